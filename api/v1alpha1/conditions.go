@@ -1,0 +1,130 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package v1alpha1
+
+// Condition types.
+const (
+	// ConditionAccepted says whether a policy governs the nodes that it selects.
+	ConditionAccepted = "Accepted"
+	// ConditionReady says whether a policy's nodes advertise what it asks for, or whether a node's spec is applied.
+	ConditionReady = "Ready"
+	// ConditionStalled is true when nothing more happens until the wish, the node or the cluster is changed.
+	ConditionStalled = "Stalled"
+	// ConditionDiscovered says whether the agent could read the GPUs of its node.
+	ConditionDiscovered = "Discovered"
+	// ConditionApplied says whether the GPUs of a node are as its spec wishes.
+	ConditionApplied = "Applied"
+	// ConditionRebootRequired is true when a GPU takes its wished MIG mode only at the next reboot.
+	ConditionRebootRequired = "RebootRequired"
+)
+
+// Reasons of a policy's Accepted condition.
+const (
+	// ReasonAccepted: the policy governs every node that it selects.
+	ReasonAccepted = "Accepted"
+	// ReasonConflicted: another policy governs some or all of the nodes that this one selects.
+	ReasonConflicted = "Conflicted"
+	// ReasonDRAStackActive: NVIDIA's DRA driver serves this cluster (a GPUCluster exists), so there is no device plugin
+	// to configure.
+	ReasonDRAStackActive = "DRAStackActive"
+	// ReasonNoDevicePlugin: neither a ClusterPolicy exists nor was a stand-alone device plugin named by the controller's
+	// flags.
+	ReasonNoDevicePlugin = "NoDevicePlugin"
+	// ReasonNoMatchingNodes: no GPU node has the labels, or no GPU the products, that the policy selects.
+	ReasonNoMatchingNodes = "NoMatchingNodes"
+	// ReasonPaused: the policy's rollout is paused.
+	ReasonPaused = "Paused"
+)
+
+// Reasons of a policy's Ready condition, and of its pending nodes.
+const (
+	// ReasonReady: everything is as it is wished.
+	ReasonReady = "Ready"
+	// ReasonAgentNotReporting: the agent of the node does not run or has not reported its GPUs.
+	ReasonAgentNotReporting = "AgentNotReporting"
+	// ReasonNodeOptedOut: the node carries nvidia.com/gpu.deploy.operands=false, or runs virtual machines, so NVIDIA's
+	// device plugin does not serve it.
+	ReasonNodeOptedOut = "NodeOptedOut"
+	// ReasonWaitingForBudget: as many nodes as maxUnavailable allows are changing already.
+	ReasonWaitingForBudget = "WaitingForBudget"
+	// ReasonRolloutHalted: as many nodes failed as maxFailures allows; no further node is started.
+	ReasonRolloutHalted = "RolloutHalted"
+	// ReasonGPUInUse: a process or a pod holds a GPU, or an instance, that the change needs to be idle.
+	ReasonGPUInUse = "GPUInUse"
+	// ReasonDrainTimedOut: the node did not become idle in the time that the policy allows.
+	ReasonDrainTimedOut = "DrainTimedOut"
+	// ReasonPausingClients: NVIDIA's own GPU clients are being paused, since the change needs all handles closed.
+	ReasonPausingClients = "PausingClients"
+	// ReasonApplying: the agent is changing the GPUs.
+	ReasonApplying = "Applying"
+	// ReasonSelecting: the device-plugin configuration is being written, made visible on the node and selected.
+	ReasonSelecting = "Selecting"
+	// ReasonVerifying: the node does not advertise yet what the policy asks for.
+	ReasonVerifying = "Verifying"
+	// ReasonNotAdvertised: the node did not advertise in time what the policy asks for.
+	ReasonNotAdvertised = "NotAdvertised"
+	// ReasonRolledBack: the change failed and the node was put back to its last good state.
+	ReasonRolledBack = "RolledBack"
+	// ReasonProgressing: the nodes of the policy are on their way.
+	ReasonProgressing = "Progressing"
+)
+
+// Reasons for which a wish cannot be met on a node until the wish or the node is changed.
+const (
+	// ReasonProfileNotAvailable: the GPU has no such MIG profile.
+	ReasonProfileNotAvailable = "ProfileNotAvailable"
+	// ReasonLayoutDoesNotFit: the instances of the layout do not fit on the GPU together.
+	ReasonLayoutDoesNotFit = "LayoutDoesNotFit"
+	// ReasonMIGNotSupported: the GPU has no MIG.
+	ReasonMIGNotSupported = "MIGNotSupported"
+	// ReasonNoLayoutMatches: the strategy is MIG and no layout is for any GPU of the node.
+	ReasonNoLayoutMatches = "NoLayoutMatches"
+	// ReasonMixedInstances: strategy single needs the same single profile on every GPU of the node.
+	ReasonMixedInstances = "MixedInstances"
+	// ReasonPartialSelection: time-slicing and MPS share all GPUs of a node, but the policy selects some of them only.
+	ReasonPartialSelection = "PartialSelection"
+	// ReasonMPSLimit: the GPU serves fewer MPS clients than the replicas asked for.
+	ReasonMPSLimit = "MPSLimit"
+	// ReasonMemoryLimit: the MPS pinned memory limit is more than the GPU has.
+	ReasonMemoryLimit = "MemoryLimit"
+	// ReasonVirtualGPU: the node's GPUs are virtual and cannot be shared further.
+	ReasonVirtualGPU = "VirtualGPU"
+	// ReasonMIGActive: a GPU in MIG mode is in the way of MPS or time-slicing on the same node.
+	ReasonMIGActive = "MIGActive"
+	// ReasonReplicasDiffer: two layouts of one node ask for different replicas of one resource; NVIDIA's device plugin
+	// shares per resource name.
+	ReasonReplicasDiffer = "ReplicasDiffer"
+)
+
+// Reasons of a GPUNode's conditions.
+const (
+	// ReasonDiscovered: the GPUs were read.
+	ReasonDiscovered = "Discovered"
+	// ReasonNVMLFailed: NVML could not be loaded or failed.
+	ReasonNVMLFailed = "NVMLFailed"
+	// ReasonApplied: the GPUs are as the spec wishes.
+	ReasonApplied = "Applied"
+	// ReasonNoWish: no policy governs the node.
+	ReasonNoWish = "NoWish"
+	// ReasonStepFailed: a step failed and is tried again.
+	ReasonStepFailed = "StepFailed"
+	// ReasonMPSDaemonFailed: the MPS control daemon does not run or does not answer.
+	ReasonMPSDaemonFailed = "MPSDaemonFailed"
+	// ReasonUnknownDevice: the spec names a GPU that the node does not have.
+	ReasonUnknownDevice = "UnknownDevice"
+	// ReasonRebootRequired: the GPU cannot be reset here; the MIG mode changes at the next reboot.
+	ReasonRebootRequired = "RebootRequired"
+	// ReasonAwaitingReport: the condition is not known yet.
+	ReasonAwaitingReport = "AwaitingReport"
+)
+
+// Labels, annotations and taints.
+const (
+	// TaintChanging keeps new GPU pods off a node whose GPUs are to be changed. Effect NoSchedule.
+	TaintChanging = Group + "/changing"
+	// AnnotationBaseline records, on the operator's ConfigMap, the fields of the ClusterPolicy before it was wired.
+	AnnotationBaseline = Group + "/baseline"
+	// AnnotationNudge is changed on pods that mount the operator's ConfigMap, so that the kubelet projects it at once.
+	AnnotationNudge = Group + "/config"
+)

@@ -1,0 +1,413 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package v1alpha1
+
+import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// GPUNode is what the operator knows of one node with GPUs. It has the node's name and goes with the node. Its spec is
+// written by the controller alone, and only when it is safe to apply at once; its status by the node's agent alone.
+//
+// +genclient
+// +genclient:nonNamespaced
+// +kubebuilder:object:root=true
+// +kubebuilder:subresource:status
+// +kubebuilder:resource:scope=Cluster,shortName=gpun,categories=gpusharing
+// +kubebuilder:printcolumn:name="Policy",type=string,JSONPath=`.spec.policy`
+// +kubebuilder:printcolumn:name="Product",type=string,JSONPath=`.status.devices[0].product`
+// +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`
+// +kubebuilder:printcolumn:name="Reason",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].reason`
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+// +kubebuilder:printcolumn:name="Message",type=string,priority=1,JSONPath=`.status.conditions[?(@.type=="Ready")].message`
+type GPUNode struct {
+	metav1.TypeMeta `json:",inline"`
+	// +optional
+	metav1.ObjectMeta `json:"metadata,omitzero"`
+
+	// spec is the wish for each GPU of the node, written by the controller.
+	// +optional
+	Spec GPUNodeSpec `json:"spec,omitzero"`
+
+	// status is what the agent of the node observed.
+	// +optional
+	Status GPUNodeStatus `json:"status,omitzero"`
+}
+
+// GPUNodeSpec is the wish for each GPU of the node.
+type GPUNodeSpec struct {
+	// policy is the name of the GPUSharingPolicy that governs the node; empty if none does.
+	// +optional
+	// +kubebuilder:validation:MaxLength=253
+	Policy string `json:"policy,omitempty"`
+
+	// configKey is the key of the device-plugin configuration that belongs to devices: what the node's label selects
+	// once the agent has applied them.
+	// +optional
+	// +kubebuilder:validation:MaxLength=63
+	ConfigKey string `json:"configKey,omitempty"`
+
+	// devices are the GPUs to change, and how each shall be. A GPU that is not listed is left as it is.
+	// +optional
+	// +listType=map
+	// +listMapKey=uuid
+	// +kubebuilder:validation:MaxItems=64
+	Devices []DeviceSpec `json:"devices,omitempty"`
+
+	// lastGood is the last wish that the node reached and verified: what it goes back to when a newer one fails.
+	// +optional
+	LastGood *NodeSharing `json:"lastGood,omitempty"`
+
+	// baseline is the state of the node before the operator first changed it: what it goes back to when no policy
+	// governs it any more.
+	// +optional
+	Baseline *Baseline `json:"baseline,omitempty"`
+}
+
+// NodeSharing is how the GPUs of a node are shared, and the device-plugin configuration that belongs to it.
+type NodeSharing struct {
+	// policy is the name of the policy that asked for it.
+	// +optional
+	// +kubebuilder:validation:MaxLength=253
+	Policy string `json:"policy,omitempty"`
+	// configKey is the key of the device-plugin configuration.
+	// +optional
+	// +kubebuilder:validation:MaxLength=63
+	ConfigKey string `json:"configKey,omitempty"`
+	// devices are the GPUs and how each is shared.
+	// +optional
+	// +listType=map
+	// +listMapKey=uuid
+	// +kubebuilder:validation:MaxItems=64
+	Devices []DeviceSpec `json:"devices,omitempty"`
+}
+
+// Baseline is the state of a node before the operator first changed it.
+type Baseline struct {
+	// labels are the node's labels that the operator writes, with the values that they had; one that was absent is not
+	// listed.
+	// +optional
+	// +kubebuilder:validation:MaxProperties=16
+	Labels map[string]string `json:"labels,omitempty"`
+
+	// devices are the GPUs and how each was shared.
+	// +optional
+	// +listType=map
+	// +listMapKey=uuid
+	// +kubebuilder:validation:MaxItems=64
+	Devices []DeviceSpec `json:"devices,omitempty"`
+}
+
+// DeviceSpec is the wish for one GPU.
+type DeviceSpec struct {
+	// uuid of the GPU, as NVML reports it.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=96
+	UUID string `json:"uuid,omitempty"`
+
+	// sharing is how the GPU shall be shared.
+	// +optional
+	Sharing DeviceSharing `json:"sharing,omitzero"`
+}
+
+// MIGMode says whether a GPU is in MIG mode.
+// +kubebuilder:validation:Enum=Enabled;Disabled
+type MIGMode string
+
+// The MIG modes.
+const (
+	MIGModeEnabled  MIGMode = "Enabled"
+	MIGModeDisabled MIGMode = "Disabled"
+)
+
+// DeviceSharing is how one GPU is, or shall be, shared: the normal form to which every strategy reduces. Time-slicing
+// leaves no trace here, for it changes nothing on the GPU: NVIDIA's device plugin advertises it more than once.
+//
+// +kubebuilder:validation:XValidation:rule="self.migMode == 'Enabled' || !has(self.instances)",message="instances need MIG mode"
+// +kubebuilder:validation:XValidation:rule="self.migMode == 'Disabled' || !has(self.mps)",message="MPS is not supported on GPUs in MIG mode"
+type DeviceSharing struct {
+	// migMode says whether the GPU is in MIG mode.
+	// +required
+	MIGMode MIGMode `json:"migMode,omitempty"`
+
+	// instances are the MIG instances of the GPU, by profile, by their exact names on this GPU.
+	// +optional
+	// +listType=map
+	// +listMapKey=profile
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=16
+	Instances []InstanceCount `json:"instances,omitempty"`
+
+	// mps is the MPS control daemon that serves the GPU; absent if none does.
+	// +optional
+	MPS *MPSDaemon `json:"mps,omitempty"`
+}
+
+// InstanceCount is a number of MIG instances of one profile.
+type InstanceCount struct {
+	// profile is the exact name, such as 1g.10gb.
+	// +required
+	// +kubebuilder:validation:MinLength=2
+	// +kubebuilder:validation:MaxLength=32
+	Profile string `json:"profile,omitempty"`
+	// count is the number of instances.
+	// +required
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=16
+	Count int32 `json:"count,omitempty"`
+}
+
+// MPSDaemonOwner says who runs the MPS control daemon of a GPU.
+// +kubebuilder:validation:Enum=GPUSharing;NVIDIA
+type MPSDaemonOwner string
+
+// The owners of an MPS control daemon.
+const (
+	// MPSDaemonOwnerGPUSharing is the MPS pod of this operator.
+	MPSDaemonOwnerGPUSharing MPSDaemonOwner = "GPUSharing"
+	// MPSDaemonOwnerNVIDIA is NVIDIA's own MPS daemon set.
+	MPSDaemonOwnerNVIDIA MPSDaemonOwner = "NVIDIA"
+)
+
+// MPSDaemon is the MPS control daemon that serves a GPU. GPUs with the same resource are served by one daemon.
+type MPSDaemon struct {
+	// resource is the extended resource whose clients the daemon serves. It names the daemon's pipe directory.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=63
+	Resource string `json:"resource,omitempty"`
+	// owner is who runs the daemon.
+	// +required
+	Owner MPSDaemonOwner `json:"owner,omitempty"`
+	// activeThreadPercentage is the share of the GPU's threads that one client may use, in percent.
+	// +required
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=100
+	ActiveThreadPercentage int32 `json:"activeThreadPercentage,omitempty"`
+	// pinnedMemoryLimitMiB is the memory of this GPU that one client may allocate, in MiB.
+	// +required
+	// +kubebuilder:validation:Minimum=1
+	PinnedMemoryLimitMiB int64 `json:"pinnedMemoryLimitMiB,omitempty"`
+}
+
+// GPUNodeStatus is what the agent of the node observed.
+type GPUNodeStatus struct {
+	// conditions: Ready (the spec is applied), Discovered (the GPUs were read), Applied (the steps towards the spec are
+	// done) and, when true, Stalled (only a new wish helps) and RebootRequired.
+	// +optional
+	// +listType=map
+	// +listMapKey=type
+	// +kubebuilder:validation:MaxItems=16
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+
+	// driverVersion is the version of the NVIDIA driver.
+	// +optional
+	// +kubebuilder:validation:MaxLength=64
+	DriverVersion string `json:"driverVersion,omitempty"`
+
+	// bootID is the boot of the node in which all this was observed.
+	// +optional
+	// +kubebuilder:validation:MaxLength=64
+	BootID string `json:"bootID,omitempty"`
+
+	// devices are the GPUs of the node.
+	// +optional
+	// +listType=map
+	// +listMapKey=uuid
+	// +kubebuilder:validation:MaxItems=64
+	Devices []DeviceStatus `json:"devices,omitempty"`
+}
+
+// DeviceStatus is one GPU as the agent observed it.
+type DeviceStatus struct {
+	// uuid of the GPU, as NVML reports it.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=96
+	UUID string `json:"uuid,omitempty"`
+	// index is the position of the GPU in the node as nvidia-smi counts them, from 0.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	Index int32 `json:"index"`
+	// product is the name of the GPU with dashes for spaces, such as NVIDIA-A100-SXM4-40GB.
+	// +optional
+	// +kubebuilder:validation:MaxLength=96
+	Product string `json:"product,omitempty"`
+	// memoryMiB is the memory of the GPU in MiB.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	MemoryMiB int64 `json:"memoryMiB,omitempty"`
+	// computeCapability of the GPU, such as 8.0.
+	// +optional
+	// +kubebuilder:validation:MaxLength=8
+	ComputeCapability string `json:"computeCapability,omitempty"`
+	// virtual is true for a vGPU, which cannot be shared further.
+	// +optional
+	Virtual bool `json:"virtual,omitempty"`
+	// migCapable is true if the GPU can be put into MIG mode.
+	// +optional
+	MIGCapable bool `json:"migCapable,omitempty"`
+	// pendingMIGMode is the MIG mode that the GPU takes at its next reset, if it is not the current one.
+	// +optional
+	PendingMIGMode MIGMode `json:"pendingMIGMode,omitempty"`
+	// computeMode of the GPU.
+	// +optional
+	ComputeMode ComputeMode `json:"computeMode,omitempty"`
+	// sharing is how the GPU is shared, in the shape of the spec.
+	// +optional
+	Sharing DeviceSharing `json:"sharing,omitzero"`
+	// instances are the MIG instances of the GPU.
+	// +optional
+	// +listType=map
+	// +listMapKey=id
+	// +kubebuilder:validation:MaxItems=16
+	Instances []InstanceStatus `json:"instances,omitempty"`
+	// profiles are the MIG profiles that the GPU has, with the places where an instance can lie.
+	// +optional
+	// +listType=map
+	// +listMapKey=name
+	// +kubebuilder:validation:MaxItems=32
+	Profiles []ProfileStatus `json:"profiles,omitempty"`
+	// processes are the processes that use the GPU: the first 32 by PID.
+	// +optional
+	// +listType=map
+	// +listMapKey=pid
+	// +kubebuilder:validation:MaxItems=32
+	Processes []ProcessStatus `json:"processes,omitempty"`
+	// holders are the containers to which the kubelet has allocated the GPU, a replica of it or one of its instances,
+	// whether or not they use it now: the first 64 by namespace, pod and container.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=64
+	Holders []HolderStatus `json:"holders,omitempty"`
+}
+
+// HolderStatus is a container to which the kubelet has allocated a GPU or an instance.
+type HolderStatus struct {
+	// namespace of the pod.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=63
+	Namespace string `json:"namespace,omitempty"`
+	// pod is its name.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	Pod string `json:"pod,omitempty"`
+	// container is the name of the container.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=63
+	Container string `json:"container,omitempty"`
+	// instance is the id of the MIG instance that it holds; absent if it holds the whole GPU or a replica of it.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	Instance *int32 `json:"instance,omitempty"`
+}
+
+// ComputeMode says how many processes may use a GPU without MPS.
+// +kubebuilder:validation:Enum=Default;ExclusiveProcess;Prohibited
+type ComputeMode string
+
+// The compute modes.
+const (
+	ComputeModeDefault          ComputeMode = "Default"
+	ComputeModeExclusiveProcess ComputeMode = "ExclusiveProcess"
+	ComputeModeProhibited       ComputeMode = "Prohibited"
+)
+
+// InstanceStatus is one MIG instance.
+type InstanceStatus struct {
+	// id of the GPU instance.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	ID int32 `json:"id"`
+	// profile is its name, such as 1g.10gb.
+	// +required
+	// +kubebuilder:validation:MinLength=2
+	// +kubebuilder:validation:MaxLength=32
+	Profile string `json:"profile,omitempty"`
+	// start is the first memory slice that it occupies.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	Start int32 `json:"start"`
+	// size is the number of memory slices that it occupies.
+	// +required
+	// +kubebuilder:validation:Minimum=1
+	Size int32 `json:"size,omitempty"`
+	// uuid of the MIG device; empty if its compute instance is missing.
+	// +optional
+	// +kubebuilder:validation:MaxLength=96
+	UUID string `json:"uuid,omitempty"`
+}
+
+// ProfileStatus is a MIG profile of a GPU.
+type ProfileStatus struct {
+	// name, such as 1g.10gb+me.
+	// +required
+	// +kubebuilder:validation:MinLength=2
+	// +kubebuilder:validation:MaxLength=32
+	Name string `json:"name,omitempty"`
+	// id is the driver's number of the profile.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	ID int32 `json:"id"`
+	// slices is the number of compute slices of an instance.
+	// +required
+	// +kubebuilder:validation:Minimum=1
+	Slices int32 `json:"slices,omitempty"`
+	// memoryMiB is the memory of an instance in MiB.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	MemoryMiB int64 `json:"memoryMiB,omitempty"`
+	// max is the largest number of such instances on the GPU.
+	// +required
+	// +kubebuilder:validation:Minimum=1
+	Max int32 `json:"max,omitempty"`
+	// size is the number of memory slices of an instance.
+	// +required
+	// +kubebuilder:validation:Minimum=1
+	Size int32 `json:"size,omitempty"`
+	// starts are the memory slices at which an instance may begin.
+	// +optional
+	// +listType=set
+	// +kubebuilder:validation:MaxItems=32
+	Starts []int32 `json:"starts,omitempty"`
+}
+
+// ProcessStatus is a process that uses a GPU.
+type ProcessStatus struct {
+	// pid of the process on the node.
+	// +required
+	// +kubebuilder:validation:Minimum=1
+	PID int64 `json:"pid,omitempty"`
+	// name of the program.
+	// +optional
+	// +kubebuilder:validation:MaxLength=128
+	Name string `json:"name,omitempty"`
+	// instance is the id of the MIG instance that the process uses; absent if it uses the whole GPU.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	Instance *int32 `json:"instance,omitempty"`
+	// podUID is the UID of the pod that the process belongs to; empty if it belongs to none.
+	// +optional
+	// +kubebuilder:validation:MaxLength=64
+	PodUID string `json:"podUID,omitempty"`
+	// containerID is the container that the process belongs to; empty if it belongs to none.
+	// +optional
+	// +kubebuilder:validation:MaxLength=128
+	ContainerID string `json:"containerID,omitempty"`
+}
+
+// GPUNodeList is a list of GPUNodes.
+//
+// +kubebuilder:object:root=true
+type GPUNodeList struct {
+	metav1.TypeMeta `json:",inline"`
+	// +optional
+	metav1.ListMeta `json:"metadata,omitzero"`
+	// items of the list.
+	Items []GPUNode `json:"items"`
+}

@@ -1,0 +1,302 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package v1alpha1
+
+import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+)
+
+// GPUSharingPolicy says how the GPUs of the nodes that it selects are shared.
+//
+// +genclient
+// +genclient:nonNamespaced
+// +kubebuilder:object:root=true
+// +kubebuilder:subresource:status
+// +kubebuilder:resource:scope=Cluster,shortName=gsp,categories=gpusharing
+// +kubebuilder:printcolumn:name="Strategy",type=string,JSONPath=`.spec.sharing.strategy`
+// +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`
+// +kubebuilder:printcolumn:name="Reason",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].reason`
+// +kubebuilder:printcolumn:name="Nodes",type=integer,JSONPath=`.status.nodes.matched`
+// +kubebuilder:printcolumn:name="Done",type=integer,JSONPath=`.status.nodes.ready`
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+// +kubebuilder:printcolumn:name="Message",type=string,priority=1,JSONPath=`.status.conditions[?(@.type=="Ready")].message`
+type GPUSharingPolicy struct {
+	metav1.TypeMeta `json:",inline"`
+	// +optional
+	metav1.ObjectMeta `json:"metadata,omitzero"`
+
+	// spec is what is wished.
+	// +required
+	Spec GPUSharingPolicySpec `json:"spec,omitzero"`
+
+	// status is what is so.
+	// +optional
+	Status GPUSharingPolicyStatus `json:"status,omitzero"`
+}
+
+// GPUSharingPolicySpec is the wish: which GPUs, how shared, and how carefully to get there.
+type GPUSharingPolicySpec struct {
+	// nodeSelector selects nodes by their labels. Absent: every GPU node. Labels that this operator or NVIDIA's programs
+	// write as a consequence of sharing are refused, since selecting by them would undo itself.
+	// +optional
+	NodeSelector *NodeSelector `json:"nodeSelector,omitempty"`
+
+	// gpuSelector selects GPUs of those nodes. Absent: all of them. NVIDIA's device plugin shares per node, not per GPU,
+	// so with the strategies TimeSlicing and MPS it must select all GPUs of a node or none.
+	// +optional
+	GPUSelector *GPUMatch `json:"gpuSelector,omitempty"`
+
+	// priority decides when several policies select one node: the highest governs it; among equals the oldest, then the
+	// first by name. Default: 0.
+	// +optional
+	// +kubebuilder:default=0
+	// +kubebuilder:validation:Minimum=-1000000
+	// +kubebuilder:validation:Maximum=1000000
+	Priority int32 `json:"priority,omitempty"`
+
+	// sharing is how the selected GPUs are shared.
+	// +required
+	Sharing Sharing `json:"sharing,omitzero"`
+
+	// rollout is how a change is brought to the nodes.
+	// +optional
+	// +kubebuilder:default={}
+	Rollout Rollout `json:"rollout,omitzero"`
+
+	// deletionPolicy says what happens to the nodes when the policy is deleted or no longer selects them and no other
+	// policy does. Restore: they go back to the state in which they were found. Retain: they stay as they are.
+	// Default: Restore.
+	// +optional
+	// +kubebuilder:default=Restore
+	DeletionPolicy DeletionPolicy `json:"deletionPolicy,omitempty"`
+}
+
+// NodeSelector selects nodes by their labels. All requirements must match.
+//
+// +kubebuilder:validation:XValidation:rule="!has(self.matchLabels) || self.matchLabels.all(k, !k.matches('^gpusharing[.]io/|^nvidia[.]com/(gpu[.](product|replicas|count|memory|sharing-strategy|multiprocessors|slices[.].*|engines[.].*|deploy[.].*)|mig[.](config.*|strategy)|mig-.*|mps[.]capable|device-plugin[.]config)$'))",message="must not select by a label that this operator or NVIDIA's programs write as a consequence of sharing; select by your own labels, and GPUs by gpuSelector",fieldPath=".matchLabels"
+// +kubebuilder:validation:XValidation:rule="!has(self.matchExpressions) || self.matchExpressions.all(e, !e.key.matches('^gpusharing[.]io/|^nvidia[.]com/(gpu[.](product|replicas|count|memory|sharing-strategy|multiprocessors|slices[.].*|engines[.].*|deploy[.].*)|mig[.](config.*|strategy)|mig-.*|mps[.]capable|device-plugin[.]config)$'))",message="must not select by a label that this operator or NVIDIA's programs write as a consequence of sharing; select by your own labels, and GPUs by gpuSelector",fieldPath=".matchExpressions"
+type NodeSelector struct {
+	// matchLabels are labels that a node must have, with these values.
+	// +optional
+	// +kubebuilder:validation:MaxProperties=16
+	MatchLabels map[string]string `json:"matchLabels,omitempty"`
+
+	// matchExpressions are requirements on the labels of a node.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=16
+	MatchExpressions []NodeSelectorRequirement `json:"matchExpressions,omitempty"`
+}
+
+// NodeSelectorOperator relates a label to values, as in every Kubernetes label selector.
+// +kubebuilder:validation:Enum=In;NotIn;Exists;DoesNotExist
+type NodeSelectorOperator string
+
+// NodeSelectorRequirement is one requirement on the labels of a node.
+//
+// +kubebuilder:validation:XValidation:rule="(self.operator in ['In', 'NotIn']) == (has(self.values) && self.values.size() > 0)",message="values must be given for the operators In and NotIn, and only for them"
+type NodeSelectorRequirement struct {
+	// key of the label.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=317
+	Key string `json:"key,omitempty"`
+
+	// operator that relates the label to the values.
+	// +required
+	Operator NodeSelectorOperator `json:"operator,omitempty"`
+
+	// values for the operators In and NotIn.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=64
+	// +kubebuilder:validation:items:MaxLength=63
+	Values []string `json:"values,omitempty"`
+}
+
+// Rollout says how a change is brought to the nodes.
+type Rollout struct {
+	// maxUnavailable is how many of the policy's nodes may be changing at the same time, as a number or a percentage
+	// (rounded up). Default: 1.
+	// +optional
+	// +kubebuilder:default=1
+	// +kubebuilder:validation:XIntOrString
+	// +kubebuilder:validation:MaxLength=4
+	// +kubebuilder:validation:XValidation:rule="type(self) == int ? (self >= 1 && self <= 10000) : self.matches('^([1-9][0-9]?|100)%$')",message="must be a number of nodes from 1 to 10000, or a percentage from 1% to 100%"
+	MaxUnavailable *intstr.IntOrString `json:"maxUnavailable,omitempty"`
+
+	// paused holds back every change; status then says what would be done. Default: false.
+	// +optional
+	Paused bool `json:"paused,omitempty"`
+
+	// eviction says what happens to pods that hold a GPU, or an instance, that a change needs to be idle.
+	// +optional
+	// +kubebuilder:default={}
+	Eviction Eviction `json:"eviction,omitzero"`
+
+	// maxFailures is how many nodes may fail before no further node is started. Default: 1.
+	// +optional
+	// +kubebuilder:default=1
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=10000
+	MaxFailures int32 `json:"maxFailures,omitempty"`
+}
+
+// EvictionMode says how pods in the way of a change are treated.
+// +kubebuilder:validation:Enum=Evict;WaitForIdle;Never
+type EvictionMode string
+
+// The eviction modes.
+const (
+	EvictionModeEvict       EvictionMode = "Evict"
+	EvictionModeWaitForIdle EvictionMode = "WaitForIdle"
+	EvictionModeNever       EvictionMode = "Never"
+)
+
+// Eviction says what happens to pods in the way of a change.
+type Eviction struct {
+	// mode. WaitForIdle: new GPU pods are kept off the node by a taint, those that run are left to finish, for as long
+	// as timeoutSeconds. Evict: they are evicted through the Eviction API, so PodDisruptionBudgets hold. Never: a change
+	// only goes ahead on a node that happens to be idle, and the node takes new pods meanwhile. Default: WaitForIdle.
+	// +optional
+	// +kubebuilder:default=WaitForIdle
+	Mode EvictionMode `json:"mode,omitempty"`
+
+	// timeoutSeconds is how long to wait for the node to become idle before it is given back its pods and counted as
+	// failed. Default: 600.
+	// +optional
+	// +kubebuilder:default=600
+	// +kubebuilder:validation:Minimum=30
+	// +kubebuilder:validation:Maximum=604800
+	TimeoutSeconds int32 `json:"timeoutSeconds,omitempty"`
+}
+
+// DeletionPolicy says what happens to nodes that no policy governs any more.
+// +kubebuilder:validation:Enum=Restore;Retain
+type DeletionPolicy string
+
+// The deletion policies.
+const (
+	DeletionPolicyRestore DeletionPolicy = "Restore"
+	DeletionPolicyRetain  DeletionPolicy = "Retain"
+)
+
+// GPUSharingPolicyStatus is what is so.
+type GPUSharingPolicyStatus struct {
+	// conditions: Accepted (the policy governs what it selects), Ready (every node advertises what the policy asks for)
+	// and, when only a changed wish or cluster helps, Stalled.
+	// +optional
+	// +listType=map
+	// +listMapKey=type
+	// +kubebuilder:validation:MaxItems=16
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+
+	// nodes counts the nodes that the policy selects by how far they are.
+	// +optional
+	Nodes NodeCounts `json:"nodes,omitzero"`
+
+	// resources are the extended resources that the governed nodes advertise, and what they shall.
+	// +optional
+	// +listType=map
+	// +listMapKey=name
+	// +kubebuilder:validation:MaxItems=64
+	Resources []ResourceCount `json:"resources,omitempty"`
+
+	// pending lists nodes that are not ready, with the reason for each: the first 32 by name.
+	// +optional
+	// +listType=map
+	// +listMapKey=node
+	// +kubebuilder:validation:MaxItems=32
+	Pending []PendingNode `json:"pending,omitempty"`
+}
+
+// NodeCounts counts nodes by how far they are. ready, changing, waiting, failed and conflicted add up to matched.
+type NodeCounts struct {
+	// matched is the number of nodes that the policy selects.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	Matched int32 `json:"matched"`
+	// ready is the number of nodes that advertise what the policy asks for.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	Ready int32 `json:"ready"`
+	// changing is the number of nodes on which a change is under way.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	Changing int32 `json:"changing"`
+	// waiting is the number of nodes on which a change has not begun.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	Waiting int32 `json:"waiting"`
+	// failed is the number of nodes on which the change failed or is impossible.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	Failed int32 `json:"failed"`
+	// conflicted is the number of nodes that another policy governs.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	Conflicted int32 `json:"conflicted"`
+}
+
+// ResourceCount sums an extended resource over the nodes that a policy governs.
+type ResourceCount struct {
+	// name of the extended resource, such as nvidia.com/gpu.shared.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=63
+	Name string `json:"name,omitempty"`
+	// expected is what the nodes advertise once they are ready.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	Expected int64 `json:"expected"`
+	// advertised is what they advertise now.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	Advertised int64 `json:"advertised"`
+	// oversubscription is how many containers share what advertises one of them, when it is more than one: the replicas
+	// of a GPU or of a MIG instance; the highest among the nodes.
+	// +optional
+	// +kubebuilder:validation:Minimum=2
+	Oversubscription int32 `json:"oversubscription,omitempty"`
+}
+
+// PendingNode says why a node is not ready.
+type PendingNode struct {
+	// node is the name of the node.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	Node string `json:"node,omitempty"`
+	// state is how far the node is, one of the states of the rollout.
+	// +optional
+	// +kubebuilder:validation:MaxLength=64
+	State string `json:"state,omitempty"`
+	// reason is the same word that the conditions use.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=64
+	Reason string `json:"reason,omitempty"`
+	// message says what, where and what to do next.
+	// +optional
+	// +kubebuilder:validation:MaxLength=2048
+	Message string `json:"message,omitempty"`
+	// plan lists the steps that bring the node to the wish, in their order, each as the agent will carry it out.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=64
+	// +kubebuilder:validation:items:MaxLength=256
+	Plan []string `json:"plan,omitempty"`
+}
+
+// GPUSharingPolicyList is a list of policies.
+//
+// +kubebuilder:object:root=true
+type GPUSharingPolicyList struct {
+	metav1.TypeMeta `json:",inline"`
+	// +optional
+	metav1.ListMeta `json:"metadata,omitzero"`
+	// items of the list.
+	Items []GPUSharingPolicy `json:"items"`
+}

@@ -1,0 +1,216 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package v1alpha1
+
+// Strategy names one of the ways to share a GPU.
+// +kubebuilder:validation:Enum=Exclusive;TimeSlicing;MPS;MIG
+type Strategy string
+
+// The strategies.
+const (
+	StrategyExclusive   Strategy = "Exclusive"
+	StrategyTimeSlicing Strategy = "TimeSlicing"
+	StrategyMPS         Strategy = "MPS"
+	StrategyMIG         Strategy = "MIG"
+)
+
+// Sharing says how GPUs are shared: a strategy, and exactly the member that belongs to it.
+//
+// +kubebuilder:validation:XValidation:rule="has(self.timeSlicing) == (self.strategy == 'TimeSlicing')",message="timeSlicing must be set exactly when strategy is TimeSlicing"
+// +kubebuilder:validation:XValidation:rule="has(self.mps) == (self.strategy == 'MPS')",message="mps must be set exactly when strategy is MPS"
+// +kubebuilder:validation:XValidation:rule="has(self.mig) == (self.strategy == 'MIG')",message="mig must be set exactly when strategy is MIG"
+type Sharing struct {
+	// strategy is how the GPUs are shared. Exclusive: one container has a whole GPU. TimeSlicing: containers take turns
+	// on a GPU, without any isolation of memory or faults. MPS: containers run at the same time on a GPU, each with a
+	// limit of memory and threads, without isolation of faults. MIG: the GPU is partitioned in hardware into instances
+	// that are isolated from each other.
+	// +required
+	Strategy Strategy `json:"strategy,omitempty"`
+
+	// timeSlicing is how a GPU is time-sliced; set exactly when strategy is TimeSlicing.
+	// +optional
+	TimeSlicing *TimeSlicing `json:"timeSlicing,omitempty"`
+
+	// mps is how a GPU is shared through NVIDIA's Multi-Process Service; set exactly when strategy is MPS.
+	// +optional
+	MPS *MPS `json:"mps,omitempty"`
+
+	// mig is how a GPU is partitioned into MIG instances; set exactly when strategy is MIG.
+	// +optional
+	MIG *MIG `json:"mig,omitempty"`
+}
+
+// TimeSlicing is NVIDIA's sharing.timeSlicing for the resource nvidia.com/gpu.
+type TimeSlicing struct {
+	// replicas is how many times each GPU is advertised. Replicas give no isolation: every container sees the whole
+	// memory of the GPU.
+	// +required
+	// +kubebuilder:validation:Minimum=2
+	// +kubebuilder:validation:Maximum=256
+	Replicas int32 `json:"replicas,omitempty"`
+
+	// renameByDefault advertises the replicas as nvidia.com/gpu.shared instead of nvidia.com/gpu, so that nobody gets a
+	// shared GPU who asked for a whole one. Pods then have to ask for nvidia.com/gpu.shared. Default: false, as NVIDIA's.
+	// +optional
+	// +kubebuilder:default=false
+	RenameByDefault *bool `json:"renameByDefault,omitempty"`
+
+	// failRequestsGreaterThanOne refuses a container that asks for more than one replica, since two replicas are not
+	// twice the GPU and may be the same one. Default: true. NVIDIA's default is false; its documentation advises true.
+	// +optional
+	// +kubebuilder:default=true
+	FailRequestsGreaterThanOne *bool `json:"failRequestsGreaterThanOne,omitempty"`
+}
+
+// MPS is NVIDIA's sharing.mps for the resource nvidia.com/gpu, and the limits of its control daemon.
+type MPS struct {
+	// replicas is how many times each GPU is advertised. NVIDIA's MPS serves at most 48 clients on a GPU, and 16 on GPUs
+	// below compute capability 7.5; a node with such a GPU reports more than 16 as a condition.
+	// +required
+	// +kubebuilder:validation:Minimum=2
+	// +kubebuilder:validation:Maximum=48
+	Replicas int32 `json:"replicas,omitempty"`
+
+	// activeThreadPercentage is the share of the GPU's threads that one client may use, in percent. Default: 100 divided
+	// by replicas, as NVIDIA's.
+	// +optional
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=100
+	ActiveThreadPercentage *int32 `json:"activeThreadPercentage,omitempty"`
+
+	// pinnedMemoryLimit is the GPU memory that one client may allocate, in Mi or Gi, such as 4Gi. Default: the GPU's
+	// memory divided by replicas, as NVIDIA's.
+	// +optional
+	// +kubebuilder:validation:MinLength=3
+	// +kubebuilder:validation:MaxLength=9
+	// +kubebuilder:validation:XValidation:rule="self.matches('^[1-9][0-9]*(Mi|Gi)$')",message="must be a whole number of Mi or Gi, such as 512Mi or 4Gi"
+	// +kubebuilder:validation:XValidation:rule="!self.matches('^[1-9][0-9]*(Mi|Gi)$') || quantity(self).compareTo(quantity('1Ti')) < 0",message="must be less than 1Ti, more than any GPU has"
+	PinnedMemoryLimit string `json:"pinnedMemoryLimit,omitempty"`
+
+	// renameByDefault advertises the replicas as nvidia.com/gpu.shared instead of nvidia.com/gpu. Default: false, as
+	// NVIDIA's.
+	// +optional
+	// +kubebuilder:default=false
+	RenameByDefault *bool `json:"renameByDefault,omitempty"`
+}
+
+// MIGStrategy is how NVIDIA's device plugin names MIG instances.
+// +kubebuilder:validation:Enum=mixed;single
+type MIGStrategy string
+
+// The MIG strategies.
+const (
+	MIGStrategyMixed  MIGStrategy = "mixed"
+	MIGStrategySingle MIGStrategy = "single"
+)
+
+// MIG says which instances the GPUs are partitioned into.
+//
+// +kubebuilder:validation:XValidation:rule="self.strategy != 'single' || self.layouts.all(l, !has(l.instances) || l.instances.size() <= 1)",message="strategy single advertises one kind of instance as nvidia.com/gpu: each layout must have one profile only; use strategy mixed for different profiles",fieldPath=".layouts"
+type MIG struct {
+	// strategy is how NVIDIA's device plugin advertises the instances. mixed: each profile as nvidia.com/mig-<profile>,
+	// GPUs without MIG as nvidia.com/gpu. single: all instances as nvidia.com/gpu; every GPU of a node must then have
+	// the same profile. Default: mixed.
+	// +optional
+	// +kubebuilder:default=mixed
+	Strategy MIGStrategy `json:"strategy,omitempty"`
+
+	// layouts are tried in order for each GPU that the policy selects: it takes the first that matches it. A GPU that no
+	// layout matches stays whole.
+	// +required
+	// +listType=atomic
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=16
+	Layouts []MIGLayout `json:"layouts,omitempty"`
+}
+
+// MIGLayout says which instances one GPU is partitioned into.
+//
+// +kubebuilder:validation:XValidation:rule="has(self.instances) != has(self.fill)",message="exactly one of instances and fill must be set"
+type MIGLayout struct {
+	// gpus says which GPUs the layout is for. Absent: every GPU that the policy selects.
+	// +optional
+	GPUs *GPUMatch `json:"gpus,omitempty"`
+
+	// instances lists the instances of a GPU, by profile. Their placement on the GPU is found by the operator, and
+	// instances that are there already are kept.
+	// +optional
+	// +listType=map
+	// +listMapKey=profile
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=8
+	Instances []MIGInstances `json:"instances,omitempty"`
+
+	// fill partitions the GPU into as many instances of one profile as fit.
+	// +optional
+	Fill MIGProfile `json:"fill,omitempty"`
+
+	// timeSlicing advertises each instance of a profile several times. Replicas of an instance are not isolated from
+	// each other; status shows them as oversubscription.
+	// +optional
+	// +listType=map
+	// +listMapKey=profile
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=8
+	TimeSlicing []MIGReplicas `json:"timeSlicing,omitempty"`
+}
+
+// MIGProfile is the name of a MIG profile: exact, as nvidia-smi lists it (1g.10gb, 1g.10gb+me, 1g.24gb-me), or by
+// compute slices alone (3g), which is then the smallest plain profile of that many slices on each GPU.
+//
+// +kubebuilder:validation:MinLength=2
+// +kubebuilder:validation:MaxLength=24
+// +kubebuilder:validation:XValidation:rule="!self.matches('^[0-9]+c[.]')",message="a compute instance smaller than its GPU instance cannot be advertised by NVIDIA's device plugin; name the GPU instance profile, such as 3g.20gb"
+// +kubebuilder:validation:XValidation:rule="self.matches('^[0-9]+c[.]') || self.matches('^[1-7]g([.][1-9][0-9]{0,3}gb)?([+](me|gfx|me[.]all)|-me)?$')",message="must be a MIG profile such as 1g.10gb, 1g.10gb+me or 1g.24gb-me, or a number of slices from 1g to 7g"
+type MIGProfile string
+
+// MIGInstances asks for a number of instances of one profile.
+type MIGInstances struct {
+	// profile of the instances.
+	// +required
+	Profile MIGProfile `json:"profile,omitempty"`
+
+	// count is how many instances of that profile a GPU gets.
+	// +required
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=7
+	Count int32 `json:"count,omitempty"`
+}
+
+// MIGReplicas asks for replicas of the instances of one profile.
+type MIGReplicas struct {
+	// profile of the instances; it must be one that the layout creates.
+	// +required
+	Profile MIGProfile `json:"profile,omitempty"`
+
+	// replicas is how many times each instance of that profile is advertised.
+	// +required
+	// +kubebuilder:validation:Minimum=2
+	// +kubebuilder:validation:Maximum=256
+	Replicas int32 `json:"replicas,omitempty"`
+}
+
+// GPUMatch selects GPUs of a node. All given members must match; an absent one matches every GPU.
+// +kubebuilder:validation:MinProperties=1
+type GPUMatch struct {
+	// products are names or glob patterns of the GPU's product as the node's agent reports it, with dashes for spaces:
+	// NVIDIA-A100-SXM4-40GB, NVIDIA-A100-*. The suffixes -SHARED and -MIG-… of NVIDIA's label are never part of it.
+	// +optional
+	// +listType=set
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=16
+	// +kubebuilder:validation:items:MinLength=1
+	// +kubebuilder:validation:items:MaxLength=63
+	// +kubebuilder:validation:items:Pattern=`^[A-Za-z0-9*?._-]+$`
+	Products []string `json:"products,omitempty"`
+
+	// indexes are positions of GPUs in the node as nvidia-smi counts them, from 0.
+	// +optional
+	// +listType=set
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=16
+	// +kubebuilder:validation:items:Minimum=0
+	// +kubebuilder:validation:items:Maximum=63
+	Indexes []int32 `json:"indexes,omitempty"`
+}

@@ -1,0 +1,234 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package gpu is the vocabulary of the hardware: what a GPU is, the part of it that sharing changes, and the narrow
+// interface through which that part is read and changed. It holds values only and knows neither Kubernetes nor NVML.
+package gpu
+
+import (
+	"context"
+	"errors"
+	"fmt"
+)
+
+// Sentinel errors of Hardware, wrapped with what was attempted.
+var (
+	// ErrBusy: a process holds what was to be changed.
+	ErrBusy = errors.New("in use")
+	// ErrNotSupported: this GPU, driver or environment cannot do it.
+	ErrNotSupported = errors.New("not supported")
+	// ErrInsufficient: there is no room for the instance.
+	ErrInsufficient = errors.New("insufficient resources")
+	// ErrGone: the GPU or the instance does not exist (any more).
+	ErrGone = errors.New("not found")
+	// ErrResetRequired: the change is noted and takes effect when the GPU is reset.
+	ErrResetRequired = errors.New("GPU reset required")
+	// ErrPermission: the caller may not do it.
+	ErrPermission = errors.New("no permission")
+)
+
+// Hardware reads and changes the GPUs of one node. Every method returns when its context ends at the latest, and wraps
+// one of the sentinel errors where one applies. Handles are opened when needed and held until Close: while any is open,
+// a GPU cannot be reset and other programs may find it busy.
+type Hardware interface {
+	// Observe reads the whole node once.
+	Observe(ctx context.Context) (Inventory, error)
+	// SetMIG turns MIG mode of a GPU on or off. ErrResetRequired: the mode is pending until Reset.
+	SetMIG(ctx context.Context, uuid string, enabled bool) error
+	// Reset resets one GPU that nobody uses. ErrNotSupported: only a reboot helps.
+	Reset(ctx context.Context, uuid string) error
+	// CreateInstance creates a GPU instance of the named profile at a placement, and the compute instance that spans it.
+	// Afterwards both exist or neither does.
+	CreateInstance(ctx context.Context, uuid, profile string, at Placement) error
+	// DestroyInstance destroys a GPU instance and its compute instances.
+	DestroyInstance(ctx context.Context, uuid string, id int) error
+	// SetComputeMode says how many processes may use a GPU without MPS.
+	SetComputeMode(ctx context.Context, uuid string, mode ComputeMode) error
+	// Close gives back every handle. The next call opens them again.
+	Close() error
+}
+
+// Inventory is one observation of a node.
+type Inventory struct {
+	DriverVersion string
+	Devices       []Device // by index
+}
+
+// Device is one physical GPU (or vGPU) as observed.
+type Device struct {
+	UUID              string
+	Index             int    // NVML's, which is the order of the PCI addresses
+	PCIBusID          string // domain:bus:device.function in lower case, such as 0000:07:00.0
+	Product           string // NVML's name, such as "NVIDIA A100-SXM4-40GB"
+	MemoryMiB         int64
+	ComputeCapability ComputeCapability
+	Virtual           bool // a vGPU in a guest
+	MIGCapable        bool
+	PendingMIG        bool      // the MIG mode after the next reset; equals State.MIG when nothing is pending
+	Profiles          []Profile // MIG profiles by driver id; known for MIG capable GPUs, on some drivers only in MIG mode
+	State             State
+	Processes         []Process // that use the GPU, by PID
+	Holders           []Holder  // to whom the kubelet allocated it, by namespace, pod and container
+}
+
+// State is the part of a GPU that sharing changes. Every strategy reduces to one State, so that one Diff serves all.
+type State struct {
+	MIG         bool
+	Instances   []Instance // by placement
+	ComputeMode ComputeMode
+	MPS         *MPSDaemon // nil when no daemon serves the GPU
+}
+
+// ComputeCapability is the version of a GPU's architecture.
+type ComputeCapability struct{ Major, Minor int }
+
+// String is the usual form, such as 8.0.
+func (c ComputeCapability) String() string { return fmt.Sprintf("%d.%d", c.Major, c.Minor) }
+
+// AtLeast says whether c is major.minor or newer.
+func (c ComputeCapability) AtLeast(major, minor int) bool {
+	return c.Major > major || c.Major == major && c.Minor >= minor
+}
+
+// ComputeMode says how many processes may use a GPU without MPS; the values are NVML's.
+type ComputeMode int
+
+// The compute modes that occur. NVML's EXCLUSIVE_THREAD is obsolete.
+const (
+	ComputeDefault          ComputeMode = 0
+	ComputeProhibited       ComputeMode = 2
+	ComputeExclusiveProcess ComputeMode = 3
+)
+
+// String is the name that nvidia-smi uses.
+func (m ComputeMode) String() string {
+	switch m {
+	case ComputeDefault:
+		return "DEFAULT"
+	case ComputeProhibited:
+		return "PROHIBITED"
+	case ComputeExclusiveProcess:
+		return "EXCLUSIVE_PROCESS"
+	}
+	return fmt.Sprintf("ComputeMode(%d)", int(m))
+}
+
+// Placement is where an instance lies on the memory slices of a GPU.
+type Placement struct{ Start, Size int }
+
+// String is nvidia-smi's form, start:size.
+func (p Placement) String() string { return fmt.Sprintf("%d:%d", p.Start, p.Size) }
+
+// Overlaps says whether two placements share a slice.
+func (p Placement) Overlaps(q Placement) bool {
+	return p.Start < q.Start+q.Size && q.Start < p.Start+p.Size
+}
+
+// Profile is a MIG profile of a GPU as the driver describes it.
+type Profile struct {
+	Name      string // such as 1g.10gb+me
+	ID        int    // the driver's number of the profile, which nvidia-smi mig -cgi takes
+	Slices    int    // compute slices
+	MemoryMiB int64
+	Max       int   // largest number of such instances on the GPU
+	Size      int   // memory slices
+	Starts    []int // memory slices at which an instance may begin, ascending
+}
+
+// Instance is a MIG instance: a GPU instance with the compute instance that spans it.
+type Instance struct {
+	Profile   string
+	Placement Placement
+	ID        int    // of the GPU instance; meaningless in a wanted state
+	UUID      string // of the MIG device; empty in a wanted state
+	// Partial marks a GPU instance without its compute instance, which a crash between two driver calls leaves behind,
+	// or with smaller ones, which NVIDIA's device plugin cannot advertise. Never wanted.
+	Partial bool
+}
+
+// MPSDaemon is the MPS control daemon that serves a GPU. GPUs with the same Resource are served by one daemon.
+type MPSDaemon struct {
+	Resource               string // extended resource whose clients it serves; names the pipe directory
+	External               bool   // run by NVIDIA's MPS daemon set, not by us
+	ActiveThreadPercentage int    // of a client, 1 to 100
+	PinnedMemoryLimitMiB   int64  // of a client on this GPU
+}
+
+// WholeGPU is the instance of a process or holder that uses no MIG instance.
+const WholeGPU = -1
+
+// Process is a process that uses a GPU.
+type Process struct {
+	PID         int
+	Name        string
+	Instance    int // GPU instance id or WholeGPU
+	PodUID      string
+	ContainerID string
+	MPSServer   bool // NVIDIA's MPS server, which holds the GPU for its clients
+}
+
+// Holder is a container to which the kubelet allocated a GPU, a replica of it or one of its instances.
+type Holder struct {
+	Namespace, Pod, Container string
+	Instance                  int // GPU instance id or WholeGPU
+}
+
+// NeedsReset says whether a change of MIG mode takes effect only with a reset: on Ampere (compute capability 8.x), not
+// on Hopper and later (MIG User Guide, "Enable MIG Mode").
+func (d Device) NeedsReset() bool { return d.ComputeCapability.Major < 9 }
+
+// InUse says whether a process or a holder uses the instance with that id. Users of the whole GPU do not count: in MIG
+// mode there are none but monitors.
+func (d Device) InUse(id int) bool {
+	for _, p := range d.Processes {
+		if p.Instance == id {
+			return true
+		}
+	}
+	for _, h := range d.Holders {
+		if h.Instance == id {
+			return true
+		}
+	}
+	return false
+}
+
+// Idle says whether nothing at all uses the GPU or an instance of it. An idle MPS server does not count.
+func (d Device) Idle() bool {
+	for _, p := range d.Processes {
+		if !p.MPSServer {
+			return false
+		}
+	}
+	return len(d.Holders) == 0
+}
+
+// MemorySlices is the number of memory slices of a GPU: where its farthest placement ends.
+func (d Device) MemorySlices() int {
+	slices := 0
+	for _, p := range d.Profiles {
+		for _, start := range p.Starts {
+			slices = max(slices, start+p.Size)
+		}
+	}
+	return slices
+}
+
+// ComputeSlices is the number of compute slices of a GPU: those of its largest profile.
+func (d Device) ComputeSlices() int {
+	slices := 0
+	for _, p := range d.Profiles {
+		slices = max(slices, p.Slices)
+	}
+	return slices
+}
+
+// Profile finds a profile by its exact name.
+func (d Device) Profile(name string) (Profile, bool) {
+	for _, p := range d.Profiles {
+		if p.Name == name {
+			return p, true
+		}
+	}
+	return Profile{}, false
+}

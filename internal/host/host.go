@@ -1,0 +1,42 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package host is the node beside its GPUs: programs that are run, processes, the boot. One small interface for each
+// need; only this package imports os/exec and syscall.
+package host
+
+import "context"
+
+// Command is a program to run: no shell, arguments are a slice.
+type Command struct {
+	Path  string
+	Args  []string
+	Env   []string // the whole environment
+	Stdin string
+}
+
+// Runner runs programs.
+type Runner interface {
+	// Run runs a program to its end and returns what it wrote to stdout. A program that ends with another status than 0
+	// is an error that names the program, the status and the end of its stderr.
+	Run(ctx context.Context, c Command) (stdout string, err error)
+}
+
+// Process is what the host says about a process.
+type Process struct {
+	Name        string // of the program
+	PodUID      string // of the pod whose cgroup it is in; empty outside pods
+	ContainerID string
+}
+
+// Processes tells about processes.
+type Processes interface {
+	// Describe tells about one process; a process that is gone is described by zero values.
+	Describe(pid int) Process
+}
+
+// Boot tells one boot of the node from another.
+type Boot interface {
+	// ID is the kernel's boot id.
+	ID() (string, error)
+}
