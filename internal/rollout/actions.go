@@ -1,0 +1,102 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+)
+
+func (WriteKeys) isAction() {}
+func (Nudge) isAction()     {}
+func (PatchNode) isAction() {}
+func (Taint) isAction()     {}
+func (Untaint) isAction()   {}
+func (Evict) isAction()     {}
+func (DeletePod) isAction() {}
+func (SetSpec) isAction()   {}
+
+// Target is empty: all nodes read the ConfigMap.
+func (WriteKeys) Target() string { return "" }
+
+// Target is the node of the pod.
+func (a Nudge) Target() string { return a.Node }
+
+// Target is the node.
+func (a PatchNode) Target() string { return a.Node }
+
+// Target is the node.
+func (a Taint) Target() string { return a.Node }
+
+// Target is the node.
+func (a Untaint) Target() string { return a.Node }
+
+// Target is the node of the pod.
+func (a Evict) Target() string { return a.Node }
+
+// Target is the node of the pod.
+func (a DeletePod) Target() string { return a.Node }
+
+// Target is the node.
+func (a SetSpec) Target() string { return a.Node }
+
+// For is nobody: keys are written for all policies at once.
+func (WriteKeys) For() PolicyRef { return PolicyRef{} }
+
+// For is nobody: a nudge changes nothing that is visible.
+func (Nudge) For() PolicyRef { return PolicyRef{} }
+
+// For is the policy that governs the node.
+func (a PatchNode) For() PolicyRef { return a.Policy }
+
+// For is the policy that governs the node.
+func (a Taint) For() PolicyRef { return a.Policy }
+
+// For is nobody: a taint of ours is never kept for a policy's sake.
+func (Untaint) For() PolicyRef { return PolicyRef{} }
+
+// For is the policy that governs the node.
+func (a Evict) For() PolicyRef { return a.Policy }
+
+// For is nobody: the configuration is selected already.
+func (DeletePod) For() PolicyRef { return PolicyRef{} }
+
+// For is the policy that governs the node.
+func (a SetSpec) For() PolicyRef { return a.Policy }
+
+func (a WriteKeys) String() string {
+	return "write keys " + strings.Join(slices.Sorted(maps.Keys(a.Data)), ", ")
+}
+
+func (a Nudge) String() string { return fmt.Sprintf("nudge pod %s/%s for %s", a.Namespace, a.Pod, a.Value) }
+
+func (a PatchNode) String() string {
+	var parts []string
+	for _, entries := range []map[string]*string{a.Labels, a.Annotations} {
+		for _, name := range slices.Sorted(maps.Keys(entries)) {
+			if value := entries[name]; value != nil {
+				parts = append(parts, name+"="+*value)
+			} else {
+				parts = append(parts, name+"-")
+			}
+		}
+	}
+	return fmt.Sprintf("patch node %s (%s): %s", a.Node, a.Why, strings.Join(parts, " "))
+}
+
+func (a Taint) String() string {
+	return fmt.Sprintf("taint node %s with %s:%s", a.Node, a.Taint.Key, a.Taint.Effect)
+}
+
+func (a Untaint) String() string { return "remove our taint from node " + a.Node }
+
+func (a Evict) String() string { return fmt.Sprintf("evict pod %s/%s: %s", a.Namespace, a.Pod, a.Why) }
+
+func (a DeletePod) String() string {
+	return fmt.Sprintf("delete pod %s/%s: %s", a.Namespace, a.Pod, a.Why)
+}
+
+func (a SetSpec) String() string { return fmt.Sprintf("set spec of GPUNode %s: %s", a.Node, a.Why) }

@@ -1,0 +1,220 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout
+
+import (
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+)
+
+// World is everything that a decision depends on, as one pass read it from the cache. Decide changes none of it.
+type World struct {
+	// Now is the time of the pass.
+	Now time.Time
+	// Wiring is how NVIDIA's device plugin is installed and whether it reads our ConfigMap.
+	Wiring Wiring
+	// Keys is the content of our ConfigMap: those keys that our field manager owns. Nil when there is none yet.
+	Keys map[string]string
+	// Policies are all policies, with their last status.
+	Policies []v1alpha1.GPUSharingPolicy
+	// Nodes are all nodes that have a GPUNode.
+	Nodes []Node
+}
+
+// Wiring is how NVIDIA's device plugin is installed and whether it reads our ConfigMap.
+type Wiring struct {
+	// Reason is why no policy can be honoured in this cluster: DRAStackActive or NoDevicePlugin. Empty: one can.
+	Reason string
+	// Message says what, where and what to do next; set with Reason.
+	Message string
+	// Ready says that the device plugin is configured to read our ConfigMap. Until then no key is selected on a node.
+	Ready bool
+	// ClusterPolicy says that the GPU Operator runs the device plugin, so that its deploy labels start and stop NVIDIA's
+	// programs on a node. False: a stand-alone device plugin.
+	ClusterPolicy bool
+	// NVIDIAMPS says that NVIDIA's MPS daemon set exists and serves the nodes whose configuration asks for MPS. Then it
+	// runs the MPS control daemons and not we.
+	NVIDIAMPS bool
+	// Keys are the keys that the wiring itself needs in our ConfigMap, each with its content: the default key
+	// (deviceplugin.Default) and those copied from the ConfigMap that was there before us (deviceplugin.Adopt).
+	Keys map[string]string
+}
+
+// Node is a node that has GPUs, with what is on it.
+type Node struct {
+	Name        string
+	Labels      map[string]string
+	Annotations map[string]string
+	Taints      []corev1.Taint
+	// Allocatable is Node.status.allocatable of the extended resources nvidia.com/*.
+	Allocatable map[string]int64
+	// GPU is the GPUNode of the node: its spec as last written by us, its status as last written by its agent.
+	GPU v1alpha1.GPUNode
+	// AgentReady says that a pod of the agent on the node is Ready.
+	AgentReady bool
+	// Pods are the pods bound to the node that have not finished (phase neither Succeeded nor Failed).
+	Pods []Pod
+}
+
+// Pod is what of a pod matters here.
+type Pod struct {
+	Namespace, Name, UID string
+	// Controller is the kind of its controlling owner, such as DaemonSet; empty if it has none.
+	Controller string
+	// Mirror marks the mirror of a static pod: it has the annotation kubernetes.io/config.mirror.
+	Mirror bool
+	// Terminating says that its deletion timestamp is set.
+	Terminating bool
+	// GPU says that one of its containers requests a resource nvidia.com/*.
+	GPU bool
+	// Scheduled is when it was bound to the node: the last transition of its condition PodScheduled. Zero if not known.
+	Scheduled time.Time
+	// NodeSelector is spec.nodeSelector: NVIDIA's programs select the deploy label that starts and stops them.
+	NodeSelector map[string]string
+	// MountsConfig says that one of its volumes is our ConfigMap.
+	MountsConfig bool
+	// Nudge is the value of its annotation v1alpha1.AnnotationNudge.
+	Nudge string
+}
+
+// Action is one change of the API. Actions are a closed set: WriteKeys, Nudge, PatchNode, Taint, Untaint, Evict,
+// DeletePod and SetSpec. Each is idempotent, and each stands alone: when one fails the others may still be carried out,
+// and what is missing is decided again in the next pass. String is what logs and events print.
+type Action interface {
+	String() string
+	// Target is the name of the node that the action concerns; empty for WriteKeys.
+	Target() string
+	// For is the policy on whose behalf it is done: zero for what no policy asks for. Before Taint, Evict, SetSpec and
+	// PatchNode of a policy the executor makes sure by one uncached read in each pass that the policy still has this
+	// generation, and otherwise leaves the action out.
+	For() PolicyRef
+	isAction()
+}
+
+// PolicyRef is a policy at a generation.
+type PolicyRef struct {
+	Name       string
+	Generation int64
+}
+
+// WriteKeys applies our ConfigMap with exactly Data (server-side: keys that we applied before and are not in Data go,
+// keys of others stay). It creates the ConfigMap if there is none. It comes first in a decision.
+type WriteKeys struct {
+	Data map[string]string
+}
+
+// Nudge sets the annotation v1alpha1.AnnotationNudge of a pod that mounts our ConfigMap, so that the kubelet projects the
+// ConfigMap into it at once. A pod that is gone is no error.
+type Nudge struct {
+	Node           string
+	Namespace, Pod string
+	UID            string // precondition of the patch
+	Value          string // <key>@<seconds since 1970>
+}
+
+// PatchNode changes labels and annotations of a Node in one patch. A nil value removes the entry; entries that are not
+// named stay. It selects a key, pauses and resumes NVIDIA's clients, and fences NVIDIA's mig-manager.
+type PatchNode struct {
+	Node        string
+	Labels      map[string]*string
+	Annotations map[string]*string
+	Policy      PolicyRef
+	// Why is what the patch is for, in a few words: "selecting research-5f3a1c", "pausing NVIDIA's GPU clients".
+	Why string
+}
+
+// Taint adds a taint to a node, as a merge patch with optimistic lock (taints are an atomic list). A node that has a
+// taint of that key and effect already is left alone.
+type Taint struct {
+	Node   string
+	Taint  corev1.Taint // with TimeAdded
+	Policy PolicyRef
+}
+
+// Untaint removes our taint v1alpha1.TaintChanging, likewise with optimistic lock.
+type Untaint struct {
+	Node string
+}
+
+// Evict asks for the eviction of a pod through the Eviction API, without waiting for it. A refusal by a
+// PodDisruptionBudget (429) is no error: the next pass asks again.
+type Evict struct {
+	Node           string
+	Namespace, Pod string
+	UID            string // precondition of the eviction
+	Why            string // what it holds that must be freed
+	Policy         PolicyRef
+}
+
+// DeletePod deletes a pod of one of NVIDIA's daemon sets, so that it starts anew: the MPS control daemon does not notice
+// a new configuration otherwise. A pod that is gone is no error.
+type DeletePod struct {
+	Node           string
+	Namespace, Pod string
+	UID            string // precondition of the deletion
+	Why            string
+}
+
+// SetSpec applies GPUNode.spec as a whole (server-side): what Spec leaves out goes.
+type SetSpec struct {
+	Node   string
+	Spec   v1alpha1.GPUNodeSpec
+	Policy PolicyRef
+	Why    string // "applying the policy", "rolling back", "restoring the baseline", "recording the last good state"
+}
+
+// State is how far a node is on its way. It is derived in each pass and never stored.
+type State string
+
+// The states, in the order in which a disruptive change goes through them.
+const (
+	StateUndiscovered    State = "Undiscovered"    // the agent has not reported the GPUs, or does not run
+	StateImpossible      State = "Impossible"      // the wish cannot be met on this node until it or the node changes
+	StateStaleGentle     State = "StaleGentle"     // differs from the wish; no step needs anything idle
+	StateStaleDisruptive State = "StaleDisruptive" // differs from the wish; some step needs a GPU or instance idle
+	StateDraining        State = "Draining"        // tainted; pods or processes hold what must be freed
+	StateQuiescing       State = "Quiescing"       // drained; NVIDIA's own clients must close their handles
+	StateQuiet           State = "Quiet"           // nothing is in the way
+	StateApplying        State = "Applying"        // the agent changes the GPUs
+	StateFailed          State = "Failed"          // the wish failed here; the node goes back to its last good state
+	StateSelecting       State = "Selecting"       // the device-plugin configuration is made visible and selected
+	StateVerifying       State = "Verifying"       // the node does not yet advertise what it must
+	StateReleasing       State = "Releasing"       // done but for our taint
+	StateUpToDate        State = "UpToDate"
+)
+
+// NodeState is what was found out about one node.
+type NodeState struct {
+	Node string
+	// Policy governs the node; empty: none does, and the node goes or went back to its baseline.
+	Policy string
+	State  State
+	// Reason is one of the constants of the API; Ready when State is UpToDate.
+	Reason string
+	// Message says what, where and what to do next; empty when State is UpToDate.
+	Message string
+	// Plan are the steps that bring the GPUs to the wish, as the agent will carry them out.
+	Plan []string
+	// Expected are the extended resources that the node advertises once it is up to date.
+	Expected map[string]int64
+}
+
+// Decision is one safe pass towards what the policies ask.
+type Decision struct {
+	// Actions are what is to be done now, in this order.
+	Actions []Action
+	// Policies is the status of each policy by name, complete and ready to be applied: conditions that did not change
+	// keep their last transition time.
+	Policies map[string]v1alpha1.GPUSharingPolicyStatus
+	// Nodes are the states of all nodes that a policy governs or governed, by name.
+	Nodes []NodeState
+	// Wire says that the device plugin has to read our ConfigMap: a policy governs some node, or a node is not back at
+	// its baseline. False: the ClusterPolicy may be put back to what it was.
+	Wire bool
+	// After is when to decide again though nothing changes, because a deadline or the time of a nudge passes; 0: never.
+	After time.Duration
+}
