@@ -1,0 +1,131 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package condition sets, finds and summarises metav1.Conditions. It is pure: no function changes its argument, and the
+// time is passed in.
+//
+// Conditions come back sorted by type, so that equal conditions are equal lists. An unchanged condition keeps its
+// lastTransitionTime: otherwise every pass would be a change, and a write.
+package condition
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+)
+
+// MaxMessage is the longest message of a condition in characters, from the schema of metav1.Condition.
+const MaxMessage = 32768
+
+const ellipsis = "…"
+
+// Set returns the conditions with c in place of the one of its type. The time of the transition is now if the status
+// changed or the condition is new, and is kept otherwise. A message that the API would refuse is cut.
+func Set(conditions []metav1.Condition, c metav1.Condition, now time.Time) []metav1.Condition {
+	c.Message = cut(c.Message)
+	c.LastTransitionTime = metav1.NewTime(now.Truncate(time.Second))
+	if old, found := Find(conditions, c.Type); found && old.Status == c.Status && !old.LastTransitionTime.IsZero() {
+		c.LastTransitionTime = old.LastTransitionTime
+	}
+	return sorted(append(Remove(conditions, c.Type), c))
+}
+
+// SetWhenTrue is Set for a condition that is present only while it is true, such as Stalled: one that is not true is
+// removed.
+func SetWhenTrue(conditions []metav1.Condition, c metav1.Condition, now time.Time) []metav1.Condition {
+	if c.Status != metav1.ConditionTrue {
+		return sorted(Remove(conditions, c.Type))
+	}
+	return Set(conditions, c, now)
+}
+
+// Find returns the condition of a type.
+func Find(conditions []metav1.Condition, conditionType string) (metav1.Condition, bool) {
+	for _, c := range conditions {
+		if c.Type == conditionType {
+			return c, true
+		}
+	}
+	return metav1.Condition{}, false
+}
+
+// IsTrue says whether the condition of a type is there and true.
+func IsTrue(conditions []metav1.Condition, conditionType string) bool {
+	c, found := Find(conditions, conditionType)
+	return found && c.Status == metav1.ConditionTrue
+}
+
+// IsTrueAt says whether the condition of a type is true and was observed at that generation of the object or later.
+func IsTrueAt(conditions []metav1.Condition, conditionType string, generation int64) bool {
+	c, found := Find(conditions, conditionType)
+	return found && c.Status == metav1.ConditionTrue && c.ObservedGeneration >= generation
+}
+
+// Remove returns the conditions without the one of a type.
+func Remove(conditions []metav1.Condition, conditionType string) []metav1.Condition {
+	kept := make([]metav1.Condition, 0, len(conditions)+1)
+	for _, c := range conditions {
+		if c.Type != conditionType {
+			kept = append(kept, c)
+		}
+	}
+	return kept
+}
+
+// Summarise returns the conditions with root computed from its dependents. Root is passed as it is when all of them are
+// true at its observedGeneration; otherwise it takes status, reason and message of the first that is false, or else of
+// the first that is unknown. A dependent that is missing, or was observed at an older generation, is unknown with reason
+// AwaitingReport.
+func Summarise(conditions []metav1.Condition, root metav1.Condition, now time.Time, dependents ...string) []metav1.Condition {
+	for _, dependent := range dependents {
+		c, found := Find(conditions, dependent)
+		if !found || c.ObservedGeneration < root.ObservedGeneration {
+			conditions = Set(conditions, awaiting(dependent, root.ObservedGeneration), now)
+		}
+	}
+	if worst, found := firstNotTrue(conditions, dependents); found {
+		root.Status, root.Reason, root.Message = worst.Status, worst.Reason, worst.Message
+	}
+	return Set(conditions, root, now)
+}
+
+func awaiting(conditionType string, generation int64) metav1.Condition {
+	return metav1.Condition{
+		Type:               conditionType,
+		Status:             metav1.ConditionUnknown,
+		ObservedGeneration: generation,
+		Reason:             v1alpha1.ReasonAwaitingReport,
+		Message:            "not known yet for this generation of the object",
+	}
+}
+
+func firstNotTrue(conditions []metav1.Condition, dependents []string) (metav1.Condition, bool) {
+	for _, status := range []metav1.ConditionStatus{metav1.ConditionFalse, metav1.ConditionUnknown} {
+		for _, dependent := range dependents {
+			if c, found := Find(conditions, dependent); found && c.Status == status {
+				return c, true
+			}
+		}
+	}
+	return metav1.Condition{}, false
+}
+
+func sorted(conditions []metav1.Condition) []metav1.Condition {
+	slices.SortFunc(conditions, func(a, b metav1.Condition) int { return cmp.Compare(a.Type, b.Type) })
+	return conditions
+}
+
+// cut makes a message one that the API takes: valid UTF-8 of at most MaxMessage characters.
+func cut(message string) string {
+	message = strings.ToValidUTF8(message, "�")
+	if utf8.RuneCountInString(message) <= MaxMessage {
+		return message
+	}
+	return string([]rune(message)[:MaxMessage-1]) + ellipsis
+}

@@ -1,0 +1,168 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package condition_test
+
+import (
+	"strings"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"github.com/onsi/gomega"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
+)
+
+var (
+	earlier = time.Date(2026, 8, 1, 10, 0, 0, 0, time.UTC)
+	now     = earlier.Add(time.Hour)
+)
+
+func cond(conditionType string, status metav1.ConditionStatus, reason string, at time.Time) metav1.Condition {
+	return metav1.Condition{
+		Type: conditionType, Status: status, Reason: reason, Message: reason + " it is",
+		ObservedGeneration: 3, LastTransitionTime: metav1.NewTime(at),
+	}
+}
+
+func TestSet(t *testing.T) {
+	old := cond("B", metav1.ConditionFalse, "Busy", earlier)
+	tests := map[string]struct {
+		before []metav1.Condition
+		set    metav1.Condition
+		after  []metav1.Condition
+	}{
+		"adds a condition that is new, at its place in the order": {
+			before: []metav1.Condition{old, cond("C", metav1.ConditionTrue, "Fine", earlier)},
+			set:    cond("A", metav1.ConditionTrue, "Fine", time.Time{}),
+			after: []metav1.Condition{
+				cond("A", metav1.ConditionTrue, "Fine", now), old, cond("C", metav1.ConditionTrue, "Fine", earlier),
+			},
+		},
+		"keeps the time of transition while the status is the same": {
+			before: []metav1.Condition{old},
+			set:    cond("B", metav1.ConditionFalse, "Draining", time.Time{}),
+			after:  []metav1.Condition{cond("B", metav1.ConditionFalse, "Draining", earlier)},
+		},
+		"takes the new time when the status changes": {
+			before: []metav1.Condition{old},
+			set:    cond("B", metav1.ConditionTrue, "Fine", time.Time{}),
+			after:  []metav1.Condition{cond("B", metav1.ConditionTrue, "Fine", now)},
+		},
+		"gives a time to a condition that had none": {
+			before: []metav1.Condition{cond("B", metav1.ConditionFalse, "Busy", time.Time{})},
+			set:    cond("B", metav1.ConditionFalse, "Busy", time.Time{}),
+			after:  []metav1.Condition{cond("B", metav1.ConditionFalse, "Busy", now)},
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			g := gomega.NewWithT(t)
+			untouched := append([]metav1.Condition(nil), tc.before...)
+			g.Expect(condition.Set(tc.before, tc.set, now.Add(123*time.Millisecond))).To(gomega.Equal(tc.after))
+			g.Expect(tc.before).To(gomega.Equal(untouched), "the argument is left alone")
+		})
+	}
+}
+
+func TestSetCutsWhatTheAPIRefuses(t *testing.T) {
+	g := gomega.NewWithT(t)
+	c := cond("A", metav1.ConditionTrue, "Fine", now)
+
+	c.Message = strings.Repeat("ü", condition.MaxMessage)
+	g.Expect(condition.Set(nil, c, now)[0].Message).To(gomega.Equal(c.Message), "the limit counts characters")
+
+	c.Message += "ü"
+	got := condition.Set(nil, c, now)[0].Message
+	g.Expect(utf8.RuneCountInString(got)).To(gomega.Equal(condition.MaxMessage))
+	g.Expect(got).To(gomega.HaveSuffix("ü…"))
+
+	c.Message = "stderr: \xff"
+	g.Expect(condition.Set(nil, c, now)[0].Message).To(gomega.Equal("stderr: �"))
+}
+
+func TestSetWhenTrue(t *testing.T) {
+	g := gomega.NewWithT(t)
+	stalled := cond("Stalled", metav1.ConditionTrue, "LayoutDoesNotFit", earlier)
+	g.Expect(condition.SetWhenTrue(nil, stalled, earlier)).To(gomega.ConsistOf(stalled))
+
+	stalled.Status = metav1.ConditionFalse
+	present := []metav1.Condition{cond("Stalled", metav1.ConditionTrue, "LayoutDoesNotFit", earlier)}
+	g.Expect(condition.SetWhenTrue(present, stalled, now)).To(gomega.BeEmpty())
+	g.Expect(present).To(gomega.HaveLen(1))
+}
+
+func TestIsTrueAt(t *testing.T) {
+	g := gomega.NewWithT(t)
+	conditions := []metav1.Condition{cond("Ready", metav1.ConditionTrue, "Ready", now), cond("Stalled", metav1.ConditionFalse, "No", now)}
+	g.Expect(condition.IsTrue(conditions, "Ready")).To(gomega.BeTrue())
+	g.Expect(condition.IsTrue(conditions, "Stalled")).To(gomega.BeFalse())
+	g.Expect(condition.IsTrue(conditions, "Missing")).To(gomega.BeFalse())
+	g.Expect(condition.IsTrueAt(conditions, "Ready", 3)).To(gomega.BeTrue())
+	g.Expect(condition.IsTrueAt(conditions, "Ready", 4)).To(gomega.BeFalse(), "observed before the wish changed")
+}
+
+func TestSummarise(t *testing.T) {
+	ready := metav1.Condition{
+		Type: "Ready", Status: metav1.ConditionTrue, ObservedGeneration: 3, Reason: "Ready", Message: "all is as wished",
+	}
+	tests := map[string]struct {
+		before          []metav1.Condition
+		status          metav1.ConditionStatus
+		reason, message string
+	}{
+		"is true when every dependent is": {
+			before: []metav1.Condition{
+				cond("Applied", metav1.ConditionTrue, "Applied", earlier), cond("Discovered", metav1.ConditionTrue, "Discovered", earlier),
+			},
+			status: metav1.ConditionTrue, reason: "Ready", message: "all is as wished",
+		},
+		"takes the first false dependent in the order given, not in the order of the list": {
+			before: []metav1.Condition{
+				cond("Applied", metav1.ConditionFalse, "StepFailed", earlier), cond("Discovered", metav1.ConditionFalse, "NVMLFailed", earlier),
+			},
+			status: metav1.ConditionFalse, reason: "NVMLFailed", message: "NVMLFailed it is",
+		},
+		"prefers what is false to what is unknown": {
+			before: []metav1.Condition{
+				cond("Applied", metav1.ConditionFalse, "StepFailed", earlier), cond("Discovered", metav1.ConditionUnknown, "NVMLFailed", earlier),
+			},
+			status: metav1.ConditionFalse, reason: "StepFailed", message: "StepFailed it is",
+		},
+		"is unknown while a dependent has not reported": {
+			before: []metav1.Condition{cond("Discovered", metav1.ConditionTrue, "Discovered", earlier)},
+			status: metav1.ConditionUnknown, reason: v1alpha1.ReasonAwaitingReport,
+			message: "not known yet for this generation of the object",
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			g := gomega.NewWithT(t)
+			after := condition.Summarise(tc.before, ready, now, "Discovered", "Applied")
+			root, found := condition.Find(after, "Ready")
+			g.Expect(found).To(gomega.BeTrue())
+			g.Expect(root.Status).To(gomega.Equal(tc.status))
+			g.Expect(root.Reason).To(gomega.Equal(tc.reason))
+			g.Expect(root.Message).To(gomega.Equal(tc.message))
+			g.Expect(root.ObservedGeneration).To(gomega.Equal(int64(3)))
+			g.Expect(after).To(gomega.HaveLen(3), "every dependent is present")
+			g.Expect(condition.Summarise(after, ready, now.Add(time.Hour), "Discovered", "Applied")).To(gomega.Equal(after),
+				"a second summary changes nothing")
+		})
+	}
+}
+
+func TestSummariseForgetsAnOlderGeneration(t *testing.T) {
+	g := gomega.NewWithT(t)
+	old := cond("Applied", metav1.ConditionTrue, "Applied", earlier)
+	old.ObservedGeneration = 2
+	after := condition.Summarise([]metav1.Condition{old}, metav1.Condition{
+		Type: "Ready", Status: metav1.ConditionTrue, ObservedGeneration: 3, Reason: "Ready",
+	}, now, "Applied")
+	applied, _ := condition.Find(after, "Applied")
+	g.Expect(applied.Status).To(gomega.Equal(metav1.ConditionUnknown))
+	g.Expect(applied.Reason).To(gomega.Equal(v1alpha1.ReasonAwaitingReport))
+}
