@@ -43,6 +43,8 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &apiv1alpha1.GPUSharingPolicySpecApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("GPUSharingPolicyStatus"):
 		return &apiv1alpha1.GPUSharingPolicyStatusApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("HolderStatus"):
+		return &apiv1alpha1.HolderStatusApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("InstanceCount"):
 		return &apiv1alpha1.InstanceCountApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("InstanceStatus"):

@@ -81,6 +81,12 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: computeMode
       type:
         namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.ComputeMode
+    - name: holders
+      type:
+        list:
+          elementType:
+            namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.HolderStatus
+          elementRelationship: atomic
     - name: index
       type:
         scalar: numeric
@@ -295,6 +301,21 @@ var schemaYAML = typed.YAMLObject(`types:
           elementRelationship: associative
           keys:
           - name
+- name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.HolderStatus
+  map:
+    fields:
+    - name: container
+      type:
+        scalar: string
+    - name: instance
+      type:
+        scalar: numeric
+    - name: namespace
+      type:
+        scalar: string
+    - name: pod
+      type:
+        scalar: string
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.InstanceCount
   map:
     fields:

@@ -40,6 +40,9 @@ type DeviceStatusApplyConfiguration struct {
 	Profiles []ProfileStatusApplyConfiguration `json:"profiles,omitempty"`
 	// processes are the processes that use the GPU: the first 32 by PID.
 	Processes []ProcessStatusApplyConfiguration `json:"processes,omitempty"`
+	// holders are the containers to which the kubelet has allocated the GPU, a replica of it or one of its instances,
+	// whether or not they use it now: the first 64 by namespace, pod and container.
+	Holders []HolderStatusApplyConfiguration `json:"holders,omitempty"`
 }
 
 // DeviceStatusApplyConfiguration constructs a declarative configuration of the DeviceStatus type for use with
@@ -163,6 +166,19 @@ func (b *DeviceStatusApplyConfiguration) WithProcesses(values ...*ProcessStatusA
 			panic("nil value passed to WithProcesses")
 		}
 		b.Processes = append(b.Processes, *values[i])
+	}
+	return b
+}
+
+// WithHolders adds the given value to the Holders field in the declarative configuration
+// and returns the receiver, so that objects can be build by chaining "With" function invocations.
+// If called multiple times, values provided by each call will be appended to the Holders field.
+func (b *DeviceStatusApplyConfiguration) WithHolders(values ...*HolderStatusApplyConfiguration) *DeviceStatusApplyConfiguration {
+	for i := range values {
+		if values[i] == nil {
+			panic("nil value passed to WithHolders")
+		}
+		b.Holders = append(b.Holders, *values[i])
 	}
 	return b
 }
