@@ -1,0 +1,145 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package sim
+
+import (
+	"slices"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+)
+
+// SetMIG asks for a MIG mode on behalf of the process self. As in nvmlDeviceSetMigMode the request is noted even where
+// it cannot be activated: the activation then is InUse (somebody is in the way) or ResetRequired (the reset is not ours
+// to make), and the mode is pending until Reset.
+func (n *Node) SetMIG(uuid string, enabled bool, self int) (activation Return, err error) {
+	g, err := n.GPU(uuid)
+	if err != nil {
+		return Unknown, err
+	}
+	if !g.Spec().MIGCapable() {
+		return NotSupported, refuse(NotSupported, "%s has no MIG", g.Spec().Product)
+	}
+	g.PendingMIG = enabled
+	if g.MIG == enabled {
+		return Success, nil
+	}
+	if len(g.Instances) > 0 || len(g.Processes) > 0 {
+		return InUse, nil
+	}
+	if g.Spec().ResetOnModeChange {
+		if g.NoReset {
+			return ResetRequired, nil
+		}
+		if n.openByOthers(self) {
+			return InUse, nil
+		}
+	}
+	g.activate()
+	return Success, nil
+}
+
+// activate makes the pending mode the current one. With MIG the compute mode is DEFAULT (NVML, nvmlDeviceSetComputeMode).
+func (g *GPU) activate() {
+	g.MIG = g.PendingMIG
+	if g.MIG {
+		g.ComputeMode = gpu.ComputeDefault
+	}
+}
+
+// Reset resets a GPU on behalf of the process self, as nvidia-smi -r does: nobody may use it or have it open.
+func (n *Node) Reset(uuid string, self int) error {
+	g, err := n.GPU(uuid)
+	if err != nil {
+		return err
+	}
+	if g.NoReset {
+		return refuse(NotSupported, "GPU %s cannot be reset from within this machine", g.PCIBusID)
+	}
+	if len(g.Processes) > 0 {
+		return refuse(InUse, "process %d (%s) uses GPU %s", g.Processes[0].PID, g.Processes[0].Name, g.PCIBusID)
+	}
+	if n.openByOthers(self) {
+		return refuse(InUse, "another process has GPU %s open", g.PCIBusID)
+	}
+	g.clear()
+	return nil
+}
+
+// Reboot boots the node anew: no process survives, and no instance; the MIG mode only where it is kept in the GPU.
+func (n *Node) Reboot() {
+	n.Boot++
+	n.Clients = nil
+	for i := range n.GPUs {
+		g := &n.GPUs[i]
+		g.Processes = nil
+		if !g.Spec().ModeSurvivesBoot {
+			g.PendingMIG = false
+		}
+		g.clear()
+	}
+}
+
+func (g *GPU) clear() {
+	g.Instances = nil
+	g.ComputeMode = gpu.ComputeDefault
+	g.activate()
+}
+
+// SetComputeMode says how many processes may use a GPU.
+func (n *Node) SetComputeMode(uuid string, mode gpu.ComputeMode) error {
+	g, err := n.GPU(uuid)
+	if err != nil {
+		return err
+	}
+	switch {
+	case g.MIG:
+		return refuse(NotSupported, "the compute mode of a GPU in MIG mode is DEFAULT")
+	case g.Spec().Virtual:
+		return refuse(NotSupported, "the compute mode of a virtual GPU is its host's")
+	case mode != gpu.ComputeDefault && mode != gpu.ComputeProhibited && mode != gpu.ComputeExclusiveProcess:
+		return refuse(InvalidArgument, "%d is no compute mode", int(mode))
+	}
+	g.ComputeMode = mode
+	return nil
+}
+
+// Open notes that a program has NVML open.
+func (n *Node) Open(c Client) {
+	if !slices.Contains(n.Clients, c) {
+		n.Clients = append(n.Clients, c)
+	}
+}
+
+// Shut notes that a program has closed NVML.
+func (n *Node) Shut(pid int) {
+	n.Clients = slices.DeleteFunc(n.Clients, func(c Client) bool { return c.PID == pid })
+}
+
+func (n *Node) openByOthers(self int) bool {
+	return slices.ContainsFunc(n.Clients, func(c Client) bool { return c.PID != self })
+}
+
+// AddProcess puts a process on a GPU: on one of its GPU instances in MIG mode, else on gpu.WholeGPU.
+func (n *Node) AddProcess(uuid string, p gpu.Process) error {
+	g, err := n.GPU(uuid)
+	if err != nil {
+		return err
+	}
+	if p.Instance != gpu.WholeGPU {
+		if _, err := g.instance(p.Instance); err != nil {
+			return err
+		}
+	}
+	g.Processes = append(g.Processes, p)
+	slices.SortStableFunc(g.Processes, func(a, b gpu.Process) int { return a.PID - b.PID })
+	return nil
+}
+
+// RemoveProcess ends a process on all GPUs.
+func (n *Node) RemoveProcess(pid int) {
+	for i := range n.GPUs {
+		g := &n.GPUs[i]
+		g.Processes = slices.DeleteFunc(g.Processes, func(p gpu.Process) bool { return p.PID == pid })
+	}
+}

@@ -1,0 +1,117 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package sim holds the rules of NVIDIA's hardware as NVML shows it: MIG mode and pending mode, placements and room for
+// instances, who holds what, reset and reboot. Node is the state, a plain value that can be kept in a file; its methods
+// are the rules, and refuse what NVML refuses with the return that NVML gives. Hardware serves a Node as gpu.Hardware,
+// fails on request and records what was changed.
+//
+// Rules and their sources: NVML API reference (device, MIG and GPU instance commands), MIG User Guide, and the facts in
+// mig-profiles.json. What is not simulated: memory contents, clocks, NVLink, performance.
+package sim
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"slices"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+)
+
+// Node is the state of the GPUs of one node.
+type Node struct {
+	Name          string // makes the UUIDs of one node differ from those of others
+	DriverVersion string
+	Boot          int // how often the node has booted
+	Serial        int // of the last UUID given out
+	GPUs          []GPU
+	Clients       []Client // programs that have NVML open, which holds every GPU
+}
+
+// GPU is the state of one GPU.
+type GPU struct {
+	Model       Model
+	UUID        string
+	PCIBusID    string
+	NoReset     bool // as in a virtual machine, where the hypervisor owns the reset
+	MIG         bool
+	PendingMIG  bool
+	ComputeMode gpu.ComputeMode
+	Instances   []GPUInstance // by placement
+	Processes   []gpu.Process // by PID
+	Holders     []gpu.Holder  // not of the hardware's concern; carried for tests
+}
+
+// GPUInstance is a GPU instance; the instance of package gpu is this with the compute instance that spans it.
+type GPUInstance struct {
+	ID        int
+	Profile   int // driver id of its profile
+	Placement gpu.Placement
+	Compute   []ComputeInstance // by start
+}
+
+// ComputeInstance is a compute instance of a GPU instance. NVML makes a MIG device of it.
+type ComputeInstance struct {
+	ID     int // unique within the GPU instance
+	Start  int // compute slice at which it begins
+	Slices int
+	UUID   string
+}
+
+// Client is a program that has NVML open.
+type Client struct {
+	PID     int
+	Started uint64 // tells a reused PID from the same process; 0 where it does not matter
+}
+
+// driverVersion is of the branch that was current when the rules were written down.
+const driverVersion = "580.95.05"
+
+// NewNode is a freshly booted node with these GPUs, in the order of their PCI addresses.
+func NewNode(name string, models ...Model) (*Node, error) {
+	n := &Node{Name: name, DriverVersion: driverVersion, Boot: 1}
+	for i, m := range models {
+		spec, err := SpecOf(m)
+		if err != nil {
+			return nil, err
+		}
+		n.GPUs = append(n.GPUs, GPU{
+			Model: m, UUID: n.newUUID("GPU"), PCIBusID: fmt.Sprintf("0000:%02x:00.0", 7+8*i), NoReset: spec.Virtual,
+		})
+	}
+	return n, nil
+}
+
+// GPU finds a GPU.
+func (n *Node) GPU(uuid string) (*GPU, error) {
+	i := slices.IndexFunc(n.GPUs, func(g GPU) bool { return g.UUID == uuid })
+	if i < 0 {
+		return nil, refuse(NotFound, "no GPU %s on this node", uuid)
+	}
+	return &n.GPUs[i], nil
+}
+
+// Spec is what does not change about the GPU.
+func (g *GPU) Spec() Spec {
+	spec, _ := SpecOf(g.Model) // NewNode has seen the model
+	return spec
+}
+
+// Profile finds a profile of the GPU by its driver id.
+func (g *GPU) Profile(id int) (Profile, bool) {
+	for _, p := range g.Spec().Profiles {
+		if p.ID == id {
+			return p, true
+		}
+	}
+	return Profile{}, false
+}
+
+// newUUID gives out a UUID that no other call has given out.
+func (n *Node) newUUID(prefix string) string {
+	n.Serial++
+	h := sha256.Sum256(fmt.Appendf(nil, "%s/%d", n.Name, n.Serial))
+	h[6] = h[6]&0x0f | 0x50
+	h[8] = h[8]&0x3f | 0x80
+	return fmt.Sprintf("%s-%x-%x-%x-%x-%x", prefix, h[0:4], h[4:6], h[6:8], h[8:10], h[10:16])
+}

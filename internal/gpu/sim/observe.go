@@ -1,0 +1,45 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package sim
+
+import (
+	"slices"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+)
+
+// Observe is the node as gpu.Hardware shows it.
+func (n *Node) Observe() gpu.Inventory {
+	inv := gpu.Inventory{DriverVersion: n.DriverVersion}
+	for i := range n.GPUs {
+		inv.Devices = append(inv.Devices, n.GPUs[i].observe(i))
+	}
+	return inv
+}
+
+func (g *GPU) observe(index int) gpu.Device {
+	spec := g.Spec()
+	d := gpu.Device{
+		UUID: g.UUID, Index: index, PCIBusID: g.PCIBusID, Product: spec.Product, MemoryMiB: spec.MemoryMiB,
+		ComputeCapability: spec.ComputeCapability, Virtual: spec.Virtual, MIGCapable: spec.MIGCapable(),
+		PendingMIG: g.PendingMIG, Processes: slices.Clone(g.Processes), Holders: slices.Clone(g.Holders),
+		State: gpu.State{MIG: g.MIG, ComputeMode: g.ComputeMode},
+	}
+	for _, p := range spec.Profiles {
+		d.Profiles = append(d.Profiles, p.Profile)
+	}
+	for _, i := range g.Instances {
+		d.State.Instances = append(d.State.Instances, g.observeInstance(i))
+	}
+	return d
+}
+
+func (g *GPU) observeInstance(i GPUInstance) gpu.Instance {
+	p, _ := g.Profile(i.Profile)
+	seen := gpu.Instance{Profile: p.Name, Placement: i.Placement, ID: i.ID, Partial: true}
+	if len(i.Compute) == 1 && i.Compute[0].Slices == p.Slices {
+		seen.Partial, seen.UUID = false, i.Compute[0].UUID
+	}
+	return seen
+}
