@@ -321,7 +321,7 @@ const (
 // InstanceStatus is one MIG instance.
 type InstanceStatus struct {
 	// id of the GPU instance.
-	// +optional
+	// +required
 	// +kubebuilder:validation:Minimum=0
 	ID int32 `json:"id"`
 	// profile is its name, such as 1g.10gb.
