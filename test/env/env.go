@@ -1,0 +1,194 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package env starts a real API server and etcd, for the tests and for the demo: with RBAC and admission policies as in
+// a cluster, but without scheduler, controller manager and kubelet, whose part of the play test/nodesim has.
+//
+// The programs are those in KUBEBUILDER_ASSETS or, where that is not set, those that hack/kube/build.sh builds from
+// Kubernetes' own Go modules. Nothing but loopback is listened on.
+package env
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/envtest"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+)
+
+// Cluster is an API server with its etcd.
+type Cluster struct {
+	// Config is an administrator's.
+	Config *rest.Config
+	// Client is an administrator's, not cached, and knows Scheme.
+	Client client.WithWatch
+	// Scheme knows Kubernetes' own kinds and ours.
+	Scheme *runtime.Scheme
+
+	environment *envtest.Environment
+}
+
+// Option changes how a cluster starts.
+type Option func(*options)
+
+type options struct {
+	nvidia bool
+	dir    string
+	crds   []string
+}
+
+// WithNVIDIA installs the CRDs of NVIDIA's GPU Operator too.
+func WithNVIDIA() Option { return func(o *options) { o.nvidia = true } }
+
+// WithDir keeps the files of the API server and of etcd in a directory, which the caller removes. Without it they lie in
+// a temporary one and go with Stop.
+func WithDir(dir string) Option { return func(o *options) { o.dir = dir } }
+
+// Start starts a cluster for a test and stops it when the test ends. A cluster takes about four seconds: start one for
+// each top-level test and let its subtests share it.
+func Start(tb testing.TB, opts ...Option) *Cluster {
+	tb.Helper()
+	c, err := New(tb.Context(), opts...)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() {
+		if err := c.Stop(); err != nil {
+			tb.Errorf("stopping the API server: %v", err)
+		}
+	})
+	return c
+}
+
+// New starts a cluster. The caller stops it.
+func New(ctx context.Context, opts ...Option) (*Cluster, error) {
+	root, err := Root()
+	if err != nil {
+		return nil, err
+	}
+	o := options{crds: []string{filepath.Join(root, "config", "crd")}}
+	for _, opt := range opts {
+		opt(&o)
+	}
+	if o.nvidia {
+		o.crds = append(o.crds, filepath.Join(root, "test", "env", "nvidia"))
+	}
+	assets, err := Assets(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return start(o, assets)
+}
+
+func start(o options, assets string) (*Cluster, error) {
+	scheme, err := newScheme()
+	if err != nil {
+		return nil, err
+	}
+	environment := &envtest.Environment{
+		Scheme:                   scheme,
+		BinaryAssetsDirectory:    assets,
+		CRDDirectoryPaths:        o.crds,
+		ErrorIfCRDPathMissing:    true,
+		ControlPlaneStartTimeout: time.Minute,
+		ControlPlaneStopTimeout:  time.Minute,
+	}
+	if err := configure(environment, o.dir); err != nil {
+		return nil, err
+	}
+	config, err := environment.Start()
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("starting etcd and kube-apiserver of %s: %w", assets, err), environment.Stop())
+	}
+	c, err := client.NewWithWatch(config, client.Options{Scheme: scheme})
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("making a client: %w", err), environment.Stop())
+	}
+	return &Cluster{Config: config, Client: c, Scheme: scheme, environment: environment}, nil
+}
+
+// configure sets what envtest leaves to chance: where files lie, and that nothing waits for a disk.
+func configure(environment *envtest.Environment, dir string) error {
+	etcd := environment.ControlPlane.Etcd
+	if etcd == nil {
+		etcd = &envtest.Etcd{}
+		environment.ControlPlane.Etcd = etcd
+	}
+	etcd.Configure().Set("unsafe-no-fsync", "true")
+	if dir == "" {
+		return nil
+	}
+	etcd.DataDir = filepath.Join(dir, "etcd")
+	api := environment.ControlPlane.GetAPIServer()
+	api.CertDir = filepath.Join(dir, "kube-apiserver")
+	for _, d := range []string{etcd.DataDir, api.CertDir} {
+		if err := os.MkdirAll(d, 0o700); err != nil {
+			return fmt.Errorf("making the folder of the control plane: %w", err)
+		}
+	}
+	return nil
+}
+
+func newScheme() (*runtime.Scheme, error) {
+	scheme := runtime.NewScheme()
+	if err := clientgoscheme.AddToScheme(scheme); err != nil {
+		return nil, fmt.Errorf("registering Kubernetes' kinds: %w", err)
+	}
+	if err := v1alpha1.AddToScheme(scheme); err != nil {
+		return nil, fmt.Errorf("registering our kinds: %w", err)
+	}
+	return scheme, nil
+}
+
+// Stop stops the API server and etcd.
+func (c *Cluster) Stop() error { return c.environment.Stop() }
+
+// Assets is the folder with etcd, kube-apiserver and kubectl. It builds them where they are not there yet, which takes
+// minutes and is told on stderr.
+func Assets(ctx context.Context) (string, error) {
+	if dir := os.Getenv("KUBEBUILDER_ASSETS"); dir != "" {
+		return dir, nil
+	}
+	root, err := Root()
+	if err != nil {
+		return "", err
+	}
+	build := exec.CommandContext(ctx, filepath.Join(root, "hack", "kube", "build.sh"))
+	var stdout bytes.Buffer
+	build.Stdout, build.Stderr = &stdout, os.Stderr
+	if err := build.Run(); err != nil {
+		return "", fmt.Errorf("building Kubernetes' programs with hack/kube/build.sh: %w", err)
+	}
+	return strings.TrimSpace(stdout.String()), nil
+}
+
+// Root is the top folder of this repository, found upwards from the working directory.
+func Root() (string, error) {
+	dir, err := os.Getwd()
+	if err != nil {
+		return "", fmt.Errorf("finding the repository: %w", err)
+	}
+	for {
+		if _, err := os.Stat(filepath.Join(dir, "PROJECT")); err == nil {
+			return dir, nil
+		}
+		parent := filepath.Dir(dir)
+		if parent == dir {
+			return "", errors.New("finding the repository: no folder above the working directory has a file PROJECT")
+		}
+		dir = parent
+	}
+}
