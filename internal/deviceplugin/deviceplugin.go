@@ -3,10 +3,29 @@
 
 // Package deviceplugin renders the configuration of NVIDIA's device plugin and knows what a node must then advertise.
 // It is pure. The format is `version: v1` of NVIDIA/k8s-device-plugin, api/config/v1.
+//
+// The plugin shares per node and resource name, never per GPU, and refuses to start on much that it cannot advertise;
+// what it would refuse is a Problem here, so that a key once written is one that the plugin accepts.
 package deviceplugin
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"strings"
+
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+)
+
+// MPSRoot is the directory of a node below which MPS control daemons and the device plugin meet. It is NVIDIA's default;
+// under the GPU Operator the plugin takes ClusterPolicy.spec.devicePlugin.mps.root, whatever the configuration says.
+const MPSRoot = "/run/nvidia/mps"
+
+// The values of flags.migStrategy.
+const (
+	migNone   = "none"
+	migSingle = "single"
+	migMixed  = "mixed"
 )
 
 // Config is a configuration of the device plugin for nodes that share their GPUs alike.
@@ -28,8 +47,67 @@ type Node struct {
 	Devices []v1alpha1.DeviceStatus
 	// Wish is how the selected GPUs shall be.
 	Wish []v1alpha1.DeviceSpec
+	// Replicas are the MIG profiles, by their exact names, whose instances are advertised more than once, each with its
+	// factor (plan.Replicas).
+	Replicas map[string]int32
 }
 
 // Render is the configuration for a node under a policy's sharing, whose profiles Wish has resolved. Errors: a
 // *plan.Problem for what NVIDIA's device plugin cannot advertise.
-func Render(policy string, s v1alpha1.Sharing, n Node) (Config, error) { panic("not written yet") }
+func Render(policy string, s v1alpha1.Sharing, n Node) (Config, error) {
+	gpus := n.gpus()
+	doc, err := document(s, n)
+	if err != nil {
+		return Config{}, err
+	}
+	if err := advertisable(doc, gpus); err != nil {
+		return Config{}, err
+	}
+	resources, replicas := doc.advertised(gpus)
+	data := doc.yaml()
+	return Config{
+		Key:       key(policy, data+geometry(gpus)),
+		Data:      data,
+		Resources: resources,
+		Replicas:  replicas,
+	}, nil
+}
+
+// Default is the configuration for nodes that no policy governs, once ClusterPolicy.spec.mig.strategy was emptied: the
+// plugin then does there what that field asked for. An empty strategy is the plugin's own default, none.
+func Default(migStrategy string) Config {
+	if migStrategy == "" {
+		migStrategy = migNone
+	}
+	data := config{migStrategy: migStrategy}.yaml()
+	return Config{Key: key("default", data), Data: data}
+}
+
+// maxKey is the longest value of a label.
+const maxKey = 63
+
+// key names content: a prefix, cut where it is too long, and a hash of the content.
+func key(prefix, content string) string {
+	sum := sha256.Sum256([]byte(content))
+	hash := hex.EncodeToString(sum[:5])
+	if most := maxKey - len(hash) - 1; len(prefix) > most {
+		prefix = strings.TrimRight(prefix[:most], "-.")
+	}
+	return prefix + "-" + hash
+}
+
+// geometry tells the MIG instances of a node by the index of the GPU, not by UUIDs, so that nodes that are alike share
+// one key. A node without MIG has none.
+func geometry(gpus []gpuShape) string {
+	var b strings.Builder
+	for _, g := range gpus {
+		if !g.mig {
+			continue
+		}
+		fmt.Fprintf(&b, "\n# %d:", g.index)
+		for _, i := range g.instances {
+			fmt.Fprintf(&b, " %s=%d", i.Profile, i.Count)
+		}
+	}
+	return b.String()
+}

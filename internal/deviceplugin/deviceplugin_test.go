@@ -1,0 +1,414 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package deviceplugin_test
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	. "github.com/onsi/gomega"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/utils/ptr"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/deviceplugin"
+	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
+)
+
+var whole = v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeDisabled}
+
+// instances is MIG mode with one instance per profile named; none: MIG mode and nothing in it.
+func instances(profiles ...string) v1alpha1.DeviceSharing {
+	sharing := v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeEnabled}
+	counts := map[string]int{}
+	for _, p := range profiles {
+		if at, seen := counts[p]; seen {
+			sharing.Instances[at].Count++
+			continue
+		}
+		counts[p] = len(sharing.Instances)
+		sharing.Instances = append(sharing.Instances, v1alpha1.InstanceCount{Profile: p, Count: 1})
+	}
+	return sharing
+}
+
+// node has GPUs as they are.
+func node(gpus ...v1alpha1.DeviceSharing) deviceplugin.Node {
+	var n deviceplugin.Node
+	for i, g := range gpus {
+		n.Devices = append(n.Devices, v1alpha1.DeviceStatus{
+			UUID: fmt.Sprintf("GPU-%d", i), Index: int32(i), Product: "NVIDIA-A100-SXM4-40GB", Sharing: g,
+		})
+	}
+	return n
+}
+
+// wish is that the first GPUs of the node become so.
+func wish(n deviceplugin.Node, gpus ...v1alpha1.DeviceSharing) deviceplugin.Node {
+	n.Wish = nil
+	for i, g := range gpus {
+		n.Wish = append(n.Wish, v1alpha1.DeviceSpec{UUID: n.Devices[i].UUID, Sharing: g})
+	}
+	return n
+}
+
+func replicated(n deviceplugin.Node, replicas map[string]int32) deviceplugin.Node {
+	n.Replicas = replicas
+	return n
+}
+
+var (
+	exclusive   = v1alpha1.Sharing{Strategy: v1alpha1.StrategyExclusive}
+	timeSlicing = v1alpha1.Sharing{
+		Strategy:    v1alpha1.StrategyTimeSlicing,
+		TimeSlicing: &v1alpha1.TimeSlicing{Replicas: 4},
+	}
+	mps   = v1alpha1.Sharing{Strategy: v1alpha1.StrategyMPS, MPS: &v1alpha1.MPS{Replicas: 10}}
+	mixed = v1alpha1.Sharing{
+		Strategy: v1alpha1.StrategyMIG, MIG: &v1alpha1.MIG{Strategy: v1alpha1.MIGStrategyMixed},
+	}
+	single = v1alpha1.Sharing{
+		Strategy: v1alpha1.StrategyMIG, MIG: &v1alpha1.MIG{Strategy: v1alpha1.MIGStrategySingle},
+	}
+)
+
+func renamed(s v1alpha1.Sharing) v1alpha1.Sharing {
+	s = *s.DeepCopy()
+	switch s.Strategy {
+	case v1alpha1.StrategyTimeSlicing:
+		s.TimeSlicing.RenameByDefault = ptr.To(true)
+	case v1alpha1.StrategyMPS:
+		s.MPS.RenameByDefault = ptr.To(true)
+	}
+	return s
+}
+
+var rendered = map[string]struct {
+	sharing   v1alpha1.Sharing
+	node      deviceplugin.Node
+	data      string
+	resources map[string]int64
+	replicas  map[string]int32
+}{
+	"exclusive says none, so that an earlier strategy is undone": {
+		sharing:   exclusive,
+		node:      wish(node(instances("1g.5gb"), whole), whole, whole),
+		data:      "version: v1\nflags:\n  migStrategy: none\n",
+		resources: map[string]int64{"nvidia.com/gpu": 2},
+		replicas:  map[string]int32{},
+	},
+	"time-slicing multiplies every GPU": {
+		sharing: timeSlicing,
+		node:    wish(node(whole, whole), whole, whole),
+		data: `version: v1
+flags:
+  migStrategy: none
+sharing:
+  timeSlicing:
+    renameByDefault: false
+    failRequestsGreaterThanOne: true
+    resources:
+    - name: nvidia.com/gpu
+      replicas: 4
+`,
+		resources: map[string]int64{"nvidia.com/gpu": 8},
+		replicas:  map[string]int32{"nvidia.com/gpu": 4},
+	},
+	"renamed replicas are advertised as shared": {
+		sharing: renamed(timeSlicing),
+		node:    wish(node(whole), whole),
+		data: `version: v1
+flags:
+  migStrategy: none
+sharing:
+  timeSlicing:
+    renameByDefault: true
+    failRequestsGreaterThanOne: true
+    resources:
+    - name: nvidia.com/gpu
+      replicas: 4
+`,
+		resources: map[string]int64{"nvidia.com/gpu.shared": 4},
+		replicas:  map[string]int32{"nvidia.com/gpu.shared": 4},
+	},
+	"MPS names its root": {
+		sharing: renamed(mps),
+		node:    wish(node(whole, whole), whole, whole),
+		data: `version: v1
+flags:
+  migStrategy: none
+  mpsRoot: /run/nvidia/mps
+sharing:
+  mps:
+    renameByDefault: true
+    failRequestsGreaterThanOne: true
+    resources:
+    - name: nvidia.com/gpu
+      replicas: 10
+`,
+		resources: map[string]int64{"nvidia.com/gpu.shared": 20},
+		replicas:  map[string]int32{"nvidia.com/gpu.shared": 10},
+	},
+	"mixed names each profile, and GPUs that stay whole": {
+		sharing: mixed,
+		node:    wish(node(whole, whole, whole), instances("3g.20gb", "1g.5gb", "1g.5gb"), instances("1g.5gb+me")),
+		data:    "version: v1\nflags:\n  migStrategy: mixed\n",
+		resources: map[string]int64{
+			"nvidia.com/mig-3g.20gb": 1, "nvidia.com/mig-1g.5gb": 2, "nvidia.com/mig-1g.5gb.me": 1, "nvidia.com/gpu": 1,
+		},
+		replicas: map[string]int32{},
+	},
+	"mixed counts the instances of a GPU that is not selected": {
+		sharing:   mixed,
+		node:      wish(node(whole, instances("2g.10gb")), instances("2g.10gb", "2g.10gb")),
+		data:      "version: v1\nflags:\n  migStrategy: mixed\n",
+		resources: map[string]int64{"nvidia.com/mig-2g.10gb": 3},
+		replicas:  map[string]int32{},
+	},
+	"mixed advertises nothing of a GPU in MIG mode without instances": {
+		sharing:   mixed,
+		node:      wish(node(whole, instances()), instances("7g.40gb")),
+		data:      "version: v1\nflags:\n  migStrategy: mixed\n",
+		resources: map[string]int64{"nvidia.com/mig-7g.40gb": 1},
+		replicas:  map[string]int32{},
+	},
+	"single advertises instances as GPUs": {
+		sharing:   single,
+		node:      wish(node(whole, whole), instances("3g.20gb", "3g.20gb"), instances("3g.20gb", "3g.20gb")),
+		data:      "version: v1\nflags:\n  migStrategy: single\n",
+		resources: map[string]int64{"nvidia.com/gpu": 4},
+		replicas:  map[string]int32{},
+	},
+	"replicas of instances multiply those of that profile only": {
+		sharing: mixed,
+		node: replicated(wish(node(whole), instances("3g.20gb", "1g.5gb+me", "1g.5gb+me")),
+			map[string]int32{"1g.5gb+me": 3}),
+		data: `version: v1
+flags:
+  migStrategy: mixed
+sharing:
+  timeSlicing:
+    renameByDefault: false
+    failRequestsGreaterThanOne: true
+    resources:
+    - name: nvidia.com/mig-1g.5gb.me
+      replicas: 3
+`,
+		resources: map[string]int64{"nvidia.com/mig-3g.20gb": 1, "nvidia.com/mig-1g.5gb.me": 6},
+		replicas:  map[string]int32{"nvidia.com/mig-1g.5gb.me": 3},
+	},
+	"replicas of instances under single are replicas of nvidia.com/gpu": {
+		sharing: single,
+		node:    replicated(wish(node(whole), instances("1g.5gb", "1g.5gb")), map[string]int32{"1g.5gb": 2}),
+		data: `version: v1
+flags:
+  migStrategy: single
+sharing:
+  timeSlicing:
+    renameByDefault: false
+    failRequestsGreaterThanOne: true
+    resources:
+    - name: nvidia.com/gpu
+      replicas: 2
+`,
+		resources: map[string]int64{"nvidia.com/gpu": 4},
+		replicas:  map[string]int32{"nvidia.com/gpu": 2},
+	},
+}
+
+func TestRender(t *testing.T) {
+	for name, c := range rendered {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			config, err := deviceplugin.Render("research", c.sharing, c.node)
+			g.Expect(err).NotTo(HaveOccurred())
+			g.Expect(config.Data).To(Equal(c.data))
+			g.Expect(config.Resources).To(Equal(c.resources))
+			g.Expect(config.Replicas).To(Equal(c.replicas))
+			g.Expect(config.Key).To(HavePrefix("research-"))
+		})
+	}
+}
+
+func TestRenderRefusesWhatThePluginCannotAdvertise(t *testing.T) {
+	for name, c := range map[string]struct {
+		sharing v1alpha1.Sharing
+		node    deviceplugin.Node
+		reason  string
+		message string
+	}{
+		"MPS beside a GPU that stays in MIG mode": {
+			sharing: mps, node: wish(node(whole, instances("1g.5gb")), whole),
+			reason:  v1alpha1.ReasonMIGActive,
+			message: "GPU 1 (NVIDIA-A100-SXM4-40GB) is in MIG mode and not selected by the policy, and keeps NVIDIA's device plugin from serving MPS",
+		},
+		"whole GPUs beside one that stays in MIG mode": {
+			sharing: exclusive, node: wish(node(instances(), whole), nil...),
+			reason:  v1alpha1.ReasonMIGActive,
+			message: "GPU 0 (NVIDIA-A100-SXM4-40GB) is in MIG mode and not selected by the policy, and would be advertised as a whole GPU",
+		},
+		"time-slicing beside a GPU that stays in MIG mode": {
+			sharing: timeSlicing, node: wish(node(whole, instances("1g.5gb")), whole),
+			reason: v1alpha1.ReasonMIGActive, message: "would be time-sliced as a whole GPU",
+		},
+		"single with a whole GPU": {
+			sharing: single, node: wish(node(whole, whole), instances("1g.5gb")),
+			reason: v1alpha1.ReasonMixedInstances, message: "GPU 1 (NVIDIA-A100-SXM4-40GB) stays whole",
+		},
+		"single with two profiles on one GPU": {
+			sharing: single, node: wish(node(whole), instances("3g.20gb", "1g.5gb")),
+			reason: v1alpha1.ReasonMixedInstances, message: "has instances of 1g.5gb and of 3g.20gb",
+		},
+		"single with another profile on the second GPU": {
+			sharing: single, node: wish(node(whole, whole), instances("3g.20gb"), instances("1g.5gb")),
+			reason: v1alpha1.ReasonMixedInstances, message: "GPU 1 (NVIDIA-A100-SXM4-40GB) has instances of 1g.5gb and GPUs before it of 3g.20gb",
+		},
+		"single with a GPU in MIG mode that has no instances": {
+			sharing: single, node: wish(node(whole, instances()), instances("3g.20gb")),
+			reason: v1alpha1.ReasonMixedInstances, message: "GPU 1 (NVIDIA-A100-SXM4-40GB) is in MIG mode without instances",
+		},
+		"different replicas of one resource under single": {
+			sharing: single,
+			node:    replicated(wish(node(whole), instances("1g.5gb")), map[string]int32{"1g.5gb": 2, "2g.10gb": 3}),
+			reason:  v1alpha1.ReasonReplicasDiffer, message: "layouts ask for 2 and for 3 replicas of nvidia.com/gpu",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			_, err := deviceplugin.Render("research", c.sharing, c.node)
+			var problem *plan.Problem
+			g.Expect(errors.As(err, &problem)).To(BeTrue(), "%v", err)
+			g.Expect(problem.Reason).To(Equal(c.reason))
+			g.Expect(problem.Message).To(ContainSubstring(c.message))
+		})
+	}
+}
+
+func TestKeys(t *testing.T) {
+	render := func(policy string, s v1alpha1.Sharing, n deviceplugin.Node) string {
+		config, err := deviceplugin.Render(policy, s, n)
+		NewWithT(t).Expect(err).NotTo(HaveOccurred())
+		return config.Key
+	}
+	two := node(whole, whole)
+	for name, c := range map[string]struct {
+		a, b string
+		same bool
+	}{
+		"nodes that are alike share a key": {
+			a: render("p", timeSlicing, wish(node(whole), whole)), b: render("p", timeSlicing, wish(two, whole, whole)), same: true,
+		},
+		"other replicas are another key": {
+			a: render("p", timeSlicing, two), b: render("p", renamed(timeSlicing), two),
+		},
+		"other instances are another key though the document is the same": {
+			a: render("p", mixed, wish(two, instances("1g.5gb"))), b: render("p", mixed, wish(two, instances("2g.10gb"))),
+		},
+		"the same instances on another GPU are another key": {
+			a: render("p", mixed, wish(two, instances("1g.5gb"))), b: render("p", mixed, wish(two, whole, instances("1g.5gb"))),
+		},
+		"the order of instances does not matter": {
+			a:    render("p", mixed, wish(two, instances("1g.5gb", "2g.10gb"))),
+			b:    render("p", mixed, wish(two, instances("2g.10gb", "1g.5gb"))),
+			same: true,
+		},
+		"the state before does not matter": {
+			a: render("p", mixed, wish(node(instances("7g.40gb")), instances("1g.5gb"))), b: render("p", mixed, wish(node(whole), instances("1g.5gb"))),
+			same: true,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			NewWithT(t).Expect(c.a == c.b).To(Equal(c.same), "%s, %s", c.a, c.b)
+		})
+	}
+}
+
+func TestKeysAreLabelValuesAndConfigMapKeys(t *testing.T) {
+	for _, policy := range []string{
+		"p", "team.example.com", strings.Repeat("long-", 60) + "name", strings.Repeat("a", 51) + ".b", strings.Repeat("a", 51) + "-b",
+	} {
+		g := NewWithT(t)
+		config, err := deviceplugin.Render(policy, exclusive, node(whole))
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(validation.IsValidLabelValue(config.Key)).To(BeEmpty(), config.Key)
+		g.Expect(validation.IsConfigMapKey(config.Key)).To(BeEmpty(), config.Key)
+	}
+}
+
+func TestDefault(t *testing.T) {
+	g := NewWithT(t)
+	g.Expect(deviceplugin.Default("single").Data).To(Equal("version: v1\nflags:\n  migStrategy: single\n"))
+	g.Expect(deviceplugin.Default("").Data).To(Equal("version: v1\nflags:\n  migStrategy: none\n"))
+	g.Expect(deviceplugin.Default("single").Key).To(MatchRegexp(`^default-[0-9a-f]{10}$`))
+	g.Expect(deviceplugin.Default("single").Key).NotTo(Equal(deviceplugin.Default("mixed").Key))
+}
+
+func TestAdopt(t *testing.T) {
+	for name, c := range map[string]struct{ data, strategy, want string }{
+		"writes the strategy that the ClusterPolicy forced upon it, and keeps all else": {
+			data: `# by hand
+version: v1
+flags:
+  migStrategy: none # never counted
+  plugin:
+    passDeviceSpecs: true
+sharing:
+  timeSlicing:
+    resources:
+      - name: nvidia.com/gpu
+        replicas: 4
+unknown: stays
+`,
+			strategy: "mixed",
+			want: `# by hand
+version: v1
+flags:
+  migStrategy: mixed # never counted
+  plugin:
+    passDeviceSpecs: true
+sharing:
+  timeSlicing:
+    resources:
+      - name: nvidia.com/gpu
+        replicas: 4
+unknown: stays
+`,
+		},
+		"adds the flags where there are none": {
+			data: "version: v1\n", strategy: "single", want: "version: v1\nflags:\n  migStrategy: single\n",
+		},
+		"fills empty flags": {
+			data: "version: v1\nflags:\n", strategy: "single", want: "version: v1\nflags:\n  migStrategy: single\n",
+		},
+		"an empty document is the plugin's defaults": {
+			data: "", strategy: "single", want: "version: v1\nflags:\n  migStrategy: single\n",
+		},
+		"changes nothing when the ClusterPolicy forced nothing": {
+			data: "version: v1\n# odd\n", strategy: "", want: "version: v1\n# odd\n",
+		},
+		"understands JSON": {
+			data: `{"version": "v1", "flags": {"migStrategy": "none"}}`, strategy: "mixed",
+			want: `{"version": "v1", "flags": {"migStrategy": mixed}}` + "\n",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			got, err := deviceplugin.Adopt(c.data, c.strategy)
+			g.Expect(err).NotTo(HaveOccurred())
+			g.Expect(got).To(Equal(c.want))
+			again, err := deviceplugin.Adopt(got, c.strategy)
+			g.Expect(err).NotTo(HaveOccurred())
+			g.Expect(again).To(Equal(got))
+		})
+	}
+}
+
+func TestAdoptRefusesWhatThePluginRefuses(t *testing.T) {
+	for _, data := range []string{"- a\n", "flags: 3\n", "a: b: c", "just text"} {
+		_, err := deviceplugin.Adopt(data, "single")
+		NewWithT(t).Expect(err).To(HaveOccurred(), data)
+	}
+}
