@@ -24,15 +24,17 @@ func TestNVIDIAUnderstandsEveryWord(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
 			warnings.Reset()
+			ours, err := deviceplugin.Render("research", c.sharing, c.node)
+			g.Expect(err).NotTo(HaveOccurred())
 			var config nvidia.Config
-			g.Expect(yaml.UnmarshalStrict([]byte(c.data), &config)).To(Succeed())
+			g.Expect(yaml.UnmarshalStrict([]byte(ours.Data), &config)).To(Succeed())
 			nvidia.DisableResourceNamingInConfig(&config)
 			klog.Flush()
 			g.Expect(warnings.String()).To(BeEmpty())
 
 			g.Expect(config.Version).To(Equal(nvidia.Version))
 			g.Expect(*config.Flags.MigStrategy).To(BeElementOf("none", "single", "mixed"))
-			g.Expect(factors(config)).To(Equal(c.replicas))
+			g.Expect(factors(config)).To(Equal(ours.Replicas))
 			if config.Sharing.SharingStrategy() == nvidia.SharingStrategyMPS {
 				g.Expect(*config.Flags.MpsRoot).To(Equal(deviceplugin.MPSRoot))
 				g.Expect(*config.Flags.MigStrategy).To(Equal("none"))
