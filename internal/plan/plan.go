@@ -4,12 +4,14 @@
 // Package plan turns a wish for the GPUs of a node into ordered steps. It is pure: Want reduces the wish for one GPU to
 // a gpu.State, Diff compares what is with what is wanted, Node does both for a node. Steps act only through Tools.
 //
-// The order inside a plan is written once, in Node:
+// The order inside a plan is written twice only, in Node for the node and in Diff for one GPU:
 //
-//	stop MPS → destroy instances → MIG mode → compute mode → create instances → set MPS limits, start MPS
+//	stop MPS → of each GPU: destroy instances → MIG mode → compute mode → create instances → set MPS limits, start MPS
 //
-// A plan is recomputed from observation before each run, and each step is idempotent, so a crash anywhere is no case of
-// its own.
+// A plan is recomputed from observation before each run, so a crash anywhere is no case of its own. It may have to be
+// recomputed after a run as well, where the hardware shows only then what is left to do: a driver that lists MIG
+// profiles in MIG mode only, a compute mode that MIG mode hid. The wish is met when the plan is empty and Same says that
+// what is observed is what was wished.
 package plan
 
 import (
@@ -68,7 +70,7 @@ type Step interface {
 	Needs() Scope
 	// Closes says whether NVIDIA's own clients (device plugin, GFD, DCGM) must have closed their handles.
 	Closes() bool
-	// Do carries it out.
+	// Do carries it out. Its errors name the GPU and what was attempted.
 	Do(ctx context.Context, t Tools) error
 }
 
@@ -81,23 +83,24 @@ type Problem struct {
 // Error is the message.
 func (p *Problem) Error() string { return p.Message }
 
-// Node is the plan for a node. It lists only what differs; an empty plan means that the wish is met. GPUs that wish does
-// not list are left as they are. Errors: *Problem.
-func Node(wish []v1alpha1.DeviceSpec, have []gpu.Device) ([]Step, error) { panic("not written yet") }
-
-// Blocker is somebody who uses what a step needs to be idle.
-type Blocker struct {
-	UUID     string // of the GPU
-	Instance int    // or gpu.WholeGPU
-	Process  *gpu.Process
-	Holder   *gpu.Holder
+func problem(reason, format string, args ...any) *Problem {
+	return &Problem{Reason: reason, Message: fmt.Sprintf(format, args...)}
 }
 
-// Blockers are all who are in the way of a step, sorted.
-func Blockers(s Step, have []gpu.Device) []Blocker { panic("not written yet") }
-
-// Resolve reduces a policy's sharing to the normal form for the selected GPUs of one node, with the exact profile names
-// of each GPU. Errors: *Problem.
-func Resolve(s v1alpha1.Sharing, selected []gpu.Device) ([]v1alpha1.DeviceSpec, error) {
-	panic("not written yet")
+// Node is the plan for a node. It lists only what differs. GPUs that wish does not list are left as they are, and so is,
+// until it is gone, a GPU that an external MPS daemon serves and that is wished otherwise: an empty plan with Same
+// false waits for that. Errors: *Problem.
+func Node(wish []v1alpha1.DeviceSpec, have []gpu.Device) ([]Step, error) {
+	goals, err := goalsOf(wish, have)
+	if err != nil {
+		return nil, err
+	}
+	stops, starts := daemonSteps(goals)
+	steps := stops
+	for _, g := range goals {
+		if g.wished && !g.waits {
+			steps = append(steps, Diff(g.device, g.want)...)
+		}
+	}
+	return append(steps, starts...), nil
 }

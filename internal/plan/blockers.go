@@ -1,0 +1,69 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package plan
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+)
+
+// Blocker is somebody who uses what a step needs to be idle.
+type Blocker struct {
+	UUID     string // of the GPU
+	Instance int    // or gpu.WholeGPU
+	Process  *gpu.Process
+	Holder   *gpu.Holder
+}
+
+// Blockers are all who are in the way of a step: by index of the GPU, then instance, processes before holders. An MPS
+// server is never one: it goes with its daemon, and its clients count themselves.
+func Blockers(s Step, have []gpu.Device) []Blocker {
+	blocks := blocking(s)
+	var blockers []Blocker
+	for _, d := range slices.SortedFunc(slices.Values(have), byIndex) {
+		blockers = append(blockers, usersOf(d, blocks)...)
+	}
+	return blockers
+}
+
+// blocking says whether a user of an instance, or of the whole GPU, is in the way of a step.
+func blocking(s Step) func(uuid string, instance int) bool {
+	switch s := s.(type) {
+	case destroyInstance:
+		return func(uuid string, instance int) bool { return uuid == s.device.UUID && instance == s.instance.ID }
+	case stopMPS:
+		return anyOf(s.devices)
+	case startMPS:
+		return anyOf(s.fresh())
+	case setMIG, setComputeMode:
+		return func(uuid string, _ int) bool { return uuid == s.Device() }
+	}
+	return func(string, int) bool { return false }
+}
+
+func anyOf(goals []goal) func(string, int) bool {
+	return func(uuid string, _ int) bool {
+		return slices.ContainsFunc(goals, func(g goal) bool { return g.device.UUID == uuid })
+	}
+}
+
+func usersOf(d gpu.Device, blocks func(string, int) bool) []Blocker {
+	var users []Blocker
+	for i := range d.Processes {
+		if p := &d.Processes[i]; !p.MPSServer && blocks(d.UUID, p.Instance) {
+			users = append(users, Blocker{UUID: d.UUID, Instance: p.Instance, Process: p})
+		}
+	}
+	for i := range d.Holders {
+		if h := &d.Holders[i]; blocks(d.UUID, h.Instance) {
+			users = append(users, Blocker{UUID: d.UUID, Instance: h.Instance, Holder: h})
+		}
+	}
+	slices.SortStableFunc(users, func(a, b Blocker) int { return cmp.Compare(a.Instance, b.Instance) })
+	return users
+}
+
+func byIndex(a, b gpu.Device) int { return cmp.Compare(a.Index, b.Index) }

@@ -1,0 +1,86 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package plan
+
+import (
+	"maps"
+	"slices"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+)
+
+// daemonSteps are the steps for the MPS daemons of a node, which serve several GPUs each: those to stop, before any GPU
+// is changed, and those to start or to give other limits, when all are.
+//
+// A daemon is stopped when no GPU wants it any more, and also when only some do: its server holds every GPU that it
+// serves, so one that leaves is not free before the server is gone. The others then get it back.
+func daemonSteps(goals []goal) (stops, starts []Step) {
+	has, wanted := serving(goals, haveMPS), serving(goals, wantMPS)
+	for _, resource := range slices.Sorted(maps.Keys(has)) {
+		if leaves(has[resource], wanted[resource]) {
+			stops = append(stops, stopMPS{resource: resource, devices: has[resource]})
+			delete(has, resource)
+		}
+	}
+	for _, resource := range slices.Sorted(maps.Keys(wanted)) {
+		if start := startOf(resource, wanted[resource]); !sameDaemon(has[resource], start.daemon) {
+			starts = append(starts, start)
+		}
+	}
+	return stops, starts
+}
+
+// serving groups the GPUs of the node by the daemon of ours that serves them, or shall.
+func serving(goals []goal, daemon func(goal) *gpu.MPSDaemon) map[string][]goal {
+	by := map[string][]goal{}
+	for _, g := range goals {
+		if m := daemon(g); m != nil && !m.External && !g.waits {
+			by[m.Resource] = append(by[m.Resource], g)
+		}
+	}
+	return by
+}
+
+func haveMPS(g goal) *gpu.MPSDaemon { return g.device.State.MPS }
+
+func wantMPS(g goal) *gpu.MPSDaemon { return g.want.MPS }
+
+// leaves says whether a GPU that a daemon serves is not among those that it shall serve.
+func leaves(has, wanted []goal) bool {
+	return slices.ContainsFunc(has, func(h goal) bool {
+		return !slices.ContainsFunc(wanted, func(w goal) bool { return w.device.UUID == h.device.UUID })
+	})
+}
+
+// startOf is the step that makes the daemon serve its GPUs as wanted. What the wish says of threads counts, also for
+// GPUs that it does not list, since a daemon has one percentage.
+func startOf(resource string, wanted []goal) startMPS {
+	s := startMPS{daemon: Daemon{Resource: resource}}
+	for _, g := range wanted {
+		m := g.want.MPS
+		if g.wished || s.daemon.ActiveThreadPercentage == 0 {
+			s.daemon.ActiveThreadPercentage = m.ActiveThreadPercentage
+		}
+		s.daemon.Devices = append(s.daemon.Devices, DaemonDevice{
+			UUID: g.device.UUID, Index: g.device.Index, PinnedMemoryLimitMiB: m.PinnedMemoryLimitMiB,
+		})
+		s.devices = append(s.devices, g)
+	}
+	return s
+}
+
+// sameDaemon says whether the daemon that serves the GPUs of has is the wanted one already.
+func sameDaemon(has []goal, wanted Daemon) bool {
+	if len(has) != len(wanted.Devices) {
+		return false
+	}
+	for i, g := range has {
+		m := g.device.State.MPS
+		if m.ActiveThreadPercentage != wanted.ActiveThreadPercentage ||
+			m.PinnedMemoryLimitMiB != wanted.Devices[i].PinnedMemoryLimitMiB {
+			return false
+		}
+	}
+	return true
+}

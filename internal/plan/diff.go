@@ -1,0 +1,71 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package plan
+
+import (
+	"slices"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+)
+
+// Diff lists the steps that bring one GPU from what it is to what is wanted, MPS aside, which concerns several GPUs. It
+// knows no strategy. Instances that are as wanted are left alone.
+func Diff(d gpu.Device, want gpu.State) []Step {
+	var steps []Step
+	for _, i := range surplus(d, want) {
+		steps = append(steps, destroyInstance{device: d, instance: i})
+	}
+	switch pending := d.PendingMIG != d.State.MIG; {
+	case d.State.MIG != want.MIG && pending:
+		steps = append(steps, setMIG{device: d, enabled: want.MIG, pending: true})
+	case d.State.MIG != want.MIG || pending:
+		steps = append(steps, setMIG{device: d, enabled: want.MIG})
+	}
+	if !want.MIG && d.State.ComputeMode != want.ComputeMode {
+		steps = append(steps, setComputeMode{device: d, mode: want.ComputeMode})
+	}
+	for _, i := range missing(d, want) {
+		steps = append(steps, createInstance{device: d, instance: i})
+	}
+	return steps
+}
+
+// surplus are the instances that have to go: free ones first, then by placement.
+func surplus(d gpu.Device, want gpu.State) []gpu.Instance {
+	var free, used []gpu.Instance
+	for _, i := range d.State.Instances {
+		switch {
+		case !i.Partial && slices.ContainsFunc(want.Instances, alike(i)):
+		case d.InUse(i.ID):
+			used = append(used, i)
+		default:
+			free = append(free, i)
+		}
+	}
+	slices.SortFunc(free, byPlacement)
+	slices.SortFunc(used, byPlacement)
+	return append(free, used...)
+}
+
+// missing are the instances to create: large ones first, as an operator would by hand, then by placement.
+func missing(d gpu.Device, want gpu.State) []gpu.Instance {
+	var create []gpu.Instance
+	for _, i := range want.Instances {
+		there := slices.ContainsFunc(d.State.Instances, func(o gpu.Instance) bool { return !o.Partial && alike(i)(o) })
+		if !there {
+			create = append(create, i)
+		}
+	}
+	slices.SortStableFunc(create, func(a, b gpu.Instance) int {
+		if a.Placement.Size != b.Placement.Size {
+			return b.Placement.Size - a.Placement.Size
+		}
+		return byPlacement(a, b)
+	})
+	return create
+}
+
+func alike(i gpu.Instance) func(gpu.Instance) bool {
+	return func(o gpu.Instance) bool { return o.Profile == i.Profile && o.Placement == i.Placement }
+}

@@ -1,0 +1,82 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package plan
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+)
+
+// goal is a GPU and what is wanted of it.
+type goal struct {
+	device gpu.Device
+	want   gpu.State
+	wished bool // by the wish; otherwise it is wanted as it is
+	waits  bool // for an external MPS daemon to go
+}
+
+// goalsOf finds what is wanted of each GPU of the node, by index.
+func goalsOf(wish []v1alpha1.DeviceSpec, have []gpu.Device) ([]goal, error) {
+	if err := unknownDevice(wish, have); err != nil {
+		return nil, err
+	}
+	goals := make([]goal, 0, len(have))
+	for _, d := range have {
+		g := goal{device: d, want: d.State}
+		if spec := specOf(wish, d.UUID); spec != nil {
+			want, err := Want(spec.Sharing, d)
+			if err != nil {
+				return nil, err
+			}
+			g.want, g.wished = want, true
+		}
+		goals = append(goals, g)
+	}
+	slices.SortStableFunc(goals, func(a, b goal) int { return cmp.Compare(a.device.Index, b.device.Index) })
+	markWaiting(goals)
+	return goals, nil
+}
+
+// markWaiting marks the GPUs on which nothing is done before an external daemon is gone: those that it serves, and
+// those for whose daemon it holds the pipe directory.
+func markWaiting(goals []goal) {
+	external := map[string]bool{}
+	for _, g := range goals {
+		if has := g.device.State.MPS; has != nil && has.External {
+			external[has.Resource] = true
+		}
+	}
+	for i, g := range goals {
+		has, want := g.device.State.MPS, g.want.MPS
+		goals[i].waits = has != nil && has.External || want != nil && !want.External && external[want.Resource]
+	}
+}
+
+func specOf(wish []v1alpha1.DeviceSpec, uuid string) *v1alpha1.DeviceSpec {
+	for i := range wish {
+		if wish[i].UUID == uuid {
+			return &wish[i]
+		}
+	}
+	return nil
+}
+
+func unknownDevice(wish []v1alpha1.DeviceSpec, have []gpu.Device) error {
+	known := make([]string, 0, len(have))
+	for _, d := range have {
+		known = append(known, d.UUID)
+	}
+	for _, spec := range wish {
+		if !slices.Contains(known, spec.UUID) {
+			return problem(v1alpha1.ReasonUnknownDevice,
+				"the node has no GPU %s (any more); it has %s; the controller plans anew once the node reports its GPUs",
+				spec.UUID, cmp.Or(strings.Join(known, ", "), "none"))
+		}
+	}
+	return nil
+}

@@ -1,0 +1,81 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package plan
+
+import (
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/utils/ptr"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+)
+
+// The resources that whole GPUs are advertised as by NVIDIA's device plugin; the second with renameByDefault.
+const (
+	ResourceGPU       = "nvidia.com/gpu"
+	ResourceGPUShared = "nvidia.com/gpu.shared"
+)
+
+const mebibyte = 1 << 20
+
+// resolveMPS gives each GPU the daemon of the resource, with the limits that NVIDIA's own daemon would set: threads are
+// 100 percent and memory the GPU's, both divided by the replicas and rounded down (NVIDIA/k8s-device-plugin,
+// cmd/mps-control-daemon/mps/device.go). The daemon is ours; a caller that lets NVIDIA's serve the node says so in Owner.
+func resolveMPS(m v1alpha1.MPS, selected []gpu.Device) ([]v1alpha1.DeviceSpec, error) {
+	specs := wholeGPUs(selected)
+	for i, d := range selected {
+		if err := virtual(d); err != nil {
+			return nil, err
+		}
+		if most := maxClients(d); m.Replicas > most {
+			return nil, problem(v1alpha1.ReasonMPSLimit, "%s serves at most %d MPS clients at compute capability %s, and "+
+				"sharing.mps.replicas is %d; use %d or fewer, or leave the GPU's node out of the policy",
+				d, most, d.ComputeCapability, m.Replicas, most)
+		}
+		limit, err := pinnedMemoryLimit(m, d)
+		if err != nil {
+			return nil, err
+		}
+		specs[i].Sharing.MPS = &v1alpha1.MPSDaemon{
+			Resource:               mpsResource(m),
+			Owner:                  v1alpha1.MPSDaemonOwnerGPUSharing,
+			ActiveThreadPercentage: ptr.Deref(m.ActiveThreadPercentage, 100/m.Replicas),
+			PinnedMemoryLimitMiB:   limit,
+		}
+	}
+	return specs, nil
+}
+
+// maxClients is how many clients MPS serves on a GPU. NVIDIA's daemon refuses to start with more replicas
+// (NVIDIA/k8s-device-plugin, cmd/mps-control-daemon/mps/device.go: maxClients).
+func maxClients(d gpu.Device) int32 {
+	if d.ComputeCapability.AtLeast(7, 5) {
+		return 48
+	}
+	return 16
+}
+
+func mpsResource(m v1alpha1.MPS) string {
+	if ptr.Deref(m.RenameByDefault, false) {
+		return ResourceGPUShared
+	}
+	return ResourceGPU
+}
+
+// pinnedMemoryLimit is what one client may allocate on a GPU, in MiB.
+func pinnedMemoryLimit(m v1alpha1.MPS, d gpu.Device) (int64, error) {
+	if m.PinnedMemoryLimit == "" {
+		return max(d.MemoryMiB/int64(m.Replicas), 1), nil
+	}
+	q, err := resource.ParseQuantity(m.PinnedMemoryLimit)
+	if err != nil || q.Value() < mebibyte {
+		return 0, problem(v1alpha1.ReasonMemoryLimit,
+			"sharing.mps.pinnedMemoryLimit is %q; use a whole number of Mi or Gi, such as 4Gi", m.PinnedMemoryLimit)
+	}
+	if limit := q.Value() / mebibyte; limit <= d.MemoryMiB {
+		return limit, nil
+	}
+	return 0, problem(v1alpha1.ReasonMemoryLimit, "%s has %d MiB of memory, and sharing.mps.pinnedMemoryLimit is %s for one "+
+		"client; lower it, or leave it out for the GPU's memory divided by replicas", d, d.MemoryMiB, m.PinnedMemoryLimit)
+}

@@ -1,0 +1,86 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package plan
+
+import (
+	"maps"
+	"slices"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+)
+
+// Observed is how a GPU is shared, in the normal form of the wish. Partial instances are none: nobody can use them, and
+// a plan removes them.
+func Observed(d gpu.Device) v1alpha1.DeviceSharing {
+	if !d.State.MIG {
+		return v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeDisabled, MPS: observedMPS(d)}
+	}
+	count := map[string]int{}
+	for _, i := range d.State.Instances {
+		if !i.Partial {
+			count[i.Profile]++
+		}
+	}
+	return v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeEnabled, Instances: instanceCounts(count)}
+}
+
+// observedMPS is the daemon that serves a GPU. One without limits lets a client have all threads and the whole memory.
+func observedMPS(d gpu.Device) *v1alpha1.MPSDaemon {
+	m := d.State.MPS
+	if m == nil {
+		return nil
+	}
+	daemon := &v1alpha1.MPSDaemon{
+		Resource:               m.Resource,
+		Owner:                  v1alpha1.MPSDaemonOwnerGPUSharing,
+		ActiveThreadPercentage: int32(m.ActiveThreadPercentage), //nolint:gosec // a percentage
+		PinnedMemoryLimitMiB:   m.PinnedMemoryLimitMiB,
+	}
+	if m.External {
+		daemon.Owner = v1alpha1.MPSDaemonOwnerNVIDIA
+	}
+	if daemon.ActiveThreadPercentage == 0 {
+		daemon.ActiveThreadPercentage = 100
+	}
+	if daemon.PinnedMemoryLimitMiB == 0 {
+		daemon.PinnedMemoryLimitMiB = max(d.MemoryMiB, 1)
+	}
+	return daemon
+}
+
+// Same says whether two wishes, or a wish and what is observed, are the same, whatever the order of their instances. The
+// limits of NVIDIA's own MPS daemon are not ours to keep, so they do not count.
+func Same(a, b v1alpha1.DeviceSharing) bool {
+	return a.MIGMode == b.MIGMode && maps.Equal(byProfile(a.Instances), byProfile(b.Instances)) && sameMPS(a.MPS, b.MPS)
+}
+
+func sameMPS(a, b *v1alpha1.MPSDaemon) bool {
+	if a == nil || b == nil {
+		return a == b
+	}
+	if a.Owner == v1alpha1.MPSDaemonOwnerNVIDIA {
+		return b.Owner == a.Owner && b.Resource == a.Resource
+	}
+	return *a == *b
+}
+
+func byProfile(instances []v1alpha1.InstanceCount) map[string]int {
+	count := map[string]int{}
+	for _, i := range instances {
+		count[i.Profile] += int(i.Count)
+	}
+	return count
+}
+
+// instanceCounts is the normal form of instances: by profile, none if there are none.
+func instanceCounts(count map[string]int) []v1alpha1.InstanceCount {
+	var instances []v1alpha1.InstanceCount
+	for _, profile := range slices.Sorted(maps.Keys(count)) {
+		instances = append(instances, v1alpha1.InstanceCount{
+			Profile: profile, Count: int32(count[profile]), //nolint:gosec // a GPU has few slices
+		})
+	}
+	return instances
+}

@@ -1,0 +1,229 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package plan
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+)
+
+// stopMPS stops the daemon of a resource.
+type stopMPS struct {
+	resource string
+	devices  []goal // that it serves
+}
+
+func (s stopMPS) String() string {
+	return fmt.Sprintf("%s: stop MPS for %s", names(s.devices), s.resource)
+}
+
+func (s stopMPS) Device() string { return only(s.devices) }
+func (s stopMPS) Needs() Scope   { return NeedsGPU }
+func (s stopMPS) Closes() bool   { return false }
+
+func (s stopMPS) Do(ctx context.Context, t Tools) error {
+	if err := t.MPS.Stop(ctx, s.resource); err != nil {
+		return fmt.Errorf("%s: stopping MPS for %s: %w", names(s.devices), s.resource, err)
+	}
+	return nil
+}
+
+// destroyInstance destroys one MIG instance.
+type destroyInstance struct {
+	device   gpu.Device
+	instance gpu.Instance
+}
+
+func (s destroyInstance) String() string {
+	return fmt.Sprintf("%s: destroy %s at %s", s.device, s.instance.Profile, s.instance.Placement)
+}
+
+func (s destroyInstance) Device() string { return s.device.UUID }
+func (s destroyInstance) Needs() Scope   { return NeedsInstance }
+func (s destroyInstance) Closes() bool   { return false }
+
+func (s destroyInstance) Do(ctx context.Context, t Tools) error {
+	err := t.Hardware.DestroyInstance(ctx, s.device.UUID, s.instance.ID)
+	if err != nil && !errors.Is(err, gpu.ErrGone) {
+		return fmt.Errorf("%s: destroying %s at %s: %w", s.device, s.instance.Profile, s.instance.Placement, err)
+	}
+	return nil
+}
+
+// setMIG turns MIG mode on or off, with a reset of the GPU where its architecture needs one.
+type setMIG struct {
+	device  gpu.Device
+	enabled bool
+	pending bool // the mode is set already and needs the reset only
+}
+
+func (s setMIG) String() string {
+	verb := map[bool]string{true: "enable", false: "disable"}[s.enabled]
+	if s.pending {
+		return fmt.Sprintf("%s: reset, which %ss MIG mode", s.device, verb)
+	}
+	return fmt.Sprintf("%s: %s MIG mode", s.device, verb)
+}
+
+func (s setMIG) Device() string { return s.device.UUID }
+func (s setMIG) Needs() Scope   { return NeedsGPU }
+func (s setMIG) Closes() bool   { return true }
+
+func (s setMIG) Do(ctx context.Context, t Tools) error {
+	doing := map[bool]string{true: "enabling", false: "disabling"}[s.enabled]
+	if !s.pending {
+		err := t.Hardware.SetMIG(ctx, s.device.UUID, s.enabled)
+		if err == nil {
+			return nil
+		}
+		if !errors.Is(err, gpu.ErrResetRequired) {
+			return fmt.Errorf("%s: %s MIG mode: %w", s.device, doing, err)
+		}
+	}
+	if err := t.Hardware.Reset(ctx, s.device.UUID); err != nil {
+		return fmt.Errorf("%s: resetting it for %s MIG mode: %w", s.device, doing, err)
+	}
+	return nil
+}
+
+// setComputeMode says how many processes may use a GPU without MPS.
+type setComputeMode struct {
+	device gpu.Device
+	mode   gpu.ComputeMode
+}
+
+func (s setComputeMode) String() string {
+	return fmt.Sprintf("%s: set compute mode %s", s.device, s.mode)
+}
+
+func (s setComputeMode) Device() string { return s.device.UUID }
+func (s setComputeMode) Needs() Scope   { return NeedsGPU }
+func (s setComputeMode) Closes() bool   { return false }
+
+func (s setComputeMode) Do(ctx context.Context, t Tools) error {
+	if err := t.Hardware.SetComputeMode(ctx, s.device.UUID, s.mode); err != nil {
+		return fmt.Errorf("%s: setting compute mode %s: %w", s.device, s.mode, err)
+	}
+	return nil
+}
+
+// createInstance creates one MIG instance.
+type createInstance struct {
+	device   gpu.Device
+	instance gpu.Instance
+}
+
+func (s createInstance) String() string {
+	return fmt.Sprintf("%s: create %s at %s", s.device, s.instance.Profile, s.instance.Placement)
+}
+
+func (s createInstance) Device() string { return s.device.UUID }
+func (s createInstance) Needs() Scope   { return NeedsNothing }
+func (s createInstance) Closes() bool   { return false }
+
+func (s createInstance) Do(ctx context.Context, t Tools) error {
+	err := t.Hardware.CreateInstance(ctx, s.device.UUID, s.instance.Profile, s.instance.Placement)
+	if err != nil {
+		return fmt.Errorf("%s: creating %s at %s: %w", s.device, s.instance.Profile, s.instance.Placement, err)
+	}
+	return nil
+}
+
+// startMPS starts the daemon of a resource, or changes the limits of the one that runs.
+type startMPS struct {
+	daemon  Daemon
+	devices []goal // that it shall serve, in the order of daemon.Devices
+}
+
+func (s startMPS) String() string {
+	verb := "start MPS"
+	if s.runs() {
+		verb = "limit MPS"
+	}
+	return fmt.Sprintf("%s: %s for %s, each client %d%% of the threads and %s",
+		names(s.devices), verb, s.daemon.Resource, s.daemon.ActiveThreadPercentage, s.memory())
+}
+
+// memory lists the limits; one that all GPUs have in common once.
+func (s startMPS) memory() string {
+	limits := make([]string, 0, len(s.daemon.Devices))
+	same := true
+	for _, d := range s.daemon.Devices {
+		limits = append(limits, fmt.Sprintf("%d MiB on GPU %d", d.PinnedMemoryLimitMiB, d.Index))
+		same = same && d.PinnedMemoryLimitMiB == s.daemon.Devices[0].PinnedMemoryLimitMiB
+	}
+	if same {
+		return fmt.Sprintf("%d MiB", s.daemon.Devices[0].PinnedMemoryLimitMiB)
+	}
+	return join(limits)
+}
+
+// runs says whether the daemon runs already: on one of its GPUs at least.
+func (s startMPS) runs() bool {
+	for _, g := range s.devices {
+		if m := g.device.State.MPS; m != nil && m.Resource == s.daemon.Resource {
+			return true
+		}
+	}
+	return false
+}
+
+// fresh are the GPUs that no daemon serves yet and that anybody could use until now.
+func (s startMPS) fresh() []goal {
+	var fresh []goal
+	for _, g := range s.devices {
+		if g.device.State.ComputeMode != gpu.ComputeExclusiveProcess {
+			fresh = append(fresh, g)
+		}
+	}
+	return fresh
+}
+
+func (s startMPS) Device() string { return only(s.devices) }
+
+// Needs: the first start needs idle GPUs. Limits are changed, and a daemon that died is brought back, beside whatever
+// runs: on a GPU in EXCLUSIVE_PROCESS nobody but clients of the daemon can be disturbed, and those need it.
+func (s startMPS) Needs() Scope {
+	if len(s.fresh()) > 0 {
+		return NeedsGPU
+	}
+	return NeedsNothing
+}
+
+func (s startMPS) Closes() bool { return false }
+
+func (s startMPS) Do(ctx context.Context, t Tools) error {
+	if err := t.MPS.Start(ctx, s.daemon); err != nil {
+		return fmt.Errorf("%s: starting MPS for %s: %w", names(s.devices), s.daemon.Resource, err)
+	}
+	return nil
+}
+
+// names lists GPUs, such as "GPU 0 (Tesla-T4) and GPU 1 (Tesla-T4)".
+func names(goals []goal) string {
+	parts := make([]string, 0, len(goals))
+	for _, g := range goals {
+		parts = append(parts, g.device.String())
+	}
+	return join(parts)
+}
+
+func join(parts []string) string {
+	if len(parts) < 2 {
+		return strings.Join(parts, "")
+	}
+	return strings.Join(parts[:len(parts)-1], ", ") + " and " + parts[len(parts)-1]
+}
+
+// only is the UUID of the one GPU; empty if there are several.
+func only(goals []goal) string {
+	if len(goals) != 1 {
+		return ""
+	}
+	return goals[0].device.UUID
+}

@@ -1,0 +1,78 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package plan
+
+import (
+	"cmp"
+	"errors"
+	"slices"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/mig"
+)
+
+// Want is the state that a GPU must have to be shared as wished, with the instances placed so that as many as possible
+// of those that are there are kept. Errors: *Problem.
+func Want(s v1alpha1.DeviceSharing, d gpu.Device) (gpu.State, error) {
+	switch {
+	case s.MIGMode == v1alpha1.MIGModeEnabled:
+		return wantMIG(s.Instances, d)
+	case s.MPS != nil && s.MPS.Owner == v1alpha1.MPSDaemonOwnerNVIDIA:
+		return gpu.State{ComputeMode: d.State.ComputeMode, MPS: daemonOf(*s.MPS)}, nil
+	case s.MPS != nil:
+		return gpu.State{ComputeMode: gpu.ComputeExclusiveProcess, MPS: daemonOf(*s.MPS)}, nil
+	}
+	return gpu.State{ComputeMode: gpu.ComputeDefault}, nil
+}
+
+// wantMIG places the instances. In MIG mode the compute mode is always the default one and cannot be changed
+// (nvmlDeviceSetComputeMode).
+func wantMIG(instances []v1alpha1.InstanceCount, d gpu.Device) (gpu.State, error) {
+	if !d.MIGCapable {
+		return gpu.State{}, noMIG(d)
+	}
+	state := gpu.State{MIG: true, ComputeMode: gpu.ComputeDefault}
+	if !d.State.MIG && len(d.Profiles) == 0 {
+		return state, nil // this driver tells its profiles in MIG mode only: the next plan goes on
+	}
+	want := map[string]int{}
+	for _, i := range instances {
+		want[i.Profile] += int(i.Count)
+	}
+	packing, err := mig.Pack(d, want)
+	if err != nil {
+		return gpu.State{}, packingProblem(err)
+	}
+	state.Instances = slices.SortedFunc(slices.Values(slices.Concat(packing.Keep, packing.Create)), byPlacement)
+	return state, nil
+}
+
+// packingProblem is the problem that an error of mig is to the user.
+func packingProblem(err error) error {
+	var unknown *mig.ProfileError
+	if errors.As(err, &unknown) {
+		return problem(v1alpha1.ReasonProfileNotAvailable, "%s; change the profile, or say in "+
+			"sharing.mig.layouts[].gpus which GPUs the layout is for", err)
+	}
+	return problem(v1alpha1.ReasonLayoutDoesNotFit, "%s; ask for fewer or smaller instances in sharing.mig.layouts", err)
+}
+
+func noMIG(d gpu.Device) *Problem {
+	return problem(v1alpha1.ReasonMIGNotSupported, "%s has no MIG; say in sharing.mig.layouts[].gpus which GPUs the "+
+		"layout is for, or leave this one out of the policy with gpuSelector", d)
+}
+
+func daemonOf(m v1alpha1.MPSDaemon) *gpu.MPSDaemon {
+	return &gpu.MPSDaemon{
+		Resource:               m.Resource,
+		External:               m.Owner == v1alpha1.MPSDaemonOwnerNVIDIA,
+		ActiveThreadPercentage: int(m.ActiveThreadPercentage),
+		PinnedMemoryLimitMiB:   m.PinnedMemoryLimitMiB,
+	}
+}
+
+func byPlacement(a, b gpu.Instance) int {
+	return cmp.Or(cmp.Compare(a.Placement.Start, b.Placement.Start), cmp.Compare(a.Placement.Size, b.Placement.Size))
+}
