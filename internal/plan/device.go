@@ -1,0 +1,113 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package plan
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+)
+
+// mpsServer is the program of NVIDIA's MPS server, which holds a GPU for its clients.
+const mpsServer = "nvidia-cuda-mps-server"
+
+// Device is a GPU as its agent reported it, so that the controller plans from a report exactly as the agent plans from
+// the hardware. What a report does not tell (the PCI address) stays empty.
+func Device(s v1alpha1.DeviceStatus) gpu.Device {
+	d := gpu.Device{
+		UUID:              s.UUID,
+		Index:             int(s.Index),
+		Product:           s.Product,
+		MemoryMiB:         s.MemoryMiB,
+		ComputeCapability: computeCapability(s.ComputeCapability),
+		Virtual:           s.Virtual,
+		MIGCapable:        s.MIGCapable,
+		State:             state(s),
+	}
+	d.PendingMIG = d.State.MIG
+	if s.PendingMIGMode != "" {
+		d.PendingMIG = s.PendingMIGMode == v1alpha1.MIGModeEnabled
+	}
+	for _, p := range s.Profiles {
+		d.Profiles = append(d.Profiles, profile(p))
+	}
+	for _, p := range s.Processes {
+		d.Processes = append(d.Processes, gpu.Process{
+			PID: int(p.PID), Name: p.Name, Instance: instanceID(p.Instance),
+			PodUID: p.PodUID, ContainerID: p.ContainerID, MPSServer: p.Name == mpsServer,
+		})
+	}
+	for _, h := range s.Holders {
+		d.Holders = append(d.Holders, gpu.Holder{
+			Namespace: h.Namespace, Pod: h.Pod, Container: h.Container, Instance: instanceID(h.Instance),
+		})
+	}
+	return d
+}
+
+// Devices are the GPUs of a node as its agent reported them, by index.
+func Devices(status []v1alpha1.DeviceStatus) []gpu.Device {
+	devices := make([]gpu.Device, 0, len(status))
+	for _, s := range status {
+		devices = append(devices, Device(s))
+	}
+	slices.SortFunc(devices, func(a, b gpu.Device) int { return cmp.Compare(a.Index, b.Index) })
+	return devices
+}
+
+func state(s v1alpha1.DeviceStatus) gpu.State {
+	have := gpu.State{MIG: s.Sharing.MIGMode == v1alpha1.MIGModeEnabled}
+	switch s.ComputeMode {
+	case v1alpha1.ComputeModeExclusiveProcess:
+		have.ComputeMode = gpu.ComputeExclusiveProcess
+	case v1alpha1.ComputeModeProhibited:
+		have.ComputeMode = gpu.ComputeProhibited
+	case v1alpha1.ComputeModeDefault:
+	}
+	for _, i := range s.Instances {
+		have.Instances = append(have.Instances, gpu.Instance{
+			Profile: i.Profile, ID: int(i.ID), UUID: i.UUID, Partial: i.UUID == "",
+			Placement: gpu.Placement{Start: int(i.Start), Size: int(i.Size)},
+		})
+	}
+	slices.SortFunc(have.Instances, func(a, b gpu.Instance) int { return cmp.Compare(a.Placement.Start, b.Placement.Start) })
+	if m := s.Sharing.MPS; m != nil {
+		have.MPS = &gpu.MPSDaemon{
+			Resource: m.Resource, External: m.Owner == v1alpha1.MPSDaemonOwnerNVIDIA,
+			ActiveThreadPercentage: int(m.ActiveThreadPercentage), PinnedMemoryLimitMiB: m.PinnedMemoryLimitMiB,
+		}
+	}
+	return have
+}
+
+func profile(p v1alpha1.ProfileStatus) gpu.Profile {
+	starts := make([]int, 0, len(p.Starts))
+	for _, start := range p.Starts {
+		starts = append(starts, int(start))
+	}
+	slices.Sort(starts)
+	return gpu.Profile{
+		Name: p.Name, ID: int(p.ID), Slices: int(p.Slices), MemoryMiB: p.MemoryMiB,
+		Max: int(p.Max), Size: int(p.Size), Starts: starts,
+	}
+}
+
+// computeCapability reads a version such as 8.0; what cannot be read is 0.0, which is older than any.
+func computeCapability(version string) gpu.ComputeCapability {
+	var c gpu.ComputeCapability
+	if _, err := fmt.Sscanf(version, "%d.%d", &c.Major, &c.Minor); err != nil {
+		return gpu.ComputeCapability{}
+	}
+	return c
+}
+
+func instanceID(id *int32) int {
+	if id == nil {
+		return gpu.WholeGPU
+	}
+	return int(*id)
+}
