@@ -1,8 +1,9 @@
 // Copyright The GPU Sharing Operator Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package host is the node beside its GPUs: programs that are run, processes, the boot. One small interface for each
-// need; only this package imports os/exec and syscall.
+// Package host is the node beside its GPUs: programs that are run, processes, the boot, the NVIDIA driver's root. One
+// small interface for each need, its Linux version beside it and its fake in internal/host/fake; only this package
+// imports os/exec and syscall.
 package host
 
 import "context"
@@ -13,12 +14,16 @@ type Command struct {
 	Args  []string
 	Env   []string // the whole environment
 	Stdin string
+	// Daemon says that the program leaves a daemon behind, which may keep the program's output open: what it writes to
+	// stdout is dropped, and the end of the program is the end of the run.
+	Daemon bool
 }
 
 // Runner runs programs.
 type Runner interface {
 	// Run runs a program to its end and returns what it wrote to stdout. A program that ends with another status than 0
-	// is an error that names the program, the status and the end of its stderr.
+	// is an error that names the program, the status and the end of its stderr. When the context ends, the program is
+	// killed with all that it started.
 	Run(ctx context.Context, c Command) (stdout string, err error)
 }
 

@@ -147,7 +147,9 @@ func refused(t *testing.T, owner ssa.Owner) {
 
 func TestApplySaysWhatItCouldNotExtract(t *testing.T) {
 	g := gomega.NewWithT(t)
-	extract := func(*v1alpha1.GPUNode, string) (*ac.GPUNodeApplyConfiguration, error) { return nil, errors.New("no such type") }
+	extract := func(*v1alpha1.GPUNode, string) (*ac.GPUNodeApplyConfiguration, error) {
+		return nil, errors.New("no such type")
+	}
 	have := &v1alpha1.GPUNode{ObjectMeta: metav1.ObjectMeta{ResourceVersion: "1"}}
 	wrote, err := ssa.Apply(t.Context(), ssa.Owner{Name: "tester"}, have, ac.GPUNode("n"), extract)
 	g.Expect(wrote).To(gomega.BeFalse())

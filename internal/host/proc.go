@@ -1,0 +1,95 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package host
+
+import (
+	"fmt"
+	"os"
+	"path"
+	"regexp"
+	"strconv"
+	"strings"
+)
+
+// Proc reads the proc file system. It implements Processes and Boot. To see the processes of the whole node it must be
+// that of the host's PID namespace.
+type Proc struct {
+	root *os.Root
+}
+
+// NewProc reads the proc file system under root, such as /proc.
+func NewProc(root *os.Root) *Proc { return &Proc{root: root} }
+
+// Describe implements Processes.
+func (p *Proc) Describe(pid int) Process {
+	dir := strconv.Itoa(pid)
+	described := Process{Name: p.name(dir)}
+	if cgroups, err := p.root.ReadFile(path.Join(dir, "cgroup")); err == nil {
+		described.PodUID, described.ContainerID = parseCgroups(string(cgroups))
+	}
+	return described
+}
+
+// name is the base name of the first argument, or what the kernel calls it: comm ends after 15 characters, too short
+// for nvidia-cuda-mps-server.
+func (p *Proc) name(dir string) string {
+	if cmdline, err := p.root.ReadFile(path.Join(dir, "cmdline")); err == nil {
+		if argument, _, _ := strings.Cut(string(cmdline), "\x00"); argument != "" {
+			return path.Base(argument)
+		}
+	}
+	comm, err := p.root.ReadFile(path.Join(dir, "comm"))
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(comm))
+}
+
+// ID implements Boot.
+func (p *Proc) ID() (string, error) {
+	id, err := p.root.ReadFile("sys/kernel/random/boot_id")
+	if err != nil {
+		return "", fmt.Errorf("reading the boot id: %w", err)
+	}
+	return strings.TrimSpace(string(id)), nil
+}
+
+// How the kubelet and the container runtimes name the cgroups of a container:
+//
+//	cgroupfs  /kubepods/burstable/pod<uid>/<container id>
+//	systemd   /kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod<uid with _>.slice/cri-containerd-<id>.scope
+//	cri-o     …/kubepods-pod<uid with _>.slice/crio-<id>.scope
+//
+// A nested cgroup may follow. With cgroup v1 there is one line for each controller, with v2 one line in all.
+var (
+	podSegment       = regexp.MustCompile(`^(?:kubepods(?:-besteffort|-burstable)?-)?pod([0-9a-fA-F]{8}[-_][0-9a-fA-F_-]{27}|[0-9a-f]{32})(?:\.slice)?$`)
+	containerSegment = regexp.MustCompile(`^(?:[a-z-]+-)?([0-9a-f]{64})(?:\.scope)?$`)
+)
+
+// parseCgroups finds the pod and the container in /proc/<pid>/cgroup.
+func parseCgroups(cgroups string) (podUID, containerID string) {
+	for line := range strings.Lines(cgroups) {
+		fields := strings.SplitN(strings.TrimSpace(line), ":", 3)
+		if len(fields) != 3 {
+			continue
+		}
+		if podUID, containerID = parseCgroup(fields[2]); podUID != "" {
+			return podUID, containerID
+		}
+	}
+	return "", ""
+}
+
+func parseCgroup(cgroup string) (podUID, containerID string) {
+	for segment := range strings.SplitSeq(cgroup, "/") {
+		if pod := podSegment.FindStringSubmatch(segment); pod != nil {
+			podUID, containerID = strings.ReplaceAll(pod[1], "_", "-"), ""
+			continue
+		}
+		if container := containerSegment.FindStringSubmatch(segment); container != nil && podUID != "" && containerID == "" {
+			containerID = container[1]
+		}
+	}
+	return podUID, containerID
+}

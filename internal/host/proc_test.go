@@ -1,0 +1,126 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package host_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/onsi/gomega"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/host"
+)
+
+const (
+	podUID = "0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9"
+	podDNS = "0a1b2c3d_4e5f_6071_8293_a4b5c6d7e8f9"
+)
+
+var container = strings.Repeat("0123abcd", 8)
+
+func TestDescribe(t *testing.T) {
+	inPod := host.Process{Name: "python3", PodUID: podUID, ContainerID: container}
+	tests := map[string]struct {
+		cgroup string
+		want   host.Process
+	}{
+		"cgroup v2, systemd, containerd": {
+			cgroup: "0::/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod" + podDNS + ".slice/cri-containerd-" + container + ".scope\n",
+			want:   inPod,
+		},
+		"cgroup v2, systemd, a guaranteed pod under CRI-O": {
+			cgroup: "0::/kubepods.slice/kubepods-pod" + podDNS + ".slice/crio-" + container + ".scope/container\n", want: inPod,
+		},
+		"cgroup v2, cgroupfs": {cgroup: "0::/kubepods/burstable/pod" + podUID + "/" + container + "\n", want: inPod},
+		"cgroup v2, seen from another cgroup namespace": {
+			cgroup: "0::/../../kubepods-burstable-pod" + podDNS + ".slice/cri-containerd-" + container + ".scope\n", want: inPod,
+		},
+		"cgroup v1, several controllers": {
+			cgroup: "12:pids:/\n4:memory:/kubepods/besteffort/pod" + podUID + "/" + container + "\n1:name=systemd:/kubepods\n", want: inPod,
+		},
+		"cgroup v1, Docker under systemd": {
+			cgroup: "4:cpu,cpuacct:/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod" + podDNS + ".slice/docker-" + container + ".scope\n",
+			want:   inPod,
+		},
+		"a cgroup nested in the container": {
+			cgroup: "0::/kubepods/pod" + podUID + "/" + container + "/system.slice/app.service\n", want: inPod,
+		},
+		"a static pod, whose uid is a hash": {
+			cgroup: "0::/kubepods.slice/kubepods-pod" + strings.Repeat("ab12", 8) + ".slice/cri-containerd-" + container + ".scope\n",
+			want:   host.Process{Name: "python3", PodUID: strings.Repeat("ab12", 8), ContainerID: container},
+		},
+		"a pod's own cgroup has no container":  {cgroup: "0::/kubepods/pod" + podUID + "\n", want: host.Process{Name: "python3", PodUID: podUID}},
+		"a process of the host":                {cgroup: "0::/system.slice/nvidia-persistenced.service\n", want: host.Process{Name: "python3"}},
+		"a container that is not Kubernetes'":  {cgroup: "0::/system.slice/docker-" + container + ".scope\n", want: host.Process{Name: "python3"}},
+		"a folder that only begins like a pod": {cgroup: "0::/kubepods/podcast/" + container + "\n", want: host.Process{Name: "python3"}},
+		"a line that is no cgroup":             {cgroup: "nonsense\n", want: host.Process{Name: "python3"}},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			g := gomega.NewWithT(t)
+			proc := newProc(t, map[string]string{"42/comm": "python3.11-lon\n", "42/cmdline": "/usr/bin/python3\x00train.py\x00", "42/cgroup": tc.cgroup})
+			g.Expect(proc.Describe(42)).To(gomega.Equal(tc.want))
+		})
+	}
+}
+
+func TestDescribeNames(t *testing.T) {
+	g := gomega.NewWithT(t)
+	proc := newProc(t, map[string]string{"7/comm": "kworker/0:1\n", "7/cmdline": ""})
+	g.Expect(proc.Describe(7)).To(gomega.Equal(host.Process{Name: "kworker/0:1"}), "a kernel thread has no command line")
+	g.Expect(proc.Describe(8)).To(gomega.Equal(host.Process{}), "a process that is gone")
+}
+
+func TestBootID(t *testing.T) {
+	g := gomega.NewWithT(t)
+	id, err := newProc(t, map[string]string{"sys/kernel/random/boot_id": "6ac2a8f4-9d1e-4c43-a0d5-1d5b1f5d0a3c\n"}).ID()
+	g.Expect(id, err).To(gomega.Equal("6ac2a8f4-9d1e-4c43-a0d5-1d5b1f5d0a3c"))
+	_, err = newProc(t, nil).ID()
+	g.Expect(err).To(gomega.MatchError(gomega.ContainSubstring("reading the boot id: ")))
+}
+
+func TestProcOfThisMachine(t *testing.T) {
+	g := gomega.NewWithT(t)
+	root, err := os.OpenRoot("/proc")
+	g.Expect(err).NotTo(gomega.HaveOccurred())
+	defer root.Close()
+	proc := host.NewProc(root)
+	g.Expect(proc.Describe(os.Getpid()).Name).To(gomega.Equal(filepath.Base(os.Args[0])))
+	id, err := proc.ID()
+	g.Expect(id, err).To(gomega.HaveLen(36))
+}
+
+func newProc(t *testing.T, files map[string]string) *host.Proc {
+	t.Helper()
+	dir := t.TempDir()
+	for name, content := range files {
+		file := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = root.Close() })
+	return host.NewProc(root)
+}
+
+func TestDriverRoot(t *testing.T) {
+	g := gomega.NewWithT(t)
+	g.Expect(host.DriverRoot("/").Program("nvidia-smi")).To(gomega.Equal("/usr/bin/nvidia-smi"))
+	g.Expect(host.DriverRoot("/").Env()).To(gomega.BeEmpty(), "a driver on the host is found by itself")
+	container := host.DriverRoot("/run/nvidia/driver")
+	g.Expect(container.Program("nvidia-smi")).To(gomega.Equal("/run/nvidia/driver/usr/bin/nvidia-smi"))
+	g.Expect(container.Env()).To(gomega.ConsistOf(
+		gomega.ContainSubstring("LD_LIBRARY_PATH=/run/nvidia/driver/usr/lib64:/run/nvidia/driver/usr/lib/x86_64-linux-gnu:"),
+		gomega.HavePrefix("PATH=/run/nvidia/driver/usr/bin:"),
+	))
+}
