@@ -1,0 +1,64 @@
+# GPU Sharing Operator. `make help` lists the targets.
+SHELL := /usr/bin/env bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+TOOL := go tool -modfile=hack/tools/go.mod
+BIN  := bin
+# Packages whose tests need no API server come first, so that a plain mistake shows within seconds.
+TESTFLAGS ?=
+
+##@ For everybody
+
+.PHONY: help
+help: ## This list.
+	@awk 'BEGIN {FS = ":.*##"} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*##/ {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: demo
+demo: ## Share the GPUs of simulated A100, H100 and T4 nodes by MIG, MPS and time-slicing, on a real API server. KEEP=1 leaves it running.
+	@hack/demo.sh
+
+.PHONY: test
+test: kube ## Run every test: pure, convergence, API and reconcilers on a real API server.
+	KUBEBUILDER_ASSETS="$$(hack/kube/build.sh)" go test $(TESTFLAGS) ./...
+
+.PHONY: bench
+bench: ## Measure planning, packing and the API writes of a rollout.
+	go test -run '^$$' -bench . -benchtime 1s ./internal/... ./test/bench/...
+
+##@ For developers
+
+.PHONY: build
+build: ## Build controller and agent into bin/. The agent needs a C compiler, the controller does not.
+	CGO_ENABLED=0 go build -trimpath -o $(BIN)/controller ./cmd/controller
+	CGO_ENABLED=1 go build -trimpath -o $(BIN)/agent ./cmd/agent
+
+.PHONY: generate
+generate: ## Generate deep copies and apply configurations from api/.
+	$(TOOL) controller-gen object:headerFile=hack/boilerplate.go.txt paths=./api/v1alpha1
+	$(TOOL) controller-gen applyconfiguration:headerFile=hack/boilerplate.go.txt paths=./api/v1alpha1
+
+.PHONY: manifests
+manifests: ## Generate the CRDs from api/ and the controller's RBAC from its markers.
+	$(TOOL) controller-gen crd paths=./api/v1alpha1 output:crd:dir=config/crd
+	@hack/manifests.sh
+
+.PHONY: fmt
+fmt: ## Format the code.
+	$(TOOL) golangci-lint fmt
+
+.PHONY: lint
+lint: ## Run the linters, which also hold the import rules of docs/architecture.md.
+	$(TOOL) golangci-lint run
+
+.PHONY: verify
+verify: generate manifests ## Fail if anything generated, or go.mod, is not as it would be generated now.
+	@hack/verify.sh
+
+.PHONY: kube
+kube: ## Build the Kubernetes programs that test and demo need, once, into a cache outside the repository.
+	@hack/kube/build.sh >/dev/null
+
+.PHONY: clean
+clean: ## Remove what was built here. The cache of Kubernetes programs stays.
+	rm -rf $(BIN) dist
