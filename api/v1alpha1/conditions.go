@@ -54,6 +54,8 @@ const (
 	ReasonGPUInUse = "GPUInUse"
 	// ReasonDrainTimedOut: the node did not become idle in the time that the policy allows.
 	ReasonDrainTimedOut = "DrainTimedOut"
+	// ReasonDriverUpgrade: NVIDIA's driver is being upgraded on the node; nothing is changed meanwhile.
+	ReasonDriverUpgrade = "DriverUpgrade"
 	// ReasonPausingClients: NVIDIA's own GPU clients are being paused, since the change needs all handles closed.
 	ReasonPausingClients = "PausingClients"
 	// ReasonApplying: the agent is changing the GPUs.
@@ -66,6 +68,8 @@ const (
 	ReasonNotAdvertised = "NotAdvertised"
 	// ReasonRolledBack: the change failed and the node was put back to its last good state.
 	ReasonRolledBack = "RolledBack"
+	// ReasonRestoring: no policy governs the node any more, and it goes back to the state in which it was found.
+	ReasonRestoring = "Restoring"
 	// ReasonProgressing: the nodes of the policy are on their way.
 	ReasonProgressing = "Progressing"
 )
@@ -86,6 +90,8 @@ const (
 	ReasonPartialSelection = "PartialSelection"
 	// ReasonMPSLimit: the GPU serves fewer MPS clients than the replicas asked for.
 	ReasonMPSLimit = "MPSLimit"
+	// ReasonMPSLimitsFixed: NVIDIA's own MPS daemon set serves the node, with limits that follow from the replicas alone.
+	ReasonMPSLimitsFixed = "MPSLimitsFixed"
 	// ReasonMemoryLimit: the MPS pinned memory limit is more than the GPU has.
 	ReasonMemoryLimit = "MemoryLimit"
 	// ReasonVirtualGPU: the node's GPUs are virtual and cannot be shared further.
@@ -127,4 +133,14 @@ const (
 	AnnotationBaseline = Group + "/baseline"
 	// AnnotationNudge is changed on pods that mount the operator's ConfigMap, so that the kubelet projects it at once.
 	AnnotationNudge = Group + "/config"
+	// AnnotationSelected tells, on a Node, which key was selected last and when: <key>@<seconds since 1970>. The deadline
+	// for advertising what the key promises counts from it.
+	AnnotationSelected = Group + "/selected"
+	// AnnotationPaused lists, on a Node, the deploy labels of NVIDIA's clients that the operator paused, by comma: those
+	// and no others are set to true again.
+	AnnotationPaused = Group + "/paused"
+	// LabelConfig selects, on a Node, a key of the device-plugin configuration. It is NVIDIA's.
+	LabelConfig = "nvidia.com/device-plugin.config"
+	// LabelMIGManager starts and stops NVIDIA's mig-manager on a Node. It is NVIDIA's.
+	LabelMIGManager = "nvidia.com/gpu.deploy.mig-manager"
 )

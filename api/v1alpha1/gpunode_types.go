@@ -5,6 +5,7 @@ package v1alpha1
 
 import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
 // GPUNode is what the operator knows of one node with GPUs. It has the node's name and goes with the node. Its spec is
@@ -55,14 +56,60 @@ type GPUNodeSpec struct {
 	// +kubebuilder:validation:MaxItems=64
 	Devices []DeviceSpec `json:"devices,omitempty"`
 
+	// since is when policy, configKey or devices last changed: the deadline for reaching them counts from it.
+	// +optional
+	Since metav1.Time `json:"since,omitzero"`
+
 	// lastGood is the last wish that the node reached and verified: what it goes back to when a newer one fails.
 	// +optional
 	LastGood *NodeSharing `json:"lastGood,omitempty"`
+
+	// failed is the wish that the node could not reach. It is not tried again before it changes.
+	// +optional
+	Failed *FailedWish `json:"failed,omitempty"`
 
 	// baseline is the state of the node before the operator first changed it: what it goes back to when no policy
 	// governs it any more.
 	// +optional
 	Baseline *Baseline `json:"baseline,omitempty"`
+
+	// release is how the node goes back to its baseline, as the policy that governs it, or governed it last, says.
+	// +optional
+	Release *Release `json:"release,omitempty"`
+}
+
+// FailedWish is a wish that a node could not reach, and why.
+type FailedWish struct {
+	// wish names it: a hash of its device-plugin configuration and its devices.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=63
+	Wish string `json:"wish,omitempty"`
+	// reason is the same word that the conditions use.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=64
+	Reason string `json:"reason,omitempty"`
+	// message says what failed, and where.
+	// +optional
+	// +kubebuilder:validation:MaxLength=1024
+	Message string `json:"message,omitempty"`
+}
+
+// Release is how a node goes back to its baseline when no policy governs it any more.
+type Release struct {
+	// deletionPolicy says whether it does.
+	// +optional
+	DeletionPolicy DeletionPolicy `json:"deletionPolicy,omitempty"`
+	// eviction says what happens to pods in the way.
+	// +optional
+	Eviction Eviction `json:"eviction,omitzero"`
+	// maxUnavailable is how many nodes may be going back at the same time, as a number or a percentage of those that do.
+	// The largest among them counts.
+	// +optional
+	// +kubebuilder:validation:XIntOrString
+	// +kubebuilder:validation:MaxLength=4
+	MaxUnavailable *intstr.IntOrString `json:"maxUnavailable,omitempty"`
 }
 
 // NodeSharing is how the GPUs of a node are shared, and the device-plugin configuration that belongs to it.

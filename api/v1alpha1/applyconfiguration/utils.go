@@ -29,6 +29,8 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &apiv1alpha1.DeviceStatusApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("Eviction"):
 		return &apiv1alpha1.EvictionApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("FailedWish"):
+		return &apiv1alpha1.FailedWishApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("GPUMatch"):
 		return &apiv1alpha1.GPUMatchApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("GPUNode"):
@@ -75,6 +77,8 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &apiv1alpha1.ProcessStatusApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("ProfileStatus"):
 		return &apiv1alpha1.ProfileStatusApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("Release"):
+		return &apiv1alpha1.ReleaseApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("ResourceCount"):
 		return &apiv1alpha1.ResourceCountApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("Rollout"):

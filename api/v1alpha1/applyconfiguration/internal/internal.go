@@ -148,6 +148,18 @@ var schemaYAML = typed.YAMLObject(`types:
       default: 600
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.EvictionMode
   scalar: string
+- name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.FailedWish
+  map:
+    fields:
+    - name: message
+      type:
+        scalar: string
+    - name: reason
+      type:
+        scalar: string
+    - name: wish
+      type:
+        scalar: string
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.GPUMatch
   map:
     fields:
@@ -198,12 +210,21 @@ var schemaYAML = typed.YAMLObject(`types:
           elementRelationship: associative
           keys:
           - uuid
+    - name: failed
+      type:
+        namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.FailedWish
     - name: lastGood
       type:
         namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.NodeSharing
     - name: policy
       type:
         scalar: string
+    - name: release
+      type:
+        namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.Release
+    - name: since
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Time
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.GPUNodeStatus
   map:
     fields:
@@ -573,6 +594,18 @@ var schemaYAML = typed.YAMLObject(`types:
           elementType:
             scalar: numeric
           elementRelationship: associative
+- name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.Release
+  map:
+    fields:
+    - name: deletionPolicy
+      type:
+        namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.DeletionPolicy
+    - name: eviction
+      type:
+        namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.Eviction
+    - name: maxUnavailable
+      type:
+        namedType: io.k8s.apimachinery.pkg.util.intstr.IntOrString
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.ResourceCount
   map:
     fields:

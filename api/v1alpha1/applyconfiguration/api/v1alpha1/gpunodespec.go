@@ -5,6 +5,10 @@
 
 package v1alpha1
 
+import (
+	v1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
 // GPUNodeSpecApplyConfiguration represents a declarative configuration of the GPUNodeSpec type for use
 // with apply.
 //
@@ -17,11 +21,17 @@ type GPUNodeSpecApplyConfiguration struct {
 	ConfigKey *string `json:"configKey,omitempty"`
 	// devices are the GPUs to change, and how each shall be. A GPU that is not listed is left as it is.
 	Devices []DeviceSpecApplyConfiguration `json:"devices,omitempty"`
+	// since is when policy, configKey or devices last changed: the deadline for reaching them counts from it.
+	Since *v1.Time `json:"since,omitempty"`
 	// lastGood is the last wish that the node reached and verified: what it goes back to when a newer one fails.
 	LastGood *NodeSharingApplyConfiguration `json:"lastGood,omitempty"`
+	// failed is the wish that the node could not reach. It is not tried again before it changes.
+	Failed *FailedWishApplyConfiguration `json:"failed,omitempty"`
 	// baseline is the state of the node before the operator first changed it: what it goes back to when no policy
 	// governs it any more.
 	Baseline *BaselineApplyConfiguration `json:"baseline,omitempty"`
+	// release is how the node goes back to its baseline, as the policy that governs it, or governed it last, says.
+	Release *ReleaseApplyConfiguration `json:"release,omitempty"`
 }
 
 // GPUNodeSpecApplyConfiguration constructs a declarative configuration of the GPUNodeSpec type for use with
@@ -59,6 +69,14 @@ func (b *GPUNodeSpecApplyConfiguration) WithDevices(values ...*DeviceSpecApplyCo
 	return b
 }
 
+// WithSince sets the Since field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Since field is set to the value of the last call.
+func (b *GPUNodeSpecApplyConfiguration) WithSince(value v1.Time) *GPUNodeSpecApplyConfiguration {
+	b.Since = &value
+	return b
+}
+
 // WithLastGood sets the LastGood field in the declarative configuration to the given value
 // and returns the receiver, so that objects can be built by chaining "With" function invocations.
 // If called multiple times, the LastGood field is set to the value of the last call.
@@ -67,10 +85,26 @@ func (b *GPUNodeSpecApplyConfiguration) WithLastGood(value *NodeSharingApplyConf
 	return b
 }
 
+// WithFailed sets the Failed field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Failed field is set to the value of the last call.
+func (b *GPUNodeSpecApplyConfiguration) WithFailed(value *FailedWishApplyConfiguration) *GPUNodeSpecApplyConfiguration {
+	b.Failed = value
+	return b
+}
+
 // WithBaseline sets the Baseline field in the declarative configuration to the given value
 // and returns the receiver, so that objects can be built by chaining "With" function invocations.
 // If called multiple times, the Baseline field is set to the value of the last call.
 func (b *GPUNodeSpecApplyConfiguration) WithBaseline(value *BaselineApplyConfiguration) *GPUNodeSpecApplyConfiguration {
 	b.Baseline = value
+	return b
+}
+
+// WithRelease sets the Release field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Release field is set to the value of the last call.
+func (b *GPUNodeSpecApplyConfiguration) WithRelease(value *ReleaseApplyConfiguration) *GPUNodeSpecApplyConfiguration {
+	b.Release = value
 	return b
 }
