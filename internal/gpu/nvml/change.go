@@ -1,0 +1,138 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package nvml
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+)
+
+// SetMIG implements gpu.Hardware. NVML notes a mode that it cannot activate as pending and says so in a status of its own.
+func (h *Hardware) SetMIG(ctx context.Context, uuid string, enabled bool) error {
+	mode := nvml.DEVICE_MIG_DISABLE
+	if enabled {
+		mode = nvml.DEVICE_MIG_ENABLE
+	}
+	return h.do(ctx, fmt.Sprintf("setting MIG mode %t on GPU %s", enabled, uuid), func() error {
+		d, err := h.device(uuid)
+		if err != nil {
+			return err
+		}
+		activation, ret := d.SetMigMode(mode)
+		if ret != nvml.SUCCESS {
+			return failed("nvmlDeviceSetMigMode", ret)
+		}
+		if activation != nvml.SUCCESS {
+			name, _ := describe(activation)
+			return fmt.Errorf("%w: the mode is pending, activating it gave %s", gpu.ErrResetRequired, name)
+		}
+		return nil
+	})
+}
+
+// Reset implements gpu.Hardware.
+func (h *Hardware) Reset(ctx context.Context, uuid string) error {
+	return h.do(ctx, "resetting GPU "+uuid, func() error {
+		if h.options.Reset == nil {
+			return fmt.Errorf("%w: %w", gpu.ErrNotSupported, errNoReset)
+		}
+		d, err := h.device(uuid)
+		if err != nil {
+			return err
+		}
+		pci, ret := d.GetPciInfo()
+		if ret != nvml.SUCCESS {
+			return failed("nvmlDeviceGetPciInfo", ret)
+		}
+		if err := h.shutdown(); err != nil {
+			return err
+		}
+		if err := h.options.Reset(ctx, busID(pci)); err != nil {
+			return resetFailure(err)
+		}
+		return nil
+	})
+}
+
+// SetComputeMode implements gpu.Hardware. A mode that the GPU has already is not set again: in MIG mode NVML refuses even
+// that.
+func (h *Hardware) SetComputeMode(ctx context.Context, uuid string, mode gpu.ComputeMode) error {
+	return h.do(ctx, fmt.Sprintf("setting compute mode %s on GPU %s", mode, uuid), func() error {
+		d, err := h.device(uuid)
+		if err != nil {
+			return err
+		}
+		if have, ret := d.GetComputeMode(); ret == nvml.SUCCESS && have == nvml.ComputeMode(mode) {
+			return nil
+		}
+		return failed("nvmlDeviceSetComputeMode", d.SetComputeMode(nvml.ComputeMode(mode)))
+	})
+}
+
+// CreateInstance implements gpu.Hardware.
+func (h *Hardware) CreateInstance(ctx context.Context, uuid, profile string, at gpu.Placement) error {
+	return h.do(ctx, fmt.Sprintf("creating %s at %s on GPU %s", profile, at, uuid), func() error {
+		d, err := h.device(uuid)
+		if err != nil {
+			return err
+		}
+		p, err := h.profile(d, profile)
+		if err != nil {
+			return err
+		}
+		placement := nvml.GpuInstancePlacement{Start: uint32(at.Start), Size: uint32(at.Size)} //nolint:gosec // a few slices
+		instance, ret := d.CreateGpuInstanceWithPlacement(&p.info, &placement)
+		if ret != nvml.SUCCESS {
+			return failed("nvmlDeviceCreateGpuInstanceWithPlacement", ret)
+		}
+		err = ctx.Err()
+		if err == nil {
+			err = span(instance, p.info.SliceCount)
+		}
+		if err != nil { // also after the end of ctx: half an instance helps nobody
+			return errors.Join(err, failed("taking the GPU instance back: nvmlGpuInstanceDestroy", instance.Destroy()))
+		}
+		return nil
+	})
+}
+
+// span creates the compute instance that has all slices of a GPU instance.
+func span(instance nvml.GpuInstance, slices uint32) error {
+	for _, info := range computeProfiles(instance) {
+		if info.SliceCount == slices {
+			_, ret := instance.CreateComputeInstance(&info)
+			return failed("nvmlGpuInstanceCreateComputeInstance", ret)
+		}
+	}
+	return fmt.Errorf("%w: the driver has no compute instance profile of %d slices", gpu.ErrNotSupported, slices)
+}
+
+// DestroyInstance implements gpu.Hardware.
+func (h *Hardware) DestroyInstance(ctx context.Context, uuid string, id int) error {
+	return h.do(ctx, fmt.Sprintf("destroying instance %d on GPU %s", id, uuid), func() error {
+		d, err := h.device(uuid)
+		if err != nil {
+			return err
+		}
+		instance, ret := d.GetGpuInstanceById(id)
+		if ret != nvml.SUCCESS {
+			return failed("nvmlDeviceGetGpuInstanceById", ret)
+		}
+		computes, err := computeInstances(instance)
+		if err != nil {
+			return err
+		}
+		for _, c := range computes {
+			if err := errors.Join(ctx.Err(), failed("nvmlComputeInstanceDestroy", c.handle.Destroy())); err != nil {
+				return err
+			}
+		}
+		return errors.Join(ctx.Err(), failed("nvmlGpuInstanceDestroy", instance.Destroy()))
+	})
+}

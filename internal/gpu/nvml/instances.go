@@ -1,0 +1,134 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package nvml
+
+import (
+	"slices"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+)
+
+// readInstances goes through the GPU instances rather than the MIG devices, since a GPU instance without a compute
+// instance, which takes room all the same, is no MIG device.
+func (h *Hardware) readInstances(handle nvml.Device, d *gpu.Device) error {
+	if !d.State.MIG || d.Virtual {
+		return nil
+	}
+	all, err := h.profiles(handle)
+	if err != nil {
+		return err
+	}
+	uuids, err := migDevices(handle)
+	if err != nil {
+		return err
+	}
+	for _, p := range all {
+		instances, ret := handle.GetGpuInstances(&p.info)
+		if ret == nvml.ERROR_NOT_SUPPORTED {
+			continue
+		}
+		if ret != nvml.SUCCESS {
+			return failed("nvmlDeviceGetGpuInstances", ret)
+		}
+		for _, instance := range instances {
+			seen, err := readInstance(instance, p, uuids)
+			if err != nil {
+				return err
+			}
+			d.State.Instances = append(d.State.Instances, seen)
+		}
+	}
+	slices.SortFunc(d.State.Instances, func(a, b gpu.Instance) int { return a.Placement.Start - b.Placement.Start })
+	return nil
+}
+
+func readInstance(instance nvml.GpuInstance, p profile, uuids map[migDevice]string) (gpu.Instance, error) {
+	info, ret := instance.GetInfo()
+	if ret != nvml.SUCCESS {
+		return gpu.Instance{}, failed("nvmlGpuInstanceGetInfo", ret)
+	}
+	computes, err := computeInstances(instance)
+	if err != nil {
+		return gpu.Instance{}, err
+	}
+	seen := gpu.Instance{
+		Profile: p.name, ID: int(info.Id), Partial: true,
+		Placement: gpu.Placement{Start: int(info.Placement.Start), Size: int(info.Placement.Size)},
+	}
+	if len(computes) == 1 && computes[0].slices == p.info.SliceCount {
+		seen.Partial = false
+		seen.UUID = uuids[migDevice{seen.ID, computes[0].id}]
+	}
+	return seen, nil
+}
+
+type computeInstance struct {
+	handle nvml.ComputeInstance
+	id     int
+	slices uint32
+}
+
+func computeInstances(instance nvml.GpuInstance) ([]computeInstance, error) {
+	var found []computeInstance
+	for _, profile := range computeProfiles(instance) {
+		handles, ret := instance.GetComputeInstances(&profile)
+		if ret == nvml.ERROR_NOT_SUPPORTED {
+			continue
+		}
+		if ret != nvml.SUCCESS {
+			return nil, failed("nvmlGpuInstanceGetComputeInstances", ret)
+		}
+		for _, handle := range handles {
+			info, ret := handle.GetInfo()
+			if ret != nvml.SUCCESS {
+				return nil, failed("nvmlComputeInstanceGetInfo", ret)
+			}
+			found = append(found, computeInstance{handle, int(info.Id), profile.SliceCount})
+		}
+	}
+	return found, nil
+}
+
+// computeProfiles lists the compute instance profiles of a GPU instance; of those with one driver id, the first.
+func computeProfiles(instance nvml.GpuInstance) []nvml.ComputeInstanceProfileInfo {
+	var found []nvml.ComputeInstanceProfileInfo
+	for enum := range nvml.COMPUTE_INSTANCE_PROFILE_COUNT {
+		info, ret := instance.GetComputeInstanceProfileInfo(enum, nvml.COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED)
+		known := slices.ContainsFunc(found, func(f nvml.ComputeInstanceProfileInfo) bool { return f.Id == info.Id })
+		if ret == nvml.SUCCESS && info.InstanceCount > 0 && !known {
+			found = append(found, info)
+		}
+	}
+	return found
+}
+
+// migDevice names a MIG device within its GPU.
+type migDevice struct{ gpuInstance, computeInstance int }
+
+func migDevices(handle nvml.Device) (map[migDevice]string, error) {
+	count, ret := handle.GetMaxMigDeviceCount()
+	if ret != nvml.SUCCESS {
+		return nil, failed("nvmlDeviceGetMaxMigDeviceCount", ret)
+	}
+	uuids := map[migDevice]string{}
+	for index := range count {
+		device, ret := handle.GetMigDeviceHandleByIndex(index)
+		if ret == nvml.ERROR_NOT_FOUND || ret == nvml.ERROR_INVALID_ARGUMENT { // no device at this index
+			continue
+		}
+		if ret != nvml.SUCCESS {
+			return nil, failed("nvmlDeviceGetMigDeviceHandleByIndex", ret)
+		}
+		gi, giRet := device.GetGpuInstanceId()
+		ci, ciRet := device.GetComputeInstanceId()
+		uuid, uuidRet := device.GetUUID()
+		if giRet != nvml.SUCCESS || ciRet != nvml.SUCCESS || uuidRet != nvml.SUCCESS {
+			continue // destroyed meanwhile; the next observation has it right
+		}
+		uuids[migDevice{gi, ci}] = uuid
+	}
+	return uuids, nil
+}

@@ -1,0 +1,147 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package nvml
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+)
+
+// Observe implements gpu.Hardware. It is all or nothing: a GPU that cannot be read fails the observation, so that it is
+// never taken for one that was removed.
+func (h *Hardware) Observe(ctx context.Context) (gpu.Inventory, error) {
+	var inv gpu.Inventory
+	err := h.do(ctx, "observing the GPUs", func() error {
+		seen, err := h.observe(ctx)
+		if err == nil && ctx.Err() == nil {
+			inv = seen
+		}
+		return errors.Join(err, ctx.Err())
+	})
+	if err != nil { // inv is not read: an abandoned operation may still write it
+		return gpu.Inventory{}, err
+	}
+	return inv, nil
+}
+
+func (h *Hardware) observe(ctx context.Context) (gpu.Inventory, error) {
+	version, ret := h.lib.SystemGetDriverVersion()
+	if ret != nvml.SUCCESS {
+		return gpu.Inventory{}, failed("nvmlSystemGetDriverVersion", ret)
+	}
+	count, ret := h.lib.DeviceGetCount()
+	if ret != nvml.SUCCESS {
+		return gpu.Inventory{}, failed("nvmlDeviceGetCount", ret)
+	}
+	inv := gpu.Inventory{DriverVersion: version}
+	for index := range count {
+		if err := ctx.Err(); err != nil {
+			return gpu.Inventory{}, err
+		}
+		d, err := h.observeDevice(index)
+		if err != nil {
+			return gpu.Inventory{}, fmt.Errorf("GPU %d: %w", index, err)
+		}
+		inv.Devices = append(inv.Devices, d)
+	}
+	return inv, nil
+}
+
+func (h *Hardware) observeDevice(index int) (gpu.Device, error) {
+	handle, ret := h.lib.DeviceGetHandleByIndex(index)
+	if ret != nvml.SUCCESS {
+		return gpu.Device{}, failed("nvmlDeviceGetHandleByIndex", ret)
+	}
+	d, err := identity(handle)
+	if err != nil {
+		return gpu.Device{}, err
+	}
+	d.Index = index
+	for _, read := range []func(nvml.Device, *gpu.Device) error{
+		h.readVirtual, readComputeMode, readMIGMode, h.readProfiles, h.readInstances, h.readProcesses,
+	} {
+		if err := read(handle, &d); err != nil {
+			return gpu.Device{}, err
+		}
+	}
+	return d, nil
+}
+
+func identity(handle nvml.Device) (gpu.Device, error) {
+	uuid, uuidRet := handle.GetUUID()
+	name, nameRet := handle.GetName()
+	pci, pciRet := handle.GetPciInfo()
+	memory, memoryRet := handle.GetMemoryInfo()
+	major, minor, capabilityRet := handle.GetCudaComputeCapability()
+	err := errors.Join(
+		failed("nvmlDeviceGetUUID", uuidRet), failed("nvmlDeviceGetName", nameRet), failed("nvmlDeviceGetPciInfo", pciRet),
+		failed("nvmlDeviceGetMemoryInfo", memoryRet), failed("nvmlDeviceGetCudaComputeCapability", capabilityRet),
+	)
+	return gpu.Device{
+		UUID: uuid, Product: name, PCIBusID: busID(pci), MemoryMiB: int64(memory.Total >> 20), //nolint:gosec // 44 bits
+		ComputeCapability: gpu.ComputeCapability{Major: major, Minor: minor},
+	}, err
+}
+
+// busID is the kernel's form of a PCI address: a domain of four digits where NVML has eight, and lower case.
+func busID(pci nvml.PciInfo) string {
+	return fmt.Sprintf("%04x:%02x:%02x.0", pci.Domain, pci.Bus, pci.Device)
+}
+
+func (h *Hardware) readVirtual(handle nvml.Device, d *gpu.Device) error {
+	if !h.has("nvmlDeviceGetVirtualizationMode") {
+		return nil
+	}
+	mode, ret := handle.GetVirtualizationMode()
+	if ret == nvml.ERROR_NOT_SUPPORTED {
+		return nil
+	}
+	d.Virtual = mode == nvml.GPU_VIRTUALIZATION_MODE_VGPU
+	return failed("nvmlDeviceGetVirtualizationMode", ret)
+}
+
+func readComputeMode(handle nvml.Device, d *gpu.Device) error {
+	mode, ret := handle.GetComputeMode()
+	if ret == nvml.ERROR_NOT_SUPPORTED {
+		return nil
+	}
+	d.State.ComputeMode = gpu.ComputeMode(mode)
+	return failed("nvmlDeviceGetComputeMode", ret)
+}
+
+func readMIGMode(handle nvml.Device, d *gpu.Device) error {
+	current, pending, ret := handle.GetMigMode()
+	if ret == nvml.ERROR_NOT_SUPPORTED {
+		return nil
+	}
+	d.MIGCapable = !d.Virtual // a guest may see the mode but not use it
+	d.State.MIG = current == nvml.DEVICE_MIG_ENABLE
+	d.PendingMIG = pending == nvml.DEVICE_MIG_ENABLE
+	return failed("nvmlDeviceGetMigMode", ret)
+}
+
+func (h *Hardware) readProfiles(handle nvml.Device, d *gpu.Device) error {
+	if !d.MIGCapable {
+		return nil
+	}
+	all, err := h.profiles(handle)
+	if err != nil {
+		return err
+	}
+	for _, p := range all {
+		described, ok, err := p.describe(handle)
+		if err != nil {
+			return err
+		}
+		if ok {
+			d.Profiles = append(d.Profiles, described)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,65 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package nvml
+
+import (
+	"cmp"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+)
+
+// noInstance is what NVML reports as the GPU instance of a process that uses none.
+const noInstance = 0xFFFFFFFF
+
+// mpsServer is the program through which MPS clients use a GPU.
+const mpsServer = "nvidia-cuda-mps-server"
+
+// readProcesses lists who computes or draws on the GPU and who does so through MPS, each process once per instance.
+func (h *Hardware) readProcesses(handle nvml.Device, d *gpu.Device) error {
+	seen := map[nvml.ProcessInfo]bool{}
+	for _, list := range []struct {
+		call string
+		read func() ([]nvml.ProcessInfo, nvml.Return)
+	}{
+		{"nvmlDeviceGetComputeRunningProcesses", handle.GetComputeRunningProcesses},
+		{"nvmlDeviceGetGraphicsRunningProcesses", handle.GetGraphicsRunningProcesses},
+		{"nvmlDeviceGetMPSComputeRunningProcesses", handle.GetMPSComputeRunningProcesses},
+	} {
+		if !h.has(list.call) {
+			continue
+		}
+		processes, ret := list.read()
+		if ret != nvml.SUCCESS && ret != nvml.ERROR_NOT_SUPPORTED {
+			return failed(list.call, ret)
+		}
+		for _, p := range processes {
+			seen[nvml.ProcessInfo{Pid: p.Pid, GpuInstanceId: p.GpuInstanceId}] = true
+		}
+	}
+	for p := range seen {
+		d.Processes = append(d.Processes, h.process(p))
+	}
+	slices.SortFunc(d.Processes, func(a, b gpu.Process) int {
+		return cmp.Or(a.PID-b.PID, a.Instance-b.Instance)
+	})
+	return nil
+}
+
+func (h *Hardware) process(p nvml.ProcessInfo) gpu.Process {
+	process := gpu.Process{PID: int(p.Pid), Instance: gpu.WholeGPU}
+	if p.GpuInstanceId != noInstance {
+		process.Instance = int(p.GpuInstanceId)
+	}
+	if name, ret := h.lib.SystemGetProcessName(process.PID); ret == nvml.SUCCESS {
+		program, _, _ := strings.Cut(name, " ")
+		process.Name = path.Base(program)
+	}
+	process.MPSServer = process.Name == mpsServer
+	return process
+}
