@@ -12,34 +12,53 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/mig"
 )
 
+// partition is what a layout makes of one GPU.
+type partition struct {
+	device    gpu.Device
+	layout    v1alpha1.MIGLayout
+	instances map[string]int // by exact profile name
+}
+
 // resolveMIG gives each GPU the instances of the first layout that matches it, by their exact names; a GPU that none
 // matches stays whole.
 func resolveMIG(m v1alpha1.MIG, selected []gpu.Device) ([]v1alpha1.DeviceSpec, error) {
-	specs := wholeGPUs(selected)
-	matched := false
-	for i, d := range selected {
-		layout := layoutOf(m, d)
-		if layout == nil {
-			continue
-		}
-		matched = true
-		instances, err := resolveLayout(*layout, d)
-		if err != nil {
-			return nil, err
-		}
-		specs[i].Sharing = v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeEnabled, Instances: instanceCounts(instances)}
+	partitions, err := partitionsOf(m, selected)
+	if err != nil {
+		return nil, err
 	}
-	if !matched {
-		return nil, problem(v1alpha1.ReasonNoLayoutMatches, "no layout of sharing.mig.layouts is for %s; add one that matches "+
-			"in layouts[].gpus, or leave the node out of the policy", devices(selected))
+	specs := wholeGPUs(selected)
+	for _, p := range partitions {
+		spec := specOf(specs, p.device.UUID)
+		spec.Sharing = v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeEnabled, Instances: instanceCounts(p.instances)}
 	}
 	if m.Strategy == v1alpha1.MIGStrategySingle {
 		if err := differ(specs, selected); err != nil {
 			return nil, err
 		}
 	}
-	_, err := migReplicas(m, selected)
+	_, err = replicasOf(partitions)
 	return specs, err
+}
+
+// partitionsOf finds the layouts of the GPUs that have one.
+func partitionsOf(m v1alpha1.MIG, selected []gpu.Device) ([]partition, error) {
+	var partitions []partition
+	for _, d := range selected {
+		layout := layoutOf(m, d)
+		if layout == nil {
+			continue
+		}
+		instances, err := resolveLayout(*layout, d)
+		if err != nil {
+			return nil, err
+		}
+		partitions = append(partitions, partition{device: d, layout: *layout, instances: instances})
+	}
+	if len(partitions) == 0 && len(selected) > 0 {
+		return nil, problem(v1alpha1.ReasonNoLayoutMatches, "no layout of sharing.mig.layouts is for %s; add one that matches "+
+			"in layouts[].gpus, or leave the node out of the policy", devices(selected))
+	}
+	return partitions, nil
 }
 
 // layoutOf is the first layout for a GPU; nil if there is none.

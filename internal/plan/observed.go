@@ -35,7 +35,7 @@ func observedMPS(d gpu.Device) *v1alpha1.MPSDaemon {
 	daemon := &v1alpha1.MPSDaemon{
 		Resource:               m.Resource,
 		Owner:                  v1alpha1.MPSDaemonOwnerGPUSharing,
-		ActiveThreadPercentage: int32(m.ActiveThreadPercentage), //nolint:gosec // a percentage
+		ActiveThreadPercentage: int32(m.ActiveThreadPercentage),
 		PinnedMemoryLimitMiB:   m.PinnedMemoryLimitMiB,
 	}
 	if m.External {
@@ -79,7 +79,7 @@ func instanceCounts(count map[string]int) []v1alpha1.InstanceCount {
 	var instances []v1alpha1.InstanceCount
 	for _, profile := range slices.Sorted(maps.Keys(count)) {
 		instances = append(instances, v1alpha1.InstanceCount{
-			Profile: profile, Count: int32(count[profile]), //nolint:gosec // a GPU has few slices
+			Profile: profile, Count: int32(count[profile]),
 		})
 	}
 	return instances

@@ -4,6 +4,9 @@
 package plan
 
 import (
+	"maps"
+	"slices"
+
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/mig"
@@ -16,53 +19,49 @@ func Replicas(s v1alpha1.Sharing, selected []gpu.Device) (map[string]int32, erro
 	if s.Strategy != v1alpha1.StrategyMIG {
 		return nil, nil
 	}
-	return migReplicas(*s.MIG, selected)
+	partitions, err := partitionsOf(*s.MIG, selected)
+	if err != nil {
+		return nil, err
+	}
+	return replicasOf(partitions)
 }
 
-func migReplicas(m v1alpha1.MIG, selected []gpu.Device) (map[string]int32, error) {
+func replicasOf(partitions []partition) (map[string]int32, error) {
 	by := map[string]int32{}
 	first := map[string]gpu.Device{} // with instances of the profile
-	for _, d := range selected {
-		layout := layoutOf(m, d)
-		if layout == nil {
-			continue
-		}
-		instances, err := resolveLayout(*layout, d)
+	for _, p := range partitions {
+		replicas, err := layoutReplicas(p)
 		if err != nil {
 			return nil, err
 		}
-		replicas, err := layoutReplicas(*layout, d, instances)
-		if err != nil {
-			return nil, err
-		}
-		for _, i := range instanceCounts(instances) {
-			n := max(replicas[i.Profile], 1)
-			if other, ok := first[i.Profile]; ok && by[i.Profile] != n {
+		for _, profile := range slices.Sorted(maps.Keys(p.instances)) {
+			n := max(replicas[profile], 1)
+			other, seen := first[profile]
+			if seen && by[profile] != n {
 				return nil, problem(v1alpha1.ReasonReplicasDiffer, "instances %s would be advertised %d times on %s and %d times "+
 					"on %s, and NVIDIA's device plugin has one number for a resource of a node; give the profile the same "+
-					"replicas in each layout's timeSlicing", i.Profile, by[i.Profile], other, n, d)
-			} else if !ok {
-				by[i.Profile], first[i.Profile] = n, d
+					"replicas in each layout's timeSlicing", profile, by[profile], other, n, p.device)
+			}
+			by[profile] = n
+			if !seen {
+				first[profile] = p.device
 			}
 		}
 	}
-	for profile, n := range by {
-		if n == 1 {
-			delete(by, profile)
-		}
-	}
+	maps.DeleteFunc(by, func(_ string, n int32) bool { return n == 1 })
 	return by, nil
 }
 
 // layoutReplicas is a layout's timeSlicing by exact profile name on one GPU.
-func layoutReplicas(l v1alpha1.MIGLayout, d gpu.Device, instances map[string]int) (map[string]int32, error) {
+func layoutReplicas(part partition) (map[string]int32, error) {
+	d := part.device
 	by := map[string]int32{}
-	for _, r := range l.TimeSlicing {
+	for _, r := range part.layout.TimeSlicing {
 		p, err := mig.Resolve(d, string(r.Profile))
 		if err != nil {
 			return nil, packingProblem(err)
 		}
-		if instances[p.Name] == 0 {
+		if part.instances[p.Name] == 0 {
 			return nil, problem(v1alpha1.ReasonProfileNotAvailable, "timeSlicing asks for replicas of %s, and the layout gives %s "+
 				"no such instance; name a profile that the layout creates", r.Profile, d)
 		}

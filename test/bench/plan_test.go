@@ -1,0 +1,179 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package bench measures what the project publishes about its speed, and fails when a published bound is exceeded.
+package bench
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
+	"github.com/gpusharing/gpu-sharing-operator/internal/mig"
+	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
+)
+
+// The published bounds.
+const (
+	packingBound  = 100 * time.Microsecond // of one GPU
+	planningBound = time.Millisecond       // of a node with 8 GPUs
+)
+
+// device is a GPU of a model in MIG mode.
+func device(tb testing.TB, m sim.Model) gpu.Device {
+	tb.Helper()
+	n, err := sim.NewNode("bench", m)
+	NewWithT(tb).Expect(err).NotTo(HaveOccurred())
+	n.GPUs[0].MIG, n.GPUs[0].PendingMIG = true, true
+	return n.Observe().Devices[0]
+}
+
+// profileSets lists every set of instances that fits on the empty GPU, as numbers by profile.
+func profileSets(d gpu.Device) []map[string]int {
+	var sets []map[string]int
+	var add func(n int, set map[string]int)
+	add = func(n int, set map[string]int) {
+		if n == len(d.Profiles) {
+			sets = append(sets, maps.Clone(set))
+			return
+		}
+		name := d.Profiles[n].Name
+		for ; set[name] <= d.Profiles[n].Max; set[name]++ {
+			if _, err := mig.Pack(d, set); err != nil {
+				break
+			}
+			add(n+1, set)
+		}
+		delete(set, name)
+	}
+	add(0, map[string]int{})
+	return sets
+}
+
+// occupied is a GPU that has the instances of a set, each in use, packed from the top: the worst start for a search.
+func occupied(d gpu.Device, set map[string]int) gpu.Device {
+	p, err := mig.Pack(d, set)
+	if err != nil {
+		return d
+	}
+	d.State.Instances = slices.Clone(p.Create)
+	for i := range d.State.Instances {
+		d.State.Instances[i].ID = i
+		d.Processes = append(d.Processes, gpu.Process{PID: i + 1, Instance: i})
+	}
+	return d
+}
+
+// fastest is the least of several times that work takes, which another process's turn on the CPU does not lengthen.
+func fastest(work func()) time.Duration {
+	least := time.Hour
+	for range 7 {
+		start := time.Now()
+		work()
+		least = min(least, time.Since(start))
+	}
+	return least
+}
+
+// TestPackingBound packs every set of instances of every GPU that the table knows, on the empty GPU and on one that is
+// full of others.
+func TestPackingBound(t *testing.T) {
+	for _, m := range sim.Models() {
+		empty := device(t, m)
+		if !empty.MIGCapable {
+			continue
+		}
+		t.Run(string(m), func(t *testing.T) {
+			sets := profileSets(empty)
+			starts := []gpu.Device{empty, occupied(empty, sets[len(sets)/2]), occupied(empty, sets[len(sets)-1])}
+			worst, name := time.Duration(0), ""
+			for _, set := range sets {
+				for _, d := range starts {
+					took := fastest(func() { _, _ = mig.Pack(d, set) })
+					if took > worst {
+						worst, name = took, fmt.Sprint(set)
+					}
+				}
+			}
+			t.Logf("%d sets; the slowest, %s, took %s: %.2f of the bound", len(sets), name, worst, ratio(worst, packingBound))
+			NewWithT(t).Expect(worst).To(BeNumerically("<=", packingBound), name)
+		})
+	}
+}
+
+func ratio(took, bound time.Duration) float64 { return float64(took) / float64(bound) }
+
+// node is an 8-GPU node that is to be repartitioned: every GPU has another layout than it shall have, and work on it.
+func node(tb testing.TB, m sim.Model) ([]gpu.Device, v1alpha1.Sharing) {
+	tb.Helper()
+	models := slices.Repeat([]sim.Model{m}, 8)
+	n, err := sim.NewNode("bench", models...)
+	NewWithT(tb).Expect(err).NotTo(HaveOccurred())
+	have := n.Observe().Devices
+	for i, d := range have {
+		d.State.MIG, d.PendingMIG = true, true
+		small, err := mig.Resolve(d, "1g")
+		NewWithT(tb).Expect(err).NotTo(HaveOccurred())
+		have[i] = occupied(d, map[string]int{small.Name: 3})
+	}
+	wish := v1alpha1.Sharing{Strategy: v1alpha1.StrategyMIG, MIG: &v1alpha1.MIG{Layouts: []v1alpha1.MIGLayout{{
+		Instances: []v1alpha1.MIGInstances{{Profile: "1g", Count: 2}, {Profile: "2g", Count: 1}},
+	}}}}
+	return have, wish
+}
+
+// TestPlanningBound resolves a policy for a node with 8 GPUs and plans it.
+func TestPlanningBound(t *testing.T) {
+	for _, m := range []sim.Model{sim.A100, sim.H100, "rtx-pro-6000-blackwell-96gb"} {
+		t.Run(string(m), func(t *testing.T) {
+			have, wish := node(t, m)
+			specs, err := plan.Resolve(wish, have)
+			NewWithT(t).Expect(err).NotTo(HaveOccurred())
+			steps, err := plan.Node(specs, have)
+			NewWithT(t).Expect(err).NotTo(HaveOccurred())
+			NewWithT(t).Expect(steps).NotTo(BeEmpty())
+			took := fastest(func() {
+				specs, _ := plan.Resolve(wish, have)
+				_, _ = plan.Node(specs, have)
+			})
+			t.Logf("%d steps planned in %s: %.2f of the bound", len(steps), took, ratio(took, planningBound))
+			NewWithT(t).Expect(took).To(BeNumerically("<=", planningBound))
+		})
+	}
+}
+
+func BenchmarkPack(b *testing.B) {
+	for _, m := range []sim.Model{sim.A30, sim.A100, "rtx-pro-6000-blackwell-96gb"} {
+		b.Run(string(m), func(b *testing.B) {
+			d := device(b, m)
+			sets := profileSets(d)
+			for i := 0; b.Loop(); i++ {
+				_, _ = mig.Pack(d, sets[i%len(sets)])
+			}
+		})
+	}
+}
+
+func BenchmarkNode(b *testing.B) {
+	for _, m := range []sim.Model{sim.A100, sim.H100} {
+		b.Run(string(m), func(b *testing.B) {
+			have, wish := node(b, m)
+			for b.Loop() {
+				specs, err := plan.Resolve(wish, have)
+				if err != nil {
+					b.Fatal(err)
+				}
+				if _, err := plan.Node(specs, have); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
