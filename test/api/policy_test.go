@@ -1,0 +1,374 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package api_test holds what a real API server says to objects of ours: what it refuses and in which words, what it
+// fills in, who may write what, and that everything is explained.
+package api_test
+
+import (
+	"fmt"
+	"testing"
+
+	. "github.com/onsi/gomega"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/yaml"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/test/env"
+)
+
+// policy is a GPUSharingPolicy with a spec as a user writes it, in YAML.
+func policy(tb testing.TB, name, spec string) *unstructured.Unstructured {
+	tb.Helper()
+	u := &unstructured.Unstructured{}
+	if err := yaml.Unmarshal([]byte(spec), &u.Object); err != nil {
+		tb.Fatalf("the test's own YAML: %v", err)
+	}
+	u.Object = map[string]any{"spec": u.Object}
+	u.SetGroupVersionKind(v1alpha1.SchemeGroupVersion.WithKind("GPUSharingPolicy"))
+	u.SetName(name)
+	return u
+}
+
+func TestPolicy(t *testing.T) {
+	cluster := env.Start(t)
+	t.Run("is refused", func(t *testing.T) { refused(t, cluster.Client) })
+	t.Run("is accepted", func(t *testing.T) { accepted(t, cluster.Client) })
+	t.Run("is defaulted", func(t *testing.T) { defaulted(t, cluster.Client) })
+	t.Run("reports every violation at once", func(t *testing.T) { atOnce(t, cluster.Client) })
+}
+
+const migWith = `sharing: {strategy: MIG, mig: {layouts: [{instances: [{profile: %q, count: 1}]}]}}`
+
+// notOurLabel is the end of what the API server says to a selector that would undo itself.
+const notOurLabel = "must not select by a label that this operator or NVIDIA's programs write as a consequence of sharing"
+
+func refused(t *testing.T, c client.Client) {
+	t.Helper()
+	cases := map[string]struct {
+		spec string
+		says []string // the field, then the reason
+	}{
+		"no sharing": {
+			spec: `{priority: 1}`,
+			says: []string{"spec.sharing", "Required value"},
+		},
+		"no strategy": {
+			spec: `sharing: {timeSlicing: {replicas: 2}}`,
+			says: []string{"spec.sharing.strategy", "Required value"},
+		},
+		"a strategy without its member": {
+			spec: `sharing: {strategy: TimeSlicing}`,
+			says: []string{"spec.sharing", "timeSlicing must be set exactly when strategy is TimeSlicing"},
+		},
+		"another strategy's member": {
+			spec: `sharing: {strategy: MIG, mps: {replicas: 2}}`,
+			says: []string{
+				"spec.sharing", "mig must be set exactly when strategy is MIG",
+				"mps must be set exactly when strategy is MPS",
+			},
+		},
+		"two members": {
+			spec: `sharing: {strategy: MPS, mps: {replicas: 2}, timeSlicing: {replicas: 2}}`,
+			says: []string{"spec.sharing", "timeSlicing must be set exactly when strategy is TimeSlicing"},
+		},
+		"a member with the strategy that has none": {
+			spec: `sharing: {strategy: Exclusive, timeSlicing: {replicas: 2}}`,
+			says: []string{"spec.sharing", "timeSlicing must be set exactly when strategy is TimeSlicing"},
+		},
+		"an unknown strategy": {
+			spec: `sharing: {strategy: vGPU}`,
+			says: []string{"spec.sharing.strategy", `supported values: "Exclusive", "TimeSlicing", "MPS", "MIG"`},
+		},
+		"a strategy in lower case": {
+			spec: `sharing: {strategy: mps, mps: {replicas: 2}}`,
+			says: []string{"spec.sharing.strategy", `supported values: "Exclusive", "TimeSlicing", "MPS", "MIG"`},
+		},
+		"a misspelt field": {
+			spec: `sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 2, renameByDefaults: true}}`,
+			says: []string{`unknown field "spec.sharing.timeSlicing.renameByDefaults"`},
+		},
+		"no replicas to time-slice": {
+			spec: `sharing: {strategy: TimeSlicing, timeSlicing: {renameByDefault: true}}`,
+			says: []string{"spec.sharing.timeSlicing.replicas", "Required value"},
+		},
+		"one time-sliced replica": {
+			spec: `sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 1}}`,
+			says: []string{"spec.sharing.timeSlicing.replicas", "should be greater than or equal to 2"},
+		},
+		"more time-sliced replicas than make sense": {
+			spec: `sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 257}}`,
+			says: []string{"spec.sharing.timeSlicing.replicas", "should be less than or equal to 256"},
+		},
+		"replicas as text": {
+			spec: `sharing: {strategy: TimeSlicing, timeSlicing: {replicas: "4"}}`,
+			says: []string{"spec.sharing.timeSlicing.replicas", "must be of type integer"},
+		},
+		"one MPS replica": {
+			spec: `sharing: {strategy: MPS, mps: {replicas: 1}}`,
+			says: []string{"spec.sharing.mps.replicas", "should be greater than or equal to 2"},
+		},
+		"more MPS replicas than any GPU has clients": {
+			spec: `sharing: {strategy: MPS, mps: {replicas: 49}}`,
+			says: []string{"spec.sharing.mps.replicas", "should be less than or equal to 48"},
+		},
+		"no threads at all": {
+			spec: `sharing: {strategy: MPS, mps: {replicas: 2, activeThreadPercentage: 0}}`,
+			says: []string{"spec.sharing.mps.activeThreadPercentage", "should be greater than or equal to 1"},
+		},
+		"more than all threads": {
+			spec: `sharing: {strategy: MPS, mps: {replicas: 2, activeThreadPercentage: 101}}`,
+			says: []string{"spec.sharing.mps.activeThreadPercentage", "should be less than or equal to 100"},
+		},
+		"a memory limit in GB": {
+			spec: `sharing: {strategy: MPS, mps: {replicas: 2, pinnedMemoryLimit: 4GB}}`,
+			says: []string{"spec.sharing.mps.pinnedMemoryLimit", "must be a whole number of Mi or Gi, such as 512Mi or 4Gi"},
+		},
+		"a memory limit of nothing": {
+			spec: `sharing: {strategy: MPS, mps: {replicas: 2, pinnedMemoryLimit: 0Gi}}`,
+			says: []string{"spec.sharing.mps.pinnedMemoryLimit", "must be a whole number of Mi or Gi"},
+		},
+		"a memory limit without a unit": {
+			spec: `sharing: {strategy: MPS, mps: {replicas: 2, pinnedMemoryLimit: "4096"}}`,
+			says: []string{"spec.sharing.mps.pinnedMemoryLimit", "must be a whole number of Mi or Gi"},
+		},
+		"a memory limit beyond any GPU": {
+			spec: `sharing: {strategy: MPS, mps: {replicas: 2, pinnedMemoryLimit: 1024Gi}}`,
+			says: []string{"spec.sharing.mps.pinnedMemoryLimit", "must be less than 1Ti"},
+		},
+		"no layout": {
+			spec: `sharing: {strategy: MIG, mig: {layouts: []}}`,
+			says: []string{"spec.sharing.mig.layouts", "should have at least 1 items"},
+		},
+		"layouts left out": {
+			spec: `sharing: {strategy: MIG, mig: {strategy: mixed}}`,
+			says: []string{"spec.sharing.mig.layouts", "Required value"},
+		},
+		"an empty layout": {
+			spec: `sharing: {strategy: MIG, mig: {layouts: [{}]}}`,
+			says: []string{"spec.sharing.mig.layouts[0]", "exactly one of instances and fill must be set"},
+		},
+		"a layout of no instances": {
+			spec: `sharing: {strategy: MIG, mig: {layouts: [{instances: []}]}}`,
+			says: []string{"spec.sharing.mig.layouts[0].instances", "should have at least 1 items"},
+		},
+		"a layout with instances and fill": {
+			spec: `sharing: {strategy: MIG, mig: {layouts: [{fill: 1g, instances: [{profile: 3g, count: 1}]}]}}`,
+			says: []string{"spec.sharing.mig.layouts[0]", "exactly one of instances and fill must be set"},
+		},
+		"a profile named twice": {
+			spec: `sharing: {strategy: MIG, mig: {layouts: [{instances: [{profile: 1g, count: 1}, {profile: 1g, count: 2}]}]}}`,
+			says: []string{"spec.sharing.mig.layouts[0].instances[1]", "Duplicate value"},
+		},
+		"a replicated profile named twice": {
+			spec: `sharing: {strategy: MIG, mig: {layouts: [{fill: 1g, timeSlicing: [{profile: 1g, replicas: 2}, {profile: 1g, replicas: 3}]}]}}`,
+			says: []string{"spec.sharing.mig.layouts[0].timeSlicing[1]", "Duplicate value"},
+		},
+		"no instance of a profile": {
+			spec: `sharing: {strategy: MIG, mig: {layouts: [{instances: [{profile: 1g, count: 0}]}]}}`,
+			says: []string{"spec.sharing.mig.layouts[0].instances[0].count", "should be greater than or equal to 1"},
+		},
+		"eight instances of a profile": {
+			spec: `sharing: {strategy: MIG, mig: {layouts: [{instances: [{profile: 1g, count: 8}]}]}}`,
+			says: []string{"spec.sharing.mig.layouts[0].instances[0].count", "should be less than or equal to 7"},
+		},
+		"one replica of an instance": {
+			spec: `sharing: {strategy: MIG, mig: {layouts: [{fill: 1g, timeSlicing: [{profile: 1g, replicas: 1}]}]}}`,
+			says: []string{"spec.sharing.mig.layouts[0].timeSlicing[0].replicas", "should be greater than or equal to 2"},
+		},
+		"differing profiles under single": {
+			spec: `sharing: {strategy: MIG, mig: {strategy: single, layouts: [{instances: [{profile: 1g, count: 1}, {profile: 3g, count: 1}]}]}}`,
+			says: []string{"spec.sharing.mig.layouts", "each layout must have one profile only; use strategy mixed for different profiles"},
+		},
+		"an unknown MIG strategy": {
+			spec: `sharing: {strategy: MIG, mig: {strategy: none, layouts: [{fill: 1g}]}}`,
+			says: []string{"spec.sharing.mig.strategy", `supported values: "mixed", "single"`},
+		},
+		"a profile of eight slices":            profileRefused("8g.80gb", "must be a MIG profile such as 1g.10gb"),
+		"a profile of no slices":               profileRefused("0g.5gb", "must be a MIG profile such as 1g.10gb"),
+		"a profile of no memory":               profileRefused("1g.0gb", "must be a MIG profile such as 1g.10gb"),
+		"a profile in capitals":                profileRefused("1G.10GB", "must be a MIG profile such as 1g.10gb"),
+		"a profile with an unknown attribute":  profileRefused("1g.10gb+fast", "must be a MIG profile such as 1g.10gb"),
+		"a profile written as a resource name": profileRefused("nvidia.com/mig-1g.5gb", "must be a MIG profile such as 1g.10gb"),
+		"a compute instance smaller than its GPU instance": profileRefused("1c.3g.20gb",
+			"a compute instance smaller than its GPU instance cannot be advertised by NVIDIA's device plugin"),
+		"an unknown profile to fill with": {
+			spec: `sharing: {strategy: MIG, mig: {layouts: [{fill: all-1g.5gb}]}}`,
+			says: []string{"spec.sharing.mig.layouts[0].fill", "must be a MIG profile such as 1g.10gb"},
+		},
+		"at most no node at a time":          rolloutRefused("maxUnavailable: 0", "maxUnavailable", "must be a number of nodes from 1"),
+		"at most minus one node at a time":   rolloutRefused("maxUnavailable: -1", "maxUnavailable", "must be a number of nodes from 1"),
+		"at most no percentage of the nodes": rolloutRefused("maxUnavailable: 0%", "maxUnavailable", "a percentage from 1% to 100%"),
+		"more than all nodes":                rolloutRefused("maxUnavailable: 101%", "maxUnavailable", "a percentage from 1% to 100%"),
+		"a number of nodes as text":          rolloutRefused(`maxUnavailable: "3"`, "maxUnavailable", "a percentage from 1% to 100%"),
+		"a fraction of the nodes":            rolloutRefused("maxUnavailable: 0.5%", "maxUnavailable", "a percentage from 1% to 100%"),
+		"no failure allowed":                 rolloutRefused("maxFailures: 0", "maxFailures", "should be greater than or equal to 1"),
+		"a timeout too short to drain anything": rolloutRefused(
+			"eviction: {timeoutSeconds: 29}", "eviction.timeoutSeconds", "should be greater than or equal to 30"),
+		"a timeout of more than a week": rolloutRefused(
+			"eviction: {timeoutSeconds: 604801}", "eviction.timeoutSeconds", "should be less than or equal to 604800"),
+		"an unknown eviction mode": rolloutRefused(
+			"eviction: {mode: Force}", "eviction.mode", `supported values: "Evict", "WaitForIdle", "Never"`),
+		"an unknown deletion policy": {
+			spec: `{deletionPolicy: Delete, sharing: {strategy: Exclusive}}`,
+			says: []string{"spec.deletionPolicy", `supported values: "Restore", "Retain"`},
+		},
+		"a priority out of range": {
+			spec: `{priority: 1000001, sharing: {strategy: Exclusive}}`,
+			says: []string{"spec.priority", "should be less than or equal to 1000000"},
+		},
+		"nodes by NVIDIA's product label": selectorRefused(
+			`matchLabels: {nvidia.com/gpu.product: NVIDIA-A100-SXM4-40GB}`, "matchLabels", notOurLabel),
+		"nodes by NVIDIA's replicas label":     selectorRefused(`matchLabels: {nvidia.com/gpu.replicas: "1"}`, "matchLabels", notOurLabel),
+		"nodes by NVIDIA's MIG config label":   selectorRefused(`matchLabels: {nvidia.com/mig.config: x}`, "matchLabels", notOurLabel),
+		"nodes by NVIDIA's MIG state label":    selectorRefused(`matchLabels: {nvidia.com/mig.config.state: x}`, "matchLabels", notOurLabel),
+		"nodes by NVIDIA's MIG profile labels": selectorRefused(`matchLabels: {nvidia.com/mig-1g.5gb.count: "7"}`, "matchLabels", notOurLabel),
+		"nodes by the label that we write":     selectorRefused(`matchLabels: {nvidia.com/device-plugin.config: x}`, "matchLabels", notOurLabel),
+		"nodes by a label of our own":          selectorRefused(`matchLabels: {gpusharing.io/anything: x}`, "matchLabels", notOurLabel),
+		"nodes by an expression on NVIDIA's product label": selectorRefused(
+			`matchExpressions: [{key: nvidia.com/gpu.product, operator: Exists}]`, "matchExpressions", notOurLabel),
+		"an operator that needs values without any": selectorRefused(
+			`matchExpressions: [{key: pool, operator: In}]`, "matchExpressions[0]", "values must be given for the operators In and NotIn"),
+		"an operator that takes no values with some": selectorRefused(
+			`matchExpressions: [{key: pool, operator: Exists, values: [a]}]`, "matchExpressions[0]", "and only for them"),
+		"an unknown operator": selectorRefused(
+			`matchExpressions: [{key: pool, operator: Gt, values: ["1"]}]`, "matchExpressions[0].operator", "supported values"),
+		"GPUs by nothing": {
+			spec: `{gpuSelector: {}, sharing: {strategy: Exclusive}}`,
+			says: []string{"spec.gpuSelector", "should have at least 1 properties"},
+		},
+		"GPUs by a product with spaces": {
+			spec: `{gpuSelector: {products: ["NVIDIA A100"]}, sharing: {strategy: Exclusive}}`,
+			says: []string{"spec.gpuSelector.products[0]", "should match"},
+		},
+		"GPUs by an index that no node has": {
+			spec: `{gpuSelector: {indexes: [64]}, sharing: {strategy: Exclusive}}`,
+			says: []string{"spec.gpuSelector.indexes[0]", "should be less than or equal to 63"},
+		},
+		"GPUs by the same index twice": {
+			spec: `{gpuSelector: {indexes: [0, 0]}, sharing: {strategy: Exclusive}}`,
+			says: []string{"spec.gpuSelector.indexes[1]", "Duplicate value"},
+		},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			err := client.WithFieldValidation(c, "Strict").Create(t.Context(), policy(t, "refused", tc.spec))
+			g.Expect(err).To(HaveOccurred(), "the policy was taken")
+			g.Expect(apierrors.IsInvalid(err) || apierrors.IsBadRequest(err)).To(BeTrue(), "an unexpected kind of error: %v", err)
+			for _, words := range tc.says {
+				g.Expect(err.Error()).To(ContainSubstring(words))
+			}
+		})
+	}
+}
+
+type refusal = struct {
+	spec string
+	says []string
+}
+
+func profileRefused(profile, reason string) refusal {
+	return refusal{
+		spec: fmt.Sprintf(migWith, profile),
+		says: []string{"spec.sharing.mig.layouts[0].instances[0].profile", reason},
+	}
+}
+
+func rolloutRefused(rollout, field, reason string) refusal {
+	return refusal{
+		spec: "{sharing: {strategy: Exclusive}, rollout: {" + rollout + "}}",
+		says: []string{"spec.rollout." + field, reason},
+	}
+}
+
+func selectorRefused(selector, field, reason string) refusal {
+	return refusal{
+		spec: "{sharing: {strategy: Exclusive}, nodeSelector: {" + selector + "}}",
+		says: []string{"spec.nodeSelector." + field, reason},
+	}
+}
+
+func accepted(t *testing.T, c client.Client) {
+	t.Helper()
+	cases := map[string]string{
+		"the least":                          `sharing: {strategy: Exclusive}`,
+		"the most time-sliced replicas":      `sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 256}}`,
+		"the most MPS replicas":              `sharing: {strategy: MPS, mps: {replicas: 48, activeThreadPercentage: 100, pinnedMemoryLimit: 1023Gi}}`,
+		"a profile with media extensions":    fmt.Sprintf(migWith, "1g.10gb+me"),
+		"a profile with all media engines":   fmt.Sprintf(migWith, "1g.24gb+me.all"),
+		"a profile without media engines":    fmt.Sprintf(migWith, "1g.24gb-me"),
+		"a profile with graphics":            fmt.Sprintf(migWith, "1g.24gb+gfx"),
+		"a profile by its slices":            fmt.Sprintf(migWith, "7g"),
+		"one profile under single":           `sharing: {strategy: MIG, mig: {strategy: single, layouts: [{instances: [{profile: 3g, count: 2}]}]}}`,
+		"a percentage of the nodes":          `{sharing: {strategy: Exclusive}, rollout: {maxUnavailable: 100%}}`,
+		"a label of NVIDIA's that is stable": `{sharing: {strategy: Exclusive}, nodeSelector: {matchLabels: {nvidia.com/gpu.present: "true", nvidia.com/gpu.family: ampere}}}`,
+		"everything at once": `
+nodeSelector:
+  matchLabels: {pool: research}
+  matchExpressions: [{key: zone, operator: In, values: [a, b]}, {key: spot, operator: DoesNotExist}]
+gpuSelector: {products: ["NVIDIA-A100-*"], indexes: [0, 1]}
+priority: 10
+sharing:
+  strategy: MIG
+  mig:
+    strategy: mixed
+    layouts:
+    - gpus: {products: [NVIDIA-A100-PCIE-40GB], indexes: [0]}
+      instances: [{profile: 3g.20gb, count: 1}, {profile: 2g.10gb, count: 2}]
+    - fill: 1g
+      timeSlicing: [{profile: 1g.5gb, replicas: 2}]
+rollout: {maxUnavailable: 10%, paused: true, maxFailures: 3, eviction: {mode: Evict, timeoutSeconds: 30}}
+deletionPolicy: Retain
+`,
+	}
+	for name, spec := range cases {
+		t.Run(name, func(t *testing.T) {
+			NewWithT(t).Expect(client.WithFieldValidation(client.NewDryRunClient(c), "Strict").
+				Create(t.Context(), policy(t, "accepted", spec))).To(Succeed())
+		})
+	}
+}
+
+func defaulted(t *testing.T, c client.Client) {
+	t.Helper()
+	g := NewWithT(t)
+	for name, spec := range map[string]string{
+		"ts":  `sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 4}}`,
+		"mps": `sharing: {strategy: MPS, mps: {replicas: 4}}`,
+		"mig": `sharing: {strategy: MIG, mig: {layouts: [{fill: 1g}]}}`,
+	} {
+		g.Expect(c.Create(t.Context(), policy(t, name, spec))).To(Succeed())
+	}
+	get := func(name string) v1alpha1.GPUSharingPolicySpec {
+		p := &v1alpha1.GPUSharingPolicy{}
+		g.Expect(c.Get(t.Context(), client.ObjectKey{Name: name}, p)).To(Succeed())
+		return p.Spec
+	}
+
+	spec := get("ts")
+	g.Expect(spec.Priority).To(BeZero())
+	g.Expect(spec.DeletionPolicy).To(Equal(v1alpha1.DeletionPolicyRestore))
+	g.Expect(spec.Rollout.MaxUnavailable.IntValue()).To(Equal(1))
+	g.Expect(spec.Rollout.MaxFailures).To(Equal(int32(1)))
+	g.Expect(spec.Rollout.Eviction.Mode).To(Equal(v1alpha1.EvictionModeWaitForIdle), "nobody is evicted unasked")
+	g.Expect(spec.Rollout.Eviction.TimeoutSeconds).To(Equal(int32(600)))
+	g.Expect(spec.Sharing.TimeSlicing.RenameByDefault).To(HaveValue(BeFalse()), "as NVIDIA's")
+	g.Expect(spec.Sharing.TimeSlicing.FailRequestsGreaterThanOne).To(HaveValue(BeTrue()))
+
+	g.Expect(get("mps").Sharing.MPS.RenameByDefault).To(HaveValue(BeFalse()), "as NVIDIA's")
+	g.Expect(get("mps").Sharing.MPS.ActiveThreadPercentage).To(BeNil(), "depends on the replicas")
+	g.Expect(get("mig").Sharing.MIG.Strategy).To(Equal(v1alpha1.MIGStrategyMixed))
+}
+
+func atOnce(t *testing.T, c client.Client) {
+	t.Helper()
+	g := NewWithT(t)
+	err := c.Create(t.Context(), policy(t, "refused", `{priority: 1000001, sharing: {strategy: MPS, timeSlicing: {replicas: 1}}}`))
+	g.Expect(err).To(MatchError(And(
+		ContainSubstring("spec.priority"),
+		ContainSubstring("spec.sharing.timeSlicing.replicas"),
+	)))
+}
