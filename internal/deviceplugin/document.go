@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
 )
 
 // config is the part of the plugin's configuration that is written here.
@@ -30,7 +31,7 @@ func document(s v1alpha1.Sharing, n Node) (config, error) {
 			sharing:     "timeSlicing",
 			rename:      isTrue(s.TimeSlicing.RenameByDefault, false),
 			failMany:    isTrue(s.TimeSlicing.FailRequestsGreaterThanOne, true),
-			replicas:    map[string]int32{ResourceGPU: s.TimeSlicing.Replicas},
+			replicas:    map[string]int32{plan.ResourceGPU: s.TimeSlicing.Replicas},
 		}, nil
 	case v1alpha1.StrategyMPS:
 		return config{
@@ -38,7 +39,7 @@ func document(s v1alpha1.Sharing, n Node) (config, error) {
 			sharing:     "mps",
 			rename:      isTrue(s.MPS.RenameByDefault, false),
 			failMany:    true, // the plugin up to v0.19 does not serve more than one anyway
-			replicas:    map[string]int32{ResourceGPU: s.MPS.Replicas},
+			replicas:    map[string]int32{plan.ResourceGPU: s.MPS.Replicas},
 		}, nil
 	case v1alpha1.StrategyMIG:
 		return migDocument(s, n)

@@ -128,8 +128,6 @@ func uniform(gpus []gpuShape) error {
 	return nil
 }
 
-// ResourceGPU is the extended resource of whole GPUs, and under the strategy single that of MIG instances.
-const ResourceGPU = "nvidia.com/gpu"
 
 // sharedSuffix is what renameByDefault appends.
 const sharedSuffix = ".shared"
@@ -137,7 +135,7 @@ const sharedSuffix = ".shared"
 // instanceResource is the name under which the plugin advertises an instance.
 func (c config) instanceResource(profile string) string {
 	if c.migStrategy == migSingle {
-		return ResourceGPU
+		return plan.ResourceGPU
 	}
 	return "nvidia.com/mig-" + strings.ReplaceAll(profile, "+", ".")
 }
@@ -148,7 +146,7 @@ func (c config) advertised(gpus []gpuShape) (map[string]int64, map[string]int32)
 	for _, g := range gpus {
 		switch {
 		case !g.mig:
-			counts[ResourceGPU]++
+			counts[plan.ResourceGPU]++
 		case c.migStrategy == migNone:
 		default:
 			for _, i := range g.instances {

@@ -1,0 +1,120 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package policy knows which policy governs which node, and what it asks of one node or why it cannot. It is pure.
+//
+// One policy governs a whole node: NVIDIA's device plugin has one configuration per node. Among the policies that select
+// a node the one of the highest priority governs it, among equals the oldest, then the first by name; the others are
+// told so. Nodes are selected by labels that sharing never changes, and GPUs by the inventory of the node's agent, never
+// by NVIDIA's product label, which sharing does change.
+package policy
+
+import (
+	"cmp"
+	"slices"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
+)
+
+// Node is what of a node matters to a policy.
+type Node struct {
+	Name   string
+	Labels map[string]string
+	// Devices are its GPUs as its agent reported them; none before it has.
+	Devices []v1alpha1.DeviceStatus
+}
+
+// Governed is a node that at least one policy selects.
+type Governed struct {
+	// By is the policy that governs it.
+	By *v1alpha1.GPUSharingPolicy
+	// Over are the others that select it, by precedence.
+	Over []*v1alpha1.GPUSharingPolicy
+}
+
+// Ranking is the policies that count, by precedence, with their selectors ready for use.
+type Ranking []ranked
+
+type ranked struct {
+	policy   *v1alpha1.GPUSharingPolicy
+	selector labels.Selector
+}
+
+// Rank orders policies by precedence. One that is being deleted does not count any more.
+func Rank(policies []v1alpha1.GPUSharingPolicy) Ranking {
+	ranking := make(Ranking, 0, len(policies))
+	for i := range policies {
+		if policies[i].DeletionTimestamp.IsZero() {
+			ranking = append(ranking, ranked{policy: &policies[i], selector: selectorOf(policies[i].Spec.NodeSelector)})
+		}
+	}
+	slices.SortFunc(ranking, func(a, b ranked) int { return precedence(a.policy, b.policy) })
+	return ranking
+}
+
+func precedence(a, b *v1alpha1.GPUSharingPolicy) int {
+	return cmp.Or(
+		cmp.Compare(b.Spec.Priority, a.Spec.Priority),
+		a.CreationTimestamp.Compare(b.CreationTimestamp.Time),
+		cmp.Compare(a.Name, b.Name),
+	)
+}
+
+// Govern finds the policy that governs a node, and those that would like to. By is nil if none selects it.
+func (r Ranking) Govern(n Node) Governed {
+	var g Governed
+	for _, candidate := range r {
+		if !candidate.selects(n) {
+			continue
+		}
+		if g.By == nil {
+			g.By = candidate.policy
+			continue
+		}
+		g.Over = append(g.Over, candidate.policy)
+	}
+	return g
+}
+
+// selects says whether the labels match and, once the GPUs are known, at least one of them does too.
+func (r ranked) selects(n Node) bool {
+	if !r.selector.Matches(labels.Set(n.Labels)) {
+		return false
+	}
+	return r.policy.Spec.GPUSelector == nil || len(selectGPUs(r.policy, plan.Devices(n.Devices))) > 0
+}
+
+// selectGPUs are the GPUs that a policy selects.
+func selectGPUs(p *v1alpha1.GPUSharingPolicy, devices []gpu.Device) []gpu.Device {
+	var selected []gpu.Device
+	for _, d := range devices {
+		if plan.Matches(p.Spec.GPUSelector, d) {
+			selected = append(selected, d)
+		}
+	}
+	return selected
+}
+
+// selectorOf is a node selector in the form that matches labels. The API server has checked what it consists of, except
+// for the grammar of keys and values: what does not follow it matches no node, since no node can carry it.
+func selectorOf(s *v1alpha1.NodeSelector) labels.Selector {
+	if s == nil {
+		return labels.Everything()
+	}
+	usual := metav1.LabelSelector{MatchLabels: s.MatchLabels}
+	for _, e := range s.MatchExpressions {
+		usual.MatchExpressions = append(usual.MatchExpressions, metav1.LabelSelectorRequirement{
+			Key: e.Key, Operator: metav1.LabelSelectorOperator(e.Operator), Values: e.Values,
+		})
+	}
+	selector, err := metav1.LabelSelectorAsSelector(&usual)
+	if err != nil {
+		return labels.Nothing()
+	}
+	return selector
+}

@@ -1,0 +1,155 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package policy
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/deviceplugin"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
+)
+
+// Wish is what a policy asks of one node.
+type Wish struct {
+	// Policy is the name of the policy.
+	Policy string
+	// Devices are the selected GPUs and how each shall be, by UUID.
+	Devices []v1alpha1.DeviceSpec
+	// Config is the device-plugin configuration that belongs to them.
+	Config deviceplugin.Config
+}
+
+// Hash names the wish: it differs whenever the configuration or a device does.
+func (w Wish) Hash() string { return Hash(w.Config.Key, w.Devices) }
+
+// Hash names a wish by the key of its configuration and its devices.
+func Hash(key string, devices []v1alpha1.DeviceSpec) string {
+	content, err := json.Marshal(struct {
+		Key     string
+		Devices []v1alpha1.DeviceSpec
+	}{key, devices})
+	if err != nil { // cannot be: the types hold strings and numbers only
+		return key
+	}
+	sum := sha256.Sum256(content)
+	return hex.EncodeToString(sum[:8])
+}
+
+// NVIDIA's labels that say whether its device plugin serves a node. Sharing never changes them.
+const (
+	labelOperands = "nvidia.com/gpu.deploy.operands"
+	labelWorkload = "nvidia.com/gpu.workload.config"
+)
+
+// Ask is what a policy asks of a node whose agent has reported. nvidiaMPS says that NVIDIA's own MPS daemon set runs the
+// MPS control daemons. Errors: a *plan.Problem when it cannot be honoured there until the policy or the node changes.
+func Ask(p *v1alpha1.GPUSharingPolicy, n Node, nvidiaMPS bool) (Wish, error) {
+	if err := optedOut(n); err != nil {
+		return Wish{}, err
+	}
+	all := plan.Devices(n.Devices)
+	selected := selectGPUs(p, all)
+	if err := partial(p, all, selected); err != nil {
+		return Wish{}, err
+	}
+	devices, err := plan.Resolve(p.Spec.Sharing, selected)
+	if err != nil {
+		return Wish{}, err
+	}
+	replicas, err := plan.Replicas(p.Spec.Sharing, selected)
+	if err != nil {
+		return Wish{}, err
+	}
+	slices.SortFunc(devices, func(a, b v1alpha1.DeviceSpec) int { return cmp.Compare(a.UUID, b.UUID) })
+	if nvidiaMPS {
+		if err := servedByNVIDIA(p.Spec.Sharing, selected, devices); err != nil {
+			return Wish{}, err
+		}
+	}
+	config, err := deviceplugin.Render(p.Name, p.Spec.Sharing,
+		deviceplugin.Node{Devices: n.Devices, Wish: devices, Replicas: replicas})
+	if err != nil {
+		return Wish{}, err
+	}
+	return Wish{Policy: p.Name, Devices: devices, Config: config}, nil
+}
+
+func optedOut(n Node) error {
+	if n.Labels[labelOperands] == "false" {
+		return &plan.Problem{
+			Reason: v1alpha1.ReasonNodeOptedOut,
+			Message: fmt.Sprintf("the node carries %s=false, so NVIDIA's device plugin does not serve it; "+
+				"remove the label, or leave the node out of nodeSelector", labelOperands),
+		}
+	}
+	if workload := n.Labels[labelWorkload]; workload != "" && workload != "container" {
+		return &plan.Problem{
+			Reason: v1alpha1.ReasonNodeOptedOut,
+			Message: fmt.Sprintf("the node carries %s=%s, so its GPUs are for virtual machines; "+
+				"set the label to container, or leave the node out of nodeSelector", labelWorkload, workload),
+		}
+	}
+	return nil
+}
+
+// partial: the plugin multiplies every whole GPU of a node, so a policy cannot time-slice some of them.
+func partial(p *v1alpha1.GPUSharingPolicy, all, selected []gpu.Device) error {
+	strategy := p.Spec.Sharing.Strategy
+	if strategy != v1alpha1.StrategyTimeSlicing && strategy != v1alpha1.StrategyMPS || len(selected) == len(all) {
+		return nil
+	}
+	var left []string
+	for _, d := range all {
+		if !slices.ContainsFunc(selected, func(s gpu.Device) bool { return s.UUID == d.UUID }) {
+			left = append(left, d.String())
+		}
+	}
+	return &plan.Problem{
+		Reason: v1alpha1.ReasonPartialSelection,
+		Message: fmt.Sprintf("gpuSelector leaves out %s, but NVIDIA's device plugin shares all GPUs of a node alike under %s; "+
+			"select all GPUs of the node, or leave the node out of nodeSelector", strings.Join(left, ", "), strategy),
+	}
+}
+
+// servedByNVIDIA says in the wish that NVIDIA's daemon set runs the MPS daemon. That one sets limits that follow from the
+// replicas alone and forgets others at its next start, so other limits are refused rather than promised.
+func servedByNVIDIA(s v1alpha1.Sharing, selected []gpu.Device, devices []v1alpha1.DeviceSpec) error {
+	if s.MPS == nil {
+		return nil
+	}
+	plain := v1alpha1.Sharing{Strategy: s.Strategy, MPS: &v1alpha1.MPS{Replicas: s.MPS.Replicas, RenameByDefault: s.MPS.RenameByDefault}}
+	theirs, err := plan.Resolve(plain, selected)
+	if err != nil {
+		return err
+	}
+	limits := map[string]v1alpha1.MPSDaemon{}
+	for _, d := range theirs {
+		limits[d.UUID] = *d.Sharing.MPS
+	}
+	for i := range devices {
+		if daemon := devices[i].Sharing.MPS; *daemon != limits[devices[i].UUID] {
+			return fixedLimits(*daemon, limits[devices[i].UUID])
+		}
+		devices[i].Sharing.MPS.Owner = v1alpha1.MPSDaemonOwnerNVIDIA
+	}
+	return nil
+}
+
+func fixedLimits(asked, fixed v1alpha1.MPSDaemon) error {
+	return &plan.Problem{
+		Reason: v1alpha1.ReasonMPSLimitsFixed,
+		Message: fmt.Sprintf("NVIDIA's MPS daemon set serves the node and gives each client %d%% of the threads and %d MiB, "+
+			"but the policy asks for %d%% and %d MiB; leave activeThreadPercentage and pinnedMemoryLimit out of sharing.mps, "+
+			"or change replicas", fixed.ActiveThreadPercentage, fixed.PinnedMemoryLimitMiB,
+			asked.ActiveThreadPercentage, asked.PinnedMemoryLimitMiB),
+	}
+}
