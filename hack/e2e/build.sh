@@ -1,0 +1,68 @@
+#!/usr/bin/env bash
+# Builds every program that a real node runs, and lays them side by side in bin/e2e of this checkout: Kubernetes' and
+# containerd's and NVIDIA's from their Go modules, once per version, in the cache of hack/kube/build.sh; ours from this
+# checkout. Only the folder goes to stdout; progress goes to stderr.
+#
+#   hack/e2e/build.sh
+set -euo pipefail
+
+top=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+cache=${GPUSHARING_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/gpu-sharing-operator}
+bin=$top/bin/e2e
+mkdir -p "$bin"
+
+# What the machine must have and Go cannot build: runc, the CNI plugins, and the C compiler's libc for NVIDIA's programs.
+packages=()
+[ -x /usr/sbin/runc ] || command -v runc >/dev/null || packages+=(runc)
+[ -x /usr/lib/cni/bridge ] || packages+=(containernetworking-plugins)
+command -v cc >/dev/null || packages+=(gcc libc6-dev)
+if [ ${#packages[@]} -gt 0 ]; then
+	echo ">> installing ${packages[*]} with apt-get" >&2
+	apt-get update -qq >&2
+	DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends "${packages[@]}" >&2
+fi
+
+# build_all FOLDER-OF-GO.MOD NAME MODULE LDFLAGS PACKAGE… builds into $cache/NAME-<version of MODULE>, what is not there yet.
+build_all() {
+	local from=$top/hack/$1 name=$2 module=$3 ldflags=$4
+	shift 4
+	local version out package program
+	version=$(cd "$from" && go list -m -f '{{.Version}}' "$module")
+	out=$cache/$name-$version
+	mkdir -p "$out"
+	exec 9>"$out/.lock"
+	flock 9
+	for package in "$@"; do
+		program=${package##*/}
+		if [ ! -x "$out/$program" ]; then
+			echo ">> building $program $version from its Go module (once)" >&2
+			# Built beside and renamed, so that an interrupted build leaves nothing that looks finished.
+			(cd "$from" && go build -trimpath -ldflags "-s -w ${ldflags//VERSION/$version}" -o "$out/.$program.new" "$package")
+			mv "$out/.$program.new" "$out/$program"
+		fi
+		ln -sfn "$out/$program" "$bin/$program"
+	done
+	flock -u 9
+}
+
+kube=$("$top/hack/kube/build.sh" etcd kube-apiserver kubectl kube-controller-manager kube-scheduler kubelet)
+for program in etcd kube-apiserver kubectl kube-controller-manager kube-scheduler kubelet; do
+	ln -sfn "$kube/$program" "$bin/$program"
+done
+
+containerd=github.com/containerd/containerd/v2
+CGO_ENABLED=0 build_all containerd containerd $containerd "-X $containerd/version.Version=VERSION" \
+	$containerd/cmd/containerd $containerd/cmd/containerd-shim-runc-v2 $containerd/cmd/ctr
+
+# NVIDIA's programs load NVML at run time: its symbols stay unresolved when linking and are bound lazily.
+plugin=github.com/NVIDIA/k8s-device-plugin
+CGO_ENABLED=1 CGO_LDFLAGS_ALLOW='-Wl,--unresolved-symbols=ignore-in-object-files' \
+	build_all nvidia nvidia $plugin "-extldflags=-Wl,-z,lazy -X $plugin/internal/info.version=VERSION" \
+	$plugin/cmd/nvidia-device-plugin $plugin/cmd/config-manager $plugin/cmd/gpu-feature-discovery $plugin/cmd/mps-control-daemon
+
+cd "$top"
+# Static: they run in images that hold nothing else.
+for program in $(cd test/e2e/programs && ls); do
+	CGO_ENABLED=0 go build -trimpath -ldflags "-s -w" -o "$bin/$program" "./test/e2e/programs/$program"
+done
+echo "$bin"

@@ -1,0 +1,104 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/gpusharing/gpu-sharing-operator/test/e2e/image"
+	"github.com/gpusharing/gpu-sharing-operator/test/e2e/node"
+	"github.com/gpusharing/gpu-sharing-operator/test/e2e/sandbox"
+	"github.com/gpusharing/gpu-sharing-operator/test/env"
+)
+
+const (
+	// askedVariable must be set for these tests to run at all: they need root and minutes.
+	askedVariable = "GPUSHARING_E2E"
+	// logsVariable names a folder, wiped first, that gets the logs of every program and pod.
+	logsVariable = "GPUSHARING_E2E_LOGS"
+
+	nodeName = "node-a"
+)
+
+func TestMain(m *testing.M) {
+	if os.Getenv(askedVariable) == "" {
+		fmt.Println("skipped: the tests on a real node need root and take minutes; run `make e2e`")
+		os.Exit(0)
+	}
+	root, err := env.Root()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	os.Exit(sandbox.Main(sandbox.Options{
+		Hostname:  nodeName,
+		Addresses: []string{node.Address, node.ServiceAddress},
+		Visible:   visible(root),
+		Kept:      os.Getenv(logsVariable),
+	}, m.Run))
+}
+
+// visible are the folders that the node must see: this checkout, and the caches in which the programs lie that
+// bin/e2e points at.
+func visible(root string) []string {
+	folders := []string{root}
+	links, _ := filepath.Glob(filepath.Join(root, "bin", "e2e", "*")) // the pattern is not malformed
+	seen := map[string]bool{}
+	for _, link := range links {
+		target, err := filepath.EvalSymlinks(link)
+		if err == nil && target != link && !seen[filepath.Dir(target)] {
+			seen[filepath.Dir(target)] = true
+			folders = append(folders, filepath.Dir(target))
+		}
+	}
+	return folders
+}
+
+func TestRealNode(t *testing.T) {
+	RegisterFailHandler(Fail)
+	SetDefaultEventuallyTimeout(2 * time.Minute)
+	SetDefaultEventuallyPollingInterval(200 * time.Millisecond)
+	suite, reporter := GinkgoConfiguration()
+	suite.FailFast = suite.FailFast || os.Getenv("GPUSHARING_E2E_FAILFAST") != ""
+	RunSpecs(t, "A real node", suite, reporter)
+}
+
+// The node that all specs share.
+var (
+	bin     string
+	machine *node.Node
+)
+
+var _ = BeforeSuite(func(ctx SpecContext) {
+	root, err := env.Root()
+	Expect(err).NotTo(HaveOccurred())
+	bin = filepath.Join(root, "bin", "e2e")
+	pause := image.Image{
+		Name: "registry.k8s.io/pause:e2e", Entrypoint: []string{"/pause"},
+		Files: map[string]string{"/pause": filepath.Join(bin, "pause")},
+	}
+	archive := filepath.Join(os.TempDir(), "pause.tar")
+	Expect(image.Write(pause, archive)).To(Succeed())
+	machine, err = node.Start(ctx, node.Options{
+		Name: nodeName, Bin: bin, Pause: archive, PauseImage: pause.Name, StatusEvery: time.Second, Log: GinkgoWriter,
+	})
+	Expect(err).NotTo(HaveOccurred())
+})
+
+var _ = AfterSuite(func() {
+	if machine == nil {
+		return
+	}
+	Expect(machine.Stop()).To(Succeed())
+	if to := os.Getenv(logsVariable); to != "" {
+		Expect(machine.CopyLogs(filepath.Join(to, "node"))).To(Succeed())
+	}
+})
