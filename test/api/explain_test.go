@@ -1,0 +1,60 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package api_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	. "github.com/onsi/gomega"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	"sigs.k8s.io/yaml"
+
+	"github.com/gpusharing/gpu-sharing-operator/test/env"
+)
+
+// TestExplained: `kubectl explain` says something of every field, and not only its name.
+func TestExplained(t *testing.T) {
+	g := NewWithT(t)
+	root, err := env.Root()
+	g.Expect(err).NotTo(HaveOccurred())
+	files, err := filepath.Glob(filepath.Join(root, "config", "crd", "*.yaml"))
+	g.Expect(err).NotTo(HaveOccurred())
+	for _, file := range files {
+		crd := &apiextensionsv1.CustomResourceDefinition{}
+		data, err := os.ReadFile(file)
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(yaml.Unmarshal(data, crd)).To(Succeed())
+		if crd.Kind != "CustomResourceDefinition" {
+			continue // kustomization.yaml
+		}
+		t.Run(crd.Spec.Names.Kind, func(t *testing.T) {
+			explained(t, crd.Spec.Names.Kind, *crd.Spec.Versions[0].Schema.OpenAPIV3Schema)
+		})
+	}
+}
+
+func explained(t *testing.T, path string, schema apiextensionsv1.JSONSchemaProps) {
+	t.Helper()
+	for name, property := range schema.Properties {
+		here := path + "." + name
+		if isKubernetesOwn(here) {
+			continue
+		}
+		if len(strings.Fields(property.Description)) < 3 {
+			t.Errorf("%s is not explained: %q", here, property.Description)
+		}
+		explained(t, here, property)
+	}
+	if schema.Items != nil && schema.Items.Schema != nil {
+		explained(t, path+"[]", *schema.Items.Schema)
+	}
+}
+
+// isKubernetesOwn: kubectl explains these by itself.
+func isKubernetesOwn(path string) bool {
+	return strings.HasSuffix(path, ".metadata") && strings.Count(path, ".") == 1
+}
