@@ -106,4 +106,3 @@ func Kubeconfig(config *rest.Config) ([]byte, error) {
 	}
 	return data, nil
 }
-
