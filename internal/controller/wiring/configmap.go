@@ -1,0 +1,193 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package wiring
+
+import (
+	"context"
+	"fmt"
+	"maps"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	corev1ac "k8s.io/client-go/applyconfigurations/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/ssa"
+)
+
+// The label by which a ConfigMap is known as ours.
+const (
+	managedBy = "app.kubernetes.io/managed-by"
+	operator  = "gpu-sharing-operator"
+)
+
+// WriteKeys makes exactly these keys ours in our ConfigMap, and creates it if there is none. Keys of others stay. It
+// says whether it wrote.
+func (w *Wiring) WriteKeys(ctx context.Context, o *Observed, data map[string]string) (bool, error) {
+	if o.Reason != "" {
+		return false, nil
+	}
+	want := corev1ac.ConfigMap(o.ConfigMap.Name, o.ConfigMap.Namespace)
+	if len(data) > 0 {
+		want.WithData(data)
+	}
+	record := ""
+	if o.clusterPolicy != nil {
+		record = o.baseline.String()
+		want.WithLabels(map[string]string{managedBy: operator})
+		want.WithAnnotations(map[string]string{v1alpha1.AnnotationBaseline: record})
+	}
+	owner := ssa.Owner{Client: w.client, Name: fieldManager}
+	wrote, err := ssa.Apply(ctx, owner, o.configMap, want, corev1ac.ExtractConfigMap)
+	if err != nil {
+		return false, fmt.Errorf("writing ConfigMap %s: %w", o.ConfigMap, err)
+	}
+	o.Applied, o.record = data, record
+	return wrote, nil
+}
+
+// Wire points the ClusterPolicy at our ConfigMap, after making sure that the ConfigMap holds all keys that nodes need
+// and the record of what was there before. It says whether it changed the ClusterPolicy.
+func (w *Wiring) Wire(ctx context.Context, o *Observed) (bool, error) {
+	if o.Reason != "" || o.clusterPolicy == nil || o.Ready || o.Overridden != nil {
+		return false, nil
+	}
+	if wiredBefore(o.clusterPolicy) && !wired(o.clusterPolicy, o.defaultKey) {
+		manager, _ := lastWriter(o.clusterPolicy)
+		o.baseline = o.baseline.overrule(manager)
+	}
+	if !contains(o.Applied, o.Wiring.Keys) || o.record != o.baseline.String() {
+		keys := maps.Clone(o.Wiring.Keys)
+		maps.Copy(keys, o.Applied)
+		maps.Copy(keys, o.Wiring.Keys)
+		if _, err := w.WriteKeys(ctx, o, keys); err != nil {
+			return false, err
+		}
+	}
+	want, err := pointed(o.clusterPolicy, o.defaultKey, o.record)
+	if err != nil {
+		return false, fmt.Errorf("pointing ClusterPolicy %s at ConfigMap %s: %w", o.clusterPolicy.GetName(), o.ConfigMap, err)
+	}
+	return w.patch(ctx, o.clusterPolicy, want)
+}
+
+// Unwire puts the ClusterPolicy back as it was and then, once no pod mounts it any more, removes our ConfigMap. From a
+// ConfigMap of somebody else's it removes our keys. It says whether it changed the ClusterPolicy.
+func (w *Wiring) Unwire(ctx context.Context, o *Observed, mounted bool) (bool, error) {
+	if o.Reason == v1alpha1.ReasonDRAStackActive {
+		return false, nil
+	}
+	changed, err := w.restore(ctx, o)
+	if err != nil {
+		return false, err
+	}
+	remove := o.leftovers
+	switch {
+	case o.clusterPolicy != nil && exists(o.configMap):
+		remove = append(remove, *o.configMap)
+	case o.ConfigMap.Name != "" && o.Applied != nil:
+		if _, err := w.WriteKeys(ctx, o, o.keysToStay()); err != nil {
+			return changed, err
+		}
+	}
+	if mounted {
+		return changed, nil
+	}
+	for i := range remove {
+		if err := w.remove(ctx, &remove[i]); err != nil {
+			return changed, err
+		}
+	}
+	return changed, nil
+}
+
+// keysToStay are the keys that a stand-alone plugin's ConfigMap keeps without us: one that is all ours still serves the
+// nodes without a label.
+func (o *Observed) keysToStay() map[string]string {
+	if len(o.theirs()) > 0 {
+		return nil
+	}
+	return o.Wiring.Keys
+}
+
+// theirs are the keys of the ConfigMap that are not ours.
+func (o *Observed) theirs() map[string]string {
+	theirs := make(map[string]string, len(o.configMap.Data))
+	for key, data := range o.configMap.Data {
+		if _, ours := o.Applied[key]; !ours {
+			theirs[key] = data
+		}
+	}
+	return theirs
+}
+
+func (w *Wiring) restore(ctx context.Context, o *Observed) (bool, error) {
+	if o.clusterPolicy == nil {
+		return false, nil
+	}
+	want, err := restored(o.clusterPolicy, o.baseline)
+	if err != nil {
+		return false, fmt.Errorf("putting ClusterPolicy %s back: %w", o.clusterPolicy.GetName(), err)
+	}
+	return w.patch(ctx, o.clusterPolicy, want)
+}
+
+// patch changes an object from have to want by one merge patch, unless they are the same. It fails if somebody else
+// changed the object meanwhile, for what they changed may be what is to be recorded.
+func (w *Wiring) patch(ctx context.Context, have, want *unstructured.Unstructured) (bool, error) {
+	diff, err := client.MergeFrom(have).Data(want)
+	if err != nil {
+		return false, fmt.Errorf("comparing %s %s: %w", have.GetKind(), have.GetName(), err)
+	}
+	if string(diff) == "{}" {
+		return false, nil
+	}
+	patch := client.MergeFromWithOptions(have, client.MergeFromWithOptimisticLock{})
+	if err := w.client.Patch(ctx, want, patch, client.FieldOwner(fieldManager)); err != nil {
+		return false, fmt.Errorf("patching %s %s: %w", have.GetKind(), have.GetName(), err)
+	}
+	return true, nil
+}
+
+func (w *Wiring) remove(ctx context.Context, configMap *corev1.ConfigMap) error {
+	precondition := client.Preconditions{UID: &configMap.UID, ResourceVersion: &configMap.ResourceVersion}
+	if err := w.client.Delete(ctx, configMap, precondition); client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("removing ConfigMap %s: %w", client.ObjectKeyFromObject(configMap), err)
+	}
+	return nil
+}
+
+// appliedKeys are those keys of a ConfigMap that we applied; nil if there are none.
+func appliedKeys(configMap *corev1.ConfigMap) (map[string]string, error) {
+	if !exists(configMap) {
+		return nil, nil
+	}
+	applied, err := corev1ac.ExtractConfigMap(configMap, fieldManager)
+	if err != nil {
+		return nil, fmt.Errorf("reading our keys of ConfigMap %s: %w", client.ObjectKeyFromObject(configMap), err)
+	}
+	return applied.Data, nil
+}
+
+func exists(configMap *corev1.ConfigMap) bool { return configMap.ResourceVersion != "" }
+
+func contains(all, some map[string]string) bool {
+	for key, data := range some {
+		if found, isThere := all[key]; !isThere || found != data {
+			return false
+		}
+	}
+	return true
+}
+
+func selectKeys(all map[string]string, names []string) map[string]string {
+	selected := make(map[string]string, len(names))
+	for _, name := range names {
+		if data, found := all[name]; found {
+			selected[name] = data
+		}
+	}
+	return selected
+}

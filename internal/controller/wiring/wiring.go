@@ -1,0 +1,237 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package wiring finds NVIDIA's device plugin and points it at our ConfigMap, once per installation, and puts back what
+// it changed when no policy needs it any more. It decides nothing about nodes.
+//
+//	found                          our ConfigMap                                       what is changed
+//	GPUCluster                     none: DRAStackActive                                nothing
+//	ClusterPolicy (the oldest)     gpu-sharing-device-plugin in its status.namespace   devicePlugin.config, mig.strategy
+//	neither, but flags name both   the one that they name, which may have other keys   nothing
+//	none of these                  none: NoDevicePlugin                                nothing
+//
+// Changing the ClusterPolicy restarts NVIDIA's programs on every GPU node, so it is patched once, after the ConfigMap
+// holds every key that a node could need. What was there before is recorded first, see baseline.
+package wiring
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+)
+
+// ConfigMapName is the name of our ConfigMap. The GPU Operator makes it the name of a volume, so it has to be a DNS label
+// and differ from the volumes of NVIDIA's daemon sets (contract §2.2).
+const ConfigMapName = "gpu-sharing-device-plugin"
+
+// fieldManager owns our keys of the ConfigMap and our fields of the ClusterPolicy.
+const fieldManager = "gpusharing-controller"
+
+// nvidiaMPS is the label app of NVIDIA's MPS daemon set.
+const nvidiaMPS = "nvidia-device-plugin-mps-control-daemon"
+
+// StandAlone names the ConfigMap that a device plugin reads which the GPU Operator does not run.
+type StandAlone struct {
+	Namespace string // also where our ConfigMap goes while a ClusterPolicy does not tell its namespace
+	ConfigMap string
+}
+
+// Wiring finds NVIDIA's device plugin and points it at our ConfigMap.
+type Wiring struct {
+	client     client.Client
+	reader     client.Reader // not cached: ConfigMaps of others are read once and not watched
+	clock      clock.PassiveClock
+	standAlone StandAlone
+}
+
+// New returns a wiring. The reader is not cached.
+func New(c client.Client, reader client.Reader, clk clock.PassiveClock, standAlone StandAlone) *Wiring {
+	return &Wiring{client: c, reader: reader, clock: clk, standAlone: standAlone}
+}
+
+// Observed is how NVIDIA's device plugin is installed, and what of ours is there.
+type Observed struct {
+	rollout.Wiring
+	// ConfigMap is ours; its name is empty if there is nowhere to put one.
+	ConfigMap types.NamespacedName
+	// Applied are those of its keys that we applied; nil if it does not exist.
+	Applied map[string]string
+	// Overridden is set while somebody else keeps changing back what we set in the ClusterPolicy.
+	Overridden *Overridden
+
+	clusterPolicy *unstructured.Unstructured // nil: stand-alone
+	configMap     *corev1.ConfigMap          // without resource version if it does not exist
+	baseline      baseline                   // what is to be recorded
+	record        string                     // what is recorded on our ConfigMap
+	defaultKey    string
+	leftovers     []corev1.ConfigMap // ours, in namespaces where the device plugin no longer is
+}
+
+// +kubebuilder:rbac:groups=nvidia.com,resources=clusterpolicies,verbs=get;list;watch;patch
+// +kubebuilder:rbac:groups=nvidia.com,resources=gpuclusters,verbs=get;list;watch
+// +kubebuilder:rbac:groups=apiextensions.k8s.io,resources=customresourcedefinitions,verbs=get;list;watch
+// +kubebuilder:rbac:groups=apps,resources=daemonsets,verbs=get;list;watch
+// +kubebuilder:rbac:groups="",resources=configmaps,verbs=get;create
+// +kubebuilder:rbac:groups="",resources=configmaps,resourceNames=gpu-sharing-device-plugin,verbs=list;watch;patch;delete
+
+// Observe reads from the cache how the device plugin is installed and what of ours is there.
+func (w *Wiring) Observe(ctx context.Context) (*Observed, error) {
+	o := &Observed{}
+	clusters, err := w.list(ctx, gpuCluster)
+	if err != nil {
+		return nil, err
+	}
+	if len(clusters) > 0 {
+		o.Reason, o.Message = draStackActive(clusters)
+		return o, nil
+	}
+	policies, err := w.list(ctx, clusterPolicy)
+	if err != nil {
+		return nil, err
+	}
+	w.locate(o, singleton(policies))
+	if err := w.observeConfigMaps(ctx, o); err != nil {
+		return nil, err
+	}
+	if o.Reason != "" {
+		return o, nil
+	}
+	if o.NVIDIAMPS, err = w.servesMPS(ctx, o.ConfigMap.Namespace); err != nil {
+		return nil, err
+	}
+	if o.clusterPolicy == nil {
+		o.Wiring.Keys = standAloneKeys(o.theirs(), o.Applied)
+		o.Ready = exists(o.configMap)
+		return o, nil
+	}
+	return o, w.observeClusterPolicy(ctx, o)
+}
+
+// observeClusterPolicy compares the ClusterPolicy with what it has to say, and remembers what it said before.
+func (w *Wiring) observeClusterPolicy(ctx context.Context, o *Observed) error {
+	policy := o.clusterPolicy
+	b := recorded(policy, o.configMap.Annotations, policy.GetAnnotations())
+	o.record = o.configMap.Annotations[v1alpha1.AnnotationBaseline]
+	o.baseline = b.remember(policy)
+	before, err := w.keysBefore(ctx, o)
+	if err != nil {
+		return err
+	}
+	o.baseline.Adopted, o.baseline.Keys = true, slices.Sorted(maps.Keys(before))
+	o.Wiring.Keys, o.defaultKey = o.baseline.keys(before)
+	inPlace := wired(policy, o.defaultKey)
+	o.Ready = inPlace && contains(o.Applied, o.Wiring.Keys)
+	if !inPlace {
+		o.Overridden = overridden(policy, o.baseline, w.clock.Now())
+	}
+	return nil
+}
+
+// keysBefore is the content of the ConfigMap that the device plugin read before: as copied to ours or, if it was not
+// copied yet, as it is.
+func (w *Wiring) keysBefore(ctx context.Context, o *Observed) (map[string]string, error) {
+	if o.baseline.Adopted {
+		if copied := selectKeys(o.Applied, o.baseline.Keys); len(copied) == len(o.baseline.Keys) {
+			return copied, nil
+		}
+	}
+	name := o.baseline.configMap()
+	if name == "" {
+		return nil, nil
+	}
+	before := &corev1.ConfigMap{}
+	key := types.NamespacedName{Namespace: o.ConfigMap.Namespace, Name: name}
+	if err := w.reader.Get(ctx, key, before); client.IgnoreNotFound(err) != nil {
+		return nil, fmt.Errorf("reading ConfigMap %s, which the device plugin reads: %w", key, err)
+	}
+	return before.Data, nil
+}
+
+// locate says where our ConfigMap belongs, or why nowhere.
+func (w *Wiring) locate(o *Observed, policy *unstructured.Unstructured) {
+	if policy != nil && !disabled(policy) {
+		o.ConfigMap = types.NamespacedName{Namespace: namespaceOf(policy), Name: ConfigMapName}
+		if o.ConfigMap.Namespace == "" {
+			o.ConfigMap.Namespace = w.standAlone.Namespace
+		}
+		if o.ConfigMap.Namespace == "" {
+			o.Reason, o.Message = v1alpha1.ReasonNoDevicePlugin, fmt.Sprintf("ClusterPolicy %s does not say in its "+
+				"status.namespace where the GPU Operator runs; wait until the GPU Operator has reconciled it, or start "+
+				"the controller with --device-plugin-namespace", policy.GetName())
+			return
+		}
+		o.ClusterPolicy, o.clusterPolicy = true, policy
+		return
+	}
+	if w.standAlone.Namespace != "" && w.standAlone.ConfigMap != "" {
+		o.ConfigMap = types.NamespacedName{Namespace: w.standAlone.Namespace, Name: w.standAlone.ConfigMap}
+		return
+	}
+	o.Reason, o.Message = noDevicePlugin(policy)
+}
+
+// observeConfigMaps finds our ConfigMap, and those of ours that were left where the device plugin was before.
+func (w *Wiring) observeConfigMaps(ctx context.Context, o *Observed) error {
+	o.configMap = &corev1.ConfigMap{}
+	all := &corev1.ConfigMapList{}
+	if err := w.client.List(ctx, all); err != nil {
+		return fmt.Errorf("reading our ConfigMap: %w", err)
+	}
+	for i := range all.Items {
+		switch found := &all.Items[i]; {
+		case client.ObjectKeyFromObject(found) == o.ConfigMap:
+			o.configMap = found
+		case found.Name == ConfigMapName && found.Labels[managedBy] == operator:
+			o.leftovers = append(o.leftovers, *found)
+		}
+	}
+	applied, err := appliedKeys(o.configMap)
+	o.Applied = applied
+	return err
+}
+
+// servesMPS says whether NVIDIA's MPS daemon set is there.
+func (w *Wiring) servesMPS(ctx context.Context, namespace string) (bool, error) {
+	sets := &metav1.PartialObjectMetadataList{}
+	sets.SetGroupVersionKind(schema.GroupVersionKind{Group: "apps", Version: "v1", Kind: "DaemonSetList"})
+	if err := w.client.List(ctx, sets, client.InNamespace(namespace), client.MatchingLabels{"app": nvidiaMPS}); err != nil {
+		return false, fmt.Errorf("looking for NVIDIA's MPS daemon set in %s: %w", namespace, err)
+	}
+	return len(sets.Items) > 0, nil
+}
+
+// errNotSynced says that a kind is served but not in the cache yet. Taking that for an absence would undo everything.
+var errNotSynced = errors.New("served, but not read yet")
+
+// list reads all objects of a kind that may not be served in this cluster.
+func (w *Wiring) list(ctx context.Context, k kind) ([]unstructured.Unstructured, error) {
+	crd := &metav1.PartialObjectMetadata{}
+	crd.SetGroupVersionKind(customResourceDefinition)
+	if err := w.client.Get(ctx, types.NamespacedName{Name: k.crd}, crd); err != nil {
+		return nil, client.IgnoreNotFound(err)
+	}
+	all := &unstructured.UnstructuredList{}
+	all.SetGroupVersionKind(k.list())
+	err := w.client.List(ctx, all)
+	if meta.IsNoMatchError(err) || isNotCached(err) {
+		err = errNotSynced
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reading %s: %w", k.crd, err)
+	}
+	return all.Items, nil
+}

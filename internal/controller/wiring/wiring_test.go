@@ -1,0 +1,513 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package wiring_test
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	clocktesting "k8s.io/utils/clock/testing"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+	"sigs.k8s.io/yaml"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/controller/wiring"
+	"github.com/gpusharing/gpu-sharing-operator/internal/deviceplugin"
+	"github.com/gpusharing/gpu-sharing-operator/test/env"
+)
+
+const namespace = "gpu-operator"
+
+// fixture is a cluster with the wiring under test and a record of what it wrote.
+type fixture struct {
+	*WithT
+	t          *testing.T
+	client     client.WithWatch
+	clock      *clocktesting.FakePassiveClock
+	standAlone wiring.StandAlone
+	writes     []string
+	fail       func(write string) error
+}
+
+// newFixture empties what subtests share of the cluster.
+func newFixture(t *testing.T, c client.WithWatch) *fixture {
+	t.Helper()
+	f := &fixture{WithT: NewWithT(t), t: t, client: c, clock: clocktesting.NewFakePassiveClock(time.Now())}
+	t.Cleanup(func() {
+		for _, kind := range []string{"ClusterPolicy", "GPUCluster"} {
+			f.Expect(c.DeleteAllOf(context.Background(), nvidia(kind, ""))).To(Succeed())
+		}
+		f.Expect(c.DeleteAllOf(context.Background(), &corev1.ConfigMap{}, client.InNamespace(namespace))).To(Succeed())
+	})
+	return f
+}
+
+func (f *fixture) ctx() context.Context { return f.t.Context() }
+
+// wiring is the wiring under test: a fresh one each time, as after a restart.
+func (f *fixture) wiring() *wiring.Wiring {
+	c := interceptor.NewClient(f.client, interceptor.Funcs{
+		Apply: func(ctx context.Context, c client.WithWatch, o runtime.ApplyConfiguration, opts ...client.ApplyOption) error {
+			return f.write("apply ConfigMap", func() error { return c.Apply(ctx, o, opts...) })
+		},
+		Patch: func(ctx context.Context, c client.WithWatch, o client.Object, p client.Patch, opts ...client.PatchOption) error {
+			return f.write("patch "+o.GetObjectKind().GroupVersionKind().Kind, func() error { return c.Patch(ctx, o, p, opts...) })
+		},
+		Delete: func(ctx context.Context, c client.WithWatch, o client.Object, opts ...client.DeleteOption) error {
+			return f.write("delete ConfigMap", func() error { return c.Delete(ctx, o, opts...) })
+		},
+	})
+	return wiring.New(c, f.client, f.clock, f.standAlone)
+}
+
+func (f *fixture) write(what string, do func() error) error {
+	if f.fail != nil {
+		if err := f.fail(what); err != nil {
+			return err
+		}
+	}
+	f.writes = append(f.writes, what)
+	return do()
+}
+
+func (f *fixture) observe() *wiring.Observed {
+	f.t.Helper()
+	o, err := f.wiring().Observe(f.ctx())
+	f.Expect(err).NotTo(HaveOccurred())
+	return o
+}
+
+// wire is one pass that needs the device plugin to read these keys beside those of the wiring itself.
+func (f *fixture) wire(keys map[string]string) []string {
+	f.t.Helper()
+	f.Expect(f.tryWire(keys)).To(Succeed())
+	return f.writes
+}
+
+func (f *fixture) tryWire(keys map[string]string) error {
+	f.writes = nil
+	o, err := f.wiring().Observe(f.ctx())
+	if err != nil {
+		return err
+	}
+	all := maps.Clone(o.Wiring.Keys)
+	if all == nil {
+		all = map[string]string{}
+	}
+	maps.Copy(all, keys)
+	if _, err := f.wiring().WriteKeys(f.ctx(), o, all); err != nil {
+		return err
+	}
+	_, err = f.wiring().Wire(f.ctx(), o)
+	return err
+}
+
+func (f *fixture) unwire(mounted bool) []string {
+	f.t.Helper()
+	f.writes = nil
+	_, err := f.wiring().Unwire(f.ctx(), f.observe(), mounted)
+	f.Expect(err).NotTo(HaveOccurred())
+	return f.writes
+}
+
+func nvidia(kind, name string) *unstructured.Unstructured {
+	o := &unstructured.Unstructured{}
+	o.SetAPIVersion("nvidia.com/v1")
+	if kind == "GPUCluster" {
+		o.SetAPIVersion("nvidia.com/v1alpha1")
+	}
+	o.SetKind(kind)
+	o.SetName(name)
+	return o
+}
+
+// policy creates a ClusterPolicy with a spec, as Helm does, and the status of a GPU Operator in our namespace.
+func (f *fixture) policy(name, spec string) *unstructured.Unstructured {
+	f.t.Helper()
+	o := nvidia("ClusterPolicy", name)
+	f.Expect(yaml.Unmarshal([]byte(spec), &o.Object)).To(Succeed())
+	f.Expect(f.client.Create(f.ctx(), o, client.FieldOwner("helm"))).To(Succeed())
+	f.Expect(unstructured.SetNestedField(o.Object, namespace, "status", "namespace")).To(Succeed())
+	f.Expect(f.client.Status().Update(f.ctx(), o, client.FieldOwner("gpu-operator"))).To(Succeed())
+	return o
+}
+
+func (f *fixture) get(policy *unstructured.Unstructured) *unstructured.Unstructured {
+	f.t.Helper()
+	now := nvidia("ClusterPolicy", policy.GetName())
+	f.Expect(f.client.Get(f.ctx(), client.ObjectKeyFromObject(policy), now)).To(Succeed())
+	return now
+}
+
+// spec is the spec of a ClusterPolicy as YAML.
+func (f *fixture) spec(policy *unstructured.Unstructured) string {
+	f.t.Helper()
+	data, err := yaml.Marshal(f.get(policy).Object["spec"])
+	f.Expect(err).NotTo(HaveOccurred())
+	return string(data)
+}
+
+func (f *fixture) patch(o client.Object, manager, patch string) {
+	f.t.Helper()
+	raw := client.RawPatch(types.MergePatchType, []byte(patch))
+	f.Expect(f.client.Patch(f.ctx(), o.DeepCopyObject().(client.Object), raw, client.FieldOwner(manager))).To(Succeed())
+}
+
+func (f *fixture) configMap(name string) *corev1.ConfigMap {
+	f.t.Helper()
+	found := &corev1.ConfigMap{}
+	err := f.client.Get(f.ctx(), types.NamespacedName{Namespace: namespace, Name: name}, found)
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	f.Expect(err).NotTo(HaveOccurred())
+	return found
+}
+
+func (f *fixture) createConfigMap(name string, data map[string]string) {
+	f.t.Helper()
+	object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}, Data: data}
+	f.Expect(f.client.Create(f.ctx(), object, client.FieldOwner("kubectl"))).To(Succeed())
+}
+
+func keysOf(c *corev1.ConfigMap) []string { return slices.Sorted(maps.Keys(c.Data)) }
+
+const installed = `
+spec:
+  devicePlugin: {enabled: true}
+  mig: {strategy: single}
+`
+
+var research = map[string]string{"research-1": "version: v1\n"}
+
+func TestWithoutNVIDIA(t *testing.T) {
+	f := newFixtureWithout(t)
+	o := f.observe()
+	f.Expect(o.Reason).To(Equal(v1alpha1.ReasonNoDevicePlugin))
+	f.Expect(o.Message).To(Equal("there is no ClusterPolicy in this cluster; install NVIDIA's GPU Operator, or start the " +
+		"controller with --device-plugin-namespace and --device-plugin-configmap, naming the ConfigMap that a stand-alone " +
+		"device plugin reads"))
+	f.Expect(f.wire(research)).To(BeEmpty())
+	f.Expect(f.unwire(false)).To(BeEmpty())
+}
+
+func newFixtureWithout(t *testing.T) *fixture {
+	t.Helper()
+	return &fixture{WithT: NewWithT(t), t: t, client: env.Start(t).Client, clock: clocktesting.NewFakePassiveClock(time.Now())}
+}
+
+func TestWiring(t *testing.T) {
+	c := env.Start(t, env.WithNVIDIA()).Client
+	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}
+	NewWithT(t).Expect(c.Create(t.Context(), ns)).To(Succeed())
+
+	t.Run("says why there is no device plugin to configure", func(t *testing.T) { testReasons(t, c) })
+	t.Run("follows the oldest ClusterPolicy", func(t *testing.T) { testOldest(t, c) })
+	t.Run("writes the keys, then the ClusterPolicy once, then nothing", func(t *testing.T) { testOnce(t, c) })
+	t.Run("goes on where it was killed", func(t *testing.T) { testKilled(t, c) })
+	t.Run("keeps the keys of the ConfigMap that was there", func(t *testing.T) { testAdopts(t, c) })
+	t.Run("puts the ClusterPolicy back, then removes the ConfigMap", func(t *testing.T) { testUnwire(t, c) })
+	t.Run("finds the record on the ClusterPolicy if the ConfigMap is deleted", func(t *testing.T) { testRecord(t, c) })
+	t.Run("overrules a field manager once and then leaves it alone for an hour", func(t *testing.T) { testFight(t, c) })
+	t.Run("does not overwrite what it has not seen", func(t *testing.T) { testStale(t, c) })
+	t.Run("starts anew with a ClusterPolicy that replaces another", func(t *testing.T) { testReplaced(t, c) })
+	t.Run("adds its keys to the ConfigMap of a stand-alone plugin", func(t *testing.T) { testStandAlone(t, c) })
+}
+
+func testReasons(t *testing.T, c client.WithWatch) {
+	for name, tc := range map[string]struct {
+		spec       string // of a ClusterPolicy
+		cluster    bool   // with a GPUCluster
+		namespace  bool   // ClusterPolicy.status.namespace is set
+		standAlone wiring.StandAlone
+		reason     string
+		message    string
+	}{
+		"a GPUCluster": {
+			cluster: true,
+			reason:  v1alpha1.ReasonDRAStackActive,
+			message: "GPUCluster dra exists: NVIDIA's DRA driver serves the GPUs of this cluster, and there is no device " +
+				"plugin to configure; share GPUs through ResourceClaims, or replace the GPUCluster by a ClusterPolicy",
+		},
+		"a ClusterPolicy that disables the device plugin": {
+			spec: "spec: {devicePlugin: {enabled: false}}", namespace: true,
+			reason: v1alpha1.ReasonNoDevicePlugin,
+			message: "ClusterPolicy cluster-policy has spec.devicePlugin.enabled false; enable it, or start the controller " +
+				"with --device-plugin-namespace and --device-plugin-configmap, naming the ConfigMap that a stand-alone device plugin reads",
+		},
+		"a ClusterPolicy that disables the device plugin, beside a stand-alone one": {
+			spec: "spec: {devicePlugin: {enabled: false}}", namespace: true,
+			standAlone: wiring.StandAlone{Namespace: namespace, ConfigMap: "plugin"},
+		},
+		"a ClusterPolicy that the GPU Operator has not seen yet": {
+			spec:   installed,
+			reason: v1alpha1.ReasonNoDevicePlugin,
+			message: "ClusterPolicy cluster-policy does not say in its status.namespace where the GPU Operator runs; wait until " +
+				"the GPU Operator has reconciled it, or start the controller with --device-plugin-namespace",
+		},
+		"such a ClusterPolicy, when a flag names the namespace": {
+			spec: installed, standAlone: wiring.StandAlone{Namespace: namespace},
+		},
+		"a ClusterPolicy": {spec: installed, namespace: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t, c)
+			f.standAlone = tc.standAlone
+			if tc.cluster {
+				f.Expect(c.Create(t.Context(), nvidia("GPUCluster", "dra"))).To(Succeed())
+			}
+			if tc.spec != "" {
+				policy := f.policy("cluster-policy", tc.spec)
+				if !tc.namespace {
+					unstructured.RemoveNestedField(policy.Object, "status", "namespace")
+					f.Expect(c.Status().Update(t.Context(), policy)).To(Succeed())
+				}
+			}
+			o := f.observe()
+			f.Expect(o.Reason).To(Equal(tc.reason))
+			f.Expect(o.Message).To(Equal(tc.message))
+			if tc.reason != "" {
+				f.Expect(f.wire(research)).To(BeEmpty())
+			}
+		})
+	}
+}
+
+func testOldest(t *testing.T, c client.WithWatch) {
+	f := newFixture(t, c)
+	f.policy("z", installed)
+	f.clock.SetTime(time.Now())
+	f.Eventually(func() time.Time { return time.Now().Truncate(time.Second) }, "2s", "50ms").
+		Should(BeTemporally(">", f.get(nvidia("ClusterPolicy", "z")).GetCreationTimestamp().Time), "creation times are in seconds")
+	f.policy("a", installed)
+	f.policy("b", installed)
+	f.wire(research)
+	f.Expect(f.spec(nvidia("", "z"))).To(ContainSubstring(wiring.ConfigMapName))
+	f.Expect(f.spec(nvidia("", "a"))).NotTo(ContainSubstring(wiring.ConfigMapName))
+
+	f.Expect(c.Delete(t.Context(), nvidia("ClusterPolicy", "z"))).To(Succeed())
+	f.wire(research)
+	f.Expect(f.spec(nvidia("", "a"))).To(ContainSubstring(wiring.ConfigMapName), "of equal age, the first by name")
+	f.Expect(f.spec(nvidia("", "b"))).NotTo(ContainSubstring(wiring.ConfigMapName))
+}
+
+func testOnce(t *testing.T, c client.WithWatch) {
+	f := newFixture(t, c)
+	policy := f.policy("cluster-policy", installed)
+	f.Expect(f.observe().Ready).To(BeFalse())
+	f.Expect(f.observe().Applied).To(BeNil())
+
+	f.Expect(f.wire(research)).To(Equal([]string{"apply ConfigMap", "patch ClusterPolicy"}))
+	unlabelled := deviceplugin.Default("single")
+	f.Expect(f.configMap(wiring.ConfigMapName).Data).To(Equal(map[string]string{
+		"research-1": "version: v1\n", unlabelled.Key: unlabelled.Data,
+	}), "nodes without a label do what mig.strategy asked for")
+	f.Expect(f.spec(policy)).To(MatchYAML(`
+devicePlugin: {enabled: true, config: {name: gpu-sharing-device-plugin, default: `+unlabelled.Key+`}}
+mig: {}
+`), "only the three fields differ")
+
+	f.Expect(f.observe().Ready).To(BeTrue())
+	f.Expect(f.wire(research)).To(BeEmpty())
+	f.Expect(f.wire(map[string]string{"research-2": "version: v1\n"})).To(Equal([]string{"apply ConfigMap"}))
+	f.Expect(f.configMap(wiring.ConfigMapName).Data).NotTo(HaveKey("research-1"), "a key that nothing names any more goes")
+}
+
+func testKilled(t *testing.T, c client.WithWatch) {
+	f := newFixture(t, c)
+	policy := f.policy("cluster-policy", installed)
+	failed := map[string]bool{}
+	f.fail = func(write string) error {
+		if !failed[write] {
+			failed[write] = true
+			return context.DeadlineExceeded
+		}
+		return nil
+	}
+	f.Expect(f.tryWire(research)).To(MatchError(ContainSubstring("writing ConfigMap gpu-operator/gpu-sharing-device-plugin")))
+	f.Expect(f.tryWire(research)).To(MatchError(ContainSubstring("patching ClusterPolicy cluster-policy")))
+	f.Expect(f.spec(policy)).To(ContainSubstring("strategy: single"))
+	f.Expect(f.wire(research)).To(Equal([]string{"patch ClusterPolicy"}))
+	f.Expect(f.observe().Ready).To(BeTrue())
+
+	o := f.observe()
+	_, err := f.wiring().Unwire(f.ctx(), o, false)
+	f.Expect(err).To(MatchError(ContainSubstring("removing ConfigMap gpu-operator/gpu-sharing-device-plugin")))
+	f.Expect(f.unwire(false)).To(Equal([]string{"delete ConfigMap"}))
+	f.Expect(f.spec(policy)).To(MatchYAML("{devicePlugin: {enabled: true}, mig: {strategy: single}}"))
+}
+
+func testAdopts(t *testing.T, c client.WithWatch) {
+	f := newFixture(t, c)
+	f.createConfigMap("by-hand", map[string]string{"a100": "version: v1\n", "any": "version: v1\nflags: {migStrategy: none}\n"})
+	policy := f.policy("cluster-policy", `
+spec:
+  devicePlugin: {enabled: true, config: {name: by-hand, default: any}}
+  mig: {strategy: mixed}
+`)
+	f.Expect(f.wire(research)).To(HaveLen(2))
+	f.Expect(f.configMap(wiring.ConfigMapName).Data).To(Equal(map[string]string{
+		"research-1": "version: v1\n",
+		"a100":       "version: v1\nflags:\n  migStrategy: mixed\n",
+		"any":        "version: v1\nflags: {migStrategy: mixed}\n",
+	}), "mig.strategy overruled each of them")
+	f.Expect(f.spec(policy)).To(ContainSubstring("default: any"))
+
+	f.Expect(c.Delete(t.Context(), f.configMap("by-hand"))).To(Succeed())
+	f.Expect(f.wire(research)).To(BeEmpty(), "what was copied stays, for labels of nodes may name it")
+	f.createConfigMap("by-hand", nil)
+	f.unwire(false)
+	f.Expect(f.spec(policy)).To(MatchYAML(`
+devicePlugin: {enabled: true, config: {name: by-hand, default: any}}
+mig: {strategy: mixed}
+`))
+}
+
+func testUnwire(t *testing.T, c client.WithWatch) {
+	for name, spec := range map[string]string{
+		"with neither config nor strategy": `{devicePlugin: {enabled: true}, daemonsets: {updateStrategy: RollingUpdate}}`,
+		"with empty ones":                  `{devicePlugin: {config: {name: "", default: ""}}, mig: {}, daemonsets: {updateStrategy: RollingUpdate}}`,
+		"with strategy none":               `{devicePlugin: {config: {}}, mig: {strategy: none}, daemonsets: {updateStrategy: OnDelete}}`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t, c)
+			policy := f.policy("cluster-policy", "spec: "+spec)
+			f.Expect(f.unwire(false)).To(BeEmpty(), "nothing of ours is there")
+			f.wire(research)
+
+			f.Expect(f.unwire(true)).To(Equal([]string{"patch ClusterPolicy"}))
+			f.Expect(f.spec(policy)).To(MatchYAML(spec))
+			f.Expect(f.get(policy).GetAnnotations()).To(BeEmpty())
+			f.Expect(f.unwire(true)).To(BeEmpty(), "a pod that mounts the ConfigMap could not start again without it")
+			f.Expect(f.unwire(false)).To(Equal([]string{"delete ConfigMap"}))
+			f.Expect(f.unwire(false)).To(BeEmpty())
+		})
+	}
+}
+
+func testRecord(t *testing.T, c client.WithWatch) {
+	f := newFixture(t, c)
+	f.createConfigMap("by-hand", map[string]string{"any": "version: v1\n"})
+	policy := f.policy("cluster-policy", `
+spec: {devicePlugin: {config: {name: by-hand, default: any}}, mig: {strategy: single}}
+`)
+	before := f.spec(policy)
+	f.wire(research)
+	f.Expect(c.Delete(t.Context(), f.configMap(wiring.ConfigMapName))).To(Succeed())
+	f.Expect(f.observe().Ready).To(BeFalse())
+	f.Expect(f.wire(research)).To(Equal([]string{"apply ConfigMap"}))
+	f.Expect(keysOf(f.configMap(wiring.ConfigMapName))).To(Equal([]string{"any", "research-1"}))
+	f.Expect(f.observe().Ready).To(BeTrue())
+	f.unwire(false)
+	f.Expect(f.spec(policy)).To(Equal(before))
+}
+
+func testFight(t *testing.T, c client.WithWatch) {
+	f := newFixture(t, c)
+	policy := f.policy("cluster-policy", installed)
+	const back = `{"spec":{"devicePlugin":{"config":{"name":"theirs"}},"mig":{"strategy":"mixed"}}}`
+	f.wire(research)
+
+	f.patch(policy, "argocd-controller", back)
+	f.Expect(f.observe().Overridden).To(BeNil())
+	f.wire(research)
+	f.Expect(f.observe().Ready).To(BeTrue(), "once, a chart that is upgraded writes its values over ours")
+
+	f.patch(policy, "argocd-controller", back)
+	f.Expect(f.wire(research)).To(Equal([]string{"apply ConfigMap"}), "with what they want once we are gone")
+	f.Expect(f.wire(research)).To(BeEmpty())
+	overridden := f.observe().Overridden
+	f.Expect(overridden).NotTo(BeNil())
+	f.Expect(overridden.Message).To(MatchRegexp(`^ClusterPolicy cluster-policy: field manager "argocd-controller" set ` +
+		`spec.devicePlugin.config or spec.mig.strategy back again at 20\S+Z, so the device plugin does not read ConfigMap ` +
+		`gpu-sharing-device-plugin; make it leave these fields alone \(Helm: remove the values; Argo CD: ignoreDifferences\); ` +
+		`the operator sets them again at 20\S+Z$`))
+
+	f.clock.SetTime(overridden.Until)
+	f.wire(research)
+	f.Expect(f.observe().Ready).To(BeTrue())
+	f.unwire(false)
+	f.Expect(f.spec(policy)).To(And(ContainSubstring("name: theirs"), ContainSubstring("strategy: mixed")),
+		"what they want once we are gone is what they said last")
+}
+
+func testStale(t *testing.T, c client.WithWatch) {
+	f := newFixture(t, c)
+	policy := f.policy("cluster-policy", installed)
+	stale := f.observe()
+	f.patch(policy, "kubectl-edit", `{"spec":{"mig":{"strategy":"mixed"}}}`)
+	_, err := f.wiring().Wire(t.Context(), stale)
+	f.Expect(apierrors.IsConflict(err)).To(BeTrue(), "%v", err)
+	f.wire(research)
+	f.unwire(false)
+	f.Expect(f.spec(policy)).To(ContainSubstring("strategy: mixed"))
+}
+
+func testReplaced(t *testing.T, c client.WithWatch) {
+	f := newFixture(t, c)
+	f.wireAndDelete(installed)
+	f.Expect(f.observe().Reason).To(Equal(v1alpha1.ReasonNoDevicePlugin))
+	policy := f.policy("cluster-policy", "spec: {devicePlugin: {}, mig: {strategy: mixed}}")
+	f.wire(research)
+	f.Expect(keysOf(f.configMap(wiring.ConfigMapName))).To(ConsistOf("research-1", deviceplugin.Default("mixed").Key))
+	f.unwire(false)
+	f.Expect(f.spec(policy)).To(ContainSubstring("strategy: mixed"))
+
+	f.wireAndDelete(installed)
+	f.Expect(f.unwire(true)).To(BeEmpty())
+	f.Expect(f.unwire(false)).To(Equal([]string{"delete ConfigMap"}), "found though no ClusterPolicy tells the namespace")
+}
+
+func (f *fixture) wireAndDelete(spec string) {
+	f.t.Helper()
+	f.Expect(f.client.DeleteAllOf(f.ctx(), nvidia("ClusterPolicy", ""))).To(Succeed())
+	policy := f.policy("cluster-policy", spec)
+	f.wire(research)
+	f.Expect(f.client.Delete(f.ctx(), policy)).To(Succeed())
+}
+
+func testStandAlone(t *testing.T, c client.WithWatch) {
+	config := deviceplugin.Default("")
+	for name, tc := range map[string]struct {
+		theirs map[string]string // nil: no ConfigMap
+		ours   []string          // beside research-1
+		stays  []string
+	}{
+		"that does not exist":       {ours: []string{"default"}, stays: []string{"default"}},
+		"with the one key":          {theirs: map[string]string{"any": config.Data}, ours: []string{"default"}, stays: []string{"any"}},
+		"with a default":            {theirs: map[string]string{"default": "", "a100": ""}, stays: []string{"a100", "default"}},
+		"with a default of a chart": {theirs: map[string]string{"b": "", "a100": ""}, stays: []string{"a100", "b"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t, c)
+			f.standAlone = wiring.StandAlone{Namespace: namespace, ConfigMap: "plugin"}
+			if tc.theirs != nil {
+				f.createConfigMap("plugin", tc.theirs)
+			}
+			f.Expect(f.wire(research)).To(Equal([]string{"apply ConfigMap"}))
+			o := f.observe()
+			f.Expect(o.Ready).To(BeTrue())
+			f.Expect(o.ClusterPolicy).To(BeFalse())
+			f.Expect(slices.Sorted(maps.Keys(o.Applied))).To(Equal(append(tc.ours, "research-1")))
+			for key, data := range tc.theirs {
+				f.Expect(f.configMap("plugin").Data).To(HaveKeyWithValue(key, data))
+			}
+			f.Expect(f.wire(research)).To(BeEmpty())
+			f.unwire(false)
+			f.Expect(keysOf(f.configMap("plugin"))).To(Equal(tc.stays))
+			f.Expect(f.unwire(false)).To(BeEmpty())
+		})
+	}
+}
