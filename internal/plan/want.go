@@ -51,8 +51,7 @@ func wantMIG(instances []v1alpha1.InstanceCount, d gpu.Device) (gpu.State, error
 
 // packingProblem is the problem that an error of mig is to the user.
 func packingProblem(err error) error {
-	var unknown *mig.ProfileError
-	if errors.As(err, &unknown) {
+	if _, unknown := errors.AsType[*mig.ProfileError](err); unknown {
 		return problem(v1alpha1.ReasonProfileNotAvailable, "%s; change the profile, or say in "+
 			"sharing.mig.layouts[].gpus which GPUs the layout is for", err)
 	}
