@@ -21,10 +21,12 @@ type ProfileError struct {
 
 // Error says which GPU has no such profile and which profiles it has.
 func (e *ProfileError) Error() string {
-	if e.Why != "" {
+	switch {
+	case e.Why != "":
 		return fmt.Sprintf("%s cannot have profile %s: %s", e.Device, e.Name, e.Why)
-	}
-	if len(e.Device.Profiles) == 0 {
+	case len(e.Device.Profiles) == 0 && !e.Device.MIGCapable:
+		return fmt.Sprintf("%s has no MIG profile %s, for it has no MIG", e.Device, e.Name)
+	case len(e.Device.Profiles) == 0:
 		return fmt.Sprintf("%s has no MIG profile %s: the driver lists none while MIG mode is off", e.Device, e.Name)
 	}
 	names := make([]string, 0, len(e.Device.Profiles))

@@ -250,3 +250,10 @@ func withMIG(t *testing.T) []sim.Model {
 	}
 	return models
 }
+
+func fuzzPack(t *testing.T, m sim.Model, seed uint64) {
+	t.Helper()
+	o := newOracle(t, m)
+	d, want := o.triple(rand.New(rand.NewPCG(seed, 0)))
+	NewWithT(t).Expect(o.check(d, want)).To(BeEmpty())
+}
