@@ -46,6 +46,10 @@ const (
 	// ReasonNodeOptedOut: the node carries nvidia.com/gpu.deploy.operands=false, or runs virtual machines, so NVIDIA's
 	// device plugin does not serve it.
 	ReasonNodeOptedOut = "NodeOptedOut"
+	// ReasonWiring: NVIDIA's device plugin is being pointed at the operator's ConfigMap.
+	ReasonWiring = "Wiring"
+	// ReasonWaitingForFirst: one node goes first with this configuration; the others follow once it has verified.
+	ReasonWaitingForFirst = "WaitingForFirst"
 	// ReasonWaitingForBudget: as many nodes as maxUnavailable allows are changing already.
 	ReasonWaitingForBudget = "WaitingForBudget"
 	// ReasonRolloutHalted: as many nodes failed as maxFailures allows; no further node is started.
@@ -109,10 +113,15 @@ const (
 	ReasonDiscovered = "Discovered"
 	// ReasonNVMLFailed: NVML could not be loaded or failed.
 	ReasonNVMLFailed = "NVMLFailed"
+	// ReasonPodResourcesFailed: the kubelet's pod resources could not be read, so it is not known which containers hold
+	// the GPUs.
+	ReasonPodResourcesFailed = "PodResourcesFailed"
 	// ReasonApplied: the GPUs are as the spec wishes.
 	ReasonApplied = "Applied"
 	// ReasonNoWish: no policy governs the node.
 	ReasonNoWish = "NoWish"
+	// ReasonApplyTimedOut: the agent did not bring the GPUs to the wish in time.
+	ReasonApplyTimedOut = "ApplyTimedOut"
 	// ReasonStepFailed: a step failed and is tried again.
 	ReasonStepFailed = "StepFailed"
 	// ReasonMPSDaemonFailed: the MPS control daemon does not run or does not answer.

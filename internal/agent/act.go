@@ -1,0 +1,180 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
+)
+
+const (
+	// freshFor is how old the observation may be on which a step that needs something idle is carried out.
+	freshFor = time.Second
+	// maxRounds is how often a plan is made anew in one pass, since some of what is left to do shows only after a step.
+	maxRounds = 4
+)
+
+// outcome is what became of a wish.
+type outcome struct {
+	problem  *plan.Problem // the wish cannot be met
+	unknown  []string      // UUIDs in the wish that the node does not have
+	waits    []string      // what is waited for, in words
+	failures []failure
+	unmet    []string // GPUs that are not as wished though nothing is left to do, in words
+}
+
+// failure is a step that failed.
+type failure struct {
+	step plan.Step
+	err  error
+}
+
+// retry is why the pass must be made again soon.
+func (o outcome) retry() error {
+	errs := make([]error, 0, len(o.failures))
+	for _, f := range o.failures {
+		errs = append(errs, f.err)
+	}
+	return errors.Join(errs...)
+}
+
+// converge carries out plan after plan until nothing is left to do or something is in the way, and returns the last
+// observation. An error means that there is none.
+func (c *Controller) converge(
+	ctx context.Context, wish []v1alpha1.DeviceSpec, now observation,
+) (observation, outcome, error) {
+	wish, unknown := split(wish, now.devices)
+	if err := c.mps.Prune(ctx, kept(wish)); err != nil {
+		return now, outcome{}, notObserved(v1alpha1.ReasonMPSDaemonFailed, "taking back wishes for MPS control daemons", err)
+	}
+	for round := 1; ; round++ {
+		o := outcome{unknown: unknown}
+		steps, err := plan.Node(wish, now.devices)
+		if errors.As(err, &o.problem) {
+			return now, o, nil
+		}
+		if err != nil {
+			return now, o, fmt.Errorf("planning: %w", err)
+		}
+		acted, err := c.run(ctx, steps, now, &o)
+		if err == nil && acted {
+			now, err = c.observe(ctx)
+		}
+		if err != nil {
+			return observation{}, o, err
+		}
+		if !acted || len(o.failures)+len(o.waits) > 0 || round == maxRounds {
+			o.unmet = unmet(wish, now.devices)
+			return now, o, nil
+		}
+	}
+}
+
+// run carries out steps. A step that somebody's use blocks, or that fails, ends the steps of its GPUs; the others go on.
+// An error means that the node could not be observed.
+func (c *Controller) run(ctx context.Context, steps []plan.Step, now observation, o *outcome) (acted bool, err error) {
+	var ended ended
+	for _, s := range steps {
+		if ended.has(s) {
+			continue
+		}
+		if now, err = c.refreshed(ctx, s, now); err != nil {
+			return acted, err
+		}
+		if blockers := plan.Blockers(s, now.devices); len(blockers) > 0 {
+			o.waits = append(o.waits, blockedBy(s, blockers))
+			ended.add(s)
+			continue
+		}
+		acted = true
+		if err := s.Do(ctx, plan.Tools{Hardware: c.hardware, MPS: c.mps}); err != nil {
+			o.failures = append(o.failures, failure{step: s, err: err})
+			ended.add(s)
+			continue
+		}
+		log(ctx).Info("Done", "step", s.String(), "gpu", s.Device())
+	}
+	return acted, nil
+}
+
+// refreshed observes anew where a step needs something idle and the observation is not of this moment.
+func (c *Controller) refreshed(ctx context.Context, s plan.Step, now observation) (observation, error) {
+	if s.Needs() == plan.NeedsNothing || c.clock.Since(now.at) < freshFor {
+		return now, nil
+	}
+	return c.observe(ctx)
+}
+
+// ended are the GPUs whose steps have ended early. A step that concerns several GPUs ends, and waits for, all of them.
+type ended struct {
+	all     bool
+	devices []string
+}
+
+func (e *ended) add(s plan.Step) {
+	e.all = e.all || s.Device() == ""
+	e.devices = append(e.devices, s.Device())
+}
+
+func (e *ended) has(s plan.Step) bool {
+	return e.all || s.Device() == "" && len(e.devices) > 0 || slices.Contains(e.devices, s.Device())
+}
+
+// split takes out of a wish the GPUs that the node does not have.
+func split(wish []v1alpha1.DeviceSpec, devices []gpu.Device) (known []v1alpha1.DeviceSpec, unknown []string) {
+	for _, spec := range wish {
+		if _, found := find(devices, spec.UUID); found {
+			known = append(known, spec)
+		} else {
+			unknown = append(unknown, spec.UUID)
+		}
+	}
+	return known, unknown
+}
+
+func find(devices []gpu.Device, uuid string) (gpu.Device, bool) {
+	for _, d := range devices {
+		if d.UUID == uuid {
+			return d, true
+		}
+	}
+	return gpu.Device{}, false
+}
+
+// kept says of an MPS daemon whether the wish asks for it, or leaves one of its GPUs as it is.
+func kept(wish []v1alpha1.DeviceSpec) func(plan.Daemon) bool {
+	return func(d plan.Daemon) bool {
+		return slices.ContainsFunc(d.Devices, func(served plan.DaemonDevice) bool {
+			i := slices.IndexFunc(wish, func(spec v1alpha1.DeviceSpec) bool { return spec.UUID == served.UUID })
+			return i < 0 || wish[i].Sharing.MPS != nil && wish[i].Sharing.MPS.Resource == d.Resource
+		})
+	}
+}
+
+// unmet lists the GPUs that are not as wished.
+func unmet(wish []v1alpha1.DeviceSpec, devices []gpu.Device) []string {
+	var unmet []string
+	for _, spec := range wish {
+		if d, found := find(devices, spec.UUID); found && !met(spec.Sharing, plan.Observed(d)) {
+			unmet = append(unmet, d.String())
+		}
+	}
+	return unmet
+}
+
+// met says whether a GPU is as wished. NVIDIA's own MPS daemon comes only when the node's device plugin is configured
+// for it, which waits for us: its absence is no difference.
+func met(wish, observed v1alpha1.DeviceSharing) bool {
+	if wish.MPS != nil && wish.MPS.Owner == v1alpha1.MPSDaemonOwnerNVIDIA && observed.MPS == nil {
+		wish.MPS = nil
+	}
+	return plan.Same(wish, observed)
+}

@@ -1,0 +1,117 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+)
+
+// podResourcesTimeout is how long the kubelet may take for an answer.
+const podResourcesTimeout = 5 * time.Second
+
+// Allocation is a device that the kubelet allocated to a container.
+type Allocation struct {
+	Namespace, Pod, Container string
+	// Device is the device plugin's name of it: the UUID of a GPU or of a MIG device, and for a replica of one ::n after
+	// that.
+	Device string
+}
+
+// Allocations tells what the kubelet allocated.
+type Allocations interface {
+	List(ctx context.Context) ([]Allocation, error)
+}
+
+// NoAllocations is for where no kubelet is asked.
+type NoAllocations struct{}
+
+// List implements Allocations.
+func (NoAllocations) List(context.Context) ([]Allocation, error) { return nil, nil }
+
+// PodResources asks the kubelet's pod resources service (kubernetes/enhancements, KEP 606).
+type PodResources struct{ connection *grpc.ClientConn }
+
+// DialPodResources makes a client of the service at a socket, such as
+// /var/lib/kubelet/pod-resources/kubelet.sock. It connects when it is first asked.
+func DialPodResources(socket string) (*PodResources, error) {
+	connection, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithAuthority("localhost"), grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(16<<20)))
+	if err != nil {
+		return nil, fmt.Errorf("connecting to the kubelet at %s: %w", socket, err)
+	}
+	return &PodResources{connection: connection}, nil
+}
+
+// Close ends the connection.
+func (p *PodResources) Close() error { return p.connection.Close() }
+
+// List implements Allocations.
+func (p *PodResources) List(ctx context.Context) ([]Allocation, error) {
+	ctx, cancel := context.WithTimeout(ctx, podResourcesTimeout)
+	defer cancel()
+	response, err := podresources.NewPodResourcesListerClient(p.connection).List(ctx, &podresources.ListPodResourcesRequest{})
+	if err != nil {
+		return nil, fmt.Errorf("listing pod resources: %w", err)
+	}
+	var allocations []Allocation
+	for _, pod := range response.GetPodResources() {
+		for _, container := range pod.GetContainers() {
+			for _, devices := range container.GetDevices() {
+				for _, id := range devices.GetDeviceIds() {
+					allocations = append(allocations, Allocation{
+						Namespace: pod.GetNamespace(), Pod: pod.GetName(), Container: container.GetName(), Device: id,
+					})
+				}
+			}
+		}
+	}
+	return allocations, nil
+}
+
+// holdersOf are the containers that hold a GPU, a replica of it or one of its instances.
+func holdersOf(d gpu.Device, allocations []Allocation) []gpu.Holder {
+	var holders []gpu.Holder
+	for _, a := range allocations {
+		if instance, holds := heldInstance(d, a.Device); holds {
+			holders = append(holders, gpu.Holder{
+				Namespace: a.Namespace, Pod: a.Pod, Container: a.Container, Instance: instance,
+			})
+		}
+	}
+	return holders
+}
+
+// heldInstance says which instance of a GPU a device of the device plugin is. The forms of its id:
+//
+//	GPU-<uuid>  GPU-<uuid>::<replica>       the whole GPU
+//	MIG-<uuid>  MIG-<uuid>::<replica>       the instance with that MIG device
+//	MIG-GPU-<uuid>/<instance>/<compute>     the same, before driver 470
+func heldInstance(d gpu.Device, id string) (instance int, holds bool) {
+	id, _, _ = strings.Cut(id, "::")
+	if id == d.UUID {
+		return gpu.WholeGPU, true
+	}
+	for _, i := range d.State.Instances {
+		if i.UUID != "" && id == i.UUID {
+			return i.ID, true
+		}
+	}
+	if rest, old := strings.CutPrefix(id, "MIG-"+d.UUID+"/"); old {
+		number, _, _ := strings.Cut(rest, "/")
+		if instance, err := strconv.Atoi(number); err == nil {
+			return instance, true
+		}
+	}
+	return 0, false
+}

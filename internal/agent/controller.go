@@ -1,0 +1,138 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package agent brings the GPUs of one node to the spec of the node's GPUNode and reports in its status what it
+// observed.
+//
+// It keeps nothing between two passes: each one observes, plans, carries out the steps, observes again and reports. So a
+// crash, a reboot that lost the MIG geometry and a change by somebody else are all the same case. It asks nobody for
+// permission, since the controller changes the spec only when that is safe; all the same it looks before each step
+// whether somebody uses what the step needs idle. It writes nothing but the status, at most once in a pass and only if
+// it changed, and holds no NVML handle between passes.
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/go-logr/logr"
+	"k8s.io/client-go/util/workqueue"
+	"k8s.io/utils/clock"
+	"k8s.io/utils/ptr"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/host"
+	"github.com/gpusharing/gpu-sharing-operator/internal/mps"
+	"github.com/gpusharing/gpu-sharing-operator/internal/ssa"
+)
+
+const (
+	// FieldManager owns the status of the GPUNodes.
+	FieldManager = "gpusharing-agent"
+
+	// passTimeout bounds a pass: a MIG change of 16 GPUs takes minutes where each is reset.
+	passTimeout = 10 * time.Minute
+	// reportTimeout bounds the report of a pass, which is made even if the pass ran out of time.
+	reportTimeout = 15 * time.Second
+	// waitPoll is how soon a pass looks again at what it waits for and gets no event of: a process that ends.
+	waitPoll = 5 * time.Second
+	// The first and the longest delay after a failure.
+	backoff, maxBackoff = 500 * time.Millisecond, time.Minute
+)
+
+// Config is what a Controller works with.
+type Config struct {
+	Node        string // name of the node
+	BootID      string // of the node's running kernel
+	Client      client.Client
+	Hardware    gpu.Hardware
+	MPS         *mps.View
+	Processes   host.Processes
+	Allocations Allocations
+	Clock       clock.PassiveClock
+	Resync      time.Duration // how often the GPUs are looked at without an event
+}
+
+// Controller reconciles the GPUNode of one node.
+type Controller struct {
+	node, bootID string
+	client       client.Client
+	owner        ssa.Owner
+	hardware     gpu.Hardware
+	mps          *mps.View
+	processes    host.Processes
+	allocations  Allocations
+	clock        clock.PassiveClock
+	resync       time.Duration
+	health       health
+}
+
+// New makes a controller.
+func New(c Config) *Controller {
+	return &Controller{
+		node: c.Node, bootID: c.BootID, client: c.Client, owner: ssa.Owner{Client: c.Client, Name: FieldManager},
+		hardware: c.Hardware, mps: c.MPS, processes: c.Processes, allocations: c.Allocations,
+		clock: c.Clock, resync: c.Resync,
+	}
+}
+
+// Name is the name in logs and metrics.
+func (c *Controller) Name() string { return "agent" }
+
+// Register adds the controller to a manager. Only the spec wakes it: its own writes to the status do not.
+func (c *Controller) Register(mgr ctrl.Manager) error {
+	mine := predicate.NewPredicateFuncs(func(o client.Object) bool { return o.GetName() == c.node })
+	err := ctrl.NewControllerManagedBy(mgr).Named(c.Name()).
+		For(&v1alpha1.GPUNode{}, builder.WithPredicates(mine, predicate.GenerationChangedPredicate{})).
+		WithOptions(controller.Options{
+			MaxConcurrentReconciles: 1,
+			ReconciliationTimeout:   passTimeout,
+			RecoverPanic:            ptr.To(false), // a pass that panics may have left the hardware half-way: start anew
+			RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](backoff, maxBackoff),
+		}).
+		Complete(reconcile.AsReconciler(c.client, c))
+	if err != nil {
+		return fmt.Errorf("registering the agent: %w", err)
+	}
+	return nil
+}
+
+// Reconcile brings the GPUs of this node to the spec and reports what it observed.
+func (c *Controller) Reconcile(ctx context.Context, node *v1alpha1.GPUNode) (reconcile.Result, error) {
+	if !node.DeletionTimestamp.IsZero() {
+		return reconcile.Result{}, nil
+	}
+	before, err := c.observe(ctx)
+	if err != nil {
+		return c.finish(ctx, node, report{failed: err})
+	}
+	after, result, err := c.converge(ctx, node.Spec.Devices, before)
+	return c.finish(ctx, node, report{observed: after, outcome: result, failed: err})
+}
+
+// finish gives back the hardware, reports and says when to look again.
+func (c *Controller) finish(ctx context.Context, node *v1alpha1.GPUNode, r report) (reconcile.Result, error) {
+	closed := c.hardware.Close()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reportTimeout)
+	defer cancel()
+	reported := c.report(ctx, node, r)
+	c.health.set(errors.Join(r.failed, closed, reported))
+	if err := errors.Join(r.failed, r.outcome.retry(), closed, reported); err != nil {
+		return reconcile.Result{}, err
+	}
+	if len(r.outcome.waits) > 0 {
+		return reconcile.Result{RequeueAfter: min(waitPoll, c.resync)}, nil
+	}
+	return reconcile.Result{RequeueAfter: c.resync}, nil
+}
+
+func log(ctx context.Context) logr.Logger { return logr.FromContextOrDiscard(ctx) }

@@ -1,0 +1,90 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/mps"
+)
+
+// observation is one look at the node, complete or not at all: who decides on half of it destroys what is in use.
+type observation struct {
+	driverVersion string
+	devices       []gpu.Device
+	at            time.Time
+}
+
+// observationError says why there is no observation.
+type observationError struct {
+	reason string // one of the constants of the API
+	err    error
+}
+
+func (e *observationError) Error() string { return e.err.Error() }
+func (e *observationError) Unwrap() error { return e.err }
+
+func notObserved(reason, what string, err error) error {
+	return &observationError{reason: reason, err: fmt.Errorf("%s: %w", what, err)}
+}
+
+// observe looks at the GPUs, at the MPS daemons that serve them and at who uses them.
+func (c *Controller) observe(ctx context.Context) (observation, error) {
+	at := c.clock.Now()
+	inventory, err := c.hardware.Observe(ctx)
+	if err != nil {
+		return observation{}, notObserved(v1alpha1.ReasonNVMLFailed, "reading the GPUs through NVML", err)
+	}
+	serving, err := c.mps.Observe(ctx)
+	if err != nil {
+		return observation{}, notObserved(v1alpha1.ReasonMPSDaemonFailed, "looking for MPS control daemons", err)
+	}
+	allocations, err := c.allocations.List(ctx)
+	if err != nil {
+		return observation{}, notObserved(v1alpha1.ReasonPodResourcesFailed, "reading the kubelet's pod resources", err)
+	}
+	devices := mps.Assign(inventory.Devices, serving)
+	for i := range devices {
+		devices[i].Processes = c.described(devices[i].Processes)
+		devices[i].Holders = append(slices.Clone(devices[i].Holders), holdersOf(devices[i], allocations)...)
+		slices.SortStableFunc(devices[i].Holders, byPod)
+		devices[i].Holders = slices.Compact(devices[i].Holders)
+	}
+	return observation{driverVersion: inventory.DriverVersion, devices: devices, at: at}, nil
+}
+
+// described adds what the host knows of processes to what NVML does.
+func (c *Controller) described(processes []gpu.Process) []gpu.Process {
+	described := slices.Clone(processes)
+	for i := range described {
+		p := &described[i]
+		on := c.processes.Describe(p.PID)
+		p.Name = cmp.Or(on.Name, p.Name)
+		p.PodUID = cmp.Or(on.PodUID, p.PodUID)
+		p.ContainerID = cmp.Or(on.ContainerID, p.ContainerID)
+		p.MPSServer = p.MPSServer || p.Name == mps.ServerProgram
+	}
+	return described
+}
+
+func byPod(a, b gpu.Holder) int {
+	return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Pod, b.Pod),
+		cmp.Compare(a.Container, b.Container), cmp.Compare(a.Instance, b.Instance))
+}
+
+// reasonOf is the reason of a condition about an observation that failed.
+func reasonOf(err error) string {
+	var failed *observationError
+	if errors.As(err, &failed) {
+		return failed.reason
+	}
+	return v1alpha1.ReasonNVMLFailed
+}

@@ -1,0 +1,164 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	ac "github.com/gpusharing/gpu-sharing-operator/api/v1alpha1/applyconfiguration/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/mps"
+	"github.com/gpusharing/gpu-sharing-operator/internal/ssa"
+)
+
+// report is what a pass found and did.
+type report struct {
+	observed observation // the last one; meaningless if failed is set
+	outcome  outcome
+	failed   error // why there is no observation
+}
+
+// report writes the status, if it changed. A node that is gone needs none.
+func (c *Controller) report(ctx context.Context, node *v1alpha1.GPUNode, r report) error {
+	configuration, err := ssa.Configuration[ac.GPUNodeStatusApplyConfiguration](c.status(node, r))
+	if err != nil {
+		return err
+	}
+	want := ac.GPUNode(node.Name).WithStatus(configuration)
+	_, err = ssa.ApplyStatus(ctx, c.owner, node, want, ac.ExtractGPUNodeStatus)
+	if err := client.IgnoreNotFound(err); err != nil {
+		return fmt.Errorf("reporting: %w", err)
+	}
+	return nil
+}
+
+// status is the whole status after a pass. Without an observation it holds the devices last seen: what an apply leaves
+// out, it deletes.
+func (c *Controller) status(node *v1alpha1.GPUNode, r report) v1alpha1.GPUNodeStatus {
+	status := *node.Status.DeepCopy()
+	if r.failed == nil {
+		status.DriverVersion, status.BootID, status.Devices = r.observed.driverVersion, c.bootID, statusOf(r.observed.devices)
+	}
+	conditions, now := status.Conditions, c.clock.Now()
+	set := func(s metav1.Condition) {
+		s.ObservedGeneration = node.Generation
+		conditions = condition.Set(conditions, s, now)
+	}
+	set(discovered(r, len(status.Devices)))
+	if s, known := applied(node, r); known {
+		set(s)
+	}
+	for _, s := range []metav1.Condition{stalled(r.outcome), rebootRequired(r)} {
+		s.ObservedGeneration = node.Generation
+		conditions = condition.SetWhenTrue(conditions, s, now)
+	}
+	status.Conditions = condition.Summarise(conditions, metav1.Condition{
+		Type: v1alpha1.ConditionReady, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonReady,
+		Message: ready(node), ObservedGeneration: node.Generation,
+	}, now, v1alpha1.ConditionDiscovered, v1alpha1.ConditionApplied)
+	return status
+}
+
+func ready(node *v1alpha1.GPUNode) string {
+	if len(node.Spec.Devices) == 0 {
+		return "the GPUs are read, and no policy asks for a change"
+	}
+	return gpus(len(node.Spec.Devices)) + " shared as wished"
+}
+
+// discovered says whether the GPUs were read. Those last seen are still believed in, so then it is not known.
+func discovered(r report, seen int) metav1.Condition {
+	c := metav1.Condition{Type: v1alpha1.ConditionDiscovered}
+	switch {
+	case r.failed == nil:
+		c.Status, c.Reason = metav1.ConditionTrue, v1alpha1.ReasonDiscovered
+		c.Message = fmt.Sprintf("read %s with driver %s", gpus(seen), r.observed.driverVersion)
+	case seen > 0:
+		c.Status, c.Reason = metav1.ConditionUnknown, reasonOf(r.failed)
+		c.Message = fmt.Sprintf("%v; the status shows the GPUs as they were last seen, and none is changed", r.failed)
+	default:
+		c.Status, c.Reason, c.Message = metav1.ConditionFalse, reasonOf(r.failed), r.failed.Error()
+	}
+	return c
+}
+
+// applied says whether the GPUs are as wished; that is not known anew if they could not be read and nothing was tried.
+func applied(node *v1alpha1.GPUNode, r report) (c metav1.Condition, known bool) {
+	o := r.outcome
+	c = metav1.Condition{Type: v1alpha1.ConditionApplied, Status: metav1.ConditionFalse}
+	switch reboot := rebootRequired(r); {
+	case o.problem != nil:
+		c.Reason, c.Message = o.problem.Reason, o.problem.Message
+	case reboot.Status == metav1.ConditionTrue:
+		c.Reason, c.Message = reboot.Reason, reboot.Message
+	case len(o.failures) > 0:
+		c.Reason, c.Message = failed(o.failures)
+	case len(o.waits) > 0:
+		c.Reason, c.Message = v1alpha1.ReasonGPUInUse, strings.Join(o.waits, "; ")
+	case r.failed != nil:
+		return c, false
+	case len(o.unknown) > 0:
+		c.Reason = v1alpha1.ReasonUnknownDevice
+		c.Message = fmt.Sprintf("the node has no GPU %s (any more); the controller plans anew from status.devices", join(o.unknown))
+	case len(o.unmet) > 0:
+		c.Reason = v1alpha1.ReasonApplying
+		c.Message = join(o.unmet) + ": not as wished yet; a change by somebody else, such as the end of NVIDIA's own MPS daemon, is waited for"
+	case len(node.Spec.Devices) == 0:
+		c.Status, c.Reason, c.Message = metav1.ConditionTrue, v1alpha1.ReasonNoWish, "no policy asks for a change of a GPU"
+	default:
+		c.Status, c.Reason = metav1.ConditionTrue, v1alpha1.ReasonApplied
+		c.Message = gpus(len(node.Spec.Devices)) + " shared as wished"
+	}
+	return c, true
+}
+
+// failed is reason and message of steps that failed: the reason of the first, what each said.
+func failed(failures []failure) (reason, message string) {
+	reason = v1alpha1.ReasonStepFailed
+	switch first := failures[0].err; {
+	case errors.Is(first, gpu.ErrBusy):
+		reason = v1alpha1.ReasonGPUInUse
+	case errors.Is(first, mps.ErrDaemon):
+		reason = v1alpha1.ReasonMPSDaemonFailed
+	}
+	said := make([]string, 0, len(failures))
+	for _, f := range failures {
+		said = append(said, f.err.Error())
+	}
+	return reason, strings.Join(said, "; ") + "; it is tried again"
+}
+
+// stalled is true when only another wish helps.
+func stalled(o outcome) metav1.Condition {
+	c := metav1.Condition{Type: v1alpha1.ConditionStalled, Status: metav1.ConditionFalse}
+	if o.problem != nil {
+		c.Status, c.Reason, c.Message = metav1.ConditionTrue, o.problem.Reason, o.problem.Message
+	}
+	return c
+}
+
+// rebootRequired is true when a MIG mode is pending on a GPU that cannot be reset here.
+func rebootRequired(r report) metav1.Condition {
+	c := metav1.Condition{Type: v1alpha1.ConditionRebootRequired, Status: metav1.ConditionFalse}
+	var pending []string
+	for _, f := range r.outcome.failures {
+		d, found := find(r.observed.devices, f.step.Device())
+		if found && d.PendingMIG != d.State.MIG && errors.Is(f.err, gpu.ErrNotSupported) {
+			pending = append(pending, d.String())
+		}
+	}
+	if len(pending) > 0 {
+		c.Status, c.Reason = metav1.ConditionTrue, v1alpha1.ReasonRebootRequired
+		c.Message = join(pending) + " cannot be reset on this node; reboot the node, and the MIG mode changes"
+	}
+	return c
+}

@@ -1,0 +1,54 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
+)
+
+// maxNamed is how many users of a GPU a message names.
+const maxNamed = 5
+
+// blockedBy says which step waits for whom.
+func blockedBy(s plan.Step, blockers []plan.Blocker) string {
+	names := make([]string, 0, maxNamed)
+	for i, b := range blockers {
+		if i == maxNamed {
+			names = append(names, fmt.Sprintf("%d more", len(blockers)-maxNamed))
+			break
+		}
+		names = append(names, nameOf(b))
+	}
+	return fmt.Sprintf("%s: waiting for %s to leave it", s, join(names))
+}
+
+// nameOf names who blocks a step, as a user would look for it.
+func nameOf(b plan.Blocker) string {
+	switch {
+	case b.Holder != nil:
+		return fmt.Sprintf("container %s of pod %s/%s", b.Holder.Container, b.Holder.Namespace, b.Holder.Pod)
+	case b.Process != nil && b.Process.PodUID != "":
+		return fmt.Sprintf("process %d (%s) of the pod with uid %s", b.Process.PID, b.Process.Name, b.Process.PodUID)
+	case b.Process != nil:
+		return fmt.Sprintf("process %d (%s)", b.Process.PID, b.Process.Name)
+	}
+	return "somebody"
+}
+
+func join(parts []string) string {
+	if len(parts) < 2 {
+		return strings.Join(parts, "")
+	}
+	return strings.Join(parts[:len(parts)-1], ", ") + " and " + parts[len(parts)-1]
+}
+
+func gpus(n int) string {
+	if n == 1 {
+		return "1 GPU"
+	}
+	return fmt.Sprintf("%d GPUs", n)
+}

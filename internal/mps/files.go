@@ -1,0 +1,164 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package mps
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
+)
+
+const (
+	wishDir       = "gpusharing"
+	recordName    = ".gpusharing.json"
+	startedMarker = ".started"
+	readyMarker   = ".ready"
+
+	dirMode  = 0o755 // NVIDIA's; clients of any user must reach the pipe
+	fileMode = 0o644
+)
+
+// record is what the host did about a daemon. It is written before the daemon is started, so that a daemon of ours is
+// never without one.
+type record struct {
+	Daemon plan.Daemon `json:"daemon"`
+	// Applied says that the daemon was started and has the limits.
+	Applied bool `json:"applied"`
+	// Answered is the percentage that the daemon named after it was limited, in its own rounding: another answer later
+	// means that somebody else limited it, or started it anew.
+	Answered int `json:"answered,omitempty"`
+	// Error is why it does not run as wished.
+	Error string `json:"error,omitempty"`
+}
+
+// inProgress says that the host is about to start the daemon.
+func (r record) inProgress() bool { return !r.Applied && r.Error == "" }
+
+// files are the files in the MPS root.
+type files struct{ root *os.Root }
+
+// path is the path of a file for programs, which do not know the root.
+func (f files) path(elements ...string) string {
+	return filepath.Join(append([]string{f.root.Name()}, elements...)...)
+}
+
+func wishFile(resource string) string {
+	return path.Join(wishDir, strings.ReplaceAll(resource, "/", "_")+".json")
+}
+
+func recordFile(resource string) string { return path.Join(resource, recordName) }
+
+// checkResource refuses what is not the name of an extended resource, and so would not be a directory of its own.
+func checkResource(resource string) error {
+	if strings.Count(resource, "/") != 1 || !fs.ValidPath(resource) || strings.HasPrefix(resource, wishDir+"/") {
+		return fmt.Errorf("%w: %q is not the name of an extended resource", ErrDaemon, resource)
+	}
+	return nil
+}
+
+// wishes are the daemons that shall run, by resource.
+func (f files) wishes() ([]plan.Daemon, error) {
+	names, err := fs.Glob(f.root.FS(), wishDir+"/*.json")
+	if err != nil {
+		return nil, fmt.Errorf("listing the wished MPS daemons: %w", err)
+	}
+	daemons := make([]plan.Daemon, 0, len(names))
+	for _, name := range names {
+		var d plan.Daemon
+		found, err := f.read(name, &d)
+		if err != nil {
+			return nil, err
+		}
+		if found {
+			daemons = append(daemons, d)
+		}
+	}
+	return daemons, nil
+}
+
+// record reads the record of a daemon.
+func (f files) record(resource string) (record, bool, error) {
+	var r record
+	found, err := f.read(recordFile(resource), &r)
+	return r, found, err
+}
+
+// resources are those whose directory holds one of these files, sorted.
+func (f files) resources(names ...string) ([]string, error) {
+	var resources []string
+	for _, name := range names {
+		matches, err := fs.Glob(f.root.FS(), "*/*/"+name)
+		if err != nil {
+			return nil, fmt.Errorf("listing the MPS daemons: %w", err)
+		}
+		for _, match := range matches {
+			resources = append(resources, path.Dir(match))
+		}
+	}
+	slices.Sort(resources)
+	return slices.Compact(resources), nil
+}
+
+func (f files) read(name string, into any) (bool, error) {
+	data, err := f.root.ReadFile(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("reading %s: %w", f.path(name), err)
+	}
+	if err := json.Unmarshal(data, into); err != nil {
+		return false, fmt.Errorf("reading %s: %w", f.path(name), err)
+	}
+	return true, nil
+}
+
+// write replaces a file as a whole: a reader sees the old content or the new one.
+func (f files) write(name string, content any) error {
+	data, err := json.MarshalIndent(content, "", "  ")
+	if err != nil {
+		return fmt.Errorf("encoding %s: %w", name, err)
+	}
+	if err := f.root.MkdirAll(path.Dir(name), dirMode); err != nil {
+		return fmt.Errorf("making the folder of %s: %w", f.path(name), err)
+	}
+	temporary := name + ".new"
+	if err := f.root.WriteFile(temporary, append(data, '\n'), fileMode); err != nil {
+		return fmt.Errorf("writing %s: %w", f.path(temporary), err)
+	}
+	if err := f.root.Rename(temporary, name); err != nil {
+		return fmt.Errorf("writing %s: %w", f.path(name), err)
+	}
+	return nil
+}
+
+func (f files) remove(name string) error {
+	if err := f.root.RemoveAll(name); err != nil {
+		return fmt.Errorf("removing %s: %w", f.path(name), err)
+	}
+	return nil
+}
+
+// mark sets or removes an empty file.
+func (f files) mark(name string, present bool) error {
+	if !present {
+		return f.remove(name)
+	}
+	if err := f.root.WriteFile(name, nil, fileMode); err != nil {
+		return fmt.Errorf("writing %s: %w", f.path(name), err)
+	}
+	return nil
+}
+
+func sameDaemon(a, b plan.Daemon) bool {
+	return a.Resource == b.Resource && a.ActiveThreadPercentage == b.ActiveThreadPercentage && slices.Equal(a.Devices, b.Devices)
+}

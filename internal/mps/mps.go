@@ -1,0 +1,45 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package mps runs NVIDIA's MPS control daemons as NVIDIA's own MPS daemon set does, with the same programs, paths,
+// limits and markers, so that NVIDIA's device plugin cannot tell one from the other.
+//
+// It has three parts. Control starts, limits, asks and ends one daemon. Host is the MPS pod: it keeps the daemons as the
+// agent wishes. View is the agent's side: it writes the wish and sees the daemons by asking them. They meet in the MPS
+// root, which is /run/nvidia/mps on a node:
+//
+//	gpusharing/<resource, with _ for />.json  the wish for a daemon; none: it shall not run           View writes
+//	<resource>/.gpusharing.json               the record of the daemon: what was applied, what failed  Host writes
+//	<resource>/pipe, <resource>/log           pipe and log directory                                   Host makes
+//	<resource>/.started                       the daemon runs with its limits                          Host writes
+//	.ready                                    all wished daemons run                                   Host writes
+//	shm                                       /dev/shm of all clients                                  the MPS pod mounts
+//
+// A resource has a slash, so its directory is nested: nvidia.com/gpu/pipe. A daemon that answers but has no record is
+// NVIDIA's and is never touched. The agent is never the parent of a daemon, since clients die with it.
+//
+// Daemons run for all GPUs of a node: the device plugin knows one daemon for each resource. Limits are set for each GPU
+// by its NVML index, since the daemon takes no UUID there. A change of limits holds for MPS servers that start after it,
+// hence for a user's next first client. On a node with SELinux the pipe directory needs the type container_file_t; that
+// is the MPS pod's manifest's to set, through its security context.
+package mps
+
+import (
+	"errors"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
+)
+
+// ServerProgram is the name of NVIDIA's MPS server, which holds a GPU in place of its clients.
+const ServerProgram = "nvidia-cuda-mps-server"
+
+// ErrDaemon is wrapped by what goes wrong with a daemon.
+var ErrDaemon = errors.New("MPS control daemon")
+
+// Serving is a daemon that answers.
+type Serving struct {
+	// Daemon is what was applied to it. Of an external one only the resource and the percentage are known.
+	plan.Daemon
+	// External marks a daemon that we did not start: that of NVIDIA's MPS daemon set.
+	External bool
+}

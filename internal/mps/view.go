@@ -1,0 +1,191 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package mps
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"k8s.io/utils/clock"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
+)
+
+// answering is how the MPS pod's answer to a wish is waited for.
+func answering() pace { return pace{every: 200 * time.Millisecond, atMost: 30 * time.Second} }
+
+// View is the agent's view of the MPS daemons of its node.
+type View struct {
+	control Control
+	files   files
+	clock   clock.Clock
+}
+
+var _ plan.MPS = (*View)(nil)
+
+// NewView makes a view of the daemons that control speaks with.
+func NewView(control Control) *View {
+	return &View{control: control, files: control.files, clock: control.clock}
+}
+
+// Start implements plan.MPS: it writes the wish and waits until the MPS pod has fulfilled it and the daemon answers.
+func (v *View) Start(ctx context.Context, d plan.Daemon) error {
+	if err := checkResource(d.Resource); err != nil {
+		return err
+	}
+	if err := v.wish(ctx, d); err != nil {
+		return err
+	}
+	var failed error
+	err := answering().poll(ctx, v.clock, func() (bool, error) {
+		r, recorded, err := v.files.record(d.Resource)
+		if err != nil || !recorded || !sameDaemon(r.Daemon, d) || r.inProgress() {
+			return false, err
+		}
+		if r.Error != "" {
+			failed = fmt.Errorf("%w: %s", ErrDaemon, r.Error)
+			return true, nil
+		}
+		_, err = v.control.Ask(ctx, d.Resource)
+		return err == nil, err
+	})
+	if err != nil {
+		return fmt.Errorf("%w: the MPS pod of this node did not start it, does it run? %w", ErrDaemon, err)
+	}
+	return failed
+}
+
+// wish writes a wish, unless it stands already. NVIDIA's own daemon is left alone.
+func (v *View) wish(ctx context.Context, d plan.Daemon) error {
+	_, recorded, err := v.files.record(d.Resource)
+	if err != nil {
+		return err
+	}
+	if !recorded {
+		if _, answers, err := v.control.ask(ctx, d.Resource); answers || err != nil {
+			return cmp.Or(err, errExternal)
+		}
+	}
+	var standing plan.Daemon
+	if found, err := v.files.read(wishFile(d.Resource), &standing); err == nil && found && sameDaemon(standing, d) {
+		return nil
+	}
+	return v.files.write(wishFile(d.Resource), d)
+}
+
+// Stop implements plan.MPS: it takes the wish back and waits until the daemon is gone.
+func (v *View) Stop(ctx context.Context, resource string) error {
+	if err := checkResource(resource); err != nil {
+		return err
+	}
+	if err := v.files.remove(wishFile(resource)); err != nil {
+		return err
+	}
+	err := answering().poll(ctx, v.clock, func() (bool, error) {
+		r, recorded, err := v.files.record(resource)
+		if err != nil || recorded && r.inProgress() {
+			return false, err
+		}
+		_, answers, err := v.control.ask(ctx, resource)
+		return !answers && err == nil, err
+	})
+	if err != nil {
+		return fmt.Errorf("%w: the MPS pod of this node did not stop it, does it run? %w", ErrDaemon, err)
+	}
+	return nil
+}
+
+// Prune takes back the wishes for daemons that do not answer and that nobody keeps. Such a wish is left when the MPS pod
+// went before its daemon was stopped; it would bring the daemon back with the pod.
+func (v *View) Prune(ctx context.Context, keep func(plan.Daemon) bool) error {
+	wishes, err := v.files.wishes()
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, wish := range wishes {
+		if keep(wish) {
+			continue
+		}
+		_, answers, err := v.control.ask(ctx, wish.Resource)
+		if err == nil && !answers {
+			err = v.files.remove(wishFile(wish.Resource))
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// Observe finds the daemons that answer.
+func (v *View) Observe(ctx context.Context) ([]Serving, error) {
+	resources, err := v.files.resources(recordName, startedMarker)
+	if err != nil {
+		return nil, err
+	}
+	var serving []Serving
+	for _, resource := range resources {
+		s, answers, err := v.observe(ctx, resource)
+		if err != nil {
+			return nil, err
+		}
+		if answers {
+			serving = append(serving, s)
+		}
+	}
+	return serving, nil
+}
+
+// observe looks at one daemon. A daemon that does not answer as after it was limited has the limits that it answers.
+func (v *View) observe(ctx context.Context, resource string) (Serving, bool, error) {
+	r, recorded, err := v.files.record(resource)
+	if err != nil {
+		return Serving{}, false, err
+	}
+	percentage, answers, err := v.control.ask(ctx, resource)
+	if err != nil || !answers {
+		return Serving{}, false, err
+	}
+	s := Serving{Daemon: r.Daemon, External: !recorded}
+	s.Resource = resource
+	if !r.Applied || percentage != r.Answered {
+		s.ActiveThreadPercentage = percentage
+	}
+	return s, true, nil
+}
+
+// Assign sets the MPS daemon of each GPU: the one that lists it, or else an external one, which serves every GPU that is
+// not in MIG mode. A daemon that serves is only seen through its pipe, never through the hardware.
+func Assign(devices []gpu.Device, serving []Serving) []gpu.Device {
+	assigned := slices.Clone(devices)
+	for i := range assigned {
+		assigned[i].State.MPS = daemonOf(assigned[i], serving)
+	}
+	return assigned
+}
+
+func daemonOf(device gpu.Device, serving []Serving) *gpu.MPSDaemon {
+	var external *gpu.MPSDaemon
+	for _, s := range serving {
+		daemon := &gpu.MPSDaemon{Resource: s.Resource, External: s.External, ActiveThreadPercentage: s.ActiveThreadPercentage}
+		if s.External {
+			external = daemon
+			continue
+		}
+		for _, d := range s.Devices {
+			if d.UUID == device.UUID {
+				daemon.PinnedMemoryLimitMiB = d.PinnedMemoryLimitMiB
+				return daemon
+			}
+		}
+	}
+	if device.State.MIG {
+		return nil
+	}
+	return external
+}

@@ -1,0 +1,36 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package mps
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"k8s.io/utils/clock"
+)
+
+// pace is how often something is looked at, and for how long at most.
+type pace struct{ every, atMost time.Duration }
+
+// poll looks until done says so. Once the time is over or the context has ended, the error is that and the last one of
+// done, which tells why it never was.
+func (p pace) poll(ctx context.Context, clk clock.Clock, done func() (bool, error)) error {
+	deadline := clk.Now().Add(p.atMost)
+	for {
+		ok, err := done()
+		if ok {
+			return nil
+		}
+		if !clk.Now().Before(deadline) {
+			return errors.Join(fmt.Errorf("waited %s", p.atMost), err)
+		}
+		select {
+		case <-ctx.Done():
+			return errors.Join(context.Cause(ctx), err)
+		case <-clk.After(p.every):
+		}
+	}
+}
