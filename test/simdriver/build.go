@@ -1,0 +1,136 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package simdriver
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// The programs, as Build names them.
+const (
+	library    = "libnvidia-ml.so.1"
+	smi        = "nvidia-smi"
+	mpsControl = "nvidia-cuda-mps-control"
+)
+
+// CacheDir is where Build keeps programs by default: outside the repository, so that they outlive a clone.
+func CacheDir() (string, error) {
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		return "", fmt.Errorf("finding a folder for built programs: %w", err)
+	}
+	return filepath.Join(cache, "gpu-sharing-operator"), nil
+}
+
+// Build builds the programs of the driver, which takes Go and a C compiler, and returns the folder they are in. What was
+// built of the same sources before is taken from cacheDir. It must run inside this module.
+func Build(ctx context.Context, cacheDir string) (string, error) {
+	module, err := moduleRoot(ctx)
+	if err != nil {
+		return "", fmt.Errorf("building the simulated driver: %w", err)
+	}
+	key, err := contentKey(ctx, module)
+	if err != nil {
+		return "", fmt.Errorf("building the simulated driver: %w", err)
+	}
+	built := filepath.Join(cacheDir, "simdriver-"+key)
+	if _, err := os.Stat(built); err == nil {
+		return built, nil
+	}
+	if err := buildInto(ctx, module, built); err != nil {
+		return "", fmt.Errorf("building the simulated driver: %w", err)
+	}
+	return built, nil
+}
+
+// buildInto builds beside the target and moves it there whole, so that a build that was interrupted is never used, and
+// of two at the same time either wins.
+func buildInto(ctx context.Context, module, target string) error {
+	if err := os.MkdirAll(filepath.Dir(target), 0o755); err != nil { //nolint:gosec // programs are for all
+		return err
+	}
+	temporary, err := os.MkdirTemp(filepath.Dir(target), ".building-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(temporary) //nolint:errcheck // gone after the renaming
+	for _, p := range []struct{ name, folder, cgo, mode string }{
+		{library, "libnvidia-ml", "1", "c-shared"},
+		{smi, "nvidia-smi", "0", "exe"},
+		{mpsControl, "nvidia-cuda-mps-control", "0", "exe"},
+	} {
+		//nolint:gosec // our own constants
+		cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags=-s -w", "-buildmode="+p.mode,
+			"-o", filepath.Join(temporary, p.name), "./test/simdriver/"+p.folder)
+		cmd.Dir, cmd.Env = module, append(os.Environ(), "CGO_ENABLED="+p.cgo)
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return fmt.Errorf("go build of %s: %w\n%s", p.name, err, out)
+		}
+	}
+	if err := os.Rename(temporary, target); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	return os.Chmod(target, 0o755) //nolint:gosec // programs are for all
+}
+
+func moduleRoot(ctx context.Context) (string, error) {
+	out, err := exec.CommandContext(ctx, "go", "env", "GOMOD").Output()
+	if err != nil {
+		return "", fmt.Errorf("finding this module: %w", err)
+	}
+	root := filepath.Dir(strings.TrimSpace(string(out)))
+	if _, err := os.Stat(filepath.Join(root, "test", "simdriver")); err != nil {
+		return "", fmt.Errorf("the working directory is outside of this module: %w", err)
+	}
+	return root, nil
+}
+
+// contentKey is a digest of all that the programs are built from.
+func contentKey(ctx context.Context, module string) (string, error) {
+	version, err := exec.CommandContext(ctx, "go", "env", "GOVERSION", "GOARCH").Output()
+	if err != nil {
+		return "", fmt.Errorf("asking for Go's version: %w", err)
+	}
+	digest := sha256.New()
+	digest.Write(version)
+	files := []string{filepath.Join(module, "internal/gpu/gpu.go")}
+	for _, folder := range []string{"internal/gpu/sim", "test/simdriver"} {
+		found, err := sources(filepath.Join(module, folder))
+		if err != nil {
+			return "", err
+		}
+		files = append(files, found...)
+	}
+	slices.Sort(files)
+	for _, f := range files {
+		raw, err := os.ReadFile(f) //nolint:gosec // a source of this module
+		if err != nil {
+			return "", err
+		}
+		fmt.Fprintf(digest, "%s %d\n", strings.TrimPrefix(f, module), len(raw))
+		digest.Write(raw)
+	}
+	return fmt.Sprintf("%x", digest.Sum(nil))[:16], nil
+}
+
+func sources(folder string) ([]string, error) {
+	var found []string
+	err := filepath.WalkDir(folder, func(path string, e fs.DirEntry, err error) error {
+		source := slices.Contains([]string{".go", ".c", ".h", ".json"}, filepath.Ext(path))
+		if err == nil && source && !e.IsDir() && !strings.HasSuffix(path, "_test.go") {
+			found = append(found, path)
+		}
+		return err
+	})
+	return found, err
+}

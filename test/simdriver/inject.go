@@ -1,0 +1,105 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package simdriver
+
+import (
+	"slices"
+	"time"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
+)
+
+// AddProcess puts a process on a GPU: on a GPU instance, or on gpu.WholeGPU.
+func (d *Driver) AddProcess(uuid string, p gpu.Process) error {
+	return d.Update(func(s *State) error { return s.Node.AddProcess(uuid, p) })
+}
+
+// RemoveProcess ends a process on all GPUs.
+func (d *Driver) RemoveProcess(pid int) error {
+	return d.Update(func(s *State) error {
+		s.remove(pid)
+		return nil
+	})
+}
+
+func (s *State) remove(pid int) {
+	s.Node.RemoveProcess(pid)
+	s.MPS = slices.DeleteFunc(s.MPS, func(c MPSClient) bool { return c.PID == pid || c.ServerPID == pid })
+}
+
+// MPSServerName is the program whose processes hold the GPUs for MPS clients.
+const MPSServerName = "nvidia-cuda-mps-server"
+
+// AddMPSClient connects a client to the MPS server of a pipe directory, which holds the GPU under a PID of its own.
+func (d *Driver) AddMPSClient(uuid, pipeDirectory string, serverPID, pid int, name string) error {
+	return d.Update(func(s *State) error {
+		served := slices.ContainsFunc(s.MPS, func(c MPSClient) bool { return c.ServerPID == serverPID })
+		if !served {
+			server := gpu.Process{PID: serverPID, Name: MPSServerName, Instance: gpu.WholeGPU, MPSServer: true}
+			if err := s.Node.AddProcess(uuid, server); err != nil {
+				return err
+			}
+		}
+		s.MPS = append(s.MPS, MPSClient{pipeDirectory, serverPID, pid})
+		return s.Node.AddProcess(uuid, gpu.Process{PID: pid, Name: name, Instance: gpu.WholeGPU})
+	})
+}
+
+// AddFault makes calls fail or hang.
+func (d *Driver) AddFault(f Fault) error {
+	return d.Update(func(s *State) error {
+		s.Faults = append(s.Faults, f)
+		return nil
+	})
+}
+
+// ClearFaults lets all calls succeed again. Calls that hang go on hanging.
+func (d *Driver) ClearFaults() error {
+	return d.Update(func(s *State) error {
+		s.Faults = nil
+		return nil
+	})
+}
+
+// SetLatency says how long a call takes; "*" stands for all calls that are not named.
+func (d *Driver) SetLatency(call string, latency time.Duration) error {
+	return d.Update(func(s *State) error {
+		if s.Latency == nil {
+			s.Latency = map[string]time.Duration{}
+		}
+		s.Latency[call] = latency
+		return nil
+	})
+}
+
+// Raise tells an event to those who wait for it, such as an Xid error.
+func (d *Driver) Raise(uuid string, kind, data uint64) error {
+	return d.Update(func(s *State) error {
+		serial := 1
+		if len(s.Events) > 0 {
+			serial = s.Events[len(s.Events)-1].Serial + 1
+		}
+		s.Events = append(s.Events, Event{Serial: serial, GPU: uuid, Type: kind, Data: data})
+		return nil
+	})
+}
+
+// Reboot boots the node anew: no process of it survives, though those of this machine that had NVML open do.
+func (d *Driver) Reboot() error {
+	return d.Update(func(s *State) error {
+		s.Node.Reboot()
+		s.MPS, s.TimeSlices = nil, nil
+		return nil
+	})
+}
+
+// Node is the state of the hardware now.
+func (d *Driver) Node() (*sim.Node, error) {
+	s, err := d.Read()
+	if err != nil {
+		return nil, err
+	}
+	return s.Node.Clone(), nil
+}

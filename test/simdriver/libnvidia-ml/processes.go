@@ -1,0 +1,113 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+// #include "nvml.h"
+import "C"
+
+import (
+	"slices"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
+	"github.com/gpusharing/gpu-sharing-operator/test/simdriver"
+)
+
+// none is the instance of a process that uses no instance.
+const none = 0xFFFFFFFF
+
+// computing lists the processes of a GPU, or of one MIG device: those of MPS clients, or all others.
+func computing(s *simdriver.State, g *sim.GPU, h *C.struct_handle, throughMPS bool) []C.struct_process {
+	var found []C.struct_process
+	for _, p := range g.Processes {
+		client := slices.ContainsFunc(s.MPS, func(c simdriver.MPSClient) bool { return c.PID == p.PID })
+		if client != throughMPS || h.kind == C.HANDLE_MIG && p.Instance != int(h.gi) {
+			continue
+		}
+		seen := C.struct_process{pid: C.uint32_t(p.PID), used_memory: 256 << 20, gi: none, ci: none}
+		if p.Instance != gpu.WholeGPU {
+			seen.gi, seen.ci = C.uint32_t(p.Instance), 0
+		}
+		found = append(found, seen)
+	}
+	return found
+}
+
+// listProcesses is list, except that NVML tells the length of this list by INSUFFICIENT_SIZE.
+func listProcesses[T any](into *T, count *C.uint, found []C.struct_process, item func(p C.struct_process) T) sim.Return {
+	if count == nil {
+		return sim.InvalidArgument
+	}
+	if into == nil && len(found) > 0 {
+		*count = C.uint(len(found))
+		return sim.InsufficientSize
+	}
+	return list(into, count, len(found), func(i int) T { return item(found[i]) })
+}
+
+func processes(name string, h *C.struct_handle, count *C.uint, into *C.struct_process, throughMPS bool) C.int {
+	return onGPU(name, h, func(s *simdriver.State, g *sim.GPU) sim.Return {
+		return listProcesses(into, count, computing(s, g, h, throughMPS), func(p C.struct_process) C.struct_process { return p })
+	})
+}
+
+func processesV1(name string, h *C.struct_handle, count *C.uint, into *C.struct_process_v1, throughMPS bool) C.int {
+	return onGPU(name, h, func(s *simdriver.State, g *sim.GPU) sim.Return {
+		return listProcesses(into, count, computing(s, g, h, throughMPS), func(p C.struct_process) C.struct_process_v1 {
+			return C.struct_process_v1{pid: p.pid, used_memory: p.used_memory}
+		})
+	})
+}
+
+//export nvmlDeviceGetComputeRunningProcesses
+func nvmlDeviceGetComputeRunningProcesses(h *C.struct_handle, count *C.uint, into *C.struct_process_v1) C.int {
+	return processesV1("nvmlDeviceGetComputeRunningProcesses", h, count, into, false)
+}
+
+//export nvmlDeviceGetComputeRunningProcesses_v2
+func nvmlDeviceGetComputeRunningProcesses_v2(h *C.struct_handle, count *C.uint, into *C.struct_process) C.int {
+	return processes("nvmlDeviceGetComputeRunningProcesses", h, count, into, false)
+}
+
+//export nvmlDeviceGetComputeRunningProcesses_v3
+func nvmlDeviceGetComputeRunningProcesses_v3(h *C.struct_handle, count *C.uint, into *C.struct_process) C.int {
+	return processes("nvmlDeviceGetComputeRunningProcesses", h, count, into, false)
+}
+
+//export nvmlDeviceGetMPSComputeRunningProcesses
+func nvmlDeviceGetMPSComputeRunningProcesses(h *C.struct_handle, count *C.uint, into *C.struct_process_v1) C.int {
+	return processesV1("nvmlDeviceGetMPSComputeRunningProcesses", h, count, into, true)
+}
+
+//export nvmlDeviceGetMPSComputeRunningProcesses_v2
+func nvmlDeviceGetMPSComputeRunningProcesses_v2(h *C.struct_handle, count *C.uint, into *C.struct_process) C.int {
+	return processes("nvmlDeviceGetMPSComputeRunningProcesses", h, count, into, true)
+}
+
+//export nvmlDeviceGetMPSComputeRunningProcesses_v3
+func nvmlDeviceGetMPSComputeRunningProcesses_v3(h *C.struct_handle, count *C.uint, into *C.struct_process) C.int {
+	return processes("nvmlDeviceGetMPSComputeRunningProcesses", h, count, into, true)
+}
+
+//export nvmlDeviceGetGraphicsRunningProcesses
+func nvmlDeviceGetGraphicsRunningProcesses(h *C.struct_handle, count *C.uint, _ *C.struct_process_v1) C.int {
+	return noGraphics(h, count)
+}
+
+//export nvmlDeviceGetGraphicsRunningProcesses_v2
+func nvmlDeviceGetGraphicsRunningProcesses_v2(h *C.struct_handle, count *C.uint, _ *C.struct_process) C.int {
+	return noGraphics(h, count)
+}
+
+//export nvmlDeviceGetGraphicsRunningProcesses_v3
+func nvmlDeviceGetGraphicsRunningProcesses_v3(h *C.struct_handle, count *C.uint, _ *C.struct_process) C.int {
+	return noGraphics(h, count)
+}
+
+func noGraphics(h *C.struct_handle, count *C.uint) C.int {
+	return onGPU("nvmlDeviceGetGraphicsRunningProcesses", h, func(*simdriver.State, *sim.GPU) sim.Return {
+		*count = 0
+		return sim.Success
+	})
+}

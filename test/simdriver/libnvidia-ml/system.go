@@ -1,0 +1,103 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+// #include "nvml.h"
+import "C"
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"unsafe"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
+	"github.com/gpusharing/gpu-sharing-operator/test/simdriver"
+)
+
+// cudaVersion is 13.0, as CUDA packs it.
+const cudaVersion = 13000
+
+//export nvmlInit
+func nvmlInit() C.int { return initialise() }
+
+//export nvmlInit_v2
+func nvmlInit_v2() C.int { return initialise() }
+
+//export nvmlInitWithFlags
+func nvmlInitWithFlags(_ C.uint) C.int { return initialise() }
+
+func initialise() C.int {
+	if ret := loaded.open(); ret != sim.Success {
+		return C.int(ret)
+	}
+	ret := call("nvmlInit", nil, func(*simdriver.State) sim.Return { return sim.Success })
+	if ret != 0 {
+		loaded.shut()
+	}
+	return ret
+}
+
+//export nvmlShutdown
+func nvmlShutdown() C.int { return C.int(loaded.shut()) }
+
+//export nvmlSystemGetDriverVersion
+func nvmlSystemGetDriverVersion(version *C.char, length C.uint) C.int {
+	return call("nvmlSystemGetDriverVersion", nil, func(s *simdriver.State) sim.Return {
+		return fill(version, length, s.Node.DriverVersion)
+	})
+}
+
+//export nvmlSystemGetNVMLVersion
+func nvmlSystemGetNVMLVersion(version *C.char, length C.uint) C.int {
+	return call("nvmlSystemGetNVMLVersion", nil, func(s *simdriver.State) sim.Return {
+		return fill(version, length, "13."+s.Node.DriverVersion)
+	})
+}
+
+//export nvmlSystemGetCudaDriverVersion
+func nvmlSystemGetCudaDriverVersion(version *C.int) C.int { return setCUDA(version) }
+
+//export nvmlSystemGetCudaDriverVersion_v2
+func nvmlSystemGetCudaDriverVersion_v2(version *C.int) C.int { return setCUDA(version) }
+
+func setCUDA(version *C.int) C.int {
+	return call("nvmlSystemGetCudaDriverVersion", nil, func(*simdriver.State) sim.Return {
+		*version = cudaVersion
+		return sim.Success
+	})
+}
+
+//export nvmlSystemGetProcessName
+func nvmlSystemGetProcessName(pid C.uint, name *C.char, length C.uint) C.int {
+	return call("nvmlSystemGetProcessName", nil, func(s *simdriver.State) sim.Return {
+		for _, g := range s.Node.GPUs {
+			for _, p := range g.Processes {
+				if p.PID == int(pid) && p.Name != "" {
+					return fill(name, length, p.Name)
+				}
+			}
+		}
+		raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+		if err != nil {
+			return sim.NotFound
+		}
+		program, _, _ := strings.Cut(string(raw), "\x00")
+		return fill(name, length, program)
+	})
+}
+
+// fill writes a C string into a buffer.
+func fill(buffer *C.char, length C.uint, text string) sim.Return {
+	if buffer == nil {
+		return sim.InvalidArgument
+	}
+	if len(text) >= int(length) {
+		return sim.InsufficientSize
+	}
+	into := unsafe.Slice((*byte)(unsafe.Pointer(buffer)), int(length))
+	copy(into, text)
+	into[len(text)] = 0
+	return sim.Success
+}

@@ -1,0 +1,267 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package simdriver
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
+)
+
+const (
+	stateFolder = "var/lib/simdriver"
+	stateFile   = "node.json"
+	lockFile    = "lock"
+	callsFile   = "calls.log"
+)
+
+// State is what all programs of a node share.
+type State struct {
+	Node       sim.Node
+	TimeSlices map[string]int           // by GPU UUID, as nvidia-smi compute-policy sets them
+	MPS        []MPSClient              // that are connected to an MPS server
+	Events     []Event                  // that programs waiting for events have not missed
+	Faults     []Fault                  // what is to go wrong
+	Latency    map[string]time.Duration // of calls, by name; "*" for all others
+}
+
+// MPSClient is a process that uses a GPU through MPS.
+type MPSClient struct {
+	PipeDirectory string
+	ServerPID     int
+	PID           int
+}
+
+// Event is something that NVML tells to those who wait, such as an Xid error.
+type Event struct {
+	Serial int
+	GPU    string // UUID
+	Type   uint64 // nvmlEventType…
+	Data   uint64 // the Xid
+}
+
+// Fault makes calls fail or hang.
+type Fault struct {
+	Call   string        // NVML's name without version suffix, such as nvmlDeviceSetMigMode; or GPUReset
+	GPU    string        // UUID; empty: of any GPU
+	Return sim.Return    // what the call returns instead of having an effect; Success: it has its effect
+	Hang   time.Duration // before it returns
+	Times  int           // so many calls; 0: until it is cleared
+}
+
+// GPUReset is the call that a fault of nvidia-smi --gpu-reset names.
+const GPUReset = "nvidia-smi --gpu-reset"
+
+// Driver is a driver root. It may be used by several goroutines and processes.
+type Driver struct {
+	root string
+
+	mu     sync.Mutex
+	stamp  stamp
+	cached *State
+}
+
+// stamp tells one version of the state file from another without reading it.
+type stamp struct {
+	inode uint64
+	size  int64
+	mtime time.Time
+}
+
+// Open is the driver root at this path, which New has created.
+func Open(root string) (*Driver, error) {
+	root, err := filepath.Abs(root)
+	if err != nil {
+		return nil, fmt.Errorf("opening the simulated driver: %w", err)
+	}
+	d := &Driver{root: root}
+	if _, err := d.Read(); err != nil {
+		return nil, fmt.Errorf("opening the simulated driver: %w", err)
+	}
+	return d, nil
+}
+
+// Around is the driver root that a file belongs to: the closest folder above it that has a state.
+func Around(file string) (*Driver, error) {
+	for folder := filepath.Dir(file); ; folder = filepath.Dir(folder) {
+		if _, err := os.Stat(filepath.Join(folder, stateFolder, stateFile)); err == nil {
+			return Open(folder)
+		}
+		if folder == filepath.Dir(folder) {
+			return nil, fmt.Errorf("%s lies in no simulated driver root: no folder above it has %s/%s", file, stateFolder, stateFile)
+		}
+	}
+}
+
+// Root is the path of the driver root.
+func (d *Driver) Root() string { return d.root }
+
+func (d *Driver) path(name string) string { return filepath.Join(d.root, stateFolder, name) }
+
+// Read is the state now, shared with others who read it: it must not be changed.
+func (d *Driver) Read() (*State, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	now, err := stampOf(d.path(stateFile))
+	if err != nil {
+		return nil, err
+	}
+	if d.cached != nil && now == d.stamp {
+		return d.cached, nil
+	}
+	s, err := load(d.path(stateFile))
+	if err != nil {
+		return nil, err
+	}
+	d.cached, d.stamp = s, now // if it was replaced meanwhile, the stamp is the older: it is read again
+	return s, nil
+}
+
+// Update changes the state while nobody else does. If change fails, nothing is changed and its error is returned.
+func (d *Driver) Update(change func(*State) error) error {
+	unlock, err := lock(d.path(lockFile))
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	s, err := load(d.path(stateFile))
+	if err != nil {
+		return err
+	}
+	if err := change(s); err != nil {
+		return err
+	}
+	return save(d.path(stateFile), s)
+}
+
+// UpdateAlways is Update that keeps what change has done although it returns an error, as a call does that takes note of
+// a wish and refuses to act on it.
+func (d *Driver) UpdateAlways(change func(*State) error) error {
+	var refused error
+	err := d.Update(func(s *State) error {
+		refused = change(s)
+		return nil
+	})
+	return errors.Join(err, refused)
+}
+
+func load(path string) (*State, error) {
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	s := &State{}
+	if err := json.Unmarshal(raw, s); err != nil {
+		return nil, fmt.Errorf("reading %s: %w", path, err)
+	}
+	return s, nil
+}
+
+// save replaces the file, so that readers need no lock. Its time is later than that of its predecessor, also within one
+// tick of the file system's clock.
+func save(path string, s *State) error {
+	raw, err := json.MarshalIndent(s, "", " ")
+	if err != nil {
+		return fmt.Errorf("writing %s: %w", path, err)
+	}
+	mtime := time.Now()
+	if before, err := os.Stat(path); err == nil && !mtime.After(before.ModTime()) {
+		mtime = before.ModTime().Add(time.Microsecond)
+	}
+	next := path + ".next"
+	if err := os.WriteFile(next, raw, 0o644); err != nil { //nolint:gosec // anybody may look
+		return err
+	}
+	if err := os.Chtimes(next, mtime, mtime); err != nil {
+		return err
+	}
+	return os.Rename(next, path)
+}
+
+func stampOf(path string) (stamp, error) {
+	var info unix.Stat_t
+	if err := unix.Stat(path, &info); err != nil {
+		return stamp{}, fmt.Errorf("looking at %s: %w", path, err)
+	}
+	return stamp{info.Ino, info.Size, time.Unix(info.Mtim.Unix())}, nil
+}
+
+func lock(path string) (unlock func(), err error) {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o644) //nolint:gosec // anybody may wait
+	if err != nil {
+		return nil, err
+	}
+	if err := flock(f, unix.LOCK_EX); err != nil {
+		_ = f.Close()
+		return nil, fmt.Errorf("locking %s: %w", path, err)
+	}
+	return func() { _ = f.Close() }, nil
+}
+
+func flock(f *os.File, how int) error {
+	for {
+		err := unix.Flock(int(f.Fd()), how)
+		if !errors.Is(err, unix.EINTR) {
+			return err
+		}
+	}
+}
+
+// Record notes a call that changes the hardware, or tries to, in the log of calls.
+func (d *Driver) Record(program, call, gpu, outcome string) {
+	f, err := os.OpenFile(d.path(callsFile), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644) //nolint:gosec // anybody may look
+	if err != nil {
+		return // the log is for people; the hardware works without
+	}
+	defer f.Close() //nolint:errcheck // the same
+	_, _ = fmt.Fprintf(f, "%s %s[%d] %s %s %s\n", time.Now().UTC().Format("15:04:05.000"), program, os.Getpid(), call, gpu, outcome)
+}
+
+// Take finds the fault that a call runs into, if any, and counts it; and how long the call takes otherwise.
+func (d *Driver) Take(call, gpu string) (Fault, time.Duration, error) {
+	s, err := d.Read()
+	if err != nil {
+		return Fault{}, 0, err
+	}
+	latency, ok := s.Latency[call]
+	if !ok {
+		latency = s.Latency["*"]
+	}
+	if s.fault(call, gpu) < 0 {
+		return Fault{}, latency, nil
+	}
+	var taken Fault
+	err = d.Update(func(s *State) error {
+		taken = s.take(call, gpu)
+		return nil
+	})
+	return taken, latency, err
+}
+
+func (s *State) fault(call, gpu string) int {
+	return slices.IndexFunc(s.Faults, func(f Fault) bool { return f.Call == call && (f.GPU == "" || f.GPU == gpu) })
+}
+
+func (s *State) take(call, gpu string) Fault {
+	i := s.fault(call, gpu)
+	if i < 0 {
+		return Fault{}
+	}
+	taken := s.Faults[i]
+	if taken.Times == 1 {
+		s.Faults = slices.Delete(s.Faults, i, i+1)
+	} else if taken.Times > 1 {
+		s.Faults[i].Times--
+	}
+	return taken
+}
