@@ -3,8 +3,145 @@
 
 // Package rollout decides: from everything that is so in the cluster, what to change next and what to say about it.
 // It is pure; it knows neither a client nor a clock.
+//
+// The state of a node is derived in each pass and never stored:
+//
+//	Undiscovered ─ Impossible                                              nothing is done
+//	StaleGentle ───────────────────────────────────┐
+//	StaleDisruptive → Draining → Quiescing → Quiet ┴→ Applying → Selecting → Verifying → Releasing → UpToDate
+//	                     │                             └────→ Failed ←───────────┘
+//	                     └ in time not idle: Failed            └ back to the last good state, or the baseline
+//
+// A node that has begun holds its place in the budget until it is UpToDate, and nodes are taken in a fixed order, so that
+// a pass over an older world picks the same nodes again.
 package rollout
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/policy"
+)
 
 // Decide is one safe pass towards what the policies ask. The same world gives the same decision, and the world that
 // results from carrying it out gives the next one, so a pass may be cut short anywhere.
-func Decide(w World) Decision { panic("not written yet") }
+func Decide(w World) Decision {
+	ranking := policy.Rank(w.Policies)
+	groups := map[string]*group{}
+	for i := range w.Policies {
+		groups[w.Policies[i].Name] = &group{by: &w.Policies[i]}
+	}
+	groups[""] = &group{}
+	nodes := slices.SortedFunc(slices.Values(w.Nodes), func(a, b Node) int { return cmp.Compare(a.Name, b.Name) })
+	for i := range nodes {
+		place(&w, &nodes[i], ranking, groups)
+	}
+	return decide(&w, groups)
+}
+
+// place judges a node and puts it into the group that paces it.
+func place(w *World, n *Node, ranking policy.Ranking, groups map[string]*group) {
+	governed := policy.Governed{}
+	if w.Wiring.Reason == "" {
+		governed = ranking.Govern(policyNode(n))
+	}
+	for _, loser := range governed.Over {
+		groups[loser.Name].lost = append(groups[loser.Name].lost, lost{node: n.Name, to: governed.By.Name})
+	}
+	if governed.By == nil && (w.Wiring.Reason != "" || retained(n.GPU.Spec)) {
+		m := member{view: &view{world: w, node: n}}
+		m.judgement = judgement{State: StateUpToDate, reason: v1alpha1.ReasonReady, actions: m.retain()}
+		groups[""].idle = append(groups[""].idle, m)
+		return
+	}
+	v := look(w, n, governed)
+	g := groups[""]
+	if governed.By != nil {
+		g = groups[governed.By.Name]
+	}
+	g.members = append(g.members, member{view: v, judgement: v.judge()})
+}
+
+// retained says whether a node that no policy governs stays as it is: nothing was ever done to it, or its last policy
+// says so.
+func retained(spec v1alpha1.GPUNodeSpec) bool {
+	return spec.Baseline == nil || spec.Release != nil && spec.Release.DeletionPolicy == v1alpha1.DeletionPolicyRetain
+}
+
+// retain leaves a node as it is, without holding it.
+func (m member) retain() []Action {
+	actions := m.letGo("no policy governs the node")
+	if spec := m.node.GPU.Spec; m.world.Wiring.Reason == "" && spec.Policy != "" {
+		spec = *spec.DeepCopy()
+		spec.Policy = ""
+		if spec.Baseline == nil {
+			spec = v1alpha1.GPUNodeSpec{}
+		}
+		actions = append(actions, SetSpec{Node: m.node.Name, Spec: spec, Why: "leaving the node as it is"})
+	}
+	return actions
+}
+
+func decide(w *World, groups map[string]*group) Decision {
+	d := Decision{Policies: map[string]v1alpha1.GPUSharingPolicyStatus{}}
+	var all []member
+	for _, g := range groups {
+		g.pace(w)
+		all = append(all, g.members...)
+		if g.by != nil {
+			d.Policies[g.by.Name] = g.status(w)
+		}
+	}
+	all = append(all, groups[""].idle...)
+	slices.SortFunc(all, func(a, b member) int { return cmp.Compare(a.node.Name, b.node.Name) })
+	if write, needed := keys(w, all); needed {
+		d.Actions = append(d.Actions, write)
+	}
+	for _, m := range all {
+		d.Actions = append(d.Actions, m.actions...)
+		d.After = sooner(d.After, m.after)
+		d.Wire = d.Wire || m.wired()
+		if m.listed() {
+			d.Nodes = append(d.Nodes, m.report())
+		}
+	}
+	return d
+}
+
+// sooner is the earlier of two times to look again; 0 is never.
+func sooner(a, b time.Duration) time.Duration {
+	if a <= 0 || b > 0 && b < a {
+		return max(b, 0)
+	}
+	return a
+}
+
+// wired says whether the device plugin of the node has to read our ConfigMap.
+func (m member) wired() bool {
+	return m.by != nil || m.node.GPU.Spec.Baseline != nil
+}
+
+// listed says whether there is anything to say about the node.
+func (m member) listed() bool { return m.by != nil || m.node.GPU.Spec.Baseline != nil }
+
+func (m member) report() NodeState {
+	s := NodeState{Node: m.node.Name, State: m.State, Reason: m.reason, Message: m.message, Plan: m.planned()}
+	if m.by != nil {
+		s.Policy = m.by.Name
+	}
+	if m.wish != nil {
+		s.Expected = m.wish.Config.Resources
+	}
+	return s
+}
+
+func (m member) planned() []string {
+	const most, length = 64, 256 // of the schema
+	var steps []string
+	for _, s := range m.steps[:min(len(m.steps), most)] {
+		steps = append(steps, cut(s.String(), length))
+	}
+	return steps
+}

@@ -1,0 +1,157 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+)
+
+// pausedValue is what NVIDIA's mig-manager sets deploy labels to meanwhile, so that NVIDIA's other tools recognise it.
+const pausedValue = "paused-for-mig-change"
+
+// NVIDIA's labels that say whether its driver is being upgraded.
+const labelUpgrade = "nvidia.com/gpu-driver-upgrade-state"
+
+// deployLabels start and stop NVIDIA's GPU clients on a node, in the order in which mig-manager pauses them.
+func deployLabels() []string {
+	const prefix = "nvidia.com/gpu.deploy."
+	return []string{prefix + "device-plugin", prefix + "gpu-feature-discovery", prefix + "dcgm", prefix + "dcgm-exporter"}
+}
+
+// ours are the deploy labels that we paused and that still are.
+func (v *view) ours() []string {
+	var ours []string
+	for _, name := range strings.Split(v.node.Annotations[v1alpha1.AnnotationPaused], ",") {
+		if slices.Contains(deployLabels(), name) && v.node.Labels[name] == pausedValue {
+			ours = append(ours, name)
+		}
+	}
+	return ours
+}
+
+// paused is the gate before steps that need all handles closed: NVIDIA's clients are stopped and gone. A label of any
+// value but true and false is somebody else's pause, and is left to them.
+func (v *view) paused() (judgement, bool) {
+	if !v.closes() || !v.world.Wiring.ClusterPolicy {
+		return judgement{}, false
+	}
+	j := judgement{State: StateQuiescing, reason: v1alpha1.ReasonPausingClients}
+	ours := v.ours()
+	patch := v.patch("pausing NVIDIA's GPU clients")
+	for _, name := range deployLabels() {
+		switch value := v.node.Labels[name]; {
+		case value == "true":
+			patch.Labels[name] = ref(pausedValue)
+			ours = append(ours, name)
+		case value != "" && value != "false" && !slices.Contains(ours, name):
+			j.message = fmt.Sprintf("somebody else has set %s=%s; waiting until it is true or false again", name, value)
+			return j, true
+		}
+	}
+	if len(patch.Labels) > 0 {
+		slices.Sort(ours)
+		patch.Annotations[v1alpha1.AnnotationPaused] = ref(strings.Join(ours, ","))
+		j.message, j.start = "pausing NVIDIA's GPU clients, which must close their handles", []Action{patch}
+		return j, true
+	}
+	if remain := v.clients(ours...); len(remain) > 0 {
+		j.message = "waiting until NVIDIA's GPU clients are gone: " + list(remain)
+		return j, true
+	}
+	return judgement{}, false
+}
+
+// clients are the pods on the node that one of the deploy labels keeps there.
+func (v *view) clients(deploy ...string) []string {
+	var names []string
+	for _, p := range v.node.Pods {
+		if slices.ContainsFunc(deploy, func(name string) bool { return p.NodeSelector[name] != "" }) {
+			names = append(names, p.Namespace+"/"+p.Name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// resume is the patch that starts those of NVIDIA's clients again that we paused.
+func (v *view) resume() (PatchNode, bool) {
+	patch := v.patch("resuming NVIDIA's GPU clients")
+	if _, any := v.node.Annotations[v1alpha1.AnnotationPaused]; !any {
+		return patch, false
+	}
+	for _, name := range v.ours() {
+		patch.Labels[name] = ref("true")
+	}
+	patch.Annotations[v1alpha1.AnnotationPaused] = nil
+	return patch, true
+}
+
+// fence keeps NVIDIA's mig-manager off a node whose MIG instances are the operator's: only one may drive MIG. Its label
+// is recorded in the baseline before it is changed, and stays until the node goes back to that.
+func (v *view) fence() (judgement, bool) {
+	value := v.node.Labels[v1alpha1.LabelMIGManager]
+	if !v.fences() {
+		return judgement{}, false
+	}
+	j := judgement{State: StateQuiescing, reason: v1alpha1.ReasonPausingClients}
+	switch {
+	case value == "" || value == "false":
+		remain := v.clients(v1alpha1.LabelMIGManager)
+		j.message = "waiting until NVIDIA's mig-manager is gone: " + list(remain)
+		return j, len(remain) > 0
+	case v.node.GPU.Spec.Baseline == nil:
+		j.message, j.start = "recording the state in which the node was found", []Action{v.recordBaseline()}
+	default:
+		patch := v.patch("keeping NVIDIA's mig-manager off the node")
+		patch.Labels[v1alpha1.LabelMIGManager] = ref("false")
+		j.message, j.start = "NVIDIA's mig-manager is being kept off the node, since only one may drive MIG", []Action{patch}
+	}
+	return j, true
+}
+
+// fences says whether NVIDIA's mig-manager has to stay off the node.
+func (v *view) fences() bool { return v.world.Wiring.ClusterPolicy && v.touchesMIG() }
+
+// touchesMIG says whether MIG mode is on somewhere on the node or will be.
+func (v *view) touchesMIG() bool {
+	for _, d := range v.have {
+		if d.State.MIG || d.PendingMIG {
+			return true
+		}
+	}
+	return slices.ContainsFunc(v.to.devices, func(d v1alpha1.DeviceSpec) bool {
+		return d.Sharing.MIGMode == v1alpha1.MIGModeEnabled
+	})
+}
+
+func (v *view) patch(why string) PatchNode {
+	return PatchNode{
+		Node: v.node.Name, Policy: v.ref(), Why: why,
+		Labels: map[string]*string{}, Annotations: map[string]*string{},
+	}
+}
+
+func ref(s string) *string { return &s }
+
+// stamp is a key with a time: <key>@<seconds since 1970>.
+func stamp(key string, at time.Time) string { return key + "@" + strconv.FormatInt(at.Unix(), 10) }
+
+// stamped is the time of a stamp of that key; ok is false if it is of another key or none.
+func stamped(value, key string) (at time.Time, ok bool) {
+	seconds, found := strings.CutPrefix(value, key+"@")
+	if !found {
+		return time.Time{}, false
+	}
+	n, err := strconv.ParseInt(seconds, 10, 64)
+	if err != nil {
+		return time.Time{}, false
+	}
+	return time.Unix(n, 0), true
+}

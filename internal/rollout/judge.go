@@ -1,0 +1,290 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+)
+
+// Deadlines of the states that wait for somebody else.
+const (
+	// applyTimeout is how long an agent may take. NVIDIA's own tools wait five minutes for each client and reset GPUs in
+	// turn, so a change that is on its way ends well before.
+	applyTimeout = 15 * time.Minute
+	// verifyTimeout is how long a node may take to advertise what was selected. The plugin retries every 30 s, and MPS
+	// under the GPU Operator needs up to three minutes (GFD, NFD, scheduling of the MPS pod).
+	verifyTimeout = 5 * time.Minute
+	// visibleAfter is how long after a nudge a new key is visible in a pod: 0.1 to 0.9 s were measured.
+	visibleAfter = 2 * time.Second
+	// reportAfter is how long after a pod was bound to a node the agent has surely reported what it holds.
+	reportAfter = 20 * time.Second
+)
+
+// judgement is the state of a node and what follows from it.
+type judgement struct {
+	State
+	reason, message string
+	// actions go on with a change that has begun, or only put right what is ours.
+	actions []Action
+	// start is the next step of a change that needs a place in the budget. It is an alternative to actions.
+	start []Action
+	// giveUp is done instead of start when no change may start: it leaves the node as if none had begun.
+	giveUp []Action
+	after  time.Duration // when to look again; 0: no need
+}
+
+// judge derives the state of a node and what to do about it. The order of the questions is the order of a change.
+func (v *view) judge() judgement {
+	if message, is := v.undiscovered(); is {
+		return judgement{State: StateUndiscovered, reason: v1alpha1.ReasonAgentNotReporting, message: message}
+	}
+	if v.why != nil {
+		return judgement{
+			State: StateImpossible, reason: v.why.Reason, message: v.why.Message, actions: v.giveBack("the policy cannot be honoured here"),
+		}
+	}
+	j := v.progress()
+	if f := v.failed(); f != nil && (v.fallsBack || j.State == StateStaleDisruptive) {
+		return v.judgeFailed(*f, j)
+	}
+	return j
+}
+
+// judgeFailed reports why the wish failed, while the node is on its way back, or waits to become idle after all.
+func (v *view) judgeFailed(f v1alpha1.FailedWish, j judgement) judgement {
+	switch {
+	case !v.fallsBack && len(v.blockers) == 0:
+		return j // it did not become idle in time, but now it is
+	case !v.fallsBack:
+		j.start, j.giveUp, j.actions = nil, nil, v.letGo("it did not become idle in time")
+		j.message = f.Message + "; it is tried again when the node is idle or the policy changes; now " + v.inTheWay()
+	case j.State == StateUpToDate:
+		j.message = f.Message + "; the node was put back to its last good state and is tried again when the policy changes"
+	default:
+		j.message = fmt.Sprintf("%s; the node goes back to its last good state (%s: %s)", f.Message, j.State, j.message)
+	}
+	j.State, j.reason = StateFailed, f.Reason
+	return j
+}
+
+// progress is the state of a node on its way to its target.
+func (v *view) progress() judgement {
+	asks := wishes(v.node.GPU.Spec, v.to)
+	switch {
+	case v.disruptive() && (!asks || len(v.blockers) > 0 || v.closes()):
+		return v.disrupt(asks)
+	case !asks:
+		return v.setGently()
+	case !v.applied():
+		return v.applying()
+	}
+	if j, pending := v.selecting(); pending {
+		return j
+	}
+	if j, pending := v.verifying(); pending {
+		return j
+	}
+	return v.done()
+}
+
+// setGently changes the spec of a node on which nothing has to be idle.
+func (v *view) setGently() judgement {
+	j := judgement{
+		State: StateStaleGentle, reason: v1alpha1.ReasonProgressing,
+		message: "the node is not as the policy asks yet; the change disturbs nothing that runs",
+		giveUp:  v.giveBack("the change is held back"),
+	}
+	if fence, pending := v.fence(); pending {
+		j.start, j.message = fence.actions, fence.message
+		return j
+	}
+	j.start = []Action{v.setSpec()}
+	return j
+}
+
+// disrupt brings a node to where its GPUs can be changed: tainted, drained, NVIDIA's clients paused.
+func (v *view) disrupt(asks bool) judgement {
+	j := judgement{State: StateStaleDisruptive, reason: v1alpha1.ReasonProgressing, giveUp: v.giveBack("the change is held back")}
+	tainted, blocked := v.taint() != nil, len(v.blockers) > 0
+	switch {
+	case blocked && v.evictionMode() == v1alpha1.EvictionModeNever:
+		j.reason, j.message = v1alpha1.ReasonGPUInUse, "waiting until nobody uses what must be changed: "+v.inTheWay()
+		j.actions = v.letGo("the node is in use")
+		return j
+	case !tainted:
+		j.message = "the change needs GPUs or instances idle"
+		if blocked {
+			j.message += "; in use now: " + v.inTheWay()
+		}
+		j.start = []Action{v.taintNode()}
+		return j
+	case blocked:
+		return v.draining(j)
+	}
+	if pod, age := v.justBound(); pod != "" {
+		j.State, j.reason = StateDraining, v1alpha1.ReasonGPUInUse
+		j.message = fmt.Sprintf("pod %s was placed on the node just now; waiting for the agent to report what it holds", pod)
+		j.after = reportAfter - age
+		return j
+	}
+	return v.quiesce(j, asks)
+}
+
+// draining waits for the node to become idle, and evicts where the policy says so.
+func (v *view) draining(j judgement) judgement {
+	j.State, j.reason = StateDraining, v1alpha1.ReasonGPUInUse
+	left := v.drainLeft()
+	if left <= 0 {
+		message := fmt.Sprintf("not idle within %s: %s", v.drainTimeout(), v.inTheWay())
+		if !v.fallsBack {
+			j.start = append(v.letGo("it did not become idle in time"), v.recordFailure(v1alpha1.ReasonDrainTimedOut, message))
+			j.message = message
+			return j
+		}
+		j.reason, j.message = v1alpha1.ReasonDrainTimedOut, message // going back has no other way than to go on
+	}
+	evictions, stay := v.evictions()
+	j.start, j.after = evictions, max(left, 0)
+	j.message = "waiting for what must be freed: " + v.inTheWay()
+	if len(stay) > 0 {
+		j.message += "; not evicted: " + list(stay)
+	}
+	return j
+}
+
+// drainLeft is how much of the time for draining is left.
+func (v *view) drainLeft() time.Duration {
+	t := v.taint()
+	if t == nil || t.TimeAdded == nil {
+		return v.drainTimeout()
+	}
+	return t.TimeAdded.Add(v.drainTimeout()).Sub(v.world.Now)
+}
+
+// quiesce fences NVIDIA's mig-manager and pauses NVIDIA's clients where steps need that, then lets the agent go.
+func (v *view) quiesce(j judgement, asks bool) judgement {
+	for _, gate := range []func() (judgement, bool){v.fence, v.paused} {
+		if g, pending := gate(); pending {
+			g.giveUp = j.giveUp
+			return g
+		}
+	}
+	if asks {
+		return v.applying()
+	}
+	j.State, j.message = StateQuiet, "nothing is in the way of the change"
+	j.start = []Action{v.setSpec()}
+	return j
+}
+
+// applying waits for the agent.
+func (v *view) applying() judgement {
+	j := judgement{State: StateApplying, reason: v1alpha1.ReasonApplying, message: v.agentSays("the agent is changing the GPUs")}
+	if reason, message, is := v.stalled(); is {
+		return v.fail(j, reason, message)
+	}
+	since := v.node.GPU.Spec.Since
+	if since.IsZero() {
+		return j
+	}
+	left := since.Add(applyTimeout).Sub(v.world.Now)
+	if left <= 0 {
+		return v.fail(j, v1alpha1.ReasonApplyTimedOut, v.agentSays(fmt.Sprintf("the GPUs were not as wished within %s", applyTimeout)))
+	}
+	j.after = left
+	return j
+}
+
+// fail gives a wish up: the node falls back. What has been reached before is not given up but waited for.
+func (v *view) fail(j judgement, reason, message string) judgement {
+	j.State, j.reason, j.message = StateFailed, reason, message
+	if v.wish != nil && !v.fallsBack && !reached(v.node.GPU.Spec, v.to) {
+		j.actions = append(j.actions, v.recordFailure(reason, message))
+	}
+	return j
+}
+
+// verifying compares what the node advertises with what it must.
+func (v *view) verifying() (judgement, bool) {
+	differs := v.differs()
+	if len(differs) == 0 {
+		return judgement{}, false
+	}
+	j := judgement{
+		State: StateVerifying, reason: v1alpha1.ReasonVerifying,
+		message: "the node does not advertise yet what it must: " + strings.Join(differs, ", "),
+	}
+	if reached(v.node.GPU.Spec, v.to) || v.to.expected == nil {
+		j.reason, j.actions = v1alpha1.ReasonNotAdvertised, v.restartPlugin()
+		return j, true
+	}
+	left := v.selectedAt().Add(verifyTimeout).Sub(v.world.Now)
+	if left <= 0 {
+		message := fmt.Sprintf("not advertised within %s: %s; look at the pods of NVIDIA's device plugin on the node",
+			verifyTimeout, strings.Join(differs, ", "))
+		return v.fail(j, v1alpha1.ReasonNotAdvertised, message), true
+	}
+	j.after = left
+	return j, true
+}
+
+// done removes our taint and records what was reached.
+func (v *view) done() judgement {
+	j := judgement{State: StateUpToDate, reason: v1alpha1.ReasonReady}
+	if v.taint() != nil {
+		j.State, j.reason, j.message = StateReleasing, v1alpha1.ReasonProgressing, "done; the taint of the operator is being removed"
+		j.actions = append(j.actions, Untaint{Node: v.node.Name})
+	}
+	if record, differs := v.recordReached(); differs {
+		j.actions = append(j.actions, record)
+	}
+	return j
+}
+
+// giveBack is letGo unless the agent is at work on an earlier wish, which holds the node for good reason.
+func (v *view) giveBack(why string) []Action {
+	if v.busy() {
+		return nil
+	}
+	return v.letGo(why)
+}
+
+// letGo takes back what holds a node though its GPUs are not being changed: our taint and our pauses.
+func (v *view) letGo(why string) []Action {
+	var actions []Action
+	if v.taint() != nil {
+		actions = append(actions, Untaint{Node: v.node.Name})
+	}
+	if patch, any := v.resume(); any {
+		patch.Why = "resuming NVIDIA's GPU clients: " + why
+		actions = append(actions, patch)
+	}
+	return actions
+}
+
+func (v *view) taintNode() Action {
+	now := metav1.NewTime(v.world.Now)
+	return Taint{
+		Node: v.node.Name, Policy: v.ref(),
+		Taint: corev1.Taint{Key: v1alpha1.TaintChanging, Effect: corev1.TaintEffectNoSchedule, TimeAdded: &now},
+	}
+}
+
+// agentSays adds to a message what the agent says of why it is not done.
+func (v *view) agentSays(message string) string {
+	for _, c := range v.node.GPU.Status.Conditions {
+		if c.Type == v1alpha1.ConditionReady && c.Status != metav1.ConditionTrue && c.Message != "" &&
+			c.ObservedGeneration == v.node.GPU.Generation {
+			return fmt.Sprintf("%s; the agent says %s: %s", message, c.Reason, c.Message)
+		}
+	}
+	return message
+}

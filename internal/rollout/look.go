@@ -1,0 +1,298 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
+	"github.com/gpusharing/gpu-sharing-operator/internal/policy"
+)
+
+// view is a node with everything that is derived from it before it is judged.
+type view struct {
+	world *World
+	node  *Node
+	have  []gpu.Device
+
+	by   *v1alpha1.GPUSharingPolicy // governs the node; nil if none does
+	over []*v1alpha1.GPUSharingPolicy
+	wish *policy.Wish  // what by asks for; nil if it cannot be met, or nobody asks
+	why  *plan.Problem // why it cannot be met
+
+	to        target // where the node is on its way to
+	fallsBack bool   // to is not the wish but what the node falls back to, since the wish failed
+	steps     []plan.Step
+	blockers  []plan.Blocker
+}
+
+// look derives the view of a node.
+func look(w *World, n *Node, g policy.Governed) *view {
+	v := &view{world: w, node: n, have: plan.Devices(n.GPU.Status.Devices), by: g.By, over: g.Over}
+	switch {
+	case g.By != nil:
+		v.ask()
+	default:
+		v.to = baseline(n.GPU.Spec, v.have)
+	}
+	if v.why == nil {
+		v.plan()
+	}
+	return v
+}
+
+// ask finds what the policy wishes of the node, and whether the node is to fall back because it failed.
+func (v *view) ask() {
+	if len(v.have) == 0 {
+		return // nobody knows yet what to ask
+	}
+	w, err := policy.Ask(v.by, policyNode(v.node), v.world.Wiring.NVIDIAMPS)
+	if err != nil {
+		v.why = asProblem(err)
+		return
+	}
+	v.wish, v.to = &w, targetOf(w)
+	if f := v.failed(); f != nil && f.Reason != v1alpha1.ReasonDrainTimedOut {
+		v.to, v.fallsBack = fallback(v.by.Name, v.node.GPU.Spec, v.have), true
+	}
+}
+
+// plan finds the steps to the target and who is in their way.
+func (v *view) plan() {
+	steps, err := plan.Node(v.to.devices, v.have)
+	if err != nil {
+		v.why = asProblem(err)
+		return
+	}
+	v.steps = steps
+	for _, s := range steps {
+		for _, b := range plan.Blockers(s, v.have) {
+			v.addBlocker(b)
+		}
+	}
+	for _, d := range v.leavesNVIDIA() {
+		for i := range d.Processes {
+			if !d.Processes[i].MPSServer {
+				v.addBlocker(plan.Blocker{UUID: d.UUID, Instance: d.Processes[i].Instance, Process: &d.Processes[i]})
+			}
+		}
+		for i := range d.Holders {
+			v.addBlocker(plan.Blocker{UUID: d.UUID, Instance: d.Holders[i].Instance, Holder: &d.Holders[i]})
+		}
+	}
+}
+
+func (v *view) addBlocker(b plan.Blocker) {
+	known := func(o plan.Blocker) bool {
+		return o.UUID == b.UUID && samePointee(o.Process, b.Process) && samePointee(o.Holder, b.Holder)
+	}
+	if !slices.ContainsFunc(v.blockers, known) {
+		v.blockers = append(v.blockers, b)
+	}
+}
+
+func samePointee[T comparable](a, b *T) bool {
+	if a == nil || b == nil {
+		return a == b
+	}
+	return *a == *b
+}
+
+// leavesNVIDIA are the GPUs whose MPS control daemon, which NVIDIA's daemon set runs, has to end: because the GPU is to
+// be shared otherwise, or because the daemon notices a new configuration only when it starts. Clients die with it. It
+// ends when NVIDIA's clients are paused, since it needs the device plugin's deploy label.
+func (v *view) leavesNVIDIA() []gpu.Device {
+	if !v.world.Wiring.ClusterPolicy {
+		return nil
+	}
+	var leaving []gpu.Device
+	for _, d := range v.have {
+		if d.State.MPS == nil || !d.State.MPS.External {
+			continue
+		}
+		if !v.keepsNVIDIA(d.UUID) {
+			leaving = append(leaving, d)
+		}
+	}
+	return leaving
+}
+
+func (v *view) keepsNVIDIA(uuid string) bool {
+	for _, d := range v.to.devices {
+		if d.UUID != uuid {
+			continue
+		}
+		serves := d.Sharing.MPS != nil && d.Sharing.MPS.Owner == v1alpha1.MPSDaemonOwnerNVIDIA
+		return serves && v.readsAlready()
+	}
+	return true // not ours to change
+}
+
+// readsAlready says whether the content that the node's label selects now is that of the target.
+func (v *view) readsAlready() bool {
+	selected := v.node.Labels[v1alpha1.LabelConfig]
+	if selected == v.to.key {
+		return true
+	}
+	content, known := v.world.Keys[selected]
+	return known && content != "" && content == cmpOr(v.to.data, v.world.Keys[v.to.key])
+}
+
+func cmpOr(a, b string) string {
+	if a != "" {
+		return a
+	}
+	return b
+}
+
+func policyNode(n *Node) policy.Node {
+	return policy.Node{Name: n.Name, Labels: n.Labels, Devices: n.GPU.Status.Devices}
+}
+
+func asProblem(err error) *plan.Problem {
+	var p *plan.Problem
+	if errors.As(err, &p) {
+		return p
+	}
+	return &plan.Problem{Reason: v1alpha1.ReasonStepFailed, Message: err.Error()}
+}
+
+// asked names what is asked of the node: the wish of its policy, or its baseline.
+func (v *view) asked() string {
+	if v.wish != nil {
+		return v.wish.Hash()
+	}
+	return v.to.hash()
+}
+
+// failed is the record that what is asked failed on this node; nil if it has not.
+func (v *view) failed() *v1alpha1.FailedWish {
+	f := v.node.GPU.Spec.Failed
+	if f == nil || f.Wish != v.asked() {
+		return nil
+	}
+	return f
+}
+
+// busy says whether the agent is at work on an earlier wish.
+func (v *view) busy() bool {
+	_, _, stalled := v.stalled()
+	return len(v.node.GPU.Spec.Devices) > 0 && !stalled &&
+		!condition.IsTrueAt(v.node.GPU.Status.Conditions, v1alpha1.ConditionReady, v.node.GPU.Generation)
+}
+
+// disruptive says whether a step is left that needs something idle.
+func (v *view) disruptive() bool {
+	return v.closes() || slices.ContainsFunc(v.steps, func(s plan.Step) bool { return s.Needs() > plan.NeedsNothing })
+}
+
+// closes says whether a step is left for which NVIDIA's clients must have closed their handles.
+func (v *view) closes() bool {
+	return len(v.leavesNVIDIA()) > 0 || slices.ContainsFunc(v.steps, plan.Step.Closes)
+}
+
+// applied says whether the GPUs are as the target wishes, as far as the agent can bring that about: NVIDIA's MPS daemon
+// starts only once its configuration is selected.
+func (v *view) applied() bool {
+	if len(v.steps) > 0 {
+		return false
+	}
+	awaits := false
+	for _, d := range v.have {
+		for _, want := range v.to.devices {
+			if want.UUID != d.UUID || plan.Same(want.Sharing, plan.Observed(d)) {
+				continue
+			}
+			if want.Sharing.MPS == nil || want.Sharing.MPS.Owner != v1alpha1.MPSDaemonOwnerNVIDIA || d.State.MPS != nil {
+				return false
+			}
+			awaits = true
+		}
+	}
+	return awaits || condition.IsTrue(v.node.GPU.Status.Conditions, v1alpha1.ConditionReady)
+}
+
+// stalled is the message of the agent that only another wish helps.
+func (v *view) stalled() (reason, message string, is bool) {
+	c, ok := condition.Find(v.node.GPU.Status.Conditions, v1alpha1.ConditionStalled)
+	if !ok || c.Status != "True" || c.ObservedGeneration != v.node.GPU.Generation {
+		return "", "", false
+	}
+	return c.Reason, c.Message, true
+}
+
+// taint is our taint on the node; nil if there is none.
+func (v *view) taint() *corev1.Taint {
+	for i := range v.node.Taints {
+		if v.node.Taints[i].Key == v1alpha1.TaintChanging {
+			return &v.node.Taints[i]
+		}
+	}
+	return nil
+}
+
+// started says that a change has begun here and not ended: it holds its place in the budget and goes on first.
+func (v *view) started() bool {
+	spec := v.node.GPU.Spec
+	set := spec.Policy != "" && spec.ConfigKey != ""
+	return v.taint() != nil || v.failed() != nil ||
+		set && !reached(spec, target{key: spec.ConfigKey, devices: spec.Devices})
+}
+
+// rules are the pace and the manners of the change: the policy's, or those that the last one left behind.
+func (v *view) rules() v1alpha1.Rollout {
+	if v.by != nil {
+		return v.by.Spec.Rollout
+	}
+	if r := v.node.GPU.Spec.Release; r != nil {
+		return v1alpha1.Rollout{Eviction: r.Eviction, MaxUnavailable: r.MaxUnavailable}
+	}
+	return v1alpha1.Rollout{}
+}
+
+// drainTimeout is how long to wait for the node to become idle.
+func (v *view) drainTimeout() time.Duration {
+	const usual = 600 // the default of the API
+	seconds := v.rules().Eviction.TimeoutSeconds
+	if seconds == 0 {
+		seconds = usual
+	}
+	return time.Duration(seconds) * time.Second
+}
+
+func (v *view) evictionMode() v1alpha1.EvictionMode {
+	if mode := v.rules().Eviction.Mode; mode != "" {
+		return mode
+	}
+	return v1alpha1.EvictionModeWaitForIdle
+}
+
+func (v *view) ref() PolicyRef {
+	if v.by == nil {
+		return PolicyRef{}
+	}
+	return PolicyRef{Name: v.by.Name, Generation: v.by.Generation}
+}
+
+// undiscovered says why nothing is known about the GPUs of the node.
+func (v *view) undiscovered() (message string, is bool) {
+	if !v.node.AgentReady {
+		return "the agent on the node is not Ready; look at the pods with app.kubernetes.io/name=gpu-sharing-agent there", true
+	}
+	if c, ok := condition.Find(v.node.GPU.Status.Conditions, v1alpha1.ConditionDiscovered); ok && c.Status != "True" {
+		return fmt.Sprintf("the agent could not read the GPUs: %s", c.Message), true
+	}
+	if len(v.have) == 0 {
+		return "the agent has not reported any GPU yet", true
+	}
+	return "", false
+}

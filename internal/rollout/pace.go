@@ -1,0 +1,174 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+)
+
+// member is a node in the group that paces it.
+type member struct {
+	*view
+	judgement
+}
+
+// lost is a node that a policy selects and another one governs.
+type lost struct{ node, to string }
+
+// group is the nodes that share a budget: those that one policy governs, or those that go back to their baselines.
+type group struct {
+	by      *v1alpha1.GPUSharingPolicy // nil for nodes that go back
+	members []member                   // by name
+	lost    []lost                     // by name
+	idle    []member                   // that nothing happens to
+
+	failures int
+	halted   bool
+}
+
+// pace turns what each node would do next into what it may do now.
+func (g *group) pace(w *World) {
+	for _, m := range g.members {
+		if m.State == StateFailed {
+			g.failures++
+		}
+	}
+	g.halted = g.by != nil && g.failures >= int(max(g.by.Spec.Rollout.MaxFailures, 1))
+	proven := g.proven()
+	places, alone := g.places(), false
+	for _, m := range g.members {
+		if m.holds() {
+			places--
+			alone = alone || m.wish != nil && !proven[m.wish.Config.Key] && m.State != StateFailed
+		}
+	}
+	untouched := places == g.places()
+	for _, i := range g.order() {
+		m := &g.members[i]
+		if len(m.start) == 0 && len(m.giveUp) == 0 {
+			continue
+		}
+		reason, message := g.gate(w, m)
+		switch {
+		case reason != "":
+			m.wait(reason, message)
+		case m.holds():
+			m.actions = append(m.actions, m.start...)
+		case places <= 0:
+			m.wait(v1alpha1.ReasonWaitingForBudget, fmt.Sprintf("waiting until fewer than %d nodes (maxUnavailable) are changing", g.places()))
+		case alone || m.unproven(proven) && !untouched:
+			m.wait(v1alpha1.ReasonWaitingForFirst, "waiting until the first node with a new configuration has verified it")
+		default:
+			m.actions = append(m.actions, m.start...)
+			places--
+			untouched, alone = false, m.unproven(proven)
+		}
+	}
+}
+
+// wait holds a node back.
+func (m *member) wait(reason, message string) {
+	m.actions = append(m.actions, m.giveUp...)
+	m.reason = reason
+	if m.message != "" {
+		message += "; " + m.message
+	}
+	m.message = message
+}
+
+// holds says whether a node takes a place in the budget: its change has begun, or what it asked for is not so (yet).
+func (m member) holds() bool {
+	switch m.State {
+	case StateUpToDate, StateImpossible:
+		return m.taint() != nil
+	case StateFailed:
+		return m.by != nil || m.taint() != nil
+	case StateApplying, StateSelecting, StateVerifying, StateReleasing:
+		return true
+	}
+	return m.started()
+}
+
+func (m member) unproven(proven map[string]bool) bool {
+	return m.wish != nil && !proven[m.wish.Config.Key]
+}
+
+// proven are the configurations that some node of the group has reached.
+func (g *group) proven() map[string]bool {
+	proven := map[string]bool{}
+	for _, m := range g.members {
+		if good := m.node.GPU.Spec.LastGood; good != nil {
+			proven[good.ConfigKey] = true
+		}
+	}
+	return proven
+}
+
+// order is the one in which nodes are taken: those that have begun first, then by name.
+func (g *group) order() []int {
+	order := make([]int, len(g.members))
+	for i := range order {
+		order[i] = i
+	}
+	begun := func(i int) int {
+		if g.members[i].holds() {
+			return 0
+		}
+		return 1
+	}
+	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(begun(a), begun(b)) })
+	return order
+}
+
+// places is how many nodes may be changing at the same time.
+func (g *group) places() int {
+	if g.by != nil {
+		return scaled(g.by.Spec.Rollout.MaxUnavailable, len(g.members))
+	}
+	most := 1
+	for _, m := range g.members {
+		most = max(most, scaled(m.rules().MaxUnavailable, len(g.members)))
+	}
+	return most
+}
+
+// scaled is a number of nodes, or a percentage of them rounded up; at least 1.
+func scaled(n *intstr.IntOrString, of int) int {
+	if n == nil {
+		return 1
+	}
+	places, err := intstr.GetScaledValueFromIntOrPercent(n, of, true)
+	if err != nil {
+		return 1
+	}
+	return max(places, 1)
+}
+
+// gate says why no change may start or go on on a node at all, whatever the budget.
+func (g *group) gate(w *World, m *member) (reason, message string) {
+	switch {
+	case g.by != nil && g.by.Spec.Rollout.Paused:
+		return v1alpha1.ReasonPaused, "the rollout is paused (rollout.paused)"
+	case g.by != nil && !w.Wiring.Ready:
+		return v1alpha1.ReasonWiring, "NVIDIA's device plugin is being pointed at the operator's ConfigMap"
+	case m.upgrading():
+		return v1alpha1.ReasonDriverUpgrade, fmt.Sprintf("NVIDIA's driver is being upgraded on the node (%s=%s)",
+			labelUpgrade, m.node.Labels[labelUpgrade])
+	case g.halted && m.State != StateFailed:
+		return v1alpha1.ReasonRolloutHalted, fmt.Sprintf("the rollout is halted: %d of at most %d nodes failed (maxFailures); "+
+			"look at those, then change the policy", g.failures, max(g.by.Spec.Rollout.MaxFailures, 1))
+	}
+	return "", ""
+}
+
+// upgrading says whether NVIDIA's driver is being upgraded on the node.
+func (v *view) upgrading() bool {
+	return !slices.Contains([]string{"", "upgrade-required", "upgrade-done"}, v.node.Labels[labelUpgrade])
+}

@@ -1,0 +1,193 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
+)
+
+// selecting makes the key of the target visible in the pods that read it, then selects it and resumes NVIDIA's clients in
+// one patch. A label that names a key before it is visible makes NVIDIA's config-manager exit.
+func (v *view) selecting() (judgement, bool) {
+	selected, resume, complete := v.selectPatch()
+	if complete {
+		return judgement{}, false
+	}
+	j := judgement{State: StateSelecting, reason: v1alpha1.ReasonSelecting}
+	if _, changes := selected.Labels[v1alpha1.LabelConfig]; changes && v.to.key != "" {
+		if message, wait := v.hidden(); wait {
+			j.message = message
+			return j, true
+		}
+		if nudges, left := v.nudge(); len(nudges) > 0 || left > 0 {
+			j.message = fmt.Sprintf("making the configuration %s visible to NVIDIA's device plugin", v.to.key)
+			j.actions, j.after = nudges, left
+			return j, true
+		}
+	}
+	j.message = fmt.Sprintf("selecting the configuration %s", v.to.key)
+	switch {
+	case v.to.key == "":
+		j.message = "taking back the label " + v1alpha1.LabelConfig
+	case resume && len(selected.Labels) > 0 && v.node.Labels[v1alpha1.LabelConfig] == v.to.key:
+		j.message = "resuming NVIDIA's GPU clients"
+	}
+	selected.Why = j.message
+	j.actions = []Action{selected}
+	return j, true
+}
+
+// selectPatch is the one patch that brings the labels of the node to the target; complete if nothing is to be done.
+func (v *view) selectPatch() (patch PatchNode, resumes, complete bool) {
+	patch, resumes = v.resume()
+	labels := maps.Clone(v.to.labels)
+	if labels == nil {
+		labels = map[string]*string{}
+	}
+	labels[v1alpha1.LabelConfig] = nil
+	if v.to.key != "" {
+		labels[v1alpha1.LabelConfig] = ref(v.to.key)
+	}
+	if manager := v.node.Labels[v1alpha1.LabelMIGManager]; !v.to.final && v.fences() && manager != "" {
+		labels[v1alpha1.LabelMIGManager] = ref("false")
+	}
+	for name, want := range labels {
+		value, has := v.node.Labels[name]
+		if has != (want != nil) || has && value != *want {
+			patch.Labels[name] = want
+		}
+	}
+	v.stampSelected(patch)
+	return patch, resumes, len(patch.Labels) == 0 && len(patch.Annotations) == 0
+}
+
+// stampSelected notes when the key was selected, as far as anybody needs to know: until the node has advertised it.
+func (v *view) stampSelected(patch PatchNode) {
+	at, has := v.node.Annotations[v1alpha1.AnnotationSelected]
+	_, current := stamped(at, v.to.key)
+	_, selects := patch.Labels[v1alpha1.LabelConfig]
+	_, resumes := patch.Annotations[v1alpha1.AnnotationPaused]
+	switch {
+	case v.to.key == "" || v.to.final:
+		if has {
+			patch.Annotations[v1alpha1.AnnotationSelected] = nil
+		}
+	case selects || resumes || !current && !reached(v.node.GPU.Spec, v.to):
+		patch.Annotations[v1alpha1.AnnotationSelected] = ref(stamp(v.to.key, v.world.Now))
+	}
+}
+
+func (v *view) selectedAt() time.Time {
+	at, _ := stamped(v.node.Annotations[v1alpha1.AnnotationSelected], v.to.key)
+	return at
+}
+
+// hidden says why the key cannot be made visible yet.
+func (v *view) hidden() (message string, is bool) {
+	if _, written := v.world.Keys[v.to.key]; !written {
+		if v.to.final || v.fallsBack && v.to.data == "" {
+			return "", false // not ours to write: it is what was there before
+		}
+		return fmt.Sprintf("writing the configuration %s into the ConfigMap", v.to.key), true
+	}
+	if !v.world.Wiring.Ready {
+		return "NVIDIA's device plugin is being pointed at the operator's ConfigMap", true
+	}
+	if old := v.readingOthers(); len(old) > 0 {
+		return "waiting until these pods have restarted with the operator's ConfigMap: " + list(old), true
+	}
+	return "", false
+}
+
+// readingOthers are the pods of NVIDIA's device plugin and GPU Feature Discovery that were started before the
+// ClusterPolicy named our ConfigMap, and read another one or none.
+func (v *view) readingOthers() []string {
+	var names []string
+	for _, p := range v.node.Pods {
+		reads := p.NodeSelector[deployLabels()[0]] != "" || p.NodeSelector[deployLabels()[1]] != ""
+		if reads && !p.MountsConfig {
+			names = append(names, p.Namespace+"/"+p.Name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// nudge makes the kubelet project the ConfigMap into the pods that mount it; left is how long that still takes.
+func (v *view) nudge() (nudges []Action, left time.Duration) {
+	for _, p := range v.node.Pods {
+		if !p.MountsConfig || p.Terminating {
+			continue
+		}
+		at, nudged := stamped(p.Nudge, v.to.key)
+		if !nudged {
+			nudges = append(nudges, Nudge{
+				Node: v.node.Name, Namespace: p.Namespace, Pod: p.Name, UID: p.UID, Value: stamp(v.to.key, v.world.Now),
+			})
+			left = visibleAfter
+			continue
+		}
+		left = max(left, at.Add(visibleAfter).Sub(v.world.Now))
+	}
+	return nudges, left
+}
+
+// differs says how what the node advertises differs from what it must: every resource of NVIDIA's whole GPUs and
+// instances counts, also one that is not expected.
+func (v *view) differs() []string {
+	if v.to.expected == nil {
+		return nil
+	}
+	names := map[string]bool{}
+	for name := range v.to.expected {
+		names[name] = true
+	}
+	for name, count := range v.node.Allocatable {
+		if count != 0 && ofGPU(name) {
+			names[name] = true
+		}
+	}
+	var differs []string
+	for _, name := range slices.Sorted(maps.Keys(names)) {
+		if want, has := v.to.expected[name], v.node.Allocatable[name]; want != has {
+			differs = append(differs, fmt.Sprintf("%s is %d instead of %d", name, has, want))
+		}
+	}
+	if len(differs) == 0 && !condition.IsTrue(v.node.GPU.Status.Conditions, v1alpha1.ConditionReady) {
+		differs = append(differs, v.agentSays("NVIDIA's MPS daemon does not serve the GPUs"))
+	}
+	return differs
+}
+
+// ofGPU says whether a resource is one that NVIDIA's device plugin makes of GPUs.
+func ofGPU(name string) bool {
+	return strings.HasPrefix(name, "nvidia.com/gpu") || strings.HasPrefix(name, "nvidia.com/mig-")
+}
+
+// restartPlugin starts the device plugin anew where it looked before the instances were there: it enumerates once only,
+// and instances do not survive a reboot.
+func (v *view) restartPlugin() []Action {
+	ready, ok := condition.Find(v.node.GPU.Status.Conditions, v1alpha1.ConditionReady)
+	if !ok || ready.Status != "True" || !v.touchesMIG() {
+		return nil
+	}
+	var actions []Action
+	for _, p := range v.node.Pods {
+		looked := !p.Scheduled.IsZero() && p.Scheduled.Before(ready.LastTransitionTime.Time)
+		if p.MountsConfig && p.NodeSelector[deployLabels()[0]] != "" && looked && !p.Terminating {
+			actions = append(actions, DeletePod{
+				Node: v.node.Name, Namespace: p.Namespace, Pod: p.Name, UID: p.UID,
+				Why: "it looked for MIG instances before they were there",
+			})
+		}
+	}
+	return actions
+}

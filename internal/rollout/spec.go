@@ -1,0 +1,94 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout
+
+import (
+	"cmp"
+	"slices"
+	"unicode/utf8"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+)
+
+// setSpec asks the agent for the target.
+func (v *view) setSpec() SetSpec {
+	spec := v.kept()
+	spec.ConfigKey, spec.Devices = v.to.key, sorted(v.to.devices)
+	spec.Since = metav1.NewTime(v.world.Now)
+	if !v.fallsBack {
+		spec.Failed = nil
+	}
+	why := "applying policy " + v.to.policy
+	switch {
+	case v.fallsBack:
+		why = "going back to the last good state"
+	case v.by == nil:
+		why = "going back to the state in which the node was found"
+	}
+	return SetSpec{Node: v.node.Name, Spec: spec, Policy: v.ref(), Why: why}
+}
+
+// kept is the spec with what every change keeps, the baseline recorded before the first.
+func (v *view) kept() v1alpha1.GPUNodeSpec {
+	spec := *v.node.GPU.Spec.DeepCopy()
+	if spec.Baseline == nil {
+		spec.Baseline = found(*v.node, v.have)
+	}
+	spec.Policy = v.to.policy
+	if v.by != nil {
+		spec.Release = releaseOf(v.by)
+	}
+	return spec
+}
+
+func releaseOf(p *v1alpha1.GPUSharingPolicy) *v1alpha1.Release {
+	return &v1alpha1.Release{
+		DeletionPolicy: p.Spec.DeletionPolicy,
+		Eviction:       p.Spec.Rollout.Eviction,
+		MaxUnavailable: p.Spec.Rollout.MaxUnavailable,
+	}
+}
+
+// recordBaseline notes the state of the node, and changes nothing.
+func (v *view) recordBaseline() SetSpec {
+	return SetSpec{Node: v.node.Name, Spec: v.kept(), Policy: v.ref(), Why: "recording the state in which the node was found"}
+}
+
+// recordFailure notes that the wish failed.
+func (v *view) recordFailure(reason, message string) SetSpec {
+	const most = 1024 // of the schema, in characters
+	spec := v.kept()
+	spec.Failed = &v1alpha1.FailedWish{Wish: v.asked(), Reason: reason, Message: cut(message, most)}
+	return SetSpec{Node: v.node.Name, Spec: spec, Policy: v.ref(), Why: "recording that the change failed"}
+}
+
+// recordReached notes the target as the last good state; a node that is back at its baseline forgets us.
+func (v *view) recordReached() (SetSpec, bool) {
+	var spec v1alpha1.GPUNodeSpec
+	why := "forgetting the node, which is as it was found"
+	if !v.to.final {
+		spec, why = v.kept(), "recording the last good state"
+		if !v.fallsBack {
+			spec.LastGood, spec.Failed = v.to.sharing(), nil
+			spec.LastGood.Devices = sorted(spec.LastGood.Devices)
+		}
+	}
+	differs := !equality.Semantic.DeepEqual(spec, v.node.GPU.Spec)
+	return SetSpec{Node: v.node.Name, Spec: spec, Policy: v.ref(), Why: why}, differs
+}
+
+func sorted(devices []v1alpha1.DeviceSpec) []v1alpha1.DeviceSpec {
+	return slices.SortedFunc(slices.Values(devices), func(a, b v1alpha1.DeviceSpec) int { return cmp.Compare(a.UUID, b.UUID) })
+}
+
+// cut makes a text at most so many characters long.
+func cut(s string, most int) string {
+	if utf8.RuneCountInString(s) <= most {
+		return s
+	}
+	return string([]rune(s)[:most-1]) + "…"
+}

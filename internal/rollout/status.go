@@ -1,0 +1,242 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
+)
+
+// status is what is so with a policy.
+func (g *group) status(w *World) v1alpha1.GPUSharingPolicyStatus {
+	s := v1alpha1.GPUSharingPolicyStatus{Nodes: g.counts(), Resources: g.resources(), Pending: g.pending()}
+	s.Conditions = slices.Clone(g.by.Status.Conditions)
+	set := func(c metav1.Condition, found func([]metav1.Condition, metav1.Condition) []metav1.Condition) {
+		c.ObservedGeneration = g.by.Generation
+		s.Conditions = found(s.Conditions, c)
+	}
+	always := func(list []metav1.Condition, c metav1.Condition) []metav1.Condition {
+		return condition.Set(list, c, w.Now)
+	}
+	whenTrue := func(list []metav1.Condition, c metav1.Condition) []metav1.Condition {
+		return condition.SetWhenTrue(list, c, w.Now)
+	}
+	accepted := g.accepted(w)
+	ready := g.ready(accepted)
+	set(accepted, always)
+	set(ready, always)
+	set(g.stalled(accepted, ready), whenTrue)
+	return s
+}
+
+func (g *group) counts() v1alpha1.NodeCounts {
+	c := v1alpha1.NodeCounts{Matched: int32(len(g.members) + len(g.lost)), Conflicted: int32(len(g.lost))} //nolint:gosec // nodes
+	for _, m := range g.members {
+		switch {
+		case m.State == StateUpToDate:
+			c.Ready++
+		case m.State == StateFailed || m.State == StateImpossible:
+			c.Failed++
+		case m.holds():
+			c.Changing++
+		default:
+			c.Waiting++
+		}
+	}
+	return c
+}
+
+// resources sums what the governed nodes advertise and what they shall.
+func (g *group) resources() []v1alpha1.ResourceCount {
+	const most = 64 // of the schema
+	sums := map[string]*v1alpha1.ResourceCount{}
+	sum := func(name string) *v1alpha1.ResourceCount {
+		if sums[name] == nil {
+			sums[name] = &v1alpha1.ResourceCount{Name: name}
+		}
+		return sums[name]
+	}
+	for _, m := range g.members {
+		if m.wish != nil {
+			for name, count := range m.wish.Config.Resources {
+				sum(name).Expected += count
+			}
+			for name, replicas := range m.wish.Config.Replicas {
+				sum(name).Oversubscription = max(sum(name).Oversubscription, replicas)
+			}
+		}
+		for name, count := range m.node.Allocatable {
+			if count != 0 && ofGPU(name) {
+				sum(name).Advertised += count
+			}
+		}
+	}
+	var resources []v1alpha1.ResourceCount
+	for _, name := range slices.Sorted(maps.Keys(sums)) {
+		resources = append(resources, *sums[name])
+	}
+	return resources[:min(len(resources), most)]
+}
+
+// pending lists the nodes that are not ready, each with its reason.
+func (g *group) pending() []v1alpha1.PendingNode {
+	const most, length = 32, 2048 // of the schema
+	var pending []v1alpha1.PendingNode
+	for _, m := range g.members {
+		if m.State == StateUpToDate {
+			continue
+		}
+		pending = append(pending, v1alpha1.PendingNode{
+			Node: m.node.Name, State: string(m.State), Reason: m.reason, Message: cut(m.message, length), Plan: m.planned(),
+		})
+	}
+	for _, l := range g.lost {
+		pending = append(pending, v1alpha1.PendingNode{
+			Node: l.node, Reason: v1alpha1.ReasonConflicted,
+			Message: fmt.Sprintf("policy %s governs the node; give this one a higher priority, or select other nodes", l.to),
+		})
+	}
+	slices.SortFunc(pending, func(a, b v1alpha1.PendingNode) int { return cmp.Compare(a.Node, b.Node) })
+	return pending[:min(len(pending), most)]
+}
+
+// accepted says whether the policy governs what it selects.
+func (g *group) accepted(w *World) metav1.Condition {
+	c := metav1.Condition{Type: v1alpha1.ConditionAccepted, Status: metav1.ConditionFalse}
+	switch {
+	case w.Wiring.Reason != "":
+		c.Reason, c.Message = w.Wiring.Reason, w.Wiring.Message
+	case len(g.lost) > 0:
+		c.Reason, c.Message = v1alpha1.ReasonConflicted, g.conflict()
+	case len(g.members) == 0:
+		c.Reason = v1alpha1.ReasonNoMatchingNodes
+		c.Message = "no GPU node has the labels, or no reported GPU the products and indexes, that the policy selects; " +
+			"compare nodeSelector with `kubectl get nodes --show-labels` and gpuSelector with `kubectl get gpunodes`"
+	case g.by.Spec.Rollout.Paused:
+		c.Status, c.Reason = metav1.ConditionTrue, v1alpha1.ReasonPaused
+		c.Message = "the rollout is paused; status.pending says what would be done"
+	default:
+		c.Status, c.Reason = metav1.ConditionTrue, v1alpha1.ReasonAccepted
+		c.Message = fmt.Sprintf("the policy governs %s", nodes(len(g.members)))
+	}
+	return c
+}
+
+// conflict says who governs the nodes that the policy does not.
+func (g *group) conflict() string {
+	by := map[string][]string{}
+	for _, l := range g.lost {
+		by[l.to] = append(by[l.to], l.node)
+	}
+	var parts []string
+	for _, winner := range slices.Sorted(maps.Keys(by)) {
+		parts = append(parts, fmt.Sprintf("policy %s governs %s", winner, list(by[winner])))
+	}
+	return strings.Join(parts, "; ") + "; give this policy a higher priority, or select other nodes"
+}
+
+// ready says whether every governed node advertises what the policy asks for.
+func (g *group) ready(accepted metav1.Condition) metav1.Condition {
+	c := metav1.Condition{Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse}
+	waiting := g.unready()
+	switch {
+	case len(g.members) == 0:
+		c.Reason, c.Message = accepted.Reason, accepted.Message
+	case len(waiting) == 0:
+		c.Status, c.Reason = metav1.ConditionTrue, v1alpha1.ReasonReady
+		c.Message = fmt.Sprintf("%s advertise what the policy asks for", nodes(len(g.members)))
+		if len(g.members) == 1 {
+			c.Message = "1 node advertises what the policy asks for"
+		}
+	default:
+		c.Reason = g.reason(waiting)
+		c.Message = fmt.Sprintf("%d of %s ready; %s", len(g.members)-len(waiting), nodes(len(g.members)), sentences(waiting))
+	}
+	return c
+}
+
+func (g *group) unready() []member {
+	var waiting []member
+	for _, m := range g.members {
+		if m.State != StateUpToDate {
+			waiting = append(waiting, m)
+		}
+	}
+	return waiting
+}
+
+// reason is the one that the user should read first: what failed, what holds everything up, then what goes on.
+func (g *group) reason(waiting []member) string {
+	first := waiting[0].reason
+	for _, m := range waiting {
+		if m.State == StateFailed || m.State == StateImpossible {
+			return m.reason
+		}
+	}
+	for _, m := range waiting {
+		if m.reason == v1alpha1.ReasonPaused || m.reason == v1alpha1.ReasonWiring {
+			return m.reason
+		}
+		if m.reason != first {
+			first = v1alpha1.ReasonProgressing
+		}
+	}
+	return first
+}
+
+// sentences tells about the first few nodes, those that failed first.
+func sentences(waiting []member) string {
+	const most, length = 3, 1024
+	rank := func(m member) int {
+		if m.State == StateFailed || m.State == StateImpossible {
+			return 0
+		}
+		return 1
+	}
+	ordered := slices.Clone(waiting)
+	slices.SortStableFunc(ordered, func(a, b member) int { return cmp.Compare(rank(a), rank(b)) })
+	var parts []string
+	for _, m := range ordered[:min(len(ordered), most)] {
+		parts = append(parts, fmt.Sprintf("node %s: %s", m.node.Name, m.message))
+	}
+	if more := len(ordered) - most; more > 0 {
+		parts = append(parts, fmt.Sprintf("and %d more, see status.pending", more))
+	}
+	return cut(strings.Join(parts, "; "), length)
+}
+
+// stalled says whether only a changed policy, node or cluster helps: nothing goes on and something is impossible, failed
+// or halted.
+func (g *group) stalled(accepted, ready metav1.Condition) metav1.Condition {
+	c := metav1.Condition{
+		Type: v1alpha1.ConditionStalled, Status: metav1.ConditionFalse, Reason: ready.Reason, Message: ready.Message,
+	}
+	waiting := g.unready()
+	if len(g.members) == 0 && accepted.Status == metav1.ConditionFalse {
+		c.Status = metav1.ConditionTrue
+		return c
+	}
+	ends := func(m member) bool {
+		return m.State == StateFailed || m.State == StateImpossible || m.reason == v1alpha1.ReasonRolloutHalted
+	}
+	if len(waiting) > 0 && !slices.ContainsFunc(waiting, func(m member) bool { return !ends(m) }) {
+		c.Status = metav1.ConditionTrue
+	}
+	return c
+}
+
+func nodes(n int) string {
+	if n == 1 {
+		return "1 node"
+	}
+	return fmt.Sprintf("%d nodes", n)
+}

@@ -1,0 +1,113 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
+	"github.com/gpusharing/gpu-sharing-operator/internal/policy"
+)
+
+// target is where a node is on its way to: what its policy wishes, its last good state, or its baseline.
+type target struct {
+	policy  string
+	key     string // of the device-plugin configuration; empty: the node carries no label
+	data    string // content of the key; empty if not known
+	devices []v1alpha1.DeviceSpec
+	// expected is what the node must advertise; nil: not known, so it is not verified.
+	expected map[string]int64
+	// labels are, besides the key, what labels of the node go back to; a nil value removes the label.
+	labels map[string]*string
+	// final says that nothing of the operator stays behind: the GPUNode's spec is emptied.
+	final bool
+}
+
+func (t target) hash() string { return policy.Hash(t.key, t.devices) }
+
+// sharing is the target as the spec records it.
+func (t target) sharing() *v1alpha1.NodeSharing {
+	return &v1alpha1.NodeSharing{Policy: t.policy, ConfigKey: t.key, Devices: t.devices}
+}
+
+// targetOf is the wish of a policy.
+func targetOf(w policy.Wish) target {
+	return target{
+		policy: w.Policy, key: w.Config.Key, data: w.Config.Data, devices: w.Devices, expected: w.Config.Resources,
+	}
+}
+
+// fallback is where a node goes when the wish failed: to its last good state, else to its baseline.
+func fallback(by string, spec v1alpha1.GPUNodeSpec, have []gpu.Device) target {
+	if good := spec.LastGood; good != nil {
+		return target{policy: by, key: good.ConfigKey, devices: present(good.Devices, have)}
+	}
+	t := baseline(spec, have)
+	t.policy, t.final, t.labels = by, false, nil
+	return t
+}
+
+// baseline is the state in which the node was found.
+func baseline(spec v1alpha1.GPUNodeSpec, have []gpu.Device) target {
+	t := target{final: true, labels: map[string]*string{}}
+	if spec.Baseline == nil {
+		return t
+	}
+	t.key = spec.Baseline.Labels[v1alpha1.LabelConfig]
+	t.devices = present(spec.Baseline.Devices, have)
+	if before, had := spec.Baseline.Labels[v1alpha1.LabelMIGManager]; had {
+		t.labels[v1alpha1.LabelMIGManager] = &before
+	}
+	return t
+}
+
+// present leaves out GPUs that the node has lost since.
+func present(devices []v1alpha1.DeviceSpec, have []gpu.Device) []v1alpha1.DeviceSpec {
+	var kept []v1alpha1.DeviceSpec
+	for _, d := range devices {
+		if slices.ContainsFunc(have, func(h gpu.Device) bool { return h.UUID == d.UUID }) {
+			kept = append(kept, d)
+		}
+	}
+	return kept
+}
+
+// found records the state of a node before it is first changed.
+func found(n Node, have []gpu.Device) *v1alpha1.Baseline {
+	b := &v1alpha1.Baseline{}
+	for _, name := range []string{v1alpha1.LabelConfig, v1alpha1.LabelMIGManager} {
+		if value, has := n.Labels[name]; has {
+			if b.Labels == nil {
+				b.Labels = map[string]string{}
+			}
+			b.Labels[name] = value
+		}
+	}
+	for _, d := range have {
+		b.Devices = append(b.Devices, v1alpha1.DeviceSpec{UUID: d.UUID, Sharing: plan.Observed(d)})
+	}
+	slices.SortFunc(b.Devices, func(a, b v1alpha1.DeviceSpec) int { return cmp.Compare(a.UUID, b.UUID) })
+	return b
+}
+
+// wishes says whether a spec asks for the target already.
+func wishes(spec v1alpha1.GPUNodeSpec, t target) bool {
+	return spec.ConfigKey == t.key && sameDevices(spec.Devices, t.devices)
+}
+
+// reached says whether a target is the last good state of a spec.
+func reached(spec v1alpha1.GPUNodeSpec, t target) bool {
+	return spec.LastGood != nil && spec.LastGood.ConfigKey == t.key && sameDevices(spec.LastGood.Devices, t.devices)
+}
+
+func sameDevices(a, b []v1alpha1.DeviceSpec) bool {
+	return len(a) == len(b) && !slices.ContainsFunc(a, func(x v1alpha1.DeviceSpec) bool {
+		return !slices.ContainsFunc(b, func(y v1alpha1.DeviceSpec) bool {
+			return x.UUID == y.UUID && plan.Same(x.Sharing, y.Sharing)
+		})
+	})
+}

@@ -1,0 +1,123 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
+)
+
+// podOf is the pod of a blocker; nil if it has none, or one that is gone already.
+func (v *view) podOf(b plan.Blocker) *Pod {
+	at := slices.IndexFunc(v.node.Pods, func(p Pod) bool {
+		if b.Holder != nil {
+			return p.Namespace == b.Holder.Namespace && p.Name == b.Holder.Pod
+		}
+		return b.Process.PodUID != "" && p.UID == b.Process.PodUID
+	})
+	if at < 0 {
+		return nil
+	}
+	return &v.node.Pods[at]
+}
+
+// inTheWay lists who uses what must be freed: pods once, other processes by name and PID.
+func (v *view) inTheWay() string {
+	var names []string
+	for _, b := range v.blockers {
+		names = append(names, fmt.Sprintf("%s (%s)", v.nameOf(b), v.placeOf(b)))
+	}
+	slices.Sort(names)
+	return list(slices.Compact(names))
+}
+
+func (v *view) nameOf(b plan.Blocker) string {
+	switch p := v.podOf(b); {
+	case p != nil:
+		return fmt.Sprintf("pod %s/%s", p.Namespace, p.Name)
+	case b.Holder != nil:
+		return fmt.Sprintf("pod %s/%s", b.Holder.Namespace, b.Holder.Pod)
+	case b.Process.PodUID != "":
+		return fmt.Sprintf("process %d (%s) of a pod that is gone", b.Process.PID, b.Process.Name)
+	}
+	return fmt.Sprintf("process %d (%s), which runs outside pods and has to be ended there", b.Process.PID, b.Process.Name)
+}
+
+func (v *view) placeOf(b plan.Blocker) string {
+	at := slices.IndexFunc(v.have, func(d gpu.Device) bool { return d.UUID == b.UUID })
+	place := fmt.Sprintf("GPU %d", v.have[at].Index)
+	for _, i := range v.have[at].State.Instances {
+		if i.ID == b.Instance {
+			return fmt.Sprintf("%s, instance %s at %s", place, i.Profile, i.Placement)
+		}
+	}
+	return place
+}
+
+// evictions asks for the eviction of the pods in the way, where the policy says so. Pods of daemon sets and of the
+// kubelet itself would come back at once: they stay, and are named.
+func (v *view) evictions() (evict []Action, stay []string) {
+	if v.evictionMode() != "Evict" {
+		return nil, nil
+	}
+	seen := map[string]bool{}
+	for _, b := range v.blockers {
+		p := v.podOf(b)
+		if p == nil || seen[p.UID] {
+			continue
+		}
+		seen[p.UID] = true
+		switch {
+		case p.Terminating:
+		case p.Mirror || p.Controller == "DaemonSet":
+			stay = append(stay, fmt.Sprintf("pod %s/%s, which would come back at once", p.Namespace, p.Name))
+		default:
+			evict = append(evict, Evict{
+				Node: v.node.Name, Namespace: p.Namespace, Pod: p.Name, UID: p.UID, Policy: v.ref(),
+				Why: "it holds " + v.placeOf(b),
+			})
+		}
+	}
+	slices.SortFunc(evict, func(a, b Action) int { return strings.Compare(a.String(), b.String()) })
+	slices.Sort(stay)
+	return evict, stay
+}
+
+// justBound is a pod that asks for a GPU and was bound to the node so recently that the agent may not have reported what
+// it holds, and for how long it has been there.
+func (v *view) justBound() (name string, age time.Duration) {
+	for _, p := range v.node.Pods {
+		age := v.world.Now.Sub(p.Scheduled)
+		if p.GPU && !p.Terminating && !p.Scheduled.IsZero() && age < reportAfter && !v.reported(p) {
+			return p.Namespace + "/" + p.Name, age
+		}
+	}
+	return "", 0
+}
+
+// reported says whether the agent knows what a pod holds.
+func (v *view) reported(p Pod) bool {
+	for _, d := range v.have {
+		holds := func(h gpu.Holder) bool { return h.Namespace == p.Namespace && h.Pod == p.Name }
+		uses := func(u gpu.Process) bool { return u.PodUID != "" && u.PodUID == p.UID }
+		if slices.ContainsFunc(d.Holders, holds) || slices.ContainsFunc(d.Processes, uses) {
+			return true
+		}
+	}
+	return false
+}
+
+// list joins names for a message, the first few of many.
+func list(names []string) string {
+	const most = 8
+	if len(names) > most {
+		return fmt.Sprintf("%s and %d more", strings.Join(names[:most], ", "), len(names)-most)
+	}
+	return strings.Join(names, ", ")
+}
