@@ -1,0 +1,83 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client/config"
+	"sigs.k8s.io/controller-runtime/pkg/log/zap"
+)
+
+// hostFlags are those of both programs.
+type hostFlags struct {
+	driverRoot string
+	mpsRoot    string
+	log        zap.Options
+}
+
+func (f *hostFlags) bind(set *flag.FlagSet) {
+	set.StringVar(&f.driverRoot, "driver-root", "/",
+		"folder below which the NVIDIA driver is installed: / for a driver on the host, /run/nvidia/driver for the GPU Operator's")
+	set.StringVar(&f.mpsRoot, "mps-root", "/run/nvidia/mps",
+		"folder of the MPS control daemons, the same that NVIDIA's device plugin is given; made if it is not there")
+	f.log.BindFlags(set)
+}
+
+// parse parses and checks the flags, and starts logging.
+func (f *hostFlags) parse(set *flag.FlagSet, args []string) error {
+	if err := set.Parse(args); err != nil {
+		return err
+	}
+	if set.NArg() > 0 {
+		return fmt.Errorf("unknown argument %q; see --help", set.Arg(0))
+	}
+	for flag, path := range map[string]string{"driver-root": f.driverRoot, "mps-root": f.mpsRoot} {
+		if !filepath.IsAbs(path) {
+			return fmt.Errorf("--%s must be an absolute path, not %q", flag, path)
+		}
+	}
+	ctrl.SetLogger(zap.New(zap.UseFlagOptions(&f.log)))
+	return nil
+}
+
+// agentFlags are those of the agent.
+type agentFlags struct {
+	hostFlags
+	node               string
+	podResourcesSocket string
+	resync             time.Duration
+	healthAddress      string
+	metricsAddress     string
+}
+
+func parseAgentFlags(args []string) (agentFlags, error) {
+	var f agentFlags
+	set := flag.NewFlagSet("agent", flag.ContinueOnError)
+	f.bind(set)
+	config.RegisterFlags(set)
+	set.StringVar(&f.node, "node-name", os.Getenv("NODE_NAME"),
+		"name of the node, which is the name of its GPUNode; default: environment variable NODE_NAME")
+	set.StringVar(&f.podResourcesSocket, "pod-resources-socket", "/var/lib/kubelet/pod-resources/kubelet.sock",
+		"the kubelet's pod resources socket, which tells which containers hold a GPU; empty: no kubelet is asked")
+	set.DurationVar(&f.resync, "resync", time.Minute, "how often the GPUs are looked at without a change of their GPUNode")
+	set.StringVar(&f.healthAddress, "health-probe-bind-address", ":8081", "address of /healthz and /readyz; 0: none")
+	set.StringVar(&f.metricsAddress, "metrics-bind-address", "0", "address of /metrics; 0: none")
+	if err := f.parse(set, args); err != nil {
+		return f, err
+	}
+	if f.node == "" {
+		return f, errors.New("--node-name, or the environment variable NODE_NAME, must name the node")
+	}
+	if f.resync <= 0 {
+		return f, fmt.Errorf("--resync must be longer than 0, not %s", f.resync)
+	}
+	return f, nil
+}

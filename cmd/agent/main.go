@@ -1,0 +1,30 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// The agent runs on each GPU node. It brings the node's GPUs to the spec of the GPUNode of that name and reports what it
+// sees. Run as `agent mps-host` it is the one program of the MPS pod, which keeps the node's MPS control daemons.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+
+	ctrl "sigs.k8s.io/controller-runtime"
+)
+
+func main() {
+	if err := run(ctrl.SetupSignalHandler(), os.Args[1:]); err != nil && !errors.Is(err, flag.ErrHelp) {
+		fmt.Fprintln(os.Stderr, "agent:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, args []string) error {
+	if len(args) > 0 && args[0] == "mps-host" {
+		return runMPSHost(ctx, args[1:])
+	}
+	return runAgent(ctx, args)
+}

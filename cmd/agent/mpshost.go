@@ -1,0 +1,44 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+
+	"k8s.io/utils/clock"
+	ctrl "sigs.k8s.io/controller-runtime"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/host"
+	"github.com/gpusharing/gpu-sharing-operator/internal/mps"
+)
+
+// runMPSHost keeps the MPS control daemons of the node until the context ends.
+func runMPSHost(ctx context.Context, args []string) error {
+	var f hostFlags
+	set := flag.NewFlagSet("agent mps-host", flag.ContinueOnError)
+	f.bind(set)
+	if err := f.parse(set, args); err != nil {
+		return err
+	}
+	control, err := newControl(f)
+	if err != nil {
+		return err
+	}
+	return mps.NewHost(control).Run(ctrl.LoggerInto(ctx, ctrl.Log.WithName("mps-host")))
+}
+
+// newControl speaks with the daemons below the MPS root.
+func newControl(f hostFlags) (mps.Control, error) {
+	if err := os.MkdirAll(f.mpsRoot, 0o755); err != nil {
+		return mps.Control{}, fmt.Errorf("making the MPS root: %w", err)
+	}
+	root, err := os.OpenRoot(f.mpsRoot)
+	if err != nil {
+		return mps.Control{}, fmt.Errorf("opening the MPS root: %w", err)
+	}
+	return mps.NewControl(host.Exec{}, host.DriverRoot(f.driverRoot), root, clock.RealClock{}), nil
+}
