@@ -16,7 +16,7 @@ import (
 // wanted instances, with a placement each.
 type Packing struct {
 	Keep    []gpu.Instance // by placement
-	Destroy []gpu.Instance // free ones first, then by placement
+	Destroy []gpu.Instance // by placement
 	Create  []gpu.Instance // largest first, then by placement
 	// InUse is the part of Destroy that somebody uses: the wish cannot be met before they are freed.
 	InUse []gpu.Instance
@@ -144,17 +144,8 @@ func (s *search) packing(d gpu.Device) Packing {
 	}
 	slices.SortFunc(p.Keep, byPlacement)
 	slices.SortFunc(p.InUse, byPlacement)
-	slices.SortFunc(p.Destroy, func(a, b gpu.Instance) int {
-		return cmp.Or(boolean(d.InUse(a.ID))-boolean(d.InUse(b.ID)), byPlacement(a, b))
-	})
+	slices.SortFunc(p.Destroy, byPlacement)
 	return p
 }
 
 func byPlacement(a, b gpu.Instance) int { return cmp.Compare(a.Placement.Start, b.Placement.Start) }
-
-func boolean(b bool) int {
-	if b {
-		return 1
-	}
-	return 0
-}

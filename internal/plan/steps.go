@@ -59,34 +59,63 @@ func (s destroyInstance) Do(ctx context.Context, t Tools) error {
 type setMIG struct {
 	device  gpu.Device
 	enabled bool
-	pending bool // the mode is set already and needs the reset only
 }
 
 func (s setMIG) String() string {
-	verb := map[bool]string{true: "enable", false: "disable"}[s.enabled]
-	if s.pending {
-		return fmt.Sprintf("%s: reset, which %ss MIG mode", s.device, verb)
+	if s.noted() {
+		return fmt.Sprintf("%s: reset, which %ss MIG mode", s.device, s.verb())
 	}
-	return fmt.Sprintf("%s: %s MIG mode", s.device, verb)
+	return fmt.Sprintf("%s: %s MIG mode", s.device, s.verb())
 }
+
+func (s setMIG) verb() string {
+	if s.enabled {
+		return "enable"
+	}
+	return "disable"
+}
+
+// noted says whether the mode is set already and needs the reset only.
+func (s setMIG) noted() bool { return s.device.PendingMIG == s.enabled }
 
 func (s setMIG) Device() string { return s.device.UUID }
 func (s setMIG) Needs() Scope   { return NeedsGPU }
 func (s setMIG) Closes() bool   { return true }
 
+// Do sets the mode and resets the GPU if that is what it takes. Where it takes that and a reset is not supported, which
+// leaves a reboot, the error is both gpu.ErrResetRequired and gpu.ErrNotSupported.
 func (s setMIG) Do(ctx context.Context, t Tools) error {
-	doing := map[bool]string{true: "enabling", false: "disabling"}[s.enabled]
-	if !s.pending {
-		err := t.Hardware.SetMIG(ctx, s.device.UUID, s.enabled)
-		if err == nil {
-			return nil
-		}
-		if !errors.Is(err, gpu.ErrResetRequired) {
-			return fmt.Errorf("%s: %s MIG mode: %w", s.device, doing, err)
+	err := gpu.ErrResetRequired
+	if !s.noted() {
+		err = t.Hardware.SetMIG(ctx, s.device.UUID, s.enabled)
+	}
+	if errors.Is(err, gpu.ErrResetRequired) {
+		if failed := t.Hardware.Reset(ctx, s.device.UUID); failed != nil {
+			err = fmt.Errorf("%w: resetting: %w", err, failed)
+		} else {
+			err = nil
 		}
 	}
-	if err := t.Hardware.Reset(ctx, s.device.UUID); err != nil {
-		return fmt.Errorf("%s: resetting it for %s MIG mode: %w", s.device, doing, err)
+	if err != nil {
+		return fmt.Errorf("%s: setting MIG mode to %sd: %w", s.device, s.verb(), err)
+	}
+	return nil
+}
+
+// keepMIG takes back a change of MIG mode that somebody asked for and that waits for a reset. Nothing that runs notices.
+type keepMIG struct{ device gpu.Device }
+
+func (s keepMIG) String() string {
+	return fmt.Sprintf("%s: cancel the pending change of MIG mode", s.device)
+}
+
+func (s keepMIG) Device() string { return s.device.UUID }
+func (s keepMIG) Needs() Scope   { return NeedsNothing }
+func (s keepMIG) Closes() bool   { return false }
+
+func (s keepMIG) Do(ctx context.Context, t Tools) error {
+	if err := t.Hardware.SetMIG(ctx, s.device.UUID, s.device.State.MIG); err != nil {
+		return fmt.Errorf("%s: canceling the pending change of MIG mode: %w", s.device, err)
 	}
 	return nil
 }
@@ -138,11 +167,12 @@ func (s createInstance) Do(ctx context.Context, t Tools) error {
 type startMPS struct {
 	daemon  Daemon
 	devices []goal // that it shall serve, in the order of daemon.Devices
+	runs    bool
 }
 
 func (s startMPS) String() string {
 	verb := "start MPS"
-	if s.runs() {
+	if s.runs {
 		verb = "limit MPS"
 	}
 	return fmt.Sprintf("%s: %s for %s, each client %d%% of the threads and %s",
@@ -161,16 +191,6 @@ func (s startMPS) memory() string {
 		return fmt.Sprintf("%d MiB", s.daemon.Devices[0].PinnedMemoryLimitMiB)
 	}
 	return join(limits)
-}
-
-// runs says whether the daemon runs already: on one of its GPUs at least.
-func (s startMPS) runs() bool {
-	for _, g := range s.devices {
-		if m := g.device.State.MPS; m != nil && m.Resource == s.daemon.Resource {
-			return true
-		}
-	}
-	return false
 }
 
 // fresh are the GPUs that no daemon serves yet and that anybody could use until now.

@@ -19,10 +19,12 @@ func Want(s v1alpha1.DeviceSharing, d gpu.Device) (gpu.State, error) {
 	switch {
 	case s.MIGMode == v1alpha1.MIGModeEnabled:
 		return wantMIG(s.Instances, d)
-	case s.MPS != nil && s.MPS.Owner == v1alpha1.MPSDaemonOwnerNVIDIA:
+	case s.MPS != nil && s.MPS.Owner == v1alpha1.MPSDaemonOwnerNVIDIA: // which sets the compute mode, too
 		return gpu.State{ComputeMode: d.State.ComputeMode, MPS: daemonOf(*s.MPS)}, nil
 	case s.MPS != nil:
 		return gpu.State{ComputeMode: gpu.ComputeExclusiveProcess, MPS: daemonOf(*s.MPS)}, nil
+	case d.Virtual: // the compute mode is its host's
+		return gpu.State{ComputeMode: d.State.ComputeMode}, nil
 	}
 	return gpu.State{ComputeMode: gpu.ComputeDefault}, nil
 }

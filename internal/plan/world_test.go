@@ -98,13 +98,25 @@ func (w *world) touch(uuid string) error {
 }
 
 func (w *world) SetMIG(ctx context.Context, uuid string, enabled bool) error {
-	if err := w.touch(uuid); err != nil {
+	if w.mode(uuid) == enabled { // which takes back what is pending
+		if err := w.call(); err != nil {
+			return err
+		}
+	} else if err := w.touch(uuid); err != nil {
 		return err
 	}
 	if w.lazy {
 		return w.note(uuid, enabled)
 	}
 	return w.Hardware.SetMIG(ctx, uuid, enabled)
+}
+
+func (w *world) mode(uuid string) (enabled bool) {
+	w.Update(func(n *sim.Node) {
+		g, _ := n.GPU(uuid)
+		enabled = g.MIG
+	})
+	return enabled
 }
 
 // note leaves a MIG mode pending.
