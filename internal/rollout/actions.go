@@ -71,7 +71,9 @@ func (a WriteKeys) String() string {
 	return "write keys " + strings.Join(slices.Sorted(maps.Keys(a.Data)), ", ")
 }
 
-func (a Nudge) String() string { return fmt.Sprintf("nudge pod %s/%s for %s", a.Namespace, a.Pod, a.Value) }
+func (a Nudge) String() string {
+	return fmt.Sprintf("nudge pod %s/%s for %s", a.Namespace, a.Pod, a.Value)
+}
 
 func (a PatchNode) String() string {
 	var parts []string

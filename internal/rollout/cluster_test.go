@@ -1,0 +1,437 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout_test
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	nvidia "github.com/NVIDIA/k8s-device-plugin/api/config/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
+	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+)
+
+const (
+	pluginLabel = "nvidia.com/gpu.deploy.device-plugin"
+	gfdLabel    = "nvidia.com/gpu.deploy.gpu-feature-discovery"
+)
+
+// cluster is a cluster in miniature: an API server that refuses what the real one refuses, agents over simulated
+// hardware, and NVIDIA's device plugin with its config-manager, which exits when a label names a key that it cannot see.
+type cluster struct {
+	rollout.World
+	hosts   map[string]*host
+	pods    int      // given out so far
+	crashes []string // of NVIDIA's config-manager
+	evicted []string
+	writes  map[string]int // by kind of action
+}
+
+// host is a node with its hardware.
+type host struct {
+	*rollout.Node
+	hardware *sim.Hardware
+	daemons  map[string]plan.Daemon
+	broken   func(rollout.World) bool // the plugin does not advertise what it reads
+	plugin   struct {
+		selected string            // what the plugin reads
+		seen     map[string]string // what the kubelet has projected
+		running  bool
+	}
+}
+
+func newCluster() *cluster {
+	return &cluster{
+		World: rollout.World{
+			Now:    time.Unix(1_800_000_000, 0),
+			Wiring: rollout.Wiring{Ready: true, ClusterPolicy: true},
+		},
+		hosts: map[string]*host{}, writes: map[string]int{},
+	}
+}
+
+func (c *cluster) add(name string, models ...sim.Model) *host {
+	n, err := sim.NewNode(name, models...)
+	if err != nil {
+		panic(err)
+	}
+	h := &host{hardware: sim.On(n), daemons: map[string]plan.Daemon{}}
+	h.Node = &rollout.Node{
+		Name: name, AgentReady: true, Allocatable: map[string]int64{}, Annotations: map[string]string{},
+		Labels: map[string]string{"kubernetes.io/hostname": name, pluginLabel: "true", gfdLabel: "true"},
+	}
+	h.GPU.Name, h.GPU.Generation = name, 1
+	c.hosts[name] = h
+	c.settle(h)
+	return h
+}
+
+// world is what a pass reads: values of its own.
+func (c *cluster) world() rollout.World {
+	w := c.World
+	w.Keys = maps.Clone(c.Keys)
+	w.Policies = nil
+	for i := range c.Policies {
+		w.Policies = append(w.Policies, *c.Policies[i].DeepCopy())
+	}
+	w.Nodes = nil
+	for _, name := range slices.Sorted(maps.Keys(c.hosts)) {
+		n := *c.hosts[name].Node
+		n.Labels, n.Annotations, n.Allocatable = maps.Clone(n.Labels), maps.Clone(n.Annotations), maps.Clone(n.Allocatable)
+		n.Taints, n.Pods, n.GPU = slices.Clone(n.Taints), slices.Clone(n.Pods), *n.GPU.DeepCopy()
+		w.Nodes = append(w.Nodes, n)
+	}
+	return w
+}
+
+// hold lets a pod of a user hold a GPU of a node, or an instance of it.
+func (c *cluster) hold(h *host, name string, index, instance int) {
+	h.Pods = append(h.Pods, rollout.Pod{
+		Namespace: "user", Name: name, UID: "uid-" + name, Controller: "ReplicaSet", GPU: true, Scheduled: c.Now,
+	})
+	uuid := h.devices()[index].UUID
+	h.hardware.Update(func(n *sim.Node) {
+		g, err := n.GPU(uuid)
+		if err != nil {
+			panic(err)
+		}
+		g.Holders = append(g.Holders, gpu.Holder{Namespace: "user", Pod: name, Container: "main", Instance: instance})
+	})
+	h.report()
+}
+
+// end lets a pod of a user end.
+func (c *cluster) end(h *host, name string) {
+	h.Pods = slices.DeleteFunc(h.Pods, func(p rollout.Pod) bool { return p.Name == name })
+	h.hardware.Update(func(n *sim.Node) {
+		for i := range n.GPUs {
+			n.GPUs[i].Holders = slices.DeleteFunc(n.GPUs[i].Holders, func(o gpu.Holder) bool { return o.Pod == name })
+		}
+	})
+	h.report()
+}
+
+// do carries out an action as the executor does.
+func (c *cluster) do(a rollout.Action) {
+	c.writes[fmt.Sprintf("%T", a)]++
+	h := c.hosts[a.Target()]
+	switch a := a.(type) {
+	case rollout.WriteKeys:
+		c.Keys = maps.Clone(a.Data)
+	case rollout.Nudge:
+		for i := range h.Pods {
+			if h.Pods[i].UID == a.UID {
+				h.Pods[i].Nudge = a.Value
+			}
+		}
+	case rollout.PatchNode:
+		patch(h.Labels, a.Labels)
+		patch(h.Annotations, a.Annotations)
+	case rollout.Taint:
+		if !slices.ContainsFunc(h.Taints, func(t corev1.Taint) bool { return t.Key == a.Taint.Key }) {
+			h.Taints = append(h.Taints, a.Taint)
+		}
+	case rollout.Untaint:
+		h.Taints = slices.DeleteFunc(h.Taints, func(t corev1.Taint) bool { return t.Key == v1alpha1.TaintChanging })
+	case rollout.Evict:
+		c.evicted = append(c.evicted, a.Pod)
+		c.end(h, a.Pod)
+	case rollout.DeletePod:
+		h.Pods = slices.DeleteFunc(h.Pods, func(p rollout.Pod) bool { return p.UID == a.UID })
+		h.plugin.running = false
+	case rollout.SetSpec:
+		h.GPU.Spec = *a.Spec.DeepCopy()
+		h.GPU.Spec.Since = metav1.NewTime(a.Spec.Since.Truncate(time.Second))
+		h.GPU.Generation++
+	}
+}
+
+func patch(have map[string]string, with map[string]*string) {
+	for name, value := range with {
+		if value == nil {
+			delete(have, name)
+			continue
+		}
+		have[name] = *value
+	}
+}
+
+// settle lets what is not ours catch up: daemon sets, the kubelet, the agent, the plugin.
+func (c *cluster) settle(h *host) {
+	c.daemonSets(h)
+	c.project(h)
+	h.converge()
+	h.report()
+	c.advertise(h)
+}
+
+// daemonSets starts and ends the pods of NVIDIA's programs by their deploy labels.
+func (c *cluster) daemonSets(h *host) {
+	for _, label := range []string{pluginLabel, gfdLabel, v1alpha1.LabelMIGManager} {
+		at := slices.IndexFunc(h.Pods, func(p rollout.Pod) bool { return p.NodeSelector[label] != "" })
+		switch wanted := h.Labels[label] == "true"; {
+		case wanted && at < 0:
+			c.pods++
+			h.Pods = append(h.Pods, rollout.Pod{
+				Namespace: "gpu-operator", Name: fmt.Sprintf("nvidia-%d", c.pods), UID: fmt.Sprintf("nvidia-%d", c.pods),
+				Controller: "DaemonSet", NodeSelector: map[string]string{label: "true"},
+				MountsConfig: label != v1alpha1.LabelMIGManager, Scheduled: c.Now,
+			})
+			h.plugin.seen = maps.Clone(c.Keys) // a new pod is given what is there
+		case !wanted && at >= 0:
+			h.Pods = slices.Delete(h.Pods, at, at+1)
+		}
+	}
+}
+
+// project shows the ConfigMap to the pods that were nudged at least a second ago.
+func (c *cluster) project(h *host) {
+	for _, p := range h.Pods {
+		_, seconds, _ := strings.Cut(p.Nudge, "@")
+		if at, err := strconv.ParseInt(seconds, 10, 64); err == nil && c.Now.Sub(time.Unix(at, 0)) >= time.Second {
+			h.plugin.seen = maps.Clone(c.Keys)
+		}
+	}
+}
+
+// devices are the GPUs as the agent observes them.
+func (h *host) devices() []gpu.Device {
+	inventory, err := h.hardware.Observe(context.Background())
+	if err != nil {
+		panic(err)
+	}
+	for i := range inventory.Devices {
+		for resource, d := range h.daemons {
+			for _, served := range d.Devices {
+				if served.UUID == inventory.Devices[i].UUID {
+					inventory.Devices[i].State.MPS = &gpu.MPSDaemon{
+						Resource: resource, ActiveThreadPercentage: d.ActiveThreadPercentage,
+						PinnedMemoryLimitMiB: served.PinnedMemoryLimitMiB,
+					}
+				}
+			}
+		}
+	}
+	return inventory.Devices
+}
+
+// Start implements plan.MPS.
+func (h *host) Start(_ context.Context, d plan.Daemon) error {
+	h.daemons[d.Resource] = d
+	return nil
+}
+
+// Stop implements plan.MPS.
+func (h *host) Stop(_ context.Context, resource string) error {
+	delete(h.daemons, resource)
+	return nil
+}
+
+// converge is the agent's pass over the spec.
+func (h *host) converge() {
+	if !h.AgentReady {
+		return
+	}
+	steps, err := plan.Node(h.GPU.Spec.Devices, h.devices())
+	for err == nil && len(steps) > 0 {
+		step := steps[0]
+		held := step.Closes() && slices.ContainsFunc(h.Pods, func(p rollout.Pod) bool { return p.NodeSelector[pluginLabel] != "" })
+		if held || len(plan.Blockers(step, h.devices())) > 0 {
+			return
+		}
+		if step.Do(context.Background(), plan.Tools{Hardware: h.hardware, MPS: h}) != nil {
+			return
+		}
+		steps, err = plan.Node(h.GPU.Spec.Devices, h.devices())
+	}
+}
+
+// report is the agent's status of the node.
+func (h *host) report() {
+	if !h.AgentReady {
+		return
+	}
+	devices := h.devices()
+	ready := metav1.Condition{
+		Type: v1alpha1.ConditionReady, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonReady, ObservedGeneration: h.GPU.Generation,
+	}
+	steps, err := plan.Node(h.GPU.Spec.Devices, devices)
+	h.GPU.Status.Conditions = nil
+	if err != nil || len(steps) > 0 {
+		ready.Status, ready.Reason, ready.Message = metav1.ConditionFalse, v1alpha1.ReasonStepFailed, "it is tried again"
+	}
+	if err != nil {
+		h.GPU.Status.Conditions = append(h.GPU.Status.Conditions, metav1.Condition{
+			Type: v1alpha1.ConditionStalled, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonLayoutDoesNotFit,
+			Message: err.Error(), ObservedGeneration: h.GPU.Generation,
+		})
+	}
+	h.GPU.Status.Conditions = append(h.GPU.Status.Conditions, ready)
+	h.GPU.Status.Devices = nil
+	for _, d := range devices {
+		h.GPU.Status.Devices = append(h.GPU.Status.Devices, reported(d))
+	}
+}
+
+// reported is a GPU as the agent reports it.
+func reported(d gpu.Device) v1alpha1.DeviceStatus {
+	s := v1alpha1.DeviceStatus{
+		UUID: d.UUID, Index: int32(d.Index), Product: gpu.ProductLabel(d.Product), MemoryMiB: d.MemoryMiB,
+		ComputeCapability: d.ComputeCapability.String(), Virtual: d.Virtual, MIGCapable: d.MIGCapable, Sharing: plan.Observed(d),
+		ComputeMode: v1alpha1.ComputeModeDefault,
+	}
+	if d.State.ComputeMode == gpu.ComputeExclusiveProcess {
+		s.ComputeMode = v1alpha1.ComputeModeExclusiveProcess
+	}
+	if d.PendingMIG != d.State.MIG {
+		s.PendingMIGMode = map[bool]v1alpha1.MIGMode{true: v1alpha1.MIGModeEnabled, false: v1alpha1.MIGModeDisabled}[d.PendingMIG]
+	}
+	for _, i := range d.State.Instances {
+		s.Instances = append(s.Instances, v1alpha1.InstanceStatus{
+			ID: int32(i.ID), Profile: i.Profile, Start: int32(i.Placement.Start), Size: int32(i.Placement.Size), UUID: i.UUID,
+		})
+	}
+	for _, p := range d.Profiles {
+		profile := v1alpha1.ProfileStatus{
+			Name: p.Name, ID: int32(p.ID), Slices: int32(p.Slices), MemoryMiB: p.MemoryMiB, Max: int32(p.Max), Size: int32(p.Size),
+		}
+		for _, start := range p.Starts {
+			profile.Starts = append(profile.Starts, int32(start))
+		}
+		s.Profiles = append(s.Profiles, profile)
+	}
+	instance := func(id int) *int32 {
+		if id == gpu.WholeGPU {
+			return nil
+		}
+		n := int32(id)
+		return &n
+	}
+	for _, p := range d.Processes {
+		s.Processes = append(s.Processes, v1alpha1.ProcessStatus{
+			PID: int64(p.PID), Name: p.Name, PodUID: p.PodUID, Instance: instance(p.Instance),
+		})
+	}
+	for _, o := range d.Holders {
+		s.Holders = append(s.Holders, v1alpha1.HolderStatus{
+			Namespace: o.Namespace, Pod: o.Pod, Container: o.Container, Instance: instance(o.Instance),
+		})
+	}
+	return s
+}
+
+// advertise is NVIDIA's device plugin with its config-manager. It enumerates the GPUs when it starts and when another key
+// is selected, and never else.
+func (c *cluster) advertise(h *host) {
+	pod := slices.IndexFunc(h.Pods, func(p rollout.Pod) bool { return p.NodeSelector[pluginLabel] != "" })
+	if pod < 0 {
+		h.plugin.running = false
+		for name := range h.Allocatable {
+			h.Allocatable[name] = 0
+		}
+		return
+	}
+	key := h.Labels[v1alpha1.LabelConfig]
+	if h.plugin.running && key == h.plugin.selected {
+		return
+	}
+	data, seen := h.plugin.seen[key]
+	if key != "" && !seen {
+		c.crashes = append(c.crashes, fmt.Sprintf("%s: %s", h.Name, key))
+		return
+	}
+	h.plugin.running, h.plugin.selected = true, key
+	for name := range h.Allocatable {
+		h.Allocatable[name] = 0 // a resource that is gone stays, with 0
+	}
+	if h.broken != nil && h.broken(c.World) {
+		return
+	}
+	maps.Copy(h.Allocatable, enumerate(data, h.devices()))
+}
+
+// enumerate is what NVIDIA's device plugin makes of a configuration and GPUs.
+func enumerate(data string, devices []gpu.Device) map[string]int64 {
+	var config nvidia.Config
+	if err := yaml.UnmarshalStrict([]byte(data), &config); err != nil {
+		panic(err)
+	}
+	strategy := "none"
+	if config.Flags.MigStrategy != nil {
+		strategy = *config.Flags.MigStrategy
+	}
+	counts := map[string]int64{}
+	for _, d := range devices {
+		if strategy == "none" || !d.State.MIG {
+			counts["nvidia.com/gpu"]++
+			continue
+		}
+		for _, i := range d.State.Instances {
+			name := "nvidia.com/gpu"
+			if strategy == "mixed" {
+				name = "nvidia.com/mig-" + strings.ReplaceAll(i.Profile, "+", ".")
+			}
+			counts[name]++
+		}
+	}
+	for _, r := range config.Sharing.ReplicatedResources().Resources {
+		count := counts[string(r.Name)] * int64(r.Replicas)
+		if r.Rename != "" {
+			delete(counts, string(r.Name))
+			r.Name = r.Rename
+		}
+		counts[string(r.Name)] = count
+	}
+	return counts
+}
+
+// tick lets time pass and everybody catch up.
+func (c *cluster) tick(d time.Duration) {
+	c.Now = c.Now.Add(d)
+	for _, name := range slices.Sorted(maps.Keys(c.hosts)) {
+		c.settle(c.hosts[name])
+	}
+}
+
+// pass decides, acts, and keeps the statuses.
+func (c *cluster) pass() rollout.Decision {
+	d := rollout.Decide(c.world())
+	for _, a := range d.Actions {
+		c.do(a)
+	}
+	for i := range c.Policies {
+		c.Policies[i].Status = d.Policies[c.Policies[i].Name]
+	}
+	return d
+}
+
+// run passes until nothing is left to do, or for so many passes; the states that each node went through are returned.
+func (c *cluster) run(passes int) (d rollout.Decision, states map[string][]rollout.State) {
+	states = map[string][]rollout.State{}
+	for range passes {
+		d = c.pass()
+		for _, n := range d.Nodes {
+			if seen := states[n.Node]; len(seen) == 0 || seen[len(seen)-1] != n.State {
+				states[n.Node] = append(seen, n.State)
+			}
+		}
+		if len(d.Actions) == 0 && d.After == 0 {
+			return d, states
+		}
+		c.tick(time.Second)
+	}
+	return d, states
+}
