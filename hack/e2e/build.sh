@@ -61,6 +61,11 @@ CGO_ENABLED=1 CGO_LDFLAGS_ALLOW='-Wl,--unresolved-symbols=ignore-in-object-files
 	$plugin/cmd/nvidia-device-plugin $plugin/cmd/config-manager $plugin/cmd/gpu-feature-discovery $plugin/cmd/mps-control-daemon
 
 cd "$top"
+mkdir -p "$bin/driver"
+CGO_ENABLED=1 go build -trimpath -ldflags "-s -w" -buildmode=c-shared -o "$bin/driver/libnvidia-ml.so.1" ./test/simdriver/libnvidia-ml
+for program in nvidia-smi nvidia-cuda-mps-control; do
+	CGO_ENABLED=0 go build -trimpath -ldflags "-s -w" -o "$bin/driver/$program" "./test/simdriver/$program"
+done
 # Static: they run in images that hold nothing else.
 for program in $(cd test/e2e/programs && ls); do
 	CGO_ENABLED=0 go build -trimpath -ldflags "-s -w" -o "$bin/$program" "./test/e2e/programs/$program"

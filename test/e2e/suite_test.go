@@ -13,7 +13,6 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
-	"github.com/gpusharing/gpu-sharing-operator/test/e2e/image"
 	"github.com/gpusharing/gpu-sharing-operator/test/e2e/node"
 	"github.com/gpusharing/gpu-sharing-operator/test/e2e/sandbox"
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
@@ -22,7 +21,7 @@ import (
 const (
 	// askedVariable must be set for these tests to run at all: they need root and minutes.
 	askedVariable = "GPUSHARING_E2E"
-	// logsVariable names a folder, wiped first, that gets the logs of every program and pod.
+	// logsVariable names a folder that gets the logs of every program and pod.
 	logsVariable = "GPUSHARING_E2E_LOGS"
 
 	nodeName = "node-a"
@@ -64,41 +63,9 @@ func visible(root string) []string {
 
 func TestRealNode(t *testing.T) {
 	RegisterFailHandler(Fail)
-	SetDefaultEventuallyTimeout(2 * time.Minute)
+	SetDefaultEventuallyTimeout(90 * time.Second)
 	SetDefaultEventuallyPollingInterval(200 * time.Millisecond)
 	suite, reporter := GinkgoConfiguration()
-	suite.FailFast = suite.FailFast || os.Getenv("GPUSHARING_E2E_FAILFAST") != ""
+	suite.RandomSeed = 1 // specs that change the node's GPUs are ordered; there is one node
 	RunSpecs(t, "A real node", suite, reporter)
 }
-
-// The node that all specs share.
-var (
-	bin     string
-	machine *node.Node
-)
-
-var _ = BeforeSuite(func(ctx SpecContext) {
-	root, err := env.Root()
-	Expect(err).NotTo(HaveOccurred())
-	bin = filepath.Join(root, "bin", "e2e")
-	pause := image.Image{
-		Name: "registry.k8s.io/pause:e2e", Entrypoint: []string{"/pause"},
-		Files: map[string]string{"/pause": filepath.Join(bin, "pause")},
-	}
-	archive := filepath.Join(os.TempDir(), "pause.tar")
-	Expect(image.Write(pause, archive)).To(Succeed())
-	machine, err = node.Start(ctx, node.Options{
-		Name: nodeName, Bin: bin, Pause: archive, PauseImage: pause.Name, StatusEvery: time.Second, Log: GinkgoWriter,
-	})
-	Expect(err).NotTo(HaveOccurred())
-})
-
-var _ = AfterSuite(func() {
-	if machine == nil {
-		return
-	}
-	Expect(machine.Stop()).To(Succeed())
-	if to := os.Getenv(logsVariable); to != "" {
-		Expect(machine.CopyLogs(filepath.Join(to, "node"))).To(Succeed())
-	}
-})

@@ -15,6 +15,7 @@ import (
 	"runtime"
 	"slices"
 
+	"github.com/google/go-containerregistry/pkg/compression"
 	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/empty"
@@ -59,7 +60,8 @@ func build(i Image) (v1.Image, error) {
 	if err != nil {
 		return nil, err
 	}
-	opened, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(content)), nil })
+	open := func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(content)), nil }
+	opened, err := tarball.LayerFromOpener(open, tarball.WithCompression(compression.None))
 	if err != nil {
 		return nil, err
 	}

@@ -1,0 +1,162 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/envtest"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
+	"github.com/gpusharing/gpu-sharing-operator/test/e2e/driver"
+	"github.com/gpusharing/gpu-sharing-operator/test/e2e/gpuoperator"
+	"github.com/gpusharing/gpu-sharing-operator/test/e2e/image"
+	"github.com/gpusharing/gpu-sharing-operator/test/e2e/node"
+	"github.com/gpusharing/gpu-sharing-operator/test/env"
+	"github.com/gpusharing/gpu-sharing-operator/test/simdriver"
+)
+
+// The cluster that all specs share.
+var (
+	// root is this checkout, and bin the programs.
+	root, bin string
+	machine   *node.Node
+	kube      client.Client
+	gpus      *simdriver.Driver
+)
+
+var _ = BeforeSuite(func(ctx SpecContext) {
+	var err error
+	root, err = env.Root()
+	Expect(err).NotTo(HaveOccurred())
+	bin = filepath.Join(root, "bin", "e2e")
+	began := time.Now()
+	say := func(what string) {
+		AddReportEntry(what, ReportEntryVisibilityNever)
+		GinkgoWriter.Printf("   %s after %s\n", what, time.Since(began).Round(100*time.Millisecond))
+	}
+
+	pause := write(pauseImage())
+	machine, err = node.Start(ctx, node.Options{
+		Name: nodeName, Bin: bin, Pause: pause, PauseImage: pauseImage().Name, StatusEvery: time.Second, Log: GinkgoWriter,
+	})
+	Expect(err).NotTo(HaveOccurred())
+	say("node Ready")
+	for _, i := range images(ctx) {
+		Expect(machine.Import(ctx, write(i))).To(Succeed())
+	}
+	say("images imported")
+	connect()
+	installCRDs()
+	gpus, err = driver.Install(filepath.Join(bin, "driver"), simdriver.Times(nodeName, sim.A100, 2))
+	Expect(err).NotTo(HaveOccurred())
+	installGPUOperator(ctx)
+	Eventually(allocatable).WithContext(ctx).Should(HaveKeyWithValue("nvidia.com/gpu", int64(2)))
+	say("NVIDIA's device plugin advertises")
+}, NodeTimeout(5*time.Minute))
+
+var _ = AfterSuite(func() {
+	if machine == nil {
+		return
+	}
+	Expect(machine.Stop()).To(Succeed())
+	if to := os.Getenv(logsVariable); to != "" {
+		Expect(machine.CopyLogs(filepath.Join(to, "node"))).To(Succeed())
+	}
+})
+
+func connect() {
+	scheme := runtime.NewScheme()
+	Expect(clientgoscheme.AddToScheme(scheme)).To(Succeed())
+	Expect(v1alpha1.AddToScheme(scheme)).To(Succeed())
+	var err error
+	kube, err = client.New(machine.Config, client.Options{Scheme: scheme})
+	Expect(err).NotTo(HaveOccurred())
+}
+
+func installCRDs() {
+	_, err := envtest.InstallCRDs(machine.Config, envtest.CRDInstallOptions{Paths: []string{
+		filepath.Join(root, "test", "env", "nvidia", "clusterpolicies.yaml"),
+		filepath.Join(root, "test", "e2e", "gpuoperator", "nodefeatures.yaml"),
+	}, ErrorIfPathMissing: true})
+	Expect(err).NotTo(HaveOccurred())
+}
+
+// installGPUOperator installs what stands for the GPU Operator and waits for nothing. Node Feature Discovery is not
+// there: the harness says itself that the node has GPUs.
+func installGPUOperator(ctx context.Context) {
+	n := &corev1.Node{}
+	Expect(kube.Get(ctx, client.ObjectKey{Name: nodeName}, n)).To(Succeed())
+	before := n.DeepCopy()
+	n.Labels[gpuoperator.LabelPCI] = "true"
+	Expect(kube.Patch(ctx, n, client.MergeFrom(before))).To(Succeed())
+	operator := gpuoperator.New(kube, GinkgoWriter)
+	Expect(operator.Install(ctx)).To(Succeed())
+	Expect(kube.Create(ctx, clusterPolicy())).To(Succeed())
+	running, stop := context.WithCancel(context.Background())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		operator.Run(running)
+	}()
+	DeferCleanup(func() {
+		stop()
+		<-ended
+	})
+}
+
+// clusterPolicy is the ClusterPolicy as NVIDIA's Helm chart makes it, as far as it matters here; cdi.enabled is false,
+// since the simulated driver has no CUDA library of which a CDI specification could be made.
+func clusterPolicy() *unstructured.Unstructured {
+	p := &unstructured.Unstructured{Object: map[string]any{
+		"spec": map[string]any{
+			"cdi":          map[string]any{"enabled": false},
+			"daemonsets":   map[string]any{"updateStrategy": "RollingUpdate", "rollingUpdate": map[string]any{"maxUnavailable": "1"}},
+			"devicePlugin": map[string]any{"enabled": true, "config": map[string]any{"name": "", "default": ""}},
+			"gfd":          map[string]any{"enabled": true},
+			"mig":          map[string]any{"strategy": "single"},
+			"migManager":   map[string]any{"enabled": true, "config": map[string]any{"default": "all-disabled"}},
+		},
+	}}
+	p.SetGroupVersionKind(gpuoperator.PolicyKind())
+	p.SetName(gpuoperator.PolicyName)
+	return p
+}
+
+// allocatable is what of NVIDIA's the node's kubelet says can be allocated.
+func allocatable(ctx context.Context) (map[string]int64, error) {
+	n := &corev1.Node{}
+	if err := kube.Get(ctx, client.ObjectKey{Name: nodeName}, n); err != nil {
+		return nil, err
+	}
+	found := map[string]int64{}
+	for name, quantity := range n.Status.Allocatable {
+		if isGPU(name) {
+			found[string(name)] = quantity.Value()
+		}
+	}
+	return found, nil
+}
+
+func isGPU(name corev1.ResourceName) bool {
+	return len(name) > len("nvidia.com/") && name[:len("nvidia.com/")] == "nvidia.com/"
+}
+
+// write assembles an image and returns its archive.
+func write(i image.Image) string {
+	archive := filepath.Join(os.TempDir(), filepath.Base(i.Name)+".tar")
+	Expect(image.Write(i, archive)).To(Succeed())
+	return archive
+}

@@ -1,0 +1,76 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package gpuoperator
+
+import (
+	corev1 "k8s.io/api/core/v1"
+	nodev1 "k8s.io/api/node/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+// entrypoint is the script that starts the device plugin once the driver is there.
+const entrypoint = `#!/bin/sh
+until [ -f /run/nvidia/validations/driver-ready ]; do
+  echo "waiting for the driver"
+  sleep 1
+done
+set -o allexport
+. /run/nvidia/validations/driver-ready
+exec nvidia-device-plugin
+`
+
+// installed are the objects that are there before any ClusterPolicy.
+func installed() []client.Object {
+	objects := []client.Object{
+		&corev1.Namespace{TypeMeta: kind("v1", "Namespace"), ObjectMeta: metav1.ObjectMeta{Name: Namespace}},
+		&nodev1.RuntimeClass{TypeMeta: kind("node.k8s.io/v1", "RuntimeClass"), ObjectMeta: metav1.ObjectMeta{Name: "nvidia"}, Handler: "nvidia"},
+		&corev1.ConfigMap{
+			TypeMeta: kind("v1", "ConfigMap"), ObjectMeta: named(entrypointName),
+			Data: map[string]string{"entrypoint.sh": entrypoint},
+		},
+		&rbacv1.Role{
+			TypeMeta: kind(rbacAPI, "Role"), ObjectMeta: named(featureAccount),
+			Rules: []rbacv1.PolicyRule{
+				{APIGroups: []string{featureGroup}, Resources: []string{"nodefeatures"}, Verbs: []string{"get", "list", "watch", "create", "update"}},
+				{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"get"}},
+				{APIGroups: []string{"apps"}, Resources: []string{"daemonsets"}, Verbs: []string{"get"}},
+			},
+		},
+		&rbacv1.RoleBinding{
+			TypeMeta: kind(rbacAPI, "RoleBinding"), ObjectMeta: named(featureAccount),
+			RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: featureAccount},
+			Subjects: []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: Namespace, Name: featureAccount}},
+		},
+	}
+	for _, account := range []string{pluginAccount, featureAccount} {
+		objects = append(objects, readsNodes(account)...)
+	}
+	return objects
+}
+
+const rbacAPI = "rbac.authorization.k8s.io/v1"
+
+// readsNodes is a service account that reads nodes, as config-manager does.
+func readsNodes(account string) []client.Object {
+	return []client.Object{
+		&corev1.ServiceAccount{TypeMeta: kind("v1", "ServiceAccount"), ObjectMeta: named(account)},
+		&rbacv1.ClusterRole{
+			TypeMeta: kind(rbacAPI, "ClusterRole"), ObjectMeta: metav1.ObjectMeta{Name: account},
+			Rules: []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"nodes"}, Verbs: []string{"get", "list", "watch"}}},
+		},
+		&rbacv1.ClusterRoleBinding{
+			TypeMeta: kind(rbacAPI, "ClusterRoleBinding"), ObjectMeta: metav1.ObjectMeta{Name: account},
+			RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: account},
+			Subjects: []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: Namespace, Name: account}},
+		},
+	}
+}
+
+func kind(apiVersion, kind string) metav1.TypeMeta {
+	return metav1.TypeMeta{APIVersion: apiVersion, Kind: kind}
+}
+
+func named(name string) metav1.ObjectMeta { return metav1.ObjectMeta{Namespace: Namespace, Name: name} }

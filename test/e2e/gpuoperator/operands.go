@@ -1,0 +1,118 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package gpuoperator
+
+import (
+	"path"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// Names of the daemon sets.
+const (
+	pluginName  = "nvidia-device-plugin-daemonset"
+	featureName = "gpu-feature-discovery"
+	mpsName     = "nvidia-device-plugin-mps-control-daemon"
+
+	pluginAccount  = "nvidia-device-plugin"
+	featureAccount = "nvidia-gpu-feature-discovery"
+	entrypointName = "nvidia-device-plugin-entrypoint"
+)
+
+// plugin is the device plugin. What stands in its environment cannot be set in its configuration file.
+func plugin(p *clusterPolicy) operand {
+	main := privileged("nvidia-device-plugin", "/bin/sh", "-c", "/bin/entrypoint.sh")
+	main.Env = append([]corev1.EnvVar{
+		{Name: "PASS_DEVICE_SPECS", Value: "true"},
+		{Name: "FAIL_ON_INIT_ERROR", Value: "true"},
+		{Name: "DEVICE_LIST_STRATEGY", Value: "envvar"}, // the ClusterPolicy has cdi.enabled: false
+		{Name: "DEVICE_ID_STRATEGY", Value: "uuid"},
+		{Name: "NVIDIA_VISIBLE_DEVICES", Value: "all"},
+		{Name: "NVIDIA_DRIVER_CAPABILITIES", Value: "all"},
+		{Name: "MPS_ROOT", Value: p.DevicePlugin.MPS.Root},
+	}, p.DevicePlugin.Env...)
+	entrypoint := volumeMount(entrypointName, "/bin/entrypoint.sh", "")
+	entrypoint.SubPath, entrypoint.ReadOnly = "entrypoint.sh", true
+	main.VolumeMounts = []corev1.VolumeMount{
+		entrypoint,
+		volumeMount("device-plugin", "/var/lib/kubelet/device-plugins", ""),
+		volumeMount("run-nvidia-validations", "/run/nvidia/validations", ""),
+		volumeMount("driver-install-dir", "/driver-root", corev1.MountPropagationHostToContainer),
+		volumeMount("host-root", "/host", corev1.MountPropagationHostToContainer),
+		volumeMount("cdi-root", "/var/run/cdi", ""),
+		volumeMount("mps-shm", "/dev/shm", ""),
+		volumeMount("mps-root", "/mps", ""),
+	}
+	mode := int32(0o700)
+	script := corev1.Volume{Name: entrypointName, VolumeSource: corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{
+		LocalObjectReference: corev1.LocalObjectReference{Name: entrypointName}, DefaultMode: &mode,
+	}}}
+	return operand{
+		name: pluginName, account: pluginAccount,
+		nodeSelector: map[string]string{"nvidia.com/gpu.deploy.device-plugin": "true"},
+		main:         main, process: "nvidia-device-plugin",
+		volumes: append([]corev1.Volume{
+			script,
+			hostPath("device-plugin", "/var/lib/kubelet/device-plugins", ""),
+			hostPath("driver-install-dir", "/run/nvidia/driver", corev1.HostPathDirectoryOrCreate),
+			hostPath("host-root", "/", ""),
+			hostPath("cdi-root", "/var/run/cdi", corev1.HostPathDirectoryOrCreate),
+		}, mpsVolumes(p)...),
+	}
+}
+
+// featureDiscovery is GPU Feature Discovery, which reads the configuration of the device plugin.
+func featureDiscovery(p *clusterPolicy) operand {
+	main := privileged("gpu-feature-discovery", "gpu-feature-discovery")
+	main.Env = append([]corev1.EnvVar{
+		{Name: "GFD_SLEEP_INTERVAL", Value: "60s"},
+		{Name: "GFD_FAIL_ON_INIT_ERROR", Value: "true"},
+		downward("NAMESPACE", "metadata.namespace"),
+		downward("NODE_NAME", "spec.nodeName"),
+		downward("POD_NAME", "metadata.name"),
+	}, p.GFD.Env...)
+	sys := volumeMount("host-sys", "/sys", "")
+	sys.ReadOnly = true
+	main.VolumeMounts = []corev1.VolumeMount{
+		volumeMount("output-dir", "/etc/kubernetes/node-feature-discovery/features.d", ""), sys,
+	}
+	return operand{
+		name: featureName, account: featureAccount,
+		labels:       map[string]string{"app.kubernetes.io/part-of": "nvidia-gpu"},
+		nodeSelector: map[string]string{"nvidia.com/gpu.deploy.gpu-feature-discovery": "true"},
+		main:         main, process: "gpu-feature-discovery",
+		volumes: []corev1.Volume{
+			hostPath("output-dir", "/etc/kubernetes/node-feature-discovery/features.d", corev1.HostPathDirectoryOrCreate),
+			hostPath("host-sys", "/sys", ""),
+		},
+	}
+}
+
+// mpsDaemon is NVIDIA's MPS daemon set.
+func mpsDaemon(p *clusterPolicy) operand {
+	mounts := privileged("mps-control-daemon-mounts", "mps-control-daemon", "mount-shm")
+	mounts.VolumeMounts = []corev1.VolumeMount{volumeMount("mps-root", "/mps", corev1.MountPropagationBidirectional)}
+	main := privileged("mps-control-daemon-ctr", "mps-control-daemon")
+	main.Env = []corev1.EnvVar{
+		downward("NODE_NAME", "spec.nodeName"),
+		{Name: "NVIDIA_VISIBLE_DEVICES", Value: "all"},
+		{Name: "NVIDIA_DRIVER_CAPABILITIES", Value: "compute,utility"},
+	}
+	main.VolumeMounts = []corev1.VolumeMount{volumeMount("mps-shm", "/dev/shm", ""), volumeMount("mps-root", "/mps", "")}
+	return operand{
+		name: mpsName, account: pluginAccount,
+		nodeSelector: map[string]string{"nvidia.com/gpu.deploy.device-plugin": "true", "nvidia.com/mps.capable": "true"},
+		before:       []corev1.Container{mounts},
+		// The name that the operator gives config-manager never matches: a known bug of NVIDIA's (contract, 2.5).
+		main: main, process: "/usr/bin/mps-control-daemon",
+		volumes: mpsVolumes(p), hostPID: true,
+	}
+}
+
+func mpsVolumes(p *clusterPolicy) []corev1.Volume {
+	return []corev1.Volume{
+		hostPath("mps-root", p.DevicePlugin.MPS.Root, corev1.HostPathDirectoryOrCreate),
+		hostPath("mps-shm", path.Join(p.DevicePlugin.MPS.Root, "shm"), ""),
+	}
+}

@@ -1,0 +1,167 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package gpuoperator stands for the parts of NVIDIA's GPU Operator and of Node Feature Discovery that decide how
+// NVIDIA's programs run: it renders their daemon sets from the ClusterPolicy as the GPU Operator does, labels nodes, and
+// copies what GPU Feature Discovery finds to the node's labels. The programs in the daemon sets are NVIDIA's own.
+//
+// What it does follows NVIDIA/gpu-operator v26.7: which volumes, environment and containers a daemon set gets in
+// controllers/object_controls.go, and that a daemon set is written only when what is rendered has changed, so that what
+// others write to it stays until then.
+package gpuoperator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"io"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+const (
+	// Namespace is the GPU Operator's.
+	Namespace = "gpu-operator"
+	// PolicyName is the ClusterPolicy's name, as NVIDIA's Helm chart gives it.
+	PolicyName = "cluster-policy"
+
+	fieldManager = "gpu-operator"
+	hashKey      = "nvidia.com/last-applied-hash"
+	// poll is how often the operator looks; the real one is told by watches.
+	poll = 300 * time.Millisecond
+)
+
+// PolicyKind is the ClusterPolicy's.
+func PolicyKind() schema.GroupVersionKind {
+	return schema.GroupVersionKind{Group: "nvidia.com", Version: "v1", Kind: "ClusterPolicy"}
+}
+
+// Operator is the stand-in.
+type Operator struct {
+	client client.Client
+	log    io.Writer
+	said   string
+}
+
+// New makes an operator that tells on log what it could not do.
+func New(c client.Client, log io.Writer) *Operator { return &Operator{client: c, log: log} }
+
+// Install creates what NVIDIA's Helm chart does: namespace, accounts, the runtime class.
+func (o *Operator) Install(ctx context.Context) error {
+	for _, object := range installed() {
+		if err := o.apply(ctx, object); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Run works until the context ends.
+func (o *Operator) Run(ctx context.Context) {
+	tick := time.NewTicker(poll)
+	defer tick.Stop()
+	for {
+		if err := o.reconcile(ctx); err != nil && ctx.Err() == nil && err.Error() != o.said {
+			o.said = err.Error()
+			fmt.Fprintln(o.log, "   gpu-operator stand-in:", err)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+func (o *Operator) reconcile(ctx context.Context) error {
+	found := &unstructured.Unstructured{}
+	found.SetGroupVersionKind(PolicyKind())
+	err := o.client.Get(ctx, client.ObjectKey{Name: PolicyName}, found)
+	if client.IgnoreNotFound(err) == nil && err != nil || meta.IsNoMatchError(err) {
+		return o.removeAll(ctx)
+	}
+	if err != nil {
+		return fmt.Errorf("reading the ClusterPolicy: %w", err)
+	}
+	p, err := parsePolicy(found)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, set := range render(p) {
+		errs = append(errs, o.applySet(ctx, set))
+	}
+	if !p.ownMPS {
+		errs = append(errs, o.remove(ctx, mpsName))
+	}
+	return errors.Join(append(errs, o.labelNodes(ctx), o.copyFeatures(ctx), o.report(ctx, found))...)
+}
+
+// applySet writes a daemon set if it differs from what was rendered last.
+func (o *Operator) applySet(ctx context.Context, set *appsv1.DaemonSet) error {
+	hash := fnv.New64a()
+	fmt.Fprintf(hash, "%v", set.Spec.String())
+	set.Annotations = map[string]string{hashKey: fmt.Sprintf("%x", hash.Sum64())}
+	now := &appsv1.DaemonSet{}
+	err := o.client.Get(ctx, client.ObjectKeyFromObject(set), now)
+	if err == nil && now.Annotations[hashKey] == set.Annotations[hashKey] {
+		return nil
+	}
+	if client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("reading the daemon set %s: %w", set.Name, err)
+	}
+	if err != nil {
+		return o.client.Create(ctx, set)
+	}
+	set.ResourceVersion = now.ResourceVersion
+	if err := o.client.Update(ctx, set); err != nil {
+		return fmt.Errorf("writing the daemon set %s: %w", set.Name, err)
+	}
+	return nil
+}
+
+func (o *Operator) remove(ctx context.Context, name string) error {
+	set := &appsv1.DaemonSet{}
+	set.Namespace, set.Name = Namespace, name
+	return client.IgnoreNotFound(o.client.Delete(ctx, set))
+}
+
+func (o *Operator) removeAll(ctx context.Context) error {
+	return errors.Join(o.remove(ctx, pluginName), o.remove(ctx, featureName), o.remove(ctx, mpsName))
+}
+
+// report says in the ClusterPolicy's status where the operator lives, as the real one does.
+func (o *Operator) report(ctx context.Context, policy *unstructured.Unstructured) error {
+	if namespace, _, _ := unstructured.NestedString(policy.Object, "status", "namespace"); namespace == Namespace {
+		return nil
+	}
+	before := policy.DeepCopy()
+	if err := unstructured.SetNestedMap(policy.Object, map[string]any{"namespace": Namespace, "state": "ready"}, "status"); err != nil {
+		return fmt.Errorf("writing the status of the ClusterPolicy: %w", err)
+	}
+	if err := o.client.Status().Patch(ctx, policy, client.MergeFrom(before)); err != nil {
+		return fmt.Errorf("writing the status of the ClusterPolicy: %w", err)
+	}
+	return nil
+}
+
+func (o *Operator) apply(ctx context.Context, object client.Object) error {
+	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(object)
+	if err != nil {
+		return fmt.Errorf("applying %s: %w", object.GetName(), err)
+	}
+	u := &unstructured.Unstructured{Object: content}
+	unstructured.RemoveNestedField(u.Object, "status")
+	err = o.client.Apply(ctx, client.ApplyConfigurationFromUnstructured(u), client.FieldOwner(fieldManager), client.ForceOwnership)
+	if err != nil {
+		return fmt.Errorf("applying %s %s: %w", u.GetKind(), u.GetName(), err)
+	}
+	return nil
+}

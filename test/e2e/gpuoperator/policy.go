@@ -1,0 +1,63 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package gpuoperator
+
+import (
+	"encoding/json"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+)
+
+// clusterPolicy is what of the ClusterPolicy the daemon sets depend on.
+type clusterPolicy struct {
+	Daemonsets struct {
+		RollingUpdate struct {
+			MaxUnavailable string `json:"maxUnavailable"`
+		} `json:"rollingUpdate"`
+	} `json:"daemonsets"`
+	DevicePlugin struct {
+		Config struct {
+			Name    string `json:"name"`
+			Default string `json:"default"`
+		} `json:"config"`
+		MPS struct {
+			Root string `json:"root"`
+		} `json:"mps"`
+		Env []corev1.EnvVar `json:"env"`
+	} `json:"devicePlugin"`
+	GFD struct {
+		Env []corev1.EnvVar `json:"env"`
+	} `json:"gfd"`
+	MIG struct {
+		Strategy string `json:"strategy"`
+	} `json:"mig"`
+
+	// ownMPS says that NVIDIA's MPS daemon set is rendered. The real operator always does; here it can be left out, for
+	// clusters whose MPS is ours: annotation AnnotationWithoutMPS.
+	ownMPS bool
+}
+
+// AnnotationWithoutMPS on the ClusterPolicy leaves NVIDIA's MPS daemon set out.
+const AnnotationWithoutMPS = "e2e.gpusharing.io/without-mps"
+
+func parsePolicy(found *unstructured.Unstructured) (*clusterPolicy, error) {
+	p := &clusterPolicy{}
+	spec, err := json.Marshal(found.Object["spec"])
+	if err == nil {
+		err = json.Unmarshal(spec, p)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reading the ClusterPolicy: %w", err)
+	}
+	p.ownMPS = found.GetAnnotations()[AnnotationWithoutMPS] == ""
+	if p.DevicePlugin.MPS.Root == "" {
+		p.DevicePlugin.MPS.Root = "/run/nvidia/mps"
+	}
+	if p.Daemonsets.RollingUpdate.MaxUnavailable == "" {
+		p.Daemonsets.RollingUpdate.MaxUnavailable = "1"
+	}
+	return p, nil
+}

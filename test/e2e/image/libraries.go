@@ -1,0 +1,51 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package image
+
+import (
+	"context"
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"strings"
+)
+
+// WithPrograms adds programs of this machine to the image's /usr/bin, and the libraries that they are linked with where
+// they look for them. Those that are linked statically need none.
+func (i Image) WithPrograms(ctx context.Context, programs ...string) (Image, error) {
+	files := map[string]string{}
+	for to, from := range i.Files {
+		files[to] = from
+	}
+	for _, p := range programs {
+		files["/usr/bin/"+filepath.Base(p)] = p
+		libraries, err := linked(ctx, p)
+		if err != nil {
+			return Image{}, err
+		}
+		for _, l := range libraries {
+			files[l] = l
+		}
+	}
+	i.Files = files
+	return i, nil
+}
+
+// linked lists the libraries, with the dynamic linker, that a program is linked with.
+func linked(ctx context.Context, program string) ([]string, error) {
+	out, err := exec.CommandContext(ctx, "ldd", program).CombinedOutput()
+	if err != nil && !strings.Contains(string(out), "not a dynamic executable") {
+		return nil, fmt.Errorf("finding the libraries of %s: %w: %s", program, err, out)
+	}
+	var found []string
+	for line := range strings.Lines(string(out)) {
+		for _, field := range strings.Fields(line) {
+			if strings.HasPrefix(field, "/") {
+				found = append(found, field)
+				break
+			}
+		}
+	}
+	return found, nil
+}

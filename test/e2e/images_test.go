@@ -1,0 +1,47 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"context"
+	"path/filepath"
+
+	. "github.com/onsi/gomega"
+
+	"github.com/gpusharing/gpu-sharing-operator/test/e2e/gpuoperator"
+	"github.com/gpusharing/gpu-sharing-operator/test/e2e/image"
+)
+
+// workloadImage is that of users' pods.
+const workloadImage = "example.com/workload:e2e"
+
+func pauseImage() image.Image {
+	return image.Image{
+		Name: "registry.k8s.io/pause:e2e", Entrypoint: []string{"/pause"},
+		Files: map[string]string{"/pause": filepath.Join(bin, "pause")},
+	}
+}
+
+// images are those that pods run, besides pause.
+func images(ctx context.Context) []image.Image {
+	workload := image.Image{
+		Name: workloadImage, Entrypoint: []string{"/workload"}, User: "65532:65532",
+		Files: map[string]string{"/workload": filepath.Join(bin, "workload")},
+	}
+	return []image.Image{workload, nvidiaImage(ctx)}
+}
+
+// nvidiaImage has NVIDIA's programs, the C library that they need, and the shell that the GPU Operator's scripts need.
+// Its environment asks for the driver, as that of NVIDIA's image does.
+func nvidiaImage(ctx context.Context) image.Image {
+	i, err := image.Image{
+		Name:  gpuoperator.Image,
+		Env:   []string{"PATH=/usr/local/bin:/usr/bin:/bin", "NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=utility"},
+		Files: map[string]string{"/bin/sh": "/bin/sh"},
+	}.WithPrograms(ctx,
+		filepath.Join(bin, "nvidia-device-plugin"), filepath.Join(bin, "config-manager"),
+		filepath.Join(bin, "gpu-feature-discovery"), filepath.Join(bin, "mps-control-daemon"), "/bin/sleep")
+	Expect(err).NotTo(HaveOccurred())
+	return i
+}
