@@ -36,6 +36,12 @@ const ServerProgram = "nvidia-cuda-mps-server"
 // ErrDaemon is wrapped by what goes wrong with a daemon.
 var ErrDaemon = errors.New("MPS control daemon")
 
+// recordedError is an error about a daemon that another process has put into words.
+type recordedError string
+
+func (e recordedError) Error() string { return string(e) }
+func (e recordedError) Unwrap() error { return ErrDaemon }
+
 // Serving is a daemon that answers.
 type Serving struct {
 	// Daemon is what was applied to it. Of an external one only the resource and the percentage are known.

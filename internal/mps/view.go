@@ -49,14 +49,14 @@ func (v *View) Start(ctx context.Context, d plan.Daemon) error {
 			return false, err
 		}
 		if r.Error != "" {
-			failed = fmt.Errorf("%w: %s", ErrDaemon, r.Error)
+			failed = recordedError(r.Error)
 			return true, nil
 		}
 		_, err = v.control.Ask(ctx, d.Resource)
 		return err == nil, err
 	})
 	if err != nil {
-		return fmt.Errorf("%w: the MPS pod of this node did not start it, does it run? %w", ErrDaemon, err)
+		return fmt.Errorf("the MPS pod of this node did not start the %w, does the pod run? %w", ErrDaemon, err)
 	}
 	return failed
 }
@@ -96,7 +96,7 @@ func (v *View) Stop(ctx context.Context, resource string) error {
 		return !answers && err == nil, err
 	})
 	if err != nil {
-		return fmt.Errorf("%w: the MPS pod of this node did not stop it, does it run? %w", ErrDaemon, err)
+		return fmt.Errorf("the MPS pod of this node did not stop the %w, does the pod run? %w", ErrDaemon, err)
 	}
 	return nil
 }

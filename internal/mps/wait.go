@@ -5,7 +5,6 @@ package mps
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -25,12 +24,20 @@ func (p pace) poll(ctx context.Context, clk clock.Clock, done func() (bool, erro
 			return nil
 		}
 		if !clk.Now().Before(deadline) {
-			return errors.Join(fmt.Errorf("waited %s", p.atMost), err)
+			return because(fmt.Errorf("waited %s", p.atMost), err)
 		}
 		select {
 		case <-ctx.Done():
-			return errors.Join(context.Cause(ctx), err)
+			return because(context.Cause(ctx), err)
 		case <-clk.After(p.every):
 		}
 	}
+}
+
+// because adds the last reason to the end of a wait, if there is one.
+func because(end, last error) error {
+	if last == nil {
+		return end
+	}
+	return fmt.Errorf("%w: %w", end, last)
 }

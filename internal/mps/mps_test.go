@@ -1,0 +1,402 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package mps_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/onsi/gomega"
+	"github.com/onsi/gomega/types"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/host"
+	hostfake "github.com/gpusharing/gpu-sharing-operator/internal/host/fake"
+	"github.com/gpusharing/gpu-sharing-operator/internal/mps"
+	"github.com/gpusharing/gpu-sharing-operator/internal/mps/fake"
+	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
+)
+
+const resource = "nvidia.com/gpu"
+
+// node is a node with an MPS root, on which an MPS pod may run.
+type node struct {
+	dir     string
+	runner  *hostfake.Runner
+	daemons *fake.Daemons
+	clock   *fake.Clock
+	host    *mps.Host
+	view    *mps.View
+}
+
+// newNode makes a node whose MPS pod converges while the agent waits.
+func newNode(t *testing.T) *node {
+	t.Helper()
+	n := &node{dir: t.TempDir(), daemons: fake.NewDaemons(), clock: fake.NewClock(time.Unix(1_800_000_000, 0))}
+	n.runner = hostfake.NewRunner().Add("nvidia-cuda-mps-control", n.daemons.Program)
+	root, err := os.OpenRoot(n.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = root.Close() })
+	control := mps.NewControl(n.runner, "/", root, n.clock)
+	n.host, n.view = mps.NewHost(control), mps.NewView(control)
+	n.podRuns(t)
+	return n
+}
+
+func (n *node) podRuns(t *testing.T) {
+	n.clock.Meanwhile = func() { _ = n.host.Converge(t.Context(), true) }
+}
+
+func (n *node) podIsGone() { n.clock.Meanwhile = nil }
+
+func (n *node) pipe() string { return filepath.Join(n.dir, resource, "pipe") }
+
+func (n *node) path(elements ...string) string {
+	return filepath.Join(append([]string{n.dir}, elements...)...)
+}
+
+func (n *node) files(t *testing.T) []string {
+	t.Helper()
+	var files []string
+	err := filepath.WalkDir(n.dir, func(path string, d os.DirEntry, err error) error {
+		if err == nil && path != n.dir {
+			name, _ := filepath.Rel(n.dir, path)
+			if d.IsDir() {
+				name += "/"
+			}
+			files = append(files, name)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return files
+}
+
+func daemon(percentage int, limits ...int64) plan.Daemon {
+	d := plan.Daemon{Resource: resource, ActiveThreadPercentage: percentage}
+	for i, limit := range limits {
+		d.Devices = append(d.Devices, plan.DaemonDevice{UUID: "GPU-" + string(rune('a'+i)), Index: i, PinnedMemoryLimitMiB: limit})
+	}
+	return d
+}
+
+func TestStartIsNVIDIAs(t *testing.T) {
+	g, n := gomega.NewWithT(t), newNode(t)
+	g.Expect(n.view.Start(t.Context(), daemon(10, 1510, 4056))).To(gomega.Succeed())
+
+	g.Expect(withoutQuestions(n.runner.Lines())).To(gomega.Equal([]string{
+		"nvidia-cuda-mps-control -d",
+		"nvidia-cuda-mps-control < set_default_device_pinned_mem_limit 0 1510M",
+		"nvidia-cuda-mps-control < set_default_device_pinned_mem_limit 1 4056M",
+		"nvidia-cuda-mps-control < set_default_active_thread_percentage 10",
+	}))
+	for _, c := range n.runner.Commands() {
+		g.Expect(c.Path).To(gomega.Equal("/usr/bin/nvidia-cuda-mps-control"))
+		g.Expect(c.Env).To(gomega.Equal([]string{
+			"CUDA_MPS_PIPE_DIRECTORY=" + n.pipe(), "CUDA_MPS_LOG_DIRECTORY=" + n.path(resource, "log"),
+		}), "NVIDIA's environment, and nothing else")
+	}
+	g.Expect(n.files(t)).To(gomega.ConsistOf(
+		".ready", "gpusharing/", "gpusharing/nvidia.com_gpu.json", "nvidia.com/", "nvidia.com/gpu/", "nvidia.com/gpu/.gpusharing.json",
+		"nvidia.com/gpu/.started", "nvidia.com/gpu/log/", "nvidia.com/gpu/pipe/",
+	))
+	info, err := os.Stat(n.pipe())
+	g.Expect(err).NotTo(gomega.HaveOccurred())
+	g.Expect(info.Mode().Perm()).To(gomega.Equal(os.FileMode(0o755)), "clients of any user reach the pipe")
+}
+
+func TestStopIsNVIDIAs(t *testing.T) {
+	g, n := gomega.NewWithT(t), newNode(t)
+	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
+	g.Expect(n.view.Stop(t.Context(), resource)).To(gomega.Succeed())
+	g.Expect(n.daemons.Get(n.pipe())).To(gomega.BeNil())
+	n.clock.Meanwhile()
+	g.Expect(n.files(t)).To(gomega.ConsistOf("gpusharing/", "nvidia.com/", "nvidia.com/gpu/", "nvidia.com/gpu/pipe/"),
+		"markers, log and record are gone; the pipe directory stays for pods that still mount it")
+	g.Expect(n.view.Stop(t.Context(), resource)).To(gomega.Succeed(), "stopping twice is no error")
+}
+
+func TestNewLimitsDoNotRestartTheDaemon(t *testing.T) {
+	g, n := gomega.NewWithT(t), newNode(t)
+	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
+	g.Expect(n.view.Start(t.Context(), daemon(25, 4056))).To(gomega.Succeed())
+	got := n.daemons.Get(n.pipe())
+	g.Expect(got.ActiveThreadPercentage).To(gomega.Equal("25.0"))
+	g.Expect(got.PinnedMemoryLimits).To(gomega.Equal(map[string]string{"0": "4056M"}))
+	g.Expect(count(n.runner.Lines(), "nvidia-cuda-mps-control -d")).To(gomega.Equal(1))
+}
+
+func TestADaemonThatDiedComesBackWithItsLimits(t *testing.T) {
+	g, n := gomega.NewWithT(t), newNode(t)
+	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
+	n.daemons.Kill(n.pipe())
+	g.Expect(n.view.Observe(t.Context())).To(gomega.BeEmpty(), "one that does not answer serves nobody")
+
+	g.Expect(n.host.Converge(t.Context(), false)).To(gomega.Succeed())
+	g.Expect(n.daemons.Get(n.pipe())).To(gomega.BeNil(), "between two looks at its health it is believed in")
+	g.Expect(n.host.Converge(t.Context(), true)).To(gomega.Succeed())
+	g.Expect(n.daemons.Get(n.pipe()).PinnedMemoryLimits).To(gomega.Equal(map[string]string{"0": "1510M"}))
+	g.Expect(n.view.Observe(t.Context())).To(gomega.HaveLen(1))
+}
+
+func TestADaemonThatSomebodyRestartedIsLimitedAgain(t *testing.T) {
+	g, n := gomega.NewWithT(t), newNode(t)
+	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
+	n.daemons.Kill(n.pipe())
+	g.Expect(n.daemons.Start(n.pipe(), n.path(resource, "log"))).To(gomega.Succeed())
+
+	serving, err := n.view.Observe(t.Context())
+	g.Expect(err).NotTo(gomega.HaveOccurred())
+	g.Expect(serving[0].ActiveThreadPercentage).To(gomega.Equal(100), "what it answers counts, not what was once applied")
+	g.Expect(n.host.Converge(t.Context(), true)).To(gomega.Succeed())
+	g.Expect(n.daemons.Get(n.pipe()).ActiveThreadPercentage).To(gomega.Equal("10.0"))
+}
+
+func TestTheHostLeavesWhatIsAsWished(t *testing.T) {
+	g, n := gomega.NewWithT(t), newNode(t)
+	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
+	before := len(withoutQuestions(n.runner.Lines()))
+	for range 3 {
+		g.Expect(n.host.Converge(t.Context(), true)).To(gomega.Succeed())
+	}
+	g.Expect(withoutQuestions(n.runner.Lines())).To(gomega.HaveLen(before))
+	asked := len(n.runner.Lines())
+	g.Expect(n.host.Converge(t.Context(), false)).To(gomega.Succeed())
+	g.Expect(n.runner.Lines()).To(gomega.HaveLen(asked), "between two looks at its health nothing is run at all")
+}
+
+func TestAnExternalDaemonIsNeverTouched(t *testing.T) {
+	g, n := gomega.NewWithT(t), newNode(t)
+	for _, dir := range []string{"pipe", "log"} {
+		g.Expect(os.MkdirAll(n.path(resource, dir), 0o755)).To(gomega.Succeed())
+	}
+	g.Expect(os.WriteFile(n.path(resource, ".started"), nil, 0o600)).To(gomega.Succeed())
+	g.Expect(os.WriteFile(n.path(".ready"), nil, 0o600)).To(gomega.Succeed())
+	g.Expect(n.daemons.Start(n.pipe(), n.path(resource, "log"))).To(gomega.Succeed())
+
+	serving, err := n.view.Observe(t.Context())
+	g.Expect(serving, err).To(gomega.ConsistOf(mps.Serving{
+		Daemon: plan.Daemon{Resource: resource, ActiveThreadPercentage: 100}, External: true,
+	}))
+	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(aboutDaemon("NVIDIA's own MPS daemon set serves this resource"))
+
+	g.Expect(os.MkdirAll(n.path("gpusharing"), 0o755)).To(gomega.Succeed())
+	wish := `{"Resource":"nvidia.com/gpu","ActiveThreadPercentage":10}`
+	g.Expect(os.WriteFile(n.path("gpusharing", "nvidia.com_gpu.json"), []byte(wish), 0o600)).To(gomega.Succeed())
+	g.Expect(n.host.Converge(t.Context(), true)).To(gomega.MatchError(mps.ErrDaemon), "not even where it is wished")
+	g.Expect(withoutQuestions(n.runner.Lines())).To(gomega.BeEmpty())
+	g.Expect(os.Remove(n.path("gpusharing", "nvidia.com_gpu.json"))).To(gomega.Succeed())
+	g.Expect(n.host.Converge(t.Context(), true)).To(gomega.Succeed())
+	g.Expect(n.daemons.Get(n.pipe()).Commands).NotTo(gomega.ContainElement("quit"))
+	g.Expect(n.files(t)).To(gomega.ContainElements("nvidia.com/gpu/.started"))
+}
+
+func TestStartSaysWhyTheDaemonDoesNotRun(t *testing.T) {
+	tests := map[string]struct {
+		broken func(*node)
+		says   string
+	}{
+		"the program fails": {
+			broken: func(n *node) {
+				n.runner.Fail(func(c host.Command) error {
+					if len(c.Args) > 0 {
+						return errors.New("exit status 1: no CUDA device")
+					}
+					return nil
+				})
+			},
+			says: "starting MPS control daemon for nvidia.com/gpu: running nvidia-cuda-mps-control: exit status 1: no CUDA device",
+		},
+		"a limit is refused": {
+			broken: func(n *node) {
+				n.runner.Fail(func(c host.Command) error {
+					if strings.Contains(c.Stdin, "pinned") {
+						return errors.New("exit status 1: invalid device")
+					}
+					return nil
+				})
+			},
+			says: `limiting the daemon with "set_default_device_pinned_mem_limit 0 1510M": running nvidia-cuda-mps-control: exit status 1`,
+		},
+		"it never answers": {
+			broken: func(n *node) {
+				n.runner.Fail(func(c host.Command) error {
+					if strings.HasPrefix(c.Stdin, "get") {
+						return errors.New("no answer")
+					}
+					return nil
+				})
+			},
+			says: "waiting until the daemon answers: waited 15s",
+		},
+		"no MPS pod runs": {
+			broken: (*node).podIsGone,
+			says:   "the MPS pod of this node did not start the MPS control daemon, does the pod run? waited 30s",
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			g, n := gomega.NewWithT(t), newNode(t)
+			tc.broken(n)
+			g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(aboutDaemon(tc.says))
+			g.Expect(n.files(t)).NotTo(gomega.ContainElement(".ready"))
+
+			n.runner.Fail(nil)
+			n.podRuns(t)
+			n.clock.Meanwhile()
+			g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed(), "mended, it starts without further ado")
+			g.Expect(n.files(t)).To(gomega.ContainElement(".ready"))
+		})
+	}
+}
+
+func TestStopSaysWhyTheDaemonStillRuns(t *testing.T) {
+	g, n := gomega.NewWithT(t), newNode(t)
+	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
+	n.podIsGone()
+	g.Expect(n.view.Stop(t.Context(), resource)).To(aboutDaemon("the MPS pod of this node did not stop the MPS control daemon, does the pod run?"))
+}
+
+func TestACancelledContextIsNoSignOfDeath(t *testing.T) {
+	g, n := gomega.NewWithT(t), newNode(t)
+	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
+	files := n.files(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+
+	_, err := n.view.Observe(ctx)
+	g.Expect(err).To(gomega.MatchError(context.Canceled), "an observation without the daemon would start it again")
+	g.Expect(n.view.Prune(ctx, func(plan.Daemon) bool { return false })).To(gomega.MatchError(context.Canceled))
+	g.Expect(n.host.Converge(ctx, true)).To(gomega.MatchError(context.Canceled))
+	g.Expect(n.files(t)).To(gomega.Equal(files))
+	g.Expect(n.view.Stop(ctx, resource)).To(gomega.MatchError(context.Canceled))
+}
+
+func TestAPodThatComesBackFindsItsDaemon(t *testing.T) {
+	g, n := gomega.NewWithT(t), newNode(t)
+	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
+
+	ctx, cancel := context.WithCancel(t.Context())
+	rounds := 0
+	n.clock.Meanwhile = func() {
+		if rounds++; rounds == 3 {
+			cancel()
+		}
+	}
+	g.Expect(n.host.Run(ctx)).To(gomega.Succeed(), "told to end it ends")
+	g.Expect(n.daemons.Get(n.pipe())).NotTo(gomega.BeNil(), "and leaves the daemons to their clients")
+	g.Expect(count(n.runner.Lines(), "nvidia-cuda-mps-control -d")).To(gomega.Equal(1))
+}
+
+func TestPrune(t *testing.T) {
+	nobody := func(plan.Daemon) bool { return false }
+	wish := "gpusharing/nvidia.com_gpu.json"
+	t.Run("takes back the wish for a daemon that is gone", func(t *testing.T) {
+		g, n := gomega.NewWithT(t), newNode(t)
+		g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
+		n.daemons.Kill(n.pipe())
+		g.Expect(n.view.Prune(t.Context(), func(plan.Daemon) bool { return true })).To(gomega.Succeed())
+		g.Expect(n.files(t)).To(gomega.ContainElement(wish), "unless it is to be kept")
+		g.Expect(n.view.Prune(t.Context(), nobody)).To(gomega.Succeed())
+		g.Expect(n.files(t)).NotTo(gomega.ContainElement(wish))
+		g.Expect(n.host.Converge(t.Context(), true)).To(gomega.Succeed())
+		g.Expect(n.daemons.Get(n.pipe())).To(gomega.BeNil())
+	})
+	t.Run("leaves the wish for a daemon that answers, which a plan stops", func(t *testing.T) {
+		g, n := gomega.NewWithT(t), newNode(t)
+		g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
+		g.Expect(n.view.Prune(t.Context(), nobody)).To(gomega.Succeed())
+		g.Expect(n.files(t)).To(gomega.ContainElement(wish))
+	})
+}
+
+func TestResourcesThatAreNone(t *testing.T) {
+	for _, name := range []string{"", "gpu", "../../etc", "a/../b", "a/b/c", "gpusharing/gpu", "/gpu", "nvidia.com/"} {
+		t.Run(name, func(t *testing.T) {
+			g, n := gomega.NewWithT(t), newNode(t)
+			d := daemon(10, 1510)
+			d.Resource = name
+			g.Expect(n.view.Start(t.Context(), d)).To(gomega.MatchError(gomega.ContainSubstring("is not the name of an extended resource")))
+			g.Expect(n.view.Stop(t.Context(), name)).To(gomega.MatchError(mps.ErrDaemon))
+			g.Expect(n.files(t)).To(gomega.BeEmpty())
+		})
+	}
+}
+
+func TestTheDriversOwnRoot(t *testing.T) {
+	g := gomega.NewWithT(t)
+	runner := hostfake.NewRunner().Add("nvidia-cuda-mps-control", fake.NewDaemons().Program)
+	root, err := os.OpenRoot(t.TempDir())
+	g.Expect(err).NotTo(gomega.HaveOccurred())
+	defer root.Close()
+	_, _ = mps.NewControl(runner, "/run/nvidia/driver", root, fake.NewClock(time.Time{})).Ask(t.Context(), resource)
+	command := runner.Commands()[0]
+	g.Expect(command.Path).To(gomega.Equal("/run/nvidia/driver/usr/bin/nvidia-cuda-mps-control"))
+	g.Expect(command.Env).To(gomega.ContainElement(gomega.HavePrefix("LD_LIBRARY_PATH=/run/nvidia/driver/usr/lib64:")))
+}
+
+func TestAssign(t *testing.T) {
+	ours := mps.Serving{Daemon: daemon(10, 1510)}
+	external := mps.Serving{Daemon: plan.Daemon{Resource: "nvidia.com/gpu.shared", ActiveThreadPercentage: 50}, External: true}
+	listed, other := gpu.Device{UUID: "GPU-a"}, gpu.Device{UUID: "GPU-z", State: gpu.State{MPS: &gpu.MPSDaemon{Resource: "stale"}}}
+	inMIG := gpu.Device{UUID: "GPU-m", State: gpu.State{MIG: true}}
+	ofOurs := &gpu.MPSDaemon{Resource: resource, ActiveThreadPercentage: 10, PinnedMemoryLimitMiB: 1510}
+	ofNVIDIA := &gpu.MPSDaemon{Resource: "nvidia.com/gpu.shared", External: true, ActiveThreadPercentage: 50}
+	tests := map[string]struct {
+		serving []mps.Serving
+		want    []*gpu.MPSDaemon // of listed, other and inMIG
+	}{
+		"no daemon": {want: []*gpu.MPSDaemon{nil, nil, nil}},
+		"ours serves what it lists, and nothing else":        {serving: []mps.Serving{ours}, want: []*gpu.MPSDaemon{ofOurs, nil, nil}},
+		"NVIDIA's serves every GPU that is not in MIG mode":  {serving: []mps.Serving{external}, want: []*gpu.MPSDaemon{ofNVIDIA, ofNVIDIA, nil}},
+		"where both run, ours counts for the GPUs it lists":  {serving: []mps.Serving{ours, external}, want: []*gpu.MPSDaemon{ofOurs, ofNVIDIA, nil}},
+		"the order in which daemons are found is irrelevant": {serving: []mps.Serving{external, ours}, want: []*gpu.MPSDaemon{ofOurs, ofNVIDIA, nil}},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			g := gomega.NewWithT(t)
+			devices := []gpu.Device{listed, other, inMIG}
+			assigned := mps.Assign(devices, tc.serving)
+			for i, want := range tc.want {
+				g.Expect(assigned[i].State.MPS).To(gomega.Equal(want), assigned[i].UUID)
+			}
+			g.Expect(devices[1].State.MPS.Resource).To(gomega.Equal("stale"), "the argument is left alone")
+		})
+	}
+}
+
+// aboutDaemon matches an error about a daemon that says something.
+func aboutDaemon(says string) types.GomegaMatcher {
+	return gomega.And(gomega.MatchError(mps.ErrDaemon), gomega.MatchError(gomega.ContainSubstring(says)))
+}
+
+// withoutQuestions leaves out what changes nothing.
+func withoutQuestions(lines []string) []string {
+	var kept []string
+	for _, line := range lines {
+		if !strings.Contains(line, "< get_") {
+			kept = append(kept, line)
+		}
+	}
+	return kept
+}
+
+func count(lines []string, line string) int {
+	n := 0
+	for _, l := range lines {
+		if l == line {
+			n++
+		}
+	}
+	return n
+}
