@@ -1,0 +1,85 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package nodesim
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"hash/fnv"
+	"slices"
+	"strconv"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+// labelTemplate tells pods of one template of a daemon set from those of another.
+const labelTemplate = appsv1.DefaultDaemonSetUniqueLabelKey
+
+// runDaemonSets is the daemon-set controller, as far as this node is concerned: one pod of each daemon set whose node
+// selector matches, none of the others, and a new pod for a new template unless the daemon set waits for the old one to
+// be deleted.
+func (n *Node) runDaemonSets(ctx context.Context, node *corev1.Node, pods []corev1.Pod) error {
+	sets := &appsv1.DaemonSetList{}
+	if err := n.Client.List(ctx, sets); err != nil {
+		return fmt.Errorf("listing the daemon sets for node %s: %w", n.Name, err)
+	}
+	for _, set := range sets.Items {
+		if err := n.runDaemonSet(ctx, node, &set, podsOf(&set, pods)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func podsOf(set *appsv1.DaemonSet, pods []corev1.Pod) []corev1.Pod {
+	return slices.DeleteFunc(slices.Clone(pods), func(p corev1.Pod) bool {
+		owner := metav1.GetControllerOf(&p)
+		return owner == nil || owner.UID != set.UID
+	})
+}
+
+func (n *Node) runDaemonSet(ctx context.Context, node *corev1.Node, set *appsv1.DaemonSet, pods []corev1.Pod) error {
+	wanted := set.DeletionTimestamp == nil &&
+		labels.SelectorFromSet(set.Spec.Template.Spec.NodeSelector).Matches(labels.Set(node.Labels))
+	template := templateHash(set)
+	if wanted && len(pods) == 0 {
+		return n.createPod(ctx, set, template)
+	}
+	for _, p := range pods {
+		outdated := p.Labels[labelTemplate] != template && set.Spec.UpdateStrategy.Type != appsv1.OnDeleteDaemonSetStrategyType
+		if wanted && !outdated || p.DeletionTimestamp != nil {
+			continue
+		}
+		if err := client.IgnoreNotFound(n.Client.Delete(ctx, &p)); err != nil {
+			return fmt.Errorf("deleting pod %s of daemon set %s: %w", p.Name, set.Name, err)
+		}
+	}
+	return nil
+}
+
+func templateHash(set *appsv1.DaemonSet) string {
+	hash := fnv.New32a()
+	_ = json.NewEncoder(hash).Encode(set.Spec.Template)
+	return strconv.FormatUint(uint64(hash.Sum32()), 16)
+}
+
+func (n *Node) createPod(ctx context.Context, set *appsv1.DaemonSet, template string) error {
+	pod := &corev1.Pod{
+		ObjectMeta: *set.Spec.Template.ObjectMeta.DeepCopy(),
+		Spec:       *set.Spec.Template.Spec.DeepCopy(),
+	}
+	pod.Namespace, pod.GenerateName = set.Namespace, set.Name+"-"
+	pod.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(set, appsv1.SchemeGroupVersion.WithKind("DaemonSet"))}
+	pod.Labels[labelTemplate] = template
+	pod.Spec.NodeName = n.Name
+	if err := n.Client.Create(ctx, pod); err != nil {
+		return fmt.Errorf("creating a pod of daemon set %s on node %s: %w", set.Name, n.Name, err)
+	}
+	return nil
+}

@@ -1,0 +1,234 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package nodesim_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"path/filepath"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	podresourcesv1 "k8s.io/kubelet/pkg/apis/podresources/v1"
+	clocktesting "k8s.io/utils/clock/testing"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
+	"github.com/gpusharing/gpu-sharing-operator/test/env"
+	"github.com/gpusharing/gpu-sharing-operator/test/nodesim"
+)
+
+const namespace = "gpu-operator"
+
+// world is one simulated node in a cluster with NVIDIA's operator.
+type world struct {
+	*WithT
+	ctx      context.Context
+	c        client.Client
+	clock    *clocktesting.FakeClock
+	hardware *sim.Hardware
+	node     *nodesim.Node
+	operator *nodesim.GPUOperator
+	name     string
+}
+
+func newWorld(t *testing.T, cluster *env.Cluster, name string, models ...sim.Model) *world {
+	t.Helper()
+	w := &world{
+		WithT: NewWithT(t), ctx: t.Context(), c: cluster.Client, name: name,
+		clock: clocktesting.NewFakeClock(time.Now()), hardware: sim.New(models...),
+	}
+	w.node = nodesim.New(nodesim.Options{
+		Name: name, Client: w.c, Clock: w.clock, Inventory: w.hardware.Observe, Tell: t.Logf, StatusPeriod: time.Second,
+	})
+	w.operator = &nodesim.GPUOperator{Client: w.c, Namespace: namespace, Clock: w.clock, Tell: t.Logf}
+	w.pass()
+	return w
+}
+
+// pass lets everybody do what is due, and what follows from it.
+func (w *world) pass() {
+	for range 4 {
+		w.Expect(w.operator.Pass(w.ctx)).To(Succeed())
+		w.Expect(w.node.Pass(w.ctx)).To(Succeed())
+		w.clock.Step(time.Second)
+	}
+}
+
+func (w *world) allocatable() map[string]int64 {
+	node := &corev1.Node{}
+	w.Expect(w.c.Get(w.ctx, client.ObjectKey{Name: w.name}, node)).To(Succeed())
+	all := map[string]int64{}
+	for name, q := range node.Status.Allocatable {
+		if len(name) > 11 && name[:11] == "nvidia.com/" {
+			all[string(name)] = q.Value()
+		}
+	}
+	return all
+}
+
+func (w *world) label(key, value string) {
+	body, err := json.Marshal(map[string]any{"metadata": map[string]any{"labels": map[string]string{key: value}}})
+	w.Expect(err).NotTo(HaveOccurred())
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: w.name}}
+	w.Expect(w.c.Patch(w.ctx, node, client.RawPatch("application/merge-patch+json", body))).To(Succeed())
+}
+
+// pod finds the pod of a daemon set on the node, if there is one.
+func (w *world) pod(app string) *corev1.Pod {
+	pods := &corev1.PodList{}
+	w.Expect(w.c.List(w.ctx, pods, client.MatchingLabels{"app": app}, client.MatchingFields{"spec.nodeName": w.name})).To(Succeed())
+	if len(pods.Items) == 0 {
+		return nil
+	}
+	return &pods.Items[0]
+}
+
+func (w *world) configMap(data map[string]string) {
+	configMap := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "shared"}, Data: data}
+	w.Expect(client.IgnoreAlreadyExists(w.c.Create(w.ctx, configMap))).To(Succeed())
+	w.Expect(w.c.Update(w.ctx, configMap)).To(Succeed())
+}
+
+func clusterPolicy(spec map[string]any) *unstructured.Unstructured {
+	u := &unstructured.Unstructured{Object: map[string]any{"spec": spec}}
+	u.SetAPIVersion("nvidia.com/v1")
+	u.SetKind("ClusterPolicy")
+	u.SetName("cluster-policy")
+	return u
+}
+
+const plugin = "nvidia-device-plugin-daemonset"
+
+func slicing(replicas int) string {
+	return fmt.Sprintf("version: v1\nsharing: {timeSlicing: {failRequestsGreaterThanOne: true, resources: [{name: nvidia.com/gpu, replicas: %d}]}}", replicas)
+}
+
+func TestNode(t *testing.T) {
+	g := NewWithT(t)
+	cluster := env.Start(t, env.WithNVIDIA())
+	c := cluster.Client
+	g.Expect(c.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}})).To(Succeed())
+	policy := clusterPolicy(map[string]any{"mig": map[string]any{"strategy": "single"}})
+	g.Expect(c.Create(t.Context(), policy)).To(Succeed())
+
+	t.Run("is as the GPU Operator leaves it", func(t *testing.T) {
+		w := newWorld(t, cluster, "fresh", sim.T4, sim.T4)
+		w.Expect(w.allocatable()).To(Equal(map[string]int64{"nvidia.com/gpu": 2}))
+		w.Expect(w.pod("nvidia-mig-manager")).To(BeNil(), "its GPUs cannot be split")
+
+		w.label("nvidia.com/gpu.deploy.device-plugin", "paused-for-mig-change")
+		w.pass()
+		w.Expect(w.pod(plugin)).To(BeNil(), "its label pauses it")
+		w.Expect(w.allocatable()).To(Equal(map[string]int64{"nvidia.com/gpu": 0}))
+
+		w.label("nvidia.com/gpu.deploy.device-plugin", "true")
+		w.pass()
+		w.Expect(w.allocatable()).To(Equal(map[string]int64{"nvidia.com/gpu": 2}))
+	})
+
+	w := newWorld(t, cluster, "node", sim.A100)
+	base := policy.DeepCopy()
+	g.Expect(unstructured.SetNestedField(policy.Object, "shared", "spec", "devicePlugin", "config", "name")).To(Succeed())
+	unstructured.RemoveNestedField(policy.Object, "spec", "mig", "strategy")
+	g.Expect(c.Patch(t.Context(), policy, client.MergeFrom(base))).To(Succeed())
+	w.pass()
+	g.Expect(w.pod(plugin).Status.Phase).To(Equal(corev1.PodPending), "the ConfigMap that it mounts does not exist")
+	w.configMap(map[string]string{"three": slicing(3)})
+	w.pass()
+	g.Expect(w.allocatable()).To(HaveKeyWithValue("nvidia.com/gpu", int64(1)), "no key is selected")
+
+	t.Run("shows what its label selects", func(t *testing.T) {
+		w.label("nvidia.com/device-plugin.config", "three")
+		w.pass()
+		w.Expect(w.allocatable()).To(HaveKeyWithValue("nvidia.com/gpu", int64(3)))
+	})
+	t.Run("keeps what it had while the key is not visible, until a nudge", func(t *testing.T) {
+		w.configMap(map[string]string{"three": slicing(3), "five": slicing(5)})
+		w.label("nvidia.com/device-plugin.config", "five")
+		w.pass()
+		w.Expect(w.allocatable()).To(HaveKeyWithValue("nvidia.com/gpu", int64(3)))
+		pod := w.pod(plugin)
+		w.Expect(pod.Status.ContainerStatuses[0].RestartCount).To(BeNumerically(">", 0), "the config-manager crashes")
+
+		base := pod.DeepCopy()
+		pod.Annotations = map[string]string{"any": "change"}
+		w.Expect(c.Patch(w.ctx, pod, client.MergeFrom(base))).To(Succeed())
+		w.pass()
+		w.Expect(w.allocatable()).To(HaveKeyWithValue("nvidia.com/gpu", int64(5)))
+	})
+	t.Run("does not read the same key again", func(t *testing.T) {
+		w.configMap(map[string]string{"five": slicing(7)})
+		w.clock.Step(time.Hour)
+		w.pass()
+		w.Expect(w.allocatable()).To(HaveKeyWithValue("nvidia.com/gpu", int64(5)))
+	})
+	t.Run("allocates replicas, tells who holds them, and refuses two at once", func(t *testing.T) { allocates(t, w) })
+	t.Run("loses its GPUs to a configuration that the plugin refuses", func(t *testing.T) {
+		w.configMap(map[string]string{"bad": "version: v1\nflags: {migStrategy: double}"})
+		w.clock.Step(time.Hour)
+		w.pass()
+		w.label("nvidia.com/device-plugin.config", "bad")
+		w.pass()
+		w.Expect(w.allocatable()).To(HaveKeyWithValue("nvidia.com/gpu", int64(0)))
+		w.Expect(w.pod(plugin).Status.ContainerStatuses[0].State.Waiting.Message).To(ContainSubstring("unknown MIG strategy: double"))
+	})
+}
+
+func allocates(t *testing.T, w *world) {
+	t.Helper()
+	workload := func(name string, count int64) *corev1.Pod {
+		return &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name},
+			Spec: corev1.PodSpec{NodeName: w.name, Containers: []corev1.Container{{
+				Name: "cuda", Image: "example.invalid/cuda", Resources: corev1.ResourceRequirements{
+					Limits: corev1.ResourceList{"nvidia.com/gpu": *resource.NewQuantity(count, resource.DecimalSI)},
+				},
+			}}},
+		}
+	}
+	for _, p := range []*corev1.Pod{workload("one", 1), workload("two", 2)} {
+		w.Expect(w.c.Create(w.ctx, p)).To(Succeed())
+	}
+	w.pass()
+	refused := &corev1.Pod{}
+	w.Expect(w.c.Get(w.ctx, client.ObjectKey{Namespace: "default", Name: "two"}, refused)).To(Succeed())
+	w.Expect(refused.Status.Reason).To(Equal("UnexpectedAdmissionError"))
+	w.Expect(refused.Status.Message).To(ContainSubstring("maximum request size for shared resources is 1; found 2"))
+
+	socket := filepath.Join(t.TempDir(), "kubelet.sock")
+	w.Expect(w.node.ServePodResources(w.ctx, socket)).To(Succeed())
+	connection, err := grpc.NewClient("passthrough:///"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", socket)
+		}))
+	w.Expect(err).NotTo(HaveOccurred())
+	defer connection.Close()
+	list, err := podresourcesv1.NewPodResourcesListerClient(connection).List(w.ctx, &podresourcesv1.ListPodResourcesRequest{})
+	w.Expect(err).NotTo(HaveOccurred())
+	held := map[string]string{}
+	for _, p := range list.PodResources {
+		for _, container := range p.Containers {
+			for _, d := range container.Devices {
+				held[p.Name] = d.DeviceIds[0]
+			}
+		}
+	}
+	w.Expect(held).To(HaveLen(1))
+	w.Expect(held["one"]).To(MatchRegexp(`^GPU-.*::[0-4]$`))
+
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "one"}}
+	w.Expect(w.c.Delete(w.ctx, pod)).To(Succeed())
+	w.pass()
+	w.Expect(w.c.Get(w.ctx, client.ObjectKeyFromObject(pod), pod)).NotTo(Succeed(), "the kubelet lets go of a deleted pod")
+}

@@ -1,0 +1,174 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package nodesim
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+// GPUOperator plays NVIDIA's GPU Operator: it renders its daemon sets from the ClusterPolicy that counts and says so in
+// its status.
+type GPUOperator struct {
+	Client    client.Client
+	Namespace string
+	Clock     clock.WithTicker
+	Tell      func(format string, args ...any)
+}
+
+// operand is one of the GPU Operator's daemon sets.
+type operand struct {
+	app    string
+	deploy string // its deploy label is nvidia.com/gpu.deploy.<deploy>
+	config bool   // reads the device plugin's configuration (object_controls.go, handleDevicePluginConfig)
+}
+
+func operands() []operand {
+	return []operand{
+		{app: appDevicePlugin, deploy: "device-plugin", config: true},
+		{app: appFeatureDiscovery, deploy: "gpu-feature-discovery", config: true},
+		{app: "nvidia-dcgm-exporter", deploy: "dcgm-exporter"},
+		{app: "nvidia-mig-manager", deploy: "mig-manager"},
+	}
+}
+
+// Run passes until the context ends.
+func (o *GPUOperator) Run(ctx context.Context, interval time.Duration) {
+	ticker := o.Clock.NewTicker(interval)
+	defer ticker.Stop()
+	for {
+		if err := o.Pass(ctx); err != nil && ctx.Err() == nil {
+			o.Tell("GPU Operator: %v", err)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C():
+		}
+	}
+}
+
+// Pass renders the daemon sets of the oldest ClusterPolicy (active_config.go, getSingletonClusterPolicy). Others it
+// ignores.
+func (o *GPUOperator) Pass(ctx context.Context) error {
+	list := &unstructured.UnstructuredList{}
+	list.SetGroupVersionKind(schema.GroupVersionKind{Group: "nvidia.com", Version: "v1", Kind: "ClusterPolicyList"})
+	if err := o.Client.List(ctx, list); err != nil {
+		return fmt.Errorf("listing ClusterPolicies: %w", err)
+	}
+	slices.SortFunc(list.Items, func(a, b unstructured.Unstructured) int {
+		return cmp.Or(a.GetCreationTimestamp().Compare(b.GetCreationTimestamp().Time), cmp.Compare(a.GetName(), b.GetName()))
+	})
+	for i := range list.Items {
+		if i > 0 {
+			if err := o.setState(ctx, &list.Items[i], "ignored"); err != nil {
+				return err
+			}
+			continue
+		}
+		if err := o.render(ctx, &list.Items[i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (o *GPUOperator) render(ctx context.Context, policy *unstructured.Unstructured) error {
+	for _, operand := range operands() {
+		if err := o.apply(ctx, o.daemonSet(policy, operand)); err != nil {
+			return err
+		}
+	}
+	return o.setState(ctx, policy, "ready")
+}
+
+func (o *GPUOperator) setState(ctx context.Context, policy *unstructured.Unstructured, state string) error {
+	if have, _, _ := unstructured.NestedString(policy.Object, "status", "state"); have == state {
+		return nil
+	}
+	base := policy.DeepCopy()
+	status := map[string]any{"state": state, "namespace": o.Namespace}
+	if err := unstructured.SetNestedMap(policy.Object, status, "status"); err != nil {
+		return err
+	}
+	if err := o.Client.Status().Patch(ctx, policy, client.MergeFrom(base)); err != nil {
+		return fmt.Errorf("reporting ClusterPolicy %s %s: %w", policy.GetName(), state, err)
+	}
+	return nil
+}
+
+// apply creates or replaces a daemon set when what is rendered differs from what was rendered last; what others changed
+// meanwhile stays until then (the annotation nvidia.com/last-applied-hash).
+func (o *GPUOperator) apply(ctx context.Context, want *appsv1.DaemonSet) error {
+	want.Annotations = map[string]string{annotationHash: templateHash(want)}
+	have := &appsv1.DaemonSet{}
+	err := o.Client.Get(ctx, client.ObjectKeyFromObject(want), have)
+	if apierrors.IsNotFound(err) {
+		err = o.Client.Create(ctx, want)
+	} else if err == nil && have.Annotations[annotationHash] != want.Annotations[annotationHash] {
+		want.ResourceVersion = have.ResourceVersion
+		err = o.Client.Update(ctx, want)
+		o.Tell("GPU Operator: rolls daemon set %s out anew", want.Name)
+	}
+	if err != nil {
+		return fmt.Errorf("applying daemon set %s: %w", want.Name, err)
+	}
+	return nil
+}
+
+const annotationHash = "nvidia.com/last-applied-hash"
+
+func (o *GPUOperator) daemonSet(policy *unstructured.Unstructured, operand operand) *appsv1.DaemonSet {
+	labels := map[string]string{"app": operand.app}
+	set := &appsv1.DaemonSet{
+		ObjectMeta: metav1.ObjectMeta{Namespace: o.Namespace, Name: operand.app, Labels: labels},
+		Spec: appsv1.DaemonSetSpec{
+			Selector: &metav1.LabelSelector{MatchLabels: labels},
+			Template: corev1.PodTemplateSpec{
+				ObjectMeta: metav1.ObjectMeta{Labels: labels},
+				Spec: corev1.PodSpec{
+					NodeSelector: map[string]string{deployPrefix + operand.deploy: "true"},
+					Containers:   []corev1.Container{{Name: operand.app, Image: "example.invalid/simulated"}},
+					Tolerations:  []corev1.Toleration{{Key: resourceGPU, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule}},
+				},
+			},
+		},
+	}
+	if operand.config {
+		withConfig(&set.Spec.Template.Spec, policy)
+	}
+	return set
+}
+
+// withConfig is what the GPU Operator makes of spec.mig.strategy, spec.devicePlugin.mps.root and .config: environment,
+// and the ConfigMap as a volume that has its name.
+func withConfig(pod *corev1.PodSpec, policy *unstructured.Unstructured) {
+	field := func(path ...string) string {
+		value, _, _ := unstructured.NestedString(policy.Object, append([]string{"spec"}, path...)...)
+		return value
+	}
+	env := []corev1.EnvVar{{Name: "MPS_ROOT", Value: cmp.Or(field("devicePlugin", "mps", "root"), "/run/nvidia/mps")}}
+	if strategy := field("mig", "strategy"); strategy != "" {
+		env = append(env, corev1.EnvVar{Name: "MIG_STRATEGY", Value: strategy})
+	}
+	if name := field("devicePlugin", "config", "name"); name != "" {
+		env = append(env, corev1.EnvVar{Name: "DEFAULT_CONFIG", Value: field("devicePlugin", "config", "default")})
+		pod.Volumes = append(pod.Volumes, corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{
+			ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: corev1.LocalObjectReference{Name: name}},
+		}})
+	}
+	pod.Containers[0].Env = env
+}

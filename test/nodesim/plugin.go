@@ -1,0 +1,223 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package nodesim
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	spec "github.com/NVIDIA/k8s-device-plugin/api/config/v1"
+	corev1 "k8s.io/api/core/v1"
+)
+
+const (
+	appDevicePlugin     = "nvidia-device-plugin-daemonset"
+	appFeatureDiscovery = "gpu-feature-discovery"
+)
+
+// plugin is NVIDIA's device plugin in a pod, with its config-manager beside it.
+type plugin struct {
+	started  bool
+	key      string // of the configuration that is linked; empty: none
+	config   *spec.Config
+	strategy string
+	retry    time.Time // when it tries again what failed
+
+	resources map[string][]advertised // registered with the kubelet
+	unhealthy []string                // resources whose MPS daemon did not answer
+}
+
+// endpoint is what the kubelet knows of a resource: the devices of the plugin that registered it last. When the plugin
+// goes, they stay in the capacity and are no longer allocatable.
+type endpoint struct {
+	devices []advertised
+	gone    bool
+	// failGreaterThanOne refuses a request for more than one replica (internal/rm/rm.go, ValidateRequest).
+	failGreaterThanOne bool
+}
+
+// runPlugin is one turn of the config-manager (cmd/config-manager) and of the plugin.
+func (n *Node) runPlugin(ctx context.Context, node *corev1.Node, state *podState) bool {
+	if state.plugin == nil {
+		state.plugin = &plugin{}
+	}
+	p := state.plugin
+	key, content, err := state.selectConfig(node)
+	if err != nil {
+		n.missingKey(state, err)
+		return false
+	}
+	now := n.Clock.Now()
+	switch {
+	case !p.started && now.Before(state.restart):
+		return false
+	case !p.started, p.key != key:
+		n.load(ctx, state, key, content)
+	case len(p.unhealthy) > 0 && !now.Before(p.retry):
+		n.load(ctx, state, key, content)
+	default:
+		state.waiting = "" // the key has become visible
+	}
+	return p.started
+}
+
+// selectConfig is config-manager's updateConfigName: the label of the node if it has one, else the default key, else no
+// configuration (FALLBACK_STRATEGIES=empty, as the GPU Operator sets it).
+func (s *podState) selectConfig(node *corev1.Node) (key, content string, err error) {
+	if len(s.volumes) == 0 {
+		return "", "", nil // no config-manager runs
+	}
+	key = node.Labels[labelConfig]
+	if key == "" {
+		key = s.env("DEFAULT_CONFIG")
+	}
+	if key == "" {
+		return "", "", nil
+	}
+	for _, v := range s.volumes {
+		if content, ok := v.data[key]; ok {
+			return key, content, nil
+		}
+	}
+	return "", "", fmt.Errorf("specified config %s does not exist", key)
+}
+
+func (s *podState) env(name string) string {
+	for _, c := range s.pod.Spec.Containers {
+		for _, e := range c.Env {
+			if e.Name == name {
+				return e.Value
+			}
+		}
+	}
+	return ""
+}
+
+// missingKey: the config-manager exits and is started again; a plugin that runs keeps what it had, one that does not is
+// stuck behind its init container.
+func (n *Node) missingKey(state *podState, err error) {
+	state.waiting = err.Error()
+	if n.Clock.Now().Before(state.restart) {
+		return
+	}
+	n.crashed(state, err.Error())
+	n.Tell("config-manager: %v; it exits and is started again", err)
+}
+
+// load is the plugin's start, or its restart on SIGHUP: it reads the configuration and looks at the GPUs.
+func (n *Node) load(ctx context.Context, state *podState, key, content string) {
+	p := state.plugin
+	n.unregister(p)
+	config, resources, err := n.start(ctx, state, content)
+	if err != nil { // the process exits and takes the node's GPUs with it
+		p.started = false
+		n.crashed(state, err.Error())
+		n.Tell("device plugin: %v; it exits, and the node advertises no GPU", err)
+		return
+	}
+	news := !p.started || p.key != key
+	state.waiting = ""
+	p.started, p.key, p.config, p.strategy = true, key, config, migStrategy(config, state.environment())
+	p.resources, p.unhealthy = resources, nil
+	if config.Sharing.SharingStrategy() == spec.SharingStrategyMPS {
+		n.dropUnanswered(ctx, p, news)
+	}
+	n.registerPlugin(p)
+	if news {
+		n.Tell("device plugin: loaded %s", configName(key))
+	}
+}
+
+func configName(key string) string {
+	if key == "" {
+		return "its defaults"
+	}
+	return "configuration " + key
+}
+
+func (n *Node) start(ctx context.Context, state *podState, content string) (*spec.Config, map[string][]advertised, error) {
+	config, err := parse(content)
+	if err != nil {
+		return nil, nil, fmt.Errorf("unable to load config: %w", err)
+	}
+	inventory, err := n.Inventory(ctx)
+	if err != nil {
+		return nil, nil, fmt.Errorf("error getting devices: %w", err)
+	}
+	resources, err := enumerate(config, state.environment(), inventory.Devices)
+	return config, resources, err
+}
+
+func (s *podState) environment() environment {
+	return environment{migStrategy: s.env("MIG_STRATEGY"), mpsRoot: s.env("MPS_ROOT")}
+}
+
+// dropUnanswered: the plugin registers a resource that is shared by MPS only once its daemon answers, and tries again.
+func (n *Node) dropUnanswered(ctx context.Context, p *plugin, tell bool) {
+	for _, r := range slices.Sorted(maps.Keys(p.resources)) {
+		if !isReplica(p.resources[r]) || n.MPSAnswers != nil && n.MPSAnswers(ctx, r) {
+			continue
+		}
+		delete(p.resources, r)
+		p.unhealthy = append(p.unhealthy, r)
+	}
+	p.retry = n.Clock.Now().Add(n.RetryDelay)
+	if len(p.unhealthy) > 0 && tell {
+		n.Tell("device plugin: error waiting for MPS daemon of %s; it tries again", strings.Join(p.unhealthy, ", "))
+	}
+}
+
+func isReplica(devices []advertised) bool { return len(devices) > 0 && devices[0].ID != devices[0].UUID }
+
+// registerPlugin tells the kubelet of the plugin's resources.
+func (n *Node) registerPlugin(p *plugin) {
+	sharing := p.config.Sharing.ReplicatedResources()
+	for name, devices := range p.resources {
+		n.endpoints[name] = &endpoint{
+			devices: devices, failGreaterThanOne: isReplica(devices) && refusesMany(p.config, sharing),
+		}
+	}
+}
+
+// refusesMany: time-slicing refuses if it is told to, MPS always does (config.go, NewConfig).
+func refusesMany(config *spec.Config, sharing *spec.ReplicatedResources) bool {
+	return config.Sharing.MPS != nil || sharing != nil && sharing.FailRequestsGreaterThanOne
+}
+
+// unregister is what the kubelet sees when the plugin's sockets close.
+func (n *Node) unregister(p *plugin) {
+	for name := range p.resources {
+		if e, ok := n.endpoints[name]; ok {
+			e.gone = true
+		}
+	}
+	p.resources = nil
+}
+
+// loaded is the configuration that the plugin of the node runs with.
+func (n *Node) loaded() (*spec.Config, string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, state := range n.pods {
+		if state.plugin != nil && state.plugin.started {
+			return state.plugin.config, state.plugin.strategy
+		}
+	}
+	return &spec.Config{}, spec.MigStrategyNone
+}
+
+func (n *Node) hasFeatureDiscovery() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, state := range n.pods {
+		if state.pod.Labels["app"] == appFeatureDiscovery {
+			return true
+		}
+	}
+	return false
+}

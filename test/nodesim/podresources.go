@@ -1,0 +1,86 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package nodesim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	podresourcesv1 "k8s.io/kubelet/pkg/apis/podresources/v1"
+)
+
+// podResources serves the kubelet's pod-resources API of a node.
+type podResources struct {
+	podresourcesv1.UnimplementedPodResourcesListerServer
+	node *Node
+}
+
+// ServePodResources serves the pod-resources API on a socket until the context ends.
+func (n *Node) ServePodResources(ctx context.Context, socket string) error {
+	if err := os.MkdirAll(filepath.Dir(socket), 0o755); err != nil {
+		return fmt.Errorf("making the folder of the pod-resources socket: %w", err)
+	}
+	if err := os.Remove(socket); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("removing an old pod-resources socket: %w", err)
+	}
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "unix", socket)
+	if err != nil {
+		return fmt.Errorf("listening for pod-resources requests: %w", err)
+	}
+	server := grpc.NewServer()
+	podresourcesv1.RegisterPodResourcesListerServer(server, &podResources{node: n})
+	go func() {
+		<-ctx.Done()
+		server.Stop()
+	}()
+	go func() { _ = server.Serve(listener) }()
+	return nil
+}
+
+// List implements the API: every pod of the node, with the devices of its containers by resource.
+func (r *podResources) List(context.Context, *podresourcesv1.ListPodResourcesRequest) (*podresourcesv1.ListPodResourcesResponse, error) {
+	r.node.mu.Lock()
+	defer r.node.mu.Unlock()
+	response := &podresourcesv1.ListPodResourcesResponse{}
+	for _, state := range r.node.pods {
+		response.PodResources = append(response.PodResources, state.podResources())
+	}
+	return response, nil
+}
+
+// Get implements the API.
+func (r *podResources) Get(_ context.Context, request *podresourcesv1.GetPodResourcesRequest) (*podresourcesv1.GetPodResourcesResponse, error) {
+	r.node.mu.Lock()
+	defer r.node.mu.Unlock()
+	for _, state := range r.node.pods {
+		if state.pod.Namespace == request.PodNamespace && state.pod.Name == request.PodName {
+			return &podresourcesv1.GetPodResourcesResponse{PodResources: state.podResources()}, nil
+		}
+	}
+	return nil, status.Errorf(codes.NotFound, "pod %s in namespace %s not found", request.PodName, request.PodNamespace)
+}
+
+func (s *podState) podResources() *podresourcesv1.PodResources {
+	pod := &podresourcesv1.PodResources{Name: s.pod.Name, Namespace: s.pod.Namespace}
+	for _, c := range s.pod.Spec.Containers {
+		container := &podresourcesv1.ContainerResources{Name: c.Name}
+		for _, d := range s.devices {
+			if d.container == c.Name {
+				container.Devices = append(container.Devices, &podresourcesv1.ContainerDevices{
+					ResourceName: d.resource, DeviceIds: []string{d.id},
+				})
+			}
+		}
+		pod.Containers = append(pod.Containers, container)
+	}
+	return pod
+}
