@@ -1,0 +1,255 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package plan_test
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	. "github.com/onsi/gomega"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
+	"github.com/gpusharing/gpu-sharing-operator/internal/mig"
+	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
+)
+
+// scatter puts a GPU into MIG mode with random instances, some of them used, some without a compute instance.
+func scatter(r *rand.Rand, n *sim.Node, index int) {
+	g := &n.GPUs[index]
+	g.MIG, g.PendingMIG, g.ComputeMode = true, true, gpu.ComputeDefault
+	g.Instances, g.Processes, g.Holders = nil, nil, nil
+	profiles := g.Spec().Profiles
+	for k := range r.IntN(9) {
+		p := profiles[r.IntN(len(profiles))]
+		free := g.FreePlacements(p)
+		if len(free) == 0 {
+			continue
+		}
+		i, err := n.CreateGPUInstance(g.UUID, p.ID, &free[r.IntN(len(free))])
+		if err != nil {
+			continue
+		}
+		id := i.ID
+		if r.IntN(10) > 0 {
+			_, _ = n.CreateComputeInstance(g.UUID, id, p.Slices)
+		}
+		switch r.IntN(6) {
+		case 0:
+			g.Processes = append(g.Processes, gpu.Process{PID: 100 + k, Name: "python", Instance: id})
+		case 1:
+			g.Holders = append(g.Holders, gpu.Holder{Namespace: "a", Pod: fmt.Sprint("p", k), Container: "c", Instance: id})
+		}
+	}
+}
+
+// wanted draws instances that fit.
+func wanted(r *rand.Rand, d gpu.Device) v1alpha1.DeviceSharing {
+	want := map[string]int{}
+	for range r.IntN(9) {
+		name := d.Profiles[r.IntN(len(d.Profiles))].Name
+		want[name]++
+		d.State.Instances = nil
+		if _, err := mig.Pack(d, want); err != nil {
+			want[name]--
+		}
+	}
+	s := split()
+	for _, p := range d.Profiles {
+		if n := want[p.Name]; n > 0 {
+			s.Instances = append(s.Instances, count(p.Name, int32(n)))
+		}
+	}
+	return s
+}
+
+// TestRandomPlans draws what a GPU has, what of it is used and what is wanted. Each plan destroys what the best packing
+// destroys, which package mig holds against an exhaustive search; it reaches its end; and it takes nothing from
+// anybody whom its blockers do not name.
+func TestRandomPlans(t *testing.T) {
+	total := 100_000
+	if testing.Short() {
+		total = 5_000
+	}
+	models := []sim.Model{sim.A100, sim.A30, sim.H100, sim.B200, "rtx-pro-6000-blackwell-96gb"}
+	for _, m := range models {
+		t.Run(string(m), func(t *testing.T) {
+			t.Parallel()
+			r := rand.New(rand.NewPCG(7, uint64(len(m))))
+			w := newWorld(m)
+			for range total / len(models) {
+				w.Update(func(n *sim.Node) { scatter(r, n, 0) })
+				if err := w.checkRandom(t, r); err != nil {
+					t.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+// checkRandom plans a random wish, frees whoever the plan says is in the way, and carries it out.
+func (w *world) checkRandom(t *testing.T, r *rand.Rand) error {
+	t.Helper()
+	have := w.devices(t)
+	d := have[0]
+	wish := []v1alpha1.DeviceSpec{{UUID: d.UUID, Sharing: wanted(r, d)}}
+	steps, err := plan.Node(wish, have)
+	if err != nil {
+		return err
+	}
+	story := fmt.Sprintf("%v used by %v %v, wish %+v, plan %v", d.State.Instances, d.Processes, d.Holders, wish[0].Sharing, steps)
+	if err := destroysLeast(steps, d, wish[0].Sharing); err != nil {
+		return fmt.Errorf("%w: %s", err, story)
+	}
+	w.free(steps, have)
+	for _, s := range steps {
+		if err := s.Do(t.Context(), w.tools()); err != nil {
+			return fmt.Errorf("%w: %s", err, story)
+		}
+	}
+	if err := w.differs(t, wish); err != nil {
+		return fmt.Errorf("%w: %s", err, story)
+	}
+	return w.keepsUsers(t, story)
+}
+
+func destroysLeast(steps []plan.Step, d gpu.Device, s v1alpha1.DeviceSharing) error {
+	want := map[string]int{}
+	for _, i := range s.Instances {
+		want[i.Profile] += int(i.Count)
+	}
+	p, err := mig.Pack(d, want)
+	if err != nil {
+		return err
+	}
+	destroyed, used := 0, 0
+	for _, step := range steps {
+		if !strings.Contains(step.String(), ": destroy ") {
+			continue
+		}
+		destroyed++
+		if len(plan.Blockers(step, []gpu.Device{d})) > 0 {
+			used++
+		}
+	}
+	if destroyed != len(p.Destroy) || used != len(p.InUse) {
+		return fmt.Errorf("destroys %d, %d of them used, and the least is %v", destroyed, used, p)
+	}
+	return nil
+}
+
+// free ends everybody who is in the way of a step, as a drain would.
+func (w *world) free(steps []plan.Step, have []gpu.Device) {
+	w.Update(func(n *sim.Node) {
+		for _, s := range steps {
+			for _, b := range plan.Blockers(s, have) {
+				g := &n.GPUs[0]
+				g.Processes = slices.DeleteFunc(g.Processes, func(p gpu.Process) bool { return b.Process != nil && p == *b.Process })
+				g.Holders = slices.DeleteFunc(g.Holders, func(h gpu.Holder) bool { return b.Holder != nil && h == *b.Holder })
+			}
+		}
+	})
+}
+
+// keepsUsers makes sure that everybody who was not in the way still has their instance.
+func (w *world) keepsUsers(t *testing.T, story string) error {
+	t.Helper()
+	d := w.devices(t)[0]
+	there := func(id int) bool {
+		return slices.ContainsFunc(d.State.Instances, func(i gpu.Instance) bool { return i.ID == id })
+	}
+	for _, p := range d.Processes {
+		if !there(p.Instance) {
+			return fmt.Errorf("%+v has lost its instance: %s", p, story)
+		}
+	}
+	for _, h := range d.Holders {
+		if !there(h.Instance) {
+			return fmt.Errorf("%+v has lost its instance: %s", h, story)
+		}
+	}
+	return nil
+}
+
+// FuzzConverge takes a random node to a random wish with one random call failing.
+func FuzzConverge(f *testing.F) {
+	for seed := range uint64(20) {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, seed uint64) {
+		r := rand.New(rand.NewPCG(seed, 0))
+		models := []sim.Model{sim.A100, sim.A30, sim.H100, "rtx-pro-6000-blackwell-96gb"}
+		w := newWorld(models[r.IntN(len(models))], models[r.IntN(len(models))], sim.T4)
+		w.lazy = r.IntN(2) == 0
+		mangle(t, r, w)
+		failing := r.IntN(20)
+		w.calls, w.fail = 0, func(call int) error {
+			if call == failing {
+				return errInjected
+			}
+			return nil
+		}
+		wish := randomWish(t, r, w)
+		if err := w.settle(t, wish); err != nil && !errors.Is(err, errInjected) {
+			t.Fatal(err)
+		}
+		NewWithT(t).Expect(w.settle(t, wish)).To(Succeed())
+	})
+}
+
+// mangle leaves the GPUs in some state that a node may be found in.
+func mangle(t *testing.T, r *rand.Rand, w *world) {
+	t.Helper()
+	if r.IntN(2) == 0 {
+		NewWithT(t).Expect(w.settle(t, randomWish(t, r, w))).To(Succeed())
+	}
+	w.Update(func(n *sim.Node) {
+		for i := range n.GPUs {
+			g := &n.GPUs[i]
+			switch r.IntN(4) {
+			case 0:
+				g.PendingMIG = g.Spec().MIGCapable() && !g.PendingMIG
+			case 1:
+				if g.Spec().MIGCapable() && w.serves(g.UUID) == nil {
+					scatter(r, n, i)
+					g.Processes, g.Holders = nil, nil
+				}
+			case 2:
+				if !g.MIG && w.serves(g.UUID) == nil {
+					g.ComputeMode = []gpu.ComputeMode{gpu.ComputeDefault, gpu.ComputeProhibited, gpu.ComputeExclusiveProcess}[r.IntN(3)]
+				}
+			}
+		}
+	})
+	if r.IntN(8) == 0 {
+		clear(w.daemons)
+	}
+}
+
+// randomWish wishes something that is possible for each GPU, or for some.
+func randomWish(t *testing.T, r *rand.Rand, w *world) []v1alpha1.DeviceSpec {
+	t.Helper()
+	percentage := map[string]int32{plan.ResourceGPU: 1 + r.Int32N(100), plan.ResourceGPUShared: 1 + r.Int32N(100)}
+	var wish []v1alpha1.DeviceSpec
+	for _, d := range w.devices(t) {
+		spec := v1alpha1.DeviceSpec{UUID: d.UUID, Sharing: whole()}
+		switch resource := []string{plan.ResourceGPU, plan.ResourceGPUShared}[r.IntN(2)]; r.IntN(3) {
+		case 0:
+			spec.Sharing = served(resource, percentage[resource], 1+r.Int64N(d.MemoryMiB))
+		case 1:
+			if d.MIGCapable {
+				spec.Sharing = wanted(r, d)
+			}
+		}
+		if r.IntN(6) > 0 {
+			wish = append(wish, spec)
+		}
+	}
+	return wish
+}
