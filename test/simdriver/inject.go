@@ -26,24 +26,63 @@ func (d *Driver) RemoveProcess(pid int) error {
 
 func (s *State) remove(pid int) {
 	s.Node.RemoveProcess(pid)
-	s.MPS = slices.DeleteFunc(s.MPS, func(c MPSClient) bool { return c.PID == pid || c.ServerPID == pid })
+	s.MPSClients = slices.DeleteFunc(s.MPSClients, func(c MPSClient) bool { return c.PID == pid })
 }
 
 // MPSServerName is the program whose processes hold the GPUs for MPS clients.
 const MPSServerName = "nvidia-cuda-mps-server"
 
-// AddMPSClient connects a client to the MPS server of a pipe directory, which holds the GPU under a PID of its own.
-func (d *Driver) AddMPSClient(uuid, pipeDirectory string, serverPID, pid int, name string) error {
+// AddMPSClient connects a client to the MPS server of a pipe directory, which uses the GPU under a PID of its own and is
+// started if it does not run.
+func (d *Driver) AddMPSClient(uuid, pipeDirectory string, serverPID int, client gpu.Process) error {
 	return d.Update(func(s *State) error {
-		served := slices.ContainsFunc(s.MPS, func(c MPSClient) bool { return c.ServerPID == serverPID })
-		if !served {
-			server := gpu.Process{PID: serverPID, Name: MPSServerName, Instance: gpu.WholeGPU, MPSServer: true}
-			if err := s.Node.AddProcess(uuid, server); err != nil {
+		server := MPSServer{PID: serverPID, PipeDirectory: pipeDirectory}
+		if !slices.Contains(s.MPSServers, server) {
+			s.MPSServers = append(s.MPSServers, server)
+			p := gpu.Process{PID: serverPID, Name: MPSServerName, Instance: gpu.WholeGPU, MPSServer: true}
+			if err := s.Node.AddProcess(uuid, p); err != nil {
 				return err
 			}
 		}
-		s.MPS = append(s.MPS, MPSClient{pipeDirectory, serverPID, pid})
-		return s.Node.AddProcess(uuid, gpu.Process{PID: pid, Name: name, Instance: gpu.WholeGPU})
+		s.MPSClients = append(s.MPSClients, MPSClient{PID: client.PID, ServerPID: serverPID})
+		client.Instance = gpu.WholeGPU
+		return s.Node.AddProcess(uuid, client)
+	})
+}
+
+// ServersOf lists the MPS servers of a pipe directory.
+func (s *State) ServersOf(pipeDirectory string) []int {
+	var pids []int
+	for _, server := range s.MPSServers {
+		if server.PipeDirectory == pipeDirectory {
+			pids = append(pids, server.PID)
+		}
+	}
+	return pids
+}
+
+// ClientsOf lists the MPS clients of a server.
+func (s *State) ClientsOf(server int) []int {
+	var pids []int
+	for _, c := range s.MPSClients {
+		if c.ServerPID == server {
+			pids = append(pids, c.PID)
+		}
+	}
+	return pids
+}
+
+// EndMPS ends the MPS servers of a pipe directory, and with them their clients.
+func (d *Driver) EndMPS(pipeDirectory string) error {
+	return d.Update(func(s *State) error {
+		for _, server := range s.ServersOf(pipeDirectory) {
+			for _, client := range s.ClientsOf(server) {
+				s.remove(client)
+			}
+			s.remove(server)
+		}
+		s.MPSServers = slices.DeleteFunc(s.MPSServers, func(m MPSServer) bool { return m.PipeDirectory == pipeDirectory })
+		return nil
 	})
 }
 
@@ -90,7 +129,7 @@ func (d *Driver) Raise(uuid string, kind, data uint64) error {
 func (d *Driver) Reboot() error {
 	return d.Update(func(s *State) error {
 		s.Node.Reboot()
-		s.MPS, s.TimeSlices = nil, nil
+		s.MPSServers, s.MPSClients, s.TimeSlices = nil, nil, nil
 		return nil
 	})
 }

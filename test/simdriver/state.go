@@ -29,18 +29,21 @@ const (
 type State struct {
 	Node       sim.Node
 	TimeSlices map[string]int           // by GPU UUID, as nvidia-smi compute-policy sets them
-	MPS        []MPSClient              // that are connected to an MPS server
+	MPSServers []MPSServer              // that MPS control daemons have started
+	MPSClients []MPSClient              // that are connected to them
 	Events     []Event                  // that programs waiting for events have not missed
 	Faults     []Fault                  // what is to go wrong
 	Latency    map[string]time.Duration // of calls, by name; "*" for all others
 }
 
-// MPSClient is a process that uses a GPU through MPS.
-type MPSClient struct {
-	PipeDirectory string
-	ServerPID     int
+// MPSServer is the process through which the clients of an MPS control daemon use GPUs. It stays when they leave.
+type MPSServer struct {
 	PID           int
+	PipeDirectory string
 }
+
+// MPSClient is a process that uses a GPU through MPS.
+type MPSClient struct{ PID, ServerPID int }
 
 // Event is something that NVML tells to those who wait, such as an Xid error.
 type Event struct {

@@ -36,30 +36,6 @@ func (h *Hardware) SetMIG(ctx context.Context, uuid string, enabled bool) error 
 	})
 }
 
-// Reset implements gpu.Hardware.
-func (h *Hardware) Reset(ctx context.Context, uuid string) error {
-	return h.do(ctx, "resetting GPU "+uuid, func() error {
-		if h.options.Reset == nil {
-			return fmt.Errorf("%w: %w", gpu.ErrNotSupported, errNoReset)
-		}
-		d, err := h.device(uuid)
-		if err != nil {
-			return err
-		}
-		pci, ret := d.GetPciInfo()
-		if ret != nvml.SUCCESS {
-			return failed("nvmlDeviceGetPciInfo", ret)
-		}
-		if err := h.shutdown(); err != nil {
-			return err
-		}
-		if err := h.options.Reset(ctx, busID(pci)); err != nil {
-			return resetFailure(err)
-		}
-		return nil
-	})
-}
-
 // SetComputeMode implements gpu.Hardware. A mode that the GPU has already is not set again: in MIG mode NVML refuses even
 // that.
 func (h *Hardware) SetComputeMode(ctx context.Context, uuid string, mode gpu.ComputeMode) error {

@@ -12,7 +12,6 @@ package nvml
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -89,13 +88,21 @@ func (h *Hardware) opened(ctx context.Context, operation func() error) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	if !h.open {
-		if err := failed("nvmlInit", h.lib.Init()); err != nil {
-			return fmt.Errorf("opening the driver's library %s: %w", h.options.Library, err)
-		}
-		h.open = true
+	if err := h.ensureOpen(); err != nil {
+		return err
 	}
 	return operation()
+}
+
+func (h *Hardware) ensureOpen() error {
+	if h.open {
+		return nil
+	}
+	if err := failed("nvmlInit", h.lib.Init()); err != nil {
+		return fmt.Errorf("opening the driver's library %s: %w", h.options.Library, err)
+	}
+	h.open = true
+	return nil
 }
 
 func (h *Hardware) shutdown() error {
@@ -118,5 +125,3 @@ func (h *Hardware) device(uuid string) (nvml.Device, error) {
 	}
 	return d, failed("nvmlDeviceGetHandleByUUID", ret)
 }
-
-var errNoReset = errors.New("no way to reset a GPU is configured")

@@ -31,7 +31,7 @@ func (n *Node) SetMIG(uuid string, enabled bool, self int) (activation Return, e
 		if g.NoReset {
 			return ResetRequired, nil
 		}
-		if n.openByOthers(self) {
+		if g.Persistence || n.openByOthers(self) {
 			return InUse, nil
 		}
 	}
@@ -47,7 +47,8 @@ func (g *GPU) activate() {
 	}
 }
 
-// Reset resets a GPU on behalf of the process self, as nvidia-smi -r does: nobody may use it or have it open.
+// Reset resets a GPU on behalf of the process self, as nvidia-smi -r does: nobody may use it or have it open, which the
+// persistence daemon has in persistence mode (NVIDIA/gpu-operator issue 118).
 func (n *Node) Reset(uuid string, self int) error {
 	g, err := n.GPU(uuid)
 	if err != nil {
@@ -58,6 +59,9 @@ func (n *Node) Reset(uuid string, self int) error {
 	}
 	if len(g.Processes) > 0 {
 		return refuse(InUse, "process %d (%s) uses GPU %s", g.Processes[0].PID, g.Processes[0].Name, g.PCIBusID)
+	}
+	if g.Persistence {
+		return refuse(InUse, "nvidia-persistenced has GPU %s open", g.PCIBusID)
 	}
 	if n.openByOthers(self) {
 		return refuse(InUse, "another process has GPU %s open", g.PCIBusID)

@@ -34,6 +34,7 @@ type GPU struct {
 	UUID        string
 	PCIBusID    string
 	NoReset     bool // as in a virtual machine, where the hypervisor owns the reset
+	Persistence bool // persistence mode: nvidia-persistenced has the GPU open
 	MIG         bool
 	PendingMIG  bool
 	ComputeMode gpu.ComputeMode

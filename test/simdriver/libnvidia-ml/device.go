@@ -271,15 +271,21 @@ func nvmlDeviceGetVirtualizationMode(h *C.struct_handle, mode *C.uint) C.int {
 
 //export nvmlDeviceGetPersistenceMode
 func nvmlDeviceGetPersistenceMode(h *C.struct_handle, mode *C.uint) C.int {
-	return onGPU("nvmlDeviceGetPersistenceMode", h, func(*simdriver.State, *sim.GPU) sim.Return {
-		*mode = 1
+	return onGPU("nvmlDeviceGetPersistenceMode", h, func(_ *simdriver.State, g *sim.GPU) sim.Return {
+		*mode = number(g.Persistence)
 		return sim.Success
 	})
 }
 
 //export nvmlDeviceSetPersistenceMode
-func nvmlDeviceSetPersistenceMode(h *C.struct_handle, _ C.uint) C.int {
-	return onGPU("nvmlDeviceSetPersistenceMode", h, func(*simdriver.State, *sim.GPU) sim.Return { return sim.Success })
+func nvmlDeviceSetPersistenceMode(h *C.struct_handle, mode C.uint) C.int {
+	return change("nvmlDeviceSetPersistenceMode", h, func(s *simdriver.State) error {
+		g, err := s.Node.GPU(uuidOf(s, h))
+		if err == nil {
+			g.Persistence = mode == 1
+		}
+		return err
+	})
 }
 
 //export nvmlDeviceGetTopologyCommonAncestor

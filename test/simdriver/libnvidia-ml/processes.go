@@ -21,7 +21,7 @@ const none = 0xFFFFFFFF
 func computing(s *simdriver.State, g *sim.GPU, h *C.struct_handle, throughMPS bool) []C.struct_process {
 	var found []C.struct_process
 	for _, p := range g.Processes {
-		client := slices.ContainsFunc(s.MPS, func(c simdriver.MPSClient) bool { return c.PID == p.PID })
+		client := slices.ContainsFunc(s.MPSClients, func(c simdriver.MPSClient) bool { return c.PID == p.PID })
 		if client != throughMPS || h.kind == C.HANDLE_MIG && p.Instance != int(h.gi) {
 			continue
 		}

@@ -1,7 +1,151 @@
 // Copyright The GPU Sharing Operator Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// nvidia-smi of the simulated driver: what the agent and NVIDIA's programs call, and a table for people.
+// nvidia-cuda-mps-control of the simulated driver. With -d it starts the MPS control daemon of a pipe directory, which
+// leaves its parent's session and outlives it; otherwise it passes the commands on its standard input to that daemon.
+//
+// The daemon ends when told to quit, when its pipe directory is removed and when the simulated node reboots.
 package main
 
-func main() {}
+import (
+	"bufio"
+	"cmp"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
+	"github.com/gpusharing/gpu-sharing-operator/test/simdriver"
+)
+
+const (
+	program    = "nvidia-cuda-mps-control"
+	socketName = "control" // within the pipe directory, as are these two
+	lockName   = "control_lock"
+	pidName    = program + ".pid"
+
+	// startTime is how long a daemon may take to answer for the first time.
+	startTime = 10 * time.Second
+	pollTime  = 10 * time.Millisecond
+)
+
+var (
+	errRunning  = errors.New("An instance of this daemon is already running") //nolint:revive,staticcheck // NVIDIA's words
+	errNoDaemon = errors.New("Cannot find MPS control daemon process")        //nolint:revive,staticcheck // NVIDIA's words
+)
+
+func main() {
+	if err := run(os.Args[1:]); err != nil {
+		fmt.Println(err)
+		os.Exit(1)
+	}
+}
+
+func run(args []string) error {
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	driver, err := simdriver.Around(self)
+	if err != nil {
+		return err
+	}
+	pipe, err := filepath.Abs(cmp.Or(os.Getenv("CUDA_MPS_PIPE_DIRECTORY"), "/tmp/nvidia-mps"))
+	if err != nil {
+		return err
+	}
+	logs, err := filepath.Abs(cmp.Or(os.Getenv("CUDA_MPS_LOG_DIRECTORY"), "/var/log/nvidia-mps"))
+	if err != nil {
+		return err
+	}
+	switch {
+	case len(args) == 0:
+		return talk(pipe)
+	case args[0] == "-d":
+		return start(self, driver, pipe)
+	case args[0] == "-f":
+		return serve(driver, pipe, logs)
+	}
+	return fmt.Errorf("usage: %s [-d | -f]", program)
+}
+
+// start starts the daemon in a session of its own and waits until it answers.
+func start(self string, driver *simdriver.Driver, pipe string) error {
+	if err := meet(driver, "-d"); err != nil {
+		return err
+	}
+	if _, err := os.Stat(pipe); err != nil {
+		return fmt.Errorf("Cannot access %s: %w", pipe, err) //nolint:revive,staticcheck // NVIDIA's words
+	}
+	if c, err := dial(pipe); err == nil {
+		_ = c.Close()
+		return errRunning
+	}
+	daemon := exec.Command(self, "-f") //nolint:gosec,noctx // this very program, which is to outlive us
+	daemon.SysProcAttr = &unix.SysProcAttr{Setsid: true}
+	if err := daemon.Start(); err != nil {
+		return err
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- daemon.Wait() }()
+	deadline := time.After(startTime)
+	for {
+		select {
+		case err := <-ended:
+			return fmt.Errorf("the daemon ended at once: %w", errors.Join(err, errRunning))
+		case <-deadline:
+			return errors.Join(errNoDaemon, daemon.Process.Kill())
+		case <-time.After(pollTime):
+			if c, err := dial(pipe); err == nil {
+				return c.Close()
+			}
+		}
+	}
+}
+
+// meet lets a command run into its fault, if it has one; the fault's call is the program's name and the command.
+func meet(driver *simdriver.Driver, command string) error {
+	fault, latency, err := driver.Take(program+" "+command, "")
+	time.Sleep(latency + fault.Hang)
+	if err == nil && fault.Return != sim.Success {
+		err = &sim.Error{Return: fault.Return, Why: program + " " + command}
+	}
+	return err
+}
+
+// dial connects to the daemon of a pipe directory. The socket is named relative to it, since its path may be longer than
+// the 107 bytes that an address has room for.
+func dial(pipe string) (net.Conn, error) {
+	if err := os.Chdir(pipe); err != nil {
+		return nil, err
+	}
+	return net.Dial("unix", socketName) //nolint:noctx // local
+}
+
+// talk passes on the commands of standard input, a line each, and prints the answers.
+func talk(pipe string) error {
+	c, err := dial(pipe)
+	if err != nil {
+		return errNoDaemon
+	}
+	defer c.Close() //nolint:errcheck // the answers are here
+	answers := bufio.NewReader(c)
+	commands := bufio.NewScanner(os.Stdin)
+	for commands.Scan() {
+		if _, err := fmt.Fprintln(c, commands.Text()); err != nil {
+			return errNoDaemon
+		}
+		answer, err := answers.ReadString(endOfAnswer)
+		if err != nil {
+			return errNoDaemon
+		}
+		fmt.Print(answer[:len(answer)-1])
+	}
+	return commands.Err()
+}

@@ -1,0 +1,147 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpusharing/gpu-sharing-operator/test/simdriver"
+)
+
+// endOfAnswer ends what the daemon answers to one command.
+const endOfAnswer = 0
+
+// watchTime is how often the daemon looks whether it still has a place to be.
+const watchTime = 500 * time.Millisecond
+
+// daemon is an MPS control daemon. Its limits live and die with it.
+type daemon struct {
+	driver *simdriver.Driver
+	pipe   string
+	logs   string
+	boot   int
+	end    context.CancelFunc
+
+	mu         sync.Mutex
+	percentage float64
+	memory     map[int]int64 // pinned memory limit by GPU index, in MiB
+}
+
+// serve is the daemon, in the foreground.
+func serve(driver *simdriver.Driver, pipe, logs string) error {
+	if err := os.Chdir(pipe); err != nil {
+		return err
+	}
+	held, err := claim()
+	if err != nil {
+		return err
+	}
+	defer held.Close() //nolint:errcheck // with the process
+	state, err := driver.Read()
+	if err != nil {
+		return err
+	}
+	listener, err := net.Listen("unix", socketName) //nolint:noctx // local
+	if err != nil {
+		return err
+	}
+	ctx, end := context.WithCancel(context.Background())
+	d := &daemon{driver: driver, pipe: pipe, logs: logs, boot: state.Node.Boot, end: end, percentage: 100, memory: map[int]int64{}}
+	if err := os.WriteFile(pidName, fmt.Appendf(nil, "%d\n", os.Getpid()), 0o644); err != nil { //nolint:gosec // anybody may look
+		return err
+	}
+	d.log("Starting control daemon using socket %s", filepath.Join(pipe, socketName))
+	go d.watch()
+	go d.accept(listener)
+	<-ctx.Done()
+	d.log("Exit")
+	return errors.Join(listener.Close(), ignoreGone(os.Remove(pidName)), ignoreGone(os.Remove(lockName)))
+}
+
+// claim takes the pipe directory's lock and removes what a daemon that was killed has left.
+func claim() (*os.File, error) {
+	f, err := os.OpenFile(lockName, os.O_CREATE|os.O_RDWR, 0o644) //nolint:gosec // anybody may look
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		return nil, errors.Join(errRunning, f.Close())
+	}
+	return f, ignoreGone(os.Remove(socketName))
+}
+
+func ignoreGone(err error) error {
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+func (d *daemon) accept(l net.Listener) {
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			return
+		}
+		go d.listen(c)
+	}
+}
+
+// listen answers one client. It ends the daemon only after the answer is out.
+func (d *daemon) listen(c net.Conn) {
+	defer c.Close() //nolint:errcheck // nothing is lost
+	commands := bufio.NewScanner(c)
+	for commands.Scan() {
+		line := strings.TrimSpace(commands.Text())
+		d.log("Received command: %s", line)
+		answer, quit := d.answer(strings.Fields(line))
+		if answer != "" && !strings.HasSuffix(answer, "\n") {
+			answer += "\n"
+		}
+		if quit { // before the answer, so that a new daemon may start once the client has returned
+			_ = ignoreGone(os.Remove(socketName))
+		}
+		_, _ = fmt.Fprintf(c, "%s%c", answer, endOfAnswer)
+		if quit {
+			d.end()
+			return
+		}
+	}
+}
+
+// watch ends the daemon when its pipe directory is gone or the node has rebooted.
+func (d *daemon) watch() {
+	for {
+		time.Sleep(watchTime)
+		state, err := d.driver.Read()
+		if _, gone := os.Stat(filepath.Join(d.pipe, lockName)); gone != nil || err != nil || state.Node.Boot != d.boot {
+			d.end()
+			return
+		}
+	}
+}
+
+func (d *daemon) log(format string, args ...any) {
+	if os.MkdirAll(d.logs, 0o755) != nil { //nolint:gosec // anybody may look
+		return
+	}
+	f, err := os.OpenFile(filepath.Join(d.logs, "control.log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644) //nolint:gosec // anybody may look
+	if err != nil {
+		return
+	}
+	defer f.Close() //nolint:errcheck // only a log
+	now := time.Now().Format("2006-01-02 15:04:05.000")
+	_, _ = fmt.Fprintf(f, "[%s Control %5d] %s\n", now, os.Getpid(), fmt.Sprintf(format, args...))
+}
