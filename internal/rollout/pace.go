@@ -49,6 +49,11 @@ func (g *group) pace(w *World) {
 			alone = alone || m.wish != nil && !proven[m.wish.Config.Key] && m.State != StateFailed
 		}
 	}
+	for _, m := range g.idle {
+		if m.taint() != nil {
+			places--
+		}
+	}
 	untouched := places == g.places()
 	for _, i := range g.order() {
 		m := &g.members[i]
@@ -86,8 +91,6 @@ func (m *member) wait(reason, message string) {
 // holds says whether a node takes a place in the budget: its change has begun, or what it asked for is not so (yet).
 func (m member) holds() bool {
 	switch m.State {
-	case StateUpToDate, StateImpossible:
-		return m.taint() != nil
 	case StateFailed:
 		return m.by != nil || m.taint() != nil
 	case StateApplying, StateSelecting, StateVerifying, StateReleasing:

@@ -4,6 +4,7 @@
 package rollout_test
 
 import (
+	"maps"
 	"testing"
 
 	. "github.com/onsi/gomega"
@@ -106,4 +107,97 @@ func advertised(h *host) map[string]int64 {
 		}
 	}
 	return found
+}
+
+func TestUndoPutsBackWhatWasFound(t *testing.T) {
+	for name, sharing := range map[string]v1alpha1.Sharing{
+		"time-slicing": timeSlicing(4), "MPS": mps(10), "MIG": mig(count("3g.20gb", 1), count("1g", 3)),
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			cl := newCluster()
+			cl.Keys = map[string]string{"by-hand": "version: v1\n"}
+			cl.Wiring.Keys = cl.Keys
+			node := cl.add("a", sim.A100, sim.A100)
+			node.Labels[v1alpha1.LabelConfig] = "by-hand"
+			node.Labels[v1alpha1.LabelMIGManager] = "true"
+			cl.tick(0)
+			labels, annotations := maps.Clone(node.Labels), maps.Clone(node.Annotations)
+			devices := node.GPU.Status.Devices
+
+			cl.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", sharing)}
+			d, _ := cl.run(60)
+			g.Expect(d.Nodes[0].Message).To(BeEmpty())
+			g.Expect(node.GPU.Spec.Baseline.Labels).To(Equal(map[string]string{
+				v1alpha1.LabelConfig: "by-hand", v1alpha1.LabelMIGManager: "true",
+			}))
+			g.Expect(d.Wire).To(BeTrue())
+
+			cl.Policies = nil
+			d, _ = cl.run(60)
+			g.Expect(d.Nodes).To(BeEmpty())
+			g.Expect(d.Wire).To(BeFalse())
+			g.Expect(node.Labels).To(Equal(labels))
+			g.Expect(node.Annotations).To(Equal(annotations))
+			g.Expect(node.Taints).To(BeEmpty())
+			g.Expect(node.GPU.Spec).To(Equal(v1alpha1.GPUNodeSpec{}))
+			g.Expect(node.GPU.Status.Devices).To(Equal(devices))
+			g.Expect(advertised(node)).To(Equal(map[string]int64{"nvidia.com/gpu": 2}))
+			g.Expect(cl.crashes).To(BeEmpty())
+		})
+	}
+}
+
+func TestRetainLeavesTheNodeAsItIs(t *testing.T) {
+	g := NewWithT(t)
+	cl := newCluster()
+	node := cl.add("a", sim.A100)
+	cl.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("1g", 7)), func(p *v1alpha1.GPUSharingPolicy) {
+		p.Spec.DeletionPolicy = v1alpha1.DeletionPolicyRetain
+	})}
+	cl.run(60)
+	labels := maps.Clone(node.Labels)
+	cl.Policies = nil
+	d, _ := cl.run(60)
+	g.Expect(node.Labels).To(Equal(labels))
+	g.Expect(advertised(node)).To(Equal(map[string]int64{"nvidia.com/mig-1g.5gb": 7}))
+	g.Expect(node.GPU.Spec.Policy).To(BeEmpty())
+	g.Expect(node.GPU.Spec.Baseline).NotTo(BeNil())
+	g.Expect(d.Wire).To(BeTrue(), "the label still names a key of ours")
+	g.Expect(cl.Keys).To(HaveKey(labels[v1alpha1.LabelConfig]))
+}
+
+// TestPairsOfStrategies goes from each sharing to each other, with and without a user who has to leave first.
+func TestPairsOfStrategies(t *testing.T) {
+	sharings := map[string]v1alpha1.Sharing{
+		"exclusive": {Strategy: v1alpha1.StrategyExclusive}, "time-slicing": timeSlicing(4), "time-slicing 2": timeSlicing(2),
+		"MPS": mps(10), "MPS 4": mps(4), "MIG": mig(count("3g.20gb", 1), count("1g", 3)), "MIG 7": mig(count("1g", 7)),
+	}
+	for from, first := range sharings {
+		for to, second := range sharings {
+			t.Run(from+" to "+to, func(t *testing.T) {
+				g := NewWithT(t)
+				cl := newCluster()
+				for _, name := range []string{"a", "b", "c"} {
+					cl.add(name, sim.A100, sim.A100)
+				}
+				cl.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", first)}
+				d, _ := cl.run(200)
+				g.Expect(d.Policies["research"].Nodes.Ready).To(Equal(int32(3)), "%v", d.Nodes)
+				writes := cl.writes["rollout.WriteKeys"]
+
+				cl.Policies[0].Spec.Sharing, cl.Policies[0].Generation = second, 2
+				d, _ = cl.run(200)
+				g.Expect(d.Policies["research"].Nodes.Ready).To(Equal(int32(3)), "%v", d.Nodes)
+				g.Expect(d.Actions).To(BeEmpty())
+				g.Expect(cl.crashes).To(BeEmpty())
+				g.Expect(cl.writes["rollout.WriteKeys"]-writes).To(BeNumerically("<=", 1))
+				for _, h := range cl.hosts {
+					g.Expect(h.Taints).To(BeEmpty())
+					g.Expect(h.Labels[pluginLabel]).To(Equal("true"))
+					g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationPaused))
+				}
+			})
+		}
+	}
 }
