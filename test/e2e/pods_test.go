@@ -1,0 +1,115 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/gpusharing/gpu-sharing-operator/test/e2e/gpuoperator"
+)
+
+// users is the namespace of users' pods.
+const users = "default"
+
+// given is what a user's program says that it got (test/e2e/programs/workload).
+type given struct {
+	Visible       string   `json:"visible"`
+	PipeDirectory string   `json:"pipeDirectory"`
+	Pipes         []string `json:"pipes"`
+	Devices       []string `json:"devices"`
+}
+
+// startPod starts a user's pod that asks for some of a resource, and removes it when the spec ends.
+func startPod(ctx context.Context, name string, asks corev1.ResourceName, count int64) {
+	GinkgoHelper()
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: users, Name: name},
+		Spec: corev1.PodSpec{
+			TerminationGracePeriodSeconds: ptr.To[int64](1),
+			Containers: []corev1.Container{{
+				Name: "main", Image: workloadImage,
+				Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{asks: *resource.NewQuantity(count, resource.DecimalSI)}},
+			}},
+		},
+	}
+	Expect(kube.Create(ctx, pod)).To(Succeed())
+	DeferCleanup(func(ctx SpecContext) { stopPod(ctx, name) })
+}
+
+func stopPod(ctx context.Context, name string) {
+	GinkgoHelper()
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: users, Name: name}}
+	Expect(client.IgnoreNotFound(kube.Delete(ctx, pod))).To(Succeed())
+	Eventually(func() error { return kube.Get(ctx, client.ObjectKeyFromObject(pod), pod) }).WithContext(ctx).
+		Should(MatchError(ContainSubstring("not found")))
+}
+
+// expectRunning waits until a user's program runs, and returns what it got.
+func expectRunning(ctx context.Context, name string) given {
+	GinkgoHelper()
+	pod := &corev1.Pod{}
+	Eventually(func(g Gomega) {
+		g.Expect(kube.Get(ctx, client.ObjectKey{Namespace: users, Name: name}, pod)).To(Succeed())
+		g.Expect(pod.Status.Phase).To(Equal(corev1.PodRunning), "%s", state(pod))
+	}).WithContext(ctx).Should(Succeed())
+	var got given
+	Eventually(func(g Gomega) {
+		log, err := machine.Client.CoreV1().Pods(users).GetLogs(name, &corev1.PodLogOptions{}).DoRaw(ctx)
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(json.Unmarshal(log, &got)).To(Succeed(), "%s", log)
+	}).WithContext(ctx).Should(Succeed())
+	return got
+}
+
+// expectPending checks that the scheduler has looked at a user's pod and found no room for it.
+func expectPending(ctx context.Context, name, why string) {
+	GinkgoHelper()
+	pod := &corev1.Pod{}
+	Eventually(func(g Gomega) {
+		g.Expect(kube.Get(ctx, client.ObjectKey{Namespace: users, Name: name}, pod)).To(Succeed())
+		g.Expect(pod.Status.Phase).To(Equal(corev1.PodPending))
+		g.Expect(state(pod)).To(ContainSubstring(why))
+	}).WithContext(ctx).Should(Succeed())
+}
+
+// state is why a pod is as it is.
+func state(pod *corev1.Pod) string {
+	parts := []string{string(pod.Status.Phase), pod.Status.Reason, pod.Status.Message}
+	for _, c := range pod.Status.Conditions {
+		if c.Status != corev1.ConditionTrue {
+			parts = append(parts, string(c.Type), c.Reason, c.Message)
+		}
+	}
+	return strings.Join(parts, " ")
+}
+
+// restarts counts the restarts of every container of NVIDIA's and of users', with the pods' names, so that a pod that
+// was replaced shows as well.
+func restarts(ctx context.Context) (map[string]int32, error) {
+	found := map[string]int32{}
+	for _, namespace := range []string{gpuoperator.Namespace, users} {
+		pods := &corev1.PodList{}
+		if err := kube.List(ctx, pods, client.InNamespace(namespace)); err != nil {
+			return nil, fmt.Errorf("listing pods: %w", err)
+		}
+		for i := range pods.Items {
+			p := &pods.Items[i]
+			for _, c := range append(p.Status.InitContainerStatuses, p.Status.ContainerStatuses...) {
+				found[p.Namespace+"/"+p.Name+"/"+c.Name] = c.RestartCount
+			}
+		}
+	}
+	return found, nil
+}
