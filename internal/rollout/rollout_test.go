@@ -191,7 +191,7 @@ func TestPairsOfStrategies(t *testing.T) {
 				g.Expect(d.Policies["research"].Nodes.Ready).To(Equal(int32(3)), "%v", d.Nodes)
 				g.Expect(d.Actions).To(BeEmpty())
 				g.Expect(cl.crashes).To(BeEmpty())
-				g.Expect(cl.writes["rollout.WriteKeys"]-writes).To(BeNumerically("<=", 1))
+				g.Expect(cl.writes["rollout.WriteKeys"] - writes).To(BeNumerically("<=", 1))
 				for _, h := range cl.hosts {
 					g.Expect(h.Taints).To(BeEmpty())
 					g.Expect(h.Labels[pluginLabel]).To(Equal("true"))

@@ -1,0 +1,372 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+)
+
+// toMIG is a cluster of one node with two GPUs, under a policy that wants three instances on each.
+func toMIG(with ...func(*v1alpha1.GPUSharingPolicy)) (*cluster, *host) {
+	c := newCluster()
+	h := c.add("a", sim.A100, sim.A100)
+	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("2g", 3)), with...)}
+	return c, h
+}
+
+func evicting(p *v1alpha1.GPUSharingPolicy) { p.Spec.Rollout.Eviction.Mode = v1alpha1.EvictionModeEvict }
+
+func neverEvicting(p *v1alpha1.GPUSharingPolicy) { p.Spec.Rollout.Eviction.Mode = v1alpha1.EvictionModeNever }
+
+func paused(p *v1alpha1.GPUSharingPolicy) { p.Spec.Rollout.Paused = true }
+
+func failures(n int32) func(*v1alpha1.GPUSharingPolicy) {
+	return func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Rollout.MaxFailures = n }
+}
+
+// TestStates brings a node into each state and asks what is said and done.
+func TestStates(t *testing.T) {
+	const noActions = ""
+	for name, c := range map[string]struct {
+		situation func() *cluster
+		state     rollout.State
+		reason    string
+		message   string // a part of it
+		actions   []string
+		after     time.Duration
+	}{
+		"the agent does not run": {
+			situation: func() *cluster { c, h := toMIG(); h.AgentReady = false; return c },
+			state:     rollout.StateUndiscovered, reason: v1alpha1.ReasonAgentNotReporting, message: "the agent on the node is not Ready",
+			actions: []string{"write keys research-…"},
+		},
+		"the agent has reported nothing": {
+			situation: func() *cluster { c, h := toMIG(); h.GPU.Status.Devices = nil; return c },
+			state:     rollout.StateUndiscovered, reason: v1alpha1.ReasonAgentNotReporting, message: "has not reported any GPU yet",
+		},
+		"the agent cannot read the GPUs any more": {
+			situation: func() *cluster {
+				c, h := toMIG()
+				h.GPU.Status.Conditions = append(h.GPU.Status.Conditions, metav1.Condition{
+					Type: v1alpha1.ConditionDiscovered, Status: metav1.ConditionUnknown, Message: "driver not loaded",
+				})
+				return c
+			},
+			state: rollout.StateUndiscovered, reason: v1alpha1.ReasonAgentNotReporting, message: "driver not loaded",
+			actions: []string{"write keys research-…"},
+		},
+		"the GPU has no such profile": {
+			situation: func() *cluster {
+				c, _ := toMIG(func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Sharing = mig(count("1g.99gb", 1)) })
+				return c
+			},
+			state: rollout.StateImpossible, reason: v1alpha1.ReasonProfileNotAvailable, message: "1g.99gb",
+		},
+		"the node has opted out": {
+			situation: func() *cluster { c, h := toMIG(); h.Labels["nvidia.com/gpu.deploy.operands"] = "false"; return c },
+			state:     rollout.StateImpossible, reason: v1alpha1.ReasonNodeOptedOut, message: "nvidia.com/gpu.deploy.operands=false",
+		},
+		"nothing runs and the change is gentle": {
+			situation: func() *cluster {
+				c, _ := toMIG(func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Sharing = timeSlicing(4) })
+				return c
+			},
+			state: rollout.StateStaleGentle, reason: v1alpha1.ReasonProgressing, message: "disturbs nothing",
+			actions: []string{"write keys research-680dc74bf8", "set spec of GPUNode a: applying policy research"},
+		},
+		"the change needs the GPUs idle": {
+			situation: func() *cluster { c, _ := toMIG(); return c },
+			state:     rollout.StateStaleDisruptive, reason: v1alpha1.ReasonProgressing, message: "needs GPUs or instances idle",
+			actions: []string{"write keys research-…", "taint node a with gpusharing.io/changing:NoSchedule"},
+		},
+		"the policy never evicts and the node is in use": {
+			situation: func() *cluster { c, h := toMIG(neverEvicting); c.hold(h, "train", 1, gpu.WholeGPU); return c },
+			state:     rollout.StateStaleDisruptive, reason: v1alpha1.ReasonGPUInUse, message: "pod user/train (GPU 1)",
+			actions: []string{"write keys research-…"},
+		},
+		"tainted, and a pod is waited for": {
+			situation: func() *cluster {
+				c, h := toMIG()
+				c.hold(h, "train", 1, gpu.WholeGPU)
+				c.pass()
+				c.tick(time.Minute)
+				return c
+			},
+			state: rollout.StateDraining, reason: v1alpha1.ReasonGPUInUse,
+			message: "waiting for what must be freed: pod user/train (GPU 1)", actions: []string{noActions}, after: 9 * time.Minute,
+		},
+		"tainted, and a pod is evicted": {
+			situation: func() *cluster {
+				c, h := toMIG(evicting)
+				c.hold(h, "train", 1, gpu.WholeGPU)
+				c.pass()
+				c.tick(time.Minute)
+				return c
+			},
+			state: rollout.StateDraining, reason: v1alpha1.ReasonGPUInUse, message: "pod user/train (GPU 1)",
+			actions: []string{"evict pod user/train: it holds GPU 1"}, after: 9 * time.Minute,
+		},
+		"a process outside pods is named, for nobody can evict it": {
+			situation: func() *cluster {
+				c, h := toMIG(evicting)
+				c.pass()
+				process := gpu.Process{PID: 4711, Name: "Xorg", Instance: gpu.WholeGPU}
+				if err := h.hardware.AddProcess(h.devices()[0].UUID, process); err != nil {
+					panic(err)
+				}
+				c.tick(time.Second)
+				return c
+			},
+			state: rollout.StateDraining, reason: v1alpha1.ReasonGPUInUse,
+			message: "process 4711 (Xorg), which runs outside pods and has to be ended there (GPU 0)",
+			actions: []string{noActions}, after: 599 * time.Second,
+		},
+		"tainted, and a pod has just come": {
+			situation: func() *cluster {
+				c, h := toMIG()
+				c.pass()
+				c.tick(time.Second)
+				h.Pods = append(h.Pods, rollout.Pod{Namespace: "user", Name: "late", UID: "late", GPU: true, Scheduled: c.Now})
+				return c
+			},
+			state: rollout.StateDraining, reason: v1alpha1.ReasonGPUInUse, message: "pod user/late was placed on the node just now",
+			actions: []string{noActions}, after: 20 * time.Second,
+		},
+		"drained: the baseline is recorded before a label is changed": {
+			situation: func() *cluster {
+				c, h := toMIG()
+				h.Labels[v1alpha1.LabelMIGManager] = "true"
+				c.pass()
+				c.tick(time.Second)
+				return c
+			},
+			state: rollout.StateQuiescing, reason: v1alpha1.ReasonPausingClients, message: "recording the state in which the node was found",
+			actions: []string{"set spec of GPUNode a: recording the state in which the node was found"},
+		},
+		"drained: NVIDIA's mig-manager is fenced off": {
+			situation: func() *cluster {
+				c, h := toMIG()
+				h.Labels[v1alpha1.LabelMIGManager] = "true"
+				c.steps(2)
+				return c
+			},
+			state: rollout.StateQuiescing, reason: v1alpha1.ReasonPausingClients, message: "only one may drive MIG",
+			actions: []string{"patch node a (keeping NVIDIA's mig-manager off the node): nvidia.com/gpu.deploy.mig-manager=false"},
+		},
+		"drained: NVIDIA's clients are paused": {
+			situation: func() *cluster { c, _ := toMIG(); c.steps(1); return c },
+			state:     rollout.StateQuiescing, reason: v1alpha1.ReasonPausingClients, message: "pausing NVIDIA's GPU clients",
+			actions: []string{"patch node a (pausing NVIDIA's GPU clients): " + pluginLabel + "=paused-for-mig-change " +
+				gfdLabel + "=paused-for-mig-change gpusharing.io/paused=" + pluginLabel + "," + gfdLabel},
+		},
+		"drained: somebody else has paused a client": {
+			situation: func() *cluster {
+				c, h := toMIG()
+				c.steps(1)
+				h.Labels[gfdLabel] = "paused-for-driver-upgrade"
+				return c
+			},
+			state: rollout.StateQuiescing, reason: v1alpha1.ReasonPausingClients,
+			message: "somebody else has set " + gfdLabel + "=paused-for-driver-upgrade", actions: []string{noActions},
+		},
+		"paused: NVIDIA's clients are still there": {
+			situation: func() *cluster { c, _ := toMIG(); c.steps(1); c.pass(); return c },
+			state:     rollout.StateQuiescing, reason: v1alpha1.ReasonPausingClients,
+			message: "waiting until NVIDIA's GPU clients are gone: gpu-operator/nvidia-1, gpu-operator/nvidia-2", actions: []string{noActions},
+		},
+		"nothing is in the way": {
+			situation: func() *cluster { c, _ := toMIG(); c.steps(2); return c },
+			state:     rollout.StateQuiet, reason: v1alpha1.ReasonProgressing, message: "nothing is in the way",
+			actions: []string{"set spec of GPUNode a: applying policy research"},
+		},
+		"the agent is at work": {
+			situation: func() *cluster { c, _ := toMIG(); c.steps(2); c.pass(); return c },
+			state:     rollout.StateApplying, reason: v1alpha1.ReasonApplying, message: "the agent is changing the GPUs",
+			actions: []string{noActions}, after: 15 * time.Minute,
+		},
+		"the agent took too long": {
+			situation: func() *cluster {
+				c, h := toMIG()
+				c.steps(2)
+				c.pass()
+				h.GPU.Status.Conditions = []metav1.Condition{{
+					Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonRebootRequired,
+					Message: "reboot the node", ObservedGeneration: h.GPU.Generation,
+				}}
+				c.Now = c.Now.Add(15 * time.Minute)
+				return c
+			},
+			state: rollout.StateFailed, reason: v1alpha1.ReasonApplyTimedOut,
+			message: "not as wished within 15m0s; the agent says RebootRequired: reboot the node",
+			actions: []string{"set spec of GPUNode a: recording that the change failed"},
+		},
+		"the agent says that only another wish helps": {
+			situation: func() *cluster {
+				c, h := toMIG()
+				c.steps(2)
+				c.pass()
+				h.GPU.Status.Conditions = []metav1.Condition{{
+					Type: v1alpha1.ConditionStalled, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonLayoutDoesNotFit,
+					Message: "no room", ObservedGeneration: h.GPU.Generation,
+				}}
+				return c
+			},
+			state: rollout.StateFailed, reason: v1alpha1.ReasonLayoutDoesNotFit, message: "no room",
+			actions: []string{"set spec of GPUNode a: recording that the change failed"},
+		},
+		"applied: the plugin is made to see the key": {
+			situation: func() *cluster { c, _ := slicing(); c.steps(1); return c },
+			state:     rollout.StateSelecting, reason: v1alpha1.ReasonSelecting, message: "making the configuration research-680dc74bf8 visible",
+			actions: []string{
+				"nudge pod gpu-operator/nvidia-1 for research-680dc74bf8@1800000001",
+				"nudge pod gpu-operator/nvidia-2 for research-680dc74bf8@1800000001",
+			},
+			after: 2 * time.Second,
+		},
+		"applied: the plugin sees the key soon": {
+			situation: func() *cluster { c, _ := slicing(); c.steps(2); return c },
+			state:     rollout.StateSelecting, reason: v1alpha1.ReasonSelecting, message: "making the configuration research-680dc74bf8 visible",
+			actions: []string{noActions}, after: time.Second,
+		},
+		"applied: the key is selected": {
+			situation: func() *cluster { c, _ := slicing(); c.steps(3); return c },
+			state:     rollout.StateSelecting, reason: v1alpha1.ReasonSelecting, message: "selecting the configuration",
+			actions: []string{"patch node a (selecting the configuration research-680dc74bf8): " +
+				"nvidia.com/device-plugin.config=research-680dc74bf8 gpusharing.io/selected=research-680dc74bf8@1800000003"},
+		},
+		"applied: the plugin still reads the user's ConfigMap": {
+			situation: func() *cluster {
+				c, h := slicing()
+				c.steps(1)
+				for i := range h.Pods {
+					h.Pods[i].MountsConfig = false
+				}
+				return c
+			},
+			state: rollout.StateSelecting, reason: v1alpha1.ReasonSelecting,
+			message: "waiting until these pods have restarted with the operator's ConfigMap: gpu-operator/nvidia-1, gpu-operator/nvidia-2",
+			actions: []string{noActions},
+		},
+		"applied: key and clients in one patch": {
+			situation: func() *cluster { c, _ := toMIG(); c.steps(3); return c },
+			state:     rollout.StateSelecting, reason: v1alpha1.ReasonSelecting, message: "selecting the configuration",
+			actions: []string{"patch node a (selecting the configuration research-…): nvidia.com/device-plugin.config=research-… " +
+				pluginLabel + "=true " + gfdLabel + "=true gpusharing.io/paused- gpusharing.io/selected=research-…"},
+		},
+		"selected: not advertised yet": {
+			situation: func() *cluster { c, _ := slicing(); c.steps(3); c.pass(); return c },
+			state:     rollout.StateVerifying, reason: v1alpha1.ReasonVerifying, message: "nvidia.com/gpu is 2 instead of 8",
+			actions: []string{noActions}, after: 5 * time.Minute,
+		},
+		"selected: something is advertised that must not be": {
+			situation: func() *cluster {
+				c, h := slicing()
+				c.steps(4)
+				h.Allocatable["nvidia.com/mig-1g.5gb"] = 7
+				return c
+			},
+			state: rollout.StateVerifying, reason: v1alpha1.ReasonVerifying, message: "nvidia.com/mig-1g.5gb is 7 instead of 0",
+			actions: []string{noActions}, after: 299 * time.Second,
+		},
+		"selected: not advertised in time": {
+			situation: func() *cluster {
+				c, _ := slicing()
+				c.steps(3)
+				c.pass()
+				c.Now = c.Now.Add(5 * time.Minute)
+				return c
+			},
+			state: rollout.StateFailed, reason: v1alpha1.ReasonNotAdvertised,
+			message: "not advertised within 5m0s: nvidia.com/gpu is 2 instead of 8",
+			actions: []string{"set spec of GPUNode a: recording that the change failed"},
+		},
+		"advertised: the taint goes and the state is recorded": {
+			situation: func() *cluster { c, _ := toMIG(); c.steps(4); return c },
+			state:     rollout.StateReleasing, reason: v1alpha1.ReasonProgressing, message: "taint",
+			actions: []string{"remove our taint from node a", "set spec of GPUNode a: recording the last good state"},
+		},
+		"up to date": {
+			situation: func() *cluster { c, _ := toMIG(); c.steps(5); return c },
+			state:     rollout.StateUpToDate, reason: v1alpha1.ReasonReady,
+			actions: []string{noActions},
+		},
+		"NVIDIA's driver is being upgraded": {
+			situation: func() *cluster { c, h := toMIG(); h.Labels["nvidia.com/gpu-driver-upgrade-state"] = "drain-required"; return c },
+			state:     rollout.StateStaleDisruptive, reason: v1alpha1.ReasonDriverUpgrade, message: "drain-required",
+			actions: []string{"write keys research-…"},
+		},
+		"the device plugin does not read our ConfigMap yet": {
+			situation: func() *cluster { c, _ := toMIG(); c.Wiring.Ready = false; return c },
+			state:     rollout.StateStaleDisruptive, reason: v1alpha1.ReasonWiring, message: "being pointed at the operator's ConfigMap",
+			actions: []string{"write keys research-…"},
+		},
+		"the rollout is paused": {
+			situation: func() *cluster { c, _ := toMIG(paused); return c },
+			state:     rollout.StateStaleDisruptive, reason: v1alpha1.ReasonPaused, message: "rollout.paused",
+			actions: []string{"write keys research-…"},
+		},
+		"the rollout is paused while the node drains": {
+			situation: func() *cluster {
+				c, h := toMIG()
+				c.hold(h, "train", 1, gpu.WholeGPU)
+				c.steps(1)
+				paused(&c.Policies[0])
+				return c
+			},
+			state: rollout.StateDraining, reason: v1alpha1.ReasonPaused, message: "pod user/train",
+			actions: []string{"remove our taint from node a"}, after: 599 * time.Second,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			d := rollout.Decide(c.situation().world())
+			g.Expect(d.Nodes).To(HaveLen(1))
+			g.Expect(d.Nodes[0].State).To(Equal(c.state), d.Nodes[0].Message)
+			g.Expect(d.Nodes[0].Reason).To(Equal(c.reason), d.Nodes[0].Message)
+			g.Expect(d.Nodes[0].Message).To(ContainSubstring(c.message))
+			if c.state == rollout.StateUpToDate {
+				g.Expect(d.Nodes[0].Message).To(BeEmpty())
+			}
+			var wanted []any
+			for _, a := range c.actions {
+				if a != noActions {
+					wanted = append(wanted, matching(a))
+				}
+			}
+			g.Expect(said(d.Actions)).To(HaveExactElements(wanted...))
+			g.Expect(d.After).To(Equal(c.after))
+		})
+	}
+}
+
+// slicing is a cluster of one node under a policy that time-slices.
+func slicing() (*cluster, *host) {
+	return toMIG(func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Sharing = timeSlicing(4) })
+}
+
+// steps passes so many times, a second apart.
+func (c *cluster) steps(n int) {
+	for range n {
+		c.pass()
+		c.tick(time.Second)
+	}
+}
+
+func said(actions []rollout.Action) []string {
+	words := []string{}
+	for _, a := range actions {
+		words = append(words, fmt.Sprint(a))
+	}
+	return words
+}
