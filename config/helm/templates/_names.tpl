@@ -1,0 +1,87 @@
+{{/* The labels of every object. A pod's own labels hold nothing that changes with the version, or each would be restarted. */}}
+{{- define "gpusharing.labels" -}}
+app.kubernetes.io/part-of: gpu-sharing-operator
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end }}
+
+{{/* An image by digest if it has one, else by tag, else by the version of the chart. */}}
+{{- define "gpusharing.image" -}}
+{{- $image := index .root.Values.images .name -}}
+{{- if $image.digest -}}
+{{ $image.repository }}@{{ $image.digest }}
+{{- else -}}
+{{ $image.repository }}:{{ $image.tag | default .root.Chart.AppVersion }}
+{{- end -}}
+{{- end }}
+
+{{/*
+Every object of a file that was generated elsewhere, as it is there, with the labels of the chart and in the namespace of
+the release. Those whose names are in keep stay when the release is uninstalled.
+*/}}
+{{- define "gpusharing.generated" -}}
+{{- $root := .root -}}
+{{- $keep := .keep | default list -}}
+{{- range $text := regexSplit "(?m)^---$" ($root.Files.Get .file | required (printf "the chart lacks %s: run make manifests" .file)) -1 }}
+{{- with fromYaml $text }}
+{{- if .Error }}{{ fail .Error }}{{ end }}
+{{- $labels := include "gpusharing.labels" $root | fromYaml }}
+{{- $_ := set .metadata "labels" (merge (.metadata.labels | default dict) (dict "app.kubernetes.io/name" .metadata.name) $labels) }}
+{{- if has .metadata.name $keep }}
+{{- $_ := set .metadata "annotations" (merge (.metadata.annotations | default dict) (dict "helm.sh/resource-policy" "keep")) }}
+{{- end }}
+{{- if .metadata.namespace }}{{ $_ := set .metadata "namespace" $root.Release.Namespace }}{{ end }}
+{{- range .subjects }}{{ $_ := set . "namespace" $root.Release.Namespace }}{{ end }}
+---
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* Where the pods see the driver: where it is on the node, unless that is the root, of which they see no more than /usr. */}}
+{{- define "gpusharing.driverRoot" -}}
+{{- if eq .Values.driver.root "/" }}/driver-root{{ else }}{{ .Values.driver.root }}{{ end -}}
+{{- end }}
+
+{{- define "gpusharing.driverMount" -}}
+- name: driver-root
+{{- if eq .Values.driver.root "/" }}
+  mountPath: /driver-root/usr
+{{- else }}
+  mountPath: {{ .Values.driver.root | quote }}
+  # The driver container mounts its file system there, perhaps after this pod has started.
+  mountPropagation: HostToContainer
+{{- end }}
+  readOnly: true
+{{- end }}
+
+{{- define "gpusharing.driverVolume" -}}
+- name: driver-root
+{{- if eq .Values.driver.root "/" }}
+  hostPath: {path: /usr, type: Directory}
+{{- else }}
+  hostPath: {path: {{ .Values.driver.root | quote }}, type: DirectoryOrCreate}
+{{- end -}}
+{{- end }}
+
+{{/* Where the pods of a node run. */}}
+{{- define "gpusharing.onGPUNodes" -}}
+nodeSelector:
+  {{- toYaml .Values.gpuNodes.selector | nindent 2 }}
+tolerations:
+{{- toYaml .Values.gpuNodes.tolerations | nindent 0 }}
+{{- with .Values.images.pullSecrets }}
+imagePullSecrets:
+{{- toYaml . | nindent 0 }}
+{{- end }}
+{{- end }}
+
+{{/* gpuNodes.selector as kubectl writes it: a=b,c=d. */}}
+{{- define "gpusharing.nodeSelector" -}}
+{{- $pairs := list -}}
+{{- range $key, $value := .Values.gpuNodes.selector -}}
+{{- $pairs = append $pairs (printf "%s=%s" $key $value) -}}
+{{- end -}}
+{{- join "," $pairs -}}
+{{- end }}

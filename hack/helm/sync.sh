@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# Copies what is generated or written elsewhere into the chart, byte for byte: Helm reads nothing outside a chart. The
+# chart's templates add labels and the namespace, and change nothing else.
+set -euo pipefail
+
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+
+files=config/helm/files
+rm -rf "$files"/{crd,rbac,admission,openshift}
+mkdir -p "$files"/{crd,rbac,admission,openshift}
+cp config/crd/gpusharing.io_*.yaml "$files/crd/"
+cp config/rbac/role.yaml "$files/rbac/controller-role.yaml"
+cp config/manager/rbac.yaml "$files/rbac/controller.yaml"
+cp config/agent/rbac.yaml "$files/rbac/agent.yaml"
+cp config/agent/admission.yaml "$files/admission/"
+cp config/openshift/scc.yaml "$files/openshift/"
