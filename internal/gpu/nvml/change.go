@@ -24,9 +24,13 @@ func (h *Hardware) SetMIG(ctx context.Context, uuid string, enabled bool) error 
 		if err != nil {
 			return err
 		}
-		activation, ret := d.SetMigMode(mode)
-		if ret != nvml.SUCCESS {
-			return failed("nvmlDeviceSetMigMode", ret)
+		var activation nvml.Return
+		err = write(ctx, "nvmlDeviceSetMigMode", func() (ret nvml.Return) {
+			activation, ret = d.SetMigMode(mode)
+			return ret
+		})
+		if err != nil {
+			return err
 		}
 		if activation != nvml.SUCCESS {
 			name, _ := describe(activation)
@@ -47,7 +51,7 @@ func (h *Hardware) SetComputeMode(ctx context.Context, uuid string, mode gpu.Com
 		if have, ret := d.GetComputeMode(); ret == nvml.SUCCESS && have == nvml.ComputeMode(mode) {
 			return nil
 		}
-		return failed("nvmlDeviceSetComputeMode", d.SetComputeMode(nvml.ComputeMode(mode)))
+		return write(ctx, "nvmlDeviceSetComputeMode", func() nvml.Return { return d.SetComputeMode(nvml.ComputeMode(mode)) })
 	})
 }
 
@@ -63,15 +67,15 @@ func (h *Hardware) CreateInstance(ctx context.Context, uuid, profile string, at 
 			return err
 		}
 		placement := nvml.GpuInstancePlacement{Start: uint32(at.Start), Size: uint32(at.Size)} //nolint:gosec // a few slices
-		instance, ret := d.CreateGpuInstanceWithPlacement(&p.info, &placement)
-		if ret != nvml.SUCCESS {
-			return failed("nvmlDeviceCreateGpuInstanceWithPlacement", ret)
+		var instance nvml.GpuInstance
+		err = write(ctx, "nvmlDeviceCreateGpuInstanceWithPlacement", func() (ret nvml.Return) {
+			instance, ret = d.CreateGpuInstanceWithPlacement(&p.info, &placement)
+			return ret
+		})
+		if err != nil {
+			return err
 		}
-		err = ctx.Err()
-		if err == nil {
-			err = span(instance, p.info.SliceCount)
-		}
-		if err != nil { // also after the end of ctx: half an instance helps nobody
+		if err := span(ctx, instance, p.info.SliceCount); err != nil { // half an instance helps nobody, also after ctx
 			return errors.Join(err, failed("taking the GPU instance back: nvmlGpuInstanceDestroy", instance.Destroy()))
 		}
 		return nil
@@ -79,11 +83,13 @@ func (h *Hardware) CreateInstance(ctx context.Context, uuid, profile string, at 
 }
 
 // span creates the compute instance that has all slices of a GPU instance.
-func span(instance nvml.GpuInstance, slices uint32) error {
+func span(ctx context.Context, instance nvml.GpuInstance, slices uint32) error {
 	for _, info := range computeProfiles(instance) {
 		if info.SliceCount == slices {
-			_, ret := instance.CreateComputeInstance(&info)
-			return failed("nvmlGpuInstanceCreateComputeInstance", ret)
+			return write(ctx, "nvmlGpuInstanceCreateComputeInstance", func() nvml.Return {
+				_, ret := instance.CreateComputeInstance(&info)
+				return ret
+			})
 		}
 	}
 	return fmt.Errorf("%w: the driver has no compute instance profile of %d slices", gpu.ErrNotSupported, slices)
@@ -105,10 +111,10 @@ func (h *Hardware) DestroyInstance(ctx context.Context, uuid string, id int) err
 			return err
 		}
 		for _, c := range computes {
-			if err := errors.Join(ctx.Err(), failed("nvmlComputeInstanceDestroy", c.handle.Destroy())); err != nil {
+			if err := write(ctx, "nvmlComputeInstanceDestroy", c.handle.Destroy); err != nil {
 				return err
 			}
 		}
-		return errors.Join(ctx.Err(), failed("nvmlGpuInstanceDestroy", instance.Destroy()))
+		return write(ctx, "nvmlGpuInstanceDestroy", instance.Destroy)
 	})
 }

@@ -68,8 +68,9 @@ func (h *Hardware) do(ctx context.Context, what string, operation func() error) 
 	}
 	done := make(chan error, 1)
 	go func() {
-		defer h.release()
-		done <- h.opened(ctx, operation)
+		err := h.opened(ctx, operation)
+		h.release() // before the caller is told, who may close
+		done <- err
 	}()
 	select {
 	case err := <-done:
@@ -116,6 +117,14 @@ func (h *Hardware) shutdown() error {
 // has says whether the driver has a call. Calling one that it has not ends the process.
 func (h *Hardware) has(symbol string) bool {
 	return h.lib.Extensions().LookupSymbol(symbol) == nil
+}
+
+// write makes a call that changes the hardware, unless the context has ended and its caller with it.
+func write(ctx context.Context, call string, do func() nvml.Return) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	return failed(call, do())
 }
 
 func (h *Hardware) device(uuid string) (nvml.Device, error) {

@@ -136,7 +136,16 @@ func (h *Hardware) SetMIG(ctx context.Context, uuid string, enabled bool) error 
 
 // Reset implements gpu.Hardware.
 func (h *Hardware) Reset(ctx context.Context, uuid string) error {
-	return h.write(ctx, OpReset, uuid, "", func() error { return h.node.Reset(uuid, 0) })
+	return h.write(ctx, OpReset, uuid, "", func() error {
+		g, err := h.node.GPU(uuid)
+		if err != nil {
+			return err
+		}
+		persistent := g.Persistence
+		defer func() { g.Persistence = persistent }()
+		g.Persistence = false // as whoever resets a GPU must
+		return h.node.Reset(uuid, 0)
+	})
 }
 
 // CreateInstance implements gpu.Hardware.

@@ -174,6 +174,20 @@ func (n *Node) CreateComputeInstance(uuid string, instance, slicesWanted int) (*
 	return &i.Compute[at], nil
 }
 
+// CreatePartial creates a GPU instance whose compute instance has so many slices; with 0 it has none.
+func (n *Node) CreatePartial(uuid, profile string, at gpu.Placement, computeSlices int) error {
+	p, err := n.profileNamed(uuid, profile)
+	if err != nil {
+		return err
+	}
+	i, err := n.CreateGPUInstance(uuid, p.ID, &at)
+	if err != nil || computeSlices == 0 {
+		return err
+	}
+	_, err = n.CreateComputeInstance(uuid, i.ID, computeSlices)
+	return err
+}
+
 func (i *GPUInstance) firstFree(want, total int) (start int, ok bool) {
 	for start := 0; start+want <= total; start++ {
 		at := gpu.Placement{Start: start, Size: want}

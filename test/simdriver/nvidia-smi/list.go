@@ -132,9 +132,13 @@ func (s smi) details() error {
 	return s.show(func(state *simdriver.State, _ int, g *sim.GPU) {
 		s.say("GPU %s", busID(g))
 		for _, line := range [][2]string{
-			{"Product Name", g.Spec().Product}, {"GPU UUID", g.UUID}, {"Driver Version", state.Node.DriverVersion},
-			{"Persistence Mode", enabled(g.Persistence)}, {"MIG Mode Current", migMode(g, g.MIG)},
-			{"MIG Mode Pending", migMode(g, g.PendingMIG)}, {"FB Memory Usage Total", fmt.Sprintf("%d MiB", g.Spec().MemoryMiB)},
+			{"Product Name", g.Spec().Product},
+			{"GPU UUID", g.UUID},
+			{"Driver Version", state.Node.DriverVersion},
+			{"Persistence Mode", enabled(g.Persistence)},
+			{"MIG Mode Current", migMode(g, g.MIG)},
+			{"MIG Mode Pending", migMode(g, g.PendingMIG)},
+			{"FB Memory Usage Total", fmt.Sprintf("%d MiB", g.Spec().MemoryMiB)},
 			{"Compute Mode", modeName(g.ComputeMode)},
 		} {
 			s.say("    %-39s : %s", line[0], line[1])

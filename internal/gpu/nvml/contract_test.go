@@ -1,0 +1,171 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package nvml_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/gputest"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/nvml"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
+	"github.com/gpusharing/gpu-sharing-operator/test/simdriver"
+)
+
+// observeEnv makes the test program observe the hardware through the library it names, print that and end, so that a
+// test can ask another process.
+const observeEnv = "GPUTEST_OBSERVE"
+
+// driverRoot is that of all tests: a process has one NVML library in its life. Each test puts its own node there.
+var driverRoot *simdriver.Driver
+
+func TestMain(m *testing.M) {
+	if library := os.Getenv(observeEnv); library != "" {
+		os.Exit(observeAndPrint(library))
+	}
+	os.Exit(withDriverRoot(m.Run))
+}
+
+func withDriverRoot(run func() int) int {
+	folder, err := os.MkdirTemp("", "simdriver-")
+	if err == nil {
+		defer os.RemoveAll(folder) //nolint:errcheck // a folder for temporary files
+		driverRoot, err = makeDriverRoot(filepath.Join(folder, "root"))
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return run()
+}
+
+func makeDriverRoot(root string) (*simdriver.Driver, error) {
+	cache, err := simdriver.CacheDir()
+	if err != nil {
+		return nil, err
+	}
+	programs, err := simdriver.Build(context.Background(), cache)
+	if err != nil {
+		return nil, err
+	}
+	return simdriver.New(root, programs, simdriver.Spec{})
+}
+
+func observeAndPrint(library string) int {
+	inv, err := nvml.New(nvml.Options{Library: library}).Observe(context.Background())
+	if err == nil {
+		err = json.NewEncoder(os.Stdout).Encode(inv)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return 0
+}
+
+// on puts a node into the driver root and opens it through NVML.
+func on(t *testing.T, models ...sim.Model) *nvml.Hardware {
+	t.Helper()
+	if err := driverRoot.Replace(simdriver.Spec{Name: t.Name(), Models: models}); err != nil {
+		t.Fatal(err)
+	}
+	library, err := nvml.FindLibrary(driverRoot.Root())
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := nvml.New(nvml.Options{Library: library, Reset: reset})
+	t.Cleanup(func() {
+		if err := h.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return h
+}
+
+// reset is what the agent gives to NVML: the driver's own program.
+func reset(ctx context.Context, pciBusID string) error {
+	program := filepath.Join(driverRoot.Root(), "usr/bin/nvidia-smi")
+	out, err := exec.CommandContext(ctx, program, "--gpu-reset", "-i", pciBusID).CombinedOutput() //nolint:gosec // our own
+	if err != nil {
+		return fmt.Errorf("nvidia-smi: %w: %s", err, strings.TrimSpace(string(out)))
+	}
+	return nil
+}
+
+func TestContract(t *testing.T) {
+	gputest.Contract(t, func(t *testing.T, models ...string) gputest.Fixture {
+		t.Helper()
+		wanted := make([]sim.Model, 0, len(models))
+		for _, m := range models {
+			wanted = append(wanted, sim.Model(m))
+		}
+		return gputest.Fixture{Hardware: on(t, wanted...), Rig: rig{t}}
+	})
+}
+
+type rig struct{ t *testing.T }
+
+func (r rig) must(err error) {
+	r.t.Helper()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+func (r rig) gpu(uuid string, change func(g *sim.GPU)) {
+	r.must(driverRoot.Update(func(s *simdriver.State) error {
+		g, err := s.Node.GPU(uuid)
+		if err == nil {
+			change(g)
+		}
+		return err
+	}))
+}
+
+func (r rig) AddProcess(uuid string, p gpu.Process) { r.must(driverRoot.AddProcess(uuid, p)) }
+func (r rig) RemoveProcess(pid int)                 { r.must(driverRoot.RemoveProcess(pid)) }
+func (r rig) Reboot()                               { r.must(driverRoot.Reboot()) }
+
+// HoldOpen opens the GPUs as another process would. The lock of a client is its own also within one process.
+func (r rig) HoldOpen() (release func()) {
+	const other = 900100
+	r.must(driverRoot.Update(func(s *simdriver.State) error {
+		s.Node.Open(sim.Client{PID: other})
+		return nil
+	}))
+	return func() {
+		r.must(driverRoot.Update(func(s *simdriver.State) error {
+			s.Node.Shut(other)
+			return nil
+		}))
+	}
+}
+
+func (r rig) SetPersistence(uuid string, on bool) {
+	r.gpu(uuid, func(g *sim.GPU) { g.Persistence = on })
+}
+
+func (r rig) ForbidReset(uuid string) { r.gpu(uuid, func(g *sim.GPU) { g.NoReset = true }) }
+
+func (r rig) Persistence(uuid string) (on bool) {
+	r.gpu(uuid, func(g *sim.GPU) { on = g.Persistence })
+	return on
+}
+
+func (r rig) CreatePartial(uuid, profile string, at gpu.Placement, slices int) {
+	r.must(driverRoot.Update(func(s *simdriver.State) error { return s.Node.CreatePartial(uuid, profile, at, slices) }))
+}
+
+func (r rig) FailComputeInstances() {
+	r.must(driverRoot.AddFault(simdriver.Fault{
+		Call: "nvmlGpuInstanceCreateComputeInstance", Return: sim.Unknown, Times: 1,
+	}))
+}

@@ -1,0 +1,213 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package nvml_test
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/nvml"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
+	"github.com/gpusharing/gpu-sharing-operator/test/simdriver"
+)
+
+// What NVML tells is what the rules hold, for each GPU of the catalogue; the names of profiles, which are derived from
+// sizes on one side and read from the table on the other, included.
+func TestNVMLTellsWhatIsSoOfEveryModel(t *testing.T) {
+	for _, model := range sim.Models() {
+		t.Run(string(model), func(t *testing.T) {
+			g := NewWithT(t)
+			h := on(t, model)
+			expectSame(t, h)
+			spec, err := sim.SpecOf(model)
+			g.Expect(err).NotTo(HaveOccurred())
+			for _, p := range spec.Profiles {
+				g.Expect(driverRoot.Update(func(s *simdriver.State) error {
+					n := &s.Node
+					n.Reboot()
+					if _, err := n.SetMIG(n.GPUs[0].UUID, true, 0); err != nil {
+						return err
+					}
+					for range p.Max {
+						i, err := n.CreateGPUInstance(n.GPUs[0].UUID, p.ID, nil)
+						if err != nil {
+							return err
+						}
+						if _, err := n.CreateComputeInstance(n.GPUs[0].UUID, i.ID, p.Slices); err != nil {
+							return err
+						}
+					}
+					return nil
+				})).To(Succeed())
+				expectSame(t, h)
+			}
+		})
+	}
+}
+
+func expectSame(t *testing.T, h *nvml.Hardware) {
+	t.Helper()
+	g := NewWithT(t)
+	seen, err := h.Observe(t.Context())
+	g.Expect(err).NotTo(HaveOccurred())
+	n, err := driverRoot.Node()
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(seen).To(Equal(n.Observe()))
+}
+
+func TestAnotherProcessSeesTheSame(t *testing.T) {
+	g := NewWithT(t)
+	h := on(t, sim.A100, sim.T4)
+	inv, err := h.Observe(t.Context())
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(h.SetMIG(t.Context(), inv.Devices[0].UUID, true)).To(Succeed())
+	g.Expect(h.CreateInstance(t.Context(), inv.Devices[0].UUID, "3g.20gb", gpu.Placement{Start: 4, Size: 4})).To(Succeed())
+	inv, err = h.Observe(t.Context())
+	g.Expect(err).NotTo(HaveOccurred())
+
+	self, err := os.Executable()
+	g.Expect(err).NotTo(HaveOccurred())
+	other := exec.CommandContext(t.Context(), self)
+	other.Env = append(os.Environ(), observeEnv+"="+filepath.Join(driverRoot.Root(), "usr/lib64/libnvidia-ml.so.1"))
+	out, err := other.Output()
+	g.Expect(err).NotTo(HaveOccurred())
+	var seen gpu.Inventory
+	g.Expect(json.Unmarshal(out, &seen)).To(Succeed())
+	g.Expect(seen).To(Equal(inv))
+}
+
+func TestACallThatHangsHoldsNobodyLongerThanItsContext(t *testing.T) {
+	g := NewWithT(t)
+	h := on(t, sim.A100)
+	inv, err := h.Observe(t.Context())
+	g.Expect(err).NotTo(HaveOccurred())
+	uuid := inv.Devices[0].UUID
+	hang := simdriver.Fault{Call: "nvmlDeviceGetHandleByUUID", Hang: 700 * time.Millisecond, Times: 1}
+	g.Expect(driverRoot.AddFault(hang)).To(Succeed())
+
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	err = h.SetMIG(ctx, uuid, true)
+	g.Expect(err).To(MatchError(context.DeadlineExceeded))
+	g.Expect(err).To(MatchError(ContainSubstring("setting MIG mode true on GPU " + uuid + ": NVML has not returned")))
+	g.Expect(h.Close()).To(MatchError(gpu.ErrBusy))
+
+	ctx, cancel = context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	_, err = h.Observe(ctx)
+	g.Expect(err).To(MatchError(ContainSubstring("waiting for an earlier NVML operation to return")))
+
+	inv, err = h.Observe(t.Context())
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(inv.Devices[0].PendingMIG).To(BeFalse(), "what was abandoned before its write does not write")
+}
+
+func TestReturnsBecomeSentinels(t *testing.T) {
+	cases := map[string]struct {
+		ret  sim.Return
+		want error
+		text string
+	}{
+		"in use":                 {sim.InUse, gpu.ErrBusy, "nvmlDeviceSetMigMode: ERROR_IN_USE: in use"},
+		"not supported":          {sim.NotSupported, gpu.ErrNotSupported, "ERROR_NOT_SUPPORTED"},
+		"insufficient resources": {sim.InsufficientResources, gpu.ErrInsufficient, "ERROR_INSUFFICIENT_RESOURCES"},
+		"not found":              {sim.NotFound, gpu.ErrGone, "ERROR_NOT_FOUND"},
+		"lost":                   {sim.GPUIsLost, gpu.ErrGone, "ERROR_GPU_IS_LOST"},
+		"reset required":         {sim.ResetRequired, gpu.ErrResetRequired, "ERROR_RESET_REQUIRED"},
+		"no permission":          {sim.NoPermission, gpu.ErrPermission, "ERROR_NO_PERMISSION"},
+		"anything else":          {sim.Unknown, nil, "nvmlDeviceSetMigMode: ERROR_UNKNOWN"},
+		"a number without name":  {sim.Return(77), nil, "nvmlDeviceSetMigMode: NVML return 77"},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			h := on(t, sim.A100)
+			inv, err := h.Observe(t.Context())
+			g.Expect(err).NotTo(HaveOccurred())
+			g.Expect(driverRoot.AddFault(simdriver.Fault{Call: "nvmlDeviceSetMigMode", Return: c.ret, Times: 1})).To(Succeed())
+			err = h.SetMIG(t.Context(), inv.Devices[0].UUID, true)
+			g.Expect(err).To(MatchError(ContainSubstring(c.text)))
+			if c.want != nil {
+				g.Expect(err).To(MatchError(c.want))
+			}
+		})
+	}
+}
+
+// Whatever call fails while the node is observed, the observation fails: it never shows less than there is.
+func TestAnObservationIsWholeOrFails(t *testing.T) {
+	for _, call := range []string{
+		"nvmlInit", "nvmlSystemGetDriverVersion", "nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex", "nvmlDeviceGetUUID",
+		"nvmlDeviceGetName", "nvmlDeviceGetPciInfo", "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetCudaComputeCapability",
+		"nvmlDeviceGetVirtualizationMode", "nvmlDeviceGetComputeMode", "nvmlDeviceGetMigMode",
+		"nvmlDeviceGetGpuInstanceProfileInfo", "nvmlDeviceGetGpuInstancePossiblePlacements", "nvmlDeviceGetMaxMigDeviceCount",
+		"nvmlDeviceGetGpuInstances", "nvmlGpuInstanceGetInfo", "nvmlGpuInstanceGetComputeInstances", "nvmlComputeInstanceGetInfo",
+		"nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetMPSComputeRunningProcesses",
+	} {
+		t.Run(call, func(t *testing.T) {
+			g := NewWithT(t)
+			h := on(t, sim.H100)
+			inv, err := h.Observe(t.Context())
+			g.Expect(err).NotTo(HaveOccurred())
+			g.Expect(h.SetMIG(t.Context(), inv.Devices[0].UUID, true)).To(Succeed())
+			g.Expect(h.CreateInstance(t.Context(), inv.Devices[0].UUID, "1g.10gb", gpu.Placement{Size: 1})).To(Succeed())
+			g.Expect(h.Close()).To(Succeed())
+			g.Expect(driverRoot.AddFault(simdriver.Fault{Call: call, Return: sim.Unknown, Times: 1})).To(Succeed())
+			_, err = h.Observe(t.Context())
+			g.Expect(err).To(MatchError(ContainSubstring(call + ": ERROR_UNKNOWN")))
+			expectSame(t, h)
+		})
+	}
+}
+
+func TestFindLibrary(t *testing.T) {
+	cases := map[string]struct {
+		file, link string
+		want, err  string
+	}{
+		"where RPM packages put it":      {file: "usr/lib64/libnvidia-ml.so.1", want: "usr/lib64/libnvidia-ml.so.1"},
+		"where Debian packages put it":   {file: "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1", want: "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1"},
+		"behind a link":                  {file: "usr/lib64/libnvidia-ml.so.580", link: "usr/lib64/libnvidia-ml.so.1", want: "usr/lib64/libnvidia-ml.so.1"},
+		"not behind a link out of there": {link: "usr/lib64/libnvidia-ml.so.1", err: "no libnvidia-ml.so.1 below"},
+		"nowhere":                        {err: "is the NVIDIA driver installed there?"},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			root := t.TempDir()
+			g.Expect(os.MkdirAll(filepath.Join(root, "usr/lib64"), 0o750)).To(Succeed())
+			g.Expect(os.MkdirAll(filepath.Join(root, "usr/lib/x86_64-linux-gnu"), 0o750)).To(Succeed())
+			target := "/etc/passwd"
+			if c.file != "" {
+				g.Expect(os.WriteFile(filepath.Join(root, c.file), nil, 0o600)).To(Succeed())
+				target = filepath.Base(c.file)
+			}
+			if c.link != "" {
+				g.Expect(os.Symlink(target, filepath.Join(root, c.link))).To(Succeed())
+			}
+			found, err := nvml.FindLibrary(root)
+			if c.err != "" {
+				g.Expect(err).To(MatchError(ContainSubstring(c.err)))
+				return
+			}
+			g.Expect(err).NotTo(HaveOccurred())
+			g.Expect(found).To(Equal(filepath.Join(root, c.want)))
+		})
+	}
+}
+
+func TestNoDriverRoot(t *testing.T) {
+	g := NewWithT(t)
+	missing := filepath.Join(t.TempDir(), "driver")
+	_, err := nvml.FindLibrary(missing)
+	g.Expect(err).To(MatchError(ContainSubstring("no driver root " + missing)))
+}

@@ -1,0 +1,80 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package sim_test
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/gputest"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
+)
+
+func TestContract(t *testing.T) {
+	gputest.Contract(t, func(_ *testing.T, models ...string) gputest.Fixture {
+		wanted := make([]sim.Model, 0, len(models))
+		for _, m := range models {
+			wanted = append(wanted, sim.Model(m))
+		}
+		h := sim.New(wanted...)
+		return gputest.Fixture{Hardware: h, Rig: rig{t, h}}
+	})
+}
+
+type rig struct {
+	t *testing.T
+	h *sim.Hardware
+}
+
+func (r rig) must(err error) {
+	r.t.Helper()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+func (r rig) gpu(uuid string, change func(g *sim.GPU)) {
+	r.h.Update(func(n *sim.Node) {
+		g, err := n.GPU(uuid)
+		r.must(err)
+		change(g)
+	})
+}
+
+func (r rig) AddProcess(uuid string, p gpu.Process) { r.must(r.h.AddProcess(uuid, p)) }
+func (r rig) RemoveProcess(pid int)                 { r.h.RemoveProcess(pid) }
+func (r rig) Reboot()                               { r.h.Reboot() }
+
+func (r rig) HoldOpen() (release func()) {
+	const other = 900100
+	r.h.Update(func(n *sim.Node) { n.Open(sim.Client{PID: other}) })
+	return func() { r.h.Update(func(n *sim.Node) { n.Shut(other) }) }
+}
+
+func (r rig) SetPersistence(uuid string, on bool) {
+	r.gpu(uuid, func(g *sim.GPU) { g.Persistence = on })
+}
+
+func (r rig) ForbidReset(uuid string) { r.gpu(uuid, func(g *sim.GPU) { g.NoReset = true }) }
+
+func (r rig) Persistence(uuid string) (on bool) {
+	r.gpu(uuid, func(g *sim.GPU) { on = g.Persistence })
+	return on
+}
+
+func (r rig) CreatePartial(uuid, profile string, at gpu.Placement, slices int) {
+	r.h.Update(func(n *sim.Node) { r.must(n.CreatePartial(uuid, profile, at, slices)) })
+}
+
+func (r rig) FailComputeInstances() {
+	failed := false
+	r.h.Fail = func(op sim.Op, _ string) error {
+		if op != sim.OpCreateComputeInstance || failed {
+			return nil
+		}
+		failed = true
+		return errors.New("broken")
+	}
+}
