@@ -28,6 +28,7 @@ type outcome struct {
 	unknown  []string      // UUIDs in the wish that the node does not have
 	waits    []string      // what is waited for, in words
 	failures []failure
+	pending  []string // GPUs whose MIG mode waits for a reboot, in words
 	unmet    []string // GPUs that are not as wished though nothing is left to do, in words
 }
 
@@ -44,6 +45,11 @@ func (o outcome) retry() error {
 		errs = append(errs, f.err)
 	}
 	return errors.Join(errs...)
+}
+
+// waiting says whether something is waited for of which no event tells, other than a reboot.
+func (o outcome) waiting() bool {
+	return len(o.waits) > 0 || len(o.unmet) > len(o.pending)
 }
 
 // converge carries out plan after plan until nothing is left to do or something is in the way, and returns the last
@@ -72,6 +78,7 @@ func (c *Controller) converge(
 			return observation{}, o, err
 		}
 		if !acted || len(o.failures)+len(o.waits) > 0 || round == maxRounds {
+			o.failures, o.pending = needReboot(o.failures, now.devices)
 			o.unmet = unmet(wish, now.devices)
 			return now, o, nil
 		}
@@ -113,19 +120,14 @@ func (c *Controller) refreshed(ctx context.Context, s plan.Step, now observation
 	return c.observe(ctx)
 }
 
-// ended are the GPUs whose steps have ended early. A step that concerns several GPUs ends, and waits for, all of them.
-type ended struct {
-	all     bool
-	devices []string
-}
+// ended are the GPUs whose steps have ended early.
+type ended []string
 
-func (e *ended) add(s plan.Step) {
-	e.all = e.all || s.Device() == ""
-	e.devices = append(e.devices, s.Device())
-}
+func (e *ended) add(s plan.Step) { *e = append(*e, plan.GPUs(s)...) }
 
+// has says whether a step concerns one of them: an MPS daemon is not started before all its GPUs are ready for it.
 func (e *ended) has(s plan.Step) bool {
-	return e.all || s.Device() == "" && len(e.devices) > 0 || slices.Contains(e.devices, s.Device())
+	return slices.ContainsFunc(plan.GPUs(s), func(uuid string) bool { return slices.Contains(*e, uuid) })
 }
 
 // split takes out of a wish the GPUs that the node does not have.
@@ -157,6 +159,20 @@ func kept(wish []v1alpha1.DeviceSpec) func(plan.Daemon) bool {
 			return i < 0 || wish[i].Sharing.MPS != nil && wish[i].Sharing.MPS.Resource == d.Resource
 		})
 	}
+}
+
+// needReboot takes out of the failures the GPUs that have a MIG mode pending and cannot be reset here: trying again does
+// not help them.
+func needReboot(failures []failure, devices []gpu.Device) (others []failure, pending []string) {
+	for _, f := range failures {
+		d, found := find(devices, f.step.Device())
+		if found && d.PendingMIG != d.State.MIG && errors.Is(f.err, gpu.ErrNotSupported) {
+			pending = append(pending, d.String())
+		} else {
+			others = append(others, f)
+		}
+	}
+	return others, pending
 }
 
 // unmet lists the GPUs that are not as wished.

@@ -129,7 +129,7 @@ func (c *Controller) finish(ctx context.Context, node *v1alpha1.GPUNode, r repor
 	if err := errors.Join(r.failed, r.outcome.retry(), closed, reported); err != nil {
 		return reconcile.Result{}, err
 	}
-	if len(r.outcome.waits) > 0 {
+	if r.outcome.waiting() {
 		return reconcile.Result{RequeueAfter: min(waitPoll, c.resync)}, nil
 	}
 	return reconcile.Result{RequeueAfter: c.resync}, nil

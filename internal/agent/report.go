@@ -57,7 +57,7 @@ func (c *Controller) status(node *v1alpha1.GPUNode, r report) v1alpha1.GPUNodeSt
 	if s, known := applied(node, r); known {
 		set(s)
 	}
-	for _, s := range []metav1.Condition{stalled(r.outcome), rebootRequired(r)} {
+	for _, s := range []metav1.Condition{stalled(r.outcome), rebootRequired(r.outcome)} {
 		s.ObservedGeneration = node.Generation
 		conditions = condition.SetWhenTrue(conditions, s, now)
 	}
@@ -95,13 +95,14 @@ func discovered(r report, seen int) metav1.Condition {
 func applied(node *v1alpha1.GPUNode, r report) (c metav1.Condition, known bool) {
 	o := r.outcome
 	c = metav1.Condition{Type: v1alpha1.ConditionApplied, Status: metav1.ConditionFalse}
-	switch reboot := rebootRequired(r); {
+	switch {
 	case o.problem != nil:
 		c.Reason, c.Message = o.problem.Reason, o.problem.Message
-	case reboot.Status == metav1.ConditionTrue:
-		c.Reason, c.Message = reboot.Reason, reboot.Message
 	case len(o.failures) > 0:
 		c.Reason, c.Message = failed(o.failures)
+	case len(o.pending) > 0:
+		reboot := rebootRequired(o)
+		c.Reason, c.Message = reboot.Reason, reboot.Message
 	case len(o.waits) > 0:
 		c.Reason, c.Message = v1alpha1.ReasonGPUInUse, strings.Join(o.waits, "; ")
 	case r.failed != nil:
@@ -147,18 +148,11 @@ func stalled(o outcome) metav1.Condition {
 }
 
 // rebootRequired is true when a MIG mode is pending on a GPU that cannot be reset here.
-func rebootRequired(r report) metav1.Condition {
+func rebootRequired(o outcome) metav1.Condition {
 	c := metav1.Condition{Type: v1alpha1.ConditionRebootRequired, Status: metav1.ConditionFalse}
-	var pending []string
-	for _, f := range r.outcome.failures {
-		d, found := find(r.observed.devices, f.step.Device())
-		if found && d.PendingMIG != d.State.MIG && errors.Is(f.err, gpu.ErrNotSupported) {
-			pending = append(pending, d.String())
-		}
-	}
-	if len(pending) > 0 {
+	if len(o.pending) > 0 {
 		c.Status, c.Reason = metav1.ConditionTrue, v1alpha1.ReasonRebootRequired
-		c.Message = join(pending) + " cannot be reset on this node; reboot the node, and the MIG mode changes"
+		c.Message = join(o.pending) + " cannot be reset on this node; reboot the node, and the MIG mode changes"
 	}
 	return c
 }

@@ -1,0 +1,259 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package agent_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/onsi/gomega"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	ac "github.com/gpusharing/gpu-sharing-operator/api/v1alpha1/applyconfiguration/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/agent"
+	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
+	hostfake "github.com/gpusharing/gpu-sharing-operator/internal/host/fake"
+	"github.com/gpusharing/gpu-sharing-operator/internal/mps"
+	mpsfake "github.com/gpusharing/gpu-sharing-operator/internal/mps/fake"
+	"github.com/gpusharing/gpu-sharing-operator/internal/ssa"
+	"github.com/gpusharing/gpu-sharing-operator/test/env"
+)
+
+const resync = time.Minute
+
+// node is a node with its GPUs, its host and its agent. Tests call Reconcile themselves.
+type node struct {
+	*testing.T
+	gomega.Gomega
+
+	name        string
+	cluster     *env.Cluster
+	hardware    *sim.Hardware
+	between     *between
+	processes   *hostfake.Processes
+	allocations *allocations
+	runner      *hostfake.Runner
+	daemons     *mpsfake.Daemons
+	clock       *mpsfake.Clock
+	mpsRoot     string
+	mpsHost     *mps.Host
+	view        *mps.View
+	controller  *agent.Controller
+
+	writes  int // API requests that write
+	refusal error
+}
+
+// newNode makes a node whose GPUNode has no wish yet.
+func newNode(t *testing.T, cluster *env.Cluster, name string, models ...sim.Model) *node {
+	t.Helper()
+	n := &node{
+		T: t, Gomega: gomega.NewWithT(t), name: name, cluster: cluster, hardware: sim.New(models...), mpsRoot: t.TempDir(),
+		processes: hostfake.NewProcesses("boot-1"), allocations: &allocations{}, daemons: mpsfake.NewDaemons(),
+		clock: mpsfake.NewClock(time.Unix(1_800_000_000, 0)),
+	}
+	n.between = &between{Hardware: n.hardware}
+	n.runner = hostfake.NewRunner().Add("nvidia-cuda-mps-control", n.daemons.Program)
+	root, err := os.OpenRoot(n.mpsRoot)
+	n.Expect(err).NotTo(gomega.HaveOccurred())
+	t.Cleanup(func() { _ = root.Close() })
+	control := mps.NewControl(n.runner, "/", root, n.clock)
+	n.mpsHost, n.view = mps.NewHost(control), mps.NewView(control)
+	n.clock.Meanwhile = func() { _ = n.mpsHost.Converge(t.Context(), true) }
+	n.restartAgent()
+	n.wish()
+	return n
+}
+
+// restartAgent starts the agent anew: all that it knew is gone.
+func (n *node) restartAgent() {
+	boot, err := n.processes.ID()
+	n.Expect(err).NotTo(gomega.HaveOccurred())
+	n.controller = agent.New(agent.Config{
+		Node: n.name, BootID: boot, Client: n.client(), Hardware: n.between, MPS: n.view, Processes: n.processes,
+		Allocations: n.allocations, Clock: n.clock, Resync: resync,
+	})
+}
+
+// client counts writes, and refuses them on request.
+func (n *node) client() client.Client {
+	return interceptor.NewClient(n.cluster.Client, interceptor.Funcs{
+		Apply: func(context.Context, client.WithWatch, runtime.ApplyConfiguration, ...client.ApplyOption) error {
+			return errors.New("the agent applies nothing but the status")
+		},
+		SubResourceApply: func(
+			ctx context.Context, c client.Client, sub string, o runtime.ApplyConfiguration, opts ...client.SubResourceApplyOption,
+		) error {
+			n.writes++
+			if n.refusal != nil {
+				return n.refusal
+			}
+			return c.SubResource(sub).Apply(ctx, o, opts...)
+		},
+	})
+}
+
+// wish writes the spec as the controller does.
+func (n *node) wish(devices ...v1alpha1.DeviceSpec) {
+	n.Helper()
+	spec, err := ssa.Configuration[ac.GPUNodeSpecApplyConfiguration](v1alpha1.GPUNodeSpec{Policy: "research", Devices: devices})
+	n.Expect(err).NotTo(gomega.HaveOccurred())
+	err = n.cluster.Client.Apply(n.Context(), ac.GPUNode(n.name).WithSpec(spec), client.FieldOwner("gpusharing-controller"), client.ForceOwnership)
+	n.Expect(err).NotTo(gomega.HaveOccurred())
+}
+
+// reconcile makes one pass.
+func (n *node) reconcile() (reconcile.Result, error) {
+	n.Helper()
+	result, err := n.controller.Reconcile(n.Context(), n.get())
+	env.ExpectStatusSane(n.T, n.get())
+	return result, err
+}
+
+// settle makes a pass that succeeds, and another that changes nothing.
+func (n *node) settle() {
+	n.Helper()
+	_, err := n.reconcile()
+	n.Expect(err).NotTo(gomega.HaveOccurred())
+	n.expectIdle()
+}
+
+// expectIdle makes a pass that neither writes to the API nor to the hardware.
+func (n *node) expectIdle() {
+	n.Helper()
+	api, hardware, version := n.writes, len(n.hardware.Writes()), n.get().ResourceVersion
+	_, err := n.reconcile()
+	n.Expect(err).NotTo(gomega.HaveOccurred())
+	n.Expect(n.writes-api).To(gomega.BeZero(), "API writes of a pass with nothing changed")
+	n.Expect(n.hardware.Writes()[hardware:]).To(gomega.BeEmpty(), "hardware writes of a pass with nothing changed")
+	n.Expect(n.get().ResourceVersion).To(gomega.Equal(version))
+}
+
+func (n *node) get() *v1alpha1.GPUNode {
+	n.Helper()
+	o := &v1alpha1.GPUNode{}
+	n.Expect(n.cluster.Client.Get(n.Context(), client.ObjectKey{Name: n.name}, o)).To(gomega.Succeed())
+	return o
+}
+
+func (n *node) uuid(index int) (uuid string) {
+	n.hardware.Update(func(s *sim.Node) { uuid = s.GPUs[index].UUID })
+	return uuid
+}
+
+// device is how the hardware is, not what the status says.
+func (n *node) device(index int) (d gpu.Device) {
+	n.hardware.Update(func(s *sim.Node) { d = s.Observe().Devices[index] })
+	return d
+}
+
+func (n *node) profiles(index int) []string {
+	var names []string
+	for _, i := range n.device(index).State.Instances {
+		names = append(names, i.Profile)
+	}
+	return names
+}
+
+func (n *node) pipe(resource string) string { return filepath.Join(n.mpsRoot, resource, "pipe") }
+
+// expectCondition checks status and reason, and returns the message.
+func (n *node) expectCondition(conditionType string, status metav1.ConditionStatus, reason string) string {
+	n.Helper()
+	o := n.get()
+	c, found := condition.Find(o.Status.Conditions, conditionType)
+	n.Expect(found).To(gomega.BeTrue(), "%s in %+v", conditionType, o.Status.Conditions)
+	n.Expect(c.Status).To(gomega.Equal(status), "%+v", c)
+	n.Expect(c.Reason).To(gomega.Equal(reason), "%+v", c)
+	n.Expect(c.ObservedGeneration).To(gomega.Equal(o.Generation), "%+v", c)
+	return c.Message
+}
+
+func (n *node) expectNoCondition(conditionType string) {
+	n.Helper()
+	_, found := condition.Find(n.get().Status.Conditions, conditionType)
+	n.Expect(found).To(gomega.BeFalse(), "%s is there", conditionType)
+}
+
+func (n *node) expectReady() {
+	n.Helper()
+	n.expectCondition(v1alpha1.ConditionReady, metav1.ConditionTrue, v1alpha1.ReasonReady)
+	n.expectNoCondition(v1alpha1.ConditionStalled)
+}
+
+func mig(uuid string, instances ...v1alpha1.InstanceCount) v1alpha1.DeviceSpec {
+	return v1alpha1.DeviceSpec{UUID: uuid, Sharing: v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeEnabled, Instances: instances}}
+}
+
+func instances(profile string, count int32) v1alpha1.InstanceCount {
+	return v1alpha1.InstanceCount{Profile: profile, Count: count}
+}
+
+func whole(uuid string) v1alpha1.DeviceSpec {
+	return v1alpha1.DeviceSpec{UUID: uuid, Sharing: v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeDisabled}}
+}
+
+func shared(uuid string, percentage int32, limit int64) v1alpha1.DeviceSpec {
+	spec := whole(uuid)
+	spec.Sharing.MPS = &v1alpha1.MPSDaemon{
+		Resource: "nvidia.com/gpu", Owner: v1alpha1.MPSDaemonOwnerGPUSharing,
+		ActiveThreadPercentage: percentage, PinnedMemoryLimitMiB: limit,
+	}
+	return spec
+}
+
+// between lets something happen between two calls of the hardware.
+type between struct {
+	gpu.Hardware
+
+	afterSetMIG func()
+	closed      int
+}
+
+func (b *between) SetMIG(ctx context.Context, uuid string, enabled bool) error {
+	err := b.Hardware.SetMIG(ctx, uuid, enabled)
+	if b.afterSetMIG != nil {
+		b.afterSetMIG()
+	}
+	return err
+}
+
+func (b *between) Close() error {
+	b.closed++
+	return b.Hardware.Close()
+}
+
+// allocations are what the kubelet says.
+type allocations struct {
+	list []agent.Allocation
+	err  error
+}
+
+func (a *allocations) List(context.Context) ([]agent.Allocation, error) { return a.list, a.err }
+
+func (a *allocations) hold(pod, device string) {
+	a.list = append(a.list, agent.Allocation{Namespace: "ml", Pod: pod, Container: "main", Device: device})
+}
+
+// startNVIDIAs starts a daemon as NVIDIA's MPS daemon set does.
+func (n *node) startNVIDIAs() {
+	n.Helper()
+	dir := filepath.Join(n.mpsRoot, "nvidia.com/gpu")
+	for _, sub := range []string{"pipe", "log"} {
+		n.Expect(os.MkdirAll(filepath.Join(dir, sub), 0o755)).To(gomega.Succeed())
+	}
+	n.Expect(os.WriteFile(filepath.Join(dir, ".started"), nil, 0o600)).To(gomega.Succeed())
+	n.Expect(n.daemons.Start(filepath.Join(dir, "pipe"), filepath.Join(dir, "log"))).To(gomega.Succeed())
+}

@@ -1,0 +1,530 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package agent_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/onsi/gomega"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
+	"github.com/gpusharing/gpu-sharing-operator/internal/host"
+	"github.com/gpusharing/gpu-sharing-operator/test/env"
+)
+
+func TestReconcile(t *testing.T) {
+	cluster := env.Start(t)
+	for name, test := range map[string]func(*testing.T, *env.Cluster, string){
+		"reports the GPUs of a node that nobody governs":                     reportsWithoutWish,
+		"partitions an idle GPU, with the reset that its architecture needs": partitionsIdle,
+		"keeps what is in use and names who uses it":                         namesWhoUses,
+		"lets other GPUs go on beside one that is in use":                    othersGoOn,
+		"lets other GPUs go on beside an MPS daemon that is in use":          othersGoOnBesideMPS,
+		"looks again before it destroys, if time has passed":                 looksAgain,
+		"waits for a container that holds an instance without using it":      waitsForHolder,
+		"converges after a crash behind any step":                            convergesAfterCrash,
+		"rebuilds what a reboot lost":                                        rebuildsAfterReboot,
+		"finishes a GPU instance that a crash left without compute instance": finishesPartial,
+		"says which step failed, retries, and clears the reason":             stepFails,
+		"keeps the devices when NVML fails":                                  keepsDevices,
+		"does nothing while the kubelet cannot be asked":                     kubeletSilent,
+		"is stalled by a profile that the GPU does not have":                 stalled,
+		"asks for a reboot where the GPU cannot be reset":                    rebootRequired,
+		"goes on beside a GPU that the node does not have":                   unknownDevice,
+		"shows processes with their pods, and holders":                       showsUsers,
+		"starts MPS, and puts the compute mode back when it goes":            mpsComesAndGoes,
+		"says why MPS does not start":                                        mpsFails,
+		"forgets the wish for a daemon that died before it was stopped":      mpsForgotten,
+		"leaves NVIDIA's own MPS daemon alone":                               mpsExternal,
+		"takes MIG to MPS and back":                                          strategiesChange,
+		"is not ready while it cannot report":                                cannotReport,
+		"leaves a GPUNode that is being deleted":                             deleted,
+	} {
+		t.Run(name, func(t *testing.T) { test(t, cluster, nodeName(name)) })
+	}
+}
+
+// nodeName makes a node's name of a sentence.
+func nodeName(sentence string) string {
+	return regexp.MustCompile("[^a-z0-9]+").ReplaceAllString(strings.ToLower(sentence), "-")
+}
+
+func reportsWithoutWish(t *testing.T, cluster *env.Cluster, name string) {
+	n := newNode(t, cluster, name, sim.A100, sim.T4)
+	n.settle()
+	n.expectReady()
+	n.expectCondition(v1alpha1.ConditionApplied, metav1.ConditionTrue, v1alpha1.ReasonNoWish)
+	n.Expect(n.expectCondition(v1alpha1.ConditionDiscovered, metav1.ConditionTrue, v1alpha1.ReasonDiscovered)).
+		To(gomega.MatchRegexp(`^read 2 GPUs with driver \d+\.`))
+	status := n.get().Status
+	n.Expect(status.BootID).To(gomega.Equal("boot-1"))
+	n.Expect(status.Devices).To(gomega.HaveLen(2))
+	a100, t4 := status.Devices[0], status.Devices[1]
+	n.Expect(a100.UUID).To(gomega.Equal(n.uuid(0)))
+	n.Expect(a100.Product).To(gomega.HavePrefix("NVIDIA-A100-"))
+	n.Expect(a100.MIGCapable).To(gomega.BeTrue())
+	n.Expect(a100.ComputeCapability).To(gomega.Equal("8.0"))
+	n.Expect(a100.Profiles).To(gomega.ContainElement(gomega.And(
+		gomega.HaveField("Name", "1g.5gb"), gomega.HaveField("Max", int32(7)), gomega.HaveField("Starts", gomega.HaveLen(7)))))
+	n.Expect(t4.Index).To(gomega.Equal(int32(1)))
+	n.Expect(t4.MIGCapable).To(gomega.BeFalse())
+	n.Expect(t4.Sharing).To(gomega.Equal(v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeDisabled}))
+	n.Expect(n.between.closed).To(gomega.Equal(2), "no NVML handle is open between two passes")
+}
+
+func partitionsIdle(t *testing.T, cluster *env.Cluster, name string) {
+	n := newNode(t, cluster, name, sim.A100)
+	n.wish(mig(n.uuid(0), instances("3g.20gb", 1), instances("1g.5gb", 2)))
+	n.settle()
+	n.expectReady()
+	n.Expect(n.expectCondition(v1alpha1.ConditionApplied, metav1.ConditionTrue, v1alpha1.ReasonApplied)).To(gomega.Equal("1 GPU shared as wished"))
+	n.Expect(n.profiles(0)).To(gomega.ConsistOf("3g.20gb", "1g.5gb", "1g.5gb"))
+	d := n.get().Status.Devices[0]
+	n.Expect(d.Sharing.Instances).To(gomega.ConsistOf(instances("3g.20gb", 1), instances("1g.5gb", 2)))
+	n.Expect(d.Instances).To(gomega.HaveLen(3))
+	n.Expect(d.Instances[0].UUID).To(gomega.HavePrefix("MIG-"))
+	n.Expect(n.writes).To(gomega.Equal(1), "one status write for the whole change")
+}
+
+// partitioned is a node whose only GPU has instances.
+func partitioned(t *testing.T, cluster *env.Cluster, name string, layout ...v1alpha1.InstanceCount) *node {
+	t.Helper()
+	n := newNode(t, cluster, name, sim.A100)
+	n.wish(mig(n.uuid(0), layout...))
+	n.settle()
+	return n
+}
+
+func namesWhoUses(t *testing.T, cluster *env.Cluster, name string) {
+	n := partitioned(t, cluster, name, instances("1g.5gb", 7))
+	used := n.device(0).State.Instances[3]
+	n.processes.Set(4242, host.Process{Name: "python3", PodUID: "0a1b-pod"})
+	n.Expect(n.hardware.AddProcess(n.uuid(0), gpu.Process{PID: 4242, Instance: used.ID})).To(gomega.Succeed())
+
+	n.wish(mig(n.uuid(0), instances("7g.40gb", 1)))
+	result, err := n.reconcile()
+	n.Expect(err).NotTo(gomega.HaveOccurred(), "waiting is not an error")
+	n.Expect(result.RequeueAfter).To(gomega.Equal(5*time.Second), "no event tells that a process has ended")
+	message := n.expectCondition(v1alpha1.ConditionApplied, metav1.ConditionFalse, v1alpha1.ReasonGPUInUse)
+	n.Expect(message).To(gomega.ContainSubstring(
+		"destroy 1g.5gb at 3:1: waiting for process 4242 (python3) of the pod with uid 0a1b-pod to leave it"))
+	n.expectCondition(v1alpha1.ConditionReady, metav1.ConditionFalse, v1alpha1.ReasonGPUInUse)
+	n.Expect(n.device(0).State.Instances).To(gomega.ContainElement(used))
+
+	n.hardware.RemoveProcess(4242)
+	n.settle()
+	n.expectReady()
+	n.Expect(n.profiles(0)).To(gomega.ConsistOf("7g.40gb"))
+}
+
+func othersGoOn(t *testing.T, cluster *env.Cluster, name string) {
+	n := newNode(t, cluster, name, sim.A100, sim.A100)
+	n.Expect(n.hardware.AddProcess(n.uuid(0), gpu.Process{PID: 7, Name: "train", Instance: gpu.WholeGPU})).To(gomega.Succeed())
+	n.wish(mig(n.uuid(0), instances("1g.5gb", 7)), mig(n.uuid(1), instances("1g.5gb", 7)))
+	n.settle()
+	message := n.expectCondition(v1alpha1.ConditionApplied, metav1.ConditionFalse, v1alpha1.ReasonGPUInUse)
+	n.Expect(message).To(gomega.And(gomega.HavePrefix("GPU 0 ("), gomega.ContainSubstring("enable MIG mode: waiting for process 7 (train)"),
+		gomega.Not(gomega.ContainSubstring("GPU 1"))))
+	n.Expect(n.profiles(0)).To(gomega.BeEmpty())
+	n.Expect(n.profiles(1)).To(gomega.HaveLen(7))
+}
+
+func othersGoOnBesideMPS(t *testing.T, cluster *env.Cluster, name string) {
+	n := newNode(t, cluster, name, sim.T4, sim.T4, sim.A100)
+	n.wish(shared(n.uuid(0), 10, 1510), shared(n.uuid(1), 10, 1510))
+	n.settle()
+	n.allocations.hold("client", n.uuid(0)+"::3")
+	n.wish(whole(n.uuid(0)), whole(n.uuid(1)), mig(n.uuid(2), instances("1g.5gb", 7)))
+	n.settle()
+	n.expectCondition(v1alpha1.ConditionApplied, metav1.ConditionFalse, v1alpha1.ReasonGPUInUse)
+	n.Expect(n.profiles(2)).To(gomega.HaveLen(7))
+	n.Expect(n.device(1).State.ComputeMode).To(gomega.Equal(gpu.ComputeExclusiveProcess), "the daemon serves it still")
+}
+
+func looksAgain(t *testing.T, cluster *env.Cluster, name string) {
+	n := newNode(t, cluster, name, sim.A100, sim.A100)
+	n.wish(mig(n.uuid(0), instances("1g.5gb", 7)), mig(n.uuid(1), instances("1g.5gb", 7)))
+	n.between.afterSetMIG = func() {
+		n.clock.Step(2 * time.Second)
+		n.Expect(n.hardware.AddProcess(n.uuid(1), gpu.Process{PID: 9, Name: "late", Instance: gpu.WholeGPU})).To(gomega.Succeed())
+		n.between.afterSetMIG = nil
+	}
+	n.settle()
+	n.Expect(n.expectCondition(v1alpha1.ConditionApplied, metav1.ConditionFalse, v1alpha1.ReasonGPUInUse)).
+		To(gomega.ContainSubstring("process 9 (late)"))
+	n.Expect(n.hardware.Writes()).NotTo(gomega.ContainElement(gomega.ContainSubstring("SetMIG "+n.uuid(1))),
+		"the hardware would have refused, but it was not even asked")
+}
+
+func waitsForHolder(t *testing.T, cluster *env.Cluster, name string) {
+	n := partitioned(t, cluster, name, instances("2g.10gb", 3))
+	held := n.device(0).State.Instances[1]
+	n.allocations.hold("notebook-0", held.UUID)
+	n.wish(mig(n.uuid(0), instances("7g.40gb", 1)))
+	_, err := n.reconcile()
+	n.Expect(err).NotTo(gomega.HaveOccurred())
+	n.Expect(n.expectCondition(v1alpha1.ConditionApplied, metav1.ConditionFalse, v1alpha1.ReasonGPUInUse)).
+		To(gomega.ContainSubstring("waiting for container main of pod ml/notebook-0 to leave it"))
+	n.Expect(n.device(0).State.Instances).To(gomega.ContainElement(held))
+}
+
+func convergesAfterCrash(t *testing.T, cluster *env.Cluster, name string) {
+	for step := 0; ; step++ {
+		n := newNode(t, cluster, fmt.Sprintf("%s-%d", name, step), sim.A100)
+		ctx, kill := context.WithCancel(t.Context())
+		done := 0
+		n.hardware.Fail = func(op sim.Op, _ string) error {
+			if op == sim.OpObserve {
+				return nil
+			}
+			if done == step {
+				kill()
+				return sim.ErrCrash
+			}
+			done++
+			return nil
+		}
+		n.wish(mig(n.uuid(0), instances("3g.20gb", 2)))
+		_, _ = n.controller.Reconcile(ctx, n.get())
+		killed := ctx.Err() != nil
+		kill()
+		n.hardware.Fail = nil
+		n.restartAgent()
+		n.settle()
+		n.expectReady()
+		n.Expect(n.profiles(0)).To(gomega.ConsistOf("3g.20gb", "3g.20gb"), "killed behind step %d", step)
+		if !killed {
+			n.Expect(step).To(gomega.BeNumerically(">=", 5), "the mode, and two halves of two instances")
+			return
+		}
+	}
+}
+
+func rebuildsAfterReboot(t *testing.T, cluster *env.Cluster, name string) {
+	n := partitioned(t, cluster, name, instances("1g.5gb", 7))
+	n.hardware.Reboot()
+	n.processes.Reboot("boot-2")
+	n.Expect(n.profiles(0)).To(gomega.BeEmpty(), "no instance survives a reboot")
+	n.restartAgent()
+	n.settle()
+	n.expectReady()
+	n.Expect(n.profiles(0)).To(gomega.HaveLen(7))
+	n.Expect(n.get().Status.BootID).To(gomega.Equal("boot-2"))
+}
+
+func finishesPartial(t *testing.T, cluster *env.Cluster, name string) {
+	n := newNode(t, cluster, name, sim.A100)
+	n.hardware.Fail = func(op sim.Op, _ string) error {
+		if op == sim.OpCreateComputeInstance {
+			return sim.ErrCrash
+		}
+		return nil
+	}
+	n.wish(mig(n.uuid(0), instances("1g.5gb", 1)))
+	_, err := n.reconcile()
+	n.Expect(err).To(gomega.HaveOccurred())
+	n.Expect(n.get().Status.Devices[0].Instances).To(gomega.ConsistOf(gomega.HaveField("UUID", "")), "the status shows the orphan")
+	n.hardware.Fail = nil
+	n.settle()
+	n.expectReady()
+	n.Expect(n.device(0).State.Instances).To(gomega.ConsistOf(gomega.HaveField("Partial", false)))
+}
+
+func stepFails(t *testing.T, cluster *env.Cluster, name string) {
+	n := newNode(t, cluster, name, sim.A100)
+	broken := errors.New("NVML: ERROR_UNKNOWN")
+	n.hardware.Fail = func(op sim.Op, _ string) error {
+		if op == sim.OpCreateInstance {
+			return broken
+		}
+		return nil
+	}
+	n.wish(mig(n.uuid(0), instances("1g.5gb", 2)))
+	_, err := n.reconcile()
+	n.Expect(err).To(gomega.MatchError(broken), "so that it is tried again, later each time")
+	message := n.expectCondition(v1alpha1.ConditionApplied, metav1.ConditionFalse, v1alpha1.ReasonStepFailed)
+	n.Expect(message).To(gomega.And(gomega.HavePrefix("GPU 0 (NVIDIA-A100"), gomega.ContainSubstring("creating 1g.5gb at"),
+		gomega.ContainSubstring("NVML: ERROR_UNKNOWN"), gomega.HaveSuffix("; it is tried again")))
+	n.Expect(n.controller.Ready(nil)).To(gomega.Succeed(), "a step that fails is not the agent's illness")
+	writes := n.writes
+	_, err = n.reconcile()
+	n.Expect(err).To(gomega.HaveOccurred())
+	n.Expect(n.writes).To(gomega.Equal(writes), "the same failure is not reported twice")
+
+	n.hardware.Fail = nil
+	n.settle()
+	n.expectReady()
+}
+
+func keepsDevices(t *testing.T, cluster *env.Cluster, name string) {
+	n := partitioned(t, cluster, name, instances("1g.5gb", 7))
+	before := n.get().Status
+	n.hardware.Fail = func(op sim.Op, _ string) error {
+		if op == sim.OpObserve {
+			return errors.New("nvmlInit: ERROR_DRIVER_NOT_LOADED")
+		}
+		return nil
+	}
+	_, err := n.reconcile()
+	n.Expect(err).To(gomega.MatchError(gomega.ContainSubstring("ERROR_DRIVER_NOT_LOADED")))
+	message := n.expectCondition(v1alpha1.ConditionDiscovered, metav1.ConditionUnknown, v1alpha1.ReasonNVMLFailed)
+	n.Expect(message).To(gomega.ContainSubstring("the status shows the GPUs as they were last seen, and none is changed"))
+	n.expectCondition(v1alpha1.ConditionReady, metav1.ConditionUnknown, v1alpha1.ReasonNVMLFailed)
+	after := n.get().Status
+	n.Expect(after.Devices).To(gomega.Equal(before.Devices))
+	n.Expect(after.DriverVersion).To(gomega.Equal(before.DriverVersion))
+	n.Expect(n.controller.Ready(nil)).To(gomega.MatchError(gomega.ContainSubstring("ERROR_DRIVER_NOT_LOADED")))
+
+	n.hardware.Fail = nil
+	n.settle()
+	n.expectReady()
+	n.Expect(n.controller.Ready(nil)).To(gomega.Succeed())
+
+	never := newNode(t, cluster, name+"-never", sim.A100)
+	never.hardware.Fail = func(sim.Op, string) error { return errors.New("nvmlInit: ERROR_LIBRARY_NOT_FOUND") }
+	_, err = never.reconcile()
+	never.Expect(err).To(gomega.HaveOccurred())
+	never.expectCondition(v1alpha1.ConditionDiscovered, metav1.ConditionFalse, v1alpha1.ReasonNVMLFailed)
+	never.expectCondition(v1alpha1.ConditionApplied, metav1.ConditionUnknown, v1alpha1.ReasonAwaitingReport)
+}
+
+func kubeletSilent(t *testing.T, cluster *env.Cluster, name string) {
+	n := partitioned(t, cluster, name, instances("1g.5gb", 7))
+	n.allocations.err = errors.New("connection refused")
+	n.wish(whole(n.uuid(0)))
+	_, err := n.reconcile()
+	n.Expect(err).To(gomega.MatchError(gomega.ContainSubstring("reading the kubelet's pod resources: connection refused")))
+	n.expectCondition(v1alpha1.ConditionDiscovered, metav1.ConditionUnknown, v1alpha1.ReasonPodResourcesFailed)
+	n.expectCondition(v1alpha1.ConditionApplied, metav1.ConditionUnknown, v1alpha1.ReasonAwaitingReport)
+	n.Expect(n.profiles(0)).To(gomega.HaveLen(7), "a container may hold what no process uses")
+	n.allocations.err = nil
+	n.settle()
+	n.expectReady()
+}
+
+func stalled(t *testing.T, cluster *env.Cluster, name string) {
+	n := partitioned(t, cluster, name, instances("1g.5gb", 1))
+	writes := len(n.hardware.Writes())
+	n.wish(mig(n.uuid(0), instances("1g.10gb", 1), instances("9g.90gb", 1)))
+	result, err := n.reconcile()
+	n.Expect(err).NotTo(gomega.HaveOccurred(), "a broken wish is not retried")
+	n.Expect(result.RequeueAfter).To(gomega.Equal(resync))
+	message := n.expectCondition(v1alpha1.ConditionStalled, metav1.ConditionTrue, v1alpha1.ReasonProfileNotAvailable)
+	n.Expect(message).To(gomega.And(gomega.ContainSubstring("GPU 0"), gomega.ContainSubstring("9g.90gb")))
+	n.expectCondition(v1alpha1.ConditionReady, metav1.ConditionFalse, v1alpha1.ReasonProfileNotAvailable)
+	n.expectIdle()
+	n.Expect(n.hardware.Writes()).To(gomega.HaveLen(writes), "the GPU stays as it was")
+
+	n.wish(mig(n.uuid(0), instances("1g.5gb", 2)))
+	n.settle()
+	n.expectReady()
+}
+
+func rebootRequired(t *testing.T, cluster *env.Cluster, name string) {
+	n := newNode(t, cluster, name, sim.A100)
+	n.hardware.Update(func(s *sim.Node) { s.GPUs[0].NoReset = true })
+	n.wish(mig(n.uuid(0), instances("1g.5gb", 7)))
+	result, err := n.reconcile()
+	n.Expect(err).NotTo(gomega.HaveOccurred(), "trying again does not help before a reboot")
+	n.Expect(result.RequeueAfter).To(gomega.Equal(resync))
+	message := n.expectCondition(v1alpha1.ConditionRebootRequired, metav1.ConditionTrue, v1alpha1.ReasonRebootRequired)
+	n.Expect(message).To(gomega.MatchRegexp(`^GPU 0 \(.*\) cannot be reset on this node; reboot the node, and the MIG mode changes$`))
+	n.expectCondition(v1alpha1.ConditionReady, metav1.ConditionFalse, v1alpha1.ReasonRebootRequired)
+	n.Expect(n.get().Status.Devices[0].PendingMIGMode).To(gomega.Equal(v1alpha1.MIGModeEnabled))
+
+	n.hardware.Reboot()
+	n.processes.Reboot("boot-2")
+	n.restartAgent()
+	n.settle()
+	n.expectReady()
+	n.expectNoCondition(v1alpha1.ConditionRebootRequired)
+}
+
+func unknownDevice(t *testing.T, cluster *env.Cluster, name string) {
+	n := newNode(t, cluster, name, sim.A100)
+	n.wish(mig("GPU-gone", instances("1g.5gb", 7)), mig(n.uuid(0), instances("1g.5gb", 7)))
+	n.settle()
+	n.Expect(n.expectCondition(v1alpha1.ConditionApplied, metav1.ConditionFalse, v1alpha1.ReasonUnknownDevice)).
+		To(gomega.ContainSubstring("the node has no GPU GPU-gone (any more)"))
+	n.Expect(n.profiles(0)).To(gomega.HaveLen(7))
+}
+
+func showsUsers(t *testing.T, cluster *env.Cluster, name string) {
+	n := partitioned(t, cluster, name, instances("3g.20gb", 2))
+	instance := n.device(0).State.Instances[0]
+	n.processes.Set(11, host.Process{Name: "python3", PodUID: "uid-1", ContainerID: "cid-1"})
+	n.Expect(n.hardware.AddProcess(n.uuid(0), gpu.Process{PID: 11, Instance: instance.ID})).To(gomega.Succeed())
+	n.allocations.hold("b", instance.UUID+"::2")
+	n.allocations.hold("a", n.uuid(0))
+	n.allocations.hold("elsewhere", "GPU-of-another-node")
+	n.settle()
+	id := int32(instance.ID)
+	d := n.get().Status.Devices[0]
+	n.Expect(d.Processes).To(gomega.ConsistOf(v1alpha1.ProcessStatus{
+		PID: 11, Name: "python3", Instance: &id, PodUID: "uid-1", ContainerID: "cid-1",
+	}))
+	n.Expect(d.Holders).To(gomega.Equal([]v1alpha1.HolderStatus{
+		{Namespace: "ml", Pod: "a", Container: "main"}, {Namespace: "ml", Pod: "b", Container: "main", Instance: &id},
+	}))
+	n.expectReady()
+	n.hardware.RemoveProcess(11)
+	n.allocations.list = nil
+	n.settle()
+	d = n.get().Status.Devices[0]
+	n.Expect(d.Processes).To(gomega.BeEmpty())
+	n.Expect(d.Holders).To(gomega.BeEmpty())
+}
+
+func mpsComesAndGoes(t *testing.T, cluster *env.Cluster, name string) {
+	n := newNode(t, cluster, name, sim.T4, sim.T4)
+	n.wish(shared(n.uuid(0), 10, 1510), shared(n.uuid(1), 10, 1510))
+	n.settle()
+	n.expectReady()
+	n.Expect(n.device(0).State.ComputeMode).To(gomega.Equal(gpu.ComputeExclusiveProcess))
+	daemon := n.daemons.Get(n.pipe("nvidia.com/gpu"))
+	n.Expect(daemon.PinnedMemoryLimits).To(gomega.Equal(map[string]string{"0": "1510M", "1": "1510M"}))
+	d := n.get().Status.Devices[1]
+	n.Expect(d.ComputeMode).To(gomega.Equal(v1alpha1.ComputeModeExclusiveProcess))
+	n.Expect(d.Sharing).To(gomega.Equal(shared("", 10, 1510).Sharing))
+
+	n.daemons.Kill(n.pipe("nvidia.com/gpu"))
+	n.settle()
+	n.expectReady()
+	n.Expect(n.daemons.Get(n.pipe("nvidia.com/gpu"))).NotTo(gomega.BeNil(), "a daemon that died is brought back")
+
+	n.wish(shared(n.uuid(0), 25, 2000), shared(n.uuid(1), 25, 2000))
+	n.Expect(n.hardware.AddProcess(n.uuid(0), gpu.Process{PID: 5, Name: "nvidia-cuda-mps-server", MPSServer: true, Instance: gpu.WholeGPU})).To(gomega.Succeed())
+	n.allocations.hold("client", n.uuid(0)+"::3")
+	n.settle()
+	n.expectReady()
+	n.Expect(n.daemons.Get(n.pipe("nvidia.com/gpu")).ActiveThreadPercentage).To(gomega.Equal("25.0"), "limits change beside whoever runs")
+
+	n.wish(whole(n.uuid(0)), whole(n.uuid(1)))
+	_, err := n.reconcile()
+	n.Expect(err).NotTo(gomega.HaveOccurred())
+	n.Expect(n.expectCondition(v1alpha1.ConditionApplied, metav1.ConditionFalse, v1alpha1.ReasonGPUInUse)).
+		To(gomega.ContainSubstring("stop MPS for nvidia.com/gpu: waiting for container main of pod ml/client to leave it"))
+	n.allocations.list = nil
+	n.hardware.RemoveProcess(5)
+	n.settle()
+	n.expectReady()
+	n.Expect(n.daemons.Get(n.pipe("nvidia.com/gpu"))).To(gomega.BeNil())
+	for i := range 2 {
+		n.Expect(n.device(i).State.ComputeMode).To(gomega.Equal(gpu.ComputeDefault))
+	}
+}
+
+func mpsFails(t *testing.T, cluster *env.Cluster, name string) {
+	n := newNode(t, cluster, name, sim.T4)
+	n.runner.Fail(func(c host.Command) error {
+		if len(c.Args) > 0 {
+			return errors.New("exit status 1: no CUDA device")
+		}
+		return nil
+	})
+	n.wish(shared(n.uuid(0), 10, 1510))
+	_, err := n.reconcile()
+	n.Expect(err).To(gomega.HaveOccurred())
+	n.Expect(n.expectCondition(v1alpha1.ConditionApplied, metav1.ConditionFalse, v1alpha1.ReasonMPSDaemonFailed)).
+		To(gomega.ContainSubstring("nvidia-cuda-mps-control: exit status 1: no CUDA device"))
+	n.runner.Fail(nil)
+	n.Expect(n.mpsHost.Converge(t.Context(), true)).To(gomega.Succeed())
+	n.settle()
+	n.expectReady()
+}
+
+func mpsForgotten(t *testing.T, cluster *env.Cluster, name string) {
+	n := newNode(t, cluster, name, sim.T4)
+	n.wish(shared(n.uuid(0), 10, 1510))
+	n.settle()
+	n.clock.Meanwhile = nil // the MPS pod is gone, and its daemons with it
+	n.daemons.Kill(n.pipe("nvidia.com/gpu"))
+	n.wish(whole(n.uuid(0)))
+	n.settle()
+	n.expectReady()
+	n.Expect(n.mpsHost.Converge(t.Context(), true)).To(gomega.Succeed())
+	n.Expect(n.daemons.Get(n.pipe("nvidia.com/gpu"))).To(gomega.BeNil(), "a pod that comes back starts nothing that nobody wishes")
+}
+
+func mpsExternal(t *testing.T, cluster *env.Cluster, name string) {
+	n := newNode(t, cluster, name, sim.T4)
+	n.startNVIDIAs()
+	spec := whole(n.uuid(0))
+	spec.Sharing.MPS = &v1alpha1.MPSDaemon{
+		Resource: "nvidia.com/gpu", Owner: v1alpha1.MPSDaemonOwnerNVIDIA, ActiveThreadPercentage: 50, PinnedMemoryLimitMiB: 1,
+	}
+	n.wish(spec)
+	n.settle()
+	n.expectReady()
+	n.Expect(n.get().Status.Devices[0].Sharing.MPS.Owner).To(gomega.Equal(v1alpha1.MPSDaemonOwnerNVIDIA))
+
+	n.wish(whole(n.uuid(0)))
+	result, err := n.reconcile()
+	n.Expect(err).NotTo(gomega.HaveOccurred())
+	n.Expect(result.RequeueAfter).To(gomega.BeNumerically("<", resync))
+	n.Expect(n.expectCondition(v1alpha1.ConditionApplied, metav1.ConditionFalse, v1alpha1.ReasonApplying)).
+		To(gomega.ContainSubstring("GPU 0 ("))
+	n.Expect(n.daemons.Get(n.pipe("nvidia.com/gpu")).Commands).NotTo(gomega.ContainElement("quit"))
+
+	n.daemons.Kill(n.pipe("nvidia.com/gpu"))
+	n.wish(spec)
+	n.settle()
+	n.expectReady()
+}
+
+func strategiesChange(t *testing.T, cluster *env.Cluster, name string) {
+	n := newNode(t, cluster, name, sim.H100)
+	for range 2 {
+		n.wish(mig(n.uuid(0), instances("1g.10gb", 7)))
+		n.settle()
+		n.expectReady()
+		n.Expect(n.profiles(0)).To(gomega.HaveLen(7))
+		n.wish(shared(n.uuid(0), 25, 20000))
+		n.settle()
+		n.expectReady()
+		n.Expect(n.device(0).State.MIG).To(gomega.BeFalse())
+		n.Expect(n.daemons.Get(n.pipe("nvidia.com/gpu"))).NotTo(gomega.BeNil())
+	}
+	n.wish(whole(n.uuid(0)))
+	n.settle()
+	n.expectReady()
+	n.Expect(n.device(0).State).To(gomega.Equal(gpu.State{ComputeMode: gpu.ComputeDefault}))
+}
+
+func cannotReport(t *testing.T, cluster *env.Cluster, name string) {
+	n := newNode(t, cluster, name, sim.A100)
+	n.refusal = errors.New("the server is away")
+	_, err := n.controller.Reconcile(t.Context(), n.get())
+	n.Expect(err).To(gomega.MatchError(gomega.ContainSubstring("reporting: applying the status as gpusharing-agent: the server is away")))
+	n.Expect(n.controller.Ready(nil)).To(gomega.MatchError(gomega.ContainSubstring("the server is away")))
+	n.refusal = nil
+	n.settle()
+	n.Expect(n.controller.Ready(nil)).To(gomega.Succeed())
+}
+
+func deleted(t *testing.T, cluster *env.Cluster, name string) {
+	n := newNode(t, cluster, name, sim.A100)
+	o := n.get()
+	n.Expect(cluster.Client.Delete(t.Context(), o)).To(gomega.Succeed())
+	_, err := n.controller.Reconcile(t.Context(), o)
+	n.Expect(err).NotTo(gomega.HaveOccurred(), "a report that comes too late is no error")
+	n.Expect(cluster.Client.Get(t.Context(), client.ObjectKey{Name: name}, o)).NotTo(gomega.Succeed(), "and does not bring the object back")
+
+	now := metav1.Now()
+	o.DeletionTimestamp = &now
+	writes := n.writes
+	_, err = n.controller.Reconcile(t.Context(), o)
+	n.Expect(err).NotTo(gomega.HaveOccurred())
+	n.Expect(n.writes).To(gomega.Equal(writes))
+}
