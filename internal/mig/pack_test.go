@@ -20,7 +20,7 @@ import (
 const rtxPro6000 sim.Model = "rtx-pro-6000-blackwell-96gb"
 
 // device is a GPU of a model in MIG mode.
-func device(t testing.TB, m sim.Model) gpu.Device {
+func device(t *testing.T, m sim.Model) gpu.Device {
 	t.Helper()
 	n, err := sim.NewNode("mig", m)
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
@@ -29,7 +29,7 @@ func device(t testing.TB, m sim.Model) gpu.Device {
 }
 
 // occupy gives a GPU instances, written "3g.20gb@4"; a trailing ! means that a process uses it, ? that it is partial.
-func occupy(t testing.TB, d gpu.Device, instances ...string) gpu.Device {
+func occupy(t *testing.T, d gpu.Device, instances ...string) gpu.Device {
 	t.Helper()
 	for id, text := range instances {
 		name, rest, _ := strings.Cut(text, "@")

@@ -298,7 +298,9 @@ func TestObserved(t *testing.T) {
 		"MIG mode without instances": {gpu.State{MIG: true}, split()},
 		"instances by profile, orphans not": {
 			gpu.State{MIG: true, Instances: []gpu.Instance{
-				{Profile: "2g.10gb", Placement: at(0)}, {Profile: "1g.5gb", Placement: at(2)}, {Profile: "1g.5gb", Placement: at(3)},
+				{Profile: "2g.10gb", Placement: at(0)},
+				{Profile: "1g.5gb", Placement: at(2)},
+				{Profile: "1g.5gb", Placement: at(3)},
 				{Profile: "1g.5gb", Placement: at(4), Partial: true},
 			}},
 			split(count("1g.5gb", 2), count("2g.10gb", 1)),

@@ -10,7 +10,6 @@ import (
 	"testing"
 
 	. "github.com/onsi/gomega"
-	"k8s.io/utils/ptr"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
@@ -117,7 +116,7 @@ func TestResolve(t *testing.T) {
 		"MPS with its own limits and name": {
 			models: []sim.Model{sim.T4},
 			sharing: mps(v1alpha1.MPS{
-				Replicas: 48, ActiveThreadPercentage: ptr.To[int32](10), PinnedMemoryLimit: "4Gi", RenameByDefault: ptr.To(true),
+				Replicas: 48, ActiveThreadPercentage: new(int32(10)), PinnedMemoryLimit: "4Gi", RenameByDefault: new(true),
 			}),
 			want: []string{"Disabled  MPS nvidia.com/gpu.shared GPUSharing 10% 4096 MiB"},
 		},
