@@ -24,6 +24,8 @@ const (
 	verifyTimeout = 5 * time.Minute
 	// visibleAfter is how long after a nudge a new key is visible in a pod: 0.1 to 0.9 s were measured.
 	visibleAfter = 2 * time.Second
+	// pluginRestart is how long a device plugin is left alone before it is started anew.
+	pluginRestart = 10 * time.Minute
 	// reportAfter is how long after a pod was bound to a node the agent has surely reported what it holds.
 	reportAfter = 20 * time.Second
 )
@@ -223,7 +225,8 @@ func (v *view) verifying() (judgement, bool) {
 		message: "the node does not advertise yet what it must: " + strings.Join(differs, ", "),
 	}
 	if reached(v.node.GPU.Spec, v.to) || v.to.expected == nil {
-		j.reason, j.actions = v1alpha1.ReasonNotAdvertised, v.restartPlugin()
+		j.reason = v1alpha1.ReasonNotAdvertised
+		j.actions, j.after = v.restartPlugin()
 		return j, true
 	}
 	left := v.selectedAt().Add(verifyTimeout).Sub(v.world.Now)

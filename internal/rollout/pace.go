@@ -42,19 +42,17 @@ func (g *group) pace(w *World) {
 	}
 	g.halted = g.by != nil && g.failures >= int(max(g.by.Spec.Rollout.MaxFailures, 1))
 	proven := g.proven()
-	places, alone := g.places(), false
-	for _, m := range g.members {
-		if m.holds() {
-			places--
-			alone = alone || m.wish != nil && !proven[m.wish.Config.Key] && m.State != StateFailed
+	places, others, alone := g.places(), 0, false
+	for _, m := range slices.Concat(g.members, g.idle) {
+		if !m.holds() {
+			continue
+		}
+		places--
+		if m.State != StateFailed {
+			others++
+			alone = alone || m.unproven(proven)
 		}
 	}
-	for _, m := range g.idle {
-		if m.taint() != nil {
-			places--
-		}
-	}
-	untouched := places == g.places()
 	for _, i := range g.order() {
 		m := &g.members[i]
 		if len(m.start) == 0 && len(m.giveUp) == 0 {
@@ -68,12 +66,13 @@ func (g *group) pace(w *World) {
 			m.actions = append(m.actions, m.start...)
 		case places <= 0:
 			m.wait(v1alpha1.ReasonWaitingForBudget, fmt.Sprintf("waiting until fewer than %d nodes (maxUnavailable) are changing", g.places()))
-		case alone || m.unproven(proven) && !untouched:
+		case alone || m.unproven(proven) && others > 0:
 			m.wait(v1alpha1.ReasonWaitingForFirst, "waiting until the first node with a new configuration has verified it")
 		default:
 			m.actions = append(m.actions, m.start...)
 			places--
-			untouched, alone = false, m.unproven(proven)
+			others++
+			alone = m.unproven(proven)
 		}
 	}
 }

@@ -172,22 +172,35 @@ func ofGPU(name string) bool {
 	return strings.HasPrefix(name, "nvidia.com/gpu") || strings.HasPrefix(name, "nvidia.com/mig-")
 }
 
-// restartPlugin starts the device plugin anew where it looked before the instances were there: it enumerates once only,
-// and instances do not survive a reboot.
-func (v *view) restartPlugin() []Action {
-	ready, ok := condition.Find(v.node.GPU.Status.Conditions, v1alpha1.ConditionReady)
-	if !ok || ready.Status != "True" || !v.touchesMIG() {
-		return nil
+// restartPlugin starts the device plugin anew where it advertises nothing of a MIG resource: it enumerates once only, and
+// instances do not survive a reboot, so it may have looked before the agent had made them again. One that has been
+// started lately is left alone: then that is not why.
+func (v *view) restartPlugin() (actions []Action, after time.Duration) {
+	if !v.fences() || !v.advertisesNothing() || !condition.IsTrue(v.node.GPU.Status.Conditions, v1alpha1.ConditionReady) {
+		return nil, 0
 	}
-	var actions []Action
 	for _, p := range v.node.Pods {
-		looked := !p.Scheduled.IsZero() && p.Scheduled.Before(ready.LastTransitionTime.Time)
-		if p.MountsConfig && p.NodeSelector[deployLabels()[0]] != "" && looked && !p.Terminating {
-			actions = append(actions, DeletePod{
-				Node: v.node.Name, Namespace: p.Namespace, Pod: p.Name, UID: p.UID,
-				Why: "it looked for MIG instances before they were there",
-			})
+		if !p.MountsConfig || p.NodeSelector[deployLabels()[0]] == "" || p.Terminating {
+			continue
+		}
+		if left := p.Scheduled.Add(pluginRestart).Sub(v.world.Now); left > 0 {
+			after = max(after, left)
+			continue
+		}
+		actions = append(actions, DeletePod{
+			Node: v.node.Name, Namespace: p.Namespace, Pod: p.Name, UID: p.UID,
+			Why: "it has not seen the MIG instances that are there",
+		})
+	}
+	return actions, after
+}
+
+// advertisesNothing says whether the node lacks some resource altogether.
+func (v *view) advertisesNothing() bool {
+	for name := range v.to.expected {
+		if v.node.Allocatable[name] == 0 {
+			return true
 		}
 	}
-	return actions
+	return false
 }

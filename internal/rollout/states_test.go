@@ -25,9 +25,13 @@ func toMIG(with ...func(*v1alpha1.GPUSharingPolicy)) (*cluster, *host) {
 	return c, h
 }
 
-func evicting(p *v1alpha1.GPUSharingPolicy) { p.Spec.Rollout.Eviction.Mode = v1alpha1.EvictionModeEvict }
+func evicting(p *v1alpha1.GPUSharingPolicy) {
+	p.Spec.Rollout.Eviction.Mode = v1alpha1.EvictionModeEvict
+}
 
-func neverEvicting(p *v1alpha1.GPUSharingPolicy) { p.Spec.Rollout.Eviction.Mode = v1alpha1.EvictionModeNever }
+func neverEvicting(p *v1alpha1.GPUSharingPolicy) {
+	p.Spec.Rollout.Eviction.Mode = v1alpha1.EvictionModeNever
+}
 
 func paused(p *v1alpha1.GPUSharingPolicy) { p.Spec.Rollout.Paused = true }
 
@@ -302,8 +306,12 @@ func TestStates(t *testing.T) {
 			actions: []string{noActions},
 		},
 		"NVIDIA's driver is being upgraded": {
-			situation: func() *cluster { c, h := toMIG(); h.Labels["nvidia.com/gpu-driver-upgrade-state"] = "drain-required"; return c },
-			state:     rollout.StateStaleDisruptive, reason: v1alpha1.ReasonDriverUpgrade, message: "drain-required",
+			situation: func() *cluster {
+				c, h := toMIG()
+				h.Labels["nvidia.com/gpu-driver-upgrade-state"] = "drain-required"
+				return c
+			},
+			state: rollout.StateStaleDisruptive, reason: v1alpha1.ReasonDriverUpgrade, message: "drain-required",
 			actions: []string{"write keys research-…"},
 		},
 		"the device plugin does not read our ConfigMap yet": {

@@ -1,0 +1,279 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout_test
+
+import (
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+)
+
+// breaks lets the plugin of a node advertise nothing under the key that is not good.
+func (h *host) breaks(good string) {
+	h.broken = func(rollout.World) bool { return h.Labels[v1alpha1.LabelConfig] != good }
+}
+
+func TestAFailedChangeGoesBackToTheLastGoodState(t *testing.T) {
+	for name, next := range map[string]v1alpha1.Sharing{"time-slicing": timeSlicing(8), "MIG": mig(count("1g", 7)), "MPS": mps(4)} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			c := newCluster()
+			for _, node := range []string{"a", "b"} {
+				c.add(node, sim.A100)
+			}
+			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", timeSlicing(4))}
+			c.run(60)
+			good := c.hosts["a"].GPU.Spec.ConfigKey
+			c.hosts["a"].breaks(good)
+
+			c.Policies[0].Spec.Sharing, c.Policies[0].Generation = next, 2
+			d, states := c.run(400)
+			g.Expect(states["a"]).To(ContainElement(rollout.StateVerifying))
+			g.Expect(d.Actions).To(BeEmpty())
+			g.Expect(d.Nodes[0].State).To(Equal(rollout.StateFailed))
+			g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonNotAdvertised))
+			g.Expect(d.Nodes[0].Message).To(And(
+				ContainSubstring("not advertised within 5m0s"), ContainSubstring("was put back to its last good state")))
+			g.Expect(c.hosts["a"].Labels[v1alpha1.LabelConfig]).To(Equal(good))
+			g.Expect(advertised(c.hosts["a"])).To(Equal(map[string]int64{"nvidia.com/gpu": 4}))
+			g.Expect(c.hosts["a"].Taints).To(BeEmpty())
+			g.Expect(c.hosts["a"].Labels[pluginLabel]).To(Equal("true"))
+
+			g.Expect(states["b"]).NotTo(ContainElement(rollout.StateApplying), "the rollout is halted")
+			g.Expect(d.Nodes[1].Reason).To(Equal(v1alpha1.ReasonRolloutHalted))
+			g.Expect(advertised(c.hosts["b"])).To(Equal(map[string]int64{"nvidia.com/gpu": 4}))
+
+			stalled := metav1.Condition{}
+			for _, condition := range d.Policies["research"].Conditions {
+				if condition.Type == v1alpha1.ConditionStalled {
+					stalled = condition
+				}
+			}
+			g.Expect(stalled.Status).To(Equal(metav1.ConditionTrue))
+			g.Expect(stalled.Message).To(ContainSubstring("node a: not advertised within 5m0s"))
+
+			c.hosts["a"].broken = nil
+			c.Policies[0].Spec.Sharing, c.Policies[0].Generation = timeSlicing(2), 3
+			d, _ = c.run(200)
+			g.Expect(d.Policies["research"].Nodes.Ready).To(Equal(int32(2)), "another wish is tried: %v", d.Nodes)
+			g.Expect(c.hosts["a"].GPU.Spec.Failed).To(BeNil())
+		})
+	}
+}
+
+func TestTheFirstChangeThatFailsGoesBackToWhatWasFound(t *testing.T) {
+	g := NewWithT(t)
+	c := newCluster()
+	h := c.add("a", sim.A100)
+	h.breaks("")
+	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("1g", 7)))}
+	d, _ := c.run(400)
+	g.Expect(d.Actions).To(BeEmpty())
+	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateFailed))
+	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonNotAdvertised))
+	g.Expect(h.Labels).NotTo(HaveKey(v1alpha1.LabelConfig))
+	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 1}))
+	g.Expect(h.devices()[0].State.MIG).To(BeFalse())
+	g.Expect(h.Taints).To(BeEmpty())
+
+	c.Policies = nil
+	d, _ = c.run(60)
+	g.Expect(d.Nodes).To(BeEmpty())
+	g.Expect(h.GPU.Spec).To(Equal(v1alpha1.GPUNodeSpec{}))
+}
+
+func TestANodeThatDoesNotBecomeIdleInTime(t *testing.T) {
+	g := NewWithT(t)
+	c, h := toMIG()
+	c.hold(h, "train", 1, gpu.WholeGPU)
+	c.steps(5)
+	g.Expect(h.Taints).NotTo(BeEmpty())
+	c.tick(10 * time.Minute)
+	c.steps(3)
+	d := rollout.Decide(c.world())
+	g.Expect(d.Actions).To(BeEmpty())
+	g.Expect(h.Taints).To(BeEmpty(), "it is given back its pods")
+	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateFailed))
+	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonDrainTimedOut))
+	g.Expect(d.Nodes[0].Message).To(And(
+		ContainSubstring("not idle within 10m0s: pod user/train (GPU 1)"), ContainSubstring("tried again when the node is idle")))
+	g.Expect(d.Policies["research"].Nodes.Failed).To(Equal(int32(1)))
+
+	c.end(h, "train")
+	d, _ = c.run(60)
+	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), "it is idle at last")
+	g.Expect(h.GPU.Spec.Failed).To(BeNil())
+}
+
+func TestMaxFailuresLetsOthersGoOn(t *testing.T) {
+	g := NewWithT(t)
+	c := newCluster()
+	for _, node := range []string{"a", "b", "c"} {
+		c.add(node, sim.A100)
+	}
+	c.hosts["a"].breaks("")
+	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", timeSlicing(4), failures(2), unavailable("2"))}
+	d, _ := c.run(600)
+	g.Expect(d.Policies["research"].Nodes.Failed).To(Equal(int32(1)))
+	g.Expect(d.Policies["research"].Nodes.Ready).To(Equal(int32(2)), "%v", d.Nodes)
+}
+
+func TestOnlyWhoIsInTheWayIsEvicted(t *testing.T) {
+	g := NewWithT(t)
+	c, h := toMIG()
+	c.run(60)
+	instances := h.devices()[0].State.Instances
+	c.hold(h, "inside", 0, instances[0].ID)
+	c.hold(h, "bystander", 0, instances[2].ID)
+	c.tick(time.Minute)
+
+	// One instance of the first GPU has to go: a free one does, and nobody is evicted.
+	c.Policies[0].Spec.Sharing, c.Policies[0].Generation = mig(count("2g", 2)), 2
+	evicting(&c.Policies[0])
+	d, _ := c.run(60)
+	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), d.Nodes[0].Message)
+	g.Expect(c.evicted).To(BeEmpty())
+
+	// Room for a large instance has to be made on both GPUs: one holder is in the way, the other is not.
+	c.Policies[0].Spec.Sharing, c.Policies[0].Generation = mig(count("4g", 1), count("2g", 1)), 3
+	d, _ = c.run(60)
+	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), d.Nodes[0].Message)
+	g.Expect(c.evicted).To(Equal([]string{"inside"}))
+}
+
+func TestPodsThatWouldComeBackAreNotEvicted(t *testing.T) {
+	g := NewWithT(t)
+	c, h := toMIG(evicting)
+	for _, name := range []string{"of-a-daemon-set", "of-the-kubelet", "going-already", "of-a-job"} {
+		c.hold(h, name, 0, gpu.WholeGPU)
+	}
+	for i := range h.Pods {
+		switch h.Pods[i].Name {
+		case "of-a-daemon-set":
+			h.Pods[i].Controller = "DaemonSet"
+		case "of-the-kubelet":
+			h.Pods[i].Mirror = true
+		case "going-already":
+			h.Pods[i].Terminating = true
+		}
+	}
+	c.steps(3)
+	g.Expect(c.evicted).To(Equal([]string{"of-a-job"}))
+	d := rollout.Decide(c.world())
+	g.Expect(d.Actions).To(BeEmpty())
+	g.Expect(d.Nodes[0].Message).To(ContainSubstring("not evicted: pod user/of-a-daemon-set, which would come back at once"))
+}
+
+func TestNeverWaitsWithoutATaint(t *testing.T) {
+	g := NewWithT(t)
+	c, h := toMIG(neverEvicting)
+	c.hold(h, "train", 0, gpu.WholeGPU)
+	d, _ := c.run(5)
+	g.Expect(h.Taints).To(BeEmpty())
+	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonGPUInUse))
+	c.end(h, "train")
+	c.steps(1)
+	g.Expect(h.Taints).NotTo(BeEmpty(), "idle now: nobody may come before it is done")
+	c.hold(h, "quick", 0, gpu.WholeGPU)
+	c.steps(2)
+	g.Expect(h.Taints).To(BeEmpty(), "somebody was quicker")
+	c.end(h, "quick")
+	d, _ = c.run(60)
+	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), d.Nodes[0].Message)
+}
+
+func TestAnAgentLostInTheMiddleIsWaitedFor(t *testing.T) {
+	g := NewWithT(t)
+	c, h := toMIG()
+	c.steps(2)
+	c.pass() // the spec is set
+	h.AgentReady = false
+	d, _ := c.run(60)
+	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUndiscovered))
+	g.Expect(h.Taints).NotTo(BeEmpty(), "the GPUs may be half-way")
+	g.Expect(d.Policies["research"].Nodes.Changing).To(Equal(int32(1)))
+	h.AgentReady = true
+	d, _ = c.run(60)
+	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), d.Nodes[0].Message)
+	g.Expect(h.Taints).To(BeEmpty())
+}
+
+func TestAPolicyEditedInEveryStateEndsInTheLastEdit(t *testing.T) {
+	for n := range 12 {
+		g := NewWithT(t)
+		c, h := toMIG()
+		c.steps(n)
+		c.Policies[0].Spec.Sharing, c.Policies[0].Generation = mps(4), 2
+		c.steps(n)
+		c.Policies[0].Spec.Sharing, c.Policies[0].Generation = timeSlicing(2), 3
+		c.steps(n)
+		c.Policies[0].Spec.Sharing, c.Policies[0].Generation = mig(count("1g", 7)), 4
+		d, _ := c.run(100)
+		g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), "%d: %s", n, d.Nodes[0].Message)
+		g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/mig-1g.5gb": 14}))
+		g.Expect(h.Labels[pluginLabel]).To(Equal("true"))
+	}
+}
+
+func TestAPolicyDeletedInEveryStateLeavesNothingBehind(t *testing.T) {
+	for n := range 12 {
+		g := NewWithT(t)
+		c, h := toMIG()
+		h.Labels[v1alpha1.LabelMIGManager] = "true"
+		c.steps(n)
+		c.Policies = nil
+		d, _ := c.run(100)
+		g.Expect(d.Nodes).To(BeEmpty(), "%d: %v", n, d.Nodes)
+		g.Expect(h.GPU.Spec).To(Equal(v1alpha1.GPUNodeSpec{}))
+		g.Expect(h.Taints).To(BeEmpty())
+		g.Expect(h.Annotations).To(BeEmpty())
+		g.Expect(h.Labels).To(Equal(map[string]string{
+			"kubernetes.io/hostname": "a", pluginLabel: "true", gfdLabel: "true", v1alpha1.LabelMIGManager: "true",
+		}))
+		g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 2}))
+	}
+}
+
+func TestWhatSomebodyUndoesIsDoneAgain(t *testing.T) {
+	for name, harm := range map[string]func(*cluster, *host){
+		"the label of the key":        func(_ *cluster, h *host) { delete(h.Labels, v1alpha1.LabelConfig) },
+		"the label to something else": func(_ *cluster, h *host) { h.Labels[v1alpha1.LabelConfig] = "mine" },
+		"the ConfigMap":               func(c *cluster, _ *host) { c.Keys = nil },
+		"mig-manager is let in":       func(_ *cluster, h *host) { h.Labels[v1alpha1.LabelMIGManager] = "true" },
+		"the spec":                    func(_ *cluster, h *host) { h.GPU.Spec.Devices = nil; h.GPU.Generation++ },
+		"a taint of ours by hand": func(_ *cluster, h *host) {
+			h.Taints = append(h.Taints, taint())
+		},
+		"a reboot, which no instance survives": func(_ *cluster, h *host) {
+			h.hardware.Reboot()
+			h.plugin.running = false
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			c, h := toMIG()
+			h.Labels[v1alpha1.LabelMIGManager] = "true"
+			d, _ := c.run(60)
+			g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate))
+			c.tick(time.Hour)
+			harm(c, h)
+			c.advertise(h)
+			c.tick(time.Second)
+			d, _ = c.run(60)
+			g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), d.Nodes[0].Message)
+			g.Expect(d.Actions).To(BeEmpty())
+			g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/mig-2g.10gb": 6}))
+			g.Expect(h.Labels[v1alpha1.LabelMIGManager]).To(Equal("false"))
+			g.Expect(h.Taints).To(BeEmpty())
+			g.Expect(c.Keys).To(HaveKey(h.Labels[v1alpha1.LabelConfig]))
+		})
+	}
+}

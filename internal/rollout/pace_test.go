@@ -1,0 +1,143 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/utils/ptr"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+)
+
+func unavailable(n string) func(*v1alpha1.GPUSharingPolicy) {
+	return func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Rollout.MaxUnavailable = ptr.To(intstr.Parse(n)) }
+}
+
+func taint() corev1.Taint {
+	return corev1.Taint{Key: v1alpha1.TaintChanging, Effect: corev1.TaintEffectNoSchedule, TimeAdded: &metav1.Time{Time: time.Unix(1_800_000_000, 0)}}
+}
+
+// started are the nodes that a decision starts to change.
+func started(d rollout.Decision) []string {
+	var nodes []string
+	for _, a := range d.Actions {
+		switch a.(type) {
+		case rollout.Taint, rollout.SetSpec:
+			nodes = append(nodes, a.Target())
+		}
+	}
+	return nodes
+}
+
+func TestPace(t *testing.T) {
+	for name, c := range map[string]struct {
+		unavailable string
+		reached     int // nodes that have the configuration already
+		changing    int // nodes that are changing
+		starts      []string
+		reason      string // of the last node
+	}{
+		"the first node goes alone, whatever the budget": {
+			unavailable: "100%", starts: []string{"n0"}, reason: v1alpha1.ReasonWaitingForFirst,
+		},
+		"once it has verified the others follow": {
+			unavailable: "100%", reached: 1, starts: []string{"n1", "n2", "n3", "n4", "n5", "n6", "n7", "n8", "n9"},
+			reason: v1alpha1.ReasonProgressing,
+		},
+		"one after the other": {
+			unavailable: "1", reached: 1, starts: []string{"n1"}, reason: v1alpha1.ReasonWaitingForBudget,
+		},
+		"a number of nodes": {
+			unavailable: "3", reached: 1, starts: []string{"n1", "n2", "n3"}, reason: v1alpha1.ReasonWaitingForBudget,
+		},
+		"a percentage is rounded up": {
+			unavailable: "25%", reached: 1, starts: []string{"n1", "n2", "n3"}, reason: v1alpha1.ReasonWaitingForBudget,
+		},
+		"those that are changing take their places": {
+			unavailable: "3", reached: 1, changing: 2, starts: []string{"n3"}, reason: v1alpha1.ReasonWaitingForBudget,
+		},
+		"no place is left": {
+			unavailable: "2", reached: 1, changing: 2, reason: v1alpha1.ReasonWaitingForBudget,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			cl := newCluster()
+			for i := range 10 {
+				cl.add(fmt.Sprintf("n%d", i), sim.A100)
+			}
+			cl.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("1g", 7)), unavailable(c.unavailable))}
+			for cl.ready() < c.reached {
+				cl.steps(1)
+			}
+			for i := range c.changing {
+				h := cl.hosts[fmt.Sprintf("n%d", c.reached+i)]
+				h.Taints = []corev1.Taint{taint()}
+				h.GPU.Status.Devices = nil // an agent that does not get on
+			}
+			for i := c.reached + c.changing; i < 10; i++ {
+				cl.hosts[fmt.Sprintf("n%d", i)].Taints = nil
+			}
+			d := rollout.Decide(cl.world())
+			g.Expect(started(d)).To(Equal(c.starts))
+			g.Expect(d.Nodes[9].Reason).To(Equal(c.reason), d.Nodes[9].Message)
+			g.Expect(d.Actions).To(Equal(rollout.Decide(cl.world()).Actions), "the same world gives the same decision")
+		})
+	}
+}
+
+// ready counts the nodes that have reached their configuration.
+func (c *cluster) ready() int {
+	n := 0
+	for _, h := range c.hosts {
+		if h.GPU.Spec.LastGood != nil {
+			n++
+		}
+	}
+	return n
+}
+
+func TestAllNodesShareOneWriteOfKeys(t *testing.T) {
+	g := NewWithT(t)
+	c := newCluster()
+	for i := range 6 {
+		c.add(fmt.Sprintf("n%d", i), []sim.Model{sim.A100, sim.H100}[i%2])
+	}
+	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("1g", 7)), unavailable("100%"))}
+	d, _ := c.run(100)
+	g.Expect(d.Policies["research"].Nodes.Ready).To(Equal(int32(6)))
+	g.Expect(c.writes["rollout.WriteKeys"]).To(Equal(1))
+	g.Expect(c.Keys).To(HaveLen(2), "a key for each kind of node")
+
+	c.Policies[0].Spec.Sharing, c.Policies[0].Generation = timeSlicing(4), 2
+	c.run(100)
+	c.Policies[0].Spec.Sharing, c.Policies[0].Generation = timeSlicing(8), 3
+	c.run(100)
+	g.Expect(c.writes["rollout.WriteKeys"]).To(Equal(3))
+	g.Expect(c.Keys).To(HaveLen(2), "this one and the one before, which was still selected: older ones are gone")
+}
+
+func TestAGentleChangeCostsOnePatchOfTheNodeAndDisturbsNobody(t *testing.T) {
+	g := NewWithT(t)
+	c, h := slicing()
+	c.run(60)
+	c.hold(h, "train", 0, -1)
+	clear(c.writes)
+	c.Policies[0].Spec.Sharing, c.Policies[0].Generation = timeSlicing(8), 2
+	d, _ := c.run(60)
+	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate))
+	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 16}))
+	g.Expect(c.writes).To(Equal(map[string]int{
+		"rollout.WriteKeys": 1, "rollout.Nudge": 2, "rollout.PatchNode": 1, "rollout.SetSpec": 2,
+	}))
+}
