@@ -65,7 +65,7 @@ func (g *group) pace(w *World) {
 		case m.holds():
 			m.actions = append(m.actions, m.start...)
 		case places <= 0:
-			m.wait(v1alpha1.ReasonWaitingForBudget, fmt.Sprintf("waiting until fewer than %d nodes (maxUnavailable) are changing", g.places()))
+			m.wait(v1alpha1.ReasonWaitingForBudget, fmt.Sprintf("as many nodes are changing as maxUnavailable allows (%d)", g.places()))
 		case alone || m.unproven(proven) && others > 0:
 			m.wait(v1alpha1.ReasonWaitingForFirst, "waiting until the first node with a new configuration has verified it")
 		default:
