@@ -56,7 +56,7 @@ func Build(ctx context.Context, cacheDir string) (string, error) {
 // buildInto builds beside the target and moves it there whole, so that a build that was interrupted is never used, and
 // of two at the same time either wins.
 func buildInto(ctx context.Context, module, target string) error {
-	if err := os.MkdirAll(filepath.Dir(target), 0o755); err != nil { //nolint:gosec // programs are for all
+	if err := os.MkdirAll(filepath.Dir(target), 0o755); err != nil {
 		return err
 	}
 	temporary, err := os.MkdirTemp(filepath.Dir(target), ".building-")
@@ -69,7 +69,6 @@ func buildInto(ctx context.Context, module, target string) error {
 		{smi, "nvidia-smi", "0", "exe"},
 		{mpsControl, "nvidia-cuda-mps-control", "0", "exe"},
 	} {
-		//nolint:gosec // our own constants
 		cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags=-s -w", "-buildmode="+p.mode,
 			"-o", filepath.Join(temporary, p.name), "./test/simdriver/"+p.folder)
 		cmd.Dir, cmd.Env = module, append(os.Environ(), "CGO_ENABLED="+p.cgo)
@@ -80,7 +79,7 @@ func buildInto(ctx context.Context, module, target string) error {
 	if err := os.Rename(temporary, target); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
-	return os.Chmod(target, 0o755) //nolint:gosec // programs are for all
+	return os.Chmod(target, 0o755)
 }
 
 func moduleRoot(ctx context.Context) (string, error) {
@@ -103,7 +102,7 @@ func contentKey(ctx context.Context, module string) (string, error) {
 	}
 	digest := sha256.New()
 	digest.Write(version)
-	files := []string{filepath.Join(module, "internal/gpu/gpu.go")}
+	files := []string{filepath.Join(module, "internal", "gpu", "gpu.go")}
 	for _, folder := range []string{"internal/gpu/sim", "test/simdriver"} {
 		found, err := sources(filepath.Join(module, folder))
 		if err != nil {
@@ -113,11 +112,11 @@ func contentKey(ctx context.Context, module string) (string, error) {
 	}
 	slices.Sort(files)
 	for _, f := range files {
-		raw, err := os.ReadFile(f) //nolint:gosec // a source of this module
+		raw, err := os.ReadFile(f)
 		if err != nil {
 			return "", err
 		}
-		fmt.Fprintf(digest, "%s %d\n", strings.TrimPrefix(f, module), len(raw))
+		digest.Write(fmt.Appendf(nil, "%s %d\n", strings.TrimPrefix(f, module), len(raw)))
 		digest.Write(raw)
 	}
 	return fmt.Sprintf("%x", digest.Sum(nil))[:16], nil

@@ -26,7 +26,7 @@ type Client struct{ file *os.File }
 // Connect notes that this process has NVML open.
 func (d *Driver) Connect() (*Client, error) {
 	folder := d.path(clientsFolder)
-	if err := os.MkdirAll(folder, 0o755); err != nil { //nolint:gosec // anybody may look
+	if err := os.MkdirAll(folder, 0o755); err != nil {
 		return nil, err
 	}
 	f, err := os.CreateTemp(folder, fmt.Sprintf("%d-", os.Getpid()))

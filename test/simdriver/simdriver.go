@@ -47,7 +47,7 @@ func New(root, programs string, spec Spec) (*Driver, error) {
 			return nil, fmt.Errorf("making the driver root %s: %w", root, err)
 		}
 	}
-	if err := os.MkdirAll(filepath.Join(root, stateFolder), 0o755); err != nil { //nolint:gosec // anybody may look
+	if err := os.MkdirAll(filepath.Join(root, stateFolder), 0o755); err != nil {
 		return nil, fmt.Errorf("making the driver root %s: %w", root, err)
 	}
 	if err := write(root, spec); err != nil {
@@ -88,7 +88,7 @@ func (d *Driver) Replace(spec Spec) error {
 // install copies rather than links, since two roots with one file would be one library to the dynamic linker. A file
 // that a process has open is replaced, not written to.
 func install(from, to string) error {
-	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil { //nolint:gosec // programs are for all
+	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
 		return err
 	}
 	in, err := os.Open(from)

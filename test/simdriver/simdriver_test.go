@@ -38,7 +38,7 @@ func command(t *testing.T, d *simdriver.Driver, stdin string, env []string, prog
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
-	c := exec.CommandContext(ctx, filepath.Join(d.Root(), "usr/bin", program), args...)
+	c := exec.CommandContext(ctx, filepath.Join(d.Root(), "usr", "bin", program), args...)
 	c.Stdin, c.Env = strings.NewReader(stdin), env
 	var out bytes.Buffer
 	c.Stdout, c.Stderr = &out, &out
@@ -165,7 +165,7 @@ func TestMPSControlDaemon(t *testing.T) {
 	g.Expect(out).To(Equal("1G\n10.0\n"))
 	out, _ = mps(t, d, dir, "set_default_device_pinned_mem_limit 5 1G")
 	g.Expect(out).To(Equal("Invalid device 5\n"))
-	g.Expect(filepath.Join(dir, "log/control.log")).To(BeAnExistingFile())
+	g.Expect(filepath.Join(dir, "log", "control.log")).To(BeAnExistingFile())
 
 	out, status = mps(t, d, dir, "quit\n")
 	g.Expect(status).To(Equal(0), out)
@@ -213,7 +213,7 @@ func TestFaultsOfPrograms(t *testing.T) {
 	g.Expect(out).To(ContainSubstring("Unknown Error"))
 	_, status = smi(t, d, "-r")
 	g.Expect(status).To(Equal(0))
-	calls, err := os.ReadFile(filepath.Join(d.Root(), "var/lib/simdriver/calls.log"))
+	calls, err := os.ReadFile(filepath.Join(d.Root(), "var", "lib", "simdriver", "calls.log"))
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(string(calls)).To(MatchRegexp(`nvidia-smi\[\d+\] nvidia-smi --gpu-reset GPU-\S+ ERROR_UNKNOWN\n.* SUCCESS\n`))
 }
@@ -241,7 +241,7 @@ func TestAClientThatDiedHoldsNothing(t *testing.T) {
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(d.Connected()).To(Equal([]sim.Client{{PID: os.Getpid()}}))
 	g.Expect(client.Disconnect()).To(Succeed())
-	left := filepath.Join(d.Root(), "var/lib/simdriver/clients/1-left")
+	left := filepath.Join(d.Root(), "var", "lib", "simdriver", "clients", "1-left")
 	g.Expect(os.WriteFile(left, nil, 0o600)).To(Succeed())
 	g.Expect(d.Connected()).To(BeEmpty())
 	g.Expect(left).NotTo(BeAnExistingFile())

@@ -182,7 +182,7 @@ func save(path string, s *State) error {
 		mtime = before.ModTime().Add(time.Microsecond)
 	}
 	next := path + ".next"
-	if err := os.WriteFile(next, raw, 0o644); err != nil { //nolint:gosec // anybody may look
+	if err := os.WriteFile(next, raw, 0o644); err != nil {
 		return err
 	}
 	if err := os.Chtimes(next, mtime, mtime); err != nil {
@@ -200,7 +200,7 @@ func stampOf(path string) (stamp, error) {
 }
 
 func lock(path string) (unlock func(), err error) {
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o644) //nolint:gosec // anybody may wait
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o644)
 	if err != nil {
 		return nil, err
 	}
@@ -222,7 +222,7 @@ func flock(f *os.File, how int) error {
 
 // Record notes a call that changes the hardware, or tries to, in the log of calls.
 func (d *Driver) Record(program, call, gpu, outcome string) {
-	f, err := os.OpenFile(d.path(callsFile), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644) //nolint:gosec // anybody may look
+	f, err := os.OpenFile(d.path(callsFile), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
 	if err != nil {
 		return // the log is for people; the hardware works without
 	}

@@ -6,6 +6,7 @@
 package gputest
 
 import (
+	"maps"
 	"testing"
 
 	. "github.com/onsi/gomega"
@@ -30,12 +31,22 @@ type Fixture struct {
 
 // Rig does to the hardware what is not for gpu.Hardware to do.
 type Rig interface {
+	Programs
+	Machine
+}
+
+// Programs are others that use the GPUs.
+type Programs interface {
 	// AddProcess puts a process on a GPU or on one of its instances.
 	AddProcess(uuid string, p gpu.Process)
 	// RemoveProcess ends a process.
 	RemoveProcess(pid int)
 	// HoldOpen opens the GPUs as another program would, until release.
 	HoldOpen() (release func())
+}
+
+// Machine is what holds the GPUs, and their driver.
+type Machine interface {
 	// SetPersistence turns persistence mode on or off; Persistence tells it.
 	SetPersistence(uuid string, on bool)
 	Persistence(uuid string) bool
@@ -49,12 +60,12 @@ type Rig interface {
 	Reboot()
 }
 
-// Contract checks hardware. make makes a node with a GPU for each of the models, in that order.
-func Contract(t *testing.T, make func(t *testing.T, models ...string) Fixture) {
+// Contract checks hardware. node makes a node with a GPU for each of the models, in that order.
+func Contract(t *testing.T, node func(t *testing.T, models ...string) Fixture) {
 	t.Helper()
 	for name, c := range cases() {
 		t.Run(name, func(t *testing.T) {
-			f := make(t, c.models...)
+			f := node(t, c.models...)
 			if c.changes && f.Rig == nil {
 				t.Skip("changes the hardware")
 			}
@@ -73,9 +84,7 @@ type contractCase struct {
 func cases() map[string]contractCase {
 	all := map[string]contractCase{}
 	for _, group := range []map[string]contractCase{observing(), settingMode(), instances(), sharing()} {
-		for name, c := range group {
-			all[name] = c
-		}
+		maps.Copy(all, group)
 	}
 	return all
 }
@@ -107,7 +116,7 @@ func (b bench) uuid() string {
 	return b.device(0).UUID
 }
 
-// migOn turns MIG on on the first GPU.
+// migOn turns MIG on the first GPU.
 func (b bench) migOn() string {
 	b.Helper()
 	uuid := b.uuid()

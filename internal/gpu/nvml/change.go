@@ -66,7 +66,7 @@ func (h *Hardware) CreateInstance(ctx context.Context, uuid, profile string, at 
 		if err != nil {
 			return err
 		}
-		placement := nvml.GpuInstancePlacement{Start: uint32(at.Start), Size: uint32(at.Size)} //nolint:gosec // a few slices
+		placement := nvml.GpuInstancePlacement{Start: uint32(at.Start), Size: uint32(at.Size)}
 		var instance nvml.GpuInstance
 		err = write(ctx, "nvmlDeviceCreateGpuInstanceWithPlacement", func() (ret nvml.Return) {
 			instance, ret = d.CreateGpuInstanceWithPlacement(&p.info, &placement)

@@ -92,8 +92,8 @@ func on(t *testing.T, models ...sim.Model) *nvml.Hardware {
 
 // reset is what the agent gives to NVML: the driver's own program.
 func reset(ctx context.Context, pciBusID string) error {
-	program := filepath.Join(driverRoot.Root(), "usr/bin/nvidia-smi")
-	out, err := exec.CommandContext(ctx, program, "--gpu-reset", "-i", pciBusID).CombinedOutput() //nolint:gosec // our own
+	program := filepath.Join(driverRoot.Root(), "usr", "bin", "nvidia-smi")
+	out, err := exec.CommandContext(ctx, program, "--gpu-reset", "-i", pciBusID).CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("nvidia-smi: %w: %s", err, strings.TrimSpace(string(out)))
 	}

@@ -77,7 +77,7 @@ func TestAnotherProcessSeesTheSame(t *testing.T) {
 	self, err := os.Executable()
 	g.Expect(err).NotTo(HaveOccurred())
 	other := exec.CommandContext(t.Context(), self)
-	other.Env = append(os.Environ(), observeEnv+"="+filepath.Join(driverRoot.Root(), "usr/lib64/libnvidia-ml.so.1"))
+	other.Env = append(os.Environ(), observeEnv+"="+filepath.Join(driverRoot.Root(), "usr", "lib64", "libnvidia-ml.so.1"))
 	out, err := other.Output()
 	g.Expect(err).NotTo(HaveOccurred())
 	var seen gpu.Inventory
@@ -184,8 +184,8 @@ func TestFindLibrary(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
 			root := t.TempDir()
-			g.Expect(os.MkdirAll(filepath.Join(root, "usr/lib64"), 0o750)).To(Succeed())
-			g.Expect(os.MkdirAll(filepath.Join(root, "usr/lib/x86_64-linux-gnu"), 0o750)).To(Succeed())
+			g.Expect(os.MkdirAll(filepath.Join(root, "usr", "lib64"), 0o750)).To(Succeed())
+			g.Expect(os.MkdirAll(filepath.Join(root, "usr", "lib", "x86_64-linux-gnu"), 0o750)).To(Succeed())
 			target := "/etc/passwd"
 			if c.file != "" {
 				g.Expect(os.WriteFile(filepath.Join(root, c.file), nil, 0o600)).To(Succeed())

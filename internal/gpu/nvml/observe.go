@@ -84,7 +84,7 @@ func identity(handle nvml.Device) (gpu.Device, error) {
 		failed("nvmlDeviceGetMemoryInfo", memoryRet), failed("nvmlDeviceGetCudaComputeCapability", capabilityRet),
 	)
 	return gpu.Device{
-		UUID: uuid, Product: name, PCIBusID: busID(pci), MemoryMiB: int64(memory.Total >> 20), //nolint:gosec // 44 bits
+		UUID: uuid, Product: name, PCIBusID: busID(pci), MemoryMiB: int64(memory.Total >> 20),
 		ComputeCapability: gpu.ComputeCapability{Major: major, Minor: minor},
 	}, err
 }

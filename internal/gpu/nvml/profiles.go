@@ -83,7 +83,7 @@ func (p profile) describe(d nvml.Device) (described gpu.Profile, ok bool, err er
 	}
 	described = gpu.Profile{
 		Name: p.name, ID: int(p.info.Id), Slices: int(p.info.SliceCount), Max: int(p.info.InstanceCount),
-		MemoryMiB: int64(p.info.MemorySizeMB), //nolint:gosec // far from the limit
+		MemoryMiB: int64(p.info.MemorySizeMB),
 	}
 	for _, at := range placements {
 		described.Size = int(at.Size)

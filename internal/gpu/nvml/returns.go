@@ -26,44 +26,49 @@ func failed(call string, ret nvml.Return) error {
 	return fmt.Errorf("%s: %s: %w", call, name, sentinel)
 }
 
-func describe(ret nvml.Return) (name string, sentinel error) {
-	switch ret { //nolint:exhaustive // the others mean nothing to us beyond their number
-	case nvml.ERROR_IN_USE:
-		return "ERROR_IN_USE", gpu.ErrBusy
-	case nvml.ERROR_NOT_SUPPORTED:
-		return "ERROR_NOT_SUPPORTED", gpu.ErrNotSupported
-	case nvml.ERROR_INSUFFICIENT_RESOURCES:
-		return "ERROR_INSUFFICIENT_RESOURCES", gpu.ErrInsufficient
-	case nvml.ERROR_NOT_FOUND:
-		return "ERROR_NOT_FOUND", gpu.ErrGone
-	case nvml.ERROR_GPU_IS_LOST:
-		return "ERROR_GPU_IS_LOST", gpu.ErrGone
-	case nvml.ERROR_RESET_REQUIRED:
-		return "ERROR_RESET_REQUIRED", gpu.ErrResetRequired
-	case nvml.ERROR_NO_PERMISSION:
-		return "ERROR_NO_PERMISSION", gpu.ErrPermission
-	case nvml.ERROR_UNINITIALIZED:
-		return "ERROR_UNINITIALIZED", nil
-	case nvml.ERROR_INVALID_ARGUMENT:
-		return "ERROR_INVALID_ARGUMENT", nil
-	case nvml.ERROR_INSUFFICIENT_SIZE:
-		return "ERROR_INSUFFICIENT_SIZE", nil
-	case nvml.ERROR_DRIVER_NOT_LOADED:
-		return "ERROR_DRIVER_NOT_LOADED", nil
-	case nvml.ERROR_TIMEOUT:
-		return "ERROR_TIMEOUT", nil
-	case nvml.ERROR_LIBRARY_NOT_FOUND:
-		return "ERROR_LIBRARY_NOT_FOUND", nil
-	case nvml.ERROR_FUNCTION_NOT_FOUND:
-		return "ERROR_FUNCTION_NOT_FOUND", nil
-	case nvml.ERROR_LIB_RM_VERSION_MISMATCH:
-		return "ERROR_LIB_RM_VERSION_MISMATCH", nil
-	case nvml.ERROR_INVALID_STATE:
-		return "ERROR_INVALID_STATE", nil
-	case nvml.ERROR_UNKNOWN:
-		return "ERROR_UNKNOWN", nil
+// returnNames is how NVML calls the returns that we have met.
+func returnNames() map[nvml.Return]string {
+	return map[nvml.Return]string{
+		nvml.ERROR_UNINITIALIZED:           "ERROR_UNINITIALIZED",
+		nvml.ERROR_INVALID_ARGUMENT:        "ERROR_INVALID_ARGUMENT",
+		nvml.ERROR_NOT_SUPPORTED:           "ERROR_NOT_SUPPORTED",
+		nvml.ERROR_NO_PERMISSION:           "ERROR_NO_PERMISSION",
+		nvml.ERROR_NOT_FOUND:               "ERROR_NOT_FOUND",
+		nvml.ERROR_INSUFFICIENT_SIZE:       "ERROR_INSUFFICIENT_SIZE",
+		nvml.ERROR_DRIVER_NOT_LOADED:       "ERROR_DRIVER_NOT_LOADED",
+		nvml.ERROR_TIMEOUT:                 "ERROR_TIMEOUT",
+		nvml.ERROR_LIBRARY_NOT_FOUND:       "ERROR_LIBRARY_NOT_FOUND",
+		nvml.ERROR_FUNCTION_NOT_FOUND:      "ERROR_FUNCTION_NOT_FOUND",
+		nvml.ERROR_GPU_IS_LOST:             "ERROR_GPU_IS_LOST",
+		nvml.ERROR_RESET_REQUIRED:          "ERROR_RESET_REQUIRED",
+		nvml.ERROR_LIB_RM_VERSION_MISMATCH: "ERROR_LIB_RM_VERSION_MISMATCH",
+		nvml.ERROR_IN_USE:                  "ERROR_IN_USE",
+		nvml.ERROR_INSUFFICIENT_RESOURCES:  "ERROR_INSUFFICIENT_RESOURCES",
+		nvml.ERROR_INVALID_STATE:           "ERROR_INVALID_STATE",
+		nvml.ERROR_UNKNOWN:                 "ERROR_UNKNOWN",
 	}
-	return fmt.Sprintf("NVML return %d", int(ret)), nil
+}
+
+func describe(ret nvml.Return) (name string, sentinel error) {
+	name, ok := returnNames()[ret]
+	if !ok {
+		name = fmt.Sprintf("NVML return %d", int(ret))
+	}
+	switch ret { //nolint:exhaustive // no sentinel belongs to the others
+	case nvml.ERROR_IN_USE:
+		sentinel = gpu.ErrBusy
+	case nvml.ERROR_NOT_SUPPORTED:
+		sentinel = gpu.ErrNotSupported
+	case nvml.ERROR_INSUFFICIENT_RESOURCES:
+		sentinel = gpu.ErrInsufficient
+	case nvml.ERROR_NOT_FOUND, nvml.ERROR_GPU_IS_LOST:
+		sentinel = gpu.ErrGone
+	case nvml.ERROR_RESET_REQUIRED:
+		sentinel = gpu.ErrResetRequired
+	case nvml.ERROR_NO_PERMISSION:
+		sentinel = gpu.ErrPermission
+	}
+	return name, sentinel
 }
 
 // resetFailure finds the sentinel in what nvidia-smi said of a reset, which has one exit status for all failures.

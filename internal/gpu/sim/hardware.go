@@ -6,6 +6,7 @@ package sim
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -39,8 +40,8 @@ type Hardware struct {
 	writes []string
 }
 
-// ErrCrash, returned by Fail, ends the operation where it stands.
-var ErrCrash = fmt.Errorf("the process ends here")
+// ErrCrash ends an operation where it stands, if Fail returns it.
+var ErrCrash = errors.New("the process ends here")
 
 var _ gpu.Hardware = (*Hardware)(nil)
 
@@ -48,7 +49,7 @@ var _ gpu.Hardware = (*Hardware)(nil)
 func New(models ...Model) *Hardware {
 	n, err := NewNode("sim", models...)
 	if err != nil {
-		panic(err)
+		panic(err) //nolint:forbidigo // a mistake in a test, which it ends
 	}
 	return On(n)
 }
@@ -100,8 +101,8 @@ func (n *Node) Clone() *Node {
 	if err == nil {
 		err = json.Unmarshal(raw, c)
 	}
-	if err != nil { // the state is plain data
-		panic(err)
+	if err != nil {
+		panic(err) //nolint:forbidigo // the state is plain data
 	}
 	return c
 }

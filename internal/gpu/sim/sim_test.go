@@ -23,8 +23,7 @@ func node(t *testing.T, models ...sim.Model) (n *sim.Node, uuid string) {
 }
 
 func returned(err error) sim.Return {
-	var refusal *sim.Error
-	if errors.As(err, &refusal) {
+	if refusal, ok := errors.AsType[*sim.Error](err); ok {
 		return refusal.Return
 	}
 	return sim.Success

@@ -45,7 +45,7 @@ func nvmlGpuInstanceGetComputeInstanceProfileInfo(h *C.struct_handle, profile, e
 			return sim.NotSupported
 		}
 		*info = C.struct_ci_profile{
-			id: C.uint32_t(profile), slices: C.uint32_t(n), instances: C.uint32_t(p.Slices / n),
+			id: profile, slices: C.uint32_t(n), instances: C.uint32_t(p.Slices / n),
 			multiprocessors: C.uint32_t(p.Multiprocessors * n / p.Slices), copy_engines: C.uint32_t(p.CopyEngines),
 			decoders: C.uint32_t(p.Decoders), encoders: C.uint32_t(p.Encoders), jpegs: C.uint32_t(p.JPEGs), ofas: C.uint32_t(p.OFAs),
 		}
@@ -63,7 +63,7 @@ func nvmlGpuInstanceGetComputeInstanceProfileInfoV(h *C.struct_handle, profile, 
 			return versionMismatch
 		}
 		*info = C.struct_ci_profile_v2{
-			version: info.version, id: C.uint32_t(profile), slices: C.uint32_t(n), instances: C.uint32_t(p.Slices / n),
+			version: info.version, id: profile, slices: C.uint32_t(n), instances: C.uint32_t(p.Slices / n),
 			multiprocessors: C.uint32_t(p.Multiprocessors * n / p.Slices), copy_engines: C.uint32_t(p.CopyEngines),
 			decoders: C.uint32_t(p.Decoders), encoders: C.uint32_t(p.Encoders), jpegs: C.uint32_t(p.JPEGs), ofas: C.uint32_t(p.OFAs),
 		}

@@ -159,7 +159,8 @@ func nvmlDeviceGetPciInfo_v3(h *C.struct_handle, pci *C.struct_pci_info) C.int {
 func pciInfo(h *C.struct_handle, pci *C.struct_pci_info) C.int {
 	return onGPU("nvmlDeviceGetPciInfo", h, func(_ *simdriver.State, g *sim.GPU) sim.Return {
 		var domain, bus, device uint32
-		if _, err := fmt.Sscanf(g.PCIBusID, "%x:%x:%x", &domain, &bus, &device); err != nil {
+		_, err := fmt.Sscanf(g.PCIBusID, "%x:%x:%x", &domain, &bus, &device)
+		if err != nil {
 			return sim.Unknown
 		}
 		*pci = C.struct_pci_info{

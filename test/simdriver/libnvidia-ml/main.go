@@ -10,6 +10,7 @@ import "C"
 
 import (
 	"errors"
+	"slices"
 	"sync"
 	"time"
 
@@ -163,12 +164,10 @@ func find(s *simdriver.State, h *C.struct_handle, kinds ...C.int) (*sim.GPU, boo
 	if h == nil || h.gpu < 0 || int(h.gpu) >= len(s.Node.GPUs) {
 		return nil, false
 	}
-	for _, k := range kinds {
-		if h.kind == k {
-			return &s.Node.GPUs[h.gpu], true
-		}
+	if !slices.Contains(kinds, h.kind) {
+		return nil, false
 	}
-	return nil, false
+	return &s.Node.GPUs[h.gpu], true
 }
 
 // onGPU serves a call that reads something of a GPU, through its handle or that of one of its MIG devices.

@@ -53,13 +53,13 @@ func serve(driver *simdriver.Driver, pipe, logs string) error {
 	if err != nil {
 		return err
 	}
-	listener, err := net.Listen("unix", socketName) //nolint:noctx // local
+	listener, err := net.Listen("unix", socketName)
 	if err != nil {
 		return err
 	}
 	ctx, end := context.WithCancel(context.Background())
 	d := &daemon{driver: driver, pipe: pipe, logs: logs, boot: state.Node.Boot, end: end, percentage: 100, memory: map[int]int64{}}
-	if err := os.WriteFile(pidName, fmt.Appendf(nil, "%d\n", os.Getpid()), 0o644); err != nil { //nolint:gosec // anybody may look
+	if err := os.WriteFile(pidName, fmt.Appendf(nil, "%d\n", os.Getpid()), 0o644); err != nil {
 		return err
 	}
 	d.log("Starting control daemon using socket %s", filepath.Join(pipe, socketName))
@@ -72,7 +72,7 @@ func serve(driver *simdriver.Driver, pipe, logs string) error {
 
 // claim takes the pipe directory's lock and removes what a daemon that was killed has left.
 func claim() (*os.File, error) {
-	f, err := os.OpenFile(lockName, os.O_CREATE|os.O_RDWR, 0o644) //nolint:gosec // anybody may look
+	f, err := os.OpenFile(lockName, os.O_CREATE|os.O_RDWR, 0o644)
 	if err != nil {
 		return nil, err
 	}
@@ -134,10 +134,10 @@ func (d *daemon) watch() {
 }
 
 func (d *daemon) log(format string, args ...any) {
-	if os.MkdirAll(d.logs, 0o755) != nil { //nolint:gosec // anybody may look
+	if os.MkdirAll(d.logs, 0o755) != nil {
 		return
 	}
-	f, err := os.OpenFile(filepath.Join(d.logs, "control.log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644) //nolint:gosec // anybody may look
+	f, err := os.OpenFile(filepath.Join(d.logs, "control.log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
 	if err != nil {
 		return
 	}

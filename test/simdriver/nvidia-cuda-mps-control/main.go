@@ -36,8 +36,8 @@ const (
 )
 
 var (
-	errRunning  = errors.New("An instance of this daemon is already running") //nolint:revive,staticcheck // NVIDIA's words
-	errNoDaemon = errors.New("Cannot find MPS control daemon process")        //nolint:revive,staticcheck // NVIDIA's words
+	errRunning  = errors.New("An instance of this daemon is already running") //nolint:staticcheck // NVIDIA's words
+	errNoDaemon = errors.New("Cannot find MPS control daemon process")        //nolint:staticcheck // NVIDIA's words
 )
 
 func main() {
@@ -81,13 +81,13 @@ func start(self string, driver *simdriver.Driver, pipe string) error {
 		return err
 	}
 	if _, err := os.Stat(pipe); err != nil {
-		return fmt.Errorf("Cannot access %s: %w", pipe, err) //nolint:revive,staticcheck // NVIDIA's words
+		return fmt.Errorf("Cannot access %s: %w", pipe, err) //nolint:staticcheck // NVIDIA's words
 	}
 	if c, err := dial(pipe); err == nil {
 		_ = c.Close()
 		return errRunning
 	}
-	daemon := exec.Command(self, "-f") //nolint:gosec,noctx // this very program, which is to outlive us
+	daemon := exec.Command(self, "-f")
 	daemon.SysProcAttr = &unix.SysProcAttr{Setsid: true}
 	if err := daemon.Start(); err != nil {
 		return err
@@ -125,7 +125,7 @@ func dial(pipe string) (net.Conn, error) {
 	if err := os.Chdir(pipe); err != nil {
 		return nil, err
 	}
-	return net.Dial("unix", socketName) //nolint:noctx // local
+	return net.Dial("unix", socketName)
 }
 
 // talk passes on the commands of standard input, a line each, and prints the answers.

@@ -95,8 +95,7 @@ func (s smi) reset() error {
 	busy := 0
 	err := s.each(simdriver.GPUReset, func(state *simdriver.State, g *sim.GPU) error {
 		err := state.Node.Reset(g.UUID, os.Getpid())
-		var refusal *sim.Error
-		if errors.As(err, &refusal) {
+		if refusal, ok := errors.AsType[*sim.Error](err); ok {
 			if refusal.Return == sim.InUse {
 				busy++
 			}

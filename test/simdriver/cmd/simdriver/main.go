@@ -19,7 +19,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/simdriver"
 )
 
-const usage = `Usage: simdriver <command> [flags] <driver root>
+const usage = `usage: simdriver <command> [flags] <driver root>
 
   create  -model a100-40gb,t4 [-name node-a]   make a driver root; run inside the repository, it builds what it needs
   show                                         the GPUs, their instances and who uses them
@@ -29,8 +29,7 @@ const usage = `Usage: simdriver <command> [flags] <driver root>
   latency -call '*' -for 20ms                  make calls slow
   clear                                        no more faults
   reboot                                       boot the node anew
-  models                                       what -model takes
-`
+  models                                       what -model takes`
 
 var errUsage = errors.New(usage)
 
