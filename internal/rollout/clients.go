@@ -58,6 +58,7 @@ func (v *view) paused() (judgement, bool) {
 	if len(patch.Labels) > 0 {
 		slices.Sort(ours)
 		patch.Annotations[v1alpha1.AnnotationPaused] = ref(strings.Join(ours, ","))
+		patch.Locked = true
 		j.message, j.start = "pausing NVIDIA's GPU clients, which must close their handles", []Action{patch}
 		return j, true
 	}

@@ -37,6 +37,7 @@ type cluster struct {
 	pods    int      // given out so far
 	crashes []string // of NVIDIA's config-manager
 	evicted []string
+	version map[string]int // of each Node
 	writes  map[string]int // by kind of action
 }
 
@@ -45,6 +46,7 @@ type host struct {
 	*rollout.Node
 	hardware *sim.Hardware
 	daemons  map[string]plan.Daemon
+	theirs   *gpu.MPSDaemon           // of NVIDIA's daemon set
 	broken   func(rollout.World) bool // the plugin does not advertise what it reads
 	plugin   struct {
 		selected string            // what the plugin reads
@@ -59,7 +61,7 @@ func newCluster() *cluster {
 			Now:    time.Unix(1_800_000_000, 0),
 			Wiring: rollout.Wiring{Ready: true, ClusterPolicy: true},
 		},
-		hosts: map[string]*host{}, writes: map[string]int{},
+		hosts: map[string]*host{}, version: map[string]int{}, writes: map[string]int{},
 	}
 }
 
@@ -138,13 +140,16 @@ func (c *cluster) do(a rollout.Action) {
 			}
 		}
 	case rollout.PatchNode:
+		c.version[h.Name]++
 		patch(h.Labels, a.Labels)
 		patch(h.Annotations, a.Annotations)
 	case rollout.Taint:
+		c.version[h.Name]++
 		if !slices.ContainsFunc(h.Taints, func(t corev1.Taint) bool { return t.Key == a.Taint.Key }) {
 			h.Taints = append(h.Taints, a.Taint)
 		}
 	case rollout.Untaint:
+		c.version[h.Name]++
 		h.Taints = slices.DeleteFunc(h.Taints, func(t corev1.Taint) bool { return t.Key == v1alpha1.TaintChanging })
 	case rollout.Evict:
 		c.evicted = append(c.evicted, a.Pod)
@@ -195,6 +200,47 @@ func (c *cluster) daemonSets(h *host) {
 			h.Pods = slices.Delete(h.Pods, at, at+1)
 		}
 	}
+	c.mpsDaemonSet(h)
+}
+
+// mpsDaemonSet runs NVIDIA's MPS control daemon where the device plugin runs and the configuration asks for MPS. It
+// reads the configuration when it starts, and never again.
+func (c *cluster) mpsDaemonSet(h *host) {
+	at := slices.IndexFunc(h.Pods, func(p rollout.Pod) bool { return p.NodeSelector["nvidia.com/mps.capable"] != "" })
+	config := parse(h.plugin.seen[h.Labels[v1alpha1.LabelConfig]])
+	wanted := c.Wiring.NVIDIAMPS && h.Labels[pluginLabel] == "true" && config.Sharing.SharingStrategy() == nvidia.SharingStrategyMPS
+	switch {
+	case wanted && at < 0:
+		c.pods++
+		h.Pods = append(h.Pods, rollout.Pod{
+			Namespace: "gpu-operator", Name: fmt.Sprintf("mps-%d", c.pods), UID: fmt.Sprintf("mps-%d", c.pods), Controller: "DaemonSet",
+			NodeSelector: map[string]string{pluginLabel: "true", "nvidia.com/mps.capable": "true"}, MountsConfig: true, Scheduled: c.Now,
+		})
+		h.theirs = &gpu.MPSDaemon{
+			Resource: "nvidia.com/gpu", External: true, ActiveThreadPercentage: 100 / config.Sharing.MPS.Resources[0].Replicas,
+		}
+		h.computeMode(gpu.ComputeExclusiveProcess)
+	case !wanted && at >= 0:
+		h.Pods = slices.Delete(h.Pods, at, at+1)
+		h.theirs = nil
+		h.computeMode(gpu.ComputeDefault)
+	}
+}
+
+func (h *host) computeMode(mode gpu.ComputeMode) {
+	h.hardware.Update(func(n *sim.Node) {
+		for i := range n.GPUs {
+			n.GPUs[i].ComputeMode = mode
+		}
+	})
+}
+
+func parse(data string) nvidia.Config {
+	var config nvidia.Config
+	if err := yaml.UnmarshalStrict([]byte(data), &config); err != nil {
+		panic(err)
+	}
+	return config
 }
 
 // project shows the ConfigMap to the pods that were nudged at least a second ago.
@@ -214,6 +260,7 @@ func (h *host) devices() []gpu.Device {
 		panic(err)
 	}
 	for i := range inventory.Devices {
+		inventory.Devices[i].State.MPS = h.theirs
 		for resource, d := range h.daemons {
 			for _, served := range d.Devices {
 				if served.UUID == inventory.Devices[i].UUID {
@@ -270,7 +317,7 @@ func (h *host) report() {
 	}
 	steps, err := plan.Node(h.GPU.Spec.Devices, devices)
 	h.GPU.Status.Conditions = nil
-	if err != nil || len(steps) > 0 {
+	if err != nil || len(steps) > 0 || !h.same(devices) {
 		ready.Status, ready.Reason, ready.Message = metav1.ConditionFalse, v1alpha1.ReasonStepFailed, "it is tried again"
 	}
 	if err != nil {
@@ -284,6 +331,18 @@ func (h *host) report() {
 	for _, d := range devices {
 		h.GPU.Status.Devices = append(h.GPU.Status.Devices, reported(d))
 	}
+}
+
+// same says whether the GPUs are as wished; with nothing left to do for the agent they may still wait for NVIDIA.
+func (h *host) same(devices []gpu.Device) bool {
+	for _, d := range devices {
+		for _, wish := range h.GPU.Spec.Devices {
+			if wish.UUID == d.UUID && !plan.Same(wish.Sharing, plan.Observed(d)) {
+				return false
+			}
+		}
+	}
+	return true
 }
 
 // reported is a GPU as the agent reports it.
@@ -365,10 +424,7 @@ func (c *cluster) advertise(h *host) {
 
 // enumerate is what NVIDIA's device plugin makes of a configuration and GPUs.
 func enumerate(data string, devices []gpu.Device) map[string]int64 {
-	var config nvidia.Config
-	if err := yaml.UnmarshalStrict([]byte(data), &config); err != nil {
-		panic(err)
-	}
+	config := parse(data)
 	strategy := "none"
 	if config.Flags.MigStrategy != nil {
 		strategy = *config.Flags.MigStrategy

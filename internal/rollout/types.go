@@ -125,6 +125,9 @@ type PatchNode struct {
 	Policy      PolicyRef
 	// Why is what the patch is for, in a few words: "selecting research-5f3a1c", "pausing NVIDIA's GPU clients".
 	Why string
+	// Locked says that the patch takes something from the node, so it carries the resource version of the Node that the
+	// world was read from, as Taint does, and is left to the next pass when the Node has changed since.
+	Locked bool
 }
 
 // Taint adds a taint to a node, as a merge patch with optimistic lock (taints are an atomic list). A node that has a
