@@ -1,0 +1,292 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package policy_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
+	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
+	"github.com/gpusharing/gpu-sharing-operator/internal/policy"
+)
+
+func named(name string, with ...func(*v1alpha1.GPUSharingPolicy)) v1alpha1.GPUSharingPolicy {
+	p := v1alpha1.GPUSharingPolicy{
+		ObjectMeta: metav1.ObjectMeta{Name: name, CreationTimestamp: metav1.NewTime(time.Unix(1000, 0))},
+		Spec:       v1alpha1.GPUSharingPolicySpec{Sharing: v1alpha1.Sharing{Strategy: v1alpha1.StrategyExclusive}},
+	}
+	for _, change := range with {
+		change(&p)
+	}
+	return p
+}
+
+func priority(n int32) func(*v1alpha1.GPUSharingPolicy) {
+	return func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Priority = n }
+}
+
+func created(seconds int64) func(*v1alpha1.GPUSharingPolicy) {
+	return func(p *v1alpha1.GPUSharingPolicy) { p.CreationTimestamp = metav1.NewTime(time.Unix(seconds, 0)) }
+}
+
+func deleted(p *v1alpha1.GPUSharingPolicy) {
+	p.DeletionTimestamp = &metav1.Time{Time: time.Unix(2000, 0)}
+}
+
+func onNodes(s v1alpha1.NodeSelector) func(*v1alpha1.GPUSharingPolicy) {
+	return func(p *v1alpha1.GPUSharingPolicy) { p.Spec.NodeSelector = &s }
+}
+
+func onGPUs(m v1alpha1.GPUMatch) func(*v1alpha1.GPUSharingPolicy) {
+	return func(p *v1alpha1.GPUSharingPolicy) { p.Spec.GPUSelector = &m }
+}
+
+func sharing(s v1alpha1.Sharing) func(*v1alpha1.GPUSharingPolicy) {
+	return func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Sharing = s }
+}
+
+// nodeWith is a node whose agent reports simulated GPUs.
+func nodeWith(t *testing.T, models ...sim.Model) policy.Node {
+	t.Helper()
+	inventory, err := sim.New(models...).Observe(context.Background())
+	NewWithT(t).Expect(err).NotTo(HaveOccurred())
+	n := policy.Node{Name: "node-1", Labels: map[string]string{"pool": "a"}}
+	for _, d := range inventory.Devices {
+		s := v1alpha1.DeviceStatus{
+			UUID: d.UUID, Index: int32(d.Index), Product: gpu.ProductLabel(d.Product), MemoryMiB: d.MemoryMiB,
+			ComputeCapability: d.ComputeCapability.String(), Virtual: d.Virtual, MIGCapable: d.MIGCapable, Sharing: plan.Observed(d),
+		}
+		for _, p := range d.Profiles {
+			profile := v1alpha1.ProfileStatus{
+				Name: p.Name, ID: int32(p.ID), Slices: int32(p.Slices), Max: int32(p.Max), Size: int32(p.Size),
+			}
+			for _, start := range p.Starts {
+				profile.Starts = append(profile.Starts, int32(start))
+			}
+			s.Profiles = append(s.Profiles, profile)
+		}
+		n.Devices = append(n.Devices, s)
+	}
+	return n
+}
+
+func TestGovern(t *testing.T) {
+	requirement := func(operator v1alpha1.NodeSelectorOperator, values ...string) v1alpha1.NodeSelector {
+		return v1alpha1.NodeSelector{MatchExpressions: []v1alpha1.NodeSelectorRequirement{{Key: "pool", Operator: operator, Values: values}}}
+	}
+	for name, c := range map[string]struct {
+		policies []v1alpha1.GPUSharingPolicy
+		by       string
+		over     []string
+	}{
+		"none":                     {},
+		"without a selector":       {policies: []v1alpha1.GPUSharingPolicy{named("p")}, by: "p"},
+		"by label":                 {policies: []v1alpha1.GPUSharingPolicy{named("p", onNodes(v1alpha1.NodeSelector{MatchLabels: map[string]string{"pool": "a"}}))}, by: "p"},
+		"by another label":         {policies: []v1alpha1.GPUSharingPolicy{named("p", onNodes(v1alpha1.NodeSelector{MatchLabels: map[string]string{"pool": "b"}}))}},
+		"In":                       {policies: []v1alpha1.GPUSharingPolicy{named("p", onNodes(requirement("In", "a", "b")))}, by: "p"},
+		"NotIn":                    {policies: []v1alpha1.GPUSharingPolicy{named("p", onNodes(requirement("NotIn", "a", "b")))}},
+		"Exists":                   {policies: []v1alpha1.GPUSharingPolicy{named("p", onNodes(requirement("Exists")))}, by: "p"},
+		"DoesNotExist":             {policies: []v1alpha1.GPUSharingPolicy{named("p", onNodes(requirement("DoesNotExist")))}},
+		"a value no node can have": {policies: []v1alpha1.GPUSharingPolicy{named("p", onNodes(requirement("In", "not a label value")))}},
+		"by product":               {policies: []v1alpha1.GPUSharingPolicy{named("p", onGPUs(v1alpha1.GPUMatch{Products: []string{"NVIDIA-A100-*"}}))}, by: "p"},
+		"by another product":       {policies: []v1alpha1.GPUSharingPolicy{named("p", onGPUs(v1alpha1.GPUMatch{Products: []string{"NVIDIA-H100-*"}}))}},
+		"by index":                 {policies: []v1alpha1.GPUSharingPolicy{named("p", onGPUs(v1alpha1.GPUMatch{Indexes: []int32{1}}))}, by: "p"},
+		"by an index it lacks":     {policies: []v1alpha1.GPUSharingPolicy{named("p", onGPUs(v1alpha1.GPUMatch{Indexes: []int32{2}}))}},
+		"the highest priority": {
+			policies: []v1alpha1.GPUSharingPolicy{named("a", created(1)), named("b", priority(5)), named("c", priority(-5), created(1))},
+			by:       "b", over: []string{"a", "c"},
+		},
+		"among equals the oldest": {
+			policies: []v1alpha1.GPUSharingPolicy{named("a"), named("b", created(999)), named("c")},
+			by:       "b", over: []string{"a", "c"},
+		},
+		"among those the first by name": {
+			policies: []v1alpha1.GPUSharingPolicy{named("b"), named("a")}, by: "a", over: []string{"b"},
+		},
+		"one that is being deleted does not count": {
+			policies: []v1alpha1.GPUSharingPolicy{named("a", priority(9), deleted), named("b")}, by: "b",
+		},
+		"one that selects other nodes is no conflict": {
+			policies: []v1alpha1.GPUSharingPolicy{
+				named("a"), named("b", priority(1), onNodes(v1alpha1.NodeSelector{MatchLabels: map[string]string{"pool": "b"}})),
+			},
+			by: "a",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			governed := policy.Rank(c.policies).Govern(nodeWith(t, sim.A100, sim.A100))
+			by := ""
+			if governed.By != nil {
+				by = governed.By.Name
+			}
+			var over []string
+			for _, p := range governed.Over {
+				over = append(over, p.Name)
+			}
+			g.Expect(by).To(Equal(c.by))
+			g.Expect(over).To(Equal(c.over))
+		})
+	}
+}
+
+var (
+	slicing = v1alpha1.Sharing{Strategy: v1alpha1.StrategyTimeSlicing, TimeSlicing: &v1alpha1.TimeSlicing{Replicas: 4}}
+	mps     = v1alpha1.Sharing{Strategy: v1alpha1.StrategyMPS, MPS: &v1alpha1.MPS{Replicas: 4}}
+)
+
+func layouts(strategy v1alpha1.MIGStrategy, layouts ...v1alpha1.MIGLayout) v1alpha1.Sharing {
+	return v1alpha1.Sharing{Strategy: v1alpha1.StrategyMIG, MIG: &v1alpha1.MIG{Strategy: strategy, Layouts: layouts}}
+}
+
+func TestAsk(t *testing.T) {
+	for name, c := range map[string]struct {
+		models    []sim.Model
+		with      []func(*v1alpha1.GPUSharingPolicy)
+		nvidiaMPS bool
+		devices   []v1alpha1.DeviceSharing // by index; nil: not changed
+		resources map[string]int64
+	}{
+		"time-slicing leaves no trace on the GPUs": {
+			models: []sim.Model{sim.A100, sim.T4}, with: []func(*v1alpha1.GPUSharingPolicy){sharing(slicing)},
+			devices:   []v1alpha1.DeviceSharing{{MIGMode: v1alpha1.MIGModeDisabled}, {MIGMode: v1alpha1.MIGModeDisabled}},
+			resources: map[string]int64{"nvidia.com/gpu": 8},
+		},
+		"layouts by product, the rest whole": {
+			models: []sim.Model{sim.A100, sim.H100, sim.T4},
+			with: []func(*v1alpha1.GPUSharingPolicy){sharing(layouts(v1alpha1.MIGStrategyMixed,
+				v1alpha1.MIGLayout{GPUs: &v1alpha1.GPUMatch{Products: []string{"*H100*"}}, Fill: "1g"},
+				v1alpha1.MIGLayout{
+					GPUs:        &v1alpha1.GPUMatch{Products: []string{"*A100*"}},
+					Instances:   []v1alpha1.MIGInstances{{Profile: "3g", Count: 2}},
+					TimeSlicing: []v1alpha1.MIGReplicas{{Profile: "3g.20gb", Replicas: 2}},
+				}))},
+			devices: []v1alpha1.DeviceSharing{
+				{MIGMode: v1alpha1.MIGModeEnabled, Instances: []v1alpha1.InstanceCount{{Profile: "3g.20gb", Count: 2}}},
+				{MIGMode: v1alpha1.MIGModeEnabled, Instances: []v1alpha1.InstanceCount{{Profile: "1g.10gb", Count: 7}}},
+				{MIGMode: v1alpha1.MIGModeDisabled},
+			},
+			resources: map[string]int64{"nvidia.com/mig-3g.20gb": 4, "nvidia.com/mig-1g.10gb": 7, "nvidia.com/gpu": 1},
+		},
+		"GPUs that are not selected are not touched, and count": {
+			models: []sim.Model{sim.A100, sim.A100},
+			with: []func(*v1alpha1.GPUSharingPolicy){
+				onGPUs(v1alpha1.GPUMatch{Indexes: []int32{1}}),
+				sharing(layouts(v1alpha1.MIGStrategyMixed, v1alpha1.MIGLayout{Fill: "7g"})),
+			},
+			devices: []v1alpha1.DeviceSharing{
+				{}, {MIGMode: v1alpha1.MIGModeEnabled, Instances: []v1alpha1.InstanceCount{{Profile: "7g.40gb", Count: 1}}},
+			},
+			resources: map[string]int64{"nvidia.com/mig-7g.40gb": 1, "nvidia.com/gpu": 1},
+		},
+		"MPS that NVIDIA runs": {
+			models: []sim.Model{sim.A100}, with: []func(*v1alpha1.GPUSharingPolicy){sharing(mps)}, nvidiaMPS: true,
+			devices: []v1alpha1.DeviceSharing{{MIGMode: v1alpha1.MIGModeDisabled, MPS: &v1alpha1.MPSDaemon{
+				Resource: "nvidia.com/gpu", Owner: v1alpha1.MPSDaemonOwnerNVIDIA, ActiveThreadPercentage: 25, PinnedMemoryLimitMiB: 10240,
+			}}},
+			resources: map[string]int64{"nvidia.com/gpu": 4},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			p, n := named("p", c.with...), nodeWith(t, c.models...)
+			wish, err := policy.Ask(&p, n, c.nvidiaMPS)
+			g.Expect(err).NotTo(HaveOccurred())
+			g.Expect(wish.Policy).To(Equal("p"))
+			g.Expect(wish.Config.Resources).To(Equal(c.resources))
+			asked := make([]v1alpha1.DeviceSharing, len(n.Devices))
+			for _, d := range wish.Devices {
+				for i := range n.Devices {
+					if n.Devices[i].UUID == d.UUID {
+						asked[i] = d.Sharing
+					}
+				}
+			}
+			g.Expect(asked).To(Equal(c.devices))
+			again, err := policy.Ask(&p, n, c.nvidiaMPS)
+			g.Expect(err).NotTo(HaveOccurred())
+			g.Expect(again.Hash()).To(Equal(wish.Hash()))
+		})
+	}
+}
+
+func TestAskRefuses(t *testing.T) {
+	for name, c := range map[string]struct {
+		models    []sim.Model
+		labels    map[string]string
+		with      []func(*v1alpha1.GPUSharingPolicy)
+		nvidiaMPS bool
+		reason    string
+		message   string
+	}{
+		"a node that has opted out": {
+			models: []sim.Model{sim.A100}, labels: map[string]string{"nvidia.com/gpu.deploy.operands": "false"},
+			reason: v1alpha1.ReasonNodeOptedOut, message: "nvidia.com/gpu.deploy.operands=false",
+		},
+		"a node of virtual machines": {
+			models: []sim.Model{sim.A100}, labels: map[string]string{"nvidia.com/gpu.workload.config": "vm-passthrough"},
+			reason: v1alpha1.ReasonNodeOptedOut, message: "nvidia.com/gpu.workload.config=vm-passthrough",
+		},
+		"time-slicing of some GPUs": {
+			models: []sim.Model{sim.A100, sim.T4},
+			with:   []func(*v1alpha1.GPUSharingPolicy){sharing(slicing), onGPUs(v1alpha1.GPUMatch{Indexes: []int32{0}})},
+			reason: v1alpha1.ReasonPartialSelection, message: "gpuSelector leaves out GPU 1 (Tesla-T4)",
+		},
+		"MPS of some GPUs": {
+			models: []sim.Model{sim.A100, sim.T4},
+			with:   []func(*v1alpha1.GPUSharingPolicy){sharing(mps), onGPUs(v1alpha1.GPUMatch{Products: []string{"Tesla-T4"}})},
+			reason: v1alpha1.ReasonPartialSelection, message: "under MPS",
+		},
+		"virtual GPUs": {
+			models: []sim.Model{sim.VGPU}, with: []func(*v1alpha1.GPUSharingPolicy){sharing(slicing)},
+			reason: v1alpha1.ReasonVirtualGPU, message: "virtual",
+		},
+		"a GPU without MIG": {
+			models: []sim.Model{sim.T4},
+			with:   []func(*v1alpha1.GPUSharingPolicy){sharing(layouts(v1alpha1.MIGStrategyMixed, v1alpha1.MIGLayout{Fill: "1g"}))},
+			reason: v1alpha1.ReasonMIGNotSupported, message: "Tesla-T4",
+		},
+		"single where a GPU is not selected": {
+			models: []sim.Model{sim.A100, sim.A100},
+			with: []func(*v1alpha1.GPUSharingPolicy){
+				sharing(layouts(v1alpha1.MIGStrategySingle, v1alpha1.MIGLayout{Fill: "1g"})), onGPUs(v1alpha1.GPUMatch{Indexes: []int32{0}}),
+			},
+			reason: v1alpha1.ReasonMixedInstances, message: "GPU 1 (NVIDIA-A100-SXM4-40GB) stays whole",
+		},
+		"more MPS clients than an old GPU serves": {
+			models: []sim.Model{sim.V100},
+			with: []func(*v1alpha1.GPUSharingPolicy){sharing(v1alpha1.Sharing{
+				Strategy: v1alpha1.StrategyMPS, MPS: &v1alpha1.MPS{Replicas: 17},
+			})},
+			reason: v1alpha1.ReasonMPSLimit, message: "16",
+		},
+		"MPS limits that NVIDIA's daemon set does not keep": {
+			models: []sim.Model{sim.A100}, nvidiaMPS: true,
+			with: []func(*v1alpha1.GPUSharingPolicy){sharing(v1alpha1.Sharing{
+				Strategy: v1alpha1.StrategyMPS, MPS: &v1alpha1.MPS{Replicas: 4, ActiveThreadPercentage: ptr.To(int32(50))},
+			})},
+			reason: v1alpha1.ReasonMPSLimitsFixed, message: "25% of the threads and 10240 MiB, but the policy asks for 50% and 10240 MiB",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			p, n := named("p", c.with...), nodeWith(t, c.models...)
+			n.Labels = c.labels
+			_, err := policy.Ask(&p, n, c.nvidiaMPS)
+			var problem *plan.Problem
+			g.Expect(errors.As(err, &problem)).To(BeTrue(), "%v", err)
+			g.Expect(problem.Reason).To(Equal(c.reason), problem.Message)
+			g.Expect(problem.Message).To(ContainSubstring(c.message))
+		})
+	}
+}
