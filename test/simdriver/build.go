@@ -44,21 +44,33 @@ func Build(ctx context.Context, cacheDir string) (string, error) {
 		return "", fmt.Errorf("building the simulated driver: %w", err)
 	}
 	built := filepath.Join(cacheDir, "simdriver-"+key)
-	if _, err := os.Stat(built); err == nil {
-		return built, nil
-	}
-	if err := buildInto(ctx, module, built); err != nil {
+	if err := buildOnce(ctx, module, built); err != nil {
 		return "", fmt.Errorf("building the simulated driver: %w", err)
 	}
 	return built, nil
 }
 
-// buildInto builds beside the target and moves it there whole, so that a build that was interrupted is never used, and
-// of two at the same time either wins.
-func buildInto(ctx context.Context, module, target string) error {
+// buildOnce builds unless that was done; of several processes that want the same, one builds and the others wait.
+func buildOnce(ctx context.Context, module, target string) error {
+	if _, err := os.Stat(target); err == nil {
+		return nil
+	}
 	if err := os.MkdirAll(filepath.Dir(target), 0o755); err != nil {
 		return err
 	}
+	unlock, err := lock(target + ".lock")
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if _, err := os.Stat(target); err == nil {
+		return nil
+	}
+	return errors.Join(buildInto(ctx, module, target), os.Remove(target+".lock"))
+}
+
+// buildInto builds beside the target and moves it there whole, so that a build that was interrupted is never used.
+func buildInto(ctx context.Context, module, target string) error {
 	temporary, err := os.MkdirTemp(filepath.Dir(target), ".building-")
 	if err != nil {
 		return err
