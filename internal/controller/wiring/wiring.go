@@ -138,6 +138,9 @@ func (w *Wiring) observeClusterPolicy(ctx context.Context, o *Observed) error {
 	if !inPlace {
 		o.Overridden = overridden(policy, o.baseline, w.clock.Now())
 	}
+	if o.Overridden != nil {
+		o.Message = o.Overridden.Message
+	}
 	return nil
 }
 
@@ -208,7 +211,7 @@ func (w *Wiring) observeConfigMaps(ctx context.Context, o *Observed) error {
 func (w *Wiring) servesMPS(ctx context.Context, namespace string) (bool, error) {
 	sets := &metav1.PartialObjectMetadataList{}
 	sets.SetGroupVersionKind(schema.GroupVersionKind{Group: "apps", Version: "v1", Kind: "DaemonSetList"})
-	if err := w.client.List(ctx, sets, client.InNamespace(namespace), client.MatchingLabels{"app": nvidiaMPS}); err != nil {
+	if err := w.client.List(ctx, sets, client.InNamespace(namespace), client.MatchingLabels(MPSDaemonSetLabels())); err != nil {
 		return false, fmt.Errorf("looking for NVIDIA's MPS daemon set in %s: %w", namespace, err)
 	}
 	return len(sets.Items) > 0, nil

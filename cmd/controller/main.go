@@ -1,0 +1,124 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// The controller turns all policies and all nodes into a wish for each node, and brings it to the nodes one safe step at a
+// time. One of several replicas leads.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/utils/clock"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/healthz"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	"sigs.k8s.io/controller-runtime/pkg/metrics/server"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/controller/gpunode"
+	"github.com/gpusharing/gpu-sharing-operator/internal/controller/metrics"
+	"github.com/gpusharing/gpu-sharing-operator/internal/controller/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/controller/wiring"
+)
+
+// name of the program, as events, leases and API server logs show it.
+const name = "gpu-sharing-controller"
+
+func main() {
+	err := run(ctrl.SetupSignalHandler(), os.Args[1:])
+	if err != nil && !errors.Is(err, flag.ErrHelp) {
+		fmt.Fprintln(os.Stderr, "controller:", err)
+		os.Exit(1)
+	}
+}
+
+// +kubebuilder:rbac:groups=coordination.k8s.io,namespace=gpu-sharing-operator,resources=leases,verbs=create
+// +kubebuilder:rbac:groups=coordination.k8s.io,namespace=gpu-sharing-operator,resources=leases,resourceNames=gpu-sharing-controller,verbs=get;update
+
+// run serves until the context ends.
+func run(ctx context.Context, args []string) error {
+	f, err := parseFlags(args)
+	if err != nil {
+		return err
+	}
+	mgr, err := newManager(f)
+	if err != nil {
+		return err
+	}
+	if err := register(ctx, mgr, f); err != nil {
+		return err
+	}
+	return mgr.Start(ctx)
+}
+
+func newManager(f flags) (manager.Manager, error) {
+	config, err := ctrl.GetConfig()
+	if err != nil {
+		return nil, fmt.Errorf("finding the API server: %w", err)
+	}
+	config.UserAgent = name
+	config.QPS = -1 // the API server's priority and fairness paces clients
+	scheme, err := newScheme()
+	if err != nil {
+		return nil, err
+	}
+	mgr, err := ctrl.NewManager(config, manager.Options{
+		Scheme:                        scheme,
+		Cache:                         rollout.CacheOptions(f.standAlone),
+		Client:                        client.Options{Cache: &client.CacheOptions{Unstructured: true}},
+		LeaderElection:                f.leaderElect,
+		LeaderElectionID:              name,
+		LeaderElectionNamespace:       f.namespace,
+		LeaderElectionReleaseOnCancel: true, // the program ends when the manager does
+		HealthProbeBindAddress:        f.healthAddress,
+		Metrics: server.Options{
+			BindAddress: f.metricsAddress, SecureServing: true, FilterProvider: metrics.Access,
+		},
+	})
+	if err != nil {
+		return nil, fmt.Errorf("making the manager: %w", err)
+	}
+	return mgr, nil
+}
+
+func newScheme() (*runtime.Scheme, error) {
+	scheme := runtime.NewScheme()
+	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, policyv1.AddToScheme, v1alpha1.AddToScheme} {
+		if err := add(scheme); err != nil {
+			return nil, fmt.Errorf("registering the API: %w", err)
+		}
+	}
+	return scheme, nil
+}
+
+// register wires the controllers to the manager.
+func register(ctx context.Context, mgr manager.Manager, f flags) error {
+	clk := clock.RealClock{}
+	if err := gpunode.New(mgr.GetClient(), f.nodeSelector).Register(mgr); err != nil {
+		return err
+	}
+	err := rollout.New(mgr.GetClient(), rollout.Options{
+		Reader:    mgr.GetAPIReader(),
+		Clock:     clk,
+		Events:    mgr.GetEventRecorder(name),
+		Wiring:    wiring.New(mgr.GetClient(), mgr.GetAPIReader(), clk, f.standAlone),
+		Namespace: f.namespace,
+	}).Register(ctx, mgr)
+	if err != nil {
+		return err
+	}
+	for _, add := range []func(string, healthz.Checker) error{mgr.AddHealthzCheck, mgr.AddReadyzCheck} {
+		if err := add("ping", healthz.Ping); err != nil {
+			return fmt.Errorf("adding the health checks: %w", err)
+		}
+	}
+	return nil
+}

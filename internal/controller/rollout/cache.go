@@ -1,0 +1,164 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout
+
+import (
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/controller/wiring"
+)
+
+// CacheOptions keep the cache small: of each object what decisions depend on, of ConfigMaps ours only. Nothing is cached
+// that is not watched, so that a read never starts a watch.
+func CacheOptions(standAlone wiring.StandAlone) cache.Options {
+	definitions, clusterPolicies := wiring.Kinds()
+	return cache.Options{
+		ReaderFailOnMissingInformer: true,
+		DefaultTransform:            cache.TransformStripManagedFields(),
+		ByObject: map[client.Object]cache.ByObject{
+			&v1alpha1.GPUSharingPolicy{}: {Transform: keepOwnManagedFields},
+			&v1alpha1.GPUNode{}:          {Transform: keepOwnManagedFields},
+			&corev1.Node{}:               {Transform: slimNode},
+			&corev1.Pod{}:                {Transform: slimPod},
+			&corev1.ConfigMap{}:          configMaps(standAlone),
+			wiring.MPSDaemonSet():        {Label: labels.SelectorFromSet(wiring.MPSDaemonSetLabels())},
+			definitions:                  {Transform: nameOnly},
+			clusterPolicies:              {Transform: keepAll},
+		},
+	}
+}
+
+// configMaps are those of our name, wherever the GPU Operator runs, and all in the namespace of a stand-alone plugin.
+func configMaps(standAlone wiring.StandAlone) cache.ByObject {
+	ours := fields.OneTermEqualSelector(metav1.ObjectNameField, wiring.ConfigMapName)
+	if standAlone.Namespace == "" || standAlone.ConfigMap == "" {
+		return cache.ByObject{Field: ours, Transform: keepOwnManagedFields}
+	}
+	return cache.ByObject{Transform: keepOwnManagedFields, Namespaces: map[string]cache.Config{
+		cache.AllNamespaces:  {FieldSelector: ours},
+		standAlone.Namespace: {FieldSelector: fields.Everything()},
+	}}
+}
+
+func keepAll(object any) (any, error) { return object, nil }
+
+// keepOwnManagedFields keeps what server-side apply needs to know what we applied before.
+func keepOwnManagedFields(object any) (any, error) {
+	o, isObject := object.(client.Object)
+	if !isObject {
+		return object, nil
+	}
+	var own []metav1.ManagedFieldsEntry
+	for _, entry := range o.GetManagedFields() {
+		if strings.HasPrefix(entry.Manager, fieldManager) {
+			own = append(own, entry)
+		}
+	}
+	o.SetManagedFields(own)
+	return o, nil
+}
+
+func nameOnly(object any) (any, error) {
+	o, isMetadata := object.(*metav1.PartialObjectMetadata)
+	if !isMetadata {
+		return object, nil
+	}
+	o.ObjectMeta = metav1.ObjectMeta{Name: o.Name, UID: o.UID, ResourceVersion: o.ResourceVersion}
+	return o, nil
+}
+
+func slimNode(object any) (any, error) {
+	node, isNode := object.(*corev1.Node)
+	if !isNode {
+		return object, nil
+	}
+	node.ManagedFields = nil
+	node.Annotations = ownAnnotations(node.Annotations)
+	node.Spec = corev1.NodeSpec{Taints: node.Spec.Taints}
+	node.Status = corev1.NodeStatus{Allocatable: ofNVIDIA(node.Status.Allocatable)}
+	return node, nil
+}
+
+func ofNVIDIA(all corev1.ResourceList) corev1.ResourceList {
+	own := corev1.ResourceList{}
+	for name, quantity := range all {
+		if strings.HasPrefix(string(name), nvidiaDomain) {
+			own[name] = quantity
+		}
+	}
+	return own
+}
+
+// slimPod keeps what podOf, podView and drain.Evict read.
+func slimPod(object any) (any, error) {
+	pod, isPod := object.(*corev1.Pod)
+	if !isPod {
+		return object, nil
+	}
+	pod.ManagedFields = nil
+	pod.Annotations = podAnnotations(pod.Annotations)
+	pod.Labels = map[string]string{labelName: pod.Labels[labelName]}
+	pod.OwnerReferences = controllerOf(pod)
+	pod.Spec = corev1.PodSpec{
+		NodeName:     pod.Spec.NodeName,
+		NodeSelector: pod.Spec.NodeSelector,
+		Volumes:      configVolumes(pod.Spec.Volumes),
+		Resources:    gpuRequest(requestsGPU(&pod.Spec)),
+	}
+	pod.Status = corev1.PodStatus{Phase: pod.Status.Phase, Conditions: slimConditions(pod.Status.Conditions)}
+	return pod, nil
+}
+
+func podAnnotations(all map[string]string) map[string]string {
+	kept := map[string]string{}
+	for _, name := range []string{corev1.MirrorPodAnnotationKey, v1alpha1.AnnotationNudge} {
+		if value, found := all[name]; found {
+			kept[name] = value
+		}
+	}
+	return kept
+}
+
+func controllerOf(pod *corev1.Pod) []metav1.OwnerReference {
+	if owner := metav1.GetControllerOf(pod); owner != nil {
+		return []metav1.OwnerReference{*owner}
+	}
+	return nil
+}
+
+func configVolumes(all []corev1.Volume) []corev1.Volume {
+	var kept []corev1.Volume
+	for _, volume := range all {
+		if volume.ConfigMap != nil || volume.Projected != nil {
+			kept = append(kept, volume)
+		}
+	}
+	return kept
+}
+
+// gpuRequest stands for all requests of a pod: that some container of it asks for something of NVIDIA's.
+func gpuRequest(asks bool) *corev1.ResourceRequirements {
+	if !asks {
+		return nil
+	}
+	return &corev1.ResourceRequirements{Limits: corev1.ResourceList{nvidiaDomain + "gpu": {}}}
+}
+
+func slimConditions(all []corev1.PodCondition) []corev1.PodCondition {
+	var kept []corev1.PodCondition
+	for _, c := range all {
+		if c.Type == corev1.PodReady || c.Type == corev1.PodScheduled {
+			kept = append(kept, corev1.PodCondition{Type: c.Type, Status: c.Status, LastTransitionTime: c.LastTransitionTime})
+		}
+	}
+	return kept
+}

@@ -1,0 +1,96 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package rollout moves the cluster towards what the policies ask. There is one budget and so one place that decides:
+// a single request wakes the controller for whatever changed, and each pass is
+//
+//	gather (reads, from the cache) → rollout.Decide (pure) → carry out the actions → apply the policies' status
+//
+// The package knows how to read and write, and nothing of what should be done when. A pass may end anywhere: the next one
+// decides from what is there.
+package rollout
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"k8s.io/client-go/tools/events"
+	"k8s.io/client-go/util/workqueue"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/controller/wiring"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+)
+
+// fieldManager owns GPUNode.spec and the status of policies.
+const fieldManager = "gpusharing-controller"
+
+// Pass is the one request that the controller knows: look at everything.
+type Pass struct{}
+
+// Options are what a controller needs beside a client.
+type Options struct {
+	// Reader is not cached: it is asked whether a policy is still as it was before something disruptive is done.
+	Reader client.Reader
+	Clock  clock.PassiveClock
+	Events events.EventRecorder
+	Wiring *wiring.Wiring
+	// Namespace is the controller's own, where the agents run too.
+	Namespace string
+}
+
+// Controller moves the cluster towards what the policies ask.
+type Controller struct {
+	client client.Client
+	Options
+}
+
+// New returns a controller.
+func New(c client.Client, o Options) *Controller { return &Controller{client: c, Options: o} }
+
+// Name of the controller.
+func (*Controller) Name() string { return "rollout" }
+
+// The limits of a pass and of the time between two passes after an error. An event ends the wait at once.
+const (
+	passTimeout = 5 * time.Minute
+	minBackoff  = 100 * time.Millisecond
+	maxBackoff  = 30 * time.Second
+)
+
+func options() controller.TypedOptions[Pass] {
+	return controller.TypedOptions[Pass]{
+		MaxConcurrentReconciles: 1,
+		ReconciliationTimeout:   passTimeout,
+		RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[Pass](minBackoff, maxBackoff),
+	}
+}
+
+// +kubebuilder:rbac:groups=gpusharing.io,resources=gpusharingpolicies,verbs=get;list;watch
+// +kubebuilder:rbac:groups=gpusharing.io,resources=gpusharingpolicies/status,verbs=patch
+// +kubebuilder:rbac:groups=gpusharing.io,resources=gpunodes,verbs=get;list;watch;patch
+// +kubebuilder:rbac:groups="",resources=nodes,verbs=get;list;watch;patch
+// +kubebuilder:rbac:groups="",resources=pods,verbs=get;list;watch;patch;delete
+// +kubebuilder:rbac:groups="",resources=pods/eviction,verbs=create
+// +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create;patch
+
+// Reconcile moves the cluster one safe pass towards what the policies ask.
+func (c *Controller) Reconcile(ctx context.Context, _ Pass) (reconcile.Result, error) {
+	seen, err := c.gather(ctx)
+	if err != nil {
+		return reconcile.Result{}, fmt.Errorf("gathering the cluster: %w", err)
+	}
+	decision := rollout.Decide(seen.world)
+	for _, n := range decision.Nodes {
+		log.FromContext(ctx).V(1).Info("node", "node", n.Node, "policy", n.Policy, "state", n.State, "message", n.Message)
+	}
+	p := &pass{Controller: c, seen: seen, current: map[rollout.PolicyRef]bool{}}
+	err = errors.Join(p.execute(ctx, decision), p.report(ctx, decision))
+	return reconcile.Result{RequeueAfter: p.again(decision.After)}, err
+}

@@ -1,0 +1,117 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout
+
+import (
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+)
+
+// announcement is the kind of a thing that is announced: always the same reason, for the same action.
+type announcement struct {
+	Type   string // of a Kubernetes Event
+	Reason string
+	Action string
+}
+
+// What is announced: changes made, and refusals. What is new about a policy is announced with its condition's reason.
+var (
+	eventTainted       = announcement{corev1.EventTypeNormal, "Tainted", "Taint"}
+	eventUntainted     = announcement{corev1.EventTypeNormal, "Untainted", "Untaint"}
+	eventEvicting      = announcement{corev1.EventTypeNormal, "Evicting", "Evict"}
+	eventEvictBlocked  = announcement{corev1.EventTypeWarning, "EvictionBlocked", "Evict"}
+	eventSpecSet       = announcement{corev1.EventTypeNormal, "SpecSet", "SetSpec"}
+	eventNodePatched   = announcement{corev1.EventTypeNormal, "NodePatched", "PatchNode"}
+	eventPodDeleted    = announcement{corev1.EventTypeNormal, "PodDeleted", "DeletePod"}
+	eventWired         = announcement{corev1.EventTypeNormal, "Wired", "Wire"}
+	eventUnwired       = announcement{corev1.EventTypeNormal, "Unwired", "Unwire"}
+	eventOverridden    = announcement{corev1.EventTypeWarning, "Overridden", "Wire"}
+	eventReasonReached = announcement{Type: corev1.EventTypeNormal, Action: "Rollout"}
+	eventReasonWaits   = announcement{Type: corev1.EventTypeWarning, Action: "Rollout"}
+)
+
+// maxNote is the longest note of an Event, from the API server's validation.
+const maxNote = 1024
+
+func (p *pass) emit(e announcement, regarding, related runtime.Object, note string) {
+	if len(note) > maxNote {
+		const ellipsis = "…"
+		note = string([]rune(note)[:(maxNote-len(ellipsis))/4]) + ellipsis
+	}
+	p.Events.Eventf(regarding, related, e.Type, e.Reason, e.Action, "%s", note)
+}
+
+// announce tells about an action, on the policy that asked for it if one did and on the node.
+func (p *pass) announce(a rollout.Action) {
+	e, announced := eventOf(a)
+	if !announced {
+		return
+	}
+	node := &corev1.Node{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}, ObjectMeta: metav1.ObjectMeta{Name: a.Target()}}
+	if found, is := p.nodes[a.Target()]; is {
+		node.UID = found.UID
+	}
+	if policy, found := p.policies[a.For().Name]; found {
+		p.emit(e, policy, node, a.String())
+		return
+	}
+	p.emit(e, node, nil, a.String())
+}
+
+// eventOf is the event of an action that changes something which a person may wonder about.
+func eventOf(action rollout.Action) (e announcement, announced bool) {
+	switch action.(type) {
+	case rollout.Taint:
+		return eventTainted, true
+	case rollout.Untaint:
+		return eventUntainted, true
+	case rollout.Evict:
+		return eventEvicting, true
+	case rollout.SetSpec:
+		return eventSpecSet, true
+	case rollout.PatchNode:
+		return eventNodePatched, true
+	case rollout.DeletePod:
+		return eventPodDeleted, true
+	default: // keys and nudges change nothing that is visible
+		return announcement{}, false
+	}
+}
+
+func (p *pass) announceRefusal(a rollout.Evict, message string) {
+	if policy, found := p.policies[a.Policy.Name]; found {
+		p.emit(eventEvictBlocked, policy, nil, message)
+	}
+}
+
+// announceWiring tells about the ClusterPolicy: that it was changed, or that somebody keeps changing it back.
+func (p *pass) announceWiring(changed bool, e announcement) {
+	if changed {
+		p.emit(e, p.plugin.Subject(), nil, p.plugin.Describe(e == eventWired))
+	}
+	if o := p.plugin.Overridden; o != nil && e == eventWired {
+		p.emit(eventOverridden, p.plugin.Subject(), nil, o.Message)
+	}
+}
+
+// announceReasons tells of the conditions of a policy that have a new reason.
+func (p *pass) announceReasons(policy *v1alpha1.GPUSharingPolicy, conditions []metav1.Condition) {
+	for _, c := range conditions {
+		old, had := condition.Find(policy.Status.Conditions, c.Type)
+		if had && old.Reason == c.Reason && old.Status == c.Status || !had && c.Status == metav1.ConditionTrue {
+			continue
+		}
+		e := eventReasonReached
+		if c.Type == v1alpha1.ConditionStalled || c.Type == v1alpha1.ConditionAccepted && c.Status == metav1.ConditionFalse {
+			e = eventReasonWaits
+		}
+		e.Reason = c.Reason
+		p.emit(e, policy, nil, c.Message)
+	}
+}

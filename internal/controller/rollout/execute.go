@@ -1,0 +1,286 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	applyv1alpha1 "github.com/gpusharing/gpu-sharing-operator/api/v1alpha1/applyconfiguration/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/drain"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/ssa"
+)
+
+// pass carries out one decision.
+type pass struct {
+	*Controller
+	*seen
+	current map[rollout.PolicyRef]bool // whether a policy still is at that generation, as far as it was asked
+	blocked bool                       // an eviction was refused for now
+}
+
+// askAgain is when an eviction is asked for again that a PodDisruptionBudget refused: nothing tells when it allows it.
+const askAgain = 10 * time.Second
+
+// again is when to look again: at the deadline of the decision, or at one of the carrying out.
+func (p *pass) again(after time.Duration) time.Duration {
+	if p.blocked {
+		after = sooner(after, askAgain)
+	}
+	if o := p.plugin.Overridden; o != nil {
+		after = sooner(after, max(o.Until.Sub(p.world.Now), time.Second))
+	}
+	return after
+}
+
+// sooner is the shorter of two times, of which 0 is never.
+func sooner(a, b time.Duration) time.Duration {
+	if a == 0 {
+		return b
+	}
+	return min(a, b)
+}
+
+// execute carries out the actions: first the keys, then what makes the device plugin read them, then the nodes. The
+// failure of one does not hold up another.
+func (p *pass) execute(ctx context.Context, d rollout.Decision) error {
+	var errs []error
+	for _, a := range d.Actions {
+		if _, isKeys := a.(rollout.WriteKeys); isKeys && d.Wire {
+			errs = append(errs, p.carryOut(ctx, a))
+		}
+	}
+	if len(errs) == 0 || errs[0] == nil {
+		errs = append(errs, p.wire(ctx, d.Wire))
+	}
+	for _, a := range d.Actions {
+		if _, isKeys := a.(rollout.WriteKeys); !isKeys {
+			errs = append(errs, p.carryOut(ctx, a))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// carryOut does one thing, unless the policy that asked for it has changed meanwhile.
+func (p *pass) carryOut(ctx context.Context, a rollout.Action) error {
+	holds, err := p.holds(ctx, a.For())
+	if err != nil || !holds {
+		return err
+	}
+	wrote, err := p.do(ctx, a)
+	if err != nil {
+		return fmt.Errorf("%s: %w", a, err)
+	}
+	if wrote {
+		log.FromContext(ctx).Info(a.String(), "node", a.Target(), "policy", a.For().Name)
+		p.announce(a)
+	}
+	return nil
+}
+
+// holds asks the API server, once in a pass for each policy, whether a policy is still as it was decided upon.
+func (p *pass) holds(ctx context.Context, ref rollout.PolicyRef) (bool, error) {
+	if ref.Name == "" {
+		return true, nil
+	}
+	if holds, known := p.current[ref]; known {
+		return holds, nil
+	}
+	policy := &v1alpha1.GPUSharingPolicy{}
+	err := p.Reader.Get(ctx, types.NamespacedName{Name: ref.Name}, policy)
+	if client.IgnoreNotFound(err) != nil {
+		return false, fmt.Errorf("reading policy %s again: %w", ref.Name, err)
+	}
+	holds := err == nil && policy.Generation == ref.Generation && policy.DeletionTimestamp == nil
+	p.current[ref] = holds
+	return holds, nil
+}
+
+// do writes, and says whether it did.
+func (p *pass) do(ctx context.Context, action rollout.Action) (bool, error) {
+	switch a := action.(type) {
+	case rollout.WriteKeys:
+		return p.Wiring.WriteKeys(ctx, p.plugin, a.Data)
+	case rollout.Nudge:
+		return p.nudge(ctx, a)
+	case rollout.PatchNode:
+		return p.patchNode(ctx, a)
+	case rollout.Taint:
+		return p.taint(ctx, a)
+	case rollout.Untaint:
+		return p.untaint(ctx, a)
+	case rollout.Evict:
+		return p.evict(ctx, a)
+	case rollout.DeletePod:
+		return p.deletePod(ctx, a)
+	case rollout.SetSpec:
+		return p.setSpec(ctx, a)
+	default:
+		return false, fmt.Errorf("no way to carry out %T", action)
+	}
+}
+
+// wire points the device plugin at our ConfigMap, or back to where it was.
+func (p *pass) wire(ctx context.Context, wanted bool) error {
+	if !wanted {
+		changed, err := p.Wiring.Unwire(ctx, p.plugin, p.mounted())
+		p.announceWiring(changed, eventUnwired)
+		return err
+	}
+	changed, err := p.Wiring.Wire(ctx, p.plugin)
+	p.announceWiring(changed, eventWired)
+	return err
+}
+
+// mounted says whether a pod mounts our ConfigMap.
+func (p *pass) mounted() bool {
+	return slices.ContainsFunc(p.world.Nodes, func(n rollout.Node) bool {
+		return slices.ContainsFunc(n.Pods, func(pod rollout.Pod) bool { return pod.MountsConfig })
+	})
+}
+
+func (p *pass) nudge(ctx context.Context, a rollout.Nudge) (bool, error) {
+	patch, err := mergePatch(map[string]any{"metadata": map[string]any{
+		"uid": a.UID, "annotations": map[string]any{v1alpha1.AnnotationNudge: a.Value},
+	}})
+	if err != nil {
+		return false, err
+	}
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: a.Namespace, Name: a.Pod}}
+	return ignoreGone(p.client.Patch(ctx, pod, patch, client.FieldOwner(fieldManager)))
+}
+
+func (p *pass) patchNode(ctx context.Context, a rollout.PatchNode) (bool, error) {
+	metadata := map[string]any{}
+	if len(a.Labels) > 0 {
+		metadata["labels"] = a.Labels
+	}
+	if len(a.Annotations) > 0 {
+		metadata["annotations"] = a.Annotations
+	}
+	if len(metadata) == 0 {
+		return false, nil
+	}
+	return p.writeNode(ctx, a.Node, map[string]any{"metadata": metadata})
+}
+
+func (p *pass) taint(ctx context.Context, a rollout.Taint) (bool, error) {
+	node, found := p.nodes[a.Node]
+	if !found || slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool { return t.MatchTaint(&a.Taint) }) {
+		return false, nil
+	}
+	return p.writeTaints(ctx, node, append(slices.Clone(node.Spec.Taints), a.Taint))
+}
+
+func (p *pass) untaint(ctx context.Context, a rollout.Untaint) (bool, error) {
+	node, found := p.nodes[a.Node]
+	if !found {
+		return false, nil
+	}
+	ours := func(t corev1.Taint) bool { return t.Key == v1alpha1.TaintChanging }
+	if !slices.ContainsFunc(node.Spec.Taints, ours) {
+		return false, nil
+	}
+	return p.writeTaints(ctx, node, slices.DeleteFunc(slices.Clone(node.Spec.Taints), ours))
+}
+
+// writeTaints replaces the taints of a node as it was read. They are one list with several authors, so the write is
+// refused if anything about the node changed since.
+func (p *pass) writeTaints(ctx context.Context, node *corev1.Node, taints []corev1.Taint) (bool, error) {
+	return p.writeNode(ctx, node.Name, map[string]any{
+		"metadata": map[string]any{"resourceVersion": node.ResourceVersion},
+		"spec":     map[string]any{"taints": taints},
+	})
+}
+
+// writeNode patches a node and keeps what it is then, for a further write in this pass.
+func (p *pass) writeNode(ctx context.Context, name string, body map[string]any) (bool, error) {
+	patch, err := mergePatch(body)
+	if err != nil {
+		return false, err
+	}
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	wrote, err := ignoreGone(p.client.Patch(ctx, node, patch, client.FieldOwner(fieldManager)))
+	if wrote {
+		p.nodes[name] = node
+	}
+	return wrote, err
+}
+
+func (p *pass) evict(ctx context.Context, a rollout.Evict) (bool, error) {
+	key := types.NamespacedName{Namespace: a.Namespace, Name: a.Pod}
+	result, err := drain.Evict(ctx, p.client, key, types.UID(a.UID))
+	if err != nil {
+		return false, err
+	}
+	if result.Outcome == drain.Blocked {
+		p.blocked = true
+		p.announceRefusal(a, result.Message)
+	}
+	return result.Outcome == drain.Evicting, nil
+}
+
+func (p *pass) deletePod(ctx context.Context, a rollout.DeletePod) (bool, error) {
+	pod, uid := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: a.Namespace, Name: a.Pod}}, types.UID(a.UID)
+	return ignoreGone(p.client.Delete(ctx, pod, client.Preconditions{UID: &uid}))
+}
+
+// setSpec applies the spec of a GPUNode. Its UID keeps the apply from creating a GPUNode that was removed with its node.
+func (p *pass) setSpec(ctx context.Context, a rollout.SetSpec) (bool, error) {
+	have, found := p.gpuNodes[a.Node]
+	if !found {
+		return false, nil
+	}
+	want := applyv1alpha1.GPUNode(a.Node).WithUID(have.UID)
+	if !equality.Semantic.DeepEqual(a.Spec, v1alpha1.GPUNodeSpec{}) {
+		spec, err := ssa.Configuration[applyv1alpha1.GPUNodeSpecApplyConfiguration](a.Spec)
+		if err != nil {
+			return false, err
+		}
+		want.WithSpec(spec)
+	}
+	wrote, err := ssa.Apply(ctx, ssa.Owner{Client: p.client, Name: fieldManager}, have, want, extractWithUID)
+	if apierrors.IsConflict(err) {
+		return false, nil // it is gone, or another took its place
+	}
+	return wrote, err
+}
+
+func extractWithUID(have *v1alpha1.GPUNode, manager string) (*applyv1alpha1.GPUNodeApplyConfiguration, error) {
+	was, err := applyv1alpha1.ExtractGPUNode(have, manager)
+	if err != nil {
+		return nil, err
+	}
+	return was.WithUID(have.UID), nil
+}
+
+func mergePatch(body map[string]any) (client.Patch, error) {
+	data, err := json.Marshal(body)
+	if err != nil {
+		return nil, fmt.Errorf("encoding a patch: %w", err)
+	}
+	return client.RawPatch(types.MergePatchType, data), nil
+}
+
+// ignoreGone takes it for no error that an object is gone, or that another one has taken its place.
+func ignoreGone(err error) (bool, error) {
+	if apierrors.IsNotFound(err) {
+		return false, nil
+	}
+	return err == nil, err
+}

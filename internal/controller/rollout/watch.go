@@ -1,0 +1,167 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/workqueue"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/controller/wiring"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+)
+
+// gathering is how long events are collected before a pass. While many nodes change, one pass answers many events.
+const gathering = 100 * time.Millisecond
+
+// Register makes the controller run in a manager.
+func (c *Controller) Register(ctx context.Context, mgr manager.Manager) error {
+	if err := mgr.GetFieldIndexer().IndexField(ctx, &corev1.Pod{}, nodeNameField, nodeName); err != nil {
+		return fmt.Errorf("indexing pods by node: %w", err)
+	}
+	return builder.TypedControllerManagedBy[Pass](mgr).
+		Named(c.Name()).
+		WithOptions(options()).
+		Watches(&v1alpha1.GPUSharingPolicy{}, wake(), builder.WithPredicates(predicate.GenerationChangedPredicate{})).
+		Watches(&v1alpha1.GPUNode{}, wake(), builder.WithPredicates(changes(gpuNodeView))).
+		Watches(&corev1.Node{}, wake(), builder.WithPredicates(changes(nodeView))).
+		Watches(&corev1.Pod{}, wake(), builder.WithPredicates(changes(c.podView))).
+		Watches(&corev1.ConfigMap{}, wake(), builder.WithPredicates(predicate.ResourceVersionChangedPredicate{})).
+		WatchesMetadata(wiring.MPSDaemonSet(), wake(), builder.WithPredicates(changes(presence))).
+		WatchesRawSource(wiring.Source(mgr.GetCache(), Pass{})).
+		Complete(c)
+}
+
+func nodeName(o client.Object) []string {
+	if pod, isPod := o.(*corev1.Pod); isPod && pod.Spec.NodeName != "" {
+		return []string{pod.Spec.NodeName}
+	}
+	return nil
+}
+
+// wake puts the one request into the queue, once for all that happens within a short time.
+func wake() handler.TypedEventHandler[client.Object, Pass] {
+	add := func(q workqueue.TypedRateLimitingInterface[Pass]) { q.AddAfter(Pass{}, gathering) }
+	type queue = workqueue.TypedRateLimitingInterface[Pass]
+	return handler.TypedFuncs[client.Object, Pass]{
+		CreateFunc:  func(_ context.Context, _ event.TypedCreateEvent[client.Object], q queue) { add(q) },
+		UpdateFunc:  func(_ context.Context, _ event.TypedUpdateEvent[client.Object], q queue) { add(q) },
+		DeleteFunc:  func(_ context.Context, _ event.TypedDeleteEvent[client.Object], q queue) { add(q) },
+		GenericFunc: func(_ context.Context, _ event.TypedGenericEvent[client.Object], q queue) { add(q) },
+	}
+}
+
+// changes lets through what changes a view of an object. A view is what decisions depend on; ok is false for an object
+// that none depends on.
+func changes[V any](view func(client.Object) (v V, ok bool)) predicate.Predicate {
+	matters := func(o client.Object) bool {
+		_, ok := view(o)
+		return ok
+	}
+	return predicate.Funcs{
+		CreateFunc: func(e event.CreateEvent) bool { return matters(e.Object) },
+		UpdateFunc: func(e event.UpdateEvent) bool {
+			old, did := view(e.ObjectOld)
+			updated, does := view(e.ObjectNew)
+			return did != does || does && !equality.Semantic.DeepEqual(old, updated)
+		},
+		DeleteFunc:  func(e event.DeleteEvent) bool { return matters(e.Object) },
+		GenericFunc: func(event.GenericEvent) bool { return true },
+	}
+}
+
+// presence is the view of an object of which only matters that it is there.
+func presence(client.Object) (struct{}, bool) { return struct{}{}, true }
+
+type gpuNodeViewed struct {
+	generation int64
+	status     v1alpha1.GPUNodeStatus
+}
+
+func gpuNodeView(o client.Object) (gpuNodeViewed, bool) {
+	node, isGPUNode := o.(*v1alpha1.GPUNode)
+	if !isGPUNode {
+		return gpuNodeViewed{}, false
+	}
+	return gpuNodeViewed{generation: node.Generation, status: node.Status}, true
+}
+
+// nodeView leaves out heartbeats.
+func nodeView(o client.Object) (rollout.Node, bool) {
+	node, isNode := o.(*corev1.Node)
+	if !isNode {
+		return rollout.Node{}, false
+	}
+	n := nodeOf(node, &v1alpha1.GPUNode{})
+	n.Annotations = ownAnnotations(n.Annotations)
+	return n, true
+}
+
+type podViewed struct {
+	rollout.Pod
+	node            string
+	agent, finished bool
+}
+
+// podView is a pod that a decision may depend on: one that asks for a GPU, reads our ConfigMap, is an agent or one of
+// NVIDIA's clients.
+func (c *Controller) podView(o client.Object) (podViewed, bool) {
+	pod, isPod := o.(*corev1.Pod)
+	if !isPod {
+		return podViewed{}, false
+	}
+	v := podViewed{
+		Pod:  podOf(pod, types.NamespacedName{}),
+		node: pod.Spec.NodeName, agent: c.isReadyAgent(pod), finished: finished(pod),
+	}
+	v.MountsConfig = c.mayMount(pod)
+	return v, v.GPU || v.MountsConfig || pod.Labels[labelName] == agentName || isClient(pod)
+}
+
+// mayMount says whether a pod mounts our ConfigMap, wherever that is.
+func (c *Controller) mayMount(pod *corev1.Pod) bool {
+	for _, name := range c.Wiring.ConfigMapNames() {
+		if mounts(pod, name) {
+			return true
+		}
+	}
+	return false
+}
+
+// isClient says whether one of NVIDIA's deploy labels starts and stops the pod.
+func isClient(pod *corev1.Pod) bool {
+	for name := range pod.Spec.NodeSelector {
+		if strings.HasPrefix(name, deployPrefix) {
+			return true
+		}
+	}
+	return false
+}
+
+// deployPrefix begins the node labels that start and stop NVIDIA's GPU clients.
+const deployPrefix = nvidiaDomain + "gpu.deploy."
+
+// ownAnnotations are those of ours and NVIDIA's.
+func ownAnnotations(all map[string]string) map[string]string {
+	own := map[string]string{}
+	for name, value := range all {
+		if strings.HasPrefix(name, v1alpha1.Group+"/") || strings.HasPrefix(name, nvidiaDomain) {
+			own[name] = value
+		}
+	}
+	return own
+}

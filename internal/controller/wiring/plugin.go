@@ -1,0 +1,51 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package wiring
+
+import (
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+// ConfigMapNames are the names that our ConfigMap can have.
+func (w *Wiring) ConfigMapNames() []string {
+	if w.standAlone.ConfigMap == "" {
+		return []string{ConfigMapName}
+	}
+	return []string{ConfigMapName, w.standAlone.ConfigMap}
+}
+
+// MPSDaemonSet is NVIDIA's MPS daemon set, as it is read and watched: its metadata.
+func MPSDaemonSet() *metav1.PartialObjectMetadata {
+	set := &metav1.PartialObjectMetadata{}
+	set.SetGroupVersionKind(schema.GroupVersionKind{Group: "apps", Version: "v1", Kind: "DaemonSet"})
+	return set
+}
+
+// MPSDaemonSetLabels are the labels by which it is known.
+func MPSDaemonSetLabels() map[string]string { return map[string]string{"app": nvidiaMPS} }
+
+// Subject is what an event about the wiring is about: the ClusterPolicy or, without one, our ConfigMap.
+func (o *Observed) Subject() runtime.Object {
+	if o.clusterPolicy != nil {
+		return o.clusterPolicy
+	}
+	return &corev1.ConfigMap{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "ConfigMap"},
+		ObjectMeta: metav1.ObjectMeta{Namespace: o.ConfigMap.Namespace, Name: o.ConfigMap.Name},
+	}
+}
+
+// Describe says what Wire, or else Unwire, changed.
+func (o *Observed) Describe(wired bool) string {
+	if wired {
+		return fmt.Sprintf("spec.devicePlugin.config names ConfigMap %s and spec.mig.strategy is empty, so that each node's "+
+			"key counts; what they were is recorded", o.ConfigMap)
+	}
+	return "spec.devicePlugin.config and spec.mig.strategy are what they were before the operator changed them"
+}
