@@ -33,7 +33,7 @@ func runMPSHost(ctx context.Context, args []string) error {
 
 // newControl speaks with the daemons below the MPS root.
 func newControl(f hostFlags) (mps.Control, error) {
-	if err := os.MkdirAll(f.mpsRoot, 0o755); err != nil {
+	if err := os.MkdirAll(f.mpsRoot, 0o755); err != nil { //nolint:gosec // clients of any user go through it
 		return mps.Control{}, fmt.Errorf("making the MPS root: %w", err)
 	}
 	root, err := os.OpenRoot(f.mpsRoot)

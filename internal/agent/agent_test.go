@@ -56,11 +56,19 @@ type node struct {
 	refusal error
 }
 
-// newNode makes a node whose GPUNode has no wish yet.
-func newNode(t *testing.T, cluster *env.Cluster, name string, models ...sim.Model) *node {
-	t.Helper()
+// scenario is one test on the API server that all share.
+type scenario struct {
+	*testing.T
+
+	cluster *env.Cluster
+	name    string // of the node
+}
+
+// node makes a node whose GPUNode has no wish yet.
+func (s scenario) node(suffix string, models ...sim.Model) *node {
+	s.Helper()
 	n := &node{
-		T: t, Gomega: gomega.NewWithT(t), name: name, cluster: cluster, hardware: sim.New(models...), mpsRoot: t.TempDir(),
+		T: s.T, Gomega: gomega.NewWithT(s.T), name: s.name + suffix, cluster: s.cluster, hardware: sim.New(models...), mpsRoot: s.TempDir(),
 		processes: hostfake.NewProcesses("boot-1"), allocations: &allocations{}, daemons: mpsfake.NewDaemons(),
 		clock: mpsfake.NewClock(time.Unix(1_800_000_000, 0)),
 	}
@@ -68,10 +76,10 @@ func newNode(t *testing.T, cluster *env.Cluster, name string, models ...sim.Mode
 	n.runner = hostfake.NewRunner().Add("nvidia-cuda-mps-control", n.daemons.Program)
 	root, err := os.OpenRoot(n.mpsRoot)
 	n.Expect(err).NotTo(gomega.HaveOccurred())
-	t.Cleanup(func() { _ = root.Close() })
+	s.Cleanup(func() { _ = root.Close() })
 	control := mps.NewControl(n.runner, "/", root, n.clock)
 	n.mpsHost, n.view = mps.NewHost(control), mps.NewView(control)
-	n.clock.Meanwhile = func() { _ = n.mpsHost.Converge(t.Context(), true) }
+	n.clock.Meanwhile = func() { _ = n.mpsHost.Converge(s.Context(), true) }
 	n.restartAgent()
 	n.wish()
 	return n
@@ -250,7 +258,7 @@ func (a *allocations) hold(pod, device string) {
 // startNVIDIAs starts a daemon as NVIDIA's MPS daemon set does.
 func (n *node) startNVIDIAs() {
 	n.Helper()
-	dir := filepath.Join(n.mpsRoot, "nvidia.com/gpu")
+	dir := filepath.Dir(n.pipe("nvidia.com/gpu"))
 	for _, sub := range []string{"pipe", "log"} {
 		n.Expect(os.MkdirAll(filepath.Join(dir, sub), 0o755)).To(gomega.Succeed())
 	}

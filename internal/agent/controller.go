@@ -20,7 +20,6 @@ import (
 	"github.com/go-logr/logr"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
-	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -96,7 +95,7 @@ func (c *Controller) Register(mgr ctrl.Manager) error {
 		WithOptions(controller.Options{
 			MaxConcurrentReconciles: 1,
 			ReconciliationTimeout:   passTimeout,
-			RecoverPanic:            ptr.To(false), // a pass that panics may have left the hardware half-way: start anew
+			RecoverPanic:            new(false), // a pass that panics may have left the hardware half-way: start anew
 			RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](backoff, maxBackoff),
 		}).
 		Complete(reconcile.AsReconciler(c.client, c))

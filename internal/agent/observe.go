@@ -82,8 +82,7 @@ func byPod(a, b gpu.Holder) int {
 
 // reasonOf is the reason of a condition about an observation that failed.
 func reasonOf(err error) string {
-	var failed *observationError
-	if errors.As(err, &failed) {
+	if failed, is := errors.AsType[*observationError](err); is {
 		return failed.reason
 	}
 	return v1alpha1.ReasonNVMLFailed

@@ -25,7 +25,7 @@ import (
 
 func TestReconcile(t *testing.T) {
 	cluster := env.Start(t)
-	for name, test := range map[string]func(*testing.T, *env.Cluster, string){
+	for name, test := range map[string]func(scenario){
 		"reports the GPUs of a node that nobody governs":                     reportsWithoutWish,
 		"partitions an idle GPU, with the reset that its architecture needs": partitionsIdle,
 		"keeps what is in use and names who uses it":                         namesWhoUses,
@@ -51,7 +51,7 @@ func TestReconcile(t *testing.T) {
 		"is not ready while it cannot report":                                cannotReport,
 		"leaves a GPUNode that is being deleted":                             deleted,
 	} {
-		t.Run(name, func(t *testing.T) { test(t, cluster, nodeName(name)) })
+		t.Run(name, func(t *testing.T) { test(scenario{T: t, cluster: cluster, name: nodeName(name)}) })
 	}
 }
 
@@ -60,8 +60,8 @@ func nodeName(sentence string) string {
 	return regexp.MustCompile("[^a-z0-9]+").ReplaceAllString(strings.ToLower(sentence), "-")
 }
 
-func reportsWithoutWish(t *testing.T, cluster *env.Cluster, name string) {
-	n := newNode(t, cluster, name, sim.A100, sim.T4)
+func reportsWithoutWish(s scenario) {
+	n := s.node("", sim.A100, sim.T4)
 	n.settle()
 	n.expectReady()
 	n.expectCondition(v1alpha1.ConditionApplied, metav1.ConditionTrue, v1alpha1.ReasonNoWish)
@@ -83,8 +83,8 @@ func reportsWithoutWish(t *testing.T, cluster *env.Cluster, name string) {
 	n.Expect(n.between.closed).To(gomega.Equal(2), "no NVML handle is open between two passes")
 }
 
-func partitionsIdle(t *testing.T, cluster *env.Cluster, name string) {
-	n := newNode(t, cluster, name, sim.A100)
+func partitionsIdle(s scenario) {
+	n := s.node("", sim.A100)
 	n.wish(mig(n.uuid(0), instances("3g.20gb", 1), instances("1g.5gb", 2)))
 	n.settle()
 	n.expectReady()
@@ -98,16 +98,16 @@ func partitionsIdle(t *testing.T, cluster *env.Cluster, name string) {
 }
 
 // partitioned is a node whose only GPU has instances.
-func partitioned(t *testing.T, cluster *env.Cluster, name string, layout ...v1alpha1.InstanceCount) *node {
-	t.Helper()
-	n := newNode(t, cluster, name, sim.A100)
+func (s scenario) partitioned(layout ...v1alpha1.InstanceCount) *node {
+	s.Helper()
+	n := s.node("", sim.A100)
 	n.wish(mig(n.uuid(0), layout...))
 	n.settle()
 	return n
 }
 
-func namesWhoUses(t *testing.T, cluster *env.Cluster, name string) {
-	n := partitioned(t, cluster, name, instances("1g.5gb", 7))
+func namesWhoUses(s scenario) {
+	n := s.partitioned(instances("1g.5gb", 7))
 	used := n.device(0).State.Instances[3]
 	n.processes.Set(4242, host.Process{Name: "python3", PodUID: "0a1b-pod"})
 	n.Expect(n.hardware.AddProcess(n.uuid(0), gpu.Process{PID: 4242, Instance: used.ID})).To(gomega.Succeed())
@@ -128,8 +128,8 @@ func namesWhoUses(t *testing.T, cluster *env.Cluster, name string) {
 	n.Expect(n.profiles(0)).To(gomega.ConsistOf("7g.40gb"))
 }
 
-func othersGoOn(t *testing.T, cluster *env.Cluster, name string) {
-	n := newNode(t, cluster, name, sim.A100, sim.A100)
+func othersGoOn(s scenario) {
+	n := s.node("", sim.A100, sim.A100)
 	n.Expect(n.hardware.AddProcess(n.uuid(0), gpu.Process{PID: 7, Name: "train", Instance: gpu.WholeGPU})).To(gomega.Succeed())
 	n.wish(mig(n.uuid(0), instances("1g.5gb", 7)), mig(n.uuid(1), instances("1g.5gb", 7)))
 	n.settle()
@@ -140,8 +140,8 @@ func othersGoOn(t *testing.T, cluster *env.Cluster, name string) {
 	n.Expect(n.profiles(1)).To(gomega.HaveLen(7))
 }
 
-func othersGoOnBesideMPS(t *testing.T, cluster *env.Cluster, name string) {
-	n := newNode(t, cluster, name, sim.T4, sim.T4, sim.A100)
+func othersGoOnBesideMPS(s scenario) {
+	n := s.node("", sim.T4, sim.T4, sim.A100)
 	n.wish(shared(n.uuid(0), 10, 1510), shared(n.uuid(1), 10, 1510))
 	n.settle()
 	n.allocations.hold("client", n.uuid(0)+"::3")
@@ -152,8 +152,8 @@ func othersGoOnBesideMPS(t *testing.T, cluster *env.Cluster, name string) {
 	n.Expect(n.device(1).State.ComputeMode).To(gomega.Equal(gpu.ComputeExclusiveProcess), "the daemon serves it still")
 }
 
-func looksAgain(t *testing.T, cluster *env.Cluster, name string) {
-	n := newNode(t, cluster, name, sim.A100, sim.A100)
+func looksAgain(s scenario) {
+	n := s.node("", sim.A100, sim.A100)
 	n.wish(mig(n.uuid(0), instances("1g.5gb", 7)), mig(n.uuid(1), instances("1g.5gb", 7)))
 	n.between.afterSetMIG = func() {
 		n.clock.Step(2 * time.Second)
@@ -167,8 +167,8 @@ func looksAgain(t *testing.T, cluster *env.Cluster, name string) {
 		"the hardware would have refused, but it was not even asked")
 }
 
-func waitsForHolder(t *testing.T, cluster *env.Cluster, name string) {
-	n := partitioned(t, cluster, name, instances("2g.10gb", 3))
+func waitsForHolder(s scenario) {
+	n := s.partitioned(instances("2g.10gb", 3))
 	held := n.device(0).State.Instances[1]
 	n.allocations.hold("notebook-0", held.UUID)
 	n.wish(mig(n.uuid(0), instances("7g.40gb", 1)))
@@ -179,10 +179,10 @@ func waitsForHolder(t *testing.T, cluster *env.Cluster, name string) {
 	n.Expect(n.device(0).State.Instances).To(gomega.ContainElement(held))
 }
 
-func convergesAfterCrash(t *testing.T, cluster *env.Cluster, name string) {
+func convergesAfterCrash(s scenario) {
 	for step := 0; ; step++ {
-		n := newNode(t, cluster, fmt.Sprintf("%s-%d", name, step), sim.A100)
-		ctx, kill := context.WithCancel(t.Context())
+		n := s.node(fmt.Sprintf("-%d", step), sim.A100)
+		ctx, kill := context.WithCancel(s.Context())
 		done := 0
 		n.hardware.Fail = func(op sim.Op, _ string) error {
 			if op == sim.OpObserve {
@@ -211,8 +211,8 @@ func convergesAfterCrash(t *testing.T, cluster *env.Cluster, name string) {
 	}
 }
 
-func rebuildsAfterReboot(t *testing.T, cluster *env.Cluster, name string) {
-	n := partitioned(t, cluster, name, instances("1g.5gb", 7))
+func rebuildsAfterReboot(s scenario) {
+	n := s.partitioned(instances("1g.5gb", 7))
 	n.hardware.Reboot()
 	n.processes.Reboot("boot-2")
 	n.Expect(n.profiles(0)).To(gomega.BeEmpty(), "no instance survives a reboot")
@@ -223,8 +223,8 @@ func rebuildsAfterReboot(t *testing.T, cluster *env.Cluster, name string) {
 	n.Expect(n.get().Status.BootID).To(gomega.Equal("boot-2"))
 }
 
-func finishesPartial(t *testing.T, cluster *env.Cluster, name string) {
-	n := newNode(t, cluster, name, sim.A100)
+func finishesPartial(s scenario) {
+	n := s.node("", sim.A100)
 	n.hardware.Fail = func(op sim.Op, _ string) error {
 		if op == sim.OpCreateComputeInstance {
 			return sim.ErrCrash
@@ -241,8 +241,8 @@ func finishesPartial(t *testing.T, cluster *env.Cluster, name string) {
 	n.Expect(n.device(0).State.Instances).To(gomega.ConsistOf(gomega.HaveField("Partial", false)))
 }
 
-func stepFails(t *testing.T, cluster *env.Cluster, name string) {
-	n := newNode(t, cluster, name, sim.A100)
+func stepFails(s scenario) {
+	n := s.node("", sim.A100)
 	broken := errors.New("NVML: ERROR_UNKNOWN")
 	n.hardware.Fail = func(op sim.Op, _ string) error {
 		if op == sim.OpCreateInstance {
@@ -267,8 +267,8 @@ func stepFails(t *testing.T, cluster *env.Cluster, name string) {
 	n.expectReady()
 }
 
-func keepsDevices(t *testing.T, cluster *env.Cluster, name string) {
-	n := partitioned(t, cluster, name, instances("1g.5gb", 7))
+func keepsDevices(s scenario) {
+	n := s.partitioned(instances("1g.5gb", 7))
 	before := n.get().Status
 	n.hardware.Fail = func(op sim.Op, _ string) error {
 		if op == sim.OpObserve {
@@ -291,7 +291,7 @@ func keepsDevices(t *testing.T, cluster *env.Cluster, name string) {
 	n.expectReady()
 	n.Expect(n.controller.Ready(nil)).To(gomega.Succeed())
 
-	never := newNode(t, cluster, name+"-never", sim.A100)
+	never := s.node("-never", sim.A100)
 	never.hardware.Fail = func(sim.Op, string) error { return errors.New("nvmlInit: ERROR_LIBRARY_NOT_FOUND") }
 	_, err = never.reconcile()
 	never.Expect(err).To(gomega.HaveOccurred())
@@ -299,8 +299,8 @@ func keepsDevices(t *testing.T, cluster *env.Cluster, name string) {
 	never.expectCondition(v1alpha1.ConditionApplied, metav1.ConditionUnknown, v1alpha1.ReasonAwaitingReport)
 }
 
-func kubeletSilent(t *testing.T, cluster *env.Cluster, name string) {
-	n := partitioned(t, cluster, name, instances("1g.5gb", 7))
+func kubeletSilent(s scenario) {
+	n := s.partitioned(instances("1g.5gb", 7))
 	n.allocations.err = errors.New("connection refused")
 	n.wish(whole(n.uuid(0)))
 	_, err := n.reconcile()
@@ -313,8 +313,8 @@ func kubeletSilent(t *testing.T, cluster *env.Cluster, name string) {
 	n.expectReady()
 }
 
-func stalled(t *testing.T, cluster *env.Cluster, name string) {
-	n := partitioned(t, cluster, name, instances("1g.5gb", 1))
+func stalled(s scenario) {
+	n := s.partitioned(instances("1g.5gb", 1))
 	writes := len(n.hardware.Writes())
 	n.wish(mig(n.uuid(0), instances("1g.10gb", 1), instances("9g.90gb", 1)))
 	result, err := n.reconcile()
@@ -331,9 +331,9 @@ func stalled(t *testing.T, cluster *env.Cluster, name string) {
 	n.expectReady()
 }
 
-func rebootRequired(t *testing.T, cluster *env.Cluster, name string) {
-	n := newNode(t, cluster, name, sim.A100)
-	n.hardware.Update(func(s *sim.Node) { s.GPUs[0].NoReset = true })
+func rebootRequired(s scenario) {
+	n := s.node("", sim.A100)
+	n.hardware.Update(func(h *sim.Node) { h.GPUs[0].NoReset = true })
 	n.wish(mig(n.uuid(0), instances("1g.5gb", 7)))
 	result, err := n.reconcile()
 	n.Expect(err).NotTo(gomega.HaveOccurred(), "trying again does not help before a reboot")
@@ -351,8 +351,8 @@ func rebootRequired(t *testing.T, cluster *env.Cluster, name string) {
 	n.expectNoCondition(v1alpha1.ConditionRebootRequired)
 }
 
-func unknownDevice(t *testing.T, cluster *env.Cluster, name string) {
-	n := newNode(t, cluster, name, sim.A100)
+func unknownDevice(s scenario) {
+	n := s.node("", sim.A100)
 	n.wish(mig("GPU-gone", instances("1g.5gb", 7)), mig(n.uuid(0), instances("1g.5gb", 7)))
 	n.settle()
 	n.Expect(n.expectCondition(v1alpha1.ConditionApplied, metav1.ConditionFalse, v1alpha1.ReasonUnknownDevice)).
@@ -360,8 +360,8 @@ func unknownDevice(t *testing.T, cluster *env.Cluster, name string) {
 	n.Expect(n.profiles(0)).To(gomega.HaveLen(7))
 }
 
-func showsUsers(t *testing.T, cluster *env.Cluster, name string) {
-	n := partitioned(t, cluster, name, instances("3g.20gb", 2))
+func showsUsers(s scenario) {
+	n := s.partitioned(instances("3g.20gb", 2))
 	instance := n.device(0).State.Instances[0]
 	n.processes.Set(11, host.Process{Name: "python3", PodUID: "uid-1", ContainerID: "cid-1"})
 	n.Expect(n.hardware.AddProcess(n.uuid(0), gpu.Process{PID: 11, Instance: instance.ID})).To(gomega.Succeed())
@@ -386,8 +386,8 @@ func showsUsers(t *testing.T, cluster *env.Cluster, name string) {
 	n.Expect(d.Holders).To(gomega.BeEmpty())
 }
 
-func mpsComesAndGoes(t *testing.T, cluster *env.Cluster, name string) {
-	n := newNode(t, cluster, name, sim.T4, sim.T4)
+func mpsComesAndGoes(s scenario) {
+	n := s.node("", sim.T4, sim.T4)
 	n.wish(shared(n.uuid(0), 10, 1510), shared(n.uuid(1), 10, 1510))
 	n.settle()
 	n.expectReady()
@@ -425,8 +425,8 @@ func mpsComesAndGoes(t *testing.T, cluster *env.Cluster, name string) {
 	}
 }
 
-func mpsFails(t *testing.T, cluster *env.Cluster, name string) {
-	n := newNode(t, cluster, name, sim.T4)
+func mpsFails(s scenario) {
+	n := s.node("", sim.T4)
 	n.runner.Fail(func(c host.Command) error {
 		if len(c.Args) > 0 {
 			return errors.New("exit status 1: no CUDA device")
@@ -439,13 +439,13 @@ func mpsFails(t *testing.T, cluster *env.Cluster, name string) {
 	n.Expect(n.expectCondition(v1alpha1.ConditionApplied, metav1.ConditionFalse, v1alpha1.ReasonMPSDaemonFailed)).
 		To(gomega.ContainSubstring("nvidia-cuda-mps-control: exit status 1: no CUDA device"))
 	n.runner.Fail(nil)
-	n.Expect(n.mpsHost.Converge(t.Context(), true)).To(gomega.Succeed())
+	n.Expect(n.mpsHost.Converge(s.Context(), true)).To(gomega.Succeed())
 	n.settle()
 	n.expectReady()
 }
 
-func mpsForgotten(t *testing.T, cluster *env.Cluster, name string) {
-	n := newNode(t, cluster, name, sim.T4)
+func mpsForgotten(s scenario) {
+	n := s.node("", sim.T4)
 	n.wish(shared(n.uuid(0), 10, 1510))
 	n.settle()
 	n.clock.Meanwhile = nil // the MPS pod is gone, and its daemons with it
@@ -453,12 +453,12 @@ func mpsForgotten(t *testing.T, cluster *env.Cluster, name string) {
 	n.wish(whole(n.uuid(0)))
 	n.settle()
 	n.expectReady()
-	n.Expect(n.mpsHost.Converge(t.Context(), true)).To(gomega.Succeed())
+	n.Expect(n.mpsHost.Converge(s.Context(), true)).To(gomega.Succeed())
 	n.Expect(n.daemons.Get(n.pipe("nvidia.com/gpu"))).To(gomega.BeNil(), "a pod that comes back starts nothing that nobody wishes")
 }
 
-func mpsExternal(t *testing.T, cluster *env.Cluster, name string) {
-	n := newNode(t, cluster, name, sim.T4)
+func mpsExternal(s scenario) {
+	n := s.node("", sim.T4)
 	n.startNVIDIAs()
 	spec := whole(n.uuid(0))
 	spec.Sharing.MPS = &v1alpha1.MPSDaemon{
@@ -483,8 +483,8 @@ func mpsExternal(t *testing.T, cluster *env.Cluster, name string) {
 	n.expectReady()
 }
 
-func strategiesChange(t *testing.T, cluster *env.Cluster, name string) {
-	n := newNode(t, cluster, name, sim.H100)
+func strategiesChange(s scenario) {
+	n := s.node("", sim.H100)
 	for range 2 {
 		n.wish(mig(n.uuid(0), instances("1g.10gb", 7)))
 		n.settle()
@@ -502,10 +502,10 @@ func strategiesChange(t *testing.T, cluster *env.Cluster, name string) {
 	n.Expect(n.device(0).State).To(gomega.Equal(gpu.State{ComputeMode: gpu.ComputeDefault}))
 }
 
-func cannotReport(t *testing.T, cluster *env.Cluster, name string) {
-	n := newNode(t, cluster, name, sim.A100)
+func cannotReport(s scenario) {
+	n := s.node("", sim.A100)
 	n.refusal = errors.New("the server is away")
-	_, err := n.controller.Reconcile(t.Context(), n.get())
+	_, err := n.controller.Reconcile(s.Context(), n.get())
 	n.Expect(err).To(gomega.MatchError(gomega.ContainSubstring("reporting: applying the status as gpusharing-agent: the server is away")))
 	n.Expect(n.controller.Ready(nil)).To(gomega.MatchError(gomega.ContainSubstring("the server is away")))
 	n.refusal = nil
@@ -513,18 +513,18 @@ func cannotReport(t *testing.T, cluster *env.Cluster, name string) {
 	n.Expect(n.controller.Ready(nil)).To(gomega.Succeed())
 }
 
-func deleted(t *testing.T, cluster *env.Cluster, name string) {
-	n := newNode(t, cluster, name, sim.A100)
+func deleted(s scenario) {
+	n := s.node("", sim.A100)
 	o := n.get()
-	n.Expect(cluster.Client.Delete(t.Context(), o)).To(gomega.Succeed())
-	_, err := n.controller.Reconcile(t.Context(), o)
+	n.Expect(s.cluster.Client.Delete(s.Context(), o)).To(gomega.Succeed())
+	_, err := n.controller.Reconcile(s.Context(), o)
 	n.Expect(err).NotTo(gomega.HaveOccurred(), "a report that comes too late is no error")
-	n.Expect(cluster.Client.Get(t.Context(), client.ObjectKey{Name: name}, o)).NotTo(gomega.Succeed(), "and does not bring the object back")
+	n.Expect(s.cluster.Client.Get(s.Context(), client.ObjectKey{Name: s.name}, o)).NotTo(gomega.Succeed(), "and does not bring the object back")
 
 	now := metav1.Now()
 	o.DeletionTimestamp = &now
 	writes := n.writes
-	_, err = n.controller.Reconcile(t.Context(), o)
+	_, err = n.controller.Reconcile(s.Context(), o)
 	n.Expect(err).NotTo(gomega.HaveOccurred())
 	n.Expect(n.writes).To(gomega.Equal(writes))
 }

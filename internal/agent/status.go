@@ -5,6 +5,7 @@ package agent
 
 import (
 	"cmp"
+	"math"
 	"slices"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
@@ -133,8 +134,9 @@ func instance(id int) *int32 {
 	return &n
 }
 
+// number is a count, an id or a position of the API, none of which is negative.
 func number(n int) int32 {
-	return int32(n) //nolint:gosec // counts, ids and positions of a GPU are small
+	return int32(min(max(n, 0), math.MaxInt32))
 }
 
 // cut keeps the first characters.

@@ -29,8 +29,8 @@ type Exec struct{}
 
 // Run implements Runner.
 func (Exec) Run(ctx context.Context, c Command) (string, error) {
-	cmd := exec.CommandContext(ctx, c.Path, c.Args...)
-	cmd.Env = append([]string{}, c.Env...) // not nil, which would mean our own environment
+	cmd := exec.CommandContext(ctx, c.Path, c.Args...) //nolint:gosec // running programs is what it is for; there is no shell
+	cmd.Env = append([]string{}, c.Env...)             // not nil, which would mean our own environment
 	cmd.Stdin = strings.NewReader(c.Stdin)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
@@ -66,7 +66,10 @@ func readAll(f *os.File) string {
 	if _, err := f.Seek(0, io.SeekStart); err != nil {
 		return ""
 	}
-	data, _ := io.ReadAll(f) //nolint:errcheck // what could be read is what can be shown
+	data, err := io.ReadAll(f)
+	if err != nil {
+		return ""
+	}
 	return string(data)
 }
 
@@ -77,8 +80,7 @@ func failure(ctx context.Context, cmd *exec.Cmd, err error, stderr string) error
 	if ctx.Err() != nil {
 		return fmt.Errorf("running %s: %w, so it was killed%s", program, context.Cause(ctx), said)
 	}
-	var exit *exec.ExitError
-	if errors.As(err, &exit) {
+	if _, ran := errors.AsType[*exec.ExitError](err); ran {
 		return fmt.Errorf("running %s: %w%s", program, err, said)
 	}
 	return fmt.Errorf("starting %s: %w%s", program, err, said)

@@ -86,7 +86,7 @@ func TestProcOfThisMachine(t *testing.T) {
 	g := gomega.NewWithT(t)
 	root, err := os.OpenRoot("/proc")
 	g.Expect(err).NotTo(gomega.HaveOccurred())
-	defer root.Close()
+	t.Cleanup(func() { _ = root.Close() })
 	proc := host.NewProc(root)
 	g.Expect(proc.Describe(os.Getpid()).Name).To(gomega.Equal(filepath.Base(os.Args[0])))
 	id, err := proc.ID()

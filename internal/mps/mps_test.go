@@ -52,6 +52,7 @@ func newNode(t *testing.T) *node {
 }
 
 func (n *node) podRuns(t *testing.T) {
+	t.Helper()
 	n.clock.Meanwhile = func() { _ = n.host.Converge(t.Context(), true) }
 }
 
@@ -338,7 +339,7 @@ func TestTheDriversOwnRoot(t *testing.T) {
 	runner := hostfake.NewRunner().Add("nvidia-cuda-mps-control", fake.NewDaemons().Program)
 	root, err := os.OpenRoot(t.TempDir())
 	g.Expect(err).NotTo(gomega.HaveOccurred())
-	defer root.Close()
+	t.Cleanup(func() { _ = root.Close() })
 	_, _ = mps.NewControl(runner, "/run/nvidia/driver", root, fake.NewClock(time.Time{})).Ask(t.Context(), resource)
 	command := runner.Commands()[0]
 	g.Expect(command.Path).To(gomega.Equal("/run/nvidia/driver/usr/bin/nvidia-cuda-mps-control"))

@@ -39,59 +39,71 @@ func counting(c client.WithWatch, requests *int) client.Client {
 	})
 }
 
+// suite is what the cases share.
+type suite struct {
+	*testing.T
+	gomega.Gomega
+
+	owner    ssa.Owner
+	other    client.Client // of somebody else
+	requests *int          // that wrote, through owner
+}
+
 func TestApply(t *testing.T) {
 	cluster := env.Start(t)
 	requests := 0
 	owner := ssa.Owner{Client: counting(cluster.Client, &requests), Name: "tester"}
-	t.Run("a main resource is applied once, and again only when it differs", func(t *testing.T) { mainResource(t, owner, &requests) })
-	t.Run("a field that another manager changed is taken back", func(t *testing.T) { takenBack(t, owner, cluster.Client) })
-	t.Run("a status is applied once, and its times do not count as a change", func(t *testing.T) { status(t, owner, &requests) })
-	t.Run("a namespaced kind of Kubernetes' own", func(t *testing.T) { configMap(t, owner, &requests) })
-	t.Run("a refusal is an error that names the manager", func(t *testing.T) { refused(t, owner) })
+	run := func(name string, test func(s suite)) {
+		t.Run(name, func(t *testing.T) {
+			requests = 0
+			test(suite{T: t, Gomega: gomega.NewWithT(t), owner: owner, other: cluster.Client, requests: &requests})
+		})
+	}
+	run("a main resource is applied once, and again only when it differs", mainResource)
+	run("a field that another manager changed is taken back", takenBack)
+	run("a status is applied once, and its times do not count as a change", status)
+	run("a namespaced kind of Kubernetes' own", configMap)
+	run("a refusal is an error that names the manager", refused)
 }
 
-func mainResource(t *testing.T, owner ssa.Owner, requests *int) {
-	g, ctx := gomega.NewWithT(t), t.Context()
+func mainResource(s suite) {
 	want := func(key string) *ac.GPUNodeApplyConfiguration {
 		return ac.GPUNode("main").WithLabels(map[string]string{"a": "b"}).WithSpec(ac.GPUNodeSpec().WithConfigKey(key).WithDevices(
 			ac.DeviceSpec().WithUUID("GPU-1").WithSharing(ac.DeviceSharing().WithMIGMode(v1alpha1.MIGModeDisabled))))
 	}
-	*requests = 0
-	wrote, err := ssa.Apply(ctx, owner, &v1alpha1.GPUNode{}, want("one"), ac.ExtractGPUNode)
-	g.Expect(wrote, err).To(gomega.BeTrue())
+	wrote, err := ssa.Apply(s.Context(), s.owner, &v1alpha1.GPUNode{}, want("one"), ac.ExtractGPUNode)
+	s.Expect(wrote, err).To(gomega.BeTrue())
 
-	have := get(t, owner.Client, "main")
-	wrote, err = ssa.Apply(ctx, owner, have, want("one"), ac.ExtractGPUNode)
-	g.Expect(wrote, err).To(gomega.BeFalse())
-	g.Expect(*requests).To(gomega.Equal(1), "nothing changed, so nothing is asked of the API server")
+	have := s.get("main")
+	wrote, err = ssa.Apply(s.Context(), s.owner, have, want("one"), ac.ExtractGPUNode)
+	s.Expect(wrote, err).To(gomega.BeFalse())
+	s.Expect(*s.requests).To(gomega.Equal(1), "nothing changed, so nothing is asked of the API server")
 
-	wrote, err = ssa.Apply(ctx, owner, have, want("two"), ac.ExtractGPUNode)
-	g.Expect(wrote, err).To(gomega.BeTrue())
-	g.Expect(get(t, owner.Client, "main").Spec.ConfigKey).To(gomega.Equal("two"))
+	wrote, err = ssa.Apply(s.Context(), s.owner, have, want("two"), ac.ExtractGPUNode)
+	s.Expect(wrote, err).To(gomega.BeTrue())
+	s.Expect(s.get("main").Spec.ConfigKey).To(gomega.Equal("two"))
 
 	dropped := ac.GPUNode("main").WithSpec(ac.GPUNodeSpec().WithConfigKey("two"))
-	wrote, err = ssa.Apply(ctx, owner, get(t, owner.Client, "main"), dropped, ac.ExtractGPUNode)
-	g.Expect(wrote, err).To(gomega.BeTrue())
-	g.Expect(get(t, owner.Client, "main").Spec.Devices).To(gomega.BeEmpty(), "what an apply leaves out, it deletes")
+	wrote, err = ssa.Apply(s.Context(), s.owner, s.get("main"), dropped, ac.ExtractGPUNode)
+	s.Expect(wrote, err).To(gomega.BeTrue())
+	s.Expect(s.get("main").Spec.Devices).To(gomega.BeEmpty(), "what an apply leaves out, it deletes")
 }
 
-func takenBack(t *testing.T, owner ssa.Owner, other client.Client) {
-	g, ctx := gomega.NewWithT(t), t.Context()
+func takenBack(s suite) {
 	want := func(policy string) *ac.GPUNodeApplyConfiguration {
 		return ac.GPUNode("taken").WithSpec(ac.GPUNodeSpec().WithPolicy(policy))
 	}
-	_, err := ssa.Apply(ctx, owner, &v1alpha1.GPUNode{}, want("ours"), ac.ExtractGPUNode)
-	g.Expect(err).NotTo(gomega.HaveOccurred())
-	g.Expect(other.Apply(ctx, want("theirs"), client.FieldOwner("somebody"), client.ForceOwnership)).To(gomega.Succeed())
+	_, err := ssa.Apply(s.Context(), s.owner, &v1alpha1.GPUNode{}, want("ours"), ac.ExtractGPUNode)
+	s.Expect(err).NotTo(gomega.HaveOccurred())
+	s.Expect(s.other.Apply(s.Context(), want("theirs"), client.FieldOwner("somebody"), client.ForceOwnership)).To(gomega.Succeed())
 
-	wrote, err := ssa.Apply(ctx, owner, get(t, other, "taken"), want("ours"), ac.ExtractGPUNode)
-	g.Expect(wrote, err).To(gomega.BeTrue())
-	g.Expect(get(t, other, "taken").Spec.Policy).To(gomega.Equal("ours"))
+	wrote, err := ssa.Apply(s.Context(), s.owner, s.get("taken"), want("ours"), ac.ExtractGPUNode)
+	s.Expect(wrote, err).To(gomega.BeTrue())
+	s.Expect(s.get("taken").Spec.Policy).To(gomega.Equal("ours"))
 }
 
-func status(t *testing.T, owner ssa.Owner, requests *int) {
-	g, ctx := gomega.NewWithT(t), t.Context()
-	g.Expect(owner.Client.Apply(ctx, ac.GPUNode("status"), client.FieldOwner("controller"))).To(gomega.Succeed())
+func status(s suite) {
+	s.Expect(s.other.Apply(s.Context(), ac.GPUNode("status"), client.FieldOwner("controller"))).To(gomega.Succeed())
 	observed := v1alpha1.GPUNodeStatus{
 		Conditions: []metav1.Condition{{
 			Type: v1alpha1.ConditionReady, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonReady,
@@ -104,44 +116,40 @@ func status(t *testing.T, owner ssa.Owner, requests *int) {
 	}
 	apply := func() bool {
 		configuration, err := ssa.Configuration[ac.GPUNodeStatusApplyConfiguration](observed)
-		g.Expect(err).NotTo(gomega.HaveOccurred())
-		wrote, err := ssa.ApplyStatus(ctx, owner, get(t, owner.Client, "status"), ac.GPUNode("status").WithStatus(configuration), ac.ExtractGPUNodeStatus)
-		g.Expect(err).NotTo(gomega.HaveOccurred())
+		s.Expect(err).NotTo(gomega.HaveOccurred())
+		wrote, err := ssa.ApplyStatus(s.Context(), s.owner, s.get("status"), ac.GPUNode("status").WithStatus(configuration), ac.ExtractGPUNodeStatus)
+		s.Expect(err).NotTo(gomega.HaveOccurred())
 		return wrote
 	}
-	*requests = 0
-	g.Expect(apply()).To(gomega.BeTrue())
-	g.Expect(apply()).To(gomega.BeFalse())
-	g.Expect(*requests).To(gomega.Equal(1))
+	s.Expect(apply()).To(gomega.BeTrue())
+	s.Expect(apply()).To(gomega.BeFalse())
+	s.Expect(*s.requests).To(gomega.Equal(1))
 
 	observed.Devices[0].Holders = nil
-	g.Expect(apply()).To(gomega.BeTrue())
-	got := get(t, owner.Client, "status").Status
-	g.Expect(got.Devices).To(gomega.Equal(observed.Devices))
+	s.Expect(apply()).To(gomega.BeTrue())
+	got := s.get("status").Status
+	s.Expect(got.Devices).To(gomega.Equal(observed.Devices))
 }
 
-func configMap(t *testing.T, owner ssa.Owner, requests *int) {
-	g, ctx := gomega.NewWithT(t), t.Context()
+func configMap(s suite) {
 	want := func() *corev1ac.ConfigMapApplyConfiguration {
 		return corev1ac.ConfigMap("keys", "default").WithData(map[string]string{"k": "v"})
 	}
-	*requests = 0
-	_, err := ssa.Apply(ctx, owner, &corev1.ConfigMap{}, want(), corev1ac.ExtractConfigMap)
-	g.Expect(err).NotTo(gomega.HaveOccurred())
+	_, err := ssa.Apply(s.Context(), s.owner, &corev1.ConfigMap{}, want(), corev1ac.ExtractConfigMap)
+	s.Expect(err).NotTo(gomega.HaveOccurred())
 	have := &corev1.ConfigMap{}
-	g.Expect(owner.Client.Get(ctx, client.ObjectKey{Namespace: "default", Name: "keys"}, have)).To(gomega.Succeed())
-	wrote, err := ssa.Apply(ctx, owner, have, want(), corev1ac.ExtractConfigMap)
-	g.Expect(wrote, err).To(gomega.BeFalse())
-	g.Expect(*requests).To(gomega.Equal(1))
+	s.Expect(s.owner.Client.Get(s.Context(), client.ObjectKey{Namespace: "default", Name: "keys"}, have)).To(gomega.Succeed())
+	wrote, err := ssa.Apply(s.Context(), s.owner, have, want(), corev1ac.ExtractConfigMap)
+	s.Expect(wrote, err).To(gomega.BeFalse())
+	s.Expect(*s.requests).To(gomega.Equal(1))
 }
 
-func refused(t *testing.T, owner ssa.Owner) {
-	g := gomega.NewWithT(t)
+func refused(s suite) {
 	want := ac.GPUNode("refused").WithSpec(ac.GPUNodeSpec().WithDevices(
 		ac.DeviceSpec().WithUUID("GPU-1").WithSharing(ac.DeviceSharing().WithMIGMode("Sometimes"))))
-	wrote, err := ssa.Apply(t.Context(), owner, &v1alpha1.GPUNode{}, want, ac.ExtractGPUNode)
-	g.Expect(wrote).To(gomega.BeFalse())
-	g.Expect(err).To(gomega.MatchError(gomega.And(
+	wrote, err := ssa.Apply(s.Context(), s.owner, &v1alpha1.GPUNode{}, want, ac.ExtractGPUNode)
+	s.Expect(wrote).To(gomega.BeFalse())
+	s.Expect(err).To(gomega.MatchError(gomega.And(
 		gomega.ContainSubstring("applying as tester"), gomega.ContainSubstring(`Unsupported value: "Sometimes"`))))
 }
 
@@ -156,11 +164,9 @@ func TestApplySaysWhatItCouldNotExtract(t *testing.T) {
 	g.Expect(err).To(gomega.MatchError("extracting what tester applied: no such type"))
 }
 
-func get(t *testing.T, c client.Client, name string) *v1alpha1.GPUNode {
-	t.Helper()
+func (s suite) get(name string) *v1alpha1.GPUNode {
+	s.Helper()
 	node := &v1alpha1.GPUNode{}
-	if err := c.Get(t.Context(), client.ObjectKey{Name: name}, node); err != nil {
-		t.Fatal(err)
-	}
+	s.Expect(s.other.Get(s.Context(), client.ObjectKey{Name: name}, node)).To(gomega.Succeed())
 	return node
 }

@@ -127,7 +127,7 @@ func variable(env []string, name string) string {
 	return ""
 }
 
-// Clock jumps: whoever waits waits no time, but the clock has moved on, and what others do in the meantime is done.
+// Clock jumps: a wait takes no time, but the clock has moved on, and what others do in the meantime is done.
 type Clock struct {
 	*clocktesting.FakeClock
 

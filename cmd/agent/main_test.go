@@ -1,0 +1,60 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/onsi/gomega"
+)
+
+func TestAgentFlags(t *testing.T) {
+	tests := map[string]struct {
+		args []string
+		env  string // NODE_NAME
+		err  string
+	}{
+		"the node from the environment": {env: "n1"},
+		"the node from its flag":        {args: []string{"--node-name=n1"}, env: "n2"},
+		"no node":                       {err: "--node-name, or the environment variable NODE_NAME, must name the node"},
+		"an unknown flag":               {args: []string{"--gpu"}, env: "n1", err: "flag provided but not defined: -gpu"},
+		"an argument too many":          {args: []string{"mps"}, env: "n1", err: `unknown argument "mps"; see --help`},
+		"a driver root that is relative": {
+			args: []string{"--driver-root=run/nvidia"}, env: "n1", err: `--driver-root must be an absolute path, not "run/nvidia"`,
+		},
+		"a resync of nothing": {args: []string{"--resync=0"}, env: "n1", err: "--resync must be longer than 0, not 0s"},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			g := gomega.NewWithT(t)
+			t.Setenv("NODE_NAME", tc.env)
+			f, err := parseAgentFlags(tc.args)
+			if tc.err != "" {
+				g.Expect(err).To(gomega.MatchError(tc.err))
+				return
+			}
+			g.Expect(err).NotTo(gomega.HaveOccurred())
+			g.Expect(f.node).To(gomega.Equal("n1"))
+			g.Expect(f.driverRoot).To(gomega.Equal("/"))
+			g.Expect(f.mpsRoot).To(gomega.Equal("/run/nvidia/mps"))
+			g.Expect(f.podResourcesSocket).To(gomega.Equal("/var/lib/kubelet/pod-resources/kubelet.sock"))
+			g.Expect(f.resync).To(gomega.Equal(time.Minute))
+		})
+	}
+}
+
+func TestMPSHostMakesItsRootAndEndsWhenTold(t *testing.T) {
+	g := gomega.NewWithT(t)
+	root := filepath.Join(t.TempDir(), "run", "mps")
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- run(ctx, []string{"mps-host", "--mps-root=" + root}) }()
+	g.Eventually(func() error { _, err := os.Stat(root); return err }).Should(gomega.Succeed())
+	stop()
+	g.Eventually(done, "5s").Should(gomega.Receive(gomega.Succeed()))
+}

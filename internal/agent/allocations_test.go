@@ -1,0 +1,80 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package agent_test
+
+import (
+	"context"
+	"net"
+	"path/filepath"
+	"testing"
+
+	"github.com/onsi/gomega"
+	"google.golang.org/grpc"
+	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/agent"
+)
+
+// kubelet serves pod resources.
+type kubelet struct {
+	podresources.UnimplementedPodResourcesListerServer
+
+	pods []*podresources.PodResources
+}
+
+func (k *kubelet) List(context.Context, *podresources.ListPodResourcesRequest) (*podresources.ListPodResourcesResponse, error) {
+	return &podresources.ListPodResourcesResponse{PodResources: k.pods}, nil
+}
+
+func (k *kubelet) serve(t *testing.T, socket string) *grpc.Server {
+	t.Helper()
+	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := grpc.NewServer()
+	podresources.RegisterPodResourcesListerServer(server, k)
+	go func() { _ = server.Serve(listener) }()
+	t.Cleanup(server.Stop)
+	return server
+}
+
+func dial(t *testing.T, socket string) *agent.PodResources {
+	t.Helper()
+	client, err := agent.DialPodResources(socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = client.Close() })
+	return client
+}
+
+func TestPodResources(t *testing.T) {
+	g := gomega.NewWithT(t)
+	socket := filepath.Join(t.TempDir(), "kubelet.sock")
+	client := dial(t, socket)
+
+	_, err := client.List(t.Context())
+	g.Expect(err).To(gomega.MatchError(gomega.ContainSubstring("listing pod resources: ")), "no kubelet answers yet")
+
+	server := (&kubelet{pods: []*podresources.PodResources{
+		{Namespace: "ml", Name: "train-0", Containers: []*podresources.ContainerResources{
+			{Name: "main", Devices: []*podresources.ContainerDevices{
+				{ResourceName: "nvidia.com/gpu", DeviceIds: []string{"GPU-1", "GPU-2::3"}},
+				{ResourceName: "nvidia.com/mig-1g.5gb", DeviceIds: []string{"MIG-4"}},
+			}},
+			{Name: "sidecar"},
+		}},
+		{Namespace: "web", Name: "no-gpu"},
+	}}).serve(t, socket)
+	g.Eventually(func() ([]agent.Allocation, error) { return client.List(t.Context()) }, "10s").Should(gomega.Equal([]agent.Allocation{
+		{Namespace: "ml", Pod: "train-0", Container: "main", Device: "GPU-1"},
+		{Namespace: "ml", Pod: "train-0", Container: "main", Device: "GPU-2::3"},
+		{Namespace: "ml", Pod: "train-0", Container: "main", Device: "MIG-4"},
+	}))
+
+	server.Stop()
+	_, err = client.List(t.Context())
+	g.Expect(err).To(gomega.HaveOccurred(), "a kubelet that went is an error, not an empty node")
+}

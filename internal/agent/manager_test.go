@@ -1,0 +1,152 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package agent_test
+
+import (
+	"context"
+	"os"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/onsi/gomega"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/rest"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	"sigs.k8s.io/controller-runtime/pkg/metrics/server"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	ac "github.com/gpusharing/gpu-sharing-operator/api/v1alpha1/applyconfiguration/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/agent"
+	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
+	hostfake "github.com/gpusharing/gpu-sharing-operator/internal/host/fake"
+	"github.com/gpusharing/gpu-sharing-operator/internal/mps"
+	"github.com/gpusharing/gpu-sharing-operator/test/env"
+)
+
+// observations counts how often the hardware is looked at.
+type observations struct {
+	gpu.Hardware
+
+	count atomic.Int32
+}
+
+func (o *observations) Observe(ctx context.Context) (gpu.Inventory, error) {
+	o.count.Add(1)
+	return o.Hardware.Observe(ctx)
+}
+
+// TestManager runs the agent as it is shipped, but for the hardware, until its GPUNode appears, is changed and changed
+// back by hand.
+func TestManager(t *testing.T) {
+	g, cluster := gomega.NewWithT(t), env.Start(t)
+	hardware := sim.New(sim.A100)
+	watched := &observations{Hardware: hardware}
+	startAgent(t, cluster, "node-a", watched)
+	for _, name := range []string{"node-a", "node-b"} {
+		g.Expect(cluster.Client.Apply(t.Context(), ac.GPUNode(name), client.FieldOwner("test"))).To(gomega.Succeed())
+	}
+	status := func(name string) v1alpha1.GPUNodeStatus {
+		o := &v1alpha1.GPUNode{}
+		g.Expect(cluster.Client.Get(t.Context(), client.ObjectKey{Name: name}, o)).To(gomega.Succeed())
+		return o.Status
+	}
+	ready := func() bool {
+		s := status("node-a")
+		return condition.IsTrue(s.Conditions, v1alpha1.ConditionReady)
+	}
+	g.Eventually(ready, "20s").Should(gomega.BeTrue())
+	uuid := status("node-a").Devices[0].UUID
+
+	g.Expect(cluster.Client.Apply(t.Context(), ac.GPUNode("node-a").WithSpec(ac.GPUNodeSpec().WithDevices(
+		ac.DeviceSpec().WithUUID(uuid).WithSharing(ac.DeviceSharing().WithMIGMode(v1alpha1.MIGModeEnabled).
+			WithInstances(ac.InstanceCount().WithProfile("1g.5gb").WithCount(7))))), client.FieldOwner("test"))).To(gomega.Succeed())
+	g.Eventually(func() []v1alpha1.InstanceStatus { return status("node-a").Devices[0].Instances }, "20s").Should(gomega.HaveLen(7))
+	g.Eventually(ready, "20s").Should(gomega.BeTrue())
+	g.Expect(status("node-b").Conditions).To(gomega.BeEmpty(), "another node's object is not this agent's")
+
+	before := watched.count.Load()
+	g.Consistently(watched.count.Load, "1s").Should(gomega.Equal(before), "its own report does not wake it")
+}
+
+func startAgent(t *testing.T, cluster *env.Cluster, name string, hardware gpu.Hardware) {
+	t.Helper()
+	g := gomega.NewWithT(t)
+	mgr, err := manager.New(rest.CopyConfig(cluster.Config), manager.Options{
+		Scheme: cluster.Scheme, HealthProbeBindAddress: "0", Metrics: server.Options{BindAddress: "0"},
+	})
+	g.Expect(err).NotTo(gomega.HaveOccurred())
+	root, err := os.OpenRoot(t.TempDir())
+	g.Expect(err).NotTo(gomega.HaveOccurred())
+	t.Cleanup(func() { _ = root.Close() })
+	processes := hostfake.NewProcesses("boot-1")
+	c := agent.New(agent.Config{
+		Node: name, BootID: "boot-1", Client: mgr.GetClient(), Hardware: hardware, Processes: processes,
+		MPS:         mps.NewView(mps.NewControl(hostfake.NewRunner(), "/", root, clock.RealClock{})),
+		Allocations: agent.NoAllocations{}, Clock: clock.RealClock{}, Resync: time.Hour,
+	})
+	g.Expect(c.Register(mgr)).To(gomega.Succeed())
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- mgr.Start(ctx) }()
+	t.Cleanup(func() {
+		stop()
+		g.Expect(<-done).To(gomega.Succeed())
+	})
+}
+
+// BenchmarkQuietPass is a pass with nothing changed on a node of eight GPUs: no API request, no write to the hardware.
+func BenchmarkQuietPass(b *testing.B) {
+	cluster := env.Start(b)
+	models := make([]sim.Model, 8)
+	for i := range models {
+		models[i] = sim.A100
+	}
+	requests := 0
+	c := interceptor.NewClient(cluster.Client, interceptor.Funcs{
+		SubResourceApply: func(ctx context.Context, c client.Client, sub string, o runtime.ApplyConfiguration, opts ...client.SubResourceApplyOption) error {
+			requests++
+			return c.SubResource(sub).Apply(ctx, o, opts...)
+		},
+	})
+	root, err := os.OpenRoot(b.TempDir())
+	if err != nil {
+		b.Fatal(err)
+	}
+	controller := agent.New(agent.Config{
+		Node: "quiet", BootID: "boot-1", Client: c, Hardware: sim.New(models...), Processes: hostfake.NewProcesses("boot-1"),
+		MPS:         mps.NewView(mps.NewControl(hostfake.NewRunner(), "/", root, clock.RealClock{})),
+		Allocations: agent.NoAllocations{}, Clock: clock.RealClock{}, Resync: time.Hour,
+	})
+	if err := cluster.Client.Apply(b.Context(), ac.GPUNode("quiet"), client.FieldOwner("test")); err != nil {
+		b.Fatal(err)
+	}
+	node := &v1alpha1.GPUNode{}
+	pass := func() {
+		if err := cluster.Client.Get(b.Context(), client.ObjectKey{Name: "quiet"}, node); err != nil {
+			b.Fatal(err)
+		}
+		if _, err := controller.Reconcile(b.Context(), node); err != nil {
+			b.Fatal(err)
+		}
+	}
+	pass()
+	if err := cluster.Client.Get(b.Context(), client.ObjectKey{Name: "quiet"}, node); err != nil {
+		b.Fatal(err)
+	}
+	requests = 0
+	for b.Loop() {
+		if _, err := controller.Reconcile(b.Context(), node); err != nil {
+			b.Fatal(err)
+		}
+	}
+	if requests != 0 {
+		b.Fatalf("%d API writes with nothing changed", requests)
+	}
+}
