@@ -11,6 +11,7 @@
 //	<root>/var/lib/simdriver/node.json             the state of the node
 //	                         clients/<pid>-…       a lock for each program that has NVML open
 //	                         calls.log             what was changed, by whom, with what outcome
+//	<root>/sys/bus/pci/devices, <root>/proc/modules  what the kernel would show of the GPUs
 //
 // All programs find the state relative to their own file and share it under a lock, so that it survives them. A person
 // looks at and changes it with cmd/simdriver, a test with Driver: processes that hold a GPU, faults, latencies, reboots.
@@ -69,6 +70,9 @@ func write(root string, spec Spec) error {
 	if err != nil {
 		return err
 	}
+	if err := writeSurfaces(root, n); err != nil {
+		return err
+	}
 	return save(filepath.Join(root, stateFolder, stateFile), &State{Node: *n})
 }
 
@@ -81,7 +85,7 @@ func (d *Driver) Replace(spec Spec) error {
 	}
 	return d.Update(func(s *State) error {
 		*s = State{Node: *n}
-		return nil
+		return writeSurfaces(d.root, n)
 	})
 }
 

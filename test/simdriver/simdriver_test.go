@@ -67,7 +67,7 @@ func TestSMIListsGPUsAndMIGDevices(t *testing.T) {
 	d := root(t, sim.A100, sim.T4)
 	_, status := smi(t, d, "-i", "0", "-mig", "1")
 	g.Expect(status).To(Equal(0))
-	_, status = smi(t, d, "mig", "-i", "0", "-cgi", "9,14:4", "-C")
+	_, status = smi(t, d, "mig", "-i", "0", "-cgi", "9:0,14:4", "-C")
 	g.Expect(status).To(Equal(0))
 	n, _ := d.Node()
 	out, status := smi(t, d, "-L")

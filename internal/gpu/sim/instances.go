@@ -4,13 +4,14 @@
 package sim
 
 import (
+	"cmp"
 	"slices"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 )
 
-// CreateGPUInstance creates a GPU instance at a placement; it has no compute instance yet. Without a placement (nil) the
-// first that is free is taken, as the driver does.
+// CreateGPUInstance creates a GPU instance at a placement; it has no compute instance yet. Without a placement (nil) it
+// takes one that leaves the most room, as the driver does.
 func (n *Node) CreateGPUInstance(uuid string, profile int, at *gpu.Placement) (*GPUInstance, error) {
 	g, err := n.GPU(uuid)
 	if err != nil {
@@ -25,7 +26,7 @@ func (n *Node) CreateGPUInstance(uuid string, profile int, at *gpu.Placement) (*
 	}
 	free := g.FreePlacements(p)
 	if at == nil && len(free) > 0 {
-		at = &free[0]
+		at = g.roomiest(p, free)
 	}
 	if at != nil && !possible(p, *at) {
 		return nil, refuse(InvalidArgument, "%s cannot be placed at %s", p.Name, at)
@@ -77,6 +78,25 @@ func (g *GPU) RemainingCapacity(p Profile) int {
 		count++
 	}
 	return count
+}
+
+// roomiest is the placement that leaves the most room for the largest profile, then for the next, and so on; the first
+// of several. It is what drivers are seen to choose: on an empty A100 a 3g goes to 4:4, which leaves the 4g, and a 1g to
+// 6:1 (outputs of nvidia-smi mig -lgi).
+func (g *GPU) roomiest(p Profile, free []gpu.Placement) *gpu.Placement {
+	bySize := slices.Clone(g.Spec().Profiles)
+	slices.SortStableFunc(bySize, func(a, b Profile) int { return cmp.Or(b.Size-a.Size, b.Slices-a.Slices) })
+	room := func(at gpu.Placement) (left []int) {
+		trial := *g
+		trial.Instances = slices.Clone(g.Instances)
+		trial.insert(GPUInstance{ID: g.Spec().instanceID(at), Profile: p.ID, Placement: at})
+		for _, q := range bySize {
+			left = append(left, trial.RemainingCapacity(q))
+		}
+		return left
+	}
+	best := slices.MaxFunc(free, func(a, b gpu.Placement) int { return slices.Compare(room(a), room(b)) })
+	return &best
 }
 
 // roomFor checks what instances share apart from the memory slices: compute slices, the number of a profile and the

@@ -132,6 +132,36 @@ func profile(t *testing.T, n *sim.Node, name string) sim.Profile {
 	return sim.Profile{}
 }
 
+// As seen in outputs of nvidia-smi mig -lgi.
+func TestTheDriverChoosesThePlacementThatLeavesTheMostRoom(t *testing.T) {
+	cases := map[string]struct {
+		order []string
+		want  map[gpu.Placement]int // instance id
+	}{
+		"3g, 2g, 1g, 1g": {
+			[]string{"3g.20gb", "2g.10gb", "1g.5gb", "1g.5gb"},
+			map[gpu.Placement]int{{Start: 4, Size: 4}: 2, {Start: 0, Size: 2}: 3, {Start: 2, Size: 1}: 9, {Start: 3, Size: 1}: 10},
+		},
+		"1g, 3g": {[]string{"1g.5gb", "3g.20gb"}, map[gpu.Placement]int{{Start: 6, Size: 1}: 13, {Start: 0, Size: 4}: 1}},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			n, uuid := node(t, sim.A100)
+			_, _ = n.SetMIG(uuid, true, self)
+			for _, name := range c.order {
+				_, err := n.CreateGPUInstance(uuid, profile(t, n, name).ID, nil)
+				g.Expect(err).NotTo(HaveOccurred())
+			}
+			found := map[gpu.Placement]int{}
+			for _, i := range n.GPUs[0].Instances {
+				found[i.Placement] = i.ID
+			}
+			g.Expect(found).To(Equal(c.want))
+		})
+	}
+}
+
 func TestSettingTheMIGMode(t *testing.T) {
 	busy := func(n *sim.Node) { _ = n.AddProcess(n.GPUs[0].UUID, gpu.Process{PID: 9, Instance: gpu.WholeGPU}) }
 	cases := map[string]struct {
@@ -208,7 +238,7 @@ func TestDestroyingWhatIsUsed(t *testing.T) {
 	c, err := n.CreateComputeInstance(uuid, i.ID, 3)
 	g.Expect(err).NotTo(HaveOccurred())
 	first := c.UUID
-	g.Expect(n.DestroyGPUInstance(uuid, i.ID)).To(MatchError("ERROR_IN_USE: GPU instance 1 has compute instances"))
+	g.Expect(n.DestroyGPUInstance(uuid, i.ID)).To(MatchError("ERROR_IN_USE: GPU instance 2 has compute instances"))
 	g.Expect(n.AddProcess(uuid, gpu.Process{PID: 9, Name: "python", Instance: i.ID})).To(Succeed())
 	g.Expect(n.DestroyComputeInstance(uuid, i.ID, c.ID)).To(MatchError(gpu.ErrBusy))
 	n.RemoveProcess(9)
