@@ -11,7 +11,6 @@ import (
 
 	. "github.com/onsi/gomega"
 	"k8s.io/apimachinery/pkg/util/validation"
-	"k8s.io/utils/ptr"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/deviceplugin"
@@ -77,11 +76,11 @@ var (
 
 func renamed(s v1alpha1.Sharing) v1alpha1.Sharing {
 	s = *s.DeepCopy()
-	switch s.Strategy {
-	case v1alpha1.StrategyTimeSlicing:
-		s.TimeSlicing.RenameByDefault = ptr.To(true)
-	case v1alpha1.StrategyMPS:
-		s.MPS.RenameByDefault = ptr.To(true)
+	if s.TimeSlicing != nil {
+		s.TimeSlicing.RenameByDefault = new(true)
+	}
+	if s.MPS != nil {
+		s.MPS.RenameByDefault = new(true)
 	}
 	return s
 }
@@ -321,7 +320,11 @@ func TestKeys(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			NewWithT(t).Expect(c.a == c.b).To(Equal(c.same), "%s, %s", c.a, c.b)
+			if c.same {
+				NewWithT(t).Expect(c.a).To(Equal(c.b))
+				return
+			}
+			NewWithT(t).Expect(c.a).NotTo(Equal(c.b))
 		})
 	}
 }

@@ -109,7 +109,7 @@ func uniform(gpus []gpuShape) error {
 	const rest = "; strategy single needs instances of one profile on every GPU of the node: use strategy mixed, or give every GPU the same layout"
 	first := ""
 	for _, g := range gpus {
-		found := ""
+		var found string
 		switch {
 		case !g.mig:
 			found = fmt.Sprintf("%s stays whole", g)
@@ -127,7 +127,6 @@ func uniform(gpus []gpuShape) error {
 	}
 	return nil
 }
-
 
 // sharedSuffix is what renameByDefault appends.
 const sharedSuffix = ".shared"

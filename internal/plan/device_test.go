@@ -7,7 +7,6 @@ import (
 	"testing"
 
 	. "github.com/onsi/gomega"
-	"k8s.io/utils/ptr"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
@@ -28,11 +27,11 @@ func TestDeviceIsWhatTheAgentReported(t *testing.T) {
 			Name: "2g.10gb", ID: 14, Slices: 2, MemoryMiB: 9856, Max: 3, Size: 2, Starts: []int32{4, 0, 2},
 		}},
 		Processes: []v1alpha1.ProcessStatus{
-			{PID: 10, Name: "python", Instance: ptr.To(int32(1)), PodUID: "pod", ContainerID: "container"},
+			{PID: 10, Name: "python", Instance: new(int32(1)), PodUID: "pod", ContainerID: "container"},
 			{PID: 11, Name: "nvidia-cuda-mps-server"},
 		},
 		Holders: []v1alpha1.HolderStatus{
-			{Namespace: "user", Pod: "train", Container: "main", Instance: ptr.To(int32(0))},
+			{Namespace: "user", Pod: "train", Container: "main", Instance: new(int32(0))},
 			{Namespace: "user", Pod: "whole", Container: "main"},
 		},
 	})

@@ -11,7 +11,6 @@ import (
 
 	. "github.com/onsi/gomega"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/utils/ptr"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
@@ -273,7 +272,7 @@ func TestAskRefuses(t *testing.T) {
 		"MPS limits that NVIDIA's daemon set does not keep": {
 			models: []sim.Model{sim.A100}, nvidiaMPS: true,
 			with: []func(*v1alpha1.GPUSharingPolicy){sharing(v1alpha1.Sharing{
-				Strategy: v1alpha1.StrategyMPS, MPS: &v1alpha1.MPS{Replicas: 4, ActiveThreadPercentage: ptr.To(int32(50))},
+				Strategy: v1alpha1.StrategyMPS, MPS: &v1alpha1.MPS{Replicas: 4, ActiveThreadPercentage: new(int32(50))},
 			})},
 			reason: v1alpha1.ReasonMPSLimitsFixed, message: "25% of the threads and 10240 MiB, but the policy asks for 50% and 10240 MiB",
 		},

@@ -28,7 +28,7 @@ func deployLabels() []string {
 // ours are the deploy labels that we paused and that still are.
 func (v *view) ours() []string {
 	var ours []string
-	for _, name := range strings.Split(v.node.Annotations[v1alpha1.AnnotationPaused], ",") {
+	for name := range strings.SplitSeq(v.node.Annotations[v1alpha1.AnnotationPaused], ",") {
 		if slices.Contains(deployLabels(), name) && v.node.Labels[name] == pausedValue {
 			ours = append(ours, name)
 		}
@@ -48,7 +48,7 @@ func (v *view) paused() (judgement, bool) {
 	for _, name := range deployLabels() {
 		switch value := v.node.Labels[name]; {
 		case value == "true":
-			patch.Labels[name] = ref(pausedValue)
+			patch.Labels[name] = new(pausedValue)
 			ours = append(ours, name)
 		case value != "" && value != "false" && !slices.Contains(ours, name):
 			j.message = fmt.Sprintf("somebody else has set %s=%s; waiting until it is true or false again", name, value)
@@ -57,7 +57,7 @@ func (v *view) paused() (judgement, bool) {
 	}
 	if len(patch.Labels) > 0 {
 		slices.Sort(ours)
-		patch.Annotations[v1alpha1.AnnotationPaused] = ref(strings.Join(ours, ","))
+		patch.Annotations[v1alpha1.AnnotationPaused] = new(strings.Join(ours, ","))
 		patch.Locked = true
 		j.message, j.start = "pausing NVIDIA's GPU clients, which must close their handles", []Action{patch}
 		return j, true
@@ -84,11 +84,11 @@ func (v *view) clients(deploy ...string) []string {
 // resume is the patch that starts those of NVIDIA's clients again that we paused.
 func (v *view) resume() (PatchNode, bool) {
 	patch := v.patch("resuming NVIDIA's GPU clients")
-	if _, any := v.node.Annotations[v1alpha1.AnnotationPaused]; !any {
+	if _, paused := v.node.Annotations[v1alpha1.AnnotationPaused]; !paused {
 		return patch, false
 	}
 	for _, name := range v.ours() {
-		patch.Labels[name] = ref("true")
+		patch.Labels[name] = new("true")
 	}
 	patch.Annotations[v1alpha1.AnnotationPaused] = nil
 	return patch, true
@@ -111,7 +111,7 @@ func (v *view) fence() (judgement, bool) {
 		j.message, j.start = "recording the state in which the node was found", []Action{v.recordBaseline()}
 	default:
 		patch := v.patch("keeping NVIDIA's mig-manager off the node")
-		patch.Labels[v1alpha1.LabelMIGManager] = ref("false")
+		patch.Labels[v1alpha1.LabelMIGManager] = new("false")
 		j.message, j.start = "NVIDIA's mig-manager is being kept off the node, since only one may drive MIG", []Action{patch}
 	}
 	return j, true
@@ -138,8 +138,6 @@ func (v *view) patch(why string) PatchNode {
 		Labels: map[string]*string{}, Annotations: map[string]*string{},
 	}
 }
-
-func ref(s string) *string { return &s }
 
 // stamp is a key with a time: <key>@<seconds since 1970>.
 func stamp(key string, at time.Time) string { return key + "@" + strconv.FormatInt(at.Unix(), 10) }

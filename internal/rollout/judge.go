@@ -266,7 +266,7 @@ func (v *view) letGo(why string) []Action {
 	if v.taint() != nil {
 		actions = append(actions, Untaint{Node: v.node.Name})
 	}
-	if patch, any := v.resume(); any {
+	if patch, resumes := v.resume(); resumes {
 		patch.Why = "resuming NVIDIA's GPU clients: " + why
 		actions = append(actions, patch)
 	}

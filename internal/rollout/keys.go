@@ -3,7 +3,11 @@
 
 package rollout
 
-import "github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+import (
+	"maps"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+)
 
 // keys is what our ConfigMap must hold. It is written when something is missing, for all nodes at once; keys that
 // nothing names any more go at that occasion, so that a new revision of a policy costs one write.
@@ -24,9 +28,7 @@ func keys(w *World, all []member) (WriteKeys, bool) {
 			want[m.wish.Config.Key] = m.wish.Config.Data
 		}
 	}
-	for key, data := range w.Wiring.Keys {
-		want[key] = data
-	}
+	maps.Copy(want, w.Wiring.Keys)
 	for key, data := range want {
 		if has, written := w.Keys[key]; !written || has != data {
 			return WriteKeys{Data: want}, true

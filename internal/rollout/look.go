@@ -159,8 +159,7 @@ func policyNode(n *Node) policy.Node {
 }
 
 func asProblem(err error) *plan.Problem {
-	var p *plan.Problem
-	if errors.As(err, &p) {
+	if p, is := errors.AsType[*plan.Problem](err); is {
 		return p
 	}
 	return &plan.Problem{Reason: v1alpha1.ReasonStepFailed, Message: err.Error()}

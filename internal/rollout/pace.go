@@ -41,40 +41,70 @@ func (g *group) pace(w *World) {
 		}
 	}
 	g.halted = g.by != nil && g.failures >= int(max(g.by.Spec.Rollout.MaxFailures, 1))
-	proven := g.proven()
-	places, others, alone := g.places(), 0, false
-	for _, m := range slices.Concat(g.members, g.idle) {
-		if !m.holds() {
-			continue
-		}
-		places--
-		if m.State != StateFailed {
-			others++
-			alone = alone || m.unproven(proven)
-		}
-	}
+	b := g.budget()
 	for _, i := range g.order() {
 		m := &g.members[i]
 		if len(m.start) == 0 && len(m.giveUp) == 0 {
 			continue
 		}
 		reason, message := g.gate(w, m)
-		switch {
-		case reason != "":
+		if reason == "" && !m.holds() {
+			reason, message = b.take(*m)
+		}
+		if reason != "" {
 			m.wait(reason, message)
-		case m.holds():
-			m.actions = append(m.actions, m.start...)
-		case places <= 0:
-			m.wait(v1alpha1.ReasonWaitingForBudget, fmt.Sprintf("as many nodes are changing as maxUnavailable allows (%d)", g.places()))
-		case alone || m.unproven(proven) && others > 0:
-			m.wait(v1alpha1.ReasonWaitingForFirst, "waiting until the first node with a new configuration has verified it")
-		default:
-			m.actions = append(m.actions, m.start...)
-			places--
-			others++
-			alone = m.unproven(proven)
+			continue
+		}
+		m.actions = append(m.actions, m.start...)
+	}
+}
+
+// budget is what is left of the places for nodes that change at the same time.
+type budget struct {
+	places, left int
+	proven       map[string]bool // configurations that some node of the group has reached
+	others       int             // nodes that are changing, without those that failed
+	alone        bool            // one of them goes first with a new configuration
+}
+
+func (g *group) budget() *budget {
+	b := &budget{places: g.places(), left: g.places(), proven: map[string]bool{}}
+	for _, m := range g.members {
+		if good := m.node.GPU.Spec.LastGood; good != nil {
+			b.proven[good.ConfigKey] = true
 		}
 	}
+	for _, m := range slices.Concat(g.members, g.idle) {
+		switch {
+		case !m.holds():
+		case m.State == StateFailed:
+			b.left--
+		default:
+			b.count(m)
+		}
+	}
+	return b
+}
+
+func (b *budget) count(m member) {
+	b.left--
+	b.others++
+	b.alone = b.alone || b.unproven(m)
+}
+
+// unproven says whether no node has reached yet what this one is to get.
+func (b *budget) unproven(m member) bool { return m.wish != nil && !b.proven[m.wish.Config.Key] }
+
+// take gives a node a place, or says why there is none.
+func (b *budget) take(m member) (reason, message string) {
+	switch {
+	case b.left <= 0:
+		return v1alpha1.ReasonWaitingForBudget, fmt.Sprintf("as many nodes are changing as maxUnavailable allows (%d)", b.places)
+	case b.alone || b.unproven(m) && b.others > 0:
+		return v1alpha1.ReasonWaitingForFirst, "waiting until the first node with a new configuration has verified it"
+	}
+	b.count(m)
+	return "", ""
 }
 
 // wait holds a node back.
@@ -89,28 +119,11 @@ func (m *member) wait(reason, message string) {
 
 // holds says whether a node takes a place in the budget: its change has begun, or what it asked for is not so (yet).
 func (m member) holds() bool {
-	switch m.State {
-	case StateFailed:
+	if m.State == StateFailed {
 		return m.by != nil || m.taint() != nil
-	case StateApplying, StateSelecting, StateVerifying, StateReleasing:
-		return true
 	}
-	return m.started()
-}
-
-func (m member) unproven(proven map[string]bool) bool {
-	return m.wish != nil && !proven[m.wish.Config.Key]
-}
-
-// proven are the configurations that some node of the group has reached.
-func (g *group) proven() map[string]bool {
-	proven := map[string]bool{}
-	for _, m := range g.members {
-		if good := m.node.GPU.Spec.LastGood; good != nil {
-			proven[good.ConfigKey] = true
-		}
-	}
-	return proven
+	changing := []State{StateApplying, StateSelecting, StateVerifying, StateReleasing}
+	return slices.Contains(changing, m.State) || m.started()
 }
 
 // order is the one in which nodes are taken: those that have begun first, then by name.
@@ -153,7 +166,7 @@ func scaled(n *intstr.IntOrString, of int) int {
 	return max(places, 1)
 }
 
-// gate says why no change may start or go on on a node at all, whatever the budget.
+// gate says why no change may start or go on at all on a node, whatever the budget.
 func (g *group) gate(w *World, m *member) (reason, message string) {
 	switch {
 	case g.by != nil && g.by.Spec.Rollout.Paused:

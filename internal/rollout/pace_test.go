@@ -12,7 +12,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
-	"k8s.io/utils/ptr"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
@@ -20,7 +19,7 @@ import (
 )
 
 func unavailable(n string) func(*v1alpha1.GPUSharingPolicy) {
-	return func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Rollout.MaxUnavailable = ptr.To(intstr.Parse(n)) }
+	return func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Rollout.MaxUnavailable = new(intstr.Parse(n)) }
 }
 
 func taint() corev1.Taint {

@@ -10,7 +10,6 @@ import (
 	. "github.com/onsi/gomega"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
-	"k8s.io/utils/ptr"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
@@ -24,7 +23,7 @@ func policyOf(name string, s v1alpha1.Sharing, with ...func(*v1alpha1.GPUSharing
 		Spec: v1alpha1.GPUSharingPolicySpec{
 			Sharing: s, DeletionPolicy: v1alpha1.DeletionPolicyRestore,
 			Rollout: v1alpha1.Rollout{
-				MaxUnavailable: ptr.To(intstr.FromInt32(1)), MaxFailures: 1,
+				MaxUnavailable: new(intstr.FromInt32(1)), MaxFailures: 1,
 				Eviction: v1alpha1.Eviction{Mode: v1alpha1.EvictionModeWaitForIdle, TimeoutSeconds: 600},
 			},
 		},

@@ -54,10 +54,10 @@ func (v *view) selectPatch() (patch PatchNode, resumes, complete bool) {
 	}
 	labels[v1alpha1.LabelConfig] = nil
 	if v.to.key != "" {
-		labels[v1alpha1.LabelConfig] = ref(v.to.key)
+		labels[v1alpha1.LabelConfig] = new(v.to.key)
 	}
 	if manager := v.node.Labels[v1alpha1.LabelMIGManager]; !v.to.final && v.fences() && manager != "" {
-		labels[v1alpha1.LabelMIGManager] = ref("false")
+		labels[v1alpha1.LabelMIGManager] = new("false")
 	}
 	for name, want := range labels {
 		value, has := v.node.Labels[name]
@@ -81,7 +81,7 @@ func (v *view) stampSelected(patch PatchNode) {
 			patch.Annotations[v1alpha1.AnnotationSelected] = nil
 		}
 	case selects || resumes || !current && !reached(v.node.GPU.Spec, v.to):
-		patch.Annotations[v1alpha1.AnnotationSelected] = ref(stamp(v.to.key, v.world.Now))
+		patch.Annotations[v1alpha1.AnnotationSelected] = new(stamp(v.to.key, v.world.Now))
 	}
 }
 

@@ -13,7 +13,6 @@ import (
 
 	. "github.com/onsi/gomega"
 	"k8s.io/apimachinery/pkg/util/intstr"
-	"k8s.io/utils/ptr"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
@@ -71,12 +70,13 @@ func newSimulation(t *testing.T, seed uint64) *simulation {
 // edit writes a policy of some strategy.
 func (s *simulation) edit() {
 	sharings := []v1alpha1.Sharing{
-		{Strategy: v1alpha1.StrategyExclusive}, timeSlicing(2), timeSlicing(4), mps(4), mps(10),
+		{Strategy: v1alpha1.StrategyExclusive},
+		timeSlicing(2), timeSlicing(4), mps(4), mps(10),
 		mig(count("1g", 7)), mig(count("3g", 1), count("1g", 2)), mig(count("2g", 3)),
 	}
 	modes := []v1alpha1.EvictionMode{v1alpha1.EvictionModeEvict, v1alpha1.EvictionModeWaitForIdle, v1alpha1.EvictionModeNever}
 	p := policyOf("research", sharings[s.random.IntN(len(sharings))], func(p *v1alpha1.GPUSharingPolicy) {
-		p.Spec.Rollout.MaxUnavailable = ptr.To(intstr.FromInt32(int32(s.budget)))
+		p.Spec.Rollout.MaxUnavailable = new(intstr.FromInt32(int32(s.budget)))
 		p.Spec.Rollout.Eviction.Mode = modes[s.random.IntN(len(modes))]
 		p.Spec.Rollout.MaxFailures = 5
 	})

@@ -39,7 +39,7 @@ func (g *group) status(w *World) v1alpha1.GPUSharingPolicyStatus {
 }
 
 func (g *group) counts() v1alpha1.NodeCounts {
-	c := v1alpha1.NodeCounts{Matched: int32(len(g.members) + len(g.lost)), Conflicted: int32(len(g.lost))} //nolint:gosec // nodes
+	c := v1alpha1.NodeCounts{Matched: int32(len(g.members) + len(g.lost)), Conflicted: int32(len(g.lost))}
 	for _, m := range g.members {
 		switch {
 		case m.State == StateUpToDate:
