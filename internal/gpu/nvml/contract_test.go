@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
@@ -24,30 +25,30 @@ import (
 // test can ask another process.
 const observeEnv = "GPUTEST_OBSERVE"
 
-// driverRoot is that of all tests: a process has one NVML library in its life. Each test puts its own node there.
-var driverRoot *simdriver.Driver
+// root is the driver root of all tests: a process has one NVML library in its life. Each test puts its own node there.
+// It is made when first needed, so that tests on real GPUs need no compiler.
+var root = sync.OnceValues(makeDriverRoot)
+
+const rootPattern = "simdriver-"
 
 func TestMain(m *testing.M) {
 	if library := os.Getenv(observeEnv); library != "" {
 		os.Exit(observeAndPrint(library))
 	}
-	os.Exit(withDriverRoot(m.Run))
-}
-
-func withDriverRoot(run func() int) int {
-	folder, err := os.MkdirTemp("", "simdriver-")
+	temporary, err := os.MkdirTemp("", rootPattern)
 	if err == nil {
-		defer os.RemoveAll(folder) //nolint:errcheck // a folder for temporary files
-		driverRoot, err = makeDriverRoot(filepath.Join(folder, "root"))
+		err = os.Setenv("TMPDIR", temporary) // where the driver root and what tests make lies, gone with it
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
-		return 1
+		os.Exit(1)
 	}
-	return run()
+	status := m.Run()
+	_ = os.RemoveAll(temporary)
+	os.Exit(status)
 }
 
-func makeDriverRoot(root string) (*simdriver.Driver, error) {
+func makeDriverRoot() (*simdriver.Driver, error) {
 	cache, err := simdriver.CacheDir()
 	if err != nil {
 		return nil, err
@@ -56,7 +57,21 @@ func makeDriverRoot(root string) (*simdriver.Driver, error) {
 	if err != nil {
 		return nil, err
 	}
-	return simdriver.New(root, programs, simdriver.Spec{})
+	folder, err := os.MkdirTemp("", rootPattern)
+	if err != nil {
+		return nil, err
+	}
+	return simdriver.New(folder, programs, simdriver.Spec{})
+}
+
+// driver is the driver under the NVML of all tests.
+func driver(t *testing.T) *simdriver.Driver {
+	t.Helper()
+	d, err := root()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
 }
 
 func observeAndPrint(library string) int {
@@ -74,14 +89,15 @@ func observeAndPrint(library string) int {
 // on puts a node into the driver root and opens it through NVML.
 func on(t *testing.T, models ...sim.Model) *nvml.Hardware {
 	t.Helper()
-	if err := driverRoot.Replace(simdriver.Spec{Name: t.Name(), Models: models}); err != nil {
+	d := driver(t)
+	if err := d.Replace(simdriver.Spec{Name: t.Name(), Models: models}); err != nil {
 		t.Fatal(err)
 	}
-	library, err := nvml.FindLibrary(driverRoot.Root())
+	library, err := nvml.FindLibrary(d.Root())
 	if err != nil {
 		t.Fatal(err)
 	}
-	h := nvml.New(nvml.Options{Library: library, Reset: reset})
+	h := nvml.New(nvml.Options{Library: library, Reset: resetBy(d)})
 	t.Cleanup(func() {
 		if err := h.Close(); err != nil {
 			t.Error(err)
@@ -90,14 +106,16 @@ func on(t *testing.T, models ...sim.Model) *nvml.Hardware {
 	return h
 }
 
-// reset is what the agent gives to NVML: the driver's own program.
-func reset(ctx context.Context, pciBusID string) error {
-	program := filepath.Join(driverRoot.Root(), "usr", "bin", "nvidia-smi")
-	out, err := exec.CommandContext(ctx, program, "--gpu-reset", "-i", pciBusID).CombinedOutput()
-	if err != nil {
-		return fmt.Errorf("nvidia-smi: %w: %s", err, strings.TrimSpace(string(out)))
+// resetBy is what the agent gives to NVML: the driver's own program.
+func resetBy(d *simdriver.Driver) func(context.Context, string) error {
+	program := filepath.Join(d.Root(), "usr", "bin", "nvidia-smi")
+	return func(ctx context.Context, pciBusID string) error {
+		out, err := exec.CommandContext(ctx, program, "--gpu-reset", "-i", pciBusID).CombinedOutput()
+		if err != nil {
+			return fmt.Errorf("nvidia-smi: %w: %s", err, strings.TrimSpace(string(out)))
+		}
+		return nil
 	}
-	return nil
 }
 
 func TestContract(t *testing.T) {
@@ -107,11 +125,14 @@ func TestContract(t *testing.T) {
 		for _, m := range models {
 			wanted = append(wanted, sim.Model(m))
 		}
-		return gputest.Fixture{Hardware: on(t, wanted...), Rig: rig{t}}
+		return gputest.Fixture{Hardware: on(t, wanted...), Rig: rig{t, driver(t)}}
 	})
 }
 
-type rig struct{ t *testing.T }
+type rig struct {
+	t *testing.T
+	d *simdriver.Driver
+}
 
 func (r rig) must(err error) {
 	r.t.Helper()
@@ -121,7 +142,7 @@ func (r rig) must(err error) {
 }
 
 func (r rig) gpu(uuid string, change func(g *sim.GPU)) {
-	r.must(driverRoot.Update(func(s *simdriver.State) error {
+	r.must(r.d.Update(func(s *simdriver.State) error {
 		g, err := s.Node.GPU(uuid)
 		if err == nil {
 			change(g)
@@ -130,19 +151,19 @@ func (r rig) gpu(uuid string, change func(g *sim.GPU)) {
 	}))
 }
 
-func (r rig) AddProcess(uuid string, p gpu.Process) { r.must(driverRoot.AddProcess(uuid, p)) }
-func (r rig) RemoveProcess(pid int)                 { r.must(driverRoot.RemoveProcess(pid)) }
-func (r rig) Reboot()                               { r.must(driverRoot.Reboot()) }
+func (r rig) AddProcess(uuid string, p gpu.Process) { r.must(r.d.AddProcess(uuid, p)) }
+func (r rig) RemoveProcess(pid int)                 { r.must(r.d.RemoveProcess(pid)) }
+func (r rig) Reboot()                               { r.must(r.d.Reboot()) }
 
 // HoldOpen opens the GPUs as another process would. The lock of a client is its own also within one process.
 func (r rig) HoldOpen() (release func()) {
 	const other = 900100
-	r.must(driverRoot.Update(func(s *simdriver.State) error {
+	r.must(r.d.Update(func(s *simdriver.State) error {
 		s.Node.Open(sim.Client{PID: other})
 		return nil
 	}))
 	return func() {
-		r.must(driverRoot.Update(func(s *simdriver.State) error {
+		r.must(r.d.Update(func(s *simdriver.State) error {
 			s.Node.Shut(other)
 			return nil
 		}))
@@ -161,11 +182,11 @@ func (r rig) Persistence(uuid string) (on bool) {
 }
 
 func (r rig) CreatePartial(uuid, profile string, at gpu.Placement, slices int) {
-	r.must(driverRoot.Update(func(s *simdriver.State) error { return s.Node.CreatePartial(uuid, profile, at, slices) }))
+	r.must(r.d.Update(func(s *simdriver.State) error { return s.Node.CreatePartial(uuid, profile, at, slices) }))
 }
 
 func (r rig) FailComputeInstances() {
-	r.must(driverRoot.AddFault(simdriver.Fault{
+	r.must(r.d.AddFault(simdriver.Fault{
 		Call: "nvmlGpuInstanceCreateComputeInstance", Return: sim.Unknown, Times: 1,
 	}))
 }

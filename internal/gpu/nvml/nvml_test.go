@@ -31,7 +31,7 @@ func TestNVMLTellsWhatIsSoOfEveryModel(t *testing.T) {
 			spec, err := sim.SpecOf(model)
 			g.Expect(err).NotTo(HaveOccurred())
 			for _, p := range spec.Profiles {
-				g.Expect(driverRoot.Update(func(s *simdriver.State) error {
+				g.Expect(driver(t).Update(func(s *simdriver.State) error {
 					n := &s.Node
 					n.Reboot()
 					if _, err := n.SetMIG(n.GPUs[0].UUID, true, 0); err != nil {
@@ -59,7 +59,7 @@ func expectSame(t *testing.T, h *nvml.Hardware) {
 	g := NewWithT(t)
 	seen, err := h.Observe(t.Context())
 	g.Expect(err).NotTo(HaveOccurred())
-	n, err := driverRoot.Node()
+	n, err := driver(t).Node()
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(seen).To(Equal(n.Observe()))
 }
@@ -77,7 +77,7 @@ func TestAnotherProcessSeesTheSame(t *testing.T) {
 	self, err := os.Executable()
 	g.Expect(err).NotTo(HaveOccurred())
 	other := exec.CommandContext(t.Context(), self)
-	other.Env = append(os.Environ(), observeEnv+"="+filepath.Join(driverRoot.Root(), "usr", "lib64", "libnvidia-ml.so.1"))
+	other.Env = append(os.Environ(), observeEnv+"="+filepath.Join(driver(t).Root(), "usr", "lib64", "libnvidia-ml.so.1"))
 	out, err := other.Output()
 	g.Expect(err).NotTo(HaveOccurred())
 	var seen gpu.Inventory
@@ -92,7 +92,7 @@ func TestACallThatHangsHoldsNobodyLongerThanItsContext(t *testing.T) {
 	g.Expect(err).NotTo(HaveOccurred())
 	uuid := inv.Devices[0].UUID
 	hang := simdriver.Fault{Call: "nvmlDeviceGetHandleByUUID", Hang: 700 * time.Millisecond, Times: 1}
-	g.Expect(driverRoot.AddFault(hang)).To(Succeed())
+	g.Expect(driver(t).AddFault(hang)).To(Succeed())
 
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
@@ -133,7 +133,7 @@ func TestReturnsBecomeSentinels(t *testing.T) {
 			h := on(t, sim.A100)
 			inv, err := h.Observe(t.Context())
 			g.Expect(err).NotTo(HaveOccurred())
-			g.Expect(driverRoot.AddFault(simdriver.Fault{Call: "nvmlDeviceSetMigMode", Return: c.ret, Times: 1})).To(Succeed())
+			g.Expect(driver(t).AddFault(simdriver.Fault{Call: "nvmlDeviceSetMigMode", Return: c.ret, Times: 1})).To(Succeed())
 			err = h.SetMIG(t.Context(), inv.Devices[0].UUID, true)
 			g.Expect(err).To(MatchError(ContainSubstring(c.text)))
 			if c.want != nil {
@@ -161,7 +161,7 @@ func TestAnObservationIsWholeOrFails(t *testing.T) {
 			g.Expect(h.SetMIG(t.Context(), inv.Devices[0].UUID, true)).To(Succeed())
 			g.Expect(h.CreateInstance(t.Context(), inv.Devices[0].UUID, "1g.10gb", gpu.Placement{Size: 1})).To(Succeed())
 			g.Expect(h.Close()).To(Succeed())
-			g.Expect(driverRoot.AddFault(simdriver.Fault{Call: call, Return: sim.Unknown, Times: 1})).To(Succeed())
+			g.Expect(driver(t).AddFault(simdriver.Fault{Call: call, Return: sim.Unknown, Times: 1})).To(Succeed())
 			_, err = h.Observe(t.Context())
 			g.Expect(err).To(MatchError(ContainSubstring(call + ": ERROR_UNKNOWN")))
 			expectSame(t, h)
