@@ -37,10 +37,11 @@ func CacheOptions(standAlone wiring.StandAlone) cache.Options {
 	}
 }
 
-// configMaps are those of our name, wherever the GPU Operator runs, and all in the namespace of a stand-alone plugin.
+// configMaps are those of our name, in whatever namespace, and all in the namespace of a stand-alone plugin whose
+// ConfigMap has another name.
 func configMaps(standAlone wiring.StandAlone) cache.ByObject {
 	ours := fields.OneTermEqualSelector(metav1.ObjectNameField, wiring.ConfigMapName)
-	if standAlone.Namespace == "" || standAlone.ConfigMap == "" {
+	if standAlone.ConfigMap == "" || standAlone.ConfigMap == wiring.ConfigMapName {
 		return cache.ByObject{Field: ours, Transform: keepOwnManagedFields}
 	}
 	return cache.ByObject{Transform: keepOwnManagedFields, Namespaces: map[string]cache.Config{

@@ -176,6 +176,9 @@ func (p *pass) patchNode(ctx context.Context, a rollout.PatchNode) (bool, error)
 	if len(metadata) == 0 {
 		return false, nil
 	}
+	if node, found := p.nodes[a.Node]; found && a.Locked {
+		metadata["resourceVersion"] = node.ResourceVersion
+	}
 	return p.writeNode(ctx, a.Node, map[string]any{"metadata": metadata})
 }
 
