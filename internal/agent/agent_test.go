@@ -8,6 +8,8 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -245,13 +247,26 @@ func (b *between) Close() error {
 
 // allocations are what the kubelet says.
 type allocations struct {
+	mu   sync.Mutex
 	list []agent.Allocation
 	err  error
 }
 
-func (a *allocations) List(context.Context) ([]agent.Allocation, error) { return a.list, a.err }
+func (a *allocations) List(context.Context) ([]agent.Allocation, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return slices.Clone(a.list), a.err
+}
+
+func (a *allocations) free() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.list = nil
+}
 
 func (a *allocations) hold(pod, device string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
 	a.list = append(a.list, agent.Allocation{Namespace: "ml", Pod: pod, Container: "main", Device: device})
 }
 

@@ -24,8 +24,12 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
@@ -57,7 +61,7 @@ type Config struct {
 	MPS         *mps.View
 	Processes   host.Processes
 	Allocations Allocations
-	Clock       clock.PassiveClock
+	Clock       clock.Clock
 	Resync      time.Duration // how often the GPUs are looked at without an event
 }
 
@@ -70,7 +74,7 @@ type Controller struct {
 	mps          *mps.View
 	processes    host.Processes
 	allocations  Allocations
-	clock        clock.PassiveClock
+	clock        clock.Clock
 	resync       time.Duration
 	health       health
 }
@@ -87,11 +91,14 @@ func New(c Config) *Controller {
 // Name is the name in logs and metrics.
 func (c *Controller) Name() string { return "agent" }
 
-// Register adds the controller to a manager. Only the spec wakes it: its own writes to the status do not.
+// Register adds the controller to a manager. The spec wakes it, and the kubelet's allocations do; its own writes to the
+// status do not.
 func (c *Controller) Register(mgr ctrl.Manager) error {
 	mine := predicate.NewPredicateFuncs(func(o client.Object) bool { return o.GetName() == c.node })
+	changes := make(chan event.GenericEvent)
 	err := ctrl.NewControllerManagedBy(mgr).Named(c.Name()).
 		For(&v1alpha1.GPUNode{}, builder.WithPredicates(mine, predicate.GenerationChangedPredicate{})).
+		WatchesRawSource(source.Channel(changes, &handler.EnqueueRequestForObject{})).
 		WithOptions(controller.Options{
 			MaxConcurrentReconciles: 1,
 			ReconciliationTimeout:   passTimeout,
@@ -101,6 +108,10 @@ func (c *Controller) Register(mgr ctrl.Manager) error {
 		Complete(reconcile.AsReconciler(c.client, c))
 	if err != nil {
 		return fmt.Errorf("registering the agent: %w", err)
+	}
+	watch := manager.RunnableFunc(func(ctx context.Context) error { return c.watchAllocations(ctx, changes) })
+	if err := mgr.Add(watch); err != nil {
+		return fmt.Errorf("registering the agent's watch of allocations: %w", err)
 	}
 	return nil
 }
@@ -128,7 +139,7 @@ func (c *Controller) finish(ctx context.Context, node *v1alpha1.GPUNode, r repor
 	if err := errors.Join(r.failed, r.outcome.retry(), closed, reported); err != nil {
 		return reconcile.Result{}, err
 	}
-	if r.outcome.waiting() {
+	if r.outcome.waiting() || lingers(r.observed.devices) {
 		return reconcile.Result{RequeueAfter: min(waitPoll, c.resync)}, nil
 	}
 	return reconcile.Result{RequeueAfter: c.resync}, nil

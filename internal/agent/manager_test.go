@@ -48,7 +48,8 @@ func TestManager(t *testing.T) {
 	g, cluster := gomega.NewWithT(t), env.Start(t)
 	hardware := sim.New(sim.A100)
 	watched := &observations{Hardware: hardware}
-	startAgent(t, cluster, "node-a", watched)
+	kubelet := &allocations{}
+	startAgent(t, cluster, "node-a", watched, kubelet)
 	for _, name := range []string{"node-a", "node-b"} {
 		g.Expect(cluster.Client.Apply(t.Context(), ac.GPUNode(name), client.FieldOwner("test"))).To(gomega.Succeed())
 	}
@@ -73,9 +74,15 @@ func TestManager(t *testing.T) {
 
 	before := watched.count.Load()
 	g.Consistently(watched.count.Load, "1s").Should(gomega.Equal(before), "its own report does not wake it")
+
+	holders := func() []v1alpha1.HolderStatus { return status("node-a").Devices[0].Holders }
+	kubelet.hold("train-0", status("node-a").Devices[0].Instances[2].UUID)
+	g.Eventually(holders, "20s").Should(gomega.ConsistOf(gomega.HaveField("Pod", "train-0")), "an allocation wakes it")
+	kubelet.free()
+	g.Eventually(holders, "20s").Should(gomega.BeEmpty(), "and so does its end")
 }
 
-func startAgent(t *testing.T, cluster *env.Cluster, name string, hardware gpu.Hardware) {
+func startAgent(t *testing.T, cluster *env.Cluster, name string, hardware gpu.Hardware, kubelet agent.Allocations) {
 	t.Helper()
 	g := gomega.NewWithT(t)
 	mgr, err := manager.New(rest.CopyConfig(cluster.Config), manager.Options{
@@ -89,7 +96,7 @@ func startAgent(t *testing.T, cluster *env.Cluster, name string, hardware gpu.Ha
 	c := agent.New(agent.Config{
 		Node: name, BootID: "boot-1", Client: mgr.GetClient(), Hardware: hardware, Processes: processes,
 		MPS:         mps.NewView(mps.NewControl(hostfake.NewRunner(), "/", root, clock.RealClock{})),
-		Allocations: agent.NoAllocations{}, Clock: clock.RealClock{}, Resync: time.Hour,
+		Allocations: kubelet, Clock: clock.RealClock{}, Resync: time.Hour,
 	})
 	g.Expect(c.Register(mgr)).To(gomega.Succeed())
 	ctx, stop := context.WithCancel(t.Context())

@@ -75,6 +75,15 @@ func (c *Controller) described(processes []gpu.Process) []gpu.Process {
 	return described
 }
 
+// lingers says whether a process of a pod uses a GPU that no container holds: one that is about to end, of which no event
+// tells. The controller waits for it.
+func lingers(devices []gpu.Device) bool {
+	return slices.ContainsFunc(devices, func(d gpu.Device) bool {
+		ofPod := func(p gpu.Process) bool { return p.PodUID != "" && !p.MPSServer }
+		return len(d.Holders) == 0 && slices.ContainsFunc(d.Processes, ofPod)
+	})
+}
+
 func byPod(a, b gpu.Holder) int {
 	return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Pod, b.Pod),
 		cmp.Compare(a.Container, b.Container), cmp.Compare(a.Instance, b.Instance))

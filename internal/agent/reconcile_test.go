@@ -378,8 +378,11 @@ func showsUsers(s scenario) {
 		{Namespace: "ml", Pod: "a", Container: "main"}, {Namespace: "ml", Pod: "b", Container: "main", Instance: &id},
 	}))
 	n.expectReady()
+	n.allocations.free()
+	result, err := n.reconcile()
+	n.Expect(err).NotTo(gomega.HaveOccurred())
+	n.Expect(result.RequeueAfter).To(gomega.Equal(5*time.Second), "no event tells that a process has followed its container")
 	n.hardware.RemoveProcess(11)
-	n.allocations.list = nil
 	n.settle()
 	d = n.get().Status.Devices[0]
 	n.Expect(d.Processes).To(gomega.BeEmpty())
@@ -415,7 +418,7 @@ func mpsComesAndGoes(s scenario) {
 	n.Expect(err).NotTo(gomega.HaveOccurred())
 	n.Expect(n.expectCondition(v1alpha1.ConditionApplied, metav1.ConditionFalse, v1alpha1.ReasonGPUInUse)).
 		To(gomega.ContainSubstring("stop MPS for nvidia.com/gpu: waiting for container main of pod ml/client to leave it"))
-	n.allocations.list = nil
+	n.allocations.free()
 	n.hardware.RemoveProcess(5)
 	n.settle()
 	n.expectReady()

@@ -5,23 +5,27 @@ package host
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 const (
 	// waitDelay is how long a program that was killed, or a child of it that holds its output, is waited for.
 	waitDelay = 5 * time.Second
-	// stderrTail is how much of a failed program's stderr its error shows, in bytes.
-	stderrTail = 512
+	// maxSaid is how much of what a failed program said its error shows, in bytes.
+	maxSaid = 512
 )
 
 // Exec is the Runner of the operating system. Each program runs in a process group of its own.
@@ -41,42 +45,33 @@ func (Exec) Run(ctx context.Context, c Command) (string, error) {
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	if err := cmd.Run(); err != nil {
-		return stdout.String(), failure(ctx, cmd, err, stderr.String())
+		return stdout.String(), failure(ctx, cmd, err, cmp.Or(strings.TrimSpace(stderr.String()), stdout.String()))
 	}
 	return stdout.String(), nil
 }
 
-// runDaemon collects stderr in a file rather than through a pipe: the daemon that stays may keep it open, and a pipe
-// whose reader has gone would kill it.
+// runDaemon collects the output in a file rather than through a pipe: the daemon that stays may keep it open, and a pipe
+// whose reader has gone would kill it. The file lies in memory, since a container may have nowhere to write.
 func runDaemon(ctx context.Context, cmd *exec.Cmd) error {
-	stderr, err := os.CreateTemp("", "stderr-")
+	fd, err := unix.MemfdCreate("output", unix.MFD_CLOEXEC)
 	if err != nil {
 		return fmt.Errorf("collecting the output of %s: %w", filepath.Base(cmd.Path), err)
 	}
-	defer stderr.Close()           //nolint:errcheck // nothing of it is needed any more
-	defer os.Remove(stderr.Name()) //nolint:errcheck // a left-over temporary file harms nobody
-	cmd.Stderr = stderr
+	output := os.NewFile(uintptr(fd), "output")
+	defer output.Close() //nolint:errcheck // nothing of it is needed any more
+	cmd.Stdout, cmd.Stderr = output, output
 	if err := cmd.Run(); err != nil {
-		return failure(ctx, cmd, err, readAll(stderr))
+		said, _ := io.ReadAll(io.NewSectionReader(output, 0, math.MaxInt64)) //nolint:errcheck // what could be read is what can be shown
+		return failure(ctx, cmd, err, string(said))
 	}
 	return nil
 }
 
-func readAll(f *os.File) string {
-	if _, err := f.Seek(0, io.SeekStart); err != nil {
-		return ""
-	}
-	data, err := io.ReadAll(f)
-	if err != nil {
-		return ""
-	}
-	return string(data)
-}
-
-// failure names the program, how it ended and what it last said. It wraps the context's error if that was the cause.
-func failure(ctx context.Context, cmd *exec.Cmd, err error, stderr string) error {
+// failure names the program, how it ended and the end of what it said. It wraps the context's error if that was the
+// cause.
+func failure(ctx context.Context, cmd *exec.Cmd, err error, said string) error {
 	program := filepath.Base(cmd.Path)
-	said := tail(strings.TrimSpace(stderr))
+	said = tail(strings.TrimSpace(said))
 	if ctx.Err() != nil {
 		return fmt.Errorf("running %s: %w, so it was killed%s", program, context.Cause(ctx), said)
 	}
@@ -90,8 +85,8 @@ func tail(said string) string {
 	if said == "" {
 		return ""
 	}
-	if len(said) > stderrTail {
-		said = "…" + strings.ToValidUTF8(said[len(said)-stderrTail:], "")
+	if len(said) > maxSaid {
+		said = "…" + strings.ToValidUTF8(said[len(said)-maxSaid:], "")
 	}
 	return ": " + said
 }

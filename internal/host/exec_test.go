@@ -39,6 +39,10 @@ func TestExec(t *testing.T) {
 		"names program, status and stderr of a failure": {
 			command: script("echo out; echo 'no such GPU' >&2; exit 3"), stdout: "out\n", err: "running sh: exit status 3: no such GPU",
 		},
+		"names stdout where stderr says nothing": {
+			command: script("echo 'In use by another client'; exit 255"), stdout: "In use by another client\n",
+			err: "running sh: exit status 255: In use by another client",
+		},
 		"shows the end of a long stderr": {
 			command: script("i=0; while [ $i -lt 300 ]; do echo line-$i >&2; i=$((i+1)); done; exit 1"),
 			err:     "line-299",

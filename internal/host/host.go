@@ -14,16 +14,16 @@ type Command struct {
 	Args  []string
 	Env   []string // the whole environment
 	Stdin string
-	// Daemon says that the program leaves a daemon behind, which may keep the program's output open: what it writes to
-	// stdout is dropped, and the end of the program is the end of the run.
+	// Daemon says that the program leaves a daemon behind, which may keep the program's output open: the end of the program
+	// is the end of the run, and what it writes is shown only if it fails.
 	Daemon bool
 }
 
 // Runner runs programs.
 type Runner interface {
 	// Run runs a program to its end and returns what it wrote to stdout. A program that ends with another status than 0
-	// is an error that names the program, the status and the end of its stderr. When the context ends, the program is
-	// killed with all that it started.
+	// is an error that names the program, the status and the end of its stderr, or of its stdout if stderr is empty, as
+	// NVIDIA's programs do it. When the context ends, the program is killed with all that it started.
 	Run(ctx context.Context, c Command) (stdout string, err error)
 }
 

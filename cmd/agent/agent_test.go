@@ -1,0 +1,149 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/onsi/gomega"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	ac "github.com/gpusharing/gpu-sharing-operator/api/v1alpha1/applyconfiguration/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
+	"github.com/gpusharing/gpu-sharing-operator/internal/ssa"
+	"github.com/gpusharing/gpu-sharing-operator/test/env"
+	"github.com/gpusharing/gpu-sharing-operator/test/simdriver"
+)
+
+// TestAgent runs the two programs as they are shipped, with the rights that they have in a cluster, on a simulated driver:
+// an A100 from whole to MIG to MPS and back.
+func TestAgent(t *testing.T) {
+	g := gomega.NewWithT(t)
+	cluster := env.Start(t)
+	g.Expect(cluster.Client.Apply(t.Context(), ac.GPUNode("n1"), client.FieldOwner("test"))).To(gomega.Succeed())
+	driver := newDriver(t, sim.A100)
+	config, err := cluster.ConfigAs(t.Context(), env.Identity{
+		Namespace: "gpu-sharing-operator", ServiceAccount: "gpu-sharing-agent", Pod: "agent-n1", Node: "n1",
+	})
+	g.Expect(err).NotTo(gomega.HaveOccurred())
+	g.Expect(cluster.Apply(t.Context(), "config/agent/rbac.yaml", "config/agent/admission.yaml")).To(gomega.Succeed())
+	mpsRoot := filepath.Join(t.TempDir(), "mps")
+	start(t, "mps-host", "--driver-root="+driver, "--mps-root="+mpsRoot)
+	start(t, "--node-name=n1", "--driver-root="+driver, "--mps-root="+mpsRoot, "--pod-resources-socket=",
+		"--health-probe-bind-address=0", "--kubeconfig="+kubeconfig(t, config))
+
+	n := node{T: t, client: cluster.Client}
+	g.Eventually(n.ready, "60s", "100ms").Should(gomega.Succeed())
+	d := n.device()
+	g.Expect(d.Product).To(gomega.HavePrefix("NVIDIA-A100-"))
+
+	n.wish(v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeEnabled, Instances: []v1alpha1.InstanceCount{{Profile: "1g.5gb", Count: 7}}})
+	g.Eventually(n.ready, "60s", "100ms").Should(gomega.Succeed())
+	g.Expect(n.device().Instances).To(gomega.HaveLen(7))
+
+	mps := &v1alpha1.MPSDaemon{
+		Resource: "nvidia.com/gpu", Owner: v1alpha1.MPSDaemonOwnerGPUSharing, ActiveThreadPercentage: 25, PinnedMemoryLimitMiB: 10000,
+	}
+	n.wish(v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeDisabled, MPS: mps})
+	g.Eventually(n.ready, "60s", "100ms").Should(gomega.Succeed())
+	g.Expect(n.device().Sharing.MPS).To(gomega.Equal(mps))
+	g.Expect(filepath.Join(mpsRoot, "nvidia.com", "gpu", ".started")).To(gomega.BeAnExistingFile())
+
+	n.wish(v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeDisabled})
+	g.Eventually(n.ready, "60s", "100ms").Should(gomega.Succeed())
+	g.Expect(n.device().ComputeMode).To(gomega.Equal(v1alpha1.ComputeModeDefault))
+	g.Expect(n.device().Sharing).To(gomega.Equal(v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeDisabled}))
+}
+
+// start runs the program until the test ends.
+func start(t *testing.T, args ...string) {
+	t.Helper()
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- run(ctx, args) }()
+	t.Cleanup(func() {
+		stop()
+		if err := <-done; err != nil {
+			t.Errorf("agent %v: %v", args, err)
+		}
+	})
+}
+
+// newDriver makes a driver root with simulated GPUs and returns its path.
+func newDriver(t *testing.T, models ...sim.Model) string {
+	t.Helper()
+	cache, err := simdriver.CacheDir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	programs, err := simdriver.Build(t.Context(), cache)
+	if err != nil {
+		t.Fatal(err)
+	}
+	root := t.TempDir()
+	if _, err := simdriver.New(root, programs, simdriver.Spec{Name: "n1", Models: models}); err != nil {
+		t.Fatal(err)
+	}
+	return root
+}
+
+func kubeconfig(t *testing.T, config *rest.Config) string {
+	t.Helper()
+	content, err := env.Kubeconfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "kubeconfig")
+	if err := os.WriteFile(file, content, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
+// node is the GPUNode n1.
+type node struct {
+	*testing.T
+
+	client client.Client
+}
+
+func (n node) get() *v1alpha1.GPUNode {
+	n.Helper()
+	o := &v1alpha1.GPUNode{}
+	if err := n.client.Get(n.Context(), client.ObjectKey{Name: "n1"}, o); err != nil {
+		n.Fatal(err)
+	}
+	return o
+}
+
+func (n node) device() v1alpha1.DeviceStatus { return n.get().Status.Devices[0] }
+
+// wish asks for the only GPU to be shared like that.
+func (n node) wish(sharing v1alpha1.DeviceSharing) {
+	n.Helper()
+	devices := []v1alpha1.DeviceSpec{{UUID: n.device().UUID, Sharing: sharing}}
+	spec, err := ssa.Configuration[ac.GPUNodeSpecApplyConfiguration](v1alpha1.GPUNodeSpec{Devices: devices})
+	if err != nil {
+		n.Fatal(err)
+	}
+	if err := n.client.Apply(n.Context(), ac.GPUNode("n1").WithSpec(spec), client.FieldOwner("test")); err != nil {
+		n.Fatal(err)
+	}
+}
+
+// ready says why the wish is not met.
+func (n node) ready() error {
+	o := n.get()
+	if condition.IsTrueAt(o.Status.Conditions, v1alpha1.ConditionReady, o.Generation) {
+		return nil
+	}
+	return fmt.Errorf("not ready at generation %d: %+v", o.Generation, o.Status.Conditions)
+}
