@@ -13,64 +13,60 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
 )
 
-func TestDeviceIsWhatTheAgentReported(t *testing.T) {
-	g := NewWithT(t)
-	got := plan.Device(v1alpha1.DeviceStatus{
+func TestAReportedGPUIsPlannedAsTheHardware(t *testing.T) {
+	s := v1alpha1.DeviceStatus{
 		UUID: "GPU-1", Index: 3, Product: "NVIDIA-A100-SXM4-40GB", MemoryMiB: 40960, ComputeCapability: "8.0", MIGCapable: true,
-		PendingMIGMode: v1alpha1.MIGModeDisabled, ComputeMode: v1alpha1.ComputeModeExclusiveProcess,
-		Sharing: v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeEnabled},
+		PendingMIGMode: v1alpha1.MIGModeDisabled,
+		Sharing:        v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeEnabled},
 		Instances: []v1alpha1.InstanceStatus{
-			{ID: 1, Profile: "3g.20gb", Start: 4, Size: 4, UUID: "MIG-1"},
-			{ID: 2, Profile: "2g.10gb", Start: 0, Size: 2},
+			{ID: 9, Profile: "1g.5gb", Start: 2, Size: 1},
+			{ID: 7, Profile: "1g.5gb", Start: 0, Size: 1, UUID: "MIG-1"},
 		},
-		Profiles: []v1alpha1.ProfileStatus{{
-			Name: "2g.10gb", ID: 14, Slices: 2, MemoryMiB: 9856, Max: 3, Size: 2, Starts: []int32{4, 0, 2},
-		}},
+		Profiles: []v1alpha1.ProfileStatus{
+			{Name: "1g.5gb", ID: 19, Slices: 1, MemoryMiB: 4864, Max: 7, Size: 1, Starts: []int32{2, 0, 1}},
+		},
 		Processes: []v1alpha1.ProcessStatus{
-			{PID: 10, Name: "python", Instance: new(int32(1)), PodUID: "pod", ContainerID: "container"},
-			{PID: 11, Name: "nvidia-cuda-mps-server"},
+			{PID: 1, Name: "nvidia-cuda-mps-server"}, {PID: 2, Name: "python", Instance: new(int32(7)), PodUID: "p", ContainerID: "c"},
 		},
-		Holders: []v1alpha1.HolderStatus{
-			{Namespace: "user", Pod: "train", Container: "main", Instance: new(int32(0))},
-			{Namespace: "user", Pod: "whole", Container: "main"},
-		},
-	})
-	g.Expect(got).To(Equal(gpu.Device{
+		Holders: []v1alpha1.HolderStatus{{Namespace: "a", Pod: "b", Container: "c", Instance: new(int32(7))}, {Pod: "d"}},
+	}
+	NewWithT(t).Expect(plan.Device(s)).To(Equal(gpu.Device{
 		UUID: "GPU-1", Index: 3, Product: "NVIDIA-A100-SXM4-40GB", MemoryMiB: 40960,
-		ComputeCapability: gpu.ComputeCapability{Major: 8}, MIGCapable: true, PendingMIG: false,
-		Profiles: []gpu.Profile{{Name: "2g.10gb", ID: 14, Slices: 2, MemoryMiB: 9856, Max: 3, Size: 2, Starts: []int{0, 2, 4}}},
-		State: gpu.State{
-			MIG: true, ComputeMode: gpu.ComputeExclusiveProcess,
-			Instances: []gpu.Instance{
-				{Profile: "2g.10gb", Placement: gpu.Placement{Start: 0, Size: 2}, ID: 2, Partial: true},
-				{Profile: "3g.20gb", Placement: gpu.Placement{Start: 4, Size: 4}, ID: 1, UUID: "MIG-1"},
-			},
-		},
+		ComputeCapability: gpu.ComputeCapability{Major: 8}, MIGCapable: true,
+		State: gpu.State{MIG: true, Instances: []gpu.Instance{
+			{Profile: "1g.5gb", ID: 7, UUID: "MIG-1", Placement: gpu.Placement{Start: 0, Size: 1}},
+			{Profile: "1g.5gb", ID: 9, Partial: true, Placement: gpu.Placement{Start: 2, Size: 1}},
+		}},
+		Profiles: []gpu.Profile{{Name: "1g.5gb", ID: 19, Slices: 1, MemoryMiB: 4864, Max: 7, Size: 1, Starts: []int{0, 1, 2}}},
 		Processes: []gpu.Process{
-			{PID: 10, Name: "python", Instance: 1, PodUID: "pod", ContainerID: "container"},
-			{PID: 11, Name: "nvidia-cuda-mps-server", Instance: gpu.WholeGPU, MPSServer: true},
+			{PID: 1, Name: "nvidia-cuda-mps-server", Instance: gpu.WholeGPU, MPSServer: true},
+			{PID: 2, Name: "python", Instance: 7, PodUID: "p", ContainerID: "c"},
 		},
 		Holders: []gpu.Holder{
-			{Namespace: "user", Pod: "train", Container: "main", Instance: 0},
-			{Namespace: "user", Pod: "whole", Container: "main", Instance: gpu.WholeGPU},
+			{Namespace: "a", Pod: "b", Container: "c", Instance: 7}, {Pod: "d", Instance: gpu.WholeGPU},
 		},
 	}))
 }
 
-func TestDeviceKnowsWhoRunsTheMPSDaemon(t *testing.T) {
+func TestAReportedDaemonAndComputeMode(t *testing.T) {
 	g := NewWithT(t)
-	for owner, external := range map[v1alpha1.MPSDaemonOwner]bool{
-		v1alpha1.MPSDaemonOwnerNVIDIA: true, v1alpha1.MPSDaemonOwnerGPUSharing: false,
+	for reported, want := range map[v1alpha1.ComputeMode]gpu.ComputeMode{
+		"": gpu.ComputeDefault, v1alpha1.ComputeModeDefault: gpu.ComputeDefault,
+		v1alpha1.ComputeModeProhibited: gpu.ComputeProhibited, v1alpha1.ComputeModeExclusiveProcess: gpu.ComputeExclusiveProcess,
 	} {
-		status := v1alpha1.DeviceStatus{UUID: "GPU-1", ComputeCapability: "unknown", Sharing: v1alpha1.DeviceSharing{
-			MIGMode: v1alpha1.MIGModeDisabled,
-			MPS:     &v1alpha1.MPSDaemon{Resource: "nvidia.com/gpu", Owner: owner, ActiveThreadPercentage: 25, PinnedMemoryLimitMiB: 4096},
-		}}
-		d := plan.Device(status)
-		g.Expect(*d.State.MPS).To(Equal(gpu.MPSDaemon{
-			Resource: "nvidia.com/gpu", External: external, ActiveThreadPercentage: 25, PinnedMemoryLimitMiB: 4096,
-		}))
-		g.Expect(d.ComputeCapability).To(BeZero())
-		g.Expect(plan.Observed(d)).To(Equal(status.Sharing), "there and back")
+		g.Expect(plan.Device(v1alpha1.DeviceStatus{ComputeMode: reported}).State.ComputeMode).To(Equal(want), string(reported))
 	}
+	for _, owner := range []v1alpha1.MPSDaemonOwner{v1alpha1.MPSDaemonOwnerGPUSharing, v1alpha1.MPSDaemonOwnerNVIDIA} {
+		s := served(plan.ResourceGPU, 10, 1000)
+		s.MPS.Owner = owner
+		d := plan.Device(v1alpha1.DeviceStatus{Sharing: s, ComputeCapability: "unknown"})
+		g.Expect(plan.Observed(d)).To(Equal(s))
+		g.Expect(d.ComputeCapability.AtLeast(0, 1)).To(BeFalse())
+	}
+}
+
+func TestReportedGPUsAreOrderedByIndex(t *testing.T) {
+	devices := plan.Devices([]v1alpha1.DeviceStatus{{UUID: "b", Index: 1}, {UUID: "a"}})
+	NewWithT(t).Expect(devices).To(HaveLen(2))
+	NewWithT(t).Expect(devices[0].UUID).To(Equal("a"))
 }

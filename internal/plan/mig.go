@@ -104,7 +104,6 @@ func resolveLayout(l v1alpha1.MIGLayout, d gpu.Device) (map[string]int, error) {
 		}
 		count[p.Name] += int(i.Count) // 1g and 1g.5gb may be the same profile
 	}
-	d.State.Instances = nil
 	if _, err := mig.Pack(d, count); err != nil {
 		return nil, packingProblem(err)
 	}

@@ -85,6 +85,14 @@ func TestGPUsThatTheWishDoesNotListStayAsTheyAre(t *testing.T) {
 	g.Expect(plan.Observed(w.devices(t)[0])).To(Equal(served(plan.ResourceGPU, 50, 3840)), "a daemon has one percentage")
 }
 
+func TestWhatIsOddAboutAGPUThatTheWishDoesNotListStays(t *testing.T) {
+	for name, change := range found() {
+		w := newWorld(sim.A100, sim.A100, sim.T4)
+		w.Update(change)
+		NewWithT(t).Expect(steps(t, nil, w.devices(t))).To(BeEmpty(), name)
+	}
+}
+
 func TestAnExternalDaemonIsWaitedFor(t *testing.T) {
 	nvidia := func(w *world) {
 		w.Update(func(n *sim.Node) {
@@ -168,6 +176,12 @@ func TestAGPUThatCannotBeResetWaitsForAReboot(t *testing.T) {
 	g.Expect(w.settle(t, wish)).To(Succeed())
 }
 
+func TestTheComputeModeOfAVirtualGPUIsItsHosts(t *testing.T) {
+	w := newWorld(sim.VGPU)
+	w.Update(func(n *sim.Node) { n.GPUs[0].ComputeMode = gpu.ComputeProhibited })
+	NewWithT(t).Expect(steps(t, specs(t, w, []v1alpha1.DeviceSharing{whole()}), w.devices(t))).To(BeEmpty())
+}
+
 func TestAPendingModeIsTakenBackBesideWhatRuns(t *testing.T) {
 	g := NewWithT(t)
 	w := newWorld(sim.A100)
@@ -213,6 +227,26 @@ func TestADestroyedInstanceThatIsGoneIsNoError(t *testing.T) {
 	for range 2 {
 		g.Expect(list[0].Do(t.Context(), w.tools())).To(Succeed())
 	}
+}
+
+func TestGPUsOfAStep(t *testing.T) {
+	g := NewWithT(t)
+	w := newWorld(sim.T4, sim.T4)
+	four := served(plan.ResourceGPU, 25, 3840)
+	list, err := plan.Node(specs(t, w, []v1alpha1.DeviceSharing{four, four}), w.devices(t))
+	g.Expect(err).NotTo(HaveOccurred())
+	have := w.devices(t)
+	both := []string{have[0].UUID, have[1].UUID}
+	g.Expect(list).To(HaveLen(3))
+	g.Expect(plan.GPUs(list[1])).To(Equal(both[1:]))
+	g.Expect(list[1].Device()).To(Equal(both[1]))
+	g.Expect(plan.GPUs(list[2])).To(Equal(both))
+	g.Expect(list[2].Device()).To(BeEmpty())
+	g.Expect(w.settle(t, specs(t, w, []v1alpha1.DeviceSharing{four, four}))).To(Succeed())
+	list, err = plan.Node(specs(t, w, []v1alpha1.DeviceSharing{whole(), whole()}), w.devices(t))
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(plan.GPUs(list[0])).To(Equal(both))
+	g.Expect(list[0].Device()).To(BeEmpty())
 }
 
 func TestStepsNameTheirGPUAndWhatFailed(t *testing.T) {

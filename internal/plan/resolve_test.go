@@ -120,6 +120,10 @@ func TestResolve(t *testing.T) {
 			}),
 			want: []string{"Disabled  MPS nvidia.com/gpu.shared GPUSharing 10% 4096 MiB"},
 		},
+		"a client that may have the whole memory": {
+			models: []sim.Model{sim.T4}, sharing: mps(v1alpha1.MPS{Replicas: 2, PinnedMemoryLimit: "15Gi"}),
+			want: []string{"Disabled  MPS nvidia.com/gpu GPUSharing 50% 15360 MiB"},
+		},
 		"MPS on an old GPU, as far as it goes": {
 			models: []sim.Model{sim.V100}, sharing: mps(v1alpha1.MPS{Replicas: 16, PinnedMemoryLimit: "512Mi"}),
 			want: []string{"Disabled  MPS nvidia.com/gpu GPUSharing 6% 512 MiB"},
