@@ -42,8 +42,10 @@ func Resolve(d gpu.Device, name string) (gpu.Profile, error) {
 func bySlices(d gpu.Device, name string, wanted Name) (gpu.Profile, error) {
 	var candidates []gpu.Profile
 	for _, p := range d.Profiles {
-		n, err := ParseName(p.Name)
-		if err == nil && n.Compute == 0 && n.Slices == wanted.Slices && n.SameAttributes(wanted) {
+		if p.Slices != wanted.Slices {
+			continue
+		}
+		if n, err := ParseName(p.Name); err == nil && n.Compute == 0 && n.SameAttributes(wanted) {
 			candidates = append(candidates, p)
 		}
 	}
