@@ -6,7 +6,6 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
 version=$(go list -m -f '{{.Version}}' helm.sh/helm/v4)
-kubernetes=$(go list -m -f '{{.Version}}' k8s.io/client-go)
 cache=${GPUSHARING_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/gpu-sharing-operator}
 out=$cache/helm-$version
 mkdir -p "$out"
@@ -17,14 +16,9 @@ flock 9
 
 if [ ! -x "$out/helm" ]; then
 	echo ">> building helm $version from its Go module (once; a few minutes on two cores)" >&2
-	# Unless told its client's version, Helm renders for Kubernetes 1.20.
-	minor=$(cut -d. -f2 <<<"$kubernetes")
-	ldflags="-s -w -X helm.sh/helm/v4/internal/version.version=$version
-		-X helm.sh/helm/v4/internal/version.kubeClientVersionMajor=1 -X helm.sh/helm/v4/internal/version.kubeClientVersionMinor=$minor
-		-X helm.sh/helm/v4/pkg/chart/common.k8sVersionMajor=1 -X helm.sh/helm/v4/pkg/chart/common.k8sVersionMinor=$minor
-		-X helm.sh/helm/v4/pkg/chart/v2/lint/rules.k8sVersionMajor=1 -X helm.sh/helm/v4/pkg/chart/v2/lint/rules.k8sVersionMinor=$minor"
 	# Built beside and renamed, so that an interrupted build leaves nothing that looks finished.
-	CGO_ENABLED=0 go build -trimpath -ldflags "$ldflags" -o "$out/.helm.new" helm.sh/helm/v4/cmd/helm
+	CGO_ENABLED=0 go build -trimpath -ldflags "-s -w -X helm.sh/helm/v4/internal/version.version=$version" \
+		-o "$out/.helm.new" helm.sh/helm/v4/cmd/helm
 	mv "$out/.helm.new" "$out/helm"
 fi
 echo "$out/helm"

@@ -1,0 +1,184 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package packaging_test
+
+import (
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	. "github.com/onsi/gomega"
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+)
+
+func TestChartRendersWithEveryPreset(t *testing.T) {
+	h := newHelm(t)
+	g := NewWithT(t)
+	presets, err := filepath.Glob(path(t, "config/helm/presets/*.yaml"))
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(presets).To(HaveLen(3))
+	for _, preset := range presets {
+		t.Run(filepath.Base(preset), func(t *testing.T) {
+			_, err := h.template(t, "--values", preset)
+			NewWithT(t).Expect(err).NotTo(HaveOccurred())
+		})
+	}
+}
+
+// Helm itself passes on any field that a template has.
+func TestChartHasNoFieldThatKubernetesDoesNotKnow(t *testing.T) {
+	strict := map[string]func(testing.TB, *unstructured.Unstructured){
+		"ClusterRole":                      known[rbacv1.ClusterRole],
+		"ClusterRoleBinding":               known[rbacv1.ClusterRoleBinding],
+		"ConfigMap":                        known[corev1.ConfigMap],
+		"CustomResourceDefinition":         known[apiextensionsv1.CustomResourceDefinition],
+		"DaemonSet":                        known[appsv1.DaemonSet],
+		"Deployment":                       known[appsv1.Deployment],
+		"NetworkPolicy":                    known[networkingv1.NetworkPolicy],
+		"PodDisruptionBudget":              known[policyv1.PodDisruptionBudget],
+		"Role":                             known[rbacv1.Role],
+		"RoleBinding":                      known[rbacv1.RoleBinding],
+		"Secret":                           known[corev1.Secret],
+		"ServiceAccount":                   known[corev1.ServiceAccount],
+		"ValidatingAdmissionPolicy":        known[admissionregistrationv1.ValidatingAdmissionPolicy],
+		"ValidatingAdmissionPolicyBinding": known[admissionregistrationv1.ValidatingAdmissionPolicyBinding],
+	}
+	foreign := []string{"PodMonitor", "PrometheusRule", "SecurityContextConstraints"}
+	for _, o := range newHelm(t).render(t, everything()...) {
+		if check, isKnown := strict[o.GetKind()]; isKnown {
+			check(t, o)
+			continue
+		}
+		NewWithT(t).Expect(foreign).To(ContainElement(o.GetKind()))
+	}
+}
+
+func known[T any](tb testing.TB, o *unstructured.Unstructured) {
+	tb.Helper()
+	as[T](tb, o)
+}
+
+func TestChartHasWhatWasGeneratedAsItIs(t *testing.T) {
+	files := []string{
+		"config/crd/gpusharing.io_gpunodes.yaml", "config/crd/gpusharing.io_gpusharingpolicies.yaml",
+		"config/rbac/role.yaml", "config/manager/rbac.yaml", "config/agent/rbac.yaml",
+		"config/agent/admission.yaml", "config/openshift/scc.yaml",
+	}
+	rendered := newHelm(t).render(t, everything()...)
+	for _, file := range files {
+		for _, source := range read(t, file) {
+			t.Run(name(source), func(t *testing.T) {
+				g := NewWithT(t)
+				o := find(t, rendered, name(source))
+				g.Expect(asGenerated(o)).To(Equal(asGenerated(source)), "run make manifests")
+				g.Expect(o.GetLabels()).To(HaveKeyWithValue("app.kubernetes.io/part-of", "gpu-sharing-operator"))
+				if source.GetNamespace() != "" {
+					g.Expect(o.GetNamespace()).To(Equal(namespace))
+				}
+			})
+		}
+	}
+}
+
+// asGenerated is an object without what the chart adds.
+func asGenerated(o *unstructured.Unstructured) map[string]any {
+	c := o.DeepCopy()
+	c.SetLabels(nil)
+	annotations := c.GetAnnotations()
+	delete(annotations, "helm.sh/resource-policy")
+	if len(annotations) == 0 {
+		annotations = nil
+	}
+	c.SetAnnotations(annotations)
+	return c.Object
+}
+
+func TestChartIsAtHomeInTheNamespaceOfTheRelease(t *testing.T) {
+	out, err := newHelm(t).run(t, append([]string{"template", release, path(t, "config/helm"), "--namespace", "elsewhere"},
+		set(everything())...)...)
+	g := NewWithT(t)
+	g.Expect(err).NotTo(HaveOccurred())
+	objects, err := decode(out)
+	g.Expect(err).NotTo(HaveOccurred())
+	for _, o := range objects {
+		g.Expect(o.GetNamespace()).To(BeElementOf("", "elsewhere", "nvidia-device-plugin"), name(o))
+		subjects, _, err := unstructured.NestedSlice(o.Object, "subjects")
+		g.Expect(err).NotTo(HaveOccurred())
+		for _, s := range subjects {
+			g.Expect(s).To(HaveKeyWithValue("namespace", "elsewhere"), name(o))
+		}
+	}
+}
+
+func TestValuesThatMakeNoSenseAreRefused(t *testing.T) {
+	h := newHelm(t)
+	tests := map[string]struct {
+		value, says string
+	}{
+		"a misspelt name":                        {"controler.replicas=1", "additional properties 'controler' not allowed"},
+		"a misspelt name further down":           {"agent.memory=1Gi", "at '/agent': additional properties 'memory' not allowed"},
+		"no controller":                          {"controller.replicas=0", "at '/controller/replicas': minimum: got 0, want 1"},
+		"a device plugin in no place":            {"devicePlugin.configMap=a", "at '/devicePlugin/namespace': minLength: got 0, want 1"},
+		"a device plugin without a ConfigMap":    {"devicePlugin.namespace=a", "at '/devicePlugin/configMap': minLength: got 0, want 1"},
+		"a ConfigMap that cannot name a volume":  {"devicePlugin.namespace=a,devicePlugin.configMap=a.b", "at '/devicePlugin/configMap': 'a.b' does not match pattern"},
+		"a relative driver root":                 {"driver.root=run/nvidia", "at '/driver/root': 'run/nvidia' does not match pattern"},
+		"the root as the folder of MPS":          {"mps.root=/", "at '/mps/root': '/' does not match pattern"},
+		"half a digest":                          {"images.agent.digest=sha256:12", "at '/images/agent/digest': 'sha256:12' does not match pattern"},
+		"nodes of every kind":                    {"gpuNodes.selector=null", "at '/gpuNodes': missing property 'selector'"},
+		"nodes without any label":                {`gpuNodes.selector.nvidia\.com/gpu\.present=null`, "at '/gpuNodes/selector': minProperties: got 0, want 1"},
+		"a label value with a blank":             {`gpuNodes.selector.pool=a b`, "at '/gpuNodes/selector/pool': 'a b' does not match pattern"},
+		"a switch that is no boolean":            {"crds.install=yes", "at '/crds/install': got string, want boolean"},
+		"memory that is no quantity":             {"agent.resources.limits.memory=lots", "at '/agent/resources/limits/memory': 'lots' does not match pattern"},
+		"an update of no node":                   {"agent.maxUnavailable=0%", "at '/agent/maxUnavailable': '0%' does not match pattern"},
+		"a log level that is none":               {"logLevel=verbose", "at '/logLevel': value must be one of 'error', 'info', 'debug'"},
+		"a monitor of metrics that nobody gives": {"metrics.podMonitor.enabled=true", "at '/metrics/enabled': value must be true"},
+		"a port that is none":                    {"networkPolicy.apiServerPorts[0]=0", "at '/networkPolicy/apiServerPorts/0': minimum: got 0, want 1"},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			_, err := h.template(t, "--set", tc.value)
+			NewWithT(t).Expect(err).To(MatchError(ContainSubstring(tc.says)))
+		})
+	}
+}
+
+func TestEveryValueHasADefaultAndDoesSomething(t *testing.T) {
+	g := NewWithT(t)
+	defaults := read(t, "config/helm/values.yaml")[0].Object
+	schema := read(t, "config/helm/values.schema.json")[0].Object
+	templates := contents(t, "config/helm/templates/*.*", "config/helm/templates/*/*.*")
+	values := leaves(schema, nil)
+	g.Expect(len(values)).To(BeNumerically(">", 40))
+	for _, value := range values {
+		_, found, err := unstructured.NestedFieldNoCopy(defaults, value...)
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(found).To(BeTrue(), "values.yaml has no %v", value)
+		if value[0] != "images" { // looked up by the name of the image
+			g.Expect(templates).To(ContainSubstring(".Values."+strings.Join(value, ".")), "the value does nothing")
+		}
+	}
+}
+
+// leaves are the paths of the values that a schema describes.
+func leaves(schema map[string]any, at []string) [][]string {
+	properties, _, err := unstructured.NestedMap(schema, "properties")
+	if err != nil || len(properties) == 0 {
+		return [][]string{at}
+	}
+	var paths [][]string
+	for name, property := range properties {
+		if child, isSchema := property.(map[string]any); isSchema && name != "global" {
+			paths = append(paths, leaves(child, append(slices.Clone(at), name))...)
+		}
+	}
+	return paths
+}

@@ -1,0 +1,207 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package packaging_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/test/env"
+)
+
+// foreign are kinds that others bring.
+func foreign(o *unstructured.Unstructured) bool {
+	group := o.GroupVersionKind().Group
+	return group == "monitoring.coreos.com" || group == "security.openshift.io"
+}
+
+func TestAPIServerTakesTheChart(t *testing.T) {
+	cluster := env.Start(t)
+	objects := newHelm(t).render(t, everything()...)
+	for _, ns := range []string{namespace, "nvidia-device-plugin"} {
+		NewWithT(t).Expect(cluster.Client.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: ns}})).To(Succeed())
+	}
+	for _, o := range objects {
+		if foreign(o) {
+			continue
+		}
+		t.Run(name(o), func(t *testing.T) {
+			err := cluster.Client.Apply(t.Context(), client.ApplyConfigurationFromUnstructured(o), client.DryRunAll, client.ForceOwnership,
+				client.FieldOwner("test"))
+			NewWithT(t).Expect(err).NotTo(HaveOccurred())
+		})
+	}
+}
+
+// Kubernetes' own PodSecurity admission is the judge.
+func TestPodSecurity(t *testing.T) {
+	cluster := env.Start(t)
+	restricted := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{
+		Name: "restricted", Labels: map[string]string{"pod-security.kubernetes.io/enforce": "restricted"},
+	}}
+	g := NewWithT(t)
+	g.Expect(cluster.Client.Create(t.Context(), restricted)).To(Succeed())
+	objects := newHelm(t).render(t, everything()...)
+	judge := func(spec corev1.PodSpec) error {
+		spec.ServiceAccountName = ""
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: restricted.Name, Name: "pod"}, Spec: spec}
+		account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: restricted.Name, Name: "default"}}
+		if err := client.IgnoreAlreadyExists(cluster.Client.Create(t.Context(), account)); err != nil {
+			return err
+		}
+		return cluster.Client.Create(t.Context(), pod, client.DryRunAll)
+	}
+
+	controller := as[appsv1.Deployment](t, find(t, objects, "Deployment gpu-sharing-controller"))
+	g.Expect(judge(controller.Spec.Template.Spec)).To(Succeed(), "the controller keeps to the restricted profile")
+	for _, daemonSet := range []string{"DaemonSet gpu-sharing-agent", "DaemonSet gpu-sharing-mps"} {
+		err := judge(as[appsv1.DaemonSet](t, find(t, objects, daemonSet)).Spec.Template.Spec)
+		g.Expect(err).To(MatchError(SatisfyAll(
+			ContainSubstring("host namespaces (hostPID=true)"), ContainSubstring("privileged (container"),
+			ContainSubstring(`use restricted volume type "hostPath"`),
+		)), "the namespace must allow it")
+		g.Expect(err).NotTo(MatchError(ContainSubstring("hostPort")))
+	}
+}
+
+// installation is the chart installed in a cluster by the real Helm.
+type installation struct {
+	helm
+	*env.Cluster
+	kubeconfig string
+}
+
+func newInstallation(t *testing.T) installation {
+	t.Helper()
+	g := NewWithT(t)
+	cluster := env.Start(t)
+	data, err := env.Kubeconfig(cluster.Config)
+	g.Expect(err).NotTo(HaveOccurred())
+	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
+	g.Expect(os.WriteFile(kubeconfig, data, 0o600)).To(Succeed())
+	i := installation{helm: newHelm(t), Cluster: cluster, kubeconfig: kubeconfig}
+	i.removeCRDs(t)
+	return i
+}
+
+// removeCRDs removes those of ours that every cluster of the tests has.
+func (i installation) removeCRDs(t *testing.T) {
+	t.Helper()
+	for _, crd := range []string{"gpunodes.gpusharing.io", "gpusharingpolicies.gpusharing.io"} {
+		o := object("apiextensions.k8s.io/v1", "CustomResourceDefinition", "", crd)
+		NewWithT(t).Expect(i.Client.Delete(t.Context(), o)).To(Succeed())
+		NewWithT(t).Eventually(func() bool {
+			return apierrors.IsNotFound(i.Client.Get(t.Context(), client.ObjectKeyFromObject(o), o))
+		}, 30*time.Second).Should(BeTrue())
+	}
+}
+
+func object(apiVersion, kind, namespace, name string) *unstructured.Unstructured {
+	o := &unstructured.Unstructured{}
+	o.SetGroupVersionKind(schema.FromAPIVersionAndKind(apiVersion, kind))
+	o.SetNamespace(namespace)
+	o.SetName(name)
+	return o
+}
+
+func (i installation) do(t *testing.T, args ...string) string {
+	t.Helper()
+	out, err := i.run(t, append(args, "--kubeconfig", i.kubeconfig, "--namespace", namespace)...)
+	NewWithT(t).Expect(err).NotTo(HaveOccurred())
+	return out
+}
+
+func (i installation) exists(t *testing.T, o *unstructured.Unstructured) bool {
+	t.Helper()
+	err := i.Client.Get(t.Context(), client.ObjectKeyFromObject(o), o)
+	NewWithT(t).Expect(client.IgnoreNotFound(err)).To(Succeed())
+	return err == nil
+}
+
+// previous is the chart as an earlier version might have been: with another schema of policies.
+func previous(t *testing.T, chart string) string {
+	t.Helper()
+	g := NewWithT(t)
+	older := filepath.Join(t.TempDir(), "chart")
+	g.Expect(os.CopyFS(older, os.DirFS(chart))).To(Succeed())
+	for file, edit := range map[string][2]string{
+		"Chart.yaml": {"ersion: 0.1.0", "ersion: 0.0.9"},
+		"files/crd/gpusharing.io_gpusharingpolicies.yaml": {"- gsp", "- gsp\n    - older"},
+	} {
+		data, err := os.ReadFile(filepath.Join(older, file))
+		g.Expect(err).NotTo(HaveOccurred())
+		edited := strings.ReplaceAll(string(data), edit[0], edit[1])
+		g.Expect(edited).NotTo(Equal(string(data)))
+		g.Expect(os.WriteFile(filepath.Join(older, file), []byte(edited), 0o600)).To(Succeed())
+	}
+	return older
+}
+
+func TestInstallUpgradeUninstall(t *testing.T) {
+	i := newInstallation(t)
+	g := NewWithT(t)
+	crd := object("apiextensions.k8s.io/v1", "CustomResourceDefinition", "", "gpusharingpolicies.gpusharing.io")
+	shortNames := func() []string {
+		g.Expect(i.exists(t, crd)).To(BeTrue())
+		names, _, err := unstructured.NestedStringSlice(crd.Object, "spec", "names", "shortNames")
+		g.Expect(err).NotTo(HaveOccurred())
+		return names
+	}
+
+	out := i.do(t, "install", release, previous(t, i.chart), "--create-namespace")
+	g.Expect(out).To(ContainSubstring("kubectl get gpunodes"), "it says what is next")
+	g.Expect(shortNames()).To(ConsistOf("gsp", "older"))
+	policy := &v1alpha1.GPUSharingPolicy{
+		ObjectMeta: metav1.ObjectMeta{Name: "shared"},
+		Spec: v1alpha1.GPUSharingPolicySpec{Sharing: v1alpha1.Sharing{
+			Strategy: v1alpha1.StrategyTimeSlicing, TimeSlicing: &v1alpha1.TimeSlicing{Replicas: 4},
+		}},
+	}
+	g.Eventually(func() error { return i.Client.Create(t.Context(), policy) }, 30*time.Second).Should(Succeed())
+
+	out = i.do(t, "upgrade", release, i.chart)
+	g.Expect(out).To(ContainSubstring("MPS pods keep their version until they are deleted"))
+	g.Expect(shortNames()).To(ConsistOf("gsp"), "the CRD is that of the new version")
+	i.expectSame(t, policy)
+
+	out = i.do(t, "uninstall", release)
+	kept := []*unstructured.Unstructured{
+		crd, object("apiextensions.k8s.io/v1", "CustomResourceDefinition", "", "gpunodes.gpusharing.io"),
+		object("apps/v1", "DaemonSet", namespace, "gpu-sharing-mps"), object("v1", "ServiceAccount", namespace, "gpu-sharing-mps"),
+	}
+	for _, o := range kept {
+		g.Expect(i.exists(t, o)).To(BeTrue(), name(o))
+		g.Expect(out).To(ContainSubstring("["+o.GetKind()+"] "+o.GetName()), "it says what stays")
+	}
+	g.Expect(i.exists(t, object("apps/v1", "DaemonSet", namespace, "gpu-sharing-agent"))).To(BeFalse())
+	g.Expect(i.exists(t, object("apps/v1", "Deployment", namespace, "gpu-sharing-controller"))).To(BeFalse())
+	g.Expect(i.exists(t, object("rbac.authorization.k8s.io/v1", "ClusterRole", "", "gpu-sharing-controller"))).To(BeFalse())
+	i.expectSame(t, policy)
+
+	i.do(t, "install", release, i.chart)
+	g.Expect(i.exists(t, object("apps/v1", "DaemonSet", namespace, "gpu-sharing-agent"))).To(BeTrue(), "it can be installed again")
+	i.expectSame(t, policy)
+}
+
+// expectSame checks that nobody wrote a policy since it was created.
+func (i installation) expectSame(t *testing.T, policy *v1alpha1.GPUSharingPolicy) {
+	t.Helper()
+	now := &v1alpha1.GPUSharingPolicy{}
+	NewWithT(t).Eventually(func() error { return i.Client.Get(t.Context(), client.ObjectKeyFromObject(policy), now) }, 10*time.Second).Should(Succeed())
+	NewWithT(t).Expect(now.UID).To(Equal(policy.UID))
+	NewWithT(t).Expect(now.ResourceVersion).To(Equal(policy.ResourceVersion))
+}

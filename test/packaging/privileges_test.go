@@ -1,0 +1,122 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package packaging_test
+
+import (
+	"slices"
+	"testing"
+
+	. "github.com/onsi/gomega"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+)
+
+func TestNobodyIsGivenEverything(t *testing.T) {
+	for _, o := range newHelm(t).render(t, everything()...) {
+		switch o.GetKind() {
+		case "ClusterRole", "Role":
+			role := as[rbacv1.ClusterRole](t, o)
+			for _, rule := range role.Rules {
+				granted := slices.Concat(rule.APIGroups, rule.Resources, rule.Verbs, rule.NonResourceURLs)
+				NewWithT(t).Expect(granted).NotTo(ContainElement("*"), "a rule of "+name(o))
+				NewWithT(t).Expect(rule.Verbs).NotTo(ContainElements(BeElementOf("bind", "escalate", "impersonate")), "a rule of "+name(o))
+				NewWithT(t).Expect(rule.Resources).NotTo(ContainElement("secrets"), "a rule of "+name(o))
+			}
+		case "ClusterRoleBinding", "RoleBinding":
+			NewWithT(t).Expect(as[rbacv1.ClusterRoleBinding](t, o).RoleRef.Name).To(HavePrefix("gpu-sharing-"), name(o)+" binds a role of ours")
+		}
+	}
+}
+
+func TestPodsSeeNoMoreOfTheNodeThanTheyMust(t *testing.T) {
+	h := newHelm(t)
+	tests := map[string]struct {
+		values []string
+		driver string // the folder of the driver on the node
+	}{
+		"with the driver container":  {driver: "/run/nvidia/driver"},
+		"with a driver on the host":  {values: []string{"driver.root=/"}, driver: "/usr"},
+		"with a driver further down": {values: []string{"driver.root=/opt/nvidia"}, driver: "/opt/nvidia"},
+	}
+	for title, tc := range tests {
+		t.Run(title, func(t *testing.T) {
+			g := NewWithT(t)
+			objects := h.render(t, tc.values...)
+			agent := as[appsv1.DaemonSet](t, find(t, objects, "DaemonSet gpu-sharing-agent")).Spec.Template.Spec
+			g.Expect(folders(agent)).To(ConsistOf(tc.driver, "/dev", "/run/nvidia/mps", "/var/lib/kubelet/pod-resources"))
+			g.Expect(writable(agent)).To(ConsistOf("dev", "mps-root"))
+			mps := as[appsv1.DaemonSet](t, find(t, objects, "DaemonSet gpu-sharing-mps")).Spec.Template.Spec
+			g.Expect(folders(mps)).To(ConsistOf(tc.driver, "/dev", "/run/nvidia/mps", "/run/nvidia/mps/shm"))
+			g.Expect(writable(mps)).To(ConsistOf("dev", "mps-root", "mps-shm", "tmp"))
+			for _, pod := range []corev1.PodSpec{agent, mps} {
+				g.Expect(pod.HostNetwork || pod.HostIPC).To(BeFalse())
+				g.Expect(pod.Containers[0].SecurityContext.ReadOnlyRootFilesystem).To(HaveValue(BeTrue()))
+			}
+			controller := as[appsv1.Deployment](t, find(t, objects, "Deployment gpu-sharing-controller")).Spec.Template.Spec
+			g.Expect(controller.Volumes).To(BeEmpty())
+		})
+	}
+}
+
+func folders(pod corev1.PodSpec) []string {
+	var all []string
+	for _, volume := range pod.Volumes {
+		if volume.HostPath != nil {
+			all = append(all, volume.HostPath.Path)
+		}
+	}
+	return all
+}
+
+func writable(pod corev1.PodSpec) []string {
+	var all []string
+	for _, mount := range pod.Containers[0].VolumeMounts {
+		if !mount.ReadOnly {
+			all = append(all, mount.Name)
+		}
+	}
+	return all
+}
+
+func TestMPSClientsOutliveUpgradeAndUninstall(t *testing.T) {
+	g := NewWithT(t)
+	h := newHelm(t)
+	objects := h.render(t, "openshift.enabled=true")
+	mps := as[appsv1.DaemonSet](t, find(t, objects, "DaemonSet gpu-sharing-mps"))
+	g.Expect(mps.Spec.UpdateStrategy.Type).To(Equal(appsv1.OnDeleteDaemonSetStrategyType))
+	g.Expect(mps.Spec.Template.Spec.Tolerations).To(ConsistOf(corev1.Toleration{Operator: corev1.TolerationOpExists}),
+		"no taint evicts it")
+	for _, needed := range []string{
+		"DaemonSet gpu-sharing-mps", "ServiceAccount gpu-sharing-mps", "SecurityContextConstraints gpu-sharing-node",
+		"Role gpu-sharing-node", "RoleBinding gpu-sharing-node",
+		"CustomResourceDefinition gpunodes.gpusharing.io", "CustomResourceDefinition gpusharingpolicies.gpusharing.io",
+	} {
+		g.Expect(find(t, objects, needed).GetAnnotations()).To(HaveKeyWithValue("helm.sh/resource-policy", "keep"), needed)
+	}
+}
+
+func TestImages(t *testing.T) {
+	h := newHelm(t)
+	digest := "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
+	tests := map[string]struct {
+		values []string
+		image  string
+	}{
+		"by the version of the chart": {image: "ghcr.io/gpusharing/gpu-sharing-agent:0.1.0"},
+		"by tag":                      {values: []string{"images.agent.repository=mirror:5000/agent", "images.agent.tag=dev"}, image: "mirror:5000/agent:dev"},
+		"by digest, whatever the tag": {values: []string{"images.agent.tag=dev", "images.agent.digest=" + digest}, image: "ghcr.io/gpusharing/gpu-sharing-agent@" + digest},
+	}
+	for title, tc := range tests {
+		t.Run(title, func(t *testing.T) {
+			g := NewWithT(t)
+			objects := h.render(t, append(tc.values, "images.pullSecrets[0].name=mirror")...)
+			for _, daemonSet := range []string{"DaemonSet gpu-sharing-agent", "DaemonSet gpu-sharing-mps"} {
+				pod := as[appsv1.DaemonSet](t, find(t, objects, daemonSet)).Spec.Template.Spec
+				g.Expect(pod.Containers[0].Image).To(Equal(tc.image))
+				g.Expect(pod.ImagePullSecrets).To(ConsistOf(corev1.LocalObjectReference{Name: "mirror"}))
+			}
+		})
+	}
+}
