@@ -4,6 +4,7 @@
 package rollout_test
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -276,4 +277,83 @@ func TestWhatSomebodyUndoesIsDoneAgain(t *testing.T) {
 			g.Expect(c.Keys).To(HaveKey(h.Labels[v1alpha1.LabelConfig]))
 		})
 	}
+}
+
+func TestARestoreWaitsForUsersAsThePolicySaid(t *testing.T) {
+	g := NewWithT(t)
+	c, h := toMIG()
+	c.run(60)
+	c.hold(h, "train", 0, h.devices()[0].State.Instances[0].ID)
+	c.tick(time.Minute)
+	c.Policies = nil
+	c.steps(3)
+	g.Expect(h.Taints).NotTo(BeEmpty())
+	c.tick(10 * time.Minute)
+	c.steps(3)
+	d := rollout.Decide(c.world())
+	g.Expect(d.Actions).To(BeEmpty())
+	g.Expect(h.Taints).To(BeEmpty())
+	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonDrainTimedOut))
+	g.Expect(d.Wire).To(BeTrue())
+	c.end(h, "train")
+	d, _ = c.run(60)
+	g.Expect(d.Nodes).To(BeEmpty())
+	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 2}))
+}
+
+func TestAClientThatDoesNotEndIsGivenUp(t *testing.T) {
+	g := NewWithT(t)
+	c, h := toMIG()
+	c.steps(1)
+	c.pass()
+	stuck := slices.Clone(h.Pods)
+	for range 20 {
+		c.tick(time.Minute)
+		h.Pods = slices.Clone(stuck)
+		if h.Labels[pluginLabel] == "true" {
+			break
+		}
+		c.pass()
+	}
+	d := rollout.Decide(c.world())
+	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateFailed), d.Nodes[0].Message)
+	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonPausingClients))
+	g.Expect(d.Nodes[0].Message).To(ContainSubstring("waiting until NVIDIA's GPU clients are gone: gpu-operator/nvidia-1"))
+	g.Expect(h.Taints).To(BeEmpty())
+	g.Expect(h.Labels[pluginLabel]).To(Equal("true"))
+}
+
+func TestANodeThatIsSharedSoAlreadyIsTakenOverWithoutDisturbance(t *testing.T) {
+	g := NewWithT(t)
+	c, h := toMIG()
+	c.run(60)
+	h.GPU.Spec = v1alpha1.GPUNodeSpec{} // as if by hand
+	h.Labels[v1alpha1.LabelMIGManager] = "true"
+	instances := h.devices()[0].State.Instances
+	c.hold(h, "train", 0, instances[0].ID)
+	d, states := c.run(60)
+	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), d.Nodes[0].Message)
+	g.Expect(states["a"]).NotTo(ContainElement(rollout.StateDraining))
+	g.Expect(h.Labels[v1alpha1.LabelMIGManager]).To(Equal("false"))
+	g.Expect(h.GPU.Spec.Baseline.Labels[v1alpha1.LabelMIGManager]).To(Equal("true"))
+	g.Expect(h.devices()[0].State.Instances).To(Equal(instances))
+}
+
+func TestAnAgentThatIsSlowAfterARebootIsNoFailure(t *testing.T) {
+	g := NewWithT(t)
+	c, h := toMIG()
+	c.run(60)
+	c.tick(time.Hour)
+	h.hardware.Reboot()
+	h.report()
+	d := rollout.Decide(c.world())
+	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateApplying), d.Nodes[0].Message)
+}
+
+func TestAClusterWithoutPoliciesIsLeftAlone(t *testing.T) {
+	g := NewWithT(t)
+	c := newCluster()
+	c.add("a", sim.A100)
+	c.Wiring.Keys = map[string]string{"default-1": "version: v1"}
+	g.Expect(rollout.Decide(c.world())).To(Equal(rollout.Decision{Policies: map[string]v1alpha1.GPUSharingPolicyStatus{}}))
 }

@@ -19,6 +19,8 @@ const (
 	// applyTimeout is how long an agent may take. NVIDIA's own tools wait five minutes for each client and reset GPUs in
 	// turn, so a change that is on its way ends well before.
 	applyTimeout = 15 * time.Minute
+	// quiesceTimeout is how long NVIDIA's programs may take to end: as long as its mig-manager waits for each.
+	quiesceTimeout = 5 * time.Minute
 	// verifyTimeout is how long a node may take to advertise what was selected. The plugin retries every 30 s, and MPS
 	// under the GPU Operator needs up to three minutes (GFD, NFD, scheduling of the MPS pod).
 	verifyTimeout = 5 * time.Minute
@@ -105,8 +107,8 @@ func (v *view) setGently() judgement {
 		giveUp:  v.giveBack("the change is held back"),
 	}
 	if fence, pending := v.fence(); pending {
-		j.start, j.message = fence.actions, fence.message
-		return j
+		fence.giveUp = j.giveUp
+		return fence
 	}
 	j.start = []Action{v.setSpec()}
 	return j
@@ -176,7 +178,7 @@ func (v *view) quiesce(j judgement, asks bool) judgement {
 	for _, gate := range []func() (judgement, bool){v.fence, v.paused} {
 		if g, pending := gate(); pending {
 			g.giveUp = j.giveUp
-			return g
+			return v.quiescing(g)
 		}
 	}
 	if asks {
@@ -187,6 +189,21 @@ func (v *view) quiesce(j judgement, asks bool) judgement {
 	return j
 }
 
+// quiescing gives NVIDIA's programs their time to end, after that for draining.
+func (v *view) quiescing(j judgement) judgement {
+	left := v.drainLeft() + quiesceTimeout
+	if len(j.start) > 0 {
+		return j
+	}
+	if left > 0 || v.fallsBack {
+		j.after = max(left, 0)
+		return j
+	}
+	message := fmt.Sprintf("not within %s: %s", quiesceTimeout, j.message)
+	j.start, j.message = append(v.letGo("they did not end in time"), v.recordFailure(j.reason, message)), message
+	return j
+}
+
 // applying waits for the agent.
 func (v *view) applying() judgement {
 	j := judgement{State: StateApplying, reason: v1alpha1.ReasonApplying, message: v.agentSays("the agent is changing the GPUs")}
@@ -194,7 +211,7 @@ func (v *view) applying() judgement {
 		return v.fail(j, reason, message)
 	}
 	since := v.node.GPU.Spec.Since
-	if since.IsZero() {
+	if since.IsZero() || reached(v.node.GPU.Spec, v.to) { // what was reached before is waited for
 		return j
 	}
 	left := since.Add(applyTimeout).Sub(v.world.Now)

@@ -96,14 +96,14 @@ func decide(w *World, groups map[string]*group) Decision {
 	}
 	all = append(all, groups[""].idle...)
 	slices.SortFunc(all, func(a, b member) int { return cmp.Compare(a.node.Name, b.node.Name) })
-	if write, needed := keys(w, all); needed {
+	d.Wire = slices.ContainsFunc(all, member.wired)
+	if write, needed := keys(w, all); needed && d.Wire {
 		d.Actions = append(d.Actions, write)
 	}
 	for _, m := range all {
 		d.Actions = append(d.Actions, m.actions...)
 		d.After = sooner(d.After, m.after)
-		d.Wire = d.Wire || m.wired()
-		if m.listed() {
+		if m.wired() {
 			d.Nodes = append(d.Nodes, m.report())
 		}
 	}
@@ -118,13 +118,10 @@ func sooner(a, b time.Duration) time.Duration {
 	return a
 }
 
-// wired says whether the device plugin of the node has to read our ConfigMap.
+// wired says whether the device plugin of the node has to read our ConfigMap: a policy governs it, or did.
 func (m member) wired() bool {
 	return m.by != nil || m.node.GPU.Spec.Baseline != nil
 }
-
-// listed says whether there is anything to say about the node.
-func (m member) listed() bool { return m.by != nil || m.node.GPU.Spec.Baseline != nil }
 
 func (m member) report() NodeState {
 	s := NodeState{Node: m.node.Name, State: m.State, Reason: m.reason, Message: m.message, Plan: m.planned()}

@@ -92,9 +92,12 @@ func (v *view) selectedAt() time.Time {
 
 // hidden says why the key cannot be made visible yet.
 func (v *view) hidden() (message string, is bool) {
+	if v.to.final {
+		return "", false // not ours to write or to wire: it is what was there before
+	}
 	if _, written := v.world.Keys[v.to.key]; !written {
-		if v.to.final || v.fallsBack && v.to.data == "" {
-			return "", false // not ours to write: it is what was there before
+		if v.fallsBack {
+			return "", false // likewise
 		}
 		return fmt.Sprintf("writing the configuration %s into the ConfigMap", v.to.key), true
 	}

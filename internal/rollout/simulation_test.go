@@ -89,7 +89,7 @@ func (s *simulation) edit() {
 // fault makes something happen that nobody asked for.
 func (s *simulation) fault() {
 	h := s.hosts[fmt.Sprintf("n%d", s.random.IntN(5))]
-	kind := s.random.IntN(12)
+	kind := s.random.IntN(20)
 	if kind < 8 {
 		s.stale = nil // what is read late are our own writes: what others do is what wakes a pass
 	}

@@ -183,11 +183,13 @@ func TestStates(t *testing.T) {
 			},
 			state: rollout.StateQuiescing, reason: v1alpha1.ReasonPausingClients,
 			message: "somebody else has set " + gfdLabel + "=paused-for-driver-upgrade", actions: []string{noActions},
+			after: 899 * time.Second,
 		},
 		"paused: NVIDIA's clients are still there": {
 			situation: func() *cluster { c, _ := toMIG(); c.steps(1); c.pass(); return c },
 			state:     rollout.StateQuiescing, reason: v1alpha1.ReasonPausingClients,
 			message: "waiting until NVIDIA's GPU clients are gone: gpu-operator/nvidia-1, gpu-operator/nvidia-2", actions: []string{noActions},
+			after: 899 * time.Second,
 		},
 		"nothing is in the way": {
 			situation: func() *cluster { c, _ := toMIG(); c.steps(2); return c },
