@@ -358,3 +358,12 @@ func (s *scenario) announced() []string {
 		}
 	}
 }
+
+func (s *scenario) delete(object string) {
+	s.t.Helper()
+	o := &unstructured.Unstructured{}
+	s.Expect(yaml.Unmarshal([]byte(object), &o.Object)).To(Succeed())
+	s.Expect(s.client.Delete(s.ctx(), o)).To(Succeed())
+}
+
+func pass() rollout.Pass { return rollout.Pass{} }
