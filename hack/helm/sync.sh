@@ -7,10 +7,11 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
 files=config/helm/files
 rm -rf "$files"/{crd,rbac,admission,openshift}
-mkdir -p "$files"/{crd,rbac,admission,openshift}
+mkdir -p "$files"/{crd,rbac/stand-alone,admission,openshift}
 cp config/crd/gpusharing.io_*.yaml "$files/crd/"
 cp config/rbac/role.yaml "$files/rbac/controller-role.yaml"
 cp config/manager/rbac.yaml "$files/rbac/controller.yaml"
 cp config/agent/rbac.yaml "$files/rbac/agent.yaml"
+cp config/stand-alone/rbac.yaml "$files/rbac/stand-alone/"
 cp config/agent/admission.yaml "$files/admission/"
 cp config/openshift/scc.yaml "$files/openshift/"

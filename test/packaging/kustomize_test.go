@@ -1,0 +1,69 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package packaging_test
+
+import (
+	"os/exec"
+	"testing"
+
+	. "github.com/onsi/gomega"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+)
+
+// kustomized is what kubectl apply -k installs.
+func kustomized(t *testing.T) []*unstructured.Unstructured {
+	t.Helper()
+	build := exec.CommandContext(t.Context(), "go", "tool", "-modfile="+path(t, "hack/tools/go.mod"), "kustomize", "build", path(t, "config/default"))
+	objects, err := decode(run(t, build))
+	NewWithT(t).Expect(err).NotTo(HaveOccurred())
+	return objects
+}
+
+func TestChartAndKustomizeInstallTheSame(t *testing.T) {
+	g := NewWithT(t)
+	sources, rendered := kustomized(t), newHelm(t).render(t)
+	onlyHere := map[string]string{
+		"Namespace gpu-sharing-operator":             "Helm makes the namespace of a release itself",
+		"PodDisruptionBudget gpu-sharing-controller": "one replica needs none",
+	}
+	var common []string
+	for _, o := range append(sources, rendered...) {
+		if onlyHere[name(o)] == "" {
+			common = append(common, name(o))
+		}
+	}
+	for _, wanted := range common {
+		find(t, sources, wanted)
+		find(t, rendered, wanted)
+	}
+	for _, workload := range []string{"Deployment gpu-sharing-controller", "DaemonSet gpu-sharing-agent", "DaemonSet gpu-sharing-mps"} {
+		ours, theirs := podOf(t, find(t, rendered, workload)), podOf(t, find(t, sources, workload))
+		container, its := ours.Spec.Containers[0], theirs.Spec.Containers[0]
+		g.Expect(container.Args).To(ContainElements(its.Args), workload)
+		g.Expect(container.Env).To(Equal(its.Env), workload)
+		g.Expect(container.VolumeMounts).To(ConsistOf(its.VolumeMounts), workload)
+		g.Expect(container.SecurityContext).To(Equal(its.SecurityContext), workload)
+		g.Expect(container.Resources).To(Equal(its.Resources), workload)
+		g.Expect(container.LivenessProbe).To(Equal(its.LivenessProbe), workload)
+		g.Expect(container.ReadinessProbe).To(Equal(its.ReadinessProbe), workload)
+		g.Expect(ours.Spec.Volumes).To(ConsistOf(theirs.Spec.Volumes), workload)
+		g.Expect(ours.Spec.HostPID).To(Equal(theirs.Spec.HostPID), workload)
+		g.Expect(ours.Spec.NodeSelector).To(Equal(theirs.Spec.NodeSelector), workload)
+		g.Expect(ours.Spec.PriorityClassName).To(Equal(theirs.Spec.PriorityClassName), workload)
+		g.Expect(ours.Spec.ServiceAccountName).To(Equal(theirs.Spec.ServiceAccountName), workload)
+		g.Expect(ours.Spec.SecurityContext).To(Equal(theirs.Spec.SecurityContext), workload)
+		g.Expect(ours.Labels).To(Equal(theirs.Labels), workload)
+	}
+}
+
+// podOf is the pod template of a Deployment or DaemonSet.
+func podOf(tb testing.TB, o *unstructured.Unstructured) corev1.PodTemplateSpec {
+	tb.Helper()
+	if o.GetKind() == "DaemonSet" {
+		return as[appsv1.DaemonSet](tb, o).Spec.Template
+	}
+	return as[appsv1.Deployment](tb, o).Spec.Template
+}
