@@ -5,12 +5,12 @@ package rollout
 
 import (
 	"context"
+	"reflect"
 	"fmt"
 	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
@@ -77,7 +77,7 @@ func changes[V any](view func(client.Object) (v V, ok bool)) predicate.Predicate
 		UpdateFunc: func(e event.UpdateEvent) bool {
 			old, did := view(e.ObjectOld)
 			updated, does := view(e.ObjectNew)
-			return did != does || does && !equality.Semantic.DeepEqual(old, updated)
+			return did != does || does && !reflect.DeepEqual(old, updated)
 		},
 		DeleteFunc:  func(e event.DeleteEvent) bool { return matters(e.Object) },
 		GenericFunc: func(event.GenericEvent) bool { return true },
