@@ -102,7 +102,7 @@ func (c *Controller) run(ctx context.Context, steps []plan.Step, now observation
 			continue
 		}
 		acted = true
-		if err := s.Do(ctx, plan.Tools{Hardware: c.hardware, MPS: c.mps}); err != nil {
+		if err := c.do(ctx, s); err != nil {
 			o.failures = append(o.failures, failure{step: s, err: err})
 			ended.add(s)
 			continue
@@ -110,6 +110,12 @@ func (c *Controller) run(ctx context.Context, steps []plan.Step, now observation
 		log(ctx).Info("Done", "step", s.String(), "gpu", s.Device())
 	}
 	return acted, nil
+}
+
+func (c *Controller) do(ctx context.Context, s plan.Step) error {
+	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
+	defer cancel()
+	return s.Do(ctx, plan.Tools{Hardware: c.hardware, MPS: c.mps})
 }
 
 // refreshed observes anew where a step needs something idle and the observation is not of this moment.

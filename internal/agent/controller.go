@@ -44,6 +44,10 @@ const (
 
 	// passTimeout bounds a pass: a MIG change of 16 GPUs takes minutes where each is reset.
 	passTimeout = 10 * time.Minute
+	// observeTimeout bounds an observation. Opening the driver takes seconds for each GPU that nobody else has open.
+	observeTimeout = time.Minute
+	// stepTimeout bounds a step, the longest of which is a change of MIG mode with a reset.
+	stepTimeout = 3 * time.Minute
 	// reportTimeout bounds the report of a pass, which is made even if the pass ran out of time.
 	reportTimeout = 15 * time.Second
 	// waitPoll is how soon a pass looks again at what it waits for and gets no event of: a process that ends.

@@ -38,6 +38,8 @@ func notObserved(reason, what string, err error) error {
 
 // observe looks at the GPUs, at the MPS daemons that serve them and at who uses them.
 func (c *Controller) observe(ctx context.Context) (observation, error) {
+	ctx, cancel := context.WithTimeout(ctx, observeTimeout)
+	defer cancel()
 	at := c.clock.Now()
 	inventory, err := c.hardware.Observe(ctx)
 	if err != nil {

@@ -61,7 +61,7 @@ func runDaemon(ctx context.Context, cmd *exec.Cmd) error {
 	defer output.Close() //nolint:errcheck // nothing of it is needed any more
 	cmd.Stdout, cmd.Stderr = output, output
 	if err := cmd.Run(); err != nil {
-		said, _ := io.ReadAll(io.NewSectionReader(output, 0, math.MaxInt64)) //nolint:errcheck // what could be read is what can be shown
+		said, _ := io.ReadAll(io.NewSectionReader(output, 0, math.MaxInt64))
 		return failure(ctx, cmd, err, string(said))
 	}
 	return nil
