@@ -5,8 +5,9 @@ SHELL := /usr/bin/env bash
 
 TOOL := go tool -modfile=hack/tools/go.mod
 BIN  := bin
-# Packages whose tests need no API server come first, so that a plain mistake shows within seconds.
 TESTFLAGS ?=
+# NVIDIA's Go bindings bind deprecated functions too; what the C compiler says of them is not for our users.
+export CGO_CFLAGS ?= -g -O2 -Wno-deprecated-declarations
 
 ##@ For everybody
 

@@ -5,8 +5,8 @@ package rollout
 
 import (
 	"context"
-	"reflect"
 	"fmt"
+	"reflect"
 	"strings"
 	"time"
 

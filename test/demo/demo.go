@@ -1,0 +1,310 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
+	"github.com/gpusharing/gpu-sharing-operator/test/env"
+	"github.com/gpusharing/gpu-sharing-operator/test/nodesim"
+	"github.com/gpusharing/gpu-sharing-operator/test/simdriver"
+)
+
+type options struct {
+	programs string
+	driver   string
+	keep     bool
+}
+
+// demo is one run.
+type demo struct {
+	options
+	dir        string
+	story      *story
+	cluster    *env.Cluster
+	kubeconfig string
+	kubectl    string
+	machines   []*machine
+	was        map[string]string // what each node advertised before, by name
+	ready      bool              // every policy was Ready
+}
+
+// gpuOperator is the namespace of NVIDIA's operator, ours that of this one.
+const (
+	gpuOperator = "gpu-operator"
+	ours        = "gpu-sharing-operator"
+)
+
+// samples are the policies that are applied, in this order.
+func samples() []string {
+	return []string{
+		"config/samples/mig-a100.yaml", "config/samples/mps-h100.yaml", "config/samples/time-slicing-t4.yaml",
+	}
+}
+
+func fleet() []simdriver.Spec {
+	return []simdriver.Spec{
+		simdriver.Times("gpu-a100", sim.A100, 2), simdriver.Times("gpu-h100", sim.H100, 2), simdriver.Times("gpu-t4", sim.T4, 2),
+	}
+}
+
+// play plays the demo from the first process to the last.
+func (d *demo) play(ctx context.Context) error {
+	background, stop := context.WithCancel(ctx)
+	var running sync.WaitGroup
+	defer func() {
+		stop()
+		running.Wait()
+		if d.cluster != nil {
+			_ = d.cluster.Stop()
+		}
+	}()
+	limited, cancel := context.WithTimeout(ctx, deadline)
+	defer cancel()
+	for _, act := range []func(context.Context, context.Context, *sync.WaitGroup) error{
+		d.startCluster, d.startNodes, d.startController, d.applyPolicies,
+	} {
+		if err := act(limited, background, &running); err != nil {
+			return d.explain(err)
+		}
+	}
+	if err := d.showResult(limited); err != nil {
+		return d.explain(err)
+	}
+	if d.keep {
+		d.showInvitation()
+		<-ctx.Done()
+	}
+	return nil
+}
+
+// explain adds to an error what the deadline means and where to look.
+func (d *demo) explain(err error) error {
+	if errors.Is(err, context.DeadlineExceeded) {
+		err = fmt.Errorf("not every policy was Ready within %s", deadline)
+	}
+	if kept, failed := d.keepLogs(); failed == nil {
+		d.story.show("\nwhat the programs logged is kept in " + kept)
+	}
+	return err
+}
+
+// keepLogs copies the logs to where they outlive the demo.
+func (d *demo) keepLogs() (string, error) {
+	kept := filepath.Join(d.programs, "demo-logs")
+	if err := os.RemoveAll(kept); err != nil {
+		return "", err
+	}
+	if err := os.MkdirAll(kept, 0o755); err != nil {
+		return "", err
+	}
+	for _, log := range d.logs() {
+		data, err := os.ReadFile(log)
+		if err != nil {
+			return "", err
+		}
+		name := strings.ReplaceAll(strings.TrimPrefix(log, d.dir+"/"), "/", "-")
+		if err := os.WriteFile(filepath.Join(kept, name), data, 0o644); err != nil {
+			return "", err
+		}
+	}
+	return kept, nil
+}
+
+func (d *demo) logs() []string {
+	logs, _ := filepath.Glob(filepath.Join(d.dir, "*.log"))
+	more, _ := filepath.Glob(filepath.Join(d.dir, "*", "*.log"))
+	return append(logs, more...)
+}
+
+func (d *demo) startCluster(ctx, background context.Context, running *sync.WaitGroup) error {
+	d.story.chapter("A cluster with NVIDIA's GPU Operator, as its Helm chart installs it")
+	cluster, err := env.New(ctx, env.WithNVIDIA(), env.WithDir(d.dir))
+	if err != nil {
+		return err
+	}
+	d.cluster = cluster
+	if err := d.writeKubeconfig(ctx); err != nil {
+		return err
+	}
+	d.story.say("cluster", "etcd and kube-apiserver run")
+	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: gpuOperator}}
+	if err := cluster.Client.Create(ctx, namespace); err != nil {
+		return fmt.Errorf("creating namespace %s: %w", gpuOperator, err)
+	}
+	if err := cluster.Apply(ctx, "test/demo/cluster-policy.yaml"); err != nil {
+		return err
+	}
+	operator := &nodesim.GPUOperator{
+		Client: cluster.Client, Namespace: gpuOperator, Clock: clock.RealClock{},
+		Tell: func(format string, args ...any) { d.story.say("NVIDIA", format, args...) },
+	}
+	running.Go(func() { operator.Run(background, 200*time.Millisecond) })
+	return nil
+}
+
+func (d *demo) writeKubeconfig(ctx context.Context) error {
+	data, err := env.Kubeconfig(d.cluster.Config)
+	if err != nil {
+		return err
+	}
+	d.kubeconfig = filepath.Join(d.dir, "kubeconfig")
+	if err := os.WriteFile(d.kubeconfig, data, 0o600); err != nil {
+		return fmt.Errorf("writing the administrator's kubeconfig: %w", err)
+	}
+	assets, err := env.Assets(ctx)
+	d.kubectl = filepath.Join(assets, "kubectl")
+	return err
+}
+
+func (d *demo) startNodes(ctx, background context.Context, running *sync.WaitGroup) error {
+	agent, err := filepath.Abs(filepath.Join(d.programs, "agent"))
+	if err != nil {
+		return err
+	}
+	for _, spec := range fleet() {
+		m, err := newMachine(d, spec, agent)
+		if err != nil {
+			return err
+		}
+		d.machines = append(d.machines, m)
+		running.Go(func() {
+			if err := m.run(background); err != nil {
+				d.story.say(m.name, "%v", err)
+			}
+		})
+	}
+	d.was = map[string]string{}
+	for _, m := range d.machines {
+		if err := d.until(ctx, func() (bool, error) {
+			d.was[m.name], err = d.advertises(ctx, m.name)
+			return d.was[m.name] != nothing, err
+		}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (d *demo) startController(ctx, background context.Context, running *sync.WaitGroup) error {
+	d.story.chapter("The GPU Sharing Operator is installed: it looks, and changes nothing")
+	if err := d.cluster.Apply(ctx, "config/default/namespace.yaml", "config/rbac/role.yaml", "config/manager/rbac.yaml",
+		"config/agent/rbac.yaml", "config/agent/admission.yaml", "config/agent/agent.yaml", "config/agent/mps.yaml"); err != nil {
+		return err
+	}
+	d.narrate(background)
+	p, err := d.runController(ctx)
+	if err != nil {
+		return err
+	}
+	running.Go(func() {
+		<-background.Done()
+		p.Stop()
+	})
+	return d.until(ctx, func() (bool, error) {
+		nodes := &v1alpha1.GPUNodeList{}
+		if err := d.cluster.Client.List(ctx, nodes); err != nil {
+			return false, err
+		}
+		reported := 0
+		for _, n := range nodes.Items {
+			if meta.IsStatusConditionTrue(n.Status.Conditions, v1alpha1.ConditionDiscovered) {
+				reported++
+			}
+		}
+		if !p.Alive() {
+			return false, errors.New("the controller ended; see its log")
+		}
+		return reported == len(d.machines), nil
+	})
+}
+
+// runController runs the controller as its manifest does, with its own service account.
+func (d *demo) runController(ctx context.Context) (*process, error) {
+	config, err := d.cluster.ConfigAs(ctx, env.Identity{Namespace: ours, ServiceAccount: "gpu-sharing-controller"})
+	if err != nil {
+		return nil, err
+	}
+	data, err := env.Kubeconfig(config)
+	if err != nil {
+		return nil, err
+	}
+	kubeconfig := filepath.Join(d.dir, "controller.kubeconfig")
+	if err := os.WriteFile(kubeconfig, data, 0o600); err != nil {
+		return nil, fmt.Errorf("writing the controller's kubeconfig: %w", err)
+	}
+	return start(filepath.Join(d.dir, "controller.log"), filepath.Join(d.programs, "controller"),
+		[]string{"--leader-elect", "--health-probe-bind-address=0"},
+		[]string{"KUBECONFIG=" + kubeconfig, "POD_NAMESPACE=" + ours})
+}
+
+func (d *demo) applyPolicies(ctx, _ context.Context, _ *sync.WaitGroup) error {
+	d.story.chapter("Three policies are applied")
+	for _, sample := range samples() {
+		if err := d.runKubectl(ctx, "apply", "-f", sample); err != nil {
+			return err
+		}
+	}
+	return d.until(ctx, func() (bool, error) { return d.allReady(ctx) })
+}
+
+// runKubectl runs kubectl as a user would, and shows what it says.
+func (d *demo) runKubectl(ctx context.Context, args ...string) error {
+	cmd := exec.CommandContext(ctx, d.kubectl, args...)
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+d.kubeconfig)
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("kubectl %s: %w\n%s", strings.Join(args, " "), err, out)
+	}
+	d.story.say("you", "kubectl %s → %s", strings.Join(args, " "), strings.TrimSpace(string(out)))
+	return nil
+}
+
+func (d *demo) allReady(ctx context.Context) (bool, error) {
+	policies := &v1alpha1.GPUSharingPolicyList{}
+	if err := d.cluster.Client.List(ctx, policies); err != nil {
+		return false, fmt.Errorf("reading the policies: %w", err)
+	}
+	ready := 0
+	for _, p := range policies.Items {
+		c := meta.FindStatusCondition(p.Status.Conditions, v1alpha1.ConditionReady)
+		if c != nil && c.Status == metav1.ConditionTrue && c.ObservedGeneration == p.Generation {
+			ready++
+		}
+	}
+	d.ready = ready == len(samples())
+	return d.ready, nil
+}
+
+// until asks again and again until it is so.
+func (d *demo) until(ctx context.Context, so func() (bool, error)) error {
+	ticker := time.NewTicker(100 * time.Millisecond)
+	defer ticker.Stop()
+	for {
+		if yes, err := so(); yes || err != nil {
+			return client.IgnoreNotFound(err)
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-ticker.C:
+		}
+	}
+}

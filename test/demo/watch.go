@@ -1,0 +1,106 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	eventsv1 "k8s.io/api/events/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/watch"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+)
+
+// narrate tells of what the controller announces as Events and of what the agents report, until the context ends.
+func (d *demo) narrate(ctx context.Context) {
+	go d.follow(ctx, &eventsv1.EventList{}, d.tellEvent)
+	seen := map[string]string{}
+	go d.follow(ctx, &v1alpha1.GPUNodeList{}, func(o client.Object) { d.tellNode(o, seen) })
+}
+
+// follow calls tell for every change of the objects of a list's kind.
+func (d *demo) follow(ctx context.Context, list client.ObjectList, tell func(client.Object)) {
+	for ctx.Err() == nil {
+		w, err := d.cluster.Client.Watch(ctx, list)
+		if err != nil {
+			select {
+			case <-ctx.Done():
+			case <-time.After(time.Second):
+			}
+			continue
+		}
+		for event := range w.ResultChan() {
+			if o, ok := event.Object.(client.Object); ok && (event.Type == watch.Added || event.Type == watch.Modified) {
+				tell(o)
+			}
+		}
+	}
+}
+
+func (d *demo) tellEvent(o client.Object) {
+	e, ok := o.(*eventsv1.Event)
+	if !ok || e.ReportingController != "gpu-sharing-controller" || e.Series != nil {
+		return
+	}
+	if e.Regarding.Kind == "GPUSharingPolicy" {
+		d.story.say("controller", "%s: %s", e.Regarding.Name, e.Note)
+		return
+	}
+	d.story.say("controller", "%s", e.Note)
+}
+
+// tellNode tells of a GPUNode what has changed since it was told of last.
+func (d *demo) tellNode(o client.Object, seen map[string]string) {
+	n, ok := o.(*v1alpha1.GPUNode)
+	if !ok || len(n.Status.Devices) == 0 {
+		return
+	}
+	now := describeDevices(n.Status.Devices)
+	if ready := meta.FindStatusCondition(n.Status.Conditions, v1alpha1.ConditionReady); ready != nil && ready.Reason != v1alpha1.ReasonReady {
+		now += fmt.Sprintf(" (%s: %s)", ready.Reason, ready.Message)
+	}
+	if seen[n.Name] != now {
+		seen[n.Name] = now
+		d.story.say(n.Name, "agent: %s", now)
+	}
+}
+
+// describeDevices is how the GPUs of a node are shared, those that are alike together.
+func describeDevices(devices []v1alpha1.DeviceStatus) string {
+	var kinds []string
+	counts := map[string]int{}
+	for _, device := range devices {
+		kind := device.Product + " " + describeSharing(device)
+		if counts[kind] == 0 {
+			kinds = append(kinds, kind)
+		}
+		counts[kind]++
+	}
+	for i, kind := range kinds {
+		kinds[i] = fmt.Sprintf("%d× %s", counts[kind], kind)
+	}
+	return strings.Join(kinds, ", ")
+}
+
+func describeSharing(d v1alpha1.DeviceStatus) string {
+	switch s := d.Sharing; {
+	case s.MPS != nil:
+		return fmt.Sprintf("under MPS (%d MiB and %d%% of the threads for each client)", s.MPS.PinnedMemoryLimitMiB, s.MPS.ActiveThreadPercentage)
+	case len(s.Instances) > 0:
+		var parts []string
+		for _, i := range s.Instances {
+			parts = append(parts, fmt.Sprintf("%d× %s", i.Count, i.Profile))
+		}
+		return "split into " + strings.Join(parts, " + ")
+	case s.MIGMode == v1alpha1.MIGModeEnabled:
+		return "in MIG mode, empty"
+	default:
+		return "whole"
+	}
+}
