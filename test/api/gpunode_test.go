@@ -188,4 +188,3 @@ func impossible(t *testing.T, c client.Client) {
 		})
 	}
 }
-

@@ -44,6 +44,9 @@ type demo struct {
 	machines   []*machine
 	was        map[string]string // what each node advertised before, by name
 	ready      bool              // every policy was Ready
+
+	mu   sync.Mutex
+	told map[string]string // what was told last, by node
 }
 
 // gpuOperator is the namespace of NVIDIA's operator, ours that of this one.
@@ -262,7 +265,14 @@ func (d *demo) applyPolicies(ctx, _ context.Context, _ *sync.WaitGroup) error {
 			return err
 		}
 	}
-	return d.until(ctx, func() (bool, error) { return d.allReady(ctx) })
+	if err := d.until(ctx, func() (bool, error) { return d.allReady(ctx) }); err != nil {
+		return err
+	}
+	select { // the last Events are on their way
+	case <-ctx.Done():
+	case <-time.After(500 * time.Millisecond):
+	}
+	return nil
 }
 
 // runKubectl runs kubectl as a user would, and shows what it says.

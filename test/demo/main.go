@@ -65,7 +65,7 @@ func run(args []string) error {
 		return err
 	}
 	o.driver = driver
-	dir, err := os.MkdirTemp("", "gpusharing-")
+	dir, err := os.MkdirTemp("", "gpusharing-demo-")
 	if err != nil {
 		return fmt.Errorf("making a folder for the demo: %w", err)
 	}
@@ -74,7 +74,7 @@ func run(args []string) error {
 		return errors.Join(err, os.RemoveAll(dir))
 	}
 	defer sweeper.finish()
-	d := &demo{options: o, dir: dir, story: newStory(os.Stdout)}
+	d := &demo{options: o, dir: dir, story: newStory(os.Stdout), told: map[string]string{}}
 	err = d.play(ctx)
 	if ctx.Err() != nil {
 		d.story.say("", "stopped; cleaning up")

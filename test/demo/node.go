@@ -36,6 +36,8 @@ type machine struct {
 	cluster *env.Cluster
 	driver  *simdriver.Driver
 	sim     *nodesim.Node
+
+	callsRead int // bytes of the log of calls that were told
 }
 
 // newMachine makes a node with a simulated driver.

@@ -31,7 +31,7 @@ func (s *story) say(who, format string, args ...any) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	text := strings.ReplaceAll(fmt.Sprintf(format, args...), "\n", " ")
-	fmt.Fprintf(s.out, "%6.1fs  %s  %s\n", time.Since(s.began).Seconds(), s.paint(fmt.Sprintf("%-10s", who), "36"), text)
+	fmt.Fprintf(s.out, "%6.1fs  %s  %s\n", time.Since(s.began).Seconds(), s.paint(fmt.Sprintf("%-15s", who), "36"), text)
 }
 
 // chapter begins a part of the story.

@@ -4,8 +4,10 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"regexp"
 	"strings"
 	"time"
 
@@ -43,17 +45,49 @@ func (d *demo) follow(ctx context.Context, list client.ObjectList, tell func(cli
 	}
 }
 
+// tellEvent tells what the controller announces, shorter than the Event does: about its node, and without the labels.
 func (d *demo) tellEvent(o client.Object) {
 	e, ok := o.(*eventsv1.Event)
 	if !ok || e.ReportingController != "gpu-sharing-controller" || e.Series != nil {
 		return
 	}
-	if e.Regarding.Kind == "GPUSharingPolicy" {
-		d.story.say("controller", "%s: %s", e.Regarding.Name, e.Note)
-		return
+	node, note := d.abridge(e)
+	d.mu.Lock()
+	again := d.told[node] == note
+	d.told[node] = note
+	d.mu.Unlock()
+	if !again {
+		d.story.say(node, "controller: %s", note)
 	}
-	d.story.say("controller", "%s", e.Note)
 }
+
+// abridge finds the node, or else the object, that an Event is about and says in few words what it tells.
+func (d *demo) abridge(e *eventsv1.Event) (about, note string) {
+	node, note := "", e.Note
+	switch {
+	case e.Regarding.Kind == "Node":
+		node = e.Regarding.Name
+	case e.Related != nil && e.Related.Kind == "Node":
+		node = e.Related.Name
+	}
+	if found := waiting.FindStringSubmatch(note); found != nil {
+		node, note = found[1], note[len(found[0]):]
+	}
+	if found := action.FindStringSubmatch(note); found != nil {
+		note = cmp.Or(found[2], found[3])
+	}
+	if node == "" {
+		return e.Regarding.Name, note
+	}
+	return node, strings.ReplaceAll(note, " node "+node, " the node")
+}
+
+var (
+	// waiting begins the message of a policy whose nodes are on their way.
+	waiting = regexp.MustCompile(`^\d+ of \d+ nodes? ready; node ([^ :]+): `)
+	// action is what is done to a node, and in brackets or after a colon what for.
+	action = regexp.MustCompile(`^(?:patch node (\S+) \(([^)]*)\).*|set spec of GPUNode \S+: (.*))$`)
+)
 
 // tellNode tells of a GPUNode what has changed since it was told of last.
 func (d *demo) tellNode(o client.Object, seen map[string]string) {
@@ -65,10 +99,16 @@ func (d *demo) tellNode(o client.Object, seen map[string]string) {
 	if ready := meta.FindStatusCondition(n.Status.Conditions, v1alpha1.ConditionReady); ready != nil && ready.Reason != v1alpha1.ReasonReady {
 		now += fmt.Sprintf(" (%s: %s)", ready.Reason, ready.Message)
 	}
-	if seen[n.Name] != now {
-		seen[n.Name] = now
-		d.story.say(n.Name, "agent: %s", now)
+	if seen[n.Name] == now {
+		return
 	}
+	seen[n.Name] = now
+	for _, m := range d.machines {
+		if calls := m.newCalls(); m.name == n.Name && calls != "" {
+			d.story.say(n.Name, "driver: %s", calls)
+		}
+	}
+	d.story.say(n.Name, "agent: %s", now)
 }
 
 // describeDevices is how the GPUs of a node are shared, those that are alike together.

@@ -172,7 +172,9 @@ func (n *Node) dropUnanswered(ctx context.Context, p *plugin, tell bool) {
 	}
 }
 
-func isReplica(devices []advertised) bool { return len(devices) > 0 && devices[0].ID != devices[0].UUID }
+func isReplica(devices []advertised) bool {
+	return len(devices) > 0 && devices[0].ID != devices[0].UUID
+}
 
 // registerPlugin tells the kubelet of the plugin's resources.
 func (n *Node) registerPlugin(p *plugin) {
