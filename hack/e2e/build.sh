@@ -50,13 +50,15 @@ for program in etcd kube-apiserver kubectl kube-controller-manager kube-schedule
 	ln -sfn "$kube/$program" "$bin/$program"
 done
 
+ln -sfn "$("$top/hack/helm/build.sh")" "$bin/helm"
+
 containerd=github.com/containerd/containerd/v2
 CGO_ENABLED=0 build_all containerd containerd $containerd "-X $containerd/version.Version=VERSION" \
 	$containerd/cmd/containerd $containerd/cmd/containerd-shim-runc-v2 $containerd/cmd/ctr
 
 # NVIDIA's programs load NVML at run time: its symbols stay unresolved when linking and are bound lazily.
 plugin=github.com/NVIDIA/k8s-device-plugin
-CGO_ENABLED=1 CGO_LDFLAGS_ALLOW='-Wl,--unresolved-symbols=ignore-in-object-files' \
+CGO_ENABLED=1 CGO_CFLAGS="-g -O2 -Wno-deprecated-declarations" CGO_LDFLAGS_ALLOW='-Wl,--unresolved-symbols=ignore-in-object-files' \
 	build_all nvidia nvidia $plugin "-extldflags=-Wl,-z,lazy -X $plugin/internal/info.version=VERSION" \
 	$plugin/cmd/nvidia-device-plugin $plugin/cmd/config-manager $plugin/cmd/gpu-feature-discovery $plugin/cmd/mps-control-daemon
 
@@ -66,6 +68,9 @@ CGO_ENABLED=1 go build -trimpath -ldflags "-s -w" -buildmode=c-shared -o "$bin/d
 for program in nvidia-smi nvidia-cuda-mps-control; do
 	CGO_ENABLED=0 go build -trimpath -ldflags "-s -w" -o "$bin/driver/$program" "./test/simdriver/$program"
 done
+# As the Dockerfile builds them.
+CGO_ENABLED=0 go build -trimpath -ldflags "-s -w" -o "$bin/controller" ./cmd/controller
+CGO_ENABLED=1 go build -trimpath -ldflags "-s -w" -o "$bin/agent" ./cmd/agent
 # Static: they run in images that hold nothing else.
 for program in $(cd test/e2e/programs && ls); do
 	CGO_ENABLED=0 go build -trimpath -ldflags "-s -w" -o "$bin/$program" "./test/e2e/programs/$program"

@@ -53,7 +53,7 @@ var _ = BeforeSuite(func(ctx SpecContext) {
 		Name: nodeName, Bin: bin, Pause: pause, PauseImage: pauseImage().Name, StatusEvery: time.Second, Log: GinkgoWriter,
 	})
 	Expect(err).NotTo(HaveOccurred())
-	say("node Ready")
+	DeferCleanup(stopNode)
 	for _, i := range images(ctx) {
 		Expect(machine.Import(ctx, write(i))).To(Succeed())
 	}
@@ -65,17 +65,17 @@ var _ = BeforeSuite(func(ctx SpecContext) {
 	installGPUOperator(ctx)
 	Eventually(allocatable).WithContext(ctx).Should(HaveKeyWithValue("nvidia.com/gpu", int64(2)))
 	say("NVIDIA's device plugin advertises")
+	installOperator(ctx)
+	say("operator installed")
 }, NodeTimeout(5*time.Minute))
 
-var _ = AfterSuite(func() {
-	if machine == nil {
-		return
-	}
+// stopNode keeps the logs, if they are asked for.
+func stopNode() {
 	Expect(machine.Stop()).To(Succeed())
 	if to := os.Getenv(logsVariable); to != "" {
 		Expect(machine.CopyLogs(filepath.Join(to, "node"))).To(Succeed())
 	}
-})
+}
 
 func connect() {
 	scheme := runtime.NewScheme()

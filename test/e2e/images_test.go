@@ -29,19 +29,21 @@ func images(ctx context.Context) []image.Image {
 		Name: workloadImage, Entrypoint: []string{"/workload"}, User: "65532:65532",
 		Files: map[string]string{"/workload": filepath.Join(bin, "workload")},
 	}
-	return []image.Image{workload, nvidiaImage(ctx)}
+	return append(operatorImages(ctx), workload, nvidiaImage(ctx))
 }
 
-// nvidiaImage has NVIDIA's programs, the C library that they need, and the shell that the GPU Operator's scripts need.
-// Its environment asks for the driver, as that of NVIDIA's image does.
+// nvidiaImage has NVIDIA's programs, the C library that they need, and the shell that the GPU Operator's scripts need:
+// as in NVIDIA's image one that becomes the script which it is told to run, so that signals reach the program. Its
+// environment asks for the driver, as that of NVIDIA's image does.
 func nvidiaImage(ctx context.Context) image.Image {
 	i, err := image.Image{
 		Name:  gpuoperator.Image,
 		Env:   []string{"PATH=/usr/local/bin:/usr/bin:/bin", "NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=utility"},
-		Files: map[string]string{"/bin/sh": "/bin/sh"},
+		Files: map[string]string{},
+		Links: map[string]string{"/bin/sh": "/usr/bin/bash"},
 	}.WithPrograms(ctx,
 		filepath.Join(bin, "nvidia-device-plugin"), filepath.Join(bin, "config-manager"),
-		filepath.Join(bin, "gpu-feature-discovery"), filepath.Join(bin, "mps-control-daemon"), "/bin/sleep")
+		filepath.Join(bin, "gpu-feature-discovery"), filepath.Join(bin, "mps-control-daemon"), "/bin/bash", "/bin/sleep")
 	Expect(err).NotTo(HaveOccurred())
 	return i
 }

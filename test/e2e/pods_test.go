@@ -84,6 +84,17 @@ func expectPending(ctx context.Context, name, why string) {
 	}).WithContext(ctx).Should(Succeed())
 }
 
+// expectRefused checks that the kubelet has refused a user's pod. It is never tried again.
+func expectRefused(ctx context.Context, name, why string) {
+	GinkgoHelper()
+	pod := &corev1.Pod{}
+	Eventually(func(g Gomega) {
+		g.Expect(kube.Get(ctx, client.ObjectKey{Namespace: users, Name: name}, pod)).To(Succeed())
+		g.Expect(pod.Status.Phase).To(Equal(corev1.PodFailed))
+		g.Expect(state(pod)).To(ContainSubstring(why))
+	}).WithContext(ctx).Should(Succeed())
+}
+
 // state is why a pod is as it is.
 func state(pod *corev1.Pod) string {
 	parts := []string{string(pod.Status.Phase), pod.Status.Reason, pod.Status.Message}

@@ -23,6 +23,7 @@ const (
 	// Root is the driver root.
 	Root = "/run/nvidia/driver"
 
+	state       = Root + "/var/lib/simdriver"
 	validations = "/run/nvidia/validations"
 	procDriver  = Root + "/proc/driver"
 	devices     = "/dev"
@@ -35,6 +36,9 @@ const (
 
 // Install installs a driver whose programs lie in a folder, on a node that has these GPUs.
 func Install(programs string, spec simdriver.Spec) (*simdriver.Driver, error) {
+	if err := mountState(); err != nil {
+		return nil, err
+	}
 	d, err := simdriver.New(Root, programs, spec)
 	if err != nil {
 		return nil, err
@@ -46,6 +50,18 @@ func Install(programs string, spec simdriver.Spec) (*simdriver.Driver, error) {
 		return nil, err
 	}
 	return d, mark()
+}
+
+// mountState makes the folder of the simulated driver's state a file system of its own: pods mount the driver root
+// read-only, as that of a real driver, whose state is hardware. It stays writable below a read-only mount.
+func mountState() error {
+	if err := os.MkdirAll(state, 0o755); err != nil {
+		return fmt.Errorf("making the folder of the driver's state: %w", err)
+	}
+	if err := unix.Mount("tmpfs", state, "tmpfs", 0, "mode=755"); err != nil {
+		return fmt.Errorf("mounting the folder of the driver's state: %w", err)
+	}
+	return nil
 }
 
 // mark says that driver and toolkit are ready, as the GPU Operator's validator does.

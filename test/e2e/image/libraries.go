@@ -6,20 +6,26 @@ package image
 import (
 	"context"
 	"fmt"
+	"maps"
 	"os/exec"
 	"path/filepath"
 	"strings"
 )
 
-// WithPrograms adds programs of this machine to the image's /usr/bin, and the libraries that they are linked with where
-// they look for them. Those that are linked statically need none.
+// WithPrograms adds programs of this machine to the image's /usr/bin, and the libraries that they are linked with.
 func (i Image) WithPrograms(ctx context.Context, programs ...string) (Image, error) {
-	files := map[string]string{}
-	for to, from := range i.Files {
-		files[to] = from
-	}
+	i.Files = maps.Clone(i.Files)
 	for _, p := range programs {
-		files["/usr/bin/"+filepath.Base(p)] = p
+		i.Files["/usr/bin/"+filepath.Base(p)] = p
+	}
+	return i.WithLibrariesOf(ctx, programs...)
+}
+
+// WithLibrariesOf adds the libraries that programs of this machine are linked with, where they look for them. Those that
+// are linked statically need none.
+func (i Image) WithLibrariesOf(ctx context.Context, programs ...string) (Image, error) {
+	files := maps.Clone(i.Files)
+	for _, p := range programs {
 		libraries, err := linked(ctx, p)
 		if err != nil {
 			return Image{}, err

@@ -1,0 +1,143 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/yaml"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/test/e2e/image"
+	"github.com/gpusharing/gpu-sharing-operator/test/e2e/node"
+)
+
+// operatorNamespace is where the README installs the operator.
+const operatorNamespace = "gpu-sharing-operator"
+
+// operatorImages are ours, as the Dockerfile makes them: the controller static and alone with the certificates, the agent
+// with the C library.
+func operatorImages(ctx context.Context) []image.Image {
+	version := chartVersion()
+	controller := image.Image{
+		Name: "ghcr.io/gpusharing/gpu-sharing-controller:" + version, Entrypoint: []string{"/controller"}, User: "65532:65532",
+		Files: map[string]string{"/controller": filepath.Join(bin, "controller")},
+	}
+	agent, err := image.Image{
+		Name: "ghcr.io/gpusharing/gpu-sharing-agent:" + version, Entrypoint: []string{"/usr/bin/gpu-sharing-agent"},
+		Env:   []string{"PATH=/usr/bin:/bin"},
+		Files: map[string]string{"/usr/bin/gpu-sharing-agent": filepath.Join(bin, "agent")},
+	}.WithLibrariesOf(ctx, filepath.Join(bin, "agent"))
+	Expect(err).NotTo(HaveOccurred())
+	return []image.Image{controller, agent}
+}
+
+// chartVersion is the version of our chart, which the images that it names have.
+func chartVersion() string {
+	raw, err := os.ReadFile(filepath.Join(root, "config", "helm", "Chart.yaml"))
+	Expect(err).NotTo(HaveOccurred())
+	var chart struct {
+		AppVersion string `json:"appVersion"`
+	}
+	Expect(yaml.Unmarshal(raw, &chart)).To(Succeed())
+	return chart.AppVersion
+}
+
+// helm runs Helm as an administrator.
+func helm(ctx context.Context, args ...string) {
+	GinkgoHelper()
+	cmd := exec.CommandContext(ctx, filepath.Join(bin, "helm"), args...)
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+node.AdminConfig, "HOME=/tmp")
+	out, err := cmd.CombinedOutput()
+	Expect(err).NotTo(HaveOccurred(), "helm %s:\n%s", strings.Join(args, " "), out)
+}
+
+// installOperator installs the operator as the README says.
+func installOperator(ctx context.Context) {
+	GinkgoHelper()
+	helm(ctx, "install", "gpu-sharing-operator", filepath.Join(root, "config", "helm"),
+		"--namespace", operatorNamespace, "--create-namespace", "--wait", "--timeout", "2m")
+}
+
+// share applies a policy for all GPU nodes; sharing is its spec.sharing as YAML.
+func share(ctx context.Context, sharing string) {
+	GinkgoHelper()
+	apply(ctx, "shared", "{sharing: "+sharing+"}")
+}
+
+// apply applies a policy; spec is YAML.
+func apply(ctx context.Context, name, spec string) {
+	GinkgoHelper()
+	p := &v1alpha1.GPUSharingPolicy{}
+	Expect(yaml.UnmarshalStrict([]byte(spec), &p.Spec)).To(Succeed())
+	p.Name = name
+	now := &v1alpha1.GPUSharingPolicy{}
+	err := kube.Get(ctx, client.ObjectKeyFromObject(p), now)
+	Expect(client.IgnoreNotFound(err)).To(Succeed())
+	if err != nil {
+		Expect(kube.Create(ctx, p)).To(Succeed())
+		return
+	}
+	now.Spec = p.Spec
+	Expect(kube.Update(ctx, now)).To(Succeed())
+}
+
+// expectReady waits until a policy says of its present generation that it is Ready.
+func expectReady(ctx context.Context, name string) {
+	GinkgoHelper()
+	Eventually(func() error { return ready(ctx, name) }).WithContext(ctx).Should(Succeed())
+}
+
+func ready(ctx context.Context, name string) error {
+	p := &v1alpha1.GPUSharingPolicy{}
+	if err := kube.Get(ctx, client.ObjectKey{Name: name}, p); err != nil {
+		return err
+	}
+	c := meta.FindStatusCondition(p.Status.Conditions, v1alpha1.ConditionReady)
+	if c == nil || c.ObservedGeneration != p.Generation || c.Status != "True" {
+		return fmt.Errorf("generation %d of policy %s is not Ready: %s", p.Generation, name, explain(ctx, p))
+	}
+	return nil
+}
+
+// explain is all that the API says about why a policy is not Ready.
+func explain(ctx context.Context, p *v1alpha1.GPUSharingPolicy) string {
+	var b strings.Builder
+	status, _ := yaml.Marshal(p.Status) // plain data
+	fmt.Fprintf(&b, "\n%s", status)
+	n := &v1alpha1.GPUNode{}
+	if err := kube.Get(ctx, client.ObjectKey{Name: nodeName}, n); err == nil {
+		n.ManagedFields = nil
+		gpunode, _ := yaml.Marshal(n) // plain data
+		fmt.Fprintf(&b, "\n%s", gpunode)
+	}
+	return b.String()
+}
+
+// unshare deletes the policies and waits until the node is as it was found.
+func unshare(ctx context.Context, want map[string]int64) {
+	GinkgoHelper()
+	Expect(kube.DeleteAllOf(ctx, &v1alpha1.GPUSharingPolicy{})).To(Succeed())
+	expectAllocatable(ctx, want)
+}
+
+// edits is how often replicas are changed in a row, without a restart of anything.
+const edits = 30
+
+// timed runs something and notes how long it took.
+func timed(what string, do func()) {
+	began := time.Now()
+	do()
+	AddReportEntry(what, time.Since(began).Round(10*time.Millisecond).String())
+}
