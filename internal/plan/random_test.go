@@ -6,6 +6,7 @@ package plan_test
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -49,22 +50,24 @@ func scatter(r *rand.Rand, n *sim.Node, index int) {
 	}
 }
 
-// wanted draws instances that fit.
-func wanted(r *rand.Rand, d gpu.Device) v1alpha1.DeviceSharing {
-	want := map[string]int{}
-	for range r.IntN(9) {
-		name := d.Profiles[r.IntN(len(d.Profiles))].Name
-		want[name]++
-		d.State.Instances = nil
-		if _, err := mig.Pack(d, want); err != nil {
-			want[name]--
+// wanted draws instances that fit on the empty GPU.
+func (w *world) wanted(r *rand.Rand, index int) v1alpha1.DeviceSharing {
+	want := map[string]int32{}
+	w.Update(func(n *sim.Node) {
+		g := n.GPUs[index]
+		g.MIG, g.Instances = true, nil
+		profiles := g.Spec().Profiles
+		for range r.IntN(9) {
+			p := profiles[r.IntN(len(profiles))]
+			if free := g.FreePlacements(p); len(free) > 0 {
+				g.Instances = append(g.Instances, sim.GPUInstance{Profile: p.ID, Placement: free[r.IntN(len(free))]})
+				want[p.Name]++
+			}
 		}
-	}
+	})
 	s := split()
-	for _, p := range d.Profiles {
-		if n := want[p.Name]; n > 0 {
-			s.Instances = append(s.Instances, count(p.Name, int32(n)))
-		}
+	for _, profile := range slices.Sorted(maps.Keys(want)) {
+		s.Instances = append(s.Instances, count(profile, want[profile]))
 	}
 	return s
 }
@@ -98,25 +101,28 @@ func (w *world) checkRandom(t *testing.T, r *rand.Rand) error {
 	t.Helper()
 	have := w.devices(t)
 	d := have[0]
-	wish := []v1alpha1.DeviceSpec{{UUID: d.UUID, Sharing: wanted(r, d)}}
+	wish := []v1alpha1.DeviceSpec{{UUID: d.UUID, Sharing: w.wanted(r, 0)}}
 	steps, err := plan.Node(wish, have)
 	if err != nil {
 		return err
 	}
-	story := fmt.Sprintf("%v used by %v %v, wish %+v, plan %v", d.State.Instances, d.Processes, d.Holders, wish[0].Sharing, steps)
-	if err := destroysLeast(steps, d, wish[0].Sharing); err != nil {
-		return fmt.Errorf("%w: %s", err, story)
-	}
-	w.free(steps, have)
-	for _, s := range steps {
-		if err := s.Do(t.Context(), w.tools()); err != nil {
-			return fmt.Errorf("%w: %s", err, story)
+	fault := func() error {
+		if err := destroysLeast(steps, d, wish[0].Sharing); err != nil {
+			return err
 		}
+		w.free(steps, have)
+		for _, s := range steps {
+			if err := s.Do(t.Context(), w.tools()); err != nil {
+				return err
+			}
+		}
+		return errors.Join(w.differs(t, wish), w.keepsUsers(t))
+	}()
+	if fault == nil {
+		return nil
 	}
-	if err := w.differs(t, wish); err != nil {
-		return fmt.Errorf("%w: %s", err, story)
-	}
-	return w.keepsUsers(t, story)
+	return fmt.Errorf("%w: %v used by %v %v, wish %+v, plan %v",
+		fault, d.State.Instances, d.Processes, d.Holders, wish[0].Sharing, steps)
 }
 
 func destroysLeast(steps []plan.Step, d gpu.Device, s v1alpha1.DeviceSharing) error {
@@ -158,7 +164,7 @@ func (w *world) free(steps []plan.Step, have []gpu.Device) {
 }
 
 // keepsUsers makes sure that everybody who was not in the way still has their instance.
-func (w *world) keepsUsers(t *testing.T, story string) error {
+func (w *world) keepsUsers(t *testing.T) error {
 	t.Helper()
 	d := w.devices(t)[0]
 	there := func(id int) bool {
@@ -166,12 +172,12 @@ func (w *world) keepsUsers(t *testing.T, story string) error {
 	}
 	for _, p := range d.Processes {
 		if !there(p.Instance) {
-			return fmt.Errorf("%+v has lost its instance: %s", p, story)
+			return fmt.Errorf("%+v has lost its instance", p)
 		}
 	}
 	for _, h := range d.Holders {
 		if !there(h.Instance) {
-			return fmt.Errorf("%+v has lost its instance: %s", h, story)
+			return fmt.Errorf("%+v has lost its instance", h)
 		}
 	}
 	return nil
@@ -244,7 +250,7 @@ func randomWish(t *testing.T, r *rand.Rand, w *world) []v1alpha1.DeviceSpec {
 			spec.Sharing = served(resource, percentage[resource], 1+r.Int64N(d.MemoryMiB))
 		case 1:
 			if d.MIGCapable {
-				spec.Sharing = wanted(r, d)
+				spec.Sharing = w.wanted(r, d.Index)
 			}
 		}
 		if r.IntN(6) > 0 {
