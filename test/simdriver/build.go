@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 )
 
 // The programs, as Build names them.
@@ -47,7 +48,28 @@ func Build(ctx context.Context, cacheDir string) (string, error) {
 	if err := buildOnce(ctx, module, built); err != nil {
 		return "", fmt.Errorf("building the simulated driver: %w", err)
 	}
-	return built, nil
+	return built, used(built)
+}
+
+// keepUnused is how long programs stay in the cache after they were used last.
+const keepUnused = 7 * 24 * time.Hour
+
+// used notes that programs are used and removes those that have not been for long.
+func used(built string) error {
+	now := time.Now()
+	if err := os.Chtimes(built, now, now); err != nil {
+		return fmt.Errorf("noting the use of %s: %w", built, err)
+	}
+	others, err := filepath.Glob(filepath.Join(filepath.Dir(built), "simdriver-*"))
+	if err != nil {
+		return err
+	}
+	for _, other := range others {
+		if info, err := os.Stat(other); err == nil && now.Sub(info.ModTime()) > keepUnused {
+			_ = os.RemoveAll(other) // a cache: what stays is removed another time
+		}
+	}
+	return nil
 }
 
 // buildOnce builds unless that was done; of several processes that want the same, one builds and the others wait.

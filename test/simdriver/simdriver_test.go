@@ -247,6 +247,25 @@ func TestAClientThatDiedHoldsNothing(t *testing.T) {
 	g.Expect(left).NotTo(BeAnExistingFile())
 }
 
+func TestTheCacheForgetsWhatIsNotUsed(t *testing.T) {
+	g := NewWithT(t)
+	cache := t.TempDir()
+	real, err := simdriver.CacheDir()
+	g.Expect(err).NotTo(HaveOccurred())
+	programs, err := simdriver.Build(t.Context(), real)
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(os.Symlink(programs, filepath.Join(cache, filepath.Base(programs)))).To(Succeed())
+	old, young := filepath.Join(cache, "simdriver-0"), filepath.Join(cache, "simdriver-1")
+	g.Expect(os.Mkdir(old, 0o750)).To(Succeed())
+	g.Expect(os.Mkdir(young, 0o750)).To(Succeed())
+	lastMonth := time.Now().AddDate(0, -1, 0)
+	g.Expect(os.Chtimes(old, lastMonth, lastMonth)).To(Succeed())
+	_, err = simdriver.Build(t.Context(), cache)
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(old).NotTo(BeADirectory())
+	g.Expect(young).To(BeADirectory())
+}
+
 func TestARootThatIsNone(t *testing.T) {
 	g := NewWithT(t)
 	_, err := simdriver.Open(t.TempDir())

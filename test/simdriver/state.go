@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -104,6 +105,21 @@ func Around(file string) (*Driver, error) {
 			return nil, fmt.Errorf("%s lies in no simulated driver root: no folder above it has %s/%s", file, stateFolder, stateFile)
 		}
 	}
+}
+
+// Here is the driver root that this program lies in.
+func Here() (*Driver, error) {
+	self, err := os.Executable()
+	if err != nil { // no /proc, as where only a part of it is shown
+		self, err = exec.LookPath(os.Args[0])
+	}
+	if err == nil {
+		self, err = filepath.Abs(self)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("finding the driver root: %w", err)
+	}
+	return Around(self)
 }
 
 // Root is the path of the driver root.

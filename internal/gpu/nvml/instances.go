@@ -13,14 +13,7 @@ import (
 
 // readInstances goes through the GPU instances rather than the MIG devices, since a GPU instance without a compute
 // instance, which takes room all the same, is no MIG device.
-func (h *Hardware) readInstances(handle nvml.Device, d *gpu.Device) error {
-	if !d.State.MIG || d.Virtual {
-		return nil
-	}
-	all, err := h.profiles(handle)
-	if err != nil {
-		return err
-	}
+func readInstances(handle nvml.Device, d *gpu.Device, all []profile) error {
 	uuids, err := migDevices(handle)
 	if err != nil {
 		return err

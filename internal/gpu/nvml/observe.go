@@ -64,7 +64,7 @@ func (h *Hardware) observeDevice(index int) (gpu.Device, error) {
 	}
 	d.Index = index
 	for _, read := range []func(nvml.Device, *gpu.Device) error{
-		h.readVirtual, readComputeMode, readMIGMode, h.readProfiles, h.readInstances, h.readProcesses,
+		h.readVirtual, readComputeMode, readMIGMode, h.readMIG, h.readProcesses,
 	} {
 		if err := read(handle, &d); err != nil {
 			return gpu.Device{}, err
@@ -126,7 +126,7 @@ func readMIGMode(handle nvml.Device, d *gpu.Device) error {
 	return failed("nvmlDeviceGetMigMode", ret)
 }
 
-func (h *Hardware) readProfiles(handle nvml.Device, d *gpu.Device) error {
+func (h *Hardware) readMIG(handle nvml.Device, d *gpu.Device) error {
 	if !d.MIGCapable {
 		return nil
 	}
@@ -134,6 +134,16 @@ func (h *Hardware) readProfiles(handle nvml.Device, d *gpu.Device) error {
 	if err != nil {
 		return err
 	}
+	if err := describeProfiles(handle, d, all); err != nil {
+		return err
+	}
+	if !d.State.MIG {
+		return nil
+	}
+	return readInstances(handle, d, all)
+}
+
+func describeProfiles(handle nvml.Device, d *gpu.Device, all []profile) error {
 	for _, p := range all {
 		described, ok, err := p.describe(handle)
 		if err != nil {

@@ -52,7 +52,7 @@ func run(args []string) error {
 	if err != nil {
 		return err
 	}
-	driver, err := simdriver.Around(self)
+	driver, err := simdriver.Here()
 	if err != nil {
 		return err
 	}

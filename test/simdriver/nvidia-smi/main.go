@@ -28,15 +28,12 @@ const (
 )
 
 func main() {
-	self, err := os.Executable()
-	if err == nil {
-		var d *simdriver.Driver
-		if d, err = simdriver.Around(self); err == nil {
-			os.Exit(run(d, os.Args[1:], os.Stdout))
-		}
+	d, err := simdriver.Here()
+	if err != nil {
+		fmt.Println("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver:", err)
+		os.Exit(noDriver)
 	}
-	fmt.Println("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver:", err)
-	os.Exit(noDriver)
+	os.Exit(run(d, os.Args[1:], os.Stdout))
 }
 
 // smi is one run of the program.

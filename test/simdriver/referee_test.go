@@ -1,0 +1,160 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package simdriver_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	. "github.com/onsi/gomega"
+	"golang.org/x/sys/unix"
+	"sigs.k8s.io/yaml"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
+	"github.com/gpusharing/gpu-sharing-operator/test/simdriver"
+)
+
+// refereeEnv, set to all, lets the referee judge every configuration, which takes minutes.
+const refereeEnv = "REFEREE"
+
+// NVIDIA's mig-parted, unmodified, applies and asserts what it has built in: the balanced configuration for one GPU of each
+// way to lay out slices, or with REFEREE=all every configuration for every GPU.
+func TestMIGPartedAcceptsTheDriver(t *testing.T) {
+	if testing.Short() {
+		t.Skip("builds and runs NVIDIA's mig-parted")
+	}
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, for a mount namespace in which mig-parted sees the PCI bus of the simulated node")
+	}
+	program := migParted(t)
+	all := os.Getenv(refereeEnv) == "all"
+	few := []sim.Model{sim.A100, sim.A30, sim.H100, "rtx-pro-6000-blackwell-96gb"}
+	for model, configs := range builtinConfigs(t) {
+		if !all && !slices.Contains(few, model) {
+			continue
+		}
+		t.Run(string(model), func(t *testing.T) {
+			r := referee{t: t, program: program, driver: root(t, model, model), config: filepath.Join(t.TempDir(), "config.yaml")}
+			for name, counts := range configs {
+				if all || name == "all-balanced" {
+					r.apply(name, counts)
+				}
+			}
+			r.apply("all-disabled", nil)
+		})
+	}
+}
+
+// migParted builds mig-parted from its Go module, once.
+func migParted(t *testing.T) string {
+	t.Helper()
+	g := NewWithT(t)
+	cache, err := simdriver.CacheDir()
+	g.Expect(err).NotTo(HaveOccurred())
+	module, err := filepath.Abs(filepath.Join("..", "..", "hack", "nvidia"))
+	g.Expect(err).NotTo(HaveOccurred())
+	list := exec.CommandContext(t.Context(), "go", "list", "-m", "-f", "{{.Version}}", "github.com/NVIDIA/mig-parted")
+	list.Dir = module
+	version, err := list.Output()
+	g.Expect(err).NotTo(HaveOccurred())
+	program := filepath.Join(cache, "mig-parted-"+strings.TrimSpace(string(version)), "nvidia-mig-parted")
+	if _, err := os.Stat(program); err == nil {
+		return program
+	}
+	build := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-o", program+".new", "github.com/NVIDIA/mig-parted/cmd/nvidia-mig-parted")
+	build.Dir, build.Env = module, append(os.Environ(), "CGO_ENABLED=1")
+	out, err := build.CombinedOutput()
+	g.Expect(err).NotTo(HaveOccurred(), string(out))
+	g.Expect(os.Rename(program+".new", program)).To(Succeed())
+	return program
+}
+
+// builtinConfigs are mig-parted's own configurations for each GPU: counts by profile, by name.
+func builtinConfigs(t *testing.T) map[sim.Model]map[string]map[string]int {
+	t.Helper()
+	g := NewWithT(t)
+	raw, err := os.ReadFile(filepath.Join("..", "..", "internal", "gpu", "sim", "mig-profiles.json"))
+	g.Expect(err).NotTo(HaveOccurred())
+	var table struct {
+		GPUs []struct {
+			ID                      sim.Model
+			BuiltinMigPartedConfigs map[string]map[string]int
+		}
+	}
+	g.Expect(json.Unmarshal(raw, &table)).To(Succeed())
+	configs := map[sim.Model]map[string]map[string]int{}
+	for _, gpu := range table.GPUs {
+		if _, err := sim.SpecOf(gpu.ID); err == nil {
+			configs[gpu.ID] = gpu.BuiltinMigPartedConfigs
+		}
+	}
+	return configs
+}
+
+type referee struct {
+	t       *testing.T
+	program string
+	driver  *simdriver.Driver
+	config  string
+}
+
+// apply lets mig-parted apply a configuration to all GPUs, and checks with it and behind its back that it is so. Without
+// counts (nil) it is MIG off.
+func (r referee) apply(name string, counts map[string]int) {
+	r.t.Helper()
+	g := NewWithT(r.t)
+	entry := map[string]any{"devices": "all", "mig-enabled": counts != nil, "mig-devices": counts}
+	if counts == nil {
+		delete(entry, "mig-devices")
+	}
+	spec, err := yaml.Marshal(map[string]any{"version": "v1", "mig-configs": map[string]any{name: []any{entry}}})
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(os.WriteFile(r.config, spec, 0o600)).To(Succeed())
+
+	r.run("apply", "-f", r.config, "-c", name)
+	r.run("assert", "-f", r.config, "-c", name)
+
+	n, err := r.driver.Node()
+	g.Expect(err).NotTo(HaveOccurred())
+	for _, device := range n.Observe().Devices {
+		g.Expect(device.State.MIG).To(Equal(counts != nil), name)
+		found := map[string]int{}
+		for _, i := range device.State.Instances {
+			g.Expect(i.Partial).To(BeFalse(), name)
+			found[i.Profile]++
+		}
+		g.Expect(fmt.Sprint(found)).To(Equal(fmt.Sprint(counts)), name)
+	}
+}
+
+// asOnTheNode runs a program as on the simulated node: its PCI bus and kernel modules, its driver.
+const asOnTheNode = `set -e
+mount --make-rprivate /
+mount --bind "$ROOT/sys/bus/pci/devices" /sys/bus/pci/devices
+modules=$(cat "$ROOT/proc/modules")
+mount -t tmpfs none /proc
+echo "$modules" >/proc/modules
+exec "$@"`
+
+func (r referee) run(args ...string) {
+	r.t.Helper()
+	c := exec.CommandContext(r.t.Context(), "/bin/sh", append([]string{"-c", asOnTheNode, "sh", r.program}, args...)...)
+	c.SysProcAttr = &unix.SysProcAttr{Cloneflags: unix.CLONE_NEWNS}
+	c.Env = []string{
+		"ROOT=" + r.driver.Root(), "LD_LIBRARY_PATH=" + filepath.Join(r.driver.Root(), "usr", "lib64"),
+		"PATH=" + filepath.Join(r.driver.Root(), "usr", "bin") + ":/usr/sbin:/usr/bin:/sbin:/bin",
+	}
+	var out bytes.Buffer
+	c.Stdout, c.Stderr = &out, &out
+	if err := c.Run(); err != nil {
+		r.t.Fatalf("mig-parted %s: %v\n%s", strings.Join(args, " "), err, out.String())
+	}
+}
