@@ -250,9 +250,9 @@ func TestAClientThatDiedHoldsNothing(t *testing.T) {
 func TestTheCacheForgetsWhatIsNotUsed(t *testing.T) {
 	g := NewWithT(t)
 	cache := t.TempDir()
-	real, err := simdriver.CacheDir()
+	shared, err := simdriver.CacheDir()
 	g.Expect(err).NotTo(HaveOccurred())
-	programs, err := simdriver.Build(t.Context(), real)
+	programs, err := simdriver.Build(t.Context(), shared)
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(os.Symlink(programs, filepath.Join(cache, filepath.Base(programs)))).To(Succeed())
 	old, young := filepath.Join(cache, "simdriver-0"), filepath.Join(cache, "simdriver-1")
