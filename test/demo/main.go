@@ -74,6 +74,9 @@ func run(args []string) error {
 		return errors.Join(err, os.RemoveAll(dir))
 	}
 	defer sweeper.finish()
+	if err := os.Setenv(marker, dir); err != nil {
+		return err
+	}
 	d := &demo{options: o, dir: dir, story: newStory(os.Stdout), told: map[string]string{}}
 	err = d.play(ctx)
 	if ctx.Err() != nil {

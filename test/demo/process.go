@@ -21,7 +21,7 @@ type process struct {
 	health string // URL of its readiness probe; empty: it is ready when it runs
 }
 
-// start starts a program. The environment is what env names and nothing else.
+// start starts a program. The environment is what env names and the demo's marker.
 func start(logFile, path string, args, env []string) (*process, error) {
 	log, err := os.OpenFile(logFile, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {
@@ -29,7 +29,7 @@ func start(logFile, path string, args, env []string) (*process, error) {
 	}
 	defer log.Close()
 	p := &process{cmd: exec.Command(path, args...), done: make(chan struct{})}
-	p.cmd.Stdout, p.cmd.Stderr, p.cmd.Env = log, log, env
+	p.cmd.Stdout, p.cmd.Stderr, p.cmd.Env = log, log, append(env, marker+"="+os.Getenv(marker))
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := p.cmd.Start(); err != nil {
 		return nil, fmt.Errorf("starting %s: %w", path, err)

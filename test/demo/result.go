@@ -93,10 +93,13 @@ export PATH=%s:$PATH     # for kubectl, if you have none
      kubectl patch gsp time-slicing-t4 --type merge -p '{"spec":{"sharing":{"timeSlicing":{"replicas":8}}}}'
      kubectl get node gpu-t4 -o jsonpath='{.status.allocatable}'
 
-3. Let a pod hold an instance, then delete the policy: nothing in use is taken away, and the policy's node says who holds
-   what. Delete the pod, and the node goes back to what it was:
+3. Let a pod hold an instance and ask for another layout. Nothing in use is taken away, and the policy says who is in the
+   way; delete the pod, and the node follows:
      kubectl apply -f test/demo/holder.yaml
-     kubectl delete gsp mig-a100
-     kubectl get gpunode gpu-a100 -o wide
-     kubectl delete pod holder`, d.kubeconfig, filepath.Dir(d.kubectl)))
+     kubectl patch gsp mig-a100 --type merge -p '{"spec":{"sharing":{"mig":{"layouts":[{"fill":"1g"}]}}}}'
+     kubectl get gsp mig-a100 -o wide
+     kubectl delete pod holder
+
+And in the end, delete the policies, and see every node, and NVIDIA's ClusterPolicy, go back to what they were:
+     kubectl delete gsp --all`, d.kubeconfig, filepath.Dir(d.kubectl)))
 }

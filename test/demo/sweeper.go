@@ -12,6 +12,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 )
@@ -50,8 +51,7 @@ func (s *sweeper) finish() {
 	_ = s.cmd.Wait()
 }
 
-// sweep waits for the end of the demo, ends every process that has the demo's folder among its arguments or in its
-// environment, and removes the folder.
+// sweep waits for the end of the demo, ends every process that it left, and removes its folder.
 func sweep(dir string) {
 	signal.Ignore(os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	_, _ = io.Copy(io.Discard, os.Stdin)
@@ -70,7 +70,11 @@ func sweep(dir string) {
 	_ = os.RemoveAll(dir)
 }
 
-// processesOf finds the processes that were started for a folder. The folder's name is random, so nobody else has it.
+// marker is the environment variable by which the demo's processes are known. MPS daemons, which get an environment of
+// their own, are known by their program, which lies in the demo's folder.
+const marker = "GPUSHARING_DEMO"
+
+// processesOf finds the processes that the demo of a folder has started, or that these have.
 func processesOf(dir string) []int {
 	var pids []int
 	folders, _ := filepath.Glob("/proc/[0-9]*")
@@ -79,12 +83,10 @@ func processesOf(dir string) []int {
 		if err != nil || pid == os.Getpid() {
 			continue
 		}
-		for _, file := range []string{"cmdline", "environ"} {
-			content, _ := os.ReadFile(filepath.Join(folder, file))
-			if bytes.Contains(content, []byte(dir)) {
-				pids = append(pids, pid)
-				break
-			}
+		environ, _ := os.ReadFile(filepath.Join(folder, "environ"))
+		program, _ := os.Readlink(filepath.Join(folder, "exe"))
+		if bytes.Contains(environ, []byte(marker+"="+dir+"\x00")) || strings.HasPrefix(program, dir+"/") {
+			pids = append(pids, pid)
 		}
 	}
 	return pids

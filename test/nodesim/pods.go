@@ -226,7 +226,9 @@ func containerStatuses(state *podState, ready bool) []corev1.ContainerStatus {
 	statuses := make([]corev1.ContainerStatus, 0, len(state.pod.Spec.Containers))
 	for _, c := range state.pod.Spec.Containers {
 		s := corev1.ContainerStatus{Name: c.Name, Image: c.Image, Ready: ready, RestartCount: state.restarts}
-		if state.waiting != "" {
+		if ready {
+			s.State.Running = &corev1.ContainerStateRunning{}
+		} else if state.waiting != "" {
 			s.State.Waiting = &corev1.ContainerStateWaiting{Reason: "CrashLoopBackOff", Message: state.waiting}
 		}
 		statuses = append(statuses, s)
