@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-logr/logr"
 	. "github.com/onsi/gomega"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -26,6 +27,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/yaml"
 
@@ -169,7 +171,7 @@ func (s *scenario) others() {
 // pass is one pass of the rollout, of a controller that was started just now. It returns what was written.
 func (s *scenario) pass() ([]string, error) {
 	s.writes = nil
-	_, err := s.controller().Reconcile(s.ctx(), rollout.Pass{})
+	_, err := s.controller().Reconcile(log.IntoContext(s.ctx(), logr.Discard()), rollout.Pass{})
 	return s.writes, err
 }
 
