@@ -23,6 +23,11 @@ demo: ## Share the GPUs of simulated A100, H100 and T4 nodes by MIG, MPS and tim
 test: kube ## Run every test: pure, convergence, API and reconcilers on a real API server.
 	KUBEBUILDER_ASSETS="$$(hack/kube/build.sh)" go test $(TESTFLAGS) ./...
 
+.PHONY: e2e
+e2e: ## Test on a real node: containerd, kubelet, NVIDIA's programs, our images and chart. Needs root and minutes.
+	hack/e2e/build.sh >/dev/null
+	GPUSHARING_E2E=1 go test -count=1 -timeout 60m $(TESTFLAGS) ./test/e2e/...
+
 .PHONY: bench
 bench: ## Measure planning, packing and the API writes of a rollout.
 	go test -run '^$$' -bench . -benchtime 1s ./internal/... ./test/bench/...
@@ -40,9 +45,10 @@ generate: ## Generate deep copies and apply configurations from api/.
 	$(TOOL) controller-gen applyconfiguration:headerFile=hack/boilerplate.go.txt paths=./api/v1alpha1
 
 .PHONY: manifests
-manifests: ## Generate the CRDs from api/ and the controller's RBAC from its markers.
+manifests: ## Generate the CRDs from api/ and the controller's RBAC from its markers, and copy them into the Helm chart.
 	$(TOOL) controller-gen crd paths=./api/v1alpha1 output:crd:dir=config/crd
-	@hack/manifests.sh
+	$(TOOL) controller-gen rbac:roleName=gpu-sharing-controller paths="{./cmd/controller,./internal/...}" output:rbac:dir=config/rbac
+	hack/helm/sync.sh
 
 .PHONY: fmt
 fmt: ## Format the code.
