@@ -70,8 +70,6 @@ const (
 	ReasonVerifying = "Verifying"
 	// ReasonNotAdvertised: the node did not advertise in time what the policy asks for.
 	ReasonNotAdvertised = "NotAdvertised"
-	// ReasonRolledBack: the change failed and the node was put back to its last good state.
-	ReasonRolledBack = "RolledBack"
 	// ReasonRestoring: no policy governs the node any more, and it goes back to the state in which it was found.
 	ReasonRestoring = "Restoring"
 	// ReasonProgressing: the nodes of the policy are on their way.

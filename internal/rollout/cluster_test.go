@@ -36,6 +36,7 @@ type cluster struct {
 	hosts   map[string]*host
 	pods    int      // given out so far
 	crashes []string // of NVIDIA's config-manager
+	killed  []string // clients of an MPS daemon that ended before them
 	evicted []string
 	version map[string]int // of each Node
 	writes  map[string]int // by kind of action
@@ -222,6 +223,11 @@ func (c *cluster) mpsDaemonSet(h *host) {
 		h.computeMode(gpu.ComputeExclusiveProcess)
 	case !wanted && at >= 0:
 		h.Pods = slices.Delete(h.Pods, at, at+1)
+		for _, d := range h.devices() {
+			for _, o := range d.Holders {
+				c.killed = append(c.killed, o.Pod)
+			}
+		}
 		h.theirs = nil
 		h.computeMode(gpu.ComputeDefault)
 	}

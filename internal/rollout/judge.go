@@ -99,10 +99,18 @@ func (v *view) progress() judgement {
 	return v.done()
 }
 
+// underway is the reason of a node on which nothing in particular is waited for.
+func (v *view) underway() string {
+	if v.by == nil {
+		return v1alpha1.ReasonRestoring
+	}
+	return v1alpha1.ReasonProgressing
+}
+
 // setGently changes the spec of a node on which nothing has to be idle.
 func (v *view) setGently() judgement {
 	j := judgement{
-		State: StateStaleGentle, reason: v1alpha1.ReasonProgressing,
+		State: StateStaleGentle, reason: v.underway(),
 		message: "the node is not as the policy asks yet; the change disturbs nothing that runs",
 		giveUp:  v.giveBack("the change is held back"),
 	}
@@ -116,7 +124,7 @@ func (v *view) setGently() judgement {
 
 // disrupt brings a node to where its GPUs can be changed: tainted, drained, NVIDIA's clients paused.
 func (v *view) disrupt(asks bool) judgement {
-	j := judgement{State: StateStaleDisruptive, reason: v1alpha1.ReasonProgressing, giveUp: v.giveBack("the change is held back")}
+	j := judgement{State: StateStaleDisruptive, reason: v.underway(), giveUp: v.giveBack("the change is held back")}
 	tainted, blocked := v.taint() != nil, len(v.blockers) > 0
 	switch {
 	case blocked && v.evictionMode() == v1alpha1.EvictionModeNever:

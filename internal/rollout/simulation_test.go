@@ -62,6 +62,7 @@ func newSimulation(t *testing.T, seed uint64) *simulation {
 		h := s.add(fmt.Sprintf("n%d", i), []sim.Model{sim.A100, sim.H100}[s.random.IntN(2)], sim.A100)
 		h.Labels[v1alpha1.LabelMIGManager] = "true"
 	}
+	s.Wiring.NVIDIAMPS = s.random.IntN(3) == 0
 	s.budget = 1 + s.random.IntN(3)
 	s.edit()
 	return s
@@ -195,6 +196,7 @@ func (s *simulation) check(before map[string]string) {
 	s.t.Helper()
 	g := NewWithT(s.t)
 	g.Expect(s.crashes).To(BeEmpty())
+	g.Expect(s.killed).To(BeEmpty())
 	for pod, what := range s.users() {
 		if was, known := before[pod]; known {
 			g.Expect(what).To(Equal(was), "what pod %s holds was taken away from it", pod)
