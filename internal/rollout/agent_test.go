@@ -1,0 +1,121 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout_test
+
+import (
+	"context"
+	"slices"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+)
+
+// converge is the agent's pass over the spec.
+func (h *host) converge() {
+	if !h.AgentReady {
+		return
+	}
+	steps, err := plan.Node(h.GPU.Spec.Devices, h.devices())
+	for err == nil && len(steps) > 0 {
+		step := steps[0]
+		held := step.Closes() && slices.ContainsFunc(h.Pods, func(p rollout.Pod) bool { return p.NodeSelector[pluginLabel] != "" })
+		if held || len(plan.Blockers(step, h.devices())) > 0 {
+			return
+		}
+		if step.Do(context.Background(), plan.Tools{Hardware: h.hardware, MPS: h}) != nil {
+			return
+		}
+		steps, err = plan.Node(h.GPU.Spec.Devices, h.devices())
+	}
+}
+
+// report is the agent's status of the node.
+func (h *host) report() {
+	if !h.AgentReady {
+		return
+	}
+	devices := h.devices()
+	ready := metav1.Condition{
+		Type: v1alpha1.ConditionReady, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonReady, ObservedGeneration: h.GPU.Generation,
+	}
+	steps, err := plan.Node(h.GPU.Spec.Devices, devices)
+	h.GPU.Status.Conditions = nil
+	if err != nil || len(steps) > 0 || !h.same(devices) {
+		ready.Status, ready.Reason, ready.Message = metav1.ConditionFalse, v1alpha1.ReasonStepFailed, "it is tried again"
+	}
+	if err != nil {
+		h.GPU.Status.Conditions = append(h.GPU.Status.Conditions, metav1.Condition{
+			Type: v1alpha1.ConditionStalled, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonLayoutDoesNotFit,
+			Message: err.Error(), ObservedGeneration: h.GPU.Generation,
+		})
+	}
+	h.GPU.Status.Conditions = append(h.GPU.Status.Conditions, ready)
+	h.GPU.Status.Devices = nil
+	for _, d := range devices {
+		h.GPU.Status.Devices = append(h.GPU.Status.Devices, reported(d))
+	}
+}
+
+// same says whether the GPUs are as wished; with nothing left to do for the agent they may still wait for NVIDIA.
+func (h *host) same(devices []gpu.Device) bool {
+	for _, d := range devices {
+		for _, wish := range h.GPU.Spec.Devices {
+			if wish.UUID == d.UUID && !plan.Same(wish.Sharing, plan.Observed(d)) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// reported is a GPU as the agent reports it.
+func reported(d gpu.Device) v1alpha1.DeviceStatus {
+	s := v1alpha1.DeviceStatus{
+		UUID: d.UUID, Index: int32(d.Index), Product: gpu.ProductLabel(d.Product), MemoryMiB: d.MemoryMiB,
+		ComputeCapability: d.ComputeCapability.String(), Virtual: d.Virtual, MIGCapable: d.MIGCapable, Sharing: plan.Observed(d),
+		ComputeMode: v1alpha1.ComputeModeDefault,
+	}
+	if d.State.ComputeMode == gpu.ComputeExclusiveProcess {
+		s.ComputeMode = v1alpha1.ComputeModeExclusiveProcess
+	}
+	if d.PendingMIG != d.State.MIG {
+		s.PendingMIGMode = map[bool]v1alpha1.MIGMode{true: v1alpha1.MIGModeEnabled, false: v1alpha1.MIGModeDisabled}[d.PendingMIG]
+	}
+	for _, i := range d.State.Instances {
+		s.Instances = append(s.Instances, v1alpha1.InstanceStatus{
+			ID: int32(i.ID), Profile: i.Profile, Start: int32(i.Placement.Start), Size: int32(i.Placement.Size), UUID: i.UUID,
+		})
+	}
+	for _, p := range d.Profiles {
+		profile := v1alpha1.ProfileStatus{
+			Name: p.Name, ID: int32(p.ID), Slices: int32(p.Slices), MemoryMiB: p.MemoryMiB, Max: int32(p.Max), Size: int32(p.Size),
+		}
+		for _, start := range p.Starts {
+			profile.Starts = append(profile.Starts, int32(start))
+		}
+		s.Profiles = append(s.Profiles, profile)
+	}
+	instance := func(id int) *int32 {
+		if id == gpu.WholeGPU {
+			return nil
+		}
+		n := int32(id)
+		return &n
+	}
+	for _, p := range d.Processes {
+		s.Processes = append(s.Processes, v1alpha1.ProcessStatus{
+			PID: int64(p.PID), Name: p.Name, PodUID: p.PodUID, Instance: instance(p.Instance),
+		})
+	}
+	for _, o := range d.Holders {
+		s.Holders = append(s.Holders, v1alpha1.HolderStatus{
+			Namespace: o.Namespace, Pod: o.Pod, Container: o.Container, Instance: instance(o.Instance),
+		})
+	}
+	return s
+}
