@@ -249,6 +249,10 @@ func (v *view) verifying() (judgement, bool) {
 		State: StateVerifying, reason: v1alpha1.ReasonVerifying,
 		message: "the node does not advertise yet what it must: " + strings.Join(differs, ", "),
 	}
+	if v.taint() != nil && v.advertisesNoGPU() {
+		j.actions = []Action{Untaint{Node: v.node.Name}}
+		return j, true
+	}
 	if reached(v.node.GPU.Spec, v.to) || v.to.expected == nil {
 		j.reason = v1alpha1.ReasonNotAdvertised
 		j.actions, j.after = v.restartPlugin()
@@ -262,6 +266,17 @@ func (v *view) verifying() (judgement, bool) {
 	}
 	j.after = left
 	return j, true
+}
+
+// advertisesNoGPU says whether the node offers nothing that a pod could get. NVIDIA's daemon sets do not tolerate our
+// taint, so while it stands none of their pods that is not there comes; and where nothing is offered it keeps nobody off.
+func (v *view) advertisesNoGPU() bool {
+	for name, count := range v.node.Allocatable {
+		if count != 0 && ofGPU(name) {
+			return false
+		}
+	}
+	return true
 }
 
 // done removes our taint and records what was reached.
