@@ -13,7 +13,7 @@ export CGO_CFLAGS ?= -g -O2 -Wno-deprecated-declarations
 
 .PHONY: help
 help: ## This list.
-	@awk 'BEGIN {FS = ":.*##"} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*##/ {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*##"} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z0-9-]+:.*##/ {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: demo
 demo: ## Share the GPUs of simulated A100, H100 and T4 nodes by MIG, MPS and time-slicing, on a real API server. KEEP=1 leaves it running.
@@ -21,7 +21,7 @@ demo: ## Share the GPUs of simulated A100, H100 and T4 nodes by MIG, MPS and tim
 
 .PHONY: test
 test: kube ## Run every test: pure, convergence, API and reconcilers on a real API server.
-	KUBEBUILDER_ASSETS="$$(hack/kube/build.sh)" go test $(TESTFLAGS) ./...
+	KUBEBUILDER_ASSETS="$$(hack/kube/build.sh)" go test -timeout 40m $(TESTFLAGS) ./...
 
 .PHONY: e2e
 e2e: ## Test on a real node: containerd, kubelet, NVIDIA's programs, our images and chart. Needs root and minutes.
