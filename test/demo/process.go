@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"slices"
 	"syscall"
 	"time"
 )
@@ -27,9 +28,10 @@ func start(logFile, path string, args, env []string) (*process, error) {
 	if err != nil {
 		return nil, fmt.Errorf("starting %s: %w", path, err)
 	}
-	defer log.Close()
+	defer log.Close() //nolint:errcheck // the child writes it
 	p := &process{cmd: exec.Command(path, args...), done: make(chan struct{})}
-	p.cmd.Stdout, p.cmd.Stderr, p.cmd.Env = log, log, append(env, marker+"="+os.Getenv(marker))
+	p.cmd.Stdout, p.cmd.Stderr = log, log
+	p.cmd.Env = slices.Concat(env, []string{marker + "=" + os.Getenv(marker)})
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := p.cmd.Start(); err != nil {
 		return nil, fmt.Errorf("starting %s: %w", path, err)
@@ -87,6 +89,6 @@ func freeAddress(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("finding a free port: %w", err)
 	}
-	defer listener.Close()
+	defer listener.Close() //nolint:errcheck // it was never used
 	return listener.Addr().String(), nil
 }

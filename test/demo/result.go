@@ -6,6 +6,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"io"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -44,14 +45,15 @@ func (d *demo) showResult(ctx context.Context) error {
 	d.story.chapter("What the nodes advertise now (resources of nvidia.com)")
 	var text strings.Builder
 	table := tabwriter.NewWriter(&text, 0, 0, 3, ' ', 0)
-	fmt.Fprintln(table, "NODE\tPOLICY\tSTRATEGY\tADVERTISED BEFORE\tADVERTISES NOW\tHOW ITS GPUS ARE")
+	rows := []string{"NODE\tPOLICY\tSTRATEGY\tADVERTISED BEFORE\tADVERTISES NOW\tHOW ITS GPUS ARE"}
 	for _, m := range d.machines {
 		row, err := d.row(ctx, m.name)
 		if err != nil {
 			return err
 		}
-		fmt.Fprintln(table, row)
+		rows = append(rows, row)
 	}
+	_, _ = io.WriteString(table, strings.Join(rows, "\n")+"\n")
 	if err := table.Flush(); err != nil {
 		return err
 	}

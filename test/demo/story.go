@@ -31,21 +31,21 @@ func (s *story) say(who, format string, args ...any) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	text := strings.ReplaceAll(fmt.Sprintf(format, args...), "\n", " ")
-	fmt.Fprintf(s.out, "%6.1fs  %s  %s\n", time.Since(s.began).Seconds(), s.paint(fmt.Sprintf("%-15s", who), "36"), text)
+	_, _ = fmt.Fprintf(s.out, "%6.1fs  %s  %s\n", time.Since(s.began).Seconds(), s.paint(fmt.Sprintf("%-15s", who), "36"), text)
 }
 
 // chapter begins a part of the story.
 func (s *story) chapter(title string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	fmt.Fprintf(s.out, "\n%s\n", s.paint(title, "1"))
+	_, _ = fmt.Fprintf(s.out, "\n%s\n", s.paint(title, "1"))
 }
 
 // show prints text as it is.
 func (s *story) show(text string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	fmt.Fprintln(s.out, strings.TrimRight(text, "\n"))
+	_, _ = fmt.Fprintln(s.out, strings.TrimRight(text, "\n"))
 }
 
 func (s *story) paint(text, colour string) string {

@@ -35,7 +35,7 @@ func startSweeper(dir string) (*sweeper, error) {
 	if err != nil {
 		return nil, fmt.Errorf("starting the sweeper: %w", err)
 	}
-	defer reader.Close()
+	defer reader.Close() //nolint:errcheck // the sweeper has its own
 	cmd := exec.Command(self, sweeperCommand, dir)
 	cmd.Stdin = reader
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // Ctrl-C is not for it

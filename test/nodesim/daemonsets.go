@@ -5,7 +5,6 @@ package nodesim
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"hash/fnv"
 	"slices"
@@ -65,7 +64,11 @@ func (n *Node) runDaemonSet(ctx context.Context, node *corev1.Node, set *appsv1.
 
 func templateHash(set *appsv1.DaemonSet) string {
 	hash := fnv.New32a()
-	_ = json.NewEncoder(hash).Encode(set.Spec.Template)
+	encoded, err := set.Spec.Template.Marshal()
+	if err != nil {
+		return "" // templates are plain data
+	}
+	_, _ = hash.Write(encoded)
 	return strconv.FormatUint(uint64(hash.Sum32()), 16)
 }
 

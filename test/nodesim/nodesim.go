@@ -103,9 +103,9 @@ func New(o Options) *Node {
 	}
 }
 
-func withDefault(d *time.Duration, real time.Duration) {
+func withDefault(d *time.Duration, kubelets time.Duration) {
 	if *d == 0 {
-		*d = real
+		*d = kubelets
 	}
 }
 

@@ -33,7 +33,7 @@ const namespace = "gpu-operator"
 // world is one simulated node in a cluster with NVIDIA's operator.
 type world struct {
 	*WithT
-	ctx      context.Context
+	ctx      context.Context //nolint:containedctx // of the test
 	c        client.Client
 	clock    *clocktesting.FakeClock
 	hardware *sim.Hardware
@@ -148,12 +148,12 @@ func TestNode(t *testing.T) {
 	w.pass()
 	g.Expect(w.allocatable()).To(HaveKeyWithValue("nvidia.com/gpu", int64(1)), "no key is selected")
 
-	t.Run("shows what its label selects", func(t *testing.T) {
+	t.Run("shows what its label selects", func(*testing.T) {
 		w.label("nvidia.com/device-plugin.config", "three")
 		w.pass()
 		w.Expect(w.allocatable()).To(HaveKeyWithValue("nvidia.com/gpu", int64(3)))
 	})
-	t.Run("keeps what it had while the key is not visible, until a nudge", func(t *testing.T) {
+	t.Run("keeps what it had while the key is not visible, until a nudge", func(*testing.T) {
 		w.configMap(map[string]string{"three": slicing(3), "five": slicing(5)})
 		w.label("nvidia.com/device-plugin.config", "five")
 		w.pass()
@@ -167,14 +167,14 @@ func TestNode(t *testing.T) {
 		w.pass()
 		w.Expect(w.allocatable()).To(HaveKeyWithValue("nvidia.com/gpu", int64(5)))
 	})
-	t.Run("does not read the same key again", func(t *testing.T) {
+	t.Run("does not read the same key again", func(*testing.T) {
 		w.configMap(map[string]string{"five": slicing(7)})
 		w.clock.Step(time.Hour)
 		w.pass()
 		w.Expect(w.allocatable()).To(HaveKeyWithValue("nvidia.com/gpu", int64(5)))
 	})
 	t.Run("allocates replicas, tells who holds them, and refuses two at once", func(t *testing.T) { allocates(t, w) })
-	t.Run("loses its GPUs to a configuration that the plugin refuses", func(t *testing.T) {
+	t.Run("loses its GPUs to a configuration that the plugin refuses", func(*testing.T) {
 		w.configMap(map[string]string{"bad": "version: v1\nflags: {migStrategy: double}"})
 		w.clock.Step(time.Hour)
 		w.pass()
@@ -213,7 +213,7 @@ func allocates(t *testing.T, w *world) {
 			return (&net.Dialer{}).DialContext(ctx, "unix", socket)
 		}))
 	w.Expect(err).NotTo(HaveOccurred())
-	defer connection.Close()
+	defer connection.Close() //nolint:errcheck // the test is over
 	list, err := podresourcesv1.NewPodResourcesListerClient(connection).List(w.ctx, &podresourcesv1.ListPodResourcesRequest{})
 	w.Expect(err).NotTo(HaveOccurred())
 	held := map[string]string{}
