@@ -2,7 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // The controller turns all policies and all nodes into a wish for each node, and brings it to the nodes one safe step at a
-// time. One of several replicas leads.
+// time. One of several replicas leads. Run as `controller operands` it is another program: where OLM installs the operator,
+// it installs the agent.
 package main
 
 import (
@@ -42,9 +43,13 @@ func main() {
 
 // +kubebuilder:rbac:groups=coordination.k8s.io,namespace=gpu-sharing-operator,resources=leases,verbs=create
 // +kubebuilder:rbac:groups=coordination.k8s.io,namespace=gpu-sharing-operator,resources=leases,resourceNames=gpu-sharing-controller,verbs=get;update
+// +kubebuilder:rbac:groups="",namespace=gpu-sharing-operator,resources=events,verbs=create;patch
 
 // run serves until the context ends.
 func run(ctx context.Context, args []string) error {
+	if len(args) > 0 && args[0] == "operands" {
+		return runOperands(ctx, args[1:])
+	}
 	f, err := parseFlags(args)
 	if err != nil {
 		return err

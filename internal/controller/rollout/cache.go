@@ -18,21 +18,21 @@ import (
 )
 
 // CacheOptions keep the cache small: of each object what decisions depend on, of ConfigMaps ours only. Nothing is cached
-// that is not watched, so that a read never starts a watch.
+// that is not watched, so that a read never starts a watch. NVIDIA's ClusterPolicy is kept whole: who owns its fields is
+// read from it, and there is one.
 func CacheOptions(standAlone wiring.StandAlone) cache.Options {
-	definitions, clusterPolicies := wiring.Kinds()
 	return cache.Options{
 		ReaderFailOnMissingInformer: true,
-		DefaultTransform:            cache.TransformStripManagedFields(),
 		ByObject: map[client.Object]cache.ByObject{
 			&v1alpha1.GPUSharingPolicy{}: {Transform: keepOwnManagedFields},
 			&v1alpha1.GPUNode{}:          {Transform: keepOwnManagedFields},
 			&corev1.Node{}:               {Transform: slimNode},
 			&corev1.Pod{}:                {Transform: slimPod},
 			&corev1.ConfigMap{}:          configMaps(standAlone),
-			wiring.MPSDaemonSet():        {Label: labels.SelectorFromSet(wiring.MPSDaemonSetLabels())},
-			definitions:                  {Transform: nameOnly},
-			clusterPolicies:              {Transform: keepAll},
+			wiring.Definitions():         {Transform: nameOnly},
+			wiring.MPSDaemonSet(): {
+				Label: labels.SelectorFromSet(wiring.MPSDaemonSetLabels()), Transform: cache.TransformStripManagedFields(),
+			},
 		},
 	}
 }
@@ -49,8 +49,6 @@ func configMaps(standAlone wiring.StandAlone) cache.ByObject {
 		standAlone.Namespace: {FieldSelector: fields.Everything()},
 	}}
 }
-
-func keepAll(object any) (any, error) { return object, nil }
 
 // keepOwnManagedFields keeps what server-side apply needs to know what we applied before.
 func keepOwnManagedFields(object any) (any, error) {

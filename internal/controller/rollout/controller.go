@@ -62,6 +62,7 @@ const (
 	passTimeout = 5 * time.Minute
 	minBackoff  = 100 * time.Millisecond
 	maxBackoff  = 30 * time.Second
+	syncAgain   = 500 * time.Millisecond
 )
 
 func options() controller.TypedOptions[Pass] {
@@ -83,6 +84,10 @@ func options() controller.TypedOptions[Pass] {
 // Reconcile moves the cluster one safe pass towards what the policies ask.
 func (c *Controller) Reconcile(ctx context.Context, _ Pass) (reconcile.Result, error) {
 	seen, err := c.gather(ctx)
+	if errors.Is(err, wiring.ErrNotSynced) {
+		log.FromContext(ctx).V(1).Info("waiting", "for", err.Error())
+		return reconcile.Result{RequeueAfter: syncAgain}, nil
+	}
 	if err != nil {
 		return reconcile.Result{}, fmt.Errorf("gathering the cluster: %w", err)
 	}

@@ -4,9 +4,12 @@
 package rollout
 
 import (
+	"context"
+
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
@@ -91,9 +94,11 @@ func (p *pass) announceRefusal(a rollout.Evict, message string) {
 }
 
 // announceWiring tells about the ClusterPolicy: that it was changed, or that somebody keeps changing it back.
-func (p *pass) announceWiring(changed bool, e announcement) {
+func (p *pass) announceWiring(ctx context.Context, changed bool, e announcement) {
 	if changed {
-		p.emit(e, p.plugin.Subject(), nil, p.plugin.Describe(e == eventWired))
+		note := p.plugin.Describe(e == eventWired)
+		log.FromContext(ctx).Info("changed the ClusterPolicy: " + note)
+		p.emit(e, p.plugin.Subject(), nil, note)
 	}
 	if o := p.plugin.Overridden; o != nil && e == eventWired {
 		p.emit(eventOverridden, p.plugin.Subject(), nil, o.Message)

@@ -87,10 +87,22 @@ func (p *pass) carryOut(ctx context.Context, a rollout.Action) error {
 		return fmt.Errorf("%s: %w", a, err)
 	}
 	if wrote {
-		log.FromContext(ctx).Info(a.String(), "node", a.Target(), "policy", a.For().Name)
+		log.FromContext(ctx).Info(a.String(), about(a)...)
 		p.announce(a)
 	}
 	return nil
+}
+
+// about are the keys and values of an action's log line.
+func about(a rollout.Action) []any {
+	var pairs []any
+	if node := a.Target(); node != "" {
+		pairs = append(pairs, "node", node)
+	}
+	if policy := a.For().Name; policy != "" {
+		pairs = append(pairs, "policy", policy)
+	}
+	return pairs
 }
 
 // holds asks the API server, once in a pass for each policy, whether a policy is still as it was decided upon.
@@ -139,11 +151,11 @@ func (p *pass) do(ctx context.Context, action rollout.Action) (bool, error) {
 func (p *pass) wire(ctx context.Context, wanted bool) error {
 	if !wanted {
 		changed, err := p.Wiring.Unwire(ctx, p.plugin, p.mounted())
-		p.announceWiring(changed, eventUnwired)
+		p.announceWiring(ctx, changed, eventUnwired)
 		return err
 	}
 	changed, err := p.Wiring.Wire(ctx, p.plugin)
-	p.announceWiring(changed, eventWired)
+	p.announceWiring(ctx, changed, eventWired)
 	return err
 }
 

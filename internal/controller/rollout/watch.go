@@ -106,7 +106,7 @@ func nodeView(o client.Object) (rollout.Node, bool) {
 	if !isNode {
 		return rollout.Node{}, false
 	}
-	n := nodeOf(node, &v1alpha1.GPUNode{})
+	n := rollout.NodeOf(node, &v1alpha1.GPUNode{})
 	n.Annotations = ownAnnotations(n.Annotations)
 	return n, true
 }
@@ -125,17 +125,17 @@ func (c *Controller) podView(o client.Object) (podViewed, bool) {
 		return podViewed{}, false
 	}
 	v := podViewed{
-		Pod:  podOf(pod, types.NamespacedName{}),
-		node: pod.Spec.NodeName, agent: c.isReadyAgent(pod), finished: finished(pod),
+		Pod:  rollout.PodOf(pod, types.NamespacedName{}),
+		node: pod.Spec.NodeName, agent: c.isReadyAgent(pod), finished: rollout.Finished(pod),
 	}
 	v.MountsConfig = c.mayMount(pod)
-	return v, v.GPU || v.MountsConfig || pod.Labels[labelName] == agentName || isClient(pod)
+	return v, v.GPU || v.MountsConfig || rollout.IsAgent(pod) || isClient(pod)
 }
 
 // mayMount says whether a pod mounts our ConfigMap, wherever that is.
 func (c *Controller) mayMount(pod *corev1.Pod) bool {
 	for _, name := range c.Wiring.ConfigMapNames() {
-		if mounts(pod, name) {
+		if rollout.Mounts(pod, name) {
 			return true
 		}
 	}

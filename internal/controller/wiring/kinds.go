@@ -42,12 +42,11 @@ var (
 	}
 )
 
-// Kinds are objects of the kinds that Observe reads beside ConfigMaps, as it reads them, for options of the cache.
-func Kinds() (definitions *metav1.PartialObjectMetadata, clusterPolicies *unstructured.Unstructured) {
-	definitions, clusterPolicies = &metav1.PartialObjectMetadata{}, &unstructured.Unstructured{}
+// Definitions are custom resource definitions, as they are read and watched: their metadata.
+func Definitions() *metav1.PartialObjectMetadata {
+	definitions := &metav1.PartialObjectMetadata{}
 	definitions.SetGroupVersionKind(customResourceDefinition)
-	clusterPolicies.SetGroupVersionKind(clusterPolicy.GroupVersionKind)
-	return definitions, clusterPolicies
+	return definitions
 }
 
 func isNotCached(err error) bool {
@@ -62,8 +61,7 @@ const tryAgain = time.Second
 // as it is, and no longer than it is: a watch on one that does not exist would keep the controller from starting.
 func Source[R comparable](c cache.Cache, request R) source.TypedSource[R] {
 	return source.TypedFunc[R](func(ctx context.Context, queue workqueue.TypedRateLimitingInterface[R]) error {
-		definitions, _ := Kinds()
-		informer, err := c.GetInformer(ctx, definitions)
+		informer, err := c.GetInformer(ctx, Definitions())
 		if err != nil {
 			return fmt.Errorf("watching custom resource definitions: %w", err)
 		}

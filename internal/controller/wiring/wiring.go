@@ -88,7 +88,8 @@ type Observed struct {
 // +kubebuilder:rbac:groups="",resources=configmaps,verbs=get;create
 // +kubebuilder:rbac:groups="",resources=configmaps,resourceNames=gpu-sharing-device-plugin,verbs=list;watch;patch;delete
 
-// Observe reads from the cache how the device plugin is installed and what of ours is there.
+// Observe reads from the cache how the device plugin is installed and what of ours is there. Errors: ErrNotSynced, which
+// passes within seconds.
 func (w *Wiring) Observe(ctx context.Context) (*Observed, error) {
 	o := &Observed{}
 	clusters, err := w.list(ctx, gpuCluster)
@@ -217,21 +218,20 @@ func (w *Wiring) servesMPS(ctx context.Context, namespace string) (bool, error) 
 	return len(sets.Items) > 0, nil
 }
 
-// errNotSynced says that a kind is served but not in the cache yet. Taking that for an absence would undo everything.
-var errNotSynced = errors.New("served, but not read yet")
+// ErrNotSynced says that one of NVIDIA's kinds was installed just now and is not in the cache yet. Taking that for an
+// absence would undo everything.
+var ErrNotSynced = errors.New("served, but not read yet")
 
 // list reads all objects of a kind that may not be served in this cluster.
 func (w *Wiring) list(ctx context.Context, k kind) ([]unstructured.Unstructured, error) {
-	crd := &metav1.PartialObjectMetadata{}
-	crd.SetGroupVersionKind(customResourceDefinition)
-	if err := w.client.Get(ctx, types.NamespacedName{Name: k.crd}, crd); err != nil {
+	if err := w.client.Get(ctx, types.NamespacedName{Name: k.crd}, Definitions()); err != nil {
 		return nil, client.IgnoreNotFound(err)
 	}
 	all := &unstructured.UnstructuredList{}
 	all.SetGroupVersionKind(k.list())
 	err := w.client.List(ctx, all)
 	if meta.IsNoMatchError(err) || isNotCached(err) {
-		err = errNotSynced
+		err = ErrNotSynced
 	}
 	if err != nil {
 		return nil, fmt.Errorf("reading %s: %w", k.crd, err)

@@ -1,0 +1,101 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+
+	appsv1 "k8s.io/api/apps/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client/config"
+	"sigs.k8s.io/controller-runtime/pkg/healthz"
+	"sigs.k8s.io/controller-runtime/pkg/log/zap"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	"sigs.k8s.io/controller-runtime/pkg/metrics/server"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/controller/operand"
+)
+
+// agentImage is the environment variable that OLM sets to the agent's image, by digest where images are mirrored, and the
+// name that the manifests have for it.
+const agentImageVariable, agentImage = "RELATED_IMAGE_AGENT", "gpu-sharing-agent"
+
+type operandFlags struct {
+	owner         types.NamespacedName
+	manifests     string
+	agentImage    string
+	healthAddress string
+}
+
+func parseOperandFlags(args []string) (operandFlags, error) {
+	f := operandFlags{agentImage: os.Getenv(agentImageVariable)}
+	var logging zap.Options
+	set := flag.NewFlagSet("controller operands", flag.ContinueOnError)
+	logging.BindFlags(set)
+	config.RegisterFlags(set)
+	set.StringVar(&f.owner.Namespace, "namespace", os.Getenv("POD_NAMESPACE"),
+		"namespace of this program, and of all that it installs; default: environment variable POD_NAMESPACE")
+	set.StringVar(&f.owner.Name, "owner", "gpu-sharing-operands", "Deployment that this program runs in")
+	set.StringVar(&f.manifests, "manifests", "/manifests", "folder with owned.yaml and kept.yaml")
+	set.StringVar(&f.healthAddress, "health-probe-bind-address", ":8081", "address of /healthz and /readyz; 0: none")
+	if err := set.Parse(args); err != nil {
+		return f, err
+	}
+	if set.NArg() > 0 {
+		return f, fmt.Errorf("unknown argument %q; see operands --help", set.Arg(0))
+	}
+	if f.owner.Namespace == "" {
+		return f, errors.New("--namespace, or the environment variable POD_NAMESPACE, must name the namespace")
+	}
+	if f.agentImage == "" {
+		return f, fmt.Errorf("the environment variable %s must name the agent's image", agentImageVariable)
+	}
+	ctrl.SetLogger(zap.New(zap.UseFlagOptions(&logging)))
+	return f, nil
+}
+
+// runOperands installs, where OLM installed the controller, what OLM cannot install.
+func runOperands(ctx context.Context, args []string) error {
+	f, err := parseOperandFlags(args)
+	if err != nil {
+		return err
+	}
+	config, err := ctrl.GetConfig()
+	if err != nil {
+		return fmt.Errorf("finding the API server: %w", err)
+	}
+	config.UserAgent = operand.FieldManager
+	scheme := runtime.NewScheme()
+	if err := appsv1.AddToScheme(scheme); err != nil {
+		return fmt.Errorf("registering the API: %w", err)
+	}
+	mgr, err := ctrl.NewManager(config, manager.Options{
+		Scheme:                 scheme,
+		Cache:                  cache.Options{DefaultNamespaces: map[string]cache.Config{f.owner.Namespace: {}}},
+		HealthProbeBindAddress: f.healthAddress,
+		Metrics:                server.Options{BindAddress: "0"},
+	})
+	if err != nil {
+		return fmt.Errorf("making the manager: %w", err)
+	}
+	err = operand.New(mgr.GetClient(), operand.Options{
+		Owner: f.owner, Manifests: os.DirFS(f.manifests), Images: map[string]string{agentImage: f.agentImage},
+	}).Register(mgr)
+	if err != nil {
+		return err
+	}
+	for _, add := range []func(string, healthz.Checker) error{mgr.AddHealthzCheck, mgr.AddReadyzCheck} {
+		if err := add("ping", healthz.Ping); err != nil {
+			return fmt.Errorf("adding the health checks: %w", err)
+		}
+	}
+	return mgr.Start(ctx)
+}

@@ -1,0 +1,171 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout
+
+import (
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/controller/wiring"
+	"github.com/gpusharing/gpu-sharing-operator/test/env"
+)
+
+// TestSlimPods: what is left of a pod in the cache says the same to everything that reads pods.
+func TestSlimPods(t *testing.T) {
+	yes := true
+	shares := corev1.ResourceRequirements{Limits: corev1.ResourceList{"nvidia.com/gpu.shared": resource.MustParse("1")}}
+	c := New(nil, Options{Namespace: "own", Wiring: wiring.New(nil, nil, nil, wiring.StandAlone{})})
+	for name, change := range map[string]func(*corev1.Pod){
+		"a bystander": func(*corev1.Pod) {},
+		"one with a GPU in a container": func(p *corev1.Pod) {
+			p.Spec.Containers = []corev1.Container{{Name: "a"}, {Name: "b", Resources: shares}}
+		},
+		"one with a GPU in an init container": func(p *corev1.Pod) {
+			p.Spec.InitContainers = []corev1.Container{{Name: "a", Resources: shares}}
+		},
+		"one with a GPU for the whole pod": func(p *corev1.Pod) { p.Spec.Resources = &shares },
+		"one of a DaemonSet": func(p *corev1.Pod) {
+			p.OwnerReferences = []metav1.OwnerReference{{Kind: "Other"}, {Kind: "DaemonSet", Controller: &yes}}
+		},
+		"a mirror": func(p *corev1.Pod) { p.Annotations[corev1.MirrorPodAnnotationKey] = "x" },
+		"one of NVIDIA's clients that reads our ConfigMap": func(p *corev1.Pod) {
+			p.Namespace, p.Annotations[v1alpha1.AnnotationNudge] = "gpu-operator", "key@1"
+			p.Spec.NodeSelector = map[string]string{"nvidia.com/gpu.deploy.device-plugin": "true"}
+			p.Spec.Volumes = []corev1.Volume{{Name: "x", VolumeSource: corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{
+				LocalObjectReference: corev1.LocalObjectReference{Name: wiring.ConfigMapName},
+			}}}}
+		},
+		"one that projects our ConfigMap": func(p *corev1.Pod) {
+			p.Namespace = "gpu-operator"
+			p.Spec.Volumes = []corev1.Volume{{Name: "x", VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{
+				Sources: []corev1.VolumeProjection{{ConfigMap: &corev1.ConfigMapProjection{
+					LocalObjectReference: corev1.LocalObjectReference{Name: wiring.ConfigMapName},
+				}}},
+			}}}}
+		},
+		"an agent": func(p *corev1.Pod) {
+			p.Namespace, p.Labels[labelName] = "own", agentName
+			p.Status.Conditions = append(p.Status.Conditions, corev1.PodCondition{Type: corev1.PodReady, Status: corev1.ConditionTrue})
+		},
+		"one that has ended": func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed },
+	} {
+		t.Run(name, func(t *testing.T) {
+			g, pod := NewWithT(t), usualPod()
+			change(pod)
+			slim, err := slimPod(pod.DeepCopy())
+			g.Expect(err).NotTo(HaveOccurred())
+			ours := types.NamespacedName{Namespace: "gpu-operator", Name: wiring.ConfigMapName}
+			g.Expect(podOf(slim.(*corev1.Pod), ours)).To(Equal(podOf(pod, ours)))
+			view, matters := c.podView(pod)
+			slimView, slimMatters := c.podView(slim.(*corev1.Pod))
+			g.Expect(slimView).To(Equal(view))
+			g.Expect(slimMatters).To(Equal(matters))
+			g.Expect(matters).To(Equal(name != "a bystander" && name != "a mirror" && name != "one of a DaemonSet" && name != "one that has ended"))
+			g.Expect(slim.(*corev1.Pod).Size()).To(BeNumerically("<", pod.Size()/2))
+			again, err := slimPod(slim.(*corev1.Pod).DeepCopy())
+			g.Expect(err).NotTo(HaveOccurred())
+			g.Expect(again).To(Equal(slim))
+		})
+	}
+}
+
+// usualPod has what every pod has.
+func usualPod() *corev1.Pod {
+	secret := &corev1.SecretVolumeSource{SecretName: "a-token-of-a-service-account-as-every-pod-has-one"}
+	env := []corev1.EnvVar{{Name: "A_VARIABLE_WITH_A_LONG_NAME", Value: "and a value that is longer than the name of the variable"}}
+	return &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: "default", Name: "pod", UID: "1-2-3", Labels: map[string]string{"app": "pod", "pod-template-hash": "76c5f9f5c9"},
+			Annotations:   map[string]string{"others.example/config": "a long text that nobody here reads, again and again and again"},
+			ManagedFields: []metav1.ManagedFieldsEntry{{Manager: "kubelet", FieldsV1: &metav1.FieldsV1{Raw: make([]byte, 2000)}}},
+		},
+		Spec: corev1.PodSpec{
+			NodeName: "a100", ServiceAccountName: "default",
+			Containers: []corev1.Container{{Name: "main", Image: "registry.example/some/image:v1", Env: env}},
+			Volumes:    []corev1.Volume{{Name: "token", VolumeSource: corev1.VolumeSource{Secret: secret}}},
+		},
+		Status: corev1.PodStatus{
+			Phase: corev1.PodRunning, PodIP: "10.0.0.1",
+			Conditions: []corev1.PodCondition{{
+				Type: corev1.PodScheduled, Status: corev1.ConditionTrue, LastTransitionTime: metav1.NewTime(time.Unix(1_800_000_000, 0)),
+			}},
+		},
+	}
+}
+
+func TestSlimNodes(t *testing.T) {
+	g := NewWithT(t)
+	node := &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{
+			Name: "a100", UID: "1", ResourceVersion: "7", Labels: map[string]string{"pool": "research"},
+			Annotations: map[string]string{
+				"others.example/x": "x", v1alpha1.AnnotationPaused: "p", "nvidia.com/gpu-driver-upgrade-enabled": "true",
+			},
+		},
+		Spec: corev1.NodeSpec{ProviderID: "x", Taints: []corev1.Taint{{Key: "k", Effect: corev1.TaintEffectNoExecute}}},
+		Status: corev1.NodeStatus{
+			Allocatable: corev1.ResourceList{"cpu": resource.MustParse("64"), "nvidia.com/gpu": resource.MustParse("8")},
+			Images:      []corev1.ContainerImage{{Names: []string{"image"}}},
+		},
+	}
+	slim, err := slimNode(node.DeepCopy())
+	g.Expect(err).NotTo(HaveOccurred())
+	want, _ := nodeView(node)
+	got, _ := nodeView(slim.(*corev1.Node))
+	g.Expect(got).To(Equal(want))
+	g.Expect(got.Allocatable).To(Equal(map[string]int64{"nvidia.com/gpu": 8}))
+	g.Expect(got.Annotations).To(HaveLen(2))
+	g.Expect(slim.(*corev1.Node).ResourceVersion).To(Equal("7"))
+	g.Expect(slim.(*corev1.Node).Status.Images).To(BeEmpty())
+}
+
+// TestStandAloneCache: with the rights that the manifests give for it, the cache holds the ConfigMap of a stand-alone
+// device plugin, and none of anybody else's but those of our name.
+func TestStandAloneCache(t *testing.T) {
+	g, cluster := NewWithT(t), env.Start(t)
+	const theirs = "nvidia-device-plugin"
+	for _, namespace := range []string{theirs, "gpu-sharing-operator", "elsewhere"} {
+		g.Expect(cluster.Client.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}})).To(Succeed())
+	}
+	for _, key := range []types.NamespacedName{
+		{Namespace: theirs, Name: "nvidia-plugin-configs"},
+		{Namespace: "elsewhere", Name: "another"},
+		{Namespace: "elsewhere", Name: wiring.ConfigMapName},
+	} {
+		g.Expect(cluster.Client.Create(t.Context(), &corev1.ConfigMap{
+			ObjectMeta: metav1.ObjectMeta{Namespace: key.Namespace, Name: key.Name},
+		})).To(Succeed())
+	}
+	g.Expect(cluster.Apply(t.Context(), "config/rbac/role.yaml", "config/manager/rbac.yaml", "config/stand-alone/rbac.yaml")).To(Succeed())
+	config, err := cluster.ConfigAs(t.Context(), env.Identity{Namespace: "gpu-sharing-operator", ServiceAccount: "gpu-sharing-controller"})
+	g.Expect(err).NotTo(HaveOccurred())
+
+	standAlone := wiring.StandAlone{Namespace: theirs, ConfigMap: "nvidia-plugin-configs"}
+	options := CacheOptions(standAlone)
+	options.Scheme = cluster.Scheme
+	cached, err := cache.New(config, options)
+	g.Expect(err).NotTo(HaveOccurred())
+	go func() { _ = cached.Start(t.Context()) }()
+	_, err = cached.GetInformer(t.Context(), &corev1.ConfigMap{})
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(cached.WaitForCacheSync(t.Context())).To(BeTrue())
+	found := &corev1.ConfigMapList{}
+	g.Expect(cached.List(t.Context(), found)).To(Succeed())
+	var keys []string
+	for i := range found.Items {
+		keys = append(keys, client.ObjectKeyFromObject(&found.Items[i]).String())
+	}
+	g.Expect(keys).To(ConsistOf(
+		"elsewhere/gpu-sharing-device-plugin", "nvidia-device-plugin/nvidia-plugin-configs",
+	))
+}
