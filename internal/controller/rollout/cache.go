@@ -15,6 +15,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/wiring"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
 )
 
 // CacheOptions keep the cache small: of each object what decisions depend on, of ConfigMaps ours only. Nothing is cached
@@ -111,7 +112,7 @@ func slimPod(object any) (any, error) {
 		NodeName:     pod.Spec.NodeName,
 		NodeSelector: pod.Spec.NodeSelector,
 		Volumes:      configVolumes(pod.Spec.Volumes),
-		Resources:    gpuRequest(requestsGPU(&pod.Spec)),
+		Resources:    gpuRequest(rollout.RequestsGPU(&pod.Spec)),
 	}
 	pod.Status = corev1.PodStatus{Phase: pod.Status.Phase, Conditions: slimConditions(pod.Status.Conditions)}
 	return pod, nil

@@ -17,6 +17,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/wiring"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
 )
 
@@ -54,7 +55,7 @@ func TestSlimPods(t *testing.T) {
 			}}}}
 		},
 		"an agent": func(p *corev1.Pod) {
-			p.Namespace, p.Labels[labelName] = "own", agentName
+			p.Namespace, p.Labels[labelName] = "own", "gpu-sharing-agent"
 			p.Status.Conditions = append(p.Status.Conditions, corev1.PodCondition{Type: corev1.PodReady, Status: corev1.ConditionTrue})
 		},
 		"one that has ended": func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed },
@@ -65,7 +66,7 @@ func TestSlimPods(t *testing.T) {
 			slim, err := slimPod(pod.DeepCopy())
 			g.Expect(err).NotTo(HaveOccurred())
 			ours := types.NamespacedName{Namespace: "gpu-operator", Name: wiring.ConfigMapName}
-			g.Expect(podOf(slim.(*corev1.Pod), ours)).To(Equal(podOf(pod, ours)))
+			g.Expect(rollout.PodOf(slim.(*corev1.Pod), ours)).To(Equal(rollout.PodOf(pod, ours)))
 			view, matters := c.podView(pod)
 			slimView, slimMatters := c.podView(slim.(*corev1.Pod))
 			g.Expect(slimView).To(Equal(view))

@@ -101,5 +101,3 @@ func (c *Controller) gatherPods(ctx context.Context, n *rollout.Node, configMap 
 func (c *Controller) isReadyAgent(pod *corev1.Pod) bool {
 	return pod.Namespace == c.Namespace && rollout.IsReadyAgent(pod)
 }
-
-func requestsGPU(spec *corev1.PodSpec) bool { return rollout.RequestsGPU(spec) }

@@ -1,0 +1,130 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout
+
+import (
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+)
+
+const (
+	// agentName is the label app.kubernetes.io/name of the agents' pods.
+	agentName = "gpu-sharing-agent"
+	labelName = "app.kubernetes.io/name"
+	// nvidiaDomain is the domain of NVIDIA's resources, labels and annotations.
+	nvidiaDomain = "nvidia.com/"
+)
+
+// NodeOf is what of a node and its GPUNode matters to a decision, without its pods. It shares maps with both.
+func NodeOf(node *corev1.Node, gpuNode *v1alpha1.GPUNode) Node {
+	n := Node{
+		Name: node.Name, Labels: node.Labels, Annotations: node.Annotations, Taints: node.Spec.Taints, GPU: *gpuNode,
+		Allocatable: map[string]int64{},
+	}
+	for name, quantity := range node.Status.Allocatable {
+		if strings.HasPrefix(string(name), nvidiaDomain) {
+			n.Allocatable[string(name)] = quantity.Value()
+		}
+	}
+	return n
+}
+
+// PodOf is what of a pod matters to a decision. The ConfigMap is ours; its name is empty if there is none.
+func PodOf(pod *corev1.Pod, configMap types.NamespacedName) Pod {
+	p := Pod{
+		Namespace: pod.Namespace, Name: pod.Name, UID: string(pod.UID),
+		Terminating:  pod.DeletionTimestamp != nil,
+		GPU:          RequestsGPU(&pod.Spec),
+		Scheduled:    scheduledAt(pod),
+		NodeSelector: pod.Spec.NodeSelector,
+		MountsConfig: pod.Namespace == configMap.Namespace && Mounts(pod, configMap.Name),
+		Nudge:        pod.Annotations[v1alpha1.AnnotationNudge],
+	}
+	_, p.Mirror = pod.Annotations[corev1.MirrorPodAnnotationKey]
+	if owner := metav1.GetControllerOfNoCopy(pod); owner != nil {
+		p.Controller = owner.Kind
+	}
+	return p
+}
+
+// Finished says whether a pod has ended and holds nothing any more.
+func Finished(pod *corev1.Pod) bool {
+	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
+}
+
+// IsAgent says whether a pod is one of the agents'.
+func IsAgent(pod *corev1.Pod) bool { return pod.Labels[labelName] == agentName }
+
+// IsReadyAgent says whether a pod is one of the agents' and answers.
+func IsReadyAgent(pod *corev1.Pod) bool {
+	if !IsAgent(pod) || pod.DeletionTimestamp != nil {
+		return false
+	}
+	for _, condition := range pod.Status.Conditions {
+		if condition.Type == corev1.PodReady {
+			return condition.Status == corev1.ConditionTrue
+		}
+	}
+	return false
+}
+
+// RequestsGPU says whether a container of a pod, or the pod as a whole, requests a resource nvidia.com/*.
+func RequestsGPU(spec *corev1.PodSpec) bool {
+	if spec.Resources != nil && hasGPU(spec.Resources) {
+		return true
+	}
+	for _, containers := range [][]corev1.Container{spec.InitContainers, spec.Containers} {
+		for i := range containers {
+			if hasGPU(&containers[i].Resources) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+func hasGPU(r *corev1.ResourceRequirements) bool {
+	for _, list := range []corev1.ResourceList{r.Limits, r.Requests} {
+		for name := range list {
+			if strings.HasPrefix(string(name), nvidiaDomain) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// Mounts says whether a volume of a pod is the ConfigMap of that name.
+func Mounts(pod *corev1.Pod, configMap string) bool {
+	for i := range pod.Spec.Volumes {
+		volume := &pod.Spec.Volumes[i]
+		if volume.ConfigMap != nil && volume.ConfigMap.Name == configMap {
+			return true
+		}
+		if volume.Projected == nil {
+			continue
+		}
+		for _, source := range volume.Projected.Sources {
+			if source.ConfigMap != nil && source.ConfigMap.Name == configMap {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+func scheduledAt(pod *corev1.Pod) (at time.Time) {
+	for _, condition := range pod.Status.Conditions {
+		if condition.Type == corev1.PodScheduled {
+			at = condition.LastTransitionTime.Time
+		}
+	}
+	return at
+}
