@@ -1,0 +1,172 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package packaging_test
+
+import (
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	. "github.com/onsi/gomega"
+	appsv1 "k8s.io/api/apps/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/util/version"
+)
+
+const csvFile = "config/bundle/manifests/gpu-sharing-operator.clusterserviceversion.yaml"
+
+// bundler runs hack/bundle, a module of its own.
+func bundler(t *testing.T, folder, command string) (string, error) {
+	t.Helper()
+	run := exec.CommandContext(t.Context(), "go", "run", ".", "-root", path(t), "-bundle", folder, command)
+	run.Dir = path(t, "hack/bundle")
+	return output(run)
+}
+
+func TestBundleIsAsItWouldBeGeneratedNow(t *testing.T) {
+	g := NewWithT(t)
+	fresh, committed := filepath.Join(t.TempDir(), "bundle"), path(t, "config/bundle")
+	_, err := bundler(t, fresh, "generate")
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(files(t, fresh)).To(Equal(files(t, committed)), "run make bundle")
+}
+
+// files are those of a folder: their contents by their paths.
+func files(t *testing.T, folder string) map[string]string {
+	t.Helper()
+	contents := map[string]string{}
+	err := filepath.WalkDir(folder, func(file string, entry os.DirEntry, err error) error {
+		if err != nil || entry.IsDir() {
+			return err
+		}
+		data, err := os.ReadFile(file)
+		contents[strings.TrimPrefix(file, folder)] = string(data)
+		return err
+	})
+	NewWithT(t).Expect(err).NotTo(HaveOccurred())
+	return contents
+}
+
+func TestBundlePassesTheOperatorFrameworksValidation(t *testing.T) {
+	_, err := bundler(t, path(t, "config/bundle"), "validate")
+	NewWithT(t).Expect(err).NotTo(HaveOccurred())
+}
+
+func TestValidationFindsWhatIsWrong(t *testing.T) {
+	tests := map[string]struct {
+		file, from, to, says string
+	}{
+		"no icon":                     {"manifests/gpu-sharing-operator.clusterserviceversion.yaml", "mediatype: image/svg+xml", "mediatype: text/plain", "does not have a valid mediatype"},
+		"a kind that OLM cannot make": {"manifests/gpu-sharing-operands.configmap.yaml", "kind: ConfigMap", "kind: DaemonSet", "OLM installs no DaemonSet"},
+		"a CRD that nobody describes": {"manifests/gpu-sharing-operator.clusterserviceversion.yaml", "kind: GPUNode\n      name: gpunodes.gpusharing.io\n      resources", "kind: Node\n      name: gpunodes.gpusharing.io\n      resources", `owned CRD "gpusharing.io/v1alpha1, Kind=Node" not found in bundle`},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			broken := filepath.Join(t.TempDir(), "bundle")
+			g.Expect(os.CopyFS(broken, os.DirFS(path(t, "config/bundle")))).To(Succeed())
+			file := filepath.Join(broken, tc.file)
+			data, err := os.ReadFile(file)
+			g.Expect(err).NotTo(HaveOccurred())
+			edited := strings.Replace(string(data), tc.from, tc.to, 1)
+			g.Expect(edited).NotTo(Equal(string(data)))
+			g.Expect(os.WriteFile(file, []byte(edited), 0o600)).To(Succeed())
+			_, err = bundler(t, broken, "validate")
+			g.Expect(err).To(MatchError(ContainSubstring(tc.says)))
+		})
+	}
+}
+
+// csv is what these tests look at of a ClusterServiceVersion.
+type csv struct {
+	Spec struct {
+		Install struct {
+			Spec struct {
+				ClusterPermissions, Permissions []permissions
+				Deployments                     []struct {
+					Name string
+					Spec appsv1.DeploymentSpec
+				}
+			}
+		}
+		RelatedImages []struct{ Name, Image string }
+		Version       string
+	}
+}
+
+type permissions struct {
+	ServiceAccountName string
+	Rules              []rbacv1.PolicyRule
+}
+
+func readCSV(t *testing.T) csv {
+	t.Helper()
+	var c csv
+	data, err := read(t, csvFile)[0].MarshalJSON()
+	NewWithT(t).Expect(err).NotTo(HaveOccurred())
+	NewWithT(t).Expect(json.Unmarshal(data, &c)).To(Succeed())
+	return c
+}
+
+func TestBundleIsOfTheSameReleaseAsTheChart(t *testing.T) {
+	g := NewWithT(t)
+	chart := read(t, "config/helm/Chart.yaml")[0]
+	c := readCSV(t)
+	g.Expect(c.Spec.Version).To(Equal(chart.Object["version"]))
+	g.Expect(chart.Object["appVersion"]).To(Equal(chart.Object["version"]))
+	minimum, _, err := unstructured.NestedString(read(t, csvFile)[0].Object, "spec", "minKubeVersion")
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(chart.Object["kubeVersion"]).To(Equal(">=" + version.MustParseSemantic(minimum).String() + "-0"))
+
+	rendered := newHelm(t).render(t)
+	controller := as[appsv1.Deployment](t, find(t, rendered, "Deployment gpu-sharing-controller"))
+	agent := as[appsv1.DaemonSet](t, find(t, rendered, "DaemonSet gpu-sharing-agent"))
+	var images []string
+	for _, image := range c.Spec.RelatedImages {
+		images = append(images, image.Image)
+	}
+	g.Expect(images).To(ConsistOf(controller.Spec.Template.Spec.Containers[0].Image, agent.Spec.Template.Spec.Containers[0].Image))
+}
+
+func TestBundleGivesTheSameRightsAsTheChart(t *testing.T) {
+	g := NewWithT(t)
+	rendered := newHelm(t).render(t, "openshift.enabled=true")
+	install := readCSV(t).Spec.Install.Spec
+	for kind, given := range map[string][]permissions{"ClusterRole": install.ClusterPermissions, "Role": install.Permissions} {
+		inChart := rulesOf(t, rendered, kind)
+		for _, p := range given {
+			if p.ServiceAccountName == "gpu-sharing-operands" {
+				continue // only OLM needs it
+			}
+			g.Expect(p.Rules).To(ConsistOf(inChart[p.ServiceAccountName]), kind+" of "+p.ServiceAccountName)
+			delete(inChart, p.ServiceAccountName)
+		}
+		g.Expect(inChart).To(BeEmpty(), kind)
+	}
+}
+
+// rulesOf are the rules that the bindings to roles of a kind give to each service account.
+func rulesOf(t *testing.T, objects []*unstructured.Unstructured, kind string) map[string][]rbacv1.PolicyRule {
+	t.Helper()
+	rules := map[string][]rbacv1.PolicyRule{}
+	for _, o := range objects {
+		if !slices.Contains([]string{"ClusterRoleBinding", "RoleBinding"}, o.GetKind()) {
+			continue
+		}
+		binding := as[rbacv1.ClusterRoleBinding](t, o)
+		if binding.RoleRef.Kind != kind {
+			continue
+		}
+		role := as[rbacv1.ClusterRole](t, find(t, objects, kind+" "+binding.RoleRef.Name))
+		for _, subject := range binding.Subjects {
+			rules[subject.Name] = append(rules[subject.Name], role.Rules...)
+		}
+	}
+	return rules
+}
