@@ -21,6 +21,7 @@ demo: ## Share the GPUs of simulated A100, H100 and T4 nodes by MIG, MPS and tim
 
 .PHONY: test
 test: kube ## Run every test: pure, convergence, API and reconcilers on a real API server.
+	@hack/helm/build.sh >/dev/null
 	KUBEBUILDER_ASSETS="$$(hack/kube/build.sh)" go test -timeout 40m $(TESTFLAGS) ./...
 
 .PHONY: e2e
@@ -50,6 +51,16 @@ manifests: ## Generate the CRDs from api/ and the controller's RBAC from its mar
 	$(TOOL) controller-gen rbac:roleName=gpu-sharing-controller paths="{./cmd/controller,./internal/...}" output:rbac:dir=config/rbac
 	hack/helm/sync.sh
 
+.PHONY: bundle
+bundle: manifests ## Generate the OLM bundle into config/bundle and check it with the operator-framework's validation library.
+	cd hack/bundle && go run . generate
+	cd hack/bundle && go run . validate
+
+.PHONY: helm
+helm: manifests ## Lint the Helm chart and package it into dist/.
+	"$$(hack/helm/build.sh)" lint --strict config/helm
+	"$$(hack/helm/build.sh)" package config/helm --destination dist
+
 .PHONY: fmt
 fmt: ## Format the code.
 	$(TOOL) golangci-lint fmt
@@ -59,7 +70,7 @@ lint: ## Run the linters, which also hold the import rules of docs/architecture.
 	$(TOOL) golangci-lint run
 
 .PHONY: verify
-verify: generate manifests ## Fail if anything generated, or go.mod, is not as it would be generated now.
+verify: generate manifests bundle ## Fail if anything generated, or go.mod, is not as it would be generated now.
 	@hack/verify.sh
 
 .PHONY: kube

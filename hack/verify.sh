@@ -4,14 +4,14 @@ set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-generated=(api config/crd config/rbac config/helm/files)
+generated=(api config/crd config/rbac config/helm/files config/bundle)
 
 if ! go mod tidy -diff; then
 	echo "verify: go.mod or go.sum differ from what the code needs; run 'go mod tidy' and commit the result" >&2
 	exit 1
 fi
 if ! git diff --exit-code -- "${generated[@]}"; then
-	echo "verify: the files above are not as their sources say; run 'make generate manifests' and commit the result" >&2
+	echo "verify: the files above are not as their sources say; run 'make generate bundle' and commit the result" >&2
 	exit 1
 fi
 
