@@ -124,7 +124,10 @@ func (m member) wired() bool {
 }
 
 func (m member) report() NodeState {
-	s := NodeState{Node: m.node.Name, State: m.State, Reason: m.reason, Message: m.message, Plan: m.planned()}
+	s := NodeState{
+		Node: m.node.Name, State: m.State, Reason: m.reason, Message: m.message, Plan: m.planned(),
+		InTheWay: m.users(), Key: m.to.key, Advertised: offered(m.node),
+	}
 	if m.by != nil {
 		s.Policy = m.by.Name
 	}

@@ -202,6 +202,12 @@ type NodeState struct {
 	Message string
 	// Plan are the steps that bring the GPUs to the wish, as the agent will carry them out.
 	Plan []string
+	// InTheWay are those who use what the plan needs to be idle, sorted by name.
+	InTheWay []User
+	// Key is the key of the device-plugin configuration that the node is to select; empty: none.
+	Key string
+	// Advertised are the extended resources of GPUs and instances that the node advertises now.
+	Advertised map[string]int64
 	// Expected are the extended resources that the node advertises once it is up to date.
 	Expected map[string]int64
 }

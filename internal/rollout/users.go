@@ -75,7 +75,7 @@ func (v *view) evictions() (evict []Action, stay []string) {
 		seen[p.UID] = true
 		switch {
 		case p.Terminating:
-		case p.Mirror || p.Controller == "DaemonSet":
+		case stays(p):
 			stay = append(stay, fmt.Sprintf("pod %s/%s, which would come back at once", p.Namespace, p.Name))
 		default:
 			evict = append(evict, Evict{
@@ -88,6 +88,9 @@ func (v *view) evictions() (evict []Action, stay []string) {
 	slices.Sort(stay)
 	return evict, stay
 }
+
+// stays says whether eviction would not help: a DaemonSet, or the kubelet itself, brings the pod back at once.
+func stays(p *Pod) bool { return p.Mirror || p.Controller == "DaemonSet" }
 
 // justBound is a pod that asks for a GPU and was bound to the node so recently that the agent may not have reported what
 // it holds, and for how long it has been there.

@@ -1,0 +1,70 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
+)
+
+// User is a pod, or a process outside pods, that uses what a change needs to be idle.
+type User struct {
+	// Name says who: "pod team/train", "process 4711 (python), which runs outside pods and has to be ended there".
+	Name string
+	// Uses says what of the node: "GPU 1", "GPU 0, instance 2g.10gb at 2:2".
+	Uses string
+	// Fate says what becomes of it: "is evicted".
+	Fate string
+}
+
+// users are those in the way of the plan, each with what becomes of it.
+func (v *view) users() []User {
+	users := make([]User, 0, len(v.blockers))
+	for _, b := range v.blockers {
+		users = append(users, User{Name: v.nameOf(b), Uses: v.placeOf(b), Fate: v.fateOf(b)})
+	}
+	slices.SortFunc(users, func(a, b User) int {
+		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Uses, b.Uses))
+	})
+	return slices.Compact(users)
+}
+
+// fateOf says what becomes of a blocker. It follows what evictions does.
+func (v *view) fateOf(b plan.Blocker) string {
+	p := v.podOf(b)
+	switch {
+	case p == nil && b.Holder == nil && b.Process.PodUID == "":
+		return "is waited for; nobody ends it for you"
+	case p != nil && p.Terminating:
+		return "is ending already"
+	}
+	switch v.evictionMode() {
+	case v1alpha1.EvictionModeNever:
+		return "is waited for, however long, while the node takes new pods (rollout.eviction.mode Never)"
+	case v1alpha1.EvictionModeEvict:
+		switch {
+		case p == nil:
+			return "is gone already and is waited for"
+		case stays(p):
+			return "is not evicted, since it would come back at once; end it yourself"
+		}
+		return "is evicted, as far as PodDisruptionBudgets allow"
+	}
+	return fmt.Sprintf("is waited for, up to %s (rollout.eviction)", v.drainTimeout())
+}
+
+// offered is what a node advertises of GPUs and instances.
+func offered(n *Node) map[string]int64 {
+	offers := map[string]int64{}
+	for name, count := range n.Allocatable {
+		if count != 0 && ofGPU(name) {
+			offers[name] = count
+		}
+	}
+	return offers
+}
