@@ -54,10 +54,10 @@ func write(folder string, files map[string][]byte) error {
 	}
 	for path, content := range files {
 		path = filepath.Join(folder, filepath.FromSlash(path))
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil { //nolint:gosec // for everybody to read
 			return fmt.Errorf("writing the bundle: %w", err)
 		}
-		if err := os.WriteFile(path, content, 0o644); err != nil {
+		if err := os.WriteFile(path, content, 0o644); err != nil { //nolint:gosec // for everybody to read
 			return fmt.Errorf("writing the bundle: %w", err)
 		}
 	}

@@ -20,6 +20,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"slices"
 
 	appsv1 "k8s.io/api/apps/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -46,7 +47,7 @@ func (c *Controller) objects(owner *appsv1.Deployment) ([]*unstructured.Unstruct
 	if err != nil {
 		return nil, err
 	}
-	all := append(owned, kept...)
+	all := slices.Concat(owned, kept)
 	for _, o := range all {
 		if o.GetNamespace() != "" {
 			o.SetNamespace(owner.Namespace)
