@@ -19,7 +19,7 @@ func (h *Hardware) SetMIG(ctx context.Context, uuid string, enabled bool) error 
 	if enabled {
 		mode = nvml.DEVICE_MIG_ENABLE
 	}
-	return h.do(ctx, fmt.Sprintf("setting MIG mode %t on GPU %s", enabled, uuid), func() error {
+	return h.do(ctx, uuid, fmt.Sprintf("setting MIG mode %t on GPU %s", enabled, uuid), func() error {
 		d, err := h.device(uuid)
 		if err != nil {
 			return err
@@ -43,7 +43,7 @@ func (h *Hardware) SetMIG(ctx context.Context, uuid string, enabled bool) error 
 // SetComputeMode implements gpu.Hardware. A mode that the GPU has already is not set again: in MIG mode NVML refuses even
 // that.
 func (h *Hardware) SetComputeMode(ctx context.Context, uuid string, mode gpu.ComputeMode) error {
-	return h.do(ctx, fmt.Sprintf("setting compute mode %s on GPU %s", mode, uuid), func() error {
+	return h.do(ctx, uuid, fmt.Sprintf("setting compute mode %s on GPU %s", mode, uuid), func() error {
 		d, err := h.device(uuid)
 		if err != nil {
 			return err
@@ -57,7 +57,7 @@ func (h *Hardware) SetComputeMode(ctx context.Context, uuid string, mode gpu.Com
 
 // CreateInstance implements gpu.Hardware.
 func (h *Hardware) CreateInstance(ctx context.Context, uuid, profile string, at gpu.Placement) error {
-	return h.do(ctx, fmt.Sprintf("creating %s at %s on GPU %s", profile, at, uuid), func() error {
+	return h.do(ctx, uuid, fmt.Sprintf("creating %s at %s on GPU %s", profile, at, uuid), func() error {
 		d, err := h.device(uuid)
 		if err != nil {
 			return err
@@ -97,7 +97,7 @@ func span(ctx context.Context, instance nvml.GpuInstance, slices uint32) error {
 
 // DestroyInstance implements gpu.Hardware.
 func (h *Hardware) DestroyInstance(ctx context.Context, uuid string, id int) error {
-	return h.do(ctx, fmt.Sprintf("destroying instance %d on GPU %s", id, uuid), func() error {
+	return h.do(ctx, uuid, fmt.Sprintf("destroying instance %d on GPU %s", id, uuid), func() error {
 		d, err := h.device(uuid)
 		if err != nil {
 			return err

@@ -4,15 +4,17 @@
 // Package nvml is gpu.Hardware on NVIDIA's management library, and the only importer of go-nvml. Profiles, placements
 // and names come from the driver of the node, never from a table.
 //
-// NVML calls may hang in the driver. So each operation runs in a goroutine of its own, one at a time, and its caller
-// returns when the context ends: the operation then stops before its next write, and operations that come after it wait
-// for it under their own deadline. Handles do not outlive an operation, since a change of MIG mode and a reset make them
-// invalid; the library itself stays open until Close, since opening it is slow.
+// NVML calls may hang in the driver. So each operation runs in a goroutine of its own, and its caller returns when the
+// context ends: the operation then stops before its next write, and operations on that GPU, observations and resets that
+// come after it wait for it under their own deadline. Operations on different GPUs run side by side (NVML is thread-safe,
+// says its API reference). Handles do not outlive an operation, since a change of MIG mode and a reset make them invalid;
+// the library itself stays open until Close, since opening it is slow.
 package nvml
 
 import (
 	"context"
 	"fmt"
+	"sync"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
@@ -32,8 +34,9 @@ type Options struct {
 type Hardware struct {
 	options Options
 	lib     nvml.Interface
-	// turn holds one token: who has it may use the fields below and the library.
-	turn chan struct{}
+	gate    *gate
+
+	door sync.Mutex // who opens or closes the library
 	open bool
 }
 
@@ -45,31 +48,34 @@ func New(o Options) *Hardware {
 	if o.Library != "" {
 		library = append(library, nvml.WithLibraryPath(o.Library))
 	}
-	return &Hardware{options: o, lib: nvml.New(library...), turn: make(chan struct{}, 1)}
+	return &Hardware{options: o, lib: nvml.New(library...), gate: newGate()}
 }
 
 // Close gives back every handle. An operation that hangs is not waited for: its handles remain with it.
 func (h *Hardware) Close() error {
-	select {
-	case h.turn <- struct{}{}:
-		defer h.release()
-		return h.shutdown()
-	default:
+	open, ok := h.gate.shut()
+	if !ok {
 		return fmt.Errorf("closing NVML: %w: an operation has not returned", gpu.ErrBusy)
 	}
+	defer open()
+	return h.shutdown()
 }
 
 // do runs one operation on the open library and returns at its end, or at the end of ctx if that is earlier.
-func (h *Hardware) do(ctx context.Context, what string, operation func() error) error {
-	select {
-	case h.turn <- struct{}{}:
-	case <-ctx.Done():
-		return fmt.Errorf("%s: waiting for an earlier NVML operation to return: %w", what, ctx.Err())
+func (h *Hardware) do(ctx context.Context, uuid, what string, operation func() error) error {
+	p, err := h.gate.enter(ctx, uuid, false)
+	if err != nil {
+		return fmt.Errorf("%s: %w", what, err)
 	}
+	return h.carryOut(ctx, p, what, operation)
+}
+
+// carryOut runs an operation that the gate has let in.
+func (h *Hardware) carryOut(ctx context.Context, p *pass, what string, operation func() error) error {
 	done := make(chan error, 1)
 	go func() {
 		err := h.opened(ctx, operation)
-		h.release() // before the caller is told, who may close
+		p.leave() // before the caller is told, who may close
 		done <- err
 	}()
 	select {
@@ -79,23 +85,24 @@ func (h *Hardware) do(ctx context.Context, what string, operation func() error) 
 		}
 		return nil
 	case <-ctx.Done():
+		p.abandon()
 		return fmt.Errorf("%s: NVML has not returned: %w", what, ctx.Err())
 	}
 }
 
-func (h *Hardware) release() { <-h.turn }
-
 func (h *Hardware) opened(ctx context.Context, operation func() error) error {
-	if err := ctx.Err(); err != nil {
+	if err := h.ensureOpen(); err != nil {
 		return err
 	}
-	if err := h.ensureOpen(); err != nil {
+	if err := ctx.Err(); err != nil { // opening takes its time
 		return err
 	}
 	return operation()
 }
 
 func (h *Hardware) ensureOpen() error {
+	h.door.Lock()
+	defer h.door.Unlock()
 	if h.open {
 		return nil
 	}
@@ -107,6 +114,8 @@ func (h *Hardware) ensureOpen() error {
 }
 
 func (h *Hardware) shutdown() error {
+	h.door.Lock()
+	defer h.door.Unlock()
 	if !h.open {
 		return nil
 	}

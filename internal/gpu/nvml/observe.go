@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
@@ -17,8 +18,8 @@ import (
 // never taken for one that was removed.
 func (h *Hardware) Observe(ctx context.Context) (gpu.Inventory, error) {
 	var inv gpu.Inventory
-	err := h.do(ctx, "observing the GPUs", func() error {
-		seen, err := h.observe(ctx)
+	err := h.do(ctx, everyGPU, "observing the GPUs", func() error {
+		seen, err := h.observe()
 		if err == nil && ctx.Err() == nil {
 			inv = seen
 		}
@@ -30,7 +31,7 @@ func (h *Hardware) Observe(ctx context.Context) (gpu.Inventory, error) {
 	return inv, nil
 }
 
-func (h *Hardware) observe(ctx context.Context) (gpu.Inventory, error) {
+func (h *Hardware) observe() (gpu.Inventory, error) {
 	version, ret := h.lib.SystemGetDriverVersion()
 	if ret != nvml.SUCCESS {
 		return gpu.Inventory{}, failed("nvmlSystemGetDriverVersion", ret)
@@ -39,18 +40,23 @@ func (h *Hardware) observe(ctx context.Context) (gpu.Inventory, error) {
 	if ret != nvml.SUCCESS {
 		return gpu.Inventory{}, failed("nvmlDeviceGetCount", ret)
 	}
-	inv := gpu.Inventory{DriverVersion: version}
-	for index := range count {
-		if err := ctx.Err(); err != nil {
-			return gpu.Inventory{}, err
-		}
-		d, err := h.observeDevice(index)
-		if err != nil {
-			return gpu.Inventory{}, fmt.Errorf("GPU %d: %w", index, err)
-		}
-		inv.Devices = append(inv.Devices, d)
+	if count == 0 {
+		return gpu.Inventory{DriverVersion: version}, nil
 	}
-	return inv, nil
+	devices, errs := make([]gpu.Device, count), make([]error, count)
+	var looking sync.WaitGroup
+	for index := range count {
+		looking.Go(func() {
+			if devices[index], errs[index] = h.observeDevice(index); errs[index] != nil {
+				errs[index] = fmt.Errorf("GPU %d: %w", index, errs[index])
+			}
+		})
+	}
+	looking.Wait()
+	if err := errors.Join(errs...); err != nil {
+		return gpu.Inventory{}, err
+	}
+	return gpu.Inventory{DriverVersion: version, Devices: devices}, nil
 }
 
 func (h *Hardware) observeDevice(index int) (gpu.Device, error) {

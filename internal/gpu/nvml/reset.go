@@ -16,9 +16,14 @@ import (
 var errNoReset = errors.New("no way to reset a GPU is configured")
 
 // Reset implements gpu.Hardware. In persistence mode the persistence daemon has the GPU open, which alone forbids the
-// reset, so the mode is off meanwhile (NVIDIA/gpu-operator issue 118).
+// reset, so the mode is off meanwhile (NVIDIA/gpu-operator issue 118). Resets of several GPUs run side by side.
 func (h *Hardware) Reset(ctx context.Context, uuid string) error {
-	return h.do(ctx, "resetting GPU "+uuid, func() error {
+	what := "resetting GPU " + uuid
+	p, err := h.gate.enter(ctx, uuid, true)
+	if err != nil {
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	return h.carryOut(ctx, p, what, func() error {
 		if h.options.Reset == nil {
 			return fmt.Errorf("%w: %w", gpu.ErrNotSupported, errNoReset)
 		}
@@ -31,7 +36,7 @@ func (h *Hardware) Reset(ctx context.Context, uuid string) error {
 			return failed("nvmlDeviceGetPciInfo", ret)
 		}
 		persistent := endPersistence(d)
-		err = h.resetClosed(ctx, busID(pci))
+		err = h.resetClosed(ctx, p, busID(pci))
 		if persistent { // also if the reset failed: the mode is not ours
 			err = errors.Join(err, h.resumePersistence(uuid))
 		}
@@ -39,15 +44,25 @@ func (h *Hardware) Reset(ctx context.Context, uuid string) error {
 	})
 }
 
-// resetClosed resets a GPU while NVML is closed.
-func (h *Hardware) resetClosed(ctx context.Context, pciBusID string) error {
+// resetClosed resets a GPU while NVML is closed. A reset that finds the GPU in use has perhaps met the program that resets
+// another one, so it is tried again alone.
+func (h *Hardware) resetClosed(ctx context.Context, p *pass, pciBusID string) error {
+	if err := p.reset(ctx); err != nil {
+		return err
+	}
+	defer p.call(ctx)
+	err := h.resetNow(ctx, pciBusID)
+	if errors.Is(err, gpu.ErrBusy) && p.met() && p.single(ctx) == nil {
+		err = h.resetNow(ctx, pciBusID)
+	}
+	return err
+}
+
+func (h *Hardware) resetNow(ctx context.Context, pciBusID string) error {
 	if err := h.shutdown(); err != nil {
 		return err
 	}
-	if err := h.options.Reset(ctx, pciBusID); err != nil {
-		return resetFailure(err)
-	}
-	return nil
+	return resetFailure(h.options.Reset(ctx, pciBusID))
 }
 
 // endPersistence turns persistence mode off and says whether it was on. If it cannot be turned off, the reset will say so.

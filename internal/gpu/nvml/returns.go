@@ -73,7 +73,7 @@ func describe(ret nvml.Return) (name string, sentinel error) {
 
 // resetFailure finds the sentinel in what nvidia-smi said of a reset, which has one exit status for all failures.
 func resetFailure(err error) error {
-	if errors.Is(err, gpu.ErrBusy) || errors.Is(err, gpu.ErrNotSupported) {
+	if err == nil || errors.Is(err, gpu.ErrBusy) || errors.Is(err, gpu.ErrNotSupported) {
 		return err
 	}
 	said := strings.ToLower(err.Error())
