@@ -86,12 +86,16 @@ func TestEvict(t *testing.T) {
 		},
 		"a pod that does not exist is gone": {
 			before: func(t *testing.T, p *corev1.Pod) {
+				t.Helper()
 				NewWithT(t).Expect(c.Delete(t.Context(), p, client.GracePeriodSeconds(0))).To(Succeed())
 			},
 			outcome: drain.Gone,
 		},
 		"a pod that is on its way out is left alone": {
-			before:  func(t *testing.T, p *corev1.Pod) { NewWithT(t).Expect(c.Delete(t.Context(), p)).To(Succeed()) },
+			before: func(t *testing.T, p *corev1.Pod) {
+				t.Helper()
+				NewWithT(t).Expect(c.Delete(t.Context(), p)).To(Succeed())
+			},
 			outcome: drain.Gone,
 		},
 		"another pod of that name is left alone": {uid: "another", outcome: drain.Gone, stays: true},
@@ -106,13 +110,13 @@ func TestEvict(t *testing.T) {
 			message: "mirrors a static pod, which only its node can stop",
 		},
 		"a PodDisruptionBudget holds": {
-			before:  func(t *testing.T, p *corev1.Pod) { budget(t, c, p.Name, true) },
+			before:  func(t *testing.T, p *corev1.Pod) { t.Helper(); budget(t, c, p.Name, true) },
 			outcome: drain.Blocked, stays: true,
 			message: "is not evicted: Cannot evict pod as it would violate the pod's disruption budget.: " +
 				"The disruption budget pod-budget needs 1 healthy pods and has 1 currently",
 		},
 		"a PodDisruptionBudget that its controller has not seen holds up nobody for long": {
-			before:  func(t *testing.T, p *corev1.Pod) { budget(t, c, p.Name, false) },
+			before:  func(t *testing.T, p *corev1.Pod) { t.Helper(); budget(t, c, p.Name, false) },
 			outcome: drain.Blocked, stays: true,
 			message: "is not evicted: no answer within 5s",
 		},

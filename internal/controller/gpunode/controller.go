@@ -72,7 +72,8 @@ func (c *Controller) Reconcile(ctx context.Context, request reconcile.Request) (
 		return reconcile.Result{}, nil
 	}
 	have := &v1alpha1.GPUNode{}
-	if err := c.client.Get(ctx, request.NamespacedName, have); client.IgnoreNotFound(err) != nil {
+	err := client.IgnoreNotFound(c.client.Get(ctx, request.NamespacedName, have))
+	if err != nil {
 		return reconcile.Result{}, fmt.Errorf("reading GPUNode %s: %w", request.Name, err)
 	}
 	if ownedByAnother(have, node) {
@@ -95,7 +96,8 @@ func (c *Controller) selected(node client.Object) bool {
 // remove deletes the GPUNode of a node that is gone; its deletion triggers the next pass, which creates a new one.
 func (c *Controller) remove(ctx context.Context, gpuNode *v1alpha1.GPUNode) error {
 	precondition := client.Preconditions{UID: &gpuNode.UID}
-	if err := c.client.Delete(ctx, gpuNode, precondition); client.IgnoreNotFound(err) != nil {
+	err := client.IgnoreNotFound(c.client.Delete(ctx, gpuNode, precondition))
+	if err != nil {
 		return fmt.Errorf("deleting GPUNode %s of an earlier node of that name: %w", gpuNode.Name, err)
 	}
 	log.FromContext(ctx).Info("deleted GPUNode of an earlier node of that name", "node", gpuNode.Name)

@@ -4,6 +4,7 @@
 package rollout
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -88,7 +89,7 @@ func usualPod() *corev1.Pod {
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: "default", Name: "pod", UID: "1-2-3", Labels: map[string]string{"app": "pod", "pod-template-hash": "76c5f9f5c9"},
 			Annotations:   map[string]string{"others.example/config": "a long text that nobody here reads, again and again and again"},
-			ManagedFields: []metav1.ManagedFieldsEntry{{Manager: "kubelet", FieldsV1: &metav1.FieldsV1{Raw: make([]byte, 2000)}}},
+			ManagedFields: []metav1.ManagedFieldsEntry{{Manager: "kubelet", FieldsV1: metav1.NewFieldsV1(strings.Repeat(" ", 2000))}},
 		},
 		Spec: corev1.PodSpec{
 			NodeName: "a100", ServiceAccountName: "default",

@@ -4,7 +4,6 @@
 package wiring
 
 import (
-	"bytes"
 	"cmp"
 	"fmt"
 	"slices"
@@ -34,12 +33,14 @@ func singleton(policies []unstructured.Unstructured) *unstructured.Unstructured 
 	}
 	oldest := slices.MinFunc(policies, func(a, b unstructured.Unstructured) int {
 		return cmp.Or(
-			a.GetCreationTimestamp().Time.Compare(b.GetCreationTimestamp().Time),
+			creation(a).Compare(creation(b)),
 			strings.Compare(a.GetName(), b.GetName()),
 		)
 	})
 	return &oldest
 }
+
+func creation(o unstructured.Unstructured) time.Time { return o.GetCreationTimestamp().Time }
 
 func namespaceOf(policy *unstructured.Unstructured) string {
 	return stringAt(policy, "status", "namespace")
@@ -75,14 +76,13 @@ func draStackActive(clusters []unstructured.Unstructured) (reason, message strin
 		"GPUCluster by a ClusterPolicy", clusters[0].GetName())
 }
 
-func noDevicePlugin(policy *unstructured.Unstructured) (reason, message string) {
-	reason = v1alpha1.ReasonNoDevicePlugin
+func noDevicePlugin(policy *unstructured.Unstructured) string {
 	const remedy = "or start the controller with --device-plugin-namespace and --device-plugin-configmap, naming the " +
 		"ConfigMap that a stand-alone device plugin reads"
 	if policy != nil {
-		return reason, fmt.Sprintf("ClusterPolicy %s has spec.devicePlugin.enabled false; enable it, %s", policy.GetName(), remedy)
+		return fmt.Sprintf("ClusterPolicy %s has spec.devicePlugin.enabled false; enable it, %s", policy.GetName(), remedy)
 	}
-	return reason, "there is no ClusterPolicy in this cluster; install NVIDIA's GPU Operator, " + remedy
+	return "there is no ClusterPolicy in this cluster; install NVIDIA's GPU Operator, " + remedy
 }
 
 // wired says that the ClusterPolicy makes the device plugin read our ConfigMap and follow the key that a node selects.
@@ -190,7 +190,7 @@ func ownsWiring(entry metav1.ManagedFieldsEntry) bool {
 		return false
 	}
 	set := &fieldpath.Set{}
-	if err := set.FromJSON(bytes.NewReader(entry.FieldsV1.Raw)); err != nil {
+	if err := set.FromJSON(entry.FieldsV1.GetRawReader()); err != nil {
 		return false
 	}
 	for _, path := range [][]string{configNamePath(), defaultKeyPath(), strategyPath()} {

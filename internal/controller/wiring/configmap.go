@@ -58,10 +58,10 @@ func (w *Wiring) Wire(ctx context.Context, o *Observed) (bool, error) {
 		manager, _ := lastWriter(o.clusterPolicy)
 		o.baseline = o.baseline.overrule(manager)
 	}
-	if !contains(o.Applied, o.Wiring.Keys) || o.record != o.baseline.String() {
-		keys := maps.Clone(o.Wiring.Keys)
+	if !contains(o.Applied, o.Keys) || o.record != o.baseline.String() {
+		keys := maps.Clone(o.Keys)
 		maps.Copy(keys, o.Applied)
-		maps.Copy(keys, o.Wiring.Keys)
+		maps.Copy(keys, o.Keys)
 		if _, err := w.WriteKeys(ctx, o, keys); err != nil {
 			return false, err
 		}
@@ -109,7 +109,7 @@ func (o *Observed) keysToStay() map[string]string {
 	if len(o.theirs()) > 0 {
 		return nil
 	}
-	return o.Wiring.Keys
+	return o.Keys
 }
 
 // theirs are the keys of the ConfigMap that are not ours.
@@ -153,7 +153,8 @@ func (w *Wiring) patch(ctx context.Context, have, want *unstructured.Unstructure
 
 func (w *Wiring) remove(ctx context.Context, configMap *corev1.ConfigMap) error {
 	precondition := client.Preconditions{UID: &configMap.UID, ResourceVersion: &configMap.ResourceVersion}
-	if err := w.client.Delete(ctx, configMap, precondition); client.IgnoreNotFound(err) != nil {
+	err := client.IgnoreNotFound(w.client.Delete(ctx, configMap, precondition))
+	if err != nil {
 		return fmt.Errorf("removing ConfigMap %s: %w", client.ObjectKeyFromObject(configMap), err)
 	}
 	return nil

@@ -115,7 +115,7 @@ func (w *Wiring) Observe(ctx context.Context) (*Observed, error) {
 		return nil, err
 	}
 	if o.clusterPolicy == nil {
-		o.Wiring.Keys = standAloneKeys(o.theirs(), o.Applied)
+		o.Keys = standAloneKeys(o.theirs(), o.Applied)
 		o.Ready = exists(o.configMap)
 		return o, nil
 	}
@@ -133,9 +133,9 @@ func (w *Wiring) observeClusterPolicy(ctx context.Context, o *Observed) error {
 		return err
 	}
 	o.baseline.Adopted, o.baseline.Keys = true, slices.Sorted(maps.Keys(before))
-	o.Wiring.Keys, o.defaultKey = o.baseline.keys(before)
+	o.Keys, o.defaultKey = o.baseline.keys(before)
 	inPlace := wired(policy, o.defaultKey)
-	o.Ready = inPlace && contains(o.Applied, o.Wiring.Keys)
+	o.Ready = inPlace && contains(o.Applied, o.Keys)
 	if !inPlace {
 		o.Overridden = overridden(policy, o.baseline, w.clock.Now())
 	}
@@ -159,7 +159,8 @@ func (w *Wiring) keysBefore(ctx context.Context, o *Observed) (map[string]string
 	}
 	before := &corev1.ConfigMap{}
 	key := types.NamespacedName{Namespace: o.ConfigMap.Namespace, Name: name}
-	if err := w.reader.Get(ctx, key, before); client.IgnoreNotFound(err) != nil {
+	err := w.reader.Get(ctx, key, before)
+	if client.IgnoreNotFound(err) != nil {
 		return nil, fmt.Errorf("reading ConfigMap %s, which the device plugin reads: %w", key, err)
 	}
 	return before.Data, nil
@@ -185,7 +186,7 @@ func (w *Wiring) locate(o *Observed, policy *unstructured.Unstructured) {
 		o.ConfigMap = types.NamespacedName{Namespace: w.standAlone.Namespace, Name: w.standAlone.ConfigMap}
 		return
 	}
-	o.Reason, o.Message = noDevicePlugin(policy)
+	o.Reason, o.Message = v1alpha1.ReasonNoDevicePlugin, noDevicePlugin(policy)
 }
 
 // observeConfigMaps finds our ConfigMap, and those of ours that were left where the device plugin was before.

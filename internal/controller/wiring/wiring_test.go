@@ -102,7 +102,7 @@ func (f *fixture) tryWire(keys map[string]string) error {
 	if err != nil {
 		return err
 	}
-	all := maps.Clone(o.Wiring.Keys)
+	all := maps.Clone(o.Keys)
 	if all == nil {
 		all = map[string]string{}
 	}
@@ -213,20 +213,24 @@ func TestWiring(t *testing.T) {
 	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}
 	NewWithT(t).Expect(c.Create(t.Context(), ns)).To(Succeed())
 
-	t.Run("says why there is no device plugin to configure", func(t *testing.T) { testReasons(t, c) })
-	t.Run("follows the oldest ClusterPolicy", func(t *testing.T) { testOldest(t, c) })
-	t.Run("writes the keys, then the ClusterPolicy once, then nothing", func(t *testing.T) { testOnce(t, c) })
-	t.Run("goes on where it was killed", func(t *testing.T) { testKilled(t, c) })
-	t.Run("keeps the keys of the ConfigMap that was there", func(t *testing.T) { testAdopts(t, c) })
-	t.Run("puts the ClusterPolicy back, then removes the ConfigMap", func(t *testing.T) { testUnwire(t, c) })
-	t.Run("finds the record on the ClusterPolicy if the ConfigMap is deleted", func(t *testing.T) { testRecord(t, c) })
-	t.Run("overrules a field manager once and then leaves it alone for an hour", func(t *testing.T) { testFight(t, c) })
-	t.Run("does not overwrite what it has not seen", func(t *testing.T) { testStale(t, c) })
-	t.Run("starts anew with a ClusterPolicy that replaces another", func(t *testing.T) { testReplaced(t, c) })
-	t.Run("adds its keys to the ConfigMap of a stand-alone plugin", func(t *testing.T) { testStandAlone(t, c) })
+	for name, test := range map[string]func(*fixture){
+		"says why there is no device plugin to configure":                     testReasons,
+		"follows the oldest ClusterPolicy":                                    testOldest,
+		"writes the keys, then the ClusterPolicy once, then nothing":          testOnce,
+		"goes on where it was killed":                                         testKilled,
+		"keeps the keys of the ConfigMap that was there":                      testAdopts,
+		"puts the ClusterPolicy back, then removes the ConfigMap":             testUnwire,
+		"finds the record on the ClusterPolicy if the ConfigMap is deleted":   testRecord,
+		"overrules a field manager once and then leaves it alone for an hour": testFight,
+		"does not overwrite what it has not seen":                             testStale,
+		"starts anew with a ClusterPolicy that replaces another":              testReplaced,
+		"adds its keys to the ConfigMap of a stand-alone plugin":              testStandAlone,
+	} {
+		t.Run(name, func(t *testing.T) { test(newFixture(t, c)) })
+	}
 }
 
-func testReasons(t *testing.T, c client.WithWatch) {
+func testReasons(top *fixture) {
 	for name, tc := range map[string]struct {
 		spec       string // of a ClusterPolicy
 		cluster    bool   // with a GPUCluster
@@ -262,17 +266,17 @@ func testReasons(t *testing.T, c client.WithWatch) {
 		},
 		"a ClusterPolicy": {spec: installed, namespace: true},
 	} {
-		t.Run(name, func(t *testing.T) {
-			f := newFixture(t, c)
+		top.t.Run(name, func(t *testing.T) {
+			f := newFixture(t, top.client)
 			f.standAlone = tc.standAlone
 			if tc.cluster {
-				f.Expect(c.Create(t.Context(), nvidia("GPUCluster", "dra"))).To(Succeed())
+				f.Expect(f.client.Create(t.Context(), nvidia("GPUCluster", "dra"))).To(Succeed())
 			}
 			if tc.spec != "" {
 				policy := f.policy("cluster-policy", tc.spec)
 				if !tc.namespace {
 					unstructured.RemoveNestedField(policy.Object, "status", "namespace")
-					f.Expect(c.Status().Update(t.Context(), policy)).To(Succeed())
+					f.Expect(f.client.Status().Update(t.Context(), policy)).To(Succeed())
 				}
 			}
 			o := f.observe()
@@ -285,8 +289,7 @@ func testReasons(t *testing.T, c client.WithWatch) {
 	}
 }
 
-func testOldest(t *testing.T, c client.WithWatch) {
-	f := newFixture(t, c)
+func testOldest(f *fixture) {
 	f.policy("z", installed)
 	f.clock.SetTime(time.Now())
 	f.Eventually(func() time.Time { return time.Now().Truncate(time.Second) }, "2s", "50ms").
@@ -297,14 +300,13 @@ func testOldest(t *testing.T, c client.WithWatch) {
 	f.Expect(f.spec(nvidia("", "z"))).To(ContainSubstring(wiring.ConfigMapName))
 	f.Expect(f.spec(nvidia("", "a"))).NotTo(ContainSubstring(wiring.ConfigMapName))
 
-	f.Expect(c.Delete(t.Context(), nvidia("ClusterPolicy", "z"))).To(Succeed())
+	f.Expect(f.client.Delete(f.ctx(), nvidia("ClusterPolicy", "z"))).To(Succeed())
 	f.wire(research)
 	f.Expect(f.spec(nvidia("", "a"))).To(ContainSubstring(wiring.ConfigMapName), "of equal age, the first by name")
 	f.Expect(f.spec(nvidia("", "b"))).NotTo(ContainSubstring(wiring.ConfigMapName))
 }
 
-func testOnce(t *testing.T, c client.WithWatch) {
-	f := newFixture(t, c)
+func testOnce(f *fixture) {
 	policy := f.policy("cluster-policy", installed)
 	f.Expect(f.observe().Ready).To(BeFalse())
 	f.Expect(f.observe().Applied).To(BeNil())
@@ -325,8 +327,7 @@ mig: {}
 	f.Expect(f.configMap(wiring.ConfigMapName).Data).NotTo(HaveKey("research-1"), "a key that nothing names any more goes")
 }
 
-func testKilled(t *testing.T, c client.WithWatch) {
-	f := newFixture(t, c)
+func testKilled(f *fixture) {
 	policy := f.policy("cluster-policy", installed)
 	failed := map[string]bool{}
 	f.fail = func(write string) error {
@@ -349,8 +350,7 @@ func testKilled(t *testing.T, c client.WithWatch) {
 	f.Expect(f.spec(policy)).To(MatchYAML("{devicePlugin: {enabled: true}, mig: {strategy: single}}"))
 }
 
-func testAdopts(t *testing.T, c client.WithWatch) {
-	f := newFixture(t, c)
+func testAdopts(f *fixture) {
 	f.createConfigMap("by-hand", map[string]string{"a100": "version: v1\n", "any": "version: v1\nflags: {migStrategy: none}\n"})
 	policy := f.policy("cluster-policy", `
 spec:
@@ -365,7 +365,7 @@ spec:
 	}), "mig.strategy overruled each of them")
 	f.Expect(f.spec(policy)).To(ContainSubstring("default: any"))
 
-	f.Expect(c.Delete(t.Context(), f.configMap("by-hand"))).To(Succeed())
+	f.Expect(f.client.Delete(f.ctx(), f.configMap("by-hand"))).To(Succeed())
 	f.Expect(f.wire(research)).To(BeEmpty(), "what was copied stays, for labels of nodes may name it")
 	f.createConfigMap("by-hand", nil)
 	f.unwire(false)
@@ -375,14 +375,14 @@ mig: {strategy: mixed}
 `))
 }
 
-func testUnwire(t *testing.T, c client.WithWatch) {
+func testUnwire(top *fixture) {
 	for name, spec := range map[string]string{
 		"with neither config nor strategy": `{devicePlugin: {enabled: true}, daemonsets: {updateStrategy: RollingUpdate}}`,
 		"with empty ones":                  `{devicePlugin: {config: {name: "", default: ""}}, mig: {}, daemonsets: {updateStrategy: RollingUpdate}}`,
 		"with strategy none":               `{devicePlugin: {config: {}}, mig: {strategy: none}, daemonsets: {updateStrategy: OnDelete}}`,
 	} {
-		t.Run(name, func(t *testing.T) {
-			f := newFixture(t, c)
+		top.t.Run(name, func(t *testing.T) {
+			f := newFixture(t, top.client)
 			policy := f.policy("cluster-policy", "spec: "+spec)
 			f.Expect(f.unwire(false)).To(BeEmpty(), "nothing of ours is there")
 			f.wire(research)
@@ -397,15 +397,14 @@ func testUnwire(t *testing.T, c client.WithWatch) {
 	}
 }
 
-func testRecord(t *testing.T, c client.WithWatch) {
-	f := newFixture(t, c)
+func testRecord(f *fixture) {
 	f.createConfigMap("by-hand", map[string]string{"any": "version: v1\n"})
 	policy := f.policy("cluster-policy", `
 spec: {devicePlugin: {config: {name: by-hand, default: any}}, mig: {strategy: single}}
 `)
 	before := f.spec(policy)
 	f.wire(research)
-	f.Expect(c.Delete(t.Context(), f.configMap(wiring.ConfigMapName))).To(Succeed())
+	f.Expect(f.client.Delete(f.ctx(), f.configMap(wiring.ConfigMapName))).To(Succeed())
 	f.Expect(f.observe().Ready).To(BeFalse())
 	f.Expect(f.wire(research)).To(Equal([]string{"apply ConfigMap"}))
 	f.Expect(keysOf(f.configMap(wiring.ConfigMapName))).To(Equal([]string{"any", "research-1"}))
@@ -414,8 +413,7 @@ spec: {devicePlugin: {config: {name: by-hand, default: any}}, mig: {strategy: si
 	f.Expect(f.spec(policy)).To(Equal(before))
 }
 
-func testFight(t *testing.T, c client.WithWatch) {
-	f := newFixture(t, c)
+func testFight(f *fixture) {
 	policy := f.policy("cluster-policy", installed)
 	const back = `{"spec":{"devicePlugin":{"config":{"name":"theirs"}},"mig":{"strategy":"mixed"}}}`
 	f.wire(research)
@@ -443,20 +441,18 @@ func testFight(t *testing.T, c client.WithWatch) {
 		"what they want once we are gone is what they said last")
 }
 
-func testStale(t *testing.T, c client.WithWatch) {
-	f := newFixture(t, c)
+func testStale(f *fixture) {
 	policy := f.policy("cluster-policy", installed)
 	stale := f.observe()
 	f.patch(policy, "kubectl-edit", `{"spec":{"mig":{"strategy":"mixed"}}}`)
-	_, err := f.wiring().Wire(t.Context(), stale)
+	_, err := f.wiring().Wire(f.ctx(), stale)
 	f.Expect(apierrors.IsConflict(err)).To(BeTrue(), "%v", err)
 	f.wire(research)
 	f.unwire(false)
 	f.Expect(f.spec(policy)).To(ContainSubstring("strategy: mixed"))
 }
 
-func testReplaced(t *testing.T, c client.WithWatch) {
-	f := newFixture(t, c)
+func testReplaced(f *fixture) {
 	f.wireAndDelete(installed)
 	f.Expect(f.observe().Reason).To(Equal(v1alpha1.ReasonNoDevicePlugin))
 	policy := f.policy("cluster-policy", "spec: {devicePlugin: {}, mig: {strategy: mixed}}")
@@ -478,7 +474,7 @@ func (f *fixture) wireAndDelete(spec string) {
 	f.Expect(f.client.Delete(f.ctx(), policy)).To(Succeed())
 }
 
-func testStandAlone(t *testing.T, c client.WithWatch) {
+func testStandAlone(top *fixture) {
 	config := deviceplugin.Default("")
 	for name, tc := range map[string]struct {
 		theirs map[string]string // nil: no ConfigMap
@@ -490,8 +486,8 @@ func testStandAlone(t *testing.T, c client.WithWatch) {
 		"with a default":            {theirs: map[string]string{"default": "", "a100": ""}, stays: []string{"a100", "default"}},
 		"with a default of a chart": {theirs: map[string]string{"b": "", "a100": ""}, stays: []string{"a100", "b"}},
 	} {
-		t.Run(name, func(t *testing.T) {
-			f := newFixture(t, c)
+		top.t.Run(name, func(t *testing.T) {
+			f := newFixture(t, top.client)
 			f.standAlone = wiring.StandAlone{Namespace: namespace, ConfigMap: "plugin"}
 			if tc.theirs != nil {
 				f.createConfigMap("plugin", tc.theirs)
