@@ -30,6 +30,7 @@ type outcome struct {
 	failures []failure
 	pending  []string // GPUs whose MIG mode waits for a reboot, in words
 	unmet    []string // GPUs that are not as wished though nothing is left to do, in words
+	restored []string // what became of GPUs on which a step failed, in words
 }
 
 // failure is a step that failed.
@@ -53,21 +54,19 @@ func (o outcome) waiting() bool {
 }
 
 // converge carries out plan after plan until nothing is left to do or something is in the way, and returns the last
-// observation. An error means that there is none.
+// observation. What fails is put back. An error means that there is none.
 func (c *Controller) converge(
-	ctx context.Context, wish []v1alpha1.DeviceSpec, now observation,
+	ctx context.Context, wish []v1alpha1.DeviceSpec, before observation,
 ) (observation, outcome, error) {
-	wish, unknown := split(wish, now.devices)
+	wish, unknown := split(wish, before.devices)
 	if err := c.mps.Prune(ctx, kept(wish)); err != nil {
-		return now, outcome{}, notObserved(v1alpha1.ReasonMPSDaemonFailed, "taking back wishes for MPS control daemons", err)
+		return before, outcome{}, notObserved(v1alpha1.ReasonMPSDaemonFailed, "taking back wishes for MPS control daemons", err)
 	}
+	now := before
 	for round := 1; ; round++ {
 		o := outcome{unknown: unknown}
 		steps, err := plan.Node(wish, now.devices)
-		if errors.As(err, &o.problem) {
-			return now, o, nil
-		}
-		if err != nil {
+		if err != nil && !errors.As(err, &o.problem) {
 			return now, o, fmt.Errorf("planning: %w", err)
 		}
 		acted, err := c.run(ctx, steps, now, &o)
@@ -78,62 +77,24 @@ func (c *Controller) converge(
 			return observation{}, o, err
 		}
 		if !acted || len(o.failures)+len(o.waits) > 0 || round == maxRounds {
-			o.failures, o.pending = needReboot(o.failures, now.devices)
-			o.unmet = unmet(wish, now.devices)
-			return now, o, nil
+			return c.conclude(ctx, wish, before, now, o)
 		}
 	}
 }
 
-// run carries out steps. A step that somebody's use blocks, or that fails, ends the steps of its GPUs; the others go on.
-// An error means that the node could not be observed.
-func (c *Controller) run(ctx context.Context, steps []plan.Step, now observation, o *outcome) (acted bool, err error) {
-	var ended ended
-	for _, s := range steps {
-		if ended.has(s) {
-			continue
-		}
-		if now, err = c.refreshed(ctx, s, now); err != nil {
-			return acted, err
-		}
-		if blockers := plan.Blockers(s, now.devices); len(blockers) > 0 {
-			o.waits = append(o.waits, blockedBy(s, blockers))
-			ended.add(s)
-			continue
-		}
-		acted = true
-		if err := c.do(ctx, s); err != nil {
-			o.failures = append(o.failures, failure{step: s, err: err})
-			ended.add(s)
-			continue
-		}
-		log(ctx).Info("Done", "step", s.String(), "gpu", s.Device())
+// conclude puts back what failed and sums up.
+func (c *Controller) conclude(
+	ctx context.Context, wish []v1alpha1.DeviceSpec, before, now observation, o outcome,
+) (observation, outcome, error) {
+	o.failures, o.pending = needReboot(o.failures, now.devices)
+	now, err := c.putBack(ctx, before, now, &o)
+	if err != nil {
+		return observation{}, o, err
 	}
-	return acted, nil
-}
-
-func (c *Controller) do(ctx context.Context, s plan.Step) error {
-	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
-	defer cancel()
-	return s.Do(ctx, plan.Tools{Hardware: c.hardware, MPS: c.mps})
-}
-
-// refreshed observes anew where a step needs something idle and the observation is not of this moment.
-func (c *Controller) refreshed(ctx context.Context, s plan.Step, now observation) (observation, error) {
-	if s.Needs() == plan.NeedsNothing || c.clock.Since(now.at) < freshFor {
-		return now, nil
+	if o.problem == nil { // which says already what is not as wished
+		o.unmet = unmet(wish, now.devices)
 	}
-	return c.observe(ctx)
-}
-
-// ended are the GPUs whose steps have ended early.
-type ended []string
-
-func (e *ended) add(s plan.Step) { *e = append(*e, plan.GPUs(s)...) }
-
-// has says whether a step concerns one of them: an MPS daemon is not started before all its GPUs are ready for it.
-func (e *ended) has(s plan.Step) bool {
-	return slices.ContainsFunc(plan.GPUs(s), func(uuid string) bool { return slices.Contains(*e, uuid) })
+	return now, o, nil
 }
 
 // split takes out of a wish the GPUs that the node does not have.

@@ -228,14 +228,14 @@ func shared(uuid string, percentage int32, limit int64) v1alpha1.DeviceSpec {
 type between struct {
 	gpu.Hardware
 
-	afterSetMIG func()
-	closed      int
+	afterDestroy func()
+	closed       int
 }
 
-func (b *between) SetMIG(ctx context.Context, uuid string, enabled bool) error {
-	err := b.Hardware.SetMIG(ctx, uuid, enabled)
-	if b.afterSetMIG != nil {
-		b.afterSetMIG()
+func (b *between) DestroyInstance(ctx context.Context, uuid string, id int) error {
+	err := b.Hardware.DestroyInstance(ctx, uuid, id)
+	if b.afterDestroy != nil {
+		b.afterDestroy()
 	}
 	return err
 }

@@ -36,6 +36,8 @@ func TestReconcile(t *testing.T) {
 		"converges after a crash behind any step":                            convergesAfterCrash,
 		"rebuilds what a reboot lost":                                        rebuildsAfterReboot,
 		"finishes a GPU instance that a crash left without compute instance": finishesPartial,
+		"puts back a GPU on which a step failed":                             putsBack,
+		"changes the other GPUs beside one for which the wish does not fit":  unfitBeside,
 		"says which step failed, retries, and clears the reason":             stepFails,
 		"keeps the devices when NVML fails":                                  keepsDevices,
 		"does nothing while the kubelet cannot be asked":                     kubeletSilent,
@@ -153,18 +155,19 @@ func othersGoOnBesideMPS(s scenario) {
 }
 
 func looksAgain(s scenario) {
-	n := s.node("", sim.A100, sim.A100)
-	n.wish(mig(n.uuid(0), instances("1g.5gb", 7)), mig(n.uuid(1), instances("1g.5gb", 7)))
-	n.between.afterSetMIG = func() {
+	n := s.partitioned(instances("1g.5gb", 1))
+	n.wish(whole(n.uuid(0)))
+	n.between.afterDestroy = func() {
 		n.clock.Step(2 * time.Second)
-		n.Expect(n.hardware.AddProcess(n.uuid(1), gpu.Process{PID: 9, Name: "late", Instance: gpu.WholeGPU})).To(gomega.Succeed())
-		n.between.afterSetMIG = nil
+		n.Expect(n.hardware.AddProcess(n.uuid(0), gpu.Process{PID: 9, Name: "late", Instance: gpu.WholeGPU})).To(gomega.Succeed())
+		n.between.afterDestroy = nil
 	}
+	writes := len(n.hardware.Writes())
 	n.settle()
 	n.Expect(n.expectCondition(v1alpha1.ConditionApplied, metav1.ConditionFalse, v1alpha1.ReasonGPUInUse)).
 		To(gomega.ContainSubstring("process 9 (late)"))
-	n.Expect(n.hardware.Writes()).NotTo(gomega.ContainElement(gomega.ContainSubstring("SetMIG "+n.uuid(1))),
-		"the hardware would have refused, but it was not even asked")
+	n.Expect(n.hardware.Writes()[writes:]).To(gomega.ConsistOf(gomega.HavePrefix("DestroyInstance")),
+		"the hardware would have refused to change the mode, but it was not even asked")
 }
 
 func waitsForHolder(s scenario) {
@@ -225,20 +228,75 @@ func rebuildsAfterReboot(s scenario) {
 
 func finishesPartial(s scenario) {
 	n := s.node("", sim.A100)
+	ctx, kill := context.WithCancel(s.Context())
+	defer kill()
 	n.hardware.Fail = func(op sim.Op, _ string) error {
 		if op == sim.OpCreateComputeInstance {
+			kill()
 			return sim.ErrCrash
 		}
 		return nil
 	}
 	n.wish(mig(n.uuid(0), instances("1g.5gb", 1)))
-	_, err := n.reconcile()
+	_, err := n.controller.Reconcile(ctx, n.get())
 	n.Expect(err).To(gomega.HaveOccurred())
-	n.Expect(n.get().Status.Devices[0].Instances).To(gomega.ConsistOf(gomega.HaveField("UUID", "")), "the status shows the orphan")
+	n.Expect(n.device(0).State.Instances).To(gomega.ConsistOf(gomega.HaveField("Partial", true)))
 	n.hardware.Fail = nil
+	n.restartAgent()
 	n.settle()
 	n.expectReady()
 	n.Expect(n.device(0).State.Instances).To(gomega.ConsistOf(gomega.HaveField("Partial", false)))
+}
+
+// putsBack lets a step fail on one of two GPUs, for good: it is what it was, at the same places, and the other as wished.
+func putsBack(s scenario) {
+	n := s.node("", sim.A100, sim.A100)
+	n.wish(mig(n.uuid(0), instances("2g.10gb", 2), instances("1g.5gb", 1)), whole(n.uuid(1)))
+	n.settle()
+	before := n.device(0).State.Instances
+	broken := errors.New("nvmlGpuInstanceCreateComputeInstance: ERROR_UNKNOWN")
+	failing, first := true, n.uuid(0)
+	n.hardware.Fail = func(op sim.Op, uuid string) error {
+		if failing && op == sim.OpCreateComputeInstance && uuid == first {
+			failing = false
+			return broken
+		}
+		return nil
+	}
+	wish := []v1alpha1.InstanceCount{instances("3g.20gb", 2)}
+	n.wish(mig(n.uuid(0), wish...), mig(n.uuid(1), wish...))
+	_, err := n.reconcile()
+	n.Expect(err).To(gomega.MatchError(broken))
+	n.Expect(places(n.device(0).State.Instances)).To(gomega.Equal(places(before)))
+	n.Expect(n.profiles(1)).To(gomega.HaveLen(2))
+	n.Expect(n.expectCondition(v1alpha1.ConditionApplied, metav1.ConditionFalse, v1alpha1.ReasonStepFailed)).To(gomega.And(
+		gomega.HavePrefix("GPU 0 (NVIDIA-A100"), gomega.ContainSubstring(": creating 3g.20gb at "),
+		gomega.ContainSubstring("nvmlGpuInstanceCreateComputeInstance: ERROR_UNKNOWN; GPU 0 (NVIDIA-A100-SXM4-40GB) is as it was before; it is tried again")))
+	n.settle()
+	n.expectReady()
+	n.Expect(n.profiles(0)).To(gomega.HaveLen(2))
+}
+
+func places(list []gpu.Instance) []string {
+	var places []string
+	for _, i := range list {
+		places = append(places, i.Profile+" at "+i.Placement.String())
+	}
+	return places
+}
+
+// unfitBeside is stalled by one GPU and changes the other all the same.
+func unfitBeside(s scenario) {
+	n := s.node("", sim.A100, sim.A100)
+	n.wish(mig(n.uuid(0), instances("7g.40gb", 2)), mig(n.uuid(1), instances("1g.5gb", 7)))
+	result, err := n.reconcile()
+	n.Expect(err).NotTo(gomega.HaveOccurred())
+	n.Expect(result.RequeueAfter).To(gomega.Equal(resync), "a broken wish is not retried")
+	n.Expect(n.expectCondition(v1alpha1.ConditionStalled, metav1.ConditionTrue, v1alpha1.ReasonLayoutDoesNotFit)).
+		To(gomega.And(gomega.ContainSubstring("GPU 0"), gomega.Not(gomega.ContainSubstring("GPU 1"))))
+	n.Expect(n.hardware.Writes()).NotTo(gomega.ContainElement(gomega.ContainSubstring(n.uuid(0))))
+	n.Expect(n.profiles(1)).To(gomega.HaveLen(7))
+	n.expectIdle()
 }
 
 func stepFails(s scenario) {

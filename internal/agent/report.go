@@ -97,9 +97,9 @@ func applied(node *v1alpha1.GPUNode, r report) (c metav1.Condition, known bool) 
 	c = metav1.Condition{Type: v1alpha1.ConditionApplied, Status: metav1.ConditionFalse}
 	switch {
 	case o.problem != nil:
-		c.Reason, c.Message = o.problem.Reason, o.problem.Message
+		c.Reason, c.Message = o.problem.Reason, beside(o)
 	case len(o.failures) > 0:
-		c.Reason, c.Message = failed(o.failures)
+		c.Reason, c.Message = failed(o)
 	case len(o.pending) > 0:
 		reboot := rebootRequired(o)
 		c.Reason, c.Message = reboot.Reason, reboot.Message
@@ -122,19 +122,30 @@ func applied(node *v1alpha1.GPUNode, r report) (c metav1.Condition, known bool) 
 	return c, true
 }
 
-// failed is reason and message of steps that failed: the reason of the first, what each said.
-func failed(failures []failure) (reason, message string) {
+// beside is the message of a wish that cannot be met for some GPUs, with what is the matter with the others.
+func beside(o outcome) string {
+	said := append([]string{o.problem.Message}, o.waits...)
+	if len(o.failures) > 0 {
+		_, message := failed(o)
+		said = append(said, message)
+	}
+	return strings.Join(said, "; ")
+}
+
+// failed is reason and message of steps that failed: the reason of the first, what each said and what was put back.
+func failed(o outcome) (reason, message string) {
 	reason = v1alpha1.ReasonStepFailed
-	switch first := failures[0].err; {
+	switch first := o.failures[0].err; {
 	case errors.Is(first, gpu.ErrBusy):
 		reason = v1alpha1.ReasonGPUInUse
 	case errors.Is(first, mps.ErrDaemon):
 		reason = v1alpha1.ReasonMPSDaemonFailed
 	}
-	said := make([]string, 0, len(failures))
-	for _, f := range failures {
+	said := make([]string, 0, len(o.failures)+len(o.restored))
+	for _, f := range o.failures {
 		said = append(said, f.err.Error())
 	}
+	said = append(said, o.restored...)
 	return reason, strings.Join(said, "; ") + "; it is tried again"
 }
 

@@ -20,26 +20,33 @@ type goal struct {
 	waits  bool // for an external MPS daemon to go
 }
 
-// goalsOf finds what is wanted of each GPU of the node, by index.
+// goalsOf finds what is wanted of each GPU of the node, by index. One that cannot be as wished is wanted as it is.
 func goalsOf(wish []v1alpha1.DeviceSpec, have []gpu.Device) ([]goal, error) {
 	if err := unknownDevice(wish, have); err != nil {
 		return nil, err
 	}
+	var problems []error
 	goals := make([]goal, 0, len(have))
 	for _, d := range have {
 		g := goal{device: d, want: d.State}
 		if spec := specOf(wish, d.UUID); spec != nil {
 			want, err := Want(spec.Sharing, d)
 			if err != nil {
-				return nil, err
+				problems = append(problems, err)
+			} else {
+				g.want, g.wished = want, true
 			}
-			g.want, g.wished = want, true
 		}
 		goals = append(goals, g)
 	}
+	arrange(goals)
+	return goals, joined(problems)
+}
+
+// arrange puts goals in the order of the GPUs' indexes and marks those that wait.
+func arrange(goals []goal) {
 	slices.SortStableFunc(goals, func(a, b goal) int { return cmp.Compare(a.device.Index, b.device.Index) })
 	markWaiting(goals)
-	return goals, nil
 }
 
 // markWaiting marks the GPUs on which nothing is done before an external daemon is gone: those that it serves, and

@@ -16,7 +16,10 @@ package plan
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"slices"
+	"strings"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
@@ -83,18 +86,61 @@ type Problem struct {
 // Error is the message.
 func (p *Problem) Error() string { return p.Message }
 
+// joined is one problem of several: the reason of the first, what each says. None is nil.
+func joined(problems []error) error {
+	switch len(problems) {
+	case 0:
+		return nil
+	case 1:
+		return problems[0]
+	}
+	all := &Problem{}
+	said := make([]string, 0, len(problems))
+	for _, err := range problems {
+		if p, is := errors.AsType[*Problem](err); is && all.Reason == "" {
+			all.Reason = p.Reason
+		}
+		said = append(said, err.Error())
+	}
+	all.Message = strings.Join(said, "; ")
+	return all
+}
+
 func problem(reason, format string, args ...any) *Problem {
 	return &Problem{Reason: reason, Message: fmt.Sprintf(format, args...)}
 }
 
 // Node is the plan for a node. It lists only what differs. GPUs that wish does not list are left as they are, and so is,
 // until it is gone, a GPU that an external MPS daemon serves and that is wished otherwise: an empty plan with Same
-// false waits for that. Errors: *Problem.
+// false waits for that. Errors: *Problem. A GPU that cannot be as wished is left as it is too, and does not keep the others
+// from their steps: those come with the problem. If the node does not have a GPU of the wish there are none.
 func Node(wish []v1alpha1.DeviceSpec, have []gpu.Device) ([]Step, error) {
 	goals, err := goalsOf(wish, have)
-	if err != nil {
-		return nil, err
+	return stepsTo(goals), err
+}
+
+// Back is the plan that makes GPUs what they were before, with their instances at the same placements. GPUs of have that
+// before does not list are left as they are.
+func Back(before, have []gpu.Device) []Step {
+	goals := make([]goal, 0, len(have))
+	for _, d := range have {
+		g := goal{device: d, want: d.State}
+		for _, was := range before {
+			if was.UUID == d.UUID {
+				g.want, g.wished = was.State, true
+				g.want.Instances = slices.DeleteFunc(slices.Clone(was.State.Instances), partial)
+			}
+		}
+		goals = append(goals, g)
 	}
+	arrange(goals)
+	return stepsTo(goals)
+}
+
+func partial(i gpu.Instance) bool { return i.Partial }
+
+// stepsTo are the steps that reach all goals of a node.
+func stepsTo(goals []goal) []Step {
 	stops, starts := daemonSteps(goals)
 	steps := stops
 	for _, g := range goals {
@@ -102,5 +148,5 @@ func Node(wish []v1alpha1.DeviceSpec, have []gpu.Device) ([]Step, error) {
 			steps = append(steps, Diff(g.device, g.want)...)
 		}
 	}
-	return append(steps, starts...), nil
+	return append(steps, starts...)
 }

@@ -1,0 +1,174 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
+	hostfake "github.com/gpusharing/gpu-sharing-operator/internal/host/fake"
+	"github.com/gpusharing/gpu-sharing-operator/internal/mps"
+	mpsfake "github.com/gpusharing/gpu-sharing-operator/internal/mps/fake"
+	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
+)
+
+var errInjected = errors.New("nvmlSomething: ERROR_UNKNOWN")
+
+type nobody struct{}
+
+func (nobody) List(context.Context) ([]Allocation, error) { return nil, nil }
+
+// on is a controller of this hardware, without a cluster.
+func on(t *testing.T, h gpu.Hardware) *Controller {
+	t.Helper()
+	root, err := os.OpenRoot(t.TempDir())
+	NewWithT(t).Expect(err).NotTo(HaveOccurred())
+	t.Cleanup(func() { _ = root.Close() })
+	clock := mpsfake.NewClock(time.Unix(1_800_000_000, 0))
+	control := mps.NewControl(hostfake.NewRunner(), "/", root, clock)
+	return New(Config{
+		Hardware: h, MPS: mps.NewView(control), Processes: hostfake.NewProcesses("boot"), Allocations: nobody{}, Clock: clock,
+	})
+}
+
+// pass is what a reconcile does between reading the wish and reporting.
+func pass(t *testing.T, c *Controller, wish []v1alpha1.DeviceSpec) (after observation, o outcome) {
+	t.Helper()
+	before, err := c.observe(t.Context())
+	NewWithT(t).Expect(err).NotTo(HaveOccurred())
+	after, o, err = c.converge(t.Context(), wish, before)
+	NewWithT(t).Expect(err).NotTo(HaveOccurred())
+	return after, o
+}
+
+// layout is a wish for a GPU; nil is MIG off.
+type layout []v1alpha1.InstanceCount
+
+func (l layout) wish(devices []gpu.Device) []v1alpha1.DeviceSpec {
+	var wish []v1alpha1.DeviceSpec
+	for _, d := range devices {
+		sharing := v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeDisabled}
+		if l != nil {
+			sharing = v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeEnabled, Instances: l}
+		}
+		wish = append(wish, v1alpha1.DeviceSpec{UUID: d.UUID, Sharing: sharing})
+	}
+	return wish
+}
+
+func layouts(one, two, three, seven string) map[string]layout {
+	n := func(profile string, count int32) v1alpha1.InstanceCount {
+		return v1alpha1.InstanceCount{Profile: profile, Count: count}
+	}
+	return map[string]layout{
+		"whole":           nil,
+		"MIG mode only":   {},
+		"sevenths":        {n(one, 7)},
+		"thirds":          {n(two, 3)},
+		"halves":          {n(three, 2)},
+		"3g, 2g and 2g":   {n(three, 1), n(two, 2)},
+		"a mix":           {n(one, 2), n(two, 1), n(three, 1)},
+		"one that is all": {n(seven, 1)},
+	}
+}
+
+// TestEveryChangeSurvivesEachCallFailing takes two GPUs from every layout to every other one, with each call failing once.
+// Each GPU is then as wished or as before, to the placement, without orphans; the pass says what failed; and the next pass
+// reaches the wish.
+func TestEveryChangeSurvivesEachCallFailing(t *testing.T) {
+	for model, all := range map[sim.Model]map[string]layout{
+		sim.A100: layouts("1g.5gb", "2g.10gb", "3g.20gb", "7g.40gb"),
+		sim.H100: layouts("1g.10gb", "2g.20gb", "3g.40gb", "7g.80gb"),
+	} {
+		for from, start := range all {
+			h := sim.New(model, model)
+			c := on(t, h)
+			wish := start.wish(observed(t, h))
+			_, o := pass(t, c, wish)
+			NewWithT(t).Expect(o.retry()).NotTo(HaveOccurred())
+			for to, end := range all {
+				t.Run(fmt.Sprintf("%s from %s to %s", model, from, to), func(t *testing.T) {
+					survivesEachFailure(t, h, end.wish(observed(t, h)))
+				})
+			}
+		}
+	}
+}
+
+func observed(t *testing.T, h gpu.Hardware) []gpu.Device {
+	t.Helper()
+	inv, err := h.Observe(t.Context())
+	NewWithT(t).Expect(err).NotTo(HaveOccurred())
+	return inv.Devices
+}
+
+func survivesEachFailure(t *testing.T, start *sim.Hardware, wish []v1alpha1.DeviceSpec) {
+	t.Helper()
+	before := observed(t, start)
+	for k := 1; ; k++ {
+		h := start.Clone()
+		calls := 0
+		h.Fail = func(op sim.Op, _ string) error {
+			if op == sim.OpObserve {
+				return nil
+			}
+			if calls++; calls == k {
+				return errInjected
+			}
+			return nil
+		}
+		c := on(t, h)
+		after, o := pass(t, c, wish)
+		if calls < k {
+			expectWished(t, wish, after.devices)
+			return
+		}
+		expectPutBack(t, wish, before, after.devices, o, k)
+		after, o = pass(t, c, wish)
+		NewWithT(t).Expect(o.retry()).NotTo(HaveOccurred())
+		expectWished(t, wish, after.devices)
+	}
+}
+
+func expectWished(t *testing.T, wish []v1alpha1.DeviceSpec, devices []gpu.Device) {
+	t.Helper()
+	for i, d := range devices {
+		NewWithT(t).Expect(plan.Same(wish[i].Sharing, plan.Observed(d))).To(BeTrue(), "%+v", d.State)
+	}
+}
+
+func expectPutBack(t *testing.T, wish []v1alpha1.DeviceSpec, before, after []gpu.Device, o outcome, k int) {
+	t.Helper()
+	g := NewWithT(t)
+	g.Expect(o.retry()).To(MatchError(errInjected), "call %d", k)
+	g.Expect(o.failures).To(HaveLen(1))
+	for i, d := range after {
+		g.Expect(d.PendingMIG).To(Equal(d.State.MIG))
+		g.Expect(slices.ContainsFunc(d.State.Instances, func(i gpu.Instance) bool { return i.Partial })).To(BeFalse())
+		if d.UUID != o.failures[0].step.Device() {
+			g.Expect(plan.Same(wish[i].Sharing, plan.Observed(d))).To(BeTrue(), "the other GPU is as wished after call %d", k)
+			continue
+		}
+		g.Expect(d.State.MIG).To(Equal(before[i].State.MIG), "call %d", k)
+		g.Expect(where(d)).To(Equal(where(before[i])), "call %d", k)
+	}
+}
+
+func where(d gpu.Device) []string {
+	var places []string
+	for _, i := range d.State.Instances {
+		places = append(places, i.Profile+" at "+i.Placement.String())
+	}
+	return places
+}

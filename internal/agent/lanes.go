@@ -1,0 +1,188 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
+)
+
+// run carries out steps, those of different GPUs side by side. A step that somebody's use blocks, or that fails, ends the
+// steps of its GPUs; the others go on. An error means that the node could not be observed.
+func (c *Controller) run(ctx context.Context, steps []plan.Step, now observation, o *outcome) (acted bool, err error) {
+	var ended ended
+	seen := &sight{now: now}
+	for _, stage := range plan.Stages(steps) {
+		results := c.stage(ctx, stage, ended, seen)
+		var errs []error
+		for _, r := range results {
+			acted = acted || r.acted
+			ended = append(ended, r.ended...)
+			o.waits = append(o.waits, r.waits...)
+			o.failures = append(o.failures, r.failures...)
+			errs = append(errs, r.err)
+		}
+		if err := errors.Join(errs...); err != nil {
+			return acted, err
+		}
+	}
+	return acted, nil
+}
+
+// stage carries out the lanes of a stage side by side.
+func (c *Controller) stage(ctx context.Context, stage []plan.Lane, ended ended, seen *sight) []result {
+	results := make([]result, len(stage))
+	meeting := newMeeting(stage)
+	var running sync.WaitGroup
+	for i, steps := range stage {
+		running.Go(func() {
+			l := lane{Controller: c, seen: seen, hardware: meeting.member(c.hardware)}
+			defer l.hardware.leave()
+			results[i] = l.run(ctx, steps, slices.Clone(ended))
+		})
+	}
+	running.Wait()
+	return results
+}
+
+// result is what became of a lane.
+type result struct {
+	acted    bool
+	ended    ended
+	waits    []string
+	failures []failure
+	err      error // why the node could not be observed
+}
+
+// lane carries out steps one after the other.
+type lane struct {
+	*Controller
+
+	seen     *sight
+	hardware *member
+}
+
+func (l lane) run(ctx context.Context, steps plan.Lane, before ended) (r result) {
+	for _, s := range steps {
+		if before.has(s) || r.ended.has(s) {
+			continue
+		}
+		blockers, err := l.blockers(ctx, s)
+		if err != nil {
+			r.err = err
+			return r
+		}
+		if len(blockers) > 0 {
+			r.waits = append(r.waits, blockedBy(s, blockers))
+			r.ended.add(s)
+			continue
+		}
+		r.acted = true
+		if err := l.do(ctx, s); err != nil {
+			r.failures = append(r.failures, failure{step: s, err: err})
+			r.ended.add(s)
+			continue
+		}
+		log(ctx).Info("Done", "step", s.String(), "gpu", s.Device())
+	}
+	return r
+}
+
+func (l lane) do(ctx context.Context, s plan.Step) error {
+	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
+	defer cancel()
+	return s.Do(ctx, plan.Tools{Hardware: l.hardware, MPS: l.mps})
+}
+
+// blockers are who is in the way of a step now.
+func (l lane) blockers(ctx context.Context, s plan.Step) ([]plan.Blocker, error) {
+	if s.Needs() == plan.NeedsNothing {
+		return nil, nil
+	}
+	now, err := l.seen.fresh(ctx, l.Controller)
+	if err != nil {
+		return nil, err
+	}
+	return plan.Blockers(s, now.devices), nil
+}
+
+// sight is the last observation, which lanes share: one looks for all who wait for it.
+type sight struct {
+	mu  sync.Mutex
+	now observation
+}
+
+// fresh is an observation of the moment in which it is asked for, or of shortly before.
+func (s *sight) fresh(ctx context.Context, c *Controller) (observation, error) {
+	asked := c.clock.Now()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if asked.Sub(s.now.at) < freshFor {
+		return s.now, nil
+	}
+	now, err := c.observe(ctx)
+	if err != nil {
+		return observation{}, err
+	}
+	s.now = now
+	return now, nil
+}
+
+// ended are the GPUs whose steps have ended early.
+type ended []string
+
+func (e *ended) add(s plan.Step) { *e = append(*e, plan.GPUs(s)...) }
+
+// has says whether a step concerns one of them: an MPS daemon is not started before all its GPUs are ready for it.
+func (e *ended) has(s plan.Step) bool {
+	return slices.ContainsFunc(plan.GPUs(s), func(uuid string) bool { return slices.Contains(*e, uuid) })
+}
+
+// meeting lets the resets of several GPUs begin together. Each needs all handles of this process closed, so one that began
+// by itself would keep the others' changes of mode waiting, or have to wait for them.
+type meeting struct {
+	mu      sync.Mutex
+	missing int           // lanes that neither wait to reset nor have ended
+	all     chan struct{} // closed when none is missing
+}
+
+func newMeeting(stage []plan.Lane) *meeting {
+	return &meeting{missing: len(stage), all: make(chan struct{})}
+}
+
+func (m *meeting) arrive() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.missing--; m.missing == 0 {
+		close(m.all)
+	}
+}
+
+func (m *meeting) member(h gpu.Hardware) *member {
+	return &member{Hardware: h, all: m.all, leave: sync.OnceFunc(m.arrive)}
+}
+
+// member is the hardware as a lane uses it.
+type member struct {
+	gpu.Hardware
+
+	all   <-chan struct{}
+	leave func() // the others need not wait any more
+}
+
+// Reset waits for the other lanes to be ready to reset, or to have ended.
+func (m *member) Reset(ctx context.Context, uuid string) error {
+	m.leave()
+	select {
+	case <-m.all:
+		return m.Hardware.Reset(ctx, uuid)
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
