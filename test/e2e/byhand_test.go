@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/test/e2e/gpuoperator"
 )
 
@@ -25,7 +26,9 @@ const configLabel = "nvidia.com/device-plugin.config"
 var _ = Describe("NVIDIA's stack alone, by hand", Ordered, func() {
 	const configMap = "time-slicing-config"
 
+	BeforeAll(func(ctx SpecContext) { begin(ctx, sim.A100, sim.A100) })
 	AfterAll(func(ctx SpecContext) {
+		stopPods(ctx)
 		label(ctx, configLabel, "")
 		mergeClusterPolicy(ctx, `{"spec":{"devicePlugin":{"config":{"name":"","default":""}}}}`)
 		Expect(client.IgnoreNotFound(kube.Delete(ctx, handMade(configMap, nil)))).To(Succeed())
@@ -96,13 +99,5 @@ func nodeLabels(ctx context.Context) (map[string]string, error) {
 // expectAllocatable waits until the kubelet offers exactly this. Resources that it once had stay with none.
 func expectAllocatable(ctx context.Context, want map[string]int64) {
 	GinkgoHelper()
-	Eventually(func() (map[string]int64, error) {
-		found, err := allocatable(ctx)
-		for name, count := range found {
-			if count == 0 {
-				delete(found, name)
-			}
-		}
-		return found, err
-	}).WithContext(ctx).Should(Equal(want))
+	Eventually(offered).WithContext(ctx).Should(Equal(want))
 }

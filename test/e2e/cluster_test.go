@@ -5,6 +5,7 @@ package e2e
 
 import (
 	"context"
+	"maps"
 	"os"
 	"path/filepath"
 	"time"
@@ -63,7 +64,7 @@ var _ = BeforeSuite(func(ctx SpecContext) {
 	gpus, err = driver.Install(filepath.Join(bin, "driver"), simdriver.Times(nodeName, sim.A100, 2))
 	Expect(err).NotTo(HaveOccurred())
 	installGPUOperator(ctx)
-	Eventually(allocatable).WithContext(ctx).Should(HaveKeyWithValue("nvidia.com/gpu", int64(2)))
+	Eventually(offered).WithContext(ctx).Should(HaveKeyWithValue("nvidia.com/gpu", int64(2)))
 	say("NVIDIA's device plugin advertises")
 	installOperator(ctx)
 	say("operator installed")
@@ -148,6 +149,13 @@ func allocatable(ctx context.Context) (map[string]int64, error) {
 		}
 	}
 	return found, nil
+}
+
+// offered is allocatable without the resources of which there is none: the kubelet lists a name for good.
+func offered(ctx context.Context) (map[string]int64, error) {
+	found, err := allocatable(ctx)
+	maps.DeleteFunc(found, func(_ string, count int64) bool { return count == 0 })
+	return found, err
 }
 
 func isGPU(name corev1.ResourceName) bool {

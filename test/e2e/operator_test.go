@@ -89,8 +89,9 @@ func apply(ctx context.Context, name, spec string) {
 		Expect(kube.Create(ctx, p)).To(Succeed())
 		return
 	}
+	before := now.DeepCopy()
 	now.Spec = p.Spec
-	Expect(kube.Update(ctx, now)).To(Succeed())
+	Expect(kube.Patch(ctx, now, client.MergeFrom(before))).To(Succeed())
 }
 
 // expectReady waits until a policy says of its present generation that it is Ready.
@@ -125,9 +126,10 @@ func explain(ctx context.Context, p *v1alpha1.GPUSharingPolicy) string {
 	return b.String()
 }
 
-// unshare deletes the policies and waits until the node is as it was found.
+// unshare ends users' pods, deletes the policies and waits until the node is as it was found.
 func unshare(ctx context.Context, want map[string]int64) {
 	GinkgoHelper()
+	stopPods(ctx)
 	Expect(kube.DeleteAllOf(ctx, &v1alpha1.GPUSharingPolicy{})).To(Succeed())
 	expectAllocatable(ctx, want)
 }

@@ -56,6 +56,16 @@ func stopPod(ctx context.Context, name string) {
 		Should(MatchError(ContainSubstring("not found")))
 }
 
+// stopPods ends all users' pods: those of the last spec of a container are still there when its AfterAll runs.
+func stopPods(ctx context.Context) {
+	GinkgoHelper()
+	pods := &corev1.PodList{}
+	Expect(kube.List(ctx, pods, client.InNamespace(users))).To(Succeed())
+	for i := range pods.Items {
+		stopPod(ctx, pods.Items[i].Name)
+	}
+}
+
 // expectRunning waits until a user's program runs, and returns what it got.
 func expectRunning(ctx context.Context, name string) given {
 	GinkgoHelper()

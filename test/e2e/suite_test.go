@@ -65,6 +65,7 @@ func TestRealNode(t *testing.T) {
 	RegisterFailHandler(Fail)
 	SetDefaultEventuallyTimeout(90 * time.Second)
 	SetDefaultEventuallyPollingInterval(200 * time.Millisecond)
+	EnforceDefaultTimeoutsWhenUsingContexts()
 	suite, reporter := GinkgoConfiguration()
 	suite.RandomSeed = 1 // specs that change the node's GPUs are ordered; there is one node
 	RunSpecs(t, "A real node", suite, reporter)

@@ -9,10 +9,12 @@ import (
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 )
 
 var _ = Describe("Time-slicing", Ordered, func() {
-	AfterAll(func(ctx SpecContext) { unshare(ctx, map[string]int64{"nvidia.com/gpu": 2}) })
+	BeforeAll(func(ctx SpecContext) { begin(ctx, sim.A100, sim.A100) })
 
 	It("advertises each GPU as often as the policy says", func(ctx SpecContext) {
 		share(ctx, `{strategy: TimeSlicing, timeSlicing: {replicas: 4}}`)
@@ -72,7 +74,7 @@ var _ = Describe("Time-slicing", Ordered, func() {
 })
 
 var _ = Describe("Exclusive", Ordered, func() {
-	AfterAll(func(ctx SpecContext) { unshare(ctx, map[string]int64{"nvidia.com/gpu": 2}) })
+	BeforeAll(func(ctx SpecContext) { begin(ctx, sim.A100, sim.A100) })
 
 	It("gives every pod a whole GPU", func(ctx SpecContext) {
 		share(ctx, `{strategy: Exclusive}`)

@@ -120,8 +120,9 @@ func (o *Operator) applySet(ctx context.Context, set *appsv1.DaemonSet) error {
 	if err != nil {
 		return o.client.Create(ctx, set)
 	}
-	set.ResourceVersion = now.ResourceVersion
-	if err := o.client.Update(ctx, set); err != nil {
+	before := now.DeepCopy()
+	now.Annotations, now.Spec = set.Annotations, set.Spec
+	if err := o.client.Patch(ctx, now, client.MergeFrom(before)); err != nil {
 		return fmt.Errorf("writing the daemon set %s: %w", set.Name, err)
 	}
 	return nil

@@ -1,0 +1,114 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"fmt"
+	"strings"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
+)
+
+// migCase is what the profiles of one product are called.
+type migCase struct {
+	model   sim.Model
+	product string
+	// profiles of three, two and one compute slices
+	large, middle, small string
+}
+
+func migCases() map[string]migCase {
+	return map[string]migCase{
+		"A100, whose MIG mode needs a reset": {
+			model: sim.A100, product: "NVIDIA-A100-SXM4-40GB",
+			large: "3g.20gb", middle: "2g.10gb", small: "1g.5gb",
+		},
+		"H100, whose MIG mode does not": {
+			model: sim.H100, product: "NVIDIA-H100-80GB-HBM3",
+			large: "3g.40gb", middle: "2g.20gb", small: "1g.10gb",
+		},
+	}
+}
+
+var _ = Describe("MIG", func() {
+	for name, c := range migCases() {
+		Describe("on "+name, Ordered, func() { migSpecs(c) })
+	}
+})
+
+// migSpecs are the specs of MIG on two GPUs of a product, from idle.
+func migSpecs(c migCase) {
+	whole := map[string]int64{"nvidia.com/gpu": 2}
+	BeforeAll(func(ctx SpecContext) { begin(ctx, c.model, c.model) })
+
+	It("mixed advertises each profile by its name, and a pod gets an instance", func(ctx SpecContext) {
+		timed("from idle, with NVIDIA's programs wired once, to Ready in", func() {
+			share(ctx, fmt.Sprintf(`{strategy: MIG, mig: {strategy: mixed, layouts: [{instances: [
+				{profile: %s, count: 1}, {profile: %s, count: 1}, {profile: %s, count: 2}]}]}}`, c.large, c.middle, c.small))
+			expectAllocatable(ctx, map[string]int64{
+				"nvidia.com/mig-" + c.large: 2, "nvidia.com/mig-" + c.middle: 2, "nvidia.com/mig-" + c.small: 4,
+			})
+			expectReady(ctx, "shared")
+		})
+		startPod(ctx, "instance", resourceOf(c.large), 1)
+		got := expectRunning(ctx, "instance")
+		Expect(got.Visible).To(HavePrefix("MIG-"))
+		Expect(instances()).To(ContainElement(got.Visible), "the instance is one that the driver has")
+		Eventually(nodeLabels).WithContext(ctx).Should(And(
+			HaveKeyWithValue("nvidia.com/mig.strategy", "mixed"),
+			HaveKeyWithValue("nvidia.com/mig-"+c.small+".count", "4")))
+	})
+
+	It("keeps what runs, names it while it is in the way, and goes on when it ends", func(ctx SpecContext) {
+		startPod(ctx, "holder", resourceOf(c.large), 1)
+		holds := expectRunning(ctx, "holder").Visible
+		share(ctx, `{strategy: MIG, mig: {strategy: single, layouts: [{fill: 1g}]}}`)
+		Eventually(func() error { return ready(ctx, "shared") }).WithContext(ctx).
+			Should(MatchError(And(ContainSubstring("GPUInUse"), ContainSubstring("default/holder"))))
+		Consistently(instances, "3s").Should(ContainElement(holds))
+		stopPod(ctx, "holder")
+		expectReady(ctx, "shared")
+	})
+
+	It("single advertises instances as nvidia.com/gpu", func(ctx SpecContext) {
+		expectAllocatable(ctx, map[string]int64{"nvidia.com/gpu": 14})
+		startPod(ctx, "single", "nvidia.com/gpu", 1)
+		Expect(expectRunning(ctx, "single").Visible).To(HavePrefix("MIG-"))
+		Eventually(nodeLabels).WithContext(ctx).Should(HaveKeyWithValue("nvidia.com/gpu.product", c.product+"-MIG-"+c.small))
+	})
+
+	It("shares instances by time-slicing, if the policy says so", func(ctx SpecContext) {
+		share(ctx, fmt.Sprintf(`{strategy: MIG, mig: {strategy: mixed, layouts: [{instances: [
+			{profile: %[1]s, count: 1}, {profile: %[2]s, count: 3}],
+			timeSlicing: [{profile: %[2]s, replicas: 4}]}]}}`, c.large, c.small))
+		expectAllocatable(ctx, map[string]int64{"nvidia.com/mig-" + c.large: 2, "nvidia.com/mig-" + c.small: 24})
+		expectReady(ctx, "shared")
+	})
+
+	It("gives the GPUs back whole when the policy is deleted", func(ctx SpecContext) {
+		unshare(ctx, whole)
+		Eventually(func() ([]string, error) { return instances() }).WithContext(ctx).Should(BeEmpty())
+		startPod(ctx, "whole-again", "nvidia.com/gpu", 2)
+		Expect(expectRunning(ctx, "whole-again").Devices).To(HaveLen(2))
+	})
+}
+
+var _ = Describe("GPUs of one node that are shared differently", Ordered, func() {
+	BeforeAll(func(ctx SpecContext) { begin(ctx, sim.A100, sim.A100, sim.A100, sim.A100) })
+
+	It("lets a workload take several whole GPUs beside shared ones", func(ctx SpecContext) {
+		share(ctx, `{strategy: MIG, mig: {strategy: mixed, layouts: [{gpus: {indexes: [0, 1]}, fill: 1g.5gb}]}}`)
+		expectAllocatable(ctx, map[string]int64{"nvidia.com/gpu": 2, "nvidia.com/mig-1g.5gb": 14})
+		expectReady(ctx, "shared")
+		startPod(ctx, "several", "nvidia.com/gpu", 2)
+		startPod(ctx, "small", "nvidia.com/mig-1g.5gb", 1)
+		got := expectRunning(ctx, "several")
+		Expect(strings.Split(got.Visible, ",")).To(HaveLen(2))
+		Expect(got.Visible).NotTo(ContainSubstring("MIG-"))
+		Expect(expectRunning(ctx, "small").Visible).To(HavePrefix("MIG-"))
+	})
+})

@@ -1,0 +1,190 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
+	"github.com/gpusharing/gpu-sharing-operator/test/e2e/gpuoperator"
+)
+
+// ourConfigMap is the one from which NVIDIA's device plugin reads what we render.
+const ourConfigMap = "gpu-sharing-device-plugin"
+
+var _ = Describe("Whatever happens,", Ordered, func() {
+	var before map[string]int32
+	shared := map[string]int64{"nvidia.com/gpu": 8}
+
+	BeforeAll(func(ctx SpecContext) {
+		begin(ctx, sim.A100, sim.A100)
+		share(ctx, `{strategy: TimeSlicing, timeSlicing: {replicas: 4}}`)
+		expectAllocatable(ctx, shared)
+		expectReady(ctx, "shared")
+	})
+
+	BeforeEach(func(ctx SpecContext) {
+		startPod(ctx, "witness", "nvidia.com/gpu", 1)
+		expectRunning(ctx, "witness")
+		var err error
+		before, err = restarts(ctx)
+		Expect(err).NotTo(HaveOccurred())
+	})
+
+	It("a key that somebody garbles never reaches the device plugin, and is put right", func(ctx SpecContext) {
+		key := selectedKey(ctx)
+		good := keys(ctx)[key]
+		Expect(good).NotTo(BeEmpty())
+		patchKeys(ctx, fmt.Sprintf(`{"data":{%q:"version: v1\nsharing: {timeSlicing: {resources: []}}\n"}}`, key))
+		Eventually(func() string { return keys(ctx)[key] }).WithContext(ctx).Should(Equal(good))
+		Consistently(offered, "3s").WithContext(ctx).Should(Equal(shared))
+		Expect(restarts(ctx)).To(Equal(before))
+	})
+
+	It("a key that somebody deletes is there again before anything needs it", func(ctx SpecContext) {
+		key := selectedKey(ctx)
+		patchKeys(ctx, fmt.Sprintf(`{"data":{%q:null}}`, key))
+		Eventually(func() map[string]string { return keys(ctx) }).WithContext(ctx).Should(HaveKey(key))
+		Consistently(offered, "3s").WithContext(ctx).Should(Equal(shared))
+		Expect(restarts(ctx)).To(Equal(before))
+	})
+
+	It("a ConfigMap that somebody deletes is there again, and edits go on", func(ctx SpecContext) {
+		Expect(kube.Delete(ctx, handMade(ourConfigMap, nil))).To(Succeed())
+		Eventually(func() map[string]string { return keys(ctx) }).WithContext(ctx).Should(HaveKey(selectedKey(ctx)))
+		share(ctx, `{strategy: TimeSlicing, timeSlicing: {replicas: 5}}`)
+		expectAllocatable(ctx, map[string]int64{"nvidia.com/gpu": 10})
+		share(ctx, `{strategy: TimeSlicing, timeSlicing: {replicas: 4}}`)
+		expectAllocatable(ctx, shared)
+		Expect(restarts(ctx)).To(Equal(before))
+	})
+
+	It("controller and agent may be killed at any moment of a change", func(ctx SpecContext) {
+		for i := range 6 {
+			replicas := 3 + i%3
+			share(ctx, fmt.Sprintf(`{strategy: TimeSlicing, timeSlicing: {replicas: %d}}`, replicas))
+			Consistently(func() error { return nil }, time.Duration(i)*200*time.Millisecond).Should(Succeed())
+			Expect(kill("/controller", "/usr/bin/gpu-sharing-agent")).To(BeNumerically(">", 0))
+		}
+		share(ctx, `{strategy: TimeSlicing, timeSlicing: {replicas: 4}}`)
+		expectAllocatable(ctx, shared)
+		expectReady(ctx, "shared")
+		Expect(restarts(ctx)).To(Equal(before))
+	})
+
+	It("a kubelet that is restarted offers the same again, and nothing that ran ends", func(ctx SpecContext) {
+		Expect(machine.RestartKubelet(ctx)).To(Succeed())
+		expectAllocatable(ctx, shared)
+		expectReady(ctx, "shared")
+		Expect(restarts(ctx)).To(Equal(before))
+		startPod(ctx, "after", "nvidia.com/gpu", 1)
+		expectRunning(ctx, "after")
+	})
+})
+
+var _ = Describe("A machine that boots anew", Ordered, func() {
+	// The H100 loses MIG mode and instances; the A100 keeps its mode and loses its instances.
+	for _, model := range []sim.Model{sim.H100, sim.A100} {
+		It(fmt.Sprintf("gets the MIG instances of its %s GPUs again before its device plugin offers any", model), func(ctx SpecContext) {
+			begin(ctx, model, model)
+			layout := `{strategy: MIG, mig: {strategy: mixed, layouts: [{fill: 1g}]}}`
+			share(ctx, layout)
+			expectReady(ctx, "shared")
+			want, err := offered(ctx)
+			Expect(err).NotTo(HaveOccurred())
+
+			Expect(machine.Crash()).To(Succeed())
+			Expect(gpus.Reboot()).To(Succeed())
+			Expect(instances()).To(BeEmpty())
+			seen := watchOffered(ctx)
+			Expect(machine.Boot(ctx)).To(Succeed())
+			timed("from kubelet Ready to Ready again in", func() {
+				expectAllocatable(ctx, want)
+				expectReady(ctx, "shared")
+			})
+			Expect(instances()).To(HaveLen(14))
+			Expect(seen()).To(HaveEach(BeElementOf(map[string]int64{}, want)), "nothing else was ever offered")
+		})
+	}
+})
+
+// selectedKey is the key that the node's label names.
+func selectedKey(ctx context.Context) string {
+	GinkgoHelper()
+	labels, err := nodeLabels(ctx)
+	Expect(err).NotTo(HaveOccurred())
+	return labels[configLabel]
+}
+
+// keys are those of our ConfigMap; none if it is not there.
+func keys(ctx context.Context) map[string]string {
+	GinkgoHelper()
+	found := &corev1.ConfigMap{}
+	err := kube.Get(ctx, client.ObjectKey{Namespace: gpuoperator.Namespace, Name: ourConfigMap}, found)
+	Expect(client.IgnoreNotFound(err)).To(Succeed())
+	return found.Data
+}
+
+func patchKeys(ctx context.Context, patch string) {
+	GinkgoHelper()
+	c := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: gpuoperator.Namespace, Name: ourConfigMap}}
+	Expect(kube.Patch(ctx, c, client.RawPatch("application/merge-patch+json", []byte(patch)))).To(Succeed())
+}
+
+// kill kills all processes of these programs, as the kernel does when memory runs out, and says how many.
+func kill(programs ...string) (int, error) {
+	found, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		return 0, err
+	}
+	killed := 0
+	for _, path := range found {
+		raw, _ := os.ReadFile(path) // it may have ended
+		program, _, _ := strings.Cut(string(raw), "\x00")
+		for _, wanted := range programs {
+			pid, err := strconv.Atoi(filepath.Base(filepath.Dir(path)))
+			if err == nil && program == wanted && syscall.Kill(pid, syscall.SIGKILL) == nil {
+				killed++
+			}
+		}
+	}
+	return killed, nil
+}
+
+// watchOffered notes everything that the node offers, until the function that it returns is called, which returns it.
+func watchOffered(ctx context.Context) func() []map[string]int64 {
+	stop, ended := make(chan struct{}), make(chan struct{})
+	var seen []map[string]int64
+	go func() {
+		defer close(ended)
+		for tick := time.NewTicker(50 * time.Millisecond); ; {
+			if now, err := offered(ctx); err == nil {
+				seen = append(seen, now)
+			}
+			select {
+			case <-stop:
+				return
+			case <-tick.C:
+			}
+		}
+	}()
+	return func() []map[string]int64 {
+		close(stop)
+		<-ended
+		return seen
+	}
+}
