@@ -172,7 +172,7 @@ func (g *group) gate(w *World, m *member) (reason, message string) {
 	case g.by != nil && g.by.Spec.Rollout.Paused:
 		return v1alpha1.ReasonPaused, "the rollout is paused (rollout.paused)"
 	case g.by != nil && !w.Wiring.Ready:
-		return v1alpha1.ReasonWiring, "NVIDIA's device plugin is being pointed at the operator's ConfigMap"
+		return v1alpha1.ReasonWiring, cmp.Or(w.Wiring.Message, "NVIDIA's device plugin is being pointed at the operator's ConfigMap")
 	case m.upgrading():
 		return v1alpha1.ReasonDriverUpgrade, fmt.Sprintf("NVIDIA's driver is being upgraded on the node (%s=%s)",
 			labelUpgrade, m.node.Labels[labelUpgrade])

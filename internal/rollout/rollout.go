@@ -103,7 +103,7 @@ func decide(w *World, groups map[string]*group) Decision {
 	for _, m := range all {
 		d.Actions = append(d.Actions, m.actions...)
 		d.After = sooner(d.After, m.after)
-		if m.wired() {
+		if m.listed() {
 			d.Nodes = append(d.Nodes, m.report())
 		}
 	}
@@ -118,10 +118,14 @@ func sooner(a, b time.Duration) time.Duration {
 	return a
 }
 
-// wired says whether the device plugin of the node has to read our ConfigMap: a policy governs it, or did.
+// wired says whether the device plugin of the node has to read our ConfigMap: a policy governs it, or did. One that is
+// paused from the start changes nothing, and pointing the plugin at us restarts it on every node.
 func (m member) wired() bool {
-	return m.by != nil || m.node.GPU.Spec.Baseline != nil
+	return m.by != nil && !m.by.Spec.Rollout.Paused || m.node.GPU.Spec.Baseline != nil
 }
+
+// listed says whether there is anything to say about the node.
+func (m member) listed() bool { return m.by != nil || m.node.GPU.Spec.Baseline != nil }
 
 func (m member) report() NodeState {
 	s := NodeState{

@@ -324,7 +324,7 @@ func TestStates(t *testing.T) {
 		"the rollout is paused": {
 			situation: func() *cluster { c, _ := toMIG(paused); return c },
 			state:     rollout.StateStaleDisruptive, reason: v1alpha1.ReasonPaused, message: "rollout.paused",
-			actions: []string{"write keys research-…"},
+			actions: []string{noActions},
 		},
 		"the rollout is paused while the node drains": {
 			situation: func() *cluster {

@@ -29,7 +29,7 @@ type World struct {
 type Wiring struct {
 	// Reason is why no policy can be honoured in this cluster: DRAStackActive or NoDevicePlugin. Empty: one can.
 	Reason string
-	// Message says what, where and what to do next; set with Reason.
+	// Message says what, where and what to do next; set with Reason, and when something keeps Ready from becoming true.
 	Message string
 	// Ready says that the device plugin is configured to read our ConfigMap. Until then no key is selected on a node.
 	Ready bool
@@ -221,8 +221,8 @@ type Decision struct {
 	Policies map[string]v1alpha1.GPUSharingPolicyStatus
 	// Nodes are the states of all nodes that a policy governs or governed, by name.
 	Nodes []NodeState
-	// Wire says that the device plugin has to read our ConfigMap: a policy governs some node, or a node is not back at
-	// its baseline. False: the ClusterPolicy may be put back to what it was.
+	// Wire says that the device plugin has to read our ConfigMap: a policy governs some node and is not paused, or a node
+	// is not back at its baseline. False: the ClusterPolicy may be put back to what it was.
 	Wire bool
 	// After is when to decide again though nothing changes, because a deadline or the time of a nudge passes; 0: never.
 	After time.Duration
