@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	. "github.com/onsi/gomega"
 	corev1 "k8s.io/api/core/v1"
@@ -39,6 +40,8 @@ func TestRollout(t *testing.T) {
 		"a MIG change evicts the holder, and a budget holds it up":               testEviction,
 		"a cluster without a device plugin is told apart from one that has none": testUnsupported,
 		"a GPUNode that went with its node is not created again":                 testGone,
+		"a paused policy says what would be done, and nothing is":                testPaused,
+		"who changes the ClusterPolicy back is named, and not fought":            testOverridden,
 	} {
 		t.Run(name, func(t *testing.T) { test(newScenario(t, cluster)) })
 	}
@@ -299,6 +302,40 @@ func testGone(s *scenario) {
 	left := &v1alpha1.GPUNodeList{}
 	s.Expect(s.client.List(s.ctx(), left)).To(Succeed())
 	s.Expect(left.Items).To(BeEmpty())
+}
+
+func testPaused(s *scenario) {
+	s.machine("t4", sim.T4)
+	s.policy("research", "{rollout: {paused: true}, sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 4}}}")
+	s.Expect(without(s.settle(), "status")).To(BeEmpty())
+	s.expectCondition("research", v1alpha1.ConditionAccepted, metav1.ConditionTrue, v1alpha1.ReasonPaused)
+	s.expectCondition("research", v1alpha1.ConditionReady, metav1.ConditionFalse, v1alpha1.ReasonPaused)
+	s.policy("research", "{rollout: {paused: false}, sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 4}}}")
+	s.settle()
+	s.expectReady("research")
+}
+
+func testOverridden(s *scenario) {
+	s.machine("t4", sim.T4)
+	s.policy("research", timeSlicing(4))
+	s.settle()
+	back := func() { // the second time is a fight
+		s.apply(`{apiVersion: nvidia.com/v1, kind: ClusterPolicy, metadata: {name: cluster-policy},
+			spec: {devicePlugin: {enabled: true, config: {name: theirs, default: any}}, mig: {strategy: single}}}`)
+	}
+	back()
+	s.Expect(s.settle()).To(ContainElement("patch ClusterPolicy cluster-policy"))
+	s.expectReady("research")
+	s.announced()
+	back()
+	s.policy("research", timeSlicing(6))
+	result, err := s.controller().Reconcile(s.ctx(), pass())
+	s.Expect(err).NotTo(HaveOccurred())
+	s.Expect(result.RequeueAfter).To(And(BeNumerically(">", 0), BeNumerically("<=", time.Hour)))
+	s.Expect(without(s.writes, "status")).NotTo(ContainElement(HavePrefix("patch")))
+	const who = `field manager "kubectl" set spec.devicePlugin.config or spec.mig.strategy back again`
+	s.Expect(s.expectCondition("research", v1alpha1.ConditionReady, metav1.ConditionFalse, v1alpha1.ReasonWiring)).To(ContainSubstring(who))
+	s.Expect(s.announced()).To(ContainElement(And(HavePrefix("Warning Overridden"), ContainSubstring(who))))
 }
 
 // errKilled ends the controller where it stands.
