@@ -19,6 +19,7 @@ import (
 	"time"
 
 	. "github.com/onsi/gomega"
+	authorizationv1 "k8s.io/api/authorization/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
@@ -33,6 +34,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/agent"
 	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 	hostfake "github.com/gpusharing/gpu-sharing-operator/internal/host/fake"
 	"github.com/gpusharing/gpu-sharing-operator/internal/mps"
@@ -51,7 +53,8 @@ const (
 // Operator comes later.
 func TestController(t *testing.T) {
 	p := start(t)
-	p.machine("a100", sim.A100)
+	hardware := p.machine("a100", sim.A100)
+	p.holder(hardware, "a100")
 	p.apply(`
 apiVersion: gpusharing.io/v1alpha1
 kind: GPUSharingPolicy
@@ -68,9 +71,13 @@ spec:
 	}, wait).Should(Succeed())
 	operator := &nodesim.GPUOperator{Client: p.cluster.Client, Namespace: nvidia, Clock: clock.RealClock{}, Tell: t.Logf}
 	go operator.Run(t.Context(), 200*time.Millisecond)
-	p.Eventually(p.reason(v1alpha1.ConditionReady), wait).Should(Equal(v1alpha1.ReasonReady), "found without a restart")
+	p.Eventually(p.holds, wait).Should(BeFalse(), "found without a restart, and the pod that holds the GPU evicted")
+	p.Expect(hardware.SetHolders(uuid(hardware))).To(Succeed())
+	p.Eventually(p.reason(v1alpha1.ConditionReady), wait).Should(Equal(v1alpha1.ReasonReady))
 
-	p.Eventually(p.announced, wait).Should(ContainElements("Accepted", "Tainted", "SpecSet", "Untainted", "Ready", "Wired"))
+	p.Eventually(p.announced, wait).Should(ContainElements("Accepted", "Tainted", "Evicting", "SpecSet", "Untainted", "Ready", "Wired"))
+	p.may("delete", "", "pods")
+	p.may("delete", v1alpha1.Group, "gpunodes")
 	p.quiet()
 	p.Expect(p.client.DeleteAllOf(t.Context(), &v1alpha1.GPUSharingPolicy{})).To(Succeed())
 	p.Eventually(func() string {
@@ -155,7 +162,7 @@ func freeAddress(t *testing.T) string {
 }
 
 // machine is a node with GPUs, kubelet, NVIDIA's programs and our agent.
-func (p *program) machine(name string, models ...sim.Model) {
+func (p *program) machine(name string, models ...sim.Model) *sim.Hardware {
 	p.t.Helper()
 	hardware := sim.New(models...)
 	node := nodesim.New(nodesim.Options{
@@ -180,6 +187,42 @@ func (p *program) machine(name string, models ...sim.Model) {
 	})).To(Succeed())
 	go node.Run(p.t.Context(), 200*time.Millisecond)
 	go p.report(a, name)
+	return hardware
+}
+
+func uuid(hardware *sim.Hardware) (uuid string) {
+	hardware.Update(func(n *sim.Node) { uuid = n.GPUs[0].UUID })
+	return uuid
+}
+
+// holder is a pod that holds a GPU.
+func (p *program) holder(hardware *sim.Hardware, node string) {
+	p.t.Helper()
+	p.Expect(p.client.Create(p.t.Context(), &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "holder"},
+		Spec:       corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{Name: "main", Image: "example.invalid/main"}}},
+	})).To(Succeed())
+	p.Expect(hardware.SetHolders(uuid(hardware), gpu.Holder{
+		Namespace: "default", Pod: "holder", Container: "main", Instance: gpu.WholeGPU,
+	})).To(Succeed())
+}
+
+func (p *program) holds() bool {
+	pod := &corev1.Pod{}
+	err := p.client.Get(p.t.Context(), types.NamespacedName{Namespace: "default", Name: "holder"}, pod)
+	p.Expect(client.IgnoreNotFound(err)).To(Succeed())
+	return err == nil && pod.DeletionTimestamp == nil
+}
+
+// may checks a right that no step of the test needs.
+func (p *program) may(verb, group, resource string) {
+	p.t.Helper()
+	review := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
+		User:               "system:serviceaccount:" + own + ":" + name,
+		ResourceAttributes: &authorizationv1.ResourceAttributes{Verb: verb, Group: group, Resource: resource},
+	}}
+	p.Expect(p.client.Create(p.t.Context(), review)).To(Succeed())
+	p.Expect(review.Status.Allowed).To(BeTrue(), "%s %s", verb, resource)
 }
 
 // report is the agent's loop.
