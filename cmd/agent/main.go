@@ -2,7 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // The agent runs on each GPU node. It brings the node's GPUs to the spec of the GPUNode of that name and reports what it
-// sees. Run as `agent mps-host` it is the one program of the MPS pod, which keeps the node's MPS control daemons.
+// sees. Run as `agent mps-host` it is the one program of the MPS pod, which keeps the node's MPS control daemons, and as
+// `agent mps-prepare` what that pod runs first.
 package main
 
 import (
@@ -23,8 +24,12 @@ func main() {
 }
 
 func run(ctx context.Context, args []string) error {
-	if len(args) > 0 && args[0] == "mps-host" {
+	switch {
+	case len(args) > 0 && args[0] == "mps-host":
 		return runMPSHost(ctx, args[1:])
+	case len(args) > 0 && args[0] == "mps-prepare":
+		return runMPSPrepare(args[1:])
+	default:
+		return runAgent(ctx, args)
 	}
-	return runAgent(ctx, args)
 }

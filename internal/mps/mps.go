@@ -20,8 +20,9 @@
 //
 // Daemons run for all GPUs of a node: the device plugin knows one daemon for each resource. Limits are set for each GPU
 // by its NVML index, since the daemon takes no UUID there. A change of limits holds for MPS servers that start after it,
-// hence for a user's next first client. On a node with SELinux the pipe directory needs the type container_file_t; that
-// is the MPS pod's manifest's to set, through its security context.
+// hence for a user's next first client. The MPS pod mounts shm, and on a node with SELinux
+// gives the MPS root the type container_file_t, which all that is made in it inherits, before any daemon runs: that is
+// `agent mps-prepare`.
 package mps
 
 import (

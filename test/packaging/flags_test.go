@@ -23,17 +23,19 @@ func TestProgramsHaveTheFlagsThatTheirPodsGiveThem(t *testing.T) {
 	pods := h.render(t, everything()...)
 	pods = append(pods, h.render(t, "logLevel=2", "metrics.enabled=true")...)
 	pods = append(pods, read(t, "config/operands/deployment.yaml")...)
-	programs := map[string]string{"controller": "controller", "operands": "controller", "agent": "agent", "mps": "agent"}
+	programs := map[string]string{"controller": "controller", "operands": "controller", "agent": "agent", "mps": "agent", "prepare": "agent"}
 	started := map[string]bool{}
 	for _, o := range pods {
 		if o.GetKind() != "Deployment" && o.GetKind() != "DaemonSet" {
 			continue
 		}
-		container := podOf(t, o).Spec.Containers[0]
-		// Flags are parsed in their order, so the help is printed only if all before are known.
-		_, err := output(exec.CommandContext(t.Context(), filepath.Join(bin, programs[container.Name]), append(container.Args, "--help")...))
-		g.Expect(err).NotTo(HaveOccurred(), name(o))
-		started[container.Name] = true
+		pod := podOf(t, o).Spec
+		for _, container := range append(pod.InitContainers, pod.Containers...) {
+			// Flags are parsed in their order, so the help is printed only if all before are known.
+			_, err := output(exec.CommandContext(t.Context(), filepath.Join(bin, programs[container.Name]), append(container.Args, "--help")...))
+			g.Expect(err).NotTo(HaveOccurred(), name(o))
+			started[container.Name] = true
+		}
 	}
 	g.Expect(started).To(HaveLen(len(programs)))
 }

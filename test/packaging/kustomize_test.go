@@ -5,6 +5,7 @@ package packaging_test
 
 import (
 	"os/exec"
+	"slices"
 	"testing"
 
 	. "github.com/onsi/gomega"
@@ -49,6 +50,7 @@ func TestChartAndKustomizeInstallTheSame(t *testing.T) {
 		g.Expect(container.Resources).To(Equal(its.Resources), workload)
 		g.Expect(container.LivenessProbe).To(Equal(its.LivenessProbe), workload)
 		g.Expect(container.ReadinessProbe).To(Equal(its.ReadinessProbe), workload)
+		g.Expect(withoutImages(ours.Spec.InitContainers)).To(Equal(withoutImages(theirs.Spec.InitContainers)), workload)
 		g.Expect(ours.Spec.Volumes).To(ConsistOf(theirs.Spec.Volumes), workload)
 		g.Expect(ours.Spec.HostPID).To(Equal(theirs.Spec.HostPID), workload)
 		g.Expect(ours.Spec.NodeSelector).To(Equal(theirs.Spec.NodeSelector), workload)
@@ -66,4 +68,12 @@ func podOf(tb testing.TB, o *unstructured.Unstructured) corev1.PodTemplateSpec {
 		return as[appsv1.DaemonSet](tb, o).Spec.Template
 	}
 	return as[appsv1.Deployment](tb, o).Spec.Template
+}
+
+func withoutImages(containers []corev1.Container) []corev1.Container {
+	plain := slices.Clone(containers)
+	for i := range plain {
+		plain[i].Image, plain[i].ImagePullPolicy = "", ""
+	}
+	return plain
 }

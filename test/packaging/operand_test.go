@@ -131,6 +131,7 @@ func TestOLMUsersGetAgentAndMPSPodsWithTheBundlesRightsAlone(t *testing.T) {
 	agent, mps := u.daemonSet(t, "gpu-sharing-agent"), u.daemonSet(t, "gpu-sharing-mps")
 	g.Expect(agent.Spec.Template.Spec.Containers[0].Image).To(Equal(agentImage))
 	g.Expect(mps.Spec.Template.Spec.Containers[0].Image).To(Equal(agentImage))
+	g.Expect(mps.Spec.Template.Spec.InitContainers[0].Image).To(Equal(agentImage))
 	g.Expect(agent.OwnerReferences).To(ConsistOf(HaveField("UID", u.owner.UID)), "it goes with the operator")
 	g.Expect(mps.OwnerReferences).To(BeEmpty(), "MPS clients live on when the operator is uninstalled")
 	for _, o := range []client.Object{

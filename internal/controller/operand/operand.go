@@ -84,21 +84,36 @@ func read(manifests fs.FS, file string) ([]*unstructured.Unstructured, error) {
 // setImages replaces the images of a workload by those of the same name. An image that nobody named is refused: it would
 // be pulled from wherever the nodes look first.
 func setImages(o *unstructured.Unstructured, images map[string]string) error {
-	path := []string{"spec", "template", "spec", "containers"}
-	containers, found, err := unstructured.NestedSlice(o.Object, path...)
-	if err != nil || !found {
-		return err
-	}
-	for i := range containers {
-		container, isMap := containers[i].(map[string]any)
-		if !isMap {
-			return fmt.Errorf("container %d of %s %s is no object", i, o.GetKind(), o.GetName())
+	for _, list := range []string{"initContainers", "containers"} {
+		path := []string{"spec", "template", "spec", list}
+		containers, found, err := unstructured.NestedSlice(o.Object, path...)
+		if err != nil {
+			return fmt.Errorf("reading the %s of %s %s: %w", list, o.GetKind(), o.GetName(), err)
 		}
-		image := images[fmt.Sprint(container["image"])]
-		if image == "" {
-			return fmt.Errorf("nobody named the image %v of %s %s", container["image"], o.GetKind(), o.GetName())
+		if !found {
+			continue
 		}
-		container["image"] = image
+		for _, container := range containers {
+			if err := setImage(container, images); err != nil {
+				return fmt.Errorf("one of the %s of %s %s: %w", list, o.GetKind(), o.GetName(), err)
+			}
+		}
+		if err := unstructured.SetNestedSlice(o.Object, containers, path...); err != nil {
+			return fmt.Errorf("naming the images of %s %s: %w", o.GetKind(), o.GetName(), err)
+		}
 	}
-	return unstructured.SetNestedSlice(o.Object, containers, path...)
+	return nil
+}
+
+func setImage(container any, images map[string]string) error {
+	fields, isObject := container.(map[string]any)
+	if !isObject {
+		return errors.New("is no object")
+	}
+	image := images[fmt.Sprint(fields["image"])]
+	if image == "" {
+		return fmt.Errorf("nobody named the image %v", fields["image"])
+	}
+	fields["image"] = image
+	return nil
 }

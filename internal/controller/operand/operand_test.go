@@ -55,9 +55,9 @@ func TestWhatCannotBeInstalledIsSaid(t *testing.T) {
 	}{
 		"a file that the bundle lacks":       {fstest.MapFS{"owned.yaml": {}}, "reading what is to be installed: open kept.yaml"},
 		"a file that is no YAML":             {manifests("a: [", ""), "reading what is to be installed from owned.yaml"},
-		"an image that the release lacks":    {manifests("", "{kind: DaemonSet, metadata: {name: a}, spec: {template: {spec: {containers: [{image: other}]}}}}"), "nobody named the image other of DaemonSet a"},
-		"a container that is no object":      {manifests("{kind: DaemonSet, metadata: {name: a}, spec: {template: {spec: {containers: [x]}}}}", ""), "container 0 of DaemonSet a is no object"},
-		"containers that are no list at all": {manifests("{kind: DaemonSet, metadata: {name: a}, spec: {template: {spec: {containers: 1}}}}", ""), "containers accessor error"},
+		"an image that the release lacks":    {manifests("", "{kind: DaemonSet, metadata: {name: a}, spec: {template: {spec: {containers: [{image: other}]}}}}"), "one of the containers of DaemonSet a: nobody named the image other"},
+		"a container that is no object":      {manifests("{kind: DaemonSet, metadata: {name: a}, spec: {template: {spec: {containers: [x]}}}}", ""), "one of the containers of DaemonSet a: is no object"},
+		"containers that are no list at all": {manifests("{kind: DaemonSet, metadata: {name: a}, spec: {template: {spec: {containers: 1}}}}", ""), "reading the containers of DaemonSet a: .spec.template.spec.containers accessor error"},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -1,0 +1,67 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package host
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	selinuxFolder  = "/sys/fs/selinux" // there exactly when the kernel runs with SELinux
+	selinuxXattr   = "security.selinux"
+	containerLabel = "system_u:object_r:container_file_t:s0"
+)
+
+// MountSharedMemory makes a folder and mounts a tmpfs of half the machine's memory there, unless a file system is mounted
+// there already. A tmpfs of its own keeps what containers put there from filling /run, which the node needs.
+func MountSharedMemory(folder string) error {
+	if err := os.MkdirAll(folder, 0o755); err != nil {
+		return fmt.Errorf("making the folder of shared memory: %w", err)
+	}
+	mounted, err := isMountPoint(folder)
+	if mounted || err != nil {
+		return err
+	}
+	const flags = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC | unix.MS_RELATIME
+	if err := unix.Mount("shm", folder, "tmpfs", flags, "size=50%,mode=1777"); err != nil {
+		return fmt.Errorf("mounting shared memory on %s: %w", folder, err)
+	}
+	return nil
+}
+
+// isMountPoint says whether a folder is on another file system than the folder above it.
+func isMountPoint(folder string) (bool, error) {
+	var here, above unix.Stat_t
+	if err := unix.Stat(folder, &here); err != nil {
+		return false, fmt.Errorf("looking at %s: %w", folder, err)
+	}
+	if err := unix.Stat(filepath.Dir(folder), &above); err != nil {
+		return false, fmt.Errorf("looking at %s: %w", filepath.Dir(folder), err)
+	}
+	return here.Dev != above.Dev, nil
+}
+
+// LabelForContainers gives a folder, and what is in it, the SELinux type of files that every container may use. What is
+// made there later inherits it. Where the kernel runs without SELinux there is nothing to do.
+func LabelForContainers(folder string) error {
+	if _, err := os.Stat(selinuxFolder); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return filepath.WalkDir(folder, func(path string, _ fs.DirEntry, err error) error {
+		if err != nil {
+			return fmt.Errorf("labelling %s: %w", folder, err)
+		}
+		err = unix.Lsetxattr(path, selinuxXattr, []byte(containerLabel), 0)
+		if err != nil && !errors.Is(err, unix.ENOTSUP) {
+			return fmt.Errorf("labelling %s for containers: %w", path, err)
+		}
+		return nil
+	})
+}

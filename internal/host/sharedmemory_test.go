@@ -1,0 +1,54 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package host_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/onsi/gomega"
+	"golang.org/x/sys/unix"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/host"
+)
+
+func TestSharedMemoryIsMountedOnce(t *testing.T) {
+	g := gomega.NewWithT(t)
+	folder := filepath.Join(t.TempDir(), "mps", "shm")
+	err := host.MountSharedMemory(folder)
+	if errors.Is(err, unix.EPERM) {
+		t.Skip("mounting needs root")
+	}
+	g.Expect(err).NotTo(gomega.HaveOccurred())
+	t.Cleanup(func() { g.Expect(unix.Unmount(folder, 0)).To(gomega.Succeed()) })
+	var stat unix.Statfs_t
+	g.Expect(unix.Statfs(folder, &stat)).To(gomega.Succeed())
+	g.Expect(int64(stat.Type)).To(gomega.Equal(int64(unix.TMPFS_MAGIC)))
+	g.Expect(stat.Flags & unix.ST_NOEXEC).NotTo(gomega.BeZero())
+	info, err := os.Stat(folder)
+	g.Expect(err).NotTo(gomega.HaveOccurred())
+	g.Expect(info.Mode()).To(gomega.Equal(os.ModeDir|os.ModeSticky|0o777), "clients of any user use it")
+
+	kept := filepath.Join(folder, "of-a-client")
+	g.Expect(os.WriteFile(kept, nil, 0o600)).To(gomega.Succeed())
+	g.Expect(host.MountSharedMemory(folder)).To(gomega.Succeed())
+	g.Expect(kept).To(gomega.BeAnExistingFile(), "a restarted pod mounts nothing over what clients use")
+}
+
+func TestLabelForContainers(t *testing.T) {
+	g := gomega.NewWithT(t)
+	folder := t.TempDir()
+	file := filepath.Join(folder, "pipe")
+	g.Expect(os.WriteFile(file, nil, 0o600)).To(gomega.Succeed())
+	g.Expect(host.LabelForContainers(folder)).To(gomega.Succeed())
+	if _, err := os.Stat("/sys/fs/selinux"); err != nil {
+		t.Skip("no SELinux here, so nothing to look at")
+	}
+	label := make([]byte, 64)
+	n, err := unix.Lgetxattr(file, "security.selinux", label)
+	g.Expect(err).NotTo(gomega.HaveOccurred())
+	g.Expect(string(label[:n])).To(gomega.ContainSubstring("container_file_t"))
+}
