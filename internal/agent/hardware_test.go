@@ -60,7 +60,7 @@ func TestReset(t *testing.T) {
 	g.Expect(reset(t.Context(), "0000:07:00.0")).To(gomega.Succeed())
 	g.Expect(runner.Lines()).To(gomega.Equal([]string{"nvidia-smi --gpu-reset -i 0000:07:00.0"}))
 	g.Expect(runner.Commands()[0].Path).To(gomega.Equal("/run/nvidia/driver/usr/bin/nvidia-smi"))
-	g.Expect(runner.Commands()[0].Env).To(gomega.ContainElement(gomega.HavePrefix("LD_LIBRARY_PATH=/run/nvidia/driver/")))
+	g.Expect(runner.Commands()[0].Env).To(gomega.ContainElement(gomega.MatchRegexp("^LD_LIBRARY_PATH=.*:/run/nvidia/driver/usr/lib64:")))
 
 	result = errors.New("exit status 255: GPU 00000000:07:00.0: In use by another client")
 	g.Expect(reset(t.Context(), "0000:07:00.0")).To(gomega.MatchError(

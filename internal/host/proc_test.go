@@ -120,7 +120,7 @@ func TestDriverRoot(t *testing.T) {
 	container := host.DriverRoot("/run/nvidia/driver")
 	g.Expect(container.Program("nvidia-smi")).To(gomega.Equal("/run/nvidia/driver/usr/bin/nvidia-smi"))
 	g.Expect(container.Env()).To(gomega.ConsistOf(
-		gomega.ContainSubstring("LD_LIBRARY_PATH=/run/nvidia/driver/usr/lib64:/run/nvidia/driver/usr/lib/x86_64-linux-gnu:"),
+		gomega.MatchRegexp("^LD_LIBRARY_PATH=/lib64:.*:/run/nvidia/driver/usr/lib64:/run/nvidia/driver/usr/lib/x86_64-linux-gnu:"),
 		gomega.HavePrefix("PATH=/run/nvidia/driver/usr/bin:"),
 	))
 }
