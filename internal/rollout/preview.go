@@ -14,7 +14,7 @@ import (
 
 // User is a pod, or a process outside pods, that uses what a change needs to be idle.
 type User struct {
-	// Name says who: "pod team/train", "process 4711 (python), which runs outside pods and has to be ended there".
+	// Name says who: "pod team/train", "process 4711 (python)".
 	Name string
 	// Uses says what of the node: "GPU 1", "GPU 0, instance 2g.10gb at 2:2".
 	Uses string
@@ -26,7 +26,7 @@ type User struct {
 func (v *view) users() []User {
 	users := make([]User, 0, len(v.blockers))
 	for _, b := range v.blockers {
-		users = append(users, User{Name: v.nameOf(b), Uses: v.placeOf(b), Fate: v.fateOf(b)})
+		users = append(users, User{Name: v.userOf(b), Uses: v.placeOf(b), Fate: v.fateOf(b)})
 	}
 	slices.SortFunc(users, func(a, b User) int {
 		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Uses, b.Uses))
@@ -34,12 +34,20 @@ func (v *view) users() []User {
 	return slices.Compact(users)
 }
 
+// userOf is nameOf without what is to be done about a process.
+func (v *view) userOf(b plan.Blocker) string {
+	if v.podOf(b) == nil && b.Holder == nil {
+		return fmt.Sprintf("process %d (%s)", b.Process.PID, b.Process.Name)
+	}
+	return v.nameOf(b)
+}
+
 // fateOf says what becomes of a blocker. It follows what evictions does.
 func (v *view) fateOf(b plan.Blocker) string {
 	p := v.podOf(b)
 	switch {
 	case p == nil && b.Holder == nil && b.Process.PodUID == "":
-		return "is waited for; nobody ends it for you"
+		return "is waited for; it runs outside pods, so end it on the node"
 	case p != nil && p.Terminating:
 		return "is ending already"
 	}

@@ -1,0 +1,135 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	clocktesting "k8s.io/utils/clock/testing"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/test/env"
+)
+
+// TestOnAnAPIServer runs the commands against a real API server, on whose side validation, defaults and dry run are.
+func TestOnAnAPIServer(t *testing.T) {
+	g := NewWithT(t)
+	cluster := env.Start(t)
+	n := node(t, "a", sim.A100, sim.T4)
+	hold(&n, "train", 0, nil)
+	populate(t, cluster.Client, n)
+	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
+	data, err := env.Kubeconfig(cluster.Config)
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(os.WriteFile(kubeconfig, data, 0o600)).To(Succeed())
+	run := func(policy string, args ...string) (string, error) {
+		var out strings.Builder
+		p := &Program{In: strings.NewReader(policy), Out: &out, Clock: clocktesting.NewFakePassiveClock(now), Width: 100}
+		err := p.Run(t.Context(), append(args, "--kubeconfig", kubeconfig))
+		return out.String(), err
+	}
+	t.Run("plan of a new policy creates nothing", func(t *testing.T) {
+		g := NewWithT(t)
+		out, err := run(research, "plan", "-f", "-")
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(out).To(And(
+			ContainSubstring("POLICY research (new): selects 1 node\n"),
+			ContainSubstring("\nNODE a\n  advertised   nvidia.com/gpu: 2\n  afterwards   nvidia.com/gpu: 1, nvidia.com/mig-2g.10gb: 3\n"),
+			ContainSubstring("  steps        GPU 0 (NVIDIA-A100-SXM4-40GB): enable MIG mode\n"),
+			ContainSubstring("  in the way   pod team/train uses GPU 0: is waited for, up to 10m0s (rollout.eviction)\n"),
+		))
+		all := &v1alpha1.GPUSharingPolicyList{}
+		g.Expect(cluster.Client.List(t.Context(), all)).To(Succeed())
+		g.Expect(all.Items).To(BeEmpty())
+	})
+	t.Run("plan tells what the API server refuses", func(t *testing.T) {
+		for name, test := range map[string]struct{ policy, says string }{
+			"a value":           {strings.Replace(research, "count: 3", "count: 9", 1), "should be less than or equal to 7"},
+			"a misspelled name": {strings.Replace(research, "gpuSelector", "gpuSelektor", 1), `unknown field "spec.gpuSelektor"`},
+			"a missing spec":    {"{apiVersion: gpusharing.io/v1alpha1, kind: GPUSharingPolicy, metadata: {name: x}}", "spec: Required value"},
+		} {
+			t.Run(name, func(t *testing.T) {
+				_, err := run(test.policy, "plan", "-f", "-")
+				NewWithT(t).Expect(err).To(MatchError(And(HavePrefix("policy "), ContainSubstring(test.says))))
+			})
+		}
+	})
+	t.Run("plan of a change replaces the spec and changes nothing", func(t *testing.T) {
+		g := NewWithT(t)
+		present := policy(t, "research", slicing)
+		present.Spec.NodeSelector = &v1alpha1.NodeSelector{MatchLabels: map[string]string{"pool": "none"}}
+		present.ResourceVersion = ""
+		g.Expect(cluster.Client.Create(t.Context(), &present)).To(Succeed())
+		out, err := run(research, "plan", "-f", "-")
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(out).To(ContainSubstring("POLICY research (changed): selects 1 node\n"))
+		g.Expect(out).To(ContainSubstring("nvidia.com/mig-2g.10gb: 3"))
+		_, err = run(strings.Replace(research, "gpuSelector", "gpuSelektor", 1), "plan", "-f", "-")
+		g.Expect(err).To(MatchError(ContainSubstring(`unknown field "spec.gpuSelektor"`)))
+		after := &v1alpha1.GPUSharingPolicy{}
+		g.Expect(cluster.Client.Get(t.Context(), client.ObjectKeyFromObject(&present), after)).To(Succeed())
+		g.Expect(after.Spec).To(Equal(present.Spec))
+	})
+	t.Run("status shows nodes, and knows those that are none", func(t *testing.T) {
+		g := NewWithT(t)
+		out, err := run("", "status", "a")
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(out).To(And(ContainSubstring("NODE a   no policy   Ready\n"), ContainSubstring("|team/train")))
+		_, err = run("", "status", "b")
+		g.Expect(err).To(MatchError("\"b\" is no node with GPUs; `kubectl get gpunodes` lists those that are"))
+	})
+}
+
+const research = `
+apiVersion: gpusharing.io/v1alpha1
+kind: GPUSharingPolicy
+metadata: {name: research}
+spec:
+  gpuSelector: {products: ["NVIDIA-A100-*"]}
+  sharing: {strategy: MIG, mig: {layouts: [{instances: [{profile: 2g.10gb, count: 3}]}]}}
+`
+
+// populate creates a node with its GPUNode, its agent and the pods on it.
+func populate(t *testing.T, c client.Client, n rollout.Node) {
+	t.Helper()
+	g := NewWithT(t)
+	object := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.Name, Labels: n.Labels}}
+	g.Expect(c.Create(t.Context(), object)).To(Succeed())
+	object.Status.Allocatable = corev1.ResourceList{"cpu": resource.MustParse("8")}
+	for name, count := range n.Allocatable {
+		object.Status.Allocatable[corev1.ResourceName(name)] = *resource.NewQuantity(count, resource.DecimalSI)
+	}
+	object.Status.Capacity = object.Status.Allocatable
+	g.Expect(c.Status().Update(t.Context(), object)).To(Succeed())
+	gpuNode := &v1alpha1.GPUNode{ObjectMeta: metav1.ObjectMeta{Name: n.Name}}
+	g.Expect(c.Create(t.Context(), gpuNode)).To(Succeed())
+	gpuNode.Status = n.GPU.Status
+	g.Expect(c.Status().Update(t.Context(), gpuNode)).To(Succeed())
+	for _, namespace := range []string{"team", "gpu-sharing-operator"} {
+		g.Expect(c.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}})).To(Succeed())
+	}
+	pod := func(namespace, name string, labels map[string]string) {
+		p := &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, Labels: labels},
+			Spec:       corev1.PodSpec{NodeName: n.Name, Containers: []corev1.Container{{Name: "main", Image: "example.invalid/x"}}},
+		}
+		g.Expect(c.Create(t.Context(), p)).To(Succeed())
+		p.Status = corev1.PodStatus{Phase: corev1.PodRunning, Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}}
+		g.Expect(c.Status().Update(t.Context(), p)).To(Succeed())
+	}
+	for _, p := range n.Pods {
+		pod(p.Namespace, p.Name, nil)
+	}
+	pod("gpu-sharing-operator", "agent", map[string]string{"app.kubernetes.io/name": "gpu-sharing-agent"})
+}

@@ -1,0 +1,96 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package cli is the kubectl plugin `kubectl gpusharing`. It asks the API server for what is there, decides with the same
+// pure packages as the controller, and prints; it changes nothing. What it prints is plain text: pure functions over
+// values, of which each line fits into the terminal and is not broken where there is none.
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/spf13/pflag"
+	"k8s.io/utils/clock"
+)
+
+// Program is the plugin, with what it needs of its surroundings.
+type Program struct {
+	In  io.Reader
+	Out io.Writer
+	// Clock tells the time, from which what has run out is told.
+	Clock clock.PassiveClock
+	// Width is the number of columns of the terminal; 0: the output goes elsewhere, and lines of text are not broken.
+	Width int
+	// Version of the plugin.
+	Version string
+}
+
+const usage = `kubectl gpusharing shows how the GPUs of a cluster are shared, and what a policy would change. It changes nothing.
+
+Usage:
+  kubectl gpusharing status [NODE...]          the GPUs of the nodes as a picture, and why something is not ready
+  kubectl gpusharing plan -f POLICY.yaml       what a policy would do to each node, without creating it; -f - reads stdin
+  kubectl gpusharing version                   the version of this program
+  kubectl gpusharing help                      this text
+
+Flags:
+`
+
+// Run carries out one command. An error says what to do about it.
+func (p *Program) Run(ctx context.Context, args []string) error {
+	f := newFlags()
+	if err := f.set.Parse(args); err != nil {
+		return hint(err)
+	}
+	rest := f.set.Args()
+	if len(rest) == 0 || f.help {
+		rest = []string{"help"}
+	}
+	switch command, rest := rest[0], rest[1:]; command {
+	case "status":
+		return p.status(ctx, f, rest)
+	case "plan":
+		return p.plan(ctx, f, rest)
+	case "version":
+		return p.write("kubectl-gpusharing " + p.Version + "\n")
+	case "help":
+		return p.write(usage + f.set.FlagUsages())
+	default:
+		return hint(fmt.Errorf("unknown command %q", command))
+	}
+}
+
+func hint(err error) error {
+	return fmt.Errorf("%w; `kubectl gpusharing help` lists commands and flags", err)
+}
+
+func (p *Program) write(text string) error {
+	if _, err := io.WriteString(p.Out, text); err != nil {
+		return fmt.Errorf("writing the result: %w", err)
+	}
+	return nil
+}
+
+// flags are those of all commands.
+type flags struct {
+	set                 *pflag.FlagSet
+	help                bool
+	kubeconfig, context string
+	files               []string
+}
+
+func newFlags() *flags {
+	f := &flags{set: pflag.NewFlagSet("gpusharing", pflag.ContinueOnError)}
+	f.set.SortFlags = false
+	f.set.Usage = func() {}
+	f.set.StringSliceVarP(&f.files, "filename", "f", nil, "of plan: file with one or several policies")
+	f.set.StringVar(&f.context, "context", "", "context of the kubeconfig to use; default: the current one")
+	f.set.StringVar(&f.kubeconfig, "kubeconfig", "", "kubeconfig to use; default: the environment variable KUBECONFIG, then ~/.kube/config")
+	f.set.BoolVarP(&f.help, "help", "h", false, "show the help")
+	return f
+}
+
+var errNoFile = errors.New("plan needs a policy: -f POLICY.yaml, or -f - for stdin")

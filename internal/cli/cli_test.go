@@ -1,0 +1,324 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	. "github.com/onsi/gomega"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
+	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+)
+
+var update = flag.Bool("update", false, "write the golden files anew")
+
+// node is a node of the GPU Operator whose agent reports these GPUs.
+func node(tb testing.TB, name string, models ...sim.Model) rollout.Node {
+	tb.Helper()
+	simulated, err := sim.NewNode(name, models...)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return nodeWith(tb, name, sim.On(simulated))
+}
+
+func nodeWith(tb testing.TB, name string, hardware *sim.Hardware) rollout.Node {
+	tb.Helper()
+	n := rollout.Node{
+		Name: name, AgentReady: true, Allocatable: map[string]int64{},
+		Labels: map[string]string{deployPlugin: "true", "pool": name},
+	}
+	n.GPU.Name = name
+	n.GPU.Status = statusOf(tb, hardware)
+	for _, d := range n.GPU.Status.Devices {
+		if d.Sharing.MIGMode == v1alpha1.MIGModeDisabled {
+			n.Allocatable["nvidia.com/gpu"]++
+		}
+		for _, i := range d.Instances {
+			n.Allocatable["nvidia.com/mig-"+i.Profile]++
+		}
+	}
+	return n
+}
+
+// statusOf is what an agent reports of GPUs.
+func statusOf(tb testing.TB, hardware *sim.Hardware) v1alpha1.GPUNodeStatus {
+	tb.Helper()
+	inventory, err := hardware.Observe(tb.Context())
+	if err != nil {
+		tb.Fatal(err)
+	}
+	s := v1alpha1.GPUNodeStatus{Conditions: []metav1.Condition{{
+		Type: v1alpha1.ConditionReady, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonReady, Message: "as wished",
+		LastTransitionTime: metav1.NewTime(now),
+	}}}
+	for _, d := range inventory.Devices {
+		s.Devices = append(s.Devices, deviceStatus(d))
+	}
+	return s
+}
+
+func deviceStatus(d gpu.Device) v1alpha1.DeviceStatus {
+	s := v1alpha1.DeviceStatus{
+		UUID: d.UUID, Index: int32(d.Index), Product: gpu.ProductLabel(d.Product), MemoryMiB: d.MemoryMiB,
+		ComputeCapability: d.ComputeCapability.String(), MIGCapable: d.MIGCapable, Sharing: plan.Observed(d),
+		ComputeMode: v1alpha1.ComputeModeDefault,
+	}
+	for _, i := range d.State.Instances {
+		s.Instances = append(s.Instances, v1alpha1.InstanceStatus{
+			ID: int32(i.ID), Profile: i.Profile, Start: int32(i.Placement.Start), Size: int32(i.Placement.Size), UUID: i.UUID,
+		})
+	}
+	for _, p := range d.Profiles {
+		profile := v1alpha1.ProfileStatus{
+			Name: p.Name, ID: int32(p.ID), Slices: int32(p.Slices), MemoryMiB: p.MemoryMiB, Max: int32(p.Max), Size: int32(p.Size),
+		}
+		for _, start := range p.Starts {
+			profile.Starts = append(profile.Starts, int32(start))
+		}
+		s.Profiles = append(s.Profiles, profile)
+	}
+	return s
+}
+
+// hold lets a pod hold a GPU, or an instance of it.
+func hold(n *rollout.Node, pod string, index int, instance *int32) {
+	n.Pods = append(n.Pods, rollout.Pod{Namespace: "team", Name: pod, UID: "uid-" + pod, GPU: true, Controller: "ReplicaSet"})
+	d := &n.GPU.Status.Devices[index]
+	d.Holders = append(d.Holders, v1alpha1.HolderStatus{Namespace: "team", Pod: pod, Container: "main", Instance: instance})
+}
+
+// policy is a policy as the API server completes it.
+func policy(tb testing.TB, name, spec string) v1alpha1.GPUSharingPolicy {
+	tb.Helper()
+	p := v1alpha1.GPUSharingPolicy{ObjectMeta: metav1.ObjectMeta{Name: name, Generation: 1, CreationTimestamp: metav1.NewTime(now)}}
+	if err := yaml.UnmarshalStrict([]byte(spec), &p.Spec); err != nil {
+		tb.Fatalf("the test's own YAML: %v", err)
+	}
+	return p
+}
+
+var now = time.Unix(1_800_000_000, 0)
+
+const (
+	toMIG   = `{sharing: {strategy: MIG, mig: {layouts: [{instances: [{profile: 2g.10gb, count: 3}]}]}}, rollout: {eviction: {mode: %s}}}`
+	slicing = `{sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 4}}}`
+)
+
+func world(nodes ...rollout.Node) rollout.World {
+	w := rollout.World{Now: now, Nodes: nodes}
+	w.Wiring = wiringOf(&w)
+	return w
+}
+
+// TestPreviews compares what plan prints with testdata/plan-*.golden.
+func TestPreviews(t *testing.T) {
+	for name, situation := range map[string]func(*testing.T) (rollout.World, v1alpha1.GPUSharingPolicy){
+		"a MIG layout evicts": func(t *testing.T) (rollout.World, v1alpha1.GPUSharingPolicy) {
+			a, b, c := node(t, "a", sim.A100, sim.A100), node(t, "b", sim.A100), node(t, "t", sim.T4)
+			hold(&a, "train", 1, nil)
+			hold(&a, "daemon", 0, nil)
+			a.Pods[1].Controller = "DaemonSet"
+			b.GPU.Status.Devices[0].Processes = []v1alpha1.ProcessStatus{{PID: 4711, Name: "python"}}
+			return world(a, b, c), policy(t, "research", fmt.Sprintf(toMIG, "Evict"))
+		},
+		"time-slicing disturbs nobody": func(t *testing.T) (rollout.World, v1alpha1.GPUSharingPolicy) {
+			a := node(t, "a", sim.T4, sim.T4)
+			hold(&a, "train", 1, nil)
+			return world(a), policy(t, "cheap", slicing)
+		},
+		"another policy loses a node": func(t *testing.T) (rollout.World, v1alpha1.GPUSharingPolicy) {
+			w := world(node(t, "a", sim.A100), node(t, "b", sim.A100))
+			w.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "everywhere", slicing)}
+			p := policy(t, "research", fmt.Sprintf(toMIG, "WaitForIdle"))
+			p.Spec.Priority, p.Spec.NodeSelector = 1, &v1alpha1.NodeSelector{MatchLabels: map[string]string{"pool": "b"}}
+			return w, p
+		},
+		"a selector that leaves a node out": func(t *testing.T) (rollout.World, v1alpha1.GPUSharingPolicy) {
+			w := world(node(t, "a", sim.T4), node(t, "b", sim.T4))
+			w.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "cheap", slicing)}
+			d := rollout.Decide(w)
+			for i := range w.Nodes {
+				w.Nodes[i].Labels[v1alpha1.LabelConfig] = d.Nodes[i].Key
+				w.Nodes[i].GPU.Spec = v1alpha1.GPUNodeSpec{Policy: "cheap", Baseline: &v1alpha1.Baseline{}}
+			}
+			p := policy(t, "cheap", slicing)
+			p.Spec.NodeSelector = &v1alpha1.NodeSelector{MatchLabels: map[string]string{"pool": "b"}}
+			return w, p
+		},
+		"nothing to configure": func(t *testing.T) (rollout.World, v1alpha1.GPUSharingPolicy) {
+			w := world(node(t, "a", sim.T4))
+			w.Wiring = rollout.Wiring{Reason: v1alpha1.ReasonNoDevicePlugin, Message: "there is no ClusterPolicy; install the GPU Operator"}
+			return w, policy(t, "cheap", slicing)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w, p := situation(t)
+			compare(t, "plan "+name, func(shown *text) { shown.plan(w, []v1alpha1.GPUSharingPolicy{p}) })
+		})
+	}
+}
+
+// TestStatuses compares what status prints with testdata/status-*.golden.
+func TestStatuses(t *testing.T) {
+	for name, situation := range map[string]func(*testing.T) (w rollout.World, only []string){
+		"nothing there": func(*testing.T) (rollout.World, []string) { return world(), nil },
+		"instances and their holders": func(t *testing.T) (rollout.World, []string) {
+			a := partitioned(t)
+			a.GPU.Spec.Policy = "research"
+			of := func(i int) *int32 { return &a.GPU.Status.Devices[0].Instances[i].ID }
+			hold(&a, "train-with-a-long-name-0", 0, of(0))
+			hold(&a, "web", 0, of(1))
+			a.GPU.Status.Devices[0].Processes = []v1alpha1.ProcessStatus{
+				{PID: 7, Name: "python", PodUID: "uid-web", Instance: of(1)}, {PID: 8, Name: "bench", Instance: of(2)},
+			}
+			return world(a), []string{"a"}
+		},
+		"why policies and nodes are not ready": func(t *testing.T) (rollout.World, []string) {
+			w := world(node(t, "a", sim.A100, sim.A100), node(t, "t", sim.T4), node(t, "u", sim.T4))
+			hold(&w.Nodes[0], "train", 1, nil)
+			w.Nodes[2].AgentReady = false
+			w.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "research", fmt.Sprintf(toMIG, "Never"))}
+			w.Policies[0].Status = rollout.Decide(w).Policies["research"]
+			return w, nil
+		},
+		"a GPU shared by MPS": func(t *testing.T) (rollout.World, []string) {
+			a := node(t, "a", sim.H100)
+			a.Allocatable = map[string]int64{"nvidia.com/gpu.shared": 10}
+			a.GPU.Status.Devices[0].Sharing.MPS = &v1alpha1.MPSDaemon{
+				Resource: "nvidia.com/gpu.shared", Owner: v1alpha1.MPSDaemonOwnerGPUSharing, ActiveThreadPercentage: 10, PinnedMemoryLimitMiB: 8155,
+			}
+			for i := range 9 {
+				hold(&a, fmt.Sprintf("inference-%d", i), 0, nil)
+			}
+			return world(a), nil
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w, only := situation(t)
+			compare(t, "status "+name, func(shown *text) { shown.status(w, only) })
+		})
+	}
+}
+
+// partitioned is a node with an A100 in MIG mode.
+func partitioned(t *testing.T) rollout.Node {
+	t.Helper()
+	g := NewWithT(t)
+	simulated, err := sim.NewNode("a", sim.A100)
+	g.Expect(err).NotTo(HaveOccurred())
+	hardware, uuid := sim.On(simulated), simulated.GPUs[0].UUID
+	_ = hardware.SetMIG(t.Context(), uuid, true) // says that it needs a reset
+	g.Expect(hardware.Reset(t.Context(), uuid)).To(Succeed())
+	for profile, at := range map[string]gpu.Placement{
+		"3g.20gb": {Start: 4, Size: 4}, "2g.10gb": {Start: 0, Size: 2}, "1g.5gb": {Start: 2, Size: 1},
+	} {
+		g.Expect(hardware.CreateInstance(t.Context(), uuid, profile, at)).To(Succeed())
+	}
+	return nodeWith(t, "a", hardware)
+}
+
+// compare compares with a golden file what is printed without a terminal, and looks whether all fits into one.
+func compare(t *testing.T, name string, print func(*text)) {
+	t.Helper()
+	g := NewWithT(t)
+	shown := &text{}
+	print(shown)
+	file := filepath.Join("testdata", strings.ReplaceAll(name, " ", "-")+".golden")
+	if *update {
+		g.Expect(os.WriteFile(file, []byte(shown.String()), 0o644)).To(Succeed())
+	}
+	want, err := os.ReadFile(file)
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(shown.String()).To(Equal(string(want)), "go test -update writes the golden files anew")
+	for _, width := range []int{60, 80, 132} {
+		narrow := &text{width: width}
+		print(narrow)
+		g.Expect(words(narrow.String())).To(ContainElements(words(shown.String())), "no word is lost")
+		for line := range strings.Lines(narrow.String()) {
+			line = strings.TrimRight(line, "\n")
+			g.Expect(utf8.RuneCountInString(line)).To(Or(BeNumerically("<=", width), BeNumerically("<=", longest(line)+15)), line)
+			g.Expect(line).To(Equal(strings.TrimRight(line, " ")), "no space at the end")
+		}
+	}
+}
+
+// words are those of a text, apart from pictures.
+func words(s string) []string {
+	var kept []string
+	for line := range strings.Lines(s) {
+		if !strings.Contains(line, "|") {
+			kept = append(kept, strings.Fields(line)...)
+		}
+	}
+	return slices.DeleteFunc(kept, func(word string) bool { return strings.HasSuffix(word, "~") })
+}
+
+// longest is the length of the longest word of a line, which is not broken.
+func longest(line string) int {
+	most := 0
+	for _, word := range strings.Fields(line) {
+		most = max(most, utf8.RuneCountInString(word))
+	}
+	return most
+}
+
+func TestFilesThatHoldNoPolicy(t *testing.T) {
+	for name, test := range map[string]struct{ data, says string }{
+		"empty":             {"---\n", "it holds no GPUSharingPolicy"},
+		"another kind":      {"{apiVersion: v1, kind: ConfigMap, metadata: {name: x}}", "it holds a \"ConfigMap\" of \"v1\", but plan takes policies only"},
+		"without a name":    {"{apiVersion: gpusharing.io/v1alpha1, kind: GPUSharingPolicy}", "a policy has no metadata.name"},
+		"not even YAML":     {"a: b: c", "mapping values are not allowed"},
+		"one good, one bad": {"{apiVersion: gpusharing.io/v1alpha1, kind: GPUSharingPolicy, metadata: {name: x}}\n---\n{kind: Pod}", "it holds a \"Pod\""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := parse([]byte(test.data))
+			NewWithT(t).Expect(err).To(MatchError(ContainSubstring(test.says)))
+		})
+	}
+}
+
+func TestCommands(t *testing.T) {
+	for name, test := range map[string]struct {
+		args       []string
+		says, errs string
+	}{
+		"version":             {args: []string{"version"}, says: "kubectl-gpusharing v1.2.3\n"},
+		"nothing":             {says: "kubectl gpusharing status [NODE...]"},
+		"help":                {args: []string{"help"}, says: "--kubeconfig"},
+		"the flag for help":   {args: []string{"plan", "-h"}, says: "--filename"},
+		"an unknown command":  {args: []string{"apply"}, errs: `unknown command "apply"; ` + "`kubectl gpusharing help` lists"},
+		"an unknown flag":     {args: []string{"status", "--all"}, errs: "unknown flag: --all; `kubectl gpusharing help` lists"},
+		"plan without a file": {args: []string{"plan"}, errs: "plan needs a policy: -f POLICY.yaml"},
+		"no such file":        {args: []string{"plan", "-f", "/no/such/file"}, errs: "reading a policy: open /no/such/file"},
+		"no such kubeconfig":  {args: []string{"status", "--kubeconfig", "/no/such/file"}, errs: "name it with --kubeconfig and --context"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			var out strings.Builder
+			err := (&Program{Out: &out, Version: "v1.2.3"}).Run(t.Context(), test.args)
+			if test.errs != "" {
+				g.Expect(err).To(MatchError(ContainSubstring(test.errs)))
+				g.Expect(out.String()).To(BeEmpty())
+				return
+			}
+			g.Expect(err).NotTo(HaveOccurred())
+			g.Expect(out.String()).To(ContainSubstring(test.says))
+		})
+	}
+}

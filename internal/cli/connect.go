@@ -1,0 +1,66 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"fmt"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/tools/clientcmd"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+)
+
+// connect makes a client of the cluster that the flags name.
+func connect(f *flags) (client.Client, error) {
+	rules := clientcmd.NewDefaultClientConfigLoadingRules()
+	rules.ExplicitPath = f.kubeconfig
+	overrides := &clientcmd.ConfigOverrides{CurrentContext: f.context}
+	config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, overrides).ClientConfig()
+	if err != nil {
+		return nil, fmt.Errorf("finding the cluster: %w; name it with --kubeconfig and --context", err)
+	}
+	config.UserAgent = "kubectl-gpusharing"
+	scheme, err := newScheme()
+	if err != nil {
+		return nil, err
+	}
+	c, err := client.New(config, client.Options{Scheme: scheme})
+	if err != nil {
+		return nil, fmt.Errorf("connecting to %s: %w", config.Host, err)
+	}
+	return client.WithFieldValidation(c, metav1.FieldValidationStrict), nil
+}
+
+func newScheme() (*runtime.Scheme, error) {
+	scheme := runtime.NewScheme()
+	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, appsv1.AddToScheme, v1alpha1.AddToScheme} {
+		if err := add(scheme); err != nil {
+			return nil, fmt.Errorf("registering the API: %w", err)
+		}
+	}
+	return scheme, nil
+}
+
+// advise adds to an error of the API server what to do about it.
+func advise(err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case meta.IsNoMatchError(err):
+		return fmt.Errorf("%w; install the GPU Sharing Operator in this cluster, or choose another with --context", err)
+	case apierrors.IsForbidden(err):
+		return fmt.Errorf("%w; ask for the right to list gpusharingpolicies, gpunodes, nodes and pods, and for plan to create and patch "+
+			"gpusharingpolicies (it does so as a dry run only)", err)
+	case apierrors.IsUnauthorized(err):
+		return fmt.Errorf("%w; log in to the cluster anew", err)
+	}
+	return err
+}

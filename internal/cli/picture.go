@@ -1,0 +1,157 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+)
+
+const (
+	// usualWidth is the width of a picture where there is no terminal.
+	usualWidth = 100
+	// The columns of one memory slice: enough for a name, not so many that a GPU looks like a motorway.
+	minSlice, maxSlice = 3, 12
+	// wholeGPU names the one block of a GPU without instances.
+	wholeGPU = "whole GPU"
+	// wholeSlices is how wide a GPU is drawn that has no slices.
+	wholeSlices = 8
+	// pictureIndent is how far a picture is indented.
+	pictureIndent = 4
+)
+
+// block is a part of a GPU with who holds it.
+type block struct {
+	start, size int
+	name        string // what it is: a profile; empty: nothing is there
+	users       []string
+}
+
+// picture draws each GPU of a node: a row with its instances to the scale of their memory slices, below it who holds
+// them, and the names that did not fit.
+func (t *text) picture(n *rollout.Node) {
+	pods := podsByUID(n)
+	for _, d := range plan.Devices(n.GPU.Status.Devices) {
+		t.row(2, "", heading(d))
+		total, blocks := blocksOf(d, pods)
+		t.draw(total, blocks)
+	}
+}
+
+// heading says what a GPU is and how it is shared.
+func heading(d gpu.Device) string {
+	parts := []string{fmt.Sprintf("GPU %d", d.Index), d.Product}
+	if d.MemoryMiB > 0 {
+		const mibPerGiB = 1024
+		parts = append(parts, fmt.Sprintf("%.0f GiB", float64(d.MemoryMiB)/mibPerGiB))
+	}
+	switch m := d.State.MPS; {
+	case d.State.MIG:
+		parts = append(parts, "MIG")
+	case m != nil && m.External:
+		parts = append(parts, "MPS by NVIDIA's daemon set")
+	case m != nil:
+		parts = append(parts, fmt.Sprintf("MPS, %d%% of the threads and %d MiB for each client", m.ActiveThreadPercentage, m.PinnedMemoryLimitMiB))
+	case d.Virtual:
+		parts = append(parts, "virtual")
+	}
+	if d.PendingMIG != d.State.MIG {
+		parts = append(parts, "MIG mode changes at the next reset")
+	}
+	return strings.Join(parts, "   ")
+}
+
+// blocksOf divides a GPU into its instances and the room between them.
+func blocksOf(d gpu.Device, pods map[string]string) (total int, blocks []block) {
+	if !d.State.MIG {
+		return wholeSlices, []block{{size: wholeSlices, name: wholeGPU, users: usersOf(d, gpu.WholeGPU, pods)}}
+	}
+	total = max(d.MemorySlices(), 1)
+	for _, i := range d.State.Instances {
+		total = max(total, i.Placement.Start+i.Placement.Size)
+	}
+	instances := slices.SortedFunc(slices.Values(d.State.Instances), func(a, b gpu.Instance) int {
+		return cmp.Compare(a.Placement.Start, b.Placement.Start)
+	})
+	at := 0
+	for _, i := range instances {
+		if i.Placement.Start > at {
+			blocks = append(blocks, block{start: at, size: i.Placement.Start - at})
+		}
+		b := block{start: i.Placement.Start, size: i.Placement.Size, name: i.Profile, users: usersOf(d, i.ID, pods)}
+		if i.Partial {
+			b.name += " incomplete"
+		}
+		blocks, at = append(blocks, b), i.Placement.Start+i.Placement.Size
+	}
+	if at < total {
+		blocks = append(blocks, block{start: at, size: total - at})
+	}
+	return total, blocks
+}
+
+// usersOf are those who hold a GPU or an instance, each once: pods to which it is allocated, and processes.
+func usersOf(d gpu.Device, instance int, pods map[string]string) []string {
+	var users []string
+	for _, h := range d.Holders {
+		if h.Instance == instance {
+			users = append(users, h.Namespace+"/"+h.Pod)
+		}
+	}
+	for _, process := range d.Processes {
+		if process.Instance == instance && !process.MPSServer {
+			users = append(users, userName(process, pods))
+		}
+	}
+	slices.Sort(users)
+	return slices.Compact(users)
+}
+
+// draw draws blocks to scale, and lists below the users whose names did not fit.
+func (t *text) draw(total int, blocks []block) {
+	width := t.width
+	if width == 0 {
+		width = usualWidth
+	}
+	slice := min(max((width-pictureIndent-1)/total, minSlice), maxSlice)
+	var above, below strings.Builder
+	var more []block
+	for _, b := range blocks {
+		room := b.size*slice - 1
+		name, users := b.name, strings.Join(b.users, ", ")
+		switch {
+		case name == "":
+			name, users = strings.Repeat(".", room), strings.Repeat(".", room)
+		case users == "":
+			users = "free"
+		case utf8.RuneCountInString(users) > room:
+			more = append(more, b)
+			if len(b.users) > 1 {
+				users = count(len(b.users), "user")
+			}
+		}
+		above.WriteString("|" + fit(name, room))
+		below.WriteString("|" + fit(users, room))
+	}
+	indent := strings.Repeat(" ", pictureIndent)
+	t.WriteString(indent + above.String() + "|\n" + indent + below.String() + "|\n")
+	for _, b := range more {
+		t.row(pictureIndent, "", fmt.Sprintf("%s: %s", b.place(), strings.Join(b.users, ", ")))
+	}
+}
+
+// place says which part of the GPU a block is.
+func (b block) place() string {
+	if b.name == wholeGPU {
+		return b.name
+	}
+	return fmt.Sprintf("%s at %d:%d", b.name, b.start, b.size)
+}

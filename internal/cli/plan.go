@@ -1,0 +1,166 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/yaml"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+)
+
+// plan prints what policies would do. The API server checks and completes them in a dry run; then the same decision is
+// made as the controller will make, with them and without.
+func (p *Program) plan(ctx context.Context, f *flags, rest []string) error {
+	if len(rest) > 0 || len(f.files) == 0 {
+		return hint(errNoFile)
+	}
+	wished, err := p.policies(f.files)
+	if err != nil {
+		return err
+	}
+	c, err := connect(f)
+	if err != nil {
+		return err
+	}
+	admitted := make([]v1alpha1.GPUSharingPolicy, 0, len(wished))
+	for _, u := range wished {
+		policy, err := admit(ctx, c, u)
+		if err != nil {
+			return advise(fmt.Errorf("policy %s: %w", u.GetName(), err))
+		}
+		admitted = append(admitted, *policy)
+	}
+	w, err := p.read(ctx, c)
+	if err != nil {
+		return advise(err)
+	}
+	preview := text{width: p.Width}
+	preview.plan(w, admitted)
+	return p.write(preview.String())
+}
+
+// policies reads the policies of files.
+func (p *Program) policies(files []string) ([]*unstructured.Unstructured, error) {
+	var all []*unstructured.Unstructured
+	for _, file := range files {
+		data, err := p.open(file)
+		if err != nil {
+			return nil, fmt.Errorf("reading a policy: %w", err)
+		}
+		found, err := parse(data)
+		if err != nil {
+			return nil, fmt.Errorf("reading %s: %w", file, err)
+		}
+		all = append(all, found...)
+	}
+	return all, nil
+}
+
+func (p *Program) open(file string) ([]byte, error) {
+	if file == "-" {
+		return io.ReadAll(p.In)
+	}
+	return os.ReadFile(file)
+}
+
+// parse finds the policies in YAML or JSON.
+func parse(data []byte) ([]*unstructured.Unstructured, error) {
+	const lookAhead = 4096 // characters that tell YAML from JSON
+	decoder := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(data), lookAhead)
+	var found []*unstructured.Unstructured
+	for {
+		u := &unstructured.Unstructured{}
+		err := decoder.Decode(&u.Object)
+		switch {
+		case errors.Is(err, io.EOF) && len(found) == 0:
+			return nil, errors.New("it holds no GPUSharingPolicy")
+		case errors.Is(err, io.EOF):
+			return found, nil
+		case err != nil:
+			return nil, err
+		case len(u.Object) == 0:
+			continue
+		}
+		if err := isPolicy(u); err != nil {
+			return nil, err
+		}
+		found = append(found, u)
+	}
+}
+
+func isPolicy(u *unstructured.Unstructured) error {
+	want := v1alpha1.SchemeGroupVersion.WithKind("GPUSharingPolicy")
+	if got := u.GroupVersionKind(); got != want {
+		return fmt.Errorf("it holds a %q of %q, but plan takes policies only: kind %s, apiVersion %s",
+			got.Kind, got.GroupVersion(), want.Kind, want.GroupVersion())
+	}
+	if u.GetName() == "" {
+		return errors.New("a policy has no metadata.name")
+	}
+	return nil
+}
+
+// admit lets the API server check a policy and fill in defaults, in a dry run: created if there is none of that name, and
+// otherwise with its spec in place of the present one.
+func admit(ctx context.Context, c client.Client, u *unstructured.Unstructured) (*v1alpha1.GPUSharingPolicy, error) {
+	present := &v1alpha1.GPUSharingPolicy{}
+	err := c.Get(ctx, types.NamespacedName{Name: u.GetName()}, present)
+	switch {
+	case apierrors.IsNotFound(err):
+		answer := u.DeepCopy()
+		if err := c.Create(ctx, answer, client.DryRunAll); err != nil {
+			return nil, err
+		}
+		return typed(answer)
+	case err != nil:
+		return nil, err
+	}
+	patch, err := json.Marshal([]map[string]any{{"op": "replace", "path": "/spec", "value": u.Object["spec"]}})
+	if err != nil {
+		return nil, fmt.Errorf("encoding its spec: %w", err)
+	}
+	if err := c.Patch(ctx, present, client.RawPatch(types.JSONPatchType, patch), client.DryRunAll); err != nil {
+		return nil, err
+	}
+	return present, nil
+}
+
+func typed(u *unstructured.Unstructured) (*v1alpha1.GPUSharingPolicy, error) {
+	policy := &v1alpha1.GPUSharingPolicy{}
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, policy); err != nil {
+		return nil, fmt.Errorf("reading the answer of the API server: %w", err)
+	}
+	return policy, nil
+}
+
+// with is the world as it were if these policies existed.
+func with(w rollout.World, policies []v1alpha1.GPUSharingPolicy) rollout.World {
+	named := func(name string) func(v1alpha1.GPUSharingPolicy) bool {
+		return func(p v1alpha1.GPUSharingPolicy) bool { return p.Name == name }
+	}
+	w.Policies = slices.Clone(w.Policies)
+	for _, policy := range policies {
+		if at := slices.IndexFunc(w.Policies, named(policy.Name)); at >= 0 {
+			w.Policies[at] = policy
+		} else {
+			w.Policies = append(w.Policies, policy)
+		}
+	}
+	return w
+}

@@ -1,0 +1,146 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+)
+
+// plan writes what would happen if these policies existed: of each node that one of them governs then, or now.
+func (t *text) plan(w rollout.World, policies []v1alpha1.GPUSharingPolicy) {
+	before, after := rollout.Decide(w), rollout.Decide(with(w, policies))
+	was := map[string]rollout.NodeState{}
+	for _, n := range before.Nodes {
+		was[n.Node] = n
+	}
+	for _, policy := range policies {
+		if t.Len() > 0 {
+			t.WriteString("\n")
+		}
+		existed := slices.ContainsFunc(w.Policies, func(p v1alpha1.GPUSharingPolicy) bool { return p.Name == policy.Name })
+		t.policy(policy.Name, existed, after.Policies[policy.Name])
+		t.nodes(policy.Name, was, after.Nodes, w.Nodes)
+	}
+}
+
+// policy writes what the policy as a whole comes to.
+func (t *text) policy(name string, existed bool, s v1alpha1.GPUSharingPolicyStatus) {
+	what := "new"
+	if existed {
+		what = "changed"
+	}
+	t.row(0, "", fmt.Sprintf("POLICY %s (%s): selects %s", name, what, count(int(s.Nodes.Matched), "node")))
+	if c, found := condition.Find(s.Conditions, v1alpha1.ConditionAccepted); found && c.Reason != v1alpha1.ReasonAccepted {
+		label := "note"
+		if c.Status == metav1.ConditionFalse {
+			label = "not accepted"
+		}
+		t.row(2, label, fmt.Sprintf("%s: %s", c.Reason, c.Message))
+	}
+	now, then := map[string]int64{}, map[string]int64{}
+	shared := []string{}
+	for _, r := range s.Resources {
+		put(now, r.Name, r.Advertised)
+		put(then, r.Name, r.Expected)
+		if r.Oversubscription > 0 {
+			shared = append(shared, fmt.Sprintf("%d containers share each that advertises %s", r.Oversubscription, r.Name))
+		}
+	}
+	if s.Nodes.Matched > s.Nodes.Conflicted {
+		t.row(2, "advertised", resources(now))
+		t.row(2, "afterwards", resources(then))
+		t.rows(2, "shared", shared)
+	}
+}
+
+func put(counts map[string]int64, name string, n int64) {
+	if n != 0 {
+		counts[name] = n
+	}
+}
+
+// nodes writes what would be done to each node, and names those on which nothing is.
+func (t *text) nodes(policy string, was map[string]rollout.NodeState, nodes []rollout.NodeState, objects []rollout.Node) {
+	labels := map[string]string{}
+	for _, n := range objects {
+		labels[n.Name] = n.Labels[v1alpha1.LabelConfig]
+	}
+	var same []string
+	for _, n := range nodes {
+		switch before := was[n.Node].Policy; {
+		case n.Policy != policy && before != policy:
+		case n.Policy == policy && n.State == rollout.StateUpToDate:
+			same = append(same, n.Node)
+		default:
+			t.node(n, before, labels[n.Node], policy)
+		}
+	}
+	if len(same) > 0 {
+		t.WriteString("\n")
+		t.row(0, "", fmt.Sprintf("Nothing changes on %s: %s", count(len(same), "node"), strings.Join(same, ", ")))
+	}
+}
+
+// node writes what would be done to a node.
+func (t *text) node(n rollout.NodeState, before, selected, policy string) {
+	t.WriteString("\n")
+	t.row(0, "", "NODE "+n.Node+handover(n.Policy, before, policy))
+	if n.State == rollout.StateImpossible || n.State == rollout.StateUndiscovered {
+		t.row(2, "cannot", fmt.Sprintf("%s: %s", n.Reason, n.Message))
+		t.row(2, "advertised", resources(n.Advertised)+", as before")
+		return
+	}
+	t.row(2, "advertised", resources(n.Advertised))
+	switch {
+	case n.Expected != nil:
+		t.row(2, "afterwards", resources(n.Expected))
+	case n.Policy == "":
+		t.row(2, "afterwards", "what it did before the operator first changed it")
+	}
+	t.rows(2, "steps", steps(n, selected))
+	users := make([]string, 0, len(n.InTheWay))
+	for _, u := range n.InTheWay {
+		users = append(users, fmt.Sprintf("%s uses %s: %s", u.Name, u.Uses, u.Fate))
+	}
+	t.rows(2, "in the way", users)
+	if n.Message != "" {
+		t.row(2, "at first", fmt.Sprintf("%s: %s", n.Reason, n.Message))
+	}
+}
+
+// handover says who governs the node, if that changes.
+func handover(by, before, policy string) string {
+	switch {
+	case by == before:
+		return ""
+	case by == "":
+		return fmt.Sprintf(": policy %s no longer governs it, and no other does", policy)
+	case by != policy:
+		return fmt.Sprintf(": policy %s governs it instead", by)
+	case before != "":
+		return fmt.Sprintf(": so far policy %s governs it", before)
+	}
+	return ""
+}
+
+// steps are those of the agent, word for word, and what the device plugin is told.
+func steps(n rollout.NodeState, selected string) []string {
+	all := slices.Clone(n.Plan)
+	switch {
+	case n.Key == selected:
+	case n.Key == "":
+		all = append(all, fmt.Sprintf("device plugin: take back the label %s", v1alpha1.LabelConfig))
+	default:
+		all = append(all, "device plugin: select configuration "+n.Key)
+	}
+	return all
+}

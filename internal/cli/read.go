@@ -1,0 +1,148 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"context"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+)
+
+const (
+	// page is how many objects one answer of the API server holds.
+	page = 500
+	// deployPlugin is the deploy label of NVIDIA's device plugin: the GPU Operator puts it on every GPU node.
+	deployPlugin = "nvidia.com/gpu.deploy.device-plugin"
+	// nvidiaMPS is the label app of NVIDIA's MPS daemon set.
+	nvidiaMPS = "nvidia-device-plugin-mps-control-daemon"
+)
+
+// read reads the cluster as the controller sees it, but for NVIDIA's ClusterPolicy and our ConfigMap, which decide when
+// something is done and not what. Everybody who may look at nodes and pods may read that.
+func (p *Program) read(ctx context.Context, c client.Client) (rollout.World, error) {
+	w := rollout.World{Now: p.Clock.Now()}
+	policies, gpuNodes := &v1alpha1.GPUSharingPolicyList{}, &v1alpha1.GPUNodeList{}
+	if err := c.List(ctx, policies); err != nil {
+		return w, fmt.Errorf("reading policies: %w", err)
+	}
+	if err := c.List(ctx, gpuNodes); err != nil {
+		return w, fmt.Errorf("reading GPUNodes: %w", err)
+	}
+	w.Policies = policies.Items
+	of := make(map[string]*v1alpha1.GPUNode, len(gpuNodes.Items))
+	for i := range gpuNodes.Items {
+		of[gpuNodes.Items[i].Name] = &gpuNodes.Items[i]
+	}
+	if err := readNodes(ctx, c, &w, of); err != nil {
+		return w, err
+	}
+	if err := readPods(ctx, c, &w); err != nil {
+		return w, err
+	}
+	w.Wiring = wiringOf(&w)
+	serves, err := servesMPS(ctx, c)
+	w.Wiring.NVIDIAMPS = w.Wiring.NVIDIAMPS || serves
+	return w, err
+}
+
+// readNodes reads the nodes that have GPUs.
+func readNodes(ctx context.Context, c client.Client, w *rollout.World, of map[string]*v1alpha1.GPUNode) error {
+	for more, next := true, ""; more; more = next != "" {
+		nodes := &corev1.NodeList{}
+		if err := c.List(ctx, nodes, client.Limit(page), client.Continue(next)); err != nil {
+			return fmt.Errorf("reading nodes: %w", err)
+		}
+		for i := range nodes.Items {
+			if gpuNode, has := of[nodes.Items[i].Name]; has {
+				w.Nodes = append(w.Nodes, rollout.NodeOf(&nodes.Items[i], gpuNode))
+			}
+		}
+		next = nodes.Continue
+	}
+	return nil
+}
+
+// readPods puts the pods on their nodes.
+func readPods(ctx context.Context, c client.Client, w *rollout.World) error {
+	at := make(map[string]*rollout.Node, len(w.Nodes))
+	for i := range w.Nodes {
+		at[w.Nodes[i].Name] = &w.Nodes[i]
+	}
+	for more, next := true, ""; more; more = next != "" {
+		pods := &corev1.PodList{}
+		if err := c.List(ctx, pods, client.Limit(page), client.Continue(next)); err != nil {
+			return fmt.Errorf("reading pods: %w", err)
+		}
+		for i := range pods.Items {
+			pod := &pods.Items[i]
+			n, has := at[pod.Spec.NodeName]
+			if !has || rollout.Finished(pod) {
+				continue
+			}
+			n.Pods = append(n.Pods, rollout.PodOf(pod, types.NamespacedName{}))
+			n.AgentReady = n.AgentReady || rollout.IsReadyAgent(pod)
+		}
+		next = pods.Continue
+	}
+	return nil
+}
+
+// wiringOf is how NVIDIA's device plugin is installed, as far as the controller and the nodes tell. That it is not yet
+// pointed at our ConfigMap holds a rollout up, but changes nothing about its plan.
+func wiringOf(w *rollout.World) rollout.Wiring {
+	wiring := rollout.Wiring{Ready: true}
+	for i := range w.Policies {
+		c, reported := condition.Find(w.Policies[i].Status.Conditions, v1alpha1.ConditionAccepted)
+		if reported && (c.Reason == v1alpha1.ReasonNoDevicePlugin || c.Reason == v1alpha1.ReasonDRAStackActive) {
+			wiring.Reason, wiring.Message = c.Reason, c.Message
+		}
+	}
+	for i := range w.Nodes {
+		wiring.ClusterPolicy = wiring.ClusterPolicy || w.Nodes[i].Labels[deployPlugin] != ""
+		for _, d := range w.Nodes[i].GPU.Status.Devices {
+			m := d.Sharing.MPS
+			wiring.NVIDIAMPS = wiring.NVIDIAMPS || m != nil && m.Owner == v1alpha1.MPSDaemonOwnerNVIDIA
+		}
+	}
+	return wiring
+}
+
+// servesMPS says whether NVIDIA's MPS daemon set is there. Who may not look is told what the nodes tell.
+func servesMPS(ctx context.Context, c client.Client) (bool, error) {
+	sets := &metav1.PartialObjectMetadataList{}
+	sets.SetGroupVersionKind(schema.GroupVersionKind{Group: "apps", Version: "v1", Kind: "DaemonSetList"})
+	err := c.List(ctx, sets, client.MatchingLabels{"app": nvidiaMPS}, client.Limit(1))
+	if err != nil && !apierrors.IsForbidden(err) {
+		return false, fmt.Errorf("looking for NVIDIA's MPS daemon set: %w", err)
+	}
+	return len(sets.Items) > 0, nil
+}
+
+// podsByUID are the names of the pods on a node.
+func podsByUID(n *rollout.Node) map[string]string {
+	names := make(map[string]string, len(n.Pods))
+	for _, pod := range n.Pods {
+		names[pod.UID] = pod.Namespace + "/" + pod.Name
+	}
+	return names
+}
+
+// userName names a process by its pod, if it belongs to one.
+func userName(process gpu.Process, pods map[string]string) string {
+	if name, found := pods[process.PodUID]; found {
+		return name
+	}
+	return fmt.Sprintf("process %d (%s)", process.PID, process.Name)
+}

@@ -1,0 +1,152 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"text/tabwriter"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+)
+
+// status prints policies and nodes, or some nodes only.
+func (p *Program) status(ctx context.Context, f *flags, names []string) error {
+	c, err := connect(f)
+	if err != nil {
+		return err
+	}
+	w, err := p.read(ctx, c)
+	if err != nil {
+		return advise(err)
+	}
+	for _, name := range names {
+		if !slices.ContainsFunc(w.Nodes, func(n rollout.Node) bool { return n.Name == name }) {
+			return fmt.Errorf("%q is no node with GPUs; `kubectl get gpunodes` lists those that are", name)
+		}
+	}
+	shown := text{width: p.Width}
+	shown.status(w, names)
+	return p.write(shown.String())
+}
+
+// status writes what is so: all policies and nodes, or the named nodes only.
+func (t *text) status(w rollout.World, only []string) {
+	if len(only) == 0 {
+		t.policies(w.Policies)
+	}
+	pending := pendingNodes(w.Policies)
+	slices.SortFunc(w.Nodes, func(a, b rollout.Node) int { return strings.Compare(a.Name, b.Name) })
+	for i := range w.Nodes {
+		n := &w.Nodes[i]
+		if len(only) > 0 && !slices.Contains(only, n.Name) {
+			continue
+		}
+		if t.Len() > 0 {
+			t.WriteString("\n")
+		}
+		t.statusOf(n, pending[n.Name])
+	}
+	if len(w.Nodes) == 0 {
+		t.row(0, "", "No node has a GPUNode. The controller makes one for each node that NVIDIA's GPU Feature Discovery labels "+
+			"nvidia.com/gpu.present=true; look at those labels, and at the controller's log.")
+	}
+}
+
+// pendingNode is a node that its policy reports as not ready.
+type pendingNode struct {
+	v1alpha1.PendingNode
+
+	policy string
+}
+
+func pendingNodes(policies []v1alpha1.GPUSharingPolicy) map[string]pendingNode {
+	pending := map[string]pendingNode{}
+	for i := range policies {
+		for _, n := range policies[i].Status.Pending {
+			if n.Reason != v1alpha1.ReasonConflicted {
+				pending[n.Node] = pendingNode{PendingNode: n, policy: policies[i].Name}
+			}
+		}
+	}
+	return pending
+}
+
+// policies writes a table of the policies, and why one is not ready.
+func (t *text) policies(policies []v1alpha1.GPUSharingPolicy) {
+	if len(policies) == 0 {
+		t.row(0, "", "There is no GPUSharingPolicy: all GPUs are as they were found.")
+		return
+	}
+	table := tabwriter.NewWriter(t, 0, 0, 3, ' ', 0)
+	rows := []string{"POLICY\tSTRATEGY\tREADY\tFAILED\tSTATE"}
+	var why text
+	why.width = t.width
+	for i := range policies {
+		p, n := &policies[i], policies[i].Status.Nodes
+		state, because := stateOf(p.Status.Conditions)
+		rows = append(rows, fmt.Sprintf("%s\t%s\t%d/%d\t%d\t%s", p.Name, p.Spec.Sharing.Strategy, n.Ready, n.Matched, n.Failed, state))
+		if because != "" {
+			why.row(0, "", fmt.Sprintf("why %s: %s", p.Name, because))
+		}
+	}
+	_, _ = fmt.Fprintln(table, strings.Join(rows, "\n")) // a strings.Builder takes everything
+	_ = table.Flush()
+	t.WriteString(why.String())
+}
+
+// stateOf is Ready, or the reason and the message why not. A policy that governs some of its nodes only says so too.
+func stateOf(conditions []metav1.Condition) (state, why string) {
+	ready, found := condition.Find(conditions, v1alpha1.ConditionReady)
+	accepted, _ := condition.Find(conditions, v1alpha1.ConditionAccepted)
+	switch {
+	case !found:
+		return v1alpha1.ReasonAwaitingReport, "nobody has reported yet; look at the pods with " +
+			"app.kubernetes.io/name=gpu-sharing-controller and gpu-sharing-agent"
+	case ready.Status != metav1.ConditionTrue:
+		return ready.Reason, ready.Message
+	case accepted.Status == metav1.ConditionFalse:
+		return accepted.Reason, accepted.Message
+	}
+	return v1alpha1.ReasonReady, ""
+}
+
+// statusOf writes a node with its GPUs.
+func (t *text) statusOf(n *rollout.Node, pending pendingNode) {
+	by := "no policy"
+	if policy := cmp.Or(pending.policy, n.GPU.Spec.Policy); policy != "" {
+		by = "policy " + policy
+	}
+	state, why := stateOf(n.GPU.Status.Conditions)
+	if pending.Node != "" {
+		state, why = fmt.Sprintf("%s (%s)", pending.Reason, pending.State), pending.Message
+	}
+	if !n.AgentReady && pending.Node == "" {
+		state, why = v1alpha1.ReasonAgentNotReporting,
+			"the agent on the node is not Ready; look at the pods with app.kubernetes.io/name=gpu-sharing-agent there"
+	}
+	t.row(0, "", fmt.Sprintf("NODE %s   %s   %s", n.Name, by, state))
+	if why != "" {
+		t.row(2, "why", why)
+	}
+	t.row(2, "advertises", resources(offers(n)))
+	t.rows(2, "plan", pending.Plan)
+	t.picture(n)
+}
+
+// offers are the resources that a node advertises.
+func offers(n *rollout.Node) map[string]int64 {
+	offers := map[string]int64{}
+	for name, count := range n.Allocatable {
+		put(offers, name, count)
+	}
+	return offers
+}
