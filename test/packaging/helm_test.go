@@ -18,7 +18,7 @@ import (
 )
 
 const (
-	release   = "gpu-sharing"
+	release   = "gpu-sharing-operator"
 	namespace = "gpu-sharing-operator"
 )
 
