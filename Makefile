@@ -30,8 +30,9 @@ e2e: ## Test on a real node: containerd, kubelet, NVIDIA's programs, our images 
 	GPUSHARING_E2E=1 go test -count=1 -timeout 60m $(TESTFLAGS) ./test/e2e/...
 
 .PHONY: bench
-bench: ## Measure planning, packing and the API writes of a rollout.
+bench: kube ## Measure planning, packing, the API writes of a rollout, and MIG beside NVIDIA's mig-parted (as root; minutes).
 	go test -run '^$$' -bench . -benchtime 1s ./internal/... ./test/bench/...
+	MIG_BENCH=1 KUBEBUILDER_ASSETS="$$(hack/kube/build.sh)" go test -count=1 -v -timeout 30m -run '^TestMIGBesideMIGParted$$' ./test/bench
 
 ##@ For developers
 
@@ -67,7 +68,7 @@ fmt: ## Format the code.
 
 .PHONY: lint
 lint: ## Run the linters, which also hold the import rules of docs/architecture.md.
-	$(TOOL) golangci-lint run
+	$(TOOL) golangci-lint run --allow-serial-runners
 
 .PHONY: verify
 verify: generate manifests bundle ## Fail if anything generated, or go.mod, is not as it would be generated now.

@@ -123,6 +123,13 @@ func call(name string, h *C.struct_handle, do func(s *simdriver.State) sim.Retur
 
 // change serves a call that changes the hardware.
 func change(name string, h *C.struct_handle, do func(s *simdriver.State) error) C.int {
+	return changeAfter(meet, name, h, do)
+}
+
+// meeting is what a call meets before it does its work.
+type meeting func(d *simdriver.Driver, s *simdriver.State, name string, h *C.struct_handle) sim.Return
+
+func changeAfter(meet meeting, name string, h *C.struct_handle, do func(s *simdriver.State) error) C.int {
 	d, ok := loaded.current()
 	if !ok {
 		return C.int(uninitialized)
@@ -149,6 +156,16 @@ func meet(d *simdriver.Driver, s *simdriver.State, name string, h *C.struct_hand
 		return sim.Unknown
 	}
 	time.Sleep(latency + fault.Hang)
+	return fault.Return
+}
+
+// meetFault is meet of a call that finds nothing to do, which takes no time.
+func meetFault(d *simdriver.Driver, s *simdriver.State, name string, h *C.struct_handle) sim.Return {
+	fault, _, err := d.Take(name, uuidOf(s, h))
+	if err != nil {
+		return sim.Unknown
+	}
+	time.Sleep(fault.Hang)
 	return fault.Return
 }
 

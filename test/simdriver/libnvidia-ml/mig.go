@@ -33,7 +33,11 @@ func number(b bool) C.uint {
 
 //export nvmlDeviceSetMigMode
 func nvmlDeviceSetMigMode(h *C.struct_handle, mode C.uint, activation *C.int) C.int {
-	return change("nvmlDeviceSetMigMode", h, func(s *simdriver.State) error {
+	takes := meeting(meet)
+	if hasMode(h, mode == 1) {
+		takes = meetFault
+	}
+	return changeAfter(takes, "nvmlDeviceSetMigMode", h, func(s *simdriver.State) error {
 		if _, ok := find(s, h, C.HANDLE_GPU); !ok || mode > 1 {
 			return &sim.Error{Return: sim.InvalidArgument}
 		}
@@ -41,6 +45,20 @@ func nvmlDeviceSetMigMode(h *C.struct_handle, mode C.uint, activation *C.int) C.
 		*activation = C.int(status)
 		return err
 	})
+}
+
+// hasMode says whether a GPU has a MIG mode already, and no other pending.
+func hasMode(h *C.struct_handle, enabled bool) bool {
+	d, ok := loaded.current()
+	if !ok {
+		return false
+	}
+	s, err := d.Read()
+	if err != nil {
+		return false
+	}
+	g, ok := find(s, h, C.HANDLE_GPU)
+	return ok && g.MIG == enabled && g.PendingMIG == enabled
 }
 
 // mig is a MIG device: a compute instance with what it lies in.
