@@ -47,12 +47,13 @@ type Options struct {
 
 // Controller moves the cluster towards what the policies ask.
 type Controller struct {
-	client client.Client
+	client  client.Client
+	metrics *metrics
 	Options
 }
 
 // New returns a controller.
-func New(c client.Client, o Options) *Controller { return &Controller{client: c, Options: o} }
+func New(c client.Client, o Options) *Controller { return &Controller{client: c, metrics: newMetrics(), Options: o} }
 
 // Name of the controller.
 func (*Controller) Name() string { return "rollout" }
@@ -92,6 +93,7 @@ func (c *Controller) Reconcile(ctx context.Context, _ Pass) (reconcile.Result, e
 		return reconcile.Result{}, fmt.Errorf("gathering the cluster: %w", err)
 	}
 	decision := rollout.Decide(seen.world)
+	c.metrics.decided(decision)
 	for _, n := range decision.Nodes {
 		log.FromContext(ctx).V(1).Info("node", "node", n.Node, "policy", n.Policy, "state", n.State, "message", n.Message)
 	}

@@ -89,8 +89,17 @@ func (p *pass) carryOut(ctx context.Context, a rollout.Action) error {
 	if wrote {
 		log.FromContext(ctx).Info(a.String(), about(a)...)
 		p.announce(a)
+		p.metrics.did(a, p.specOf(a.Target()))
 	}
 	return nil
+}
+
+// specOf is the spec of a GPUNode before this pass.
+func (p *pass) specOf(node string) v1alpha1.GPUNodeSpec {
+	if have, found := p.gpuNodes[node]; found {
+		return have.Spec
+	}
+	return v1alpha1.GPUNodeSpec{}
 }
 
 // about are the keys and values of an action's log line.
@@ -246,6 +255,7 @@ func (p *pass) evict(ctx context.Context, a rollout.Evict) (bool, error) {
 	if result.Outcome == drain.Blocked {
 		p.blocked = true
 		p.announceRefusal(a, result.Message)
+		p.metrics.refusal(a)
 	}
 	return result.Outcome == drain.Evicting, nil
 }

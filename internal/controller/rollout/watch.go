@@ -18,6 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
+	registry "sigs.k8s.io/controller-runtime/pkg/metrics"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
@@ -33,6 +34,11 @@ func (c *Controller) Register(ctx context.Context, mgr manager.Manager) error {
 	if err := mgr.GetFieldIndexer().IndexField(ctx, &corev1.Pod{}, nodeNameField, nodeName); err != nil {
 		return fmt.Errorf("indexing pods by node: %w", err)
 	}
+	told, err := c.metrics.register(registry.Registry)
+	if err != nil {
+		return err
+	}
+	c.metrics = told
 	return builder.TypedControllerManagedBy[Pass](mgr).
 		Named(c.Name()).
 		WithOptions(options()).
