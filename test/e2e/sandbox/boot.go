@@ -25,6 +25,9 @@ func boot(o Options) (int, error) {
 	if err := unix.Sethostname([]byte(o.Hostname)); err != nil {
 		return 0, fmt.Errorf("naming the machine: %w", err)
 	}
+	if hidden(where) {
+		o.Visible = append(o.Visible, where)
+	}
 	if err := mountRoot(os.Getenv(boxVariable), o); err != nil {
 		return 0, err
 	}

@@ -9,6 +9,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -34,6 +36,11 @@ func (m mount) do() error {
 // overlay, and the others start out empty on a machine that boots.
 func inMemory() []string {
 	return []string{"/run", "/tmp", "/var/lib/containerd", "/var/lib/kubelet", "/var/lib/etcd", "/var/log"}
+}
+
+// hidden says whether a path lies below one of the folders that start out empty: a checkout in /tmp does.
+func hidden(path string) bool {
+	return slices.ContainsFunc(inMemory(), func(folder string) bool { return strings.HasPrefix(path, folder+"/") })
 }
 
 // mountRoot makes an overlay over the real root, whose writes go to memory, the root of this mount namespace.

@@ -91,7 +91,8 @@ func TestNothingRemainsWhenTheMachineIsKilled(t *testing.T) {
 			g.Expect(err).NotTo(HaveOccurred(), line)
 			dir := strings.TrimSpace(strings.TrimPrefix(line, "ready "))
 			g.Expect(dir).To(BeADirectory())
-			g.Expect(leftBehind(dir)).To(ContainElement(ContainSubstring("sleep")))
+			g.Eventually(func() []string { return leftBehind(dir) }).WithTimeout(20 * time.Second).
+				Should(ContainElement(ContainSubstring("sleep")))
 
 			g.Expect(cmd.Process.Signal(signal)).To(Succeed())
 			_ = cmd.Wait() // how it ended is not the question
