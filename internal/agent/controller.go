@@ -7,7 +7,8 @@
 // It keeps nothing between two passes: each one observes, plans, carries out the steps, observes again and reports. So a
 // crash, a reboot that lost the MIG geometry and a change by somebody else are all the same case. It asks nobody for
 // permission, since the controller changes the spec only when that is safe; all the same it looks before each step
-// whether somebody uses what the step needs idle. It writes nothing but the status, at most once in a pass and only if
+// whether somebody uses what the step needs idle. GPUs are changed side by side; one on which a step fails is put back to
+// what it was before the pass and tried again later, and keeps no other from its steps. It writes nothing but the status, at most once in a pass and only if
 // it changed, and holds no NVML handle between passes.
 package agent
 
@@ -27,6 +28,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
+	registry "sigs.k8s.io/controller-runtime/pkg/metrics"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
@@ -81,6 +83,7 @@ type Controller struct {
 	clock        clock.Clock
 	resync       time.Duration
 	health       health
+	metrics      *metrics
 }
 
 // New makes a controller.
@@ -88,7 +91,7 @@ func New(c Config) *Controller {
 	return &Controller{
 		node: c.Node, bootID: c.BootID, client: c.Client, owner: ssa.Owner{Client: c.Client, Name: FieldManager},
 		hardware: c.Hardware, mps: c.MPS, processes: c.Processes, allocations: c.Allocations,
-		clock: c.Clock, resync: c.Resync,
+		clock: c.Clock, resync: c.Resync, metrics: newMetrics(),
 	}
 }
 
@@ -98,6 +101,9 @@ func (c *Controller) Name() string { return "agent" }
 // Register adds the controller to a manager. The spec wakes it, and the kubelet's allocations do; its own writes to the
 // status do not.
 func (c *Controller) Register(mgr ctrl.Manager) error {
+	if err := c.metrics.register(registry.Registry); err != nil {
+		return err
+	}
 	mine := predicate.NewPredicateFuncs(func(o client.Object) bool { return o.GetName() == c.node })
 	changes := make(chan event.GenericEvent)
 	err := ctrl.NewControllerManagedBy(mgr).Named(c.Name()).
