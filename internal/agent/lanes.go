@@ -97,7 +97,10 @@ func (l lane) run(ctx context.Context, steps plan.Lane, before ended) (r result)
 func (l lane) do(ctx context.Context, s plan.Step) error {
 	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
 	defer cancel()
-	return s.Do(ctx, plan.Tools{Hardware: l.hardware, MPS: l.mps})
+	began := l.clock.Now()
+	err := s.Do(ctx, plan.Tools{Hardware: l.hardware, MPS: l.mps})
+	l.metrics.took(s, l.clock.Since(began), err)
+	return err
 }
 
 // blockers are who is in the way of a step now.

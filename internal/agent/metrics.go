@@ -1,0 +1,53 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"reflect"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
+)
+
+// metrics are what the agent tells Prometheus.
+type metrics struct {
+	steps *prometheus.HistogramVec
+}
+
+func newMetrics() *metrics {
+	return &metrics{steps: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		Name: "gpusharing_agent_step_duration_seconds",
+		Help: "How long steps of plans took, by kind of step (such as createInstance) and whether they succeeded.",
+		// From a compute mode, which is set at once, to a reset of MIG mode, which takes up to three minutes.
+		Buckets: []float64{0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 180},
+	}, []string{"step", "result"})}
+}
+
+// register adds the metrics to a registry. Agents of one process, as in tests, share those of the first.
+func (m *metrics) register(registry prometheus.Registerer) error {
+	err := registry.Register(m.steps)
+	if there, is := errors.AsType[prometheus.AlreadyRegisteredError](err); is {
+		if first, same := there.ExistingCollector.(*prometheus.HistogramVec); same {
+			m.steps = first
+			return nil
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("registering the metrics: %w", err)
+	}
+	return nil
+}
+
+// took notes how long a step took.
+func (m *metrics) took(s plan.Step, duration time.Duration, err error) {
+	result := "succeeded"
+	if err != nil {
+		result = "failed"
+	}
+	m.steps.WithLabelValues(reflect.TypeOf(s).Name(), result).Observe(duration.Seconds())
+}
