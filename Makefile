@@ -37,8 +37,9 @@ bench: kube ## Measure planning, packing, the API writes of a rollout, and MIG b
 ##@ For developers
 
 .PHONY: build
-build: ## Build controller and agent into bin/. The agent needs a C compiler, the controller does not.
+build: ## Build controller, agent and kubectl plugin into bin/. The agent needs a C compiler, the others do not.
 	CGO_ENABLED=0 go build -trimpath -o $(BIN)/controller ./cmd/controller
+	CGO_ENABLED=0 go build -trimpath -o $(BIN)/kubectl-gpusharing ./cmd/kubectl-gpusharing
 	CGO_ENABLED=1 go build -trimpath -o $(BIN)/agent ./cmd/agent
 
 .PHONY: generate
@@ -47,10 +48,11 @@ generate: ## Generate deep copies and apply configurations from api/.
 	$(TOOL) controller-gen applyconfiguration:headerFile=hack/boilerplate.go.txt paths=./api/v1alpha1
 
 .PHONY: manifests
-manifests: ## Generate the CRDs from api/ and the controller's RBAC from its markers, and copy them into the Helm chart.
+manifests: ## Generate CRDs, RBAC and docs/reference.md from the code, and copy into the Helm chart what it needs.
 	$(TOOL) controller-gen crd paths=./api/v1alpha1 output:crd:dir=config/crd
 	$(TOOL) controller-gen rbac:roleName=gpu-sharing-controller paths="{./cmd/controller,./internal/...}" output:rbac:dir=config/rbac
 	hack/helm/sync.sh
+	go run ./hack/reference docs/reference.md
 
 .PHONY: bundle
 bundle: manifests ## Generate the OLM bundle into config/bundle and check it with the operator-framework's validation library.
