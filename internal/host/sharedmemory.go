@@ -22,7 +22,7 @@ const (
 // MountSharedMemory makes a folder and mounts a tmpfs of half the machine's memory there, unless a file system is mounted
 // there already. A tmpfs of its own keeps what containers put there from filling /run, which the node needs.
 func MountSharedMemory(folder string) error {
-	if err := os.MkdirAll(folder, 0o755); err != nil {
+	if err := os.MkdirAll(folder, 0o755); err != nil { //nolint:gosec // clients of any user reach it
 		return fmt.Errorf("making the folder of shared memory: %w", err)
 	}
 	mounted, err := isMountPoint(folder)

@@ -26,7 +26,7 @@ func TestSharedMemoryIsMountedOnce(t *testing.T) {
 	t.Cleanup(func() { g.Expect(unix.Unmount(folder, 0)).To(gomega.Succeed()) })
 	var stat unix.Statfs_t
 	g.Expect(unix.Statfs(folder, &stat)).To(gomega.Succeed())
-	g.Expect(int64(stat.Type)).To(gomega.Equal(int64(unix.TMPFS_MAGIC)))
+	g.Expect(stat.Type).To(gomega.BeEquivalentTo(unix.TMPFS_MAGIC))
 	g.Expect(stat.Flags & unix.ST_NOEXEC).NotTo(gomega.BeZero())
 	info, err := os.Stat(folder)
 	g.Expect(err).NotTo(gomega.HaveOccurred())
