@@ -115,8 +115,7 @@ func (b *bench) measure(
 	for call, takes := range latencies(m) {
 		g.Expect(b.driver.SetLatency(call, takes/time.Duration(b.scale))).To(Succeed())
 	}
-	log := filepath.Join(b.driver.Root(), "var", "lib", "simdriver", "calls.log")
-	g.Expect(os.RemoveAll(log)).To(Succeed())
+	g.Expect(os.RemoveAll(b.log())).To(Succeed())
 	before, err := b.driver.Node()
 	g.Expect(err).NotTo(HaveOccurred())
 
@@ -130,7 +129,24 @@ func (b *bench) measure(
 		g.Expect(err).NotTo(HaveOccurred())
 		expectLayouts(g, after, to)
 	}
-	return counted(g, log, before, after, from, to, took)
+	return counted(g, b.log(), before, after, from, to, took)
+}
+
+func (b *bench) log() string {
+	return filepath.Join(b.driver.Root(), "var", "lib", "simdriver", "calls.log")
+}
+
+// expectNothingToDo lets a program apply what the other has just applied: it accepts that as it is.
+func (b *bench) expectNothingToDo(t *testing.T, s scenario, n names, prepare func(t *testing.T, to [8]layout) (apply func() error)) {
+	t.Helper()
+	if s.unfit {
+		return
+	}
+	g := NewWithT(t)
+	apply := prepare(t, s.to(n))
+	g.Expect(os.RemoveAll(b.log())).To(Succeed())
+	g.Expect(apply()).To(Succeed())
+	g.Expect(b.log()).NotTo(BeAnExistingFile(), "a call that writes")
 }
 
 // place gives GPUs their instances, wherever the driver puts them.
