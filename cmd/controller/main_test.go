@@ -85,10 +85,36 @@ spec:
 		p.Expect(p.client.List(t.Context(), configMaps, client.InNamespace(nvidia))).To(Succeed())
 		return fmt.Sprint(len(configMaps.Items))
 	}, wait).Should(Equal("0"), "what was there before is there again, with the rights that the program has")
+	p.comesAndGoes()
 	p.stop()
 	lease := &coordinationv1.Lease{}
 	p.Expect(p.client.Get(t.Context(), types.NamespacedName{Namespace: own, Name: name}, lease)).To(Succeed())
 	p.Expect(lease.Spec.HolderIdentity).To(HaveValue(BeEmpty()), "another replica need not wait")
+}
+
+// comesAndGoes: NVIDIA's definitions are removed and installed again under the running program.
+func (p *program) comesAndGoes() {
+	p.t.Helper()
+	p.apply(`
+apiVersion: gpusharing.io/v1alpha1
+kind: GPUSharingPolicy
+metadata: {name: research}
+spec:
+  rollout: {paused: true}
+  sharing: {strategy: Exclusive}
+`)
+	p.Eventually(p.reason(v1alpha1.ConditionAccepted), wait).Should(Equal(v1alpha1.ReasonPaused))
+	definition := &unstructured.Unstructured{}
+	definition.SetAPIVersion("apiextensions.k8s.io/v1")
+	definition.SetKind("CustomResourceDefinition")
+	definition.SetName("clusterpolicies.nvidia.com")
+	p.Expect(p.client.Delete(p.t.Context(), definition)).To(Succeed())
+	p.Eventually(p.reason(v1alpha1.ConditionAccepted), wait).Should(Equal(v1alpha1.ReasonNoDevicePlugin))
+	p.Eventually(func() error { return p.cluster.Apply(p.t.Context(), "test/env/nvidia/clusterpolicies.yaml") }, wait).Should(Succeed())
+	p.Eventually(func() error {
+		return p.tryApply("{apiVersion: nvidia.com/v1, kind: ClusterPolicy, metadata: {name: another}, spec: {devicePlugin: {enabled: true}}}")
+	}, wait).Should(Succeed())
+	p.Eventually(p.reason(v1alpha1.ConditionAccepted), wait).Should(Equal(v1alpha1.ReasonPaused))
 }
 
 // program is the running controller and the cluster around it.
