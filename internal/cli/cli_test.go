@@ -234,11 +234,11 @@ func partitioned(t *testing.T) rollout.Node {
 }
 
 // compare compares with a golden file what is printed without a terminal, and looks whether all fits into one.
-func compare(t *testing.T, name string, print func(*text)) {
+func compare(t *testing.T, name string, show func(*text)) {
 	t.Helper()
 	g := NewWithT(t)
 	shown := &text{}
-	print(shown)
+	show(shown)
 	file := filepath.Join("testdata", strings.ReplaceAll(name, " ", "-")+".golden")
 	if *update {
 		g.Expect(os.WriteFile(file, []byte(shown.String()), 0o644)).To(Succeed())
@@ -248,7 +248,7 @@ func compare(t *testing.T, name string, print func(*text)) {
 	g.Expect(shown.String()).To(Equal(string(want)), "go test -update writes the golden files anew")
 	for _, width := range []int{60, 80, 132} {
 		narrow := &text{width: width}
-		print(narrow)
+		show(narrow)
 		g.Expect(words(narrow.String())).To(ContainElements(words(shown.String())), "no word is lost")
 		for line := range strings.Lines(narrow.String()) {
 			line = strings.TrimRight(line, "\n")
@@ -272,7 +272,7 @@ func words(s string) []string {
 // longest is the length of the longest word of a line, which is not broken.
 func longest(line string) int {
 	most := 0
-	for _, word := range strings.Fields(line) {
+	for word := range strings.FieldsSeq(line) {
 		most = max(most, utf8.RuneCountInString(word))
 	}
 	return most

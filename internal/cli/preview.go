@@ -58,7 +58,7 @@ func (t *text) policy(name string, existed bool, s v1alpha1.GPUSharingPolicyStat
 	if s.Nodes.Matched > s.Nodes.Conflicted {
 		t.row(2, "advertised", resources(now))
 		t.row(2, "afterwards", resources(then))
-		t.rows(2, "shared", shared)
+		t.rows("shared", shared)
 	}
 }
 
@@ -106,12 +106,12 @@ func (t *text) node(n rollout.NodeState, before, selected, policy string) {
 	case n.Policy == "":
 		t.row(2, "afterwards", "what it did before the operator first changed it")
 	}
-	t.rows(2, "steps", steps(n, selected))
+	t.rows("steps", steps(n, selected))
 	users := make([]string, 0, len(n.InTheWay))
 	for _, u := range n.InTheWay {
 		users = append(users, fmt.Sprintf("%s uses %s: %s", u.Name, u.Uses, u.Fate))
 	}
-	t.rows(2, "in the way", users)
+	t.rows("in the way", users)
 	if n.Message != "" {
 		t.row(2, "at first", fmt.Sprintf("%s: %s", n.Reason, n.Message))
 	}
@@ -135,9 +135,9 @@ func handover(by, before, policy string) string {
 // steps are those of the agent, word for word, and what the device plugin is told.
 func steps(n rollout.NodeState, selected string) []string {
 	all := slices.Clone(n.Plan)
-	switch {
-	case n.Key == selected:
-	case n.Key == "":
+	switch n.Key {
+	case selected:
+	case "":
 		all = append(all, fmt.Sprintf("device plugin: take back the label %s", v1alpha1.LabelConfig))
 	default:
 		all = append(all, "device plugin: select configuration "+n.Key)

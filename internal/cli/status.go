@@ -138,7 +138,7 @@ func (t *text) statusOf(n *rollout.Node, pending pendingNode) {
 		t.row(2, "why", why)
 	}
 	t.row(2, "advertises", resources(offers(n)))
-	t.rows(2, "plan", pending.Plan)
+	t.rows("plan", pending.Plan)
 	t.picture(n)
 }
 

@@ -33,9 +33,9 @@ func (t *text) row(indent int, label, content string) {
 }
 
 // rows writes a label once, and a line for each content.
-func (t *text) rows(indent int, label string, contents []string) {
+func (t *text) rows(label string, contents []string) {
 	for _, content := range contents {
-		t.row(indent, label, content)
+		t.row(2, label, content)
 		label = strings.Repeat(" ", min(len(label), 1)) // the column stays, its text does not
 	}
 }

@@ -51,19 +51,17 @@ func (v *view) fateOf(b plan.Blocker) string {
 	case p != nil && p.Terminating:
 		return "is ending already"
 	}
-	switch v.evictionMode() {
-	case v1alpha1.EvictionModeNever:
+	switch mode := v.evictionMode(); {
+	case mode == v1alpha1.EvictionModeNever:
 		return "is waited for, however long, while the node takes new pods (rollout.eviction.mode Never)"
-	case v1alpha1.EvictionModeEvict:
-		switch {
-		case p == nil:
-			return "is gone already and is waited for"
-		case stays(p):
-			return "is not evicted, since it would come back at once; end it yourself"
-		}
-		return "is evicted, as far as PodDisruptionBudgets allow"
+	case mode != v1alpha1.EvictionModeEvict:
+		return fmt.Sprintf("is waited for, up to %s (rollout.eviction)", v.drainTimeout())
+	case p == nil:
+		return "is gone already and is waited for"
+	case stays(p):
+		return "is not evicted, since it would come back at once; end it yourself"
 	}
-	return fmt.Sprintf("is waited for, up to %s (rollout.eviction)", v.drainTimeout())
+	return "is evicted, as far as PodDisruptionBudgets allow"
 }
 
 // offered is what a node advertises of GPUs and instances.
