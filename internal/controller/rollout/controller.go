@@ -53,7 +53,9 @@ type Controller struct {
 }
 
 // New returns a controller.
-func New(c client.Client, o Options) *Controller { return &Controller{client: c, metrics: newMetrics(), Options: o} }
+func New(c client.Client, o Options) *Controller {
+	return &Controller{client: c, metrics: newMetrics(), Options: o}
+}
 
 // Name of the controller.
 func (*Controller) Name() string { return "rollout" }

@@ -29,8 +29,10 @@ func TestMetrics(t *testing.T) {
 
 	m.decided(rollout.Decision{
 		Nodes: []rollout.NodeState{
-			{Node: "a", Policy: "research", State: rollout.StateUpToDate}, {Node: "b", Policy: "research", State: rollout.StateUpToDate},
-			{Node: "c", Policy: "research", State: rollout.StateDraining}, {Node: "d", State: rollout.StateSelecting},
+			{Node: "a", Policy: "research", State: rollout.StateUpToDate},
+			{Node: "b", Policy: "research", State: rollout.StateUpToDate},
+			{Node: "c", Policy: "research", State: rollout.StateDraining},
+			{Node: "d", State: rollout.StateSelecting},
 		},
 		Policies: map[string]v1alpha1.GPUSharingPolicyStatus{
 			"research": {
