@@ -5,6 +5,7 @@ package packaging_test
 
 import (
 	"encoding/json"
+	"os"
 	"regexp"
 	"strings"
 	"testing"
@@ -20,7 +21,10 @@ import (
 // metricName finds what is selected from in an expression: a name before the braces that select its series.
 var metricName = regexp.MustCompile(`([a-z_]+)\{`)
 
-// offered are the metrics of every program that uses controller-runtime, and what Prometheus itself adds.
+// ownMetric finds the names that our programs give to their metrics.
+var ownMetric = regexp.MustCompile(`"(gpusharing_[a-z_]+)"`)
+
+// offered are our own metrics, those of every program that uses controller-runtime, and what Prometheus itself adds.
 func offered(t *testing.T) map[string]bool {
 	t.Helper()
 	_ = controller.Options{} // its package registers the metrics of controllers
@@ -32,9 +36,17 @@ func offered(t *testing.T) map[string]bool {
 		close(descriptions)
 	}()
 	names := map[string]bool{"up": true}
+	for _, ours := range ownMetric.FindAllStringSubmatch(contents(t, "internal/*/metrics.go", "internal/controller/*/metrics.go"), -1) {
+		names[ours[1]] = true
+	}
 	for d := range descriptions {
 		name := regexp.MustCompile(`fqName: "([^"]+)"`).FindStringSubmatch(d.String())
 		names[name[1]] = true
+	}
+	reference, err := os.ReadFile("../../docs/reference.md")
+	NewWithT(t).Expect(err).NotTo(HaveOccurred())
+	for _, name := range regexp.MustCompile("\\| `(gpusharing_[a-z_]+)` \\|").FindAllSubmatch(reference, -1) {
+		names[string(name[1])] = true
 	}
 	return names
 }
@@ -42,13 +54,13 @@ func offered(t *testing.T) map[string]bool {
 func TestNothingIsWatchedThatNobodyMeasures(t *testing.T) {
 	g := NewWithT(t)
 	names := offered(t)
-	g.Expect(names).To(HaveKey("controller_runtime_reconcile_errors_total"))
+	g.Expect(names).To(SatisfyAll(HaveKey("controller_runtime_reconcile_errors_total"), HaveKey("gpusharing_nodes")))
 	objects := newHelm(t).render(t, everything()...)
 	for _, expression := range append(alerts(t, objects), panels(t, objects)...) {
 		used := metricName.FindAllStringSubmatch(expression, -1)
 		g.Expect(used).NotTo(BeEmpty(), expression)
 		for _, u := range used {
-			g.Expect(names).To(HaveKey(strings.TrimSuffix(u[1], "_bucket")), expression)
+			g.Expect(names).To(HaveKey(strings.TrimSuffix(strings.TrimSuffix(u[1], "_bucket"), "_count")), expression)
 		}
 	}
 }
@@ -72,7 +84,7 @@ func alerts(t *testing.T, objects []*unstructured.Unstructured) []string {
 	g.Expect(json.Unmarshal(data, &rule)).To(Succeed())
 	var expressions []string
 	for _, r := range rule.Spec.Groups[0].Rules {
-		g.Expect(r.For).NotTo(BeEmpty(), r.Alert)
+		g.Expect(r.For+r.Expr).To(MatchRegexp(`^[0-9]+m|\[[0-9]+[mh]\]`), r.Alert+" does not fire at once")
 		g.Expect(r.Labels).To(HaveKey("severity"), r.Alert)
 		g.Expect(r.Annotations).To(SatisfyAll(HaveKey("summary"), HaveKey("description")), r.Alert)
 		expressions = append(expressions, r.Expr)
