@@ -25,12 +25,14 @@ type lazy struct {
 	*sim.Hardware
 
 	broken string // GPU whose mode cannot be set
+	late   string // GPU whose mode takes longest
 	expect int
 
 	mu    sync.Mutex
 	calls int // that are going on
 	begun []string
-	all   chan struct{}
+	first chan struct{} // closed when one has begun
+	all   chan struct{} // closed when all have
 }
 
 func (l *lazy) SetMIG(_ context.Context, uuid string, enabled bool) error {
@@ -38,6 +40,12 @@ func (l *lazy) SetMIG(_ context.Context, uuid string, enabled bool) error {
 		return errInjected
 	}
 	defer l.call()()
+	if uuid == l.late {
+		select {
+		case <-l.first:
+		case <-time.After(100 * time.Millisecond): // in which another could begin to reset
+		}
+	}
 	l.Update(func(n *sim.Node) {
 		g, _ := n.GPU(uuid)
 		g.PendingMIG = enabled
@@ -59,6 +67,9 @@ func (l *lazy) call() (end func()) {
 func (l *lazy) Reset(ctx context.Context, uuid string) error {
 	l.mu.Lock()
 	l.begun = append(l.begun, uuid)
+	if len(l.begun) == 1 {
+		close(l.first)
+	}
 	if l.calls > 0 {
 		l.mu.Unlock()
 		return errors.New("a handle is open")
@@ -80,8 +91,10 @@ func TestResetsBeginTogether(t *testing.T) {
 	for name, broken := range map[string]bool{"of all GPUs": false, "of those whose mode could be set": true} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
-			h := &lazy{Hardware: sim.New(slices.Repeat([]sim.Model{sim.A100}, 8)...), expect: 8, all: make(chan struct{})}
+			h := &lazy{Hardware: sim.New(slices.Repeat([]sim.Model{sim.A100}, 8)...), expect: 8}
+			h.first, h.all = make(chan struct{}), make(chan struct{})
 			have := observed(t, h)
+			h.late = have[2].UUID
 			if broken {
 				h.broken, h.expect = have[5].UUID, 7
 			}
