@@ -5,7 +5,6 @@ package packaging_test
 
 import (
 	"encoding/json"
-	"os"
 	"regexp"
 	"strings"
 	"testing"
@@ -42,11 +41,6 @@ func offered(t *testing.T) map[string]bool {
 	for d := range descriptions {
 		name := regexp.MustCompile(`fqName: "([^"]+)"`).FindStringSubmatch(d.String())
 		names[name[1]] = true
-	}
-	reference, err := os.ReadFile("../../docs/reference.md")
-	NewWithT(t).Expect(err).NotTo(HaveOccurred())
-	for _, name := range regexp.MustCompile("\\| `(gpusharing_[a-z_]+)` \\|").FindAllSubmatch(reference, -1) {
-		names[string(name[1])] = true
 	}
 	return names
 }
