@@ -19,33 +19,27 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 )
 
-// lazy is hardware whose driver leaves the reset that activates a MIG mode to us. Its resets last until so many have begun,
-// and nothing else may go on while they do.
+// lazy is hardware whose driver leaves the reset that activates a MIG mode to us. Its resets begin when so many
+// modes are set, and last until so many have begun.
 type lazy struct {
 	*sim.Hardware
 
 	broken string // GPU whose mode cannot be set
-	late   string // GPU whose mode takes longest
 	expect int
 
 	mu    sync.Mutex
-	calls int // that are going on
+	set   int // modes
 	begun []string
-	first chan struct{} // closed when one has begun
-	all   chan struct{} // closed when all have
+	all   chan struct{}
 }
 
 func (l *lazy) SetMIG(_ context.Context, uuid string, enabled bool) error {
 	if uuid == l.broken {
 		return errInjected
 	}
-	defer l.call()()
-	if uuid == l.late {
-		select {
-		case <-l.first:
-		case <-time.After(100 * time.Millisecond): // in which another could begin to reset
-		}
-	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.set++
 	l.Update(func(n *sim.Node) {
 		g, _ := n.GPU(uuid)
 		g.PendingMIG = enabled
@@ -53,26 +47,12 @@ func (l *lazy) SetMIG(_ context.Context, uuid string, enabled bool) error {
 	return gpu.ErrResetRequired
 }
 
-func (l *lazy) call() (end func()) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.calls++
-	return func() {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		l.calls--
-	}
-}
-
 func (l *lazy) Reset(ctx context.Context, uuid string) error {
 	l.mu.Lock()
 	l.begun = append(l.begun, uuid)
-	if len(l.begun) == 1 {
-		close(l.first)
-	}
-	if l.calls > 0 {
+	if l.set < l.expect {
 		l.mu.Unlock()
-		return errors.New("a handle is open")
+		return errors.New("the mode of another GPU is not set yet")
 	}
 	if len(l.begun) == l.expect {
 		close(l.all)
@@ -91,10 +71,8 @@ func TestResetsBeginTogether(t *testing.T) {
 	for name, broken := range map[string]bool{"of all GPUs": false, "of those whose mode could be set": true} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
-			h := &lazy{Hardware: sim.New(slices.Repeat([]sim.Model{sim.A100}, 8)...), expect: 8}
-			h.first, h.all = make(chan struct{}), make(chan struct{})
+			h := &lazy{Hardware: sim.New(slices.Repeat([]sim.Model{sim.A100}, 8)...), expect: 8, all: make(chan struct{})}
 			have := observed(t, h)
-			h.late = have[2].UUID
 			if broken {
 				h.broken, h.expect = have[5].UUID, 7
 			}
