@@ -72,8 +72,18 @@ func (m *metrics) register(registry prometheus.Registerer) (*metrics, error) {
 	return m, nil
 }
 
-// decided takes over what was decided last.
-func (m *metrics) decided(d rollout.Decision) { m.last.Store(&d) }
+// decided takes over what was decided last. Counters of each policy begin at 0, since Prometheus does not notice the first
+// increase of one that appears with it.
+func (m *metrics) decided(d rollout.Decision) {
+	for policy := range d.Policies {
+		m.evictions.WithLabelValues(policy)
+		m.refused.WithLabelValues(policy)
+		for _, reason := range []string{v1alpha1.ReasonApplyTimedOut, v1alpha1.ReasonNotAdvertised} {
+			m.rollbacks.WithLabelValues(policy, reason)
+		}
+	}
+	m.last.Store(&d)
+}
 
 // did counts an action that was carried out on a node whose GPUNode had that spec.
 func (m *metrics) did(a rollout.Action, before v1alpha1.GPUNodeSpec) {

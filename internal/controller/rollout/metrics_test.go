@@ -55,9 +55,11 @@ func TestMetrics(t *testing.T) {
 	g.Expect(testutil.GatherAndCompare(registry, strings.NewReader(`
 # HELP gpusharing_evictions_refused_total Evictions that a PodDisruptionBudget refused. Each is asked for again.
 # TYPE gpusharing_evictions_refused_total counter
+gpusharing_evictions_refused_total{policy="idle"} 0
 gpusharing_evictions_refused_total{policy="research"} 1
 # HELP gpusharing_evictions_total Pods whose eviction the API server accepted.
 # TYPE gpusharing_evictions_total counter
+gpusharing_evictions_total{policy="idle"} 0
 gpusharing_evictions_total{policy="research"} 1
 # HELP gpusharing_nodes Nodes that a policy governs, or that go back to the state in which they were found (no policy), by how far they are.
 # TYPE gpusharing_nodes gauge
@@ -75,6 +77,9 @@ gpusharing_resource_expected{policy="research",resource="nvidia.com/gpu"} 12
 gpusharing_resource_oversubscription{policy="research",resource="nvidia.com/gpu"} 4
 # HELP gpusharing_rollbacks_total Changes that failed on a node, which then goes back to its last good state, by the reason of the failure.
 # TYPE gpusharing_rollbacks_total counter
+gpusharing_rollbacks_total{policy="idle",reason="ApplyTimedOut"} 0
+gpusharing_rollbacks_total{policy="idle",reason="NotAdvertised"} 0
+gpusharing_rollbacks_total{policy="research",reason="ApplyTimedOut"} 0
 gpusharing_rollbacks_total{policy="research",reason="NotAdvertised"} 1
 # HELP gpusharing_rollout_start_timestamp_seconds Since when a policy is not ready, in seconds since 1970; absent for one that is. Its age is time() minus this.
 # TYPE gpusharing_rollout_start_timestamp_seconds gauge
