@@ -4,8 +4,13 @@
 package packaging_test
 
 import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"testing"
 	"testing/fstest"
+	"time"
 
 	. "github.com/onsi/gomega"
 	appsv1 "k8s.io/api/apps/v1"
@@ -30,6 +35,8 @@ const (
 type underOLM struct {
 	*env.Cluster
 	owner      *appsv1.Deployment
+	account    env.Identity // of the program that installs operands
+	manifests  map[string]string
 	controller *operand.Controller
 }
 
@@ -50,13 +57,15 @@ func newUnderOLM(t *testing.T, openshift bool) underOLM {
 	}
 	const account = "gpu-sharing-operands"
 	g.Expect(u.owner.Name).To(Equal(account))
-	c, err := cluster.ClientAs(t.Context(), env.Identity{Namespace: olmNamespace, ServiceAccount: account})
+	u.account = env.Identity{Namespace: olmNamespace, ServiceAccount: account}
+	c, err := cluster.ClientAs(t.Context(), u.account)
 	g.Expect(err).NotTo(HaveOccurred())
 	grant(t, cluster, account, install.ClusterPermissions, install.Permissions)
 
 	data := read(t, "config/bundle/manifests/gpu-sharing-operands.configmap.yaml")
 	manifests := fstest.MapFS{}
-	for key, content := range as[corev1.ConfigMap](t, data[0]).Data {
+	u.manifests = as[corev1.ConfigMap](t, data[0]).Data
+	for key, content := range u.manifests {
 		manifests[key] = &fstest.MapFile{Data: []byte(content)}
 	}
 	u.controller = operand.New(c, operand.Options{
@@ -161,4 +170,46 @@ func TestWithoutOpenShiftNoSCCIsMissed(t *testing.T) {
 	_, err := u.controller.Reconcile(t.Context(), u.owner)
 	g.Expect(err).NotTo(HaveOccurred())
 	u.daemonSet(t, "gpu-sharing-agent")
+}
+
+func TestTheProgramPutsBackWhatSomebodyDeletes(t *testing.T) {
+	u := newUnderOLM(t, true)
+	g := NewWithT(t)
+	u.startProgram(t)
+	agent := object("apps/v1", "DaemonSet", olmNamespace, "gpu-sharing-agent")
+	there := func() error { return u.Client.Get(t.Context(), client.ObjectKeyFromObject(agent), agent) }
+	g.Eventually(there, time.Minute).Should(Succeed())
+	first := agent.GetUID()
+	g.Expect(u.Client.Delete(t.Context(), agent)).To(Succeed())
+	g.Eventually(func() (types.UID, error) { err := there(); return agent.GetUID(), err }, time.Minute).ShouldNot(Equal(first))
+}
+
+// startProgram runs the program itself, with the rights of its account, until the test ends.
+func (u underOLM) startProgram(t *testing.T) {
+	t.Helper()
+	g := NewWithT(t)
+	folder := t.TempDir()
+	for file, content := range u.manifests {
+		g.Expect(os.WriteFile(filepath.Join(folder, file), []byte(content), 0o600)).To(Succeed())
+	}
+	config, err := u.ConfigAs(t.Context(), u.account)
+	g.Expect(err).NotTo(HaveOccurred())
+	data, err := env.Kubeconfig(config)
+	g.Expect(err).NotTo(HaveOccurred())
+	kubeconfig := filepath.Join(folder, "kubeconfig")
+	g.Expect(os.WriteFile(kubeconfig, data, 0o600)).To(Succeed())
+
+	build := exec.CommandContext(t.Context(), "go", "build", "-o", folder, "./cmd/controller")
+	build.Dir = path(t)
+	run(t, build)
+	ctx, stop := context.WithCancel(t.Context())
+	program := exec.CommandContext(ctx, filepath.Join(folder, "controller"), "operands", "--manifests="+folder,
+		"--namespace="+olmNamespace, "--health-probe-bind-address=0", "--kubeconfig="+kubeconfig)
+	program.Env = []string{"RELATED_IMAGE_AGENT=" + agentImage}
+	program.Stderr = t.Output()
+	g.Expect(program.Start()).To(Succeed())
+	t.Cleanup(func() {
+		stop()
+		_ = program.Wait() // it was killed
+	})
 }
