@@ -16,6 +16,9 @@ import (
 // putBack makes the GPUs on which a step failed what they were before the pass, as far as that can be done, so that what
 // was usable stays so until the wish is tried again. It returns what is so then.
 func (c *Controller) putBack(ctx context.Context, before, now observation, o *outcome) (observation, error) {
+	if len(o.failures) == 0 {
+		return now, nil
+	}
 	var broken []gpu.Device
 	for _, d := range before.devices {
 		if slices.ContainsFunc(o.failures, func(f failure) bool { return f.leaves(d.UUID) }) {
