@@ -18,7 +18,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/clock"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
@@ -43,6 +42,8 @@ type demo struct {
 	kubectl    string
 	machines   []*machine
 	was        map[string]string // what each node advertised before, by name
+	result     []row             // of each node, once every policy was Ready
+	before     snapshot          // of everything that is not ours, before the operator came
 	ready      bool              // every policy was Ready
 
 	mu   sync.Mutex
@@ -81,15 +82,10 @@ func (d *demo) play(ctx context.Context) error {
 	}()
 	limited, cancel := context.WithTimeout(ctx, deadline)
 	defer cancel()
-	for _, act := range []func(context.Context, context.Context, *sync.WaitGroup) error{
-		d.startCluster, d.startNodes, d.startController, d.applyPolicies,
-	} {
+	for _, act := range d.acts() {
 		if err := act(limited, background, &running); err != nil {
 			return d.explain(err)
 		}
-	}
-	if err := d.showResult(limited); err != nil {
-		return d.explain(err)
 	}
 	if d.keep {
 		d.showInvitation()
@@ -98,10 +94,21 @@ func (d *demo) play(ctx context.Context) error {
 	return nil
 }
 
+// act is a part of the demo. What it starts for the rest of the demo runs in the second context and is waited for.
+type act = func(limited, background context.Context, running *sync.WaitGroup) error
+
+func (d *demo) acts() []act {
+	acts := []act{d.startCluster, d.startNodes, d.startController, d.applyPolicies, d.noteResult}
+	if !d.keep {
+		acts = append(acts, d.changeLayout, d.undo)
+	}
+	return append(acts, d.showResult)
+}
+
 // explain adds to an error what the deadline means and where to look.
 func (d *demo) explain(err error) error {
 	if errors.Is(err, context.DeadlineExceeded) {
-		err = fmt.Errorf("not every policy was Ready within %s", deadline)
+		err = fmt.Errorf("within %s: %w", deadline, err)
 	}
 	if kept, failed := d.keepLogs(); failed == nil {
 		d.story.show("\nwhat the programs logged is kept in " + kept)
@@ -203,7 +210,19 @@ func (d *demo) startNodes(ctx, background context.Context, running *sync.WaitGro
 			return err
 		}
 	}
-	return nil
+	d.before, err = d.settled(ctx)
+	return err
+}
+
+// settled is the snapshot once two in a row are alike.
+func (d *demo) settled(ctx context.Context) (last snapshot, err error) {
+	err = d.until(ctx, func() (bool, error) {
+		now, err := d.snapshot(ctx)
+		same := last != nil && len(last.differences(now)) == 0
+		last = now
+		return same, err
+	})
+	return last, err
 }
 
 func (d *demo) startController(ctx, background context.Context, running *sync.WaitGroup) error {
@@ -277,14 +296,22 @@ func (d *demo) applyPolicies(ctx, _ context.Context, _ *sync.WaitGroup) error {
 
 // runKubectl runs kubectl as a user would, and shows what it says.
 func (d *demo) runKubectl(ctx context.Context, args ...string) error {
+	out, err := d.askKubectl(ctx, args...)
+	if err != nil {
+		return err
+	}
+	d.story.say("you", "kubectl %s → %s", strings.Join(args, " "), out)
+	return nil
+}
+
+func (d *demo) askKubectl(ctx context.Context, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, d.kubectl, args...)
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+d.kubeconfig)
 	out, err := cmd.CombinedOutput()
 	if err != nil {
-		return fmt.Errorf("kubectl %s: %w\n%s", strings.Join(args, " "), err, out)
+		return "", fmt.Errorf("kubectl %s: %w\n%s", strings.Join(args, " "), err, out)
 	}
-	d.story.say("you", "kubectl %s → %s", strings.Join(args, " "), strings.TrimSpace(string(out)))
-	return nil
+	return strings.TrimSpace(string(out)), nil
 }
 
 func (d *demo) allReady(ctx context.Context) (bool, error) {
@@ -309,7 +336,7 @@ func (d *demo) until(ctx context.Context, so func() (bool, error)) error {
 	defer ticker.Stop()
 	for {
 		if yes, err := so(); yes || err != nil {
-			return client.IgnoreNotFound(err)
+			return err
 		}
 		select {
 		case <-ctx.Done():

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"text/tabwriter"
 
 	corev1 "k8s.io/api/core/v1"
@@ -40,44 +41,73 @@ func (d *demo) advertises(ctx context.Context, name string) (string, error) {
 	return strings.Join(parts, ", "), nil
 }
 
-// showResult prints the table that the demo is about.
-func (d *demo) showResult(ctx context.Context) error {
-	d.story.chapter("What the nodes advertise now (resources of nvidia.com)")
-	var text strings.Builder
-	table := tabwriter.NewWriter(&text, 0, 0, 3, ' ', 0)
-	rows := []string{"NODE\tPOLICY\tSTRATEGY\tADVERTISED BEFORE\tADVERTISES NOW\tHOW ITS GPUS ARE"}
+// row is what the demo is about, for one node.
+type row struct {
+	node, policy, strategy string
+	before, under          string // what the node advertised before and under the policy
+	gpus                   string // how they were shared
+}
+
+// noteResult notes what each node advertises under its policy.
+func (d *demo) noteResult(ctx, _ context.Context, _ *sync.WaitGroup) error {
 	for _, m := range d.machines {
-		row, err := d.row(ctx, m.name)
+		r, err := d.row(ctx, m.name)
 		if err != nil {
 			return err
 		}
-		rows = append(rows, row)
+		d.result = append(d.result, r)
 	}
-	_, _ = io.WriteString(table, strings.Join(rows, "\n")+"\n")
+	out, err := d.askKubectl(ctx, "get", "gpusharingpolicies")
+	d.story.show("\n$ kubectl get gpusharingpolicies\n" + out)
+	return err
+}
+
+func (d *demo) row(ctx context.Context, name string) (row, error) {
+	gpuNode, policy := &v1alpha1.GPUNode{}, &v1alpha1.GPUSharingPolicy{}
+	if err := d.cluster.Client.Get(ctx, client.ObjectKey{Name: name}, gpuNode); err != nil {
+		return row{}, fmt.Errorf("reading GPUNode %s: %w", name, err)
+	}
+	if err := d.cluster.Client.Get(ctx, client.ObjectKey{Name: gpuNode.Spec.Policy}, policy); err != nil {
+		return row{}, fmt.Errorf("reading the policy of node %s: %w", name, err)
+	}
+	under, err := d.advertises(ctx, name)
+	return row{
+		node: name, policy: policy.Name, strategy: string(policy.Spec.Sharing.Strategy),
+		before: d.was[name], under: under, gpus: describeDevices(gpuNode.Status.Devices),
+	}, err
+}
+
+// showResult prints the table that the demo is about.
+func (d *demo) showResult(ctx, _ context.Context, _ *sync.WaitGroup) error {
+	d.story.chapter("What it was about (resources of nvidia.com)")
+	header := "NODE\tPOLICY\tSTRATEGY\tADVERTISED BEFORE\tADVERTISED UNDER THE POLICY"
+	if d.keep {
+		header += "\tHOW ITS GPUS ARE SHARED"
+	} else {
+		header += "\tAFTER ITS DELETION\tHOW ITS GPUS WERE SHARED"
+	}
+	lines := []string{header}
+	for _, r := range d.result {
+		cells := []string{r.node, r.policy, r.strategy, r.before, r.under}
+		if !d.keep {
+			after, err := d.advertises(ctx, r.node)
+			if err != nil {
+				return err
+			}
+			cells = append(cells, after)
+		}
+		lines = append(lines, strings.Join(append(cells, r.gpus), "\t"))
+	}
+	var text strings.Builder
+	table := tabwriter.NewWriter(&text, 0, 0, 3, ' ', 0)
+	_, _ = io.WriteString(table, strings.Join(lines, "\n")+"\n")
 	if err := table.Flush(); err != nil {
 		return err
 	}
 	d.story.show(text.String())
-	d.story.show("\nEvery policy is Ready. No GPU was needed: the drivers are simulated, the API server, the controller and the\n" +
-		"agents with their rights are the real ones.")
+	d.story.show("\nEvery policy was Ready. No GPU was needed: the drivers are simulated, and so is what kubelet and NVIDIA's programs do.\n" +
+		"The API server, the controller and the agents, with the rights that they ship with, are the real ones.")
 	return nil
-}
-
-func (d *demo) row(ctx context.Context, name string) (string, error) {
-	gpuNode, policy := &v1alpha1.GPUNode{}, &v1alpha1.GPUSharingPolicy{}
-	if err := d.cluster.Client.Get(ctx, client.ObjectKey{Name: name}, gpuNode); err != nil {
-		return "", fmt.Errorf("reading GPUNode %s: %w", name, err)
-	}
-	if err := d.cluster.Client.Get(ctx, client.ObjectKey{Name: gpuNode.Spec.Policy}, policy); err != nil {
-		return "", fmt.Errorf("reading the policy of node %s: %w", name, err)
-	}
-	now, err := d.advertises(ctx, name)
-	if err != nil {
-		return "", err
-	}
-	return strings.Join([]string{
-		name, policy.Name, string(policy.Spec.Sharing.Strategy), d.was[name], now, describeDevices(gpuNode.Status.Devices),
-	}, "\t"), nil
 }
 
 // showInvitation says what to try while the demo is left running.

@@ -1,0 +1,117 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+// snapshot is what belongs to others and we change for a while, field by field, each as JSON.
+type snapshot map[string]string
+
+func (s snapshot) put(name string, value any) {
+	encoded, err := json.Marshal(value)
+	if err != nil {
+		encoded = []byte(err.Error())
+	}
+	s[name] = string(encoded)
+}
+
+// differences are the fields that are not in b as they are in a, sorted.
+func (s snapshot) differences(now snapshot) []string {
+	var found []string
+	fields := maps.Clone(s)
+	maps.Copy(fields, now)
+	for field := range fields {
+		if s[field] != now[field] {
+			found = append(found, fmt.Sprintf("%s was %s and is %s", field, s[field], now[field]))
+		}
+	}
+	slices.Sort(found)
+	return found
+}
+
+// snapshot reads the nodes, the ClusterPolicy, the GPU Operator's ConfigMaps, and the hardware itself.
+func (d *demo) snapshot(ctx context.Context) (snapshot, error) {
+	s := snapshot{}
+	policies := &unstructured.UnstructuredList{}
+	policies.SetGroupVersionKind(schema.GroupVersionKind{Group: "nvidia.com", Version: "v1", Kind: "ClusterPolicyList"})
+	configMaps := &corev1.ConfigMapList{}
+	err := errors.Join(d.cluster.Client.List(ctx, policies),
+		d.cluster.Client.List(ctx, configMaps, client.InNamespace(gpuOperator)))
+	if err != nil {
+		return nil, fmt.Errorf("reading what is NVIDIA's: %w", err)
+	}
+	for _, p := range policies.Items {
+		s.put("ClusterPolicy "+p.GetName(), p.Object["spec"])
+	}
+	for _, c := range configMaps.Items {
+		s.put("ConfigMap "+c.Name, c.Data)
+	}
+	for _, m := range d.machines {
+		if err := d.snapshotNode(ctx, m, s); err != nil {
+			return nil, err
+		}
+	}
+	return s, nil
+}
+
+func (d *demo) snapshotNode(ctx context.Context, m *machine, s snapshot) error {
+	node := &corev1.Node{}
+	if err := d.cluster.Client.Get(ctx, client.ObjectKey{Name: m.name}, node); err != nil {
+		return fmt.Errorf("reading node %s: %w", m.name, err)
+	}
+	for key, value := range node.Labels {
+		s.put(fmt.Sprintf("label %s of node %s", key, m.name), value)
+	}
+	s.put("annotations of node "+m.name, node.Annotations)
+	s.put("taints of node "+m.name, node.Spec.Taints)
+	for resource, quantity := range node.Status.Allocatable {
+		if !quantity.IsZero() {
+			s.put(fmt.Sprintf("%s of node %s", resource, m.name), quantity)
+		}
+	}
+	inventory, err := m.inventory(ctx)
+	if err != nil {
+		return err
+	}
+	for _, gpu := range inventory.Devices {
+		s.put(fmt.Sprintf("GPU %d of node %s", gpu.Index, m.name), gpu.State)
+	}
+	return nil
+}
+
+// undo deletes every policy and waits until everything is as it was before the first.
+func (d *demo) undo(ctx, _ context.Context, _ *sync.WaitGroup) error {
+	d.story.chapter("The policies are deleted")
+	for _, args := range [][]string{{"delete", "pod", "holder"}, {"delete", "gsp", "--all"}} {
+		if err := d.runKubectl(ctx, args...); err != nil {
+			return err
+		}
+	}
+	var differences []string
+	err := d.until(ctx, func() (bool, error) {
+		now, err := d.snapshot(ctx)
+		differences = d.before.differences(now)
+		return len(differences) == 0, err
+	})
+	if err != nil {
+		return fmt.Errorf("%w: not everything went back to what it was:\n  %s", err, strings.Join(differences, "\n  "))
+	}
+	d.story.say("you", "everything is as it was before the first policy: %d fields of nodes, GPUs and NVIDIA's ClusterPolicy compared",
+		len(d.before))
+	return nil
+}
