@@ -127,6 +127,7 @@ func TestValuesThatMakeNoSenseAreRefused(t *testing.T) {
 		"a misspelt name":                        {"controler.replicas=1", "additional properties 'controler' not allowed"},
 		"a misspelt name further down":           {"agent.memory=1Gi", "at '/agent': additional properties 'memory' not allowed"},
 		"no controller":                          {"controller.replicas=0", "at '/controller/replicas': minimum: got 0, want 1"},
+		"a crowd of controllers":                 {"controller.replicas=6", "at '/controller/replicas': maximum: got 6, want 5"},
 		"a device plugin in no place":            {"devicePlugin.configMap=a", "at '/devicePlugin/namespace': minLength: got 0, want 1"},
 		"a device plugin without a ConfigMap":    {"devicePlugin.namespace=a", "at '/devicePlugin/configMap': minLength: got 0, want 1"},
 		"a ConfigMap that cannot name a volume":  {"devicePlugin.namespace=a,devicePlugin.configMap=a.b", "at '/devicePlugin/configMap': 'a.b' does not match pattern"},
