@@ -8,11 +8,14 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	. "github.com/onsi/gomega"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	clocktesting "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -88,6 +91,23 @@ func TestOnAnAPIServer(t *testing.T) {
 		g.Expect(out).To(And(ContainSubstring("NODE a   no policy   Ready\n"), ContainSubstring("|team/train")))
 		_, err = run("", "status", "b")
 		g.Expect(err).To(MatchError("\"b\" is no node with GPUs; `kubectl get gpunodes` lists those that are"))
+	})
+	t.Run("a cluster without the operator is told as such", func(t *testing.T) {
+		g := NewWithT(t)
+		for _, name := range []string{"gpusharingpolicies.gpusharing.io", "gpunodes.gpusharing.io"} {
+			definition := &unstructured.Unstructured{}
+			definition.SetName(name)
+			definition.SetGroupVersionKind(schema.GroupVersionKind{
+				Group: "apiextensions.k8s.io", Version: "v1", Kind: "CustomResourceDefinition",
+			})
+			g.Expect(cluster.Client.Delete(t.Context(), definition)).To(Succeed())
+		}
+		for _, args := range [][]string{{"status"}, {"plan", "-f", "-"}} {
+			g.Eventually(func() error {
+				_, err := run(research, args...)
+				return err
+			}).WithTimeout(30*time.Second).Should(MatchError(ContainSubstring("install the GPU Sharing Operator in this cluster")), args[0])
+		}
 	})
 }
 
