@@ -43,7 +43,8 @@ func nvidiaImage(ctx context.Context) image.Image {
 		Links: map[string]string{"/bin/sh": "/usr/bin/bash"},
 	}.WithPrograms(ctx,
 		filepath.Join(bin, "nvidia-device-plugin"), filepath.Join(bin, "config-manager"),
-		filepath.Join(bin, "gpu-feature-discovery"), filepath.Join(bin, "mps-control-daemon"), "/bin/bash", "/bin/sleep")
+		filepath.Join(bin, "gpu-feature-discovery"), filepath.Join(bin, "mps-control-daemon"), "/bin/bash", "/bin/sleep",
+		"/bin/mount", "/bin/umount", "/usr/bin/tail") // the MPS daemon runs these
 	Expect(err).NotTo(HaveOccurred())
 	return i
 }

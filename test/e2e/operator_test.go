@@ -79,8 +79,14 @@ func share(ctx context.Context, sharing string) {
 // apply applies a policy; spec is YAML.
 func apply(ctx context.Context, name, spec string) {
 	GinkgoHelper()
-	p := &v1alpha1.GPUSharingPolicy{}
-	Expect(yaml.UnmarshalStrict([]byte(spec), &p.Spec)).To(Succeed())
+	parsed := v1alpha1.GPUSharingPolicySpec{}
+	Expect(yaml.UnmarshalStrict([]byte(spec), &parsed)).To(Succeed())
+	applySpec(ctx, name, parsed)
+}
+
+func applySpec(ctx context.Context, name string, spec v1alpha1.GPUSharingPolicySpec) {
+	GinkgoHelper()
+	p := &v1alpha1.GPUSharingPolicy{Spec: spec}
 	p.Name = name
 	now := &v1alpha1.GPUSharingPolicy{}
 	err := kube.Get(ctx, client.ObjectKeyFromObject(p), now)

@@ -128,8 +128,8 @@ func (b baseline) overrule(manager string) baseline {
 }
 
 // keys are the keys that nodes which no policy governs need, given the content of the ConfigMap that was there before,
-// and the one of them for nodes without a label.
-func (b baseline) keys(before map[string]string) (keys map[string]string, defaultKey string) {
+// and the one of them for nodes without a label, whose MIG strategy is given unless somebody has chosen that key.
+func (b baseline) keys(before map[string]string, unlabelled string) (keys map[string]string, defaultKey string) {
 	keys = make(map[string]string, len(before)+1)
 	for key, data := range before {
 		adopted, err := deviceplugin.Adopt(data, b.strategy())
@@ -141,7 +141,7 @@ func (b baseline) keys(before map[string]string) (keys map[string]string, defaul
 	if _, found := keys[b.key()]; found {
 		return keys, b.key()
 	}
-	config := deviceplugin.Default(b.strategy())
+	config := deviceplugin.Default(unlabelled)
 	keys[config.Key] = config.Data
 	return keys, config.Key
 }

@@ -133,7 +133,11 @@ func (w *Wiring) observeClusterPolicy(ctx context.Context, o *Observed) error {
 		return err
 	}
 	o.baseline.Adopted, o.baseline.Keys = true, slices.Sorted(maps.Keys(before))
-	o.Keys, o.defaultKey = o.baseline.keys(before)
+	unlabelled, err := w.unlabelled(ctx, o.baseline)
+	if err != nil {
+		return err
+	}
+	o.Keys, o.defaultKey = o.baseline.keys(before, unlabelled)
 	inPlace := wired(policy, o.defaultKey)
 	o.Ready = inPlace && contains(o.Applied, o.Keys)
 	if !inPlace {
@@ -207,6 +211,31 @@ func (w *Wiring) observeConfigMaps(ctx context.Context, o *Observed) error {
 	applied, err := appliedKeys(o.configMap)
 	o.Applied = applied
 	return err
+}
+
+// unlabelled is the MIG strategy of the key for nodes without a label. NVIDIA's config-manager (v0.18.2 to v0.20.0,
+// cmd/config-manager/main.go: SyncableConfig.Get) lets every device plugin start with that key, whatever the node's label
+// says, and selects the label's a moment later. A plugin ends that starts with single where GPUs or instances differ, and
+// with none it offers GPUs in MIG mode as whole ones; mixed offers what is there, under the same names as any other
+// strategy where there is no MIG. So it is mixed, unless MIG is on at a node that no policy governs: that one gets what
+// the ClusterPolicy asked for.
+func (w *Wiring) unlabelled(ctx context.Context, b baseline) (string, error) {
+	nodes := &v1alpha1.GPUNodeList{}
+	if err := w.client.List(ctx, nodes); err != nil {
+		return "", fmt.Errorf("listing GPUNodes: %w", err)
+	}
+	for i := range nodes.Items {
+		if n := &nodes.Items[i]; n.Spec.Policy == "" && hasMIG(n) {
+			return b.strategy(), nil
+		}
+	}
+	return string(v1alpha1.MIGStrategyMixed), nil
+}
+
+func hasMIG(n *v1alpha1.GPUNode) bool {
+	return slices.ContainsFunc(n.Status.Devices, func(d v1alpha1.DeviceStatus) bool {
+		return d.Sharing.MIGMode == v1alpha1.MIGModeEnabled
+	})
 }
 
 // servesMPS says whether NVIDIA's MPS daemon set is there.

@@ -51,6 +51,7 @@ func TestWiring(t *testing.T) {
 		"follows the oldest ClusterPolicy":                                    testOldest,
 		"writes the keys, then the ClusterPolicy once, then nothing":          testOnce,
 		"goes on where it was killed":                                         testKilled,
+		"leaves MIG as it was on nodes that no policy governs":                testUngoverned,
 		"keeps the keys of the ConfigMap that was there":                      testAdopts,
 		"puts the ClusterPolicy back, then removes the ConfigMap":             testUnwire,
 		"finds the record on the ClusterPolicy if the ConfigMap is deleted":   testRecord,
@@ -145,10 +146,10 @@ func testOnce(f *fixture) {
 	f.Expect(f.observe().Applied).To(BeNil())
 
 	f.Expect(f.wire(research)).To(Equal([]string{"apply ConfigMap", "patch ClusterPolicy"}))
-	unlabelled := deviceplugin.Default("single")
+	unlabelled := deviceplugin.Default("mixed")
 	f.Expect(f.configMap(wiring.ConfigMapName).Data).To(Equal(map[string]string{
 		"research-1": "version: v1\n", unlabelled.Key: unlabelled.Data,
-	}), "nodes without a label do what mig.strategy asked for")
+	}), "every device plugin starts with it, so it must not end any")
 	f.Expect(f.spec(policy)).To(MatchYAML(`
 devicePlugin: {enabled: true, config: {name: gpu-sharing-device-plugin, default: `+unlabelled.Key+`}}
 mig: {}
@@ -158,6 +159,28 @@ mig: {}
 	f.Expect(f.wire(research)).To(BeEmpty())
 	f.Expect(f.wire(map[string]string{"research-2": "version: v1\n"})).To(Equal([]string{"apply ConfigMap"}))
 	f.Expect(f.configMap(wiring.ConfigMapName).Data).NotTo(HaveKey("research-1"), "a key that nothing names any more goes")
+}
+
+func testUngoverned(f *fixture) {
+	f.policy("cluster-policy", installed)
+	node := &v1alpha1.GPUNode{ObjectMeta: metav1.ObjectMeta{Name: "by-hand"}}
+	f.Expect(f.client.Create(f.ctx(), node)).To(Succeed())
+	f.t.Cleanup(func() { f.Expect(f.client.Delete(context.Background(), node)).To(Succeed()) })
+	f.wire(research)
+	f.Expect(f.configMap(wiring.ConfigMapName).Data).To(HaveKey(deviceplugin.Default("mixed").Key))
+
+	node.Status.Devices = []v1alpha1.DeviceStatus{{
+		UUID: "GPU-1", Sharing: v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeEnabled},
+	}}
+	f.Expect(f.client.Status().Update(f.ctx(), node)).To(Succeed())
+	f.wire(research)
+	f.Expect(keysOf(f.configMap(wiring.ConfigMapName))).To(ConsistOf("research-1", deviceplugin.Default("single").Key),
+		"nobody asked for other names there")
+
+	node.Spec.Policy = "research"
+	f.Expect(f.client.Update(f.ctx(), node)).To(Succeed())
+	f.wire(research)
+	f.Expect(f.configMap(wiring.ConfigMapName).Data).To(HaveKey(deviceplugin.Default("mixed").Key))
 }
 
 func testKilled(f *fixture) {
@@ -257,7 +280,6 @@ func testFight(f *fixture) {
 	f.Expect(f.observe().Ready).To(BeTrue(), "once, a chart that is upgraded writes its values over ours")
 
 	f.patch(policy, "argocd-controller", back)
-	f.Expect(f.wire(research)).To(Equal([]string{"apply ConfigMap"}), "with what they want once we are gone")
 	f.Expect(f.wire(research)).To(BeEmpty())
 	overridden := f.observe().Overridden
 	f.Expect(overridden).NotTo(BeNil())

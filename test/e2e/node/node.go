@@ -138,7 +138,8 @@ func (n *Node) ready(ctx context.Context) error {
 		if c.Type != corev1.NodeReady {
 			continue
 		}
-		if c.Status == corev1.ConditionTrue && !c.LastHeartbeatTime.Time.Before(n.kubelet.started.Truncate(time.Second)) {
+		// Times in the API have seconds: one of this second may be of the kubelet that ran before.
+		if c.Status == corev1.ConditionTrue && c.LastHeartbeatTime.After(n.kubelet.started) {
 			return nil
 		}
 		return fmt.Errorf("%s: %s", c.Reason, c.Message)

@@ -21,7 +21,7 @@ const (
 	// logs is where programs and pods write.
 	logs = "/var/log"
 	// stopAfter is how long a program may take to stop.
-	stopAfter = 20 * time.Second
+	stopAfter = 5 * time.Second
 	// upAfter is how long a program may take until it does its work; etcd and the API server need seconds on an idle
 	// machine, and minutes are for one that is not.
 	upAfter = 3 * time.Minute
