@@ -61,6 +61,13 @@ func (g *gate) make(change func()) {
 	g.changed = make(chan struct{})
 }
 
+// others says whether more than one operation is going on, and what is closed when that changes.
+func (g *gate) others() (changed <-chan struct{}, more bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.changed, g.calls > 1
+}
+
 // pass is an operation that the gate has let in.
 type pass struct {
 	*gate

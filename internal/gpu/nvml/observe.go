@@ -19,7 +19,7 @@ import (
 func (h *Hardware) Observe(ctx context.Context) (gpu.Inventory, error) {
 	var inv gpu.Inventory
 	err := h.do(ctx, everyGPU, "observing the GPUs", func() error {
-		seen, err := h.observe()
+		seen, err := h.observe(ctx)
 		if err == nil && ctx.Err() == nil {
 			inv = seen
 		}
@@ -31,7 +31,7 @@ func (h *Hardware) Observe(ctx context.Context) (gpu.Inventory, error) {
 	return inv, nil
 }
 
-func (h *Hardware) observe() (gpu.Inventory, error) {
+func (h *Hardware) observe(ctx context.Context) (gpu.Inventory, error) {
 	version, ret := h.lib.SystemGetDriverVersion()
 	if ret != nvml.SUCCESS {
 		return gpu.Inventory{}, failed("nvmlSystemGetDriverVersion", ret)
@@ -47,9 +47,7 @@ func (h *Hardware) observe() (gpu.Inventory, error) {
 	var looking sync.WaitGroup
 	for index := range count {
 		looking.Go(func() {
-			if devices[index], errs[index] = h.observeDevice(index); errs[index] != nil {
-				errs[index] = fmt.Errorf("GPU %d: %w", index, errs[index])
-			}
+			devices[index], errs[index] = h.observeStill(ctx, index)
 		})
 	}
 	looking.Wait()
@@ -57,6 +55,26 @@ func (h *Hardware) observe() (gpu.Inventory, error) {
 		return gpu.Inventory{}, err
 	}
 	return gpu.Inventory{DriverVersion: version, Devices: devices}, nil
+}
+
+// observeStill reads a GPU, again if that failed while other operations were going on: what one of them destroys vanishes
+// under the reader's eyes.
+func (h *Hardware) observeStill(ctx context.Context, index int) (gpu.Device, error) {
+	for {
+		changed, others := h.gate.others()
+		d, err := h.observeDevice(index)
+		if err == nil {
+			return d, nil
+		}
+		if others {
+			select {
+			case <-changed:
+				continue
+			case <-ctx.Done():
+			}
+		}
+		return gpu.Device{}, fmt.Errorf("GPU %d: %w", index, err)
+	}
 }
 
 func (h *Hardware) observeDevice(index int) (gpu.Device, error) {

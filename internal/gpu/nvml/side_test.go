@@ -44,6 +44,36 @@ func TestGPUsAreChangedSideBySide(t *testing.T) {
 	expectSame(t, h)
 }
 
+// What vanishes while it is looked at does not fail the observation, though NVML says that it is not there.
+func TestGPUsAreObservedWhileTheyAreChanged(t *testing.T) {
+	g := NewWithT(t)
+	h := on(t, sim.H100, sim.H100)
+	inv, err := h.Observe(t.Context())
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(sideBySide(inv, func(uuid string) error { return h.SetMIG(t.Context(), uuid, true) })).To(Succeed())
+	g.Expect(driver(t).SetLatency("nvmlGpuInstanceGetComputeInstances", time.Millisecond)).To(Succeed())
+	ended := make(chan struct{})
+	var changing sync.WaitGroup
+	changing.Go(func() {
+		defer close(ended)
+		for range 20 {
+			g.Expect(h.CreateInstance(t.Context(), inv.Devices[0].UUID, "1g.10gb", gpu.Placement{Start: 2, Size: 1})).To(Succeed())
+			g.Expect(h.DestroyInstance(t.Context(), inv.Devices[0].UUID, 9)).To(Succeed())
+		}
+	})
+	for looks := 0; ; looks++ {
+		_, err := h.Observe(t.Context())
+		g.Expect(err).NotTo(HaveOccurred())
+		select {
+		case <-ended:
+			changing.Wait()
+			g.Expect(looks).To(BeNumerically(">", 0))
+			return
+		default:
+		}
+	}
+}
+
 func TestAHangOnOneGPUDoesNotHoldAnother(t *testing.T) {
 	g := NewWithT(t)
 	h := on(t, sim.H100, sim.H100)
@@ -99,7 +129,7 @@ func (r *resetter) Reset(ctx context.Context, pciBusID string) error {
 
 func TestGPUsAreResetSideBySide(t *testing.T) {
 	cases := map[string]struct{ persistent, shy bool }{
-		"each by itself":                               {},
+		"each by itself": {},
 		"with persistence mode, which is put back":     {persistent: true},
 		"by a program that bears no other beside it":   {shy: true},
 		"by such a program, and with persistence mode": {shy: true, persistent: true},
