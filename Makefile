@@ -30,9 +30,15 @@ e2e: ## Test on a real node: containerd, kubelet, NVIDIA's programs, our images 
 	GPUSHARING_E2E=1 go test -count=1 -timeout 60m $(TESTFLAGS) ./test/e2e/...
 
 .PHONY: bench
-bench: kube ## Measure planning, packing, the API writes of a rollout, and MIG beside NVIDIA's mig-parted (as root; minutes).
+bench: kube ## Measure planning, packing, the API writes of a rollout, MIG beside NVIDIA's mig-parted, and a real node (as root; half an hour).
 	go test -run '^$$' -bench . -benchtime 1s ./internal/... ./test/bench/...
 	MIG_BENCH=1 KUBEBUILDER_ASSETS="$$(hack/kube/build.sh)" go test -count=1 -v -timeout 30m -run '^TestMIGBesideMIGParted$$' ./test/bench
+	$(MAKE) bench-node
+
+.PHONY: bench-node
+bench-node: ## Measure on a real node how soon a change is allocatable: by hand, as guides say, by policy. GPUSHARING_BENCH=a=5,b=3,c=2,d=5,mig=2 is shorter.
+	hack/e2e/build.sh >/dev/null
+	GPUSHARING_E2E=1 GPUSHARING_BENCH="$${GPUSHARING_BENCH:-1}" go test -count=1 -v -timeout 90m $(TESTFLAGS) ./test/e2e -ginkgo.label-filter=bench -ginkgo.timeout=85m
 
 ##@ For developers
 

@@ -51,7 +51,7 @@ var _ = BeforeSuite(func(ctx SpecContext) {
 
 	pause := write(pauseImage())
 	machine, err = node.Start(ctx, node.Options{
-		Name: nodeName, Bin: bin, Pause: pause, PauseImage: pauseImage().Name, StatusEvery: time.Second, Log: GinkgoWriter,
+		Name: nodeName, Bin: bin, Pause: pause, PauseImage: pauseImage().Name, StatusEvery: statusEvery(), Log: GinkgoWriter,
 	})
 	Expect(err).NotTo(HaveOccurred())
 	DeferCleanup(stopNode)
@@ -142,13 +142,17 @@ func allocatable(ctx context.Context) (map[string]int64, error) {
 	if err := kube.Get(ctx, client.ObjectKey{Name: nodeName}, n); err != nil {
 		return nil, err
 	}
+	return advertised(n), nil
+}
+
+func advertised(n *corev1.Node) map[string]int64 {
 	found := map[string]int64{}
 	for name, quantity := range n.Status.Allocatable {
 		if isGPU(name) {
 			found[string(name)] = quantity.Value()
 		}
 	}
-	return found, nil
+	return found
 }
 
 // offered is allocatable without the resources of which there is none: the kubelet lists a name for good.
