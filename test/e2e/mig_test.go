@@ -91,7 +91,7 @@ func migSpecs(c migCase) {
 
 	It("gives the GPUs back whole when the policy is deleted", func(ctx SpecContext) {
 		unshare(ctx, whole)
-		Eventually(func() ([]string, error) { return instances() }).WithContext(ctx).Should(BeEmpty())
+		Eventually(instances).WithContext(ctx).Should(BeEmpty())
 		startPod(ctx, "whole-again", "nvidia.com/gpu", 2)
 		Expect(expectRunning(ctx, "whole-again").Devices).To(HaveLen(2))
 	})

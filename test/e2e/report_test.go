@@ -37,9 +37,10 @@ func outcome(state types.SpecState) string {
 		return "pending"
 	case types.SpecStateSkipped:
 		return "skipped"
-	default:
-		return "FAILED"
+	case types.SpecStateInvalid, types.SpecStateFailed, types.SpecStateAborted, types.SpecStatePanicked,
+		types.SpecStateInterrupted, types.SpecStateTimedout:
 	}
+	return "FAILED"
 }
 
 // details are how long a spec took, if it ran, and what it noted.

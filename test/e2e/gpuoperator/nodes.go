@@ -85,7 +85,7 @@ func (o *Operator) copyFeature(ctx context.Context, feature *unstructured.Unstru
 		return client.IgnoreNotFound(err)
 	}
 	before := node.DeepCopy()
-	for _, key := range strings.Split(node.Annotations[copiedKey], ",") {
+	for key := range strings.SplitSeq(node.Annotations[copiedKey], ",") {
 		if _, ok := want[key]; !ok {
 			delete(node.Labels, key)
 		}

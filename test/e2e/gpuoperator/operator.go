@@ -70,7 +70,7 @@ func (o *Operator) Run(ctx context.Context) {
 	for {
 		if err := o.reconcile(ctx); err != nil && ctx.Err() == nil && err.Error() != o.said {
 			o.said = err.Error()
-			fmt.Fprintln(o.log, "   gpu-operator stand-in:", err)
+			_, _ = fmt.Fprintln(o.log, "   gpu-operator stand-in:", err)
 		}
 		select {
 		case <-ctx.Done():
@@ -107,7 +107,7 @@ func (o *Operator) reconcile(ctx context.Context) error {
 // applySet writes a daemon set if it differs from what was rendered last.
 func (o *Operator) applySet(ctx context.Context, set *appsv1.DaemonSet) error {
 	hash := fnv.New64a()
-	fmt.Fprintf(hash, "%v", set.Spec.String())
+	_, _ = fmt.Fprintf(hash, "%v", set.Spec.String())
 	set.Annotations = map[string]string{hashKey: fmt.Sprintf("%x", hash.Sum64())}
 	now := &appsv1.DaemonSet{}
 	err := o.client.Get(ctx, client.ObjectKeyFromObject(set), now)

@@ -11,7 +11,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
-	"k8s.io/utils/ptr"
 )
 
 // Image is the one with NVIDIA's programs.
@@ -75,7 +74,7 @@ func podSpec(o operand, p *clusterPolicy) corev1.PodSpec {
 		Tolerations:        []corev1.Toleration{{Key: "nvidia.com/gpu", Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule}},
 		PriorityClassName:  "system-node-critical",
 		ServiceAccountName: o.account,
-		RuntimeClassName:   ptr.To("nvidia"),
+		RuntimeClassName:   new("nvidia"),
 		HostPID:            o.hostPID,
 		InitContainers:     append([]corev1.Container{toolkit}, o.before...),
 		Volumes:            append(slices.Clone(o.volumes), hostPath("run-nvidia-validations", "/run/nvidia/validations", corev1.HostPathDirectoryOrCreate)),
@@ -99,7 +98,7 @@ func withConfig(spec corev1.PodSpec, o operand, p *clusterPolicy) corev1.PodSpec
 		}}},
 		corev1.Volume{Name: "config", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}})
 	if !o.hostPID { // config-manager must see the program that it signals
-		spec.ShareProcessNamespace = ptr.To(true)
+		spec.ShareProcessNamespace = new(true)
 	}
 	setEnv(&o.main, "CONFIG_FILE", "/config/config.yaml")
 	o.main.VolumeMounts = append(o.main.VolumeMounts, mounts...)
@@ -157,7 +156,7 @@ func setEnv(c *corev1.Container, name, value string) {
 func privileged(name string, command ...string) corev1.Container {
 	return corev1.Container{
 		Name: name, Image: Image, Command: command, ImagePullPolicy: corev1.PullIfNotPresent,
-		SecurityContext: &corev1.SecurityContext{Privileged: ptr.To(true)},
+		SecurityContext: &corev1.SecurityContext{Privileged: new(true)},
 	}
 }
 

@@ -16,6 +16,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -104,14 +105,14 @@ func (n *Node) start(ctx context.Context) error {
 func since(began time.Time) time.Duration { return time.Since(began).Round(100 * time.Millisecond) }
 
 func (n *Node) say(format string, args ...any) {
-	fmt.Fprintf(n.options.Log, "   "+format+"\n", args...)
+	_, _ = fmt.Fprintf(n.options.Log, "   "+format+"\n", args...)
 }
 
 // Stop stops everything, the kubelet first. Containers are left to the end of the sandbox.
 func (n *Node) Stop() error {
 	var errs []error
-	for i := len(n.programs) - 1; i >= 0; i-- {
-		errs = append(errs, n.programs[i].stop())
+	for _, p := range slices.Backward(n.programs) {
+		errs = append(errs, p.stop())
 	}
 	n.programs = nil
 	return errors.Join(errs...)

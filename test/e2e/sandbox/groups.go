@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -125,7 +126,7 @@ func killGroups(name string) bool {
 		if err != nil {
 			return // it went in the meantime
 		}
-		for _, field := range strings.Fields(string(data)) {
+		for field := range strings.FieldsSeq(string(data)) {
 			if pid, err := strconv.Atoi(field); err == nil && pid > 1 && pid != os.Getpid() {
 				found = true
 				_ = syscall.Kill(pid, syscall.SIGKILL) // it may have ended by itself
@@ -139,8 +140,8 @@ func killGroups(name string) bool {
 func removeGroups(name string) error {
 	var all []string
 	walkGroups(name, func(group string) { all = append(all, group) })
-	for i := len(all) - 1; i >= 0; i-- {
-		if err := os.Remove(all[i]); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	for _, group := range slices.Backward(all) {
+		if err := os.Remove(group); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("removing a control group: %w", err)
 		}
 	}

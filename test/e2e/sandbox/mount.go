@@ -139,15 +139,15 @@ func fillDevices(dev string) error {
 // bindAll shows the machine the folders that it must see, read-only, and the one to which it writes.
 func bindAll(root string, o Options) error {
 	for _, path := range o.Visible {
-		real, err := filepath.EvalSymlinks(path)
+		resolved, err := filepath.EvalSymlinks(path)
 		if err != nil {
 			return fmt.Errorf("showing the machine a folder: %w", err)
 		}
-		if err := bind(root, real); err != nil {
+		if err := bind(root, resolved); err != nil {
 			return err
 		}
 		flags := uintptr(unix.MS_BIND | unix.MS_REMOUNT | unix.MS_RDONLY)
-		if err := (mount{target: root + real, flags: flags}).do(); err != nil {
+		if err := (mount{target: root + resolved, flags: flags}).do(); err != nil {
 			return err
 		}
 	}

@@ -22,7 +22,7 @@ const boxVariable = "GPUSHARING_SANDBOX_DIR"
 const parentPoll = time.Second
 
 // outer starts the machine, waits for its end and leaves nothing behind.
-func outer(o Options) (int, error) {
+func outer() (int, error) {
 	if os.Geteuid() != 0 {
 		return 0, errors.New("a machine inside this one needs root: kubelet and containerd mount file systems and make networks")
 	}

@@ -61,7 +61,7 @@ func Main(o Options, inside func() int) int {
 	case stageSweep:
 		err = sweep(os.Getenv(boxVariable))
 	default:
-		status, err = outer(o)
+		status, err = outer()
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "sandbox:", err)
