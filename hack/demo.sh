@@ -25,7 +25,7 @@ step() {
 export CGO_CFLAGS="${CGO_CFLAGS:--g -O2 -Wno-deprecated-declarations}"
 # With the same settings as `go test`, so that the two share what they build.
 mkdir -p bin
-step "controller, agent and demo (the first time some minutes)" go build -o bin/ ./cmd/controller ./cmd/agent ./test/demo
+step "controller, agent, kubectl plugin and demo (the first time some minutes)" go build -o bin/ ./cmd/... ./test/demo
 step "the simulated driver" bin/demo build-driver
 
 exec bin/demo

@@ -58,7 +58,7 @@ func (d *demo) changeLayout(ctx, _ context.Context, _ *sync.WaitGroup) error {
 		return fmt.Errorf("the pod held %s before the change and holds %q after it", held, still)
 	}
 	d.story.say(changedNode, "the pod still holds %s", still)
-	return nil
+	return d.showKubectl(ctx, "gpusharing", "status", changedNode)
 }
 
 // preview asks for the layout with the rollout paused, and shows what would be done.

@@ -304,9 +304,14 @@ func (d *demo) runKubectl(ctx context.Context, args ...string) error {
 	return nil
 }
 
+// askKubectl runs kubectl, which finds our plugin in the path.
 func (d *demo) askKubectl(ctx context.Context, args ...string) (string, error) {
+	programs, err := filepath.Abs(d.programs)
+	if err != nil {
+		return "", err
+	}
 	cmd := exec.CommandContext(ctx, d.kubectl, args...)
-	cmd.Env = append(os.Environ(), "KUBECONFIG="+d.kubeconfig)
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+d.kubeconfig, "PATH="+programs+":"+os.Getenv("PATH"))
 	out, err := cmd.CombinedOutput()
 	if err != nil {
 		return "", fmt.Errorf("kubectl %s: %w\n%s", strings.Join(args, " "), err, out)

@@ -57,9 +57,17 @@ func (d *demo) noteResult(ctx, _ context.Context, _ *sync.WaitGroup) error {
 		}
 		d.result = append(d.result, r)
 	}
-	out, err := d.askKubectl(ctx, "get", "gpusharingpolicies")
-	d.story.show("\n$ kubectl get gpusharingpolicies\n" + out)
-	return err
+	return d.showKubectl(ctx, "get", "gpusharingpolicies")
+}
+
+// showKubectl shows what kubectl says, as it is.
+func (d *demo) showKubectl(ctx context.Context, args ...string) error {
+	out, err := d.askKubectl(ctx, args...)
+	if err != nil {
+		return err
+	}
+	d.story.show("\n$ kubectl " + strings.Join(args, " ") + "\n" + out)
+	return nil
 }
 
 func (d *demo) row(ctx context.Context, name string) (row, error) {
@@ -115,9 +123,10 @@ func (d *demo) showInvitation() {
 	d.story.chapter("It is left running until you press Ctrl-C. In another terminal:")
 	d.story.show(fmt.Sprintf(`
 export KUBECONFIG=%s
-export PATH=%s:$PATH     # for kubectl, if you have none
+export PATH=$PWD/%s:%s:$PATH     # our kubectl plugin, and kubectl
 
-1. Look around. Policies say what is wished and what is so, GPUNodes what each node's agent sees:
+1. Look around: the GPUs as a picture, what is wished and what is so, and what a node's agent sees:
+     kubectl gpusharing status
      kubectl get gpusharing
      kubectl get gpunode gpu-a100 -o yaml
 
@@ -133,5 +142,5 @@ export PATH=%s:$PATH     # for kubectl, if you have none
      kubectl delete pod holder
 
 And in the end, delete the policies, and see every node, and NVIDIA's ClusterPolicy, go back to what they were:
-     kubectl delete gsp --all`, d.kubeconfig, filepath.Dir(d.kubectl)))
+     kubectl delete gsp --all`, d.kubeconfig, d.programs, filepath.Dir(d.kubectl)))
 }
