@@ -47,7 +47,7 @@ func (n *Node) run(name string, args ...string) (*program, error) {
 	if err != nil {
 		return nil, fmt.Errorf("opening the log of %s: %w", name, err)
 	}
-	defer log.Close()
+	defer log.Close() //nolint:errcheck // the program writes it
 	cmd := exec.Command(n.program(name), args...)
 	cmd.Stdout, cmd.Stderr = log, log
 	// Containerd finds its shim, and the kubelet its tools, beside them.

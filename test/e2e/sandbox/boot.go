@@ -74,7 +74,7 @@ func startNetwork(addresses []string) error {
 	if err != nil {
 		return fmt.Errorf("opening a socket: %w", err)
 	}
-	defer unix.Close(socket)
+	defer unix.Close(socket) //nolint:errcheck // nothing was written to it
 	if err := bringUp(socket); err != nil {
 		return err
 	}

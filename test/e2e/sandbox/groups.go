@@ -35,7 +35,7 @@ func hierarchies() ([]hierarchy, error) {
 	if err != nil {
 		return nil, fmt.Errorf("reading the control groups of this process: %w", err)
 	}
-	defer f.Close()
+	defer f.Close() //nolint:errcheck // only read
 	var found []hierarchy
 	for s := bufio.NewScanner(f); s.Scan(); {
 		fields := strings.SplitN(s.Text(), ":", 3)
