@@ -136,9 +136,10 @@ var _ = Describe("Speed", Label("bench"), Ordered, func() {
 		Expect(err).NotTo(HaveOccurred())
 		for i := range count["d"] {
 			anyMoment(ctx, i, count["d"])
-			samples["d"] = append(samples["d"], until(ctx, replicated(3+i), func() { applyReplicas(ctx, 3+i) }))
 			expectReady(ctx, "speed")
+			samples["d"] = append(samples["d"], until(ctx, replicated(3+i), func() { applyReplicas(ctx, 3+i) }))
 		}
+		expectReady(ctx, "speed")
 		after, err := restarts(ctx)
 		Expect(err).NotTo(HaveOccurred())
 		notes = append(notes, restarted(count["d"], before, after))
