@@ -35,13 +35,13 @@ type clusterPolicy struct {
 		Strategy string `json:"strategy"`
 	} `json:"mig"`
 
-	// ownMPS says that NVIDIA's MPS daemon set is rendered. The real operator always does; here it can be left out, for
-	// clusters whose MPS is ours: annotation AnnotationWithoutMPS.
+	// ownMPS says that NVIDIA's MPS daemon set is rendered.
 	ownMPS bool
 }
 
-// AnnotationWithoutMPS on the ClusterPolicy leaves NVIDIA's MPS daemon set out.
-const AnnotationWithoutMPS = "e2e.gpusharing.io/without-mps"
+// AnnotationMPS on the ClusterPolicy says whether NVIDIA's MPS daemon set is rendered: "true". The real operator always
+// renders it.
+const AnnotationMPS = "e2e.gpusharing.io/mps"
 
 func parsePolicy(found *unstructured.Unstructured) (*clusterPolicy, error) {
 	p := &clusterPolicy{}
@@ -52,7 +52,7 @@ func parsePolicy(found *unstructured.Unstructured) (*clusterPolicy, error) {
 	if err != nil {
 		return nil, fmt.Errorf("reading the ClusterPolicy: %w", err)
 	}
-	p.ownMPS = found.GetAnnotations()[AnnotationWithoutMPS] == ""
+	p.ownMPS = found.GetAnnotations()[AnnotationMPS] == "true"
 	if p.DevicePlugin.MPS.Root == "" {
 		p.DevicePlugin.MPS.Root = "/run/nvidia/mps"
 	}
