@@ -22,6 +22,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/deviceplugin"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
@@ -58,7 +59,7 @@ func testTimeSlicing(s *scenario) {
 		"apply GPUNode t4",
 	}), "the second apply records what was reached")
 	s.Expect(s.clusterSpec()).To(MatchYAML(`
-devicePlugin: {enabled: true, config: {name: gpu-sharing-device-plugin, default: ` + s.unlabelledKey() + `}}
+devicePlugin: {enabled: true, config: {name: gpu-sharing-device-plugin, default: ` + deviceplugin.Default("mixed").Key + `}}
 mig: {}
 `))
 	s.Expect(s.announced()).To(ContainElements(
@@ -67,16 +68,6 @@ mig: {}
 		"Normal SpecSet set spec of GPUNode t4: applying policy research",
 		"Normal Ready 1 node advertises what the policy asks for",
 	))
-}
-
-// unlabelledKey is the key for nodes without a label.
-func (s *scenario) unlabelledKey() string {
-	for key := range s.configMap().Data {
-		if strings.HasPrefix(key, "default-") {
-			return key
-		}
-	}
-	return ""
 }
 
 func testEdit(s *scenario) {
@@ -101,7 +92,8 @@ func testEdit(s *scenario) {
 
 	s.policy("research", timeSlicing(5))
 	s.settle()
-	s.Expect(slices.Sorted(maps.Keys(s.configMap().Data))).To(HaveLen(2+1), "the default, this one and the last: what nothing names goes")
+	s.Expect(slices.Sorted(maps.Keys(s.configMap().Data))).To(HaveLen(2+2),
+		"the two defaults, this one and the last: what nothing names goes")
 }
 
 func testConflict(s *scenario) {

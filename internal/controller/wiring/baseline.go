@@ -128,7 +128,9 @@ func (b baseline) overrule(manager string) baseline {
 }
 
 // keys are the keys that nodes which no policy governs need, given the content of the ConfigMap that was there before,
-// and the one of them for nodes without a label, whose MIG strategy is given unless somebody has chosen that key.
+// and the one of them for nodes without a label, whose MIG strategy is given unless somebody has chosen that key. Those
+// of both strategies are there at any time: while one takes the other's place, pods that were started with the first
+// look for it until NVIDIA's operator has replaced them.
 func (b baseline) keys(before map[string]string, unlabelled string) (keys map[string]string, defaultKey string) {
 	keys = make(map[string]string, len(before)+1)
 	for key, data := range before {
@@ -141,9 +143,11 @@ func (b baseline) keys(before map[string]string, unlabelled string) (keys map[st
 	if _, found := keys[b.key()]; found {
 		return keys, b.key()
 	}
-	config := deviceplugin.Default(unlabelled)
-	keys[config.Key] = config.Data
-	return keys, config.Key
+	for _, strategy := range []string{b.strategy(), string(v1alpha1.MIGStrategyMixed)} {
+		config := deviceplugin.Default(strategy)
+		keys[config.Key] = config.Data
+	}
+	return keys, deviceplugin.Default(unlabelled).Key
 }
 
 // standAloneKeys are the keys that nodes without a label need once there are others in the ConfigMap. NVIDIA's chart

@@ -92,6 +92,14 @@ func wired(policy *unstructured.Unstructured, defaultKey string) bool {
 		stringAt(policy, strategyPath()...) == ""
 }
 
+// outdated says that the ClusterPolicy is as we set it, but names another of our keys for nodes without a label than it
+// has to name now.
+func outdated(policy *unstructured.Unstructured, keys map[string]string) bool {
+	key := stringAt(policy, defaultKeyPath()...)
+	_, ours := keys[key]
+	return ours && wired(policy, key)
+}
+
 // pointed is the ClusterPolicy as it has to be for that, with the baseline as an annotation: a second copy, should
 // somebody delete our ConfigMap.
 func pointed(policy *unstructured.Unstructured, defaultKey, record string) (*unstructured.Unstructured, error) {

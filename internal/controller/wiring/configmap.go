@@ -54,7 +54,7 @@ func (w *Wiring) Wire(ctx context.Context, o *Observed) (bool, error) {
 	if o.Reason != "" || o.clusterPolicy == nil || o.Ready || o.Overridden != nil {
 		return false, nil
 	}
-	if wiredBefore(o.clusterPolicy) && !wired(o.clusterPolicy, o.defaultKey) {
+	if wiredBefore(o.clusterPolicy) && !wired(o.clusterPolicy, o.defaultKey) && !outdated(o.clusterPolicy, o.Keys) {
 		manager, _ := lastWriter(o.clusterPolicy)
 		o.baseline = o.baseline.overrule(manager)
 	}

@@ -140,7 +140,7 @@ func (w *Wiring) observeClusterPolicy(ctx context.Context, o *Observed) error {
 	o.Keys, o.defaultKey = o.baseline.keys(before, unlabelled)
 	inPlace := wired(policy, o.defaultKey)
 	o.Ready = inPlace && contains(o.Applied, o.Keys)
-	if !inPlace {
+	if !inPlace && !outdated(policy, o.Keys) {
 		o.Overridden = overridden(policy, o.baseline, w.clock.Now())
 	}
 	if o.Overridden != nil {
@@ -218,14 +218,15 @@ func (w *Wiring) observeConfigMaps(ctx context.Context, o *Observed) error {
 // says, and selects the label's a moment later. A plugin ends that starts with single where GPUs or instances differ, and
 // with none it offers GPUs in MIG mode as whole ones; mixed offers what is there, under the same names as any other
 // strategy where there is no MIG. So it is mixed, unless MIG is on at a node that no policy governs: that one gets what
-// the ClusterPolicy asked for.
+// the ClusterPolicy asked for. A node that is on its way back, which has a baseline, is not asked: to change the key
+// restarts NVIDIA's programs on every node.
 func (w *Wiring) unlabelled(ctx context.Context, b baseline) (string, error) {
 	nodes := &v1alpha1.GPUNodeList{}
 	if err := w.client.List(ctx, nodes); err != nil {
 		return "", fmt.Errorf("listing GPUNodes: %w", err)
 	}
 	for i := range nodes.Items {
-		if n := &nodes.Items[i]; n.Spec.Policy == "" && hasMIG(n) {
+		if n := &nodes.Items[i]; n.Spec.Policy == "" && n.Spec.Baseline == nil && hasMIG(n) {
 			return b.strategy(), nil
 		}
 	}

@@ -146,10 +146,10 @@ func testOnce(f *fixture) {
 	f.Expect(f.observe().Applied).To(BeNil())
 
 	f.Expect(f.wire(research)).To(Equal([]string{"apply ConfigMap", "patch ClusterPolicy"}))
-	unlabelled := deviceplugin.Default("mixed")
+	unlabelled, asked := deviceplugin.Default("mixed"), deviceplugin.Default("single")
 	f.Expect(f.configMap(wiring.ConfigMapName).Data).To(Equal(map[string]string{
-		"research-1": "version: v1\n", unlabelled.Key: unlabelled.Data,
-	}), "every device plugin starts with it, so it must not end any")
+		"research-1": "version: v1\n", unlabelled.Key: unlabelled.Data, asked.Key: asked.Data,
+	}), "every device plugin starts with one of them, so it must not end any")
 	f.Expect(f.spec(policy)).To(MatchYAML(`
 devicePlugin: {enabled: true, config: {name: gpu-sharing-device-plugin, default: `+unlabelled.Key+`}}
 mig: {}
@@ -162,25 +162,34 @@ mig: {}
 }
 
 func testUngoverned(f *fixture) {
-	f.policy("cluster-policy", installed)
+	policy := f.policy("cluster-policy", installed)
 	node := &v1alpha1.GPUNode{ObjectMeta: metav1.ObjectMeta{Name: "by-hand"}}
 	f.Expect(f.client.Create(f.ctx(), node)).To(Succeed())
 	f.t.Cleanup(func() { f.Expect(f.client.Delete(context.Background(), node)).To(Succeed()) })
-	f.wire(research)
-	f.Expect(f.configMap(wiring.ConfigMapName).Data).To(HaveKey(deviceplugin.Default("mixed").Key))
+	unlabelled := func() string {
+		f.wire(research)
+		observed := f.observe()
+		f.Expect(observed.Overridden).To(BeNil(), "we do not take ourselves for somebody else")
+		f.Expect(observed.Ready).To(BeTrue())
+		return f.spec(policy)
+	}
+	mixed, single := deviceplugin.Default("mixed").Key, deviceplugin.Default("single").Key
+	f.Expect(unlabelled()).To(ContainSubstring(mixed))
 
 	node.Status.Devices = []v1alpha1.DeviceStatus{{
 		UUID: "GPU-1", Sharing: v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeEnabled},
 	}}
 	f.Expect(f.client.Status().Update(f.ctx(), node)).To(Succeed())
-	f.wire(research)
-	f.Expect(keysOf(f.configMap(wiring.ConfigMapName))).To(ConsistOf("research-1", deviceplugin.Default("single").Key),
-		"nobody asked for other names there")
-
+	f.Expect(unlabelled()).To(ContainSubstring(single), "nobody asked for other names there")
 	node.Spec.Policy = "research"
 	f.Expect(f.client.Update(f.ctx(), node)).To(Succeed())
-	f.wire(research)
-	f.Expect(f.configMap(wiring.ConfigMapName).Data).To(HaveKey(deviceplugin.Default("mixed").Key))
+	f.Expect(unlabelled()).To(ContainSubstring(mixed))
+	node.Spec.Policy, node.Spec.Baseline = "", &v1alpha1.Baseline{}
+	f.Expect(f.client.Update(f.ctx(), node)).To(Succeed())
+	f.Expect(unlabelled()).To(ContainSubstring(mixed), "a node on its way back restarts nobody's programs")
+	node.Spec.Baseline = nil
+	f.Expect(f.client.Update(f.ctx(), node)).To(Succeed())
+	f.Expect(unlabelled()).To(ContainSubstring(single))
 }
 
 func testKilled(f *fixture) {
