@@ -8,14 +8,18 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
+	"github.com/gpusharing/gpu-sharing-operator/test/e2e/gpuoperator"
 )
 
 // guide is what administrators follow by hand today, step by step, each of which is one policy now (folder guides).
@@ -33,6 +37,8 @@ type step struct {
 	Later string `json:"later,omitempty"`
 	// GPUs are put into the node first.
 	GPUs []sim.Model `json:"gpus,omitempty"`
+	// Holding are pods that hold what the policy changes when it is applied; it evicts them.
+	Holding *guidePods `json:"holding,omitempty"`
 	// Policy is the spec of the one policy; null: it is deleted.
 	Policy *v1alpha1.GPUSharingPolicySpec `json:"policy,omitempty"`
 	// Refused is the reason for which the policy cannot be honoured, as its status says.
@@ -92,6 +98,9 @@ func replay(ctx context.Context, s step) {
 	case s.GPUs != nil:
 		begin(ctx, s.GPUs...)
 	}
+	if s.Holding != nil {
+		hold(ctx, *s.Holding)
+	}
 	if s.Policy == nil {
 		unshare(ctx, s.Advertised)
 		return
@@ -103,8 +112,26 @@ func replay(ctx context.Context, s step) {
 	}
 	expectAllocatable(ctx, s.Advertised)
 	expectReady(ctx, guidePolicy)
+	if s.Holding != nil {
+		for i := range s.Holding.Running {
+			pod := &corev1.Pod{}
+			err := kube.Get(ctx, client.ObjectKey{Namespace: users, Name: holderName(i)}, pod)
+			Expect(apierrors.IsNotFound(err)).To(BeTrue(), "pod %s was evicted: %v", holderName(i), err)
+		}
+	}
 	for key, value := range s.Labels {
 		Eventually(nodeLabels).WithContext(ctx).Should(HaveKeyWithValue(key, value))
+	}
+}
+
+func holderName(i int) string { return fmt.Sprintf("holder-%d", i) }
+
+// hold starts pods that hold what a change needs idle.
+func hold(ctx context.Context, p guidePods) {
+	GinkgoHelper()
+	for i := range p.Running {
+		startPod(ctx, holderName(i), resourceName(p.Asking), 1)
+		expectRunning(ctx, holderName(i))
 	}
 }
 
@@ -140,6 +167,23 @@ func expectStalled(ctx context.Context, name, reason string) {
 		g.Expect(kube.Get(ctx, client.ObjectKey{Name: name}, p)).To(Succeed())
 		g.Expect(explain(ctx, p)).To(And(ContainSubstring(reason), ContainSubstring(nodeName)))
 	}).WithContext(ctx).Should(Succeed())
+	Eventually(wired).WithContext(ctx).Should(Succeed())
 	Eventually(offered).WithContext(ctx).Should(Equal(before))
 	Consistently(offered, "2s").WithContext(ctx).Should(Equal(before))
+}
+
+// wired says whether NVIDIA's programs run with our ConfigMap, all of them.
+func wired(ctx context.Context) error {
+	pods := &corev1.PodList{}
+	if err := kube.List(ctx, pods, client.InNamespace(gpuoperator.Namespace)); err != nil {
+		return err
+	}
+	for i := range pods.Items {
+		p := &pods.Items[i]
+		reads := slices.ContainsFunc(p.Spec.Volumes, func(v corev1.Volume) bool { return v.Name == ourConfigMap })
+		if !reads || !podReady(p) {
+			return fmt.Errorf("pod %s does not run with ConfigMap %s yet: %s", p.Name, ourConfigMap, state(p))
+		}
+	}
+	return nil
 }
