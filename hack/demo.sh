@@ -7,18 +7,23 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export KUBEBUILDER_ASSETS
 KUBEBUILDER_ASSETS=${KUBEBUILDER_ASSETS:-$(hack/kube/build.sh)}
 
+# What runs in the background does not hear Ctrl-C by itself.
+build=
+trap '[ -z "$build" ] || kill "$build" 2>/dev/null; exit 130' INT TERM
+
 # Tells what is built and for how long, also while it takes long.
 step() {
 	local started=$SECONDS what=$1
 	shift
 	echo ">> building $what" >&2
 	"$@" &
-	local build=$!
+	build=$!
 	while kill -0 "$build" 2>/dev/null; do
 		for _ in $(seq 300); do kill -0 "$build" 2>/dev/null && sleep 0.1; done
 		kill -0 "$build" 2>/dev/null && echo "   still building $what, $((SECONDS - started))s" >&2
 	done
 	wait "$build"
+	build=
 }
 
 # NVIDIA's Go bindings bind deprecated functions too; what the C compiler says of them is not for our users.

@@ -107,6 +107,9 @@ func (d *demo) acts() []act {
 
 // explain adds to an error what the deadline means and where to look.
 func (d *demo) explain(err error) error {
+	if errors.Is(err, context.Canceled) {
+		return err
+	}
 	if errors.Is(err, context.DeadlineExceeded) {
 		err = fmt.Errorf("within %s: %w", deadline, err)
 	}
