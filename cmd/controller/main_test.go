@@ -22,6 +22,7 @@ import (
 	authorizationv1 "k8s.io/api/authorization/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	eventsv1 "k8s.io/api/events/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -109,6 +110,9 @@ spec:
 	definition.SetKind("CustomResourceDefinition")
 	definition.SetName("clusterpolicies.nvidia.com")
 	p.Expect(p.client.Delete(p.t.Context(), definition)).To(Succeed())
+	p.Eventually(func() bool {
+		return apierrors.IsNotFound(p.client.Get(p.t.Context(), client.ObjectKeyFromObject(definition), definition))
+	}, wait).Should(BeTrue(), "one that is applied before the old one is gone goes with it")
 	p.Eventually(p.reason(v1alpha1.ConditionAccepted), wait).Should(Equal(v1alpha1.ReasonNoDevicePlugin))
 	p.Eventually(func() error { return p.cluster.Apply(p.t.Context(), "test/env/nvidia/clusterpolicies.yaml") }, wait).Should(Succeed())
 	p.Eventually(func() error {
