@@ -27,7 +27,7 @@ test: kube ## Run every test: pure, convergence, API and reconcilers on a real A
 .PHONY: e2e
 e2e: ## Test on a real node: containerd, kubelet, NVIDIA's programs, our images and chart. Needs root and minutes.
 	hack/e2e/build.sh >/dev/null
-	GPUSHARING_E2E=1 go test -count=1 -v -timeout 60m $(TESTFLAGS) ./test/e2e -ginkgo.timeout=55m
+	GPUSHARING_E2E=1 go test -count=1 -v -timeout 60m $(TESTFLAGS) ./test/e2e -ginkgo.v -ginkgo.no-color -ginkgo.timeout=55m
 
 .PHONY: bench
 bench: kube ## Measure planning, packing, the API writes of a rollout, MIG beside NVIDIA's mig-parted, and a real node (as root; half an hour).

@@ -14,6 +14,7 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -41,8 +42,19 @@ func (n *Node) Crash() error {
 }
 
 // removeGroups removes the control groups of pods: a kubelet that finds those of containers that are gone takes seconds
-// for each.
+// for each. A process that was killed keeps its groups busy until it has let go of all that it had.
 func removeGroups() error {
+	deadline := time.Now().Add(stopAfter)
+	for {
+		err := tryRemoveGroups()
+		if err == nil || time.Now().After(deadline) {
+			return err
+		}
+		time.Sleep(poll)
+	}
+}
+
+func tryRemoveGroups() error {
 	tops, err := filepath.Glob("/sys/fs/cgroup/*/kubepods")
 	if err != nil {
 		return fmt.Errorf("listing control groups: %w", err)
@@ -55,11 +67,13 @@ func removeGroups() error {
 			}
 			return err
 		})
-		for _, group := range slices.Backward(groups) {
-			err = errors.Join(err, os.Remove(group))
-		}
 		if err != nil {
-			return fmt.Errorf("removing control groups: %w", err)
+			return fmt.Errorf("listing control groups: %w", err)
+		}
+		for _, group := range slices.Backward(groups) {
+			if err := os.Remove(group); err != nil {
+				return fmt.Errorf("removing control groups: %w", err)
+			}
 		}
 	}
 	return nil
@@ -101,6 +115,7 @@ func killOthers(spared []int) error {
 		if !killed {
 			return nil
 		}
+		time.Sleep(poll)
 	}
 }
 
