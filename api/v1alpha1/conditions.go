@@ -136,6 +136,8 @@ const (
 const (
 	// TaintChanging keeps new GPU pods off a node whose GPUs are to be changed. Effect NoSchedule.
 	TaintChanging = Group + "/changing"
+	// TaintStartup keeps GPU pods off a new node until it is as its policy asks. Effect NoSchedule.
+	TaintStartup = Group + "/startup"
 	// AnnotationBaseline records, on the operator's ConfigMap, the fields of the ClusterPolicy before it was wired.
 	AnnotationBaseline = Group + "/baseline"
 	// AnnotationNudge is changed on pods that mount the operator's ConfigMap, so that the kubelet projects it at once.

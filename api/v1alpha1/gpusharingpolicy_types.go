@@ -65,6 +65,16 @@ type GPUSharingPolicySpec struct {
 	// +kubebuilder:default={}
 	Rollout Rollout `json:"rollout,omitzero"`
 
+	// taints are kept on the nodes that the policy governs, and taken off again with it: to keep pods that ask for no GPU
+	// off them, or to set nodes apart. Under the GPU Operator the tolerations that NVIDIA's programs then need are added to
+	// the ClusterPolicy's daemonsets.tolerations.
+	// +optional
+	// +listType=map
+	// +listMapKey=key
+	// +listMapKey=effect
+	// +kubebuilder:validation:MaxItems=8
+	Taints []Taint `json:"taints,omitempty"`
+
 	// deletionPolicy says what happens to the nodes when the policy is deleted or no longer selects them and no other
 	// policy does. Restore: they go back to the state in which they were found. Retain: they stay as they are.
 	// Default: Restore.
@@ -116,6 +126,59 @@ type NodeSelectorRequirement struct {
 	Values []string `json:"values,omitempty"`
 }
 
+// TaintEffect is what a taint does to pods that do not tolerate it. NoExecute is not offered: it would evict what runs
+// without regard to any PodDisruptionBudget.
+// +kubebuilder:validation:Enum=NoSchedule;PreferNoSchedule
+type TaintEffect string
+
+// The effects of a taint.
+const (
+	TaintEffectNoSchedule       TaintEffect = "NoSchedule"
+	TaintEffectPreferNoSchedule TaintEffect = "PreferNoSchedule"
+)
+
+// Taint is a taint that a policy keeps on its nodes.
+type Taint struct {
+	// key of the taint, such as example.com/shared-gpu.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=317
+	// +kubebuilder:validation:XValidation:rule="self.matches('^([a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$')",message="must be a label key, such as example.com/shared-gpu"
+	// +kubebuilder:validation:XValidation:rule="!self.matches('^(gpusharing[.]io|node[.]kubernetes[.]io|node[.]cloudprovider[.]kubernetes[.]io)/')",message="must not be a taint that Kubernetes or this operator itself puts on nodes"
+	Key string `json:"key,omitempty"`
+
+	// value of the taint.
+	// +optional
+	// +kubebuilder:validation:MaxLength=63
+	// +kubebuilder:validation:Pattern=`^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$`
+	Value string `json:"value,omitempty"`
+
+	// effect of the taint on pods that do not tolerate it. Default: NoSchedule.
+	// +optional
+	// +kubebuilder:default=NoSchedule
+	Effect TaintEffect `json:"effect,omitempty"`
+}
+
+// RebootMode says whether the agent may reboot a node.
+// +kubebuilder:validation:Enum=Never;IfRequired
+type RebootMode string
+
+// The reboot modes.
+const (
+	RebootModeNever      RebootMode = "Never"
+	RebootModeIfRequired RebootMode = "IfRequired"
+)
+
+// NewNodesMode says whether a node that is new takes GPU pods before it is as its policy asks.
+// +kubebuilder:validation:Enum=Open;TaintUntilReady
+type NewNodesMode string
+
+// What happens to new nodes.
+const (
+	NewNodesOpen            NewNodesMode = "Open"
+	NewNodesTaintUntilReady NewNodesMode = "TaintUntilReady"
+)
+
 // Rollout says how a change is brought to the nodes.
 type Rollout struct {
 	// maxUnavailable is how many of the policy's nodes may be changing at the same time, as a number or a percentage
@@ -142,6 +205,22 @@ type Rollout struct {
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=10000
 	MaxFailures int32 `json:"maxFailures,omitempty"`
+
+	// reboot says whether a node may be rebooted when a GPU takes its MIG mode only so, since it cannot be reset there
+	// (virtual machines of clouds). IfRequired: all pods of the node that hold a GPU are drained as eviction says, and the
+	// node is rebooted, never twice for one wish; its other pods go down with it and come back. Never: the condition
+	// RebootRequired says that somebody has to. Default: Never.
+	// +optional
+	// +kubebuilder:default=Never
+	Reboot RebootMode `json:"reboot,omitempty"`
+
+	// newNodes says whether a node that joins takes GPU pods before it is as the policy asks. TaintUntilReady: it has the
+	// taint gpusharing.io/startup until then, so that pods do not land on its whole GPUs; nodes that were there before are
+	// not tainted. Register nodes with that taint (kubelet --register-with-taints) to leave no gap at all: it is taken
+	// off any node that is ready. Default: Open.
+	// +optional
+	// +kubebuilder:default=Open
+	NewNodes NewNodesMode `json:"newNodes,omitempty"`
 }
 
 // EvictionMode says how pods in the way of a change are treated.

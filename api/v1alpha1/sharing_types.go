@@ -105,6 +105,16 @@ const (
 	MIGStrategySingle MIGStrategy = "single"
 )
 
+// MIGActuator names the program that partitions the GPUs.
+// +kubebuilder:validation:Enum=Agent;MIGManager
+type MIGActuator string
+
+// The MIG actuators.
+const (
+	MIGActuatorAgent      MIGActuator = "Agent"
+	MIGActuatorMIGManager MIGActuator = "MIGManager"
+)
+
 // MIG says which instances the GPUs are partitioned into.
 //
 // +kubebuilder:validation:XValidation:rule="self.strategy != 'single' || self.layouts.all(l, !has(l.instances) || l.instances.size() <= 1)",message="strategy single advertises one kind of instance as nvidia.com/gpu: each layout must have one profile only; use strategy mixed for different profiles",fieldPath=".layouts"
@@ -115,6 +125,13 @@ type MIG struct {
 	// +optional
 	// +kubebuilder:default=mixed
 	Strategy MIGStrategy `json:"strategy,omitempty"`
+
+	// actuator is who partitions the GPUs. Agent: this operator's agent, which keeps every instance that stays and disturbs
+	// no other GPU. MIGManager: NVIDIA's mig-manager, driven through its ConfigMap and nvidia.com/mig.config; it destroys
+	// all instances of every GPU that it changes, so each of those must be idle. Default: Agent.
+	// +optional
+	// +kubebuilder:default=Agent
+	Actuator MIGActuator `json:"actuator,omitempty"`
 
 	// layouts are tried in order for each GPU that the policy selects: it takes the first that matches it. A GPU that no
 	// layout matches stays whole.

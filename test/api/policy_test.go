@@ -211,6 +211,23 @@ func refused(t *testing.T, c client.Client) {
 			"eviction: {timeoutSeconds: 604801}", "eviction.timeoutSeconds", "should be less than or equal to 604800"),
 		"an unknown eviction mode": rolloutRefused(
 			"eviction: {mode: Force}", "eviction.mode", `supported values: "Evict", "WaitForIdle", "Never"`),
+		"an unknown reboot mode": rolloutRefused("reboot: Always", "reboot", `supported values: "Never", "IfRequired"`),
+		"an unknown mode for new nodes": rolloutRefused(
+			"newNodes: Cordon", "newNodes", `supported values: "Open", "TaintUntilReady"`),
+		"an unknown program that partitions": {
+			spec: `sharing: {strategy: MIG, mig: {actuator: nvidia-smi, layouts: [{fill: 1g}]}}`,
+			says: []string{"spec.sharing.mig.actuator", `supported values: "Agent", "MIGManager"`},
+		},
+		"a taint that evicts": taintRefused(
+			"{key: example.com/shared, effect: NoExecute}", "effect", `supported values: "NoSchedule", "PreferNoSchedule"`),
+		"a taint of ours":            taintRefused("{key: gpusharing.io/changing}", "key", "must not be a taint that Kubernetes or this operator"),
+		"a taint of Kubernetes'":     taintRefused("{key: node.kubernetes.io/not-ready}", "key", "must not be a taint that Kubernetes"),
+		"a taint that is not a key":  taintRefused("{key: shared gpu}", "key", "must be a label key"),
+		"a taint with a value of no": taintRefused("{key: example.com/shared, value: a b}", "value", "should match"),
+		"the same taint twice": {
+			spec: `{sharing: {strategy: Exclusive}, taints: [{key: a, effect: NoSchedule}, {key: a, value: b}]}`,
+			says: []string{"spec.taints[1]", "Duplicate value"},
+		},
 		"an unknown deletion policy": {
 			spec: `{deletionPolicy: Delete, sharing: {strategy: Exclusive}}`,
 			says: []string{"spec.deletionPolicy", `supported values: "Restore", "Retain"`},
@@ -275,6 +292,10 @@ func profileRefused(profile, reason string) refusal {
 		spec: fmt.Sprintf(migWith, profile),
 		says: []string{"spec.sharing.mig.layouts[0].instances[0].profile", reason},
 	}
+}
+
+func taintRefused(taint, field, reason string) refusal {
+	return refusal{spec: fmt.Sprintf(`{sharing: {strategy: Exclusive}, taints: [%s]}`, taint), says: []string{"spec.taints[0]." + field, reason}}
 }
 
 func rolloutRefused(rollout, field, reason string) refusal {
@@ -355,12 +376,16 @@ func defaulted(t *testing.T, c client.Client) {
 	g.Expect(spec.Rollout.MaxFailures).To(Equal(int32(1)))
 	g.Expect(spec.Rollout.Eviction.Mode).To(Equal(v1alpha1.EvictionModeWaitForIdle), "nobody is evicted unasked")
 	g.Expect(spec.Rollout.Eviction.TimeoutSeconds).To(Equal(int32(600)))
+	g.Expect(spec.Rollout.Reboot).To(Equal(v1alpha1.RebootModeNever), "nothing is rebooted unasked")
+	g.Expect(spec.Rollout.NewNodes).To(Equal(v1alpha1.NewNodesOpen))
+	g.Expect(spec.Taints).To(BeEmpty())
 	g.Expect(spec.Sharing.TimeSlicing.RenameByDefault).To(HaveValue(BeFalse()), "as NVIDIA's")
 	g.Expect(spec.Sharing.TimeSlicing.FailRequestsGreaterThanOne).To(HaveValue(BeTrue()))
 
 	g.Expect(get("mps").Sharing.MPS.RenameByDefault).To(HaveValue(BeFalse()), "as NVIDIA's")
 	g.Expect(get("mps").Sharing.MPS.ActiveThreadPercentage).To(BeNil(), "depends on the replicas")
 	g.Expect(get("mig").Sharing.MIG.Strategy).To(Equal(v1alpha1.MIGStrategyMixed))
+	g.Expect(get("mig").Sharing.MIG.Actuator).To(Equal(v1alpha1.MIGActuatorAgent))
 }
 
 func atOnce(t *testing.T, c client.Client) {

@@ -85,6 +85,8 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &apiv1alpha1.RolloutApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("Sharing"):
 		return &apiv1alpha1.SharingApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("Taint"):
+		return &apiv1alpha1.TaintApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("TimeSlicing"):
 		return &apiv1alpha1.TimeSlicingApplyConfiguration{}
 

@@ -292,6 +292,15 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: sharing
       type:
         namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.Sharing
+    - name: taints
+      type:
+        list:
+          elementType:
+            namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.Taint
+          elementRelationship: associative
+          keys:
+          - key
+          - effect
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.GPUSharingPolicyStatus
   map:
     fields:
@@ -367,6 +376,10 @@ var schemaYAML = typed.YAMLObject(`types:
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MIG
   map:
     fields:
+    - name: actuator
+      type:
+        namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MIGActuator
+      default: Agent
     - name: layouts
       type:
         list:
@@ -377,6 +390,8 @@ var schemaYAML = typed.YAMLObject(`types:
       type:
         namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MIGStrategy
       default: mixed
+- name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MIGActuator
+  scalar: string
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MIGInstances
   map:
     fields:
@@ -458,6 +473,8 @@ var schemaYAML = typed.YAMLObject(`types:
       type:
         scalar: string
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MPSDaemonOwner
+  scalar: string
+- name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.NewNodesMode
   scalar: string
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.NodeCounts
   map:
@@ -594,6 +611,8 @@ var schemaYAML = typed.YAMLObject(`types:
           elementType:
             scalar: numeric
           elementRelationship: associative
+- name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.RebootMode
+  scalar: string
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.Release
   map:
     fields:
@@ -636,9 +655,17 @@ var schemaYAML = typed.YAMLObject(`types:
       type:
         namedType: io.k8s.apimachinery.pkg.util.intstr.IntOrString
       default: 1
+    - name: newNodes
+      type:
+        namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.NewNodesMode
+      default: Open
     - name: paused
       type:
         scalar: boolean
+    - name: reboot
+      type:
+        namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.RebootMode
+      default: Never
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.Sharing
   map:
     fields:
@@ -655,6 +682,21 @@ var schemaYAML = typed.YAMLObject(`types:
       type:
         namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.TimeSlicing
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.Strategy
+  scalar: string
+- name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.Taint
+  map:
+    fields:
+    - name: effect
+      type:
+        namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.TaintEffect
+      default: NoSchedule
+    - name: key
+      type:
+        scalar: string
+    - name: value
+      type:
+        scalar: string
+- name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.TaintEffect
   scalar: string
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.TimeSlicing
   map:

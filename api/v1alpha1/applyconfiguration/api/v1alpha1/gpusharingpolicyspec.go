@@ -27,6 +27,10 @@ type GPUSharingPolicySpecApplyConfiguration struct {
 	Sharing *SharingApplyConfiguration `json:"sharing,omitempty"`
 	// rollout is how a change is brought to the nodes.
 	Rollout *RolloutApplyConfiguration `json:"rollout,omitempty"`
+	// taints are kept on the nodes that the policy governs, and taken off again with it: to keep pods that ask for no GPU
+	// off them, or to set nodes apart. Under the GPU Operator the tolerations that NVIDIA's programs then need are added to
+	// the ClusterPolicy's daemonsets.tolerations.
+	Taints []TaintApplyConfiguration `json:"taints,omitempty"`
 	// deletionPolicy says what happens to the nodes when the policy is deleted or no longer selects them and no other
 	// policy does. Restore: they go back to the state in which they were found. Retain: they stay as they are.
 	// Default: Restore.
@@ -76,6 +80,19 @@ func (b *GPUSharingPolicySpecApplyConfiguration) WithSharing(value *SharingApply
 // If called multiple times, the Rollout field is set to the value of the last call.
 func (b *GPUSharingPolicySpecApplyConfiguration) WithRollout(value *RolloutApplyConfiguration) *GPUSharingPolicySpecApplyConfiguration {
 	b.Rollout = value
+	return b
+}
+
+// WithTaints adds the given value to the Taints field in the declarative configuration
+// and returns the receiver, so that objects can be build by chaining "With" function invocations.
+// If called multiple times, values provided by each call will be appended to the Taints field.
+func (b *GPUSharingPolicySpecApplyConfiguration) WithTaints(values ...*TaintApplyConfiguration) *GPUSharingPolicySpecApplyConfiguration {
+	for i := range values {
+		if values[i] == nil {
+			panic("nil value passed to WithTaints")
+		}
+		b.Taints = append(b.Taints, *values[i])
+	}
 	return b
 }
 

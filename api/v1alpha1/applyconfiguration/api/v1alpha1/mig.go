@@ -18,6 +18,10 @@ type MIGApplyConfiguration struct {
 	// GPUs without MIG as nvidia.com/gpu. single: all instances as nvidia.com/gpu; every GPU of a node must then have
 	// the same profile. Default: mixed.
 	Strategy *apiv1alpha1.MIGStrategy `json:"strategy,omitempty"`
+	// actuator is who partitions the GPUs. Agent: this operator's agent, which keeps every instance that stays and disturbs
+	// no other GPU. MIGManager: NVIDIA's mig-manager, driven through its ConfigMap and nvidia.com/mig.config; it destroys
+	// all instances of every GPU that it changes, so each of those must be idle. Default: Agent.
+	Actuator *apiv1alpha1.MIGActuator `json:"actuator,omitempty"`
 	// layouts are tried in order for each GPU that the policy selects: it takes the first that matches it. A GPU that no
 	// layout matches stays whole.
 	Layouts []MIGLayoutApplyConfiguration `json:"layouts,omitempty"`
@@ -34,6 +38,14 @@ func MIG() *MIGApplyConfiguration {
 // If called multiple times, the Strategy field is set to the value of the last call.
 func (b *MIGApplyConfiguration) WithStrategy(value apiv1alpha1.MIGStrategy) *MIGApplyConfiguration {
 	b.Strategy = &value
+	return b
+}
+
+// WithActuator sets the Actuator field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Actuator field is set to the value of the last call.
+func (b *MIGApplyConfiguration) WithActuator(value apiv1alpha1.MIGActuator) *MIGApplyConfiguration {
+	b.Actuator = &value
 	return b
 }
 

@@ -6,6 +6,7 @@
 package v1alpha1
 
 import (
+	apiv1alpha1 "github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	intstr "k8s.io/apimachinery/pkg/util/intstr"
 )
 
@@ -23,6 +24,16 @@ type RolloutApplyConfiguration struct {
 	Eviction *EvictionApplyConfiguration `json:"eviction,omitempty"`
 	// maxFailures is how many nodes may fail before no further node is started. Default: 1.
 	MaxFailures *int32 `json:"maxFailures,omitempty"`
+	// reboot says whether a node may be rebooted when a GPU takes its MIG mode only so, since it cannot be reset there
+	// (virtual machines of clouds). IfRequired: all pods of the node that hold a GPU are drained as eviction says, and the
+	// node is rebooted, never twice for one wish; its other pods go down with it and come back. Never: the condition
+	// RebootRequired says that somebody has to. Default: Never.
+	Reboot *apiv1alpha1.RebootMode `json:"reboot,omitempty"`
+	// newNodes says whether a node that joins takes GPU pods before it is as the policy asks. TaintUntilReady: it has the
+	// taint gpusharing.io/startup until then, so that pods do not land on its whole GPUs; nodes that were there before are
+	// not tainted. Register nodes with that taint (kubelet --register-with-taints) to leave no gap at all: it is taken
+	// off any node that is ready. Default: Open.
+	NewNodes *apiv1alpha1.NewNodesMode `json:"newNodes,omitempty"`
 }
 
 // RolloutApplyConfiguration constructs a declarative configuration of the Rollout type for use with
@@ -60,5 +71,21 @@ func (b *RolloutApplyConfiguration) WithEviction(value *EvictionApplyConfigurati
 // If called multiple times, the MaxFailures field is set to the value of the last call.
 func (b *RolloutApplyConfiguration) WithMaxFailures(value int32) *RolloutApplyConfiguration {
 	b.MaxFailures = &value
+	return b
+}
+
+// WithReboot sets the Reboot field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Reboot field is set to the value of the last call.
+func (b *RolloutApplyConfiguration) WithReboot(value apiv1alpha1.RebootMode) *RolloutApplyConfiguration {
+	b.Reboot = &value
+	return b
+}
+
+// WithNewNodes sets the NewNodes field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the NewNodes field is set to the value of the last call.
+func (b *RolloutApplyConfiguration) WithNewNodes(value apiv1alpha1.NewNodesMode) *RolloutApplyConfiguration {
+	b.NewNodes = &value
 	return b
 }
