@@ -27,6 +27,9 @@ import (
 const (
 	pluginLabel = "nvidia.com/gpu.deploy.device-plugin"
 	gfdLabel    = "nvidia.com/gpu.deploy.gpu-feature-discovery"
+
+	upgradeLabel = "nvidia.com/gpu-driver-upgrade-state"
+	optOutLabel  = "nvidia.com/gpu.deploy.operands"
 )
 
 // cluster is a cluster in miniature: an API server that refuses what the real one refuses, agents over simulated
@@ -92,12 +95,17 @@ func (c *cluster) world() rollout.World {
 	}
 	w.Nodes = nil
 	for _, name := range slices.Sorted(maps.Keys(c.hosts)) {
-		n := *c.hosts[name].Node
-		n.Labels, n.Annotations, n.Allocatable = maps.Clone(n.Labels), maps.Clone(n.Annotations), maps.Clone(n.Allocatable)
-		n.Taints, n.Pods, n.GPU = slices.Clone(n.Taints), slices.Clone(n.Pods), *n.GPU.DeepCopy()
-		w.Nodes = append(w.Nodes, n)
+		w.Nodes = append(w.Nodes, c.hosts[name].copied())
 	}
 	return w
+}
+
+// copied is the node as it is now.
+func (h *host) copied() rollout.Node {
+	n := *h.Node
+	n.Labels, n.Annotations, n.Allocatable = maps.Clone(n.Labels), maps.Clone(n.Annotations), maps.Clone(n.Allocatable)
+	n.Taints, n.Pods, n.GPU = slices.Clone(n.Taints), slices.Clone(n.Pods), *n.GPU.DeepCopy()
+	return n
 }
 
 // hold lets a pod of a user hold a GPU of a node, or an instance of it.
@@ -321,6 +329,7 @@ func (c *cluster) advertise(h *host) {
 		return
 	}
 	maps.Copy(h.Allocatable, enumerate(data, h.devices()))
+	c.version[h.Name]++
 }
 
 // enumerate is what NVIDIA's device plugin makes of a configuration and GPUs.

@@ -6,6 +6,8 @@
 //
 //	gather (reads, from the cache) → rollout.Decide (pure) → carry out the actions → apply the policies' status
 //
+// It begins only once the cache shows what was written before (catchUp).
+//
 // The package knows how to read and write, and nothing of what should be done when. A pass may end anywhere: the next one
 // decides from what is there.
 package rollout
@@ -49,12 +51,16 @@ type Options struct {
 type Controller struct {
 	client  client.Client
 	metrics *metrics
+	catchUp *catchUp
 	Options
 }
 
 // New returns a controller.
 func New(c client.Client, o Options) *Controller {
-	return &Controller{client: c, metrics: newMetrics(), Options: o}
+	return &Controller{
+		client: c, metrics: newMetrics(), Options: o,
+		catchUp: &catchUp{reader: o.Reader, expected: map[object]expectation{}},
+	}
 }
 
 // Name of the controller.
@@ -86,6 +92,14 @@ func options() controller.TypedOptions[Pass] {
 
 // Reconcile moves the cluster one safe pass towards what the policies ask.
 func (c *Controller) Reconcile(ctx context.Context, _ Pass) (reconcile.Result, error) {
+	lacking, err := c.catchUp.lacks(ctx, c.client, c.Clock.Now())
+	if err != nil {
+		return reconcile.Result{}, err
+	}
+	if lacking != "" {
+		log.FromContext(ctx).V(1).Info("waiting", "for", "the cache to show the last write", "object", lacking)
+		return reconcile.Result{RequeueAfter: lookAgain}, nil
+	}
 	seen, err := c.gather(ctx)
 	if errors.Is(err, wiring.ErrNotSynced) {
 		log.FromContext(ctx).V(1).Info("waiting", "for", err.Error())

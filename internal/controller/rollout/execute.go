@@ -197,10 +197,14 @@ func (p *pass) patchNode(ctx context.Context, a rollout.PatchNode) (bool, error)
 	if len(metadata) == 0 {
 		return false, nil
 	}
-	if node, found := p.nodes[a.Node]; found && a.Locked {
+	node, found := p.nodes[a.Node]
+	if !found {
+		return false, nil
+	}
+	if a.Locked {
 		metadata["resourceVersion"] = node.ResourceVersion
 	}
-	return p.writeNode(ctx, a.Node, map[string]any{"metadata": metadata})
+	return p.writeNode(ctx, node, metadata, nil)
 }
 
 func (p *pass) taint(ctx context.Context, a rollout.Taint) (bool, error) {
@@ -226,22 +230,27 @@ func (p *pass) untaint(ctx context.Context, a rollout.Untaint) (bool, error) {
 // writeTaints replaces the taints of a node as it was read. They are one list with several authors, so the write is
 // refused if anything about the node changed since.
 func (p *pass) writeTaints(ctx context.Context, node *corev1.Node, taints []corev1.Taint) (bool, error) {
-	return p.writeNode(ctx, node.Name, map[string]any{
-		"metadata": map[string]any{"resourceVersion": node.ResourceVersion},
-		"spec":     map[string]any{"taints": taints},
-	})
+	return p.writeNode(ctx, node, map[string]any{"resourceVersion": node.ResourceVersion}, map[string]any{"taints": taints})
 }
 
-// writeNode patches a node and keeps what it is then, for a further write in this pass.
-func (p *pass) writeNode(ctx context.Context, name string, body map[string]any) (bool, error) {
+// writeNode patches a node as it was read, and none that took its place under the same name. It keeps what the node is
+// then, for a further write in this pass.
+func (p *pass) writeNode(ctx context.Context, have *corev1.Node, metadata, spec map[string]any) (bool, error) {
+	metadata["uid"] = have.UID
+	body := map[string]any{"metadata": metadata}
+	if spec != nil {
+		body["spec"] = spec
+	}
 	patch, err := mergePatch(body)
 	if err != nil {
 		return false, err
 	}
-	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
-	wrote, err := ignoreGone(p.client.Patch(ctx, node, patch, client.FieldOwner(fieldManager)))
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: have.Name}}
+	err = p.client.Patch(ctx, node, patch, client.FieldOwner(fieldManager))
+	p.catchUp.wrote(nodeKind, have.Name, node.ResourceVersion, err, p.world.Now)
+	wrote, err := ignoreGone(err)
 	if wrote {
-		p.nodes[name] = node
+		p.nodes[have.Name] = node
 	}
 	return wrote, err
 }
@@ -280,10 +289,21 @@ func (p *pass) setSpec(ctx context.Context, a rollout.SetSpec) (bool, error) {
 		want.WithSpec(spec)
 	}
 	wrote, err := ssa.Apply(ctx, ssa.Owner{Client: p.client, Name: fieldManager}, have, want, extractWithUID)
+	if wrote || err != nil {
+		p.catchUp.wrote(gpuNodeKind, a.Node, versionOf(want), err, p.world.Now)
+	}
 	if apierrors.IsConflict(err) {
 		return false, nil // it is gone, or another took its place
 	}
 	return wrote, err
+}
+
+// versionOf is the resource version in the answer to an apply.
+func versionOf(applied *applyv1alpha1.GPUNodeApplyConfiguration) string {
+	if applied.ResourceVersion == nil {
+		return ""
+	}
+	return *applied.ResourceVersion
 }
 
 func extractWithUID(have *v1alpha1.GPUNode, manager string) (*applyv1alpha1.GPUNodeApplyConfiguration, error) {

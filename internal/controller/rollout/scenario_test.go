@@ -66,6 +66,7 @@ type scenario struct {
 
 	writes []string
 	fail   func(write string) error
+	doubt  bool // writes are carried out, and their answers are lost
 }
 
 // machine is a node with its agent.
@@ -229,7 +230,11 @@ func (s *scenario) write(what string, do func() error) error {
 		}
 	}
 	s.writes = append(s.writes, what)
-	return do()
+	err := do()
+	if err == nil && s.doubt {
+		return context.DeadlineExceeded
+	}
+	return err
 }
 
 func nameOf(c client.Client, o client.Object) string {
