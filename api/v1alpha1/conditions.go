@@ -128,6 +128,10 @@ const (
 	ReasonUnknownDevice = "UnknownDevice"
 	// ReasonRebootRequired: the GPU cannot be reset here; the MIG mode changes at the next reboot.
 	ReasonRebootRequired = "RebootRequired"
+	// ReasonRebooting: the node is being rebooted, as the policy allows, since the MIG mode changes only so.
+	ReasonRebooting = "Rebooting"
+	// ReasonRebootInVain: the node was rebooted, and the MIG mode has not changed all the same. It is not rebooted again.
+	ReasonRebootInVain = "RebootInVain"
 	// ReasonAwaitingReport: the condition is not known yet.
 	ReasonAwaitingReport = "AwaitingReport"
 )

@@ -76,6 +76,26 @@ type GPUNodeSpec struct {
 	// release is how the node goes back to its baseline, as the policy that governs it, or governed it last, says.
 	// +optional
 	Release *Release `json:"release,omitempty"`
+
+	// reboot lets the agent reboot the node once, since a GPU takes its wished MIG mode only so. Absent: the node must not
+	// be rebooted.
+	// +optional
+	Reboot *RebootPermission `json:"reboot,omitempty"`
+}
+
+// RebootPermission lets the agent end one boot of its node. A second boot it does not end, so that no wish reboots a node
+// twice.
+type RebootPermission struct {
+	// wish is what the node is rebooted for: a hash of its device-plugin configuration and its devices.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=63
+	Wish string `json:"wish,omitempty"`
+	// bootID is the boot that may be ended, as the agent reported it.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=64
+	BootID string `json:"bootID,omitempty"`
 }
 
 // FailedWish is a wish that a node could not reach, and why.
@@ -110,6 +130,9 @@ type Release struct {
 	// +kubebuilder:validation:XIntOrString
 	// +kubebuilder:validation:MaxLength=4
 	MaxUnavailable *intstr.IntOrString `json:"maxUnavailable,omitempty"`
+	// reboot says whether the node may be rebooted where a GPU takes its former MIG mode only so.
+	// +optional
+	Reboot RebootMode `json:"reboot,omitempty"`
 }
 
 // NodeSharing is how the GPUs of a node are shared, and the device-plugin configuration that belongs to it.
@@ -254,10 +277,15 @@ type GPUNodeStatus struct {
 	// +kubebuilder:validation:MaxLength=64
 	DriverVersion string `json:"driverVersion,omitempty"`
 
-	// bootID is the boot of the node in which all this was observed.
+	// bootID is the boot of the node in which all this was observed. Before the agent reboots the node it writes it once
+	// more.
 	// +optional
 	// +kubebuilder:validation:MaxLength=64
 	BootID string `json:"bootID,omitempty"`
+
+	// canReboot is true if the agent may reboot the node (its flag --allow-reboot) and can (systemd runs the node).
+	// +optional
+	CanReboot bool `json:"canReboot,omitempty"`
 
 	// devices are the GPUs of the node.
 	// +optional

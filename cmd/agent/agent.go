@@ -36,7 +36,7 @@ func runAgent(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	c, err := newController(f, mgr.GetClient())
+	c, err := newController(f, mgr)
 	if err != nil {
 		return err
 	}
@@ -77,7 +77,7 @@ func newManager(f agentFlags) (manager.Manager, error) {
 }
 
 // newController wires the agent to the driver, the host and the kubelet.
-func newController(f agentFlags, c client.Client) (*agent.Controller, error) {
+func newController(f agentFlags, mgr manager.Manager) (*agent.Controller, error) {
 	proc, err := os.OpenRoot("/proc")
 	if err != nil {
 		return nil, fmt.Errorf("opening the proc file system: %w", err)
@@ -96,9 +96,18 @@ func newController(f agentFlags, c client.Client) (*agent.Controller, error) {
 		return nil, err
 	}
 	return agent.New(agent.Config{
-		Node: f.node, BootID: boot, Client: c, Hardware: newHardware(f.driverRoot), MPS: mps.NewView(control),
-		Processes: processes, Allocations: allocations, Clock: clock.RealClock{}, Resync: f.resync,
+		Node: f.node, BootID: boot, Client: mgr.GetClient(), Reader: mgr.GetAPIReader(), Hardware: newHardware(f.driverRoot),
+		MPS: mps.NewView(control), Processes: processes, Rebooter: newRebooter(f, proc), Allocations: allocations,
+		Clock: clock.RealClock{}, Resync: f.resync,
 	}), nil
+}
+
+// newRebooter reboots the node, where that is allowed.
+func newRebooter(f agentFlags, proc *os.Root) host.Rebooter {
+	if !f.allowReboot {
+		return host.NoReboot("it was started without --allow-reboot (with Helm agent.allowReboot=true)")
+	}
+	return host.NewSystemd(proc)
 }
 
 // newHardware is NVML below the driver root, as soon as it is there.

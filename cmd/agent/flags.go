@@ -53,6 +53,7 @@ type agentFlags struct {
 	hostFlags
 	node               string
 	podResourcesSocket string
+	allowReboot        bool
 	resync             time.Duration
 	healthAddress      string
 	metricsAddress     string
@@ -67,6 +68,9 @@ func parseAgentFlags(args []string) (agentFlags, error) {
 		"name of the node, which is the name of its GPUNode; default: environment variable NODE_NAME")
 	set.StringVar(&f.podResourcesSocket, "pod-resources-socket", "/var/lib/kubelet/pod-resources/kubelet.sock",
 		"the kubelet's pod resources socket, which tells which containers hold a GPU; empty: no kubelet is asked")
+	set.BoolVar(&f.allowReboot, "allow-reboot", os.Getenv("ALLOW_REBOOT") == "true",
+		"let the agent reboot the node where a policy says rollout.reboot: IfRequired and a MIG mode changes only so; "+
+			"default: whether environment variable ALLOW_REBOOT is true")
 	set.DurationVar(&f.resync, "resync", time.Minute, "how often the GPUs are looked at without a change of their GPUNode")
 	set.StringVar(&f.healthAddress, "health-probe-bind-address", ":8081", "address of /healthz and /readyz; 0: none")
 	set.StringVar(&f.metricsAddress, "metrics-bind-address", "0", "address of /metrics; 0: none")

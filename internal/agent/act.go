@@ -29,6 +29,7 @@ type outcome struct {
 	waits    []string      // what is waited for, in words
 	failures []failure
 	pending  []string // GPUs whose MIG mode waits for a reboot, in words
+	reboot   reboot   // what becomes of those
 	unmet    []string // GPUs that are not as wished though nothing is left to do, in words
 	restored []string // what became of GPUs on which a step failed, in words
 }
@@ -50,7 +51,7 @@ func (o outcome) retry() error {
 
 // waiting says whether something is waited for of which no event tells, other than a reboot.
 func (o outcome) waiting() bool {
-	return len(o.waits) > 0 || len(o.unmet) > len(o.pending)
+	return len(o.waits)+len(o.reboot.waits) > 0 || len(o.unmet) > len(o.pending)
 }
 
 // converge carries out plan after plan until nothing is left to do or something is in the way, and returns the last

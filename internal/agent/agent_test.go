@@ -47,6 +47,7 @@ type node struct {
 	processes   *hostfake.Processes
 	allocations *allocations
 	runner      *hostfake.Runner
+	rebooter    *hostfake.Rebooter
 	daemons     *mpsfake.Daemons
 	clock       *mpsfake.Clock
 	mpsRoot     string
@@ -75,6 +76,10 @@ func (s scenario) node(suffix string, models ...sim.Model) *node {
 		clock: mpsfake.NewClock(time.Unix(1_800_000_000, 0)),
 	}
 	n.between = &between{Hardware: n.hardware}
+	n.rebooter = &hostfake.Rebooter{Boot: func() {
+		n.hardware.Reboot()
+		n.processes.Reboot("boot-2")
+	}}
 	n.runner = hostfake.NewRunner().Add("nvidia-cuda-mps-control", n.daemons.Program)
 	root, err := os.OpenRoot(n.mpsRoot)
 	n.Expect(err).NotTo(gomega.HaveOccurred())
@@ -92,8 +97,8 @@ func (n *node) restartAgent() {
 	boot, err := n.processes.ID()
 	n.Expect(err).NotTo(gomega.HaveOccurred())
 	n.controller = agent.New(agent.Config{
-		Node: n.name, BootID: boot, Client: n.client(), Hardware: n.between, MPS: n.view, Processes: n.processes,
-		Allocations: n.allocations, Clock: n.clock, Resync: resync,
+		Node: n.name, BootID: boot, Client: n.client(), Reader: n.cluster.Client, Hardware: n.between, MPS: n.view,
+		Processes: n.processes, Rebooter: n.rebooter, Allocations: n.allocations, Clock: n.clock, Resync: resync,
 	})
 }
 
@@ -118,7 +123,12 @@ func (n *node) client() client.Client {
 // wish writes the spec as the controller does.
 func (n *node) wish(devices ...v1alpha1.DeviceSpec) {
 	n.Helper()
-	spec, err := ssa.Configuration[ac.GPUNodeSpecApplyConfiguration](v1alpha1.GPUNodeSpec{Policy: "research", Devices: devices})
+	n.ask(v1alpha1.GPUNodeSpec{Policy: "research", Devices: devices})
+}
+
+func (n *node) ask(wanted v1alpha1.GPUNodeSpec) {
+	n.Helper()
+	spec, err := ssa.Configuration[ac.GPUNodeSpecApplyConfiguration](wanted)
 	n.Expect(err).NotTo(gomega.HaveOccurred())
 	err = n.cluster.Client.Apply(n.Context(), ac.GPUNode(n.name).WithSpec(spec), client.FieldOwner("gpusharing-controller"), client.ForceOwnership)
 	n.Expect(err).NotTo(gomega.HaveOccurred())

@@ -63,9 +63,11 @@ type Config struct {
 	Node        string // name of the node
 	BootID      string // of the node's running kernel
 	Client      client.Client
+	Reader      client.Reader // past the cache
 	Hardware    gpu.Hardware
 	MPS         *mps.View
 	Processes   host.Processes
+	Rebooter    host.Rebooter // nil: the agent must not reboot the node
 	Allocations Allocations
 	Clock       clock.Clock
 	Resync      time.Duration // how often the GPUs are looked at without an event
@@ -75,10 +77,12 @@ type Config struct {
 type Controller struct {
 	node, bootID string
 	client       client.Client
+	reader       client.Reader
 	owner        ssa.Owner
 	hardware     gpu.Hardware
 	mps          *mps.View
 	processes    host.Processes
+	rebooter     host.Rebooter
 	allocations  Allocations
 	clock        clock.Clock
 	resync       time.Duration
@@ -88,9 +92,13 @@ type Controller struct {
 
 // New makes a controller.
 func New(c Config) *Controller {
+	if c.Rebooter == nil {
+		c.Rebooter = host.NoReboot("nobody has allowed it")
+	}
 	return &Controller{
-		node: c.Node, bootID: c.BootID, client: c.Client, owner: ssa.Owner{Client: c.Client, Name: FieldManager},
-		hardware: c.Hardware, mps: c.MPS, processes: c.Processes, allocations: c.Allocations,
+		node: c.Node, bootID: c.BootID, client: c.Client, reader: c.Reader,
+		owner:    ssa.Owner{Client: c.Client, Name: FieldManager},
+		hardware: c.Hardware, mps: c.MPS, processes: c.Processes, rebooter: c.Rebooter, allocations: c.Allocations,
 		clock: c.Clock, resync: c.Resync, metrics: newMetrics(),
 	}
 }
@@ -136,7 +144,10 @@ func (c *Controller) Reconcile(ctx context.Context, node *v1alpha1.GPUNode) (rec
 		return c.finish(ctx, node, report{failed: err})
 	}
 	after, result, err := c.converge(ctx, node.Spec.Devices, before)
-	return c.finish(ctx, node, report{observed: after, outcome: result, failed: err})
+	r := report{observed: after, outcome: result, failed: err}
+	undecided := c.consider(ctx, node, &r)
+	finished, err := c.finish(ctx, node, r)
+	return finished, errors.Join(err, undecided)
 }
 
 // finish gives back the hardware, reports and says when to look again.
@@ -148,6 +159,9 @@ func (c *Controller) finish(ctx context.Context, node *v1alpha1.GPUNode, r repor
 	c.health.set(errors.Join(r.failed, closed, reported))
 	if err := errors.Join(r.failed, r.outcome.retry(), closed, reported); err != nil {
 		return reconcile.Result{}, err
+	}
+	if r.outcome.reboot.now {
+		return reconcile.Result{RequeueAfter: c.resync}, c.restart(ctx, node, r)
 	}
 	if r.outcome.waiting() || lingers(r.observed.devices) {
 		return reconcile.Result{RequeueAfter: min(waitPoll, c.resync)}, nil

@@ -48,16 +48,18 @@ func (c *Controller) status(node *v1alpha1.GPUNode, r report) v1alpha1.GPUNodeSt
 	if r.failed == nil {
 		status.DriverVersion, status.BootID, status.Devices = r.observed.driverVersion, c.bootID, statusOf(r.observed.devices)
 	}
+	able := c.rebooter.Able()
+	status.CanReboot = able == nil
 	conditions, now := status.Conditions, c.clock.Now()
 	set := func(s metav1.Condition) {
 		s.ObservedGeneration = node.Generation
 		conditions = condition.Set(conditions, s, now)
 	}
 	set(discovered(r, len(status.Devices)))
-	if s, known := applied(node, r); known {
+	if s, known := applied(node, r, able); known {
 		set(s)
 	}
-	for _, s := range []metav1.Condition{stalled(r.outcome), rebootRequired(r.outcome)} {
+	for _, s := range []metav1.Condition{stalled(r.outcome), rebootRequired(r.outcome, able)} {
 		s.ObservedGeneration = node.Generation
 		conditions = condition.SetWhenTrue(conditions, s, now)
 	}
@@ -92,7 +94,7 @@ func discovered(r report, seen int) metav1.Condition {
 }
 
 // applied says whether the GPUs are as wished; that is not known anew if they could not be read and nothing was tried.
-func applied(node *v1alpha1.GPUNode, r report) (c metav1.Condition, known bool) {
+func applied(node *v1alpha1.GPUNode, r report, able error) (c metav1.Condition, known bool) {
 	o := r.outcome
 	c = metav1.Condition{Type: v1alpha1.ConditionApplied, Status: metav1.ConditionFalse}
 	switch {
@@ -101,7 +103,7 @@ func applied(node *v1alpha1.GPUNode, r report) (c metav1.Condition, known bool) 
 	case len(o.failures) > 0:
 		c.Reason, c.Message = failed(o)
 	case len(o.pending) > 0:
-		reboot := rebootRequired(o)
+		reboot := rebootRequired(o, able)
 		c.Reason, c.Message = reboot.Reason, reboot.Message
 	case len(o.waits) > 0:
 		c.Reason, c.Message = v1alpha1.ReasonGPUInUse, strings.Join(o.waits, "; ")
@@ -152,18 +154,47 @@ func failed(o outcome) (reason, message string) {
 // stalled is true when only another wish helps.
 func stalled(o outcome) metav1.Condition {
 	c := metav1.Condition{Type: v1alpha1.ConditionStalled, Status: metav1.ConditionFalse}
-	if o.problem != nil {
+	switch {
+	case o.problem != nil:
 		c.Status, c.Reason, c.Message = metav1.ConditionTrue, o.problem.Reason, o.problem.Message
+	case o.reboot.inVain:
+		c.Status, c.Reason, c.Message = metav1.ConditionTrue, v1alpha1.ReasonRebootInVain, rebootState(o, nil)
 	}
 	return c
 }
 
-// rebootRequired is true when a MIG mode is pending on a GPU that cannot be reset here.
-func rebootRequired(o outcome) metav1.Condition {
+// rebootRequired is true when a MIG mode is pending on a GPU that cannot be reset here. Able is why the agent cannot reboot
+// the node; nil if it can.
+func rebootRequired(o outcome, able error) metav1.Condition {
 	c := metav1.Condition{Type: v1alpha1.ConditionRebootRequired, Status: metav1.ConditionFalse}
-	if len(o.pending) > 0 {
-		c.Status, c.Reason = metav1.ConditionTrue, v1alpha1.ReasonRebootRequired
-		c.Message = join(o.pending) + " cannot be reset on this node; reboot the node, and the MIG mode changes"
+	if len(o.pending) == 0 {
+		return c
+	}
+	c.Status, c.Reason, c.Message = metav1.ConditionTrue, v1alpha1.ReasonRebootRequired, rebootState(o, able)
+	switch {
+	case o.reboot.inVain:
+		c.Reason = v1alpha1.ReasonRebootInVain
+	case o.reboot.now || o.reboot.failed != nil:
+		c.Reason = v1alpha1.ReasonRebooting
 	}
 	return c
+}
+
+// rebootState says where a reboot stands.
+func rebootState(o outcome, able error) string {
+	what := join(o.pending) + " cannot be reset on this node; "
+	switch {
+	case o.reboot.inVain:
+		return what + "it was rebooted, and the MIG mode has not changed all the same; it is not rebooted again for this; " +
+			"look at what nvidia-smi -q -d MIG says there"
+	case o.reboot.now:
+		return what + "it is being rebooted, and the MIG mode changes"
+	case o.reboot.failed != nil:
+		return fmt.Sprintf("%sit could not be rebooted: %v; it is tried again", what, o.reboot.failed)
+	case len(o.reboot.waits) > 0:
+		return what + "it is rebooted once nobody uses its GPUs, now: " + join(o.reboot.waits)
+	case able != nil:
+		return fmt.Sprintf("%sreboot the node, and the MIG mode changes; the agent cannot do it: %v", what, able)
+	}
+	return what + "reboot the node, and the MIG mode changes"
 }

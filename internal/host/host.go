@@ -45,3 +45,12 @@ type Boot interface {
 	// ID is the kernel's boot id.
 	ID() (string, error)
 }
+
+// Rebooter reboots the node.
+type Rebooter interface {
+	// Able says why the node cannot, or must not, be rebooted from here, and what to do about it; nil: it can.
+	Able() error
+	// Reboot asks for it and returns at once: the node goes down in its own order, and this program with it. Asking again
+	// meanwhile changes nothing.
+	Reboot() error
+}

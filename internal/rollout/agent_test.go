@@ -5,6 +5,7 @@ package rollout_test
 
 import (
 	"context"
+	"errors"
 	"slices"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -20,17 +21,23 @@ func (h *host) converge() {
 	if !h.AgentReady {
 		return
 	}
-	steps, err := plan.Node(h.GPU.Spec.Devices, h.devices())
-	for err == nil && len(steps) > 0 {
-		step := steps[0]
+	h.required = h.required && slices.ContainsFunc(h.devices(), func(d gpu.Device) bool { return d.PendingMIG != d.State.MIG })
+	failed := map[string]bool{} // GPUs whose steps have ended early
+	for {
+		steps, err := plan.Node(h.GPU.Spec.Devices, h.devices())
+		at := slices.IndexFunc(steps, func(s plan.Step) bool { return !failed[s.Device()] })
+		if err != nil || at < 0 {
+			return
+		}
+		step := steps[at]
 		held := step.Closes() && slices.ContainsFunc(h.Pods, func(p rollout.Pod) bool { return p.NodeSelector[pluginLabel] != "" })
 		if held || len(plan.Blockers(step, h.devices())) > 0 {
 			return
 		}
-		if step.Do(context.Background(), plan.Tools{Hardware: h.hardware, MPS: h}) != nil {
-			return
+		if err := step.Do(context.Background(), plan.Tools{Hardware: h.hardware, MPS: h}); err != nil {
+			h.required = h.required || errors.Is(err, gpu.ErrResetRequired) && errors.Is(err, gpu.ErrNotSupported)
+			failed[step.Device()] = true
 		}
-		steps, err = plan.Node(h.GPU.Spec.Devices, h.devices())
 	}
 }
 
@@ -48,6 +55,8 @@ func (h *host) report() {
 	if err != nil || len(steps) > 0 || !h.same(devices) {
 		ready.Status, ready.Reason, ready.Message = metav1.ConditionFalse, v1alpha1.ReasonStepFailed, "it is tried again"
 	}
+	h.GPU.Status.CanReboot, h.GPU.Status.BootID = h.canReboot, h.bootID()
+	h.reportReboot()
 	if err != nil {
 		h.GPU.Status.Conditions = append(h.GPU.Status.Conditions, metav1.Condition{
 			Type: v1alpha1.ConditionStalled, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonLayoutDoesNotFit,

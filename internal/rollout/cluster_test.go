@@ -52,7 +52,8 @@ type host struct {
 	daemons  map[string]plan.Daemon
 	theirs   *gpu.MPSDaemon           // of NVIDIA's daemon set
 	broken   func(rollout.World) bool // the plugin does not advertise what it reads
-	plugin   struct {
+	machine
+	plugin struct {
 		selected string            // what the plugin reads
 		seen     map[string]string // what the kubelet has projected
 		running  bool
@@ -185,10 +186,13 @@ func patch(have map[string]string, with map[string]*string) {
 
 // settle lets what is not ours catch up: daemon sets, the kubelet, the agent, the plugin.
 func (c *cluster) settle(h *host) {
+	h.now = c.Now
 	c.daemonSets(h)
 	c.project(h)
+	h.boot()
 	h.converge()
 	h.report()
+	h.goDown()
 	c.advertise(h)
 }
 

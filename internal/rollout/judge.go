@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
 )
 
 // Deadlines of the states that wait for somebody else.
@@ -47,6 +48,9 @@ type judgement struct {
 
 // judge derives the state of a node and what to do about it. The order of the questions is the order of a change.
 func (v *view) judge() judgement {
+	if !v.node.AgentReady && v.permitted() {
+		return v.goneDown()
+	}
 	if message, is := v.undiscovered(); is {
 		return judgement{State: StateUndiscovered, reason: v1alpha1.ReasonAgentNotReporting, message: message}
 	}
@@ -178,7 +182,18 @@ func (v *view) drainLeft() time.Duration {
 	if t == nil || t.TimeAdded == nil {
 		return v.drainTimeout()
 	}
-	return t.TimeAdded.Add(v.drainTimeout()).Sub(v.world.Now)
+	since := t.TimeAdded.Time
+	if c, found := condition.Find(v.node.GPU.Status.Conditions, v1alpha1.ConditionRebootRequired); found && v.reboots() {
+		since = latest(since, c.LastTransitionTime.Time) // only then the other GPUs have to be idle too
+	}
+	return since.Add(v.drainTimeout()).Sub(v.world.Now)
+}
+
+func latest(a, b time.Time) time.Time {
+	if a.Before(b) {
+		return b
+	}
+	return a
 }
 
 // quiesce fences NVIDIA's mig-manager and pauses NVIDIA's clients where steps need that, then lets the agent go.
@@ -189,7 +204,10 @@ func (v *view) quiesce(j judgement, asks bool) judgement {
 			return v.quiescing(g)
 		}
 	}
-	if asks {
+	switch {
+	case asks && v.reboots():
+		return v.rebooting(j)
+	case asks:
 		return v.applying()
 	}
 	j.State, j.message = StateQuiet, "nothing is in the way of the change"
@@ -218,13 +236,22 @@ func (v *view) applying() judgement {
 	if reason, message, is := v.stalled(); is {
 		return v.fail(j, reason, message)
 	}
+	timeout, late := applyTimeout, v1alpha1.ReasonApplyTimedOut
+	help, waits := v.waitsForReboot()
+	switch {
+	case waits:
+		j.reason, late = v1alpha1.ReasonRebootRequired, v1alpha1.ReasonRebootRequired
+		j.message += help
+	case v.permitted():
+		j.reason, timeout = v1alpha1.ReasonRebooting, rebootTimeout
+	}
 	since := v.node.GPU.Spec.Since
 	if since.IsZero() || reached(v.node.GPU.Spec, v.to) { // what was reached before is waited for
 		return j
 	}
-	left := since.Add(applyTimeout).Sub(v.world.Now)
+	left := since.Add(timeout).Sub(v.world.Now)
 	if left <= 0 {
-		return v.fail(j, v1alpha1.ReasonApplyTimedOut, v.agentSays(fmt.Sprintf("the GPUs were not as wished within %s", applyTimeout)))
+		return v.fail(j, late, v.agentSays(fmt.Sprintf("the GPUs were not as wished within %s", timeout))+help)
 	}
 	j.after = left
 	return j

@@ -80,14 +80,24 @@ func (v *view) plan() {
 		}
 	}
 	for _, d := range v.leavesNVIDIA() {
-		for i := range d.Processes {
-			if !d.Processes[i].MPSServer {
-				v.addBlocker(plan.Blocker{UUID: d.UUID, Instance: d.Processes[i].Instance, Process: &d.Processes[i]})
-			}
+		v.addUsers(d)
+	}
+	if v.reboots() {
+		for _, d := range v.have {
+			v.addUsers(d)
 		}
-		for i := range d.Holders {
-			v.addBlocker(plan.Blocker{UUID: d.UUID, Instance: d.Holders[i].Instance, Holder: &d.Holders[i]})
+	}
+}
+
+// addUsers adds all who use a GPU or one of its instances.
+func (v *view) addUsers(d gpu.Device) {
+	for i := range d.Processes {
+		if !d.Processes[i].MPSServer {
+			v.addBlocker(plan.Blocker{UUID: d.UUID, Instance: d.Processes[i].Instance, Process: &d.Processes[i]})
 		}
+	}
+	for i := range d.Holders {
+		v.addBlocker(plan.Blocker{UUID: d.UUID, Instance: d.Holders[i].Instance, Holder: &d.Holders[i]})
 	}
 }
 
@@ -179,6 +189,9 @@ func (v *view) failed() *v1alpha1.FailedWish {
 	if f == nil || f.Wish != v.asked() {
 		return nil
 	}
+	if f.Reason == v1alpha1.ReasonRebootRequired && v.mayReboot() {
+		return nil // what was missing is there
+	}
 	return f
 }
 
@@ -253,7 +266,7 @@ func (v *view) rules() v1alpha1.Rollout {
 		return v.by.Spec.Rollout
 	}
 	if r := v.node.GPU.Spec.Release; r != nil {
-		return v1alpha1.Rollout{Eviction: r.Eviction, MaxUnavailable: r.MaxUnavailable}
+		return v1alpha1.Rollout{Eviction: r.Eviction, MaxUnavailable: r.MaxUnavailable, Reboot: r.Reboot}
 	}
 	return v1alpha1.Rollout{}
 }

@@ -147,5 +147,8 @@ func (m member) planned() []string {
 	for _, s := range m.steps[:min(len(m.steps), most)] {
 		steps = append(steps, cut(s.String(), length))
 	}
+	if m.reboots() && len(steps) < most {
+		steps = append(steps, "reboot the node")
+	}
 	return steps
 }

@@ -111,6 +111,9 @@ func newSimulation(t *testing.T, seed uint64) *simulation {
 func (s *simulation) host(name string) {
 	h := s.add(name, []sim.Model{sim.A100, sim.H100}[s.random.IntN(2)], sim.A100)
 	h.Labels[v1alpha1.LabelMIGManager] = "true"
+	if s.random.IntN(3) == 0 {
+		h.virtual()
+	}
 }
 
 // lead lets a new controller lead, which waits until its cache shows what the last one wrote.
@@ -184,6 +187,7 @@ func (s *simulation) edit() {
 		p.Spec.Rollout.MaxUnavailable = new(intstr.FromInt32(int32(s.budget)))
 		p.Spec.Rollout.Eviction.Mode = modes[s.random.IntN(len(modes))]
 		p.Spec.Rollout.MaxFailures = 5
+		p.Spec.Rollout.Reboot = v1alpha1.RebootModeIfRequired
 	})
 	if len(s.Policies) > 0 {
 		p.Generation = s.Policies[0].Generation + 1
@@ -198,7 +202,9 @@ func (s *simulation) fault() {
 	case 0, 1:
 		s.rethink()
 	case 2:
-		h.AgentReady = !h.AgentReady
+		if h.down.IsZero() {
+			h.AgentReady = !h.AgentReady
+		}
 	case 3, 4:
 		s.place(h)
 	case 5, 6, 7:
@@ -357,7 +363,7 @@ func (s *simulation) calm() {
 	s.t.Helper()
 	g := NewWithT(s.t)
 	for _, h := range s.hosts {
-		h.AgentReady = true
+		h.AgentReady = h.down.IsZero()
 		delete(h.Labels, upgradeLabel)
 		delete(h.Labels, optOutLabel)
 		for _, p := range slices.Clone(h.Pods) {

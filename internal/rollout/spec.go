@@ -18,7 +18,7 @@ import (
 func (v *view) setSpec() SetSpec {
 	spec := v.kept()
 	spec.ConfigKey, spec.Devices = v.to.key, sorted(v.to.devices)
-	spec.Since = metav1.NewTime(v.world.Now)
+	spec.Since, spec.Reboot = metav1.NewTime(v.world.Now), nil
 	if !v.fallsBack {
 		spec.Failed = nil
 	}
@@ -50,6 +50,7 @@ func releaseOf(p *v1alpha1.GPUSharingPolicy) *v1alpha1.Release {
 		DeletionPolicy: p.Spec.DeletionPolicy,
 		Eviction:       p.Spec.Rollout.Eviction,
 		MaxUnavailable: p.Spec.Rollout.MaxUnavailable,
+		Reboot:         p.Spec.Rollout.Reboot,
 	}
 }
 
@@ -62,6 +63,7 @@ func (v *view) recordBaseline() SetSpec {
 func (v *view) recordFailure(reason, message string) SetSpec {
 	const most = 1024 // of the schema, in characters
 	spec := v.kept()
+	v.withdrawReboot(&spec)
 	spec.Failed = &v1alpha1.FailedWish{Wish: v.asked(), Reason: reason, Message: cut(message, most)}
 	return SetSpec{Node: v.node.Name, Spec: spec, Policy: v.ref(), Why: "recording that the change failed"}
 }
@@ -72,6 +74,7 @@ func (v *view) recordReached() (SetSpec, bool) {
 	why := "forgetting the node, which is as it was found"
 	if !v.to.final {
 		spec, why = v.kept(), "recording the last good state"
+		spec.Reboot = nil
 		if !v.fallsBack {
 			spec.LastGood, spec.Failed = v.to.sharing(), nil
 			spec.LastGood.Devices = sorted(spec.LastGood.Devices)

@@ -77,6 +77,8 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &apiv1alpha1.ProcessStatusApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("ProfileStatus"):
 		return &apiv1alpha1.ProfileStatusApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("RebootPermission"):
+		return &apiv1alpha1.RebootPermissionApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("Release"):
 		return &apiv1alpha1.ReleaseApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("ResourceCount"):

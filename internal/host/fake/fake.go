@@ -144,3 +144,57 @@ func (p *Processes) ID() (string, error) {
 	defer p.mu.Unlock()
 	return p.bootID, p.err
 }
+
+// Rebooter is a host.Rebooter: the node boots anew when it is asked to, unless it fails.
+type Rebooter struct {
+	// Boot boots the node.
+	Boot func()
+
+	mu      sync.Mutex
+	asked   int
+	refusal error
+	fail    error
+}
+
+// Refuse says why the node cannot be rebooted; nil: it can.
+func (r *Rebooter) Refuse(err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.refusal = err
+}
+
+// Fail makes Reboot fail until it is called with nil: the node goes on running.
+func (r *Rebooter) Fail(err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.fail = err
+}
+
+// Asked is how often the node was asked to reboot.
+func (r *Rebooter) Asked() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.asked
+}
+
+// Able implements host.Rebooter.
+func (r *Rebooter) Able() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.refusal
+}
+
+// Reboot implements host.Rebooter.
+func (r *Rebooter) Reboot() error {
+	if err := r.Able(); err != nil {
+		return err
+	}
+	r.mu.Lock()
+	r.asked++
+	err := r.fail
+	r.mu.Unlock()
+	if err == nil {
+		r.Boot()
+	}
+	return err
+}

@@ -219,6 +219,9 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: policy
       type:
         scalar: string
+    - name: reboot
+      type:
+        namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.RebootPermission
     - name: release
       type:
         namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.Release
@@ -231,6 +234,9 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: bootID
       type:
         scalar: string
+    - name: canReboot
+      type:
+        scalar: boolean
     - name: conditions
       type:
         list:
@@ -613,6 +619,15 @@ var schemaYAML = typed.YAMLObject(`types:
           elementRelationship: associative
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.RebootMode
   scalar: string
+- name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.RebootPermission
+  map:
+    fields:
+    - name: bootID
+      type:
+        scalar: string
+    - name: wish
+      type:
+        scalar: string
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.Release
   map:
     fields:
@@ -625,6 +640,9 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: maxUnavailable
       type:
         namedType: io.k8s.apimachinery.pkg.util.intstr.IntOrString
+    - name: reboot
+      type:
+        namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.RebootMode
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.ResourceCount
   map:
     fields:

@@ -32,6 +32,9 @@ type GPUNodeSpecApplyConfiguration struct {
 	Baseline *BaselineApplyConfiguration `json:"baseline,omitempty"`
 	// release is how the node goes back to its baseline, as the policy that governs it, or governed it last, says.
 	Release *ReleaseApplyConfiguration `json:"release,omitempty"`
+	// reboot lets the agent reboot the node once, since a GPU takes its wished MIG mode only so. Absent: the node must not
+	// be rebooted.
+	Reboot *RebootPermissionApplyConfiguration `json:"reboot,omitempty"`
 }
 
 // GPUNodeSpecApplyConfiguration constructs a declarative configuration of the GPUNodeSpec type for use with
@@ -106,5 +109,13 @@ func (b *GPUNodeSpecApplyConfiguration) WithBaseline(value *BaselineApplyConfigu
 // If called multiple times, the Release field is set to the value of the last call.
 func (b *GPUNodeSpecApplyConfiguration) WithRelease(value *ReleaseApplyConfiguration) *GPUNodeSpecApplyConfiguration {
 	b.Release = value
+	return b
+}
+
+// WithReboot sets the Reboot field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Reboot field is set to the value of the last call.
+func (b *GPUNodeSpecApplyConfiguration) WithReboot(value *RebootPermissionApplyConfiguration) *GPUNodeSpecApplyConfiguration {
+	b.Reboot = value
 	return b
 }

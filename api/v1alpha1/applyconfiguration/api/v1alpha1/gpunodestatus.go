@@ -19,8 +19,11 @@ type GPUNodeStatusApplyConfiguration struct {
 	Conditions []v1.ConditionApplyConfiguration `json:"conditions,omitempty"`
 	// driverVersion is the version of the NVIDIA driver.
 	DriverVersion *string `json:"driverVersion,omitempty"`
-	// bootID is the boot of the node in which all this was observed.
+	// bootID is the boot of the node in which all this was observed. Before the agent reboots the node it writes it once
+	// more.
 	BootID *string `json:"bootID,omitempty"`
+	// canReboot is true if the agent may reboot the node (its flag --allow-reboot) and can (systemd runs the node).
+	CanReboot *bool `json:"canReboot,omitempty"`
 	// devices are the GPUs of the node.
 	Devices []DeviceStatusApplyConfiguration `json:"devices,omitempty"`
 }
@@ -57,6 +60,14 @@ func (b *GPUNodeStatusApplyConfiguration) WithDriverVersion(value string) *GPUNo
 // If called multiple times, the BootID field is set to the value of the last call.
 func (b *GPUNodeStatusApplyConfiguration) WithBootID(value string) *GPUNodeStatusApplyConfiguration {
 	b.BootID = &value
+	return b
+}
+
+// WithCanReboot sets the CanReboot field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the CanReboot field is set to the value of the last call.
+func (b *GPUNodeStatusApplyConfiguration) WithCanReboot(value bool) *GPUNodeStatusApplyConfiguration {
+	b.CanReboot = &value
 	return b
 }
 

@@ -22,6 +22,8 @@ type ReleaseApplyConfiguration struct {
 	// maxUnavailable is how many nodes may be going back at the same time, as a number or a percentage of those that do.
 	// The largest among them counts.
 	MaxUnavailable *intstr.IntOrString `json:"maxUnavailable,omitempty"`
+	// reboot says whether the node may be rebooted where a GPU takes its former MIG mode only so.
+	Reboot *apiv1alpha1.RebootMode `json:"reboot,omitempty"`
 }
 
 // ReleaseApplyConfiguration constructs a declarative configuration of the Release type for use with
@@ -51,5 +53,13 @@ func (b *ReleaseApplyConfiguration) WithEviction(value *EvictionApplyConfigurati
 // If called multiple times, the MaxUnavailable field is set to the value of the last call.
 func (b *ReleaseApplyConfiguration) WithMaxUnavailable(value intstr.IntOrString) *ReleaseApplyConfiguration {
 	b.MaxUnavailable = &value
+	return b
+}
+
+// WithReboot sets the Reboot field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Reboot field is set to the value of the last call.
+func (b *ReleaseApplyConfiguration) WithReboot(value apiv1alpha1.RebootMode) *ReleaseApplyConfiguration {
+	b.Reboot = &value
 	return b
 }

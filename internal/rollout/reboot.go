@@ -1,0 +1,98 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout
+
+import (
+	"fmt"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
+)
+
+// rebootTimeout is how long a node may take to reboot and its GPUs to be as wished then: a cloud machine is back in
+// minutes, and the GPU Operator's driver container may have to build the driver first.
+const rebootTimeout = 30 * time.Minute
+
+// A GPU that cannot be reset takes a new MIG mode only at a reboot. That shows when the agent has tried: the mode is
+// pending then, and everything else of the way there is done. What is left goes the same way as any disruptive change,
+// with the whole node to become idle: taint, drain, and in place of the wish, which the spec has already, the permission
+// to end the boot that the agent has reported. In another boot that permission is spent, so the node is never rebooted
+// twice for one wish.
+
+// awaitsReboot says whether a GPU takes its wished MIG mode only at a reboot.
+func (v *view) awaitsReboot() bool {
+	c, found := condition.Find(v.node.GPU.Status.Conditions, v1alpha1.ConditionRebootRequired)
+	return found && c.Status == metav1.ConditionTrue && wishes(v.node.GPU.Spec, v.to) &&
+		(c.ObservedGeneration == v.node.GPU.Generation || v.permitted())
+}
+
+// mayReboot says whether the operator may reboot the node if it has to: the policy allows it, and the agent can.
+func (v *view) mayReboot() bool {
+	return v.rules().Reboot == v1alpha1.RebootModeIfRequired && v.node.GPU.Status.CanReboot
+}
+
+// reboots says whether what is left to do is to reboot the node.
+func (v *view) reboots() bool { return v.awaitsReboot() && v.mayReboot() }
+
+// permitted says whether the agent has, or had, the permission to reboot the node for the target.
+func (v *view) permitted() bool {
+	p := v.node.GPU.Spec.Reboot
+	return p != nil && p.Wish == v.to.hash()
+}
+
+// rebooting lets the agent reboot a node that nobody uses, then waits for it.
+func (v *view) rebooting(j judgement) judgement {
+	if v.permitted() {
+		return v.applying()
+	}
+	j.State, j.reason = StateQuiet, v1alpha1.ReasonRebooting
+	j.message = "a MIG mode changes only at a reboot; nobody uses a GPU of the node, and it is going to be rebooted"
+	j.start = []Action{v.permitReboot()}
+	return j
+}
+
+// goneDown waits for a node that is being rebooted. Nothing but the node itself can end that.
+func (v *view) goneDown() judgement {
+	j := judgement{
+		State: StateUndiscovered, reason: v1alpha1.ReasonRebooting,
+		message: "the node is being rebooted, as rollout.reboot allows; waiting until its agent is Ready again",
+	}
+	j.after = max(v.node.GPU.Spec.Since.Add(rebootTimeout).Sub(v.world.Now), 0)
+	if j.after == 0 {
+		j.reason = v1alpha1.ReasonAgentNotReporting
+		j.message = fmt.Sprintf("the node was rebooted and its agent is not Ready again within %s; look at the machine", rebootTimeout)
+	}
+	return j
+}
+
+// permitReboot gives the permission. The time that the agent has begins anew with it.
+func (v *view) permitReboot() SetSpec {
+	spec := v.kept()
+	spec.Reboot = &v1alpha1.RebootPermission{Wish: v.to.hash(), BootID: v.node.GPU.Status.BootID}
+	spec.Since = metav1.NewTime(v.world.Now)
+	return SetSpec{Node: v.node.Name, Spec: spec, Policy: v.ref(), Why: "letting the agent reboot the node"}
+}
+
+// withdrawReboot takes back a permission that the agent has not used. A spent one stays, so that no other is given.
+func (v *view) withdrawReboot(spec *v1alpha1.GPUNodeSpec) {
+	if spec.Reboot != nil && spec.Reboot.BootID == v.node.GPU.Status.BootID {
+		spec.Reboot = nil
+	}
+}
+
+// waitsForReboot says why a node that needs a reboot is not rebooted by the operator, and what helps.
+func (v *view) waitsForReboot() (message string, is bool) {
+	switch {
+	case !v.awaitsReboot() || v.reboots():
+		return "", false
+	case v.rules().Reboot != v1alpha1.RebootModeIfRequired:
+		return "; the policy does not let the operator do it (rollout.reboot: Never): set it to IfRequired, or reboot the node " +
+			fmt.Sprintf("within %s", applyTimeout), true
+	}
+	return fmt.Sprintf("; the policy lets the operator reboot the node (rollout.reboot: IfRequired), but its agent cannot: "+
+		"let it, as it says, or reboot the node within %s", applyTimeout), true
+}

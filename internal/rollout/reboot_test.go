@@ -1,0 +1,213 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+)
+
+// firstGPU asks for MIG on the first GPU of a node alone.
+func firstGPU() v1alpha1.Sharing {
+	sharing := mig(count("1g", 7))
+	sharing.MIG.Layouts[0].GPUs = &v1alpha1.GPUMatch{Indexes: []int32{0}}
+	return sharing
+}
+
+// rebooting is a policy that lets nodes be rebooted.
+func rebooting(mode v1alpha1.EvictionMode) v1alpha1.GPUSharingPolicy {
+	return policyOf("research", firstGPU(), func(p *v1alpha1.GPUSharingPolicy) {
+		p.Spec.Rollout.Reboot = v1alpha1.RebootModeIfRequired
+		p.Spec.Rollout.Eviction.Mode = mode
+	})
+}
+
+func TestANodeIsRebootedWhereAGPUCannotBeReset(t *testing.T) {
+	g := NewWithT(t)
+	c := newCluster()
+	h := c.add("a", sim.A100, sim.A100).virtual()
+	c.hold(h, "train", 1, gpu.WholeGPU)
+	c.Policies = []v1alpha1.GPUSharingPolicy{rebooting(v1alpha1.EvictionModeEvict)}
+	for range 60 {
+		c.pass()
+		c.tick(time.Second)
+		if h.required {
+			break
+		}
+		g.Expect(c.evicted).To(BeEmpty(), "the other GPU is not concerned before it is known that a reboot is needed")
+	}
+	d := c.pass()
+	g.Expect(d.Nodes[0].Plan).To(And(ContainElement(HaveSuffix("reset, which enables MIG mode")), ContainElement("reboot the node")))
+	g.Expect(d.Nodes[0].Message).To(ContainSubstring("pod user/train (GPU 1)"))
+	d, states := c.run(400)
+	g.Expect(c.evicted).To(Equal([]string{"train"}), "all GPUs are idle when the node goes down")
+	g.Expect(h.reboots).To(HaveLen(1))
+	g.Expect(states["a"]).To(ContainElements(rollout.StateUndiscovered, rollout.StateSelecting, rollout.StateUpToDate))
+	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), "%+v", d.Nodes[0])
+	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 1, "nvidia.com/mig-1g.5gb": 7}))
+	g.Expect(h.GPU.Spec.Reboot).To(BeNil(), "the permission goes with the wish that it was for")
+	g.Expect(h.Taints).To(BeEmpty())
+
+	c.Policies = nil
+	d, _ = c.run(400)
+	g.Expect(d.Nodes).To(BeEmpty(), "going back reboots too, as the last policy allowed: %+v", d.Nodes)
+	g.Expect(h.reboots).To(HaveLen(2))
+	g.Expect(h.devices()[0].State.MIG).To(BeFalse())
+}
+
+// TestARebootSurvivesAnInterruptionAfterEveryAction lets the controller end after each action of the whole way.
+func TestARebootSurvivesAnInterruptionAfterEveryAction(t *testing.T) {
+	for cut := 1; ; cut++ {
+		g := NewWithT(t)
+		c := newCluster()
+		h := c.add("a", sim.A100, sim.A100).virtual()
+		c.hold(h, "train", 1, gpu.WholeGPU)
+		c.Policies = []v1alpha1.GPUSharingPolicy{rebooting(v1alpha1.EvictionModeEvict)}
+		done := 0
+		for range 300 {
+			for _, a := range rollout.Decide(c.world()).Actions {
+				if done++; done == cut {
+					break // what is left of the pass is not carried out
+				}
+				c.do(a)
+			}
+			c.tick(time.Second)
+		}
+		g.Expect(h.reboots).To(HaveLen(1), "ended after action %d", cut)
+		g.Expect(rollout.Decide(c.world()).Nodes[0].State).To(Equal(rollout.StateUpToDate))
+		if done < cut {
+			g.Expect(cut).To(BeNumerically(">", 8))
+			return
+		}
+	}
+}
+
+func TestNoNodeIsRebootedTwiceForOneWish(t *testing.T) {
+	g := NewWithT(t)
+	c := newCluster()
+	h := c.add("a", sim.A100, sim.A100).virtual()
+	h.forgets = true
+	c.Policies = []v1alpha1.GPUSharingPolicy{rebooting(v1alpha1.EvictionModeEvict)}
+	d, _ := c.run(2000)
+	g.Expect(h.reboots).To(HaveLen(1))
+	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateFailed))
+	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonRebootInVain))
+	g.Expect(d.Nodes[0].Message).To(And(ContainSubstring("rebooted in vain"), ContainSubstring("put back to its last good state")))
+	g.Expect(h.devices()[0].PendingMIG).To(BeFalse(), "what was asked of the GPU is taken back")
+	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 2}))
+	g.Expect(h.Taints).To(BeEmpty())
+	c.tick(time.Hour)
+	c.run(100)
+	g.Expect(h.reboots).To(HaveLen(1))
+
+	h.forgets = false
+	c.Policies[0].Spec.Sharing.MIG.Layouts[0].Fill, c.Policies[0].Generation = "", 2
+	c.Policies[0].Spec.Sharing.MIG.Layouts[0].Instances = []v1alpha1.MIGInstances{count("2g", 3)}
+	d, _ = c.run(400)
+	g.Expect(h.reboots).To(HaveLen(2), "another wish is another reboot")
+	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate))
+}
+
+func TestWhatANodeThatMustNotBeRebootedSays(t *testing.T) {
+	for name, tt := range map[string]struct {
+		forbid func(*v1alpha1.GPUSharingPolicy, *host)
+		allow  func(*v1alpha1.GPUSharingPolicy, *host)
+		says   string
+	}{
+		"by the policy": {
+			forbid: func(p *v1alpha1.GPUSharingPolicy, _ *host) { p.Spec.Rollout.Reboot = v1alpha1.RebootModeNever },
+			allow:  func(p *v1alpha1.GPUSharingPolicy, _ *host) { p.Spec.Rollout.Reboot = v1alpha1.RebootModeIfRequired },
+			says:   "the policy does not let the operator do it (rollout.reboot: Never): set it to IfRequired",
+		},
+		"by its agent": {
+			forbid: func(_ *v1alpha1.GPUSharingPolicy, h *host) { h.canReboot = false },
+			allow:  func(_ *v1alpha1.GPUSharingPolicy, h *host) { h.canReboot = true },
+			says:   "but its agent cannot: let it, as it says",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			c := newCluster()
+			h := c.add("a", sim.A100, sim.A100).virtual()
+			c.hold(h, "train", 1, gpu.WholeGPU)
+			c.Policies = []v1alpha1.GPUSharingPolicy{rebooting(v1alpha1.EvictionModeEvict)}
+			tt.forbid(&c.Policies[0], h)
+			d, _ := c.run(30)
+			g.Expect(d.Nodes[0].State).To(Equal(rollout.StateApplying))
+			g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonRebootRequired))
+			g.Expect(d.Nodes[0].Message).To(ContainSubstring(tt.says))
+
+			c.tick(15 * time.Minute)
+			d, _ = c.run(100)
+			g.Expect(d.Nodes[0].State).To(Equal(rollout.StateFailed))
+			g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonRebootRequired))
+			g.Expect(d.Nodes[0].Message).To(ContainSubstring(tt.says))
+			g.Expect(h.devices()[0].PendingMIG).To(BeFalse())
+			g.Expect(c.evicted).To(BeEmpty(), "nobody is evicted for a reboot that does not come")
+			g.Expect(h.reboots).To(BeEmpty())
+
+			tt.allow(&c.Policies[0], h)
+			c.Policies[0].Generation++
+			c.tick(time.Second)
+			d, _ = c.run(400)
+			g.Expect(h.reboots).To(HaveLen(1), "once it is allowed the same wish is tried again")
+			g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), "%+v", d.Nodes[0])
+		})
+	}
+}
+
+func TestARebootWaitsForWhoMustNotBeEvicted(t *testing.T) {
+	for _, mode := range []v1alpha1.EvictionMode{v1alpha1.EvictionModeNever, v1alpha1.EvictionModeWaitForIdle} {
+		t.Run(string(mode), func(t *testing.T) {
+			g := NewWithT(t)
+			c := newCluster()
+			h := c.add("a", sim.A100, sim.A100).virtual()
+			c.hold(h, "train", 1, gpu.WholeGPU)
+			c.Policies = []v1alpha1.GPUSharingPolicy{rebooting(mode)}
+			d, _ := c.run(1500)
+			g.Expect(h.reboots).To(BeEmpty())
+			g.Expect(c.evicted).To(BeEmpty())
+			g.Expect(d.Nodes[0].Message).To(ContainSubstring("pod user/train (GPU 1)"))
+			g.Expect(h.Taints).To(BeEmpty(), "the node is not held out for ever")
+			g.Expect(h.Labels[pluginLabel]).To(Equal("true"))
+
+			c.end(h, "train")
+			c.tick(time.Minute)
+			d, _ = c.run(400)
+			g.Expect(h.reboots).To(HaveLen(1))
+			g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), "%+v", d.Nodes[0])
+		})
+	}
+}
+
+func TestRebootsKeepToTheBudget(t *testing.T) {
+	g := NewWithT(t)
+	c := newCluster()
+	for i := range 4 {
+		c.add(fmt.Sprintf("n%d", i), sim.A100).virtual()
+	}
+	c.Policies = []v1alpha1.GPUSharingPolicy{rebooting(v1alpha1.EvictionModeEvict)}
+	for range 1500 {
+		c.pass()
+		c.tick(time.Second)
+		down := 0
+		for _, h := range c.hosts {
+			if !h.AgentReady {
+				down++
+			}
+		}
+		g.Expect(down).To(BeNumerically("<=", 1))
+	}
+	for _, h := range c.hosts {
+		g.Expect(h.reboots).To(HaveLen(1))
+	}
+}
