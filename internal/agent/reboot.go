@@ -32,13 +32,12 @@ func rebootFor(permission *v1alpha1.RebootPermission, bootID string, o outcome, 
 		return reboot{}
 	case permission.BootID != bootID:
 		return reboot{inVain: true}
-	case len(o.failures)+len(o.waits) > 0 || o.problem != nil:
-		return reboot{} // other GPUs come first: one whose mode is not pending yet would need a second reboot
 	}
 	if users := usersOf(devices); len(users) > 0 {
 		return reboot{waits: users}
 	}
-	return reboot{now: true}
+	// Other GPUs come first: one whose mode is not pending yet would need a second reboot.
+	return reboot{now: len(o.failures)+len(o.waits) == 0 && o.problem == nil}
 }
 
 // usersOf names who uses any GPU of the node: a reboot ends them all.

@@ -48,7 +48,7 @@ type judgement struct {
 
 // judge derives the state of a node and what to do about it. The order of the questions is the order of a change.
 func (v *view) judge() judgement {
-	if !v.node.AgentReady && v.permitted() {
+	if !v.node.AgentReady && v.node.GPU.Spec.Reboot != nil {
 		return v.goneDown()
 	}
 	if message, is := v.undiscovered(); is {
