@@ -64,28 +64,27 @@ func usersOf(devices []gpu.Device) []string {
 // consider fills in what follows from the permission. Before it says yes it asks the API server, past the cache, whether
 // the wish is still the one that this pass has worked on.
 func (c *Controller) consider(ctx context.Context, node *v1alpha1.GPUNode, r *report) error {
-	if r.failed != nil {
+	o := &r.outcome
+	read := r.failed == nil
+	if read && len(o.pending) == 0 && c.knowsOfReboot(node) {
+		o.pending = stillPending(node.Spec.Devices, r.observed.devices)
+	}
+	if read {
+		o.reboot = rebootFor(node.Spec.Reboot, c.bootID, *o, r.observed.devices)
+	}
+	if !o.reboot.now {
 		return nil
 	}
-	if len(r.outcome.pending) == 0 && c.knowsOfReboot(node) {
-		r.outcome.pending = stillPending(node.Spec.Devices, r.observed.devices)
-	}
-	r.outcome.reboot = rebootFor(node.Spec.Reboot, c.bootID, r.outcome, r.observed.devices)
-	if !r.outcome.reboot.now {
-		return nil
-	}
-	if c.rebooter.Able() != nil {
-		r.outcome.reboot = reboot{} // the report says so
+	o.reboot.now = false
+	able := c.rebooter.Able() == nil // if not, the report says so
+	if !able {
 		return nil
 	}
 	var current v1alpha1.GPUNode
 	if err := c.reader.Get(ctx, client.ObjectKeyFromObject(node), &current); err != nil {
-		r.outcome.reboot = reboot{}
 		return fmt.Errorf("making sure that the node may be rebooted: %w", err)
 	}
-	if current.Generation != node.Generation {
-		r.outcome.reboot = reboot{} // the next pass has it
-	}
+	o.reboot.now = current.Generation == node.Generation
 	return nil
 }
 

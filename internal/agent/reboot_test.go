@@ -36,7 +36,7 @@ func (n *node) again() {
 	writes := n.writes
 	_, err := n.reconcile()
 	n.Expect(err).NotTo(gomega.HaveOccurred())
-	n.Expect(n.writes-writes).To(gomega.BeZero())
+	n.Expect(n.writes - writes).To(gomega.BeZero())
 }
 
 // permit lets the agent end a boot, for the same wish.
