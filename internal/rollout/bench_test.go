@@ -13,26 +13,60 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
 )
 
-// BenchmarkDecide decides on 1000 nodes of 8 GPUs that are up to date.
+// BenchmarkDecide decides on 1000 nodes of 8 GPUs that are up to date: when nothing is known of them, when nothing has
+// changed since the last pass, and when one node has.
 func BenchmarkDecide(b *testing.B) {
 	for name, sharing := range map[string]v1alpha1.Sharing{"TimeSlicing": timeSlicing(4), "MIG": mig(count("3g", 1), count("1g", 3))} {
-		b.Run(name, func(b *testing.B) {
-			c := newCluster()
-			c.add("n0", slices.Repeat([]sim.Model{sim.A100}, 8)...)
-			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", sharing)}
-			c.run(60)
-			w := c.world()
-			for i := 1; i < 1000; i++ {
-				n := w.Nodes[0]
-				n.Name = fmt.Sprintf("n%d", i)
-				w.Nodes = append(w.Nodes, n)
-			}
-			if d := rollout.Decide(w); len(d.Actions) > 0 || d.Policies["research"].Nodes.Ready != 1000 {
-				b.Fatal(d.Actions, d.Policies)
-			}
+		w := upToDate(b, sharing, 1000)
+		b.Run(name+"/Anew", func(b *testing.B) {
 			for b.Loop() {
 				rollout.Decide(w)
 			}
 		})
+		var memory rollout.Memory
+		memory.Decide(w)
+		b.Run(name+"/Unchanged", func(b *testing.B) {
+			for b.Loop() {
+				memory.Decide(w)
+			}
+		})
+		b.Run(name+"/One", func(b *testing.B) {
+			for b.Loop() {
+				w.Nodes[500].Version++
+				memory.Decide(w)
+			}
+		})
 	}
+}
+
+// BenchmarkWaiting decides on 1000 nodes of which one at a time may change: all others wait.
+func BenchmarkWaiting(b *testing.B) {
+	w := upToDate(b, timeSlicing(4), 1000)
+	w.Policies[0].Spec.Sharing = mig(count("3g", 1), count("1g", 3))
+	w.Policies[0].Generation++
+	var memory rollout.Memory
+	memory.Decide(w)
+	for b.Loop() {
+		memory.Decide(w)
+	}
+}
+
+// upToDate is a world of nodes that are as their policy wishes.
+func upToDate(b *testing.B, sharing v1alpha1.Sharing, nodes int) rollout.World {
+	b.Helper()
+	c := newCluster()
+	c.add("n0", slices.Repeat([]sim.Model{sim.A100}, 8)...)
+	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", sharing)}
+	c.run(60)
+	w := c.world()
+	w.Nodes[0].Version = 1
+	for i := 1; i < nodes; i++ {
+		n := w.Nodes[0]
+		n.Name = fmt.Sprintf("n%04d", i)
+		w.Nodes = append(w.Nodes, n)
+	}
+	if d := rollout.Decide(w); len(d.Actions) > 0 || d.Policies["research"].Nodes.Ready != int32(nodes) {
+		b.Fatal(d.Actions, d.Policies)
+	}
+	return w
 }

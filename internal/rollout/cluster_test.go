@@ -37,6 +37,7 @@ const (
 type cluster struct {
 	rollout.World
 	hosts   map[string]*host
+	memory  remembering
 	pods    int      // given out so far
 	crashes []string // of NVIDIA's config-manager
 	killed  []string // clients of an MPS daemon that ended before them
@@ -378,7 +379,7 @@ func (c *cluster) tick(d time.Duration) {
 
 // pass decides, acts, and keeps the statuses.
 func (c *cluster) pass() rollout.Decision {
-	d := rollout.Decide(c.world())
+	d := c.memory.decide(c.world())
 	for _, a := range d.Actions {
 		c.do(a)
 	}

@@ -17,6 +17,8 @@ import (
 type member struct {
 	*view
 	judgement
+	held    bool       // see holds
+	settled *NodeState // its state, if that stands until something changes
 }
 
 // lost is a node that a policy selects and another one governs.
@@ -118,7 +120,10 @@ func (m *member) wait(reason, message string) {
 }
 
 // holds says whether a node takes a place in the budget: its change has begun, or what it asked for is not so (yet).
-func (m member) holds() bool {
+func (m member) holds() bool { return m.held }
+
+// begun finds that out.
+func (m member) begun() bool {
 	if m.State == StateFailed {
 		return m.by != nil || m.taint() != nil
 	}

@@ -27,22 +27,31 @@ import (
 
 // Decide is one safe pass towards what the policies ask. The same world gives the same decision, and the world that
 // results from carrying it out gives the next one, so a pass may be cut short anywhere.
-func Decide(w World) Decision {
+func Decide(w World) Decision { return new(Memory).Decide(w) }
+
+// Decide is the function Decide, which does not do again what the memory has kept from the last pass.
+func (memory *Memory) Decide(w World) Decision {
+	memory.begin()
+	defer memory.end()
 	ranking := policy.Rank(w.Policies)
 	groups := map[string]*group{}
 	for i := range w.Policies {
 		groups[w.Policies[i].Name] = &group{by: &w.Policies[i]}
 	}
 	groups[""] = &group{}
-	nodes := slices.SortedFunc(slices.Values(w.Nodes), func(a, b Node) int { return cmp.Compare(a.Name, b.Name) })
-	for i := range nodes {
-		place(&w, &nodes[i], ranking, groups)
+	nodes := make([]*Node, len(w.Nodes))
+	for i := range w.Nodes {
+		nodes[i] = &w.Nodes[i]
+	}
+	slices.SortFunc(nodes, func(a, b *Node) int { return cmp.Compare(a.Name, b.Name) })
+	for _, n := range nodes {
+		memory.place(&w, n, ranking, groups)
 	}
 	return decide(&w, groups)
 }
 
 // place judges a node and puts it into the group that paces it.
-func place(w *World, n *Node, ranking policy.Ranking, groups map[string]*group) {
+func (memory *Memory) place(w *World, n *Node, ranking policy.Ranking, groups map[string]*group) {
 	governed := policy.Governed{}
 	if w.Wiring.Reason == "" {
 		governed = ranking.Govern(policyNode(n))
@@ -53,15 +62,20 @@ func place(w *World, n *Node, ranking policy.Ranking, groups map[string]*group) 
 	if governed.By == nil && (w.Wiring.Reason != "" || retained(n.GPU.Spec)) {
 		m := member{view: &view{world: w, node: n}}
 		m.judgement = judgement{State: StateUpToDate, reason: v1alpha1.ReasonReady, actions: m.retain()}
+		m.held = m.begun()
 		groups[""].idle = append(groups[""].idle, m)
 		return
 	}
-	v := look(w, n, governed)
 	g := groups[""]
 	if governed.By != nil {
 		g = groups[governed.By.Name]
 	}
-	g.members = append(g.members, member{view: v, judgement: v.judge()})
+	d := memory.recall(w, n, governed)
+	m := member{view: d.view, judgement: d.judgement, held: d.held}
+	if d.settled {
+		m.settled = &d.state
+	}
+	g.members = append(g.members, m)
 }
 
 // retained says whether a node that no policy governs stays as it is: nothing was ever done to it, or its last policy
@@ -128,6 +142,9 @@ func (m member) wired() bool {
 func (m member) listed() bool { return m.by != nil || m.node.GPU.Spec.Baseline != nil }
 
 func (m member) report() NodeState {
+	if m.settled != nil {
+		return *m.settled
+	}
 	s := NodeState{
 		Node: m.node.Name, State: m.State, Reason: m.reason, Message: m.message, Plan: m.planned(),
 		InTheWay: m.users(), Key: m.to.key, Advertised: offered(m.node),

@@ -287,7 +287,7 @@ func (s *simulation) pass() {
 
 func (s *simulation) act() {
 	s.read(func() bool { return s.random.IntN(s.fresh) > 0 })
-	for _, a := range rollout.Decide(s.known()).Actions {
+	for _, a := range s.memory.decide(s.known()).Actions {
 		if s.random.IntN(10) == 0 {
 			continue
 		}

@@ -92,14 +92,14 @@ func (g *group) pending() []v1alpha1.PendingNode {
 	const most, length = 32, 2048 // of the schema
 	var pending []v1alpha1.PendingNode
 	for _, m := range g.members {
-		if m.State == StateUpToDate {
+		if m.State == StateUpToDate || len(pending) == most { // by name, so what comes after is cut anyway
 			continue
 		}
 		pending = append(pending, v1alpha1.PendingNode{
 			Node: m.node.Name, State: string(m.State), Reason: m.reason, Message: cut(m.message, length), Plan: m.planned(),
 		})
 	}
-	for _, l := range g.lost {
+	for _, l := range g.lost[:min(len(g.lost), most)] {
 		pending = append(pending, v1alpha1.PendingNode{
 			Node: l.node, Reason: v1alpha1.ReasonConflicted,
 			Message: fmt.Sprintf("policy %s governs the node; give this one a higher priority, or select other nodes", l.to),

@@ -46,7 +46,10 @@ type Wiring struct {
 
 // Node is a node that has GPUs, with what is on it.
 type Node struct {
-	Name        string
+	Name string
+	// Version tells one value of the node from another, for Memory: with another version anything else may differ. 0: not
+	// known, so nothing is remembered of the node.
+	Version     int64
 	Labels      map[string]string
 	Annotations map[string]string
 	Taints      []corev1.Taint

@@ -8,6 +8,8 @@
 //
 // It begins only once the cache shows what was written before (catchUp).
 //
+// A pass is over all nodes, and what it costs is for those that have changed: see known and rollout.Memory.
+//
 // The package knows how to read and write, and nothing of what should be done when. A pass may end anywhere: the next one
 // decides from what is there.
 package rollout
@@ -52,6 +54,9 @@ type Controller struct {
 	client  client.Client
 	metrics *metrics
 	catchUp *catchUp
+	pods    podChanges
+	known   known          // of the nodes, from the last pass
+	memory  rollout.Memory // likewise
 	Options
 }
 
@@ -108,7 +113,7 @@ func (c *Controller) Reconcile(ctx context.Context, _ Pass) (reconcile.Result, e
 	if err != nil {
 		return reconcile.Result{}, fmt.Errorf("gathering the cluster: %w", err)
 	}
-	decision := rollout.Decide(seen.world)
+	decision := c.memory.Decide(seen.world)
 	c.metrics.decided(decision)
 	for _, n := range decision.Nodes {
 		log.FromContext(ctx).V(1).Info("node", "node", n.Node, "policy", n.Policy, "state", n.State, "message", n.Message)

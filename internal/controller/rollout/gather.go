@@ -66,6 +66,8 @@ func (c *Controller) gatherNodes(ctx context.Context, s *seen) error {
 		s.gpuNodes[gpuNodes.Items[i].Name] = &gpuNodes.Items[i]
 	}
 	s.nodes = make(map[string]*corev1.Node, len(gpuNodes.Items))
+	s.world.Nodes = make([]rollout.Node, 0, len(gpuNodes.Items))
+	c.known.begin(s.plugin.ConfigMap)
 	for i := range nodes.Items {
 		node := &nodes.Items[i]
 		gpuNode, hasGPUs := s.gpuNodes[node.Name]
@@ -73,13 +75,27 @@ func (c *Controller) gatherNodes(ctx context.Context, s *seen) error {
 			continue
 		}
 		s.nodes[node.Name] = node
-		n := rollout.NodeOf(node, gpuNode)
-		if err := c.gatherPods(ctx, &n, s.plugin.ConfigMap); err != nil {
+		n, err := c.gatherNode(ctx, node, gpuNode)
+		if err != nil {
 			return err
 		}
 		s.world.Nodes = append(s.world.Nodes, n)
 	}
+	c.known.end(s.nodes)
 	return nil
+}
+
+// gatherNode reads a node, if it is not known as it is.
+func (c *Controller) gatherNode(ctx context.Context, node *corev1.Node, gpuNode *v1alpha1.GPUNode) (rollout.Node, error) {
+	pods := c.pods.of(node.Name) // before they are read
+	if n, holds := c.known.find(node, gpuNode, pods); holds {
+		return n, nil
+	}
+	n := rollout.NodeOf(node, gpuNode)
+	if err := c.gatherPods(ctx, &n, c.known.configMap); err != nil {
+		return n, err
+	}
+	return c.known.keep(node, gpuNode, pods, n), nil
 }
 
 func (c *Controller) gatherPods(ctx context.Context, n *rollout.Node, configMap types.NamespacedName) error {

@@ -45,7 +45,7 @@ func (c *Controller) Register(ctx context.Context, mgr manager.Manager) error {
 		Watches(&v1alpha1.GPUSharingPolicy{}, wake(), builder.WithPredicates(predicate.GenerationChangedPredicate{})).
 		Watches(&v1alpha1.GPUNode{}, wake(), builder.WithPredicates(changes(gpuNodeView))).
 		Watches(&corev1.Node{}, wake(), builder.WithPredicates(changes(nodeView))).
-		Watches(&corev1.Pod{}, wake(), builder.WithPredicates(changes(c.podView))).
+		Watches(&corev1.Pod{}, c.pods.watched(changes(c.podView))).
 		Watches(&corev1.ConfigMap{}, wake(), builder.WithPredicates(predicate.ResourceVersionChangedPredicate{})).
 		WatchesMetadata(wiring.MPSDaemonSet(), wake(), builder.WithPredicates(changes(presence))).
 		WatchesRawSource(wiring.Source(mgr.GetCache(), Pass{})).

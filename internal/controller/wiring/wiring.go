@@ -222,7 +222,7 @@ func (w *Wiring) observeConfigMaps(ctx context.Context, o *Observed) error {
 // restarts NVIDIA's programs on every node.
 func (w *Wiring) unlabelled(ctx context.Context, b baseline) (string, error) {
 	nodes := &v1alpha1.GPUNodeList{}
-	if err := w.client.List(ctx, nodes); err != nil {
+	if err := w.client.List(ctx, nodes, client.UnsafeDisableDeepCopy); err != nil {
 		return "", fmt.Errorf("listing GPUNodes: %w", err)
 	}
 	for i := range nodes.Items {

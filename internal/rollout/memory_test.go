@@ -1,0 +1,74 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout_test
+
+import (
+	"fmt"
+	"reflect"
+	"testing"
+
+	. "github.com/onsi/gomega"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+)
+
+// remembering is a memory, and the nodes as it last met them, so that it can be told when one has changed.
+type remembering struct {
+	rollout.Memory
+
+	met   map[string]rollout.Node
+	specs map[string]v1alpha1.GPUSharingPolicySpec // by name and generation
+}
+
+// decide decides with the memory and without: whatever has happened, the decision is the same.
+func (r *remembering) decide(w rollout.World) rollout.Decision {
+	if r.met == nil {
+		r.met, r.specs = map[string]rollout.Node{}, map[string]v1alpha1.GPUSharingPolicySpec{}
+	}
+	for i := range w.Policies {
+		p := &w.Policies[i]
+		named := fmt.Sprint(p.Name, p.Generation)
+		if spec, met := r.specs[named]; met && !reflect.DeepEqual(spec, p.Spec) {
+			r.Memory = rollout.Memory{} // the test has changed it as the API server would not
+		}
+		r.specs[named] = p.Spec
+	}
+	for i := range w.Nodes {
+		n := &w.Nodes[i]
+		last := r.met[n.Name]
+		n.Version = last.Version
+		if !reflect.DeepEqual(*n, last) {
+			n.Version++
+			r.met[n.Name] = *n
+		}
+	}
+	fresh, remembered := rollout.Decide(w), r.Decide(w)
+	if !reflect.DeepEqual(fresh, remembered) {
+		panic(fmt.Sprintf("with memory it is decided\n%+v\nand without\n%+v", remembered, fresh))
+	}
+	return fresh
+}
+
+// TestMemoryHoldsUntilTheVersionChanges: a node is taken for what it was as long as its version says so, and no longer.
+func TestMemoryHoldsUntilTheVersionChanges(t *testing.T) {
+	g := NewWithT(t)
+	c := newCluster()
+	c.add("n0", sim.A100)
+	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", timeSlicing(4))}
+	c.run(60)
+	var memory rollout.Memory
+	w := c.world()
+	w.Nodes[0].Version = 1
+	g.Expect(memory.Decide(w).Nodes[0].State).To(Equal(rollout.StateUpToDate))
+	w = c.world()
+	w.Nodes[0].Version, w.Nodes[0].AgentReady = 1, false
+	g.Expect(memory.Decide(w).Nodes[0].State).To(Equal(rollout.StateUpToDate), "nothing was looked at")
+	w.Nodes[0].Version = 2
+	g.Expect(memory.Decide(w).Nodes[0].State).To(Equal(rollout.StateUndiscovered))
+	w.Nodes[0].Version = 0
+	w.Nodes[0].AgentReady = true
+	g.Expect(memory.Decide(w).Nodes[0].State).To(Equal(rollout.StateUpToDate), "without a version nothing is remembered")
+}
