@@ -51,8 +51,7 @@ type GPUNodeSpec struct {
 
 	// devices are the GPUs to change, and how each shall be. A GPU that is not listed is left as it is.
 	// +optional
-	// +listType=map
-	// +listMapKey=uuid
+	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=64
 	Devices []DeviceSpec `json:"devices,omitempty"`
 
@@ -147,8 +146,7 @@ type NodeSharing struct {
 	ConfigKey string `json:"configKey,omitempty"`
 	// devices are the GPUs and how each is shared.
 	// +optional
-	// +listType=map
-	// +listMapKey=uuid
+	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=64
 	Devices []DeviceSpec `json:"devices,omitempty"`
 }
@@ -163,8 +161,7 @@ type Baseline struct {
 
 	// devices are the GPUs and how each was shared.
 	// +optional
-	// +listType=map
-	// +listMapKey=uuid
+	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=64
 	Devices []DeviceSpec `json:"devices,omitempty"`
 }
@@ -204,8 +201,7 @@ type DeviceSharing struct {
 
 	// instances are the MIG instances of the GPU, by profile, by their exact names on this GPU.
 	// +optional
-	// +listType=map
-	// +listMapKey=profile
+	// +listType=atomic
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=16
 	Instances []InstanceCount `json:"instances,omitempty"`
@@ -289,8 +285,7 @@ type GPUNodeStatus struct {
 
 	// devices are the GPUs of the node.
 	// +optional
-	// +listType=map
-	// +listMapKey=uuid
+	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=64
 	Devices []DeviceStatus `json:"devices,omitempty"`
 }
@@ -335,20 +330,17 @@ type DeviceStatus struct {
 	Sharing DeviceSharing `json:"sharing,omitzero"`
 	// instances are the MIG instances of the GPU.
 	// +optional
-	// +listType=map
-	// +listMapKey=id
+	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=16
 	Instances []InstanceStatus `json:"instances,omitempty"`
 	// profiles are the MIG profiles that the GPU has, with the places where an instance can lie.
 	// +optional
-	// +listType=map
-	// +listMapKey=name
+	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=32
 	Profiles []ProfileStatus `json:"profiles,omitempty"`
 	// processes are the processes that use the GPU: the first 32 by PID.
 	// +optional
-	// +listType=map
-	// +listMapKey=pid
+	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=32
 	Processes []ProcessStatus `json:"processes,omitempty"`
 	// holders are the containers to which the kubelet has allocated the GPU, a replica of it or one of its instances,

@@ -34,9 +34,7 @@ var schemaYAML = typed.YAMLObject(`types:
         list:
           elementType:
             namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.DeviceSpec
-          elementRelationship: associative
-          keys:
-          - uuid
+          elementRelationship: atomic
     - name: labels
       type:
         map:
@@ -54,9 +52,7 @@ var schemaYAML = typed.YAMLObject(`types:
         list:
           elementType:
             namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.InstanceCount
-          elementRelationship: associative
-          keys:
-          - profile
+          elementRelationship: atomic
     - name: migMode
       type:
         namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MIGMode
@@ -95,9 +91,7 @@ var schemaYAML = typed.YAMLObject(`types:
         list:
           elementType:
             namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.InstanceStatus
-          elementRelationship: associative
-          keys:
-          - id
+          elementRelationship: atomic
     - name: memoryMiB
       type:
         scalar: numeric
@@ -112,9 +106,7 @@ var schemaYAML = typed.YAMLObject(`types:
         list:
           elementType:
             namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.ProcessStatus
-          elementRelationship: associative
-          keys:
-          - pid
+          elementRelationship: atomic
     - name: product
       type:
         scalar: string
@@ -123,9 +115,7 @@ var schemaYAML = typed.YAMLObject(`types:
         list:
           elementType:
             namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.ProfileStatus
-          elementRelationship: associative
-          keys:
-          - name
+          elementRelationship: atomic
     - name: sharing
       type:
         namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.DeviceSharing
@@ -207,9 +197,7 @@ var schemaYAML = typed.YAMLObject(`types:
         list:
           elementType:
             namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.DeviceSpec
-          elementRelationship: associative
-          keys:
-          - uuid
+          elementRelationship: atomic
     - name: failed
       type:
         namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.FailedWish
@@ -250,9 +238,7 @@ var schemaYAML = typed.YAMLObject(`types:
         list:
           elementType:
             namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.DeviceStatus
-          elementRelationship: associative
-          keys:
-          - uuid
+          elementRelationship: atomic
     - name: driverVersion
       type:
         scalar: string
@@ -545,9 +531,7 @@ var schemaYAML = typed.YAMLObject(`types:
         list:
           elementType:
             namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.DeviceSpec
-          elementRelationship: associative
-          keys:
-          - uuid
+          elementRelationship: atomic
     - name: policy
       type:
         scalar: string
