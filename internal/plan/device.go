@@ -5,8 +5,9 @@ package plan
 
 import (
 	"cmp"
-	"fmt"
 	"slices"
+	"strconv"
+	"strings"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
@@ -18,6 +19,13 @@ const mpsServer = "nvidia-cuda-mps-server"
 // Device is a GPU as its agent reported it, so that the controller plans from a report exactly as the agent plans from
 // the hardware. What a report does not tell (the PCI address) stays empty.
 func Device(s v1alpha1.DeviceStatus) gpu.Device {
+	d := deviceOf(&s)
+	d.Profiles = profiles(s.Profiles)
+	return d
+}
+
+// deviceOf is a GPU without its profiles.
+func deviceOf(s *v1alpha1.DeviceStatus) gpu.Device {
 	d := gpu.Device{
 		UUID:              s.UUID,
 		Index:             int(s.Index),
@@ -31,9 +39,6 @@ func Device(s v1alpha1.DeviceStatus) gpu.Device {
 	d.PendingMIG = d.State.MIG
 	if s.PendingMIGMode != "" {
 		d.PendingMIG = s.PendingMIGMode == v1alpha1.MIGModeEnabled
-	}
-	for _, p := range s.Profiles {
-		d.Profiles = append(d.Profiles, profile(p))
 	}
 	for _, p := range s.Processes {
 		d.Processes = append(d.Processes, gpu.Process{
@@ -49,17 +54,29 @@ func Device(s v1alpha1.DeviceStatus) gpu.Device {
 	return d
 }
 
-// Devices are the GPUs of a node as its agent reported them, by index.
+// Devices are the GPUs of a node as its agent reported them, by index. Neighbours with equal profiles, which most are,
+// share them.
 func Devices(status []v1alpha1.DeviceStatus) []gpu.Device {
 	devices := make([]gpu.Device, 0, len(status))
-	for _, s := range status {
-		devices = append(devices, Device(s))
+	for i := range status {
+		d := deviceOf(&status[i])
+		if i > 0 && slices.EqualFunc(status[i].Profiles, status[i-1].Profiles, sameProfile) {
+			d.Profiles = devices[i-1].Profiles
+		} else {
+			d.Profiles = profiles(status[i].Profiles)
+		}
+		devices = append(devices, d)
 	}
 	slices.SortFunc(devices, func(a, b gpu.Device) int { return cmp.Compare(a.Index, b.Index) })
 	return devices
 }
 
-func state(s v1alpha1.DeviceStatus) gpu.State {
+func sameProfile(a, b v1alpha1.ProfileStatus) bool {
+	return a.Name == b.Name && a.ID == b.ID && a.Slices == b.Slices && a.MemoryMiB == b.MemoryMiB && a.Max == b.Max &&
+		a.Size == b.Size && slices.Equal(a.Starts, b.Starts)
+}
+
+func state(s *v1alpha1.DeviceStatus) gpu.State {
 	have := gpu.State{MIG: s.Sharing.MIGMode == v1alpha1.MIGModeEnabled}
 	switch s.ComputeMode {
 	case v1alpha1.ComputeModeExclusiveProcess:
@@ -84,6 +101,14 @@ func state(s v1alpha1.DeviceStatus) gpu.State {
 	return have
 }
 
+func profiles(all []v1alpha1.ProfileStatus) []gpu.Profile {
+	var profiles []gpu.Profile
+	for _, p := range all {
+		profiles = append(profiles, profile(p))
+	}
+	return profiles
+}
+
 func profile(p v1alpha1.ProfileStatus) gpu.Profile {
 	starts := make([]int, 0, len(p.Starts))
 	for _, start := range p.Starts {
@@ -98,11 +123,13 @@ func profile(p v1alpha1.ProfileStatus) gpu.Profile {
 
 // computeCapability reads a version such as 8.0; what cannot be read is 0.0, which is older than any.
 func computeCapability(version string) gpu.ComputeCapability {
-	var c gpu.ComputeCapability
-	if _, err := fmt.Sscanf(version, "%d.%d", &c.Major, &c.Minor); err != nil {
+	before, after, _ := strings.Cut(version, ".")
+	major, errMajor := strconv.Atoi(before)
+	minor, errMinor := strconv.Atoi(after)
+	if errMajor != nil || errMinor != nil {
 		return gpu.ComputeCapability{}
 	}
-	return c
+	return gpu.ComputeCapability{Major: major, Minor: minor}
 }
 
 func instanceID(id *int32) int {

@@ -22,11 +22,12 @@ import (
 // that is not watched, so that a read never starts a watch. NVIDIA's ClusterPolicy is kept whole: who owns its fields is
 // read from it, and there is one.
 func CacheOptions(standAlone wiring.StandAlone) cache.Options {
+	lists := &profileLists{byProduct: map[string][]v1alpha1.ProfileStatus{}}
 	return cache.Options{
 		ReaderFailOnMissingInformer: true,
 		ByObject: map[client.Object]cache.ByObject{
 			&v1alpha1.GPUSharingPolicy{}: {Transform: keepOwnManagedFields},
-			&v1alpha1.GPUNode{}:          {Transform: keepOwnManagedFields},
+			&v1alpha1.GPUNode{}:          {Transform: lists.slimGPUNode},
 			&corev1.Node{}:               {Transform: slimNode},
 			&corev1.Pod{}:                {Transform: slimPod},
 			&corev1.ConfigMap{}:          configMaps(standAlone),
@@ -106,7 +107,7 @@ func slimPod(object any) (any, error) {
 	}
 	pod.ManagedFields = nil
 	pod.Annotations = podAnnotations(pod.Annotations)
-	pod.Labels = map[string]string{labelName: pod.Labels[labelName]}
+	pod.Labels = podLabels(pod.Labels)
 	pod.OwnerReferences = controllerOf(pod)
 	pod.Spec = corev1.PodSpec{
 		NodeName:     pod.Spec.NodeName,
@@ -118,10 +119,20 @@ func slimPod(object any) (any, error) {
 	return pod, nil
 }
 
+func podLabels(all map[string]string) map[string]string {
+	if name, found := all[labelName]; found {
+		return map[string]string{labelName: name}
+	}
+	return nil
+}
+
 func podAnnotations(all map[string]string) map[string]string {
-	kept := map[string]string{}
+	var kept map[string]string // most pods have none, and there are many pods
 	for _, name := range []string{corev1.MirrorPodAnnotationKey, v1alpha1.AnnotationNudge} {
 		if value, found := all[name]; found {
+			if kept == nil {
+				kept = map[string]string{}
+			}
 			kept[name] = value
 		}
 	}
