@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -291,7 +292,7 @@ func (s *scaled) writes() map[string]int {
 			name, value, _ := strings.Cut(pair, "=")
 			labels[name] = strings.Trim(value, `"`)
 		}
-		if !strings.Contains("POST PUT PATCH APPLY DELETE", labels["verb"]) {
+		if !slices.Contains([]string{"POST", "PUT", "PATCH", "APPLY", "DELETE"}, labels["verb"]) {
 			continue
 		}
 		n, err := strconv.ParseFloat(found[2], 64)
