@@ -25,9 +25,13 @@ test: kube ## Run every test: pure, convergence, API and reconcilers on a real A
 	KUBEBUILDER_ASSETS="$$(hack/kube/build.sh)" go test -timeout 40m $(TESTFLAGS) ./...
 
 .PHONY: e2e
-e2e: ## Test on a real node: containerd, kubelet, NVIDIA's programs, our images and chart. Needs root and minutes.
+e2e: ## Test on a real node: containerd, kubelet, NVIDIA's programs, our images and chart. As root, 8 minutes. FOCUS=MPS: a part.
 	hack/e2e/build.sh >/dev/null
-	GPUSHARING_E2E=1 go test -count=1 -v -timeout 60m $(TESTFLAGS) ./test/e2e -ginkgo.v -ginkgo.no-color -ginkgo.timeout=55m
+	@cd test/e2e && GPUSHARING_E2E=1 exec ../../bin/e2e/e2e.test -test.v -test.timeout=60m -ginkgo.v -ginkgo.no-color -ginkgo.timeout=55m $(if $(FOCUS),-ginkgo.focus='$(FOCUS)')
+
+.PHONY: e2e-killed
+e2e-killed: ## End make e2e at several moments and in several ways, and compare what the machine holds before and after.
+	hack/e2e/killed.sh
 
 .PHONY: bench
 bench: kube ## Measure planning, packing, the API writes of a rollout, MIG beside NVIDIA's mig-parted, and a real node (as root; half an hour).
@@ -38,7 +42,7 @@ bench: kube ## Measure planning, packing, the API writes of a rollout, MIG besid
 .PHONY: bench-node
 bench-node: ## Measure on a real node how soon a change is allocatable: by hand, as guides say, by policy. GPUSHARING_BENCH=a=5,b=3,c=2,d=5,mig=2 is shorter.
 	hack/e2e/build.sh >/dev/null
-	GPUSHARING_E2E=1 GPUSHARING_BENCH="$${GPUSHARING_BENCH:-1}" go test -count=1 -v -timeout 90m $(TESTFLAGS) ./test/e2e -ginkgo.label-filter=bench -ginkgo.timeout=85m
+	@cd test/e2e && GPUSHARING_E2E=1 GPUSHARING_BENCH="$${GPUSHARING_BENCH:-1}" exec ../../bin/e2e/e2e.test -test.v -test.timeout=90m -ginkgo.no-color -ginkgo.label-filter=bench -ginkgo.timeout=85m
 
 ##@ For developers
 

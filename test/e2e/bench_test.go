@@ -65,105 +65,107 @@ func counts() (map[string]int, error) {
 
 // How long it takes from the first command of an administrator until the Node offers what it asks for, as a watch on the
 // Node sees it.
-var _ = Describe("Speed", Label("bench"), Ordered, func() {
-	if os.Getenv(benchVariable) == "" {
-		return
-	}
-	const configMap = "by-hand"
-	var (
-		count   map[string]int
-		samples = map[string][]time.Duration{}
-		notes   []string
-	)
-
-	BeforeAll(func(ctx SpecContext) {
-		var err error
-		count, err = counts()
-		Expect(err).NotTo(HaveOccurred())
-		begin(ctx, sim.A100, sim.A100)
-		Expect(kube.Create(ctx, handMade(configMap, map[string]string{
-			"three": timeSliced(3), "four": timeSliced(4), "edited": timeSliced(5),
-		}))).To(Succeed())
-		mergeClusterPolicy(ctx, fmt.Sprintf(`{"spec":{"devicePlugin":{"config":{"name":%q}}}}`, configMap))
-		label(ctx, configLabel, "three")
-		expectAllocatable(ctx, replicated(3))
-	})
-	AfterAll(func() { printSpeed(samples, notes) })
-
-	It("(a) the floor: the label by hand, to a key that is projected", func(ctx SpecContext) {
-		for i := range count["a"] {
-			anyMoment(ctx, i, count["a"])
-			key, replicas := [2]string{"four", "three"}[i%2], 4-i%2
-			samples["a"] = append(samples["a"], until(ctx, replicated(replicas), func() { choose(ctx, key) }))
+func speedSpecs() {
+	Describe("Speed", Label("bench"), Ordered, func() {
+		if os.Getenv(benchVariable) == "" {
+			return
 		}
-	})
+		const configMap = "by-hand"
+		var (
+			count   map[string]int
+			samples = map[string][]time.Duration{}
+			notes   []string
+		)
 
-	It("(b) the guides: the ConfigMap edited, the daemon set restarted", func(ctx SpecContext) {
-		choose(ctx, "edited")
-		expectAllocatable(ctx, replicated(5))
-		for i := range count["b"] {
-			anyMoment(ctx, i, count["b"])
-			samples["b"] = append(samples["b"], until(ctx, replicated(6+i), func() {
-				writeKey(ctx, configMap, "edited", 6+i)
-				kubectl(ctx, "", "rollout", "restart", "-n", gpuoperator.Namespace, "daemonset/nvidia-device-plugin-daemonset")
-			}))
-		}
-	})
-
-	It("(c) patience: a new key, waited for in the device plugin's pod, then the label", func(ctx SpecContext) {
-		for i := range count["c"] {
-			anyMoment(ctx, i, count["c"])
-			key := fmt.Sprintf("new-%d", i)
-			samples["c"] = append(samples["c"], until(ctx, replicated(20+i), func() {
-				writeKey(ctx, configMap, key, 20+i)
-				expectProjected(ctx, configMap, key)
-				choose(ctx, key)
-			}))
-		}
-	})
-
-	It("(d) kubectl apply of a changed policy", func(ctx SpecContext) {
-		choose(ctx, "")
-		mergeClusterPolicy(ctx, `{"spec":{"devicePlugin":{"config":{"name":"","default":""}}}}`)
-		Expect(client.IgnoreNotFound(kube.Delete(ctx, handMade(configMap, nil)))).To(Succeed())
-		expectAllocatable(ctx, map[string]int64{"nvidia.com/gpu": 2})
-		applyReplicas(ctx, 2)
-		expectAllocatable(ctx, replicated(2))
-		expectReady(ctx, "speed")
-		startPod(ctx, "witness", "nvidia.com/gpu", 1)
-		expectRunning(ctx, "witness")
-		before, err := restarts(ctx)
-		Expect(err).NotTo(HaveOccurred())
-		for i := range count["d"] {
-			anyMoment(ctx, i, count["d"])
-			expectReady(ctx, "speed")
-			samples["d"] = append(samples["d"], until(ctx, replicated(3+i), func() { applyReplicas(ctx, 3+i) }))
-		}
-		expectReady(ctx, "speed")
-		after, err := restarts(ctx)
-		Expect(err).NotTo(HaveOccurred())
-		notes = append(notes, restarted(count["d"], before, after))
-		Expect(after).To(Equal(before))
-	}, NodeTimeout(time.Hour))
-
-	for _, name := range slices.Sorted(maps.Keys(migChanges())) {
-		c := migChanges()[name]
-		It("(d) a MIG change of an idle GPU: "+name, func(ctx SpecContext) {
+		BeforeAll(func(ctx SpecContext) {
+			var err error
+			count, err = counts()
+			Expect(err).NotTo(HaveOccurred())
 			begin(ctx, sim.A100, sim.A100)
-			for call, takes := range latencies() {
-				Expect(gpus.SetLatency(call, takes)).To(Succeed())
+			Expect(kube.Create(ctx, handMade(configMap, map[string]string{
+				"three": timeSliced(3), "four": timeSliced(4), "edited": timeSliced(5),
+			}))).To(Succeed())
+			mergeClusterPolicy(ctx, fmt.Sprintf(`{"spec":{"devicePlugin":{"config":{"name":%q}}}}`, configMap))
+			label(ctx, configLabel, "three")
+			expectAllocatable(ctx, replicated(3))
+		})
+		AfterAll(func() { printSpeed(samples, notes) })
+
+		It("(a) the floor: the label by hand, to a key that is projected", func(ctx SpecContext) {
+			for i := range count["a"] {
+				anyMoment(ctx, i, count["a"])
+				key, replicas := [2]string{"four", "three"}[i%2], 4-i%2
+				samples["a"] = append(samples["a"], until(ctx, replicated(replicas), func() { choose(ctx, key) }))
 			}
-			var all []migCost
-			for i := range count["mig"] {
-				share(ctx, c.from)
-				expectReady(ctx, "shared")
-				anyMoment(ctx, i, count["mig"])
-				all = append(all, costOf(ctx, c))
+		})
+
+		It("(b) the guides: the ConfigMap edited, the daemon set restarted", func(ctx SpecContext) {
+			choose(ctx, "edited")
+			expectAllocatable(ctx, replicated(5))
+			for i := range count["b"] {
+				anyMoment(ctx, i, count["b"])
+				samples["b"] = append(samples["b"], until(ctx, replicated(6+i), func() {
+					writeKey(ctx, configMap, "edited", 6+i)
+					kubectl(ctx, "", "rollout", "restart", "-n", gpuoperator.Namespace, "daemonset/nvidia-device-plugin-daemonset")
+				}))
 			}
-			notes = append(notes, "MIG, idle GPU, "+name+": "+told(all))
-		}, NodeTimeout(30*time.Minute))
-	}
-})
+		})
+
+		It("(c) patience: a new key, waited for in the device plugin's pod, then the label", func(ctx SpecContext) {
+			for i := range count["c"] {
+				anyMoment(ctx, i, count["c"])
+				key := fmt.Sprintf("new-%d", i)
+				samples["c"] = append(samples["c"], until(ctx, replicated(20+i), func() {
+					writeKey(ctx, configMap, key, 20+i)
+					expectProjected(ctx, configMap, key)
+					choose(ctx, key)
+				}))
+			}
+		})
+
+		It("(d) kubectl apply of a changed policy", func(ctx SpecContext) {
+			choose(ctx, "")
+			mergeClusterPolicy(ctx, `{"spec":{"devicePlugin":{"config":{"name":"","default":""}}}}`)
+			Expect(client.IgnoreNotFound(kube.Delete(ctx, handMade(configMap, nil)))).To(Succeed())
+			expectAllocatable(ctx, map[string]int64{"nvidia.com/gpu": 2})
+			applyReplicas(ctx, 2)
+			expectAllocatable(ctx, replicated(2))
+			expectReady(ctx, "speed")
+			startPod(ctx, "witness", "nvidia.com/gpu", 1)
+			expectRunning(ctx, "witness")
+			before, err := restarts(ctx)
+			Expect(err).NotTo(HaveOccurred())
+			for i := range count["d"] {
+				anyMoment(ctx, i, count["d"])
+				expectReady(ctx, "speed")
+				samples["d"] = append(samples["d"], until(ctx, replicated(3+i), func() { applyReplicas(ctx, 3+i) }))
+			}
+			expectReady(ctx, "speed")
+			after, err := restarts(ctx)
+			Expect(err).NotTo(HaveOccurred())
+			notes = append(notes, restarted(count["d"], before, after))
+			Expect(after).To(Equal(before))
+		}, NodeTimeout(time.Hour))
+
+		for _, name := range slices.Sorted(maps.Keys(migChanges())) {
+			c := migChanges()[name]
+			It("(d) a MIG change of an idle GPU: "+name, func(ctx SpecContext) {
+				begin(ctx, sim.A100, sim.A100)
+				for call, takes := range latencies() {
+					Expect(gpus.SetLatency(call, takes)).To(Succeed())
+				}
+				var all []migCost
+				for i := range count["mig"] {
+					share(ctx, c.from)
+					expectReady(ctx, "shared")
+					anyMoment(ctx, i, count["mig"])
+					all = append(all, costOf(ctx, c))
+				}
+				notes = append(notes, "MIG, idle GPU, "+name+": "+told(all))
+			}, NodeTimeout(30*time.Minute))
+		}
+	})
+}
 
 func timeSliced(replicas int) string {
 	return fmt.Sprintf("version: v1\nsharing:\n  timeSlicing:\n    resources:\n    - {name: nvidia.com/gpu, replicas: %d}\n", replicas)

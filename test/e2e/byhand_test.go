@@ -23,47 +23,49 @@ const configLabel = "nvidia.com/device-plugin.config"
 
 // What follows is done without us: it shows that the node, NVIDIA's programs and the stand-in for the GPU Operator
 // behave as NVIDIA's documentation says, so that what is proved of us later means something.
-var _ = Describe("NVIDIA's stack alone, by hand", Ordered, func() {
-	const configMap = "time-slicing-config"
+func byHandSpecs() {
+	Describe("NVIDIA's stack alone, by hand", Ordered, func() {
+		const configMap = "time-slicing-config"
 
-	BeforeAll(func(ctx SpecContext) { begin(ctx, sim.A100, sim.A100) })
-	AfterAll(func(ctx SpecContext) {
-		stopPods(ctx)
-		label(ctx, configLabel, "")
-		mergeClusterPolicy(ctx, `{"spec":{"devicePlugin":{"config":{"name":"","default":""}}}}`)
-		Expect(client.IgnoreNotFound(kube.Delete(ctx, handMade(configMap, nil)))).To(Succeed())
-		expectAllocatable(ctx, map[string]int64{"nvidia.com/gpu": 2})
-	})
+		BeforeAll(func(ctx SpecContext) { begin(ctx, sim.A100, sim.A100) })
+		AfterAll(func(ctx SpecContext) {
+			stopPods(ctx)
+			label(ctx, configLabel, "")
+			mergeClusterPolicy(ctx, `{"spec":{"devicePlugin":{"config":{"name":"","default":""}}}}`)
+			Expect(client.IgnoreNotFound(kube.Delete(ctx, handMade(configMap, nil)))).To(Succeed())
+			expectAllocatable(ctx, map[string]int64{"nvidia.com/gpu": 2})
+		})
 
-	It("gives a pod a whole GPU", func(ctx SpecContext) {
-		startPod(ctx, "whole", "nvidia.com/gpu", 1)
-		got := expectRunning(ctx, "whole")
-		Expect(got.Visible).To(HavePrefix("GPU-"))
-		Expect(got.Devices).To(ContainElement(HavePrefix("/dev/nvidia")))
-	})
+		It("gives a pod a whole GPU", func(ctx SpecContext) {
+			startPod(ctx, "whole", "nvidia.com/gpu", 1)
+			got := expectRunning(ctx, "whole")
+			Expect(got.Visible).To(HavePrefix("GPU-"))
+			Expect(got.Devices).To(ContainElement(HavePrefix("/dev/nvidia")))
+		})
 
-	It("time-slices as a ConfigMap says, once ClusterPolicy and node label name it", func(ctx SpecContext) {
-		Expect(kube.Create(ctx, handMade(configMap, map[string]string{
-			"four":  "version: v1\nsharing:\n  timeSlicing:\n    resources:\n    - {name: nvidia.com/gpu, replicas: 4}\n",
-			"eight": "version: v1\nsharing:\n  timeSlicing:\n    resources:\n    - {name: nvidia.com/gpu, replicas: 8}\n",
-		}))).To(Succeed())
-		mergeClusterPolicy(ctx, `{"spec":{"devicePlugin":{"config":{"name":"time-slicing-config"}}}}`)
-		label(ctx, configLabel, "four")
-		expectAllocatable(ctx, map[string]int64{"nvidia.com/gpu": 8})
-		Eventually(nodeLabels).WithContext(ctx).Should(And(
-			HaveKeyWithValue("nvidia.com/gpu.replicas", "4"), HaveKeyWithValue("nvidia.com/gpu.product", "NVIDIA-A100-SXM4-40GB-SHARED")))
-	})
+		It("time-slices as a ConfigMap says, once ClusterPolicy and node label name it", func(ctx SpecContext) {
+			Expect(kube.Create(ctx, handMade(configMap, map[string]string{
+				"four":  "version: v1\nsharing:\n  timeSlicing:\n    resources:\n    - {name: nvidia.com/gpu, replicas: 4}\n",
+				"eight": "version: v1\nsharing:\n  timeSlicing:\n    resources:\n    - {name: nvidia.com/gpu, replicas: 8}\n",
+			}))).To(Succeed())
+			mergeClusterPolicy(ctx, `{"spec":{"devicePlugin":{"config":{"name":"time-slicing-config"}}}}`)
+			label(ctx, configLabel, "four")
+			expectAllocatable(ctx, map[string]int64{"nvidia.com/gpu": 8})
+			Eventually(nodeLabels).WithContext(ctx).Should(And(
+				HaveKeyWithValue("nvidia.com/gpu.replicas", "4"), HaveKeyWithValue("nvidia.com/gpu.product", "NVIDIA-A100-SXM4-40GB-SHARED")))
+		})
 
-	It("follows the label to another key without a restart", func(ctx SpecContext) {
-		before, err := restarts(ctx)
-		Expect(err).NotTo(HaveOccurred())
-		began := time.Now()
-		label(ctx, configLabel, "eight")
-		expectAllocatable(ctx, map[string]int64{"nvidia.com/gpu": 16})
-		AddReportEntry("label to allocatable", time.Since(began).Round(10*time.Millisecond).String())
-		Expect(restarts(ctx)).To(Equal(before))
+		It("follows the label to another key without a restart", func(ctx SpecContext) {
+			before, err := restarts(ctx)
+			Expect(err).NotTo(HaveOccurred())
+			began := time.Now()
+			label(ctx, configLabel, "eight")
+			expectAllocatable(ctx, map[string]int64{"nvidia.com/gpu": 16})
+			AddReportEntry("label to allocatable", time.Since(began).Round(10*time.Millisecond).String())
+			Expect(restarts(ctx)).To(Equal(before))
+		})
 	})
-})
+}
 
 func handMade(name string, data map[string]string) *corev1.ConfigMap {
 	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: gpuoperator.Namespace, Name: name}, Data: data}

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -33,9 +34,13 @@ import (
 var (
 	// root is this checkout, and bin the programs.
 	root, bin string
-	machine   *node.Node
-	kube      client.Client
-	gpus      *simdriver.Driver
+	// archives are those of the images that pods run.
+	archives []string
+	machine  *node.Node
+	kube     client.Client
+	gpus     *simdriver.Driver
+	// stopGPUOperator ends what stands for the GPU Operator.
+	stopGPUOperator = func() {}
 )
 
 var _ = BeforeSuite(func(ctx SpecContext) {
@@ -43,35 +48,63 @@ var _ = BeforeSuite(func(ctx SpecContext) {
 	root, err = env.Root()
 	Expect(err).NotTo(HaveOccurred())
 	bin = filepath.Join(root, "bin", "e2e")
+	for _, i := range images(ctx) {
+		archives = append(archives, write(i))
+	}
+	DeferCleanup(stopNode)
+	build(ctx)
+}, NodeTimeout(15*time.Minute))
+
+// build makes a cluster of nothing: a node with two A100, NVIDIA's programs on it, and the operator as the README
+// installs it.
+func build(ctx context.Context) {
+	GinkgoHelper()
 	began := time.Now()
 	say := func(what string) {
-		AddReportEntry(what, ReportEntryVisibilityNever)
 		GinkgoWriter.Printf("   %s after %s\n", what, time.Since(began).Round(100*time.Millisecond))
 	}
-
-	pause := write(pauseImage())
+	var err error
 	machine, err = node.Start(ctx, node.Options{
-		Name: nodeName, Bin: bin, Pause: pause, PauseImage: pauseImage().Name, StatusEvery: statusEvery(), Log: GinkgoWriter,
+		Name: nodeName, Bin: bin, Pause: write(pauseImage()), PauseImage: pauseImage().Name, StatusEvery: statusEvery(), Log: GinkgoWriter,
 	})
 	Expect(err).NotTo(HaveOccurred())
-	DeferCleanup(stopNode)
-	for _, i := range images(ctx) {
-		Expect(machine.Import(ctx, write(i))).To(Succeed())
+	for _, archive := range archives {
+		Expect(machine.Import(ctx, archive)).To(Succeed())
 	}
 	say("images imported")
 	connect()
 	installCRDs()
-	gpus, err = driver.Install(filepath.Join(bin, "driver"), simdriver.Times(nodeName, sim.A100, 2))
+	fitted = []sim.Model{sim.A100, sim.A100}
+	gpus, err = driver.Install(filepath.Join(bin, "driver"), simdriver.Spec{Name: nextNode(), Models: fitted})
 	Expect(err).NotTo(HaveOccurred())
 	installGPUOperator(ctx)
 	Eventually(offered).WithContext(ctx).Should(HaveKeyWithValue("nvidia.com/gpu", int64(2)))
 	say("NVIDIA's device plugin advertises")
 	installOperator(ctx)
 	say("operator installed")
-}, NodeTimeout(5*time.Minute))
+}
+
+// broken says that a spec failed, and so that nobody knows what the node is like.
+var broken bool
+
+var _ = ReportAfterEach(func(spec SpecReport) { broken = broken || spec.Failed() })
+
+// rebuild makes the cluster anew, so that what a spec leaves when it fails is no other's failure.
+func rebuild(ctx context.Context) {
+	GinkgoHelper()
+	GinkgoWriter.Println("   a spec before this one failed: the node is built anew")
+	stopGPUOperator()
+	Expect(machine.Wipe()).To(Succeed())
+	build(ctx)
+	broken = false
+}
 
 // stopNode keeps the logs, if they are asked for.
 func stopNode() {
+	stopGPUOperator()
+	if machine == nil {
+		return // it did not start, and says why
+	}
 	Expect(machine.Stop()).To(Succeed())
 	if to := os.Getenv(logsVariable); to != "" {
 		Expect(machine.CopyLogs(filepath.Join(to, "node"))).To(Succeed())
@@ -112,7 +145,7 @@ func installGPUOperator(ctx context.Context) {
 		defer close(ended)
 		operator.Run(running)
 	}()
-	DeferCleanup(func() {
+	stopGPUOperator = sync.OnceFunc(func() {
 		stop()
 		<-ended
 	})

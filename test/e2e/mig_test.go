@@ -15,33 +15,34 @@ import (
 
 // migCase is what the profiles of one product are called.
 type migCase struct {
+	title   string
 	model   sim.Model
 	product string
 	// profiles of three, two and one compute slices
 	large, middle, small string
 }
 
-func migCases() map[string]migCase {
-	return map[string]migCase{
-		"A100, whose MIG mode needs a reset": {
-			model: sim.A100, product: "NVIDIA-A100-SXM4-40GB",
+func migCases() []migCase {
+	return []migCase{
+		{
+			title: "on A100, whose MIG mode needs a reset", model: sim.A100, product: "NVIDIA-A100-SXM4-40GB",
 			large: "3g.20gb", middle: "2g.10gb", small: "1g.5gb",
 		},
-		"H100, whose MIG mode does not": {
-			model: sim.H100, product: "NVIDIA-H100-80GB-HBM3",
+		{
+			title: "on H100, whose MIG mode does not", model: sim.H100, product: "NVIDIA-H100-80GB-HBM3",
 			large: "3g.40gb", middle: "2g.20gb", small: "1g.10gb",
 		},
 	}
 }
 
-var _ = Describe("MIG", func() {
-	for name, c := range migCases() {
-		Describe("on "+name, Ordered, func() { migSpecs(c) })
+func migSpecs() {
+	for _, c := range migCases() {
+		Describe("MIG "+c.title, Ordered, func() { migSpecsOf(c) })
 	}
-})
+}
 
-// migSpecs are the specs of MIG on two GPUs of a product, from idle.
-func migSpecs(c migCase) {
+// migSpecsOf are the specs of MIG on two GPUs of a product, from idle.
+func migSpecsOf(c migCase) {
 	whole := map[string]int64{"nvidia.com/gpu": 2}
 	BeforeAll(func(ctx SpecContext) { begin(ctx, c.model, c.model) })
 
@@ -89,6 +90,25 @@ func migSpecs(c migCase) {
 		expectReady(ctx, "shared")
 	})
 
+	// An H100 loses MIG mode and instances, an A100 keeps its mode and loses its instances.
+	It("is as it was before the device plugin offers anything, when the machine boots anew", func(ctx SpecContext) {
+		share(ctx, `{strategy: MIG, mig: {strategy: mixed, layouts: [{fill: 1g}]}}`)
+		want := map[string]int64{"nvidia.com/mig-" + c.small: 14}
+		expectAllocatable(ctx, want)
+		expectReady(ctx, "shared")
+		Expect(machine.Crash()).To(Succeed())
+		Expect(gpus.Reboot()).To(Succeed())
+		Expect(instances()).To(BeEmpty())
+		seen := watchOffered(ctx)
+		Expect(machine.Boot(ctx)).To(Succeed())
+		timed("from kubelet Ready to Ready again in", func() {
+			expectAllocatable(ctx, want)
+			expectReady(ctx, "shared")
+		})
+		Expect(instances()).To(HaveLen(14))
+		Expect(seen()).To(HaveEach(BeElementOf(map[string]int64{}, want)), "nothing else was ever offered")
+	})
+
 	It("gives the GPUs back whole when the policy is deleted", func(ctx SpecContext) {
 		unshare(ctx, whole)
 		Eventually(instances).WithContext(ctx).Should(BeEmpty())
@@ -97,18 +117,20 @@ func migSpecs(c migCase) {
 	})
 }
 
-var _ = Describe("GPUs of one node that are shared differently", Ordered, func() {
-	BeforeAll(func(ctx SpecContext) { begin(ctx, sim.A100, sim.A100, sim.A100, sim.A100) })
+func mixtureSpecs() {
+	Describe("GPUs of one node that are shared differently", Ordered, func() {
+		BeforeAll(func(ctx SpecContext) { begin(ctx, sim.A100, sim.A100, sim.A100, sim.A100) })
 
-	It("lets a workload take several whole GPUs beside shared ones", func(ctx SpecContext) {
-		share(ctx, `{strategy: MIG, mig: {strategy: mixed, layouts: [{gpus: {indexes: [0, 1]}, fill: 1g.5gb}]}}`)
-		expectAllocatable(ctx, map[string]int64{"nvidia.com/gpu": 2, "nvidia.com/mig-1g.5gb": 14})
-		expectReady(ctx, "shared")
-		startPod(ctx, "several", "nvidia.com/gpu", 2)
-		startPod(ctx, "small", "nvidia.com/mig-1g.5gb", 1)
-		got := expectRunning(ctx, "several")
-		Expect(strings.Split(got.Visible, ",")).To(HaveLen(2))
-		Expect(got.Visible).NotTo(ContainSubstring("MIG-"))
-		Expect(expectRunning(ctx, "small").Visible).To(HavePrefix("MIG-"))
+		It("lets a workload take several whole GPUs beside shared ones", func(ctx SpecContext) {
+			share(ctx, `{strategy: MIG, mig: {strategy: mixed, layouts: [{gpus: {indexes: [0, 1]}, fill: 1g.5gb}]}}`)
+			expectAllocatable(ctx, map[string]int64{"nvidia.com/gpu": 2, "nvidia.com/mig-1g.5gb": 14})
+			expectReady(ctx, "shared")
+			startPod(ctx, "several", "nvidia.com/gpu", 2)
+			startPod(ctx, "small", "nvidia.com/mig-1g.5gb", 1)
+			got := expectRunning(ctx, "several")
+			Expect(strings.Split(got.Visible, ",")).To(HaveLen(2))
+			Expect(got.Visible).NotTo(ContainSubstring("MIG-"))
+			Expect(expectRunning(ctx, "small").Visible).To(HavePrefix("MIG-"))
+		})
 	})
-})
+}

@@ -22,42 +22,44 @@ import (
 // mpsRoot is where daemons and clients meet on the node.
 const mpsRoot = "/run/nvidia/mps"
 
-var _ = Describe("MPS", Ordered, func() {
-	BeforeAll(func(ctx SpecContext) { begin(ctx, sim.A100, sim.A100) })
+func mpsSpecs() {
+	Describe("MPS", Ordered, func() {
+		BeforeAll(func(ctx SpecContext) { begin(ctx, sim.A100, sim.A100) })
 
-	It("passes the device plugin's own health check against our daemon", func(ctx SpecContext) {
-		timed("to Ready in", func() {
-			share(ctx, `{strategy: MPS, mps: {replicas: 10, activeThreadPercentage: 20, renameByDefault: true}}`)
-			expectAllocatable(ctx, map[string]int64{"nvidia.com/gpu.shared": 20})
-			expectReady(ctx, "shared")
+		It("passes the device plugin's own health check against our daemon", func(ctx SpecContext) {
+			timed("to Ready in", func() {
+				share(ctx, `{strategy: MPS, mps: {replicas: 10, activeThreadPercentage: 20, renameByDefault: true}}`)
+				expectAllocatable(ctx, map[string]int64{"nvidia.com/gpu.shared": 20})
+				expectReady(ctx, "shared")
+			})
+			Expect(filepath.Join(mpsRoot, "nvidia.com/gpu.shared", ".started")).To(BeAnExistingFile())
 		})
-		Expect(filepath.Join(mpsRoot, "nvidia.com/gpu.shared", ".started")).To(BeAnExistingFile())
-	})
 
-	It("gives a pod the pipe directory of the daemon", func(ctx SpecContext) { expectPipes(ctx, "nvidia.com/gpu.shared") })
+		It("gives a pod the pipe directory of the daemon", func(ctx SpecContext) { expectPipes(ctx, "nvidia.com/gpu.shared") })
 
-	It("puts the GPUs in exclusive mode and, when the policy goes, back", func(ctx SpecContext) {
-		Expect(computeModes()).To(HaveEach(gpu.ComputeExclusiveProcess))
-		unshare(ctx, map[string]int64{"nvidia.com/gpu": 2})
-		Eventually(computeModes).WithContext(ctx).Should(HaveEach(gpu.ComputeDefault))
-		Eventually(func() bool {
-			_, err := os.Stat(filepath.Join(mpsRoot, "nvidia.com/gpu.shared", ".started"))
-			return os.IsNotExist(err)
-		}).WithContext(ctx).Should(BeTrue())
-	})
+		It("puts the GPUs in exclusive mode and, when the policy goes, back", func(ctx SpecContext) {
+			Expect(computeModes()).To(HaveEach(gpu.ComputeExclusiveProcess))
+			unshare(ctx, map[string]int64{"nvidia.com/gpu": 2})
+			Eventually(computeModes).WithContext(ctx).Should(HaveEach(gpu.ComputeDefault))
+			Eventually(func() bool {
+				_, err := os.Stat(filepath.Join(mpsRoot, "nvidia.com/gpu.shared", ".started"))
+				return os.IsNotExist(err)
+			}).WithContext(ctx).Should(BeTrue())
+		})
 
-	// NVIDIA's config-manager (v0.18.2 to v0.20.0) starts every program with the default key and then cannot signal the
-	// MPS daemon, so that this waits for ever with a configuration without MPS. What has to be found is a way to keep the
-	// daemon set off the nodes that we serve: its pods remount the shared memory of MPS when they start.
-	PIt("works under NVIDIA's own MPS daemon set — pending: keeping it off the nodes that we serve", func(ctx SpecContext) {
-		nvidiaMPS(ctx, true)
-		DeferCleanup(func(ctx SpecContext) { nvidiaMPS(ctx, false) })
-		share(ctx, `{strategy: MPS, mps: {replicas: 4}}`)
-		expectAllocatable(ctx, map[string]int64{"nvidia.com/gpu": 8})
-		expectReady(ctx, "shared")
-		expectPipes(ctx, "nvidia.com/gpu")
+		// NVIDIA's config-manager (v0.18.2 to v0.20.0) starts every program with the default key and then cannot signal the
+		// MPS daemon, so that this waits for ever with a configuration without MPS. What has to be found is a way to keep the
+		// daemon set off the nodes that we serve: its pods remount the shared memory of MPS when they start.
+		PIt("works under NVIDIA's own MPS daemon set — pending: keeping it off the nodes that we serve", func(ctx SpecContext) {
+			nvidiaMPS(ctx, true)
+			DeferCleanup(func(ctx SpecContext) { nvidiaMPS(ctx, false) })
+			share(ctx, `{strategy: MPS, mps: {replicas: 4}}`)
+			expectAllocatable(ctx, map[string]int64{"nvidia.com/gpu": 8})
+			expectReady(ctx, "shared")
+			expectPipes(ctx, "nvidia.com/gpu")
+		})
 	})
-})
+}
 
 // expectPipes checks that a pod that asks for a resource gets its daemon's pipes.
 func expectPipes(ctx context.Context, name string) {

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"time"
 
@@ -54,20 +55,31 @@ func chartVersion() string {
 	return chart.AppVersion
 }
 
-// helm runs Helm as an administrator.
+// helm runs Helm as an administrator, in this checkout.
 func helm(ctx context.Context, args ...string) {
 	GinkgoHelper()
 	cmd := exec.CommandContext(ctx, filepath.Join(bin, "helm"), args...)
+	cmd.Dir = root
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+node.AdminConfig, "HOME=/tmp")
 	out, err := cmd.CombinedOutput()
 	Expect(err).NotTo(HaveOccurred(), "helm %s:\n%s", strings.Join(args, " "), out)
 }
 
-// installOperator installs the operator as the README says.
+// documentedInstall is how the README says that the operator is installed: the arguments of helm.
+func documentedInstall() []string {
+	GinkgoHelper()
+	raw, err := os.ReadFile(filepath.Join(root, "README.md"))
+	Expect(err).NotTo(HaveOccurred())
+	commands := regexp.MustCompile(`(?m)^helm (install .*)$`).FindAllSubmatch(raw, -1)
+	Expect(commands).To(HaveLen(1), "the README has one command that installs the operator")
+	return strings.Fields(string(commands[0][1]))
+}
+
+// installOperator installs the operator as the README says, word for word, and waits until its pods are Ready.
 func installOperator(ctx context.Context) {
 	GinkgoHelper()
-	helm(ctx, "install", "gpu-sharing-operator", filepath.Join(root, "config", "helm"),
-		"--namespace", operatorNamespace, "--create-namespace", "--wait", "--timeout", "2m")
+	helm(ctx, documentedInstall()...)
+	Eventually(func() ([]string, error) { return notReady(ctx, operatorNamespace) }).WithContext(ctx).Should(BeEmpty())
 }
 
 // share applies a policy for all GPU nodes; sharing is its spec.sharing as YAML.

@@ -45,9 +45,10 @@ func startPod(ctx context.Context, name string, asks corev1.ResourceName, count 
 		},
 	}
 	Expect(kube.Create(ctx, pod)).To(Succeed())
-	DeferCleanup(func(ctx SpecContext) { stopPod(ctx, name) })
+	DeferCleanup(stopPods) // all at once; the pods of a spec that have gone by then cost nothing
 }
 
+// stopPod ends a user's pod and waits until the kubelet has let go of it.
 func stopPod(ctx context.Context, name string) {
 	GinkgoHelper()
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: users, Name: name}}
@@ -56,14 +57,19 @@ func stopPod(ctx context.Context, name string) {
 		Should(MatchError(ContainSubstring("not found")))
 }
 
-// stopPods ends all users' pods: those of the last spec of a container are still there when its AfterAll runs.
+// stopPods ends all users' pods, side by side.
 func stopPods(ctx context.Context) {
 	GinkgoHelper()
-	pods := &corev1.PodList{}
-	Expect(kube.List(ctx, pods, client.InNamespace(users))).To(Succeed())
-	for i := range pods.Items {
-		stopPod(ctx, pods.Items[i].Name)
-	}
+	Expect(kube.DeleteAllOf(ctx, &corev1.Pod{}, client.InNamespace(users))).To(Succeed())
+	Eventually(func() ([]string, error) {
+		pods := &corev1.PodList{}
+		err := kube.List(ctx, pods, client.InNamespace(users))
+		var names []string
+		for i := range pods.Items {
+			names = append(names, pods.Items[i].Name)
+		}
+		return names, err
+	}).WithContext(ctx).Should(BeEmpty())
 }
 
 // expectRunning waits until a user's program runs, and returns what it got.

@@ -12,21 +12,31 @@ import (
 	"github.com/onsi/ginkgo/v2/types"
 )
 
+const introduction = `
+What was proved on a real node. Real are etcd, the API server, controller manager, scheduler, containerd, runc, the
+kubelet, NVIDIA's device plugin with its config-manager and GPU Feature Discovery, Helm, and the operator: its programs and
+its chart. Simulated are the NVIDIA driver with its GPUs, and the parts of the GPU Operator that start NVIDIA's programs.
+"pending" is what the operator cannot do yet.
+`
+
 // What was proved, for people to read: one line for each spec, under the heading of its container.
 var _ = ReportAfterSuite("what was proved", func(report Report) {
-	fmt.Printf("\nOn a real node (kubelet, containerd and NVIDIA's device plugin; the driver is simulated):\n")
+	fmt.Print(introduction)
 	heading := ""
+	count := map[string]int{}
 	for _, spec := range report.SpecReports {
 		if spec.LeafNodeType != types.NodeTypeIt {
 			continue
 		}
-		if h := strings.Join(spec.ContainerHierarchyTexts, ", "); h != heading {
+		if h := strings.Join(spec.ContainerHierarchyTexts[1:], " "); h != heading {
 			heading = h
 			fmt.Printf("\n%s\n", heading)
 		}
+		count[outcome(spec.State)]++
 		fmt.Printf("  %-8s %s%s\n", outcome(spec.State), spec.LeafNodeText, details(spec))
 	}
-	fmt.Printf("\n%s\n", report.RunTime.Round(time.Second))
+	fmt.Printf("\n%d proved, %d pending, %d failed, %d skipped after a failure, in %s\n",
+		count["proved"], count["pending"], count["FAILED"], count["skipped"], report.RunTime.Round(time.Second))
 })
 
 func outcome(state types.SpecState) string {

@@ -26,104 +26,80 @@ import (
 // ourConfigMap is the one from which NVIDIA's device plugin reads what we render.
 const ourConfigMap = "gpu-sharing-device-plugin"
 
-var _ = Describe("Whatever happens,", Ordered, func() {
-	var before map[string]int32
-	shared := map[string]int64{"nvidia.com/gpu": 8}
+func resilienceSpecs() {
+	Describe("Whatever happens,", Ordered, func() {
+		var before map[string]int32
+		shared := map[string]int64{"nvidia.com/gpu": 8}
 
-	BeforeAll(func(ctx SpecContext) {
-		begin(ctx, sim.A100, sim.A100)
-		share(ctx, `{strategy: TimeSlicing, timeSlicing: {replicas: 4}}`)
-		expectAllocatable(ctx, shared)
-		expectReady(ctx, "shared")
-	})
-
-	BeforeEach(func(ctx SpecContext) {
-		startPod(ctx, "witness", "nvidia.com/gpu", 1)
-		expectRunning(ctx, "witness")
-		var err error
-		before, err = restarts(ctx)
-		Expect(err).NotTo(HaveOccurred())
-	})
-
-	It("a key that somebody garbles never reaches the device plugin, and is put right", func(ctx SpecContext) {
-		key := selectedKey(ctx)
-		good := keys(ctx)[key]
-		Expect(good).NotTo(BeEmpty())
-		patchKeys(ctx, fmt.Sprintf(`{"data":{%q:"version: v1\nsharing: {timeSlicing: {resources: []}}\n"}}`, key))
-		Eventually(func() string { return keys(ctx)[key] }).WithContext(ctx).Should(Equal(good))
-		Consistently(offered, "3s").WithContext(ctx).Should(Equal(shared))
-		Expect(restarts(ctx)).To(Equal(before))
-	})
-
-	It("a key that somebody deletes is there again before anything needs it", func(ctx SpecContext) {
-		key := selectedKey(ctx)
-		patchKeys(ctx, fmt.Sprintf(`{"data":{%q:null}}`, key))
-		Eventually(func() map[string]string { return keys(ctx) }).WithContext(ctx).Should(HaveKey(key))
-		Consistently(offered, "3s").WithContext(ctx).Should(Equal(shared))
-		Expect(restarts(ctx)).To(Equal(before))
-	})
-
-	It("a ConfigMap that somebody deletes is there again, and edits go on", func(ctx SpecContext) {
-		Expect(kube.Delete(ctx, handMade(ourConfigMap, nil))).To(Succeed())
-		Eventually(func() map[string]string { return keys(ctx) }).WithContext(ctx).Should(HaveKey(selectedKey(ctx)))
-		share(ctx, `{strategy: TimeSlicing, timeSlicing: {replicas: 5}}`)
-		expectAllocatable(ctx, map[string]int64{"nvidia.com/gpu": 10})
-		share(ctx, `{strategy: TimeSlicing, timeSlicing: {replicas: 4}}`)
-		expectAllocatable(ctx, shared)
-		Expect(restarts(ctx)).To(Equal(before))
-	})
-
-	It("controller and agent may be killed at any moment of a change", func(ctx SpecContext) {
-		killed := 0
-		for i := range 3 { // the kubelet waits longer each time before it starts them again
-			share(ctx, fmt.Sprintf(`{strategy: TimeSlicing, timeSlicing: {replicas: %d}}`, 5+i))
-			time.Sleep(time.Duration(i) * 300 * time.Millisecond) // a moment of the change, not a wait for anything
-			n, err := kill("/controller", "/usr/bin/gpu-sharing-agent")
-			Expect(err).NotTo(HaveOccurred())
-			killed += n
-		}
-		Expect(killed).To(BeNumerically(">", 2))
-		share(ctx, `{strategy: TimeSlicing, timeSlicing: {replicas: 4}}`)
-		expectAllocatable(ctx, shared)
-		expectReady(ctx, "shared")
-		Expect(restarts(ctx)).To(Equal(before))
-	})
-
-	It("a kubelet that is restarted offers the same again, and nothing that ran ends", func(ctx SpecContext) {
-		Expect(machine.RestartKubelet(ctx)).To(Succeed())
-		expectAllocatable(ctx, shared)
-		expectReady(ctx, "shared")
-		Expect(restarts(ctx)).To(Equal(before))
-		startPod(ctx, "after", "nvidia.com/gpu", 1)
-		expectRunning(ctx, "after")
-	})
-})
-
-var _ = Describe("A machine that boots anew", Ordered, func() {
-	// The H100 loses MIG mode and instances; the A100 keeps its mode and loses its instances.
-	for _, model := range []sim.Model{sim.H100, sim.A100} {
-		It(fmt.Sprintf("gets the MIG instances of its %s GPUs again before its device plugin offers any", model), func(ctx SpecContext) {
-			begin(ctx, model, model)
-			layout := `{strategy: MIG, mig: {strategy: mixed, layouts: [{fill: 1g}]}}`
-			share(ctx, layout)
+		BeforeAll(func(ctx SpecContext) {
+			begin(ctx, sim.A100, sim.A100)
+			share(ctx, `{strategy: TimeSlicing, timeSlicing: {replicas: 4}}`)
+			expectAllocatable(ctx, shared)
 			expectReady(ctx, "shared")
-			want, err := offered(ctx)
-			Expect(err).NotTo(HaveOccurred())
-
-			Expect(machine.Crash()).To(Succeed())
-			Expect(gpus.Reboot()).To(Succeed())
-			Expect(instances()).To(BeEmpty())
-			seen := watchOffered(ctx)
-			Expect(machine.Boot(ctx)).To(Succeed())
-			timed("from kubelet Ready to Ready again in", func() {
-				expectAllocatable(ctx, want)
-				expectReady(ctx, "shared")
-			})
-			Expect(instances()).To(HaveLen(14))
-			Expect(seen()).To(HaveEach(BeElementOf(map[string]int64{}, want)), "nothing else was ever offered")
 		})
-	}
-})
+
+		BeforeEach(func(ctx SpecContext) {
+			startPod(ctx, "witness", "nvidia.com/gpu", 1)
+			expectRunning(ctx, "witness")
+			var err error
+			before, err = restarts(ctx)
+			Expect(err).NotTo(HaveOccurred())
+		})
+
+		It("a key that somebody garbles never reaches the device plugin, and is put right", func(ctx SpecContext) {
+			key := selectedKey(ctx)
+			good := keys(ctx)[key]
+			Expect(good).NotTo(BeEmpty())
+			patchKeys(ctx, fmt.Sprintf(`{"data":{%q:"version: v1\nsharing: {timeSlicing: {resources: []}}\n"}}`, key))
+			Eventually(func() string { return keys(ctx)[key] }).WithContext(ctx).Should(Equal(good))
+			Consistently(offered, "3s").WithContext(ctx).Should(Equal(shared))
+			Expect(restarts(ctx)).To(Equal(before))
+		})
+
+		It("a key that somebody deletes is there again before anything needs it", func(ctx SpecContext) {
+			key := selectedKey(ctx)
+			patchKeys(ctx, fmt.Sprintf(`{"data":{%q:null}}`, key))
+			Eventually(func() map[string]string { return keys(ctx) }).WithContext(ctx).Should(HaveKey(key))
+			Consistently(offered, "3s").WithContext(ctx).Should(Equal(shared))
+			Expect(restarts(ctx)).To(Equal(before))
+		})
+
+		It("a ConfigMap that somebody deletes is there again, and edits go on", func(ctx SpecContext) {
+			Expect(kube.Delete(ctx, handMade(ourConfigMap, nil))).To(Succeed())
+			Eventually(func() map[string]string { return keys(ctx) }).WithContext(ctx).Should(HaveKey(selectedKey(ctx)))
+			share(ctx, `{strategy: TimeSlicing, timeSlicing: {replicas: 5}}`)
+			expectAllocatable(ctx, map[string]int64{"nvidia.com/gpu": 10})
+			share(ctx, `{strategy: TimeSlicing, timeSlicing: {replicas: 4}}`)
+			expectAllocatable(ctx, shared)
+			Expect(restarts(ctx)).To(Equal(before))
+		})
+
+		It("controller and agent may be killed at any moment of a change", func(ctx SpecContext) {
+			killed := 0
+			for i := range 3 { // the kubelet waits longer each time before it starts them again
+				share(ctx, fmt.Sprintf(`{strategy: TimeSlicing, timeSlicing: {replicas: %d}}`, 5+i))
+				time.Sleep(time.Duration(i) * 300 * time.Millisecond) // a moment of the change, not a wait for anything
+				n, err := kill("/controller", "/usr/bin/gpu-sharing-agent")
+				Expect(err).NotTo(HaveOccurred())
+				killed += n
+			}
+			Expect(killed).To(BeNumerically(">", 2))
+			share(ctx, `{strategy: TimeSlicing, timeSlicing: {replicas: 4}}`)
+			expectAllocatable(ctx, shared)
+			expectReady(ctx, "shared")
+			Expect(restarts(ctx)).To(Equal(before))
+		})
+
+		It("a kubelet that is restarted offers the same again, and nothing that ran ends", func(ctx SpecContext) {
+			Expect(machine.RestartKubelet(ctx)).To(Succeed())
+			expectAllocatable(ctx, shared)
+			expectReady(ctx, "shared")
+			Expect(restarts(ctx)).To(Equal(before))
+			startPod(ctx, "after", "nvidia.com/gpu", 1)
+			expectRunning(ctx, "after")
+		})
+	})
+}
 
 // selectedKey is the key that the node's label names.
 func selectedKey(ctx context.Context) string {

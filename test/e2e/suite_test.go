@@ -25,6 +25,9 @@ const (
 	logsVariable = "GPUSHARING_E2E_LOGS"
 
 	nodeName = "node-a"
+
+	// patience is how long something is waited for that takes seconds on an idle machine, and minutes on one that is not.
+	patience = 4 * time.Minute
 )
 
 func TestMain(m *testing.M) {
@@ -61,12 +64,23 @@ func visible(root string) []string {
 	return folders
 }
 
+// What is proved, in this order: there is one node, and each change of its GPUs costs time.
+var _ = Describe("On a real node", func() {
+	byHandSpecs()
+	timeSlicingSpecs()
+	exclusiveSpecs()
+	mpsSpecs()
+	resilienceSpecs()
+	migSpecs()
+	mixtureSpecs()
+	guideSpecs()
+	speedSpecs()
+})
+
 func TestRealNode(t *testing.T) {
 	RegisterFailHandler(Fail)
-	SetDefaultEventuallyTimeout(90 * time.Second)
+	SetDefaultEventuallyTimeout(patience)
 	SetDefaultEventuallyPollingInterval(200 * time.Millisecond)
 	EnforceDefaultTimeoutsWhenUsingContexts()
-	suite, reporter := GinkgoConfiguration()
-	suite.RandomSeed = 1 // specs that change the node's GPUs are ordered; there is one node
-	RunSpecs(t, "A real node", suite, reporter)
+	RunSpecs(t, "A real node")
 }

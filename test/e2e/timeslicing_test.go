@@ -13,74 +13,78 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 )
 
-var _ = Describe("Time-slicing", Ordered, func() {
-	BeforeAll(func(ctx SpecContext) { begin(ctx, sim.A100, sim.A100) })
+func timeSlicingSpecs() {
+	Describe("Time-slicing", Ordered, func() {
+		BeforeAll(func(ctx SpecContext) { begin(ctx, sim.A100, sim.A100) })
 
-	It("advertises each GPU as often as the policy says", func(ctx SpecContext) {
-		share(ctx, `{strategy: TimeSlicing, timeSlicing: {replicas: 4}}`)
-		timed("first policy, which restarts NVIDIA's programs once, to Ready in", func() {
-			expectAllocatable(ctx, map[string]int64{"nvidia.com/gpu": 8})
-			expectReady(ctx, "shared")
+		It("advertises each GPU as often as the policy says", func(ctx SpecContext) {
+			share(ctx, `{strategy: TimeSlicing, timeSlicing: {replicas: 4}}`)
+			timed("first policy, which restarts NVIDIA's programs once, to Ready in", func() {
+				expectAllocatable(ctx, map[string]int64{"nvidia.com/gpu": 8})
+				expectReady(ctx, "shared")
+			})
+			Eventually(nodeLabels).WithContext(ctx).Should(And(
+				HaveKeyWithValue("nvidia.com/gpu.replicas", "4"), HaveKeyWithValue("nvidia.com/gpu.sharing-strategy", "time-slicing")))
 		})
-		Eventually(nodeLabels).WithContext(ctx).Should(And(
-			HaveKeyWithValue("nvidia.com/gpu.replicas", "4"), HaveKeyWithValue("nvidia.com/gpu.sharing-strategy", "time-slicing")))
-	})
 
-	It("runs as many pods as there are replicas, and keeps one more Pending", func(ctx SpecContext) {
-		visible := map[string]int{}
-		for i := range 8 {
-			startPod(ctx, fmt.Sprintf("shared-%d", i), "nvidia.com/gpu", 1)
-		}
-		for i := range 8 {
-			visible[expectRunning(ctx, fmt.Sprintf("shared-%d", i)).Visible]++
-		}
-		Expect(visible).To(HaveLen(2), "both GPUs are used")
-		Expect(visible).To(HaveEach(4))
-		startPod(ctx, "one-more", "nvidia.com/gpu", 1)
-		expectPending(ctx, "one-more", "Insufficient nvidia.com/gpu")
-	})
-
-	It("refuses a pod that asks for two replicas, as the policy's default says", func(ctx SpecContext) {
-		startPod(ctx, "greedy", "nvidia.com/gpu", 2)
-		expectRefused(ctx, "greedy", "maximum request size for shared resources is 1; found 2")
-	})
-
-	It("follows edits of replicas in a row without a restart of any container of NVIDIA's or of a user's", func(ctx SpecContext) {
-		startPod(ctx, "witness", "nvidia.com/gpu", 1)
-		expectRunning(ctx, "witness")
-		before, err := restarts(ctx)
-		Expect(err).NotTo(HaveOccurred())
-		timed(fmt.Sprintf("%d edits in", edits), func() {
-			for i := range edits {
-				replicas := 2 + i%7
-				share(ctx, fmt.Sprintf(`{strategy: TimeSlicing, timeSlicing: {replicas: %d}}`, replicas))
-				expectAllocatable(ctx, map[string]int64{"nvidia.com/gpu": int64(2 * replicas)})
+		It("runs as many pods as there are replicas, and keeps one more Pending", func(ctx SpecContext) {
+			visible := map[string]int{}
+			for i := range 8 {
+				startPod(ctx, fmt.Sprintf("shared-%d", i), "nvidia.com/gpu", 1)
 			}
+			for i := range 8 {
+				visible[expectRunning(ctx, fmt.Sprintf("shared-%d", i)).Visible]++
+			}
+			Expect(visible).To(HaveLen(2), "both GPUs are used")
+			Expect(visible).To(HaveEach(4))
+			startPod(ctx, "one-more", "nvidia.com/gpu", 1)
+			expectPending(ctx, "one-more", "Insufficient nvidia.com/gpu")
 		})
-		expectReady(ctx, "shared")
-		Expect(restarts(ctx)).To(Equal(before))
-	}, NodeTimeout(5*time.Minute))
 
-	It("advertises replicas under another name if the policy says so, and takes the old name away", func(ctx SpecContext) {
-		share(ctx, `{strategy: TimeSlicing, timeSlicing: {replicas: 3, renameByDefault: true}}`)
-		expectAllocatable(ctx, map[string]int64{"nvidia.com/gpu.shared": 6})
-		expectReady(ctx, "shared")
-		Eventually(nodeLabels).WithContext(ctx).Should(HaveKeyWithValue("nvidia.com/gpu.product", "NVIDIA-A100-SXM4-40GB"))
-		startPod(ctx, "renamed", "nvidia.com/gpu.shared", 1)
-		expectRunning(ctx, "renamed")
-		startPod(ctx, "old-name", "nvidia.com/gpu", 1)
-		expectPending(ctx, "old-name", "Insufficient nvidia.com/gpu")
+		It("refuses a pod that asks for two replicas, as the policy's default says", func(ctx SpecContext) {
+			startPod(ctx, "greedy", "nvidia.com/gpu", 2)
+			expectRefused(ctx, "greedy", "maximum request size for shared resources is 1; found 2")
+		})
+
+		It("follows edits of replicas in a row without a restart of any container of NVIDIA's or of a user's", func(ctx SpecContext) {
+			startPod(ctx, "witness", "nvidia.com/gpu", 1)
+			expectRunning(ctx, "witness")
+			before, err := restarts(ctx)
+			Expect(err).NotTo(HaveOccurred())
+			timed(fmt.Sprintf("%d edits in", edits), func() {
+				for i := range edits {
+					replicas := 2 + i%7
+					share(ctx, fmt.Sprintf(`{strategy: TimeSlicing, timeSlicing: {replicas: %d}}`, replicas))
+					expectAllocatable(ctx, map[string]int64{"nvidia.com/gpu": int64(2 * replicas)})
+				}
+			})
+			expectReady(ctx, "shared")
+			Expect(restarts(ctx)).To(Equal(before))
+		}, NodeTimeout(20*time.Minute))
+
+		It("advertises replicas under another name if the policy says so, and takes the old name away", func(ctx SpecContext) {
+			share(ctx, `{strategy: TimeSlicing, timeSlicing: {replicas: 3, renameByDefault: true}}`)
+			expectAllocatable(ctx, map[string]int64{"nvidia.com/gpu.shared": 6})
+			expectReady(ctx, "shared")
+			Eventually(nodeLabels).WithContext(ctx).Should(HaveKeyWithValue("nvidia.com/gpu.product", "NVIDIA-A100-SXM4-40GB"))
+			startPod(ctx, "renamed", "nvidia.com/gpu.shared", 1)
+			expectRunning(ctx, "renamed")
+			startPod(ctx, "old-name", "nvidia.com/gpu", 1)
+			expectPending(ctx, "old-name", "Insufficient nvidia.com/gpu")
+		})
 	})
-})
+}
 
-var _ = Describe("Exclusive", Ordered, func() {
-	BeforeAll(func(ctx SpecContext) { begin(ctx, sim.A100, sim.A100) })
+func exclusiveSpecs() {
+	Describe("Exclusive", Ordered, func() {
+		BeforeAll(func(ctx SpecContext) { begin(ctx, sim.A100, sim.A100) })
 
-	It("gives every pod a whole GPU", func(ctx SpecContext) {
-		share(ctx, `{strategy: Exclusive}`)
-		expectAllocatable(ctx, map[string]int64{"nvidia.com/gpu": 2})
-		expectReady(ctx, "shared")
-		startPod(ctx, "both", "nvidia.com/gpu", 2)
-		Expect(expectRunning(ctx, "both").Devices).To(ConsistOf("/dev/nvidia0", "/dev/nvidia1"))
+		It("gives every pod a whole GPU", func(ctx SpecContext) {
+			share(ctx, `{strategy: Exclusive}`)
+			expectAllocatable(ctx, map[string]int64{"nvidia.com/gpu": 2})
+			expectReady(ctx, "shared")
+			startPod(ctx, "both", "nvidia.com/gpu", 2)
+			Expect(expectRunning(ctx, "both").Devices).To(ConsistOf("/dev/nvidia0", "/dev/nvidia1"))
+		})
 	})
-})
+}
