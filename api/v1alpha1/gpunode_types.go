@@ -283,11 +283,34 @@ type GPUNodeStatus struct {
 	// +optional
 	CanReboot bool `json:"canReboot,omitempty"`
 
+	// config says which of NVIDIA's programs on the node have the configuration spec.configKey before them.
+	// +optional
+	Config ConfigStatus `json:"config,omitzero"`
+
 	// devices are the GPUs of the node.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=64
 	Devices []DeviceStatus `json:"devices,omitempty"`
+}
+
+// ConfigStatus says which of NVIDIA's programs have a device-plugin configuration before them, so that the node's label
+// may select it.
+type ConfigStatus struct {
+	// key is the configuration that was looked for: spec.configKey.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=63
+	Key string `json:"key,omitempty"`
+	// since is spec.since of the wish that the configuration belongs to.
+	// +optional
+	Since metav1.Time `json:"since,omitzero"`
+	// pods are the UIDs of the pods whose config-manager sees the key.
+	// +optional
+	// +listType=set
+	// +kubebuilder:validation:MaxItems=16
+	// +kubebuilder:validation:items:MaxLength=63
+	Pods []string `json:"pods,omitempty"`
 }
 
 // DeviceStatus is one GPU as the agent observed it.

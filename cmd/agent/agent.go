@@ -36,11 +36,20 @@ func runAgent(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	c, err := newController(f, mgr)
+	proc, err := os.OpenRoot("/proc")
+	if err != nil {
+		return fmt.Errorf("opening the proc file system: %w", err)
+	}
+	c, err := newController(f, mgr, proc)
 	if err != nil {
 		return err
 	}
 	if err := c.Register(mgr); err != nil {
+		return err
+	}
+	processes := host.NewProc(proc)
+	configs := agent.NewConfigReporter(f.node, mgr.GetClient(), processes, processes, clock.RealClock{})
+	if err := configs.Register(mgr); err != nil {
 		return err
 	}
 	if err := mgr.AddReadyzCheck("agent", c.Ready); err != nil {
@@ -77,11 +86,7 @@ func newManager(f agentFlags) (manager.Manager, error) {
 }
 
 // newController wires the agent to the driver, the host and the kubelet.
-func newController(f agentFlags, mgr manager.Manager) (*agent.Controller, error) {
-	proc, err := os.OpenRoot("/proc")
-	if err != nil {
-		return nil, fmt.Errorf("opening the proc file system: %w", err)
-	}
+func newController(f agentFlags, mgr manager.Manager, proc *os.Root) (*agent.Controller, error) {
 	processes := host.NewProc(proc)
 	boot, err := processes.ID()
 	if err != nil {

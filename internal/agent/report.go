@@ -45,6 +45,7 @@ func (c *Controller) report(ctx context.Context, node *v1alpha1.GPUNode, r repor
 // out, it deletes.
 func (c *Controller) status(node *v1alpha1.GPUNode, r report) v1alpha1.GPUNodeStatus {
 	status := *node.Status.DeepCopy()
+	status.Config = v1alpha1.ConfigStatus{} // is the ConfigReporter's
 	if r.failed == nil {
 		status.DriverVersion, status.BootID, status.Devices = r.observed.driverVersion, c.bootID, statusOf(r.observed.devices)
 	}

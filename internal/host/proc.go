@@ -12,7 +12,7 @@ import (
 	"strings"
 )
 
-// Proc reads the proc file system. It implements Processes and Boot. To see the processes of the whole node it must be
+// Proc reads the proc file system. It implements Processes, Programs and Boot. To see the processes of the whole node it must be
 // that of the host's PID namespace.
 type Proc struct {
 	root *os.Root
@@ -34,10 +34,8 @@ func (p *Proc) Describe(pid int) Process {
 // name is the base name of the first argument, or what the kernel calls it: comm ends after 15 characters, too short
 // for nvidia-cuda-mps-server.
 func (p *Proc) name(dir string) string {
-	if cmdline, err := p.root.ReadFile(path.Join(dir, "cmdline")); err == nil {
-		if argument, _, _ := strings.Cut(string(cmdline), "\x00"); argument != "" {
-			return path.Base(argument)
-		}
+	if program := p.program(dir); program != "" {
+		return program
 	}
 	comm, err := p.root.ReadFile(path.Join(dir, "comm"))
 	if err != nil {

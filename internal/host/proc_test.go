@@ -91,6 +91,22 @@ func TestProcOfThisMachine(t *testing.T) {
 	g.Expect(proc.Describe(os.Getpid()).Name).To(gomega.Equal(filepath.Base(os.Args[0])))
 	id, err := proc.ID()
 	g.Expect(id, err).To(gomega.HaveLen(36))
+	g.Expect(proc.Running(filepath.Base(os.Args[0]))).To(gomega.ContainElement(os.Getpid()))
+	g.Expect(proc.Sees(os.Getpid(), "/proc/self/stat")).To(gomega.BeTrue(), "the root of a process is another way to the files")
+}
+
+func TestPrograms(t *testing.T) {
+	g := gomega.NewWithT(t)
+	proc := newProc(t, map[string]string{
+		"7/cmdline": "/usr/bin/config-manager\x00--flag\x00", "7/environ": "A=1\x00B=x=y\x00", "7/root/configs/key": "",
+		"8/cmdline": "sh\x00config-manager\x00", "9/cmdline": "", "self/cmdline": "config-manager\x00",
+	})
+	g.Expect(proc.Running("config-manager")).To(gomega.Equal([]int{7}))
+	g.Expect(proc.Environment(7)).To(gomega.Equal(map[string]string{"A": "1", "B": "x=y"}))
+	g.Expect(proc.Environment(8)).To(gomega.BeEmpty())
+	g.Expect(proc.Sees(7, "/configs/key")).To(gomega.BeTrue())
+	g.Expect(proc.Sees(7, "/configs/other")).To(gomega.BeFalse())
+	g.Expect(proc.Sees(99, "/configs/key")).To(gomega.BeFalse(), "a process that is gone")
 }
 
 func newProc(t *testing.T, files map[string]string) *host.Proc {

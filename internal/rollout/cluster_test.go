@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -53,10 +52,13 @@ type host struct {
 	daemons  map[string]plan.Daemon
 	theirs   *gpu.MPSDaemon           // of NVIDIA's daemon set
 	broken   func(rollout.World) bool // the plugin does not advertise what it reads
+	watches  bool                     // the agent reports who sees a key
 	machine
 	plugin struct {
-		selected string            // what the plugin reads
-		seen     map[string]string // what the kubelet has projected
+		selected string               // what the plugin reads
+		nudged   map[string]time.Time // since when, by pod and key
+		slow     time.Duration        // how long the kubelet takes for a nudge, where the agent watches; otherwise a second
+		seen     map[string]string    // what the kubelet has projected
 		running  bool
 	}
 }
@@ -81,6 +83,7 @@ func (c *cluster) add(name string, models ...sim.Model) *host {
 		Name: name, AgentReady: true, Allocatable: map[string]int64{}, Annotations: map[string]string{},
 		Labels: map[string]string{"kubernetes.io/hostname": name, pluginLabel: "true", gfdLabel: "true"},
 	}
+	h.plugin.nudged = map[string]time.Time{}
 	h.GPU.Name, h.GPU.Generation = name, 1
 	c.hosts[name] = h
 	c.settle(h)
@@ -148,6 +151,10 @@ func (c *cluster) do(a rollout.Action) {
 		for i := range h.Pods {
 			if h.Pods[i].UID == a.UID {
 				h.Pods[i].Nudge = a.Value
+				key, _, _ := strings.Cut(a.Value, "@")
+				if _, again := h.plugin.nudged[a.UID+key]; !again {
+					h.plugin.nudged[a.UID+key] = c.Now.Truncate(time.Second)
+				}
 			}
 		}
 	case rollout.PatchNode:
@@ -193,6 +200,7 @@ func (c *cluster) settle(h *host) {
 	h.boot()
 	h.converge()
 	h.report()
+	h.reportConfig()
 	h.goDown()
 	c.advertise(h)
 }
@@ -262,13 +270,36 @@ func parse(data string) nvidia.Config {
 	return config
 }
 
-// project shows the ConfigMap to the pods that were nudged at least a second ago.
+// project shows the ConfigMap to the pods that were nudged, a while ago.
 func (c *cluster) project(h *host) {
+	takes := time.Second
+	if h.watches && !slices.ContainsFunc(h.readers(), func(uid string) bool { return !slices.Contains(h.GPU.Status.Config.Pods, uid) }) {
+		takes = max(takes, h.plugin.slow)
+	}
 	for _, p := range h.Pods {
-		_, seconds, _ := strings.Cut(p.Nudge, "@")
-		if at, err := strconv.ParseInt(seconds, 10, 64); err == nil && c.Now.Sub(time.Unix(at, 0)) >= time.Second {
+		key, _, nudged := strings.Cut(p.Nudge, "@")
+		if nudged && c.Now.Sub(h.plugin.nudged[p.UID+key]) >= takes {
 			h.plugin.seen = maps.Clone(c.Keys)
 		}
+	}
+}
+
+// readers are the pods that read our ConfigMap.
+func (h *host) readers() []string {
+	var uids []string
+	for _, p := range h.Pods {
+		if p.MountsConfig {
+			uids = append(uids, p.UID)
+		}
+	}
+	return uids
+}
+
+// reportConfig is the agent's report of who sees the wished key, if it is one that reports that.
+func (h *host) reportConfig() {
+	key := h.GPU.Spec.ConfigKey
+	if _, seen := h.plugin.seen[key]; h.watches && seen && key != "" {
+		h.GPU.Status.Config = v1alpha1.ConfigStatus{Key: key, Since: h.GPU.Spec.Since, Pods: h.readers()}
 	}
 }
 

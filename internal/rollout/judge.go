@@ -25,8 +25,12 @@ const (
 	// verifyTimeout is how long a node may take to advertise what was selected. The plugin retries every 30 s, and MPS
 	// under the GPU Operator needs up to three minutes (GFD, NFD, scheduling of the MPS pod).
 	verifyTimeout = 5 * time.Minute
-	// visibleAfter is how long after a nudge a new key is visible in a pod: 0.1 to 0.9 s were measured.
+	// visibleAfter is how long after a nudge a new key is visible in a pod, where no agent says when it is: 0.1 to 0.9 s were
+	// measured.
 	visibleAfter = 2 * time.Second
+	// agentSilent is how long after a wish an agent that watched a pod may say nothing of it. The kubelet projects by itself
+	// within 90 s.
+	agentSilent = 3 * time.Minute
 	// pluginRestart is how long a device plugin is left alone before it is started anew.
 	pluginRestart = 10 * time.Minute
 	// reportAfter is how long after a pod was bound to a node the agent has surely reported what it holds.
@@ -253,7 +257,7 @@ func (v *view) applying() judgement {
 	if left <= 0 {
 		return v.fail(j, late, v.agentSays(fmt.Sprintf("the GPUs were not as wished within %s", timeout))+help)
 	}
-	j.after = left
+	j.actions, j.after = v.nudgeAhead(), left
 	return j
 }
 

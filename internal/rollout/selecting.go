@@ -27,8 +27,8 @@ func (v *view) selecting() (judgement, bool) {
 			j.message = message
 			return j, true
 		}
-		if nudges, left := v.nudge(); len(nudges) > 0 || left > 0 {
-			j.message = fmt.Sprintf("making the configuration %s visible to NVIDIA's device plugin", v.to.key)
+		if nudges, left, unseen := v.nudge(); len(unseen) > 0 {
+			j.message = fmt.Sprintf("making the configuration %s visible to NVIDIA's device plugin; waiting for %s", v.to.key, list(unseen))
 			j.actions, j.after = nudges, left
 			return j, true
 		}
@@ -124,23 +124,50 @@ func (v *view) readingOthers() []string {
 	return names
 }
 
-// nudge makes the kubelet project the ConfigMap into the pods that mount it; left is how long that still takes.
-func (v *view) nudge() (nudges []Action, left time.Duration) {
+// nudge makes the kubelet project the ConfigMap into the pods that mount it and do not see the key yet, again and again:
+// one that comes before the kubelet knows of the key is lost. left is when to look again.
+func (v *view) nudge() (nudges []Action, left time.Duration, unseen []string) {
 	for _, p := range v.node.Pods {
 		if !p.MountsConfig || p.Terminating {
 			continue
 		}
 		at, nudged := stamped(p.Nudge, v.to.key)
-		if !nudged {
+		age := v.world.Now.Sub(at)
+		sees, watched := v.sees(p)
+		if sees || !watched && nudged && age >= visibleAfter {
+			continue
+		}
+		unseen = append(unseen, p.Namespace+"/"+p.Name)
+		if !nudged || age >= visibleAfter {
 			nudges = append(nudges, Nudge{
 				Node: v.node.Name, Namespace: p.Namespace, Pod: p.Name, UID: p.UID, Value: stamp(v.to.key, v.world.Now),
 			})
-			left = visibleAfter
-			continue
+			age = 0
 		}
-		left = max(left, at.Add(visibleAfter).Sub(v.world.Now))
+		left = max(left, visibleAfter-age)
 	}
-	return nudges, left
+	slices.Sort(unseen)
+	return nudges, left, unseen
+}
+
+// nudgeAhead nudges while the agent is at work, so that the key is visible when it is done.
+func (v *view) nudgeAhead() []Action {
+	if _, wait := v.hidden(); wait || v.to.key == "" || v.node.Labels[v1alpha1.LabelConfig] == v.to.key {
+		return nil
+	}
+	nudges, _, _ := v.nudge()
+	return nudges
+}
+
+// sees says whether a pod has the key before it as the agent reports it, and watched whether the agent will: it saw the
+// pod's config-manager with another key, and has not been silent for too long.
+func (v *view) sees(p Pod) (sees, watched bool) {
+	config, since := v.node.GPU.Status.Config, v.node.GPU.Spec.Since
+	listed := slices.Contains(config.Pods, p.UID)
+	if config.Key == v.to.key && config.Since.Equal(&since) {
+		return listed, false
+	}
+	return false, listed && v.world.Now.Sub(since.Time) < agentSilent
 }
 
 // differs says how what the node advertises differs from what it must: every resource of NVIDIA's whole GPUs and

@@ -114,6 +114,7 @@ func (s *simulation) host(name string) {
 	if s.random.IntN(3) == 0 {
 		h.virtual()
 	}
+	h.watches, h.plugin.slow = s.random.IntN(2) == 0, time.Duration(s.random.IntN(5))*time.Second
 }
 
 // lead lets a new controller lead, which waits until its cache shows what the last one wrote.

@@ -245,6 +245,41 @@ func TestStates(t *testing.T) {
 			state:     rollout.StateSelecting, reason: v1alpha1.ReasonSelecting, message: "making the configuration research-680dc74bf8 visible",
 			actions: []string{noActions}, after: time.Second,
 		},
+		"applied: the agent has seen that the plugin sees the key": {
+			situation: func() *cluster { c, h := slicing(); h.watches = true; c.steps(2); return c },
+			state:     rollout.StateSelecting, reason: v1alpha1.ReasonSelecting, message: "selecting the configuration",
+			actions: []string{"patch node a (selecting the configuration research-680dc74bf8): " +
+				"nvidia.com/device-plugin.config=research-680dc74bf8 gpusharing.io/selected=research-680dc74bf8@1800000002"},
+		},
+		"applied: the agent watches, and the plugin does not see the key": {
+			situation: func() *cluster { c, h := slicing(); h.neverSees(); c.steps(6); return c },
+			state:     rollout.StateSelecting, reason: v1alpha1.ReasonSelecting, message: "waiting for gpu-operator/nvidia-1, gpu-operator/nvidia-2",
+			actions: []string{noActions}, after: time.Second,
+		},
+		"applied: a nudge may have come too early, so it is repeated": {
+			situation: func() *cluster { c, h := slicing(); h.neverSees(); c.steps(7); return c },
+			state:     rollout.StateSelecting, reason: v1alpha1.ReasonSelecting, message: "waiting for gpu-operator/nvidia-1, gpu-operator/nvidia-2",
+			actions: []string{
+				"nudge pod gpu-operator/nvidia-1 for research-680dc74bf8@1800000007",
+				"nudge pod gpu-operator/nvidia-2 for research-680dc74bf8@1800000007",
+			},
+			after: 2 * time.Second,
+		},
+		"applied: an agent that is silent for too long is not waited for": {
+			situation: func() *cluster { c, h := slicing(); h.neverSees(); c.steps(2); c.tick(3 * time.Minute); return c },
+			state:     rollout.StateSelecting, reason: v1alpha1.ReasonSelecting, message: "selecting the configuration",
+			actions: []string{"patch node a (selecting the configuration research-680dc74bf8): " +
+				"nvidia.com/device-plugin.config=research-680dc74bf8 gpusharing.io/selected=research-680dc74bf8@1800000182"},
+		},
+		"the agent is at work: the plugin is made to see the key meanwhile": {
+			situation: func() *cluster { c, h := slicing(); c.pass(); h.GPU.Status.Conditions = nil; return c },
+			state:     rollout.StateApplying, reason: v1alpha1.ReasonApplying, message: "the agent is changing the GPUs",
+			actions: []string{
+				"nudge pod gpu-operator/nvidia-1 for research-680dc74bf8@1800000000",
+				"nudge pod gpu-operator/nvidia-2 for research-680dc74bf8@1800000000",
+			},
+			after: 15 * time.Minute,
+		},
 		"applied: the key is selected": {
 			situation: func() *cluster { c, _ := slicing(); c.steps(3); return c },
 			state:     rollout.StateSelecting, reason: v1alpha1.ReasonSelecting, message: "selecting the configuration",
@@ -363,6 +398,12 @@ func TestStates(t *testing.T) {
 // slicing is a cluster of one node under a policy that time-slices.
 func slicing() (*cluster, *host) {
 	return toMIG(func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Sharing = timeSlicing(4) })
+}
+
+// neverSees makes an agent that watches pods in which no new key ever becomes visible.
+func (h *host) neverSees() {
+	h.GPU.Status.Config = v1alpha1.ConfigStatus{Key: "before", Pods: h.readers()}
+	h.watches, h.plugin.slow = true, time.Hour
 }
 
 // steps passes so many times, a second apart.

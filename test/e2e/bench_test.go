@@ -66,7 +66,7 @@ func counts() (map[string]int, error) {
 // How long it takes from the first command of an administrator until the Node offers what it asks for, as a watch on the
 // Node sees it.
 func speedSpecs() {
-	Describe("Speed", Label("bench"), Ordered, func() {
+	Describe("Speed", Label("bench"), Ordered, Offset(1), func() {
 		if os.Getenv(benchVariable) == "" {
 			return
 		}

@@ -24,7 +24,7 @@ const configLabel = "nvidia.com/device-plugin.config"
 // What follows is done without us: it shows that the node, NVIDIA's programs and the stand-in for the GPU Operator
 // behave as NVIDIA's documentation says, so that what is proved of us later means something.
 func byHandSpecs() {
-	Describe("NVIDIA's stack alone, by hand", Ordered, func() {
+	Describe("NVIDIA's stack alone, by hand", Ordered, Offset(1), func() {
 		const configMap = "time-slicing-config"
 
 		BeforeAll(func(ctx SpecContext) { begin(ctx, sim.A100, sim.A100) })

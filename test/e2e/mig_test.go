@@ -37,7 +37,7 @@ func migCases() []migCase {
 
 func migSpecs() {
 	for _, c := range migCases() {
-		Describe("MIG "+c.title, Ordered, func() { migSpecsOf(c) })
+		Describe("MIG "+c.title, Ordered, Offset(1), func() { migSpecsOf(c) })
 	}
 }
 
@@ -118,7 +118,7 @@ func migSpecsOf(c migCase) {
 }
 
 func mixtureSpecs() {
-	Describe("GPUs of one node that are shared differently", Ordered, func() {
+	Describe("GPUs of one node that are shared differently", Ordered, Offset(1), func() {
 		BeforeAll(func(ctx SpecContext) { begin(ctx, sim.A100, sim.A100, sim.A100, sim.A100) })
 
 		It("lets a workload take several whole GPUs beside shared ones", func(ctx SpecContext) {

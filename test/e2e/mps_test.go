@@ -23,7 +23,7 @@ import (
 const mpsRoot = "/run/nvidia/mps"
 
 func mpsSpecs() {
-	Describe("MPS", Ordered, func() {
+	Describe("MPS", Ordered, Offset(1), func() {
 		BeforeAll(func(ctx SpecContext) { begin(ctx, sim.A100, sim.A100) })
 
 		It("passes the device plugin's own health check against our daemon", func(ctx SpecContext) {

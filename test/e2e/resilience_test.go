@@ -27,7 +27,7 @@ import (
 const ourConfigMap = "gpu-sharing-device-plugin"
 
 func resilienceSpecs() {
-	Describe("Whatever happens,", Ordered, func() {
+	Describe("Whatever happens,", Ordered, Offset(1), func() {
 		var before map[string]int32
 		shared := map[string]int64{"nvidia.com/gpu": 8}
 

@@ -14,7 +14,7 @@ import (
 )
 
 func timeSlicingSpecs() {
-	Describe("Time-slicing", Ordered, func() {
+	Describe("Time-slicing", Ordered, Offset(1), func() {
 		BeforeAll(func(ctx SpecContext) { begin(ctx, sim.A100, sim.A100) })
 
 		It("advertises each GPU as often as the policy says", func(ctx SpecContext) {
@@ -76,7 +76,7 @@ func timeSlicingSpecs() {
 }
 
 func exclusiveSpecs() {
-	Describe("Exclusive", Ordered, func() {
+	Describe("Exclusive", Ordered, Offset(1), func() {
 		BeforeAll(func(ctx SpecContext) { begin(ctx, sim.A100, sim.A100) })
 
 		It("gives every pod a whole GPU", func(ctx SpecContext) {

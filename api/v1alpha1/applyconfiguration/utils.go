@@ -21,6 +21,8 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 	// Group=gpusharing.io, Version=v1alpha1
 	case v1alpha1.SchemeGroupVersion.WithKind("Baseline"):
 		return &apiv1alpha1.BaselineApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("ConfigStatus"):
+		return &apiv1alpha1.ConfigStatusApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("DeviceSharing"):
 		return &apiv1alpha1.DeviceSharingApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("DeviceSpec"):

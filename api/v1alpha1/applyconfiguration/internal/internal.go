@@ -42,6 +42,21 @@ var schemaYAML = typed.YAMLObject(`types:
             scalar: string
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.ComputeMode
   scalar: string
+- name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.ConfigStatus
+  map:
+    fields:
+    - name: key
+      type:
+        scalar: string
+    - name: pods
+      type:
+        list:
+          elementType:
+            scalar: string
+          elementRelationship: associative
+    - name: since
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Time
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.DeletionPolicy
   scalar: string
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.DeviceSharing
@@ -233,6 +248,9 @@ var schemaYAML = typed.YAMLObject(`types:
           elementRelationship: associative
           keys:
           - type
+    - name: config
+      type:
+        namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.ConfigStatus
     - name: devices
       type:
         list:

@@ -24,6 +24,8 @@ type GPUNodeStatusApplyConfiguration struct {
 	BootID *string `json:"bootID,omitempty"`
 	// canReboot is true if the agent may reboot the node (its flag --allow-reboot) and can (systemd runs the node).
 	CanReboot *bool `json:"canReboot,omitempty"`
+	// config says which of NVIDIA's programs on the node have the configuration spec.configKey before them.
+	Config *ConfigStatusApplyConfiguration `json:"config,omitempty"`
 	// devices are the GPUs of the node.
 	Devices []DeviceStatusApplyConfiguration `json:"devices,omitempty"`
 }
@@ -68,6 +70,14 @@ func (b *GPUNodeStatusApplyConfiguration) WithBootID(value string) *GPUNodeStatu
 // If called multiple times, the CanReboot field is set to the value of the last call.
 func (b *GPUNodeStatusApplyConfiguration) WithCanReboot(value bool) *GPUNodeStatusApplyConfiguration {
 	b.CanReboot = &value
+	return b
+}
+
+// WithConfig sets the Config field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Config field is set to the value of the last call.
+func (b *GPUNodeStatusApplyConfiguration) WithConfig(value *ConfigStatusApplyConfiguration) *GPUNodeStatusApplyConfiguration {
+	b.Config = value
 	return b
 }
 

@@ -1,0 +1,153 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"context"
+	"fmt"
+	"path"
+	"slices"
+	"time"
+
+	"k8s.io/client-go/util/workqueue"
+	"k8s.io/utils/clock"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	ac "github.com/gpusharing/gpu-sharing-operator/api/v1alpha1/applyconfiguration/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/host"
+	"github.com/gpusharing/gpu-sharing-operator/internal/ssa"
+)
+
+// NVIDIA's config-manager and what of its environment matters (NVIDIA/k8s-device-plugin, cmd/config-manager/main.go).
+const (
+	configManager = "config-manager"
+	sourceFolder  = "CONFIG_FILE_SRCDIR"
+	oneShot       = "ONESHOT"
+)
+
+const (
+	// configFieldManager owns status.config, which is reported apart from the rest: it takes no look at any GPU.
+	configFieldManager = FieldManager + "-config"
+	// hiddenPoll is how often one looks for a configuration that is on its way: the kubelet takes 0.1 to 0.9 s.
+	hiddenPoll = 50 * time.Millisecond
+	// lateAfter is when a configuration is late, and one looks every latePoll; each look goes through all processes.
+	lateAfter, latePoll = 10 * time.Second, time.Second
+	// settled is when nobody waits any more, and nothing is looked for but what is still hidden, every settledPoll. Until
+	// then pods of NVIDIA's programs come and go, since they are wired, paused and resumed.
+	settled, settledPoll = 2 * time.Minute, 30 * time.Second
+	comingPoll           = 5 * time.Second
+	// maxConfigPods is the bound of the API's list.
+	maxConfigPods = 16
+)
+
+// ConfigReporter reports which of NVIDIA's programs on the node have the wished configuration before them. A node's label
+// that names a configuration before that makes NVIDIA's config-manager exit.
+type ConfigReporter struct {
+	node      string
+	owner     ssa.Owner
+	client    client.Client
+	processes host.Processes
+	programs  host.Programs
+	clock     clock.PassiveClock
+}
+
+// NewConfigReporter makes a reporter for a node.
+func NewConfigReporter(node string, c client.Client, processes host.Processes, programs host.Programs, now clock.PassiveClock) *ConfigReporter {
+	return &ConfigReporter{
+		node: node, client: c, owner: ssa.Owner{Client: c, Name: configFieldManager}, processes: processes, programs: programs, clock: now,
+	}
+}
+
+// Name is the name in logs and metrics.
+func (*ConfigReporter) Name() string { return "agent-config" }
+
+// Register adds the reporter to a manager. A new spec wakes it.
+func (r *ConfigReporter) Register(mgr ctrl.Manager) error {
+	mine := predicate.NewPredicateFuncs(func(o client.Object) bool { return o.GetName() == r.node })
+	err := ctrl.NewControllerManagedBy(mgr).Named(r.Name()).
+		For(&v1alpha1.GPUNode{}, builder.WithPredicates(mine, predicate.GenerationChangedPredicate{})).
+		WithOptions(controller.Options{
+			MaxConcurrentReconciles: 1,
+			ReconciliationTimeout:   reportTimeout,
+			RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](backoff, maxBackoff),
+		}).
+		Complete(reconcile.AsReconciler(r.client, r))
+	if err != nil {
+		return fmt.Errorf("registering the agent's reporter of configurations: %w", err)
+	}
+	return nil
+}
+
+// Reconcile looks for the wished configuration and reports it once all that are there see it.
+func (r *ConfigReporter) Reconcile(ctx context.Context, node *v1alpha1.GPUNode) (reconcile.Result, error) {
+	key := node.Spec.ConfigKey
+	if !node.DeletionTimestamp.IsZero() || key == "" {
+		return reconcile.Result{}, nil
+	}
+	seeing, hidden, err := r.look(key)
+	if err != nil {
+		return reconcile.Result{}, err
+	}
+	if !hidden {
+		err = r.report(ctx, node, seeing)
+	}
+	return reconcile.Result{RequeueAfter: nextLook(hidden, r.clock.Since(node.Spec.Since.Time))}, err
+}
+
+// nextLook is when to look again, by the age of the wish; 0: no need.
+func nextLook(hidden bool, age time.Duration) time.Duration {
+	switch {
+	case hidden && age < lateAfter:
+		return hiddenPoll
+	case hidden && age < settled:
+		return latePoll
+	case hidden:
+		return settledPoll
+	case age < settled:
+		return comingPoll
+	}
+	return 0
+}
+
+// look finds the pods whose config-manager sees a key, and says whether there is one that does not.
+func (r *ConfigReporter) look(key string) (seeing []string, hidden bool, err error) {
+	pids, err := r.programs.Running(configManager)
+	if err != nil {
+		return nil, false, err
+	}
+	for _, pid := range pids {
+		environment := r.programs.Environment(pid)
+		pod := r.processes.Describe(pid).PodUID
+		if environment[oneShot] == "true" || environment[sourceFolder] == "" || pod == "" {
+			continue
+		}
+		if !r.programs.Sees(pid, path.Join(environment[sourceFolder], key)) {
+			hidden = true
+			continue
+		}
+		seeing = append(seeing, pod)
+	}
+	slices.Sort(seeing)
+	seeing = slices.Compact(seeing)
+	return seeing[:min(len(seeing), maxConfigPods)], hidden, nil
+}
+
+func (r *ConfigReporter) report(ctx context.Context, node *v1alpha1.GPUNode, seeing []string) error {
+	config := ac.ConfigStatus().WithKey(node.Spec.ConfigKey).WithPods(seeing...)
+	if !node.Spec.Since.IsZero() {
+		config.WithSince(node.Spec.Since)
+	}
+	want := ac.GPUNode(node.Name).WithStatus(ac.GPUNodeStatus().WithConfig(config))
+	_, err := ssa.ApplyStatus(ctx, r.owner, node, want, ac.ExtractGPUNodeStatus)
+	if err := client.IgnoreNotFound(err); err != nil {
+		return fmt.Errorf("reporting the configuration: %w", err)
+	}
+	return nil
+}

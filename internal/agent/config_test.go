@@ -1,0 +1,122 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package agent_test
+
+import (
+	"os"
+	"path/filepath"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/onsi/gomega"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	testclock "k8s.io/utils/clock/testing"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	ac "github.com/gpusharing/gpu-sharing-operator/api/v1alpha1/applyconfiguration/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/agent"
+	"github.com/gpusharing/gpu-sharing-operator/internal/host"
+	"github.com/gpusharing/gpu-sharing-operator/test/env"
+)
+
+const (
+	pluginPod   = "0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9"
+	featuresPod = "1a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9"
+)
+
+// programs is the proc file system of a node, with what its processes see.
+type programs struct {
+	*testing.T
+	dir string
+}
+
+func (p programs) write(file, content string) {
+	p.Helper()
+	path := filepath.Join(p.dir, file)
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		p.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+		p.Fatal(err)
+	}
+}
+
+// start starts a process of a pod, which sees some configurations.
+func (p programs) start(pid int, pod, command, environ string, keys ...string) {
+	p.Helper()
+	dir := strconv.Itoa(pid)
+	p.write(dir+"/cmdline", command+"\x00")
+	p.write(dir+"/environ", environ)
+	p.write(dir+"/cgroup", "4:memory:/kubepods/pod"+pod+"/"+pod+"\n")
+	for _, key := range keys {
+		p.project(pid, key)
+	}
+}
+
+func (p programs) project(pid int, key string) {
+	p.write(strconv.Itoa(pid)+"/root/available-configs/"+key, "version: v1\n")
+}
+
+const environ = "PATH=/bin\x00CONFIG_FILE_SRCDIR=/available-configs\x00ONESHOT=false\x00"
+
+func TestConfigReporter(t *testing.T) {
+	g, cluster := gomega.NewWithT(t), env.Start(t)
+	proc := programs{T: t, dir: t.TempDir()}
+	root, err := os.OpenRoot(proc.dir)
+	g.Expect(err).NotTo(gomega.HaveOccurred())
+	t.Cleanup(func() { _ = root.Close() })
+	since := metav1.NewTime(time.Unix(1_800_000_000, 0))
+	clock := testclock.NewFakePassiveClock(since.Time)
+	reporter := agent.NewConfigReporter("node-config", cluster.Client, host.NewProc(root), host.NewProc(root), clock)
+
+	wish := func(key string) {
+		want := ac.GPUNode("node-config").WithSpec(ac.GPUNodeSpec().WithConfigKey(key).WithSince(since))
+		g.Expect(cluster.Client.Apply(t.Context(), want, client.FieldOwner("gpusharing-controller"), client.ForceOwnership)).To(gomega.Succeed())
+	}
+	get := func() *v1alpha1.GPUNode {
+		o := &v1alpha1.GPUNode{}
+		g.Expect(cluster.Client.Get(t.Context(), client.ObjectKey{Name: "node-config"}, o)).To(gomega.Succeed())
+		return o
+	}
+	again := func() time.Duration {
+		result, err := reporter.Reconcile(t.Context(), get())
+		g.Expect(err).NotTo(gomega.HaveOccurred())
+		return result.RequeueAfter
+	}
+	report := func(key string, pods ...string) v1alpha1.ConfigStatus {
+		return v1alpha1.ConfigStatus{Key: key, Since: since, Pods: pods}
+	}
+
+	proc.start(10, pluginPod, "/usr/bin/config-manager", environ, "first")
+	proc.start(11, featuresPod, "config-manager", environ)
+	proc.start(12, featuresPod, "config-manager", "CONFIG_FILE_SRCDIR=/available-configs\x00ONESHOT=true\x00")
+	proc.start(13, "2a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9", "python3", environ)
+	proc.start(14, "2a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9", "config-manager", "PATH=/bin\x00")
+
+	wish("")
+	g.Expect(again()).To(gomega.BeZero(), "nothing is looked for where nothing is wished")
+
+	wish("first")
+	g.Expect(again()).To(gomega.Equal(50*time.Millisecond), "GPU Feature Discovery does not see it yet")
+	g.Expect(get().Status.Config).To(gomega.BeZero())
+	clock.SetTime(since.Add(20 * time.Second))
+	g.Expect(again()).To(gomega.Equal(time.Second), "it is late")
+
+	proc.project(11, "first")
+	g.Expect(again()).To(gomega.Equal(5*time.Second), "pods still come and go")
+	g.Expect(get().Status.Config).To(gomega.Equal(report("first", pluginPod, featuresPod)))
+
+	g.Expect(os.RemoveAll(filepath.Join(proc.dir, "11"))).To(gomega.Succeed())
+	clock.SetTime(since.Add(time.Hour))
+	g.Expect(again()).To(gomega.BeZero(), "long after a wish nothing is looked for")
+	g.Expect(get().Status.Config).To(gomega.Equal(report("first", pluginPod)), "a pod that is gone sees nothing")
+
+	wish("second")
+	version := get().ResourceVersion
+	g.Expect(again()).To(gomega.Equal(30 * time.Second))
+	g.Expect(get().Status.Config).To(gomega.Equal(report("first", pluginPod)), "what was reported stays until all see the other")
+	g.Expect(get().ResourceVersion).To(gomega.Equal(version), "nothing was written")
+}

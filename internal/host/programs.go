@@ -1,0 +1,69 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package host
+
+import (
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"strconv"
+	"strings"
+)
+
+// Programs tells about programs that run somewhere on the node, also in containers.
+type Programs interface {
+	// Running are the PIDs of the processes that run a program, by the base name of their first argument.
+	Running(program string) ([]int, error)
+	// Environment is the environment with which a process was started; empty if it is gone.
+	Environment(pid int) map[string]string
+	// Sees says whether a process has a file before it, where the path is one in its own root. A process that is gone sees
+	// none.
+	Sees(pid int, file string) bool
+}
+
+// Running implements Programs.
+func (p *Proc) Running(program string) ([]int, error) {
+	entries, err := fs.ReadDir(p.root.FS(), ".")
+	if err != nil {
+		return nil, fmt.Errorf("listing processes: %w", err)
+	}
+	var pids []int
+	for _, entry := range entries {
+		pid, err := strconv.Atoi(entry.Name())
+		if err == nil && p.program(entry.Name()) == program {
+			pids = append(pids, pid)
+		}
+	}
+	return pids, nil
+}
+
+// program is the base name of the first argument of a process; empty for a kernel thread and one that is gone.
+func (p *Proc) program(dir string) string {
+	cmdline, err := p.root.ReadFile(path.Join(dir, "cmdline"))
+	argument, _, _ := strings.Cut(string(cmdline), "\x00")
+	if err != nil || argument == "" {
+		return ""
+	}
+	return path.Base(argument)
+}
+
+// Environment implements Programs.
+func (p *Proc) Environment(pid int) map[string]string {
+	found := map[string]string{}
+	environ, _ := p.root.ReadFile(path.Join(strconv.Itoa(pid), "environ")) // one that is gone has none
+	for pair := range strings.SplitSeq(string(environ), "\x00") {
+		if name, value, ok := strings.Cut(pair, "="); ok {
+			found[name] = value
+		}
+	}
+	return found
+}
+
+// Sees implements Programs. The root of a process is a link out of the proc file system, which an os.Root does not follow.
+func (p *Proc) Sees(pid int, file string) bool {
+	_, err := os.Stat(filepath.Join(p.root.Name(), strconv.Itoa(pid), "root", file))
+	return err == nil
+}
