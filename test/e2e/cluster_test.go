@@ -63,11 +63,11 @@ func build(ctx context.Context) {
 	say := func(what string) {
 		GinkgoWriter.Printf("   %s after %s\n", what, time.Since(began).Round(100*time.Millisecond))
 	}
-	var err error
-	machine, err = node.Start(ctx, node.Options{
+	started, err := node.Start(ctx, node.Options{
 		Name: nodeName, Bin: bin, Pause: write(pauseImage()), PauseImage: pauseImage().Name, StatusEvery: statusEvery(), Log: GinkgoWriter,
 	})
 	Expect(err).NotTo(HaveOccurred())
+	machine = started
 	for _, archive := range archives {
 		Expect(machine.Import(ctx, archive)).To(Succeed())
 	}

@@ -72,12 +72,21 @@ func stopPods(ctx context.Context) {
 	}).WithContext(ctx).Should(BeEmpty())
 }
 
-// expectRunning waits until a user's program runs, and returns what it got.
+// expectRunning waits until a user's program runs, and returns what it got. NVIDIA's device plugin starts anew for a new
+// configuration, and while it does the kubelet refuses a pod that the scheduler sends; then another takes its place, as a
+// ReplicaSet would have it.
 func expectRunning(ctx context.Context, name string) given {
 	GinkgoHelper()
 	pod := &corev1.Pod{}
 	Eventually(func(g Gomega) {
 		g.Expect(kube.Get(ctx, client.ObjectKey{Namespace: users, Name: name}, pod)).To(Succeed())
+		if pod.Status.Phase == corev1.PodFailed && pod.Status.Reason == "UnexpectedAdmissionError" {
+			AddReportEntry("refused while the device plugin started anew, and replaced", name)
+			again := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: users, Name: name, Labels: pod.Labels}, Spec: pod.Spec}
+			again.Spec.NodeName = ""
+			stopPod(ctx, name)
+			g.Expect(kube.Create(ctx, again)).To(Succeed())
+		}
 		g.Expect(pod.Status.Phase).To(Equal(corev1.PodRunning), "%s", state(pod))
 	}).WithContext(ctx).Should(Succeed())
 	var got given

@@ -25,7 +25,7 @@ var _ = ReportAfterSuite("what was proved", func(report Report) {
 	heading := ""
 	count := map[string]int{}
 	for _, spec := range report.SpecReports {
-		if spec.LeafNodeType != types.NodeTypeIt {
+		if spec.LeafNodeType != types.NodeTypeIt || notAsked(spec) {
 			continue
 		}
 		if h := strings.Join(spec.ContainerHierarchyTexts[1:], " "); h != heading {
@@ -38,6 +38,9 @@ var _ = ReportAfterSuite("what was proved", func(report Report) {
 	fmt.Printf("\n%d proved, %d pending, %d failed, %d skipped after a failure, in %s\n",
 		count["proved"], count["pending"], count["FAILED"], count["skipped"], report.RunTime.Round(time.Second))
 })
+
+// notAsked says whether a spec was left out since another part was asked for.
+func notAsked(spec SpecReport) bool { return spec.State == types.SpecStateSkipped && spec.Failure.Message == "" }
 
 func outcome(state types.SpecState) string {
 	switch state {

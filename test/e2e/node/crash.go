@@ -24,12 +24,12 @@ func (n *Node) Crash() error {
 	return powerOff(spared, "/run/containerd", "/run/netns", "/run/nvidia/mps", "/var/lib/kubelet/pods")
 }
 
-// Wipe ends everything that was started, the control plane too, and forgets all that was ever written but the logs: a
-// node started after it is a new one.
+// Wipe ends everything that was started, the control plane too, and forgets all that was written but logs and
+// certificates: a node started after it is a new one.
 func (n *Node) Wipe() error {
 	n.programs = nil
 	return powerOff([]int{1, os.Getpid()}, "/run/containerd", "/run/netns", "/run/nvidia", "/var/lib/kubelet",
-		"/var/lib/containerd", "/var/lib/etcd", "/var/lib/cni", "/etc/kubernetes")
+		"/var/lib/containerd", "/var/lib/etcd", "/var/lib/cni")
 }
 
 // powerOff ends all processes that are not spared, and empties folders.

@@ -50,8 +50,12 @@ func subjects(node string) []subject {
 	}
 }
 
-// writePKI writes the certificates and keys of a cluster with one node.
+// writePKI writes the certificates and keys of a cluster with one node, once: clients keep those of an authority's files
+// that they have read.
 func writePKI(node string) error {
+	if _, err := os.Stat(filepath.Join(pki, "ca.crt")); err == nil {
+		return nil
+	}
 	if err := os.MkdirAll(pki, 0o700); err != nil {
 		return fmt.Errorf("making the folder of certificates: %w", err)
 	}
