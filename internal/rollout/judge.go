@@ -291,8 +291,8 @@ func (v *view) verifying() (judgement, bool) {
 	}
 	left := v.selectedAt().Add(verifyTimeout).Sub(v.world.Now)
 	if left <= 0 {
-		message := fmt.Sprintf("not advertised within %s: %s; look at the pods of NVIDIA's device plugin on the node",
-			verifyTimeout, strings.Join(differs, ", "))
+		message := fmt.Sprintf("not advertised within %s: %s; look at the pods of NVIDIA's device plugin on the node: if they log "+
+			"\"device plugin already connected\", the kubelet has lost them, and only its restart helps", verifyTimeout, strings.Join(differs, ", "))
 		return v.fail(j, v1alpha1.ReasonNotAdvertised, message), true
 	}
 	j.after = left

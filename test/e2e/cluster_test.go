@@ -39,8 +39,10 @@ var (
 	machine  *node.Node
 	kube     client.Client
 	gpus     *simdriver.Driver
-	// stopGPUOperator ends what stands for the GPU Operator.
-	stopGPUOperator = func() {}
+	// stopBeside ends what runs beside the specs: what stands for the GPU Operator, and the healing of the kubelet.
+	stopBeside = func() {}
+	// lost is how often the kubelet lost NVIDIA's device plugin on nodes that are gone.
+	lost int
 )
 
 var _ = BeforeSuite(func(ctx SpecContext) {
@@ -93,7 +95,8 @@ var _ = ReportAfterEach(func(spec SpecReport) { broken = broken || spec.Failed()
 func rebuild(ctx context.Context) {
 	GinkgoHelper()
 	GinkgoWriter.Println("   a spec before this one failed: the node is built anew")
-	stopGPUOperator()
+	stopBeside()
+	lost += machine.Lost()
 	Expect(machine.Wipe()).To(Succeed())
 	build(ctx)
 	broken = false
@@ -101,7 +104,7 @@ func rebuild(ctx context.Context) {
 
 // stopNode keeps the logs, if they are asked for.
 func stopNode() {
-	stopGPUOperator()
+	stopBeside()
 	if machine == nil {
 		return // it did not start, and says why
 	}
@@ -139,15 +142,19 @@ func installGPUOperator(ctx context.Context) {
 	operator := gpuoperator.New(kube, GinkgoWriter)
 	Expect(operator.Install(ctx)).To(Succeed())
 	Expect(kube.Create(ctx, clusterPolicy())).To(Succeed())
+	runBeside(operator.Run, machine.Heal)
+}
+
+// runBeside runs something beside the specs until stopBeside is called.
+func runBeside(all ...func(context.Context)) {
 	running, stop := context.WithCancel(context.Background())
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		operator.Run(running)
-	}()
-	stopGPUOperator = sync.OnceFunc(func() {
+	var ended sync.WaitGroup
+	for _, run := range all {
+		ended.Go(func() { run(running) })
+	}
+	stopBeside = sync.OnceFunc(func() {
 		stop()
-		<-ended
+		ended.Wait()
 	})
 }
 

@@ -35,12 +35,19 @@ var _ = ReportAfterSuite("what was proved", func(report Report) {
 		count[outcome(spec.State)]++
 		fmt.Printf("  %-8s %s%s\n", outcome(spec.State), spec.LeafNodeText, details(spec))
 	}
+	if machine != nil && lost+machine.Lost() > 0 {
+		fmt.Printf("\n%d times the kubelet lost NVIDIA's device plugin when that started anew (\"device plugin already connected\"),\n"+
+			"and was restarted, as an administrator must. That is the kubelet's own fault, and no program of ours could help it.\n",
+			lost+machine.Lost())
+	}
 	fmt.Printf("\n%d proved, %d pending, %d failed, %d skipped after a failure, in %s\n",
 		count["proved"], count["pending"], count["FAILED"], count["skipped"], report.RunTime.Round(time.Second))
 })
 
 // notAsked says whether a spec was left out since another part was asked for.
-func notAsked(spec SpecReport) bool { return spec.State == types.SpecStateSkipped && spec.Failure.Message == "" }
+func notAsked(spec SpecReport) bool {
+	return spec.State == types.SpecStateSkipped && spec.Failure.Message == ""
+}
 
 func outcome(state types.SpecState) string {
 	switch state {

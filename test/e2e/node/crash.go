@@ -12,6 +12,8 @@ import (
 // somewhere else in a real cluster. What was in memory is gone: mounts of pods, state of containers. The caller reboots
 // the hardware and calls Boot.
 func (n *Node) Crash() error {
+	n.power.Lock()
+	defer n.power.Unlock()
 	spared := []int{1, os.Getpid()}
 	var stays []*program
 	for _, p := range n.programs {
@@ -27,6 +29,8 @@ func (n *Node) Crash() error {
 // Wipe ends everything that was started, the control plane too, and forgets all that was written but logs and
 // certificates: a node started after it is a new one.
 func (n *Node) Wipe() error {
+	n.power.Lock()
+	defer n.power.Unlock()
 	n.programs = nil
 	return powerOff([]int{1, os.Getpid()}, "/run/containerd", "/run/netns", "/run/nvidia", "/var/lib/kubelet",
 		"/var/lib/containerd", "/var/lib/etcd", "/var/lib/cni")
@@ -47,6 +51,8 @@ func powerOff(spared []int, folders ...string) error {
 
 // Boot starts containerd and kubelet after a crash and waits until the node is Ready.
 func (n *Node) Boot(ctx context.Context) error {
+	n.power.Lock()
+	defer n.power.Unlock()
 	containerd, err := n.run("containerd", containerdArguments()...)
 	if err != nil {
 		return err

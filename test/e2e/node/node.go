@@ -17,6 +17,8 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -58,6 +60,9 @@ type Node struct {
 	Client kubernetes.Interface
 
 	options Options
+	// power is held by whoever stops and starts programs.
+	power sync.Mutex
+	lost  atomic.Int64
 	// programs in the order in which they were started.
 	programs []*program
 	kubelet  *program
@@ -110,6 +115,8 @@ func (n *Node) say(format string, args ...any) {
 
 // Stop stops everything, the kubelet first. Containers are left to the end of the sandbox.
 func (n *Node) Stop() error {
+	n.power.Lock()
+	defer n.power.Unlock()
 	var errs []error
 	for _, p := range slices.Backward(n.programs) {
 		errs = append(errs, p.stop())
@@ -120,6 +127,11 @@ func (n *Node) Stop() error {
 
 // RestartKubelet stops the kubelet and starts it again, as an administrator would, and waits until the node is Ready.
 func (n *Node) RestartKubelet(ctx context.Context) error {
+	n.power.Lock()
+	defer n.power.Unlock()
+	if !n.kubelet.runs() {
+		return errors.New("the kubelet does not run")
+	}
 	if err := n.kubelet.stop(); err != nil {
 		return err
 	}

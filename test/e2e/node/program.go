@@ -65,6 +65,16 @@ func (n *Node) run(name string, args ...string) (*program, error) {
 	return p, nil
 }
 
+// runs says whether a program has not ended.
+func (p *program) runs() bool {
+	select {
+	case <-p.ended:
+		return false
+	default:
+		return true
+	}
+}
+
 func (p *program) stop() error {
 	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return fmt.Errorf("stopping %s: %w", p.name, err)
