@@ -307,7 +307,7 @@ type ConfigStatus struct {
 	Since metav1.Time `json:"since,omitzero"`
 	// pods are the UIDs of the pods whose config-manager sees the key.
 	// +optional
-	// +listType=set
+	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=16
 	// +kubebuilder:validation:items:MaxLength=63
 	Pods []string `json:"pods,omitempty"`

@@ -53,7 +53,7 @@ var schemaYAML = typed.YAMLObject(`types:
         list:
           elementType:
             scalar: string
-          elementRelationship: associative
+          elementRelationship: atomic
     - name: since
       type:
         namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Time
