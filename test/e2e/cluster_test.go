@@ -14,8 +14,10 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
@@ -75,6 +77,7 @@ func build(ctx context.Context) {
 	}
 	say("images imported")
 	connect()
+	restrictUsers(ctx)
 	installCRDs()
 	fitted = []sim.Model{sim.A100, sim.A100}
 	gpus, err = driver.Install(filepath.Join(bin, "driver"), simdriver.Spec{Name: nextNode(), Models: fitted})
@@ -121,6 +124,14 @@ func connect() {
 	var err error
 	kube, err = client.New(machine.Config, client.Options{Scheme: scheme})
 	Expect(err).NotTo(HaveOccurred())
+}
+
+// restrictUsers holds users' pods to the Pod Security Standard restricted.
+func restrictUsers(ctx context.Context) {
+	GinkgoHelper()
+	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: users}}
+	patch := []byte(`{"metadata":{"labels":{"pod-security.kubernetes.io/enforce":"restricted"}}}`)
+	Expect(kube.Patch(ctx, namespace, client.RawPatch(types.MergePatchType, patch))).To(Succeed())
 }
 
 func installCRDs() {

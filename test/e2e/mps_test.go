@@ -12,6 +12,7 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
@@ -33,6 +34,19 @@ func mpsSpecs() {
 				expectReady(ctx, "shared")
 			})
 			Expect(filepath.Join(mpsRoot, "nvidia.com/gpu.shared", ".started")).To(BeAnExistingFile())
+		})
+
+		It("has shared memory of its own on the node, which the MPS pod has mounted there", func(ctx SpecContext) {
+			mounts, err := os.ReadFile("/proc/self/mounts")
+			Expect(err).NotTo(HaveOccurred())
+			Expect(string(mounts)).To(MatchRegexp(`(?m)^\S+ ` + mpsRoot + `/shm tmpfs `))
+			pods := &corev1.PodList{}
+			Expect(kube.List(ctx, pods, client.InNamespace(operatorNamespace), client.MatchingLabels{"app.kubernetes.io/name": "gpu-sharing-mps"})).To(Succeed())
+			Expect(pods.Items).To(HaveLen(1))
+			prepared := pods.Items[0].Status.InitContainerStatuses
+			Expect(prepared).To(HaveLen(1))
+			Expect(prepared[0].Name).To(Equal("prepare"))
+			Expect(prepared[0].State.Terminated).To(HaveValue(HaveField("ExitCode", BeZero())))
 		})
 
 		It("gives a pod the pipe directory of the daemon", func(ctx SpecContext) { expectPipes(ctx, "nvidia.com/gpu.shared") })

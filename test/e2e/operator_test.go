@@ -27,6 +27,9 @@ import (
 // operatorNamespace is where the README installs the operator.
 const operatorNamespace = "gpu-sharing-operator"
 
+// agentProgram is the agent in its image.
+const agentProgram = "/usr/bin/gpu-sharing-agent"
+
 // operatorImages are ours, as the Dockerfile makes them: the controller static and alone with the certificates, the agent
 // with the C library.
 func operatorImages(ctx context.Context) []image.Image {
@@ -36,9 +39,9 @@ func operatorImages(ctx context.Context) []image.Image {
 		Files: map[string]string{"/controller": filepath.Join(bin, "controller")},
 	}
 	agent, err := image.Image{
-		Name: "ghcr.io/gpusharing/gpu-sharing-agent:" + version, Entrypoint: []string{"/usr/bin/gpu-sharing-agent"},
+		Name: "ghcr.io/gpusharing/gpu-sharing-agent:" + version, Entrypoint: []string{agentProgram},
 		Env:   []string{"PATH=/usr/bin:/bin"},
-		Files: map[string]string{"/usr/bin/gpu-sharing-agent": filepath.Join(bin, "agent")},
+		Files: map[string]string{agentProgram: filepath.Join(bin, "agent")},
 	}.WithLibrariesOf(ctx, filepath.Join(bin, "agent"))
 	Expect(err).NotTo(HaveOccurred())
 	return []image.Image{controller, agent}

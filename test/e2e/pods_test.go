@@ -20,7 +20,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/e2e/gpuoperator"
 )
 
-// users is the namespace of users' pods.
+// users is the namespace of users' pods, which must keep to the Pod Security Standard restricted.
 const users = "default"
 
 // given is what a user's program says that it got (test/e2e/programs/workload).
@@ -35,11 +35,17 @@ type given struct {
 func startPod(ctx context.Context, name string, asks corev1.ResourceName, count int64) {
 	GinkgoHelper()
 	pod := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Namespace: users, Name: name},
+		ObjectMeta: metav1.ObjectMeta{Namespace: users, Name: name, Labels: map[string]string{"name": name}},
 		Spec: corev1.PodSpec{
 			TerminationGracePeriodSeconds: ptr.To[int64](1),
+			SecurityContext: &corev1.PodSecurityContext{
+				RunAsNonRoot: ptr.To(true), SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
+			},
 			Containers: []corev1.Container{{
 				Name: "main", Image: workloadImage,
+				SecurityContext: &corev1.SecurityContext{
+					AllowPrivilegeEscalation: ptr.To(false), Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
+				},
 				Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{asks: *resource.NewQuantity(count, resource.DecimalSI)}},
 			}},
 		},

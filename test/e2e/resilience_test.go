@@ -79,7 +79,7 @@ func resilienceSpecs() {
 			for i := range 3 { // the kubelet waits longer each time before it starts them again
 				share(ctx, fmt.Sprintf(`{strategy: TimeSlicing, timeSlicing: {replicas: %d}}`, 5+i))
 				time.Sleep(time.Duration(i) * 300 * time.Millisecond) // a moment of the change, not a wait for anything
-				n, err := kill("/controller", "/usr/bin/gpu-sharing-agent")
+				n, err := kill("/controller", agentProgram)
 				Expect(err).NotTo(HaveOccurred())
 				killed += n
 			}
@@ -146,12 +146,17 @@ func kill(programs ...string) (int, error) {
 
 // watchOffered notes everything that the node offers, until the function that it returns is called, which returns it.
 func watchOffered(ctx context.Context) func() []map[string]int64 {
+	return notes(func() (map[string]int64, error) { return offered(ctx) })
+}
+
+// notes looks at something again and again, until the function that it returns is called, which returns what was seen.
+func notes[T any](look func() (T, error)) func() []T {
 	stop, ended := make(chan struct{}), make(chan struct{})
-	var seen []map[string]int64
+	var seen []T
 	go func() {
 		defer close(ended)
 		for tick := time.NewTicker(50 * time.Millisecond); ; {
-			if now, err := offered(ctx); err == nil {
+			if now, err := look(); err == nil {
 				seen = append(seen, now)
 			}
 			select {
@@ -161,7 +166,7 @@ func watchOffered(ctx context.Context) func() []map[string]int64 {
 			}
 		}
 	}()
-	return func() []map[string]int64 {
+	return func() []T {
 		close(stop)
 		<-ended
 		return seen

@@ -23,8 +23,8 @@ const parentPoll = time.Second
 
 // outer starts the machine, waits for its end and leaves nothing behind.
 func outer() (int, error) {
-	if os.Geteuid() != 0 {
-		return 0, errors.New("a machine inside this one needs root: kubelet and containerd mount file systems and make networks")
+	if err := preflight(); err != nil {
+		return 0, err
 	}
 	parent := os.Getppid()
 	dir, err := os.MkdirTemp("", "gpusharing-e2e-")

@@ -1,0 +1,83 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/gpusharing/gpu-sharing-operator/test/e2e/gpuoperator"
+)
+
+// found is all that an administrator had before the first policy and wants to have again after the last.
+type found struct {
+	Labels, Annotations map[string]string
+	Taints              []corev1.Taint
+	Cordoned            bool
+	Offered             map[string]int64
+	// ConfigMaps are those in NVIDIA's namespace, with their keys.
+	ConfigMaps map[string]map[string]string
+	// ClusterPolicy is its spec, and Templates the pods of NVIDIA's daemon sets.
+	ClusterPolicy any
+	Templates     map[string]corev1.PodTemplateSpec
+	// GPUs is the state of each GPU's hardware, in words.
+	GPUs []string
+}
+
+// look finds all that an administrator had, as it is now.
+func look(ctx context.Context) (found, error) {
+	n := &corev1.Node{}
+	if err := kube.Get(ctx, client.ObjectKey{Name: nodeName}, n); err != nil {
+		return found{}, err
+	}
+	delete(n.Labels, "nvidia.com/gfd.timestamp")
+	offers, err := offered(ctx)
+	if err != nil {
+		return found{}, err
+	}
+	f := found{
+		Labels: n.Labels, Annotations: n.Annotations, Taints: n.Spec.Taints, Cordoned: n.Spec.Unschedulable, Offered: offers,
+		ConfigMaps: map[string]map[string]string{}, Templates: map[string]corev1.PodTemplateSpec{},
+	}
+	if err := f.lookAtNVIDIA(ctx); err != nil {
+		return found{}, err
+	}
+	driver, err := gpus.Node()
+	if err != nil {
+		return found{}, err
+	}
+	for _, g := range driver.GPUs {
+		f.GPUs = append(f.GPUs, fmt.Sprintf("%s: MIG mode %v, compute mode %v, %d instances", g.UUID, g.MIG, g.ComputeMode, len(g.Instances)))
+	}
+	slices.Sort(f.GPUs)
+	return f, nil
+}
+
+func (f *found) lookAtNVIDIA(ctx context.Context) error {
+	p := &unstructured.Unstructured{}
+	p.SetGroupVersionKind(gpuoperator.PolicyKind())
+	if err := kube.Get(ctx, client.ObjectKey{Name: gpuoperator.PolicyName}, p); err != nil {
+		return err
+	}
+	f.ClusterPolicy = p.Object["spec"]
+	maps, sets := &corev1.ConfigMapList{}, &appsv1.DaemonSetList{}
+	for _, list := range []client.ObjectList{maps, sets} {
+		if err := kube.List(ctx, list, client.InNamespace(gpuoperator.Namespace)); err != nil {
+			return err
+		}
+	}
+	for _, m := range maps.Items {
+		f.ConfigMaps[m.Name] = m.Data
+	}
+	for i := range sets.Items {
+		f.Templates[sets.Items[i].Name] = sets.Items[i].Spec.Template
+	}
+	return nil
+}
