@@ -48,7 +48,7 @@ func statusEvery() time.Duration {
 
 // counts are how often each way is measured.
 func counts() (map[string]int, error) {
-	found := map[string]int{"a": 10, "b": 10, "c": 5, "d": 10, "mig": 5}
+	found := map[string]int{"a": 10, "b": 10, "c": 5, "d": 10, "edits": 100, "mig": 3}
 	for pair := range strings.SplitSeq(os.Getenv(benchVariable), ",") {
 		way, count, ok := strings.Cut(pair, "=")
 		if !ok {
@@ -74,7 +74,7 @@ func speedSpecs() {
 		var (
 			count   map[string]int
 			samples = map[string][]time.Duration{}
-			notes   []string
+			remarks []string
 		)
 
 		BeforeAll(func(ctx SpecContext) {
@@ -89,7 +89,7 @@ func speedSpecs() {
 			label(ctx, configLabel, "three")
 			expectAllocatable(ctx, replicated(3))
 		})
-		AfterAll(func() { printSpeed(samples, notes) })
+		AfterAll(func() { printSpeed(samples, remarks) })
 
 		It("(a) the floor: the label by hand, to a key that is projected", func(ctx SpecContext) {
 			for i := range count["a"] {
@@ -143,7 +143,31 @@ func speedSpecs() {
 			expectReady(ctx, "speed")
 			after, err := restarts(ctx)
 			Expect(err).NotTo(HaveOccurred())
-			notes = append(notes, restarted(count["d"], before, after))
+			remarks = append(remarks, restarted(count["d"], before, after))
+			Expect(after).To(Equal(before))
+		}, NodeTimeout(time.Hour))
+
+		It("edits of a policy in a row, and who restarts", func(ctx SpecContext) {
+			Expect(machine.PublishEvery(ctx, time.Second)).To(Succeed())
+			DeferCleanup(func(ctx SpecContext) error { return machine.PublishEvery(ctx, statusEvery()) })
+			applyReplicas(ctx, 2)
+			expectAllocatable(ctx, replicated(2))
+			expectReady(ctx, "speed")
+			startPod(ctx, "witness", "nvidia.com/gpu", 1)
+			expectRunning(ctx, "witness")
+			before, err := restarts(ctx)
+			Expect(err).NotTo(HaveOccurred())
+			began := time.Now()
+			for i := range count["edits"] {
+				applyReplicas(ctx, 3+i%10)
+				expectAllocatable(ctx, replicated(3+i%10))
+			}
+			took := time.Since(began)
+			expectReady(ctx, "speed")
+			after, err := restarts(ctx)
+			Expect(err).NotTo(HaveOccurred())
+			remarks = append(remarks, fmt.Sprintf("%s, with a kubelet that publishes every second, in %s",
+				restarted(count["edits"], before, after), took.Round(time.Second)))
 			Expect(after).To(Equal(before))
 		}, NodeTimeout(time.Hour))
 
@@ -161,7 +185,7 @@ func speedSpecs() {
 					anyMoment(ctx, i, count["mig"])
 					all = append(all, costOf(ctx, c))
 				}
-				notes = append(notes, "MIG, idle GPU, "+name+": "+told(all))
+				remarks = append(remarks, "MIG, idle GPU, "+name+": "+told(all))
 			}, NodeTimeout(30*time.Minute))
 		}
 	})
@@ -211,14 +235,15 @@ func until(ctx context.Context, want map[string]int64, do func()) time.Duration 
 	return 0
 }
 
-// kubectl runs kubectl as an administrator.
-func kubectl(ctx context.Context, input string, args ...string) {
+// kubectl runs kubectl as an administrator and returns what it says.
+func kubectl(ctx context.Context, input string, args ...string) string {
 	GinkgoHelper()
 	cmd := exec.CommandContext(ctx, filepath.Join(bin, "kubectl"), args...)
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+node.AdminConfig, "HOME=/tmp")
 	cmd.Stdin = strings.NewReader(input)
 	out, err := cmd.CombinedOutput()
 	Expect(err).NotTo(HaveOccurred(), "kubectl %s:\n%s", strings.Join(args, " "), out)
+	return string(out)
 }
 
 // choose names a key in the node's label; empty: none.
@@ -272,7 +297,7 @@ func restarted(edits int, before, after map[string]int32) string {
 }
 
 // printSpeed prints the table that docs/performance.md shows.
-func printSpeed(samples map[string][]time.Duration, notes []string) {
+func printSpeed(samples map[string][]time.Duration, remarks []string) {
 	fmt.Printf("\n%s, %d cores, the kubelet publishes every %s, load %s\n\n",
 		time.Now().UTC().Format(time.RFC3339), runtime.NumCPU(), statusEvery(), load())
 	table := tabwriter.NewWriter(os.Stdout, 0, 0, 1, ' ', 0)
@@ -295,8 +320,8 @@ func printSpeed(samples map[string][]time.Duration, notes []string) {
 		fmt.Printf("\naim (d)/(a) ≤ 1.2 in the median: %s; aim (d) never later than the floor + 3 s: %s\n",
 			kept(float64(median) <= 1.2*float64(floor)), kept(worst <= floorWorst+3*time.Second))
 	}
-	for _, n := range notes {
-		fmt.Println(n)
+	for _, r := range remarks {
+		fmt.Println(r)
 	}
 }
 

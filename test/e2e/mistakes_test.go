@@ -21,7 +21,7 @@ import (
 
 // Each mistake that a published guide prints is impossible here, or said.
 func mistakeSpecs() {
-	Describe("Mistakes that published guides print:", Ordered, Offset(1), func() {
+	Describe("Mistakes that published guides print are impossible, or said:", Ordered, Offset(1), func() {
 		var nvidias types.UID
 
 		BeforeAll(func(ctx SpecContext) {
@@ -29,7 +29,7 @@ func mistakeSpecs() {
 			nvidias = clusterPolicyUID(ctx)
 		})
 
-		It("replicas: 10 on two GPUs, and the node still shows 8 of before", func(ctx SpecContext) {
+		It("10 replicas of two GPUs are 20, and not the 8 of the configuration before", func(ctx SpecContext) {
 			share(ctx, `{strategy: TimeSlicing, timeSlicing: {replicas: 4}}`)
 			expectAllocatable(ctx, map[string]int64{"nvidia.com/gpu": 8})
 			share(ctx, `{strategy: TimeSlicing, timeSlicing: {replicas: 10}}`)
@@ -39,7 +39,7 @@ func mistakeSpecs() {
 				v1alpha1.ResourceCount{Name: "nvidia.com/gpu", Expected: 20, Advertised: 20, Oversubscription: 10}))
 		})
 
-		It("MPS moves the capacity to another name, and pods ask for the old one; it keeps the name unless told otherwise", func(ctx SpecContext) {
+		It("MPS keeps the name of the resource unless told otherwise, so that pods that ask for nvidia.com/gpu run", func(ctx SpecContext) {
 			share(ctx, `{strategy: MPS, mps: {replicas: 4}}`)
 			expectAllocatable(ctx, map[string]int64{"nvidia.com/gpu": 8})
 			expectReady(ctx, "shared")
@@ -47,7 +47,7 @@ func mistakeSpecs() {
 			expectRunning(ctx, "old-name")
 		})
 
-		It("a change of MPS takes two restarts by hand in a maintenance window", func(ctx SpecContext) {
+		It("a change of MPS restarts no container and needs no maintenance window", func(ctx SpecContext) {
 			startPod(ctx, "client", "nvidia.com/gpu", 1)
 			expectRunning(ctx, "client")
 			before, err := restarts(ctx)
@@ -60,7 +60,7 @@ func mistakeSpecs() {
 			Expect(restarts(ctx)).To(Equal(before))
 		})
 
-		It("MIG profiles that are replicas of them, so that isolated slices are shared without a word", func(ctx SpecContext) {
+		It("MIG instances are replicated only where that is asked for, and then the status says how many share one", func(ctx SpecContext) {
 			const profile = "nvidia.com/mig-3g.20gb"
 			share(ctx, `{strategy: MIG, mig: {strategy: mixed, layouts: [{instances: [{profile: 3g.20gb, count: 2}]}]}}`)
 			expectAllocatable(ctx, map[string]int64{profile: 4})
@@ -74,7 +74,7 @@ func mistakeSpecs() {
 				v1alpha1.ResourceCount{Name: profile, Expected: 8, Advertised: 8, Oversubscription: 2}))
 		})
 
-		It("a strategy that is no strategy, as '$STRATEGY' in quotes", func(ctx SpecContext) {
+		It("a strategy that is none, such as '$STRATEGY' in quotes, is refused", func(ctx SpecContext) {
 			for _, wrong := range []string{"$STRATEGY", "Mixed", "time-slicing"} {
 				p := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{"sharing": map[string]any{
 					"strategy": "MIG", "mig": map[string]any{"strategy": wrong, "layouts": []any{map[string]any{"fill": "1g"}}},
@@ -85,7 +85,11 @@ func mistakeSpecs() {
 			}
 		})
 
-		It("workloads are given a privileged account; here all run under the Pod Security Standard restricted", func(ctx SpecContext) {
+		It("kubectl explain says which strategy isolates what", func(ctx SpecContext) {
+			Expect(kubectl(ctx, "", "explain", "gpusharingpolicy.spec.sharing.strategy")).To(MatchRegexp(`without\s+any\s+isolation\s+of\s+memory\s+or\s+faults`))
+		})
+
+		It("workloads need no privileged account: here all run under the Pod Security Standard restricted", func(ctx SpecContext) {
 			pod := &corev1.Pod{Spec: corev1.PodSpec{Containers: []corev1.Container{{
 				Name: "main", Image: workloadImage, SecurityContext: &corev1.SecurityContext{Privileged: ptr.To(true)},
 			}}}}
@@ -93,7 +97,7 @@ func mistakeSpecs() {
 			Expect(kube.Create(ctx, pod)).To(MatchError(ContainSubstring(`violates PodSecurity "restricted:latest"`)))
 		})
 
-		It("the way back is to delete the ClusterPolicy of the whole cluster; here it is to delete the policy", func(ctx SpecContext) {
+		It("the way back is to delete the policy, and not the ClusterPolicy of the whole cluster", func(ctx SpecContext) {
 			unshare(ctx, map[string]int64{"nvidia.com/gpu": 2})
 			Expect(clusterPolicyUID(ctx)).To(Equal(nvidias))
 		})

@@ -3,7 +3,12 @@
 
 package node
 
-import "fmt"
+import (
+	"context"
+	"fmt"
+	"os"
+	"time"
+)
 
 const kubeletConfig = etc + "/kubelet.yaml"
 
@@ -17,6 +22,15 @@ func (n *Node) startKubelet() error {
 	}
 	n.kubelet = kubelet
 	return nil
+}
+
+// PublishEvery restarts the kubelet with another interval at which it publishes its status.
+func (n *Node) PublishEvery(ctx context.Context, every time.Duration) error {
+	n.options.StatusEvery = every
+	if err := os.WriteFile(kubeletConfig, []byte(n.kubeletConfig()), 0o644); err != nil {
+		return fmt.Errorf("writing the kubelet's configuration: %w", err)
+	}
+	return n.RestartKubelet(ctx)
 }
 
 // kubeletConfig is the kubelet's configuration. Set because of this machine: cgroupDriver, since systemd does not run
