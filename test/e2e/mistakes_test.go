@@ -11,7 +11,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
@@ -91,7 +90,7 @@ func mistakeSpecs() {
 
 		It("workloads need no privileged account: here all run under the Pod Security Standard restricted", func(ctx SpecContext) {
 			pod := &corev1.Pod{Spec: corev1.PodSpec{Containers: []corev1.Container{{
-				Name: "main", Image: workloadImage, SecurityContext: &corev1.SecurityContext{Privileged: ptr.To(true)},
+				Name: "main", Image: workloadImage, SecurityContext: &corev1.SecurityContext{Privileged: new(true)},
 			}}}}
 			pod.Namespace, pod.Name = users, "privileged"
 			Expect(kube.Create(ctx, pod)).To(MatchError(ContainSubstring(`violates PodSecurity "restricted:latest"`)))

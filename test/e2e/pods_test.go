@@ -39,12 +39,12 @@ func startPod(ctx context.Context, name string, asks corev1.ResourceName, count 
 		Spec: corev1.PodSpec{
 			TerminationGracePeriodSeconds: ptr.To[int64](1),
 			SecurityContext: &corev1.PodSecurityContext{
-				RunAsNonRoot: ptr.To(true), SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
+				RunAsNonRoot: new(true), SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
 			},
 			Containers: []corev1.Container{{
 				Name: "main", Image: workloadImage,
 				SecurityContext: &corev1.SecurityContext{
-					AllowPrivilegeEscalation: ptr.To(false), Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
+					AllowPrivilegeEscalation: new(false), Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
 				},
 				Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{asks: *resource.NewQuantity(count, resource.DecimalSI)}},
 			}},

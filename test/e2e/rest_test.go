@@ -30,7 +30,7 @@ func restSpecs() {
 			expectReady(ctx, "shared")
 		})
 
-		It("has the driver closed", func(ctx SpecContext) {
+		It("has the driver closed", func() {
 			pid, err := agentPID()
 			Expect(err).NotTo(HaveOccurred())
 			const looks = 100
