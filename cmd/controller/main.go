@@ -33,6 +33,10 @@ import (
 // name of the program, as events, leases and API server logs show it.
 const name = "gpu-sharing-controller"
 
+// writers is to how many nodes the rollout writes at the same time. Each write is answered within milliseconds; more of
+// them would compete with the agents, which answer each, for the API server.
+const writers = 8
+
 func main() {
 	err := run(ctrl.SetupSignalHandler(), os.Args[1:])
 	if err != nil && !errors.Is(err, flag.ErrHelp) {
@@ -116,6 +120,7 @@ func register(ctx context.Context, mgr manager.Manager, f flags) error {
 		Events:    mgr.GetEventRecorder(name),
 		Wiring:    wiring.New(mgr.GetClient(), mgr.GetAPIReader(), clk, f.standAlone),
 		Namespace: f.namespace,
+		Writers:   writers,
 	}).Register(ctx, mgr)
 	if err != nil {
 		return err

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -32,6 +33,7 @@ import (
 // What others write may come late: none of it can hide that a node holds a place.
 type catchUp struct {
 	reader   client.Reader // not cached
+	mu       sync.Mutex    // guards expected while actions are carried out
 	expected map[object]expectation
 	begun    bool // how far all objects are was read
 }
@@ -67,6 +69,8 @@ const (
 
 // wrote notes a write of ours: the resource version of the object after it, or the error.
 func (c *catchUp) wrote(kind schema.GroupVersionKind, name, version string, err error, now time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	switch {
 	case err == nil:
 		c.expected[object{kind, name}] = expectation{version: version, since: now}

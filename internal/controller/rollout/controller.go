@@ -47,6 +47,8 @@ type Options struct {
 	Wiring *wiring.Wiring
 	// Namespace is the controller's own, where the agents run too.
 	Namespace string
+	// Writers is to how many nodes a pass may write at the same time; 0: one after the other.
+	Writers int
 }
 
 // Controller moves the cluster towards what the policies ask.

@@ -7,6 +7,7 @@ import (
 	"context"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/controller-runtime/pkg/log"
@@ -53,11 +54,11 @@ func (p *pass) emit(e announcement, regarding, related runtime.Object, note stri
 // announce tells about an action, on the policy that asked for it if one did and on the node.
 func (p *pass) announce(a rollout.Action) {
 	e, announced := eventOf(a)
-	if !announced {
+	if !announced || p.records(a) {
 		return
 	}
 	node := &corev1.Node{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}, ObjectMeta: metav1.ObjectMeta{Name: a.Target()}}
-	if found, is := p.nodes[a.Target()]; is {
+	if found, is := p.node(a.Target()); is {
 		node.UID = found.UID
 	}
 	if policy, found := p.policies[a.For().Name]; found {
@@ -65,6 +66,17 @@ func (p *pass) announce(a rollout.Action) {
 		return
 	}
 	p.emit(e, node, nil, a.String())
+}
+
+// records says whether an action only notes in a spec what is so, as every change of a node ends. It is no news.
+func (p *pass) records(a rollout.Action) bool {
+	set, is := a.(rollout.SetSpec)
+	if !is {
+		return false
+	}
+	before, after := p.specOf(set.Node), set.Spec
+	before.LastGood, before.Baseline, after.LastGood, after.Baseline = nil, nil, nil, nil
+	return equality.Semantic.DeepEqual(before, after)
 }
 
 // eventOf is the event of an action that changes something which a person may wonder about.

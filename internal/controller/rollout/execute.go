@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -30,8 +31,11 @@ import (
 type pass struct {
 	*Controller
 	*seen
+
+	mu      sync.Mutex                 // guards what follows, and seen.nodes once actions are carried out
 	current map[rollout.PolicyRef]bool // whether a policy still is at that generation, as far as it was asked
 	blocked bool                       // an eviction was refused for now
+	left    bool                       // the time was up before all was done
 }
 
 // askAgain is when an eviction is asked for again that a PodDisruptionBudget refused: nothing tells when it allows it.
@@ -41,6 +45,9 @@ const askAgain = 10 * time.Second
 func (p *pass) again(after time.Duration) time.Duration {
 	if p.blocked {
 		after = sooner(after, askAgain)
+	}
+	if p.left {
+		after = lookAgain
 	}
 	if o := p.plugin.Overridden; o != nil {
 		after = sooner(after, max(o.Until.Sub(p.world.Now), time.Second))
@@ -68,12 +75,7 @@ func (p *pass) execute(ctx context.Context, d rollout.Decision) error {
 	if len(errs) == 0 || errs[0] == nil {
 		errs = append(errs, p.wire(ctx, d.Wire))
 	}
-	for _, a := range d.Actions {
-		if _, isKeys := a.(rollout.WriteKeys); !isKeys {
-			errs = append(errs, p.carryOut(ctx, a))
-		}
-	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, p.executeOnNodes(ctx, d.Actions))...)
 }
 
 // carryOut does one thing, unless the policy that asked for it has changed meanwhile.
@@ -119,6 +121,8 @@ func (p *pass) holds(ctx context.Context, ref rollout.PolicyRef) (bool, error) {
 	if ref.Name == "" {
 		return true, nil
 	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	if holds, known := p.current[ref]; known {
 		return holds, nil
 	}
@@ -197,7 +201,7 @@ func (p *pass) patchNode(ctx context.Context, a rollout.PatchNode) (bool, error)
 	if len(metadata) == 0 {
 		return false, nil
 	}
-	node, found := p.nodes[a.Node]
+	node, found := p.node(a.Node)
 	if !found {
 		return false, nil
 	}
@@ -208,7 +212,7 @@ func (p *pass) patchNode(ctx context.Context, a rollout.PatchNode) (bool, error)
 }
 
 func (p *pass) taint(ctx context.Context, a rollout.Taint) (bool, error) {
-	node, found := p.nodes[a.Node]
+	node, found := p.node(a.Node)
 	if !found || slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool { return t.MatchTaint(&a.Taint) }) {
 		return false, nil
 	}
@@ -216,7 +220,7 @@ func (p *pass) taint(ctx context.Context, a rollout.Taint) (bool, error) {
 }
 
 func (p *pass) untaint(ctx context.Context, a rollout.Untaint) (bool, error) {
-	node, found := p.nodes[a.Node]
+	node, found := p.node(a.Node)
 	if !found {
 		return false, nil
 	}
@@ -250,6 +254,8 @@ func (p *pass) writeNode(ctx context.Context, have *corev1.Node, metadata, spec 
 	p.catchUp.wrote(nodeKind, have.Name, node.ResourceVersion, err, p.world.Now)
 	wrote, err := ignoreGone(err)
 	if wrote {
+		p.mu.Lock()
+		defer p.mu.Unlock()
 		p.nodes[have.Name] = node
 	}
 	return wrote, err
@@ -262,7 +268,7 @@ func (p *pass) evict(ctx context.Context, a rollout.Evict) (bool, error) {
 		return false, err
 	}
 	if result.Outcome == drain.Blocked {
-		p.blocked = true
+		p.refused()
 		p.announceRefusal(a, result.Message)
 		p.metrics.refusal(a)
 	}
