@@ -73,8 +73,15 @@ func (m *metrics) register(registry prometheus.Registerer) (*metrics, error) {
 }
 
 // decided takes over what was decided last. Counters of each policy begin at 0, since Prometheus does not notice the first
-// increase of one that appears with it.
+// increase of one that appears with it. Those of a policy that is gone go with it.
 func (m *metrics) decided(d rollout.Decision) {
+	if last := m.last.Load(); last != nil {
+		for policy := range last.Policies {
+			if _, there := d.Policies[policy]; !there {
+				m.forget(policy)
+			}
+		}
+	}
 	for policy := range d.Policies {
 		m.evictions.WithLabelValues(policy)
 		m.refused.WithLabelValues(policy)
@@ -83,6 +90,12 @@ func (m *metrics) decided(d rollout.Decision) {
 		}
 	}
 	m.last.Store(&d)
+}
+
+func (m *metrics) forget(policy string) {
+	for _, c := range m.counters() {
+		c.DeletePartialMatch(prometheus.Labels{"policy": policy})
+	}
 }
 
 // did counts an action that was carried out on a node whose GPUNode had that spec.

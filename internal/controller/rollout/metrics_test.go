@@ -88,4 +88,9 @@ gpusharing_rollout_start_timestamp_seconds{policy="research"} 1.8e+09
 	problems, err := testutil.GatherAndLint(registry)
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(problems).To(BeEmpty())
+
+	m.decided(rollout.Decision{Policies: map[string]v1alpha1.GPUSharingPolicyStatus{"idle": {}}})
+	count, err := testutil.GatherAndCount(registry)
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(count).To(Equal(4), "what was told of a policy goes with it")
 }
