@@ -37,7 +37,12 @@ e2e-killed: ## End make e2e at several moments and in several ways, and compare 
 bench: kube ## Measure planning, packing, the API writes of a rollout, MIG beside NVIDIA's mig-parted, and a real node (as root; half an hour).
 	go test -run '^$$' -bench . -benchtime 1s ./internal/... ./test/bench/...
 	MIG_BENCH=1 KUBEBUILDER_ASSETS="$$(hack/kube/build.sh)" go test -count=1 -v -timeout 30m -run '^TestMIGBesideMIGParted$$' ./test/bench
+	$(MAKE) bench-scale
 	$(MAKE) bench-node
+
+.PHONY: bench-scale
+bench-scale: kube ## Measure clusters of 100, 1,000 and 5,000 simulated nodes, beside the API calls of the hand procedure. SCALE=100 is shorter.
+	SCALE="$${SCALE:-100,1000,5000}" KUBEBUILDER_ASSETS="$$(hack/kube/build.sh)" go test -count=1 -v -timeout 60m -run '^TestScale$$' ./test/bench
 
 .PHONY: bench-node
 bench-node: ## Measure on a real node how soon a change is allocatable: by hand, as guides say, by policy. GPUSHARING_BENCH=a=5,b=3,c=2,d=5,mig=2 is shorter.

@@ -12,6 +12,7 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"runtime/debug"
 
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
@@ -37,7 +38,14 @@ const name = "gpu-sharing-controller"
 // them would compete with the agents, which answer each, for the API server.
 const writers = 8
 
+// garbage is how much more memory than it holds the program takes before it collects garbage, in percent, unless GOGC says
+// so. It holds much of the cluster and mostly waits, so memory counts for more than the processor.
+const garbage = 50
+
 func main() {
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(garbage)
+	}
 	err := run(ctrl.SetupSignalHandler(), os.Args[1:])
 	if err != nil && !errors.Is(err, flag.ErrHelp) {
 		fmt.Fprintln(os.Stderr, "controller:", err)

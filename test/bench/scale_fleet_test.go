@@ -28,6 +28,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	ac "github.com/gpusharing/gpu-sharing-operator/api/v1alpha1/applyconfiguration/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/agent"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/wiring"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
@@ -126,8 +127,8 @@ func podsOf(node string) []client.Object {
 	}
 	return []client.Object{
 		pod(ownNamespace, "agent", func(p *corev1.Pod) { p.Labels["app.kubernetes.io/name"] = "gpu-sharing-agent" }),
-		pod(nvidiaSpace, "nvidia-device-plugin-daemonset", operand("device-plugin")),
-		pod(nvidiaSpace, "gpu-feature-discovery", operand("gpu-feature-discovery")),
+		pod(nvidiaSpace, appDevicePlugin, operand("device-plugin")),
+		pod(nvidiaSpace, appFeatureDiscovery, operand("gpu-feature-discovery")),
 		pod("default", "train", holds),
 		pod("default", "serve", holds),
 	}
@@ -159,7 +160,19 @@ func (f *fleet) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	err = f.watch(ctx, &corev1.Pod{}, func(o client.Object) string { return o.GetAnnotations()[v1alpha1.AnnotationNudge] }, f.project)
+	if err != nil {
+		return err
+	}
 	return f.watch(ctx, &corev1.Node{}, func(o client.Object) string { return o.GetLabels()[v1alpha1.LabelConfig] }, f.kubelet)
+}
+
+// nodeOf is the node that an object is of.
+func nodeOf(o any) string {
+	if pod, isPod := o.(*corev1.Pod); isPod {
+		return pod.Spec.NodeName
+	}
+	return o.(client.Object).GetName()
 }
 
 // watch calls a program of a node when what it looks at has changed, and again later when it failed.
@@ -170,10 +183,10 @@ func (f *fleet) watch(ctx context.Context, kind client.Object, seen func(client.
 	}
 	queue := workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedItemBasedRateLimiter[string]())
 	_, err = informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
-		AddFunc: func(o any) { queue.Add(o.(client.Object).GetName()) },
+		AddFunc: func(o any) { queue.Add(nodeOf(o)) },
 		UpdateFunc: func(before, after any) {
 			if seen(before.(client.Object)) != seen(after.(client.Object)) {
-				queue.Add(after.(client.Object).GetName())
+				queue.Add(nodeOf(after))
 			}
 		},
 	})
@@ -221,6 +234,34 @@ func (f *fleet) agent(ctx context.Context, name string) error {
 	_, err := f.agents[name].Reconcile(ctx, node)
 	return err
 }
+
+// project is the kubelet, which shows the ConfigMap to pods that were nudged, and the agent, which reports when all that
+// read it see the key.
+func (f *fleet) project(ctx context.Context, name string) error {
+	node := &v1alpha1.GPUNode{}
+	if err := f.cache.Get(ctx, client.ObjectKey{Name: name}, node); err != nil {
+		return client.IgnoreNotFound(err)
+	}
+	config := ac.ConfigStatus().WithKey(node.Spec.ConfigKey).WithSince(node.Spec.Since)
+	for _, app := range []string{appDevicePlugin, appFeatureDiscovery} {
+		pod := &corev1.Pod{}
+		if err := f.cache.Get(ctx, client.ObjectKey{Namespace: nvidiaSpace, Name: app + "-" + name}, pod); err != nil {
+			return client.IgnoreNotFound(err)
+		}
+		if key, _, _ := strings.Cut(pod.Annotations[v1alpha1.AnnotationNudge], "@"); key == "" || key != node.Spec.ConfigKey {
+			return nil
+		}
+		config.WithPods(string(pod.UID))
+	}
+	want := ac.GPUNode(name).WithStatus(ac.GPUNodeStatus().WithConfig(config))
+	return f.client.Status().Apply(ctx, want, client.FieldOwner(agent.FieldManager+"-config"), client.ForceOwnership)
+}
+
+// The names of NVIDIA's daemon sets that read the configuration.
+const (
+	appDevicePlugin     = "nvidia-device-plugin-daemonset"
+	appFeatureDiscovery = "gpu-feature-discovery"
+)
 
 // kubelet publishes what the device plugin makes of the configuration that the label of a node selects.
 func (f *fleet) kubelet(ctx context.Context, name string) error {
