@@ -149,6 +149,9 @@ const (
 	// AnnotationSelected tells, on a Node, which key was selected last and when: <key>@<seconds since 1970>. The deadline
 	// for advertising what the key promises counts from it.
 	AnnotationSelected = Group + "/selected"
+	// AnnotationInstances tells, on a Node, which MIG instances NVIDIA's device plugin has seen: a hash of their UUIDs,
+	// then @ and the UIDs of pods of it that have seen others and have to go first, where there are any.
+	AnnotationInstances = Group + "/instances"
 	// AnnotationPaused lists, on a Node, the deploy labels of NVIDIA's clients that the operator paused, by comma: those
 	// and no others are set to true again.
 	AnnotationPaused = Group + "/paused"

@@ -60,6 +60,7 @@ type host struct {
 		slow     time.Duration        // how long the kubelet takes for a nudge, where the agent watches; otherwise a second
 		seen     map[string]string    // what the kubelet has projected
 		running  bool
+		uuids    []string // of the MIG instances that it advertises
 	}
 }
 
@@ -365,6 +366,7 @@ func (c *cluster) advertise(h *host) {
 		return
 	}
 	maps.Copy(h.Allocatable, enumerate(data, h.devices()))
+	h.plugin.uuids = h.instances()
 	c.version[h.Name]++
 }
 
@@ -398,6 +400,27 @@ func enumerate(data string, devices []gpu.Device) map[string]int64 {
 		counts[string(r.Name)] = count
 	}
 	return counts
+}
+
+// instances are the UUIDs of the MIG instances.
+func (h *host) instances() []string {
+	var uuids []string
+	for _, d := range h.devices() {
+		for _, i := range d.State.Instances {
+			uuids = append(uuids, i.UUID)
+		}
+	}
+	return uuids
+}
+
+// destroy takes an instance away by hand, and the agent makes it again.
+func (h *host) destroy(index int) {
+	d := h.devices()[index]
+	if err := h.hardware.DestroyInstance(context.Background(), d.UUID, d.State.Instances[0].ID); err != nil {
+		panic(err)
+	}
+	h.converge()
+	h.report()
 }
 
 // tick lets time pass and everybody catch up.

@@ -253,6 +253,7 @@ func TestWhatSomebodyUndoesIsDoneAgain(t *testing.T) {
 		"a taint of ours by hand": func(_ *cluster, h *host) {
 			h.Taints = append(h.Taints, taint())
 		},
+		"an instance is destroyed and made anew": func(_ *cluster, h *host) { h.destroy(1) },
 		"a reboot, which no instance survives": func(_ *cluster, h *host) {
 			h.hardware.Reboot()
 			h.plugin.running = false
@@ -275,6 +276,7 @@ func TestWhatSomebodyUndoesIsDoneAgain(t *testing.T) {
 			g.Expect(h.Labels[v1alpha1.LabelMIGManager]).To(Equal("false"))
 			g.Expect(h.Taints).To(BeEmpty())
 			g.Expect(c.Keys).To(HaveKey(h.Labels[v1alpha1.LabelConfig]))
+			g.Expect(h.plugin.uuids).To(ConsistOf(h.instances()), "the plugin advertises the instances that are there")
 		})
 	}
 }

@@ -101,6 +101,9 @@ func (v *view) progress() judgement {
 	if j, pending := v.selecting(); pending {
 		return j
 	}
+	if j, pending := v.enumerating(); pending {
+		return j
+	}
 	if j, pending := v.verifying(); pending {
 		return j
 	}

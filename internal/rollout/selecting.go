@@ -66,6 +66,7 @@ func (v *view) selectPatch() (patch PatchNode, resumes, complete bool) {
 		}
 	}
 	v.stampSelected(patch)
+	v.stampInstances(patch)
 	return patch, resumes, len(patch.Labels) == 0 && len(patch.Annotations) == 0
 }
 
@@ -200,37 +201,4 @@ func (v *view) differs() []string {
 // ofGPU says whether a resource is one that NVIDIA's device plugin makes of GPUs.
 func ofGPU(name string) bool {
 	return strings.HasPrefix(name, "nvidia.com/gpu") || strings.HasPrefix(name, "nvidia.com/mig-")
-}
-
-// restartPlugin starts the device plugin anew where it advertises nothing of a MIG resource: it enumerates once only, and
-// instances do not survive a reboot, so it may have looked before the agent had made them again. One that has been
-// started lately is left alone: then that is not why.
-func (v *view) restartPlugin() (actions []Action, after time.Duration) {
-	if !v.fences() || !v.advertisesNothing() || !condition.IsTrue(v.node.GPU.Status.Conditions, v1alpha1.ConditionReady) {
-		return nil, 0
-	}
-	for _, p := range v.node.Pods {
-		if !p.MountsConfig || p.NodeSelector[deployLabels()[0]] == "" || p.Terminating {
-			continue
-		}
-		if left := p.Scheduled.Add(pluginRestart).Sub(v.world.Now); left > 0 {
-			after = max(after, left)
-			continue
-		}
-		actions = append(actions, DeletePod{
-			Node: v.node.Name, Namespace: p.Namespace, Pod: p.Name, UID: p.UID,
-			Why: "it has not seen the MIG instances that are there",
-		})
-	}
-	return actions, after
-}
-
-// advertisesNothing says whether the node lacks some resource altogether.
-func (v *view) advertisesNothing() bool {
-	for name := range v.to.expected {
-		if v.node.Allocatable[name] == 0 {
-			return true
-		}
-	}
-	return false
 }

@@ -220,6 +220,18 @@ func (s *simulation) fault() {
 		s.toggle(h, optOutLabel, "false")
 	case 11:
 		s.lead()
+	case 12:
+		s.destroy(h)
+	}
+}
+
+// destroy takes an idle instance away.
+func (s *simulation) destroy(h *host) {
+	for i, d := range h.devices() {
+		if d.State.MIG && len(d.State.Instances) > 0 && len(d.Holders) == 0 {
+			h.destroy(i)
+			return
+		}
 	}
 }
 
@@ -387,6 +399,7 @@ func (s *simulation) calm() {
 		g.Expect(h.Taints).To(BeEmpty())
 		g.Expect(h.Labels[pluginLabel]).To(Equal("true"))
 		g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationPaused))
+		g.Expect(h.plugin.uuids).To(ConsistOf(h.instances()), h.Name)
 	}
 	if len(s.Policies) == 0 {
 		g.Expect(d.Nodes).To(BeEmpty())

@@ -303,7 +303,7 @@ func TestStates(t *testing.T) {
 			situation: func() *cluster { c, _ := toMIG(); c.steps(3); return c },
 			state:     rollout.StateSelecting, reason: v1alpha1.ReasonSelecting, message: "selecting the configuration",
 			actions: []string{"patch node a (selecting the configuration research-…): nvidia.com/device-plugin.config=research-… " +
-				pluginLabel + "=true " + gfdLabel + "=true gpusharing.io/paused- gpusharing.io/selected=research-…"},
+				pluginLabel + "=true " + gfdLabel + "=true gpusharing.io/instances=e060f809b7b17966 gpusharing.io/paused- gpusharing.io/selected=research-…"},
 		},
 		"selected: not advertised yet": {
 			situation: func() *cluster { c, _ := slicing(); c.steps(3); c.pass(); return c },
@@ -336,6 +336,17 @@ func TestStates(t *testing.T) {
 			situation: func() *cluster { c, _ := toMIG(); c.steps(4); return c },
 			state:     rollout.StateReleasing, reason: v1alpha1.ReasonProgressing, message: "taint",
 			actions: []string{"remove our taint from node a", "set spec of GPUNode a: recording the last good state"},
+		},
+		"the instances were made anew under the same key": {
+			situation: func() *cluster { c, h := toMIG(); c.steps(5); h.destroy(0); return c },
+			state:     rollout.StateSelecting, reason: v1alpha1.ReasonSelecting, message: "starting NVIDIA's device plugin anew",
+			actions: []string{"patch node a (starting NVIDIA's device plugin anew, since the MIG instances are not those that it has seen): " +
+				"gpusharing.io/instances=5b0dbb8b0dca7a4a@nvidia-3"},
+		},
+		"the instances were made anew, and that the plugin goes is written down": {
+			situation: func() *cluster { c, h := toMIG(); c.steps(5); h.destroy(0); c.pass(); return c },
+			state:     rollout.StateSelecting, reason: v1alpha1.ReasonSelecting, message: "starting NVIDIA's device plugin anew",
+			actions: []string{"delete pod gpu-operator/nvidia-3: it has not seen the MIG instances that are there"},
 		},
 		"up to date": {
 			situation: func() *cluster { c, _ := toMIG(); c.steps(5); return c },

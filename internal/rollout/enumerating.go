@@ -1,0 +1,145 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
+)
+
+// NVIDIA's device plugin looks at the GPUs when it starts and when another key is selected, and never else. MIG instances
+// that were made anew under the same key have other UUIDs, also where there are as many as before: containers would be
+// given devices that do not exist. The annotation gpusharing.io/instances says which instances it has seen:
+//
+//	<hash>          of the UUIDs that were there when the key was selected, or when the plugin was started
+//	<hash>@<uid>    the same, as soon as the pods with these UIDs (by comma) are gone, which have seen others
+//
+// So it is written before a pod is deleted, and a pass may end between the two.
+
+// enumerating has the device plugin look again where the MIG instances are not those that it has seen. To start it anew
+// is the least that does: nothing signals it under the same key, and any other key would be advertised meanwhile. Pods
+// that run keep what they hold.
+func (v *view) enumerating() (judgement, bool) {
+	seen, leaving := v.enumerated()
+	j := judgement{
+		State: StateSelecting, reason: v1alpha1.ReasonSelecting,
+		message: "starting NVIDIA's device plugin anew, since the MIG instances are not those that it has seen",
+	}
+	if now := v.instances(); seen != "" && seen != now {
+		patch := v.patch(j.message)
+		patch.Annotations[v1alpha1.AnnotationInstances] = new(now + "@" + strings.Join(v.plugins(), ","))
+		j.actions = []Action{patch}
+		return j, true
+	}
+	waits := false
+	for _, p := range v.node.Pods {
+		if !slices.Contains(leaving, p.UID) {
+			continue
+		}
+		waits = true
+		if !p.Terminating {
+			j.actions = append(j.actions, DeletePod{
+				Node: v.node.Name, Namespace: p.Namespace, Pod: p.Name, UID: p.UID,
+				Why: "it has not seen the MIG instances that are there",
+			})
+		}
+	}
+	return j, waits
+}
+
+// enumerated is what the device plugin has seen, once the pods that leave are gone; empty if that is not known.
+func (v *view) enumerated() (seen string, leaving []string) {
+	seen, uids, _ := strings.Cut(v.node.Annotations[v1alpha1.AnnotationInstances], "@")
+	return seen, strings.Split(uids, ",")
+}
+
+// stampInstances notes in a patch that makes the device plugin look which instances it will see.
+func (v *view) stampInstances(patch PatchNode) {
+	_, has := v.node.Annotations[v1alpha1.AnnotationInstances]
+	_, selects := patch.Labels[v1alpha1.LabelConfig]
+	_, resumes := patch.Annotations[v1alpha1.AnnotationPaused]
+	now := v.instances()
+	switch {
+	case v.to.final || now == "":
+		if has {
+			patch.Annotations[v1alpha1.AnnotationInstances] = nil
+		}
+	case selects || resumes || !has:
+		if v.node.Annotations[v1alpha1.AnnotationInstances] != now {
+			patch.Annotations[v1alpha1.AnnotationInstances] = new(now)
+		}
+	}
+}
+
+// instances names the MIG instances of the node by their UUIDs; empty if there are none.
+func (v *view) instances() string {
+	var uuids []string
+	for _, d := range v.have {
+		for _, i := range d.State.Instances {
+			uuids = append(uuids, i.UUID)
+		}
+	}
+	if len(uuids) == 0 {
+		return ""
+	}
+	slices.Sort(uuids)
+	sum := sha256.Sum256([]byte(strings.Join(uuids, " ")))
+	return hex.EncodeToString(sum[:8])
+}
+
+// plugins are the UIDs of the pods of the device plugin.
+func (v *view) plugins() []string {
+	var uids []string
+	for _, p := range v.node.Pods {
+		if v.isPlugin(p) {
+			uids = append(uids, p.UID)
+		}
+	}
+	slices.Sort(uids)
+	return uids
+}
+
+// isPlugin says whether a pod is one of the device plugin. A stand-alone one cannot be told from GPU Feature Discovery
+// beside it, which may be started anew as well.
+func (v *view) isPlugin(p Pod) bool {
+	return p.MountsConfig && (p.NodeSelector[deployLabels()[0]] != "" || !v.world.Wiring.ClusterPolicy && p.Controller == "DaemonSet")
+}
+
+// restartPlugin starts the device plugin anew where it advertises nothing of a MIG resource though it was started since
+// the instances are there. One that has been started lately is left alone: then that is not why.
+func (v *view) restartPlugin() (actions []Action, after time.Duration) {
+	if !v.fences() || !v.advertisesNothing() || !condition.IsTrue(v.node.GPU.Status.Conditions, v1alpha1.ConditionReady) {
+		return nil, 0
+	}
+	for _, p := range v.node.Pods {
+		if !v.isPlugin(p) || p.Terminating {
+			continue
+		}
+		if left := p.Scheduled.Add(pluginRestart).Sub(v.world.Now); left > 0 {
+			after = max(after, left)
+			continue
+		}
+		actions = append(actions, DeletePod{
+			Node: v.node.Name, Namespace: p.Namespace, Pod: p.Name, UID: p.UID,
+			Why: "it has not seen the MIG instances that are there",
+		})
+	}
+	return actions, after
+}
+
+// advertisesNothing says whether the node lacks some resource altogether.
+func (v *view) advertisesNothing() bool {
+	for name := range v.to.expected {
+		if v.node.Allocatable[name] == 0 {
+			return true
+		}
+	}
+	return false
+}
