@@ -152,6 +152,9 @@ const (
 	// AnnotationInstances tells, on a Node, which MIG instances NVIDIA's device plugin has seen: a hash of their UUIDs,
 	// then @ and the UIDs of pods of it that have seen others and have to go first, where there are any.
 	AnnotationInstances = Group + "/instances"
+	// AnnotationWaiting tells, on a GPUNode that no policy governs any more, why its node is not back in the state in
+	// which it was found: <reason>: <message>.
+	AnnotationWaiting = Group + "/waiting"
 	// AnnotationPaused lists, on a Node, the deploy labels of NVIDIA's clients that the operator paused, by comma: those
 	// and no others are set to true again.
 	AnnotationPaused = Group + "/paused"

@@ -322,3 +322,14 @@ func TestCommands(t *testing.T) {
 		})
 	}
 }
+
+// TestStatusSaysWhyANodeWithoutAPolicyIsNotBack: no policy's status can.
+func TestStatusSaysWhyANodeWithoutAPolicyIsNotBack(t *testing.T) {
+	g := NewWithT(t)
+	n := node(t, "a", sim.A100)
+	n.GPU.Annotations = map[string]string{v1alpha1.AnnotationWaiting: "DrainTimedOut: not idle within 10m0s: pod team/train (GPU 0)"}
+	shown := text{width: 120}
+	shown.status(rollout.World{Nodes: []rollout.Node{n}}, nil)
+	g.Expect(shown.String()).To(And(
+		ContainSubstring("NODE a   no policy   DrainTimedOut\n"), ContainSubstring("not idle within 10m0s: pod team/train (GPU 0)")))
+}

@@ -129,6 +129,9 @@ func (t *text) statusOf(n *rollout.Node, pending pendingNode) {
 	if pending.Node != "" {
 		state, why = fmt.Sprintf("%s (%s)", pending.Reason, pending.State), pending.Message
 	}
+	if waiting := n.GPU.Annotations[v1alpha1.AnnotationWaiting]; waiting != "" && pending.Node == "" {
+		state, why, _ = strings.Cut(waiting, ": ")
+	}
 	if !n.AgentReady && pending.Node == "" {
 		state, why = v1alpha1.ReasonAgentNotReporting,
 			"the agent on the node is not Ready; look at the pods with app.kubernetes.io/name=gpu-sharing-agent there"

@@ -18,6 +18,7 @@ func (Untaint) isAction()   {}
 func (Evict) isAction()     {}
 func (DeletePod) isAction() {}
 func (SetSpec) isAction()   {}
+func (Tell) isAction()      {}
 
 // Target is empty: all nodes read the ConfigMap.
 func (WriteKeys) Target() string { return "" }
@@ -42,6 +43,12 @@ func (a DeletePod) Target() string { return a.Node }
 
 // Target is the node.
 func (a SetSpec) Target() string { return a.Node }
+
+// Target is the node.
+func (a Tell) Target() string { return a.Node }
+
+// For is nobody: it tells only.
+func (Tell) For() PolicyRef { return PolicyRef{} }
 
 // For is nobody: keys are written for all policies at once.
 func (WriteKeys) For() PolicyRef { return PolicyRef{} }
@@ -102,3 +109,10 @@ func (a DeletePod) String() string {
 }
 
 func (a SetSpec) String() string { return fmt.Sprintf("set spec of GPUNode %s: %s", a.Node, a.Why) }
+
+func (a Tell) String() string {
+	if a.Reason == "" {
+		return fmt.Sprintf("node %s waits no longer", a.Node)
+	}
+	return fmt.Sprintf("node %s goes back to the state in which it was found: %s", a.Node, a.Message)
+}

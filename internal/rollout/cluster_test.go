@@ -28,6 +28,7 @@ const (
 	gfdLabel    = "nvidia.com/gpu.deploy.gpu-feature-discovery"
 
 	upgradeLabel = "nvidia.com/gpu-driver-upgrade-state"
+	mpsLabel     = "nvidia.com/mps.capable"
 	optOutLabel  = "nvidia.com/gpu.deploy.operands"
 )
 
@@ -39,8 +40,10 @@ type cluster struct {
 	memory  remembering
 	pods    int      // given out so far
 	crashes []string // of NVIDIA's config-manager
+	stuck   bool     // NVIDIA's MPS daemon goes on whatever happens to its pod
 	killed  []string // clients of an MPS daemon that ended before them
 	evicted []string
+	told    []string
 	version map[string]int // of each Node
 	writes  map[string]int // by kind of action
 }
@@ -174,8 +177,16 @@ func (c *cluster) do(a rollout.Action) {
 		c.evicted = append(c.evicted, a.Pod)
 		c.end(h, a.Pod)
 	case rollout.DeletePod:
+		for _, p := range h.Pods {
+			h.plugin.running = h.plugin.running && (p.UID != a.UID || p.NodeSelector[mpsLabel] != "")
+		}
 		h.Pods = slices.DeleteFunc(h.Pods, func(p rollout.Pod) bool { return p.UID == a.UID })
-		h.plugin.running = false
+		if h.theirs != nil && !slices.ContainsFunc(h.Pods, func(p rollout.Pod) bool { return p.NodeSelector[mpsLabel] != "" }) {
+			c.endMPS(h)
+		}
+	case rollout.Tell:
+		c.told = append(c.told, a.String())
+		h.GPU.Annotations = map[string]string{v1alpha1.AnnotationWaiting: a.Note()}
 	case rollout.SetSpec:
 		h.GPU.Spec = *a.Spec.DeepCopy()
 		h.GPU.Spec.Since = metav1.NewTime(a.Spec.Since.Truncate(time.Second))
@@ -229,30 +240,46 @@ func (c *cluster) daemonSets(h *host) {
 // mpsDaemonSet runs NVIDIA's MPS control daemon where the device plugin runs and the configuration asks for MPS. It
 // reads the configuration when it starts, and never again.
 func (c *cluster) mpsDaemonSet(h *host) {
-	at := slices.IndexFunc(h.Pods, func(p rollout.Pod) bool { return p.NodeSelector["nvidia.com/mps.capable"] != "" })
+	at := slices.IndexFunc(h.Pods, func(p rollout.Pod) bool { return p.NodeSelector[mpsLabel] != "" })
 	config := parse(h.plugin.seen[h.Labels[v1alpha1.LabelConfig]])
-	wanted := c.Wiring.NVIDIAMPS && h.Labels[pluginLabel] == "true" && config.Sharing.SharingStrategy() == nvidia.SharingStrategyMPS
+	runs := h.Labels[pluginLabel] == "true" || !c.Wiring.ClusterPolicy
+	wanted := c.Wiring.NVIDIAMPS && runs && config.Sharing.SharingStrategy() == nvidia.SharingStrategyMPS
+	selector := map[string]string{mpsLabel: "true"}
+	if c.Wiring.ClusterPolicy {
+		selector[pluginLabel] = "true"
+	}
 	switch {
 	case wanted && at < 0:
 		c.pods++
 		h.Pods = append(h.Pods, rollout.Pod{
 			Namespace: "gpu-operator", Name: fmt.Sprintf("mps-%d", c.pods), UID: fmt.Sprintf("mps-%d", c.pods), Controller: "DaemonSet",
-			NodeSelector: map[string]string{pluginLabel: "true", "nvidia.com/mps.capable": "true"}, MountsConfig: true, Scheduled: c.Now,
+			NodeSelector: selector, MountsConfig: true, Scheduled: c.Now,
 		})
 		h.theirs = &gpu.MPSDaemon{
 			Resource: "nvidia.com/gpu", External: true, ActiveThreadPercentage: 100 / config.Sharing.MPS.Resources[0].Replicas,
 		}
 		h.computeMode(gpu.ComputeExclusiveProcess)
-	case !wanted && at >= 0:
+	case at >= 0 && !wanted && runs && !c.Wiring.ClusterPolicy: // its pod stays as long as a label that is not ours
+	case at >= 0 && !wanted:
 		h.Pods = slices.Delete(h.Pods, at, at+1)
-		for _, d := range h.devices() {
-			for _, o := range d.Holders {
-				c.killed = append(c.killed, o.Pod)
-			}
-		}
-		h.theirs = nil
-		h.computeMode(gpu.ComputeDefault)
+		c.endMPS(h)
+	case at < 0 && h.theirs != nil:
+		c.endMPS(h)
 	}
+}
+
+// endMPS ends NVIDIA's MPS daemon and all that use it.
+func (c *cluster) endMPS(h *host) {
+	if c.stuck {
+		return
+	}
+	for _, d := range h.devices() {
+		for _, o := range d.Holders {
+			c.killed = append(c.killed, o.Pod)
+		}
+	}
+	h.theirs = nil
+	h.computeMode(gpu.ComputeDefault)
 }
 
 func (h *host) computeMode(mode gpu.ComputeMode) {
@@ -341,7 +368,9 @@ func (h *host) Stop(_ context.Context, resource string) error {
 // advertise is NVIDIA's device plugin with its config-manager. It enumerates the GPUs when it starts and when another key
 // is selected, and never else.
 func (c *cluster) advertise(h *host) {
-	pod := slices.IndexFunc(h.Pods, func(p rollout.Pod) bool { return p.NodeSelector[pluginLabel] != "" })
+	pod := slices.IndexFunc(h.Pods, func(p rollout.Pod) bool {
+		return p.NodeSelector[pluginLabel] != "" || !c.Wiring.ClusterPolicy && p.MountsConfig
+	})
 	if pod < 0 {
 		h.plugin.running = false
 		for name := range h.Allocatable {

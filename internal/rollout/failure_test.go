@@ -297,8 +297,12 @@ func TestARestoreWaitsForUsersAsThePolicySaid(t *testing.T) {
 	g.Expect(h.Taints).To(BeEmpty())
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonDrainTimedOut))
 	g.Expect(d.Wire).To(BeTrue())
+	const who = "pod user/train (GPU 0, instance 2g.10gb at 0:2)"
+	g.Expect(c.told).To(HaveLen(2), "once while it drains, once when its time is over: %v", c.told)
+	g.Expect(h.GPU.Annotations[v1alpha1.AnnotationWaiting]).To(And(HavePrefix("DrainTimedOut: not idle within 10m0s"), ContainSubstring(who)))
 	c.end(h, "train")
 	d, _ = c.run(60)
+	g.Expect(h.GPU.Annotations[v1alpha1.AnnotationWaiting]).To(BeEmpty())
 	g.Expect(d.Nodes).To(BeEmpty())
 	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 2}))
 }
@@ -358,4 +362,62 @@ func TestAClusterWithoutPoliciesIsLeftAlone(t *testing.T) {
 	c.add("a", sim.A100)
 	c.Wiring.Keys = map[string]string{"default-1": "version: v1"}
 	g.Expect(rollout.Decide(c.world())).To(Equal(rollout.Decision{Policies: map[string]v1alpha1.GPUSharingPolicyStatus{}}))
+}
+
+// TestARollbackThatNeedsIdleGPUsGivesTheNodeBackMeanwhile: it keeps nobody off for longer than a drain may take, says who
+// is in the way, and goes on once nobody is.
+func TestARollbackThatNeedsIdleGPUsGivesTheNodeBackMeanwhile(t *testing.T) {
+	g := NewWithT(t)
+	c, h := toMIG(evicting)
+	c.run(60)
+	good := h.GPU.Spec.ConfigKey
+	c.Policies[0].Spec.Sharing, c.Policies[0].Generation = mig(count("3g", 2)), 2
+	h.breaks(good)
+	c.steps(8)
+	g.Expect(h.Taints).To(BeEmpty(), "nothing is advertised, so nobody is kept off")
+	c.hold(h, "quick", 0, h.devices()[0].State.Instances[0].ID)
+	c.tick(10 * time.Minute)
+	d, _ := c.run(60)
+	g.Expect(d.Actions).To(BeEmpty())
+	g.Expect(h.Taints).To(BeEmpty())
+	g.Expect(c.evicted).To(BeEmpty())
+	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateFailed))
+	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonNotAdvertised))
+	g.Expect(d.Nodes[0].Message).To(And(ContainSubstring("not advertised within 5m0s"),
+		ContainSubstring("waiting until nobody uses what must be changed: pod user/quick (GPU 0, instance 3g.20gb at 0:4)")))
+	c.end(h, "quick")
+	d, _ = c.run(60)
+	g.Expect(h.Labels[v1alpha1.LabelConfig]).To(Equal(good), d.Nodes[0].Message)
+	g.Expect(h.Taints).To(BeEmpty())
+	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/mig-2g.10gb": 6}))
+}
+
+// TestARollbackThatDrainsInVainLetsGo: the taint of the change that failed is not kept for ever.
+func TestARollbackThatDrainsInVainLetsGo(t *testing.T) {
+	g := NewWithT(t)
+	c, h := toMIG()
+	c.run(60)
+	good := h.GPU.Spec.ConfigKey
+	c.Policies[0].Spec.Sharing, c.Policies[0].Generation = mig(count("3g", 2)), 2
+	for rollout.Decide(c.world()).Nodes[0].State != rollout.StateReleasing {
+		c.steps(1)
+	}
+	g.Expect(h.Taints).NotTo(BeEmpty())
+	h.Pods = append(h.Pods, rollout.Pod{Namespace: "user", Name: "tolerates", UID: "tolerates", GPU: true})
+	c.hold(h, "tolerates", 0, h.devices()[0].State.Instances[0].ID)
+	h.Allocatable["nvidia.com/mig-3g.20gb"] = 3 // not what it must be
+	c.Now = c.Now.Add(6 * time.Minute)
+	c.pass()
+	g.Expect(h.GPU.Spec.Failed).NotTo(BeNil())
+	c.pass()
+	g.Expect(h.Taints).NotTo(BeEmpty(), "it drains for as long as the policy allows")
+	c.Now = c.Now.Add(10 * time.Minute)
+	c.pass()
+	d := rollout.Decide(c.world())
+	g.Expect(h.Taints).To(BeEmpty())
+	g.Expect(d.Actions).To(BeEmpty())
+	g.Expect(d.Nodes[0].Message).To(ContainSubstring("pod user/tolerates"))
+	c.end(h, "tolerates")
+	d, _ = c.run(60)
+	g.Expect(h.Labels[v1alpha1.LabelConfig]).To(Equal(good), d.Nodes[0].Message)
 }

@@ -77,7 +77,7 @@ func (v *view) judgeFailed(f v1alpha1.FailedWish, j judgement) judgement {
 		return j // it did not become idle in time, but now it is
 	case !v.fallsBack:
 		j.start, j.giveUp, j.actions = nil, nil, v.letGo("it did not become idle in time")
-		j.message = f.Message + "; it is tried again when the node is idle or the policy changes; now " + v.inTheWay()
+		j.message = f.Message + "; it is tried again when the node is idle or a policy for it changes; now " + v.inTheWay()
 	case j.State == StateUpToDate:
 		j.message = f.Message + "; the node was put back to its last good state and is tried again when the policy changes"
 	default:
@@ -142,6 +142,9 @@ func (v *view) disrupt(asks bool) judgement {
 		j.reason, j.message = v1alpha1.ReasonGPUInUse, "waiting until nobody uses what must be changed: "+v.inTheWay()
 		j.actions = v.letGo("the node is in use")
 		return j
+	case blocked && !tainted && v.fallsBack: // its time is over: nobody is kept off or evicted any more
+		j.reason, j.message = v1alpha1.ReasonGPUInUse, "waiting until nobody uses what must be changed: "+v.inTheWay()
+		return j
 	case !tainted:
 		j.message = "the change needs GPUs or instances idle"
 		if blocked {
@@ -172,7 +175,9 @@ func (v *view) draining(j judgement) judgement {
 			j.message = message
 			return j
 		}
-		j.reason, j.message = v1alpha1.ReasonDrainTimedOut, message // going back has no other way than to go on
+		j.reason, j.actions = v1alpha1.ReasonDrainTimedOut, v.letGo("it did not become idle in time")
+		j.message = message + "; the node takes pods again meanwhile, and goes back once nobody uses what must be changed"
+		return j
 	}
 	evictions, stay := v.evictions()
 	j.start, j.after = evictions, max(left, 0)
@@ -228,8 +233,12 @@ func (v *view) quiescing(j judgement) judgement {
 	if len(j.start) > 0 {
 		return j
 	}
-	if left > 0 || v.fallsBack {
-		j.after = max(left, 0)
+	if left > 0 {
+		j.after = left
+		return j
+	}
+	if v.fallsBack { // there is no other way back
+		j.message += fmt.Sprintf("; for more than %s now: delete those pods, or set back that label", quiesceTimeout)
 		return j
 	}
 	message := fmt.Sprintf("not within %s: %s", quiesceTimeout, j.message)
@@ -270,6 +279,9 @@ func (v *view) fail(j judgement, reason, message string) judgement {
 	if v.wish != nil && !v.fallsBack && !reached(v.node.GPU.Spec, v.to) {
 		j.actions = append(j.actions, v.recordFailure(reason, message))
 	}
+	if v.wish == nil { // there is nothing to fall back to: it waits, and holds nobody up
+		j.actions = append(j.actions, v.letGo("it did not get back to its state in time")...)
+	}
 	return j
 }
 
@@ -292,6 +304,7 @@ func (v *view) verifying() (judgement, bool) {
 		j.actions, j.after = v.restartPlugin()
 		return j, true
 	}
+	j.actions = v.restartMPS()
 	left := v.selectedAt().Add(verifyTimeout).Sub(v.world.Now)
 	if left <= 0 {
 		message := fmt.Sprintf("not advertised within %s: %s; look at the pods of NVIDIA's device plugin on the node: if they log "+

@@ -118,12 +118,10 @@ func samePointee[T comparable](a, b *T) bool {
 }
 
 // leavesNVIDIA are the GPUs whose MPS control daemon, which NVIDIA's daemon set runs, has to end: because the GPU is to
-// be shared otherwise, or because the daemon notices a new configuration only when it starts. Clients die with it. It
-// ends when NVIDIA's clients are paused, since it needs the device plugin's deploy label.
+// be shared otherwise, or because the daemon notices a new configuration only when it starts. Clients die with it. Under
+// the GPU Operator it ends when NVIDIA's clients are paused, since it needs the device plugin's deploy label; else only
+// once another configuration is selected.
 func (v *view) leavesNVIDIA() []gpu.Device {
-	if !v.world.Wiring.ClusterPolicy {
-		return nil
-	}
 	var leaving []gpu.Device
 	for _, d := range v.have {
 		if d.State.MPS == nil || !d.State.MPS.External {
@@ -204,16 +202,17 @@ func (v *view) busy() bool {
 
 // disruptive says whether a step is left that needs something idle.
 func (v *view) disruptive() bool {
-	return v.closes() || slices.ContainsFunc(v.steps, func(s plan.Step) bool { return s.Needs() > plan.NeedsNothing })
+	return len(v.leavesNVIDIA()) > 0 ||
+		slices.ContainsFunc(v.steps, func(s plan.Step) bool { return s.Needs() > plan.NeedsNothing || s.Closes() })
 }
 
 // closes says whether a step is left for which NVIDIA's clients must have closed their handles.
 func (v *view) closes() bool {
-	return len(v.leavesNVIDIA()) > 0 || slices.ContainsFunc(v.steps, plan.Step.Closes)
+	return v.world.Wiring.ClusterPolicy && len(v.leavesNVIDIA()) > 0 || slices.ContainsFunc(v.steps, plan.Step.Closes)
 }
 
 // applied says whether the GPUs are as the target wishes, as far as the agent can bring that about: NVIDIA's MPS daemon
-// starts only once its configuration is selected.
+// starts, and with a stand-alone device plugin ends, only once its configuration is selected.
 func (v *view) applied() bool {
 	if len(v.steps) > 0 {
 		return false
@@ -222,6 +221,10 @@ func (v *view) applied() bool {
 	for _, d := range v.have {
 		for _, want := range v.to.devices {
 			if want.UUID != d.UUID || plan.Same(want.Sharing, plan.Observed(d)) {
+				continue
+			}
+			if v.endsLater(d, want.Sharing) {
+				awaits = true
 				continue
 			}
 			if want.Sharing.MPS == nil || want.Sharing.MPS.Owner != v1alpha1.MPSDaemonOwnerNVIDIA || d.State.MPS != nil {

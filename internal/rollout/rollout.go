@@ -116,6 +116,7 @@ func decide(w *World, groups map[string]*group) Decision {
 	}
 	for _, m := range all {
 		d.Actions = append(d.Actions, m.actions...)
+		d.Actions = append(d.Actions, m.tell()...)
 		d.After = sooner(d.After, m.after)
 		if m.listed() {
 			d.Nodes = append(d.Nodes, m.report())

@@ -41,7 +41,7 @@ func (v *view) selecting() (judgement, bool) {
 		j.message = "resuming NVIDIA's GPU clients"
 	}
 	selected.Why = j.message
-	j.actions = []Action{selected}
+	j.actions = append([]Action{selected}, v.leaveMPS()...)
 	return j, true
 }
 
@@ -193,7 +193,7 @@ func (v *view) differs() []string {
 		}
 	}
 	if len(differs) == 0 && !condition.IsTrue(v.node.GPU.Status.Conditions, v1alpha1.ConditionReady) {
-		differs = append(differs, v.agentSays("NVIDIA's MPS daemon does not serve the GPUs"))
+		differs = append(differs, v.agentSays(v.awaitsNVIDIA()))
 	}
 	return differs
 }

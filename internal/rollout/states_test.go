@@ -341,7 +341,7 @@ func TestStates(t *testing.T) {
 			situation: func() *cluster { c, h := toMIG(); c.steps(5); h.destroy(0); return c },
 			state:     rollout.StateSelecting, reason: v1alpha1.ReasonSelecting, message: "starting NVIDIA's device plugin anew",
 			actions: []string{"patch node a (starting NVIDIA's device plugin anew, since the MIG instances are not those that it has seen): " +
-				"gpusharing.io/instances=5b0dbb8b0dca7a4a@nvidia-3"},
+				"gpusharing.io/instances=68f0f8cbac7e1efb@nvidia-3"},
 		},
 		"the instances were made anew, and that the plugin goes is written down": {
 			situation: func() *cluster { c, h := toMIG(); c.steps(5); h.destroy(0); c.pass(); return c },

@@ -85,7 +85,7 @@ type Pod struct {
 }
 
 // Action is one change of the API. Actions are a closed set: WriteKeys, Nudge, PatchNode, Taint, Untaint, Evict,
-// DeletePod and SetSpec. Each is idempotent, and each stands alone: when one fails the others may still be carried out,
+// DeletePod, SetSpec and Tell. Each is idempotent, and each stands alone: when one fails the others may still be carried out,
 // and what is missing is decided again in the next pass. String is what logs and events print.
 type Action interface {
 	String() string
@@ -171,6 +171,15 @@ type SetSpec struct {
 	Spec   v1alpha1.GPUNodeSpec
 	Policy PolicyRef
 	Why    string // "applying the policy", "rolling back", "restoring the baseline", "recording the last good state"
+}
+
+// Tell notes on a GPUNode, in the annotation v1alpha1.AnnotationWaiting, why its node does not get back to its state. It
+// is for nodes that no policy governs, since there is no status that could say so.
+type Tell struct {
+	Node string
+	// Reason is one of the constants of the API; empty: there is nothing to say any more.
+	Reason  string
+	Message string
 }
 
 // State is how far a node is on its way. It is derived in each pass and never stored.

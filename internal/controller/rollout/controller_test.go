@@ -38,6 +38,7 @@ func TestRollout(t *testing.T) {
 		"a policy that changed meanwhile does nothing disruptive any more":       testOutdated,
 		"a node that changed meanwhile keeps what others put on it":              testTaintsOfOthers,
 		"a MIG change evicts the holder, and a budget holds it up":               testEviction,
+		"who keeps a node from going back is named, though no policy is left":   testRestoreInUse,
 		"a cluster without a device plugin is told apart from one that has none": testUnsupported,
 		"a GPUNode that went with its node is not created again":                 testGone,
 		"a paused policy says what would be done, and nothing is":                testPaused,
@@ -229,6 +230,30 @@ func testEviction(s *scenario) {
 	s.Expect(s.allocatable("a100")).To(Equal(map[string]int64{"nvidia.com/mig-3g.20gb": 4}))
 	s.Expect(s.node("a100").Spec.Taints).To(BeEmpty())
 	s.Expect(s.client.Get(s.ctx(), client.ObjectKeyFromObject(bystander), bystander)).To(Succeed())
+}
+
+func testRestoreInUse(s *scenario) {
+	m := s.machine("a100", sim.A100)
+	s.policy("research", migPolicy("WaitForIdle"))
+	s.settle()
+	s.expectReady("research")
+	s.pod("default", "train", "a100", nil)
+	var d sim.GPU
+	m.hardware.Update(func(n *sim.Node) { d = n.GPUs[0] })
+	holder := gpu.Holder{Namespace: "default", Pod: "train", Container: "main", Instance: d.Instances[0].ID}
+	s.Expect(m.hardware.SetHolders(d.UUID, holder)).To(Succeed())
+	s.others()
+	s.announced()
+	s.Expect(s.client.Delete(s.ctx(), s.getPolicy("research"))).To(Succeed())
+	s.settle()
+	const who = "pod default/train (GPU 0, instance 3g.20gb"
+	s.Expect(s.gpuNode("a100").Annotations[v1alpha1.AnnotationWaiting]).To(
+		And(HavePrefix("GPUInUse: waiting for what must be freed"), ContainSubstring(who)))
+	s.Expect(s.announced()).To(ContainElement(And(HavePrefix("Warning GPUInUse node a100 goes back"), ContainSubstring(who))))
+	s.Expect(m.hardware.SetHolders(d.UUID)).To(Succeed())
+	s.settle()
+	s.Expect(s.gpuNode("a100").Annotations).To(BeEmpty())
+	s.Expect(s.gpuNode("a100").Spec).To(Equal(v1alpha1.GPUNodeSpec{}))
 }
 
 func isGoing(pod *corev1.Pod) func(error) bool {

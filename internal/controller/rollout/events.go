@@ -81,7 +81,7 @@ func (p *pass) records(a rollout.Action) bool {
 
 // eventOf is the event of an action that changes something which a person may wonder about.
 func eventOf(action rollout.Action) (e announcement, announced bool) {
-	switch action.(type) {
+	switch a := action.(type) {
 	case rollout.Taint:
 		return eventTainted, true
 	case rollout.Untaint:
@@ -94,6 +94,8 @@ func eventOf(action rollout.Action) (e announcement, announced bool) {
 		return eventNodePatched, true
 	case rollout.DeletePod:
 		return eventPodDeleted, true
+	case rollout.Tell:
+		return announcement{corev1.EventTypeWarning, a.Reason, "Restore"}, a.Reason != ""
 	default: // keys and nudges change nothing that is visible
 		return announcement{}, false
 	}

@@ -155,6 +155,8 @@ func (p *pass) do(ctx context.Context, action rollout.Action) (bool, error) {
 		return p.deletePod(ctx, a)
 	case rollout.SetSpec:
 		return p.setSpec(ctx, a)
+	case rollout.Tell:
+		return p.tell(ctx, a)
 	default:
 		return false, fmt.Errorf("no way to carry out %T", action)
 	}
@@ -302,6 +304,28 @@ func (p *pass) setSpec(ctx context.Context, a rollout.SetSpec) (bool, error) {
 		return false, nil // it is gone, or another took its place
 	}
 	return wrote, err
+}
+
+// tell writes an annotation of a GPUNode, or removes it.
+func (p *pass) tell(ctx context.Context, a rollout.Tell) (bool, error) {
+	have, found := p.gpuNodes[a.Node]
+	if !found {
+		return false, nil
+	}
+	var note *string
+	if text := a.Note(); text != "" {
+		note = &text
+	}
+	patch, err := mergePatch(map[string]any{"metadata": map[string]any{
+		"uid": have.UID, "annotations": map[string]*string{v1alpha1.AnnotationWaiting: note},
+	}})
+	if err != nil {
+		return false, err
+	}
+	node := &v1alpha1.GPUNode{ObjectMeta: metav1.ObjectMeta{Name: a.Node}}
+	err = p.client.Patch(ctx, node, patch, client.FieldOwner(fieldManager))
+	p.catchUp.wrote(gpuNodeKind, a.Node, node.ResourceVersion, err, p.world.Now)
+	return ignoreGone(err)
 }
 
 // versionOf is the resource version in the answer to an apply.
