@@ -38,7 +38,7 @@ func TestRollout(t *testing.T) {
 		"a policy that changed meanwhile does nothing disruptive any more":       testOutdated,
 		"a node that changed meanwhile keeps what others put on it":              testTaintsOfOthers,
 		"a MIG change evicts the holder, and a budget holds it up":               testEviction,
-		"who keeps a node from going back is named, though no policy is left":   testRestoreInUse,
+		"who keeps a node from going back is named, though no policy is left":    testRestoreInUse,
 		"a cluster without a device plugin is told apart from one that has none": testUnsupported,
 		"a GPUNode that went with its node is not created again":                 testGone,
 		"a paused policy says what would be done, and nothing is":                testPaused,
