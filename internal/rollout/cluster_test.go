@@ -152,15 +152,7 @@ func (c *cluster) do(a rollout.Action) {
 	case rollout.WriteKeys:
 		c.Keys = maps.Clone(a.Data)
 	case rollout.Nudge:
-		for i := range h.Pods {
-			if h.Pods[i].UID == a.UID {
-				h.Pods[i].Nudge = a.Value
-				key, _, _ := strings.Cut(a.Value, "@")
-				if _, again := h.plugin.nudged[a.UID+key]; !again {
-					h.plugin.nudged[a.UID+key] = c.Now.Truncate(time.Second)
-				}
-			}
-		}
+		c.nudge(h, a)
 	case rollout.PatchNode:
 		c.version[h.Name]++
 		patch(h.Labels, a.Labels)
@@ -177,13 +169,7 @@ func (c *cluster) do(a rollout.Action) {
 		c.evicted = append(c.evicted, a.Pod)
 		c.end(h, a.Pod)
 	case rollout.DeletePod:
-		for _, p := range h.Pods {
-			h.plugin.running = h.plugin.running && (p.UID != a.UID || p.NodeSelector[mpsLabel] != "")
-		}
-		h.Pods = slices.DeleteFunc(h.Pods, func(p rollout.Pod) bool { return p.UID == a.UID })
-		if h.theirs != nil && !slices.ContainsFunc(h.Pods, func(p rollout.Pod) bool { return p.NodeSelector[mpsLabel] != "" }) {
-			c.endMPS(h)
-		}
+		c.deletePod(h, a.UID)
 	case rollout.Tell:
 		c.told = append(c.told, a.String())
 		h.GPU.Annotations = map[string]string{v1alpha1.AnnotationWaiting: a.Note()}
@@ -191,6 +177,34 @@ func (c *cluster) do(a rollout.Action) {
 		h.GPU.Spec = *a.Spec.DeepCopy()
 		h.GPU.Spec.Since = metav1.NewTime(a.Spec.Since.Truncate(time.Second))
 		h.GPU.Generation++
+	}
+}
+
+func (c *cluster) nudge(h *host, a rollout.Nudge) {
+	for i := range h.Pods {
+		if h.Pods[i].UID == a.UID {
+			h.Pods[i].Nudge = a.Value
+			key, _, _ := strings.Cut(a.Value, "@")
+			if _, again := h.plugin.nudged[a.UID+key]; !again {
+				h.plugin.nudged[a.UID+key] = c.Now.Truncate(time.Second)
+			}
+		}
+	}
+}
+
+// deletePod ends a pod of one of NVIDIA's daemon sets, with what runs in it.
+func (c *cluster) deletePod(h *host, uid string) {
+	at := slices.IndexFunc(h.Pods, func(p rollout.Pod) bool { return p.UID == uid })
+	if at < 0 {
+		return
+	}
+	servesMPS := h.Pods[at].NodeSelector[mpsLabel] != ""
+	h.Pods = slices.Delete(h.Pods, at, at+1)
+	switch {
+	case !servesMPS:
+		h.plugin.running = false
+	case h.theirs != nil:
+		c.endMPS(h)
 	}
 }
 

@@ -1,0 +1,323 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package cluster_test runs a whole cluster in a process: a real API server, the controllers and agents that ship, with
+// their caches, watches and queues, and 20 nodes whose GPUs, kubelets and NVIDIA programs are simulated.
+package cluster_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/config"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	"sigs.k8s.io/controller-runtime/pkg/metrics/server"
+	"sigs.k8s.io/yaml"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/agent"
+	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
+	"github.com/gpusharing/gpu-sharing-operator/internal/controller/gpunode"
+	"github.com/gpusharing/gpu-sharing-operator/internal/controller/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/controller/wiring"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
+	hostfake "github.com/gpusharing/gpu-sharing-operator/internal/host/fake"
+	"github.com/gpusharing/gpu-sharing-operator/internal/mps"
+	mpsfake "github.com/gpusharing/gpu-sharing-operator/internal/mps/fake"
+	decide "github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/test/env"
+)
+
+const (
+	ownNamespace = "gpu-sharing-operator"
+	nvidiaSpace  = "gpu-operator"
+	users        = "default"
+)
+
+// TestMain silences what controller-runtime would say of not being told where to log to.
+func TestMain(m *testing.M) {
+	silence()
+	os.Exit(m.Run())
+}
+
+// fleet is a cluster with its nodes.
+type fleet struct {
+	*WithT
+	t        *testing.T
+	cluster  *env.Cluster
+	client   client.WithWatch // an administrator's
+	clock    *skewed
+	dir      string
+	machines []*machine
+	record   *record
+	before   decide.World // the cluster before a policy was there
+	evicted  []string     // pods that had to go
+}
+
+// skewed is a clock that is ahead.
+type skewed struct {
+	clock.RealClock
+
+	mu    sync.Mutex
+	ahead time.Duration
+}
+
+func (s *skewed) Now() time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.RealClock.Now().Add(s.ahead)
+}
+
+func (s *skewed) Since(t time.Time) time.Duration { return s.Now().Sub(t) }
+
+// newFleet starts a cluster of nodes with two A100 each, with NVIDIA's GPU Operator and our controllers.
+func newFleet(t *testing.T, nodes int) *fleet {
+	t.Helper()
+	dir := t.TempDir()
+	f := &fleet{WithT: NewWithT(t), t: t, dir: dir, clock: &skewed{}}
+	f.cluster = env.Start(t, env.WithNVIDIA(), env.WithDir(filepath.Join(dir, "api")))
+	f.cluster.Config.QPS = -1
+	var err error
+	f.client, err = client.NewWithWatch(f.cluster.Config, client.Options{Scheme: f.cluster.Scheme})
+	f.Expect(err).NotTo(HaveOccurred())
+	for _, name := range []string{ownNamespace, nvidiaSpace} {
+		f.Expect(f.client.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}})).To(Succeed())
+	}
+	f.apply("{apiVersion: nvidia.com/v1, kind: ClusterPolicy, metadata: {name: cluster-policy}, spec: {devicePlugin: {enabled: true}, mig: {strategy: single}}}")
+	f.record = newRecord(f)
+	f.runNVIDIA()
+	for i := range nodes {
+		f.machines = append(f.machines, newMachine(f, fmt.Sprintf("n%02d", i+1)))
+	}
+	f.runAgents()
+	f.lead()
+	f.Eventually(f.discovered, time.Minute, pollEvery).Should(BeTrue())
+	f.before = f.world()
+	return f
+}
+
+// background runs something until the test ends, and waits for its end.
+func (f *fleet) background(run func(context.Context)) (stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		run(ctx)
+	}()
+	stop = func() {
+		cancel()
+		<-done
+	}
+	f.t.Cleanup(stop)
+	return stop
+}
+
+// manager is one with the cache and the client that a program of ours has.
+func (f *fleet) manager(change func(*manager.Options)) manager.Manager {
+	f.t.Helper()
+	o := manager.Options{
+		Scheme: f.cluster.Scheme, HealthProbeBindAddress: "0", Metrics: server.Options{BindAddress: "0"}, Logger: logr.Discard(),
+		Controller:              config.Controller{SkipNameValidation: new(true)},
+		GracefulShutdownTimeout: new(time.Second),
+	}
+	change(&o)
+	c := rest.CopyConfig(f.cluster.Config)
+	mgr, err := manager.New(c, o)
+	f.Expect(err).NotTo(HaveOccurred())
+	return mgr
+}
+
+// lead starts the controllers as they ship.
+func (f *fleet) lead() (stop func()) {
+	f.t.Helper()
+	mgr := f.manager(func(o *manager.Options) {
+		o.Cache = rollout.CacheOptions(wiring.StandAlone{})
+		o.Client = client.Options{Cache: &client.CacheOptions{Unstructured: true}}
+	})
+	selector, err := labels.Parse(gpunode.DefaultSelector)
+	f.Expect(err).NotTo(HaveOccurred())
+	f.Expect(gpunode.New(mgr.GetClient(), selector).Register(mgr)).To(Succeed())
+	f.Expect(rollout.New(mgr.GetClient(), rollout.Options{
+		Reader: mgr.GetAPIReader(), Clock: f.clock, Events: mgr.GetEventRecorder("controller"), Namespace: ownNamespace,
+		Wiring: wiring.New(mgr.GetClient(), mgr.GetAPIReader(), f.clock, wiring.StandAlone{}),
+	}).Register(f.t.Context(), mgr)).To(Succeed())
+	return f.background(func(ctx context.Context) { _ = mgr.Start(ctx) })
+}
+
+// runAgents runs the agent of each node, as it ships, but all in one manager.
+func (f *fleet) runAgents() {
+	f.t.Helper()
+	mgr := f.manager(func(*manager.Options) {})
+	for _, m := range f.machines {
+		allocations, err := agent.DialPodResources(m.socket)
+		f.Expect(err).NotTo(HaveOccurred())
+		root, err := os.OpenRoot(m.dir)
+		f.Expect(err).NotTo(HaveOccurred())
+		f.t.Cleanup(func() { _ = allocations.Close(); _ = root.Close() })
+		runner := hostfake.NewRunner().Add("nvidia-cuda-mps-control", mpsfake.NewDaemons().Program)
+		c := agent.New(agent.Config{
+			Node: m.name, BootID: "boot", Client: mgr.GetClient(), Hardware: m.gated(), Clock: f.clock,
+			MPS:       mps.NewView(mps.NewControl(runner, "/", root, mpsfake.NewClock(f.clock.Now()))),
+			Processes: hostfake.NewProcesses("boot"), Allocations: allocations, Resync: 2 * time.Second,
+		})
+		f.Expect(c.Register(mgr)).To(Succeed())
+	}
+	f.background(func(ctx context.Context) { _ = mgr.Start(ctx) })
+}
+
+// apply applies an object, as kubectl does.
+func (f *fleet) apply(object string) {
+	f.t.Helper()
+	o := &unstructured.Unstructured{}
+	f.Expect(yaml.Unmarshal([]byte(object), &o.Object)).To(Succeed())
+	f.Expect(f.client.Apply(f.t.Context(), client.ApplyConfigurationFromUnstructured(o), client.FieldOwner("kubectl"), client.ForceOwnership)).To(Succeed())
+}
+
+// policy applies the policy of the fleet with this spec.
+func (f *fleet) policy(sharing, rollout string) {
+	f.t.Helper()
+	f.apply(fmt.Sprintf("{apiVersion: gpusharing.io/v1alpha1, kind: GPUSharingPolicy, metadata: {name: research}, spec: {sharing: %s, rollout: %s}}",
+		sharing, rollout))
+}
+
+// ready waits until the policy is Ready as it is now.
+func (f *fleet) ready() {
+	f.t.Helper()
+	f.Eventually(func(g Gomega) {
+		p := &v1alpha1.GPUSharingPolicy{}
+		g.Expect(f.client.Get(f.t.Context(), types.NamespacedName{Name: "research"}, p)).To(Succeed())
+		c, _ := condition.Find(p.Status.Conditions, v1alpha1.ConditionReady)
+		g.Expect(condition.IsTrueAt(p.Status.Conditions, v1alpha1.ConditionReady, p.Generation)).To(BeTrue(), c.Message)
+	}, 2*time.Minute, pollEvery).Should(Succeed())
+}
+
+// later moves the clock on, and lets the controller look at it.
+func (f *fleet) later(d time.Duration) {
+	f.t.Helper()
+	f.clock.mu.Lock()
+	f.clock.ahead += d
+	f.clock.mu.Unlock()
+	f.label(f.machines[0].name, "test.example/clock", fmt.Sprint(f.clock.Now().UnixNano()))
+}
+
+// label sets a label of a node.
+func (f *fleet) label(node, name, value string) {
+	f.t.Helper()
+	f.patch(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}}, fmt.Sprintf(`{"metadata":{"labels":{%q:%q}}}`, name, value))
+}
+
+func (f *fleet) patch(o client.Object, patch string) {
+	f.t.Helper()
+	f.Expect(f.client.Patch(f.t.Context(), o, client.RawPatch(types.MergePatchType, []byte(patch)))).To(Succeed())
+}
+
+const pollEvery = 50 * time.Millisecond
+
+func (f *fleet) discovered() bool {
+	w := f.world()
+	for _, n := range w.Nodes {
+		if !n.AgentReady || len(n.GPU.Status.Devices) == 0 || n.Allocatable["nvidia.com/gpu"] == 0 || n.Labels["nvidia.com/gpu.product"] == "" {
+			return false
+		}
+	}
+	return len(w.Nodes) == len(f.machines)
+}
+
+// world is the cluster as the API server has it.
+func (f *fleet) world() decide.World {
+	f.t.Helper()
+	ctx := f.t.Context()
+	nodes, gpuNodes, pods, policies := &corev1.NodeList{}, &v1alpha1.GPUNodeList{}, &corev1.PodList{}, &v1alpha1.GPUSharingPolicyList{}
+	for _, list := range []client.ObjectList{nodes, gpuNodes, pods, policies} {
+		f.Expect(f.client.List(ctx, list)).To(Succeed())
+	}
+	configMap := &corev1.ConfigMap{}
+	key := types.NamespacedName{Namespace: nvidiaSpace, Name: wiring.ConfigMapName}
+	f.Expect(client.IgnoreNotFound(f.client.Get(ctx, key, configMap))).To(Succeed())
+	w := decide.World{
+		Now: f.clock.Now(), Policies: policies.Items, Keys: configMap.Data, Wiring: decide.Wiring{Ready: true, ClusterPolicy: true},
+	}
+	for i := range nodes.Items {
+		for j := range gpuNodes.Items {
+			if gpuNodes.Items[j].Name == nodes.Items[i].Name {
+				n := decide.NodeOf(&nodes.Items[i], &gpuNodes.Items[j])
+				addPods(&n, pods, key)
+				w.Nodes = append(w.Nodes, n)
+			}
+		}
+	}
+	return w
+}
+
+func addPods(n *decide.Node, pods *corev1.PodList, configMap types.NamespacedName) {
+	for i := range pods.Items {
+		pod := &pods.Items[i]
+		if pod.Spec.NodeName == n.Name && !decide.Finished(pod) {
+			n.Pods = append(n.Pods, decide.PodOf(pod, configMap))
+			n.AgentReady = n.AgentReady || decide.IsReadyAgent(pod)
+		}
+	}
+}
+
+// pod creates a pod of a user on a node; it asks for one of a resource, or for nothing.
+func (f *fleet) pod(name, node, resource string, change ...func(*corev1.Pod)) {
+	f.t.Helper()
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: users, Name: name, Labels: map[string]string{"app": name}},
+		Spec:       corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{Name: "main", Image: "example.invalid/main"}}},
+	}
+	if resource != "" {
+		pod.Spec.Containers[0].Resources.Limits = corev1.ResourceList{corev1.ResourceName(resource): one}
+	}
+	for _, c := range change {
+		c(pod)
+	}
+	f.Expect(f.client.Create(f.t.Context(), pod)).To(Succeed())
+	if resource != "" {
+		f.Eventually(func() bool { return f.holds(node, name) }, time.Minute, pollEvery).Should(BeTrue(), "%s holds a GPU", name)
+	}
+}
+
+// holds says whether the agent of a node reports that a pod holds a GPU.
+func (f *fleet) holds(node, pod string) bool {
+	n := &v1alpha1.GPUNode{}
+	f.Expect(f.client.Get(f.t.Context(), types.NamespacedName{Name: node}, n)).To(Succeed())
+	for _, d := range n.Status.Devices {
+		for _, h := range d.Holders {
+			if h.Pod == pod {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// pods are the pods of users, by name.
+func (f *fleet) pods() []string {
+	f.t.Helper()
+	list := &corev1.PodList{}
+	f.Expect(f.client.List(f.t.Context(), list, client.InNamespace(users))).To(Succeed())
+	var names []string
+	for i := range list.Items {
+		names = append(names, list.Items[i].Name)
+	}
+	return names
+}
+
+// models are the GPUs of a node.
+func models() []sim.Model { return []sim.Model{sim.A100, sim.A100} }

@@ -1,0 +1,168 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster_test
+
+import (
+	"cmp"
+	"context"
+	"maps"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/watch"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	decide "github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/test/invariant"
+)
+
+// record is everything that happened to Nodes and GPUNodes, as the API server tells its watchers. Resource versions are
+// the order in which it happened, of both kinds together, so that what was so at any moment can be told afterwards.
+type record struct {
+	f  *fleet
+	mu sync.Mutex
+
+	happened []happening
+	from     int // where the current account begins
+}
+
+type happening struct {
+	version uint64
+	node    string
+	deleted bool
+	is      *corev1.Node      // as it became; nil: the GPUNode changed
+	gpu     *v1alpha1.GPUNode // likewise
+}
+
+func newRecord(f *fleet) *record {
+	r := &record{f: f}
+	for _, list := range []client.ObjectList{&corev1.NodeList{}, &v1alpha1.GPUNodeList{}} {
+		r.watch(list)
+	}
+	return r
+}
+
+func (r *record) watch(list client.ObjectList) {
+	r.f.t.Helper()
+	w, err := r.f.client.Watch(context.Background(), list)
+	r.f.Expect(err).NotTo(HaveOccurred())
+	r.f.t.Cleanup(w.Stop)
+	go func() {
+		for e := range w.ResultChan() {
+			r.add(e)
+		}
+	}()
+}
+
+func (r *record) add(e watch.Event) {
+	o, is := e.Object.(client.Object)
+	if !is {
+		return
+	}
+	version, err := strconv.ParseUint(o.GetResourceVersion(), 10, 64)
+	if err != nil {
+		return
+	}
+	h := happening{version: version, node: o.GetName(), deleted: e.Type == watch.Deleted}
+	h.is, _ = o.(*corev1.Node)
+	h.gpu, _ = o.(*v1alpha1.GPUNode)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.happened = append(r.happened, h)
+}
+
+// begin begins an account.
+func (r *record) begin() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	slices.SortStableFunc(r.happened, func(a, b happening) int { return cmp.Compare(a.version, b.version) })
+	r.from = len(r.happened)
+}
+
+// account is what a rollout did to the nodes.
+type account struct {
+	most    int      // nodes that were changing at the same moment
+	order   []string // nodes, as their changes began
+	alone   bool     // the first one was done before the second began
+	tainted []string // nodes that were tainted
+}
+
+// account tells what happened since begin.
+func (r *record) account() account {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	slices.SortStableFunc(r.happened, func(a, b happening) int { return cmp.Compare(a.version, b.version) })
+	a := account{alone: true}
+	nodes, gpus, changing, tainted := map[string]*corev1.Node{}, map[string]*v1alpha1.GPUNode{}, map[string]bool{}, map[string]bool{}
+	for i, h := range r.happened {
+		if h.is != nil {
+			nodes[h.node] = h.is
+		} else {
+			gpus[h.node] = h.gpu
+		}
+		if h.deleted {
+			delete(nodes, h.node)
+			delete(gpus, h.node)
+		}
+		if i < r.from || nodes[h.node] == nil || gpus[h.node] == nil {
+			delete(changing, h.node)
+			continue
+		}
+		n := decide.NodeOf(nodes[h.node], gpus[h.node])
+		if slices.ContainsFunc(n.Taints, func(t corev1.Taint) bool { return t.Key == v1alpha1.TaintChanging }) {
+			tainted[n.Name] = true
+		}
+		if !invariant.Disturbed(n) && !underway(n.GPU.Spec) {
+			delete(changing, n.Name)
+			continue
+		}
+		changing[n.Name] = true
+		a.most = max(a.most, len(changing))
+		if !slices.Contains(a.order, n.Name) {
+			a.alone = a.alone && (len(a.order) != 1 || !changing[a.order[0]])
+			a.order = append(a.order, n.Name)
+		}
+	}
+	a.tainted = slices.Sorted(maps.Keys(tainted))
+	return a
+}
+
+// underway says whether a GPUNode asks for something that is not reached.
+func underway(spec v1alpha1.GPUNodeSpec) bool {
+	if spec.Policy == "" || spec.ConfigKey == "" {
+		return false
+	}
+	good := spec.LastGood
+	return good == nil || good.ConfigKey != spec.ConfigKey || !equality.Semantic.DeepEqual(good.Devices, spec.Devices)
+}
+
+// settled waits until nothing has happened to a node for a while.
+func (f *fleet) settled() {
+	f.t.Helper()
+	count := func() int {
+		f.record.mu.Lock()
+		defer f.record.mu.Unlock()
+		return len(f.record.happened)
+	}
+	last, since := count(), time.Now()
+	f.Eventually(func() bool {
+		if now := count(); now != last {
+			last, since = now, time.Now()
+		}
+		return time.Since(since) > 1500*time.Millisecond
+	}, 2*time.Minute, pollEvery).Should(BeTrue())
+}
+
+// intact checks what holds once nothing goes on any more.
+func (f *fleet) intact() {
+	f.t.Helper()
+	f.settled()
+	f.Expect(invariant.Broken(f.before, f.world(), f.evicted...)).To(BeEmpty())
+}
