@@ -91,7 +91,7 @@ func notReady(ctx context.Context, namespace string, mustGo ...string) ([]string
 	for i := range sets.Items {
 		s := &sets.Items[i]
 		if s.Status.ObservedGeneration != s.Generation || s.Status.NumberReady != s.Status.DesiredNumberScheduled ||
-			s.Status.UpdatedNumberScheduled != s.Status.DesiredNumberScheduled {
+			s.Spec.UpdateStrategy.Type != appsv1.OnDeleteDaemonSetStrategyType && s.Status.UpdatedNumberScheduled != s.Status.DesiredNumberScheduled {
 			found = append(found, fmt.Sprintf("daemon set %s has %d of %d", s.Name, s.Status.NumberReady, s.Status.DesiredNumberScheduled))
 		}
 	}

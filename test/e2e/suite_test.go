@@ -73,6 +73,7 @@ var _ = Describe("On a real node", func() {
 	resilienceSpecs()
 	restSpecs()
 	mistakeSpecs()
+	lifecycleSpecs()
 	migSpecs()
 	mixtureSpecs()
 	safetySpecs()
