@@ -76,7 +76,7 @@ func resilienceSpecs() {
 
 		It("controller and agent may be killed at any moment of a change", func(ctx SpecContext) {
 			killed := 0
-			for i := range 3 { // the kubelet waits longer each time before it starts them again
+			for i := range 2 { // the kubelet waits longer each time before it starts them again
 				share(ctx, fmt.Sprintf(`{strategy: TimeSlicing, timeSlicing: {replicas: %d}}`, 5+i))
 				time.Sleep(time.Duration(i) * 300 * time.Millisecond) // a moment of the change, not a wait for anything
 				n, err := kill("/controller", agentProgram)

@@ -33,7 +33,7 @@ func restSpecs() {
 		It("has the driver closed", func() {
 			pid, err := agentPID()
 			Expect(err).NotTo(HaveOccurred())
-			const looks = 100
+			const looks = 40
 			open := 0
 			for range looks {
 				if files, err := driverFiles(pid); err != nil || len(files) > 0 {

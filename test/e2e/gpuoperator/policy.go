@@ -14,6 +14,7 @@ import (
 // clusterPolicy is what of the ClusterPolicy the daemon sets depend on.
 type clusterPolicy struct {
 	Daemonsets struct {
+		Tolerations   []corev1.Toleration `json:"tolerations"`
 		RollingUpdate struct {
 			MaxUnavailable string `json:"maxUnavailable"`
 		} `json:"rollingUpdate"`
@@ -55,6 +56,9 @@ func parsePolicy(found *unstructured.Unstructured) (*clusterPolicy, error) {
 	p.ownMPS = found.GetAnnotations()[AnnotationMPS] == "true"
 	if p.DevicePlugin.MPS.Root == "" {
 		p.DevicePlugin.MPS.Root = "/run/nvidia/mps"
+	}
+	if p.Daemonsets.Tolerations == nil { // as the operator's own manifests have it
+		p.Daemonsets.Tolerations = []corev1.Toleration{{Key: "nvidia.com/gpu", Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule}}
 	}
 	if p.Daemonsets.RollingUpdate.MaxUnavailable == "" {
 		p.Daemonsets.RollingUpdate.MaxUnavailable = "1"

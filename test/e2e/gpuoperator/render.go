@@ -71,7 +71,7 @@ func podSpec(o operand, p *clusterPolicy) corev1.PodSpec {
 	toolkit.VolumeMounts = []corev1.VolumeMount{validations}
 	spec := corev1.PodSpec{
 		NodeSelector:       o.nodeSelector,
-		Tolerations:        []corev1.Toleration{{Key: "nvidia.com/gpu", Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule}},
+		Tolerations:        p.Daemonsets.Tolerations,
 		PriorityClassName:  "system-node-critical",
 		ServiceAccountName: o.account,
 		RuntimeClassName:   new("nvidia"),
