@@ -10,6 +10,11 @@ top=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 cache=${GPUSHARING_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/gpu-sharing-operator}
 bin=$top/bin/e2e
 mkdir -p "$bin"
+# What compilers put aside lies in this checkout, so that nothing of a build that is killed lies anywhere else.
+find "$bin" -maxdepth 1 -name 'tmp.*' -mmin +60 -exec rm -rf {} +
+TMPDIR=$(mktemp -d "$bin/tmp.XXXXXX")
+export TMPDIR
+trap 'rm -rf "$TMPDIR"' EXIT
 
 # What the machine must have and Go cannot build: runc, the CNI plugins, and the C compiler's libc for NVIDIA's programs.
 packages=()

@@ -12,14 +12,14 @@ scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 mkdir "$scratch/tmp"
 
-# held lists what of this machine a node could leave behind: its processes are in another PID namespace than this shell, or
-# run programs of this checkout or of the cache.
+# held lists what of this machine a node could leave behind. Its processes are in another PID namespace than this shell, or
+# run programs of this checkout.
 held() {
 	local own process exe
 	own=$(readlink /proc/self/ns/pid)
 	for process in /proc/[0-9]*; do
 		exe=$(readlink "$process/exe" 2>/dev/null) || continue
-		if [ "$(readlink "$process/ns/pid" 2>/dev/null)" != "$own" ] || [[ $exe == "$PWD/bin/"* || $exe == */gpu-sharing-operator/* ]]; then
+		if [ "$(readlink "$process/ns/pid" 2>/dev/null)" != "$own" ] || [[ $exe == "$PWD/bin/"* ]]; then
 			[ -e "$process" ] && echo "process ${process#/proc/} $exe"
 		fi
 	done
