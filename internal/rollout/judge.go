@@ -5,6 +5,7 @@ package rollout
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -33,6 +34,8 @@ const (
 	agentSilent = 3 * time.Minute
 	// pluginRestart is how long a device plugin is left alone before it is started anew.
 	pluginRestart = 10 * time.Minute
+	// pluginAway is how long a node may go without the device plugin under our taint before that is taken for the reason.
+	pluginAway = 30 * time.Second
 	// reportAfter is how long after a pod was bound to a node the agent has surely reported what it holds.
 	reportAfter = 20 * time.Second
 )
@@ -295,8 +298,10 @@ func (v *view) verifying() (judgement, bool) {
 		State: StateVerifying, reason: v1alpha1.ReasonVerifying,
 		message: "the node does not advertise yet what it must: " + strings.Join(differs, ", "),
 	}
-	if v.taint() != nil && v.advertisesNoGPU() {
-		j.actions = []Action{Untaint{Node: v.node.Name}}
+	if left, is := v.keepsPluginOff(); is {
+		if j.after = left; left <= 0 {
+			j.actions = []Action{Untaint{Node: v.node.Name}}
+		}
 		return j, true
 	}
 	if reached(v.node.GPU.Spec, v.to) || v.to.expected == nil {
@@ -313,6 +318,22 @@ func (v *view) verifying() (judgement, bool) {
 	}
 	j.after = left
 	return j, true
+}
+
+// keepsPluginOff says whether our taint may keep NVIDIA's device plugin off the node, whose daemon set does not tolerate it,
+// and how long the taint may yet stand: no longer where nothing is offered that it would keep pods off, and for a while where
+// the node offers something though no plugin is there. A kubelet that has lost the plugin's end does that for ever.
+func (v *view) keepsPluginOff() (left time.Duration, is bool) {
+	if v.taint() == nil {
+		return 0, false
+	}
+	if v.advertisesNoGPU() {
+		return 0, true
+	}
+	if slices.ContainsFunc(v.node.Pods, func(p Pod) bool { return p.NodeSelector[deployLabels()[0]] != "" }) {
+		return 0, false
+	}
+	return v.selectedAt().Add(pluginAway).Sub(v.world.Now), true
 }
 
 // advertisesNoGPU says whether the node offers nothing that a pod could get. NVIDIA's daemon sets do not tolerate our

@@ -310,6 +310,16 @@ func TestStates(t *testing.T) {
 			state:     rollout.StateVerifying, reason: v1alpha1.ReasonVerifying, message: "nvidia.com/gpu is 2 instead of 8",
 			actions: []string{noActions}, after: 5 * time.Minute,
 		},
+		"selected: our taint keeps the plugin off, and the kubelet has not noticed that it ended": {
+			situation: func() *cluster { c, h := toMIG(); h.losesPlugin(c); return c },
+			state:     rollout.StateVerifying, reason: v1alpha1.ReasonVerifying, message: "nvidia.com/gpu is 2 instead of 0",
+			actions: []string{noActions}, after: 30 * time.Second,
+		},
+		"selected: our taint has kept the plugin off for a while": {
+			situation: func() *cluster { c, h := toMIG(); h.losesPlugin(c); c.Now = c.Now.Add(30 * time.Second); return c },
+			state:     rollout.StateVerifying, reason: v1alpha1.ReasonVerifying, message: "nvidia.com/gpu is 2 instead of 0",
+			actions: []string{"remove our taint from node a"},
+		},
 		"selected: something is advertised that must not be": {
 			situation: func() *cluster {
 				c, h := slicing()
@@ -409,6 +419,15 @@ func TestStates(t *testing.T) {
 // slicing is a cluster of one node under a policy that time-slices.
 func slicing() (*cluster, *host) {
 	return toMIG(func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Sharing = timeSlicing(4) })
+}
+
+// losesPlugin takes the node through its change, to where the plugin should come back and does not, while the kubelet
+// goes on offering what it offered.
+func (h *host) losesPlugin(c *cluster) {
+	c.steps(3)
+	c.pass()
+	h.Pods = nil
+	h.Allocatable = map[string]int64{"nvidia.com/gpu": 2}
 }
 
 // neverSees makes an agent that watches pods in which no new key ever becomes visible.

@@ -36,7 +36,7 @@ var _ = ReportAfterSuite("what was proved", func(report Report) {
 		fmt.Printf("  %-8s %s%s\n", outcome(spec.State), spec.LeafNodeText, details(spec))
 	}
 	if machine != nil && lost+machine.Lost() > 0 {
-		fmt.Printf("\n%d times the kubelet lost NVIDIA's device plugin when that started anew (\"device plugin already connected\"),\n"+
+		fmt.Printf("\n%d times the kubelet lost NVIDIA's device plugin when that started anew (docs/install.md),\n"+
 			"and was restarted, as an administrator must. That is the kubelet's own fault, and no program of ours could help it.\n",
 			lost+machine.Lost())
 	}

@@ -12,19 +12,25 @@ import (
 	"time"
 )
 
-// lostPlugin is what a kubelet says, of v1.37 at least, that has lost a device plugin for good: one that starts anew, as
-// NVIDIA's does for another configuration, may register before the kubelet has noticed that its old connection has ended,
-// and is then refused for ever. To restart the kubelet is the only way out.
-const lostPlugin = "device plugin already connected"
+// What a kubelet says, of v1.37 at least, when a device plugin's connection has ended, and when it has drawn the
+// consequence. A plugin that starts anew, as NVIDIA's does for another configuration, may register before the kubelet has
+// noticed the end of its old connection. Then the end of one of them has no consequence: the kubelet offers for ever what the
+// plugin offered last, and refuses it with "device plugin already connected". To restart the kubelet is the only way out.
+const (
+	connectionEnded  = `"ListAndWatch ended unexpectedly for device plugin"`
+	pluginTakenAway  = `"Device plugin disconnected"`
+	consequenceAfter = 3 * time.Second
+)
 
 // healEvery is how often one looks whether the kubelet has lost a plugin.
-const healEvery = time.Second
+const healEvery = 500 * time.Millisecond
 
 // Heal restarts a kubelet that has lost a device plugin, as an administrator must, until the context ends. Lost says how
 // often that was.
 func (n *Node) Heal(ctx context.Context) {
 	log := filepath.Join(logs, "kubelet.log")
 	_, read := readFrom(log, 0) // what a node that is gone has said
+	open, since := 0, time.Time{}
 	for tick := time.NewTicker(healEvery); ; {
 		select {
 		case <-ctx.Done():
@@ -32,13 +38,21 @@ func (n *Node) Heal(ctx context.Context) {
 		case <-tick.C:
 		}
 		var said []byte
-		if said, read = readFrom(log, read); !bytes.Contains(said, []byte(lostPlugin)) {
+		said, read = readFrom(log, read)
+		was := open
+		open += bytes.Count(said, []byte(connectionEnded)) - bytes.Count(said, []byte(pluginTakenAway))
+		if was <= 0 && open > 0 {
+			since = time.Now()
+		}
+		if open <= 0 || time.Since(since) < consequenceAfter {
 			continue
 		}
 		n.lost.Add(1)
 		if err := n.RestartKubelet(ctx); err != nil {
 			n.say("restarting the kubelet that has lost a device plugin: %v", err)
 		}
+		_, read = readFrom(log, read)
+		open = 0
 	}
 }
 
