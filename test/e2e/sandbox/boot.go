@@ -37,6 +37,9 @@ func boot(o Options) (int, error) {
 	if err := os.Chdir(where); err != nil {
 		return 0, fmt.Errorf("going to the working directory inside the machine: %w", err)
 	}
+	if err := os.Unsetenv("TMPDIR"); err != nil { // the machine has a /tmp of its own
+		return 0, fmt.Errorf("forgetting where temporary files go outside: %w", err)
+	}
 	cmd := self(stageInside)
 	cmd.Stdin = nil
 	if err := cmd.Start(); err != nil {
