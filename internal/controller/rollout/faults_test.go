@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	. "github.com/onsi/gomega"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
@@ -18,19 +20,27 @@ import (
 var errKilled = errors.New("killed")
 
 // TestFaults is a whole life in which every write fails once before it succeeds, or is the last that a controller makes
-// before it is killed. Both end as a life without faults does.
+// before it is killed. Each ends as a life without faults does. What is decided under each fault in each state is shown
+// by TestEveryFaultInEveryState of internal/rollout.
 func TestFaults(t *testing.T) {
 	cluster := env.Start(t, env.WithNVIDIA())
-	t.Run("every write fails once", func(t *testing.T) {
-		attempts := map[string]int{}
-		newScenario(t, cluster).live(func(write string, _ int) error {
-			attempts[write]++
-			if attempts[write]%2 == 1 {
-				return errKilled
-			}
-			return nil
+	nodes := schema.GroupResource{Resource: "nodes"}
+	for name, answer := range map[string]error{
+		"every write fails once":                       errKilled,
+		"every write is answered once with a conflict": apierrors.NewConflict(nodes, "a100", errors.New("changed")),
+		"every write is answered once with a throttle": apierrors.NewTooManyRequests("later", 1),
+	} {
+		t.Run(name, func(t *testing.T) {
+			attempts := map[string]int{}
+			newScenario(t, cluster).live(func(write string, _ int) error {
+				attempts[write]++
+				if attempts[write]%2 == 1 {
+					return answer
+				}
+				return nil
+			})
 		})
-	})
+	}
 	t.Run("every controller is killed after its first write", func(t *testing.T) {
 		newScenario(t, cluster).live(func(_ string, inPass int) error {
 			if inPass > 1 {

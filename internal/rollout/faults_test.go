@@ -1,0 +1,298 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout_test
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/test/invariant"
+)
+
+// TestEveryFaultInEveryState strikes a rollout of MIG over three nodes, one at a time, after each of its passes. Whatever
+// the fault, the budget holds at every write, and in the end nothing is left tainted, paused, without its label or without
+// its GPUs, and nothing of the user's is lost (invariant.Broken). What else becomes of it is the outcome.
+func TestEveryFaultInEveryState(t *testing.T) {
+	for name, f := range faults() {
+		t.Run(name, func(t *testing.T) {
+			states := map[rollout.State]bool{}
+			for n := range 18 {
+				o := newOrdeal(t)
+				for range n {
+					o.pass()
+				}
+				for _, s := range o.last.Nodes {
+					states[s.State] = true
+				}
+				f.strike(o)
+				o.through()
+				o.intact(fmt.Sprintf("struck after pass %d", n))
+				f.outcome(o)
+			}
+			for _, s := range []rollout.State{
+				rollout.StateStaleDisruptive, rollout.StateDraining, rollout.StateQuiescing, rollout.StateQuiet, rollout.StateApplying,
+				rollout.StateSelecting, rollout.StateVerifying, rollout.StateUpToDate,
+			} {
+				NewWithT(t).Expect(states).To(HaveKey(s), "a node was struck in each state")
+			}
+		})
+	}
+}
+
+// fault is what happens in the middle of a rollout, and what is so after it besides what always is.
+type fault struct {
+	strike  func(*ordeal)
+	outcome func(*ordeal)
+}
+
+// faults are those that issue and architecture name, each with its outcome.
+func faults() map[string]fault {
+	return map[string]fault{
+		"the API server is away for a minute: the rollout goes on": {
+			func(o *ordeal) { o.away(time.Minute) }, asThePolicyAsks,
+		},
+		"every write is refused once with a conflict or for throttling: it is made again": {
+			func(o *ordeal) { o.attempts = map[string]int{} }, asThePolicyAsks,
+		},
+		"the leader is killed after each write: the next one goes on": {
+			func(o *ordeal) { o.mortal = true }, asThePolicyAsks,
+		},
+		"an agent is lost in the middle of a step: it is waited for": {
+			func(o *ordeal) {
+				h := o.hosts["b"]
+				o.lose(h, 3)
+				for range 60 {
+					o.pass()
+				}
+				h.hardware.Fail, h.AgentReady = nil, true
+			}, asThePolicyAsks,
+		},
+		"a node is deleted while it changes, and comes back as a new one: it is changed anew": {
+			func(o *ordeal) { delete(o.hosts, "a"); o.pass(); o.join("a") }, asThePolicyAsks,
+		},
+		"the policy is edited three times: the last edit counts": {
+			func(o *ordeal) {
+				for _, s := range []v1alpha1.Sharing{timeSlicing(4), mps(4), mig(count("3g", 2))} {
+					o.Policies[0].Spec.Sharing = s
+					o.Policies[0].Generation++
+					o.pass()
+					o.pass()
+				}
+			}, asThePolicyAsks,
+		},
+		"a budget never allows the eviction: the node is given back and the pod named": {
+			func(o *ordeal) { o.protected = "train" },
+			func(o *ordeal) { o.inUseOrDone("pod user/train") },
+		},
+		"a pod that was told to go does not: the node is given back and the pod named": {
+			func(o *ordeal) { o.hangs = "train" },
+			func(o *ordeal) { o.inUseOrDone("pod user/train") },
+		},
+		"our ConfigMap is deleted by hand: it is written again": {
+			func(o *ordeal) { o.Keys = nil }, asThePolicyAsks,
+		},
+		"our keys are edited by hand: they are written again": {
+			func(o *ordeal) {
+				for key := range o.Keys {
+					o.Keys[key] = "version: v1\n"
+				}
+			}, asThePolicyAsks,
+		},
+		"the label that selects our key is removed by hand: it is set again": {
+			func(o *ordeal) { o.each(func(h *host) { delete(h.Labels, v1alpha1.LabelConfig) }) }, asThePolicyAsks,
+		},
+		"our taint is removed by hand: it is added again while it is needed": {
+			func(o *ordeal) { o.each(func(h *host) { h.Taints = withoutOurs(h.Taints) }) }, asThePolicyAsks,
+		},
+		"NVIDIA's clients are resumed by hand: they are paused again while it is needed": {
+			func(o *ordeal) { o.each(func(h *host) { h.Labels[pluginLabel], h.Labels[gfdLabel] = "true", "true" }) }, asThePolicyAsks,
+		},
+		"the ClusterPolicy is deleted and another one made: the rollout stands still, then goes on": {
+			func(o *ordeal) {
+				o.Wiring = rollout.Wiring{Reason: v1alpha1.ReasonNoDevicePlugin, Message: "there is no ClusterPolicy"}
+				o.pass()
+				o.pass()
+				o.Wiring = rollout.Wiring{ClusterPolicy: true}
+				o.pass()
+				o.Wiring.Ready = true
+			}, asThePolicyAsks,
+		},
+	}
+}
+
+// ordeal is a rollout that is struck.
+type ordeal struct {
+	*cluster
+	*WithT
+	before rollout.World
+	last   rollout.Decision
+
+	passes    int
+	attempts  map[string]int // of each write, of which every other one is refused; nil: none is
+	mortal    bool           // a leader makes one write only
+	protected string         // a pod whose eviction is refused
+	hangs     string         // a pod that does not go
+}
+
+func newOrdeal(t *testing.T) *ordeal {
+	t.Helper()
+	o := &ordeal{cluster: newCluster(), WithT: NewWithT(t)}
+	for _, name := range []string{"a", "b", "c"} {
+		o.join(name)
+	}
+	o.hold(o.hosts["b"], "train", 0, gpu.WholeGPU)
+	o.tick(time.Minute)
+	o.before = o.world()
+	o.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("2g", 3)), evicting)}
+	return o
+}
+
+// join adds a node, with what its user has put on it.
+func (o *ordeal) join(name string) {
+	h := o.add(name, sim.A100, sim.A100)
+	h.Labels[v1alpha1.LabelMIGManager], h.Labels["team.example/pool"] = "true", "research"
+	h.Annotations["team.example/owner"] = "us"
+	h.Taints = []corev1.Taint{{Key: "team.example/only", Effect: corev1.TaintEffectNoSchedule}}
+}
+
+func (o *ordeal) each(do func(*host)) {
+	for _, h := range o.hosts {
+		do(h)
+	}
+}
+
+func withoutOurs(taints []corev1.Taint) []corev1.Taint {
+	return slices.DeleteFunc(slices.Clone(taints), func(t corev1.Taint) bool { return t.Key == v1alpha1.TaintChanging })
+}
+
+// pass is a pass with its faults, and a second in which others act every other time, so that each state is met.
+func (o *ordeal) pass() {
+	o.last = rollout.Decide(o.world())
+	for _, a := range o.last.Actions {
+		if o.refused(a) {
+			continue
+		}
+		o.do(a)
+		o.withinBudget(a)
+		if o.mortal {
+			break
+		}
+	}
+	for i := range o.Policies {
+		o.Policies[i].Status = o.last.Policies[o.Policies[i].Name]
+	}
+	if o.passes++; o.passes%2 == 0 {
+		o.tick(time.Second)
+	} else {
+		o.Now = o.Now.Add(time.Second)
+	}
+}
+
+// refused says whether the API server does not carry an action out.
+func (o *ordeal) refused(a rollout.Action) bool {
+	if e, evicts := a.(rollout.Evict); evicts {
+		if e.Pod == o.protected || e.Pod == o.hangs {
+			return true
+		}
+	}
+	if o.attempts == nil {
+		return false
+	}
+	write := fmt.Sprintf("%T of %s", a, a.Target())
+	o.attempts[write]++
+	return o.attempts[write]%2 == 1
+}
+
+func (o *ordeal) withinBudget(a rollout.Action) {
+	disturbed := 0
+	for _, h := range o.hosts {
+		if invariant.Disturbed(*h.Node) {
+			disturbed++
+		}
+	}
+	o.Expect(disturbed).To(BeNumerically("<=", 1), a.String())
+}
+
+// away lets time pass in which nobody can read or write.
+func (o *ordeal) away(d time.Duration) {
+	o.Now = o.Now.Add(d)
+	o.each(func(h *host) { h.converge() })
+}
+
+// lose lets the agent of a node be lost after so many changes of its hardware.
+func (o *ordeal) lose(h *host, after int) {
+	h.hardware.Fail = func(op sim.Op, _ string) error {
+		if op == sim.OpObserve {
+			return nil
+		}
+		if after--; after < 0 {
+			h.AgentReady = false
+			return sim.ErrCrash
+		}
+		return nil
+	}
+}
+
+// through passes until nothing is left to do; where only a deadline is waited for, it comes at once.
+func (o *ordeal) through() {
+	for idle := 0; ; idle++ {
+		o.pass()
+		if len(o.last.Actions) > 0 {
+			idle = 0
+		}
+		if idle < 6 {
+			continue // others may not have acted yet
+		}
+		if o.last.After == 0 {
+			return
+		}
+		o.tick(o.last.After)
+		idle = 0
+		o.Expect(o.Now.Sub(o.before.Now)).To(BeNumerically("<", 24*time.Hour), "it ends: %v", o.last.Nodes)
+	}
+}
+
+func (o *ordeal) intact(when string) {
+	o.Expect(o.crashes).To(BeEmpty(), when)
+	o.Expect(o.killed).To(BeEmpty(), when)
+	evicted := []string{}
+	for _, name := range o.evicted {
+		evicted = append(evicted, "user/"+name)
+	}
+	o.Expect(invariant.Broken(o.before, o.world(), evicted...)).To(BeEmpty(), when)
+	for _, h := range o.hosts {
+		o.Expect(h.plugin.uuids).To(ConsistOf(h.instances()), when)
+	}
+}
+
+// asThePolicyAsks is the outcome that every node is, and that nobody but the holder had to go.
+func asThePolicyAsks(o *ordeal) {
+	o.Expect(o.last.Policies["research"].Nodes.Ready).To(Equal(int32(3)), "%v", o.last.Nodes)
+	o.Expect(o.evicted).To(Equal([]string{"train"}))
+}
+
+// inUseOrDone is the outcome that a node which does not become idle was given back, and says who is in the way; unless it
+// was idle before.
+func (o *ordeal) inUseOrDone(who string) {
+	if len(o.evicted) > 0 {
+		asThePolicyAsks(o)
+		return
+	}
+	for _, n := range o.last.Nodes {
+		if n.Node == "b" {
+			o.Expect(n.State).To(Equal(rollout.StateFailed))
+			o.Expect(n.Reason).To(Equal(v1alpha1.ReasonDrainTimedOut))
+			o.Expect(n.Message).To(ContainSubstring(who))
+		}
+	}
+}
