@@ -45,7 +45,7 @@ bench-scale: kube ## Measure clusters of 100, 1,000 and 5,000 simulated nodes, b
 	SCALE="$${SCALE:-100,1000,5000}" KUBEBUILDER_ASSETS="$$(hack/kube/build.sh)" go test -count=1 -v -timeout 60m -run '^TestScale$$' ./test/bench
 
 .PHONY: bench-node
-bench-node: ## Measure on a real node how soon a change is allocatable: by hand, as guides say, by policy. GPUSHARING_BENCH=a=5,b=3,c=2,d=5,mig=2 is shorter.
+bench-node: ## Measure on a real node how soon a change is allocatable: by hand, as guides say, by policy. GPUSHARING_BENCH=a=5,b=3,c=2,d=5,edits=10,mig=2 is shorter.
 	hack/e2e/build.sh >/dev/null
 	@cd test/e2e && GPUSHARING_E2E=1 GPUSHARING_BENCH="$${GPUSHARING_BENCH:-1}" exec ../../bin/e2e/e2e.test -test.v -test.timeout=90m -ginkgo.no-color -ginkgo.label-filter=bench -ginkgo.timeout=85m
 
