@@ -67,6 +67,7 @@ type fleet struct {
 	record   *record
 	before   decide.World // the cluster before a policy was there
 	evicted  []string     // pods that had to go
+	leader   func()       // ends the controllers
 }
 
 // skewed is a clock that is ahead.
@@ -85,12 +86,18 @@ func (s *skewed) Now() time.Time {
 
 func (s *skewed) Since(t time.Time) time.Duration { return s.Now().Sub(t) }
 
+func (s *skewed) skip(d time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ahead += d
+}
+
 // newFleet starts a cluster of nodes with two A100 each, with NVIDIA's GPU Operator and our controllers.
 func newFleet(t *testing.T, nodes int) *fleet {
 	t.Helper()
 	dir := t.TempDir()
 	f := &fleet{WithT: NewWithT(t), t: t, dir: dir, clock: &skewed{}}
-	f.cluster = env.Start(t, env.WithNVIDIA(), env.WithDir(filepath.Join(dir, "api")))
+	f.cluster = env.Start(t, env.WithNVIDIA(), env.WithDir(filepath.Join(dir, "api")), env.WithInterruptions())
 	f.cluster.Config.QPS = -1
 	var err error
 	f.client, err = client.NewWithWatch(f.cluster.Config, client.Options{Scheme: f.cluster.Scheme})
@@ -105,7 +112,7 @@ func newFleet(t *testing.T, nodes int) *fleet {
 		f.machines = append(f.machines, newMachine(f, fmt.Sprintf("n%02d", i+1)))
 	}
 	f.runAgents()
-	f.lead()
+	f.leader = f.lead()
 	f.Eventually(f.discovered, time.Minute, pollEvery).Should(BeTrue())
 	f.before = f.world()
 	return f
@@ -209,9 +216,7 @@ func (f *fleet) ready() {
 // later moves the clock on, and lets the controller look at it.
 func (f *fleet) later(d time.Duration) {
 	f.t.Helper()
-	f.clock.mu.Lock()
-	f.clock.ahead += d
-	f.clock.mu.Unlock()
+	f.clock.skip(d)
 	f.label(f.machines[0].name, "test.example/clock", fmt.Sprint(f.clock.Now().UnixNano()))
 }
 

@@ -43,10 +43,16 @@ type happening struct {
 
 func newRecord(f *fleet) *record {
 	r := &record{f: f}
+	r.resume()
+	return r
+}
+
+// resume watches, anew after the API server was away.
+func (r *record) resume() {
+	r.f.t.Helper()
 	for _, list := range []client.ObjectList{&corev1.NodeList{}, &v1alpha1.GPUNodeList{}} {
 		r.watch(list)
 	}
-	return r
 }
 
 func (r *record) watch(list client.ObjectList) {

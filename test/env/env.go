@@ -45,6 +45,7 @@ type Cluster struct {
 type Option func(*options)
 
 type options struct {
+	brief  bool
 	nvidia bool
 	dir    string
 	crds   []string
@@ -52,6 +53,9 @@ type options struct {
 
 // WithNVIDIA installs the CRDs of NVIDIA's GPU Operator too.
 func WithNVIDIA() Option { return func(o *options) { o.nvidia = true } }
+
+// WithInterruptions lets the API server end within seconds, whoever watches: see Interrupt.
+func WithInterruptions() Option { return func(o *options) { o.brief = true } }
 
 // WithDir keeps the files of the API server and of etcd in a directory, which the caller removes. Without it they lie in
 // a temporary one and go with Stop.
@@ -109,6 +113,9 @@ func start(o options, assets string) (*Cluster, error) {
 	if err := configure(environment, o.dir); err != nil {
 		return nil, err
 	}
+	if o.brief {
+		environment.ControlPlane.GetAPIServer().Configure().Set("request-timeout", "3s") // which is how long it waits for requests
+	}
 	config, err := environment.Start()
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("starting etcd and kube-apiserver of %s: %w", assets, err), environment.Stop())
@@ -152,6 +159,13 @@ func newScheme() (*runtime.Scheme, error) {
 	}
 	return scheme, nil
 }
+
+// Interrupt stops the API server and leaves etcd running. It needs WithDir, since its certificates would be
+// lost, and WithInterruptions.
+func (c *Cluster) Interrupt() error { return c.environment.ControlPlane.GetAPIServer().Stop() }
+
+// Resume starts the API server again, at the same address.
+func (c *Cluster) Resume() error { return c.environment.ControlPlane.GetAPIServer().Start() }
 
 // Stop stops the API server and etcd.
 func (c *Cluster) Stop() error { return c.environment.Stop() }
