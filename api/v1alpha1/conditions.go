@@ -105,6 +105,30 @@ const (
 	ReasonReplicasDiffer = "ReplicasDiffer"
 )
 
+// Reasons of a node on which somebody left something half-done. Its policy lists such a node in status.pending, also one
+// that advertises what it must.
+const (
+	// ReasonClientsLeftPaused: NVIDIA's GPU clients are paused by their deploy labels though nobody changes anything any more;
+	// they are resumed.
+	ReasonClientsLeftPaused = "ClientsLeftPaused"
+	// ReasonClientsNotEnding: a pod of NVIDIA's was deleted and does not end, and the change waits for it.
+	ReasonClientsNotEnding = "ClientsNotEnding"
+	// ReasonMIGManagerBusy: NVIDIA's mig-manager is changing the node; nothing else is changed meanwhile.
+	ReasonMIGManagerBusy = "MIGManagerBusy"
+	// ReasonMIGManagerStuck: NVIDIA's mig-manager began to change the node and has not ended within its time.
+	ReasonMIGManagerStuck = "MIGManagerStuck"
+	// ReasonConfigManagerFailing: the container config-manager of NVIDIA's device plugin or GPU Feature Discovery keeps
+	// ending, as it does when the label nvidia.com/device-plugin.config selects a key that its ConfigMap does not hold.
+	ReasonConfigManagerFailing = "ConfigManagerFailing"
+	// ReasonDevicePluginFailing: the pod of NVIDIA's device plugin does not run on the node, or keeps ending.
+	ReasonDevicePluginFailing = "DevicePluginFailing"
+	// ReasonDevicePluginOutdated: pods of NVIDIA's device plugin still read another ConfigMap than the operator's, long after
+	// the ClusterPolicy named that.
+	ReasonDevicePluginOutdated = "DevicePluginOutdated"
+	// ReasonComputeModeLeft: a GPU lets only one process in, or none, and no MPS control daemon serves it.
+	ReasonComputeModeLeft = "ComputeModeLeft"
+)
+
 // Reasons of a GPUNode's conditions.
 const (
 	// ReasonDiscovered: the GPUs were read.

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
@@ -139,6 +140,15 @@ func (s setComputeMode) Do(ctx context.Context, t Tools) error {
 		return fmt.Errorf("%s: setting compute mode %s: %w", s.device, s.mode, err)
 	}
 	return nil
+}
+
+// OnlyComputeMode says whether nothing but compute modes is left to do.
+func OnlyComputeMode(steps []Step) bool {
+	other := func(s Step) bool {
+		_, sets := s.(setComputeMode)
+		return !sets
+	}
+	return len(steps) > 0 && !slices.ContainsFunc(steps, other)
 }
 
 // createInstance creates one MIG instance.

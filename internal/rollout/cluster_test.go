@@ -157,6 +157,7 @@ func (c *cluster) do(a rollout.Action) {
 		c.version[h.Name]++
 		patch(h.Labels, a.Labels)
 		patch(h.Annotations, a.Annotations)
+		c.held(h)
 	case rollout.Taint:
 		c.version[h.Name]++
 		if !slices.ContainsFunc(h.Taints, func(t corev1.Taint) bool { return t.Key == a.Taint.Key }) {
@@ -188,6 +189,17 @@ func (c *cluster) nudge(h *host, a rollout.Nudge) {
 			if _, again := h.plugin.nudged[a.UID+key]; !again {
 				h.plugin.nudged[a.UID+key] = c.Now.Truncate(time.Second)
 			}
+		}
+	}
+}
+
+// held notes, as the managed fields of a Node do, when somebody said last that he is at work there.
+func (c *cluster) held(h *host) {
+	h.HeldSince = time.Time{}
+	for name, value := range h.Labels {
+		if name == "nvidia.com/mig.config.state" && value == "pending" ||
+			strings.HasPrefix(name, "nvidia.com/gpu.deploy.") && value != "true" && value != "false" {
+			h.HeldSince = c.Now
 		}
 	}
 }

@@ -4,6 +4,7 @@
 package rollout
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -94,6 +95,7 @@ func (v *view) judgeFailed(f v1alpha1.FailedWish, j judgement) judgement {
 func (v *view) progress() judgement {
 	asks := wishes(v.node.GPU.Spec, v.to)
 	switch {
+	case v.onlyComputeMode():
 	case v.disruptive() && (!asks || len(v.blockers) > 0 || v.closes()):
 		return v.disrupt(asks)
 	case !asks:
@@ -312,8 +314,9 @@ func (v *view) verifying() (judgement, bool) {
 	j.actions = v.restartMPS()
 	left := v.selectedAt().Add(verifyTimeout).Sub(v.world.Now)
 	if left <= 0 {
-		message := fmt.Sprintf("not advertised within %s: %s; look at the pods of NVIDIA's device plugin on the node: if they log "+
-			"\"device plugin already connected\", the kubelet has lost them, and only its restart helps", verifyTimeout, strings.Join(differs, ", "))
+		message := fmt.Sprintf("not advertised within %s: %s; %s", verifyTimeout, strings.Join(differs, ", "), cmp.Or(v.pluginSays(),
+			"look at the pods of NVIDIA's device plugin on the node: if they log \"device plugin already connected\", the kubelet has "+
+				"lost them, and only its restart helps"))
 		return v.fail(j, v1alpha1.ReasonNotAdvertised, message), true
 	}
 	j.after = left

@@ -206,6 +206,13 @@ func (v *view) disruptive() bool {
 		slices.ContainsFunc(v.steps, func(s plan.Step) bool { return s.Needs() > plan.NeedsNothing || s.Closes() })
 }
 
+// onlyComputeMode says whether the GPUs are as they were verified, but for a compute mode that somebody else set or a daemon
+// left. Nobody is driven off a node for that: the agent sets it back by itself once the GPU is idle.
+func (v *view) onlyComputeMode() bool {
+	spec := v.node.GPU.Spec
+	return plan.OnlyComputeMode(v.steps) && wishes(spec, v.to) && reached(spec, v.to)
+}
+
 // closes says whether a step is left for which NVIDIA's clients must have closed their handles.
 func (v *view) closes() bool {
 	return v.world.Wiring.ClusterPolicy && len(v.leavesNVIDIA()) > 0 || slices.ContainsFunc(v.steps, plan.Step.Closes)

@@ -79,7 +79,7 @@ func (memory *Memory) recall(w *World, n *Node, g policy.Governed) *derived {
 }
 
 func (d *derived) judge() {
-	d.judgement = d.view.judge()
+	d.judgement = d.view.watch(d.view.judge())
 	j := d.judgement
 	m := member{view: d.view, judgement: j}
 	d.held = m.begun()

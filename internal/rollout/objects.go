@@ -26,7 +26,7 @@ const (
 func NodeOf(node *corev1.Node, gpuNode *v1alpha1.GPUNode) Node {
 	n := Node{
 		Name: node.Name, Labels: node.Labels, Annotations: node.Annotations, Taints: node.Spec.Taints, GPU: *gpuNode,
-		Allocatable: map[string]int64{},
+		Allocatable: map[string]int64{}, HeldSince: heldSince(node),
 	}
 	for name, quantity := range node.Status.Allocatable {
 		if strings.HasPrefix(string(name), nvidiaDomain) {
@@ -46,6 +46,12 @@ func PodOf(pod *corev1.Pod, configMap types.NamespacedName) Pod {
 		NodeSelector: pod.Spec.NodeSelector,
 		MountsConfig: pod.Namespace == configMap.Namespace && Mounts(pod, configMap.Name),
 		Nudge:        pod.Annotations[v1alpha1.AnnotationNudge],
+	}
+	if pod.DeletionTimestamp != nil {
+		p.EndsBy = pod.DeletionTimestamp.Time
+	}
+	if p.MountsConfig || selectsDeploy(p.NodeSelector) {
+		p.Troubles = troublesOf(pod)
 	}
 	_, p.Mirror = pod.Annotations[corev1.MirrorPodAnnotationKey]
 	if owner := metav1.GetControllerOfNoCopy(pod); owner != nil {

@@ -116,13 +116,17 @@ func (v *view) hidden() (message string, is bool) {
 func (v *view) readingOthers() []string {
 	var names []string
 	for _, p := range v.node.Pods {
-		reads := p.NodeSelector[deployLabels()[0]] != "" || p.NodeSelector[deployLabels()[1]] != ""
-		if reads && !p.MountsConfig {
+		if readsOthers(p) {
 			names = append(names, p.Namespace+"/"+p.Name)
 		}
 	}
 	slices.Sort(names)
 	return names
+}
+
+func readsOthers(p Pod) bool {
+	reads := p.NodeSelector[deployLabels()[0]] != "" || p.NodeSelector[deployLabels()[1]] != ""
+	return reads && !p.MountsConfig
 }
 
 // nudge makes the kubelet project the ConfigMap into the pods that mount it and do not see the key yet, again and again:
@@ -192,7 +196,7 @@ func (v *view) differs() []string {
 			differs = append(differs, fmt.Sprintf("%s is %d instead of %d", name, has, want))
 		}
 	}
-	if len(differs) == 0 && !condition.IsTrue(v.node.GPU.Status.Conditions, v1alpha1.ConditionReady) {
+	if len(differs) == 0 && !v.onlyComputeMode() && !condition.IsTrue(v.node.GPU.Status.Conditions, v1alpha1.ConditionReady) {
 		differs = append(differs, v.agentSays(v.awaitsNVIDIA()))
 	}
 	return differs

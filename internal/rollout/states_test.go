@@ -297,7 +297,7 @@ func TestStates(t *testing.T) {
 			},
 			state: rollout.StateSelecting, reason: v1alpha1.ReasonSelecting,
 			message: "waiting until these pods have restarted with the operator's ConfigMap: gpu-operator/nvidia-1, gpu-operator/nvidia-2",
-			actions: []string{noActions},
+			actions: []string{noActions}, after: 599 * time.Second,
 		},
 		"applied: key and clients in one patch": {
 			situation: func() *cluster { c, _ := toMIG(); c.steps(3); return c },

@@ -87,12 +87,12 @@ func (g *group) resources() []v1alpha1.ResourceCount {
 	return resources[:min(len(resources), most)]
 }
 
-// pending lists the nodes that are not ready, each with its reason.
+// pending lists the nodes that are not ready or on which something is left undone, each with its reason.
 func (g *group) pending() []v1alpha1.PendingNode {
 	const most, length = 32, 2048 // of the schema
 	var pending []v1alpha1.PendingNode
 	for _, m := range g.members {
-		if m.State == StateUpToDate || len(pending) == most { // by name, so what comes after is cut anyway
+		if m.State == StateUpToDate && m.reason == v1alpha1.ReasonReady || len(pending) == most { // by name, so the rest is cut anyway
 			continue
 		}
 		pending = append(pending, v1alpha1.PendingNode{

@@ -59,6 +59,9 @@ type Node struct {
 	GPU v1alpha1.GPUNode
 	// AgentReady says that a pod of the agent on the node is Ready.
 	AgentReady bool
+	// HeldSince is since when, at the latest, a label on it says that somebody is at work there: a deploy label of NVIDIA's
+	// that is neither true nor false, or mig-manager's state. Zero if none does, or it is not known.
+	HeldSince time.Time
 	// Pods are the pods bound to the node that have not finished (phase neither Succeeded nor Failed).
 	Pods []Pod
 }
@@ -72,6 +75,8 @@ type Pod struct {
 	Mirror bool
 	// Terminating says that its deletion timestamp is set.
 	Terminating bool
+	// EndsBy is its deletion timestamp: when it must have ended.
+	EndsBy time.Time
 	// GPU says that one of its containers requests a resource nvidia.com/*.
 	GPU bool
 	// Scheduled is when it was bound to the node: the last transition of its condition PodScheduled. Zero if not known.
@@ -82,6 +87,8 @@ type Pod struct {
 	MountsConfig bool
 	// Nudge is the value of its annotation v1alpha1.AnnotationNudge.
 	Nudge string
+	// Troubles are the containers that do not run as they should; of NVIDIA's programs only.
+	Troubles []Trouble
 }
 
 // Action is one change of the API. Actions are a closed set: WriteKeys, Nudge, PatchNode, Taint, Untaint, Evict,

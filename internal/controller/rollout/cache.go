@@ -4,6 +4,7 @@
 package rollout
 
 import (
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -82,7 +83,7 @@ func slimNode(object any) (any, error) {
 	if !isNode {
 		return object, nil
 	}
-	node.ManagedFields = nil
+	node.ManagedFields = rollout.Holding(node)
 	node.Annotations = ownAnnotations(node.Annotations)
 	node.Spec = corev1.NodeSpec{Taints: node.Spec.Taints}
 	node.Status = corev1.NodeStatus{Allocatable: ofNVIDIA(node.Status.Allocatable)}
@@ -115,7 +116,9 @@ func slimPod(object any) (any, error) {
 		Volumes:      configVolumes(pod.Spec.Volumes),
 		Resources:    gpuRequest(rollout.RequestsGPU(&pod.Spec)),
 	}
-	pod.Status = corev1.PodStatus{Phase: pod.Status.Phase, Conditions: slimConditions(pod.Status.Conditions)}
+	pod.Status = corev1.PodStatus{
+		Phase: pod.Status.Phase, Conditions: slimConditions(pod.Status.Conditions), ContainerStatuses: troubled(pod),
+	}
 	return pod, nil
 }
 
@@ -154,6 +157,20 @@ func configVolumes(all []corev1.Volume) []corev1.Volume {
 		}
 	}
 	return kept
+}
+
+// troubled are the containers of one of NVIDIA's programs that do not run as they should. It is one if a deploy label
+// starts it, or it may read our ConfigMap; of others nothing is kept.
+func troubled(pod *corev1.Pod) []corev1.ContainerStatus {
+	const everywhere = "kube-root-ca.crt" // every pod mounts it
+	projects := func(p corev1.VolumeProjection) bool { return p.ConfigMap != nil && p.ConfigMap.Name != everywhere }
+	readsConfigMap := func(v corev1.Volume) bool {
+		return v.ConfigMap != nil || v.Projected != nil && slices.ContainsFunc(v.Projected.Sources, projects)
+	}
+	if !isClient(pod) && !slices.ContainsFunc(pod.Spec.Volumes, readsConfigMap) {
+		return nil
+	}
+	return rollout.TroubledContainers(pod)
 }
 
 // gpuRequest stands for all requests of a pod: that some container of it asks for something of NVIDIA's.

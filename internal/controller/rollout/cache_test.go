@@ -47,6 +47,17 @@ func TestSlimPods(t *testing.T) {
 				LocalObjectReference: corev1.LocalObjectReference{Name: wiring.ConfigMapName},
 			}}}}
 		},
+		"one of NVIDIA's clients whose config-manager keeps ending": func(p *corev1.Pod) {
+			p.Spec.NodeSelector = map[string]string{"nvidia.com/gpu.deploy.device-plugin": "true"}
+			ended := corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{
+				ExitCode: 1, FinishedAt: metav1.Unix(1_800_000_000, 0), Message: "a long text",
+			}}
+			p.Status.InitContainerStatuses = []corev1.ContainerStatus{{Name: "config-manager-init", Ready: true, Image: "an image"}}
+			p.Status.ContainerStatuses = []corev1.ContainerStatus{
+				{Name: "config-manager", RestartCount: 3, LastTerminationState: ended, Image: "an image"},
+				{Name: "nvidia-device-plugin", Ready: true, Image: "an image"},
+			}
+		},
 		"one that projects our ConfigMap": func(p *corev1.Pod) {
 			p.Namespace = "gpu-operator"
 			p.Spec.Volumes = []corev1.Volume{{Name: "x", VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{
@@ -129,6 +140,32 @@ func TestSlimNodes(t *testing.T) {
 	g.Expect(got.Annotations).To(HaveLen(2))
 	g.Expect(slim.(*corev1.Node).ResourceVersion).To(Equal("7"))
 	g.Expect(slim.(*corev1.Node).Status.Images).To(BeEmpty())
+}
+
+// TestSlimNodesTellSinceWhenSomebodyIsAtWork: of managed fields only those are kept that tell it, and only while somebody
+// says that he is.
+func TestSlimNodesTellSinceWhenSomebodyIsAtWork(t *testing.T) {
+	const label = "nvidia.com/gpu.deploy.dcgm"
+	at := metav1.Unix(1_800_000_000, 0)
+	for value, since := range map[string]time.Time{"paused-for-mig-change": at.Time, "true": {}, "": {}} {
+		g := NewWithT(t)
+		later := metav1.Unix(1_800_000_060, 0)
+		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{
+			Labels: map[string]string{label: value}, ManagedFields: []metav1.ManagedFieldsEntry{
+				{Manager: "mig-manager", Time: &at, FieldsV1: metav1.NewFieldsV1(`{"f:metadata":{"f:labels":{"f:` + label + `":{}}}}`)},
+				{Manager: "kubelet", Time: &later, FieldsV1: metav1.NewFieldsV1(`{"f:metadata":{"f:labels":{"f:other":{}}}}`)},
+			},
+		}}
+		full, _ := nodeView(node)
+		slim, err := slimNode(node.DeepCopy())
+		g.Expect(err).NotTo(HaveOccurred())
+		view, _ := nodeView(slim.(*corev1.Node))
+		g.Expect(view).To(Equal(full))
+		g.Expect(view.HeldSince.Equal(since)).To(BeTrue(), "%s: %s", value, view.HeldSince)
+		again, err := slimNode(slim.(*corev1.Node).DeepCopy())
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(again).To(Equal(slim))
+	}
 }
 
 // TestStandAloneCache: with the rights that the manifests give for it, the cache holds the ConfigMap of a stand-alone
