@@ -33,6 +33,7 @@ const usage = `kubectl gpusharing shows how the GPUs of a cluster are shared, an
 Usage:
   kubectl gpusharing status [NODE...]          the GPUs of the nodes as a picture, and why something is not ready
   kubectl gpusharing plan -f POLICY.yaml       what a policy would do to each node, without creating it; -f - reads stdin
+  kubectl gpusharing import                    policies that describe how the GPUs are shared already, for kubectl apply
   kubectl gpusharing version                   the version of this program
   kubectl gpusharing help                      this text
 
@@ -54,6 +55,8 @@ func (p *Program) Run(ctx context.Context, args []string) error {
 		return p.status(ctx, f, rest)
 	case "plan":
 		return p.plan(ctx, f, rest)
+	case "import":
+		return p.importPolicies(ctx, f, rest)
 	case "version":
 		return p.write("kubectl-gpusharing " + p.Version + "\n")
 	case "help":
@@ -80,6 +83,7 @@ type flags struct {
 	help                bool
 	kubeconfig, context string
 	files               []string
+	configMap           string
 }
 
 func newFlags() *flags {
@@ -87,6 +91,7 @@ func newFlags() *flags {
 	f.set.SortFlags = false
 	f.set.Usage = func() {}
 	f.set.StringSliceVarP(&f.files, "filename", "f", nil, "of plan: file with one or several policies")
+	f.set.StringVar(&f.configMap, "configmap", "", "of import: NAMESPACE/NAME of the ConfigMap that a device plugin without the GPU Operator reads")
 	f.set.StringVar(&f.context, "context", "", "context of the kubeconfig to use; default: the current one")
 	f.set.StringVar(&f.kubeconfig, "kubeconfig", "", "kubeconfig to use; default: the environment variable KUBECONFIG, then ~/.kube/config")
 	f.set.BoolVarP(&f.help, "help", "h", false, "show the help")

@@ -13,6 +13,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
+	"github.com/gpusharing/gpu-sharing-operator/internal/deviceplugin"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/policy"
@@ -145,14 +146,15 @@ func (v *view) keepsNVIDIA(uuid string) bool {
 	return true // not ours to change
 }
 
-// readsAlready says whether the content that the node's label selects now is that of the target.
+// readsAlready says whether what the node's label selects now is what the target wants of the MPS daemon.
 func (v *view) readsAlready() bool {
 	selected := v.node.Labels[v1alpha1.LabelConfig]
 	if selected == v.to.key {
 		return true
 	}
 	content, known := v.world.Keys[selected]
-	return known && content != "" && content == cmpOr(v.to.data, v.world.Keys[v.to.key])
+	wanted := cmpOr(v.to.data, v.world.Keys[v.to.key])
+	return known && content != "" && (content == wanted || deviceplugin.SameMPS(content, wanted))
 }
 
 func cmpOr(a, b string) string {

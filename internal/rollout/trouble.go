@@ -115,7 +115,9 @@ func Holding(node *corev1.Node) []metav1.ManagedFieldsEntry {
 	}
 	var authors []metav1.ManagedFieldsEntry
 	for _, e := range node.ManagedFields {
-		owns := func(field string) bool { return e.FieldsV1 == nil || strings.Contains(e.FieldsV1.GetRawString(), field) }
+		owns := func(field string) bool {
+			return e.FieldsV1 == nil || strings.Contains(e.FieldsV1.GetRawString(), field)
+		}
 		if e.Time != nil && e.Subresource == "" && slices.ContainsFunc(fields, owns) {
 			authors = append(authors, metav1.ManagedFieldsEntry{Manager: e.Manager, Time: e.Time})
 		}

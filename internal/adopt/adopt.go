@@ -1,0 +1,195 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package adopt describes by policies how the GPUs of a cluster are shared already: by keys of NVIDIA's device-plugin
+// ConfigMap, labels on nodes, MIG instances. It is pure.
+//
+// A policy that it writes changes nothing on the nodes that it selects. What no policy can say is told in words, never
+// left out in silence.
+package adopt
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+)
+
+// Cluster is how GPUs are shared in a cluster.
+type Cluster struct {
+	// ConfigMap is the name of the ConfigMap that the device plugin reads; empty if it reads none.
+	ConfigMap string
+	// Configs is its content: the configurations of the device plugin by key.
+	Configs map[string]string
+	// Default is the key for nodes without a label.
+	Default string
+	// MIGStrategy is ClusterPolicy.spec.mig.strategy, which overrules flags.migStrategy of every key; empty: it does not.
+	MIGStrategy string
+	// MIGConfigs is the content of the key config.yaml of mig-manager's ConfigMap; empty: it has the built-in layouts.
+	MIGConfigs string
+	// Nodes are the nodes that have GPUs.
+	Nodes []Node
+}
+
+// Node is a node that has GPUs.
+type Node struct {
+	Name   string
+	Labels map[string]string
+	// Policy governs it already; empty: none does.
+	Policy string
+	// Devices are its GPUs as its agent reported them; none if no agent runs there yet.
+	Devices []v1alpha1.DeviceStatus
+}
+
+// The labels by which a node is shared by hand.
+const (
+	labelConfig   = v1alpha1.LabelConfig
+	labelMIG      = "nvidia.com/mig.config"
+	labelMIGState = "nvidia.com/mig.config.state"
+	labelHostname = "kubernetes.io/hostname"
+)
+
+// Description is what is there, in policies and in words.
+type Description struct {
+	// Policies describe nodes; each with what it cannot say of them.
+	Policies []Policy
+	// Rest is what no policy describes, and why.
+	Rest []string
+}
+
+// Policy is a policy with what it cannot say.
+type Policy struct {
+	Name  string
+	Spec  v1alpha1.GPUSharingPolicySpec
+	Notes []string
+}
+
+// found is how one node is shared.
+type found struct {
+	node      *Node
+	name      string // of the policy, as it may be called
+	sharing   v1alpha1.Sharing
+	notes     []string
+	byDefault bool // no label of the node chose it
+}
+
+// Describe describes a cluster. The same cluster gives the same description.
+func Describe(c Cluster) Description {
+	var d Description
+	var groups []*group
+	nodes := slices.SortedFunc(slices.Values(c.Nodes), func(a, b Node) int { return strings.Compare(a.Name, b.Name) })
+	rest := notes{}
+	for i := range nodes {
+		n := &nodes[i]
+		if n.Policy != "" {
+			rest.add(fmt.Sprintf("policy %s governs already", n.Policy), n.Name)
+			continue
+		}
+		f, why := c.describe(n)
+		if why != "" {
+			rest.add(why, n.Name)
+			continue
+		}
+		groups = join(groups, f)
+	}
+	d.Policies = policiesOf(groups, nodes)
+	d.Rest = append(c.unused(nodes), rest.list()...)
+	return d
+}
+
+// notes are things to say, each of the nodes of which it is so.
+type notes struct {
+	order []string
+	nodes map[string][]string
+}
+
+func (n *notes) add(what, node string) {
+	if n.nodes == nil {
+		n.nodes = map[string][]string{}
+	}
+	if n.nodes[what] == nil {
+		n.order = append(n.order, what)
+	}
+	n.nodes[what] = append(n.nodes[what], node)
+}
+
+func (n *notes) list() []string {
+	said := make([]string, 0, len(n.order))
+	for _, what := range n.order {
+		said = append(said, fmt.Sprintf("%s: %s", named(n.nodes[what]), what))
+	}
+	return said
+}
+
+// named names nodes, the first few of many.
+func named(nodes []string) string {
+	const most = 6
+	noun := "nodes "
+	if len(nodes) == 1 {
+		noun = "node "
+	}
+	if len(nodes) > most {
+		return fmt.Sprintf("%s%s and %d more", noun, strings.Join(nodes[:most], ", "), len(nodes)-most)
+	}
+	return noun + strings.Join(nodes, ", ")
+}
+
+// describe finds how a node is shared; why says that no policy is to describe it.
+func (c Cluster) describe(n *Node) (f found, why string) {
+	f.node = n
+	key, chosen := n.Labels[labelConfig], true
+	if key == "" {
+		key, chosen = c.Default, false
+	}
+	f.byDefault = !chosen && key != ""
+	config := configuration{Flags: map[string]any{}}
+	if key != "" {
+		data, there := c.Configs[key]
+		if !there {
+			return f, fmt.Sprintf("the label selects the key %q, which %s does not hold; NVIDIA's config-manager fails there, so "+
+				"remove or correct the label %s", key, cmp.Or(c.ConfigMap, "no ConfigMap"), labelConfig)
+		}
+		var err error
+		if config, err = parse(data); err != nil {
+			return f, fmt.Sprintf("the key %q is no configuration of NVIDIA's device plugin: %v", key, err)
+		}
+	}
+	if c.MIGStrategy != "" {
+		config.Flags["migStrategy"] = c.MIGStrategy
+	}
+	f.notes = config.lost()
+	gpus, err := c.gpusOf(n, &f)
+	if err != nil {
+		return f, err.Error()
+	}
+	left := f.notes
+	if f.sharing, err = config.sharing(gpus, &f); err != nil {
+		return f, strings.Join(append([]string{err.Error()}, left...), "; ")
+	}
+	f.name = cmp.Or(key, n.Labels[labelMIG], "shared")
+	if f.sharing.Strategy == v1alpha1.StrategyMIG && n.Labels[labelMIG] != "" {
+		f.name = n.Labels[labelMIG]
+	}
+	return f, ""
+}
+
+// unused are the keys of the ConfigMap that no node selects.
+func (c Cluster) unused(nodes []Node) []string {
+	var keys []string
+	for key := range c.Configs {
+		uses := func(n Node) bool {
+			selected := n.Labels[labelConfig]
+			return selected == key || selected == "" && key == c.Default
+		}
+		if !slices.ContainsFunc(nodes, uses) {
+			keys = append(keys, key)
+		}
+	}
+	if len(keys) == 0 {
+		return nil
+	}
+	slices.Sort(keys)
+	return []string{fmt.Sprintf("no node selects these keys of %s: %s; they stay", c.ConfigMap, strings.Join(keys, ", "))}
+}
