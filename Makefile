@@ -6,6 +6,7 @@ SHELL := /usr/bin/env bash
 TOOL := go tool -modfile=hack/tools/go.mod
 BIN  := bin
 TESTFLAGS ?=
+KUBECTL ?= kubectl
 # NVIDIA's Go bindings bind deprecated functions too; what the C compiler says of them is not for our users.
 export CGO_CFLAGS ?= -g -O2 -Wno-deprecated-declarations
 
@@ -48,6 +49,18 @@ bench-scale: kube ## Measure clusters of 100, 1,000 and 5,000 simulated nodes, b
 bench-node: ## Measure on a real node how soon a change is allocatable: by hand, as guides say, by policy. GPUSHARING_BENCH=a=5,b=3,c=2,d=5,edits=10,mig=2 is shorter.
 	hack/e2e/build.sh >/dev/null
 	@cd test/e2e && GPUSHARING_E2E=1 GPUSHARING_BENCH="$${GPUSHARING_BENCH:-1}" exec ../../bin/e2e/e2e.test -test.v -test.timeout=90m -ginkgo.no-color -ginkgo.label-filter=bench -ginkgo.timeout=85m
+
+.PHONY: deploy
+deploy: ## Install the operator into the cluster of KUBECONFIG: kubectl apply -k config/default.
+	$(KUBECTL) apply --server-side -k config/default
+
+.PHONY: restore
+restore: ## Delete all policies and wait until every node, and NVIDIA's ClusterPolicy, is as it was before the operator.
+	@KUBECTL="$(KUBECTL)" hack/install/restore.sh
+
+.PHONY: undeploy
+undeploy: ## Restore, then remove the operator, its kinds and its namespace. Nothing of ours stays.
+	@KUBECTL="$(KUBECTL)" hack/install/undeploy.sh
 
 ##@ For developers
 
