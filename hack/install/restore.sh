@@ -54,10 +54,10 @@ left() {
 	fi
 }
 
-kube delete gpusharingpolicies --all --wait=false
 if [ -z "$running" ] && [ -n "$(left)" ]; then
 	fail "no controller of the operator runs, and nobody else puts the nodes back; start it (deployment gpu-sharing-controller):" "$(left)"
 fi
+kube delete gpusharingpolicies --all --wait=false
 
 told=
 until rest=$(left) && [ -z "$rest" ]; do

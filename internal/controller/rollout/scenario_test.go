@@ -66,6 +66,7 @@ type scenario struct {
 
 	writes []string
 	fail   func(write string) error
+	agent  func(node string) client.Client // whose rights an agent has; nil: an administrator's
 	doubt  bool // writes are carried out, and their answers are lost
 }
 
@@ -120,22 +121,29 @@ func (s *scenario) machine(name string, models ...sim.Model) *machine {
 		Name: name, Client: s.client, Clock: s.clock, Inventory: m.hardware.Observe, Tell: s.t.Logf,
 		StatusPeriod: time.Second, RestartDelay: time.Second, RetryDelay: time.Second,
 	})
+	s.nodes = append(s.nodes, m)
+	s.Expect(m.node.Pass(s.ctx())).To(Succeed())
+	s.pod(ownNamespace, name+"-agent", name, func(p *corev1.Pod) {
+		p.Labels, p.Spec.ServiceAccountName = map[string]string{"app.kubernetes.io/name": "gpu-sharing-agent"}, "gpu-sharing-agent"
+	})
 	root, err := os.OpenRoot(s.t.TempDir())
 	s.Expect(err).NotTo(HaveOccurred())
 	s.t.Cleanup(func() { _ = root.Close() })
 	runner := hostfake.NewRunner().Add("nvidia-cuda-mps-control", mpsfake.NewDaemons().Program)
 	view := mps.NewView(mps.NewControl(runner, "/", root, mpsfake.NewClock(s.clock.Now())))
 	m.agent = agent.New(agent.Config{
-		Node: name, BootID: "boot", Client: s.client, Hardware: m.hardware, MPS: view, Clock: s.clock,
+		Node: name, BootID: "boot", Client: s.agentClient(name), Hardware: m.hardware, MPS: view, Clock: s.clock,
 		Processes: hostfake.NewProcesses("boot"), Allocations: agent.NoAllocations{}, Resync: time.Minute,
-	})
-	s.nodes = append(s.nodes, m)
-	s.Expect(m.node.Pass(s.ctx())).To(Succeed())
-	s.pod(ownNamespace, name+"-agent", name, func(p *corev1.Pod) {
-		p.Labels = map[string]string{"app.kubernetes.io/name": "gpu-sharing-agent"}
 	})
 	s.others()
 	return m
+}
+
+func (s *scenario) agentClient(node string) client.Client {
+	if s.agent == nil {
+		return s.client
+	}
+	return s.agent(node)
 }
 
 // pod creates a pod that runs on a node.
