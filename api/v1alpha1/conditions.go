@@ -129,6 +129,25 @@ const (
 	ReasonComputeModeLeft = "ComputeModeLeft"
 )
 
+// Reasons of a node on which somebody else works too. It is told to both and not fought over.
+const (
+	// ReasonSlicerActive: another operator that partitions GPUs, such as Red Hat's Dynamic Accelerator Slicer (InstaSlice),
+	// serves the node; nothing is changed there.
+	ReasonSlicerActive = "SlicerActive"
+	// ReasonDRADriverActive: NVIDIA's DRA driver offers the GPUs of the node through ResourceClaims; nothing is changed
+	// there.
+	ReasonDRADriverActive = "DRADriverActive"
+	// ReasonMIGManagerUnfenced: somebody lets NVIDIA's mig-manager back onto a node that the operator partitions. It was set
+	// back once, and is left alone for an hour after that.
+	ReasonMIGManagerUnfenced = "MIGManagerUnfenced"
+	// ReasonMIGConfigIgnored: somebody changed nvidia.com/mig.config on a node that the operator partitions, where it has no
+	// effect.
+	ReasonMIGConfigIgnored = "MIGConfigIgnored"
+	// ReasonChangedByOthers: somebody changes the MIG instances of a GPU again and again. The agent made them three times
+	// within an hour, and leaves them until that hour is over.
+	ReasonChangedByOthers = "ChangedByOthers"
+)
+
 // Reasons of a GPUNode's conditions.
 const (
 	// ReasonDiscovered: the GPUs were read.
@@ -182,6 +201,9 @@ const (
 	// AnnotationPaused lists, on a Node, the deploy labels of NVIDIA's clients that the operator paused, by comma: those
 	// and no others are set to true again.
 	AnnotationPaused = Group + "/paused"
+	// AnnotationOverruled tells, on a Node, which label that somebody else had set the operator set back last, and when:
+	// <label>@<seconds since 1970>. It does so once in an hour.
+	AnnotationOverruled = Group + "/overruled"
 	// LabelConfig selects, on a Node, a key of the device-plugin configuration. It is NVIDIA's.
 	LabelConfig = "nvidia.com/device-plugin.config"
 	// LabelMIGManager starts and stops NVIDIA's mig-manager on a Node. It is NVIDIA's.

@@ -287,6 +287,13 @@ type GPUNodeStatus struct {
 	// +optional
 	Config ConfigStatus `json:"config,omitzero"`
 
+	// rebuilds are when, within the last hour, the agent made MIG instances again that somebody else had changed. It does so
+	// three times in an hour and then leaves them, so as not to fight.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=8
+	Rebuilds []metav1.Time `json:"rebuilds,omitempty"`
+
 	// devices are the GPUs of the node.
 	// +optional
 	// +listType=atomic

@@ -143,8 +143,12 @@ func (c *Controller) Reconcile(ctx context.Context, node *v1alpha1.GPUNode) (rec
 	if err != nil {
 		return c.finish(ctx, node, report{failed: err})
 	}
+	rebuilds, leave := rebuild(node, c.bootID, before.devices, c.clock.Now())
+	if leave != nil {
+		return c.finish(ctx, node, report{observed: before, outcome: outcome{problem: leave}, rebuilds: rebuilds})
+	}
 	after, result, err := c.converge(ctx, node.Spec.Devices, before)
-	r := report{observed: after, outcome: result, failed: err}
+	r := report{observed: after, outcome: result, failed: err, rebuilds: rebuilds}
 	undecided := c.consider(ctx, node, &r)
 	finished, err := c.finish(ctx, node, r)
 	return finished, errors.Join(err, undecided)

@@ -35,6 +35,7 @@ func TestReconcile(t *testing.T) {
 		"waits for a container that holds an instance without using it":      waitsForHolder,
 		"converges after a crash behind any step":                            convergesAfterCrash,
 		"rebuilds what a reboot lost":                                        rebuildsAfterReboot,
+		"leaves instances that somebody else keeps changing":                 leavesToOthers,
 		"finishes a GPU instance that a crash left without compute instance": finishesPartial,
 		"puts back a GPU on which a step failed":                             putsBack,
 		"changes the other GPUs beside one for which the wish does not fit":  unfitBeside,
@@ -230,6 +231,42 @@ func rebuildsAfterReboot(s scenario) {
 	n.expectReady()
 	n.Expect(n.profiles(0)).To(gomega.HaveLen(7))
 	n.Expect(n.get().Status.BootID).To(gomega.Equal("boot-2"))
+}
+
+// leavesToOthers: instances that vanish are made again three times in an hour, and then left until the hour is over.
+func leavesToOthers(s scenario) {
+	n := s.partitioned(instances("3g.20gb", 2))
+	harm := func() {
+		for _, i := range n.device(0).State.Instances {
+			n.Expect(n.hardware.DestroyInstance(s.Context(), n.uuid(0), i.ID)).To(gomega.Succeed())
+		}
+		n.clock.Advance(time.Minute)
+	}
+	for range 3 {
+		harm()
+		n.settle()
+		n.expectReady()
+		n.Expect(n.profiles(0)).To(gomega.HaveLen(2), "made again")
+		n.restartAgent() // it remembers nothing
+	}
+	n.Expect(n.get().Status.Rebuilds).To(gomega.HaveLen(3))
+	harm()
+	writes := len(n.hardware.Writes())
+	for range 3 {
+		n.clock.Advance(time.Minute)
+		_, err := n.reconcile()
+		n.Expect(err).NotTo(gomega.HaveOccurred())
+	}
+	message := n.expectCondition(v1alpha1.ConditionStalled, metav1.ConditionTrue, v1alpha1.ReasonChangedByOthers)
+	n.Expect(message).To(gomega.And(gomega.ContainSubstring("GPU 0"), gomega.ContainSubstring("now in MIG mode without instances"),
+		gomega.ContainSubstring("3 times within an hour")))
+	n.Expect(n.hardware.Writes()).To(gomega.HaveLen(writes), "not fought over")
+
+	n.clock.Advance(time.Hour)
+	n.settle()
+	n.expectReady()
+	n.Expect(n.profiles(0)).To(gomega.HaveLen(2), "tried again")
+	n.Expect(n.get().Status.Rebuilds).To(gomega.HaveLen(1))
 }
 
 func finishesPartial(s scenario) {

@@ -25,6 +25,7 @@ type report struct {
 	observed observation // the last one; meaningless if failed is set
 	outcome  outcome
 	failed   error // why there is no observation
+	rebuilds []metav1.Time
 }
 
 // report writes the status, if it changed. A node that is gone needs none.
@@ -48,6 +49,9 @@ func (c *Controller) status(node *v1alpha1.GPUNode, r report) v1alpha1.GPUNodeSt
 	status.Config = v1alpha1.ConfigStatus{} // is the ConfigReporter's
 	if r.failed == nil {
 		status.DriverVersion, status.BootID, status.Devices = r.observed.driverVersion, c.bootID, statusOf(r.observed.devices)
+	}
+	if r.rebuilds != nil || r.failed == nil {
+		status.Rebuilds = r.rebuilds
 	}
 	able := c.rebooter.Able()
 	status.CanReboot = able == nil

@@ -95,6 +95,8 @@ func (v *view) judgeFailed(f v1alpha1.FailedWish, j judgement) judgement {
 func (v *view) progress() judgement {
 	asks := wishes(v.node.GPU.Spec, v.to)
 	switch {
+	case v.leftToOthers():
+		return v.applying()
 	case v.onlyComputeMode():
 	case v.disruptive() && (!asks || len(v.blockers) > 0 || v.closes()):
 		return v.disrupt(asks)

@@ -53,6 +53,9 @@ func look(w *World, n *Node, g policy.Governed) *view {
 
 // ask finds what the policy wishes of the node, and whether the node is to fall back because it failed.
 func (v *view) ask() {
+	if v.why = v.takenByOthers(); v.why != nil {
+		return
+	}
 	if len(v.have) == 0 {
 		return // nobody knows yet what to ask
 	}

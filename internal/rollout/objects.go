@@ -32,6 +32,9 @@ func NodeOf(node *corev1.Node, gpuNode *v1alpha1.GPUNode) Node {
 		if strings.HasPrefix(string(name), nvidiaDomain) {
 			n.Allocatable[string(name)] = quantity.Value()
 		}
+		if OfSlicer(string(name)) && !quantity.IsZero() && (n.Slicer == "" || string(name) < n.Slicer) {
+			n.Slicer = string(name)
+		}
 	}
 	return n
 }
@@ -53,6 +56,7 @@ func PodOf(pod *corev1.Pod, configMap types.NamespacedName) Pod {
 	if p.MountsConfig || selectsDeploy(p.NodeSelector) {
 		p.Troubles = troublesOf(pod)
 	}
+	p.DRA = OffersGPUs(pod)
 	_, p.Mirror = pod.Annotations[corev1.MirrorPodAnnotationKey]
 	if owner := metav1.GetControllerOfNoCopy(pod); owner != nil {
 		p.Controller = owner.Kind

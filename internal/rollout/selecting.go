@@ -56,7 +56,7 @@ func (v *view) selectPatch() (patch PatchNode, resumes, complete bool) {
 	if v.to.key != "" {
 		labels[v1alpha1.LabelConfig] = new(v.to.key)
 	}
-	if manager := v.node.Labels[v1alpha1.LabelMIGManager]; !v.to.final && v.fences() && manager != "" {
+	if v.fencesAgain(patch) {
 		labels[v1alpha1.LabelMIGManager] = new("false")
 	}
 	for name, want := range labels {
@@ -80,6 +80,9 @@ func (v *view) stampSelected(patch PatchNode) {
 	case v.to.key == "" || v.to.final:
 		if has {
 			patch.Annotations[v1alpha1.AnnotationSelected] = nil
+		}
+		if _, has := v.node.Annotations[v1alpha1.AnnotationOverruled]; has {
+			patch.Annotations[v1alpha1.AnnotationOverruled] = nil
 		}
 	case selects || resumes || !current && !reached(v.node.GPU.Spec, v.to):
 		patch.Annotations[v1alpha1.AnnotationSelected] = new(stamp(v.to.key, v.world.Now))

@@ -79,7 +79,7 @@ func present(devices []v1alpha1.DeviceSpec, have []gpu.Device) []v1alpha1.Device
 // found records the state of a node before it is first changed.
 func found(n Node, have []gpu.Device) *v1alpha1.Baseline {
 	b := &v1alpha1.Baseline{}
-	for _, name := range []string{v1alpha1.LabelConfig, v1alpha1.LabelMIGManager} {
+	for _, name := range []string{v1alpha1.LabelConfig, v1alpha1.LabelMIGManager, labelMIGConfig} {
 		if value, has := n.Labels[name]; has {
 			if b.Labels == nil {
 				b.Labels = map[string]string{}

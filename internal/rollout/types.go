@@ -62,6 +62,8 @@ type Node struct {
 	// HeldSince is since when, at the latest, a label on it says that somebody is at work there: a deploy label of NVIDIA's
 	// that is neither true nor false, or mig-manager's state. Zero if none does, or it is not known.
 	HeldSince time.Time
+	// Slicer is an extended resource by which another operator that partitions GPUs shows on the node; empty: none does.
+	Slicer string
 	// Pods are the pods bound to the node that have not finished (phase neither Succeeded nor Failed).
 	Pods []Pod
 }
@@ -83,6 +85,8 @@ type Pod struct {
 	Scheduled time.Time
 	// NodeSelector is spec.nodeSelector: NVIDIA's programs select the deploy label that starts and stops them.
 	NodeSelector map[string]string
+	// DRA says that it offers GPUs through ResourceClaims: the kubelet plugin of NVIDIA's DRA driver.
+	DRA bool
 	// MountsConfig says that one of its volumes is our ConfigMap.
 	MountsConfig bool
 	// Nudge is the value of its annotation v1alpha1.AnnotationNudge.

@@ -35,7 +35,7 @@ type finding struct {
 // failed; repairs wait for no place in the budget, since they only give back.
 func (v *view) watch(j judgement) judgement {
 	for _, look := range []func(State) finding{ // the one that matters most comes last
-		v.computeModeLeft, v.pluginFailing, v.outdated, v.notEnding, v.migManagerStuck, v.leftPaused,
+		v.migConfigIgnored, v.computeModeLeft, v.pluginFailing, v.outdated, v.notEnding, v.unfenced, v.migManagerStuck, v.leftPaused,
 	} {
 		f := look(j.State)
 		j.actions, j.after = append(j.actions, f.repair...), sooner(j.after, f.after)

@@ -93,7 +93,7 @@ func slimNode(object any) (any, error) {
 func ofNVIDIA(all corev1.ResourceList) corev1.ResourceList {
 	own := corev1.ResourceList{}
 	for name, quantity := range all {
-		if strings.HasPrefix(string(name), nvidiaDomain) {
+		if strings.HasPrefix(string(name), nvidiaDomain) || rollout.OfSlicer(string(name)) {
 			own[name] = quantity
 		}
 	}
@@ -111,6 +111,7 @@ func slimPod(object any) (any, error) {
 	pod.Labels = podLabels(pod.Labels)
 	pod.OwnerReferences = controllerOf(pod)
 	pod.Spec = corev1.PodSpec{
+		Containers:   draContainers(pod),
 		NodeName:     pod.Spec.NodeName,
 		NodeSelector: pod.Spec.NodeSelector,
 		Volumes:      configVolumes(pod.Spec.Volumes),
@@ -123,10 +124,16 @@ func slimPod(object any) (any, error) {
 }
 
 func podLabels(all map[string]string) map[string]string {
-	if name, found := all[labelName]; found {
-		return map[string]string{labelName: name}
+	var kept map[string]string // most pods have none, as with annotations
+	for _, name := range append(rollout.DRALabels(), labelName) {
+		if value, found := all[name]; found {
+			if kept == nil {
+				kept = map[string]string{}
+			}
+			kept[name] = value
+		}
 	}
-	return nil
+	return kept
 }
 
 func podAnnotations(all map[string]string) map[string]string {
@@ -157,6 +164,18 @@ func configVolumes(all []corev1.Volume) []corev1.Volume {
 		}
 	}
 	return kept
+}
+
+// draContainers are what tells the kubelet plugin of NVIDIA's DRA driver from others: the names of its containers. Of any
+// other pod nothing is kept.
+func draContainers(pod *corev1.Pod) []corev1.Container {
+	var containers []corev1.Container
+	if rollout.OffersGPUs(pod) {
+		for i := range pod.Spec.Containers {
+			containers = append(containers, corev1.Container{Name: pod.Spec.Containers[i].Name})
+		}
+	}
+	return containers
 }
 
 // troubled are the containers of one of NVIDIA's programs that do not run as they should. It is one if a deploy label

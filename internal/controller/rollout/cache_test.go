@@ -66,6 +66,10 @@ func TestSlimPods(t *testing.T) {
 				}}},
 			}}}}
 		},
+		"the kubelet plugin of NVIDIA's DRA driver": func(p *corev1.Pod) {
+			p.Labels["nvidia-dra-driver-gpu-component"] = "kubelet-plugin"
+			p.Spec.Containers = append(p.Spec.Containers, corev1.Container{Name: "compute-domains"}, corev1.Container{Name: "gpus"})
+		},
 		"an agent": func(p *corev1.Pod) {
 			p.Namespace, p.Labels[labelName] = "own", "gpu-sharing-agent"
 			p.Status.Conditions = append(p.Status.Conditions, corev1.PodCondition{Type: corev1.PodReady, Status: corev1.ConditionTrue})

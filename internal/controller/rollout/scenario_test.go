@@ -67,7 +67,7 @@ type scenario struct {
 	writes []string
 	fail   func(write string) error
 	agent  func(node string) client.Client // whose rights an agent has; nil: an administrator's
-	doubt  bool // writes are carried out, and their answers are lost
+	doubt  bool                            // writes are carried out, and their answers are lost
 }
 
 // machine is a node with its agent.

@@ -260,6 +260,12 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: driverVersion
       type:
         scalar: string
+    - name: rebuilds
+      type:
+        list:
+          elementType:
+            namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Time
+          elementRelationship: atomic
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.GPUSharingPolicy
   map:
     fields:

@@ -1,0 +1,90 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
+)
+
+// How often within what time MIG instances are made again that somebody else changes.
+const (
+	maxRebuilds   = 3
+	rebuildWindow = time.Hour
+)
+
+// rebuild decides what to do about MIG instances that were as wished and are not any more though neither the wish nor the
+// boot has changed: somebody else changed them. They are made again a few times, and then left. It returns when they were
+// made again within the last hour, this time with it.
+func rebuild(node *v1alpha1.GPUNode, bootID string, devices []gpu.Device, now time.Time) (at []metav1.Time, leave *plan.Problem) {
+	for _, t := range node.Status.Rebuilds {
+		if now.Sub(t.Time) < rebuildWindow {
+			at = append(at, t)
+		}
+	}
+	changed := changedMIG(node.Spec.Devices, devices)
+	if len(changed) == 0 || !wasDone(node, bootID) {
+		return at, nil
+	}
+	if len(at) < maxRebuilds {
+		return append(slices.Clone(at), metav1.NewTime(now.Truncate(time.Second))), nil
+	}
+	until := at[len(at)-maxRebuilds].Add(rebuildWindow)
+	return at, &plan.Problem{
+		Reason: v1alpha1.ReasonChangedByOthers,
+		Message: fmt.Sprintf("somebody else keeps changing MIG on %s; the agent made it as wished %d times within an hour and leaves it "+
+			"until %s UTC; find who does it: nvidia-smi mig by hand, NVIDIA's mig-manager, a MIG service of the host, another operator",
+			strings.Join(changed, "; "), len(at), until.UTC().Format("15:04:05")),
+	}
+}
+
+// wasDone says whether the last pass found the GPUs as this spec wishes, in this boot, or left them to somebody else.
+func wasDone(node *v1alpha1.GPUNode, bootID string) bool {
+	ready, found := condition.Find(node.Status.Conditions, v1alpha1.ConditionReady)
+	if !found || ready.ObservedGeneration != node.Generation || node.Status.BootID != bootID {
+		return false
+	}
+	return ready.Status == metav1.ConditionTrue || ready.Reason == v1alpha1.ReasonChangedByOthers
+}
+
+// changedMIG names the GPUs whose MIG mode or instances are not as wished, with what is there.
+func changedMIG(wish []v1alpha1.DeviceSpec, devices []gpu.Device) []string {
+	var changed []string
+	for _, spec := range wish {
+		d, found := find(devices, spec.UUID)
+		if !found {
+			continue
+		}
+		is, want := plan.Observed(d), spec.Sharing
+		is.MPS, want.MPS = nil, nil
+		if !plan.Same(is, want) {
+			changed = append(changed, fmt.Sprintf("%s (%s)", d, partition(is)))
+		}
+	}
+	return changed
+}
+
+// partition says how a GPU is partitioned.
+func partition(s v1alpha1.DeviceSharing) string {
+	if s.MIGMode != v1alpha1.MIGModeEnabled {
+		return "now without MIG"
+	}
+	var parts []string
+	for _, i := range s.Instances {
+		parts = append(parts, fmt.Sprintf("%d x %s", i.Count, i.Profile))
+	}
+	if len(parts) == 0 {
+		return "now in MIG mode without instances"
+	}
+	return "now " + strings.Join(parts, ", ")
+}
