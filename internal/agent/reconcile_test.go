@@ -240,7 +240,7 @@ func leavesToOthers(s scenario) {
 		for _, i := range n.device(0).State.Instances {
 			n.Expect(n.hardware.DestroyInstance(s.Context(), n.uuid(0), i.ID)).To(gomega.Succeed())
 		}
-		n.clock.Advance(time.Minute)
+		n.clock.Step(time.Minute)
 	}
 	for range 3 {
 		harm()
@@ -253,7 +253,7 @@ func leavesToOthers(s scenario) {
 	harm()
 	writes := len(n.hardware.Writes())
 	for range 3 {
-		n.clock.Advance(time.Minute)
+		n.clock.Step(time.Minute)
 		_, err := n.reconcile()
 		n.Expect(err).NotTo(gomega.HaveOccurred())
 	}
@@ -262,7 +262,7 @@ func leavesToOthers(s scenario) {
 		gomega.ContainSubstring("3 times within an hour")))
 	n.Expect(n.hardware.Writes()).To(gomega.HaveLen(writes), "not fought over")
 
-	n.clock.Advance(time.Hour)
+	n.clock.Step(time.Hour)
 	n.settle()
 	n.expectReady()
 	n.Expect(n.profiles(0)).To(gomega.HaveLen(2), "tried again")
