@@ -319,6 +319,13 @@ func (in *GPUNodeStatus) DeepCopyInto(out *GPUNodeStatus) {
 		}
 	}
 	in.Config.DeepCopyInto(&out.Config)
+	if in.Rebuilds != nil {
+		in, out := &in.Rebuilds, &out.Rebuilds
+		*out = make([]v1.Time, len(*in))
+		for i := range *in {
+			(*in)[i].DeepCopyInto(&(*out)[i])
+		}
+	}
 	if in.Devices != nil {
 		in, out := &in.Devices, &out.Devices
 		*out = make([]DeviceStatus, len(*in))

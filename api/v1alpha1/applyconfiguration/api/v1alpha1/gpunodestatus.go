@@ -6,6 +6,7 @@
 package v1alpha1
 
 import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	v1 "k8s.io/client-go/applyconfigurations/meta/v1"
 )
 
@@ -26,6 +27,9 @@ type GPUNodeStatusApplyConfiguration struct {
 	CanReboot *bool `json:"canReboot,omitempty"`
 	// config says which of NVIDIA's programs on the node have the configuration spec.configKey before them.
 	Config *ConfigStatusApplyConfiguration `json:"config,omitempty"`
+	// rebuilds are when, within the last hour, the agent made MIG instances again that somebody else had changed. It does so
+	// three times in an hour and then leaves them, so as not to fight.
+	Rebuilds []metav1.Time `json:"rebuilds,omitempty"`
 	// devices are the GPUs of the node.
 	Devices []DeviceStatusApplyConfiguration `json:"devices,omitempty"`
 }
@@ -78,6 +82,16 @@ func (b *GPUNodeStatusApplyConfiguration) WithCanReboot(value bool) *GPUNodeStat
 // If called multiple times, the Config field is set to the value of the last call.
 func (b *GPUNodeStatusApplyConfiguration) WithConfig(value *ConfigStatusApplyConfiguration) *GPUNodeStatusApplyConfiguration {
 	b.Config = value
+	return b
+}
+
+// WithRebuilds adds the given value to the Rebuilds field in the declarative configuration
+// and returns the receiver, so that objects can be build by chaining "With" function invocations.
+// If called multiple times, values provided by each call will be appended to the Rebuilds field.
+func (b *GPUNodeStatusApplyConfiguration) WithRebuilds(values ...metav1.Time) *GPUNodeStatusApplyConfiguration {
+	for i := range values {
+		b.Rebuilds = append(b.Rebuilds, values[i])
+	}
 	return b
 }
 
