@@ -110,8 +110,10 @@ func TestInstancesThatSomebodyKeepsChangingAreLeft(t *testing.T) {
 	c.hold(h, "theirs", 0, h.devices()[0].State.Instances[0].ID)
 	h.GPU.Status.Conditions = []metav1.Condition{
 		{Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, ObservedGeneration: h.GPU.Generation, Reason: v1alpha1.ReasonChangedByOthers},
-		{Type: v1alpha1.ConditionStalled, Status: metav1.ConditionTrue, ObservedGeneration: h.GPU.Generation,
-			Reason: v1alpha1.ReasonChangedByOthers, Message: "somebody else keeps changing MIG on GPU 0"},
+		{
+			Type: v1alpha1.ConditionStalled, Status: metav1.ConditionTrue, ObservedGeneration: h.GPU.Generation,
+			Reason: v1alpha1.ReasonChangedByOthers, Message: "somebody else keeps changing MIG on GPU 0",
+		},
 	}
 	d := rollout.Decide(c.world())
 	g.Expect(d.Actions).To(BeEmpty(), "nobody is kept off or evicted for that")
