@@ -148,6 +148,12 @@ const (
 	ReasonChangedByOthers = "ChangedByOthers"
 )
 
+// Reasons of Events about nodes, besides those above.
+const (
+	// EventRecovered: what an earlier Event told of a node is so no more.
+	EventRecovered = "Recovered"
+)
+
 // Reasons of a GPUNode's conditions.
 const (
 	// ReasonDiscovered: the GPUs were read.

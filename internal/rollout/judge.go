@@ -310,6 +310,7 @@ func (v *view) verifying() (judgement, bool) {
 	}
 	if reached(v.node.GPU.Spec, v.to) || v.to.expected == nil {
 		j.reason = v1alpha1.ReasonNotAdvertised
+		j.message += "; look at the pods of NVIDIA's device plugin on the node"
 		j.actions, j.after = v.restartPlugin()
 		return j, true
 	}

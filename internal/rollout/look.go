@@ -319,7 +319,7 @@ func (v *view) undiscovered() (message string, is bool) {
 		return fmt.Sprintf("the agent could not read the GPUs: %s", c.Message), true
 	}
 	if len(v.have) == 0 {
-		return "the agent has not reported any GPU yet", true
+		return "the agent has not reported any GPU yet; look at the log of its pod there (app.kubernetes.io/name=gpu-sharing-agent)", true
 	}
 	return "", false
 }

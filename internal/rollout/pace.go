@@ -101,7 +101,7 @@ func (b *budget) unproven(m member) bool { return m.wish != nil && !b.proven[m.w
 func (b *budget) take(m member) (reason, message string) {
 	switch {
 	case b.left <= 0:
-		return v1alpha1.ReasonWaitingForBudget, fmt.Sprintf("as many nodes are changing as maxUnavailable allows (%d)", b.places)
+		return v1alpha1.ReasonWaitingForBudget, fmt.Sprintf("as many nodes are changing as rollout.maxUnavailable allows (%d); its turn comes by itself", b.places)
 	case b.alone || b.unproven(m) && b.others > 0:
 		return v1alpha1.ReasonWaitingForFirst, "waiting until the first node with a new configuration has verified it"
 	}
@@ -175,11 +175,11 @@ func scaled(n *intstr.IntOrString, of int) int {
 func (g *group) gate(w *World, m *member) (reason, message string) {
 	switch {
 	case g.by != nil && g.by.Spec.Rollout.Paused:
-		return v1alpha1.ReasonPaused, "the rollout is paused (rollout.paused)"
+		return v1alpha1.ReasonPaused, "the rollout is paused; set rollout.paused to false to let it go on"
 	case g.by != nil && !w.Wiring.Ready:
 		return v1alpha1.ReasonWiring, cmp.Or(w.Wiring.Message, "NVIDIA's device plugin is being pointed at the operator's ConfigMap")
 	case m.upgrading():
-		return v1alpha1.ReasonDriverUpgrade, fmt.Sprintf("NVIDIA's driver is being upgraded on the node (%s=%s)",
+		return v1alpha1.ReasonDriverUpgrade, fmt.Sprintf("NVIDIA's driver is being upgraded on the node (%s=%s); the change waits for that",
 			labelUpgrade, m.node.Labels[labelUpgrade])
 	case m.migManagerKeepsUsOff():
 		return v1alpha1.ReasonMIGManagerBusy, m.migManagerAtWork() + "; the change waits for it"

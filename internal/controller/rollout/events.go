@@ -57,10 +57,7 @@ func (p *pass) announce(a rollout.Action) {
 	if !announced || p.records(a) {
 		return
 	}
-	node := &corev1.Node{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}, ObjectMeta: metav1.ObjectMeta{Name: a.Target()}}
-	if found, is := p.node(a.Target()); is {
-		node.UID = found.UID
-	}
+	node := p.nodeNamed(a.Target())
 	if policy, found := p.policies[a.For().Name]; found {
 		p.emit(e, policy, node, a.String())
 		return

@@ -45,6 +45,7 @@ func (p *pass) reportPolicy(ctx context.Context, policy *v1alpha1.GPUSharingPoli
 	}
 	if wrote {
 		p.announceReasons(policy, status.Conditions)
+		p.announceNodes(policy, status.Pending)
 	}
 	return nil
 }
