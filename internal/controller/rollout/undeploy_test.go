@@ -58,7 +58,7 @@ func TestUndeploy(t *testing.T) {
 	i.expectReady("a100s")
 	i.Expect(i.snapshot()).NotTo(Equal(before))
 
-	i.make("restore", "RESTORE_TIMEOUT=120")
+	i.make("restore", "RESTORE_TIMEOUT=600")
 	i.Expect(i.snapshot()).To(Equal(before), "every node, ConfigMap and the ClusterPolicy, field by field")
 	i.idle = true // the controller and the agents end with their objects
 	i.make("undeploy")
