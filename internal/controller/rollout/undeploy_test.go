@@ -61,7 +61,7 @@ func TestUndeploy(t *testing.T) {
 	i.make("restore", "RESTORE_TIMEOUT=600")
 	i.Expect(i.snapshot()).To(Equal(before), "every node, ConfigMap and the ClusterPolicy, field by field")
 	i.idle = true // the controller and the agents end with their objects
-	i.make("undeploy")
+	i.make("undeploy", "UNDEPLOY_TIMEOUT=600")
 	i.Expect(i.snapshot()).To(Equal(before))
 	for _, name := range kinds() {
 		i.Expect(i.kindExists(name)).To(BeFalse(), name)
@@ -115,14 +115,10 @@ func (i *installation) configure() {
 	i.Expect(os.WriteFile(i.kubeconfig, data, 0o600)).To(Succeed())
 }
 
-// prepare removes our kinds, which every cluster of the tests has, and brings them back in the end.
+// prepare sees to it that our kinds are back in the end, since the scenario looks for them when it ends.
 func (i *installation) prepare() {
 	i.t.Helper()
 	i.configure()
-	for _, name := range kinds() {
-		i.delete("{apiVersion: apiextensions.k8s.io/v1, kind: CustomResourceDefinition, metadata: {name: " + name + "}}")
-	}
-	i.Eventually(func() bool { return i.kindExists(kinds()[0]) || i.kindExists(kinds()[1]) }).WithTimeout(time.Minute).Should(BeFalse())
 	i.t.Cleanup(func() {
 		ctx := context.Background()
 		for _, name := range kinds() {
