@@ -318,7 +318,7 @@ func TestStates(t *testing.T) {
 		"selected: our taint has kept the plugin off for a while": {
 			situation: func() *cluster { c, h := toMIG(); h.losesPlugin(c); c.Now = c.Now.Add(30 * time.Second); return c },
 			state:     rollout.StateVerifying, reason: v1alpha1.ReasonVerifying, message: "nvidia.com/gpu is 2 instead of 0",
-			actions: []string{"remove our taint from node a"},
+			actions: []string{"remove our taint from node a"}, after: 30 * time.Second, // when the plugin should be there
 		},
 		"selected: something is advertised that must not be": {
 			situation: func() *cluster {
