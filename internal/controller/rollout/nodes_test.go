@@ -54,7 +54,8 @@ func newWriting(writers int) *writing {
 			mu.Lock()
 			defer mu.Unlock()
 			body, _ := p.Data(o)
-			step := string(body)[strings.Index(string(body), `"step":"`)+len(`"step":"`):][:1]
+			_, after, _ := strings.Cut(string(body), `"step":"`)
+			step := after[:1]
 			w.wrote[o.GetName()] = append(w.wrote[o.GetName()], step)
 			if w.fails != nil {
 				return w.fails(o.GetName(), step)
