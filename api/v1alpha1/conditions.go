@@ -11,6 +11,11 @@ const (
 	ConditionReady = "Ready"
 	// ConditionStalled is true when nothing more happens until the wish, the node or the cluster is changed.
 	ConditionStalled = "Stalled"
+	// ConditionTainted says whether the nodes of a policy have the taints that it asks for. It is absent if it asks for none.
+	ConditionTainted = "Tainted"
+	// ConditionWorkloadsAffected is true when workloads ask for what no node offers once the policies are in force: those that
+	// run go on and would not start again, those that wait never start.
+	ConditionWorkloadsAffected = "WorkloadsAffected"
 	// ConditionDiscovered says whether the agent could read the GPUs of its node.
 	ConditionDiscovered = "Discovered"
 	// ConditionApplied says whether the GPUs of a node are as its spec wishes.
@@ -35,6 +40,24 @@ const (
 	ReasonNoMatchingNodes = "NoMatchingNodes"
 	// ReasonPaused: the policy's rollout is paused.
 	ReasonPaused = "Paused"
+)
+
+// Reasons of a policy's Tainted condition.
+const (
+	// ReasonTainted: the nodes have the taints.
+	ReasonTainted = "Tainted"
+	// ReasonTolerating: NVIDIA's programs are being given the toleration; taints come after it.
+	ReasonTolerating = "Tolerating"
+	// ReasonTolerationMissing: NVIDIA's programs do not tolerate a taint, and it is for somebody else to change that.
+	ReasonTolerationMissing = "TolerationMissing"
+	// ReasonTaintOfOthers: somebody else has put a taint of that key and effect, with another value, on a node.
+	ReasonTaintOfOthers = "TaintOfOthers"
+)
+
+// Reasons of a policy's WorkloadsAffected condition.
+const (
+	// ReasonRequestNotOffered: no node will offer what the workloads ask for; the message says what to change.
+	ReasonRequestNotOffered = "RequestNotOffered"
 )
 
 // Reasons of a policy's Ready condition, and of its pending nodes.
@@ -185,6 +208,33 @@ const (
 	ReasonAwaitingReport = "AwaitingReport"
 )
 
+// Reasons of Events, besides those of conditions.
+const (
+	// EventTainted: the operator's own taint keeps new GPU pods off a node whose GPUs are to be changed.
+	EventTainted = "Tainted"
+	// EventUntainted: that taint was taken off.
+	EventUntainted = "Untainted"
+	// EventTaintsKept: a node was given taints of its policy, or they were taken off.
+	EventTaintsKept = "TaintsKept"
+	// EventEvicting: a pod that holds what must be freed is being evicted.
+	EventEvicting = "Evicting"
+	// EventEvictionBlocked: a PodDisruptionBudget does not allow an eviction for now; it is asked for again.
+	EventEvictionBlocked = "EvictionBlocked"
+	// EventSpecSet: the wish for a node was changed.
+	EventSpecSet = "SpecSet"
+	// EventNodePatched: labels or annotations of a node were changed: a configuration was selected, or NVIDIA's programs
+	// were paused or resumed.
+	EventNodePatched = "NodePatched"
+	// EventPodDeleted: a pod of NVIDIA's was deleted, so that it starts anew.
+	EventPodDeleted = "PodDeleted"
+	// EventWired: the ClusterPolicy was changed as the policies need it.
+	EventWired = "Wired"
+	// EventUnwired: the ClusterPolicy was put back to what it was.
+	EventUnwired = "Unwired"
+	// EventOverridden: somebody else keeps changing the ClusterPolicy back, and is left alone for an hour.
+	EventOverridden = "Overridden"
+)
+
 // Labels, annotations and taints.
 const (
 	// TaintChanging keeps new GPU pods off a node whose GPUs are to be changed. Effect NoSchedule.
@@ -210,6 +260,12 @@ const (
 	// AnnotationOverruled tells, on a Node, which label that somebody else had set the operator set back last, and when:
 	// <label>@<seconds since 1970>. It does so once in an hour.
 	AnnotationOverruled = Group + "/overruled"
+	// AnnotationTaints lists, on a Node, the taints that the operator put there for a policy, as key:effect, by comma: those
+	// and no others are taken off again.
+	AnnotationTaints = Group + "/taints"
+	// AnnotationTolerations records, on the ClusterPolicy, the tolerations that the operator added to daemonsets.tolerations:
+	// those and no others are removed again.
+	AnnotationTolerations = Group + "/tolerations"
 	// LabelConfig selects, on a Node, a key of the device-plugin configuration. It is NVIDIA's.
 	LabelConfig = "nvidia.com/device-plugin.config"
 	// LabelMIGManager starts and stops NVIDIA's mig-manager on a Node. It is NVIDIA's.

@@ -66,8 +66,9 @@ type GPUSharingPolicySpec struct {
 	Rollout Rollout `json:"rollout,omitzero"`
 
 	// taints are kept on the nodes that the policy governs, and taken off again with it: to keep pods that ask for no GPU
-	// off them, or to set nodes apart. Under the GPU Operator the tolerations that NVIDIA's programs then need are added to
-	// the ClusterPolicy's daemonsets.tolerations.
+	// off them, or to set nodes apart. A taint that was there before stays. NVIDIA's programs have to tolerate them first:
+	// those of key nvidia.com/gpu they do by themselves; for others the toleration is added to the ClusterPolicy's
+	// daemonsets.tolerations where that hurts nothing that runs, and otherwise the condition Tainted says what to add.
 	// +optional
 	// +listType=map
 	// +listMapKey=key
@@ -215,9 +216,10 @@ type Rollout struct {
 	Reboot RebootMode `json:"reboot,omitempty"`
 
 	// newNodes says whether a node that joins takes GPU pods before it is as the policy asks. TaintUntilReady: it has the
-	// taint gpusharing.io/startup until then, so that pods do not land on its whole GPUs; nodes that were there before are
-	// not tainted. Register nodes with that taint (kubelet --register-with-taints) to leave no gap at all: it is taken
-	// off any node that is ready. Default: Open.
+	// taint gpusharing.io/startup until then, so that pods do not land on its whole GPUs; nodes that were there before the
+	// policy, or offer GPUs already, are not tainted. Register nodes with that taint (kubelet --register-with-taints) to
+	// leave no gap at all: it is taken off any node that is ready, and off a node that no policy governs. NVIDIA's programs,
+	// and Node Feature Discovery, have to tolerate it, see taints. Default: Open.
 	// +optional
 	// +kubebuilder:default=Open
 	NewNodes NewNodesMode `json:"newNodes,omitempty"`
@@ -264,8 +266,9 @@ const (
 
 // GPUSharingPolicyStatus is what is so.
 type GPUSharingPolicyStatus struct {
-	// conditions: Accepted (the policy governs what it selects), Ready (every node advertises what the policy asks for)
-	// and, when only a changed wish or cluster helps, Stalled.
+	// conditions: Accepted (the policy governs what it selects), Ready (every node advertises what the policy asks for),
+	// Tainted (if it asks for taints, whether they are there) and, when true, WorkloadsAffected (workloads ask for what no
+	// node offers then) and Stalled (only a changed wish or cluster helps).
 	// +optional
 	// +listType=map
 	// +listMapKey=type
@@ -367,6 +370,19 @@ type PendingNode struct {
 	// +kubebuilder:validation:MaxItems=64
 	// +kubebuilder:validation:items:MaxLength=256
 	Plan []string `json:"plan,omitempty"`
+	// inTheWay lists who uses what the plan needs to be idle, and what becomes of each: which pods are evicted. The first 16
+	// by name.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=16
+	// +kubebuilder:validation:items:MaxLength=512
+	InTheWay []string `json:"inTheWay,omitempty"`
+	// resources are the extended resources that the node advertises now, and what it shall.
+	// +optional
+	// +listType=map
+	// +listMapKey=name
+	// +kubebuilder:validation:MaxItems=16
+	Resources []ResourceCount `json:"resources,omitempty"`
 }
 
 // GPUSharingPolicyList is a list of policies.

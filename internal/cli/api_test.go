@@ -28,7 +28,7 @@ import (
 // TestOnAnAPIServer runs the commands against a real API server, on whose side validation, defaults and dry run are.
 func TestOnAnAPIServer(t *testing.T) {
 	g := NewWithT(t)
-	cluster := env.Start(t)
+	cluster := env.Start(t, env.WithNVIDIA())
 	n := node(t, "a", sim.A100, sim.T4)
 	hold(&n, "train", 0, nil)
 	populate(t, cluster.Client, n)
@@ -83,6 +83,19 @@ func TestOnAnAPIServer(t *testing.T) {
 		after := &v1alpha1.GPUSharingPolicy{}
 		g.Expect(cluster.Client.Get(t.Context(), client.ObjectKeyFromObject(&present), after)).To(Succeed())
 		g.Expect(after.Spec).To(Equal(present.Spec))
+	})
+	t.Run("plan tells what the ClusterPolicy lacks for taints", func(t *testing.T) {
+		g := NewWithT(t)
+		clusterPolicy := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{
+			"daemonsets": map[string]any{}, "driver": map[string]any{"upgradePolicy": map[string]any{"autoUpgrade": true}},
+		}}}
+		clusterPolicy.SetGroupVersionKind(schema.GroupVersionKind{Group: "nvidia.com", Version: "v1", Kind: "ClusterPolicy"})
+		clusterPolicy.SetName("cluster-policy")
+		g.Expect(cluster.Client.Create(t.Context(), clusterPolicy)).To(Succeed())
+		out, err := run(strings.Replace(research, "spec:", "spec:\n  taints: [{key: team}]", 1), "plan", "-f", "-")
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(strings.Join(strings.Fields(out), " ")).To(ContainSubstring("add {key: team, operator: Exists, effect: NoSchedule} to " +
+			"spec.daemonsets.tolerations of ClusterPolicy cluster-policy"))
 	})
 	t.Run("status shows nodes, and knows those that are none", func(t *testing.T) {
 		g := NewWithT(t)

@@ -19,6 +19,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/clusterpolicy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
@@ -160,6 +161,18 @@ func TestPreviews(t *testing.T) {
 			p := policy(t, "cheap", slicing)
 			p.Spec.NodeSelector = &v1alpha1.NodeSelector{MatchLabels: map[string]string{"pool": "b"}}
 			return w, p
+		},
+		"a new name and a taint affect workloads": func(t *testing.T) (rollout.World, v1alpha1.GPUSharingPolicy) {
+			a := node(t, "a", sim.T4)
+			hold(&a, "web", 0, nil)
+			a.Pods[0].Asks, a.Pods[0].Workload = map[string]int64{"nvidia.com/gpu": 1}, "Deployment team/web"
+			w := world(a)
+			w.Unscheduled = []rollout.Pod{{
+				Namespace: "team", Name: "train", GPU: true, Asks: map[string]int64{"nvidia.com/gpu": 8}, Workload: "Job team/train",
+			}}
+			w.Wiring.Operands = &clusterpolicy.Operands{Name: "cluster-policy", Driver: true, Upgrades: true}
+			return w, policy(t, "cheap", "{taints: [{key: example.com/shared, effect: NoSchedule}], "+
+				"sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 4, renameByDefault: true}}}")
 		},
 		"nothing to configure": func(t *testing.T) (rollout.World, v1alpha1.GPUSharingPolicy) {
 			w := world(node(t, "a", sim.T4))

@@ -27,13 +27,13 @@ func (t *text) plan(w rollout.World, policies []v1alpha1.GPUSharingPolicy) {
 			t.WriteString("\n")
 		}
 		existed := slices.ContainsFunc(w.Policies, func(p v1alpha1.GPUSharingPolicy) bool { return p.Name == policy.Name })
-		t.policy(policy.Name, existed, after.Policies[policy.Name])
+		t.policy(policy.Name, existed, after.Policies[policy.Name], after.Unmet[policy.Name])
 		t.nodes(policy.Name, was, after.Nodes, w.Nodes)
 	}
 }
 
 // policy writes what the policy as a whole comes to.
-func (t *text) policy(name string, existed bool, s v1alpha1.GPUSharingPolicyStatus) {
+func (t *text) policy(name string, existed bool, s v1alpha1.GPUSharingPolicyStatus, unmet []string) {
 	what := "new"
 	if existed {
 		what = "changed"
@@ -60,6 +60,10 @@ func (t *text) policy(name string, existed bool, s v1alpha1.GPUSharingPolicyStat
 		t.row(2, "afterwards", resources(then))
 		t.rows("shared", shared)
 	}
+	if c, asked := condition.Find(s.Conditions, v1alpha1.ConditionTainted); asked {
+		t.row(2, "taints", c.Message)
+	}
+	t.rows("affected", unmet)
 }
 
 func put(counts map[string]int64, name string, n int64) {
@@ -109,7 +113,7 @@ func (t *text) node(n rollout.NodeState, before, selected, policy string) {
 	t.rows("steps", steps(n, selected))
 	users := make([]string, 0, len(n.InTheWay))
 	for _, u := range n.InTheWay {
-		users = append(users, fmt.Sprintf("%s uses %s: %s", u.Name, u.Uses, u.Fate))
+		users = append(users, u.String())
 	}
 	t.rows("in the way", users)
 	if n.Message != "" {

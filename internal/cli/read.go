@@ -9,12 +9,15 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/clusterpolicy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
@@ -29,8 +32,8 @@ const (
 	nvidiaMPS = "nvidia-device-plugin-mps-control-daemon"
 )
 
-// read reads the cluster as the controller sees it, but for NVIDIA's ClusterPolicy and our ConfigMap, which decide when
-// something is done and not what. Everybody who may look at nodes and pods may read that.
+// read reads the cluster as the controller sees it, but for our ConfigMap, which decides when something is done and not
+// what. Everybody who may look at nodes and pods may read that; NVIDIA's ClusterPolicy is read by those who may.
 func (p *Program) read(ctx context.Context, c client.Client) (rollout.World, error) {
 	w := rollout.World{Now: p.Clock.Now()}
 	policies, gpuNodes := &v1alpha1.GPUSharingPolicyList{}, &v1alpha1.GPUNodeList{}
@@ -53,8 +56,32 @@ func (p *Program) read(ctx context.Context, c client.Client) (rollout.World, err
 	}
 	w.Wiring = wiringOf(&w)
 	serves, err := servesMPS(ctx, c)
+	if err != nil {
+		return w, err
+	}
 	w.Wiring.NVIDIAMPS = w.Wiring.NVIDIAMPS || serves
+	w.Wiring.Operands, err = readOperands(ctx, c)
+	w.Wiring.ClusterPolicy = w.Wiring.ClusterPolicy || w.Wiring.Operands != nil
 	return w, err
+}
+
+// readOperands reads what NVIDIA's ClusterPolicy says of its daemon sets; nil if there is none, or who asks may not know.
+func readOperands(ctx context.Context, c client.Client) (*clusterpolicy.Operands, error) {
+	all := &unstructured.UnstructuredList{}
+	all.SetGroupVersionKind(schema.GroupVersionKind{Group: "nvidia.com", Version: "v1", Kind: "ClusterPolicyList"})
+	err := c.List(ctx, all)
+	if meta.IsNoMatchError(err) || apierrors.IsNotFound(err) || apierrors.IsForbidden(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reading NVIDIA's ClusterPolicy: %w", err)
+	}
+	policy := clusterpolicy.Oldest(all.Items)
+	if policy == nil || clusterpolicy.Disabled(policy) {
+		return nil, nil
+	}
+	operands := clusterpolicy.OperandsOf(policy)
+	return &operands, nil
 }
 
 // readNodes reads the nodes that have GPUs.
@@ -88,6 +115,9 @@ func readPods(ctx context.Context, c client.Client, w *rollout.World) error {
 		for i := range pods.Items {
 			pod := &pods.Items[i]
 			n, has := at[pod.Spec.NodeName]
+			if pod.Spec.NodeName == "" && rollout.RequestsGPU(&pod.Spec) && !rollout.Finished(pod) {
+				w.Unscheduled = append(w.Unscheduled, rollout.PodOf(pod, types.NamespacedName{}))
+			}
 			if !has || rollout.Finished(pod) {
 				continue
 			}

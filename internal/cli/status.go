@@ -97,6 +97,12 @@ func (t *text) policies(policies []v1alpha1.GPUSharingPolicy) {
 		if because != "" {
 			why.row(0, "", fmt.Sprintf("why %s: %s", p.Name, because))
 		}
+		for _, c := range p.Status.Conditions {
+			untainted := c.Type == v1alpha1.ConditionTainted && c.Status == metav1.ConditionFalse
+			if untainted || c.Type == v1alpha1.ConditionWorkloadsAffected {
+				why.row(0, "", fmt.Sprintf("%s of %s: %s", c.Type, p.Name, c.Message))
+			}
+		}
 	}
 	_, _ = fmt.Fprintln(table, strings.Join(rows, "\n")) // a strings.Builder takes everything
 	_ = table.Flush()

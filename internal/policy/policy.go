@@ -81,6 +81,16 @@ func (r Ranking) Govern(n Node) Governed {
 	return g
 }
 
+// Awaits is the policy that may turn out to govern a node whose GPUs are not known yet. Nil: none, or they are.
+func (r Ranking) Awaits(n Node) *v1alpha1.GPUSharingPolicy {
+	for _, candidate := range r {
+		if len(n.Devices) == 0 && candidate.selector.Matches(labels.Set(n.Labels)) {
+			return candidate.policy
+		}
+	}
+	return nil
+}
+
 // selects says whether the labels match and, once the GPUs are known, at least one of them does too.
 func (r ranked) selects(n Node) bool {
 	if !r.selector.Matches(labels.Set(n.Labels)) {

@@ -10,15 +10,16 @@ import (
 	"strings"
 )
 
-func (WriteKeys) isAction() {}
-func (Nudge) isAction()     {}
-func (PatchNode) isAction() {}
-func (Taint) isAction()     {}
-func (Untaint) isAction()   {}
-func (Evict) isAction()     {}
-func (DeletePod) isAction() {}
-func (SetSpec) isAction()   {}
-func (Tell) isAction()      {}
+func (WriteKeys) isAction()  {}
+func (Nudge) isAction()      {}
+func (PatchNode) isAction()  {}
+func (Taint) isAction()      {}
+func (Untaint) isAction()    {}
+func (KeepTaints) isAction() {}
+func (Evict) isAction()      {}
+func (DeletePod) isAction()  {}
+func (SetSpec) isAction()    {}
+func (Tell) isAction()       {}
 
 // Target is empty: all nodes read the ConfigMap.
 func (WriteKeys) Target() string { return "" }
@@ -34,6 +35,9 @@ func (a Taint) Target() string { return a.Node }
 
 // Target is the node.
 func (a Untaint) Target() string { return a.Node }
+
+// Target is the node.
+func (a KeepTaints) Target() string { return a.Node }
 
 // Target is the node of the pod.
 func (a Evict) Target() string { return a.Node }
@@ -64,6 +68,9 @@ func (a Taint) For() PolicyRef { return a.Policy }
 
 // For is nobody: a taint of ours is never kept for a policy's sake.
 func (Untaint) For() PolicyRef { return PolicyRef{} }
+
+// For is the policy that governs the node, if one does.
+func (a KeepTaints) For() PolicyRef { return a.Policy }
 
 // For is the policy that governs the node.
 func (a Evict) For() PolicyRef { return a.Policy }
@@ -101,6 +108,13 @@ func (a Taint) String() string {
 }
 
 func (a Untaint) String() string { return "remove our taint from node " + a.Node }
+
+func (a KeepTaints) String() string {
+	if len(a.Want) == 0 {
+		return fmt.Sprintf("take the taints of policies off node %s", a.Node)
+	}
+	return fmt.Sprintf("keep on node %s the taints %s", a.Node, list(names(a.Want)))
+}
 
 func (a Evict) String() string { return fmt.Sprintf("evict pod %s/%s: %s", a.Namespace, a.Pod, a.Why) }
 

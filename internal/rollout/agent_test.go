@@ -34,6 +34,7 @@ func (h *host) converge() {
 		if held || len(plan.Blockers(step, h.devices())) > 0 {
 			return
 		}
+		h.done = append(h.done, step.String())
 		if err := step.Do(context.Background(), plan.Tools{Hardware: h.hardware, MPS: h}); err != nil {
 			h.required = h.required || errors.Is(err, gpu.ErrResetRequired) && errors.Is(err, gpu.ErrNotSupported)
 			failed[step.Device()] = true

@@ -21,8 +21,9 @@ const labelUpgrade = "nvidia.com/gpu-driver-upgrade-state"
 
 // deployLabels start and stop NVIDIA's GPU clients on a node, in the order in which mig-manager pauses them.
 func deployLabels() []string {
-	const prefix = "nvidia.com/gpu.deploy."
-	return []string{prefix + "device-plugin", prefix + "gpu-feature-discovery", prefix + "dcgm", prefix + "dcgm-exporter"}
+	return []string{
+		deployPrefix + "device-plugin", deployPrefix + "gpu-feature-discovery", deployPrefix + "dcgm", deployPrefix + "dcgm-exporter",
+	}
 }
 
 // ours are the deploy labels that we paused and that still are.

@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/clusterpolicy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
@@ -53,6 +54,7 @@ type host struct {
 	*rollout.Node
 	hardware *sim.Hardware
 	daemons  map[string]plan.Daemon
+	done     []string                 // what the agent did
 	theirs   *gpu.MPSDaemon           // of NVIDIA's daemon set
 	broken   func(rollout.World) bool // the plugin does not advertise what it reads
 	watches  bool                     // the agent reports who sees a key
@@ -166,6 +168,14 @@ func (c *cluster) do(a rollout.Action) {
 	case rollout.Untaint:
 		c.version[h.Name]++
 		h.Taints = slices.DeleteFunc(h.Taints, func(t corev1.Taint) bool { return t.Key == v1alpha1.TaintChanging })
+	case rollout.KeepTaints:
+		c.version[h.Name]++
+		taints, record := rollout.Retaint(h.Taints, h.Annotations[v1alpha1.AnnotationTaints], a.Want)
+		h.Taints = taints
+		patch(h.Annotations, map[string]*string{v1alpha1.AnnotationTaints: nil})
+		if record != "" {
+			h.Annotations[v1alpha1.AnnotationTaints] = record
+		}
 	case rollout.Evict:
 		c.evicted = append(c.evicted, a.Pod)
 		c.end(h, a.Pod)
@@ -243,17 +253,25 @@ func (c *cluster) settle(h *host) {
 	c.advertise(h)
 }
 
-// daemonSets starts and ends the pods of NVIDIA's programs by their deploy labels.
+// daemonSets starts and ends the pods of NVIDIA's programs by their deploy labels. A pod with other tolerations than those
+// of the ClusterPolicy is replaced; none comes to a node with a taint that it does not tolerate, and none goes for one.
 func (c *cluster) daemonSets(h *host) {
 	for _, label := range []string{pluginLabel, gfdLabel, v1alpha1.LabelMIGManager} {
 		at := slices.IndexFunc(h.Pods, func(p rollout.Pod) bool { return p.NodeSelector[label] != "" })
+		if at >= 0 && c.Wiring.Operands != nil && !slices.Equal(h.Pods[at].Tolerations, c.Wiring.Operands.Tolerations) {
+			h.Pods = slices.Delete(h.Pods, at, at+1)
+			h.plugin.running = false
+			at = -1
+		}
 		switch wanted := h.Labels[label] == "true"; {
+		case wanted && at < 0 && c.keptOff(h):
 		case wanted && at < 0:
 			c.pods++
 			h.Pods = append(h.Pods, rollout.Pod{
 				Namespace: "gpu-operator", Name: fmt.Sprintf("nvidia-%d", c.pods), UID: fmt.Sprintf("nvidia-%d", c.pods),
 				Controller: "DaemonSet", NodeSelector: map[string]string{label: "true"},
 				MountsConfig: label != v1alpha1.LabelMIGManager, Scheduled: c.Now,
+				Serves: true, Tolerations: c.tolerations(),
 			})
 			h.plugin.seen = maps.Clone(c.Keys) // a new pod is given what is there
 		case !wanted && at >= 0:
@@ -261,6 +279,31 @@ func (c *cluster) daemonSets(h *host) {
 		}
 	}
 	c.mpsDaemonSet(h)
+}
+
+func (c *cluster) tolerations() []corev1.Toleration {
+	if c.Wiring.Operands == nil {
+		return nil
+	}
+	return c.Wiring.Operands.Tolerations
+}
+
+// keptOff says whether a taint keeps NVIDIA's programs off a node.
+func (c *cluster) keptOff(h *host) bool {
+	return slices.ContainsFunc(h.Taints, func(t corev1.Taint) bool {
+		return c.Wiring.Operands != nil && t.Effect != corev1.TaintEffectPreferNoSchedule && !clusterpolicy.Tolerates(c.tolerations(), t)
+	})
+}
+
+// tolerate makes exactly these tolerations of the ClusterPolicy ours.
+func (c *cluster) tolerate(ours []corev1.Toleration) {
+	if c.Wiring.Operands == nil {
+		return
+	}
+	o := *c.Wiring.Operands
+	o.Tolerations = slices.DeleteFunc(slices.Clone(o.Tolerations), func(t corev1.Toleration) bool { return slices.Contains(o.Ours, t) })
+	o.Tolerations, o.Ours = append(o.Tolerations, ours...), ours
+	c.Wiring.Operands = &o
 }
 
 // mpsDaemonSet runs NVIDIA's MPS control daemon where the device plugin runs and the configuration asks for MPS. It
@@ -489,6 +532,7 @@ func (c *cluster) tick(d time.Duration) {
 // pass decides, acts, and keeps the statuses.
 func (c *cluster) pass() rollout.Decision {
 	d := c.memory.decide(c.world())
+	c.tolerate(d.Tolerations)
 	for _, a := range d.Actions {
 		c.do(a)
 	}

@@ -318,7 +318,7 @@ func (v *view) undiscovered() (message string, is bool) {
 	if c, ok := condition.Find(v.node.GPU.Status.Conditions, v1alpha1.ConditionDiscovered); ok && c.Status != "True" {
 		return fmt.Sprintf("the agent could not read the GPUs: %s", c.Message), true
 	}
-	if len(v.have) == 0 {
+	if len(v.node.GPU.Status.Devices) == 0 {
 		return "the agent has not reported any GPU yet; look at the log of its pod there (app.kubernetes.io/name=gpu-sharing-agent)", true
 	}
 	return "", false

@@ -26,7 +26,7 @@ const (
 func NodeOf(node *corev1.Node, gpuNode *v1alpha1.GPUNode) Node {
 	n := Node{
 		Name: node.Name, Labels: node.Labels, Annotations: node.Annotations, Taints: node.Spec.Taints, GPU: *gpuNode,
-		Allocatable: map[string]int64{}, HeldSince: heldSince(node),
+		Created: node.CreationTimestamp.Time, Allocatable: map[string]int64{}, HeldSince: heldSince(node),
 	}
 	for name, quantity := range node.Status.Allocatable {
 		if strings.HasPrefix(string(name), nvidiaDomain) {
@@ -57,6 +57,13 @@ func PodOf(pod *corev1.Pod, configMap types.NamespacedName) Pod {
 		p.Troubles = troublesOf(pod)
 	}
 	p.DRA = OffersGPUs(pod)
+	if p.GPU {
+		p.Asks, p.Workload = asksOf(&pod.Spec), workloadOf(pod)
+	}
+	p.Serves = Serves(pod) || p.MountsConfig
+	if p.Serves {
+		p.Tolerations = OwnTolerations(pod.Spec.Tolerations)
+	}
 	_, p.Mirror = pod.Annotations[corev1.MirrorPodAnnotationKey]
 	if owner := metav1.GetControllerOfNoCopy(pod); owner != nil {
 		p.Controller = owner.Kind
@@ -71,6 +78,28 @@ func Finished(pod *corev1.Pod) bool {
 
 // IsAgent says whether a pod is one of the agents'.
 func IsAgent(pod *corev1.Pod) bool { return pod.Labels[labelName] == agentName }
+
+// featureDiscovery is the label app.kubernetes.io/name of Node Feature Discovery's pods.
+const featureDiscovery = "node-feature-discovery"
+
+// Serves says whether a pod is one of NVIDIA's programs, which a deploy label keeps on the node, or of Node Feature
+// Discovery, whose labels make NVIDIA's operator set those. A stand-alone device plugin is known by the ConfigMap that it
+// reads.
+func Serves(pod *corev1.Pod) bool {
+	return pod.Labels[labelName] == featureDiscovery || selectsDeploy(pod.Spec.NodeSelector)
+}
+
+// OwnTolerations are the tolerations that a pod was given by its author. The others are about the state of a node, and the
+// daemon-set controller gives them to every pod.
+func OwnTolerations(all []corev1.Toleration) []corev1.Toleration {
+	var own []corev1.Toleration
+	for _, t := range all {
+		if !strings.HasPrefix(t.Key, "node.kubernetes.io/") {
+			own = append(own, t)
+		}
+	}
+	return own
+}
 
 // IsReadyAgent says whether a pod is one of the agents' and answers.
 func IsReadyAgent(pod *corev1.Pod) bool {
@@ -99,6 +128,9 @@ func RequestsGPU(spec *corev1.PodSpec) bool {
 	}
 	return false
 }
+
+// Asks are the resources of GPUs and instances that a pod asks for.
+func Asks(spec *corev1.PodSpec) map[string]int64 { return asksOf(spec) }
 
 func hasGPU(r *corev1.ResourceRequirements) bool {
 	for _, list := range []corev1.ResourceList{r.Limits, r.Requests} {

@@ -19,6 +19,7 @@ type member struct {
 	judgement
 	held    bool       // see holds
 	settled *NodeState // its state, if that stands until something changes
+	kept    kept
 }
 
 // lost is a node that a policy selects and another one governs.

@@ -6,6 +6,7 @@ package rollout
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
@@ -62,6 +63,51 @@ func (v *view) fateOf(b plan.Blocker) string {
 		return "is not evicted, since it would come back at once; end it yourself"
 	}
 	return "is evicted, as far as PodDisruptionBudgets allow"
+}
+
+// String tells who uses what, and what becomes of it.
+func (u User) String() string { return fmt.Sprintf("%s uses %s: %s", u.Name, u.Uses, u.Fate) }
+
+// foretold are the users in the way, as the status of the policy lists them.
+func (m member) foretold() []string {
+	const most, length = 16, 512 // of the schema
+	var lines []string
+	for _, u := range m.users() {
+		if len(lines) < most {
+			lines = append(lines, cut(u.String(), length))
+		}
+	}
+	return lines
+}
+
+// beforeAndAfter are the resources that the node advertises now, and what it shall.
+func (m member) beforeAndAfter() []v1alpha1.ResourceCount {
+	const most = 16 // of the schema
+	counts := map[string]*v1alpha1.ResourceCount{}
+	of := func(name string) *v1alpha1.ResourceCount {
+		if counts[name] == nil {
+			counts[name] = &v1alpha1.ResourceCount{Name: name}
+		}
+		return counts[name]
+	}
+	for name, n := range offered(m.node) {
+		of(name).Advertised = n
+	}
+	if m.wish != nil {
+		for name, n := range m.wish.Config.Resources {
+			of(name).Expected = n
+		}
+		for name, replicas := range m.wish.Config.Replicas {
+			if replicas > 1 && counts[name] != nil {
+				of(name).Oversubscription = replicas
+			}
+		}
+	}
+	var list []v1alpha1.ResourceCount
+	for _, name := range slices.Sorted(maps.Keys(counts)) {
+		list = append(list, *counts[name])
+	}
+	return list[:min(len(list), most)]
 }
 
 // offered is what a node advertises of GPUs and instances.

@@ -34,6 +34,15 @@ func TestThePreviewIsWhatHappens(t *testing.T) {
 		{Name: "pod user/web", Uses: "GPU 1", Fate: "is evicted, as far as PodDisruptionBudgets allow"},
 	}))
 
+	pending := rollout.Decide(c.world()).Policies["research"].Pending[0]
+	g.Expect(pending.Plan).To(Equal(before.Plan))
+	g.Expect(pending.InTheWay).To(HaveLen(3))
+	g.Expect(pending.InTheWay[1]).To(Equal("pod user/train uses GPU 0: is evicted, as far as PodDisruptionBudgets allow"))
+	g.Expect(pending.Resources).To(Equal([]v1alpha1.ResourceCount{
+		{Name: "nvidia.com/gpu", Advertised: 2}, {Name: "nvidia.com/mig-2g.10gb", Expected: 6},
+	}))
+	g.Expect(h.done).To(BeEmpty())
+
 	c.Policies[0].Spec.Rollout.Paused, c.Policies[0].Generation = false, 2
 	var evicted []string
 	for range 60 {
@@ -48,6 +57,7 @@ func TestThePreviewIsWhatHappens(t *testing.T) {
 		}
 		c.tick(time.Second)
 	}
+	g.Expect(h.done).To(Equal(before.Plan), "word for word, in that order")
 	slices.Sort(evicted)
 	var foretold []string
 	for _, u := range before.InTheWay {

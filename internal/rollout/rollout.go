@@ -39,22 +39,32 @@ func (memory *Memory) Decide(w World) Decision {
 		groups[w.Policies[i].Name] = &group{by: &w.Policies[i]}
 	}
 	groups[""] = &group{}
+	tolerated := tolerate(&w)
 	nodes := make([]*Node, len(w.Nodes))
 	for i := range w.Nodes {
 		nodes[i] = &w.Nodes[i]
 	}
 	slices.SortFunc(nodes, func(a, b *Node) int { return cmp.Compare(a.Name, b.Name) })
 	for _, n := range nodes {
-		memory.place(&w, n, ranking, groups)
+		memory.place(&w, n, placing{ranking: ranking, groups: groups, tolerated: tolerated})
 	}
-	return decide(&w, groups)
+	return decide(&w, groups, tolerated)
+}
+
+// placing is what nodes are placed by, and where.
+type placing struct {
+	ranking   policy.Ranking
+	groups    map[string]*group
+	tolerated tolerance
 }
 
 // place judges a node and puts it into the group that paces it.
-func (memory *Memory) place(w *World, n *Node, ranking policy.Ranking, groups map[string]*group) {
-	governed := policy.Governed{}
-	if w.Wiring.Reason == "" {
-		governed = ranking.Govern(policyNode(n))
+func (memory *Memory) place(w *World, n *Node, in placing) {
+	groups, selected := in.groups, in.ranking.Govern(policyNode(n))
+	awaited := in.ranking.Awaits(policyNode(n))
+	governed := selected
+	if w.Wiring.Reason != "" {
+		governed = policy.Governed{}
 	}
 	for _, loser := range governed.Over {
 		groups[loser.Name].lost = append(groups[loser.Name].lost, lost{node: n.Name, to: governed.By.Name})
@@ -63,6 +73,7 @@ func (memory *Memory) place(w *World, n *Node, ranking policy.Ranking, groups ma
 		m := member{view: &view{world: w, node: n}}
 		m.judgement = judgement{State: StateUpToDate, reason: v1alpha1.ReasonReady, actions: m.retain()}
 		m.held = m.begun()
+		m.keepTaints(selected, awaited, in.tolerated)
 		groups[""].idle = append(groups[""].idle, m)
 		return
 	}
@@ -75,6 +86,7 @@ func (memory *Memory) place(w *World, n *Node, ranking policy.Ranking, groups ma
 	if d.settled {
 		m.settled = &d.state
 	}
+	m.keepTaints(selected, awaited, in.tolerated)
 	g.members = append(g.members, m)
 }
 
@@ -98,14 +110,15 @@ func (m member) retain() []Action {
 	return actions
 }
 
-func decide(w *World, groups map[string]*group) Decision {
-	d := Decision{Policies: map[string]v1alpha1.GPUSharingPolicyStatus{}}
+func decide(w *World, groups map[string]*group, tolerated tolerance) Decision {
+	d := Decision{Policies: map[string]v1alpha1.GPUSharingPolicyStatus{}, Tolerations: tolerated.ours}
 	var all []member
+	d.Unmet = impactOf(w, groups)
 	for _, g := range groups {
 		g.pace(w)
 		all = append(all, g.members...)
 		if g.by != nil {
-			d.Policies[g.by.Name] = g.status(w)
+			d.Policies[g.by.Name] = g.status(w, tolerated, d.Unmet[g.by.Name])
 		}
 	}
 	all = append(all, groups[""].idle...)

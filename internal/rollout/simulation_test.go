@@ -320,7 +320,7 @@ func (s *simulation) act() {
 // locked says whether the API server refuses an action when the Node has changed since it was read.
 func locked(a rollout.Action) bool {
 	switch a := a.(type) {
-	case rollout.Taint, rollout.Untaint:
+	case rollout.Taint, rollout.Untaint, rollout.KeepTaints:
 		return true
 	case rollout.PatchNode:
 		return a.Locked

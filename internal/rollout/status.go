@@ -17,7 +17,7 @@ import (
 )
 
 // status is what is so with a policy.
-func (g *group) status(w *World) v1alpha1.GPUSharingPolicyStatus {
+func (g *group) status(w *World, tolerated tolerance, unmet []string) v1alpha1.GPUSharingPolicyStatus {
 	s := v1alpha1.GPUSharingPolicyStatus{Nodes: g.counts(), Resources: g.resources(), Pending: g.pending()}
 	s.Conditions = slices.Clone(g.by.Status.Conditions)
 	set := func(c metav1.Condition, found func([]metav1.Condition, metav1.Condition) []metav1.Condition) {
@@ -35,6 +35,12 @@ func (g *group) status(w *World) v1alpha1.GPUSharingPolicyStatus {
 	set(accepted, always)
 	set(ready, always)
 	set(g.stalled(accepted, ready), whenTrue)
+	set(affected(unmet), whenTrue)
+	if tainted, asked := g.tainted(tolerated); asked {
+		set(tainted, always)
+	} else {
+		s.Conditions = condition.Remove(s.Conditions, v1alpha1.ConditionTainted)
+	}
 	return s
 }
 
@@ -97,6 +103,7 @@ func (g *group) pending() []v1alpha1.PendingNode {
 		}
 		pending = append(pending, v1alpha1.PendingNode{
 			Node: m.node.Name, State: string(m.State), Reason: m.reason, Message: cut(m.message, length), Plan: m.planned(),
+			InTheWay: m.foretold(), Resources: m.beforeAndAfter(),
 		})
 	}
 	for _, l := range g.lost[:min(len(g.lost), most)] {

@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/clusterpolicy"
 )
 
 // World is everything that a decision depends on, as one pass read it from the cache. Decide changes none of it.
@@ -23,6 +24,8 @@ type World struct {
 	Policies []v1alpha1.GPUSharingPolicy
 	// Nodes are all nodes that have a GPUNode.
 	Nodes []Node
+	// Unscheduled are the pods that ask for GPUs or instances and are on no node.
+	Unscheduled []Pod
 }
 
 // Wiring is how NVIDIA's device plugin is installed and whether it reads our ConfigMap.
@@ -39,6 +42,8 @@ type Wiring struct {
 	// NVIDIAMPS says that NVIDIA's MPS daemon set exists and serves the nodes whose configuration asks for MPS. Then it
 	// runs the MPS control daemons and not we.
 	NVIDIAMPS bool
+	// Operands is what the ClusterPolicy says of NVIDIA's daemon sets; nil with a stand-alone device plugin.
+	Operands *clusterpolicy.Operands
 	// Keys are the keys that the wiring itself needs in our ConfigMap, each with its content: the default key
 	// (deviceplugin.Default) and those copied from the ConfigMap that was there before us (deviceplugin.Adopt).
 	Keys map[string]string
@@ -53,6 +58,8 @@ type Node struct {
 	Labels      map[string]string
 	Annotations map[string]string
 	Taints      []corev1.Taint
+	// Created is when the node joined.
+	Created time.Time
 	// Allocatable is Node.status.allocatable of the extended resources nvidia.com/*.
 	Allocatable map[string]int64
 	// GPU is the GPUNode of the node: its spec as last written by us, its status as last written by its agent.
@@ -81,6 +88,10 @@ type Pod struct {
 	EndsBy time.Time
 	// GPU says that one of its containers requests a resource nvidia.com/*.
 	GPU bool
+	// Asks are the resources of GPUs and instances that it asks for; nil for none.
+	Asks map[string]int64
+	// Workload names what has made it, such as "Deployment team/web"; set for pods that ask for GPUs.
+	Workload string
 	// Scheduled is when it was bound to the node: the last transition of its condition PodScheduled. Zero if not known.
 	Scheduled time.Time
 	// NodeSelector is spec.nodeSelector: NVIDIA's programs select the deploy label that starts and stops them.
@@ -93,9 +104,14 @@ type Pod struct {
 	Nudge string
 	// Troubles are the containers that do not run as they should; of NVIDIA's programs only.
 	Troubles []Trouble
+	// Serves says that it is one of the pods without which the GPUs of the node are not offered: NVIDIA's programs, and the
+	// worker of Node Feature Discovery, whose labels start them.
+	Serves bool
+	// Tolerations are its tolerations, but for those that every pod of a daemon set has.
+	Tolerations []corev1.Toleration
 }
 
-// Action is one change of the API. Actions are a closed set: WriteKeys, Nudge, PatchNode, Taint, Untaint, Evict,
+// Action is one change of the API. Actions are a closed set: WriteKeys, Nudge, PatchNode, Taint, Untaint, KeepTaints, Evict,
 // DeletePod, SetSpec and Tell. Each is idempotent, and each stands alone: when one fails the others may still be carried out,
 // and what is missing is decided again in the next pass. String is what logs and events print.
 type Action interface {
@@ -155,6 +171,15 @@ type Taint struct {
 // Untaint removes our taint v1alpha1.TaintChanging, likewise with optimistic lock.
 type Untaint struct {
 	Node string
+}
+
+// KeepTaints makes Want the taints on a node that are there for a policy's sake, besides v1alpha1.TaintChanging: it adds
+// what is missing, takes off what is ours and not among them, and records what is ours in the annotation
+// v1alpha1.AnnotationTaints, in one patch with optimistic lock. Retaint says how.
+type KeepTaints struct {
+	Node   string
+	Want   []corev1.Taint
+	Policy PolicyRef
 }
 
 // Evict asks for the eviction of a pod through the Eviction API, without waiting for it. A refusal by a
@@ -242,11 +267,15 @@ type Decision struct {
 	// Policies is the status of each policy by name, complete and ready to be applied: conditions that did not change
 	// keep their last transition time.
 	Policies map[string]v1alpha1.GPUSharingPolicyStatus
+	// Unmet tells of each policy the workloads of which no node meets the request once all policies are in force, a line each.
+	Unmet map[string][]string
 	// Nodes are the states of all nodes that a policy governs or governed, by name.
 	Nodes []NodeState
 	// Wire says that the device plugin has to read our ConfigMap: a policy governs some node and is not paused, or a node
 	// is not back at its baseline. False: the ClusterPolicy may be put back to what it was.
 	Wire bool
+	// Tolerations are those in the ClusterPolicy that shall be ours: exactly these and no others.
+	Tolerations []corev1.Toleration
 	// After is when to decide again though nothing changes, because a deadline or the time of a nudge passes; 0: never.
 	After time.Duration
 }

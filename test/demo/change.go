@@ -6,10 +6,8 @@ package main
 import (
 	"context"
 	"fmt"
-	"strings"
 	"sync"
 
-	"k8s.io/apimachinery/pkg/api/meta"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
@@ -20,10 +18,9 @@ import (
 const (
 	changedPolicy = "mig-a100"
 	changedNode   = "gpu-a100"
+	otherNode     = "gpu-a100-b" // which the same policy governs
 	holder        = "test/demo/holder.yaml"
-	pausedLayout  = `{"spec":{"rollout":{"paused":true},"sharing":{"mig":{"layouts":[{"instances":[` +
-		`{"profile":"3g.20gb","count":1},{"profile":"1g.5gb","count":4}]}]}}}}`
-	resume = `{"spec":{"rollout":{"paused":false}}}`
+	layout        = "test/demo/layout.yaml"
 )
 
 // changeLayout changes the layout of a node on which a pod runs: first looked at, then done.
@@ -41,10 +38,10 @@ func (d *demo) changeLayout(ctx, _ context.Context, _ *sync.WaitGroup) error {
 		return err
 	}
 	d.story.say(changedNode, "the pod holds %s", held)
-	if err := d.preview(ctx); err != nil {
+	if err := d.showKubectl(ctx, "gpusharing", "plan", "-f", layout); err != nil {
 		return err
 	}
-	if err := d.runKubectl(ctx, "patch", "gsp", changedPolicy, "--type=merge", "-p", resume); err != nil {
+	if err := d.runKubectl(ctx, "apply", "-f", layout); err != nil {
 		return err
 	}
 	if err := d.until(ctx, func() (bool, error) { return d.allReady(ctx) }); err != nil {
@@ -59,29 +56,6 @@ func (d *demo) changeLayout(ctx, _ context.Context, _ *sync.WaitGroup) error {
 	}
 	d.story.say(changedNode, "the pod still holds %s", still)
 	return d.showKubectl(ctx, "gpusharing", "status", changedNode)
-}
-
-// preview asks for the layout with the rollout paused, and shows what would be done.
-func (d *demo) preview(ctx context.Context) error {
-	if err := d.runKubectl(ctx, "patch", "gsp", changedPolicy, "--type=merge", "-p", pausedLayout); err != nil {
-		return err
-	}
-	policy := &v1alpha1.GPUSharingPolicy{}
-	err := d.until(ctx, func() (bool, error) {
-		if err := d.cluster.Client.Get(ctx, client.ObjectKey{Name: changedPolicy}, policy); err != nil {
-			return false, err
-		}
-		ready := meta.FindStatusCondition(policy.Status.Conditions, v1alpha1.ConditionReady)
-		current := ready != nil && ready.ObservedGeneration == policy.Generation
-		return current && len(policy.Status.Pending) > 0 && len(policy.Status.Pending[0].Plan) > 0, nil
-	})
-	if err != nil {
-		return err
-	}
-	pending := policy.Status.Pending[0]
-	d.story.show("\n         The policy's status says what would be done, and nothing is done:\n           " +
-		strings.Join(pending.Plan, "\n           ") + "\n")
-	return nil
 }
 
 // heldInstance is the instance that the pod holds, as the node's agent reports it; empty while it reports none.

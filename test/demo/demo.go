@@ -65,7 +65,8 @@ func samples() []string {
 
 func fleet() []simdriver.Spec {
 	return []simdriver.Spec{
-		simdriver.Times("gpu-a100", sim.A100, 2), simdriver.Times("gpu-h100", sim.H100, 2), simdriver.Times("gpu-t4", sim.T4, 2),
+		simdriver.Times(changedNode, sim.A100, 2), simdriver.Times(otherNode, sim.A100, 2),
+		simdriver.Times("gpu-h100", sim.H100, 2), simdriver.Times("gpu-t4", sim.T4, 2),
 	}
 }
 
@@ -100,7 +101,7 @@ type act = func(limited, background context.Context, running *sync.WaitGroup) er
 func (d *demo) acts() []act {
 	acts := []act{d.startCluster, d.startNodes, d.startController, d.applyPolicies, d.noteResult}
 	if !d.keep {
-		acts = append(acts, d.changeLayout, d.undo)
+		acts = append(acts, d.changeLayout, d.failLayout, d.undo)
 	}
 	return append(acts, d.showResult)
 }

@@ -61,6 +61,10 @@ func TestAbridge(t *testing.T) {
 			event: eventsv1.Event{Regarding: policy, Related: node, Note: "taint node n with x:NoSchedule"},
 			about: "n", note: "taint the node with x:NoSchedule",
 		},
+		"a node, and one whose name begins alike": {
+			event: eventsv1.Event{Regarding: policy, Related: node, Note: "wait for node n; node n-b waits too"},
+			about: "n", note: "wait for the node; node n-b waits too",
+		},
 		"a node that a policy waits for": {
 			event: eventsv1.Event{Regarding: policy, Note: "0 of 2 nodes ready; node n: the agent is changing the GPUs"},
 			about: "n", note: "the agent is changing the GPUs",

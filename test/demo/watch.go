@@ -79,7 +79,8 @@ func (d *demo) abridge(e *eventsv1.Event) (about, note string) {
 	if node == "" {
 		return e.Regarding.Name, note
 	}
-	return node, strings.ReplaceAll(note, " node "+node, " the node")
+	whole := regexp.MustCompile(` node ` + regexp.QuoteMeta(node) + `([^-.a-z0-9]|$)`) // and none whose name only begins so
+	return node, whole.ReplaceAllString(note, " the node$1")
 }
 
 var (

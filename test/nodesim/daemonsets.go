@@ -9,12 +9,15 @@ import (
 	"hash/fnv"
 	"slices"
 	"strconv"
+	"strings"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/clusterpolicy"
 )
 
 // labelTemplate tells pods of one template of a daemon set from those of another.
@@ -22,7 +25,8 @@ const labelTemplate = appsv1.DefaultDaemonSetUniqueLabelKey
 
 // runDaemonSets is the daemon-set controller, as far as this node is concerned: one pod of each daemon set whose node
 // selector matches, none of the others, and a new pod for a new template unless the daemon set waits for the old one to
-// be deleted.
+// be deleted. No pod comes to a node with a taint that it does not tolerate; one that is there stays, unless the taint is
+// NoExecute (kubernetes pkg/controller/daemon: NodeShouldRunDaemonPod).
 func (n *Node) runDaemonSets(ctx context.Context, node *corev1.Node, pods []corev1.Pod) error {
 	sets := &appsv1.DaemonSetList{}
 	if err := n.Client.List(ctx, sets); err != nil {
@@ -47,7 +51,7 @@ func (n *Node) runDaemonSet(ctx context.Context, node *corev1.Node, set *appsv1.
 	wanted := set.DeletionTimestamp == nil &&
 		labels.SelectorFromSet(set.Spec.Template.Spec.NodeSelector).Matches(labels.Set(node.Labels))
 	template := templateHash(set)
-	if wanted && len(pods) == 0 {
+	if wanted && len(pods) == 0 && tolerates(set.Spec.Template.Spec.Tolerations, node.Spec.Taints) {
 		return n.createPod(ctx, set, template)
 	}
 	for _, p := range pods {
@@ -60,6 +64,13 @@ func (n *Node) runDaemonSet(ctx context.Context, node *corev1.Node, set *appsv1.
 		}
 	}
 	return nil
+}
+
+func tolerates(tolerations []corev1.Toleration, taints []corev1.Taint) bool {
+	return !slices.ContainsFunc(taints, func(t corev1.Taint) bool {
+		ofState := strings.HasPrefix(t.Key, "node.kubernetes.io/") // tolerated by every daemon set
+		return !ofState && t.Effect != corev1.TaintEffectPreferNoSchedule && !clusterpolicy.Tolerates(tolerations, t)
+	})
 }
 
 func templateHash(set *appsv1.DaemonSet) string {

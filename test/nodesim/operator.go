@@ -18,6 +18,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/clusterpolicy"
 )
 
 // GPUOperator plays NVIDIA's GPU Operator: it renders its daemon sets from the ClusterPolicy that counts and says so in
@@ -142,7 +144,7 @@ func (o *GPUOperator) daemonSet(policy *unstructured.Unstructured, operand opera
 				Spec: corev1.PodSpec{
 					NodeSelector: map[string]string{deployPrefix + operand.deploy: "true"},
 					Containers:   []corev1.Container{{Name: operand.app, Image: "example.invalid/simulated"}},
-					Tolerations:  []corev1.Toleration{{Key: resourceGPU, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule}},
+					Tolerations:  clusterpolicy.OperandsOf(policy).Tolerations,
 				},
 			},
 		},

@@ -7,7 +7,9 @@ import (
 	"slices"
 	"strings"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
@@ -108,32 +110,20 @@ func slimPod(object any) (any, error) {
 	}
 	pod.ManagedFields = nil
 	pod.Annotations = podAnnotations(pod.Annotations)
-	pod.Labels = podLabels(pod.Labels)
+	pod.Labels = podLabels(pod)
 	pod.OwnerReferences = controllerOf(pod)
 	pod.Spec = corev1.PodSpec{
 		Containers:   draContainers(pod),
 		NodeName:     pod.Spec.NodeName,
 		NodeSelector: pod.Spec.NodeSelector,
 		Volumes:      configVolumes(pod.Spec.Volumes),
-		Resources:    gpuRequest(rollout.RequestsGPU(&pod.Spec)),
+		Tolerations:  serverTolerations(pod),
+		Resources:    gpuRequest(&pod.Spec),
 	}
 	pod.Status = corev1.PodStatus{
 		Phase: pod.Status.Phase, Conditions: slimConditions(pod.Status.Conditions), ContainerStatuses: troubled(pod),
 	}
 	return pod, nil
-}
-
-func podLabels(all map[string]string) map[string]string {
-	var kept map[string]string // most pods have none, as with annotations
-	for _, name := range append(rollout.DRALabels(), labelName) {
-		if value, found := all[name]; found {
-			if kept == nil {
-				kept = map[string]string{}
-			}
-			kept[name] = value
-		}
-	}
-	return kept
 }
 
 func podAnnotations(all map[string]string) map[string]string {
@@ -154,6 +144,15 @@ func controllerOf(pod *corev1.Pod) []metav1.OwnerReference {
 		return []metav1.OwnerReference{*owner}
 	}
 	return nil
+}
+
+// serverTolerations are those of the pods without which the GPUs of a node are not offered: whether they could come back to a
+// node with a taint. Others are of no interest.
+func serverTolerations(pod *corev1.Pod) []corev1.Toleration {
+	if !rollout.Serves(pod) && len(configVolumes(pod.Spec.Volumes)) == 0 {
+		return nil
+	}
+	return rollout.OwnTolerations(pod.Spec.Tolerations)
 }
 
 func configVolumes(all []corev1.Volume) []corev1.Volume {
@@ -186,18 +185,42 @@ func troubled(pod *corev1.Pod) []corev1.ContainerStatus {
 	readsConfigMap := func(v corev1.Volume) bool {
 		return v.ConfigMap != nil || v.Projected != nil && slices.ContainsFunc(v.Projected.Sources, projects)
 	}
-	if !isClient(pod) && !slices.ContainsFunc(pod.Spec.Volumes, readsConfigMap) {
+	if !rollout.Serves(pod) && !slices.ContainsFunc(pod.Spec.Volumes, readsConfigMap) {
 		return nil
 	}
 	return rollout.TroubledContainers(pod)
 }
 
-// gpuRequest stands for all requests of a pod: that some container of it asks for something of NVIDIA's.
-func gpuRequest(asks bool) *corev1.ResourceRequirements {
-	if !asks {
+// gpuRequest stands for all requests of a pod: those of GPUs and instances, and whether it asks for anything of NVIDIA's.
+func gpuRequest(spec *corev1.PodSpec) *corev1.ResourceRequirements {
+	if !rollout.RequestsGPU(spec) {
 		return nil
 	}
-	return &corev1.ResourceRequirements{Limits: corev1.ResourceList{nvidiaDomain + "gpu": {}}}
+	limits := corev1.ResourceList{}
+	for name, n := range rollout.Asks(spec) {
+		limits[corev1.ResourceName(name)] = *resource.NewQuantity(n, resource.DecimalSI)
+	}
+	if len(limits) == 0 {
+		limits[nvidiaDomain+"gpu"] = resource.Quantity{}
+	}
+	return &corev1.ResourceRequirements{Limits: limits}
+}
+
+// podLabels keeps what agents, Node Feature Discovery and DRA drivers are known by and, of a pod that asks for GPUs, what tells its
+// Deployment.
+func podLabels(pod *corev1.Pod) map[string]string {
+	var kept map[string]string
+	for _, name := range append(rollout.DRALabels(), labelName, appsv1.DefaultDeploymentUniqueLabelKey) {
+		value, found := pod.Labels[name]
+		if !found || name == appsv1.DefaultDeploymentUniqueLabelKey && !rollout.RequestsGPU(&pod.Spec) {
+			continue
+		}
+		if kept == nil {
+			kept = map[string]string{}
+		}
+		kept[name] = value
+	}
+	return kept
 }
 
 func slimConditions(all []corev1.PodCondition) []corev1.PodCondition {

@@ -39,6 +39,7 @@ func TestRollout(t *testing.T) {
 		"a node that changed meanwhile keeps what others put on it":              testTaintsOfOthers,
 		"a MIG change evicts the holder, and a budget holds it up":               testEviction,
 		"who keeps a node from going back is named, though no policy is left":    testRestoreInUse,
+		"a taint comes after its toleration, is kept, and goes before it":        testPolicyTaints,
 		"a cluster without a device plugin is told apart from one that has none": testUnsupported,
 		"a GPUNode that went with its node is not created again":                 testGone,
 		"a paused policy says what would be done, and nothing is":                testPaused,
@@ -170,8 +171,8 @@ func testOutdated(s *scenario) {
 func testTaintsOfOthers(s *scenario) {
 	s.machine("a100", sim.A100)
 	s.policy("research", migPolicy("WaitForIdle"))
-	theirs := `[{"key":"theirs","effect":"NoSchedule"}]`
-	s.fail = func(write string) error { // somebody is faster than the first write to the node
+	theirs := `[{"key":"theirs","effect":"PreferNoSchedule"}]` // one that keeps none of NVIDIA's pods off
+	s.fail = func(write string) error {                        // somebody is faster than the first write to the node
 		if strings.HasPrefix(write, "patch Node") && s.node("a100").Spec.Taints == nil {
 			s.merge(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a100"}}, `{"spec":{"taints":`+theirs+`}}`)
 		}
@@ -352,4 +353,39 @@ func testOverridden(s *scenario) {
 	const who = `field manager "kubectl" set spec.devicePlugin.config or spec.mig.strategy back again`
 	s.Expect(s.expectCondition("research", v1alpha1.ConditionReady, metav1.ConditionFalse, v1alpha1.ReasonWiring)).To(ContainSubstring(who))
 	s.Expect(s.announced()).To(ContainElement(And(HavePrefix("Warning Overridden"), ContainSubstring(who))))
+}
+
+func testPolicyTaints(s *scenario) {
+	s.apply("{apiVersion: nvidia.com/v1, kind: ClusterPolicy, metadata: {name: cluster-policy}, spec: {devicePlugin: {enabled: true}, " +
+		"mig: {strategy: single}, daemonsets: {updateStrategy: RollingUpdate}, driver: {enabled: false}, toolkit: {enabled: false}}}")
+	s.machine("t4", sim.T4)
+	s.settle()
+	before := s.footprint()
+	shared := corev1.Taint{Key: "example.com/shared", Value: "yes", Effect: corev1.TaintEffectNoSchedule}
+	s.policy("research", "{taints: [{key: example.com/shared, value: 'yes'}], sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 4}}}")
+	written := s.settle()
+	s.expectReady("research")
+	s.Expect(s.expectCondition("research", v1alpha1.ConditionTainted, metav1.ConditionTrue, v1alpha1.ReasonTainted)).
+		To(Equal("the nodes of the policy have its taints: example.com/shared=yes:NoSchedule"))
+	s.Expect(s.node("t4").Spec.Taints).To(ConsistOf(shared))
+	s.Expect(count(written, "patch ClusterPolicy")).To(Equal(1), "wired and tolerated at once")
+	s.Expect(s.announced()).To(ContainElement("Normal TaintsKept keep on node t4 the taints example.com/shared=yes:NoSchedule"))
+	s.Expect(s.allocatable("t4")).To(HaveKeyWithValue("nvidia.com/gpu", int64(4)))
+
+	node := s.node("t4")
+	patch := client.MergeFrom(node.DeepCopy())
+	node.Spec.Taints = []corev1.Taint{{Key: "others", Effect: corev1.TaintEffectNoSchedule}}
+	s.Expect(s.client.Patch(s.ctx(), node, patch)).To(Succeed())
+	s.settle()
+	s.Expect(s.node("t4").Spec.Taints).To(ConsistOf(HaveField("Key", "others"), shared), "somebody took it off by hand")
+	node = s.node("t4")
+	patch = client.MergeFrom(node.DeepCopy())
+	node.Spec.Taints = node.Spec.Taints[1:]
+	s.Expect(s.client.Patch(s.ctx(), node, patch)).To(Succeed())
+
+	s.Expect(s.client.Delete(s.ctx(), s.getPolicy("research"))).To(Succeed())
+	written = s.settle()
+	s.Expect(s.node("t4").Spec.Taints).To(BeEmpty())
+	s.Expect(slices.Index(written, "patch Node t4")).To(BeNumerically("<", slices.Index(written, "patch ClusterPolicy cluster-policy")))
+	s.Expect(s.footprint()).To(Equal(before))
 }

@@ -26,16 +26,17 @@ type announcement struct {
 
 // What is announced: changes made, and refusals. What is new about a policy is announced with its condition's reason.
 var (
-	eventTainted       = announcement{corev1.EventTypeNormal, "Tainted", "Taint"}
-	eventUntainted     = announcement{corev1.EventTypeNormal, "Untainted", "Untaint"}
-	eventEvicting      = announcement{corev1.EventTypeNormal, "Evicting", "Evict"}
-	eventEvictBlocked  = announcement{corev1.EventTypeWarning, "EvictionBlocked", "Evict"}
-	eventSpecSet       = announcement{corev1.EventTypeNormal, "SpecSet", "SetSpec"}
-	eventNodePatched   = announcement{corev1.EventTypeNormal, "NodePatched", "PatchNode"}
-	eventPodDeleted    = announcement{corev1.EventTypeNormal, "PodDeleted", "DeletePod"}
-	eventWired         = announcement{corev1.EventTypeNormal, "Wired", "Wire"}
-	eventUnwired       = announcement{corev1.EventTypeNormal, "Unwired", "Unwire"}
-	eventOverridden    = announcement{corev1.EventTypeWarning, "Overridden", "Wire"}
+	eventTainted       = announcement{corev1.EventTypeNormal, v1alpha1.EventTainted, "Taint"}
+	eventUntainted     = announcement{corev1.EventTypeNormal, v1alpha1.EventUntainted, "Untaint"}
+	eventTaintsKept    = announcement{corev1.EventTypeNormal, v1alpha1.EventTaintsKept, "KeepTaints"}
+	eventEvicting      = announcement{corev1.EventTypeNormal, v1alpha1.EventEvicting, "Evict"}
+	eventEvictBlocked  = announcement{corev1.EventTypeWarning, v1alpha1.EventEvictionBlocked, "Evict"}
+	eventSpecSet       = announcement{corev1.EventTypeNormal, v1alpha1.EventSpecSet, "SetSpec"}
+	eventNodePatched   = announcement{corev1.EventTypeNormal, v1alpha1.EventNodePatched, "PatchNode"}
+	eventPodDeleted    = announcement{corev1.EventTypeNormal, v1alpha1.EventPodDeleted, "DeletePod"}
+	eventWired         = announcement{corev1.EventTypeNormal, v1alpha1.EventWired, "Wire"}
+	eventUnwired       = announcement{corev1.EventTypeNormal, v1alpha1.EventUnwired, "Unwire"}
+	eventOverridden    = announcement{corev1.EventTypeWarning, v1alpha1.EventOverridden, "Wire"}
 	eventReasonReached = announcement{Type: corev1.EventTypeNormal, Action: "Rollout"}
 	eventReasonWaits   = announcement{Type: corev1.EventTypeWarning, Action: "Rollout"}
 )
@@ -83,6 +84,8 @@ func eventOf(action rollout.Action) (e announcement, announced bool) {
 		return eventTainted, true
 	case rollout.Untaint:
 		return eventUntainted, true
+	case rollout.KeepTaints:
+		return eventTaintsKept, true
 	case rollout.Evict:
 		return eventEvicting, true
 	case rollout.SetSpec:
@@ -107,7 +110,7 @@ func (p *pass) announceRefusal(a rollout.Evict, message string) {
 // announceWiring tells about the ClusterPolicy: that it was changed, or that somebody keeps changing it back.
 func (p *pass) announceWiring(ctx context.Context, changed bool, e announcement) {
 	if changed {
-		note := p.plugin.Describe(e == eventWired)
+		note := p.plugin.Describe()
 		log.FromContext(ctx).Info("changed the ClusterPolicy: " + note)
 		p.emit(e, p.plugin.Subject(), nil, note)
 	}

@@ -73,7 +73,7 @@ func (p *pass) execute(ctx context.Context, d rollout.Decision) error {
 		}
 	}
 	if len(errs) == 0 || errs[0] == nil {
-		errs = append(errs, p.wire(ctx, d.Wire))
+		errs = append(errs, p.wire(ctx, d))
 	}
 	return errors.Join(append(errs, p.executeOnNodes(ctx, d.Actions))...)
 }
@@ -149,6 +149,8 @@ func (p *pass) do(ctx context.Context, action rollout.Action) (bool, error) {
 		return p.taint(ctx, a)
 	case rollout.Untaint:
 		return p.untaint(ctx, a)
+	case rollout.KeepTaints:
+		return p.keepTaints(ctx, a)
 	case rollout.Evict:
 		return p.evict(ctx, a)
 	case rollout.DeletePod:
@@ -162,14 +164,14 @@ func (p *pass) do(ctx context.Context, action rollout.Action) (bool, error) {
 	}
 }
 
-// wire points the device plugin at our ConfigMap, or back to where it was.
-func (p *pass) wire(ctx context.Context, wanted bool) error {
-	if !wanted {
-		changed, err := p.Wiring.Unwire(ctx, p.plugin, p.mounted())
+// wire points the device plugin at our ConfigMap, or back to where it was, with what NVIDIA's programs have to tolerate.
+func (p *pass) wire(ctx context.Context, d rollout.Decision) error {
+	if !d.Wire {
+		changed, err := p.Wiring.Unwire(ctx, p.plugin, p.mounted(), d.Tolerations)
 		p.announceWiring(ctx, changed, eventUnwired)
 		return err
 	}
-	changed, err := p.Wiring.Wire(ctx, p.plugin)
+	changed, err := p.Wiring.Wire(ctx, p.plugin, d.Tolerations)
 	p.announceWiring(ctx, changed, eventWired)
 	return err
 }
@@ -231,6 +233,27 @@ func (p *pass) untaint(ctx context.Context, a rollout.Untaint) (bool, error) {
 		return false, nil
 	}
 	return p.writeTaints(ctx, node, slices.DeleteFunc(slices.Clone(node.Spec.Taints), ours))
+}
+
+// keepTaints writes the taints that are there for a policy's sake, and in the same patch which of them are ours.
+func (p *pass) keepTaints(ctx context.Context, a rollout.KeepTaints) (bool, error) {
+	node, found := p.nodes[a.Node]
+	if !found {
+		return false, nil
+	}
+	record := node.Annotations[v1alpha1.AnnotationTaints]
+	taints, ours := rollout.Retaint(node.Spec.Taints, record, a.Want)
+	if ours == record && slices.Equal(taints, node.Spec.Taints) {
+		return false, nil
+	}
+	metadata := map[string]any{"resourceVersion": node.ResourceVersion}
+	switch {
+	case ours != "":
+		metadata["annotations"] = map[string]*string{v1alpha1.AnnotationTaints: &ours}
+	case record != "":
+		metadata["annotations"] = map[string]*string{v1alpha1.AnnotationTaints: nil}
+	}
+	return p.writeNode(ctx, node, metadata, map[string]any{"taints": taints})
 }
 
 // writeTaints replaces the taints of a node as it was read. They are one list with several authors, so the write is

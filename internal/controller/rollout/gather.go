@@ -82,6 +82,20 @@ func (c *Controller) gatherNodes(ctx context.Context, s *seen) error {
 		s.world.Nodes = append(s.world.Nodes, n)
 	}
 	c.known.end(s.nodes)
+	return c.gatherUnscheduled(ctx, s)
+}
+
+// gatherUnscheduled reads the pods that ask for GPUs and are on no node.
+func (c *Controller) gatherUnscheduled(ctx context.Context, s *seen) error {
+	pods := &corev1.PodList{}
+	if err := c.client.List(ctx, pods, client.MatchingFields{nodeNameField: ""}, client.UnsafeDisableDeepCopy); err != nil {
+		return fmt.Errorf("reading the pods that are on no node: %w", err)
+	}
+	for i := range pods.Items {
+		if pod := &pods.Items[i]; rollout.RequestsGPU(&pod.Spec) && !rollout.Finished(pod) {
+			s.world.Unscheduled = append(s.world.Unscheduled, rollout.PodOf(pod, s.plugin.ConfigMap))
+		}
+	}
 	return nil
 }
 

@@ -52,8 +52,9 @@ func (c *Controller) Register(ctx context.Context, mgr manager.Manager) error {
 		Complete(c)
 }
 
+// nodeName is empty for pods that are on no node, of which those count that ask for GPUs.
 func nodeName(o client.Object) []string {
-	if pod, isPod := o.(*corev1.Pod); isPod && pod.Spec.NodeName != "" {
+	if pod, isPod := o.(*corev1.Pod); isPod && (pod.Spec.NodeName != "" || rollout.RequestsGPU(&pod.Spec)) {
 		return []string{pod.Spec.NodeName}
 	}
 	return nil
@@ -135,7 +136,7 @@ func (c *Controller) podView(o client.Object) (podViewed, bool) {
 		node: pod.Spec.NodeName, agent: c.isReadyAgent(pod), finished: rollout.Finished(pod),
 	}
 	v.MountsConfig = c.mayMount(pod)
-	return v, v.GPU || v.DRA || v.MountsConfig || rollout.IsAgent(pod) || isClient(pod)
+	return v, v.GPU || v.DRA || v.MountsConfig || rollout.IsAgent(pod) || rollout.Serves(pod)
 }
 
 // mayMount says whether a pod mounts our ConfigMap, wherever that is.
@@ -147,19 +148,6 @@ func (c *Controller) mayMount(pod *corev1.Pod) bool {
 	}
 	return false
 }
-
-// isClient says whether one of NVIDIA's deploy labels starts and stops the pod.
-func isClient(pod *corev1.Pod) bool {
-	for name := range pod.Spec.NodeSelector {
-		if strings.HasPrefix(name, deployPrefix) {
-			return true
-		}
-	}
-	return false
-}
-
-// deployPrefix begins the node labels that start and stop NVIDIA's GPU clients.
-const deployPrefix = nvidiaDomain + "gpu.deploy."
 
 // ownAnnotations are those of ours and NVIDIA's.
 func ownAnnotations(all map[string]string) map[string]string {

@@ -4,10 +4,8 @@
 package wiring
 
 import (
-	"cmp"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -26,30 +24,8 @@ func annotationPath() []string {
 	return []string{"metadata", "annotations", v1alpha1.AnnotationBaseline}
 }
 
-// singleton is the ClusterPolicy that the GPU Operator follows: the oldest, then the first by name (contract §3.1).
-func singleton(policies []unstructured.Unstructured) *unstructured.Unstructured {
-	if len(policies) == 0 {
-		return nil
-	}
-	oldest := slices.MinFunc(policies, func(a, b unstructured.Unstructured) int {
-		return cmp.Or(
-			creation(a).Compare(creation(b)),
-			strings.Compare(a.GetName(), b.GetName()),
-		)
-	})
-	return &oldest
-}
-
-func creation(o unstructured.Unstructured) time.Time { return o.GetCreationTimestamp().Time }
-
 func namespaceOf(policy *unstructured.Unstructured) string {
 	return stringAt(policy, "status", "namespace")
-}
-
-// disabled says that the GPU Operator is told not to run the device plugin.
-func disabled(policy *unstructured.Unstructured) bool {
-	enabled, found, err := unstructured.NestedBool(policy.Object, "spec", "devicePlugin", "enabled")
-	return found && err == nil && !enabled
 }
 
 // stringAt is the string at a path; empty if there is none.

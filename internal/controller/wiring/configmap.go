@@ -7,6 +7,8 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -14,6 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/clusterpolicy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/ssa"
 )
 
@@ -48,12 +51,30 @@ func (w *Wiring) WriteKeys(ctx context.Context, o *Observed, data map[string]str
 	return wrote, nil
 }
 
-// Wire points the ClusterPolicy at our ConfigMap, after making sure that the ConfigMap holds all keys that nodes need
-// and the record of what was there before. It says whether it changed the ClusterPolicy.
-func (w *Wiring) Wire(ctx context.Context, o *Observed) (bool, error) {
-	if o.Reason != "" || o.clusterPolicy == nil || o.Ready || o.Overridden != nil {
+// Wire points the ClusterPolicy at our ConfigMap, after making sure that the ConfigMap holds all keys that nodes need and
+// the record of what was there before, and makes exactly these tolerations ours, in one patch: each replaces NVIDIA's pods.
+// It says whether it changed the ClusterPolicy.
+func (w *Wiring) Wire(ctx context.Context, o *Observed, tolerations []corev1.Toleration) (bool, error) {
+	if o.Reason != "" || o.clusterPolicy == nil {
 		return false, nil
 	}
+	want := o.clusterPolicy
+	if !o.Ready && o.Overridden == nil {
+		pointed, err := w.point(ctx, o)
+		if err != nil {
+			return false, err
+		}
+		want = pointed
+	}
+	want, err := o.tolerate(want, tolerations)
+	if err != nil {
+		return false, err
+	}
+	return w.patch(ctx, o.clusterPolicy, want)
+}
+
+// point is the ClusterPolicy as it has to be, once all that it will name is written.
+func (w *Wiring) point(ctx context.Context, o *Observed) (*unstructured.Unstructured, error) {
 	if wiredBefore(o.clusterPolicy) && !wired(o.clusterPolicy, o.defaultKey) && !outdated(o.clusterPolicy, o.Keys) {
 		manager, _ := lastWriter(o.clusterPolicy)
 		o.baseline = o.baseline.overrule(manager)
@@ -63,23 +84,47 @@ func (w *Wiring) Wire(ctx context.Context, o *Observed) (bool, error) {
 		maps.Copy(keys, o.Applied)
 		maps.Copy(keys, o.Keys)
 		if _, err := w.WriteKeys(ctx, o, keys); err != nil {
-			return false, err
+			return nil, err
 		}
 	}
 	want, err := pointed(o.clusterPolicy, o.defaultKey, o.record)
 	if err != nil {
-		return false, fmt.Errorf("pointing ClusterPolicy %s at ConfigMap %s: %w", o.clusterPolicy.GetName(), o.ConfigMap, err)
+		return nil, fmt.Errorf("pointing ClusterPolicy %s at ConfigMap %s: %w", o.clusterPolicy.GetName(), o.ConfigMap, err)
 	}
-	return w.patch(ctx, o.clusterPolicy, want)
+	o.did = append(o.did, fmt.Sprintf("spec.devicePlugin.config names ConfigMap %s and spec.mig.strategy is empty, so that each node's "+
+		"key counts; what they were is recorded", o.ConfigMap))
+	return want, nil
 }
 
-// Unwire puts the ClusterPolicy back as it was and then, once no pod mounts it any more, removes our ConfigMap. From a
-// ConfigMap of somebody else's it removes our keys. It says whether it changed the ClusterPolicy.
-func (w *Wiring) Unwire(ctx context.Context, o *Observed, mounted bool) (bool, error) {
+// tolerate makes exactly these tolerations of the ClusterPolicy ours.
+func (o *Observed) tolerate(policy *unstructured.Unstructured, ours []corev1.Toleration) (*unstructured.Unstructured, error) {
+	if slices.Equal(ours, o.Operands.Ours) {
+		return policy, nil
+	}
+	want, err := clusterpolicy.WithTolerations(policy, ours)
+	if err != nil {
+		return nil, fmt.Errorf("changing the tolerations of ClusterPolicy %s: %w", policy.GetName(), err)
+	}
+	says := "spec.daemonsets.tolerations has none of the operator's"
+	if len(ours) > 0 {
+		keys := make([]string, 0, len(ours))
+		for _, t := range ours {
+			keys = append(keys, t.Key)
+		}
+		says = "spec.daemonsets.tolerations has those of the operator for " + strings.Join(keys, ", ") + ", which taints of policies need"
+	}
+	o.did = append(o.did, says)
+	return want, nil
+}
+
+// Unwire puts the ClusterPolicy back as it was, but for these tolerations, and then, once no pod mounts it any more,
+// removes our ConfigMap. From a ConfigMap of somebody else's it removes our keys. It says whether it changed the
+// ClusterPolicy.
+func (w *Wiring) Unwire(ctx context.Context, o *Observed, mounted bool, tolerations []corev1.Toleration) (bool, error) {
 	if o.Reason == v1alpha1.ReasonDRAStackActive {
 		return false, nil
 	}
-	changed, err := w.restore(ctx, o)
+	changed, err := w.restore(ctx, o, tolerations)
 	if err != nil {
 		return false, err
 	}
@@ -123,13 +168,20 @@ func (o *Observed) theirs() map[string]string {
 	return theirs
 }
 
-func (w *Wiring) restore(ctx context.Context, o *Observed) (bool, error) {
+func (w *Wiring) restore(ctx context.Context, o *Observed, tolerations []corev1.Toleration) (bool, error) {
 	if o.clusterPolicy == nil {
 		return false, nil
 	}
 	want, err := restored(o.clusterPolicy, o.baseline)
 	if err != nil {
 		return false, fmt.Errorf("putting ClusterPolicy %s back: %w", o.clusterPolicy.GetName(), err)
+	}
+	o.did = append(o.did, "spec.devicePlugin.config and spec.mig.strategy are what they were before the operator changed them")
+	if o.Operands.Taken != "" { // what is recorded is no longer so
+		unstructured.RemoveNestedField(want.Object, "metadata", "annotations", v1alpha1.AnnotationTolerations)
+	}
+	if want, err = o.tolerate(want, tolerations); err != nil {
+		return false, err
 	}
 	return w.patch(ctx, o.clusterPolicy, want)
 }

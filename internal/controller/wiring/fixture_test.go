@@ -35,8 +35,10 @@ type fixture struct {
 	client     client.WithWatch
 	clock      *clocktesting.FakePassiveClock
 	standAlone wiring.StandAlone
-	writes     []string
-	fail       func(write string) error
+	// tolerations are those that shall be ours.
+	tolerations []corev1.Toleration
+	writes      []string
+	fail        func(write string) error
 }
 
 // newFixture empties what subtests share of the cluster.
@@ -108,14 +110,14 @@ func (f *fixture) tryWire(keys map[string]string) error {
 	if _, err := f.wiring().WriteKeys(f.ctx(), o, all); err != nil {
 		return err
 	}
-	_, err = f.wiring().Wire(f.ctx(), o)
+	_, err = f.wiring().Wire(f.ctx(), o, f.tolerations)
 	return err
 }
 
 func (f *fixture) unwire(mounted bool) []string {
 	f.t.Helper()
 	f.writes = nil
-	_, err := f.wiring().Unwire(f.ctx(), f.observe(), mounted)
+	_, err := f.wiring().Unwire(f.ctx(), f.observe(), mounted, f.tolerations)
 	f.Expect(err).NotTo(HaveOccurred())
 	return f.writes
 }

@@ -4,7 +4,7 @@
 package wiring
 
 import (
-	"fmt"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -41,11 +41,5 @@ func (o *Observed) Subject() runtime.Object {
 	}
 }
 
-// Describe says what Wire, or else Unwire, changed.
-func (o *Observed) Describe(wired bool) string {
-	if wired {
-		return fmt.Sprintf("spec.devicePlugin.config names ConfigMap %s and spec.mig.strategy is empty, so that each node's "+
-			"key counts; what they were is recorded", o.ConfigMap)
-	}
-	return "spec.devicePlugin.config and spec.mig.strategy are what they were before the operator changed them"
-}
+// Describe says what Wire or Unwire changed.
+func (o *Observed) Describe() string { return strings.Join(o.did, "; ") }

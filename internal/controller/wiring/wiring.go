@@ -6,7 +6,8 @@
 //
 //	found                          our ConfigMap                                       what is changed
 //	GPUCluster                     none: DRAStackActive                                nothing
-//	ClusterPolicy (the oldest)     gpu-sharing-device-plugin in its status.namespace   devicePlugin.config, mig.strategy
+//	ClusterPolicy (the oldest)     gpu-sharing-device-plugin in its status.namespace   devicePlugin.config, mig.strategy,
+//	                                                                                   daemonsets.tolerations if taints need it
 //	neither, but flags name both   the one that they name, which may have other keys   nothing
 //	none of these                  none: NoDevicePlugin                                nothing
 //
@@ -31,6 +32,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/clusterpolicy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
 )
 
@@ -39,7 +41,7 @@ import (
 const ConfigMapName = "gpu-sharing-device-plugin"
 
 // fieldManager owns our keys of the ConfigMap and our fields of the ClusterPolicy.
-const fieldManager = "gpusharing-controller"
+const fieldManager = clusterpolicy.FieldManager
 
 // nvidiaMPS is the label app of NVIDIA's MPS daemon set.
 const nvidiaMPS = "nvidia-device-plugin-mps-control-daemon"
@@ -78,6 +80,7 @@ type Observed struct {
 	baseline      baseline                   // what is to be recorded
 	record        string                     // what is recorded on our ConfigMap
 	defaultKey    string
+	did           []string           // what was changed in the ClusterPolicy
 	leftovers     []corev1.ConfigMap // ours, in namespaces where the device plugin no longer is
 }
 
@@ -104,7 +107,7 @@ func (w *Wiring) Observe(ctx context.Context) (*Observed, error) {
 	if err != nil {
 		return nil, err
 	}
-	w.locate(o, singleton(policies))
+	w.locate(o, clusterpolicy.Oldest(policies))
 	if err := w.observeConfigMaps(ctx, o); err != nil {
 		return nil, err
 	}
@@ -172,7 +175,7 @@ func (w *Wiring) keysBefore(ctx context.Context, o *Observed) (map[string]string
 
 // locate says where our ConfigMap belongs, or why nowhere.
 func (w *Wiring) locate(o *Observed, policy *unstructured.Unstructured) {
-	if policy != nil && !disabled(policy) {
+	if policy != nil && !clusterpolicy.Disabled(policy) {
 		o.ConfigMap = types.NamespacedName{Namespace: namespaceOf(policy), Name: ConfigMapName}
 		if o.ConfigMap.Namespace == "" {
 			o.ConfigMap.Namespace = w.standAlone.Namespace
@@ -183,7 +186,8 @@ func (w *Wiring) locate(o *Observed, policy *unstructured.Unstructured) {
 				"the controller with --device-plugin-namespace", policy.GetName())
 			return
 		}
-		o.ClusterPolicy, o.clusterPolicy = true, policy
+		operands := clusterpolicy.OperandsOf(policy)
+		o.ClusterPolicy, o.clusterPolicy, o.Operands = true, policy, &operands
 		return
 	}
 	if w.standAlone.Namespace != "" && w.standAlone.ConfigMap != "" {

@@ -53,6 +53,8 @@ func TestWiring(t *testing.T) {
 		"goes on where it was killed":                                         testKilled,
 		"leaves MIG as it was on nodes that no policy governs":                testUngoverned,
 		"keeps the keys of the ConfigMap that was there":                      testAdopts,
+		"gives NVIDIA's programs tolerations and takes them back":             testTolerations,
+		"leaves tolerations alone that somebody has written since":            testTolerationsTaken,
 		"puts the ClusterPolicy back, then removes the ConfigMap":             testUnwire,
 		"finds the record on the ClusterPolicy if the ConfigMap is deleted":   testRecord,
 		"overrules a field manager once and then leaves it alone for an hour": testFight,
@@ -209,7 +211,7 @@ func testKilled(f *fixture) {
 	f.Expect(f.observe().Ready).To(BeTrue())
 
 	o := f.observe()
-	_, err := f.wiring().Unwire(f.ctx(), o, false)
+	_, err := f.wiring().Unwire(f.ctx(), o, false, nil)
 	f.Expect(err).To(MatchError(ContainSubstring("removing ConfigMap gpu-operator/gpu-sharing-device-plugin")))
 	f.Expect(f.unwire(false)).To(Equal([]string{"delete ConfigMap"}))
 	f.Expect(f.spec(policy)).To(MatchYAML("{devicePlugin: {enabled: true}, mig: {strategy: single}}"))
@@ -309,7 +311,7 @@ func testStale(f *fixture) {
 	policy := f.policy("cluster-policy", installed)
 	stale := f.observe()
 	f.patch(policy, "kubectl-edit", `{"spec":{"mig":{"strategy":"mixed"}}}`)
-	_, err := f.wiring().Wire(f.ctx(), stale)
+	_, err := f.wiring().Wire(f.ctx(), stale, nil)
 	f.Expect(apierrors.IsConflict(err)).To(BeTrue(), "%v", err)
 	f.wire(research)
 	f.unwire(false)
@@ -370,4 +372,54 @@ func testStandAlone(top *fixture) {
 			f.Expect(f.unwire(false)).To(BeEmpty())
 		})
 	}
+}
+
+func testTolerations(f *fixture) {
+	policy := f.policy("cluster-policy", `
+spec:
+  devicePlugin: {enabled: true}
+  daemonsets: {tolerations: [{key: team, operator: Exists}]}
+`)
+	before := f.spec(policy)
+	f.tolerations = []corev1.Toleration{{Key: "example.com/shared", Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule}}
+	f.Expect(f.wire(research)).To(Equal([]string{"apply ConfigMap", "patch ClusterPolicy"}), "one patch for all")
+	f.Expect(f.spec(policy)).To(ContainSubstring(`
+  tolerations:
+  - key: team
+    operator: Exists
+  - effect: NoSchedule
+    key: example.com/shared
+    operator: Exists
+`))
+	f.Expect(f.observe().Operands.Ours).To(Equal(f.tolerations))
+	f.Expect(f.wire(research)).To(BeEmpty())
+
+	f.tolerations = nil
+	f.Expect(f.wire(research)).To(Equal([]string{"patch ClusterPolicy"}))
+	f.Expect(f.observe().Operands.Tolerations).To(Equal([]corev1.Toleration{{Key: "team", Operator: corev1.TolerationOpExists}}))
+	f.Expect(f.observe().Ready).To(BeTrue(), "and it still reads our ConfigMap")
+
+	f.tolerations = []corev1.Toleration{{Key: "example.com/shared", Operator: corev1.TolerationOpExists}}
+	f.wire(research)
+	f.Expect(f.unwire(true)).To(Equal([]string{"patch ClusterPolicy"}))
+	f.Expect(f.observe().Operands.Ours).To(Equal(f.tolerations), "they stay until they may go")
+	f.tolerations = nil
+	f.Expect(f.unwire(false)).To(Equal([]string{"patch ClusterPolicy", "delete ConfigMap"}))
+	f.Expect(f.spec(policy)).To(Equal(before))
+	f.Expect(f.get(policy).GetAnnotations()).To(BeEmpty())
+}
+
+func testTolerationsTaken(f *fixture) {
+	policy := f.policy("cluster-policy", installed)
+	f.tolerations = []corev1.Toleration{{Key: "example.com/shared", Operator: corev1.TolerationOpExists}}
+	f.wire(research)
+	f.patch(policy, "helm", `{"spec": {"daemonsets": {"tolerations": [{"key": "team", "operator": "Exists"}]}}}`)
+	o := f.observe()
+	f.Expect(o.Operands.Taken).To(Equal("helm"))
+	f.Expect(o.Operands.Ours).To(BeEmpty())
+	f.Expect(o.Ready).To(BeTrue())
+	f.tolerations = nil
+	f.unwire(false)
+	f.Expect(f.observe().Operands.Tolerations).To(Equal([]corev1.Toleration{{Key: "team", Operator: corev1.TolerationOpExists}}))
+	f.Expect(f.get(policy).GetAnnotations()).To(BeEmpty())
 }

@@ -28,8 +28,9 @@ type GPUSharingPolicySpecApplyConfiguration struct {
 	// rollout is how a change is brought to the nodes.
 	Rollout *RolloutApplyConfiguration `json:"rollout,omitempty"`
 	// taints are kept on the nodes that the policy governs, and taken off again with it: to keep pods that ask for no GPU
-	// off them, or to set nodes apart. Under the GPU Operator the tolerations that NVIDIA's programs then need are added to
-	// the ClusterPolicy's daemonsets.tolerations.
+	// off them, or to set nodes apart. A taint that was there before stays. NVIDIA's programs have to tolerate them first:
+	// those of key nvidia.com/gpu they do by themselves; for others the toleration is added to the ClusterPolicy's
+	// daemonsets.tolerations where that hurts nothing that runs, and otherwise the condition Tainted says what to add.
 	Taints []TaintApplyConfiguration `json:"taints,omitempty"`
 	// deletionPolicy says what happens to the nodes when the policy is deleted or no longer selects them and no other
 	// policy does. Restore: they go back to the state in which they were found. Retain: they stay as they are.

@@ -14,8 +14,9 @@ import (
 //
 // GPUSharingPolicyStatus is what is so.
 type GPUSharingPolicyStatusApplyConfiguration struct {
-	// conditions: Accepted (the policy governs what it selects), Ready (every node advertises what the policy asks for)
-	// and, when only a changed wish or cluster helps, Stalled.
+	// conditions: Accepted (the policy governs what it selects), Ready (every node advertises what the policy asks for),
+	// Tainted (if it asks for taints, whether they are there) and, when true, WorkloadsAffected (workloads ask for what no
+	// node offers then) and Stalled (only a changed wish or cluster helps).
 	Conditions []v1.ConditionApplyConfiguration `json:"conditions,omitempty"`
 	// nodes counts the nodes that the policy selects by how far they are.
 	Nodes *NodeCountsApplyConfiguration `json:"nodes,omitempty"`

@@ -20,6 +20,11 @@ type PendingNodeApplyConfiguration struct {
 	Message *string `json:"message,omitempty"`
 	// plan lists the steps that bring the node to the wish, in their order, each as the agent will carry it out.
 	Plan []string `json:"plan,omitempty"`
+	// inTheWay lists who uses what the plan needs to be idle, and what becomes of each: which pods are evicted. The first 16
+	// by name.
+	InTheWay []string `json:"inTheWay,omitempty"`
+	// resources are the extended resources that the node advertises now, and what it shall.
+	Resources []ResourceCountApplyConfiguration `json:"resources,omitempty"`
 }
 
 // PendingNodeApplyConfiguration constructs a declarative configuration of the PendingNode type for use with
@@ -66,6 +71,29 @@ func (b *PendingNodeApplyConfiguration) WithMessage(value string) *PendingNodeAp
 func (b *PendingNodeApplyConfiguration) WithPlan(values ...string) *PendingNodeApplyConfiguration {
 	for i := range values {
 		b.Plan = append(b.Plan, values[i])
+	}
+	return b
+}
+
+// WithInTheWay adds the given value to the InTheWay field in the declarative configuration
+// and returns the receiver, so that objects can be build by chaining "With" function invocations.
+// If called multiple times, values provided by each call will be appended to the InTheWay field.
+func (b *PendingNodeApplyConfiguration) WithInTheWay(values ...string) *PendingNodeApplyConfiguration {
+	for i := range values {
+		b.InTheWay = append(b.InTheWay, values[i])
+	}
+	return b
+}
+
+// WithResources adds the given value to the Resources field in the declarative configuration
+// and returns the receiver, so that objects can be build by chaining "With" function invocations.
+// If called multiple times, values provided by each call will be appended to the Resources field.
+func (b *PendingNodeApplyConfiguration) WithResources(values ...*ResourceCountApplyConfiguration) *PendingNodeApplyConfiguration {
+	for i := range values {
+		if values[i] == nil {
+			panic("nil value passed to WithResources")
+		}
+		b.Resources = append(b.Resources, *values[i])
 	}
 	return b
 }

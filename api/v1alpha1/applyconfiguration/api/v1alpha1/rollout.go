@@ -30,9 +30,10 @@ type RolloutApplyConfiguration struct {
 	// RebootRequired says that somebody has to. Default: Never.
 	Reboot *apiv1alpha1.RebootMode `json:"reboot,omitempty"`
 	// newNodes says whether a node that joins takes GPU pods before it is as the policy asks. TaintUntilReady: it has the
-	// taint gpusharing.io/startup until then, so that pods do not land on its whole GPUs; nodes that were there before are
-	// not tainted. Register nodes with that taint (kubelet --register-with-taints) to leave no gap at all: it is taken
-	// off any node that is ready. Default: Open.
+	// taint gpusharing.io/startup until then, so that pods do not land on its whole GPUs; nodes that were there before the
+	// policy, or offer GPUs already, are not tainted. Register nodes with that taint (kubelet --register-with-taints) to
+	// leave no gap at all: it is taken off any node that is ready, and off a node that no policy governs. NVIDIA's programs,
+	// and Node Feature Discovery, have to tolerate it, see taints. Default: Open.
 	NewNodes *apiv1alpha1.NewNodesMode `json:"newNodes,omitempty"`
 }
 

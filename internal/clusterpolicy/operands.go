@@ -1,0 +1,86 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package clusterpolicy reads NVIDIA's ClusterPolicy, whose Go types are no module that can be imported: which one counts,
+// and what it says of the daemon sets that NVIDIA's operator makes of it. It knows how their tolerations are changed and
+// put back. It is pure.
+package clusterpolicy
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+)
+
+// Oldest is the ClusterPolicy that the GPU Operator follows: the oldest, then the first by name (gpu-operator v26.7.0,
+// controllers/active_config.go: getSingletonClusterPolicy). Nil if there is none.
+func Oldest(policies []unstructured.Unstructured) *unstructured.Unstructured {
+	if len(policies) == 0 {
+		return nil
+	}
+	oldest := slices.MinFunc(policies, func(a, b unstructured.Unstructured) int {
+		created, than := a.GetCreationTimestamp(), b.GetCreationTimestamp()
+		return cmp.Or(created.Compare(than.Time), strings.Compare(a.GetName(), b.GetName()))
+	})
+	return &oldest
+}
+
+// Disabled says that the GPU Operator is told not to run the device plugin.
+func Disabled(policy *unstructured.Unstructured) bool {
+	return !enabled(policy, true, "devicePlugin", "enabled")
+}
+
+// Operands is what a ClusterPolicy says of the daemon sets that NVIDIA's operator runs on nodes with GPUs.
+type Operands struct {
+	// Name of the ClusterPolicy.
+	Name string
+	// Tolerations are those of all these daemon sets, ours among them: spec.daemonsets.tolerations or, where that is empty,
+	// the one that they have by themselves.
+	Tolerations []corev1.Toleration
+	// Ours are those of them that we added.
+	Ours []corev1.Toleration
+	// Taken is the field manager that has written the tolerations since we added to them; none of them is ours then. Empty:
+	// nobody has.
+	Taken string
+	// Driver says that one of the daemon sets is the driver's. Its pods are never replaced by Kubernetes, so they take a
+	// changed template over only when somebody restarts them.
+	Driver bool
+	// Upgrades says that NVIDIA's operator is that somebody: it takes every change of the driver's template for an upgrade.
+	// Up to v26.3 it first deletes the pods that use GPUs, node by node, and before v26.3 the driver is loaded anew;
+	// from v26.7 on it cordons a node and restarts NVIDIA's programs there (controllers/upgrade_controller.go, k8s-operator-libs
+	// pkg/upgrade: podInSyncWithDS, internal/predicates/restart_only.go, k8s-driver-manager: shouldSkipUninstall).
+	Upgrades bool
+	// Toolkit says that one of the daemon sets is the container toolkit's. When its pod ends it restarts the container
+	// runtime and so, on some systems, the kubelet; if the device plugin restarts at that time too, the kubelet fails the
+	// pods that hold GPUs (NVIDIA/gpu-operator issue 596).
+	Toolkit bool
+}
+
+// OperandsOf reads a ClusterPolicy. What a field means that is not there is NVIDIA's (api/nvidia/v1/clusterpolicy_types.go:
+// IsEnabled, UseNvidiaDriverCRDType, UpgradePolicy).
+func OperandsOf(policy *unstructured.Unstructured) Operands {
+	driver := enabled(policy, true, "driver", "enabled") && !enabled(policy, false, "driver", "useNvidiaDriverCRD")
+	have := tolerations(policy)
+	if len(have) == 0 {
+		have = byDefault()
+	}
+	return Operands{
+		Name: policy.GetName(), Tolerations: have, Ours: recorded(policy).Added,
+		Taken: taken(policy), Driver: driver,
+		Upgrades: driver && enabled(policy, false, "driver", "upgradePolicy", "autoUpgrade") &&
+			!enabled(policy, false, "sandboxWorkloads", "enabled"),
+		Toolkit: enabled(policy, true, "toolkit", "enabled"),
+	}
+}
+
+// enabled is the switch at a path below spec, or what it is when it is not there.
+func enabled(policy *unstructured.Unstructured, otherwise bool, path ...string) bool {
+	value, found, err := unstructured.NestedBool(policy.Object, append([]string{"spec"}, path...)...)
+	if !found || err != nil {
+		return otherwise
+	}
+	return value
+}

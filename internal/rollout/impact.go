@@ -1,0 +1,265 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+)
+
+// offer is what a node offers to pods once it is as its policy asks.
+type offer struct {
+	labels    map[string]string
+	resources map[string]int64
+	// single are the resources of which NVIDIA's device plugin gives a container no more than one.
+	single map[string]bool
+}
+
+// demand is a request of GPUs or instances as far as it decides where a pod may start. Many pods have the same.
+type demand struct{ asks, selector string }
+
+// impact finds the workloads of which no node meets the request once every policy is in force, for each policy one line
+// for each workload. Pods that run are not disturbed, but would not start again; those that wait never start. A pod on a
+// node concerns the policy of that node; one that waits concerns each policy whose nodes its node selector admits.
+type impact struct {
+	offers []offer
+	met    map[demand]bool
+	found  map[string]map[string]*unmet // by policy, by workload and request
+}
+
+// unmet is a workload of which no node meets the request.
+type unmet struct {
+	pod  *Pod
+	pods int
+}
+
+func impactOf(w *World, groups map[string]*group) map[string][]string {
+	i := impact{met: map[demand]bool{}, found: map[string]map[string]*unmet{}}
+	for _, g := range groups {
+		for _, m := range slices.Concat(g.members, g.idle) {
+			i.offers = append(i.offers, m.offers())
+		}
+	}
+	for name, g := range groups {
+		for _, m := range g.members {
+			for p := range m.node.Pods {
+				i.weigh(name, &m.node.Pods[p])
+			}
+		}
+		for p := range w.Unscheduled {
+			if slices.ContainsFunc(g.members, func(m member) bool { return admits(&w.Unscheduled[p], m.node.Labels) }) {
+				i.weigh(name, &w.Unscheduled[p])
+			}
+		}
+	}
+	delete(i.found, "") // nodes of no policy go back to what they were
+	var lines map[string][]string
+	for name, workloads := range i.found {
+		if lines == nil {
+			lines = map[string][]string{}
+		}
+		lines[name] = i.says(groups[name], workloads)
+	}
+	return lines
+}
+
+// offers is what the node offers in the end: what it does now, where nothing changes or nothing can.
+func (m member) offers() offer {
+	o := offer{labels: m.node.Labels, resources: m.node.Allocatable}
+	if m.wish == nil || m.State == StateFailed || m.State == StateImpossible {
+		return o
+	}
+	o.resources = m.wish.Config.Resources
+	for name, replicas := range m.wish.Config.Replicas {
+		if replicas > 1 && refusesMore(m.by.Spec.Sharing) {
+			if o.single == nil {
+				o.single = map[string]bool{}
+			}
+			o.single[name] = true
+		}
+	}
+	return o
+}
+
+// refusesMore says whether the device plugin refuses requests of more than one of a shared resource. Under MPS every version
+// up to v0.19 does (internal/rm/rm.go: ValidateRequest).
+func refusesMore(s v1alpha1.Sharing) bool {
+	refuses := s.TimeSlicing != nil && (s.TimeSlicing.FailRequestsGreaterThanOne == nil || *s.TimeSlicing.FailRequestsGreaterThanOne)
+	return s.MPS != nil || refuses
+}
+
+// weigh notes a pod of which no node will meet the request.
+func (i *impact) weigh(policy string, p *Pod) {
+	if len(p.Asks) == 0 || p.Terminating || i.isMet(p) {
+		return
+	}
+	if i.found[policy] == nil {
+		i.found[policy] = map[string]*unmet{}
+	}
+	workload := p.Workload + " " + requests(p.Asks)
+	if i.found[policy][workload] == nil {
+		i.found[policy][workload] = &unmet{pod: p}
+	}
+	i.found[policy][workload].pods++
+}
+
+func (i *impact) isMet(p *Pod) bool {
+	d := demand{asks: requests(p.Asks), selector: labels.Set(p.NodeSelector).String()}
+	met, known := i.met[d]
+	if !known {
+		met = slices.ContainsFunc(i.offers, func(o offer) bool { return o.meets(p) })
+		i.met[d] = met
+	}
+	return met
+}
+
+func (o offer) meets(p *Pod) bool {
+	for name, n := range p.Asks {
+		if o.resources[name] < n || n > 1 && o.single[name] {
+			return false
+		}
+	}
+	return admits(p, o.labels)
+}
+
+// admits says whether a pod may go to a node with these labels. NVIDIA's labels change with the sharing, and are taken to
+// match.
+func admits(p *Pod, have map[string]string) bool {
+	for name, value := range p.NodeSelector {
+		if !strings.HasPrefix(name, nvidiaDomain) && have[name] != value {
+			return false
+		}
+	}
+	return true
+}
+
+// says tells of each workload what it asks for, what is there instead, and what to change.
+func (i *impact) says(g *group, workloads map[string]*unmet) []string {
+	most := map[string]int64{}
+	single := false
+	for _, m := range g.members {
+		o := m.offers()
+		for name, n := range o.resources {
+			if n > 0 && ofGPU(name) {
+				most[name] = max(most[name], n)
+			}
+			single = single || o.single[name]
+		}
+	}
+	var lines []string
+	for _, u := range workloads {
+		who := u.pod.Workload
+		if u.pods > 1 {
+			who = fmt.Sprintf("%s (%d pods)", who, u.pods)
+		}
+		lines = append(lines, fmt.Sprintf("%s asks for %s, which no node offers then; %s", who, requests(u.pod.Asks), advice(u.pod.Asks, most, single)))
+	}
+	slices.Sort(lines)
+	return lines
+}
+
+// advice says what to change so that a request is met.
+func advice(asks, most map[string]int64, single bool) string {
+	for _, name := range slices.Sorted(maps.Keys(asks)) {
+		plain, shared := strings.TrimSuffix(name, ".shared"), name+".shared"
+		switch n := most[name]; {
+		case n >= asks[name] && asks[name] > 1 && single:
+			return "a container may ask for one of what is shared: ask for 1, or for GPUs that are not shared"
+		case n >= asks[name]:
+		case n > 0:
+			return fmt.Sprintf("the nodes of the policy offer at most %d of %s each: ask for no more, or leave some nodes out of the policy", n, name)
+		case most[shared] > 0:
+			return fmt.Sprintf("ask for %s instead, or set renameByDefault to false in the policy", shared)
+		case plain != name && most[plain] > 0:
+			return fmt.Sprintf("ask for %s instead, or set renameByDefault to true in the policy", plain)
+		}
+	}
+	if len(most) == 0 {
+		return "the nodes of the policy offer nothing; look at their reasons in status.pending"
+	}
+	return fmt.Sprintf("the nodes of the policy offer %s: ask for one of these, or change the policy",
+		strings.Join(slices.Sorted(maps.Keys(most)), ", "))
+}
+
+// requests lists what is asked for, such as nvidia.com/gpu: 2.
+func requests(asks map[string]int64) string {
+	var parts []string
+	for _, name := range slices.Sorted(maps.Keys(asks)) {
+		parts = append(parts, fmt.Sprintf("%s: %d", name, asks[name]))
+	}
+	return strings.Join(parts, ", ")
+}
+
+// affected says which workloads the policy leaves without what they ask for.
+func affected(lines []string) metav1.Condition {
+	const most, length = 8, 4096
+	c := metav1.Condition{Type: v1alpha1.ConditionWorkloadsAffected, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonRequestNotOffered}
+	if len(lines) == 0 {
+		return c
+	}
+	c.Status = metav1.ConditionTrue
+	c.Message = cut(strings.Join(lines[:min(len(lines), most)], "; "), length)
+	if more := len(lines) - most; more > 0 {
+		c.Message += fmt.Sprintf("; and %d more", more)
+	}
+	return c
+}
+
+// asksOf sums what a pod asks for of GPUs and instances, as the scheduler does: its containers together, or an init
+// container that asks for more.
+func asksOf(spec *corev1.PodSpec) map[string]int64 {
+	var asks map[string]int64
+	take := func(into map[string]int64, r *corev1.ResourceRequirements, add bool) map[string]int64 {
+		for name, quantity := range r.Limits {
+			n := quantity.Value()
+			if n == 0 || !ofGPU(string(name)) {
+				continue
+			}
+			if into == nil {
+				into = map[string]int64{}
+			}
+			if add {
+				n += into[string(name)]
+			}
+			into[string(name)] = max(into[string(name)], n)
+		}
+		return into
+	}
+	for i := range spec.Containers {
+		asks = take(asks, &spec.Containers[i].Resources, true)
+	}
+	for i := range spec.InitContainers {
+		sidecar := spec.InitContainers[i].RestartPolicy != nil
+		asks = take(asks, &spec.InitContainers[i].Resources, sidecar)
+	}
+	if spec.Resources != nil {
+		asks = take(asks, spec.Resources, false)
+	}
+	return asks
+}
+
+// workloadOf names what has made a pod: its controller, or a Deployment by the ReplicaSet that belongs to it, whose name
+// ends with the hash that the pod carries too.
+func workloadOf(pod *corev1.Pod) string {
+	owner := metav1.GetControllerOfNoCopy(pod)
+	if owner == nil {
+		return fmt.Sprintf("pod %s/%s", pod.Namespace, pod.Name)
+	}
+	kind, name := owner.Kind, owner.Name
+	if hash := pod.Labels[appsv1.DefaultDeploymentUniqueLabelKey]; kind == "ReplicaSet" && hash != "" {
+		if deployment, is := strings.CutSuffix(name, "-"+hash); is {
+			kind, name = "Deployment", deployment
+		}
+	}
+	return fmt.Sprintf("%s %s/%s", kind, pod.Namespace, name)
+}

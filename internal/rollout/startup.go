@@ -1,0 +1,89 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout
+
+import (
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/policy"
+)
+
+// startupTaint keeps pods off a new node until it is as its policy asks.
+func startupTaint() corev1.Taint {
+	return corev1.Taint{Key: v1alpha1.TaintStartup, Effect: corev1.TaintEffectNoSchedule}
+}
+
+// startingUp is the startup taint that the node has; nil if it has none.
+func (v *view) startingUp() *corev1.Taint {
+	at := slices.IndexFunc(v.node.Taints, func(t corev1.Taint) bool { return t.Key == v1alpha1.TaintStartup })
+	if at < 0 {
+		return nil
+	}
+	return &v.node.Taints[at]
+}
+
+// wantStartup says whether the node is to have the startup taint. Who put it there does not matter: kubelet and
+// autoscalers register nodes with it, and rely on us to take it off. A node that no policy governs loses it once its agent
+// has reported: nobody will make such a node ready, and before that a policy that selects by GPU may still turn out to
+// govern it.
+func (m *member) wantStartup(g policy.Governed, awaited *v1alpha1.GPUSharingPolicy, t tolerance) bool {
+	_, undiscovered := m.undiscovered()
+	has := m.startingUp() != nil
+	switch {
+	case m.world.Wiring.Reason != "" && g.By != nil:
+		return has // the policy is not honoured yet
+	case g.By == nil && !undiscovered:
+		return false
+	case g.By != nil && m.State == StateUpToDate:
+		return false
+	case has:
+		return true
+	case g.By != nil:
+		awaited = g.By
+	}
+	return awaited != nil && m.isNew(awaited) && m.toleratesStartup(t)
+}
+
+// isNew says whether the node joined after the policy, was never as it asks, and offers no GPU yet: taints come too late
+// for a node that has run pods.
+func (m *member) isNew(p *v1alpha1.GPUSharingPolicy) bool {
+	return p.Spec.Rollout.NewNodes == v1alpha1.NewNodesTaintUntilReady && !p.Spec.Rollout.Paused &&
+		m.node.Created.After(p.CreationTimestamp.Time) && m.node.GPU.Spec.LastGood == nil && m.advertisesNoGPU()
+}
+
+// toleratesStartup says whether NVIDIA's programs can come to a node with the startup taint. Without the device plugin it
+// would never be ready.
+func (m *member) toleratesStartup(t tolerance) bool {
+	if m.world.Wiring.Reason != "" {
+		return false
+	}
+	reason, message := t.refuses(startupTaint())
+	if reason == "" {
+		reason, message = t.refusesOn(m.node, startupTaint())
+	}
+	if reason != "" {
+		m.kept.reason, m.kept.message = reason, message
+	}
+	return reason == ""
+}
+
+// saysStartup adds to the message of a node that it takes no pods, and what keeps it from becoming ready.
+func (m *member) saysStartup(g policy.Governed, t tolerance) {
+	has := m.startingUp()
+	if has == nil || g.By == nil || m.world.Wiring.Reason != "" {
+		return
+	}
+	says := fmt.Sprintf("the node keeps the taint %s until it is as the policy asks", nameOf(*has))
+	if _, message := t.refuses(*has); message != "" {
+		says += "; " + message
+	}
+	if m.message != "" {
+		says = m.message + "; " + says
+	}
+	m.message = says
+}

@@ -1,0 +1,238 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/clusterpolicy"
+)
+
+// labelDriver is the deploy label of NVIDIA's driver.
+const labelDriver = deployPrefix + "driver"
+
+// tolerance is what NVIDIA's programs tolerate, and what they are to. A taint is put on a node only when they tolerate it,
+// and taken off again when they no longer do: a pod of theirs that ends could not come back otherwise, and the node would
+// lose its GPUs. So tolerations come before taints, and go after them.
+type tolerance struct {
+	world *World
+	// ours are the tolerations in the ClusterPolicy that shall be ours.
+	ours []corev1.Toleration
+	// coming says that they are not there yet, and are being added.
+	coming bool
+	// unsafe is why the ClusterPolicy is left as it is though it lacks some; empty: it does not.
+	unsafe string
+	known  map[corev1.Taint]refusal // what refuses has found out
+}
+
+// refusal is why NVIDIA's programs do not tolerate a taint.
+type refusal struct{ reason, message string }
+
+// tolerate finds what the ClusterPolicy has to tolerate. It is changed only when that cannot hurt what runs, since it
+// replaces the pods of all of NVIDIA's daemon sets; what is there too much meanwhile hurts nobody.
+func tolerate(w *World) tolerance {
+	t := tolerance{world: w, known: map[corev1.Taint]refusal{}}
+	o := w.Wiring.Operands
+	if o == nil {
+		return t
+	}
+	t.ours = o.Ours
+	users := slices.DeleteFunc(slices.Clone(o.Tolerations), func(have corev1.Toleration) bool { return has(o.Ours, have) })
+	var want []corev1.Toleration
+	for _, taint := range w.intolerable() {
+		if !clusterpolicy.Tolerates(slices.Concat(users, want), taint) {
+			want = append(want, tolerationOf(taint))
+		}
+	}
+	if len(want) == len(o.Ours) && !slices.ContainsFunc(want, func(x corev1.Toleration) bool { return !has(o.Ours, x) }) {
+		return t
+	}
+	if t.unsafe = w.unsafe(); t.unsafe == "" {
+		t.ours, t.coming = want, true
+	}
+	return t
+}
+
+// intolerable are the taints that NVIDIA's programs have to tolerate: those that policies ask for, and those of ours that
+// are still on nodes. PreferNoSchedule keeps no pod of a daemon set off.
+func (w *World) intolerable() []corev1.Taint {
+	var taints []corev1.Taint
+	for i := range w.Policies {
+		if p := &w.Policies[i]; p.DeletionTimestamp.IsZero() && !p.Spec.Rollout.Paused {
+			taints = append(taints, taintsOf(p)...)
+		}
+	}
+	for i := range w.Nodes {
+		for _, t := range w.Nodes[i].Taints {
+			starting := t.Key == v1alpha1.TaintStartup && has(w.Wiring.Operands.Ours, tolerationOf(t))
+			if starting || recordedIn(w.Nodes[i].Annotations[v1alpha1.AnnotationTaints], t) {
+				taints = append(taints, corev1.Taint{Key: t.Key, Value: t.Value, Effect: t.Effect})
+			}
+		}
+	}
+	taints = slices.DeleteFunc(taints, func(t corev1.Taint) bool { return t.Effect == corev1.TaintEffectPreferNoSchedule })
+	slices.SortFunc(taints, func(a, b corev1.Taint) int {
+		return cmp.Or(cmp.Compare(a.Key, b.Key), cmp.Compare(a.Value, b.Value))
+	})
+	return slices.Compact(taints)
+}
+
+// taintsOf are the taints that a policy may put on nodes.
+func taintsOf(p *v1alpha1.GPUSharingPolicy) []corev1.Taint {
+	taints := make([]corev1.Taint, 0, len(p.Spec.Taints)+1)
+	for _, t := range p.Spec.Taints {
+		taints = append(taints, corev1.Taint{Key: t.Key, Value: t.Value, Effect: corev1.TaintEffect(t.Effect)})
+	}
+	if p.Spec.Rollout.NewNodes == v1alpha1.NewNodesTaintUntilReady {
+		taints = append(taints, startupTaint())
+	}
+	return taints
+}
+
+// tolerationOf is for the key, so that another value changes no daemon set. Who registers nodes with the startup taint may
+// choose its effect.
+func tolerationOf(taint corev1.Taint) corev1.Toleration {
+	t := corev1.Toleration{Key: taint.Key, Operator: corev1.TolerationOpExists, Effect: taint.Effect}
+	if taint.Key == v1alpha1.TaintStartup {
+		t.Effect = ""
+	}
+	return t
+}
+
+// unsafe says why a change of the tolerations could hurt what runs; see clusterpolicy.Operands for where each is from.
+func (w *World) unsafe() string {
+	o := w.Wiring.Operands
+	users, mps := w.holdGPUs()
+	switch {
+	case o.Taken != "":
+		return fmt.Sprintf("field manager %q has written that list since the operator had added to it", o.Taken)
+	case o.Upgrades:
+		return "NVIDIA's operator would take the change for an upgrade of its driver and go through every node " +
+			"(driver.upgradePolicy.autoUpgrade), before v26.7 deleting the pods that use GPUs"
+	case o.Toolkit && len(users) > 0:
+		return "NVIDIA's container toolkit and device plugin would restart together on every node, at which some kubelets fail " +
+			"the pods that hold GPUs; now " + list(users)
+	case len(mps) > 0:
+		return "NVIDIA's MPS daemons would restart and end their clients; now " + list(mps)
+	}
+	return ""
+}
+
+// holdGPUs are the pods that ask for GPUs and are on a node, and those of them where NVIDIA's MPS daemon set runs.
+func (w *World) holdGPUs() (users, ofMPS []string) {
+	for i := range w.Nodes {
+		served := slices.ContainsFunc(w.Nodes[i].Pods, func(p Pod) bool { return p.NodeSelector["nvidia.com/mps.capable"] != "" })
+		for _, p := range w.Nodes[i].Pods {
+			if !p.GPU {
+				continue
+			}
+			name := fmt.Sprintf("pod %s/%s", p.Namespace, p.Name)
+			users = append(users, name)
+			if served {
+				ofMPS = append(ofMPS, name)
+			}
+		}
+	}
+	return users, ofMPS
+}
+
+// refuses says why NVIDIA's programs do not tolerate a taint anywhere, with the reason for it; empty: they do.
+func (t tolerance) refuses(taint corev1.Taint) (reason, message string) {
+	taint.TimeAdded = nil
+	r, known := t.known[taint]
+	if !known {
+		r.reason, r.message = t.refusal(taint)
+		t.known[taint] = r
+	}
+	return r.reason, r.message
+}
+
+func (t tolerance) refusal(taint corev1.Taint) (reason, message string) {
+	o, w := t.world.Wiring.Operands, t.world
+	missing := fmt.Sprintf("NVIDIA's programs do not tolerate the taint %s, so their pods could not come back to a node that has it", nameOf(taint))
+	switch {
+	case taint.Effect == corev1.TaintEffectPreferNoSchedule:
+		return "", ""
+	case o == nil && w.Wiring.ClusterPolicy:
+		return v1alpha1.ReasonTolerationMissing, "the ClusterPolicy could not be read, so it is not known what NVIDIA's programs tolerate"
+	case o == nil:
+		return t.pluginRefuses(taint, missing)
+	case clusterpolicy.Tolerates(o.Tolerations, taint):
+		return "", ""
+	case t.coming:
+		return v1alpha1.ReasonTolerating, fmt.Sprintf("the toleration of %s is being added to ClusterPolicy %s, "+
+			"which replaces the pods of NVIDIA's programs node by node", nameOf(taint), o.Name)
+	}
+	unsafe := cmp.Or(t.unsafe, w.unsafe())
+	if unsafe == "" {
+		return v1alpha1.ReasonPaused, fmt.Sprintf("the toleration of %s is to be added to ClusterPolicy %s first, "+
+			"which replaces the pods of NVIDIA's programs node by node", nameOf(taint), o.Name)
+	}
+	return v1alpha1.ReasonTolerationMissing, fmt.Sprintf("%s; add %s to spec.daemonsets.tolerations of ClusterPolicy %s "+
+		"(with Helm: to daemonsets.tolerations) when it suits; the operator does not do so by itself, since %s",
+		missing, written(tolerationOf(taint)), o.Name, unsafe)
+}
+
+// pluginRefuses says whether the pods of a stand-alone device plugin tolerate a taint: its daemon set is its owner's.
+func (t tolerance) pluginRefuses(taint corev1.Taint, missing string) (reason, message string) {
+	seen := false
+	for i := range t.world.Nodes {
+		for _, p := range t.world.Nodes[i].Pods {
+			if !p.MountsConfig || p.Terminating {
+				continue
+			}
+			seen = true
+			if !clusterpolicy.Tolerates(p.Tolerations, taint) {
+				return v1alpha1.ReasonTolerationMissing, fmt.Sprintf("%s; add %s to the daemon set of pod %s/%s (with Helm: to tolerations)",
+					missing, written(tolerationOf(taint)), p.Namespace, p.Name)
+			}
+		}
+	}
+	if !seen {
+		return v1alpha1.ReasonTolerating, "no pod of NVIDIA's device plugin is there yet that would tell what it tolerates"
+	}
+	return "", ""
+}
+
+// refusesOn says which pods on a node do not tolerate a taint yet; empty: all do. The driver's pods take the toleration
+// over when they are next restarted, and it is their daemon set that counts.
+func (t tolerance) refusesOn(n *Node, taint corev1.Taint) (reason, message string) {
+	if taint.Effect == corev1.TaintEffectPreferNoSchedule {
+		return "", ""
+	}
+	o := t.world.Wiring.Operands
+	var pods []string
+	for _, p := range n.Pods {
+		driver := o != nil && o.Driver && p.NodeSelector[labelDriver] != ""
+		if p.Serves && p.Controller == "DaemonSet" && !p.Terminating && !driver && !clusterpolicy.Tolerates(p.Tolerations, taint) {
+			pods = append(pods, p.Namespace+"/"+p.Name)
+		}
+	}
+	if len(pods) == 0 {
+		return "", ""
+	}
+	slices.Sort(pods)
+	return v1alpha1.ReasonTolerating, fmt.Sprintf("waiting until these pods tolerate the taint %s: %s; NVIDIA's operator replaces its own "+
+		"(unless daemonsets.updateStrategy is OnDelete: then delete them), and the others need %s in their daemon set "+
+		"(Helm: node-feature-discovery.worker.tolerations)", nameOf(taint), list(pods), written(tolerationOf(taint)))
+}
+
+func has(all []corev1.Toleration, t corev1.Toleration) bool {
+	return slices.ContainsFunc(all, func(o corev1.Toleration) bool { return o.MatchToleration(&t) })
+}
+
+// written is a toleration as YAML on one line.
+func written(t corev1.Toleration) string {
+	parts := []string{"key: " + t.Key, "operator: " + string(t.Operator)}
+	if t.Effect != "" {
+		parts = append(parts, "effect: "+string(t.Effect))
+	}
+	return "{" + strings.Join(parts, ", ") + "}"
+}

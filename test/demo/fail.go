@@ -1,0 +1,156 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/test/simdriver"
+)
+
+const (
+	failing = "test/demo/failing-layout.yaml"
+	// agentsTime is how long an agent has for a change before the node goes back, and left what the demo leaves of it: enough
+	// for the agent to say once more why it fails.
+	agentsTime = 15 * time.Minute
+	left       = 3 * time.Second
+)
+
+// failLayout asks for a layout that one GPU does not take: its node goes back by itself, and no other is touched.
+func (d *demo) failLayout(ctx, _ context.Context, _ *sync.WaitGroup) error {
+	d.story.chapter("A layout that fails on one node: the node goes back by itself, and no other is touched")
+	before, err := d.advertisedBy(ctx, changedNode, otherNode)
+	if err != nil {
+		return err
+	}
+	m := d.machineOf(changedNode)
+	if err := m.breakGPU(ctx, 1); err != nil {
+		return err
+	}
+	d.story.say(changedNode, "the driver of GPU 1 refuses to destroy instances from now on: a fault that the demo injects")
+	if err := d.runKubectl(ctx, "apply", "-f", failing); err != nil {
+		return err
+	}
+	if err := d.until(ctx, func() (bool, error) { return d.stepFailed(ctx) }); err != nil {
+		return err
+	}
+	if err := d.dateBack(ctx); err != nil {
+		return err
+	}
+	var pending []v1alpha1.PendingNode
+	err = d.until(ctx, func() (bool, error) {
+		pending, err = d.pending(ctx)
+		return err == nil && rolledBack(pending), err
+	})
+	if err != nil {
+		return err
+	}
+	now, err := d.advertisedBy(ctx, changedNode, otherNode)
+	if err == nil && now != before {
+		err = fmt.Errorf("the nodes advertised %s before the layout that failed, and %s after it", before, now)
+	}
+	if err != nil {
+		return err
+	}
+	d.story.show("\n         The nodes are as they were. The policy's status says why:")
+	for _, n := range pending {
+		d.story.show(fmt.Sprintf("           %s: %s (%s): %s", n.Node, n.State, n.Reason, n.Message))
+	}
+	d.story.show("")
+	if err := m.driver.ClearFaults(); err != nil {
+		return err
+	}
+	d.story.say("you", "the policy is set right: back to the layout that worked")
+	if err := d.runKubectl(ctx, "apply", "-f", layout); err != nil {
+		return err
+	}
+	return d.until(ctx, func() (bool, error) { return d.allReady(ctx) })
+}
+
+// rolledBack says whether the first node is back at its last good state, and the other was not begun.
+func rolledBack(pending []v1alpha1.PendingNode) bool {
+	return len(pending) == 2 && pending[0].State == string(rollout.StateFailed) && pending[1].Reason == v1alpha1.ReasonRolloutHalted &&
+		strings.Contains(pending[0].Message, "was put back to its last good state")
+}
+
+func (d *demo) machineOf(name string) *machine {
+	for _, m := range d.machines {
+		if m.name == name {
+			return m
+		}
+	}
+	return nil
+}
+
+// breakGPU lets the driver refuse to destroy instances of a GPU.
+func (m *machine) breakGPU(ctx context.Context, index int) error {
+	inventory, err := m.inventory(ctx)
+	if err != nil {
+		return err
+	}
+	return m.driver.AddFault(simdriver.Fault{
+		Call: "nvmlComputeInstanceDestroy", GPU: inventory.Devices[index].UUID, Return: sim.Unknown,
+	})
+}
+
+func (d *demo) advertisedBy(ctx context.Context, nodes ...string) (string, error) {
+	var all []string
+	for _, node := range nodes {
+		one, err := d.advertises(ctx, node)
+		if err != nil {
+			return "", err
+		}
+		all = append(all, one)
+	}
+	return strings.Join(all, "; "), nil
+}
+
+// stepFailed says whether the agent of the node has reported that the change fails.
+func (d *demo) stepFailed(ctx context.Context) (bool, error) {
+	node := &v1alpha1.GPUNode{}
+	if err := d.cluster.Client.Get(ctx, client.ObjectKey{Name: changedNode}, node); err != nil {
+		return false, fmt.Errorf("reading GPUNode %s: %w", changedNode, err)
+	}
+	ready, _ := condition.Find(node.Status.Conditions, v1alpha1.ConditionReady)
+	return ready.Reason == v1alpha1.ReasonStepFailed && ready.ObservedGeneration == node.Generation, nil
+}
+
+// dateBack lets the time of the agent be over soon. The agent goes on trying meanwhile, and the demo does not wait for it.
+func (d *demo) dateBack(ctx context.Context) error {
+	node := &v1alpha1.GPUNode{}
+	if err := d.cluster.Client.Get(ctx, client.ObjectKey{Name: changedNode}, node); err != nil {
+		return fmt.Errorf("reading GPUNode %s: %w", changedNode, err)
+	}
+	base := node.DeepCopy()
+	node.Spec.Since = metav1.NewTime(time.Now().Add(left - agentsTime))
+	if err := d.cluster.Client.Patch(ctx, node, client.MergeFrom(base)); err != nil {
+		return fmt.Errorf("dating the wish for %s back: %w", changedNode, err)
+	}
+	d.story.say(changedNode, "an agent has %s for a change; the demo does not wait for that and dates the wish back", agentsTime)
+	return nil
+}
+
+// pending are the nodes of the policy that are not ready, of its present generation.
+func (d *demo) pending(ctx context.Context) ([]v1alpha1.PendingNode, error) {
+	policy := &v1alpha1.GPUSharingPolicy{}
+	if err := d.cluster.Client.Get(ctx, client.ObjectKey{Name: changedPolicy}, policy); err != nil {
+		return nil, fmt.Errorf("reading policy %s: %w", changedPolicy, err)
+	}
+	ready, _ := condition.Find(policy.Status.Conditions, v1alpha1.ConditionReady)
+	if ready.ObservedGeneration != policy.Generation {
+		return nil, nil
+	}
+	return policy.Status.Pending, nil
+}
