@@ -97,8 +97,9 @@ fmt: ## Format the code.
 	$(TOOL) golangci-lint fmt
 
 .PHONY: lint
-lint: ## Run the linters, which also hold the import rules of docs/architecture.md.
+lint: ## Run the linters, which also hold the import rules of docs/architecture.md, and compile what needs a real GPU.
 	$(TOOL) golangci-lint run --allow-serial-runners
+	go vet -tags hardware ./...
 
 .PHONY: verify
 verify: generate manifests bundle ## Fail if anything generated, or go.mod, is not as it would be generated now.

@@ -123,6 +123,8 @@ const (
 	ReasonVirtualGPU = "VirtualGPU"
 	// ReasonMIGActive: a GPU in MIG mode is in the way of MPS or time-slicing on the same node.
 	ReasonMIGActive = "MIGActive"
+	// ReasonNoMIGManager: the policy asks for NVIDIA's mig-manager, which does not run on the node.
+	ReasonNoMIGManager = "NoMIGManager"
 	// ReasonReplicasDiffer: two layouts of one node ask for different replicas of one resource; NVIDIA's device plugin
 	// shares per resource name.
 	ReasonReplicasDiffer = "ReplicasDiffer"
@@ -200,6 +202,10 @@ const (
 	ReasonUnknownDevice = "UnknownDevice"
 	// ReasonRebootRequired: the GPU cannot be reset here; the MIG mode changes at the next reboot.
 	ReasonRebootRequired = "RebootRequired"
+	// ReasonMIGManager: NVIDIA's mig-manager partitions the GPUs; the agent leaves the driver closed meanwhile.
+	ReasonMIGManager = "MIGManager"
+	// ReasonMIGManagerFailed: NVIDIA's mig-manager did not bring the GPUs to what was asked for.
+	ReasonMIGManagerFailed = "MIGManagerFailed"
 	// ReasonRebooting: the node is being rebooted, as the policy allows, since the MIG mode changes only so.
 	ReasonRebooting = "Rebooting"
 	// ReasonRebootInVain: the node was rebooted, and the MIG mode has not changed all the same. It is not rebooted again.
@@ -266,8 +272,15 @@ const (
 	// AnnotationTolerations records, on the ClusterPolicy, the tolerations that the operator added to daemonsets.tolerations:
 	// those and no others are removed again.
 	AnnotationTolerations = Group + "/tolerations"
+	// AnnotationMIGConfig tells, on a Node, which configuration NVIDIA's mig-manager was asked for last and when:
+	// <name>@<seconds since 1970>.
+	AnnotationMIGConfig = Group + "/mig-config"
 	// LabelConfig selects, on a Node, a key of the device-plugin configuration. It is NVIDIA's.
 	LabelConfig = "nvidia.com/device-plugin.config"
 	// LabelMIGManager starts and stops NVIDIA's mig-manager on a Node. It is NVIDIA's.
 	LabelMIGManager = "nvidia.com/gpu.deploy.mig-manager"
+	// LabelMIGConfig selects, on a Node, the configuration that NVIDIA's mig-manager applies. It is NVIDIA's.
+	LabelMIGConfig = "nvidia.com/mig.config"
+	// LabelMIGConfigState is what became of that: pending, rebooting, success or failed. mig-manager writes it.
+	LabelMIGConfigState = "nvidia.com/mig.config.state"
 )

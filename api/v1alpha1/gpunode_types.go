@@ -55,6 +55,17 @@ type GPUNodeSpec struct {
 	// +kubebuilder:validation:MaxItems=64
 	Devices []DeviceSpec `json:"devices,omitempty"`
 
+	// migActuator is who partitions the GPUs. MIGManager: NVIDIA's mig-manager; the agent then changes neither MIG mode nor
+	// instances, and reports. Absent: the agent.
+	// +optional
+	MIGActuator MIGActuator `json:"migActuator,omitempty"`
+
+	// migConfig is the configuration that NVIDIA's mig-manager is to apply now. As long as it is set the agent leaves the
+	// driver closed, since mig-manager may reset GPUs, for which nobody may have it open.
+	// +optional
+	// +kubebuilder:validation:MaxLength=63
+	MIGConfig string `json:"migConfig,omitempty"`
+
 	// since is when policy, configKey or devices last changed: the deadline for reaching them counts from it.
 	// +optional
 	Since metav1.Time `json:"since,omitzero"`

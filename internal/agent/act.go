@@ -57,9 +57,9 @@ func (o outcome) waiting() bool {
 // converge carries out plan after plan until nothing is left to do or something is in the way, and returns the last
 // observation. What fails is put back. An error means that there is none.
 func (c *Controller) converge(
-	ctx context.Context, wish []v1alpha1.DeviceSpec, before observation,
+	ctx context.Context, spec v1alpha1.GPUNodeSpec, before observation,
 ) (observation, outcome, error) {
-	wish, unknown := split(wish, before.devices)
+	wish, unknown := split(spec.Devices, before.devices)
 	if err := c.mps.Prune(ctx, kept(wish)); err != nil {
 		return before, outcome{}, notObserved(v1alpha1.ReasonMPSDaemonFailed, "taking back wishes for MPS control daemons", err)
 	}
@@ -69,6 +69,9 @@ func (c *Controller) converge(
 		steps, err := plan.Node(wish, now.devices)
 		if err != nil && !errors.As(err, &o.problem) {
 			return now, o, fmt.Errorf("planning: %w", err)
+		}
+		if spec.MIGActuator == v1alpha1.MIGActuatorMIGManager {
+			steps = plan.WithoutMIG(steps)
 		}
 		acted, err := c.run(ctx, steps, now, &o)
 		if err == nil && acted {

@@ -139,15 +139,18 @@ func (c *Controller) Reconcile(ctx context.Context, node *v1alpha1.GPUNode) (rec
 	if !node.DeletionTimestamp.IsZero() {
 		return reconcile.Result{}, nil
 	}
+	if node.Spec.MIGConfig != "" {
+		return c.finish(ctx, node, report{aside: true})
+	}
 	before, err := c.observe(ctx)
 	if err != nil {
 		return c.finish(ctx, node, report{failed: err})
 	}
 	rebuilds, leave := rebuild(node, c.bootID, before.devices, c.clock.Now())
-	if leave != nil {
+	if leave != nil && node.Spec.MIGActuator != v1alpha1.MIGActuatorMIGManager {
 		return c.finish(ctx, node, report{observed: before, outcome: outcome{problem: leave}, rebuilds: rebuilds})
 	}
-	after, result, err := c.converge(ctx, node.Spec.Devices, before)
+	after, result, err := c.converge(ctx, node.Spec, before)
 	r := report{observed: after, outcome: result, failed: err, rebuilds: rebuilds}
 	undecided := c.consider(ctx, node, &r)
 	finished, err := c.finish(ctx, node, r)

@@ -47,7 +47,7 @@ func pass(t *testing.T, c *Controller, wish []v1alpha1.DeviceSpec) (after observ
 	t.Helper()
 	before, err := c.observe(t.Context())
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
-	after, o, err = c.converge(t.Context(), wish, before)
+	after, o, err = c.converge(t.Context(), v1alpha1.GPUNodeSpec{Devices: wish}, before)
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
 	return after, o
 }

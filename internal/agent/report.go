@@ -26,6 +26,7 @@ type report struct {
 	outcome  outcome
 	failed   error // why there is no observation
 	rebuilds []metav1.Time
+	aside    bool // the driver was left closed, for NVIDIA's mig-manager
 }
 
 // report writes the status, if it changed. A node that is gone needs none.
@@ -47,7 +48,7 @@ func (c *Controller) report(ctx context.Context, node *v1alpha1.GPUNode, r repor
 func (c *Controller) status(node *v1alpha1.GPUNode, r report) v1alpha1.GPUNodeStatus {
 	status := *node.Status.DeepCopy()
 	status.Config = v1alpha1.ConfigStatus{} // is the ConfigReporter's
-	if r.failed == nil {
+	if r.failed == nil && !r.aside {
 		status.DriverVersion, status.BootID, status.Devices = r.observed.driverVersion, c.bootID, statusOf(r.observed.devices)
 	}
 	if r.rebuilds != nil || r.failed == nil {
@@ -86,6 +87,9 @@ func ready(node *v1alpha1.GPUNode) string {
 func discovered(r report, seen int) metav1.Condition {
 	c := metav1.Condition{Type: v1alpha1.ConditionDiscovered}
 	switch {
+	case r.aside:
+		c.Status, c.Reason = metav1.ConditionTrue, v1alpha1.ReasonDiscovered
+		c.Message = fmt.Sprintf("%s as last seen, before NVIDIA's mig-manager was let work on them", gpus(seen))
 	case r.failed == nil:
 		c.Status, c.Reason = metav1.ConditionTrue, v1alpha1.ReasonDiscovered
 		c.Message = fmt.Sprintf("read %s with driver %s", gpus(seen), r.observed.driverVersion)
@@ -103,6 +107,9 @@ func applied(node *v1alpha1.GPUNode, r report, able error) (c metav1.Condition, 
 	o := r.outcome
 	c = metav1.Condition{Type: v1alpha1.ConditionApplied, Status: metav1.ConditionFalse}
 	switch {
+	case r.aside:
+		c.Reason = v1alpha1.ReasonMIGManager
+		c.Message = "NVIDIA's mig-manager applies " + node.Spec.MIGConfig + "; the driver is left closed until it has"
 	case o.problem != nil:
 		c.Reason, c.Message = o.problem.Reason, beside(o)
 	case len(o.failures) > 0:
@@ -117,6 +124,9 @@ func applied(node *v1alpha1.GPUNode, r report, able error) (c metav1.Condition, 
 	case len(o.unknown) > 0:
 		c.Reason = v1alpha1.ReasonUnknownDevice
 		c.Message = fmt.Sprintf("the node has no GPU %s (any more); the controller plans anew from status.devices", join(o.unknown))
+	case len(o.unmet) > 0 && node.Spec.MIGActuator == v1alpha1.MIGActuatorMIGManager:
+		c.Reason = v1alpha1.ReasonApplying
+		c.Message = join(o.unmet) + ": not as wished, and NVIDIA's mig-manager partitions the GPUs of this node"
 	case len(o.unmet) > 0:
 		c.Reason = v1alpha1.ReasonApplying
 		c.Message = join(o.unmet) + ": not as wished yet; a change by somebody else, such as the end of NVIDIA's own MPS daemon, is waited for"

@@ -18,13 +18,16 @@ import (
 
 // converge is the agent's pass over the spec.
 func (h *host) converge() {
-	if !h.AgentReady {
+	if !h.AgentReady || h.GPU.Spec.MIGConfig != "" {
 		return
 	}
 	h.required = h.required && slices.ContainsFunc(h.devices(), func(d gpu.Device) bool { return d.PendingMIG != d.State.MIG })
 	failed := map[string]bool{} // GPUs whose steps have ended early
 	for {
 		steps, err := plan.Node(h.GPU.Spec.Devices, h.devices())
+		if h.GPU.Spec.MIGActuator == v1alpha1.MIGActuatorMIGManager {
+			steps = plan.WithoutMIG(steps)
+		}
 		at := slices.IndexFunc(steps, func(s plan.Step) bool { return !failed[s.Device()] })
 		if err != nil || at < 0 {
 			return
@@ -47,6 +50,10 @@ func (h *host) report() {
 	if !h.AgentReady {
 		return
 	}
+	if h.GPU.Spec.MIGConfig != "" {
+		h.reportAside()
+		return
+	}
 	devices := h.devices()
 	ready := metav1.Condition{
 		Type: v1alpha1.ConditionReady, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonReady, ObservedGeneration: h.GPU.Generation,
@@ -64,7 +71,9 @@ func (h *host) report() {
 			Message: err.Error(), ObservedGeneration: h.GPU.Generation,
 		})
 	}
-	h.GPU.Status.Conditions = append(h.GPU.Status.Conditions, ready)
+	applied := ready
+	applied.Type = v1alpha1.ConditionApplied
+	h.GPU.Status.Conditions = append(h.GPU.Status.Conditions, ready, applied)
 	h.GPU.Status.Devices = nil
 	for _, d := range devices {
 		h.GPU.Status.Devices = append(h.GPU.Status.Devices, reported(d))

@@ -119,7 +119,9 @@ func (v *view) fence() (judgement, bool) {
 }
 
 // fences says whether NVIDIA's mig-manager has to stay off the node.
-func (v *view) fences() bool { return v.world.Wiring.ClusterPolicy && v.touchesMIG() }
+func (v *view) fences() bool {
+	return v.world.Wiring.ClusterPolicy && !v.managed() && v.touchesMIG()
+}
 
 // touchesMIG says whether MIG mode is on somewhere on the node or will be.
 func (v *view) touchesMIG() bool {

@@ -40,6 +40,7 @@ type cluster struct {
 	hosts   map[string]*host
 	memory  remembering
 	pods    int      // given out so far
+	rewired bool     // by the last pass: what mig-manager reads
 	crashes []string // of NVIDIA's config-manager
 	stuck   bool     // NVIDIA's MPS daemon goes on whatever happens to its pod
 	killed  []string // clients of an MPS daemon that ended before them
@@ -59,6 +60,7 @@ type host struct {
 	broken   func(rollout.World) bool // the plugin does not advertise what it reads
 	watches  bool                     // the agent reports who sees a key
 	machine
+	manager
 	plugin struct {
 		selected string               // what the plugin reads
 		nudged   map[string]time.Time // since when, by pod and key
@@ -246,6 +248,7 @@ func (c *cluster) settle(h *host) {
 	c.daemonSets(h)
 	c.project(h)
 	h.boot()
+	c.partition(h)
 	h.converge()
 	h.report()
 	h.reportConfig()
@@ -270,7 +273,7 @@ func (c *cluster) daemonSets(h *host) {
 			h.Pods = append(h.Pods, rollout.Pod{
 				Namespace: "gpu-operator", Name: fmt.Sprintf("nvidia-%d", c.pods), UID: fmt.Sprintf("nvidia-%d", c.pods),
 				Controller: "DaemonSet", NodeSelector: map[string]string{label: "true"},
-				MountsConfig: label != v1alpha1.LabelMIGManager, Scheduled: c.Now,
+				MountsConfig: label != v1alpha1.LabelMIGManager || c.Wiring.MIGReady, Scheduled: c.Now,
 				Serves: true, Tolerations: c.tolerations(),
 			})
 			h.plugin.seen = maps.Clone(c.Keys) // a new pod is given what is there
@@ -536,6 +539,7 @@ func (c *cluster) pass() rollout.Decision {
 	for _, a := range d.Actions {
 		c.do(a)
 	}
+	c.wireMIG(d)
 	for i := range c.Policies {
 		c.Policies[i].Status = d.Policies[c.Policies[i].Name]
 	}
@@ -552,7 +556,7 @@ func (c *cluster) run(passes int) (d rollout.Decision, states map[string][]rollo
 				states[n.Node] = append(seen, n.State)
 			}
 		}
-		if len(d.Actions) == 0 && d.After == 0 {
+		if len(d.Actions) == 0 && d.After == 0 && !c.rewired {
 			return d, states
 		}
 		c.tick(time.Second)

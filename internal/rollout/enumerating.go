@@ -115,7 +115,8 @@ func (v *view) isPlugin(p Pod) bool {
 // restartPlugin starts the device plugin anew where it advertises nothing of a MIG resource though it was started since
 // the instances are there. One that has been started lately is left alone: then that is not why.
 func (v *view) restartPlugin() (actions []Action, after time.Duration) {
-	if !v.fences() || !v.advertisesNothing() || !condition.IsTrue(v.node.GPU.Status.Conditions, v1alpha1.ConditionReady) {
+	partitioned := v.world.Wiring.ClusterPolicy && v.touchesMIG()
+	if !partitioned || !v.advertisesNothing() || !condition.IsTrue(v.node.GPU.Status.Conditions, v1alpha1.ConditionReady) {
 		return nil, 0
 	}
 	for _, p := range v.node.Pods {

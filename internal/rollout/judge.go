@@ -93,7 +93,16 @@ func (v *view) judgeFailed(f v1alpha1.FailedWish, j judgement) judgement {
 
 // progress is the state of a node on its way to its target.
 func (v *view) progress() judgement {
-	asks := wishes(v.node.GPU.Spec, v.to)
+	asks := v.asks()
+	switch {
+	case v.partitions() && asks && v.node.GPU.Spec.MIGConfig != "":
+		return v.drive()
+	case v.partitions() && !asks && v.taint() == nil:
+		if j, pending := v.prepared(); pending {
+			j.giveUp = v.giveBack("the change is held back")
+			return j
+		}
+	}
 	switch {
 	case v.leftToOthers():
 		return v.applying()
@@ -103,6 +112,9 @@ func (v *view) progress() judgement {
 	case !asks:
 		return v.setGently()
 	case !v.applied():
+		if j, over := v.afterManager(); over && v.partitions() {
+			return j
+		}
 		return v.applying()
 	}
 	if j, pending := v.selecting(); pending {
@@ -115,6 +127,19 @@ func (v *view) progress() judgement {
 		return j
 	}
 	return v.done()
+}
+
+// asks says whether the spec asks for the target already, and mig-manager, where that is its business, was asked for it.
+func (v *view) asks() bool {
+	if !wishes(v.node.GPU.Spec, v.to) {
+		return false
+	}
+	if !v.partitions() {
+		return true
+	}
+	name := v.config().Name
+	_, asked := v.askedFor(name)
+	return asked || v.node.GPU.Spec.MIGConfig == name
 }
 
 // underway is the reason of a node on which nothing in particular is waited for.

@@ -5,13 +5,15 @@ package rollout
 
 import (
 	"maps"
+	"slices"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/migmanager"
 )
 
 // keys is what our ConfigMap must hold. It is written when something is missing, for all nodes at once; keys that
 // nothing names any more go at that occasion, so that a new revision of a policy costs one write.
-func keys(w *World, all []member) (WriteKeys, bool) {
+func keys(w *World, all []member, wireMIG bool) (WriteKeys, bool) {
 	want := map[string]string{}
 	for _, m := range all {
 		spec := m.node.GPU.Spec
@@ -29,10 +31,41 @@ func keys(w *World, all []member) (WriteKeys, bool) {
 		}
 	}
 	maps.Copy(want, w.Wiring.Keys)
+	if file, has := w.Keys[migmanager.FileKey]; has && (wireMIG || w.Wiring.MIGReady) {
+		want[migmanager.FileKey] = managerFile(file, all)
+	}
 	for key, data := range want {
 		if has, written := w.Keys[key]; !written || has != data {
 			return WriteKeys{Data: want}, true
 		}
 	}
 	return WriteKeys{}, false
+}
+
+// managerFile is the file that NVIDIA's mig-manager has to read: with every configuration of others', and those of ours
+// that a node is labelled with or about to be. One that nothing names any more goes when another is added.
+func managerFile(file string, all []member) string {
+	has, err := migmanager.Parse(file)
+	if err != nil {
+		return file // it was written by us
+	}
+	want, complete := map[string]string{}, true
+	for name, entries := range has {
+		named := func(m member) bool {
+			return m.node.Labels[v1alpha1.LabelMIGConfig] == name || m.node.GPU.Spec.MIGConfig == name
+		}
+		if !migmanager.Ours(name) || slices.ContainsFunc(all, named) {
+			want[name] = entries
+		}
+	}
+	for _, m := range all {
+		for name, entries := range m.configs() {
+			_, there := has[name]
+			want[name], complete = entries, complete && there
+		}
+	}
+	if complete {
+		return file
+	}
+	return migmanager.File(want)
 }

@@ -44,6 +44,9 @@ func look(w *World, n *Node, g policy.Governed) *view {
 		v.ask()
 	default:
 		v.to = baseline(n.GPU.Spec, v.have)
+		if v.managed() && v.noManager() != nil {
+			v.to.actuator = "" // it is gone; the agent does it
+		}
 	}
 	if v.why == nil {
 		v.plan()
@@ -65,8 +68,15 @@ func (v *view) ask() {
 		return
 	}
 	v.wish, v.to = &w, targetOf(w)
+	v.to.actuator = actuatorOf(v.by)
+	if v.managed() {
+		if v.why = v.noManager(); v.why != nil {
+			return
+		}
+	}
 	if f := v.failed(); f != nil && f.Reason != v1alpha1.ReasonDrainTimedOut {
 		v.to, v.fallsBack = fallback(v.by.Name, v.node.GPU.Spec, v.have), true
+		v.to.actuator = actuatorOf(v.by)
 	}
 }
 
@@ -78,12 +88,15 @@ func (v *view) plan() {
 		return
 	}
 	v.steps = steps
+	if v.managed() {
+		steps = plan.WithoutMIG(steps)
+	}
 	for _, s := range steps {
 		for _, b := range plan.Blockers(s, v.have) {
 			v.addBlocker(b)
 		}
 	}
-	for _, d := range v.leavesNVIDIA() {
+	for _, d := range slices.Concat(v.leavesNVIDIA(), v.cleared()) {
 		v.addUsers(d)
 	}
 	if v.reboots() {
@@ -220,7 +233,9 @@ func (v *view) onlyComputeMode() bool {
 
 // closes says whether a step is left for which NVIDIA's clients must have closed their handles.
 func (v *view) closes() bool {
-	return v.world.Wiring.ClusterPolicy && len(v.leavesNVIDIA()) > 0 || slices.ContainsFunc(v.steps, plan.Step.Closes)
+	return v.world.Wiring.ClusterPolicy && len(v.leavesNVIDIA()) > 0 || slices.ContainsFunc(v.steps, func(s plan.Step) bool {
+		return s.Closes() && !v.managed() // mig-manager sees to that itself
+	})
 }
 
 // applied says whether the GPUs are as the target wishes, as far as the agent can bring that about: NVIDIA's MPS daemon

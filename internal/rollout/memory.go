@@ -47,12 +47,14 @@ type basis struct {
 	ready      bool
 	operator   bool // the GPU Operator runs the device plugin
 	mps        bool // NVIDIA's MPS daemon set is there
+	noManager  string
 }
 
 func basisOf(w *World, n *Node, by *v1alpha1.GPUSharingPolicy) basis {
 	b := basis{
 		version: n.Version, reason: w.Wiring.Reason, message: w.Wiring.Message,
 		ready: w.Wiring.Ready, operator: w.Wiring.ClusterPolicy, mps: w.Wiring.NVIDIAMPS,
+		noManager: w.Wiring.NoMIGManager,
 	}
 	if by != nil {
 		b.policy, b.name, b.generation = by.UID, by.Name, by.Generation

@@ -22,6 +22,7 @@ import (
 	"time"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/policy"
 )
 
@@ -124,7 +125,8 @@ func decide(w *World, groups map[string]*group, tolerated tolerance) Decision {
 	all = append(all, groups[""].idle...)
 	slices.SortFunc(all, func(a, b member) int { return cmp.Compare(a.node.Name, b.node.Name) })
 	d.Wire = slices.ContainsFunc(all, member.wired)
-	if write, needed := keys(w, all); needed && d.Wire {
+	d.WireMIG = slices.ContainsFunc(all, func(m member) bool { return m.usesConfigs() && !m.onPaper() })
+	if write, needed := keys(w, all, d.WireMIG); needed && d.Wire {
 		d.Actions = append(d.Actions, write)
 	}
 	for _, m := range all {
@@ -152,6 +154,9 @@ func (m member) wired() bool {
 	return m.by != nil && !m.by.Spec.Rollout.Paused || m.node.GPU.Spec.Baseline != nil
 }
 
+// onPaper says whether the policy changes nothing as yet.
+func (m member) onPaper() bool { return m.by != nil && m.by.Spec.Rollout.Paused }
+
 // listed says whether there is anything to say about the node.
 func (m member) listed() bool { return m.by != nil || m.node.GPU.Spec.Baseline != nil }
 
@@ -175,8 +180,13 @@ func (m member) report() NodeState {
 func (m member) planned() []string {
 	const most, length = 64, 256 // of the schema
 	var steps []string
-	for _, s := range m.steps[:min(len(m.steps), most)] {
-		steps = append(steps, cut(s.String(), length))
+	if m.partitions() {
+		steps = append(steps, cut(m.clearing(), length))
+	}
+	for _, s := range m.steps {
+		if len(steps) < most && !(m.managed() && plan.ChangesMIG(s)) {
+			steps = append(steps, cut(s.String(), length))
+		}
 	}
 	if m.reboots() && len(steps) < most {
 		steps = append(steps, "reboot the node")

@@ -59,6 +59,8 @@ func (v *view) selectPatch() (patch PatchNode, resumes, complete bool) {
 	if v.fencesAgain(patch) {
 		labels[v1alpha1.LabelMIGManager] = new("false")
 	}
+	v.releaseLabels(labels)
+	v.unpause(labels)
 	for name, want := range labels {
 		value, has := v.node.Labels[name]
 		if has != (want != nil) || has && value != *want {
@@ -72,6 +74,9 @@ func (v *view) selectPatch() (patch PatchNode, resumes, complete bool) {
 
 // stampSelected notes when the key was selected, as far as anybody needs to know: until the node has advertised it.
 func (v *view) stampSelected(patch PatchNode) {
+	if _, asked := v.node.Annotations[v1alpha1.AnnotationMIGConfig]; asked {
+		patch.Annotations[v1alpha1.AnnotationMIGConfig] = nil
+	}
 	at, has := v.node.Annotations[v1alpha1.AnnotationSelected]
 	_, current := stamped(at, v.to.key)
 	_, selects := patch.Labels[v1alpha1.LabelConfig]

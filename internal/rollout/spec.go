@@ -19,6 +19,10 @@ func (v *view) setSpec() SetSpec {
 	spec := v.kept()
 	spec.ConfigKey, spec.Devices = v.to.key, sorted(v.to.devices)
 	spec.Since, spec.Reboot = metav1.NewTime(v.world.Now), nil
+	spec.MIGActuator, spec.MIGConfig = v.to.actuator, ""
+	if v.partitions() {
+		spec.MIGConfig = v.config().Name
+	}
 	if !v.fallsBack {
 		spec.Failed = nil
 	}

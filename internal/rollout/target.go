@@ -15,10 +15,12 @@ import (
 
 // target is where a node is on its way to: what its policy wishes, its last good state, or its baseline.
 type target struct {
-	policy  string
-	key     string // of the device-plugin configuration; empty: the node carries no label
-	data    string // content of the key; empty if not known
-	devices []v1alpha1.DeviceSpec
+	policy string
+	// actuator is who partitions the GPUs; empty: the agent.
+	actuator v1alpha1.MIGActuator
+	key      string // of the device-plugin configuration; empty: the node carries no label
+	data     string // content of the key; empty if not known
+	devices  []v1alpha1.DeviceSpec
 	// expected is what the node must advertise; nil: not known, so it is not verified.
 	expected map[string]int64
 	// labels are, besides the key, what labels of the node go back to; a nil value removes the label.
@@ -62,6 +64,7 @@ func baseline(spec v1alpha1.GPUNodeSpec, have []gpu.Device) target {
 	if before, had := spec.Baseline.Labels[v1alpha1.LabelMIGManager]; had {
 		t.labels[v1alpha1.LabelMIGManager] = &before
 	}
+	t.actuator = spec.MIGActuator
 	return t
 }
 
@@ -79,7 +82,7 @@ func present(devices []v1alpha1.DeviceSpec, have []gpu.Device) []v1alpha1.Device
 // found records the state of a node before it is first changed.
 func found(n Node, have []gpu.Device) *v1alpha1.Baseline {
 	b := &v1alpha1.Baseline{}
-	for _, name := range []string{v1alpha1.LabelConfig, v1alpha1.LabelMIGManager, labelMIGConfig} {
+	for _, name := range []string{v1alpha1.LabelConfig, v1alpha1.LabelMIGManager, v1alpha1.LabelMIGConfig} {
 		if value, has := n.Labels[name]; has {
 			if b.Labels == nil {
 				b.Labels = map[string]string{}
@@ -96,7 +99,7 @@ func found(n Node, have []gpu.Device) *v1alpha1.Baseline {
 
 // wishes says whether a spec asks for the target already.
 func wishes(spec v1alpha1.GPUNodeSpec, t target) bool {
-	return spec.ConfigKey == t.key && sameDevices(spec.Devices, t.devices)
+	return spec.ConfigKey == t.key && spec.MIGActuator == t.actuator && sameDevices(spec.Devices, t.devices)
 }
 
 // reached says whether a target is the last good state of a spec.

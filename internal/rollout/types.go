@@ -44,6 +44,10 @@ type Wiring struct {
 	NVIDIAMPS bool
 	// Operands is what the ClusterPolicy says of NVIDIA's daemon sets; nil with a stand-alone device plugin.
 	Operands *clusterpolicy.Operands
+	// NoMIGManager is why NVIDIA's mig-manager cannot be asked for anything in this cluster; empty: it can.
+	NoMIGManager string
+	// MIGReady says that NVIDIA's mig-manager is configured to read our ConfigMap, and that the file for it is there.
+	MIGReady bool
 	// Keys are the keys that the wiring itself needs in our ConfigMap, each with its content: the default key
 	// (deviceplugin.Default) and those copied from the ConfigMap that was there before us (deviceplugin.Adopt).
 	Keys map[string]string
@@ -276,6 +280,9 @@ type Decision struct {
 	Wire bool
 	// Tolerations are those in the ClusterPolicy that shall be ours: exactly these and no others.
 	Tolerations []corev1.Toleration
+	// WireMIG says that NVIDIA's mig-manager has to read our ConfigMap: it partitions the GPUs of some node, or is to go back
+	// to what it did there before.
+	WireMIG bool
 	// After is when to decide again though nothing changes, because a deadline or the time of a nudge passes; 0: never.
 	After time.Duration
 }

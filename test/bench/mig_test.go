@@ -18,15 +18,19 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/simdriver"
 )
 
-// The environment of the comparison: MIG_BENCH=1 runs it, which takes ten minutes. MIG_BENCH_SCALE=10 makes the simulated
+// The environment of the comparison: MIG_BENCH=1 runs it, which takes some eight minutes. MIG_BENCH_SCALE=10 makes the simulated
 // driver ten times as fast as the latencies below; the less weigh they beside what starting programs and reading takes.
 const (
 	benchEnv = "MIG_BENCH"
 	scaleEnv = "MIG_BENCH_SCALE"
 )
 
-// runs is of how many the median is.
-const runs = 3
+// runs is of how many the median is. What takes mig-parted longer than slow it does once: hardware that is waited for takes
+// the same each time.
+const (
+	runs = 3
+	slow = 20 * time.Second
+)
 
 // latencies are how long calls take. They are the same for both programs. What is observed:
 //
@@ -147,7 +151,9 @@ func TestMIGBesideMIGParted(t *testing.T) {
 		for _, s := range scenarios() {
 			var theirs, ours []figures
 			for range runs {
-				theirs = append(theirs, b.measure(t, model, s, n, b.migParted))
+				if len(theirs) == 0 || theirs[0].wall < slow {
+					theirs = append(theirs, b.measure(t, model, s, n, b.migParted))
+				}
 				b.expectNothingToDo(t, s, n, b.agent)
 				ours = append(ours, b.measure(t, model, s, n, b.agent))
 				b.expectNothingToDo(t, s, n, b.migParted)
@@ -159,7 +165,7 @@ func TestMIGBesideMIGParted(t *testing.T) {
 			s.check(t, string(model), them, us)
 		}
 	}
-	fmt.Printf("\n8 GPUs, latencies divided by %d, medians of %d runs; figures are mig-parted's : the agent's\n", scale, runs)
+	fmt.Printf("\n8 GPUs, latencies divided by %d, medians of %d runs (one of mig-parted's that take longer than %s); figures are mig-parted's : the agent's\n", scale, runs, slow)
 	_ = table.Flush()
 }
 

@@ -18,7 +18,10 @@ import (
 	"golang.org/x/sys/unix"
 	"sigs.k8s.io/yaml"
 
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
+	"github.com/gpusharing/gpu-sharing-operator/internal/migmanager"
 	"github.com/gpusharing/gpu-sharing-operator/test/simdriver"
 )
 
@@ -50,6 +53,46 @@ func TestMIGPartedAcceptsTheDriver(t *testing.T) {
 			}
 			r.apply("all-disabled", nil)
 		})
+	}
+}
+
+// NVIDIA's mig-parted, which mig-manager runs, accepts and reaches the configurations that are rendered for it, on a node
+// that has GPUs of different kinds, one of them without MIG.
+func TestMIGPartedAcceptsWhatIsRenderedForMIGManager(t *testing.T) {
+	if testing.Short() {
+		t.Skip("builds and runs NVIDIA's mig-parted")
+	}
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, for a mount namespace in which mig-parted sees the PCI bus of the simulated node")
+	}
+	g := NewWithT(t)
+	r := referee{t: t, program: migParted(t), driver: root(t, sim.A100, sim.H100, sim.A100), config: filepath.Join(t.TempDir(), "config.yaml")}
+	devices := func() []gpu.Device {
+		n, err := r.driver.Node()
+		g.Expect(err).NotTo(HaveOccurred())
+		return n.Observe().Devices
+	}
+	wish := func(layouts ...[]v1alpha1.InstanceCount) (wish []v1alpha1.DeviceSpec) {
+		for i, d := range devices() {
+			s := v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeDisabled}
+			if layouts[i] != nil {
+				s = v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeEnabled, Instances: layouts[i]}
+			}
+			wish = append(wish, v1alpha1.DeviceSpec{UUID: d.UUID, Sharing: s})
+		}
+		return wish
+	}
+	for _, want := range [][]v1alpha1.DeviceSpec{
+		wish([]v1alpha1.InstanceCount{{Profile: "1g.5gb", Count: 7}}, []v1alpha1.InstanceCount{{Profile: "3g.40gb", Count: 2}}, nil),
+		wish([]v1alpha1.InstanceCount{{Profile: "1g.5gb+me", Count: 1}, {Profile: "3g.20gb", Count: 1}}, nil, nil),
+		wish(nil, nil, nil),
+	} {
+		c := migmanager.Render(want, devices())
+		g.Expect(os.WriteFile(r.config, []byte(migmanager.File(map[string]string{c.Name: c.Entries})), 0o600)).To(Succeed())
+		r.run("assert", "--valid-config", "-f", r.config, "-c", c.Name)
+		r.run("apply", "-f", r.config, "-c", c.Name)
+		r.run("assert", "-f", r.config, "-c", c.Name)
+		g.Expect(migmanager.Clears(want, devices())).To(BeEmpty(), "what it made is what was asked for")
 	}
 }
 

@@ -73,7 +73,7 @@ func (p *pass) execute(ctx context.Context, d rollout.Decision) error {
 		}
 	}
 	if len(errs) == 0 || errs[0] == nil {
-		errs = append(errs, p.wire(ctx, d))
+		errs = append(errs, p.wire(ctx, d), p.wireMIG(ctx, d))
 	}
 	return errors.Join(append(errs, p.executeOnNodes(ctx, d.Actions))...)
 }
@@ -173,6 +173,22 @@ func (p *pass) wire(ctx context.Context, d rollout.Decision) error {
 	}
 	changed, err := p.Wiring.Wire(ctx, p.plugin, d.Tolerations)
 	p.announceWiring(ctx, changed, eventWired)
+	return err
+}
+
+// wireMIG points NVIDIA's mig-manager at our ConfigMap, or back to where it was.
+func (p *pass) wireMIG(ctx context.Context, d rollout.Decision) error {
+	if !d.Wire {
+		return nil // everything was put back
+	}
+	change := p.Wiring.UnwireMIG
+	if d.WireMIG {
+		change = p.Wiring.WireMIG
+	}
+	changed, err := change(ctx, p.plugin)
+	if changed {
+		log.FromContext(ctx).Info("Changed which configurations NVIDIA's mig-manager reads", "ours", d.WireMIG)
+	}
 	return err
 }
 

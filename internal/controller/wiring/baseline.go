@@ -24,6 +24,8 @@ type baseline struct {
 	Config *pluginConfig `json:"config,omitempty"`
 	// MIGStrategy is spec.mig.strategy; nil if there was none.
 	MIGStrategy *string `json:"migStrategy,omitempty"`
+	// MIGManager is spec.migManager.config; nil if there was none.
+	MIGManager *pluginConfig `json:"migManager,omitempty"`
 	// Adopted says that the ConfigMap which Config names was read with MIGStrategy in force, and Keys copied from it.
 	Adopted bool `json:"adopted,omitempty"`
 	// Keys are those keys of our ConfigMap.
@@ -32,7 +34,7 @@ type baseline struct {
 	Overridden []string `json:"overridden,omitempty"`
 }
 
-// pluginConfig is spec.devicePlugin.config.
+// pluginConfig is spec.devicePlugin.config or spec.migManager.config.
 type pluginConfig struct {
 	Name    *string `json:"name,omitempty"`
 	Default *string `json:"default,omitempty"`
@@ -97,7 +99,10 @@ func recorded(policy *unstructured.Unstructured, annotations ...map[string]strin
 func (b baseline) remember(policy *unstructured.Unstructured) baseline {
 	before := b
 	if stringAt(policy, configNamePath()...) != ConfigMapName {
-		b.Config = configOf(policy)
+		b.Config = configAt(policy, configPath()...)
+	}
+	if stringAt(policy, managerNamePath()...) != ConfigMapName {
+		b.MIGManager = configAt(policy, managerPath()...)
 	}
 	if strategy := pointerAt(policy, strategyPath()...); strategy != nil {
 		b.MIGStrategy = strategy
@@ -108,13 +113,13 @@ func (b baseline) remember(policy *unstructured.Unstructured) baseline {
 	return b
 }
 
-func configOf(policy *unstructured.Unstructured) *pluginConfig {
-	if _, found, err := unstructured.NestedMap(policy.Object, configPath()...); !found || err != nil {
+func configAt(policy *unstructured.Unstructured, path ...string) *pluginConfig {
+	if _, found, err := unstructured.NestedMap(policy.Object, path...); !found || err != nil {
 		return nil
 	}
 	return &pluginConfig{
-		Name:    pointerAt(policy, configNamePath()...),
-		Default: pointerAt(policy, defaultKeyPath()...),
+		Name:    pointerAt(policy, slices.Concat(path, []string{"name"})...),
+		Default: pointerAt(policy, slices.Concat(path, []string{"default"})...),
 	}
 }
 

@@ -100,6 +100,9 @@ func restored(policy *unstructured.Unstructured, b baseline) (*unstructured.Unst
 			}
 		}
 	}
+	if err := restoreManager(p, b); err != nil {
+		return nil, err
+	}
 	if b.MIGStrategy != nil && stringAt(p, strategyPath()...) == "" {
 		return p, unstructured.SetNestedField(p.Object, *b.MIGStrategy, strategyPath()...)
 	}

@@ -33,6 +33,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/clusterpolicy"
+	"github.com/gpusharing/gpu-sharing-operator/internal/migmanager"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
 )
 
@@ -141,6 +142,9 @@ func (w *Wiring) observeClusterPolicy(ctx context.Context, o *Observed) error {
 		return err
 	}
 	o.Keys, o.defaultKey = o.baseline.keys(before, unlabelled)
+	o.NoMIGManager = noManager(policy, o.Keys)
+	_, filed := o.Applied[migmanager.FileKey]
+	o.MIGReady = filed && readsOurs(policy)
 	inPlace := wired(policy, o.defaultKey)
 	o.Ready = inPlace && contains(o.Applied, o.Keys)
 	if !inPlace && !outdated(policy, o.Keys) {

@@ -60,6 +60,8 @@ func TestWiring(t *testing.T) {
 		"overrules a field manager once and then leaves it alone for an hour": testFight,
 		"does not overwrite what it has not seen":                             testStale,
 		"starts anew with a ClusterPolicy that replaces another":              testReplaced,
+		"lets mig-manager read our ConfigMap, with what it read before":       testManager,
+		"says why mig-manager cannot be asked":                                testNoManager,
 		"adds its keys to the ConfigMap of a stand-alone plugin":              testStandAlone,
 	} {
 		t.Run(name, func(t *testing.T) { test(newFixture(t, c)) })

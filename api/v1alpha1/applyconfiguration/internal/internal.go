@@ -219,6 +219,12 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: lastGood
       type:
         namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.NodeSharing
+    - name: migActuator
+      type:
+        namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MIGActuator
+    - name: migConfig
+      type:
+        scalar: string
     - name: policy
       type:
         scalar: string

@@ -6,6 +6,7 @@
 package v1alpha1
 
 import (
+	apiv1alpha1 "github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	v1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
@@ -21,6 +22,12 @@ type GPUNodeSpecApplyConfiguration struct {
 	ConfigKey *string `json:"configKey,omitempty"`
 	// devices are the GPUs to change, and how each shall be. A GPU that is not listed is left as it is.
 	Devices []DeviceSpecApplyConfiguration `json:"devices,omitempty"`
+	// migActuator is who partitions the GPUs. MIGManager: NVIDIA's mig-manager; the agent then changes neither MIG mode nor
+	// instances, and reports. Absent: the agent.
+	MIGActuator *apiv1alpha1.MIGActuator `json:"migActuator,omitempty"`
+	// migConfig is the configuration that NVIDIA's mig-manager is to apply now. As long as it is set the agent leaves the
+	// driver closed, since mig-manager may reset GPUs, for which nobody may have it open.
+	MIGConfig *string `json:"migConfig,omitempty"`
 	// since is when policy, configKey or devices last changed: the deadline for reaching them counts from it.
 	Since *v1.Time `json:"since,omitempty"`
 	// lastGood is the last wish that the node reached and verified: what it goes back to when a newer one fails.
@@ -69,6 +76,22 @@ func (b *GPUNodeSpecApplyConfiguration) WithDevices(values ...*DeviceSpecApplyCo
 		}
 		b.Devices = append(b.Devices, *values[i])
 	}
+	return b
+}
+
+// WithMIGActuator sets the MIGActuator field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the MIGActuator field is set to the value of the last call.
+func (b *GPUNodeSpecApplyConfiguration) WithMIGActuator(value apiv1alpha1.MIGActuator) *GPUNodeSpecApplyConfiguration {
+	b.MIGActuator = &value
+	return b
+}
+
+// WithMIGConfig sets the MIGConfig field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the MIGConfig field is set to the value of the last call.
+func (b *GPUNodeSpecApplyConfiguration) WithMIGConfig(value string) *GPUNodeSpecApplyConfiguration {
+	b.MIGConfig = &value
 	return b
 }
 

@@ -1,0 +1,19 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package plan
+
+import "slices"
+
+// ChangesMIG says whether a step changes the MIG mode of a GPU or its instances. Where NVIDIA's mig-manager partitions the
+// GPUs, those steps are its to make, in its own way.
+func ChangesMIG(s Step) bool {
+	switch s.(type) {
+	case destroyInstance, createInstance, setMIG, keepMIG:
+		return true
+	}
+	return false
+}
+
+// WithoutMIG are the other steps of a plan.
+func WithoutMIG(steps []Step) []Step { return slices.DeleteFunc(slices.Clone(steps), ChangesMIG) }

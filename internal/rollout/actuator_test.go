@@ -1,0 +1,232 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout_test
+
+import (
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
+	"github.com/gpusharing/gpu-sharing-operator/internal/migmanager"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+)
+
+// byManager asks for instances, and for NVIDIA's mig-manager to make them.
+func byManager(instances ...v1alpha1.MIGInstances) v1alpha1.Sharing {
+	s := mig(instances...)
+	s.MIG.Actuator = v1alpha1.MIGActuatorMIGManager
+	return s
+}
+
+// withManager is a node as the GPU Operator leaves it, with mig-manager at rest.
+func withManager(c *cluster, models ...sim.Model) *host {
+	h := c.add("a", models...)
+	h.Labels[v1alpha1.LabelMIGManager], h.Labels[v1alpha1.LabelMIGConfig] = "true", "all-disabled"
+	c.tick(time.Second)
+	c.tick(time.Second)
+	return h
+}
+
+func TestMIGManagerPartitionsANodeWithNobodyOnIt(t *testing.T) {
+	g := NewWithT(t)
+	c := newCluster()
+	h := withManager(c, sim.A100, sim.A100)
+	c.hold(h, "train", 1, gpu.WholeGPU)
+	sharing := byManager(count("3g", 1), count("1g", 2))
+	sharing.MIG.Layouts[0].GPUs = &v1alpha1.GPUMatch{Indexes: []int32{0}}
+	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", sharing, evicting)}
+	d := c.pass()
+	g.Expect(d.Nodes[0].Plan).To(HaveExactElements(
+		MatchRegexp(`^NVIDIA's mig-manager: apply gpusharing-[0-9a-f]{12}, which clears GPU 0, GPU 1$`)), "a mode that changes concerns all GPUs")
+	g.Expect(d.WireMIG).To(BeTrue())
+	c.tick(time.Second)
+	d, _ = c.run(400)
+	g.Expect(c.evicted).To(Equal([]string{"train"}))
+	g.Expect(h.mistakes).To(BeEmpty())
+	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), "%+v", d.Nodes[0])
+	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 1, "nvidia.com/mig-3g.20gb": 1, "nvidia.com/mig-1g.5gb": 2}))
+	g.Expect(h.applied).To(HaveLen(1))
+	g.Expect(h.Labels).To(HaveKeyWithValue(v1alpha1.LabelMIGManager, "true"), "it is not fenced off")
+	g.Expect(h.Labels).To(HaveKeyWithValue(v1alpha1.LabelMIGConfig, h.applied[0]))
+	g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationMIGConfig))
+	g.Expect(h.GPU.Spec.MIGConfig).To(BeEmpty(), "the agent looks at the driver again")
+	g.Expect(h.Taints).To(BeEmpty())
+
+	c.Policies = nil
+	d, _ = c.run(400)
+	g.Expect(d.Nodes).To(BeEmpty(), "%+v", d.Nodes)
+	g.Expect(h.mistakes).To(BeEmpty())
+	g.Expect(h.devices()[0].State.MIG).To(BeFalse())
+	g.Expect(h.Labels).To(HaveKeyWithValue(v1alpha1.LabelMIGConfig, "all-disabled"))
+	g.Expect(d.WireMIG).To(BeFalse())
+	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 2}))
+}
+
+func TestMIGManagerLeavesAloneWhatIsNotItsBusiness(t *testing.T) {
+	g := NewWithT(t)
+	c := newCluster()
+	h := withManager(c, sim.A100, sim.A100)
+	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", byManager(count("1g", 7)), evicting)}
+	c.run(400)
+	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/mig-1g.5gb": 14}))
+	c.hold(h, "one", 0, h.devices()[0].State.Instances[0].ID)
+	c.hold(h, "other", 1, h.devices()[1].State.Instances[0].ID)
+
+	sharing := byManager(count("1g", 6))
+	sharing.MIG.Layouts[0].GPUs = &v1alpha1.GPUMatch{Indexes: []int32{1}}
+	sharing.MIG.Layouts = append(sharing.MIG.Layouts, byManager(count("1g", 7)).MIG.Layouts...)
+	c.Policies[0].Spec.Sharing, c.Policies[0].Generation = sharing, 2
+	d, _ := c.run(400)
+	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), "%+v", d.Nodes[0])
+	g.Expect(c.evicted).To(Equal([]string{"other"}), "the GPU whose layout changes is cleared, the other one is not")
+	g.Expect(h.mistakes).To(BeEmpty())
+	g.Expect(h.devices()[0].Holders).To(HaveLen(1))
+}
+
+func TestANodeThatMIGManagerHasPartitionedIsAdoptedAsItIs(t *testing.T) {
+	g := NewWithT(t)
+	c := newCluster()
+	h := withManager(c, sim.A100)
+	h.Labels[v1alpha1.LabelMIGConfig] = "all-1g.5gb"
+	c.tick(time.Second)
+	c.tick(20 * time.Second)
+	c.tick(time.Second)
+	g.Expect(h.devices()[0].State.Instances).To(HaveLen(7))
+	c.hold(h, "train", 0, h.devices()[0].State.Instances[3].ID)
+	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", byManager(count("1g", 7)), evicting)}
+	d, states := c.run(100)
+	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), "%+v", d.Nodes[0])
+	g.Expect(states["a"]).NotTo(ContainElement(rollout.StateDraining))
+	g.Expect(h.Labels).To(HaveKeyWithValue(v1alpha1.LabelMIGConfig, "all-1g.5gb"))
+	g.Expect(h.applied).To(Equal([]string{"all-1g.5gb"}), "nothing is applied anew")
+	g.Expect(d.WireMIG).To(BeFalse(), "and what mig-manager reads is left alone")
+	g.Expect(c.evicted).To(BeEmpty())
+}
+
+func TestWhatMIGManagerDoesNotReachGoesBack(t *testing.T) {
+	for breaks, says := range map[string]string{
+		"fails": "NVIDIA's mig-manager failed to apply gpusharing-",
+		"hangs": "within 20m0s (nvidia.com/mig.config=gpusharing-",
+		"lies":  "NVIDIA's mig-manager has not brought the GPUs to what was asked for",
+	} {
+		t.Run("it "+breaks, func(t *testing.T) {
+			g := NewWithT(t)
+			c := newCluster()
+			h := withManager(c, sim.A100)
+			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", byManager(count("1g", 7)), evicting)}
+			c.run(400)
+			good := h.Labels[v1alpha1.LabelMIGConfig]
+			h.mishap = func(name string) string {
+				if name == good {
+					return ""
+				}
+				return breaks
+			}
+			c.Policies[0].Spec.Sharing, c.Policies[0].Generation = byManager(count("2g", 3)), 2
+			d, _ := c.run(2500)
+			g.Expect(d.Nodes[0].State).To(Equal(rollout.StateFailed), "%+v", d.Nodes[0])
+			g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonMIGManagerFailed))
+			g.Expect(d.Nodes[0].Message).To(And(ContainSubstring(says), ContainSubstring("put back to its last good state")))
+			g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/mig-1g.5gb": 7}))
+			g.Expect(h.Labels).To(HaveKeyWithValue(pluginLabel, "true"))
+			g.Expect(h.GPU.Spec.MIGConfig).To(BeEmpty())
+			g.Expect(h.Taints).To(BeEmpty())
+			g.Expect(h.mistakes).To(BeEmpty())
+		})
+	}
+}
+
+func TestAMIGManagerThatDoesNotRunIsNamed(t *testing.T) {
+	for name, tt := range map[string]struct {
+		prevent func(*cluster, *host)
+		says    string
+	}{
+		"a stand-alone plugin": {
+			prevent: func(c *cluster, _ *host) { c.Wiring.ClusterPolicy = false }, says: "there is no ClusterPolicy",
+		},
+		"disabled": {
+			prevent: func(c *cluster, _ *host) { c.Wiring.NoMIGManager = "spec.migManager.enabled is false" },
+			says:    "spec.migManager.enabled is false",
+		},
+		"kept off the node": {
+			prevent: func(_ *cluster, h *host) { h.Labels[v1alpha1.LabelMIGManager] = "false" },
+			says:    "the node carries nvidia.com/gpu.deploy.mig-manager=false; remove that label",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			c := newCluster()
+			h := withManager(c, sim.A100)
+			tt.prevent(c, h)
+			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", byManager(count("1g", 7)), evicting)}
+			d, _ := c.run(10)
+			g.Expect(d.Nodes[0].State).To(Equal(rollout.StateImpossible))
+			g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonNoMIGManager))
+			g.Expect(d.Nodes[0].Message).To(And(ContainSubstring(tt.says), ContainSubstring("actuator: Agent")))
+			g.Expect(h.Taints).To(BeEmpty())
+		})
+	}
+}
+
+func TestTheActuatorMayChange(t *testing.T) {
+	g := NewWithT(t)
+	c := newCluster()
+	h := withManager(c, sim.A100, sim.A100)
+	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("1g", 7)), evicting)}
+	c.run(400)
+	g.Expect(h.Labels).To(HaveKeyWithValue(v1alpha1.LabelMIGManager, "false"))
+	kept := h.devices()[0].State.Instances[0]
+	c.hold(h, "train", 0, kept.ID)
+
+	sharing := byManager(count("2g", 3))
+	sharing.MIG.Layouts[0].GPUs = &v1alpha1.GPUMatch{Indexes: []int32{1}}
+	sharing.MIG.Layouts = append(sharing.MIG.Layouts, byManager(count("1g", 7)).MIG.Layouts...)
+	c.Policies[0].Spec.Sharing, c.Policies[0].Generation = sharing, 2
+	d, _ := c.run(400)
+	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), "%+v", d.Nodes[0])
+	g.Expect(h.Labels).To(HaveKeyWithValue(v1alpha1.LabelMIGManager, "true"))
+	g.Expect(h.mistakes).To(BeEmpty())
+	g.Expect(h.devices()[0].State.Instances[0].UUID).To(Equal(kept.UUID), "when it comes back it finds that nothing is to be done")
+	g.Expect(c.evicted).To(BeEmpty())
+
+	c.Policies[0].Spec.Sharing, c.Policies[0].Generation = mig(count("1g", 7)), 3
+	d, _ = c.run(400)
+	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), "%+v", d.Nodes[0])
+	g.Expect(h.Labels).To(HaveKeyWithValue(v1alpha1.LabelMIGManager, "false"))
+	g.Expect(h.Labels).To(HaveKeyWithValue(v1alpha1.LabelMIGConfig, "all-disabled"))
+	g.Expect(h.devices()[0].State.Instances[0].UUID).To(Equal(kept.UUID))
+}
+
+func TestMIGManagerSurvivesAnInterruptionAfterEveryAction(t *testing.T) {
+	for cut := 1; ; cut++ {
+		g := NewWithT(t)
+		c := newCluster()
+		h := withManager(c, sim.A100)
+		c.hold(h, "train", 0, gpu.WholeGPU)
+		c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", byManager(count("1g", 7)), evicting)}
+		done := 0
+		for range 200 {
+			d := rollout.Decide(c.world())
+			for _, a := range d.Actions {
+				if done++; done == cut {
+					break // what is left of the pass is not carried out
+				}
+				c.do(a)
+			}
+			c.wireMIG(d)
+			c.tick(time.Second)
+		}
+		g.Expect(h.mistakes).To(BeEmpty(), "ended after action %d", cut)
+		g.Expect(rollout.Decide(c.world()).Nodes[0].State).To(Equal(rollout.StateUpToDate), "ended after action %d", cut)
+		g.Expect(migmanager.Ours(h.Labels[v1alpha1.LabelMIGConfig])).To(BeTrue())
+		if done < cut {
+			g.Expect(cut).To(BeNumerically(">", 8))
+			return
+		}
+	}
+}
