@@ -26,6 +26,7 @@ func byManager(instances ...v1alpha1.MIGInstances) v1alpha1.Sharing {
 // withManager is a node as the GPU Operator leaves it, with mig-manager at rest.
 func withManager(c *cluster, models ...sim.Model) *host {
 	h := c.add("a", models...)
+	h.acts = true
 	h.Labels[v1alpha1.LabelMIGManager], h.Labels[v1alpha1.LabelMIGConfig] = "true", "all-disabled"
 	c.tick(time.Second)
 	c.tick(time.Second)

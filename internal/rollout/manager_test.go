@@ -20,15 +20,13 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
 )
 
-const (
-	managerPaused = "paused-for-mig-change"
-	dcgmLabel     = "nvidia.com/gpu.deploy.dcgm"
-)
+const managerPaused = "paused-for-mig-change"
 
 // manager is NVIDIA's mig-manager on a host, as its sources have it (NVIDIA/mig-parted, pkg/mig/reconfigure): it notices
 // another value of its label and applies what the label says when it starts; it pauses NVIDIA's clients and waits until
 // they are gone; it clears a GPU before it makes instances, and all GPUs where the mode of one changes; it drains nobody.
 type manager struct {
+	acts     bool // otherwise its pod does nothing
 	runs     bool
 	last     string    // what it was asked for last
 	began    time.Time // when it began with that; zero: it is at rest
@@ -39,6 +37,9 @@ type manager struct {
 
 // partition is mig-manager's part of what happens on a node.
 func (c *cluster) partition(h *host) {
+	if !h.acts {
+		return
+	}
 	at := slices.IndexFunc(h.Pods, func(p rollout.Pod) bool { return p.NodeSelector[v1alpha1.LabelMIGManager] != "" })
 	if at >= 0 && h.Pods[at].MountsConfig != c.Wiring.MIGReady && len(h.Taints) == 0 {
 		h.Pods = slices.Delete(h.Pods, at, at+1) // the daemon set has changed; it does not tolerate our taint
