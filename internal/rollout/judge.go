@@ -94,14 +94,8 @@ func (v *view) judgeFailed(f v1alpha1.FailedWish, j judgement) judgement {
 // progress is the state of a node on its way to its target.
 func (v *view) progress() judgement {
 	asks := v.asks()
-	switch {
-	case v.partitions() && asks && v.node.GPU.Spec.MIGConfig != "":
-		return v.drive()
-	case v.partitions() && !asks && v.taint() == nil:
-		if j, pending := v.prepared(); pending {
-			j.giveUp = v.giveBack("the change is held back")
-			return j
-		}
+	if j, pending := v.byManager(asks); pending {
+		return j
 	}
 	switch {
 	case v.leftToOthers():
@@ -117,16 +111,25 @@ func (v *view) progress() judgement {
 		}
 		return v.applying()
 	}
-	if j, pending := v.selecting(); pending {
-		return j
-	}
-	if j, pending := v.enumerating(); pending {
-		return j
-	}
-	if j, pending := v.verifying(); pending {
-		return j
+	for _, gate := range []func() (judgement, bool){v.selecting, v.enumerating, v.verifying} {
+		if j, pending := gate(); pending {
+			return j
+		}
 	}
 	return v.done()
+}
+
+// byManager is the part of NVIDIA's mig-manager, where it partitions the GPUs of the node.
+func (v *view) byManager(asks bool) (judgement, bool) {
+	switch {
+	case v.partitions() && asks && v.node.GPU.Spec.MIGConfig != "":
+		return v.drive(), true
+	case v.partitions() && !asks && v.taint() == nil:
+		j, pending := v.prepared()
+		j.giveUp = v.giveBack("the change is held back")
+		return j, pending
+	}
+	return judgement{}, false
 }
 
 // asks says whether the spec asks for the target already, and mig-manager, where that is its business, was asked for it.

@@ -184,7 +184,7 @@ func (m member) planned() []string {
 		steps = append(steps, cut(m.clearing(), length))
 	}
 	for _, s := range m.steps {
-		if len(steps) < most && !(m.managed() && plan.ChangesMIG(s)) {
+		if len(steps) < most && (!m.managed() || !plan.ChangesMIG(s)) {
 			steps = append(steps, cut(s.String(), length))
 		}
 	}
