@@ -16,6 +16,7 @@ import (
 
 	. "github.com/onsi/gomega"
 	"golang.org/x/sys/unix"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
@@ -275,6 +276,10 @@ func (b *bench) agent(t *testing.T, to [8]layout) func() error {
 	}
 	spec, err := ssa.Configuration[ac.GPUNodeSpecApplyConfiguration](v1alpha1.GPUNodeSpec{Devices: wish})
 	g.Expect(err).NotTo(HaveOccurred())
+	// A GPUNode of its own for each run: in one that the agent has brought to its wish, a GPU that is back where a scenario
+	// begins is one that somebody else changes, which the agent leaves alone in the end.
+	old := &v1alpha1.GPUNode{ObjectMeta: metav1.ObjectMeta{Name: nodeName}}
+	g.Expect(client.IgnoreNotFound(b.cluster.Client.Delete(t.Context(), old))).To(Succeed())
 	object := ac.GPUNode(nodeName).WithSpec(spec)
 	g.Expect(b.cluster.Client.Apply(t.Context(), object, client.FieldOwner("bench"), client.ForceOwnership)).To(Succeed())
 	node := &v1alpha1.GPUNode{}
