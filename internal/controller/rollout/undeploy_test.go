@@ -46,9 +46,7 @@ func TestUndeploy(t *testing.T) {
 	i.machine("a100", sim.A100, sim.A100)
 	i.label("t4", "nvidia.com/device-plugin.config", "slice-4")
 	i.label("a100", v1alpha1.LabelMIGManager, "true")
-	for range 10 {
-		i.others()
-	}
+	i.quieten()
 	before := i.snapshot()
 
 	i.policy("t4s", `{gpuSelector: {products: ["Tesla-T4"]}, sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 2}}}`)
@@ -59,6 +57,7 @@ func TestUndeploy(t *testing.T) {
 	i.Expect(i.snapshot()).NotTo(Equal(before))
 
 	i.make("restore", "RESTORE_TIMEOUT=600")
+	i.quieten()
 	i.Expect(i.snapshot()).To(Equal(before), "every node, ConfigMap and the ClusterPolicy, field by field")
 	i.idle = true // the controller and the agents end with their objects
 	i.make("undeploy", "UNDEPLOY_TIMEOUT=600")
@@ -205,6 +204,14 @@ func (i *installation) target(args ...string) (string, error) {
 			i.Expect(err).NotTo(HaveOccurred())
 			i.others()
 		}
+	}
+}
+
+// quieten lets NVIDIA's programs finish what the last write made them begin: they act on it by themselves, and later.
+func (i *installation) quieten() {
+	i.t.Helper()
+	for range 10 {
+		i.others()
 	}
 }
 
