@@ -54,7 +54,7 @@ func TestMPSHostMakesItsRootAndEndsWhenTold(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- run(ctx, []string{"mps-host", "--mps-root=" + root}) }()
-	g.Eventually(func() error { _, err := os.Stat(root); return err }).Should(gomega.Succeed())
+	g.Eventually(func() error { _, err := os.Stat(root); return err }, "30s").Should(gomega.Succeed())
 	stop()
-	g.Eventually(done, "5s").Should(gomega.Receive(gomega.Succeed()))
+	g.Eventually(done, "30s").Should(gomega.Receive(gomega.Succeed()))
 }

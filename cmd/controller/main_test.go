@@ -47,7 +47,7 @@ import (
 const (
 	own    = "gpu-sharing-operator"
 	nvidia = "gpu-operator"
-	wait   = "30s"
+	wait   = "60s"
 )
 
 // TestController runs the program with no more rights than its manifests give it, in a cluster into which NVIDIA's GPU
@@ -310,12 +310,16 @@ func (p *program) announced() []string {
 // quiet checks that what happens all the time in a cluster wakes nobody.
 func (p *program) quiet() {
 	p.t.Helper()
-	before := ""
+	before, still := "", 0
 	p.Eventually(func() bool {
 		last := before
 		before = p.passes()
-		return before != "" && before == last
-	}, wait, "1s").Should(BeTrue(), "after the last change nothing follows")
+		if before != last {
+			still = 0
+		}
+		still++
+		return before != "" && still > 4
+	}, wait, "500ms").Should(BeTrue(), "after the last change nothing follows")
 
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a100"}}
 	for i := range 3 {

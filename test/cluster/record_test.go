@@ -170,5 +170,5 @@ func (f *fleet) settled() {
 func (f *fleet) intact() {
 	f.t.Helper()
 	f.settled()
-	f.Expect(invariant.Broken(f.before, f.world(), f.evicted...)).To(BeEmpty())
+	f.Eventually(func() []string { return invariant.Broken(f.before, f.world(), f.evicted...) }, time.Minute, pollEvery).Should(BeEmpty())
 }

@@ -130,7 +130,7 @@ func testReasons(top *fixture) {
 func testOldest(f *fixture) {
 	f.policy("z", installed)
 	f.clock.SetTime(time.Now())
-	f.Eventually(func() time.Time { return time.Now().Truncate(time.Second) }, "2s", "50ms").
+	f.Eventually(func() time.Time { return time.Now().Truncate(time.Second) }, "10s", "50ms").
 		Should(BeTemporally(">", f.get(nvidia("ClusterPolicy", "z")).GetCreationTimestamp().Time), "creation times are in seconds")
 	f.policy("a", installed)
 	f.policy("b", installed)

@@ -15,6 +15,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
@@ -28,6 +29,9 @@ type Options struct {
 	// Reset resets the GPU at a PCI address such as 0000:07:00.0. NVML has no such call; nvidia-smi does it, and only
 	// while NVML is closed, which Hardware sees to. What nvidia-smi said belongs into the error.
 	Reset func(ctx context.Context, pciBusID string) error
+	// Gather is how long a reset waits for others that are asked for at the same time, since one that comes later waits
+	// until all of them are over. 0: a tenth of a second.
+	Gather time.Duration
 }
 
 // Hardware is gpu.Hardware on NVML.
@@ -47,6 +51,9 @@ func New(o Options) *Hardware {
 	var library []nvml.LibraryOption
 	if o.Library != "" {
 		library = append(library, nvml.WithLibraryPath(o.Library))
+	}
+	if o.Gather == 0 {
+		o.Gather = 100 * time.Millisecond
 	}
 	return &Hardware{options: o, lib: nvml.New(library...), gate: newGate()}
 }

@@ -91,7 +91,7 @@ func TestACallThatHangsHoldsNobodyLongerThanItsContext(t *testing.T) {
 	inv, err := h.Observe(t.Context())
 	g.Expect(err).NotTo(HaveOccurred())
 	uuid := inv.Devices[0].UUID
-	hang := simdriver.Fault{Call: "nvmlDeviceGetHandleByUUID", Hang: 700 * time.Millisecond, Times: 1}
+	hang := simdriver.Fault{Call: "nvmlDeviceGetHandleByUUID", Hang: 3 * time.Second, Times: 1}
 	g.Expect(driver(t).AddFault(hang)).To(Succeed())
 
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)

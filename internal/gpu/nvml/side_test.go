@@ -36,7 +36,7 @@ func TestGPUsAreChangedSideBySide(t *testing.T) {
 	h := on(t, slices.Repeat([]sim.Model{sim.H100}, 8)...)
 	inv, err := h.Observe(t.Context())
 	g.Expect(err).NotTo(HaveOccurred())
-	const each = 500 * time.Millisecond
+	const each = time.Second
 	g.Expect(driver(t).SetLatency("nvmlDeviceSetMigMode", each)).To(Succeed())
 	start := time.Now()
 	g.Expect(sideBySide(inv, func(uuid string) error { return h.SetMIG(t.Context(), uuid, true) })).To(Succeed())
@@ -79,17 +79,17 @@ func TestAHangOnOneGPUDoesNotHoldAnother(t *testing.T) {
 	h := on(t, sim.H100, sim.H100)
 	inv, err := h.Observe(t.Context())
 	g.Expect(err).NotTo(HaveOccurred())
-	hang := simdriver.Fault{Call: "nvmlDeviceSetMigMode", GPU: inv.Devices[0].UUID, Hang: 2 * time.Second, Times: 1}
+	hang := simdriver.Fault{Call: "nvmlDeviceSetMigMode", GPU: inv.Devices[0].UUID, Hang: 5 * time.Second, Times: 1}
 	g.Expect(driver(t).AddFault(hang)).To(Succeed())
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	g.Expect(h.SetMIG(ctx, inv.Devices[0].UUID, true)).To(MatchError(ContainSubstring("NVML has not returned")))
 
-	ctx, cancel = context.WithTimeout(t.Context(), time.Second)
+	ctx, cancel = context.WithTimeout(t.Context(), 4*time.Second)
 	defer cancel()
 	g.Expect(h.SetMIG(ctx, inv.Devices[1].UUID, true)).To(Succeed())
 
-	ctx, cancel = context.WithTimeout(t.Context(), 50*time.Millisecond)
+	ctx, cancel = context.WithTimeout(t.Context(), 500*time.Millisecond) // longer than a reset waits for others
 	defer cancel()
 	err = h.Reset(ctx, inv.Devices[1].UUID)
 	g.Expect(err).To(MatchError(context.DeadlineExceeded), "the call that hangs has handles open")
@@ -100,9 +100,10 @@ func TestAHangOnOneGPUDoesNotHoldAnother(t *testing.T) {
 // resetter is the program that resets, and how many of it run.
 type resetter struct {
 	reset func(context.Context, string) error
-	takes time.Duration
-	shy   bool // finds the GPU in use while another resets
+	shy   bool          // finds the GPU in use while another resets
+	met   chan struct{} // closed once two have run at the same time, for which each waits
 
+	once          sync.Once
 	mu            sync.Mutex
 	running, most int
 	calls         []string
@@ -114,6 +115,9 @@ func (r *resetter) Reset(ctx context.Context, pciBusID string) error {
 	r.most = max(r.most, r.running)
 	r.calls = append(r.calls, pciBusID)
 	met := r.running > 1
+	if met {
+		r.once.Do(func() { close(r.met) })
+	}
 	r.mu.Unlock()
 	defer func() {
 		r.mu.Lock()
@@ -123,7 +127,10 @@ func (r *resetter) Reset(ctx context.Context, pciBusID string) error {
 	if r.shy && met {
 		return errors.New("nvidia-smi: exit status 255: GPU 00000000:07:00.0 is currently being used by one or more other processes")
 	}
-	time.Sleep(r.takes)
+	select {
+	case <-r.met:
+	case <-time.After(10 * time.Second):
+	}
 	return r.reset(ctx, pciBusID)
 }
 
@@ -141,10 +148,10 @@ func TestGPUsAreResetSideBySide(t *testing.T) {
 			inv, err := closed.Observe(t.Context())
 			g.Expect(err).NotTo(HaveOccurred())
 			g.Expect(closed.Close()).To(Succeed())
-			r := &resetter{reset: resetBy(driver(t)), takes: 200 * time.Millisecond, shy: c.shy}
+			r := &resetter{reset: resetBy(driver(t)), shy: c.shy, met: make(chan struct{})}
 			library, err := nvml.FindLibrary(driver(t).Root())
 			g.Expect(err).NotTo(HaveOccurred())
-			h := nvml.New(nvml.Options{Library: library, Reset: r.Reset})
+			h := nvml.New(nvml.Options{Library: library, Reset: r.Reset, Gather: time.Second})
 			if c.persistent {
 				for _, d := range inv.Devices {
 					rig{t, driver(t)}.SetPersistence(d.UUID, true)
