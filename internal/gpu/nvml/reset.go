@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
@@ -48,11 +47,9 @@ func (h *Hardware) Reset(ctx context.Context, uuid string) error {
 // resetClosed resets a GPU while NVML is closed. A reset that finds the GPU in use has perhaps met the program that resets
 // another one, so it is tried again alone.
 func (h *Hardware) resetClosed(ctx context.Context, p *pass, pciBusID string) error {
-	select {
-	case <-time.After(h.options.Gather):
-	case <-ctx.Done():
-		return ctx.Err()
-	}
+	gathering, cancel := context.WithTimeout(ctx, h.options.Gather)
+	defer cancel()
+	<-gathering.Done()
 	if err := p.reset(ctx); err != nil {
 		return err
 	}
