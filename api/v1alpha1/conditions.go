@@ -260,6 +260,9 @@ const (
 	// AnnotationWaiting tells, on a GPUNode that no policy governs any more, why its node is not back in the state in
 	// which it was found: <reason>: <message>.
 	AnnotationWaiting = Group + "/waiting"
+	// AnnotationVerified names, on a GPUNode, the wish in its spec once the node has reached and verified it: a hash of its
+	// device-plugin configuration and its devices. Of an earlier wish spec.lastGood tells that.
+	AnnotationVerified = Group + "/verified"
 	// AnnotationPaused lists, on a Node, the deploy labels of NVIDIA's clients that the operator paused, by comma: those
 	// and no others are set to true again.
 	AnnotationPaused = Group + "/paused"

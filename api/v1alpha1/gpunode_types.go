@@ -70,7 +70,8 @@ type GPUNodeSpec struct {
 	// +optional
 	Since metav1.Time `json:"since,omitzero"`
 
-	// lastGood is the last wish that the node reached and verified: what it goes back to when a newer one fails.
+	// lastGood is the last wish before this one that the node reached and verified: what it goes back to when this one fails.
+	// Once the node has verified this one, the annotation gpusharing.io/verified names it, and lastGood counts no longer.
 	// +optional
 	LastGood *NodeSharing `json:"lastGood,omitempty"`
 

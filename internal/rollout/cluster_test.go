@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -118,6 +119,7 @@ func (h *host) copied() rollout.Node {
 	n := *h.Node
 	n.Labels, n.Annotations, n.Allocatable = maps.Clone(n.Labels), maps.Clone(n.Annotations), maps.Clone(n.Allocatable)
 	n.Taints, n.Pods, n.GPU = slices.Clone(n.Taints), slices.Clone(n.Pods), *n.GPU.DeepCopy()
+	n.GPU.Spec = rollout.SpecOf(&n.GPU)
 	return n
 }
 
@@ -185,12 +187,34 @@ func (c *cluster) do(a rollout.Action) {
 		c.deletePod(h, a.UID)
 	case rollout.Tell:
 		c.told = append(c.told, a.String())
-		h.GPU.Annotations = map[string]string{v1alpha1.AnnotationWaiting: a.Note()}
+		h.annotate(v1alpha1.AnnotationWaiting, a.Note())
 	case rollout.SetSpec:
-		h.GPU.Spec = *a.Spec.DeepCopy()
-		h.GPU.Spec.Since = metav1.NewTime(a.Spec.Since.Truncate(time.Second))
+		h.setSpec(*a.Spec.DeepCopy())
+	}
+}
+
+// setSpec stores a spec as the API server does, whose generations count what the agent looks at.
+func (h *host) setSpec(want v1alpha1.GPUNodeSpec) {
+	want.Since = metav1.NewTime(want.Since.Truncate(time.Second))
+	spec, verified := rollout.Store(&h.GPU, want)
+	h.GPU.Annotations = maps.Clone(h.GPU.Annotations)
+	patch(h.GPU.Annotations, map[string]*string{v1alpha1.AnnotationVerified: nil})
+	if verified != "" {
+		h.annotate(v1alpha1.AnnotationVerified, verified)
+	}
+	if !reflect.DeepEqual(spec, h.GPU.Spec) {
+		h.GPU.Spec = spec
 		h.GPU.Generation++
 	}
+}
+
+// annotate sets an annotation of the GPUNode.
+func (h *host) annotate(name, value string) {
+	h.GPU.Annotations = maps.Clone(h.GPU.Annotations)
+	if h.GPU.Annotations == nil {
+		h.GPU.Annotations = map[string]string{}
+	}
+	h.GPU.Annotations[name] = value
 }
 
 func (c *cluster) nudge(h *host, a rollout.Nudge) {

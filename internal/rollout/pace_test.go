@@ -99,7 +99,7 @@ func TestPace(t *testing.T) {
 func (c *cluster) ready() int {
 	n := 0
 	for _, h := range c.hosts {
-		if h.GPU.Spec.LastGood != nil {
+		if rollout.SpecOf(&h.GPU).LastGood != nil {
 			n++
 		}
 	}

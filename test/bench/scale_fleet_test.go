@@ -34,6 +34,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 	hostfake "github.com/gpusharing/gpu-sharing-operator/internal/host/fake"
 	"github.com/gpusharing/gpu-sharing-operator/internal/mps"
+	"github.com/gpusharing/gpu-sharing-operator/internal/ssa"
 )
 
 // workers is how many of the nodes do something at the same time.
@@ -254,7 +255,8 @@ func (f *fleet) project(ctx context.Context, name string) error {
 		config.WithPods(string(pod.UID))
 	}
 	want := ac.GPUNode(name).WithStatus(ac.GPUNodeStatus().WithConfig(config))
-	return f.client.Status().Apply(ctx, want, client.FieldOwner(agent.FieldManager+"-config"), client.ForceOwnership)
+	_, err := ssa.ApplyStatus(ctx, ssa.Owner{Client: f.client, Name: agent.FieldManager + "-config"}, node, want, ac.ExtractGPUNodeStatus)
+	return err
 }
 
 // The names of NVIDIA's daemon sets that read the configuration.

@@ -32,11 +32,12 @@ const gpusPerNode = 8
 
 // The published bounds of the controller. The other figures hang on the machine, and are printed only.
 const (
-	nodeWritesBound   = 2 // of specs, per changed node: the wish, and that it was verified
+	specWritesBound   = 1 // per changed node
+	recordWritesBound = 1 // that it was verified
+	statusWritesBound = 2 // by each agent: for the wish, and for its key
 	residentAt1000    = 128 << 20
 	residentPerNode   = 60 << 10
 	steadyShareBound  = 0.01
-	statusWritesBound = 3 // by each agent: for the wish, for its key, and for the spec that says that it was verified
 )
 
 // TestScale changes the replicas of clusters of many nodes, then of one node among them, and then leaves them alone. API
@@ -109,7 +110,8 @@ func (c cost) total() int {
 func (f scaleFigures) check(t *testing.T) {
 	t.Helper()
 	g := NewWithT(t)
-	g.Expect(f.all.per(f.nodes, kindSpec)).To(BeNumerically("<=", nodeWritesBound*1.05), "GPUNode specs written for each changed node")
+	g.Expect(f.all.per(f.nodes, kindSpec)).To(BeNumerically("<=", specWritesBound*1.05), "GPUNode specs written for each changed node")
+	g.Expect(f.all.per(f.nodes, kindRecord)).To(BeNumerically("<=", recordWritesBound*1.05), "records that a node is verified")
 	g.Expect(f.all.per(f.nodes, kindAgent)).To(BeNumerically("<=", statusWritesBound*1.05), "statuses written by each agent")
 	g.Expect(f.all.per(f.nodes, kindNode)).To(BeNumerically("<=", 1.05), "patches of each Node")
 	g.Expect(f.quiet.total()-f.quiet.writes[kindKubelet]).To(BeZero(), "writes while nothing changes: %v", f.quiet.writes)

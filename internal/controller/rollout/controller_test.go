@@ -60,6 +60,8 @@ func testTimeSlicing(s *scenario) {
 		"apply ConfigMap gpu-sharing-device-plugin", "patch ClusterPolicy cluster-policy", "apply GPUNode t4", "patch Node t4",
 		"apply GPUNode t4",
 	}), "the second apply records what was reached")
+	s.Expect(s.gpuNode("t4").Generation).To(Equal(int64(2)), "which is no new wish")
+	s.Expect(s.gpuNode("t4").Annotations).To(HaveKey(v1alpha1.AnnotationVerified))
 	s.Expect(s.clusterSpec()).To(MatchYAML(`
 devicePlugin: {enabled: true, config: {name: gpu-sharing-device-plugin, default: ` + deviceplugin.Default("mixed").Key + `}}
 mig: {}

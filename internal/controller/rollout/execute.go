@@ -321,15 +321,19 @@ func (p *pass) deletePod(ctx context.Context, a rollout.DeletePod) (bool, error)
 	return ignoreGone(p.client.Delete(ctx, pod, client.Preconditions{UID: &uid}))
 }
 
-// setSpec applies the spec of a GPUNode. Its UID keeps the apply from creating a GPUNode that was removed with its node.
+// setSpec applies the spec of a GPUNode, as it is stored. Its UID keeps the apply from creating a GPUNode that was removed with its node.
 func (p *pass) setSpec(ctx context.Context, a rollout.SetSpec) (bool, error) {
 	have, found := p.gpuNodes[a.Node]
 	if !found {
 		return false, nil
 	}
 	want := applyv1alpha1.GPUNode(a.Node).WithUID(have.UID)
-	if !equality.Semantic.DeepEqual(a.Spec, v1alpha1.GPUNodeSpec{}) {
-		spec, err := ssa.Configuration[applyv1alpha1.GPUNodeSpecApplyConfiguration](a.Spec)
+	stored, verified := rollout.Store(have, a.Spec)
+	if verified != "" {
+		want.WithAnnotations(map[string]string{v1alpha1.AnnotationVerified: verified})
+	}
+	if !equality.Semantic.DeepEqual(stored, v1alpha1.GPUNodeSpec{}) {
+		spec, err := ssa.Configuration[applyv1alpha1.GPUNodeSpecApplyConfiguration](stored)
 		if err != nil {
 			return false, err
 		}

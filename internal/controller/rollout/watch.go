@@ -96,6 +96,7 @@ func presence(client.Object) (struct{}, bool) { return struct{}{}, true }
 
 type gpuNodeViewed struct {
 	generation int64
+	verified   string
 	status     v1alpha1.GPUNodeStatus
 }
 
@@ -104,7 +105,9 @@ func gpuNodeView(o client.Object) (gpuNodeViewed, bool) {
 	if !isGPUNode {
 		return gpuNodeViewed{}, false
 	}
-	return gpuNodeViewed{generation: node.Generation, status: node.Status}, true
+	return gpuNodeViewed{
+		generation: node.Generation, verified: node.Annotations[v1alpha1.AnnotationVerified], status: node.Status,
+	}, true
 }
 
 // nodeView leaves out heartbeats.

@@ -30,7 +30,8 @@ type GPUNodeSpecApplyConfiguration struct {
 	MIGConfig *string `json:"migConfig,omitempty"`
 	// since is when policy, configKey or devices last changed: the deadline for reaching them counts from it.
 	Since *v1.Time `json:"since,omitempty"`
-	// lastGood is the last wish that the node reached and verified: what it goes back to when a newer one fails.
+	// lastGood is the last wish before this one that the node reached and verified: what it goes back to when this one fails.
+	// Once the node has verified this one, the annotation gpusharing.io/verified names it, and lastGood counts no longer.
 	LastGood *NodeSharingApplyConfiguration `json:"lastGood,omitempty"`
 	// failed is the wish that the node could not reach. It is not tried again before it changes.
 	Failed *FailedWishApplyConfiguration `json:"failed,omitempty"`
