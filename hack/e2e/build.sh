@@ -76,6 +76,7 @@ done
 # As the Dockerfile builds them.
 CGO_ENABLED=0 go build -trimpath -ldflags "-s -w" -o "$bin/controller" ./cmd/controller
 CGO_ENABLED=1 go build -trimpath -ldflags "-s -w" -o "$bin/agent" ./cmd/agent
+CGO_ENABLED=0 go build -trimpath -ldflags "-s -w" -o "$bin/kubectl-gpusharing" ./cmd/kubectl-gpusharing
 # Static: they run in images that hold nothing else.
 for program in $(cd test/e2e/programs && ls); do
 	CGO_ENABLED=0 go build -trimpath -ldflags "-s -w" -o "$bin/$program" "./test/e2e/programs/$program"

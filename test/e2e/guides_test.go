@@ -41,6 +41,10 @@ type step struct {
 	Holding *guidePods `json:"holding,omitempty"`
 	// Policy is the spec of the one policy; null: it is deleted.
 	Policy *v1alpha1.GPUSharingPolicySpec `json:"policy,omitempty"`
+	// Apart is how the policy sets the node apart while the step lasts.
+	Apart *apart `json:"apart,omitempty"`
+	// Reboots says that the GPUs cannot be reset, so that the node has to be rebooted for the policy.
+	Reboots bool `json:"reboots,omitempty"`
 	// Refused is the reason for which the policy cannot be honoured, as its status says.
 	Refused string `json:"refused,omitempty"`
 	// Advertised is what the kubelet then offers, and Labels what the node's labels say.
@@ -103,8 +107,15 @@ func replay(ctx context.Context, s step) {
 	if s.Holding != nil {
 		hold(ctx, *s.Holding)
 	}
-	if s.Policy == nil {
+	switch {
+	case s.Policy == nil:
 		unshare(ctx, s.Advertised)
+		return
+	case s.Apart != nil:
+		setApart(ctx, s)
+		return
+	case s.Reboots:
+		rebootFor(ctx, s)
 		return
 	}
 	applySpec(ctx, guidePolicy, *s.Policy)

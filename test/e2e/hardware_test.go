@@ -11,7 +11,9 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 	appsv1 "k8s.io/api/apps/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -50,6 +52,16 @@ func begin(ctx context.Context, models ...sim.Model) {
 		restartClients(ctx)
 	}
 	expectAllocatable(ctx, map[string]int64{"nvidia.com/gpu": int64(len(models))})
+}
+
+// crash takes the machine's power. The controllers, which in a real cluster are on other nodes than the one that crashes, have
+// ended too: their lease is given up for them, so that no time passes until it ends by itself.
+func crash(ctx context.Context) {
+	GinkgoHelper()
+	Expect(machine.Crash()).To(Succeed())
+	lease := &coordinationv1.Lease{}
+	lease.Namespace, lease.Name = operatorNamespace, "gpu-sharing-controller"
+	Expect(kube.Patch(ctx, lease, client.RawPatch(types.MergePatchType, []byte(`{"spec":{"holderIdentity":""}}`)))).To(Succeed())
 }
 
 // restartClients deletes the pods that have the driver open and waits until others run instead.

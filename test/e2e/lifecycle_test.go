@@ -4,6 +4,8 @@
 package e2e
 
 import (
+	"context"
+
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 	corev1 "k8s.io/api/core/v1"
@@ -12,9 +14,11 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 )
 
+// release is what the README calls the operator's release.
+const release = "gpu-sharing-operator"
+
 func lifecycleSpecs() {
 	Describe("The operator itself", Ordered, Offset(1), func() {
-		const release = "gpu-sharing-operator"
 		shared := map[string]int64{"nvidia.com/gpu": 8}
 
 		BeforeAll(func(ctx SpecContext) {
@@ -29,11 +33,12 @@ func lifecycleSpecs() {
 			expectRunning(ctx, "client")
 			before, err := restarts(ctx)
 			Expect(err).NotTo(HaveOccurred())
-			daemons := podUIDs(ctx, "gpu-sharing-mps")
-			agents := podUIDs(ctx, "gpu-sharing-agent")
+			daemons, err := podUIDs(ctx, "gpu-sharing-mps")
+			Expect(err).NotTo(HaveOccurred())
+			agents, err := podUIDs(ctx, "gpu-sharing-agent")
+			Expect(err).NotTo(HaveOccurred())
 			helm(ctx, "upgrade", release, "config/helm", "--namespace", operatorNamespace, "--set", "logLevel=debug")
-			Eventually(func() []string { return podUIDs(ctx, "gpu-sharing-agent") }).WithContext(ctx).ShouldNot(Or(BeEmpty(), Equal(agents)))
-			Eventually(func() ([]string, error) { return notReady(ctx, operatorNamespace) }).WithContext(ctx).Should(BeEmpty())
+			expectOtherAgents(ctx, agents)
 			expectReady(ctx, "shared")
 			Expect(podUIDs(ctx, "gpu-sharing-mps")).To(Equal(daemons))
 			Expect(offered(ctx)).To(Equal(shared))
@@ -46,8 +51,9 @@ func lifecycleSpecs() {
 			before, err := restarts(ctx)
 			Expect(err).NotTo(HaveOccurred())
 			helm(ctx, "uninstall", release, "--namespace", operatorNamespace)
-			Eventually(func() []string { return podUIDs(ctx, "gpu-sharing-agent") }).WithContext(ctx).Should(BeEmpty())
-			Eventually(func() []string { return podUIDs(ctx, "gpu-sharing-controller") }).WithContext(ctx).Should(BeEmpty())
+			for _, name := range []string{"gpu-sharing-agent", "gpu-sharing-controller"} {
+				Eventually(podUIDs).WithContext(ctx).WithArguments(name).Should(BeEmpty())
+			}
 			Consistently(offered, "3s").WithContext(ctx).Should(Equal(shared))
 			Expect(restarts(ctx)).To(Equal(before))
 			installOperator(ctx)
@@ -61,14 +67,20 @@ func lifecycleSpecs() {
 	})
 }
 
-// podUIDs are the UIDs of the operator's pods of a name, in the order of the pods' names.
-func podUIDs(ctx SpecContext, name string) []string {
+// expectOtherAgents waits until others run in place of these agents, and all of the operator's pods are Ready.
+func expectOtherAgents(ctx context.Context, old []string) {
 	GinkgoHelper()
+	Eventually(podUIDs).WithContext(ctx).WithArguments("gpu-sharing-agent").ShouldNot(Or(BeEmpty(), ContainElements(old)))
+	Eventually(func() ([]string, error) { return notReady(ctx, operatorNamespace) }).WithContext(ctx).Should(BeEmpty())
+}
+
+// podUIDs are the UIDs of the operator's pods of a name, in the order of the pods' names.
+func podUIDs(ctx context.Context, name string) ([]string, error) {
 	pods := &corev1.PodList{}
-	Expect(kube.List(ctx, pods, client.InNamespace(operatorNamespace), client.MatchingLabels{"app.kubernetes.io/name": name})).To(Succeed())
+	err := kube.List(ctx, pods, client.InNamespace(operatorNamespace), client.MatchingLabels{"app.kubernetes.io/name": name})
 	var uids []string
 	for i := range pods.Items {
 		uids = append(uids, string(pods.Items[i].UID))
 	}
-	return uids
+	return uids, err
 }

@@ -96,7 +96,7 @@ func migSpecsOf(c migCase) {
 		want := map[string]int64{"nvidia.com/mig-" + c.small: 14}
 		expectAllocatable(ctx, want)
 		expectReady(ctx, "shared")
-		Expect(machine.Crash()).To(Succeed())
+		crash(ctx)
 		Expect(gpus.Reboot()).To(Succeed())
 		Expect(instances()).To(BeEmpty())
 		seen := watchOffered(ctx)

@@ -11,6 +11,7 @@ import (
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -32,26 +33,56 @@ type given struct {
 }
 
 // startPod starts a user's pod that asks for some of a resource, and removes it when the spec ends.
-func startPod(ctx context.Context, name string, asks corev1.ResourceName, count int64) {
+func startPod(ctx context.Context, name string, asks corev1.ResourceName, count int64, with ...func(*corev1.PodSpec)) {
 	GinkgoHelper()
-	pod := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Namespace: users, Name: name, Labels: map[string]string{"name": name}},
-		Spec: corev1.PodSpec{
-			TerminationGracePeriodSeconds: ptr.To[int64](1),
-			SecurityContext: &corev1.PodSecurityContext{
-				RunAsNonRoot: new(true), SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
-			},
-			Containers: []corev1.Container{{
-				Name: "main", Image: workloadImage,
-				SecurityContext: &corev1.SecurityContext{
-					AllowPrivilegeEscalation: new(false), Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
-				},
-				Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{asks: *resource.NewQuantity(count, resource.DecimalSI)}},
-			}},
-		},
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: users, Name: name, Labels: named(name)}, Spec: asking(asks, count)}
+	for _, change := range with {
+		change(&pod.Spec)
 	}
 	Expect(kube.Create(ctx, pod)).To(Succeed())
 	DeferCleanup(stopPods) // all at once; the pods of a spec that have gone by then cost nothing
+}
+
+// startDeployment starts a user's Deployment of one pod that asks for one of a resource. What it returns ends it, as the end
+// of the spec does.
+func startDeployment(ctx context.Context, name string, asks corev1.ResourceName) (stop func(context.Context)) {
+	GinkgoHelper()
+	d := &appsv1.Deployment{
+		ObjectMeta: metav1.ObjectMeta{Namespace: users, Name: name},
+		Spec: appsv1.DeploymentSpec{
+			Selector: &metav1.LabelSelector{MatchLabels: named(name)},
+			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: named(name)}, Spec: asking(asks, 1)},
+		},
+	}
+	Expect(kube.Create(ctx, d)).To(Succeed())
+	stop = func(ctx context.Context) {
+		GinkgoHelper()
+		// What it has made goes before it does, so that nothing makes pods any more once it is gone.
+		Expect(client.IgnoreNotFound(kube.Delete(ctx, d, client.PropagationPolicy(metav1.DeletePropagationForeground)))).To(Succeed())
+		Eventually(func() error { return kube.Get(ctx, client.ObjectKeyFromObject(d), &appsv1.Deployment{}) }).WithContext(ctx).
+			Should(MatchError(ContainSubstring("not found")))
+	}
+	DeferCleanup(stop)
+	return stop
+}
+
+func named(name string) map[string]string { return map[string]string{"name": name} }
+
+// asking is a user's program that asks for some of a resource.
+func asking(resources corev1.ResourceName, count int64) corev1.PodSpec {
+	return corev1.PodSpec{
+		TerminationGracePeriodSeconds: ptr.To[int64](1),
+		SecurityContext: &corev1.PodSecurityContext{
+			RunAsNonRoot: new(true), SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
+		},
+		Containers: []corev1.Container{{
+			Name: "main", Image: workloadImage,
+			SecurityContext: &corev1.SecurityContext{
+				AllowPrivilegeEscalation: new(false), Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
+			},
+			Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{resources: *resource.NewQuantity(count, resource.DecimalSI)}},
+		}},
+	}
 }
 
 // stopPod ends a user's pod and waits until the kubelet has let go of it.

@@ -104,6 +104,41 @@ func safetySpecs() {
 			stays()
 		})
 
+		It("is previewed while it is paused, with the plan, whom it evicts and which workload can never start again", func(ctx SpecContext) {
+			const profile = "nvidia.com/mig-1g.5gb"
+			startPod(ctx, "bystander", "nvidia.com/mig-3g.20gb", 1)
+			stays := expectUndisturbed(ctx, "bystander")
+			stop := startDeployment(ctx, "train", profile)
+			evicted := expectDeployed(ctx, "train")
+			before, err := instances()
+			Expect(err).NotTo(HaveOccurred())
+
+			apply(ctx, "layout", paused(second))
+			foretold := expectPreview(ctx, "layout", "pod default/"+evicted+" uses", "is evicted")
+			Expect(foretold.Resources).To(ConsistOf(
+				v1alpha1.ResourceCount{Name: "nvidia.com/mig-3g.20gb", Advertised: 1, Expected: 1},
+				v1alpha1.ResourceCount{Name: profile, Advertised: 4},
+				v1alpha1.ResourceCount{Name: "nvidia.com/mig-2g.10gb", Expected: 2}))
+			Eventually(affected).WithContext(ctx).WithArguments("layout").Should(And(
+				ContainSubstring("Deployment default/train asks for "+profile+": 1, which no node offers then"), Not(ContainSubstring("bystander"))))
+			said := kubectl(ctx, manifest("layout", layout(second)), "gpusharing", "plan", "-f", "-")
+			for _, line := range append(foretold.Plan, foretold.InTheWay...) {
+				Expect(said).To(ContainSubstring(line), "the plan that kubectl prints is the same")
+			}
+			Consistently(offered, "2s").WithContext(ctx).Should(Equal(advertisedFirst))
+			Expect(instances()).To(ConsistOf(before))
+
+			apply(ctx, "layout", layout(second))
+			expectAllocatable(ctx, advertisedSecond)
+			expectReady(ctx, "layout")
+			expectGone(ctx, evicted)
+			stays()
+			Eventually(deployed).WithContext(ctx).WithArguments("train").Should(ContainElement(ContainSubstring("Insufficient " + profile)))
+			Expect(affected(ctx, "layout")).To(ContainSubstring("Deployment default/train"))
+			stop(ctx)
+			Eventually(affected).WithContext(ctx).WithArguments("layout").Should(BeEmpty())
+		})
+
 		It("is undone with its policy: node, ConfigMaps and ClusterPolicy are as before, and so are the GPUs", func(ctx SpecContext) {
 			unshare(ctx, map[string]int64{"nvidia.com/gpu": 1})
 			Eventually(look).WithContext(ctx).Should(Equal(before))

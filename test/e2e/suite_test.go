@@ -84,7 +84,7 @@ var _ = Describe("On a real node", func() {
 func TestRealNode(t *testing.T) {
 	RegisterFailHandler(Fail)
 	SetDefaultEventuallyTimeout(patience)
-	SetDefaultEventuallyPollingInterval(200 * time.Millisecond)
+	SetDefaultEventuallyPollingInterval(50 * time.Millisecond)
 	EnforceDefaultTimeoutsWhenUsingContexts()
 	RunSpecs(t, "A real node")
 }

@@ -9,9 +9,11 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// Names of the daemon sets.
+// Names of the daemon sets, which are the values of their pods' label app.
 const (
-	pluginName  = "nvidia-device-plugin-daemonset"
+	// PluginName is that of the device plugin's.
+	PluginName = "nvidia-device-plugin-daemonset"
+
 	featureName = "gpu-feature-discovery"
 	mpsName     = "nvidia-device-plugin-mps-control-daemon"
 
@@ -49,7 +51,7 @@ func plugin(p *clusterPolicy) operand {
 		LocalObjectReference: corev1.LocalObjectReference{Name: entrypointName}, DefaultMode: &mode,
 	}}}
 	return operand{
-		name: pluginName, account: pluginAccount,
+		name: PluginName, account: pluginAccount,
 		nodeSelector: map[string]string{"nvidia.com/gpu.deploy.device-plugin": "true"},
 		main:         main, process: "nvidia-device-plugin",
 		volumes: append([]corev1.Volume{

@@ -35,7 +35,7 @@ const (
 	fieldManager = "gpu-operator"
 	hashKey      = "nvidia.com/last-applied-hash"
 	// poll is how often the operator looks; the real one is told by watches.
-	poll = 300 * time.Millisecond
+	poll = 200 * time.Millisecond
 )
 
 // PolicyKind is the ClusterPolicy's.
@@ -135,7 +135,7 @@ func (o *Operator) remove(ctx context.Context, name string) error {
 }
 
 func (o *Operator) removeAll(ctx context.Context) error {
-	return errors.Join(o.remove(ctx, pluginName), o.remove(ctx, featureName), o.remove(ctx, mpsName))
+	return errors.Join(o.remove(ctx, PluginName), o.remove(ctx, featureName), o.remove(ctx, mpsName))
 }
 
 // report says in the ClusterPolicy's status where the operator lives, as the real one does.

@@ -36,7 +36,8 @@ const network = `{
 `
 
 // containerdConfig is containerd's configuration. Set because of this machine: restrict_oom_score_adj, since lowering
-// the score needs CAP_SYS_RESOURCE, which build machines lack; SystemdCgroup off, since systemd does not run here.
+// the score needs CAP_SYS_RESOURCE, which build machines lack; SystemdCgroup off, since systemd does not run here; a runc that
+// shows containers the boot id of this machine.
 func (n *Node) containerdConfig() string {
 	return fmt.Sprintf(`version = 3
 root = "/var/lib/containerd"
@@ -60,12 +61,13 @@ disabled_plugins = ["io.containerd.tracing.processor.v1.otlp", "io.containerd.in
       runtime_type = "io.containerd.runc.v2"
       [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc.options]
         SystemdCgroup = false
+        BinaryName = %q
     [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.%s]
       runtime_type = "io.containerd.runc.v2"
-      [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.%[3]s.options]
+      [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.%[4]s.options]
         SystemdCgroup = false
         BinaryName = %q
-`, containerdSocket, n.options.PauseImage, RuntimeClass, n.program("nvidia-container-runtime"))
+`, containerdSocket, n.options.PauseImage, n.program("machine-runtime"), RuntimeClass, n.program("nvidia-container-runtime"))
 }
 
 // containerdAnswers says whether containerd serves.

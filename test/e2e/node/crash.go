@@ -9,8 +9,8 @@ import (
 )
 
 // Crash ends everything that runs on the node at once, as a power failure does, but for the control plane, which is
-// somewhere else in a real cluster. What was in memory is gone: mounts of pods, state of containers. The caller reboots
-// the hardware and calls Boot.
+// somewhere else in a real cluster. What was in memory is gone: mounts of pods, state of containers. What runs from now on
+// runs in another boot. The caller reboots the hardware and calls Boot.
 func (n *Node) Crash() error {
 	n.power.Lock()
 	defer n.power.Unlock()
@@ -23,7 +23,10 @@ func (n *Node) Crash() error {
 		}
 	}
 	n.programs = stays
-	return powerOff(spared, "/run/containerd", "/run/netns", "/run/nvidia/mps", "/var/lib/kubelet/pods")
+	if err := powerOff(spared, "/run/containerd", "/run/netns", "/run/nvidia/mps", "/var/lib/kubelet/pods"); err != nil {
+		return err
+	}
+	return newBoot()
 }
 
 // Wipe ends everything that was started, the control plane too, and forgets all that was written but logs and

@@ -82,6 +82,9 @@ func (n *Node) start(ctx context.Context) error {
 	if err := n.writeFiles(); err != nil {
 		return err
 	}
+	if err := showBootID(); err != nil {
+		return err
+	}
 	// containerd needs nothing of the control plane, so it starts beside it.
 	containerd, err := n.run("containerd", containerdArguments()...)
 	if err != nil {

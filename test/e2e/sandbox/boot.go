@@ -13,11 +13,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// RebootSignal is what asks systemd, as process 1, to reboot the machine: SIGRTMIN+5 (systemd(1), "Signals"). Process 1 of
+// this machine passes it on to the inside stage, which can boot the machine anew as it sees fit.
+const RebootSignal = syscall.Signal(34 + 5)
+
+// initName is what process 1 is called: on a real node it is systemd.
+const initName = "systemd"
+
 // boot is process 1 of the machine: it mounts the machine's root, brings its network up, starts the inside stage and
 // returns that one's exit status.
 func boot(o Options) (int, error) {
 	signals := make(chan os.Signal, 4)
-	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, RebootSignal)
 	where, err := os.Getwd()
 	if err != nil {
 		return 0, fmt.Errorf("finding the working directory: %w", err)
@@ -33,6 +40,9 @@ func boot(o Options) (int, error) {
 	}
 	if err := startNetwork(o.Addresses); err != nil {
 		return 0, err
+	}
+	if err := os.WriteFile("/proc/self/comm", []byte(initName), 0); err != nil {
+		return 0, fmt.Errorf("naming process 1: %w", err)
 	}
 	if err := os.Chdir(where); err != nil {
 		return 0, fmt.Errorf("going to the working directory inside the machine: %w", err)

@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -45,8 +46,11 @@ func inside() int {
 		fmt.Println("writing:", err)
 		return 1
 	}
-	if os.Getenv(insideVariable) == "end" {
+	switch os.Getenv(insideVariable) {
+	case "end":
 		return 7
+	case "reboot":
+		return askToReboot()
 	}
 	orphan := exec.Command("sh", "-c", "mkdir /sys/fs/cgroup/memory/deeper && echo $$ >/sys/fs/cgroup/memory/deeper/cgroup.procs; exec setsid sleep 987654")
 	if err := orphan.Start(); err != nil {
@@ -56,6 +60,23 @@ func inside() int {
 	fmt.Println("ready", os.Getenv(boxVariable))
 	time.Sleep(time.Hour)
 	return 0
+}
+
+// askToReboot asks process 1 to reboot the machine, as a program on a real node does, and waits until it is passed on.
+func askToReboot() int {
+	asked := make(chan os.Signal, 1)
+	signal.Notify(asked, RebootSignal)
+	comm, err := os.ReadFile("/proc/1/comm")
+	if err != nil || string(comm) != "systemd\n" {
+		fmt.Printf("process 1: %s %v\n", comm, err)
+		return 1
+	}
+	if err := syscall.Kill(1, RebootSignal); err != nil {
+		fmt.Println("asking process 1:", err)
+		return 1
+	}
+	<-asked
+	return 8
 }
 
 func start(t *testing.T, what string) *exec.Cmd {
@@ -74,6 +95,12 @@ func TestTheMachineEndsWithTheStatusOfItsInside(t *testing.T) {
 	out, err := start(t, "end").Output()
 	g.Expect(err).To(MatchError("exit status 7"), string(out))
 	g.Expect("/etc/gpusharing-sandbox-test").NotTo(BeAnExistingFile())
+}
+
+func TestProcess1IsToldToRebootTheMachineAsSystemdIs(t *testing.T) {
+	g := NewWithT(t)
+	out, err := start(t, "reboot").Output()
+	g.Expect(err).To(MatchError("exit status 8"), string(out))
 }
 
 func TestNothingRemainsWhenTheMachineIsKilled(t *testing.T) {
