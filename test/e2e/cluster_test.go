@@ -39,7 +39,7 @@ var (
 	// archives are those of the images that pods run.
 	archives []string
 	machine  *node.Node
-	kube     client.Client
+	kube     client.WithWatch
 	gpus     *simdriver.Driver
 	// stopBeside ends what runs beside the specs: what stands for the GPU Operator, and the healing of the kubelet.
 	stopBeside = func() {}
@@ -122,7 +122,7 @@ func connect() {
 	Expect(clientgoscheme.AddToScheme(scheme)).To(Succeed())
 	Expect(v1alpha1.AddToScheme(scheme)).To(Succeed())
 	var err error
-	kube, err = client.New(machine.Config, client.Options{Scheme: scheme})
+	kube, err = client.NewWithWatch(machine.Config, client.Options{Scheme: scheme})
 	Expect(err).NotTo(HaveOccurred())
 }
 
@@ -213,8 +213,11 @@ func offered(ctx context.Context) (map[string]int64, error) {
 	return found, err
 }
 
+// nvidiaDomain is that of NVIDIA's resources.
+const nvidiaDomain = "nvidia.com/"
+
 func isGPU(name corev1.ResourceName) bool {
-	return len(name) > len("nvidia.com/") && name[:len("nvidia.com/")] == "nvidia.com/"
+	return len(name) > len(nvidiaDomain) && name[:len(nvidiaDomain)] == nvidiaDomain
 }
 
 // write assembles an image and returns its archive.

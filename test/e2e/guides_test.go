@@ -8,18 +8,14 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
-	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
-	"github.com/gpusharing/gpu-sharing-operator/test/e2e/gpuoperator"
 )
 
 // guide is what administrators follow by hand today, step by step, each of which is one policy now (folder guides).
@@ -118,18 +114,18 @@ func replay(ctx context.Context, s step) {
 		rebootFor(ctx, s)
 		return
 	}
+	before, err := offered(ctx)
+	Expect(err).NotTo(HaveOccurred())
 	applySpec(ctx, guidePolicy, *s.Policy)
 	if s.Refused != "" {
-		expectStalled(ctx, guidePolicy, s.Refused)
+		expectStalled(ctx, guidePolicy, s.Refused, before)
 		return
 	}
 	expectAllocatable(ctx, s.Advertised)
 	expectReady(ctx, guidePolicy)
 	if s.Holding != nil {
 		for i := range s.Holding.Running {
-			pod := &corev1.Pod{}
-			err := kube.Get(ctx, client.ObjectKey{Namespace: users, Name: holderName(i)}, pod)
-			Expect(apierrors.IsNotFound(err)).To(BeTrue(), "pod %s was evicted: %v", holderName(i), err)
+			expectGone(ctx, holderName(i))
 		}
 	}
 	for key, value := range s.Labels {
@@ -170,33 +166,14 @@ func usePods(ctx context.Context, p guidePods) {
 }
 
 // expectStalled waits until a policy's status says for which reason a node cannot honour it, and checks that the node
-// offers what it did. The first policy of all restarts NVIDIA's programs once, whether it can be honoured or not.
-func expectStalled(ctx context.Context, name, reason string) {
+// offers what it did before. The first policy of all restarts NVIDIA's programs once, whether it can be honoured or not.
+func expectStalled(ctx context.Context, name, reason string, before map[string]int64) {
 	GinkgoHelper()
-	before, err := offered(ctx)
-	Expect(err).NotTo(HaveOccurred())
 	Eventually(func(g Gomega) {
 		p := &v1alpha1.GPUSharingPolicy{}
 		g.Expect(kube.Get(ctx, client.ObjectKey{Name: name}, p)).To(Succeed())
 		g.Expect(explain(ctx, p)).To(And(ContainSubstring(reason), ContainSubstring(nodeName)))
 	}).WithContext(ctx).Should(Succeed())
 	Eventually(wired).WithContext(ctx).Should(Succeed())
-	Eventually(offered).WithContext(ctx).Should(Equal(before))
-	Consistently(offered, "2s").WithContext(ctx).Should(Equal(before))
-}
-
-// wired says whether NVIDIA's programs run with our ConfigMap, all of them.
-func wired(ctx context.Context) error {
-	pods := &corev1.PodList{}
-	if err := kube.List(ctx, pods, client.InNamespace(gpuoperator.Namespace)); err != nil {
-		return err
-	}
-	for i := range pods.Items {
-		p := &pods.Items[i]
-		reads := slices.ContainsFunc(p.Spec.Volumes, func(v corev1.Volume) bool { return v.Name == ourConfigMap })
-		if !reads || !podReady(p) {
-			return fmt.Errorf("pod %s does not run with ConfigMap %s yet: %s", p.Name, ourConfigMap, state(p))
-		}
-	}
-	return nil
+	Eventually(func(g Gomega) { g.Consistently(offered, "2s").WithContext(ctx).Should(Equal(before)) }).WithContext(ctx).Should(Succeed())
 }

@@ -45,6 +45,7 @@ func begin(ctx context.Context, models ...sim.Model) {
 		stopPods(ctx)
 		Expect(kube.DeleteAllOf(ctx, &v1alpha1.GPUSharingPolicy{})).To(Succeed())
 		Eventually(nodeLabels).WithContext(ctx).ShouldNot(HaveKey(configLabel))
+		Eventually(unwired).WithContext(ctx).Should(Succeed())
 	}
 	if !slices.Equal(models, fitted) {
 		Expect(gpus.Replace(simdriver.Spec{Name: nextNode(), Models: models})).To(Succeed())
@@ -59,9 +60,16 @@ func begin(ctx context.Context, models ...sim.Model) {
 func crash(ctx context.Context) {
 	GinkgoHelper()
 	Expect(machine.Crash()).To(Succeed())
+	giveUpLease(ctx)
+}
+
+// giveUpLease gives up the lease of controllers that have ended and could not do so themselves.
+func giveUpLease(ctx context.Context) {
+	GinkgoHelper()
 	lease := &coordinationv1.Lease{}
 	lease.Namespace, lease.Name = operatorNamespace, "gpu-sharing-controller"
-	Expect(kube.Patch(ctx, lease, client.RawPatch(types.MergePatchType, []byte(`{"spec":{"holderIdentity":""}}`)))).To(Succeed())
+	err := kube.Patch(ctx, lease, client.RawPatch(types.MergePatchType, []byte(`{"spec":{"holderIdentity":""}}`)))
+	Expect(client.IgnoreNotFound(err)).To(Succeed())
 }
 
 // restartClients deletes the pods that have the driver open and waits until others run instead.
@@ -96,7 +104,7 @@ func notReady(ctx context.Context, namespace string, mustGo ...string) ([]string
 		}
 	}
 	for i := range pods.Items {
-		if p := &pods.Items[i]; !podReady(p) || slices.Contains(mustGo, p.Name) {
+		if p := &pods.Items[i]; !podReady(p) || p.DeletionTimestamp != nil || slices.Contains(mustGo, p.Name) {
 			found = append(found, p.Name+": "+state(p))
 		}
 	}

@@ -49,8 +49,7 @@ func mistakeSpecs() {
 		It("a change of MPS restarts no container and needs no maintenance window", func(ctx SpecContext) {
 			startPod(ctx, "client", "nvidia.com/gpu", 1)
 			expectRunning(ctx, "client")
-			before, err := restarts(ctx)
-			Expect(err).NotTo(HaveOccurred())
+			before := expectSettled(ctx)
 			stopPod(ctx, "client")
 			delete(before, users+"/client/main")
 			share(ctx, `{strategy: MPS, mps: {replicas: 5}}`)

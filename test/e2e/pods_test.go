@@ -117,7 +117,7 @@ func expectRunning(ctx context.Context, name string) given {
 	pod := &corev1.Pod{}
 	Eventually(func(g Gomega) {
 		g.Expect(kube.Get(ctx, client.ObjectKey{Namespace: users, Name: name}, pod)).To(Succeed())
-		if pod.Status.Phase == corev1.PodFailed && pod.Status.Reason == "UnexpectedAdmissionError" {
+		if refused(pod) {
 			AddReportEntry("refused while the device plugin started anew, and replaced", name)
 			again := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: users, Name: name, Labels: pod.Labels}, Spec: pod.Spec}
 			again.Spec.NodeName = ""
@@ -133,6 +133,12 @@ func expectRunning(ctx context.Context, name string) given {
 		g.Expect(json.Unmarshal(log, &got)).To(Succeed(), "%s", log)
 	}).WithContext(ctx).Should(Succeed())
 	return got
+}
+
+// refused says whether the kubelet did not take a pod since just then the device plugin offered nothing, or too little.
+func refused(pod *corev1.Pod) bool {
+	return pod.Status.Phase == corev1.PodFailed &&
+		(pod.Status.Reason == "UnexpectedAdmissionError" || strings.HasPrefix(pod.Status.Reason, "OutOf"+nvidiaDomain))
 }
 
 // expectPending checks that the scheduler has looked at a user's pod and found no room for it.
@@ -166,6 +172,17 @@ func state(pod *corev1.Pod) string {
 		}
 	}
 	return strings.Join(parts, " ")
+}
+
+// expectSettled waits until NVIDIA's programs have taken over what was last asked of them, and returns their restarts and
+// those of users' pods: from then on, none has a reason to restart.
+func expectSettled(ctx context.Context) map[string]int32 {
+	GinkgoHelper()
+	Eventually(wired).WithContext(ctx).Should(Succeed())
+	expectOperandsReady(ctx)
+	before, err := restarts(ctx)
+	Expect(err).NotTo(HaveOccurred())
+	return before
 }
 
 // restarts counts the restarts of every container of NVIDIA's and of users', with the pods' names, so that a pod that

@@ -41,9 +41,7 @@ func resilienceSpecs() {
 		BeforeEach(func(ctx SpecContext) {
 			startPod(ctx, "witness", "nvidia.com/gpu", 1)
 			expectRunning(ctx, "witness")
-			var err error
-			before, err = restarts(ctx)
-			Expect(err).NotTo(HaveOccurred())
+			before = expectSettled(ctx)
 		})
 
 		It("a key that somebody garbles never reaches the device plugin, and is put right", func(ctx SpecContext) {

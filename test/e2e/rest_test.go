@@ -30,7 +30,7 @@ func restSpecs() {
 			expectReady(ctx, "shared")
 		})
 
-		It("has the driver closed", func() {
+		It("has the driver closed", func(ctx SpecContext) {
 			pid, err := agentPID()
 			Expect(err).NotTo(HaveOccurred())
 			const looks = 40

@@ -42,9 +42,7 @@ func safetySpecs() {
 
 		BeforeAll(func(ctx SpecContext) {
 			begin(ctx, sim.A100)
-			var err error
-			before, err = look(ctx)
-			Expect(err).NotTo(HaveOccurred())
+			before = settled(ctx)
 			apply(ctx, "layout", layout(first))
 			expectAllocatable(ctx, advertisedFirst)
 			expectReady(ctx, "layout")
@@ -134,7 +132,7 @@ func safetySpecs() {
 			expectGone(ctx, evicted)
 			stays()
 			Eventually(deployed).WithContext(ctx).WithArguments("train").Should(ContainElement(ContainSubstring("Insufficient " + profile)))
-			Expect(affected(ctx, "layout")).To(ContainSubstring("Deployment default/train"))
+			Eventually(affected).WithContext(ctx).WithArguments("layout").Should(ContainSubstring("Deployment default/train"))
 			stop(ctx)
 			Eventually(affected).WithContext(ctx).WithArguments("layout").Should(BeEmpty())
 		})
@@ -167,16 +165,31 @@ func expectUndisturbed(ctx context.Context, name string) (check func()) {
 	}
 }
 
-// watchAgent notes every message of the agent's condition Applied until the function that it returns is called.
+// watchAgent notes every message of the agent's condition Applied, however short it stands there, until the function that it
+// returns is called.
 func watchAgent(ctx context.Context) func() []string {
-	return notes(func() (string, error) {
-		n := &v1alpha1.GPUNode{}
-		if err := kube.Get(ctx, client.ObjectKey{Name: nodeName}, n); err != nil {
-			return "", err
+	GinkgoHelper()
+	w, err := kube.Watch(ctx, &v1alpha1.GPUNodeList{}, client.MatchingFields{"metadata.name": nodeName})
+	Expect(err).NotTo(HaveOccurred())
+	ended := make(chan struct{})
+	var seen []string
+	go func() {
+		defer close(ended)
+		for event := range w.ResultChan() {
+			n, ok := event.Object.(*v1alpha1.GPUNode)
+			if !ok {
+				continue
+			}
+			if c := meta.FindStatusCondition(n.Status.Conditions, v1alpha1.ConditionApplied); c != nil {
+				seen = append(seen, c.Message)
+			}
 		}
-		c := meta.FindStatusCondition(n.Status.Conditions, v1alpha1.ConditionApplied)
-		return c.Message, nil
-	})
+	}()
+	return func() []string {
+		w.Stop()
+		<-ended
+		return seen
+	}
 }
 
 // eventsOf are the notes of all events about a policy.
@@ -196,10 +209,8 @@ func eventsOf(ctx context.Context, policy string) (string, error) {
 
 func expectGone(ctx context.Context, name string) {
 	GinkgoHelper()
-	pod := &corev1.Pod{}
-	err := kube.Get(ctx, client.ObjectKey{Namespace: users, Name: name}, pod)
-	Expect(client.IgnoreNotFound(err)).To(Succeed())
-	Expect(err).To(HaveOccurred(), "pod %s was evicted", name)
+	Eventually(func() error { return kube.Get(ctx, client.ObjectKey{Namespace: users, Name: name}, &corev1.Pod{}) }).WithContext(ctx).
+		Should(MatchError(ContainSubstring("not found")), "pod %s was evicted", name)
 }
 
 // guard makes a PodDisruptionBudget that allows no eviction of a pod, and waits until it counts.

@@ -7,7 +7,10 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strconv"
 
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -29,6 +32,23 @@ type found struct {
 	Templates     map[string]corev1.PodTemplateSpec
 	// GPUs is the state of each GPU's hardware, in words.
 	GPUs []string
+}
+
+// settled finds all that an administrator had, once NVIDIA's programs have done what begin and the policies before it ask.
+func settled(ctx context.Context) found {
+	GinkgoHelper()
+	Eventually(unwired).WithContext(ctx).Should(Succeed())
+	expectOperandsReady(ctx)
+	var f found
+	Eventually(func(g Gomega) {
+		now, err := look(ctx)
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(now.ConfigMaps).NotTo(HaveKey(ourConfigMap))
+		g.Expect(now.Labels).To(HaveKeyWithValue("nvidia.com/gpu.count", strconv.Itoa(len(fitted))))
+		g.Consistently(look, "1s").WithContext(ctx).Should(Equal(now))
+		f = now
+	}).WithContext(ctx).Should(Succeed())
+	return f
 }
 
 // look finds all that an administrator had, as it is now.

@@ -49,8 +49,7 @@ func timeSlicingSpecs() {
 		It("follows edits of replicas in a row without a restart of any container of NVIDIA's or of a user's", func(ctx SpecContext) {
 			startPod(ctx, "witness", "nvidia.com/gpu", 1)
 			expectRunning(ctx, "witness")
-			before, err := restarts(ctx)
-			Expect(err).NotTo(HaveOccurred())
+			before := expectSettled(ctx)
 			timed(fmt.Sprintf("%d edits in", edits), func() {
 				for i := range edits {
 					replicas := 2 + i%7

@@ -30,12 +30,17 @@ const healEvery = 500 * time.Millisecond
 func (n *Node) Heal(ctx context.Context) {
 	log := filepath.Join(logs, "kubelet.log")
 	_, read := readFrom(log, 0) // what a node that is gone has said
-	open, since := 0, time.Time{}
+	open, since, kubelet := 0, time.Time{}, n.kubelets.Load()
 	for tick := time.NewTicker(healEvery); ; {
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
+		}
+		if now := n.kubelets.Load(); now != kubelet { // what the one before has said is of no consequence
+			_, read = readFrom(log, read)
+			open, kubelet = 0, now
+			continue
 		}
 		var said []byte
 		said, read = readFrom(log, read)
@@ -51,7 +56,6 @@ func (n *Node) Heal(ctx context.Context) {
 		if err := n.RestartKubelet(ctx); err != nil {
 			n.say("restarting the kubelet that has lost a device plugin: %v", err)
 		}
-		_, read = readFrom(log, read)
 		open = 0
 	}
 }

@@ -21,6 +21,7 @@ func (n *Node) startKubelet() error {
 		return err
 	}
 	n.kubelet = kubelet
+	n.kubelets.Add(1)
 	return nil
 }
 

@@ -63,6 +63,8 @@ type Node struct {
 	// power is held by whoever stops and starts programs.
 	power sync.Mutex
 	lost  atomic.Int64
+	// kubelets counts those that were started.
+	kubelets atomic.Int64
 	// programs in the order in which they were started.
 	programs []*program
 	kubelet  *program
