@@ -33,8 +33,12 @@ func (v *view) enumerating() (judgement, bool) {
 		message: "starting NVIDIA's device plugin anew, since the MIG instances are not those that it has seen",
 	}
 	if now := v.instances(); seen != "" && seen != now {
+		plugins := v.plugins()
+		if len(plugins) == 0 { // it may have come, and looked, without our knowing yet
+			return judgement{}, false
+		}
 		patch := v.patch(j.message)
-		patch.Annotations[v1alpha1.AnnotationInstances] = new(now + "@" + strings.Join(v.plugins(), ","))
+		patch.Annotations[v1alpha1.AnnotationInstances] = new(now + "@" + strings.Join(plugins, ","))
 		j.actions = []Action{patch}
 		return j, true
 	}

@@ -286,8 +286,15 @@ func (v *view) taint() *corev1.Taint {
 func (v *view) started() bool {
 	spec := v.node.GPU.Spec
 	set := spec.Policy != "" && spec.ConfigKey != ""
-	return v.taint() != nil || v.failed() != nil ||
+	return v.disturbed() || v.failed() != nil ||
 		set && !reached(spec, target{key: spec.ConfigKey, devices: spec.Devices})
+}
+
+// disturbed says whether the node is kept from its users: by our taint, or by our pauses, of which the write that takes them
+// back may have failed when that of the taint did not.
+func (v *view) disturbed() bool {
+	_, pauses := v.node.Annotations[v1alpha1.AnnotationPaused]
+	return pauses || v.taint() != nil
 }
 
 // rules are the pace and the manners of the change: the policy's, or those that the last one left behind.

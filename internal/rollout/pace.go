@@ -126,7 +126,7 @@ func (m member) holds() bool { return m.held }
 // begun finds that out.
 func (m member) begun() bool {
 	if m.State == StateFailed {
-		return m.by != nil || m.taint() != nil
+		return m.by != nil || m.disturbed()
 	}
 	changing := []State{StateApplying, StateSelecting, StateVerifying, StateReleasing}
 	return slices.Contains(changing, m.State) || m.started()

@@ -95,6 +95,34 @@ func TestPace(t *testing.T) {
 	}
 }
 
+// TestANodeWhosePausesAreLeftHoldsItsPlace: its taint is gone, and the write that resumes NVIDIA's clients has failed.
+func TestANodeWhosePausesAreLeftHoldsItsPlace(t *testing.T) {
+	for name, letGo := range map[string]func(*cluster){
+		"where the policy cannot be honoured any more": func(c *cluster) { c.hosts["a"].Labels[optOutLabel] = "false" },
+		"where the agent is lost":                      func(c *cluster) { c.hosts["a"].AgentReady = false },
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			c := newCluster()
+			for _, node := range []string{"a", "b"} {
+				c.add(node, sim.A100)
+			}
+			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("2g", 3)))}
+			c.steps(1)
+			c.pass() // the clients are paused, and are still there
+			g.Expect(c.hosts["a"].Annotations).To(HaveKey(v1alpha1.AnnotationPaused))
+			letGo(c)
+			c.hosts["a"].Taints = nil
+			d := rollout.Decide(c.world())
+			g.Expect(started(d)).NotTo(ContainElement("b"), "%v", d.Nodes)
+			c.tick(20 * time.Minute)
+			c.run(60)
+			g.Expect(c.hosts["a"].Annotations).NotTo(HaveKey(v1alpha1.AnnotationPaused))
+			g.Expect(c.hosts["b"].GPU.Spec.ConfigKey).NotTo(BeEmpty(), "then it is the turn of the other")
+		})
+	}
+}
+
 // ready counts the nodes that have reached their configuration.
 func (c *cluster) ready() int {
 	n := 0

@@ -353,6 +353,16 @@ func TestStates(t *testing.T) {
 			actions: []string{"patch node a (starting NVIDIA's device plugin anew, since the MIG instances are not those that it has seen): " +
 				"gpusharing.io/instances=68f0f8cbac7e1efb@nvidia-3"},
 		},
+		"the instances were made anew, and no plugin is known of: one that comes may have seen others": {
+			situation: func() *cluster {
+				c, h := toMIG()
+				c.run(60)
+				h.destroy(1)
+				h.Pods = nil
+				return c
+			},
+			state: rollout.StateUpToDate, reason: v1alpha1.ReasonReady, actions: []string{noActions},
+		},
 		"the instances were made anew, and that the plugin goes is written down": {
 			situation: func() *cluster { c, h := toMIG(); c.steps(5); h.destroy(0); c.pass(); return c },
 			state:     rollout.StateSelecting, reason: v1alpha1.ReasonSelecting, message: "starting NVIDIA's device plugin anew",
