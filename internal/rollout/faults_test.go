@@ -61,8 +61,14 @@ func faults() map[string]fault {
 		"the API server is away for a minute: the rollout goes on": {
 			func(o *ordeal) { o.away(time.Minute) }, asThePolicyAsks,
 		},
-		"every write is refused once with a conflict or for throttling: it is made again": {
+		"every write is refused once for throttling: it is made again": {
 			func(o *ordeal) { o.attempts = map[string]int{} }, asThePolicyAsks,
+		},
+		"every write is refused for a minute for throttling: the rollout goes on": {
+			func(o *ordeal) { o.throttled = o.Now.Add(time.Minute) }, asThePolicyAsks,
+		},
+		"every write that must not overtake another is refused once with a conflict: it is decided anew": {
+			func(o *ordeal) { o.conflicts = map[string]int{} }, asThePolicyAsks,
 		},
 		"the leader is killed after each write: the next one goes on": {
 			func(o *ordeal) { o.mortal = true }, asThePolicyAsks,
@@ -93,6 +99,13 @@ func faults() map[string]fault {
 		"a budget never allows the eviction: the node is given back and the pod named": {
 			func(o *ordeal) { o.protected = "train" },
 			func(o *ordeal) { o.inUseOrDone("pod user/train") },
+		},
+		"an eviction is neither answered nor carried out: the node is given back and the pod named": {
+			func(o *ordeal) { o.unanswered, o.protected = "train", "train" },
+			func(o *ordeal) { o.inUseOrDone("pod user/train") },
+		},
+		"an eviction is carried out and not answered: the rollout goes on": {
+			func(o *ordeal) { o.unanswered = "train" }, asThePolicyAsks,
 		},
 		"a pod that was told to go does not: the node is given back and the pod named": {
 			func(o *ordeal) { o.hangs = "train" },
@@ -139,9 +152,13 @@ type ordeal struct {
 
 	passes    int
 	attempts  map[string]int // of each write, of which every other one is refused; nil: none is
+	conflicts map[string]int // likewise, of the writes that are made to an object as it was read
+	throttled time.Time      // until when every write is refused
 	mortal    bool           // a leader makes one write only
 	protected string         // a pod whose eviction is refused
 	hangs     string         // a pod that does not go
+
+	unanswered string // a pod whose eviction takes its time, and then nobody knows what became of it
 }
 
 func newOrdeal(t *testing.T) *ordeal {
@@ -201,16 +218,25 @@ func (o *ordeal) pass() {
 // refused says whether the API server does not carry an action out.
 func (o *ordeal) refused(a rollout.Action) bool {
 	if e, evicts := a.(rollout.Evict); evicts {
+		if e.Pod == o.unanswered {
+			const answerTime = 5 * time.Second // of internal/drain
+			o.Now = o.Now.Add(answerTime)
+		}
 		if e.Pod == o.protected || e.Pod == o.hangs {
 			return true
 		}
 	}
-	if o.attempts == nil {
+	return o.Now.Before(o.throttled) || everyOther(o.attempts, a) || locked(a) && everyOther(o.conflicts, a)
+}
+
+// everyOther counts attempts of each write, and says whether this one is to be refused; none is where nothing is counted.
+func everyOther(attempts map[string]int, a rollout.Action) bool {
+	if attempts == nil {
 		return false
 	}
 	write := fmt.Sprintf("%T of %s", a, a.Target())
-	o.attempts[write]++
-	return o.attempts[write]%2 == 1
+	attempts[write]++
+	return attempts[write]%2 == 1
 }
 
 func (o *ordeal) withinBudget(a rollout.Action) {
