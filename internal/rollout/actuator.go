@@ -34,14 +34,6 @@ import (
 // managerTimeout is how long mig-manager may take: it waits five minutes for each of NVIDIA's clients to end.
 const managerTimeout = 20 * time.Minute
 
-// The values of v1alpha1.LabelMIGConfigState.
-const (
-	managerPending   = "pending"
-	managerRebooting = "rebooting"
-	managerSuccess   = "success"
-	managerFailed    = "failed"
-)
-
 // actuatorOf is who partitions the GPUs under a policy; empty for the agent.
 func actuatorOf(p *v1alpha1.GPUSharingPolicy) v1alpha1.MIGActuator {
 	if p.Spec.Sharing.MIG != nil && p.Spec.Sharing.MIG.Actuator == v1alpha1.MIGActuatorMIGManager {
@@ -50,7 +42,12 @@ func actuatorOf(p *v1alpha1.GPUSharingPolicy) v1alpha1.MIGActuator {
 	return ""
 }
 
-// managed says whether mig-manager partitions the GPUs of the node.
+// asksManager says whether the policy of the node has its GPUs partitioned by mig-manager, also where that is impossible.
+func (v *view) asksManager() bool {
+	return v.by != nil && actuatorOf(v.by) == v1alpha1.MIGActuatorMIGManager
+}
+
+// managed says whether mig-manager brings the GPUs of the node to their target.
 func (v *view) managed() bool { return v.to.actuator == v1alpha1.MIGActuatorMIGManager }
 
 // partitions says whether it has something to do.
@@ -144,17 +141,6 @@ func (v *view) unfence() Action {
 	return patch
 }
 
-// managerPods are the pods of mig-manager on the node.
-func (v *view) managerPods() []Pod {
-	var pods []Pod
-	for _, p := range v.node.Pods {
-		if p.NodeSelector[v1alpha1.LabelMIGManager] != "" && !p.Terminating {
-			pods = append(pods, p)
-		}
-	}
-	return pods
-}
-
 func (v *view) managerReads() bool {
 	pods := v.managerPods()
 	return len(pods) > 0 && !slices.ContainsFunc(pods, func(p Pod) bool { return !p.MountsConfig })
@@ -186,12 +172,6 @@ func (v *view) unpause(labels map[string]*string) {
 			labels[name] = new("true")
 		}
 	}
-}
-
-// managerState says what mig-manager says.
-func (v *view) managerState() string {
-	return fmt.Sprintf("%s=%s, %s=%s", v1alpha1.LabelMIGConfig, v.node.Labels[v1alpha1.LabelMIGConfig],
-		v1alpha1.LabelMIGConfigState, v.node.Labels[v1alpha1.LabelMIGConfigState])
 }
 
 // askedFor says since when mig-manager is asked for a configuration; ok is false if it is not.
@@ -285,15 +265,6 @@ func (v *view) mirror(j judgement, name string, since time.Time) judgement {
 			"(%s); it may have left NVIDIA's clients paused; its log says more: %s", name, timeout, v.managerState(), v.managerLogs()))
 	}
 	return j
-}
-
-// managerLogs is the command that shows what mig-manager says.
-func (v *view) managerLogs() string {
-	pods := v.managerPods()
-	if len(pods) == 0 {
-		return "there is no pod of it on the node"
-	}
-	return fmt.Sprintf("kubectl logs -n %s %s", pods[0].Namespace, pods[0].Name)
 }
 
 // giveUpOnManager lets the wish fail, and the agent look at what is there.

@@ -118,16 +118,17 @@ func (v *view) unfenced(State) finding {
 func (v *view) migConfigIgnored(State) finding {
 	const off = "all-disabled" // what the GPU Operator itself sets where nothing is said
 	spec := v.node.GPU.Spec
-	if v.by == nil || v.to.final || spec.Baseline == nil || !v.fences() || v.drivesMIGManager() {
+	if v.by == nil || v.to.final || spec.Baseline == nil || !v.fences() || v.asksManager() {
 		return finding{}
 	}
-	was, asked := spec.Baseline.Labels[labelMIGConfig], v.node.Labels[labelMIGConfig]
+	was, asked := spec.Baseline.Labels[v1alpha1.LabelMIGConfig], v.node.Labels[v1alpha1.LabelMIGConfig]
 	if asked == was || asked == "" || was == "" && asked == off {
 		return finding{}
 	}
 	return finding{
 		reason: v1alpha1.ReasonMIGConfigIgnored,
 		message: fmt.Sprintf("somebody set %s=%s (it was %q before the operator); it has no effect, since policy %s partitions the "+
-			"node and NVIDIA's mig-manager is kept off; say it in the policy, and set the label back", labelMIGConfig, asked, was, v.by.Name),
+			"node and NVIDIA's mig-manager is kept off; say it in the policy, and set the label back",
+			v1alpha1.LabelMIGConfig, asked, was, v.by.Name),
 	}
 }

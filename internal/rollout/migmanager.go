@@ -5,35 +5,56 @@ package rollout
 
 import (
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 )
 
-// The labels by which NVIDIA's mig-manager is told what to do and says how far it is.
+// The values of v1alpha1.LabelMIGConfigState.
 const (
-	labelMIGConfig = nvidiaDomain + "mig.config"
-	labelMIGState  = nvidiaDomain + "mig.config.state"
+	managerPending   = "pending"
+	managerRebooting = "rebooting"
+	managerSuccess   = "success"
+	managerFailed    = "failed"
 )
 
-// migAtWork says whether a state of NVIDIA's mig-manager is one in which it has begun and not ended.
-func migAtWork(state string) bool { return state == "pending" || state == "rebooting" }
+// managerAtWork says whether a state of NVIDIA's mig-manager is one in which it has begun and not ended.
+func managerAtWork(state string) bool { return state == managerPending || state == managerRebooting }
 
-// migManagerWorks says whether NVIDIA's mig-manager runs on the node and has begun to change it.
-func (v *view) migManagerWorks() bool {
-	runs := func(p Pod) bool { return !p.Terminating && p.NodeSelector[v1alpha1.LabelMIGManager] != "" }
-	return migAtWork(v.node.Labels[labelMIGState]) && slices.ContainsFunc(v.node.Pods, runs)
+// managerPods are the pods of NVIDIA's mig-manager on the node.
+func (v *view) managerPods() []Pod {
+	var pods []Pod
+	for _, p := range v.node.Pods {
+		if p.NodeSelector[v1alpha1.LabelMIGManager] != "" && !p.Terminating {
+			pods = append(pods, p)
+		}
+	}
+	return pods
 }
 
-// drivesMIGManager says whether the policy of the node has its GPUs partitioned by NVIDIA's mig-manager.
-func (v *view) drivesMIGManager() bool {
-	return v.by != nil && v.by.Spec.Sharing.MIG != nil && v.by.Spec.Sharing.MIG.Actuator == v1alpha1.MIGActuatorMIGManager
+// managerState says what NVIDIA's mig-manager says.
+func (v *view) managerState() string {
+	return fmt.Sprintf("%s=%s, %s=%s", v1alpha1.LabelMIGConfig, v.node.Labels[v1alpha1.LabelMIGConfig],
+		v1alpha1.LabelMIGConfigState, v.node.Labels[v1alpha1.LabelMIGConfigState])
 }
 
-// migManagerLeft is how much is left of the time that NVIDIA's mig-manager may take for what it has begun by itself.
-func (v *view) migManagerLeft() (left time.Duration, works bool) {
-	if v.drivesMIGManager() || !v.migManagerWorks() {
+// managerLogs is the command that shows what NVIDIA's mig-manager says.
+func (v *view) managerLogs() string {
+	pods := v.managerPods()
+	if len(pods) == 0 {
+		return "there is no pod of it on the node"
+	}
+	return fmt.Sprintf("kubectl logs -n %s %s", pods[0].Namespace, pods[0].Name)
+}
+
+// managerWorks says whether NVIDIA's mig-manager runs on the node and has begun to change it.
+func (v *view) managerWorks() bool {
+	return managerAtWork(v.node.Labels[v1alpha1.LabelMIGConfigState]) && len(v.managerPods()) > 0
+}
+
+// managerLeft is how much is left of the time that NVIDIA's mig-manager may take for what it has begun by itself.
+func (v *view) managerLeft() (left time.Duration, works bool) {
+	if v.asksManager() || !v.managerWorks() {
 		return 0, false
 	}
 	if v.node.HeldSince.IsZero() {
@@ -42,21 +63,20 @@ func (v *view) migManagerLeft() (left time.Duration, works bool) {
 	return v.node.HeldSince.Add(leftTimeout).Sub(v.world.Now), true
 }
 
-// migManagerKeepsUsOff says whether a change has to wait for NVIDIA's mig-manager. One that is stuck is waited for no
+// managerKeepsUsOff says whether a change has to wait for NVIDIA's mig-manager. One that is stuck is waited for no
 // longer where it has to leave the node anyway.
-func (v *view) migManagerKeepsUsOff() bool {
-	left, works := v.migManagerLeft()
+func (v *view) managerKeepsUsOff() bool {
+	left, works := v.managerLeft()
 	return works && (left > 0 || !v.fences())
 }
 
-func (v *view) migManagerAtWork() string {
-	return fmt.Sprintf("NVIDIA's mig-manager is changing the node (%s=%s, %s=%s)",
-		labelMIGConfig, v.node.Labels[labelMIGConfig], labelMIGState, v.node.Labels[labelMIGState])
+func (v *view) managerChanges() string {
+	return fmt.Sprintf("NVIDIA's mig-manager is changing the node (%s)", v.managerState())
 }
 
-// migManagerStuck finds a mig-manager that has begun and not ended. It is not ours to repair.
-func (v *view) migManagerStuck(State) finding {
-	left, works := v.migManagerLeft()
+// managerStuck finds a mig-manager that has begun and not ended. It is not ours to repair.
+func (v *view) managerStuck(State) finding {
+	left, works := v.managerLeft()
 	switch {
 	case !works:
 		return finding{}
@@ -66,6 +86,6 @@ func (v *view) migManagerStuck(State) finding {
 	return finding{
 		reason: v1alpha1.ReasonMIGManagerStuck,
 		message: fmt.Sprintf("%s since %s and has not ended; look at its log, and delete its pod to make it try again",
-			v.migManagerAtWork(), clock(v.node.HeldSince)),
+			v.managerChanges(), clock(v.node.HeldSince)),
 	}
 }

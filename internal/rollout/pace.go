@@ -182,8 +182,8 @@ func (g *group) gate(w *World, m *member) (reason, message string) {
 	case m.upgrading():
 		return v1alpha1.ReasonDriverUpgrade, fmt.Sprintf("NVIDIA's driver is being upgraded on the node (%s=%s); the change waits for that",
 			labelUpgrade, m.node.Labels[labelUpgrade])
-	case m.migManagerKeepsUsOff():
-		return v1alpha1.ReasonMIGManagerBusy, m.migManagerAtWork() + "; the change waits for it"
+	case m.managerKeepsUsOff():
+		return v1alpha1.ReasonMIGManagerBusy, m.managerChanges() + "; the change waits for it"
 	case g.halted && m.State != StateFailed:
 		return v1alpha1.ReasonRolloutHalted, fmt.Sprintf("the rollout is halted: %d of at most %d nodes failed (maxFailures); "+
 			"look at those, then change the policy", g.failures, max(g.by.Spec.Rollout.MaxFailures, 1))

@@ -11,6 +11,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 )
 
 const (
@@ -126,8 +128,8 @@ func Holding(node *corev1.Node) []metav1.ManagedFieldsEntry {
 }
 
 func saysAtWork(label, value string) bool {
-	if label == labelMIGState {
-		return migAtWork(value)
+	if label == v1alpha1.LabelMIGConfigState {
+		return managerAtWork(value)
 	}
 	return strings.HasPrefix(label, deployPrefix) && value != "" && value != "true" && value != "false"
 }

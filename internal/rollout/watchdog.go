@@ -35,7 +35,7 @@ type finding struct {
 // failed; repairs wait for no place in the budget, since they only give back.
 func (v *view) watch(j judgement) judgement {
 	for _, look := range []func(State) finding{ // the one that matters most comes last
-		v.migConfigIgnored, v.computeModeLeft, v.pluginFailing, v.outdated, v.notEnding, v.unfenced, v.migManagerStuck, v.leftPaused,
+		v.migConfigIgnored, v.computeModeLeft, v.pluginFailing, v.outdated, v.notEnding, v.unfenced, v.managerStuck, v.leftPaused,
 	} {
 		f := look(j.State)
 		j.actions, j.after = append(j.actions, f.repair...), sooner(j.after, f.after)
@@ -61,7 +61,7 @@ func (v *view) leftPaused(s State) finding {
 	left := v.node.HeldSince.Add(leftTimeout).Sub(v.world.Now)
 	theirs := v.pausedByOthers()
 	switch {
-	case len(theirs) > 0 && !v.migManagerWorks():
+	case len(theirs) > 0 && !v.managerWorks():
 		if left > 0 {
 			return finding{after: left}
 		}
