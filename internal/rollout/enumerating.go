@@ -23,6 +23,9 @@ import (
 //
 // So it is written before a pod is deleted, and a pass may end between the two.
 
+// unseenInstances is why the device plugin is started anew.
+const unseenInstances = "it has not seen the MIG instances that are there"
+
 // enumerating has the device plugin look again where the MIG instances are not those that it has seen. To start it anew
 // is the least that does: nothing signals it under the same key, and any other key would be advertised meanwhile. Pods
 // that run keep what they hold.
@@ -49,10 +52,7 @@ func (v *view) enumerating() (judgement, bool) {
 		}
 		waits = true
 		if !p.Terminating {
-			j.actions = append(j.actions, DeletePod{
-				Node: v.node.Name, Namespace: p.Namespace, Pod: p.Name, UID: p.UID,
-				Why: "it has not seen the MIG instances that are there",
-			})
+			j.actions = append(j.actions, v.deletePod(p, unseenInstances))
 		}
 	}
 	return j, waits
@@ -119,24 +119,10 @@ func (v *view) isPlugin(p Pod) bool {
 // restartPlugin starts the device plugin anew where it advertises nothing of a MIG resource though it was started since
 // the instances are there. One that has been started lately is left alone: then that is not why.
 func (v *view) restartPlugin() (actions []Action, after time.Duration) {
-	partitioned := v.world.Wiring.ClusterPolicy && v.touchesMIG()
-	if !partitioned || !v.advertisesNothing() || !condition.IsTrue(v.node.GPU.Status.Conditions, v1alpha1.ConditionReady) {
+	if !v.touchesMIG() || !v.advertisesNothing() || !condition.IsTrue(v.node.GPU.Status.Conditions, v1alpha1.ConditionReady) {
 		return nil, 0
 	}
-	for _, p := range v.node.Pods {
-		if !v.isPlugin(p) || p.Terminating {
-			continue
-		}
-		if left := p.Scheduled.Add(pluginRestart).Sub(v.world.Now); left > 0 {
-			after = max(after, left)
-			continue
-		}
-		actions = append(actions, DeletePod{
-			Node: v.node.Name, Namespace: p.Namespace, Pod: p.Name, UID: p.UID,
-			Why: "it has not seen the MIG instances that are there",
-		})
-	}
-	return actions, after
+	return v.restart(unseenInstances, v.isPlugin)
 }
 
 // advertisesNothing says whether the node lacks some resource altogether.

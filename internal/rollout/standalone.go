@@ -60,10 +60,7 @@ func (v *view) deleteMPS(latest time.Time) []Action {
 	var actions []Action
 	for _, p := range v.node.Pods {
 		if p.NodeSelector[labelMPSCapable] != "" && !p.Terminating && !p.Scheduled.After(latest) {
-			actions = append(actions, DeletePod{
-				Node: v.node.Name, Namespace: p.Namespace, Pod: p.Name, UID: p.UID,
-				Why: "NVIDIA's MPS daemon reads its configuration when it starts, and never again",
-			})
+			actions = append(actions, v.deletePod(p, "NVIDIA's MPS daemon reads its configuration when it starts, and never again"))
 		}
 	}
 	return actions

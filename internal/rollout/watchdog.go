@@ -158,9 +158,13 @@ func (v *view) restart(why string, which func(Pod) bool) (actions []Action, afte
 			after = sooner(after, left)
 			continue
 		}
-		actions = append(actions, DeletePod{Node: v.node.Name, Namespace: p.Namespace, Pod: p.Name, UID: p.UID, Why: why})
+		actions = append(actions, v.deletePod(p, why))
 	}
 	return actions, after
+}
+
+func (v *view) deletePod(p Pod, why string) DeletePod {
+	return DeletePod{Node: v.node.Name, Namespace: p.Namespace, Pod: p.Name, UID: p.UID, Why: why}
 }
 
 // computeModeLeft finds GPUs that let only one process in, or none, though no MPS control daemon serves them: the daemon
