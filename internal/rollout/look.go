@@ -4,6 +4,7 @@
 package rollout
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -169,15 +170,8 @@ func (v *view) readsAlready() bool {
 		return true
 	}
 	content, known := v.world.Keys[selected]
-	wanted := cmpOr(v.to.data, v.world.Keys[v.to.key])
+	wanted := cmp.Or(v.to.data, v.world.Keys[v.to.key])
 	return known && content != "" && (content == wanted || deviceplugin.SameMPS(content, wanted))
-}
-
-func cmpOr(a, b string) string {
-	if a != "" {
-		return a
-	}
-	return b
 }
 
 func policyNode(n *Node) policy.Node {
