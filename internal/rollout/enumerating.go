@@ -61,7 +61,10 @@ func (v *view) enumerating() (judgement, bool) {
 // enumerated is what the device plugin has seen, once the pods that leave are gone; empty if that is not known.
 func (v *view) enumerated() (seen string, leaving []string) {
 	seen, uids, _ := strings.Cut(v.node.Annotations[v1alpha1.AnnotationInstances], "@")
-	return seen, strings.Split(uids, ",")
+	if uids != "" {
+		leaving = strings.Split(uids, ",")
+	}
+	return seen, leaving
 }
 
 // stampInstances notes in a patch that makes the device plugin look which instances it will see.
@@ -110,10 +113,10 @@ func (v *view) plugins() []string {
 	return uids
 }
 
-// isPlugin says whether a pod is one of the device plugin. A stand-alone one cannot be told from GPU Feature Discovery
-// beside it, which may be started anew as well.
+// isPlugin says whether a pod is one of the device plugin, whichever ConfigMap it reads. A stand-alone one is known by ours,
+// and cannot be told from GPU Feature Discovery beside it, which may be started anew as well.
 func (v *view) isPlugin(p Pod) bool {
-	return p.MountsConfig && (p.NodeSelector[deployLabels()[0]] != "" || !v.world.Wiring.ClusterPolicy && p.Controller == "DaemonSet")
+	return p.NodeSelector[deployLabels()[0]] != "" || !v.world.Wiring.ClusterPolicy && p.MountsConfig && p.Controller == "DaemonSet"
 }
 
 // restartPlugin starts the device plugin anew where it advertises nothing of a MIG resource though it was started since

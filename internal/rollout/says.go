@@ -66,8 +66,7 @@ func (v *view) pluginSays() string {
 	var says []string
 	running := false
 	for _, p := range v.node.Pods {
-		plugin := p.NodeSelector[deployLabels()[0]] != "" || !v.world.Wiring.ClusterPolicy && p.MountsConfig
-		running = running || plugin && !p.Terminating
+		running = running || v.isPlugin(p) && !p.Terminating
 		for _, t := range p.Troubles {
 			if _, is := t.is(v.world.Now); is {
 				says = append(says, v.complaint(p, t))

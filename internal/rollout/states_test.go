@@ -368,6 +368,28 @@ func TestStates(t *testing.T) {
 			state:     rollout.StateSelecting, reason: v1alpha1.ReasonSelecting, message: "starting NVIDIA's device plugin anew",
 			actions: []string{"delete pod gpu-operator/nvidia-3: it has not seen the MIG instances that are there"},
 		},
+		"the instances were made anew, and the plugin reads another ConfigMap, which is no reason to keep it": {
+			situation: func() *cluster {
+				c, h := toMIG()
+				c.steps(5)
+				h.destroy(0)
+				h.of(pluginLabel).MountsConfig = false
+				return c
+			},
+			state: rollout.StateSelecting, reason: v1alpha1.ReasonSelecting, message: "starting NVIDIA's device plugin anew",
+			actions: []string{"patch node a (starting NVIDIA's device plugin anew, since the MIG instances are not those that it has seen): " +
+				"gpusharing.io/instances=68f0f8cbac7e1efb@nvidia-3"}, after: 10*time.Minute - 3*time.Second,
+		},
+		"up to date: no pod leaves, not even one without a UID": {
+			situation: func() *cluster {
+				c, h := toMIG()
+				c.steps(5)
+				h.Pods = append(h.Pods, rollout.Pod{Namespace: "user", Name: "web"})
+				return c
+			},
+			state: rollout.StateUpToDate, reason: v1alpha1.ReasonReady,
+			actions: []string{noActions},
+		},
 		"up to date": {
 			situation: func() *cluster { c, _ := toMIG(); c.steps(5); return c },
 			state:     rollout.StateUpToDate, reason: v1alpha1.ReasonReady,
