@@ -5,6 +5,7 @@ package rollout
 
 import (
 	"maps"
+	"reflect"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -17,8 +18,9 @@ import (
 // changes what a decision costs and never what is decided: what it keeps follows from values that are compared first. The
 // zero value remembers nothing. It serves one pass at a time.
 type Memory struct {
-	nodes map[string]*derived
-	pass  int // counts passes
+	nodes  map[string]*derived
+	wiring Wiring // of the last pass; with another one everything may differ, and it hardly ever changes
+	pass   int    // counts passes
 }
 
 // derived is what was derived of a node, and from what.
@@ -35,27 +37,17 @@ type derived struct {
 	pass    int       // in which it was used last
 }
 
-// basis names all that the view of a node depends on, besides the content of its keys. What is not in it a view must not
-// read: the time, above all.
+// basis names all that the view of a node depends on, besides the wiring and the content of its keys. What is not in it a
+// view must not read: the time, above all.
 type basis struct {
 	version    int64 // of the Node
 	policy     types.UID
 	name       string // of the policy
 	generation int64
-	reason     string // of the wiring, as is what follows
-	message    string
-	ready      bool
-	operator   bool // the GPU Operator runs the device plugin
-	mps        bool // NVIDIA's MPS daemon set is there
-	noManager  string
 }
 
-func basisOf(w *World, n *Node, by *v1alpha1.GPUSharingPolicy) basis {
-	b := basis{
-		version: n.Version, reason: w.Wiring.Reason, message: w.Wiring.Message,
-		ready: w.Wiring.Ready, operator: w.Wiring.ClusterPolicy, mps: w.Wiring.NVIDIAMPS,
-		noManager: w.Wiring.NoMIGManager,
-	}
+func basisOf(n *Node, by *v1alpha1.GPUSharingPolicy) basis {
+	b := basis{version: n.Version}
 	if by != nil {
 		b.policy, b.name, b.generation = by.UID, by.Name, by.Generation
 	}
@@ -64,7 +56,7 @@ func basisOf(w *World, n *Node, by *v1alpha1.GPUSharingPolicy) basis {
 
 // recall finds what was derived of a node the last time, and derives anew what no longer holds.
 func (memory *Memory) recall(w *World, n *Node, g policy.Governed) *derived {
-	b, d := basisOf(w, n, g.By), memory.nodes[n.Name]
+	b, d := basisOf(n, g.By), memory.nodes[n.Name]
 	if d == nil || n.Version == 0 || d.basis != b || !d.sameKeys(w, n) {
 		timeless := *w
 		timeless.Now = time.Time{}
@@ -102,11 +94,12 @@ func (d *derived) sameKeys(w *World, n *Node) bool {
 }
 
 // begin begins a pass.
-func (memory *Memory) begin() {
+func (memory *Memory) begin(w Wiring) {
 	memory.pass++
-	if memory.nodes == nil {
+	if memory.nodes == nil || !reflect.DeepEqual(w, memory.wiring) {
 		memory.nodes = map[string]*derived{}
 	}
+	memory.wiring = w
 }
 
 // end forgets the nodes that the pass did not look at.

@@ -11,6 +11,7 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/clusterpolicy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
 )
@@ -71,4 +72,57 @@ func TestMemoryHoldsUntilTheVersionChanges(t *testing.T) {
 	w.Nodes[0].Version = 0
 	w.Nodes[0].AgentReady = true
 	g.Expect(memory.Decide(w).Nodes[0].State).To(Equal(rollout.StateUpToDate), "without a version nothing is remembered")
+}
+
+// TestMemoryNoticesEveryChangeOfTheWiring: whatever of it changes and changes back, the decision is that of a controller
+// that remembers nothing.
+func TestMemoryNoticesEveryChangeOfTheWiring(t *testing.T) {
+	operands := func(name string) *clusterpolicy.Operands { return &clusterpolicy.Operands{Name: name} }
+	values := map[string][]any{ // of each field, one that it has not in any of the worlds
+		"Reason":        {v1alpha1.ReasonDRAStackActive},
+		"Message":       {"something else"},
+		"Ready":         {true, false},
+		"ClusterPolicy": {true, false},
+		"NVIDIAMPS":     {true, false},
+		"Operands":      {(*clusterpolicy.Operands)(nil), operands("a"), operands("b")},
+		"NoMIGManager":  {"spec.migManager.enabled is false"},
+		"MIGReady":      {true, false},
+		"Keys":          {map[string]string{"default": "a"}, map[string]string{"default": "b"}},
+	}
+	under := func(sharing v1alpha1.Sharing, passes int) *cluster {
+		c := newCluster()
+		withManager(c, sim.A100)
+		c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", sharing)}
+		c.run(passes)
+		return c
+	}
+	layout := []v1alpha1.MIGInstances{count("3g", 1), count("1g", 3)}
+	worlds := map[string]*cluster{
+		"time-slicing":           under(timeSlicing(4), 60),
+		"MPS":                    under(mps(4), 60),
+		"MIG":                    under(mig(layout...), 60),
+		"MIG, at work":           under(mig(layout...), 4),
+		"mig-manager":            under(byManager(layout...), 100),
+		"mig-manager, at work":   under(byManager(layout...), 8),
+		"mig-manager, not begun": under(byManager(layout...), 0),
+	}
+	for i := range reflect.TypeFor[rollout.Wiring]().NumField() {
+		field := reflect.TypeFor[rollout.Wiring]().Field(i).Name
+		t.Run(field, func(t *testing.T) {
+			NewWithT(t).Expect(values).To(HaveKey(field), "give values for a new field here")
+			for name, c := range worlds {
+				g, w := NewWithT(t), c.world()
+				w.Nodes[0].Version = 1
+				before := w.Wiring
+				var memory rollout.Memory
+				memory.Decide(w)
+				for _, value := range values[field] {
+					reflect.ValueOf(&w.Wiring).Elem().Field(i).Set(reflect.ValueOf(value))
+					g.Expect(memory.Decide(w)).To(Equal(rollout.Decide(w)), "%s, %v", name, value)
+				}
+				w.Wiring = before
+				g.Expect(memory.Decide(w)).To(Equal(rollout.Decide(w)), "%s, as before", name)
+			}
+		})
+	}
 }

@@ -32,7 +32,7 @@ func Decide(w World) Decision { return new(Memory).Decide(w) }
 
 // Decide is the function Decide, which does not do again what the memory has kept from the last pass.
 func (memory *Memory) Decide(w World) Decision {
-	memory.begin()
+	memory.begin(w.Wiring)
 	defer memory.end()
 	ranking := policy.Rank(w.Policies)
 	groups := map[string]*group{}
