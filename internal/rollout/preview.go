@@ -6,7 +6,6 @@ package rollout
 import (
 	"cmp"
 	"fmt"
-	"maps"
 	"slices"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
@@ -78,45 +77,4 @@ func (m member) foretold() []string {
 		}
 	}
 	return lines
-}
-
-// beforeAndAfter are the resources that the node advertises now, and what it shall.
-func (m member) beforeAndAfter() []v1alpha1.ResourceCount {
-	const most = 16 // of the schema
-	counts := map[string]*v1alpha1.ResourceCount{}
-	of := func(name string) *v1alpha1.ResourceCount {
-		if counts[name] == nil {
-			counts[name] = &v1alpha1.ResourceCount{Name: name}
-		}
-		return counts[name]
-	}
-	for name, n := range offered(m.node) {
-		of(name).Advertised = n
-	}
-	if m.wish != nil {
-		for name, n := range m.wish.Config.Resources {
-			of(name).Expected = n
-		}
-		for name, replicas := range m.wish.Config.Replicas {
-			if replicas > 1 && counts[name] != nil {
-				of(name).Oversubscription = replicas
-			}
-		}
-	}
-	var list []v1alpha1.ResourceCount
-	for _, name := range slices.Sorted(maps.Keys(counts)) {
-		list = append(list, *counts[name])
-	}
-	return list[:min(len(list), most)]
-}
-
-// offered is what a node advertises of GPUs and instances.
-func offered(n *Node) map[string]int64 {
-	offers := map[string]int64{}
-	for name, count := range n.Allocatable {
-		if count != 0 && ofGPU(name) {
-			offers[name] = count
-		}
-	}
-	return offers
 }

@@ -18,7 +18,7 @@ import (
 
 // status is what is so with a policy.
 func (g *group) status(w *World, tolerated tolerance, unmet []string) v1alpha1.GPUSharingPolicyStatus {
-	s := v1alpha1.GPUSharingPolicyStatus{Nodes: g.counts(), Resources: g.resources(), Pending: g.pending()}
+	s := v1alpha1.GPUSharingPolicyStatus{Nodes: g.counts(), Resources: resources(g.members, mostResources), Pending: g.pending()}
 	s.Conditions = slices.Clone(g.by.Status.Conditions)
 	set := func(c metav1.Condition, found func([]metav1.Condition, metav1.Condition) []metav1.Condition) {
 		c.ObservedGeneration = g.by.Generation
@@ -61,38 +61,6 @@ func (g *group) counts() v1alpha1.NodeCounts {
 	return c
 }
 
-// resources sums what the governed nodes advertise and what they shall.
-func (g *group) resources() []v1alpha1.ResourceCount {
-	const most = 64 // of the schema
-	sums := map[string]*v1alpha1.ResourceCount{}
-	sum := func(name string) *v1alpha1.ResourceCount {
-		if sums[name] == nil {
-			sums[name] = &v1alpha1.ResourceCount{Name: name}
-		}
-		return sums[name]
-	}
-	for _, m := range g.members {
-		if m.wish != nil {
-			for name, count := range m.wish.Config.Resources {
-				sum(name).Expected += count
-			}
-			for name, replicas := range m.wish.Config.Replicas {
-				sum(name).Oversubscription = max(sum(name).Oversubscription, replicas)
-			}
-		}
-		for name, count := range m.node.Allocatable {
-			if count != 0 && ofGPU(name) {
-				sum(name).Advertised += count
-			}
-		}
-	}
-	var resources []v1alpha1.ResourceCount
-	for _, name := range slices.Sorted(maps.Keys(sums)) {
-		resources = append(resources, *sums[name])
-	}
-	return resources[:min(len(resources), most)]
-}
-
 // pending lists the nodes that are not ready or on which something is left undone, each with its reason.
 func (g *group) pending() []v1alpha1.PendingNode {
 	const most, length = 32, 2048 // of the schema
@@ -103,7 +71,7 @@ func (g *group) pending() []v1alpha1.PendingNode {
 		}
 		pending = append(pending, v1alpha1.PendingNode{
 			Node: m.node.Name, State: string(m.State), Reason: m.reason, Message: cut(m.message, length), Plan: m.planned(),
-			InTheWay: m.foretold(), Resources: m.beforeAndAfter(),
+			InTheWay: m.foretold(), Resources: resources([]member{m}, mostOfANode),
 		})
 	}
 	for _, l := range g.lost[:min(len(g.lost), most)] {
