@@ -7,13 +7,11 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -92,25 +90,6 @@ func fallback(standAlone bool, keys map[string]string) string {
 	return ""
 }
 
-// clusterPolicy is the ClusterPolicy that the GPU Operator follows, the oldest; nil where there is none.
-func clusterPolicy(ctx context.Context, c client.Client) (*unstructured.Unstructured, error) {
-	all := &unstructured.UnstructuredList{}
-	all.SetGroupVersionKind(schema.GroupVersionKind{Group: "nvidia.com", Version: "v1", Kind: "ClusterPolicyList"})
-	if err := c.List(ctx, all); err != nil {
-		if meta.IsNoMatchError(err) {
-			return nil, nil //nolint:nilnil // a cluster without the GPU Operator
-		}
-		return nil, fmt.Errorf("reading NVIDIA's ClusterPolicy: %w", err)
-	}
-	if len(all.Items) == 0 {
-		return nil, nil //nolint:nilnil // likewise
-	}
-	oldest := slices.MinFunc(all.Items, func(a, b unstructured.Unstructured) int {
-		return cmp.Or(a.GetCreationTimestamp().Compare(b.GetCreationTimestamp().Time), cmp.Compare(a.GetName(), b.GetName()))
-	})
-	return &oldest, nil
-}
-
 // at is the string at a path; empty if there is none.
 func at(o *unstructured.Unstructured, path ...string) string {
 	value, _, _ := unstructured.NestedString(o.Object, path...)
@@ -137,15 +116,8 @@ func readSharedNodes(ctx context.Context, c client.Client) ([]adopt.Node, error)
 	if err := c.List(ctx, gpuNodes); err != nil && !meta.IsNoMatchError(err) {
 		return nil, fmt.Errorf("reading GPUNodes: %w", err)
 	}
-	of := make(map[string]*v1alpha1.GPUNode, len(gpuNodes.Items))
-	for i := range gpuNodes.Items {
-		of[gpuNodes.Items[i].Name] = &gpuNodes.Items[i]
-	}
-	for more, next := true, ""; more; more = next != "" {
-		nodes := &corev1.NodeList{}
-		if err := c.List(ctx, nodes, client.Limit(page), client.Continue(next)); err != nil {
-			return nil, fmt.Errorf("reading nodes: %w", err)
-		}
+	of := byName(gpuNodes)
+	err := eachPage(ctx, c, func(nodes *corev1.NodeList) {
 		for i := range nodes.Items {
 			n := adopt.Node{Name: nodes.Items[i].Name, Labels: nodes.Items[i].Labels}
 			known, has := of[n.Name]
@@ -156,7 +128,9 @@ func readSharedNodes(ctx context.Context, c client.Client) ([]adopt.Node, error)
 				withGPUs = append(withGPUs, n)
 			}
 		}
-		next = nodes.Continue
+	})
+	if err != nil {
+		return nil, fmt.Errorf("reading nodes: %w", err)
 	}
 	return withGPUs, nil
 }

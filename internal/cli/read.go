@@ -44,11 +44,7 @@ func (p *Program) read(ctx context.Context, c client.Client) (rollout.World, err
 		return w, fmt.Errorf("reading GPUNodes: %w", err)
 	}
 	w.Policies = policies.Items
-	of := make(map[string]*v1alpha1.GPUNode, len(gpuNodes.Items))
-	for i := range gpuNodes.Items {
-		of[gpuNodes.Items[i].Name] = &gpuNodes.Items[i]
-	}
-	if err := readNodes(ctx, c, &w, of); err != nil {
+	if err := readNodes(ctx, c, &w, byName(gpuNodes)); err != nil {
 		return w, err
 	}
 	if err := readPods(ctx, c, &w); err != nil {
@@ -67,36 +63,64 @@ func (p *Program) read(ctx context.Context, c client.Client) (rollout.World, err
 
 // readOperands reads what NVIDIA's ClusterPolicy says of its daemon sets; nil if there is none, or who asks may not know.
 func readOperands(ctx context.Context, c client.Client) (*clusterpolicy.Operands, error) {
-	all := &unstructured.UnstructuredList{}
-	all.SetGroupVersionKind(schema.GroupVersionKind{Group: "nvidia.com", Version: "v1", Kind: "ClusterPolicyList"})
-	err := c.List(ctx, all)
-	if meta.IsNoMatchError(err) || apierrors.IsNotFound(err) || apierrors.IsForbidden(err) {
+	policy, err := clusterPolicy(ctx, c)
+	if apierrors.IsForbidden(err) {
 		return nil, nil
 	}
-	if err != nil {
-		return nil, fmt.Errorf("reading NVIDIA's ClusterPolicy: %w", err)
-	}
-	policy := clusterpolicy.Oldest(all.Items)
-	if policy == nil || clusterpolicy.Disabled(policy) {
-		return nil, nil
+	if err != nil || policy == nil || clusterpolicy.Disabled(policy) {
+		return nil, err
 	}
 	operands := clusterpolicy.OperandsOf(policy)
 	return &operands, nil
 }
 
+// clusterPolicy is the ClusterPolicy that the GPU Operator follows; nil where there is none.
+func clusterPolicy(ctx context.Context, c client.Client) (*unstructured.Unstructured, error) {
+	all := &unstructured.UnstructuredList{}
+	all.SetGroupVersionKind(schema.GroupVersionKind{Group: "nvidia.com", Version: "v1", Kind: "ClusterPolicyList"})
+	err := c.List(ctx, all)
+	if err != nil && !meta.IsNoMatchError(err) && !apierrors.IsNotFound(err) {
+		return nil, fmt.Errorf("reading NVIDIA's ClusterPolicy: %w", err)
+	}
+	return clusterpolicy.Oldest(all.Items), nil
+}
+
+// byName are GPUNodes by the names of their nodes.
+func byName(gpuNodes *v1alpha1.GPUNodeList) map[string]*v1alpha1.GPUNode {
+	of := make(map[string]*v1alpha1.GPUNode, len(gpuNodes.Items))
+	for i := range gpuNodes.Items {
+		of[gpuNodes.Items[i].Name] = &gpuNodes.Items[i]
+	}
+	return of
+}
+
+// eachPage reads all objects of a kind, and hands them over a page at a time. The pages share no memory.
+func eachPage[T any, List interface {
+	*T
+	client.ObjectList
+}](ctx context.Context, c client.Client, visit func(List)) error {
+	for more, next := true, ""; more; more = next != "" {
+		list := List(new(T))
+		if err := c.List(ctx, list, client.Limit(page), client.Continue(next)); err != nil {
+			return err
+		}
+		visit(list)
+		next = list.GetContinue()
+	}
+	return nil
+}
+
 // readNodes reads the nodes that have GPUs.
 func readNodes(ctx context.Context, c client.Client, w *rollout.World, of map[string]*v1alpha1.GPUNode) error {
-	for more, next := true, ""; more; more = next != "" {
-		nodes := &corev1.NodeList{}
-		if err := c.List(ctx, nodes, client.Limit(page), client.Continue(next)); err != nil {
-			return fmt.Errorf("reading nodes: %w", err)
-		}
+	err := eachPage(ctx, c, func(nodes *corev1.NodeList) {
 		for i := range nodes.Items {
 			if gpuNode, has := of[nodes.Items[i].Name]; has {
 				w.Nodes = append(w.Nodes, rollout.NodeOf(&nodes.Items[i], gpuNode))
 			}
 		}
-		next = nodes.Continue
+	})
+	if err != nil {
+		return fmt.Errorf("reading nodes: %w", err)
 	}
 	return nil
 }
@@ -107,11 +131,7 @@ func readPods(ctx context.Context, c client.Client, w *rollout.World) error {
 	for i := range w.Nodes {
 		at[w.Nodes[i].Name] = &w.Nodes[i]
 	}
-	for more, next := true, ""; more; more = next != "" {
-		pods := &corev1.PodList{}
-		if err := c.List(ctx, pods, client.Limit(page), client.Continue(next)); err != nil {
-			return fmt.Errorf("reading pods: %w", err)
-		}
+	err := eachPage(ctx, c, func(pods *corev1.PodList) {
 		for i := range pods.Items {
 			pod := &pods.Items[i]
 			n, has := at[pod.Spec.NodeName]
@@ -124,7 +144,9 @@ func readPods(ctx context.Context, c client.Client, w *rollout.World) error {
 			n.Pods = append(n.Pods, rollout.PodOf(pod, types.NamespacedName{}))
 			n.AgentReady = n.AgentReady || rollout.IsReadyAgent(pod)
 		}
-		next = pods.Continue
+	})
+	if err != nil {
+		return fmt.Errorf("reading pods: %w", err)
 	}
 	return nil
 }
