@@ -8,6 +8,7 @@ package clusterpolicy
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 	"strings"
 
@@ -31,6 +32,14 @@ func Oldest(policies []unstructured.Unstructured) *unstructured.Unstructured {
 // Disabled says that the GPU Operator is told not to run the device plugin.
 func Disabled(policy *unstructured.Unstructured) bool {
 	return !enabled(policy, true, "devicePlugin", "enabled")
+}
+
+// NoMIGManager says why NVIDIA's mig-manager cannot be asked for anything; empty: as far as the ClusterPolicy says, it can.
+func NoMIGManager(policy *unstructured.Unstructured) string {
+	if enabled(policy, true, "migManager", "enabled") {
+		return ""
+	}
+	return fmt.Sprintf("ClusterPolicy %s has spec.migManager.enabled false; enable it", policy.GetName())
 }
 
 // Operands is what a ClusterPolicy says of the daemon sets that NVIDIA's operator runs on nodes with GPUs.

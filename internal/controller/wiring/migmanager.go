@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/gpusharing/gpu-sharing-operator/internal/clusterpolicy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/migmanager"
 )
 
@@ -34,9 +35,8 @@ func readsOurs(policy *unstructured.Unstructured) bool {
 
 // noManager says why mig-manager cannot be asked for anything; empty: it can.
 func noManager(policy *unstructured.Unstructured, keys map[string]string) string {
-	enabled, found, err := unstructured.NestedBool(policy.Object, "spec", "migManager", "enabled")
-	if found && err == nil && !enabled {
-		return fmt.Sprintf("ClusterPolicy %s has spec.migManager.enabled false; enable it", policy.GetName())
+	if why := clusterpolicy.NoMIGManager(policy); why != "" {
+		return why
 	}
 	if _, taken := keys[migmanager.FileKey]; taken {
 		return fmt.Sprintf("the ConfigMap of device-plugin configurations that was there before has a key %s, which mig-manager "+
