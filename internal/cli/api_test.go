@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	clocktesting "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -96,6 +97,22 @@ func TestOnAnAPIServer(t *testing.T) {
 		g.Expect(err).NotTo(HaveOccurred())
 		g.Expect(strings.Join(strings.Fields(out), " ")).To(ContainSubstring("add {key: team, operator: Exists, effect: NoSchedule} to " +
 			"spec.daemonsets.tolerations of ClusterPolicy cluster-policy"))
+	})
+	t.Run("plan tells that NVIDIA's mig-manager is turned off", func(t *testing.T) {
+		g := NewWithT(t)
+		byManager := strings.Replace(research, "mig: {", "mig: {actuator: MIGManager, ", 1)
+		out, err := run(byManager, "plan", "-f", "-")
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(out).To(ContainSubstring("NVIDIA's mig-manager: apply gpusharing-"))
+		clusterPolicy := &unstructured.Unstructured{}
+		clusterPolicy.SetGroupVersionKind(schema.GroupVersionKind{Group: "nvidia.com", Version: "v1", Kind: "ClusterPolicy"})
+		clusterPolicy.SetName("cluster-policy")
+		off := client.RawPatch(types.MergePatchType, []byte(`{"spec":{"migManager":{"enabled":false}}}`))
+		g.Expect(cluster.Client.Patch(t.Context(), clusterPolicy, off)).To(Succeed())
+		out, err = run(byManager, "plan", "-f", "-")
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(strings.Join(strings.Fields(out), " ")).To(ContainSubstring("NoMIGManager: the policy asks for NVIDIA's mig-manager " +
+			"(sharing.mig.actuator), which does not run here: ClusterPolicy cluster-policy has spec.migManager.enabled false"))
 	})
 	t.Run("status shows nodes, and knows those that are none", func(t *testing.T) {
 		g := NewWithT(t)

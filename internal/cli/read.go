@@ -56,22 +56,22 @@ func (p *Program) read(ctx context.Context, c client.Client) (rollout.World, err
 		return w, err
 	}
 	w.Wiring.NVIDIAMPS = w.Wiring.NVIDIAMPS || serves
-	w.Wiring.Operands, err = readOperands(ctx, c)
-	w.Wiring.ClusterPolicy = w.Wiring.ClusterPolicy || w.Wiring.Operands != nil
+	err = readClusterPolicy(ctx, c, &w.Wiring)
 	return w, err
 }
 
-// readOperands reads what NVIDIA's ClusterPolicy says of its daemon sets; nil if there is none, or who asks may not know.
-func readOperands(ctx context.Context, c client.Client) (*clusterpolicy.Operands, error) {
+// readClusterPolicy reads what NVIDIA's ClusterPolicy says of its programs, if there is one and who asks may know.
+func readClusterPolicy(ctx context.Context, c client.Client, wiring *rollout.Wiring) error {
 	policy, err := clusterPolicy(ctx, c)
 	if apierrors.IsForbidden(err) {
-		return nil, nil
+		return nil
 	}
 	if err != nil || policy == nil || clusterpolicy.Disabled(policy) {
-		return nil, err
+		return err
 	}
-	operands := clusterpolicy.OperandsOf(policy)
-	return &operands, nil
+	wiring.ClusterPolicy, wiring.Operands = true, new(clusterpolicy.OperandsOf(policy))
+	wiring.NoMIGManager = clusterpolicy.NoMIGManager(policy)
+	return nil
 }
 
 // clusterPolicy is the ClusterPolicy that the GPU Operator follows; nil where there is none.
