@@ -42,6 +42,7 @@ func TestRollout(t *testing.T) {
 		"a taint comes after its toleration, is kept, and goes before it":        testPolicyTaints,
 		"a cluster without a device plugin is told apart from one that has none": testUnsupported,
 		"a GPUNode that went with its node is not created again":                 testGone,
+		"a pod that took another's place is neither nudged nor deleted":          testPodTookPlace,
 		"a paused policy says what would be done, and nothing is":                testPaused,
 		"who changes the ClusterPolicy back is named, and not fought":            testOverridden,
 	} {
@@ -321,6 +322,55 @@ func testGone(s *scenario) {
 	left := &v1alpha1.GPUNodeList{}
 	s.Expect(s.client.List(s.ctx(), left)).To(Succeed())
 	s.Expect(left.Items).To(BeEmpty())
+}
+
+func testPodTookPlace(s *scenario) {
+	m := s.machine("a100", sim.A100)
+	s.policy("research", timeSlicing(4))
+	s.settle()
+	s.policy("research", timeSlicing(6))
+	nudged := s.replaceBefore("patch Pod ")
+	s.settle()
+	s.expectReady("research")
+	s.expectThere(nudged)
+
+	s.policy("research", `{sharing: {strategy: MIG, mig: {layouts: [{fill: 1g.5gb}]}}}`)
+	s.settle()
+	inventory, err := m.hardware.Observe(s.ctx())
+	s.Expect(err).NotTo(HaveOccurred())
+	d := inventory.Devices[0]
+	s.Expect(m.hardware.DestroyInstance(s.ctx(), d.UUID, d.State.Instances[0].ID)).To(Succeed())
+	s.others() // the agent makes it again, and the device plugin has not seen it
+	deleted := s.replaceBefore("delete Pod ")
+	s.settle()
+	s.expectReady("research")
+	s.expectThere(deleted)
+}
+
+// replaceBefore lets another pod take the place of the one that is to be written to, once, right before the first such
+// write. It returns that other pod, which is empty until then.
+func (s *scenario) replaceBefore(write string) *corev1.Pod {
+	s.t.Helper()
+	pod := &corev1.Pod{}
+	s.fail = func(what string) error {
+		if name, is := strings.CutPrefix(what, write); is && pod.Name == "" {
+			s.Expect(s.client.Get(s.ctx(), types.NamespacedName{Namespace: nvidiaSpace, Name: name}, pod)).To(Succeed())
+			s.Expect(s.client.Delete(s.ctx(), pod, client.GracePeriodSeconds(0))).To(Succeed())
+			pod.UID, pod.ResourceVersion = "", ""
+			s.Expect(s.client.Create(s.ctx(), pod)).To(Succeed())
+		}
+		return nil
+	}
+	return pod
+}
+
+// expectThere expects that a pod is there and does not end.
+func (s *scenario) expectThere(pod *corev1.Pod) {
+	s.t.Helper()
+	there := &corev1.Pod{}
+	s.Expect(s.client.Get(s.ctx(), client.ObjectKeyFromObject(pod), there)).To(Succeed())
+	s.Expect(there.UID).To(Equal(pod.UID))
+	s.Expect(there.DeletionTimestamp).To(BeNil())
 }
 
 func testPaused(s *scenario) {

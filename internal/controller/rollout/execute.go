@@ -207,7 +207,7 @@ func (p *pass) nudge(ctx context.Context, a rollout.Nudge) (bool, error) {
 		return false, err
 	}
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: a.Namespace, Name: a.Pod}}
-	return ignoreGone(p.client.Patch(ctx, pod, patch, client.FieldOwner(fieldManager)))
+	return ignoreReplaced(p.client.Patch(ctx, pod, patch, client.FieldOwner(fieldManager)))
 }
 
 func (p *pass) patchNode(ctx context.Context, a rollout.PatchNode) (bool, error) {
@@ -318,7 +318,7 @@ func (p *pass) evict(ctx context.Context, a rollout.Evict) (bool, error) {
 
 func (p *pass) deletePod(ctx context.Context, a rollout.DeletePod) (bool, error) {
 	pod, uid := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: a.Namespace, Name: a.Pod}}, types.UID(a.UID)
-	return ignoreGone(p.client.Delete(ctx, pod, client.Preconditions{UID: &uid}))
+	return ignoreReplaced(p.client.Delete(ctx, pod, client.Preconditions{UID: &uid}))
 }
 
 // setSpec applies the spec of a GPUNode, as it is stored. Its UID keeps the apply from creating a GPUNode that was removed with its node.
@@ -395,10 +395,32 @@ func mergePatch(body map[string]any) (client.Patch, error) {
 	return client.RawPatch(types.MergePatchType, data), nil
 }
 
-// ignoreGone takes it for no error that an object is gone, or that another one has taken its place.
+// ignoreGone takes it for no error that an object is gone.
 func ignoreGone(err error) (bool, error) {
 	if apierrors.IsNotFound(err) {
 		return false, nil
 	}
 	return err == nil, err
+}
+
+// ignoreReplaced takes it for no error either that another pod has taken the place of the one that was meant: the next
+// pass looks at that one.
+func ignoreReplaced(err error) (bool, error) {
+	if refusedForUID(err) {
+		return false, nil
+	}
+	return ignoreGone(err)
+}
+
+// refusedForUID says whether a write was refused since it names another UID: the API server lets none be changed (422),
+// and a precondition of a deletion does not hold (409).
+func refusedForUID(err error) bool {
+	if apierrors.IsConflict(err) {
+		return true
+	}
+	var said apierrors.APIStatus
+	if !apierrors.IsInvalid(err) || !errors.As(err, &said) || said.Status().Details == nil {
+		return false
+	}
+	return slices.ContainsFunc(said.Status().Details.Causes, func(c metav1.StatusCause) bool { return c.Field == "metadata.uid" })
 }
