@@ -253,7 +253,7 @@ func (p *pass) untaint(ctx context.Context, a rollout.Untaint) (bool, error) {
 
 // keepTaints writes the taints that are there for a policy's sake, and in the same patch which of them are ours.
 func (p *pass) keepTaints(ctx context.Context, a rollout.KeepTaints) (bool, error) {
-	node, found := p.nodes[a.Node]
+	node, found := p.node(a.Node)
 	if !found {
 		return false, nil
 	}
