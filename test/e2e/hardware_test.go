@@ -55,6 +55,17 @@ func begin(ctx context.Context, models ...sim.Model) {
 	expectAllocatable(ctx, map[string]int64{"nvidia.com/gpu": int64(len(models))})
 }
 
+// goOn gives a container of specs the node as the ones before left it, with whatever policy "shared" is in force, if it has
+// these GPUs and nothing failed: what these specs prove does not depend on it.
+func goOn(ctx context.Context, models ...sim.Model) {
+	GinkgoHelper()
+	if broken || !slices.Equal(models, fitted) {
+		begin(ctx, models...)
+		return
+	}
+	stopPods(ctx)
+}
+
 // crash takes the machine's power. The controllers, which in a real cluster are on other nodes than the one that crashes, have
 // ended too: their lease is given up for them, so that no time passes until it ends by itself.
 func crash(ctx context.Context) {

@@ -22,7 +22,7 @@ func lifecycleSpecs() {
 		shared := map[string]int64{"nvidia.com/gpu": 8}
 
 		BeforeAll(func(ctx SpecContext) {
-			begin(ctx, sim.A100, sim.A100)
+			goOn(ctx, sim.A100, sim.A100)
 			share(ctx, `{strategy: MPS, mps: {replicas: 4}}`)
 			expectAllocatable(ctx, shared)
 			expectReady(ctx, "shared")

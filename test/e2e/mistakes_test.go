@@ -24,7 +24,7 @@ func mistakeSpecs() {
 		var nvidias types.UID
 
 		BeforeAll(func(ctx SpecContext) {
-			begin(ctx, sim.A100, sim.A100)
+			goOn(ctx, sim.A100, sim.A100)
 			nvidias = clusterPolicyUID(ctx)
 		})
 

@@ -76,7 +76,7 @@ func timeSlicingSpecs() {
 
 func exclusiveSpecs() {
 	Describe("Exclusive", Ordered, Offset(1), func() {
-		BeforeAll(func(ctx SpecContext) { begin(ctx, sim.A100, sim.A100) })
+		BeforeAll(func(ctx SpecContext) { goOn(ctx, sim.A100, sim.A100) })
 
 		It("gives every pod a whole GPU", func(ctx SpecContext) {
 			share(ctx, `{strategy: Exclusive}`)
