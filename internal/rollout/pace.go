@@ -51,8 +51,8 @@ func (g *group) pace(w *World) {
 			continue
 		}
 		reason, message := g.gate(w, m)
-		if reason == "" && !m.holds() {
-			reason, message = b.take(*m)
+		if reason == "" {
+			reason, message = b.goOn(*m)
 		}
 		if reason != "" {
 			m.wait(reason, message)
@@ -67,6 +67,7 @@ type budget struct {
 	places, left int
 	proven       map[string]bool // configurations that some node of the group has reached
 	others       int             // nodes that are changing, without those that failed
+	disturbed    int             // nodes that are kept from their users
 	alone        bool            // one of them goes first with a new configuration
 }
 
@@ -78,6 +79,9 @@ func (g *group) budget() *budget {
 		}
 	}
 	for _, m := range slices.Concat(g.members, g.idle) {
+		if m.disturbed() {
+			b.disturbed++
+		}
 		switch {
 		case !m.holds():
 		case m.State == StateFailed:
@@ -98,11 +102,31 @@ func (b *budget) count(m member) {
 // unproven says whether no node has reached yet what this one is to get.
 func (b *budget) unproven(m member) bool { return m.wish != nil && !b.proven[m.wish.Config.Key] }
 
+// goOn says why a node may not go on, if it may not. One that holds a place may, unless that would disturb more nodes than
+// there are places: it may hold one on top of them, for a wish that failed there before and is asked for again.
+func (b *budget) goOn(m member) (reason, message string) {
+	taints := slices.ContainsFunc(m.start, func(a Action) bool { _, is := a.(Taint); return is })
+	switch {
+	case m.holds() && taints && b.disturbed >= b.places:
+		return b.full()
+	case !m.holds():
+		reason, message = b.take(m)
+	}
+	if reason == "" && taints {
+		b.disturbed++
+	}
+	return reason, message
+}
+
+func (b *budget) full() (reason, message string) {
+	return v1alpha1.ReasonWaitingForBudget, fmt.Sprintf("as many nodes are changing as rollout.maxUnavailable allows (%d); its turn comes by itself", b.places)
+}
+
 // take gives a node a place, or says why there is none.
 func (b *budget) take(m member) (reason, message string) {
 	switch {
 	case b.left <= 0:
-		return v1alpha1.ReasonWaitingForBudget, fmt.Sprintf("as many nodes are changing as rollout.maxUnavailable allows (%d); its turn comes by itself", b.places)
+		return b.full()
 	case b.alone || b.unproven(m) && b.others > 0:
 		return v1alpha1.ReasonWaitingForFirst, "waiting until the first node with a new configuration has verified it"
 	}

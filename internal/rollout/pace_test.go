@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
 )
@@ -121,6 +122,26 @@ func TestANodeWhosePausesAreLeftHoldsItsPlace(t *testing.T) {
 			g.Expect(c.hosts["b"].GPU.Spec.ConfigKey).NotTo(BeEmpty(), "then it is the turn of the other")
 		})
 	}
+}
+
+// TestAWishThatFailedBeforeTakesNoPlaceOnTop: the record that it did stays while others are asked for, and another node may
+// have begun with one of those.
+func TestAWishThatFailedBeforeTakesNoPlaceOnTop(t *testing.T) {
+	g := NewWithT(t)
+	c, a := toMIG()
+	c.hold(a, "train", 1, gpu.WholeGPU)
+	c.steps(5)
+	c.tick(10 * time.Minute)
+	c.steps(3)
+	g.Expect(a.GPU.Spec.Failed.Reason).To(Equal(v1alpha1.ReasonDrainTimedOut))
+	c.end(a, "train")
+	b := c.add("b", sim.A100)
+	b.Taints = []corev1.Taint{taint()}
+	d := rollout.Decide(c.world())
+	g.Expect(started(d)).NotTo(ContainElement("a"), "%v", d.Nodes)
+	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonWaitingForBudget))
+	d, _ = c.run(120)
+	g.Expect(d.Policies["research"].Nodes.Ready).To(Equal(int32(2)), "%v", d.Nodes)
 }
 
 // ready counts the nodes that have reached their configuration.
