@@ -133,6 +133,9 @@ func register(ctx context.Context, mgr manager.Manager, f flags) error {
 	if err != nil {
 		return err
 	}
+	if err := mgr.Add(newRest()); err != nil {
+		return fmt.Errorf("adding what gives memory back: %w", err)
+	}
 	for _, add := range []func(string, healthz.Checker) error{mgr.AddHealthzCheck, mgr.AddReadyzCheck} {
 		if err := add("ping", healthz.Ping); err != nil {
 			return fmt.Errorf("adding the health checks: %w", err)

@@ -4,7 +4,6 @@
 package rollout
 
 import (
-	"slices"
 	"strings"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -155,15 +154,35 @@ func serverTolerations(pod *corev1.Pod) []corev1.Toleration {
 	return rollout.OwnTolerations(pod.Spec.Tolerations)
 }
 
+// configVolumes keeps of the volumes which ConfigMaps they show, in the plainest form. Every pod projects the certificate
+// of the API server.
 func configVolumes(all []corev1.Volume) []corev1.Volume {
 	var kept []corev1.Volume
-	for _, volume := range all {
-		if volume.ConfigMap != nil || volume.Projected != nil {
-			kept = append(kept, volume)
+	keep := func(of corev1.LocalObjectReference) {
+		if of.Name != everywhere {
+			kept = append(kept, corev1.Volume{VolumeSource: corev1.VolumeSource{
+				ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: of},
+			}})
+		}
+	}
+	for i := range all {
+		if all[i].ConfigMap != nil {
+			keep(all[i].ConfigMap.LocalObjectReference)
+		}
+		if all[i].Projected == nil {
+			continue
+		}
+		for _, source := range all[i].Projected.Sources {
+			if source.ConfigMap != nil {
+				keep(source.ConfigMap.LocalObjectReference)
+			}
 		}
 	}
 	return kept
 }
+
+// everywhere is the ConfigMap that every pod projects.
+const everywhere = "kube-root-ca.crt"
 
 // draContainers are what tells the kubelet plugin of NVIDIA's DRA driver from others: the names of its containers. Of any
 // other pod nothing is kept.
@@ -180,12 +199,7 @@ func draContainers(pod *corev1.Pod) []corev1.Container {
 // troubled are the containers of one of NVIDIA's programs that do not run as they should. It is one if a deploy label
 // starts it, or it may read our ConfigMap; of others nothing is kept.
 func troubled(pod *corev1.Pod) []corev1.ContainerStatus {
-	const everywhere = "kube-root-ca.crt" // every pod mounts it
-	projects := func(p corev1.VolumeProjection) bool { return p.ConfigMap != nil && p.ConfigMap.Name != everywhere }
-	readsConfigMap := func(v corev1.Volume) bool {
-		return v.ConfigMap != nil || v.Projected != nil && slices.ContainsFunc(v.Projected.Sources, projects)
-	}
-	if !rollout.Serves(pod) && !slices.ContainsFunc(pod.Spec.Volumes, readsConfigMap) {
+	if !rollout.Serves(pod) && len(configVolumes(pod.Spec.Volumes)) == 0 {
 		return nil
 	}
 	return rollout.TroubledContainers(pod)
