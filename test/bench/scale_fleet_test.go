@@ -34,7 +34,6 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 	hostfake "github.com/gpusharing/gpu-sharing-operator/internal/host/fake"
 	"github.com/gpusharing/gpu-sharing-operator/internal/mps"
-	"github.com/gpusharing/gpu-sharing-operator/internal/ssa"
 )
 
 // workers is how many of the nodes do something at the same time.
@@ -51,6 +50,7 @@ type fleet struct {
 
 	mu     sync.Mutex
 	failed error
+	wishes map[string]string // of nodes whose agents have told that all see their keys
 }
 
 func newFleet(t *testing.T, c client.Client, cached cache.Cache, nodes int) *fleet {
@@ -59,7 +59,7 @@ func newFleet(t *testing.T, c client.Client, cached cache.Cache, nodes int) *fle
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
 	t.Cleanup(func() { _ = root.Close() })
 	view := mps.NewView(mps.NewControl(hostfake.NewRunner(), "/", root, clock.RealClock{}))
-	f := &fleet{client: c, cache: cached, agents: map[string]*agent.Controller{}}
+	f := &fleet{client: c, cache: cached, agents: map[string]*agent.Controller{}, wishes: map[string]string{}}
 	for i := range nodes {
 		name := fmt.Sprintf("node-%04d", i)
 		models := make([]sim.Model, gpusPerNode)
@@ -255,8 +255,28 @@ func (f *fleet) project(ctx context.Context, name string) error {
 		config.WithPods(string(pod.UID))
 	}
 	want := ac.GPUNode(name).WithStatus(ac.GPUNodeStatus().WithConfig(config))
-	_, err := ssa.ApplyStatus(ctx, ssa.Owner{Client: f.client, Name: agent.FieldManager + "-config"}, node, want, ac.ExtractGPUNodeStatus)
+	wish := node.Spec.ConfigKey + node.Spec.Since.String()
+	if f.told(name) == wish { // which the cache may not show yet
+		return nil
+	}
+	err := f.client.Status().Apply(ctx, want, client.FieldOwner(agent.FieldManager+"-config"), client.ForceOwnership)
+	if err == nil {
+		f.tell(name, wish)
+	}
 	return err
+}
+
+// told is the wish of a node of which its agent has told that all see its key.
+func (f *fleet) told(node string) string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.wishes[node]
+}
+
+func (f *fleet) tell(node, wish string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.wishes[node] = wish
 }
 
 // The names of NVIDIA's daemon sets that read the configuration.
