@@ -105,7 +105,7 @@ func (b *budget) unproven(m member) bool { return m.wish != nil && !b.proven[m.w
 // goOn says why a node may not go on, if it may not. One that holds a place may, unless that would disturb more nodes than
 // there are places: it may hold one on top of them, for a wish that failed there before and is asked for again.
 func (b *budget) goOn(m member) (reason, message string) {
-	taints := slices.ContainsFunc(m.start, func(a Action) bool { _, is := a.(Taint); return is })
+	taints := !m.disturbed() && slices.ContainsFunc(m.start, func(a Action) bool { _, is := a.(Taint); return is })
 	switch {
 	case m.holds() && taints && b.disturbed >= b.places:
 		return b.full()
