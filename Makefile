@@ -26,7 +26,7 @@ test: kube ## Run every test: pure, convergence, API and reconcilers on a real A
 	KUBEBUILDER_ASSETS="$$(hack/kube/build.sh)" go test -timeout 40m $(TESTFLAGS) ./...
 
 .PHONY: e2e
-e2e: ## Test on a real node: containerd, kubelet, NVIDIA's programs, our images and chart. As root, 8 minutes. FOCUS=MPS: a part.
+e2e: ## Test on a real node: containerd, kubelet, NVIDIA's programs, our images and chart. As root, 8 minutes; the first time 27. FOCUS=MPS: a part.
 	hack/e2e/build.sh >/dev/null
 	@cd test/e2e && GPUSHARING_E2E=1 exec ../../bin/e2e/e2e.test -test.v -test.timeout=60m -ginkgo.v -ginkgo.no-color -ginkgo.timeout=55m $(if $(FOCUS),-ginkgo.focus='$(FOCUS)')
 
