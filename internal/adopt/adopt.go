@@ -43,13 +43,7 @@ type Node struct {
 	Devices []v1alpha1.DeviceStatus
 }
 
-// The labels by which a node is shared by hand.
-const (
-	labelConfig   = v1alpha1.LabelConfig
-	labelMIG      = "nvidia.com/mig.config"
-	labelMIGState = "nvidia.com/mig.config.state"
-	labelHostname = "kubernetes.io/hostname"
-)
+const labelHostname = "kubernetes.io/hostname"
 
 // Description is what is there, in policies and in words.
 type Description struct {
@@ -139,7 +133,7 @@ func named(nodes []string) string {
 // describe finds how a node is shared; why says that no policy is to describe it.
 func (c Cluster) describe(n *Node) (f found, why string) {
 	f.node = n
-	key, chosen := n.Labels[labelConfig], true
+	key, chosen := n.Labels[v1alpha1.LabelConfig], true
 	if key == "" {
 		key, chosen = c.Default, false
 	}
@@ -149,7 +143,7 @@ func (c Cluster) describe(n *Node) (f found, why string) {
 		data, there := c.Configs[key]
 		if !there {
 			return f, fmt.Sprintf("the label selects the key %q, which %s does not hold; NVIDIA's config-manager fails there, so "+
-				"remove or correct the label %s", key, cmp.Or(c.ConfigMap, "no ConfigMap"), labelConfig)
+				"remove or correct the label %s", key, cmp.Or(c.ConfigMap, "no ConfigMap"), v1alpha1.LabelConfig)
 		}
 		var err error
 		if config, err = parse(data); err != nil {
@@ -168,9 +162,9 @@ func (c Cluster) describe(n *Node) (f found, why string) {
 	if f.sharing, err = config.sharing(gpus, &f); err != nil {
 		return f, strings.Join(append([]string{err.Error()}, left...), "; ")
 	}
-	f.name = cmp.Or(key, n.Labels[labelMIG], "shared")
-	if f.sharing.Strategy == v1alpha1.StrategyMIG && n.Labels[labelMIG] != "" {
-		f.name = n.Labels[labelMIG]
+	f.name = cmp.Or(key, n.Labels[v1alpha1.LabelMIGConfig], "shared")
+	if f.sharing.Strategy == v1alpha1.StrategyMIG && n.Labels[v1alpha1.LabelMIGConfig] != "" {
+		f.name = n.Labels[v1alpha1.LabelMIGConfig]
 	}
 	return f, ""
 }
@@ -180,7 +174,7 @@ func (c Cluster) unused(nodes []Node) []string {
 	var keys []string
 	for key := range c.Configs {
 		uses := func(n Node) bool {
-			selected := n.Labels[labelConfig]
+			selected := n.Labels[v1alpha1.LabelConfig]
 			return selected == key || selected == "" && key == c.Default
 		}
 		if !slices.ContainsFunc(nodes, uses) {

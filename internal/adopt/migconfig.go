@@ -17,10 +17,10 @@ import (
 // gpusOf are the GPUs of a node: as its agent reported them or, where no agent runs yet, as the label of NVIDIA's
 // mig-manager says.
 func (c Cluster) gpusOf(n *Node, f *found) ([]shape, error) {
-	layout := n.Labels[labelMIG]
-	if state := n.Labels[labelMIGState]; layout != "" && state != "" && state != "success" {
+	layout := n.Labels[v1alpha1.LabelMIGConfig]
+	if state := n.Labels[v1alpha1.LabelMIGConfigState]; layout != "" && state != "" && state != "success" {
 		f.notes = append(f.notes, fmt.Sprintf("NVIDIA's mig-manager has not brought %s about on node %s (%s=%s), so this is what is there now",
-			layout, n.Name, labelMIGState, state))
+			layout, n.Name, v1alpha1.LabelMIGConfigState, state))
 	}
 	if len(n.Devices) > 0 {
 		return shapes(n.Devices), nil
@@ -49,7 +49,7 @@ func (c Cluster) labelled(layout string) ([]shape, error) {
 	}
 	entries, known := file.Configs[layout]
 	if !known {
-		return nil, fmt.Errorf("the ConfigMap of NVIDIA's mig-manager has no layout %s (%s)", layout, labelMIG)
+		return nil, fmt.Errorf("the ConfigMap of NVIDIA's mig-manager has no layout %s (%s)", layout, v1alpha1.LabelMIGConfig)
 	}
 	gpus := make([]shape, 0, len(entries))
 	for _, e := range entries {
@@ -112,7 +112,7 @@ func builtin(layout string) ([]shape, error) {
 	if parts := regexp.MustCompile(`^all-([1-7]g\.[1-9][0-9]*gb)(\.(me|me\.all|gfx)|-me)?$`).FindStringSubmatch(layout); parts != nil {
 		return []shape{{mig: true, fill: v1alpha1.MIGProfile(parts[1] + strings.Replace(parts[2], ".", "+", 1))}}, nil
 	}
-	return nil, fmt.Errorf("the layout %s (%s) is none of NVIDIA's own, and mig-manager has no ConfigMap that holds it", layout, labelMIG)
+	return nil, fmt.Errorf("the layout %s (%s) is none of NVIDIA's own, and mig-manager has no ConfigMap that holds it", layout, v1alpha1.LabelMIGConfig)
 }
 
 func whole() []shape { return []shape{{}} }

@@ -106,7 +106,7 @@ func (c configuration) partitioned(gpus []shape, r *replicated, f *found) (v1alp
 				"than one replica of an instance; look for such pods before you apply it")
 		}
 	}
-	f.notes = append(f.notes, "NVIDIA's mig-manager is kept off these nodes while the policy governs them, and "+labelMIG+" has no effect")
+	f.notes = append(f.notes, "NVIDIA's mig-manager is kept off these nodes while the policy governs them, and "+v1alpha1.LabelMIGConfig+" has no effect")
 	f.byDefault = false // a new node would not be partitioned
 	return v1alpha1.Sharing{Strategy: v1alpha1.StrategyMIG, MIG: m}, nil
 }
