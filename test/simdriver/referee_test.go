@@ -5,11 +5,15 @@ package simdriver_test
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
+	"maps"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -21,6 +25,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
+	"github.com/gpusharing/gpu-sharing-operator/internal/mig"
 	"github.com/gpusharing/gpu-sharing-operator/internal/migmanager"
 	"github.com/gpusharing/gpu-sharing-operator/test/simdriver"
 )
@@ -39,9 +44,8 @@ func TestMIGPartedAcceptsTheDriver(t *testing.T) {
 	}
 	program := migParted(t)
 	all := os.Getenv(refereeEnv) == "all"
-	few := []sim.Model{sim.A100, sim.A30, sim.H100, "rtx-pro-6000-blackwell-96gb"}
 	for model, configs := range builtinConfigs(t) {
-		if !all && !slices.Contains(few, model) {
+		if !all && !slices.Contains(representative(), model) {
 			continue
 		}
 		t.Run(string(model), func(t *testing.T) {
@@ -56,43 +60,106 @@ func TestMIGPartedAcceptsTheDriver(t *testing.T) {
 	}
 }
 
-// NVIDIA's mig-parted, which mig-manager runs, accepts and reaches the configurations that are rendered for it, on a node
-// that has GPUs of different kinds, one of them without MIG.
-func TestMIGPartedAcceptsWhatIsRenderedForMIGManager(t *testing.T) {
+// NVIDIA's mig-parted, which mig-manager runs, accepts, reaches and asserts the configurations that are rendered for it, on
+// nodes that also have GPUs without MIG and another model with MIG: representative layouts and random ones, or with
+// REFEREE=all many random ones for every model.
+func TestMIGPartedReachesWhatIsRenderedForMIGManager(t *testing.T) {
 	if testing.Short() {
 		t.Skip("builds and runs NVIDIA's mig-parted")
 	}
 	if os.Geteuid() != 0 {
 		t.Skip("needs root, for a mount namespace in which mig-parted sees the PCI bus of the simulated node")
 	}
-	g := NewWithT(t)
-	r := referee{t: t, program: migParted(t), driver: root(t, sim.A100, sim.H100, sim.A100), config: filepath.Join(t.TempDir(), "config.yaml")}
+	program, models, rounds := migParted(t), representative(), 1
+	if os.Getenv(refereeEnv) == "all" {
+		models, rounds = sim.Models(), 10
+	}
+	for _, model := range models {
+		spec, err := sim.SpecOf(model)
+		NewWithT(t).Expect(err).NotTo(HaveOccurred())
+		if !spec.MIGCapable() {
+			continue
+		}
+		t.Run(string(model), func(t *testing.T) {
+			driver := root(t, sim.T4, model, sim.V100, model, sim.H100)
+			r := referee{t: t, program: program, driver: driver, config: filepath.Join(t.TempDir(), "config.yaml")}
+			random := rand.New(rand.NewPCG(uint64(len(model)), 1))
+			r.reach(layout{}, randomLayout(t, spec, random), nil) // MIG mode without instances, and GPUs without MIG mode
+			r.reach(fill(spec), randomLayout(t, spec, random), layout{"3g.40gb": 1, "1g.10gb+me": 1})
+			for range rounds {
+				r.reach(randomLayout(t, spec, random), randomLayout(t, spec, random), nil)
+			}
+			r.reach(nil, nil, nil)
+		})
+	}
+}
+
+// representative lists a model for each way to lay out slices.
+func representative() []sim.Model {
+	return []sim.Model{sim.A100, sim.A30, sim.H100, "rtx-pro-6000-blackwell-96gb"}
+}
+
+// layout counts the MIG instances of a GPU by profile; nil is a GPU without MIG mode.
+type layout map[string]int
+
+// fill returns the layout with as many instances of the smallest profile as fit.
+func fill(spec sim.Spec) layout {
+	smallest := slices.MaxFunc(spec.Profiles, func(a, b sim.Profile) int { return cmp.Or(a.Max-b.Max, b.Size-a.Size) })
+	return layout{smallest.Name: smallest.Max}
+}
+
+// randomLayout adds instances of random profiles to a GPU until the first that does not fit.
+func randomLayout(t *testing.T, spec sim.Spec, random *rand.Rand) layout {
+	t.Helper()
+	n, err := sim.NewNode("layouts", spec.Model)
+	NewWithT(t).Expect(err).NotTo(HaveOccurred())
+	n.GPUs[0].MIG, n.GPUs[0].PendingMIG = true, true
+	device, chosen := n.Observe().Devices[0], layout{}
+	for {
+		next := maps.Clone(chosen)
+		next[spec.Profiles[random.IntN(len(spec.Profiles))].Name]++
+		if _, err := mig.Pack(device, next); err != nil {
+			return chosen
+		}
+		chosen = next
+	}
+}
+
+// reach lets mig-parted bring the node's MIG-capable GPUs to the layouts, in their order, by the configuration that is
+// rendered for them.
+func (r referee) reach(layouts ...layout) {
+	r.t.Helper()
+	g := NewWithT(r.t)
 	devices := func() []gpu.Device {
 		n, err := r.driver.Node()
 		g.Expect(err).NotTo(HaveOccurred())
 		return n.Observe().Devices
 	}
-	wish := func(layouts ...[]v1alpha1.InstanceCount) (wish []v1alpha1.DeviceSpec) {
-		for i, d := range devices() {
-			s := v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeDisabled}
-			if layouts[i] != nil {
-				s = v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeEnabled, Instances: layouts[i]}
+	var desired []v1alpha1.DeviceSpec
+	before := devices()
+	for _, d := range before {
+		sharing := v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeDisabled}
+		if d.MIGCapable {
+			if layouts[0] != nil {
+				sharing.MIGMode = v1alpha1.MIGModeEnabled
 			}
-			wish = append(wish, v1alpha1.DeviceSpec{UUID: d.UUID, Sharing: s})
+			for _, profile := range slices.Sorted(maps.Keys(layouts[0])) {
+				count := v1alpha1.InstanceCount{Profile: profile, Count: int32(layouts[0][profile])}
+				sharing.Instances = append(sharing.Instances, count)
+			}
+			layouts = layouts[1:]
 		}
-		return wish
+		desired = append(desired, v1alpha1.DeviceSpec{UUID: d.UUID, Sharing: sharing})
 	}
-	for _, want := range [][]v1alpha1.DeviceSpec{
-		wish([]v1alpha1.InstanceCount{{Profile: "1g.5gb", Count: 7}}, []v1alpha1.InstanceCount{{Profile: "3g.40gb", Count: 2}}, nil),
-		wish([]v1alpha1.InstanceCount{{Profile: "1g.5gb+me", Count: 1}, {Profile: "3g.20gb", Count: 1}}, nil, nil),
-		wish(nil, nil, nil),
-	} {
-		c := migmanager.Render(want, devices())
-		g.Expect(os.WriteFile(r.config, []byte(migmanager.File(map[string]string{c.Name: c.Entries})), 0o600)).To(Succeed())
-		r.run("assert", "--valid-config", "-f", r.config, "-c", c.Name)
-		r.run("apply", "-f", r.config, "-c", c.Name)
-		r.run("assert", "-f", r.config, "-c", c.Name)
-		g.Expect(migmanager.Clears(want, devices())).To(BeEmpty(), "what it made is what was asked for")
+	c, clears := migmanager.Render(desired, before), migmanager.Clears(desired, before)
+	g.Expect(os.WriteFile(r.config, []byte(migmanager.File(map[string]string{c.Name: c.Entries})), 0o600)).To(Succeed())
+	r.run("assert", "--valid-config", "-f", r.config, "-c", c.Name)
+	r.run("apply", "-f", r.config, "-c", c.Name)
+	r.run("assert", "-f", r.config, "-c", c.Name)
+	g.Expect(migmanager.Clears(desired, devices())).To(BeEmpty(), "the GPUs are as desired: %s", c.Entries)
+	for i, d := range devices() {
+		cleared := slices.ContainsFunc(clears, func(c gpu.Device) bool { return c.UUID == d.UUID })
+		g.Expect(cleared || reflect.DeepEqual(d.State, before[i].State)).To(BeTrue(), "%s keeps its instances: %s", d, c.Entries)
 	}
 }
 
