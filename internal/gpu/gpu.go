@@ -25,6 +25,9 @@ var (
 	ErrResetRequired = errors.New("GPU reset required")
 	// ErrPermission: the caller may not do it.
 	ErrPermission = errors.New("no permission")
+	// ErrDriverMismatch: the driver's library that this process has loaded belongs to another driver version than the kernel
+	// module. A new process that loads the library anew can help.
+	ErrDriverMismatch = errors.New("driver and library versions differ")
 )
 
 // Hardware reads and changes the GPUs of one node. Every method returns when its context ends at the latest, and wraps

@@ -26,7 +26,7 @@ type Client struct{ file *os.File }
 // Connect notes that this process has NVML open.
 func (d *Driver) Connect() (*Client, error) {
 	folder := d.path(clientsFolder)
-	if err := os.MkdirAll(folder, 0o755); err != nil {
+	if err := makeShared(folder); err != nil && !errors.Is(err, os.ErrPermission) { // another user has made it
 		return nil, err
 	}
 	f, err := os.CreateTemp(folder, fmt.Sprintf("%d-", os.Getpid()))

@@ -129,7 +129,7 @@ func (d *Driver) Raise(uuid string, kind, data uint64) error {
 func (d *Driver) Reboot() error {
 	return d.Update(func(s *State) error {
 		s.Node.Reboot()
-		s.MPSServers, s.MPSClients, s.TimeSlices = nil, nil, nil
+		s.MPSServers, s.MPSClients, s.TimeSlices, s.Unloaded = nil, nil, nil, false
 		return nil
 	})
 }

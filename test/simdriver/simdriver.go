@@ -5,31 +5,37 @@
 // nvidia-cuda-mps-control, over the rules of package sim. The agent that ships, and NVIDIA's own programs, work on it
 // unmodified.
 //
-//	<root>/usr/lib64/libnvidia-ml.so.1             NVML
-//	<root>/usr/bin/nvidia-smi                      reset, compute mode, time slice, listings
+//	<root>/usr/lib64/libnvidia-ml.so.<version>     NVML, with libnvidia-ml.so.1 and libnvidia-ml.so as links to it
+//	<root>/usr/lib64/libcuda.so.<version>          an empty file that tools look for, with the same links
+//	<root>/usr/bin/nvidia-smi                      reset, compute mode, time slice, listings; makes device nodes
 //	<root>/usr/bin/nvidia-cuda-mps-control         MPS control daemon and its client
-//	<root>/var/lib/simdriver/node.json             the state of the node
+//	<root>/var/lib/simdriver/node.json             the state of the node and of the kernel module
 //	                         clients/<pid>-…       a lock for each program that has NVML open
 //	                         calls.log             what was changed, by whom, with what outcome
-//	<root>/sys/bus/pci/devices, <root>/proc/modules  what the kernel would show of the GPUs
+//	                         proc/                 what the kernel module would show in /proc
+//	<root>/proc/{devices,modules,driver}           links to that
+//	<root>/sys/bus/pci/devices                     what the kernel would show of the GPUs
 //
-// All programs find the state relative to their own file and share it under a lock, so that it survives them. A person
+// All programs find the state relative to their own file, also under chroot, and share it under a lock, so that it survives
+// them. The folder of the state stands for hardware and kernel: a driver that is installed anew gets it mounted. A person
 // looks at and changes it with cmd/simdriver, a test with Driver: processes that hold a GPU, faults, latencies, reboots.
 package simdriver
 
 import (
+	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 )
 
-// Spec says which GPUs a node has.
+// Spec says which GPUs a node has, and how its driver is installed.
 type Spec struct {
-	Name   string // of the node; nodes with different names have GPUs with different UUIDs
-	Models []sim.Model
+	Name          string // of the node; nodes with different names have GPUs with different UUIDs
+	Models        []sim.Model
+	DriverVersion string // of the programs and of the kernel module; empty: the version of package sim
+	Layout        Layout
 }
 
 // Times is a Spec of GPUs of one model.
@@ -41,79 +47,63 @@ func Times(name string, model sim.Model, count int) Spec {
 	return spec
 }
 
+// node is the freshly booted node.
+func (s Spec) node() (*sim.Node, error) {
+	n, err := sim.NewNode(s.Name, s.Models...)
+	if err == nil && s.DriverVersion != "" {
+		n.DriverVersion = s.DriverVersion
+	}
+	return n, err
+}
+
 // New makes a driver root in a folder that may exist, with a freshly booted node. programs is what Build returned.
 func New(root, programs string, spec Spec) (*Driver, error) {
-	for from, to := range layout() {
-		if err := install(filepath.Join(programs, from), filepath.Join(root, to)); err != nil {
-			return nil, fmt.Errorf("making the driver root %s: %w", root, err)
-		}
+	n, err := spec.node()
+	if err != nil {
+		return nil, err
 	}
-	if err := os.MkdirAll(filepath.Join(root, stateFolder), 0o755); err != nil {
-		return nil, fmt.Errorf("making the driver root %s: %w", root, err)
-	}
-	if err := write(root, spec); err != nil {
+	if err := errors.Join(Install(root, programs, n.DriverVersion, spec.Layout), create(root, n)); err != nil {
 		return nil, fmt.Errorf("making the driver root %s: %w", root, err)
 	}
 	return Open(root)
 }
 
-func layout() map[string]string {
-	return map[string]string{
-		library:    "usr/lib64/libnvidia-ml.so.1",
-		smi:        "usr/bin/nvidia-smi",
-		mpsControl: "usr/bin/nvidia-cuda-mps-control",
+// create makes the state of a node, and what the kernel shows of it.
+func create(root string, n *sim.Node) error {
+	folder := filepath.Join(root, stateFolder)
+	if err := makeShared(folder); err != nil {
+		return err
 	}
+	if err := writePCIDevices(root, n); err != nil {
+		return err
+	}
+	s := &State{Node: *n}
+	if err := os.RemoveAll(filepath.Join(folder, kernelFolder)); err != nil {
+		return err
+	}
+	if err := showKernel(folder, nil, kernelFiles(s)); err != nil {
+		return err
+	}
+	return save(filepath.Join(folder, stateFile), s)
 }
 
-func write(root string, spec Spec) error {
-	n, err := sim.NewNode(spec.Name, spec.Models...)
-	if err != nil {
+// makeShared makes a folder to which every user may write: programs of any user use the GPUs.
+func makeShared(folder string) error {
+	if err := os.MkdirAll(folder, 0o777); err != nil {
 		return err
 	}
-	if err := writeSurfaces(root, n); err != nil {
-		return err
-	}
-	return save(filepath.Join(root, stateFolder, stateFile), &State{Node: *n})
+	return os.Chmod(folder, 0o777)
 }
 
 // Replace puts another node, freshly booted, in place of the one that is there. The library that processes have loaded
-// from the root serves the new one.
+// from the root serves the new one, so that a DriverVersion which is given should be the library's.
 func (d *Driver) Replace(spec Spec) error {
-	n, err := sim.NewNode(spec.Name, spec.Models...)
+	n, err := spec.node()
 	if err != nil {
 		return err
 	}
 	return d.Update(func(s *State) error {
 		*s = State{Node: *n}
-		return writeSurfaces(d.root, n)
+		return writePCIDevices(d.root, n)
 	})
-}
-
-// install copies rather than links, since two roots with one file would be one library to the dynamic linker. A file
-// that a process has open is replaced, not written to.
-func install(from, to string) error {
-	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
-		return err
-	}
-	in, err := os.Open(from)
-	if err != nil {
-		return err
-	}
-	defer in.Close() //nolint:errcheck // only read
-	out, err := os.CreateTemp(filepath.Dir(to), ".new-")
-	if err != nil {
-		return err
-	}
-	defer os.Remove(out.Name()) //nolint:errcheck // gone after the renaming
-	_, err = io.Copy(out, in)
-	if err == nil {
-		err = out.Chmod(0o755)
-	}
-	if closed := out.Close(); err == nil {
-		err = closed
-	}
-	if err != nil {
-		return err
-	}
-	return os.Rename(out.Name(), to)
 }

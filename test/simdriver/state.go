@@ -35,6 +35,7 @@ type State struct {
 	Events     []Event                  // that programs waiting for events have not missed
 	Faults     []Fault                  // what is to go wrong
 	Latency    map[string]time.Duration // of calls, by name; "*" for all others
+	Unloaded   bool                     // the kernel module is not loaded
 }
 
 // MPSServer is the process through which the clients of an MPS control daemon use GPUs. It stays when they leave.
@@ -107,19 +108,35 @@ func Around(file string) (*Driver, error) {
 	}
 }
 
-// Here is the driver root that this program lies in.
+// Here is the driver root that this program lies in. Under chroot that is /.
 func Here() (*Driver, error) {
-	self, err := os.Executable()
-	if err != nil { // no /proc, as where only a part of it is shown
-		self, err = exec.LookPath(os.Args[0])
-	}
-	if err == nil {
-		self, err = filepath.Abs(self)
-	}
+	self, err := ownFile()
 	if err != nil {
 		return nil, fmt.Errorf("finding the driver root: %w", err)
 	}
 	return Around(self)
+}
+
+// OwnVersion is the driver version to which this program belongs; empty for a program that Install did not install.
+func OwnVersion() string {
+	self, err := ownFile()
+	if err != nil {
+		return ""
+	}
+	version, _ := VersionOf(self) // the reason is the caller's program, not its user's
+	return version
+}
+
+// ownFile is the file of this program.
+func ownFile() (string, error) {
+	self, err := os.Executable()
+	if err != nil { // no /proc, as where only a part of it is shown
+		self, err = exec.LookPath(os.Args[0])
+	}
+	if err != nil {
+		return "", err
+	}
+	return filepath.Abs(self)
 }
 
 // Root is the path of the driver root.
@@ -157,10 +174,14 @@ func (d *Driver) Update(change func(*State) error) error {
 	if err != nil {
 		return err
 	}
+	before := kernelFiles(s)
 	if err := change(s); err != nil {
 		return err
 	}
-	return save(d.path(stateFile), s)
+	if err := save(d.path(stateFile), s); err != nil {
+		return err
+	}
+	return showKernel(d.path(""), before, kernelFiles(s))
 }
 
 // UpdateAlways is Update that keeps what change has done although it returns an error, as a call does that takes note of
@@ -220,6 +241,7 @@ func lock(path string) (unlock func(), err error) {
 	if err != nil {
 		return nil, err
 	}
+	_ = f.Chmod(0o666) // fails for whoever did not make it, and who needs no more than that another user did
 	if err := flock(f, unix.LOCK_EX); err != nil {
 		_ = f.Close()
 		return nil, fmt.Errorf("locking %s: %w", path, err)
@@ -242,7 +264,8 @@ func (d *Driver) Record(program, call, gpu, outcome string) {
 	if err != nil {
 		return // the log is for people; the hardware works without
 	}
-	defer f.Close() //nolint:errcheck // the same
+	defer f.Close()    //nolint:errcheck // the same
+	_ = f.Chmod(0o666) // for programs of other users
 	_, _ = fmt.Fprintf(f, "%s %s[%d] %s %s %s\n", time.Now().UTC().Format("15:04:05.000"), program, os.Getpid(), call, gpu, outcome)
 }
 

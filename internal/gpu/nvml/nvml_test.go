@@ -169,6 +169,25 @@ func TestAnObservationIsWholeOrFails(t *testing.T) {
 	}
 }
 
+func TestALibraryOfAnotherVersionThanTheKernelModule(t *testing.T) {
+	g := NewWithT(t)
+	h := on(t, sim.A100)
+	version := must(driver(t).Node()).DriverVersion
+	g.Expect(driver(t).LoadModule("999.01")).To(Succeed())
+	_, err := h.Observe(t.Context())
+	g.Expect(err).To(MatchError(gpu.ErrDriverMismatch))
+	g.Expect(err).To(MatchError(ContainSubstring("nvmlInit: ERROR_LIB_RM_VERSION_MISMATCH")))
+	g.Expect(driver(t).LoadModule(version)).To(Succeed())
+	expectSame(t, h)
+}
+
+func must[T any](value T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return value
+}
+
 func TestFindLibrary(t *testing.T) {
 	cases := map[string]struct {
 		file, link string

@@ -67,6 +67,8 @@ func describe(ret nvml.Return) (name string, sentinel error) {
 		sentinel = gpu.ErrResetRequired
 	case nvml.ERROR_NO_PERMISSION:
 		sentinel = gpu.ErrPermission
+	case nvml.ERROR_LIB_RM_VERSION_MISMATCH:
+		sentinel = gpu.ErrDriverMismatch
 	}
 	return name, sentinel
 }

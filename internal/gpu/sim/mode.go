@@ -74,6 +74,11 @@ func (n *Node) Reset(uuid string, self int) error {
 func (n *Node) Reboot() {
 	n.Boot++
 	n.Clients = nil
+	n.Reload()
+}
+
+// Reload loads the kernel module anew, which does to the GPUs what a boot does.
+func (n *Node) Reload() {
 	for i := range n.GPUs {
 		g := &n.GPUs[i]
 		g.Processes = nil

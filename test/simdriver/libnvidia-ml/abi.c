@@ -36,6 +36,7 @@ const char *nvmlErrorString(int ret) {
 	case 13: return "Function Not Found";
 	case 15: return "GPU is lost";
 	case 16: return "GPU requires reset";
+	case 18: return "Driver/library version mismatch";
 	case 19: return "In use by another client";
 	case 20: return "Insufficient Memory";
 	case 23: return "Insufficient Resources";

@@ -23,6 +23,7 @@ func main() {}
 // Returns that the rules of package sim do not give.
 const (
 	uninitialized   sim.Return = 1
+	moduleMismatch  sim.Return = 18 // the library belongs to another version of the driver than the kernel module
 	versionMismatch sim.Return = 25
 )
 
@@ -32,7 +33,8 @@ type library struct {
 	mu      sync.Mutex
 	driver  *simdriver.Driver
 	client  *simdriver.Client
-	users   int // nvmlInit less nvmlShutdown
+	version string // of the driver to which the file of the library belongs
+	users   int    // nvmlInit less nvmlShutdown
 	handles map[C.struct_handle]*C.struct_handle
 	sets    []*eventSet
 }
@@ -43,12 +45,23 @@ var loaded = &library{handles: map[C.struct_handle]*C.struct_handle{}} //nolint:
 func (l *library) open() sim.Return {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	file := C.GoString(C.library_path())
 	if l.driver == nil {
-		d, err := simdriver.Around(C.GoString(C.library_path()))
+		d, err := simdriver.Around(file)
 		if err != nil {
 			return sim.DriverNotLoaded
 		}
 		l.driver = d
+	}
+	s, err := l.driver.Read()
+	if err != nil || s.Unloaded {
+		return sim.DriverNotLoaded
+	}
+	if l.version == "" { // once: what a process has loaded does not change when the file is replaced
+		l.version, _ = simdriver.VersionOf(file)
+	}
+	if l.version != s.Node.DriverVersion {
+		return moduleMismatch
 	}
 	if l.users == 0 {
 		client, err := l.driver.Connect()

@@ -24,6 +24,7 @@ const (
 	noPermission   = 4
 	notFound       = 6
 	noDriver       = 9
+	mismatch       = 18
 	otherwiseWrong = 255
 )
 
@@ -33,7 +34,29 @@ func main() {
 		fmt.Println("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver:", err)
 		os.Exit(noDriver)
 	}
+	if status := initialise(d, os.Stdout); status != done {
+		os.Exit(status)
+	}
 	os.Exit(run(d, os.Args[1:], os.Stdout))
+}
+
+// initialise does what NVML's initialisation does in every run of the program: it talks to the kernel module and makes
+// missing device nodes.
+func initialise(d *simdriver.Driver, out io.Writer) int {
+	s, err := d.Read()
+	if err != nil || s.Unloaded {
+		//nolint:errcheck // the terminal
+		fmt.Fprintln(out, "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. "+
+			"Make sure that the latest NVIDIA driver is installed and running.")
+		return noDriver
+	}
+	if version := simdriver.OwnVersion(); version != s.Node.DriverVersion {
+		//nolint:errcheck // the terminal
+		fmt.Fprintf(out, "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: %s\n", version)
+		return mismatch
+	}
+	makeNodes(len(s.Node.GPUs))
+	return done
 }
 
 // smi is one run of the program.
