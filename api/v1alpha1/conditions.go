@@ -83,6 +83,8 @@ const (
 	ReasonDrainTimedOut = "DrainTimedOut"
 	// ReasonDriverUpgrade: NVIDIA's driver is being upgraded on the node; nothing is changed meanwhile.
 	ReasonDriverUpgrade = "DriverUpgrade"
+	// ReasonNodeMaintenance: OpenShift's machine-config operator is updating the node; nothing is changed meanwhile.
+	ReasonNodeMaintenance = "NodeMaintenance"
 	// ReasonPausingClients: NVIDIA's own GPU clients are being paused, since the change needs all handles closed.
 	ReasonPausingClients = "PausingClients"
 	// ReasonApplying: the agent is changing the GPUs.
@@ -266,6 +268,12 @@ const (
 	// AnnotationPaused lists, on a Node, the deploy labels of NVIDIA's clients that the operator paused, by comma: those
 	// and no others are set to true again.
 	AnnotationPaused = Group + "/paused"
+	// AnnotationInterrupted records, on a Node, that a driver upgrade or other maintenance interrupted a change there, and
+	// when: maintenance@<seconds since 1970>. The change continues after the maintenance, with new deadlines.
+	AnnotationInterrupted = Group + "/interrupted"
+	// AnnotationClient records, on a Node, that the operator set LabelClient there, and when: true@<seconds since 1970>. Only
+	// then uninstalling removes it.
+	AnnotationClient = Group + "/client"
 	// AnnotationOverruled tells, on a Node, which label that somebody else had set the operator set back last, and when:
 	// <label>@<seconds since 1970>. It does so once in an hour.
 	AnnotationOverruled = Group + "/overruled"
@@ -280,6 +288,9 @@ const (
 	AnnotationMIGConfig = Group + "/mig-config"
 	// LabelConfig selects, on a Node, a key of the device-plugin configuration. It is NVIDIA's.
 	LabelConfig = "nvidia.com/device-plugin.config"
+	// LabelClient starts and stops, on a Node, the agent and GPU clients of third parties. It is NVIDIA's: the GPU Operator
+	// sets it since v26.7, and its driver manager and mig-manager pause it.
+	LabelClient = "nvidia.com/gpu.deploy.client"
 	// LabelMIGManager starts and stops NVIDIA's mig-manager on a Node. It is NVIDIA's.
 	LabelMIGManager = "nvidia.com/gpu.deploy.mig-manager"
 	// LabelMIGConfig selects, on a Node, the configuration that NVIDIA's mig-manager applies. It is NVIDIA's.

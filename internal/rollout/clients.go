@@ -16,9 +16,6 @@ import (
 // pausedValue is what NVIDIA's mig-manager sets deploy labels to meanwhile, so that NVIDIA's other tools recognise it.
 const pausedValue = "paused-for-mig-change"
 
-// NVIDIA's labels that say whether its driver is being upgraded.
-const labelUpgrade = "nvidia.com/gpu-driver-upgrade-state"
-
 // deployLabels start and stop NVIDIA's GPU clients on a node, in the order in which mig-manager pauses them.
 func deployLabels() []string {
 	return []string{
@@ -37,6 +34,18 @@ func (v *view) ours() []string {
 	return ours
 }
 
+// overlaid are the deploy labels that we paused and over whose value another controller has put its own pause. It restores
+// ours when it is done (NVIDIA/k8s-driver-manager joins both by an underscore).
+func (v *view) overlaid() []string {
+	var overlaid []string
+	for name := range strings.SplitSeq(v.node.Annotations[v1alpha1.AnnotationPaused], ",") {
+		if slices.Contains(deployLabels(), name) && strings.HasPrefix(v.node.Labels[name], pausedValue+"_") {
+			overlaid = append(overlaid, name)
+		}
+	}
+	return overlaid
+}
+
 // paused is the gate before steps that need all handles closed: NVIDIA's clients are stopped and gone. A label of any
 // value but true and false is somebody else's pause, and is left to them.
 func (v *view) paused() (judgement, bool) {
@@ -44,30 +53,38 @@ func (v *view) paused() (judgement, bool) {
 		return judgement{}, false
 	}
 	j := judgement{State: StateQuiescing, reason: v1alpha1.ReasonPausingClients}
-	ours := v.ours()
-	patch := v.patch("pausing NVIDIA's GPU clients")
 	for _, name := range deployLabels() {
-		switch value := v.node.Labels[name]; {
-		case value == "true":
-			patch.Labels[name] = new(pausedValue)
-			ours = append(ours, name)
-		case value != "" && value != "false" && !slices.Contains(ours, name):
-			j.message = fmt.Sprintf("somebody else has set %s=%s; waiting until it is true or false again", name, value)
+		value := v.node.Labels[name]
+		if value != "" && value != "true" && value != "false" && !slices.Contains(v.ours(), name) {
+			j.message = fmt.Sprintf("another controller has set %s=%s; waiting until it is true or false again", name, value)
 			return j, true
 		}
 	}
-	if len(patch.Labels) > 0 {
-		slices.Sort(ours)
-		patch.Annotations[v1alpha1.AnnotationPaused] = new(strings.Join(ours, ","))
-		patch.Locked = true
+	if patch, pauses := v.pause(); pauses {
 		j.message, j.start = "pausing NVIDIA's GPU clients, which must close their handles", []Action{patch}
 		return j, true
 	}
-	if remain := v.clients(ours...); len(remain) > 0 {
+	if remain := v.clients(v.ours()...); len(remain) > 0 {
 		j.message = "waiting until NVIDIA's GPU clients are gone: " + list(remain)
 		return j, true
 	}
 	return judgement{}, false
+}
+
+// pause is the patch that stops those of NVIDIA's clients that run, and records them.
+func (v *view) pause() (patch PatchNode, pauses bool) {
+	patch = v.patch("pausing NVIDIA's GPU clients")
+	recorded := append(v.ours(), v.overlaid()...)
+	for _, name := range deployLabels() {
+		if v.node.Labels[name] == "true" {
+			patch.Labels[name] = new(pausedValue)
+			recorded = append(recorded, name)
+		}
+	}
+	slices.Sort(recorded)
+	patch.Annotations[v1alpha1.AnnotationPaused] = new(strings.Join(recorded, ","))
+	patch.Locked = true
+	return patch, len(patch.Labels) > 0
 }
 
 // clients are the pods on the node that one of the deploy labels keeps there.
@@ -82,16 +99,25 @@ func (v *view) clients(deploy ...string) []string {
 	return names
 }
 
-// resume is the patch that starts those of NVIDIA's clients again that we paused.
-func (v *view) resume() (PatchNode, bool) {
-	patch := v.patch("resuming NVIDIA's GPU clients")
-	if _, paused := v.node.Annotations[v1alpha1.AnnotationPaused]; !paused {
+// resume is the patch that starts those of NVIDIA's clients again that we paused. Where another controller's pause lies
+// over ours the record stays until ours is back.
+func (v *view) resume() (patch PatchNode, resumes bool) {
+	patch = v.patch("resuming NVIDIA's GPU clients")
+	recorded, paused := v.node.Annotations[v1alpha1.AnnotationPaused]
+	if !paused || v.keepsPaused() {
 		return patch, false
 	}
 	for _, name := range v.ours() {
 		patch.Labels[name] = new("true")
 	}
-	patch.Annotations[v1alpha1.AnnotationPaused] = nil
+	switch rest := strings.Join(v.overlaid(), ","); rest {
+	case "":
+		patch.Annotations[v1alpha1.AnnotationPaused] = nil
+	case recorded:
+		return patch, false
+	default:
+		patch.Annotations[v1alpha1.AnnotationPaused] = &rest
+	}
 	return patch, true
 }
 

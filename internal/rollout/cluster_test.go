@@ -62,7 +62,8 @@ type host struct {
 	watches  bool                     // the agent reports who sees a key
 	machine
 	manager
-	plugin struct {
+	upgrade upgrade
+	plugin  struct {
 		selected string               // what the plugin reads
 		nudged   map[string]time.Time // since when, by pod and key
 		slow     time.Duration        // how long the kubelet takes for a nudge, where the agent watches; otherwise a second
@@ -90,7 +91,9 @@ func (c *cluster) add(name string, models ...sim.Model) *host {
 	h := &host{hardware: sim.On(n), daemons: map[string]plan.Daemon{}}
 	h.Node = &rollout.Node{
 		Name: name, AgentReady: true, Allocatable: map[string]int64{}, Annotations: map[string]string{},
-		Labels: map[string]string{"kubernetes.io/hostname": name, pluginLabel: "true", gfdLabel: "true"},
+		Labels: map[string]string{
+			"kubernetes.io/hostname": name, pluginLabel: "true", gfdLabel: "true", v1alpha1.LabelClient: "true",
+		},
 	}
 	h.plugin.nudged = map[string]time.Time{}
 	h.GPU.Name, h.GPU.Generation = name, 1
@@ -233,7 +236,7 @@ func (c *cluster) nudge(h *host, a rollout.Nudge) {
 func (c *cluster) held(h *host) {
 	h.HeldSince = time.Time{}
 	for name, value := range h.Labels {
-		if name == "nvidia.com/mig.config.state" && value == "pending" ||
+		if name == "nvidia.com/mig.config.state" && value == "pending" || name == upgradeLabel && value != "upgrade-done" ||
 			strings.HasPrefix(name, "nvidia.com/gpu.deploy.") && value != "true" && value != "false" {
 			h.HeldSince = c.Now
 		}
@@ -269,6 +272,8 @@ func patch(have map[string]string, with map[string]*string) {
 // settle lets what is not ours catch up: daemon sets, the kubelet, the agent, the plugin.
 func (c *cluster) settle(h *host) {
 	h.now = c.Now
+	c.upgrading(h)
+	h.attend()
 	c.daemonSets(h)
 	c.project(h)
 	h.boot()
@@ -467,7 +472,7 @@ func (c *cluster) advertise(h *host) {
 	pod := slices.IndexFunc(h.Pods, func(p rollout.Pod) bool {
 		return p.NodeSelector[pluginLabel] != "" || !c.Wiring.ClusterPolicy && p.MountsConfig
 	})
-	if pod < 0 {
+	if pod < 0 || !h.upgrade.driver() {
 		h.plugin.running = false
 		for name := range h.Allocatable {
 			h.Allocatable[name] = 0
@@ -580,7 +585,7 @@ func (c *cluster) run(passes int) (d rollout.Decision, states map[string][]rollo
 				states[n.Node] = append(seen, n.State)
 			}
 		}
-		if len(d.Actions) == 0 && d.After == 0 && !c.rewired {
+		if len(d.Actions) == 0 && d.After == 0 && !c.rewired && !c.awaitsAgents() {
 			return d, states
 		}
 		c.tick(time.Second)

@@ -54,13 +54,22 @@ type judgement struct {
 	after  time.Duration // when to look again; 0: no need
 }
 
-// judge derives the state of a node and what to do about it. The order of the questions is the order of a change.
+// judge derives the state of a node and what to do about it.
 func (v *view) judge() judgement {
+	j := v.judgeNode()
+	if m, is := v.maintenance(); is {
+		return v.maintained(m, j)
+	}
+	return v.continued(j)
+}
+
+// judgeNode judges a node by itself. The order of the questions is the order of a change.
+func (v *view) judgeNode() judgement {
 	if !v.node.AgentReady && v.node.GPU.Spec.Reboot != nil {
 		return v.goneDown()
 	}
-	if message, is := v.undiscovered(); is {
-		return judgement{State: StateUndiscovered, reason: v1alpha1.ReasonAgentNotReporting, message: message}
+	if j, is := v.undiscovered(); is {
+		return j
 	}
 	if v.why != nil {
 		return judgement{
@@ -310,6 +319,10 @@ func (v *view) applying() judgement {
 
 // fail gives a wish up: the node falls back. What has been reached before is not given up but waited for.
 func (v *view) fail(j judgement, reason, message string) judgement {
+	if _, is := v.maintenance(); is || v.wasInterrupted() {
+		j.message = message
+		return j // it is not the wish that failed
+	}
 	j.State, j.reason, j.message = StateFailed, reason, message
 	if v.wish != nil && !v.fallsBack && !reached(v.node.GPU.Spec, v.to) {
 		j.actions = append(j.actions, v.recordFailure(reason, message))

@@ -326,16 +326,26 @@ func (v *view) ref() PolicyRef {
 	return PolicyRef{Name: v.by.Name, Generation: v.by.Generation}
 }
 
-// undiscovered says why nothing is known about the GPUs of the node.
-func (v *view) undiscovered() (message string, is bool) {
-	if !v.node.AgentReady {
-		return "the agent on the node is not Ready; look at the pods with app.kubernetes.io/name=gpu-sharing-agent there", true
+// undiscovered is the judgement of a node of whose GPUs nothing is known.
+func (v *view) undiscovered() (judgement, bool) {
+	j := judgement{State: StateUndiscovered, reason: v1alpha1.ReasonAgentNotReporting}
+	c, found := condition.Find(v.node.GPU.Status.Conditions, v1alpha1.ConditionDiscovered)
+	switch value := v.node.Labels[v1alpha1.LabelClient]; {
+	case !v.node.AgentReady && v.node.GPU.Spec.MIGConfig != "" && value == pausedValue:
+		return j, false // NVIDIA's mig-manager, which is driven here, keeps it away
+	case !v.node.AgentReady && value == pausedValue:
+		j.reason, j.message = v1alpha1.ReasonMIGManagerBusy, v.agentAway("NVIDIA's mig-manager is changing the node")
+		j.actions = v.takeBackAgent()
+	case !v.node.AgentReady && value != "true":
+		j.message = fmt.Sprintf("the agent does not run on the node, because its label %s is %q; set it to true", v1alpha1.LabelClient, value)
+	case !v.node.AgentReady:
+		j.message = "the agent on the node is not Ready; look at the pods with app.kubernetes.io/name=gpu-sharing-agent there"
+	case found && c.Status != "True":
+		j.message = fmt.Sprintf("the agent could not read the GPUs: %s", c.Message)
+	case len(v.node.GPU.Status.Devices) == 0:
+		j.message = "the agent has not reported any GPU yet; look at the log of its pod there (app.kubernetes.io/name=gpu-sharing-agent)"
+	default:
+		return j, false
 	}
-	if c, ok := condition.Find(v.node.GPU.Status.Conditions, v1alpha1.ConditionDiscovered); ok && c.Status != "True" {
-		return fmt.Sprintf("the agent could not read the GPUs: %s", c.Message), true
-	}
-	if len(v.node.GPU.Status.Devices) == 0 {
-		return "the agent has not reported any GPU yet; look at the log of its pod there (app.kubernetes.io/name=gpu-sharing-agent)", true
-	}
-	return "", false
+	return j, true
 }

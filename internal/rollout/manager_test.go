@@ -136,12 +136,17 @@ func (h *host) begin(file map[string]migConfig) {
 		h.state("success")
 	default:
 		h.state("pending")
-		for _, label := range []string{pluginLabel, gfdLabel, dcgmLabel} {
-			if h.Labels[label] != "false" {
+		for _, label := range managerLabels() {
+			if h.Labels[label] != "false" && (label != v1alpha1.LabelClient || h.Labels[label] != "") {
 				h.Labels[label] = managerPaused
 			}
 		}
 	}
+}
+
+// managerLabels are the labels that mig-manager v0.15 pauses, that of clients where it has a value.
+func managerLabels() []string {
+	return []string{pluginLabel, gfdLabel, dcgmLabel, v1alpha1.LabelClient}
 }
 
 func (h *host) work(file map[string]migConfig) {
@@ -158,7 +163,7 @@ func (h *host) work(file map[string]migConfig) {
 	default:
 		outcome = h.apply(file[h.last].wish(h.devices()))
 	}
-	for _, label := range []string{pluginLabel, gfdLabel, dcgmLabel} {
+	for _, label := range managerLabels() {
 		if h.Labels[label] == managerPaused {
 			h.Labels[label] = "true"
 		}
@@ -173,7 +178,7 @@ func (h *host) work(file map[string]migConfig) {
 
 // apply changes the GPUs, and says what was in the way.
 func (h *host) apply(wish []v1alpha1.DeviceSpec) (failed string) {
-	if h.GPU.Spec.Policy != "" && h.GPU.Spec.MIGConfig == "" && migmanager.Ours(h.last) {
+	if h.AgentReady && h.GPU.Spec.Policy != "" && h.GPU.Spec.MIGConfig == "" && migmanager.Ours(h.last) {
 		h.mistakes = append(h.mistakes, "the agent has the driver open")
 	}
 	for _, d := range migmanager.Clears(wish, h.devices()) {

@@ -79,7 +79,7 @@ func (g *group) budget() *budget {
 		}
 	}
 	for _, m := range slices.Concat(g.members, g.idle) {
-		if m.disturbed() {
+		if m.disturbed() && !m.overdue() {
 			b.disturbed++
 		}
 		switch {
@@ -152,6 +152,9 @@ func (m member) begun() bool {
 	if m.State == StateFailed {
 		return m.by != nil || m.disturbed()
 	}
+	if m.overdue() {
+		return false
+	}
 	changing := []State{StateApplying, StateSelecting, StateVerifying, StateReleasing}
 	return slices.Contains(changing, m.State) || m.started()
 }
@@ -203,9 +206,6 @@ func (g *group) gate(w *World, m *member) (reason, message string) {
 		return v1alpha1.ReasonPaused, "the rollout is paused; set rollout.paused to false to let it go on"
 	case g.by != nil && !w.Wiring.Ready:
 		return v1alpha1.ReasonWiring, cmp.Or(w.Wiring.Message, "NVIDIA's device plugin is being pointed at the operator's ConfigMap")
-	case m.upgrading():
-		return v1alpha1.ReasonDriverUpgrade, fmt.Sprintf("NVIDIA's driver is being upgraded on the node (%s=%s); the change waits for that",
-			labelUpgrade, m.node.Labels[labelUpgrade])
 	case m.managerKeepsUsOff():
 		return v1alpha1.ReasonMIGManagerBusy, m.managerChanges() + "; the change waits for it"
 	case g.halted && m.State != StateFailed:
@@ -213,9 +213,4 @@ func (g *group) gate(w *World, m *member) (reason, message string) {
 			"look at those, then change the policy", g.failures, max(g.by.Spec.Rollout.MaxFailures, 1))
 	}
 	return "", ""
-}
-
-// upgrading says whether NVIDIA's driver is being upgraded on the node.
-func (v *view) upgrading() bool {
-	return !slices.Contains([]string{"", "upgrade-required", "upgrade-done"}, v.node.Labels[labelUpgrade])
 }

@@ -75,6 +75,7 @@ func (memory *Memory) place(w *World, n *Node, in placing) {
 		m.judgement = judgement{State: StateUpToDate, reason: v1alpha1.ReasonReady, actions: m.retain()}
 		m.held = m.begun()
 		m.keepTaints(selected, awaited, in.tolerated)
+		m.allowAgent()
 		groups[""].idle = append(groups[""].idle, m)
 		return
 	}
@@ -88,6 +89,7 @@ func (memory *Memory) place(w *World, n *Node, in placing) {
 		m.settled = &d.state
 	}
 	m.keepTaints(selected, awaited, in.tolerated)
+	m.allowAgent()
 	g.members = append(g.members, m)
 }
 

@@ -215,7 +215,10 @@ func (s *simulation) fault() {
 			s.replace(h)
 		}
 	case 9:
-		s.toggle(h, upgradeLabel, "drain-required")
+		if !h.upgrade.goesOn() {
+			h.begins(upgrade{restart: s.random.IntN(2) == 0, builds: time.Duration(s.random.IntN(20)) * time.Second})
+			s.version[h.Name]++
+		}
 	case 10:
 		s.toggle(h, optOutLabel, "false")
 	case 11:
@@ -275,7 +278,7 @@ func (s *simulation) replace(h *host) {
 
 // place lets the scheduler bring a pod to a node that is not tainted and advertises something.
 func (s *simulation) place(h *host) {
-	if len(h.Taints) > 0 || len(advertised(h)) == 0 {
+	if len(h.Taints) > 0 || len(advertised(h)) == 0 || h.upgrade.goesOn() {
 		return
 	}
 	s.pods++
@@ -362,7 +365,7 @@ func (s *simulation) check(before map[string]string) {
 func (s *simulation) withinBudget(a rollout.Action) {
 	disturbed := 0
 	for _, h := range s.hosts {
-		if len(h.Taints) > 0 || h.Labels[pluginLabel] != "true" {
+		if !h.upgrade.goesOn() && (len(h.Taints) > 0 || h.Labels[pluginLabel] != "true") {
 			disturbed++
 		}
 	}
@@ -377,7 +380,6 @@ func (s *simulation) calm() {
 	g := NewWithT(s.t)
 	for _, h := range s.hosts {
 		h.AgentReady = h.down.IsZero()
-		delete(h.Labels, upgradeLabel)
 		delete(h.Labels, optOutLabel)
 		for _, p := range slices.Clone(h.Pods) {
 			if p.Namespace == "user" {

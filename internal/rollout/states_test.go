@@ -178,11 +178,11 @@ func TestStates(t *testing.T) {
 			situation: func() *cluster {
 				c, h := toMIG()
 				c.steps(1)
-				h.Labels[gfdLabel] = "paused-for-driver-upgrade"
+				h.Labels[gfdLabel] = "paused-by-hand"
 				return c
 			},
 			state: rollout.StateQuiescing, reason: v1alpha1.ReasonPausingClients,
-			message: "somebody else has set " + gfdLabel + "=paused-for-driver-upgrade", actions: []string{noActions},
+			message: "another controller has set " + gfdLabel + "=paused-by-hand", actions: []string{noActions},
 			after: 899 * time.Second,
 		},
 		"paused: NVIDIA's clients are still there": {

@@ -93,10 +93,11 @@ func steady(reason string) string {
 	return reason
 }
 
-// selectsDeploy says whether one of NVIDIA's deploy labels starts and stops a pod.
+// selectsDeploy reports whether one of NVIDIA's deploy labels starts and stops a pod of NVIDIA's. The label for clients is
+// for others, such as our agent.
 func selectsDeploy(nodeSelector map[string]string) bool {
 	for name := range nodeSelector {
-		if strings.HasPrefix(name, deployPrefix) {
+		if strings.HasPrefix(name, deployPrefix) && name != v1alpha1.LabelClient {
 			return true
 		}
 	}
@@ -130,6 +131,9 @@ func Holding(node *corev1.Node) []metav1.ManagedFieldsEntry {
 func saysAtWork(label, value string) bool {
 	if label == v1alpha1.LabelMIGConfigState {
 		return managerAtWork(value)
+	}
+	if label == labelUpgrade {
+		return value != "" && value != upgradeDone
 	}
 	return strings.HasPrefix(label, deployPrefix) && value != "" && value != "true" && value != "false"
 }

@@ -34,9 +34,13 @@ type finding struct {
 // watch adds to a judgement what is left half-done on the node. A finding is the reason of a node that has not
 // failed; repairs wait for no place in the budget, since they only give back.
 func (v *view) watch(j judgement) judgement {
-	for _, look := range []func(State) finding{ // the one that matters most comes last
+	looks := []func(State) finding{ // the one that matters most comes last
 		v.migConfigIgnored, v.computeModeLeft, v.pluginFailing, v.outdated, v.notEnding, v.unfenced, v.managerStuck, v.leftPaused,
-	} {
+	}
+	if _, is := v.maintenance(); is {
+		looks = []func(State) finding{v.leftPaused} // all else follows from the maintenance
+	}
+	for _, look := range looks {
 		f := look(j.State)
 		j.actions, j.after = append(j.actions, f.repair...), sooner(j.after, f.after)
 		if f.reason == "" {

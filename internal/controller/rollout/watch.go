@@ -152,11 +152,11 @@ func (c *Controller) mayMount(pod *corev1.Pod) bool {
 	return false
 }
 
-// ownAnnotations are those of ours and NVIDIA's.
+// ownAnnotations are those of ours and NVIDIA's, and those that report that a node is under maintenance.
 func ownAnnotations(all map[string]string) map[string]string {
 	own := map[string]string{}
 	for name, value := range all {
-		if strings.HasPrefix(name, v1alpha1.Group+"/") || strings.HasPrefix(name, nvidiaDomain) {
+		if strings.HasPrefix(name, v1alpha1.Group+"/") || strings.HasPrefix(name, nvidiaDomain) || rollout.OfMaintenance(name) {
 			own[name] = value
 		}
 	}
