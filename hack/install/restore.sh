@@ -44,7 +44,7 @@ left() {
 	kube get nodes -o go-template='{{range .items}}{{$n := .metadata.name}}{{range $key, $value := .metadata.labels}}node {{$n}} has the label {{$key}}
 {{end}}{{range $key, $value := .metadata.annotations}}node {{$n}} has the annotation {{$key}}
 {{end}}{{range .spec.taints}}node {{$n}} has the taint {{.key}}
-{{end}}{{end}}' | grep ' gpusharing\.io/' || true
+{{end}}{{end}}' | grep ' gpusharing\.io/' | grep -v ' gpusharing\.io/client$' || true # that stays while agents run
 	kube get configmaps -A --field-selector metadata.name=gpu-sharing-device-plugin -l app.kubernetes.io/managed-by=gpu-sharing-operator \
 		-o go-template='{{range .items}}ConfigMap {{.metadata.namespace}}/{{.metadata.name}} is still mounted by a pod of NVIDIA'"'"'s
 {{end}}'

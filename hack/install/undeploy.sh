@@ -19,4 +19,5 @@ while rest=$("$KUBECTL" get -k config/default --ignore-not-found -o name 2>/dev/
 	fi
 	sleep 1
 done
+hack/install/unlabel.sh
 echo "undeploy: nothing of the operator is left"
