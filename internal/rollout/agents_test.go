@@ -4,6 +4,7 @@
 package rollout_test
 
 import (
+	"maps"
 	"testing"
 	"time"
 
@@ -37,9 +38,7 @@ func TestTheAgentIsAllowed(t *testing.T) {
 			w, h := toMIG()
 			delete(h.Labels, v1alpha1.LabelClient)
 			h.AgentReady = false
-			for label, value := range c.labels {
-				h.Labels[label] = value
-			}
+			maps.Copy(h.Labels, c.labels)
 			if c.message == "" && !c.sets {
 				t.Fatal("the case expects nothing")
 			}

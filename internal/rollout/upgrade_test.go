@@ -5,6 +5,7 @@ package rollout_test
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -128,8 +129,8 @@ func (h *host) unload() {
 	}
 	u.unloaded = true
 	for _, name := range driverLabels() {
-		switch value := h.Labels[name]; {
-		case value == driverPaused:
+		switch value := h.Labels[name]; value {
+		case driverPaused:
 			h.Labels[name] = "true"
 		default:
 			h.Labels[name] = strings.TrimSuffix(value, "_"+driverPaused)
@@ -299,12 +300,8 @@ func TestNoChangeBeginsUnderMaintenance(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
 			w, h := toMIG()
-			for label, value := range c.labels {
-				h.Labels[label] = value
-			}
-			for annotation, value := range c.annotations {
-				h.Annotations[annotation] = value
-			}
+			maps.Copy(h.Labels, c.labels)
+			maps.Copy(h.Annotations, c.annotations)
 			d, _ := w.run(30)
 			if c.reason == "" {
 				g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), d.Nodes[0].Message)
