@@ -42,7 +42,7 @@ func nodeWith(tb testing.TB, name string, hardware *sim.Hardware) rollout.Node {
 	tb.Helper()
 	n := rollout.Node{
 		Name: name, AgentReady: true, Allocatable: map[string]int64{},
-		Labels: map[string]string{deployPlugin: "true", "pool": name},
+		Labels: map[string]string{deployPlugin: "true", v1alpha1.LabelClient: "true", "pool": name},
 	}
 	n.GPU.Name = name
 	n.GPU.Status = statusOf(tb, hardware)

@@ -60,10 +60,13 @@ func TestUndeploy(t *testing.T) {
 	i.quieten()
 	i.Expect(i.snapshot()).To(Equal(before), "every node, ConfigMap and the ClusterPolicy, field by field")
 	i.idle = true // the controller and the agents end with their objects
-	i.annotate("t4", v1alpha1.AnnotationClient, "true@1800000000")
+	i.annotate("t4", v1alpha1.AnnotationClient, `"true@1800000000"`)
+	i.annotate("a100", v1alpha1.AnnotationClient, "null")
 	i.make("undeploy", "UNDEPLOY_TIMEOUT=600")
 	i.Expect(i.snapshot()).To(Equal(before))
 	i.Expect(i.node("t4").Annotations).NotTo(HaveKey(v1alpha1.AnnotationClient))
+	i.Expect(i.node("t4").Labels).NotTo(HaveKey(v1alpha1.LabelClient), "the operator set it")
+	i.Expect(i.node("a100").Labels).To(HaveKeyWithValue(v1alpha1.LabelClient, "true"), "another controller set it")
 	for _, name := range kinds() {
 		i.Expect(i.kindExists(name)).To(BeFalse(), name)
 	}
@@ -240,10 +243,10 @@ func (i *installation) kubectl(args ...string) string {
 	return string(out)
 }
 
-// annotate sets an annotation of a node.
+// annotate sets an annotation of a node to a value in JSON.
 func (i *installation) annotate(node, name, value string) {
 	i.t.Helper()
-	patch := []byte(`{"metadata":{"annotations":{"` + name + `":"` + value + `"}}}`)
+	patch := []byte(`{"metadata":{"annotations":{"` + name + `":` + value + `}}}`)
 	i.Expect(i.client.Patch(i.ctx(), i.node(node), client.RawPatch(types.MergePatchType, patch))).To(Succeed())
 }
 
@@ -254,6 +257,7 @@ func (i *installation) snapshot() map[string]any {
 	for _, m := range i.nodes {
 		n := i.node(m.name)
 		delete(n.Annotations, v1alpha1.AnnotationClient) // it stays while agents run
+		delete(n.Labels, v1alpha1.LabelClient)
 		found["Node "+n.Name] = []any{n.Labels, n.Annotations, n.Finalizers, n.Spec, i.allocatable(n.Name)}
 	}
 	configMaps := &corev1.ConfigMapList{}
