@@ -123,7 +123,7 @@ func newHardware(driverRoot string) gpu.Hardware {
 			return nil, err
 		}
 		return nvml.New(nvml.Options{
-			Library: library, Reset: agent.Reset(host.Exec{}, host.DriverRoot(driverRoot)),
+			Library: library, SMI: agent.SMI(host.Exec{}, host.DriverRoot(driverRoot)),
 		}), nil
 	})
 }

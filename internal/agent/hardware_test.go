@@ -51,18 +51,20 @@ func TestLate(t *testing.T) {
 	g.Expect(opened).To(gomega.Equal(1))
 }
 
-func TestReset(t *testing.T) {
+func TestSMI(t *testing.T) {
 	g := gomega.NewWithT(t)
 	var result error
 	runner := hostfake.NewRunner().Add("nvidia-smi", func(context.Context, host.Command) (string, error) { return "", result })
-	reset := agent.Reset(runner, "/run/nvidia/driver")
+	smi := agent.SMI(runner, "/run/nvidia/driver")
 
-	g.Expect(reset(t.Context(), "0000:07:00.0")).To(gomega.Succeed())
+	_, err := smi(t.Context(), "--gpu-reset", "-i", "0000:07:00.0")
+	g.Expect(err).NotTo(gomega.HaveOccurred())
 	g.Expect(runner.Lines()).To(gomega.Equal([]string{"nvidia-smi --gpu-reset -i 0000:07:00.0"}))
 	g.Expect(runner.Commands()[0].Path).To(gomega.Equal("/run/nvidia/driver/usr/bin/nvidia-smi"))
 	g.Expect(runner.Commands()[0].Env).To(gomega.ContainElement(gomega.MatchRegexp("^LD_LIBRARY_PATH=.*:/run/nvidia/driver/usr/lib64:")))
 
 	result = errors.New("exit status 255: GPU 00000000:07:00.0: In use by another client")
-	g.Expect(reset(t.Context(), "0000:07:00.0")).To(gomega.MatchError(
+	_, err = smi(t.Context(), "--gpu-reset", "-i", "0000:07:00.0")
+	g.Expect(err).To(gomega.MatchError(
 		"running nvidia-smi: exit status 255: GPU 00000000:07:00.0: In use by another client"))
 }

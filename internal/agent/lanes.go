@@ -180,11 +180,11 @@ type member struct {
 }
 
 // Reset waits for the other lanes to be ready to reset, or to have ended.
-func (m *member) Reset(ctx context.Context, uuid string) error {
+func (m *member) Reset(ctx context.Context, uuids ...string) error {
 	m.leave()
 	select {
 	case <-m.all:
-		return m.Hardware.Reset(ctx, uuid)
+		return m.Hardware.Reset(ctx, uuids...)
 	case <-ctx.Done():
 		return ctx.Err()
 	}

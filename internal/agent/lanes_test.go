@@ -47,9 +47,9 @@ func (l *lazy) SetMIG(_ context.Context, uuid string, enabled bool) error {
 	return gpu.ErrResetRequired
 }
 
-func (l *lazy) Reset(ctx context.Context, uuid string) error {
+func (l *lazy) Reset(ctx context.Context, uuids ...string) error {
 	l.mu.Lock()
-	l.begun = append(l.begun, uuid)
+	l.begun = append(l.begun, uuids...)
 	if l.set < l.expect {
 		l.mu.Unlock()
 		return errors.New("the mode of another GPU is not set yet")
@@ -60,7 +60,7 @@ func (l *lazy) Reset(ctx context.Context, uuid string) error {
 	l.mu.Unlock()
 	select {
 	case <-l.all:
-		return l.Hardware.Reset(ctx, uuid)
+		return l.Hardware.Reset(ctx, uuids...)
 	case <-time.After(10 * time.Second):
 		return fmt.Errorf("resets begin one after the other: %v", l.begun)
 	}

@@ -53,8 +53,8 @@ func (l *Late) SetMIG(ctx context.Context, uuid string, enabled bool) error {
 }
 
 // Reset implements gpu.Hardware.
-func (l *Late) Reset(ctx context.Context, uuid string) error {
-	return l.do(func(h gpu.Hardware) error { return h.Reset(ctx, uuid) })
+func (l *Late) Reset(ctx context.Context, uuids ...string) error {
+	return l.do(func(h gpu.Hardware) error { return h.Reset(ctx, uuids...) })
 }
 
 // CreateInstance implements gpu.Hardware.

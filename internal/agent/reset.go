@@ -10,18 +10,14 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/host"
 )
 
-// resetTimeout bounds the reset of one GPU, which takes seconds.
-const resetTimeout = 2 * time.Minute
+// smiTimeout bounds a run of nvidia-smi, the longest of which resets GPUs, which takes seconds.
+const smiTimeout = 2 * time.Minute
 
-// Reset resets a GPU by its PCI address with nvidia-smi, for NVML has no call for it. What nvidia-smi says is part of the
-// error.
-func Reset(runner host.Runner, driver host.DriverRoot) func(ctx context.Context, pciBusID string) error {
-	return func(ctx context.Context, pciBusID string) error {
-		ctx, cancel := context.WithTimeout(ctx, resetTimeout)
+// SMI runs the driver's nvidia-smi and returns what it printed. What it says of a failure is part of the error.
+func SMI(runner host.Runner, driver host.DriverRoot) func(ctx context.Context, args ...string) (string, error) {
+	return func(ctx context.Context, args ...string) (string, error) {
+		ctx, cancel := context.WithTimeout(ctx, smiTimeout)
 		defer cancel()
-		_, err := runner.Run(ctx, host.Command{
-			Path: driver.Program("nvidia-smi"), Args: []string{"--gpu-reset", "-i", pciBusID}, Env: driver.Env(),
-		})
-		return err
+		return runner.Run(ctx, host.Command{Path: driver.Program("nvidia-smi"), Args: args, Env: driver.Env()})
 	}
 }

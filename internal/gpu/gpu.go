@@ -9,6 +9,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 )
 
 // Sentinel errors of Hardware, wrapped with what was attempted.
@@ -30,6 +31,17 @@ var (
 	ErrDriverMismatch = errors.New("driver and library versions differ")
 )
 
+// PeersError is the error of a reset that needs other GPUs to be reset in the same command, as GPUs do that NVSwitches
+// connect while no fabric manager runs.
+type PeersError struct {
+	PCIBusIDs []string // of the GPUs that were not named, in the form of Device.PCIBusID
+}
+
+// Error names the GPUs.
+func (e *PeersError) Error() string {
+	return "GPUs that must be reset together with it: " + strings.Join(e.PCIBusIDs, ", ")
+}
+
 // Hardware reads and changes the GPUs of one node. Every method returns when its context ends at the latest, and wraps
 // one of the sentinel errors where one applies. Handles are opened when needed and held until Close: while any is open,
 // a GPU cannot be reset and other programs may find it busy.
@@ -38,8 +50,9 @@ type Hardware interface {
 	Observe(ctx context.Context) (Inventory, error)
 	// SetMIG turns MIG mode of a GPU on or off. ErrResetRequired: the mode is pending until Reset.
 	SetMIG(ctx context.Context, uuid string, enabled bool) error
-	// Reset resets one GPU that nobody uses. ErrNotSupported: only a reboot helps.
-	Reset(ctx context.Context, uuid string) error
+	// Reset resets GPUs that nothing uses, all of them or none. It waits a while for a program that has one of them open for
+	// a moment, and then returns ErrBusy. ErrNotSupported: only a reboot helps. PeersError: others must be reset with them.
+	Reset(ctx context.Context, uuids ...string) error
 	// CreateInstance creates a GPU instance of the named profile at a placement, and the compute instance that spans it.
 	// Afterwards both exist or neither does.
 	CreateInstance(ctx context.Context, uuid, profile string, at Placement) error
@@ -71,6 +84,7 @@ type Device struct {
 	Profiles          []Profile // MIG profiles by driver id; known for MIG capable GPUs, on some drivers only in MIG mode
 	State             State
 	Processes         []Process // that use the GPU, by PID
+	ResetPeers        []string  // UUIDs of the GPUs that must be reset with it, as far as a reset has told, by index
 	Holders           []Holder  // to whom the kubelet allocated it, by namespace, pod and container
 }
 

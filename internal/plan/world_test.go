@@ -131,11 +131,13 @@ func (w *world) note(uuid string, enabled bool) (err error) {
 	return err
 }
 
-func (w *world) Reset(ctx context.Context, uuid string) error {
-	if err := w.touch(uuid); err != nil {
-		return err
+func (w *world) Reset(ctx context.Context, uuids ...string) error {
+	for _, uuid := range uuids {
+		if err := w.touch(uuid); err != nil {
+			return err
+		}
 	}
-	return w.Hardware.Reset(ctx, uuid)
+	return w.Hardware.Reset(ctx, uuids...)
 }
 
 func (w *world) SetComputeMode(ctx context.Context, uuid string, mode gpu.ComputeMode) error {

@@ -67,19 +67,19 @@ func newBench(t *testing.T, scale int) *bench {
 	g.Expect(err).NotTo(HaveOccurred())
 	t.Cleanup(func() { _ = root.Close() })
 	b.controller = agent.New(agent.Config{
-		Node: nodeName, BootID: "boot", Client: b.cluster.Client, Hardware: nvml.New(nvml.Options{Library: library, Reset: b.reset}),
+		Node: nodeName, BootID: "boot", Client: b.cluster.Client, Hardware: nvml.New(nvml.Options{Library: library, SMI: b.smi}),
 		MPS:       mps.NewView(mps.NewControl(hostfake.NewRunner(), "/", root, clock.RealClock{})),
 		Processes: hostfake.NewProcesses("boot"), Allocations: agent.NoAllocations{}, Clock: clock.RealClock{}, Resync: time.Hour,
 	})
 	return b
 }
 
-func (b *bench) reset(ctx context.Context, pciBusID string) error {
-	out, err := exec.CommandContext(ctx, filepath.Join(b.driver.Root(), "usr", "bin", "nvidia-smi"), "--gpu-reset", "-i", pciBusID).CombinedOutput()
+func (b *bench) smi(ctx context.Context, args ...string) (string, error) {
+	out, err := exec.CommandContext(ctx, filepath.Join(b.driver.Root(), "usr", "bin", "nvidia-smi"), args...).CombinedOutput()
 	if err != nil {
-		return fmt.Errorf("%w: %s", err, out)
+		return string(out), fmt.Errorf("%w: %s", err, out)
 	}
-	return nil
+	return string(out), nil
 }
 
 // migParted builds mig-parted from its Go module, once.

@@ -102,6 +102,8 @@ func buildInto(ctx context.Context, module, target string) error {
 		{library, "libnvidia-ml", "1", "c-shared"},
 		{smi, "nvidia-smi", "0", "exe"},
 		{mpsControl, "nvidia-cuda-mps-control", "0", "exe"},
+		{persistenced, "nvidia-persistenced", "0", "exe"},
+		{fabricManager, "nv-fabricmanager", "0", "exe"},
 	} {
 		cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags=-s -w", "-buildmode="+p.mode,
 			"-o", filepath.Join(temporary, p.name), "./test/simdriver/"+p.folder)

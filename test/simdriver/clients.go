@@ -4,6 +4,8 @@
 package simdriver
 
 import (
+	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -11,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -19,40 +22,119 @@ import (
 
 const clientsFolder = "clients"
 
-// Client is a program that has NVML open. It holds a lock that the kernel lets go of when the program ends, however it
-// ends, and that is seen across PID namespaces.
-type Client struct{ file *os.File }
+// Client is a program that has the driver open. It holds a lock that the kernel lets go of when the program ends, however
+// it ends, and that is seen across PID namespaces.
+type Client struct {
+	driver *Driver
+	file   *os.File
+	what   sim.Client
+}
 
-// Connect notes that this process has NVML open.
-func (d *Driver) Connect() (*Client, error) {
+// Connect notes that this process has the driver open, and with it every GPU, as NVML and DCGM do.
+func (d *Driver) Connect() (*Client, error) { return d.ConnectAs(sim.Client{}) }
+
+// ConnectAs notes that this process has opened what a client says. Its PID is filled in.
+func (d *Driver) ConnectAs(what sim.Client) (*Client, error) {
 	folder := d.path(clientsFolder)
 	if err := makeShared(folder); err != nil && !errors.Is(err, os.ErrPermission) { // another user has made it
 		return nil, err
 	}
+	unlock, err := lock(d.path(lockFile)) // nobody takes the file for one that was left behind
+	if err != nil {
+		return nil, fmt.Errorf("noting a client: %w", err)
+	}
+	defer unlock()
 	f, err := os.CreateTemp(folder, fmt.Sprintf("%d-", os.Getpid()))
 	if err != nil {
-		return nil, fmt.Errorf("noting an NVML client: %w", err)
+		return nil, fmt.Errorf("noting a client: %w", err)
 	}
-	if err := flock(f, unix.LOCK_EX); err != nil {
-		return nil, fmt.Errorf("noting an NVML client: %w", err)
+	if err := errors.Join(f.Chmod(0o644), flock(f, unix.LOCK_EX)); err != nil {
+		return nil, fmt.Errorf("noting a client: %w", err)
 	}
-	return &Client{f}, nil
+	c := &Client{driver: d, file: f, what: what}
+	return c, c.write()
 }
 
-// Disconnect notes that NVML is closed.
+// OpenFor opens every GPU for a while, as a program does that looks at them once.
+func (d *Driver) OpenFor(ctx context.Context, duration time.Duration) error {
+	c, err := d.Connect()
+	if err != nil {
+		return err
+	}
+	select {
+	case <-time.After(duration):
+	case <-ctx.Done():
+	}
+	return c.Disconnect()
+}
+
+// HoldInstances takes a handle of each MIG device that exists now, as DCGM does when it starts. Until the client
+// disconnects they cannot be destroyed, and it is no process on them (NVIDIA/DCGM issue 276).
+func (c *Client) HoldInstances() error {
+	s, err := c.driver.Read()
+	if err != nil {
+		return err
+	}
+	return c.Change(func(what *sim.Client) {
+		for _, g := range s.Node.GPUs {
+			for _, i := range g.Instances {
+				for _, compute := range i.Compute {
+					if !slices.Contains(what.Instances, compute.UUID) {
+						what.Instances = append(what.Instances, compute.UUID)
+					}
+				}
+			}
+		}
+	})
+}
+
+// Change changes what the client has open.
+func (c *Client) Change(change func(what *sim.Client)) error {
+	unlock, err := lock(c.driver.path(lockFile))
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	change(&c.what)
+	return c.write()
+}
+
+func (c *Client) write() error {
+	raw, err := json.Marshal(c.what)
+	if err != nil {
+		return err
+	}
+	if err := c.file.Truncate(0); err != nil {
+		return err
+	}
+	_, err = c.file.WriteAt(raw, 0)
+	return err
+}
+
+// Disconnect notes that the driver is closed.
 func (c *Client) Disconnect() error {
 	return errors.Join(os.Remove(c.file.Name()), c.file.Close())
 }
 
-// Connected lists the programs that have NVML open, by PID; several times if a process has it open through several
+// Connected lists the programs that have the driver open; a process several times if it has it open through several
 // libraries. Files of programs that ended without closing are removed.
 func (d *Driver) Connected() ([]sim.Client, error) {
+	unlock, err := lock(d.path(lockFile))
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	return d.connected()
+}
+
+// connected is Connected for whoever holds the lock.
+func (d *Driver) connected() ([]sim.Client, error) {
 	entries, err := os.ReadDir(d.path(clientsFolder))
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("listing NVML clients: %w", err)
+		return nil, fmt.Errorf("listing clients: %w", err)
 	}
 	var clients []sim.Client
 	for _, e := range entries {
@@ -63,7 +145,12 @@ func (d *Driver) Connected() ([]sim.Client, error) {
 			_ = os.Remove(path)
 			continue
 		}
-		clients = append(clients, sim.Client{PID: pid})
+		client := sim.Client{}
+		if raw, err := os.ReadFile(path); err == nil {
+			_ = json.Unmarshal(raw, &client) // it has what it has written whole, under the lock
+		}
+		client.PID = pid
+		clients = append(clients, client)
 	}
 	return clients, nil
 }
@@ -77,10 +164,10 @@ func locked(path string) bool {
 	return errors.Is(flock(f, unix.LOCK_EX|unix.LOCK_NB), unix.EWOULDBLOCK)
 }
 
-// WithClients is UpdateAlways with the programs that have NVML open as clients of the node.
+// WithClients is UpdateAlways with the programs that have the driver open as clients of the node.
 func (d *Driver) WithClients(change func(*State) error) error {
 	return d.UpdateAlways(func(s *State) error {
-		connected, err := d.Connected()
+		connected, err := d.connected()
 		if err != nil {
 			return err
 		}

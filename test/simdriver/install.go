@@ -59,7 +59,7 @@ func (l Layout) programs() string {
 // Install puts the driver's files of a version into a root, as a driver container does at its start. programs is what
 // Build returned. The folder of the state is not touched: it belongs to the kernel, and is mounted into a new root.
 func Install(root, programs, version string, layout Layout) error {
-	for _, program := range []string{smi, mpsControl} {
+	for _, program := range []string{smi, mpsControl, persistenced, fabricManager} {
 		if err := install(filepath.Join(programs, program), filepath.Join(root, layout.programs(), program), version); err != nil {
 			return err
 		}
@@ -81,7 +81,15 @@ func Install(root, programs, version string, layout Layout) error {
 			return err
 		}
 	}
-	return linkKernel(root)
+	return errors.Join(linkKernel(root), linkRun(root))
+}
+
+// linkRun makes var/run what it is on a Linux system, unless it is there.
+func linkRun(root string) error {
+	if _, err := os.Lstat(filepath.Join(root, "var/run")); err == nil {
+		return nil
+	}
+	return errors.Join(os.MkdirAll(filepath.Join(root, "run"), 0o755), link("../run", filepath.Join(root, "var/run")))
 }
 
 // linkAlternatives makes the links of Debian's update-alternatives, which are absolute.
@@ -91,7 +99,7 @@ func linkAlternatives(root string, layout Layout) error {
 		return errors.Join(link(through, filepath.Join(root, from)), link(to, filepath.Join(root, through)))
 	}
 	var errs []error
-	for _, program := range []string{smi, mpsControl} {
+	for _, program := range []string{smi, mpsControl, persistenced, fabricManager} {
 		errs = append(errs, chain(program, "usr/bin/"+program, "/"+layout.programs()+"/"+program))
 	}
 	for _, lib := range []string{library, "libcuda.so.1"} {

@@ -69,7 +69,7 @@ func partition(t *testing.T, d *simdriver.Driver, index int, profile string, sta
 		if _, err := s.Node.SetMIG(uuid, true, 0); err != nil {
 			return err
 		}
-		return s.Node.CreatePartial(uuid, profile, gpu.Placement{Start: start, Size: size}, 2)
+		return s.Node.CreatePartial(uuid, profile, gpu.Placement{Start: start, Size: size}, size)
 	})).To(Succeed())
 }
 

@@ -3,24 +3,44 @@
 
 package simdriver
 
-import "fmt"
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
+)
 
 // UnloadModule unloads the kernel module, as a driver upgrade does. That fails while any program has the driver open, and
 // names one. With the module go all instances, the compute modes and, where a boot ends it, the MIG mode.
 func (d *Driver) UnloadModule() error {
 	return d.WithClients(func(s *State) error {
-		if len(s.Node.Clients) > 0 {
-			return fmt.Errorf("rmmod: ERROR: Module nvidia is in use by process %d", s.Node.Clients[0].PID)
-		}
-		for _, g := range s.Node.GPUs {
-			if len(g.Processes) > 0 {
-				return fmt.Errorf("rmmod: ERROR: Module nvidia is in use by process %d (%s)", g.Processes[0].PID, g.Processes[0].Name)
-			}
+		if user := moduleUser(s); user != "" {
+			return errors.New("rmmod: ERROR: Module nvidia is in use by " + user)
 		}
 		s.Node.Reload()
 		s.TimeSlices, s.Unloaded = nil, true
 		return nil
 	})
+}
+
+// moduleUser names one of those that have the driver open.
+func moduleUser(s *State) string {
+	if s.Node.DRM {
+		return "nvidia_drm"
+	}
+	for _, c := range s.Node.Clients {
+		opens := func(g sim.GPU) bool { return c.Opens(g.UUID) }
+		if c.Switches || len(c.Instances) > 0 || slices.ContainsFunc(s.Node.GPUs, opens) {
+			return fmt.Sprintf("process %d (%s)", c.PID, c.Program)
+		}
+	}
+	for _, g := range s.Node.GPUs {
+		if len(g.Processes) > 0 {
+			return fmt.Sprintf("process %d (%s)", g.Processes[0].PID, g.Processes[0].Name)
+		}
+	}
+	return ""
 }
 
 // LoadModule loads the kernel module of a driver version. NVML of another version refuses to work with it.

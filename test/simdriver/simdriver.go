@@ -9,8 +9,10 @@
 //	<root>/usr/lib64/libcuda.so.<version>          an empty file that tools look for, with the same links
 //	<root>/usr/bin/nvidia-smi                      reset, compute mode, time slice, listings; makes device nodes
 //	<root>/usr/bin/nvidia-cuda-mps-control         MPS control daemon and its client
+//	<root>/usr/bin/nvidia-persistenced             daemon that has every GPU open
+//	<root>/usr/bin/nv-fabricmanager                daemon that has the NVSwitches open
 //	<root>/var/lib/simdriver/node.json             the state of the node and of the kernel module
-//	                         clients/<pid>-…       a lock for each program that has NVML open
+//	                         clients/<pid>-…       a lock for each program that has the driver open
 //	                         calls.log             what was changed, by whom, with what outcome
 //	                         proc/                 what the kernel module would show in /proc
 //	<root>/proc/{devices,modules,driver}           links to that

@@ -66,6 +66,9 @@ func kernelFiles(s *State) map[string]string {
 	files["devices"] = fmt.Sprintf("Character devices:\n  1 mem\n  5 /dev/tty\n%d nvidia\n%d nvidia-modeset\n%d nvidiactl\n%d nvidia-uvm\n%d nvidia-caps\n\n"+
 		"Block devices:\n259 blkext\n", MajorGPU, MajorGPU, MajorGPU, MajorUVM, MajorCaps)
 	files["modules"] = "nvidia 62722048 0 - Live 0x0000000000000000 (O)\n"
+	if s.Node.DRM {
+		files["modules"] += "nvidia_drm 131072 0 - Live 0x0000000000000000 (O)\n"
+	}
 	files["driver/nvidia-caps/mig-minors"] = migMinors()
 	files["driver/nvidia/version"] = "NVRM version: NVIDIA UNIX Open Kernel Module  " + s.Node.DriverVersion + "\n"
 	files["driver/nvidia/params"] = "ModifyDeviceFiles: 1\nDeviceFileUID: 0\nDeviceFileGID: 0\nDeviceFileMode: 438\n"

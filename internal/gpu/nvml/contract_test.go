@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/gputest"
@@ -97,7 +98,7 @@ func on(t *testing.T, models ...sim.Model) *nvml.Hardware {
 	if err != nil {
 		t.Fatal(err)
 	}
-	h := nvml.New(nvml.Options{Library: library, Reset: resetBy(d)})
+	h := nvml.New(nvml.Options{Library: library, SMI: smiOf(d), After: atOnce, Module: moduleOf(d)})
 	t.Cleanup(func() {
 		if err := h.Close(); err != nil {
 			t.Error(err)
@@ -106,16 +107,31 @@ func on(t *testing.T, models ...sim.Model) *nvml.Hardware {
 	return h
 }
 
-// resetBy is what the agent gives to NVML: the driver's own program.
-func resetBy(d *simdriver.Driver) func(context.Context, string) error {
+// smiOf is what the agent gives to NVML: the driver's own program.
+func smiOf(d *simdriver.Driver) func(context.Context, ...string) (string, error) {
 	program := filepath.Join(d.Root(), "usr", "bin", "nvidia-smi")
-	return func(ctx context.Context, pciBusID string) error {
-		out, err := exec.CommandContext(ctx, program, "--gpu-reset", "-i", pciBusID).CombinedOutput()
+	return func(ctx context.Context, args ...string) (string, error) {
+		out, err := exec.CommandContext(ctx, program, args...).CombinedOutput()
 		if err != nil {
-			return fmt.Errorf("nvidia-smi: %w: %s", err, strings.TrimSpace(string(out)))
+			return string(out), fmt.Errorf("nvidia-smi: %w: %s", err, strings.TrimSpace(string(out)))
 		}
-		return nil
+		return string(out), nil
 	}
+}
+
+// moduleOf reads the simulated kernel's list of modules.
+func moduleOf(d *simdriver.Driver) func(string) bool {
+	return func(name string) bool {
+		modules, err := os.ReadFile(filepath.Join(d.Root(), "proc", "modules"))
+		return err == nil && strings.Contains(string(modules), "\n"+name+" ")
+	}
+}
+
+// atOnce is a clock on which no time passes.
+func atOnce(time.Duration) <-chan time.Time {
+	passed := make(chan time.Time)
+	close(passed)
+	return passed
 }
 
 func TestContract(t *testing.T) {

@@ -6,6 +6,7 @@ package nvml
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 )
 
@@ -72,21 +73,29 @@ func (g *gate) others() (changed <-chan struct{}, more bool) {
 type pass struct {
 	*gate
 
-	uuid            string
+	uuids           []string
 	abandoned, over bool
 }
 
 // enter lets an operation in. One that looks at the whole node waits for those that were abandoned, of whose work it would
 // see half. One that will reset comes in beside others that wait to.
-func (g *gate) enter(ctx context.Context, uuid string, resets bool) (*pass, error) {
+func (g *gate) enter(ctx context.Context, resets bool, uuids ...string) (*pass, error) {
 	may := func() bool {
-		return !g.busy[uuid] && g.resets == 0 && (resets || g.waiting == 0) && (uuid != everyGPU || g.abandoned == 0)
+		taken := slices.ContainsFunc(uuids, func(uuid string) bool {
+			return g.busy[uuid] || uuid == everyGPU && g.abandoned > 0
+		})
+		return !taken && g.resets == 0 && (resets || g.waiting == 0)
 	}
-	err := g.when(ctx, may, func() { g.busy[uuid], g.calls = true, g.calls+1 })
+	err := g.when(ctx, may, func() {
+		for _, uuid := range uuids {
+			g.busy[uuid] = true
+		}
+		g.calls++
+	})
 	if err != nil {
 		return nil, fmt.Errorf("waiting for an earlier NVML operation to return: %w", err)
 	}
-	return &pass{gate: g, uuid: uuid}, nil
+	return &pass{gate: g, uuids: uuids}, nil
 }
 
 // leave ends the operation.
@@ -94,7 +103,9 @@ func (p *pass) leave() {
 	p.now(func() {
 		p.over = true
 		p.calls--
-		delete(p.busy, p.uuid)
+		for _, uuid := range p.uuids {
+			delete(p.busy, uuid)
+		}
 		if p.abandoned {
 			p.gate.abandoned--
 		}

@@ -14,6 +14,8 @@ package nvml
 import (
 	"context"
 	"fmt"
+	"os"
+	"strings"
 	"sync"
 	"time"
 
@@ -26,12 +28,16 @@ import (
 type Options struct {
 	// Library is the path of libnvidia-ml.so.1; see FindLibrary. Empty: where the dynamic linker finds it.
 	Library string
-	// Reset resets the GPU at a PCI address such as 0000:07:00.0. NVML has no such call; nvidia-smi does it, and only
-	// while NVML is closed, which Hardware sees to. What nvidia-smi said belongs into the error.
-	Reset func(ctx context.Context, pciBusID string) error
+	// SMI runs the driver's nvidia-smi in the driver's own root, where it reaches nvidia-persistenced and the fabric manager,
+	// and returns what it printed. NVML has no call for a reset. A reset needs NVML closed, which Hardware sees to.
+	SMI func(ctx context.Context, args ...string) (string, error)
 	// Gather is how long a reset waits for others that are asked for at the same time, since one that comes later waits
 	// until all of them are over. 0: a tenth of a second.
 	Gather time.Duration
+	// After is the clock of the waiting between attempts. Nil: time.After.
+	After func(time.Duration) <-chan time.Time
+	// Module reports whether a kernel module is loaded. Nil: /proc/modules says so.
+	Module func(name string) bool
 }
 
 // Hardware is gpu.Hardware on NVML.
@@ -39,6 +45,7 @@ type Hardware struct {
 	options Options
 	lib     nvml.Interface
 	gate    *gate
+	group   group
 
 	door sync.Mutex // who opens or closes the library
 	open bool
@@ -55,7 +62,27 @@ func New(o Options) *Hardware {
 	if o.Gather == 0 {
 		o.Gather = 100 * time.Millisecond
 	}
+	if o.After == nil {
+		o.After = time.After
+	}
+	if o.Module == nil {
+		o.Module = moduleLoaded
+	}
 	return &Hardware{options: o, lib: nvml.New(library...), gate: newGate()}
+}
+
+// moduleLoaded reads the kernel's list of modules, which every container sees.
+func moduleLoaded(name string) bool {
+	modules, err := os.ReadFile("/proc/modules")
+	if err != nil {
+		return false
+	}
+	for line := range strings.Lines(string(modules)) {
+		if strings.HasPrefix(line, name+" ") {
+			return true
+		}
+	}
+	return false
 }
 
 // Close gives back every handle. An operation that hangs is not waited for: its handles remain with it.
@@ -70,7 +97,7 @@ func (h *Hardware) Close() error {
 
 // do runs one operation on the open library and returns at its end, or at the end of ctx if that is earlier.
 func (h *Hardware) do(ctx context.Context, uuid, what string, operation func() error) error {
-	p, err := h.gate.enter(ctx, uuid, false)
+	p, err := h.gate.enter(ctx, false, uuid)
 	if err != nil {
 		return fmt.Errorf("%s: %w", what, err)
 	}

@@ -54,6 +54,7 @@ func (h *Hardware) observe(ctx context.Context) (gpu.Inventory, error) {
 	if err := errors.Join(errs...); err != nil {
 		return gpu.Inventory{}, err
 	}
+	h.group.describe(devices)
 	return gpu.Inventory{DriverVersion: version, Devices: devices}, nil
 }
 

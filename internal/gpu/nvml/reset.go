@@ -7,6 +7,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
+	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
@@ -15,72 +17,147 @@ import (
 
 var errNoReset = errors.New("no way to reset a GPU is configured")
 
-// Reset implements gpu.Hardware. In persistence mode the persistence daemon has the GPU open, which alone forbids the
-// reset, so the mode is off meanwhile (NVIDIA/gpu-operator issue 118). Resets of several GPUs run side by side.
-func (h *Hardware) Reset(ctx context.Context, uuid string) error {
-	what := "resetting GPU " + uuid
-	p, err := h.gate.enter(ctx, uuid, true)
+// patience is how long a reset waits for a program that has a GPU open and that NVML does not list. NVIDIA's
+// node-status-exporter opens every GPU for half a second each minute.
+const patience = 70 * time.Second
+
+// resetting is one reset of GPUs that nothing uses, with what was read before the library was closed.
+type resetting struct {
+	*Hardware
+
+	pass       *pass
+	uuids      []string
+	pci        []string // their PCI addresses
+	persistent []string // UUIDs of those in persistence mode
+	ended      bool     // their persistence mode was turned off
+}
+
+// Reset implements gpu.Hardware. The driver's own nvidia-smi makes nvidia-persistenced let go of the GPUs meanwhile and gives
+// them back to it. Resets of several GPUs run side by side.
+func (h *Hardware) Reset(ctx context.Context, uuids ...string) error {
+	what := "resetting GPU " + strings.Join(uuids, ", ")
+	p, err := h.gate.enter(ctx, true, uuids...)
 	if err != nil {
 		return fmt.Errorf("%s: %w", what, err)
 	}
 	return h.carryOut(ctx, p, what, func() error {
-		if h.options.Reset == nil {
+		if h.options.SMI == nil {
 			return fmt.Errorf("%w: %w", gpu.ErrNotSupported, errNoReset)
 		}
-		d, err := h.device(uuid)
-		if err != nil {
+		r := &resetting{Hardware: h, pass: p, uuids: uuids}
+		if err := r.look(); err != nil {
 			return err
 		}
-		pci, ret := d.GetPciInfo()
-		if ret != nvml.SUCCESS {
-			return failed("nvmlDeviceGetPciInfo", ret)
-		}
-		persistent := endPersistence(d)
-		err = h.resetClosed(ctx, p, busID(pci))
-		if persistent { // also if the reset failed: the mode is not ours
-			err = errors.Join(err, h.resumePersistence(uuid))
+		err := r.closed(ctx)
+		if r.ended { // also if the reset failed: the mode is not ours
+			err = errors.Join(err, r.resumePersistence())
 		}
 		return err
 	})
 }
 
-// resetClosed resets a GPU while NVML is closed. A reset that finds the GPU in use has perhaps met the program that resets
-// another one, so it is tried again alone.
-func (h *Hardware) resetClosed(ctx context.Context, p *pass, pciBusID string) error {
-	gathering, cancel := context.WithTimeout(ctx, h.options.Gather)
+// look reads what the reset must know. A process that NVML lists will not go away by waiting.
+func (r *resetting) look() error {
+	for _, uuid := range r.uuids {
+		handle, err := r.device(uuid)
+		if err != nil {
+			return err
+		}
+		pci, ret := handle.GetPciInfo()
+		if ret != nvml.SUCCESS {
+			return failed("nvmlDeviceGetPciInfo", ret)
+		}
+		r.pci = append(r.pci, busID(pci))
+		var d gpu.Device
+		if err := r.readProcesses(handle, &d); err != nil {
+			return err
+		}
+		if len(d.Processes) > 0 {
+			return fmt.Errorf("%w: process %d (%s) uses GPU %s", gpu.ErrBusy, d.Processes[0].PID, d.Processes[0].Name, busID(pci))
+		}
+		if mode, ret := handle.GetPersistenceMode(); ret == nvml.SUCCESS && mode == nvml.FEATURE_ENABLED {
+			r.persistent = append(r.persistent, uuid)
+		}
+	}
+	return nil
+}
+
+// closed resets the GPUs while the library is closed. A reset that finds a GPU in use has perhaps met the program that
+// resets another one, so it is tried again alone.
+func (r *resetting) closed(ctx context.Context) error {
+	gathering, cancel := context.WithTimeout(ctx, r.options.Gather)
 	defer cancel()
 	<-gathering.Done()
-	if err := p.reset(ctx); err != nil {
+	if err := r.pass.reset(ctx); err != nil {
 		return err
 	}
-	defer p.call(ctx)
-	err := h.resetNow(ctx, pciBusID)
-	if errors.Is(err, gpu.ErrBusy) && p.met() && p.single(ctx) == nil {
-		err = h.resetNow(ctx, pciBusID)
+	defer r.pass.call(ctx)
+	err := r.once(ctx)
+	if errors.Is(err, gpu.ErrBusy) && r.pass.met() && r.pass.single(ctx) == nil {
+		err = r.once(ctx)
+	}
+	return r.patiently(ctx, err)
+}
+
+// patiently tries again while a program that nobody knows has a GPU open. If nvidia-persistenced could be that program, it
+// is told to let go for good after the first attempts.
+func (r *resetting) patiently(ctx context.Context, err error) error {
+	var waited time.Duration
+	for attempt, wait := 1, time.Second; errors.Is(err, gpu.ErrBusy) && waited < patience; attempt++ {
+		select {
+		case <-r.options.After(wait):
+		case <-ctx.Done():
+			return errors.Join(err, ctx.Err())
+		}
+		waited += wait
+		wait = min(2*wait, 10*time.Second)
+		if attempt > 1 && !r.ended && len(r.persistent) > 0 {
+			r.ended = true
+			_, _ = r.options.SMI(ctx, "-i", strings.Join(r.pci, ","), "-pm", "0") // the reset shows what it was good for
+		}
+		err = r.once(ctx)
+	}
+	if !errors.Is(err, gpu.ErrBusy) {
+		return err
+	}
+	return r.held(err, waited)
+}
+
+// held says of GPUs that nobody known holds what to do. The kernel module nvidia_drm does not let go, so that only a reboot
+// activates what is pending.
+func (r *resetting) held(err error, waited time.Duration) error {
+	if r.options.Module("nvidia_drm") {
+		return fmt.Errorf("%w while the kernel module nvidia_drm is loaded, which keeps GPUs open: "+
+			"unload it on the node (modprobe -r nvidia_drm), or reboot the node: %s", gpu.ErrNotSupported, firstLine(err))
+	}
+	return fmt.Errorf("%w for %s, by a program that NVML does not list: find it on the node with fuser -v /dev/nvidia*", err, waited)
+}
+
+// once is one run of nvidia-smi.
+func (r *resetting) once(ctx context.Context) error {
+	if err := r.shutdown(); err != nil {
+		return err
+	}
+	said, err := r.options.SMI(ctx, "--gpu-reset", "-i", strings.Join(r.pci, ","))
+	err = resetFailure(said, err, r.pci)
+	if peers, ok := errors.AsType[*gpu.PeersError](err); ok {
+		r.group.add(r.pci, peers.PCIBusIDs)
 	}
 	return err
 }
 
-func (h *Hardware) resetNow(ctx context.Context, pciBusID string) error {
-	if err := h.shutdown(); err != nil {
+// resumePersistence turns persistence mode on again in its legacy form: nvidia-persistenced takes no single GPU back.
+func (r *resetting) resumePersistence() error {
+	if err := r.ensureOpen(); err != nil {
 		return err
 	}
-	return resetFailure(h.options.Reset(ctx, pciBusID))
-}
-
-// endPersistence turns persistence mode off and says whether it was on. If it cannot be turned off, the reset will say so.
-func endPersistence(d nvml.Device) bool {
-	mode, ret := d.GetPersistenceMode()
-	return ret == nvml.SUCCESS && mode == nvml.FEATURE_ENABLED && d.SetPersistenceMode(nvml.FEATURE_DISABLED) == nvml.SUCCESS
-}
-
-func (h *Hardware) resumePersistence(uuid string) error {
-	if err := h.ensureOpen(); err != nil {
-		return err
+	var errs []error
+	for _, uuid := range r.persistent {
+		d, err := r.device(uuid)
+		if err == nil {
+			err = failed("nvmlDeviceSetPersistenceMode", d.SetPersistenceMode(nvml.FEATURE_ENABLED))
+		}
+		errs = append(errs, err)
 	}
-	d, err := h.device(uuid)
-	if err != nil {
-		return err
-	}
-	return failed("nvmlDeviceSetPersistenceMode", d.SetPersistenceMode(nvml.FEATURE_ENABLED))
+	return errors.Join(errs...)
 }

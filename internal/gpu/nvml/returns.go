@@ -6,6 +6,8 @@ package nvml
 import (
 	"errors"
 	"fmt"
+	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -73,17 +75,50 @@ func describe(ret nvml.Return) (name string, sentinel error) {
 	return name, sentinel
 }
 
-// resetFailure finds the sentinel in what nvidia-smi said of a reset, which has one exit status for all failures.
-func resetFailure(err error) error {
+// pciAddress is a PCI address as nvidia-smi prints it.
+var pciAddress = regexp.MustCompile(`\b([0-9a-f]{4})?([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f])\b`)
+
+// resetFailure finds what is wrong in what nvidia-smi said of a reset of GPUs, since it has one exit status for nearly all
+// failures. GPUs that were not asked for are those without which it does not work.
+func resetFailure(said string, err error, asked []string) error {
 	if err == nil || errors.Is(err, gpu.ErrBusy) || errors.Is(err, gpu.ErrNotSupported) {
 		return err
 	}
-	said := strings.ToLower(err.Error())
+	said = strings.ToLower(said + "\n" + err.Error())
+	if peers := peersIn(said, asked); len(peers) > 0 {
+		return fmt.Errorf("%w: %w", &gpu.PeersError{PCIBusIDs: peers}, err)
+	}
 	switch {
-	case strings.Contains(said, "in use by") || strings.Contains(said, "being used by"):
+	case used(said):
 		return fmt.Errorf("%w: %w", gpu.ErrBusy, err)
 	case strings.Contains(said, "not supported"):
 		return fmt.Errorf("%w: %w", gpu.ErrNotSupported, err)
 	}
 	return err
+}
+
+// peersIn finds the GPUs that were not asked for. A line that says that a GPU is used asks for none.
+func peersIn(said string, asked []string) []string {
+	var peers []string
+	for line := range strings.Lines(said) {
+		if used(line) {
+			continue
+		}
+		for _, found := range pciAddress.FindAllStringSubmatch(line, -1) {
+			if id := found[2]; !slices.Contains(asked, id) && !slices.Contains(peers, id) {
+				peers = append(peers, id)
+			}
+		}
+	}
+	return peers
+}
+
+func used(said string) bool {
+	return strings.Contains(said, "in use by") || strings.Contains(said, "being used by")
+}
+
+// firstLine is the start of an error that says the rest in further lines.
+func firstLine(err error) string {
+	line, _, _ := strings.Cut(err.Error(), "\n")
+	return line
 }

@@ -99,9 +99,9 @@ func TestAHangOnOneGPUDoesNotHoldAnother(t *testing.T) {
 
 // resetter is the program that resets, and how many of it run.
 type resetter struct {
-	reset func(context.Context, string) error
-	shy   bool          // finds the GPU in use while another resets
-	met   chan struct{} // closed once two have run at the same time, for which each waits
+	smi func(context.Context, ...string) (string, error)
+	shy bool          // finds the GPU in use while another resets
+	met chan struct{} // closed once two have run at the same time, for which each waits
 
 	once          sync.Once
 	mu            sync.Mutex
@@ -109,11 +109,14 @@ type resetter struct {
 	calls         []string
 }
 
-func (r *resetter) Reset(ctx context.Context, pciBusID string) error {
+func (r *resetter) SMI(ctx context.Context, args ...string) (string, error) {
+	if args[0] != "--gpu-reset" {
+		return r.smi(ctx, args...)
+	}
 	r.mu.Lock()
 	r.running++
 	r.most = max(r.most, r.running)
-	r.calls = append(r.calls, pciBusID)
+	r.calls = append(r.calls, args...)
 	met := r.running > 1
 	if met {
 		r.once.Do(func() { close(r.met) })
@@ -125,13 +128,13 @@ func (r *resetter) Reset(ctx context.Context, pciBusID string) error {
 		r.running--
 	}()
 	if r.shy && met {
-		return errors.New("nvidia-smi: exit status 255: GPU 00000000:07:00.0 is currently being used by one or more other processes")
+		return "", errors.New("nvidia-smi: exit status 255: GPU 0000" + args[2] + " is currently being used by one or more other processes")
 	}
 	select {
 	case <-r.met:
 	case <-time.After(10 * time.Second):
 	}
-	return r.reset(ctx, pciBusID)
+	return r.smi(ctx, args...)
 }
 
 func TestGPUsAreResetSideBySide(t *testing.T) {
@@ -148,10 +151,10 @@ func TestGPUsAreResetSideBySide(t *testing.T) {
 			inv, err := closed.Observe(t.Context())
 			g.Expect(err).NotTo(HaveOccurred())
 			g.Expect(closed.Close()).To(Succeed())
-			r := &resetter{reset: resetBy(driver(t)), shy: c.shy, met: make(chan struct{})}
+			r := &resetter{smi: smiOf(driver(t)), shy: c.shy, met: make(chan struct{})}
 			library, err := nvml.FindLibrary(driver(t).Root())
 			g.Expect(err).NotTo(HaveOccurred())
-			h := nvml.New(nvml.Options{Library: library, Reset: r.Reset, Gather: time.Second})
+			h := nvml.New(nvml.Options{Library: library, SMI: r.SMI, Gather: time.Second, After: atOnce, Module: moduleOf(driver(t))})
 			if c.persistent {
 				for _, d := range inv.Devices {
 					rig{t, driver(t)}.SetPersistence(d.UUID, true)

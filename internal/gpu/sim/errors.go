@@ -66,13 +66,17 @@ func (r Return) String() string {
 type Error struct {
 	Return Return
 	Why    string
+	Peers  []string // PCI addresses of GPUs without which others cannot be reset
 }
 
 // Error names the return and why the rules gave it.
 func (e *Error) Error() string { return fmt.Sprintf("%s: %s", e.Return, e.Why) }
 
-// Unwrap is the sentinel error of package gpu.
+// Unwrap is the error of package gpu.
 func (e *Error) Unwrap() error {
+	if len(e.Peers) > 0 {
+		return &gpu.PeersError{PCIBusIDs: e.Peers}
+	}
 	switch e.Return {
 	case InUse:
 		return gpu.ErrBusy

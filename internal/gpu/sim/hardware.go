@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
@@ -35,9 +36,10 @@ type Hardware struct {
 	// error is ErrCrash, after which it stays behind, as it does after a crash.
 	Fail func(op Op, uuid string) error
 
-	mu     sync.Mutex
-	node   *Node
-	writes []string
+	mu       sync.Mutex
+	node     *Node
+	writes   []string
+	together bool // a reset has told that GPUs must be reset together
 }
 
 // ErrCrash ends an operation where it stands, if Fail returns it.
@@ -121,7 +123,11 @@ func (h *Hardware) Observe(ctx context.Context) (gpu.Inventory, error) {
 	if err := h.allowed(ctx, OpObserve, ""); err != nil {
 		return gpu.Inventory{}, fmt.Errorf("observing the GPUs: %w", err)
 	}
-	return h.node.Observe(), nil
+	inv := h.node.Observe()
+	if h.together {
+		h.node.describePeers(inv.Devices)
+	}
+	return inv, nil
 }
 
 // SetMIG implements gpu.Hardware.
@@ -136,16 +142,22 @@ func (h *Hardware) SetMIG(ctx context.Context, uuid string, enabled bool) error 
 }
 
 // Reset implements gpu.Hardware.
-func (h *Hardware) Reset(ctx context.Context, uuid string) error {
-	return h.write(ctx, OpReset, uuid, "", func() error {
-		g, err := h.node.GPU(uuid)
-		if err != nil {
-			return err
+func (h *Hardware) Reset(ctx context.Context, uuids ...string) error {
+	return h.write(ctx, OpReset, strings.Join(uuids, " "), "", func() error {
+		for _, uuid := range uuids {
+			g, err := h.node.GPU(uuid)
+			if err != nil {
+				return err
+			}
+			persistent := g.Persistence
+			defer func() { g.Persistence = persistent }()
+			g.Persistence = false // as the driver of a GPU does meanwhile
 		}
-		persistent := g.Persistence
-		defer func() { g.Persistence = persistent }()
-		g.Persistence = false // as whoever resets a GPU must
-		return h.node.Reset(uuid, 0)
+		err := h.node.Reset(0, uuids...)
+		if _, peers := errors.AsType[*gpu.PeersError](err); peers {
+			h.together = true
+		}
+		return err
 	})
 }
 

@@ -5,6 +5,7 @@ package sim
 
 import (
 	"cmp"
+	"errors"
 	"slices"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
@@ -170,6 +171,17 @@ func (g *GPU) idle(instance int) error {
 	return nil
 }
 
+// unheld says which program has a handle to a compute instance. Such a program is not among the processes.
+func (n *Node) unheld(i *GPUInstance, id int) error {
+	for _, c := range i.Compute {
+		held := func(client Client) bool { return slices.Contains(client.Instances, c.UUID) }
+		if c.ID == id && slices.ContainsFunc(n.Clients, held) {
+			return refuse(InUse, "another program has a handle to MIG device %s", c.UUID)
+		}
+	}
+	return nil
+}
+
 // CreateComputeInstance creates a compute instance of so many slices at the first that are free.
 func (n *Node) CreateComputeInstance(uuid string, instance, slicesWanted int) (*ComputeInstance, error) {
 	g, err := n.GPU(uuid)
@@ -242,7 +254,7 @@ func (n *Node) DestroyComputeInstance(uuid string, instance, id int) error {
 	if !slices.ContainsFunc(i.Compute, func(c ComputeInstance) bool { return c.ID == id }) {
 		return refuse(NotFound, "no compute instance %d in GPU instance %d", id, instance)
 	}
-	if err := g.idle(instance); err != nil {
+	if err := errors.Join(g.idle(instance), n.unheld(i, id)); err != nil {
 		return err
 	}
 	i.Compute = slices.DeleteFunc(i.Compute, func(c ComputeInstance) bool { return c.ID == id })

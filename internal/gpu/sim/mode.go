@@ -31,7 +31,7 @@ func (n *Node) SetMIG(uuid string, enabled bool, self int) (activation Return, e
 		if g.NoReset {
 			return ResetRequired, nil
 		}
-		if g.Persistence || n.openByOthers(self) {
+		if g.Persistence || n.openByOthers(uuid, self) {
 			return InUse, nil
 		}
 	}
@@ -47,28 +47,65 @@ func (g *GPU) activate() {
 	}
 }
 
-// Reset resets a GPU on behalf of the process self, as nvidia-smi -r does: nobody may use it or have it open, which the
-// persistence daemon has in persistence mode (NVIDIA/gpu-operator issue 118).
-func (n *Node) Reset(uuid string, self int) error {
+// Reset resets GPUs on behalf of the process self, as one run of nvidia-smi -r does: no process may use them and no other
+// program may have them open. All of them are reset or none.
+func (n *Node) Reset(self int, uuids ...string) error {
+	for _, uuid := range uuids {
+		if err := n.CanReset(uuid, self); err != nil {
+			return err
+		}
+	}
+	if peers := n.ResetPeers(uuids...); len(peers) > 0 {
+		return &Error{Return: NotSupported, Why: "GPUs that are connected through NVSwitches must be reset together", Peers: peers}
+	}
+	for _, uuid := range uuids {
+		g, err := n.GPU(uuid)
+		if err != nil {
+			return err
+		}
+		g.clear()
+	}
+	return nil
+}
+
+// CanReset says why a GPU cannot be reset. Legacy persistence mode counts as a holder, which is the worst that it could be.
+func (n *Node) CanReset(uuid string, self int) error {
 	g, err := n.GPU(uuid)
 	if err != nil {
 		return err
 	}
-	if g.NoReset {
+	switch {
+	case g.NoReset:
 		return refuse(NotSupported, "GPU %s cannot be reset from within this machine", g.PCIBusID)
-	}
-	if len(g.Processes) > 0 {
+	case len(g.Processes) > 0:
 		return refuse(InUse, "process %d (%s) uses GPU %s", g.Processes[0].PID, g.Processes[0].Name, g.PCIBusID)
+	case g.Persistence:
+		return refuse(InUse, "GPU %s is in persistence mode", g.PCIBusID)
+	case n.openByOthers(uuid, self):
+		return refuse(InUse, "another program has GPU %s open", g.PCIBusID)
 	}
-	if g.Persistence {
-		return refuse(InUse, "nvidia-persistenced has GPU %s open", g.PCIBusID)
-	}
-	if n.openByOthers(self) {
-		return refuse(InUse, "another process has GPU %s open", g.PCIBusID)
-	}
-	g.clear()
 	return nil
 }
+
+// ResetPeers lists the PCI addresses of the GPUs that must be reset together with some, and are not among them: without a
+// fabric manager, all Ampere GPUs that NVSwitches connect.
+func (n *Node) ResetPeers(uuids ...string) []string {
+	managed := slices.ContainsFunc(n.Clients, func(c Client) bool { return c.Switches })
+	connected := slices.ContainsFunc(n.GPUs, func(g GPU) bool { return g.switched() && slices.Contains(uuids, g.UUID) })
+	if !n.NVSwitch || managed || !connected {
+		return nil
+	}
+	var missing []string
+	for _, g := range n.GPUs {
+		if g.switched() && !slices.Contains(uuids, g.UUID) {
+			missing = append(missing, g.PCIBusID)
+		}
+	}
+	return missing
+}
+
+// switched reports whether the NVSwitches of a node connect GPUs of this kind, and take part in resets.
+func (g *GPU) switched() bool { return g.Spec().ResetOnModeChange }
 
 // Reboot boots the node anew: no process survives, and no instance; the MIG mode only where it is kept in the GPU.
 func (n *Node) Reboot() {
@@ -113,20 +150,19 @@ func (n *Node) SetComputeMode(uuid string, mode gpu.ComputeMode) error {
 	return nil
 }
 
-// Open notes that a program has NVML open.
+// Open notes that a program has the driver open.
 func (n *Node) Open(c Client) {
-	if !slices.Contains(n.Clients, c) {
-		n.Clients = append(n.Clients, c)
-	}
+	n.Shut(c.PID)
+	n.Clients = append(n.Clients, c)
 }
 
-// Shut notes that a program has closed NVML.
+// Shut notes that a program has closed the driver.
 func (n *Node) Shut(pid int) {
 	n.Clients = slices.DeleteFunc(n.Clients, func(c Client) bool { return c.PID == pid })
 }
 
-func (n *Node) openByOthers(self int) bool {
-	return slices.ContainsFunc(n.Clients, func(c Client) bool { return c.PID != self })
+func (n *Node) openByOthers(uuid string, self int) bool {
+	return n.DRM || slices.ContainsFunc(n.Clients, func(c Client) bool { return c.PID != self && c.Opens(uuid) })
 }
 
 // AddProcess puts a process on a GPU: on one of its GPU instances in MIG mode, else on gpu.WholeGPU.

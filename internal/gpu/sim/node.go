@@ -25,7 +25,9 @@ type Node struct {
 	Boot          int // how often the node has booted
 	Serial        int // of the last UUID given out
 	GPUs          []GPU
-	Clients       []Client // programs that have NVML open, which holds every GPU
+	Clients       []Client // programs that have the driver open
+	NVSwitch      bool     // NVSwitches connect the GPUs
+	DRM           bool     // the kernel module nvidia_drm is loaded, which has every GPU open
 }
 
 // GPU is the state of one GPU.
@@ -34,7 +36,7 @@ type GPU struct {
 	UUID        string
 	PCIBusID    string
 	NoReset     bool // as in a virtual machine, where the hypervisor owns the reset
-	Persistence bool // persistence mode: nvidia-persistenced has the GPU open
+	Persistence bool // legacy persistence mode, which the kernel module keeps; nvidia-persistenced is a Client
 	MIG         bool
 	PendingMIG  bool
 	ComputeMode gpu.ComputeMode
@@ -59,10 +61,20 @@ type ComputeInstance struct {
 	UUID   string
 }
 
-// Client is a program that has NVML open.
+// Client is a program that has the driver open.
 type Client struct {
-	PID     int
-	Started uint64 // tells a reused PID from the same process; 0 where it does not matter
+	PID       int
+	Started   uint64   // tells a reused PID from the same process; 0 where it does not matter
+	Program   string   // empty where it does not matter
+	Only      []string // UUIDs of the GPUs that it has open; empty: all
+	Except    []string // UUIDs of GPUs that it does not have open
+	Instances []string // UUIDs of MIG devices to which it has handles. They cannot be destroyed, though it is no process on them
+	Switches  bool     // it has the NVSwitches open, and no GPU, as the fabric manager does
+}
+
+// Opens reports whether a client has a GPU open.
+func (c Client) Opens(uuid string) bool {
+	return !c.Switches && (len(c.Only) == 0 || slices.Contains(c.Only, uuid)) && !slices.Contains(c.Except, uuid)
 }
 
 // driverVersion is of the branch that was current when the rules were written down.

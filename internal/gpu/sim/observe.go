@@ -43,3 +43,14 @@ func (g *GPU) observeInstance(i GPUInstance) gpu.Instance {
 	}
 	return seen
 }
+
+// describePeers says of each GPU which others must be reset with it.
+func (n *Node) describePeers(devices []gpu.Device) {
+	for i := range devices {
+		for j := range devices {
+			if i != j && n.GPUs[i].switched() && n.GPUs[j].switched() {
+				devices[i].ResetPeers = append(devices[i].ResetPeers, devices[j].UUID)
+			}
+		}
+	}
+}

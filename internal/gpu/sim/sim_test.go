@@ -201,12 +201,12 @@ func TestPendingModeComesWithTheReset(t *testing.T) {
 	n, uuid := node(t, sim.A100)
 	n.Open(sim.Client{PID: 7})
 	_, _ = n.SetMIG(uuid, true, self)
-	g.Expect(returned(n.Reset(uuid, self))).To(Equal(sim.InUse))
+	g.Expect(returned(n.Reset(self, uuid))).To(Equal(sim.InUse))
 	n.Shut(7)
 	g.Expect(n.AddProcess(uuid, gpu.Process{PID: 9, Name: "python", Instance: gpu.WholeGPU})).To(Succeed())
-	g.Expect(n.Reset(uuid, self)).To(MatchError("ERROR_IN_USE: process 9 (python) uses GPU 0000:07:00.0"))
+	g.Expect(n.Reset(self, uuid)).To(MatchError("ERROR_IN_USE: process 9 (python) uses GPU 0000:07:00.0"))
 	n.RemoveProcess(9)
-	g.Expect(n.Reset(uuid, self)).To(Succeed())
+	g.Expect(n.Reset(self, uuid)).To(Succeed())
 	g.Expect(n.GPUs[0].MIG).To(BeTrue())
 }
 

@@ -273,7 +273,8 @@ func nvmlDeviceGetVirtualizationMode(h *C.struct_handle, mode *C.uint) C.int {
 //export nvmlDeviceGetPersistenceMode
 func nvmlDeviceGetPersistenceMode(h *C.struct_handle, mode *C.uint) C.int {
 	return onGPU("nvmlDeviceGetPersistenceMode", h, func(_ *simdriver.State, g *sim.GPU) sim.Return {
-		*mode = number(g.Persistence)
+		d, _ := loaded.current()
+		*mode = number(g.Persistence || d.Persistent(g.UUID))
 		return sim.Success
 	})
 }

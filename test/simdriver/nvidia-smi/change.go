@@ -91,28 +91,6 @@ func outcome(err error) string {
 	return sim.Unknown.String()
 }
 
-func (s smi) reset() error {
-	busy := 0
-	err := s.each(simdriver.GPUReset, func(state *simdriver.State, g *sim.GPU) error {
-		err := state.Node.Reset(g.UUID, os.Getpid())
-		if refusal, ok := errors.AsType[*sim.Error](err); ok {
-			if refusal.Return == sim.InUse {
-				busy++
-			}
-			refusal.Why = fmt.Sprintf("\nThe following GPUs could not be reset:\n  GPU %s", busID(g))
-		}
-		if err == nil {
-			s.say("GPU %s was successfully reset.", busID(g))
-		}
-		return err
-	})
-	if busy > 0 {
-		s.say("%d device is currently being used by one or more other processes (e.g., Fabric Manager, CUDA application, "+
-			"graphics application such as an X server, or a monitoring application such as another instance of nvidia-smi).", busy)
-	}
-	return err
-}
-
 func (s smi) computeMode() error {
 	modes := map[string]gpu.ComputeMode{
 		"0": gpu.ComputeDefault, "DEFAULT": gpu.ComputeDefault, "2": gpu.ComputeProhibited, "PROHIBITED": gpu.ComputeProhibited,
@@ -168,17 +146,6 @@ func onOff(value string) (on, ok bool) {
 		return false, true
 	}
 	return false, false
-}
-
-func (s smi) persistenceMode() error {
-	on, ok := onOff(s.options["-pm"])
-	if !ok {
-		return &sim.Error{Return: sim.InvalidArgument, Why: "\"" + s.options["-pm"] + "\" is no persistence mode"}
-	}
-	return s.finished(s.each("nvmlDeviceSetPersistenceMode", func(_ *simdriver.State, g *sim.GPU) error {
-		g.Persistence = on
-		return nil
-	}))
 }
 
 // computePolicy sets or lists time slices: 0 default, 1 short, 2 medium, 3 long.

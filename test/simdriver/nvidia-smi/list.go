@@ -58,7 +58,7 @@ func (s smi) query() error {
 	fields := strings.Split(s.options["--query-gpu"], ",")
 	for i, f := range fields {
 		fields[i] = strings.TrimSpace(f)
-		if _, ok := value(fields[i], 0, &sim.GPU{}, ""); !ok {
+		if _, ok := value(fields[i], 0, &sim.GPU{}, "", false); !ok {
 			return &sim.Error{Return: sim.InvalidArgument, Why: fmt.Sprintf("Field %q is not a valid field to query", fields[i])}
 		}
 	}
@@ -68,14 +68,14 @@ func (s smi) query() error {
 	return s.show(func(state *simdriver.State, index int, g *sim.GPU) {
 		var values []string
 		for _, f := range fields {
-			v, _ := value(f, index, g, state.Node.DriverVersion)
+			v, _ := value(f, index, g, state.Node.DriverVersion, g.Persistence || s.driver.Persistent(g.UUID))
 			values = append(values, v)
 		}
 		s.say("%s", strings.Join(values, ", "))
 	})
 }
 
-func value(field string, index int, g *sim.GPU, driver string) (string, bool) {
+func value(field string, index int, g *sim.GPU, driver string, persistent bool) (string, bool) {
 	switch field {
 	case "index":
 		return fmt.Sprint(index), true
@@ -94,7 +94,7 @@ func value(field string, index int, g *sim.GPU, driver string) (string, bool) {
 	case "compute_mode":
 		return modeName(g.ComputeMode), true
 	case "persistence_mode":
-		return enabled(g.Persistence), true
+		return enabled(persistent), true
 	case "mig.mode.current":
 		return migMode(g, g.MIG), true
 	case "mig.mode.pending":
@@ -135,7 +135,7 @@ func (s smi) details() error {
 			{"Product Name", g.Spec().Product},
 			{"GPU UUID", g.UUID},
 			{"Driver Version", state.Node.DriverVersion},
-			{"Persistence Mode", enabled(g.Persistence)},
+			{"Persistence Mode", enabled(g.Persistence || s.driver.Persistent(g.UUID))},
 			{"MIG Mode Current", migMode(g, g.MIG)},
 			{"MIG Mode Pending", migMode(g, g.PendingMIG)},
 			{"FB Memory Usage Total", fmt.Sprintf("%d MiB", g.Spec().MemoryMiB)},
