@@ -117,11 +117,15 @@ const (
 
 // MIG says which instances the GPUs are partitioned into.
 //
+// +kubebuilder:validation:XValidation:rule="!has(self.timeSlicing) || has(self.timeSlicing.wholeGPUReplicas) || self.layouts.exists(l, has(l.timeSlicing))",message="nothing is time-sliced: set wholeGPUReplicas, or timeSlicing of a layout",fieldPath=".timeSlicing"
+// +kubebuilder:validation:XValidation:rule="!has(self.timeSlicing) || !has(self.timeSlicing.wholeGPUReplicas) || self.strategy != 'single'",message="wholeGPUReplicas needs strategy mixed: under strategy single no GPU of a node stays whole",fieldPath=".timeSlicing"
+// +kubebuilder:validation:XValidation:rule="!has(self.timeSlicing) || !has(self.timeSlicing.wholeGPUReplicas) || self.layouts.all(l, has(l.gpus))",message="wholeGPUReplicas needs GPUs that stay whole: each layout must name its GPUs in gpus",fieldPath=".timeSlicing"
 // +kubebuilder:validation:XValidation:rule="self.strategy != 'single' || self.layouts.all(l, !has(l.instances) || l.instances.size() <= 1)",message="strategy single advertises one kind of instance as nvidia.com/gpu: each layout must have one profile only; use strategy mixed for different profiles",fieldPath=".layouts"
 type MIG struct {
 	// strategy is how NVIDIA's device plugin advertises the instances. mixed: each profile as nvidia.com/mig-<profile>,
 	// GPUs without MIG as nvidia.com/gpu. single: all instances as nvidia.com/gpu; every GPU of a node must then have
-	// the same profile. Default: mixed.
+	// the same profile. NVIDIA's third strategy, none, is not offered: it advertises a GPU in MIG mode as a whole
+	// nvidia.com/gpu that no container can use. Default: mixed.
 	// +optional
 	// +kubebuilder:default=mixed
 	Strategy MIGStrategy `json:"strategy,omitempty"`
@@ -134,12 +138,41 @@ type MIG struct {
 	Actuator MIGActuator `json:"actuator,omitempty"`
 
 	// layouts are tried in order for each GPU that the policy selects: it takes the first that matches it. A GPU that no
-	// layout matches stays whole.
+	// layout matches stays whole; timeSlicing.wholeGPUReplicas shares it.
 	// +required
 	// +listType=atomic
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=16
 	Layouts []MIGLayout `json:"layouts,omitempty"`
+
+	// timeSlicing holds for everything that is time-sliced on a node: the instances for which a layout asks for replicas,
+	// and the whole GPUs beside them.
+	// +optional
+	TimeSlicing *MIGTimeSlicing `json:"timeSlicing,omitempty"`
+}
+
+// MIGTimeSlicing is what NVIDIA's sharing.timeSlicing sets for a whole node that has MIG instances.
+type MIGTimeSlicing struct {
+	// wholeGPUReplicas is the number of times that each GPU without a layout is advertised, beside the instances of the
+	// others. Replicas give no isolation: every container sees the whole memory of the GPU. Absent: once, as nvidia.com/gpu.
+	// +optional
+	// +kubebuilder:validation:Minimum=2
+	// +kubebuilder:validation:Maximum=256
+	WholeGPUReplicas *int32 `json:"wholeGPUReplicas,omitempty"`
+
+	// renameByDefault appends .shared to the name of each resource that has replicas, such as nvidia.com/gpu.shared and
+	// nvidia.com/mig-1g.5gb.shared, so that pods that ask for a whole GPU or instance do not get a shared one. Pods then
+	// have to ask for the new name. Default: false, as NVIDIA's.
+	// +optional
+	// +kubebuilder:default=false
+	RenameByDefault *bool `json:"renameByDefault,omitempty"`
+
+	// failRequestsGreaterThanOne refuses a container that asks for more than one replica, because two replicas are not
+	// twice the GPU or instance and may be the same one. Default: true. NVIDIA's default is false; its documentation
+	// advises true.
+	// +optional
+	// +kubebuilder:default=true
+	FailRequestsGreaterThanOne *bool `json:"failRequestsGreaterThanOne,omitempty"`
 }
 
 // MIGLayout says which instances one GPU is partitioned into.

@@ -166,9 +166,8 @@ func TestDescribe(t *testing.T) {
 				"more": "version: v1\nflags: {gfd: {sleepInterval: 30s}, migStrategy: none}\nimex: {channelIDs: [0]}\n" +
 					"resources: {gpus: [{pattern: '*', name: nvidia.com/mine}]}\n" +
 					"sharing: {timeSlicing: {resources: [{name: gpu, rename: mine, devices: [0], replicas: 2}, {name: nvidia.com/gpu, replicas: 3}]}}\n",
-				"both":    cernSlice4 + "  mps: {failRequestsGreaterThanOne: false, resources: [{name: nvidia.com/gpu, replicas: 2}]}\n",
-				"renamed": "sharing: {timeSlicing: {renameByDefault: true, resources: [{name: nvidia.com/mig-1g.5gb, replicas: 2}]}}\n",
-				"bad":     "sharing: [", "v2": "version: v2\n", "few": "sharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 1}]}}\n",
+				"both": cernSlice4 + "  mps: {failRequestsGreaterThanOne: false, resources: [{name: nvidia.com/gpu, replicas: 2}]}\n",
+				"bad":  "sharing: [", "v2": "version: v2\n", "few": "sharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 1}]}}\n",
 				"many": "sharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 49}]}}\n",
 			},
 			Nodes: []adopt.Node{
@@ -179,11 +178,24 @@ func TestDescribe(t *testing.T) {
 				node("many", labels{configLabel: "many"}, whole(0)),
 				node("missing", labels{configLabel: "nothing"}, whole(0)),
 				node("mps-mig", labels{configLabel: "both"}, whole(0), cut(1, count("1g.5gb", 7))),
-				node("renamed", labels{configLabel: "renamed"}, cut(0, count("1g.5gb", 7))),
 				node("sliced", labels{configLabel: "more"}, whole(0)),
 				node("v2", labels{configLabel: "v2"}, whole(0)),
-				node("whole-beside", labels{configLabel: "more"}, whole(0), cut(1, count("1g.5gb", 7))),
 				node("without-instances", nil, cut(0)),
+			},
+		},
+		"whole-gpus-beside-instances": {
+			ConfigMap: "ConfigMap gpu-operator/config", MIGStrategy: "mixed",
+			Configs: labels{
+				"renamed": "sharing: {timeSlicing: {renameByDefault: true, failRequestsGreaterThanOne: true, resources: [" +
+					"{name: nvidia.com/mig-1g.5gb, replicas: 2}]}}\n",
+				"both": "sharing: {timeSlicing: {renameByDefault: true, resources: [" +
+					"{name: nvidia.com/gpu, replicas: 4}, {name: nvidia.com/mig-1g.5gb, replicas: 2}]}}\n",
+				"plain": "sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 3}]}}\n",
+			},
+			Nodes: []adopt.Node{
+				node("both", labels{configLabel: "both"}, whole(0), cut(1, count("1g.5gb", 7))),
+				node("plain", labels{configLabel: "plain"}, whole(0), cut(1, count("1g.5gb", 7))),
+				node("renamed", labels{configLabel: "renamed"}, cut(0, count("1g.5gb", 7))),
 			},
 		},
 		"gpus-that-differ": {

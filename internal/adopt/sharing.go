@@ -85,7 +85,7 @@ func inert(r *replicated, but ...string) []string {
 // partitioned is the sharing of a node with MIG.
 func (c configuration) partitioned(gpus []shape, r *replicated, f *found) (v1alpha1.Sharing, error) {
 	m := &v1alpha1.MIG{Strategy: v1alpha1.MIGStrategy(c.migStrategy())}
-	if err := sayable(m.Strategy, gpus, r); err != nil {
+	if err := sayable(m.Strategy, gpus); err != nil {
 		return v1alpha1.Sharing{}, err
 	}
 	shares := []string{}
@@ -100,10 +100,13 @@ func (c configuration) partitioned(gpus []shape, r *replicated, f *found) (v1alp
 		m.Layouts[0].GPUs = nil
 	}
 	if r != nil {
+		beside := slices.ContainsFunc(gpus, func(s shape) bool { return !s.mig })
+		if n := r.replicas(plan.ResourceGPU); n > 1 && beside && m.Strategy == v1alpha1.MIGStrategyMixed {
+			m.TimeSlicing, shares = &v1alpha1.MIGTimeSlicing{WholeGPUReplicas: &n}, append(shares, plan.ResourceGPU)
+		}
 		f.notes = append(f.notes, inert(r, shares...)...)
-		if fail := r.FailRequestsGreaterThanOne; len(shares) > 0 && (fail == nil || !*fail) {
-			f.notes = append(f.notes, "failRequestsGreaterThanOne: false: a policy always refuses a container that asks for more "+
-				"than one replica of an instance; look for such pods before you apply it")
+		if len(shares) > 0 {
+			m.TimeSlicing = r.ofANode(m.TimeSlicing)
 		}
 	}
 	f.notes = append(f.notes, "NVIDIA's mig-manager is kept off these nodes while the policy governs them, and "+v1alpha1.LabelMIGConfig+" has no effect")
@@ -112,26 +115,29 @@ func (c configuration) partitioned(gpus []shape, r *replicated, f *found) (v1alp
 }
 
 // sayable says why no policy can say how the GPUs of a node with MIG are shared.
-func sayable(strategy v1alpha1.MIGStrategy, gpus []shape, r *replicated) error {
-	mixed := strategy == v1alpha1.MIGStrategyMixed
-	switch {
-	case !mixed && strategy != v1alpha1.MIGStrategySingle:
+func sayable(strategy v1alpha1.MIGStrategy, gpus []shape) error {
+	if strategy != v1alpha1.MIGStrategyMixed && strategy != v1alpha1.MIGStrategySingle {
 		return errors.New("a GPU is in MIG mode, but the MIG strategy is none, so its instances are not advertised; write a " +
 			"policy with the strategy that you want")
-	case r != nil && r.RenameByDefault:
-		return errors.New("instances are advertised more than once and renamed to .shared (renameByDefault), which a policy " +
-			"cannot say of MIG instances; decide for a name that pods ask for")
 	}
 	for _, s := range gpus {
-		switch {
-		case !s.mig && mixed && r.replicas(plan.ResourceGPU) > 1:
-			return errors.New("GPUs in MIG mode are beside whole ones that are time-sliced, which a policy cannot say of one node")
-		case s.mig && len(s.instances) == 0 && s.fill == "":
+		if s.mig && len(s.instances) == 0 && s.fill == "" {
 			return errors.New("a GPU is in MIG mode without instances, which a policy cannot say; write a policy with the " +
 				"instances that you want")
 		}
 	}
 	return nil
+}
+
+// ofANode adds to a policy's timeSlicing what holds for every resource of a node that has replicas.
+func (r *replicated) ofANode(t *v1alpha1.MIGTimeSlicing) *v1alpha1.MIGTimeSlicing {
+	if t == nil {
+		t = &v1alpha1.MIGTimeSlicing{}
+	}
+	fail := r.FailRequestsGreaterThanOne != nil && *r.FailRequestsGreaterThanOne
+	rename := r.RenameByDefault
+	t.FailRequestsGreaterThanOne, t.RenameByDefault = &fail, &rename
+	return t
 }
 
 // layout is the layout of a shape, and the resources of it that are advertised more than once.

@@ -74,6 +74,13 @@ var (
 	}
 )
 
+// timeSliced is MIG with what holds for everything that is time-sliced on a node.
+func timeSliced(s v1alpha1.Sharing, t v1alpha1.MIGTimeSlicing) v1alpha1.Sharing {
+	s = *s.DeepCopy()
+	s.MIG.TimeSlicing = &t
+	return s
+}
+
 func renamed(s v1alpha1.Sharing) v1alpha1.Sharing {
 	s = *s.DeepCopy()
 	if s.TimeSlicing != nil {
@@ -199,6 +206,71 @@ sharing:
 		resources: map[string]int64{"nvidia.com/mig-3g.20gb": 1, "nvidia.com/mig-1g.5gb.me": 6},
 		replicas:  map[string]int32{"nvidia.com/mig-1g.5gb.me": 3},
 	},
+	"whole GPUs with replicas beside instances with replicas": {
+		sharing: timeSliced(mixed, v1alpha1.MIGTimeSlicing{WholeGPUReplicas: new(int32(4))}),
+		node: replicated(wish(node(whole, whole, whole), instances("3g.20gb", "1g.5gb"), whole, whole),
+			map[string]int32{"1g.5gb": 2}),
+		data: `version: v1
+flags:
+  migStrategy: mixed
+sharing:
+  timeSlicing:
+    renameByDefault: false
+    failRequestsGreaterThanOne: true
+    resources:
+    - name: nvidia.com/gpu
+      replicas: 4
+    - name: nvidia.com/mig-1g.5gb
+      replicas: 2
+`,
+		resources: map[string]int64{"nvidia.com/gpu": 8, "nvidia.com/mig-3g.20gb": 1, "nvidia.com/mig-1g.5gb": 2},
+		replicas:  map[string]int32{"nvidia.com/gpu": 4, "nvidia.com/mig-1g.5gb": 2},
+	},
+	"everything that has replicas beside instances is renamed, and requests of several are served": {
+		sharing: timeSliced(mixed, v1alpha1.MIGTimeSlicing{
+			WholeGPUReplicas: new(int32(4)), RenameByDefault: new(true), FailRequestsGreaterThanOne: new(false),
+		}),
+		node: replicated(wish(node(whole, whole), instances("3g.20gb", "1g.5gb"), whole), map[string]int32{"1g.5gb": 2}),
+		data: `version: v1
+flags:
+  migStrategy: mixed
+sharing:
+  timeSlicing:
+    renameByDefault: true
+    failRequestsGreaterThanOne: false
+    resources:
+    - name: nvidia.com/gpu
+      replicas: 4
+    - name: nvidia.com/mig-1g.5gb
+      replicas: 2
+`,
+		resources: map[string]int64{"nvidia.com/gpu.shared": 4, "nvidia.com/mig-3g.20gb": 1, "nvidia.com/mig-1g.5gb.shared": 2},
+		replicas:  map[string]int32{"nvidia.com/gpu.shared": 4, "nvidia.com/mig-1g.5gb.shared": 2},
+	},
+	"replicas of whole GPUs are left out where no GPU stays whole": {
+		sharing:   timeSliced(mixed, v1alpha1.MIGTimeSlicing{WholeGPUReplicas: new(int32(4))}),
+		node:      wish(node(whole), instances("3g.20gb")),
+		data:      "version: v1\nflags:\n  migStrategy: mixed\n",
+		resources: map[string]int64{"nvidia.com/mig-3g.20gb": 1},
+		replicas:  map[string]int32{},
+	},
+	"replicas of instances under single are renamed as those of GPUs": {
+		sharing: timeSliced(single, v1alpha1.MIGTimeSlicing{RenameByDefault: new(true)}),
+		node:    replicated(wish(node(whole), instances("1g.5gb", "1g.5gb")), map[string]int32{"1g.5gb": 2}),
+		data: `version: v1
+flags:
+  migStrategy: single
+sharing:
+  timeSlicing:
+    renameByDefault: true
+    failRequestsGreaterThanOne: true
+    resources:
+    - name: nvidia.com/gpu
+      replicas: 2
+`,
+		resources: map[string]int64{"nvidia.com/gpu.shared": 4},
+		replicas:  map[string]int32{"nvidia.com/gpu.shared": 2},
+	},
 	"replicas of instances under single are replicas of nvidia.com/gpu": {
 		sharing: single,
 		node:    replicated(wish(node(whole), instances("1g.5gb", "1g.5gb")), map[string]int32{"1g.5gb": 2}),
@@ -229,6 +301,28 @@ func TestRender(t *testing.T) {
 			g.Expect(config.Replicas).To(Equal(c.replicas))
 			g.Expect(config.Key).To(HavePrefix("research-"))
 		})
+	}
+}
+
+func TestWhichRequestsThePluginRefuses(t *testing.T) {
+	slicing := func(fail *bool) v1alpha1.Sharing {
+		s := *timeSlicing.DeepCopy()
+		s.TimeSlicing.FailRequestsGreaterThanOne = fail
+		return s
+	}
+	for name, c := range map[string]struct {
+		sharing v1alpha1.Sharing
+		refuses bool
+	}{
+		"time-slicing":                     {sharing: slicing(nil), refuses: true},
+		"time-slicing that serves several": {sharing: slicing(new(false))},
+		"MPS":                              {sharing: mps, refuses: true},
+		"MIG":                              {sharing: mixed, refuses: true},
+		"MIG with replicas":                {sharing: timeSliced(mixed, v1alpha1.MIGTimeSlicing{}), refuses: true},
+		"MIG with replicas, which serves several": {sharing: timeSliced(mixed, v1alpha1.MIGTimeSlicing{FailRequestsGreaterThanOne: new(false)})},
+		"exclusive": {sharing: exclusive},
+	} {
+		NewWithT(t).Expect(deviceplugin.RefusesMoreThanOne(c.sharing)).To(Equal(c.refuses), name)
 	}
 }
 

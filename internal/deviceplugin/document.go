@@ -30,7 +30,7 @@ func document(s v1alpha1.Sharing, n Node) (config, error) {
 			migStrategy: migNone,
 			sharing:     "timeSlicing",
 			rename:      isTrue(s.TimeSlicing.RenameByDefault, false),
-			failMany:    isTrue(s.TimeSlicing.FailRequestsGreaterThanOne, true),
+			failMany:    RefusesMoreThanOne(s),
 			replicas:    map[string]int32{plan.ResourceGPU: s.TimeSlicing.Replicas},
 		}, nil
 	case v1alpha1.StrategyMPS:
@@ -38,7 +38,7 @@ func document(s v1alpha1.Sharing, n Node) (config, error) {
 			migStrategy: migNone,
 			sharing:     "mps",
 			rename:      isTrue(s.MPS.RenameByDefault, false),
-			failMany:    true, // the plugin up to v0.19 does not serve more than one anyway
+			failMany:    RefusesMoreThanOne(s),
 			replicas:    map[string]int32{plan.ResourceGPU: s.MPS.Replicas},
 		}, nil
 	case v1alpha1.StrategyMIG:
@@ -46,6 +46,18 @@ func document(s v1alpha1.Sharing, n Node) (config, error) {
 	case v1alpha1.StrategyExclusive:
 	}
 	return config{migStrategy: migNone}, nil
+}
+
+// RefusesMoreThanOne reports whether NVIDIA's device plugin refuses containers that ask for more than one of a resource
+// that has replicas. Under MPS its versions up to v0.19 always do (internal/rm/rm.go, ValidateRequest).
+func RefusesMoreThanOne(s v1alpha1.Sharing) bool {
+	switch {
+	case s.TimeSlicing != nil:
+		return isTrue(s.TimeSlicing.FailRequestsGreaterThanOne, true)
+	case s.MIG != nil && s.MIG.TimeSlicing != nil:
+		return isTrue(s.MIG.TimeSlicing.FailRequestsGreaterThanOne, true)
+	}
+	return s.MPS != nil || s.MIG != nil
 }
 
 func isTrue(b *bool, unset bool) bool {

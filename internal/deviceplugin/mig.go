@@ -48,12 +48,19 @@ func (n Node) gpus() []gpuShape {
 	return shapes
 }
 
-// migDocument is the configuration for MIG. Replicas are given per profile; the plugin takes them per resource, which
-// under the strategy single is the same one for all profiles.
+// migDocument is the configuration for MIG. Replicas are given per profile, and for all GPUs that stay whole; the plugin
+// takes them per resource, which under the strategy single is the same one for all profiles.
 func migDocument(s v1alpha1.Sharing, n Node) (config, error) {
-	c := config{migStrategy: migMixed, sharing: "timeSlicing", failMany: true, replicas: map[string]int32{}}
+	c := config{migStrategy: migMixed, sharing: "timeSlicing", failMany: RefusesMoreThanOne(s), replicas: map[string]int32{}}
 	if s.MIG.Strategy == v1alpha1.MIGStrategySingle {
 		c.migStrategy = migSingle
+	}
+	if t := s.MIG.TimeSlicing; t != nil {
+		c.rename = isTrue(t.RenameByDefault, false)
+		whole := slices.ContainsFunc(n.gpus(), func(g gpuShape) bool { return !g.mig })
+		if t.WholeGPUReplicas != nil && whole {
+			c.replicas[plan.ResourceGPU] = *t.WholeGPUReplicas
+		}
 	}
 	for profile, replicas := range n.Replicas {
 		name := c.instanceResource(profile)

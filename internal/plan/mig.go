@@ -26,6 +26,11 @@ func resolveMIG(m v1alpha1.MIG, selected []gpu.Device) ([]v1alpha1.DeviceSpec, e
 	if err != nil {
 		return nil, err
 	}
+	if m.TimeSlicing != nil && m.TimeSlicing.WholeGPUReplicas != nil {
+		if _, err := resolveTimeSlicing(without(partitions, selected)); err != nil {
+			return nil, err
+		}
+	}
 	specs := wholeGPUs(selected)
 	for _, p := range partitions {
 		spec := specOf(specs, p.device.UUID)
@@ -59,6 +64,13 @@ func partitionsOf(m v1alpha1.MIG, selected []gpu.Device) ([]partition, error) {
 			"in layouts[].gpus, or leave the node out of the policy", devices(selected))
 	}
 	return partitions, nil
+}
+
+// without lists the GPUs that stay whole.
+func without(partitions []partition, selected []gpu.Device) []gpu.Device {
+	return slices.DeleteFunc(slices.Clone(selected), func(d gpu.Device) bool {
+		return slices.ContainsFunc(partitions, func(p partition) bool { return p.device.UUID == d.UUID })
+	})
 }
 
 // layoutOf is the first layout for a GPU; nil if there is none.

@@ -76,6 +76,12 @@ func replicated(l v1alpha1.MIGLayout, profile v1alpha1.MIGProfile, n int32) v1al
 	return l
 }
 
+// wholeShared time-slices the GPUs that no layout is for.
+func wholeShared(s v1alpha1.Sharing, replicas int32) v1alpha1.Sharing {
+	s.MIG.TimeSlicing = &v1alpha1.MIGTimeSlicing{WholeGPUReplicas: &replicas}
+	return s
+}
+
 // short writes the normal form of a GPU.
 func short(s v1alpha1.DeviceSharing) string {
 	if s.MPS != nil {
@@ -258,6 +264,12 @@ func TestResolveRefuses(t *testing.T) {
 		},
 		"MIG on a virtual GPU": {
 			models: []sim.Model{sim.VGPU}, sharing: mixed(fill("1g")), reason: v1alpha1.ReasonVirtualGPU,
+		},
+		"time-slicing of a virtual GPU beside instances": {
+			models:  []sim.Model{sim.A100, sim.VGPU},
+			sharing: wholeShared(mixed(products(fill("1g"), "NVIDIA-A100-*")), 2), reason: v1alpha1.ReasonVirtualGPU,
+			message: "GPU 1 (GRID-A100-20C) is a virtual GPU, which cannot be shared further; leave its node or GPU out of the " +
+				"policy, or use strategy Exclusive there",
 		},
 		"replicas that differ": {
 			models:  []sim.Model{sim.A100, sim.A100},

@@ -219,14 +219,21 @@ func TestAsk(t *testing.T) {
 	}
 }
 
+// wholeShared time-slices the GPUs beside the instances.
+func wholeShared(s v1alpha1.Sharing) v1alpha1.Sharing {
+	s.MIG.TimeSlicing = &v1alpha1.MIGTimeSlicing{WholeGPUReplicas: new(int32(4))}
+	return s
+}
+
 func TestAskRefuses(t *testing.T) {
 	for name, c := range map[string]struct {
-		models    []sim.Model
-		labels    map[string]string
-		with      []func(*v1alpha1.GPUSharingPolicy)
-		nvidiaMPS bool
-		reason    string
-		message   string
+		models      []sim.Model
+		partitioned []int // the GPUs that have an instance 1g.5gb already
+		labels      map[string]string
+		with        []func(*v1alpha1.GPUSharingPolicy)
+		nvidiaMPS   bool
+		reason      string
+		message     string
 	}{
 		"a node that has opted out": {
 			models: []sim.Model{sim.A100}, labels: map[string]string{"nvidia.com/gpu.deploy.operands": "false"},
@@ -245,6 +252,26 @@ func TestAskRefuses(t *testing.T) {
 			models: []sim.Model{sim.A100, sim.T4},
 			with:   []func(*v1alpha1.GPUSharingPolicy){sharing(mps), onGPUs(v1alpha1.GPUMatch{Products: []string{"Tesla-T4"}})},
 			reason: v1alpha1.ReasonPartialSelection, message: "under MPS",
+		},
+		"a whole GPU left out where whole GPUs are time-sliced beside instances": {
+			models: []sim.Model{sim.A100, sim.T4},
+			with: []func(*v1alpha1.GPUSharingPolicy){
+				sharing(wholeShared(layouts(v1alpha1.MIGStrategyMixed, v1alpha1.MIGLayout{Fill: "1g"}))),
+				onGPUs(v1alpha1.GPUMatch{Indexes: []int32{0}}),
+			},
+			reason: v1alpha1.ReasonPartialSelection,
+			message: "gpuSelector leaves out GPU 1 (Tesla-T4), but NVIDIA's device plugin shares all GPUs of a node alike under " +
+				"timeSlicing of sharing.mig; select all GPUs of the node, or leave the node out of nodeSelector",
+		},
+		"instances left out where those of the same profile are time-sliced": {
+			models: []sim.Model{sim.A100, sim.A100}, partitioned: []int{1},
+			with: []func(*v1alpha1.GPUSharingPolicy){
+				sharing(layouts(v1alpha1.MIGStrategyMixed, v1alpha1.MIGLayout{
+					Fill: "1g", TimeSlicing: []v1alpha1.MIGReplicas{{Profile: "1g", Replicas: 2}},
+				})),
+				onGPUs(v1alpha1.GPUMatch{Indexes: []int32{0}}),
+			},
+			reason: v1alpha1.ReasonPartialSelection, message: "gpuSelector leaves out GPU 1 (NVIDIA-A100-SXM4-40GB)",
 		},
 		"virtual GPUs": {
 			models: []sim.Model{sim.VGPU}, with: []func(*v1alpha1.GPUSharingPolicy){sharing(slicing)},
@@ -281,6 +308,12 @@ func TestAskRefuses(t *testing.T) {
 			g := NewWithT(t)
 			p, n := named("p", c.with...), nodeWith(t, c.models...)
 			n.Labels = c.labels
+			for _, i := range c.partitioned {
+				n.Devices[i].Sharing = v1alpha1.DeviceSharing{
+					MIGMode: v1alpha1.MIGModeEnabled, Instances: []v1alpha1.InstanceCount{{Profile: "1g.5gb", Count: 1}},
+				}
+				n.Devices[i].Instances = []v1alpha1.InstanceStatus{{ID: 1, Profile: "1g.5gb"}}
+			}
 			_, err := policy.Ask(&p, n, c.nvidiaMPS)
 			var problem *plan.Problem
 			g.Expect(errors.As(err, &problem)).To(BeTrue(), "%v", err)

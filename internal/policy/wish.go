@@ -58,15 +58,15 @@ func Ask(p *v1alpha1.GPUSharingPolicy, n Node, nvidiaMPS bool) (Wish, error) {
 	}
 	all := plan.Devices(n.Devices)
 	selected := selectGPUs(p, all)
-	if err := partial(p, all, selected); err != nil {
-		return Wish{}, err
-	}
 	devices, err := plan.Resolve(p.Spec.Sharing, selected)
 	if err != nil {
 		return Wish{}, err
 	}
 	replicas, err := plan.Replicas(p.Spec.Sharing, selected)
 	if err != nil {
+		return Wish{}, err
+	}
+	if err := partial(p, all, selected, replicas); err != nil {
 		return Wish{}, err
 	}
 	slices.SortFunc(devices, func(a, b v1alpha1.DeviceSpec) int { return cmp.Compare(a.UUID, b.UUID) })
@@ -101,23 +101,47 @@ func optedOut(n Node) error {
 	return nil
 }
 
-// partial: the plugin multiplies every whole GPU of a node, so a policy cannot time-slice some of them.
-func partial(p *v1alpha1.GPUSharingPolicy, all, selected []gpu.Device) error {
-	strategy := p.Spec.Sharing.Strategy
-	if strategy != v1alpha1.StrategyTimeSlicing && strategy != v1alpha1.StrategyMPS || len(selected) == len(all) {
-		return nil
-	}
+// partial rejects a selection that leaves out GPUs which NVIDIA's device plugin would share too: it has one number of
+// replicas for a resource of a node. replicas are those of MIG instances, by profile.
+func partial(p *v1alpha1.GPUSharingPolicy, all, selected []gpu.Device, replicas map[string]int32) error {
 	var left []string
 	for _, d := range all {
-		if !slices.ContainsFunc(selected, func(s gpu.Device) bool { return s.UUID == d.UUID }) {
+		isSelected := slices.ContainsFunc(selected, func(s gpu.Device) bool { return s.UUID == d.UUID })
+		if !isSelected && multiplied(p.Spec.Sharing, d, replicas) {
 			left = append(left, d.String())
 		}
+	}
+	if len(left) == 0 {
+		return nil
 	}
 	return &plan.Problem{
 		Reason: v1alpha1.ReasonPartialSelection,
 		Message: fmt.Sprintf("gpuSelector leaves out %s, but NVIDIA's device plugin shares all GPUs of a node alike under %s; "+
-			"select all GPUs of the node, or leave the node out of nodeSelector", strings.Join(left, ", "), strategy),
+			"select all GPUs of the node, or leave the node out of nodeSelector", strings.Join(left, ", "), shares(p.Spec.Sharing)),
 	}
+}
+
+// multiplied reports whether the device plugin advertises a GPU, or an instance on it, more than once.
+func multiplied(s v1alpha1.Sharing, d gpu.Device, replicas map[string]int32) bool {
+	switch s.Strategy {
+	case v1alpha1.StrategyTimeSlicing, v1alpha1.StrategyMPS:
+		return true
+	case v1alpha1.StrategyMIG:
+		if !d.State.MIG {
+			return s.MIG.TimeSlicing != nil && s.MIG.TimeSlicing.WholeGPUReplicas != nil
+		}
+		return slices.ContainsFunc(d.State.Instances, func(i gpu.Instance) bool { return replicas[i.Profile] > 1 })
+	case v1alpha1.StrategyExclusive:
+	}
+	return false
+}
+
+// shares names what shares the GPUs of a node alike.
+func shares(s v1alpha1.Sharing) string {
+	if s.Strategy == v1alpha1.StrategyMIG {
+		return "timeSlicing of sharing.mig"
+	}
+	return string(s.Strategy)
 }
 
 // servedByNVIDIA says in the wish that NVIDIA's daemon set runs the MPS daemon. That one sets limits that follow from the

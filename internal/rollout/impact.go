@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/deviceplugin"
 )
 
 // offer is what a node offers to pods once it is as its policy asks.
@@ -81,7 +82,7 @@ func (m member) offers() offer {
 	}
 	o.resources = m.wish.Config.Resources
 	for name, replicas := range m.wish.Config.Replicas {
-		if replicas > 1 && refusesMore(m.by.Spec.Sharing) {
+		if replicas > 1 && deviceplugin.RefusesMoreThanOne(m.by.Spec.Sharing) {
 			if o.single == nil {
 				o.single = map[string]bool{}
 			}
@@ -89,13 +90,6 @@ func (m member) offers() offer {
 		}
 	}
 	return o
-}
-
-// refusesMore says whether the device plugin refuses requests of more than one of a shared resource. Under MPS every version
-// up to v0.19 does (internal/rm/rm.go: ValidateRequest).
-func refusesMore(s v1alpha1.Sharing) bool {
-	refuses := s.TimeSlicing != nil && (s.TimeSlicing.FailRequestsGreaterThanOne == nil || *s.TimeSlicing.FailRequestsGreaterThanOne)
-	return s.MPS != nil || refuses
 }
 
 // weigh notes a pod of which no node will meet the request.

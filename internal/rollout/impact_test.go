@@ -25,6 +25,13 @@ func renamed(replicas int32) v1alpha1.Sharing {
 	return s
 }
 
+// instancesSliced advertises each instance 2g four times.
+func instancesSliced(s v1alpha1.Sharing, failRequestsGreaterThanOne *bool) v1alpha1.Sharing {
+	s.MIG.Layouts[0].TimeSlicing = []v1alpha1.MIGReplicas{{Profile: "2g", Replicas: 4}}
+	s.MIG.TimeSlicing = &v1alpha1.MIGTimeSlicing{FailRequestsGreaterThanOne: failRequestsGreaterThanOne}
+	return s
+}
+
 // asking is a pod of a Deployment that waits for a node.
 func asking(name string, asks map[string]int64) rollout.Pod {
 	return rollout.Pod{Namespace: "team", Name: name, UID: name, GPU: true, Asks: asks, Workload: "Deployment team/" + name}
@@ -78,6 +85,14 @@ func TestImpact(t *testing.T) {
 			sharing: mps(4), pod: asking("web", gpus(2)),
 			line: "Deployment team/web asks for nvidia.com/gpu: 2, which no node offers then; a container may ask for one of what is " +
 				"shared: ask for 1, or for GPUs that are not shared",
+		},
+		"more than one replica of an instance": {
+			sharing: instancesSliced(mig(count("2g", 3)), nil), pod: asking("web", map[string]int64{"nvidia.com/mig-2g.10gb": 2}),
+			line: "Deployment team/web asks for nvidia.com/mig-2g.10gb: 2, which no node offers then; a container may ask for one of what is " +
+				"shared: ask for 1, or for GPUs that are not shared",
+		},
+		"more than one replica of an instance, which the policy admits": {
+			sharing: instancesSliced(mig(count("2g", 3)), new(false)), pod: asking("web", map[string]int64{"nvidia.com/mig-2g.10gb": 2}),
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -182,6 +182,26 @@ func refused(t *testing.T, c client.Client) {
 			spec: `sharing: {strategy: MIG, mig: {strategy: single, layouts: [{instances: [{profile: 1g, count: 1}, {profile: 3g, count: 1}]}]}}`,
 			says: []string{"spec.sharing.mig.layouts", "each layout must have one profile only; use strategy mixed for different profiles"},
 		},
+		"time-slicing beside MIG that slices nothing": {
+			spec: `sharing: {strategy: MIG, mig: {layouts: [{fill: 1g}], timeSlicing: {renameByDefault: true}}}`,
+			says: []string{"spec.sharing.mig.timeSlicing", "nothing is time-sliced: set wholeGPUReplicas, or timeSlicing of a layout"},
+		},
+		"replicas of whole GPUs under single": {
+			spec: `sharing: {strategy: MIG, mig: {strategy: single, layouts: [{gpus: {indexes: [0]}, fill: 1g}], timeSlicing: {wholeGPUReplicas: 4}}}`,
+			says: []string{"spec.sharing.mig.timeSlicing", "wholeGPUReplicas needs strategy mixed: under strategy single no GPU of a node stays whole"},
+		},
+		"replicas of whole GPUs where every GPU has a layout": {
+			spec: `sharing: {strategy: MIG, mig: {layouts: [{gpus: {indexes: [0]}, fill: 1g}, {fill: 2g}], timeSlicing: {wholeGPUReplicas: 4}}}`,
+			says: []string{"spec.sharing.mig.timeSlicing", "wholeGPUReplicas needs GPUs that stay whole: each layout must name its GPUs in gpus"},
+		},
+		"one replica of whole GPUs": {
+			spec: `sharing: {strategy: MIG, mig: {layouts: [{gpus: {indexes: [0]}, fill: 1g}], timeSlicing: {wholeGPUReplicas: 1}}}`,
+			says: []string{"spec.sharing.mig.timeSlicing.wholeGPUReplicas", "should be greater than or equal to 2"},
+		},
+		"more replicas of whole GPUs than make sense": {
+			spec: `sharing: {strategy: MIG, mig: {layouts: [{gpus: {indexes: [0]}, fill: 1g}], timeSlicing: {wholeGPUReplicas: 257}}}`,
+			says: []string{"spec.sharing.mig.timeSlicing.wholeGPUReplicas", "should be less than or equal to 256"},
+		},
 		"an unknown MIG strategy": {
 			spec: `sharing: {strategy: MIG, mig: {strategy: none, layouts: [{fill: 1g}]}}`,
 			says: []string{"spec.sharing.mig.strategy", `supported values: "mixed", "single"`},
@@ -324,6 +344,7 @@ func accepted(t *testing.T, c client.Client) {
 		"a profile with graphics":            fmt.Sprintf(migWith, "1g.24gb+gfx"),
 		"a profile by its slices":            fmt.Sprintf(migWith, "7g"),
 		"one profile under single":           `sharing: {strategy: MIG, mig: {strategy: single, layouts: [{instances: [{profile: 3g, count: 2}]}]}}`,
+		"whole GPUs shared beside instances": `sharing: {strategy: MIG, mig: {layouts: [{gpus: {indexes: [0]}, fill: 1g}], timeSlicing: {wholeGPUReplicas: 256}}}`,
 		"a percentage of the nodes":          `{sharing: {strategy: Exclusive}, rollout: {maxUnavailable: 100%}}`,
 		"a label of NVIDIA's that is stable": `{sharing: {strategy: Exclusive}, nodeSelector: {matchLabels: {nvidia.com/gpu.present: "true", nvidia.com/gpu.family: ampere}}}`,
 		"everything at once": `
@@ -341,6 +362,7 @@ sharing:
       instances: [{profile: 3g.20gb, count: 1}, {profile: 2g.10gb, count: 2}]
     - fill: 1g
       timeSlicing: [{profile: 1g.5gb, replicas: 2}]
+    timeSlicing: {renameByDefault: true, failRequestsGreaterThanOne: false}
 rollout: {maxUnavailable: 10%, paused: true, maxFailures: 3, eviction: {mode: Evict, timeoutSeconds: 30}}
 deletionPolicy: Retain
 `,
@@ -357,9 +379,10 @@ func defaulted(t *testing.T, c client.Client) {
 	t.Helper()
 	g := NewWithT(t)
 	for name, spec := range map[string]string{
-		"ts":  `sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 4}}`,
-		"mps": `sharing: {strategy: MPS, mps: {replicas: 4}}`,
-		"mig": `sharing: {strategy: MIG, mig: {layouts: [{fill: 1g}]}}`,
+		"ts":     `sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 4}}`,
+		"mps":    `sharing: {strategy: MPS, mps: {replicas: 4}}`,
+		"mig":    `sharing: {strategy: MIG, mig: {layouts: [{fill: 1g}]}}`,
+		"beside": `sharing: {strategy: MIG, mig: {layouts: [{gpus: {indexes: [0]}, fill: 1g}], timeSlicing: {wholeGPUReplicas: 4}}}`,
 	} {
 		g.Expect(c.Create(t.Context(), policy(t, name, spec))).To(Succeed())
 	}
@@ -386,6 +409,9 @@ func defaulted(t *testing.T, c client.Client) {
 	g.Expect(get("mps").Sharing.MPS.ActiveThreadPercentage).To(BeNil(), "depends on the replicas")
 	g.Expect(get("mig").Sharing.MIG.Strategy).To(Equal(v1alpha1.MIGStrategyMixed))
 	g.Expect(get("mig").Sharing.MIG.Actuator).To(Equal(v1alpha1.MIGActuatorAgent))
+	g.Expect(get("mig").Sharing.MIG.TimeSlicing).To(BeNil(), "whole GPUs are shared only if the policy says so")
+	g.Expect(get("beside").Sharing.MIG.TimeSlicing.RenameByDefault).To(HaveValue(BeFalse()), "as NVIDIA's")
+	g.Expect(get("beside").Sharing.MIG.TimeSlicing.FailRequestsGreaterThanOne).To(HaveValue(BeTrue()))
 }
 
 func atOnce(t *testing.T, c client.Client) {

@@ -131,6 +131,41 @@ func mixtureSpecs() {
 			Expect(strings.Split(got.Visible, ",")).To(HaveLen(2))
 			Expect(got.Visible).NotTo(ContainSubstring("MIG-"))
 			Expect(expectRunning(ctx, "small").Visible).To(HavePrefix("MIG-"))
+			stopPods(ctx)
+		})
+
+		It("shares whole GPUs beside shared instances, under one rule for their names and requests", func(ctx SpecContext) {
+			share(ctx, `{strategy: MIG, mig: {strategy: mixed,
+				layouts: [{gpus: {indexes: [0, 1]}, fill: 1g.5gb, timeSlicing: [{profile: 1g.5gb, replicas: 2}]}],
+				timeSlicing: {wholeGPUReplicas: 4, renameByDefault: true}}}`)
+			expectAllocatable(ctx, map[string]int64{"nvidia.com/gpu.shared": 8, "nvidia.com/mig-1g.5gb.shared": 28})
+			expectReady(ctx, "shared")
+			startPod(ctx, "whole", "nvidia.com/gpu.shared", 1)
+			startPod(ctx, "instance", "nvidia.com/mig-1g.5gb.shared", 1)
+			Expect(expectRunning(ctx, "whole").Visible).NotTo(ContainSubstring("MIG-"))
+			Expect(expectRunning(ctx, "instance").Visible).To(HavePrefix("MIG-"))
+			startPod(ctx, "greedy", "nvidia.com/mig-1g.5gb.shared", 2)
+			expectRefused(ctx, "greedy", "maximum request size for shared resources is 1; found 2")
+			startPod(ctx, "old-name", "nvidia.com/gpu", 1)
+			expectPending(ctx, "old-name", "Insufficient nvidia.com/gpu")
+			Eventually(nodeLabels).WithContext(ctx).Should(And(
+				HaveKeyWithValue("nvidia.com/gpu.replicas", "4"), HaveKeyWithValue("nvidia.com/gpu.product", "NVIDIA-A100-SXM4-40GB"),
+				HaveKeyWithValue("nvidia.com/mig-1g.5gb.replicas", "2"),
+				HaveKeyWithValue("nvidia.com/mig-1g.5gb.product", "NVIDIA-A100-SXM4-40GB-MIG-1g.5gb")))
+			stopPods(ctx)
+		})
+
+		It("keeps the names and serves requests for several replicas if the policy says so", func(ctx SpecContext) {
+			share(ctx, `{strategy: MIG, mig: {strategy: mixed,
+				layouts: [{gpus: {indexes: [0, 1]}, fill: 1g.5gb, timeSlicing: [{profile: 1g.5gb, replicas: 2}]}],
+				timeSlicing: {wholeGPUReplicas: 3, failRequestsGreaterThanOne: false}}}`)
+			expectAllocatable(ctx, map[string]int64{"nvidia.com/gpu": 6, "nvidia.com/mig-1g.5gb": 28})
+			expectReady(ctx, "shared")
+			startPod(ctx, "two", "nvidia.com/mig-1g.5gb", 2)
+			expectRunning(ctx, "two")
+			Eventually(nodeLabels).WithContext(ctx).Should(And(
+				HaveKeyWithValue("nvidia.com/gpu.product", "NVIDIA-A100-SXM4-40GB-SHARED"),
+				HaveKeyWithValue("nvidia.com/mig-1g.5gb.product", "NVIDIA-A100-SXM4-40GB-MIG-1g.5gb-SHARED")))
 		})
 	})
 }

@@ -61,6 +61,8 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &apiv1alpha1.MIGLayoutApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("MIGReplicas"):
 		return &apiv1alpha1.MIGReplicasApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("MIGTimeSlicing"):
+		return &apiv1alpha1.MIGTimeSlicingApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("MPS"):
 		return &apiv1alpha1.MPSApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("MPSDaemon"):

@@ -412,6 +412,9 @@ var schemaYAML = typed.YAMLObject(`types:
       type:
         namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MIGStrategy
       default: mixed
+    - name: timeSlicing
+      type:
+        namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MIGTimeSlicing
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MIGActuator
   scalar: string
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MIGInstances
@@ -463,6 +466,20 @@ var schemaYAML = typed.YAMLObject(`types:
         scalar: numeric
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MIGStrategy
   scalar: string
+- name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MIGTimeSlicing
+  map:
+    fields:
+    - name: failRequestsGreaterThanOne
+      type:
+        scalar: boolean
+      default: true
+    - name: renameByDefault
+      type:
+        scalar: boolean
+      default: false
+    - name: wholeGPUReplicas
+      type:
+        scalar: numeric
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MPS
   map:
     fields:
