@@ -7,6 +7,8 @@ TOOL := go tool -modfile=hack/tools/go.mod
 BIN  := bin
 TESTFLAGS ?=
 KUBECTL ?= kubectl
+# Where make e2e leaves its report, and the logs if they are asked for.
+E2E_LAST := $(abspath $(or $(GPUSHARING_E2E_LOGS),$(BIN)/e2e/last))
 # NVIDIA's Go bindings bind deprecated functions too; what the C compiler says of them is not for our users.
 export CGO_CFLAGS ?= -g -O2 -Wno-deprecated-declarations
 
@@ -26,9 +28,12 @@ test: kube ## Run every test: pure, convergence, API and reconcilers on a real A
 	KUBEBUILDER_ASSETS="$$(hack/kube/build.sh)" go test -timeout 40m $(TESTFLAGS) ./...
 
 .PHONY: e2e
-e2e: ## Test on a real node: containerd, kubelet, NVIDIA's programs, our images and chart. As root, 8 minutes; the first time 27. FOCUS=MPS: a part.
+e2e: ## Test on a real node: containerd, kubelet, NVIDIA's programs, our images and chart. As root, 8 minutes; the first time 27. FOCUS=MPS: a part. FAILED=1: what failed last.
 	hack/e2e/build.sh >/dev/null
-	@cd test/e2e && GPUSHARING_E2E=1 exec ../../bin/e2e/e2e.test -test.v -test.timeout=60m -ginkgo.v -ginkgo.no-color -ginkgo.timeout=55m $(if $(FOCUS),-ginkgo.focus='$(FOCUS)')
+	@focus='$(FOCUS)'; [ -z '$(FAILED)' ] || focus=$$(go run ./hack/rerun $(E2E_LAST)/report.json); \
+	mkdir -p $(E2E_LAST) && rm -f $(E2E_LAST)/report.json && cd test/e2e && \
+	GPUSHARING_E2E=1 exec ../../bin/e2e/e2e.test -test.v -test.timeout=60m -ginkgo.v -ginkgo.no-color -ginkgo.timeout=55m \
+		-ginkgo.json-report=$(E2E_LAST)/report.json $${focus:+-ginkgo.focus="$$focus"}
 
 .PHONY: e2e-killed
 e2e-killed: ## End make e2e at several moments and in several ways, and compare what the machine holds before and after.

@@ -67,6 +67,12 @@ CGO_ENABLED=1 CGO_CFLAGS="-g -O2 -Wno-deprecated-declarations" CGO_LDFLAGS_ALLOW
 	build_all nvidia nvidia $plugin "-extldflags=-Wl,-z,lazy -X $plugin/internal/info.version=VERSION" \
 	$plugin/cmd/nvidia-device-plugin $plugin/cmd/config-manager $plugin/cmd/gpu-feature-discovery $plugin/cmd/mps-control-daemon
 
+# As its own image has it, which looks at the node below /host-…; its chart is the one that the GPU Operator's chart has in it.
+nfd=sigs.k8s.io/node-feature-discovery
+CGO_ENABLED=0 build_all nfd nfd $nfd "-X $nfd/pkg/version.version=VERSION -X $nfd/pkg/utils/hostpath.pathPrefix=/host-" \
+	$nfd/cmd/nfd-master $nfd/cmd/nfd-worker $nfd/cmd/nfd-gc
+ln -sfn "$(cd "$top/hack/nfd" && go mod download $nfd && go list -m -f '{{.Dir}}' $nfd)/deployment/helm/node-feature-discovery" "$bin/nfd-chart"
+
 cd "$top"
 mkdir -p "$bin/driver"
 CGO_ENABLED=1 go build -trimpath -ldflags "-s -w" -buildmode=c-shared -o "$bin/driver/libnvidia-ml.so.1" ./test/simdriver/libnvidia-ml

@@ -137,21 +137,16 @@ func restrictUsers(ctx context.Context) {
 func installCRDs() {
 	_, err := envtest.InstallCRDs(machine.Config, envtest.CRDInstallOptions{Paths: []string{
 		filepath.Join(root, "test", "env", "nvidia", "clusterpolicies.yaml"),
-		filepath.Join(root, "test", "e2e", "gpuoperator", "nodefeatures.yaml"),
 	}, ErrorIfPathMissing: true})
 	Expect(err).NotTo(HaveOccurred())
 }
 
-// installGPUOperator installs what stands for the GPU Operator and waits for nothing. Node Feature Discovery is not
-// there: the harness says itself that the node has GPUs.
+// installGPUOperator installs Node Feature Discovery and what stands for the GPU Operator, in one namespace as the GPU
+// Operator's chart does, and waits for nothing.
 func installGPUOperator(ctx context.Context) {
-	n := &corev1.Node{}
-	Expect(kube.Get(ctx, client.ObjectKey{Name: nodeName}, n)).To(Succeed())
-	before := n.DeepCopy()
-	n.Labels[gpuoperator.LabelPCI] = "true"
-	Expect(kube.Patch(ctx, n, client.MergeFrom(before))).To(Succeed())
 	operator := gpuoperator.New(kube, GinkgoWriter)
 	Expect(operator.Install(ctx)).To(Succeed())
+	installNFD(ctx, gpuoperator.Namespace)
 	Expect(kube.Create(ctx, clusterPolicy())).To(Succeed())
 	runBeside(operator.Run, machine.Heal)
 }

@@ -92,7 +92,7 @@ func restartClients(ctx context.Context) {
 		Expect(kube.List(ctx, pods, client.InNamespace(namespace))).To(Succeed())
 		for i := range pods.Items {
 			p := &pods.Items[i]
-			if p.Labels["app.kubernetes.io/name"] == "gpu-sharing-controller" {
+			if name := p.Labels["app.kubernetes.io/name"]; name == "gpu-sharing-controller" || name == nfdName {
 				continue
 			}
 			old = append(old, p.Name)

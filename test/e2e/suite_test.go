@@ -4,6 +4,7 @@
 package e2e
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -21,7 +22,8 @@ import (
 const (
 	// askedVariable must be set for these tests to run at all: they need root and minutes.
 	askedVariable = "GPUSHARING_E2E"
-	// logsVariable names a folder that gets the logs of every program and pod.
+	// logsVariable names a folder that gets the logs of every program and pod, and the report. Without it the report goes to
+	// bin/e2e/last, which the Makefile makes.
 	logsVariable = "GPUSHARING_E2E_LOGS"
 
 	nodeName = "node-a"
@@ -44,8 +46,17 @@ func TestMain(m *testing.M) {
 		Hostname:  nodeName,
 		Addresses: []string{node.Address, node.ServiceAddress},
 		Visible:   visible(root),
-		Kept:      os.Getenv(logsVariable),
+		Kept:      outliving(root),
 	}, m.Run))
+}
+
+// outliving is the folder in which what the node writes outlives it. Empty: none.
+func outliving(root string) string {
+	last := filepath.Join(root, "bin", "e2e", "last")
+	if _, err := os.Stat(last); err != nil {
+		last = ""
+	}
+	return cmp.Or(os.Getenv(logsVariable), last)
 }
 
 // visible are the folders that the node must see: this checkout, and the caches in which the programs lie that

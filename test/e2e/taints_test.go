@@ -71,6 +71,8 @@ func setApart(ctx context.Context, s step) {
 	default:
 		Fail(fmt.Sprintf("nobody knows how it ends %q", s.Apart.Ends))
 	}
+	Eventually(tolerance).WithContext(ctx).Should(HaveField("Taints", Equal(before.Taints)))
+	installNFD(ctx, gpuoperator.Namespace)
 	Eventually(tolerance).WithContext(ctx).Should(Equal(before))
 	expectOperandsReady(ctx)
 	Eventually(offered).WithContext(ctx).ShouldNot(BeEmpty())
@@ -113,6 +115,10 @@ func expectTaintedOnlyWhenSafe(ctx context.Context, s step, taint corev1.Taint) 
 		ContainSubstring("add {key: %s, operator: Exists, effect: %s} to spec.daemonsets.tolerations", taint.Key, taint.Effect)))
 	Expect(tolerance(ctx)).To(HaveField("Taints", Not(ContainElement(taint))))
 	stopPod(ctx, holderName(0))
+	// What is not NVIDIA's operator's to change, the administrator changes.
+	Eventually(tainted).WithContext(ctx).WithArguments(guidePolicy).Should(And(
+		HavePrefix(v1alpha1.ReasonTolerating), ContainSubstring("(Helm: node-feature-discovery.worker.tolerations)")))
+	installNFD(ctx, gpuoperator.Namespace, `worker.tolerations=[{"operator":"Exists"}]`)
 	Eventually(tainted).WithContext(ctx).WithArguments(guidePolicy).Should(HavePrefix(v1alpha1.ReasonTainted + ":"))
 	expectOperandsReady(ctx)
 	expectAllocatable(ctx, s.Advertised)

@@ -23,6 +23,9 @@ func wired(ctx context.Context) error {
 	}
 	for i := range pods.Items {
 		p := &pods.Items[i]
+		if !gpuoperator.ReadsConfig(p.Labels["app"]) {
+			continue
+		}
 		if !mountsOurs(&p.Spec) || !podReady(p) || p.DeletionTimestamp != nil {
 			return fmt.Errorf("pod %s does not run with ConfigMap %s yet: %s", p.Name, ourConfigMap, state(p))
 		}

@@ -43,6 +43,9 @@ func Install(programs string, spec simdriver.Spec) (*simdriver.Driver, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := showPCI(); err != nil {
+		return nil, err
+	}
 	if err := makeDevices(); err != nil {
 		return nil, err
 	}

@@ -34,7 +34,7 @@ func installed() []client.Object {
 		&rbacv1.Role{
 			TypeMeta: kind(rbacAPI, "Role"), ObjectMeta: named(featureAccount),
 			Rules: []rbacv1.PolicyRule{
-				{APIGroups: []string{featureGroup}, Resources: []string{"nodefeatures"}, Verbs: []string{"get", "list", "watch", "create", "update"}},
+				{APIGroups: []string{"nfd.k8s-sigs.io"}, Resources: []string{"nodefeatures"}, Verbs: []string{"get", "list", "watch", "create", "update"}},
 				{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"get"}},
 				{APIGroups: []string{"apps"}, Resources: []string{"daemonsets"}, Verbs: []string{"get"}},
 			},

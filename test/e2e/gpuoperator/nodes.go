@@ -12,46 +12,49 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
 const (
-	featureGroup = "nfd.k8s-sigs.io"
-	// copiedKey remembers on a node which labels were copied from its features, as Node Feature Discovery does.
-	copiedKey = "nfd.node.kubernetes.io/feature-labels"
-	// LabelPCI is what Node Feature Discovery says of a node with a GPU; the GPU Operator goes by it.
-	LabelPCI = "feature.node.kubernetes.io/pci-10de.present"
+	// LabelPresent is on nodes that have, or once had, GPUs.
+	LabelPresent = "nvidia.com/gpu.present"
+	// LabelDeploy with the name of an operand says whether its DaemonSet runs on the node.
+	LabelDeploy = "nvidia.com/gpu.deploy."
+	// LabelMIGConfig names the layout that mig-manager applies.
+	LabelMIGConfig = "nvidia.com/mig.config"
+
+	migManager   = LabelDeploy + "mig-manager"
+	noOperands   = LabelDeploy + "operands"
+	migDisabled  = "all-disabled"
+	labelProduct = "nvidia.com/gpu.product"
+	labelCapable = "nvidia.com/mig.capable"
+	vgpuHost     = "nvidia.com/vgpu.host-driver-version"
 )
 
-// deployLabels are set on a node with GPUs so that the daemon sets run there. One that has another value stays.
-func deployLabels(node *corev1.Node) map[string]string {
-	want := map[string]string{"nvidia.com/gpu.present": "true"}
-	for _, operand := range []string{"driver", "gpu-feature-discovery", "container-toolkit", "device-plugin", "dcgm", "dcgm-exporter", "node-status-exporter", "operator-validator", "client"} {
-		want["nvidia.com/gpu.deploy."+operand] = "true"
-	}
-	if node.Labels["nvidia.com/mig.capable"] == "true" {
-		want["nvidia.com/gpu.deploy.mig-manager"] = "true"
-	}
-	return want
+// pciLabels are those of Node Feature Discovery that name a GPU of NVIDIA's, by vendor or by class and vendor.
+var pciLabels = []string{
+	"feature.node.kubernetes.io/pci-10de.present",
+	"feature.node.kubernetes.io/pci-0302_10de.present",
+	"feature.node.kubernetes.io/pci-0300_10de.present",
 }
 
-// labelNodes lets NVIDIA's programs run on the nodes that have GPUs.
-func (o *Operator) labelNodes(ctx context.Context) error {
+// deployed are the operands that run on a node for containers; client stands for programs of third parties.
+var deployed = []string{
+	"driver", "gpu-feature-discovery", "container-toolkit", "device-plugin", "dcgm", "dcgm-exporter", "node-status-exporter",
+	"operator-validator", "client",
+}
+
+// labelNodes gives every node the labels that the GPU Operator owns.
+func (o *Operator) labelNodes(ctx context.Context, p *clusterPolicy) error {
 	nodes := &corev1.NodeList{}
-	if err := o.client.List(ctx, nodes, client.MatchingLabels{LabelPCI: "true"}); err != nil {
+	if err := o.client.List(ctx, nodes); err != nil {
 		return fmt.Errorf("listing nodes: %w", err)
 	}
 	var errs []error
 	for i := range nodes.Items {
 		node := &nodes.Items[i]
 		before := node.DeepCopy()
-		for key, value := range deployLabels(node) {
-			if node.Labels[key] == "" {
-				node.Labels[key] = value
-			}
-		}
+		node.Labels = labelled(node.Labels, p)
 		if !maps.Equal(node.Labels, before.Labels) {
 			errs = append(errs, o.client.Patch(ctx, node, client.MergeFrom(before)))
 		}
@@ -59,44 +62,49 @@ func (o *Operator) labelNodes(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// copyFeatures copies to each node the labels that GPU Feature Discovery asks for in a NodeFeature, and takes away those
-// that it no longer asks for.
-func (o *Operator) copyFeatures(ctx context.Context) error {
-	features := &unstructured.UnstructuredList{}
-	features.SetGroupVersionKind(schema.GroupVersionKind{Group: featureGroup, Version: "v1alpha1", Kind: "NodeFeatureList"})
-	if err := o.client.List(ctx, features, client.InNamespace(Namespace)); err != nil {
-		return fmt.Errorf("listing node features: %w", err)
+// labelled returns a node's labels as the GPU Operator writes them. A label for an operand that has a value keeps it: other
+// programs pause operands by it.
+func labelled(now map[string]string, p *clusterPolicy) map[string]string {
+	labels := maps.Clone(now)
+	if labels == nil {
+		labels = map[string]string{}
 	}
-	var errs []error
-	for i := range features.Items {
-		errs = append(errs, o.copyFeature(ctx, &features.Items[i]))
+	onPCI := slices.ContainsFunc(pciLabels, func(key string) bool { return labels[key] == "true" })
+	switch {
+	case onPCI:
+		labels[LabelPresent] = "true"
+	case labels[LabelPresent] == "true":
+		labels[LabelPresent] = "false"
 	}
-	return errors.Join(errs...)
-}
-
-func (o *Operator) copyFeature(ctx context.Context, feature *unstructured.Unstructured) error {
-	want, _, err := unstructured.NestedStringMap(feature.Object, "spec", "labels")
-	if err != nil {
-		return fmt.Errorf("reading the node features %s: %w", feature.GetName(), err)
+	if labels[LabelPresent] != "true" || labels[noOperands] == "false" {
+		for _, operand := range deployed {
+			delete(labels, LabelDeploy+operand)
+		}
+		delete(labels, migManager)
+		return labels
 	}
-	node := &corev1.Node{}
-	name := feature.GetLabels()["nfd.node.kubernetes.io/node-name"]
-	if err := o.client.Get(ctx, client.ObjectKey{Name: name}, node); err != nil {
-		return client.IgnoreNotFound(err)
-	}
-	before := node.DeepCopy()
-	for key := range strings.SplitSeq(node.Annotations[copiedKey], ",") {
-		if _, ok := want[key]; !ok {
-			delete(node.Labels, key)
+	for _, operand := range deployed {
+		if labels[LabelDeploy+operand] == "" {
+			labels[LabelDeploy+operand] = "true"
 		}
 	}
-	maps.Copy(node.Labels, want)
-	if node.Annotations == nil {
-		node.Annotations = map[string]string{}
+	if _, ok := labels[migManager]; !ok && migCapable(labels) {
+		labels[migManager] = "true"
 	}
-	node.Annotations[copiedKey] = strings.Join(slices.Sorted(maps.Keys(want)), ",")
-	if maps.Equal(node.Labels, before.Labels) && maps.Equal(node.Annotations, before.Annotations) {
-		return nil
+	if p.MIGManager.enabled() && p.MIGManager.Config.Default == migDisabled && migCapable(labels) && labels[LabelMIGConfig] == "" {
+		labels[LabelMIGConfig] = migDisabled
 	}
-	return o.client.Patch(ctx, node, client.MergeFrom(before))
+	return labels
+}
+
+// migCapable reports whether a node's GPUs can be partitioned, by GPU Feature Discovery's label or else by their product.
+func migCapable(labels map[string]string) bool {
+	if labels[vgpuHost] != "" {
+		return false
+	}
+	if capable, ok := labels[labelCapable]; ok {
+		return capable == "true"
+	}
+	product := strings.ToLower(labels[labelProduct])
+	return slices.ContainsFunc([]string{"h100", "a100", "a30"}, func(name string) bool { return strings.Contains(product, name) })
 }

@@ -22,6 +22,10 @@ const (
 	entrypointName = "nvidia-device-plugin-entrypoint"
 )
 
+// ReadsConfig reports whether the programs of a DaemonSet, by the value of its pods' label app, read the device plugin's
+// configuration.
+func ReadsConfig(app string) bool { return app == PluginName || app == featureName || app == mpsName }
+
 // plugin is the device plugin. What stands in its environment cannot be set in its configuration file.
 func plugin(p *clusterPolicy) operand {
 	main := privileged("nvidia-device-plugin", "/bin/sh", "-c", "/bin/entrypoint.sh")

@@ -1,9 +1,9 @@
 // Copyright The GPU Sharing Operator Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package gpuoperator stands for the parts of NVIDIA's GPU Operator and of Node Feature Discovery that decide how
-// NVIDIA's programs run: it renders their daemon sets from the ClusterPolicy as the GPU Operator does, labels nodes, and
-// copies what GPU Feature Discovery finds to the node's labels. The programs in the daemon sets are NVIDIA's own.
+// Package gpuoperator stands for the parts of NVIDIA's GPU Operator that decide how NVIDIA's programs run: it renders their
+// DaemonSets from the ClusterPolicy as the GPU Operator does, and labels the nodes on which Node Feature Discovery found a
+// GPU. The programs in the DaemonSets are NVIDIA's own.
 //
 // What it does follows NVIDIA/gpu-operator v26.7: which volumes, environment and containers a daemon set gets in
 // controllers/object_controls.go, and that a daemon set is written only when what is rendered has changed, so that what
@@ -101,7 +101,7 @@ func (o *Operator) reconcile(ctx context.Context) error {
 	if !p.ownMPS {
 		errs = append(errs, o.remove(ctx, mpsName))
 	}
-	return errors.Join(append(errs, o.labelNodes(ctx), o.copyFeatures(ctx), o.report(ctx, found))...)
+	return errors.Join(append(errs, o.labelNodes(ctx, p), o.report(ctx, found))...)
 }
 
 // applySet writes a daemon set if it differs from what was rendered last.

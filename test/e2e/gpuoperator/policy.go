@@ -20,6 +20,7 @@ type clusterPolicy struct {
 		} `json:"rollingUpdate"`
 	} `json:"daemonsets"`
 	DevicePlugin struct {
+		toggle
 		Config struct {
 			Name    string `json:"name"`
 			Default string `json:"default"`
@@ -30,8 +31,15 @@ type clusterPolicy struct {
 		Env []corev1.EnvVar `json:"env"`
 	} `json:"devicePlugin"`
 	GFD struct {
+		toggle
 		Env []corev1.EnvVar `json:"env"`
 	} `json:"gfd"`
+	MIGManager struct {
+		toggle
+		Config struct {
+			Default string `json:"default"`
+		} `json:"config"`
+	} `json:"migManager"`
 	MIG struct {
 		Strategy string `json:"strategy"`
 	} `json:"mig"`
@@ -43,6 +51,14 @@ type clusterPolicy struct {
 // AnnotationMPS on the ClusterPolicy says whether NVIDIA's MPS daemon set is rendered: "true". The real operator always
 // renders it.
 const AnnotationMPS = "e2e.gpusharing.io/mps"
+
+// toggle turns an operand on or off.
+type toggle struct {
+	Enabled *bool `json:"enabled"`
+}
+
+// enabled reports whether the operand is on. The API's default is on.
+func (t toggle) enabled() bool { return t.Enabled == nil || *t.Enabled }
 
 func parsePolicy(found *unstructured.Unstructured) (*clusterPolicy, error) {
 	p := &clusterPolicy{}

@@ -1,0 +1,67 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package gpuoperator
+
+import (
+	"maps"
+	"testing"
+)
+
+const deployPlugin, deployClient = LabelDeploy + "device-plugin", LabelDeploy + "client"
+
+// TestLabels checks the labels that the stand-in writes against those of NVIDIA/gpu-operator v26.7.0,
+// controllers/nodelabeling_controller.go and state_manager.go. An empty value says that the label is not there.
+func TestLabels(t *testing.T) {
+	onPCI := map[string]string{pciLabels[0]: "true"}
+	for name, c := range map[string]struct {
+		labels, want map[string]string
+	}{
+		"no GPU":              {nil, map[string]string{LabelPresent: "", deployPlugin: ""}},
+		"a GPU":               {onPCI, map[string]string{LabelPresent: "true", deployPlugin: "true", deployClient: "true", migManager: "", LabelMIGConfig: ""}},
+		"a GPU by its class":  {map[string]string{pciLabels[1]: "true"}, map[string]string{LabelPresent: "true"}},
+		"a GPU that was":      {map[string]string{LabelPresent: "true", deployPlugin: "true", migManager: "true"}, map[string]string{LabelPresent: "false", deployPlugin: "", migManager: ""}},
+		"no operands":         {with(onPCI, noOperands, "false"), map[string]string{LabelPresent: "true", deployPlugin: ""}},
+		"paused":              {with(onPCI, deployPlugin, "paused-for-mig-change"), map[string]string{deployPlugin: "paused-for-mig-change"}},
+		"paused before":       {with(onPCI, deployPlugin, ""), map[string]string{deployPlugin: "true"}},
+		"capable of MIG":      {with(onPCI, labelCapable, "true"), map[string]string{migManager: "true", LabelMIGConfig: migDisabled}},
+		"a product with MIG":  {with(onPCI, labelProduct, "NVIDIA-A100-SXM4-40GB"), map[string]string{migManager: "true"}},
+		"incapable by label":  {with(onPCI, labelProduct, "NVIDIA-A100-SXM4-40GB", labelCapable, "false"), map[string]string{migManager: "", LabelMIGConfig: ""}},
+		"a layout":            {with(onPCI, labelCapable, "true", LabelMIGConfig, "all-1g.5gb"), map[string]string{LabelMIGConfig: "all-1g.5gb"}},
+		"no mig-manager, off": {with(onPCI, labelCapable, "true", migManager, "false"), map[string]string{migManager: "false"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := &clusterPolicy{}
+			p.MIGManager.Config.Default = migDisabled
+			got := labelled(c.labels, p)
+			for key, want := range c.want {
+				if got[key] != want {
+					t.Errorf("label %s is %q, expected %q", key, got[key], want)
+				}
+			}
+		})
+	}
+}
+
+func TestNoLayoutWithoutDefault(t *testing.T) {
+	labels := map[string]string{pciLabels[0]: "true", labelCapable: "true"}
+	for name, change := range map[string]func(*clusterPolicy){
+		"mig-manager off":   func(p *clusterPolicy) { p.MIGManager.Config.Default, p.MIGManager.Enabled = migDisabled, new(false) },
+		"no default layout": func(*clusterPolicy) {},
+	} {
+		p := &clusterPolicy{}
+		change(p)
+		if got := labelled(labels, p)[LabelMIGConfig]; got != "" {
+			t.Errorf("%s: label %s is %q, expected none", name, LabelMIGConfig, got)
+		}
+	}
+}
+
+// with returns labels with others, given as keys and values.
+func with(labels map[string]string, more ...string) map[string]string {
+	all := maps.Clone(labels)
+	for i := 0; i < len(more); i += 2 {
+		all[more[i]] = more[i+1]
+	}
+	return all
+}
