@@ -76,7 +76,7 @@ ln -sfn "$(cd "$top/hack/nfd" && go mod download $nfd && go list -m -f '{{.Dir}}
 cd "$top"
 mkdir -p "$bin/driver"
 CGO_ENABLED=1 go build -trimpath -ldflags "-s -w" -buildmode=c-shared -o "$bin/driver/libnvidia-ml.so.1" ./test/simdriver/libnvidia-ml
-for program in nvidia-smi nvidia-cuda-mps-control; do
+for program in $(cd test/simdriver && ls -d nvidia-* nv-*); do
 	CGO_ENABLED=0 go build -trimpath -ldflags "-s -w" -o "$bin/driver/$program" "./test/simdriver/$program"
 done
 # As the Dockerfile builds them.
