@@ -123,6 +123,8 @@ const (
 	ReasonMemoryLimit = "MemoryLimit"
 	// ReasonVirtualGPU: the node's GPUs are virtual and cannot be shared further.
 	ReasonVirtualGPU = "VirtualGPU"
+	// ReasonProcessesUnknown: the driver does not report which processes use a GPU, so that no disruptive change is safe.
+	ReasonProcessesUnknown = "ProcessesUnknown"
 	// ReasonMIGActive: a GPU in MIG mode is in the way of MPS or time-slicing on the same node.
 	ReasonMIGActive = "MIGActive"
 	// ReasonNoMIGManager: the policy asks for NVIDIA's mig-manager, which does not run on the node.

@@ -264,9 +264,10 @@ type MPSDaemon struct {
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=100
 	ActiveThreadPercentage int32 `json:"activeThreadPercentage,omitempty"`
-	// pinnedMemoryLimitMiB is the memory of this GPU that one client may allocate, in MiB.
-	// +required
-	// +kubebuilder:validation:Minimum=1
+	// pinnedMemoryLimitMiB is the memory of this GPU that one client may allocate, in MiB. If it is absent or 0 there is no
+	// limit, as on a GPU whose memory NVML does not report.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
 	PinnedMemoryLimitMiB int64 `json:"pinnedMemoryLimitMiB,omitempty"`
 }
 
@@ -364,6 +365,17 @@ type DeviceStatus struct {
 	// pendingMIGMode is the MIG mode that the GPU takes at its next reset, if it is not the current one.
 	// +optional
 	PendingMIGMode MIGMode `json:"pendingMIGMode,omitempty"`
+	// resetPeers are the UUIDs of the GPUs that must be reset together with this one, as far as a reset has shown it:
+	// without a fabric manager, NVSwitches let no GPU be reset alone.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=32
+	// +kubebuilder:validation:items:MaxLength=96
+	ResetPeers []string `json:"resetPeers,omitempty"`
+	// processesUnknown is true if the driver's lists of processes cannot be used, so that the operator changes nothing that
+	// could end a process on the GPU.
+	// +optional
+	ProcessesUnknown bool `json:"processesUnknown,omitempty"`
 	// computeMode of the GPU.
 	// +optional
 	ComputeMode ComputeMode `json:"computeMode,omitempty"`

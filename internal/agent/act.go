@@ -138,12 +138,20 @@ func needReboot(failures []failure, devices []gpu.Device) (others []failure, pen
 	for _, f := range failures {
 		d, found := find(devices, f.step.Device())
 		if found && d.PendingMIG != d.State.MIG && errors.Is(f.err, gpu.ErrNotSupported) {
-			pending = append(pending, d.String())
+			pending = append(pending, d.String()+remedy(f.err))
 		} else {
 			others = append(others, f)
 		}
 	}
 	return others, pending
+}
+
+// remedy says what else than a reboot helps, if anything does.
+func remedy(err error) string {
+	if module, ok := errors.AsType[*gpu.ModuleError](err); ok {
+		return fmt.Sprintf(" (%s)", module)
+	}
+	return ""
 }
 
 // unmet lists the GPUs that are not as wished.

@@ -6,6 +6,7 @@ package agent
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
 
@@ -85,6 +86,11 @@ func (l lane) run(ctx context.Context, steps plan.Lane, before ended) (r result)
 		}
 		r.acted = true
 		if err := l.do(ctx, s); err != nil {
+			if peers, ok := errors.AsType[*gpu.PeersError](err); ok { // the next observation names them, and the next plan too
+				r.waits = append(r.waits, fmt.Sprintf("%s: %s, since no fabric manager runs: waiting until all of them are idle", s, peers))
+				r.ended.add(s)
+				continue
+			}
 			r.failures = append(r.failures, failure{step: s, err: err})
 			r.ended.add(s)
 			continue

@@ -44,6 +44,8 @@ func TestReconcile(t *testing.T) {
 		"does nothing while the kubelet cannot be asked":                     kubeletSilent,
 		"is stalled by a profile that the GPU does not have":                 stalled,
 		"asks for a reboot where the GPU cannot be reset":                    rebootRequired,
+		"resets GPUs together that cannot be reset alone":                    resetsTogether,
+		"names the kernel module that keeps a GPU":                           namesModule,
 		"leaves MIG to NVIDIA's mig-manager and the driver closed meanwhile": leavesToManager,
 		"reboots a node of which it may, once that is written":               rebootsOnce,
 		"asks again for a reboot that was not carried out":                   rebootFails,

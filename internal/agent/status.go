@@ -38,6 +38,7 @@ func deviceStatus(d gpu.Device) v1alpha1.DeviceStatus {
 		ComputeMode: computeMode(d.State.ComputeMode), Sharing: plan.Observed(d),
 		Instances: instances(d.State.Instances), Profiles: profiles(d.Profiles),
 		Processes: processes(d.Processes), Holders: holders(d.Holders),
+		ResetPeers: d.ResetPeers, ProcessesUnknown: d.ProcessesUnknown,
 	}
 	if d.PendingMIG != d.State.MIG {
 		s.PendingMIGMode = migMode(d.PendingMIG)

@@ -42,6 +42,18 @@ func (e *PeersError) Error() string {
 	return "GPUs that must be reset together with it: " + strings.Join(e.PCIBusIDs, ", ")
 }
 
+// ModuleError is the error of a reset that a kernel module prevents by keeping the GPU open. It is an ErrNotSupported too: a
+// reboot helps, and so does unloading the module.
+type ModuleError struct{ Module string }
+
+// Error says what to do.
+func (e *ModuleError) Error() string {
+	return fmt.Sprintf("the kernel module %[1]s keeps the GPU open: unload it on the node (modprobe -r %[1]s), or reboot the node", e.Module)
+}
+
+// Unwrap returns ErrNotSupported.
+func (e *ModuleError) Unwrap() error { return ErrNotSupported }
+
 // Hardware reads and changes the GPUs of one node. Every method returns when its context ends at the latest, and wraps
 // one of the sentinel errors where one applies. Handles are opened when needed and held until Close: while any is open,
 // a GPU cannot be reset and other programs may find it busy.
@@ -84,6 +96,7 @@ type Device struct {
 	Profiles          []Profile // MIG profiles by driver id; known for MIG capable GPUs, on some drivers only in MIG mode
 	State             State
 	Processes         []Process // that use the GPU, by PID
+	ProcessesUnknown  bool      // the driver's lists of processes cannot be used, so that Processes is empty
 	ResetPeers        []string  // UUIDs of the GPUs that must be reset with it, as far as a reset has told, by index
 	Holders           []Holder  // to whom the kubelet allocated it, by namespace, pod and container
 }

@@ -63,7 +63,9 @@ func (c Control) Start(ctx context.Context, d plan.Daemon) error {
 func (c Control) Limit(ctx context.Context, d plan.Daemon) error {
 	lines := make([]string, 0, len(d.Devices)+1)
 	for _, device := range d.Devices {
-		lines = append(lines, fmt.Sprintf("set_default_device_pinned_mem_limit %d %dM", device.Index, device.PinnedMemoryLimitMiB))
+		if device.PinnedMemoryLimitMiB > 0 { // the memory of some GPUs is unknown
+			lines = append(lines, fmt.Sprintf("set_default_device_pinned_mem_limit %d %dM", device.Index, device.PinnedMemoryLimitMiB))
+		}
 	}
 	lines = append(lines, fmt.Sprintf("set_default_active_thread_percentage %d", d.ActiveThreadPercentage))
 	for _, line := range lines {

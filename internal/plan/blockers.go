@@ -38,6 +38,8 @@ func blocking(s Step) func(uuid string, instance int) bool {
 		return anyOf(s.devices)
 	case startMPS:
 		return anyOf(s.fresh())
+	case setMIG:
+		return func(uuid string, _ int) bool { return slices.Contains(GPUs(s), uuid) }
 	}
 	return func(uuid string, _ int) bool { return s.Needs() == NeedsGPU && uuid == s.Device() }
 }

@@ -34,6 +34,8 @@ func deviceOf(s *v1alpha1.DeviceStatus) gpu.Device {
 		ComputeCapability: computeCapability(s.ComputeCapability),
 		Virtual:           s.Virtual,
 		MIGCapable:        s.MIGCapable,
+		ResetPeers:        s.ResetPeers,
+		ProcessesUnknown:  s.ProcessesUnknown,
 		State:             state(s),
 	}
 	d.PendingMIG = d.State.MIG

@@ -31,6 +31,9 @@ func goalsOf(wish []v1alpha1.DeviceSpec, have []gpu.Device) ([]goal, error) {
 		g := goal{device: d, want: d.State}
 		if spec := specOf(wish, d.UUID); spec != nil {
 			want, err := Want(spec.Sharing, d)
+			if err == nil {
+				err = processesKnown(d, want)
+			}
 			if err != nil {
 				problems = append(problems, err)
 			} else {
@@ -41,6 +44,17 @@ func goalsOf(wish []v1alpha1.DeviceSpec, have []gpu.Device) ([]goal, error) {
 	}
 	arrange(goals)
 	return goals, joined(problems)
+}
+
+// processesKnown is the problem of a change that needs a GPU to be idle, where nobody can tell whether it is.
+func processesKnown(d gpu.Device, want gpu.State) error {
+	disruptive := func(s Step) bool { return s.Needs() != NeedsNothing }
+	changesMPS := (d.State.MPS == nil) != (want.MPS == nil)
+	if !d.ProcessesUnknown || !changesMPS && !slices.ContainsFunc(Diff(d, want), disruptive) {
+		return nil
+	}
+	return problem(v1alpha1.ReasonProcessesUnknown, "%s: the driver does not report which processes use the GPU, so that changing "+
+		"it could end them; update the driver (versions 535.43.02 to 535.86.05 have this defect)", d)
 }
 
 // arrange puts goals in the order of the GPUs' indexes and marks those that wait.

@@ -11,6 +11,8 @@ func GPUs(s Step) []string {
 		return uuids(s.devices)
 	case startMPS:
 		return uuids(s.devices)
+	case setMIG:
+		return append([]string{s.device.UUID}, s.device.ResetPeers...)
 	}
 	return []string{s.Device()}
 }

@@ -63,8 +63,11 @@ func mpsResource(m v1alpha1.MPS) string {
 	return ResourceGPU
 }
 
-// pinnedMemoryLimit is what one client may allocate on a GPU, in MiB.
+// pinnedMemoryLimit is what one client may allocate on a GPU, in MiB. A GPU of unknown memory has no limit of its own.
 func pinnedMemoryLimit(m v1alpha1.MPS, d gpu.Device) (int64, error) {
+	if m.PinnedMemoryLimit == "" && d.MemoryMiB == 0 {
+		return 0, nil
+	}
 	if m.PinnedMemoryLimit == "" {
 		return max(d.MemoryMiB/int64(m.Replicas), 1), nil
 	}
@@ -73,7 +76,7 @@ func pinnedMemoryLimit(m v1alpha1.MPS, d gpu.Device) (int64, error) {
 		return 0, problem(v1alpha1.ReasonMemoryLimit,
 			"sharing.mps.pinnedMemoryLimit is %q; use a whole number of Mi or Gi, such as 4Gi", m.PinnedMemoryLimit)
 	}
-	if limit := q.Value() / mebibyte; limit <= d.MemoryMiB {
+	if limit := q.Value() / mebibyte; d.MemoryMiB == 0 || limit <= d.MemoryMiB {
 		return limit, nil
 	}
 	return 0, problem(v1alpha1.ReasonMemoryLimit, "%s has %d MiB of memory, and sharing.mps.pinnedMemoryLimit is %s for one "+

@@ -45,7 +45,7 @@ func observedMPS(d gpu.Device) *v1alpha1.MPSDaemon {
 		daemon.ActiveThreadPercentage = 100
 	}
 	if daemon.PinnedMemoryLimitMiB == 0 {
-		daemon.PinnedMemoryLimitMiB = max(d.MemoryMiB, 1)
+		daemon.PinnedMemoryLimitMiB = d.MemoryMiB
 	}
 	return daemon
 }

@@ -119,6 +119,13 @@ func TestResolve(t *testing.T) {
 				"Disabled  MPS nvidia.com/gpu GPUSharing 14% 11651 MiB",
 			},
 		},
+		"MPS has no memory limit on a GPU of unknown memory": {
+			models: []sim.Model{sim.GB10}, sharing: mps(v1alpha1.MPS{Replicas: 4}),
+			want: []string{"Disabled  MPS nvidia.com/gpu GPUSharing 25% 0 MiB"},
+		},
+		"time-slicing of a GPU of unknown memory": {
+			models: []sim.Model{sim.GB10}, sharing: timeSlicing(), want: []string{"Disabled"},
+		},
 		"MPS with its own limits and name": {
 			models: []sim.Model{sim.T4},
 			sharing: mps(v1alpha1.MPS{

@@ -56,7 +56,8 @@ func (s destroyInstance) Do(ctx context.Context, t Tools) error {
 	return nil
 }
 
-// setMIG turns MIG mode on or off, with a reset of the GPU where its architecture needs one.
+// setMIG turns MIG mode on or off, with a reset of the GPU where its architecture needs one, and of the GPUs that cannot be
+// left out of that reset. They lose their instances, which the next plan makes again.
 type setMIG struct {
 	device  gpu.Device
 	enabled bool
@@ -91,7 +92,7 @@ func (s setMIG) Do(ctx context.Context, t Tools) error {
 		err = t.Hardware.SetMIG(ctx, s.device.UUID, s.enabled)
 	}
 	if errors.Is(err, gpu.ErrResetRequired) {
-		if failed := t.Hardware.Reset(ctx, s.device.UUID); failed != nil {
+		if failed := t.Hardware.Reset(ctx, GPUs(s)...); failed != nil {
 			err = fmt.Errorf("%w: resetting: %w", err, failed)
 		} else {
 			err = nil
@@ -197,7 +198,10 @@ func (s startMPS) memory() string {
 		limits = append(limits, fmt.Sprintf("%d MiB on GPU %d", d.PinnedMemoryLimitMiB, d.Index))
 		same = same && d.PinnedMemoryLimitMiB == s.daemon.Devices[0].PinnedMemoryLimitMiB
 	}
-	if same {
+	switch {
+	case same && s.daemon.Devices[0].PinnedMemoryLimitMiB == 0:
+		return "any memory"
+	case same:
 		return fmt.Sprintf("%d MiB", s.daemon.Devices[0].PinnedMemoryLimitMiB)
 	}
 	return join(limits)

@@ -19,6 +19,7 @@ const (
 	a100 = "a100-40gb"
 	h100 = "h100-80gb"
 	t4   = "t4"
+	gb10 = "gb10"
 	vgpu = "vgpu"
 )
 
@@ -43,6 +44,8 @@ type Programs interface {
 	RemoveProcess(pid int)
 	// HoldOpen opens the GPUs as another program would, until release.
 	HoldOpen() (release func())
+	// HoldInstances takes handles of all MIG devices as DCGM does, which is no process on them, until release.
+	HoldInstances() (release func())
 }
 
 // Machine is what holds the GPUs, and their driver.
@@ -52,6 +55,8 @@ type Machine interface {
 	Persistence(uuid string) bool
 	// ForbidReset makes resets of a GPU impossible, as in a virtual machine.
 	ForbidReset(uuid string)
+	// Switch connects the GPUs through NVSwitches that no fabric manager manages.
+	Switch()
 	// CreatePartial creates a GPU instance whose compute instance has so many slices; with 0 it has none.
 	CreatePartial(uuid, profile string, at gpu.Placement, slices int)
 	// FailComputeInstances makes the creation of the next compute instance fail.

@@ -21,6 +21,7 @@ func instances() map[string]contractCase {
 		"sees an instance without its compute instance":         {models: []string{h100}, changes: true, check: orphan},
 		"sees an instance with a smaller compute instance":      {models: []string{h100}, changes: true, check: smaller},
 		"destroys no instance that is used":                     {models: []string{h100}, changes: true, check: destroyBusy},
+		"destroys no instance to which a program has a handle":  {models: []string{h100}, changes: true, check: destroyHeld},
 		"cannot destroy what does not exist":                    {models: []string{h100}, changes: true, check: destroyNothing},
 		"leaves instances alone while others come and go":       {models: []string{a100}, changes: true, check: neighbours},
 		"has every placement that a profile says it can have":   {models: []string{a100}, changes: true, check: everyPlacement},
@@ -119,6 +120,20 @@ func destroyBusy(b bench) {
 	b.Expect(b.device(0).State).To(Equal(before))
 	b.Rig.RemoveProcess(900001)
 	b.Expect(b.Hardware.DestroyInstance(b.Context(), uuid, before.Instances[0].ID)).To(Succeed())
+}
+
+// destroyHeld is what DCGM does to others (NVIDIA/DCGM issue 276).
+func destroyHeld(b bench) {
+	uuid := b.migOn()
+	b.Expect(b.create(uuid, "3g.40gb", 0, 4)).To(Succeed())
+	release := b.Rig.HoldInstances()
+	b.Expect(b.create(uuid, "3g.40gb", 4, 4)).To(Succeed())
+	found := b.device(0)
+	b.Expect(found.Processes).To(BeEmpty(), "nobody is to be seen")
+	b.Expect(b.Hardware.DestroyInstance(b.Context(), uuid, found.State.Instances[0].ID)).To(MatchError(gpu.ErrBusy))
+	b.Expect(b.Hardware.DestroyInstance(b.Context(), uuid, found.State.Instances[1].ID)).To(Succeed(), "it did not see that one")
+	release()
+	b.Expect(b.Hardware.DestroyInstance(b.Context(), uuid, found.State.Instances[0].ID)).To(Succeed())
 }
 
 func destroyNothing(b bench) {

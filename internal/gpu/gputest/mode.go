@@ -4,6 +4,8 @@
 package gputest
 
 import (
+	"errors"
+
 	. "github.com/onsi/gomega"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
@@ -20,6 +22,7 @@ func settingMode() map[string]contractCase {
 		"does not mind other programs on Hopper":               {models: []string{h100}, changes: true, check: hopperWithClient},
 		"does not reset a GPU that is used":                    {models: []string{a100}, changes: true, check: resetBusy},
 		"resets a GPU in persistence mode and leaves it in it": {models: []string{a100}, changes: true, check: resetPersistent},
+		"resets GPUs together that cannot be reset alone":      {models: []string{a100, a100, t4}, changes: true, check: resetTogether},
 		"says that only a reboot helps":                        {models: []string{a100}, changes: true, check: noReset},
 		"keeps the mode over a reboot on Ampere":               {models: []string{a100}, changes: true, check: rebootAmpere},
 		"loses the mode with a reboot on Hopper":               {models: []string{h100}, changes: true, check: rebootHopper},
@@ -103,6 +106,27 @@ func resetPersistent(b bench) {
 	defer release()
 	b.Expect(b.Hardware.Reset(b.Context(), uuid)).To(MatchError(gpu.ErrBusy))
 	b.Expect(b.Rig.Persistence(uuid)).To(BeTrue(), "also after a reset that failed")
+}
+
+func resetTogether(b bench) {
+	b.Rig.Switch()
+	first, second := b.device(0), b.device(1)
+	b.Expect(first.ResetPeers).To(BeEmpty(), "only a reset tells")
+	b.Expect(b.Hardware.SetMIG(b.Context(), first.UUID, true)).To(MatchError(gpu.ErrResetRequired))
+	err := b.Hardware.Reset(b.Context(), first.UUID)
+	peers, ok := errors.AsType[*gpu.PeersError](err)
+	b.Expect(ok).To(BeTrue(), "%v", err)
+	b.Expect(peers.PCIBusIDs).To(Equal([]string{second.PCIBusID}))
+	b.Expect(b.device(0).State.MIG).To(BeFalse())
+	b.Expect(b.device(0).ResetPeers).To(Equal([]string{second.UUID}))
+	b.Expect(b.device(1).ResetPeers).To(Equal([]string{first.UUID}))
+	b.Expect(b.device(2).ResetPeers).To(BeEmpty())
+
+	b.Rig.AddProcess(second.UUID, gpu.Process{PID: 900001, Name: "python3", Instance: gpu.WholeGPU})
+	b.Expect(b.Hardware.Reset(b.Context(), first.UUID, second.UUID)).To(MatchError(gpu.ErrBusy))
+	b.Rig.RemoveProcess(900001)
+	b.Expect(b.Hardware.Reset(b.Context(), first.UUID, second.UUID)).To(Succeed())
+	b.Expect(b.device(0).State.MIG).To(BeTrue())
 }
 
 func noReset(b bench) {

@@ -22,6 +22,7 @@ func observing() map[string]contractCase {
 		"knows no GPU of another node":                     {models: []string{a100}, check: unknownGPU},
 		"tells a virtual GPU, which cannot be split":       {models: []string{vgpu}, changes: true, check: virtual},
 		"lists who uses the GPU, and the MPS server as it": {models: []string{t4}, changes: true, check: users},
+		"does not know the memory of each GPU":             {models: []string{gb10}, changes: true, check: unknownMemory},
 		"lists who uses an instance":                       {models: []string{h100}, changes: true, check: instanceUsers},
 	}
 }
@@ -112,6 +113,12 @@ func virtual(b bench) {
 	b.Expect(d.MIGCapable).To(BeFalse())
 	b.Expect(b.Hardware.SetMIG(b.Context(), d.UUID, true)).To(MatchError(gpu.ErrNotSupported))
 	b.Expect(b.Hardware.SetComputeMode(b.Context(), d.UUID, gpu.ComputeExclusiveProcess)).To(MatchError(gpu.ErrNotSupported))
+}
+
+func unknownMemory(b bench) {
+	d := b.device(0)
+	b.Expect(d.MemoryMiB).To(BeZero())
+	b.Expect(b.Hardware.SetComputeMode(b.Context(), d.UUID, gpu.ComputeExclusiveProcess)).To(Succeed())
 }
 
 func users(b bench) {

@@ -186,6 +186,20 @@ func (r rig) HoldOpen() (release func()) {
 	}
 }
 
+func (r rig) HoldInstances() (release func()) {
+	client, err := r.d.Connect()
+	r.must(err)
+	r.must(client.HoldInstances())
+	return func() { r.must(client.Disconnect()) }
+}
+
+func (r rig) Switch() {
+	r.must(r.d.Update(func(s *simdriver.State) error {
+		s.Node.NVSwitch = true
+		return nil
+	}))
+}
+
 func (r rig) SetPersistence(uuid string, on bool) {
 	r.gpu(uuid, func(g *sim.GPU) { g.Persistence = on })
 }

@@ -47,7 +47,7 @@ func (h *Hardware) observe(ctx context.Context) (gpu.Inventory, error) {
 	var looking sync.WaitGroup
 	for index := range count {
 		looking.Go(func() {
-			devices[index], errs[index] = h.observeStill(ctx, index)
+			devices[index], errs[index] = h.observeStill(ctx, index, listsOf(version))
 		})
 	}
 	looking.Wait()
@@ -60,10 +60,10 @@ func (h *Hardware) observe(ctx context.Context) (gpu.Inventory, error) {
 
 // observeStill reads a GPU, again if that failed while other operations were going on: what one of them destroys vanishes
 // under the reader's eyes.
-func (h *Hardware) observeStill(ctx context.Context, index int) (gpu.Device, error) {
+func (h *Hardware) observeStill(ctx context.Context, index int, lists lists) (gpu.Device, error) {
 	for {
 		changed, others := h.gate.others()
-		d, err := h.observeDevice(index)
+		d, err := h.observeDevice(index, lists)
 		if err == nil {
 			return d, nil
 		}
@@ -78,7 +78,7 @@ func (h *Hardware) observeStill(ctx context.Context, index int) (gpu.Device, err
 	}
 }
 
-func (h *Hardware) observeDevice(index int) (gpu.Device, error) {
+func (h *Hardware) observeDevice(index int, lists lists) (gpu.Device, error) {
 	handle, ret := h.lib.DeviceGetHandleByIndex(index)
 	if ret != nvml.SUCCESS {
 		return gpu.Device{}, failed("nvmlDeviceGetHandleByIndex", ret)
@@ -88,8 +88,15 @@ func (h *Hardware) observeDevice(index int) (gpu.Device, error) {
 		return gpu.Device{}, err
 	}
 	d.Index = index
+	readProcesses := h.readProcesses
+	if lists == unusable {
+		readProcesses = func(_ nvml.Device, d *gpu.Device) error {
+			d.ProcessesUnknown = true
+			return nil
+		}
+	}
 	for _, read := range []func(nvml.Device, *gpu.Device) error{
-		h.readVirtual, readComputeMode, readMIGMode, h.readMIG, h.readProcesses,
+		h.readVirtual, readComputeMode, readMIGMode, h.readMIG, readProcesses,
 	} {
 		if err := read(handle, &d); err != nil {
 			return gpu.Device{}, err
@@ -103,6 +110,9 @@ func identity(handle nvml.Device) (gpu.Device, error) {
 	name, nameRet := handle.GetName()
 	pci, pciRet := handle.GetPciInfo()
 	memory, memoryRet := handle.GetMemoryInfo()
+	if memoryRet == nvml.ERROR_NOT_SUPPORTED { // GPUs that share the memory of the host, such as GB10
+		memory, memoryRet = nvml.Memory{}, nvml.SUCCESS
+	}
 	major, minor, capabilityRet := handle.GetCudaComputeCapability()
 	err := errors.Join(
 		failed("nvmlDeviceGetUUID", uuidRet), failed("nvmlDeviceGetName", nameRet), failed("nvmlDeviceGetPciInfo", pciRet),

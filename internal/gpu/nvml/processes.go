@@ -5,6 +5,7 @@ package nvml
 
 import (
 	"cmp"
+	"fmt"
 	"path"
 	"slices"
 	"strings"
@@ -19,6 +20,27 @@ const noInstance = 0xFFFFFFFF
 
 // mpsServer is the program through which MPS clients use a GPU.
 const mpsServer = "nvidia-cuda-mps-server"
+
+// lists says whether the driver's lists of processes can be used.
+type lists bool
+
+const (
+	usable   lists = true
+	unusable lists = false
+)
+
+// listsOf tells that of a driver version. Drivers from 535.43.02 to 535.86.05 fill the lists with structures of another size
+// than their header says, so that all PIDs but the first are wrong (NVIDIA/go-nvml issue 75, XuehaiPan/nvitop pull request 89).
+func listsOf(driverVersion string) lists {
+	var minor, patch int
+	if n, _ := fmt.Sscanf(driverVersion, "535.%d.%d", &minor, &patch); n < 1 {
+		return usable
+	}
+	if minor < 43 || minor > 86 || minor == 86 && patch > 5 {
+		return usable
+	}
+	return unusable
+}
 
 // readProcesses lists who computes or draws on the GPU and who does so through MPS, each process once per instance.
 func (h *Hardware) readProcesses(handle nvml.Device, d *gpu.Device) error {

@@ -17,6 +17,9 @@ import (
 
 var errNoReset = errors.New("no way to reset a GPU is configured")
 
+// drm is the kernel module that keeps GPUs open for displays (NVIDIA/mig-parted issue 181).
+const drm = "nvidia_drm"
+
 // patience is how long a reset waits for a program that has a GPU open and that NVML does not list. NVIDIA's
 // node-status-exporter opens every GPU for half a second each minute.
 const patience = 70 * time.Second
@@ -126,9 +129,8 @@ func (r *resetting) patiently(ctx context.Context, err error) error {
 // held says of GPUs that nobody known holds what to do. The kernel module nvidia_drm does not let go, so that only a reboot
 // activates what is pending.
 func (r *resetting) held(err error, waited time.Duration) error {
-	if r.options.Module("nvidia_drm") {
-		return fmt.Errorf("%w while the kernel module nvidia_drm is loaded, which keeps GPUs open: "+
-			"unload it on the node (modprobe -r nvidia_drm), or reboot the node: %s", gpu.ErrNotSupported, firstLine(err))
+	if r.options.Module(drm) {
+		return fmt.Errorf("%w: %s", &gpu.ModuleError{Module: drm}, firstLine(err))
 	}
 	return fmt.Errorf("%w for %s, by a program that NVML does not list: find it on the node with fuser -v /dev/nvidia*", err, waited)
 }

@@ -29,6 +29,7 @@ const (
 	T4     Model = "t4"
 	V100   Model = "v100" // compute capability 7.0: 16 MPS clients
 	L40S   Model = "l40s"
+	GB10   Model = "gb10" // shares the memory of the host, of which NVML says nothing
 	VGPU   Model = "vgpu" // a virtual GPU in a guest
 )
 
@@ -37,7 +38,7 @@ type Spec struct {
 	Model             Model
 	Product           string // as NVML names it
 	PCIDeviceID       uint32 // device in the upper half, vendor in the lower, as NVML packs it
-	MemoryMiB         int64
+	MemoryMiB         int64  // 0: NVML does not tell
 	ComputeCapability gpu.ComputeCapability
 	Virtual           bool
 	ComputeSlices     int // 0: no MIG
@@ -96,6 +97,7 @@ func withoutMIG() []Spec {
 		{Model: T4, Product: "Tesla T4", PCIDeviceID: 0x1EB810DE, MemoryMiB: 15360, ComputeCapability: gpu.ComputeCapability{Major: 7, Minor: 5}},
 		{Model: V100, Product: "Tesla V100-SXM2-32GB", PCIDeviceID: 0x1DB510DE, MemoryMiB: 32768, ComputeCapability: gpu.ComputeCapability{Major: 7}},
 		{Model: L40S, Product: "NVIDIA L40S", PCIDeviceID: 0x26B910DE, MemoryMiB: 46068, ComputeCapability: gpu.ComputeCapability{Major: 8, Minor: 9}},
+		{Model: GB10, Product: "NVIDIA GB10", PCIDeviceID: 0x2E1210DE, ComputeCapability: gpu.ComputeCapability{Major: 12, Minor: 1}},
 		{Model: VGPU, Product: "GRID A100-20C", PCIDeviceID: 0x20B010DE, MemoryMiB: 20480, ComputeCapability: gpu.ComputeCapability{Major: 8}, Virtual: true},
 	}
 }

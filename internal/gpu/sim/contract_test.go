@@ -53,6 +53,24 @@ func (r rig) HoldOpen() (release func()) {
 	return func() { r.h.Update(func(n *sim.Node) { n.Shut(other) }) }
 }
 
+func (r rig) HoldInstances() (release func()) {
+	const dcgm = 900200
+	r.h.Update(func(n *sim.Node) {
+		held := sim.Client{PID: dcgm}
+		for _, g := range n.GPUs {
+			for _, i := range g.Instances {
+				for _, c := range i.Compute {
+					held.Instances = append(held.Instances, c.UUID)
+				}
+			}
+		}
+		n.Open(held)
+	})
+	return func() { r.h.Update(func(n *sim.Node) { n.Shut(dcgm) }) }
+}
+
+func (r rig) Switch() { r.h.Update(func(n *sim.Node) { n.NVSwitch = true }) }
+
 func (r rig) SetPersistence(uuid string, on bool) {
 	r.gpu(uuid, func(g *sim.GPU) { g.Persistence = on })
 }

@@ -157,6 +157,9 @@ func (h *Hardware) Reset(ctx context.Context, uuids ...string) error {
 		if _, peers := errors.AsType[*gpu.PeersError](err); peers {
 			h.together = true
 		}
+		if h.node.DRM && errors.Is(err, gpu.ErrBusy) {
+			err = &gpu.ModuleError{Module: "nvidia_drm"}
+		}
 		return err
 	})
 }

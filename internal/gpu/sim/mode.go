@@ -10,8 +10,8 @@ import (
 )
 
 // SetMIG asks for a MIG mode on behalf of the process self. As in nvmlDeviceSetMigMode the request is noted even where
-// it cannot be activated: the activation then is InUse (somebody is in the way) or ResetRequired (the reset is not ours
-// to make), and the mode is pending until Reset.
+// it cannot be activated: the activation then is InUse (another program uses the GPU) or ResetRequired (the reset is
+// not the driver's to make alone), and the mode is pending until Reset.
 func (n *Node) SetMIG(uuid string, enabled bool, self int) (activation Return, err error) {
 	g, err := n.GPU(uuid)
 	if err != nil {
@@ -28,7 +28,7 @@ func (n *Node) SetMIG(uuid string, enabled bool, self int) (activation Return, e
 		return InUse, nil
 	}
 	if g.Spec().ResetOnModeChange {
-		if g.NoReset {
+		if g.NoReset || len(n.ResetPeers(uuid)) > 0 {
 			return ResetRequired, nil
 		}
 		if g.Persistence || n.openByOthers(uuid, self) {

@@ -205,6 +205,9 @@ func memoryOf(g *sim.GPU, h *C.struct_handle) (bytes C.uint64_t, ret sim.Return)
 		}
 		mib = m.profile.MemoryMiB
 	}
+	if mib == 0 {
+		return 0, sim.NotSupported
+	}
 	return C.uint64_t(mib) << 20, sim.Success
 }
 

@@ -7,7 +7,9 @@ package main
 import "C"
 
 import (
+	"fmt"
 	"slices"
+	"unsafe"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
@@ -52,6 +54,34 @@ func processes(name string, h *C.struct_handle, count *C.uint, into *C.struct_pr
 	})
 }
 
+// processesV3 is processes, except that early drivers of branch 535 write structures of 32 bytes, of which callers know 24.
+func processesV3(name string, h *C.struct_handle, count *C.uint, into *C.struct_process, throughMPS bool) C.int {
+	return onGPU(name, h, func(s *simdriver.State, g *sim.GPU) sim.Return {
+		found := computing(s, g, h, throughMPS)
+		if into == nil || !wideProcesses(s.Node.DriverVersion) {
+			return listProcesses(into, count, found, func(p C.struct_process) C.struct_process { return p })
+		}
+		if len(found) > int(*count) {
+			return sim.InsufficientSize
+		}
+		*count = C.uint(len(found))
+		const wide, known = 32, int(unsafe.Sizeof(C.struct_process{}))
+		raw := make([]byte, wide*len(found))
+		for i := range found {
+			copy(raw[i*wide:], unsafe.Slice((*byte)(unsafe.Pointer(&found[i])), known))
+		}
+		copy(unsafe.Slice((*byte)(unsafe.Pointer(into)), known*len(found)), raw) // no more than there is room for
+		return sim.Success
+	})
+}
+
+// wideProcesses reports whether a driver is from 535.43.02 to 535.86.05.
+func wideProcesses(version string) bool {
+	var minor, patch int
+	n, _ := fmt.Sscanf(version, "535.%d.%d", &minor, &patch)
+	return n > 0 && minor >= 43 && (minor < 86 || minor == 86 && patch <= 5)
+}
+
 func processesV1(name string, h *C.struct_handle, count *C.uint, into *C.struct_process_v1, throughMPS bool) C.int {
 	return onGPU(name, h, func(s *simdriver.State, g *sim.GPU) sim.Return {
 		return listProcesses(into, count, computing(s, g, h, throughMPS), func(p C.struct_process) C.struct_process_v1 {
@@ -72,7 +102,7 @@ func nvmlDeviceGetComputeRunningProcesses_v2(h *C.struct_handle, count *C.uint, 
 
 //export nvmlDeviceGetComputeRunningProcesses_v3
 func nvmlDeviceGetComputeRunningProcesses_v3(h *C.struct_handle, count *C.uint, into *C.struct_process) C.int {
-	return processes("nvmlDeviceGetComputeRunningProcesses", h, count, into, false)
+	return processesV3("nvmlDeviceGetComputeRunningProcesses", h, count, into, false)
 }
 
 //export nvmlDeviceGetMPSComputeRunningProcesses
@@ -87,7 +117,7 @@ func nvmlDeviceGetMPSComputeRunningProcesses_v2(h *C.struct_handle, count *C.uin
 
 //export nvmlDeviceGetMPSComputeRunningProcesses_v3
 func nvmlDeviceGetMPSComputeRunningProcesses_v3(h *C.struct_handle, count *C.uint, into *C.struct_process) C.int {
-	return processes("nvmlDeviceGetMPSComputeRunningProcesses", h, count, into, true)
+	return processesV3("nvmlDeviceGetMPSComputeRunningProcesses", h, count, into, true)
 }
 
 //export nvmlDeviceGetGraphicsRunningProcesses

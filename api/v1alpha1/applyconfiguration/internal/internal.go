@@ -122,6 +122,9 @@ var schemaYAML = typed.YAMLObject(`types:
           elementType:
             namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.ProcessStatus
           elementRelationship: atomic
+    - name: processesUnknown
+      type:
+        scalar: boolean
     - name: product
       type:
         scalar: string
@@ -130,6 +133,12 @@ var schemaYAML = typed.YAMLObject(`types:
         list:
           elementType:
             namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.ProfileStatus
+          elementRelationship: atomic
+    - name: resetPeers
+      type:
+        list:
+          elementType:
+            scalar: string
           elementRelationship: atomic
     - name: sharing
       type:

@@ -30,6 +30,12 @@ type DeviceStatusApplyConfiguration struct {
 	MIGCapable *bool `json:"migCapable,omitempty"`
 	// pendingMIGMode is the MIG mode that the GPU takes at its next reset, if it is not the current one.
 	PendingMIGMode *apiv1alpha1.MIGMode `json:"pendingMIGMode,omitempty"`
+	// resetPeers are the UUIDs of the GPUs that must be reset together with this one, as far as a reset has shown it:
+	// without a fabric manager, NVSwitches let no GPU be reset alone.
+	ResetPeers []string `json:"resetPeers,omitempty"`
+	// processesUnknown is true if the driver's lists of processes cannot be used, so that the operator changes nothing that
+	// could end a process on the GPU.
+	ProcessesUnknown *bool `json:"processesUnknown,omitempty"`
 	// computeMode of the GPU.
 	ComputeMode *apiv1alpha1.ComputeMode `json:"computeMode,omitempty"`
 	// sharing is how the GPU is shared, in the shape of the spec.
@@ -112,6 +118,24 @@ func (b *DeviceStatusApplyConfiguration) WithMIGCapable(value bool) *DeviceStatu
 // If called multiple times, the PendingMIGMode field is set to the value of the last call.
 func (b *DeviceStatusApplyConfiguration) WithPendingMIGMode(value apiv1alpha1.MIGMode) *DeviceStatusApplyConfiguration {
 	b.PendingMIGMode = &value
+	return b
+}
+
+// WithResetPeers adds the given value to the ResetPeers field in the declarative configuration
+// and returns the receiver, so that objects can be build by chaining "With" function invocations.
+// If called multiple times, values provided by each call will be appended to the ResetPeers field.
+func (b *DeviceStatusApplyConfiguration) WithResetPeers(values ...string) *DeviceStatusApplyConfiguration {
+	for i := range values {
+		b.ResetPeers = append(b.ResetPeers, values[i])
+	}
+	return b
+}
+
+// WithProcessesUnknown sets the ProcessesUnknown field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the ProcessesUnknown field is set to the value of the last call.
+func (b *DeviceStatusApplyConfiguration) WithProcessesUnknown(value bool) *DeviceStatusApplyConfiguration {
+	b.ProcessesUnknown = &value
 	return b
 }
 

@@ -20,7 +20,8 @@ type MPSDaemonApplyConfiguration struct {
 	Owner *apiv1alpha1.MPSDaemonOwner `json:"owner,omitempty"`
 	// activeThreadPercentage is the share of the GPU's threads that one client may use, in percent.
 	ActiveThreadPercentage *int32 `json:"activeThreadPercentage,omitempty"`
-	// pinnedMemoryLimitMiB is the memory of this GPU that one client may allocate, in MiB.
+	// pinnedMemoryLimitMiB is the memory of this GPU that one client may allocate, in MiB. If it is absent or 0 there is no
+	// limit, as on a GPU whose memory NVML does not report.
 	PinnedMemoryLimitMiB *int64 `json:"pinnedMemoryLimitMiB,omitempty"`
 }
 
