@@ -97,7 +97,7 @@ func reported(d gpu.Device) v1alpha1.DeviceStatus {
 	s := v1alpha1.DeviceStatus{
 		UUID: d.UUID, Index: int32(d.Index), Product: gpu.ProductLabel(d.Product), MemoryMiB: d.MemoryMiB,
 		ComputeCapability: d.ComputeCapability.String(), Virtual: d.Virtual, MIGCapable: d.MIGCapable, Sharing: plan.Observed(d),
-		ComputeMode: v1alpha1.ComputeModeDefault,
+		ComputeMode: v1alpha1.ComputeModeDefault, ResetPeers: d.ResetPeers,
 	}
 	if d.State.ComputeMode == gpu.ComputeExclusiveProcess {
 		s.ComputeMode = v1alpha1.ComputeModeExclusiveProcess
