@@ -52,7 +52,10 @@ func (d *Driver) ConnectAs(what sim.Client) (*Client, error) {
 		return nil, fmt.Errorf("noting a client: %w", err)
 	}
 	c := &Client{driver: d, file: f, what: what}
-	return c, c.write()
+	if err := c.write(); err != nil {
+		return nil, fmt.Errorf("noting a client: %w", err)
+	}
+	return c, nil
 }
 
 // OpenFor opens every GPU for a while, as a program does that looks at them once.

@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"k8s.io/utils/clock"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 )
@@ -34,7 +35,7 @@ type Options struct {
 	// Gather is how long a reset waits for others that are asked for at the same time, since one that comes later waits
 	// until all of them are over. 0: a tenth of a second.
 	Gather time.Duration
-	// After is the clock of the waiting between attempts. Nil: time.After.
+	// After is the clock of the waiting between attempts. Nil: the real one.
 	After func(time.Duration) <-chan time.Time
 	// Module reports whether a kernel module is loaded. Nil: /proc/modules says so.
 	Module func(name string) bool
@@ -63,7 +64,7 @@ func New(o Options) *Hardware {
 		o.Gather = 100 * time.Millisecond
 	}
 	if o.After == nil {
-		o.After = time.After
+		o.After = clock.RealClock{}.After
 	}
 	if o.Module == nil {
 		o.Module = moduleLoaded

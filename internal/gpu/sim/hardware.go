@@ -144,16 +144,12 @@ func (h *Hardware) SetMIG(ctx context.Context, uuid string, enabled bool) error 
 // Reset implements gpu.Hardware.
 func (h *Hardware) Reset(ctx context.Context, uuids ...string) error {
 	return h.write(ctx, OpReset, strings.Join(uuids, " "), "", func() error {
-		for _, uuid := range uuids {
-			g, err := h.node.GPU(uuid)
-			if err != nil {
-				return err
-			}
-			persistent := g.Persistence
-			defer func() { g.Persistence = persistent }()
-			g.Persistence = false // as the driver of a GPU does meanwhile
+		restore, err := h.endPersistence(uuids)
+		if err != nil {
+			return err
 		}
-		err := h.node.Reset(0, uuids...)
+		defer restore()
+		err = h.node.Reset(0, uuids...)
 		if _, peers := errors.AsType[*gpu.PeersError](err); peers {
 			h.together = true
 		}
@@ -162,6 +158,27 @@ func (h *Hardware) Reset(ctx context.Context, uuids ...string) error {
 		}
 		return err
 	})
+}
+
+// endPersistence turns persistence mode off, as the driver's nvidia-smi does for a reset, and says how to restore it.
+func (h *Hardware) endPersistence(uuids []string) (restore func(), err error) {
+	var persistent []*GPU
+	for _, uuid := range uuids {
+		g, err := h.node.GPU(uuid)
+		if err != nil {
+			return nil, err
+		}
+		if g.Persistence {
+			persistent = append(persistent, g)
+		}
+	}
+	set := func(on bool) {
+		for _, g := range persistent {
+			g.Persistence = on
+		}
+	}
+	set(false)
+	return func() { set(true) }, nil
 }
 
 // CreateInstance implements gpu.Hardware.
