@@ -189,6 +189,17 @@ const (
 	ReasonDiscovered = "Discovered"
 	// ReasonNVMLFailed: NVML could not be loaded or failed.
 	ReasonNVMLFailed = "NVMLFailed"
+	// ReasonDriverNotFound: the node has no NVIDIA driver, neither in a container nor on the host.
+	ReasonDriverNotFound = "DriverNotFound"
+	// ReasonDriverNotReady: the driver is being installed, replaced or removed. The agent holds nothing of it open and waits.
+	ReasonDriverNotReady = "DriverNotReady"
+	// ReasonDriverMismatch: the driver's library is of another version than the loaded kernel module.
+	ReasonDriverMismatch = "DriverMismatch"
+	// ReasonPlatformNotSupported: the node's platform, such as Tegra or WSL, has no driver through which GPUs can be shared.
+	ReasonPlatformNotSupported = "PlatformNotSupported"
+	// ReasonDeviceNodesMissing: device nodes of MIG instances, or NVIDIA's CDI specification that lists them, could not be
+	// brought up to date, so pods on these instances cannot start.
+	ReasonDeviceNodesMissing = "DeviceNodesMissing"
 	// ReasonPodResourcesFailed: the kubelet's pod resources could not be read, so it is not known which containers hold
 	// the GPUs.
 	ReasonPodResourcesFailed = "PodResourcesFailed"

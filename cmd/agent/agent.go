@@ -20,6 +20,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/agent"
+	"github.com/gpusharing/gpu-sharing-operator/internal/driver"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/nvml"
 	"github.com/gpusharing/gpu-sharing-operator/internal/host"
@@ -40,7 +41,13 @@ func runAgent(ctx context.Context, args []string) error {
 	if err != nil {
 		return fmt.Errorf("opening the proc file system: %w", err)
 	}
-	c, err := newController(f, mgr, proc)
+	ctx, end := context.WithCancel(ctx)
+	defer end()
+	hardware := newHardware(f.drivers(), func() {
+		ctrl.Log.Info("The NVIDIA driver was replaced, so this process ends: a new one loads the new driver's library")
+		end()
+	})
+	c, err := newController(f, mgr, proc, hardware)
 	if err != nil {
 		return err
 	}
@@ -55,8 +62,10 @@ func runAgent(ctx context.Context, args []string) error {
 	if err := mgr.AddReadyzCheck("agent", c.Ready); err != nil {
 		return fmt.Errorf("adding the readiness check: %w", err)
 	}
-	if err := mgr.AddHealthzCheck("ping", healthz.Ping); err != nil {
-		return fmt.Errorf("adding the liveness check: %w", err)
+	for name, check := range map[string]healthz.Checker{"ping": healthz.Ping, "driver": hardware.Alive} {
+		if err := mgr.AddHealthzCheck(name, check); err != nil {
+			return fmt.Errorf("adding the liveness check: %w", err)
+		}
 	}
 	return mgr.Start(ctx)
 }
@@ -86,7 +95,7 @@ func newManager(f agentFlags) (manager.Manager, error) {
 }
 
 // newController wires the agent to the driver, the host and the kubelet.
-func newController(f agentFlags, mgr manager.Manager, proc *os.Root) (*agent.Controller, error) {
+func newController(f agentFlags, mgr manager.Manager, proc *os.Root, hardware gpu.Hardware) (*agent.Controller, error) {
 	processes := host.NewProc(proc)
 	boot, err := processes.ID()
 	if err != nil {
@@ -101,8 +110,8 @@ func newController(f agentFlags, mgr manager.Manager, proc *os.Root) (*agent.Con
 		return nil, err
 	}
 	return agent.New(agent.Config{
-		Node: f.node, BootID: boot, Client: mgr.GetClient(), Reader: mgr.GetAPIReader(), Hardware: newHardware(f.driverRoot),
-		MPS: mps.NewView(control), Processes: processes, Rebooter: newRebooter(f, proc), Allocations: allocations,
+		Node: f.node, BootID: boot, Client: mgr.GetClient(), Reader: mgr.GetAPIReader(), Hardware: hardware,
+		Nodes: driver.NewNodes(f.drivers(), host.Exec{}, f.cdiRoot), MPS: mps.NewView(control), Processes: processes, Rebooter: newRebooter(f, proc), Allocations: allocations,
 		Clock: clock.RealClock{}, Resync: f.resync,
 	}), nil
 }
@@ -115,17 +124,16 @@ func newRebooter(f agentFlags, proc *os.Root) host.Rebooter {
 	return host.NewSystemd(proc)
 }
 
-// newHardware is NVML below the driver root, as soon as it is there.
-func newHardware(driverRoot string) gpu.Hardware {
-	return agent.NewLate(func() (gpu.Hardware, error) {
-		library, err := nvml.FindLibrary(driverRoot)
-		if err != nil {
-			return nil, err
-		}
-		return nvml.New(nvml.Options{
-			Library: library, SMI: agent.SMI(host.Exec{}, host.DriverRoot(driverRoot)),
-		}), nil
-	})
+// newHardware is NVML of the driver that the node has. Replaced ends this process.
+func newHardware(node driver.Node, replaced func()) *agent.Late {
+	return agent.NewLate(agent.Source{
+		Find: node.Find,
+		Open: func(found driver.Driver) gpu.Hardware {
+			return nvml.New(nvml.Options{Library: found.Library, SMI: agent.SMI(host.Exec{}, node.Find)})
+		},
+		Prepare:  func(ctx context.Context, found driver.Driver) error { return found.Prepare(ctx, host.Exec{}) },
+		Replaced: replaced,
+	}, clock.RealClock{})
 }
 
 func newAllocations(socket string) (agent.Allocations, error) {

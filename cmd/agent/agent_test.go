@@ -38,6 +38,7 @@ func TestAgent(t *testing.T) {
 	mpsRoot := filepath.Join(t.TempDir(), "mps")
 	start(t, "mps-host", "--driver-root="+driver, "--mps-root="+mpsRoot)
 	start(t, "--node-name=n1", "--driver-root="+driver, "--mps-root="+mpsRoot, "--pod-resources-socket=",
+		"--cdi-root=",
 		"--health-probe-bind-address=0", "--kubeconfig="+kubeconfig(t, config))
 
 	n := node{T: t, client: cluster.Client}
@@ -48,6 +49,11 @@ func TestAgent(t *testing.T) {
 	n.wish(v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeEnabled, Instances: []v1alpha1.InstanceCount{{Profile: "1g.5gb", Count: 7}}})
 	g.Eventually(n.ready, "60s", "100ms").Should(gomega.Succeed())
 	g.Expect(n.device().Instances).To(gomega.HaveLen(7))
+	if os.Geteuid() == 0 { // others can make no device nodes
+		nodes, err := filepath.Glob(filepath.Join(driver, "dev/nvidia-caps/nvidia-cap*"))
+		g.Expect(err).NotTo(gomega.HaveOccurred())
+		g.Expect(len(nodes)).To(gomega.BeNumerically(">=", 2*7), "one for each GPU instance and each compute instance")
+	}
 
 	mps := &v1alpha1.MPSDaemon{
 		Resource: "nvidia.com/gpu", Owner: v1alpha1.MPSDaemonOwnerGPUSharing, ActiveThreadPercentage: 25, PinnedMemoryLimitMiB: 10000,
@@ -89,6 +95,11 @@ func newDriver(t *testing.T, models ...sim.Model) string {
 		t.Fatal(err)
 	}
 	root := t.TempDir()
+	if os.Geteuid() == 0 { // with a dev of its own, as a driver container has it
+		if err := os.Mkdir(filepath.Join(root, "dev"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
 	if _, err := simdriver.New(root, programs, simdriver.Spec{Name: "n1", Models: models}); err != nil {
 		t.Fatal(err)
 	}

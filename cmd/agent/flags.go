@@ -14,18 +14,25 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client/config"
 	"sigs.k8s.io/controller-runtime/pkg/log/zap"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/driver"
 )
 
 // hostFlags are those of both programs.
 type hostFlags struct {
-	driverRoot string
-	mpsRoot    string
-	log        zap.Options
+	hostRoot      string
+	driverRoot    string
+	containerRoot string
+	mpsRoot       string
+	log           zap.Options
 }
 
 func (f *hostFlags) bind(set *flag.FlagSet) {
-	set.StringVar(&f.driverRoot, "driver-root", "/",
-		"folder below which the NVIDIA driver is installed: / for a driver on the host, /run/nvidia/driver for the GPU Operator's")
+	set.StringVar(&f.hostRoot, "host-root", "/", "folder at which the root of the node's file system is mounted")
+	set.StringVar(&f.driverRoot, "driver-root", driver.Auto,
+		"folder on the node below which the NVIDIA driver is installed, such as /run/nvidia/driver or /; auto: it is found")
+	set.StringVar(&f.containerRoot, "container-root", "",
+		"root of the container in which this program runs, where it shows the driver's device nodes and sockets; empty: no container")
 	set.StringVar(&f.mpsRoot, "mps-root", "/run/nvidia/mps",
 		"folder of the MPS control daemons, the same that NVIDIA's device plugin is given; made if it is not there")
 	f.log.BindFlags(set)
@@ -39,8 +46,12 @@ func (f *hostFlags) parse(set *flag.FlagSet, args []string) error {
 	if set.NArg() > 0 {
 		return fmt.Errorf("unknown argument %q; see --help", set.Arg(0))
 	}
-	for flag, path := range map[string]string{"driver-root": f.driverRoot, "mps-root": f.mpsRoot} {
-		if !filepath.IsAbs(path) {
+	paths := map[string]string{
+		"host-root": f.hostRoot, "driver-root": f.driverRoot, "container-root": f.containerRoot, "mps-root": f.mpsRoot,
+	}
+	for flag, path := range paths {
+		left := flag == "driver-root" && path == driver.Auto || flag == "container-root" && path == ""
+		if !left && !filepath.IsAbs(path) {
 			return fmt.Errorf("--%s must be an absolute path, not %q", flag, path)
 		}
 	}
@@ -48,11 +59,17 @@ func (f *hostFlags) parse(set *flag.FlagSet, args []string) error {
 	return nil
 }
 
+// drivers is the node on which the driver is looked for.
+func (f *hostFlags) drivers() driver.Node {
+	return driver.Node{Host: f.hostRoot, Root: f.driverRoot, Container: f.containerRoot}
+}
+
 // agentFlags are those of the agent.
 type agentFlags struct {
 	hostFlags
 	node               string
 	podResourcesSocket string
+	cdiRoot            string
 	allowReboot        bool
 	resync             time.Duration
 	healthAddress      string
@@ -68,6 +85,8 @@ func parseAgentFlags(args []string) (agentFlags, error) {
 		"name of the node, which is the name of its GPUNode; default: environment variable NODE_NAME")
 	set.StringVar(&f.podResourcesSocket, "pod-resources-socket", "/var/lib/kubelet/pod-resources/kubelet.sock",
 		"the kubelet's pod resources socket, which tells which containers hold a GPU; empty: no kubelet is asked")
+	set.StringVar(&f.cdiRoot, "cdi-root", "/var/run/cdi",
+		"folder of CDI specifications, in which NVIDIA's specification for its own pods is kept up to date; empty: none")
 	set.BoolVar(&f.allowReboot, "allow-reboot", os.Getenv("ALLOW_REBOOT") == "true",
 		"let the agent reboot the node where a policy says rollout.reboot: IfRequired and a MIG mode changes only so; "+
 			"default: whether environment variable ALLOW_REBOOT is true")

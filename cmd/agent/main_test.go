@@ -27,7 +27,9 @@ func TestAgentFlags(t *testing.T) {
 		"a driver root that is relative": {
 			args: []string{"--driver-root=run/nvidia"}, env: "n1", err: `--driver-root must be an absolute path, not "run/nvidia"`,
 		},
-		"a resync of nothing": {args: []string{"--resync=0"}, env: "n1", err: "--resync must be longer than 0, not 0s"},
+		"a driver that is found":   {args: []string{"--host-root=/host", "--driver-root=auto", "--container-root=/"}, env: "n1"},
+		"a host root that is none": {args: []string{"--host-root="}, env: "n1", err: `--host-root must be an absolute path, not ""`},
+		"a resync of nothing":      {args: []string{"--resync=0"}, env: "n1", err: "--resync must be longer than 0, not 0s"},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {

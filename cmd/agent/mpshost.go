@@ -12,6 +12,7 @@ import (
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
 
+	"github.com/gpusharing/gpu-sharing-operator/internal/driver"
 	"github.com/gpusharing/gpu-sharing-operator/internal/host"
 	"github.com/gpusharing/gpu-sharing-operator/internal/mps"
 )
@@ -40,5 +41,5 @@ func newControl(f hostFlags) (mps.Control, error) {
 	if err != nil {
 		return mps.Control{}, fmt.Errorf("opening the MPS root: %w", err)
 	}
-	return mps.NewControl(host.Exec{}, host.DriverRoot(f.driverRoot), root, clock.RealClock{}), nil
+	return mps.NewControl(driver.NewRunner(f.drivers(), host.Exec{}), "/", root, clock.RealClock{}), nil
 }

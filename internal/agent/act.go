@@ -32,6 +32,7 @@ type outcome struct {
 	reboot   reboot   // what becomes of those
 	unmet    []string // GPUs that are not as wished though nothing is left to do, in words
 	restored []string // what became of GPUs on which a step failed, in words
+	nodes    error    // why device nodes of MIG instances are missing
 }
 
 // failure is a step that failed.
@@ -42,7 +43,8 @@ type failure struct {
 
 // retry is why the pass must be made again soon.
 func (o outcome) retry() error {
-	errs := make([]error, 0, len(o.failures))
+	errs := make([]error, 0, len(o.failures)+1)
+	errs = append(errs, o.nodes)
 	for _, f := range o.failures {
 		errs = append(errs, f.err)
 	}

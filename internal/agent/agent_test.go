@@ -44,6 +44,7 @@ type node struct {
 	cluster     *env.Cluster
 	hardware    *sim.Hardware
 	between     *between
+	nodes       deviceNodes
 	processes   *hostfake.Processes
 	allocations *allocations
 	runner      *hostfake.Runner
@@ -97,7 +98,7 @@ func (n *node) restartAgent() {
 	boot, err := n.processes.ID()
 	n.Expect(err).NotTo(gomega.HaveOccurred())
 	n.controller = agent.New(agent.Config{
-		Node: n.name, BootID: boot, Client: n.client(), Reader: n.cluster.Client, Hardware: n.between, MPS: n.view,
+		Node: n.name, BootID: boot, Client: n.client(), Reader: n.cluster.Client, Hardware: n.between, Nodes: &n.nodes, MPS: n.view,
 		Processes: n.processes, Rebooter: n.rebooter, Allocations: n.allocations, Clock: n.clock, Resync: resync,
 	})
 }
@@ -232,6 +233,17 @@ func shared(uuid string, percentage int32, limit int64) v1alpha1.DeviceSpec {
 		ActiveThreadPercentage: percentage, PinnedMemoryLimitMiB: limit,
 	}
 	return spec
+}
+
+// deviceNodes are those of the node's MIG instances.
+type deviceNodes struct {
+	ensured int
+	err     error // why they cannot be made
+}
+
+func (d *deviceNodes) Ensure(context.Context) error {
+	d.ensured++
+	return d.err
 }
 
 // between lets something happen between two calls of the hardware.

@@ -34,6 +34,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/driver"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/host"
 	"github.com/gpusharing/gpu-sharing-operator/internal/mps"
@@ -65,6 +66,7 @@ type Config struct {
 	Client      client.Client
 	Reader      client.Reader // past the cache
 	Hardware    gpu.Hardware
+	Nodes       DeviceNodes // nil: device nodes are none of the agent's business
 	MPS         *mps.View
 	Processes   host.Processes
 	Rebooter    host.Rebooter // nil: the agent must not reboot the node
@@ -80,6 +82,7 @@ type Controller struct {
 	reader       client.Reader
 	owner        ssa.Owner
 	hardware     gpu.Hardware
+	nodes        DeviceNodes
 	mps          *mps.View
 	processes    host.Processes
 	rebooter     host.Rebooter
@@ -98,7 +101,7 @@ func New(c Config) *Controller {
 	return &Controller{
 		node: c.Node, bootID: c.BootID, client: c.Client, reader: c.Reader,
 		owner:    ssa.Owner{Client: c.Client, Name: FieldManager},
-		hardware: c.Hardware, mps: c.MPS, processes: c.Processes, rebooter: c.Rebooter, allocations: c.Allocations,
+		hardware: c.Hardware, nodes: c.Nodes, mps: c.MPS, processes: c.Processes, rebooter: c.Rebooter, allocations: c.Allocations,
 		clock: c.Clock, resync: c.Resync, metrics: newMetrics(),
 	}
 }
@@ -151,6 +154,9 @@ func (c *Controller) Reconcile(ctx context.Context, node *v1alpha1.GPUNode) (rec
 		return c.finish(ctx, node, report{observed: before, outcome: outcome{problem: leave}, rebuilds: rebuilds})
 	}
 	after, result, err := c.converge(ctx, node.Spec, before)
+	if err == nil {
+		result.nodes = c.ensureNodes(ctx, node.Spec)
+	}
 	r := report{observed: after, outcome: result, failed: err, rebuilds: rebuilds}
 	undecided := c.consider(ctx, node, &r)
 	finished, err := c.finish(ctx, node, r)
@@ -164,6 +170,9 @@ func (c *Controller) finish(ctx context.Context, node *v1alpha1.GPUNode, r repor
 	defer cancel()
 	reported := c.report(ctx, node, r)
 	c.health.set(errors.Join(r.failed, closed, reported))
+	if _, waits := errors.AsType[*driver.Missing](r.failed); waits && errors.Join(closed, reported) == nil {
+		return reconcile.Result{RequeueAfter: min(waitPoll, c.resync)}, nil
+	}
 	if err := errors.Join(r.failed, r.outcome.retry(), closed, reported); err != nil {
 		return reconcile.Result{}, err
 	}

@@ -6,35 +6,74 @@ package agent_test
 import (
 	"context"
 	"errors"
+	"os"
+	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/onsi/gomega"
+	testclock "k8s.io/utils/clock/testing"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/agent"
+	"github.com/gpusharing/gpu-sharing-operator/internal/driver"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/internal/host"
 	hostfake "github.com/gpusharing/gpu-sharing-operator/internal/host/fake"
 )
 
-func TestLate(t *testing.T) {
+// installation is the driver of a node: absent, there, or another one.
+type installation struct {
+	*sim.Hardware
+
+	found    driver.Driver
+	missing  error
+	fault    error // of an observation
+	opened   int
+	prepared int
+	closed   int
+	replaced int
+}
+
+func (i *installation) Observe(ctx context.Context) (gpu.Inventory, error) {
+	if i.fault != nil {
+		return gpu.Inventory{}, i.fault
+	}
+	return i.Hardware.Observe(ctx)
+}
+
+func (i *installation) Close() error {
+	i.closed++
+	return i.Hardware.Close()
+}
+
+func (i *installation) late(clk *testclock.FakePassiveClock) *agent.Late {
+	return agent.NewLate(agent.Source{
+		Find: func() (driver.Driver, error) { return i.found, i.missing },
+		Open: func(driver.Driver) gpu.Hardware {
+			i.opened++
+			return i
+		},
+		Prepare: func(context.Context, driver.Driver) error {
+			i.prepared++
+			return nil
+		},
+		Replaced: func() { i.replaced++ },
+	}, clk)
+}
+
+func TestHardwareComesWithTheDriver(t *testing.T) {
 	g := gomega.NewWithT(t)
-	missing, opened := errors.New("no libnvidia-ml.so.1 below /run/nvidia/driver"), 0
-	var there gpu.Hardware
-	late := agent.NewLate(func() (gpu.Hardware, error) {
-		if there == nil {
-			return nil, missing
-		}
-		opened++
-		return there, nil
-	})
+	missing := &driver.Missing{State: driver.NotReady, Message: "no driver yet"}
+	i := &installation{Hardware: sim.New(sim.A100), missing: missing}
+	late := i.late(testclock.NewFakePassiveClock(time.Unix(1_800_000_000, 0)))
 	_, err := late.Observe(t.Context())
 	g.Expect(err).To(gomega.MatchError(missing))
 	g.Expect(late.SetMIG(t.Context(), "GPU-1", true)).To(gomega.MatchError(missing))
 	g.Expect(late.Close()).To(gomega.Succeed(), "what was never opened needs no closing")
+	g.Expect(i.prepared).To(gomega.BeZero())
 
-	hardware := sim.New(sim.A100)
-	there = hardware
+	i.missing = nil
 	inventory, err := late.Observe(t.Context())
 	g.Expect(err).NotTo(gomega.HaveOccurred())
 	uuid := inventory.Devices[0].UUID
@@ -47,21 +86,76 @@ func TestLate(t *testing.T) {
 	g.Expect(late.SetComputeMode(t.Context(), uuid, gpu.ComputeExclusiveProcess)).To(gomega.Succeed())
 	g.Expect(late.Reset(t.Context(), uuid)).To(gomega.Succeed())
 	g.Expect(late.Close()).To(gomega.Succeed())
-	g.Expect(hardware.Writes()).To(gomega.HaveLen(6), "each call arrives once")
-	g.Expect(opened).To(gomega.Equal(1))
+	g.Expect(i.Writes()).To(gomega.HaveLen(6), "each call arrives once")
+	g.Expect(i.opened).To(gomega.Equal(1))
+	g.Expect(i.prepared).To(gomega.Equal(2), "before each look")
+}
+
+func TestADriverThatGoesIsClosedAndOneThatIsReplacedEndsTheProcess(t *testing.T) {
+	g := gomega.NewWithT(t)
+	i := &installation{Hardware: sim.New(sim.A100), found: driver.Driver{Identity: driver.Identity{Root: host.FileID{Inode: 1}}}}
+	late := i.late(testclock.NewFakePassiveClock(time.Unix(1_800_000_000, 0)))
+	_, err := late.Observe(t.Context())
+	g.Expect(err).NotTo(gomega.HaveOccurred())
+
+	i.missing = errors.New("driver-ready is absent")
+	_, err = late.Observe(t.Context())
+	g.Expect(err).To(gomega.MatchError(i.missing))
+	g.Expect(i.closed).To(gomega.Equal(1))
+	g.Expect(i.replaced).To(gomega.BeZero(), "the process waits: a new one would wait as well")
+
+	i.missing = nil
+	_, err = late.Observe(t.Context())
+	g.Expect(err).NotTo(gomega.HaveOccurred(), "the same driver is used again")
+	g.Expect(i.opened).To(gomega.Equal(1))
+
+	i.found.Identity.Root.Inode = 2
+	g.Expect(late.SetMIG(t.Context(), "GPU-1", true)).To(gomega.MatchError(gomega.ContainSubstring("the NVIDIA driver was replaced")))
+	g.Expect(i.replaced).To(gomega.Equal(1))
+	g.Expect(i.closed).To(gomega.Equal(2))
+	g.Expect(i.Writes()).To(gomega.BeEmpty(), "nothing is changed through the library of another driver")
+}
+
+func TestALastingMismatchEndsTheProcessByItsLiveness(t *testing.T) {
+	g := gomega.NewWithT(t)
+	i := &installation{Hardware: sim.New(sim.A100), fault: gpu.ErrDriverMismatch}
+	clk := testclock.NewFakePassiveClock(time.Unix(1_800_000_000, 0))
+	late := i.late(clk)
+	look := func(after time.Duration) error {
+		clk.SetTime(clk.Now().Add(after))
+		_, err := late.Observe(t.Context())
+		g.Expect(err != nil).To(gomega.Equal(i.fault != nil))
+		return late.Alive(nil)
+	}
+	g.Expect(look(0)).To(gomega.Succeed())
+	g.Expect(look(2 * time.Minute)).To(gomega.Succeed())
+	i.fault = nil
+	g.Expect(look(time.Second)).To(gomega.Succeed())
+	i.fault = gpu.ErrDriverMismatch
+	g.Expect(look(time.Second)).To(gomega.Succeed(), "the time counts anew")
+	g.Expect(look(2*time.Minute + time.Second)).To(gomega.MatchError("driver and library versions differ for 2m1s"))
 }
 
 func TestSMI(t *testing.T) {
 	g := gomega.NewWithT(t)
 	var result error
 	runner := hostfake.NewRunner().Add("nvidia-smi", func(context.Context, host.Command) (string, error) { return "", result })
-	smi := agent.SMI(runner, "/run/nvidia/driver")
+	node := driver.Node{Host: t.TempDir(), Root: driver.Auto}
+	smi := agent.SMI(runner, node.Find)
+	_, err := smi(t.Context(), "-L")
+	g.Expect(err).To(gomega.MatchError(gomega.ContainSubstring("No NVIDIA driver on this node")))
 
-	_, err := smi(t.Context(), "--gpu-reset", "-i", "0000:07:00.0")
+	root := filepath.Join(node.Host, "run/nvidia/driver")
+	for _, file := range []string{"usr/lib64/libnvidia-ml.so.1", "usr/bin/nvidia-smi", "dev/null"} {
+		g.Expect(os.MkdirAll(filepath.Dir(filepath.Join(root, file)), 0o755)).To(gomega.Succeed())
+		g.Expect(os.WriteFile(filepath.Join(root, file), nil, 0o755)).To(gomega.Succeed())
+	}
+	_, err = smi(t.Context(), "--gpu-reset", "-i", "0000:07:00.0")
 	g.Expect(err).NotTo(gomega.HaveOccurred())
 	g.Expect(runner.Lines()).To(gomega.Equal([]string{"nvidia-smi --gpu-reset -i 0000:07:00.0"}))
-	g.Expect(runner.Commands()[0].Path).To(gomega.Equal("/run/nvidia/driver/usr/bin/nvidia-smi"))
-	g.Expect(runner.Commands()[0].Env).To(gomega.ContainElement(gomega.MatchRegexp("^LD_LIBRARY_PATH=.*:/run/nvidia/driver/usr/lib64:")))
+	if os.Geteuid() == 0 {
+		g.Expect(runner.Commands()[0].Root).To(gomega.Equal(root), "where the sockets of the driver's daemons are")
+	}
 
 	result = errors.New("exit status 255: GPU 00000000:07:00.0: In use by another client")
 	_, err = smi(t.Context(), "--gpu-reset", "-i", "0000:07:00.0")

@@ -5,46 +5,106 @@ package agent
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"net/http"
 	"sync"
+	"time"
 
+	"k8s.io/utils/clock"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/driver"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 )
 
-// Late is hardware that may not be there yet: on a node whose driver comes in a container, the driver root fills after
-// the agent has started. Each call tries to open it until that has succeeded once.
-type Late struct {
-	open func() (gpu.Hardware, error)
+// mismatchDeadline is how long the driver's library may be of another version than the kernel module before this process
+// counts as ill. A driver upgrade passes through that state in seconds.
+const mismatchDeadline = 2 * time.Minute
 
-	mu       sync.Mutex
-	hardware gpu.Hardware
+// errReplaced says that this process must end.
+var errReplaced = errors.New("the NVIDIA driver was replaced: the agent starts anew with the new driver's library")
+
+// Source is where Late gets the hardware from.
+type Source struct {
+	// Find finds the driver that the node has now.
+	Find func() (driver.Driver, error)
+	// Open opens the hardware behind a driver that was found.
+	Open func(driver.Driver) gpu.Hardware
+	// Prepare makes the driver's device nodes usable by this process.
+	Prepare func(context.Context, driver.Driver) error
+	// Replaced ends this process, which has the library of a driver that is no longer there: a process cannot load another.
+	Replaced func()
+}
+
+// Late is hardware whose driver may come after this process, go and be replaced, as that of NVIDIA's driver container does.
+// While there is none, nothing of it is open.
+type Late struct {
+	source Source
+	clock  clock.PassiveClock
+
+	mu         sync.Mutex
+	hardware   gpu.Hardware
+	identity   driver.Identity
+	mismatched time.Time // since when the library is of another version than the kernel module; zero: it is not
 }
 
 var _ gpu.Hardware = (*Late)(nil)
 
-// NewLate makes hardware of what open will return.
-func NewLate(open func() (gpu.Hardware, error)) *Late { return &Late{open: open} }
+// NewLate makes hardware of what the source will find.
+func NewLate(source Source, clk clock.PassiveClock) *Late { return &Late{source: source, clock: clk} }
 
-func (l *Late) opened() (gpu.Hardware, error) {
+// opened is the hardware of the driver that is there now.
+func (l *Late) opened() (gpu.Hardware, driver.Driver, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.hardware != nil {
-		return l.hardware, nil
+	found, err := l.source.Find()
+	switch {
+	case err != nil:
+		return nil, found, errors.Join(err, l.close())
+	case l.hardware == nil:
+		l.hardware, l.identity = l.source.Open(found), found.Identity
+	case l.identity != found.Identity:
+		l.source.Replaced()
+		return nil, found, errors.Join(errReplaced, l.close())
 	}
-	hardware, err := l.open()
-	if err != nil {
-		return nil, err
-	}
-	l.hardware = hardware
-	return hardware, nil
+	return l.hardware, found, nil
 }
 
 // Observe implements gpu.Hardware.
 func (l *Late) Observe(ctx context.Context) (gpu.Inventory, error) {
-	h, err := l.opened()
+	h, found, err := l.opened()
 	if err != nil {
 		return gpu.Inventory{}, err
 	}
-	return h.Observe(ctx)
+	if err := l.source.Prepare(ctx, found); err != nil {
+		return gpu.Inventory{}, err
+	}
+	inventory, err := h.Observe(ctx)
+	l.note(errors.Is(err, gpu.ErrDriverMismatch))
+	return inventory, err
+}
+
+// note remembers since when library and kernel module differ.
+func (l *Late) note(mismatch bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case !mismatch:
+		l.mismatched = time.Time{}
+	case l.mismatched.IsZero():
+		l.mismatched = l.clock.Now()
+	}
+}
+
+// Alive is a liveness check. It fails if library and kernel module have differed for long: a new process loads the library
+// anew.
+func (l *Late) Alive(*http.Request) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if since := l.clock.Since(l.mismatched); !l.mismatched.IsZero() && since > mismatchDeadline {
+		return fmt.Errorf("%w for %s", gpu.ErrDriverMismatch, since.Round(time.Second))
+	}
+	return nil
 }
 
 // SetMIG implements gpu.Hardware.
@@ -76,6 +136,10 @@ func (l *Late) SetComputeMode(ctx context.Context, uuid string, mode gpu.Compute
 func (l *Late) Close() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	return l.close()
+}
+
+func (l *Late) close() error {
 	if l.hardware == nil {
 		return nil
 	}
@@ -83,7 +147,7 @@ func (l *Late) Close() error {
 }
 
 func (l *Late) do(operation func(gpu.Hardware) error) error {
-	h, err := l.opened()
+	h, _, err := l.opened()
 	if err != nil {
 		return err
 	}

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/driver"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/mps"
 )
@@ -36,6 +37,29 @@ func notObserved(reason, what string, err error) error {
 	return &observationError{reason: reason, err: fmt.Errorf("%s: %w", what, err)}
 }
 
+// notRead says why the GPUs could not be read.
+func notRead(err error) error {
+	if none, is := errors.AsType[*driver.Missing](err); is {
+		return &observationError{reason: missingReason(none.State), err: err}
+	}
+	if errors.Is(err, gpu.ErrDriverMismatch) {
+		return &observationError{reason: v1alpha1.ReasonDriverMismatch, err: fmt.Errorf(
+			"the driver's library is of another version than the loaded kernel module: wait for the driver upgrade, or reboot the node: %w", err)}
+	}
+	return notObserved(v1alpha1.ReasonNVMLFailed, "reading the GPUs through NVML", err)
+}
+
+func missingReason(s driver.State) string {
+	switch s {
+	case driver.NotReady:
+		return v1alpha1.ReasonDriverNotReady
+	case driver.Unsupported:
+		return v1alpha1.ReasonPlatformNotSupported
+	case driver.NotFound:
+	}
+	return v1alpha1.ReasonDriverNotFound
+}
+
 // observe looks at the GPUs, at the MPS daemons that serve them and at who uses them.
 func (c *Controller) observe(ctx context.Context) (observation, error) {
 	ctx, cancel := context.WithTimeout(ctx, observeTimeout)
@@ -43,7 +67,7 @@ func (c *Controller) observe(ctx context.Context) (observation, error) {
 	at := c.clock.Now()
 	inventory, err := c.hardware.Observe(ctx)
 	if err != nil {
-		return observation{}, notObserved(v1alpha1.ReasonNVMLFailed, "reading the GPUs through NVML", err)
+		return observation{}, notRead(err)
 	}
 	serving, err := c.mps.Observe(ctx)
 	if err != nil {

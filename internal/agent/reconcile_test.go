@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/driver"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/internal/host"
@@ -41,6 +42,8 @@ func TestReconcile(t *testing.T) {
 		"changes the other GPUs beside one for which the wish does not fit":  unfitBeside,
 		"says which step failed, retries, and clears the reason":             stepFails,
 		"keeps the devices when NVML fails":                                  keepsDevices,
+		"waits for a driver that is not there, and says why":                 waitsForDriver,
+		"is ready only with the device nodes of its instances":               needsDeviceNodes,
 		"does nothing while the kubelet cannot be asked":                     kubeletSilent,
 		"is stalled by a profile that the GPU does not have":                 stalled,
 		"asks for a reboot where the GPU cannot be reset":                    rebootRequired,
@@ -401,6 +404,60 @@ func keepsDevices(s scenario) {
 	never.Expect(err).To(gomega.HaveOccurred())
 	never.expectCondition(v1alpha1.ConditionDiscovered, metav1.ConditionFalse, v1alpha1.ReasonNVMLFailed)
 	never.expectCondition(v1alpha1.ConditionApplied, metav1.ConditionUnknown, v1alpha1.ReasonAwaitingReport)
+}
+
+func waitsForDriver(s scenario) {
+	n := s.node("", sim.A100)
+	for state, reason := range map[driver.State]string{
+		driver.NotFound: v1alpha1.ReasonDriverNotFound, driver.NotReady: v1alpha1.ReasonDriverNotReady,
+		driver.Unsupported: v1alpha1.ReasonPlatformNotSupported,
+	} {
+		n.hardware.Fail = func(sim.Op, string) error { return &driver.Missing{State: state, Message: "Waiting for the driver"} }
+		result, err := n.reconcile()
+		n.Expect(err).NotTo(gomega.HaveOccurred(), "waiting is no error")
+		n.Expect(result.RequeueAfter).To(gomega.BeNumerically("<=", 5*time.Second), "no event tells of a driver that comes")
+		n.Expect(n.expectCondition(v1alpha1.ConditionDiscovered, metav1.ConditionFalse, reason)).To(gomega.ContainSubstring("Waiting for the driver"))
+		n.Expect(n.controller.Ready(nil)).To(gomega.MatchError(gomega.ContainSubstring("Waiting for the driver")))
+	}
+	n.hardware.Fail = func(sim.Op, string) error { return gpu.ErrDriverMismatch }
+	_, err := n.reconcile()
+	n.Expect(err).To(gomega.MatchError(gpu.ErrDriverMismatch))
+	n.Expect(n.expectCondition(v1alpha1.ConditionDiscovered, metav1.ConditionFalse, v1alpha1.ReasonDriverMismatch)).
+		To(gomega.ContainSubstring("wait for the driver upgrade, or reboot the node"))
+
+	n.hardware.Fail = nil
+	n.settle()
+	n.expectReady()
+	n.Expect(n.controller.Ready(nil)).To(gomega.Succeed())
+}
+
+func needsDeviceNodes(s scenario) {
+	n := s.node("", sim.A100)
+	n.settle()
+	n.Expect(n.nodes.ensured).To(gomega.BeZero(), "a node without instances needs none")
+	n.nodes.err = errors.New("2 device nodes are missing in /run/nvidia/driver")
+	n.wish(mig(n.uuid(0), instances("1g.5gb", 2)))
+	_, err := n.reconcile()
+	n.Expect(err).To(gomega.MatchError(n.nodes.err))
+	n.Expect(n.profiles(0)).To(gomega.HaveLen(2), "the instances stay")
+	n.Expect(n.expectCondition(v1alpha1.ConditionApplied, metav1.ConditionFalse, v1alpha1.ReasonDeviceNodesMissing)).
+		To(gomega.ContainSubstring("2 device nodes are missing in /run/nvidia/driver"))
+	n.expectCondition(v1alpha1.ConditionReady, metav1.ConditionFalse, v1alpha1.ReasonDeviceNodesMissing)
+	n.Expect(n.controller.Ready(nil)).To(gomega.Succeed(), "the agent reports")
+
+	n.nodes.err = nil
+	n.settle()
+	n.expectReady()
+	n.restartAgent()
+	ensured := n.nodes.ensured
+	n.settle()
+	n.Expect(n.nodes.ensured).To(gomega.BeNumerically(">", ensured), "also after a restart, since a boot loses them")
+	n.ask(v1alpha1.GPUNodeSpec{
+		Policy: "research", MIGActuator: v1alpha1.MIGActuatorMIGManager, Devices: []v1alpha1.DeviceSpec{mig(n.uuid(0), instances("1g.5gb", 2))},
+	})
+	ensured = n.nodes.ensured
+	n.settle()
+	n.Expect(n.nodes.ensured).To(gomega.Equal(ensured), "mig-manager makes its own")
 }
 
 func kubeletSilent(s scenario) {

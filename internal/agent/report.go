@@ -119,6 +119,8 @@ func applied(node *v1alpha1.GPUNode, r report, able error) (c metav1.Condition, 
 		c.Reason, c.Message = reboot.Reason, reboot.Message
 	case len(o.waits) > 0:
 		c.Reason, c.Message = v1alpha1.ReasonGPUInUse, strings.Join(o.waits, "; ")
+	case o.nodes != nil:
+		c.Reason, c.Message = v1alpha1.ReasonDeviceNodesMissing, o.nodes.Error()+"; it is tried again"
 	case r.failed != nil:
 		return c, false
 	case len(o.unknown) > 0:

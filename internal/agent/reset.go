@@ -7,17 +7,27 @@ import (
 	"context"
 	"time"
 
+	"github.com/gpusharing/gpu-sharing-operator/internal/driver"
 	"github.com/gpusharing/gpu-sharing-operator/internal/host"
 )
 
 // smiTimeout bounds a run of nvidia-smi, the longest of which resets GPUs, which takes seconds.
 const smiTimeout = 2 * time.Minute
 
-// SMI runs the driver's nvidia-smi and returns what it printed. What it says of a failure is part of the error.
-func SMI(runner host.Runner, driver host.DriverRoot) func(ctx context.Context, args ...string) (string, error) {
+// SMI runs the nvidia-smi of the driver that is there now and returns what it printed. What it says of a failure is part of
+// the error. The program runs in the driver's own root, where it reaches nvidia-persistenced and the fabric manager.
+func SMI(runner host.Runner, find func() (driver.Driver, error)) func(ctx context.Context, args ...string) (string, error) {
 	return func(ctx context.Context, args ...string) (string, error) {
 		ctx, cancel := context.WithTimeout(ctx, smiTimeout)
 		defer cancel()
-		return runner.Run(ctx, host.Command{Path: driver.Program("nvidia-smi"), Args: args, Env: driver.Env()})
+		found, err := find()
+		if err != nil {
+			return "", err
+		}
+		command, err := found.Inside("nvidia-smi", args...)
+		if err != nil {
+			return "", err
+		}
+		return runner.Run(ctx, command)
 	}
 }

@@ -37,6 +37,9 @@ func (Exec) Run(ctx context.Context, c Command) (string, error) {
 	cmd.Env = append([]string{}, c.Env...)             // not nil, which would mean our own environment
 	cmd.Stdin = strings.NewReader(c.Stdin)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if c.Root != "" && filepath.Clean(c.Root) != "/" {
+		cmd.SysProcAttr.Chroot, cmd.Dir = c.Root, "/"
+	}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	cmd.WaitDelay = waitDelay
 	if c.Daemon {

@@ -1,7 +1,7 @@
 // Copyright The GPU Sharing Operator Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package host is the node beside its GPUs: programs that are run, processes, the boot, the NVIDIA driver's root. One
+// Package host is the node beside its GPUs: programs that are run, processes, the boot, device nodes. One
 // small interface for each need, its Linux version beside it and its fake in internal/host/fake; only this package
 // imports os/exec and syscall.
 package host
@@ -10,7 +10,9 @@ import "context"
 
 // Command is a program to run: no shell, arguments are a slice.
 type Command struct {
-	Path  string
+	Path string
+	// Root is the folder that the program sees as the root of its file system; Path is a path in it. Empty: our own root.
+	Root  string
 	Args  []string
 	Env   []string // the whole environment
 	Stdin string

@@ -99,15 +99,17 @@ func TestPathsOfAContainerOnItsNode(t *testing.T) {
 	m := &machine{root: "/demo/node"}
 	pod := &corev1.Pod{Spec: corev1.PodSpec{
 		Containers: []corev1.Container{{VolumeMounts: []corev1.VolumeMount{
-			{Name: "driver", MountPath: "/driver"}, {Name: "tmp", MountPath: "/tmp"},
+			{Name: "driver", MountPath: "/driver"}, {Name: "tmp", MountPath: "/tmp"}, {Name: "host", MountPath: "/host"},
 		}}},
 		Volumes: []corev1.Volume{
 			{Name: "driver", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/run/nvidia/driver"}}},
+			{Name: "host", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/"}}},
 			{Name: "tmp", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}},
 		},
 	}}
 	cases := map[string]struct{ arg, want string }{
-		"through a mount":             {"--driver-root=/driver", "--driver-root=/demo/node/run/nvidia/driver"},
+		"through a mount":             {"--mps-root=/driver", "--mps-root=/demo/node/run/nvidia/driver"},
+		"the node's root":             {"--host-root=/host", "--host-root=/demo/node"},
 		"below a mount":               {"--socket=/driver/a/b", "--socket=/demo/node/run/nvidia/driver/a/b"},
 		"a folder of the pod alone":   {"--log=/tmp/x", "--log=/tmp/x"},
 		"an argument that is no path": {"--resync=1m", "--resync=1m"},

@@ -48,6 +48,9 @@ func newMachine(d *demo, spec simdriver.Spec, agent string) (*machine, error) {
 		return nil, err
 	}
 	m.driver = driver
+	if err := os.MkdirAll(m.path("dev"), 0o755); err != nil { // without a /dev of its own the driver's root is not a container's
+		return nil, err
+	}
 	m.sim = nodesim.New(nodesim.Options{
 		Name: m.name, Client: d.cluster.Client, Clock: clock.RealClock{},
 		Inventory: m.inventory, OpenNVML: m.openNVML, MPSAnswers: m.mpsAnswers, Start: m.start,
@@ -113,6 +116,9 @@ func (m *machine) start(ctx context.Context, pod *corev1.Pod) (nodesim.Program, 
 	}
 	var args []string
 	for _, arg := range container.Args {
+		if strings.HasPrefix(arg, "--container-root=") { // here are no containers
+			continue
+		}
 		arg = m.onNode(arg, pod)
 		if strings.HasPrefix(arg, "--health-probe-bind-address=") {
 			arg = "--health-probe-bind-address=" + address

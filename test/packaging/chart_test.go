@@ -25,7 +25,7 @@ func TestChartRendersWithEveryPreset(t *testing.T) {
 	g := NewWithT(t)
 	presets, err := filepath.Glob(path(t, "config/helm/presets/*.yaml"))
 	g.Expect(err).NotTo(HaveOccurred())
-	g.Expect(presets).To(HaveLen(3))
+	g.Expect(presets).To(HaveLen(2))
 	for _, preset := range presets {
 		t.Run(filepath.Base(preset), func(t *testing.T) {
 			_, err := h.template(t, "--values", preset)

@@ -5,6 +5,7 @@ package packaging_test
 
 import (
 	"slices"
+	"strings"
 	"testing"
 
 	. "github.com/onsi/gomega"
@@ -34,22 +35,26 @@ func TestPodsSeeNoMoreOfTheNodeThanTheyMust(t *testing.T) {
 	h := newHelm(t)
 	tests := map[string]struct {
 		values []string
-		driver string // the folder of the driver on the node
+		args   []string // by which the driver is found
 	}{
-		"with the driver container":  {driver: "/run/nvidia/driver"},
-		"with a driver on the host":  {values: []string{"driver.root=/"}, driver: "/usr"},
-		"with a driver further down": {values: []string{"driver.root=/opt/nvidia"}, driver: "/opt/nvidia"},
+		"with a driver that is found": {args: []string{}},
+		"with a driver on the host":   {values: []string{"driver.root=/"}, args: []string{"--driver-root=/"}},
+		"with a driver further down":  {values: []string{"driver.root=/opt/nvidia"}, args: []string{"--driver-root=/opt/nvidia"}},
 	}
 	for title, tc := range tests {
 		t.Run(title, func(t *testing.T) {
 			g := NewWithT(t)
 			objects := h.render(t, tc.values...)
 			agent := as[appsv1.DaemonSet](t, find(t, objects, "DaemonSet gpu-sharing-agent")).Spec.Template.Spec
-			g.Expect(folders(agent)).To(ConsistOf(tc.driver, "/dev", "/run/nvidia/mps", "/var/lib/kubelet/pod-resources"))
-			g.Expect(writable(agent)).To(ConsistOf("dev", "mps-root"))
+			g.Expect(folders(agent)).To(ConsistOf("/", "/run/nvidia/mps", "/var/lib/kubelet/pod-resources", "/var/run/cdi"))
+			g.Expect(writable(agent)).To(ConsistOf("run", "mps-root", "cdi"))
 			mps := as[appsv1.DaemonSet](t, find(t, objects, "DaemonSet gpu-sharing-mps")).Spec.Template.Spec
-			g.Expect(folders(mps)).To(ConsistOf(tc.driver, "/dev", "/run/nvidia/mps", "/run/nvidia/mps/shm"))
-			g.Expect(writable(mps)).To(ConsistOf("dev", "mps-root", "mps-shm", "tmp"))
+			g.Expect(folders(mps)).To(ConsistOf("/", "/run/nvidia/mps", "/run/nvidia/mps/shm"))
+			g.Expect(writable(mps)).To(ConsistOf("run", "mps-root", "mps-shm", "tmp"))
+			for _, pod := range []corev1.PodSpec{agent, mps} {
+				g.Expect(pod.Containers[0].Args).To(ContainElements("--host-root=/host", "--container-root=/"))
+				g.Expect(withPrefix(pod.Containers[0].Args, "--driver-root=")).To(Equal(tc.args))
+			}
 			for _, pod := range []corev1.PodSpec{agent, mps} {
 				g.Expect(pod.HostNetwork || pod.HostIPC).To(BeFalse())
 				g.Expect(pod.Containers[0].SecurityContext.ReadOnlyRootFilesystem).To(HaveValue(BeTrue()))
@@ -68,6 +73,10 @@ func folders(pod corev1.PodSpec) []string {
 		}
 	}
 	return all
+}
+
+func withPrefix(args []string, prefix string) []string {
+	return slices.DeleteFunc(slices.Clone(args), func(arg string) bool { return !strings.HasPrefix(arg, prefix) })
 }
 
 func writable(pod corev1.PodSpec) []string {

@@ -39,30 +39,24 @@ the release. Those whose names are in keep stay when the release is uninstalled.
 {{- end }}
 {{- end }}
 
-{{/* Where the pods see the driver: where it is on the node, unless that is the root, of which they see no more than /usr. */}}
-{{- define "gpusharing.driverRoot" -}}
-{{- if eq .Values.driver.root "/" }}/driver-root{{ else }}{{ .Values.driver.root }}{{ end -}}
-{{- end }}
-
-{{- define "gpusharing.driverMount" -}}
-- name: driver-root
-{{- if eq .Values.driver.root "/" }}
-  mountPath: /driver-root/usr
-{{- else }}
-  mountPath: {{ .Values.driver.root | quote }}
-  # The driver container mounts its file system there, perhaps after this pod has started.
+{{/*
+How the pods of a node see it: its root, below which the driver is looked for at each use, since NVIDIA's driver container
+comes, goes and is replaced, and a run of their own, in which the sockets of the driver's daemons are linked.
+*/}}
+{{- define "gpusharing.hostMounts" -}}
+- name: host
+  mountPath: /host
   mountPropagation: HostToContainer
-{{- end }}
   readOnly: true
+- name: run
+  mountPath: /run
 {{- end }}
 
-{{- define "gpusharing.driverVolume" -}}
-- name: driver-root
-{{- if eq .Values.driver.root "/" }}
-  hostPath: {path: /usr, type: Directory}
-{{- else }}
-  hostPath: {path: {{ .Values.driver.root | quote }}, type: DirectoryOrCreate}
-{{- end -}}
+{{- define "gpusharing.hostVolumes" -}}
+- name: host
+  hostPath: {path: /, type: Directory}
+- name: run
+  emptyDir: {medium: Memory, sizeLimit: 1Mi}
 {{- end }}
 
 {{/* Where the MPS pods run. */}}

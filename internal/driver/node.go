@@ -1,0 +1,131 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package driver finds NVIDIA's driver on the node, in a container or on the host, whenever it comes, goes or is replaced,
+// and keeps what the driver needs around it: it runs the driver's programs in the driver's own root, shows this container
+// the driver's device nodes and sockets, and keeps the device nodes of MIG instances, and the CDI specification that lists
+// them, where NVIDIA's container toolkit and device plugin look.
+//
+// Nothing is remembered: every use looks for the driver anew, since the GPU Operator replaces the driver's root under
+// running pods. A path of the driver is valid for one use only.
+package driver
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	securejoin "github.com/cyphar/filepath-securejoin"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/host"
+)
+
+const libraryName = "libnvidia-ml.so.1"
+
+// libraryFolders is where drivers put their libraries, below the driver root. Debian's come last in their pair: the links
+// that lead there are followed inside the root.
+func libraryFolders() []string {
+	return []string{
+		"usr/lib64", "usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib/x86_64-linux-gnu/nvidia/current",
+		"usr/lib/aarch64-linux-gnu/nvidia/current", "lib64", "lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu", "usr/lib", "lib",
+		"usr/local/nvidia/lib64", "lib/nvidia",
+	}
+}
+
+// programFolders is where drivers put their programs, below the driver root.
+func programFolders() []string {
+	return []string{"usr/bin", "usr/sbin", "bin", "sbin", "opt/bin", "usr/local/nvidia/bin"}
+}
+
+// Node is a node's file system as this program sees it.
+type Node struct {
+	// Host is where the node's root is mounted: "/host" in a container, "/" on the node itself.
+	Host string
+	// Root is the driver root on the node, or Auto.
+	Root string
+	// Container is the root of the container that this program runs in. The driver's device nodes and sockets are shown
+	// there. Empty: this program runs on the node itself, which must not be changed.
+	Container string
+}
+
+// Find finds the driver. The error is a Missing if there is none.
+func (n Node) Find() (Driver, error) {
+	m, err := n.marks()
+	if err != nil {
+		return Driver{}, err
+	}
+	roots, err := locate(n.Root, m, n.look)
+	if err != nil {
+		return Driver{}, err
+	}
+	d := Driver{node: n, Roots: roots}
+	if d.Library, err = n.library(roots.Driver); err != nil {
+		return Driver{}, err
+	}
+	if d.Identity, err = d.identify(); err != nil {
+		return Driver{}, missing(NotReady, "Waiting for NVIDIA's driver: it is being replaced: %v", err)
+	}
+	return d, nil
+}
+
+func (n Node) marks() (marks, error) {
+	var m marks
+	m.operator = n.isFolder(validations)
+	_, err := os.Stat(n.path("/etc/nv_tegra_release"))
+	m.tegra = err == nil
+	content, err := os.ReadFile(n.path(readyMark))
+	switch {
+	case err == nil:
+		text := string(content)
+		m.ready = &text
+	case !errors.Is(err, fs.ErrNotExist):
+		return m, fmt.Errorf("looking for NVIDIA's driver: %w", err)
+	}
+	return m, nil
+}
+
+func (n Node) look(root string) tree {
+	_, err := n.library(root)
+	_, wsl := n.file(root, "usr/lib/wsl/lib/"+libraryName)
+	return tree{library: err == nil, wsl: wsl, dev: n.isFolder(filepath.Join(root, "dev"))}
+}
+
+// library is the path here of NVML below a driver root on the node.
+func (n Node) library(root string) (string, error) {
+	for _, folder := range libraryFolders() {
+		if file, ok := n.file(root, filepath.Join(folder, libraryName)); ok {
+			return file, nil
+		}
+	}
+	return "", missing(NotReady, "Waiting for NVIDIA's driver: no %s below %s", libraryName, root)
+}
+
+// file is the path here of a regular file below a root on the node.
+func (n Node) file(root, name string) (path string, ok bool) {
+	path, err := securejoin.SecureJoin(n.path(root), name)
+	if err != nil {
+		return "", false
+	}
+	info, err := os.Stat(path)
+	return path, err == nil && info.Mode().IsRegular()
+}
+
+func (n Node) isFolder(path string) bool {
+	info, err := os.Stat(n.path(path))
+	return err == nil && info.IsDir()
+}
+
+// path is the path here of a path on the node. Links are followed on the node, also absolute ones: Debian's lead from /usr
+// to /etc/alternatives.
+func (n Node) path(onNode string) string {
+	path, err := securejoin.SecureJoin(n.Host, onNode)
+	if err != nil { // a loop of links: what is at their end is not there
+		return filepath.Join(n.Host, onNode)
+	}
+	return path
+}
+
+// Identity tells one installation of the driver from another, also at the same path.
+type Identity struct{ Root, Library host.FileID }
