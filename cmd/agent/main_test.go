@@ -42,7 +42,7 @@ func TestAgentFlags(t *testing.T) {
 			}
 			g.Expect(err).NotTo(gomega.HaveOccurred())
 			g.Expect(f.node).To(gomega.Equal("n1"))
-			g.Expect(f.driverRoot).To(gomega.Equal("/"))
+			g.Expect(f.driverRoot).To(gomega.Equal("auto"))
 			g.Expect(f.mpsRoot).To(gomega.Equal("/run/nvidia/mps"))
 			g.Expect(f.podResourcesSocket).To(gomega.Equal("/var/lib/kubelet/pod-resources/kubelet.sock"))
 			g.Expect(f.resync).To(gomega.Equal(time.Minute))

@@ -32,7 +32,7 @@ func (d Driver) identify() (Identity, error) {
 // Inside is a command that runs one of the driver's programs in the root that has the driver's device nodes and sockets, as
 // NVIDIA's own components run it. A user who may not change the root runs it as Outside does.
 func (d Driver) Inside(program string, args ...string) (host.Command, error) {
-	root, path := d.node.path(d.Dev), ""
+	root := d.node.path(d.Dev)
 	if !host.CanChangeRoot() {
 		return d.Outside(program, args...)
 	}

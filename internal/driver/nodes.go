@@ -169,8 +169,10 @@ func (d Driver) makeControlNodes() {
 		name, driver string
 		minor        uint32
 	}{
-		{"nvidiactl", "nvidia", 255}, {"nvidia-modeset", "nvidia", 254},
-		{"nvidia-uvm", "nvidia-uvm", 0}, {"nvidia-uvm-tools", "nvidia-uvm", 1},
+		{"nvidiactl", "nvidia", 255},
+		{"nvidia-modeset", "nvidia", 254},
+		{"nvidia-uvm", "nvidia-uvm", 0},
+		{"nvidia-uvm-tools", "nvidia-uvm", 1},
 	} {
 		path := d.here(filepath.Join("/dev", control.name))
 		if _, there := host.DeviceAt(path); there {

@@ -44,7 +44,7 @@ func MakeDevice(path string, d Device) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil { //nolint:gosec // as the folders of /dev are
 		return fmt.Errorf("making the folder of a device node: %w", err)
 	}
-	err := unix.Mknod(path, unix.S_IFCHR|uint32(d.Mode.Perm()), int(unix.Mkdev(d.Major, d.Minor))) //nolint:gosec // small numbers
+	err := unix.Mknod(path, unix.S_IFCHR|uint32(d.Mode.Perm()), int(unix.Mkdev(d.Major, d.Minor)))
 	if err != nil {
 		return fmt.Errorf("making the device node %s: %w", path, err)
 	}
