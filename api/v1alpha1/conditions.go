@@ -87,6 +87,14 @@ const (
 	ReasonNodeMaintenance = "NodeMaintenance"
 	// ReasonPausingClients: NVIDIA's own GPU clients are being paused, since the change needs all handles closed.
 	ReasonPausingClients = "PausingClients"
+	// ReasonKeepingMPSOff: the operator keeps NVIDIA's MPS DaemonSet off the node, before its own MPS daemons start.
+	ReasonKeepingMPSOff = "KeepingMPSOff"
+	// ReasonNodeFeatureIgnored: Node Feature Discovery does not set nvidia.com/mps.capable to false, as the operator's
+	// NodeFeature asks. NVIDIA's MPS DaemonSet would run beside the operator's MPS daemons.
+	ReasonNodeFeatureIgnored = "NodeFeatureIgnored"
+	// ReasonMPSCapableReset: another client sets nvidia.com/mps.capable on the node again, which the operator had set to
+	// false. The operator sets it at most once in an hour.
+	ReasonMPSCapableReset = "MPSCapableReset"
 	// ReasonApplying: the agent is changing the GPUs.
 	ReasonApplying = "Applying"
 	// ReasonSelecting: the device-plugin configuration is being written, made visible on the node and selected.
@@ -117,8 +125,9 @@ const (
 	ReasonPartialSelection = "PartialSelection"
 	// ReasonMPSLimit: the GPU serves fewer MPS clients than the replicas asked for.
 	ReasonMPSLimit = "MPSLimit"
-	// ReasonMPSLimitsFixed: NVIDIA's own MPS daemon set serves the node, with limits that follow from the replicas alone.
-	ReasonMPSLimitsFixed = "MPSLimitsFixed"
+	// ReasonNoNodeFeatures: the cluster has no kind NodeFeature of Node Feature Discovery, by which the operator would keep
+	// NVIDIA's MPS DaemonSet off the node.
+	ReasonNoNodeFeatures = "NoNodeFeatures"
 	// ReasonMemoryLimit: the MPS pinned memory limit is more than the GPU has.
 	ReasonMemoryLimit = "MemoryLimit"
 	// ReasonVirtualGPU: the node's GPUs are virtual and cannot be shared further.
@@ -154,6 +163,9 @@ const (
 	// ReasonDevicePluginOutdated: pods of NVIDIA's device plugin still read another ConfigMap than the operator's, long after
 	// the ClusterPolicy named that.
 	ReasonDevicePluginOutdated = "DevicePluginOutdated"
+	// ReasonMPSCapableStale: GPU Feature Discovery still says that the node shares its GPUs by MPS, though it does not any more.
+	// The operator's NodeFeature stays meanwhile.
+	ReasonMPSCapableStale = "MPSCapableStale"
 	// ReasonComputeModeLeft: a GPU lets only one process in, or none, and no MPS control daemon serves it.
 	ReasonComputeModeLeft = "ComputeModeLeft"
 )
@@ -248,6 +260,10 @@ const (
 	EventNodePatched = "NodePatched"
 	// EventPodDeleted: a pod of NVIDIA's was deleted, so that it starts anew.
 	EventPodDeleted = "PodDeleted"
+	// EventMPSKeptOff: the operator wrote the NodeFeature that keeps NVIDIA's MPS DaemonSet off a node.
+	EventMPSKeptOff = "MPSKeptOff"
+	// EventMPSAllowed: the operator deleted that NodeFeature.
+	EventMPSAllowed = "MPSAllowed"
 	// EventWired: the ClusterPolicy was changed as the policies need it.
 	EventWired = "Wired"
 	// EventUnwired: the ClusterPolicy was put back to what it was.
@@ -296,9 +312,15 @@ const (
 	// AnnotationTolerations records, on the ClusterPolicy, the tolerations that the operator added to daemonsets.tolerations:
 	// those and no others are removed again.
 	AnnotationTolerations = Group + "/tolerations"
+	// AnnotationMPSCapable records, on a Node, the value that the label nvidia.com/mps.capable had before the operator set it
+	// to false, and when the operator did so last: <value>@<seconds since 1970>. The value is empty if there was no label.
+	AnnotationMPSCapable = Group + "/mps-capable"
 	// AnnotationMIGConfig tells, on a Node, which configuration NVIDIA's mig-manager was asked for last and when:
 	// <name>@<seconds since 1970>.
 	AnnotationMIGConfig = Group + "/mig-config"
+	// LabelOverridden is on a Node, with value true, where Node Feature Discovery honours the operator's NodeFeature. It tells
+	// an override of nvidia.com/mps.capable that works from a label that happens to be false.
+	LabelOverridden = Group + "/mps.capable-overridden"
 	// LabelConfig selects, on a Node, a key of the device-plugin configuration. It is NVIDIA's.
 	LabelConfig = "nvidia.com/device-plugin.config"
 	// LabelClient starts and stops, on a Node, the agent and GPU clients of third parties. It is NVIDIA's: the GPU Operator

@@ -62,6 +62,8 @@ func mpsSharing(r *replicated, replicas int32, f *found) (v1alpha1.Sharing, erro
 	if fail := r.FailRequestsGreaterThanOne; fail != nil && !*fail {
 		f.notes = append(f.notes, "failRequestsGreaterThanOne: false under MPS: a policy always refuses a container that asks for more than one")
 	}
+	f.notes = append(f.notes, "The operator's MPS daemons replace NVIDIA's MPS DaemonSet on these nodes. If that serves the GPUs now, they are "+
+		"drained once when you apply the policy")
 	rename := r.RenameByDefault
 	return v1alpha1.Sharing{
 		Strategy: v1alpha1.StrategyMPS, MPS: &v1alpha1.MPS{Replicas: replicas, RenameByDefault: &rename},

@@ -57,7 +57,7 @@ func heading(d gpu.Device) string {
 	case d.State.MIG:
 		parts = append(parts, "MIG")
 	case m != nil && m.External:
-		parts = append(parts, "MPS by NVIDIA's daemon set")
+		parts = append(parts, "MPS by NVIDIA's DaemonSet")
 	case m != nil:
 		parts = append(parts, fmt.Sprintf("MPS, %d%% of the threads and %d MiB for each client", m.ActiveThreadPercentage, m.PinnedMemoryLimitMiB))
 	case d.Virtual:

@@ -10,7 +10,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
@@ -28,8 +27,6 @@ const (
 	page = 500
 	// deployPlugin is the deploy label of NVIDIA's device plugin: the GPU Operator puts it on every GPU node.
 	deployPlugin = "nvidia.com/gpu.deploy.device-plugin"
-	// nvidiaMPS is the label app of NVIDIA's MPS daemon set.
-	nvidiaMPS = "nvidia-device-plugin-mps-control-daemon"
 )
 
 // read reads the cluster as the controller sees it, but for our ConfigMap, which decides when something is done and not
@@ -51,12 +48,10 @@ func (p *Program) read(ctx context.Context, c client.Client) (rollout.World, err
 		return w, err
 	}
 	w.Wiring = wiringOf(&w)
-	serves, err := servesMPS(ctx, c)
-	if err != nil {
+	if err := readNodeFeatures(ctx, c, &w); err != nil {
 		return w, err
 	}
-	w.Wiring.NVIDIAMPS = w.Wiring.NVIDIAMPS || serves
-	err = readClusterPolicy(ctx, c, &w.Wiring)
+	err := readClusterPolicy(ctx, c, &w.Wiring)
 	return w, err
 }
 
@@ -163,23 +158,39 @@ func wiringOf(w *rollout.World) rollout.Wiring {
 	}
 	for i := range w.Nodes {
 		wiring.ClusterPolicy = wiring.ClusterPolicy || w.Nodes[i].Labels[deployPlugin] != ""
-		for _, d := range w.Nodes[i].GPU.Status.Devices {
-			m := d.Sharing.MPS
-			wiring.NVIDIAMPS = wiring.NVIDIAMPS || m != nil && m.Owner == v1alpha1.MPSDaemonOwnerNVIDIA
-		}
 	}
 	return wiring
 }
 
-// servesMPS says whether NVIDIA's MPS daemon set is there. Who may not look is told what the nodes tell.
-func servesMPS(ctx context.Context, c client.Client) (bool, error) {
-	sets := &metav1.PartialObjectMetadataList{}
-	sets.SetGroupVersionKind(schema.GroupVersionKind{Group: "apps", Version: "v1", Kind: "DaemonSetList"})
-	err := c.List(ctx, sets, client.MatchingLabels{"app": nvidiaMPS}, client.Limit(1))
-	if err != nil && !apierrors.IsForbidden(err) {
-		return false, fmt.Errorf("looking for NVIDIA's MPS daemon set: %w", err)
+// readNodeFeatures reads what the NodeFeatures of Node Feature Discovery say, if there are any. To users who may not read them,
+// the plan shows what happens where they do not forbid anything.
+func readNodeFeatures(ctx context.Context, c client.Client, w *rollout.World) error {
+	kind := rollout.NodeFeatureKind()
+	at := make(map[string]*rollout.Node, len(w.Nodes))
+	for i := range w.Nodes {
+		at[w.Nodes[i].Name] = &w.Nodes[i]
 	}
-	return len(sets.Items) > 0, nil
+	for more, next := true, ""; more; more = next != "" {
+		list := &unstructured.UnstructuredList{}
+		list.SetGroupVersionKind(kind.GroupVersion().WithKind(kind.Kind + "List"))
+		err := c.List(ctx, list, client.Limit(page), client.Continue(next))
+		if meta.IsNoMatchError(err) || apierrors.IsNotFound(err) {
+			return nil
+		}
+		if w.Wiring.NodeFeatures = true; apierrors.IsForbidden(err) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("reading NodeFeatures: %w", err)
+		}
+		for i := range list.Items {
+			if n, found := at[list.Items[i].GetLabels()[rollout.LabelNodeName]]; found {
+				n.Features = n.Features.With(&list.Items[i], "")
+			}
+		}
+		next = list.GetContinue()
+	}
+	return nil
 }
 
 // podsByUID are the names of the pods on a node.

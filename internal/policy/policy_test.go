@@ -152,7 +152,6 @@ func TestAsk(t *testing.T) {
 	for name, c := range map[string]struct {
 		models    []sim.Model
 		with      []func(*v1alpha1.GPUSharingPolicy)
-		nvidiaMPS bool
 		devices   []v1alpha1.DeviceSharing // by index; nil: not changed
 		resources map[string]int64
 	}{
@@ -188,10 +187,12 @@ func TestAsk(t *testing.T) {
 			},
 			resources: map[string]int64{"nvidia.com/mig-7g.40gb": 1, "nvidia.com/gpu": 1},
 		},
-		"MPS that NVIDIA runs": {
-			models: []sim.Model{sim.A100}, with: []func(*v1alpha1.GPUSharingPolicy){sharing(mps)}, nvidiaMPS: true,
+		"MPS with limits of its own": {
+			models: []sim.Model{sim.A100}, with: []func(*v1alpha1.GPUSharingPolicy){sharing(v1alpha1.Sharing{
+				Strategy: v1alpha1.StrategyMPS, MPS: &v1alpha1.MPS{Replicas: 4, ActiveThreadPercentage: new(int32(50))},
+			})},
 			devices: []v1alpha1.DeviceSharing{{MIGMode: v1alpha1.MIGModeDisabled, MPS: &v1alpha1.MPSDaemon{
-				Resource: "nvidia.com/gpu", Owner: v1alpha1.MPSDaemonOwnerNVIDIA, ActiveThreadPercentage: 25, PinnedMemoryLimitMiB: 10240,
+				Resource: "nvidia.com/gpu", Owner: v1alpha1.MPSDaemonOwnerGPUSharing, ActiveThreadPercentage: 50, PinnedMemoryLimitMiB: 10240,
 			}}},
 			resources: map[string]int64{"nvidia.com/gpu": 4},
 		},
@@ -199,7 +200,7 @@ func TestAsk(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
 			p, n := named("p", c.with...), nodeWith(t, c.models...)
-			wish, err := policy.Ask(&p, n, c.nvidiaMPS)
+			wish, err := policy.Ask(&p, n)
 			g.Expect(err).NotTo(HaveOccurred())
 			g.Expect(wish.Policy).To(Equal("p"))
 			g.Expect(wish.Config.Resources).To(Equal(c.resources))
@@ -212,7 +213,7 @@ func TestAsk(t *testing.T) {
 				}
 			}
 			g.Expect(asked).To(Equal(c.devices))
-			again, err := policy.Ask(&p, n, c.nvidiaMPS)
+			again, err := policy.Ask(&p, n)
 			g.Expect(err).NotTo(HaveOccurred())
 			g.Expect(again.Hash()).To(Equal(wish.Hash()))
 		})
@@ -231,7 +232,6 @@ func TestAskRefuses(t *testing.T) {
 		partitioned []int // the GPUs that have an instance 1g.5gb already
 		labels      map[string]string
 		with        []func(*v1alpha1.GPUSharingPolicy)
-		nvidiaMPS   bool
 		reason      string
 		message     string
 	}{
@@ -296,13 +296,6 @@ func TestAskRefuses(t *testing.T) {
 			})},
 			reason: v1alpha1.ReasonMPSLimit, message: "16",
 		},
-		"MPS limits that NVIDIA's daemon set does not keep": {
-			models: []sim.Model{sim.A100}, nvidiaMPS: true,
-			with: []func(*v1alpha1.GPUSharingPolicy){sharing(v1alpha1.Sharing{
-				Strategy: v1alpha1.StrategyMPS, MPS: &v1alpha1.MPS{Replicas: 4, ActiveThreadPercentage: new(int32(50))},
-			})},
-			reason: v1alpha1.ReasonMPSLimitsFixed, message: "25% of the threads and 10240 MiB, but the policy asks for 50% and 10240 MiB",
-		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
@@ -314,7 +307,7 @@ func TestAskRefuses(t *testing.T) {
 				}
 				n.Devices[i].Instances = []v1alpha1.InstanceStatus{{ID: 1, Profile: "1g.5gb"}}
 			}
-			_, err := policy.Ask(&p, n, c.nvidiaMPS)
+			_, err := policy.Ask(&p, n)
 			var problem *plan.Problem
 			g.Expect(errors.As(err, &problem)).To(BeTrue(), "%v", err)
 			g.Expect(problem.Reason).To(Equal(c.reason), problem.Message)

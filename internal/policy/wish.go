@@ -50,9 +50,8 @@ const (
 	labelWorkload = "nvidia.com/gpu.workload.config"
 )
 
-// Ask is what a policy asks of a node whose agent has reported. nvidiaMPS says that NVIDIA's own MPS daemon set runs the
-// MPS control daemons. Errors: a *plan.Problem when it cannot be honoured there until the policy or the node changes.
-func Ask(p *v1alpha1.GPUSharingPolicy, n Node, nvidiaMPS bool) (Wish, error) {
+// Ask is what a policy asks of a node whose agent has reported. Errors: a *plan.Problem when it cannot be honoured there until the policy or the node changes.
+func Ask(p *v1alpha1.GPUSharingPolicy, n Node) (Wish, error) {
 	if err := optedOut(n); err != nil {
 		return Wish{}, err
 	}
@@ -70,11 +69,6 @@ func Ask(p *v1alpha1.GPUSharingPolicy, n Node, nvidiaMPS bool) (Wish, error) {
 		return Wish{}, err
 	}
 	slices.SortFunc(devices, func(a, b v1alpha1.DeviceSpec) int { return cmp.Compare(a.UUID, b.UUID) })
-	if nvidiaMPS {
-		if err := servedByNVIDIA(p.Spec.Sharing, selected, devices); err != nil {
-			return Wish{}, err
-		}
-	}
 	config, err := deviceplugin.Render(p.Name, p.Spec.Sharing,
 		deviceplugin.Node{Devices: n.Devices, Wish: devices, Replicas: replicas})
 	if err != nil {
@@ -142,38 +136,4 @@ func shares(s v1alpha1.Sharing) string {
 		return "timeSlicing of sharing.mig"
 	}
 	return string(s.Strategy)
-}
-
-// servedByNVIDIA says in the wish that NVIDIA's daemon set runs the MPS daemon. That one sets limits that follow from the
-// replicas alone and forgets others at its next start, so other limits are refused rather than promised.
-func servedByNVIDIA(s v1alpha1.Sharing, selected []gpu.Device, devices []v1alpha1.DeviceSpec) error {
-	if s.MPS == nil {
-		return nil
-	}
-	plain := v1alpha1.Sharing{Strategy: s.Strategy, MPS: &v1alpha1.MPS{Replicas: s.MPS.Replicas, RenameByDefault: s.MPS.RenameByDefault}}
-	theirs, err := plan.Resolve(plain, selected)
-	if err != nil {
-		return err
-	}
-	limits := map[string]v1alpha1.MPSDaemon{}
-	for _, d := range theirs {
-		limits[d.UUID] = *d.Sharing.MPS
-	}
-	for i := range devices {
-		if daemon := devices[i].Sharing.MPS; *daemon != limits[devices[i].UUID] {
-			return fixedLimits(*daemon, limits[devices[i].UUID])
-		}
-		devices[i].Sharing.MPS.Owner = v1alpha1.MPSDaemonOwnerNVIDIA
-	}
-	return nil
-}
-
-func fixedLimits(asked, fixed v1alpha1.MPSDaemon) error {
-	return &plan.Problem{
-		Reason: v1alpha1.ReasonMPSLimitsFixed,
-		Message: fmt.Sprintf("NVIDIA's MPS daemon set serves the node and gives each client %d%% of the threads and %d MiB, "+
-			"but the policy asks for %d%% and %d MiB; leave activeThreadPercentage and pinnedMemoryLimit out of sharing.mps, "+
-			"or change replicas", fixed.ActiveThreadPercentage, fixed.PinnedMemoryLimitMiB,
-			asked.ActiveThreadPercentage, asked.PinnedMemoryLimitMiB),
-	}
 }

@@ -18,6 +18,8 @@ func (Untaint) isAction()    {}
 func (KeepTaints) isAction() {}
 func (Evict) isAction()      {}
 func (DeletePod) isAction()  {}
+func (KeepMPSOff) isAction() {}
+func (AllowMPS) isAction()   {}
 func (SetSpec) isAction()    {}
 func (Tell) isAction()       {}
 
@@ -44,6 +46,12 @@ func (a Evict) Target() string { return a.Node }
 
 // Target is the node of the pod.
 func (a DeletePod) Target() string { return a.Node }
+
+// Target is the node.
+func (a KeepMPSOff) Target() string { return a.Node }
+
+// Target is the node.
+func (a AllowMPS) Target() string { return a.Node }
 
 // Target is the node.
 func (a SetSpec) Target() string { return a.Node }
@@ -77,6 +85,12 @@ func (a Evict) For() PolicyRef { return a.Policy }
 
 // For is nobody: the configuration is selected already.
 func (DeletePod) For() PolicyRef { return PolicyRef{} }
+
+// For is the policy that governs the node, if one does.
+func (a KeepMPSOff) For() PolicyRef { return a.Policy }
+
+// For is nobody: the node no longer needs it.
+func (AllowMPS) For() PolicyRef { return PolicyRef{} }
 
 // For is the policy that governs the node.
 func (a SetSpec) For() PolicyRef { return a.Policy }
@@ -120,6 +134,14 @@ func (a Evict) String() string { return fmt.Sprintf("evict pod %s/%s: %s", a.Nam
 
 func (a DeletePod) String() string {
 	return fmt.Sprintf("delete pod %s/%s: %s", a.Namespace, a.Pod, a.Why)
+}
+
+func (a KeepMPSOff) String() string {
+	return fmt.Sprintf("keep NVIDIA's MPS DaemonSet off node %s by NodeFeature %s", a.Node, OverrideName(a.Node))
+}
+
+func (a AllowMPS) String() string {
+	return fmt.Sprintf("delete NodeFeature %s, which kept NVIDIA's MPS DaemonSet off node %s", OverrideName(a.Node), a.Node)
 }
 
 func (a SetSpec) String() string { return fmt.Sprintf("set spec of GPUNode %s: %s", a.Node, a.Why) }

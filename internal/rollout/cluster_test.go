@@ -43,7 +43,9 @@ type cluster struct {
 	pods    int      // given out so far
 	rewired bool     // by the last pass: what mig-manager reads
 	crashes []string // of NVIDIA's config-manager
-	stuck   bool     // NVIDIA's MPS daemon goes on whatever happens to its pod
+	byHand  string   // the default configuration, which nodes without a label get
+	nfd     nfd
+	beside  []string // nodes on which NVIDIA's MPS DaemonSet started beside our daemons, and unmounted their shared memory
 	killed  []string // clients of an MPS daemon that ended before them
 	evicted []string
 	told    []string
@@ -56,8 +58,9 @@ type host struct {
 	*rollout.Node
 	hardware *sim.Hardware
 	daemons  map[string]plan.Daemon
-	done     []string                 // what the agent did
-	theirs   *gpu.MPSDaemon           // of NVIDIA's daemon set
+	done     []string       // what the agent did
+	theirs   *gpu.MPSDaemon // of NVIDIA's DaemonSet
+	features features
 	broken   func(rollout.World) bool // the plugin does not advertise what it reads
 	watches  bool                     // the agent reports who sees a key
 	machine
@@ -77,7 +80,7 @@ func newCluster() *cluster {
 	return &cluster{
 		World: rollout.World{
 			Now:    time.Unix(1_800_000_000, 0),
-			Wiring: rollout.Wiring{Ready: true, ClusterPolicy: true},
+			Wiring: rollout.Wiring{Ready: true, ClusterPolicy: true, NodeFeatures: true},
 		},
 		hosts: map[string]*host{}, version: map[string]int{}, writes: map[string]int{},
 	}
@@ -88,7 +91,7 @@ func (c *cluster) add(name string, models ...sim.Model) *host {
 	if err != nil {
 		panic(err)
 	}
-	h := &host{hardware: sim.On(n), daemons: map[string]plan.Daemon{}}
+	h := &host{hardware: sim.On(n), daemons: map[string]plan.Daemon{}, features: features{merged: map[string]bool{}}}
 	h.Node = &rollout.Node{
 		Name: name, AgentReady: true, Allocatable: map[string]int64{}, Annotations: map[string]string{},
 		Labels: map[string]string{
@@ -99,6 +102,7 @@ func (c *cluster) add(name string, models ...sim.Model) *host {
 	h.GPU.Name, h.GPU.Generation = name, 1
 	c.hosts[name] = h
 	c.settle(h)
+	c.mergeFeatures(h)
 	return h
 }
 
@@ -123,6 +127,7 @@ func (h *host) copied() rollout.Node {
 	n.Labels, n.Annotations, n.Allocatable = maps.Clone(n.Labels), maps.Clone(n.Annotations), maps.Clone(n.Allocatable)
 	n.Taints, n.Pods, n.GPU = slices.Clone(n.Taints), slices.Clone(n.Pods), *n.GPU.DeepCopy()
 	n.GPU.Spec = rollout.SpecOf(&n.GPU)
+	n.Features = h.features.seen()
 	return n
 }
 
@@ -188,6 +193,10 @@ func (c *cluster) do(a rollout.Action) {
 		c.end(h, a.Pod)
 	case rollout.DeletePod:
 		c.deletePod(h, a.UID)
+	case rollout.KeepMPSOff:
+		c.keepMPSOff(h)
+	case rollout.AllowMPS:
+		h.features.ours = time.Time{}
 	case rollout.Tell:
 		c.told = append(c.told, a.String())
 		h.annotate(v1alpha1.AnnotationWaiting, a.Note())
@@ -254,7 +263,7 @@ func (c *cluster) deletePod(h *host, uid string) {
 	switch {
 	case !servesMPS:
 		h.plugin.running = false
-	case h.theirs != nil:
+	default:
 		c.endMPS(h)
 	}
 }
@@ -274,6 +283,7 @@ func (c *cluster) settle(h *host) {
 	h.now = c.Now
 	c.upgrading(h)
 	h.attend()
+	c.mergeFeatures(h)
 	c.daemonSets(h)
 	c.project(h)
 	h.boot()
@@ -283,6 +293,7 @@ func (c *cluster) settle(h *host) {
 	h.reportConfig()
 	h.goDown()
 	c.advertise(h)
+	c.discoverFeatures(h)
 }
 
 // daemonSets starts and ends the pods of NVIDIA's programs by their deploy labels. A pod with other tolerations than those
@@ -338,49 +349,24 @@ func (c *cluster) tolerate(ours []corev1.Toleration) {
 	c.Wiring.Operands = &o
 }
 
-// mpsDaemonSet runs NVIDIA's MPS control daemon where the device plugin runs and the configuration asks for MPS. It
-// reads the configuration when it starts, and never again.
-func (c *cluster) mpsDaemonSet(h *host) {
-	at := slices.IndexFunc(h.Pods, func(p rollout.Pod) bool { return p.NodeSelector[mpsLabel] != "" })
-	config := parse(h.plugin.seen[h.Labels[v1alpha1.LabelConfig]])
-	runs := h.Labels[pluginLabel] == "true" || !c.Wiring.ClusterPolicy
-	wanted := c.Wiring.NVIDIAMPS && runs && config.Sharing.SharingStrategy() == nvidia.SharingStrategyMPS
-	selector := map[string]string{mpsLabel: "true"}
-	if c.Wiring.ClusterPolicy {
-		selector[pluginLabel] = "true"
-	}
-	switch {
-	case wanted && at < 0:
-		c.pods++
-		h.Pods = append(h.Pods, rollout.Pod{
-			Namespace: "gpu-operator", Name: fmt.Sprintf("mps-%d", c.pods), UID: fmt.Sprintf("mps-%d", c.pods), Controller: "DaemonSet",
-			NodeSelector: selector, MountsConfig: true, Scheduled: c.Now,
-		})
-		h.theirs = &gpu.MPSDaemon{
-			Resource: "nvidia.com/gpu", External: true, ActiveThreadPercentage: 100 / config.Sharing.MPS.Resources[0].Replicas,
-		}
-		h.computeMode(gpu.ComputeExclusiveProcess)
-	case at >= 0 && !wanted && runs && !c.Wiring.ClusterPolicy: // its pod stays as long as a label that is not ours
-	case at >= 0 && !wanted:
-		h.Pods = slices.Delete(h.Pods, at, at+1)
-		c.endMPS(h)
-	case at < 0 && h.theirs != nil:
-		c.endMPS(h)
-	}
-}
-
 // endMPS ends NVIDIA's MPS daemon and all that use it.
 func (c *cluster) endMPS(h *host) {
-	if c.stuck {
+	if h.theirs == nil {
 		return
 	}
+	theirs := strings.HasPrefix(h.Labels[pluginLabel], "paused-for-driver") // NVIDIA itself ended it, for an upgrade of its driver
 	for _, d := range h.devices() {
 		for _, o := range d.Holders {
+			if theirs {
+				continue
+			}
 			c.killed = append(c.killed, o.Pod)
 		}
 	}
 	h.theirs = nil
-	h.computeMode(gpu.ComputeDefault)
+	if len(h.daemons) == 0 {
+		h.computeMode(gpu.ComputeDefault)
+	}
 }
 
 func (h *host) computeMode(mode gpu.ComputeMode) {
@@ -484,6 +470,9 @@ func (c *cluster) advertise(h *host) {
 		return
 	}
 	data, seen := h.plugin.seen[key]
+	if key == "" {
+		data = c.byHand
+	}
 	if key != "" && !seen {
 		c.crashes = append(c.crashes, fmt.Sprintf("%s: %s", h.Name, key))
 		return

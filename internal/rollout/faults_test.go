@@ -27,7 +27,7 @@ func TestEveryFaultInEveryState(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			states := map[rollout.State]bool{}
 			for n := range 18 {
-				o := newOrdeal(t)
+				o := newOrdeal(t, f.sharing)
 				for range n {
 					o.pass()
 				}
@@ -36,13 +36,20 @@ func TestEveryFaultInEveryState(t *testing.T) {
 				}
 				f.strike(o)
 				o.through()
+				if f.intrudes {
+					o.beside = nil
+				}
 				o.intact(fmt.Sprintf("struck after pass %d", n))
 				f.outcome(o)
 			}
-			for _, s := range []rollout.State{
-				rollout.StateStaleDisruptive, rollout.StateDraining, rollout.StateQuiescing, rollout.StateQuiet, rollout.StateApplying,
-				rollout.StateSelecting, rollout.StateVerifying, rollout.StateUpToDate,
-			} {
+			through := []rollout.State{
+				rollout.StateStaleDisruptive, rollout.StateDraining, rollout.StateQuiet, rollout.StateSelecting,
+				rollout.StateVerifying, rollout.StateUpToDate,
+			}
+			if f.sharing == nil { // MIG takes several steps
+				through = append(through, rollout.StateQuiescing, rollout.StateApplying)
+			}
+			for _, s := range through {
 				NewWithT(t).Expect(states).To(HaveKey(s), "a node was struck in each state")
 			}
 		})
@@ -53,92 +60,116 @@ func TestEveryFaultInEveryState(t *testing.T) {
 type fault struct {
 	strike  func(*ordeal)
 	outcome func(*ordeal)
+	// sharing is what the policy asks for; nil: MIG.
+	sharing *v1alpha1.Sharing
+	// intrudes says that the fault itself brings NVIDIA's MPS DaemonSet beside the operator's daemons.
+	intrudes bool
 }
 
 // faults are those that issue and architecture name, each with its outcome.
 func faults() map[string]fault {
 	return map[string]fault{
 		"the API server is away for a minute: the rollout goes on": {
-			func(o *ordeal) { o.away(time.Minute) }, asThePolicyAsks,
+			strike: func(o *ordeal) { o.away(time.Minute) }, outcome: asThePolicyAsks,
 		},
 		"every write is refused once for throttling: it is made again": {
-			func(o *ordeal) { o.attempts = map[string]int{} }, asThePolicyAsks,
+			strike: func(o *ordeal) { o.attempts = map[string]int{} }, outcome: asThePolicyAsks,
 		},
 		"every write is refused for a minute for throttling: the rollout goes on": {
-			func(o *ordeal) { o.throttled = o.Now.Add(time.Minute) }, asThePolicyAsks,
+			strike: func(o *ordeal) { o.throttled = o.Now.Add(time.Minute) }, outcome: asThePolicyAsks,
 		},
 		"every write that must not overtake another is refused once with a conflict: it is decided anew": {
-			func(o *ordeal) { o.conflicts = map[string]int{} }, asThePolicyAsks,
+			strike: func(o *ordeal) { o.conflicts = map[string]int{} }, outcome: asThePolicyAsks,
 		},
 		"the leader is killed after each write: the next one goes on": {
-			func(o *ordeal) { o.mortal = true }, asThePolicyAsks,
+			strike: func(o *ordeal) { o.mortal = true }, outcome: asThePolicyAsks,
 		},
 		"an agent is lost in the middle of a step: it is waited for": {
-			func(o *ordeal) {
+			strike: func(o *ordeal) {
 				h := o.hosts["b"]
 				o.lose(h, 3)
 				for range 60 {
 					o.pass()
 				}
 				h.hardware.Fail, h.AgentReady = nil, true
-			}, asThePolicyAsks,
+			}, outcome: asThePolicyAsks,
 		},
 		"a node is deleted while it changes, and comes back as a new one: it is changed anew": {
-			func(o *ordeal) { delete(o.hosts, "a"); o.pass(); o.join("a") }, asThePolicyAsks,
+			strike: func(o *ordeal) { delete(o.hosts, "a"); o.pass(); o.join("a") }, outcome: asThePolicyAsks,
 		},
 		"the policy is edited three times: the last edit counts": {
-			func(o *ordeal) {
+			strike: func(o *ordeal) {
 				for _, s := range []v1alpha1.Sharing{timeSlicing(4), mps(4), mig(count("3g", 2))} {
 					o.Policies[0].Spec.Sharing = s
 					o.Policies[0].Generation++
 					o.pass()
 					o.pass()
 				}
-			}, asThePolicyAsks,
+			}, outcome: asThePolicyAsks,
 		},
 		"a budget never allows the eviction: the node is given back and the pod named": {
-			func(o *ordeal) { o.protected = "train" },
-			func(o *ordeal) { o.inUseOrDone("pod user/train") },
+			strike:  func(o *ordeal) { o.protected = "train" },
+			outcome: func(o *ordeal) { o.inUseOrDone("pod user/train") },
 		},
 		"an eviction is neither answered nor carried out: the node is given back and the pod named": {
-			func(o *ordeal) { o.unanswered, o.protected = "train", "train" },
-			func(o *ordeal) { o.inUseOrDone("pod user/train") },
+			strike:  func(o *ordeal) { o.unanswered, o.protected = "train", "train" },
+			outcome: func(o *ordeal) { o.inUseOrDone("pod user/train") },
 		},
 		"an eviction is carried out and not answered: the rollout goes on": {
-			func(o *ordeal) { o.unanswered = "train" }, asThePolicyAsks,
+			strike: func(o *ordeal) { o.unanswered = "train" }, outcome: asThePolicyAsks,
 		},
 		"a pod that was told to go does not: the node is given back and the pod named": {
-			func(o *ordeal) { o.hangs = "train" },
-			func(o *ordeal) { o.inUseOrDone("pod user/train") },
+			strike:  func(o *ordeal) { o.hangs = "train" },
+			outcome: func(o *ordeal) { o.inUseOrDone("pod user/train") },
 		},
 		"our ConfigMap is deleted by hand: it is written again": {
-			func(o *ordeal) { o.Keys = nil }, asThePolicyAsks,
+			strike: func(o *ordeal) { o.Keys = nil }, outcome: asThePolicyAsks,
 		},
 		"our keys are edited by hand: they are written again": {
-			func(o *ordeal) {
+			strike: func(o *ordeal) {
 				for key := range o.Keys {
 					o.Keys[key] = "version: v1\n"
 				}
-			}, asThePolicyAsks,
+			}, outcome: asThePolicyAsks,
 		},
 		"the label that selects our key is removed by hand: it is set again": {
-			func(o *ordeal) { o.each(func(h *host) { delete(h.Labels, v1alpha1.LabelConfig) }) }, asThePolicyAsks,
+			strike: func(o *ordeal) { o.each(func(h *host) { delete(h.Labels, v1alpha1.LabelConfig) }) }, outcome: asThePolicyAsks,
 		},
 		"our taint is removed by hand: it is added again while it is needed": {
-			func(o *ordeal) { o.each(func(h *host) { h.Taints = withoutOurs(h.Taints) }) }, asThePolicyAsks,
+			strike: func(o *ordeal) { o.each(func(h *host) { h.Taints = withoutOurs(h.Taints) }) }, outcome: asThePolicyAsks,
 		},
 		"NVIDIA's clients are resumed by hand: they are paused again while it is needed": {
-			func(o *ordeal) { o.each(func(h *host) { h.Labels[pluginLabel], h.Labels[gfdLabel] = "true", "true" }) }, asThePolicyAsks,
+			strike: func(o *ordeal) { o.each(func(h *host) { h.Labels[pluginLabel], h.Labels[gfdLabel] = "true", "true" }) }, outcome: asThePolicyAsks,
 		},
 		"the ClusterPolicy is deleted and another one made: the rollout stands still, then goes on": {
-			func(o *ordeal) {
+			strike: func(o *ordeal) {
 				o.Wiring = rollout.Wiring{Reason: v1alpha1.ReasonNoDevicePlugin, Message: "there is no ClusterPolicy"}
 				o.pass()
 				o.pass()
 				o.Wiring = rollout.Wiring{ClusterPolicy: true}
 				o.pass()
 				o.Wiring.Ready = true
-			}, asThePolicyAsks,
+			}, outcome: asThePolicyAsks,
+		},
+		"NFD begins to ignore our NodeFeatures: nodes that are not served yet stay as they were, and it is named": {
+			strike: func(o *ordeal) { o.nfd.denies = true }, outcome: servedOrNamed(v1alpha1.ReasonNodeFeatureIgnored),
+			sharing: new(mps(4)), intrudes: true,
+		},
+		"our NodeFeatures are deleted by hand: they are written again": {
+			strike: func(o *ordeal) { o.each(func(h *host) { h.features.ours = time.Time{} }) },
+			outcome: func(o *ordeal) {
+				asThePolicyAsks(o)
+				o.each(func(h *host) { o.Expect(h.features.ours).NotTo(BeZero()) })
+			},
+			sharing: new(mps(4)), intrudes: true,
+		},
+		"the kind NodeFeature is deleted: nodes that are not served yet stay as they were, and it is named": {
+			strike: func(o *ordeal) {
+				o.Wiring.NodeFeatures = false
+				o.each(func(h *host) { h.features = features{merged: map[string]bool{}} })
+			},
+			outcome: servedOrNamed(v1alpha1.ReasonNoNodeFeatures),
+			sharing: new(mps(4)),
 		},
 	}
 }
@@ -161,7 +192,7 @@ type ordeal struct {
 	unanswered string // a pod whose eviction takes its time, and then nobody knows what became of it
 }
 
-func newOrdeal(t *testing.T) *ordeal {
+func newOrdeal(t *testing.T, sharing *v1alpha1.Sharing) *ordeal {
 	t.Helper()
 	o := &ordeal{cluster: newCluster(), WithT: NewWithT(t)}
 	for _, name := range []string{"a", "b", "c"} {
@@ -170,7 +201,10 @@ func newOrdeal(t *testing.T) *ordeal {
 	o.hold(o.hosts["b"], "train", 0, gpu.WholeGPU)
 	o.tick(time.Minute)
 	o.before = o.world()
-	o.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("2g", 3)), evicting)}
+	if sharing == nil {
+		sharing = new(mig(count("2g", 3)))
+	}
+	o.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", *sharing, evicting)}
 	return o
 }
 
@@ -291,6 +325,7 @@ func (o *ordeal) through() {
 func (o *ordeal) intact(when string) {
 	o.Expect(o.crashes).To(BeEmpty(), when)
 	o.Expect(o.killed).To(BeEmpty(), when)
+	o.Expect(o.beside).To(BeEmpty(), when)
 	evicted := []string{}
 	for _, name := range o.evicted {
 		evicted = append(evicted, "user/"+name)
@@ -319,6 +354,19 @@ func (o *ordeal) inUseOrDone(who string) {
 			o.Expect(n.State).To(Equal(rollout.StateFailed))
 			o.Expect(n.Reason).To(Equal(v1alpha1.ReasonDrainTimedOut))
 			o.Expect(n.Message).To(ContainSubstring(who))
+		}
+	}
+}
+
+// servedOrNamed is the outcome that each node is as the policy asks, or was not begun with, for that reason.
+func servedOrNamed(reason string) func(*ordeal) {
+	return func(o *ordeal) {
+		for _, n := range o.last.Nodes {
+			if n.State == rollout.StateUpToDate && n.Reason == v1alpha1.ReasonReady {
+				o.Expect(o.hosts[n.Node].daemons).To(HaveLen(1))
+				continue
+			}
+			o.Expect(n.Reason).To(Or(Equal(reason), Equal(v1alpha1.ReasonRolloutHalted)), "%+v", n)
 		}
 	}
 }

@@ -110,7 +110,7 @@ func (v *view) progress() judgement {
 	case v.leftToOthers():
 		return v.applying()
 	case v.onlyComputeMode():
-	case v.disruptive() && (!asks || len(v.blockers) > 0 || v.closes()):
+	case v.disruptive() && (!asks || len(v.blockers) > 0 || v.closes() || v.ousts()):
 		return v.disrupt(asks)
 	case !asks:
 		return v.setGently()
@@ -173,6 +173,9 @@ func (v *view) setGently() judgement {
 		fence.giveUp = j.giveUp
 		return fence
 	}
+	if g, pending := v.prepareMPS(j); pending {
+		return g
+	}
 	j.start = []Action{v.setSpec()}
 	return j
 }
@@ -190,6 +193,9 @@ func (v *view) disrupt(asks bool) judgement {
 		j.reason, j.message = v1alpha1.ReasonGPUInUse, "waiting until nobody uses what must be changed: "+v.inTheWay()
 		return j
 	case !tainted:
+		if g, pending := v.prepareMPS(j); pending {
+			return g
+		}
 		j.message = "the change needs GPUs or instances idle"
 		if blocked {
 			j.message += "; in use now: " + v.inTheWay()
@@ -254,7 +260,7 @@ func latest(a, b time.Time) time.Time {
 
 // quiesce fences NVIDIA's mig-manager and pauses NVIDIA's clients where steps need that, then lets the agent go.
 func (v *view) quiesce(j judgement, asks bool) judgement {
-	for _, gate := range []func() (judgement, bool){v.fence, v.paused} {
+	for _, gate := range []func() (judgement, bool){v.remember, v.fence, v.paused, v.keepMPSOff} {
 		if g, pending := gate(); pending {
 			g.giveUp = j.giveUp
 			return v.quiescing(g)
@@ -274,11 +280,11 @@ func (v *view) quiesce(j judgement, asks bool) judgement {
 // quiescing gives NVIDIA's programs their time to end, after that for draining.
 func (v *view) quiescing(j judgement) judgement {
 	left := v.drainLeft() + quiesceTimeout
-	if len(j.start) > 0 {
+	if len(j.start) > 0 || j.State == StateFailed {
 		return j
 	}
 	if left > 0 {
-		j.after = left
+		j.after = sooner(j.after, left)
 		return j
 	}
 	if v.fallsBack { // there is no other way back
@@ -355,7 +361,6 @@ func (v *view) verifying() (judgement, bool) {
 		j.actions, j.after = v.restartPlugin()
 		return j, true
 	}
-	j.actions = v.restartMPS()
 	left := v.selectedAt().Add(verifyTimeout).Sub(v.world.Now)
 	if left <= 0 {
 		message := fmt.Sprintf("not advertised within %s: %s; %s", verifyTimeout, strings.Join(differs, ", "), cmp.Or(v.pluginSays(),
@@ -401,8 +406,21 @@ func (v *view) done() judgement {
 		j.State, j.reason, j.message = StateReleasing, v1alpha1.ReasonProgressing, "done; the taint of the operator is being removed"
 		j.actions = append(j.actions, Untaint{Node: v.node.Name})
 	}
+	if v.to.final && v.overridden() {
+		return v.allowing(j)
+	}
 	if record, differs := v.recordReached(); differs {
 		j.actions = append(j.actions, record)
+	}
+	return j
+}
+
+// allowing waits until NVIDIA's MPS DaemonSet is allowed on the node again (notNeeded), before the node is forgotten.
+func (v *view) allowing(j judgement) judgement {
+	j.State, j.reason = StateReleasing, v.underway()
+	j.message = fmt.Sprintf("Waiting until the operator no longer overrides %s", LabelMPSCapable)
+	if f := v.stale(); f.reason != "" && v.node.Features.Others == labelTrue {
+		j.State, j.reason = StateFailed, f.reason
 	}
 	return j
 }

@@ -4,7 +4,6 @@
 package rollout
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -14,7 +13,6 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
-	"github.com/gpusharing/gpu-sharing-operator/internal/deviceplugin"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/policy"
@@ -63,7 +61,7 @@ func (v *view) ask() {
 	if len(v.have) == 0 {
 		return // nobody knows yet what to ask
 	}
-	w, err := policy.Ask(v.by, policyNode(v.node), v.world.Wiring.NVIDIAMPS)
+	w, err := policy.Ask(v.by, policyNode(v.node))
 	if err != nil {
 		v.why = asProblem(err)
 		return
@@ -74,6 +72,9 @@ func (v *view) ask() {
 		if v.why = v.noManager(); v.why != nil {
 			return
 		}
+	}
+	if v.why = v.noNodeFeatures(); v.why != nil {
+		return
 	}
 	if f := v.failed(); f != nil && f.Reason != v1alpha1.ReasonDrainTimedOut {
 		v.to, v.fallsBack = fallback(v.by.Name, v.node.GPU.Spec, v.have), true
@@ -135,17 +136,13 @@ func samePointee[T comparable](a, b *T) bool {
 	return *a == *b
 }
 
-// leavesNVIDIA are the GPUs whose MPS control daemon, which NVIDIA's daemon set runs, has to end: because the GPU is to
-// be shared otherwise, or because the daemon notices a new configuration only when it starts. Clients die with it. Under
-// the GPU Operator it ends when NVIDIA's clients are paused, since it needs the device plugin's deploy label; else only
-// once another configuration is selected.
+// leavesNVIDIA are the GPUs whose MPS control daemon, which NVIDIA's MPS DaemonSet runs, must end because the GPU is to be
+// shared otherwise. Its clients die with it. Under the GPU Operator it ends when NVIDIA's clients are paused, because it
+// needs the device plugin's deploy label; otherwise it ends with the label nvidia.com/mps.capable.
 func (v *view) leavesNVIDIA() []gpu.Device {
 	var leaving []gpu.Device
 	for _, d := range v.have {
-		if d.State.MPS == nil || !d.State.MPS.External {
-			continue
-		}
-		if !v.keepsNVIDIA(d.UUID) {
+		if d.State.MPS != nil && d.State.MPS.External && !v.keepsNVIDIA(d.UUID) {
 			leaving = append(leaving, d)
 		}
 	}
@@ -154,24 +151,11 @@ func (v *view) leavesNVIDIA() []gpu.Device {
 
 func (v *view) keepsNVIDIA(uuid string) bool {
 	for _, d := range v.to.devices {
-		if d.UUID != uuid {
-			continue
+		if d.UUID == uuid {
+			return d.Sharing.MPS != nil && d.Sharing.MPS.Owner == v1alpha1.MPSDaemonOwnerNVIDIA
 		}
-		serves := d.Sharing.MPS != nil && d.Sharing.MPS.Owner == v1alpha1.MPSDaemonOwnerNVIDIA
-		return serves && v.readsAlready()
 	}
 	return true // not ours to change
-}
-
-// readsAlready says whether what the node's label selects now is what the target wants of the MPS daemon.
-func (v *view) readsAlready() bool {
-	selected := v.node.Labels[v1alpha1.LabelConfig]
-	if selected == v.to.key {
-		return true
-	}
-	content, known := v.world.Keys[selected]
-	wanted := cmp.Or(v.to.data, v.world.Keys[v.to.key])
-	return known && content != "" && (content == wanted || deviceplugin.SameMPS(content, wanted))
 }
 
 func policyNode(n *Node) policy.Node {
@@ -232,8 +216,8 @@ func (v *view) closes() bool {
 	})
 }
 
-// applied says whether the GPUs are as the target wishes, as far as the agent can bring that about: NVIDIA's MPS daemon
-// starts, and with a stand-alone device plugin ends, only once its configuration is selected.
+// applied says whether the GPUs are as the target wishes, as far as the agent can bring that about: NVIDIA's MPS daemon,
+// with which a node was found, starts only once its configuration is selected.
 func (v *view) applied() bool {
 	if len(v.steps) > 0 {
 		return false
@@ -242,10 +226,6 @@ func (v *view) applied() bool {
 	for _, d := range v.have {
 		for _, want := range v.to.devices {
 			if want.UUID != d.UUID || plan.Same(want.Sharing, plan.Observed(d)) {
-				continue
-			}
-			if v.endsLater(d, want.Sharing) {
-				awaits = true
 				continue
 			}
 			if want.Sharing.MPS == nil || want.Sharing.MPS.Owner != v1alpha1.MPSDaemonOwnerNVIDIA || d.State.MPS != nil {

@@ -83,7 +83,7 @@ func TestMemoryNoticesEveryChangeOfTheWiring(t *testing.T) {
 		"Message":       {"something else"},
 		"Ready":         {true, false},
 		"ClusterPolicy": {true, false},
-		"NVIDIAMPS":     {true, false},
+		"NodeFeatures":  {true, false},
 		"Operands":      {(*clusterpolicy.Operands)(nil), operands("a"), operands("b")},
 		"NoMIGManager":  {"spec.migManager.enabled is false"},
 		"MIGReady":      {true, false},

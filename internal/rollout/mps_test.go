@@ -15,74 +15,155 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
 )
 
-// TestNVIDIAsOwnMPSDaemonSet follows a node that NVIDIA's daemon set serves: it starts with its configuration, is
-// restarted for another one, and ends before the GPUs are shared otherwise.
-func TestNVIDIAsOwnMPSDaemonSet(t *testing.T) {
+// settled lets one policy ask for a sharing, and runs until nothing is left to do.
+func settled(t *testing.T, c *cluster, s v1alpha1.Sharing) (rollout.Decision, []rollout.State) {
+	t.Helper()
+	p := policyOf("research", s, evicting)
+	p.Generation = c.Now.Unix()
+	c.Policies = []v1alpha1.GPUSharingPolicy{p}
+	d, states := c.run(100)
+	NewWithT(t).Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), d.Nodes[0].Message)
+	NewWithT(t).Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonReady), d.Nodes[0].Message)
+	return d, states["a"]
+}
+
+// released deletes the policies, and runs until nothing is left to do.
+func released(t *testing.T, c *cluster) {
+	t.Helper()
+	c.Policies = nil
+	d, _ := c.run(100)
+	NewWithT(t).Expect(d.Nodes).To(BeEmpty())
+}
+
+// TestNVIDIAsMPSDaemonSetIsKeptOff: while the operator's MPS daemons serve a node, NVIDIA's DaemonSet has no pod there, and
+// afterwards nothing overrides its label.
+func TestNVIDIAsMPSDaemonSetIsKeptOff(t *testing.T) {
 	g := NewWithT(t)
 	c := newCluster()
-	c.Wiring.NVIDIAMPS = true
 	h := c.add("a", sim.A100)
-	wish := func(s v1alpha1.Sharing) {
-		p := policyOf("research", s, evicting)
-		p.Generation = int64(c.pods)
-		c.Policies = []v1alpha1.GPUSharingPolicy{p}
+	limited := mps(4)
+	limited.MPS.PinnedMemoryLimit = "2Gi"
+	for name, next := range map[string]v1alpha1.Sharing{
+		"other limits": limited, "more replicas": mps(10), "MIG": mig(count("1g", 7)), "time-slicing": timeSlicing(2),
+	} {
+		settled(t, c, mps(4))
+		g.Expect(h.daemons).To(HaveLen(1))
+		g.Expect(h.features.ours).NotTo(BeZero())
+		g.Expect(h.features.gfd).To(Equal("true"), "our own configuration makes GFD say so")
+		g.Expect(h.Labels[mpsLabel]).To(Equal("false"))
+		settled(t, c, next)
+		if next.MPS == nil {
+			g.Expect(h.features.ours).To(BeZero(), name)
+			g.Expect(h.daemons).To(BeEmpty(), name)
+		}
 	}
-
-	wish(mps(4))
-	d, states := c.run(100)
-	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), d.Nodes[0].Message)
-	g.Expect(states["a"]).NotTo(ContainElement(rollout.StateDraining))
-	g.Expect(h.daemons).To(BeEmpty(), "ours does not run beside theirs")
-	g.Expect(h.theirs.ActiveThreadPercentage).To(Equal(25))
-	g.Expect(h.GPU.Spec.Devices[0].Sharing.MPS.Owner).To(Equal(v1alpha1.MPSDaemonOwnerNVIDIA))
-
-	c.tick(time.Minute)
-	c.hold(h, "client", 0, gpu.WholeGPU)
-	wish(mps(10))
-	d, _ = c.run(100)
-	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), d.Nodes[0].Message)
-	g.Expect(c.evicted).To(Equal([]string{"client"}), "clients die with the daemon")
-	g.Expect(h.theirs.ActiveThreadPercentage).To(Equal(10))
-	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 10}))
-
-	for name, next := range map[string]v1alpha1.Sharing{"MIG": mig(count("1g", 7)), "time-slicing": timeSlicing(2)} {
-		wish(mps(10))
-		c.run(100)
-		wish(next)
-		d, _ = c.run(100)
-		g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), "%s: %s", name, d.Nodes[0].Message)
-		g.Expect(h.theirs).To(BeNil())
-		g.Expect(h.Labels[pluginLabel]).To(Equal("true"))
-	}
-	wish(mps(4))
-	c.run(100)
-	c.Policies = nil
-	d, _ = c.run(100)
-	g.Expect(d.Nodes).To(BeEmpty())
-	g.Expect(h.theirs).To(BeNil())
+	settled(t, c, mps(4))
+	released(t, c)
+	g.Expect(h.features.ours).To(BeZero())
+	g.Expect(h.daemons).To(BeEmpty())
 	g.Expect(h.devices()[0].State.ComputeMode).To(Equal(gpu.ComputeDefault))
 	g.Expect(c.crashes).To(BeEmpty())
+	g.Expect(c.beside).To(BeEmpty())
 }
 
-func TestLimitsThatNVIDIAsDaemonSetDoesNotKeepAreRefused(t *testing.T) {
+// TestNVIDIAsMPSByHand: a node that NVIDIA's daemon serves, since the default configuration says so, is drained before that
+// ends, and served by it again when no policy governs the node any more.
+func TestNVIDIAsMPSByHand(t *testing.T) {
+	for name, next := range map[string]v1alpha1.Sharing{"MPS": mps(10), "MIG": mig(count("1g", 7)), "time-slicing": timeSlicing(2)} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			c := newCluster()
+			c.byHand = mpsByHand(4)
+			h := c.add("a", sim.A100)
+			c.tick(time.Second)
+			c.tick(time.Second)
+			g.Expect(h.theirs).NotTo(BeNil())
+			c.hold(h, "client", 0, gpu.WholeGPU)
+			c.tick(time.Minute)
+
+			_, states := settled(t, c, next)
+			g.Expect(states).To(ContainElement(rollout.StateDraining))
+			g.Expect(c.evicted).To(Equal([]string{"client"}))
+			g.Expect(h.theirs).To(BeNil())
+			g.Expect(h.features.ours.IsZero()).To(Equal(next.MPS == nil))
+
+			released(t, c)
+			c.tick(time.Second)
+			c.tick(time.Second)
+			g.Expect(h.theirs).NotTo(BeNil())
+			g.Expect(h.daemons).To(BeEmpty())
+			g.Expect(h.features.ours).To(BeZero())
+			g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 4}))
+			g.Expect(c.killed).To(BeEmpty())
+			g.Expect(c.beside).To(BeEmpty())
+		})
+	}
+}
+
+// TestNFDForbidsTheOverride: MPS is not started where the label stays what GFD says, and nobody is evicted for it.
+func TestNFDForbidsTheOverride(t *testing.T) {
 	g := NewWithT(t)
 	c := newCluster()
-	c.Wiring.NVIDIAMPS = true
-	c.add("a", sim.A100)
-	sharing := mps(4)
-	sharing.MPS.PinnedMemoryLimit = "2Gi"
-	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", sharing)}
-	d, _ := c.run(3)
-	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateImpossible))
-	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonMPSLimitsFixed))
-	g.Expect(d.Nodes[0].Message).To(ContainSubstring("NVIDIA's MPS daemon set serves the node and gives each client 25% of the threads"))
+	c.nfd.denies = true
+	c.byHand = mpsByHand(4)
+	h := c.add("a", sim.A100)
+	c.tick(time.Second)
+	before := h.copied()
+	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mps(10), evicting)}
+	d, _ := c.run(300)
+	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateFailed))
+	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonNodeFeatureIgnored))
+	g.Expect(d.Nodes[0].Message).To(And(ContainSubstring("zz-gpu-sharing-a"), ContainSubstring("denyNodeFeatureLabels"),
+		ContainSubstring("nvidia-features-for-a")))
+	g.Expect(h.daemons).To(BeEmpty())
+	g.Expect(h.features.ours).To(BeZero())
+	g.Expect(h.theirs).NotTo(BeNil(), "it is as it was")
+	g.Expect(h.Labels[v1alpha1.LabelConfig]).To(BeEmpty())
+	g.Expect(h.Taints).To(BeEmpty())
+	g.Expect(advertised(h)).To(Equal(before.Allocatable))
+	g.Expect(c.beside).To(BeEmpty())
 }
 
-// standAlone is a cluster without the GPU Operator: nothing follows a deploy label. A pod of NVIDIA's MPS daemon set stays
-// on the node, and what its daemon does follows from the configuration that was selected when it started.
+// TestWithoutNodeFeatures: without the kind NodeFeature nothing overrides a label that NFD keeps, so MPS is refused; a label
+// that nobody sets stays unset.
+func TestWithoutNodeFeatures(t *testing.T) {
+	g := NewWithT(t)
+	c := newCluster()
+	c.Wiring.NodeFeatures = false
+	h := c.add("a", sim.A100).labelledByHand("false")
+	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mps(4))}
+	d, _ := c.run(10)
+	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateImpossible))
+	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonNoNodeFeatures))
+	g.Expect(d.Nodes[0].Message).To(And(ContainSubstring(mpsLabel+"=false"), ContainSubstring("Install Node Feature Discovery")))
+	g.Expect(h.Labels).NotTo(HaveKey(v1alpha1.LabelConfig))
+
+	delete(h.Labels, mpsLabel)
+	settled(t, c, mps(4))
+	g.Expect(h.daemons).To(HaveLen(1))
+	g.Expect(h.Labels).NotTo(HaveKey(mpsLabel))
+}
+
+// TestNFDDoesNotRun: where no NodeFeature but ours names the label and NFD does not act, the operator sets the label itself.
+func TestNFDDoesNotRun(t *testing.T) {
+	g := NewWithT(t)
+	c := newCluster()
+	c.nfd.absent = true
+	h := c.add("a", sim.A100)
+	h.Labels[gfdLabel], h.features.gfd = "false", ""
+	settled(t, c, mps(4))
+	g.Expect(h.daemons).To(HaveLen(1))
+	g.Expect(h.Labels[mpsLabel]).To(Equal("false"))
+	released(t, c)
+	g.Expect(h.Labels).NotTo(HaveKey(mpsLabel))
+	g.Expect(h.features.ours).To(BeZero())
+}
+
+// standAlone is a cluster without the GPU Operator: no deploy label stops anything, and NVIDIA's MPS DaemonSet needs only
+// its own label.
 func standAlone() (*cluster, *host) {
 	c := newCluster()
-	c.Wiring.ClusterPolicy, c.Wiring.NVIDIAMPS = false, true
+	c.Wiring.ClusterPolicy, c.Wiring.NodeFeatures = false, false
 	h := c.add("a", sim.A100)
 	h.Labels = map[string]string{"kubernetes.io/hostname": "a"}
 	h.Pods = []rollout.Pod{{
@@ -92,42 +173,83 @@ func standAlone() (*cluster, *host) {
 	return c, h
 }
 
-func TestNVIDIAsMPSDaemonSetBesideAStandAlonePlugin(t *testing.T) {
+func TestAStandAlonePluginWithoutNFD(t *testing.T) {
 	g := NewWithT(t)
 	c, h := standAlone()
-	wish := func(s v1alpha1.Sharing) rollout.Decision {
-		p := policyOf("research", s, evicting)
-		p.Generation = int64(c.pods)
-		c.Policies = []v1alpha1.GPUSharingPolicy{p}
-		d, _ := c.run(100)
-		g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), d.Nodes[0].Message)
-		return d
-	}
-	wish(mps(4))
-	g.Expect(h.theirs.ActiveThreadPercentage).To(Equal(25))
-	c.tick(time.Minute)
-	c.hold(h, "client", 0, gpu.WholeGPU)
-	wish(mps(10))
-	g.Expect(c.evicted).To(Equal([]string{"client"}), "clients die with the daemon")
-	g.Expect(h.theirs.ActiveThreadPercentage).To(Equal(10))
-	g.Expect(c.killed).To(BeEmpty())
-	wish(timeSlicing(2))
-	g.Expect(h.theirs).To(BeNil())
-	g.Expect(h.Taints).To(BeEmpty())
+	settled(t, c, mps(4))
+	g.Expect(h.daemons).To(HaveLen(1))
+	g.Expect(h.Labels).NotTo(HaveKey(mpsLabel), "nobody sets it")
+	released(t, c)
+	g.Expect(h.Labels).NotTo(HaveKey(mpsLabel))
 }
 
-func TestAnMPSDaemonThatDoesNotEndIsNotWaitedForForEver(t *testing.T) {
+// TestAStandAlonePluginLabelledByHand: the label that a user has set is set to false for as long as a policy governs the
+// node, and restored afterwards.
+func TestAStandAlonePluginLabelledByHand(t *testing.T) {
+	for name, next := range map[string]v1alpha1.Sharing{"MPS": mps(10), "time-slicing": timeSlicing(2)} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			c, h := standAlone()
+			c.byHand = mpsByHand(4)
+			h.plugin.running = false
+			h.labelledByHand("true")
+			c.tick(time.Second)
+			g.Expect(h.theirs).NotTo(BeNil())
+			c.hold(h, "client", 0, gpu.WholeGPU)
+			c.tick(time.Minute)
+
+			settled(t, c, next)
+			g.Expect(c.evicted).To(Equal([]string{"client"}))
+			g.Expect(h.theirs).To(BeNil())
+			g.Expect(h.Labels[mpsLabel]).To(Equal("false"))
+			released(t, c)
+			c.tick(time.Second)
+			g.Expect(h.Labels[mpsLabel]).To(Equal("true"))
+			g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationMPSCapable))
+			g.Expect(h.theirs).NotTo(BeNil())
+			g.Expect(c.killed).To(BeEmpty())
+			g.Expect(c.beside).To(BeEmpty())
+		})
+	}
+}
+
+// TestALabelThatIsSetBackIsNotFoughtOver: who sets the label back is overruled once in an hour, and named.
+func TestALabelThatIsSetBackIsNotFoughtOver(t *testing.T) {
 	g := NewWithT(t)
 	c, h := standAlone()
-	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mps(4))}
-	c.run(100)
-	c.stuck = true
-	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", timeSlicing(2))}
-	d, _ := c.run(1000)
+	h.labelledByHand("true")
+	settled(t, c, mps(4))
+	patched := c.writes["rollout.PatchNode"]
+	for range 20 {
+		h.labelledByHand("true")
+		c.run(3)
+	}
+	g.Expect(c.writes["rollout.PatchNode"]).To(Equal(patched), "not within an hour")
+	d := c.pass()
+	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonMPSCapableReset))
+	g.Expect(d.Nodes[0].Message).To(ContainSubstring("kubectl get node a --show-managed-fields"))
+	c.tick(time.Hour)
+	c.run(3)
+	g.Expect(h.Labels[mpsLabel]).To(Equal("false"))
+}
+
+// TestGFDThatNeverCorrectsItself: a node is not forgotten, and holds nobody up, while GFD says that it shares by MPS.
+func TestGFDThatNeverCorrectsItself(t *testing.T) {
+	g := NewWithT(t)
+	c := newCluster()
+	h := c.add("a", sim.A100)
+	settled(t, c, mps(4))
+	h.Labels[gfdLabel] = "false" // its pod ends, and what it said stays
+	c.Policies = nil
+	d, _ := c.run(600)
 	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateFailed))
-	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonNotAdvertised))
-	g.Expect(d.Nodes[0].Message).To(And(ContainSubstring("NVIDIA's MPS daemon still serves the GPUs as before"),
-		ContainSubstring("nvidia.com/mps.capable")))
+	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonMPSCapableStale))
+	g.Expect(d.Nodes[0].Message).To(ContainSubstring("gpu-operator/nvidia-features-for-a"))
+	g.Expect(h.GPU.Annotations[v1alpha1.AnnotationWaiting]).To(ContainSubstring(v1alpha1.ReasonMPSCapableStale))
 	g.Expect(h.Taints).To(BeEmpty())
-	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 4}), "it is back where it was")
+	h.Labels[gfdLabel] = "true"
+	c.tick(time.Second)
+	d, _ = c.run(100)
+	g.Expect(d.Nodes).To(BeEmpty())
+	g.Expect(h.features.ours).To(BeZero())
 }

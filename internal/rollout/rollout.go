@@ -102,6 +102,9 @@ func retained(spec v1alpha1.GPUNodeSpec) bool {
 // retain leaves a node as it is, without holding it.
 func (m member) retain() []Action {
 	actions := m.letGo("no policy governs the node")
+	if m.node.GPU.Spec.Baseline == nil && m.overridden() {
+		actions = append(actions, m.allowMPS(true)...)
+	}
 	if spec := m.node.GPU.Spec; m.world.Wiring.Reason == "" && spec.Policy != "" {
 		spec = *spec.DeepCopy()
 		spec.Policy = ""
@@ -184,6 +187,9 @@ func (m member) planned() []string {
 	var steps []string
 	if m.partitions() {
 		steps = append(steps, cut(m.clearing(), length))
+	}
+	if m.excludesNVIDIA() && !m.overridden() && m.byNodeFeature() {
+		steps = append(steps, "keep NVIDIA's MPS DaemonSet off the node by NodeFeature "+OverrideName(m.node.Name))
 	}
 	for _, s := range m.steps {
 		if len(steps) < most && (!m.managed() || !plan.ChangesMIG(s)) {

@@ -41,7 +41,7 @@ func (v *view) selecting() (judgement, bool) {
 		j.message = "resuming NVIDIA's GPU clients"
 	}
 	selected.Why = j.message
-	j.actions = append([]Action{selected}, v.leaveMPS()...)
+	j.actions = []Action{selected}
 	return j, true
 }
 
@@ -205,7 +205,7 @@ func (v *view) differs() []string {
 		}
 	}
 	if len(differs) == 0 && !v.onlyComputeMode() && !condition.IsTrue(v.node.GPU.Status.Conditions, v1alpha1.ConditionReady) {
-		differs = append(differs, v.agentSays(v.awaitsNVIDIA()))
+		differs = append(differs, v.agentSays("the GPUs are not shared as asked"))
 	}
 	return differs
 }

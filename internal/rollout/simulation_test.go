@@ -89,7 +89,8 @@ type cached struct {
 	nodes    map[string]rollout.Node // labels, annotations, taints and what is advertised
 	gpus     map[string]v1alpha1.GPUNode
 	pods     map[string]rollout.Node // the pods on the node, and whether its agent is Ready
-	version  map[string]int          // of each Node
+	features map[string]rollout.NodeFeatures
+	version  map[string]int // of each Node
 	policies []v1alpha1.GPUSharingPolicy
 	forgets  bool // it may lack even what the controller wrote itself: what must not be
 }
@@ -97,10 +98,13 @@ type cached struct {
 func newSimulation(t *testing.T, seed uint64) *simulation {
 	t.Helper()
 	s := &simulation{cluster: newCluster(), t: t, random: rand.New(rand.NewPCG(seed, 0))}
+	s.Wiring.NodeFeatures = s.random.IntN(3) > 0
+	if s.random.IntN(3) == 0 {
+		s.byHand = mpsByHand(3)
+	}
 	for i := range 5 {
 		s.host(fmt.Sprintf("n%d", i))
 	}
-	s.Wiring.NVIDIAMPS = s.random.IntN(3) == 0
 	s.budget = 1 + s.random.IntN(3)
 	s.fresh = 2 + s.random.IntN(2)
 	s.edit()
@@ -121,7 +125,7 @@ func (s *simulation) host(name string) {
 func (s *simulation) lead() {
 	s.cache = cached{
 		nodes: map[string]rollout.Node{}, gpus: map[string]v1alpha1.GPUNode{}, pods: map[string]rollout.Node{},
-		version: map[string]int{}, forgets: s.cache.forgets,
+		features: map[string]rollout.NodeFeatures{}, version: map[string]int{}, forgets: s.cache.forgets,
 	}
 	s.read(func() bool { return true })
 }
@@ -143,6 +147,9 @@ func (s *simulation) read(some func() bool) {
 		if some() || !known {
 			c.pods[n.Name] = n
 		}
+		if some() || !known {
+			c.features[n.Name] = n.Features
+		}
 	}
 	maps.DeleteFunc(c.nodes, func(name string, _ rollout.Node) bool { return !here[name] })
 	if some() {
@@ -159,6 +166,10 @@ func (s *simulation) wrote(a rollout.Action) {
 	switch a.(type) {
 	case rollout.PatchNode, rollout.Taint, rollout.Untaint:
 		s.cache.nodes[h.Name], s.cache.version[h.Name] = h.copied(), s.version[h.Name]
+	case rollout.AllowMPS:
+		f := s.cache.features[h.Name]
+		f.OverriddenSince = time.Time{}
+		s.cache.features[h.Name] = f
 	case rollout.SetSpec:
 		s.cache.gpus[h.Name] = *h.GPU.DeepCopy()
 	}
@@ -171,6 +182,7 @@ func (s *simulation) known() rollout.World {
 	for _, name := range slices.Sorted(maps.Keys(s.cache.nodes)) {
 		n := s.cache.nodes[name]
 		n.GPU, n.Pods, n.AgentReady = s.cache.gpus[name], s.cache.pods[name].Pods, s.cache.pods[name].AgentReady
+		n.Features = s.cache.features[name]
 		w.Nodes = append(w.Nodes, n)
 	}
 	return w
@@ -354,6 +366,7 @@ func (s *simulation) check(before map[string]string) {
 	g := NewWithT(s.t)
 	g.Expect(s.crashes).To(BeEmpty())
 	g.Expect(s.killed).To(BeEmpty())
+	g.Expect(s.beside).To(BeEmpty())
 	for pod, what := range s.users() {
 		if was, known := before[pod]; known {
 			g.Expect(what).To(Equal(was), "what pod %s holds was taken away from it", pod)
@@ -402,6 +415,7 @@ func (s *simulation) calm() {
 		g.Expect(h.Labels[pluginLabel]).To(Equal("true"))
 		g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationPaused))
 		g.Expect(h.plugin.uuids).To(ConsistOf(h.instances()), h.Name)
+		g.Expect(h.features.ours.IsZero()).To(Equal(len(h.daemons) == 0 || !s.Wiring.NodeFeatures), "%s: %v", h.Name, h.features)
 	}
 	if len(s.Policies) == 0 {
 		g.Expect(d.Nodes).To(BeEmpty())

@@ -25,6 +25,8 @@ type target struct {
 	expected map[string]int64
 	// labels are, besides the key, what labels of the node go back to; a nil value removes the label.
 	labels map[string]*string
+	// before says that this is the state in which the node was found.
+	before bool
 	// final says that nothing of the operator stays behind: the GPUNode's spec is emptied.
 	final bool
 }
@@ -55,7 +57,7 @@ func fallback(by string, spec v1alpha1.GPUNodeSpec, have []gpu.Device) target {
 
 // baseline is the state in which the node was found.
 func baseline(spec v1alpha1.GPUNodeSpec, have []gpu.Device) target {
-	t := target{final: true, labels: map[string]*string{}}
+	t := target{final: true, before: true, labels: map[string]*string{}}
 	if spec.Baseline == nil {
 		return t
 	}

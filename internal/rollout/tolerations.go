@@ -128,7 +128,7 @@ func (w *World) unsafe() string {
 // holdGPUs are the pods that ask for GPUs and are on a node, and those of them where NVIDIA's MPS daemon set runs.
 func (w *World) holdGPUs() (users, ofMPS []string) {
 	for i := range w.Nodes {
-		served := slices.ContainsFunc(w.Nodes[i].Pods, func(p Pod) bool { return p.NodeSelector[labelMPSCapable] != "" })
+		served := slices.ContainsFunc(w.Nodes[i].Pods, func(p Pod) bool { return p.NodeSelector[LabelMPSCapable] != "" })
 		for _, p := range w.Nodes[i].Pods {
 			if !p.GPU {
 				continue

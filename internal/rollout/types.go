@@ -39,9 +39,8 @@ type Wiring struct {
 	// ClusterPolicy says that the GPU Operator runs the device plugin, so that its deploy labels start and stop NVIDIA's
 	// programs on a node. False: a stand-alone device plugin.
 	ClusterPolicy bool
-	// NVIDIAMPS says that NVIDIA's MPS daemon set exists and serves the nodes whose configuration asks for MPS. Then it
-	// runs the MPS control daemons and not we.
-	NVIDIAMPS bool
+	// NodeFeatures reports whether the API server has the kind NodeFeature of Node Feature Discovery (NFD).
+	NodeFeatures bool
 	// Operands is what the ClusterPolicy says of NVIDIA's daemon sets; nil with a stand-alone device plugin.
 	Operands *clusterpolicy.Operands
 	// NoMIGManager is why NVIDIA's mig-manager cannot be asked for anything in this cluster; empty: it can.
@@ -75,6 +74,8 @@ type Node struct {
 	HeldSince time.Time
 	// Slicer is an extended resource by which another operator that partitions GPUs shows on the node; empty: none does.
 	Slicer string
+	// Features is what the NodeFeature objects of the node say about the label nvidia.com/mps.capable.
+	Features NodeFeatures
 	// Pods are the pods bound to the node that have not finished (phase neither Succeeded nor Failed).
 	Pods []Pod
 }
@@ -116,7 +117,7 @@ type Pod struct {
 }
 
 // Action is one change of the API. Actions are a closed set: WriteKeys, Nudge, PatchNode, Taint, Untaint, KeepTaints, Evict,
-// DeletePod, SetSpec and Tell. Each is idempotent, and each stands alone: when one fails the others may still be carried out,
+// DeletePod, KeepMPSOff, AllowMPS, SetSpec and Tell. Each is idempotent, and each stands alone: when one fails the others may still be carried out,
 // and what is missing is decided again in the next pass. String is what logs and events print.
 type Action interface {
 	String() string
@@ -203,6 +204,18 @@ type DeletePod struct {
 	Namespace, Pod string
 	UID            string // precondition of the deletion
 	Why            string
+}
+
+// KeepMPSOff applies the operator's NodeFeature for a node, which sets the label nvidia.com/mps.capable to false, so that
+// NVIDIA's MPS DaemonSet has no pod there.
+type KeepMPSOff struct {
+	Node   string
+	Policy PolicyRef
+}
+
+// AllowMPS deletes the operator's NodeFeature for a node. One that is gone is no error.
+type AllowMPS struct {
+	Node string
 }
 
 // SetSpec applies GPUNode.spec as a whole (server-side): what Spec leaves out goes.

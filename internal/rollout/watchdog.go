@@ -35,10 +35,11 @@ type finding struct {
 // failed; repairs wait for no place in the budget, since they only give back.
 func (v *view) watch(j judgement) judgement {
 	looks := []func(State) finding{ // the one that matters most comes last
-		v.migConfigIgnored, v.computeModeLeft, v.pluginFailing, v.outdated, v.notEnding, v.unfenced, v.managerStuck, v.leftPaused,
+		v.migConfigIgnored, v.notNeeded, v.notKeptOff, v.computeModeLeft, v.pluginFailing, v.outdated, v.notEnding, v.unfenced,
+		v.managerStuck, v.leftPaused,
 	}
 	if _, is := v.maintenance(); is {
-		looks = []func(State) finding{v.leftPaused} // all else follows from the maintenance
+		looks = []func(State) finding{v.notKeptOff, v.leftPaused} // all else follows from the maintenance
 	}
 	for _, look := range looks {
 		f := look(j.State)

@@ -255,7 +255,7 @@ func (f *fleet) world() decide.World {
 	key := types.NamespacedName{Namespace: nvidiaSpace, Name: wiring.ConfigMapName}
 	f.Expect(client.IgnoreNotFound(f.client.Get(ctx, key, configMap))).To(Succeed())
 	w := decide.World{
-		Now: f.clock.Now(), Policies: policies.Items, Keys: configMap.Data, Wiring: decide.Wiring{Ready: true, ClusterPolicy: true},
+		Now: f.clock.Now(), Policies: policies.Items, Keys: configMap.Data, Wiring: decide.Wiring{Ready: true, ClusterPolicy: true, NodeFeatures: true},
 	}
 	for i := range nodes.Items {
 		for j := range gpuNodes.Items {

@@ -44,7 +44,7 @@ func (s snapshot) differences(now snapshot) []string {
 	return found
 }
 
-// snapshot reads the nodes, the ClusterPolicy, the GPU Operator's ConfigMaps, and the hardware itself.
+// snapshot reads the nodes, the ClusterPolicy, the GPU Operator's ConfigMaps, the NodeFeatures, and the hardware itself.
 func (d *demo) snapshot(ctx context.Context) (snapshot, error) {
 	s := snapshot{}
 	policies := &unstructured.UnstructuredList{}
@@ -60,6 +60,14 @@ func (d *demo) snapshot(ctx context.Context) (snapshot, error) {
 	}
 	for _, c := range configMaps.Items {
 		s.put("ConfigMap "+c.Name, c.Data)
+	}
+	features := &unstructured.UnstructuredList{}
+	features.SetGroupVersionKind(schema.GroupVersionKind{Group: "nfd.k8s-sigs.io", Version: "v1alpha1", Kind: "NodeFeatureList"})
+	if err := d.cluster.Client.List(ctx, features); err != nil {
+		return nil, fmt.Errorf("reading the NodeFeatures: %w", err)
+	}
+	for _, f := range features.Items {
+		s.put(fmt.Sprintf("NodeFeature %s/%s", f.GetNamespace(), f.GetName()), f.Object["spec"])
 	}
 	for _, m := range d.machines {
 		if err := d.snapshotNode(ctx, m, s); err != nil {

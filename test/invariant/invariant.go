@@ -64,12 +64,22 @@ func left(n rollout.Node) []string {
 	if paused, has := n.Annotations[v1alpha1.AnnotationPaused]; has {
 		broken = append(broken, "these are left paused: "+paused)
 	}
+	if serves := sharedByMPS(n); !n.Features.OverriddenSince.IsZero() && !serves {
+		broken = append(broken, "NodeFeature "+rollout.OverrideName(n.Name)+" is left")
+	}
 	for name, value := range n.Labels {
 		if strings.HasPrefix(name, deployPrefix) && strings.HasPrefix(value, "paused") {
 			broken = append(broken, fmt.Sprintf("%s is left %s", name, value))
 		}
 	}
 	return broken
+}
+
+// sharedByMPS reports whether the operator's MPS daemons serve a node.
+func sharedByMPS(n rollout.Node) bool {
+	return slices.ContainsFunc(n.GPU.Spec.Devices, func(d v1alpha1.DeviceSpec) bool {
+		return d.Sharing.MPS != nil && d.Sharing.MPS.Owner == v1alpha1.MPSDaemonOwnerGPUSharing
+	})
 }
 
 // label compares the selected configuration with what the node was last brought to, or with what it was.

@@ -2,7 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package nodesim plays the programs that tests and demo do not run: the kubelet, the daemon-set controller and NVIDIA's
-// stack (GPU Operator, device plugin with its config-manager, GPU Feature Discovery), as far as this operator can tell
+// stack (GPU Operator, device plugin with its config-manager, GPU Feature Discovery, MPS DaemonSet) and Node Feature
+// Discovery, as far as this operator can tell
 // them from the real ones.
 //
 // It is as stubborn as they are. A new key of a ConfigMap is seen by a pod only once the kubelet projects it: after a
@@ -48,6 +49,11 @@ type Options struct {
 	OpenNVML func() (func() error, error)
 	// MPSAnswers says whether an MPS control daemon answers on the pipe directory of a resource. Nil: none does.
 	MPSAnswers func(ctx context.Context, resource string) bool
+	// MountShm is told that a pod of NVIDIA's MPS DaemonSet has unmounted the shared memory of the MPS daemons that run on the
+	// node. Nil: nobody is.
+	MountShm func(context.Context)
+	// NFD says how Node Feature Discovery is installed.
+	NFD NFD
 	// Start starts the program of a pod. It returns nil for a pod that is an object only. Nil: all pods are.
 	Start func(context.Context, *corev1.Pod) (Program, error)
 	// Tell is told what happens on the node. Nil: nobody is.
@@ -82,6 +88,7 @@ type Node struct {
 	endpoints   map[string]*endpoint // of device plugins, by resource
 	published   map[string]counts    // by resource, as last published
 	publishedAt time.Time
+	merged      time.Time // when nfd-master last looked at the NodeFeatures
 }
 
 type counts struct{ capacity, allocatable int }
@@ -130,6 +137,12 @@ func (n *Node) Run(ctx context.Context, interval time.Duration) {
 func (n *Node) Pass(ctx context.Context) error {
 	node, err := n.register(ctx)
 	if err != nil {
+		return err
+	}
+	if err := n.mergeFeatures(ctx, node); err != nil {
+		return err
+	}
+	if err := n.discoverFeatures(ctx); err != nil {
 		return err
 	}
 	if err := n.labelNode(ctx, node); err != nil {

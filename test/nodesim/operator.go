@@ -35,6 +35,7 @@ type GPUOperator struct {
 type operand struct {
 	app    string
 	deploy string // its deploy label is nvidia.com/gpu.deploy.<deploy>
+	mps    bool   // is kept on a node by the label nvidia.com/mps.capable too
 	config bool   // reads the device plugin's configuration (object_controls.go, handleDevicePluginConfig)
 }
 
@@ -42,6 +43,7 @@ func operands() []operand {
 	return []operand{
 		{app: appDevicePlugin, deploy: "device-plugin", config: true},
 		{app: appFeatureDiscovery, deploy: "gpu-feature-discovery", config: true},
+		{app: appMPS, deploy: "device-plugin", mps: true, config: true},
 		{app: "nvidia-dcgm-exporter", deploy: "dcgm-exporter"},
 		{app: "nvidia-mig-manager", deploy: "mig-manager"},
 	}
@@ -148,6 +150,9 @@ func (o *GPUOperator) daemonSet(policy *unstructured.Unstructured, operand opera
 				},
 			},
 		},
+	}
+	if operand.mps { // assets/state-mps-control-daemon/0400_daemonset.yaml
+		set.Spec.Template.Spec.NodeSelector["nvidia.com/mps.capable"] = "true"
 	}
 	if operand.config {
 		withConfig(&set.Spec.Template.Spec, policy)

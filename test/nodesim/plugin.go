@@ -212,14 +212,3 @@ func (n *Node) loaded() (*spec.Config, string) {
 	}
 	return &spec.Config{}, spec.MigStrategyNone
 }
-
-func (n *Node) hasFeatureDiscovery() bool {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	for _, state := range n.pods {
-		if state.pod.Labels["app"] == appFeatureDiscovery {
-			return true
-		}
-	}
-	return false
-}

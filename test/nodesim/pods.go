@@ -28,6 +28,7 @@ type podState struct {
 
 	program   Program
 	plugin    *plugin           // of a device-plugin pod
+	mps       bool              // of NVIDIA's MPS DaemonSet: it has started
 	closeNVML func() error      // of a pod that has NVML open
 	devices   []allocatedDevice // of its containers
 }
@@ -124,6 +125,9 @@ func (n *Node) runContainers(ctx context.Context, node *corev1.Node, state *podS
 	n.openNVML(state)
 	if state.pod.Labels["app"] == appDevicePlugin {
 		return n.runPlugin(ctx, node, state)
+	}
+	if state.pod.Labels["app"] == appMPS {
+		return n.runMPS(ctx, state)
 	}
 	return n.runProgram(ctx, state)
 }

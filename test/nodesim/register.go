@@ -78,16 +78,13 @@ func (n *Node) registrationLabels() map[string]string {
 	return labels
 }
 
-// labelNode sets the labels of the GPU Operator and of GPU Feature Discovery.
+// labelNode sets the labels of the GPU Operator.
 func (n *Node) labelNode(ctx context.Context, node *corev1.Node) error {
 	inventory, err := n.Inventory(ctx)
 	if err != nil {
 		return fmt.Errorf("reading the GPUs of node %s: %w", n.Name, err)
 	}
 	patch := deployLabels(node.Labels, migCapable(inventory.Devices))
-	if n.hasFeatureDiscovery() {
-		maps.Copy(patch, n.featureLabels(inventory.Devices))
-	}
 	for key, value := range patch {
 		if old, ok := node.Labels[key]; value != nil && ok && old == *value || value == nil && !ok {
 			delete(patch, key)

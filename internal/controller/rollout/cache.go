@@ -11,7 +11,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/labels"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -34,10 +33,9 @@ func CacheOptions(standAlone wiring.StandAlone) cache.Options {
 			&corev1.Pod{}:                {Transform: slimPod},
 			&corev1.ConfigMap{}:          configMaps(standAlone),
 			wiring.Definitions():         {Transform: nameOnly},
-			wiring.MPSDaemonSet(): {
-				Label: labels.SelectorFromSet(wiring.MPSDaemonSetLabels()), Transform: cache.TransformStripManagedFields(),
-			},
 		},
+		// Of kinds that the cluster may not have, which cannot be named above.
+		DefaultTransform: wiring.SlimNodeFeature,
 	}
 }
 

@@ -20,6 +20,7 @@ import (
 	"fmt"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
@@ -57,15 +58,16 @@ type Controller struct {
 	metrics *metrics
 	catchUp *catchUp
 	pods    podChanges
-	known   known          // of the nodes, from the last pass
-	memory  rollout.Memory // likewise
+	known   known                // of the nodes, from the last pass
+	memory  rollout.Memory       // likewise
+	deleted map[string]types.UID // NodeFeatures of ours that the cache may still show, by node
 	Options
 }
 
 // New returns a controller.
 func New(c client.Client, o Options) *Controller {
 	return &Controller{
-		client: c, metrics: newMetrics(), Options: o,
+		client: c, metrics: newMetrics(), Options: o, deleted: map[string]types.UID{},
 		catchUp: &catchUp{reader: o.Reader, expected: map[object]expectation{}},
 	}
 }

@@ -34,6 +34,8 @@ var (
 	eventSpecSet       = announcement{corev1.EventTypeNormal, v1alpha1.EventSpecSet, "SetSpec"}
 	eventNodePatched   = announcement{corev1.EventTypeNormal, v1alpha1.EventNodePatched, "PatchNode"}
 	eventPodDeleted    = announcement{corev1.EventTypeNormal, v1alpha1.EventPodDeleted, "DeletePod"}
+	eventMPSKeptOff    = announcement{corev1.EventTypeNormal, v1alpha1.EventMPSKeptOff, "KeepMPSOff"}
+	eventMPSAllowed    = announcement{corev1.EventTypeNormal, v1alpha1.EventMPSAllowed, "AllowMPS"}
 	eventWired         = announcement{corev1.EventTypeNormal, v1alpha1.EventWired, "Wire"}
 	eventUnwired       = announcement{corev1.EventTypeNormal, v1alpha1.EventUnwired, "Unwire"}
 	eventOverridden    = announcement{corev1.EventTypeWarning, v1alpha1.EventOverridden, "Wire"}
@@ -94,6 +96,10 @@ func eventOf(action rollout.Action) (e announcement, announced bool) {
 		return eventNodePatched, true
 	case rollout.DeletePod:
 		return eventPodDeleted, true
+	case rollout.KeepMPSOff:
+		return eventMPSKeptOff, true
+	case rollout.AllowMPS:
+		return eventMPSAllowed, true
 	case rollout.Tell:
 		return announcement{corev1.EventTypeWarning, a.Reason, "Restore"}, a.Reason != ""
 	default: // keys and nudges change nothing that is visible

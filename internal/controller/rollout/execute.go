@@ -155,6 +155,10 @@ func (p *pass) do(ctx context.Context, action rollout.Action) (bool, error) {
 		return p.evict(ctx, a)
 	case rollout.DeletePod:
 		return p.deletePod(ctx, a)
+	case rollout.KeepMPSOff:
+		return p.keepMPSOff(ctx, a)
+	case rollout.AllowMPS:
+		return p.allowMPS(ctx, a)
 	case rollout.SetSpec:
 		return p.setSpec(ctx, a)
 	case rollout.Tell:

@@ -31,6 +31,7 @@ type seen struct {
 	policies map[string]*v1alpha1.GPUSharingPolicy
 	nodes    map[string]*corev1.Node
 	gpuNodes map[string]*v1alpha1.GPUNode
+	features features
 }
 
 // gather reads the cluster, from the cache. What it returns is shared with the cache and must not be changed.
@@ -49,6 +50,9 @@ func (c *Controller) gather(ctx context.Context) (*seen, error) {
 	}
 	s.world = rollout.World{
 		Now: c.Clock.Now(), Wiring: plugin.Wiring, Keys: plugin.Applied, Policies: policies.Items,
+	}
+	if err := c.gatherFeatures(ctx, s); err != nil {
+		return nil, err
 	}
 	return s, c.gatherNodes(ctx, s)
 }
@@ -75,7 +79,7 @@ func (c *Controller) gatherNodes(ctx context.Context, s *seen) error {
 			continue
 		}
 		s.nodes[node.Name] = node
-		n, err := c.gatherNode(ctx, node, gpuNode)
+		n, err := c.gatherNode(ctx, node, gpuNode, s.features.of[node.Name])
 		if err != nil {
 			return err
 		}
@@ -100,12 +104,15 @@ func (c *Controller) gatherUnscheduled(ctx context.Context, s *seen) error {
 }
 
 // gatherNode reads a node, if it is not known as it is.
-func (c *Controller) gatherNode(ctx context.Context, node *corev1.Node, gpuNode *v1alpha1.GPUNode) (rollout.Node, error) {
+func (c *Controller) gatherNode(
+	ctx context.Context, node *corev1.Node, gpuNode *v1alpha1.GPUNode, features rollout.NodeFeatures,
+) (rollout.Node, error) {
 	pods := c.pods.of(node.Name) // before they are read
-	if n, holds := c.known.find(node, gpuNode, pods); holds {
+	if n, holds := c.known.find(node, gpuNode, pods); holds && n.Features == features {
 		return n, nil
 	}
 	n := rollout.NodeOf(node, gpuNode)
+	n.Features = features
 	if err := c.gatherPods(ctx, &n, c.known.configMap); err != nil {
 		return n, err
 	}

@@ -47,7 +47,6 @@ func (c *Controller) Register(ctx context.Context, mgr manager.Manager) error {
 		Watches(&corev1.Node{}, wake(), builder.WithPredicates(changes(nodeView))).
 		Watches(&corev1.Pod{}, c.pods.watched(changes(c.podView))).
 		Watches(&corev1.ConfigMap{}, wake(), builder.WithPredicates(predicate.ResourceVersionChangedPredicate{})).
-		WatchesMetadata(wiring.MPSDaemonSet(), wake(), builder.WithPredicates(changes(presence))).
 		WatchesRawSource(wiring.Source(mgr.GetCache(), Pass{})).
 		Complete(c)
 }
@@ -90,9 +89,6 @@ func changes[V any](view func(client.Object) (v V, ok bool)) predicate.Predicate
 		GenericFunc: func(event.GenericEvent) bool { return true },
 	}
 }
-
-// presence is the view of an object of which only matters that it is there.
-func presence(client.Object) (struct{}, bool) { return struct{}{}, true }
 
 type gpuNodeViewed struct {
 	generation int64

@@ -20,7 +20,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 )
 
-// kind is one of NVIDIA's kinds, whose definition may be installed before us, after us or never.
+// kind is one of NVIDIA's or Node Feature Discovery's kinds, whose definition may be installed before us, after us or never.
 type kind struct {
 	schema.GroupVersionKind
 	crd string // name of its definition
@@ -144,6 +144,9 @@ func matters(old, updated any) bool {
 	if !isObject || !areObjects {
 		return true
 	}
+	if b.GroupVersionKind() == nodeFeature.GroupVersionKind {
+		return asksAnew(a, b)
+	}
 	return a.GetGeneration() != b.GetGeneration() || namespaceOf(a) != namespaceOf(b)
 }
 
@@ -162,7 +165,7 @@ func kindOf(definition any) (kind, bool) {
 	if !isObject {
 		return kind{}, false
 	}
-	for _, k := range []kind{clusterPolicy, gpuCluster} {
+	for _, k := range []kind{clusterPolicy, gpuCluster, nodeFeature} {
 		if o.GetName() == k.crd {
 			return k, true
 		}

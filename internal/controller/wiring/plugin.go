@@ -9,7 +9,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
 // ConfigMapNames are the names that our ConfigMap can have.
@@ -19,16 +18,6 @@ func (w *Wiring) ConfigMapNames() []string {
 	}
 	return []string{ConfigMapName, w.standAlone.ConfigMap}
 }
-
-// MPSDaemonSet is NVIDIA's MPS daemon set, as it is read and watched: its metadata.
-func MPSDaemonSet() *metav1.PartialObjectMetadata {
-	set := &metav1.PartialObjectMetadata{}
-	set.SetGroupVersionKind(schema.GroupVersionKind{Group: "apps", Version: "v1", Kind: "DaemonSet"})
-	return set
-}
-
-// MPSDaemonSetLabels are the labels by which it is known.
-func MPSDaemonSetLabels() map[string]string { return map[string]string{"app": nvidiaMPS} }
 
 // Subject is what an event about the wiring is about: the ClusterPolicy or, without one, our ConfigMap.
 func (o *Observed) Subject() runtime.Object {

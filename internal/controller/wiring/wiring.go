@@ -23,10 +23,7 @@ import (
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/meta"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -43,9 +40,6 @@ const ConfigMapName = "gpu-sharing-device-plugin"
 
 // fieldManager owns our keys of the ConfigMap and our fields of the ClusterPolicy.
 const fieldManager = clusterpolicy.FieldManager
-
-// nvidiaMPS is the label app of NVIDIA's MPS daemon set.
-const nvidiaMPS = "nvidia-device-plugin-mps-control-daemon"
 
 // StandAlone names the ConfigMap that a device plugin reads which the GPU Operator does not run.
 type StandAlone struct {
@@ -88,7 +82,6 @@ type Observed struct {
 // +kubebuilder:rbac:groups=nvidia.com,resources=clusterpolicies,verbs=get;list;watch;patch
 // +kubebuilder:rbac:groups=nvidia.com,resources=gpuclusters,verbs=get;list;watch
 // +kubebuilder:rbac:groups=apiextensions.k8s.io,resources=customresourcedefinitions,verbs=get;list;watch
-// +kubebuilder:rbac:groups=apps,resources=daemonsets,verbs=get;list;watch
 // +kubebuilder:rbac:groups="",resources=configmaps,verbs=get;create
 // +kubebuilder:rbac:groups="",resources=configmaps,resourceNames=gpu-sharing-device-plugin,verbs=list;watch;patch;delete
 
@@ -114,9 +107,6 @@ func (w *Wiring) Observe(ctx context.Context) (*Observed, error) {
 	}
 	if o.Reason != "" {
 		return o, nil
-	}
-	if o.NVIDIAMPS, err = w.servesMPS(ctx, o.ConfigMap.Namespace); err != nil {
-		return nil, err
 	}
 	if o.clusterPolicy == nil {
 		o.Keys = standAloneKeys(o.theirs(), o.Applied)
@@ -247,33 +237,13 @@ func hasMIG(n *v1alpha1.GPUNode) bool {
 	})
 }
 
-// servesMPS says whether NVIDIA's MPS daemon set is there.
-func (w *Wiring) servesMPS(ctx context.Context, namespace string) (bool, error) {
-	sets := &metav1.PartialObjectMetadataList{}
-	sets.SetGroupVersionKind(schema.GroupVersionKind{Group: "apps", Version: "v1", Kind: "DaemonSetList"})
-	if err := w.client.List(ctx, sets, client.InNamespace(namespace), client.MatchingLabels(MPSDaemonSetLabels())); err != nil {
-		return false, fmt.Errorf("looking for NVIDIA's MPS daemon set in %s: %w", namespace, err)
-	}
-	return len(sets.Items) > 0, nil
-}
-
 // ErrNotSynced says that one of NVIDIA's kinds was installed just now and is not in the cache yet. Taking that for an
 // absence would undo everything.
 var ErrNotSynced = errors.New("served, but not read yet")
 
 // list reads all objects of a kind that may not be served in this cluster.
 func (w *Wiring) list(ctx context.Context, k kind) ([]unstructured.Unstructured, error) {
-	if err := w.client.Get(ctx, types.NamespacedName{Name: k.crd}, Definitions()); err != nil {
-		return nil, client.IgnoreNotFound(err)
-	}
 	all := &unstructured.UnstructuredList{}
-	all.SetGroupVersionKind(k.list())
-	err := w.client.List(ctx, all)
-	if meta.IsNoMatchError(err) || isNotCached(err) {
-		err = ErrNotSynced
-	}
-	if err != nil {
-		return nil, fmt.Errorf("reading %s: %w", k.crd, err)
-	}
-	return all.Items, nil
+	_, err := w.listInto(ctx, k, all)
+	return all.Items, err
 }
