@@ -73,9 +73,17 @@ CGO_ENABLED=0 build_all nfd nfd $nfd "-X $nfd/pkg/version.version=VERSION -X $nf
 	$nfd/cmd/nfd-master $nfd/cmd/nfd-worker $nfd/cmd/nfd-gc
 ln -sfn "$(cd "$top/hack/nfd" && go mod download $nfd && go list -m -f '{{.Dir}}' $nfd)/deployment/helm/node-feature-discovery" "$bin/nfd-chart"
 
+toolkit=github.com/NVIDIA/nvidia-container-toolkit
+CGO_ENABLED=1 CGO_CFLAGS="-g -O2 -Wno-deprecated-declarations" CGO_LDFLAGS_ALLOW='-Wl,--unresolved-symbols=ignore-in-object-files' \
+	build_all nvidia nvidia-toolkit $toolkit "-extldflags=-Wl,-z,lazy" \
+	$toolkit/cmd/nvidia-ctk $toolkit/cmd/nvidia-cdi-hook $toolkit/cmd/nvidia-container-runtime
+CGO_ENABLED=0 build_all nvidia nvidia-toolkit $toolkit "" ./nri
+
 cd "$top"
 mkdir -p "$bin/driver"
-CGO_ENABLED=1 go build -trimpath -ldflags "-s -w" -buildmode=c-shared -o "$bin/driver/libnvidia-ml.so.1" ./test/simdriver/libnvidia-ml
+# The container toolkit links libraries by the names that they carry.
+CGO_ENABLED=1 go build -trimpath -ldflags "-s -w -extldflags=-Wl,-soname,libnvidia-ml.so.1" -buildmode=c-shared \
+	-o "$bin/driver/libnvidia-ml.so.1" ./test/simdriver/libnvidia-ml
 for program in $(cd test/simdriver && ls -d nvidia-* nv-*); do
 	CGO_ENABLED=0 go build -trimpath -ldflags "-s -w" -o "$bin/driver/$program" "./test/simdriver/$program"
 done

@@ -62,7 +62,7 @@ type migCost struct {
 
 func costOf(ctx context.Context, c migChange) migCost {
 	GinkgoHelper()
-	log := filepath.Join(driver.Root, "var/lib/simdriver/calls.log")
+	log := filepath.Join(driver.Hardware, "calls.log")
 	Expect(os.RemoveAll(log)).To(Succeed())
 	began := time.Now().UTC()
 	total := until(ctx, c.want, func() { share(ctx, c.to) })

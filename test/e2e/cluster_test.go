@@ -24,7 +24,6 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
-	"github.com/gpusharing/gpu-sharing-operator/test/e2e/driver"
 	"github.com/gpusharing/gpu-sharing-operator/test/e2e/gpuoperator"
 	"github.com/gpusharing/gpu-sharing-operator/test/e2e/image"
 	"github.com/gpusharing/gpu-sharing-operator/test/e2e/node"
@@ -79,9 +78,7 @@ func build(ctx context.Context) {
 	connect()
 	restrictUsers(ctx)
 	installCRDs()
-	fitted = []sim.Model{sim.A100, sim.A100}
-	gpus, err = driver.Install(filepath.Join(bin, "driver"), simdriver.Spec{Name: nextNode(), Models: fitted})
-	Expect(err).NotTo(HaveOccurred())
+	fit(ctx, sim.A100, sim.A100)
 	installGPUOperator(ctx)
 	Eventually(offered).WithContext(ctx).Should(HaveKeyWithValue("nvidia.com/gpu", int64(2)))
 	say("NVIDIA's device plugin advertises")
@@ -99,6 +96,8 @@ func rebuild(ctx context.Context) {
 	GinkgoHelper()
 	GinkgoWriter.Println("   a spec before this one failed: the node is built anew")
 	stopBeside()
+	stopDriver()
+	gpus = nil
 	lost += machine.Lost()
 	Expect(machine.Wipe()).To(Succeed())
 	build(ctx)
@@ -164,12 +163,11 @@ func runBeside(all ...func(context.Context)) {
 	})
 }
 
-// clusterPolicy is the ClusterPolicy as NVIDIA's Helm chart makes it, as far as it matters here; cdi.enabled is false,
-// since the simulated driver has no CUDA library of which a CDI specification could be made.
+// clusterPolicy is the ClusterPolicy as NVIDIA's Helm chart makes it, as far as it matters here.
 func clusterPolicy() *unstructured.Unstructured {
 	p := &unstructured.Unstructured{Object: map[string]any{
 		"spec": map[string]any{
-			"cdi":          map[string]any{"enabled": false},
+			"cdi":          map[string]any{"enabled": true},
 			"daemonsets":   map[string]any{"updateStrategy": "RollingUpdate", "rollingUpdate": map[string]any{"maxUnavailable": "1"}},
 			"devicePlugin": map[string]any{"enabled": true, "config": map[string]any{"name": "", "default": ""}},
 			"gfd":          map[string]any{"enabled": true},

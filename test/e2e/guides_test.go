@@ -153,7 +153,7 @@ func usePods(ctx context.Context, p guidePods) {
 	}
 	for i := range p.Running {
 		got := expectRunning(ctx, name(i))
-		Expect(got.Visible).To(HavePrefix(p.Visible))
+		Expect(got.uuid()).To(HavePrefix(p.Visible))
 		if p.Pipe != "" {
 			Expect(got.PipeDirectory).To(Equal(p.Pipe))
 		}

@@ -19,8 +19,8 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
+	"github.com/gpusharing/gpu-sharing-operator/test/e2e/driver"
 	"github.com/gpusharing/gpu-sharing-operator/test/e2e/gpuoperator"
-	"github.com/gpusharing/gpu-sharing-operator/test/simdriver"
 )
 
 // fitted are the GPUs that are in the node, and fitting how often it got any, so that no two of them have the same UUID.
@@ -48,8 +48,7 @@ func begin(ctx context.Context, models ...sim.Model) {
 		Eventually(unwired).WithContext(ctx).Should(Succeed())
 	}
 	if !slices.Equal(models, fitted) {
-		Expect(gpus.Replace(simdriver.Spec{Name: nextNode(), Models: models})).To(Succeed())
-		fitted = models
+		fit(ctx, models...)
 		restartClients(ctx)
 	}
 	expectAllocatable(ctx, map[string]int64{"nvidia.com/gpu": int64(len(models))})
@@ -71,7 +70,15 @@ func goOn(ctx context.Context, models ...sim.Model) {
 func crash(ctx context.Context) {
 	GinkgoHelper()
 	Expect(machine.Crash()).To(Succeed())
+	stopDriver()
 	giveUpLease(ctx)
+}
+
+// boot boots the machine after a crash. The driver container starts as all other pods do, and not before them.
+func boot(ctx context.Context) {
+	GinkgoHelper()
+	Expect(machine.Boot(ctx)).To(Succeed())
+	startDriver(ctx, driver.Container)
 }
 
 // giveUpLease gives up the lease of controllers that have ended and could not do so themselves.

@@ -39,7 +39,7 @@ func nvidiaImage(ctx context.Context) image.Image {
 	i, err := image.Image{
 		Name:  gpuoperator.Image,
 		Env:   []string{"PATH=/usr/local/bin:/usr/bin:/bin", "NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=utility"},
-		Files: map[string]string{},
+		Files: map[string]string{"/etc/ld.so.cache": "/etc/ld.so.cache"},
 		Links: map[string]string{"/bin/sh": "/usr/bin/bash"},
 	}.WithPrograms(ctx,
 		filepath.Join(bin, "nvidia-device-plugin"), filepath.Join(bin, "config-manager"),

@@ -5,7 +5,6 @@ package e2e
 
 import (
 	"fmt"
-	"strings"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -57,8 +56,8 @@ func migSpecsOf(c migCase) {
 		})
 		startPod(ctx, "instance", resourceOf(c.large), 1)
 		got := expectRunning(ctx, "instance")
-		Expect(got.Visible).To(HavePrefix("MIG-"))
-		Expect(instances()).To(ContainElement(got.Visible), "the instance is one that the driver has")
+		Expect(instances()).To(ContainElement(got.uuid()), "the instance is one that the driver has")
+		Expect(got).To(beExactly(got.uuid()))
 		Eventually(nodeLabels).WithContext(ctx).Should(And(
 			HaveKeyWithValue("nvidia.com/mig.strategy", "mixed"),
 			HaveKeyWithValue("nvidia.com/mig-"+c.small+".count", "4")))
@@ -66,7 +65,7 @@ func migSpecsOf(c migCase) {
 
 	It("keeps what runs, names it while it is in the way, and goes on when it ends", func(ctx SpecContext) {
 		startPod(ctx, "holder", resourceOf(c.large), 1)
-		holds := expectRunning(ctx, "holder").Visible
+		holds := expectRunning(ctx, "holder").uuid()
 		share(ctx, `{strategy: MIG, mig: {strategy: single, layouts: [{fill: 1g}]}}`)
 		Eventually(func() error { return ready(ctx, "shared") }).WithContext(ctx).
 			Should(MatchError(And(ContainSubstring("GPUInUse"), ContainSubstring("default/holder"))))
@@ -78,7 +77,7 @@ func migSpecsOf(c migCase) {
 	It("single advertises instances as nvidia.com/gpu", func(ctx SpecContext) {
 		expectAllocatable(ctx, map[string]int64{"nvidia.com/gpu": 14})
 		startPod(ctx, "single", "nvidia.com/gpu", 1)
-		Expect(expectRunning(ctx, "single").Visible).To(HavePrefix("MIG-"))
+		Expect(expectRunning(ctx, "single").uuid()).To(HavePrefix("MIG-"))
 		Eventually(nodeLabels).WithContext(ctx).Should(HaveKeyWithValue("nvidia.com/gpu.product", c.product+"-MIG-"+c.small))
 	})
 
@@ -100,7 +99,7 @@ func migSpecsOf(c migCase) {
 		Expect(gpus.Reboot()).To(Succeed())
 		Expect(instances()).To(BeEmpty())
 		seen := watchOffered(ctx)
-		Expect(machine.Boot(ctx)).To(Succeed())
+		boot(ctx)
 		timed("from kubelet Ready to Ready again in", func() {
 			expectAllocatable(ctx, want)
 			expectReady(ctx, "shared")
@@ -113,7 +112,7 @@ func migSpecsOf(c migCase) {
 		unshare(ctx, whole)
 		Eventually(instances).WithContext(ctx).Should(BeEmpty())
 		startPod(ctx, "whole-again", "nvidia.com/gpu", 2)
-		Expect(expectRunning(ctx, "whole-again").Devices).To(HaveLen(2))
+		Expect(expectRunning(ctx, "whole-again").uuids()).To(HaveLen(2))
 	})
 }
 
@@ -128,9 +127,8 @@ func mixtureSpecs() {
 			startPod(ctx, "several", "nvidia.com/gpu", 2)
 			startPod(ctx, "small", "nvidia.com/mig-1g.5gb", 1)
 			got := expectRunning(ctx, "several")
-			Expect(strings.Split(got.Visible, ",")).To(HaveLen(2))
-			Expect(got.Visible).NotTo(ContainSubstring("MIG-"))
-			Expect(expectRunning(ctx, "small").Visible).To(HavePrefix("MIG-"))
+			Expect(got.uuids()).To(And(HaveLen(2), HaveEach(HavePrefix("GPU-"))))
+			Expect(expectRunning(ctx, "small").uuid()).To(HavePrefix("MIG-"))
 			stopPods(ctx)
 		})
 
@@ -142,8 +140,8 @@ func mixtureSpecs() {
 			expectReady(ctx, "shared")
 			startPod(ctx, "whole", "nvidia.com/gpu.shared", 1)
 			startPod(ctx, "instance", "nvidia.com/mig-1g.5gb.shared", 1)
-			Expect(expectRunning(ctx, "whole").Visible).NotTo(ContainSubstring("MIG-"))
-			Expect(expectRunning(ctx, "instance").Visible).To(HavePrefix("MIG-"))
+			Expect(expectRunning(ctx, "whole").uuid()).NotTo(ContainSubstring("MIG-"))
+			Expect(expectRunning(ctx, "instance").uuid()).To(HavePrefix("MIG-"))
 			startPod(ctx, "greedy", "nvidia.com/mig-1g.5gb.shared", 2)
 			expectRefused(ctx, "greedy", "maximum request size for shared resources is 1; found 2")
 			startPod(ctx, "old-name", "nvidia.com/gpu", 1)

@@ -26,10 +26,13 @@ const users = "default"
 
 // given is what a user's program says that it got (test/e2e/programs/workload).
 type given struct {
-	Visible       string   `json:"visible"`
-	PipeDirectory string   `json:"pipeDirectory"`
-	Pipes         []string `json:"pipes"`
-	Devices       []string `json:"devices"`
+	// Visible is "void" where devices come by CDI: ask for uuids instead.
+	Visible       string
+	PipeDirectory string
+	Pipes         []string
+	Devices       []device
+	// Probes are the errors of opening device files that the program has made itself, by number.
+	Probes map[string]string
 }
 
 // startPod starts a user's pod that asks for some of a resource, and removes it when the spec ends.

@@ -39,7 +39,7 @@ func rebootFor(ctx context.Context, s step) {
 	Expect(rebootCondition(ctx)).To(HavePrefix(v1alpha1.ReasonRebooting), "what the agent has said before")
 	drain(asked) // the agent that ran before may have asked more than once
 	Expect(gpus.Reboot()).To(Succeed())
-	Expect(machine.Boot(ctx)).To(Succeed())
+	boot(ctx)
 
 	timed("from kubelet Ready to Ready in", func() {
 		expectAllocatable(ctx, s.Advertised)

@@ -14,8 +14,9 @@ import (
 
 const introduction = `
 What was proved on a real node. Real are etcd, the API server, controller manager, scheduler, containerd, runc, the
-kubelet, NVIDIA's device plugin with its config-manager and GPU Feature Discovery, Helm, and the operator: its programs and
-its chart. Simulated are the NVIDIA driver with its GPUs, and the parts of the GPU Operator that start NVIDIA's programs.
+kubelet, NVIDIA's device plugin with its config-manager and GPU Feature Discovery, NVIDIA's container toolkit, Helm, and the
+operator: its programs and its chart. Simulated are the NVIDIA driver with its GPUs, and the parts of the GPU Operator that
+start NVIDIA's programs.
 "pending" is what the operator cannot do yet.
 `
 

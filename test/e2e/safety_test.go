@@ -56,7 +56,7 @@ func safetySpecs() {
 			expectReady(ctx, "layout")
 			stays()
 			startPod(ctx, "new", "nvidia.com/mig-2g.10gb", 1)
-			Expect(expectRunning(ctx, "new").Visible).To(HavePrefix("MIG-"))
+			Expect(expectRunning(ctx, "new").uuid()).To(HavePrefix("MIG-"))
 		})
 
 		It("evicts the pod that holds what must go, and nobody else", func(ctx SpecContext) {
@@ -73,7 +73,7 @@ func safetySpecs() {
 
 		It("is stopped by a PodDisruptionBudget, says by which, and goes on when it allows the eviction", func(ctx SpecContext) {
 			startPod(ctx, "guarded", "nvidia.com/mig-1g.5gb", 1)
-			held := expectRunning(ctx, "guarded").Visible
+			held := expectRunning(ctx, "guarded").uuid()
 			budget := guard(ctx, "guarded")
 			apply(ctx, "layout", layout(second))
 			Eventually(func() error { return ready(ctx, "layout") }).WithContext(ctx).
@@ -161,7 +161,7 @@ func expectUndisturbed(ctx context.Context, name string) (check func()) {
 		GinkgoHelper()
 		nowUID, nowContainer, nowCount := identity()
 		Expect([]any{nowUID, nowContainer, nowCount}).To(Equal([]any{uid, container, count}), "pod %s is the same", name)
-		Expect(instances()).To(ContainElement(got.Visible), "its instance is still there")
+		Expect(instances()).To(ContainElement(got.uuid()), "its instance is still there")
 	}
 }
 

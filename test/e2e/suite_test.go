@@ -79,6 +79,7 @@ func visible(root string) []string {
 var _ = Describe("On a real node", func() {
 	byHandSpecs()
 	timeSlicingSpecs()
+	deviceFileSpecs()
 	exclusiveSpecs()
 	mpsSpecs()
 	resilienceSpecs()
@@ -87,6 +88,7 @@ var _ = Describe("On a real node", func() {
 	lifecycleSpecs()
 	migSpecs()
 	mixtureSpecs()
+	variantSpecs()
 	safetySpecs()
 	guideSpecs()
 	speedSpecs()

@@ -111,12 +111,11 @@ func linkAlternatives(root string, layout Layout) error {
 // linkKernel shows in <root>/proc what the kernel module shows. Where a proc file system is mounted, whoever mounted it
 // puts that in place.
 func linkKernel(root string) error {
+	if _, err := os.Lstat(filepath.Join(root, "proc/self")); err == nil {
+		return nil
+	}
 	for _, name := range []string{"devices", "modules", "driver"} {
-		path := filepath.Join(root, "proc", name)
-		if info, err := os.Lstat(path); err == nil && info.Mode()&os.ModeSymlink == 0 {
-			continue
-		}
-		if err := link(filepath.Join("..", stateFolder, kernelFolder, name), path); err != nil {
+		if err := link(filepath.Join("..", stateFolder, kernelFolder, name), filepath.Join(root, "proc", name)); err != nil {
 			return err
 		}
 	}

@@ -18,7 +18,7 @@ const pciBus = "/sys/bus/pci"
 // showPCI puts the simulated GPUs on the machine's PCI bus, on which Node Feature Discovery looks for them. The folder above
 // the devices is mounted, because other GPUs replace the folder of the devices.
 func showPCI() error {
-	from := filepath.Join(Root, pciBus)
+	from := filepath.Join(machineRoot, pciBus)
 	if err := os.MkdirAll(from, 0o755); err != nil {
 		return fmt.Errorf("making the PCI bus: %w", err)
 	}

@@ -4,9 +4,12 @@
 package gpuoperator
 
 import (
+	"context"
+
 	corev1 "k8s.io/api/core/v1"
 	nodev1 "k8s.io/api/node/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
@@ -26,7 +29,6 @@ exec nvidia-device-plugin
 func installed() []client.Object {
 	objects := []client.Object{
 		&corev1.Namespace{TypeMeta: kind("v1", "Namespace"), ObjectMeta: metav1.ObjectMeta{Name: Namespace}},
-		&nodev1.RuntimeClass{TypeMeta: kind("node.k8s.io/v1", "RuntimeClass"), ObjectMeta: metav1.ObjectMeta{Name: "nvidia"}, Handler: "nvidia"},
 		&corev1.ConfigMap{
 			TypeMeta: kind("v1", "ConfigMap"), ObjectMeta: named(entrypointName),
 			Data: map[string]string{"entrypoint.sh": entrypoint},
@@ -49,6 +51,21 @@ func installed() []client.Object {
 		objects = append(objects, readsNodes(account)...)
 	}
 	return objects
+}
+
+// keepRuntimeClass keeps the runtime class of NVIDIA's pods. In NRI mode there is none.
+func (o *Operator) keepRuntimeClass(ctx context.Context, p *clusterPolicy) error {
+	class := &nodev1.RuntimeClass{
+		TypeMeta: kind("node.k8s.io/v1", "RuntimeClass"), ObjectMeta: metav1.ObjectMeta{Name: RuntimeClass}, Handler: RuntimeClass,
+	}
+	err := o.client.Get(ctx, client.ObjectKeyFromObject(class), &nodev1.RuntimeClass{})
+	switch {
+	case p.CDI.NRI && err == nil:
+		return client.IgnoreNotFound(o.client.Delete(ctx, class))
+	case !p.CDI.NRI && apierrors.IsNotFound(err):
+		return o.apply(ctx, class)
+	}
+	return client.IgnoreNotFound(err)
 }
 
 const rbacAPI = "rbac.authorization.k8s.io/v1"

@@ -7,6 +7,8 @@ import (
 	"path"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpusharing/gpu-sharing-operator/test/e2e/driver"
 )
 
 // Names of the daemon sets, which are the values of their pods' label app.
@@ -32,12 +34,13 @@ func plugin(p *clusterPolicy) operand {
 	main.Env = append([]corev1.EnvVar{
 		{Name: "PASS_DEVICE_SPECS", Value: "true"},
 		{Name: "FAIL_ON_INIT_ERROR", Value: "true"},
-		{Name: "DEVICE_LIST_STRATEGY", Value: "envvar"}, // the ClusterPolicy has cdi.enabled: false
+		{Name: "DEVICE_LIST_STRATEGY", Value: "envvar"},
 		{Name: "DEVICE_ID_STRATEGY", Value: "uuid"},
 		{Name: "NVIDIA_VISIBLE_DEVICES", Value: "all"},
 		{Name: "NVIDIA_DRIVER_CAPABILITIES", Value: "all"},
 		{Name: "MPS_ROOT", Value: p.DevicePlugin.MPS.Root},
 	}, p.DevicePlugin.Env...)
+	setCDI(&main, p)
 	entrypoint := volumeMount(entrypointName, "/bin/entrypoint.sh", "")
 	entrypoint.SubPath, entrypoint.ReadOnly = "entrypoint.sh", true
 	main.VolumeMounts = []corev1.VolumeMount{
@@ -66,6 +69,16 @@ func plugin(p *clusterPolicy) operand {
 			hostPath("cdi-root", "/var/run/cdi", corev1.HostPathDirectoryOrCreate),
 		}, mpsVolumes(p)...),
 	}
+}
+
+// setCDI lets the device plugin hand out devices by CDI (controllers/object_controls.go, TransformDevicePlugin).
+func setCDI(c *corev1.Container, p *clusterPolicy) {
+	if !p.cdi() {
+		return
+	}
+	setEnv(c, "DEVICE_LIST_STRATEGY", "cdi-annotations,cdi-cri")
+	setEnv(c, "CDI_ANNOTATION_PREFIX", "nvidia.cdi.k8s.io/")
+	setEnv(c, "NVIDIA_CDI_HOOK_PATH", driver.HookPath)
 }
 
 // featureDiscovery is GPU Feature Discovery, which reads the configuration of the device plugin.

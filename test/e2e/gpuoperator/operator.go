@@ -94,7 +94,7 @@ func (o *Operator) reconcile(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	var errs []error
+	errs := []error{o.keepRuntimeClass(ctx, p)}
 	for _, set := range render(p) {
 		errs = append(errs, o.applySet(ctx, set))
 	}

@@ -13,6 +13,12 @@ import (
 
 // clusterPolicy is what of the ClusterPolicy the daemon sets depend on.
 type clusterPolicy struct {
+	CDI struct {
+		// Enabled is true if it is unset.
+		Enabled *bool `json:"enabled"`
+		// NRI lets a plugin of the container runtime give NVIDIA's pods the driver, in place of a runtime class.
+		NRI bool `json:"nriPluginEnabled"`
+	} `json:"cdi"`
 	Daemonsets struct {
 		Tolerations   []corev1.Toleration `json:"tolerations"`
 		RollingUpdate struct {
@@ -59,6 +65,9 @@ type toggle struct {
 
 // enabled reports whether the operand is on. The API's default is on.
 func (t toggle) enabled() bool { return t.Enabled == nil || *t.Enabled }
+
+// cdi reports whether devices are handed out by CDI, which is the default.
+func (p *clusterPolicy) cdi() bool { return p.CDI.Enabled == nil || *p.CDI.Enabled }
 
 func parsePolicy(found *unstructured.Unstructured) (*clusterPolicy, error) {
 	p := &clusterPolicy{}

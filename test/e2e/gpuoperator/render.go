@@ -13,6 +13,9 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
+// RuntimeClass is that of NVIDIA's pods.
+const RuntimeClass = "nvidia"
+
 // Image is the one with NVIDIA's programs.
 const Image = "nvcr.io/nvidia/k8s-device-plugin:v0.19.3"
 
@@ -49,13 +52,14 @@ func render(p *clusterPolicy) []*appsv1.DaemonSet {
 func daemonSet(o operand, p *clusterPolicy) *appsv1.DaemonSet {
 	labels := map[string]string{"app": o.name}
 	maps.Copy(labels, o.labels)
+	spec := podSpec(o, p)
 	unavailable := intstr.Parse(p.Daemonsets.RollingUpdate.MaxUnavailable)
 	return &appsv1.DaemonSet{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "apps/v1", Kind: "DaemonSet"},
 		ObjectMeta: metav1.ObjectMeta{Namespace: Namespace, Name: o.name, Labels: labels},
 		Spec: appsv1.DaemonSetSpec{
 			Selector: &metav1.LabelSelector{MatchLabels: labels},
-			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: podSpec(o, p)},
+			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels, Annotations: annotations(spec, p)}, Spec: spec},
 			UpdateStrategy: appsv1.DaemonSetUpdateStrategy{
 				Type:          appsv1.RollingUpdateDaemonSetStrategyType,
 				RollingUpdate: &appsv1.RollingUpdateDaemonSet{MaxUnavailable: &unavailable},
@@ -74,12 +78,33 @@ func podSpec(o operand, p *clusterPolicy) corev1.PodSpec {
 		Tolerations:        p.Daemonsets.Tolerations,
 		PriorityClassName:  "system-node-critical",
 		ServiceAccountName: o.account,
-		RuntimeClassName:   new("nvidia"),
+		RuntimeClassName:   runtimeClass(p),
 		HostPID:            o.hostPID,
 		InitContainers:     append([]corev1.Container{toolkit}, o.before...),
 		Volumes:            append(slices.Clone(o.volumes), hostPath("run-nvidia-validations", "/run/nvidia/validations", corev1.HostPathDirectoryOrCreate)),
 	}
 	return withConfig(spec, o, p)
+}
+
+// runtimeClass is that of NVIDIA's pods. In NRI mode there is none.
+func runtimeClass(p *clusterPolicy) *string {
+	if p.CDI.NRI {
+		return nil
+	}
+	return new(RuntimeClass)
+}
+
+// annotations are those by which the toolkit's NRI plugin gives NVIDIA's pods the driver, one for each container
+// (controllers/object_controls.go, applyNRIAnnotations).
+func annotations(spec corev1.PodSpec, p *clusterPolicy) map[string]string {
+	if !p.CDI.NRI {
+		return nil
+	}
+	all := map[string]string{}
+	for _, c := range append(slices.Clone(spec.InitContainers), spec.Containers...) {
+		all["nvidia.cdi.k8s.io/container."+c.Name] = "management.nvidia.com/gpu=all"
+	}
+	return all
 }
 
 // withConfig adds the configuration of the device plugin: the ConfigMap's keys, config-manager once before the program

@@ -7,6 +7,8 @@ import (
 	"context"
 	"fmt"
 	"os/exec"
+
+	"github.com/gpusharing/gpu-sharing-operator/test/e2e/driver"
 )
 
 const (
@@ -37,7 +39,7 @@ const network = `{
 
 // containerdConfig is containerd's configuration. Set because of this machine: restrict_oom_score_adj, since lowering
 // the score needs CAP_SYS_RESOURCE, which build machines lack; SystemdCgroup off, since systemd does not run here; a runc that
-// shows containers the boot id of this machine.
+// shows containers the kernel of this machine. The runtime of NVIDIA's pods is what the container toolkit installs.
 func (n *Node) containerdConfig() string {
 	return fmt.Sprintf(`version = 3
 root = "/var/lib/containerd"
@@ -51,6 +53,8 @@ disabled_plugins = ["io.containerd.tracing.processor.v1.otlp", "io.containerd.in
   sandbox = %q
 
 [plugins."io.containerd.cri.v1.runtime"]
+  enable_cdi = true
+  cdi_spec_dirs = ["/etc/cdi", "/var/run/cdi"]
   restrict_oom_score_adj = true
   [plugins."io.containerd.cri.v1.runtime".cni]
     bin_dirs = ["/usr/lib/cni"]
@@ -67,7 +71,7 @@ disabled_plugins = ["io.containerd.tracing.processor.v1.otlp", "io.containerd.in
       [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.%[4]s.options]
         SystemdCgroup = false
         BinaryName = %q
-`, containerdSocket, n.options.PauseImage, n.program("machine-runtime"), RuntimeClass, n.program("nvidia-container-runtime"))
+`, containerdSocket, n.options.PauseImage, n.program("machine-runtime"), RuntimeClass, driver.RuntimePath)
 }
 
 // containerdAnswers says whether containerd serves.

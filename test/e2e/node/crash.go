@@ -23,7 +23,7 @@ func (n *Node) Crash() error {
 		}
 	}
 	n.programs = stays
-	if err := powerOff(spared, "/run/containerd", "/run/netns", "/run/nvidia/mps", "/var/lib/kubelet/pods"); err != nil {
+	if err := powerOff(spared, "/run/containerd", "/run/netns", "/run/nvidia", "/run/cdi", "/var/lib/kubelet/pods"); err != nil {
 		return err
 	}
 	return newBoot()
@@ -35,7 +35,7 @@ func (n *Node) Wipe() error {
 	n.power.Lock()
 	defer n.power.Unlock()
 	n.programs = nil
-	return powerOff([]int{1, os.Getpid()}, "/run/containerd", "/run/netns", "/run/nvidia", "/var/lib/kubelet",
+	return powerOff([]int{1, os.Getpid()}, "/run/containerd", "/run/netns", "/run/nvidia", "/run/cdi", "/var/lib/kubelet",
 		"/var/lib/containerd", "/var/lib/etcd", "/var/lib/cni")
 }
 

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package oci is what programs need that stand before runc: they change the configuration of a container that is created,
-// and become runc.
+// and become runc or the next of them.
 package oci
 
 import (
@@ -21,19 +21,19 @@ type Config map[string]any
 
 const configFile = "config.json"
 
-// Become lets change see the configuration of the container that the arguments create, if they create one, and becomes runc.
-// It returns only with an error.
-func Become(args []string, change func(Config) error) error {
+// Become lets change see the configuration of the container that the arguments create, if they create one, and becomes the
+// runtime of that name. It returns only with an error.
+func Become(runtime string, args []string, change func(Config) error) error {
 	if bundle, ok := created(args); ok {
 		if err := amend(filepath.Join(bundle, configFile), change); err != nil {
 			return err
 		}
 	}
-	runc, err := exec.LookPath("runc")
+	path, err := exec.LookPath(runtime)
 	if err != nil {
-		return fmt.Errorf("finding runc: %w", err)
+		return fmt.Errorf("finding %s: %w", runtime, err)
 	}
-	return unix.Exec(runc, append([]string{runc}, args[1:]...), os.Environ())
+	return unix.Exec(path, append([]string{path}, args[1:]...), os.Environ())
 }
 
 // created is the bundle of the container that the arguments say is to be created.
@@ -79,11 +79,12 @@ func read(path string) (Config, error) {
 // AddMount mounts a file or folder of the node.
 func (c Config) AddMount(from, to string) {
 	c["mounts"] = append(List(c["mounts"]), map[string]any{
-		"source": from, "destination": to, "type": "bind", "options": []string{"rbind", "nosuid", "nodev"},
+		"source": from, "destination": to, "type": "bind", "options": []string{"rbind", "nosuid"},
 	})
 }
 
-// AddHook runs this program with one argument in the container's mount namespace, before its root is entered.
+// AddHook runs this program with one argument in the container's mount namespace, before its root is entered and before all
+// other hooks, which see what it has mounted.
 func (c Config) AddHook(argument string) error {
 	self, err := os.Executable()
 	if err != nil {
@@ -93,7 +94,8 @@ func (c Config) AddHook(argument string) error {
 	if hooks == nil {
 		hooks = map[string]any{}
 	}
-	hooks["createContainer"] = append(List(hooks["createContainer"]), map[string]any{"path": self, "args": []string{self, argument}})
+	own := map[string]any{"path": self, "args": []string{self, argument}}
+	hooks["createContainer"] = append([]any{own}, List(hooks["createContainer"])...)
 	c["hooks"] = hooks
 	return nil
 }
@@ -105,25 +107,36 @@ func List(v any) []any {
 }
 
 // Mount is what a hook does to mount, in the container to whose state stdin belongs, what runc refuses to mount itself, since
-// it lies below /proc.
-func Mount(stdin io.Reader, from, to string) error {
+// it lies below /proc. What it mounts where is in all, source by destination.
+func Mount(stdin io.Reader, all map[string]string) error {
+	root, err := rootOf(stdin)
+	if err != nil {
+		return err
+	}
+	for to, from := range all {
+		if err := unix.Mount(from, filepath.Join(root, to), "", unix.MS_BIND, ""); err != nil {
+			return fmt.Errorf("mounting %s: %w", to, err)
+		}
+	}
+	return nil
+}
+
+// rootOf is the root file system of the container to whose state stdin belongs.
+func rootOf(stdin io.Reader) (string, error) {
 	var state struct {
 		Bundle string `json:"bundle"`
 	}
 	if err := json.NewDecoder(stdin).Decode(&state); err != nil {
-		return fmt.Errorf("reading the container's state: %w", err)
+		return "", fmt.Errorf("reading the container's state: %w", err)
 	}
 	config, err := read(filepath.Join(state.Bundle, configFile))
 	if err != nil {
-		return err
+		return "", err
 	}
 	described, _ := config["root"].(map[string]any)
 	root, _ := described["path"].(string)
 	if !filepath.IsAbs(root) {
 		root = filepath.Join(state.Bundle, root)
 	}
-	if err := unix.Mount(from, filepath.Join(root, to), "", unix.MS_BIND, ""); err != nil {
-		return fmt.Errorf("mounting %s: %w", to, err)
-	}
-	return nil
+	return root, nil
 }

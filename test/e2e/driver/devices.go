@@ -1,0 +1,105 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package driver
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpusharing/gpu-sharing-operator/test/simdriver"
+)
+
+// Device is a character device file of the driver.
+type Device struct {
+	// Path below /dev.
+	Path         string
+	Major, Minor uint32
+}
+
+// Controls are the device files that every program on a GPU gets.
+func Controls() []Device {
+	return []Device{
+		{"nvidiactl", simdriver.MajorGPU, 255},
+		modeset(),
+		{"nvidia-uvm", simdriver.MajorUVM, 0},
+		{"nvidia-uvm-tools", simdriver.MajorUVM, 1},
+	}
+}
+
+func modeset() Device { return Device{"nvidia-modeset", simdriver.MajorGPU, 254} }
+
+// GPU is the device file of a GPU.
+func GPU(minor int) Device {
+	return Device{fmt.Sprintf("nvidia%d", minor), simdriver.MajorGPU, uint32(minor)}
+}
+
+// Cap is the device file of a capability.
+func Cap(minor int) Device {
+	return Device{fmt.Sprintf("nvidia-caps/nvidia-cap%d", minor), simdriver.MajorCaps, uint32(minor)}
+}
+
+// makeDevices makes the device files that a driver container has once it has started, by nvidia-smi in the driver's root, as
+// the container's startup probe does. Those of MIG instances are among them if the instances exist: the kernel makes none.
+func (d *Driver) makeDevices() error {
+	// What a container runtime gives every container, and what nvidia-modprobe makes.
+	made := []Device{{"null", 1, 3}, {"zero", 1, 5}, {"full", 1, 7}, {"random", 1, 8}, {"urandom", 1, 9}, {"tty", 5, 0}, modeset()}
+	for _, one := range made {
+		if err := one.make(filepath.Join("/", d.own, "dev")); err != nil {
+			return err
+		}
+	}
+	probe := d.command("/usr/bin/nvidia-smi")
+	if out, err := probe.CombinedOutput(); err != nil {
+		return fmt.Errorf("making device files by nvidia-smi: %w: %s", err, out)
+	}
+	return nil
+}
+
+// command is a program in the driver's root.
+func (d *Driver) command(program string, args ...string) *exec.Cmd {
+	c := exec.Command(program, args...)
+	c.Dir = "/"
+	if d.own != "" {
+		c.SysProcAttr = &syscall.SysProcAttr{Chroot: d.own}
+	}
+	return c
+}
+
+func (d Device) make(dev string) error {
+	path := filepath.Join(dev, d.Path)
+	err := unix.Mknod(path, unix.S_IFCHR|0o666, int(unix.Mkdev(d.Major, d.Minor)))
+	if errors.Is(err, fs.ErrExist) {
+		return nil
+	}
+	if err == nil {
+		err = os.Chmod(path, 0o666) // the umask took some of it
+	}
+	if err != nil {
+		return fmt.Errorf("making the device file %s: %w", path, err)
+	}
+	return nil
+}
+
+// removeDevices removes the device files of the driver, and no others.
+func removeDevices(dev string) error {
+	entries, err := os.ReadDir(dev)
+	if err != nil {
+		return fmt.Errorf("removing device files: %w", err)
+	}
+	var errs []error
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), "nvidia") {
+			errs = append(errs, os.RemoveAll(filepath.Join(dev, e.Name())))
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,58 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"context"
+	"path/filepath"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
+	"github.com/gpusharing/gpu-sharing-operator/test/e2e/driver"
+	"github.com/gpusharing/gpu-sharing-operator/test/simdriver"
+)
+
+// installed is the driver that the node has.
+var installed *driver.Driver
+
+// fit puts GPUs into the machine, in place of those that are there, and starts a driver for them.
+func fit(ctx context.Context, models ...sim.Model) {
+	GinkgoHelper()
+	stopDriver()
+	spec := simdriver.Spec{Name: nextNode(), Models: models, DriverVersion: driver.Version}
+	if gpus == nil {
+		var err error
+		gpus, err = driver.Fit(filepath.Join(bin, "driver"), spec)
+		Expect(err).NotTo(HaveOccurred())
+	} else {
+		Expect(gpus.Replace(spec)).To(Succeed())
+	}
+	fitted = models
+	startDriver(ctx, driver.Container)
+}
+
+// startDriver starts a driver in a layout, and after it NVIDIA's container toolkit.
+func startDriver(ctx context.Context, layout driver.Layout) {
+	GinkgoHelper()
+	var err error
+	installed, err = driver.Start(driver.Options{Programs: filepath.Join(bin, "driver"), Layout: layout, Version: driver.Version})
+	Expect(err).NotTo(HaveOccurred())
+	installToolkit(ctx, true)
+}
+
+func stopDriver() {
+	GinkgoHelper()
+	if installed != nil {
+		Expect(installed.Stop()).To(Succeed())
+	}
+	installed = nil
+}
+
+// installToolkit installs NVIDIA's container toolkit, which works by CDI or not.
+func installToolkit(ctx context.Context, cdi bool) {
+	GinkgoHelper()
+	Expect(driver.Toolkit{Bin: bin, CDI: cdi}.Install(ctx, installed)).To(Succeed())
+}
