@@ -85,7 +85,8 @@ func (r *ConfigReporter) Register(mgr ctrl.Manager) error {
 	return nil
 }
 
-// Reconcile looks for the wished configuration and reports it once all that are there see it.
+// Reconcile looks for the desired configuration and reports it once all programs see it, or those that do if some are late: a
+// process of any pod can look like one of NVIDIA's, and must not keep the others from being reported.
 func (r *ConfigReporter) Reconcile(ctx context.Context, node *v1alpha1.GPUNode) (reconcile.Result, error) {
 	key := node.Spec.ConfigKey
 	if !node.DeletionTimestamp.IsZero() || key == "" {
@@ -95,10 +96,11 @@ func (r *ConfigReporter) Reconcile(ctx context.Context, node *v1alpha1.GPUNode) 
 	if err != nil {
 		return reconcile.Result{}, err
 	}
-	if !hidden {
+	age := r.clock.Since(node.Spec.Since.Time)
+	if !hidden || age >= lateAfter && len(seeing) > 0 {
 		err = r.report(ctx, node, seeing)
 	}
-	return reconcile.Result{RequeueAfter: nextLook(hidden, r.clock.Since(node.Spec.Since.Time))}, err
+	return reconcile.Result{RequeueAfter: nextLook(hidden, age)}, err
 }
 
 // nextLook is when to look again, by the age of the wish; 0: no need.

@@ -102,8 +102,13 @@ func TestConfigReporter(t *testing.T) {
 	wish("first")
 	g.Expect(again()).To(gomega.Equal(50*time.Millisecond), "GPU Feature Discovery does not see it yet")
 	g.Expect(get().Status.Config).To(gomega.BeZero())
-	clock.SetTime(since.Add(20 * time.Second))
+	clock.SetTime(since.Add(10*time.Second - 1))
+	g.Expect(again()).To(gomega.Equal(50 * time.Millisecond))
+	g.Expect(get().Status.Config).To(gomega.BeZero())
+	clock.SetTime(since.Add(10 * time.Second))
 	g.Expect(again()).To(gomega.Equal(time.Second), "it is late")
+	g.Expect(get().Status.Config).To(gomega.Equal(report("first", pluginPod)),
+		"a process that only looks like NVIDIA's, in a pod of any user, holds up no other for longer")
 
 	proc.project(11, "first")
 	g.Expect(again()).To(gomega.Equal(5*time.Second), "pods still come and go")
@@ -117,6 +122,6 @@ func TestConfigReporter(t *testing.T) {
 	wish("second")
 	version := get().ResourceVersion
 	g.Expect(again()).To(gomega.Equal(30 * time.Second))
-	g.Expect(get().Status.Config).To(gomega.Equal(report("first", pluginPod)), "what was reported stays until all see the other")
+	g.Expect(get().Status.Config).To(gomega.Equal(report("first", pluginPod)), "what was reported stays until one sees the other")
 	g.Expect(get().ResourceVersion).To(gomega.Equal(version), "nothing was written")
 }
