@@ -141,7 +141,7 @@ func (h *Hardware) ensureOpen() error {
 	if h.open {
 		return nil
 	}
-	if err := failed("nvmlInit", h.lib.Init()); err != nil {
+	if err := failed("nvmlInit", h.lib.InitWithFlags(nvml.INIT_FLAG_NO_GPUS)); err != nil { // vfio-pci may have all GPUs
 		return fmt.Errorf("opening the driver's library %s: %w", h.options.Library, err)
 	}
 	h.open = true

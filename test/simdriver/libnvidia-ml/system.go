@@ -19,20 +19,28 @@ import (
 // cudaVersion is 13.0, as CUDA packs it.
 const cudaVersion = 13000
 
+// noGPUs is the flag with which the initialisation does not fail for want of GPUs.
+const noGPUs = 1
+
 //export nvmlInit
-func nvmlInit() C.int { return initialise() }
+func nvmlInit() C.int { return initialise(0) }
 
 //export nvmlInit_v2
-func nvmlInit_v2() C.int { return initialise() }
+func nvmlInit_v2() C.int { return initialise(0) }
 
 //export nvmlInitWithFlags
-func nvmlInitWithFlags(_ C.uint) C.int { return initialise() }
+func nvmlInitWithFlags(flags C.uint) C.int { return initialise(flags) }
 
-func initialise() C.int {
+func initialise(flags C.uint) C.int {
 	if ret := loaded.open(); ret != sim.Success {
 		return C.int(ret)
 	}
-	ret := call("nvmlInit", nil, func(*simdriver.State) sim.Return { return sim.Success })
+	ret := call("nvmlInit", nil, func(s *simdriver.State) sim.Return {
+		if len(s.Node.GPUs) == 0 && flags&noGPUs == 0 {
+			return sim.NotFound
+		}
+		return sim.Success
+	})
 	if ret != 0 {
 		loaded.shut()
 	}

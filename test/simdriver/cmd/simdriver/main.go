@@ -11,8 +11,11 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/signal"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
@@ -29,6 +32,10 @@ const usage = `usage: simdriver <command> [flags] <driver root>
   latency -call '*' -for 20ms                  make calls slow
   clear                                        no more faults
   reboot                                       boot the node anew
+  open    -for 500ms                           open every GPU for a while, as an exporter does
+  hold                                         take handles of all MIG instances, as DCGM does, until this program is ended
+  unload                                       unload the kernel module, which fails while a program has the driver open
+  load    -version 580.95.05                   load the kernel module of a driver version
   models                                       what -model takes`
 
 var errUsage = errors.New(usage)
@@ -43,6 +50,7 @@ func main() {
 // flags of all commands.
 type flags struct {
 	models, name, gpu, call string
+	version                 string
 	instance, pid           int
 	result, times           int
 	hang, latency           time.Duration
@@ -59,6 +67,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	set.StringVar(&f.name, "name", "node", "")
 	set.StringVar(&f.gpu, "gpu", "", "")
 	set.StringVar(&f.call, "call", "", "")
+	set.StringVar(&f.version, "version", "", "")
 	set.IntVar(&f.instance, "instance", gpu.WholeGPU, "")
 	set.IntVar(&f.pid, "pid", 0, "")
 	set.IntVar(&f.result, "return", 0, "")
@@ -81,7 +90,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	return act(d, args[0], f, out)
+	return act(ctx, d, args[0], f, out)
 }
 
 func models(out io.Writer) error {
@@ -117,7 +126,7 @@ func create(ctx context.Context, f flags, root string, out io.Writer) error {
 	return show(d, out)
 }
 
-func act(d *simdriver.Driver, command string, f flags, out io.Writer) error {
+func act(ctx context.Context, d *simdriver.Driver, command string, f flags, out io.Writer) error {
 	switch command {
 	case "show":
 		return show(d, out)
@@ -133,8 +142,30 @@ func act(d *simdriver.Driver, command string, f flags, out io.Writer) error {
 		return d.ClearFaults()
 	case "reboot":
 		return d.Reboot()
+	case "open":
+		return d.OpenFor(ctx, f.latency)
+	case "hold":
+		return hold(ctx, d)
+	case "unload":
+		return d.UnloadModule()
+	case "load":
+		return d.LoadModule(f.version)
 	}
 	return errUsage
+}
+
+func hold(ctx context.Context, d *simdriver.Driver) error {
+	c, err := d.Connect()
+	if err != nil {
+		return err
+	}
+	if err := c.HoldInstances(); err != nil {
+		return err
+	}
+	ctx, stop := signal.NotifyContext(ctx, unix.SIGTERM, unix.SIGINT)
+	defer stop()
+	<-ctx.Done()
+	return c.Disconnect()
 }
 
 func show(d *simdriver.Driver, out io.Writer) error {
