@@ -110,7 +110,7 @@ func (r *resetting) patiently(ctx context.Context, err error) error {
 		select {
 		case <-r.options.After(wait):
 		case <-ctx.Done():
-			return errors.Join(err, ctx.Err())
+			return errors.Join(r.held(err, waited), ctx.Err())
 		}
 		waited += wait
 		wait = min(2*wait, 10*time.Second)
