@@ -129,7 +129,9 @@ func newHardware(node driver.Node, replaced func()) *agent.Late {
 	return agent.NewLate(agent.Source{
 		Find: node.Find,
 		Open: func(found driver.Driver) gpu.Hardware {
-			return nvml.New(nvml.Options{Library: found.Library, SMI: agent.SMI(host.Exec{}, node.Find)})
+			return nvml.New(nvml.Options{
+				Library: found.Library, SMI: agent.SMI(host.Exec{}, node.Find), After: clock.RealClock{}.After,
+			})
 		},
 		Prepare:  func(ctx context.Context, found driver.Driver) error { return found.Prepare(ctx, host.Exec{}) },
 		Replaced: replaced,

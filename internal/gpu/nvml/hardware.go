@@ -20,7 +20,6 @@ import (
 	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
-	"k8s.io/utils/clock"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 )
@@ -35,7 +34,7 @@ type Options struct {
 	// Gather is how long a reset waits for others that are asked for at the same time, since one that comes later waits
 	// until all of them are over. 0: a tenth of a second.
 	Gather time.Duration
-	// After is the clock of the waiting between attempts. Nil: the real one.
+	// After is the clock by which a reset waits between its attempts. Nil: there is one attempt.
 	After func(time.Duration) <-chan time.Time
 	// Module reports whether a kernel module is loaded. Nil: /proc/modules says so.
 	Module func(name string) bool
@@ -62,9 +61,6 @@ func New(o Options) *Hardware {
 	}
 	if o.Gather == 0 {
 		o.Gather = 100 * time.Millisecond
-	}
-	if o.After == nil {
-		o.After = clock.RealClock{}.After
 	}
 	if o.Module == nil {
 		o.Module = moduleLoaded

@@ -106,7 +106,7 @@ func (r *resetting) closed(ctx context.Context) error {
 // is told to let go for good after the first attempts.
 func (r *resetting) patiently(ctx context.Context, err error) error {
 	var waited time.Duration
-	for attempt, wait := 1, time.Second; errors.Is(err, gpu.ErrBusy) && waited < patience; attempt++ {
+	for attempt, wait := 1, time.Second; errors.Is(err, gpu.ErrBusy) && waited < patience && r.options.After != nil; attempt++ {
 		select {
 		case <-r.options.After(wait):
 		case <-ctx.Done():

@@ -34,7 +34,7 @@ const usage = `usage: simdriver <command> [flags] <driver root>
   reboot                                       boot the node anew
   open    -for 500ms                           open every GPU for a while, as an exporter does
   hold                                         take handles of all MIG instances, as DCGM does, until this program is ended
-  unload                                       unload the kernel module, which fails while a program has the driver open
+  unload                                       remove the kernel module, which fails while a program has the driver open
   load    -version 580.95.05                   load the kernel module of a driver version
   models                                       what -model takes`
 
