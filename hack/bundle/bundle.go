@@ -63,7 +63,7 @@ func (s *sources) operands() (*corev1.ConfigMap, error) {
 	}
 	for key, files := range map[string][]string{
 		"owned.yaml": {"config/agent/agent.yaml"},
-		"kept.yaml":  {"config/agent/mps.yaml", "config/agent/admission.yaml", "config/openshift/scc.yaml"},
+		"kept.yaml":  {"config/agent/mps.yaml", "config/agent/admission.yaml", "config/manager/admission.yaml", "config/openshift/scc.yaml"},
 	} {
 		objects, err := s.withoutRBAC(files)
 		if err != nil {

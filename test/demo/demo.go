@@ -232,6 +232,7 @@ func (d *demo) settled(ctx context.Context) (last snapshot, err error) {
 func (d *demo) startController(ctx, background context.Context, running *sync.WaitGroup) error {
 	d.story.chapter("The GPU Sharing Operator is installed: it looks, and changes nothing")
 	if err := d.cluster.Apply(ctx, "config/default/namespace.yaml", "config/rbac/role.yaml", "config/manager/rbac.yaml",
+		"config/manager/admission.yaml",
 		"config/agent/rbac.yaml", "config/agent/admission.yaml", "config/agent/agent.yaml", "config/agent/mps.yaml"); err != nil {
 		return err
 	}
@@ -290,6 +291,13 @@ func (d *demo) applyPolicies(ctx, _ context.Context, _ *sync.WaitGroup) error {
 	}
 	if err := d.until(ctx, func() (bool, error) { return d.allReady(ctx) }); err != nil {
 		return err
+	}
+	denied, err := env.Denied(ctx, d.cluster.Config, env.Fence)
+	if err != nil {
+		return err
+	}
+	if denied > 0 {
+		return fmt.Errorf("the fence around the controller denied %d writes; controller.log names the fields", denied)
 	}
 	select { // the last Events are on their way
 	case <-ctx.Done():

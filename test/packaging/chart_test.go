@@ -89,6 +89,25 @@ func TestChartHasWhatWasGeneratedAsItIs(t *testing.T) {
 	}
 }
 
+func TestFenceNamesTheConfigMapOfAStandAlonePlugin(t *testing.T) {
+	h, fence := newHelm(t), "ValidatingAdmissionPolicy gpu-sharing-controller-fence"
+	configMaps := func(values ...string) any {
+		policy := as[admissionregistrationv1.ValidatingAdmissionPolicy](t, find(t, h.render(t, values...), fence))
+		for _, v := range policy.Spec.Variables {
+			if v.Name == "configMaps" {
+				return v.Expression
+			}
+		}
+		return nil
+	}
+	g := NewWithT(t)
+	g.Expect(configMaps()).To(Equal("['gpu-sharing-device-plugin', 'nvidia-plugin-configs']"))
+	g.Expect(configMaps(everything()...)).To(Equal("['gpu-sharing-device-plugin', 'plugin-configs']"))
+	for _, source := range read(t, "config/manager/admission.yaml") {
+		g.Expect(asGenerated(find(t, h.render(t), name(source)))).To(Equal(asGenerated(source)), "run make manifests")
+	}
+}
+
 // asGenerated is an object without what the chart adds.
 func asGenerated(o *unstructured.Unstructured) map[string]any {
 	c := o.DeepCopy()

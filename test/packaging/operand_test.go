@@ -147,6 +147,8 @@ func TestOLMUsersGetAgentAndMPSPodsWithTheBundlesRightsAlone(t *testing.T) {
 		object("security.openshift.io/v1", "SecurityContextConstraints", "", "gpu-sharing-node"),
 		object("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicy", "", "gpu-sharing-agent-own-node"),
 		object("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicyBinding", "", "gpu-sharing-agent-own-node"),
+		object("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicy", "", "gpu-sharing-controller-fence"),
+		object("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicyBinding", "", "gpu-sharing-controller-fence"),
 	} {
 		g.Expect(u.Client.Get(t.Context(), client.ObjectKeyFromObject(o), o)).To(Succeed())
 	}

@@ -1,0 +1,262 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package api_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/gpusharing/gpu-sharing-operator/test/env"
+)
+
+// The controller's account has every right here, so that what is denied is denied by the fence.
+func TestFenceAroundTheController(t *testing.T) {
+	cluster := env.Start(t, env.WithNVIDIA())
+	g := NewWithT(t)
+	ctx := t.Context()
+	g.Expect(cluster.Apply(ctx, "config/default/namespace.yaml", "config/manager/rbac.yaml", "config/manager/admission.yaml")).To(Succeed())
+	for _, account := range []string{"gpu-sharing-controller", "another"} {
+		g.Expect(cluster.Client.Create(ctx, &rbacv1.ClusterRoleBinding{
+			ObjectMeta: metav1.ObjectMeta{Name: "everything-" + account},
+			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "cluster-admin"},
+			Subjects:   []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: fenceNamespace, Name: account}},
+		})).To(Succeed())
+	}
+	as := func(account string) client.Client {
+		c, err := cluster.ClientAs(ctx, env.Identity{Namespace: fenceNamespace, ServiceAccount: account})
+		g.Expect(err).NotTo(HaveOccurred())
+		return c
+	}
+	f := fence{cluster: cluster, controller: as("gpu-sharing-controller")}
+	for _, o := range fencedObjects() {
+		g.Expect(cluster.Client.Create(ctx, o)).To(Succeed())
+	}
+	g.Eventually(func() error { return f.patch(&corev1.Node{}, "node-1", `{"metadata": {"labels": {"a": "b"}}}`)(ctx) }).
+		WithTimeout(20*time.Second).Should(HaveOccurred(), "an admission policy takes effect a moment after it was applied")
+
+	for name, c := range f.cases() {
+		t.Run(name, func(t *testing.T) {
+			err := c.do(t.Context())
+			if c.says == "" {
+				NewWithT(t).Expect(err).NotTo(HaveOccurred())
+				return
+			}
+			NewWithT(t).Expect(err).To(MatchError(And(ContainSubstring("gpu-sharing-controller-fence"), ContainSubstring(c.says))))
+		})
+	}
+	t.Run("counts what it denies", func(t *testing.T) {
+		g := NewWithT(t)
+		before, err := env.Denied(t.Context(), cluster.Config, env.Fence)
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(f.patch(&corev1.Node{}, "node-1", `{"metadata": {"labels": {"a": "b"}}}`)(t.Context())).NotTo(Succeed())
+		g.Expect(env.Denied(t.Context(), cluster.Config, env.Fence)).To(BeNumerically(">", before))
+	})
+	t.Run("concerns nobody else", func(t *testing.T) {
+		f.controller = as("another")
+		NewWithT(t).Expect(f.patch(&corev1.Node{}, "node-1", `{"metadata": {"labels": {"a": "b"}}}`)(t.Context())).To(Succeed())
+	})
+}
+
+const fenceNamespace = "gpu-sharing-operator"
+
+// fencedObjects are what the controller may touch, and what it may not.
+func fencedObjects() []client.Object {
+	container := []corev1.Container{{Name: "main", Image: "example.invalid/main"}}
+	owner := []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "DaemonSet", Name: "nvidia-device-plugin-daemonset", UID: "1"}}
+	return []client.Object{
+		&corev1.Node{
+			ObjectMeta: metav1.ObjectMeta{
+				Name: "node-1", Labels: map[string]string{"pool": "a", "nvidia.com/gpu.deploy.device-plugin": "true"},
+				Annotations: map[string]string{"gpusharing.io/taints": "example.com/policy:NoSchedule,b:NoSchedule"},
+			},
+			Spec: corev1.NodeSpec{Taints: []corev1.Taint{
+				{Key: "example.com/policy", Value: "a", Effect: corev1.TaintEffectNoSchedule},
+				{Key: "example.com/other", Effect: corev1.TaintEffectNoSchedule},
+			}},
+		},
+		&corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "plugin", OwnerReferences: owner}, Spec: corev1.PodSpec{Containers: container},
+		},
+		&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "workload"}, Spec: corev1.PodSpec{Containers: container}},
+		clusterPolicy(),
+	}
+}
+
+func clusterPolicy() *unstructured.Unstructured {
+	u := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{
+		"operator":     map[string]any{"defaultRuntime": "containerd"},
+		"driver":       map[string]any{"enabled": true},
+		"toolkit":      map[string]any{"enabled": true},
+		"devicePlugin": map[string]any{"enabled": true, "config": map[string]any{"name": "before"}},
+		"dcgmExporter": map[string]any{}, "dcgm": map[string]any{}, "nodeStatusExporter": map[string]any{}, "gfd": map[string]any{},
+		"mig":        map[string]any{"strategy": "single"},
+		"daemonsets": map[string]any{"priorityClassName": "system-node-critical"},
+	}}}
+	u.SetGroupVersionKind(schema.GroupVersionKind{Group: "nvidia.com", Version: "v1", Kind: "ClusterPolicy"})
+	u.SetName("cluster-policy")
+	return u
+}
+
+type fence struct {
+	cluster    *env.Cluster
+	controller client.Client
+}
+
+// fenceCase is a write of the controller; says is why it is denied, empty if it is not.
+type fenceCase struct {
+	do   func(context.Context) error
+	says string
+}
+
+func (f *fence) cases() map[string]fenceCase {
+	cases := map[string]fenceCase{}
+	f.nodes(cases)
+	f.clusterPolicies(cases)
+	f.others(cases)
+	return cases
+}
+
+func (f *fence) nodes(cases map[string]fenceCase) {
+	node := func(patch string) func(context.Context) error { return f.patch(&corev1.Node{}, "node-1", patch) }
+	const taints, labels = "may not add or remove these taints: ", "may not change these labels of nodes: "
+	for name, c := range map[string]fenceCase{
+		"selects a configuration": {do: node(`{"metadata": {"labels": {"nvidia.com/device-plugin.config": "a-1"},
+			"annotations": {"gpusharing.io/selected": "a-1@1"}}}`)},
+		"pauses a client":       {do: node(`{"metadata": {"labels": {"nvidia.com/gpu.deploy.device-plugin": "paused-for-mig-change"}}}`)},
+		"lets agents run":       {do: node(`{"metadata": {"labels": {"nvidia.com/gpu.deploy.client": "true"}, "annotations": {"gpusharing.io/client": "true@1"}}}`)},
+		"asks mig-manager":      {do: node(`{"metadata": {"labels": {"nvidia.com/mig.config": "a", "nvidia.com/mig.config.state": null}}}`)},
+		"adds a label":          {do: node(`{"metadata": {"labels": {"role": "control-plane"}}}`), says: labels + "role"},
+		"changes a label":       {do: node(`{"metadata": {"labels": {"pool": "b"}}}`), says: labels + "pool"},
+		"removes a label":       {do: node(`{"metadata": {"labels": {"pool": null}}}`), says: labels + "pool"},
+		"sets a label of GFD's": {do: node(`{"metadata": {"labels": {"nvidia.com/gpu.product": "x"}}}`), says: labels + "nvidia.com/gpu.product"},
+		"pauses the driver":     {do: node(`{"metadata": {"labels": {"nvidia.com/gpu.deploy.driver": "false"}}}`), says: labels + "nvidia.com/gpu.deploy.driver"},
+		"adds an annotation": {
+			do:   node(`{"metadata": {"annotations": {"example.com/a": "b"}}}`),
+			says: "may not change these annotations of nodes: example.com/a",
+		},
+		"cordons a node":        {do: node(`{"spec": {"unschedulable": true}}`), says: "may not change these fields of the spec of nodes: unschedulable"},
+		"adds a finalizer":      {do: node(`{"metadata": {"finalizers": ["example.com/a"]}}`), says: "may not change finalizers and owner references"},
+		"adds an owner":         {do: node(`{"metadata": {"ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": "a", "uid": "1"}]}}`), says: "may not change finalizers and owner references"},
+		"taints with its own":   {do: node(withTaints(other, `{"key": "gpusharing.io/changing", "effect": "NoSchedule"}`))},
+		"taints for a policy":   {do: node(withTaints(other, policyTaint, `{"key": "c", "effect": "PreferNoSchedule"}`))},
+		"removes its own taint": {do: node(withTaints(other))},
+		"taints so that pods are evicted": {
+			do: node(withTaints(other, `{"key": "a", "effect": "NoExecute"}`)), says: taints + "a:NoExecute",
+		},
+		"taints as Kubernetes does": {
+			do: node(withTaints(other, `{"key": "node.kubernetes.io/out-of-service", "effect": "NoSchedule"}`)), says: taints + "node.kubernetes.io/out-of-service",
+		},
+		"removes another's taint": {do: node(withTaints(policyTaint)), says: taints + "example.com/other:NoSchedule"},
+	} {
+		cases["node: it "+name] = c
+	}
+}
+
+const (
+	other       = `{"key": "example.com/other", "effect": "NoSchedule"}`
+	policyTaint = `{"key": "example.com/policy", "value": "b", "effect": "NoSchedule"}`
+)
+
+// withTaints replaces the taints of a node, but for the one that the API server put there.
+func withTaints(taints ...string) string {
+	taints = append(taints, `{"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"}`)
+	return fmt.Sprintf(`{"spec": {"taints": [%s]}}`, strings.Join(taints, ", "))
+}
+
+func (f *fence) clusterPolicies(cases map[string]fenceCase) {
+	policy := func(patch string) func(context.Context) error {
+		return f.patch(clusterPolicy(), "cluster-policy", patch)
+	}
+	const fields = "may not change more than its fields of the ClusterPolicy in spec: "
+	for name, c := range map[string]fenceCase{
+		"configures the device plugin": {do: policy(`{"metadata": {"annotations": {"gpusharing.io/baseline": "{}"}},
+			"spec": {"devicePlugin": {"config": {"name": "gpu-sharing-device-plugin", "default": "a"}}, "mig": {"strategy": null}}}`)},
+		"configures mig-manager":          {do: policy(`{"spec": {"migManager": {"config": {"name": "gpu-sharing-device-plugin"}}}}`)},
+		"restores what mig-manager reads": {do: policy(`{"spec": {"migManager": null}}`)},
+		"adds tolerations": {do: policy(`{"metadata": {"annotations": {"gpusharing.io/tolerations": "[]"}},
+			"spec": {"daemonsets": {"tolerations": [{"key": "a", "operator": "Exists"}]}}}`)},
+		"disables the driver":            {do: policy(`{"spec": {"driver": {"enabled": false}}}`), says: fields + "driver"},
+		"adds a validator":               {do: policy(`{"spec": {"validator": {"image": "a"}}}`), says: fields + "validator"},
+		"replaces the plugin's image":    {do: policy(`{"spec": {"devicePlugin": {"image": "a"}}}`), says: fields + "devicePlugin"},
+		"disables the device plugin":     {do: policy(`{"spec": {"devicePlugin": {"enabled": false}}}`), says: fields + "devicePlugin"},
+		"changes a priority":             {do: policy(`{"spec": {"daemonsets": {"priorityClassName": null}}}`), says: fields + "daemonsets"},
+		"replaces mig-manager's image":   {do: policy(`{"spec": {"migManager": {"image": "a", "config": {"name": "b"}}}}`), says: fields + "migManager"},
+		"labels the ClusterPolicy":       {do: policy(`{"metadata": {"labels": {"a": "b"}}}`), says: "may not change these labels of clusterpolicies: a"},
+		"deletes the ClusterPolicy":      {do: func(ctx context.Context) error { return f.controller.Delete(ctx, clusterPolicy()) }, says: "may not DELETE clusterpolicies"},
+		"annotates it as another's does": {do: policy(`{"metadata": {"annotations": {"a": "b"}}}`), says: "may not change these annotations of clusterpolicies: a"},
+	} {
+		cases["ClusterPolicy: it "+name] = c
+	}
+}
+
+func (f *fence) others(cases map[string]fenceCase) {
+	pod := func(patch string) func(context.Context) error {
+		return f.patch(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default"}}, "workload", patch)
+	}
+	configMap := func(name string) *corev1.ConfigMap {
+		return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{
+			Namespace: "default", Name: name, Labels: map[string]string{"app.kubernetes.io/managed-by": "gpu-sharing-operator"},
+		}}
+	}
+	for name, c := range map[string]fenceCase{
+		"triggers a sync of a pod's volumes": {do: pod(`{"metadata": {"annotations": {"gpusharing.io/config": "a@1"}}}`)},
+		"annotates a pod":                    {do: pod(`{"metadata": {"annotations": {"a": "b"}}}`), says: "may not change these annotations of pods: a"},
+		"labels a pod":                       {do: pod(`{"metadata": {"labels": {"a": "b"}}}`), says: "may not change these labels of pods: a"},
+		"replaces a pod's image":             {do: pod(`{"spec": {"containers": [{"name": "main", "image": "evil"}]}}`), says: "may not change these fields of the spec of pods: containers"},
+		"deletes a workload's pod": {
+			do: func(ctx context.Context) error {
+				return f.controller.Delete(ctx, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "workload"}})
+			},
+			says: "may delete pods of DaemonSets only",
+		},
+		"deletes a pod of a DaemonSet": {do: func(ctx context.Context) error {
+			return f.controller.Delete(ctx, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "plugin"}})
+		}},
+		"creates a pod": {
+			do: func(ctx context.Context) error {
+				return f.controller.Create(ctx, &corev1.Pod{
+					ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "new"},
+					Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "a", Image: "b"}}},
+				})
+			},
+			says: "may not CREATE pods",
+		},
+		"creates and deletes its ConfigMap": {do: func(ctx context.Context) error {
+			if err := f.controller.Create(ctx, configMap("gpu-sharing-device-plugin")); err != nil {
+				return err
+			}
+			return f.controller.Delete(ctx, configMap("gpu-sharing-device-plugin"))
+		}},
+		"creates another ConfigMap": {
+			do:   func(ctx context.Context) error { return f.controller.Create(ctx, configMap("kube-root-ca.crt2")) },
+			says: "may write these ConfigMaps only: gpu-sharing-device-plugin, nvidia-plugin-configs",
+		},
+	} {
+		cases["it "+name] = c
+	}
+}
+
+// patch is a merge patch of an object by the controller, which changes nothing yet.
+func (f *fence) patch(o client.Object, name, body string) func(context.Context) error {
+	return func(ctx context.Context) error {
+		target, is := o.DeepCopyObject().(client.Object)
+		if !is {
+			return fmt.Errorf("%T is no object", o)
+		}
+		target.SetName(name)
+		return f.controller.Patch(ctx, target, client.RawPatch(types.MergePatchType, []byte(body)), client.DryRunAll)
+	}
+}
