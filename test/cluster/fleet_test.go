@@ -58,16 +58,17 @@ func TestMain(m *testing.M) {
 // fleet is a cluster with its nodes.
 type fleet struct {
 	*WithT
-	t        *testing.T
-	cluster  *env.Cluster
-	client   client.WithWatch // an administrator's
-	clock    *skewed
-	dir      string
-	machines []*machine
-	record   *record
-	before   decide.World // the cluster before a policy was there
-	evicted  []string     // pods that had to go
-	leader   func()       // ends the controllers
+	t          *testing.T
+	cluster    *env.Cluster
+	client     client.WithWatch // an administrator's
+	controller *rest.Config     // that of the account with which the controllers are installed, inside the fence around it
+	clock      *skewed
+	dir        string
+	machines   []*machine
+	record     *record
+	before     decide.World // the cluster before a policy was there
+	evicted    []string     // pods that had to go
+	leader     func()       // ends the controllers
 }
 
 // skewed is a clock that is ahead.
@@ -105,6 +106,10 @@ func newFleet(t *testing.T, nodes int) *fleet {
 	for _, name := range []string{ownNamespace, nvidiaSpace} {
 		f.Expect(f.client.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}})).To(Succeed())
 	}
+	f.Expect(f.cluster.Apply(t.Context(), "config/rbac/role.yaml", "config/manager/rbac.yaml", "config/manager/admission.yaml")).To(Succeed())
+	f.controller, err = f.cluster.ConfigAs(t.Context(), env.Identity{Namespace: ownNamespace, ServiceAccount: "gpu-sharing-controller"})
+	f.Expect(err).NotTo(HaveOccurred())
+	f.controller.QPS = -1
 	f.apply("{apiVersion: nvidia.com/v1, kind: ClusterPolicy, metadata: {name: cluster-policy}, spec: {devicePlugin: {enabled: true}, mig: {strategy: single}}}")
 	f.record = newRecord(f)
 	f.runNVIDIA()
@@ -135,7 +140,7 @@ func (f *fleet) background(run func(context.Context)) (stop func()) {
 }
 
 // manager is one with the cache and the client that a program of ours has.
-func (f *fleet) manager(change func(*manager.Options)) manager.Manager {
+func (f *fleet) manager(as *rest.Config, change func(*manager.Options)) manager.Manager {
 	f.t.Helper()
 	o := manager.Options{
 		Scheme: f.cluster.Scheme, HealthProbeBindAddress: "0", Metrics: server.Options{BindAddress: "0"}, Logger: logr.Discard(),
@@ -143,7 +148,7 @@ func (f *fleet) manager(change func(*manager.Options)) manager.Manager {
 		GracefulShutdownTimeout: new(time.Second),
 	}
 	change(&o)
-	c := rest.CopyConfig(f.cluster.Config)
+	c := rest.CopyConfig(as)
 	mgr, err := manager.New(c, o)
 	f.Expect(err).NotTo(HaveOccurred())
 	return mgr
@@ -152,7 +157,7 @@ func (f *fleet) manager(change func(*manager.Options)) manager.Manager {
 // lead starts the controllers as they ship.
 func (f *fleet) lead() (stop func()) {
 	f.t.Helper()
-	mgr := f.manager(func(o *manager.Options) {
+	mgr := f.manager(f.controller, func(o *manager.Options) {
 		o.Cache = rollout.CacheOptions(wiring.StandAlone{})
 		o.Client = client.Options{Cache: &client.CacheOptions{Unstructured: true}}
 	})
@@ -169,7 +174,7 @@ func (f *fleet) lead() (stop func()) {
 // runAgents runs the agent of each node, as it ships, but all in one manager.
 func (f *fleet) runAgents() {
 	f.t.Helper()
-	mgr := f.manager(func(*manager.Options) {})
+	mgr := f.manager(f.cluster.Config, func(*manager.Options) {})
 	for _, m := range f.machines {
 		allocations, err := agent.DialPodResources(m.socket)
 		f.Expect(err).NotTo(HaveOccurred())

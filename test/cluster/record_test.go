@@ -20,6 +20,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	decide "github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/test/env"
 	"github.com/gpusharing/gpu-sharing-operator/test/invariant"
 )
 
@@ -170,5 +171,6 @@ func (f *fleet) settled() {
 func (f *fleet) intact() {
 	f.t.Helper()
 	f.settled()
+	f.Expect(env.Denied(f.t.Context(), f.cluster.Config, env.Fence)).To(BeZero(), "writes that config/manager/admission.yaml does not list")
 	f.Eventually(func() []string { return invariant.Broken(f.before, f.world(), f.evicted...) }, time.Minute, pollEvery).Should(BeEmpty())
 }

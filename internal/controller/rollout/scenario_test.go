@@ -16,6 +16,7 @@ import (
 	"github.com/go-logr/logr"
 	. "github.com/onsi/gomega"
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -80,7 +81,17 @@ type machine struct {
 }
 
 // newScenario starts with an empty cluster and a ClusterPolicy as NVIDIA's chart installs it.
+// newScenario is a scenario in which the controller has the rights that it is installed with, inside the fence around it.
 func newScenario(t *testing.T, cluster *env.Cluster) *scenario {
+	t.Helper()
+	s := newOpenScenario(t, cluster)
+	s.acts = s.fenced(cluster)
+	t.Cleanup(func() { s.Expect(env.Denied(context.Background(), cluster.Config, env.Fence)).To(BeZero()) })
+	return s
+}
+
+// newOpenScenario is a scenario in which the controller has every right.
+func newOpenScenario(t *testing.T, cluster *env.Cluster) *scenario {
 	t.Helper()
 	s := &scenario{
 		WithT: NewWithT(t), t: t, client: cluster.Client, acts: cluster.Client, uncached: cluster.Client,
@@ -94,6 +105,30 @@ func newScenario(t *testing.T, cluster *env.Cluster) *scenario {
 	s.apply("{apiVersion: nvidia.com/v1, kind: ClusterPolicy, metadata: {name: cluster-policy}, spec: {devicePlugin: {enabled: true}, mig: {strategy: single}}}")
 	t.Cleanup(s.clean)
 	return s
+}
+
+// fenced is a client with the rights that the controller is installed with, inside the fence around it.
+func (s *scenario) fenced(cluster *env.Cluster) client.WithWatch {
+	s.Expect(cluster.Apply(s.ctx(), "config/rbac/role.yaml", "config/manager/rbac.yaml", "config/manager/admission.yaml")).To(Succeed())
+	const account = "gpu-sharing-controller"
+	reads := metav1.ObjectMeta{Name: account + "-without-a-cache"} // which lists with a field selector
+	for _, o := range []client.Object{
+		&rbacv1.ClusterRole{ObjectMeta: reads, Rules: []rbacv1.PolicyRule{{
+			APIGroups: []string{"*"}, Resources: []string{"*"}, Verbs: []string{"get", "list", "watch"},
+		}}},
+		&rbacv1.ClusterRoleBinding{
+			ObjectMeta: reads, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: reads.Name},
+			Subjects: []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: ownNamespace, Name: account}},
+		},
+	} {
+		s.Expect(client.IgnoreAlreadyExists(s.client.Create(s.ctx(), o))).To(Succeed())
+	}
+	config, err := cluster.ConfigAs(s.ctx(), env.Identity{Namespace: ownNamespace, ServiceAccount: account})
+	s.Expect(err).NotTo(HaveOccurred())
+	config.QPS = -1
+	c, err := client.NewWithWatch(config, client.Options{Scheme: cluster.Scheme})
+	s.Expect(err).NotTo(HaveOccurred())
+	return c
 }
 
 func (s *scenario) ctx() context.Context { return s.t.Context() }

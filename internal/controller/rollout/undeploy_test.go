@@ -32,7 +32,7 @@ func kinds() []string { return []string{"gpunodes.gpusharing.io", "gpusharingpol
 // TestUndeploy: `make undeploy` leaves nothing of ours, and nothing of anybody else's as it was not before `make deploy`.
 func TestUndeploy(t *testing.T) {
 	cluster := env.Start(t, env.WithNVIDIA())
-	i := &installation{scenario: newScenario(t, cluster), cluster: cluster}
+	i := &installation{scenario: newOpenScenario(t, cluster), cluster: cluster}
 	i.prepare()
 	i.apply(byHand)
 	i.apply("{apiVersion: nvidia.com/v1, kind: ClusterPolicy, metadata: {name: cluster-policy}, spec: {devicePlugin: {enabled: true, " +
@@ -76,7 +76,7 @@ func TestUndeploy(t *testing.T) {
 // TestRestoreSaysWhatIsLeft: where nobody puts a node back, it is named.
 func TestRestoreSaysWhatIsLeft(t *testing.T) {
 	cluster := env.Start(t, env.WithNVIDIA())
-	i := &installation{scenario: newScenario(t, cluster), cluster: cluster}
+	i := &installation{scenario: newOpenScenario(t, cluster), cluster: cluster}
 	i.configure()
 	i.machine("t4", sim.T4)
 	i.policy("t4s", timeSlicing(2))
