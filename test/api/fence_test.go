@@ -125,6 +125,7 @@ func (f *fence) cases() map[string]fenceCase {
 	cases := map[string]fenceCase{}
 	f.nodes(cases)
 	f.clusterPolicies(cases)
+	f.nodeFeatures(cases)
 	f.others(cases)
 	return cases
 }
@@ -199,6 +200,31 @@ func (f *fence) clusterPolicies(cases map[string]fenceCase) {
 		"annotates it as another's does": {do: policy(`{"metadata": {"annotations": {"a": "b"}}}`), says: "may not change these annotations of clusterpolicies: a"},
 	} {
 		cases["ClusterPolicy: it "+name] = c
+	}
+}
+
+func (f *fence) nodeFeatures(cases map[string]fenceCase) {
+	write := func(namespace, name, label string) func(context.Context) error {
+		u := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{
+			"labels":   map[string]any{label: "false"},
+			"features": map[string]any{"flags": map[string]any{}, "attributes": map[string]any{}, "instances": map[string]any{}},
+		}}}
+		u.SetGroupVersionKind(schema.GroupVersionKind{Group: "nfd.k8s-sigs.io", Version: "v1alpha1", Kind: "NodeFeature"})
+		u.SetNamespace(namespace)
+		u.SetName(name)
+		u.SetLabels(map[string]string{"nfd.node.kubernetes.io/node-name": "node-1"})
+		return func(ctx context.Context) error { return f.controller.Create(ctx, u.DeepCopy(), client.DryRunAll) }
+	}
+	const place = "may write NodeFeatures in its own namespace only, whose names begin with zz-gpu-sharing-"
+	for name, c := range map[string]fenceCase{
+		"overrides nvidia.com/mps.capable": {do: write(fenceNamespace, "zz-gpu-sharing-node-1", "nvidia.com/mps.capable")},
+		"writes in another namespace":      {do: write("default", "zz-gpu-sharing-node-1", "nvidia.com/mps.capable"), says: place},
+		"writes what is GFD's":             {do: write(fenceNamespace, "nvidia-features-for-node-1", "nvidia.com/mps.capable"), says: place},
+		"sets another label": {
+			do: write(fenceNamespace, "zz-gpu-sharing-node-1", "node-role.kubernetes.io/a"), says: "may set these labels through NodeFeatures only: nvidia.com/mps.capable",
+		},
+	} {
+		cases["NodeFeature: it "+name] = c
 	}
 }
 
