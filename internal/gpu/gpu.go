@@ -179,9 +179,10 @@ type Instance struct {
 // MPSDaemon is the MPS control daemon that serves a GPU. GPUs with the same Resource are served by one daemon.
 type MPSDaemon struct {
 	Resource               string // extended resource whose clients it serves; names the pipe directory
-	External               bool   // run by NVIDIA's MPS daemon set, not by us
+	External               bool   // run by NVIDIA's MPS DaemonSet, not by us
+	MultiUser              bool   // one server for the clients of all users
 	ActiveThreadPercentage int    // of a client, 1 to 100
-	PinnedMemoryLimitMiB   int64  // of a client on this GPU
+	PinnedMemoryLimitMiB   int64  // of a client on this GPU; 0: no limit
 }
 
 // WholeGPU is the instance of a process or holder that uses no MIG instance.

@@ -5,9 +5,11 @@ package mps
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -50,6 +52,9 @@ func (c Control) Start(ctx context.Context, d plan.Daemon) error {
 	}
 	command := c.command(d.Resource)
 	command.Args, command.Daemon = []string{"-d"}, true
+	if d.MultiUser {
+		command.Args = append(command.Args, "-multiuser-server")
+	}
 	if _, err := c.run(ctx, command, commandTimeout); err != nil {
 		return err
 	}
@@ -59,21 +64,72 @@ func (c Control) Start(ctx context.Context, d plan.Daemon) error {
 	return c.Limit(ctx, d)
 }
 
-// Limit sets the limits of a daemon that runs, in NVIDIA's order: the memory of each GPU, then the threads.
+// Limit sets the limits of the daemon that runs: the defaults first, which servers to come copy, then those of each server,
+// which its clients to come copy. It reads each limit back, because the daemon reports a refusal as an answer like any other.
 func (c Control) Limit(ctx context.Context, d plan.Daemon) error {
-	lines := make([]string, 0, len(d.Devices)+1)
-	for _, device := range d.Devices {
-		if device.PinnedMemoryLimitMiB > 0 { // the memory of some GPUs is unknown
-			lines = append(lines, fmt.Sprintf("set_default_device_pinned_mem_limit %d %dM", device.Index, device.PinnedMemoryLimitMiB))
+	for _, l := range limitsOf(d) {
+		if err := c.set(ctx, d.Resource, l.ofDaemon()); err != nil {
+			return err
 		}
 	}
-	lines = append(lines, fmt.Sprintf("set_default_active_thread_percentage %d", d.ActiveThreadPercentage))
-	for _, line := range lines {
-		if _, err := c.tell(ctx, d.Resource, line, commandTimeout); err != nil {
-			return fmt.Errorf("limiting the daemon with %q: %w", line, err)
+	servers, err := c.servers(ctx, d.Resource)
+	if err != nil {
+		return err
+	}
+	for _, server := range servers {
+		if err := c.limitServer(ctx, d, server); err != nil {
+			return err
 		}
 	}
 	return c.files.mark(path.Join(d.Resource, startedMarker), true)
+}
+
+// limitServer sets the limits of a server. One that ends meanwhile needs none.
+func (c Control) limitServer(ctx context.Context, d plan.Daemon, server int) error {
+	for _, l := range limitsOf(d) {
+		failed := c.set(ctx, d.Resource, l.ofServer(server))
+		if failed == nil {
+			continue
+		}
+		servers, err := c.servers(ctx, d.Resource)
+		if err == nil && !slices.Contains(servers, server) {
+			return nil
+		}
+		return errors.Join(failed, err)
+	}
+	return nil
+}
+
+// set sets one limit and reads it back.
+func (c Control) set(ctx context.Context, resource string, l setting) error {
+	answer, err := c.tell(ctx, resource, l.set, commandTimeout)
+	if err != nil {
+		return fmt.Errorf("limiting the daemon with %q: %w", l.set, err)
+	}
+	now, err := c.tell(ctx, resource, l.get, commandTimeout)
+	if err != nil {
+		return fmt.Errorf("reading the limit %q: %w", l.get, err)
+	}
+	if !l.holds(now) {
+		return fmt.Errorf("limiting the daemon with %q: it answered %q, and %q still answers %q",
+			l.set, strings.TrimSpace(answer), l.get, strings.TrimSpace(now))
+	}
+	return nil
+}
+
+// Limited reports whether the daemon still has the limits. An error means that it does not answer.
+func (c Control) Limited(ctx context.Context, d plan.Daemon) (bool, error) {
+	for _, l := range limitsOf(d) {
+		get := l.ofDaemon()
+		now, err := c.tell(ctx, d.Resource, get.get, askTimeout)
+		if err != nil {
+			return false, err
+		}
+		if !get.holds(now) {
+			return false, nil
+		}
+	}
+	return true, nil
 }
 
 // Ask asks a daemon for the percentage of threads that a client gets: NVIDIA's own question whether it is there. An
@@ -88,6 +144,52 @@ func (c Control) Ask(ctx context.Context, resource string) (int, error) {
 		return 0, fmt.Errorf("%s for %s answered %q instead of a percentage", controlProgram, resource, strings.TrimSpace(answer))
 	}
 	return int(percentage), nil
+}
+
+// Servers are the servers of a daemon with their clients.
+func (c Control) Servers(ctx context.Context, resource string) ([]Server, error) {
+	pids, err := c.servers(ctx, resource)
+	if err != nil {
+		return nil, err
+	}
+	servers := make([]Server, 0, len(pids))
+	for _, pid := range pids {
+		clients, err := c.pids(ctx, resource, fmt.Sprintf("get_client_list %d", pid))
+		if err != nil {
+			return nil, err
+		}
+		servers = append(servers, Server{PID: pid, Clients: clients})
+	}
+	return servers, nil
+}
+
+func (c Control) servers(ctx context.Context, resource string) ([]int, error) {
+	return c.pids(ctx, resource, "get_server_list")
+}
+
+// pids are the process IDs in an answer, one on each line, sorted. Other lines are what the daemon says of a server that has
+// ended meanwhile.
+func (c Control) pids(ctx context.Context, resource, question string) ([]int, error) {
+	answer, err := c.tell(ctx, resource, question, askTimeout)
+	if err != nil {
+		return nil, err
+	}
+	var pids []int
+	for line := range strings.Lines(answer) {
+		if pid, err := strconv.Atoi(strings.TrimSpace(line)); err == nil {
+			pids = append(pids, pid)
+		}
+	}
+	slices.Sort(pids)
+	return pids, nil
+}
+
+// EndServer ends a server without clients. The next client starts another one.
+func (c Control) EndServer(ctx context.Context, resource string, pid int) error {
+	if _, err := c.tell(ctx, resource, fmt.Sprintf("shutdown_server %d", pid), commandTimeout); err != nil {
+		return fmt.Errorf("ending the MPS server %d of %s: %w", pid, resource, err)
+	}
+	return nil
 }
 
 // ask is Ask for when no answer is an answer: an error means that nobody was asked, since the context has ended.

@@ -36,8 +36,12 @@ type record struct {
 	// Answered is the percentage that the daemon named after it was limited, in its own rounding: another answer later
 	// means that somebody else limited it, or started it anew.
 	Answered int `json:"answered,omitempty"`
+	// MultiUser says that the daemon that runs was started to serve all users.
+	MultiUser bool `json:"multiUser,omitempty"`
 	// Error is why it does not run as wished.
 	Error string `json:"error,omitempty"`
+	// Use is how the daemon was used when the host last looked.
+	Use Use `json:"use,omitzero"`
 }
 
 // inProgress says that the host is about to start the daemon.
@@ -160,5 +164,6 @@ func (f files) mark(name string, present bool) error {
 }
 
 func sameDaemon(a, b plan.Daemon) bool {
-	return a.Resource == b.Resource && a.ActiveThreadPercentage == b.ActiveThreadPercentage && slices.Equal(a.Devices, b.Devices)
+	return a.Resource == b.Resource && a.MultiUser == b.MultiUser && a.ActiveThreadPercentage == b.ActiveThreadPercentage &&
+		slices.Equal(a.Devices, b.Devices)
 }

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"slices"
 	"time"
 
@@ -21,22 +22,37 @@ const (
 	wishPoll = 500 * time.Millisecond
 	// healthPoll is how often each daemon is asked whether it is there, and one that failed is tried again.
 	healthPoll = 5 * time.Second
+	// idleTime is how long a server without clients stays: long enough for the next job of a series, short enough that the
+	// unload of a driver is tried again after it. The next client starts another server.
+	idleTime = 10 * time.Second
 )
 
 // errExternal says that a daemon is not ours to change.
-var errExternal = fmt.Errorf("%w: NVIDIA's own MPS daemon set serves this resource; "+
+var errExternal = fmt.Errorf("%w: NVIDIA's own MPS DaemonSet serves this resource; "+
 	"take nvidia.com/mps.capable off the node, or leave MPS there to NVIDIA's", ErrDaemon)
 
-// Host keeps the daemons of a node as they are wished. It is the whole of the MPS pod.
+// errDriverLeaves says why a daemon does not run: it would keep the old driver loaded.
+var errDriverLeaves = fmt.Errorf("%w: stopped because the NVIDIA driver of the node is about to change and no pod uses MPS; "+
+	"it starts once the driver is ready", ErrDaemon)
+
+// Host keeps the daemons of a node as the agent wants them. It is the whole of the MPS pod.
 type Host struct {
-	control Control
-	files   files
-	clock   clock.Clock
+	control   Control
+	files     files
+	clock     clock.Clock
+	processes Processes
+	leaves    func() bool       // the driver is about to change
+	idle      map[int]time.Time // since when a server has no clients, by PID
+	logs      *logs
 }
 
-// NewHost makes the host of the daemons that control speaks with.
-func NewHost(control Control) *Host {
-	return &Host{control: control, files: control.files, clock: control.clock}
+// NewHost makes the host of the daemons that control speaks with. driverLeaves reports whether the driver of the node is about
+// to be replaced.
+func NewHost(control Control, processes Processes, driverLeaves func() bool) *Host {
+	return &Host{
+		control: control, files: control.files, clock: control.clock, processes: processes, leaves: driverLeaves,
+		idle: map[int]time.Time{}, logs: newLogs(control.files),
+	}
 }
 
 // Run converges until the context ends. The daemons are then left running: the pod takes them with it, and where
@@ -51,7 +67,7 @@ func (h *Host) Run(ctx context.Context) error {
 			nextHealth = now.Add(healthPoll)
 		}
 		if err := h.Converge(ctx, thorough); err != nil && ctx.Err() == nil {
-			log.Error(err, "MPS daemons are not as wished, trying again")
+			log.Error(err, "MPS daemons differ from the desired state, trying again")
 		}
 		select {
 		case <-ctx.Done():
@@ -72,7 +88,7 @@ func (h *Host) Converge(ctx context.Context, thorough bool) error {
 	if err != nil {
 		return err
 	}
-	var errs []error
+	errs := []error{h.logs.follow(ctx, ours)} // before a daemon is ended, which takes its logs with it
 	for _, resource := range ours {
 		if !slices.ContainsFunc(wishes, func(d plan.Daemon) bool { return d.Resource == resource }) {
 			errs = append(errs, h.end(ctx, resource))
@@ -112,34 +128,128 @@ func (h *Host) ensure(ctx context.Context, wish plan.Daemon, thorough bool) erro
 		return err
 	case answers && !recorded:
 		return errExternal
+	case h.leaves():
+		return h.yield(ctx, wish, was, answers)
 	case answers && asked && was.Applied && percentage == was.Answered:
-		return nil
+		return h.keep(ctx, was)
 	}
-	return h.apply(ctx, wish, answers)
+	return h.apply(ctx, wish, was, answers)
 }
 
-// apply starts a daemon, or limits the one that answers, with the record written before and after.
-func (h *Host) apply(ctx context.Context, wish plan.Daemon, answers bool) error {
-	now := record{Daemon: wish}
+// keep looks at a daemon that runs as wished: whether it still has its limits, and how it is used.
+func (h *Host) keep(ctx context.Context, was record) error {
+	limited, err := h.control.Limited(ctx, was.Daemon)
+	if err != nil {
+		return err
+	}
+	if !limited {
+		return h.apply(ctx, was.Daemon, was, true)
+	}
+	now := was
+	if now.Use, err = h.look(ctx, was.Daemon, was.Use.Outdated); err != nil {
+		return err
+	}
+	if reflect.DeepEqual(now, was) {
+		return nil
+	}
+	return h.files.write(recordFile(was.Daemon.Resource), now)
+}
+
+// look finds how a daemon is used, and ends a server that has had no clients for a while.
+func (h *Host) look(ctx context.Context, d plan.Daemon, outdated []int) (Use, error) {
+	servers, err := h.control.Servers(ctx, d.Resource)
+	if err != nil {
+		return Use{}, err
+	}
+	for _, s := range servers {
+		since, was := h.idle[s.PID]
+		switch {
+		case len(s.Clients) > 0:
+			delete(h.idle, s.PID)
+		case !was:
+			h.idle[s.PID] = h.clock.Now()
+		case h.leaves() || h.clock.Since(since) >= idleTime:
+			delete(h.idle, s.PID)
+			if err := h.control.EndServer(ctx, d.Resource, s.PID); err != nil {
+				return Use{}, err
+			}
+		}
+	}
+	return useOf(d, servers, outdated, h.processes)
+}
+
+// yield stops a daemon that would keep the driver loaded which is about to be replaced. A daemon that has clients stays, and so
+// does one whose pods may connect at any time.
+func (h *Host) yield(ctx context.Context, wish plan.Daemon, was record, answers bool) error {
+	now := was
+	now.Daemon = wish
+	if answers {
+		use, err := h.look(ctx, was.Daemon, was.Use.Outdated)
+		if err != nil {
+			return err
+		}
+		now.Use = use
+	}
+	if !answers || now.Use.idle() {
+		now = record{Daemon: wish, Error: errDriverLeaves.Error()}
+		if err := h.control.Quit(ctx, wish.Resource); err != nil {
+			return fmt.Errorf("stopping %w for %s: %w", ErrDaemon, wish.Resource, err)
+		}
+	} else if !sameDaemon(was.Daemon, wish) {
+		return nil // later: until then the record is that of the daemon that runs
+	}
+	if reflect.DeepEqual(now, was) {
+		return nil
+	}
+	return h.files.write(recordFile(wish.Resource), now)
+}
+
+// apply starts a daemon, or limits the one that answers, with the record written before and after. A daemon that serves users
+// otherwise is started anew.
+func (h *Host) apply(ctx context.Context, wish plan.Daemon, was record, answers bool) error {
+	now := record{Daemon: wish, Use: was.Use, MultiUser: was.MultiUser}
 	if err := h.files.write(recordFile(wish.Resource), now); err != nil {
 		return err
+	}
+	if answers && was.MultiUser != wish.MultiUser {
+		if err := h.control.Quit(ctx, wish.Resource); err != nil {
+			return h.failed(now, err)
+		}
+		answers = false
 	}
 	did, do := "Started MPS", h.control.Start
 	if answers {
 		did, do = "Limited MPS", h.control.Limit
 	}
-	err := do(ctx, wish)
-	if err == nil {
-		now.Answered, err = h.control.Ask(ctx, wish.Resource)
+	if err := do(ctx, wish); err != nil {
+		return h.failed(now, err)
 	}
+	percentage, err := h.control.Ask(ctx, wish.Resource)
 	if err != nil {
-		err = fmt.Errorf("starting %w for %s: %w", ErrDaemon, wish.Resource, err)
-		now.Error = err.Error()
-	} else {
-		now.Applied = true
-		logr.FromContextOrDiscard(ctx).Info(did, "resource", wish.Resource, "activeThreadPercentage", wish.ActiveThreadPercentage)
+		return h.failed(now, err)
 	}
-	return errors.Join(err, h.files.write(recordFile(wish.Resource), now))
+	now.Applied, now.Answered, now.MultiUser = true, percentage, wish.MultiUser
+	servers, err := h.control.Servers(ctx, wish.Resource)
+	if err != nil {
+		return h.failed(now, err)
+	}
+	var connected []int // they keep the limits that they have
+	for _, s := range servers {
+		connected = append(connected, s.Clients...)
+	}
+	if now.Use, err = useOf(wish, servers, connected, h.processes); err != nil {
+		return h.failed(now, err)
+	}
+	logr.FromContextOrDiscard(ctx).Info(did, "resource", wish.Resource, "activeThreadPercentage", wish.ActiveThreadPercentage,
+		"multiUser", wish.MultiUser, "clientsWithFormerLimits", len(now.Use.Outdated))
+	return h.files.write(recordFile(wish.Resource), now)
+}
+
+// failed records why a daemon does not run as wished.
+func (h *Host) failed(now record, why error) error {
+	err := fmt.Errorf("starting %w for %s: %w", ErrDaemon, now.Daemon.Resource, why)
+	now.Applied, now.Error = false, err.Error()
+	return errors.Join(err, h.files.write(recordFile(now.Daemon.Resource), now))
 }
 
 // markReady sets NVIDIA's marker that all daemons run. Where we run none, and had none to end, it is not ours.

@@ -19,10 +19,11 @@
 // NVIDIA's and is never touched. The agent is never the parent of a daemon, since clients die with it.
 //
 // Daemons run for all GPUs of a node: the device plugin knows one daemon for each resource. Limits are set for each GPU
-// by its NVML index, since the daemon takes no UUID there. A change of limits holds for MPS servers that start after it,
-// hence for a user's next first client. The MPS pod mounts shm, and on a node with SELinux
-// gives the MPS root the type container_file_t, which all that is made in it inherits, before any daemon runs: that is
-// `agent mps-prepare`.
+// by its NVML index, since the daemon takes no UUID there. A daemon starts a server with its first client and gives it the
+// limits of that moment. So new limits are set for the daemon and for each of its servers; clients that are connected keep
+// theirs, which the record says. A server without clients is ended after a while, since it keeps the driver open. The MPS pod
+// mounts shm, and on a node with SELinux gives the MPS root the type container_file_t, which all that is made in it inherits,
+// before any daemon runs: that is `agent mps-prepare`.
 package mps
 
 import (
@@ -47,6 +48,8 @@ func (e recordedError) Unwrap() error { return ErrDaemon }
 type Serving struct {
 	// Daemon is what was applied to it. Of an external one only the resource and the percentage are known.
 	plan.Daemon
-	// External marks a daemon that we did not start: that of NVIDIA's MPS daemon set.
+	// External marks a daemon that we did not start: that of NVIDIA's MPS DaemonSet.
 	External bool
+	// Use is how the MPS pod last saw it used. Not known of an external one.
+	Use Use
 }

@@ -33,6 +33,7 @@ type node struct {
 	clock   *fake.Clock
 	host    *mps.Host
 	view    *mps.View
+	leaves  bool // the driver is about to change
 }
 
 // newNode makes a node whose MPS pod converges while the agent waits.
@@ -46,7 +47,7 @@ func newNode(t *testing.T) *node {
 	}
 	t.Cleanup(func() { _ = root.Close() })
 	control := mps.NewControl(n.runner, "/", root, n.clock)
-	n.host, n.view = mps.NewHost(control), mps.NewView(control)
+	n.host, n.view = mps.NewHost(control, n.daemons, func() bool { return n.leaves }), mps.NewView(control)
 	n.podRuns(t)
 	return n
 }
@@ -127,16 +128,6 @@ func TestStopIsNVIDIAs(t *testing.T) {
 	g.Expect(n.view.Stop(t.Context(), resource)).To(gomega.Succeed(), "stopping twice is no error")
 }
 
-func TestNewLimitsDoNotRestartTheDaemon(t *testing.T) {
-	g, n := gomega.NewWithT(t), newNode(t)
-	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
-	g.Expect(n.view.Start(t.Context(), daemon(25, 4056))).To(gomega.Succeed())
-	got := n.daemons.Get(n.pipe())
-	g.Expect(got.ActiveThreadPercentage).To(gomega.Equal("25.0"))
-	g.Expect(got.PinnedMemoryLimits).To(gomega.Equal(map[string]string{"0": "4056M"}))
-	g.Expect(count(n.runner.Lines(), "nvidia-cuda-mps-control -d")).To(gomega.Equal(1))
-}
-
 func TestADaemonThatDiedComesBackWithItsLimits(t *testing.T) {
 	g, n := gomega.NewWithT(t), newNode(t)
 	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
@@ -146,7 +137,7 @@ func TestADaemonThatDiedComesBackWithItsLimits(t *testing.T) {
 	g.Expect(n.host.Converge(t.Context(), false)).To(gomega.Succeed())
 	g.Expect(n.daemons.Get(n.pipe())).To(gomega.BeNil(), "between two looks at its health it is believed in")
 	g.Expect(n.host.Converge(t.Context(), true)).To(gomega.Succeed())
-	g.Expect(n.daemons.Get(n.pipe()).PinnedMemoryLimits).To(gomega.Equal(map[string]string{"0": "1510M"}))
+	g.Expect(n.daemons.Get(n.pipe()).Defaults.Memory).To(gomega.Equal(map[int]int64{0: 1510}))
 	g.Expect(n.view.Observe(t.Context())).To(gomega.HaveLen(1))
 }
 
@@ -160,7 +151,7 @@ func TestADaemonThatSomebodyRestartedIsLimitedAgain(t *testing.T) {
 	g.Expect(err).NotTo(gomega.HaveOccurred())
 	g.Expect(serving[0].ActiveThreadPercentage).To(gomega.Equal(100), "what it answers counts, not what was once applied")
 	g.Expect(n.host.Converge(t.Context(), true)).To(gomega.Succeed())
-	g.Expect(n.daemons.Get(n.pipe()).ActiveThreadPercentage).To(gomega.Equal("10.0"))
+	g.Expect(n.daemons.Get(n.pipe()).Defaults.Percentage).To(gomega.Equal(10.0))
 }
 
 func TestTheHostLeavesWhatIsAsWished(t *testing.T) {
@@ -189,7 +180,7 @@ func TestAnExternalDaemonIsNeverTouched(t *testing.T) {
 	g.Expect(serving, err).To(gomega.ConsistOf(mps.Serving{
 		Daemon: plan.Daemon{Resource: resource, ActiveThreadPercentage: 100}, External: true,
 	}))
-	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(aboutDaemon("NVIDIA's own MPS daemon set serves this resource"))
+	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(aboutDaemon("NVIDIA's own MPS DaemonSet serves this resource"))
 
 	g.Expect(os.MkdirAll(n.path("gpusharing"), 0o755)).To(gomega.Succeed())
 	wish := `{"Resource":"nvidia.com/gpu","ActiveThreadPercentage":10}`

@@ -151,8 +151,8 @@ func (v *View) observe(ctx context.Context, resource string) (Serving, bool, err
 	if err != nil || !answers {
 		return Serving{}, false, err
 	}
-	s := Serving{Daemon: r.Daemon, External: !recorded}
-	s.Resource = resource
+	s := Serving{Daemon: r.Daemon, External: !recorded, Use: r.Use}
+	s.Resource, s.MultiUser = resource, r.MultiUser
 	if !r.Applied || percentage != r.Answered {
 		s.ActiveThreadPercentage = percentage
 	}
@@ -172,7 +172,9 @@ func Assign(devices []gpu.Device, serving []Serving) []gpu.Device {
 func daemonOf(device gpu.Device, serving []Serving) *gpu.MPSDaemon {
 	var external *gpu.MPSDaemon
 	for _, s := range serving {
-		daemon := &gpu.MPSDaemon{Resource: s.Resource, External: s.External, ActiveThreadPercentage: s.ActiveThreadPercentage}
+		daemon := &gpu.MPSDaemon{
+			Resource: s.Resource, External: s.External, MultiUser: s.MultiUser, ActiveThreadPercentage: s.ActiveThreadPercentage,
+		}
 		if s.External {
 			external = daemon
 			continue

@@ -40,7 +40,8 @@ const (
 
 // MPS starts and stops MPS control daemons.
 type MPS interface {
-	// Start starts the daemon of a resource, or changes the limits of the one that runs, and returns once it answers.
+	// Start starts the daemon of a resource, or changes the limits of the one that runs, and returns once it answers. New limits
+	// are for clients that connect later.
 	Start(ctx context.Context, d Daemon) error
 	// Stop stops the daemon of a resource and returns once it is gone.
 	Stop(ctx context.Context, resource string) error
@@ -49,6 +50,7 @@ type MPS interface {
 // Daemon is one MPS control daemon with the GPUs that it serves.
 type Daemon struct {
 	Resource               string
+	MultiUser              bool `json:",omitempty"` // one server for the clients of all users
 	ActiveThreadPercentage int
 	Devices                []DaemonDevice // by index
 }
@@ -57,7 +59,7 @@ type Daemon struct {
 type DaemonDevice struct {
 	UUID                 string
 	Index                int
-	PinnedMemoryLimitMiB int64
+	PinnedMemoryLimitMiB int64 // 0: no limit
 }
 
 // Tools is what steps act with.

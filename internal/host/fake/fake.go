@@ -25,6 +25,7 @@ type Runner struct {
 	programs map[string]Program
 	commands []host.Command
 	fail     func(host.Command) error
+	swap     func(host.Command) host.Command
 }
 
 // NewRunner makes a runner without programs.
@@ -45,12 +46,22 @@ func (r *Runner) Fail(f func(host.Command) error) {
 	r.fail = f
 }
 
+// Swap runs what f makes of a command in its place. Nil ends that.
+func (r *Runner) Swap(f func(host.Command) host.Command) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.swap = f
+}
+
 // Run implements host.Runner.
 func (r *Runner) Run(ctx context.Context, c host.Command) (string, error) {
 	if err := ctx.Err(); err != nil {
 		return "", fmt.Errorf("running %s: %w", path.Base(c.Path), err)
 	}
-	program, fail := r.record(c)
+	program, fail, swap := r.record(c)
+	if swap != nil {
+		c = swap(c)
+	}
 	if fail != nil {
 		if err := fail(c); err != nil {
 			return "", fmt.Errorf("running %s: %w", path.Base(c.Path), err)
@@ -66,11 +77,11 @@ func (r *Runner) Run(ctx context.Context, c host.Command) (string, error) {
 	return stdout, nil
 }
 
-func (r *Runner) record(c host.Command) (Program, func(host.Command) error) {
+func (r *Runner) record(c host.Command) (Program, func(host.Command) error, func(host.Command) host.Command) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.commands = append(r.commands, c)
-	return r.programs[path.Base(c.Path)], r.fail
+	return r.programs[path.Base(c.Path)], r.fail, r.swap
 }
 
 // Commands are those that were run, in order.

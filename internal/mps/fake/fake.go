@@ -1,15 +1,16 @@
 // Copyright The GPU Sharing Operator Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package fake simulates NVIDIA's MPS control daemons and the passing of time. It refuses what the real program refuses.
+// Package fake simulates NVIDIA's MPS control daemons, the node around them and the passing of time. The daemons follow the rules
+// of package sim, and so refuse what the real program refuses.
 package fake
 
 import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -18,97 +19,206 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/host"
+	"github.com/gpusharing/gpu-sharing-operator/internal/mps/sim"
 )
 
-// Daemons are the MPS control daemons of a node, by pipe directory.
+// GPUs is the number of GPUs of the node.
+const GPUs = 8
+
+// Daemons are the MPS control daemons of a node, by pipe directory, and the processes around them.
 type Daemons struct {
-	mu     sync.Mutex
-	byPipe map[string]*Daemon
+	mu        sync.Mutex
+	byPipe    map[string]*daemon
+	processes map[int]process
+	lastPID   int
 }
 
-// Daemon is the state of one.
-type Daemon struct {
-	ActiveThreadPercentage string
-	PinnedMemoryLimits     map[string]string // by index of the GPU
-	LogDirectory           string
-	Commands               []string // all that it was told since it was started
+type daemon struct {
+	*sim.Daemon
+	logs string
+}
+
+// process is a process of the node.
+type process struct {
+	uid  int64
+	host host.Process
+	pipe string // its CUDA_MPS_PIPE_DIRECTORY
 }
 
 // NewDaemons makes a node on which none runs.
-func NewDaemons() *Daemons { return &Daemons{byPipe: map[string]*Daemon{}} }
+func NewDaemons() *Daemons {
+	return &Daemons{byPipe: map[string]*daemon{}, processes: map[int]process{}, lastPID: 5000}
+}
 
 // Program is nvidia-cuda-mps-control, for a host's fake Runner.
-func (d *Daemons) Program(_ context.Context, c host.Command) (string, error) {
+func (d *Daemons) Program(ctx context.Context, c host.Command) (string, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	pipe := variable(c.Env, "CUDA_MPS_PIPE_DIRECTORY")
-	if slices.Equal(c.Args, []string{"-d"}) {
-		return "", d.start(pipe, variable(c.Env, "CUDA_MPS_LOG_DIRECTORY"))
+	if len(c.Args) > 0 {
+		return "", d.start(pipe, variable(c.Env, "CUDA_MPS_LOG_DIRECTORY"), c.Args)
 	}
 	daemon, runs := d.byPipe[pipe]
 	if !runs {
-		return "", errors.New("exit status 1: cannot find MPS control daemon process")
+		return "", errors.New("exit status 1: Cannot find MPS control daemon process")
 	}
 	var answers strings.Builder
 	for line := range strings.Lines(c.Stdin) {
-		answer, err := d.tell(pipe, daemon, strings.Fields(line))
-		if err != nil {
-			return "", err
+		answer, quit := daemon.Tell(line)
+		if answer != "" {
+			answers.WriteString(strings.TrimSuffix(answer, "\n") + "\n")
 		}
-		answers.WriteString(answer)
+		if !quit {
+			continue
+		}
+		if daemon.Clients() > 0 { // it waits for them, longer than anybody waits for it
+			return "", fmt.Errorf("killed: %w", context.DeadlineExceeded)
+		}
+		daemon.Close()
+		delete(d.byPipe, pipe)
 	}
-	return answers.String(), nil
+	return answers.String(), ctx.Err()
 }
 
-func (d *Daemons) start(pipe, logs string) error {
+// Answering is Program, except for its answer to one command.
+func (d *Daemons) Answering(command, answer string) func(context.Context, host.Command) (string, error) {
+	return func(ctx context.Context, c host.Command) (string, error) {
+		if strings.TrimSpace(c.Stdin) == command {
+			return answer, nil
+		}
+		return d.Program(ctx, c)
+	}
+}
+
+func (d *Daemons) start(pipe, logs string, args []string) error {
+	multiUser := slices.Equal(args, []string{"-d", "-multiuser-server"})
+	if !multiUser && !slices.Equal(args, []string{"-d"}) {
+		return fmt.Errorf("exit status 1: usage: nvidia-cuda-mps-control [-d | -f] [-multiuser-server], not %q", args)
+	}
 	if _, runs := d.byPipe[pipe]; runs {
-		return errors.New("exit status 1: an instance of this daemon is already running")
+		return errors.New("exit status 1: An instance of this daemon is already running")
 	}
 	for _, dir := range []string{pipe, logs} {
 		if info, err := os.Stat(dir); err != nil || !info.IsDir() {
 			return fmt.Errorf("exit status 1: failed to open %q", dir)
 		}
 	}
-	d.byPipe[pipe] = &Daemon{ActiveThreadPercentage: "100.0", PinnedMemoryLimits: map[string]string{}, LogDirectory: logs}
+	d.byPipe[pipe] = &daemon{Daemon: sim.New(d, multiUser), logs: logs}
 	return nil
 }
 
-func (d *Daemons) tell(pipe string, daemon *Daemon, words []string) (string, error) {
-	daemon.Commands = append(daemon.Commands, strings.Join(words, " "))
-	switch {
-	case len(words) == 1 && words[0] == "get_default_active_thread_percentage":
-		return daemon.ActiveThreadPercentage + "\n", nil
-	case len(words) == 2 && words[0] == "set_default_active_thread_percentage":
-		daemon.ActiveThreadPercentage = words[1] + ".0"
-		return daemon.ActiveThreadPercentage + "\n", nil
-	case len(words) == 3 && words[0] == "set_default_device_pinned_mem_limit":
-		daemon.PinnedMemoryLimits[words[1]] = words[2]
-		return "", nil
-	case len(words) == 1 && words[0] == "quit":
-		delete(d.byPipe, pipe)
-		return "", nil
+// StartServer implements sim.Node.
+func (d *Daemons) StartServer(uid int) (int, error) {
+	d.lastPID++
+	d.processes[d.lastPID] = process{uid: int64(uid), host: host.Process{Name: "nvidia-cuda-mps-server"}}
+	return d.lastPID, nil
+}
+
+// EndServer implements sim.Node.
+func (d *Daemons) EndServer(pid int) { delete(d.processes, pid) }
+
+// EndClient implements sim.Node.
+func (d *Daemons) EndClient(pid int) { delete(d.processes, pid) }
+
+// GPUs implements sim.Node.
+func (d *Daemons) GPUs() int { return GPUs }
+
+// Run starts a process of a pod that was given a pipe directory. It uses no GPU yet.
+func (d *Daemons) Run(pipe, podUID string, uid int) (pid int) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.lastPID++
+	d.processes[d.lastPID] = process{uid: int64(uid), host: host.Process{Name: "python", PodUID: podUID}, pipe: pipe}
+	return d.lastPID
+}
+
+// Connect makes a process a client of the daemon at its pipe directory, and returns the limits that it got. A client that
+// has to wait is not served, which is no error.
+func (d *Daemons) Connect(pid int) (limits sim.Limits, served bool, err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	p := d.processes[pid]
+	daemon, runs := d.byPipe[p.pipe]
+	if !runs {
+		return sim.Limits{}, false, errors.New("CUDA_ERROR_MPS_CONNECTION_FAILED")
 	}
-	return "", fmt.Errorf("exit status 1: unknown command %q", strings.Join(words, " "))
+	return daemon.Connect(pid, int(p.uid))
+}
+
+// End ends a process.
+func (d *Daemons) End(pid int) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	p := d.processes[pid]
+	delete(d.processes, pid)
+	if daemon, runs := d.byPipe[p.pipe]; runs {
+		daemon.Disconnect(pid)
+	}
+}
+
+// Fault is a fatal fault of a client.
+func (d *Daemons) Fault(pid int) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.byPipe[d.processes[pid].pipe].Fault(pid)
+}
+
+// Describe implements host.Processes.
+func (d *Daemons) Describe(pid int) host.Process {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.processes[pid].host
+}
+
+// User implements host.Users.
+func (d *Daemons) User(pid int) (int64, bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	p, runs := d.processes[pid]
+	return p.uid, runs
+}
+
+// WithVariable implements host.Users.
+func (d *Daemons) WithVariable(name string) (map[int]string, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	found := map[int]string{}
+	for pid, p := range d.processes {
+		if name == "CUDA_MPS_PIPE_DIRECTORY" && p.pipe != "" {
+			found[pid] = filepath.Join("/mps", filepath.Base(filepath.Dir(filepath.Dir(p.pipe))), filepath.Base(filepath.Dir(p.pipe)), "pipe")
+		}
+	}
+	return found, nil
 }
 
 // Get is a copy of the daemon at a pipe directory; nil if none runs.
-func (d *Daemons) Get(pipe string) *Daemon {
+func (d *Daemons) Get(pipe string) *sim.Daemon {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	daemon, runs := d.byPipe[pipe]
 	if !runs {
 		return nil
 	}
-	clone := *daemon
-	clone.PinnedMemoryLimits, clone.Commands = maps.Clone(daemon.PinnedMemoryLimits), slices.Clone(daemon.Commands)
-	return &clone
+	return daemon.Clone()
+}
+
+// Log appends to a log of a daemon: control.log or server.log.
+func (d *Daemons) Log(pipe, name, text string) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	f, err := os.OpenFile(filepath.Join(d.byPipe[pipe].logs, name), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600) //nolint:gosec // of the test
+	if err != nil {
+		return fmt.Errorf("logging: %w", err)
+	}
+	_, err = f.WriteString(text)
+	return errors.Join(err, f.Close())
 }
 
 // Start starts a daemon as somebody else would.
 func (d *Daemons) Start(pipe, logs string) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.start(pipe, logs)
+	return d.start(pipe, logs, []string{"-d"})
 }
 
 // Kill ends a daemon without a farewell; its files stay.

@@ -1,0 +1,70 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package host
+
+import (
+	"bytes"
+	"fmt"
+	"io/fs"
+	"path"
+	"strconv"
+	"strings"
+)
+
+// Users reports which user a process runs as, and which processes were given an environment variable.
+type Users interface {
+	// User is the effective user ID of a process. runs is false if the process is gone.
+	User(pid int) (uid int64, runs bool)
+	// WithVariable returns the value of an environment variable by PID, for the processes that were started with it.
+	WithVariable(name string) (map[int]string, error)
+}
+
+// User implements Users.
+func (p *Proc) User(pid int) (uid int64, runs bool) {
+	status, err := p.root.ReadFile(path.Join(strconv.Itoa(pid), "status"))
+	if err != nil {
+		return 0, false
+	}
+	for line := range strings.Lines(string(status)) {
+		ids, found := strings.CutPrefix(line, "Uid:")
+		if fields := strings.Fields(ids); found && len(fields) > 1 {
+			uid, err := strconv.ParseInt(fields[1], 10, 64) // real, effective, saved, file system
+			return uid, err == nil
+		}
+	}
+	return 0, false
+}
+
+// WithVariable implements Users.
+func (p *Proc) WithVariable(name string) (map[int]string, error) {
+	entries, err := fs.ReadDir(p.root.FS(), ".")
+	if err != nil {
+		return nil, fmt.Errorf("listing processes: %w", err)
+	}
+	found := map[int]string{}
+	for _, entry := range entries {
+		pid, err := strconv.Atoi(entry.Name())
+		if err != nil {
+			continue
+		}
+		if value, given := p.variable(entry.Name(), name); given {
+			found[pid] = value
+		}
+	}
+	return found, nil
+}
+
+// variable looks for one variable without a copy of all: it is asked of every process of the node.
+func (p *Proc) variable(dir, name string) (value string, given bool) {
+	environ, err := p.root.ReadFile(path.Join(dir, "environ"))
+	if err != nil {
+		return "", false // the process is gone
+	}
+	for pair := range bytes.SplitSeq(environ, []byte{0}) {
+		if value, is := bytes.CutPrefix(pair, []byte(name+"=")); is {
+			return string(value), true
+		}
+	}
+	return "", false
+}

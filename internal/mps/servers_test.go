@@ -1,0 +1,257 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package mps_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/onsi/gomega"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/host"
+	"github.com/gpusharing/gpu-sharing-operator/internal/mps"
+	"github.com/gpusharing/gpu-sharing-operator/internal/mps/sim"
+	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
+)
+
+// client starts a process of a pod and connects it, and returns its PID and the limits that it got.
+func (n *node) client(t *testing.T, pod string, uid int) (pid int, got sim.Limits) {
+	t.Helper()
+	pid = n.daemons.Run(n.pipe(), pod, uid)
+	got, served, err := n.daemons.Connect(pid)
+	if err != nil || !served {
+		t.Fatalf("the client of %s is not served: %v", pod, err)
+	}
+	return pid, got
+}
+
+// look lets the MPS pod look at its daemons, and returns what the agent then sees.
+func (n *node) look(t *testing.T) mps.Use {
+	t.Helper()
+	g := gomega.NewWithT(t)
+	g.Expect(n.host.Converge(t.Context(), true)).To(gomega.Succeed())
+	serving, err := n.view.Observe(t.Context())
+	g.Expect(err).NotTo(gomega.HaveOccurred())
+	g.Expect(serving).To(gomega.HaveLen(1))
+	return serving[0].Use
+}
+
+func TestNewLimitsReachTheNextClientOfARunningServer(t *testing.T) {
+	g, n := gomega.NewWithT(t), newNode(t)
+	g.Expect(n.view.Start(t.Context(), daemon(10, 1510, 1510))).To(gomega.Succeed())
+	before, got := n.client(t, "pod-a", 1000)
+	g.Expect(got).To(gomega.Equal(sim.Limits{Percentage: 10, Memory: map[int]int64{0: 1510, 1: 1510}}))
+	g.Expect(n.look(t).Outdated).To(gomega.BeEmpty())
+
+	g.Expect(n.view.Start(t.Context(), daemon(25, 4056, 4056))).To(gomega.Succeed())
+	g.Expect(count(n.runner.Lines(), "nvidia-cuda-mps-control -d")).To(gomega.Equal(1), "running clients are not disturbed")
+	wanted := sim.Limits{Percentage: 25, Memory: map[int]int64{0: 4056, 1: 4056}}
+	after, got := n.client(t, "pod-b", 1000)
+	g.Expect(got).To(gomega.Equal(wanted))
+
+	use := n.look(t)
+	g.Expect(use.Outdated).To(gomega.Equal([]int{before}), "a connected client keeps its limits")
+	g.Expect(use.OutdatedPods).To(gomega.Equal([]string{"pod-a"}))
+	g.Expect(use.Clients).To(gomega.Equal([]int{before, after}))
+
+	n.daemons.End(before)
+	g.Expect(n.look(t).Outdated).To(gomega.BeEmpty())
+	n.daemons.End(after)
+	_, got = n.client(t, "pod-c", 2000)
+	g.Expect(got).To(gomega.Equal(wanted), "the next server has them as defaults")
+}
+
+func TestALimitThatIsNotTakenIsAnError(t *testing.T) {
+	tests := map[string]struct {
+		wanted plan.Daemon
+		swaps  string // the command that is lost on the way
+		says   string
+	}{
+		"the daemon refuses a memory limit": {
+			wanted: plan.Daemon{Resource: resource, ActiveThreadPercentage: 10, Devices: []plan.DaemonDevice{{UUID: "GPU-z", Index: 9, PinnedMemoryLimitMiB: 1}}},
+			says: `"set_default_device_pinned_mem_limit 9 1M": it answered "Invalid device 9", and "get_default_device_pinned_mem_limit 9" ` +
+				`still answers "0"`,
+		},
+		"the daemon does not take a percentage": {
+			wanted: daemon(25, 1510), swaps: "set_default_active_thread_percentage 25", says: `still answers "10.0"`,
+		},
+		"a server does not take a memory limit": {
+			wanted: daemon(10, 4056), swaps: "set_device_pinned_mem_limit 5002 0 4056M", says: `"get_device_pinned_mem_limit 5002 0" still answers "1G"`,
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			g, n := gomega.NewWithT(t), newNode(t)
+			g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
+			n.client(t, "pod-a", 1000)
+			n.runner.Swap(func(c host.Command) host.Command {
+				if strings.TrimSpace(c.Stdin) == tc.swaps {
+					c.Stdin = "get_server_list\n"
+				}
+				return c
+			})
+			g.Expect(n.view.Start(t.Context(), tc.wanted)).To(aboutDaemon(tc.says))
+		})
+	}
+}
+
+func TestMemoryIsReadBackInTheUnitsOfTheDaemon(t *testing.T) {
+	for answer, holds := range map[string]bool{
+		"1510M": true, "1G": true, "1510MB\n": true, "1546240K": true, "1583349760": true,
+		"2G": false, "1511M": false, "0": false, "": false, "Invalid device 0": false, "512M": false,
+	} {
+		t.Run(answer, func(t *testing.T) {
+			g, n := gomega.NewWithT(t), newNode(t)
+			n.runner.Add("nvidia-cuda-mps-control", n.daemons.Answering("get_default_device_pinned_mem_limit 0", answer))
+			err := n.view.Start(t.Context(), daemon(10, 1510))
+			g.Expect(err == nil).To(gomega.Equal(holds), "%v", err)
+		})
+	}
+}
+
+func TestADaemonThatForgotItsMemoryLimitsGetsThemAgain(t *testing.T) {
+	g, n := gomega.NewWithT(t), newNode(t)
+	g.Expect(n.view.Start(t.Context(), daemon(100, 1510))).To(gomega.Succeed())
+	n.daemons.Kill(n.pipe())
+	g.Expect(n.daemons.Start(n.pipe(), n.path(resource, "log"))).To(gomega.Succeed())
+	g.Expect(n.host.Converge(t.Context(), true)).To(gomega.Succeed())
+	g.Expect(n.daemons.Get(n.pipe()).Defaults.Memory).To(gomega.Equal(map[int]int64{0: 1510}), "its percentage alone is as before")
+}
+
+func TestAGPUWithUnknownMemoryGetsNoMemoryLimit(t *testing.T) {
+	g, n := gomega.NewWithT(t), newNode(t)
+	g.Expect(n.view.Start(t.Context(), daemon(10, 0))).To(gomega.Succeed())
+	_, got := n.client(t, "pod-a", 1000)
+	g.Expect(got).To(gomega.Equal(sim.Limits{Percentage: 10, Memory: map[int]int64{}}))
+}
+
+func TestAClientOfAnotherUserWaitsAndIsNamed(t *testing.T) {
+	g, n := gomega.NewWithT(t), newNode(t)
+	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
+	first, _ := n.client(t, "pod-a", 1000650000)
+	second := n.daemons.Run(n.pipe(), "pod-b", 1000660000)
+	g.Expect(n.look(t).Waiting()).To(gomega.Equal([]mps.PodUsers{{UID: "pod-b", Users: []int64{1000660000}}}), "it will wait")
+	_, served, err := n.daemons.Connect(second)
+	g.Expect(err).NotTo(gomega.HaveOccurred())
+	g.Expect(served).To(gomega.BeFalse())
+
+	use := n.look(t)
+	g.Expect(use.User).To(gomega.HaveValue(gomega.Equal(int64(1000650000))))
+	g.Expect(use.Waiting()).To(gomega.Equal([]mps.PodUsers{{UID: "pod-b", Users: []int64{1000660000}}}))
+	n.daemons.End(first)
+	use = n.look(t)
+	g.Expect(use.User).To(gomega.HaveValue(gomega.Equal(int64(1000660000))))
+	g.Expect(use.Waiting()).To(gomega.BeEmpty())
+}
+
+func TestOneServerForAllUsers(t *testing.T) {
+	g, n := gomega.NewWithT(t), newNode(t)
+	shared := daemon(10, 1510)
+	shared.MultiUser = true
+	g.Expect(n.view.Start(t.Context(), shared)).To(gomega.Succeed())
+	n.client(t, "pod-a", 1000)
+	n.client(t, "pod-b", 2000)
+	use := n.look(t)
+	g.Expect(use.User).To(gomega.BeNil())
+	g.Expect(use.Waiting()).To(gomega.BeEmpty())
+	serving, err := n.view.Observe(t.Context())
+	g.Expect(err).NotTo(gomega.HaveOccurred())
+	g.Expect(serving[0].MultiUser).To(gomega.BeTrue())
+}
+
+func TestTheUsersOfADaemonChangeOnlyWithARestart(t *testing.T) {
+	g, n := gomega.NewWithT(t), newNode(t)
+	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
+	pid, _ := n.client(t, "pod-a", 1000)
+	shared := daemon(10, 1510)
+	shared.MultiUser = true
+	g.Expect(n.view.Start(t.Context(), shared)).To(aboutDaemon("killed"), "the daemon waits for its clients")
+	g.Expect(n.host.Converge(t.Context(), true)).To(gomega.MatchError(mps.ErrDaemon))
+	g.Expect(n.daemons.Get(n.pipe()).MultiUser).To(gomega.BeFalse())
+	g.Expect(n.daemons.Get(n.pipe()).Clients()).To(gomega.Equal(1), "and no client is lost")
+
+	n.daemons.End(pid)
+	g.Expect(n.host.Converge(t.Context(), true)).To(gomega.Succeed())
+	g.Expect(n.view.Start(t.Context(), shared)).To(gomega.Succeed())
+	g.Expect(n.daemons.Get(n.pipe()).MultiUser).To(gomega.BeTrue())
+}
+
+func TestAnIdleServerIsEnded(t *testing.T) {
+	g, n := gomega.NewWithT(t), newNode(t)
+	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
+	pid, _ := n.client(t, "pod-a", 1000)
+	n.look(t)
+	n.clock.Step(time.Hour)
+	n.look(t)
+	g.Expect(n.daemons.Get(n.pipe()).Servers).To(gomega.HaveLen(1), "it has a client")
+
+	n.daemons.End(pid)
+	n.look(t)
+	n.clock.Step(5 * time.Second)
+	n.look(t)
+	g.Expect(n.daemons.Get(n.pipe()).Servers).To(gomega.HaveLen(1), "the next one may come at once")
+	n.clock.Step(5 * time.Second)
+	n.look(t)
+	g.Expect(n.daemons.Get(n.pipe()).Servers).To(gomega.BeEmpty())
+	n.client(t, "pod-b", 1000)
+}
+
+func TestADaemonMakesWayForANewDriver(t *testing.T) {
+	g, n := gomega.NewWithT(t), newNode(t)
+	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
+	pid, _ := n.client(t, "pod-a", 1000)
+	n.leaves = true
+	n.look(t)
+	g.Expect(n.daemons.Get(n.pipe()).Clients()).To(gomega.Equal(1), "a client is never lost")
+
+	n.daemons.End(pid)
+	waits := n.daemons.Run(n.pipe(), "pod-b", 1000)
+	n.look(t)
+	n.look(t)
+	got := n.daemons.Get(n.pipe())
+	g.Expect(got).NotTo(gomega.BeNil(), "the pod may connect at any time")
+	g.Expect(got.Servers).To(gomega.BeEmpty())
+
+	n.daemons.End(waits)
+	g.Expect(n.host.Converge(t.Context(), true)).To(gomega.Succeed())
+	g.Expect(n.daemons.Get(n.pipe())).To(gomega.BeNil())
+	g.Expect(n.host.Converge(t.Context(), true)).To(gomega.Succeed(), "that is no error")
+	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(aboutDaemon("the NVIDIA driver of the node is about to change"))
+	g.Expect(n.daemons.Get(n.pipe())).To(gomega.BeNil())
+
+	n.leaves = false
+	g.Expect(n.host.Converge(t.Context(), true)).To(gomega.Succeed())
+	g.Expect(n.daemons.Get(n.pipe()).Defaults.Percentage).To(gomega.Equal(10.0))
+}
+
+func TestAFaultClosesTheServerUntilItsClientsAreGone(t *testing.T) {
+	g, n := gomega.NewWithT(t), newNode(t)
+	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
+	a, _ := n.client(t, "pod-a", 1000)
+	b, _ := n.client(t, "pod-b", 1000)
+	n.daemons.Fault(a)
+	_, _, err := n.daemons.Connect(n.daemons.Run(n.pipe(), "pod-c", 1000))
+	g.Expect(err).To(gomega.MatchError(sim.ErrNotReady))
+	n.daemons.End(a)
+	n.daemons.End(b)
+	n.client(t, "pod-c", 1000)
+}
+
+func TestAServerThatEndsMeanwhileNeedsNoLimits(t *testing.T) {
+	g, n := gomega.NewWithT(t), newNode(t)
+	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
+	pid, _ := n.client(t, "pod-a", 1000)
+	n.runner.Fail(func(c host.Command) error {
+		if !strings.HasPrefix(c.Stdin, "set_device_pinned_mem_limit") {
+			return nil
+		}
+		n.daemons.End(pid)
+		other := n.daemons.Run(n.pipe(), "pod-b", 2000)
+		_, _, err := n.daemons.Connect(other) // ends the server of the first user
+		return errors.Join(err, errors.New("the server is gone"))
+	})
+	g.Expect(n.view.Start(t.Context(), daemon(25, 4056))).To(gomega.Succeed())
+}

@@ -1,0 +1,168 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package sim
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+const usage = "Invalid command or arguments; see the manual of nvidia-cuda-mps-control"
+
+// mebibytesPerGibibyte is the factor between the units of a memory limit.
+const mebibytesPerGibibyte = 1024
+
+// Tell carries out one command. quit reports whether the daemon is to end: a caller that lets the daemon wait for its
+// clients does that before it calls Close.
+func (d *Daemon) Tell(line string) (answer string, quit bool) {
+	words := strings.Fields(line)
+	if len(words) == 0 {
+		return "", false
+	}
+	d.Commands = append(d.Commands, strings.Join(words, " "))
+	name, args := words[0], words[1:]
+	if name == "quit" {
+		return "", true
+	}
+	command, known := commands[name]
+	if !known || len(args) < command.least || len(args) > command.most {
+		return usage, false
+	}
+	return command.do(d, args), false
+}
+
+type command struct {
+	least, most int // arguments
+	do          func(d *Daemon, args []string) string
+}
+
+var commands = map[string]command{
+	"get_default_active_thread_percentage": {0, 0, func(d *Daemon, _ []string) string { return d.Defaults.percentage() }},
+	"set_default_active_thread_percentage": {1, 1, func(d *Daemon, a []string) string { return d.Defaults.setPercentage(a[0]) }},
+	"get_default_device_pinned_mem_limit":  {1, 1, func(d *Daemon, a []string) string { return d.Defaults.memory(a[0]) }},
+	"set_default_device_pinned_mem_limit":  {2, 2, func(d *Daemon, a []string) string { return d.setMemory(&d.Defaults, a[0], a[1]) }},
+	"get_active_thread_percentage":         {1, 1, ofServer(func(_ *Daemon, s *Server, _ []string) string { return s.Limits.percentage() })},
+	"set_active_thread_percentage":         {2, 2, ofServer(func(_ *Daemon, s *Server, a []string) string { return s.Limits.setPercentage(a[0]) })},
+	"get_device_pinned_mem_limit":          {2, 2, ofServer(func(_ *Daemon, s *Server, a []string) string { return s.Limits.memory(a[0]) })},
+	"set_device_pinned_mem_limit": {3, 3, ofServer(func(d *Daemon, s *Server, a []string) string {
+		return d.setMemory(&s.Limits, a[0], a[1])
+	})},
+	"get_server_list":   {0, 0, (*Daemon).serverList},
+	"get_server_status": {1, 1, ofServer((*Daemon).serverStatus)},
+	"get_client_list":   {1, 1, ofServer((*Daemon).clientList)},
+	"shutdown_server":   {1, 2, ofServer((*Daemon).shutdown)},
+	"ps":                {0, 0, (*Daemon).processes},
+}
+
+// ofServer is a command whose first argument is the PID of a server.
+func ofServer(do func(*Daemon, *Server, []string) string) func(*Daemon, []string) string {
+	return func(d *Daemon, args []string) string {
+		i := slices.IndexFunc(d.Servers, func(s *Server) bool { return strconv.Itoa(s.PID) == args[0] })
+		if i < 0 {
+			return fmt.Sprintf("Server %s not found", args[0])
+		}
+		return do(d, d.Servers[i], args[1:])
+	}
+}
+
+func (l *Limits) percentage() string { return fmt.Sprintf("%.1f", l.Percentage) }
+
+func (l *Limits) setPercentage(value string) string {
+	p, err := strconv.ParseFloat(value, 64)
+	if err != nil || p <= 0 || p > 100 {
+		return fmt.Sprintf("Invalid active thread percentage %s", value)
+	}
+	l.Percentage = p
+	return l.percentage()
+}
+
+// memory shows gibibytes without their fraction, as driver 595 does.
+func (l *Limits) memory(device string) string {
+	index, err := strconv.Atoi(device)
+	limit, limited := l.Memory[index]
+	switch {
+	case err != nil || !limited:
+		return "0"
+	case limit >= mebibytesPerGibibyte:
+		return fmt.Sprintf("%dG", limit/mebibytesPerGibibyte)
+	}
+	return fmt.Sprintf("%dM", limit)
+}
+
+// setMemory takes the index of a GPU and a size such as 512M or 4G.
+func (d *Daemon) setMemory(l *Limits, device, size string) string {
+	index, err := strconv.Atoi(device)
+	if err != nil || index < 0 || index >= d.node.GPUs() {
+		return fmt.Sprintf("Invalid device %s", device)
+	}
+	limit, ok := mebibytes(size)
+	if !ok {
+		return fmt.Sprintf("Invalid memory limit %s", size)
+	}
+	l.Memory[index] = limit
+	return ""
+}
+
+func mebibytes(size string) (int64, bool) {
+	factor := int64(1)
+	digits, giga := strings.CutSuffix(strings.ToUpper(size), "G")
+	if giga {
+		factor = mebibytesPerGibibyte
+	}
+	n, err := strconv.ParseInt(strings.TrimSuffix(digits, "M"), 10, 64)
+	return n * factor, err == nil && n > 0
+}
+
+func (d *Daemon) serverList([]string) string {
+	var b strings.Builder
+	for _, s := range d.Servers {
+		fmt.Fprintln(&b, s.PID)
+	}
+	return b.String()
+}
+
+func (d *Daemon) serverStatus(s *Server, _ []string) string {
+	if s.fault() {
+		return "FAULT"
+	}
+	return "ACTIVE"
+}
+
+func (d *Daemon) clientList(s *Server, _ []string) string {
+	var b strings.Builder
+	for _, c := range s.Clients {
+		fmt.Fprintln(&b, c.PID)
+	}
+	return b.String()
+}
+
+// shutdown ends a server once it has no clients, or with -f at once.
+func (d *Daemon) shutdown(s *Server, args []string) string {
+	force := len(args) == 1 && args[0] == "-f"
+	if len(args) == 1 && !force {
+		return usage
+	}
+	s.Ending = true
+	if force || len(s.Clients) == 0 {
+		d.end(s)
+		_ = d.serve() // as in Disconnect
+	}
+	return ""
+}
+
+// processes is ps: the clients that are served. Those that wait are not among them.
+func (d *Daemon) processes([]string) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%-8s %-10s %s\n", "PID", "ID", "SERVER")
+	id := 0
+	for _, s := range d.Servers {
+		for _, c := range s.Clients {
+			id++
+			fmt.Fprintf(&b, "%-8d %-10d %d\n", c.PID, id, s.PID)
+		}
+	}
+	return b.String()
+}

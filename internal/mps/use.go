@@ -1,0 +1,126 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package mps
+
+import (
+	"cmp"
+	"maps"
+	"path"
+	"slices"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/host"
+	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
+)
+
+// clientRoot is where NVIDIA's device plugin mounts the pipe directories in the containers of clients
+// (NVIDIA/k8s-device-plugin internal/plugin/mps.go).
+const clientRoot = "/mps"
+
+// Processes tells about the processes of the node.
+type Processes interface {
+	host.Processes
+	host.Users
+}
+
+// Server is an MPS server: the process that uses the GPUs on behalf of its clients.
+type Server struct {
+	PID     int
+	Clients []int // their PIDs
+}
+
+// Use is how a daemon is used.
+type Use struct {
+	// Server is the PID of the server; 0 if there is none.
+	Server int `json:"server,omitempty"`
+	// User is the user ID of the server's clients. Nil if there is no server, or if it serves all users.
+	User *int64 `json:"user,omitempty"`
+	// Clients are the PIDs of the connected clients.
+	Clients []int `json:"clients,omitempty"`
+	// Outdated are the clients that connected before the limits last changed, and keep those from before.
+	Outdated []int `json:"outdated,omitempty"`
+	// OutdatedPods are the UIDs of the pods of the outdated clients.
+	OutdatedPods []string `json:"outdatedPods,omitempty"`
+	// Pods are the pods with processes that were given the pipe directory, whether or not they are clients now.
+	Pods []PodUsers `json:"pods,omitempty"`
+}
+
+// PodUsers are the users of the processes of a pod.
+type PodUsers struct {
+	UID   string  `json:"uid"`
+	Users []int64 `json:"users"` // sorted
+}
+
+// Waiting are the pods whose processes run as other users than the one that the server serves. Their CUDA programs wait,
+// without an error, until the server has no clients.
+func (u Use) Waiting() []PodUsers {
+	if u.User == nil || len(u.Clients) == 0 {
+		return nil
+	}
+	var waiting []PodUsers
+	for _, pod := range u.Pods {
+		if !slices.Contains(pod.Users, *u.User) {
+			waiting = append(waiting, pod)
+		}
+	}
+	return waiting
+}
+
+// idle reports whether no process uses the daemon or may begin to.
+func (u Use) idle() bool { return len(u.Clients) == 0 && len(u.Pods) == 0 }
+
+// useOf finds how a daemon with these servers is used. Outdated are the clients that were known to be, of which those that
+// are still connected stay so.
+func useOf(d plan.Daemon, servers []Server, outdated []int, processes Processes) (Use, error) {
+	u := Use{}
+	for _, s := range servers {
+		u.Clients = append(u.Clients, s.Clients...)
+		if u.Server == 0 || len(s.Clients) > 0 { // a server that ends has none of interest
+			u.Server = s.PID
+		}
+	}
+	slices.Sort(u.Clients)
+	if uid, runs := processes.User(u.Server); runs && u.Server != 0 && !d.MultiUser {
+		u.User = &uid
+	}
+	pods := map[string]bool{}
+	for _, pid := range u.Clients {
+		if !slices.Contains(outdated, pid) {
+			continue
+		}
+		u.Outdated = append(u.Outdated, pid)
+		if pod := processes.Describe(pid).PodUID; pod != "" {
+			pods[pod] = true
+		}
+	}
+	u.OutdatedPods = slices.Sorted(maps.Keys(pods))
+	given, err := podsOf(d.Resource, processes)
+	u.Pods = given
+	return u, err
+}
+
+// podsOf finds the pods to which the device plugin gave the pipe directory of a resource, by the environment of their
+// processes, and the users of those.
+func podsOf(resource string, processes Processes) ([]PodUsers, error) {
+	given, err := processes.WithVariable("CUDA_MPS_PIPE_DIRECTORY")
+	if err != nil {
+		return nil, err //nolint:wrapcheck // names what it did
+	}
+	users := map[string][]int64{}
+	for pid, pipe := range given {
+		if pipe != path.Join(clientRoot, resource, "pipe") {
+			continue
+		}
+		uid, runs := processes.User(pid)
+		if pod := processes.Describe(pid).PodUID; runs && pod != "" && !slices.Contains(users[pod], uid) {
+			users[pod] = append(users[pod], uid)
+		}
+	}
+	pods := make([]PodUsers, 0, len(users))
+	for pod, uids := range users {
+		slices.Sort(uids)
+		pods = append(pods, PodUsers{UID: pod, Users: uids})
+	}
+	slices.SortFunc(pods, func(a, b PodUsers) int { return cmp.Compare(a.UID, b.UID) })
+	return pods, nil
+}
