@@ -128,6 +128,8 @@ const (
 	// ReasonNoNodeFeatures: the cluster has no kind NodeFeature of Node Feature Discovery, by which the operator would keep
 	// NVIDIA's MPS DaemonSet off the node.
 	ReasonNoNodeFeatures = "NoNodeFeatures"
+	// ReasonMPSMultiUser: sharing.mps.multiUser is set for a GPU older than Volta.
+	ReasonMPSMultiUser = "MPSMultiUser"
 	// ReasonMemoryLimit: the MPS pinned memory limit is more than the GPU has.
 	ReasonMemoryLimit = "MemoryLimit"
 	// ReasonVirtualGPU: the node's GPUs are virtual and cannot be shared further.
@@ -166,6 +168,11 @@ const (
 	// ReasonMPSCapableStale: GPU Feature Discovery still says that the node shares its GPUs by MPS, though it does not any more.
 	// The operator's NodeFeature stays meanwhile.
 	ReasonMPSCapableStale = "MPSCapableStale"
+	// ReasonLimitsPending: pods that ran when the limits of MPS last changed keep their former limits until they end. New pods
+	// have the limits of the policy.
+	ReasonLimitsPending = "LimitsPending"
+	// ReasonMPSUserWaiting: pods wait for a GPU because MPS serves one user ID at a time, and another one has it.
+	ReasonMPSUserWaiting = "MPSUserWaiting"
 	// ReasonComputeModeLeft: a GPU lets only one process in, or none, and no MPS control daemon serves it.
 	ReasonComputeModeLeft = "ComputeModeLeft"
 )

@@ -269,6 +269,56 @@ type MPSDaemon struct {
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	PinnedMemoryLimitMiB int64 `json:"pinnedMemoryLimitMiB,omitempty"`
+	// multiUser is true if one MPS server serves the clients of all user IDs.
+	// +optional
+	MultiUser bool `json:"multiUser,omitempty"`
+}
+
+// MPSStatus is an MPS control daemon of this operator, as the MPS pod last saw it in use.
+type MPSStatus struct {
+	// resource is the extended resource whose clients the daemon serves.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=63
+	Resource string `json:"resource,omitempty"`
+	// user is the user ID whose clients the MPS server serves now. Absent if no server runs, or if it serves all users.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	User *int64 `json:"user,omitempty"`
+	// clients is the number of connected clients.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	Clients int32 `json:"clients,omitempty"`
+	// outdatedClients is the number of clients that connected before the limits last changed. They keep the limits from
+	// before until they end.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	OutdatedClients int32 `json:"outdatedClients,omitempty"`
+	// outdatedPods are the UIDs of the pods with outdated clients: the first 64.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=64
+	// +kubebuilder:validation:items:MaxLength=63
+	OutdatedPods []string `json:"outdatedPods,omitempty"`
+	// waitingPods are the pods that run as another user ID than the one that is served, so that their CUDA programs wait:
+	// the first 64.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=64
+	WaitingPods []MPSWaitingPod `json:"waitingPods,omitempty"`
+}
+
+// MPSWaitingPod is a pod that waits for an MPS server of its user.
+type MPSWaitingPod struct {
+	// uid of the pod.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=63
+	UID string `json:"uid,omitempty"`
+	// user is the user ID of its processes: the lowest if they have several.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	User int64 `json:"user"`
 }
 
 // GPUNodeStatus is what the agent of the node observed.
@@ -306,6 +356,12 @@ type GPUNodeStatus struct {
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=8
 	Rebuilds []metav1.Time `json:"rebuilds,omitempty"`
+
+	// mps are the MPS control daemons of this operator on the node, by resource.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=8
+	MPS []MPSStatus `json:"mps,omitempty"`
 
 	// devices are the GPUs of the node.
 	// +optional

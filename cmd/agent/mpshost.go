@@ -5,9 +5,12 @@ package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
+	"io/fs"
 	"os"
+	"path/filepath"
 
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -29,7 +32,26 @@ func runMPSHost(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	return mps.NewHost(control).Run(ctrl.LoggerInto(ctx, ctrl.Log.WithName("mps-host")))
+	proc, err := os.OpenRoot("/proc")
+	if err != nil {
+		return fmt.Errorf("opening /proc: %w", err)
+	}
+	defer proc.Close()
+	mpsHost := mps.NewHost(control, host.NewProc(proc), driverLeaves("/run/nvidia/validations"))
+	return mpsHost.Run(ctrl.LoggerInto(ctx, ctrl.Log.WithName("mps-host")))
+}
+
+// driverLeaves reports whether the driver of the node is about to be replaced: the GPU Operator's validator removes its mark
+// that the driver is ready before that (NVIDIA/gpu-operator assets/state-operator-validation/0500_daemonset.yaml). Without
+// the validator nobody tells.
+func driverLeaves(validations string) func() bool {
+	return func() bool {
+		if _, err := os.Stat(validations); err != nil {
+			return false
+		}
+		_, err := os.Stat(filepath.Join(validations, "driver-ready"))
+		return errors.Is(err, fs.ErrNotExist)
+	}
 }
 
 // newControl speaks with the daemons below the MPS root.

@@ -20,6 +20,7 @@ import (
 // observation is one look at the node, complete or not at all: who decides on half of it destroys what is in use.
 type observation struct {
 	driverVersion string
+	daemons       []v1alpha1.MPSStatus
 	devices       []gpu.Device
 	at            time.Time
 }
@@ -84,7 +85,7 @@ func (c *Controller) observe(ctx context.Context) (observation, error) {
 		slices.SortStableFunc(devices[i].Holders, byPod)
 		devices[i].Holders = slices.Compact(devices[i].Holders)
 	}
-	return observation{driverVersion: inventory.DriverVersion, devices: devices, at: at}, nil
+	return observation{driverVersion: inventory.DriverVersion, daemons: mpsStatus(serving), devices: devices, at: at}, nil
 }
 
 // described adds what the host knows of processes to what NVML does.

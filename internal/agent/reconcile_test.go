@@ -557,7 +557,7 @@ func mpsComesAndGoes(s scenario) {
 	n.expectReady()
 	n.Expect(n.device(0).State.ComputeMode).To(gomega.Equal(gpu.ComputeExclusiveProcess))
 	daemon := n.daemons.Get(n.pipe("nvidia.com/gpu"))
-	n.Expect(daemon.PinnedMemoryLimits).To(gomega.Equal(map[string]string{"0": "1510M", "1": "1510M"}))
+	n.Expect(daemon.Defaults.Memory).To(gomega.Equal(map[int]int64{0: 1510, 1: 1510}))
 	d := n.get().Status.Devices[1]
 	n.Expect(d.ComputeMode).To(gomega.Equal(v1alpha1.ComputeModeExclusiveProcess))
 	n.Expect(d.Sharing).To(gomega.Equal(shared("", 10, 1510).Sharing))
@@ -567,15 +567,25 @@ func mpsComesAndGoes(s scenario) {
 	n.expectReady()
 	n.Expect(n.daemons.Get(n.pipe("nvidia.com/gpu"))).NotTo(gomega.BeNil(), "a daemon that died is brought back")
 
+	client := n.daemons.Run(n.pipe("nvidia.com/gpu"), "pod-a", 1000)
+	_, served, err := n.daemons.Connect(client)
+	n.Expect(served, err).To(gomega.BeTrue())
+	waiting := n.daemons.Run(n.pipe("nvidia.com/gpu"), "pod-b", 2000)
 	n.wish(shared(n.uuid(0), 25, 2000), shared(n.uuid(1), 25, 2000))
 	n.Expect(n.hardware.AddProcess(n.uuid(0), gpu.Process{PID: 5, Name: "nvidia-cuda-mps-server", MPSServer: true, Instance: gpu.WholeGPU})).To(gomega.Succeed())
 	n.allocations.hold("client", n.uuid(0)+"::3")
 	n.settle()
 	n.expectReady()
-	n.Expect(n.daemons.Get(n.pipe("nvidia.com/gpu")).ActiveThreadPercentage).To(gomega.Equal("25.0"), "limits change beside whoever runs")
+	n.Expect(n.daemons.Get(n.pipe("nvidia.com/gpu")).Defaults.Percentage).To(gomega.Equal(25.0), "limits change beside whoever runs")
+	n.Expect(n.get().Status.MPS).To(gomega.Equal([]v1alpha1.MPSStatus{{
+		Resource: "nvidia.com/gpu", User: new(int64(1000)), Clients: 1, OutdatedClients: 1, OutdatedPods: []string{"pod-a"},
+		WaitingPods: []v1alpha1.MPSWaitingPod{{UID: "pod-b", User: 2000}},
+	}}))
+	n.daemons.End(client)
+	n.daemons.End(waiting)
 
 	n.wish(whole(n.uuid(0)), whole(n.uuid(1)))
-	_, err := n.reconcile()
+	_, err = n.reconcile()
 	n.Expect(err).NotTo(gomega.HaveOccurred())
 	n.Expect(n.expectCondition(v1alpha1.ConditionApplied, metav1.ConditionFalse, v1alpha1.ReasonGPUInUse)).
 		To(gomega.ContainSubstring("stop MPS for nvidia.com/gpu: waiting for container main of pod ml/client to leave it"))

@@ -19,22 +19,29 @@ import (
 // where a pass opens the driver. A drain waits no longer than this for the report that a pod has left.
 const allocationPoll = 3 * time.Second
 
-// watchAllocations asks for a pass whenever the kubelet's allocations change. While it cannot be asked nothing is sent:
-// the next pass says so.
+// watchAllocations asks for a pass whenever the kubelet's allocations change, or which pods MPS keeps waiting or lets run with
+// former limits. While it cannot be asked nothing is sent: the next pass says so.
 func (c *Controller) watchAllocations(ctx context.Context, changes chan<- event.GenericEvent) error {
 	node := &v1alpha1.GPUNode{ObjectMeta: metav1.ObjectMeta{Name: c.node}}
 	var last []Allocation
+	var lastUse []v1alpha1.MPSStatus
 	for {
+		use, err := c.mps.Recorded()
+		changed := err == nil && !sameUse(mpsStatus(use), lastUse)
+		if changed {
+			lastUse = mpsStatus(use)
+		}
 		if now, err := c.allocations.List(ctx); err == nil {
 			slices.SortFunc(now, byDevice)
-			if !slices.Equal(now, last) {
-				select {
-				case changes <- event.GenericEvent{Object: node}:
-				case <-ctx.Done():
-					return nil
-				}
-			}
+			changed = changed || !slices.Equal(now, last)
 			last = now
+		}
+		if changed {
+			select {
+			case changes <- event.GenericEvent{Object: node}:
+			case <-ctx.Done():
+				return nil
+			}
 		}
 		select {
 		case <-ctx.Done():

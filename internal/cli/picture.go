@@ -59,7 +59,7 @@ func heading(d gpu.Device) string {
 	case m != nil && m.External:
 		parts = append(parts, "MPS by NVIDIA's DaemonSet")
 	case m != nil:
-		parts = append(parts, fmt.Sprintf("MPS, %d%% of the threads and %d MiB for each client", m.ActiveThreadPercentage, m.PinnedMemoryLimitMiB))
+		parts = append(parts, mpsLimits(m))
 	case d.Virtual:
 		parts = append(parts, "virtual")
 	}
@@ -154,4 +154,17 @@ func (b block) place() string {
 		return b.name
 	}
 	return fmt.Sprintf("%s at %d:%d", b.name, b.start, b.size)
+}
+
+// mpsLimits are the limits of a client of an MPS control daemon.
+func mpsLimits(m *gpu.MPSDaemon) string {
+	memory := fmt.Sprintf("%d MiB", m.PinnedMemoryLimitMiB)
+	if m.PinnedMemoryLimitMiB == 0 {
+		memory = "no memory limit"
+	}
+	limits := fmt.Sprintf("MPS, %d%% of the threads and %s for each client", m.ActiveThreadPercentage, memory)
+	if m.MultiUser {
+		limits += ", one server for all users"
+	}
+	return limits
 }

@@ -141,6 +141,25 @@ func (v *View) Observe(ctx context.Context) ([]Serving, error) {
 	return serving, nil
 }
 
+// Recorded are the daemons of the MPS pod as it last recorded them. It asks no daemon.
+func (v *View) Recorded() ([]Serving, error) {
+	resources, err := v.files.resources(recordName)
+	if err != nil {
+		return nil, err
+	}
+	recorded := make([]Serving, 0, len(resources))
+	for _, resource := range resources {
+		r, found, err := v.files.record(resource)
+		if err != nil {
+			return nil, err
+		}
+		if found {
+			recorded = append(recorded, Serving{Daemon: r.Daemon, Use: r.Use})
+		}
+	}
+	return recorded, nil
+}
+
 // observe looks at one daemon. A daemon that does not answer as after it was limited has the limits that it answers.
 func (v *View) observe(ctx context.Context, resource string) (Serving, bool, error) {
 	r, recorded, err := v.files.record(resource)

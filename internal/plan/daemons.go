@@ -14,11 +14,13 @@ import (
 // is changed, and those to start or to give other limits, when all are.
 //
 // A daemon is stopped when no GPU wants it any more, and also when only some do: its server holds every GPU that it
-// serves, so one that leaves is not free before the server is gone. The others then get it back.
+// serves, so one that leaves is not free before the server is gone. The others then get it back. It is started anew as well
+// for a GPU that is added, which a server that runs may not know, and to serve other users. New limits alone need no restart
+// and disturb nobody: they are for clients that connect later.
 func daemonSteps(goals []goal) (stops, starts []Step) {
 	has, wanted := serving(goals, haveMPS), serving(goals, wantMPS)
 	for _, resource := range slices.Sorted(maps.Keys(has)) {
-		if leaves(has[resource], wanted[resource]) {
+		if leaves(has[resource], wanted[resource]) || leaves(wanted[resource], has[resource]) || otherUsers(has[resource], wanted[resource]) {
 			stops = append(stops, stopMPS{resource: resource, devices: has[resource]})
 			delete(has, resource)
 		}
@@ -48,7 +50,14 @@ func haveMPS(g goal) *gpu.MPSDaemon { return g.device.State.MPS }
 
 func wantMPS(g goal) *gpu.MPSDaemon { return g.want.MPS }
 
-// leaves says whether a GPU that a daemon serves is not among those that it shall serve.
+// otherUsers reports whether the daemon serves one user and is to serve all, or the other way round.
+func otherUsers(has, wanted []goal) bool {
+	return slices.ContainsFunc(has, func(h goal) bool {
+		return slices.ContainsFunc(wanted, func(w goal) bool { return h.device.State.MPS.MultiUser != w.want.MPS.MultiUser })
+	})
+}
+
+// leaves reports whether a GPU that a daemon serves is not among those that it must serve.
 func leaves(has, wanted []goal) bool {
 	return slices.ContainsFunc(has, func(h goal) bool {
 		return !slices.ContainsFunc(wanted, func(w goal) bool { return w.device.UUID == h.device.UUID })
@@ -62,7 +71,7 @@ func startOf(resource string, wanted []goal) startMPS {
 	for _, g := range wanted {
 		m := g.want.MPS
 		if g.wished || s.daemon.ActiveThreadPercentage == 0 {
-			s.daemon.ActiveThreadPercentage = m.ActiveThreadPercentage
+			s.daemon.ActiveThreadPercentage, s.daemon.MultiUser = m.ActiveThreadPercentage, m.MultiUser
 		}
 		s.daemon.Devices = append(s.daemon.Devices, DaemonDevice{
 			UUID: g.device.UUID, Index: g.device.Index, PinnedMemoryLimitMiB: m.PinnedMemoryLimitMiB,
@@ -79,7 +88,7 @@ func sameDaemon(has []goal, wanted Daemon) bool {
 	}
 	for i, g := range has {
 		m := g.device.State.MPS
-		if m.ActiveThreadPercentage != wanted.ActiveThreadPercentage ||
+		if m.ActiveThreadPercentage != wanted.ActiveThreadPercentage || m.MultiUser != wanted.MultiUser ||
 			m.PinnedMemoryLimitMiB != wanted.Devices[i].PinnedMemoryLimitMiB {
 			return false
 		}

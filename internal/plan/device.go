@@ -96,7 +96,7 @@ func state(s *v1alpha1.DeviceStatus) gpu.State {
 	slices.SortFunc(have.Instances, func(a, b gpu.Instance) int { return cmp.Compare(a.Placement.Start, b.Placement.Start) })
 	if m := s.Sharing.MPS; m != nil {
 		have.MPS = &gpu.MPSDaemon{
-			Resource: m.Resource, External: m.Owner == v1alpha1.MPSDaemonOwnerNVIDIA,
+			Resource: m.Resource, External: m.Owner == v1alpha1.MPSDaemonOwnerNVIDIA, MultiUser: m.MultiUser,
 			ActiveThreadPercentage: int(m.ActiveThreadPercentage), PinnedMemoryLimitMiB: m.PinnedMemoryLimitMiB,
 		}
 	}

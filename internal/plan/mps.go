@@ -33,6 +33,10 @@ func resolveMPS(m v1alpha1.MPS, selected []gpu.Device) ([]v1alpha1.DeviceSpec, e
 				"sharing.mps.replicas is %d; use %d or fewer, or leave the GPU's node out of the policy",
 				d, most, d.ComputeCapability, m.Replicas, most)
 		}
+		if ptr.Deref(m.MultiUser, false) && !d.ComputeCapability.AtLeast(7, 0) {
+			return nil, problem(v1alpha1.ReasonMPSMultiUser, "%s has compute capability %s, and sharing.mps.multiUser needs 7.0 "+
+				"(Volta) or newer; remove multiUser, or leave the GPU's node out of the policy", d, d.ComputeCapability)
+		}
 		limit, err := pinnedMemoryLimit(m, d)
 		if err != nil {
 			return nil, err
@@ -42,6 +46,7 @@ func resolveMPS(m v1alpha1.MPS, selected []gpu.Device) ([]v1alpha1.DeviceSpec, e
 			Owner:                  v1alpha1.MPSDaemonOwnerGPUSharing,
 			ActiveThreadPercentage: ptr.Deref(m.ActiveThreadPercentage, 100/m.Replicas),
 			PinnedMemoryLimitMiB:   limit,
+			MultiUser:              ptr.Deref(m.MultiUser, false),
 		}
 	}
 	return specs, nil

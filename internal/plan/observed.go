@@ -26,7 +26,8 @@ func Observed(d gpu.Device) v1alpha1.DeviceSharing {
 	return v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeEnabled, Instances: instanceCounts(count)}
 }
 
-// observedMPS is the daemon that serves a GPU. One without limits lets a client have all threads and the whole memory.
+// observedMPS is the daemon that serves a GPU. One of NVIDIA's whose limits are not known lets a client have all threads and the
+// whole memory.
 func observedMPS(d gpu.Device) *v1alpha1.MPSDaemon {
 	m := d.State.MPS
 	if m == nil {
@@ -37,15 +38,16 @@ func observedMPS(d gpu.Device) *v1alpha1.MPSDaemon {
 		Owner:                  v1alpha1.MPSDaemonOwnerGPUSharing,
 		ActiveThreadPercentage: int32(m.ActiveThreadPercentage),
 		PinnedMemoryLimitMiB:   m.PinnedMemoryLimitMiB,
-	}
-	if m.External {
-		daemon.Owner = v1alpha1.MPSDaemonOwnerNVIDIA
+		MultiUser:              m.MultiUser,
 	}
 	if daemon.ActiveThreadPercentage == 0 {
 		daemon.ActiveThreadPercentage = 100
 	}
-	if daemon.PinnedMemoryLimitMiB == 0 {
-		daemon.PinnedMemoryLimitMiB = d.MemoryMiB
+	if m.External {
+		daemon.Owner = v1alpha1.MPSDaemonOwnerNVIDIA
+		if daemon.PinnedMemoryLimitMiB == 0 {
+			daemon.PinnedMemoryLimitMiB = d.MemoryMiB
+		}
 	}
 	return daemon
 }

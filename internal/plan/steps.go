@@ -186,8 +186,12 @@ func (s startMPS) String() string {
 	if s.runs {
 		verb = "limit MPS"
 	}
-	return fmt.Sprintf("%s: %s for %s, each client %d%% of the threads and %s",
+	text := fmt.Sprintf("%s: %s for %s, each client %d%% of the threads and %s",
 		names(s.devices), verb, s.daemon.Resource, s.daemon.ActiveThreadPercentage, s.memory())
+	if s.daemon.MultiUser {
+		text += ", one server for all users"
+	}
+	return text
 }
 
 // memory lists the limits; one that all GPUs have in common once.
@@ -195,16 +199,20 @@ func (s startMPS) memory() string {
 	limits := make([]string, 0, len(s.daemon.Devices))
 	same := true
 	for _, d := range s.daemon.Devices {
-		limits = append(limits, fmt.Sprintf("%d MiB on GPU %d", d.PinnedMemoryLimitMiB, d.Index))
+		limits = append(limits, fmt.Sprintf("%s on GPU %d", memoryLimit(d.PinnedMemoryLimitMiB), d.Index))
 		same = same && d.PinnedMemoryLimitMiB == s.daemon.Devices[0].PinnedMemoryLimitMiB
 	}
-	switch {
-	case same && s.daemon.Devices[0].PinnedMemoryLimitMiB == 0:
-		return "any memory"
-	case same:
-		return fmt.Sprintf("%d MiB", s.daemon.Devices[0].PinnedMemoryLimitMiB)
+	if same {
+		return memoryLimit(s.daemon.Devices[0].PinnedMemoryLimitMiB)
 	}
 	return join(limits)
+}
+
+func memoryLimit(mib int64) string {
+	if mib == 0 {
+		return "no memory limit"
+	}
+	return fmt.Sprintf("%d MiB", mib)
 }
 
 // fresh are the GPUs that no daemon serves yet and that anybody could use until now.
@@ -220,8 +228,8 @@ func (s startMPS) fresh() []goal {
 
 func (s startMPS) Device() string { return only(s.devices) }
 
-// Needs: the first start needs idle GPUs. Limits are changed, and a daemon that died is brought back, beside whatever
-// runs: on a GPU in EXCLUSIVE_PROCESS nobody but clients of the daemon can be disturbed, and those need it.
+// Needs: the first start needs idle GPUs. Limits are changed for clients to come, and a daemon that died is brought back,
+// beside whatever runs: on a GPU in EXCLUSIVE_PROCESS nobody but clients of the daemon can be disturbed, and those need it.
 func (s startMPS) Needs() Scope {
 	if len(s.fresh()) > 0 {
 		return NeedsGPU

@@ -69,6 +69,7 @@ func daemonOf(m v1alpha1.MPSDaemon) *gpu.MPSDaemon {
 	return &gpu.MPSDaemon{
 		Resource:               m.Resource,
 		External:               m.Owner == v1alpha1.MPSDaemonOwnerNVIDIA,
+		MultiUser:              m.MultiUser,
 		ActiveThreadPercentage: int(m.ActiveThreadPercentage),
 		PinnedMemoryLimitMiB:   m.PinnedMemoryLimitMiB,
 	}

@@ -67,6 +67,10 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &apiv1alpha1.MPSApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("MPSDaemon"):
 		return &apiv1alpha1.MPSDaemonApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("MPSStatus"):
+		return &apiv1alpha1.MPSStatusApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("MPSWaitingPod"):
+		return &apiv1alpha1.MPSWaitingPodApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("NodeCounts"):
 		return &apiv1alpha1.NodeCountsApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("NodeSelector"):

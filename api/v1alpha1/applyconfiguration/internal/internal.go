@@ -275,6 +275,12 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: driverVersion
       type:
         scalar: string
+    - name: mps
+      type:
+        list:
+          elementType:
+            namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MPSStatus
+          elementRelationship: atomic
     - name: rebuilds
       type:
         list:
@@ -495,6 +501,10 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: activeThreadPercentage
       type:
         scalar: numeric
+    - name: multiUser
+      type:
+        scalar: boolean
+      default: false
     - name: pinnedMemoryLimit
       type:
         scalar: string
@@ -511,6 +521,9 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: activeThreadPercentage
       type:
         scalar: numeric
+    - name: multiUser
+      type:
+        scalar: boolean
     - name: owner
       type:
         namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MPSDaemonOwner
@@ -522,6 +535,42 @@ var schemaYAML = typed.YAMLObject(`types:
         scalar: string
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MPSDaemonOwner
   scalar: string
+- name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MPSStatus
+  map:
+    fields:
+    - name: clients
+      type:
+        scalar: numeric
+    - name: outdatedClients
+      type:
+        scalar: numeric
+    - name: outdatedPods
+      type:
+        list:
+          elementType:
+            scalar: string
+          elementRelationship: atomic
+    - name: resource
+      type:
+        scalar: string
+    - name: user
+      type:
+        scalar: numeric
+    - name: waitingPods
+      type:
+        list:
+          elementType:
+            namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MPSWaitingPod
+          elementRelationship: atomic
+- name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MPSWaitingPod
+  map:
+    fields:
+    - name: uid
+      type:
+        scalar: string
+    - name: user
+      type:
+        scalar: numeric
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.NewNodesMode
   scalar: string
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.NodeCounts

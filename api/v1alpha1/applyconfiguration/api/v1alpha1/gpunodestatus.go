@@ -30,6 +30,8 @@ type GPUNodeStatusApplyConfiguration struct {
 	// rebuilds are when, within the last hour, the agent made MIG instances again that somebody else had changed. It does so
 	// three times in an hour and then leaves them, so as not to fight.
 	Rebuilds []metav1.Time `json:"rebuilds,omitempty"`
+	// mps are the MPS control daemons of this operator on the node, by resource.
+	MPS []MPSStatusApplyConfiguration `json:"mps,omitempty"`
 	// devices are the GPUs of the node.
 	Devices []DeviceStatusApplyConfiguration `json:"devices,omitempty"`
 }
@@ -91,6 +93,19 @@ func (b *GPUNodeStatusApplyConfiguration) WithConfig(value *ConfigStatusApplyCon
 func (b *GPUNodeStatusApplyConfiguration) WithRebuilds(values ...metav1.Time) *GPUNodeStatusApplyConfiguration {
 	for i := range values {
 		b.Rebuilds = append(b.Rebuilds, values[i])
+	}
+	return b
+}
+
+// WithMPS adds the given value to the MPS field in the declarative configuration
+// and returns the receiver, so that objects can be build by chaining "With" function invocations.
+// If called multiple times, values provided by each call will be appended to the MPS field.
+func (b *GPUNodeStatusApplyConfiguration) WithMPS(values ...*MPSStatusApplyConfiguration) *GPUNodeStatusApplyConfiguration {
+	for i := range values {
+		if values[i] == nil {
+			panic("nil value passed to WithMPS")
+		}
+		b.MPS = append(b.MPS, *values[i])
 	}
 	return b
 }

@@ -9,17 +9,32 @@ package v1alpha1
 // with apply.
 //
 // MPS is NVIDIA's sharing.mps for the resource nvidia.com/gpu, and the limits of its control daemon.
+//
+// Limits are for clients that connect later. A change of limits does not disturb running pods: they keep their limits until
+// they end, and until then status.pending reports LimitsPending.
 type MPSApplyConfiguration struct {
-	// replicas is how many times each GPU is advertised. NVIDIA's MPS serves at most 48 clients on a GPU, and 16 on GPUs
-	// below compute capability 7.5; a node with such a GPU reports more than 16 as a condition.
+	// replicas is the number of times each GPU is advertised. NVIDIA's MPS serves at most 48 clients on a GPU, and 16 on GPUs
+	// below compute capability 7.5. A node with such a GPU reports more than 16 as a condition.
 	Replicas *int32 `json:"replicas,omitempty"`
 	// activeThreadPercentage is the share of the GPU's threads that one client may use, in percent. Default: 100 divided
-	// by replicas, as NVIDIA's.
+	// by replicas, like NVIDIA's default.
 	ActiveThreadPercentage *int32 `json:"activeThreadPercentage,omitempty"`
 	// pinnedMemoryLimit is the GPU memory that one client may allocate, in Mi or Gi, such as 4Gi. Default: the GPU's
-	// memory divided by replicas, as NVIDIA's.
+	// memory divided by replicas, like NVIDIA's default. GPUs that do not report their memory, such as GB10, have no
+	// default limit.
 	PinnedMemoryLimit *string `json:"pinnedMemoryLimit,omitempty"`
-	// renameByDefault advertises the replicas as nvidia.com/gpu.shared instead of nvidia.com/gpu. Default: false, as
+	// multiUser lets pods of different user IDs use a GPU at the same time. Default: false, like NVIDIA's.
+	//
+	// If it is false, MPS serves one user ID at a time on a node. Pods that run as another user ID wait in CUDA's
+	// initialization, without an error, until no pod of the first user ID uses the GPUs. status.pending then reports
+	// MPSUserWaiting. On OpenShift each namespace has its own user IDs, so only pods of one namespace can share a GPU.
+	//
+	// If it is true, one MPS server, which runs as root, serves all users (nvidia-cuda-mps-control -multiuser-server).
+	// This gives up the separation between users: a fatal GPU fault of one pod ends the GPU work of the pods of all users,
+	// and a fault in the server is a fault in a root process. It needs compute capability 7.0 or newer (Volta). A change
+	// of this field restarts the MPS control daemon, so the node is drained for it.
+	MultiUser *bool `json:"multiUser,omitempty"`
+	// renameByDefault advertises the replicas as nvidia.com/gpu.shared instead of nvidia.com/gpu. Default: false, like
 	// NVIDIA's.
 	RenameByDefault *bool `json:"renameByDefault,omitempty"`
 }
@@ -51,6 +66,14 @@ func (b *MPSApplyConfiguration) WithActiveThreadPercentage(value int32) *MPSAppl
 // If called multiple times, the PinnedMemoryLimit field is set to the value of the last call.
 func (b *MPSApplyConfiguration) WithPinnedMemoryLimit(value string) *MPSApplyConfiguration {
 	b.PinnedMemoryLimit = &value
+	return b
+}
+
+// WithMultiUser sets the MultiUser field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the MultiUser field is set to the value of the last call.
+func (b *MPSApplyConfiguration) WithMultiUser(value bool) *MPSApplyConfiguration {
+	b.MultiUser = &value
 	return b
 }
 

@@ -23,6 +23,8 @@ type MPSDaemonApplyConfiguration struct {
 	// pinnedMemoryLimitMiB is the memory of this GPU that one client may allocate, in MiB. If it is absent or 0 there is no
 	// limit, as on a GPU whose memory NVML does not report.
 	PinnedMemoryLimitMiB *int64 `json:"pinnedMemoryLimitMiB,omitempty"`
+	// multiUser is true if one MPS server serves the clients of all user IDs.
+	MultiUser *bool `json:"multiUser,omitempty"`
 }
 
 // MPSDaemonApplyConfiguration constructs a declarative configuration of the MPSDaemon type for use with
@@ -60,5 +62,13 @@ func (b *MPSDaemonApplyConfiguration) WithActiveThreadPercentage(value int32) *M
 // If called multiple times, the PinnedMemoryLimitMiB field is set to the value of the last call.
 func (b *MPSDaemonApplyConfiguration) WithPinnedMemoryLimitMiB(value int64) *MPSDaemonApplyConfiguration {
 	b.PinnedMemoryLimitMiB = &value
+	return b
+}
+
+// WithMultiUser sets the MultiUser field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the MultiUser field is set to the value of the last call.
+func (b *MPSDaemonApplyConfiguration) WithMultiUser(value bool) *MPSDaemonApplyConfiguration {
+	b.MultiUser = &value
 	return b
 }

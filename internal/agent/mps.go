@@ -1,0 +1,49 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/mps"
+)
+
+// The most that the API has room for.
+const (
+	maxDaemons = 8
+	maxMPSPods = 64
+)
+
+// mpsStatus is how the MPS control daemons of this operator are used, by resource.
+func mpsStatus(serving []mps.Serving) []v1alpha1.MPSStatus {
+	var daemons []v1alpha1.MPSStatus
+	for _, s := range serving {
+		if s.External {
+			continue
+		}
+		daemon := v1alpha1.MPSStatus{
+			Resource: s.Resource, User: s.Use.User,
+			Clients: number(len(s.Use.Clients)), OutdatedClients: number(len(s.Use.Outdated)),
+			OutdatedPods: s.Use.OutdatedPods[:min(len(s.Use.OutdatedPods), maxMPSPods)],
+		}
+		for _, pod := range s.Use.Waiting() {
+			if len(daemon.WaitingPods) < maxMPSPods {
+				daemon.WaitingPods = append(daemon.WaitingPods, v1alpha1.MPSWaitingPod{UID: pod.UID, User: slices.Min(pod.Users)})
+			}
+		}
+		daemons = append(daemons, daemon)
+	}
+	slices.SortFunc(daemons, func(a, b v1alpha1.MPSStatus) int { return cmp.Compare(a.Resource, b.Resource) })
+	return daemons[:min(len(daemons), maxDaemons)]
+}
+
+// sameUse reports whether the same pods wait, or run with former limits. Clients that come and go are no change: that would be
+// a pass for each.
+func sameUse(a, b []v1alpha1.MPSStatus) bool {
+	return slices.EqualFunc(a, b, func(a, b v1alpha1.MPSStatus) bool {
+		return a.Resource == b.Resource && a.OutdatedClients == b.OutdatedClients && slices.Equal(a.WaitingPods, b.WaitingPods)
+	})
+}

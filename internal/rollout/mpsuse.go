@@ -1,0 +1,67 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+)
+
+// limitsPending finds pods that keep the MPS limits from before the last change.
+func (v *view) limitsPending(s State) finding {
+	if s != StateUpToDate {
+		return finding{} // until then the limits are a part of the change
+	}
+	var names []string
+	clients := int32(0)
+	for _, d := range v.node.GPU.Status.MPS {
+		clients += d.OutdatedClients
+		for _, uid := range d.OutdatedPods {
+			names = append(names, v.podName(uid))
+		}
+	}
+	if clients == 0 {
+		return finding{}
+	}
+	slices.Sort(names)
+	who := fmt.Sprintf("%d MPS clients", clients)
+	if len(names) > 0 {
+		who = list(names)
+	}
+	return finding{reason: v1alpha1.ReasonLimitsPending, message: fmt.Sprintf("%s: started before the MPS limits changed, and "+
+		"keep their former limits until they end; restart them to apply the new limits", who)}
+}
+
+// userWaiting finds pods that wait because MPS serves one user ID at a time.
+func (v *view) userWaiting(State) finding {
+	var names []string
+	var active int64
+	for _, d := range v.node.GPU.Status.MPS {
+		if d.User == nil || len(d.WaitingPods) == 0 {
+			continue
+		}
+		active = *d.User
+		for _, p := range d.WaitingPods {
+			names = append(names, fmt.Sprintf("%s (user %d)", v.podName(p.UID), p.User))
+		}
+	}
+	if len(names) == 0 {
+		return finding{}
+	}
+	slices.Sort(names)
+	return finding{reason: v1alpha1.ReasonMPSUserWaiting, message: fmt.Sprintf("MPS serves one user ID at a time, now %d; waiting: "+
+		"%s; run all pods of the node as one user ID (securityContext.runAsUser), or set sharing.mps.multiUser", active, list(names))}
+}
+
+// podName is the name of a pod of the node.
+func (v *view) podName(uid string) string {
+	for _, p := range v.node.Pods {
+		if p.UID == uid {
+			return p.Namespace + "/" + p.Name
+		}
+	}
+	return "pod " + uid
+}
