@@ -21,6 +21,13 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files anew")
 
+func multiUser(s v1alpha1.DeviceSharing) v1alpha1.DeviceSharing {
+	daemon := *s.MPS
+	daemon.MultiUser = true
+	s.MPS = &daemon
+	return s
+}
+
 // TestGoldenPlans shows what a plan is to its readers. The names of the cases are those of the files in testdata.
 func TestGoldenPlans(t *testing.T) {
 	four := served(plan.ResourceGPU, 25, 3840)
@@ -44,6 +51,16 @@ func TestGoldenPlans(t *testing.T) {
 			models: []sim.Model{sim.T4, sim.T4}, before: []v1alpha1.DeviceSharing{four, four},
 			change: client("trainer", 0),
 			wish:   []v1alpha1.DeviceSharing{served(plan.ResourceGPU, 10, 1536), served(plan.ResourceGPU, 10, 1536)},
+		},
+		"mps-grows": {
+			story:  "A second GPU is shared by MPS: a server that runs may not know it, so the daemon starts anew.",
+			models: []sim.Model{sim.T4, sim.T4}, before: []v1alpha1.DeviceSharing{four, whole()},
+			wish: []v1alpha1.DeviceSharing{four, four},
+		},
+		"mps-multi-user": {
+			story:  "One server for all users takes a daemon of its own kind: its clients block the restart.",
+			models: []sim.Model{sim.T4}, before: []v1alpha1.DeviceSharing{four}, change: client("trainer", 0),
+			wish: []v1alpha1.DeviceSharing{multiUser(four)},
 		},
 		"mps-renamed": {
 			story:  "The replicas get another name, which is another daemon's: the clients of the old one are in the way.",

@@ -62,7 +62,7 @@ func (w *world) serves(uuid string) *gpu.MPSDaemon {
 			for _, served := range d.Devices {
 				if served.UUID == uuid {
 					return &gpu.MPSDaemon{
-						Resource: d.Resource, External: external,
+						Resource: d.Resource, External: external, MultiUser: d.MultiUser,
 						ActiveThreadPercentage: d.ActiveThreadPercentage, PinnedMemoryLimitMiB: served.PinnedMemoryLimitMiB,
 					}
 				}
@@ -174,13 +174,16 @@ func (w *world) DestroyInstance(ctx context.Context, uuid string, id int) error 
 }
 
 // Start implements plan.MPS as NVIDIA's control daemon behaves: it refuses limits that make no sense and GPUs in MIG
-// mode, and two daemons cannot serve one GPU.
+// mode, and two daemons cannot serve one GPU. A daemon that runs takes new limits, but neither other GPUs nor other users.
 func (w *world) Start(_ context.Context, d plan.Daemon) error {
 	if err := w.call(); err != nil {
 		return err
 	}
 	if len(d.Devices) == 0 || d.ActiveThreadPercentage < 1 || d.ActiveThreadPercentage > 100 || w.foreign[d.Resource].Resource != "" {
 		return fmt.Errorf("a daemon cannot run like this: %+v", d)
+	}
+	if now, runs := w.daemons[d.Resource]; runs && (now.MultiUser != d.MultiUser || len(now.Devices) != len(d.Devices)) {
+		return fmt.Errorf("a daemon that runs as %+v must be stopped to run as %+v", now, d)
 	}
 	for _, served := range d.Devices {
 		if err := w.servable(d.Resource, served); err != nil {
@@ -197,7 +200,7 @@ func (w *world) servable(resource string, d plan.DaemonDevice) (err error) {
 	}
 	w.Update(func(n *sim.Node) {
 		g, _ := n.GPU(d.UUID)
-		if g.MIG || g.ComputeMode != gpu.ComputeExclusiveProcess || d.PinnedMemoryLimitMiB < 1 {
+		if g.MIG || g.ComputeMode != gpu.ComputeExclusiveProcess || d.PinnedMemoryLimitMiB < 0 {
 			err = fmt.Errorf("%s is not fit for MPS: MIG %v, compute mode %s, limit %d", d.UUID, g.MIG, g.ComputeMode, d.PinnedMemoryLimitMiB)
 		}
 	})

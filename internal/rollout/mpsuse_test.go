@@ -36,7 +36,7 @@ func TestPodsWithFormerLimitsAreNamed(t *testing.T) {
 	g.Expect(n.Message).To(HavePrefix("team-a/train, team-b/infer: started before the MPS limits changed"))
 
 	h.GPU.Status.MPS[0].OutdatedClients, h.GPU.Status.MPS[0].OutdatedPods = 0, nil
-	g.Expect(rollout.Decide(c.world()).Nodes[0].Reason).To(BeEmpty())
+	g.Expect(rollout.Decide(c.world()).Nodes[0].Reason).To(Equal(v1alpha1.ReasonReady))
 }
 
 func TestPodsThatWaitForAnotherUserAreNamed(t *testing.T) {

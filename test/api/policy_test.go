@@ -337,6 +337,7 @@ func accepted(t *testing.T, c client.Client) {
 	cases := map[string]string{
 		"the least":                          `sharing: {strategy: Exclusive}`,
 		"the most time-sliced replicas":      `sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 256}}`,
+		"MPS for all users":                  `sharing: {strategy: MPS, mps: {replicas: 4, multiUser: true}}`,
 		"the most MPS replicas":              `sharing: {strategy: MPS, mps: {replicas: 48, activeThreadPercentage: 100, pinnedMemoryLimit: 1023Gi}}`,
 		"a profile with media extensions":    fmt.Sprintf(migWith, "1g.10gb+me"),
 		"a profile with all media engines":   fmt.Sprintf(migWith, "1g.24gb+me.all"),
@@ -406,6 +407,7 @@ func defaulted(t *testing.T, c client.Client) {
 	g.Expect(spec.Sharing.TimeSlicing.FailRequestsGreaterThanOne).To(HaveValue(BeTrue()))
 
 	g.Expect(get("mps").Sharing.MPS.RenameByDefault).To(HaveValue(BeFalse()), "as NVIDIA's")
+	g.Expect(get("mps").Sharing.MPS.MultiUser).To(HaveValue(BeFalse()), "it gives up separation")
 	g.Expect(get("mps").Sharing.MPS.ActiveThreadPercentage).To(BeNil(), "depends on the replicas")
 	g.Expect(get("mig").Sharing.MIG.Strategy).To(Equal(v1alpha1.MIGStrategyMixed))
 	g.Expect(get("mig").Sharing.MIG.Actuator).To(Equal(v1alpha1.MIGActuatorAgent))
