@@ -36,7 +36,7 @@ func runMPSHost(ctx context.Context, args []string) error {
 	if err != nil {
 		return fmt.Errorf("opening /proc: %w", err)
 	}
-	defer proc.Close()
+	defer proc.Close() //nolint:errcheck // only read
 	mpsHost := mps.NewHost(control, host.NewProc(proc), driverLeaves("/run/nvidia/validations"))
 	return mpsHost.Run(ctrl.LoggerInto(ctx, ctrl.Log.WithName("mps-host")))
 }

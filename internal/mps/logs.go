@@ -12,6 +12,7 @@ import (
 	"io/fs"
 	"os"
 	"path"
+	"slices"
 
 	"github.com/go-logr/logr"
 )
@@ -106,7 +107,7 @@ func (l *logs) chunk(name string, offset int64) ([]byte, error) {
 	if err != nil {
 		return nil, err //nolint:wrapcheck // the caller names the file
 	}
-	defer f.Close()
+	defer f.Close() //nolint:errcheck // only read
 	return io.ReadAll(io.NewSectionReader(f, offset, logChunk)) //nolint:wrapcheck // likewise
 }
 
@@ -121,7 +122,7 @@ func (l *logs) empty(name string) error {
 
 // show logs the complete lines of a chunk, and keeps the rest for the next one.
 func (at *logFile) show(chunk []byte, log logr.Logger) {
-	text := append(at.rest, bytes.Trim(chunk, "\x00")...) // a hole
+	text := slices.Concat(at.rest, bytes.Trim(chunk, "\x00")) // a hole
 	for {
 		line, rest, complete := bytes.Cut(text, []byte("\n"))
 		if !complete {

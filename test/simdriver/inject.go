@@ -5,6 +5,7 @@ package simdriver
 
 import (
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
@@ -32,21 +33,45 @@ func (s *State) remove(pid int) {
 // MPSServerName is the program whose processes hold the GPUs for MPS clients.
 const MPSServerName = "nvidia-cuda-mps-server"
 
-// AddMPSClient connects a client to the MPS server of a pipe directory, which uses the GPU under a PID of its own and is
-// started if it does not run.
-func (d *Driver) AddMPSClient(uuid, pipeDirectory string, serverPID int, client gpu.Process) error {
+// UseMPS puts a client and its server on the GPUs with these minor numbers; none are all GPUs that are not in MIG mode. The
+// server stays there when the client leaves.
+func (d *Driver) UseMPS(pipeDirectory string, server, client int, minors []string) error {
 	return d.Update(func(s *State) error {
-		server := MPSServer{PID: serverPID, PipeDirectory: pipeDirectory}
-		if !slices.Contains(s.MPSServers, server) {
-			s.MPSServers = append(s.MPSServers, server)
-			p := gpu.Process{PID: serverPID, Name: MPSServerName, Instance: gpu.WholeGPU, MPSServer: true}
-			if err := s.Node.AddProcess(uuid, p); err != nil {
+		if !slices.Contains(s.MPSServers, MPSServer{PID: server, PipeDirectory: pipeDirectory}) {
+			s.MPSServers = append(s.MPSServers, MPSServer{PID: server, PipeDirectory: pipeDirectory})
+		}
+		s.MPSClients = append(s.MPSClients, MPSClient{PID: client, ServerPID: server})
+		for i := range s.Node.GPUs {
+			g := &s.Node.GPUs[i]
+			if g.MIG || len(minors) > 0 && !slices.Contains(minors, strconv.Itoa(i)) {
+				continue
+			}
+			p := gpu.Process{PID: server, Name: MPSServerName, Instance: gpu.WholeGPU, MPSServer: true}
+			if !slices.ContainsFunc(g.Processes, func(o gpu.Process) bool { return o.PID == server }) {
+				if err := s.Node.AddProcess(g.UUID, p); err != nil {
+					return err
+				}
+			}
+			if err := s.Node.AddProcess(g.UUID, gpu.Process{PID: client, Instance: gpu.WholeGPU}); err != nil {
 				return err
 			}
 		}
-		s.MPSClients = append(s.MPSClients, MPSClient{PID: client.PID, ServerPID: serverPID})
-		client.Instance = gpu.WholeGPU
-		return s.Node.AddProcess(uuid, client)
+		return nil
+	})
+}
+
+// EndMPSClient takes an MPS client off its GPUs.
+func (d *Driver) EndMPSClient(pid int) error { return d.RemoveProcess(pid) }
+
+// EndMPSServer takes an MPS server off its GPUs, and its clients.
+func (d *Driver) EndMPSServer(pid int) error {
+	return d.Update(func(s *State) error {
+		for _, client := range s.ClientsOf(pid) {
+			s.remove(client)
+		}
+		s.remove(pid)
+		s.MPSServers = slices.DeleteFunc(s.MPSServers, func(m MPSServer) bool { return m.PID == pid })
+		return nil
 	})
 }
 

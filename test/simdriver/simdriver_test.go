@@ -173,24 +173,6 @@ func TestMPSControlDaemon(t *testing.T) {
 	g.Expect(status).To(Equal(1))
 }
 
-func TestMPSServerHoldsTheGPUForItsClients(t *testing.T) {
-	g := NewWithT(t)
-	d := root(t, sim.T4)
-	dir := mpsDir(t)
-	_, status := mps(t, d, dir, "", "-d")
-	g.Expect(status).To(Equal(0))
-	uuid := uuidOf(t, d, 0)
-	g.Expect(d.AddMPSClient(uuid, dir+"/pipe", 900, gpu.Process{PID: 901, Name: "python"})).To(Succeed())
-	g.Expect(d.AddMPSClient(uuid, dir+"/pipe", 900, gpu.Process{PID: 902, Name: "python"})).To(Succeed())
-	out, _ := mps(t, d, dir, "get_server_list\nget_client_list 900\n")
-	g.Expect(out).To(Equal("900\n901\n902\n"))
-	g.Expect(d.RemoveProcess(902)).To(Succeed())
-	_, status = mps(t, d, dir, "quit -t 0\n")
-	g.Expect(status).To(Equal(0))
-	n, _ := d.Node()
-	g.Expect(n.GPUs[0].Processes).To(BeEmpty())
-}
-
 func TestMPSControlDaemonDiesWithTheNode(t *testing.T) {
 	g := NewWithT(t)
 	d := root(t, sim.T4)

@@ -206,7 +206,7 @@ func (d *Daemons) Get(pipe string) *sim.Daemon {
 func (d *Daemons) Log(pipe, name, text string) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	f, err := os.OpenFile(filepath.Join(d.byPipe[pipe].logs, name), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600) //nolint:gosec // of the test
+	f, err := os.OpenFile(filepath.Join(d.byPipe[pipe].logs, name), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
 		return fmt.Errorf("logging: %w", err)
 	}

@@ -110,6 +110,16 @@ func (d *Daemon) Client(pid int) (Client, bool) {
 	return Client{}, false
 }
 
+// ServerOf is the PID of the server that serves a client; 0 if none does.
+func (d *Daemon) ServerOf(client int) int {
+	for _, s := range d.Servers {
+		if slices.ContainsFunc(s.Clients, func(c Client) bool { return c.PID == client }) {
+			return s.PID
+		}
+	}
+	return 0
+}
+
 // Disconnect ends the connection of a client. The server stays for the next client of its user.
 func (d *Daemon) Disconnect(pid int) {
 	same := func(c Client) bool { return c.PID == pid }

@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpusharing/gpu-sharing-operator/internal/mps/sim"
 	"github.com/gpusharing/gpu-sharing-operator/test/simdriver"
 )
 
@@ -26,21 +27,23 @@ const endOfAnswer = 0
 // watchTime is how often the daemon looks whether it still has a place to be.
 const watchTime = 500 * time.Millisecond
 
-// daemon is an MPS control daemon. Its limits live and die with it.
+// daemon is an MPS control daemon. Its limits and servers live and die with it.
 type daemon struct {
 	driver *simdriver.Driver
+	self   string // this program
 	pipe   string
 	logs   string
 	boot   int
 	end    context.CancelFunc
 
-	mu         sync.Mutex
-	percentage float64
-	memory     map[int]int64 // pinned memory limit by GPU index, in MiB
+	mu          sync.Mutex
+	model       *sim.Daemon
+	servers     map[int]server
+	connections map[int]*connection // of clients, by PID
 }
 
 // serve is the daemon, in the foreground.
-func serve(driver *simdriver.Driver, pipe, logs string) error {
+func serve(self string, driver *simdriver.Driver, pipe, logs string, multiUser bool) error {
 	if err := os.Chdir(pipe); err != nil {
 		return err
 	}
@@ -53,12 +56,22 @@ func serve(driver *simdriver.Driver, pipe, logs string) error {
 	if err != nil {
 		return err
 	}
+	if err := driver.EndMPS(pipe); err != nil { // what a daemon that was killed has left
+		return err
+	}
 	listener, err := net.Listen("unix", socketName)
 	if err != nil {
 		return err
 	}
 	ctx, end := context.WithCancel(context.Background())
-	d := &daemon{driver: driver, pipe: pipe, logs: logs, boot: state.Node.Boot, end: end, percentage: 100, memory: map[int]int64{}}
+	d := &daemon{
+		driver: driver, self: self, pipe: pipe, logs: logs, boot: state.Node.Boot, end: end,
+		servers: map[int]server{}, connections: map[int]*connection{},
+	}
+	d.model = sim.New(d, multiUser)
+	if err := os.Chmod(socketName, 0o777); err != nil { // clients of any user
+		return err
+	}
 	if err := os.WriteFile(pidName, fmt.Appendf(nil, "%d\n", os.Getpid()), 0o644); err != nil {
 		return err
 	}
@@ -66,8 +79,11 @@ func serve(driver *simdriver.Driver, pipe, logs string) error {
 	go d.watch()
 	go d.accept(listener)
 	<-ctx.Done()
+	d.mu.Lock()
+	d.model.Close()
+	d.mu.Unlock()
 	d.log("Exit")
-	return errors.Join(listener.Close(), ignoreGone(os.Remove(pidName)), ignoreGone(os.Remove(lockName)))
+	return errors.Join(driver.EndMPS(pipe), listener.Close(), ignoreGone(os.Remove(pidName)), ignoreGone(os.Remove(lockName)))
 }
 
 // claim takes the pipe directory's lock and removes what a daemon that was killed has left.
@@ -105,8 +121,12 @@ func (d *daemon) listen(c net.Conn) {
 	commands := bufio.NewScanner(c)
 	for commands.Scan() {
 		line := strings.TrimSpace(commands.Text())
+		if hello, is := isHello(line); is {
+			d.connect(c, hello)
+			return
+		}
 		d.log("Received command: %s", line)
-		answer, quit := d.answer(strings.Fields(line))
+		answer, quit := d.answer(line)
 		if answer != "" && !strings.HasSuffix(answer, "\n") {
 			answer += "\n"
 		}
@@ -137,11 +157,6 @@ func (d *daemon) log(format string, args ...any) {
 	if os.MkdirAll(d.logs, 0o755) != nil {
 		return
 	}
-	f, err := os.OpenFile(filepath.Join(d.logs, "control.log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
-	if err != nil {
-		return
-	}
-	defer f.Close() //nolint:errcheck // only a log
 	now := time.Now().Format("2006-01-02 15:04:05.000")
-	_, _ = fmt.Fprintf(f, "[%s Control %5d] %s\n", now, os.Getpid(), fmt.Sprintf(format, args...))
+	logTo(filepath.Join(d.logs, "control.log"), "[%s Control %5d] %s", now, os.Getpid(), fmt.Sprintf(format, args...))
 }

@@ -16,6 +16,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -37,7 +38,8 @@ const (
 
 var (
 	errRunning  = errors.New("An instance of this daemon is already running") //nolint:staticcheck // NVIDIA's words
-	errNoDaemon = errors.New("Cannot find MPS control daemon process")        //nolint:staticcheck // NVIDIA's words
+	errUsage    = errors.New("usage: " + program + " [-d | -f] [-multiuser-server]")
+	errNoDaemon = errors.New("Cannot find MPS control daemon process") //nolint:staticcheck // NVIDIA's words
 )
 
 func main() {
@@ -48,6 +50,9 @@ func main() {
 }
 
 func run(args []string) error {
+	if filepath.Base(os.Args[0]) == simdriver.MPSServerName {
+		return runServer(args)
+	}
 	self, err := os.Executable()
 	if err != nil {
 		return err
@@ -68,15 +73,22 @@ func run(args []string) error {
 	case len(args) == 0:
 		return talk(pipe)
 	case args[0] == "-d":
-		return start(self, driver, pipe)
+		return start(self, driver, pipe, args[1:])
 	case args[0] == "-f":
-		return serve(driver, pipe, logs)
+		return serve(self, driver, pipe, logs, isMultiUser(args[1:]))
 	}
-	return fmt.Errorf("usage: %s [-d | -f]", program)
+	return errUsage
+}
+
+func isMultiUser(options []string) bool {
+	return slices.Equal(options, []string{"-multiuser-server"}) || slices.Equal(options, []string{"-M"})
 }
 
 // start starts the daemon in a session of its own and waits until it answers.
-func start(self string, driver *simdriver.Driver, pipe string) error {
+func start(self string, driver *simdriver.Driver, pipe string, options []string) error {
+	if len(options) > 0 && !isMultiUser(options) {
+		return errUsage
+	}
 	if err := meet(driver, "-d"); err != nil {
 		return err
 	}
@@ -87,7 +99,7 @@ func start(self string, driver *simdriver.Driver, pipe string) error {
 		_ = c.Close()
 		return errRunning
 	}
-	daemon := exec.Command(self, "-f")
+	daemon := exec.Command(self, append([]string{"-f"}, options...)...)
 	daemon.SysProcAttr = &unix.SysProcAttr{Setsid: true}
 	if err := daemon.Start(); err != nil {
 		return err
