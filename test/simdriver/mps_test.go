@@ -110,7 +110,12 @@ func startMPS(t *testing.T, d *simdriver.Driver, args ...string) (dir string) {
 		quit := exec.Command(filepath.Join(d.Root(), "usr/bin/nvidia-cuda-mps-control"))
 		quit.Env = []string{"CUDA_MPS_PIPE_DIRECTORY=" + dir + "/pipe"}
 		quit.Stdin = strings.NewReader("quit -t 0\n")
+		lock, err := os.Open(dir + "/pipe/control_lock")
 		_ = quit.Run()
+		if err == nil { // the daemon holds it until its process ends, and with it the last write to the folder of the test
+			_ = unix.Flock(int(lock.Fd()), unix.LOCK_EX)
+			_ = lock.Close()
+		}
 	})
 	return dir
 }
