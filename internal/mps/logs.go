@@ -107,7 +107,7 @@ func (l *logs) chunk(name string, offset int64) ([]byte, error) {
 	if err != nil {
 		return nil, err //nolint:wrapcheck // the caller names the file
 	}
-	defer f.Close() //nolint:errcheck // only read
+	defer f.Close()                                             //nolint:errcheck // only read
 	return io.ReadAll(io.NewSectionReader(f, offset, logChunk)) //nolint:wrapcheck // likewise
 }
 

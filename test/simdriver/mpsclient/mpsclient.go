@@ -8,6 +8,7 @@ package mpsclient
 import (
 	"encoding/json"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"strings"
@@ -23,6 +24,16 @@ type Answer struct {
 	Percentage float64       `json:"percentage,omitempty"`
 	MemoryMiB  map[int]int64 `json:"memoryMiB,omitempty"` // by index of the GPU; absent: no limit
 	Error      string        `json:"error,omitempty"`
+}
+
+// Write writes the answer as a line.
+func (a Answer) Write(to io.Writer) error {
+	line, err := json.Marshal(a)
+	if err != nil {
+		return err
+	}
+	_, err = to.Write(append(line, '\n'))
+	return err
 }
 
 // Client is a connection to an MPS control daemon.

@@ -4,7 +4,6 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"net"
 	"os"
@@ -27,7 +26,7 @@ type connection struct {
 
 // peer is the process at the other end of a connection, as the kernel tells it: its PID here and its user.
 func peer(c net.Conn) (pid, uid int, err error) {
-	raw, err := c.(*net.UnixConn).SyscallConn() //nolint:forcetypeassert,errcheck // the listener is one for Unix sockets
+	raw, err := c.(*net.UnixConn).SyscallConn() //nolint:forcetypeassert // the listener is one for Unix sockets
 	if err != nil {
 		return 0, 0, err
 	}
@@ -53,7 +52,7 @@ func (d *daemon) connect(c net.Conn, hello []string) {
 	d.connections[pid] = conn
 	d.log("User %d: client %d connects", uid, pid)
 	if _, _, err := d.model.Connect(pid, uid); err != nil {
-		_ = json.NewEncoder(c).Encode(mpsclient.Answer{Error: err.Error()})
+		_ = mpsclient.Answer{Error: err.Error()}.Write(c)
 		delete(d.connections, pid)
 		d.mu.Unlock()
 		return
@@ -83,9 +82,10 @@ func (d *daemon) wake() {
 		if err := d.driver.UseMPS(d.pipe, server, pid, c.devices); err != nil {
 			d.log("Client %d: %v", pid, err)
 		}
-		_ = json.NewEncoder(c).Encode(mpsclient.Answer{
+		answer := mpsclient.Answer{
 			Server: server, User: client.UID, Percentage: client.Limits.Percentage, MemoryMiB: client.Limits.Memory,
-		})
+		}
+		_ = answer.Write(c) // a client that is gone is heard of elsewhere
 	}
 }
 
