@@ -4,6 +4,7 @@
 package e2e
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -133,7 +134,7 @@ func expectRunning(ctx context.Context, name string) given {
 	Eventually(func(g Gomega) {
 		log, err := machine.Client.CoreV1().Pods(users).GetLogs(name, &corev1.PodLogOptions{}).DoRaw(ctx)
 		g.Expect(err).NotTo(HaveOccurred())
-		g.Expect(json.Unmarshal(log, &got)).To(Succeed(), "%s", log)
+		g.Expect(json.NewDecoder(bytes.NewReader(log)).Decode(&got)).To(Succeed(), "%s", log)
 	}).WithContext(ctx).Should(Succeed())
 	return got
 }

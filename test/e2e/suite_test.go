@@ -86,6 +86,7 @@ var _ = Describe("On a real node", func() {
 	deviceFileSpecs()
 	exclusiveSpecs()
 	mpsSpecs()
+	mpsUserSpecs()
 	resilienceSpecs()
 	restSpecs()
 	mistakeSpecs()

@@ -52,6 +52,9 @@ func main() {
 		fmt.Fprintln(os.Stderr, "reporting what was given:", err)
 		os.Exit(1)
 	}
+	if g.PipeDirectory != "" {
+		go useMPS(g.PipeDirectory)
+	}
 	<-signals
 }
 
