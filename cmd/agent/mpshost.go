@@ -5,12 +5,9 @@ package main
 
 import (
 	"context"
-	"errors"
 	"flag"
 	"fmt"
-	"io/fs"
 	"os"
-	"path/filepath"
 
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -37,21 +34,8 @@ func runMPSHost(ctx context.Context, args []string) error {
 		return fmt.Errorf("opening /proc: %w", err)
 	}
 	defer proc.Close() //nolint:errcheck // only read
-	mpsHost := mps.NewHost(control, host.NewProc(proc), driverLeaves("/run/nvidia/validations"))
+	mpsHost := mps.NewHost(control, host.NewProc(proc), f.drivers().Leaving)
 	return mpsHost.Run(ctrl.LoggerInto(ctx, ctrl.Log.WithName("mps-host")))
-}
-
-// driverLeaves reports whether the driver of the node is about to be replaced: the GPU Operator's validator removes its mark
-// that the driver is ready before that (NVIDIA/gpu-operator assets/state-operator-validation/0500_daemonset.yaml). Without
-// the validator nobody tells.
-func driverLeaves(validations string) func() bool {
-	return func() bool {
-		if _, err := os.Stat(validations); err != nil {
-			return false
-		}
-		_, err := os.Stat(filepath.Join(validations, "driver-ready"))
-		return errors.Is(err, fs.ErrNotExist)
-	}
 }
 
 // newControl speaks with the daemons below the MPS root.

@@ -303,3 +303,25 @@ func (m *machine) caps(root string) []string {
 	}
 	return names
 }
+
+// The operator's validator removes its mark before a driver is replaced: a daemon must be ended then, and none be started.
+func TestAProgramThatSpeaksWithADaemonRunsWhileTheDriverLeaves(t *testing.T) {
+	m := newMachine(t)
+	ran := 0
+	m.runner.Add("nvidia-cuda-mps-control", func(context.Context, host.Command) (string, error) {
+		ran++
+		return "", nil
+	})
+	m.install(containerRoot)
+	m.write(driverReady, "")
+	m.Expect(m.node().Leaving()).To(BeFalse())
+	m.Expect(os.Remove(m.path(driverReady))).To(Succeed())
+	m.Expect(m.node().Leaving()).To(BeTrue())
+
+	runner := driver.NewRunner(m.node(), m.runner)
+	_, err := runner.Run(t.Context(), host.Command{Path: "/usr/bin/nvidia-cuda-mps-control"})
+	m.Expect(err).NotTo(HaveOccurred())
+	_, err = runner.Run(t.Context(), host.Command{Path: "/usr/bin/nvidia-cuda-mps-control", Daemon: true})
+	m.Expect(err).To(MatchError(ContainSubstring("Waiting for NVIDIA's driver")))
+	m.Expect(ran).To(Equal(1))
+}

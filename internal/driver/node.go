@@ -70,6 +70,19 @@ func (n Node) Find() (Driver, error) {
 	return d, nil
 }
 
+// Leaving reports whether the GPU Operator is about to replace the driver: its validator removes its mark before that
+// (NVIDIA/gpu-operator assets/state-operator-validation/0500_daemonset.yaml). Without the validator nobody tells.
+func (n Node) Leaving() bool {
+	m, err := n.marks()
+	return err == nil && m.operator && m.ready == nil
+}
+
+// installed finds the driver as far as its programs are there, ready or not.
+func (n Node) installed() (Driver, error) {
+	roots, err := locate(n.Root, marks{}, n.look)
+	return Driver{node: n, Roots: roots}, err
+}
+
 func (n Node) marks() (marks, error) {
 	var m marks
 	m.operator = n.isFolder(validations)

@@ -29,9 +29,9 @@ func TestAGPUWithUnknownMemoryIsSharedWithoutAMemoryLimit(t *testing.T) {
 	g.Expect(plan.Same(plan.Observed(gb10), devices[0].Sharing)).To(BeTrue())
 	g.Expect(plan.Node(devices, []gpu.Device{gb10})).To(BeEmpty())
 
-	_, err = plan.Resolve(mps(v1alpha1.MPS{Replicas: 4, PinnedMemoryLimit: "4Gi"}), []gpu.Device{gb10})
-	g.Expect(err).To(MatchError(&plan.Problem{Reason: v1alpha1.ReasonMemoryLimit, Message: "GPU 0 (NVIDIA-GB10) does not report its " +
-		"memory, so sharing.mps.pinnedMemoryLimit (4Gi) cannot be checked; remove it, and clients have no memory limit"}))
+	devices, err = plan.Resolve(mps(v1alpha1.MPS{Replicas: 4, PinnedMemoryLimit: "4Gi"}), []gpu.Device{gb10})
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(devices[0].Sharing.MPS.PinnedMemoryLimitMiB).To(Equal(int64(4096)), "one that the policy names is set")
 }
 
 func TestOneServerForAllUsersNeedsVolta(t *testing.T) {
