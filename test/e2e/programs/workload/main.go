@@ -52,8 +52,8 @@ func main() {
 		fmt.Fprintln(os.Stderr, "reporting what was given:", err)
 		os.Exit(1)
 	}
-	if g.PipeDirectory != "" {
-		go useMPS(g.PipeDirectory)
+	if pipe := os.Getenv("CUDA_MPS_PIPE_DIRECTORY"); pipe != "" {
+		go useMPS(pipe)
 	}
 	<-signals
 }
