@@ -142,6 +142,3 @@ func (h *host) labelledByHand(value string) *host {
 	h.Labels[mpsLabel] = value
 	return h
 }
-
-// selectedKey is the key that a node selects.
-func (h *host) selectedKey() string { return h.Labels[v1alpha1.LabelConfig] }

@@ -57,12 +57,13 @@ func (d *demo) failLayout(ctx, _ context.Context, _ *sync.WaitGroup) error {
 	if err != nil {
 		return err
 	}
-	now, err := d.advertisedBy(ctx, changedNode, otherNode)
-	if err == nil && now != before {
-		err = fmt.Errorf("the nodes advertised %s before the layout that failed, and %s after it", before, now)
-	}
+	var now string
+	err = d.until(ctx, func() (bool, error) { // the device plugin has been started anew, and the kubelet tells so a moment later
+		now, err = d.advertisedBy(ctx, changedNode, otherNode)
+		return now == before, err
+	})
 	if err != nil {
-		return err
+		return fmt.Errorf("%w: the nodes advertised %s before the layout that failed, and %s after it", err, before, now)
 	}
 	d.story.show("\n         The nodes are as they were. The policy's status says why:")
 	for _, n := range pending {
