@@ -199,7 +199,8 @@ func TestTheActuatorMayChange(t *testing.T) {
 	d, _ = c.run(400)
 	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), "%+v", d.Nodes[0])
 	g.Expect(h.Labels).To(HaveKeyWithValue(v1alpha1.LabelMIGManager, "false"))
-	g.Expect(h.Labels).To(HaveKeyWithValue(v1alpha1.LabelMIGConfig, "all-disabled"))
+	g.Expect(h.Labels).To(HaveKeyWithValue(v1alpha1.LabelMIGConfig, "gpu-sharing-operator"), "nothing of mig-manager's is there")
+	g.Expect(h.Labels).NotTo(HaveKey(v1alpha1.LabelMIGConfigState))
 	g.Expect(h.devices()[0].State.Instances[0].UUID).To(Equal(kept.UUID))
 }
 

@@ -34,7 +34,7 @@ func (h *host) converge() {
 		}
 		step := steps[at]
 		held := step.Closes() && slices.ContainsFunc(h.Pods, func(p rollout.Pod) bool { return p.NodeSelector[pluginLabel] != "" })
-		if held || len(plan.Blockers(step, h.devices())) > 0 {
+		if held || h.leaked(step) || len(plan.Blockers(step, h.devices())) > 0 {
 			return
 		}
 		h.done = append(h.done, step.String())

@@ -20,6 +20,7 @@ const pausedValue = "paused-for-mig-change"
 func deployLabels() []string {
 	return []string{
 		deployPrefix + "device-plugin", deployPrefix + "gpu-feature-discovery", deployPrefix + "dcgm", deployPrefix + "dcgm-exporter",
+		deployPrefix + "nvsm",
 	}
 }
 
@@ -64,11 +65,18 @@ func (v *view) paused() (judgement, bool) {
 		j.message, j.start = "pausing NVIDIA's GPU clients, which must close their handles", []Action{patch}
 		return j, true
 	}
-	if remain := v.clients(v.ours()...); len(remain) > 0 {
-		j.message = "waiting until NVIDIA's GPU clients are gone: " + list(remain)
-		return j, true
+	remain := v.clients(v.ours()...)
+	for _, p := range v.node.Pods {
+		if !p.Validator {
+			continue
+		}
+		remain = append(remain, p.Namespace+"/"+p.Name)
+		if !p.Terminating {
+			j.actions = append(j.actions, v.deletePod(p, "it is a test of the GPU Operator's validator and holds a GPU"))
+		}
 	}
-	return judgement{}, false
+	j.message = "waiting until NVIDIA's GPU clients are gone: " + list(remain)
+	return j, len(remain) > 0
 }
 
 // pause is the patch that stops those of NVIDIA's clients that run, and records them.
@@ -139,6 +147,7 @@ func (v *view) fence() (judgement, bool) {
 	default:
 		patch := v.patch("keeping NVIDIA's mig-manager off the node")
 		patch.Labels[v1alpha1.LabelMIGManager] = new("false")
+		v.claimMIG(patch.Labels)
 		j.message, j.start = "NVIDIA's mig-manager is being kept off the node, since only one may drive MIG", []Action{patch}
 	}
 	return j, true

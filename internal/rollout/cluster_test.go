@@ -66,6 +66,8 @@ type host struct {
 	machine
 	manager
 	upgrade upgrade
+	dcgm    map[string][]string // UUIDs of the instances that each pod of DCGM has seen
+	flips   bool                // the plugin starts with its default, as NVIDIA's does
 	plugin  struct {
 		selected string               // what the plugin reads
 		nudged   map[string]time.Time // since when, by pod and key
@@ -91,7 +93,10 @@ func (c *cluster) add(name string, models ...sim.Model) *host {
 	if err != nil {
 		panic(err)
 	}
-	h := &host{hardware: sim.On(n), daemons: map[string]plan.Daemon{}, features: features{merged: map[string]bool{}}}
+	h := &host{
+		hardware: sim.On(n), daemons: map[string]plan.Daemon{}, features: features{merged: map[string]bool{}},
+		dcgm: map[string][]string{},
+	}
 	h.Node = &rollout.Node{
 		Name: name, AgentReady: true, Allocatable: map[string]int64{}, Annotations: map[string]string{},
 		Labels: map[string]string{
@@ -258,9 +263,14 @@ func (c *cluster) deletePod(h *host, uid string) {
 	if at < 0 {
 		return
 	}
+	if h.Pods[at].Validator {
+		c.end(h, h.Pods[at].Name)
+		return
+	}
 	servesMPS := h.Pods[at].NodeSelector[mpsLabel] != ""
 	h.Pods = slices.Delete(h.Pods, at, at+1)
 	switch {
+	case h.dcgm[uid] != nil:
 	case !servesMPS:
 		h.plugin.running = false
 	default:
@@ -299,7 +309,7 @@ func (c *cluster) settle(h *host) {
 // daemonSets starts and ends the pods of NVIDIA's programs by their deploy labels. A pod with other tolerations than those
 // of the ClusterPolicy is replaced; none comes to a node with a taint that it does not tolerate, and none goes for one.
 func (c *cluster) daemonSets(h *host) {
-	for _, label := range []string{pluginLabel, gfdLabel, v1alpha1.LabelMIGManager} {
+	for _, label := range []string{pluginLabel, gfdLabel, v1alpha1.LabelMIGManager, dcgmLabel, exporterLabel} {
 		at := slices.IndexFunc(h.Pods, func(p rollout.Pod) bool { return p.NodeSelector[label] != "" })
 		if at >= 0 && c.Wiring.Operands != nil && !slices.Equal(h.Pods[at].Tolerations, c.Wiring.Operands.Tolerations) {
 			h.Pods = slices.Delete(h.Pods, at, at+1)
@@ -313,9 +323,12 @@ func (c *cluster) daemonSets(h *host) {
 			h.Pods = append(h.Pods, rollout.Pod{
 				Namespace: "gpu-operator", Name: fmt.Sprintf("nvidia-%d", c.pods), UID: fmt.Sprintf("nvidia-%d", c.pods),
 				Controller: "DaemonSet", NodeSelector: map[string]string{label: "true"},
-				MountsConfig: label != v1alpha1.LabelMIGManager || c.Wiring.MIGReady, Scheduled: c.Now,
+				MountsConfig: !monitors(label) && (label != v1alpha1.LabelMIGManager || c.Wiring.MIGReady), Scheduled: c.Now,
 				Serves: true, Tolerations: c.tolerations(),
 			})
+			if monitors(label) {
+				h.dcgm[h.Pods[len(h.Pods)-1].UID] = append([]string{}, h.instances()...)
+			}
 			h.plugin.seen = maps.Clone(c.Keys) // a new pod is given what is there
 		case !wanted && at >= 0:
 			h.Pods = slices.Delete(h.Pods, at, at+1)
@@ -466,6 +479,13 @@ func (c *cluster) advertise(h *host) {
 		return
 	}
 	key := h.Labels[v1alpha1.LabelConfig]
+	if !h.plugin.running && h.flips {
+		h.Pods[pod].ReadySince = c.Now
+		h.plugin.running, h.plugin.selected = true, "default"
+		maps.Copy(h.Allocatable, enumerate(c.Keys["default"], h.devices()))
+		c.version[h.Name]++
+		return
+	}
 	if h.plugin.running && key == h.plugin.selected {
 		return
 	}

@@ -116,13 +116,12 @@ func (v *view) unfenced(State) finding {
 
 // migConfigIgnored finds that somebody tells NVIDIA's mig-manager what to do on a node where it does not run.
 func (v *view) migConfigIgnored(State) finding {
-	const off = "all-disabled" // what the GPU Operator itself sets where nothing is said
 	spec := v.node.GPU.Spec
 	if v.by == nil || v.to.final || spec.Baseline == nil || !v.fences() || v.asksManager() {
 		return finding{}
 	}
 	was, asked := spec.Baseline.Labels[v1alpha1.LabelMIGConfig], v.node.Labels[v1alpha1.LabelMIGConfig]
-	if asked == was || asked == "" || was == "" && asked == off {
+	if asked == was || asked == "" || asked == claimed || was == "" && asked == operatorsDefault {
 		return finding{}
 	}
 	return finding{

@@ -19,7 +19,8 @@ import (
 // given devices that do not exist. The annotation gpusharing.io/instances says which instances it has seen:
 //
 //	<hash>          of the UUIDs that were there when the key was selected, or when the plugin was started
-//	<hash>@<uid>    the same, as soon as the pods with these UIDs (by comma) are gone, which have seen others
+//	<hash>@<uid>    the same, as soon as the pods with these UIDs (by comma) are gone, which have seen others: of the device
+//	                plugin, and of DCGM, which does not notice instances either
 //
 // So it is written before a pod is deleted, and a pass may end between the two.
 
@@ -41,19 +42,22 @@ func (v *view) enumerating() (judgement, bool) {
 			return judgement{}, false
 		}
 		patch := v.patch(j.message)
-		patch.Annotations[v1alpha1.AnnotationInstances] = new(now + "@" + strings.Join(plugins, ","))
+		patch.Annotations[v1alpha1.AnnotationInstances] = new(now + "@" + strings.Join(append(plugins, v.monitors()...), ","))
 		j.actions = []Action{patch}
 		return j, true
 	}
-	waits := false
+	waits, plugin := false, false
 	for _, p := range v.node.Pods {
 		if !slices.Contains(leaving, p.UID) {
 			continue
 		}
-		waits = true
+		waits, plugin = true, plugin || v.isPlugin(p)
 		if !p.Terminating {
 			j.actions = append(j.actions, v.deletePod(p, unseenInstances))
 		}
+	}
+	if !plugin {
+		j.message = "restarting NVIDIA's DCGM, which does not notice new MIG instances"
 	}
 	return j, waits
 }
@@ -79,10 +83,34 @@ func (v *view) stampInstances(patch PatchNode) {
 			patch.Annotations[v1alpha1.AnnotationInstances] = nil
 		}
 	case selects || resumes || !has:
-		if v.node.Annotations[v1alpha1.AnnotationInstances] != now {
-			patch.Annotations[v1alpha1.AnnotationInstances] = new(now)
+		if seen, _ := v.enumerated(); seen != now {
+			patch.Annotations[v1alpha1.AnnotationInstances] = new(v.withMonitors(now, seen))
 		}
 	}
+}
+
+// withMonitors adds to the instances that the device plugin will see the pods of DCGM, which have seen others. It is left
+// alone on a node that is taken over as it is.
+func (v *view) withMonitors(now, seen string) string {
+	uids := v.monitors()
+	if len(uids) == 0 || seen == "" && v.node.GPU.Spec.LastGood == nil {
+		return now
+	}
+	return now + "@" + strings.Join(uids, ",")
+}
+
+// monitors are the UIDs of the pods of DCGM and its exporter that the GPU Operator runs on the node. They see the instances
+// that are there when they start (NVIDIA/dcgm-exporter issue 714), and NVIDIA's mig-manager restarts them too.
+func (v *view) monitors() []string {
+	var uids []string
+	for _, p := range v.node.Pods {
+		selects := p.NodeSelector[deployPrefix+"dcgm"] != "" || p.NodeSelector[deployPrefix+"dcgm-exporter"] != ""
+		if selects && p.Controller == "DaemonSet" && v.world.Wiring.ClusterPolicy {
+			uids = append(uids, p.UID)
+		}
+	}
+	slices.Sort(uids)
+	return uids
 }
 
 // instances names the MIG instances of the node by their UUIDs; empty if there are none.

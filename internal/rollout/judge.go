@@ -37,6 +37,9 @@ const (
 	pluginRestart = 10 * time.Minute
 	// pluginAway is how long a node may go without the device plugin under our taint before that is taken for the reason.
 	pluginAway = 30 * time.Second
+	// pluginSettles is how long after NVIDIA's device plugin became Ready it surely runs the configuration that the node selects.
+	// It starts with the default, and its config-manager corrects that once it has read the Node.
+	pluginSettles = 5 * time.Second
 	// reportAfter is how long after a pod was bound to a node the agent has surely reported what it holds.
 	reportAfter = 20 * time.Second
 )
@@ -120,7 +123,7 @@ func (v *view) progress() judgement {
 		}
 		return v.applying()
 	}
-	for _, gate := range []func() (judgement, bool){v.selecting, v.enumerating, v.verifying} {
+	for _, gate := range []func() (judgement, bool){v.selecting, v.enumerating, v.verifying, v.settling} {
 		if j, pending := gate(); pending {
 			return j
 		}
@@ -370,6 +373,26 @@ func (v *view) verifying() (judgement, bool) {
 	}
 	j.after = left
 	return j, true
+}
+
+// settling waits until what the node advertises is not the device plugin's default any more, which it advertises at each start.
+// Where the default is the same the plugin is started once more all the same, and the kubelet refuses pods in that moment.
+func (v *view) settling() (judgement, bool) {
+	if v.to.key == "" || v.to.expected == nil {
+		return judgement{}, false
+	}
+	for _, p := range v.node.Pods {
+		if !v.isPlugin(p) || !p.MountsConfig || p.Terminating || p.ReadySince.IsZero() {
+			continue
+		}
+		if left := p.ReadySince.Add(pluginSettles).Sub(v.world.Now); left > 0 {
+			return judgement{
+				State: StateVerifying, reason: v1alpha1.ReasonVerifying, after: left,
+				message: fmt.Sprintf("Waiting for the device plugin: pod %s/%s has just started, with its default config", p.Namespace, p.Name),
+			}, true
+		}
+	}
+	return judgement{}, false
 }
 
 // keepsPluginOff says whether our taint may keep NVIDIA's device plugin off the node, whose daemon set does not tolerate it,

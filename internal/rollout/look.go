@@ -121,6 +121,9 @@ func (v *view) addUsers(d gpu.Device) {
 }
 
 func (v *view) addBlocker(b plan.Blocker) {
+	if p := v.podOf(b); p != nil && p.Validator && v.world.Wiring.ClusterPolicy && v.closes() {
+		return // it is deleted with NVIDIA's other clients
+	}
 	known := func(o plan.Blocker) bool {
 		return o.UUID == b.UUID && samePointee(o.Process, b.Process) && samePointee(o.Holder, b.Holder)
 	}
@@ -212,9 +215,13 @@ func (v *view) onlyComputeMode() bool {
 // closes says whether a step is left for which NVIDIA's clients must have closed their handles.
 func (v *view) closes() bool {
 	return v.world.Wiring.ClusterPolicy && len(v.leavesNVIDIA()) > 0 || slices.ContainsFunc(v.steps, func(s plan.Step) bool {
-		return s.Closes() && !v.managed() // mig-manager sees to that itself
+		return (s.Closes() || destroys(s)) && !v.managed() // mig-manager sees to that itself
 	})
 }
+
+// destroys reports whether a step destroys an instance. DCGM keeps handles of instances that nobody uses (NVIDIA/DCGM issue
+// 276), so NVIDIA's clients are paused for it, as mig-manager pauses them.
+func destroys(s plan.Step) bool { return plan.ChangesMIG(s) && s.Needs() == plan.NeedsInstance }
 
 // applied says whether the GPUs are as the target wishes, as far as the agent can bring that about: NVIDIA's MPS daemon,
 // with which a node was found, starts only once its configuration is selected.

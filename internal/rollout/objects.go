@@ -4,6 +4,7 @@
 package rollout
 
 import (
+	"slices"
 	"strings"
 	"time"
 
@@ -57,7 +58,8 @@ func PodOf(pod *corev1.Pod, configMap types.NamespacedName) Pod {
 	if p.MountsConfig || selectsDeploy(p.NodeSelector) {
 		p.Troubles = troublesOf(pod)
 	}
-	p.DRA = OffersGPUs(pod)
+	p.DRA, p.Validator = OffersGPUs(pod), IsValidator(pod)
+	p.ReadySince = readySince(pod)
 	if p.GPU {
 		p.Asks, p.Workload = asksOf(&pod.Spec), workloadOf(pod)
 	}
@@ -75,6 +77,28 @@ func PodOf(pod *corev1.Pod, configMap types.NamespacedName) Pod {
 // Finished says whether a pod has ended and holds nothing any more.
 func Finished(pod *corev1.Pod) bool {
 	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
+}
+
+// LabelApp tells the GPU Operator's programs from one another.
+const LabelApp = "app"
+
+// IsValidator reports whether a pod is a test workload of the GPU Operator's validator. The operator creates it again with
+// the next validation (NVIDIA/gpu-operator cmd/nvidia-validator/main.go).
+func IsValidator(pod *corev1.Pod) bool {
+	return slices.Contains([]string{"nvidia-cuda-validator", "nvidia-device-plugin-validator"}, pod.Labels[LabelApp])
+}
+
+// readySince is when a pod became Ready; zero if it is not. Of NVIDIA's programs and the like only.
+func readySince(pod *corev1.Pod) time.Time {
+	if !Serves(pod) {
+		return time.Time{}
+	}
+	for _, c := range pod.Status.Conditions {
+		if c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue {
+			return c.LastTransitionTime.Time
+		}
+	}
+	return time.Time{}
 }
 
 // IsAgent says whether a pod is one of the agents'.

@@ -60,6 +60,8 @@ func (v *view) selectPatch() (patch PatchNode, resumes, complete bool) {
 		labels[v1alpha1.LabelMIGManager] = new("false")
 	}
 	v.releaseLabels(labels)
+	v.claimMIG(labels)
+	v.unclaimMIG(labels)
 	v.unpause(labels)
 	for name, want := range labels {
 		value, has := v.node.Labels[name]

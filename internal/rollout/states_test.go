@@ -166,7 +166,8 @@ func TestStates(t *testing.T) {
 				return c
 			},
 			state: rollout.StateQuiescing, reason: v1alpha1.ReasonPausingClients, message: "only one may drive MIG",
-			actions: []string{"patch node a (keeping NVIDIA's mig-manager off the node): nvidia.com/gpu.deploy.mig-manager=false"},
+			actions: []string{"patch node a (keeping NVIDIA's mig-manager off the node): nvidia.com/gpu.deploy.mig-manager=false " +
+				"nvidia.com/mig.config=gpu-sharing-operator"},
 		},
 		"drained: NVIDIA's clients are paused": {
 			situation: func() *cluster { c, _ := toMIG(); c.steps(1); return c },

@@ -81,11 +81,17 @@ func present(devices []v1alpha1.DeviceSpec, have []gpu.Device) []v1alpha1.Device
 	return kept
 }
 
+// recordedLabels are the labels of a node that its baseline records.
+func recordedLabels() []string {
+	return []string{v1alpha1.LabelConfig, v1alpha1.LabelMIGManager, v1alpha1.LabelMIGConfig, v1alpha1.LabelMIGConfigState}
+}
+
 // found records the state of a node before it is first changed.
 func found(n Node, have []gpu.Device) *v1alpha1.Baseline {
 	b := &v1alpha1.Baseline{}
-	for _, name := range []string{v1alpha1.LabelConfig, v1alpha1.LabelMIGManager, v1alpha1.LabelMIGConfig} {
-		if value, has := n.Labels[name]; has {
+	for _, name := range recordedLabels() {
+		value, has := n.Labels[name]
+		if has && (name != v1alpha1.LabelMIGConfigState || !managerAtWork(value)) {
 			if b.Labels == nil {
 				b.Labels = map[string]string{}
 			}

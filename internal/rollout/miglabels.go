@@ -1,0 +1,54 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout
+
+import (
+	"slices"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/migmanager"
+)
+
+// While the agent partitions a node, NVIDIA's mig-manager does not run there, and what its labels say is not true. Its state
+// is removed. Its configuration gets a value of ours, because the GPU Operator sets all-disabled again where there is none and
+// keeps what there is. No file of mig-manager's holds a configuration of that name: if it came back by mistake, it would
+// refuse the value and change nothing. The release restores both labels together with the GPUs.
+const (
+	// claimed is the value of v1alpha1.LabelMIGConfig while the agent partitions a node.
+	claimed = "gpu-sharing-operator"
+	// operatorsDefault is what the GPU Operator sets where there is none.
+	operatorsDefault = "all-disabled"
+)
+
+// claimMIG adds to a patch what mig-manager's labels are to be on a node that the agent partitions. It replaces what was
+// there before, and no later value of another author.
+func (v *view) claimMIG(labels map[string]*string) {
+	if !v.fences() || v.to.final || v.node.GPU.Spec.Baseline == nil {
+		return
+	}
+	if _, has := v.node.Labels[v1alpha1.LabelMIGConfigState]; has {
+		labels[v1alpha1.LabelMIGConfigState] = nil
+	}
+	is, was := v.node.Labels[v1alpha1.LabelMIGConfig], v.node.GPU.Spec.Baseline.Labels[v1alpha1.LabelMIGConfig]
+	_, deployed := v.node.Labels[v1alpha1.LabelMIGManager]
+	replaces := is == "" && deployed || is != "" && (slices.Contains([]string{was, operatorsDefault}, is) || migmanager.Ours(is))
+	if replaces && !reached(v.node.GPU.Spec, v.to) {
+		labels[v1alpha1.LabelMIGConfig] = new(claimed)
+	}
+}
+
+// unclaimMIG adds to a patch what mig-manager's labels were before the agent partitioned the node.
+func (v *view) unclaimMIG(labels map[string]*string) {
+	if !v.to.final || v.node.Labels[v1alpha1.LabelMIGConfig] != claimed {
+		return
+	}
+	for _, name := range []string{v1alpha1.LabelMIGConfig, v1alpha1.LabelMIGConfigState} {
+		labels[name] = nil
+		if b := v.node.GPU.Spec.Baseline; b != nil {
+			if before, had := b.Labels[name]; had {
+				labels[name] = &before
+			}
+		}
+	}
+}
