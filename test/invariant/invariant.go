@@ -143,7 +143,9 @@ func users(old, n rollout.Node, evicted []string) []string {
 	return lost
 }
 
-// theirs says whether a label or annotation is neither NVIDIA's nor ours.
+// theirs says whether a label or annotation is none of NVIDIA's, of Node Feature Discovery's or ours.
 func theirs(name string) bool {
-	return !strings.HasPrefix(name, "nvidia.com/") && !strings.HasPrefix(name, v1alpha1.Group+"/")
+	return !slices.ContainsFunc([]string{"nvidia.com/", "nfd.node.kubernetes.io/", v1alpha1.Group + "/"}, func(domain string) bool {
+		return strings.HasPrefix(name, domain)
+	})
 }
