@@ -66,7 +66,8 @@ spec:
 `)
 	p.Eventually(p.reason(v1alpha1.ConditionAccepted), wait).Should(Equal(v1alpha1.ReasonNoDevicePlugin))
 
-	p.Expect(p.cluster.Apply(t.Context(), "test/env/nvidia/clusterpolicies.yaml", "test/env/nvidia/gpuclusters.yaml")).To(Succeed())
+	p.Expect(p.cluster.Apply(t.Context(), "test/env/nvidia/clusterpolicies.yaml", "test/env/nvidia/gpuclusters.yaml",
+		"test/env/nvidia/nodefeatures.yaml")).To(Succeed())
 	p.Eventually(func() error {
 		return p.tryApply("{apiVersion: nvidia.com/v1, kind: ClusterPolicy, metadata: {name: cluster-policy}, spec: {devicePlugin: {enabled: true}, mig: {strategy: single}}}")
 	}, wait).Should(Succeed())

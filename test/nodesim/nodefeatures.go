@@ -16,6 +16,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -99,7 +100,11 @@ func (n *Node) mergeFeatures(ctx context.Context, node *corev1.Node) error {
 	n.merged = now
 	all := &unstructured.UnstructuredList{}
 	all.SetGroupVersionKind(nodeFeatureKind().GroupVersion().WithKind("NodeFeatureList"))
-	if err := n.Client.List(ctx, all, client.MatchingLabels{labelNodeName: n.Name}); err != nil {
+	err := n.Client.List(ctx, all, client.MatchingLabels{labelNodeName: n.Name})
+	if meta.IsNoMatchError(err) {
+		return nil // NFD, which brings the kind, is not installed
+	}
+	if err != nil {
 		return fmt.Errorf("listing the NodeFeatures of node %s: %w", n.Name, err)
 	}
 	want, err := n.NFD.merge(all.Items)
