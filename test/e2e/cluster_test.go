@@ -167,12 +167,15 @@ func runBeside(all ...func(context.Context)) {
 func clusterPolicy() *unstructured.Unstructured {
 	p := &unstructured.Unstructured{Object: map[string]any{
 		"spec": map[string]any{
-			"cdi":          map[string]any{"enabled": true},
-			"daemonsets":   map[string]any{"updateStrategy": "RollingUpdate", "rollingUpdate": map[string]any{"maxUnavailable": "1"}},
-			"devicePlugin": map[string]any{"enabled": true, "config": map[string]any{"name": "", "default": ""}},
-			"gfd":          map[string]any{"enabled": true},
-			"mig":          map[string]any{"strategy": "single"},
-			"migManager":   map[string]any{"enabled": true, "config": map[string]any{"default": "all-disabled"}},
+			"cdi":                map[string]any{"enabled": true},
+			"daemonsets":         map[string]any{"updateStrategy": "RollingUpdate", "rollingUpdate": map[string]any{"maxUnavailable": "1"}},
+			"devicePlugin":       map[string]any{"enabled": true, "config": map[string]any{"name": "", "default": ""}},
+			"gfd":                map[string]any{"enabled": true},
+			"dcgm":               map[string]any{"enabled": true}, // NVIDIA's chart leaves it off: the exporter has one inside
+			"dcgmExporter":       map[string]any{"enabled": true},
+			"nodeStatusExporter": map[string]any{"enabled": true}, // likewise off
+			"mig":                map[string]any{"strategy": "single"},
+			"migManager":         map[string]any{"enabled": true, "config": map[string]any{"default": "all-disabled"}},
 		},
 	}}
 	p.SetGroupVersionKind(gpuoperator.PolicyKind())

@@ -114,18 +114,13 @@ func restartClients(ctx context.Context) {
 // notReady says which pods of a namespace are not Ready, or are among those that must go, and which daemon sets and
 // deployments have fewer than they want.
 func notReady(ctx context.Context, namespace string, mustGo ...string) ([]string, error) {
-	var found []string
 	pods, sets, deployments := &corev1.PodList{}, &appsv1.DaemonSetList{}, &appsv1.DeploymentList{}
 	for _, list := range []client.ObjectList{pods, sets, deployments} {
 		if err := kube.List(ctx, list, client.InNamespace(namespace)); err != nil {
 			return nil, err
 		}
 	}
-	for i := range pods.Items {
-		if p := &pods.Items[i]; !podReady(p) || p.DeletionTimestamp != nil || slices.Contains(mustGo, p.Name) {
-			found = append(found, p.Name+": "+state(p))
-		}
-	}
+	found := notRunning(pods.Items, mustGo)
 	for i := range sets.Items {
 		s := &sets.Items[i]
 		if s.Status.ObservedGeneration != s.Generation || s.Status.NumberReady != s.Status.DesiredNumberScheduled ||
@@ -140,6 +135,19 @@ func notReady(ctx context.Context, namespace string, mustGo ...string) ([]string
 		}
 	}
 	return found, nil
+}
+
+// notRunning says which pods neither run nor have done what they had to, or are among those that must go.
+func notRunning(pods []corev1.Pod, mustGo []string) []string {
+	var found []string
+	for i := range pods {
+		p := &pods[i]
+		runs := podReady(p) && p.DeletionTimestamp == nil || p.Status.Phase == corev1.PodSucceeded
+		if !runs || slices.Contains(mustGo, p.Name) {
+			found = append(found, p.Name+": "+state(p))
+		}
+	}
+	return found
 }
 
 func podReady(p *corev1.Pod) bool {

@@ -29,7 +29,10 @@ func images(ctx context.Context) []image.Image {
 		Name: workloadImage, Entrypoint: []string{"/workload"}, User: "65532:65532",
 		Files: map[string]string{"/workload": filepath.Join(bin, "workload")},
 	}
-	return append(operatorImages(ctx), workload, nvidiaImage(ctx), nfdPrograms())
+	operand := image.Image{
+		Name: gpuoperator.ClientImage, Files: map[string]string{"/nvidia-operand": filepath.Join(bin, "nvidia-operand")},
+	}
+	return append(operatorImages(ctx), workload, nvidiaImage(ctx), operand, nfdPrograms())
 }
 
 // nvidiaImage has NVIDIA's programs, the C library that they need, and the shell that the GPU Operator's scripts need:

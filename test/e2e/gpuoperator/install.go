@@ -33,22 +33,21 @@ func installed() []client.Object {
 			TypeMeta: kind("v1", "ConfigMap"), ObjectMeta: named(entrypointName),
 			Data: map[string]string{"entrypoint.sh": entrypoint},
 		},
-		&rbacv1.Role{
-			TypeMeta: kind(rbacAPI, "Role"), ObjectMeta: named(featureAccount),
-			Rules: []rbacv1.PolicyRule{
-				{APIGroups: []string{"nfd.k8s-sigs.io"}, Resources: []string{"nodefeatures"}, Verbs: []string{"get", "list", "watch", "create", "update"}},
-				{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"get"}},
-				{APIGroups: []string{"apps"}, Resources: []string{"daemonsets"}, Verbs: []string{"get"}},
-			},
-		},
-		&rbacv1.RoleBinding{
-			TypeMeta: kind(rbacAPI, "RoleBinding"), ObjectMeta: named(featureAccount),
-			RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: featureAccount},
-			Subjects: []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: Namespace, Name: featureAccount}},
-		},
 	}
-	for _, account := range []string{pluginAccount, featureAccount} {
+	for _, account := range []string{pluginAccount, featureAccount, validatorName} {
 		objects = append(objects, readsNodes(account)...)
+	}
+	objects = append(objects, may(featureAccount,
+		rbacv1.PolicyRule{APIGroups: []string{"nfd.k8s-sigs.io"}, Resources: []string{"nodefeatures"}, Verbs: []string{"get", "list", "watch", "create", "update"}},
+		rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"get"}},
+		rbacv1.PolicyRule{APIGroups: []string{"apps"}, Resources: []string{"daemonsets"}, Verbs: []string{"get"}},
+	)...)
+	objects = append(objects, may(validatorName,
+		rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"get", "list", "watch", "create", "update", "patch", "delete"}},
+		rbacv1.PolicyRule{APIGroups: []string{"apps"}, Resources: []string{"daemonsets"}, Verbs: []string{"get", "list", "watch"}},
+	)...)
+	for _, account := range []string{dcgmName, exporterName, statusName} {
+		objects = append(objects, &corev1.ServiceAccount{TypeMeta: kind("v1", "ServiceAccount"), ObjectMeta: named(account)})
 	}
 	return objects
 }
@@ -66,6 +65,18 @@ func (o *Operator) keepRuntimeClass(ctx context.Context, p *clusterPolicy) error
 		return o.apply(ctx, class)
 	}
 	return client.IgnoreNotFound(err)
+}
+
+// may lets an account do something in NVIDIA's namespace.
+func may(account string, rules ...rbacv1.PolicyRule) []client.Object {
+	return []client.Object{
+		&rbacv1.Role{TypeMeta: kind(rbacAPI, "Role"), ObjectMeta: named(account), Rules: rules},
+		&rbacv1.RoleBinding{
+			TypeMeta: kind(rbacAPI, "RoleBinding"), ObjectMeta: named(account),
+			RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: account},
+			Subjects: []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: Namespace, Name: account}},
+		},
+	}
 }
 
 const rbacAPI = "rbac.authorization.k8s.io/v1"

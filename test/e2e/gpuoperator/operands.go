@@ -11,22 +11,29 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/e2e/driver"
 )
 
-// Names of the daemon sets, which are the values of their pods' label app.
+// Names of the DaemonSets, which are the values of their pods' label app.
 const (
 	// PluginName is that of the device plugin's.
 	PluginName = "nvidia-device-plugin-daemonset"
 
-	featureName = "gpu-feature-discovery"
-	mpsName     = "nvidia-device-plugin-mps-control-daemon"
+	// FeaturesName is GPU Feature Discovery's.
+	FeaturesName = "gpu-feature-discovery"
+	// MPSName is that of NVIDIA's MPS control daemon.
+	MPSName = "nvidia-device-plugin-mps-control-daemon"
 
 	pluginAccount  = "nvidia-device-plugin"
 	featureAccount = "nvidia-gpu-feature-discovery"
 	entrypointName = "nvidia-device-plugin-entrypoint"
 )
 
+// operands are the names of all DaemonSets that the GPU Operator renders, as far as it is played here.
+func operands() []string {
+	return []string{PluginName, MPSName, FeaturesName, dcgmName, exporterName, statusName, validatorName}
+}
+
 // ReadsConfig reports whether the programs of a DaemonSet, by the value of its pods' label app, read the device plugin's
 // configuration.
-func ReadsConfig(app string) bool { return app == PluginName || app == featureName || app == mpsName }
+func ReadsConfig(app string) bool { return app == PluginName || app == FeaturesName || app == MPSName }
 
 // plugin is the device plugin. What stands in its environment cannot be set in its configuration file.
 func plugin(p *clusterPolicy) operand {
@@ -97,7 +104,7 @@ func featureDiscovery(p *clusterPolicy) operand {
 		volumeMount("output-dir", "/etc/kubernetes/node-feature-discovery/features.d", ""), sys,
 	}
 	return operand{
-		name: featureName, account: featureAccount,
+		name: FeaturesName, account: featureAccount,
 		labels:       map[string]string{"app.kubernetes.io/part-of": "nvidia-gpu"},
 		nodeSelector: map[string]string{"nvidia.com/gpu.deploy.gpu-feature-discovery": "true"},
 		main:         main, process: "gpu-feature-discovery",
@@ -108,7 +115,7 @@ func featureDiscovery(p *clusterPolicy) operand {
 	}
 }
 
-// mpsDaemon is NVIDIA's MPS daemon set.
+// mpsDaemon is NVIDIA's MPS control daemon, which every node gets that GPU Feature Discovery calls capable of MPS.
 func mpsDaemon(p *clusterPolicy) operand {
 	mounts := privileged("mps-control-daemon-mounts", "mps-control-daemon", "mount-shm")
 	mounts.VolumeMounts = []corev1.VolumeMount{volumeMount("mps-root", "/mps", corev1.MountPropagationBidirectional)}
@@ -120,7 +127,7 @@ func mpsDaemon(p *clusterPolicy) operand {
 	}
 	main.VolumeMounts = []corev1.VolumeMount{volumeMount("mps-shm", "/dev/shm", ""), volumeMount("mps-root", "/mps", "")}
 	return operand{
-		name: mpsName, account: pluginAccount,
+		name: MPSName, account: pluginAccount,
 		nodeSelector: map[string]string{"nvidia.com/gpu.deploy.device-plugin": "true", "nvidia.com/mps.capable": "true"},
 		before:       []corev1.Container{mounts},
 		// The name that the operator gives config-manager never matches: a known bug of NVIDIA's (contract, 2.5).

@@ -16,6 +16,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"io"
+	"slices"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -85,7 +86,7 @@ func (o *Operator) reconcile(ctx context.Context) error {
 	found.SetGroupVersionKind(PolicyKind())
 	err := o.client.Get(ctx, client.ObjectKey{Name: PolicyName}, found)
 	if client.IgnoreNotFound(err) == nil && err != nil || meta.IsNoMatchError(err) {
-		return o.removeAll(ctx)
+		return o.remove(ctx, operands()...)
 	}
 	if err != nil {
 		return fmt.Errorf("reading the ClusterPolicy: %w", err)
@@ -95,12 +96,12 @@ func (o *Operator) reconcile(ctx context.Context) error {
 		return err
 	}
 	errs := []error{o.keepRuntimeClass(ctx, p)}
+	off := operands()
 	for _, set := range render(p) {
 		errs = append(errs, o.applySet(ctx, set))
+		off = slices.DeleteFunc(off, func(name string) bool { return name == set.Name })
 	}
-	if !p.ownMPS {
-		errs = append(errs, o.remove(ctx, mpsName))
-	}
+	errs = append(errs, o.remove(ctx, off...))
 	return errors.Join(append(errs, o.labelNodes(ctx, p), o.report(ctx, found))...)
 }
 
@@ -128,14 +129,15 @@ func (o *Operator) applySet(ctx context.Context, set *appsv1.DaemonSet) error {
 	return nil
 }
 
-func (o *Operator) remove(ctx context.Context, name string) error {
-	set := &appsv1.DaemonSet{}
-	set.Namespace, set.Name = Namespace, name
-	return client.IgnoreNotFound(o.client.Delete(ctx, set))
-}
-
-func (o *Operator) removeAll(ctx context.Context) error {
-	return errors.Join(o.remove(ctx, PluginName), o.remove(ctx, featureName), o.remove(ctx, mpsName))
+// remove removes DaemonSets, if they are there.
+func (o *Operator) remove(ctx context.Context, names ...string) error {
+	var errs []error
+	for _, name := range names {
+		set := &appsv1.DaemonSet{}
+		set.Namespace, set.Name = Namespace, name
+		errs = append(errs, client.IgnoreNotFound(o.client.Delete(ctx, set)))
+	}
+	return errors.Join(errs...)
 }
 
 // report says in the ClusterPolicy's status where the operator lives, as the real one does.

@@ -40,7 +40,10 @@ type clusterPolicy struct {
 		toggle
 		Env []corev1.EnvVar `json:"env"`
 	} `json:"gfd"`
-	MIGManager struct {
+	DCGM               toggle `json:"dcgm"`
+	DCGMExporter       toggle `json:"dcgmExporter"`
+	NodeStatusExporter toggle `json:"nodeStatusExporter"`
+	MIGManager         struct {
 		toggle
 		Config struct {
 			Default string `json:"default"`

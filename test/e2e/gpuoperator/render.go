@@ -26,24 +26,45 @@ type operand struct {
 	// labels of the pods besides app.
 	labels       map[string]string
 	nodeSelector map[string]string
-	// main is the container that reads the configuration, and process the name by which config-manager signals it.
+	// main is the container that reads the configuration, and process the name by which config-manager signals it. Empty: it
+	// reads none.
 	main    corev1.Container
 	process string
 	// mounts run before main.
 	before  []corev1.Container
 	volumes []corev1.Volume
 	hostPID bool
+	// onHost says that it reaches the driver through the node's files, and not as a container of the NVIDIA runtime.
+	onHost bool
 }
 
-// render makes the daemon sets.
+// render makes the DaemonSets.
 func render(p *clusterPolicy) []*appsv1.DaemonSet {
-	operands := []operand{plugin(p), featureDiscovery(p)}
+	var operands []operand
+	if p.DevicePlugin.enabled() {
+		operands = append(operands, plugin(p))
+	}
 	if p.ownMPS {
 		operands = append(operands, mpsDaemon(p))
 	}
+	if p.GFD.enabled() {
+		operands = append(operands, featureDiscovery(p))
+	}
+	if p.DCGM.enabled() {
+		operands = append(operands, dcgm())
+	}
+	if p.DCGMExporter.enabled() {
+		operands = append(operands, dcgmExporter())
+	}
+	if on := p.NodeStatusExporter.Enabled; on != nil && *on { // off where nothing is said
+		operands = append(operands, statusExporter())
+	}
+	operands = append(operands, validator())
 	var sets []*appsv1.DaemonSet
 	for _, o := range operands {
-		setMIG(&o.main, p.MIG.Strategy)
+		if o.process != "" {
+			setMIG(&o.main, p.MIG.Strategy)
+		}
 		sets = append(sets, daemonSet(o, p))
 	}
 	return sets
@@ -83,6 +104,9 @@ func podSpec(o operand, p *clusterPolicy) corev1.PodSpec {
 		InitContainers:     append([]corev1.Container{toolkit}, o.before...),
 		Volumes:            append(slices.Clone(o.volumes), hostPath("run-nvidia-validations", "/run/nvidia/validations", corev1.HostPathDirectoryOrCreate)),
 	}
+	if o.onHost {
+		spec.RuntimeClassName, spec.InitContainers = nil, o.before
+	}
 	return withConfig(spec, o, p)
 }
 
@@ -111,7 +135,7 @@ func annotations(spec corev1.PodSpec, p *clusterPolicy) map[string]string {
 // and once beside it, and a place where the two meet. Without a ConfigMap there is nothing of it.
 func withConfig(spec corev1.PodSpec, o operand, p *clusterPolicy) corev1.PodSpec {
 	name := p.DevicePlugin.Config.Name
-	if name == "" {
+	if name == "" || o.process == "" {
 		spec.Containers = []corev1.Container{o.main}
 		return spec
 	}
