@@ -46,6 +46,7 @@ func byHandSpecs() {
 			Expect(kube.Create(ctx, handMade(configMap, map[string]string{
 				"four":  "version: v1\nsharing:\n  timeSlicing:\n    resources:\n    - {name: nvidia.com/gpu, replicas: 4}\n",
 				"eight": "version: v1\nsharing:\n  timeSlicing:\n    resources:\n    - {name: nvidia.com/gpu, replicas: 8}\n",
+				"mps":   "version: v1\nsharing:\n  mps:\n    resources:\n    - {name: nvidia.com/gpu, replicas: 4}\n",
 			}))).To(Succeed())
 			mergeClusterPolicy(ctx, `{"spec":{"devicePlugin":{"config":{"name":"time-slicing-config"}}}}`)
 			label(ctx, configLabel, "four")
@@ -62,6 +63,23 @@ func byHandSpecs() {
 			expectAllocatable(ctx, map[string]int64{"nvidia.com/gpu": 16})
 			AddReportEntry("label to allocatable", time.Since(began).Round(10*time.Millisecond).String())
 			Expect(restarts(ctx)).To(Equal(before))
+		})
+
+		// config-manager's first look at the label comes too early, so that it takes the default configuration; and its signal
+		// does not reach the daemon.
+		It("does not share by MPS by a node's label: NVIDIA's MPS daemon runs and serves nothing", func(ctx SpecContext) {
+			label(ctx, configLabel, "mps")
+			Eventually(nodeLabels).WithContext(ctx).Should(HaveKeyWithValue(capableLabel, "true"))
+			Eventually(func(g Gomega) {
+				pods, err := mpsPods(ctx)
+				g.Expect(err).NotTo(HaveOccurred())
+				g.Expect(pods).To(HaveLen(1))
+				log, err := machine.Client.CoreV1().Pods(gpuoperator.Namespace).
+					GetLogs(pods[0].Name, &corev1.PodLogOptions{Container: "mps-control-daemon-ctr"}).DoRaw(ctx)
+				g.Expect(err).NotTo(HaveOccurred())
+				g.Expect(string(log)).To(ContainSubstring("No devices are configured for MPS sharing"))
+			}).WithContext(ctx).Should(Succeed())
+			Expect(offered(ctx)).To(BeEmpty())
 		})
 	})
 }

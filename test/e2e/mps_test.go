@@ -13,8 +13,11 @@ import (
 	. "github.com/onsi/gomega"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/yaml"
 
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/test/e2e/gpuoperator"
@@ -51,6 +54,8 @@ func mpsSpecs() {
 
 		It("gives a pod the pipe directory of the daemon", func(ctx SpecContext) { expectPipes(ctx, "nvidia.com/gpu.shared") })
 
+		It("keeps NVIDIA's MPS DaemonSet off the node", func(ctx SpecContext) { expectKeptOff(ctx) })
+
 		It("puts the GPUs in exclusive mode and, when the policy goes, back", func(ctx SpecContext) {
 			Expect(computeModes()).To(HaveEach(gpu.ComputeExclusiveProcess))
 			unshare(ctx, map[string]int64{"nvidia.com/gpu": 2})
@@ -61,18 +66,133 @@ func mpsSpecs() {
 			}).WithContext(ctx).Should(BeTrue())
 		})
 
-		// NVIDIA's config-manager (v0.18.2 to v0.20.0) starts every program with the default key and then cannot signal the
-		// MPS daemon, so that this waits for ever with a configuration without MPS. What has to be found is a way to keep the
-		// daemon set off the nodes that we serve: its pods remount the shared memory of MPS when they start.
-		PIt("works under NVIDIA's own MPS daemon set — pending: keeping it off the nodes that we serve", func(ctx SpecContext) {
-			nvidiaMPS(ctx, true)
-			DeferCleanup(func(ctx SpecContext) { nvidiaMPS(ctx, false) })
+		It("leaves to GPU Feature Discovery what it took from it", func(ctx SpecContext) { expectLeft(ctx) })
+	})
+
+}
+
+// Where Node Feature Discovery is installed apart from the GPU Operator, GPU Feature Discovery's objects are as foreign to it
+// as ours, and their names decide which of two labels counts.
+func mpsApartSpecs() {
+	Describe("MPS where Node Feature Discovery has a namespace of its own", Ordered, Offset(1), func() {
+		const apart = "node-feature-discovery"
+
+		BeforeAll(func(ctx SpecContext) {
+			begin(ctx, sim.A100, sim.A100)
+			moveNFD(ctx, gpuoperator.Namespace, apart)
+		})
+		AfterAll(func(ctx SpecContext) { moveNFD(ctx, apart, gpuoperator.Namespace) })
+
+		It("serves without NVIDIA's MPS DaemonSet", func(ctx SpecContext) {
 			share(ctx, `{strategy: MPS, mps: {replicas: 4}}`)
 			expectAllocatable(ctx, map[string]int64{"nvidia.com/gpu": 8})
 			expectReady(ctx, "shared")
+			expectKeptOff(ctx)
 			expectPipes(ctx, "nvidia.com/gpu")
 		})
+
+		It("leaves to GPU Feature Discovery what it took from it", func(ctx SpecContext) {
+			unshare(ctx, map[string]int64{"nvidia.com/gpu": 2})
+			expectLeft(ctx)
+		})
 	})
+}
+
+func mpsDeniedSpecs() {
+	Describe("MPS where Node Feature Discovery takes labels from its own workers only", Ordered, Offset(1), func() {
+		BeforeAll(func(ctx SpecContext) {
+			begin(ctx, sim.A100, sim.A100)
+			installNFD(ctx, gpuoperator.Namespace, "master.config.restrictions.denyNodeFeatureLabels=true")
+			Eventually(nodeLabels).WithContext(ctx).ShouldNot(HaveKey("nvidia.com/gpu.product"))
+		})
+		AfterAll(func(ctx SpecContext) {
+			installNFD(ctx, gpuoperator.Namespace)
+			Eventually(nodeLabels).WithContext(ctx).Should(HaveKey("nvidia.com/gpu.product"))
+		})
+
+		It("is refused with a reason that names the option, and the node stays as it was", func(ctx SpecContext) {
+			before, err := nodeLabels(ctx)
+			Expect(err).NotTo(HaveOccurred())
+			share(ctx, `{strategy: MPS, mps: {replicas: 4}}`)
+			Eventually(statusOf).WithContext(ctx).WithArguments("shared").Should(And(
+				ContainSubstring("reason: "+v1alpha1.ReasonNodeFeatureIgnored), ContainSubstring("restrictions.denyNodeFeatureLabels")))
+			Expect(offered(ctx)).To(Equal(map[string]int64{"nvidia.com/gpu": 2}))
+			after, err := nodeLabels(ctx)
+			Expect(err).NotTo(HaveOccurred())
+			Expect(after[configLabel]).To(Equal(before[configLabel]))
+			Expect(computeModes()).To(HaveEach(gpu.ComputeDefault))
+		})
+
+		It("leaves nothing when the policy goes", func(ctx SpecContext) {
+			unshare(ctx, map[string]int64{"nvidia.com/gpu": 2})
+			Eventually(overrides).WithContext(ctx).Should(BeEmpty())
+		})
+	})
+}
+
+// statusOf is the status of a policy as YAML.
+func statusOf(ctx context.Context, policy string) (string, error) {
+	p := &v1alpha1.GPUSharingPolicy{}
+	if err := kube.Get(ctx, client.ObjectKey{Name: policy}, p); err != nil {
+		return "", err
+	}
+	status, err := yaml.Marshal(p.Status)
+	return string(status), err
+}
+
+// capableLabel makes a node one for NVIDIA's MPS DaemonSet.
+const capableLabel = "nvidia.com/mps.capable"
+
+// expectKeptOff checks that NVIDIA's MPS DaemonSet is rendered and has no pod on the node, though GPU Feature Discovery asks
+// for one.
+func expectKeptOff(ctx context.Context) {
+	GinkgoHelper()
+	Expect(kube.Get(ctx, client.ObjectKey{Namespace: gpuoperator.Namespace, Name: gpuoperator.MPSName}, &appsv1.DaemonSet{})).To(Succeed())
+	Eventually(discovered).WithContext(ctx).Should(HaveKeyWithValue(capableLabel, "true"))
+	Expect(overrides(ctx)).To(HaveLen(1))
+	Consistently(nodeLabels, "2s").WithContext(ctx).Should(HaveKeyWithValue(capableLabel, "false"))
+	Expect(mpsPods(ctx)).To(BeEmpty())
+}
+
+// expectLeft checks that nothing of ours is left that overrides GPU Feature Discovery, and that the node has the label for
+// which that asks.
+func expectLeft(ctx context.Context) {
+	GinkgoHelper()
+	Eventually(overrides).WithContext(ctx).Should(BeEmpty())
+	Eventually(discovered).WithContext(ctx).Should(HaveKeyWithValue(capableLabel, "false"))
+	Consistently(nodeLabels, "2s").WithContext(ctx).Should(HaveKeyWithValue(capableLabel, "false"))
+	Expect(mpsPods(ctx)).To(BeEmpty())
+}
+
+// overrides are the names of the NodeFeatures in the operator's namespace.
+func overrides(ctx context.Context) ([]string, error) {
+	found := &unstructured.UnstructuredList{}
+	found.SetGroupVersionKind(nodeFeatures)
+	err := kube.List(ctx, found, client.InNamespace(operatorNamespace))
+	var names []string
+	for i := range found.Items {
+		names = append(names, found.Items[i].GetName())
+	}
+	return names, err
+}
+
+// discovered are the labels for which GPU Feature Discovery asks.
+func discovered(ctx context.Context) (map[string]string, error) {
+	found := &unstructured.Unstructured{}
+	found.SetGroupVersionKind(nodeFeatures.GroupVersion().WithKind("NodeFeature"))
+	err := kube.Get(ctx, client.ObjectKey{Namespace: gpuoperator.Namespace, Name: "nvidia-features-for-" + nodeName}, found)
+	if err != nil {
+		return nil, err
+	}
+	labels, _, err := unstructured.NestedStringMap(found.Object, "spec", "labels")
+	return labels, err
+}
+
+// mpsPods are the pods of NVIDIA's MPS DaemonSet.
+func mpsPods(ctx context.Context) ([]corev1.Pod, error) {
+	pods := &corev1.PodList{}
+	err := kube.List(ctx, pods, client.InNamespace(gpuoperator.Namespace), client.MatchingLabels{"app": gpuoperator.MPSName})
+	return pods.Items, err
 }
 
 // expectPipes checks that a pod that asks for a resource gets its daemon's pipes.
@@ -82,17 +202,6 @@ func expectPipes(ctx context.Context, name string) {
 	got := expectRunning(ctx, "client")
 	Expect(got.PipeDirectory).To(Equal(fmt.Sprintf("/mps/%s/pipe", name)))
 	Expect(got.Pipes).To(ContainElement(got.PipeDirectory + "/control"))
-}
-
-// nvidiaMPS says whether the GPU Operator runs its MPS daemon set.
-func nvidiaMPS(ctx context.Context, runs bool) {
-	GinkgoHelper()
-	mergeClusterPolicy(ctx, fmt.Sprintf(`{"metadata":{"annotations":{%q:"%t"}}}`, gpuoperator.AnnotationMPS, runs))
-	Eventually(func() (bool, error) {
-		sets := &appsv1.DaemonSetList{}
-		err := kube.List(ctx, sets, client.InNamespace(gpuoperator.Namespace), client.MatchingLabels{"app": "nvidia-device-plugin-mps-control-daemon"})
-		return len(sets.Items) > 0, err
-	}).WithContext(ctx).Should(Equal(runs))
 }
 
 func computeModes() ([]gpu.ComputeMode, error) {

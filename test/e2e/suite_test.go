@@ -87,6 +87,8 @@ var _ = Describe("On a real node", func() {
 	exclusiveSpecs()
 	mpsSpecs()
 	mpsUserSpecs()
+	mpsApartSpecs()
+	mpsDeniedSpecs()
 	resilienceSpecs()
 	restSpecs()
 	mistakeSpecs()

@@ -52,14 +52,7 @@ type clusterPolicy struct {
 	MIG struct {
 		Strategy string `json:"strategy"`
 	} `json:"mig"`
-
-	// ownMPS says that NVIDIA's MPS daemon set is rendered.
-	ownMPS bool
 }
-
-// AnnotationMPS on the ClusterPolicy says whether NVIDIA's MPS daemon set is rendered: "true". The real operator always
-// renders it.
-const AnnotationMPS = "e2e.gpusharing.io/mps"
 
 // toggle turns an operand on or off.
 type toggle struct {
@@ -81,7 +74,6 @@ func parsePolicy(found *unstructured.Unstructured) (*clusterPolicy, error) {
 	if err != nil {
 		return nil, fmt.Errorf("reading the ClusterPolicy: %w", err)
 	}
-	p.ownMPS = found.GetAnnotations()[AnnotationMPS] == "true"
 	if p.DevicePlugin.MPS.Root == "" {
 		p.DevicePlugin.MPS.Root = "/run/nvidia/mps"
 	}

@@ -38,14 +38,11 @@ type operand struct {
 	onHost bool
 }
 
-// render makes the DaemonSets.
+// render makes the DaemonSets. Nothing but the device plugin turns the MPS DaemonSet on or off.
 func render(p *clusterPolicy) []*appsv1.DaemonSet {
 	var operands []operand
 	if p.DevicePlugin.enabled() {
-		operands = append(operands, plugin(p))
-	}
-	if p.ownMPS {
-		operands = append(operands, mpsDaemon(p))
+		operands = append(operands, plugin(p), mpsDaemon(p))
 	}
 	if p.GFD.enabled() {
 		operands = append(operands, featureDiscovery(p))
