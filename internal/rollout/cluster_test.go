@@ -473,9 +473,7 @@ func (c *cluster) advertise(h *host) {
 	})
 	if pod < 0 || !h.upgrade.driver() {
 		h.plugin.running = false
-		for name := range h.Allocatable {
-			h.Allocatable[name] = 0
-		}
+		h.offerNothing()
 		return
 	}
 	key := h.Labels[v1alpha1.LabelConfig]
@@ -498,15 +496,20 @@ func (c *cluster) advertise(h *host) {
 		return
 	}
 	h.plugin.running, h.plugin.selected = true, key
-	for name := range h.Allocatable {
-		h.Allocatable[name] = 0 // a resource that is gone stays, with 0
-	}
+	h.offerNothing()
 	if h.broken != nil && h.broken(c.World) {
 		return
 	}
 	maps.Copy(h.Allocatable, enumerate(data, h.devices()))
 	h.plugin.uuids = h.instances()
 	c.version[h.Name]++
+}
+
+// offerNothing leaves each resource with 0: the kubelet never forgets one.
+func (h *host) offerNothing() {
+	for name := range h.Allocatable {
+		h.Allocatable[name] = 0
+	}
 }
 
 // enumerate is what NVIDIA's device plugin makes of a configuration and GPUs.

@@ -68,7 +68,6 @@ func mpsSpecs() {
 
 		It("leaves to GPU Feature Discovery what it took from it", func(ctx SpecContext) { expectLeft(ctx) })
 	})
-
 }
 
 // Where Node Feature Discovery is installed apart from the GPU Operator, GPU Feature Discovery's objects are as foreign to it
