@@ -88,7 +88,6 @@ var _ = Describe("On a real node", func() {
 	mpsSpecs()
 	mpsUserSpecs()
 	mpsApartSpecs()
-	mpsDeniedSpecs()
 	resilienceSpecs()
 	restSpecs()
 	mistakeSpecs()
