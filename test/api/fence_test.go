@@ -153,6 +153,7 @@ func (f *fence) nodes(cases map[string]fenceCase) {
 		"adds an owner":         {do: node(`{"metadata": {"ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": "a", "uid": "1"}]}}`), says: "may not change finalizers and owner references"},
 		"taints with its own":   {do: node(withTaints(other, `{"key": "gpusharing.io/changing", "effect": "NoSchedule"}`))},
 		"taints for a policy":   {do: node(withTaints(other, policyTaint, `{"key": "c", "effect": "PreferNoSchedule"}`))},
+		"taints a role":         {do: node(withTaints(other, `{"key": "node-role.kubernetes.io/gpu", "value": "true", "effect": "NoSchedule"}`))},
 		"removes its own taint": {do: node(withTaints(other))},
 		"taints so that pods are evicted": {
 			do: node(withTaints(other, `{"key": "a", "effect": "NoExecute"}`)), says: taints + "a:NoExecute",
