@@ -28,7 +28,7 @@ test: kube ## Run every test: pure, convergence, API and reconcilers on a real A
 	KUBEBUILDER_ASSETS="$$(hack/kube/build.sh)" go test -timeout 40m $(TESTFLAGS) ./...
 
 .PHONY: e2e
-e2e: ## Test on a real node: containerd, kubelet, NVIDIA's programs, our images and chart. As root, up to 20 minutes; the first time longer. FOCUS=MPS: a part. FAILED=1: what failed last.
+e2e: ## Test on a real node: containerd, kubelet, NVIDIA's programs, our images and chart. As root, half an hour on a busy machine; the first time longer. FOCUS=MPS: a part. FAILED=1: what failed last.
 	hack/e2e/build.sh >/dev/null
 	@focus='$(FOCUS)'; [ -z '$(FAILED)' ] || focus=$$(go run ./hack/rerun $(E2E_LAST)/report.json); \
 	mkdir -p $(E2E_LAST) && rm -f $(E2E_LAST)/report.json && cd test/e2e && \
