@@ -562,7 +562,7 @@ func mpsComesAndGoes(s scenario) {
 	n.Expect(d.ComputeMode).To(gomega.Equal(v1alpha1.ComputeModeExclusiveProcess))
 	n.Expect(d.Sharing).To(gomega.Equal(shared("", 10, 1510).Sharing))
 
-	n.daemons.Kill(n.pipe("nvidia.com/gpu"))
+	n.daemons.Crash(n.pipe("nvidia.com/gpu"))
 	n.settle()
 	n.expectReady()
 	n.Expect(n.daemons.Get(n.pipe("nvidia.com/gpu"))).NotTo(gomega.BeNil(), "a daemon that died is brought back")
@@ -623,7 +623,7 @@ func mpsForgotten(s scenario) {
 	n.wish(shared(n.uuid(0), 10, 1510))
 	n.settle()
 	n.clock.Meanwhile = nil // the MPS pod is gone, and its daemons with it
-	n.daemons.Kill(n.pipe("nvidia.com/gpu"))
+	n.daemons.Crash(n.pipe("nvidia.com/gpu"))
 	n.wish(whole(n.uuid(0)))
 	n.settle()
 	n.expectReady()
@@ -651,7 +651,7 @@ func mpsExternal(s scenario) {
 		To(gomega.ContainSubstring("GPU 0 ("))
 	n.Expect(n.daemons.Get(n.pipe("nvidia.com/gpu")).Commands).NotTo(gomega.ContainElement("quit"))
 
-	n.daemons.Kill(n.pipe("nvidia.com/gpu"))
+	n.daemons.Crash(n.pipe("nvidia.com/gpu"))
 	n.wish(spec)
 	n.settle()
 	n.expectReady()

@@ -252,7 +252,7 @@ func (c Control) command(resource string) host.Command {
 	return host.Command{
 		Path: c.driver.Program(controlProgram),
 		Env: append([]string{
-			"CUDA_MPS_PIPE_DIRECTORY=" + c.files.path(resource, "pipe"),
+			pipeVariable + "=" + c.files.path(resource, "pipe"),
 			"CUDA_MPS_LOG_DIRECTORY=" + c.files.path(resource, "log"),
 		}, c.driver.Env()...),
 	}

@@ -102,6 +102,17 @@ func (h *Host) Converge(ctx context.Context, thorough bool) error {
 
 // end ends a daemon of ours. Its record goes last, so that a crash before that does not disown the daemon.
 func (h *Host) end(ctx context.Context, resource string) error {
+	was, recorded, err := h.files.record(resource)
+	if err != nil || !recorded {
+		return err
+	}
+	if _, answers, err := h.control.ask(ctx, resource); err != nil {
+		return err
+	} else if !answers {
+		if err := h.endUnreachable(ctx, was); err != nil {
+			return err
+		}
+	}
 	if err := h.control.Quit(ctx, resource); err != nil {
 		return fmt.Errorf("stopping %w for %s: %w", ErrDaemon, resource, err)
 	}
@@ -123,6 +134,13 @@ func (h *Host) ensure(ctx context.Context, wish plan.Daemon, thorough bool) erro
 		return nil
 	}
 	percentage, answers, err := h.control.ask(ctx, wish.Resource)
+	if err == nil && recorded && !answers {
+		if unreachable := h.endUnreachable(ctx, was); unreachable != nil && h.leaves() && errors.Is(unreachable, errInUse) {
+			return nil // it stays, and answers once the driver is back
+		} else if unreachable != nil {
+			return unreachable
+		}
+	}
 	switch {
 	case err != nil:
 		return err

@@ -54,7 +54,15 @@ func newNode(t *testing.T) *node {
 
 func (n *node) podRuns(t *testing.T) {
 	t.Helper()
-	n.clock.Meanwhile = func() { _ = n.host.Converge(t.Context(), true) }
+	converges := false // the pod has one thread: what it waits for itself it does not do meanwhile
+	n.clock.Meanwhile = func() {
+		if converges {
+			return
+		}
+		converges = true
+		defer func() { converges = false }()
+		_ = n.host.Converge(t.Context(), true)
+	}
 }
 
 func (n *node) podIsGone() { n.clock.Meanwhile = nil }
@@ -131,7 +139,7 @@ func TestStopIsNVIDIAs(t *testing.T) {
 func TestADaemonThatDiedComesBackWithItsLimits(t *testing.T) {
 	g, n := gomega.NewWithT(t), newNode(t)
 	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
-	n.daemons.Kill(n.pipe())
+	n.daemons.Crash(n.pipe())
 	g.Expect(n.view.Observe(t.Context())).To(gomega.BeEmpty(), "one that does not answer serves nobody")
 
 	g.Expect(n.host.Converge(t.Context(), false)).To(gomega.Succeed())
@@ -144,7 +152,7 @@ func TestADaemonThatDiedComesBackWithItsLimits(t *testing.T) {
 func TestADaemonThatSomebodyRestartedIsLimitedAgain(t *testing.T) {
 	g, n := gomega.NewWithT(t), newNode(t)
 	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
-	n.daemons.Kill(n.pipe())
+	n.daemons.Crash(n.pipe())
 	g.Expect(n.daemons.Start(n.pipe(), n.path(resource, "log"))).To(gomega.Succeed())
 
 	serving, err := n.view.Observe(t.Context())
@@ -296,7 +304,7 @@ func TestPrune(t *testing.T) {
 	t.Run("takes back the wish for a daemon that is gone", func(t *testing.T) {
 		g, n := gomega.NewWithT(t), newNode(t)
 		g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
-		n.daemons.Kill(n.pipe())
+		n.daemons.Crash(n.pipe())
 		g.Expect(n.view.Prune(t.Context(), func(plan.Daemon) bool { return true })).To(gomega.Succeed())
 		g.Expect(n.files(t)).To(gomega.ContainElement(wish), "unless it is to be kept")
 		g.Expect(n.view.Prune(t.Context(), nobody)).To(gomega.Succeed())

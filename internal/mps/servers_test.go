@@ -115,7 +115,7 @@ func TestMemoryIsReadBackInTheUnitsOfTheDaemon(t *testing.T) {
 func TestADaemonThatForgotItsMemoryLimitsGetsThemAgain(t *testing.T) {
 	g, n := gomega.NewWithT(t), newNode(t)
 	g.Expect(n.view.Start(t.Context(), daemon(100, 1510))).To(gomega.Succeed())
-	n.daemons.Kill(n.pipe())
+	n.daemons.Crash(n.pipe())
 	g.Expect(n.daemons.Start(n.pipe(), n.path(resource, "log"))).To(gomega.Succeed())
 	g.Expect(n.host.Converge(t.Context(), true)).To(gomega.Succeed())
 	g.Expect(n.daemons.Get(n.pipe()).Defaults.Memory).To(gomega.Equal(map[int]int64{0: 1510}), "its percentage alone is as before")

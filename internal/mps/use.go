@@ -17,10 +17,11 @@ import (
 // (NVIDIA/k8s-device-plugin internal/plugin/mps.go).
 const clientRoot = "/mps"
 
-// Processes tells about the processes of the node.
+// Processes tells about the processes of the node, and ends those that cannot be asked to end.
 type Processes interface {
 	host.Processes
 	host.Users
+	host.Ender
 }
 
 // Server is an MPS server: the process that uses the GPUs on behalf of its clients.
@@ -102,7 +103,7 @@ func useOf(d plan.Daemon, servers []Server, outdated []int, processes Processes)
 // podsOf finds the pods to which the device plugin gave the pipe directory of a resource, by the environment of their
 // processes, and the users of those.
 func podsOf(resource string, processes Processes) ([]PodUsers, error) {
-	given, err := processes.WithVariable("CUDA_MPS_PIPE_DIRECTORY")
+	given, err := processes.WithVariable(pipeVariable)
 	if err != nil {
 		return nil, err //nolint:wrapcheck // names what it did
 	}

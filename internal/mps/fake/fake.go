@@ -31,18 +31,21 @@ type Daemons struct {
 	byPipe    map[string]*daemon
 	processes map[int]process
 	lastPID   int
+	started   int // daemons so far
 }
 
 type daemon struct {
 	*sim.Daemon
+	pid  int
 	logs string
 }
 
 // process is a process of the node.
 type process struct {
-	uid  int64
-	host host.Process
-	pipe string // its CUDA_MPS_PIPE_DIRECTORY
+	uid    int64
+	host   host.Process
+	pipe   string // its CUDA_MPS_PIPE_DIRECTORY
+	daemon bool   // on the node, where the pipe directory has its own path
 }
 
 // NewDaemons makes a node on which none runs.
@@ -74,8 +77,7 @@ func (d *Daemons) Program(ctx context.Context, c host.Command) (string, error) {
 		if daemon.Clients() > 0 { // it waits for them, longer than anybody waits for it
 			return "", fmt.Errorf("killed: %w", context.DeadlineExceeded)
 		}
-		daemon.Close()
-		delete(d.byPipe, pipe)
+		d.end(pipe)
 	}
 	return answers.String(), ctx.Err()
 }
@@ -103,8 +105,18 @@ func (d *Daemons) start(pipe, logs string, args []string) error {
 			return fmt.Errorf("exit status 1: failed to open %q", dir)
 		}
 	}
-	d.byPipe[pipe] = &daemon{Daemon: sim.New(d, multiUser), logs: logs}
+	d.started++
+	d.byPipe[pipe] = &daemon{Daemon: sim.New(d, multiUser), pid: d.started, logs: logs}
+	d.processes[d.started] = process{host: host.Process{Name: "nvidia-cuda-mps-control"}, pipe: pipe, daemon: true}
 	return nil
+}
+
+// end ends a daemon with its servers.
+func (d *Daemons) end(pipe string) {
+	daemon := d.byPipe[pipe]
+	daemon.Close()
+	delete(d.byPipe, pipe)
+	delete(d.processes, daemon.pid)
 }
 
 // StartServer implements sim.Node.
@@ -184,11 +196,38 @@ func (d *Daemons) WithVariable(name string) (map[int]string, error) {
 	defer d.mu.Unlock()
 	found := map[int]string{}
 	for pid, p := range d.processes {
-		if name == "CUDA_MPS_PIPE_DIRECTORY" && p.pipe != "" {
+		switch {
+		case name != "CUDA_MPS_PIPE_DIRECTORY" || p.pipe == "":
+		case p.daemon:
+			found[pid] = p.pipe
+		default:
 			found[pid] = filepath.Join("/mps", filepath.Base(filepath.Dir(filepath.Dir(p.pipe))), filepath.Base(filepath.Dir(p.pipe)), "pipe")
 		}
 	}
 	return found, nil
+}
+
+// Arguments implements host.Programs.
+func (d *Daemons) Arguments(pid int) []string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if p := d.processes[pid]; p.daemon {
+		return []string{p.host.Name, "-d"}
+	}
+	return nil
+}
+
+// Kill implements host.Programs.
+func (d *Daemons) Kill(pid int) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for pipe, daemon := range d.byPipe {
+		if daemon.pid == pid {
+			d.end(pipe)
+		}
+	}
+	delete(d.processes, pid)
+	return nil
 }
 
 // Get is a copy of the daemon at a pipe directory; nil if none runs.
@@ -221,11 +260,14 @@ func (d *Daemons) Start(pipe, logs string) error {
 	return d.start(pipe, logs, []string{"-d"})
 }
 
-// Kill ends a daemon without a farewell; its files stay.
-func (d *Daemons) Kill(pipe string) {
+// Crash ends a daemon without a farewell; its files stay.
+func (d *Daemons) Crash(pipe string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	delete(d.byPipe, pipe)
+	if daemon, runs := d.byPipe[pipe]; runs {
+		delete(d.processes, daemon.pid)
+		delete(d.byPipe, pipe)
+	}
 }
 
 func variable(env []string, name string) string {

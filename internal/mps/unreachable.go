@@ -1,0 +1,78 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package mps
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/go-logr/logr"
+)
+
+// pipeVariable is the environment variable by which daemons, servers and clients find each other.
+const pipeVariable = "CUDA_MPS_PIPE_DIRECTORY"
+
+// errInUse says that a daemon is not ended although it does not answer.
+var errInUse = fmt.Errorf("%w does not answer, and pods use it: waiting until it answers or they have ended", ErrDaemon)
+
+// endUnreachable ends a daemon of ours that runs and does not answer, by its process: the driver's programs are away while the
+// driver's container restarts, and a daemon may hang. A daemon that is in use stays, which is an error. A daemon that does not
+// run is none.
+func (h *Host) endUnreachable(ctx context.Context, was record) error {
+	resource := was.Daemon.Resource
+	daemons, servers, err := h.running(resource)
+	if err != nil || len(daemons) == 0 {
+		return err
+	}
+	given, err := podsOf(resource, h.processes)
+	if err != nil {
+		return err
+	}
+	use := Use{Pods: given, Clients: slices.DeleteFunc(slices.Clone(was.Use.Clients), func(pid int) bool {
+		_, runs := h.processes.User(pid)
+		return !runs
+	})}
+	if !use.idle() {
+		return fmt.Errorf("process %d for %s: %w", daemons[0], resource, errInUse)
+	}
+	var errs []error
+	for _, pid := range slices.Concat(daemons, servers) {
+		errs = append(errs, h.processes.Kill(pid))
+	}
+	err = settling().poll(ctx, h.clock, func() (bool, error) {
+		daemons, servers, err := h.running(resource)
+		return len(daemons)+len(servers) == 0 && err == nil, err
+	})
+	if err := errors.Join(append(errs, err)...); err != nil {
+		return fmt.Errorf("ending %w for %s, which does not answer: %w", ErrDaemon, resource, err)
+	}
+	logr.FromContextOrDiscard(ctx).Info("Ended MPS, which did not answer", "resource", resource, "process", daemons[0])
+	return nil
+}
+
+// running finds the processes of a daemon of ours and of its servers. NVIDIA's has another pipe directory, since its pod mounts
+// the MPS root elsewhere. A program that asks a daemon has no arguments.
+func (h *Host) running(resource string) (daemons, servers []int, err error) {
+	given, err := h.processes.WithVariable(pipeVariable)
+	if err != nil {
+		return nil, nil, err //nolint:wrapcheck // names what it did
+	}
+	for pid, pipe := range given {
+		if pipe != h.files.path(resource, "pipe") {
+			continue
+		}
+		switch h.processes.Describe(pid).Name {
+		case controlProgram:
+			if len(h.processes.Arguments(pid)) > 1 {
+				daemons = append(daemons, pid)
+			}
+		case ServerProgram:
+			servers = append(servers, pid)
+		}
+	}
+	slices.Sort(daemons)
+	return daemons, servers, nil
+}

@@ -1,0 +1,85 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package mps_test
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/onsi/gomega"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/host"
+	"github.com/gpusharing/gpu-sharing-operator/internal/mps"
+)
+
+// programsAreAway lets no program of the driver run, as between the unmounting of the driver's root and the next driver.
+func (n *node) programsAreAway() {
+	n.runner.Fail(func(host.Command) error { return errors.New("no libnvidia-ml.so.1 below /run/nvidia/driver") })
+}
+
+func TestADaemonThatCannotBeAskedEndsByItsProcess(t *testing.T) {
+	t.Run("where it is not desired any more", func(t *testing.T) {
+		g, n := gomega.NewWithT(t), newNode(t)
+		g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
+		n.programsAreAway()
+		g.Expect(n.view.Stop(t.Context(), resource)).To(gomega.Succeed())
+		g.Expect(n.host.Converge(t.Context(), true)).To(gomega.Succeed())
+		g.Expect(n.daemons.Get(n.pipe())).To(gomega.BeNil())
+
+		n.runner.Fail(nil)
+		g.Expect(n.view.Start(t.Context(), daemon(25, 1510))).To(gomega.Succeed(), "none is left that would count as NVIDIA's")
+	})
+	t.Run("where the driver leaves", func(t *testing.T) {
+		g, n := gomega.NewWithT(t), newNode(t)
+		g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
+		n.leaves = true
+		n.programsAreAway()
+		g.Expect(n.host.Converge(t.Context(), true)).To(gomega.Succeed())
+		g.Expect(n.daemons.Get(n.pipe())).To(gomega.BeNil(), "it would keep the kernel module from being unloaded")
+	})
+}
+
+func TestADaemonThatCannotBeAskedStaysWhilePodsUseIt(t *testing.T) {
+	g, n := gomega.NewWithT(t), newNode(t)
+	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
+	pid, _ := n.client(t, "pod-a", 1000)
+	before := n.look(t)
+
+	n.programsAreAway() // and the module stays: only the driver's pod is restarted
+	n.leaves = true
+	g.Expect(n.host.Converge(t.Context(), true)).To(gomega.Succeed())
+	n.leaves = false
+	g.Expect(n.host.Converge(t.Context(), true)).To(aboutDaemon("does not answer, and pods use it"))
+	g.Expect(n.daemons.Get(n.pipe()).Clients()).To(gomega.Equal(1), "a client is never lost")
+
+	n.runner.Fail(nil)
+	use := n.look(t)
+	g.Expect(use).To(gomega.Equal(before), "the limits did not change, so no client has former ones")
+
+	n.programsAreAway()
+	g.Expect(n.view.Stop(t.Context(), resource)).To(gomega.Succeed())
+	g.Expect(n.host.Converge(t.Context(), true)).To(aboutDaemon("does not answer, and pods use it"))
+	n.daemons.End(pid)
+	n.runner.Fail(nil)
+	n.clock.Step(time.Minute)
+	g.Expect(n.host.Converge(t.Context(), true)).To(gomega.Succeed())
+	g.Expect(n.daemons.Get(n.pipe())).To(gomega.BeNil())
+}
+
+func TestADaemonThatCannotBeAskedIsNotStartedTwice(t *testing.T) {
+	g, n := gomega.NewWithT(t), newNode(t)
+	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
+	n.runner.Fail(func(c host.Command) error { // it hangs
+		if c.Stdin != "" {
+			return errors.New("killed")
+		}
+		return nil
+	})
+	g.Expect(n.host.Converge(t.Context(), true)).To(gomega.MatchError(mps.ErrDaemon))
+	g.Expect(n.daemons.Get(n.pipe())).NotTo(gomega.BeNil())
+	n.runner.Fail(nil)
+	g.Expect(n.host.Converge(t.Context(), true)).To(gomega.Succeed())
+	g.Expect(n.view.Observe(t.Context())).To(gomega.HaveLen(1))
+}
