@@ -27,6 +27,8 @@ type Node struct {
 	Labels map[string]string
 	// Devices are its GPUs as its agent reported them; none before it has.
 	Devices []v1alpha1.DeviceStatus
+	// Changed are the GPUs that the operator has changed, each in its state before that.
+	Changed []v1alpha1.DeviceSpec
 }
 
 // Governed is a node that at least one policy selects.

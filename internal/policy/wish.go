@@ -22,8 +22,10 @@ import (
 type Wish struct {
 	// Policy is the name of the policy.
 	Policy string
-	// Devices are the selected GPUs and how each shall be, by UUID.
+	// Devices are the selected GPUs and those of Restored, each with its desired state, by UUID.
 	Devices []v1alpha1.DeviceSpec
+	// Restored are the GPUs that the policy does not select and that the operator changed before: each returns to its baseline.
+	Restored []v1alpha1.DeviceSpec
 	// Config is the device-plugin configuration that belongs to them.
 	Config deviceplugin.Config
 }
@@ -65,16 +67,39 @@ func Ask(p *v1alpha1.GPUSharingPolicy, n Node) (Wish, error) {
 	if err != nil {
 		return Wish{}, err
 	}
-	if err := partial(p, all, selected, replicas); err != nil {
+	restored := restored(n.Changed, all, selected)
+	if err := partial(p, after(restored, all), selected, replicas); err != nil {
 		return Wish{}, err
 	}
+	devices = append(devices, restored...)
 	slices.SortFunc(devices, func(a, b v1alpha1.DeviceSpec) int { return cmp.Compare(a.UUID, b.UUID) })
 	config, err := deviceplugin.Render(p.Name, p.Spec.Sharing,
 		deviceplugin.Node{Devices: n.Devices, Wish: devices, Replicas: replicas})
 	if err != nil {
 		return Wish{}, err
 	}
-	return Wish{Policy: p.Name, Devices: devices, Config: config}, nil
+	return Wish{Policy: p.Name, Devices: devices, Restored: restored, Config: config}, nil
+}
+
+// restored lists the changed GPUs that the node still has and that the policy does not select.
+func restored(changed []v1alpha1.DeviceSpec, all, selected []gpu.Device) []v1alpha1.DeviceSpec {
+	return slices.DeleteFunc(slices.Clone(changed), func(c v1alpha1.DeviceSpec) bool {
+		is := func(d gpu.Device) bool { return d.UUID == c.UUID }
+		return !slices.ContainsFunc(all, is) || slices.ContainsFunc(selected, is)
+	})
+}
+
+// after returns the GPUs with those of restored in their baseline, as far as it can be worked out; the plan reports a baseline
+// that cannot be restored.
+func after(restored []v1alpha1.DeviceSpec, all []gpu.Device) []gpu.Device {
+	all = slices.Clone(all)
+	for _, r := range restored {
+		at := slices.IndexFunc(all, func(d gpu.Device) bool { return d.UUID == r.UUID })
+		if state, err := plan.Want(r.Sharing, all[at]); err == nil {
+			all[at].State = state
+		}
+	}
+	return all
 }
 
 func optedOut(n Node) error {

@@ -162,7 +162,7 @@ func (v *view) keepsNVIDIA(uuid string) bool {
 }
 
 func policyNode(n *Node) policy.Node {
-	return policy.Node{Name: n.Name, Labels: n.Labels, Devices: n.GPU.Status.Devices}
+	return policy.Node{Name: n.Name, Labels: n.Labels, Devices: n.GPU.Status.Devices, Changed: changed(n.GPU.Spec)}
 }
 
 func asProblem(err error) *plan.Problem {

@@ -106,7 +106,7 @@ func (v *view) prepareMPS(j judgement) (judgement, bool) {
 
 // remember is the gate before NVIDIA's MPS daemon ends: the baseline says that it served the node.
 func (v *view) remember() (judgement, bool) {
-	if v.node.GPU.Spec.Baseline != nil || len(v.leavesNVIDIA()) == 0 {
+	if !v.unrecorded() || len(v.leavesNVIDIA()) == 0 {
 		return judgement{}, false
 	}
 	return judgement{

@@ -36,12 +36,10 @@ func (v *view) setSpec() SetSpec {
 	return SetSpec{Node: v.node.Name, Spec: spec, Policy: v.ref(), Why: why}
 }
 
-// kept is the spec with what every change keeps, the baseline recorded before the first.
+// kept is the spec with what every change keeps, the baseline of each GPU recorded before its first.
 func (v *view) kept() v1alpha1.GPUNodeSpec {
 	spec := *v.node.GPU.Spec.DeepCopy()
-	if spec.Baseline == nil {
-		spec.Baseline = found(*v.node, v.have)
-	}
+	v.record(&spec)
 	spec.Policy = v.to.policy
 	if v.by != nil {
 		spec.Release = releaseOf(v.by)
@@ -82,6 +80,7 @@ func (v *view) recordReached() (SetSpec, bool) {
 		if !v.fallsBack {
 			spec.LastGood, spec.Failed = v.to.sharing(), nil
 			spec.LastGood.Devices = sorted(spec.LastGood.Devices)
+			v.forget(&spec)
 		}
 	}
 	differs := !equality.Semantic.DeepEqual(spec, v.node.GPU.Spec)

@@ -4,7 +4,6 @@
 package rollout
 
 import (
-	"cmp"
 	"slices"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
@@ -45,10 +44,17 @@ func targetOf(w policy.Wish) target {
 	}
 }
 
-// fallback is where a node goes when the wish failed: to its last good state, else to its baseline.
+// fallback is where a node goes when the desired state failed: to its last good state, else to its baseline. GPUs that the last
+// good state does not list, since they were deselected or have come later, go to their baseline.
 func fallback(by string, spec v1alpha1.GPUNodeSpec, have []gpu.Device) target {
 	if good := spec.LastGood; good != nil {
-		return target{policy: by, key: good.ConfigKey, devices: present(good.Devices, have)}
+		devices := present(good.Devices, have)
+		for _, d := range restorable(spec, have) {
+			if !lists(devices, d.UUID) {
+				devices = append(devices, d)
+			}
+		}
+		return target{policy: by, key: good.ConfigKey, devices: devices}
 	}
 	t := baseline(spec, have)
 	t.policy, t.final, t.labels = by, false, nil
@@ -62,7 +68,7 @@ func baseline(spec v1alpha1.GPUNodeSpec, have []gpu.Device) target {
 		return t
 	}
 	t.key = spec.Baseline.Labels[v1alpha1.LabelConfig]
-	t.devices = present(spec.Baseline.Devices, have)
+	t.devices = restorable(spec, have)
 	if before, had := spec.Baseline.Labels[v1alpha1.LabelMIGManager]; had {
 		t.labels[v1alpha1.LabelMIGManager] = &before
 	}
@@ -81,13 +87,17 @@ func present(devices []v1alpha1.DeviceSpec, have []gpu.Device) []v1alpha1.Device
 	return kept
 }
 
+func lists(devices []v1alpha1.DeviceSpec, uuid string) bool {
+	return slices.ContainsFunc(devices, func(d v1alpha1.DeviceSpec) bool { return d.UUID == uuid })
+}
+
 // recordedLabels are the labels of a node that its baseline records.
 func recordedLabels() []string {
 	return []string{v1alpha1.LabelConfig, v1alpha1.LabelMIGManager, v1alpha1.LabelMIGConfig, v1alpha1.LabelMIGConfigState}
 }
 
-// found records the state of a node before it is first changed.
-func found(n Node, have []gpu.Device) *v1alpha1.Baseline {
+// found records the labels of a node before it is first changed.
+func found(n Node) *v1alpha1.Baseline {
 	b := &v1alpha1.Baseline{}
 	for _, name := range recordedLabels() {
 		value, has := n.Labels[name]
@@ -98,10 +108,6 @@ func found(n Node, have []gpu.Device) *v1alpha1.Baseline {
 			b.Labels[name] = value
 		}
 	}
-	for _, d := range have {
-		b.Devices = append(b.Devices, v1alpha1.DeviceSpec{UUID: d.UUID, Sharing: plan.Observed(d)})
-	}
-	slices.SortFunc(b.Devices, func(a, b v1alpha1.DeviceSpec) int { return cmp.Compare(a.UUID, b.UUID) })
 	return b
 }
 

@@ -1,0 +1,106 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout
+
+import (
+	"slices"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
+)
+
+// GPUs come and go one by one: one is replaced and has another UUID, another is no longer selected. So the baseline has an
+// entry for each GPU that the operator changes, and for no other:
+//
+//	added     in the write of the spec that first lists the GPU, from what the agent reports: nobody has changed it before that
+//	used      when no policy selects the GPU, when the desired state fails and the last good state does not list it, and when no
+//	          policy governs the node
+//	removed   once a GPU that the policy does not select is back in that state; from then on it is the user's
+
+// changed returns the GPUs that the operator has changed, each in its state before that. Where a policy left the node as it
+// is (deletionPolicy Retain), these GPUs are the user's.
+func changed(spec v1alpha1.GPUNodeSpec) []v1alpha1.DeviceSpec {
+	if spec.Baseline == nil || leftAsIs(spec) {
+		return nil
+	}
+	return spec.Baseline.Devices
+}
+
+// leftAsIs reports whether the policy that governed the node last has left it as it is.
+func leftAsIs(spec v1alpha1.GPUNodeSpec) bool { return spec.Policy == "" && retained(spec) }
+
+// restorable returns the GPUs that the operator has changed and the node still has, each in the state to which it returns. A
+// GPU without an entry in the baseline, though the operator changed it, returns to no MIG mode and no MPS daemon: the state
+// of a GPU that nobody has partitioned.
+func restorable(spec v1alpha1.GPUNodeSpec, have []gpu.Device) []v1alpha1.DeviceSpec {
+	if spec.Baseline == nil {
+		return nil
+	}
+	devices := present(spec.Baseline.Devices, have)
+	for _, d := range have {
+		if asked(spec, d.UUID) && !lists(devices, d.UUID) {
+			devices = append(devices, unpartitioned(d.UUID))
+		}
+	}
+	return devices
+}
+
+// asked reports whether the spec, or the last good state in it, asks for a state of a GPU.
+func asked(spec v1alpha1.GPUNodeSpec, uuid string) bool {
+	return lists(spec.Devices, uuid) || spec.LastGood != nil && lists(spec.LastGood.Devices, uuid)
+}
+
+func unpartitioned(uuid string) v1alpha1.DeviceSpec {
+	return v1alpha1.DeviceSpec{UUID: uuid, Sharing: v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeDisabled}}
+}
+
+// record adds to the baseline the GPUs of the target that it does not list.
+func (v *view) record(spec *v1alpha1.GPUNodeSpec) {
+	if spec.Baseline == nil {
+		spec.Baseline = found(*v.node)
+	}
+	if v.by == nil {
+		return // nothing new is changed
+	}
+	devices := slices.Clone(spec.Baseline.Devices)
+	if leftAsIs(*spec) {
+		devices = slices.DeleteFunc(devices, func(d v1alpha1.DeviceSpec) bool { return !lists(v.to.devices, d.UUID) })
+	}
+	for _, d := range v.have {
+		if lists(v.to.devices, d.UUID) && !lists(devices, d.UUID) {
+			devices = append(devices, v.before(d))
+		}
+	}
+	spec.Baseline.Devices = sorted(devices)
+}
+
+// before returns the state to which a GPU without an entry in the baseline returns: as it is, unless that is the operator's
+// doing.
+func (v *view) before(d gpu.Device) v1alpha1.DeviceSpec {
+	sharing := plan.Observed(d)
+	if asked(v.node.GPU.Spec, d.UUID) || sharing.MPS != nil && sharing.MPS.Owner == v1alpha1.MPSDaemonOwnerGPUSharing {
+		return unpartitioned(d.UUID)
+	}
+	return v1alpha1.DeviceSpec{UUID: d.UUID, Sharing: sharing}
+}
+
+// unrecorded reports whether the baseline lacks a GPU that is to be changed.
+func (v *view) unrecorded() bool {
+	b := v.node.GPU.Spec.Baseline
+	return b == nil || v.by != nil && slices.ContainsFunc(v.to.devices, func(d v1alpha1.DeviceSpec) bool {
+		return !lists(b.Devices, d.UUID)
+	})
+}
+
+// forget removes from a spec the GPUs that the policy does not select and that are back in their baseline.
+func (v *view) forget(spec *v1alpha1.GPUNodeSpec) {
+	if v.wish == nil || v.fallsBack {
+		return
+	}
+	back := func(d v1alpha1.DeviceSpec) bool { return lists(v.wish.Restored, d.UUID) }
+	for _, devices := range []*[]v1alpha1.DeviceSpec{&spec.Devices, &spec.Baseline.Devices, &spec.LastGood.Devices} {
+		*devices = slices.DeleteFunc(slices.Clone(*devices), back)
+	}
+}
