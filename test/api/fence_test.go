@@ -162,6 +162,12 @@ func (f *fence) nodes(cases map[string]fenceCase) {
 			do: node(withTaints(other, `{"key": "node.kubernetes.io/out-of-service", "effect": "NoSchedule"}`)), says: taints + "node.kubernetes.io/out-of-service",
 		},
 		"removes another's taint": {do: node(withTaints(policyTaint)), says: taints + "example.com/other:NoSchedule"},
+		"records the taint that it adds": {do: node(`{"metadata": {"annotations": {"gpusharing.io/taints": "c:NoSchedule,example.com/policy:NoSchedule"}}, ` +
+			strings.TrimPrefix(withTaints(other, policyTaint, `{"key": "c", "effect": "NoSchedule"}`), "{"))},
+		"records another's taint as its own": {
+			do:   node(`{"metadata": {"annotations": {"gpusharing.io/taints": "example.com/other:NoSchedule"}}}`),
+			says: "may not record these taints as its own: example.com/other:NoSchedule",
+		},
 	} {
 		cases["node: it "+name] = c
 	}
@@ -205,10 +211,10 @@ func (f *fence) clusterPolicies(cases map[string]fenceCase) {
 }
 
 func (f *fence) nodeFeatures(cases map[string]fenceCase) {
-	write := func(namespace, name, label string) func(context.Context) error {
+	feature := func(namespace, name, label string, instances map[string]any) func(context.Context) error {
 		u := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{
 			"labels":   map[string]any{label: "false"},
-			"features": map[string]any{"flags": map[string]any{}, "attributes": map[string]any{}, "instances": map[string]any{}},
+			"features": map[string]any{"flags": map[string]any{}, "attributes": map[string]any{}, "instances": instances},
 		}}}
 		u.SetGroupVersionKind(schema.GroupVersionKind{Group: "nfd.k8s-sigs.io", Version: "v1alpha1", Kind: "NodeFeature"})
 		u.SetNamespace(namespace)
@@ -216,6 +222,10 @@ func (f *fence) nodeFeatures(cases map[string]fenceCase) {
 		u.SetLabels(map[string]string{"nfd.node.kubernetes.io/node-name": "node-1"})
 		return func(ctx context.Context) error { return f.controller.Create(ctx, u.DeepCopy(), client.DryRunAll) }
 	}
+	write := func(namespace, name, label string) func(context.Context) error {
+		return feature(namespace, name, label, map[string]any{})
+	}
+	pci := map[string]any{"pci.device": map[string]any{"elements": []any{map[string]any{"attributes": map[string]any{"vendor": "10de"}}}}}
 	const place = "may write NodeFeatures in its own namespace only, whose names begin with zz-gpu-sharing-"
 	for name, c := range map[string]fenceCase{
 		"overrides nvidia.com/mps.capable": {do: write(fenceNamespace, "zz-gpu-sharing-node-1", "nvidia.com/mps.capable")},
@@ -223,6 +233,10 @@ func (f *fence) nodeFeatures(cases map[string]fenceCase) {
 		"writes what is GFD's":             {do: write(fenceNamespace, "nvidia-features-for-node-1", "nvidia.com/mps.capable"), says: place},
 		"sets another label": {
 			do: write(fenceNamespace, "zz-gpu-sharing-node-1", "node-role.kubernetes.io/a"), says: "may set these labels through NodeFeatures only: nvidia.com/mps.capable",
+		},
+		"invents a device, for which a NodeFeatureRule may label, taint or annotate the node": {
+			do:   feature(fenceNamespace, "zz-gpu-sharing-node-1", "nvidia.com/mps.capable", pci),
+			says: "may report no features of hardware",
 		},
 	} {
 		cases["NodeFeature: it "+name] = c
