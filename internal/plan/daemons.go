@@ -15,12 +15,13 @@ import (
 //
 // A daemon is stopped when no GPU wants it any more, and also when only some do: its server holds every GPU that it
 // serves, so one that leaves is not free before the server is gone. The others then get it back. It is started anew as well
-// for a GPU that is added, which a server that runs may not know, and to serve other users. New limits alone need no restart
-// and disturb nobody: they are for clients that connect later.
+// for a GPU that is added, which a server that runs may not know, to serve other users, and for a GPU that is reset together with
+// another one. New limits alone need no restart and disturb nobody: they are for clients that connect later.
 func daemonSteps(goals []goal) (stops, starts []Step) {
 	has, wanted := serving(goals, haveMPS), serving(goals, wantMPS)
 	for _, resource := range slices.Sorted(maps.Keys(has)) {
-		if leaves(has[resource], wanted[resource]) || leaves(wanted[resource], has[resource]) || otherUsers(has[resource], wanted[resource]) {
+		if leaves(has[resource], wanted[resource]) || leaves(wanted[resource], has[resource]) ||
+			otherUsers(has[resource], wanted[resource]) || slices.ContainsFunc(has[resource], resetWithOthers(goals)) {
 			stops = append(stops, stopMPS{resource: resource, devices: has[resource]})
 			delete(has, resource)
 		}
@@ -33,6 +34,15 @@ func daemonSteps(goals []goal) (stops, starts []Step) {
 		}
 	}
 	return stops, starts
+}
+
+// resetWithOthers reports whether a GPU has to be reset because the MIG mode of another one changes.
+func resetWithOthers(goals []goal) func(goal) bool {
+	return func(peer goal) bool {
+		return slices.ContainsFunc(goals, func(g goal) bool {
+			return g.wished && !g.waits && g.device.State.MIG != g.want.MIG && slices.Contains(g.device.ResetPeers, peer.device.UUID)
+		})
+	}
 }
 
 // serving groups the GPUs of the node by the daemon of ours that serves them, or shall.

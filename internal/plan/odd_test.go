@@ -54,3 +54,25 @@ func TestAResetNeedsItsPeersIdle(t *testing.T) {
 	}
 	g.Expect(blocked).To(Equal([]string{have[0].UUID, have[2].UUID}))
 }
+
+// An MPS server holds its GPU, also where another GPU changes.
+func TestMPSOnAPeerStopsForAReset(t *testing.T) {
+	g := NewWithT(t)
+	have := observed(t, sim.A100, sim.A100, sim.A100)
+	have[0].ResetPeers = []string{have[2].UUID}
+	for i := 1; i < 3; i++ {
+		have[i].State.MPS = &gpu.MPSDaemon{Resource: plan.ResourceGPU, ActiveThreadPercentage: 25, PinnedMemoryLimitMiB: 3840}
+		have[i].State.ComputeMode = gpu.ComputeExclusiveProcess
+	}
+	wish := []v1alpha1.DeviceSpec{{UUID: have[0].UUID, Sharing: split(count("1g.5gb", 1))}}
+	steps, err := plan.Node(wish, have)
+	g.Expect(err).NotTo(HaveOccurred())
+	const both = "GPU 1 (NVIDIA-A100-SXM4-40GB) and GPU 2 (NVIDIA-A100-SXM4-40GB): "
+	g.Expect(steps[0].String()).To(Equal(both + "stop MPS for nvidia.com/gpu"))
+	g.Expect(steps[len(steps)-1].String()).To(HavePrefix(both + "start MPS for nvidia.com/gpu"))
+
+	have[0].ResetPeers = nil
+	steps, err = plan.Node(wish, have)
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(steps[0].String()).To(ContainSubstring("enable MIG mode"), "without a peer it is left alone")
+}

@@ -10,7 +10,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 )
 
-// group is the GPUs of which a reset has said that they must be reset together. Only a reset tells, so it is remembered.
+// group is the GPUs of which a reset has said that they must be reset together. Only a reset tells, so it is remembered until
+// they were: a fabric manager may run before the next reset.
 type group struct {
 	mu  sync.Mutex
 	pci []string // sorted
@@ -22,6 +23,12 @@ func (g *group) add(lists ...[]string) {
 	g.pci = append(g.pci, slices.Concat(lists...)...)
 	slices.Sort(g.pci)
 	g.pci = slices.Compact(g.pci)
+}
+
+func (g *group) forget() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.pci = nil
 }
 
 // describe says of each GPU which others must be reset with it.

@@ -145,6 +145,9 @@ func (r *resetting) once(ctx context.Context) error {
 	if peers, ok := errors.AsType[*gpu.PeersError](err); ok {
 		r.group.add(r.pci, peers.PCIBusIDs)
 	}
+	if err == nil && len(r.pci) > 1 {
+		r.group.forget()
+	}
 	return err
 }
 

@@ -153,6 +153,9 @@ func (h *Hardware) Reset(ctx context.Context, uuids ...string) error {
 		if _, peers := errors.AsType[*gpu.PeersError](err); peers {
 			h.together = true
 		}
+		if err == nil && len(uuids) > 1 {
+			h.together = false // a fabric manager may run before the next reset, which tells again
+		}
 		if h.node.DRM && errors.Is(err, gpu.ErrBusy) {
 			err = &gpu.ModuleError{Module: "nvidia_drm"}
 		}
