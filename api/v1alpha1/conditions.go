@@ -40,6 +40,9 @@ const (
 	ReasonNoMatchingNodes = "NoMatchingNodes"
 	// ReasonPaused: the policy's rollout is paused.
 	ReasonPaused = "Paused"
+	// ReasonInvalidWindow: a maintenance window of the policy (rollout.windows) has a schedule that never opens it, or a time
+	// zone that is unknown. The policy changes nothing until that is corrected.
+	ReasonInvalidWindow = "InvalidWindow"
 )
 
 // Reasons of a policy's Tainted condition.
@@ -71,6 +74,8 @@ const (
 	ReasonNodeOptedOut = "NodeOptedOut"
 	// ReasonWiring: NVIDIA's device plugin is being pointed at the operator's ConfigMap.
 	ReasonWiring = "Wiring"
+	// ReasonOutsideWindow: a disruptive change waits for a maintenance window of the policy (rollout.windows).
+	ReasonOutsideWindow = "OutsideWindow"
 	// ReasonWaitingForFirst: one node goes first with this configuration; the others follow once it has verified.
 	ReasonWaitingForFirst = "WaitingForFirst"
 	// ReasonWaitingForBudget: as many nodes as maxUnavailable allows are changing already.

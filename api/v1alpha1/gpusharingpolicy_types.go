@@ -223,6 +223,60 @@ type Rollout struct {
 	// +optional
 	// +kubebuilder:default=Open
 	NewNodes NewNodesMode `json:"newNodes,omitempty"`
+
+	// windows are maintenance windows: disruptive changes start only while at least one of them is open, and so do reboots.
+	// Changes that disrupt nothing, rolling back a failed change, and restoring a node that the policy releases do not wait,
+	// nor does a new node that still has the taint gpusharing.io/startup. Absent: always open.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=16
+	Windows []MaintenanceWindow `json:"windows,omitempty"`
+
+	// onWindowEnd decides what happens to a node that is draining when its window closes. FinishDrain: the drain continues,
+	// as long as eviction.timeoutSeconds allows, and the change follows. CancelDrain: the node becomes schedulable again and
+	// drains anew in the next window. A change that has reached the GPUs is always finished. Default: FinishDrain.
+	// +optional
+	// +kubebuilder:default=FinishDrain
+	OnWindowEnd WindowEndMode `json:"onWindowEnd,omitempty"`
+}
+
+// WindowEndMode decides what happens to a node that is draining when its maintenance window closes.
+// +kubebuilder:validation:Enum=FinishDrain;CancelDrain
+type WindowEndMode string
+
+// The modes of the end of a maintenance window.
+const (
+	WindowEndFinishDrain WindowEndMode = "FinishDrain"
+	WindowEndCancelDrain WindowEndMode = "CancelDrain"
+)
+
+// MaintenanceWindow is a time that comes again and again, in which disruptive changes may start.
+type MaintenanceWindow struct {
+	// schedule is when the window opens, as for a CronJob: minute, hour, day of the month, month and day of the week
+	// (0 to 6 or SUN to SAT), or one of @hourly, @daily, @weekly, @monthly and @yearly. Example: "0 22 * * FRI". If
+	// daylight saving skips that time, the window opens as much later as the clock jumps. If it comes twice, it opens once.
+	// +required
+	// +kubebuilder:validation:MinLength=6
+	// +kubebuilder:validation:MaxLength=128
+	// +kubebuilder:validation:XValidation:rule="self.matches('^(@(hourly|daily|midnight|weekly|monthly|yearly|annually)|(?i:([*?]|[0-5]?[0-9])([-,/]([*?]|[0-5]?[0-9]))* ([*?]|(1?[0-9]|0[0-9]|2[0-3]))([-,/]([*?]|(1?[0-9]|0[0-9]|2[0-3])))* ([*?]|(0?[1-9]|[12][0-9]|3[01]))([-,/]([*?]|(0?[1-9]|[12][0-9]|3[01])))* ([*?]|(0?[1-9]|1[0-2]|jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec))([-,/]([*?]|(0?[1-9]|1[0-2]|jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)))* ([*?]|([0-6]|sun|mon|tue|wed|thu|fri|sat))([-,/]([*?]|([0-6]|sun|mon|tue|wed|thu|fri|sat)))*))$')",message="must be five fields of cron (minute, hour, day of the month, month, day of the week), such as 0 22 * * FRI, or one of @hourly, @daily, @midnight, @weekly, @monthly, @yearly and @annually"
+	Schedule string `json:"schedule,omitempty"`
+
+	// duration is how long the window stays open: hours and minutes, such as 4h or 1h30m, from 5m to 168h. Daylight saving
+	// does not change it.
+	// +required
+	// +kubebuilder:validation:MaxLength=16
+	// +kubebuilder:validation:XValidation:rule="self.matches('^([0-9]+h)?([0-9]+m)?(0s)?$') && duration(self) >= duration('5m') && duration(self) <= duration('168h')",message="must be hours and minutes from 5m to 168h, such as 4h or 1h30m"
+	Duration string `json:"duration,omitempty"`
+
+	// timeZone is the name of a time zone of the IANA database, such as Europe/Berlin, in which schedule counts. Default: UTC.
+	// +optional
+	// +kubebuilder:default=UTC
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=64
+	// +kubebuilder:validation:XValidation:rule="self.matches('^[A-Z][A-Za-z0-9_+-]*(/[A-Za-z0-9_+-]+){0,2}$') && self != 'Local'",message="must be the name of a time zone of the IANA database, such as Europe/Berlin"
+	// +kubebuilder:validation:XValidation:rule="timestamp('2026-01-01T00:00:00Z').getHours(self) >= 0",message="must be a time zone of the IANA database"
+	TimeZone string `json:"timeZone,omitempty"`
 }
 
 // EvictionMode says how pods in the way of a change are treated.
@@ -285,6 +339,10 @@ type GPUSharingPolicyStatus struct {
 	// +listMapKey=name
 	// +kubebuilder:validation:MaxItems=64
 	Resources []ResourceCount `json:"resources,omitempty"`
+
+	// nextWindow is when the next maintenance window opens (rollout.windows). Absent: no change waits for one.
+	// +optional
+	NextWindow *metav1.Time `json:"nextWindow,omitempty"`
 
 	// pending lists nodes that are not ready, with the reason for each: the first 32 by name.
 	// +optional

@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime/debug"
+	_ "time/tzdata" // the image of the controller has no time zones, and neither has every machine
 
 	"golang.org/x/term"
 	"k8s.io/utils/clock"

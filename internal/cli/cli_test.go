@@ -174,6 +174,11 @@ func TestPreviews(t *testing.T) {
 			return w, policy(t, "cheap", "{taints: [{key: example.com/shared, effect: NoSchedule}], "+
 				"sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 4, renameByDefault: true}}}")
 		},
+		"a change that waits for a maintenance window": func(t *testing.T) (rollout.World, v1alpha1.GPUSharingPolicy) {
+			p := policy(t, "research", fmt.Sprintf(toMIG, "Evict"))
+			p.Spec.Rollout.Windows = []v1alpha1.MaintenanceWindow{{Schedule: "0 22 * * FRI", Duration: "4h", TimeZone: "Europe/Berlin"}}
+			return world(node(t, "a", sim.A100)), p
+		},
 		"nothing to configure": func(t *testing.T) (rollout.World, v1alpha1.GPUSharingPolicy) {
 			w := world(node(t, "a", sim.T4))
 			w.Wiring = rollout.Wiring{Reason: v1alpha1.ReasonNoDevicePlugin, Message: "there is no ClusterPolicy; install the GPU Operator"}

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"slices"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
@@ -31,6 +32,10 @@ type group struct {
 	members []member                   // by name
 	lost    []lost                     // by name
 	idle    []member                   // that nothing happens to
+
+	windows    calendar     // in which disruptive changes start
+	invalid    error        // why the policy has no valid windows
+	nextWindow *metav1.Time // for which some node waits
 
 	failures int
 	halted   bool
@@ -202,6 +207,8 @@ func scaled(n *intstr.IntOrString, of int) int {
 // gate says why no change may start or go on at all on a node, whatever the budget.
 func (g *group) gate(w *World, m *member) (reason, message string) {
 	switch {
+	case g.invalid != nil:
+		return v1alpha1.ReasonInvalidWindow, g.invalidWindow()
 	case g.by != nil && g.by.Spec.Rollout.Paused:
 		return v1alpha1.ReasonPaused, "the rollout is paused; set rollout.paused to false to let it go on"
 	case g.by != nil && !w.Wiring.Ready:
@@ -212,5 +219,5 @@ func (g *group) gate(w *World, m *member) (reason, message string) {
 		return v1alpha1.ReasonRolloutHalted, fmt.Sprintf("the rollout is halted: %d of at most %d nodes failed (maxFailures); "+
 			"look at those, then change the policy", g.failures, max(g.by.Spec.Rollout.MaxFailures, 1))
 	}
-	return "", ""
+	return g.outsideWindow(w, m)
 }

@@ -34,10 +34,12 @@ func Decide(w World) Decision { return new(Memory).Decide(w) }
 func (memory *Memory) Decide(w World) Decision {
 	memory.begin(w.Wiring)
 	defer memory.end()
+	policies, windows, invalid := suspend(w.Policies)
+	w.Policies = policies
 	ranking := policy.Rank(w.Policies)
 	groups := map[string]*group{}
 	for i := range w.Policies {
-		groups[w.Policies[i].Name] = &group{by: &w.Policies[i]}
+		groups[w.Policies[i].Name] = &group{by: &w.Policies[i], windows: windows[i], invalid: invalid[i]}
 	}
 	groups[""] = &group{}
 	tolerated := tolerate(&w)

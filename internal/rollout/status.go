@@ -18,7 +18,9 @@ import (
 
 // status is what is so with a policy.
 func (g *group) status(w *World, tolerated tolerance, unmet []string) v1alpha1.GPUSharingPolicyStatus {
-	s := v1alpha1.GPUSharingPolicyStatus{Nodes: g.counts(), Resources: resources(g.members, mostResources), Pending: g.pending()}
+	s := v1alpha1.GPUSharingPolicyStatus{
+		Nodes: g.counts(), Resources: resources(g.members, mostResources), Pending: g.pending(), NextWindow: g.nextWindow,
+	}
 	s.Conditions = slices.Clone(g.by.Status.Conditions)
 	set := func(c metav1.Condition, found func([]metav1.Condition, metav1.Condition) []metav1.Condition) {
 		c.ObservedGeneration = g.by.Generation
@@ -90,6 +92,8 @@ func (g *group) accepted(w *World) metav1.Condition {
 	switch {
 	case w.Wiring.Reason != "":
 		c.Reason, c.Message = w.Wiring.Reason, w.Wiring.Message
+	case g.invalid != nil:
+		c.Reason, c.Message = v1alpha1.ReasonInvalidWindow, g.invalidWindow()
 	case len(g.lost) > 0:
 		c.Reason, c.Message = v1alpha1.ReasonConflicted, g.conflict()
 	case len(g.members) == 0:
@@ -158,7 +162,7 @@ func (g *group) reason(waiting []member) string {
 		}
 	}
 	for _, m := range waiting {
-		if m.reason == v1alpha1.ReasonPaused || m.reason == v1alpha1.ReasonWiring {
+		if slices.Contains([]string{v1alpha1.ReasonPaused, v1alpha1.ReasonInvalidWindow, v1alpha1.ReasonWiring}, m.reason) {
 			return m.reason
 		}
 		if m.reason != first {
@@ -201,7 +205,8 @@ func (g *group) stalled(accepted, ready metav1.Condition) metav1.Condition {
 		return c
 	}
 	ends := func(m member) bool {
-		return m.State == StateFailed || m.State == StateImpossible || m.reason == v1alpha1.ReasonRolloutHalted
+		return m.State == StateFailed || m.State == StateImpossible || m.reason == v1alpha1.ReasonRolloutHalted ||
+			m.reason == v1alpha1.ReasonInvalidWindow
 	}
 	if len(waiting) > 0 && !slices.ContainsFunc(waiting, func(m member) bool { return !ends(m) }) {
 		c.Status = metav1.ConditionTrue

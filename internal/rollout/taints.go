@@ -108,6 +108,10 @@ func (g *group) tainted(t tolerance) (c metav1.Condition, asked bool) {
 		say(wiring.Reason, wiring.Message)
 		taints = nil
 	}
+	if g.invalid != nil {
+		say(v1alpha1.ReasonInvalidWindow, g.invalidWindow())
+		taints = nil
+	}
 	for _, taint := range taints {
 		if reason, message := t.refuses(taint); reason != "" {
 			say(reason, message)

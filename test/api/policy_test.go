@@ -36,6 +36,7 @@ func TestPolicy(t *testing.T) {
 	cluster := env.Start(t)
 	t.Run("is refused", func(t *testing.T) { refused(t, cluster.Client) })
 	t.Run("is accepted", func(t *testing.T) { accepted(t, cluster.Client) })
+	t.Run("has maintenance windows", func(t *testing.T) { windows(t, cluster.Client) })
 	t.Run("is defaulted", func(t *testing.T) { defaulted(t, cluster.Client) })
 	t.Run("reports every violation at once", func(t *testing.T) { atOnce(t, cluster.Client) })
 }
@@ -402,6 +403,8 @@ func defaulted(t *testing.T, c client.Client) {
 	g.Expect(spec.Rollout.Eviction.TimeoutSeconds).To(Equal(int32(600)))
 	g.Expect(spec.Rollout.Reboot).To(Equal(v1alpha1.RebootModeNever), "nothing is rebooted unasked")
 	g.Expect(spec.Rollout.NewNodes).To(Equal(v1alpha1.NewNodesOpen))
+	g.Expect(spec.Rollout.Windows).To(BeNil(), "changes start at any time")
+	g.Expect(spec.Rollout.OnWindowEnd).To(Equal(v1alpha1.WindowEndFinishDrain))
 	g.Expect(spec.Taints).To(BeEmpty())
 	g.Expect(spec.Sharing.TimeSlicing.RenameByDefault).To(HaveValue(BeFalse()), "as NVIDIA's")
 	g.Expect(spec.Sharing.TimeSlicing.FailRequestsGreaterThanOne).To(HaveValue(BeTrue()))

@@ -349,6 +349,9 @@ var schemaYAML = typed.YAMLObject(`types:
           elementRelationship: associative
           keys:
           - type
+    - name: nextWindow
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Time
     - name: nodes
       type:
         namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.NodeCounts
@@ -571,6 +574,19 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: user
       type:
         scalar: numeric
+- name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MaintenanceWindow
+  map:
+    fields:
+    - name: duration
+      type:
+        scalar: string
+    - name: schedule
+      type:
+        scalar: string
+    - name: timeZone
+      type:
+        scalar: string
+      default: UTC
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.NewNodesMode
   scalar: string
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.NodeCounts
@@ -780,6 +796,10 @@ var schemaYAML = typed.YAMLObject(`types:
       type:
         namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.NewNodesMode
       default: Open
+    - name: onWindowEnd
+      type:
+        namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.WindowEndMode
+      default: FinishDrain
     - name: paused
       type:
         scalar: boolean
@@ -787,6 +807,12 @@ var schemaYAML = typed.YAMLObject(`types:
       type:
         namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.RebootMode
       default: Never
+    - name: windows
+      type:
+        list:
+          elementType:
+            namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MaintenanceWindow
+          elementRelationship: atomic
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.Sharing
   map:
     fields:
@@ -833,6 +859,8 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: replicas
       type:
         scalar: numeric
+- name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.WindowEndMode
+  scalar: string
 - name: io.k8s.apimachinery.pkg.apis.meta.v1.Condition
   map:
     fields:

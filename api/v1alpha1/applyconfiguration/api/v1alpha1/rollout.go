@@ -35,6 +35,14 @@ type RolloutApplyConfiguration struct {
 	// leave no gap at all: it is taken off any node that is ready, and off a node that no policy governs. NVIDIA's programs,
 	// and Node Feature Discovery, have to tolerate it, see taints. Default: Open.
 	NewNodes *apiv1alpha1.NewNodesMode `json:"newNodes,omitempty"`
+	// windows are maintenance windows: disruptive changes start only while at least one of them is open, and so do reboots.
+	// Changes that disrupt nothing, rolling back a failed change, and restoring a node that the policy releases do not wait,
+	// nor does a new node that still has the taint gpusharing.io/startup. Absent: always open.
+	Windows []MaintenanceWindowApplyConfiguration `json:"windows,omitempty"`
+	// onWindowEnd decides what happens to a node that is draining when its window closes. FinishDrain: the drain continues,
+	// as long as eviction.timeoutSeconds allows, and the change follows. CancelDrain: the node becomes schedulable again and
+	// drains anew in the next window. A change that has reached the GPUs is always finished. Default: FinishDrain.
+	OnWindowEnd *apiv1alpha1.WindowEndMode `json:"onWindowEnd,omitempty"`
 }
 
 // RolloutApplyConfiguration constructs a declarative configuration of the Rollout type for use with
@@ -88,5 +96,26 @@ func (b *RolloutApplyConfiguration) WithReboot(value apiv1alpha1.RebootMode) *Ro
 // If called multiple times, the NewNodes field is set to the value of the last call.
 func (b *RolloutApplyConfiguration) WithNewNodes(value apiv1alpha1.NewNodesMode) *RolloutApplyConfiguration {
 	b.NewNodes = &value
+	return b
+}
+
+// WithWindows adds the given value to the Windows field in the declarative configuration
+// and returns the receiver, so that objects can be build by chaining "With" function invocations.
+// If called multiple times, values provided by each call will be appended to the Windows field.
+func (b *RolloutApplyConfiguration) WithWindows(values ...*MaintenanceWindowApplyConfiguration) *RolloutApplyConfiguration {
+	for i := range values {
+		if values[i] == nil {
+			panic("nil value passed to WithWindows")
+		}
+		b.Windows = append(b.Windows, *values[i])
+	}
+	return b
+}
+
+// WithOnWindowEnd sets the OnWindowEnd field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the OnWindowEnd field is set to the value of the last call.
+func (b *RolloutApplyConfiguration) WithOnWindowEnd(value apiv1alpha1.WindowEndMode) *RolloutApplyConfiguration {
+	b.OnWindowEnd = &value
 	return b
 }
