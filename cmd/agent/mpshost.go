@@ -47,5 +47,5 @@ func newControl(f hostFlags) (mps.Control, error) {
 	if err != nil {
 		return mps.Control{}, fmt.Errorf("opening the MPS root: %w", err)
 	}
-	return mps.NewControl(driver.NewRunner(f.drivers(), host.Exec{}), "/", root, clock.RealClock{}), nil
+	return mps.NewControl(driver.NewRunner(f.drivers(), host.Exec{}), root, clock.RealClock{}), nil
 }

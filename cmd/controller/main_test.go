@@ -206,7 +206,7 @@ func (p *program) machine(name string, models ...sim.Model) *sim.Hardware {
 	runner := hostfake.NewRunner().Add("nvidia-cuda-mps-control", mpsfake.NewDaemons().Program)
 	a := agent.New(agent.Config{
 		Node: name, BootID: "boot", Client: p.client, Hardware: hardware, Clock: clock.RealClock{},
-		MPS:       mps.NewView(mps.NewControl(runner, "/", root, mpsfake.NewClock(time.Now()))),
+		MPS:       mps.NewView(mps.NewControl(runner, root, mpsfake.NewClock(time.Now()))),
 		Processes: hostfake.NewProcesses("boot"), Allocations: agent.NoAllocations{}, Resync: time.Minute,
 	})
 	p.Expect(node.Pass(p.t.Context())).To(Succeed())

@@ -85,7 +85,7 @@ func (s scenario) node(suffix string, models ...sim.Model) *node {
 	root, err := os.OpenRoot(n.mpsRoot)
 	n.Expect(err).NotTo(gomega.HaveOccurred())
 	s.Cleanup(func() { _ = root.Close() })
-	control := mps.NewControl(n.runner, "/", root, n.clock)
+	control := mps.NewControl(n.runner, root, n.clock)
 	n.mpsHost, n.view = mps.NewHost(control, n.daemons, func() bool { return false }), mps.NewView(control)
 	n.clock.Meanwhile = func() { _ = n.mpsHost.Converge(s.Context(), true) }
 	n.restartAgent()

@@ -36,7 +36,7 @@ func on(t *testing.T, h gpu.Hardware) *Controller {
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
 	t.Cleanup(func() { _ = root.Close() })
 	clock := mpsfake.NewClock(time.Unix(1_800_000_000, 0))
-	control := mps.NewControl(hostfake.NewRunner(), "/", root, clock)
+	control := mps.NewControl(hostfake.NewRunner(), root, clock)
 	return New(Config{
 		Hardware: h, MPS: mps.NewView(control), Processes: hostfake.NewProcesses("boot"), Allocations: nobody{}, Clock: clock,
 	})

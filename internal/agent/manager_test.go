@@ -95,7 +95,7 @@ func startAgent(t *testing.T, cluster *env.Cluster, name string, hardware gpu.Ha
 	processes := hostfake.NewProcesses("boot-1")
 	c := agent.New(agent.Config{
 		Node: name, BootID: "boot-1", Client: mgr.GetClient(), Hardware: hardware, Processes: processes,
-		MPS:         mps.NewView(mps.NewControl(hostfake.NewRunner(), "/", root, clock.RealClock{})),
+		MPS:         mps.NewView(mps.NewControl(hostfake.NewRunner(), root, clock.RealClock{})),
 		Allocations: kubelet, Clock: clock.RealClock{}, Resync: time.Hour,
 	})
 	g.Expect(c.Register(mgr)).To(gomega.Succeed())
@@ -128,7 +128,7 @@ func BenchmarkQuietPass(b *testing.B) {
 	}
 	controller := agent.New(agent.Config{
 		Node: "quiet", BootID: "boot-1", Client: c, Hardware: sim.New(models...), Processes: hostfake.NewProcesses("boot-1"),
-		MPS:         mps.NewView(mps.NewControl(hostfake.NewRunner(), "/", root, clock.RealClock{})),
+		MPS:         mps.NewView(mps.NewControl(hostfake.NewRunner(), root, clock.RealClock{})),
 		Allocations: agent.NoAllocations{}, Clock: clock.RealClock{}, Resync: time.Hour,
 	})
 	if err := cluster.Client.Apply(b.Context(), ac.GPUNode("quiet"), client.FieldOwner("test")); err != nil {

@@ -61,7 +61,7 @@ func (n Node) Find() (Driver, error) {
 		return Driver{}, err
 	}
 	d := Driver{node: n, Roots: roots}
-	if d.Library, err = n.library(roots.Driver); err != nil {
+	if d.Library, err = n.Library(roots.Driver); err != nil {
 		return Driver{}, err
 	}
 	if d.Identity, err = d.identify(); err != nil {
@@ -100,13 +100,13 @@ func (n Node) marks() (marks, error) {
 }
 
 func (n Node) look(root string) tree {
-	_, err := n.library(root)
+	_, err := n.Library(root)
 	_, wsl := n.file(root, "usr/lib/wsl/lib/"+libraryName)
 	return tree{library: err == nil, wsl: wsl, dev: n.isFolder(filepath.Join(root, "dev"))}
 }
 
-// library is the path here of NVML below a driver root on the node.
-func (n Node) library(root string) (string, error) {
+// Library returns the path here of NVML below a driver root on the node, links followed.
+func (n Node) Library(root string) (string, error) {
 	for _, folder := range libraryFolders() {
 		if file, ok := n.file(root, filepath.Join(folder, libraryName)); ok {
 			return file, nil

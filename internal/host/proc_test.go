@@ -128,15 +128,3 @@ func newProc(t *testing.T, files map[string]string) *host.Proc {
 	t.Cleanup(func() { _ = root.Close() })
 	return host.NewProc(root)
 }
-
-func TestDriverRoot(t *testing.T) {
-	g := gomega.NewWithT(t)
-	g.Expect(host.DriverRoot("/").Program("nvidia-smi")).To(gomega.Equal("/usr/bin/nvidia-smi"))
-	g.Expect(host.DriverRoot("/").Env()).To(gomega.BeEmpty(), "a driver on the host is found by itself")
-	container := host.DriverRoot("/run/nvidia/driver")
-	g.Expect(container.Program("nvidia-smi")).To(gomega.Equal("/run/nvidia/driver/usr/bin/nvidia-smi"))
-	g.Expect(container.Env()).To(gomega.ConsistOf(
-		gomega.MatchRegexp("^LD_LIBRARY_PATH=/lib64:.*:/run/nvidia/driver/usr/lib64:/run/nvidia/driver/usr/lib/x86_64-linux-gnu:"),
-		gomega.HavePrefix("PATH=/run/nvidia/driver/usr/bin:"),
-	))
-}

@@ -33,14 +33,13 @@ func settling() pace { return pace{every: 100 * time.Millisecond, atMost: 15 * t
 // Control speaks with MPS control daemons through NVIDIA's program.
 type Control struct {
 	runner host.Runner
-	driver host.DriverRoot
 	clock  clock.Clock
 	files  files
 }
 
-// NewControl makes a control with an MPS root, whose name must be an absolute path.
-func NewControl(runner host.Runner, driver host.DriverRoot, root *os.Root, clk clock.Clock) Control {
-	return Control{runner: runner, driver: driver, clock: clk, files: files{root: root}}
+// NewControl makes a control with an MPS root, whose name must be an absolute path. The runner finds NVIDIA's program by its name.
+func NewControl(runner host.Runner, root *os.Root, clk clock.Clock) Control {
+	return Control{runner: runner, clock: clk, files: files{root: root}}
 }
 
 // Start starts a daemon, waits until it answers and sets its limits.
@@ -250,10 +249,10 @@ func (c Control) run(ctx context.Context, command host.Command, timeout time.Dur
 
 func (c Control) command(resource string) host.Command {
 	return host.Command{
-		Path: c.driver.Program(controlProgram),
-		Env: append([]string{
+		Path: controlProgram,
+		Env: []string{
 			pipeVariable + "=" + c.files.path(resource, "pipe"),
 			"CUDA_MPS_LOG_DIRECTORY=" + c.files.path(resource, "log"),
-		}, c.driver.Env()...),
+		},
 	}
 }

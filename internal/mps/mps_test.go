@@ -46,7 +46,7 @@ func newNode(t *testing.T) *node {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = root.Close() })
-	control := mps.NewControl(n.runner, "/", root, n.clock)
+	control := mps.NewControl(n.runner, root, n.clock)
 	n.host, n.view = mps.NewHost(control, n.daemons, func() bool { return n.leaves }), mps.NewView(control)
 	n.podRuns(t)
 	return n
@@ -111,7 +111,7 @@ func TestStartIsNVIDIAs(t *testing.T) {
 		"nvidia-cuda-mps-control < set_default_active_thread_percentage 10",
 	}))
 	for _, c := range n.runner.Commands() {
-		g.Expect(c.Path).To(gomega.Equal("/usr/bin/nvidia-cuda-mps-control"))
+		g.Expect(c.Path).To(gomega.Equal("nvidia-cuda-mps-control"), "which is found where the driver is now")
 		g.Expect(c.Env).To(gomega.Equal([]string{
 			"CUDA_MPS_PIPE_DIRECTORY=" + n.pipe(), "CUDA_MPS_LOG_DIRECTORY=" + n.path(resource, "log"),
 		}), "NVIDIA's environment, and nothing else")
@@ -331,18 +331,6 @@ func TestResourcesThatAreNone(t *testing.T) {
 			g.Expect(n.files(t)).To(gomega.BeEmpty())
 		})
 	}
-}
-
-func TestTheDriversOwnRoot(t *testing.T) {
-	g := gomega.NewWithT(t)
-	runner := hostfake.NewRunner().Add("nvidia-cuda-mps-control", fake.NewDaemons().Program)
-	root, err := os.OpenRoot(t.TempDir())
-	g.Expect(err).NotTo(gomega.HaveOccurred())
-	t.Cleanup(func() { _ = root.Close() })
-	_, _ = mps.NewControl(runner, "/run/nvidia/driver", root, fake.NewClock(time.Time{})).Ask(t.Context(), resource)
-	command := runner.Commands()[0]
-	g.Expect(command.Path).To(gomega.Equal("/run/nvidia/driver/usr/bin/nvidia-cuda-mps-control"))
-	g.Expect(command.Env).To(gomega.ContainElement(gomega.MatchRegexp("^LD_LIBRARY_PATH=.*:/run/nvidia/driver/usr/lib64:")))
 }
 
 func TestAssign(t *testing.T) {

@@ -24,6 +24,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	ac "github.com/gpusharing/gpu-sharing-operator/api/v1alpha1/applyconfiguration/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/agent"
+	drivers "github.com/gpusharing/gpu-sharing-operator/internal/driver"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/nvml"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 	hostfake "github.com/gpusharing/gpu-sharing-operator/internal/host/fake"
@@ -61,14 +62,14 @@ func newBench(t *testing.T, scale int) *bench {
 	b := &bench{
 		driver: d, scale: scale, cluster: env.Start(t), program: migParted(t, cache), config: filepath.Join(t.TempDir(), "config.yaml"),
 	}
-	library, err := nvml.FindLibrary(d.Root())
+	library, err := drivers.Node{Host: "/"}.Library(d.Root())
 	g.Expect(err).NotTo(HaveOccurred())
 	root, err := os.OpenRoot(t.TempDir())
 	g.Expect(err).NotTo(HaveOccurred())
 	t.Cleanup(func() { _ = root.Close() })
 	b.controller = agent.New(agent.Config{
 		Node: nodeName, BootID: "boot", Client: b.cluster.Client, Hardware: nvml.New(nvml.Options{Library: library, SMI: b.smi}),
-		MPS:       mps.NewView(mps.NewControl(hostfake.NewRunner(), "/", root, clock.RealClock{})),
+		MPS:       mps.NewView(mps.NewControl(hostfake.NewRunner(), root, clock.RealClock{})),
 		Processes: hostfake.NewProcesses("boot"), Allocations: agent.NoAllocations{}, Clock: clock.RealClock{}, Resync: time.Hour,
 	})
 	return b

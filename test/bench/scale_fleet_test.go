@@ -58,7 +58,7 @@ func newFleet(t *testing.T, c client.Client, cached cache.Cache, nodes int) *fle
 	root, err := os.OpenRoot(t.TempDir())
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
 	t.Cleanup(func() { _ = root.Close() })
-	view := mps.NewView(mps.NewControl(hostfake.NewRunner(), "/", root, clock.RealClock{}))
+	view := mps.NewView(mps.NewControl(hostfake.NewRunner(), root, clock.RealClock{}))
 	f := &fleet{client: c, cache: cached, agents: map[string]*agent.Controller{}, wishes: map[string]string{}}
 	for i := range nodes {
 		name := fmt.Sprintf("node-%04d", i)

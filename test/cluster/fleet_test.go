@@ -184,7 +184,7 @@ func (f *fleet) runAgents() {
 		runner := hostfake.NewRunner().Add("nvidia-cuda-mps-control", mpsfake.NewDaemons().Program)
 		c := agent.New(agent.Config{
 			Node: m.name, BootID: "boot", Client: mgr.GetClient(), Hardware: m.gated(), Clock: f.clock,
-			MPS:       mps.NewView(mps.NewControl(runner, "/", root, mpsfake.NewClock(f.clock.Now()))),
+			MPS:       mps.NewView(mps.NewControl(runner, root, mpsfake.NewClock(f.clock.Now()))),
 			Processes: hostfake.NewProcesses("boot"), Allocations: allocations, Resync: 2 * time.Second,
 		})
 		f.Expect(c.Register(mgr)).To(Succeed())

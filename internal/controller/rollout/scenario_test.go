@@ -168,7 +168,7 @@ func (s *scenario) machine(name string, models ...sim.Model) *machine {
 	s.Expect(err).NotTo(HaveOccurred())
 	s.t.Cleanup(func() { _ = root.Close() })
 	runner := hostfake.NewRunner().Add("nvidia-cuda-mps-control", mpsfake.NewDaemons().Program)
-	view := mps.NewView(mps.NewControl(runner, "/", root, mpsfake.NewClock(s.clock.Now())))
+	view := mps.NewView(mps.NewControl(runner, root, mpsfake.NewClock(s.clock.Now())))
 	m.agent = agent.New(agent.Config{
 		Node: name, BootID: "boot", Client: s.agentClient(name), Hardware: m.hardware, MPS: view, Clock: s.clock,
 		Processes: hostfake.NewProcesses("boot"), Allocations: agent.NoAllocations{}, Resync: time.Minute,

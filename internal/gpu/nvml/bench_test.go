@@ -6,6 +6,7 @@ package nvml_test
 import (
 	"testing"
 
+	drivers "github.com/gpusharing/gpu-sharing-operator/internal/driver"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/nvml"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/test/simdriver"
@@ -42,7 +43,7 @@ func BenchmarkObserve(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	library, err := nvml.FindLibrary(d.Root())
+	library, err := drivers.Node{Host: "/"}.Library(d.Root())
 	if err != nil {
 		b.Fatal(err)
 	}

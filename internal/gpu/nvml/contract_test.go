@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	drivers "github.com/gpusharing/gpu-sharing-operator/internal/driver"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/gputest"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/nvml"
@@ -94,7 +95,7 @@ func on(t *testing.T, models ...sim.Model) *nvml.Hardware {
 	if err := d.Replace(simdriver.Spec{Name: t.Name(), Models: models}); err != nil {
 		t.Fatal(err)
 	}
-	library, err := nvml.FindLibrary(d.Root())
+	library, err := drivers.Node{Host: "/"}.Library(d.Root())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -26,7 +26,7 @@ import (
 
 // Options say how to reach the hardware.
 type Options struct {
-	// Library is the path of libnvidia-ml.so.1; see FindLibrary. Empty: where the dynamic linker finds it.
+	// Library is the path of libnvidia-ml.so.1; see driver.Node. Empty: where the dynamic linker finds it.
 	Library string
 	// SMI runs the driver's nvidia-smi in the driver's own root, where it reaches nvidia-persistenced and the fabric manager,
 	// and returns what it printed. NVML has no call for a reset. A reset needs NVML closed, which Hardware sees to.

@@ -11,6 +11,7 @@ import (
 
 	. "github.com/onsi/gomega"
 
+	drivers "github.com/gpusharing/gpu-sharing-operator/internal/driver"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/gputest"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/nvml"
 )
@@ -22,7 +23,7 @@ import (
 // What it logs belongs into docs/hardware.md.
 func TestContractOnRealGPUs(t *testing.T) {
 	g := NewWithT(t)
-	library, err := nvml.FindLibrary("/")
+	library, err := drivers.Node{Host: "/"}.Library("/")
 	g.Expect(err).NotTo(HaveOccurred())
 	h := nvml.New(nvml.Options{Library: library})
 	t.Cleanup(func() {

@@ -18,6 +18,7 @@ import (
 	. "github.com/onsi/gomega"
 	"golang.org/x/sys/unix"
 
+	drivers "github.com/gpusharing/gpu-sharing-operator/internal/driver"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/nvml"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
@@ -43,7 +44,7 @@ func newResets(t *testing.T, models ...sim.Model) *resets {
 	}
 	r := &resets{driver: driver(t), wait: func(time.Duration) {}}
 	g.Expect(r.driver.Replace(simdriver.Spec{Name: t.Name(), Models: models})).To(Succeed())
-	library, err := nvml.FindLibrary(r.driver.Root())
+	library, err := drivers.Node{Host: "/"}.Library(r.driver.Root())
 	g.Expect(err).NotTo(HaveOccurred())
 	r.Hardware = nvml.New(nvml.Options{
 		Library: library, SMI: r.smi, After: r.after, Module: moduleOf(r.driver), Gather: time.Millisecond,

@@ -14,6 +14,7 @@ import (
 
 	. "github.com/onsi/gomega"
 
+	drivers "github.com/gpusharing/gpu-sharing-operator/internal/driver"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/nvml"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
@@ -152,7 +153,7 @@ func TestGPUsAreResetSideBySide(t *testing.T) {
 			g.Expect(err).NotTo(HaveOccurred())
 			g.Expect(closed.Close()).To(Succeed())
 			r := &resetter{smi: smiOf(driver(t)), shy: c.shy, met: make(chan struct{})}
-			library, err := nvml.FindLibrary(driver(t).Root())
+			library, err := drivers.Node{Host: "/"}.Library(driver(t).Root())
 			g.Expect(err).NotTo(HaveOccurred())
 			h := nvml.New(nvml.Options{Library: library, SMI: r.SMI, Gather: time.Second, After: atOnce, Module: moduleOf(driver(t))})
 			if c.persistent {
