@@ -18,7 +18,7 @@ import (
 
 // converge is the agent's pass over the spec.
 func (h *host) converge() {
-	if !h.AgentReady || h.GPU.Spec.MIGConfig != "" {
+	if !h.AgentReady || h.lags || h.GPU.Spec.MIGConfig != "" {
 		return
 	}
 	h.required = h.required && slices.ContainsFunc(h.devices(), func(d gpu.Device) bool { return d.PendingMIG != d.State.MIG })
@@ -47,7 +47,7 @@ func (h *host) converge() {
 
 // report is the agent's status of the node.
 func (h *host) report() {
-	if !h.AgentReady {
+	if !h.AgentReady || h.lags {
 		return
 	}
 	if h.GPU.Spec.MIGConfig != "" {

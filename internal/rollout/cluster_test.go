@@ -10,6 +10,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	nvidia "github.com/NVIDIA/k8s-device-plugin/api/config/v1"
@@ -65,6 +66,7 @@ type host struct {
 	watches  bool                     // the agent reports who sees a key
 	machine
 	manager
+	fate
 	upgrade upgrade
 	dcgm    map[string][]string // UUIDs of the instances that each pod of DCGM has seen
 	flips   bool                // the plugin starts with its default, as NVIDIA's does
@@ -113,16 +115,20 @@ func (c *cluster) add(name string, models ...sim.Model) *host {
 
 // world is what a pass reads: values of its own.
 func (c *cluster) world() rollout.World {
-	w := c.World
-	w.Keys = maps.Clone(c.Keys)
-	w.Policies = nil
+	w := c.withoutNodes()
 	for i := range c.Policies {
 		w.Policies = append(w.Policies, *c.Policies[i].DeepCopy())
 	}
-	w.Nodes = nil
 	for _, name := range slices.Sorted(maps.Keys(c.hosts)) {
 		w.Nodes = append(w.Nodes, c.hosts[name].copied())
 	}
+	return w
+}
+
+// withoutNodes is the world without its nodes and policies.
+func (c *cluster) withoutNodes() rollout.World {
+	w := c.World
+	w.Keys, w.Policies, w.Nodes = maps.Clone(c.Keys), nil, nil
 	return w
 }
 
@@ -291,6 +297,9 @@ func patch(have map[string]string, with map[string]*string) {
 // settle lets what is not ours catch up: daemon sets, the kubelet, the agent, the plugin.
 func (c *cluster) settle(h *host) {
 	h.now = c.Now
+	if h.off {
+		return
+	}
 	c.upgrading(h)
 	h.attend()
 	c.mergeFeatures(h)
@@ -390,11 +399,18 @@ func (h *host) computeMode(mode gpu.ComputeMode) {
 	})
 }
 
+// parsed keeps what parse has read: a simulation reads the same few configurations again and again.
+var parsed sync.Map
+
 func parse(data string) nvidia.Config {
+	if config, known := parsed.Load(data); known {
+		return config.(nvidia.Config)
+	}
 	var config nvidia.Config
 	if err := yaml.UnmarshalStrict([]byte(data), &config); err != nil {
 		panic(err)
 	}
+	parsed.Store(data, config)
 	return config
 }
 
@@ -480,7 +496,8 @@ func (c *cluster) advertise(h *host) {
 	if !h.plugin.running && h.flips {
 		h.Pods[pod].ReadySince = c.Now
 		h.plugin.running, h.plugin.selected = true, "default"
-		maps.Copy(h.Allocatable, enumerate(c.Keys["default"], h.devices()))
+		h.forgetHealth()
+		maps.Copy(h.Allocatable, enumerate(c.Keys["default"], h.healthy()))
 		c.version[h.Name]++
 		return
 	}
@@ -496,11 +513,12 @@ func (c *cluster) advertise(h *host) {
 		return
 	}
 	h.plugin.running, h.plugin.selected = true, key
+	h.forgetHealth()
 	h.offerNothing()
 	if h.broken != nil && h.broken(c.World) {
 		return
 	}
-	maps.Copy(h.Allocatable, enumerate(data, h.devices()))
+	maps.Copy(h.Allocatable, enumerate(data, h.healthy()))
 	h.plugin.uuids = h.instances()
 	c.version[h.Name]++
 }

@@ -177,8 +177,8 @@ func (s *simulation) wrote(a rollout.Action) {
 
 // known is the world as the cache has it.
 func (s *simulation) known() rollout.World {
-	w := s.world()
-	w.Policies, w.Nodes = s.cache.policies, nil
+	w := s.withoutNodes()
+	w.Policies = s.cache.policies
 	for _, name := range slices.Sorted(maps.Keys(s.cache.nodes)) {
 		n := s.cache.nodes[name]
 		n.GPU, n.Pods, n.AgentReady = s.cache.gpus[name], s.cache.pods[name].Pods, s.cache.pods[name].AgentReady

@@ -1,0 +1,390 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout_test
+
+import (
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
+	"github.com/gpusharing/gpu-sharing-operator/internal/policy"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+)
+
+// breaks notes that an invariant does not hold. The first one counts.
+func (c *chronicle) breaks(invariant, format string, args ...any) {
+	if c.broken != "" {
+		return
+	}
+	broken := invariant + ": " + fmt.Sprintf(format, args...)
+	for _, k := range known() {
+		if k.pattern.MatchString(broken) {
+			c.tell("known (%s): %s", k.defect, broken)
+			c.met[k.defect] = true
+			return
+		}
+	}
+	c.broken = broken
+	c.tell("BROKEN %s", c.broken)
+}
+
+// known are the defects that are being fixed, by number and by what a history reports that meets one.
+var known = sync.OnceValue(func() (all []knownDefect) {
+	for _, k := range [][2]string{
+		{"01 presence is not sticky", `^harmless: .* is taken over`},
+		{"02 a replaced or deselected GPU", `^restore: node .*(: GPU \d .* came as| compute mode|mps.capable-overridden)|^(progress|truth): .* GPU \d, which is not selected`},
+		{"03 a slot is held for ever", `^(truth|progress): .*(WaitingForBudget|WaitingForFirst)`},
+		{"05 a baseline that is ours", `^restore: (node .*(label nvidia.com/(device-plugin.config|gpu.deploy.mig-manager) is|which no ConfigMap holds|MPS daemons|our NodeFeature)|the ClusterPolicy)|^harmless: NVIDIA's config-manager ended`},
+		{"06 restarts over a sick GPU", `^harmless: the device plugin .* is restarted again`},
+		{"07 indexes shift", `^harmless: (.*, which does not select its GPU|GPU .* is changed)`},
+		{"10 lost configs", `^bounded: 700 passes in 8h do not come to rest: \[\]`},
+		{"11 an eviction storm", `^bounded: evict `},
+		{"13 a fight without end", `^bounded: .*again and again`},
+		{"14 Retain is observed before it is", `^restore: .* was to keep config`},
+		{"15 tried again", `^progress: .* is Failed .*is tried again when the policy changes`},
+		{"17 the budget of a release", `^harmless: .* nodes of policy .* are disturbed`},
+		{"23 init containers", `^harmless: what init-`},
+	} {
+		all = append(all, knownDefect{defect: k[0], pattern: regexp.MustCompile(k[1])})
+	}
+	return all
+})
+
+type knownDefect struct {
+	defect  string
+	pattern *regexp.Regexp
+}
+
+// pluginRestarts looks whether NVIDIA's device plugin is restarted though it has marked a GPU unhealthy, which it forgets then.
+func (c *chronicle) pluginRestarts(h *host, a rollout.DeletePod) {
+	plugin := slices.ContainsFunc(h.Pods, func(p rollout.Pod) bool { return p.UID == a.UID && p.NodeSelector[pluginLabel] != "" })
+	if plugin && len(h.sick) > 0 && len(c.fights) == 0 {
+		c.count["restart over a sick GPU of "+h.Name]++
+		if c.count["restart over a sick GPU of "+h.Name] > 1 {
+			c.breaks("harmless", "the device plugin of %s is restarted again (%s), which offers an unhealthy GPU", h.Name, a.Why)
+		}
+	}
+}
+
+// takesOver looks whether a change begins on a node whose GPUs another controller offers, of which a pod or a resource may be
+// away for a moment.
+func (c *chronicle) takesOver(h *host, a rollout.Action) {
+	spec, sets := a.(rollout.SetSpec)
+	_, taints := a.(rollout.Taint)
+	if a.For().Name != "" && (taints || sets && spec.Why != "" && len(spec.Spec.Devices) > len(h.GPU.Spec.Devices)) && c.Now.Sub(h.sharedAt) < 2*time.Minute {
+		c.breaks("harmless", "node %s is taken over, whose GPUs another controller offers: %s", h.Name, a)
+	}
+}
+
+// bystander looks whether a pod that is evicted uses a GPU that the policy selects, or that the operator has changed.
+func (c *chronicle) bystander(h *host, a rollout.Evict) {
+	s, known := c.stakes[a.Pod]
+	if !known {
+		return
+	}
+	if c.kinds[a.Pod] == "claim" {
+		c.breaks("harmless", "%s is evicted, which has its GPU by a claim", a.Pod)
+	}
+	if h.required || h.GPU.Spec.MIGActuator != "" || c.mayChange(h, s.uuid) {
+		return
+	}
+	c.breaks("harmless", "%s is evicted for policy %q, which does not select its GPU (%s)", a.Pod, a.Policy.Name, s.uuid)
+}
+
+// mayChange reports whether a GPU is the operator's to change: a policy selects it, by where it is in the machine, or it is not
+// as it came any more.
+func (c *chronicle) mayChange(h *host, uuid string) bool {
+	for _, d := range h.devices() {
+		if d.UUID == uuid && !bornAs(d).equal(h.born[uuid]) {
+			return true
+		}
+	}
+	if h.GPU.Spec.Policy == "" && h.GPU.Spec.Baseline == nil && len(c.Policies) == 0 {
+		return false
+	}
+	slotted := c.slotted(h)
+	for i := range c.Policies {
+		for _, d := range slotted {
+			if d.UUID == uuid && plan.Matches(c.Policies[i].Spec.GPUSelector, d) {
+				return true
+			}
+		}
+	}
+	for _, d := range h.GPU.Spec.Devices {
+		if d.UUID == uuid && d.Sharing.MPS != nil {
+			return true // its daemon goes
+		}
+	}
+	return false
+}
+
+// slotted are the GPUs of a host with their places in the machine for indexes, which do not shift when one dies.
+func (c *chronicle) slotted(h *host) []gpu.Device {
+	devices := h.devices()
+	for i := range devices {
+		devices[i].Index = h.slots[devices[i].UUID]
+	}
+	return devices
+}
+
+// inBudget looks whether a write disturbs more nodes of a policy than it allows.
+func (c *chronicle) inBudget(h *host, a rollout.Action) {
+	patch, patches := a.(rollout.PatchNode)
+	_, taints := a.(rollout.Taint)
+	if !taints && (!patches || patch.Annotations[v1alpha1.AnnotationPaused] == nil) {
+		return
+	}
+	owner := a.For().Name
+	if owner == "" {
+		owner = h.lastPolicy
+	}
+	if owner != "" {
+		h.lastPolicy = owner
+	}
+	disturbed := int32(0)
+	for _, o := range c.hosts {
+		if o.lastPolicy != owner || o.off || !o.AgentReady || o.upgrade.goesOn() {
+			continue
+		}
+		_, paused := o.Annotations[v1alpha1.AnnotationPaused]
+		if paused || slices.ContainsFunc(o.Taints, func(t corev1.Taint) bool { return t.Key == v1alpha1.TaintChanging }) {
+			disturbed++
+		}
+	}
+	if disturbed > c.slots[owner] {
+		c.breaks("harmless", "%d nodes of policy %s are disturbed, and it allows %d: %s", disturbed, owner, c.slots[owner], a)
+	}
+}
+
+// harmless looks whether pods still have what they use, and whether nobody but NVIDIA has harmed anything of NVIDIA's.
+func (c *chronicle) harmless() {
+	for _, crash := range c.crashes {
+		if _, key, _ := strings.Cut(crash, ": "); !c.meddled && key != "theirs" {
+			c.breaks("harmless", "NVIDIA's config-manager ended: %s", crash)
+		}
+	}
+	for _, h := range c.all() {
+		for _, write := range h.hardware.Writes()[h.looked:] {
+			h.looked++
+			uuid, _, _ := strings.Cut(strings.SplitN(write, " ", 2)[1], " ")
+			if !h.wrote[uuid] && h.GPU.Spec.MIGActuator == "" && !c.mayChange(h, uuid) {
+				c.breaks("harmless", "GPU %s of %s is changed, which no policy selects: %s", uuid, h.Name, write)
+			}
+			if h.wrote == nil {
+				h.wrote = map[string]bool{}
+			}
+			h.wrote[uuid] = true
+		}
+	}
+	c.crashes, c.beside = nil, nil
+	for _, name := range slices.Sorted(maps.Keys(c.stakes)) {
+		s := c.stakes[name]
+		h := c.hosts[s.node]
+		if h == nil || !slices.ContainsFunc(h.Pods, func(p rollout.Pod) bool { return p.Name == name && p.Namespace == "user" }) || h.bootID() != s.boot {
+			delete(c.stakes, name)
+			continue
+		}
+		for _, d := range h.devices() {
+			if d.UUID != s.uuid {
+				continue
+			}
+			lost := d.State.MIG != s.mig
+			if s.instance != "" {
+				lost = !slices.ContainsFunc(d.State.Instances, func(i gpu.Instance) bool { return i.UUID == s.instance })
+			}
+			if lost {
+				c.breaks("harmless", "what %s uses (GPU %s of %s) was taken from it", name, s.uuid, s.node)
+			}
+		}
+	}
+}
+
+// desired is what a policy desires of a node as it really is; an error where it cannot be.
+func (c *chronicle) desired(h *host) (by *v1alpha1.GPUSharingPolicy, wish policy.Wish, err error) {
+	n := policy.Node{Name: h.Name, Labels: h.Labels}
+	for _, d := range c.slotted(h) {
+		n.Devices = append(n.Devices, reported(d))
+	}
+	by = policy.Rank(c.Policies).Govern(n).By
+	if by != nil {
+		wish, err = policy.Ask(by, n)
+	}
+	return by, wish, err
+}
+
+// shared reports whether other controllers offer the GPUs of a node.
+func (h *host) shared() bool {
+	return h.Slicer != "" || slices.ContainsFunc(h.Pods, func(p rollout.Pod) bool { return p.DRA })
+}
+
+// progressed: every machine that runs is as its policy desires, whatever became of the others.
+func (c *chronicle) progressed(d rollout.Decision) {
+	states := map[string]rollout.NodeState{}
+	for _, n := range d.Nodes {
+		states[n.Node] = n
+	}
+	for _, h := range c.all() {
+		if h.off {
+			continue
+		}
+		by, wish, err := c.desired(h)
+		s := states[h.Name]
+		if by == nil || err != nil || h.shared() || s.Reason == v1alpha1.ReasonNoNodeFeatures {
+			continue
+		}
+		if s.State != rollout.StateUpToDate {
+			c.breaks("progress", "node %s is %s (%s) under policy %s: %s", h.Name, s.State, s.Reason, by.Name, s.Message)
+			return
+		}
+		if problem := c.differs(h, wish); problem != "" {
+			c.breaks("progress", "node %s: %s", h.Name, problem)
+			return
+		}
+	}
+}
+
+// differs says how a node differs from what is desired; empty: it does not.
+func (c *chronicle) differs(h *host, wish policy.Wish) string {
+	if has := advertised(h); !maps.Equal(has, wish.Config.Resources) {
+		return fmt.Sprintf("it advertises %v and not %v", has, wish.Config.Resources)
+	}
+	desired := map[string]v1alpha1.DeviceSharing{}
+	for _, w := range wish.Devices {
+		desired[w.UUID] = w.Sharing
+	}
+	for _, d := range h.devices() {
+		want, selected := desired[d.UUID]
+		if selected && !plan.Same(want, plan.Observed(d)) {
+			return fmt.Sprintf("GPU %d is %+v and not %+v", d.Index, plan.Observed(d), want)
+		}
+		if !selected && h.changedByUs(d.UUID) && !bornAs(d).equal(h.born[d.UUID]) {
+			return fmt.Sprintf("GPU %d, which is not selected, is %+v and came as %+v", d.Index, bornAs(d), h.born[d.UUID])
+		}
+	}
+	return ""
+}
+
+// truthful: what is said of each policy and each node at rest is so.
+func (c *chronicle) truthful(d rollout.Decision) {
+	for i := range c.Policies {
+		p := &c.Policies[i]
+		ready := slices.ContainsFunc(d.Policies[p.Name].Conditions, func(o metav1.Condition) bool {
+			return o.Type == v1alpha1.ConditionReady && o.Status == "True" && o.ObservedGeneration == p.Generation
+		})
+		for _, h := range c.all() {
+			by, wish, err := c.desired(h)
+			if !ready || by == nil || by.Name != p.Name {
+				continue
+			}
+			if problem := c.differs(h, wish); err != nil || h.off || problem != "" {
+				c.breaks("truth", "policy %s is Ready, and node %s is not (off %v, %v): %s", p.Name, h.Name, h.off, err, problem)
+				return
+			}
+		}
+		for _, n := range d.Policies[p.Name].Pending {
+			if problem := c.alive(p, n, d.Policies[p.Name]); problem != "" {
+				c.breaks("truth", "node %s under policy %s, %s (%s), at rest: %s: %s", n.Node, p.Name, n.State, n.Reason, problem, n.Message)
+				return
+			}
+		}
+	}
+}
+
+// alive says why the reason of a node that waits at rest is none; empty: it is one.
+func (c *chronicle) alive(p *v1alpha1.GPUSharingPolicy, n v1alpha1.PendingNode, s v1alpha1.GPUSharingPolicyStatus) string {
+	h := c.hosts[n.Node]
+	if h == nil {
+		return "there is no such node"
+	}
+	switch n.Reason {
+	case v1alpha1.ReasonWaitingForBudget, v1alpha1.ReasonWaitingForFirst:
+		return "nothing goes on that it could wait for"
+	case v1alpha1.ReasonAgentNotReporting:
+		if h.AgentReady && !h.off {
+			return "the agent is Ready"
+		}
+	case v1alpha1.ReasonPaused:
+		if !p.Spec.Rollout.Paused {
+			return "it is not paused"
+		}
+	case v1alpha1.ReasonRolloutHalted:
+		if s.Nodes.Failed < p.Spec.Rollout.MaxFailures {
+			return fmt.Sprintf("%d failed and %d may", s.Nodes.Failed, p.Spec.Rollout.MaxFailures)
+		}
+	case v1alpha1.ReasonWiring:
+		return "all is configured"
+	case v1alpha1.ReasonDRADriverActive, v1alpha1.ReasonSlicerActive:
+		if !h.shared() {
+			return "nobody else offers the GPUs"
+		}
+	case v1alpha1.ReasonDriverUpgrade, v1alpha1.ReasonNodeMaintenance:
+		if !h.upgrade.goesOn() && !pausedByOthers(h) {
+			return "there is no maintenance"
+		}
+	case v1alpha1.ReasonGPUInUse, v1alpha1.ReasonDrainTimedOut:
+		named := func(o rollout.Pod) bool { return strings.Contains(n.Message, o.Namespace+"/"+o.Name) }
+		if !slices.ContainsFunc(h.Pods, named) && !strings.Contains(n.Message, "process ") {
+			return "no pod that it names is there"
+		}
+	}
+	return ""
+}
+
+func pausedByOthers(h *host) bool {
+	for name, value := range h.Labels {
+		if isDeploy(name) && strings.HasPrefix(value, "paused") {
+			return true
+		}
+	}
+	return false
+}
+
+// unrestored says how a node differs from what it was before the operator; empty: it does not.
+func (c *chronicle) unrestored(h *host) string {
+	was := c.before[h.Name]
+	for _, label := range []string{v1alpha1.LabelConfig, v1alpha1.LabelMIGManager, v1alpha1.LabelMIGConfig, pluginLabel, gfdLabel, v1alpha1.LabelOverridden} {
+		is := h.Labels[label]
+		if is != was.Labels[label] && !slices.Contains(c.theirs[h.Name], label+"="+is) {
+			return fmt.Sprintf("label %s is %q and was %q", label, is, was.Labels[label])
+		}
+	}
+	for name := range h.Annotations {
+		if strings.HasPrefix(name, v1alpha1.Group+"/") && name != v1alpha1.AnnotationClient && !slices.Contains(c.theirs[h.Name], name+"="+h.Annotations[name]) {
+			return fmt.Sprintf("annotation %s is left: %q", name, h.Annotations[name])
+		}
+	}
+	for _, t := range h.Taints {
+		if !slices.ContainsFunc(was.Taints, func(o corev1.Taint) bool { return o.MatchTaint(&t) }) && t.Key != unreachable &&
+			!slices.Contains(c.theirs[h.Name], v1alpha1.AnnotationTaints+"=") {
+			return fmt.Sprintf("taint %s is left", t.Key)
+		}
+	}
+	for _, d := range h.devices() {
+		if is, born := bornAs(d), h.born[d.UUID]; !is.equal(born) {
+			return fmt.Sprintf("GPU %d (%s) is %+v and came as %+v", d.Index, d.UUID, is, born)
+		}
+		if d.State.ComputeMode != gpu.ComputeDefault && h.theirs == nil {
+			return fmt.Sprintf("GPU %d is in compute mode %s", d.Index, d.State.ComputeMode)
+		}
+	}
+	switch {
+	case len(h.daemons) > 0:
+		return "MPS daemons of the operator run"
+	case !h.features.ours.IsZero():
+		return "our NodeFeature is left"
+	case h.GPU.Spec.Baseline != nil || len(h.GPU.Spec.Devices) > 0:
+		return fmt.Sprintf("GPUNode.spec is not empty: %+v", h.GPU.Spec)
+	}
+	return ""
+}

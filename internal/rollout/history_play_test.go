@@ -1,0 +1,409 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout_test
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"runtime/debug"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+)
+
+// play lets a history take place. Broken names the invariant that does not hold and says how; it is empty if all hold. Met are the
+// known defects that it meets.
+func play(h history, tells bool) (broken string, story []string, met map[string]bool) {
+	c := newChronicle(h.seed)
+	c.tells = tells
+	defer func() {
+		if r := recover(); r != nil {
+			broken, story, met = fmt.Sprintf("panic: %v\n%s", r, debug.Stack()), c.story, nil
+		}
+	}()
+	for _, n := range c.all() {
+		c.tell("node %s in pool %s: %s; slicer %q, labels %v", n.Name, n.pool, n.hardwareSays(), n.Slicer, n.Labels)
+	}
+	c.tell("ClusterPolicy %v, NodeFeature %v, Operands %v", c.Wiring.ClusterPolicy, c.Wiring.NodeFeatures, c.Wiring.Operands != nil)
+	for i := range c.Policies {
+		c.tell("policy %s: %s", c.Policies[i].Name, policySays(&c.Policies[i]))
+	}
+	for _, e := range h.events {
+		happenings()[e.kind](c, rand.New(rand.NewPCG(e.dice, 3)))
+		c.passes(e.passes)
+		if c.broken != "" {
+			return c.broken, c.story, c.met
+		}
+	}
+	for _, end := range []func(){c.faultsEnd, c.settles, c.released} {
+		if end(); c.broken != "" {
+			break
+		}
+	}
+	return c.broken, c.story, c.met
+}
+
+// passes lets so many passes follow one another, on what the cache happens to hold.
+func (c *chronicle) passes(n int) {
+	for range n {
+		if c.broken != "" {
+			return
+		}
+		c.step(false)
+		c.tick(time.Duration(1+c.random.IntN(3)) * time.Second)
+	}
+}
+
+// rest passes as a controller does that wakes up when something changes and when a deadline of its own passes, until
+// nothing goes on, or for a time. It reports whether it came to rest.
+func (c *chronicle) rest(horizon time.Duration, most int) (d rollout.Decision, rests bool) {
+	end := c.Now.Add(horizon)
+	idle := 0
+	for range most {
+		if d = c.step(true); c.broken != "" {
+			return d, true
+		}
+		if len(d.Actions) > 0 {
+			idle = 0
+		}
+		step := time.Second
+		if idle++; idle > 3 {
+			if step = c.waitsFor(d, 0); step == 0 || !c.Now.Before(end) {
+				return d, true
+			}
+			idle = 2
+		}
+		c.tick(step)
+	}
+	return d, false
+}
+
+// waitsFor is when something happens next though nobody acts; usual if nothing does.
+func (c *chronicle) waitsFor(d rollout.Decision, usual time.Duration) time.Duration {
+	step := usual
+	sooner := func(o time.Duration) {
+		if o > 0 && (step == 0 || o < step) {
+			step = max(o, time.Second)
+		}
+	}
+	sooner(d.After)
+	for _, h := range c.hosts {
+		if h.off {
+			continue
+		}
+		if h.upgrade.goesOn() || !h.began.IsZero() && h.acts {
+			sooner(10 * time.Second)
+		}
+		if !h.down.IsZero() {
+			sooner(30 * time.Second)
+		}
+	}
+	return step
+}
+
+// step is one pass: it reads the cache, decides, and acts. A faithful one reads all that is there and does all that is decided.
+func (c *chronicle) step(faithful bool) rollout.Decision {
+	for _, h := range c.all() {
+		if h.upgrade.goesOn() {
+			h.reborn()
+		}
+		if h.shared() {
+			h.sharedAt = c.Now
+		}
+	}
+	c.fought()
+	c.read(func() bool { return faithful || c.random.IntN(c.fresh+1) > 0 })
+	w := c.known()
+	var d rollout.Decision
+	if c.double {
+		d = c.memory.decide(w)
+	} else {
+		d = rollout.Decide(w)
+	}
+	c.tolerate(d.Tolerations)
+	for _, a := range d.Actions {
+		if !faithful && c.random.IntN(10) == 0 || !c.asked(a.For()) || locked(a) && c.cache.version[a.Target()] != c.version[a.Target()] {
+			continue
+		}
+		c.carryOut(a)
+		if c.broken != "" {
+			return d
+		}
+	}
+	c.wireMIG(d)
+	c.standAlone()
+	c.fought()
+	if !d.Wire {
+		c.Keys = maps.Clone(c.Wiring.Keys)
+	}
+	for i := range c.Policies {
+		if s, decided := d.Policies[c.Policies[i].Name]; decided {
+			c.Policies[i].Status = s
+		}
+	}
+	c.cache.policies = nil
+	for i := range c.Policies {
+		c.cache.policies = append(c.cache.policies, *c.Policies[i].DeepCopy())
+	}
+	c.harmless()
+	return d
+}
+
+// standAlone is the DaemonSet of a stand-alone device plugin.
+func (c *chronicle) standAlone() {
+	for _, h := range c.all() {
+		if c.Wiring.ClusterPolicy || h.off || slices.ContainsFunc(h.Pods, func(p rollout.Pod) bool { return p.MountsConfig }) {
+			continue
+		}
+		c.serial++
+		name := fmt.Sprint("plugin-", c.serial)
+		h.Pods = append(h.Pods, rollout.Pod{
+			Namespace: "nvidia", Name: name, UID: name, Controller: "DaemonSet", MountsConfig: true, Scheduled: c.Now, Serves: true,
+			Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
+		})
+		h.plugin.running, h.plugin.seen = false, maps.Clone(c.Keys)
+	}
+}
+
+// asked reports whether a policy still asks for what is done on its behalf, as the API server says.
+func (c *chronicle) asked(ref rollout.PolicyRef) bool {
+	return ref.Name == "" || slices.ContainsFunc(c.Policies, func(p v1alpha1.GPUSharingPolicy) bool {
+		return p.Name == ref.Name && p.Generation == ref.Generation
+	})
+}
+
+// carryOut carries an action out, as the API server and what is behind it allow.
+func (c *chronicle) carryOut(a rollout.Action) {
+	h := c.hosts[a.Target()]
+	if a.Target() != "" && h == nil {
+		return
+	}
+	c.tell("  %s", a)
+	c.takesOver(h, a)
+	switch a := a.(type) {
+	case rollout.Evict:
+		c.evicts(h, a)
+		return
+	case rollout.DeletePod:
+		c.count["restart a pod of "+h.Name]++
+		c.pluginRestarts(h, a)
+	case rollout.SetSpec:
+		c.count["GPUNode "+h.Name]++
+		if a.Spec.Policy != "" {
+			h.lastPolicy = a.Spec.Policy
+		}
+	case rollout.PatchNode, rollout.Taint, rollout.Untaint, rollout.KeepTaints:
+		c.count["Node "+h.Name]++
+	case rollout.KeepMPSOff, rollout.AllowMPS:
+		c.count["NodeFeature of "+h.Name]++
+	case rollout.WriteKeys:
+		c.count["our ConfigMap"]++
+	case rollout.Nudge:
+		c.count["pod "+a.Pod]++
+	case rollout.Tell:
+		c.count["annotations of GPUNode "+h.Name]++
+	}
+	c.do(a)
+	c.wrote(a)
+	c.inBudget(h, a)
+}
+
+// evicts is the Eviction API. A pod that tolerates every taint comes back at once, by another name.
+func (c *chronicle) evicts(h *host, a rollout.Evict) {
+	kind := c.kinds[a.Pod]
+	c.count[fmt.Sprintf("evict %s of %s", kind, h.Name)]++
+	if !slices.ContainsFunc(h.Pods, func(p rollout.Pod) bool { return p.UID == a.UID }) {
+		return
+	}
+	c.bystander(h, a)
+	switch {
+	case c.protected[a.Pod]:
+		return
+	case c.hangs[a.Pod]:
+		for i := range h.Pods {
+			if h.Pods[i].UID == a.UID && !h.Pods[i].Terminating {
+				h.Pods[i].Terminating, h.Pods[i].EndsBy = true, c.Now.Add(30*time.Second)
+			}
+		}
+		return
+	}
+	for _, p := range h.userPods() {
+		if p.UID == a.UID {
+			c.leaves(h, p)
+		}
+	}
+	c.evicted = append(c.evicted, a.Pod)
+	if kind == "tolerant" || kind == "daemon" || kind == "static" {
+		c.start(h, kind, rand.New(rand.NewPCG(uint64(len(c.evicted)), 4)))
+	}
+}
+
+// faultsEnd ends every fault but the death of the machines that never return. Pods of users stay: what is reported at rest has a
+// cause.
+func (c *chronicle) faultsEnd() {
+	c.tell("the faults end")
+	c.fights = nil
+	c.Wiring.Reason, c.Wiring.Message, c.Wiring.Ready, c.Wiring.NodeFeatures = "", "", true, c.opensCRDs
+	for _, h := range c.all() {
+		if h.broken != nil {
+			h.plugin.running = false // who repairs it restarts it
+		}
+		h.hardware.Fail, h.broken, h.lags = nil, nil, false
+		switch {
+		case h.off && h.lost:
+			continue
+		case h.off:
+			c.returns(h)
+		case h.down.IsZero() && h.Labels[v1alpha1.LabelClient] == "true" && h.upgrade.driver():
+			h.AgentReady = true
+		case !h.AgentReady && h.upgrade.goesOn():
+			h.upgrade.leaves = true
+		}
+		c.repairs(h)
+	}
+	c.read(func() bool { return true })
+	d, rests := c.rest(8*time.Hour, 700)
+	if !rests {
+		c.breaks("bounded", "700 passes in %s do not come to rest: %v", "8h", said(d.Actions))
+	}
+	c.truthful(d)
+}
+
+// repairs ends what others have done to a node and would not leave so.
+func (c *chronicle) repairs(h *host) {
+	was := c.before[h.Name]
+	for _, label := range []string{pluginLabel, gfdLabel, v1alpha1.LabelClient, dcgmLabel, exporterLabel} {
+		value, had := was.Labels[label]
+		is := h.Labels[label]
+		paused := h.Annotations[v1alpha1.AnnotationPaused] != "" || h.upgrade.goesOn()
+		if had && is != value && (!paused || is == "" || is == "false") {
+			h.Labels[label] = value
+		}
+	}
+	if _, had := was.Labels[v1alpha1.LabelClient]; !had && h.Labels[v1alpha1.LabelClient] == "false" {
+		delete(h.Labels, v1alpha1.LabelClient)
+	}
+	if h.Labels[v1alpha1.LabelConfig] == "theirs" { // there is no such config
+		delete(h.Labels, v1alpha1.LabelConfig)
+		if key, had := was.Labels[v1alpha1.LabelConfig]; had {
+			h.Labels[v1alpha1.LabelConfig] = key
+		}
+	}
+	if h.Labels[v1alpha1.LabelMIGConfigState] == "pending" && !h.acts {
+		delete(h.Labels, v1alpha1.LabelMIGConfigState)
+	}
+	c.version[h.Name]++
+	c.held(h)
+}
+
+// settles ends the users, edits the policies so that what failed is tried again, and looks whether every node gets there.
+func (c *chronicle) settles() {
+	c.tell("the users leave, and the policies are edited")
+	for _, h := range c.all() {
+		for _, p := range h.userPods() {
+			c.leaves(h, p)
+		}
+		h.hardware.Update(func(n *sim.Node) {
+			for i := range n.GPUs {
+				n.GPUs[i].Processes = nil
+			}
+		})
+		if !h.off && len(h.sick) > 0 {
+			h.sick, h.plugin.running = nil, false // somebody has repaired it and restarted the plugin
+		}
+		h.report()
+	}
+	for i := range c.Policies {
+		c.Policies[i].Generation++
+		c.Policies[i].Spec.Rollout.Paused = false
+		c.Policies[i].Spec.Rollout.MaxFailures = 10
+		c.Policies[i].Spec.Rollout.Reboot = v1alpha1.RebootModeIfRequired
+	}
+	for _, h := range c.all() {
+		if h.hardwareNoReset() && !h.canReboot {
+			h.canReboot = true
+			h.report()
+		}
+	}
+	d, rests := c.rest(8*time.Hour, 700)
+	if !rests {
+		c.breaks("bounded", "700 passes in %s do not come to rest: %v", "8h", said(d.Actions))
+	}
+	c.truthful(d)
+	c.progressed(d)
+}
+
+func (h *host) hardwareNoReset() (virtual bool) {
+	h.hardware.Update(func(n *sim.Node) { virtual = slices.ContainsFunc(n.GPUs, func(g sim.GPU) bool { return g.NoReset }) })
+	return virtual
+}
+
+// released deletes every policy, and looks whether every node is as it was before the operator.
+func (c *chronicle) released() {
+	retains := c.random.IntN(4) == 0
+	kept := map[string]string{}
+	if retains {
+		for i := range c.Policies {
+			c.Policies[i].Generation++
+			c.Policies[i].Spec.DeletionPolicy = v1alpha1.DeletionPolicyRetain
+		}
+		for _, h := range c.all() {
+			h.AgentReady = h.AgentReady && c.random.IntN(3) > 0
+		}
+		d := c.step(true)
+		for _, h := range c.all() {
+			by, _, err := c.desired(h)
+			if by == nil || err != nil || h.off || h.shared() {
+				continue
+			}
+			for _, o := range d.Policies[by.Name].Conditions {
+				if o.Type == v1alpha1.ConditionAccepted && o.Status == "True" && o.ObservedGeneration == by.Generation {
+					kept[h.Name] = h.Labels[v1alpha1.LabelConfig]
+				}
+			}
+		}
+		for _, h := range c.all() {
+			h.AgentReady = !h.off
+		}
+	}
+	c.tell("every policy is deleted, after deletionPolicy Retain: %v", retains)
+	c.Policies = nil
+	d, rests := c.rest(8*time.Hour, 700)
+	if !rests {
+		c.breaks("bounded", "700 passes in %s do not come to rest: %v", "8h", said(d.Actions))
+	}
+	for _, h := range c.all() {
+		if h.off {
+			continue
+		}
+		if key, retained := kept[h.Name]; retained {
+			if is := h.Labels[v1alpha1.LabelConfig]; is != key {
+				c.breaks("restore", "node %s was to keep config %q, as its policy's status said, and has %q", h.Name, key, is)
+			}
+			continue
+		}
+		if retains {
+			continue
+		}
+		if problem := c.unrestored(h); problem != "" && h.GPU.Annotations[v1alpha1.AnnotationWaiting] == "" {
+			c.breaks("restore", "node %s: %s; nothing says so", h.Name, problem)
+		}
+	}
+	for _, h := range c.all() {
+		if key := h.Labels[v1alpha1.LabelConfig]; key != "" && !h.off && !slices.Contains(c.theirs[h.Name], v1alpha1.LabelConfig+"="+key) {
+			if _, written := c.Keys[key]; !written {
+				c.breaks("restore", "node %s selects config %q, which no ConfigMap holds", h.Name, key)
+			}
+		}
+	}
+	if d.Wire && !retains && !slices.ContainsFunc(c.all(), func(h *host) bool { return h.off || h.GPU.Annotations[v1alpha1.AnnotationWaiting] != "" }) {
+		c.breaks("restore", "the ClusterPolicy still names our ConfigMap")
+	}
+}

@@ -1,0 +1,246 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout_test
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/clusterpolicy"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+)
+
+// history is a cluster, made by the seed, and what happens to it. Each event carries all chance that it needs, so that the
+// others stay what they are when one is left out.
+type history struct {
+	seed   uint64
+	events []event
+}
+
+// event is something that happens, and how many passes follow it.
+type event struct {
+	kind   string
+	dice   uint64
+	passes int
+}
+
+// historyOf is the history of a seed.
+func historyOf(seed uint64) history {
+	random := rand.New(rand.NewPCG(seed, 1))
+	kinds := slices.Sorted(maps.Keys(happenings()))
+	h := history{seed: seed}
+	for range 2 + random.IntN(9) {
+		h.events = append(h.events, event{kind: kinds[random.IntN(len(kinds))], dice: random.Uint64(), passes: random.IntN(14)})
+	}
+	return h
+}
+
+func (h history) String() string {
+	var parts []string
+	for _, e := range h.events {
+		parts = append(parts, fmt.Sprintf("%s/%x+%d", e.kind, e.dice, e.passes))
+	}
+	return fmt.Sprintf("%d:%s", h.seed, strings.Join(parts, ","))
+}
+
+// parseHistory reads what String writes.
+func parseHistory(text string) (h history, err error) {
+	seed, events, whole := strings.Cut(text, ":")
+	if _, err = fmt.Sscan(seed, &h.seed); err != nil || !whole {
+		return historyOf(h.seed), err
+	}
+	for part := range strings.SplitSeq(events, ",") {
+		if part == "" {
+			continue
+		}
+		var e event
+		kind, rest, _ := strings.Cut(part, "/")
+		if _, err = fmt.Sscanf(rest, "%x+%d", &e.dice, &e.passes); err != nil {
+			return h, fmt.Errorf("event %q: %w", part, err)
+		}
+		if e.kind = kind; happenings()[kind] == nil {
+			return h, fmt.Errorf("no event is called %q", kind)
+		}
+		h.events = append(h.events, e)
+	}
+	return h, nil
+}
+
+// chronicle is a history as it takes place, in the cluster in miniature. The controller reads a cache that may be out of
+// date, and its passes may end early, as in TestRandomisedRollouts.
+type chronicle struct {
+	*simulation
+
+	story     []string // what has happened, for people
+	tells     bool     // the story is wanted
+	broken    string   // the first invariant that does not hold, by its name, and how
+	serial    int      // of GPUs, pods and policies
+	stakes    map[string]stake
+	kinds     map[string]string // of the pods of users
+	protected map[string]bool   // pods that a PodDisruptionBudget keeps
+	hangs     map[string]bool   // pods that do not end when told to
+	slots     map[string]int32  // by policy: the largest budget that it had
+	count     map[string]int    // writes, evictions and restarts, by object
+	fights    []func() bool     // other controllers that set something again and again
+	theirs    map[string][]string
+	before    map[string]rollout.Node
+	mentioned map[string]bool // generations of policies that a status has named as observed
+	double    bool            // decide with and without memory
+	backups   backups
+	retained  map[string]bool
+	met       map[string]bool // known defects
+	opensCRDs bool
+	meddled   bool // somebody else has changed what NVIDIA's config-manager reads
+}
+
+// stake is what a pod of a user uses.
+type stake struct {
+	node, uuid, instance string
+	mig                  bool
+	boot                 string
+}
+
+// newChronicle makes the cluster of a seed.
+func newChronicle(seed uint64) *chronicle {
+	c := &chronicle{
+		simulation: &simulation{cluster: newCluster(), random: rand.New(rand.NewPCG(seed, 0))},
+		stakes:     map[string]stake{}, kinds: map[string]string{}, protected: map[string]bool{}, hangs: map[string]bool{},
+		slots: map[string]int32{}, count: map[string]int{}, theirs: map[string][]string{}, before: map[string]rollout.Node{},
+		mentioned: map[string]bool{}, retained: map[string]bool{}, met: map[string]bool{}, double: seed%32 == 0,
+	}
+	random := rand.New(rand.NewPCG(seed, 2))
+	one := func(in int) bool { return random.IntN(in) == 0 }
+	c.Wiring.NodeFeatures, c.Wiring.ClusterPolicy = !one(4), !one(10)
+	c.opensCRDs = c.Wiring.NodeFeatures
+	if one(6) && c.Wiring.ClusterPolicy {
+		c.byHand = mpsByHand(3)
+	}
+	if one(5) {
+		c.Keys = map[string]string{"by-hand": "version: v1\n"}
+	}
+	c.Wiring.Keys = maps.Clone(c.Keys)
+	if one(3) && c.Wiring.ClusterPolicy {
+		c.Wiring.Operands = &clusterpolicy.Operands{Name: "cluster-policy", Tolerations: []corev1.Toleration{ofNVIDIA}}
+	}
+	for i := range []int{1, 2, 2, 2, 3, 4}[random.IntN(6)] {
+		c.machine(fmt.Sprintf("n%d", i), random)
+	}
+	c.fresh = 1 + random.IntN(3)
+	c.tick(time.Second)
+	c.tick(time.Second)
+	c.tick(time.Minute)
+	for _, h := range c.all() {
+		c.snapshot(h)
+	}
+	c.Policies = c.somePolicies(random)
+	c.lead()
+	return c
+}
+
+// machine adds a node.
+func (c *chronicle) machine(name string, random *rand.Rand) {
+	one := func(in int) bool { return random.IntN(in) == 0 }
+	models := []sim.Model{[]sim.Model{sim.A100, sim.A100, sim.H100, sim.T4}[random.IntN(4)]}
+	for !one(2) && len(models) < 3 {
+		models = append(models, models[0])
+	}
+	h := c.add(name, models...)
+	h.pool = []string{"a", "b"}[random.IntN(2)]
+	h.Labels["pool"] = h.pool
+	h.Created = c.Now
+	if !c.Wiring.ClusterPolicy {
+		h.Labels = map[string]string{"kubernetes.io/hostname": name, "pool": h.pool}
+		h.Pods = []rollout.Pod{{
+			Namespace: "nvidia", Name: "plugin-" + name, UID: "plugin-" + name, Controller: "DaemonSet", MountsConfig: true,
+			Scheduled: c.Now, Serves: true, Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
+		}}
+		h.plugin.running = false
+	}
+	if one(2) && c.Wiring.ClusterPolicy {
+		h.Labels[v1alpha1.LabelMIGManager] = "true"
+		if one(2) {
+			h.Labels[v1alpha1.LabelMIGConfig], h.Labels[v1alpha1.LabelMIGConfigState] = "all-disabled", "success"
+		}
+	}
+	if one(4) && c.Wiring.ClusterPolicy {
+		h.monitored()
+	}
+	if _, has := c.Keys["by-hand"]; has && one(2) {
+		h.Labels[v1alpha1.LabelConfig] = "by-hand"
+		h.plugin.seen = maps.Clone(c.Keys)
+	}
+	if one(3) {
+		h.Taints = []corev1.Taint{{Key: "team.example/only", Effect: corev1.TaintEffectPreferNoSchedule}}
+		h.Labels["team.example/label"], h.Annotations["team.example/owner"] = "research", "us"
+	}
+	if one(6) && models[0] != sim.T4 && c.byHand == "" {
+		h.partitionedByHand()
+	}
+	if one(5) {
+		h.virtual()
+	}
+	if one(8) {
+		h.Pods = append(h.Pods, rollout.Pod{Namespace: "nvidia-dra", Name: "dra-" + name, UID: "dra-" + name, Controller: "DaemonSet", DRA: true, Scheduled: c.Now})
+	} else if one(12) {
+		h.Slicer = "mig.das.com/1g.5gb"
+	}
+	h.watches, h.plugin.slow = one(2), time.Duration(random.IntN(4))*time.Second
+	h.remember()
+	c.version[name]++
+}
+
+// partitionedByHand makes an instance on the first GPU, as somebody has who does without the operator.
+func (h *host) partitionedByHand() {
+	uuid := h.devices()[0].UUID
+	h.hardware.Update(func(n *sim.Node) {
+		g, err := n.GPU(uuid)
+		if err != nil {
+			panic(err)
+		}
+		g.MIG, g.PendingMIG = true, true
+	})
+	profile := h.devices()[0].Profiles[0]
+	for _, p := range h.devices()[0].Profiles {
+		if strings.HasPrefix(p.Name, "2g.") && !strings.Contains(p.Name, "+") {
+			profile = p
+		}
+	}
+	if err := h.hardware.CreateInstance(context.Background(), uuid, profile.Name, gpu.Placement{Start: profile.Starts[0], Size: profile.Size}); err != nil {
+		panic(err)
+	}
+	h.report()
+	h.plugin.running = false
+}
+
+// all are the hosts by name.
+func (c *chronicle) all() []*host {
+	var hosts []*host
+	for _, name := range slices.Sorted(maps.Keys(c.hosts)) {
+		hosts = append(hosts, c.hosts[name])
+	}
+	return hosts
+}
+
+// some is one of the hosts.
+func (c *chronicle) some(random *rand.Rand) *host {
+	hosts := c.all()
+	return hosts[random.IntN(len(hosts))]
+}
+
+// snapshot notes how a node is before the operator has changed it.
+func (c *chronicle) snapshot(h *host) {
+	n := h.copied()
+	n.GPU.Status = v1alpha1.GPUNodeStatus{}
+	c.before[h.Name] = n
+}
