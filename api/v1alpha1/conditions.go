@@ -309,8 +309,9 @@ const (
 	// AnnotationPaused lists, on a Node, the deploy labels of NVIDIA's clients that the operator paused, by comma: those
 	// and no others are set to true again.
 	AnnotationPaused = Group + "/paused"
-	// AnnotationInterrupted records, on a Node, that a driver upgrade or other maintenance interrupted a change there, and
-	// when: maintenance@<seconds since 1970>. The change continues after the maintenance, with new deadlines.
+	// AnnotationInterrupted records, on a Node, that a driver upgrade or other maintenance interrupted a change there, or that
+	// its agent was lost, and when: maintenance@<seconds since 1970> or agent-lost@<seconds since 1970>. The change continues
+	// after that, with new deadlines.
 	AnnotationInterrupted = Group + "/interrupted"
 	// AnnotationClient records, on a Node, that the operator set LabelClient there, and when: true@<seconds since 1970>. Only
 	// then uninstalling removes it.

@@ -55,6 +55,8 @@ type judgement struct {
 	// giveUp is done instead of start when no change may start: it leaves the node as if none had begun.
 	giveUp []Action
 	after  time.Duration // when to look again; 0: no need
+	// rollback is how far a node with StateFailed is on its way back; empty: that has not begun.
+	rollback State
 }
 
 // judge derives the state of a node and what to do about it.
@@ -88,6 +90,7 @@ func (v *view) judgeNode() judgement {
 
 // judgeFailed reports why the wish failed, while the node is on its way back, or waits to become idle after all.
 func (v *view) judgeFailed(f v1alpha1.FailedWish, j judgement) judgement {
+	j.rollback = j.State
 	switch {
 	case !v.fallsBack && len(v.blockers) == 0:
 		return j // it did not become idle in time, but now it is
@@ -359,7 +362,7 @@ func (v *view) verifying() (judgement, bool) {
 		return j, true
 	}
 	if reached(v.node.GPU.Spec, v.to) || v.to.expected == nil {
-		j.reason = v1alpha1.ReasonNotAdvertised
+		j.State, j.reason = StateDegraded, v1alpha1.ReasonNotAdvertised
 		j.message += "; look at the pods of NVIDIA's device plugin on the node"
 		j.actions, j.after = v.restartPlugin()
 		return j, true

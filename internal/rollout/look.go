@@ -263,14 +263,6 @@ func (v *view) taint() *corev1.Taint {
 	return nil
 }
 
-// started says that a change has begun here and not ended: it holds its place in the budget and goes on first.
-func (v *view) started() bool {
-	spec := v.node.GPU.Spec
-	set := spec.Policy != "" && spec.ConfigKey != ""
-	return v.disturbed() || v.failed() != nil ||
-		set && !reached(spec, target{key: spec.ConfigKey, devices: spec.Devices})
-}
-
 // disturbed says whether the node is kept from its users: by our taint, or by our pauses, of which the write that takes them
 // back may have failed when that of the taint did not.
 func (v *view) disturbed() bool {

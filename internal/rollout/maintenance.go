@@ -38,8 +38,11 @@ const (
 // driver takes up to 20 minutes.
 const maintenanceTimeout = 30 * time.Minute
 
-// stampMaintenance begins the value of v1alpha1.AnnotationInterrupted.
-const stampMaintenance = "maintenance"
+// What begins the value of v1alpha1.AnnotationInterrupted.
+const (
+	stampMaintenance = "maintenance"
+	stampAgentLost   = "agent-lost"
+)
 
 // maintenance is work of another controller on the node as a whole. No change begins meanwhile.
 type maintenance struct {
@@ -184,9 +187,16 @@ func (v *view) interruptedAt() (at time.Time, ok bool) {
 	return stamped(v.node.Annotations[v1alpha1.AnnotationInterrupted], stampMaintenance)
 }
 
+// lostAt is when the controller recorded that the agent was lost during a change; ok is false if it did not.
+func (v *view) lostAt() (at time.Time, ok bool) {
+	return stamped(v.node.Annotations[v1alpha1.AnnotationInterrupted], stampAgentLost)
+}
+
+// wasInterrupted reports whether a change was interrupted, by maintenance or because the agent was lost.
 func (v *view) wasInterrupted() bool {
-	_, was := v.interruptedAt()
-	return was
+	_, maintained := v.interruptedAt()
+	_, lost := v.lostAt()
+	return maintained || lost
 }
 
 // overdue reports whether the change was interrupted for so long that it keeps no slot in the budget.
@@ -202,7 +212,7 @@ func (v *view) untilOverdue(j judgement) judgement {
 	return j
 }
 
-// continued goes on with a change that maintenance interrupted, once the agent is back. All deadlines begin anew.
+// continued goes on with a change that was interrupted, once the agent is back. All deadlines begin anew.
 func (v *view) continued(j judgement) judgement {
 	if !v.wasInterrupted() {
 		return j
@@ -210,7 +220,11 @@ func (v *view) continued(j judgement) judgement {
 	if j.State == StateUndiscovered {
 		return v.untilOverdue(j)
 	}
-	patch := v.patch("continuing after the maintenance of the node")
+	why := "continuing after the maintenance of the node"
+	if _, lost := v.lostAt(); lost {
+		why = "continuing, because the agent is back"
+	}
+	patch := v.patch(why)
 	patch.Annotations[v1alpha1.AnnotationInterrupted] = nil
 	if _, has := v.node.Annotations[v1alpha1.AnnotationSelected]; has && v.to.key != "" {
 		patch.Annotations[v1alpha1.AnnotationSelected] = new(stamp(v.to.key, v.world.Now))
@@ -220,7 +234,7 @@ func (v *view) continued(j judgement) judgement {
 		spec := v.kept()
 		spec.Since = metav1.NewTime(v.world.Now)
 		continued.actions = append(continued.actions, SetSpec{
-			Node: v.node.Name, Spec: spec, Policy: v.ref(), Why: "continuing after the maintenance of the node",
+			Node: v.node.Name, Spec: spec, Policy: v.ref(), Why: why,
 		})
 	}
 	continued.actions = append(continued.actions, patch)

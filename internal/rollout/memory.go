@@ -32,7 +32,7 @@ type derived struct {
 	judgement        judgement
 	// settled says that the judgement stands until its basis changes: nothing is to be done, and no deadline passes.
 	settled bool
-	held    bool
+	slot    slot
 	state   NodeState // of a settled node
 	pass    int       // in which it was used last
 }
@@ -73,10 +73,11 @@ func (memory *Memory) recall(w *World, n *Node, g policy.Governed) *derived {
 }
 
 func (d *derived) judge() {
-	d.judgement = d.view.watch(d.view.judge())
-	j := d.judgement
-	m := member{view: d.view, judgement: j}
-	d.held = m.begun()
+	m := member{view: d.view, judgement: d.view.watch(d.view.judge())}
+	m.slot = m.takes()
+	m.reclaim()
+	j := m.judgement
+	d.judgement, d.slot = j, m.slot
 	d.settled = j.State == StateUpToDate && len(j.actions)+len(j.start)+len(j.giveUp) == 0 && j.after == 0
 	if d.settled {
 		d.state = m.report()

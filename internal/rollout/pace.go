@@ -18,7 +18,7 @@ import (
 type member struct {
 	*view
 	judgement
-	held    bool       // see holds
+	slot
 	settled *NodeState // its state, if that stands until something changes
 	kept    kept
 }
@@ -84,11 +84,11 @@ func (g *group) budget() *budget {
 		}
 	}
 	for _, m := range slices.Concat(g.members, g.idle) {
-		if m.disturbed() && !m.overdue() {
+		if m.disturbed() && m.holds {
 			b.disturbed++
 		}
 		switch {
-		case !m.holds():
+		case !m.holds:
 		case m.State == StateFailed:
 			b.left--
 		default:
@@ -108,13 +108,13 @@ func (b *budget) count(m member) {
 func (b *budget) unproven(m member) bool { return m.wish != nil && !b.proven[m.wish.Config.Key] }
 
 // goOn says why a node may not go on, if it may not. One that holds a place may, unless that would disturb more nodes than
-// there are places: it may hold one on top of them, for a wish that failed there before and is asked for again.
+// there are places: one whose slot had expired may hold one on top of them.
 func (b *budget) goOn(m member) (reason, message string) {
 	taints := !m.disturbed() && slices.ContainsFunc(m.start, func(a Action) bool { _, is := a.(Taint); return is })
 	switch {
-	case m.holds() && taints && b.disturbed >= b.places:
+	case m.holds && taints && b.disturbed >= b.places:
 		return b.full()
-	case !m.holds():
+	case !m.holds:
 		reason, message = b.take(m)
 	}
 	if reason == "" && taints {
@@ -124,7 +124,7 @@ func (b *budget) goOn(m member) (reason, message string) {
 }
 
 func (b *budget) full() (reason, message string) {
-	return v1alpha1.ReasonWaitingForBudget, fmt.Sprintf("as many nodes are changing as rollout.maxUnavailable allows (%d); its turn comes by itself", b.places)
+	return v1alpha1.ReasonWaitingForBudget, fmt.Sprintf("Waiting: rollout.maxUnavailable (%d) reached", b.places)
 }
 
 // take gives a node a place, or says why there is none.
@@ -142,6 +142,7 @@ func (b *budget) take(m member) (reason, message string) {
 // wait holds a node back.
 func (m *member) wait(reason, message string) {
 	m.actions = append(m.actions, m.giveUp...)
+	m.untilExpired()
 	m.reason = reason
 	if m.message != "" {
 		message += "; " + m.message
@@ -149,34 +150,22 @@ func (m *member) wait(reason, message string) {
 	m.message = message
 }
 
-// holds says whether a node takes a place in the budget: its change has begun, or what it asked for is not so (yet).
-func (m member) holds() bool { return m.held }
-
-// begun finds that out.
-func (m member) begun() bool {
-	if m.State == StateFailed {
-		return m.by != nil || m.disturbed()
-	}
-	if m.overdue() {
-		return false
-	}
-	changing := []State{StateApplying, StateSelecting, StateVerifying, StateReleasing}
-	return slices.Contains(changing, m.State) || m.started()
-}
-
-// order is the one in which nodes are taken: those that have begun first, then by name.
+// order is the one in which nodes are taken: those that hold a slot first, then those that are rolled back, then by name.
 func (g *group) order() []int {
 	order := make([]int, len(g.members))
 	for i := range order {
 		order[i] = i
 	}
-	begun := func(i int) int {
-		if g.members[i].holds() {
+	rank := func(i int) int {
+		switch m := g.members[i]; {
+		case m.holds:
 			return 0
+		case m.State == StateFailed:
+			return 1
 		}
-		return 1
+		return 2
 	}
-	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(begun(a), begun(b)) })
+	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(rank(a), rank(b)) })
 	return order
 }
 

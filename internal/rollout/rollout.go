@@ -12,8 +12,9 @@
 //	                     │                             └────→ Failed ←───────────┘
 //	                     └ in time not idle: Failed            └ back to the last good state, or the baseline
 //
-// A node that has begun holds its place in the budget until it is UpToDate, and nodes are taken in a fixed order, so that
-// a pass over an older world picks the same nodes again.
+// A node that has begun holds its slot in the budget until it is UpToDate, Failed and rolled back, or past its deadline
+// (slots.go), and nodes are taken in a fixed order, so that a pass over an older world picks the same nodes again. A node
+// that was UpToDate and advertises something else is Degraded: it is reported, and keeps no other node waiting.
 package rollout
 
 import (
@@ -75,7 +76,7 @@ func (memory *Memory) place(w *World, n *Node, in placing) {
 	if governed.By == nil && (w.Wiring.Reason != "" || retained(n.GPU.Spec)) {
 		m := member{view: &view{world: w, node: n}}
 		m.judgement = judgement{State: StateUpToDate, reason: v1alpha1.ReasonReady, actions: m.retain()}
-		m.held = m.begun()
+		m.slot = m.takes()
 		m.keepTaints(selected, awaited, in.tolerated)
 		m.allowAgent()
 		groups[""].idle = append(groups[""].idle, m)
@@ -86,7 +87,7 @@ func (memory *Memory) place(w *World, n *Node, in placing) {
 		g = groups[governed.By.Name]
 	}
 	d := memory.recall(w, n, governed)
-	m := member{view: d.view, judgement: d.judgement, held: d.held}
+	m := member{view: d.view, judgement: d.judgement, slot: d.slot}
 	if d.settled {
 		m.settled = &d.state
 	}

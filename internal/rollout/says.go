@@ -20,7 +20,7 @@ const pluginStarts = time.Minute
 
 // pluginFailing finds pods of NVIDIA's that serve the configuration and do not run as they should.
 func (v *view) pluginFailing(s State) finding {
-	if !slices.Contains([]State{StateSelecting, StateVerifying, StateUpToDate, StateFailed}, s) {
+	if !slices.Contains([]State{StateSelecting, StateVerifying, StateDegraded, StateUpToDate, StateFailed}, s) {
 		return finding{} // nobody waits for them
 	}
 	f := finding{message: v.pluginSays()}
@@ -41,7 +41,7 @@ func (v *view) pluginFailing(s State) finding {
 		var after time.Duration
 		f.repair, after = v.restart("its config-manager keeps ending", v.configManagerFails)
 		f.after = sooner(f.after, after)
-	case f.message != "" && f.reason == "" && s == StateVerifying:
+	case f.message != "" && f.reason == "" && (s == StateVerifying || s == StateDegraded):
 		f.reason = v1alpha1.ReasonDevicePluginFailing
 		if left := v.selectedAt().Add(pluginStarts).Sub(v.world.Now); left > 0 {
 			return finding{after: left} // it may be on its way

@@ -54,7 +54,7 @@ func (g *group) counts() v1alpha1.NodeCounts {
 			c.Ready++
 		case m.State == StateFailed || m.State == StateImpossible:
 			c.Failed++
-		case m.holds():
+		case m.holds:
 			c.Changing++
 		default:
 			c.Waiting++

@@ -256,6 +256,7 @@ const (
 	StateSelecting       State = "Selecting"       // the device-plugin configuration is made visible and selected
 	StateVerifying       State = "Verifying"       // the node does not yet advertise what it must
 	StateReleasing       State = "Releasing"       // done but for our taint
+	StateDegraded        State = "Degraded"        // was up to date and does not advertise that any more; nothing is changed
 	StateUpToDate        State = "UpToDate"
 )
 

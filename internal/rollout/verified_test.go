@@ -42,7 +42,7 @@ func TestAChangeIsOneGeneration(t *testing.T) {
 	g.Expect(h.GPU.Annotations).NotTo(HaveKey(v1alpha1.AnnotationVerified))
 }
 
-// TestANodeThatBreaksOnceItWasVerified is waited for however long it takes, and is what a later wish that fails goes back
+// TestANodeThatBreaksOnceItWasVerified is degraded, is waited for however long it takes, and is what a later wish that fails goes back
 // to, though it did not work when that came.
 func TestANodeThatBreaksOnceItWasVerified(t *testing.T) {
 	g := NewWithT(t)
@@ -56,7 +56,7 @@ func TestANodeThatBreaksOnceItWasVerified(t *testing.T) {
 	for range 12 {
 		c.tick(10 * time.Minute)
 		d := c.pass()
-		g.Expect(d.Nodes[0].State).To(Equal(rollout.StateVerifying))
+		g.Expect(d.Nodes[0].State).To(Equal(rollout.StateDegraded))
 		g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonNotAdvertised))
 		g.Expect(h.GPU.Spec.Failed).To(BeNil())
 	}

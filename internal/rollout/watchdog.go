@@ -107,7 +107,7 @@ func (v *view) pausedByOthers() []string {
 
 // notEnding finds pods of NVIDIA's that should be gone long since, in a state that waits for that.
 func (v *view) notEnding(s State) finding {
-	if s != StateQuiescing && s != StateSelecting && s != StateVerifying {
+	if s != StateQuiescing && s != StateSelecting && s != StateVerifying && s != StateDegraded {
 		return finding{}
 	}
 	var names []string
