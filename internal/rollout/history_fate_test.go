@@ -21,6 +21,7 @@ import (
 type fate struct {
 	off        bool            // the machine does not run
 	lost       bool            // and never will
+	forsaken   bool            // no agent will ever run there again
 	lags       bool            // the agent runs, and neither acts nor reports
 	sick       map[string]bool // UUIDs of the GPUs that NVIDIA's device plugin has marked unhealthy since it started
 	slots      map[string]int  // by UUID: where in the machine the GPU is, which never changes. The index does, when others die.
@@ -136,7 +137,10 @@ func (h *host) reborn() {
 		return
 	}
 	for _, d := range h.devices() {
-		h.born[d.UUID] = bornAs(d)
+		if is := bornAs(d); !is.equal(h.born[d.UUID]) {
+			is.before = new(h.born[d.UUID])
+			h.born[d.UUID] = is
+		}
 	}
 	h.countsAnew()
 }
@@ -159,6 +163,7 @@ func (h *host) changedByUs(uuid string) bool {
 type born struct {
 	mig       bool
 	instances []string // profiles, sorted
+	before    *born    // as the controller may still have it in its cache
 }
 
 func bornAs(d gpu.Device) born {
@@ -170,7 +175,10 @@ func bornAs(d gpu.Device) born {
 	return b
 }
 
-func (b born) equal(o born) bool { return b.mig == o.mig && slices.Equal(b.instances, o.instances) }
+// equal reports whether a GPU is as it came.
+func (b born) equal(o born) bool {
+	return b.mig == o.mig && slices.Equal(b.instances, o.instances) || o.before != nil && b.equal(*o.before)
+}
 
 // userPods are the pods of users on a host.
 func (h *host) userPods() []rollout.Pod {

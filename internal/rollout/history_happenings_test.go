@@ -30,7 +30,7 @@ func happenings() map[string]func(*chronicle, *rand.Rand) {
 		"upgrade": (*chronicle).upgradeEvent, "crd": (*chronicle).crdEvent,
 		"agent": (*chronicle).agentEvent, "crash": (*chronicle).crashEvent, "lie": (*chronicle).lieEvent,
 		"destroy": (*chronicle).destroyEvent, "lead": (*chronicle).leadEvent, "wait": (*chronicle).waitEvent,
-		"dra": (*chronicle).draEvent, "breaks": (*chronicle).breaksEvent,
+		"dra": (*chronicle).draEvent, "plugin": (*chronicle).pluginEvent, "breaks": (*chronicle).breaksEvent,
 	}
 }
 
@@ -94,7 +94,8 @@ func (c *chronicle) agentEvent(random *rand.Rand) {
 		return
 	}
 	h.AgentReady = !h.AgentReady
-	c.tell("the agent of %s is Ready: %v", h.Name, h.AgentReady)
+	h.forsaken = !h.AgentReady && random.IntN(4) == 0
+	c.tell("the agent of %s is Ready: %v, and will never be: %v", h.Name, h.AgentReady, h.forsaken)
 }
 
 // crashEvent lets the agent of a node end in the middle of its steps.
@@ -210,4 +211,21 @@ func (c *chronicle) breaksEvent(random *rand.Rand) {
 	}
 	h.breaks(h.Labels[v1alpha1.LabelConfig])
 	c.tell("the device plugin of %s advertises nothing under any other config", h.Name)
+}
+
+// pluginEvent restarts the pod of NVIDIA's device plugin, as a person does. For a moment there is none that is not ending.
+func (c *chronicle) pluginEvent(random *rand.Rand) {
+	h := c.some(random)
+	isPlugin := func(p rollout.Pod) bool {
+		return p.NodeSelector[pluginLabel] != "" || !c.Wiring.ClusterPolicy && p.MountsConfig
+	}
+	at := slices.IndexFunc(h.Pods, isPlugin)
+	if h.off || at < 0 {
+		return
+	}
+	c.tell("the device plugin of %s restarts", h.Name)
+	uid := h.Pods[at].UID
+	h.Pods[at].Terminating, h.Pods[at].EndsBy = true, c.Now
+	c.passes(1 + random.IntN(2))
+	c.deletePod(h, uid)
 }

@@ -43,13 +43,15 @@ func (c *chronicle) breaks(invariant, format string, args ...any) {
 var known = sync.OnceValue(func() (all []knownDefect) {
 	for _, k := range [][2]string{
 		{"01 presence is not sticky", `^harmless: .* is taken over`},
-		{"02 a replaced or deselected GPU", `^restore: node .*(: GPU \d .* came as| compute mode|mps.capable-overridden)|^(progress|truth): .* GPU \d, which is not selected`},
 		{"03 a slot is held for ever", `^(truth|progress): .*(WaitingForBudget|WaitingForFirst)`},
-		{"05 a baseline that is ours", `^restore: (node .*(label nvidia.com/(device-plugin.config|gpu.deploy.mig-manager) is|which no ConfigMap holds|MPS daemons|our NodeFeature)|the ClusterPolicy)|^harmless: NVIDIA's config-manager ended`},
+		{"05 a baseline that is ours", `^restore: (node .*(: GPU \d .* came as|label nvidia.com/(device-plugin.config|gpu.deploy.mig-manager) is|which no ConfigMap holds|MPS daemons|our NodeFeature)|the ClusterPolicy)|^harmless: NVIDIA's config-manager ended`},
 		{"06 restarts over a sick GPU", `^harmless: the device plugin .* is restarted again`},
 		{"07 indexes shift", `^harmless: (.*, which does not select its GPU|GPU .* is changed)`},
 		{"10 lost configs", `^bounded: 700 passes in 8h do not come to rest: \[\]`},
+		{"32 a baseline from before NVIDIA's MPS daemon started", `^bounded: 700 passes in 8h do not come to rest: \[(patch|taint|remove our taint)`},
 		{"11 an eviction storm", `^bounded: evict `},
+		{"09 our taint stays", `^progress: .* is left tainted`},
+		{"12 taints drop", `^harmless: .* loses the taint of policy`},
 		{"13 a fight without end", `^bounded: .*again and again`},
 		{"14 Retain is observed before it is", `^restore: .* was to keep config`},
 		{"15 tried again", `^progress: .* is Failed .*is tried again when the policy changes`},
@@ -69,11 +71,9 @@ type knownDefect struct {
 // pluginRestarts looks whether NVIDIA's device plugin is restarted though it has marked a GPU unhealthy, which it forgets then.
 func (c *chronicle) pluginRestarts(h *host, a rollout.DeletePod) {
 	plugin := slices.ContainsFunc(h.Pods, func(p rollout.Pod) bool { return p.UID == a.UID && p.NodeSelector[pluginLabel] != "" })
-	if plugin && len(h.sick) > 0 && len(c.fights) == 0 {
-		c.count["restart over a sick GPU of "+h.Name]++
-		if c.count["restart over a sick GPU of "+h.Name] > 1 {
-			c.breaks("harmless", "the device plugin of %s is restarted again (%s), which offers an unhealthy GPU", h.Name, a.Why)
-		}
+	slices.Sort(h.plugin.uuids)
+	if plugin && len(h.sick) > 0 && slices.Equal(h.plugin.uuids, slices.Sorted(slices.Values(h.instances()))) {
+		c.breaks("harmless", "the device plugin of %s is restarted again (%s), which offers an unhealthy GPU", h.Name, a.Why)
 	}
 }
 
@@ -84,6 +84,21 @@ func (c *chronicle) takesOver(h *host, a rollout.Action) {
 	_, taints := a.(rollout.Taint)
 	if a.For().Name != "" && (taints || sets && spec.Why != "" && len(spec.Spec.Devices) > len(h.GPU.Spec.Devices)) && c.Now.Sub(h.sharedAt) < 2*time.Minute {
 		c.breaks("harmless", "node %s is taken over, whose GPUs another controller offers: %s", h.Name, a)
+	}
+}
+
+// opens looks whether a taint that a policy keeps on a node is taken off though the policy still asks for it, and nothing else has
+// changed than that NVIDIA's stand-alone plugin restarts.
+func (c *chronicle) opens(h *host, a rollout.Action) {
+	keep, keeps := a.(rollout.KeepTaints)
+	isShared := func(t corev1.Taint) bool { return t.Key == shared.Key }
+	if !keeps || keep.Policy.Name == "" || c.Wiring.ClusterPolicy || c.Wiring.Reason != "" || slices.ContainsFunc(keep.Want, isShared) || !slices.ContainsFunc(h.Taints, isShared) {
+		return
+	}
+	for i := range c.Policies {
+		if p := &c.Policies[i]; p.Name == keep.Policy.Name && len(p.Spec.Taints) > 0 && !p.Spec.Rollout.Paused {
+			c.breaks("harmless", "node %s loses the taint of policy %s, which asks for it", h.Name, p.Name)
+		}
 	}
 }
 
@@ -235,7 +250,7 @@ func (c *chronicle) progressed(d rollout.Decision) {
 		states[n.Node] = n
 	}
 	for _, h := range c.all() {
-		if h.off {
+		if h.off || h.forsaken {
 			continue
 		}
 		by, wish, err := c.desired(h)
@@ -273,6 +288,24 @@ func (c *chronicle) differs(h *host, wish policy.Wish) string {
 		}
 	}
 	return ""
+}
+
+// ended: nothing that has begun on a machine that runs is left as it is, and no deadline is forgotten.
+func (c *chronicle) ended(d rollout.Decision) {
+	for _, h := range c.all() {
+		_, paused := h.Annotations[v1alpha1.AnnotationPaused]
+		if !h.off && (paused || len(withoutOurs(h.Taints)) < len(h.Taints)) {
+			c.breaks("progress", "node %s is left tainted or with NVIDIA's clients paused", h.Name)
+		}
+	}
+	passing := []rollout.State{
+		rollout.StateDraining, rollout.StateQuiescing, rollout.StateQuiet, rollout.StateApplying, rollout.StateSelecting, rollout.StateReleasing,
+	}
+	for _, n := range d.Nodes {
+		if h := c.hosts[n.Node]; h != nil && !h.off && h.AgentReady && slices.Contains(passing, n.State) && n.Reason != v1alpha1.ReasonPaused {
+			c.breaks("progress", "node %s is %s (%s) at rest: %s", n.Node, n.State, n.Reason, n.Message)
+		}
+	}
 }
 
 // truthful: what is said of each policy and each node at rest is so.

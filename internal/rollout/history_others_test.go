@@ -141,6 +141,9 @@ func (c *chronicle) rewriteEvent(random *rand.Rand) {
 // another controller sets back again and again what it writes: a change with its way back, and a few repetitions.
 const mostOfAFight = 40
 
+// mostAtRest is the same for eight hours in which no fault happens: a change, its way back, and another attempt.
+const mostAtRest = 60
+
 // fightEvent lets another controller set something again whenever the operator has changed it, for two hours.
 func (c *chronicle) fightEvent(random *rand.Rand) {
 	what, again := c.rewriting(random)
@@ -178,7 +181,7 @@ func (c *chronicle) bounded(when string, most int) {
 	for _, what := range slices.Sorted(maps.Keys(c.count)) {
 		limit := most
 		if strings.HasPrefix(what, "restart ") || strings.HasPrefix(what, "evict ") {
-			limit = 6
+			limit = 12
 		}
 		if c.count[what] > limit {
 			c.breaks("bounded", "%s: %d times %s", what, c.count[what], when)

@@ -85,6 +85,18 @@ func (c *chronicle) rest(horizon time.Duration, most int) (d rollout.Decision, r
 	return d, false
 }
 
+// comesToRest rests for eight hours, in which nothing may go on all the time.
+func (c *chronicle) comesToRest() rollout.Decision {
+	clear(c.count)
+	d, rests := c.rest(8*time.Hour, 700)
+	if !rests {
+		c.breaks("bounded", "700 passes in 8h do not come to rest: %v", said(d.Actions))
+	}
+	c.bounded("in 8h in which nobody else does anything", mostAtRest)
+	c.ended(d)
+	return d
+}
+
 // waitsFor is when something happens next though nobody acts; usual if nothing does.
 func (c *chronicle) waitsFor(d rollout.Decision, usual time.Duration) time.Duration {
 	step := usual
@@ -128,6 +140,7 @@ func (c *chronicle) step(faithful bool) rollout.Decision {
 		d = rollout.Decide(w)
 	}
 	c.tolerate(d.Tolerations)
+	c.tellStates(d)
 	for _, a := range d.Actions {
 		if !faithful && c.random.IntN(10) == 0 || !c.asked(a.For()) || locked(a) && c.cache.version[a.Target()] != c.version[a.Target()] {
 			continue
@@ -154,6 +167,16 @@ func (c *chronicle) step(faithful bool) rollout.Decision {
 	}
 	c.harmless()
 	return d
+}
+
+// tellStates tells which nodes have come into another state.
+func (c *chronicle) tellStates(d rollout.Decision) {
+	for _, n := range d.Nodes {
+		if state := fmt.Sprintf("%s (%s) %q: %s", n.State, n.Reason, n.Plan, n.Message); c.tells && c.states[n.Node] != state {
+			c.states[n.Node] = state
+			c.tell("    %s under %q: %s", n.Node, n.Policy, state)
+		}
+	}
 }
 
 // standAlone is the DaemonSet of a stand-alone device plugin.
@@ -187,6 +210,7 @@ func (c *chronicle) carryOut(a rollout.Action) {
 	}
 	c.tell("  %s", a)
 	c.takesOver(h, a)
+	c.opens(h, a)
 	switch a := a.(type) {
 	case rollout.Evict:
 		c.evicts(h, a)
@@ -261,6 +285,12 @@ func (c *chronicle) faultsEnd() {
 			continue
 		case h.off:
 			c.returns(h)
+			h.AgentReady = !h.forsaken
+		case !h.AgentReady && h.Labels[v1alpha1.LabelClient] == "false":
+			h.Labels[v1alpha1.LabelClient], h.AgentReady = "true", true
+		case h.forsaken:
+			h.AgentReady = false
+			continue
 		case h.down.IsZero() && h.Labels[v1alpha1.LabelClient] == "true" && h.upgrade.driver():
 			h.AgentReady = true
 		case !h.AgentReady && h.upgrade.goesOn():
@@ -269,10 +299,7 @@ func (c *chronicle) faultsEnd() {
 		c.repairs(h)
 	}
 	c.read(func() bool { return true })
-	d, rests := c.rest(8*time.Hour, 700)
-	if !rests {
-		c.breaks("bounded", "700 passes in %s do not come to rest: %v", "8h", said(d.Actions))
-	}
+	d := c.comesToRest()
 	c.truthful(d)
 }
 
@@ -332,10 +359,7 @@ func (c *chronicle) settles() {
 			h.report()
 		}
 	}
-	d, rests := c.rest(8*time.Hour, 700)
-	if !rests {
-		c.breaks("bounded", "700 passes in %s do not come to rest: %v", "8h", said(d.Actions))
-	}
+	d := c.comesToRest()
 	c.truthful(d)
 	c.progressed(d)
 }
@@ -370,17 +394,14 @@ func (c *chronicle) released() {
 			}
 		}
 		for _, h := range c.all() {
-			h.AgentReady = !h.off
+			h.AgentReady = !h.off && !h.forsaken
 		}
 	}
 	c.tell("every policy is deleted, after deletionPolicy Retain: %v", retains)
 	c.Policies = nil
-	d, rests := c.rest(8*time.Hour, 700)
-	if !rests {
-		c.breaks("bounded", "700 passes in %s do not come to rest: %v", "8h", said(d.Actions))
-	}
+	d := c.comesToRest()
 	for _, h := range c.all() {
-		if h.off {
+		if h.off || h.forsaken {
 			continue
 		}
 		if key, retained := kept[h.Name]; retained {
@@ -403,7 +424,7 @@ func (c *chronicle) released() {
 			}
 		}
 	}
-	if d.Wire && !retains && !slices.ContainsFunc(c.all(), func(h *host) bool { return h.off || h.GPU.Annotations[v1alpha1.AnnotationWaiting] != "" }) {
+	if d.Wire && !retains && !slices.ContainsFunc(c.all(), func(h *host) bool { return h.off || h.forsaken || h.GPU.Annotations[v1alpha1.AnnotationWaiting] != "" }) {
 		c.breaks("restore", "the ClusterPolicy still names our ConfigMap")
 	}
 }

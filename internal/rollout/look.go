@@ -192,10 +192,12 @@ func (v *view) failed() *v1alpha1.FailedWish {
 	return f
 }
 
-// busy says whether the agent is at work on an earlier wish.
+// busy reports whether the agent is at work on an earlier desired state. One that can do no more before a reboot, which it has
+// no permission for, is not.
 func (v *view) busy() bool {
 	_, _, stalled := v.stalled()
-	return len(v.node.GPU.Spec.Devices) > 0 && !stalled &&
+	waits := stalled || v.awaitsReboot() && !v.permitted()
+	return len(v.node.GPU.Spec.Devices) > 0 && !waits &&
 		!condition.IsTrueAt(v.node.GPU.Status.Conditions, v1alpha1.ConditionReady, v.node.GPU.Generation)
 }
 

@@ -211,3 +211,25 @@ func TestRebootsKeepToTheBudget(t *testing.T) {
 		g.Expect(h.reboots).To(HaveLen(1))
 	}
 }
+
+// TestAPausedRolloutKeepsNoNodeThatAwaitsItsReboot: the agent can do no more before the reboot, which the pause holds back. So the
+// node takes pods again meanwhile, and NVIDIA's clients run; afterwards the change goes on.
+func TestAPausedRolloutKeepsNoNodeThatAwaitsItsReboot(t *testing.T) {
+	g := NewWithT(t)
+	c := newCluster()
+	h := c.add("a", sim.A100).virtual()
+	c.Policies = []v1alpha1.GPUSharingPolicy{rebooting(v1alpha1.EvictionModeEvict)}
+	for !h.required {
+		c.steps(1)
+	}
+	c.Policies[0].Spec.Rollout.Paused = true
+	c.run(60)
+	g.Expect(h.Taints).To(BeEmpty())
+	g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationPaused))
+	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 1}))
+	g.Expect(h.reboots).To(BeEmpty())
+	c.Policies[0].Spec.Rollout.Paused = false
+	d, _ := c.run(400)
+	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), d.Nodes[0].Message)
+	g.Expect(h.reboots).To(HaveLen(1))
+}
