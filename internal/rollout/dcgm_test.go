@@ -157,14 +157,23 @@ func TestNoLabelOfMIGManagersLies(t *testing.T) {
 			h.Labels[v1alpha1.LabelMIGConfig] = "all-disabled"
 		}
 	}
+	saw := false
 	for range 60 {
-		w.steps(1)
+		d := w.pass()
+		runs := slices.ContainsFunc(h.Pods, func(p rollout.Pod) bool { return p.NodeSelector[v1alpha1.LabelMIGManager] != "" })
+		if runs && h.Labels[v1alpha1.LabelMIGConfig] == "gpu-sharing-operator" {
+			h.Labels[v1alpha1.LabelMIGConfigState], saw = "failed", true // the value is no configuration, and its pod has not ended yet
+		}
+		w.tick(time.Second)
 		operator()
 		if len(h.devices()[0].State.Instances) > 0 {
 			g.Expect(h.Labels).To(HaveKeyWithValue(v1alpha1.LabelMIGConfig, "gpu-sharing-operator"))
+		}
+		if d.Nodes[0].State == rollout.StateUpToDate {
 			g.Expect(h.Labels).NotTo(HaveKey(v1alpha1.LabelMIGConfigState))
 		}
 	}
+	g.Expect(saw).To(BeTrue())
 	patches := w.writes["rollout.PatchNode"]
 	w.steps(20)
 	g.Expect(w.writes["rollout.PatchNode"]).To(Equal(patches), "nobody is fought")
