@@ -32,7 +32,11 @@ type upgrade struct {
 	unloaded bool
 	stuck    string // what had the driver open when it was to be unloaded
 	leaves   bool   // the agent has left, and returns
+	returned time.Time
 }
+
+// resetTime is how long the agent is at work on the GPUs after it has returned.
+const resetTime = 20 * time.Second
 
 // begins lets the upgrade controller begin.
 func (h *host) begins(u upgrade) {
@@ -148,7 +152,7 @@ func (h *host) attend() {
 	case !runs && h.AgentReady:
 		h.AgentReady, h.upgrade.leaves = false, true
 	case runs && h.upgrade.leaves:
-		h.AgentReady, h.upgrade.leaves = true, false
+		h.AgentReady, h.upgrade.leaves, h.upgrade.returned = true, false, h.now
 	}
 }
 
