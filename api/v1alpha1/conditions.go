@@ -290,8 +290,14 @@ const (
 	TaintChanging = Group + "/changing"
 	// TaintStartup keeps GPU pods off a new node until it is as its policy asks. Effect NoSchedule.
 	TaintStartup = Group + "/startup"
-	// AnnotationBaseline records, on the operator's ConfigMap, the fields of the ClusterPolicy before it was wired.
+	// AnnotationBaseline records, on the operator's ConfigMaps and on the ClusterPolicy, the fields of the ClusterPolicy before the
+	// operator changed them. On a Node it is the copy of spec.baseline of its GPUNode.
 	AnnotationBaseline = Group + "/baseline"
+	// AnnotationMachine names, on a GPUNode, the machine that it was made for, so that a Node that is deleted and registers again
+	// is known: the UUID of the machine's firmware.
+	AnnotationMachine = Group + "/machine"
+	// AnnotationOrphaned tells, on a GPUNode, since when its Node is gone.
+	AnnotationOrphaned = Group + "/orphaned"
 	// AnnotationNudge is changed on pods that mount the operator's ConfigMap, so that the kubelet projects it at once.
 	AnnotationNudge = Group + "/config"
 	// AnnotationSelected tells, on a Node, which key was selected last and when: <key>@<seconds since 1970>. The deadline

@@ -120,7 +120,7 @@ func newScheme() (*runtime.Scheme, error) {
 // register wires the controllers to the manager.
 func register(ctx context.Context, mgr manager.Manager, f flags) error {
 	clk := clock.RealClock{}
-	if err := gpunode.New(mgr.GetClient(), f.nodeSelector).Register(mgr); err != nil {
+	if err := gpunode.New(mgr.GetClient(), f.nodeSelector, clk).Register(mgr); err != nil {
 		return err
 	}
 	err := rollout.New(mgr.GetClient(), rollout.Options{

@@ -8,6 +8,8 @@ import (
 	"maps"
 	"slices"
 	"strings"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 )
 
 func (WriteKeys) isAction()  {}
@@ -107,10 +109,13 @@ func (a PatchNode) String() string {
 	var parts []string
 	for _, entries := range []map[string]*string{a.Labels, a.Annotations} {
 		for _, name := range slices.Sorted(maps.Keys(entries)) {
-			if value := entries[name]; value != nil {
-				parts = append(parts, name+"="+*value)
-			} else {
+			switch value := entries[name]; {
+			case value == nil:
 				parts = append(parts, name+"-")
+			case name == v1alpha1.AnnotationBaseline: // long, and of no interest here
+				parts = append(parts, name)
+			default:
+				parts = append(parts, name+"="+*value)
 			}
 		}
 	}

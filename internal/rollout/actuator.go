@@ -137,6 +137,7 @@ func (v *view) unfence() Action {
 	patch.Labels[v1alpha1.LabelMIGManager] = new("true")
 	patch.Labels[v1alpha1.LabelMIGConfig] = new(migmanager.Render(nil, v.have).Name)
 	patch.Labels[v1alpha1.LabelMIGConfigState] = nil
+	v.saveBaseline(patch)
 	patch.Locked = true
 	return patch
 }

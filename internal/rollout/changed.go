@@ -59,7 +59,7 @@ func unpartitioned(uuid string) v1alpha1.DeviceSpec {
 // record adds to the baseline the GPUs of the target that it does not list.
 func (v *view) record(spec *v1alpha1.GPUNodeSpec) {
 	if spec.Baseline == nil {
-		spec.Baseline = found(*v.node)
+		spec.Baseline = v.found()
 	}
 	if v.by == nil {
 		return // nothing new is changed
@@ -80,7 +80,8 @@ func (v *view) record(spec *v1alpha1.GPUNodeSpec) {
 // doing.
 func (v *view) before(d gpu.Device) v1alpha1.DeviceSpec {
 	sharing := plan.Observed(d)
-	if asked(v.node.GPU.Spec, d.UUID) || sharing.MPS != nil && sharing.MPS.Owner == v1alpha1.MPSDaemonOwnerGPUSharing {
+	lost := v.node.GPU.Spec.Baseline == nil && v.inCharge()
+	if lost || asked(v.node.GPU.Spec, d.UUID) || sharing.MPS != nil && sharing.MPS.Owner == v1alpha1.MPSDaemonOwnerGPUSharing {
 		return unpartitioned(d.UUID)
 	}
 	return v1alpha1.DeviceSpec{UUID: d.UUID, Sharing: sharing}

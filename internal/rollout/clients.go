@@ -91,6 +91,7 @@ func (v *view) pause() (patch PatchNode, pauses bool) {
 	}
 	slices.Sort(recorded)
 	patch.Annotations[v1alpha1.AnnotationPaused] = new(strings.Join(recorded, ","))
+	v.saveBaseline(patch)
 	patch.Locked = true
 	return patch, len(patch.Labels) > 0
 }
@@ -142,12 +143,11 @@ func (v *view) fence() (judgement, bool) {
 		remain := v.clients(v1alpha1.LabelMIGManager)
 		j.message = "waiting until NVIDIA's mig-manager is gone: " + list(remain)
 		return j, len(remain) > 0
-	case v.node.GPU.Spec.Baseline == nil:
-		j.message, j.start = "recording the state in which the node was found", []Action{v.recordBaseline()}
 	default:
 		patch := v.patch("keeping NVIDIA's mig-manager off the node")
 		patch.Labels[v1alpha1.LabelMIGManager] = new("false")
 		v.claimMIG(patch.Labels)
+		v.saveBaseline(patch)
 		j.message, j.start = "NVIDIA's mig-manager is being kept off the node, since only one may drive MIG", []Action{patch}
 	}
 	return j, true

@@ -137,7 +137,7 @@ func (h *host) copied() rollout.Node {
 	n := *h.Node
 	n.Labels, n.Annotations, n.Allocatable = maps.Clone(n.Labels), maps.Clone(n.Annotations), maps.Clone(n.Allocatable)
 	n.Taints, n.Pods, n.GPU = slices.Clone(n.Taints), slices.Clone(n.Pods), *n.GPU.DeepCopy()
-	n.GPU.Spec = rollout.SpecOf(&n.GPU)
+	n.GPU.Spec, n.BaselineLost = rollout.SpecWithCopy(&n.GPU, n.Annotations)
 	n.Features = h.features.seen()
 	return n
 }
@@ -187,6 +187,9 @@ func (c *cluster) do(a rollout.Action) {
 		c.version[h.Name]++
 		if !slices.ContainsFunc(h.Taints, func(t corev1.Taint) bool { return t.Key == a.Taint.Key }) {
 			h.Taints = append(h.Taints, a.Taint)
+			if a.Baseline != "" {
+				h.Annotations[v1alpha1.AnnotationBaseline] = a.Baseline
+			}
 		}
 	case rollout.Untaint:
 		c.version[h.Name]++

@@ -334,7 +334,7 @@ func TestANodeThatIsSharedSoAlreadyIsTakenOverWithoutDisturbance(t *testing.T) {
 	g := NewWithT(t)
 	c, h := toMIG()
 	c.run(60)
-	h.GPU.Spec = v1alpha1.GPUNodeSpec{} // as if by hand
+	h.GPU.Spec, h.Annotations = v1alpha1.GPUNodeSpec{}, map[string]string{} // as if by hand
 	h.Labels[v1alpha1.LabelMIGManager] = "true"
 	instances := h.devices()[0].State.Instances
 	c.hold(h, "train", 0, instances[0].ID)

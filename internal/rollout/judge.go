@@ -182,6 +182,10 @@ func (v *view) setGently() judgement {
 	if g, pending := v.prepareMPS(j); pending {
 		return g
 	}
+	if patch, unsaved := v.unsaved(); unsaved {
+		j.start = []Action{patch}
+		return j
+	}
 	j.start = []Action{v.setSpec()}
 	return j
 }
@@ -279,6 +283,10 @@ func (v *view) quiesce(j judgement, asks bool) judgement {
 		return v.applying()
 	}
 	j.State, j.message = StateQuiet, "nothing is in the way of the change"
+	if patch, unsaved := v.unsaved(); unsaved {
+		j.start = []Action{patch}
+		return j
+	}
 	j.start = []Action{v.setSpec()}
 	return j
 }
@@ -436,7 +444,7 @@ func (v *view) done() judgement {
 		return v.allowing(j)
 	}
 	if record, differs := v.recordReached(); differs {
-		j.actions = append(j.actions, record)
+		j.actions = append(j.actions, v.reachedSpec(record)...)
 	}
 	return j
 }
@@ -475,7 +483,7 @@ func (v *view) letGo(why string) []Action {
 func (v *view) taintNode() Action {
 	now := metav1.NewTime(v.world.Now)
 	return Taint{
-		Node: v.node.Name, Policy: v.ref(),
+		Node: v.node.Name, Policy: v.ref(), Baseline: v.copied(),
 		Taint: corev1.Taint{Key: v1alpha1.TaintChanging, Effect: corev1.TaintEffectNoSchedule, TimeAdded: &now},
 	}
 }

@@ -24,13 +24,17 @@ const (
 // claimMIG adds to a patch what mig-manager's labels are to be on a node that the agent partitions. It replaces what was
 // there before, and no later value of another author.
 func (v *view) claimMIG(labels map[string]*string) {
-	if !v.fences() || v.to.final || v.node.GPU.Spec.Baseline == nil {
+	if !v.fences() || v.to.final {
 		return
+	}
+	baseline := v.node.GPU.Spec.Baseline
+	if baseline == nil {
+		baseline = v.found()
 	}
 	if _, has := v.node.Labels[v1alpha1.LabelMIGConfigState]; has {
 		labels[v1alpha1.LabelMIGConfigState] = nil
 	}
-	is, was := v.node.Labels[v1alpha1.LabelMIGConfig], v.node.GPU.Spec.Baseline.Labels[v1alpha1.LabelMIGConfig]
+	is, was := v.node.Labels[v1alpha1.LabelMIGConfig], baseline.Labels[v1alpha1.LabelMIGConfig]
 	_, deployed := v.node.Labels[v1alpha1.LabelMIGManager]
 	replaces := is == "" && deployed || is != "" && (slices.Contains([]string{was, operatorsDefault}, is) || migmanager.Ours(is))
 	if replaces && !reached(v.node.GPU.Spec, v.to) {

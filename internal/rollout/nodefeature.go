@@ -222,6 +222,7 @@ func (v *view) patchMPSCapable() PatchNode {
 	}
 	patch.Labels[LabelMPSCapable] = new(labelFalse)
 	patch.Annotations[v1alpha1.AnnotationMPSCapable] = new(stamp(before, v.world.Now))
+	v.saveBaseline(patch)
 	patch.Locked = true
 	return patch
 }

@@ -29,7 +29,7 @@ func NodeOf(node *corev1.Node, gpuNode *v1alpha1.GPUNode) Node {
 		Name: node.Name, Labels: node.Labels, Annotations: node.Annotations, Taints: node.Spec.Taints, GPU: *gpuNode,
 		Created: node.CreationTimestamp.Time, Allocatable: map[string]int64{}, HeldSince: heldSince(node),
 	}
-	n.GPU.Spec = SpecOf(gpuNode)
+	n.GPU.Spec, n.BaselineLost = SpecWithCopy(gpuNode, node.Annotations)
 	for name, quantity := range node.Status.Allocatable {
 		if strings.HasPrefix(string(name), nvidiaDomain) {
 			n.Allocatable[string(name)] = quantity.Value()

@@ -114,7 +114,10 @@ func (m member) retain() []Action {
 		if spec.Baseline == nil {
 			spec = v1alpha1.GPUNodeSpec{}
 		}
-		actions = append(actions, SetSpec{Node: m.node.Name, Spec: spec, Why: "leaving the node as it is"})
+		return append(actions, SetSpec{Node: m.node.Name, Spec: spec, Why: "leaving the node as it is"})
+	}
+	if m.world.Wiring.Reason == "" {
+		actions = append(actions, m.keepBaseline()...)
 	}
 	return actions
 }

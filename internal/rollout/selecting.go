@@ -71,6 +71,11 @@ func (v *view) selectPatch() (patch PatchNode, resumes, complete bool) {
 	}
 	v.stampSelected(patch)
 	v.stampInstances(patch)
+	if v.to.final {
+		v.dropCopy(patch)
+	} else {
+		v.saveBaseline(patch)
+	}
 	return patch, resumes, len(patch.Labels) == 0 && len(patch.Annotations) == 0
 }
 

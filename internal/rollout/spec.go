@@ -83,7 +83,7 @@ func (v *view) recordReached() (SetSpec, bool) {
 			v.forget(&spec)
 		}
 	}
-	differs := !equality.Semantic.DeepEqual(spec, v.node.GPU.Spec)
+	differs := v.node.BaselineLost || !equality.Semantic.DeepEqual(spec, v.node.GPU.Spec)
 	return SetSpec{Node: v.node.Name, Spec: spec, Policy: v.ref(), Why: why}, differs
 }
 

@@ -147,22 +147,11 @@ func TestStates(t *testing.T) {
 			state: rollout.StateDraining, reason: v1alpha1.ReasonGPUInUse, message: "pod user/late was placed on the node just now",
 			actions: []string{noActions}, after: 20 * time.Second,
 		},
-		"drained: the baseline is recorded before a label is changed": {
-			situation: func() *cluster {
-				c, h := toMIG()
-				h.Labels[v1alpha1.LabelMIGManager] = "true"
-				c.pass()
-				c.tick(time.Second)
-				return c
-			},
-			state: rollout.StateQuiescing, reason: v1alpha1.ReasonPausingClients, message: "recording the state in which the node was found",
-			actions: []string{"set spec of GPUNode a: recording the state in which the node was found"},
-		},
 		"drained: NVIDIA's mig-manager is fenced off": {
 			situation: func() *cluster {
 				c, h := toMIG()
 				h.Labels[v1alpha1.LabelMIGManager] = "true"
-				c.steps(2)
+				c.steps(1)
 				return c
 			},
 			state: rollout.StateQuiescing, reason: v1alpha1.ReasonPausingClients, message: "only one may drive MIG",
@@ -250,7 +239,7 @@ func TestStates(t *testing.T) {
 			situation: func() *cluster { c, h := slicing(); h.watches = true; c.steps(2); return c },
 			state:     rollout.StateSelecting, reason: v1alpha1.ReasonSelecting, message: "selecting the configuration",
 			actions: []string{"patch node a (selecting the configuration research-680dc74bf8): " +
-				"nvidia.com/device-plugin.config=research-680dc74bf8 gpusharing.io/selected=research-680dc74bf8@1800000002"},
+				"nvidia.com/device-plugin.config=research-680dc74bf8 gpusharing.io/baseline gpusharing.io/selected=research-680dc74bf8@1800000002"},
 		},
 		"applied: the agent watches, and the plugin does not see the key": {
 			situation: func() *cluster { c, h := slicing(); h.neverSees(); c.steps(6); return c },
@@ -270,7 +259,7 @@ func TestStates(t *testing.T) {
 			situation: func() *cluster { c, h := slicing(); h.neverSees(); c.steps(2); c.tick(3 * time.Minute); return c },
 			state:     rollout.StateSelecting, reason: v1alpha1.ReasonSelecting, message: "selecting the configuration",
 			actions: []string{"patch node a (selecting the configuration research-680dc74bf8): " +
-				"nvidia.com/device-plugin.config=research-680dc74bf8 gpusharing.io/selected=research-680dc74bf8@1800000182"},
+				"nvidia.com/device-plugin.config=research-680dc74bf8 gpusharing.io/baseline gpusharing.io/selected=research-680dc74bf8@1800000182"},
 		},
 		"the agent is at work: the plugin is made to see the key meanwhile": {
 			situation: func() *cluster { c, h := slicing(); c.pass(); h.GPU.Status.Conditions = nil; return c },
@@ -285,7 +274,7 @@ func TestStates(t *testing.T) {
 			situation: func() *cluster { c, _ := slicing(); c.steps(3); return c },
 			state:     rollout.StateSelecting, reason: v1alpha1.ReasonSelecting, message: "selecting the configuration",
 			actions: []string{"patch node a (selecting the configuration research-680dc74bf8): " +
-				"nvidia.com/device-plugin.config=research-680dc74bf8 gpusharing.io/selected=research-680dc74bf8@1800000003"},
+				"nvidia.com/device-plugin.config=research-680dc74bf8 gpusharing.io/baseline gpusharing.io/selected=research-680dc74bf8@1800000003"},
 		},
 		"applied: the plugin still reads the user's ConfigMap": {
 			situation: func() *cluster {

@@ -87,28 +87,9 @@ func present(devices []v1alpha1.DeviceSpec, have []gpu.Device) []v1alpha1.Device
 	return kept
 }
 
-func lists(devices []v1alpha1.DeviceSpec, uuid string) bool {
-	return slices.ContainsFunc(devices, func(d v1alpha1.DeviceSpec) bool { return d.UUID == uuid })
-}
-
 // recordedLabels are the labels of a node that its baseline records.
 func recordedLabels() []string {
 	return []string{v1alpha1.LabelConfig, v1alpha1.LabelMIGManager, v1alpha1.LabelMIGConfig, v1alpha1.LabelMIGConfigState}
-}
-
-// found records the labels of a node before it is first changed.
-func found(n Node) *v1alpha1.Baseline {
-	b := &v1alpha1.Baseline{}
-	for _, name := range recordedLabels() {
-		value, has := n.Labels[name]
-		if has && (name != v1alpha1.LabelMIGConfigState || !managerAtWork(value)) {
-			if b.Labels == nil {
-				b.Labels = map[string]string{}
-			}
-			b.Labels[name] = value
-		}
-	}
-	return b
 }
 
 // wishes says whether a spec asks for the target already.

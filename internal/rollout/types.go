@@ -67,6 +67,8 @@ type Node struct {
 	Allocatable map[string]int64
 	// GPU is the GPUNode of the node: its spec as last written by us, its status as last written by its agent.
 	GPU v1alpha1.GPUNode
+	// BaselineLost is true if the GPUNode lacks what the copy of its baseline on the Node has. GPU.Spec has it.
+	BaselineLost bool
 	// AgentReady says that a pod of the agent on the node is Ready.
 	AgentReady bool
 	// HeldSince is since when, at the latest, a label on it says that somebody is at work there: a deploy label of NVIDIA's
@@ -172,9 +174,11 @@ type PatchNode struct {
 // Taint adds a taint to a node, as a merge patch with optimistic lock (taints are an atomic list). A node that has a
 // taint of that key and effect already is left alone.
 type Taint struct {
-	Node   string
-	Taint  corev1.Taint // with TimeAdded
-	Policy PolicyRef
+	Node  string
+	Taint corev1.Taint // with TimeAdded
+	// Baseline is the copy of the node's baseline that is written in the same patch (v1alpha1.AnnotationBaseline).
+	Baseline string
+	Policy   PolicyRef
 }
 
 // Untaint removes our taint v1alpha1.TaintChanging, likewise with optimistic lock.

@@ -163,7 +163,7 @@ func (f *fleet) lead() (stop func()) {
 	})
 	selector, err := labels.Parse(gpunode.DefaultSelector)
 	f.Expect(err).NotTo(HaveOccurred())
-	f.Expect(gpunode.New(mgr.GetClient(), selector).Register(mgr)).To(Succeed())
+	f.Expect(gpunode.New(mgr.GetClient(), selector, clock.RealClock{}).Register(mgr)).To(Succeed())
 	f.Expect(rollout.New(mgr.GetClient(), rollout.Options{
 		Reader: mgr.GetAPIReader(), Clock: f.clock, Events: mgr.GetEventRecorder("controller"), Namespace: ownNamespace,
 		Wiring: wiring.New(mgr.GetClient(), mgr.GetAPIReader(), f.clock, wiring.StandAlone{}),

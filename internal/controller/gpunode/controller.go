@@ -1,19 +1,28 @@
 // Copyright The GPU Sharing Operator Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package gpunode keeps a GPUNode for each node with GPUs: it has the node's name and is owned by the node, so that the
-// garbage collector removes it with the node. Its spec belongs to the rollout and its status to the node's agent; neither
-// is touched here. A node that loses the label keeps its GPUNode, which records how to put the node back.
+// Package gpunode keeps a GPUNode for each node with GPUs, with the node's name. Its spec belongs to the rollout and its
+// status to the node's agent; neither is touched here. A node that loses the label keeps its GPUNode, which records how to
+// restore the node.
+//
+// A GPUNode has no owner: a Node that is deleted and registers again is the same machine, with the GPUs as the operator has
+// left them, and the garbage collector would have removed their baseline meanwhile. So the GPUNode names the machine
+// (annotation v1alpha1.AnnotationMachine), and the controller removes it
+//
+//	at once           if the node has nothing to restore, if another machine has taken its name, or if no policy exists
+//	after a day       otherwise
 package gpunode
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/labels"
-	metav1ac "k8s.io/client-go/applyconfigurations/meta/v1"
+	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -39,11 +48,12 @@ const DefaultSelector = "nvidia.com/gpu.present=true"
 type Controller struct {
 	client   client.Client
 	selector labels.Selector
+	clock    clock.PassiveClock
 }
 
 // New returns a controller for the nodes that the selector matches.
-func New(c client.Client, selector labels.Selector) *Controller {
-	return &Controller{client: c, selector: selector}
+func New(c client.Client, selector labels.Selector, now clock.PassiveClock) *Controller {
+	return &Controller{client: c, selector: selector, clock: now}
 }
 
 // Name of the controller.
@@ -53,92 +63,139 @@ func (*Controller) Name() string { return "gpunode" }
 func (c *Controller) Register(mgr ctrl.Manager) error {
 	return ctrl.NewControllerManagedBy(mgr).
 		Named(c.Name()).
-		For(&corev1.Node{}, builder.WithPredicates(c.becomesSelected())).
-		Watches(&v1alpha1.GPUNode{}, &handler.EnqueueRequestForObject{}, builder.WithPredicates(ownersChanged())).
+		For(&corev1.Node{}, builder.WithPredicates(c.nodes())).
+		Watches(&v1alpha1.GPUNode{}, &handler.EnqueueRequestForObject{}, builder.WithPredicates(gpuNodes())).
 		Complete(c)
 }
 
 // +kubebuilder:rbac:groups="",resources=nodes,verbs=get;list;watch
 // +kubebuilder:rbac:groups=gpusharing.io,resources=gpunodes,verbs=get;list;watch;create;patch;delete
 
-// Reconcile makes sure that the GPUNode of a selected node exists and is owned by it. The GPUNode of an earlier node of
-// that name, which the garbage collector has not removed yet, says nothing about this one and is deleted.
+// +kubebuilder:rbac:groups=gpusharing.io,resources=gpusharingpolicies,verbs=get;list;watch
+
+// Reconcile makes sure that the GPUNode of a selected node exists, and removes that of a node that is gone.
 func (c *Controller) Reconcile(ctx context.Context, request reconcile.Request) (reconcile.Result, error) {
-	node := &corev1.Node{}
-	if err := c.client.Get(ctx, request.NamespacedName, node); err != nil {
-		return reconcile.Result{}, client.IgnoreNotFound(err)
-	}
-	if !c.selected(node) {
-		return reconcile.Result{}, nil
-	}
 	have := &v1alpha1.GPUNode{}
-	err := client.IgnoreNotFound(c.client.Get(ctx, request.NamespacedName, have))
-	if err != nil {
+	if err := client.IgnoreNotFound(c.client.Get(ctx, request.NamespacedName, have)); err != nil {
 		return reconcile.Result{}, fmt.Errorf("reading GPUNode %s: %w", request.Name, err)
 	}
-	if ownedByAnother(have, node) {
-		return reconcile.Result{}, c.remove(ctx, have)
+	node := &corev1.Node{}
+	err := c.client.Get(ctx, request.NamespacedName, node)
+	switch {
+	case apierrors.IsNotFound(err) && have.UID != "":
+		return c.orphaned(ctx, have)
+	case err != nil:
+		return reconcile.Result{}, client.IgnoreNotFound(err)
+	case have.UID != "" && c.selected(node) && ofAnother(have, node):
+		return reconcile.Result{}, c.remove(ctx, have, "another machine has its name")
+	case !c.selected(node) && (have.UID == "" || have.Annotations[v1alpha1.AnnotationOrphaned] == ""):
+		return reconcile.Result{}, nil
 	}
-	wrote, err := ssa.Apply(ctx, ssa.Owner{Client: c.client, Name: fieldManager}, have, want(node), applyv1alpha1.ExtractGPUNode)
+	return reconcile.Result{}, c.apply(ctx, have, want(node.Name, machineOf(node)))
+}
+
+func (c *Controller) apply(ctx context.Context, have *v1alpha1.GPUNode, want *applyv1alpha1.GPUNodeApplyConfiguration) error {
+	wrote, err := ssa.Apply(ctx, ssa.Owner{Client: c.client, Name: fieldManager}, have, want, applyv1alpha1.ExtractGPUNode)
 	if err != nil {
-		return reconcile.Result{}, fmt.Errorf("creating GPUNode %s: %w", node.Name, err)
+		return fmt.Errorf("writing GPUNode %s: %w", have.Name, err)
 	}
-	if wrote {
-		log.FromContext(ctx).Info("created GPUNode", "node", node.Name)
+	if wrote && have.UID == "" {
+		log.FromContext(ctx).Info("Created GPUNode", "node", *want.Name)
 	}
-	return reconcile.Result{}, nil
+	return nil
+}
+
+// orphaned removes the GPUNode of a node that is gone, once nobody needs it any more.
+func (c *Controller) orphaned(ctx context.Context, have *v1alpha1.GPUNode) (reconcile.Result, error) {
+	since, err := time.Parse(time.RFC3339, have.Annotations[v1alpha1.AnnotationOrphaned])
+	known := err == nil
+	if !known {
+		since = c.clock.Now()
+	}
+	policies := &v1alpha1.GPUSharingPolicyList{}
+	if err := c.client.List(ctx, policies); err != nil {
+		return reconcile.Result{}, fmt.Errorf("reading policies: %w", err)
+	}
+	switch {
+	case have.Spec.Baseline == nil:
+		return reconcile.Result{}, c.remove(ctx, have, "its node is gone")
+	case len(policies.Items) == 0:
+		return reconcile.Result{}, c.remove(ctx, have, "its node is gone, and no policy exists")
+	case c.clock.Since(since) >= remembered:
+		return reconcile.Result{}, c.remove(ctx, have, "its node has been gone for "+remembered.String())
+	case !known:
+		note := want(have.Name, have.Annotations[v1alpha1.AnnotationMachine])
+		note.Annotations[v1alpha1.AnnotationOrphaned] = since.UTC().Format(time.RFC3339)
+		return reconcile.Result{RequeueAfter: lookAgain}, c.apply(ctx, have, note)
+	}
+	return reconcile.Result{RequeueAfter: lookAgain}, nil
 }
 
 func (c *Controller) selected(node client.Object) bool {
 	return node.GetDeletionTimestamp() == nil && c.selector.Matches(labels.Set(node.GetLabels()))
 }
 
-// remove deletes the GPUNode of a node that is gone; its deletion triggers the next pass, which creates a new one.
-func (c *Controller) remove(ctx context.Context, gpuNode *v1alpha1.GPUNode) error {
-	precondition := client.Preconditions{UID: &gpuNode.UID}
+// remove deletes a GPUNode. Its deletion triggers the next reconcile, which creates a new one if there is a node for it.
+func (c *Controller) remove(ctx context.Context, gpuNode *v1alpha1.GPUNode, why string) error {
+	precondition := client.Preconditions{UID: &gpuNode.UID, ResourceVersion: &gpuNode.ResourceVersion}
 	err := client.IgnoreNotFound(c.client.Delete(ctx, gpuNode, precondition))
 	if err != nil {
-		return fmt.Errorf("deleting GPUNode %s of an earlier node of that name: %w", gpuNode.Name, err)
+		return fmt.Errorf("deleting GPUNode %s: %w", gpuNode.Name, err)
 	}
-	log.FromContext(ctx).Info("deleted GPUNode of an earlier node of that name", "node", gpuNode.Name)
+	log.FromContext(ctx).Info("Deleted GPUNode", "node", gpuNode.Name, "because", why)
 	return nil
 }
 
-func want(node *corev1.Node) *applyv1alpha1.GPUNodeApplyConfiguration {
-	// No controller and no blockOwnerDeletion: the latter would need rights on nodes/finalizers.
-	owner := metav1ac.OwnerReference().
-		WithAPIVersion("v1").WithKind("Node").WithName(node.Name).WithUID(node.UID)
-	return applyv1alpha1.GPUNode(node.Name).WithOwnerReferences(owner)
+func want(node, machine string) *applyv1alpha1.GPUNodeApplyConfiguration {
+	return applyv1alpha1.GPUNode(node).WithAnnotations(map[string]string{v1alpha1.AnnotationMachine: machine})
 }
 
-func ownedByAnother(gpuNode *v1alpha1.GPUNode, node *corev1.Node) bool {
-	for _, owner := range gpuNode.OwnerReferences {
-		if owner.APIVersion == "v1" && owner.Kind == "Node" && owner.UID != node.UID {
-			return true
-		}
-	}
-	return false
+// machineOf names the machine of a node: the UUID of its firmware as the kubelet reports it or, where it reports none, the
+// UID of the Node, which a Node that registers again does not keep.
+func machineOf(node *corev1.Node) string {
+	return cmp.Or(node.Status.NodeInfo.SystemUUID, string(node.UID))
 }
 
-// becomesSelected lets through the first sight of a node and the change that makes it selected. Heartbeats change
-// neither.
-func (c *Controller) becomesSelected() predicate.Predicate {
+// ofAnother reports whether a GPUNode was made for another machine than that of the node.
+func ofAnother(gpuNode *v1alpha1.GPUNode, node *corev1.Node) bool {
+	machine := gpuNode.Annotations[v1alpha1.AnnotationMachine]
+	return machine != "" && machine != machineOf(node) && machine != string(node.UID)
+}
+
+// remembered is how long the GPUNode of a node that is gone waits for the machine to come back. A node that is reinstalled,
+// or repaired, is back by then.
+const remembered = 24 * time.Hour
+
+// lookAgain is how often an orphaned GPUNode is looked at: no policy may exist any more.
+const lookAgain = time.Minute
+
+// nodes lets through the first sight of a node, its end, and the changes that make it selected or tell its machine.
+// Heartbeats do neither.
+func (c *Controller) nodes() predicate.Predicate {
 	return predicate.Funcs{
-		CreateFunc: func(e event.CreateEvent) bool { return c.selected(e.Object) },
+		CreateFunc: func(e event.CreateEvent) bool { return true },
 		UpdateFunc: func(e event.UpdateEvent) bool {
-			return c.selected(e.ObjectNew) && (!c.selected(e.ObjectOld) || e.ObjectOld.GetUID() != e.ObjectNew.GetUID())
+			return c.selected(e.ObjectNew) && (!c.selected(e.ObjectOld) || differ(e.ObjectOld, e.ObjectNew))
 		},
-		DeleteFunc:  func(event.DeleteEvent) bool { return false },
+		DeleteFunc:  func(event.DeleteEvent) bool { return true },
 		GenericFunc: func(event.GenericEvent) bool { return false },
 	}
 }
 
-// ownersChanged lets through a GPUNode that is deleted, or whose owner somebody changed.
-func ownersChanged() predicate.Predicate {
+func differ(a, b client.Object) bool {
+	was, isNode := a.(*corev1.Node)
+	is, areNodes := b.(*corev1.Node)
+	return isNode && areNodes && machineOf(was) != machineOf(is)
+}
+
+// gpuNodes lets through a GPUNode at its first sight, since its node may be gone, one that is deleted, and one whose annotations
+// or owners another client changed.
+func gpuNodes() predicate.Predicate {
 	return predicate.Funcs{
-		CreateFunc: func(event.CreateEvent) bool { return false },
+		CreateFunc: func(event.CreateEvent) bool { return true },
 		UpdateFunc: func(e event.UpdateEvent) bool {
-			return !equality.Semantic.DeepEqual(e.ObjectOld.GetOwnerReferences(), e.ObjectNew.GetOwnerReferences())
+			old, updated := e.ObjectOld.GetAnnotations(), e.ObjectNew.GetAnnotations()
+			return old[v1alpha1.AnnotationMachine] != updated[v1alpha1.AnnotationMachine]
 		},
 		DeleteFunc:  func(event.DeleteEvent) bool { return true },
 		GenericFunc: func(event.GenericEvent) bool { return false },

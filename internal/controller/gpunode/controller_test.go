@@ -6,6 +6,7 @@ package gpunode_test
 import (
 	"context"
 	"testing"
+	"time"
 
 	. "github.com/onsi/gomega"
 	corev1 "k8s.io/api/core/v1"
@@ -14,6 +15,8 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
+	clocktesting "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
@@ -30,7 +33,10 @@ var gpuPresent = map[string]string{"nvidia.com/gpu.present": "true"}
 type pass struct {
 	client client.WithWatch
 	writes int
+	now    time.Time
 }
+
+func (p *pass) clock() clock.PassiveClock { return clocktesting.NewFakePassiveClock(p.now) }
 
 func (p *pass) reconcile(t *testing.T, name string) {
 	t.Helper()
@@ -47,7 +53,7 @@ func (p *pass) reconcile(t *testing.T, name string) {
 			return c.Delete(ctx, o, opts...)
 		},
 	})
-	_, err = gpunode.New(counting, selector).Reconcile(t.Context(), request(name))
+	_, err = gpunode.New(counting, selector, p.clock()).Reconcile(t.Context(), request(name))
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
 }
 
@@ -79,14 +85,12 @@ func exists(t *testing.T, c client.Client, name string) bool {
 func TestGPUNode(t *testing.T) {
 	c := env.Start(t).Client
 
-	t.Run("is created for a node with GPUs, owned by it, and then left alone", func(t *testing.T) {
+	t.Run("is created for a node with GPUs, and then left alone", func(t *testing.T) {
 		g, p := NewWithT(t), &pass{client: c}
 		node := newNode(t, c, "a100", gpuPresent)
 		p.reconcile(t, node.Name)
 		g.Expect(p.writes).To(Equal(1))
-		g.Expect(get(t, c, node.Name).OwnerReferences).To(ConsistOf(metav1.OwnerReference{
-			APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID,
-		}), "neither controller nor blockOwnerDeletion, which would need rights on nodes/finalizers")
+		g.Expect(get(t, c, node.Name).OwnerReferences).To(BeEmpty(), "the garbage collector must not take the baseline with the node")
 		p.reconcile(t, node.Name)
 		g.Expect(p.writes).To(BeZero())
 	})
@@ -100,18 +104,18 @@ func TestGPUNode(t *testing.T) {
 		g.Expect(exists(t, c, "missing")).To(BeFalse())
 	})
 
-	t.Run("keeps the spec that the rollout applied, also when its owner has to be put back", func(t *testing.T) {
+	t.Run("keeps the spec that the rollout applied, also when its annotation is restored", func(t *testing.T) {
 		g, p := NewWithT(t), &pass{client: c}
 		newNode(t, c, "h100", gpuPresent)
 		p.reconcile(t, "h100")
 		spec := applyv1alpha1.GPUNode("h100").WithSpec(applyv1alpha1.GPUNodeSpec().WithPolicy("research"))
 		g.Expect(c.Apply(t.Context(), spec, client.FieldOwner("gpusharing-controller"))).To(Succeed())
-		noOwner := client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"ownerReferences":null}}`))
-		g.Expect(c.Patch(t.Context(), get(t, c, "h100"), noOwner)).To(Succeed())
+		none := client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"annotations":null}}`))
+		g.Expect(c.Patch(t.Context(), get(t, c, "h100"), none)).To(Succeed())
 
 		p.reconcile(t, "h100")
 		g.Expect(get(t, c, "h100").Spec.Policy).To(Equal("research"))
-		g.Expect(get(t, c, "h100").OwnerReferences).To(HaveLen(1))
+		g.Expect(get(t, c, "h100").Annotations).To(HaveKey(v1alpha1.AnnotationMachine))
 	})
 
 	t.Run("stays when the node loses the label, for it records how to put the node back", func(t *testing.T) {
@@ -124,18 +128,84 @@ func TestGPUNode(t *testing.T) {
 		g.Expect(exists(t, c, node.Name)).To(BeTrue())
 	})
 
-	t.Run("of an earlier node of that name is replaced, with all that it recorded", func(t *testing.T) {
+	t.Run("of another machine of that name is replaced, with all that it recorded", func(t *testing.T) {
 		g, p := NewWithT(t), &pass{client: c}
-		first := newNode(t, c, "reborn", gpuPresent)
+		first := newMachine(t, c, "reused", "one")
 		p.reconcile(t, first.Name)
-		old := get(t, c, "reborn")
+		changed(t, c, "reused")
+		old := get(t, c, "reused")
 		g.Expect(c.Delete(t.Context(), first)).To(Succeed())
-		second := newNode(t, c, "reborn", gpuPresent)
+		newMachine(t, c, "reused", "two")
 
+		p.reconcile(t, "reused")
+		g.Expect(exists(t, c, "reused")).To(BeFalse())
+		p.reconcile(t, "reused")
+		g.Expect(get(t, c, "reused").UID).NotTo(Equal(old.UID))
+		g.Expect(get(t, c, "reused").Spec.Baseline).To(BeNil())
+	})
+
+	t.Run("stays while its machine registers again, for a day", func(t *testing.T) {
+		g, p := NewWithT(t), &pass{client: c, now: time.Now()}
+		policy := &v1alpha1.GPUSharingPolicy{ObjectMeta: metav1.ObjectMeta{Name: "research"}, Spec: v1alpha1.GPUSharingPolicySpec{
+			Sharing: v1alpha1.Sharing{Strategy: v1alpha1.StrategyExclusive},
+		}}
+		g.Expect(c.Create(t.Context(), policy)).To(Succeed())
+		node := newMachine(t, c, "reborn", "three")
+		p.reconcile(t, node.Name)
+		changed(t, c, "reborn")
+		old := get(t, c, "reborn")
+		g.Expect(c.Delete(t.Context(), node)).To(Succeed())
+		p.reconcile(t, "reborn")
+		p.now = p.now.Add(23 * time.Hour)
+		p.reconcile(t, "reborn")
+		g.Expect(exists(t, c, "reborn")).To(BeTrue())
+
+		node = newMachine(t, c, "reborn", "three")
+		p.reconcile(t, "reborn")
+		g.Expect(get(t, c, "reborn").UID).To(Equal(old.UID))
+		g.Expect(get(t, c, "reborn").Spec).To(Equal(old.Spec))
+		g.Expect(get(t, c, "reborn").Annotations).NotTo(HaveKey(v1alpha1.AnnotationOrphaned))
+
+		g.Expect(c.Delete(t.Context(), node)).To(Succeed())
+		p.reconcile(t, "reborn")
+		p.now = p.now.Add(24 * time.Hour)
 		p.reconcile(t, "reborn")
 		g.Expect(exists(t, c, "reborn")).To(BeFalse())
+
+		node = newMachine(t, c, "reborn", "three")
+		p.reconcile(t, node.Name)
+		changed(t, c, "reborn")
+		g.Expect(c.Delete(t.Context(), node)).To(Succeed())
 		p.reconcile(t, "reborn")
-		g.Expect(get(t, c, "reborn").UID).NotTo(Equal(old.UID))
-		g.Expect(get(t, c, "reborn").OwnerReferences[0].UID).To(Equal(second.UID))
+		g.Expect(c.Delete(t.Context(), policy)).To(Succeed())
+		p.reconcile(t, "reborn")
+		g.Expect(exists(t, c, "reborn")).To(BeFalse(), "no policy is left, and removing the operator must not wait for a machine that is gone")
 	})
+
+	t.Run("goes with its node if there is nothing to restore", func(t *testing.T) {
+		g, p := NewWithT(t), &pass{client: c}
+		node := newMachine(t, c, "untouched", "four")
+		p.reconcile(t, node.Name)
+		g.Expect(c.Delete(t.Context(), node)).To(Succeed())
+		p.reconcile(t, node.Name)
+		g.Expect(exists(t, c, node.Name)).To(BeFalse())
+	})
+}
+
+// newMachine registers a node as a kubelet does, which reports the UUID of the machine.
+func newMachine(t *testing.T, c client.Client, name, uuid string) *corev1.Node {
+	t.Helper()
+	node := newNode(t, c, name, gpuPresent)
+	node.Status.NodeInfo.SystemUUID = uuid
+	NewWithT(t).Expect(c.Status().Update(t.Context(), node)).To(Succeed())
+	return node
+}
+
+// changed records a baseline, as the rollout does when it changes a node.
+func changed(t *testing.T, c client.Client, name string) {
+	t.Helper()
+	labels := map[string]string{v1alpha1.LabelConfig: "by-hand"}
+	spec := applyv1alpha1.GPUNodeSpec().WithBaseline(applyv1alpha1.Baseline().WithLabels(labels))
+	want := applyv1alpha1.GPUNode(name).WithSpec(spec)
+	NewWithT(t).Expect(c.Apply(t.Context(), want, client.FieldOwner("gpusharing-controller"))).To(Succeed())
 }

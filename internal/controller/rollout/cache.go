@@ -85,7 +85,9 @@ func slimNode(object any) (any, error) {
 	node.ManagedFields = rollout.Holding(node)
 	node.Annotations = ownAnnotations(node.Annotations)
 	node.Spec = corev1.NodeSpec{Taints: node.Spec.Taints}
-	node.Status = corev1.NodeStatus{Allocatable: ofNVIDIA(node.Status.Allocatable)}
+	node.Status = corev1.NodeStatus{
+		Allocatable: ofNVIDIA(node.Status.Allocatable), NodeInfo: corev1.NodeSystemInfo{SystemUUID: node.Status.NodeInfo.SystemUUID},
+	}
 	return node, nil
 }
 

@@ -235,12 +235,18 @@ func (p *pass) patchNode(ctx context.Context, a rollout.PatchNode) (bool, error)
 	return p.writeNode(ctx, node, metadata, nil)
 }
 
+// taint writes the taints of a node as it was read. They are one list with several authors, so each such write is refused if
+// anything about the node changed since.
 func (p *pass) taint(ctx context.Context, a rollout.Taint) (bool, error) {
 	node, found := p.node(a.Node)
 	if !found || slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool { return t.MatchTaint(&a.Taint) }) {
 		return false, nil
 	}
-	return p.writeTaints(ctx, node, append(slices.Clone(node.Spec.Taints), a.Taint))
+	metadata := map[string]any{"resourceVersion": node.ResourceVersion}
+	if a.Baseline != "" {
+		metadata["annotations"] = map[string]string{v1alpha1.AnnotationBaseline: a.Baseline}
+	}
+	return p.writeNode(ctx, node, metadata, map[string]any{"taints": append(slices.Clone(node.Spec.Taints), a.Taint)})
 }
 
 func (p *pass) untaint(ctx context.Context, a rollout.Untaint) (bool, error) {
@@ -252,7 +258,8 @@ func (p *pass) untaint(ctx context.Context, a rollout.Untaint) (bool, error) {
 	if !slices.ContainsFunc(node.Spec.Taints, ours) {
 		return false, nil
 	}
-	return p.writeTaints(ctx, node, slices.DeleteFunc(slices.Clone(node.Spec.Taints), ours))
+	taints := slices.DeleteFunc(slices.Clone(node.Spec.Taints), ours)
+	return p.writeNode(ctx, node, map[string]any{"resourceVersion": node.ResourceVersion}, map[string]any{"taints": taints})
 }
 
 // keepTaints writes the taints that are there for a policy's sake, and in the same patch which of them are ours.
@@ -274,12 +281,6 @@ func (p *pass) keepTaints(ctx context.Context, a rollout.KeepTaints) (bool, erro
 		metadata["annotations"] = map[string]*string{v1alpha1.AnnotationTaints: nil}
 	}
 	return p.writeNode(ctx, node, metadata, map[string]any{"taints": taints})
-}
-
-// writeTaints replaces the taints of a node as it was read. They are one list with several authors, so the write is
-// refused if anything about the node changed since.
-func (p *pass) writeTaints(ctx context.Context, node *corev1.Node, taints []corev1.Taint) (bool, error) {
-	return p.writeNode(ctx, node, map[string]any{"resourceVersion": node.ResourceVersion}, map[string]any{"taints": taints})
 }
 
 // writeNode patches a node as it was read, and none that took its place under the same name. It keeps what the node is

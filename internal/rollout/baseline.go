@@ -1,0 +1,195 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout
+
+import (
+	"encoding/json"
+	"slices"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/deviceplugin"
+	"github.com/gpusharing/gpu-sharing-operator/internal/migmanager"
+)
+
+// Two objects hold the baseline of a node, so that it survives the loss of either: GPUNode.spec.baseline, and a copy in the
+// annotation v1alpha1.AnnotationBaseline of the Node. The copy is part of the first patch of the Node that belongs to a change,
+// so it costs no write of its own. Where the two differ
+//
+//	labels   are those of the GPUNode; those of the copy count if the GPUNode has no baseline
+//	GPUs     are those of both; the entry of the GPUNode counts where both have one
+//
+// What is missing in either is written again. If both are lost, what the operator itself has written is not taken for what was
+// found (theirs).
+
+// savedBaseline is the annotation.
+type savedBaseline struct {
+	v1alpha1.Baseline `json:",inline"`
+	// Retain is true if the node stays as it is once no policy governs it.
+	Retain bool `json:"retain,omitempty"`
+}
+
+// SpecWithCopy is SpecOf with all that the copy on the Node, given its annotations, has of the baseline. It reports whether the
+// GPUNode lacks any of that.
+func SpecWithCopy(n *v1alpha1.GPUNode, annotations map[string]string) (spec v1alpha1.GPUNodeSpec, lacks bool) {
+	spec = SpecOf(n)
+	var saved savedBaseline
+	if text := annotations[v1alpha1.AnnotationBaseline]; text == "" || json.Unmarshal([]byte(text), &saved) != nil {
+		return spec, false
+	}
+	if spec.Baseline == nil {
+		spec.Baseline = &saved.Baseline
+		if saved.Retain && spec.Release == nil {
+			spec.Release = &v1alpha1.Release{DeletionPolicy: v1alpha1.DeletionPolicyRetain}
+		}
+		return spec, true
+	}
+	both := spec.Baseline.DeepCopy()
+	for _, d := range saved.Devices {
+		if !lists(both.Devices, d.UUID) {
+			both.Devices = append(both.Devices, d)
+		}
+	}
+	if len(both.Devices) == len(spec.Baseline.Devices) {
+		return spec, false
+	}
+	both.Devices = sorted(both.Devices)
+	spec.Baseline = both
+	return spec, true
+}
+
+// copied returns the copy as it must be once the node has its target; empty if no policy governs the node, so that nothing is
+// to be added.
+func (v *view) copied() string {
+	if v.by == nil {
+		return ""
+	}
+	spec := *v.node.GPU.Spec.DeepCopy()
+	v.record(&spec)
+	spec.Release = releaseOf(v.by)
+	return copyOf(spec)
+}
+
+// copyOf returns the copy of the baseline in a spec.
+func copyOf(spec v1alpha1.GPUNodeSpec) string {
+	retain := spec.Release != nil && spec.Release.DeletionPolicy == v1alpha1.DeletionPolicyRetain
+	text, err := json.Marshal(savedBaseline{Baseline: *spec.Baseline, Retain: retain})
+	if err != nil { // cannot be: the types hold strings and numbers only
+		return ""
+	}
+	return string(text)
+}
+
+// saveBaseline puts the copy into a patch that belongs to a change.
+func (v *view) saveBaseline(patch PatchNode) {
+	if text := v.copied(); text != "" && v.node.Annotations[v1alpha1.AnnotationBaseline] != text {
+		patch.Annotations[v1alpha1.AnnotationBaseline] = &text
+	}
+}
+
+// unsaved is the gate before the agent is asked to change GPUs: the Node has a copy of their baseline.
+func (v *view) unsaved() (PatchNode, bool) {
+	patch := v.patch("recording the baseline")
+	if len(v.steps) == 0 {
+		return patch, false // nothing but the label of the Node changes, and that patch has the copy
+	}
+	v.saveBaseline(patch)
+	return patch, len(patch.Annotations) > 0
+}
+
+// dropCopy removes the copy of a node that is back.
+func (v *view) dropCopy(patch PatchNode) {
+	if _, has := v.node.Annotations[v1alpha1.AnnotationBaseline]; has {
+		patch.Annotations[v1alpha1.AnnotationBaseline] = nil
+	}
+}
+
+// found returns the labels of a node before it is first changed.
+func (v *view) found() *v1alpha1.Baseline {
+	b := &v1alpha1.Baseline{}
+	for _, name := range recordedLabels() {
+		value, has := v.node.Labels[name]
+		if value, has = v.theirs(name, value, has); has {
+			if b.Labels == nil {
+				b.Labels = map[string]string{}
+			}
+			b.Labels[name] = value
+		}
+	}
+	return b
+}
+
+// theirs returns the value that a label had before the operator, as far as that can be told from the value that it has.
+func (v *view) theirs(name, value string, has bool) (string, bool) {
+	if !has {
+		return "", false
+	}
+	config := v.node.Labels[v1alpha1.LabelMIGConfig]
+	forManager := config == claimed || migmanager.Ours(config)
+	switch name {
+	case v1alpha1.LabelConfig:
+		return value, !v.ourKey(value)
+	case v1alpha1.LabelMIGManager:
+		if value == "false" && v.inCharge() {
+			return "true", true // it is never taken off a node where it was not
+		}
+	case v1alpha1.LabelMIGConfig:
+		return value, !forManager
+	case v1alpha1.LabelMIGConfigState:
+		return value, !forManager && !managerAtWork(value)
+	}
+	return value, true
+}
+
+// inCharge reports whether the operator shares the GPUs of the node, by what it has written on the Node.
+func (v *view) inCharge() bool {
+	_, selected := v.node.Annotations[v1alpha1.AnnotationSelected]
+	config := v.node.Labels[v1alpha1.LabelMIGConfig]
+	return selected || config == claimed || migmanager.Ours(config) || v.ourKey(v.node.Labels[v1alpha1.LabelConfig])
+}
+
+// ourKey reports whether a config is one that the operator has rendered, and not one that it copied from the ConfigMap that
+// was there before.
+func (v *view) ourKey(key string) bool {
+	if _, copied := v.world.Wiring.Keys[key]; copied && !deviceplugin.IsDefault(key) {
+		return false
+	}
+	_, written := v.world.Keys[key]
+	return written || v.world.Wiring.ClusterPolicy && deviceplugin.Rendered(key)
+}
+
+// reachedSpec returns the writes for a spec that the node has reached. The copy on the Node comes first: GPUs that it lists and the
+// spec does not are added to the spec again.
+func (v *view) reachedSpec(set SetSpec) []Action {
+	if set.Spec.Baseline == nil {
+		return []Action{set}
+	}
+	patch, text := v.patch("recording the baseline"), copyOf(set.Spec)
+	if v.node.Annotations[v1alpha1.AnnotationBaseline] == text {
+		return []Action{set}
+	}
+	patch.Annotations[v1alpha1.AnnotationBaseline] = &text
+	return []Action{patch, set}
+}
+
+// keepBaseline writes again what either object has lost of the baseline of a node that stays as it is.
+func (m member) keepBaseline() []Action {
+	spec := m.node.GPU.Spec
+	if spec.Baseline == nil {
+		return nil
+	}
+	var actions []Action
+	if _, has := m.node.Annotations[v1alpha1.AnnotationBaseline]; !has {
+		patch := m.patch("recording the baseline")
+		patch.Annotations[v1alpha1.AnnotationBaseline] = new(copyOf(spec))
+		actions = append(actions, patch)
+	}
+	if m.node.BaselineLost {
+		actions = append(actions, SetSpec{Node: m.node.Name, Spec: spec, Why: "recording the baseline"})
+	}
+	return actions
+}
+
+func lists(devices []v1alpha1.DeviceSpec, uuid string) bool {
+	return slices.ContainsFunc(devices, func(d v1alpha1.DeviceSpec) bool { return d.UUID == uuid })
+}

@@ -1,0 +1,131 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout_test
+
+import (
+	"maps"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+)
+
+// loseGPUNode deletes the GPUNode of a node, and a new one takes its place.
+func (c *cluster) loseGPUNode(h *host) {
+	h.GPU = v1alpha1.GPUNode{ObjectMeta: metav1.ObjectMeta{Name: h.Name, Generation: 1}}
+	c.tick(time.Second)
+}
+
+// loseNode deletes the Node, and the machine registers again: what clients wrote on it is gone.
+func (c *cluster) loseNode(h *host, registered map[string]string) {
+	h.Labels, h.Annotations, h.Taints = maps.Clone(registered), map[string]string{}, nil
+	h.plugin.running = false
+	c.tick(time.Second)
+}
+
+// TestTheBaselineSurvivesTheLossOfEitherObject at every point of a change: the node returns to how it was found.
+func TestTheBaselineSurvivesTheLossOfEitherObject(t *testing.T) {
+	for name, loses := range map[string]func(*cluster, *host, map[string]string){
+		"GPUNode": func(c *cluster, h *host, _ map[string]string) { c.loseGPUNode(h) },
+		"Node":    func(c *cluster, h *host, registered map[string]string) { c.loseNode(h, registered) },
+		"annotation of the Node": func(_ *cluster, h *host, _ map[string]string) {
+			delete(h.Annotations, v1alpha1.AnnotationBaseline)
+		},
+	} {
+		for strategy, sharing := range map[string]v1alpha1.Sharing{"MIG": mig(count("3g.20gb", 2)), "time-slicing": timeSlicing(4), "MPS": mps(4)} {
+			t.Run(name+"/"+strategy, func(t *testing.T) {
+				for after := range 14 {
+					g := NewWithT(t)
+					c := newCluster()
+					h := c.add("a", sim.A100)
+					h.Labels[v1alpha1.LabelMIGManager] = "true"
+					h.Labels[v1alpha1.LabelConfig], c.byHand = "by-hand", ""
+					c.Keys = map[string]string{"by-hand": "version: v1\n"}
+					c.Wiring.Keys = maps.Clone(c.Keys)
+					c.tick(time.Second)
+					registered, gpus := maps.Clone(h.Labels), h.GPU.Status.Devices[0].Sharing
+					c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", sharing)}
+					c.steps(after)
+					loses(c, h, registered)
+					c.run(300)
+					g.Expect(c.ready()).To(Equal(1), "after %d passes", after)
+					c.Policies = nil
+					d, _ := c.run(300)
+					g.Expect(d.Nodes).To(BeEmpty(), "after %d passes", after)
+					g.Expect(h.Labels).To(Equal(registered), "after %d passes", after)
+					g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationBaseline))
+					g.Expect(h.GPU.Status.Devices[0].Sharing).To(Equal(gpus), "after %d passes", after)
+					g.Expect(h.GPU.Spec).To(Equal(v1alpha1.GPUNodeSpec{}))
+					g.Expect(c.crashes).To(BeEmpty())
+				}
+			})
+		}
+	}
+}
+
+// TestWhatEitherObjectLostOfTheBaselineIsWrittenAgain, so that the other may be lost next.
+func TestWhatEitherObjectLostOfTheBaselineIsWrittenAgain(t *testing.T) {
+	for name, policies := range map[string]int{"under a policy": 1, "left as it is": 0} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			c, h := toMIG(func(p *v1alpha1.GPUSharingPolicy) { p.Spec.DeletionPolicy = v1alpha1.DeletionPolicyRetain })
+			c.run(200)
+			c.Policies = c.Policies[:policies]
+			c.run(20)
+			baseline := h.GPU.Spec.Baseline
+			for range 3 {
+				c.loseGPUNode(h)
+				c.run(200)
+				g.Expect(h.GPU.Spec.Baseline).To(Equal(baseline))
+				h.Annotations = map[string]string{}
+				c.run(200)
+				g.Expect(h.Annotations).To(HaveKey(v1alpha1.AnnotationBaseline))
+			}
+			g.Expect(h.devices()[1].State.MIG).To(BeTrue())
+			c.Policies = nil
+			c.run(60)
+			g.Expect(h.devices()[1].State.MIG).To(BeTrue(), "the policy said Retain")
+			g.Expect(rollout.Decide(c.world()).Actions).To(BeEmpty())
+		})
+	}
+}
+
+// TestTheOperatorsOwnValuesAreNoBaseline, even if all that held the baseline is lost.
+func TestTheOperatorsOwnValuesAreNoBaseline(t *testing.T) {
+	for name, byHand := range map[string]func() (*cluster, *host, v1alpha1.Sharing){
+		"the agent partitions": func() (*cluster, *host, v1alpha1.Sharing) {
+			c := newCluster()
+			return c, c.add("a", sim.A100), mig(count("3g.20gb", 2))
+		},
+		"mig-manager partitions": func() (*cluster, *host, v1alpha1.Sharing) {
+			c := newCluster()
+			return c, withManager(c, sim.A100), byManager(count("3g.20gb", 2))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			c, h, sharing := byHand()
+			h.Labels[v1alpha1.LabelMIGManager] = "true"
+			c.tick(time.Second)
+			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", sharing)}
+			c.run(400)
+			g.Expect(c.ready()).To(Equal(1))
+			delete(h.Annotations, v1alpha1.AnnotationBaseline)
+			c.loseGPUNode(h)
+			c.run(400)
+			g.Expect(c.ready()).To(Equal(1))
+			c.Policies = nil
+			c.run(400)
+			g.Expect(h.Labels).NotTo(HaveKey(v1alpha1.LabelConfig))
+			g.Expect(h.Labels).To(HaveKeyWithValue(v1alpha1.LabelMIGManager, "true"))
+			g.Expect(h.Labels[v1alpha1.LabelMIGConfig]).NotTo(Or(Equal("gpu-sharing-operator"), HavePrefix("gpusharing-")))
+			g.Expect(h.devices()[0].State.MIG).To(BeFalse())
+		})
+	}
+}
