@@ -60,8 +60,8 @@ deploy: ## Install the operator into the cluster of KUBECONFIG: kubectl apply -k
 	$(KUBECTL) apply --server-side -k config/default
 
 .PHONY: restore
-restore: ## Delete all policies and wait until every node, and NVIDIA's ClusterPolicy, is as it was before the operator.
-	@KUBECTL="$(KUBECTL)" hack/install/restore.sh
+restore: ## Delete all policies and wait until every node, and NVIDIA's ClusterPolicy, is as it was before the operator (kubectl gpusharing restore).
+	@go run ./cmd/kubectl-gpusharing restore --yes --timeout=$${RESTORE_TIMEOUT:-1800}s
 
 .PHONY: undeploy
 undeploy: ## Restore, then remove the operator, its kinds and its namespace. Nothing of ours stays.

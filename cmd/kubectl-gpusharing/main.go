@@ -1,13 +1,14 @@
 // Copyright The GPU Sharing Operator Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// kubectl-gpusharing is a plugin of kubectl: in the PATH, it is `kubectl gpusharing`. It exits with 0, or with 1 and an
-// error on stderr that says what to do.
+// kubectl-gpusharing is a plugin of kubectl: in the PATH, it is `kubectl gpusharing`. It exits with 0, or with an error on
+// stderr that says what to do: with 2 where restore ends before everything is restored, otherwise with 1.
 package main
 
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/signal"
@@ -22,13 +23,23 @@ import (
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-	program := &cli.Program{In: os.Stdin, Out: os.Stdout, Clock: clock.RealClock{}, Width: width(), Version: version()}
+	program := &cli.Program{
+		In: os.Stdin, Out: os.Stdout, Interactive: term.IsTerminal(int(os.Stdin.Fd())), Clock: clock.RealClock{}, Width: width(),
+		Version: version(),
+	}
 	err := program.Run(ctx, os.Args[1:])
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "error:", err)
-		os.Exit(1)
+		os.Exit(exitCode(err))
 	}
+}
+
+func exitCode(err error) int {
+	if errors.Is(err, cli.ErrNotRestored) {
+		return 2
+	}
+	return 1
 }
 
 // width is the number of columns of the terminal; 0 if the output goes elsewhere.

@@ -39,7 +39,7 @@ func TestOnAnAPIServer(t *testing.T) {
 	g.Expect(os.WriteFile(kubeconfig, data, 0o600)).To(Succeed())
 	run := func(policy string, args ...string) (string, error) {
 		var out strings.Builder
-		p := &Program{In: strings.NewReader(policy), Out: &out, Clock: clocktesting.NewFakePassiveClock(now), Width: 100}
+		p := &Program{In: strings.NewReader(policy), Out: &out, Clock: clocktesting.NewFakeClock(now), Width: 100}
 		err := p.Run(t.Context(), append(args, "--kubeconfig", kubeconfig))
 		return out.String(), err
 	}

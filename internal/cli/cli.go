@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package cli is the kubectl plugin `kubectl gpusharing`. It asks the API server for what is there, decides with the same
-// pure packages as the controller, and prints; it changes nothing. What it prints is plain text: pure functions over
-// values, of which each line fits into the terminal and is not broken where there is none.
+// pure packages as the controller, and prints. Only restore changes something: it deletes policies. What it prints is plain
+// text: pure functions over values, of which each line fits into the terminal and is not broken where there is none.
 package cli
 
 import (
@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"time"
 
 	"github.com/spf13/pflag"
 	"k8s.io/utils/clock"
@@ -20,20 +21,24 @@ import (
 type Program struct {
 	In  io.Reader
 	Out io.Writer
+	// Interactive says that In is a terminal, at which somebody can confirm.
+	Interactive bool
 	// Clock tells the time, from which what has run out is told.
-	Clock clock.PassiveClock
+	Clock clock.Clock
 	// Width is the number of columns of the terminal; 0: the output goes elsewhere, and lines of text are not broken.
 	Width int
 	// Version of the plugin.
 	Version string
 }
 
-const usage = `kubectl gpusharing shows how the GPUs of a cluster are shared, and what a policy would change. It changes nothing.
+const usage = `kubectl gpusharing shows how the GPUs of a cluster are shared, and what a policy would change. Only restore changes something.
 
 Usage:
   kubectl gpusharing status [NODE...]          the GPUs of the nodes as a picture, and why something is not ready
   kubectl gpusharing plan -f POLICY.yaml       what a policy would do to each node, without creating it; -f - reads stdin
   kubectl gpusharing import                    policies that describe how the GPUs are shared already, for kubectl apply
+  kubectl gpusharing restore                   delete all policies, and wait until every node and NVIDIA's ClusterPolicy are
+                                               as they were before the operator; exits with 2 if they are not in time
   kubectl gpusharing version                   the version of this program
   kubectl gpusharing help                      this text
 
@@ -57,6 +62,8 @@ func (p *Program) Run(ctx context.Context, args []string) error {
 		return p.plan(ctx, f, rest)
 	case "import":
 		return p.importPolicies(ctx, f, rest)
+	case "restore":
+		return p.restore(ctx, f, rest)
 	case "version":
 		return p.write("kubectl-gpusharing " + p.Version + "\n")
 	case "help":
@@ -84,6 +91,8 @@ type flags struct {
 	kubeconfig, context string
 	files               []string
 	configMap           string
+	wait, yes           bool
+	timeout             time.Duration
 }
 
 func newFlags() *flags {
@@ -92,10 +101,16 @@ func newFlags() *flags {
 	f.set.Usage = func() {}
 	f.set.StringSliceVarP(&f.files, "filename", "f", nil, "of plan: file with one or several policies")
 	f.set.StringVar(&f.configMap, "configmap", "", "of import: NAMESPACE/NAME of the ConfigMap that a device plugin without the GPU Operator reads")
+	f.set.BoolVar(&f.wait, "wait", true, "of restore: wait until everything is as before")
+	f.set.DurationVar(&f.timeout, "timeout", restoreTimeout, "of restore: how long to wait")
+	f.set.BoolVarP(&f.yes, "yes", "y", false, "of restore: delete the policies without asking")
 	f.set.StringVar(&f.context, "context", "", "context of the kubeconfig to use; default: the current one")
 	f.set.StringVar(&f.kubeconfig, "kubeconfig", "", "kubeconfig to use; default: the environment variable KUBECONFIG, then ~/.kube/config")
 	f.set.BoolVarP(&f.help, "help", "h", false, "show the help")
 	return f
 }
+
+// restoreTimeout is how long restore waits unless --timeout says otherwise: long enough for a drain and a reboot.
+const restoreTimeout = 30 * time.Minute
 
 var errNoFile = errors.New("plan needs a policy: -f POLICY.yaml, or -f - for stdin")

@@ -72,12 +72,16 @@ func readClusterPolicy(ctx context.Context, c client.Client, wiring *rollout.Wir
 // clusterPolicy is the ClusterPolicy that the GPU Operator follows; nil where there is none.
 func clusterPolicy(ctx context.Context, c client.Client) (*unstructured.Unstructured, error) {
 	all := &unstructured.UnstructuredList{}
-	all.SetGroupVersionKind(schema.GroupVersionKind{Group: "nvidia.com", Version: "v1", Kind: "ClusterPolicyList"})
+	all.SetGroupVersionKind(clusterPolicyKind())
 	err := c.List(ctx, all)
 	if err != nil && !meta.IsNoMatchError(err) && !apierrors.IsNotFound(err) {
 		return nil, fmt.Errorf("reading NVIDIA's ClusterPolicy: %w", err)
 	}
 	return clusterpolicy.Oldest(all.Items), nil
+}
+
+func clusterPolicyKind() schema.GroupVersionKind {
+	return schema.GroupVersionKind{Group: "nvidia.com", Version: "v1", Kind: "ClusterPolicyList"}
 }
 
 // byName are GPUNodes by the names of their nodes.

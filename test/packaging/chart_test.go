@@ -4,6 +4,7 @@
 package packaging_test
 
 import (
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -201,4 +202,13 @@ func leaves(schema map[string]any, at []string) [][]string {
 		}
 	}
 	return paths
+}
+
+// The CRDs, and the records of how nodes were, may go only once the plugin says that everything is restored.
+func TestNotesNameTheCommandThatRestores(t *testing.T) {
+	g := NewWithT(t)
+	notes, err := os.ReadFile(path(t, "config/helm/templates/NOTES.txt"))
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(string(notes)).To(ContainSubstring("\n     kubectl gpusharing restore\n"))
+	g.Expect(string(notes)).NotTo(ContainSubstring(".spec.policy"), "a node without a policy may still be on its way back")
 }

@@ -107,7 +107,7 @@ func (s *scenario) imported(cluster *env.Cluster) string {
 	s.Expect(err).NotTo(HaveOccurred())
 	s.Expect(os.WriteFile(kubeconfig, data, 0o600)).To(Succeed())
 	var out strings.Builder
-	program := cli.Program{Out: &out, Clock: clocktesting.NewFakePassiveClock(s.clock.Now())}
+	program := cli.Program{Out: &out, Clock: clocktesting.NewFakeClock(s.clock.Now())}
 	s.Expect(program.Run(s.ctx(), []string{"import", "--kubeconfig", kubeconfig})).To(Succeed())
 	return out.String()
 }

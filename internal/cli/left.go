@@ -1,0 +1,176 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+)
+
+const (
+	// ours begins the labels, annotations and taints of the operator.
+	ours = v1alpha1.Group + "/"
+	// pluginConfigMap is the name of the operator's ConfigMap, which the ClusterPolicy names.
+	pluginConfigMap = "gpu-sharing-device-plugin"
+)
+
+// managedByUs selects what the controller itself has made.
+var managedByUs = client.MatchingLabels{"app.kubernetes.io/managed-by": "gpu-sharing-operator"}
+
+// Left lists what of the cluster is not as it was before the operator, a line for each, with the reason where one is known.
+// Empty: everything is restored. An error means that it is not known.
+func Left(ctx context.Context, c client.Client) ([]string, error) {
+	var left []string
+	for _, find := range []func(context.Context, client.Client) ([]string, error){
+		leftPolicies, leftGPUNodes, leftNodes, leftNodeFeatures, leftClusterPolicies, leftConfigMaps,
+	} {
+		found, err := find(ctx, c)
+		if err != nil {
+			return nil, err
+		}
+		left = append(left, found...)
+	}
+	return left, nil
+}
+
+// leftPolicies, and the GPUNodes that record how nodes were, must be readable: without their kinds nothing can be restored.
+func leftPolicies(ctx context.Context, c client.Client) (left []string, err error) {
+	policies := &v1alpha1.GPUSharingPolicyList{}
+	if err := c.List(ctx, policies); err != nil {
+		return nil, fmt.Errorf("reading policies: %w", err)
+	}
+	for i := range policies.Items {
+		left = append(left, fmt.Sprintf("gpusharingpolicy/%s exists", policies.Items[i].Name))
+	}
+	return left, nil
+}
+
+func leftGPUNodes(ctx context.Context, c client.Client) (left []string, err error) {
+	gpuNodes := &v1alpha1.GPUNodeList{}
+	if err := c.List(ctx, gpuNodes); err != nil {
+		return nil, fmt.Errorf("reading GPUNodes: %w", err)
+	}
+	for i := range gpuNodes.Items {
+		n := &gpuNodes.Items[i]
+		switch {
+		case n.Spec.Policy != "":
+			left = append(left, fmt.Sprintf("node/%s is shared by policy %s", n.Name, n.Spec.Policy))
+		case n.Spec.Baseline != nil:
+			left = append(left, fmt.Sprintf("node/%s is not restored yet: %s", n.Name, whyNotRestored(n)))
+		}
+	}
+	return left, nil
+}
+
+// whyNotRestored is why a node that no policy governs is not as it was.
+func whyNotRestored(n *v1alpha1.GPUNode) string {
+	if n.Spec.Release != nil && n.Spec.Release.DeletionPolicy == v1alpha1.DeletionPolicyRetain {
+		return "its last policy had deletionPolicy Retain; select it by a policy with deletionPolicy Restore"
+	}
+	if waiting := n.Annotations[v1alpha1.AnnotationWaiting]; waiting != "" {
+		return waiting
+	}
+	if ready, found := condition.Find(n.Status.Conditions, v1alpha1.ConditionReady); found && ready.Status != metav1.ConditionTrue {
+		return fmt.Sprintf("%s: %s", ready.Reason, ready.Message)
+	}
+	return "the controller is at work"
+}
+
+// leftNodes are labels, annotations and taints of the operator on nodes. The record of LabelClient stays as long as agents run.
+func leftNodes(ctx context.Context, c client.Client) (left []string, err error) {
+	err = eachPage(ctx, c, func(nodes *corev1.NodeList) {
+		for i := range nodes.Items {
+			n := &nodes.Items[i]
+			add := func(kind, name string) {
+				if strings.HasPrefix(name, ours) && name != v1alpha1.AnnotationClient {
+					left = append(left, fmt.Sprintf("node/%s has the %s %s", n.Name, kind, name))
+				}
+			}
+			for _, t := range n.Spec.Taints {
+				add("taint", t.Key)
+			}
+			for _, name := range slices.Sorted(maps.Keys(n.Labels)) {
+				add("label", name)
+			}
+			for _, name := range slices.Sorted(maps.Keys(n.Annotations)) {
+				add("annotation", name)
+			}
+		}
+	})
+	if err != nil {
+		return nil, fmt.Errorf("reading nodes: %w", err)
+	}
+	return left, nil
+}
+
+func leftNodeFeatures(ctx context.Context, c client.Client) (left []string, err error) {
+	kind := rollout.NodeFeatureKind()
+	features := &metav1.PartialObjectMetadataList{}
+	features.SetGroupVersionKind(kind.GroupVersion().WithKind(kind.Kind + "List"))
+	if err := c.List(ctx, features); err != nil {
+		return nil, unlessNotServed(err, "reading NodeFeatures")
+	}
+	for i := range features.Items {
+		if f := &features.Items[i]; f.Name == rollout.OverrideName(f.Labels[rollout.LabelNodeName]) {
+			left = append(left, fmt.Sprintf("nodefeature/%s of the operator exists in namespace %s", f.Name, f.Namespace))
+		}
+	}
+	return left, nil
+}
+
+func leftClusterPolicies(ctx context.Context, c client.Client) (left []string, err error) {
+	all := &unstructured.UnstructuredList{}
+	all.SetGroupVersionKind(clusterPolicyKind())
+	if err := c.List(ctx, all); err != nil {
+		return nil, unlessNotServed(err, "reading NVIDIA's ClusterPolicy")
+	}
+	for i := range all.Items {
+		p := &all.Items[i]
+		for _, name := range slices.Sorted(maps.Keys(p.GetAnnotations())) {
+			if strings.HasPrefix(name, ours) {
+				left = append(left, fmt.Sprintf("clusterpolicy/%s has the annotation %s", p.GetName(), name))
+			}
+		}
+		for _, reader := range []string{"devicePlugin", "migManager"} {
+			if at(p, "spec", reader, "config", "name") == pluginConfigMap {
+				left = append(left, fmt.Sprintf("clusterpolicy/%s names the operator's ConfigMap in spec.%s.config", p.GetName(), reader))
+			}
+		}
+	}
+	return left, nil
+}
+
+func leftConfigMaps(ctx context.Context, c client.Client) (left []string, err error) {
+	all := &metav1.PartialObjectMetadataList{}
+	all.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("ConfigMapList"))
+	if err := c.List(ctx, all, managedByUs); err != nil {
+		return nil, fmt.Errorf("reading ConfigMaps: %w", err)
+	}
+	for i := range all.Items {
+		left = append(left, fmt.Sprintf("configmap/%s of the operator exists in namespace %s; a pod of NVIDIA's device plugin may still mount it",
+			all.Items[i].Name, all.Items[i].Namespace))
+	}
+	return left, nil
+}
+
+// unlessNotServed is no error where the API server has no such kind.
+func unlessNotServed(err error, doing string) error {
+	if meta.IsNoMatchError(err) {
+		return nil
+	}
+	return fmt.Errorf("%s: %w", doing, err)
+}

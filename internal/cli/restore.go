@@ -1,0 +1,220 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+)
+
+// restorePoll is how often restore looks whether everything is as before.
+const restorePoll = 2 * time.Second
+
+// ErrNotRestored says that restore ended before everything was as before, or before that was known.
+var ErrNotRestored = errors.New("not restored")
+
+// restore deletes all policies and waits until every node and NVIDIA's ClusterPolicy are as they were before the operator.
+func (p *Program) restore(ctx context.Context, f *flags, rest []string) error {
+	if len(rest) > 0 {
+		return hint(fmt.Errorf("restore takes no argument, but was given %s", strings.Join(rest, " ")))
+	}
+	if f.timeout <= 0 {
+		return hint(fmt.Errorf("--timeout %s is not more than 0s", f.timeout))
+	}
+	c, err := connect(f)
+	if err != nil {
+		return err
+	}
+	return p.restoreBy(ctx, c, f)
+}
+
+func (p *Program) restoreBy(ctx context.Context, c client.Client, f *flags) error {
+	policies := &v1alpha1.GPUSharingPolicyList{}
+	if err := c.List(ctx, policies); meta.IsNoMatchError(err) {
+		return p.withoutKinds(ctx, c)
+	} else if err != nil {
+		return adviseRestore(fmt.Errorf("reading policies: %w", err))
+	}
+	if err := retaining(ctx, c, policies); err != nil {
+		return adviseRestore(err)
+	}
+	left, err := Left(ctx, c)
+	if err != nil {
+		return adviseRestore(err)
+	}
+	if len(left) == 0 {
+		return p.write("Restored: there was nothing to restore.\n")
+	}
+	why, err := noController(ctx, c, p.Clock.Now())
+	if err != nil {
+		return err
+	}
+	if why != "" {
+		return fmt.Errorf("no controller runs, and only the controller restores nodes: %s. Nothing was deleted. Left:\n%s", why, indented(left))
+	}
+	if err := p.confirm(policies, f.yes); err != nil {
+		return err
+	}
+	if err := p.deletePolicies(ctx, c, policies); err != nil {
+		return adviseRestore(err)
+	}
+	if !f.wait {
+		return p.write("The controller restores the nodes now. `kubectl gpusharing restore` waits until it has.\n")
+	}
+	return p.awaitRestored(ctx, c, f.timeout)
+}
+
+// withoutKinds looks at a cluster without the operator's kinds: nothing was ever shared there, or its records are lost.
+func (p *Program) withoutKinds(ctx context.Context, c client.Client) error {
+	var left []string
+	for _, find := range []func(context.Context, client.Client) ([]string, error){
+		leftNodes, leftNodeFeatures, leftClusterPolicies, leftConfigMaps,
+	} {
+		found, err := find(ctx, c)
+		if err != nil {
+			return adviseRestore(err)
+		}
+		left = append(left, found...)
+	}
+	if len(left) == 0 {
+		return p.write("Nothing to restore: the kinds of the operator are not installed, and nothing of it is left.\n")
+	}
+	return fmt.Errorf("the kinds of the operator are not installed, and with them its records of the nodes are gone. "+
+		"Install it again or correct by hand what is left:\n%s", indented(left))
+}
+
+// retaining is an error that names the policies and nodes with deletionPolicy Retain. Their nodes would stay as they are.
+func retaining(ctx context.Context, c client.Client, policies *v1alpha1.GPUSharingPolicyList) error {
+	retain := map[string]bool{}
+	var names []string
+	for i := range policies.Items {
+		if policies.Items[i].Spec.DeletionPolicy == v1alpha1.DeletionPolicyRetain {
+			retain[policies.Items[i].Name] = true
+			names = append(names, "gpusharingpolicy/"+policies.Items[i].Name)
+		}
+	}
+	gpuNodes := &v1alpha1.GPUNodeList{}
+	if err := c.List(ctx, gpuNodes); err != nil {
+		return fmt.Errorf("reading GPUNodes: %w", err)
+	}
+	for i := range gpuNodes.Items {
+		spec := gpuNodes.Items[i].Spec
+		if spec.Baseline != nil && spec.Release != nil && spec.Release.DeletionPolicy == v1alpha1.DeletionPolicyRetain && !retain[spec.Policy] {
+			names = append(names, "node/"+gpuNodes.Items[i].Name)
+		}
+	}
+	if len(names) == 0 {
+		return nil
+	}
+	return fmt.Errorf("nodes under deletionPolicy Retain would stay as they are, so nothing was deleted. Set deletionPolicy: Restore in the "+
+		"policies, select retained nodes by such a policy, and wait until the controller has seen it:\n%s", indented(names))
+}
+
+// confirm asks whether the policies are to be deleted.
+func (p *Program) confirm(policies *v1alpha1.GPUSharingPolicyList, yes bool) error {
+	if yes || len(policies.Items) == 0 {
+		return nil
+	}
+	names := make([]string, len(policies.Items))
+	for i := range policies.Items {
+		names[i] = "gpusharingpolicy/" + policies.Items[i].Name
+	}
+	if !p.Interactive {
+		return fmt.Errorf("restore deletes all policies; confirm that by --yes:\n%s", indented(names))
+	}
+	question := fmt.Sprintf("You are about to delete %s and to restore the nodes:\n%s\nDo you want to continue? (y/N): ",
+		count(len(names), "GPUSharingPolicy object"), indented(names))
+	if err := p.write(question); err != nil {
+		return err
+	}
+	answer, err := bufio.NewReader(p.In).ReadString('\n')
+	if !slices.Contains([]string{"y", "yes"}, strings.ToLower(strings.TrimSpace(answer))) {
+		return errors.Join(errors.New("canceled: nothing was deleted"), err)
+	}
+	return nil
+}
+
+func (p *Program) deletePolicies(ctx context.Context, c client.Client, policies *v1alpha1.GPUSharingPolicyList) error {
+	for i := range policies.Items {
+		policy := &policies.Items[i]
+		err := c.Delete(ctx, policy, client.Preconditions{UID: &policy.UID})
+		if client.IgnoreNotFound(err) != nil {
+			return fmt.Errorf("deleting policy %s: %w", policy.Name, err)
+		}
+		if err := p.write(fmt.Sprintf("gpusharingpolicy/%s deleted\n", policy.Name)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// awaitRestored waits until nothing is left, and prints what is whenever that changes. While the API server does not answer,
+// nothing is known, and nothing counts as restored.
+func (p *Program) awaitRestored(ctx context.Context, c client.Client, timeout time.Duration) error {
+	deadline, told := p.Clock.Now().Add(timeout), ""
+	for {
+		status, err := p.whatIsLeft(ctx, c)
+		if err != nil {
+			return err
+		}
+		if status == "" {
+			return p.write("Restored: every node, and NVIDIA's ClusterPolicy, is as it was before the operator.\n")
+		}
+		if !p.Clock.Now().Before(deadline) {
+			return fmt.Errorf("%w within %s. The controller continues; run the command again to wait on. Left:\n%s", ErrNotRestored, timeout, status)
+		}
+		if status != told {
+			if err := p.write("Waiting:\n" + status + "\n"); err != nil {
+				return err
+			}
+			told = status
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%w: interrupted. The controller continues; run the command again to wait on. Left:\n%s", ErrNotRestored, status)
+		case <-p.Clock.After(restorePoll):
+		}
+	}
+}
+
+// whatIsLeft tells what is left, or that it is not known. It is empty only if everything is restored. The error is one that
+// time does not heal.
+func (p *Program) whatIsLeft(ctx context.Context, c client.Client) (string, error) {
+	left, err := Left(ctx, c)
+	switch {
+	case meta.IsNoMatchError(err), apierrors.IsForbidden(err), apierrors.IsUnauthorized(err):
+		return "", fmt.Errorf("%w, as far as is known: %w", ErrNotRestored, adviseRestore(err))
+	case err != nil:
+		return indented([]string{fmt.Sprintf("not known: %v", err)}), nil
+	case len(left) == 0:
+		return "", nil
+	}
+	if why, err := noController(ctx, c, p.Clock.Now()); err == nil && why != "" {
+		left = append([]string{"no controller runs: " + why}, left...)
+	}
+	return indented(left), nil
+}
+
+// adviseRestore adds to an error which rights restore needs.
+func adviseRestore(err error) error {
+	if apierrors.IsForbidden(err) {
+		return fmt.Errorf("%w; ask for the right to list and delete gpusharingpolicies, and to list gpunodes, nodes, configmaps, "+
+			"nodefeatures and clusterpolicies", err)
+	}
+	return advise(err)
+}
+
+// indented are lines that belong to the text before them.
+func indented(lines []string) string { return "  " + strings.Join(lines, "\n  ") }

@@ -1,0 +1,385 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	clocktesting "k8s.io/utils/clock/testing"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/test/env"
+)
+
+// waiting is a clock on which the time that somebody waits passes at once.
+type waiting struct {
+	*clocktesting.FakeClock
+
+	waits int
+	do    func(waits int) // what the cluster does meanwhile
+}
+
+func (w *waiting) After(d time.Duration) <-chan time.Time {
+	w.waits++
+	if w.do != nil {
+		w.do(w.waits)
+	}
+	w.Step(d)
+	done := make(chan time.Time, 1)
+	done <- w.Now()
+	return done
+}
+
+// shared is a cluster in which a policy shares the GPUs of the node a, and a controller runs.
+type shared struct {
+	*WithT
+	t      *testing.T
+	client client.WithWatch
+	clock  *waiting
+	lists  func(client.ObjectList) error // fails a call
+}
+
+func newShared(t *testing.T, cluster *env.Cluster) *shared {
+	t.Helper()
+	s := &shared{WithT: NewWithT(t), t: t, client: cluster.Client, clock: &waiting{FakeClock: clocktesting.NewFakeClock(now)}}
+	s.create(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "gpu-sharing-operator"}})
+	s.create(&corev1.Node{ObjectMeta: metav1.ObjectMeta{
+		Name: "a", Labels: map[string]string{"gpusharing.io/mps.capable-overridden": "true"},
+		Annotations: map[string]string{v1alpha1.AnnotationSelected: "research@1", v1alpha1.AnnotationClient: "true@1"},
+	}, Spec: corev1.NodeSpec{Taints: []corev1.Taint{{Key: v1alpha1.TaintChanging, Effect: corev1.TaintEffectNoSchedule}}}})
+	s.create(&v1alpha1.GPUNode{ObjectMeta: metav1.ObjectMeta{Name: "a"}, Spec: v1alpha1.GPUNodeSpec{
+		Policy: "research", Baseline: &v1alpha1.Baseline{}, Release: &v1alpha1.Release{DeletionPolicy: v1alpha1.DeletionPolicyRestore},
+	}})
+	p := policy(t, "research", slicing)
+	s.create(&p)
+	s.create(object("nfd.k8s-sigs.io/v1alpha1", "NodeFeature", "gpu-sharing-operator", rollout.OverrideName("a"),
+		map[string]any{"labels": map[string]any{"nfd.node.kubernetes.io/node-name": "a"}}))
+	s.create(object("nvidia.com/v1", "ClusterPolicy", "", "cluster-policy",
+		map[string]any{"annotations": map[string]any{v1alpha1.AnnotationTolerations: "[]"}}))
+	s.create(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{
+		Namespace: "default", Name: pluginConfigMap, Labels: map[string]string(managedByUs),
+	}})
+	s.renew(s.clock.Now())
+	t.Cleanup(s.clean)
+	return s
+}
+
+func object(apiVersion, kind, namespace, name string, metadata map[string]any) *unstructured.Unstructured {
+	o := &unstructured.Unstructured{Object: map[string]any{"metadata": metadata, "spec": map[string]any{}}}
+	o.SetAPIVersion(apiVersion)
+	o.SetKind(kind)
+	o.SetNamespace(namespace)
+	o.SetName(name)
+	return o
+}
+
+func (s *shared) create(o client.Object) {
+	s.t.Helper()
+	s.Expect(client.IgnoreAlreadyExists(s.client.Create(s.t.Context(), o))).To(Succeed())
+}
+
+func (s *shared) clean() {
+	ctx := context.Background()
+	for _, o := range []client.Object{
+		&corev1.Node{}, &v1alpha1.GPUNode{}, &v1alpha1.GPUSharingPolicy{}, object("nvidia.com/v1", "ClusterPolicy", "", "", map[string]any{}),
+	} {
+		s.Expect(s.client.DeleteAllOf(ctx, o)).To(Succeed())
+	}
+	for _, o := range []client.Object{
+		object("nfd.k8s-sigs.io/v1alpha1", "NodeFeature", "", "", map[string]any{}), &coordinationv1.Lease{},
+	} {
+		s.Expect(s.client.DeleteAllOf(ctx, o, client.InNamespace("gpu-sharing-operator"))).To(Succeed())
+	}
+	s.Expect(s.client.DeleteAllOf(ctx, &corev1.ConfigMap{}, client.InNamespace("default"), managedByUs)).To(Succeed())
+}
+
+// renew lets the leader of the controllers renew its lease at a time.
+func (s *shared) renew(at time.Time) {
+	s.t.Helper()
+	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "gpu-sharing-operator", Name: controllerName}}
+	s.Expect(client.IgnoreNotFound(s.client.Delete(s.t.Context(), lease))).To(Succeed())
+	lease.ResourceVersion = ""
+	lease.Spec = coordinationv1.LeaseSpec{
+		HolderIdentity: new("controller-1"), LeaseDurationSeconds: new(int32(15)), RenewTime: &metav1.MicroTime{Time: at},
+	}
+	s.create(lease)
+}
+
+// patch changes an object by a merge patch.
+func (s *shared) patch(o client.Object, patch string) {
+	s.t.Helper()
+	s.Expect(s.client.Patch(s.t.Context(), o, client.RawPatch("application/merge-patch+json", []byte(patch)))).To(Succeed())
+}
+
+// restoreStep is the next step of the way back, as a controller takes it. It is false after the last.
+func (s *shared) restoreStep(step int) bool {
+	s.t.Helper()
+	ctx, node := s.t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a"}}
+	gpuNode := &v1alpha1.GPUNode{ObjectMeta: metav1.ObjectMeta{Name: "a"}}
+	switch step {
+	case 1:
+		s.patch(gpuNode, `{"spec":{"policy":null},"metadata":{"annotations":{"gpusharing.io/waiting":"GPUInUse: pod team/train uses GPU 0"}}}`)
+	case 2:
+		s.patch(gpuNode, `{"spec":{"baseline":null,"release":null}}`)
+	case 3:
+		s.patch(node, `{"spec":{"taints":null}}`)
+	case 4:
+		s.patch(node, `{"metadata":{"annotations":{"gpusharing.io/selected":null}}}`)
+	case 5:
+		s.patch(node, `{"metadata":{"labels":{"gpusharing.io/mps.capable-overridden":null}}}`)
+	case 6:
+		s.Expect(s.client.Delete(ctx, object("nfd.k8s-sigs.io/v1alpha1", "NodeFeature", "gpu-sharing-operator",
+			rollout.OverrideName("a"), map[string]any{}))).To(Succeed())
+	case 7:
+		s.patch(object("nvidia.com/v1", "ClusterPolicy", "", "cluster-policy", map[string]any{}),
+			`{"metadata":{"annotations":{"gpusharing.io/tolerations":null}}}`)
+	case 8:
+		s.Expect(s.client.Delete(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: pluginConfigMap}})).To(Succeed())
+	default:
+		return false
+	}
+	return true
+}
+
+// run restores with these flags and this answer.
+func (s *shared) run(answer string, args ...string) (string, error) {
+	s.t.Helper()
+	f, out := newFlags(), &strings.Builder{}
+	s.Expect(f.set.Parse(append([]string{"--timeout=1m"}, args...))).To(Succeed())
+	p := &Program{In: strings.NewReader(answer), Interactive: answer != "", Out: out, Clock: s.clock}
+	c := interceptor.NewClient(s.client, interceptor.Funcs{
+		List: func(ctx context.Context, c client.WithWatch, list client.ObjectList, opts ...client.ListOption) error {
+			if s.lists != nil {
+				if err := s.lists(list); err != nil {
+					return err
+				}
+			}
+			return c.List(ctx, list, opts...)
+		},
+	})
+	err := p.restoreBy(s.t.Context(), c, f)
+	return out.String(), err
+}
+
+// policies counts those that are left.
+func (s *shared) policies() int {
+	s.t.Helper()
+	all := &v1alpha1.GPUSharingPolicyList{}
+	s.Expect(s.client.List(s.t.Context(), all)).To(Succeed())
+	return len(all.Items)
+}
+
+func TestRestore(t *testing.T) {
+	cluster := env.Start(t, env.WithNVIDIA())
+	for name, test := range map[string]func(*shared){
+		"waits until the last trace is gone":               waitsForTheLastTrace,
+		"takes no failed call for restored":                takesNoFailedCall,
+		"ends with what is left when its time is over":     endsWithWhatIsLeft,
+		"deletes nothing under deletionPolicy Retain":      refusesRetain,
+		"deletes nothing where no controller runs":         needsAController,
+		"reports a controller that ends meanwhile":         reportsAnEndedController,
+		"deletes nothing unless it is confirmed":           asksFirst,
+		"waits for nothing if it is told so":               waitsForNothing,
+		"does nothing where nothing is shared":             doesNothing,
+		"reports which rights it lacks":                    reportsRights,
+		"reports what is left where the kinds are missing": needsTheKinds,
+	} {
+		t.Run(name, func(t *testing.T) { test(newShared(t, cluster)) })
+	}
+}
+
+func waitsForTheLastTrace(s *shared) {
+	steps := 0
+	s.clock.do = func(waits int) {
+		if s.restoreStep(waits) {
+			steps++
+		}
+	}
+	out, err := s.run("", "--yes")
+	s.Expect(err).NotTo(HaveOccurred())
+	s.Expect(steps).To(Equal(8), out)
+	s.Expect(s.clock.waits).To(Equal(8), "not a moment longer")
+	for _, line := range []string{
+		"gpusharingpolicy/research deleted\n", "node/a is shared by policy research\n",
+		"node/a is not restored yet: GPUInUse: pod team/train uses GPU 0\n",
+		"node/a has the taint gpusharing.io/changing\n", "node/a has the annotation gpusharing.io/selected\n",
+		"node/a has the label gpusharing.io/mps.capable-overridden\n",
+		"nodefeature/zz-gpu-sharing-a of the operator exists in namespace gpu-sharing-operator\n",
+		"clusterpolicy/cluster-policy has the annotation gpusharing.io/tolerations\n",
+		"configmap/gpu-sharing-device-plugin of the operator exists in namespace default",
+	} {
+		s.Expect(out).To(ContainSubstring(line))
+	}
+	s.Expect(out).NotTo(ContainSubstring(v1alpha1.AnnotationClient), "it stays as long as agents run")
+	s.Expect(out).To(HaveSuffix("Restored: every node, and NVIDIA's ClusterPolicy, is as it was before the operator.\n"))
+}
+
+// takesNoFailedCall fails each call in turn in a cluster in which nothing is left but what that call would tell.
+func takesNoFailedCall(s *shared) {
+	for step := 1; s.restoreStep(step); step++ {
+		if step == 1 {
+			s.Expect(s.client.DeleteAllOf(s.t.Context(), &v1alpha1.GPUSharingPolicy{})).To(Succeed())
+		}
+	}
+	for _, kind := range []string{"GPUSharingPolicy", "GPUNode", "Node", "NodeFeature", "ClusterPolicy", "ConfigMap"} {
+		p := policy(s.t, "research", slicing)
+		s.create(&p)
+		calls := 0
+		s.lists = func(list client.ObjectList) error {
+			gvk, err := s.client.GroupVersionKindFor(list)
+			s.Expect(err).NotTo(HaveOccurred())
+			if gvk.Kind == kind+"List" {
+				calls++
+			}
+			if gvk.Kind == kind+"List" && s.policies() == 0 && s.clock.waits < 3 {
+				return apierrors.NewServiceUnavailable("etcd has no leader")
+			}
+			return nil
+		}
+		s.clock.waits = 0
+		s.clock.do = func(int) {}
+		out, err := s.run("", "--yes")
+		s.Expect(err).NotTo(HaveOccurred(), kind)
+		s.Expect(calls).To(BeNumerically(">", 3), kind)
+		s.Expect(s.clock.waits).To(Equal(3), "%s: %s", kind, out)
+		s.Expect(out).To(And(ContainSubstring("not known: reading "), ContainSubstring("etcd has no leader"), ContainSubstring("Restored: every node")), kind)
+	}
+}
+
+func endsWithWhatIsLeft(s *shared) {
+	out, err := s.run("", "--yes", "--timeout=10s")
+	s.Expect(err).To(MatchError(ErrNotRestored))
+	s.Expect(err).To(MatchError(And(ContainSubstring("not restored within 10s"), ContainSubstring("run the command again"),
+		ContainSubstring("node/a has the taint gpusharing.io/changing"))))
+	s.Expect(strings.Count(out, "Waiting:")).To(Equal(1), "the same is printed once: %s", out)
+	s.lists = func(client.ObjectList) error { return nil }
+	s.clock.do = func(waits int) {
+		if waits == s.clock.waits && waits > 6 {
+			s.lists = func(client.ObjectList) error { return apierrors.NewServiceUnavailable("etcd has no leader") }
+		}
+	}
+	s.clock.waits = 5
+	_, err = s.run("", "--timeout=10s")
+	s.Expect(err).To(MatchError(ErrNotRestored))
+	s.Expect(err).To(MatchError(ContainSubstring("not known: reading policies: etcd has no leader")))
+}
+
+func refusesRetain(s *shared) {
+	s.patch(&v1alpha1.GPUSharingPolicy{ObjectMeta: metav1.ObjectMeta{Name: "research"}}, `{"spec":{"deletionPolicy":"Retain"}}`)
+	_, err := s.run("", "--yes")
+	s.Expect(err).To(MatchError(And(ContainSubstring("deletionPolicy Retain"), ContainSubstring("\n  gpusharingpolicy/research"))))
+	s.Expect(s.policies()).To(Equal(1))
+	s.patch(&v1alpha1.GPUSharingPolicy{ObjectMeta: metav1.ObjectMeta{Name: "research"}}, `{"spec":{"deletionPolicy":"Restore"}}`)
+	s.patch(&v1alpha1.GPUNode{ObjectMeta: metav1.ObjectMeta{Name: "a"}}, `{"spec":{"release":{"deletionPolicy":"Retain"}}}`)
+	_, err = s.run("", "--yes")
+	s.Expect(err).To(MatchError(ContainSubstring("\n  node/a")), "the controller has not brought Restore to the node yet")
+	s.Expect(s.policies()).To(Equal(1))
+	s.lists = func(list client.ObjectList) error {
+		if _, is := list.(*v1alpha1.GPUNodeList); is {
+			return apierrors.NewServiceUnavailable("etcd has no leader")
+		}
+		return nil
+	}
+	_, err = s.run("", "--yes")
+	s.Expect(err).To(MatchError(ContainSubstring("etcd has no leader")))
+	s.Expect(s.policies()).To(Equal(1), "who retains what is not known")
+}
+
+func needsAController(s *shared) {
+	s.renew(s.clock.Now().Add(-10 * time.Minute))
+	_, err := s.run("", "--yes")
+	s.Expect(err).To(MatchError(And(ContainSubstring("no controller runs"), ContainSubstring("Nothing was deleted"),
+		ContainSubstring("lease gpu-sharing-operator/gpu-sharing-controller was last renewed 10m0s ago, by controller-1"))))
+	s.Expect(s.client.DeleteAllOf(s.t.Context(), &coordinationv1.Lease{}, client.InNamespace("gpu-sharing-operator"))).To(Succeed())
+	_, err = s.run("", "--yes")
+	s.Expect(err).To(MatchError(ContainSubstring("no Deployment with the label app.kubernetes.io/name=gpu-sharing-controller is available")))
+	s.Expect(s.policies()).To(Equal(1))
+}
+
+func reportsAnEndedController(s *shared) {
+	out, err := s.run("", "--yes", "--timeout=3m")
+	s.Expect(err).To(MatchError(ErrNotRestored))
+	s.Expect(out).To(ContainSubstring("no controller runs: lease"))
+}
+
+func asksFirst(s *shared) {
+	_, err := s.run("")
+	s.Expect(err).To(MatchError(And(ContainSubstring("confirm that by --yes"), ContainSubstring("gpusharingpolicy/research"))))
+	out, err := s.run("n\n")
+	s.Expect(err).To(MatchError(ContainSubstring("canceled: nothing was deleted")))
+	s.Expect(out).To(ContainSubstring("You are about to delete 1 GPUSharingPolicy object and to restore the nodes:\n  gpusharingpolicy/research\n"))
+	s.Expect(s.policies()).To(Equal(1))
+	_, err = s.run("y\n", "--wait=false")
+	s.Expect(err).NotTo(HaveOccurred())
+	s.Expect(s.policies()).To(BeZero())
+}
+
+func waitsForNothing(s *shared) {
+	out, err := s.run("", "--yes", "--wait=false")
+	s.Expect(err).NotTo(HaveOccurred())
+	s.Expect(out).To(And(ContainSubstring("gpusharingpolicy/research deleted"), ContainSubstring("waits until it has")))
+	s.Expect(s.clock.waits).To(BeZero())
+}
+
+func doesNothing(s *shared) {
+	for step := 1; s.restoreStep(step); step++ {
+		s.Expect(s.client.DeleteAllOf(s.t.Context(), &v1alpha1.GPUSharingPolicy{})).To(Succeed())
+	}
+	out, err := s.run("")
+	s.Expect(err).NotTo(HaveOccurred())
+	s.Expect(out).To(Equal("Restored: there was nothing to restore.\n"))
+}
+
+func reportsRights(s *shared) {
+	forbidden := apierrors.NewForbidden(schema.GroupResource{Resource: "nodes"}, "", fmt.Errorf("no"))
+	s.lists = func(list client.ObjectList) error {
+		if _, is := list.(*corev1.NodeList); is {
+			return forbidden
+		}
+		return nil
+	}
+	_, err := s.run("", "--yes")
+	s.Expect(err).To(MatchError(ContainSubstring("ask for the right to list and delete gpusharingpolicies")))
+	s.Expect(s.policies()).To(Equal(1))
+}
+
+// needsTheKinds plays a cluster whose kinds somebody has deleted, and with them what the operator knew.
+func needsTheKinds(s *shared) {
+	gone := &noKinds{WithWatch: s.client}
+	p := &Program{Out: &strings.Builder{}, Clock: s.clock}
+	err := p.restoreBy(s.t.Context(), gone, newFlags())
+	s.Expect(err).To(MatchError(And(ContainSubstring("its records of the nodes are gone"), ContainSubstring("node/a has the taint gpusharing.io/changing"))))
+	for step := 3; s.restoreStep(step); step++ {
+		s.Expect(p.restoreBy(s.t.Context(), gone, newFlags()) == nil).To(Equal(step == 8), "after step %d", step)
+	}
+}
+
+// noKinds is a client of an API server that does not serve the operator's kinds.
+type noKinds struct{ client.WithWatch }
+
+func (n *noKinds) List(ctx context.Context, list client.ObjectList, opts ...client.ListOption) error {
+	gvk, err := n.GroupVersionKindFor(list)
+	if err != nil {
+		return err
+	}
+	if gvk.Group == v1alpha1.Group {
+		return &meta.NoKindMatchError{GroupKind: gvk.GroupKind(), SearchedVersions: []string{gvk.Version}}
+	}
+	return n.WithWatch.List(ctx, list, opts...)
+}
