@@ -8,6 +8,7 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"path/filepath"
 
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -34,8 +35,22 @@ func runMPSHost(ctx context.Context, args []string) error {
 		return fmt.Errorf("opening /proc: %w", err)
 	}
 	defer proc.Close() //nolint:errcheck // only read
-	mpsHost := mps.NewHost(control, host.NewProc(proc), f.drivers().Leaving)
+	mpsHost := mps.NewHost(control, host.NewProc(proc), f.drivers().Leaving, f.sharesMemory())
 	return mpsHost.Run(ctrl.LoggerInto(ctx, ctrl.Log.WithName("mps-host")))
+}
+
+// sharesMemory reports whether /dev/shm of this container is still what the node has mounted below the MPS root. Where the two
+// differ from the start there is nothing to compare.
+func (f *hostFlags) sharesMemory() func() bool {
+	same := func() bool {
+		own, ownErr := host.IDOf("/dev/shm")
+		node, nodeErr := host.IDOf(filepath.Join(f.hostRoot, f.mpsRoot, "shm"))
+		return ownErr == nil && nodeErr == nil && own == node
+	}
+	if !same() {
+		return func() bool { return true }
+	}
+	return same
 }
 
 // newControl speaks with the daemons below the MPS root.

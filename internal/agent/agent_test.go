@@ -86,7 +86,7 @@ func (s scenario) node(suffix string, models ...sim.Model) *node {
 	n.Expect(err).NotTo(gomega.HaveOccurred())
 	s.Cleanup(func() { _ = root.Close() })
 	control := mps.NewControl(n.runner, root, n.clock)
-	n.mpsHost, n.view = mps.NewHost(control, n.daemons, func() bool { return false }), mps.NewView(control)
+	n.mpsHost, n.view = mps.NewHost(control, n.daemons, func() bool { return false }, func() bool { return true }), mps.NewView(control)
 	n.clock.Meanwhile = func() { _ = n.mpsHost.Converge(s.Context(), true) }
 	n.restartAgent()
 	n.wish()

@@ -42,21 +42,23 @@ type Host struct {
 	clock     clock.Clock
 	processes Processes
 	leaves    func() bool       // the driver is about to change
+	shares    func() bool       // clients to come get the shared memory of the daemons
 	idle      map[int]time.Time // since when a server has no clients, by PID
 	logs      *logs
 }
 
 // NewHost makes the host of the daemons that control speaks with. driverLeaves reports whether the driver of the node is about
-// to be replaced.
-func NewHost(control Control, processes Processes, driverLeaves func() bool) *Host {
+// to be replaced, shares whether the shared memory of this process, which daemons use, is that which clients to come get.
+func NewHost(control Control, processes Processes, driverLeaves, shares func() bool) *Host {
 	return &Host{
-		control: control, files: control.files, clock: control.clock, processes: processes, leaves: driverLeaves,
+		control: control, files: control.files, clock: control.clock, processes: processes, leaves: driverLeaves, shares: shares,
 		idle: map[int]time.Time{}, logs: newLogs(control.files),
 	}
 }
 
 // Run converges until the context ends. The daemons are then left running: the pod takes them with it, and where
-// there is no pod their clients live on.
+// there is no pod their clients live on. The error is that only a new process helps: daemons and clients to come have no shared
+// memory in common.
 func (h *Host) Run(ctx context.Context) error {
 	log := logr.FromContextOrDiscard(ctx)
 	var nextHealth time.Time
@@ -68,6 +70,12 @@ func (h *Host) Run(ctx context.Context) error {
 		}
 		if err := h.Converge(ctx, thorough); err != nil && ctx.Err() == nil {
 			log.Error(err, "MPS daemons differ from the desired state, trying again")
+		}
+		if thorough && !h.shares() {
+			if err := h.giveUp(ctx); err == nil || !errors.Is(err, errInUse) {
+				return errors.Join(errSharedMemory, err)
+			}
+			log.Error(errSharedMemory, "Waiting until no MPS client is connected, then starting anew")
 		}
 		select {
 		case <-ctx.Done():

@@ -34,6 +34,7 @@ type node struct {
 	host    *mps.Host
 	view    *mps.View
 	leaves  bool // the driver is about to change
+	unmount bool // NVIDIA's DaemonSet has replaced the shared memory
 }
 
 // newNode makes a node whose MPS pod converges while the agent waits.
@@ -47,7 +48,7 @@ func newNode(t *testing.T) *node {
 	}
 	t.Cleanup(func() { _ = root.Close() })
 	control := mps.NewControl(n.runner, root, n.clock)
-	n.host, n.view = mps.NewHost(control, n.daemons, func() bool { return n.leaves }), mps.NewView(control)
+	n.host, n.view = mps.NewHost(control, n.daemons, func() bool { return n.leaves }, func() bool { return !n.unmount }), mps.NewView(control)
 	n.podRuns(t)
 	return n
 }

@@ -227,6 +227,29 @@ func TestADaemonMakesWayForANewDriver(t *testing.T) {
 	g.Expect(n.daemons.Get(n.pipe()).Defaults.Percentage).To(gomega.Equal(10.0))
 }
 
+// NVIDIA's MPS DaemonSet mounts other shared memory when it starts. A process cannot follow that, so it ends, and the next one
+// starts the daemons again.
+func TestSharedMemoryThatWasReplacedEndsTheProcess(t *testing.T) {
+	g, n := gomega.NewWithT(t), newNode(t)
+	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
+	pid, _ := n.client(t, "pod-a", 1000)
+	n.unmount = true
+	rounds := 0
+	n.clock.Meanwhile = func() {
+		if rounds++; rounds == 30 {
+			g.Expect(n.daemons.Get(n.pipe()).Clients()).To(gomega.Equal(1), "a client is never lost")
+			n.daemons.End(pid)
+		}
+	}
+	g.Expect(n.host.Run(t.Context())).To(gomega.MatchError(gomega.ContainSubstring("replaced the shared memory of MPS")))
+	g.Expect(rounds).To(gomega.BeNumerically(">=", 30))
+	g.Expect(n.daemons.Get(n.pipe())).To(gomega.BeNil())
+
+	n.unmount = false
+	g.Expect(n.host.Converge(t.Context(), true)).To(gomega.Succeed())
+	g.Expect(n.daemons.Get(n.pipe()).Defaults.Percentage).To(gomega.Equal(10.0))
+}
+
 func TestAFaultClosesTheServerUntilItsClientsAreGone(t *testing.T) {
 	g, n := gomega.NewWithT(t), newNode(t)
 	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())

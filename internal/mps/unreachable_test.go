@@ -68,6 +68,17 @@ func TestADaemonThatCannotBeAskedStaysWhilePodsUseIt(t *testing.T) {
 	g.Expect(n.daemons.Get(n.pipe())).To(gomega.BeNil())
 }
 
+func TestAProgramThatAsksIsNoDaemon(t *testing.T) {
+	g, n := gomega.NewWithT(t), newNode(t)
+	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
+	n.daemons.Crash(n.pipe())
+	pid := n.daemons.Ask(n.pipe()) // of the agent, at this moment
+	g.Expect(n.host.Converge(t.Context(), true)).To(gomega.Succeed())
+	_, runs := n.daemons.User(pid)
+	g.Expect(runs).To(gomega.BeTrue())
+	g.Expect(n.daemons.Get(n.pipe())).NotTo(gomega.BeNil())
+}
+
 func TestADaemonThatCannotBeAskedIsNotStartedTwice(t *testing.T) {
 	g, n := gomega.NewWithT(t), newNode(t)
 	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())

@@ -46,6 +46,7 @@ type process struct {
 	host   host.Process
 	pipe   string // its CUDA_MPS_PIPE_DIRECTORY
 	daemon bool   // on the node, where the pipe directory has its own path
+	asks   bool   // it is no daemon itself
 }
 
 // NewDaemons makes a node on which none runs.
@@ -144,6 +145,15 @@ func (d *Daemons) Run(pipe, podUID string, uid int) (pid int) {
 	return d.lastPID
 }
 
+// Ask starts a program that asks the daemon at a pipe directory.
+func (d *Daemons) Ask(pipe string) (pid int) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.started++
+	d.processes[d.started] = process{host: host.Process{Name: "nvidia-cuda-mps-control"}, pipe: pipe, daemon: true, asks: true}
+	return d.started
+}
+
 // Connect makes a process a client of the daemon at its pipe directory, and returns the limits that it got. A client that
 // has to wait is not served, which is no error.
 func (d *Daemons) Connect(pid int) (limits sim.Limits, served bool, err error) {
@@ -211,7 +221,10 @@ func (d *Daemons) WithVariable(name string) (map[int]string, error) {
 func (d *Daemons) Arguments(pid int) []string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if p := d.processes[pid]; p.daemon {
+	switch p := d.processes[pid]; {
+	case p.asks:
+		return []string{p.host.Name}
+	case p.daemon:
 		return []string{p.host.Name, "-d"}
 	}
 	return nil
