@@ -11,7 +11,9 @@ package policy
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
+	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
@@ -68,37 +70,63 @@ func precedence(a, b *v1alpha1.GPUSharingPolicy) int {
 }
 
 // Govern finds the policy that governs a node, and those that would like to. By is nil if none selects it.
-func (r Ranking) Govern(n Node) Governed {
+func (r Ranking) Govern(n Node) Governed { return r.Governed(r.Selecting(n)) }
+
+// Selecting lists the policies that select a node as positions in the ranking, by precedence. They hold for every ranking with
+// the same signature until the node changes.
+func (r Ranking) Selecting(n Node) []int {
+	var positions []int
+	var devices []gpu.Device
+	for i, candidate := range r {
+		if !candidate.selector.Matches(labels.Set(n.Labels)) {
+			continue
+		}
+		if candidate.policy.Spec.GPUSelector != nil {
+			if devices == nil {
+				devices = plan.Devices(n.Devices)
+			}
+			if len(selectGPUs(candidate.policy, devices)) == 0 {
+				continue // once the GPUs are known, at least one of them has to match
+			}
+		}
+		positions = append(positions, i)
+	}
+	return positions
+}
+
+// Governed is what Selecting found.
+func (r Ranking) Governed(positions []int) Governed {
 	var g Governed
-	for _, candidate := range r {
-		if !candidate.selects(n) {
+	for i, position := range positions {
+		if i == 0 {
+			g.By = r[position].policy
 			continue
 		}
-		if g.By == nil {
-			g.By = candidate.policy
-			continue
-		}
-		g.Over = append(g.Over, candidate.policy)
+		g.Over = append(g.Over, r[position].policy)
 	}
 	return g
 }
 
+// Signature differs if another policy, or another generation of one, takes part in the ranking.
+func (r Ranking) Signature() string {
+	var signature strings.Builder
+	for _, candidate := range r {
+		fmt.Fprintf(&signature, "%s %s %d,", candidate.policy.Name, candidate.policy.UID, candidate.policy.Generation)
+	}
+	return signature.String()
+}
+
 // Awaits is the policy that may turn out to govern a node whose GPUs are not known yet. Nil: none, or they are.
 func (r Ranking) Awaits(n Node) *v1alpha1.GPUSharingPolicy {
+	if len(n.Devices) > 0 {
+		return nil
+	}
 	for _, candidate := range r {
-		if len(n.Devices) == 0 && candidate.selector.Matches(labels.Set(n.Labels)) {
+		if candidate.selector.Matches(labels.Set(n.Labels)) {
 			return candidate.policy
 		}
 	}
 	return nil
-}
-
-// selects says whether the labels match and, once the GPUs are known, at least one of them does too.
-func (r ranked) selects(n Node) bool {
-	if !r.selector.Matches(labels.Set(n.Labels)) {
-		return false
-	}
-	return r.policy.Spec.GPUSelector == nil || len(selectGPUs(r.policy, plan.Devices(n.Devices))) > 0
 }
 
 // selectGPUs are the GPUs that a policy selects.

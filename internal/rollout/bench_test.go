@@ -70,3 +70,39 @@ func upToDate(b *testing.B, sharing v1alpha1.Sharing, nodes int) rollout.World {
 	}
 	return w
 }
+
+// BenchmarkFleet decides on 5,000 nodes of 8 GPUs that are up to date, while 10,000 pods wait for another pool and 20 policies select
+// GPUs of another product: when nothing has changed since the last pass, and when one node has. Of one hundred nodes too, since what
+// one node's change costs must not grow with the others.
+func BenchmarkFleet(b *testing.B) {
+	for _, nodes := range []int{100, 5000} {
+		w := upToDate(b, timeSlicing(4), nodes)
+		for i := range w.Nodes {
+			w.Nodes[i].Version = int64(i + 1)
+		}
+		for i := range 20 {
+			w.Policies = append(w.Policies, policyOf(fmt.Sprintf("p%02d", i), timeSlicing(2), func(p *v1alpha1.GPUSharingPolicy) {
+				p.Spec.GPUSelector = &v1alpha1.GPUMatch{Products: []string{"Tesla-T4"}}
+			}))
+		}
+		for i := range 10_000 {
+			w.Unscheduled = append(w.Unscheduled, rollout.Pod{
+				Namespace: "batch", Name: fmt.Sprint(i), UID: fmt.Sprint(i), GPU: true, Asks: map[string]int64{"nvidia.com/gpu": 1},
+				Workload: fmt.Sprint("Job batch/", i), NodeSelector: map[string]string{"pool": "h100"},
+			})
+		}
+		var memory rollout.Memory
+		memory.Decide(w)
+		b.Run(fmt.Sprintf("%d/Unchanged", nodes), func(b *testing.B) {
+			for b.Loop() {
+				memory.Decide(w)
+			}
+		})
+		b.Run(fmt.Sprintf("%d/One", nodes), func(b *testing.B) {
+			for b.Loop() {
+				w.Nodes[nodes/2].Version += 10_000
+				memory.Decide(w)
+			}
+		})
+	}
+}

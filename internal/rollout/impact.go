@@ -12,7 +12,6 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/deviceplugin"
@@ -20,22 +19,28 @@ import (
 
 // offer is what a node offers to pods once it is as its policy asks.
 type offer struct {
+	policy    string // that governs the node; empty if none does
 	labels    map[string]string
 	resources map[string]int64
 	// single are the resources of which NVIDIA's device plugin gives a container no more than one.
 	single map[string]bool
 }
 
-// demand is a request of GPUs or instances as far as it decides where a pod may start. Many pods have the same.
-type demand struct{ asks, selector string }
-
 // impact finds the workloads of which no node meets the request once every policy is in force, for each policy one line
 // for each workload. Pods that run are not disturbed, but would not start again; those that wait never start. A pod on a
 // node concerns the policy of that node; one that waits concerns each policy whose nodes its node selector admits.
 type impact struct {
-	offers []offer
-	met    map[demand]bool
-	found  map[string]map[string]*unmet // by policy, by workload and request
+	offers  []offer
+	labels  labelIndex
+	met     map[demand]bool
+	waiting map[uint64][]string            // by node selector: the policies some of whose nodes it admits
+	found   map[string]map[unmetKey]*unmet // by policy
+}
+
+// unmetKey tells workloads with different requests from one another.
+type unmetKey struct {
+	workload string
+	asks     uint64
 }
 
 // unmet is a workload of which no node meets the request.
@@ -45,25 +50,34 @@ type unmet struct {
 }
 
 func impactOf(w *World, groups map[string]*group) map[string][]string {
-	i := impact{met: map[demand]bool{}, found: map[string]map[string]*unmet{}}
+	i := impact{
+		offers: make([]offer, 0, len(w.Nodes)), met: map[demand]bool{}, waiting: map[uint64][]string{}, found: map[string]map[unmetKey]*unmet{},
+	}
 	for _, g := range groups {
-		for _, m := range slices.Concat(g.members, g.idle) {
+		for _, m := range g.members {
+			i.offers = append(i.offers, m.offers())
+		}
+		for _, m := range g.idle {
 			i.offers = append(i.offers, m.offers())
 		}
 	}
 	for name, g := range groups {
-		for _, m := range g.members {
-			for p := range m.node.Pods {
-				i.weigh(name, &m.node.Pods[p])
-			}
+		if g.by == nil {
+			continue // nodes of no policy go back to what they were
 		}
-		for p := range w.Unscheduled {
-			if slices.ContainsFunc(g.members, func(m member) bool { return admits(&w.Unscheduled[p], m.node.Labels) }) {
-				i.weigh(name, &w.Unscheduled[p])
+		for _, m := range g.members {
+			for _, d := range m.demands {
+				i.weigh(name, &m.node.Pods[d.pod], d.demand)
 			}
 		}
 	}
-	delete(i.found, "") // nodes of no policy go back to what they were
+	for p := range w.Unscheduled {
+		if d, asks := demandOf(&w.Unscheduled[p]); asks {
+			for _, name := range i.policiesFor(&w.Unscheduled[p], d) {
+				i.weigh(name, &w.Unscheduled[p], d)
+			}
+		}
+	}
 	var lines map[string][]string
 	for name, workloads := range i.found {
 		if lines == nil {
@@ -77,6 +91,9 @@ func impactOf(w *World, groups map[string]*group) map[string][]string {
 // offers is what the node offers in the end: what it does now, where nothing changes or nothing can.
 func (m member) offers() offer {
 	o := offer{labels: m.node.Labels, resources: m.node.Allocatable}
+	if m.by != nil {
+		o.policy = m.by.Name
+	}
 	if m.wish == nil || m.State == StateFailed || m.State == StateImpossible {
 		return o
 	}
@@ -93,37 +110,36 @@ func (m member) offers() offer {
 }
 
 // weigh notes a pod of which no node will meet the request.
-func (i *impact) weigh(policy string, p *Pod) {
-	if len(p.Asks) == 0 || p.Terminating || i.isMet(p) {
+func (i *impact) weigh(policy string, p *Pod, d demand) {
+	if i.isMet(p, d) {
 		return
 	}
 	if i.found[policy] == nil {
-		i.found[policy] = map[string]*unmet{}
+		i.found[policy] = map[unmetKey]*unmet{}
 	}
-	workload := p.Workload + " " + requests(p.Asks)
-	if i.found[policy][workload] == nil {
-		i.found[policy][workload] = &unmet{pod: p}
+	key := unmetKey{workload: p.Workload, asks: d.asks}
+	if i.found[policy][key] == nil {
+		i.found[policy][key] = &unmet{pod: p}
 	}
-	i.found[policy][workload].pods++
+	i.found[policy][key].pods++
 }
 
-func (i *impact) isMet(p *Pod) bool {
-	d := demand{asks: requests(p.Asks), selector: labels.Set(p.NodeSelector).String()}
+func (i *impact) isMet(p *Pod, d demand) bool {
 	met, known := i.met[d]
 	if !known {
-		met = slices.ContainsFunc(i.offers, func(o offer) bool { return o.meets(p) })
+		met = slices.ContainsFunc(i.admitting(p), func(o *offer) bool { return o.meets(p) })
 		i.met[d] = met
 	}
 	return met
 }
 
-func (o offer) meets(p *Pod) bool {
+func (o *offer) meets(p *Pod) bool {
 	for name, n := range p.Asks {
 		if o.resources[name] < n || n > 1 && o.single[name] {
 			return false
 		}
 	}
-	return admits(p, o.labels)
+	return true
 }
 
 // admits says whether a pod may go to a node with these labels. NVIDIA's labels change with the sharing, and are taken to
@@ -138,7 +154,7 @@ func admits(p *Pod, have map[string]string) bool {
 }
 
 // says tells of each workload what it asks for, what is there instead, and what to change.
-func (i *impact) says(g *group, workloads map[string]*unmet) []string {
+func (i *impact) says(g *group, workloads map[unmetKey]*unmet) []string {
 	most := map[string]int64{}
 	single := false
 	for _, m := range g.members {

@@ -33,6 +33,7 @@ type view struct {
 	fallsBack bool   // to is not the wish but what the node falls back to, since the wish failed
 	steps     []plan.Step
 	blockers  []plan.Blocker
+	demands   []podDemand // of the pods of the node
 }
 
 // look derives the view of a node.

@@ -19,8 +19,28 @@ import (
 // zero value remembers nothing. It serves one pass at a time.
 type Memory struct {
 	nodes  map[string]*derived
-	wiring Wiring // of the last pass; with another one everything may differ, and it hardly ever changes
-	pass   int    // counts passes
+	chosen map[string]*chosen // by node
+	ranked string             // the signature of the policies by which they were chosen
+	wiring Wiring             // of the last pass; with another one everything may differ, and it hardly ever changes
+	pass   int                // counts passes
+}
+
+// chosen are the policies that select a node, as positions in the ranking.
+type chosen struct {
+	version   int64 // of the node
+	positions []int
+	pass      int // in which it was used last
+}
+
+// govern finds the policies that select a node.
+func (memory *Memory) govern(ranking policy.Ranking, n *Node) policy.Governed {
+	c := memory.chosen[n.Name]
+	if c == nil || n.Version == 0 || c.version != n.Version {
+		c = &chosen{version: n.Version, positions: ranking.Selecting(policyNode(n))}
+		memory.chosen[n.Name] = c
+	}
+	c.pass = memory.pass
+	return ranking.Governed(c.positions)
 }
 
 // derived is what was derived of a node, and from what.
@@ -61,6 +81,7 @@ func (memory *Memory) recall(w *World, n *Node, g policy.Governed) *derived {
 		timeless := *w
 		timeless.Now = time.Time{}
 		d = &derived{basis: b, view: look(&timeless, n, g)}
+		d.view.demands = demandsOf(n.Pods)
 		d.selected, d.target = d.keys(w, n)
 		memory.nodes[n.Name] = d
 	}
@@ -103,7 +124,15 @@ func (memory *Memory) begin(w Wiring) {
 	memory.wiring = w
 }
 
+// rank forgets which policies select which nodes if the policies have changed.
+func (memory *Memory) rank(ranking policy.Ranking) {
+	if signature := ranking.Signature(); memory.chosen == nil || signature != memory.ranked {
+		memory.chosen, memory.ranked = map[string]*chosen{}, signature
+	}
+}
+
 // end forgets the nodes that the pass did not look at.
 func (memory *Memory) end() {
+	maps.DeleteFunc(memory.chosen, func(_ string, c *chosen) bool { return c.pass != memory.pass })
 	maps.DeleteFunc(memory.nodes, func(_ string, d *derived) bool { return d.pass != memory.pass })
 }

@@ -126,3 +126,32 @@ func TestMemoryNoticesEveryChangeOfTheWiring(t *testing.T) {
 		})
 	}
 }
+
+// TestPoliciesForOtherGPUsCostNothing: which policies select a node is found out once for each version of the node.
+func TestPoliciesForOtherGPUsCostNothing(t *testing.T) {
+	g := NewWithT(t)
+	c := newCluster()
+	c.add("n0", sim.A100)
+	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", timeSlicing(4))}
+	c.run(60)
+	w := c.world()
+	base := w.Nodes[0]
+	w.Nodes = nil
+	for i := range 100 {
+		n := base
+		n.Name, n.Version = fmt.Sprintf("n%03d", i), int64(i+1)
+		w.Nodes = append(w.Nodes, n)
+	}
+	allocations := func() float64 {
+		var memory rollout.Memory
+		memory.Decide(w)
+		return testing.AllocsPerRun(5, func() { memory.Decide(w) })
+	}
+	alone := allocations()
+	for i := range 20 {
+		w.Policies = append(w.Policies, policyOf(fmt.Sprintf("p%02d", i), timeSlicing(2), func(p *v1alpha1.GPUSharingPolicy) {
+			p.Spec.GPUSelector = &v1alpha1.GPUMatch{Products: []string{"Tesla-T4"}}
+		}))
+	}
+	g.Expect(allocations()).To(BeNumerically("<", alone+20*100), "less than one for each policy and node")
+}

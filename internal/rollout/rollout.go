@@ -38,6 +38,7 @@ func (memory *Memory) Decide(w World) Decision {
 	policies, windows, invalid := suspend(w.Policies)
 	w.Policies = policies
 	ranking := policy.Rank(w.Policies)
+	memory.rank(ranking)
 	groups := map[string]*group{}
 	for i := range w.Policies {
 		groups[w.Policies[i].Name] = &group{by: &w.Policies[i], windows: windows[i], invalid: invalid[i]}
@@ -64,7 +65,7 @@ type placing struct {
 
 // place judges a node and puts it into the group that paces it.
 func (memory *Memory) place(w *World, n *Node, in placing) {
-	groups, selected := in.groups, in.ranking.Govern(policyNode(n))
+	groups, selected := in.groups, memory.govern(in.ranking, n)
 	awaited := in.ranking.Awaits(policyNode(n))
 	governed := selected
 	if w.Wiring.Reason != "" {

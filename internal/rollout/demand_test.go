@@ -1,0 +1,47 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout
+
+import (
+	"fmt"
+	"testing"
+
+	. "github.com/onsi/gomega"
+)
+
+// TestWaitingPodsAreComparedOnce: pods with the same request and node selector are compared with the nodes once, and only with the
+// nodes that have a label which they select.
+func TestWaitingPodsAreComparedOnce(t *testing.T) {
+	g := NewWithT(t)
+	i := impact{met: map[demand]bool{}, waiting: map[uint64][]string{}, found: map[string]map[unmetKey]*unmet{}}
+	for n := range 500 {
+		i.offers = append(i.offers, offer{
+			policy: fmt.Sprint("p", n%2), labels: map[string]string{"pool": fmt.Sprint(n % 5), "host": fmt.Sprint(n)}, resources: map[string]int64{"nvidia.com/gpu": 2},
+		})
+	}
+	pod := func(n int, selector map[string]string, asks int64) *Pod {
+		return &Pod{Workload: fmt.Sprint("Job batch/", n), NodeSelector: selector, Asks: map[string]int64{"nvidia.com/gpu": asks}}
+	}
+	for n := range 1000 {
+		for _, p := range []*Pod{
+			pod(n, map[string]string{"pool": "h100"}, 1), pod(n, map[string]string{"pool": "1", "nvidia.com/gpu.product": "any"}, 1),
+			pod(n, map[string]string{"pool": "1", "host": "6"}, 4),
+		} {
+			d, asks := demandOf(p)
+			g.Expect(asks).To(BeTrue())
+			for _, name := range i.policiesFor(p, d) {
+				i.weigh(name, p, d)
+			}
+		}
+	}
+	g.Expect(i.waiting).To(HaveLen(3))
+	g.Expect(i.met).To(HaveLen(2), "no policy has a node of the pool h100")
+	g.Expect(i.admitting(pod(0, map[string]string{"pool": "h100"}, 1))).To(BeEmpty())
+	g.Expect(i.admitting(pod(0, map[string]string{"pool": "1", "host": "6"}, 1))).To(HaveLen(1))
+	g.Expect(i.admitting(pod(0, map[string]string{"pool": "2", "host": "6"}, 1))).To(BeEmpty())
+	g.Expect(i.admitting(pod(0, map[string]string{"nvidia.com/gpu.product": "any"}, 1))).To(HaveLen(500))
+	g.Expect(i.found).To(HaveKey("p0"))
+	g.Expect(i.found).To(HaveLen(1))
+	g.Expect(i.found["p0"]).To(HaveLen(1000), "each workload is named")
+}
