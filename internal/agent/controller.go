@@ -71,6 +71,7 @@ type Config struct {
 	Processes   host.Processes
 	Rebooter    host.Rebooter // nil: the agent must not reboot the node
 	Allocations Allocations
+	Driver      func() (driver.Driver, error) // finds the driver that the node has; nil: it does not change
 	Clock       clock.Clock
 	Resync      time.Duration // how often the GPUs are looked at without an event
 }
@@ -87,6 +88,7 @@ type Controller struct {
 	processes    host.Processes
 	rebooter     host.Rebooter
 	allocations  Allocations
+	driver       func() (driver.Driver, error)
 	clock        clock.Clock
 	resync       time.Duration
 	health       health
@@ -102,15 +104,15 @@ func New(c Config) *Controller {
 		node: c.Node, bootID: c.BootID, client: c.Client, reader: c.Reader,
 		owner:    ssa.Owner{Client: c.Client, Name: FieldManager},
 		hardware: c.Hardware, nodes: c.Nodes, mps: c.MPS, processes: c.Processes, rebooter: c.Rebooter, allocations: c.Allocations,
-		clock: c.Clock, resync: c.Resync, metrics: newMetrics(),
+		driver: c.Driver, clock: c.Clock, resync: c.Resync, metrics: newMetrics(),
 	}
 }
 
 // Name is the name in logs and metrics.
 func (c *Controller) Name() string { return "agent" }
 
-// Register adds the controller to a manager. The spec wakes it, and the kubelet's allocations do; its own writes to the
-// status do not.
+// Register adds the controller to a manager. The spec wakes it, and the kubelet's allocations and another driver do; its own
+// writes to the status do not.
 func (c *Controller) Register(mgr ctrl.Manager) error {
 	if err := c.metrics.register(registry.Registry); err != nil {
 		return err
@@ -130,9 +132,9 @@ func (c *Controller) Register(mgr ctrl.Manager) error {
 	if err != nil {
 		return fmt.Errorf("registering the agent: %w", err)
 	}
-	watch := manager.RunnableFunc(func(ctx context.Context) error { return c.watchAllocations(ctx, changes) })
+	watch := manager.RunnableFunc(func(ctx context.Context) error { return c.watchNode(ctx, changes) })
 	if err := mgr.Add(watch); err != nil {
-		return fmt.Errorf("registering the agent's watch of allocations: %w", err)
+		return fmt.Errorf("registering the agent's watch of the node: %w", err)
 	}
 	return nil
 }

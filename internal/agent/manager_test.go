@@ -23,8 +23,10 @@ import (
 	ac "github.com/gpusharing/gpu-sharing-operator/api/v1alpha1/applyconfiguration/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/agent"
 	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
+	"github.com/gpusharing/gpu-sharing-operator/internal/driver"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
+	"github.com/gpusharing/gpu-sharing-operator/internal/host"
 	hostfake "github.com/gpusharing/gpu-sharing-operator/internal/host/fake"
 	"github.com/gpusharing/gpu-sharing-operator/internal/mps"
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
@@ -49,7 +51,10 @@ func TestManager(t *testing.T) {
 	hardware := sim.New(sim.A100)
 	watched := &observations{Hardware: hardware}
 	kubelet := &allocations{}
-	startAgent(t, cluster, "node-a", watched, kubelet)
+	var root atomic.Uint64 // the inode of the driver's root
+	startAgent(t, cluster, "node-a", watched, kubelet, func() (driver.Driver, error) {
+		return driver.Driver{Identity: driver.Identity{Root: host.FileID{Inode: root.Load()}}}, nil
+	})
 	for _, name := range []string{"node-a", "node-b"} {
 		g.Expect(cluster.Client.Apply(t.Context(), ac.GPUNode(name), client.FieldOwner("test"))).To(gomega.Succeed())
 	}
@@ -80,9 +85,15 @@ func TestManager(t *testing.T) {
 	g.Eventually(holders, "20s").Should(gomega.ConsistOf(gomega.HaveField("Pod", "train-0")), "an allocation wakes it")
 	kubelet.free()
 	g.Eventually(holders, "20s").Should(gomega.BeEmpty(), "and so does its end")
+
+	before = watched.count.Load()
+	root.Store(2)
+	g.Eventually(watched.count.Load, "20s").Should(gomega.BeNumerically(">", before), "another driver wakes it")
 }
 
-func startAgent(t *testing.T, cluster *env.Cluster, name string, hardware gpu.Hardware, kubelet agent.Allocations) {
+func startAgent(
+	t *testing.T, cluster *env.Cluster, name string, hardware gpu.Hardware, kubelet agent.Allocations, find func() (driver.Driver, error),
+) {
 	t.Helper()
 	g := gomega.NewWithT(t)
 	mgr, err := manager.New(rest.CopyConfig(cluster.Config), manager.Options{
@@ -96,7 +107,7 @@ func startAgent(t *testing.T, cluster *env.Cluster, name string, hardware gpu.Ha
 	c := agent.New(agent.Config{
 		Node: name, BootID: "boot-1", Client: mgr.GetClient(), Hardware: hardware, Processes: processes,
 		MPS:         mps.NewView(mps.NewControl(hostfake.NewRunner(), root, clock.RealClock{})),
-		Allocations: kubelet, Clock: clock.RealClock{}, Resync: time.Hour,
+		Allocations: kubelet, Driver: find, Clock: clock.RealClock{}, Resync: time.Hour,
 	})
 	g.Expect(c.Register(mgr)).To(gomega.Succeed())
 	ctx, stop := context.WithCancel(t.Context())

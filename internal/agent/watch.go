@@ -13,18 +13,21 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/event"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/driver"
 )
 
-// allocationPoll is how often the kubelet is asked whether its allocations changed: a question over a local socket,
-// where a pass opens the driver. A drain waits no longer than this for the report that a pod has left.
-const allocationPoll = 3 * time.Second
+// nodePoll is how often the kubelet is asked whether its allocations changed, and the driver looked for: a question over a local
+// socket and a few files, where a pass opens the driver. A drain waits no longer than this for the report that a pod has left.
+const nodePoll = 3 * time.Second
 
-// watchAllocations asks for a pass whenever the kubelet's allocations change, or which pods MPS keeps waiting or lets run with
-// former limits. While it cannot be asked nothing is sent: the next pass says so.
-func (c *Controller) watchAllocations(ctx context.Context, changes chan<- event.GenericEvent) error {
+// watchNode asks for a pass whenever the kubelet's allocations change, or which pods MPS keeps waiting or lets run with former
+// limits, or whenever the driver comes, goes or is another. While the kubelet cannot be asked nothing is sent: the next pass
+// says so.
+func (c *Controller) watchNode(ctx context.Context, changes chan<- event.GenericEvent) error {
 	node := &v1alpha1.GPUNode{ObjectMeta: metav1.ObjectMeta{Name: c.node}}
 	var last []Allocation
 	var lastUse []v1alpha1.MPSStatus
+	lastDriver := c.identity()
 	for {
 		use, err := c.mps.Recorded()
 		changed := err == nil && !sameUse(mpsStatus(use), lastUse)
@@ -36,6 +39,9 @@ func (c *Controller) watchAllocations(ctx context.Context, changes chan<- event.
 			changed = changed || !slices.Equal(now, last)
 			last = now
 		}
+		if now := c.identity(); now != lastDriver {
+			changed, lastDriver = true, now
+		}
 		if changed {
 			select {
 			case changes <- event.GenericEvent{Object: node}:
@@ -46,9 +52,21 @@ func (c *Controller) watchAllocations(ctx context.Context, changes chan<- event.
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-c.clock.After(allocationPoll):
+		case <-c.clock.After(nodePoll):
 		}
 	}
+}
+
+// identity is that of the driver which the node has; zero if it has none.
+func (c *Controller) identity() driver.Identity {
+	if c.driver == nil {
+		return driver.Identity{}
+	}
+	found, err := c.driver()
+	if err != nil {
+		return driver.Identity{}
+	}
+	return found.Identity
 }
 
 // byDevice puts allocations in an order, which the kubelet does not keep.

@@ -18,7 +18,7 @@ import (
 
 // converge is the agent's pass over the spec.
 func (h *host) converge() {
-	if !h.AgentReady || h.lags || h.GPU.Spec.MIGConfig != "" || h.now.Sub(h.upgrade.returned) < resetTime {
+	if !h.AgentReady || h.lags || h.blind() || h.GPU.Spec.MIGConfig != "" || h.now.Sub(h.upgrade.returned) < resetTime {
 		return
 	}
 	h.required = h.required && slices.ContainsFunc(h.devices(), func(d gpu.Device) bool { return d.PendingMIG != d.State.MIG })
@@ -47,7 +47,7 @@ func (h *host) converge() {
 
 // report is the agent's status of the node.
 func (h *host) report() {
-	if !h.AgentReady || h.lags {
+	if !h.AgentReady || h.lags || h.blind() {
 		return
 	}
 	if h.GPU.Spec.MIGConfig != "" {

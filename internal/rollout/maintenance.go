@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
 )
 
 // NVIDIA's upgrade controller takes a node through the states of labelUpgrade (NVIDIA/k8s-operator-libs pkg/upgrade/consts.go).
@@ -71,6 +72,7 @@ func (v *view) maintenance() (m maintenance, is bool) {
 		m.validates = !m.unloads && state != upgradeRequired
 	case paused != "":
 		m.message = fmt.Sprintf("Paused for a driver upgrade (%s=%s)", paused, v.node.Labels[paused])
+		m.unloads = true
 	case desired != current:
 		m.reason = v1alpha1.ReasonNodeMaintenance
 		m.message = fmt.Sprintf("Paused for OpenShift's machine-config operator, which is updating the node (%s=%s, now %s)",
@@ -108,10 +110,14 @@ func (v *view) pausedForUpgrade() string {
 // maintained is the judgement of a node under maintenance. What has not reached the GPUs yet is given up. What has is
 // interrupted, and its deadlines begin anew afterwards.
 func (v *view) maintained(m maintenance, j judgement) judgement {
-	actions := slices.DeleteFunc(slices.Concat(j.actions, j.giveUp), setsSpec)
-	j.start, j.giveUp, j.actions = nil, nil, actions
-	if !v.wasInterrupted() && v.inFlight() {
-		patch := v.patch("recording that maintenance interrupts the change")
+	if again, waits := v.asksAgain(); waits && m.validates && j.State != StateUndiscovered {
+		j = again
+	} else {
+		actions := slices.DeleteFunc(slices.Concat(j.actions, j.giveUp), setsSpec)
+		j.start, j.giveUp, j.actions = nil, nil, actions
+	}
+	if _, recorded := v.interruptedAt(); !recorded && (v.inFlight() || m.unloads && v.makesInstances()) {
+		patch := v.patch("recording that maintenance interrupts the node")
 		patch.Annotations[v1alpha1.AnnotationInterrupted] = new(stamp(stampMaintenance, v.world.Now))
 		j.actions = append(j.actions, patch)
 	}
@@ -163,7 +169,15 @@ func (v *view) inFlight() bool {
 // with the module, and on Hopper and newer the MIG mode too. So the agent makes them again before anything is advertised,
 // and before the node takes pods again. k8s-driver-manager restores our pause with its own taken off.
 func (v *view) protect(m maintenance) (patch PatchNode, pauses bool) {
-	if !m.unloads || !v.makesInstances() || v.node.Labels[deployLabels()[0]] != "true" {
+	if !m.unloads {
+		return PatchNode{}, false
+	}
+	return v.keepPluginAway()
+}
+
+// keepPluginAway pauses NVIDIA's clients where the device plugin runs, or may start, before the agent has made its instances.
+func (v *view) keepPluginAway() (patch PatchNode, pauses bool) {
+	if !v.makesInstances() || v.node.Labels[deployLabels()[0]] != "true" {
 		return PatchNode{}, false
 	}
 	return v.pause()
@@ -212,31 +226,56 @@ func (v *view) untilOverdue(j judgement) judgement {
 	return j
 }
 
-// continued goes on with a change that was interrupted, once the agent is back. All deadlines begin anew.
+// asksAgain asks the agent anew after an interruption, and waits for its answer: the MIG instances of its last report may be
+// gone with the driver's module, and an agent that has not left the node looks at the GPUs only once in a minute. Without an
+// answer in time the deadlines of the change count again.
+func (v *view) asksAgain() (j judgement, waits bool) {
+	at, was := v.interruptedAt()
+	why := "continuing after the maintenance of the node"
+	if lost, is := v.lostAt(); is {
+		at, was, why = lost, true, "continuing, because the agent is back"
+	}
+	if !was || !v.inFlight() && !v.makesInstances() {
+		return judgement{}, false
+	}
+	j = judgement{
+		State: StateApplying, reason: v1alpha1.ReasonApplying, message: "Waiting for the agent to report what is on the node now",
+	}
+	spec := *v.node.GPU.Spec.DeepCopy()
+	if !spec.Since.After(at) {
+		spec.Since = metav1.NewTime(v.world.Now)
+		j.actions = []Action{SetSpec{Node: v.node.Name, Spec: spec, Policy: v.ref(), Why: why}}
+		j.after = time.Second // an interruption of less than that
+		return j, true
+	}
+	left := spec.Since.Add(applyTimeout).Sub(v.world.Now)
+	c, reported := condition.Find(v.node.GPU.Status.Conditions, v1alpha1.ConditionReady)
+	j.after = left
+	return j, left > 0 && (!reported || c.ObservedGeneration < v.node.GPU.Generation)
+}
+
+// continued goes on with a change that was interrupted, once the agent is back. All deadlines begin anew. After maintenance
+// NVIDIA's clients stay away until then, also where only k8s-driver-manager had paused them: without an upgrade controller
+// nothing tells of the upgrade before that.
 func (v *view) continued(j judgement) judgement {
 	if !v.wasInterrupted() {
 		return j
 	}
+	again, waits := v.asksAgain()
 	if j.State == StateUndiscovered {
-		return v.untilOverdue(j)
+		again, waits = j, true
 	}
-	why := "continuing after the maintenance of the node"
-	if _, lost := v.lostAt(); lost {
-		why = "continuing, because the agent is back"
+	_, maintained := v.interruptedAt()
+	if patch, pauses := v.keepPluginAway(); waits && maintained && pauses {
+		again.actions = append(again.actions, patch)
 	}
-	patch := v.patch(why)
+	if waits {
+		return v.untilOverdue(again)
+	}
+	patch := v.patch("continuing, because the agent has reported")
 	patch.Annotations[v1alpha1.AnnotationInterrupted] = nil
 	if _, has := v.node.Annotations[v1alpha1.AnnotationSelected]; has && v.to.key != "" {
 		patch.Annotations[v1alpha1.AnnotationSelected] = new(stamp(v.to.key, v.world.Now))
 	}
-	continued := judgement{State: j.State, reason: j.reason, message: j.message}
-	if v.inFlight() {
-		spec := v.kept()
-		spec.Since = metav1.NewTime(v.world.Now)
-		continued.actions = append(continued.actions, SetSpec{
-			Node: v.node.Name, Spec: spec, Policy: v.ref(), Why: why,
-		})
-	}
-	continued.actions = append(continued.actions, patch)
-	return continued
+	return judgement{State: j.State, reason: j.reason, message: j.message, actions: []Action{patch}}
 }

@@ -33,6 +33,21 @@ type upgrade struct {
 	stuck    string // what had the driver open when it was to be unloaded
 	leaves   bool   // the agent has left, and returns
 	returned time.Time
+	// alone: nothing has the driver open when the old driver container ends, so that this unloads the module. Then
+	// k8s-driver-manager pauses nothing, and the agent stays, which looks at the GPUs once in a minute or for another spec.
+	alone bool
+	// byHand: the GPU Operator's upgrade controller is off, so that a user deletes the driver's pod and no label tells a state.
+	byHand bool
+	last   int64 // generation of the spec for which the agent looked last before that
+}
+
+// agentLooks is how often an agent looks at the GPUs without a reason.
+const agentLooks = time.Minute
+
+// blind says whether the agent has not looked since the driver was replaced under it.
+func (h *host) blind() bool {
+	u := &h.upgrade
+	return u.alone && u.unloaded && h.GPU.Generation == u.last && h.now.Sub(u.began) < agentLooks
 }
 
 // resetTime is how long the agent is at work on the GPUs after it has returned.
@@ -41,11 +56,17 @@ const resetTime = 20 * time.Second
 // begins lets the upgrade controller begin.
 func (h *host) begins(u upgrade) {
 	h.upgrade = u
+	if u.byHand {
+		h.upgradeTo("pod-restart-required")
+		return
+	}
 	h.upgradeTo("cordon-required")
 }
 
 func (h *host) upgradeTo(state string) {
-	h.Labels[upgradeLabel] = state
+	if !h.upgrade.byHand {
+		h.Labels[upgradeLabel] = state
+	}
 	h.upgrade.state, h.upgrade.began = state, h.now
 }
 
@@ -92,6 +113,9 @@ func (c *cluster) upgrading(h *host) {
 func (c *cluster) manageDriver(h *host) {
 	u := &h.upgrade
 	switch {
+	case u.alone && !u.unloaded:
+		u.last = h.GPU.Generation
+		h.unload()
 	case !u.unloaded && !slices.ContainsFunc(driverLabels(), func(name string) bool { return strings.Contains(h.Labels[name], driverPaused) }):
 		for _, name := range driverLabels() {
 			switch value := h.Labels[name]; value {
@@ -117,7 +141,7 @@ func (h *host) unload() {
 	u := &h.upgrade
 	switch {
 	case u.restart:
-	case h.AgentReady:
+	case h.AgentReady && !u.alone:
 		u.stuck = "the agent"
 	case slices.ContainsFunc(h.Pods, func(p rollout.Pod) bool { return p.NodeSelector[pluginLabel] != "" }):
 		u.stuck = "NVIDIA's device plugin"
@@ -179,6 +203,8 @@ func TestDriverUpgrade(t *testing.T) {
 		"in full, a driver built slowly": {sim.H100, mig(count("2g", 3)), upgrade{builds: 20 * time.Minute}},
 		"in full, time-slicing":          {sim.A100, timeSlicing(4), upgrade{builds: time.Minute}},
 		"in full, MPS":                   {sim.A100, mps(4), upgrade{builds: time.Minute}},
+		"in full, with nothing open":     {sim.H100, mig(count("2g", 3)), upgrade{builds: 2 * time.Second, alone: true}},
+		"in full, without a controller":  {sim.H100, mig(count("2g", 3)), upgrade{builds: time.Minute, byHand: true}},
 		"of the pod only, MIG":           {sim.H100, mig(count("2g", 3)), upgrade{restart: true}},
 		"of the pod only, time-slicing":  {sim.A100, timeSlicing(4), upgrade{restart: true}},
 	} {
@@ -202,12 +228,14 @@ func TestDriverUpgrade(t *testing.T) {
 				}
 			}
 			g.Expect(h.upgrade.stuck).To(BeEmpty())
-			g.Expect(h.upgrade.state).To(Equal("upgrade-done"))
+			g.Expect(h.upgrade.goesOn()).To(BeFalse())
 			g.Expect(advertised(h)).To(Equal(want))
 			d, _ := w.run(10)
 			g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), d.Nodes[0].Message)
 			g.Expect(reasons).To(HaveKey(v1alpha1.ReasonDriverUpgrade))
-			g.Expect(reasons).NotTo(HaveKey(v1alpha1.ReasonAgentNotReporting))
+			if !c.upgrade.byHand { // where nothing tells what goes on once the module is unloaded
+				g.Expect(reasons).NotTo(HaveKey(v1alpha1.ReasonAgentNotReporting))
+			}
 			h.leftNothing(g)
 		})
 	}
