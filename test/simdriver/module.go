@@ -11,12 +11,15 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 )
 
+// ErrModuleInUse is the error that a program has the driver open.
+var ErrModuleInUse = errors.New("rmmod: ERROR: Module nvidia is in use")
+
 // UnloadModule unloads the kernel module, as a driver upgrade does. That fails while any program has the driver open, and
 // names one. With the module go all instances, the compute modes and, where a boot ends it, the MIG mode.
 func (d *Driver) UnloadModule() error {
 	return d.WithClients(func(s *State) error {
 		if user := moduleUser(s); user != "" {
-			return errors.New("rmmod: ERROR: Module nvidia is in use by " + user)
+			return fmt.Errorf("%w by %s", ErrModuleInUse, user)
 		}
 		s.Node.Reload()
 		s.TimeSlices, s.Unloaded = nil, true

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -20,6 +21,8 @@ import (
 
 // startedAfter is how long a daemon may take until its socket is there, and stoppedAfter until it has ended.
 const startedAfter, stoppedAfter = 30 * time.Second, 10 * time.Second
+
+const fabricManager = "nv-fabricmanager"
 
 // startDaemons starts nvidia-persistenced, as every driver container does, with its socket in the driver's own /run, and the
 // fabric manager, whose socket is in a folder of the node.
@@ -36,7 +39,20 @@ func (d *Driver) startDaemons() error {
 			return err
 		}
 	}
-	return d.startDaemon("nv-fabricmanager", simdriver.FabricManagerSocket)
+	return d.startDaemon(fabricManager, simdriver.FabricManagerSocket)
+}
+
+// StopFabricManager ends the fabric manager alone.
+func (d *Driver) StopFabricManager() error {
+	var errs []error
+	d.daemons = slices.DeleteFunc(d.daemons, func(one *daemon) bool {
+		is := filepath.Base(one.cmd.Path) == fabricManager
+		if is {
+			errs = append(errs, one.stop())
+		}
+		return is
+	})
+	return errors.Join(errs...)
 }
 
 // startDaemon starts a daemon in the driver's root and waits for its socket.
@@ -75,6 +91,16 @@ func (d *daemon) wait(socket string) error {
 		case <-time.After(10 * time.Millisecond):
 		}
 	}
+}
+
+// stopDaemons ends the daemons of the driver.
+func (d *Driver) stopDaemons() error {
+	var errs []error
+	for _, one := range d.daemons {
+		errs = append(errs, one.stop())
+	}
+	d.daemons = nil
+	return errors.Join(errs...)
 }
 
 // stop ends a daemon, or finds that it has ended.

@@ -106,19 +106,11 @@ func (d *Driver) start() error {
 // Stop takes the driver away as a driver container does that ends: the file that says that it is ready first, then its
 // mount, whoever still uses it.
 func (d *Driver) Stop() error {
-	errs := []error{remove(driverReady)}
-	for _, one := range d.daemons {
-		errs = append(errs, one.stop())
-	}
-	d.daemons = nil
+	err := errors.Join(remove(driverReady), d.stopDaemons())
 	if d.Layout == Container {
-		errs = append(errs, unmountAll(Root))
-		if d.own != "" {
-			errs = append(errs, unmountAll(d.own))
-		}
-		return errors.Join(errs...)
+		return errors.Join(err, d.Unmount())
 	}
-	return errors.Join(append(errs, removeDevices("/dev"), d.removeFiles())...)
+	return errors.Join(err, removeDevices("/dev"), d.removeFiles())
 }
 
 // files is where the files of the driver lie in its root.
