@@ -141,12 +141,13 @@ func (d *daemon) listen(c net.Conn) {
 	}
 }
 
-// watch ends the daemon when its pipe directory is gone or the node has rebooted.
+// watch ends the daemon when its pipe directory is gone or the node has rebooted. While the driver's root is being replaced the
+// daemon cannot see the node, and goes on.
 func (d *daemon) watch() {
 	for {
 		time.Sleep(watchTime)
 		state, err := d.driver.Read()
-		if _, gone := os.Stat(filepath.Join(d.pipe, lockName)); gone != nil || err != nil || state.Node.Boot != d.boot {
+		if _, gone := os.Stat(filepath.Join(d.pipe, lockName)); gone != nil || err == nil && state.Node.Boot != d.boot {
 			d.end()
 			return
 		}
