@@ -29,7 +29,7 @@ const (
 
 // errExternal says that a daemon is not ours to change.
 var errExternal = fmt.Errorf("%w: NVIDIA's own MPS DaemonSet serves this resource; "+
-	"take nvidia.com/mps.capable off the node, or leave MPS there to NVIDIA's", ErrDaemon)
+	"waiting until it has ended, which it does where the label nvidia.com/mps.capable of the node is not true", ErrDaemon)
 
 // errDriverLeaves says why a daemon does not run: it would keep the old driver loaded.
 var errDriverLeaves = fmt.Errorf("%w: stopped because the NVIDIA driver of the node is about to change and no pod uses MPS; "+

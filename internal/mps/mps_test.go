@@ -189,7 +189,7 @@ func TestAnExternalDaemonIsNeverTouched(t *testing.T) {
 	g.Expect(serving, err).To(gomega.ConsistOf(mps.Serving{
 		Daemon: plan.Daemon{Resource: resource, ActiveThreadPercentage: 100}, External: true,
 	}))
-	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(aboutDaemon("NVIDIA's own MPS DaemonSet serves this resource"))
+	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(aboutDaemon("NVIDIA's own MPS DaemonSet serves this resource; waiting until it has ended"))
 
 	g.Expect(os.MkdirAll(n.path("gpusharing"), 0o755)).To(gomega.Succeed())
 	wish := `{"Resource":"nvidia.com/gpu","ActiveThreadPercentage":10}`
