@@ -29,8 +29,12 @@ type Cluster struct {
 	MIGStrategy string
 	// MIGConfigs is the content of the key config.yaml of mig-manager's ConfigMap; empty: it has the built-in layouts.
 	MIGConfigs string
+	// Unread is why it is not known which configurations the device plugin reads, and what to do about it; empty: it is known.
+	Unread string
 	// Nodes are the nodes that have GPUs.
 	Nodes []Node
+	// Policies are the names of the policies that exist already.
+	Policies []string
 }
 
 // Node is a node that has GPUs.
@@ -43,6 +47,7 @@ type Node struct {
 	Devices []v1alpha1.DeviceStatus
 }
 
+// labelHostname names one node, and so do the names of those that an autoscaler adds.
 const labelHostname = "kubernetes.io/hostname"
 
 // Description is what is there, in policies and in words.
@@ -51,6 +56,8 @@ type Description struct {
 	Policies []Policy
 	// Rest is what no policy describes, and why.
 	Rest []string
+	// Unknown says that GPUs may be shared though no policy describes it.
+	Unknown bool
 }
 
 // Policy is a policy with what it cannot say.
@@ -71,7 +78,7 @@ type found struct {
 
 // Describe describes a cluster. The same cluster gives the same description.
 func Describe(c Cluster) Description {
-	var d Description
+	d := Description{Unknown: c.Unread != ""}
 	var groups []*group
 	nodes := slices.SortedFunc(slices.Values(c.Nodes), func(a, b Node) int { return strings.Compare(a.Name, b.Name) })
 	rest := notes{}
@@ -88,7 +95,7 @@ func Describe(c Cluster) Description {
 		}
 		groups = join(groups, f)
 	}
-	d.Policies = policiesOf(groups, nodes)
+	d.Policies = policiesOf(groups, nodes, c.Policies)
 	d.Rest = append(c.unused(nodes), rest.list()...)
 	return d
 }
@@ -133,7 +140,15 @@ func named(nodes []string) string {
 // describe finds how a node is shared; why says that no policy is to describe it.
 func (c Cluster) describe(n *Node) (f found, why string) {
 	f.node = n
+	if c.Unread != "" {
+		return f, c.Unread
+	}
 	key, chosen := n.Labels[v1alpha1.LabelConfig], true
+	if c.ConfigMap == "" && key != "" {
+		f.notes = append(f.notes, fmt.Sprintf("the label %s=%s has no effect, because the ClusterPolicy names no ConfigMap of the device plugin",
+			v1alpha1.LabelConfig, key))
+		key = ""
+	}
 	if key == "" {
 		key, chosen = c.Default, false
 	}
@@ -143,17 +158,17 @@ func (c Cluster) describe(n *Node) (f found, why string) {
 		data, there := c.Configs[key]
 		if !there {
 			return f, fmt.Sprintf("the label selects the key %q, which %s does not hold; NVIDIA's config-manager fails there, so "+
-				"remove or correct the label %s", key, cmp.Or(c.ConfigMap, "no ConfigMap"), v1alpha1.LabelConfig)
+				"remove or correct the label %s", key, c.ConfigMap, v1alpha1.LabelConfig)
 		}
 		var err error
 		if config, err = parse(data); err != nil {
-			return f, fmt.Sprintf("the key %q is no configuration of NVIDIA's device plugin: %v", key, err)
+			return f, fmt.Sprintf("no policy can describe the key %q: %v", key, err)
 		}
 	}
 	if c.MIGStrategy != "" {
 		config.Flags["migStrategy"] = c.MIGStrategy
 	}
-	f.notes = config.lost()
+	f.notes = append(f.notes, config.lost()...)
 	gpus, err := c.gpusOf(n, &f)
 	if err != nil {
 		return f, err.Error()

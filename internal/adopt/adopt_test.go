@@ -8,6 +8,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	. "github.com/onsi/gomega"
@@ -115,6 +116,20 @@ sharing:
 `
 )
 
+// ofEKS are the labels of a node of a cloud.
+func ofEKS(zone, id, key string) labels {
+	all := labels{
+		"eks.amazonaws.com/nodegroup": "gpu", "eks.amazonaws.com/nodegroup-image": "ami-" + id, "alpha.eksctl.io/instance-id": id,
+		"topology.ebs.csi.aws.com/zone": zone, "topology.kubernetes.io/zone": zone, "topology.gke.io/zone": zone, "zone": zone,
+		"disk.csi.example.com/node": id, "karpenter.sh/nodeclaim": id, "example.com/host": id, "hostname": id,
+		"kubernetes.azure.com/node-image-version": id, "machine.example.com/machine": id, "node.kubernetes.io/instance-type": "g4dn.xlarge",
+	}
+	if key != "" {
+		all[configLabel] = key
+	}
+	return all
+}
+
 // TestDescribe shows what clusters that were shared by hand, as the guides say, look like as policies.
 func TestDescribe(t *testing.T) {
 	balanced := []v1alpha1.InstanceCount{count("1g.5gb", 2), count("2g.10gb", 1), count("3g.20gb", 1)}
@@ -196,6 +211,39 @@ func TestDescribe(t *testing.T) {
 				node("both", labels{configLabel: "both"}, whole(0), cut(1, count("1g.5gb", 7))),
 				node("plain", labels{configLabel: "plain"}, whole(0), cut(1, count("1g.5gb", 7))),
 				node("renamed", labels{configLabel: "renamed"}, cut(0, count("1g.5gb", 7))),
+			},
+		},
+		"names-that-exist": {
+			ConfigMap: "ConfigMap gpu-operator/config", Policies: []string{"slice-4", "slice-4-2"},
+			Configs: labels{"slice-4": cernSlice4, "slice-8": strings.ReplaceAll(cernSlice4, "4", "8")},
+			Nodes: []adopt.Node{
+				node("a", labels{configLabel: "slice-4"}, whole(0)), node("b", labels{configLabel: "slice-8"}, whole(0)),
+			},
+		},
+		"the-device-plugin-is-not-known": {
+			Unread: "its ConfigMap is not known; name it by --configmap NAMESPACE/NAME",
+			Nodes:  []adopt.Node{node("a", labels{configLabel: "slice-4"}, whole(0)), node("b", nil, cut(0, count("1g.5gb", 7)))},
+		},
+		"a-label-without-effect": {
+			MIGStrategy: "mixed",
+			Nodes:       []adopt.Node{node("a", labels{configLabel: "slice-4"}, cut(0, count("1g.5gb", 7))), node("b", labels{configLabel: "slice-4"}, whole(0))},
+		},
+		"more-replicas-than-the-API-takes": {
+			ConfigMap: "ConfigMap gpu-operator/config", MIGStrategy: "mixed",
+			Configs: labels{
+				"most":  "sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 256}]}}\n",
+				"more":  "sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 257}]}}\n",
+				"slice": "sharing: {timeSlicing: {resources: [{name: nvidia.com/mig-1g.5gb, replicas: 1000}]}}\n",
+			},
+			Nodes: []adopt.Node{
+				node("most", labels{configLabel: "most"}, whole(0)), node("more", labels{configLabel: "more"}, whole(0)),
+				node("slice", labels{configLabel: "slice"}, cut(0, count("1g.5gb", 7))),
+			},
+		},
+		"labels-that-do-not-last": {
+			ConfigMap: "ConfigMap gpu-operator/config", Configs: labels{"slice-4": cernSlice4},
+			Nodes: []adopt.Node{
+				node("ip-10-0-1-7", ofEKS("us-east-1a", "i-1", "slice-4"), whole(0)), node("ip-10-0-2-9", ofEKS("us-east-1b", "i-2", ""), whole(0)),
 			},
 		},
 		"gpus-that-differ": {

@@ -58,7 +58,10 @@ func parse(data string) (configuration, error) {
 	return c, nil
 }
 
-// check refuses what the plugin does.
+// maxReplicas is the most replicas that a policy can ask for.
+const maxReplicas = 256
+
+// check refuses what the plugin does, and what no policy can ask for.
 func (r *replicated) check() error {
 	if r == nil {
 		return nil
@@ -69,6 +72,10 @@ func (r *replicated) check() error {
 	for i := range r.Resources {
 		if r.Resources[i].Replicas < 2 {
 			return fmt.Errorf("%s has %d replicas, fewer than 2", r.Resources[i].Name, r.Resources[i].Replicas)
+		}
+		if r.Resources[i].Replicas > maxReplicas {
+			return fmt.Errorf("%s has %d replicas, but a policy can ask for at most %d; write a policy with fewer",
+				r.Resources[i].Name, r.Resources[i].Replicas, maxReplicas)
 		}
 		if !strings.Contains(r.Resources[i].Name, "/") {
 			r.Resources[i].Name = "nvidia.com/" + r.Resources[i].Name

@@ -47,10 +47,14 @@ func join(groups []*group, f found) []*group {
 // maxValues is how many host names one policy can list.
 const maxValues = 64
 
-// policiesOf writes a policy for each group, or several where the nodes can be listed only and are many.
-func policiesOf(groups []*group, all []Node) []Policy {
+// policiesOf writes a policy for each group, or several where the nodes can be listed only and are many. Each has a name that
+// no policy has yet, since kubectl apply would replace that policy.
+func policiesOf(groups []*group, all []Node, existing []string) []Policy {
 	var policies []Policy
 	taken := map[string]bool{}
+	for _, name := range existing {
+		taken[name] = true
+	}
 	for _, g := range groups {
 		selectors := g.selectors(all)
 		for i, selector := range selectors {
@@ -58,12 +62,20 @@ func policiesOf(groups []*group, all []Node) []Policy {
 			if len(selectors) > 1 {
 				name = fmt.Sprintf("%s-%d", name, i+1)
 			}
+			notes := g.notes
+			if selector != nil && len(selector.MatchExpressions) > 0 {
+				notes = append(slices.Clip(notes), "no label that lasts tells these nodes from the other GPU nodes, so the policy names them; to "+
+					"select nodes that join later too, give all of them a label and select by it")
+			}
+			if slices.Contains(existing, name) {
+				notes = append(slices.Clip(notes), fmt.Sprintf("a policy %s exists already, so this one has another name", name))
+			}
 			for n, base := 2, name; taken[name]; n++ {
 				name = fmt.Sprintf("%s-%d", base, n)
 			}
 			taken[name] = true
 			policies = append(policies, Policy{
-				Name: name, Notes: g.notes, Spec: v1alpha1.GPUSharingPolicySpec{NodeSelector: selector, Sharing: g.sharing},
+				Name: name, Notes: notes, Spec: v1alpha1.GPUSharingPolicySpec{NodeSelector: selector, Sharing: g.sharing},
 			})
 		}
 	}
@@ -134,12 +146,14 @@ const never = 9
 // rank says how good a label is to select by: those that people give come first, then node pools and roles, then what the
 // machine is.
 func rank(name string) int {
-	domain, _, has := strings.Cut(name, "/")
+	domain, local, has := strings.Cut(name, "/")
 	switch {
+	case !has && ephemeral(name), has && ephemeral(local):
+		return never
 	case !has:
 		return 0
 	case domain == "nvidia.com" || strings.HasSuffix(domain, ".nvidia.com") || domain == v1alpha1.Group ||
-		domain == "feature.node.kubernetes.io" || name == labelHostname:
+		domain == "feature.node.kubernetes.io" || strings.HasPrefix(domain, "topology.") || strings.Contains(domain, "csi."):
 		return never
 	case domain == "node-role.kubernetes.io":
 		return 2
@@ -149,4 +163,16 @@ func rank(name string) int {
 		return never
 	}
 	return 1
+}
+
+// ephemeral reports whether a label tells one machine from another, or where it stands, or what state it is in. The next
+// machine of the same kind has another value.
+func ephemeral(local string) bool {
+	words := strings.FieldsFunc(strings.ToLower(local), func(r rune) bool { return r == '-' || r == '.' || r == '_' })
+	return slices.ContainsFunc(words, func(word string) bool {
+		return slices.Contains([]string{
+			"zone", "region", "rack", "host", "hostname", "nodename", "nodeclaim", "machine", "instanceid", "id", "uid", "uuid", "ip",
+			"version", "revision", "hash", "image", "registered", "initialized",
+		}, word)
+	})
 }

@@ -85,6 +85,7 @@ func TestOnAnAPIServer(t *testing.T) {
 		g.Expect(cluster.Client.Get(t.Context(), client.ObjectKeyFromObject(&present), after)).To(Succeed())
 		g.Expect(after.Spec).To(Equal(present.Spec))
 	})
+	t.Run("import needs to know what the device plugin reads", func(t *testing.T) { importsKnown(t, cluster.Client, run) })
 	t.Run("plan tells what the ClusterPolicy lacks for taints", func(t *testing.T) {
 		g := NewWithT(t)
 		clusterPolicy := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{
@@ -139,6 +140,58 @@ func TestOnAnAPIServer(t *testing.T) {
 			}).WithTimeout(30*time.Second).Should(MatchError(ContainSubstring("install the GPU Sharing Operator in this cluster")), args[0])
 		}
 	})
+}
+
+// importsKnown: labels are only called useless where it is known what the device plugin reads.
+func importsKnown(t *testing.T, c client.Client, run func(string, ...string) (string, error)) {
+	t.Helper()
+	g := NewWithT(t)
+	printed := func(args ...string) string {
+		t.Helper()
+		out, err := run("", append([]string{"import"}, args...)...)
+		g.Expect(err).NotTo(HaveOccurred())
+		return strings.ReplaceAll(out, "\n# ", " ")
+	}
+	patch := func(o client.Object, patch string) {
+		t.Helper()
+		g.Expect(c.Patch(t.Context(), o, client.RawPatch(types.MergePatchType, []byte(patch)))).To(Succeed())
+	}
+	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a"}}
+	patch(n, `{"metadata":{"labels":{"nvidia.com/device-plugin.config":"slice-4"}}}`)
+	g.Expect(c.Create(t.Context(), &corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "plugin"},
+		Data:       map[string]string{"slice-4": "sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}"},
+	})).To(Succeed())
+	const keep = "Until then keep the labels nvidia.com/device-plugin.config"
+
+	g.Expect(printed()).To(And(ContainSubstring("name it by --configmap NAMESPACE/NAME"), ContainSubstring(keep),
+		Not(ContainSubstring("kind: GPUSharingPolicy")), Not(ContainSubstring("No GPU is shared"))))
+	g.Expect(printed("--configmap", "default/plugin")).To(ContainSubstring("replicas: 4"))
+	for configMap, says := range map[string]string{
+		"plugin": `--configmap "plugin" is not NAMESPACE/NAME`, "/plugin": "is not NAMESPACE/NAME", "default/": "is not NAMESPACE/NAME",
+		"default/plugins": `reading ConfigMap default/plugins, which the device plugin reads: configmaps "plugins" not found`,
+	} {
+		_, err := run("", "import", "--configmap", configMap)
+		g.Expect(err).To(MatchError(ContainSubstring(says)))
+	}
+	operator := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{
+		"devicePlugin": map[string]any{"enabled": false, "config": map[string]any{"name": "other"}}, "mig": map[string]any{"strategy": "mixed"},
+	}}}
+	operator.SetGroupVersionKind(schema.GroupVersionKind{Group: "nvidia.com", Version: "v1", Kind: "ClusterPolicy"})
+	operator.SetName("cluster-policy")
+	g.Expect(c.Create(t.Context(), operator)).To(Succeed())
+	g.Expect(printed()).To(ContainSubstring(keep), "the device plugin is a stand-alone one")
+	g.Expect(printed("--configmap", "default/plugin")).To(ContainSubstring("replicas: 4"))
+	patch(operator, `{"spec":{"devicePlugin":{"enabled":true}}}`)
+	g.Expect(printed()).To(And(ContainSubstring("has no status.namespace yet"), ContainSubstring(keep)))
+	status := client.RawPatch(types.MergePatchType, []byte(`{"status":{"namespace":"default","state":"ready"}}`))
+	g.Expect(c.Status().Patch(t.Context(), operator, status)).To(Succeed())
+	g.Expect(printed()).To(And(ContainSubstring("which does not exist; create it or correct the ClusterPolicy"), ContainSubstring(keep)))
+	_, err := run("", "import", "--configmap", "default/plugin")
+	g.Expect(err).To(MatchError(ContainSubstring("ClusterPolicy cluster-policy runs one")))
+	patch(operator, `{"spec":{"devicePlugin":{"config":null}}}`)
+	g.Expect(printed()).To(ContainSubstring("nvidia.com/device-plugin.config=slice-4 has no effect"))
+	g.Expect(c.Delete(t.Context(), operator)).To(Succeed())
 }
 
 const research = `

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/adopt"
+	"github.com/gpusharing/gpu-sharing-operator/internal/clusterpolicy"
 )
 
 // gpuPresent is the label that NVIDIA's GPU Operator gives to nodes with GPUs.
@@ -50,29 +52,79 @@ func readShared(ctx context.Context, c client.Client, standAlone string) (adopt.
 	if err != nil {
 		return shared, err
 	}
-	configMap := types.NamespacedName{}
-	if namespace, name, both := strings.Cut(standAlone, "/"); both {
-		configMap = types.NamespacedName{Namespace: namespace, Name: name}
-	}
 	if policy != nil {
-		namespace := at(policy, "status", "namespace")
-		configMap = types.NamespacedName{Namespace: namespace, Name: at(policy, "spec", "devicePlugin", "config", "name")}
-		shared.Default = at(policy, "spec", "devicePlugin", "config", "default")
-		shared.MIGStrategy = at(policy, "spec", "mig", "strategy")
-		if shared.MIGConfigs, err = migConfigs(ctx, c, namespace, at(policy, "spec", "migManager", "config", "name")); err != nil {
+		namespace, name := at(policy, "status", "namespace"), at(policy, "spec", "migManager", "config", "name")
+		if shared.MIGConfigs, err = migConfigs(ctx, c, namespace, name); err != nil {
 			return shared, err
 		}
 	}
-	if configMap.Name != "" {
-		found := &corev1.ConfigMap{}
-		if err := c.Get(ctx, configMap, found); client.IgnoreNotFound(err) != nil {
-			return shared, fmt.Errorf("reading ConfigMap %s, which the device plugin reads: %w", configMap, err)
-		}
-		shared.ConfigMap, shared.Configs = "ConfigMap "+configMap.String(), found.Data
-		shared.Default = cmp.Or(shared.Default, fallback(policy == nil, found.Data))
+	if err := readConfigs(ctx, c, &shared, policy, standAlone); err != nil {
+		return shared, err
+	}
+	if shared.Policies, err = policyNames(ctx, c); err != nil {
+		return shared, err
 	}
 	shared.Nodes, err = readSharedNodes(ctx, c)
 	return shared, err
+}
+
+// keepLabels is what to do as long as it is not known what the device plugin reads.
+const keepLabels = "Until then keep the labels " + v1alpha1.LabelConfig + ", which may share GPUs"
+
+// readConfigs reads the configurations of the device plugin.
+func readConfigs(ctx context.Context, c client.Client, shared *adopt.Cluster, policy *unstructured.Unstructured, standAlone string) error {
+	byOperator := policy != nil && !clusterpolicy.Disabled(policy)
+	var configMap types.NamespacedName
+	switch {
+	case byOperator && standAlone != "":
+		return hint(fmt.Errorf("--configmap is for a device plugin that the GPU Operator does not run, but ClusterPolicy %s runs one", policy.GetName()))
+	case byOperator:
+		configMap.Namespace, configMap.Name = at(policy, "status", "namespace"), at(policy, "spec", "devicePlugin", "config", "name")
+		shared.Default, shared.MIGStrategy = at(policy, "spec", "devicePlugin", "config", "default"), at(policy, "spec", "mig", "strategy")
+		if configMap.Name == "" {
+			return nil // the device plugin reads none, so no label has an effect
+		}
+		if configMap.Namespace == "" {
+			shared.Unread = fmt.Sprintf("ClusterPolicy %s has no status.namespace yet; look at the log of the GPU Operator. %s", policy.GetName(), keepLabels)
+			return nil
+		}
+	case standAlone == "":
+		shared.Unread = "the GPU Operator does not run the device plugin here, so its ConfigMap is not known; name it by --configmap " +
+			"NAMESPACE/NAME. " + keepLabels
+		return nil
+	default:
+		namespace, name, both := strings.Cut(standAlone, "/")
+		if !both || namespace == "" || name == "" || strings.Contains(name, "/") {
+			return hint(fmt.Errorf("--configmap %q is not NAMESPACE/NAME", standAlone))
+		}
+		configMap = types.NamespacedName{Namespace: namespace, Name: name}
+	}
+	found := &corev1.ConfigMap{}
+	err := c.Get(ctx, configMap, found)
+	switch {
+	case apierrors.IsNotFound(err) && byOperator:
+		shared.Unread = fmt.Sprintf("ClusterPolicy %s names ConfigMap %s for the device plugin, which does not exist; create it or correct "+
+			"the ClusterPolicy. %s", policy.GetName(), configMap, keepLabels)
+		return nil
+	case err != nil:
+		return fmt.Errorf("reading ConfigMap %s, which the device plugin reads: %w", configMap, err)
+	}
+	shared.ConfigMap, shared.Configs = "ConfigMap "+configMap.String(), found.Data
+	shared.Default = cmp.Or(shared.Default, fallback(!byOperator, found.Data))
+	return nil
+}
+
+// policyNames are the names of the policies that exist.
+func policyNames(ctx context.Context, c client.Client) ([]string, error) {
+	policies := &v1alpha1.GPUSharingPolicyList{}
+	if err := c.List(ctx, policies); err != nil {
+		return nil, unlessNotServed(err, "reading policies")
+	}
+	names := make([]string, len(policies.Items))
+	for i := range policies.Items {
+		names[i] = policies.Items[i].Name
+	}
+	return names, nil
 }
 
 // fallback is the key that nodes without a label use in the chart of the stand-alone plugin: the one called default or, if
@@ -98,7 +150,7 @@ func at(o *unstructured.Unstructured, path ...string) string {
 
 // migConfigs are the layouts of NVIDIA's mig-manager; empty where it has its own.
 func migConfigs(ctx context.Context, c client.Client, namespace, name string) (string, error) {
-	if name == "" || name == "default-mig-parted-config" {
+	if name == "" || name == "default-mig-parted-config" || namespace == "" {
 		return "", nil
 	}
 	found := &corev1.ConfigMap{}

@@ -76,11 +76,7 @@ func TestImportChangesNothing(t *testing.T) {
 
 	text := s.imported(cluster)
 	s.Expect(text).To(ContainSubstring("# Not described: node plain: whole GPUs that are not shared need no policy."))
-	for document := range strings.SplitSeq(text, "\n---\n") {
-		if strings.Contains(document, "kind: GPUSharingPolicy") {
-			s.apply(document)
-		}
-	}
+	s.applyPolicies(text)
 	all := s.settle()
 	s.Expect(count(all, "eviction")).To(BeZero(), "%v", all)
 	for name, resources := range want {
@@ -97,6 +93,45 @@ func TestImportChangesNothing(t *testing.T) {
 	s.Expect(sliced.hardware.Writes()).To(BeEmpty())
 	s.Expect(plain.hardware.Writes()).To(BeEmpty())
 	s.Expect(s.imported(cluster)).To(ContainSubstring("# Not described: node t4: policy slice-4 governs already."))
+}
+
+// TestASecondImportKeepsThePoliciesOfTheFirst: a node that is shared by hand later is described by a policy of another name.
+func TestASecondImportKeepsThePoliciesOfTheFirst(t *testing.T) {
+	cluster := env.Start(t, env.WithNVIDIA())
+	s := newScenario(t, cluster)
+	s.apply(byHand)
+	s.apply("{apiVersion: nvidia.com/v1, kind: ClusterPolicy, metadata: {name: cluster-policy}, spec: {devicePlugin: {enabled: true, " +
+		"config: {name: time-slicing-config}}, mig: {strategy: mixed}}}")
+	s.machine("t4", sim.T4)
+	s.machine("late", sim.T4)
+	s.label("t4", "nvidia.com/device-plugin.config", "slice-4")
+	for range 5 {
+		s.others()
+	}
+	s.policy("slice-4", "{nodeSelector: {matchLabels: {kubernetes.io/hostname: t4}}, sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 8}}}")
+	s.settle()
+	s.expectReady("slice-4")
+	s.label("late", "nvidia.com/device-plugin.config", "slice-4")
+	for range 5 {
+		s.others()
+	}
+	s.applyPolicies(s.imported(cluster))
+	s.settle()
+	s.Expect(s.getPolicy("slice-4").Spec.Sharing.TimeSlicing.Replicas).To(Equal(int32(8)))
+	s.Expect(s.gpuNode("t4").Spec.Policy).To(Equal("slice-4"))
+	s.Expect(s.allocatable("t4")).To(Equal(map[string]int64{"nvidia.com/gpu": 8}))
+	s.Expect(s.gpuNode("late").Spec.Policy).To(Equal("slice-4-2"))
+	s.Expect(s.allocatable("late")).To(Equal(map[string]int64{"nvidia.com/gpu": 4}), "as it was shared by hand")
+}
+
+// applyPolicies applies the policies of a text with several documents.
+func (s *scenario) applyPolicies(text string) {
+	s.t.Helper()
+	for document := range strings.SplitSeq(text, "\n---\n") {
+		if strings.Contains(document, "kind: GPUSharingPolicy") {
+			s.apply(document)
+		}
+	}
 }
 
 // imported is what the kubectl plugin prints.
