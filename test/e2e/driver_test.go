@@ -21,6 +21,13 @@ var installed *driver.Driver
 // fit puts GPUs into the machine, in place of those that are there, and starts a driver for them.
 func fit(ctx context.Context, models ...sim.Model) {
 	GinkgoHelper()
+	putIn(models...)
+	startDriver(ctx, driver.Container)
+}
+
+// putIn puts GPUs into the machine, in place of those that are there. Without a driver.
+func putIn(models ...sim.Model) {
+	GinkgoHelper()
 	stopDriver()
 	spec := simdriver.Spec{Name: nextNode(), Models: models, DriverVersion: driver.Version}
 	if gpus == nil {
@@ -31,14 +38,20 @@ func fit(ctx context.Context, models ...sim.Model) {
 		Expect(gpus.Replace(spec)).To(Succeed())
 	}
 	fitted = models
-	startDriver(ctx, driver.Container)
 }
 
 // startDriver starts a driver in a layout, and after it NVIDIA's container toolkit.
 func startDriver(ctx context.Context, layout driver.Layout) {
 	GinkgoHelper()
+	startDriverAs(ctx, driver.Options{Layout: layout})
+}
+
+// startDriverAs starts a driver of the first version, and after it NVIDIA's container toolkit.
+func startDriverAs(ctx context.Context, o driver.Options) {
+	GinkgoHelper()
+	o.Programs, o.Version = filepath.Join(bin, "driver"), driver.Version
 	var err error
-	installed, err = driver.Start(driver.Options{Programs: filepath.Join(bin, "driver"), Layout: layout, Version: driver.Version})
+	installed, err = driver.Start(o)
 	Expect(err).NotTo(HaveOccurred())
 	installToolkit(ctx, true)
 }

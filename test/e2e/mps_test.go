@@ -15,7 +15,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/yaml"
 
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/test/e2e/gpuoperator"
@@ -93,6 +95,55 @@ func mpsApartSpecs() {
 			expectLeft(ctx)
 		})
 	})
+}
+
+// With restrictions.denyNodeFeatureLabels Node Feature Discovery drops the labels of every object but its own workers'.
+// Those of GPU Feature Discovery are among them, so that the node has no label nvidia.com/mps.capable. They go once the
+// nfd-master that has the option has taken over from its predecessor.
+func mpsDeniedSpecs() {
+	Describe("MPS where Node Feature Discovery takes labels from its own workers only", Ordered, Offset(1), func() {
+		BeforeAll(func(ctx SpecContext) {
+			begin(ctx, sim.A100, sim.A100)
+			installNFD(ctx, gpuoperator.Namespace, "master.config.restrictions.denyNodeFeatureLabels=true")
+			expectOperandsReady(ctx)
+			Eventually(nodeLabels).WithContext(ctx).ShouldNot(HaveKey("nvidia.com/gpu.product"))
+			Consistently(nodeLabels, "3s").WithContext(ctx).ShouldNot(HaveKey("nvidia.com/gpu.product"))
+		})
+		AfterAll(func(ctx SpecContext) {
+			installNFD(ctx, gpuoperator.Namespace)
+			Eventually(nodeLabels).WithContext(ctx).Should(HaveKey("nvidia.com/gpu.product"))
+		})
+
+		It("is refused with a reason that names the option, and the node stays as it was", func(ctx SpecContext) {
+			before, err := nodeLabels(ctx)
+			Expect(err).NotTo(HaveOccurred())
+			share(ctx, `{strategy: MPS, mps: {replicas: 4}}`)
+			Eventually(statusOf).WithContext(ctx).WithArguments("shared").Should(And(
+				ContainSubstring("reason: "+v1alpha1.ReasonNodeFeatureIgnored), ContainSubstring("restrictions.denyNodeFeatureLabels")))
+			Expect(offered(ctx)).To(Equal(map[string]int64{"nvidia.com/gpu": 2}))
+			after, err := nodeLabels(ctx)
+			Expect(err).NotTo(HaveOccurred())
+			Expect(after[configLabel]).To(Equal(before[configLabel]))
+			Expect(computeModes()).To(HaveEach(gpu.ComputeDefault))
+			Expect(after).NotTo(HaveKey(capableLabel))
+			Expect(mpsPods(ctx)).To(BeEmpty())
+		})
+
+		It("leaves nothing when the policy goes", func(ctx SpecContext) {
+			unshare(ctx, map[string]int64{"nvidia.com/gpu": 2})
+			Eventually(overrides).WithContext(ctx).Should(BeEmpty())
+		})
+	})
+}
+
+// statusOf is the status of a policy as YAML.
+func statusOf(ctx context.Context, policy string) (string, error) {
+	p := &v1alpha1.GPUSharingPolicy{}
+	if err := kube.Get(ctx, client.ObjectKey{Name: policy}, p); err != nil {
+		return "", err
+	}
+	status, err := yaml.Marshal(p.Status)
+	return string(status), err
 }
 
 // capableLabel makes a node one for NVIDIA's MPS DaemonSet.

@@ -32,6 +32,8 @@ type given struct {
 	PipeDirectory string
 	Pipes         []string
 	Devices       []device
+	// Drivers are the versions of the driver whose CUDA library it got, which is none where devices do not come by CDI.
+	Drivers []string
 	// Probes are the errors of opening device files that the program has made itself, by number.
 	Probes map[string]string
 }

@@ -31,6 +31,8 @@ type given struct {
 	Pipes         []string `json:"pipes,omitempty"`
 	// Devices are NVIDIA's files in /dev.
 	Devices []device `json:"devices"`
+	// Drivers are the versions of the driver whose CUDA library it got.
+	Drivers []string `json:"drivers,omitempty"`
 	// Probes are the outcomes of opening device files that the program has made, by number.
 	Probes map[string]string `json:"probes,omitempty"`
 }
@@ -64,6 +66,9 @@ func report() error {
 		g.Pipes, _ = filepath.Glob(g.PipeDirectory + "/*") // the pattern is not malformed
 	}
 	var err error
+	if g.Drivers, err = drivers(); err != nil {
+		return err
+	}
 	if g.Devices, err = devices(); err != nil {
 		return err
 	}
@@ -71,6 +76,15 @@ func report() error {
 		return err
 	}
 	return json.NewEncoder(os.Stdout).Encode(g)
+}
+
+// drivers finds CUDA libraries by the version in their name.
+func drivers() ([]string, error) {
+	found, err := filepath.Glob("/usr/lib*/libcuda.so.*.*")
+	for i := range found {
+		_, found[i], _ = strings.Cut(found[i], "libcuda.so.")
+	}
+	return found, err
 }
 
 // devices looks at NVIDIA's files in /dev.

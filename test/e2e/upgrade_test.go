@@ -1,0 +1,136 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"context"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
+	"github.com/gpusharing/gpu-sharing-operator/test/e2e/driver"
+	"github.com/gpusharing/gpu-sharing-operator/test/e2e/gpuoperator"
+	"github.com/gpusharing/gpu-sharing-operator/test/simdriver"
+)
+
+// Versions of drivers to which the node is upgraded, one after the other.
+const firstUpgrade, secondUpgrade = "595.50.01", "595.58.03"
+
+func upgradeSpecs() {
+	const (
+		first = `{strategy: MIG, mig: {strategy: mixed, layouts: [
+			{gpus: {indexes: [0]}, instances: [{profile: 3g.20gb, count: 1}, {profile: 1g.5gb, count: 4}]},
+			{gpus: {indexes: [1]}, fill: 3g.40gb}]}}`
+		second = `{strategy: MIG, mig: {strategy: mixed, layouts: [{gpus: {indexes: [0]}, fill: 2g.10gb}, {gpus: {indexes: [1]}, fill: 2g.20gb}]}}`
+	)
+	advertisedFirst := map[string]int64{"nvidia.com/mig-3g.20gb": 1, "nvidia.com/mig-1g.5gb": 4, "nvidia.com/mig-3g.40gb": 2}
+	advertisedSecond := map[string]int64{"nvidia.com/mig-2g.10gb": 3, "nvidia.com/mig-2g.20gb": 3}
+
+	// An A100 keeps its MIG mode without a driver, an H100 does not; neither keeps instances.
+	Describe("While NVIDIA's driver is replaced,", Ordered, Offset(1), func() {
+		BeforeAll(func(ctx SpecContext) { begin(ctx, sim.A100, sim.H100) })
+
+		It("an upgrade ends with the MIG instances of the policy, which are there before anything is advertised", func(ctx SpecContext) {
+			share(ctx, first)
+			expectAllocatable(ctx, advertisedFirst)
+			expectReady(ctx, "shared")
+			startDeployment(ctx, "train", resourceOf("3g.40gb"))
+			expectRunning(ctx, expectDeployed(ctx, "train"))
+			seen := watchOffered(ctx)
+
+			upgradeDriver(ctx, firstUpgrade, nil)
+			timed("from the end of the upgrade to Ready in", func() {
+				expectAllocatable(ctx, advertisedFirst)
+				expectReady(ctx, "shared")
+			})
+			expectOnlyOffered(seen(), advertisedFirst)
+			expectNothingLeft(ctx)
+			expectOnDriver(ctx, expectDeployed(ctx, "train"), firstUpgrade)
+		})
+
+		It("a change of MIG that the upgrade interrupts goes on afterwards", func(ctx SpecContext) {
+			slowly := []string{"nvmlDeviceCreateGpuInstance", "nvmlDeviceCreateGpuInstanceWithPlacement"}
+			for _, call := range slowly {
+				Expect(gpus.SetLatency(call, 2*time.Second)).To(Succeed())
+				DeferCleanup(func() error { return gpus.SetLatency(call, 0) })
+			}
+			before, err := instances()
+			Expect(err).NotTo(HaveOccurred())
+			share(ctx, second)
+			Eventually(instances).WithContext(ctx).ShouldNot(ContainElements(before), "the agent is at work")
+			seen := watchOffered(ctx)
+			var overlaid []string // of our own pause, by the one of the upgrade
+			watch := notes(func() (map[string]string, error) { return nodeLabels(ctx) })
+
+			upgradeDriver(ctx, secondUpgrade, nil)
+			expectAllocatable(ctx, advertisedSecond)
+			expectReady(ctx, "shared")
+			expectOnlyOffered(seen(), advertisedSecond)
+			for _, labels := range watch() {
+				overlaid = append(overlaid, labels[gpuoperator.LabelDeploy+"device-plugin"])
+			}
+			Expect(overlaid).To(ContainElement("paused-for-mig-change_paused-for-driver-upgrade"))
+			expectNothingLeft(ctx)
+			startPod(ctx, "instance", resourceOf("2g.20gb"), 1)
+			expectOnDriver(ctx, "instance", secondUpgrade)
+		})
+	})
+}
+
+// upgradeDriver upgrades the node's driver; to no version: its pod restarts. entered may be nil. No program of ours keeps the
+// module loaded at any time.
+func upgradeDriver(ctx context.Context, version string, entered func(state string)) {
+	GinkgoHelper()
+	u := &gpuoperator.Upgrade{
+		Client: kube, Node: nodeName, Driver: installed, Toolkit: driver.Toolkit{Bin: bin, CDI: true}, Version: version,
+		Log: GinkgoWriter, Entered: entered,
+	}
+	began := time.Now()
+	err := u.Run(ctx)
+	installed = u.Driver
+	AddReportEntry("driver upgraded in", time.Since(began).Round(100*time.Millisecond).String())
+	for _, names := range u.Blocked {
+		Expect(names).NotTo(ContainElement(Or(ContainSubstring("gpu-sharing"), ContainSubstring(simdriver.MPSServerName))))
+	}
+	Expect(err).NotTo(HaveOccurred())
+}
+
+// expectOnlyOffered checks that each resource was offered as often as it is in the end, or not at all.
+func expectOnlyOffered(seen []map[string]int64, want map[string]int64) {
+	GinkgoHelper()
+	for _, offers := range seen {
+		for name, count := range offers {
+			Expect(want).To(HaveKeyWithValue(name, count))
+		}
+	}
+}
+
+// expectNothingLeft checks that the node takes pods as before: no pause, cordon or taint is left, and no record of one.
+func expectNothingLeft(ctx context.Context) {
+	GinkgoHelper()
+	Eventually(func(g Gomega) {
+		n := &corev1.Node{}
+		g.Expect(kube.Get(ctx, client.ObjectKey{Name: nodeName}, n)).To(Succeed())
+		g.Expect(n.Labels).NotTo(ContainElement(ContainSubstring("paused-for")))
+		g.Expect(n.Labels).To(And(
+			HaveKeyWithValue(gpuoperator.LabelUpgrade, gpuoperator.UpgradeDone), HaveKeyWithValue(v1alpha1.LabelClient, "true")))
+		g.Expect(n.Spec.Unschedulable).To(BeFalse())
+		g.Expect(n.Spec.Taints).To(BeEmpty())
+		g.Expect(n.Annotations).NotTo(Or(HaveKey(v1alpha1.AnnotationPaused), HaveKey(v1alpha1.AnnotationInterrupted)))
+	}).WithContext(ctx).Should(Succeed())
+}
+
+// expectOnDriver checks that a user's pod runs with a driver, on one MIG device that exists.
+func expectOnDriver(ctx context.Context, name, version string) {
+	GinkgoHelper()
+	got := expectRunning(ctx, name)
+	Expect(got.Drivers).To(ConsistOf(version))
+	Expect(instances()).To(ContainElement(got.uuid()))
+	Expect(got).To(beExactly(got.uuid()))
+}
