@@ -11,6 +11,7 @@ import (
 	"time"
 
 	. "github.com/onsi/gomega"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -122,6 +123,30 @@ func TestOnAnAPIServer(t *testing.T) {
 		g.Expect(out).To(And(ContainSubstring("NODE a   no policy   Ready\n"), ContainSubstring("|team/train")))
 		_, err = run("", "status", "b")
 		g.Expect(err).To(MatchError("\"b\" is no node with GPUs; `kubectl get gpunodes` lists those that are"))
+	})
+	t.Run("status reports that no controller runs", func(t *testing.T) {
+		g := NewWithT(t)
+		out, err := run("", "status")
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(out).To(HavePrefix("No controller runs, so nothing changes and what follows may be out of date: no Deployment with"))
+		lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "gpu-sharing-operator", Name: controllerName}}
+		renewed := func(before time.Duration, holder string) string {
+			lease.ResourceVersion = ""
+			lease.Spec = coordinationv1.LeaseSpec{
+				HolderIdentity: &holder, LeaseDurationSeconds: new(int32(15)), RenewTime: &metav1.MicroTime{Time: now.Add(-before)},
+			}
+			g.Expect(client.IgnoreNotFound(cluster.Client.Delete(t.Context(), lease))).To(Succeed())
+			g.Expect(cluster.Client.Create(t.Context(), lease)).To(Succeed())
+			out, err := run("", "status")
+			g.Expect(err).NotTo(HaveOccurred())
+			return strings.Join(strings.Fields(out), " ")
+		}
+		g.Expect(renewed(14*time.Second, "one")).NotTo(ContainSubstring("No controller runs"))
+		g.Expect(renewed(70*time.Second, "one")).NotTo(ContainSubstring("No controller runs"), "the clocks may differ")
+		g.Expect(renewed(-time.Hour, "one")).NotTo(ContainSubstring("No controller runs"), "the clocks may differ")
+		g.Expect(renewed(10*time.Minute, "one")).To(ContainSubstring(
+			"lease gpu-sharing-operator/gpu-sharing-controller was last renewed 10m0s ago, by one; look at deployment/gpu-sharing-controller"))
+		g.Expect(renewed(time.Second, "")).To(ContainSubstring("nobody holds lease gpu-sharing-operator/gpu-sharing-controller"))
 	})
 	t.Run("a cluster without the operator is told as such", func(t *testing.T) {
 		g := NewWithT(t)

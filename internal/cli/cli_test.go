@@ -215,6 +215,16 @@ func TestStatuses(t *testing.T) {
 			w.Policies[0].Status = rollout.Decide(w).Policies["research"]
 			return w, nil
 		},
+		"a generation that no controller has seen": func(t *testing.T) (rollout.World, []string) {
+			w := world(node(t, "t", sim.T4))
+			w.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "cheap", slicing)}
+			w.Policies[0].Status = v1alpha1.GPUSharingPolicyStatus{Nodes: v1alpha1.NodeCounts{Matched: 1, Ready: 1}, Conditions: []metav1.Condition{
+				{Type: v1alpha1.ConditionAccepted, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonAccepted, ObservedGeneration: 1},
+				{Type: v1alpha1.ConditionReady, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonReady, ObservedGeneration: 1},
+			}}
+			w.Policies[0].Generation = 2
+			return w, nil
+		},
 		"a GPU shared by MPS": func(t *testing.T) (rollout.World, []string) {
 			a := node(t, "a", sim.H100)
 			a.Allocatable = map[string]int64{"nvidia.com/gpu.shared": 10}

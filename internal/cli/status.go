@@ -34,6 +34,14 @@ func (p *Program) status(ctx context.Context, f *flags, names []string) error {
 		}
 	}
 	shown := text{width: p.Width}
+	why, err := noController(ctx, c, p.Clock.Now())
+	if err != nil {
+		return advise(err)
+	}
+	if why != "" {
+		shown.row(0, "", fmt.Sprintf("No controller runs, so nothing changes and what follows may be out of date: %s.", why))
+		shown.WriteString("\n")
+	}
 	shown.status(w, names)
 	return p.write(shown.String())
 }
@@ -93,6 +101,11 @@ func (t *text) policies(policies []v1alpha1.GPUSharingPolicy) {
 	for i := range policies {
 		p, n := &policies[i], policies[i].Status.Nodes
 		state, because := stateOf(p.Status.Conditions)
+		if ready, found := condition.Find(p.Status.Conditions, v1alpha1.ConditionReady); found && ready.ObservedGeneration < p.Generation {
+			because = fmt.Sprintf("the controller has not observed generation %d of the policy; its last report is on generation %d: %s",
+				p.Generation, ready.ObservedGeneration, state)
+			state = notObserved
+		}
 		rows = append(rows, fmt.Sprintf("%s\t%s\t%d/%d\t%d\t%s", p.Name, p.Spec.Sharing.Strategy, n.Ready, n.Matched, n.Failed, state))
 		if because != "" {
 			why.row(0, "", fmt.Sprintf("why %s: %s", p.Name, because))
@@ -108,6 +121,9 @@ func (t *text) policies(policies []v1alpha1.GPUSharingPolicy) {
 	_ = table.Flush()
 	t.WriteString(why.String())
 }
+
+// notObserved is the state of a policy whose last report is on an earlier generation.
+const notObserved = "NotObserved"
 
 // stateOf is Ready, or the reason and the message why not. A policy that governs some of its nodes only says so too.
 func stateOf(conditions []metav1.Condition) (state, why string) {
