@@ -23,13 +23,14 @@ func TestTheMPSHostEndsADaemonWithoutTheDriversPrograms(t *testing.T) {
 	g.Expect(os.WriteFile(wish, []byte(`{"Resource": "nvidia.com/gpu", "ActiveThreadPercentage": 25}`), 0o600)).To(gomega.Succeed())
 	start(t, "mps-host", "--driver-root="+driver, "--mps-root="+mpsRoot)
 	daemon := filepath.Join(mpsRoot, "nvidia.com", "gpu")
-	g.Eventually(filepath.Join(daemon, ".started"), "30s", "100ms").Should(gomega.BeAnExistingFile())
+	started, record := filepath.Join(daemon, ".started"), filepath.Join(daemon, ".gpusharing.json")
+	g.Eventually(started, "30s", "100ms").Should(gomega.BeAnExistingFile())
 	g.Expect(processesWith(t, filepath.Join(daemon, "pipe"))).NotTo(gomega.BeEmpty())
 
 	g.Expect(os.Rename(filepath.Join(driver, "usr"), filepath.Join(driver, "away"))).To(gomega.Succeed())
 	g.Expect(os.Remove(wish)).To(gomega.Succeed())
 	g.Eventually(func() []int { return processesWith(t, filepath.Join(daemon, "pipe")) }, "30s", "100ms").Should(gomega.BeEmpty())
-	g.Eventually(filepath.Join(daemon, ".gpusharing.json"), "30s", "100ms").ShouldNot(gomega.BeAnExistingFile())
+	g.Eventually(record, "30s", "100ms").ShouldNot(gomega.BeAnExistingFile())
 }
 
 // processesWith finds the processes of the daemon at a pipe directory.

@@ -47,6 +47,9 @@ type record struct {
 // inProgress says that the host is about to start the daemon.
 func (r record) inProgress() bool { return !r.Applied && r.Error == "" }
 
+// answers reports whether the host has done what it could for a desired daemon.
+func (r record) answers(wish plan.Daemon) bool { return !r.inProgress() && sameDaemon(r.Daemon, wish) }
+
 // files are the files in the MPS root.
 type files struct{ root *os.Root }
 

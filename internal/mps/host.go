@@ -137,15 +137,21 @@ func (h *Host) ensure(ctx context.Context, wish plan.Daemon, thorough bool) erro
 	if err != nil {
 		return err
 	}
-	asked := recorded && !was.inProgress() && sameDaemon(was.Daemon, wish)
-	if asked && !thorough {
+	if was.answers(wish) && !thorough {
 		return nil
 	}
+	return h.bring(ctx, wish, was, recorded)
+}
+
+// bring asks a daemon and makes it as desired.
+func (h *Host) bring(ctx context.Context, wish plan.Daemon, was record, recorded bool) error {
 	percentage, answers, err := h.control.ask(ctx, wish.Resource)
 	if err == nil && recorded && !answers {
-		if unreachable := h.endUnreachable(ctx, was); unreachable != nil && h.leaves() && errors.Is(unreachable, errInUse) {
+		unreachable := h.endUnreachable(ctx, was)
+		if errors.Is(unreachable, errInUse) && h.leaves() {
 			return nil // it stays, and answers once the driver is back
-		} else if unreachable != nil {
+		}
+		if unreachable != nil {
 			return unreachable
 		}
 	}
@@ -156,7 +162,7 @@ func (h *Host) ensure(ctx context.Context, wish plan.Daemon, thorough bool) erro
 		return errExternal
 	case h.leaves():
 		return h.yield(ctx, wish, was, answers)
-	case answers && asked && was.Applied && percentage == was.Answered:
+	case answers && was.answers(wish) && was.Applied && percentage == was.Answered:
 		return h.keep(ctx, was)
 	}
 	return h.apply(ctx, wish, was, answers)
