@@ -7,14 +7,12 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"path/filepath"
 	"strings"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
-	"github.com/gpusharing/gpu-sharing-operator/test/e2e/driver"
 	"github.com/gpusharing/gpu-sharing-operator/test/simdriver"
 )
 
@@ -62,7 +60,7 @@ type migCost struct {
 
 func costOf(ctx context.Context, c migChange) migCost {
 	GinkgoHelper()
-	log := filepath.Join(driver.Hardware, "calls.log")
+	log := callsLog()
 	Expect(os.RemoveAll(log)).To(Succeed())
 	began := time.Now().UTC()
 	total := until(ctx, c.want, func() { share(ctx, c.to) })

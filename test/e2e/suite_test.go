@@ -95,6 +95,8 @@ var _ = Describe("On a real node", func() {
 	lifecycleSpecs()
 	migSpecs()
 	mixtureSpecs()
+	openSpecs()
+	switchSpecs()
 	upgradeSpecs()
 	variantSpecs()
 	safetySpecs()

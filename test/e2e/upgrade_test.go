@@ -134,3 +134,22 @@ func expectOnDriver(ctx context.Context, name, version string) {
 	Expect(instances()).To(ContainElement(got.uuid()))
 	Expect(got).To(beExactly(got.uuid()))
 }
+
+// expectSameContainer notes the containers of a pod. What it returns checks later that they are the same.
+func expectSameContainer(ctx context.Context, namespace, name string) (check func()) {
+	GinkgoHelper()
+	containers := func() []string {
+		pod := &corev1.Pod{}
+		Expect(kube.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, pod)).To(Succeed())
+		var ids []string
+		for _, c := range pod.Status.ContainerStatuses {
+			ids = append(ids, c.ContainerID)
+		}
+		return ids
+	}
+	before := containers()
+	return func() {
+		GinkgoHelper()
+		Expect(containers()).To(Equal(before), "pod %s/%s goes on", namespace, name)
+	}
+}

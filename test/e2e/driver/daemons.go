@@ -9,7 +9,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -40,19 +39,6 @@ func (d *Driver) startDaemons() error {
 		}
 	}
 	return d.startDaemon(fabricManager, simdriver.FabricManagerSocket)
-}
-
-// StopFabricManager ends the fabric manager alone.
-func (d *Driver) StopFabricManager() error {
-	var errs []error
-	d.daemons = slices.DeleteFunc(d.daemons, func(one *daemon) bool {
-		is := filepath.Base(one.cmd.Path) == fabricManager
-		if is {
-			errs = append(errs, one.stop())
-		}
-		return is
-	})
-	return errors.Join(errs...)
 }
 
 // startDaemon starts a daemon in the driver's root and waits for its socket.
