@@ -4,10 +4,12 @@
 package rollout_test
 
 import (
+	"strings"
 	"testing"
 	"time"
 
 	. "github.com/onsi/gomega"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
@@ -96,6 +98,52 @@ func TestNVIDIAsMPSByHand(t *testing.T) {
 			g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 4}))
 			g.Expect(c.killed).To(BeEmpty())
 			g.Expect(c.beside).To(BeEmpty())
+		})
+	}
+}
+
+// TestAPlanForetellsTheEvictionsUnderMPS: the kubectl plugin, which does not read the operator's ConfigMap, foretells the pods that
+// the controller evicts and no others, whoever serves the GPUs by MPS now.
+func TestAPlanForetellsTheEvictionsUnderMPS(t *testing.T) {
+	renamed := mps(4)
+	renamed.MPS.RenameByDefault = new(true)
+	byPolicy := func(t *testing.T, c *cluster) { t.Helper(); settled(t, c, mps(4)) }
+	byNVIDIA := func(_ *testing.T, c *cluster) { c.byHand = mpsByHand(4); c.tick(time.Second); c.tick(time.Second) }
+	for name, test := range map[string]struct {
+		served func(*testing.T, *cluster)
+		next   v1alpha1.Sharing
+		evicts []string
+	}{
+		"the operator's daemon stays under another policy": {byPolicy, mps(4), nil},
+		"the operator's daemon serves another resource":    {byPolicy, renamed, []string{"client"}},
+		"the operator's daemon ends for MIG":               {byPolicy, mig(count("1g", 7)), []string{"client"}},
+		"NVIDIA's daemon hands over":                       {byNVIDIA, mps(4), []string{"client"}},
+		"NVIDIA's daemon ends for time-slicing":            {byNVIDIA, timeSlicing(2), []string{"client"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			c := newCluster()
+			h := c.add("a", sim.A100)
+			test.served(t, c)
+			c.hold(h, "client", 0, gpu.WholeGPU)
+			c.tick(time.Minute)
+			other := policyOf("other", test.next, evicting)
+			other.Spec.Priority, other.CreationTimestamp = 5, metav1.NewTime(c.Now)
+			c.Policies = append(c.Policies, other)
+
+			w := c.world()
+			w.Keys = nil
+			foretold := rollout.Decide(w).Nodes[0]
+			evicts := []string{}
+			for _, u := range foretold.InTheWay {
+				g.Expect(u.Fate).To(HavePrefix("is evicted"))
+				evicts = append(evicts, strings.TrimPrefix(u.Name, "pod user/"))
+			}
+			g.Expect(evicts).To(ConsistOf(test.evicts))
+			d, _ := c.run(300)
+			g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), d.Nodes[0].Message)
+			g.Expect(d.Nodes[0].Policy).To(Equal("other"))
+			g.Expect(c.evicted).To(ConsistOf(test.evicts))
 		})
 	}
 }
