@@ -21,10 +21,7 @@ import (
 
 func mpsUserSpecs() {
 	Describe("MPS clients", Ordered, Offset(1), func() {
-		const (
-			gpuShared = "nvidia.com/gpu.shared"
-			limited   = `{strategy: MPS, mps: {replicas: 10, activeThreadPercentage: %d, renameByDefault: true, multiUser: %t}}`
-		)
+		const limited = `{strategy: MPS, mps: {replicas: 10, activeThreadPercentage: %d, renameByDefault: true, multiUser: %t}}`
 		BeforeAll(func(ctx SpecContext) {
 			goOn(ctx, sim.A100, sim.A100)
 			share(ctx, fmt.Sprintf(limited, 20, false))

@@ -5,6 +5,7 @@ package e2e
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -22,12 +23,16 @@ import (
 // Versions of drivers to which the node is upgraded, one after the other.
 const firstUpgrade, secondUpgrade = "595.50.01", "595.58.03"
 
+// gpuShared is what whole GPUs that are shared are called if the policy renames them.
+const gpuShared = "nvidia.com/gpu.shared"
+
 func upgradeSpecs() {
 	const (
 		first = `{strategy: MIG, mig: {strategy: mixed, layouts: [
 			{gpus: {indexes: [0]}, instances: [{profile: 3g.20gb, count: 1}, {profile: 1g.5gb, count: 4}]},
 			{gpus: {indexes: [1]}, fill: 3g.40gb}]}}`
 		second = `{strategy: MIG, mig: {strategy: mixed, layouts: [{gpus: {indexes: [0]}, fill: 2g.10gb}, {gpus: {indexes: [1]}, fill: 2g.20gb}]}}`
+		shared = `{strategy: MPS, mps: {replicas: 10, activeThreadPercentage: 20, renameByDefault: true}}`
 	)
 	advertisedFirst := map[string]int64{"nvidia.com/mig-3g.20gb": 1, "nvidia.com/mig-1g.5gb": 4, "nvidia.com/mig-3g.40gb": 2}
 	advertisedSecond := map[string]int64{"nvidia.com/mig-2g.10gb": 3, "nvidia.com/mig-2g.20gb": 3}
@@ -79,6 +84,25 @@ func upgradeSpecs() {
 			expectNothingLeft(ctx)
 			startPod(ctx, "instance", resourceOf("2g.20gb"), 1)
 			expectOnDriver(ctx, "instance", secondUpgrade)
+		})
+
+		It("MPS clients stay when only the driver's pod restarts", func(ctx SpecContext) {
+			share(ctx, shared)
+			expectAllocatable(ctx, map[string]int64{gpuShared: 20})
+			expectReady(ctx, "shared")
+			startPod(ctx, "client", gpuShared, 1)
+			server := expectServed(ctx, "client").Server
+			stays := expectSameContainer(ctx, users, "client")
+			daemons := expectSameContainer(ctx, operatorNamespace, podNamed(ctx, "gpu-sharing-mps"))
+
+			upgradeDriver(ctx, "", nil)
+			expectAllocatable(ctx, map[string]int64{gpuShared: 20})
+			expectReady(ctx, "shared")
+			stays()
+			daemons()
+			expectNothingLeft(ctx)
+			startPod(ctx, "late", gpuShared, 1)
+			Expect(expectServed(ctx, "late").Server).To(Equal(server), "the server is the one from before")
 		})
 	})
 }
@@ -152,4 +176,14 @@ func expectSameContainer(ctx context.Context, namespace, name string) (check fun
 		GinkgoHelper()
 		Expect(containers()).To(Equal(before), "pod %s/%s goes on", namespace, name)
 	}
+}
+
+// podNamed is the name of the operator's only pod of a kind.
+func podNamed(ctx context.Context, app string) string {
+	GinkgoHelper()
+	pods := &corev1.PodList{}
+	Expect(kube.List(ctx, pods, client.InNamespace(operatorNamespace), client.MatchingLabels{"app.kubernetes.io/name": app})).To(Succeed())
+	pods.Items = slices.DeleteFunc(pods.Items, func(p corev1.Pod) bool { return p.DeletionTimestamp != nil })
+	Expect(pods.Items).To(HaveLen(1))
+	return pods.Items[0].Name
 }
