@@ -178,6 +178,9 @@ const (
 	ReasonLimitsPending = "LimitsPending"
 	// ReasonMPSUserWaiting: pods wait for a GPU because MPS serves one user ID at a time, and another one has it.
 	ReasonMPSUserWaiting = "MPSUserWaiting"
+	// ReasonGPUMissing: a GPU that gpuSelector.indexes selected is no longer in the node. The policy keeps the other GPUs that it
+	// selected, though their indexes have changed.
+	ReasonGPUMissing = "GPUMissing"
 	// ReasonComputeModeLeft: a GPU lets only one process in, or none, and no MPS control daemon serves it.
 	ReasonComputeModeLeft = "ComputeModeLeft"
 )

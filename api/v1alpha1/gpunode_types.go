@@ -55,6 +55,12 @@ type GPUNodeSpec struct {
 	// +kubebuilder:validation:MaxItems=64
 	Devices []DeviceSpec `json:"devices,omitempty"`
 
+	// numbering are the GPUs by the indexes that they had when gpuSelector.indexes of the policy was resolved on this node. The
+	// operator keeps it while a GPU is missing, because the driver then counts the others anew. Absent if the policy names no
+	// index.
+	// +optional
+	Numbering *Numbering `json:"numbering,omitempty"`
+
 	// migActuator is who partitions the GPUs. MIGManager: NVIDIA's mig-manager; the agent then changes neither MIG mode nor
 	// instances, and reports. Absent: the agent.
 	// +optional
@@ -92,6 +98,21 @@ type GPUNodeSpec struct {
 	// be rebooted.
 	// +optional
 	Reboot *RebootPermission `json:"reboot,omitempty"`
+}
+
+// Numbering are the GPUs of a node by index.
+type Numbering struct {
+	// indexes are the indexes that the policy names. If it names others, they are resolved anew.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=512
+	Indexes []int32 `json:"indexes,omitempty"`
+	// uuids are the GPUs of the node: the first had index 0.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=64
+	// +kubebuilder:validation:items:MaxLength=96
+	UUIDs []string `json:"uuids,omitempty"`
 }
 
 // RebootPermission lets the agent end one boot of its node. A second boot it does not end, so that no wish reboots a node

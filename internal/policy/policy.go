@@ -31,6 +31,9 @@ type Node struct {
 	Devices []v1alpha1.DeviceStatus
 	// Changed are the GPUs that the operator has changed, each in its state before that.
 	Changed []v1alpha1.DeviceSpec
+	// Policy governs the node by what is recorded, and Numbering are the indexes of the GPUs as they were resolved for it.
+	Policy    string
+	Numbering *v1alpha1.Numbering
 }
 
 // Governed is a node that at least one policy selects.
@@ -85,13 +88,21 @@ func (r Ranking) Selecting(n Node) []int {
 			if devices == nil {
 				devices = plan.Devices(n.Devices)
 			}
-			if len(selectGPUs(candidate.policy, devices)) == 0 {
+			if !selectsAny(candidate.policy, n, devices) {
 				continue // once the GPUs are known, at least one of them has to match
 			}
 		}
 		positions = append(positions, i)
 	}
 	return positions
+}
+
+// selectsAny reports whether a policy selects one of the GPUs of a node, or selected one that is missing now.
+func selectsAny(p *v1alpha1.GPUSharingPolicy, n Node, devices []gpu.Device) bool {
+	if n.numbered(p) == nil {
+		return len(selectGPUs(p, devices)) > 0
+	}
+	return len(selectGPUs(p, n.devices(p))) > 0 || len(Missing(p, n)) > 0
 }
 
 // Governed is what Selecting found.

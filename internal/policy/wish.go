@@ -57,8 +57,15 @@ func Ask(p *v1alpha1.GPUSharingPolicy, n Node) (Wish, error) {
 	if err := optedOut(n); err != nil {
 		return Wish{}, err
 	}
-	all := plan.Devices(n.Devices)
+	all := n.devices(p)
 	selected := selectGPUs(p, all)
+	if missing := Missing(p, n); len(selected) == 0 && len(missing) > 0 {
+		return Wish{}, &plan.Problem{
+			Reason: v1alpha1.ReasonGPUMissing,
+			Message: fmt.Sprintf("The node no longer has any GPU that gpuSelector.indexes selected: %s. Replace the GPU, or change "+
+				"gpuSelector.indexes", strings.Join(missing, ", ")),
+		}
+	}
 	devices, err := plan.Resolve(p.Spec.Sharing, selected)
 	if err != nil {
 		return Wish{}, err

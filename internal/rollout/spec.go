@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/policy"
 )
 
 // setSpec asks the agent for the target.
@@ -43,6 +44,7 @@ func (v *view) kept() v1alpha1.GPUNodeSpec {
 	spec.Policy = v.to.policy
 	if v.by != nil {
 		spec.Release = releaseOf(v.by)
+		spec.Numbering = policy.Number(v.by, policyNode(v.node))
 	}
 	return spec
 }

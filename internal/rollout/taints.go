@@ -70,7 +70,10 @@ func (m *member) wantTaints(by *v1alpha1.GPUSharingPolicy, t tolerance) []corev1
 					"takes the place of %s; remove theirs, or this one from the policy", withValue(has), withValue(taint))
 			}
 		case m.world.Wiring.Reason == "":
-			if reason, message = t.refuses(taint); reason == "" && !there {
+			switch reason, message = t.refuses(taint); {
+			case there && t.unknown(taint):
+				reason = ""
+			case reason == "" && !there:
 				reason, message = t.refusesOn(m.node, taint)
 			}
 		case !there:

@@ -282,3 +282,28 @@ func TestRetainKeepsTheTaints(t *testing.T) {
 	g.Expect(h.Taints).To(Equal([]corev1.Taint{shared}))
 	g.Expect(c.Wiring.Operands.Ours).To(Equal([]corev1.Toleration{ofShared}))
 }
+
+// TestATaintStaysWhileAStandAlonePluginHasNoPod, as while its DaemonSet replaces it, and goes once a pod is there that does not
+// tolerate it.
+func TestATaintStaysWhileAStandAlonePluginHasNoPod(t *testing.T) {
+	g := NewWithT(t)
+	c, h := standAlone()
+	h.Pods[0].Tolerations, h.Pods[0].Serves = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}, true
+	apart := corev1.Taint{Key: "team", Value: "ml", Effect: corev1.TaintEffectNoSchedule}
+	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", timeSlicing(4), tainting(apart))}
+	c.run(100)
+	g.Expect(h.Taints).To(HaveLen(1))
+
+	h.Pods[0].Terminating = true
+	c.pass()
+	g.Expect(h.Taints).To(HaveLen(1))
+	pod := h.Pods[0]
+	h.Pods = h.Pods[1:]
+	c.pass()
+	g.Expect(h.Taints).To(HaveLen(1))
+
+	pod.Terminating, pod.Tolerations = false, nil
+	h.Pods = append(h.Pods, pod)
+	c.pass()
+	g.Expect(h.Taints).To(BeEmpty())
+}

@@ -32,8 +32,11 @@ type tolerance struct {
 	known  map[corev1.Taint]refusal // what refuses has found out
 }
 
-// refusal is why NVIDIA's programs do not tolerate a taint.
-type refusal struct{ reason, message string }
+// refusal is why NVIDIA's programs do not tolerate a taint, or are not known to.
+type refusal struct {
+	reason, message string
+	unknown         bool // nothing tells now what they tolerate: a taint that is there stays
+}
 
 // tolerate finds what the ClusterPolicy has to tolerate. It is changed only when that cannot hurt what runs, since it
 // replaces the pods of all of NVIDIA's daemon sets; what is there too much meanwhile hurts nobody.
@@ -149,9 +152,27 @@ func (t tolerance) refuses(taint corev1.Taint) (reason, message string) {
 	r, known := t.known[taint]
 	if !known {
 		r.reason, r.message = t.refusal(taint)
+		r.unknown = r.reason != "" && t.world.Wiring.Operands == nil && !t.seesPlugin()
 		t.known[taint] = r
 	}
 	return r.reason, r.message
+}
+
+// unknown reports whether nothing tells at present what NVIDIA's programs tolerate: a stand-alone plugin has no pod while its
+// DaemonSet replaces it.
+func (t tolerance) unknown(taint corev1.Taint) bool {
+	taint.TimeAdded = nil
+	return t.known[taint].unknown
+}
+
+// seesPlugin reports whether a pod of a stand-alone device plugin is there that does not end.
+func (t tolerance) seesPlugin() bool {
+	for i := range t.world.Nodes {
+		if slices.ContainsFunc(t.world.Nodes[i].Pods, func(p Pod) bool { return p.MountsConfig && !p.Terminating }) {
+			return true
+		}
+	}
+	return false
 }
 
 func (t tolerance) refusal(taint corev1.Taint) (reason, message string) {
@@ -182,20 +203,18 @@ func (t tolerance) refusal(taint corev1.Taint) (reason, message string) {
 
 // pluginRefuses says whether the pods of a stand-alone device plugin tolerate a taint: its daemon set is its owner's.
 func (t tolerance) pluginRefuses(taint corev1.Taint, missing string) (reason, message string) {
-	seen := false
 	for i := range t.world.Nodes {
 		for _, p := range t.world.Nodes[i].Pods {
 			if !p.MountsConfig || p.Terminating {
 				continue
 			}
-			seen = true
 			if !clusterpolicy.Tolerates(p.Tolerations, taint) {
 				return v1alpha1.ReasonTolerationMissing, fmt.Sprintf("%s; add %s to the daemon set of pod %s/%s (with Helm: to tolerations)",
 					missing, written(tolerationOf(taint)), p.Namespace, p.Name)
 			}
 		}
 	}
-	if !seen {
+	if !t.seesPlugin() {
 		return v1alpha1.ReasonTolerating, "no pod of NVIDIA's device plugin is there yet that would tell what it tolerates"
 	}
 	return "", ""

@@ -11,6 +11,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/policy"
 )
 
 // Deadlines of what is left half-done.
@@ -35,7 +36,7 @@ type finding struct {
 // failed; repairs wait for no place in the budget, since they only give back.
 func (v *view) watch(j judgement) judgement {
 	looks := []func(State) finding{ // the one that matters most comes last
-		v.limitsPending, v.userWaiting, v.migConfigIgnored, v.notNeeded, v.notKeptOff, v.computeModeLeft, v.pluginFailing,
+		v.limitsPending, v.userWaiting, v.gpuMissing, v.migConfigIgnored, v.notNeeded, v.notKeptOff, v.computeModeLeft, v.pluginFailing,
 		v.outdated, v.notEnding, v.unfenced, v.managerStuck, v.leftPaused,
 	}
 	if _, is := v.maintenance(); is {
@@ -55,6 +56,22 @@ func (v *view) watch(j judgement) judgement {
 		j.message = strings.TrimSuffix(f.message+"; "+j.message, "; ")
 	}
 	return j
+}
+
+// gpuMissing finds that GPUs are missing which the policy selects by index.
+func (v *view) gpuMissing(State) finding {
+	if v.wish == nil {
+		return finding{}
+	}
+	missing := policy.Missing(v.by, policyNode(v.node))
+	if len(missing) == 0 {
+		return finding{}
+	}
+	return finding{
+		reason: v1alpha1.ReasonGPUMissing,
+		message: fmt.Sprintf("The node no longer has %s, which gpuSelector.indexes selected. Policy %s keeps the other GPUs that it "+
+			"selected, though their indexes have changed. Replace the GPU, or change gpuSelector.indexes", list(missing), v.by.Name),
+	}
 }
 
 // leftPaused finds NVIDIA's clients paused though nobody changes anything: by us, on a node whose agent is gone, or by a

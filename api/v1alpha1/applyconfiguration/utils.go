@@ -81,6 +81,8 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &apiv1alpha1.NodeSelectorRequirementApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("NodeSharing"):
 		return &apiv1alpha1.NodeSharingApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("Numbering"):
+		return &apiv1alpha1.NumberingApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("PendingNode"):
 		return &apiv1alpha1.PendingNodeApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("ProcessStatus"):

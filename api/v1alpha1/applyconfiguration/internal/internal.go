@@ -234,6 +234,9 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: migConfig
       type:
         scalar: string
+    - name: numbering
+      type:
+        namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.Numbering
     - name: policy
       type:
         scalar: string
@@ -656,6 +659,21 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: policy
       type:
         scalar: string
+- name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.Numbering
+  map:
+    fields:
+    - name: indexes
+      type:
+        list:
+          elementType:
+            scalar: numeric
+          elementRelationship: atomic
+    - name: uuids
+      type:
+        list:
+          elementType:
+            scalar: string
+          elementRelationship: atomic
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.PendingNode
   map:
     fields:

@@ -22,6 +22,10 @@ type GPUNodeSpecApplyConfiguration struct {
 	ConfigKey *string `json:"configKey,omitempty"`
 	// devices are the GPUs to change, and how each shall be. A GPU that is not listed is left as it is.
 	Devices []DeviceSpecApplyConfiguration `json:"devices,omitempty"`
+	// numbering are the GPUs by the indexes that they had when gpuSelector.indexes of the policy was resolved on this node. The
+	// operator keeps it while a GPU is missing, because the driver then counts the others anew. Absent if the policy names no
+	// index.
+	Numbering *NumberingApplyConfiguration `json:"numbering,omitempty"`
 	// migActuator is who partitions the GPUs. MIGManager: NVIDIA's mig-manager; the agent then changes neither MIG mode nor
 	// instances, and reports. Absent: the agent.
 	MIGActuator *apiv1alpha1.MIGActuator `json:"migActuator,omitempty"`
@@ -77,6 +81,14 @@ func (b *GPUNodeSpecApplyConfiguration) WithDevices(values ...*DeviceSpecApplyCo
 		}
 		b.Devices = append(b.Devices, *values[i])
 	}
+	return b
+}
+
+// WithNumbering sets the Numbering field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Numbering field is set to the value of the last call.
+func (b *GPUNodeSpecApplyConfiguration) WithNumbering(value *NumberingApplyConfiguration) *GPUNodeSpecApplyConfiguration {
+	b.Numbering = value
 	return b
 }
 
