@@ -32,6 +32,8 @@ type group struct {
 	members []member                   // by name
 	lost    []lost                     // by name
 	idle    []member                   // that nothing happens to
+	// unrecorded is the number of nodes whose GPUNode does not say yet how this policy releases them.
+	unrecorded int
 
 	windows    calendar     // in which disruptive changes start
 	invalid    error        // why the policy has no valid windows

@@ -79,6 +79,7 @@ func (memory *Memory) place(w *World, n *Node, in placing) {
 		m.judgement = judgement{State: StateUpToDate, reason: v1alpha1.ReasonReady, actions: m.retain()}
 		m.slot = m.takes()
 		m.keepTaints(selected, awaited, in.tolerated)
+		m.keepRelease(selected.By, groups)
 		m.allowAgent()
 		groups[""].idle = append(groups[""].idle, m)
 		return
@@ -93,6 +94,7 @@ func (memory *Memory) place(w *World, n *Node, in placing) {
 		m.settled = &d.state
 	}
 	m.keepTaints(selected, awaited, in.tolerated)
+	m.keepRelease(selected.By, groups)
 	m.allowAgent()
 	g.members = append(g.members, m)
 }

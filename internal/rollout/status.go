@@ -22,8 +22,9 @@ func (g *group) status(w *World, tolerated tolerance, unmet []string) v1alpha1.G
 		Nodes: g.counts(), Resources: resources(g.members, mostResources), Pending: g.pending(), NextWindow: g.nextWindow,
 	}
 	s.Conditions = slices.Clone(g.by.Status.Conditions)
+	observed := g.observed()
 	set := func(c metav1.Condition, found func([]metav1.Condition, metav1.Condition) []metav1.Condition) {
-		c.ObservedGeneration = g.by.Generation
+		c.ObservedGeneration = observed
 		s.Conditions = found(s.Conditions, c)
 	}
 	always := func(list []metav1.Condition, c metav1.Condition) []metav1.Condition {
