@@ -178,6 +178,9 @@ const (
 	ReasonLimitsPending = "LimitsPending"
 	// ReasonMPSUserWaiting: pods wait for a GPU because MPS serves one user ID at a time, and another one has it.
 	ReasonMPSUserWaiting = "MPSUserWaiting"
+	// ReasonMPSClientsRunning: the ClusterPolicy has to name the operator's ConfigMap, which restarts NVIDIA's MPS daemons, and pods
+	// use these daemons on nodes that are shared by MPS by hand. The change waits until the pods have ended.
+	ReasonMPSClientsRunning = "MPSClientsRunning"
 	// ReasonGPUMissing: a GPU that gpuSelector.indexes selected is no longer in the node. The policy keeps the other GPUs that it
 	// selected, though their indexes have changed.
 	ReasonGPUMissing = "GPUMissing"
@@ -283,6 +286,8 @@ const (
 	EventWired = "Wired"
 	// EventUnwired: the ClusterPolicy was put back to what it was.
 	EventUnwired = "Unwired"
+	// EventUnwireWaits: the ClusterPolicy is not restored yet, because that would end pods.
+	EventUnwireWaits = "UnwireWaits"
 	// EventOverridden: somebody else keeps changing the ClusterPolicy back, and is left alone for an hour.
 	EventOverridden = "Overridden"
 )

@@ -127,7 +127,7 @@ func register(ctx context.Context, mgr manager.Manager, f flags) error {
 		Reader:    mgr.GetAPIReader(),
 		Clock:     clk,
 		Events:    mgr.GetEventRecorder(name),
-		Wiring:    wiring.New(mgr.GetClient(), mgr.GetAPIReader(), clk, f.standAlone),
+		Wiring:    wiring.New(mgr.GetClient(), mgr.GetAPIReader(), clk, f.standAlone).CopyTo(f.namespace),
 		Namespace: f.namespace,
 		Writers:   writers,
 	}).Register(ctx, mgr)

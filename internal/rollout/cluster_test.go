@@ -175,7 +175,7 @@ func (c *cluster) do(a rollout.Action) {
 	h := c.hosts[a.Target()]
 	switch a := a.(type) {
 	case rollout.WriteKeys:
-		c.Keys = maps.Clone(a.Data)
+		c.Keys, c.Copied = maps.Clone(a.Data), maps.Clone(a.Data)
 	case rollout.Nudge:
 		c.nudge(h, a)
 	case rollout.PatchNode:

@@ -22,7 +22,7 @@ func keys(w *World, all []member, wireMIG bool) (WriteKeys, bool) {
 			named = append(named, spec.LastGood.ConfigKey)
 		}
 		for _, key := range named {
-			if data, has := w.Keys[key]; has {
+			if data, has := w.content(key); has {
 				want[key] = data
 			}
 		}
@@ -31,7 +31,7 @@ func keys(w *World, all []member, wireMIG bool) (WriteKeys, bool) {
 		}
 	}
 	maps.Copy(want, w.Wiring.Keys)
-	if file, has := w.Keys[migmanager.FileKey]; has && (wireMIG || w.Wiring.MIGReady) {
+	if file, has := w.content(migmanager.FileKey); has && (wireMIG || w.Wiring.MIGReady) {
 		want[migmanager.FileKey] = managerFile(file, all)
 	}
 	for key, data := range want {
@@ -40,6 +40,16 @@ func keys(w *World, all []member, wireMIG bool) (WriteKeys, bool) {
 		}
 	}
 	return WriteKeys{}, false
+}
+
+// content returns the content of a config: from the ConfigMap or, if that was deleted, from its copy. Nobody could render again
+// what only a node names that no policy governs.
+func (w *World) content(key string) (string, bool) {
+	if data, has := w.Keys[key]; has {
+		return data, true
+	}
+	data, has := w.Copied[key]
+	return data, has
 }
 
 // managerFile is the file that NVIDIA's mig-manager has to read: with every configuration of others', and those of ours

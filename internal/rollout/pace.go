@@ -202,6 +202,8 @@ func (g *group) gate(w *World, m *member) (reason, message string) {
 		return v1alpha1.ReasonInvalidWindow, g.invalidWindow()
 	case g.by != nil && g.by.Spec.Rollout.Paused:
 		return v1alpha1.ReasonPaused, "the rollout is paused; set rollout.paused to false to let it go on"
+	case g.by != nil && !w.Wiring.Ready && w.held() != "":
+		return v1alpha1.ReasonMPSClientsRunning, "Waiting: " + w.held()
 	case g.by != nil && !w.Wiring.Ready:
 		return v1alpha1.ReasonWiring, cmp.Or(w.Wiring.Message, "NVIDIA's device plugin is being pointed at the operator's ConfigMap")
 	case m.managerKeepsUsOff():

@@ -126,7 +126,7 @@ func (m member) retain() []Action {
 }
 
 func decide(w *World, groups map[string]*group, tolerated tolerance) Decision {
-	d := Decision{Policies: map[string]v1alpha1.GPUSharingPolicyStatus{}, Tolerations: tolerated.ours}
+	d := Decision{Policies: map[string]v1alpha1.GPUSharingPolicyStatus{}, Tolerations: tolerated.ours, Held: w.held()}
 	var all []member
 	d.Unmet = impactOf(w, groups)
 	for _, g := range groups {
@@ -139,6 +139,7 @@ func decide(w *World, groups map[string]*group, tolerated tolerance) Decision {
 	all = append(all, groups[""].idle...)
 	slices.SortFunc(all, func(a, b member) int { return cmp.Compare(a.node.Name, b.node.Name) })
 	d.Wire = slices.ContainsFunc(all, member.wired)
+	d.KeepStrategy = slices.ContainsFunc(all, member.byDefault)
 	d.WireMIG = slices.ContainsFunc(all, func(m member) bool { return m.usesConfigs() && !m.onPaper() })
 	if write, needed := keys(w, all, d.WireMIG); needed && d.Wire {
 		d.Actions = append(d.Actions, write)
@@ -166,6 +167,13 @@ func sooner(a, b time.Duration) time.Duration {
 // paused from the start changes nothing, and pointing the plugin at us restarts it on every node.
 func (m member) wired() bool {
 	return m.by != nil && !m.by.Spec.Rollout.Paused || m.node.GPU.Spec.Baseline != nil
+}
+
+// byDefault reports whether the node gets the default config and has instances.
+func (m member) byDefault() bool {
+	_, labelled := m.node.Labels[v1alpha1.LabelConfig]
+	return (m.by == nil || m.onPaper()) && m.node.GPU.Spec.Baseline == nil && !labelled &&
+		slices.ContainsFunc(m.node.GPU.Status.Devices, func(d v1alpha1.DeviceStatus) bool { return d.Sharing.MIGMode == v1alpha1.MIGModeEnabled })
 }
 
 // onPaper says whether the policy changes nothing as yet.

@@ -163,7 +163,7 @@ func (g *group) reason(waiting []member) string {
 		}
 	}
 	for _, m := range waiting {
-		if slices.Contains([]string{v1alpha1.ReasonPaused, v1alpha1.ReasonInvalidWindow, v1alpha1.ReasonWiring}, m.reason) {
+		if slices.Contains([]string{v1alpha1.ReasonPaused, v1alpha1.ReasonInvalidWindow, v1alpha1.ReasonWiring, v1alpha1.ReasonMPSClientsRunning}, m.reason) {
 			return m.reason
 		}
 		if m.reason != first {

@@ -128,6 +128,19 @@ func (w *World) unsafe() string {
 	return ""
 }
 
+// held returns why devicePlugin.config of the ClusterPolicy must not change now: NVIDIA's MPS DaemonSet mounts that ConfigMap
+// too, so its daemons restart on every node, and their clients end with them. Empty if it may.
+func (w *World) held() string {
+	if w.Wiring.Operands == nil {
+		return ""
+	}
+	if _, mps := w.holdGPUs(); len(mps) > 0 {
+		return fmt.Sprintf("changing devicePlugin.config of ClusterPolicy %s restarts NVIDIA's MPS daemons, which ends their clients: %s. "+
+			"The operator changes it once these pods have ended", w.Wiring.Operands.Name, list(mps))
+	}
+	return ""
+}
+
 // holdGPUs are the pods that ask for GPUs and are on a node, and those of them where NVIDIA's MPS daemon set runs.
 func (w *World) holdGPUs() (users, ofMPS []string) {
 	for i := range w.Nodes {

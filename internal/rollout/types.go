@@ -20,6 +20,8 @@ type World struct {
 	Wiring Wiring
 	// Keys is the content of our ConfigMap: those keys that our field manager owns. Nil when there is none yet.
 	Keys map[string]string
+	// Copied is the content of the copy of our ConfigMap in the operator's namespace.
+	Copied map[string]string
 	// Policies are all policies, with their last status.
 	Policies []v1alpha1.GPUSharingPolicy
 	// Nodes are all nodes that have a GPUNode.
@@ -300,6 +302,11 @@ type Decision struct {
 	// Wire says that the device plugin has to read our ConfigMap: a policy governs some node and is not paused, or a node
 	// is not back at its baseline. False: the ClusterPolicy may be put back to what it was.
 	Wire bool
+	// Held is why devicePlugin.config of the ClusterPolicy must not change now, in either direction; empty if it may.
+	Held string
+	// KeepStrategy is true if a node that no policy changes has GPUs in MIG mode and no config of its own, so that the default
+	// config must offer its instances as mig.strategy of the ClusterPolicy said.
+	KeepStrategy bool
 	// Tolerations are those in the ClusterPolicy that shall be ours: exactly these and no others.
 	Tolerations []corev1.Toleration
 	// WireMIG says that NVIDIA's mig-manager has to read our ConfigMap: it partitions the GPUs of some node, or is to go back

@@ -38,6 +38,7 @@ var (
 	eventMPSAllowed    = announcement{corev1.EventTypeNormal, v1alpha1.EventMPSAllowed, "AllowMPS"}
 	eventWired         = announcement{corev1.EventTypeNormal, v1alpha1.EventWired, "Wire"}
 	eventUnwired       = announcement{corev1.EventTypeNormal, v1alpha1.EventUnwired, "Unwire"}
+	eventUnwireWaits   = announcement{corev1.EventTypeWarning, v1alpha1.EventUnwireWaits, "Unwire"}
 	eventOverridden    = announcement{corev1.EventTypeWarning, v1alpha1.EventOverridden, "Wire"}
 	eventReasonReached = announcement{Type: corev1.EventTypeNormal, Action: "Rollout"}
 	eventReasonWaits   = announcement{Type: corev1.EventTypeWarning, Action: "Rollout"}
@@ -119,6 +120,9 @@ func (p *pass) announceWiring(ctx context.Context, changed bool, e announcement)
 		note := p.plugin.Describe()
 		log.FromContext(ctx).Info("changed the ClusterPolicy: " + note)
 		p.emit(e, p.plugin.Subject(), nil, note)
+	}
+	if why := p.plugin.Waits(); why != "" && e == eventUnwired {
+		p.emit(eventUnwireWaits, p.plugin.Subject(), nil, "The ClusterPolicy is not restored yet: "+why)
 	}
 	if o := p.plugin.Overridden; o != nil && e == eventWired {
 		p.emit(eventOverridden, p.plugin.Subject(), nil, o.Message)

@@ -170,6 +170,7 @@ func (p *pass) do(ctx context.Context, action rollout.Action) (bool, error) {
 
 // wire points the device plugin at our ConfigMap, or back to where it was, with what NVIDIA's programs have to tolerate.
 func (p *pass) wire(ctx context.Context, d rollout.Decision) error {
+	p.plugin.Held, p.plugin.KeepStrategy = d.Held, d.KeepStrategy
 	if !d.Wire {
 		changed, err := p.Wiring.Unwire(ctx, p.plugin, p.mounted(), d.Tolerations)
 		p.announceWiring(ctx, changed, eventUnwired)
@@ -177,7 +178,7 @@ func (p *pass) wire(ctx context.Context, d rollout.Decision) error {
 	}
 	changed, err := p.Wiring.Wire(ctx, p.plugin, d.Tolerations)
 	p.announceWiring(ctx, changed, eventWired)
-	return err
+	return errors.Join(err, p.Wiring.KeepCopy(ctx, p.plugin))
 }
 
 // wireMIG points NVIDIA's mig-manager at our ConfigMap, or back to where it was.

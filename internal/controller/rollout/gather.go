@@ -49,7 +49,7 @@ func (c *Controller) gather(ctx context.Context) (*seen, error) {
 		s.policies[policies.Items[i].Name] = &policies.Items[i]
 	}
 	s.world = rollout.World{
-		Now: c.Clock.Now(), Wiring: plugin.Wiring, Keys: plugin.Applied, Policies: policies.Items,
+		Now: c.Clock.Now(), Wiring: plugin.Wiring, Keys: plugin.Applied, Copied: plugin.Copied, Policies: policies.Items,
 	}
 	if err := c.gatherFeatures(ctx, s); err != nil {
 		return nil, err

@@ -32,6 +32,8 @@ type baseline struct {
 	Keys []string `json:"keys,omitempty"`
 	// Overridden are the field managers that set the ClusterPolicy back once and were overruled.
 	Overridden []string `json:"overridden,omitempty"`
+	// Revision counts the changes: of several copies the one with the highest counts.
+	Revision int64 `json:"revision,omitempty"`
 }
 
 // pluginConfig is spec.devicePlugin.config or spec.migManager.config.
@@ -83,16 +85,23 @@ func (b baseline) String() string {
 	return string(data)
 }
 
-// recorded is the baseline of a ClusterPolicy as one of the annotations has it. Those of another ClusterPolicy, which
-// was replaced, do not count.
+// recorded is the baseline of a ClusterPolicy as the latest of the annotations has it. Those of another ClusterPolicy do not
+// count, unless this one was restored from a copy that was taken while the operator was in charge: then it holds the operator's
+// values, and the record is all that tells what was there before.
 func recorded(policy *unstructured.Unstructured, annotations ...map[string]string) baseline {
+	latest := baseline{Revision: -1}
 	for _, a := range annotations {
 		var b baseline
-		if err := json.Unmarshal([]byte(a[v1alpha1.AnnotationBaseline]), &b); err == nil && b.UID == policy.GetUID() {
-			return b
+		if err := json.Unmarshal([]byte(a[v1alpha1.AnnotationBaseline]), &b); err != nil {
+			continue
+		}
+		restored := b.ClusterPolicy == policy.GetName() && stringAt(policy, configNamePath()...) == ConfigMapName
+		if (b.UID == policy.GetUID() || restored) && b.Revision > latest.Revision {
+			latest = b
 		}
 	}
-	return baseline{ClusterPolicy: policy.GetName(), UID: policy.GetUID()}
+	latest.ClusterPolicy, latest.UID, latest.Revision = policy.GetName(), policy.GetUID(), max(latest.Revision, 0)
+	return latest
 }
 
 // remember returns the baseline with all that the ClusterPolicy says now and that is not our own doing.

@@ -59,7 +59,8 @@ func (w *Wiring) Wire(ctx context.Context, o *Observed, tolerations []corev1.Tol
 		return false, nil
 	}
 	want := o.clusterPolicy
-	if !o.Ready && o.Overridden == nil {
+	o.keepStrategy()
+	if !o.Ready && o.Overridden == nil && (o.Held == "" || !o.repoints()) {
 		pointed, err := w.point(ctx, o)
 		if err != nil {
 			return false, err
@@ -77,7 +78,10 @@ func (w *Wiring) Wire(ctx context.Context, o *Observed, tolerations []corev1.Tol
 func (w *Wiring) point(ctx context.Context, o *Observed) (*unstructured.Unstructured, error) {
 	if wiredBefore(o.clusterPolicy) && !wired(o.clusterPolicy, o.defaultKey) && !outdated(o.clusterPolicy, o.Keys) {
 		manager, _ := lastWriter(o.clusterPolicy)
-		o.baseline = o.baseline.overrule(manager)
+		if overruled := o.baseline.overrule(manager); len(overruled.Overridden) > len(o.baseline.Overridden) {
+			o.baseline = overruled
+			o.baseline.Revision++
+		}
 	}
 	if !contains(o.Applied, o.Keys) || o.record != o.baseline.String() {
 		keys := maps.Clone(o.Keys)
@@ -124,11 +128,17 @@ func (w *Wiring) Unwire(ctx context.Context, o *Observed, mounted bool, tolerati
 	if o.Reason == v1alpha1.ReasonDRAStackActive {
 		return false, nil
 	}
+	if o.Waits() != "" {
+		return false, nil
+	}
 	changed, err := w.restore(ctx, o, tolerations)
 	if err != nil {
 		return false, err
 	}
 	remove := o.leftovers
+	if exists(o.copied) {
+		remove = append(remove, *o.copied)
+	}
 	switch {
 	case o.clusterPolicy != nil && exists(o.configMap):
 		remove = append(remove, *o.configMap)

@@ -37,8 +37,11 @@ type fixture struct {
 	standAlone wiring.StandAlone
 	// tolerations are those that shall be ours.
 	tolerations []corev1.Toleration
-	writes      []string
-	fail        func(write string) error
+	// own is the namespace of the operator, held and keepStrategy are what a decision says.
+	own, held    string
+	keepStrategy bool
+	writes       []string
+	fail         func(write string) error
 }
 
 // newFixture empties what subtests share of the cluster.
@@ -69,7 +72,7 @@ func (f *fixture) wiring() *wiring.Wiring {
 			return f.write("delete ConfigMap", func() error { return c.Delete(ctx, o, opts...) })
 		},
 	})
-	return wiring.New(c, f.client, f.clock, f.standAlone)
+	return wiring.New(c, f.client, f.clock, f.standAlone).CopyTo(f.own)
 }
 
 func (f *fixture) write(what string, do func() error) error {
@@ -86,6 +89,7 @@ func (f *fixture) observe() *wiring.Observed {
 	f.t.Helper()
 	o, err := f.wiring().Observe(f.ctx())
 	f.Expect(err).NotTo(HaveOccurred())
+	o.Held, o.KeepStrategy = f.held, f.keepStrategy
 	return o
 }
 
@@ -102,6 +106,7 @@ func (f *fixture) tryWire(keys map[string]string) error {
 	if err != nil {
 		return err
 	}
+	o.Held, o.KeepStrategy = f.held, f.keepStrategy
 	all := maps.Clone(o.Keys)
 	if all == nil {
 		all = map[string]string{}
@@ -110,8 +115,10 @@ func (f *fixture) tryWire(keys map[string]string) error {
 	if _, err := f.wiring().WriteKeys(f.ctx(), o, all); err != nil {
 		return err
 	}
-	_, err = f.wiring().Wire(f.ctx(), o, f.tolerations)
-	return err
+	if _, err = f.wiring().Wire(f.ctx(), o, f.tolerations); err != nil {
+		return err
+	}
+	return f.wiring().KeepCopy(f.ctx(), o)
 }
 
 func (f *fixture) unwire(mounted bool) []string {

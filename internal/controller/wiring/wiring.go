@@ -30,6 +30,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/clusterpolicy"
+	"github.com/gpusharing/gpu-sharing-operator/internal/deviceplugin"
 	"github.com/gpusharing/gpu-sharing-operator/internal/migmanager"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
 )
@@ -53,6 +54,13 @@ type Wiring struct {
 	reader     client.Reader // not cached: ConfigMaps of others are read once and not watched
 	clock      clock.PassiveClock
 	standAlone StandAlone
+	own        string // namespace of the operator, where the copy of our ConfigMap lies; empty: there is none
+}
+
+// CopyTo makes the wiring keep a copy of our ConfigMap in the operator's own namespace.
+func (w *Wiring) CopyTo(namespace string) *Wiring {
+	w.own = namespace
+	return w
 }
 
 // New returns a wiring. The reader is not cached.
@@ -67,11 +75,19 @@ type Observed struct {
 	ConfigMap types.NamespacedName
 	// Applied are those of its keys that we applied; nil if it does not exist.
 	Applied map[string]string
+	// Copied are the keys of the copy of our ConfigMap in the operator's own namespace; nil if there is none.
+	Copied map[string]string
+	// Held is why devicePlugin.config must not change now; empty if it may. The caller sets it before Wire and Unwire.
+	Held string
+	// KeepStrategy says that the default config must have the MIG strategy that the ClusterPolicy had. The caller sets it before
+	// Wire.
+	KeepStrategy bool
 	// Overridden is set while somebody else keeps changing back what we set in the ClusterPolicy.
 	Overridden *Overridden
 
 	clusterPolicy *unstructured.Unstructured // nil: stand-alone
 	configMap     *corev1.ConfigMap          // without resource version if it does not exist
+	copied        *corev1.ConfigMap          // likewise
 	baseline      baseline                   // what is to be recorded
 	record        string                     // what is recorded on our ConfigMap
 	defaultKey    string
@@ -119,19 +135,23 @@ func (w *Wiring) Observe(ctx context.Context) (*Observed, error) {
 // observeClusterPolicy compares the ClusterPolicy with what it has to say, and remembers what it said before.
 func (w *Wiring) observeClusterPolicy(ctx context.Context, o *Observed) error {
 	policy := o.clusterPolicy
-	b := recorded(policy, o.configMap.Annotations, policy.GetAnnotations())
+	b := recorded(policy, o.configMap.Annotations, policy.GetAnnotations(), o.copied.Annotations)
+	before := b.String()
 	o.record = o.configMap.Annotations[v1alpha1.AnnotationBaseline]
 	o.baseline = b.remember(policy)
-	before, err := w.keysBefore(ctx, o)
+	found, err := w.keysBefore(ctx, o)
 	if err != nil {
 		return err
 	}
-	o.baseline.Adopted, o.baseline.Keys = true, slices.Sorted(maps.Keys(before))
-	unlabelled, err := w.unlabelled(ctx, o.baseline)
+	o.baseline.Adopted, o.baseline.Keys = true, slices.Sorted(maps.Keys(found))
+	if o.baseline.String() != before {
+		o.baseline.Revision++
+	}
+	unlabelled, err := w.unlabelled(ctx, policy, o.baseline)
 	if err != nil {
 		return err
 	}
-	o.Keys, o.defaultKey = o.baseline.keys(before, unlabelled)
+	o.Keys, o.defaultKey = o.baseline.keys(found, unlabelled)
 	o.NoMIGManager = noManager(policy, o.Keys)
 	_, filed := o.Applied[migmanager.FileKey]
 	o.MIGReady = filed && readsOurs(policy)
@@ -150,8 +170,10 @@ func (w *Wiring) observeClusterPolicy(ctx context.Context, o *Observed) error {
 // copied yet, as it is.
 func (w *Wiring) keysBefore(ctx context.Context, o *Observed) (map[string]string, error) {
 	if o.baseline.Adopted {
-		if copied := selectKeys(o.Applied, o.baseline.Keys); len(copied) == len(o.baseline.Keys) {
-			return copied, nil
+		for _, keys := range []map[string]string{o.Applied, o.Copied} {
+			if adopted := selectKeys(keys, o.baseline.Keys); len(adopted) == len(o.baseline.Keys) {
+				return adopted, nil
+			}
 		}
 	}
 	name := o.baseline.configMap()
@@ -193,7 +215,7 @@ func (w *Wiring) locate(o *Observed, policy *unstructured.Unstructured) {
 
 // observeConfigMaps finds our ConfigMap, and those of ours that were left where the device plugin was before.
 func (w *Wiring) observeConfigMaps(ctx context.Context, o *Observed) error {
-	o.configMap = &corev1.ConfigMap{}
+	o.configMap, o.copied = &corev1.ConfigMap{}, &corev1.ConfigMap{}
 	all := &corev1.ConfigMapList{}
 	if err := w.client.List(ctx, all); err != nil {
 		return fmt.Errorf("reading our ConfigMap: %w", err)
@@ -202,6 +224,8 @@ func (w *Wiring) observeConfigMaps(ctx context.Context, o *Observed) error {
 		switch found := &all.Items[i]; {
 		case client.ObjectKeyFromObject(found) == o.ConfigMap:
 			o.configMap = found
+		case found.Name == ConfigMapName && found.Namespace == w.own:
+			o.copied, o.Copied = found, found.Data
 		case found.Name == ConfigMapName && found.Labels[managedBy] == operator:
 			o.leftovers = append(o.leftovers, *found)
 		}
@@ -216,9 +240,14 @@ func (w *Wiring) observeConfigMaps(ctx context.Context, o *Observed) error {
 // says, and selects the label's a moment later. A plugin ends that starts with single where GPUs or instances differ, and
 // with none it offers GPUs in MIG mode as whole ones; mixed offers what is there, under the same names as any other
 // strategy where there is no MIG. So it is mixed, unless MIG is on at a node that no policy governs: that one gets what
-// the ClusterPolicy asked for. A node that is on its way back, which has a baseline, is not asked: to change the key
-// restarts NVIDIA's programs on every node.
-func (w *Wiring) unlabelled(ctx context.Context, b baseline) (string, error) {
+// the ClusterPolicy asked for. To change the key restarts NVIDIA's programs on every node, so once the ClusterPolicy names
+// our ConfigMap it stays, and changes at most once more: when a node with MIG joins that no policy governs (KeepStrategy).
+func (w *Wiring) unlabelled(ctx context.Context, policy *unstructured.Unstructured, b baseline) (string, error) {
+	for _, strategy := range []string{b.strategy(), string(v1alpha1.MIGStrategyMixed)} {
+		if wired(policy, deviceplugin.Default(strategy).Key) {
+			return strategy, nil
+		}
+	}
 	nodes := &v1alpha1.GPUNodeList{}
 	if err := w.client.List(ctx, nodes, client.UnsafeDisableDeepCopy); err != nil {
 		return "", fmt.Errorf("listing GPUNodes: %w", err)

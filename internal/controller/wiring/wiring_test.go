@@ -15,6 +15,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/wiring"
@@ -52,6 +54,9 @@ func TestWiring(t *testing.T) {
 		"writes the keys, then the ClusterPolicy once, then nothing":          testOnce,
 		"goes on where it was killed":                                         testKilled,
 		"leaves MIG as it was on nodes that no policy governs":                testUngoverned,
+		"restores a ClusterPolicy that was restored from a backup":            testRestoredClusterPolicy,
+		"survives the loss of its records":                                    testLostRecords,
+		"waits for clients of NVIDIA's MPS daemons":                           testHeld,
 		"keeps the keys of the ConfigMap that was there":                      testAdopts,
 		"gives NVIDIA's programs tolerations and takes them back":             testTolerations,
 		"leaves tolerations alone that somebody has written since":            testTolerationsTaken,
@@ -184,16 +189,78 @@ func testUngoverned(f *fixture) {
 		UUID: "GPU-1", Sharing: v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeEnabled},
 	}}
 	f.Expect(f.client.Status().Update(f.ctx(), node)).To(Succeed())
-	f.Expect(unlabelled()).To(ContainSubstring(single), "nobody asked for other names there")
-	node.Spec.Policy = "research"
-	f.Expect(f.client.Update(f.ctx(), node)).To(Succeed())
-	f.Expect(unlabelled()).To(ContainSubstring(mixed))
-	node.Spec.Policy, node.Spec.Baseline = "", &v1alpha1.Baseline{}
-	f.Expect(f.client.Update(f.ctx(), node)).To(Succeed())
-	f.Expect(unlabelled()).To(ContainSubstring(mixed), "a node on its way back restarts nobody's programs")
-	node.Spec.Baseline = nil
-	f.Expect(f.client.Update(f.ctx(), node)).To(Succeed())
-	f.Expect(unlabelled()).To(ContainSubstring(single))
+	f.Expect(unlabelled()).To(ContainSubstring(mixed), "a policy may govern it, and a change restarts NVIDIA's programs on every node")
+	f.keepStrategy = true
+	f.Expect(unlabelled()).To(ContainSubstring(single), "no policy governs the node, and nobody asked for other names there")
+	f.keepStrategy = false
+	f.Expect(unlabelled()).To(ContainSubstring(single), "it never changes back")
+
+	f.unwire(false)
+	f.Expect(unlabelled()).To(ContainSubstring(single), "the node was there before")
+}
+
+// testRestoredClusterPolicy deletes the ClusterPolicy and restores a copy that was taken while the operator was in charge.
+func testRestoredClusterPolicy(f *fixture) {
+	f.createConfigMap("by-hand", map[string]string{"any": "version: v1\n"})
+	const before = "{devicePlugin: {enabled: true, config: {name: by-hand, default: any}}, mig: {strategy: single}}"
+	policy := f.policy("cluster-policy", "spec: "+before)
+	f.wire(research)
+	f.Expect(f.client.Get(f.ctx(), client.ObjectKeyFromObject(policy), policy)).To(Succeed())
+	backup := policy.DeepCopy()
+	f.Expect(f.client.Delete(f.ctx(), policy)).To(Succeed())
+	backup.SetUID("")
+	backup.SetResourceVersion("")
+	f.Expect(f.client.Create(f.ctx(), backup)).To(Succeed())
+	backup.Object["status"] = policy.Object["status"]
+	f.Expect(f.client.Status().Update(f.ctx(), backup)).To(Succeed())
+	f.wire(research)
+	f.unwire(false)
+	f.Expect(f.spec(backup)).To(MatchYAML(before))
+}
+
+// testLostRecords deletes each object that holds the record of the ClusterPolicy, one after the other.
+func testLostRecords(f *fixture) {
+	f.createConfigMap("by-hand", map[string]string{"any": "version: v1\n"})
+	const before = "{devicePlugin: {enabled: true, config: {name: by-hand, default: any}}, mig: {strategy: single}}"
+	policy := f.policy("cluster-policy", "spec: "+before)
+	f.own = "default"
+	f.t.Cleanup(func() {
+		of := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: f.own, Name: wiring.ConfigMapName}}
+		f.Expect(client.IgnoreNotFound(f.client.Delete(context.Background(), of))).To(Succeed())
+	})
+	f.wire(research)
+	f.Expect(f.observe().Copied).To(HaveKey("research-1"))
+
+	f.Expect(f.client.Delete(f.ctx(), f.configMap(wiring.ConfigMapName))).To(Succeed())
+	bare := client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"annotations":null}}`))
+	f.Expect(f.client.Patch(f.ctx(), policy, bare)).To(Succeed())
+	o := f.observe()
+	f.Expect(o.Copied).To(HaveKey("research-1"), "what only a node names can be written again")
+	f.Expect(o.Keys).To(HaveKey("any"))
+	f.wire(research)
+	f.unwire(false)
+	f.Expect(f.spec(policy)).To(MatchYAML(before))
+	f.Expect(f.observe().Copied).To(BeNil(), "nothing of the operator stays behind")
+}
+
+// testHeld leaves devicePlugin.config alone while NVIDIA's MPS daemons have clients, on the way in and on the way out.
+func testHeld(f *fixture) {
+	policy := f.policy("cluster-policy", installed)
+	before := f.spec(policy)
+	f.held = "pod team/train uses NVIDIA's MPS daemon"
+	f.wire(research)
+	f.Expect(f.spec(policy)).To(Equal(before))
+	f.held = ""
+	f.wire(research)
+	wired := f.spec(policy)
+	f.Expect(wired).NotTo(Equal(before))
+	f.held = "pod team/train uses NVIDIA's MPS daemon"
+	f.unwire(false)
+	f.Expect(f.spec(policy)).To(Equal(wired))
+	f.Expect(f.observe().Ready).To(BeTrue(), "its ConfigMap is there still")
+	f.held = ""
+	f.unwire(false)
+	f.Expect(f.spec(policy)).To(Equal(before))
 }
 
 func testKilled(f *fixture) {

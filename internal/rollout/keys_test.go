@@ -1,0 +1,105 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout_test
+
+import (
+	"testing"
+
+	. "github.com/onsi/gomega"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/clusterpolicy"
+	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+)
+
+// onPool selects nodes by their label pool.
+func onPool(name string) func(*v1alpha1.GPUSharingPolicy) {
+	return func(p *v1alpha1.GPUSharingPolicy) {
+		p.Spec.NodeSelector = &v1alpha1.NodeSelector{MatchLabels: map[string]string{"pool": name}}
+	}
+}
+
+// TestADeletedConfigMapGetsBackWhatOnlyANodeNames: nothing renders the config of a node that was left as it is, nor that of a
+// last good state.
+func TestADeletedConfigMapGetsBackWhatOnlyANodeNames(t *testing.T) {
+	g := NewWithT(t)
+	c := newCluster()
+	a, b := c.add("a", sim.A100), c.add("b", sim.T4)
+	a.Labels["pool"], b.Labels["pool"] = "a", "b"
+	c.Policies = []v1alpha1.GPUSharingPolicy{
+		policyOf("other", timeSlicing(2), onPool("b")), policyOf("research", timeSlicing(4), onPool("a"), retaining),
+	}
+	c.run(200)
+	g.Expect(c.ready()).To(Equal(2))
+	c.Policies = c.Policies[:1]
+	c.run(60)
+	good := b.Labels[v1alpha1.LabelConfig]
+	b.breaks(good)
+	c.edit(func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Sharing = timeSlicing(8) })
+	c.run(400)
+	g.Expect(c.Keys).To(And(HaveKey(a.Labels[v1alpha1.LabelConfig]), HaveKey(good)))
+	c.Keys = nil // kubectl delete configmap
+	c.run(20)
+	g.Expect(c.Keys).To(And(HaveKey(a.Labels[v1alpha1.LabelConfig]), HaveKey(good)))
+	a.plugin.running, b.plugin.running = false, false
+	c.run(20)
+	g.Expect(c.crashes).To(BeEmpty())
+}
+
+// TestTheFirstPolicyWaitsForClientsOfNVIDIAsMPSDaemons, which would end with a changed ClusterPolicy on every node.
+func TestTheFirstPolicyWaitsForClientsOfNVIDIAsMPSDaemons(t *testing.T) {
+	g := NewWithT(t)
+	c := newCluster()
+	byHand, other := c.add("by-hand", sim.T4), c.add("other", sim.T4)
+	other.Labels["pool"] = "other"
+	c.Wiring.Operands = &clusterpolicy.Operands{Name: "cluster-policy"}
+	c.Wiring.Ready = false
+	byHand.Pods = append(byHand.Pods, rollout.Pod{
+		Namespace: "gpu-operator", Name: "mps", UID: "mps", Controller: "DaemonSet", NodeSelector: map[string]string{mpsLabel: "true"},
+	})
+	c.hold(byHand, "client", 0, gpu.WholeGPU)
+	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", timeSlicing(4), onPool("other"))}
+	d := c.pass()
+	g.Expect(d.Held).To(ContainSubstring("pod user/client"))
+	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonMPSClientsRunning))
+	ready, _ := condition.Find(d.Policies["research"].Conditions, v1alpha1.ConditionReady)
+	g.Expect(ready.Reason).To(Equal(v1alpha1.ReasonMPSClientsRunning))
+	g.Expect(ready.Message).To(ContainSubstring("restarts NVIDIA's MPS daemons, which ends their clients: pod user/client"))
+
+	c.end(byHand, "client")
+	d = c.pass()
+	g.Expect(d.Held).To(BeEmpty())
+	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonWiring))
+}
+
+// TestTheDefaultConfigKeepsTheStrategyForNodesThatNoPolicyChanges, and for no others.
+func TestTheDefaultConfigKeepsTheStrategyForNodesThatNoPolicyChanges(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*cluster, *host)
+		keeps  bool
+	}{
+		"no policy governs it":    {change: func(*cluster, *host) {}, keeps: true},
+		"it is without MIG":       {change: func(c *cluster, h *host) { h.hardware.Update(func(n *sim.Node) { n.GPUs[0].MIG = false }); c.tick(0) }},
+		"it has a config already": {change: func(_ *cluster, h *host) { h.Labels[v1alpha1.LabelConfig] = "by-hand" }},
+		"a policy governs it": {change: func(c *cluster, _ *host) {
+			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("1g", 7)))}
+		}},
+		"its policy is paused": {keeps: true, change: func(c *cluster, _ *host) {
+			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("1g", 7)), paused)}
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			cl := newCluster()
+			h := cl.add("a", sim.A100)
+			h.hardware.Update(func(n *sim.Node) { n.GPUs[0].MIG, n.GPUs[0].PendingMIG = true, true })
+			h.report()
+			c.change(cl, h)
+			g.Expect(rollout.Decide(cl.world()).KeepStrategy).To(Equal(c.keeps))
+		})
+	}
+}
