@@ -202,8 +202,9 @@ const (
 	// ReasonMIGConfigIgnored: somebody changed nvidia.com/mig.config on a node that the operator partitions, where it has no
 	// effect.
 	ReasonMIGConfigIgnored = "MIGConfigIgnored"
-	// ReasonChangedByOthers: somebody changes the MIG instances of a GPU again and again. The agent made them three times
-	// within an hour, and leaves them until that hour is over.
+	// ReasonChangedByOthers: another controller undoes again and again what the operator does. If it changes the MIG instances of a
+	// GPU, the agent makes them three times within an hour. Everything else is written eight times within an hour while no policy
+	// changes. After that the operator waits until the hour is over.
 	ReasonChangedByOthers = "ChangedByOthers"
 )
 

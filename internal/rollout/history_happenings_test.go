@@ -159,7 +159,7 @@ func (c *chronicle) staked(which func(stake) bool) bool {
 
 func (c *chronicle) leadEvent(*rand.Rand) {
 	c.lead()
-	c.memory = remembering{}
+	c.memory, c.Repeats = remembering{}, &rollout.Repeats{}
 	c.tell("another controller leads")
 }
 

@@ -88,6 +88,7 @@ func (c *chronicle) lostEvent(random *rand.Rand) {
 	h.swap(index, "", 0)
 	h.plugin.running = false
 	h.report()
+	h.reborn()
 	c.tell("GPU %d of %s falls off the bus", index, h.Name)
 }
 

@@ -117,7 +117,7 @@ func (c *chronicle) rewriting(random *rand.Rand) (what string, again func() bool
 			entries = h.Annotations
 		}
 		is, has := entries[label]
-		if has == (value != "") && is == value || h.off || value != "" && !has && entries[label] == "" && isDeploy(label) {
+		if has == (value != "") && is == value || h.off || value != "" && !has && strings.HasPrefix(label, v1alpha1.Group+"/") || value != "" && !has && entries[label] == "" && isDeploy(label) {
 			return false
 		}
 		if value == "" {
@@ -180,6 +180,9 @@ func (c *chronicle) fought() (changed bool) {
 func (c *chronicle) bounded(when string, most int) {
 	for _, what := range slices.Sorted(maps.Keys(c.count)) {
 		limit := most
+		if strings.HasPrefix(what, "pod ") {
+			limit = 4 * most // a trigger for the kubelet, which disturbs nobody
+		}
 		if strings.HasPrefix(what, "restart ") || strings.HasPrefix(what, "evict ") {
 			limit = 12
 		}

@@ -236,6 +236,7 @@ func (c *chronicle) carryOut(a rollout.Action) {
 	}
 	c.do(a)
 	c.wrote(a)
+	c.Repeats.Note(a, c.Now)
 	c.inBudget(h, a)
 }
 

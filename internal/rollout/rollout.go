@@ -39,6 +39,7 @@ func (memory *Memory) Decide(w World) Decision {
 	w.Policies = policies
 	ranking := policy.Rank(w.Policies)
 	memory.rank(ranking)
+	w.Repeats.begin(memory.ranked, w.Now)
 	groups := map[string]*group{}
 	for i := range w.Policies {
 		groups[w.Policies[i].Name] = &group{by: &w.Policies[i], windows: windows[i], invalid: invalid[i]}
@@ -131,6 +132,12 @@ func decide(w *World, groups map[string]*group, tolerated tolerance) Decision {
 	d.Unmet = impactOf(w, groups)
 	for _, g := range groups {
 		g.pace(w)
+		for i := range g.members {
+			g.members[i].withhold(w)
+		}
+		for i := range g.idle {
+			g.idle[i].withhold(w)
+		}
 		all = append(all, g.members...)
 		if g.by != nil {
 			d.Policies[g.by.Name] = g.status(w, tolerated, d.Unmet[g.by.Name])
@@ -142,11 +149,13 @@ func decide(w *World, groups map[string]*group, tolerated tolerance) Decision {
 	d.KeepStrategy = slices.ContainsFunc(all, member.byDefault)
 	d.WireMIG = slices.ContainsFunc(all, func(m member) bool { return m.usesConfigs() && !m.onPaper() })
 	if write, needed := keys(w, all, d.WireMIG); needed && d.Wire {
-		d.Actions = append(d.Actions, write)
+		d.Actions, d.After = w.Repeats.admit(d.Actions, write, w.Now, d.After)
 	}
 	for _, m := range all {
 		d.Actions = append(d.Actions, m.actions...)
-		d.Actions = append(d.Actions, m.tell()...)
+		for _, tell := range m.tell() {
+			d.Actions, d.After = w.Repeats.admit(d.Actions, tell, w.Now, d.After)
+		}
 		d.After = sooner(d.After, m.after)
 		if m.listed() {
 			d.Nodes = append(d.Nodes, m.report())

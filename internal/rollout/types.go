@@ -28,6 +28,8 @@ type World struct {
 	Nodes []Node
 	// Unscheduled are the pods that ask for GPUs or instances and are on no node.
 	Unscheduled []Pod
+	// Repeats counts what was written in the last hour; nil: nothing is held back for that.
+	Repeats *Repeats
 }
 
 // Wiring is how NVIDIA's device plugin is installed and whether it reads our ConfigMap.

@@ -20,5 +20,6 @@ func Worrying(n v1alpha1.PendingNode) bool {
 		v1alpha1.ReasonMIGManagerStuck, v1alpha1.ReasonMIGManagerUnfenced, v1alpha1.ReasonMIGConfigIgnored,
 		v1alpha1.ReasonConfigManagerFailing, v1alpha1.ReasonDevicePluginFailing, v1alpha1.ReasonDevicePluginOutdated,
 		v1alpha1.ReasonComputeModeLeft, v1alpha1.ReasonNodeFeatureIgnored, v1alpha1.ReasonMPSCapableReset, v1alpha1.ReasonMPSCapableStale,
+		v1alpha1.ReasonChangedByOthers,
 	}, n.Reason)
 }

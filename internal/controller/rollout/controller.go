@@ -60,6 +60,7 @@ type Controller struct {
 	pods    podChanges
 	known   known                // of the nodes, from the last pass
 	memory  rollout.Memory       // likewise
+	repeats rollout.Repeats      // what was written in the last hour
 	deleted map[string]types.UID // NodeFeatures of ours that the cache may still show, by node
 	Options
 }
@@ -117,6 +118,7 @@ func (c *Controller) Reconcile(ctx context.Context, _ Pass) (reconcile.Result, e
 	if err != nil {
 		return reconcile.Result{}, fmt.Errorf("gathering the cluster: %w", err)
 	}
+	seen.world.Repeats = &c.repeats
 	decision := c.memory.Decide(seen.world)
 	c.metrics.decided(decision)
 	for _, n := range decision.Nodes {

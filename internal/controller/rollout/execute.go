@@ -89,6 +89,7 @@ func (p *pass) carryOut(ctx context.Context, a rollout.Action) error {
 		return fmt.Errorf("%s: %w", a, err)
 	}
 	if wrote {
+		p.repeats.Note(a, p.world.Now)
 		log.FromContext(ctx).Info(a.String(), about(a)...)
 		p.announce(a)
 		p.metrics.did(a, p.specOf(a.Target()))

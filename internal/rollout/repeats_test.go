@@ -1,0 +1,56 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout_test
+
+import (
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+)
+
+// TestNoFightGoesOnWithoutEnd: what another controller undoes again and again is written a few times in an hour. The status names
+// the write and how to find the other controller. A change of the policies is carried out at once all the same.
+func TestNoFightGoesOnWithoutEnd(t *testing.T) {
+	g := NewWithT(t)
+	c := newCluster()
+	c.Repeats = &rollout.Repeats{}
+	h := c.add("a", sim.A100)
+	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mps(4))}
+	c.run(60)
+	g.Expect(h.features.ours).NotTo(BeZero())
+	clear(c.writes)
+	var d rollout.Decision
+	pass := func(step time.Duration) {
+		h.features.ours, c.Keys = time.Time{}, nil
+		d = c.memory.decide(c.world())
+		for _, a := range d.Actions {
+			c.do(a)
+			c.Repeats.Note(a, c.Now)
+		}
+		c.tick(step)
+	}
+	for range 300 {
+		pass(time.Second)
+	}
+	g.Expect(c.writes).To(Equal(map[string]int{"rollout.KeepMPSOff": 8, "rollout.WriteKeys": 8}))
+	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonChangedByOthers))
+	g.Expect(d.Nodes[0].Message).To(And(ContainSubstring("NodeFeature zz-gpu-sharing-a"), ContainSubstring("--show-managed-fields")))
+	g.Expect(d.After).To(BeNumerically(">", 50*time.Minute), "it is tried again then")
+	c.tick(d.After)
+	pass(time.Second)
+	g.Expect(c.writes).To(HaveKeyWithValue("rollout.WriteKeys", 9))
+
+	for range 20 {
+		pass(time.Second)
+	}
+	c.Policies[0].Spec.Sharing, c.Policies[0].Generation = mps(8), 2
+	writes := c.writes["rollout.WriteKeys"]
+	pass(time.Second)
+	g.Expect(c.writes["rollout.WriteKeys"]).To(Equal(writes + 1))
+}
