@@ -52,6 +52,7 @@ var known = sync.OnceValue(func() (all []knownDefect) {
 		{"12 taints drop", `^harmless: .* loses the taint of policy`},
 		{"34 a reboot that nobody permits", `^bounded: Node .* nobody else does anything`},
 		{"35 the record of the baseline is written again", `^restore: node .*(label nvidia.com/mig.config is|: GPU \d .* came as {mig:true)`},
+		{"36 a config is selected before a slow kubelet shows it, where the cache lags", `^harmless: NVIDIA's config-manager ended`},
 		{"14 Retain is observed before it is", `^restore: .* was to keep config`},
 		{"15 tried again", `^progress: .* is Failed .*is tried again when the policy changes`},
 		{"17 the budget of a release", `^harmless: .* nodes of policy .* are disturbed`},
