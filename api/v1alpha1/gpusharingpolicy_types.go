@@ -255,13 +255,13 @@ const (
 
 // MaintenanceWindow is a time that comes again and again, in which disruptive changes may start.
 type MaintenanceWindow struct {
-	// schedule is when the window opens, as for a CronJob: minute, hour, day of the month, month and day of the week
-	// (0 to 6 or SUN to SAT), or one of @hourly, @daily, @weekly, @monthly and @yearly. Example: "0 22 * * FRI". If
+	// schedule is when the window opens, as for a CronJob: minute, hour, day of the month, month of the year, day of
+	// the week (0 to 6 or SUN to SAT), or one of @hourly, @daily, @weekly, @monthly and @yearly. Example: "0 22 * * FRI". If
 	// daylight saving skips that time, the window opens as much later as the clock jumps. If it comes twice, it opens once.
 	// +required
 	// +kubebuilder:validation:MinLength=6
 	// +kubebuilder:validation:MaxLength=128
-	// +kubebuilder:validation:XValidation:rule="self.matches('^(@(hourly|daily|midnight|weekly|monthly|yearly|annually)|(?i:([*?]|[0-5]?[0-9])([-,/]([*?]|[0-5]?[0-9]))* ([*?]|(1?[0-9]|0[0-9]|2[0-3]))([-,/]([*?]|(1?[0-9]|0[0-9]|2[0-3])))* ([*?]|(0?[1-9]|[12][0-9]|3[01]))([-,/]([*?]|(0?[1-9]|[12][0-9]|3[01])))* ([*?]|(0?[1-9]|1[0-2]|jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec))([-,/]([*?]|(0?[1-9]|1[0-2]|jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)))* ([*?]|([0-6]|sun|mon|tue|wed|thu|fri|sat))([-,/]([*?]|([0-6]|sun|mon|tue|wed|thu|fri|sat)))*))$')",message="must be five fields of cron (minute, hour, day of the month, month, day of the week), such as 0 22 * * FRI, or one of @hourly, @daily, @midnight, @weekly, @monthly, @yearly and @annually"
+	// +kubebuilder:validation:XValidation:rule="self.matches('^(@(hourly|daily|midnight|weekly|monthly|yearly|annually)|(?i:([*?]|[0-5]?[0-9])([-,/]([*?]|[0-5]?[0-9]))* ([*?]|(1?[0-9]|0[0-9]|2[0-3]))([-,/]([*?]|(1?[0-9]|0[0-9]|2[0-3])))* ([*?]|(0?[1-9]|[12][0-9]|3[01]))([-,/]([*?]|(0?[1-9]|[12][0-9]|3[01])))* ([*?]|(0?[1-9]|1[0-2]|jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec))([-,/]([*?]|(0?[1-9]|1[0-2]|jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)))* ([*?]|([0-6]|sun|mon|tue|wed|thu|fri|sat))([-,/]([*?]|([0-6]|sun|mon|tue|wed|thu|fri|sat)))*))$')",message="must be five fields of cron (minute, hour, day of the month, month of the year, day of the week), such as 0 22 * * FRI, or one of @hourly, @daily, @midnight, @weekly, @monthly, @yearly and @annually"
 	Schedule string `json:"schedule,omitempty"`
 
 	// duration is how long the window stays open: hours and minutes, such as 4h or 1h30m, from 5m to 168h. Daylight saving

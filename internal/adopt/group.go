@@ -152,8 +152,7 @@ func rank(name string) int {
 		return never
 	case !has:
 		return 0
-	case domain == "nvidia.com" || strings.HasSuffix(domain, ".nvidia.com") || domain == v1alpha1.Group ||
-		domain == "feature.node.kubernetes.io" || strings.HasPrefix(domain, "topology.") || strings.Contains(domain, "csi."):
+	case unfit(domain):
 		return never
 	case domain == "node-role.kubernetes.io":
 		return 2
@@ -163,6 +162,12 @@ func rank(name string) int {
 		return never
 	}
 	return 1
+}
+
+// unfit reports whether all labels of a domain are written by programs: about GPUs, by the operator itself, or about places.
+func unfit(domain string) bool {
+	return domain == "nvidia.com" || strings.HasSuffix(domain, ".nvidia.com") || domain == v1alpha1.Group ||
+		domain == "feature.node.kubernetes.io" || strings.HasPrefix(domain, "topology.") || strings.Contains(domain, "csi.")
 }
 
 // ephemeral reports whether a label tells one machine from another, or where it stands, or what state it is in. The next
