@@ -83,7 +83,8 @@ func (f *fleet) join(ctx context.Context) error {
 			"nvidia.com/gpu.present": "true", "kubernetes.io/hostname": name,
 			"nvidia.com/gpu.deploy.device-plugin": "true", "nvidia.com/gpu.deploy.gpu-feature-discovery": "true",
 			"nvidia.com/gpu.deploy.dcgm-exporter": "true", "nvidia.com/gpu.deploy.mig-manager": "true",
-			"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-40GB", "nvidia.com/gpu.count": "8", "nvidia.com/gpu.memory": "40960",
+			"nvidia.com/gpu.deploy.client": "true",
+			"nvidia.com/gpu.product":       "NVIDIA-A100-SXM4-40GB", "nvidia.com/gpu.count": "8", "nvidia.com/gpu.memory": "40960",
 		}}}
 		node.Status.Allocatable = corev1.ResourceList{
 			corev1.ResourceCPU: resource.MustParse("96"), corev1.ResourceMemory: resource.MustParse("1Ti"), resourceGPU: resource.MustParse("8"),
