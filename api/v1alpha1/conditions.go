@@ -321,6 +321,11 @@ const (
 	// AnnotationVerified names, on a GPUNode, the wish in its spec once the node has reached and verified it: a hash of its
 	// device-plugin configuration and its devices. Of an earlier wish spec.lastGood tells that.
 	AnnotationVerified = Group + "/verified"
+	// AnnotationRetry is set by users on a GPUNode. Each new value makes the operator try again what failed on the node.
+	AnnotationRetry = Group + "/retry"
+	// AnnotationRestarted tells, on a Node, for which MIG instances and boot the operator restarted NVIDIA's device plugin, which
+	// advertised none of them. It does so once.
+	AnnotationRestarted = Group + "/plugin-restarted"
 	// AnnotationPaused lists, on a Node, the deploy labels of NVIDIA's clients that the operator paused, by comma: those
 	// and no others are set to true again.
 	AnnotationPaused = Group + "/paused"

@@ -81,7 +81,8 @@ type GPUNodeSpec struct {
 	// +optional
 	LastGood *NodeSharing `json:"lastGood,omitempty"`
 
-	// failed is the wish that the node could not reach. It is not tried again before it changes.
+	// failed is the wish that the node could not reach. It is not tried again before it changes, or the policy, or the annotation
+	// gpusharing.io/retry.
 	// +optional
 	Failed *FailedWish `json:"failed,omitempty"`
 
@@ -146,6 +147,11 @@ type FailedWish struct {
 	// +optional
 	// +kubebuilder:validation:MaxLength=1024
 	Message string `json:"message,omitempty"`
+	// attempt tells one attempt from the next: a hash of the UID and generation of the policy, and of the annotation
+	// gpusharing.io/retry. With another one the wish is tried again.
+	// +optional
+	// +kubebuilder:validation:MaxLength=63
+	Attempt string `json:"attempt,omitempty"`
 }
 
 // Release is how a node goes back to its baseline when no policy governs it any more.
@@ -165,6 +171,10 @@ type Release struct {
 	// reboot says whether the node may be rebooted where a GPU takes its former MIG mode only so.
 	// +optional
 	Reboot RebootMode `json:"reboot,omitempty"`
+	// policy is the policy that says so. The nodes that it governed share its maxUnavailable also once it is gone.
+	// +optional
+	// +kubebuilder:validation:MaxLength=253
+	Policy string `json:"policy,omitempty"`
 }
 
 // NodeSharing is how the GPUs of a node are shared, and the device-plugin configuration that belongs to it.

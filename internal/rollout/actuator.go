@@ -199,7 +199,7 @@ func (v *view) drive() judgement {
 	if left <= 0 {
 		return v.giveUpOnManager(j, v1alpha1.ReasonApplyTimedOut, fmt.Sprintf("not within %s: %s", applyTimeout, j.message))
 	}
-	j.after = sooner(j.after, left)
+	j.after = Sooner(j.after, left)
 	return j
 }
 

@@ -23,7 +23,7 @@ func (m *member) allowAgent() {
 		return
 	}
 	if at, did := stamped(m.node.Annotations[v1alpha1.AnnotationClient], clientSet); did && m.world.Now.Sub(at) < patience {
-		m.after = sooner(m.after, at.Add(patience).Sub(m.world.Now)) // another controller removed it
+		m.after = Sooner(m.after, at.Add(patience).Sub(m.world.Now)) // another controller removed it
 		return
 	}
 	patch := PatchNode{

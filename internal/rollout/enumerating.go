@@ -6,6 +6,8 @@ package rollout
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -82,6 +84,9 @@ func (v *view) stampInstances(patch PatchNode) {
 		if has {
 			patch.Annotations[v1alpha1.AnnotationInstances] = nil
 		}
+		if _, restarted := v.node.Annotations[v1alpha1.AnnotationRestarted]; restarted {
+			patch.Annotations[v1alpha1.AnnotationRestarted] = nil
+		}
 	case selects || resumes || !has:
 		if seen, _ := v.enumerated(); seen != now {
 			patch.Annotations[v1alpha1.AnnotationInstances] = new(v.withMonitors(now, seen))
@@ -148,12 +153,38 @@ func (v *view) isPlugin(p Pod) bool {
 }
 
 // restartPlugin starts the device plugin anew where it advertises nothing of a MIG resource though it was started since
-// the instances are there. One that has been started lately is left alone: then that is not why.
+// the instances are there. It does so once for the instances of a boot, and never where the plugin reports devices as
+// unhealthy: a plugin that starts anew offers those again. One that has been started lately is left alone: then that is not
+// why. The patch has enumerating delete the pods.
 func (v *view) restartPlugin() (actions []Action, after time.Duration) {
-	if !v.touchesMIG() || !v.advertisesNothing() || !condition.IsTrue(v.node.GPU.Status.Conditions, v1alpha1.ConditionReady) {
+	if !v.touchesMIG() || !v.advertisesNothing() || len(v.node.Unhealthy) > 0 || !condition.IsTrue(v.node.GPU.Status.Conditions, v1alpha1.ConditionReady) {
 		return nil, 0
 	}
-	return v.restart(unseenInstances, v.isPlugin)
+	set := v.instances() + "/" + v.node.GPU.Status.BootID
+	if v.node.Annotations[v1alpha1.AnnotationRestarted] == set {
+		return nil, 0
+	}
+	restarts, after := v.restart(unseenInstances, v.isPlugin)
+	if len(restarts) == 0 {
+		return nil, after
+	}
+	patch := v.patch("starting NVIDIA's device plugin anew, since it advertises none of the MIG instances")
+	patch.Annotations[v1alpha1.AnnotationRestarted] = &set
+	patch.Annotations[v1alpha1.AnnotationInstances] = new(v.instances() + "@" + strings.Join(v.plugins(), ","))
+	return []Action{patch}, 0
+}
+
+// sick adds to a message how many devices NVIDIA's device plugin reports as unhealthy; empty if it reports none.
+func (v *view) sick() string {
+	var sick []string
+	for _, name := range slices.Sorted(maps.Keys(v.node.Unhealthy)) {
+		sick = append(sick, fmt.Sprintf("%d of %s", v.node.Unhealthy[name], name))
+	}
+	if len(sick) == 0 {
+		return ""
+	}
+	return fmt.Sprintf("; NVIDIA's device plugin reports devices as unhealthy (%s): look at the GPU (nvidia-smi, XID errors in "+
+		"the kernel's log), then restart the plugin's pod", list(sick))
 }
 
 // advertisesNothing says whether the node lacks some resource altogether.

@@ -225,37 +225,40 @@ func affected(lines []string) metav1.Condition {
 	return c
 }
 
-// asksOf sums what a pod asks for of GPUs and instances, as the scheduler does: its containers together, or an init
-// container that asks for more.
+// asksOf sums what a pod asks for of GPUs and instances, as the scheduler does: its containers and sidecars together, or an
+// init container with the sidecars that start before it, where that is more (k8s.io/component-helpers/resource PodRequests).
 func asksOf(spec *corev1.PodSpec) map[string]int64 {
-	var asks map[string]int64
-	take := func(into map[string]int64, r *corev1.ResourceRequirements, add bool) map[string]int64 {
+	together, sidecars, most := map[string]int64{}, map[string]int64{}, map[string]int64{}
+	each := func(r *corev1.ResourceRequirements, do func(name string, n int64)) {
 		for name, quantity := range r.Limits {
-			n := quantity.Value()
-			if n == 0 || !ofGPU(string(name)) {
-				continue
+			if n := quantity.Value(); n != 0 && ofGPU(string(name)) {
+				do(string(name), n)
 			}
-			if into == nil {
-				into = map[string]int64{}
-			}
-			if add {
-				n += into[string(name)]
-			}
-			into[string(name)] = max(into[string(name)], n)
 		}
-		return into
 	}
 	for i := range spec.Containers {
-		asks = take(asks, &spec.Containers[i].Resources, true)
+		each(&spec.Containers[i].Resources, func(name string, n int64) { together[name] += n })
 	}
 	for i := range spec.InitContainers {
 		sidecar := spec.InitContainers[i].RestartPolicy != nil
-		asks = take(asks, &spec.InitContainers[i].Resources, sidecar)
+		each(&spec.InitContainers[i].Resources, func(name string, n int64) {
+			most[name] = max(most[name], sidecars[name]+n)
+			if sidecar {
+				sidecars[name] += n
+				together[name] += n
+			}
+		})
 	}
 	if spec.Resources != nil {
-		asks = take(asks, spec.Resources, false)
+		each(spec.Resources, func(name string, n int64) { most[name] = max(most[name], n) })
 	}
-	return asks
+	for name, n := range most {
+		together[name] = max(together[name], n)
+	}
+	if len(together) == 0 {
+		return nil
+	}
+	return together
 }
 
 // workloadOf names what has made a pod: its controller, or a Deployment by the ReplicaSet that belongs to it, whose name

@@ -96,14 +96,20 @@ func (v *view) judgeFailed(f v1alpha1.FailedWish, j judgement) judgement {
 		return j // it did not become idle in time, but now it is
 	case !v.fallsBack:
 		j.start, j.giveUp, j.actions = nil, nil, v.letGo("it did not become idle in time")
-		j.message = f.Message + "; it is tried again when the node is idle or a policy for it changes; now " + v.inTheWay()
+		j.message = f.Message + "; it is tried again when the node is idle, a policy for it changes or you annotate the GPUNode (" + v.retry() + "); now " + v.inTheWay()
 	case j.State == StateUpToDate:
-		j.message = f.Message + "; the node was put back to its last good state and is tried again when the policy changes"
+		j.message = f.Message + "; the node was put back to its last good state and is tried again when the policy changes or you annotate the " +
+			"GPUNode: " + v.retry()
 	default:
 		j.message = fmt.Sprintf("%s; the node goes back to its last good state (%s: %s)", f.Message, j.State, j.message)
 	}
 	j.State, j.reason = StateFailed, f.Reason
 	return j
+}
+
+// retry is the command that has a failed node tried again.
+func (v *view) retry() string {
+	return fmt.Sprintf("kubectl annotate gpunode %s --overwrite %s=$(date +%%s)", v.node.Name, v1alpha1.AnnotationRetry)
 }
 
 // progress is the state of a node on its way to its target.
@@ -230,6 +236,9 @@ func (v *view) draining(j judgement) judgement {
 	left := v.drainLeft()
 	if left <= 0 {
 		message := fmt.Sprintf("not idle within %s: %s", v.drainTimeout(), v.inTheWay())
+		if _, stay := v.evictions(); len(stay) > 0 {
+			message += "; not evicted: " + list(stay)
+		}
 		if !v.fallsBack {
 			j.start = append(v.letGo("it did not become idle in time"), v.recordFailure(v1alpha1.ReasonDrainTimedOut, message))
 			j.message = message
@@ -298,7 +307,7 @@ func (v *view) quiescing(j judgement) judgement {
 		return j
 	}
 	if left > 0 {
-		j.after = sooner(j.after, left)
+		j.after = Sooner(j.after, left)
 		return j
 	}
 	if v.fallsBack { // there is no other way back
@@ -371,7 +380,7 @@ func (v *view) verifying() (judgement, bool) {
 	}
 	if reached(v.node.GPU.Spec, v.to) || v.to.expected == nil {
 		j.State, j.reason = StateDegraded, v1alpha1.ReasonNotAdvertised
-		j.message += "; look at the pods of NVIDIA's device plugin on the node"
+		j.message += cmp.Or(v.sick(), "; look at the pods of NVIDIA's device plugin on the node")
 		j.actions, j.after = v.restartPlugin()
 		return j, true
 	}

@@ -182,10 +182,10 @@ func (v *view) asked() string {
 	return v.to.hash()
 }
 
-// failed is the record that what is asked failed on this node; nil if it has not.
+// failed is the record that what is asked failed on this node; nil if it has not, or is to be tried again.
 func (v *view) failed() *v1alpha1.FailedWish {
 	f := v.node.GPU.Spec.Failed
-	if f == nil || f.Wish != v.asked() {
+	if f == nil || f.Wish != v.asked() || f.Attempt != v.attempt() {
 		return nil
 	}
 	if f.Reason == v1alpha1.ReasonRebootRequired && v.mayReboot() {

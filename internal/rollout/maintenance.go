@@ -129,7 +129,7 @@ func (v *view) maintained(m maintenance, j judgement) judgement {
 		if left <= 0 {
 			j.actions = v.letGo("the driver upgrade waits for them")
 		}
-		j.after = sooner(j.after, left)
+		j.after = Sooner(j.after, left)
 	}
 	switch {
 	case j.State == StateUpToDate:
@@ -221,7 +221,7 @@ func (v *view) overdue() bool {
 
 func (v *view) untilOverdue(j judgement) judgement {
 	if at, was := v.interruptedAt(); was {
-		j.after = sooner(j.after, at.Add(maintenanceTimeout).Sub(v.world.Now))
+		j.after = Sooner(j.after, at.Add(maintenanceTimeout).Sub(v.world.Now))
 	}
 	return j
 }

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/clusterpolicy"
 )
 
 const (
@@ -30,6 +31,15 @@ func NodeOf(node *corev1.Node, gpuNode *v1alpha1.GPUNode) Node {
 		Created: node.CreationTimestamp.Time, Allocatable: map[string]int64{}, HeldSince: heldSince(node),
 	}
 	n.GPU.Spec, n.BaselineLost = SpecWithCopy(gpuNode, node.Annotations)
+	for name, quantity := range node.Status.Capacity {
+		healthy := node.Status.Allocatable[name]
+		if sick := quantity.Value() - healthy.Value(); sick > 0 && ofGPU(string(name)) {
+			if n.Unhealthy == nil {
+				n.Unhealthy = map[string]int64{}
+			}
+			n.Unhealthy[string(name)] = sick
+		}
+	}
 	for name, quantity := range node.Status.Allocatable {
 		if strings.HasPrefix(string(name), nvidiaDomain) {
 			n.Allocatable[string(name)] = quantity.Value()
@@ -62,6 +72,7 @@ func PodOf(pod *corev1.Pod, configMap types.NamespacedName) Pod {
 	p.ReadySince = readySince(pod)
 	if p.GPU {
 		p.Asks, p.Workload = asksOf(&pod.Spec), workloadOf(pod)
+		p.Tolerates = ToleratesChange(pod.Spec.Tolerations)
 	}
 	p.Serves = Serves(pod) || p.MountsConfig
 	if p.Serves {
@@ -126,6 +137,11 @@ func OwnTolerations(all []corev1.Toleration) []corev1.Toleration {
 	return own
 }
 
+// ToleratesChange reports whether a pod with these tolerations may come to a node that the operator drains.
+func ToleratesChange(all []corev1.Toleration) bool {
+	return clusterpolicy.Tolerates(all, corev1.Taint{Key: v1alpha1.TaintChanging, Effect: corev1.TaintEffectNoSchedule})
+}
+
 // IsReadyAgent says whether a pod is one of the agents' and answers.
 func IsReadyAgent(pod *corev1.Pod) bool {
 	if !IsAgent(pod) || pod.DeletionTimestamp != nil {
@@ -139,7 +155,8 @@ func IsReadyAgent(pod *corev1.Pod) bool {
 	return false
 }
 
-// RequestsGPU says whether a container of a pod, or the pod as a whole, requests a resource nvidia.com/*.
+// RequestsGPU reports whether a container of a pod, or the pod as a whole, requests GPUs or MIG instances. NVIDIA's Network
+// Operator offers network cards under the same domain (nvidia.com/hostdev), which are none.
 func RequestsGPU(spec *corev1.PodSpec) bool {
 	if spec.Resources != nil && hasGPU(spec.Resources) {
 		return true
@@ -160,7 +177,7 @@ func Asks(spec *corev1.PodSpec) map[string]int64 { return asksOf(spec) }
 func hasGPU(r *corev1.ResourceRequirements) bool {
 	for _, list := range []corev1.ResourceList{r.Limits, r.Requests} {
 		for name := range list {
-			if strings.HasPrefix(string(name), nvidiaDomain) {
+			if ofGPU(string(name)) {
 				return true
 			}
 		}

@@ -26,7 +26,8 @@ type member struct {
 // lost is a node that a policy selects and another one governs.
 type lost struct{ node, to string }
 
-// group is the nodes that share a budget: those that one policy governs, or those that go back to their baselines.
+// group is the nodes that share a budget: those that one policy governs, or those that it governed last and that go back to
+// their baselines.
 type group struct {
 	by      *v1alpha1.GPUSharingPolicy // nil for nodes that go back
 	members []member                   // by name
@@ -176,11 +177,11 @@ func (g *group) places() int {
 	if g.by != nil {
 		return scaled(g.by.Spec.Rollout.MaxUnavailable, len(g.members))
 	}
-	most := 1
+	least := len(g.members)
 	for _, m := range g.members {
-		most = max(most, scaled(m.rules().MaxUnavailable, len(g.members)))
+		least = min(least, scaled(m.rules().MaxUnavailable, len(g.members)))
 	}
-	return most
+	return max(least, 1)
 }
 
 // scaled is a number of nodes, or a percentage of them rounded up; at least 1.

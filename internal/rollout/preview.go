@@ -60,6 +60,8 @@ func (v *view) fateOf(b plan.Blocker) string {
 		return "is gone already and is waited for"
 	case stays(p):
 		return "is not evicted, since it would come back at once; end it yourself"
+	case v.returns(p):
+		return "is not evicted, since another would come in spite of the taint; scale its workload down"
 	}
 	return "is evicted, as far as PodDisruptionBudgets allow"
 }

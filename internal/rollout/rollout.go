@@ -64,6 +64,21 @@ type placing struct {
 	tolerated tolerance
 }
 
+// group is the group that paces a node: that of its policy, or that of the nodes which the same policy governed last.
+func (in placing) group(by *v1alpha1.GPUSharingPolicy, release *v1alpha1.Release) *group {
+	if by != nil {
+		return in.groups[by.Name]
+	}
+	name := "released/" // no name of a policy has a slash
+	if release != nil {
+		name += release.Policy
+	}
+	if in.groups[name] == nil {
+		in.groups[name] = &group{}
+	}
+	return in.groups[name]
+}
+
 // place judges a node and puts it into the group that paces it.
 func (memory *Memory) place(w *World, n *Node, in placing) {
 	groups, selected := in.groups, memory.govern(in.ranking, n)
@@ -85,10 +100,7 @@ func (memory *Memory) place(w *World, n *Node, in placing) {
 		groups[""].idle = append(groups[""].idle, m)
 		return
 	}
-	g := groups[""]
-	if governed.By != nil {
-		g = groups[governed.By.Name]
-	}
+	g := in.group(governed.By, n.GPU.Spec.Release)
 	d := memory.recall(w, n, governed)
 	m := member{view: d.view, judgement: d.judgement, slot: d.slot}
 	if d.settled {
@@ -156,7 +168,7 @@ func decide(w *World, groups map[string]*group, tolerated tolerance) Decision {
 		for _, tell := range m.tell() {
 			d.Actions, d.After = w.Repeats.admit(d.Actions, tell, w.Now, d.After)
 		}
-		d.After = sooner(d.After, m.after)
+		d.After = Sooner(d.After, m.after)
 		if m.listed() {
 			d.Nodes = append(d.Nodes, m.report())
 		}
@@ -164,8 +176,8 @@ func decide(w *World, groups map[string]*group, tolerated tolerance) Decision {
 	return d
 }
 
-// sooner is the earlier of two times to look again; 0 is never.
-func sooner(a, b time.Duration) time.Duration {
+// Sooner is the earlier of two times to look again; 0 is never, and so is less.
+func Sooner(a, b time.Duration) time.Duration {
 	if a <= 0 || b > 0 && b < a {
 		return max(b, 0)
 	}

@@ -30,7 +30,7 @@ func (v *view) pluginFailing(s State) finding {
 			if !is {
 				continue
 			}
-			f.reason, f.after = v1alpha1.ReasonDevicePluginFailing, sooner(f.after, left)
+			f.reason, f.after = v1alpha1.ReasonDevicePluginFailing, Sooner(f.after, left)
 			if strings.HasPrefix(t.Container, configManager) {
 				f.reason = v1alpha1.ReasonConfigManagerFailing
 			}
@@ -40,7 +40,7 @@ func (v *view) pluginFailing(s State) finding {
 	case f.reason == v1alpha1.ReasonConfigManagerFailing:
 		var after time.Duration
 		f.repair, after = v.restart("its config-manager keeps ending", v.configManagerFails)
-		f.after = sooner(f.after, after)
+		f.after = Sooner(f.after, after)
 	case f.message != "" && f.reason == "" && (s == StateVerifying || s == StateDegraded):
 		f.reason = v1alpha1.ReasonDevicePluginFailing
 		if left := v.selectedAt().Add(pluginStarts).Sub(v.world.Now); left > 0 {

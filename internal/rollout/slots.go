@@ -97,7 +97,7 @@ func (m *member) reclaim() {
 // untilExpired decides again once the slot expires, because nothing else may happen until then.
 func (m *member) untilExpired() {
 	if m.holds {
-		m.after = sooner(m.after, m.until.Sub(m.world.Now))
+		m.after = Sooner(m.after, m.until.Sub(m.world.Now))
 	}
 }
 

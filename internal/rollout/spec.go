@@ -5,11 +5,15 @@ package rollout
 
 import (
 	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
 	"slices"
 	"unicode/utf8"
 
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/policy"
@@ -51,6 +55,7 @@ func (v *view) kept() v1alpha1.GPUNodeSpec {
 
 func releaseOf(p *v1alpha1.GPUSharingPolicy) *v1alpha1.Release {
 	return &v1alpha1.Release{
+		Policy:         p.Name,
 		DeletionPolicy: p.Spec.DeletionPolicy,
 		Eviction:       p.Spec.Rollout.Eviction,
 		MaxUnavailable: p.Spec.Rollout.MaxUnavailable,
@@ -68,7 +73,7 @@ func (v *view) recordFailure(reason, message string) SetSpec {
 	const most = 1024 // of the schema, in characters
 	spec := v.kept()
 	v.withdrawReboot(&spec)
-	spec.Failed = &v1alpha1.FailedWish{Wish: v.asked(), Reason: reason, Message: cut(message, most)}
+	spec.Failed = &v1alpha1.FailedWish{Wish: v.asked(), Reason: reason, Message: cut(message, most), Attempt: v.attempt()}
 	return SetSpec{Node: v.node.Name, Spec: spec, Policy: v.ref(), Why: "recording that the change failed"}
 }
 
@@ -87,6 +92,17 @@ func (v *view) recordReached() (SetSpec, bool) {
 	}
 	differs := v.node.BaselineLost || !equality.Semantic.DeepEqual(spec, v.node.GPU.Spec)
 	return SetSpec{Node: v.node.Name, Spec: spec, Policy: v.ref(), Why: why}, differs
+}
+
+// attempt tells one attempt at the desired state from the next: another generation of the policy, or another value of
+// v1alpha1.AnnotationRetry.
+func (v *view) attempt() string {
+	ref, uid := v.ref(), types.UID("")
+	if v.by != nil {
+		uid = v.by.UID
+	}
+	sum := sha256.Sum256(fmt.Appendf(nil, "%s/%d/%s", uid, ref.Generation, v.node.GPU.Annotations[v1alpha1.AnnotationRetry]))
+	return hex.EncodeToString(sum[:8])
 }
 
 func sorted(devices []v1alpha1.DeviceSpec) []v1alpha1.DeviceSpec {

@@ -69,6 +69,9 @@ type Node struct {
 	Created time.Time
 	// Allocatable is Node.status.allocatable of the extended resources nvidia.com/*.
 	Allocatable map[string]int64
+	// Unhealthy is, by resource, the number of devices that NVIDIA's device plugin has registered and reports as unhealthy:
+	// capacity less allocatable. Nil if there are none.
+	Unhealthy map[string]int64
 	// GPU is the GPUNode of the node: its spec as last written by us, its status as last written by its agent.
 	GPU v1alpha1.GPUNode
 	// BaselineLost is true if the GPUNode lacks what the copy of its baseline on the Node has. GPU.Spec has it.
@@ -97,12 +100,14 @@ type Pod struct {
 	Terminating bool
 	// EndsBy is its deletion timestamp: when it must have ended.
 	EndsBy time.Time
-	// GPU says that one of its containers requests a resource nvidia.com/*.
+	// GPU reports that one of its containers requests GPUs or MIG instances.
 	GPU bool
 	// Asks are the resources of GPUs and instances that it asks for; nil for none.
 	Asks map[string]int64
 	// Workload names what has made it, such as "Deployment team/web"; set for pods that ask for GPUs.
 	Workload string
+	// Tolerates reports that it tolerates v1alpha1.TaintChanging; set for pods that ask for GPUs.
+	Tolerates bool
 	// Scheduled is when it was bound to the node: the last transition of its condition PodScheduled. Zero if not known.
 	Scheduled time.Time
 	// NodeSelector is spec.nodeSelector: NVIDIA's programs select the deploy label that starts and stops them.

@@ -77,6 +77,9 @@ func (v *view) evictions() (evict []Action, stay []string) {
 		case p.Terminating:
 		case stays(p):
 			stay = append(stay, fmt.Sprintf("pod %s/%s, which would come back at once", p.Namespace, p.Name))
+		case v.returns(p):
+			stay = append(stay, fmt.Sprintf("pod %s/%s, which came to the node in spite of the taint, as another would after it; "+
+				"scale its workload down", p.Namespace, p.Name))
 		default:
 			evict = append(evict, Evict{
 				Node: v.node.Name, Namespace: p.Namespace, Pod: p.Name, UID: p.UID, Policy: v.ref(),
@@ -91,6 +94,20 @@ func (v *view) evictions() (evict []Action, stay []string) {
 
 // stays says whether eviction would not help: a DaemonSet, or the kubelet itself, brings the pod back at once.
 func stays(p *Pod) bool { return p.Mirror || p.Controller == "DaemonSet" }
+
+// raceTime is how long after a taint a scheduler may bind a pod for which it had chosen the node before.
+const raceTime = 3 * time.Second
+
+// returns reports whether a pod came to the node in spite of the operator's taint: it tolerates every taint, or its author
+// names the node. Another one would take its place at once, so to evict it frees nothing.
+func (v *view) returns(p *Pod) bool {
+	t := v.taint()
+	if t == nil || t.TimeAdded == nil || p.Scheduled.IsZero() {
+		return false
+	}
+	after := p.Scheduled.Sub(t.TimeAdded.Time)
+	return after > raceTime || p.Tolerates && after > 0
+}
 
 // justBound is a pod that asks for a GPU and was bound to the node so recently that the agent may not have reported what
 // it holds, and for how long it has been there.

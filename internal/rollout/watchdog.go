@@ -44,7 +44,7 @@ func (v *view) watch(j judgement) judgement {
 	}
 	for _, look := range looks {
 		f := look(j.State)
-		j.actions, j.after = append(j.actions, f.repair...), sooner(j.after, f.after)
+		j.actions, j.after = append(j.actions, f.repair...), Sooner(j.after, f.after)
 		if f.reason == "" {
 			continue
 		}
@@ -134,7 +134,7 @@ func (v *view) notEnding(s State) finding {
 			continue
 		}
 		if left := p.EndsBy.Add(endTimeout).Sub(v.world.Now); left > 0 {
-			f.after = sooner(f.after, left)
+			f.after = Sooner(f.after, left)
 			continue
 		}
 		names = append(names, fmt.Sprintf("%s/%s (since %s)", p.Namespace, p.Name, clock(p.EndsBy)))
@@ -177,7 +177,7 @@ func (v *view) restart(why string, which func(Pod) bool) (actions []Action, afte
 			continue // one that has just been made is about to start
 		}
 		if left := p.Scheduled.Add(pluginRestart).Sub(v.world.Now); left > 0 {
-			after = sooner(after, left)
+			after = Sooner(after, left)
 			continue
 		}
 		actions = append(actions, v.deletePod(p, why))

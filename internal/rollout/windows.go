@@ -155,7 +155,7 @@ func (g *group) outsideWindow(w *World, m *member) (reason, message string) {
 		return "", ""
 	}
 	open, changes := g.windows.at(w.Now)
-	m.after = sooner(m.after, changes.Sub(w.Now))
+	m.after = Sooner(m.after, changes.Sub(w.Now))
 	if open {
 		return "", ""
 	}

@@ -86,7 +86,8 @@ func slimNode(object any) (any, error) {
 	node.Annotations = ownAnnotations(node.Annotations)
 	node.Spec = corev1.NodeSpec{Taints: node.Spec.Taints}
 	node.Status = corev1.NodeStatus{
-		Allocatable: ofNVIDIA(node.Status.Allocatable), NodeInfo: corev1.NodeSystemInfo{SystemUUID: node.Status.NodeInfo.SystemUUID},
+		Allocatable: ofNVIDIA(node.Status.Allocatable), Capacity: ofNVIDIA(node.Status.Capacity),
+		NodeInfo: corev1.NodeSystemInfo{SystemUUID: node.Status.NodeInfo.SystemUUID},
 	}
 	return node, nil
 }
@@ -146,12 +147,15 @@ func controllerOf(pod *corev1.Pod) []metav1.OwnerReference {
 }
 
 // serverTolerations are those of the pods without which the GPUs of a node are not offered: whether they could come back to a
-// node with a taint. Others are of no interest.
+// node with a taint. Of pods that ask for GPUs it stands for all tolerations whether they tolerate the operator's taint.
 func serverTolerations(pod *corev1.Pod) []corev1.Toleration {
-	if !rollout.Serves(pod) && len(configVolumes(pod.Spec.Volumes)) == 0 {
-		return nil
+	switch {
+	case rollout.Serves(pod) || len(configVolumes(pod.Spec.Volumes)) > 0:
+		return rollout.OwnTolerations(pod.Spec.Tolerations)
+	case rollout.RequestsGPU(&pod.Spec) && rollout.ToleratesChange(pod.Spec.Tolerations):
+		return []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
 	}
-	return rollout.OwnTolerations(pod.Spec.Tolerations)
+	return nil
 }
 
 // configVolumes keeps of the volumes which ConfigMaps they show, in the plainest form. Every pod projects the certificate

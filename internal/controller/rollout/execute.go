@@ -44,23 +44,15 @@ const askAgain = 10 * time.Second
 // again is when to look again: at the deadline of the decision, or at one of the carrying out.
 func (p *pass) again(after time.Duration) time.Duration {
 	if p.blocked {
-		after = sooner(after, askAgain)
+		after = rollout.Sooner(after, askAgain)
 	}
 	if p.left {
 		after = lookAgain
 	}
 	if o := p.plugin.Overridden; o != nil {
-		after = sooner(after, max(o.Until.Sub(p.world.Now), time.Second))
+		after = rollout.Sooner(after, max(o.Until.Sub(p.world.Now), time.Second))
 	}
 	return after
-}
-
-// sooner is the shorter of two times, of which 0 is never.
-func sooner(a, b time.Duration) time.Duration {
-	if a == 0 {
-		return b
-	}
-	return min(a, b)
 }
 
 // execute carries out the actions: first the keys, then what makes the device plugin read them, then the nodes. The

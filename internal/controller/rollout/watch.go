@@ -91,9 +91,9 @@ func changes[V any](view func(client.Object) (v V, ok bool)) predicate.Predicate
 }
 
 type gpuNodeViewed struct {
-	generation int64
-	verified   string
-	status     v1alpha1.GPUNodeStatus
+	generation      int64
+	verified, retry string
+	status          v1alpha1.GPUNodeStatus
 }
 
 func gpuNodeView(o client.Object) (gpuNodeViewed, bool) {
@@ -102,7 +102,8 @@ func gpuNodeView(o client.Object) (gpuNodeViewed, bool) {
 		return gpuNodeViewed{}, false
 	}
 	return gpuNodeViewed{
-		generation: node.Generation, verified: node.Annotations[v1alpha1.AnnotationVerified], status: node.Status,
+		generation: node.Generation, verified: node.Annotations[v1alpha1.AnnotationVerified],
+		retry: node.Annotations[v1alpha1.AnnotationRetry], status: node.Status,
 	}, true
 }
 

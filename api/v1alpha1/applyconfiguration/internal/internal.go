@@ -165,6 +165,9 @@ var schemaYAML = typed.YAMLObject(`types:
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.FailedWish
   map:
     fields:
+    - name: attempt
+      type:
+        scalar: string
     - name: message
       type:
         scalar: string
@@ -777,6 +780,9 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: maxUnavailable
       type:
         namedType: io.k8s.apimachinery.pkg.util.intstr.IntOrString
+    - name: policy
+      type:
+        scalar: string
     - name: reboot
       type:
         namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.RebootMode

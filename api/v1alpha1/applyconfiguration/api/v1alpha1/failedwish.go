@@ -16,6 +16,9 @@ type FailedWishApplyConfiguration struct {
 	Reason *string `json:"reason,omitempty"`
 	// message says what failed, and where.
 	Message *string `json:"message,omitempty"`
+	// attempt tells one attempt from the next: a hash of the UID and generation of the policy, and of the annotation
+	// gpusharing.io/retry. With another one the wish is tried again.
+	Attempt *string `json:"attempt,omitempty"`
 }
 
 // FailedWishApplyConfiguration constructs a declarative configuration of the FailedWish type for use with
@@ -45,5 +48,13 @@ func (b *FailedWishApplyConfiguration) WithReason(value string) *FailedWishApply
 // If called multiple times, the Message field is set to the value of the last call.
 func (b *FailedWishApplyConfiguration) WithMessage(value string) *FailedWishApplyConfiguration {
 	b.Message = &value
+	return b
+}
+
+// WithAttempt sets the Attempt field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Attempt field is set to the value of the last call.
+func (b *FailedWishApplyConfiguration) WithAttempt(value string) *FailedWishApplyConfiguration {
+	b.Attempt = &value
 	return b
 }

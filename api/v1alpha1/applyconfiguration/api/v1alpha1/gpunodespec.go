@@ -37,7 +37,8 @@ type GPUNodeSpecApplyConfiguration struct {
 	// lastGood is the last wish before this one that the node reached and verified: what it goes back to when this one fails.
 	// Once the node has verified this one, the annotation gpusharing.io/verified names it, and lastGood counts no longer.
 	LastGood *NodeSharingApplyConfiguration `json:"lastGood,omitempty"`
-	// failed is the wish that the node could not reach. It is not tried again before it changes.
+	// failed is the wish that the node could not reach. It is not tried again before it changes, or the policy, or the annotation
+	// gpusharing.io/retry.
 	Failed *FailedWishApplyConfiguration `json:"failed,omitempty"`
 	// baseline is the state of the node before the operator first changed it: what it goes back to when no policy
 	// governs it any more.

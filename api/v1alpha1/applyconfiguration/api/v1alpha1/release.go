@@ -24,6 +24,8 @@ type ReleaseApplyConfiguration struct {
 	MaxUnavailable *intstr.IntOrString `json:"maxUnavailable,omitempty"`
 	// reboot says whether the node may be rebooted where a GPU takes its former MIG mode only so.
 	Reboot *apiv1alpha1.RebootMode `json:"reboot,omitempty"`
+	// policy is the policy that says so. The nodes that it governed share its maxUnavailable also once it is gone.
+	Policy *string `json:"policy,omitempty"`
 }
 
 // ReleaseApplyConfiguration constructs a declarative configuration of the Release type for use with
@@ -61,5 +63,13 @@ func (b *ReleaseApplyConfiguration) WithMaxUnavailable(value intstr.IntOrString)
 // If called multiple times, the Reboot field is set to the value of the last call.
 func (b *ReleaseApplyConfiguration) WithReboot(value apiv1alpha1.RebootMode) *ReleaseApplyConfiguration {
 	b.Reboot = &value
+	return b
+}
+
+// WithPolicy sets the Policy field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Policy field is set to the value of the last call.
+func (b *ReleaseApplyConfiguration) WithPolicy(value string) *ReleaseApplyConfiguration {
+	b.Policy = &value
 	return b
 }

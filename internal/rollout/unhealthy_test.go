@@ -1,0 +1,63 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout_test
+
+import (
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+)
+
+// TestAGPUThatThePluginReportsUnhealthyStaysOut: a plugin that starts anew would offer it again.
+func TestAGPUThatThePluginReportsUnhealthyStaysOut(t *testing.T) {
+	g := NewWithT(t)
+	c := fleet(1, mig(count("3g", 2)))
+	c.run(200)
+	h := c.hosts["n0"]
+	h.Allocatable["nvidia.com/mig-3g.20gb"] = 0
+	h.Unhealthy = map[string]int64{"nvidia.com/mig-3g.20gb": 2}
+	d := c.during(2*time.Hour, time.Minute)
+	g.Expect(c.writes).NotTo(HaveKey("rollout.DeletePod"))
+	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateDegraded))
+	g.Expect(d.Nodes[0].Message).To(ContainSubstring("reports devices as unhealthy (2 of nvidia.com/mig-3g.20gb)"))
+}
+
+// TestThePluginIsRestartedOnceForTheInstancesOfABoot: a second time would not help, but another boot is another matter.
+func TestThePluginIsRestartedOnceForTheInstancesOfABoot(t *testing.T) {
+	g := NewWithT(t)
+	c := fleet(1, mig(count("3g", 2)))
+	c.run(200)
+	h := c.hosts["n0"]
+	silent := func() {
+		for range 120 {
+			h.Allocatable["nvidia.com/mig-3g.20gb"] = 0
+			c.pass()
+			c.tick(time.Minute)
+		}
+	}
+	silent()
+	g.Expect(c.writes["rollout.DeletePod"]).To(Equal(1))
+	h.GPU.Status.BootID = "another"
+	h.hardware.Reboot()
+	silent()
+	g.Expect(c.writes["rollout.DeletePod"]).To(BeNumerically(">", 1))
+	c.Policies = nil
+	c.run(200)
+	g.Expect(h.Annotations).To(BeEmpty())
+}
+
+func TestUnhealthyDevicesAreCapacityThatIsNotAllocatable(t *testing.T) {
+	g := NewWithT(t)
+	node := &corev1.Node{Status: corev1.NodeStatus{
+		Capacity:    corev1.ResourceList{"nvidia.com/gpu": resource.MustParse("8"), "nvidia.com/hostdev": resource.MustParse("2"), "cpu": resource.MustParse("8")},
+		Allocatable: corev1.ResourceList{"nvidia.com/gpu": resource.MustParse("7"), "cpu": resource.MustParse("7")},
+	}}
+	g.Expect(rollout.NodeOf(node, &v1alpha1.GPUNode{}).Unhealthy).To(Equal(map[string]int64{"nvidia.com/gpu": 1}))
+}

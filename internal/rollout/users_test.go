@@ -1,0 +1,141 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+)
+
+// TestAPodThatComesInSpiteOfTheTaintIsNotEvictedForEver: its workload would bring it back each time.
+func TestAPodThatComesInSpiteOfTheTaintIsNotEvictedForEver(t *testing.T) {
+	for name, test := range map[string]struct {
+		tolerates bool
+		evictions int // at most
+	}{
+		"a pod that tolerates every taint":  {true, 2},
+		"a pod whose author names the node": {false, 4}, // as many as come while a scheduler may not have seen the taint
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			c, h := toMIG(evicting)
+			comes := func() {
+				c.hold(h, fmt.Sprintf("web-%d", len(c.evicted)), 0, gpu.WholeGPU)
+				h.Pods[len(h.Pods)-1].Tolerates = test.tolerates
+			}
+			comes()
+			c.tick(time.Minute)
+			var d rollout.Decision
+			for range 700 {
+				before := len(c.evicted)
+				if d = c.pass(); len(c.evicted) > before {
+					comes()
+				}
+				c.tick(time.Second)
+			}
+			g.Expect(len(c.evicted)).To(BeNumerically("<=", test.evictions))
+			g.Expect(len(c.evicted)).To(BeNumerically(">", 0))
+			g.Expect(d.Nodes[0].State).To(Equal(rollout.StateFailed))
+			g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonDrainTimedOut))
+			g.Expect(d.Nodes[0].Message).To(ContainSubstring("which came to the node in spite of the taint"))
+			g.Expect(h.Taints).To(BeEmpty())
+		})
+	}
+}
+
+// TestAReleaseKeepsTheBudgetOfItsPolicy: that another policy was careless does not make this one so.
+func TestAReleaseKeepsTheBudgetOfItsPolicy(t *testing.T) {
+	g := NewWithT(t)
+	c := newCluster()
+	for _, n := range []string{"a0", "a1", "a2", "b0", "b1"} {
+		c.add(n, sim.A100).Labels["pool"] = n[:1]
+	}
+	of := func(pool string) func(*v1alpha1.GPUSharingPolicy) {
+		return func(p *v1alpha1.GPUSharingPolicy) {
+			p.Spec.NodeSelector = &v1alpha1.NodeSelector{MatchLabels: map[string]string{"pool": pool}}
+		}
+	}
+	c.Policies = []v1alpha1.GPUSharingPolicy{
+		policyOf("careful", mig(count("3g", 2)), of("a"), unavailable("1")),
+		policyOf("test", mig(count("1g", 7)), of("b"), unavailable("100%")),
+	}
+	c.run(400)
+	g.Expect(c.ready()).To(Equal(5))
+	c.Policies = nil
+	most := map[string]int{}
+	for range 60 {
+		c.pass()
+		tainted := map[string]int{}
+		for name, h := range c.hosts {
+			if len(h.Taints) > 0 {
+				tainted[name[:1]]++
+			}
+		}
+		most["a"], most["b"] = max(most["a"], tainted["a"]), max(most["b"], tainted["b"])
+		c.tick(time.Second)
+	}
+	g.Expect(most).To(Equal(map[string]int{"a": 1, "b": 2}))
+	g.Expect(c.ready()).To(BeZero())
+}
+
+func TestNetworkCardsAreNoGPUs(t *testing.T) {
+	g := NewWithT(t)
+	of := func(name corev1.ResourceName) *corev1.PodSpec {
+		return &corev1.PodSpec{Containers: []corev1.Container{{Resources: corev1.ResourceRequirements{
+			Limits: corev1.ResourceList{name: resource.MustParse("1")},
+		}}}}
+	}
+	g.Expect(rollout.RequestsGPU(of("nvidia.com/hostdev"))).To(BeFalse(), "NVIDIA Network Operator")
+	g.Expect(rollout.RequestsGPU(of("nvidia.com/gpu.shared"))).To(BeTrue())
+	g.Expect(rollout.RequestsGPU(of("nvidia.com/mig-1g.5gb"))).To(BeTrue())
+}
+
+// TestWhatAPodAsksForIsCountedAsTheSchedulerDoes: in the order in which init containers and sidecars start.
+func TestWhatAPodAsksForIsCountedAsTheSchedulerDoes(t *testing.T) {
+	gpus := func(n int, restarts ...corev1.ContainerRestartPolicy) corev1.Container {
+		c := corev1.Container{Resources: corev1.ResourceRequirements{
+			Limits: corev1.ResourceList{"nvidia.com/gpu": *resource.NewQuantity(int64(n), resource.DecimalSI)},
+		}}
+		if len(restarts) > 0 {
+			c.RestartPolicy = &restarts[0]
+		}
+		return c
+	}
+	const always = corev1.ContainerRestartPolicyAlways
+	for name, test := range map[string]struct {
+		init []corev1.Container
+		main int
+		want int64
+	}{
+		"containers only":                    {nil, 2, 2},
+		"a larger init container":            {[]corev1.Container{gpus(3)}, 1, 3},
+		"an init container before a sidecar": {[]corev1.Container{gpus(2), gpus(1, always)}, 1, 2},
+		"an init container after a sidecar":  {[]corev1.Container{gpus(1, always), gpus(2)}, 1, 3},
+		"two sidecars":                       {[]corev1.Container{gpus(1, always), gpus(1, always)}, 1, 3},
+	} {
+		t.Run(name, func(t *testing.T) {
+			spec := &corev1.PodSpec{InitContainers: test.init, Containers: []corev1.Container{gpus(test.main)}}
+			NewWithT(t).Expect(rollout.Asks(spec)).To(Equal(map[string]int64{"nvidia.com/gpu": test.want}))
+		})
+	}
+}
+
+func TestTheSoonerOfTwoTimesIsNeverNever(t *testing.T) {
+	g := NewWithT(t)
+	g.Expect(rollout.Sooner(0, 0)).To(BeZero())
+	g.Expect(rollout.Sooner(time.Minute, 0)).To(Equal(time.Minute))
+	g.Expect(rollout.Sooner(0, time.Minute)).To(Equal(time.Minute))
+	g.Expect(rollout.Sooner(time.Minute, time.Second)).To(Equal(time.Second))
+	g.Expect(rollout.Sooner(-time.Second, time.Minute)).To(Equal(time.Minute))
+}
