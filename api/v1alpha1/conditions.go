@@ -196,6 +196,9 @@ const (
 	// ReasonDRADriverActive: NVIDIA's DRA driver offers the GPUs of the node through ResourceClaims; nothing is changed
 	// there.
 	ReasonDRADriverActive = "DRADriverActive"
+	// ReasonConfigLabelReset: another controller sets nvidia.com/device-plugin.config on the node again, after the operator had
+	// selected a configuration by it. The operator sets it at most once in an hour.
+	ReasonConfigLabelReset = "ConfigLabelReset"
 	// ReasonMIGManagerUnfenced: somebody lets NVIDIA's mig-manager back onto a node that the operator partitions. It was set
 	// back once, and is left alone for an hour after that.
 	ReasonMIGManagerUnfenced = "MIGManagerUnfenced"
@@ -336,9 +339,12 @@ const (
 	// AnnotationClient records, on a Node, that the operator set LabelClient there, and when: true@<seconds since 1970>. Only
 	// then uninstalling removes it.
 	AnnotationClient = Group + "/client"
-	// AnnotationOverruled tells, on a Node, which label that somebody else had set the operator set back last, and when:
-	// <label>@<seconds since 1970>. It does so once in an hour.
+	// AnnotationOverruled tells, on a Node, which labels that another controller had set the operator set back last, and when:
+	// <label>@<seconds since 1970>, by comma. It does so once in an hour for each.
 	AnnotationOverruled = Group + "/overruled"
+	// AnnotationOtherController tells, on a Node that a policy governs, that another controller offers its GPUs: the reason, such
+	// as DRADriverActive. Once the other controller is gone it has a time too: <reason>@<seconds since 1970>.
+	AnnotationOtherController = Group + "/other-controller"
 	// AnnotationTaints lists, on a Node, the taints that the operator put there for a policy, as key:effect, by comma: those
 	// and no others are taken off again.
 	AnnotationTaints = Group + "/taints"

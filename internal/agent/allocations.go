@@ -24,8 +24,11 @@ const podResourcesTimeout = 5 * time.Second
 type Allocation struct {
 	Namespace, Pod, Container string
 	// Device is the device plugin's name of it: the UUID of a GPU or of a MIG device, and for a replica of one ::n after
-	// that.
+	// that. Empty for a device of a ResourceClaim.
 	Device string
+	// Claimed reports that the container has GPUs of the node by a ResourceClaim, served by NVIDIA's DRA driver. Its names of
+	// devices are used again for others, so which GPUs it has is not known.
+	Claimed bool
 }
 
 // Allocations tells what the kubelet allocated.
@@ -74,15 +77,45 @@ func (p *PodResources) List(ctx context.Context) ([]Allocation, error) {
 					})
 				}
 			}
+			if claimsGPU(container) {
+				allocations = append(allocations, Allocation{
+					Namespace: pod.GetNamespace(), Pod: pod.GetName(), Container: container.GetName(), Claimed: true,
+				})
+			}
 		}
 	}
 	return allocations, nil
 }
 
-// holdersOf are the containers that hold a GPU, a replica of it or one of its instances.
+// draDriver is the driver of NVIDIA's that serves GPUs through ResourceClaims.
+const draDriver = "gpu.nvidia.com"
+
+// claimsGPU reports whether a container has a GPU or an instance by a ResourceClaim, also one that is not prepared yet.
+func claimsGPU(container *podresources.ContainerResources) bool {
+	for _, claim := range container.GetDynamicResources() {
+		if len(claim.GetClaimResources()) == 0 {
+			return true // not prepared yet, so nobody says which driver serves it
+		}
+		for _, resource := range claim.GetClaimResources() {
+			if resource.GetDriverName() == draDriver {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// holdersOf are the containers that hold a GPU, a replica of it or one of its instances. One that has a GPU by a ResourceClaim
+// counts for each GPU and each instance.
 func holdersOf(d gpu.Device, allocations []Allocation) []gpu.Holder {
 	var holders []gpu.Holder
 	for _, a := range allocations {
+		if a.Claimed {
+			for _, instance := range everyInstance(d) {
+				holders = append(holders, gpu.Holder{Namespace: a.Namespace, Pod: a.Pod, Container: a.Container, Instance: instance})
+			}
+			continue
+		}
 		if instance, holds := heldInstance(d, a.Device); holds {
 			holders = append(holders, gpu.Holder{
 				Namespace: a.Namespace, Pod: a.Pod, Container: a.Container, Instance: instance,
@@ -90,6 +123,15 @@ func holdersOf(d gpu.Device, allocations []Allocation) []gpu.Holder {
 		}
 	}
 	return holders
+}
+
+// everyInstance are the instances of a GPU, and the whole.
+func everyInstance(d gpu.Device) []int {
+	all := []int{gpu.WholeGPU}
+	for _, i := range d.State.Instances {
+		all = append(all, i.ID)
+	}
+	return all
 }
 
 // heldInstance says which instance of a GPU a device of the device plugin is. The forms of its id:

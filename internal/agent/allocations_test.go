@@ -67,11 +67,22 @@ func TestPodResources(t *testing.T) {
 			{Name: "sidecar"},
 		}},
 		{Namespace: "web", Name: "no-gpu"},
+		{Namespace: "ml", Name: "claims", Containers: []*podresources.ContainerResources{
+			{Name: "prepared", DynamicResources: []*podresources.DynamicResource{
+				{ClaimResources: []*podresources.ClaimResource{{DriverName: "gpu.nvidia.com", DeviceName: "gpu-0"}}},
+			}},
+			{Name: "not-prepared", DynamicResources: []*podresources.DynamicResource{{ClaimName: "later"}}},
+			{Name: "network", DynamicResources: []*podresources.DynamicResource{
+				{ClaimResources: []*podresources.ClaimResource{{DriverName: "dra.net"}}},
+			}},
+		}},
 	}}).serve(t, socket)
 	g.Eventually(func() ([]agent.Allocation, error) { return client.List(t.Context()) }, "10s").Should(gomega.Equal([]agent.Allocation{
 		{Namespace: "ml", Pod: "train-0", Container: "main", Device: "GPU-1"},
 		{Namespace: "ml", Pod: "train-0", Container: "main", Device: "GPU-2::3"},
 		{Namespace: "ml", Pod: "train-0", Container: "main", Device: "MIG-4"},
+		{Namespace: "ml", Pod: "claims", Container: "prepared", Claimed: true},
+		{Namespace: "ml", Pod: "claims", Container: "not-prepared", Claimed: true},
 	}))
 
 	server.Stop()

@@ -9,10 +9,10 @@ import (
 	"strings"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
 )
 
 // patience is how long somebody is left alone who sets back again what we had set back: the same as with the fields of
@@ -36,32 +36,20 @@ func DRALabels() []string {
 }
 
 // OffersGPUs says whether a pod offers GPUs through ResourceClaims: the kubelet plugin of NVIDIA's DRA driver.
-func OffersGPUs(pod *corev1.Pod) bool {
-	isPlugin := func(label string) bool { return pod.Labels[label] == "kubelet-plugin" }
-	return slices.ContainsFunc(DRALabels(), isPlugin) && slices.ContainsFunc(pod.Spec.Containers, func(c corev1.Container) bool { return c.Name == draContainer })
+func OffersGPUs(pod *corev1.Pod) bool { return offersGPUs(pod.Labels, &pod.Spec) }
+
+// MakesGPUOffers reports whether the pods of a DaemonSet offer GPUs through ResourceClaims.
+func MakesGPUOffers(set *appsv1.DaemonSet) bool {
+	return offersGPUs(set.Spec.Template.Labels, &set.Spec.Template.Spec)
 }
 
-// takenByOthers says who else shares the GPUs of the node, so that a policy cannot be honoured there.
-func (v *view) takenByOthers() *plan.Problem {
-	if v.node.Slicer != "" {
-		return &plan.Problem{
-			Reason: v1alpha1.ReasonSlicerActive,
-			Message: fmt.Sprintf("the node offers %s, so Red Hat's Dynamic Accelerator Slicer (InstaSlice) partitions its GPUs, and two "+
-				"must not; leave the node out of nodeSelector, or take the slicer off the node", v.node.Slicer),
-		}
-	}
-	for _, p := range v.node.Pods {
-		if p.DRA && !p.Terminating {
-			return &plan.Problem{
-				Reason: v1alpha1.ReasonDRADriverActive,
-				Message: fmt.Sprintf("pod %s/%s of NVIDIA's DRA driver offers the GPUs of the node through ResourceClaims, and pods of both "+
-					"sides would get the same ones; leave the node out of nodeSelector, or turn the driver's GPUs off "+
-					"(resources.gpus.enabled=false of its chart)", p.Namespace, p.Name),
-			}
-		}
-	}
-	return nil
+func offersGPUs(labels map[string]string, spec *corev1.PodSpec) bool {
+	isPlugin := func(label string) bool { return labels[label] == "kubelet-plugin" }
+	return slices.ContainsFunc(DRALabels(), isPlugin) && slices.ContainsFunc(spec.Containers, func(c corev1.Container) bool { return c.Name == draContainer })
 }
+
+// DRADriver is the driver of NVIDIA's that offers GPUs in ResourceSlices.
+const DRADriver = "gpu.nvidia.com"
 
 // leftToOthers says whether the agent leaves the instances to somebody else, who changes them again and again.
 func (v *view) leftToOthers() bool {
@@ -74,14 +62,68 @@ func (v *view) isUnfenced() bool {
 	return !v.to.final && v.fences() && reached(v.node.GPU.Spec, v.to) && v.node.Labels[v1alpha1.LabelMIGManager] == "true"
 }
 
-// overruledLeft is how long somebody is still left alone who lets NVIDIA's mig-manager back.
-func (v *view) overruledLeft() time.Duration {
-	at, did := stamped(v.node.Annotations[v1alpha1.AnnotationOverruled], v1alpha1.LabelMIGManager)
-	if !did {
-		return 0
+// overruledLeft is how long another controller is still left alone that sets a label again.
+func (v *view) overruledLeft(label string) time.Duration {
+	for part := range strings.SplitSeq(v.node.Annotations[v1alpha1.AnnotationOverruled], ",") {
+		if at, did := stamped(part, label); did {
+			return at.Add(patience).Sub(v.world.Now)
+		}
 	}
-	return at.Add(patience).Sub(v.world.Now)
+	return 0
 }
+
+// overrule notes in a patch that the operator sets a label again which another controller had set.
+func (v *view) overrule(patch PatchNode, label string) {
+	noted := v.node.Annotations[v1alpha1.AnnotationOverruled]
+	if in, has := patch.Annotations[v1alpha1.AnnotationOverruled]; has && in != nil {
+		noted = *in
+	}
+	parts := []string{stamp(label, v.world.Now)}
+	for part := range strings.SplitSeq(noted, ",") {
+		if part != "" && !strings.HasPrefix(part, label+"@") {
+			parts = append(parts, part)
+		}
+	}
+	slices.Sort(parts)
+	patch.Annotations[v1alpha1.AnnotationOverruled] = new(strings.Join(parts, ","))
+}
+
+// configReset reports whether another controller set the label that selects a configuration after the operator had.
+func (v *view) configReset() bool {
+	_, selected := stamped(v.node.Annotations[v1alpha1.AnnotationSelected], v.to.key)
+	return selected && v.to.key != "" && !v.to.final && v.node.Labels[v1alpha1.LabelConfig] != v.to.key
+}
+
+// contested leaves a label alone for an hour that another controller sets again and again. A change that is not verified yet
+// fails by it, so that the node returns to what it was; one that is makes the node degraded.
+func (v *view) contested() (judgement, bool) {
+	left := v.overruledLeft(v1alpha1.LabelConfig)
+	if !v.configReset() || left <= 0 {
+		return judgement{}, false
+	}
+	who := "Another controller or user"
+	if v.node.ConfigWriter != "" {
+		who = fmt.Sprintf("Field manager %q", v.node.ConfigWriter)
+	}
+	where := "Remove the label where it comes from; on OpenShift, remove the label from the MachineSet"
+	if machine := v.node.Annotations[AnnotationMachine]; machine != "" {
+		where = fmt.Sprintf("OpenShift copies the labels of a MachineSet to its nodes: remove the label from the MachineSet of Machine %s", machine)
+	}
+	message := fmt.Sprintf("%s sets %s=%s on the node again, and the operator selects %s. %s", who, v1alpha1.LabelConfig,
+		v.node.Labels[v1alpha1.LabelConfig], v.to.key, where)
+	j := judgement{State: StateSelecting, reason: v1alpha1.ReasonConfigLabelReset, after: left}
+	if !reached(v.node.GPU.Spec, v.to) {
+		j = v.fail(j, v1alpha1.ReasonConfigLabelReset, message)
+		j.after = left
+		return j, true
+	}
+	j.State = StateDegraded
+	j.message = fmt.Sprintf("%s. The operator sets the label again at %s", message, clock(v.world.Now.Add(left)))
+	return j, true
+}
+
+// AnnotationMachine names, on a node of OpenShift, the Machine that it belongs to.
+const AnnotationMachine = "machine.openshift.io/machine"
 
 // fencesAgain says whether the label that keeps NVIDIA's mig-manager off the node is to be set, and notes in the patch that
 // somebody is overruled.
@@ -93,16 +135,16 @@ func (v *view) fencesAgain(patch PatchNode) bool {
 	if !v.isUnfenced() {
 		return true
 	}
-	if v.overruledLeft() > 0 {
+	if v.overruledLeft(v1alpha1.LabelMIGManager) > 0 {
 		return false
 	}
-	patch.Annotations[v1alpha1.AnnotationOverruled] = new(stamp(v1alpha1.LabelMIGManager, v.world.Now))
+	v.overrule(patch, v1alpha1.LabelMIGManager)
 	return true
 }
 
 // unfenced finds that somebody let NVIDIA's mig-manager back onto the node, again.
 func (v *view) unfenced(State) finding {
-	left := v.overruledLeft()
+	left := v.overruledLeft(v1alpha1.LabelMIGManager)
 	if !v.isUnfenced() || left <= 0 {
 		return finding{}
 	}

@@ -4,6 +4,7 @@
 package rollout_test
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -76,11 +77,20 @@ func TestNodesOfOthersAreLeftAlone(t *testing.T) {
 		says   string
 	}{
 		"the Dynamic Accelerator Slicer": {
-			func(h *host) { h.Slicer = "mig.das.com/1g.5gb" }, v1alpha1.ReasonSlicerActive, "the node offers mig.das.com/1g.5gb",
+			func(h *host) { h.Slicer = "mig.das.com/1g.5gb" }, v1alpha1.ReasonSlicerActive, "the node lists the resource mig.das.com/1g.5gb",
 		},
 		"NVIDIA's DRA driver": {
 			func(h *host) { h.Pods = append(h.Pods, rollout.Pod{Namespace: "dra", Name: "plugin", DRA: true}) },
 			v1alpha1.ReasonDRADriverActive, "pod dra/plugin of NVIDIA's DRA driver",
+		},
+		"NVIDIA's DRA driver, whose pod ends": {
+			func(h *host) {
+				h.Pods = append(h.Pods, rollout.Pod{Namespace: "dra", Name: "plugin", DRA: true, Terminating: true})
+			},
+			v1alpha1.ReasonDRADriverActive, "pod dra/plugin of NVIDIA's DRA driver",
+		},
+		"the DaemonSet of NVIDIA's DRA driver": {
+			func(h *host) { h.DRA = "DaemonSet dra/plugin" }, v1alpha1.ReasonDRADriverActive, "DaemonSet dra/plugin of NVIDIA's DRA driver",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -94,9 +104,122 @@ func TestNodesOfOthersAreLeftAlone(t *testing.T) {
 			c.run(10)
 			g.Expect(h.Taints).To(BeEmpty())
 			g.Expect(h.GPU.Spec.Devices).To(BeEmpty())
+			g.Expect(h.Annotations).To(Equal(map[string]string{v1alpha1.AnnotationOtherController: test.reason}))
+			c.Policies = nil
+			c.run(10)
 			g.Expect(h.Annotations).To(BeEmpty())
 		})
 	}
+}
+
+// TestANodeIsTakenOverOnlyMinutesAfterTheOtherControllerLeft: its plugin restarts, and for a moment nothing shows it.
+func TestANodeIsTakenOverOnlyMinutesAfterTheOtherControllerLeft(t *testing.T) {
+	for name, test := range map[string]struct{ comes, goes func(*host) }{
+		"the Dynamic Accelerator Slicer": {
+			func(h *host) { h.Slicer = "mig.das.com/1g.5gb" }, func(h *host) { h.Slicer = "" },
+		},
+		"NVIDIA's DRA driver": {
+			func(h *host) { h.Pods = append(h.Pods, rollout.Pod{Namespace: "dra", Name: "plugin", UID: "dra", DRA: true}) },
+			func(h *host) { h.Pods = slices.DeleteFunc(h.Pods, func(p rollout.Pod) bool { return p.DRA }) },
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			c, h := toMIG(evicting)
+			test.comes(h)
+			c.during(time.Hour, time.Minute)
+			clear(c.writes)
+			for range 5 { // restarts
+				test.goes(h)
+				d := c.during(4*time.Minute, 10*time.Second)
+				g.Expect(d.Nodes[0].State).To(Equal(rollout.StateImpossible))
+				g.Expect(d.Nodes[0].Message).To(ContainSubstring("The operator takes the node over at"))
+				test.comes(h)
+				c.during(time.Minute, 10*time.Second)
+			}
+			g.Expect(h.Taints).To(BeEmpty())
+			g.Expect(h.GPU.Spec.Devices).To(BeEmpty())
+			g.Expect(c.writes).To(Equal(map[string]int{"rollout.PatchNode": 10}), "two for each restart")
+			test.goes(h)
+			d := c.during(10*time.Minute, 10*time.Second)
+			g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), d.Nodes[0].Message)
+			g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationOtherController))
+		})
+	}
+}
+
+// TestALabelThatAnotherControllerSetsAgainIsLeft for an hour, and the policy names who does it and where to end that.
+func TestALabelThatAnotherControllerSetsAgainIsLeft(t *testing.T) {
+	g := NewWithT(t)
+	c, h := slicing()
+	c.Keys = map[string]string{"theirs": "version: v1\n"}
+	c.Wiring.Keys = c.Keys
+	c.run(200)
+	clear(c.writes)
+	h.ConfigWriter = "nodelink-controller"
+	var d rollout.Decision
+	for range 600 {
+		h.Labels[v1alpha1.LabelConfig] = "theirs"
+		c.tick(time.Second)
+		d = c.pass()
+		c.tick(time.Second)
+	}
+	g.Expect(c.writes["rollout.PatchNode"]).To(BeNumerically("<=", 2))
+	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateDegraded))
+	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonConfigLabelReset))
+	g.Expect(d.Nodes[0].Message).To(And(
+		ContainSubstring(`Field manager "nodelink-controller" sets nvidia.com/device-plugin.config=theirs on the node again`),
+		ContainSubstring("remove the label from the MachineSet")))
+	h.Annotations[rollout.AnnotationMachine] = "openshift-machine-api/gpu-1"
+	g.Expect(c.pass().Nodes[0].Message).To(ContainSubstring("remove the label from the MachineSet of Machine openshift-machine-api/gpu-1"))
+
+	h.ConfigWriter = ""
+	c.tick(d.After)
+	d, _ = c.run(60)
+	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), "set again after an hour, and nobody objects any more")
+	c.Policies = nil
+	c.run(200)
+	delete(h.Annotations, rollout.AnnotationMachine)
+	g.Expect(h.Annotations).To(BeEmpty())
+}
+
+// TestALabelThatIsSetAgainBeforeTheNodeIsVerifiedFailsTheChange: nobody waits for it, and the node returns to what it was.
+func TestALabelThatIsSetAgainBeforeTheNodeIsVerifiedFailsTheChange(t *testing.T) {
+	g := NewWithT(t)
+	c, h := toMIG()
+	c.Keys = map[string]string{"theirs": "version: v1\n"}
+	c.Wiring.Keys = c.Keys
+	h.Labels[v1alpha1.LabelConfig] = "theirs"
+	c.tick(time.Second)
+	var d rollout.Decision
+	for range 1200 {
+		d = c.pass()
+		h.Labels[v1alpha1.LabelConfig] = "theirs"
+		c.tick(time.Second)
+	}
+	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateFailed))
+	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonConfigLabelReset))
+	g.Expect(h.Taints).To(BeEmpty())
+	g.Expect(h.devices()[0].State.MIG).To(BeFalse())
+}
+
+func TestTheWriterOfTheConfigLabelIsKnownByTheManagedFields(t *testing.T) {
+	g := NewWithT(t)
+	fields := func(label string) *metav1.FieldsV1 {
+		f := &metav1.FieldsV1{}
+		f.SetRawString(`{"f:metadata":{"f:labels":{"f:` + label + `":{}}}}`)
+		return f
+	}
+	at := func(seconds int64) *metav1.Time { return new(metav1.Unix(seconds, 0)) }
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{ManagedFields: []metav1.ManagedFieldsEntry{
+		{Manager: "kubelet", Time: at(9), FieldsV1: fields("kubernetes.io/hostname")},
+		{Manager: "kubectl-label", Time: at(1), FieldsV1: fields(v1alpha1.LabelConfig)},
+		{Manager: "nodelink-controller", Time: at(2), FieldsV1: fields(v1alpha1.LabelConfig)},
+		{Manager: "gpusharing-controller", Time: at(3), FieldsV1: fields(v1alpha1.LabelConfig)},
+	}}}
+	g.Expect(rollout.NodeOf(node, &v1alpha1.GPUNode{}).ConfigWriter).To(Equal("nodelink-controller"))
+	node.ManagedFields = append(rollout.Holding(node), rollout.ConfigWriters(node)...)
+	g.Expect(rollout.NodeOf(node, &v1alpha1.GPUNode{}).ConfigWriter).To(Equal("nodelink-controller"), "as the cache keeps it")
 }
 
 func TestInstancesThatSomebodyKeepsChangingAreLeft(t *testing.T) {
@@ -129,7 +252,7 @@ func TestOthersAreKnownByWhatTheyPutOnANode(t *testing.T) {
 		"instaslice.redhat.com/mig-1g.5gb": resource.MustParse("0"), "nvidia.com/gpu": resource.MustParse("1"),
 	}}}
 	n := rollout.NodeOf(node, &v1alpha1.GPUNode{})
-	g.Expect(n.Slicer).To(Equal("mig.das.com/1g.5gb"))
+	g.Expect(n.Slicer).To(Equal("instaslice.redhat.com/mig-1g.5gb"), "also with quantity 0, as while its plugin restarts")
 	g.Expect(n.Allocatable).To(Equal(map[string]int64{"nvidia.com/gpu": 1}))
 
 	pod := func(label string, containers ...string) *corev1.Pod {

@@ -132,7 +132,7 @@ func (v *view) progress() judgement {
 		}
 		return v.applying()
 	}
-	for _, gate := range []func() (judgement, bool){v.selecting, v.enumerating, v.verifying, v.settling} {
+	for _, gate := range []func() (judgement, bool){v.contested, v.selecting, v.enumerating, v.verifying, v.settling} {
 		if j, pending := gate(); pending {
 			return j
 		}

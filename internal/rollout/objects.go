@@ -28,7 +28,7 @@ const (
 func NodeOf(node *corev1.Node, gpuNode *v1alpha1.GPUNode) Node {
 	n := Node{
 		Name: node.Name, Labels: node.Labels, Annotations: node.Annotations, Taints: node.Spec.Taints, GPU: *gpuNode,
-		Created: node.CreationTimestamp.Time, Allocatable: map[string]int64{}, HeldSince: heldSince(node),
+		Created: node.CreationTimestamp.Time, Allocatable: map[string]int64{}, HeldSince: heldSince(node), ConfigWriter: configWriter(node),
 	}
 	n.GPU.Spec, n.BaselineLost = SpecWithCopy(gpuNode, node.Annotations)
 	for name, quantity := range node.Status.Capacity {
@@ -44,7 +44,7 @@ func NodeOf(node *corev1.Node, gpuNode *v1alpha1.GPUNode) Node {
 		if strings.HasPrefix(string(name), nvidiaDomain) {
 			n.Allocatable[string(name)] = quantity.Value()
 		}
-		if OfSlicer(string(name)) && !quantity.IsZero() && (n.Slicer == "" || string(name) < n.Slicer) {
+		if OfSlicer(string(name)) && (n.Slicer == "" || string(name) < n.Slicer) {
 			n.Slicer = string(name)
 		}
 	}

@@ -97,6 +97,7 @@ func (memory *Memory) place(w *World, n *Node, in placing) {
 		m.keepTaints(selected, awaited, in.tolerated)
 		m.keepRelease(selected.By, groups)
 		m.allowAgent()
+		m.rememberOthers(false)
 		groups[""].idle = append(groups[""].idle, m)
 		return
 	}
@@ -109,6 +110,7 @@ func (memory *Memory) place(w *World, n *Node, in placing) {
 	m.keepTaints(selected, awaited, in.tolerated)
 	m.keepRelease(selected.By, groups)
 	m.allowAgent()
+	m.rememberOthers(governed.By != nil)
 	g.members = append(g.members, m)
 }
 

@@ -59,6 +59,13 @@ func (v *view) selectPatch() (patch PatchNode, resumes, complete bool) {
 	if v.fencesAgain(patch) {
 		labels[v1alpha1.LabelMIGManager] = new("false")
 	}
+	if v.configReset() {
+		if v.overruledLeft(v1alpha1.LabelConfig) > 0 {
+			delete(labels, v1alpha1.LabelConfig)
+		} else {
+			v.overrule(patch, v1alpha1.LabelConfig)
+		}
+	}
 	v.releaseLabels(labels)
 	v.claimMIG(labels)
 	v.unclaimMIG(labels)

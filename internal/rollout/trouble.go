@@ -147,3 +147,31 @@ func heldSince(node *corev1.Node) (since time.Time) {
 	}
 	return since
 }
+
+// ownManager is the operator's field manager.
+const ownManager = "gpusharing-controller"
+
+// ConfigWriters are the other field managers that own the label nvidia.com/device-plugin.config, each with that field only.
+func ConfigWriters(node *corev1.Node) []metav1.ManagedFieldsEntry {
+	field := `"f:` + v1alpha1.LabelConfig + `"`
+	var writers []metav1.ManagedFieldsEntry
+	for _, e := range node.ManagedFields {
+		if e.Manager != ownManager && e.Time != nil && e.FieldsV1 != nil && strings.Contains(e.FieldsV1.GetRawString(), field) {
+			fields := &metav1.FieldsV1{}
+			fields.SetRawString(`{"f:metadata":{"f:labels":{` + field + `:{}}}}`)
+			writers = append(writers, metav1.ManagedFieldsEntry{Manager: e.Manager, Time: e.Time, FieldsV1: fields})
+		}
+	}
+	return writers
+}
+
+// configWriter is the last of those.
+func configWriter(node *corev1.Node) (manager string) {
+	var since time.Time
+	for _, e := range ConfigWriters(node) {
+		if e.Time.After(since) {
+			manager, since = e.Manager, e.Time.Time
+		}
+	}
+	return manager
+}

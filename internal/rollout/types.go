@@ -81,8 +81,15 @@ type Node struct {
 	// HeldSince is since when, at the latest, a label on it says that somebody is at work there: a deploy label of NVIDIA's
 	// that is neither true nor false, or mig-manager's state. Zero if none does, or it is not known.
 	HeldSince time.Time
-	// Slicer is an extended resource by which another operator that partitions GPUs shows on the node; empty: none does.
+	// ConfigWriter is the field manager that set the label nvidia.com/device-plugin.config last, if that is another than the
+	// operator; empty: not known.
+	ConfigWriter string
+	// Slicer is an extended resource by which another operator that partitions GPUs shows on the node, also with quantity 0;
+	// empty: none does.
 	Slicer string
+	// DRA is an object, besides pods, by which NVIDIA's DRA driver shows that it offers the GPUs of the node, such as
+	// "DaemonSet nvidia-dra/kubelet-plugin"; empty: none does.
+	DRA string
 	// Features is what the NodeFeature objects of the node say about the label nvidia.com/mps.capable.
 	Features NodeFeatures
 	// Pods are the pods bound to the node that have not finished (phase neither Succeeded nor Failed).

@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
 )
 
@@ -44,10 +45,9 @@ func TestThePluginIsRestartedOnceForTheInstancesOfABoot(t *testing.T) {
 	}
 	silent()
 	g.Expect(c.writes["rollout.DeletePod"]).To(Equal(1))
-	h.GPU.Status.BootID = "another"
-	h.hardware.Reboot()
+	h.hardware.Update(func(n *sim.Node) { n.Boot++ })
 	silent()
-	g.Expect(c.writes["rollout.DeletePod"]).To(BeNumerically(">", 1))
+	g.Expect(c.writes["rollout.DeletePod"]).To(Equal(2))
 	c.Policies = nil
 	c.run(200)
 	g.Expect(h.Annotations).To(BeEmpty())

@@ -31,11 +31,12 @@ func CacheOptions(standAlone wiring.StandAlone) cache.Options {
 			&v1alpha1.GPUNode{}:          {Transform: lists.slimGPUNode},
 			&corev1.Node{}:               {Transform: slimNode},
 			&corev1.Pod{}:                {Transform: slimPod},
+			&appsv1.DaemonSet{}:          {Transform: slimDaemonSet},
 			&corev1.ConfigMap{}:          configMaps(standAlone),
 			wiring.Definitions():         {Transform: nameOnly},
 		},
 		// Of kinds that the cluster may not have, which cannot be named above.
-		DefaultTransform: wiring.SlimNodeFeature,
+		DefaultTransform: slimOthers,
 	}
 }
 
@@ -82,7 +83,7 @@ func slimNode(object any) (any, error) {
 	if !isNode {
 		return object, nil
 	}
-	node.ManagedFields = rollout.Holding(node)
+	node.ManagedFields = append(rollout.Holding(node), rollout.ConfigWriters(node)...)
 	node.Annotations = ownAnnotations(node.Annotations)
 	node.Spec = corev1.NodeSpec{Taints: node.Spec.Taints}
 	node.Status = corev1.NodeStatus{

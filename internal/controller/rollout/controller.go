@@ -58,9 +58,10 @@ type Controller struct {
 	metrics *metrics
 	catchUp *catchUp
 	pods    podChanges
-	known   known                // of the nodes, from the last pass
-	memory  rollout.Memory       // likewise
-	repeats rollout.Repeats      // what was written in the last hour
+	known   known           // of the nodes, from the last pass
+	memory  rollout.Memory  // likewise
+	repeats rollout.Repeats // what was written in the last hour
+	slices  resourceSlices
 	deleted map[string]types.UID // NodeFeatures of ours that the cache may still show, by node
 	Options
 }

@@ -71,6 +71,10 @@ func (c *Controller) gatherNodes(ctx context.Context, s *seen) error {
 	}
 	s.nodes = make(map[string]*corev1.Node, len(gpuNodes.Items))
 	s.world.Nodes = make([]rollout.Node, 0, len(gpuNodes.Items))
+	dra, err := c.gatherDRA(ctx, nodes.Items)
+	if err != nil {
+		return err
+	}
 	c.known.begin(s.plugin.ConfigMap)
 	for i := range nodes.Items {
 		node := &nodes.Items[i]
@@ -79,7 +83,7 @@ func (c *Controller) gatherNodes(ctx context.Context, s *seen) error {
 			continue
 		}
 		s.nodes[node.Name] = node
-		n, err := c.gatherNode(ctx, node, gpuNode, s.features.of[node.Name])
+		n, err := c.gatherNode(ctx, node, gpuNode, others{features: s.features.of[node.Name], dra: dra[node.Name]})
 		if err != nil {
 			return err
 		}
@@ -103,16 +107,22 @@ func (c *Controller) gatherUnscheduled(ctx context.Context, s *seen) error {
 	return nil
 }
 
+// others are what objects besides Node, GPUNode and pods report of a node.
+type others struct {
+	features rollout.NodeFeatures
+	dra      string
+}
+
 // gatherNode reads a node, if it is not known as it is.
 func (c *Controller) gatherNode(
-	ctx context.Context, node *corev1.Node, gpuNode *v1alpha1.GPUNode, features rollout.NodeFeatures,
+	ctx context.Context, node *corev1.Node, gpuNode *v1alpha1.GPUNode, o others,
 ) (rollout.Node, error) {
 	pods := c.pods.of(node.Name) // before they are read
-	if n, holds := c.known.find(node, gpuNode, pods); holds && n.Features == features {
+	if n, holds := c.known.find(node, gpuNode, pods); holds && n.Features == o.features && n.DRA == o.dra {
 		return n, nil
 	}
 	n := rollout.NodeOf(node, gpuNode)
-	n.Features = features
+	n.Features, n.DRA = o.features, o.dra
 	if err := c.gatherPods(ctx, &n, c.known.configMap); err != nil {
 		return n, err
 	}

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/workqueue"
@@ -47,8 +48,16 @@ func (c *Controller) Register(ctx context.Context, mgr manager.Manager) error {
 		Watches(&corev1.Node{}, wake(), builder.WithPredicates(changes(nodeView))).
 		Watches(&corev1.Pod{}, c.pods.watched(changes(c.podView))).
 		Watches(&corev1.ConfigMap{}, wake(), builder.WithPredicates(predicate.ResourceVersionChangedPredicate{})).
+		Watches(&appsv1.DaemonSet{}, wake(), builder.WithPredicates(predicate.NewPredicateFuncs(offersGPUs), predicate.GenerationChangedPredicate{})).
+		WatchesRawSource(c.watchSlices(mgr)).
 		WatchesRawSource(wiring.Source(mgr.GetCache(), Pass{})).
 		Complete(c)
+}
+
+// offersGPUs reports whether a DaemonSet is that of NVIDIA's DRA driver.
+func offersGPUs(o client.Object) bool {
+	set, is := o.(*appsv1.DaemonSet)
+	return is && rollout.MakesGPUOffers(set)
 }
 
 // nodeName is empty for pods that are on no node, of which those count that ask for GPUs.
@@ -153,7 +162,7 @@ func (c *Controller) mayMount(pod *corev1.Pod) bool {
 func ownAnnotations(all map[string]string) map[string]string {
 	own := map[string]string{}
 	for name, value := range all {
-		if strings.HasPrefix(name, v1alpha1.Group+"/") || strings.HasPrefix(name, nvidiaDomain) || rollout.OfMaintenance(name) {
+		if strings.HasPrefix(name, v1alpha1.Group+"/") || strings.HasPrefix(name, nvidiaDomain) || rollout.OfMaintenance(name) || name == rollout.AnnotationMachine {
 			own[name] = value
 		}
 	}

@@ -1,0 +1,103 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
+)
+
+// Another controller that offers the GPUs of a node shows by a pod, a DaemonSet, a ResourceSlice or the name of a resource.
+// Each of them goes for a moment when its plugin restarts, so presence is remembered on the Node, in the annotation
+// v1alpha1.AnnotationOtherController: the reason, and once all signs are gone the reason and the time. After absentFor without
+// any sign the annotation goes, and the node is the policy's.
+
+// absentFor is how long no sign of another controller may be there before the operator takes the node over. A pod of a
+// DaemonSet is replaced within it, its image included; the kubelet deletes the ResourceSlices of a plugin after 30 s.
+const absentFor = 5 * time.Minute
+
+// sign is what shows another controller on the node: the reason, and the message that names it. Both are empty where there is
+// none.
+func (v *view) sign() (reason, message string) {
+	if v.node.Slicer != "" {
+		return v1alpha1.ReasonSlicerActive, fmt.Sprintf("the node lists the resource %s, so Red Hat's Dynamic Accelerator Slicer (InstaSlice) "+
+			"partitions its GPUs, and two must not; leave the node out of nodeSelector, or uninstall the slicer and remove the "+
+			"resource from the status of the Node", v.node.Slicer)
+	}
+	object := v.node.DRA
+	for _, p := range v.node.Pods {
+		if p.DRA {
+			object = fmt.Sprintf("pod %s/%s", p.Namespace, p.Name)
+			break
+		}
+	}
+	if object == "" {
+		return "", ""
+	}
+	return v1alpha1.ReasonDRADriverActive, fmt.Sprintf("%s of NVIDIA's DRA driver offers the GPUs of the node through ResourceClaims, and pods of both "+
+		"sides would get the same ones; leave the node out of nodeSelector, or turn the driver's GPUs off "+
+		"(resources.gpus.enabled=false of its chart)", object)
+}
+
+// remembered is which other controller the annotation names; since is when its last sign went, zero if that is not recorded.
+func (v *view) remembered() (reason string, since time.Time) {
+	note := v.node.Annotations[v1alpha1.AnnotationOtherController]
+	reason, _, _ = strings.Cut(note, "@")
+	since, _ = stamped(note, reason)
+	return reason, since
+}
+
+// takenByOthers reports which other controller offers the GPUs of the node, or did a moment ago, so that a policy cannot be
+// honoured there.
+func (v *view) takenByOthers() *plan.Problem {
+	if reason, message := v.sign(); reason != "" {
+		return &plan.Problem{Reason: reason, Message: message}
+	}
+	reason, since := v.remembered()
+	switch {
+	case reason == "":
+		return nil
+	case since.IsZero():
+		return &plan.Problem{Reason: reason, Message: "Waiting: the controller that offered the GPUs of the node is gone"}
+	}
+	return &plan.Problem{Reason: reason, Message: fmt.Sprintf("Waiting: the controller that offered the GPUs of the node was last seen at %s. "+
+		"The operator takes the node over at %s unless it returns", clock(since), clock(since.Add(absentFor)))}
+}
+
+// rememberOthers keeps the annotation true on a node that a policy governs, and removes it from others.
+func (m *member) rememberOthers(governed bool) {
+	note, noted := m.node.Annotations[v1alpha1.AnnotationOtherController]
+	reason, _ := m.sign()
+	was, since := m.remembered()
+	patch := m.patch("recording that another controller offers the GPUs")
+	set := func(value *string) {
+		patch.Annotations[v1alpha1.AnnotationOtherController] = value
+		m.actions = append(m.actions, patch)
+	}
+	switch {
+	case !governed || !noted && reason == "":
+		if noted {
+			patch.Why = "forgetting the controller that offered the GPUs"
+			set(nil)
+		}
+	case reason != "":
+		if note != reason {
+			set(&reason)
+		}
+	case since.IsZero():
+		patch.Why = "recording when the controller that offered the GPUs was last seen"
+		set(new(stamp(was, m.world.Now)))
+	default:
+		if left := since.Add(absentFor).Sub(m.world.Now); left > 0 {
+			m.after = Sooner(m.after, left)
+			return
+		}
+		patch.Why = "the controller that offered the GPUs does not return"
+		set(nil)
+	}
+}
