@@ -292,6 +292,12 @@ func (a *allocations) hold(pod, device string) {
 	a.list = append(a.list, agent.Allocation{Namespace: "ml", Pod: pod, Container: "main", Device: device})
 }
 
+func (a *allocations) claim(pod string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.list = append(a.list, agent.Allocation{Namespace: "ml", Pod: pod, Container: "main", Claimed: true})
+}
+
 // startNVIDIAs starts a daemon as NVIDIA's MPS daemon set does.
 func (n *node) startNVIDIAs() {
 	n.Helper()

@@ -34,6 +34,7 @@ func TestReconcile(t *testing.T) {
 		"lets other GPUs go on beside an MPS daemon that is in use":          othersGoOnBesideMPS,
 		"looks again before it destroys, if time has passed":                 looksAgain,
 		"waits for a container that holds an instance without using it":      waitsForHolder,
+		"a pod that has a GPU by a ResourceClaim keeps all instances":        waitsForClaim,
 		"converges after a crash behind any step":                            convergesAfterCrash,
 		"rebuilds what a reboot lost":                                        rebuildsAfterReboot,
 		"leaves instances that somebody else keeps changing":                 leavesToOthers,
@@ -193,6 +194,18 @@ func waitsForHolder(s scenario) {
 	n.Expect(n.expectCondition(v1alpha1.ConditionApplied, metav1.ConditionFalse, v1alpha1.ReasonGPUInUse)).
 		To(gomega.ContainSubstring("waiting for container main of pod ml/notebook-0 to leave it"))
 	n.Expect(n.device(0).State.Instances).To(gomega.ContainElement(held))
+}
+
+func waitsForClaim(s scenario) {
+	n := s.partitioned(instances("2g.10gb", 3))
+	n.allocations.claim("notebook-0")
+	before := n.device(0).State.Instances
+	n.wish(mig(n.uuid(0), instances("7g.40gb", 1)))
+	_, err := n.reconcile()
+	n.Expect(err).NotTo(gomega.HaveOccurred())
+	n.Expect(n.expectCondition(v1alpha1.ConditionApplied, metav1.ConditionFalse, v1alpha1.ReasonGPUInUse)).
+		To(gomega.ContainSubstring("pod ml/notebook-0"))
+	n.Expect(n.device(0).State.Instances).To(gomega.Equal(before))
 }
 
 func convergesAfterCrash(s scenario) {

@@ -12,6 +12,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -76,6 +77,8 @@ func request(ctx context.Context, c client.Client, pod *corev1.Pod) (Result, err
 		return Result{Outcome: Gone}, nil
 	case apierrors.IsTooManyRequests(err):
 		return Result{Outcome: Blocked, Message: fmt.Sprintf("pod %s is not evicted: %s", key, refusal(err))}, nil
+	case apierrors.IsInternalError(err) && strings.Contains(err.Error(), "more than one PodDisruptionBudget"):
+		return Result{Outcome: Blocked, Message: fmt.Sprintf("pod %s is not evicted: %s Leave one of its PodDisruptionBudgets", key, refusal(err))}, nil
 	case ctx.Err() != nil && parent.Err() == nil:
 		return Result{Outcome: Blocked, Message: fmt.Sprintf("pod %s is not evicted: no answer within %s", key, answerTime)}, nil
 	default:

@@ -119,7 +119,9 @@ func TestANodeIsTakenOverOnlyMinutesAfterTheOtherControllerLeft(t *testing.T) {
 			func(h *host) { h.Slicer = "mig.das.com/1g.5gb" }, func(h *host) { h.Slicer = "" },
 		},
 		"NVIDIA's DRA driver": {
-			func(h *host) { h.Pods = append(h.Pods, rollout.Pod{Namespace: "dra", Name: "plugin", UID: "dra", DRA: true}) },
+			func(h *host) {
+				h.Pods = append(h.Pods, rollout.Pod{Namespace: "dra", Name: "plugin", UID: "dra", DRA: true})
+			},
 			func(h *host) { h.Pods = slices.DeleteFunc(h.Pods, func(p rollout.Pod) bool { return p.DRA }) },
 		},
 	} {

@@ -107,6 +107,18 @@ func (v *view) plan() {
 			v.addUsers(d)
 		}
 	}
+	if v.disruptive() || v.reboots() {
+		v.addInitHolders()
+	}
+}
+
+// addInitHolders adds the pods of which an init container holds a GPU: which one, nobody reports.
+func (v *view) addInitHolders() {
+	for _, p := range v.node.Pods {
+		if p.InitHolds && !v.reported(p) {
+			v.addBlocker(plan.Blocker{Holder: &gpu.Holder{Namespace: p.Namespace, Pod: p.Name, Instance: gpu.WholeGPU}})
+		}
+	}
 }
 
 // addUsers adds all who use a GPU or one of its instances.

@@ -72,6 +72,7 @@ func PodOf(pod *corev1.Pod, configMap types.NamespacedName) Pod {
 	p.ReadySince = readySince(pod)
 	if p.GPU {
 		p.Asks, p.Workload = asksOf(&pod.Spec), workloadOf(pod)
+		p.InitHolds = HoldsByInit(pod)
 		p.Tolerates = ToleratesChange(pod.Spec.Tolerations)
 	}
 	p.Serves = Serves(pod) || p.MountsConfig
@@ -169,6 +170,19 @@ func RequestsGPU(spec *corev1.PodSpec) bool {
 		}
 	}
 	return false
+}
+
+// HoldsByInit reports whether an init container of a pod that is not initialized yet requests GPUs. Sidecars do not count: the
+// kubelet reports what they hold (KEP 753).
+func HoldsByInit(pod *corev1.Pod) bool {
+	for _, c := range pod.Status.Conditions {
+		if c.Type == corev1.PodInitialized && c.Status == corev1.ConditionTrue {
+			return false
+		}
+	}
+	return slices.ContainsFunc(pod.Spec.InitContainers, func(c corev1.Container) bool {
+		return c.RestartPolicy == nil && hasGPU(&c.Resources)
+	})
 }
 
 // Asks are the resources of GPUs and instances that a pod asks for.

@@ -31,9 +31,8 @@ func (v *view) sign() (reason, message string) {
 	}
 	object := v.node.DRA
 	for _, p := range v.node.Pods {
-		if p.DRA {
+		if p.DRA && object == "" {
 			object = fmt.Sprintf("pod %s/%s", p.Namespace, p.Name)
-			break
 		}
 	}
 	if object == "" {

@@ -145,6 +145,9 @@ func decide(w *World, groups map[string]*group, tolerated tolerance) Decision {
 	var all []member
 	d.Unmet = impactOf(w, groups)
 	for _, g := range groups {
+		if g.by == nil {
+			g.idle = groups[""].idle // of which policy they were may not be known, so they count in each budget
+		}
 		g.pace(w)
 		for i := range g.members {
 			g.members[i].withhold(w)

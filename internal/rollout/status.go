@@ -64,27 +64,43 @@ func (g *group) counts() v1alpha1.NodeCounts {
 	return c
 }
 
-// pending lists the nodes that are not ready or on which something is left undone, each with its reason.
+// pending lists the nodes that are not ready or on which something is left undone, each with its reason. Where there is no room
+// for all it lists those that failed.
 func (g *group) pending() []v1alpha1.PendingNode {
 	const most, length = 32, 2048 // of the schema
-	var pending []v1alpha1.PendingNode
+	var listed []member
 	for _, m := range g.members {
-		if m.State == StateUpToDate && m.reason == v1alpha1.ReasonReady || len(pending) == most { // by name, so the rest is cut anyway
-			continue
+		if m.State != StateUpToDate || m.reason != v1alpha1.ReasonReady {
+			listed = append(listed, m)
 		}
+	}
+	slices.SortStableFunc(listed, func(a, b member) int { return cmp.Compare(urgency(a), urgency(b)) })
+	var pending []v1alpha1.PendingNode
+	for _, m := range listed[:min(len(listed), most)] {
 		pending = append(pending, v1alpha1.PendingNode{
 			Node: m.node.Name, State: string(m.State), Reason: m.reason, Message: cut(m.message, length), Plan: m.planned(),
 			InTheWay: m.foretold(), Resources: resources([]member{m}, mostOfANode),
 		})
 	}
-	for _, l := range g.lost[:min(len(g.lost), most)] {
+	for _, l := range g.lost[:min(len(g.lost), most-len(pending))] {
 		pending = append(pending, v1alpha1.PendingNode{
 			Node: l.node, Reason: v1alpha1.ReasonConflicted,
 			Message: fmt.Sprintf("policy %s governs the node; give this one a higher priority, or select other nodes", l.to),
 		})
 	}
 	slices.SortFunc(pending, func(a, b v1alpha1.PendingNode) int { return cmp.Compare(a.Node, b.Node) })
-	return pending[:min(len(pending), most)]
+	return pending
+}
+
+// urgency orders nodes for a list that has no room for all: those that failed first.
+func urgency(m member) int {
+	switch m.State {
+	case StateFailed:
+		return 0
+	case StateImpossible, StateDegraded:
+		return 1
+	}
+	return 2
 }
 
 // accepted says whether the policy governs what it selects.

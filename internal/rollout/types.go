@@ -113,6 +113,9 @@ type Pod struct {
 	Asks map[string]int64
 	// Workload names what has made it, such as "Deployment team/web"; set for pods that ask for GPUs.
 	Workload string
+	// InitHolds reports that an init container holds, or is about to hold, a GPU. The kubelet reports to no agent which GPUs
+	// init containers hold, other than sidecars.
+	InitHolds bool
 	// Tolerates reports that it tolerates v1alpha1.TaintChanging; set for pods that ask for GPUs.
 	Tolerates bool
 	// Scheduled is when it was bound to the node: the last transition of its condition PodScheduled. Zero if not known.

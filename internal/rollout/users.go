@@ -51,6 +51,9 @@ func (v *view) nameOf(b plan.Blocker) string {
 
 func (v *view) placeOf(b plan.Blocker) string {
 	at := slices.IndexFunc(v.have, func(d gpu.Device) bool { return d.UUID == b.UUID })
+	if at < 0 {
+		return "a GPU, by an init container"
+	}
 	place := fmt.Sprintf("GPU %d", v.have[at].Index)
 	for _, i := range v.have[at].State.Instances {
 		if i.ID == b.Instance {

@@ -83,9 +83,10 @@ func TestAReleaseKeepsTheBudgetOfItsPolicy(t *testing.T) {
 			}
 		}
 		most["a"], most["b"] = max(most["a"], tainted["a"]), max(most["b"], tainted["b"])
+		most["together"] = max(most["together"], tainted["a"]+tainted["b"])
 		c.tick(time.Second)
 	}
-	g.Expect(most).To(Equal(map[string]int{"a": 1, "b": 2}))
+	g.Expect(most).To(Equal(map[string]int{"a": 1, "b": 2, "together": 3}))
 	g.Expect(c.ready()).To(BeZero())
 }
 
@@ -138,4 +139,49 @@ func TestTheSoonerOfTwoTimesIsNeverNever(t *testing.T) {
 	g.Expect(rollout.Sooner(0, time.Minute)).To(Equal(time.Minute))
 	g.Expect(rollout.Sooner(time.Minute, time.Second)).To(Equal(time.Second))
 	g.Expect(rollout.Sooner(-time.Second, time.Minute)).To(Equal(time.Minute))
+}
+
+// TestAGPUThatAnInitContainerHoldsIsInUse however long it runs, though no agent reports it.
+func TestAGPUThatAnInitContainerHoldsIsInUse(t *testing.T) {
+	g := NewWithT(t)
+	c, h := toMIG()
+	h.Pods = append(h.Pods, rollout.Pod{Namespace: "user", Name: "warm-up", UID: "warm-up", GPU: true, InitHolds: true, Scheduled: c.Now})
+	c.tick(time.Minute)
+	d := c.during(5*time.Minute, 10*time.Second)
+	g.Expect(h.done).To(BeEmpty())
+	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateDraining))
+	g.Expect(d.Nodes[0].Message).To(ContainSubstring("pod user/warm-up (a GPU, by an init container)"))
+	h.Pods[len(h.Pods)-1].InitHolds = false
+	d, _ = c.run(60)
+	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), d.Nodes[0].Message)
+}
+
+func TestOnlyInitContainersBeforeTheirEndHoldUnreportedGPUs(t *testing.T) {
+	g := NewWithT(t)
+	always := corev1.ContainerRestartPolicyAlways
+	pod := &corev1.Pod{Spec: corev1.PodSpec{InitContainers: []corev1.Container{{Resources: corev1.ResourceRequirements{
+		Limits: corev1.ResourceList{"nvidia.com/gpu": resource.MustParse("1")},
+	}}}}}
+	g.Expect(rollout.HoldsByInit(pod)).To(BeTrue())
+	pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodInitialized, Status: corev1.ConditionTrue}}
+	g.Expect(rollout.HoldsByInit(pod)).To(BeFalse())
+	pod.Status.Conditions[0].Status = corev1.ConditionFalse
+	g.Expect(rollout.HoldsByInit(pod)).To(BeTrue())
+	pod.Spec.InitContainers[0].RestartPolicy = &always
+	g.Expect(rollout.HoldsByInit(pod)).To(BeFalse(), "the kubelet reports what sidecars hold")
+}
+
+// TestNodesThatFailedAreListedFirst where the status has no room for all.
+func TestNodesThatFailedAreListedFirst(t *testing.T) {
+	g := NewWithT(t)
+	c := newCluster()
+	for i := range 40 {
+		c.add(fmt.Sprintf("n%02d", i), sim.A100)
+	}
+	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("3g", 2)))}
+	c.hosts["n39"].Labels[optOutLabel] = "false"
+	pending := c.pass().Policies["research"].Pending
+	g.Expect(pending).To(HaveLen(32))
+	g.Expect(pending[31].Node).To(Equal("n39"))
+	g.Expect(pending[30].Node).To(Equal("n30"))
 }

@@ -114,12 +114,13 @@ func slimPod(object any) (any, error) {
 	pod.Labels = podLabels(pod)
 	pod.OwnerReferences = controllerOf(pod)
 	pod.Spec = corev1.PodSpec{
-		Containers:   draContainers(pod),
-		NodeName:     pod.Spec.NodeName,
-		NodeSelector: pod.Spec.NodeSelector,
-		Volumes:      configVolumes(pod.Spec.Volumes),
-		Tolerations:  serverTolerations(pod),
-		Resources:    gpuRequest(&pod.Spec),
+		Containers:     draContainers(pod),
+		InitContainers: initHolder(pod),
+		NodeName:       pod.Spec.NodeName,
+		NodeSelector:   pod.Spec.NodeSelector,
+		Volumes:        configVolumes(pod.Spec.Volumes),
+		Tolerations:    serverTolerations(pod),
+		Resources:      gpuRequest(&pod.Spec),
 	}
 	pod.Status = corev1.PodStatus{
 		Phase: pod.Status.Phase, Conditions: slimConditions(pod.Status.Conditions), ContainerStatuses: troubled(pod),
@@ -199,6 +200,14 @@ func draContainers(pod *corev1.Pod) []corev1.Container {
 		}
 	}
 	return containers
+}
+
+// initHolder stands for the init containers that hold GPUs, as long as the pod is not initialized.
+func initHolder(pod *corev1.Pod) []corev1.Container {
+	if !rollout.HoldsByInit(pod) {
+		return nil
+	}
+	return []corev1.Container{{Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{nvidiaDomain + "gpu": resource.Quantity{}}}}}
 }
 
 // troubled are the containers of one of NVIDIA's programs that do not run as they should. It is one if a deploy label

@@ -45,6 +45,8 @@ func TestRollout(t *testing.T) {
 		"a pod that took another's place is neither nudged nor deleted":          testPodTookPlace,
 		"a paused policy says what would be done, and nothing is":                testPaused,
 		"who changes the ClusterPolicy back is named, and not fought":            testOverridden,
+		"a pod under two budgets is named in an Event":                           testTwoBudgets,
+		"the DaemonSet of NVIDIA's DRA driver keeps its nodes":                   testDRADaemonSet,
 	} {
 		t.Run(name, func(t *testing.T) { test(newScenario(t, cluster)) })
 	}

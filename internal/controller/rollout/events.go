@@ -5,6 +5,7 @@ package rollout
 
 import (
 	"context"
+	"fmt"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -61,12 +62,21 @@ func (p *pass) announce(a rollout.Action) {
 	if !announced || p.records(a) {
 		return
 	}
-	node := p.nodeNamed(a.Target())
+	node, note := p.nodeNamed(a.Target()), a.String()+p.failure(a)
 	if policy, found := p.policies[a.For().Name]; found {
-		p.emit(e, policy, node, a.String())
+		p.emit(e, policy, node, note)
 		return
 	}
-	p.emit(e, node, nil, a.String())
+	p.emit(e, node, nil, note)
+}
+
+// failure adds to a note why the change of a node failed, where the action records that. The status has no room for many nodes.
+func (p *pass) failure(a rollout.Action) string {
+	set, is := a.(rollout.SetSpec)
+	if !is || set.Spec.Failed == nil || equality.Semantic.DeepEqual(set.Spec.Failed, p.specOf(set.Node).Failed) {
+		return ""
+	}
+	return fmt.Sprintf(": %s: %s", set.Spec.Failed.Reason, set.Spec.Failed.Message)
 }
 
 // records says whether an action only notes in a spec what is so, as every change of a node ends. It is no news.
