@@ -171,7 +171,7 @@ type Release struct {
 	// reboot says whether the node may be rebooted where a GPU takes its former MIG mode only so.
 	// +optional
 	Reboot RebootMode `json:"reboot,omitempty"`
-	// policy is the policy that says so. The nodes that it governed share its maxUnavailable also once it is gone.
+	// policy is the policy that says so.
 	// +optional
 	// +kubebuilder:validation:MaxLength=253
 	Policy string `json:"policy,omitempty"`

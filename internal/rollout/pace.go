@@ -26,7 +26,7 @@ type member struct {
 // lost is a node that a policy selects and another one governs.
 type lost struct{ node, to string }
 
-// group is the nodes that share a budget: those that one policy governs, or those that it governed last and that go back to
+// group is the nodes that share a budget: those that one policy governs, or all that go back to
 // their baselines.
 type group struct {
 	by      *v1alpha1.GPUSharingPolicy // nil for nodes that go back

@@ -64,21 +64,6 @@ type placing struct {
 	tolerated tolerance
 }
 
-// group is the group that paces a node: that of its policy, or that of the nodes which the same policy governed last.
-func (in placing) group(by *v1alpha1.GPUSharingPolicy, release *v1alpha1.Release) *group {
-	if by != nil {
-		return in.groups[by.Name]
-	}
-	name := "released/" // no name of a policy has a slash
-	if release != nil {
-		name += release.Policy
-	}
-	if in.groups[name] == nil {
-		in.groups[name] = &group{}
-	}
-	return in.groups[name]
-}
-
 // place judges a node and puts it into the group that paces it.
 func (memory *Memory) place(w *World, n *Node, in placing) {
 	groups, selected := in.groups, memory.govern(in.ranking, n)
@@ -101,7 +86,10 @@ func (memory *Memory) place(w *World, n *Node, in placing) {
 		groups[""].idle = append(groups[""].idle, m)
 		return
 	}
-	g := in.group(governed.By, n.GPU.Spec.Release)
+	g := groups[""]
+	if governed.By != nil {
+		g = groups[governed.By.Name]
+	}
 	d := memory.recall(w, n, governed)
 	m := member{view: d.view, judgement: d.judgement, slot: d.slot}
 	if d.settled {
@@ -145,9 +133,6 @@ func decide(w *World, groups map[string]*group, tolerated tolerance) Decision {
 	var all []member
 	d.Unmet = impactOf(w, groups)
 	for _, g := range groups {
-		if g.by == nil {
-			g.idle = groups[""].idle // of which policy they were may not be known, so they count in each budget
-		}
 		g.pace(w)
 		for i := range g.members {
 			g.members[i].withhold(w)

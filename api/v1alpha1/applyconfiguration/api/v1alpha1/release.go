@@ -24,7 +24,7 @@ type ReleaseApplyConfiguration struct {
 	MaxUnavailable *intstr.IntOrString `json:"maxUnavailable,omitempty"`
 	// reboot says whether the node may be rebooted where a GPU takes its former MIG mode only so.
 	Reboot *apiv1alpha1.RebootMode `json:"reboot,omitempty"`
-	// policy is the policy that says so. The nodes that it governed share its maxUnavailable also once it is gone.
+	// policy is the policy that says so.
 	Policy *string `json:"policy,omitempty"`
 }
 
