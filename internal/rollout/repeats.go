@@ -74,7 +74,7 @@ func (r *Repeats) left(a Action, now time.Time) time.Duration {
 // admit adds an action unless it has to wait, and is when to decide again.
 func (r *Repeats) admit(actions []Action, a Action, now time.Time, after time.Duration) ([]Action, time.Duration) {
 	if left := r.left(a, now); left > 0 {
-		return actions, sooner(after, left)
+		return actions, Sooner(after, left)
 	}
 	return append(actions, a), after
 }
@@ -120,7 +120,7 @@ func (m *member) withhold(w *World) {
 			kept = append(kept, a)
 			continue
 		}
-		held, m.after = a, sooner(m.after, left)
+		held, m.after = a, Sooner(m.after, left)
 	}
 	if held == nil {
 		return
