@@ -19,7 +19,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/simdriver"
 )
 
-// Behind NVSwitches an A100 is reset alone only while the fabric manager runs.
+// Behind NVSwitches an A100 is reset alone only while the fabric manager runs, which the driver container starts or not.
 func switchSpecs() {
 	Describe("GPUs that NVSwitches connect", Ordered, Offset(1), func() {
 		whole := map[string]int64{"nvidia.com/gpu": 2}
@@ -46,6 +46,25 @@ func switchSpecs() {
 			expectReady(ctx, "shared")
 			stays()
 			Expect(resets()).NotTo(ContainElement(ContainSubstring(neighbour)))
+			unshare(ctx, whole)
+		})
+
+		It("wait for pods on all of them without the fabric manager, and are then reset together", func(ctx SpecContext) {
+			stopDriver()
+			startDriverAs(ctx, driver.Options{})
+			restartClients(ctx)
+			expectAllocatable(ctx, whole)
+			startPod(ctx, "neighbour", "nvidia.com/gpu", 1)
+			other, neighbour := otherThan(ctx, "neighbour")
+			stays := expectSameContainer(ctx, users, "neighbour")
+			share(ctx, fmt.Sprintf(oneSplit, other))
+			Eventually(func() error { return ready(ctx, "shared") }).WithContext(ctx).
+				Should(MatchError(And(ContainSubstring("GPUInUse"), ContainSubstring("default/neighbour"))))
+			stays()
+			stopPod(ctx, "neighbour")
+			expectAllocatable(ctx, map[string]int64{"nvidia.com/gpu": 1, "nvidia.com/mig-3g.20gb": 2})
+			expectReady(ctx, "shared")
+			Expect(resets()).To(ContainElement(And(ContainSubstring(neighbour), HaveSuffix("SUCCESS"))))
 			unshare(ctx, whole)
 		})
 	})
