@@ -21,7 +21,7 @@ import (
 )
 
 // Versions of drivers to which the node is upgraded, one after the other.
-const firstUpgrade, secondUpgrade = "595.50.01", "595.58.03"
+const firstUpgrade, secondUpgrade, thirdUpgrade = "595.50.01", "595.58.03", "600.10.02"
 
 // gpuShared is what whole GPUs that are shared are called if the policy renames them.
 const gpuShared = "nvidia.com/gpu.shared"
@@ -104,12 +104,35 @@ func upgradeSpecs() {
 			startPod(ctx, "late", gpuShared, 1)
 			Expect(expectServed(ctx, "late").Server).To(Equal(server), "the server is the one from before")
 		})
+
+		It("an MPS daemon that no pod uses ends, so that the module can be unloaded, and serves again afterwards", func(ctx SpecContext) {
+			share(ctx, shared)
+			expectAllocatable(ctx, map[string]int64{gpuShared: 20})
+			startDeployment(ctx, "serve", gpuShared)
+			expectServed(ctx, expectDeployed(ctx, "serve"))
+			// The mark of the driver goes at the moment of the first attempt, which the server can outlive, and no other.
+			Expect(len(replaceDriver(ctx, thirdUpgrade, nil))).To(BeNumerically("<=", 1))
+			expectAllocatable(ctx, map[string]int64{gpuShared: 20})
+			expectReady(ctx, "shared")
+			expectNothingLeft(ctx)
+			again := expectDeployed(ctx, "serve")
+			Expect(expectServed(ctx, again).Percentage).To(Equal(20.0))
+			Expect(expectRunning(ctx, again).Drivers).To(ConsistOf(thirdUpgrade))
+		})
 	})
 }
 
-// upgradeDriver upgrades the node's driver; to no version: its pod restarts. entered may be nil. No program of ours keeps the
-// module loaded at any time.
+// upgradeDriver is replaceDriver where no program of ours keeps the module loaded at any time.
 func upgradeDriver(ctx context.Context, version string, entered func(state string)) {
+	GinkgoHelper()
+	for _, names := range replaceDriver(ctx, version, entered) {
+		Expect(names).NotTo(ContainElement(Or(ContainSubstring("gpu-sharing"), ContainSubstring(simdriver.MPSServerName))))
+	}
+}
+
+// replaceDriver upgrades the node's driver; to no version: its pod restarts. entered may be nil. It returns the programs that
+// had the driver open, for each attempt to unload the module that failed.
+func replaceDriver(ctx context.Context, version string, entered func(state string)) (blocked [][]string) {
 	GinkgoHelper()
 	u := &gpuoperator.Upgrade{
 		Client: kube, Node: nodeName, Driver: installed, Toolkit: driver.Toolkit{Bin: bin, CDI: true}, Version: version,
@@ -119,10 +142,8 @@ func upgradeDriver(ctx context.Context, version string, entered func(state strin
 	err := u.Run(ctx)
 	installed = u.Driver
 	AddReportEntry("driver upgraded in", time.Since(began).Round(100*time.Millisecond).String())
-	for _, names := range u.Blocked {
-		Expect(names).NotTo(ContainElement(Or(ContainSubstring("gpu-sharing"), ContainSubstring(simdriver.MPSServerName))))
-	}
 	Expect(err).NotTo(HaveOccurred())
+	return u.Blocked
 }
 
 // expectOnlyOffered checks that each resource was offered as often as it is in the end, or not at all.
