@@ -101,7 +101,8 @@ func TestTheOperatorsOwnValuesAreNoBaseline(t *testing.T) {
 	for name, byHand := range map[string]func() (*cluster, *host, v1alpha1.Sharing){
 		"the agent partitions": func() (*cluster, *host, v1alpha1.Sharing) {
 			c := newCluster()
-			return c, c.add("a", sim.A100), mig(count("3g.20gb", 2))
+			h := c.add("a", sim.A100)
+			return c, h, mig(count("3g.20gb", 2))
 		},
 		"mig-manager partitions": func() (*cluster, *host, v1alpha1.Sharing) {
 			c := newCluster()

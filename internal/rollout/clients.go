@@ -138,18 +138,16 @@ func (v *view) fence() (judgement, bool) {
 		return judgement{}, false
 	}
 	j := judgement{State: StateQuiescing, reason: v1alpha1.ReasonPausingClients}
-	switch {
-	case value == "" || value == "false":
+	if value == "" || value == "false" {
 		remain := v.clients(v1alpha1.LabelMIGManager)
 		j.message = "waiting until NVIDIA's mig-manager is gone: " + list(remain)
 		return j, len(remain) > 0
-	default:
-		patch := v.patch("keeping NVIDIA's mig-manager off the node")
-		patch.Labels[v1alpha1.LabelMIGManager] = new("false")
-		v.claimMIG(patch.Labels)
-		v.saveBaseline(patch)
-		j.message, j.start = "NVIDIA's mig-manager is being kept off the node, since only one may drive MIG", []Action{patch}
 	}
+	patch := v.patch("keeping NVIDIA's mig-manager off the node")
+	patch.Labels[v1alpha1.LabelMIGManager] = new("false")
+	v.claimMIG(patch.Labels)
+	v.saveBaseline(patch)
+	j.message, j.start = "NVIDIA's mig-manager is being kept off the node, since only one may drive MIG", []Action{patch}
 	return j, true
 }
 

@@ -175,8 +175,10 @@ func (v *view) keepsNVIDIA(uuid string) bool {
 }
 
 func policyNode(n *Node) policy.Node {
-	return policy.Node{Name: n.Name, Labels: n.Labels, Devices: n.GPU.Status.Devices, Changed: changed(n.GPU.Spec),
-		Policy: n.GPU.Spec.Policy, Numbering: n.GPU.Spec.Numbering}
+	return policy.Node{
+		Name: n.Name, Labels: n.Labels, Devices: n.GPU.Status.Devices, Changed: changed(n.GPU.Spec),
+		Policy: n.GPU.Spec.Policy, Numbering: n.GPU.Spec.Numbering,
+	}
 }
 
 func asProblem(err error) *plan.Problem {

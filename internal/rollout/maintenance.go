@@ -131,6 +131,11 @@ func (v *view) maintained(m maintenance, j judgement) judgement {
 		}
 		j.after = Sooner(j.after, left)
 	}
+	return v.explained(m, j)
+}
+
+// explained adds to a judgement that maintenance is the reason.
+func (v *view) explained(m maintenance, j judgement) judgement {
 	switch {
 	case j.State == StateUpToDate:
 		return j

@@ -41,10 +41,10 @@ func (m member) takes() slot {
 // degraded one counts as long as the former.
 func (m member) begun() bool {
 	changing := []State{StateApplying, StateSelecting, StateVerifying, StateReleasing}
-	switch m.State {
-	case StateFailed:
+	if m.State == StateFailed {
 		return m.disturbed() || slices.Contains(changing, m.rollback) || m.by != nil && len(m.start)+len(m.actions) > 0
-	case StateImpossible:
+	}
+	if m.State == StateImpossible {
 		return m.disturbed()
 	}
 	return m.disturbed() || slices.Contains(changing, m.State) || m.inFlight()

@@ -94,10 +94,10 @@ func (g *group) pending() []v1alpha1.PendingNode {
 
 // urgency orders nodes for a list that has no room for all: those that failed first.
 func urgency(m member) int {
-	switch m.State {
-	case StateFailed:
+	if m.State == StateFailed {
 		return 0
-	case StateImpossible, StateDegraded:
+	}
+	if m.State == StateImpossible || m.State == StateDegraded {
 		return 1
 	}
 	return 2

@@ -45,7 +45,7 @@ func TestAPodThatComesInSpiteOfTheTaintIsNotEvictedForEver(t *testing.T) {
 				c.tick(time.Second)
 			}
 			g.Expect(len(c.evicted)).To(BeNumerically("<=", test.evictions))
-			g.Expect(len(c.evicted)).To(BeNumerically(">", 0))
+			g.Expect(c.evicted).NotTo(BeEmpty())
 			g.Expect(d.Nodes[0].State).To(Equal(rollout.StateFailed))
 			g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonDrainTimedOut))
 			g.Expect(d.Nodes[0].Message).To(ContainSubstring("which came to the node in spite of the taint"))

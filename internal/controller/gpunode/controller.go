@@ -173,7 +173,7 @@ const lookAgain = time.Minute
 // Heartbeats do neither.
 func (c *Controller) nodes() predicate.Predicate {
 	return predicate.Funcs{
-		CreateFunc: func(e event.CreateEvent) bool { return true },
+		CreateFunc: func(event.CreateEvent) bool { return true },
 		UpdateFunc: func(e event.UpdateEvent) bool {
 			return c.selected(e.ObjectNew) && (!c.selected(e.ObjectOld) || differ(e.ObjectOld, e.ObjectNew))
 		},

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -246,10 +247,8 @@ func (u *Upgrade) name(ctx context.Context, inUse *driver.InUse) ([]string, erro
 	var names []string
 	for _, h := range inUse.Holders {
 		name := h.Program
-		for i := range pods {
-			if string(pods[i].UID) == h.PodUID {
-				name += " of pod " + client.ObjectKeyFromObject(&pods[i]).String()
-			}
+		if i := slices.IndexFunc(pods, func(p corev1.Pod) bool { return string(p.UID) == h.PodUID }); i >= 0 {
+			name += " of pod " + client.ObjectKeyFromObject(&pods[i]).String()
 		}
 		names = append(names, name)
 	}
