@@ -135,7 +135,7 @@ func (c *cluster) withoutNodes() rollout.World {
 // copied is the node as it is now.
 func (h *host) copied() rollout.Node {
 	n := *h.Node
-	n.Labels, n.Annotations, n.Allocatable = maps.Clone(n.Labels), maps.Clone(n.Annotations), maps.Clone(n.Allocatable)
+	n.Labels, n.Annotations, n.Allocatable, n.Unhealthy = maps.Clone(n.Labels), maps.Clone(n.Annotations), maps.Clone(n.Allocatable), maps.Clone(n.Unhealthy)
 	n.Taints, n.Pods, n.GPU = slices.Clone(n.Taints), slices.Clone(n.Pods), *n.GPU.DeepCopy()
 	n.GPU.Spec, n.BaselineLost = rollout.SpecWithCopy(&n.GPU, n.Annotations)
 	n.Features = h.features.seen()
@@ -528,6 +528,7 @@ func (c *cluster) advertise(h *host) {
 
 // offerNothing leaves each resource with 0: the kubelet never forgets one.
 func (h *host) offerNothing() {
+	h.Unhealthy = nil
 	for name := range h.Allocatable {
 		h.Allocatable[name] = 0
 	}

@@ -28,8 +28,10 @@ type fate struct {
 	born       map[string]born // by UUID: how the GPU was when it came
 	pool       string
 	lastPolicy string          // that governed the node
-	sharedAt   time.Time       // when another controller was last seen to offer the GPUs
+	sharedAt   time.Time       // when the controller last saw that another one offers the GPUs
+	recorded   bool            // the Node has named that controller
 	looked     int             // so many writes to the hardware were looked at
+	manual     map[int]bool    // which of them a person made
 	wrote      map[string]bool // UUIDs of the GPUs that the agent has written to
 }
 
@@ -67,7 +69,7 @@ func (c *cluster) returns(h *host) {
 }
 
 // forgetHealth is NVIDIA's device plugin when it starts: it takes every GPU for healthy until it hears of an error.
-func (h *host) forgetHealth() { h.sick = nil }
+func (h *host) forgetHealth() { h.sick, h.Unhealthy = nil, nil }
 
 // healthy are the GPUs that NVIDIA's device plugin offers.
 func (h *host) healthy() []gpu.Device {
@@ -92,6 +94,12 @@ func (c *cluster) fallsIll(h *host, uuid string) {
 	h.sick = sick
 	h.offerNothing()
 	maps.Copy(h.Allocatable, enumerate(data, h.healthy()))
+	h.Unhealthy = map[string]int64{}
+	for name, n := range enumerate(data, h.devices()) {
+		if lost := n - h.Allocatable[name]; lost > 0 {
+			h.Unhealthy[name] = lost
+		}
+	}
 	c.version[h.Name]++
 }
 
@@ -154,9 +162,20 @@ func (h *host) countsAnew() {
 
 // changedByUs reports whether the agent has changed the mode or the instances of a GPU.
 func (h *host) changedByUs(uuid string) bool {
-	return slices.ContainsFunc(h.hardware.Writes(), func(write string) bool {
-		return strings.Contains(write, uuid) && !strings.HasPrefix(write, string(sim.OpSetComputeMode))
-	})
+	for i, write := range h.hardware.Writes() {
+		if !h.manual[i] && strings.Contains(write, uuid) && !strings.HasPrefix(write, string(sim.OpSetComputeMode)) {
+			return true
+		}
+	}
+	return false
+}
+
+// nextByHand notes that a person makes the next write to the hardware.
+func (h *host) nextByHand() {
+	if h.manual == nil {
+		h.manual = map[int]bool{}
+	}
+	h.manual[len(h.hardware.Writes())] = true
 }
 
 // born is how a GPU was when it came into the machine.

@@ -140,6 +140,7 @@ func (c *chronicle) destroyEvent(random *rand.Rand) {
 	for i, d := range h.devices() {
 		uses := func(s stake) bool { return s.uuid == d.UUID }
 		if d.State.MIG && len(d.State.Instances) > 0 && len(d.Holders) == 0 && len(d.Processes) == 0 && !c.staked(uses) && d.State.Instances[0].UUID != "" {
+			h.nextByHand()
 			h.destroy(i)
 			h.reborn()
 			c.tell("an instance of GPU %d of %s is destroyed by hand", i, h.Name)

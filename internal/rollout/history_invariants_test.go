@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/clusterpolicy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/policy"
@@ -29,7 +30,8 @@ func (c *chronicle) breaks(invariant, format string, args ...any) {
 	}
 	broken := invariant + ": " + fmt.Sprintf(format, args...)
 	for _, k := range known() {
-		if k.pattern.MatchString(broken) {
+		waits := strings.HasPrefix(k.defect, "34 ") && c.met[k.defect] && invariant == "restore" // for the slot of the node that it keeps busy
+		if waits || k.pattern.MatchString(broken) {
 			c.tell("known (%s): %s", k.defect, broken)
 			c.met[k.defect] = true
 			return
@@ -42,21 +44,16 @@ func (c *chronicle) breaks(invariant, format string, args ...any) {
 // known are the defects that are being fixed, by number and by what a history reports that meets one.
 var known = sync.OnceValue(func() (all []knownDefect) {
 	for _, k := range [][2]string{
-		{"01 presence is not sticky", `^harmless: .* is taken over`},
-		{"06 restarts over a sick GPU", `^harmless: the device plugin .* is restarted again`},
-		{"07 indexes shift", `^harmless: (.*, which does not select its GPU|GPU .* is changed)`},
-		{"10 lost configs", `^bounded: 700 passes in 8h do not come to rest: \[\]|^progress: .*DriverUpgrade.*validation-required`},
+		{"38 nodes that a policy selects no more are released beside its own", `^harmless: .* nodes of policy .* of which it governs [1-9]`},
 		{"32 a baseline from before NVIDIA's MPS daemon started", `^bounded: (700 passes in 8h do not come to rest: \[(patch|taint|remove our taint)|Node .* again and again)`},
-		{"11 an eviction storm", `^bounded: evict `},
-		{"09 our taint stays", `^progress: .* is left tainted`},
-		{"12 taints drop", `^harmless: .* loses the taint of policy`},
-		{"34 a reboot that nobody permits", `^bounded: Node .* nobody else does anything`},
+		{"34 a reboot that nobody permits", `^bounded: Node .* nobody else does anything|^progress: .* is left tainted .*(\(Failed |ChangedByOthers)|^progress: .* \(ChangedByOthers\) at rest`},
+		{"01 presence that was seen once, and the record of it lost", `^harmless: .* is taken over, .*recorded: false`},
+		{"40 a GPU goes back to MIG after its policy is gone", `^harmless: GPU .* is changed, which no policy selects: SetMIG .* true`},
+		{"37 a policy's taint whose record another controller removed", `^progress: .*DevicePluginFailing.*tolerate the node's taints`},
+		{"39 the plugin has read what another controller wrote into our ConfigMap", `^progress: .* is Degraded \(NotAdvertised\)`},
+		{"15 tried again", `^progress: .* is Failed \((ApplyTimedOut|NotAdvertised)\).*is tried again when the policy changes`},
 		{"35 the record of the baseline is written again", `^restore: node .*(label nvidia.com/mig.config is|: GPU \d .* came as {mig:true)`},
 		{"36 a config is selected before a slow kubelet shows it, where the cache lags", `^harmless: NVIDIA's config-manager ended`},
-		{"14 Retain is observed before it is", `^restore: .* was to keep config`},
-		{"15 tried again", `^progress: .* is Failed .*is tried again when the policy changes`},
-		{"17 the budget of a release", `^harmless: .* nodes of policy .* are disturbed`},
-		{"23 init containers", `^harmless: what init-`},
 	} {
 		all = append(all, knownDefect{defect: k[0], pattern: regexp.MustCompile(k[1])})
 	}
@@ -82,17 +79,23 @@ func (c *chronicle) pluginRestarts(h *host, a rollout.DeletePod) {
 func (c *chronicle) takesOver(h *host, a rollout.Action) {
 	spec, sets := a.(rollout.SetSpec)
 	_, taints := a.(rollout.Taint)
-	if a.For().Name != "" && (taints || sets && spec.Why != "" && len(spec.Spec.Devices) > len(h.GPU.Spec.Devices)) && c.Now.Sub(h.sharedAt) < 2*time.Minute {
-		c.breaks("harmless", "node %s is taken over, whose GPUs another controller offers: %s", h.Name, a)
+	if a.For().Name != "" && (taints || sets && spec.Why != "" && len(spec.Spec.Devices) > len(h.GPU.Spec.Devices)) && c.Now.Sub(h.sharedAt) < 5*time.Minute {
+		c.breaks("harmless", "node %s is taken over, whose GPUs another controller offers (recorded: %v): %s", h.Name, h.recorded, a)
 	}
 }
 
 // opens looks whether a taint that a policy keeps on a node is taken off though the policy still asks for it, and nothing else has
-// changed than that NVIDIA's stand-alone plugin restarts.
+// changed than that NVIDIA's stand-alone plugin restarts. The taint goes where a program of NVIDIA's does not tolerate it.
 func (c *chronicle) opens(h *host, a rollout.Action) {
 	keep, keeps := a.(rollout.KeepTaints)
 	isShared := func(t corev1.Taint) bool { return t.Key == shared.Key }
 	if !keeps || keep.Policy.Name == "" || c.Wiring.ClusterPolicy || c.Wiring.Reason != "" || slices.ContainsFunc(keep.Want, isShared) || !slices.ContainsFunc(h.Taints, isShared) {
+		return
+	}
+	refuses := func(p rollout.Pod) bool {
+		return (p.Serves || p.MountsConfig) && !clusterpolicy.Tolerates(p.Tolerations, shared)
+	}
+	if slices.ContainsFunc(c.all(), func(o *host) bool { return slices.ContainsFunc(o.Pods, refuses) }) {
 		return
 	}
 	for i := range c.Policies {
@@ -167,7 +170,7 @@ func (c *chronicle) inBudget(h *host, a rollout.Action) {
 	if owner != "" {
 		h.lastPolicy = owner
 	}
-	disturbed := int32(0)
+	disturbed, released := int32(0), 0
 	for _, o := range c.hosts {
 		if o.lastPolicy != owner || o.off || !o.AgentReady || o.upgrade.goesOn() {
 			continue
@@ -175,10 +178,13 @@ func (c *chronicle) inBudget(h *host, a rollout.Action) {
 		_, paused := o.Annotations[v1alpha1.AnnotationPaused]
 		if paused || slices.ContainsFunc(o.Taints, func(t corev1.Taint) bool { return t.Key == v1alpha1.TaintChanging }) {
 			disturbed++
+			if by, _, _ := c.desired(o); by == nil || by.Name != owner {
+				released++
+			}
 		}
 	}
 	if disturbed > c.slots[owner] {
-		c.breaks("harmless", "%d nodes of policy %s are disturbed, and it allows %d: %s", disturbed, owner, c.slots[owner], a)
+		c.breaks("harmless", "%d nodes of policy %s are disturbed, of which it governs %d, and it allows %d: %s", disturbed, owner, int(disturbed)-released, c.slots[owner], a)
 	}
 }
 
@@ -192,6 +198,9 @@ func (c *chronicle) harmless() {
 	for _, h := range c.all() {
 		for _, write := range h.hardware.Writes()[h.looked:] {
 			h.looked++
+			if h.manual[h.looked-1] {
+				continue
+			}
 			uuid, _, _ := strings.Cut(strings.SplitN(write, " ", 2)[1], " ")
 			if !h.wrote[uuid] && h.GPU.Spec.MIGActuator == "" && !c.mayChange(h, uuid) {
 				c.breaks("harmless", "GPU %s of %s is changed, which no policy selects: %s", uuid, h.Name, write)
@@ -239,8 +248,10 @@ func (c *chronicle) desired(h *host) (by *v1alpha1.GPUSharingPolicy, wish policy
 }
 
 // shared reports whether other controllers offer the GPUs of a node.
-func (h *host) shared() bool {
-	return h.Slicer != "" || slices.ContainsFunc(h.Pods, func(p rollout.Pod) bool { return p.DRA })
+func (h *host) shared() bool { return offered(h.Node) }
+
+func offered(n *rollout.Node) bool {
+	return n.Slicer != "" || n.DRA != "" || slices.ContainsFunc(n.Pods, func(p rollout.Pod) bool { return p.DRA })
 }
 
 // progressed: every machine that runs is as its policy desires, whatever became of the others.
@@ -255,7 +266,7 @@ func (c *chronicle) progressed(d rollout.Decision) {
 		}
 		by, wish, err := c.desired(h)
 		s := states[h.Name]
-		if by == nil || err != nil || h.shared() || s.Reason == v1alpha1.ReasonNoNodeFeatures {
+		if by == nil || err != nil || h.shared() || s.Reason == v1alpha1.ReasonNoNodeFeatures || s.Reason == v1alpha1.ReasonGPUMissing && h.misses(s.Message) {
 			continue
 		}
 		if s.State != rollout.StateUpToDate {
@@ -267,6 +278,17 @@ func (c *chronicle) progressed(d rollout.Decision) {
 			return
 		}
 	}
+}
+
+// misses reports whether a message names a GPU that was in the machine and is not any more.
+func (h *host) misses(message string) bool {
+	for uuid := range h.born {
+		is := func(d gpu.Device) bool { return d.UUID == uuid }
+		if strings.Contains(message, uuid) && !slices.ContainsFunc(h.devices(), is) {
+			return true
+		}
+	}
+	return false
 }
 
 // differs says how a node differs from what is desired; empty: it does not.
@@ -295,7 +317,7 @@ func (c *chronicle) ended(d rollout.Decision) {
 	for _, h := range c.all() {
 		_, paused := h.Annotations[v1alpha1.AnnotationPaused]
 		if !h.off && (paused || len(withoutOurs(h.Taints)) < len(h.Taints)) {
-			c.breaks("progress", "node %s is left tainted or with NVIDIA's clients paused", h.Name)
+			c.breaks("progress", "node %s is left tainted or with NVIDIA's clients paused (%s)", h.Name, c.states[h.Name])
 		}
 	}
 	passing := []rollout.State{

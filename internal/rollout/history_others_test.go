@@ -161,7 +161,10 @@ func (c *chronicle) fightEvent(random *rand.Rand) {
 		if idle++; idle > 3 {
 			step, idle = c.waitsFor(d, 10*time.Minute), 1
 		}
-		c.tick(step)
+		if c.refuses(d) {
+			step = askAgain
+		}
+		c.lapse(step)
 	}
 	c.fights = nil
 	c.bounded("while another controller set again and again "+what, mostOfAFight)
@@ -180,8 +183,8 @@ func (c *chronicle) fought() (changed bool) {
 func (c *chronicle) bounded(when string, most int) {
 	for _, what := range slices.Sorted(maps.Keys(c.count)) {
 		limit := most
-		if strings.HasPrefix(what, "pod ") {
-			limit = 4 * most // a trigger for the kubelet, which disturbs nobody
+		if strings.HasPrefix(what, "pod ") || strings.HasPrefix(what, "ask ") {
+			limit = 4 * most // a trigger for the kubelet or a refused eviction, which disturb nobody
 		}
 		if strings.HasPrefix(what, "restart ") || strings.HasPrefix(what, "evict ") {
 			limit = 12

@@ -57,8 +57,14 @@ func (c *chronicle) passes(n int) {
 			return
 		}
 		c.step(false)
-		c.tick(time.Duration(1+c.random.IntN(3)) * time.Second)
+		c.lapse(time.Duration(1+c.random.IntN(3)) * time.Second)
 	}
+}
+
+// lapse lets time pass, and looks at what the agents do, before anything else happens.
+func (c *chronicle) lapse(d time.Duration) {
+	c.tick(d)
+	c.harmless()
 }
 
 // rest passes as a controller does that wakes up when something changes and when a deadline of its own passes, until
@@ -80,9 +86,24 @@ func (c *chronicle) rest(horizon time.Duration, most int) (d rollout.Decision, r
 			}
 			idle = 2
 		}
-		c.tick(step)
+		if c.refuses(d) {
+			step = askAgain
+		}
+		c.lapse(step)
 	}
 	return d, false
+}
+
+// askAgain is when the controller asks again for an eviction that was refused, as internal/controller/rollout does.
+const askAgain = 10 * time.Second
+
+// refuses reports whether a PodDisruptionBudget has refused all that was decided, so that nothing wakes the controller.
+func (c *chronicle) refuses(d rollout.Decision) bool {
+	isRefused := func(a rollout.Action) bool {
+		e, is := a.(rollout.Evict)
+		return is && c.protected[e.Pod]
+	}
+	return len(d.Actions) > 0 && !slices.ContainsFunc(d.Actions, func(a rollout.Action) bool { return !isRefused(a) })
 }
 
 // comesToRest rests for eight hours, in which nothing may go on all the time.
@@ -126,13 +147,11 @@ func (c *chronicle) step(faithful bool) rollout.Decision {
 		if h.upgrade.goesOn() {
 			h.reborn()
 		}
-		if h.shared() {
-			h.sharedAt = c.Now
-		}
 	}
 	c.fought()
 	c.read(func() bool { return faithful || c.random.IntN(c.fresh+1) > 0 })
 	w := c.known()
+	c.seesOthers(w)
 	var d rollout.Decision
 	if c.double {
 		d = c.memory.decide(w)
@@ -169,10 +188,24 @@ func (c *chronicle) step(faithful bool) rollout.Decision {
 	return d
 }
 
+// seesOthers notes on which nodes the controller sees that another one offers the GPUs.
+func (c *chronicle) seesOthers(w rollout.World) {
+	for i := range w.Nodes {
+		h := c.hosts[w.Nodes[i].Name]
+		if h == nil {
+			continue
+		}
+		if offered(&w.Nodes[i]) {
+			h.sharedAt = c.Now
+		}
+		h.recorded = h.recorded || h.Annotations[v1alpha1.AnnotationOtherController] != ""
+	}
+}
+
 // tellStates tells which nodes have come into another state.
 func (c *chronicle) tellStates(d rollout.Decision) {
 	for _, n := range d.Nodes {
-		if state := fmt.Sprintf("%s (%s) %q: %s", n.State, n.Reason, n.Plan, n.Message); c.tells && c.states[n.Node] != state {
+		if state := fmt.Sprintf("%s (%s) %q: %s", n.State, n.Reason, n.Plan, n.Message); c.states[n.Node] != state {
 			c.states[n.Node] = state
 			c.tell("    %s under %q: %s", n.Node, n.Policy, state)
 		}
@@ -243,7 +276,11 @@ func (c *chronicle) carryOut(a rollout.Action) {
 // evicts is the Eviction API. A pod that tolerates every taint comes back at once, by another name.
 func (c *chronicle) evicts(h *host, a rollout.Evict) {
 	kind := c.kinds[a.Pod]
-	c.count[fmt.Sprintf("evict %s of %s", kind, h.Name)]++
+	if c.protected[a.Pod] {
+		c.count["ask to evict a pod of "+h.Name]++
+	} else {
+		c.count[fmt.Sprintf("evict %s of %s", kind, h.Name)]++
+	}
 	if !slices.ContainsFunc(h.Pods, func(p rollout.Pod) bool { return p.UID == a.UID }) {
 		return
 	}

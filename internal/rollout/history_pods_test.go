@@ -62,6 +62,10 @@ func (c *chronicle) start(h *host, kind string, random *rand.Rand) {
 		pod.Controller, pod.Mirror = "Node", true
 	case "daemon":
 		pod.Controller = "DaemonSet"
+	case "tolerant":
+		pod.Tolerates = true
+	case "init":
+		pod.InitHolds = true
 	}
 	if requests {
 		pod.GPU, pod.Asks, pod.Workload = true, map[string]int64{"nvidia.com/gpu": 1}, kind

@@ -218,6 +218,7 @@ func (h *host) partitionedByHand() {
 			profile = p
 		}
 	}
+	h.nextByHand()
 	if err := h.hardware.CreateInstance(context.Background(), uuid, profile.Name, gpu.Placement{Start: profile.Starts[0], Size: profile.Size}); err != nil {
 		panic(err)
 	}
