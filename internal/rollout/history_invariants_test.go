@@ -46,7 +46,7 @@ var known = sync.OnceValue(func() (all []knownDefect) {
 	for _, k := range [][2]string{
 		{"38 nodes that a policy selects no more are released beside its own", `^harmless: .* nodes of policy .* of which it governs [1-9]`},
 		{"32 a baseline from before NVIDIA's MPS daemon started", `^bounded: (700 passes in 8h do not come to rest: \[(patch|taint|remove our taint)|Node .* again and again)`},
-		{"34 a reboot that nobody permits", `^bounded: Node .* nobody else does anything|^progress: .* is left tainted .*(\(Failed |ChangedByOthers)|^progress: .* \(ChangedByOthers\) at rest`},
+		{"34 a reboot that nobody permits", `^bounded: Node .* nobody else does anything|^progress: .* is left tainted .*(\(Failed |ChangedByOthers)|^progress: .* (Quiescing|Selecting) \(ChangedByOthers\)`},
 		{"01 presence that was seen once, and the record of it lost", `^harmless: .* is taken over, .*recorded: false`},
 		{"40 a GPU goes back to MIG after its policy is gone", `^harmless: GPU .* is changed, which no policy selects: SetMIG .* true`},
 		{"37 a policy's taint whose record another controller removed", `^progress: .*DevicePluginFailing.*tolerate the node's taints`},
