@@ -23,9 +23,9 @@ demo: ## Share the GPUs of simulated A100, H100 and T4 nodes by MIG, MPS and tim
 	@hack/demo.sh
 
 .PHONY: test
-test: kube ## Run every test: pure, convergence, API and reconcilers on a real API server. HISTORIES=100000 plays more random histories than fit in 120 s.
+test: kube ## Run every test: pure, convergence, API and reconcilers on a real API server. HISTORIES=100000 plays so many random histories instead of 5200.
 	@hack/helm/build.sh >/dev/null
-	HISTORIES_FOR="$${HISTORIES_FOR:-120s}" KUBEBUILDER_ASSETS="$$(hack/kube/build.sh)" go test -timeout 40m $(TESTFLAGS) ./...
+	HISTORIES="$${HISTORIES:-5200}" KUBEBUILDER_ASSETS="$$(hack/kube/build.sh)" go test -timeout 40m $(TESTFLAGS) ./...
 
 .PHONY: e2e
 e2e: ## Test on a real node: containerd, kubelet, NVIDIA's programs, our images and chart. As root, half an hour on a busy machine; the first time longer. FOCUS=MPS: a part. FAILED=1: what failed last.

@@ -29,8 +29,8 @@ import (
 // A failure prints the shortest history that still fails, and the command that plays it again. These variables change what is
 // played:
 //
-//	HISTORIES=100000     so many histories
-//	HISTORIES_FOR=120s   as many as fit in that time, and at least 5,000 (make test)
+//	HISTORIES=100000     so many histories (make test: 5,200, which are the same in each run)
+//	HISTORIES_FOR=120s   as many as fit in that time, and at least 5,000
 //	HISTORIES_FROM=7     the seed of the first
 //	HISTORIES_BREAKS=50  so many failures before the test ends, each in one line
 //	HISTORY=<history>    only this one, with everything that happens
