@@ -16,26 +16,8 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/test/history"
 )
-
-// ours are the labels and annotations that the operator writes, and what others may make of each; an empty value removes it.
-func ours() map[string][]string {
-	return map[string][]string{
-		v1alpha1.LabelConfig:         {"", "theirs"},
-		v1alpha1.LabelMIGManager:     {"", "true", "false"},
-		v1alpha1.LabelMIGConfig:      {"", "all-1g.5gb", "all-disabled"},
-		v1alpha1.LabelMIGConfigState: {"", "success", "failed", "pending"},
-		v1alpha1.LabelClient:         {"", "true", "false"},
-		pluginLabel:                  {"", "true"},
-		gfdLabel:                     {"", "true"},
-		mpsLabel:                     {"", "true", "false"},
-		v1alpha1.LabelOverridden:     {"", "true"},
-
-		v1alpha1.AnnotationSelected: {"", "garbage"}, v1alpha1.AnnotationInstances: {"", "garbage"}, v1alpha1.AnnotationPaused: {""},
-		v1alpha1.AnnotationTaints: {""}, v1alpha1.AnnotationMPSCapable: {""}, v1alpha1.AnnotationMIGConfig: {"", "garbage"},
-		v1alpha1.AnnotationOverruled: {""}, v1alpha1.AnnotationClient: {""}, v1alpha1.AnnotationInterrupted: {"", "garbage"},
-	}
-}
 
 // rewriting is a way in which another controller changes what the operator has written. It says whether there was anything to do.
 func (c *chronicle) rewriting(random *rand.Rand) (what string, again func() bool) {
@@ -106,10 +88,7 @@ func (c *chronicle) rewriting(random *rand.Rand) (what string, again func() bool
 			return true
 		}
 	}
-	names := slices.Sorted(maps.Keys(ours()))
-	label := names[random.IntN(len(names))]
-	values := ours()[label]
-	value := values[random.IntN(len(values))]
+	label, value := history.Other(random)
 	c.theirs[name] = append(c.theirs[name], label+"="+value)
 	return fmt.Sprintf("%s=%s of %s", label, value, name), node(func(h *host) bool {
 		entries := h.Labels

@@ -16,12 +16,13 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/test/history"
 )
 
 // play lets a history take place. Broken names the invariant that does not hold and says how; it is empty if all hold. Met are the
 // known defects that it meets.
-func play(h history, tells bool) (broken string, story []string, met map[string]bool) {
-	c := newChronicle(h.seed)
+func play(h history.History, tells bool) (broken string, story []string, met map[string]bool) {
+	c := newChronicle(h.Seed)
 	c.tells = tells
 	defer func() {
 		if r := recover(); r != nil {
@@ -33,11 +34,11 @@ func play(h history, tells bool) (broken string, story []string, met map[string]
 	}
 	c.tell("ClusterPolicy %v, NodeFeature %v, Operands %v", c.Wiring.ClusterPolicy, c.Wiring.NodeFeatures, c.Wiring.Operands != nil)
 	for i := range c.Policies {
-		c.tell("policy %s: %s", c.Policies[i].Name, policySays(&c.Policies[i]))
+		c.tell("policy %s: %s", c.Policies[i].Name, history.Says(&c.Policies[i]))
 	}
-	for _, e := range h.events {
-		happenings()[e.kind](c, rand.New(rand.NewPCG(e.dice, 3)))
-		c.passes(e.passes)
+	for _, e := range h.Events {
+		happenings()[e.Kind](c, e.Random())
+		c.passes(e.Passes)
 		if c.broken != "" {
 			return c.broken, c.story, c.met
 		}

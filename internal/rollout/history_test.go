@@ -19,63 +19,14 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/test/history"
 )
 
-// history is a cluster, made by the seed, and what happens to it. Each event carries all chance that it needs, so that the
-// others stay what they are when one is left out.
-type history struct {
-	seed   uint64
-	events []event
-}
-
-// event is something that happens, and how many passes follow it.
-type event struct {
-	kind   string
-	dice   uint64
-	passes int
-}
-
 // historyOf is the history of a seed.
-func historyOf(seed uint64) history {
-	random := rand.New(rand.NewPCG(seed, 1))
-	kinds := slices.Sorted(maps.Keys(happenings()))
-	h := history{seed: seed}
-	for range 2 + random.IntN(9) {
-		h.events = append(h.events, event{kind: kinds[random.IntN(len(kinds))], dice: random.Uint64(), passes: random.IntN(14)})
-	}
-	return h
-}
+func historyOf(seed uint64) history.History { return history.Of(seed, kinds()) }
 
-func (h history) String() string {
-	var parts []string
-	for _, e := range h.events {
-		parts = append(parts, fmt.Sprintf("%s/%x+%d", e.kind, e.dice, e.passes))
-	}
-	return fmt.Sprintf("%d:%s", h.seed, strings.Join(parts, ","))
-}
-
-// parseHistory reads what String writes.
-func parseHistory(text string) (h history, err error) {
-	seed, events, whole := strings.Cut(text, ":")
-	if _, err = fmt.Sscan(seed, &h.seed); err != nil || !whole {
-		return historyOf(h.seed), err
-	}
-	for part := range strings.SplitSeq(events, ",") {
-		if part == "" {
-			continue
-		}
-		var e event
-		kind, rest, _ := strings.Cut(part, "/")
-		if _, err = fmt.Sscanf(rest, "%x+%d", &e.dice, &e.passes); err != nil {
-			return h, fmt.Errorf("event %q: %w", part, err)
-		}
-		if e.kind = kind; happenings()[kind] == nil {
-			return h, fmt.Errorf("no event is called %q", kind)
-		}
-		h.events = append(h.events, e)
-	}
-	return h, nil
-}
+// kinds are the names of all events, sorted.
+func kinds() []string { return slices.Sorted(maps.Keys(happenings())) }
 
 // chronicle is a history as it takes place, in the cluster in miniature. The controller reads a cache that may be out of
 // date, and its passes may end early, as in TestRandomisedRollouts.
@@ -145,7 +96,7 @@ func newChronicle(seed uint64) *chronicle {
 	for _, h := range c.all() {
 		c.snapshot(h)
 	}
-	c.Policies = c.somePolicies(random)
+	c.create(history.Policies(random))
 	c.lead()
 	return c
 }
@@ -159,7 +110,7 @@ func (c *chronicle) machine(name string, random *rand.Rand) {
 	}
 	h := c.add(name, models...)
 	h.pool = []string{"a", "b"}[random.IntN(2)]
-	h.Labels["pool"] = h.pool
+	h.Labels[history.PoolLabel] = h.pool
 	h.Created = c.Now
 	if !c.Wiring.ClusterPolicy {
 		h.Labels = map[string]string{"kubernetes.io/hostname": name, "pool": h.pool}

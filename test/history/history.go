@@ -1,0 +1,100 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package history makes random histories of clusters: what happens, to which policies, and what other controllers write. Two
+// worlds play them: the cluster in miniature of internal/rollout, where a history takes milliseconds, and the real controllers
+// and agents on a real API server of test/cluster.
+package history
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+)
+
+// History is a cluster, made by the seed, and what happens to it.
+type History struct {
+	Seed   uint64
+	Events []Event
+}
+
+// Event is something that happens. It carries all chance that it needs, so that the others stay what they are when one is left
+// out.
+type Event struct {
+	Kind string
+	Dice uint64
+	// Passes is how many reconciles follow before the next event.
+	Passes int
+}
+
+// Random is the chance of an event.
+func (e Event) Random() *rand.Rand { return rand.New(rand.NewPCG(e.Dice, 3)) }
+
+// Of is the history of a seed, of 2 to 10 events of these kinds, which are sorted.
+func Of(seed uint64, kinds []string) History {
+	random := rand.New(rand.NewPCG(seed, 1))
+	h := History{Seed: seed}
+	for range 2 + random.IntN(9) {
+		h.Events = append(h.Events, Event{Kind: kinds[random.IntN(len(kinds))], Dice: random.Uint64(), Passes: random.IntN(14)})
+	}
+	return h
+}
+
+func (h History) String() string {
+	var parts []string
+	for _, e := range h.Events {
+		parts = append(parts, fmt.Sprintf("%s/%x+%d", e.Kind, e.Dice, e.Passes))
+	}
+	return fmt.Sprintf("%d:%s", h.Seed, strings.Join(parts, ","))
+}
+
+// Parse reads what String writes, or a seed alone.
+func Parse(text string, kinds []string) (h History, err error) {
+	seed, events, whole := strings.Cut(text, ":")
+	if _, err = fmt.Sscan(seed, &h.Seed); err != nil || !whole {
+		return Of(h.Seed, kinds), err
+	}
+	for part := range strings.SplitSeq(events, ",") {
+		if part == "" {
+			continue
+		}
+		var e Event
+		kind, rest, _ := strings.Cut(part, "/")
+		if _, err = fmt.Sscanf(rest, "%x+%d", &e.Dice, &e.Passes); err != nil {
+			return h, fmt.Errorf("event %q: %w", part, err)
+		}
+		if e.Kind = kind; !slices.Contains(kinds, kind) {
+			return h, fmt.Errorf("no event is called %q", kind)
+		}
+		h.Events = append(h.Events, e)
+	}
+	return h, nil
+}
+
+// Shrink leaves out events, and the reconciles after them, as long as the same invariant breaks. Play returns what is broken.
+func Shrink(h History, broken string, play func(History) string) History {
+	if broken == "" {
+		return h
+	}
+	breaks := func(o History) bool { return Invariant(play(o)) == Invariant(broken) }
+	for i := len(h.Events) - 1; i >= 0; i-- {
+		if o := (History{Seed: h.Seed, Events: slices.Delete(slices.Clone(h.Events), i, i+1)}); breaks(o) {
+			h = o
+			i = len(h.Events)
+		}
+	}
+	for i := range h.Events {
+		o := History{Seed: h.Seed, Events: slices.Clone(h.Events)}
+		if o.Events[i].Passes = 0; h.Events[i].Passes > 0 && breaks(o) {
+			h = o
+		}
+	}
+	return h
+}
+
+// Invariant is the name of the invariant that is broken: what comes before the colon.
+func Invariant(broken string) string {
+	name, _, _ := strings.Cut(broken, ":")
+	return name
+}

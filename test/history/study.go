@@ -1,0 +1,105 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package history
+
+import (
+	"maps"
+	"os"
+	"slices"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+)
+
+// Study hands out the seeds of many histories and collects what they break. Variables of the environment, whose names begin with
+// Prefix, change how many:
+//
+//	<Prefix>              so many histories
+//	<Prefix>_FOR=120s     as many as fit in that time, and at least AtLeast
+//	<Prefix>_FROM=7       the seed of the first
+//	<Prefix>_BREAKS=50    so many failures before the test ends, each in one line
+type Study struct {
+	// First is the seed of the first history.
+	First uint64
+	// Short is whether failures are reported in a line.
+	Short bool
+
+	began       time.Time
+	count       uint64        // so many histories
+	lasts       time.Duration // and as many as fit in this time
+	most        int           // failures
+	mu          sync.Mutex
+	begun, done uint64
+	broken      map[uint64]string
+	met         map[string][]uint64 // by known defect: seeds
+}
+
+// NewStudy begins a study of usual histories, or of what the environment asks for.
+func NewStudy(t *testing.T, prefix string, usual, atLeast uint64) *Study {
+	t.Helper()
+	s := &Study{
+		began: time.Now(), First: number(t, prefix+"_FROM", 1), count: number(t, prefix, usual), most: int(number(t, prefix+"_BREAKS", 3)),
+		Short: os.Getenv(prefix+"_BREAKS") != "", broken: map[uint64]string{}, met: map[string][]uint64{},
+	}
+	if text := os.Getenv(prefix + "_FOR"); text != "" && os.Getenv(prefix) == "" {
+		d, err := time.ParseDuration(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.lasts, s.count = d, atLeast
+	}
+	return s
+}
+
+// Next is the seed of the next history; more is false if there is none.
+func (s *Study) Next() (seed uint64, more bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.broken) >= s.most || s.begun >= s.count && time.Since(s.began) >= s.lasts {
+		return 0, false
+	}
+	s.begun++
+	return s.First + s.begun - 1, true
+}
+
+// Note notes what a history breaks, empty for nothing, and the known defects that it meets.
+func (s *Study) Note(seed uint64, broken string, met map[string]bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.done++
+	for defect := range met {
+		s.met[defect] = append(s.met[defect], seed)
+	}
+	if broken != "" {
+		s.broken[seed] = broken
+	}
+}
+
+// Report logs what was played and returns what was broken, by seed.
+func (s *Study) Report(t *testing.T) map[uint64]string {
+	t.Helper()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	t.Logf("%d histories from seed %d in %s", s.done, s.First, time.Since(s.began).Round(time.Second))
+	for _, defect := range slices.Sorted(maps.Keys(s.met)) {
+		seeds := slices.Sorted(slices.Values(s.met[defect]))
+		t.Logf("%d meet the known defect %s, the first are %v", len(seeds), defect, seeds[:min(5, len(seeds))])
+	}
+	return s.broken
+}
+
+// number is what a variable of the environment contains.
+func number(t *testing.T, name string, usual uint64) uint64 {
+	t.Helper()
+	text := os.Getenv(name)
+	if text == "" {
+		return usual
+	}
+	n, err := strconv.ParseUint(text, 10, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
