@@ -7,6 +7,12 @@ TOOL := go tool -modfile=hack/tools/go.mod
 BIN  := bin
 TESTFLAGS ?=
 KUBECTL ?= kubectl
+CONTAINER_TOOL ?= docker
+# Where docker-push puts the images and deploy takes them from, such as registry.example.com/gpu-sharing; and their tag.
+REGISTRY ?=
+VERSION ?= $(shell awk '/^appVersion:/ {print $$2}' config/helm/Chart.yaml)
+CONTROLLER_IMG ?= $(addsuffix /,$(REGISTRY))gpu-sharing-controller:$(VERSION)
+AGENT_IMG ?= $(addsuffix /,$(REGISTRY))gpu-sharing-agent:$(VERSION)
 # Where make e2e leaves its report, and the logs if they are asked for.
 E2E_LAST := $(abspath $(or $(GPUSHARING_E2E_LOGS),$(BIN)/e2e/last))
 # NVIDIA's Go bindings bind deprecated functions too; what the C compiler says of them is not for our users.
@@ -55,9 +61,28 @@ bench-node: ## Measure on a real node how soon a change is allocatable: by hand,
 	hack/e2e/build.sh >/dev/null
 	@cd test/e2e && GPUSHARING_E2E=1 GPUSHARING_BENCH="$${GPUSHARING_BENCH:-1}" exec ../../bin/e2e/e2e.test -test.v -test.timeout=90m -ginkgo.no-color -ginkgo.label-filter=bench -ginkgo.timeout=85m
 
+.PHONY: docker-build
+docker-build: ## Build the images of controller and agent. REGISTRY=registry.example.com/gpu-sharing names them for it.
+	$(CONTAINER_TOOL) build --target controller --tag $(CONTROLLER_IMG) .
+	$(CONTAINER_TOOL) build --target agent --tag $(AGENT_IMG) .
+
+.PHONY: docker-push
+docker-push: ## Push these images to REGISTRY.
+	@[ -n '$(REGISTRY)' ] || { echo "docker-push: say where to: make docker-push REGISTRY=registry.example.com/gpu-sharing" >&2; exit 1; }
+	$(CONTAINER_TOOL) push $(CONTROLLER_IMG)
+	$(CONTAINER_TOOL) push $(AGENT_IMG)
+
+.PHONY: install
+install: ## Install only the kinds into the cluster of KUBECONFIG.
+	$(KUBECTL) apply --server-side -k config/crd
+
+.PHONY: uninstall
+uninstall: ## Delete the kinds, once no policy is left and every node is restored.
+	@KUBECTL="$(KUBECTL)" hack/install/uninstall.sh
+
 .PHONY: deploy
-deploy: ## Install the operator into the cluster of KUBECONFIG: kubectl apply -k config/default.
-	$(KUBECTL) apply --server-side -k config/default
+deploy: ## Install the operator into the cluster of KUBECONFIG: kubectl apply -k config/default. With REGISTRY: with the images there.
+	@KUBECTL="$(KUBECTL)" REGISTRY="$(REGISTRY)" CONTROLLER_IMG="$(CONTROLLER_IMG)" AGENT_IMG="$(AGENT_IMG)" hack/install/deploy.sh
 
 .PHONY: restore
 restore: ## Delete all policies and wait until every node, and NVIDIA's ClusterPolicy, is as it was before the operator (kubectl gpusharing restore).
@@ -75,17 +100,22 @@ build: ## Build controller, agent and kubectl plugin into bin/. The agent needs 
 	CGO_ENABLED=0 go build -trimpath -o $(BIN)/kubectl-gpusharing ./cmd/kubectl-gpusharing
 	CGO_ENABLED=1 go build -trimpath -o $(BIN)/agent ./cmd/agent
 
+.PHONY: run
+run: ## Run the controller on this machine against the cluster of KUBECONFIG, without agents, once make install was run there.
+	POD_NAMESPACE="$${POD_NAMESPACE:-gpu-sharing-operator}" go run ./cmd/controller --leader-elect=false
+
 .PHONY: generate
 generate: ## Generate deep copies and apply configurations from api/.
 	$(TOOL) controller-gen object:headerFile=hack/boilerplate.go.txt paths=./api/v1alpha1
 	$(TOOL) controller-gen applyconfiguration:headerFile=hack/boilerplate.go.txt paths=./api/v1alpha1
 
 .PHONY: manifests
-manifests: ## Generate CRDs, RBAC and docs/reference.md from the code, and copy into the Helm chart what it needs.
+manifests: ## Generate CRDs, RBAC, docs/api.md and docs/reference.md from the code, and copy into the Helm chart what it needs.
 	$(TOOL) controller-gen crd paths=./api/v1alpha1 output:crd:dir=config/crd
 	$(TOOL) controller-gen rbac:roleName=gpu-sharing-controller paths="{./cmd/controller,./internal/...}" output:rbac:dir=config/rbac
 	hack/helm/sync.sh
 	go run ./hack/reference docs/reference.md
+	go run ./hack/apidoc docs/api.md config/crd/gpusharing.io_gpusharingpolicies.yaml config/crd/gpusharing.io_gpunodes.yaml
 
 .PHONY: bundle
 bundle: manifests ## Generate the OLM bundle into config/bundle and check it with the operator-framework's validation library.

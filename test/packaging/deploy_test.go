@@ -1,0 +1,76 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package packaging_test
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	. "github.com/onsi/gomega"
+)
+
+// TestDeployTakesTheImagesOfTheRegistry: `make deploy REGISTRY=…` applies config/default with the images that `make docker-push
+// REGISTRY=…` has pushed, and without REGISTRY as it is.
+func TestDeployTakesTheImagesOfTheRegistry(t *testing.T) {
+	for name, of := range map[string]struct {
+		registry, controller, agent string
+	}{
+		"a registry":  {"registry.example.com:5000/gpu", "registry.example.com:5000/gpu/gpu-sharing-controller:1.2.3", "registry.example.com:5000/gpu/gpu-sharing-agent:1.2.3"},
+		"no registry": {"", "gpu-sharing-controller:latest", "gpu-sharing-agent:latest"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			// In place of kubectl: builds what kubectl apply --server-side -k FOLDER would apply.
+			kubectl := filepath.Join(t.TempDir(), "kubectl")
+			script := "#!/bin/sh\nexec go tool -modfile=" + path(t, "hack/tools/go.mod") + " kustomize build \"$4\"\n"
+			g.Expect(os.WriteFile(kubectl, []byte(script), 0o700)).To(Succeed()) //nolint:gosec // it is run
+			deploy := exec.CommandContext(t.Context(), "make", "-s", "-C", path(t, "."), "deploy",
+				"KUBECTL="+kubectl, "REGISTRY="+of.registry, "VERSION=1.2.3")
+			objects, err := decode(run(t, deploy))
+			g.Expect(err).NotTo(HaveOccurred())
+			for workload, image := range map[string]string{
+				"Deployment gpu-sharing-controller": of.controller, "DaemonSet gpu-sharing-agent": of.agent, "DaemonSet gpu-sharing-mps": of.agent,
+			} {
+				g.Expect(podOf(t, find(t, objects, workload)).Spec.Containers[0].Image).To(Equal(image), workload)
+			}
+		})
+	}
+}
+
+// TestUninstallKeepsTheRecordsOfNodes: `make uninstall` deletes the kinds only if no policy is left and every node is restored,
+// because a GPUNode holds the record of how its node was.
+func TestUninstallKeepsTheRecordsOfNodes(t *testing.T) {
+	for name, of := range map[string]struct {
+		policies, baselines string
+		refused             string
+	}{
+		"a policy is left":       {policies: "gpusharingpolicy.gpusharing.io/mine", refused: "gpusharingpolicy.gpusharing.io/mine"},
+		"a node is not restored": {baselines: "node-a", refused: "node-a"},
+		"nothing is left":        {},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			dir := t.TempDir()
+			kubectl, deleted := filepath.Join(dir, "kubectl"), filepath.Join(dir, "deleted")
+			script := "#!/bin/sh\ncase \"$1 $2\" in\n" +
+				"'get crd') echo customresourcedefinition/gpusharingpolicies; echo customresourcedefinition/gpunodes;;\n" +
+				"'get gpusharingpolicies') echo '" + of.policies + "';;\n" +
+				"'get gpunodes') echo '" + of.baselines + "';;\n" +
+				"'delete -k') echo \"$3\" >" + deleted + ";;\n*) exit 1;;\nesac\n"
+			g.Expect(os.WriteFile(kubectl, []byte(script), 0o700)).To(Succeed()) //nolint:gosec // it is run
+			uninstall := exec.CommandContext(t.Context(), "make", "-s", "-C", path(t, "."), "uninstall", "KUBECTL="+kubectl)
+			out, err := uninstall.CombinedOutput()
+			if of.refused != "" {
+				g.Expect(err).To(HaveOccurred())
+				g.Expect(string(out)).To(ContainSubstring(of.refused))
+				g.Expect(deleted).NotTo(BeAnExistingFile())
+				return
+			}
+			g.Expect(err).NotTo(HaveOccurred(), "%s", out)
+			g.Expect(os.ReadFile(deleted)).To(Equal([]byte("config/crd\n")))
+		})
+	}
+}
