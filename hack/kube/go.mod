@@ -1,4 +1,4 @@
-// The Kubernetes programs that the tests and the demo run, built from their Go modules (see hack/kube/build.sh).
+// The Kubernetes programs that the tests and the demo run, where they are built from their Go modules (see hack/kube/build.sh).
 module github.com/gpusharing/gpu-sharing-operator/hack/kube
 
 go 1.26.0

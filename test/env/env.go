@@ -4,8 +4,8 @@
 // Package env starts a real API server and etcd, for the tests and for the demo: with RBAC and admission policies as in
 // a cluster, but without scheduler, controller manager and kubelet, whose part of the play test/nodesim has.
 //
-// The programs are those in KUBEBUILDER_ASSETS or, where that is not set, those that hack/kube/build.sh builds from
-// Kubernetes' own Go modules. Nothing but loopback is listened on.
+// The programs are those in KUBEBUILDER_ASSETS or, where that is not set, those that hack/kube/build.sh downloads or
+// builds from Kubernetes' own Go modules. Nothing but loopback is listened on.
 package env
 
 import (
@@ -184,7 +184,7 @@ func Assets(ctx context.Context) (string, error) {
 	var stdout bytes.Buffer
 	build.Stdout, build.Stderr = &stdout, os.Stderr
 	if err := build.Run(); err != nil {
-		return "", fmt.Errorf("building Kubernetes' programs with hack/kube/build.sh: %w", err)
+		return "", fmt.Errorf("getting Kubernetes' programs with hack/kube/build.sh: %w", err)
 	}
 	return strings.TrimSpace(stdout.String()), nil
 }
