@@ -110,6 +110,9 @@ const (
 	ReasonNotAdvertised = "NotAdvertised"
 	// ReasonRestoring: no policy governs the node any more, and it goes back to the state in which it was found.
 	ReasonRestoring = "Restoring"
+	// ReasonClusterNotRead: for more than a minute the controller could not read what it decides by, such as the objects of a
+	// kind of NVIDIA's. It decides nothing meanwhile; the message names what it waits for.
+	ReasonClusterNotRead = "ClusterNotRead"
 	// ReasonProgressing: the nodes of the policy are on their way.
 	ReasonProgressing = "Progressing"
 )

@@ -88,6 +88,7 @@ spec:
 		return fmt.Sprint(len(configMaps.Items))
 	}, wait).Should(Equal("0"), "what was there before is there again, with the rights that the program has")
 	p.comesAndGoes()
+	p.servesAnotherVersion()
 	p.stop()
 	lease := &coordinationv1.Lease{}
 	p.Expect(p.client.Get(t.Context(), types.NamespacedName{Namespace: own, Name: name}, lease)).To(Succeed())
@@ -120,6 +121,29 @@ spec:
 		return p.tryApply("{apiVersion: nvidia.com/v1, kind: ClusterPolicy, metadata: {name: another}, spec: {devicePlugin: {enabled: true}}}")
 	}, wait).Should(Succeed())
 	p.Eventually(p.reason(v1alpha1.ConditionAccepted), wait).Should(Equal(v1alpha1.ReasonPaused))
+}
+
+// servesAnotherVersion: a later GPU Operator and Node Feature Discovery serve their kinds in other versions under the running
+// program, then in the former ones again.
+func (p *program) servesAnotherVersion() {
+	p.t.Helper()
+	ctx := p.t.Context()
+	for _, v := range []struct{ policies, clusters, features string }{{"v2", "v1beta1", "v1"}, {"v1", "v1alpha1", "v1alpha1"}} {
+		p.Expect(p.cluster.Serve(ctx, "clusterpolicies.nvidia.com", v.policies)).To(Succeed())
+		p.Expect(p.cluster.Serve(ctx, "nodefeatures.nfd.k8s-sigs.io", v.features)).To(Succeed())
+		p.Expect(p.cluster.Serve(ctx, "gpuclusters.nvidia.com", v.clusters)).To(Succeed())
+		dra := "{apiVersion: nvidia.com/" + v.clusters + ", kind: GPUCluster, metadata: {name: dra}}"
+		p.Eventually(func() error { return p.tryApply(dra) }, wait).Should(Succeed())
+		p.Eventually(p.reason(v1alpha1.ConditionAccepted), wait).Should(Equal(v1alpha1.ReasonDRAStackActive))
+		o := &unstructured.Unstructured{}
+		p.Expect(yaml.Unmarshal([]byte(dra), &o.Object)).To(Succeed())
+		p.Expect(p.client.Delete(ctx, o)).To(Succeed())
+		p.Eventually(p.reason(v1alpha1.ConditionAccepted), wait).Should(Equal(v1alpha1.ReasonPaused))
+		for _, plugin := range []struct{ enabled, reason string }{{"false", v1alpha1.ReasonNoDevicePlugin}, {"true", v1alpha1.ReasonPaused}} {
+			p.apply("{apiVersion: nvidia.com/" + v.policies + ", kind: ClusterPolicy, metadata: {name: another}, spec: {devicePlugin: {enabled: " + plugin.enabled + "}}}")
+			p.Eventually(p.reason(v1alpha1.ConditionAccepted), wait).Should(Equal(plugin.reason))
+		}
+	}
 }
 
 // program is the running controller and the cluster around it.

@@ -115,6 +115,9 @@ func TestOnAnAPIServer(t *testing.T) {
 		g.Expect(err).NotTo(HaveOccurred())
 		g.Expect(strings.Join(strings.Fields(out), " ")).To(ContainSubstring("NoMIGManager: the policy asks for NVIDIA's mig-manager " +
 			"(sharing.mig.actuator), which does not run here: ClusterPolicy cluster-policy has spec.migManager.enabled false"))
+		g.Expect(cluster.Serve(t.Context(), "clusterpolicies.nvidia.com", "v2")).To(Succeed())
+		g.Eventually(func() (string, error) { return run(byManager, "plan", "-f", "-") }, "20s", "100ms").Should(Equal(out), "a later GPU Operator serves it")
+		g.Expect(cluster.Serve(t.Context(), "clusterpolicies.nvidia.com", "v1")).To(Succeed())
 	})
 	t.Run("status shows nodes, and knows those that are none", func(t *testing.T) {
 		g := NewWithT(t)

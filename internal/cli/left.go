@@ -118,9 +118,12 @@ func leftNodes(ctx context.Context, c client.Client) (left []string, err error) 
 }
 
 func leftNodeFeatures(ctx context.Context, c client.Client) (left []string, err error) {
-	kind := rollout.NodeFeatureKind()
+	kind, err := listOf(c, rollout.NodeFeatureKind())
+	if err != nil {
+		return nil, unlessNotServed(err, "reading NodeFeatures")
+	}
 	features := &metav1.PartialObjectMetadataList{}
-	features.SetGroupVersionKind(kind.GroupVersion().WithKind(kind.Kind + "List"))
+	features.SetGroupVersionKind(kind)
 	if err := c.List(ctx, features); err != nil {
 		return nil, unlessNotServed(err, "reading NodeFeatures")
 	}
@@ -133,8 +136,12 @@ func leftNodeFeatures(ctx context.Context, c client.Client) (left []string, err 
 }
 
 func leftClusterPolicies(ctx context.Context, c client.Client) (left []string, err error) {
+	kind, err := listOf(c, clusterPolicyKind())
+	if err != nil {
+		return nil, unlessNotServed(err, "reading NVIDIA's ClusterPolicy")
+	}
 	all := &unstructured.UnstructuredList{}
-	all.SetGroupVersionKind(clusterPolicyKind())
+	all.SetGroupVersionKind(kind)
 	if err := c.List(ctx, all); err != nil {
 		return nil, unlessNotServed(err, "reading NVIDIA's ClusterPolicy")
 	}

@@ -72,16 +72,33 @@ func readClusterPolicy(ctx context.Context, c client.Client, wiring *rollout.Wir
 // clusterPolicy is the ClusterPolicy that the GPU Operator follows; nil where there is none.
 func clusterPolicy(ctx context.Context, c client.Client) (*unstructured.Unstructured, error) {
 	all := &unstructured.UnstructuredList{}
-	all.SetGroupVersionKind(clusterPolicyKind())
-	err := c.List(ctx, all)
+	kind, err := listOf(c, clusterPolicyKind())
+	if err == nil {
+		all.SetGroupVersionKind(kind)
+		err = c.List(ctx, all)
+	}
 	if err != nil && !meta.IsNoMatchError(err) && !apierrors.IsNotFound(err) {
 		return nil, fmt.Errorf("reading NVIDIA's ClusterPolicy: %w", err)
 	}
 	return clusterpolicy.Oldest(all.Items), nil
 }
 
+// clusterPolicyKind is the kind of NVIDIA's ClusterPolicy, in the version that we know.
 func clusterPolicyKind() schema.GroupVersionKind {
-	return schema.GroupVersionKind{Group: "nvidia.com", Version: "v1", Kind: "ClusterPolicyList"}
+	return schema.GroupVersionKind{Group: "nvidia.com", Version: "v1", Kind: "ClusterPolicy"}
+}
+
+// listOf is the kind of a list of a kind, in the version that we know or, if the API server does not serve that, in the one that
+// it prefers. Errors: one of which meta.IsNoMatchError is true if it serves none.
+func listOf(c client.Client, kind schema.GroupVersionKind) (schema.GroupVersionKind, error) {
+	mapping, err := c.RESTMapper().RESTMapping(kind.GroupKind(), kind.Version)
+	if meta.IsNoMatchError(err) {
+		mapping, err = c.RESTMapper().RESTMapping(kind.GroupKind())
+	}
+	if err != nil {
+		return schema.GroupVersionKind{}, err
+	}
+	return mapping.GroupVersionKind.GroupVersion().WithKind(kind.Kind + "List"), nil
 }
 
 // byName are GPUNodes by the names of their nodes.
@@ -169,15 +186,17 @@ func wiringOf(w *rollout.World) rollout.Wiring {
 // readNodeFeatures reads what the NodeFeatures of Node Feature Discovery say, if there are any. To users who may not read them,
 // the plan shows what happens where they do not forbid anything.
 func readNodeFeatures(ctx context.Context, c client.Client, w *rollout.World) error {
-	kind := rollout.NodeFeatureKind()
 	at := make(map[string]*rollout.Node, len(w.Nodes))
 	for i := range w.Nodes {
 		at[w.Nodes[i].Name] = &w.Nodes[i]
 	}
 	for more, next := true, ""; more; more = next != "" {
 		list := &unstructured.UnstructuredList{}
-		list.SetGroupVersionKind(kind.GroupVersion().WithKind(kind.Kind + "List"))
-		err := c.List(ctx, list, client.Limit(page), client.Continue(next))
+		kind, err := listOf(c, rollout.NodeFeatureKind())
+		if err == nil {
+			list.SetGroupVersionKind(kind)
+			err = c.List(ctx, list, client.Limit(page), client.Continue(next))
+		}
 		if meta.IsNoMatchError(err) || apierrors.IsNotFound(err) {
 			return nil
 		}

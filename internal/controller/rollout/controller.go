@@ -63,6 +63,8 @@ type Controller struct {
 	repeats rollout.Repeats // what was written in the last hour
 	slices  resourceSlices
 	deleted map[string]types.UID // NodeFeatures of ours that the cache may still show, by node
+	// undecided is when the first of the passes began that could not decide; zero if the last one did.
+	undecided time.Time
 	Options
 }
 
@@ -105,20 +107,19 @@ func options() controller.TypedOptions[Pass] {
 func (c *Controller) Reconcile(ctx context.Context, _ Pass) (reconcile.Result, error) {
 	lacking, err := c.catchUp.lacks(ctx, c.client, c.Clock.Now())
 	if err != nil {
-		return reconcile.Result{}, err
+		return c.wait(ctx, err, 0)
 	}
 	if lacking != "" {
-		log.FromContext(ctx).V(1).Info("waiting", "for", "the cache to show the last write", "object", lacking)
-		return reconcile.Result{RequeueAfter: lookAgain}, nil
+		return c.wait(ctx, fmt.Errorf("the cache does not show the last write of %s yet", lacking), lookAgain)
 	}
 	seen, err := c.gather(ctx)
 	if errors.Is(err, wiring.ErrNotSynced) {
-		log.FromContext(ctx).V(1).Info("waiting", "for", err.Error())
-		return reconcile.Result{RequeueAfter: syncAgain}, nil
+		return c.wait(ctx, err, syncAgain)
 	}
 	if err != nil {
-		return reconcile.Result{}, fmt.Errorf("gathering the cluster: %w", err)
+		return c.wait(ctx, fmt.Errorf("gathering the cluster: %w", err), 0)
 	}
+	c.undecided = time.Time{}
 	seen.world.Repeats = &c.repeats
 	decision := c.memory.Decide(seen.world)
 	c.metrics.decided(decision)

@@ -147,7 +147,8 @@ func (p *pass) announceReasons(policy *v1alpha1.GPUSharingPolicy, conditions []m
 			continue
 		}
 		e := eventReasonReached
-		if c.Type == v1alpha1.ConditionStalled || c.Type == v1alpha1.ConditionAccepted && c.Status == metav1.ConditionFalse {
+		if c.Type == v1alpha1.ConditionStalled || c.Status == metav1.ConditionUnknown ||
+			c.Type == v1alpha1.ConditionAccepted && c.Status == metav1.ConditionFalse {
 			e = eventReasonWaits
 		}
 		e.Reason = c.Reason

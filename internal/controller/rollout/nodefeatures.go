@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -20,10 +21,11 @@ import (
 
 // +kubebuilder:rbac:namespace=gpu-sharing-operator,groups=nfd.k8s-sigs.io,resources=nodefeatures,verbs=create;patch;delete
 
-// features are what the NodeFeatures of each node say, by node, and the UIDs of the operator's own.
+// features are what the NodeFeatures of each node say, by node, the UIDs of the operator's own, and the version that is served.
 type features struct {
-	of   map[string]rollout.NodeFeatures
-	ours map[string]types.UID
+	served schema.GroupVersionKind // empty: the kind is not served
+	of     map[string]rollout.NodeFeatures
+	ours   map[string]types.UID
 }
 
 // gatherFeatures reads the NodeFeatures. One of ours that was deleted is gone, also while the cache still shows it: a node
@@ -33,8 +35,8 @@ func (c *Controller) gatherFeatures(ctx context.Context, s *seen) error {
 	if err != nil {
 		return err
 	}
-	s.world.Wiring.NodeFeatures = served
-	s.features = features{of: map[string]rollout.NodeFeatures{}, ours: map[string]types.UID{}}
+	s.world.Wiring.NodeFeatures = !served.Empty()
+	s.features = features{served: served, of: map[string]rollout.NodeFeatures{}, ours: map[string]types.UID{}}
 	for i := range all {
 		c.addFeature(&s.features, &all[i])
 	}
@@ -66,7 +68,7 @@ func (p *pass) keepMPSOff(ctx context.Context, a rollout.KeepMPSOff) (bool, erro
 	if !found {
 		return false, nil
 	}
-	want := wiring.NewNodeFeature()
+	want := wiring.NewNodeFeature(p.features.served)
 	want.SetNamespace(p.Namespace)
 	want.SetName(rollout.OverrideName(a.Node))
 	want.SetLabels(map[string]string{rollout.LabelNodeName: a.Node, "app.kubernetes.io/managed-by": "gpu-sharing-operator"})
@@ -90,7 +92,7 @@ func (p *pass) allowMPS(ctx context.Context, a rollout.AllowMPS) (bool, error) {
 	if !found {
 		return false, nil
 	}
-	feature := wiring.NewNodeFeature()
+	feature := wiring.NewNodeFeature(p.features.served)
 	feature.SetNamespace(p.Namespace)
 	feature.SetName(rollout.OverrideName(a.Node))
 	wrote, err := ignoreReplaced(p.client.Delete(ctx, feature, client.Preconditions{UID: &uid}))

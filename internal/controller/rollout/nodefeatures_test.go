@@ -98,11 +98,15 @@ func (s *scenario) expectNotOverridden(name string) {
 // nodeFeature is the operator's NodeFeature for a node; nil if there is none.
 func (s *scenario) nodeFeature(node string) *unstructured.Unstructured {
 	s.t.Helper()
-	feature := wiring.NewNodeFeature()
+	feature := newNodeFeature()
 	err := s.client.Get(s.ctx(), client.ObjectKey{Namespace: ownNamespace, Name: rollout.OverrideName(node)}, feature)
 	s.Expect(client.IgnoreNotFound(err)).To(Succeed())
 	if err != nil {
 		return nil
 	}
 	return feature
+}
+
+func newNodeFeature() *unstructured.Unstructured {
+	return wiring.NewNodeFeature(rollout.NodeFeatureKind())
 }

@@ -142,7 +142,7 @@ func (s *scenario) clean() {
 		s.Expect(s.client.DeleteAllOf(ctx, o)).To(Succeed())
 	}
 	for _, namespace := range []string{ownNamespace, nvidiaSpace} { // as nfd-gc does
-		s.Expect(s.client.DeleteAllOf(ctx, wiring.NewNodeFeature(), client.InNamespace(namespace))).To(Succeed())
+		s.Expect(s.client.DeleteAllOf(ctx, newNodeFeature(), client.InNamespace(namespace))).To(Succeed())
 	}
 	for _, namespace := range []string{ownNamespace, nvidiaSpace, "default"} {
 		for _, o := range []client.Object{&corev1.Pod{}, &corev1.ConfigMap{}} {

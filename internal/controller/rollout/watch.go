@@ -50,7 +50,7 @@ func (c *Controller) Register(ctx context.Context, mgr manager.Manager) error {
 		Watches(&corev1.ConfigMap{}, wake(), builder.WithPredicates(predicate.ResourceVersionChangedPredicate{})).
 		Watches(&appsv1.DaemonSet{}, wake(), builder.WithPredicates(predicate.NewPredicateFuncs(offersGPUs), predicate.GenerationChangedPredicate{})).
 		WatchesRawSource(c.watchSlices(mgr)).
-		WatchesRawSource(wiring.Source(mgr.GetCache(), Pass{})).
+		WatchesRawSource(wiring.Source(c.Wiring, mgr.GetCache(), Pass{})).
 		Complete(c)
 }
 

@@ -12,7 +12,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/util/wait"
 	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
@@ -20,14 +19,11 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 )
 
-// kind is one of NVIDIA's or Node Feature Discovery's kinds, whose definition may be installed before us, after us or never.
+// kind is one of NVIDIA's or Node Feature Discovery's kinds, whose definition may be installed before us, after us or never. Its
+// version is the one that we know; the definition may serve another (served.go).
 type kind struct {
 	schema.GroupVersionKind
 	crd string // name of its definition
-}
-
-func (k kind) list() schema.GroupVersionKind {
-	return k.GroupVersion().WithKind(k.Kind + "List")
 }
 
 var (
@@ -54,62 +50,94 @@ func isNotCached(err error) bool {
 	return errors.As(err, &notCached)
 }
 
-// tryAgain is how long after its definition appeared a kind is asked for again until it is served.
+// tryAgain is how often a kind that has a definition is asked for until it is served.
 const tryAgain = time.Second
 
-// Source puts a request into the queue when an object of NVIDIA's changes. A kind that is not served is watched as soon
-// as it is, and no longer than it is: a watch on one that does not exist would keep the controller from starting.
-func Source[R comparable](c cache.Cache, request R) source.TypedSource[R] {
+// Source puts a request into the queue when an object of NVIDIA's changes. A kind is watched in the version that is served, as
+// long as one is: a watch on a kind that does not exist would keep the controller from starting.
+func Source[R comparable](w *Wiring, c cache.Cache, request R) source.TypedSource[R] {
 	return source.TypedFunc[R](func(ctx context.Context, queue workqueue.TypedRateLimitingInterface[R]) error {
 		informer, err := c.GetInformer(ctx, Definitions())
 		if err != nil {
 			return fmt.Errorf("watching custom resource definitions: %w", err)
 		}
-		w := &watcher{cache: c, wake: func() { queue.Add(request) }, stop: map[string]context.CancelFunc{}}
-		_, err = informer.AddEventHandlerWithOptions(w.definitions(ctx), toolscache.HandlerOptions{})
+		watch := &watcher{wiring: w, cache: c, wake: func() { queue.Add(request) }, changed: map[string]chan struct{}{}}
+		for _, k := range []kind{clusterPolicy, gpuCluster, nodeFeature} {
+			watch.changed[k.crd] = make(chan struct{}, 1)
+			go watch.follow(ctx, k)
+		}
+		_, err = informer.AddEventHandlerWithOptions(watch.definitions(), toolscache.HandlerOptions{})
 		return err
 	})
 }
 
-// watcher watches NVIDIA's kinds while they are served. The informer calls it from one goroutine.
+// watcher watches NVIDIA's kinds while they are served.
 type watcher struct {
-	cache cache.Cache
-	wake  func()
-	stop  map[string]context.CancelFunc // by name of the definition, of those that are watched
+	wiring  *Wiring
+	cache   cache.Cache
+	wake    func()
+	changed map[string]chan struct{} // by name of the definition: it was added, changed or deleted
 }
 
 // definitions handles what happens to custom resource definitions.
-func (w *watcher) definitions(ctx context.Context) toolscache.ResourceEventHandler {
+func (w *watcher) definitions() toolscache.ResourceEventHandler {
+	tell := func(definition any) {
+		select {
+		case w.changed[nameOf(definition)] <- struct{}{}:
+		default: // another one's, or told already
+		}
+	}
 	return toolscache.ResourceEventHandlerFuncs{
-		AddFunc: func(object any) {
-			if k, found := kindOf(object); found {
-				w.begin(ctx, k)
-			}
-		},
-		DeleteFunc: func(object any) {
-			if k, found := kindOf(object); found {
-				w.end(ctx, k)
-			}
-		},
+		AddFunc: tell, UpdateFunc: func(_, updated any) { tell(updated) }, DeleteFunc: tell,
 	}
 }
 
-func (w *watcher) begin(ctx context.Context, k kind) {
-	ctx, w.stop[k.crd] = context.WithCancel(ctx)
-	go func() {
-		// Ends with the context; what keeps it going is that the kind is not served yet.
-		_ = wait.PollUntilContextCancel(ctx, tryAgain, true, func(ctx context.Context) (bool, error) {
-			err := w.watch(ctx, k)
-			if err != nil {
-				log.FromContext(ctx).V(1).Info("kind not served yet", "definition", k.crd, "error", err.Error())
-			}
-			return err == nil, nil
-		})
-	}()
+// follow watches a kind in the version that is served, whatever that is at the time.
+func (w *watcher) follow(ctx context.Context, k kind) {
+	again := time.NewTicker(tryAgain)
+	defer again.Stop()
+	var watched version
+	for {
+		err := w.adjust(ctx, k, &watched)
+		var retry <-chan time.Time
+		if err != nil {
+			log.FromContext(ctx).V(1).Info("Kind not served yet", "definition", k.crd, "error", err.Error())
+			retry = again.C
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-w.changed[k.crd]:
+		case <-retry:
+		}
+	}
 }
 
-func (w *watcher) watch(ctx context.Context, k kind) error {
-	informer, err := w.cache.GetInformer(ctx, object(k), cache.BlockUntilSynced(false))
+// adjust ends the watch on a version that is no longer served, and begins that on the one which is.
+func (w *watcher) adjust(ctx context.Context, k kind, watched *version) error {
+	served, err := w.wiring.served(ctx, k)
+	if err != nil && !errors.Is(err, ErrNotSynced) {
+		return err
+	}
+	if *watched != served && *watched != (version{}) {
+		if err := w.cache.RemoveInformer(ctx, object(watched.GroupVersionKind)); err != nil {
+			return fmt.Errorf("ending the watch on %s: %w", watched, err)
+		}
+		*watched = version{}
+		w.wake()
+	}
+	if *watched == served {
+		return err
+	}
+	if err := w.watch(ctx, served); err != nil {
+		return err
+	}
+	*watched = served
+	return nil
+}
+
+func (w *watcher) watch(ctx context.Context, v version) error {
+	informer, err := w.cache.GetInformer(ctx, object(v.GroupVersionKind), cache.BlockUntilSynced(false))
 	if err != nil {
 		return err
 	}
@@ -126,17 +154,6 @@ func (w *watcher) watch(ctx context.Context, k kind) error {
 	return err
 }
 
-func (w *watcher) end(ctx context.Context, k kind) {
-	if stop, found := w.stop[k.crd]; found {
-		stop()
-		delete(w.stop, k.crd)
-	}
-	if err := w.cache.RemoveInformer(ctx, object(k)); err != nil {
-		log.FromContext(ctx).Error(err, "stopping the watch on a kind that is no longer served", "definition", k.crd)
-	}
-	w.wake()
-}
-
 // matters says whether an update changes what Observe reads. The GPU Operator updates its status all the time.
 func matters(old, updated any) bool {
 	a, isObject := old.(*unstructured.Unstructured)
@@ -144,31 +161,25 @@ func matters(old, updated any) bool {
 	if !isObject || !areObjects {
 		return true
 	}
-	if b.GroupVersionKind() == nodeFeature.GroupVersionKind {
+	if b.GroupVersionKind().GroupKind() == nodeFeature.GroupKind() {
 		return asksAnew(a, b)
 	}
 	return a.GetGeneration() != b.GetGeneration() || namespaceOf(a) != namespaceOf(b)
 }
 
-func object(k kind) *unstructured.Unstructured {
+func object(k schema.GroupVersionKind) *unstructured.Unstructured {
 	o := &unstructured.Unstructured{}
-	o.SetGroupVersionKind(k.GroupVersionKind)
+	o.SetGroupVersionKind(k)
 	return o
 }
 
-// kindOf is the kind of NVIDIA's that a definition defines, if it is one of those that matter.
-func kindOf(definition any) (kind, bool) {
+// nameOf is the name of a definition; empty if it is none.
+func nameOf(definition any) string {
 	if gone, isGone := definition.(toolscache.DeletedFinalStateUnknown); isGone {
 		definition = gone.Obj
 	}
-	o, isObject := definition.(metav1.Object)
-	if !isObject {
-		return kind{}, false
+	if o, isObject := definition.(metav1.Object); isObject {
+		return o.GetName()
 	}
-	for _, k := range []kind{clusterPolicy, gpuCluster, nodeFeature} {
-		if o.GetName() == k.crd {
-			return k, true
-		}
-	}
-	return kind{}, false
+	return ""
 }

@@ -17,7 +17,6 @@ package wiring
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -51,10 +50,11 @@ type StandAlone struct {
 // Wiring finds NVIDIA's device plugin and points it at our ConfigMap.
 type Wiring struct {
 	client     client.Client
-	reader     client.Reader // not cached: ConfigMaps of others are read once and not watched
+	reader     client.Reader // not cached: ConfigMaps of others and whole definitions are read once and not watched
 	clock      clock.PassiveClock
 	standAlone StandAlone
 	own        string // namespace of the operator, where the copy of our ConfigMap lies; empty: there is none
+	versions   versions
 }
 
 // CopyTo makes the wiring keep a copy of our ConfigMap in the operator's own namespace.
@@ -101,8 +101,7 @@ type Observed struct {
 // +kubebuilder:rbac:groups="",resources=configmaps,verbs=get;create
 // +kubebuilder:rbac:groups="",resources=configmaps,resourceNames=gpu-sharing-device-plugin,verbs=list;watch;patch;delete
 
-// Observe reads from the cache how the device plugin is installed and what of ours is there. Errors: ErrNotSynced, which
-// passes within seconds.
+// Observe reads from the cache how the device plugin is installed and what of ours is there. Errors: ErrNotSynced.
 func (w *Wiring) Observe(ctx context.Context) (*Observed, error) {
 	o := &Observed{}
 	clusters, err := w.list(ctx, gpuCluster)
@@ -264,15 +263,4 @@ func hasMIG(n *v1alpha1.GPUNode) bool {
 	return slices.ContainsFunc(n.Status.Devices, func(d v1alpha1.DeviceStatus) bool {
 		return d.Sharing.MIGMode == v1alpha1.MIGModeEnabled
 	})
-}
-
-// ErrNotSynced says that one of NVIDIA's kinds was installed just now and is not in the cache yet. Taking that for an
-// absence would undo everything.
-var ErrNotSynced = errors.New("served, but not read yet")
-
-// list reads all objects of a kind that may not be served in this cluster.
-func (w *Wiring) list(ctx context.Context, k kind) ([]unstructured.Unstructured, error) {
-	all := &unstructured.UnstructuredList{}
-	_, err := w.listInto(ctx, k, all)
-	return all.Items, err
 }
