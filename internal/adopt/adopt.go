@@ -35,6 +35,8 @@ type Cluster struct {
 	Nodes []Node
 	// Policies are the names of the policies that exist already.
 	Policies []string
+	// Waits is why a policy that is applied now has to wait before it changes anything; empty: it need not.
+	Waits string
 }
 
 // Node is a node that has GPUs.
@@ -43,6 +45,8 @@ type Node struct {
 	Labels map[string]string
 	// Policy governs it already; empty: none does.
 	Policy string
+	// Machine is the Machine of OpenShift that the node is; empty: it is none.
+	Machine string
 	// Devices are its GPUs as its agent reported them; none if no agent runs there yet.
 	Devices []v1alpha1.DeviceStatus
 }
@@ -58,6 +62,8 @@ type Description struct {
 	Rest []string
 	// Unknown says that GPUs may be shared though no policy describes it.
 	Unknown bool
+	// Waits is why the policies have to wait once they are applied; empty: they need not.
+	Waits string
 }
 
 // Policy is a policy with what it cannot say.
@@ -78,7 +84,7 @@ type found struct {
 
 // Describe describes a cluster. The same cluster gives the same description.
 func Describe(c Cluster) Description {
-	d := Description{Unknown: c.Unread != ""}
+	d := Description{Unknown: c.Unread != "", Waits: c.Waits}
 	var groups []*group
 	nodes := slices.SortedFunc(slices.Values(c.Nodes), func(a, b Node) int { return strings.Compare(a.Name, b.Name) })
 	rest := notes{}
@@ -144,6 +150,11 @@ func (c Cluster) describe(n *Node) (f found, why string) {
 		return f, c.Unread
 	}
 	key, chosen := n.Labels[v1alpha1.LabelConfig], true
+	if key != "" && n.Machine != "" {
+		f.notes = append(f.notes, "OpenShift copies the labels of a MachineSet to its nodes again and again. If "+v1alpha1.LabelConfig+
+			" is among these labels (spec.template.spec.metadata.labels), remove the label from the MachineSet before you apply the policy, "+
+			"because the operator changes it")
+	}
 	if c.ConfigMap == "" && key != "" {
 		f.notes = append(f.notes, fmt.Sprintf("the label %s=%s has no effect, because the ClusterPolicy names no ConfigMap of the device plugin",
 			v1alpha1.LabelConfig, key))

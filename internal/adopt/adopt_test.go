@@ -246,6 +246,11 @@ func TestDescribe(t *testing.T) {
 				node("ip-10-0-1-7", ofEKS("us-east-1a", "i-1", "slice-4"), whole(0)), node("ip-10-0-2-9", ofEKS("us-east-1b", "i-2", ""), whole(0)),
 			},
 		},
+		"labels-of-a-machine-set": {
+			ConfigMap: "ConfigMap gpu-operator/config", Configs: labels{"slice-4": cernSlice4},
+			Waits: "changing devicePlugin.config of ClusterPolicy cluster-policy ends pod team/train",
+			Nodes: []adopt.Node{ofMachine(node("a", labels{configLabel: "slice-4"}, whole(0))), ofMachine(node("b", nil, whole(0)))},
+		},
 		"gpus-that-differ": {
 			MIGStrategy: "mixed",
 			Nodes:       []adopt.Node{node("a", nil, whole(0), cut(1, count("1g.5gb", 7)), cut(2, balanced...), cut(3, balanced...))},
@@ -267,4 +272,10 @@ func TestDescribe(t *testing.T) {
 			g.Expect(text).To(Equal(string(want)), "go test -update writes the golden files anew")
 		})
 	}
+}
+
+// ofMachine is a node of OpenShift.
+func ofMachine(n adopt.Node) adopt.Node {
+	n.Machine = "openshift-machine-api/gpu-" + n.Name
+	return n
 }

@@ -20,6 +20,9 @@ const head = "How the GPUs of this cluster are shared, as policies that change n
 func (d Description) YAML() (string, error) {
 	var text strings.Builder
 	comment(&text, head)
+	if d.Waits != "" && len(d.Policies) > 0 {
+		comment(&text, "The policies wait once you apply them ("+v1alpha1.ReasonMPSClientsRunning+"): "+d.Waits+".")
+	}
 	for _, note := range d.Rest {
 		comment(&text, "Not described: "+note+".")
 	}

@@ -100,6 +100,9 @@ func TestOnAnAPIServer(t *testing.T) {
 		g.Expect(strings.Join(strings.Fields(out), " ")).To(ContainSubstring("add {key: team, operator: Exists, effect: NoSchedule} to " +
 			"spec.daemonsets.tolerations of ClusterPolicy cluster-policy"))
 	})
+	t.Run("plan and import tell that clients of NVIDIA's MPS daemons hold policies up", func(t *testing.T) {
+		waitsForMPSClients(t, cluster.Client, run)
+	})
 	t.Run("plan tells that NVIDIA's mig-manager is turned off", func(t *testing.T) {
 		g := NewWithT(t)
 		byManager := strings.Replace(research, "mig: {", "mig: {actuator: MIGManager, ", 1)
@@ -168,6 +171,57 @@ func TestOnAnAPIServer(t *testing.T) {
 			}).WithTimeout(30*time.Second).Should(MatchError(ContainSubstring("install the GPU Sharing Operator in this cluster")), args[0])
 		}
 	})
+}
+
+// waitsForMPSClients: a changed ClusterPolicy would restart the daemons under them.
+func waitsForMPSClients(t *testing.T, c client.Client, run func(string, ...string) (string, error)) {
+	t.Helper()
+	g := NewWithT(t)
+	printed := func(policy string, args ...string) string {
+		t.Helper()
+		out, err := run(policy, args...)
+		g.Expect(err).NotTo(HaveOccurred())
+		return strings.Join(strings.Fields(strings.ReplaceAll(out, "\n#", " ")), " ")
+	}
+	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a"}}
+	labels := client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"labels":{"nvidia.com/gpu.present":"true","nvidia.com/device-plugin.config":null}}}`))
+	g.Expect(c.Patch(t.Context(), n, labels)).To(Succeed())
+	configured := func(config string) {
+		t.Helper()
+		policy := object("nvidia.com/v1", "ClusterPolicy", "", "cluster-policy", map[string]any{})
+		g.Expect(c.Patch(t.Context(), policy, client.RawPatch(types.MergePatchType, []byte(`{"spec":{"devicePlugin":{"config":`+config+`}}}`)))).To(Succeed())
+		status := client.RawPatch(types.MergePatchType, []byte(`{"status":{"namespace":"default","state":"ready"}}`))
+		g.Expect(c.Status().Patch(t.Context(), policy, status)).To(Succeed())
+	}
+	configMap := &corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "by-hand"},
+		Data:       map[string]string{"any": "sharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}"},
+	}
+	g.Expect(c.Create(t.Context(), configMap)).To(Succeed())
+	configured(`{"name":"by-hand","default":"any"}`)
+	const why = "restarts NVIDIA's MPS daemons, which ends their clients: pod team/infer. The operator changes it once these pods have ended"
+	g.Expect(printed("", "import")).NotTo(ContainSubstring(v1alpha1.ReasonMPSClientsRunning))
+	g.Expect(printed(research, "plan", "-f", "-")).NotTo(ContainSubstring(v1alpha1.ReasonMPSClientsRunning))
+
+	daemon := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "daemon"}, Spec: corev1.PodSpec{
+		NodeName: "a", NodeSelector: map[string]string{rollout.LabelMPSCapable: "true"}, Containers: []corev1.Container{{Name: "main", Image: "example.invalid/x"}},
+	}}
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "infer"}, Spec: corev1.PodSpec{
+		NodeName: "a", Containers: []corev1.Container{{Name: "main", Image: "example.invalid/x", Resources: corev1.ResourceRequirements{
+			Limits: corev1.ResourceList{"nvidia.com/gpu": resource.MustParse("1")},
+		}}},
+	}}
+	g.Expect(c.Create(t.Context(), daemon)).To(Succeed())
+	g.Expect(c.Create(t.Context(), pod)).To(Succeed())
+	g.Expect(printed("", "import")).To(And(ContainSubstring(v1alpha1.ReasonMPSClientsRunning), ContainSubstring(why)))
+	g.Expect(printed(research, "plan", "-f", "-")).To(And(ContainSubstring(v1alpha1.ReasonMPSClientsRunning), ContainSubstring(why)))
+
+	configured(`{"name":"gpu-sharing-device-plugin","default":"any"}`)
+	g.Expect(printed(research, "plan", "-f", "-")).NotTo(ContainSubstring(v1alpha1.ReasonMPSClientsRunning), "the operator does not change it any more")
+	configured("null")
+	for _, o := range []client.Object{daemon, pod, configMap} {
+		g.Expect(c.Delete(t.Context(), o, client.GracePeriodSeconds(0))).To(Succeed())
+	}
 }
 
 // importsKnown: labels are only called useless where it is known what the device plugin reads.

@@ -19,6 +19,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/adopt"
 	"github.com/gpusharing/gpu-sharing-operator/internal/clusterpolicy"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
 )
 
 // gpuPresent is the label that NVIDIA's GPU Operator gives to nodes with GPUs.
@@ -64,8 +65,24 @@ func readShared(ctx context.Context, c client.Client, standAlone string) (adopt.
 	if shared.Policies, err = policyNames(ctx, c); err != nil {
 		return shared, err
 	}
-	shared.Nodes, err = readSharedNodes(ctx, c)
+	w := rollout.World{}
+	if shared.Nodes, err = readSharedNodes(ctx, c, &w); err != nil {
+		return shared, err
+	}
+	shared.Waits, err = waits(ctx, c, policy, &w)
 	return shared, err
+}
+
+// waits is why a policy that is applied now has to wait for clients of NVIDIA's MPS daemons.
+func waits(ctx context.Context, c client.Client, policy *unstructured.Unstructured, w *rollout.World) (string, error) {
+	if policy == nil || clusterpolicy.Disabled(policy) || namesOurs(policy) {
+		return "", nil
+	}
+	if err := readPods(ctx, c, w); err != nil {
+		return "", err
+	}
+	w.Wiring = rollout.Wiring{ClusterPolicy: true, Operands: new(clusterpolicy.OperandsOf(policy))}
+	return rollout.Decide(*w).Held, nil
 }
 
 // keepLabels is what to do as long as it is not known what the device plugin reads.
@@ -161,8 +178,9 @@ func migConfigs(ctx context.Context, c client.Client, namespace, name string) (s
 	return found.Data["config.yaml"], nil
 }
 
-// readSharedNodes reads the nodes that have GPUs, and of their agents what those GPUs are, where the operator is installed.
-func readSharedNodes(ctx context.Context, c client.Client) ([]adopt.Node, error) {
+// readSharedNodes reads the nodes that have GPUs, and of their agents what those GPUs are, where the operator is installed. It adds
+// the nodes to the world too.
+func readSharedNodes(ctx context.Context, c client.Client, w *rollout.World) ([]adopt.Node, error) {
 	var withGPUs []adopt.Node
 	gpuNodes := &v1alpha1.GPUNodeList{}
 	if err := c.List(ctx, gpuNodes); err != nil && !meta.IsNoMatchError(err) {
@@ -171,13 +189,16 @@ func readSharedNodes(ctx context.Context, c client.Client) ([]adopt.Node, error)
 	of := byName(gpuNodes)
 	err := eachPage(ctx, c, func(nodes *corev1.NodeList) {
 		for i := range nodes.Items {
-			n := adopt.Node{Name: nodes.Items[i].Name, Labels: nodes.Items[i].Labels}
+			n := adopt.Node{
+				Name: nodes.Items[i].Name, Labels: nodes.Items[i].Labels, Machine: nodes.Items[i].Annotations[rollout.AnnotationMachine],
+			}
 			known, has := of[n.Name]
 			if has {
 				n.Policy, n.Devices = known.Spec.Policy, known.Status.Devices
 			}
 			if has || n.Labels[gpuPresent] == "true" {
 				withGPUs = append(withGPUs, n)
+				w.Nodes = append(w.Nodes, rollout.NodeOf(&nodes.Items[i], &v1alpha1.GPUNode{}))
 			}
 		}
 	})

@@ -51,12 +51,12 @@ func (p *Program) read(ctx context.Context, c client.Client) (rollout.World, err
 	if err := readNodeFeatures(ctx, c, &w); err != nil {
 		return w, err
 	}
-	err := readClusterPolicy(ctx, c, &w.Wiring)
+	err := readClusterPolicy(ctx, c, &w)
 	return w, err
 }
 
 // readClusterPolicy reads what NVIDIA's ClusterPolicy says of its programs, if there is one and who asks may know.
-func readClusterPolicy(ctx context.Context, c client.Client, wiring *rollout.Wiring) error {
+func readClusterPolicy(ctx context.Context, c client.Client, w *rollout.World) error {
 	policy, err := clusterPolicy(ctx, c)
 	if apierrors.IsForbidden(err) {
 		return nil
@@ -64,9 +64,18 @@ func readClusterPolicy(ctx context.Context, c client.Client, wiring *rollout.Wir
 	if err != nil || policy == nil || clusterpolicy.Disabled(policy) {
 		return err
 	}
+	wiring := &w.Wiring
 	wiring.ClusterPolicy, wiring.Operands = true, new(clusterpolicy.OperandsOf(policy))
 	wiring.NoMIGManager = clusterpolicy.NoMIGManager(policy)
+	if !namesOurs(policy) && rollout.Decide(*w).Held != "" {
+		wiring.Ready = false // and everything waits until it is
+	}
 	return nil
+}
+
+// namesOurs reports whether a ClusterPolicy names the operator's ConfigMap for the device plugin.
+func namesOurs(policy *unstructured.Unstructured) bool {
+	return at(policy, "spec", "devicePlugin", "config", "name") == pluginConfigMap
 }
 
 // clusterPolicy is the ClusterPolicy that the GPU Operator follows; nil where there is none.
@@ -167,8 +176,8 @@ func readPods(ctx context.Context, c client.Client, w *rollout.World) error {
 	return nil
 }
 
-// wiringOf is how NVIDIA's device plugin is installed, as far as the controller and the nodes tell. That it is not yet
-// pointed at our ConfigMap holds a rollout up, but changes nothing about its plan.
+// wiringOf is how NVIDIA's device plugin is installed, as far as the controller and the nodes tell. That it does not read our
+// ConfigMap yet holds a rollout up for seconds, and changes nothing about its plan. If it is for longer, readClusterPolicy says so.
 func wiringOf(w *rollout.World) rollout.Wiring {
 	wiring := rollout.Wiring{Ready: true}
 	for i := range w.Policies {
