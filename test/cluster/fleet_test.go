@@ -30,15 +30,11 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/agent"
 	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/gpunode"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/rollout"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/wiring"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
-	hostfake "github.com/gpusharing/gpu-sharing-operator/internal/host/fake"
-	"github.com/gpusharing/gpu-sharing-operator/internal/mps"
-	mpsfake "github.com/gpusharing/gpu-sharing-operator/internal/mps/fake"
 	decide "github.com/gpusharing/gpu-sharing-operator/internal/rollout"
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
 )
@@ -62,7 +58,10 @@ type fleet struct {
 	cluster    *env.Cluster
 	client     client.WithWatch // an administrator's
 	controller *rest.Config     // that of the account with which the controllers are installed, inside the fence around it
+	sim        client.Client    // that of what is simulated, an administrator's too
+	agents     *rest.Config     // that of the agents
 	clock      *skewed
+	paces      clock.PassiveClock // the clock of the controller of rollouts
 	dir        string
 	machines   []*machine
 	record     *record
@@ -96,6 +95,30 @@ func (s *skewed) skip(d time.Duration) {
 // newFleet starts a cluster of nodes with two A100 each, with NVIDIA's GPU Operator and our controllers.
 func newFleet(t *testing.T, nodes int) *fleet {
 	t.Helper()
+	f := newSite(t)
+	f.apply(clusterPolicy)
+	f.record = newRecord(f)
+	f.runNVIDIA()
+	for i := range nodes {
+		m := newMachine(f, fmt.Sprintf("n%02d", i+1), nil, sim.A100, sim.A100)
+		m.boot(f)
+		f.background(func(ctx context.Context) { m.node.Run(ctx, 300*time.Millisecond) })
+		f.machines = append(f.machines, m)
+	}
+	f.runAgents()
+	f.leader = f.lead()
+	f.Eventually(f.discovered, time.Minute, pollEvery).Should(BeTrue())
+	f.before = f.world()
+	return f
+}
+
+// clusterPolicy is that of NVIDIA's chart, as far as it matters. NVIDIA's definition requires daemonsets.
+const clusterPolicy = `{apiVersion: nvidia.com/v1, kind: ClusterPolicy, metadata: {name: cluster-policy},
+  spec: {daemonsets: {updateStrategy: RollingUpdate}, devicePlugin: {enabled: true}, mig: {strategy: single}}}`
+
+// newSite starts an API server with the namespaces, and the account of our controllers.
+func newSite(t *testing.T) *fleet {
+	t.Helper()
 	dir := t.TempDir()
 	f := &fleet{WithT: NewWithT(t), t: t, dir: dir, clock: &skewed{}}
 	f.cluster = env.Start(t, env.WithNVIDIA(), env.WithDir(filepath.Join(dir, "api")), env.WithInterruptions())
@@ -110,16 +133,7 @@ func newFleet(t *testing.T, nodes int) *fleet {
 	f.controller, err = f.cluster.ConfigAs(t.Context(), env.Identity{Namespace: ownNamespace, ServiceAccount: "gpu-sharing-controller"})
 	f.Expect(err).NotTo(HaveOccurred())
 	f.controller.QPS = -1
-	f.apply("{apiVersion: nvidia.com/v1, kind: ClusterPolicy, metadata: {name: cluster-policy}, spec: {devicePlugin: {enabled: true}, mig: {strategy: single}}}")
-	f.record = newRecord(f)
-	f.runNVIDIA()
-	for i := range nodes {
-		f.machines = append(f.machines, newMachine(f, fmt.Sprintf("n%02d", i+1)))
-	}
-	f.runAgents()
-	f.leader = f.lead()
-	f.Eventually(f.discovered, time.Minute, pollEvery).Should(BeTrue())
-	f.before = f.world()
+	f.sim, f.agents, f.paces = f.client, f.cluster.Config, f.clock
 	return f
 }
 
@@ -165,7 +179,7 @@ func (f *fleet) lead() (stop func()) {
 	f.Expect(err).NotTo(HaveOccurred())
 	f.Expect(gpunode.New(mgr.GetClient(), selector, clock.RealClock{}).Register(mgr)).To(Succeed())
 	f.Expect(rollout.New(mgr.GetClient(), rollout.Options{
-		Reader: mgr.GetAPIReader(), Clock: f.clock, Events: mgr.GetEventRecorder("controller"), Namespace: ownNamespace,
+		Reader: mgr.GetAPIReader(), Clock: f.paces, Events: mgr.GetEventRecorder("controller"), Namespace: ownNamespace,
 		Wiring: wiring.New(mgr.GetClient(), mgr.GetAPIReader(), f.clock, wiring.StandAlone{}),
 	}).Register(f.t.Context(), mgr)).To(Succeed())
 	return f.background(func(ctx context.Context) { _ = mgr.Start(ctx) })
@@ -174,20 +188,9 @@ func (f *fleet) lead() (stop func()) {
 // runAgents runs the agent of each node, as it ships, but all in one manager.
 func (f *fleet) runAgents() {
 	f.t.Helper()
-	mgr := f.manager(f.cluster.Config, func(*manager.Options) {})
+	mgr := f.manager(f.agents, func(*manager.Options) {})
 	for _, m := range f.machines {
-		allocations, err := agent.DialPodResources(m.socket)
-		f.Expect(err).NotTo(HaveOccurred())
-		root, err := os.OpenRoot(m.dir)
-		f.Expect(err).NotTo(HaveOccurred())
-		f.t.Cleanup(func() { _ = allocations.Close(); _ = root.Close() })
-		runner := hostfake.NewRunner().Add("nvidia-cuda-mps-control", mpsfake.NewDaemons().Program)
-		c := agent.New(agent.Config{
-			Node: m.name, BootID: "boot", Client: mgr.GetClient(), Hardware: m.gated(), Clock: f.clock,
-			MPS:       mps.NewView(mps.NewControl(runner, root, mpsfake.NewClock(f.clock.Now()))),
-			Processes: hostfake.NewProcesses("boot"), Allocations: allocations, Resync: 2 * time.Second,
-		})
-		f.Expect(c.Register(mgr)).To(Succeed())
+		m.agent(f, mgr, 2*time.Second)
 	}
 	f.background(func(ctx context.Context) { _ = mgr.Start(ctx) })
 }
@@ -328,6 +331,3 @@ func (f *fleet) pods() []string {
 	}
 	return names
 }
-
-// models are the GPUs of a node.
-func models() []sim.Model { return []sim.Model{sim.A100, sim.A100} }

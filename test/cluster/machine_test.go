@@ -6,8 +6,10 @@ package cluster_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -17,9 +19,14 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
 
+	"github.com/gpusharing/gpu-sharing-operator/internal/agent"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
+	hostfake "github.com/gpusharing/gpu-sharing-operator/internal/host/fake"
+	"github.com/gpusharing/gpu-sharing-operator/internal/mps"
+	mpsfake "github.com/gpusharing/gpu-sharing-operator/internal/mps/fake"
 	"github.com/gpusharing/gpu-sharing-operator/test/nodesim"
 )
 
@@ -27,35 +34,40 @@ var one = resource.MustParse("1")
 
 func silence() { ctrllog.SetLogger(logr.Discard()) }
 
-// machine is a node: its GPUs, its kubelet and what makes its agent fail.
+// machine is a node: its GPUs, its kubelet, its MPS pod and what makes its agent fail.
 type machine struct {
 	name     string
+	labels   map[string]string // that it registers with
 	dir      string
 	socket   string // of the kubelet's pod resources
 	hardware *sim.Hardware
 	node     *nodesim.Node
-	down     atomic.Bool // the agent is lost
-	deaf     atomic.Bool // NVIDIA's device plugin cannot read the GPUs
+	daemons  *mpsfake.Daemons
+	mps      sync.Mutex // serialises what the MPS pod does
+	mpsHost  *mps.Host
+	view     *mps.View
+	boots    int
+	reboots  *hostfake.Rebooter
+	down     atomic.Bool  // the agent is lost
+	deaf     atomic.Bool  // NVIDIA's device plugin cannot read the GPUs
+	looks    atomic.Int64 // so often the agent has observed the GPUs
+	touches  func(op sim.Op, uuid string, instance int) error
 }
 
 var errDown = errors.New("the agent does not run")
 
-// newMachine makes a node and lets it live.
-func newMachine(f *fleet, name string) *machine {
+// newMachine makes a node that is off.
+func newMachine(f *fleet, name string, labels map[string]string, models ...sim.Model) *machine {
 	f.t.Helper()
-	m := &machine{name: name, dir: filepath.Join(f.dir, name), hardware: sim.New(models()...)}
+	hardware, err := sim.NewNode(name, models...)
+	f.Expect(err).NotTo(HaveOccurred())
+	m := &machine{
+		name: name, labels: labels, dir: filepath.Join(f.dir, name), hardware: sim.On(hardware), reboots: &hostfake.Rebooter{Boot: func() {}},
+		touches: func(sim.Op, string, int) error { return nil },
+	}
 	m.socket = filepath.Join(m.dir, "kubelet.sock")
+	f.Expect(os.RemoveAll(m.dir)).To(Succeed()) // of a machine that had the name
 	f.Expect(os.MkdirAll(m.dir, 0o755)).To(Succeed())
-	m.node = nodesim.New(nodesim.Options{
-		Name: name, Client: f.client, Clock: f.clock, Inventory: m.inventory, Start: m.start,
-		StatusPeriod: 100 * time.Millisecond, RestartDelay: 500 * time.Millisecond, RetryDelay: 500 * time.Millisecond,
-	})
-	f.background(func(ctx context.Context) {
-		if err := m.node.ServePodResources(ctx, m.socket); err != nil {
-			f.t.Errorf("%s: %v", name, err)
-		}
-		m.node.Run(ctx, 300*time.Millisecond)
-	})
 	f.Expect(f.client.Create(f.t.Context(), &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: ownNamespace, Name: name + "-agent", Labels: map[string]string{"app.kubernetes.io/name": "gpu-sharing-agent"},
@@ -63,6 +75,58 @@ func newMachine(f *fleet, name string) *machine {
 		Spec: corev1.PodSpec{NodeName: name, Containers: []corev1.Container{{Name: "agent", Image: "gpu-sharing-agent"}}},
 	})).To(Succeed())
 	return m
+}
+
+// boot starts the kubelet and the MPS pod, and all that runs on the node does so anew.
+func (m *machine) boot(f *fleet) (halt func()) {
+	f.t.Helper()
+	m.boots++
+	m.node = nodesim.New(nodesim.Options{
+		Name: m.name, Labels: m.labels, Client: f.sim, Clock: f.clock, Inventory: m.inventory, MPSAnswers: m.answers, Start: m.start,
+		StatusPeriod: 100 * time.Millisecond, RestartDelay: 500 * time.Millisecond, RetryDelay: 500 * time.Millisecond,
+	})
+	root, err := os.OpenRoot(m.dir)
+	f.Expect(err).NotTo(HaveOccurred())
+	m.daemons = mpsfake.NewDaemons()
+	waits := mpsfake.NewClock(f.clock.Now())
+	control := mps.NewControl(hostfake.NewRunner().Add("nvidia-cuda-mps-control", m.daemons.Program), root, waits)
+	m.mpsHost = mps.NewHost(control, m.daemons, func() bool { return false }, func() bool { return true })
+	m.view = mps.NewView(control)
+	waits.Meanwhile = func() { m.serveMPS(f.t.Context()) }
+	node := m.node
+	stop := f.background(func(ctx context.Context) {
+		if err := node.ServePodResources(ctx, m.socket); err != nil {
+			f.t.Errorf("%s: %v", m.name, err)
+		}
+		<-ctx.Done()
+		_ = root.Close()
+	})
+	return stop
+}
+
+// serveMPS is one turn of the MPS pod.
+func (m *machine) serveMPS(ctx context.Context) {
+	m.mps.Lock()
+	defer m.mps.Unlock()
+	_ = m.mpsHost.Converge(ctx, true) // it is tried again
+}
+
+// answers reports whether the MPS daemon of a resource answers.
+func (m *machine) answers(_ context.Context, resource string) bool {
+	return m.daemons.Get(filepath.Join(m.dir, resource, "pipe")) != nil
+}
+
+// agent registers the agent of the node.
+func (m *machine) agent(f *fleet, mgr manager.Manager, resync time.Duration) {
+	f.t.Helper()
+	allocations, err := agent.DialPodResources(m.socket)
+	f.Expect(err).NotTo(HaveOccurred())
+	f.t.Cleanup(func() { _ = allocations.Close() })
+	boot := fmt.Sprintf("boot-%d", m.boots)
+	f.Expect(agent.New(agent.Config{
+		Node: m.name, BootID: boot, Client: mgr.GetClient(), Reader: mgr.GetAPIReader(), Hardware: m.gated(), Clock: f.clock, MPS: m.view,
+		Processes: hostfake.NewProcesses(boot), Rebooter: m.reboots, Allocations: allocations, Resync: resync,
+	}).Register(mgr)).To(Succeed())
 }
 
 // inventory is what NVIDIA's programs read.
@@ -106,18 +170,51 @@ func (g gate) Observe(ctx context.Context) (gpu.Inventory, error) {
 	if err := g.open(); err != nil {
 		return gpu.Inventory{}, err
 	}
+	g.m.looks.Add(1)
 	return g.Hardware.Observe(ctx)
 }
 
+// touch asks whether the agent may do something to a GPU.
+func (g gate) touch(op sim.Op, uuid string, instance int) error {
+	return errors.Join(g.open(), g.m.touches(op, uuid, instance))
+}
+
 func (g gate) CreateInstance(ctx context.Context, uuid, profile string, at gpu.Placement) error {
-	if err := g.open(); err != nil {
+	if err := g.touch(sim.OpCreateInstance, uuid, 0); err != nil {
 		return err
 	}
 	return g.Hardware.CreateInstance(ctx, uuid, profile, at)
 }
 
+func (g gate) DestroyInstance(ctx context.Context, uuid string, id int) error {
+	if err := g.touch(sim.OpDestroyInstance, uuid, id); err != nil {
+		return err
+	}
+	return g.Hardware.DestroyInstance(ctx, uuid, id)
+}
+
+func (g gate) SetMIG(ctx context.Context, uuid string, enabled bool) error {
+	if err := g.touch(sim.OpSetMIG, uuid, 0); err != nil {
+		return err
+	}
+	return g.Hardware.SetMIG(ctx, uuid, enabled)
+}
+
+func (g gate) Reset(ctx context.Context, uuids ...string) error {
+	for _, uuid := range uuids {
+		if err := g.touch(sim.OpReset, uuid, 0); err != nil {
+			return err
+		}
+	}
+	return g.Hardware.Reset(ctx, uuids...)
+}
+
 // runNVIDIA runs NVIDIA's GPU Operator.
 func (f *fleet) runNVIDIA() {
-	operator := &nodesim.GPUOperator{Client: f.client, Namespace: nvidiaSpace, Clock: f.clock, Tell: func(string, ...any) {}}
+	operator := f.operator()
 	f.background(func(ctx context.Context) { operator.Run(ctx, 500*time.Millisecond) })
+}
+
+func (f *fleet) operator() *nodesim.GPUOperator {
+	return &nodesim.GPUOperator{Client: f.sim, Namespace: nvidiaSpace, Clock: f.clock, Tell: func(string, ...any) {}}
 }

@@ -110,8 +110,8 @@ func Says(p *v1alpha1.GPUSharingPolicy) string {
 		says += fmt.Sprintf(" on %+v", *p.Spec.GPUSelector)
 	}
 	r := p.Spec.Rollout
-	return fmt.Sprintf("%s, %s, maxUnavailable %s, maxFailures %d, paused %v, reboot %s, %s", says, r.Eviction.Mode, r.MaxUnavailable, r.MaxFailures, r.Paused,
-		r.Reboot, p.Spec.DeletionPolicy)
+	return fmt.Sprintf("%s, %s, maxUnavailable %s, maxFailures %d, paused %v, reboot %s, newNodes %s, %d taints, %s", says, r.Eviction.Mode, r.MaxUnavailable,
+		r.MaxFailures, r.Paused, r.Reboot, r.NewNodes, len(p.Spec.Taints), p.Spec.DeletionPolicy)
 }
 
 func sharing(random *rand.Rand) v1alpha1.Sharing {

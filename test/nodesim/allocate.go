@@ -83,3 +83,17 @@ func (n *Node) taken(mine []allocatedDevice, e *endpoint) (taken map[string]bool
 	}
 	return taken, load
 }
+
+// Allocations returns the IDs of the devices that the kubelet has allocated to each pod of the node, by namespace/name.
+func (n *Node) Allocations() map[string][]string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	all := map[string][]string{}
+	for _, state := range n.pods {
+		for _, d := range state.devices {
+			name := state.pod.Namespace + "/" + state.pod.Name
+			all[name] = append(all[name], d.id)
+		}
+	}
+	return all
+}

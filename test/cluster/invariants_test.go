@@ -1,0 +1,421 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster_test
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
+
+	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
+	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
+	"github.com/gpusharing/gpu-sharing-operator/internal/policy"
+	decide "github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/test/history"
+	"github.com/gpusharing/gpu-sharing-operator/test/invariant"
+)
+
+// mostOfAFight is how often the operator may write an object in two hours in which another controller sets back again and again
+// what it writes, mostAtRest in eight hours in which no fault happens, and mostRestarts how often it may evict a workload or
+// restart a program in either.
+const (
+	mostOfAFight = 40
+	mostAtRest   = 60
+	mostRestarts = 12
+)
+
+func equal(a, b any) bool { return equality.Semantic.DeepEqual(a, b) }
+
+// forget begins to count anew.
+func (s *story) forget() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	clear(s.count)
+}
+
+func (s *story) counted() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return fmt.Sprint(s.count)
+}
+
+// bounded looks whether anything was done too often.
+func (s *story) bounded(when string, most int) {
+	s.mu.Lock()
+	count := maps.Clone(s.count)
+	s.mu.Unlock()
+	for _, what := range slices.Sorted(maps.Keys(count)) {
+		limit := most
+		switch {
+		case strings.HasPrefix(what, "evict ") || strings.HasPrefix(what, "restart "):
+			limit = mostRestarts
+		case strings.Contains(what, "/pods/") || strings.HasPrefix(what, "ask ") || strings.HasSuffix(what, "/status"):
+			limit = 4 * most // a trigger for the kubelet, a refused eviction or a report, which disturb nobody
+		}
+		if count[what] > limit {
+			s.breaks("bounded", "%s: %d times %s", what, count[what], when)
+		}
+	}
+}
+
+// evicts looks at an eviction that the controller has asked for.
+func (s *story) evicts(name string, status int) {
+	s.facts.RLock()
+	kind := s.kinds[name]
+	s.facts.RUnlock()
+	var at *place
+	var held []string
+	for _, p := range s.all() {
+		if ids := p.node.Allocations()[users+"/"+name]; ids != nil {
+			at, held = p, ids
+		}
+	}
+	s.mu.Lock()
+	what := "evict " + kind
+	if status >= http.StatusMultipleChoices {
+		what = "ask to evict " + kind
+	}
+	s.count[what]++
+	if status < http.StatusMultipleChoices {
+		s.written.Add(1)
+		s.gone[name] = ""
+		if at != nil {
+			s.gone[name] = at.name
+		}
+	}
+	s.mu.Unlock()
+	if kind == "bystander" {
+		s.breaks("harmless", "%s is evicted, which has no GPU", name)
+	}
+	for _, id := range held {
+		if uuid := at.gpuOf(id); uuid != "" && !s.mayChange(at, uuid) {
+			s.breaks("harmless", "%s is evicted, and no policy selects its GPU %s", name, uuid)
+		}
+	}
+}
+
+// gpuOf is the GPU that a device of the kubelet is a part of: a GPU, a MIG device, or a replica of one of them.
+func (p *place) gpuOf(device string) string {
+	uuid, _, _ := strings.Cut(device, "::")
+	for _, d := range p.devices() {
+		if d.UUID == uuid || slices.ContainsFunc(d.State.Instances, func(i gpu.Instance) bool { return i.UUID == uuid }) {
+			return d.UUID
+		}
+	}
+	return ""
+}
+
+// mayChange reports whether a GPU is the operator's to change: a policy selects it or did, by where it is in the machine, or it is
+// not as it came any more.
+func (s *story) mayChange(p *place, uuid string) bool {
+	s.facts.RLock()
+	defer s.facts.RUnlock()
+	for _, d := range p.devices() {
+		if d.UUID != uuid {
+			continue
+		}
+		if bornAs(d) != p.born[uuid] {
+			return true
+		}
+		for _, index := range []int{d.Index, p.slots[uuid]} {
+			d.Index = index
+			for _, versions := range s.policies {
+				if slices.ContainsFunc(versions, func(v v1alpha1.GPUSharingPolicy) bool { return plan.Matches(v.Spec.GPUSelector, d) }) {
+					return true
+				}
+			}
+		}
+	}
+	return false
+}
+
+// touches looks at what the agent is about to do to a GPU: no policy may have nothing to do with it, and what it takes away must
+// not be in use.
+func (s *story) touches(p *place, op sim.Op, uuid string, instance int) error {
+	if !s.mayChange(p, uuid) {
+		s.breaks("harmless", "GPU %s of %s is changed (%s), which no policy selects", uuid, p.name, op)
+	}
+	if op == sim.OpCreateInstance || op == sim.OpReset {
+		return nil
+	}
+	lost := map[string]bool{uuid: op == sim.OpSetMIG}
+	for _, d := range p.devices() {
+		for _, i := range d.State.Instances {
+			lost[i.UUID] = d.UUID == uuid && (op == sim.OpSetMIG || i.ID == instance)
+		}
+	}
+	for pod, ids := range p.node.Allocations() {
+		for _, id := range ids {
+			device, _, _ := strings.Cut(id, "::")
+			if _, name, _ := strings.Cut(pod, "/"); lost[device] && !s.hasEnded(name) {
+				s.breaks("harmless", "%s of %s is taken from %s (%s)", device, p.name, pod, op)
+			}
+		}
+	}
+	return nil
+}
+
+func (s *story) hasEnded(pod string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_, leaves := s.gone[pod]
+	return s.ends[pod] || leaves
+}
+
+// desired is what a policy desires of a node as it is; an error where it cannot be.
+func (s *story) desired(n *decide.Node, policies []v1alpha1.GPUSharingPolicy) (by *v1alpha1.GPUSharingPolicy, wish policy.Wish, err error) {
+	node := policy.Node{Name: n.Name, Labels: n.Labels, Devices: n.GPU.Status.Devices, Policy: n.GPU.Spec.Policy, Numbering: n.GPU.Spec.Numbering}
+	if by = policy.Rank(policies).Govern(node).By; by != nil {
+		wish, err = policy.Ask(by, node)
+	}
+	return by, wish, err
+}
+
+// differs says how a node differs from what is desired; empty: it does not. The GPUs are looked at, not what is reported of them.
+func (s *story) differs(p *place, n *decide.Node, wish policy.Wish) string {
+	has := maps.Clone(n.Allocatable)
+	maps.DeleteFunc(has, func(_ string, count int64) bool { return count == 0 })
+	if !maps.Equal(has, wish.Config.Resources) {
+		return fmt.Sprintf("it advertises %v and not %v", has, wish.Config.Resources)
+	}
+	desired := map[string]v1alpha1.DeviceSharing{}
+	for _, w := range wish.Devices {
+		desired[w.UUID] = w.Sharing
+	}
+	for _, d := range p.devices() {
+		is, want := plan.Observed(d), desired[d.UUID]
+		for _, reported := range n.GPU.Status.Devices {
+			if reported.UUID == d.UUID {
+				is.MPS = reported.Sharing.MPS
+			}
+		}
+		if _, selected := desired[d.UUID]; selected && !plan.Same(want, is) {
+			return fmt.Sprintf("GPU %d is %+v and not %+v", d.Index, is, want)
+		} else if !selected && bornAs(d) != p.born[d.UUID] {
+			return fmt.Sprintf("GPU %d, which is not selected, is %+v and came as %+v", d.Index, bornAs(d), p.born[d.UUID])
+		}
+	}
+	return ""
+}
+
+// truthful looks whether what is said of each policy and each node at rest is so.
+func (s *story) truthful() {
+	w := s.world()
+	for i := range w.Policies {
+		p := &w.Policies[i]
+		ready := condition.IsTrueAt(p.Status.Conditions, v1alpha1.ConditionReady, p.Generation)
+		for j := range w.Nodes {
+			n := &w.Nodes[j]
+			if by, wish, err := s.desired(n, w.Policies); ready && by != nil && by.Name == p.Name {
+				if problem := s.differs(s.places[n.Name], n, wish); err != nil || problem != "" {
+					s.breaks("truth", "policy %s is Ready, and node %s is not (%v): %s", p.Name, n.Name, err, problem)
+				}
+			}
+		}
+		if c, _ := condition.Find(p.Status.Conditions, v1alpha1.ConditionReady); c.ObservedGeneration != p.Generation {
+			s.breaks("truth", "policy %s is of generation %d, and its status of %d", p.Name, p.Generation, c.ObservedGeneration)
+		}
+		for _, pending := range p.Status.Pending {
+			if problem := s.untrue(p, pending); problem != "" {
+				s.breaks("truth", "node %s under policy %s, %s (%s), at rest: %s: %s", pending.Node, p.Name, pending.State, pending.Reason, problem, pending.Message)
+			}
+		}
+	}
+}
+
+// untrue says why the reason of a node that waits at rest is none; empty: it is one.
+func (s *story) untrue(by *v1alpha1.GPUSharingPolicy, n v1alpha1.PendingNode) string {
+	p := s.places[n.Node]
+	if p == nil {
+		return "there is no such node"
+	}
+	switch n.Reason {
+	case v1alpha1.ReasonWaitingForBudget, v1alpha1.ReasonWaitingForFirst:
+		return "nothing goes on that it could wait for"
+	case v1alpha1.ReasonAgentNotReporting:
+		if !p.off && !p.down.Load() {
+			return "the agent is Ready"
+		}
+	case v1alpha1.ReasonPaused:
+		if !by.Spec.Rollout.Paused {
+			return "it is not paused"
+		}
+	case v1alpha1.ReasonRolloutHalted:
+		if by.Status.Nodes.Failed < by.Spec.Rollout.MaxFailures {
+			return fmt.Sprintf("%d failed and %d may", by.Status.Nodes.Failed, by.Spec.Rollout.MaxFailures)
+		}
+	case v1alpha1.ReasonDRADriverActive:
+		if !s.shared(n.Node) {
+			return "nobody else offers the GPUs"
+		}
+	case v1alpha1.ReasonSlicerActive, v1alpha1.ReasonDriverUpgrade, v1alpha1.ReasonNodeMaintenance:
+		return "there is no such thing in this cluster"
+	case v1alpha1.ReasonGPUInUse, v1alpha1.ReasonDrainTimedOut:
+		named := func(o corev1.Pod) bool { return strings.Contains(n.Message, o.Namespace+"/"+o.Name) }
+		if !slices.ContainsFunc(s.podsOn(n.Node), named) && !strings.Contains(n.Message, "process ") {
+			return "no pod that it names is there"
+		}
+	}
+	return ""
+}
+
+// shared reports whether NVIDIA's DRA driver offers the GPUs of a node.
+func (s *story) shared(node string) bool {
+	return slices.ContainsFunc(s.podsOn(node), func(p corev1.Pod) bool { return decide.OffersGPUs(&p) })
+}
+
+// progressed: every machine that runs is as its policy desires, whatever became of the others.
+func (s *story) progressed() {
+	w := s.world()
+	for i := range w.Nodes {
+		n := &w.Nodes[i]
+		p := s.places[n.Name]
+		by, wish, err := s.desired(n, w.Policies)
+		if p.off || by == nil || err != nil || s.shared(n.Name) {
+			continue
+		}
+		pending := slices.IndexFunc(by.Status.Pending, func(o v1alpha1.PendingNode) bool { return o.Node == n.Name })
+		said := ""
+		if pending >= 0 {
+			o := by.Status.Pending[pending]
+			if o.Reason == v1alpha1.ReasonGPUMissing {
+				continue
+			}
+			said = fmt.Sprintf("%s (%s): %s", o.State, o.Reason, o.Message)
+		}
+		if problem := cmp.Or(s.differs(p, n, wish), said); problem != "" {
+			s.breaks("progress", "node %s under policy %s: %s; %s", n.Name, by.Name, problem, said)
+		}
+		if slices.ContainsFunc(n.Taints, func(t corev1.Taint) bool { return t.Key == v1alpha1.TaintChanging }) || n.Annotations[v1alpha1.AnnotationPaused] != "" {
+			s.breaks("progress", "node %s is left tainted or with NVIDIA's clients paused (%s)", n.Name, said)
+		}
+	}
+}
+
+// restored: without policies everything is as it was before the operator, or the GPUNode reports what is not.
+func (s *story) restored() {
+	w := s.world()
+	before := s.before
+	before.Nodes = slices.Clone(before.Nodes)
+	excused := false
+	for i := range w.Nodes {
+		n := &w.Nodes[i]
+		p := s.places[n.Name]
+		if n.GPU.Annotations[v1alpha1.AnnotationWaiting] != "" || p.off {
+			before.Nodes = slices.DeleteFunc(before.Nodes, func(o decide.Node) bool { return o.Name == n.Name })
+			excused = true
+			continue
+		}
+		if problem := s.unrestored(p, n); problem != "" {
+			s.breaks("restore", "node %s: %s; nothing says so", n.Name, problem)
+		}
+	}
+	for i := range before.Nodes { // the GPUs of a machine may be others, and fewer
+		for _, n := range w.Nodes {
+			if n.Name == before.Nodes[i].Name {
+				before.Nodes[i].Allocatable = n.Allocatable
+			}
+		}
+	}
+	for _, problem := range invariant.Broken(before, w, s.everEvicted()...) {
+		if !s.writtenByOthers(problem) {
+			s.breaks("restore", "%s", problem)
+		}
+	}
+	cluster := theClusterPolicy()
+	s.Expect(s.client.Get(s.t.Context(), client.ObjectKeyFromObject(cluster), cluster)).To(Succeed())
+	name, _, _ := unstructured.NestedString(cluster.Object, "spec", "devicePlugin", "config", "name")
+	strategy, _, _ := unstructured.NestedString(cluster.Object, "spec", "mig", "strategy")
+	if !excused && (name != "" || strategy != "single") {
+		s.breaks("restore", "the ClusterPolicy names the ConfigMap %q and the strategy %q, and named none and single", name, strategy)
+	}
+}
+
+func (s *story) everEvicted() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var names []string
+	for name := range s.ends {
+		names = append(names, users+"/"+name)
+	}
+	return names
+}
+
+// writtenByOthers reports whether a problem is about what another controller has written.
+func (s *story) writtenByOthers(problem string) bool {
+	node, what, _ := strings.Cut(problem, ": ")
+	for written := range s.theirs {
+		of, label, _ := strings.Cut(written, " ")
+		if of == node && (strings.Contains(what, label) || label == v1alpha1.LabelConfig && strings.Contains(what, "the label selects")) {
+			return true
+		}
+	}
+	return false
+}
+
+// unrestored says how a node differs from what it was before the operator; empty: it does not.
+func (s *story) unrestored(p *place, n *decide.Node) string {
+	for _, label := range []string{v1alpha1.LabelConfig, v1alpha1.LabelMIGManager, v1alpha1.LabelMIGConfig, v1alpha1.LabelOverridden} {
+		if is := n.Labels[label]; is != p.labels[label] && !s.theirs[n.Name+" "+label] && (label != v1alpha1.LabelMIGManager || is != "true") {
+			return fmt.Sprintf("label %s is %q and was %q", label, is, p.labels[label])
+		}
+	}
+	for name, value := range n.Annotations {
+		if strings.HasPrefix(name, v1alpha1.Group+"/") && name != v1alpha1.AnnotationClient && !s.theirs[n.Name+" "+name] {
+			return fmt.Sprintf("annotation %s is left: %q", name, value)
+		}
+	}
+	for _, t := range n.Taints {
+		if (t.Key == history.Taint().Key || strings.HasPrefix(t.Key, v1alpha1.Group+"/")) && !s.theirs[n.Name+" "+v1alpha1.AnnotationTaints] {
+			return fmt.Sprintf("taint %s is left", t.Key)
+		}
+	}
+	for _, d := range p.devices() {
+		if is, born := bornAs(d), p.born[d.UUID]; is != born {
+			return fmt.Sprintf("GPU %d (%s) is %+v and came as %+v", d.Index, d.UUID, is, born)
+		}
+		if d.State.ComputeMode != gpu.ComputeDefault {
+			return fmt.Sprintf("GPU %d is in compute mode %s", d.Index, d.State.ComputeMode)
+		}
+	}
+	feature := ourNodeFeature(n.Name)
+	switch {
+	case s.client.Get(s.t.Context(), client.ObjectKeyFromObject(feature), feature) == nil:
+		return "our NodeFeature is left"
+	case n.GPU.Spec.Baseline != nil || len(n.GPU.Spec.Devices) > 0:
+		return fmt.Sprintf("GPUNode.spec is not empty: %+v", n.GPU.Spec)
+	}
+	return ""
+}
+
+// repair ends what others have done to a node and would not leave so.
+func (s *story) repair() {
+	for _, p := range s.all() {
+		s.changeNode(p.name, func(n *corev1.Node) {
+			for _, label := range []string{"nvidia.com/gpu.deploy.device-plugin", "nvidia.com/gpu.deploy.gpu-feature-discovery", v1alpha1.LabelClient} {
+				if n.Labels[label] == "false" {
+					delete(n.Labels, label) // NVIDIA's operator sets it again
+				}
+			}
+			if n.Labels[v1alpha1.LabelConfig] == "theirs" { // there is no such config
+				delete(n.Labels, v1alpha1.LabelConfig)
+			}
+			if n.Labels[v1alpha1.LabelMIGConfigState] == "pending" {
+				delete(n.Labels, v1alpha1.LabelMIGConfigState)
+			}
+		})
+	}
+}

@@ -1,0 +1,445 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"path"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
+	hostfake "github.com/gpusharing/gpu-sharing-operator/internal/host/fake"
+	"github.com/gpusharing/gpu-sharing-operator/test/history"
+	"github.com/gpusharing/gpu-sharing-operator/test/nodesim"
+)
+
+// story is a history as it takes place: a fleet whose time passes as fast as something happens.
+type story struct {
+	*fleet
+
+	random   *rand.Rand
+	operator *nodesim.GPUOperator
+	passes   atomic.Int64 // of the controller
+	written  atomic.Int64 // writes of everything but the test itself
+	told     []string
+	serial   int
+	fights   []func() bool   // other controllers that set something again and again
+	theirs   map[string]bool // node and label or annotation that another controller has written
+	backup   []client.Object
+
+	facts    sync.RWMutex // guards what follows, the machines, and born and slots of the places
+	places   map[string]*place
+	policies map[string][]v1alpha1.GPUSharingPolicy // all that a policy ever was, by name
+	kinds    map[string]string                      // of the pods of users, by name
+
+	mu     sync.Mutex // guards what follows
+	count  map[string]int
+	broken string
+	gone   map[string]string // pods of users that the controller has evicted since the last round, with their nodes
+	ends   map[string]bool   // and all of them
+}
+
+// place is a machine with what happens to it.
+type place struct {
+	*machine
+
+	off, lost  bool
+	halt, stop func() // ends the kubelet, and the agent
+	born       map[string]born
+	slots      map[string]int // by UUID: where in the machine the GPU is
+}
+
+// born is how a GPU was when it came into the machine.
+type born struct {
+	mig       bool
+	instances string
+}
+
+func bornAs(d gpu.Device) born {
+	var profiles []string
+	for _, i := range d.State.Instances {
+		profiles = append(profiles, i.Profile)
+	}
+	slices.Sort(profiles)
+	return born{mig: d.State.MIG, instances: strings.Join(profiles, ",")}
+}
+
+// newStory makes the cluster of a seed on the API server of a site, which it leaves empty.
+func newStory(t *testing.T, site *fleet, seed uint64) *story {
+	t.Helper()
+	f := *site
+	f.t, f.WithT, f.clock, f.dir = t, NewWithT(t), &skewed{}, t.TempDir()
+	s := &story{
+		fleet: &f, random: rand.New(rand.NewPCG(seed, 0)), places: map[string]*place{}, policies: map[string][]v1alpha1.GPUSharingPolicy{},
+		kinds: map[string]string{}, theirs: map[string]bool{}, count: map[string]int{}, gone: map[string]string{}, ends: map[string]bool{},
+	}
+	t.Cleanup(s.empty)
+	watched := func(c *rest.Config, note func(*http.Request, int, string)) *rest.Config {
+		c = rest.CopyConfig(c)
+		c.Wrap(func(next http.RoundTripper) http.RoundTripper { return noting{next, note} })
+		return c
+	}
+	f.controller = watched(site.controller, s.note)
+	f.agents = watched(site.cluster.Config, s.wrote)
+	var err error
+	f.sim, err = client.New(watched(site.cluster.Config, s.wrote), client.Options{Scheme: f.cluster.Scheme})
+	f.Expect(err).NotTo(HaveOccurred())
+	f.paces = &paced{skewed: f.clock, looks: &s.passes}
+	s.operator = f.operator()
+
+	random := rand.New(rand.NewPCG(seed, 2))
+	f.Expect(f.client.Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: clockNode}})).To(Succeed())
+	f.apply(clusterPolicy)
+	f.record = newRecord(&f)
+	for i := range []int{1, 1, 2, 2, 3}[random.IntN(5)] {
+		s.join(fmt.Sprintf("n%d", i), random)
+	}
+	f.leader = f.lead()
+	s.until("every node is discovered", func() bool { s.round(); return f.discovered() })
+	f.before = f.world()
+	s.create(history.Policies(random))
+	return s
+}
+
+// clockNode is a node without GPUs. Its label wakes the controller.
+const clockNode = "clock"
+
+// paced is the clock of the controller, which looks at it once when a pass begins.
+type paced struct {
+	*skewed
+
+	looks *atomic.Int64
+}
+
+func (p *paced) Now() time.Time {
+	p.looks.Add(1)
+	return p.skewed.Now()
+}
+
+// noting tells of each request that the API server has answered.
+type noting struct {
+	http.RoundTripper
+
+	note func(r *http.Request, status int, answer string)
+}
+
+func (n noting) RoundTrip(r *http.Request) (*http.Response, error) {
+	answer, err := n.RoundTripper.RoundTrip(r)
+	if err != nil || r.Method == http.MethodGet {
+		return answer, err
+	}
+	text := ""
+	if answer.StatusCode >= http.StatusMultipleChoices {
+		body, _ := io.ReadAll(answer.Body)
+		_ = answer.Body.Close()
+		answer.Body, text = io.NopCloser(bytes.NewReader(body)), string(body)
+	}
+	n.note(r, answer.StatusCode, text)
+	return answer, nil
+}
+
+func (s *story) wrote(_ *http.Request, status int, _ string) {
+	if status < http.StatusMultipleChoices {
+		s.written.Add(1)
+	}
+}
+
+// note counts what the controller does.
+func (s *story) note(r *http.Request, status int, answer string) {
+	parts := strings.Split(strings.TrimPrefix(r.URL.Path, "/"), "/")
+	if slices.Contains(parts, "events") || slices.Contains(parts, "leases") {
+		return
+	}
+	name := path.Base(r.URL.Path)
+	if name == "eviction" {
+		s.evicts(parts[len(parts)-2], status)
+		return
+	}
+	switch {
+	case status == http.StatusForbidden || status == http.StatusUnprocessableEntity:
+		s.breaks("harmless", "the API server denies the controller %s %s: %s", r.Method, r.URL.Path, answer)
+		return
+	case status >= http.StatusMultipleChoices:
+		return
+	}
+	s.written.Add(1)
+	what := r.Method + " " + strings.Join(parts[2:], "/")
+	if r.Method == http.MethodDelete && slices.Contains(parts, "pods") {
+		what = "restart " + name[:max(0, strings.LastIndex(name, "-"))]
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.count[what]++
+}
+
+// join adds a node, which boots.
+func (s *story) join(name string, random *rand.Rand) {
+	s.t.Helper()
+	one := func(in int) bool { return random.IntN(in) == 0 }
+	models := []sim.Model{[]sim.Model{sim.A100, sim.A100, sim.H100, sim.T4}[random.IntN(4)]}
+	for !one(2) && len(models) < 3 {
+		models = append(models, models[0])
+	}
+	labels := map[string]string{history.PoolLabel: []string{"a", "b"}[random.IntN(2)]}
+	if one(3) {
+		labels["team.example/label"] = "research"
+	}
+	if one(2) {
+		labels[v1alpha1.LabelMIGManager] = "true"
+	}
+	s.serial++
+	p := &place{machine: newMachine(s.fleet, name, labels, models...), born: map[string]born{}, slots: map[string]int{}}
+	p.hardware.Update(func(n *sim.Node) {
+		for i := range n.GPUs {
+			n.GPUs[i].UUID = fmt.Sprintf("%s-%d", n.GPUs[i].UUID[:len(n.GPUs[i].UUID)-2], 10+s.serial) // another machine of that name
+			n.GPUs[i].NoReset = n.GPUs[i].NoReset || len(models) == 1 && name == "n0" && s.serial%6 == 0
+		}
+	})
+	if len(models) == 1 && models[0] != sim.T4 && one(4) {
+		s.Expect(p.hardware.SetMIG(s.t.Context(), p.devices()[0].UUID, true)).To(Or(Succeed(), MatchError(gpu.ErrResetRequired)))
+		p.hardware.Update(func(n *sim.Node) { n.GPUs[0].MIG, n.GPUs[0].PendingMIG = true, true })
+		at := p.devices()[0].Profiles[0]
+		for _, o := range p.devices()[0].Profiles {
+			if strings.HasPrefix(o.Name, "2g.") && !strings.Contains(o.Name, "+") {
+				at = o
+			}
+		}
+		s.Expect(p.hardware.CreateInstance(s.t.Context(), p.devices()[0].UUID, at.Name, gpu.Placement{Start: at.Starts[0], Size: at.Size})).To(Succeed())
+	}
+	p.touches = func(op sim.Op, uuid string, instance int) error { return s.touches(p, op, uuid, instance) }
+	s.facts.Lock()
+	p.remember()
+	s.places[name] = p
+	s.machines = append(s.machines, p.machine)
+	s.facts.Unlock()
+	s.boots(p)
+	s.tell("node %s: %v, %v, %v", name, models, bornAs(p.devices()[0]), labels)
+}
+
+func (p *place) devices() []gpu.Device {
+	var devices []gpu.Device
+	p.hardware.Update(func(n *sim.Node) { devices = n.Observe().Devices })
+	return devices
+}
+
+// remember notes where each GPU is, and how it was when it came.
+func (p *place) remember() {
+	for _, d := range p.devices() {
+		if _, known := p.slots[d.UUID]; !known {
+			p.slots[d.UUID], p.born[d.UUID] = d.Index, bornAs(d)
+		}
+	}
+}
+
+// all are the places by name.
+func (s *story) all() []*place {
+	s.facts.RLock()
+	defer s.facts.RUnlock()
+	var all []*place
+	for _, m := range s.machines {
+		all = append(all, s.places[m.name])
+	}
+	return all
+}
+
+func (s *story) some(random *rand.Rand) *place {
+	all := s.all()
+	return all[random.IntN(len(all))]
+}
+
+func (s *story) tell(format string, args ...any) {
+	s.told = append(s.told, fmt.Sprintf("%s %s", s.clock.Now().UTC().Format("15:04:05"), fmt.Sprintf(format, args...)))
+}
+
+// breaks notes that an invariant does not hold. The first one counts.
+func (s *story) breaks(invariant, format string, args ...any) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.broken == "" {
+		s.broken = invariant + ": " + fmt.Sprintf(format, args...)
+	}
+}
+
+func (s *story) isBroken() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.broken
+}
+
+// until plays rounds until something is so. What never comes breaks progress.
+func (s *story) until(what string, is func() bool) {
+	for range 200 {
+		if is() {
+			return
+		}
+		s.clock.skip(time.Second)
+	}
+	s.breaks("progress", "%s does not come", what)
+}
+
+// answerWithin is how long a controller may take for a reconcile, on a busy machine.
+const answerWithin = 20 * time.Second
+
+// round lets everybody act once: the machines, NVIDIA's operator, the agents, and then the controller. It reports whether anybody
+// has written anything.
+func (s *story) round() (active bool) {
+	before := s.written.Load()
+	looks, passes := map[string]int64{}, s.passes.Load()
+	for _, p := range s.all() {
+		looks[p.name] = p.looks.Load()
+		if !p.off && p.reboots.Asked() > 0 {
+			s.rebooted(p)
+		}
+		if !p.off {
+			p.serveMPS(s.t.Context())
+			_ = p.node.Pass(s.t.Context()) // a conflict is tried again in the next round
+		}
+	}
+	_ = s.operator.Pass(s.t.Context())
+	s.comeBack()
+	s.wake()
+	deadline := time.Now().Add(answerWithin)
+	for _, answered := range []func() bool{
+		func() bool { return s.passes.Load() > passes },
+		func() bool {
+			return !slices.ContainsFunc(s.all(), func(p *place) bool { return !p.off && !p.down.Load() && p.looks.Load() == looks[p.name] })
+		},
+	} {
+		s.poll(deadline, answered)
+	}
+	return s.written.Load() != before
+}
+
+// poll looks every few milliseconds whether something is so.
+func (s *story) poll(deadline time.Time, is func() bool) {
+	ticker := time.NewTicker(5 * time.Millisecond)
+	defer ticker.Stop()
+	for !is() && time.Now().Before(deadline) && s.t.Context().Err() == nil {
+		<-ticker.C
+	}
+}
+
+func (s *story) wake() {
+	s.t.Helper()
+	s.label(clockNode, "test.example/clock", fmt.Sprint(s.clock.Now().UnixNano()))
+}
+
+// rounds lets so many rounds follow one another.
+func (s *story) rounds(n int, random *rand.Rand) {
+	for range n {
+		if s.isBroken() != "" {
+			return
+		}
+		s.round()
+		s.clock.skip(time.Duration(1+random.IntN(3)) * time.Second)
+	}
+}
+
+// rest lets time pass until nothing goes on, or for a time. It reports whether it came to rest.
+func (s *story) rest(horizon time.Duration, most int) bool {
+	steps := []time.Duration{5 * time.Second, 25 * time.Second, 2 * time.Minute, 8 * time.Minute, 20 * time.Minute, time.Hour, 3 * time.Hour}
+	end := s.clock.Now().Add(horizon)
+	for idle, next := 0, 0; most > 0; most-- {
+		fought := s.fought()
+		if s.isBroken() != "" || s.clock.Now().After(end) {
+			return true
+		}
+		switch active := s.round(); {
+		case active || fought:
+			idle, next = 0, 0
+			s.clock.skip(time.Second)
+		case idle == 0: // the writes of the last pass may have come after its round
+			idle++
+		case next == len(steps):
+			return true
+		default:
+			s.clock.skip(steps[next])
+			idle = 0
+			next++
+		}
+	}
+	return false
+}
+
+// fought lets the other controllers look again.
+func (s *story) fought() (changed bool) {
+	for _, again := range s.fights {
+		changed = again() || changed
+	}
+	return changed
+}
+
+// boots starts a machine with its agent.
+func (s *story) boots(p *place) {
+	p.off = false
+	p.reboots = &hostfake.Rebooter{Boot: func() {}}
+	p.halt = p.boot(s.fleet)
+	s.startAgent(p)
+}
+
+func (s *story) startAgent(p *place) {
+	p.down.Store(false)
+	mgr := s.manager(s.agents, func(*manager.Options) {})
+	p.agent(s.fleet, mgr, 150*time.Millisecond)
+	p.stop = s.background(func(ctx context.Context) { _ = mgr.Start(ctx) })
+}
+
+// halts switches a machine off.
+func (s *story) halts(p *place) {
+	p.stop()
+	p.halt()
+	p.off = true
+}
+
+// empty removes everything from the API server, for the next history.
+func (s *story) empty() {
+	ctx, f := context.Background(), s.fleet
+	nodeFeatures := &unstructured.UnstructuredList{}
+	nodeFeatures.SetGroupVersionKind(schema.GroupVersionKind{Group: "nfd.k8s-sigs.io", Version: "v1alpha1", Kind: "NodeFeatureList"})
+	clusterPolicies := &unstructured.UnstructuredList{}
+	clusterPolicies.SetGroupVersionKind(schema.GroupVersionKind{Group: "nvidia.com", Version: "v1", Kind: "ClusterPolicyList"})
+	for _, list := range []client.ObjectList{
+		&v1alpha1.GPUSharingPolicyList{}, &v1alpha1.GPUNodeList{}, &appsv1.DaemonSetList{}, &policyv1.PodDisruptionBudgetList{}, nodeFeatures,
+		clusterPolicies, &corev1.PodList{}, &corev1.ConfigMapList{}, &corev1.NodeList{},
+	} {
+		if err := f.client.List(ctx, list); err != nil {
+			f.t.Errorf("emptying the cluster: %v", err)
+			continue
+		}
+		for _, o := range objects(list) {
+			if strings.HasPrefix(o.GetNamespace(), "kube-") || o.GetName() == "kube-root-ca.crt" {
+				continue
+			}
+			if len(o.GetFinalizers()) > 0 {
+				_ = f.client.Patch(ctx, o, client.RawPatch("application/merge-patch+json", []byte(`{"metadata":{"finalizers":null}}`)))
+			}
+			if err := client.IgnoreNotFound(f.client.Delete(ctx, o, client.GracePeriodSeconds(0))); err != nil {
+				f.t.Errorf("emptying the cluster: %v", err)
+			}
+		}
+	}
+}
