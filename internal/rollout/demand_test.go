@@ -35,6 +35,12 @@ func TestWaitingPodsAreComparedOnce(t *testing.T) {
 			}
 		}
 	}
+	again := pod(0, map[string]string{"pool": "1", "host": "6"}, 4)
+	d, _ := demandOf(again)
+	g.Expect(testing.AllocsPerRun(10, func() {
+		i.policiesFor(again, d)
+		i.isMet(again, d)
+	})).To(BeZero(), "nodes are not looked at again")
 	g.Expect(i.waiting).To(HaveLen(3))
 	g.Expect(i.met).To(HaveLen(2), "no policy has a node of the pool h100")
 	g.Expect(i.admitting(pod(0, map[string]string{"pool": "h100"}, 1))).To(BeEmpty())

@@ -8,6 +8,12 @@ import (
 	"time"
 
 	. "github.com/onsi/gomega"
+	resourcev1 "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	decide "github.com/gpusharing/gpu-sharing-operator/internal/rollout"
 )
 
 // TestFaults strikes rollouts where only a real API server, real caches and real agents show what becomes of it. What is
@@ -33,6 +39,17 @@ func TestFaults(t *testing.T) {
 		f.ready()
 		f.Expect(f.record.account().most).To(Equal(1))
 	})
+	f.step("NVIDIA's DRA driver offers the GPUs of a node, and shows by its ResourceSlice alone", func() {
+		slice := draSlice("n02")
+		f.Expect(f.client.Create(t.Context(), slice)).To(Succeed())
+		f.Eventually(func() string { return f.waits("n02") }, time.Minute, pollEvery).Should(And(HavePrefix(v1alpha1.ReasonDRADriverActive), ContainSubstring("ResourceSlice "+slice.Name)))
+		f.policy(timeSlicing("3"), "{maxUnavailable: 1}")
+		f.Eventually(func() bool { return f.key("n01") == f.key("n03") && f.key("n01") != f.key("n02") }, time.Minute, pollEvery).Should(BeTrue())
+		f.Expect(f.client.Delete(t.Context(), slice)).To(Succeed())
+		f.Eventually(func() string { return f.waits("n02") }, time.Minute, pollEvery).Should(ContainSubstring("takes the node over at"))
+		f.later(6 * time.Minute)
+		f.ready()
+	})
 	f.step("the API server is away for a minute", func() {
 		f.policy(timeSlicing("4"), "{maxUnavailable: 1}")
 		f.tainted()
@@ -42,6 +59,29 @@ func TestFaults(t *testing.T) {
 		f.record.resume()
 		f.ready()
 	})
+}
+
+// draSlice is the ResourceSlice in which NVIDIA's DRA driver offers a GPU of a node.
+func draSlice(node string) *resourcev1.ResourceSlice {
+	return &resourcev1.ResourceSlice{
+		ObjectMeta: metav1.ObjectMeta{Name: "dra-" + node},
+		Spec: resourcev1.ResourceSliceSpec{
+			Driver: decide.DRADriver, NodeName: &node, Pool: resourcev1.ResourcePool{Name: node, ResourceSliceCount: 1}, Devices: []resourcev1.Device{{Name: "gpu-0"}},
+		},
+	}
+}
+
+// waits is the reason and the message of a node that the policy lists as pending; empty: it does not.
+func (f *fleet) waits(node string) string {
+	f.t.Helper()
+	p := &v1alpha1.GPUSharingPolicy{}
+	f.Expect(f.client.Get(f.t.Context(), types.NamespacedName{Name: "research"}, p)).To(Succeed())
+	for _, n := range p.Status.Pending {
+		if n.Node == node {
+			return n.Reason + ": " + n.Message
+		}
+	}
+	return ""
 }
 
 // tainted waits until some node is, and is content if the rollout is over.

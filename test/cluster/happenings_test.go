@@ -4,7 +4,6 @@
 package cluster_test
 
 import (
-	"context"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -764,20 +763,28 @@ func (s *story) breaksEvent(random *rand.Rand) {
 	s.tell("the device plugin of %s cannot read the GPUs: %v", p.name, p.deaf.Load())
 }
 
-// draEvent lets the kubelet plugin of NVIDIA's DRA driver come to a node, or restart: for a moment there is none.
+// draEvent lets NVIDIA's DRA driver come to a node, or restart: for a moment neither a pod nor a ResourceSlice shows it.
 func (s *story) draEvent(random *rand.Rand) {
 	p := s.some(random)
-	pod := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Namespace: nvidiaSpace, Name: "dra-" + p.name, Labels: map[string]string{decide.DRALabels()[0]: "kubelet-plugin"}},
-		Spec:       corev1.PodSpec{NodeName: p.name, Containers: []corev1.Container{{Name: "gpus", Image: "example.invalid/dra"}}},
+	var sign client.Object = draSlice(p.name)
+	if random.IntN(2) == 0 {
+		sign = draPod(p.name)
 	}
-	if s.deleted(pod.DeepCopy()) {
-		s.tell("the pod of NVIDIA's DRA driver of %s ends", p.name)
+	had := s.deleted(draSlice(p.name))
+	if had = s.deleted(draPod(p.name)) || had; had {
+		s.tell("NVIDIA's DRA driver of %s ends", p.name)
 		s.rounds(1+random.IntN(3), random)
 	}
 	if random.IntN(3) > 0 && !p.off {
-		s.Eventually(func() error { return s.client.Create(context.Background(), pod.DeepCopy()) }, time.Minute, pollEvery).
+		s.Eventually(func() error { return s.client.Create(s.t.Context(), sign.DeepCopyObject().(client.Object)) }, time.Minute, pollEvery).
 			Should(Or(Succeed(), Satisfy(apierrors.IsAlreadyExists)))
-		s.tell("the pod of NVIDIA's DRA driver of %s runs", p.name)
+		s.tell("NVIDIA's DRA driver of %s runs, which shows by a %T", p.name, sign)
+	}
+}
+
+func draPod(node string) *corev1.Pod {
+	return &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: nvidiaSpace, Name: "dra-" + node, Labels: map[string]string{decide.DRALabels()[0]: "kubelet-plugin"}},
+		Spec:       corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{Name: "gpus", Image: "example.invalid/dra"}}},
 	}
 }

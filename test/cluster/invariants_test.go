@@ -274,7 +274,9 @@ func (s *story) untrue(by *v1alpha1.GPUSharingPolicy, n v1alpha1.PendingNode) st
 
 // shared reports whether NVIDIA's DRA driver offers the GPUs of a node.
 func (s *story) shared(node string) bool {
-	return slices.ContainsFunc(s.podsOn(node), func(p corev1.Pod) bool { return decide.OffersGPUs(&p) })
+	slice := draSlice(node)
+	return s.client.Get(s.t.Context(), client.ObjectKeyFromObject(slice), slice) == nil ||
+		slices.ContainsFunc(s.podsOn(node), func(p corev1.Pod) bool { return decide.OffersGPUs(&p) })
 }
 
 // progressed: every machine that runs is as its policy desires, whatever became of the others.

@@ -22,6 +22,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -423,7 +424,7 @@ func (s *story) empty() {
 	clusterPolicies := &unstructured.UnstructuredList{}
 	clusterPolicies.SetGroupVersionKind(schema.GroupVersionKind{Group: "nvidia.com", Version: "v1", Kind: "ClusterPolicyList"})
 	for _, list := range []client.ObjectList{
-		&v1alpha1.GPUSharingPolicyList{}, &v1alpha1.GPUNodeList{}, &appsv1.DaemonSetList{}, &policyv1.PodDisruptionBudgetList{}, nodeFeatures,
+		&v1alpha1.GPUSharingPolicyList{}, &v1alpha1.GPUNodeList{}, &appsv1.DaemonSetList{}, &resourcev1.ResourceSliceList{}, &policyv1.PodDisruptionBudgetList{}, nodeFeatures,
 		clusterPolicies, &corev1.PodList{}, &corev1.ConfigMapList{}, &corev1.NodeList{},
 	} {
 		if err := f.client.List(ctx, list); err != nil {
