@@ -62,6 +62,7 @@ type fleet struct {
 	agents     *rest.Config     // that of the agents
 	clock      *skewed
 	paces      clock.PassiveClock // the clock of the controller of rollouts
+	stamps     clock.PassiveClock // the clock that is compared with the times which the API server writes
 	dir        string
 	machines   []*machine
 	record     *record
@@ -85,6 +86,13 @@ func (s *skewed) Now() time.Time {
 }
 
 func (s *skewed) Since(t time.Time) time.Duration { return s.Now().Sub(t) }
+
+// skipped is how far the clock is ahead.
+func (s *skewed) skipped() time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.ahead
+}
 
 func (s *skewed) skip(d time.Duration) {
 	s.mu.Lock()
@@ -133,7 +141,7 @@ func newSite(t *testing.T) *fleet {
 	f.controller, err = f.cluster.ConfigAs(t.Context(), env.Identity{Namespace: ownNamespace, ServiceAccount: "gpu-sharing-controller"})
 	f.Expect(err).NotTo(HaveOccurred())
 	f.controller.QPS = -1
-	f.sim, f.agents, f.paces = f.client, f.cluster.Config, f.clock
+	f.sim, f.agents, f.paces, f.stamps = f.client, f.cluster.Config, f.clock, f.clock
 	return f
 }
 
@@ -180,7 +188,7 @@ func (f *fleet) lead() (stop func()) {
 	f.Expect(gpunode.New(mgr.GetClient(), selector, clock.RealClock{}).Register(mgr)).To(Succeed())
 	f.Expect(rollout.New(mgr.GetClient(), rollout.Options{
 		Reader: mgr.GetAPIReader(), Clock: f.paces, Events: mgr.GetEventRecorder("controller"), Namespace: ownNamespace,
-		Wiring: wiring.New(mgr.GetClient(), mgr.GetAPIReader(), f.clock, wiring.StandAlone{}),
+		Wiring: wiring.New(mgr.GetClient(), mgr.GetAPIReader(), f.stamps, wiring.StandAlone{}),
 	}).Register(f.t.Context(), mgr)).To(Succeed())
 	return f.background(func(ctx context.Context) { _ = mgr.Start(ctx) })
 }

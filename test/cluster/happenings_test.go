@@ -499,7 +499,9 @@ func (s *story) fightEvent(random *rand.Rand) {
 	s.tell("another controller sets again and again: %s", what)
 	s.forget()
 	s.fights = append(s.fights, again)
+	s.fighting.Store(true)
 	s.rest(2*time.Hour, 120)
+	s.fighting.Store(false)
 	s.fights = nil
 	s.bounded("while another controller set again and again "+what, mostOfAFight)
 	s.tell("and stops")

@@ -33,7 +33,7 @@ import (
 //	CLUSTER_HISTORY=<history>    only this one, or the one of this seed
 //	CLUSTER_SHRINK=1             and the shortest one that still breaks the same invariant
 func TestHistories(t *testing.T) {
-	const usual = 24
+	const usual = 20
 	site := newSite(t)
 	if text := os.Getenv("CLUSTER_HISTORY"); text != "" {
 		h, err := history.Parse(text, kinds())
@@ -139,6 +139,7 @@ func (s *story) faultsEnd() {
 // settles ends the users, edits the policies so that what failed is tried again, and looks whether every node gets there.
 func (s *story) settles() {
 	s.tell("the users leave, and the policies are edited")
+	s.record.begin()
 	for _, p := range s.all() {
 		p.hardware.Update(func(n *sim.Node) {
 			for i := range n.GPUs {
@@ -160,16 +161,19 @@ func (s *story) settles() {
 	s.comesToRest()
 	s.truthful()
 	s.progressed()
+	s.inBudget()
 }
 
 // released deletes every policy, and looks whether everything is as it was before the operator.
 func (s *story) released() {
 	s.tell("every policy is deleted")
+	s.record.begin()
 	for _, p := range s.current() {
 		s.deleted(&p)
 	}
 	s.comesToRest()
 	s.restored()
+	s.inBudget()
 }
 
 // comesToRest rests for eight hours, in which nothing may go on all the time.

@@ -307,6 +307,29 @@ func (s *story) progressed() {
 	}
 }
 
+// inBudget looks whether more nodes were disturbed at the same moment than the policies allow together, since the record began.
+func (s *story) inBudget() {
+	var off []string
+	for _, p := range s.all() {
+		if p.off {
+			off = append(off, p.name)
+		}
+	}
+	allowed := 0
+	s.facts.RLock()
+	for _, versions := range s.policies {
+		most := 0
+		for i := range versions {
+			most = max(most, versions[i].Spec.Rollout.MaxUnavailable.IntValue())
+		}
+		allowed += most
+	}
+	s.facts.RUnlock()
+	if most := s.record.account(off...).most; most > allowed {
+		s.breaks("harmless", "%d nodes are disturbed at the same moment, and all policies that ever were allow %d", most, allowed)
+	}
+}
+
 // restored: without policies everything is as it was before the operator, or the GPUNode reports what is not.
 func (s *story) restored() {
 	w := s.world()

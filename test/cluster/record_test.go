@@ -101,8 +101,8 @@ type account struct {
 	tainted []string // nodes that were tainted
 }
 
-// account tells what happened since begin.
-func (r *record) account() account {
+// account tells what happened since begin, except to some nodes.
+func (r *record) account(except ...string) account {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	slices.SortStableFunc(r.happened, func(a, b happening) int { return cmp.Compare(a.version, b.version) })
@@ -118,7 +118,7 @@ func (r *record) account() account {
 			delete(nodes, h.node)
 			delete(gpus, h.node)
 		}
-		if i < r.from || nodes[h.node] == nil || gpus[h.node] == nil {
+		if i < r.from || nodes[h.node] == nil || gpus[h.node] == nil || slices.Contains(except, h.node) {
 			delete(changing, h.node)
 			continue
 		}
