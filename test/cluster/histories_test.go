@@ -59,17 +59,15 @@ func TestHistories(t *testing.T) {
 		h := history.Of(seed, kinds())
 		broken, told := play(t, site, h)
 		s.Note(seed, broken, nil)
-		if broken != "" && !s.Short {
+		switch {
+		case broken != "" && s.Short:
+			t.Errorf("%d %s", seed, broken)
+		case broken != "":
 			t.Errorf("seed %d breaks %s\n%s\n\nPlay it again: CLUSTER_HISTORY='%s' go test ./test/cluster -run '^TestHistories$' -v", seed, broken, strings.Join(told, "\n"), h)
 		}
 	}
+	s.Report(t)
 	t.Logf("%s of CPU without API server and etcd", (processorTime() - cpu).Round(time.Second))
-	broken := s.Report(t)
-	for _, seed := range slices.Sorted(maps.Keys(broken)) {
-		if s.Short {
-			t.Errorf("%d %s", seed, broken[seed])
-		}
-	}
 	if denied, err := env.Denied(t.Context(), site.cluster.Config, env.Fence); err != nil || denied > 0 {
 		t.Errorf("%d writes that config/manager/admission.yaml does not list, %v", denied, err)
 	}
