@@ -65,6 +65,14 @@ func TestASlotEnds(t *testing.T) {
 			c.steps(5)
 			h.AgentReady = false
 		}},
+		"when another controller rewrites the taint without its time, and a pod stays": {mig(count("3g", 2)), func(c *cluster, h *host) {
+			c.hold(h, "job", 0, gpu.WholeGPU)
+			c.pass() // tainted
+			for i := range h.Taints {
+				h.Taints[i].TimeAdded = nil
+			}
+			c.version[h.Name]++
+		}},
 		"when the change fails": {timeSlicing(4), func(_ *cluster, h *host) { h.breaks("") }},
 		"when the change fails, and a pod keeps the node from being rolled back": {mig(count("3g", 2)), func(c *cluster, h *host) {
 			h.breaks("")
