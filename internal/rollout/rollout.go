@@ -147,7 +147,7 @@ func decide(w *World, groups map[string]*group, tolerated tolerance) Decision {
 	}
 	all = append(all, groups[""].idle...)
 	slices.SortFunc(all, func(a, b member) int { return cmp.Compare(a.node.Name, b.node.Name) })
-	d.Wire = slices.ContainsFunc(all, member.wired)
+	d.Wire = slices.ContainsFunc(all, member.wired) || w.staysWired()
 	d.KeepStrategy = slices.ContainsFunc(all, member.byDefault)
 	d.WireMIG = slices.ContainsFunc(all, func(m member) bool { return m.usesConfigs() && !m.onPaper() })
 	if write, needed := keys(w, all, d.WireMIG); needed && d.Wire {
@@ -178,6 +178,14 @@ func Sooner(a, b time.Duration) time.Duration {
 // paused from the start changes nothing, and pointing the plugin at us restarts it on every node.
 func (m member) wired() bool {
 	return m.by != nil && !m.by.Spec.Rollout.Paused || m.node.GPU.Spec.Baseline != nil
+}
+
+// staysWired reports whether the ClusterPolicy keeps naming our ConfigMap though no node needs that now: a policy may govern the
+// next one. To change the ClusterPolicy restarts NVIDIA's programs on every node, and a pool of nodes may scale to zero often.
+func (w *World) staysWired() bool {
+	return w.Wiring.ClusterPolicy && w.Wiring.Ready && slices.ContainsFunc(w.Policies, func(p v1alpha1.GPUSharingPolicy) bool {
+		return p.DeletionTimestamp.IsZero() && !p.Spec.Rollout.Paused
+	})
 }
 
 // byDefault reports whether the node gets the default config and has instances.

@@ -147,6 +147,36 @@ func TestUndoPutsBackWhatWasFound(t *testing.T) {
 	}
 }
 
+// TestAPoolThatScalesToZeroRestartsNoPlugin: each change of the ClusterPolicy restarts NVIDIA's programs on all nodes, also on
+// those of other pools. So it names the operator's ConfigMap as long as a policy exists.
+func TestAPoolThatScalesToZeroRestartsNoPlugin(t *testing.T) {
+	g := NewWithT(t)
+	cl := newCluster()
+	cl.add("other", sim.T4)
+	cl.add("a", sim.A100).Labels["pool"] = "shared"
+	cl.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", timeSlicing(4), func(p *v1alpha1.GPUSharingPolicy) {
+		p.Spec.NodeSelector = &v1alpha1.NodeSelector{MatchLabels: map[string]string{"pool": "shared"}}
+	})}
+	d, _ := cl.run(60)
+	g.Expect(d.Wire).To(BeTrue())
+
+	delete(cl.hosts, "a")
+	d, _ = cl.run(60)
+	g.Expect(d.Wire).To(BeTrue(), "the pool has no node, but the next one is shared too")
+
+	cl.Policies[0].Spec.Rollout.Paused, cl.Policies[0].Generation = true, 2
+	d, _ = cl.run(60)
+	g.Expect(d.Wire).To(BeFalse(), "a policy that is paused asks for nothing")
+
+	cl.Policies[0].Spec.Rollout.Paused, cl.Policies[0].Generation = false, 3
+	cl.Wiring.Ready = false
+	d, _ = cl.run(60)
+	g.Expect(d.Wire).To(BeFalse(), "nothing is restarted for a pool without nodes")
+	cl.Wiring.Ready, cl.Policies = true, nil
+	d, _ = cl.run(60)
+	g.Expect(d.Wire).To(BeFalse())
+}
+
 func TestRetainLeavesTheNodeAsItIs(t *testing.T) {
 	g := NewWithT(t)
 	cl := newCluster()
