@@ -131,10 +131,11 @@ const patience = time.Hour
 
 // overridden says who overrode what the wiring had set, and that it is not to be set again now. Everybody is overruled
 // once: a chart that is upgraded writes its values over ours and then leaves them alone. Who does it again fights.
-func overridden(policy *unstructured.Unstructured, b baseline, now time.Time) *Overridden {
+func (o *Observed) overridden(now time.Time) *Overridden {
+	policy := o.clusterPolicy
 	manager, at := lastWriter(policy)
 	until := at.Add(patience)
-	if !wiredBefore(policy) || !slices.Contains(b.Overridden, manager) || !now.Before(until) {
+	if !o.wiredBefore() || !slices.Contains(o.baseline.Overridden, manager) || !now.Before(until) {
 		return nil
 	}
 	return &Overridden{Manager: manager, Until: until, Message: fmt.Sprintf("ClusterPolicy %s: field manager %q set "+
@@ -143,9 +144,15 @@ func overridden(policy *unstructured.Unstructured, b baseline, now time.Time) *O
 		"again at %s", policy.GetName(), manager, at.UTC().Format(time.RFC3339), ConfigMapName, until.UTC().Format(time.RFC3339))}
 }
 
-// wiredBefore says that we had pointed the ClusterPolicy at us: its copy of the baseline is written in the same patch.
-func wiredBefore(policy *unstructured.Unstructured) bool {
-	return policy.GetAnnotations()[v1alpha1.AnnotationBaseline] != ""
+// wiredBefore reports whether we had pointed the ClusterPolicy at us: its copy of the baseline is written in the same patch. A
+// client that replaces the whole ClusterPolicy removes that copy too. Then its write is later than our ConfigMap, which we make
+// first.
+func (o *Observed) wiredBefore() bool {
+	if o.clusterPolicy.GetAnnotations()[v1alpha1.AnnotationBaseline] != "" {
+		return true
+	}
+	_, at := lastWriter(o.clusterPolicy)
+	return exists(o.configMap) && at.After(o.configMap.CreationTimestamp.Time)
 }
 
 // lastWriter is the field manager that owns our fields of a ClusterPolicy instead of us or, if nobody does since they

@@ -67,16 +67,19 @@ func (w *Wiring) Wire(ctx context.Context, o *Observed, tolerations []corev1.Tol
 		}
 		want = pointed
 	}
-	want, err := o.tolerate(want, tolerations)
-	if err != nil {
-		return false, err
+	if o.Overridden == nil { // who replaces the whole ClusterPolicy removes the tolerations too
+		tolerated, err := o.tolerate(want, tolerations)
+		if err != nil {
+			return false, err
+		}
+		want = tolerated
 	}
 	return w.patch(ctx, o.clusterPolicy, want)
 }
 
 // point is the ClusterPolicy as it has to be, once all that it will name is written.
 func (w *Wiring) point(ctx context.Context, o *Observed) (*unstructured.Unstructured, error) {
-	if wiredBefore(o.clusterPolicy) && !wired(o.clusterPolicy, o.defaultKey) && !outdated(o.clusterPolicy, o.Keys) {
+	if o.wiredBefore() && !wired(o.clusterPolicy, o.defaultKey) && !outdated(o.clusterPolicy, o.Keys) {
 		manager, _ := lastWriter(o.clusterPolicy)
 		if overruled := o.baseline.overrule(manager); len(overruled.Overridden) > len(o.baseline.Overridden) {
 			o.baseline = overruled
@@ -147,7 +150,8 @@ func (w *Wiring) Unwire(ctx context.Context, o *Observed, mounted bool, tolerati
 			return changed, err
 		}
 	}
-	if mounted {
+	standAlone := o.clusterPolicy == nil && o.ConfigMap.Name != ""
+	if mounted && !standAlone { // a stand-alone plugin mounts its own ConfigMap, which is not removed
 		return changed, nil
 	}
 	for i := range remove {

@@ -157,7 +157,7 @@ func (w *Wiring) observeClusterPolicy(ctx context.Context, o *Observed) error {
 	inPlace := wired(policy, o.defaultKey)
 	o.Ready = inPlace && contains(o.Applied, o.Keys)
 	if !inPlace && !outdated(policy, o.Keys) {
-		o.Overridden = overridden(policy, o.baseline, w.clock.Now())
+		o.Overridden = o.overridden(w.clock.Now())
 	}
 	if o.Overridden != nil {
 		o.Message = o.Overridden.Message

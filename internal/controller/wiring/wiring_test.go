@@ -63,6 +63,7 @@ func TestWiring(t *testing.T) {
 		"puts the ClusterPolicy back, then removes the ConfigMap":             testUnwire,
 		"finds the record on the ClusterPolicy if the ConfigMap is deleted":   testRecord,
 		"overrules a field manager once and then leaves it alone for an hour": testFight,
+		"does the same where the whole ClusterPolicy is replaced":             testFightByReplacing,
 		"does not overwrite what it has not seen":                             testStale,
 		"starts anew with a ClusterPolicy that replaces another":              testReplaced,
 		"lets mig-manager read our ConfigMap, with what it read before":       testManager,
@@ -223,11 +224,7 @@ func testLostRecords(f *fixture) {
 	f.createConfigMap("by-hand", map[string]string{"any": "version: v1\n"})
 	const before = "{devicePlugin: {enabled: true, config: {name: by-hand, default: any}}, mig: {strategy: single}}"
 	policy := f.policy("cluster-policy", "spec: "+before)
-	f.own = "default"
-	f.t.Cleanup(func() {
-		of := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: f.own, Name: wiring.ConfigMapName}}
-		f.Expect(client.IgnoreNotFound(f.client.Delete(context.Background(), of))).To(Succeed())
-	})
+	f.copies()
 	f.wire(research)
 	f.Expect(f.observe().Copied).To(HaveKey("research-1"))
 
@@ -241,6 +238,15 @@ func testLostRecords(f *fixture) {
 	f.unwire(false)
 	f.Expect(f.spec(policy)).To(MatchYAML(before))
 	f.Expect(f.observe().Copied).To(BeNil(), "nothing of the operator stays behind")
+}
+
+// copies makes the wiring keep a copy of the ConfigMap in a namespace of the operator.
+func (f *fixture) copies() {
+	f.own = "default"
+	f.t.Cleanup(func() {
+		of := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: f.own, Name: wiring.ConfigMapName}}
+		f.Expect(client.IgnoreNotFound(f.client.Delete(context.Background(), of))).To(Succeed())
+	})
 }
 
 // testHeld leaves devicePlugin.config alone while NVIDIA's MPS daemons have clients, on the way in and on the way out.
@@ -376,6 +382,26 @@ func testFight(f *fixture) {
 		"what they want once we are gone is what they said last")
 }
 
+// testFightByReplacing replaces the ClusterPolicy by a manifest again and again, as Argo CD does with Replace=true: the record on
+// the ClusterPolicy goes too.
+func testFightByReplacing(f *fixture) {
+	policy := f.policy("cluster-policy", installed)
+	manifest := f.get(policy).Object["spec"]
+	f.tolerations = []corev1.Toleration{{Key: "example.com/shared", Operator: corev1.TolerationOpExists}}
+	f.wire(research)
+	f.Eventually(func() bool { // times of the API server are in seconds
+		now := f.get(policy)
+		now.SetAnnotations(nil)
+		now.Object["spec"] = manifest
+		f.Expect(f.client.Update(f.ctx(), now, client.FieldOwner("argocd-controller"))).To(Succeed())
+		return !slices.Contains(f.wire(research), "patch ClusterPolicy")
+	}).WithTimeout(5*time.Second).Should(BeTrue(), "the operator patches the ClusterPolicy without end")
+	f.Expect(f.observe().Overridden.Manager).To(Equal("argocd-controller"))
+	f.tolerations = nil
+	f.unwire(false)
+	f.Expect(f.get(policy).Object["spec"]).To(Equal(manifest))
+}
+
 func testStale(f *fixture) {
 	policy := f.policy("cluster-policy", installed)
 	stale := f.observe()
@@ -424,21 +450,24 @@ func testStandAlone(top *fixture) {
 		top.t.Run(name, func(t *testing.T) {
 			f := newFixture(t, top.client)
 			f.standAlone = wiring.StandAlone{Namespace: namespace, ConfigMap: "plugin"}
+			f.copies()
 			if tc.theirs != nil {
 				f.createConfigMap("plugin", tc.theirs)
 			}
-			f.Expect(f.wire(research)).To(Equal([]string{"apply ConfigMap"}))
+			f.Expect(f.wire(research)).To(Equal([]string{"apply ConfigMap", "apply ConfigMap"}), "and its copy")
 			o := f.observe()
 			f.Expect(o.Ready).To(BeTrue())
+			f.Expect(o.Copied).NotTo(BeNil())
 			f.Expect(o.ClusterPolicy).To(BeFalse())
 			f.Expect(slices.Sorted(maps.Keys(o.Applied))).To(Equal(append(tc.ours, "research-1")))
 			for key, data := range tc.theirs {
 				f.Expect(f.configMap("plugin").Data).To(HaveKeyWithValue(key, data))
 			}
 			f.Expect(f.wire(research)).To(BeEmpty())
-			f.unwire(false)
+			f.unwire(true) // the plugin mounts its ConfigMap all the time
 			f.Expect(keysOf(f.configMap("plugin"))).To(Equal(tc.stays))
-			f.Expect(f.unwire(false)).To(BeEmpty())
+			f.Expect(f.observe().Copied).To(BeNil(), "nothing of the operator stays behind")
+			f.Expect(f.unwire(true)).To(BeEmpty())
 		})
 	}
 }
