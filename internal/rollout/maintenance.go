@@ -137,7 +137,7 @@ func (v *view) maintained(m maintenance, j judgement) judgement {
 // explained adds to a judgement that maintenance is the reason.
 func (v *view) explained(m maintenance, j judgement) judgement {
 	switch {
-	case j.State == StateUpToDate:
+	case j.State == StateUpToDate && !v.to.final: // one that goes back is not forgotten meanwhile
 		return j
 	case j.State == StateFailed || j.State == StateImpossible:
 		j.message += ". " + m.message

@@ -5,6 +5,7 @@ package rollout_test
 
 import (
 	"testing"
+	"time"
 
 	. "github.com/onsi/gomega"
 
@@ -49,6 +50,57 @@ func TestRetainIsObservedOnceEveryNodeHasIt(t *testing.T) {
 			c.run(300)
 			g.Expect(h.devices()[0].State.MIG).To(BeTrue())
 			g.Expect(rollout.Decide(c.world()).Actions).To(BeEmpty())
+		})
+	}
+}
+
+// TestANodeThatCannotBeRestoredReportsWhy: without NVIDIA's device plugin nothing can be restored, and without a policy there is
+// no status that could report that.
+func TestANodeThatCannotBeRestoredReportsWhy(t *testing.T) {
+	g := NewWithT(t)
+	c := fleet(1, mig(count("3g", 2)))
+	c.run(60)
+	h := c.hosts["n0"]
+	c.Policies = nil
+	c.Wiring = rollout.Wiring{Reason: v1alpha1.ReasonNoDevicePlugin, Message: "there is no ClusterPolicy in this cluster"}
+	d, _ := c.run(60)
+	g.Expect(h.GPU.Spec.Baseline).NotTo(BeNil())
+	g.Expect(h.GPU.Annotations[v1alpha1.AnnotationWaiting]).To(Equal("NoDevicePlugin: there is no ClusterPolicy in this cluster"))
+	g.Expect(d.Nodes).To(HaveLen(1))
+	g.Expect(d.Nodes[0].State).NotTo(Equal(rollout.StateUpToDate))
+
+	c.Wiring = rollout.Wiring{Ready: true, ClusterPolicy: true, NodeFeatures: true}
+	c.run(60)
+	g.Expect(h.GPU.Spec).To(Equal(v1alpha1.GPUNodeSpec{}))
+	g.Expect(h.GPU.Annotations[v1alpha1.AnnotationWaiting]).To(BeEmpty())
+}
+
+// TestANodeUnderMaintenanceReportsWhyItIsNotRestored: NVIDIA's upgrade of the driver may wait for ever for another node.
+func TestANodeUnderMaintenanceReportsWhyItIsNotRestored(t *testing.T) {
+	const state = "nvidia.com/gpu-driver-upgrade-state"
+	for name, begins := range map[string]int{"before anything is restored": 0, "when the agent was asked": 1, "when all but the record is restored": 2} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			c := fleet(1, timeSlicing(4))
+			c.run(60)
+			h := c.hosts["n0"]
+			c.Policies = nil
+			for range begins {
+				c.pass()
+				c.tick(time.Second)
+			}
+			g.Expect(h.GPU.Spec.Baseline).NotTo(BeNil())
+			h.Labels[state] = "upgrade-required"
+			c.version["n0"]++
+			c.run(60)
+			g.Expect(h.GPU.Spec.Baseline).NotTo(BeNil())
+			g.Expect(h.GPU.Annotations[v1alpha1.AnnotationWaiting]).To(HavePrefix("DriverUpgrade: Paused for a driver upgrade (" + state + "=upgrade-required)"))
+
+			delete(h.Labels, state)
+			c.version["n0"]++
+			c.run(60)
+			g.Expect(h.GPU.Spec).To(Equal(v1alpha1.GPUNodeSpec{}))
+			g.Expect(h.GPU.Annotations[v1alpha1.AnnotationWaiting]).To(BeEmpty())
 		})
 	}
 }

@@ -78,6 +78,9 @@ func (memory *Memory) place(w *World, n *Node, in placing) {
 	if governed.By == nil && (w.Wiring.Reason != "" || retained(n.GPU.Spec)) {
 		m := member{view: &view{world: w, node: n}}
 		m.judgement = judgement{State: StateUpToDate, reason: v1alpha1.ReasonReady, actions: m.retain()}
+		if selected.By == nil && !retained(n.GPU.Spec) { // no status of a policy reports why it is not restored
+			m.State, m.reason, m.message = StateImpossible, w.Wiring.Reason, w.Wiring.Message
+		}
 		m.slot = m.takes()
 		m.keepTaints(selected, awaited, in.tolerated)
 		m.keepRelease(selected.By, groups)

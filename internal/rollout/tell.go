@@ -12,7 +12,8 @@ import (
 // tell says on the GPUNode what a node without a policy waits for, and takes that back once it goes on or is back.
 func (m member) tell() []Action {
 	say := Tell{Node: m.node.Name}
-	if m.by == nil && m.listed() && m.stands() {
+	_, maintained := m.maintenance()
+	if m.by == nil && m.listed() && (maintained || m.stands()) {
 		if slices.ContainsFunc(m.actions, leadsOn) {
 			return nil // and is said in the next pass, if it still stands then
 		}
