@@ -114,6 +114,7 @@ func entries(of map[string]*string) string {
 func (m *member) withhold(w *World) {
 	var kept []Action
 	var held Action
+	taints := false
 	for _, a := range m.actions {
 		left := w.Repeats.left(a, w.Now)
 		if left == 0 {
@@ -121,6 +122,8 @@ func (m *member) withhold(w *World) {
 			continue
 		}
 		held, m.after = a, Sooner(m.after, left)
+		_, keeps := a.(KeepTaints)
+		taints = taints || keeps
 	}
 	if held == nil {
 		return
@@ -129,4 +132,7 @@ func (m *member) withhold(w *World) {
 	m.message = strings.TrimSuffix(fmt.Sprintf("Another controller undoes again and again what the operator writes (%s). The operator "+
 		"waits until %s. Find the other controller: kubectl get node %s --show-managed-fields -o yaml; %s",
 		held, clock(w.Now.Add(m.after)), m.node.Name, m.message), "; ")
+	if taints {
+		m.kept.reason, m.kept.message = m.reason, m.message
+	}
 }

@@ -77,6 +77,27 @@ func TestATaintThatNVIDIATolerates(t *testing.T) {
 	g.Expect(c.condition("research").Type).To(BeEmpty(), "a policy without taints says nothing of them")
 }
 
+// TestATaintThatAnotherControllerRemovesIsNotReportedAsThere: the operator does not write it without end, and says so.
+func TestATaintThatAnotherControllerRemovesIsNotReportedAsThere(t *testing.T) {
+	g := NewWithT(t)
+	c, h := tainted(native)
+	c.Repeats = &rollout.Repeats{}
+	var d rollout.Decision
+	for range 60 {
+		d = c.memory.decide(c.world())
+		for _, a := range d.Actions {
+			c.do(a)
+			c.Repeats.Note(a, c.Now)
+		}
+		h.Taints = nil
+		c.version[h.Name]++
+		c.tick(time.Second)
+	}
+	found, _ := condition.Find(d.Policies["research"].Conditions, v1alpha1.ConditionTainted)
+	g.Expect(found).To(And(HaveField("Status", metav1.ConditionFalse), HaveField("Reason", v1alpha1.ReasonChangedByOthers),
+		HaveField("Message", ContainSubstring("node a: Another controller undoes"))))
+}
+
 func TestATaintThatWasThereStays(t *testing.T) {
 	g := NewWithT(t)
 	c, h := tainted(native)
