@@ -14,12 +14,13 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	decide "github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/test/env"
 )
 
 // TestFaults strikes rollouts where only a real API server, real caches and real agents show what becomes of it. What is
 // decided under each fault in each state is shown by TestEveryFaultInEveryState of internal/rollout.
 func TestFaults(t *testing.T) {
-	f := newFleet(t, 3)
+	f := newFleet(t, 3, env.WithInterruptions())
 	f.step("the leader is replaced again and again", func() {
 		f.policy(sevenEach, "{maxUnavailable: 1}")
 		for range 6 {

@@ -101,9 +101,9 @@ func (s *skewed) skip(d time.Duration) {
 }
 
 // newFleet starts a cluster of nodes with two A100 each, with NVIDIA's GPU Operator and our controllers.
-func newFleet(t *testing.T, nodes int) *fleet {
+func newFleet(t *testing.T, nodes int, options ...env.Option) *fleet {
 	t.Helper()
-	f := newSite(t)
+	f := newSite(t, options...)
 	f.apply(clusterPolicy)
 	f.record = newRecord(f)
 	f.runNVIDIA()
@@ -125,11 +125,11 @@ const clusterPolicy = `{apiVersion: nvidia.com/v1, kind: ClusterPolicy, metadata
   spec: {daemonsets: {updateStrategy: RollingUpdate}, devicePlugin: {enabled: true}, mig: {strategy: single}}}`
 
 // newSite starts an API server with the namespaces, and the account of our controllers.
-func newSite(t *testing.T) *fleet {
+func newSite(t *testing.T, options ...env.Option) *fleet {
 	t.Helper()
 	dir := t.TempDir()
 	f := &fleet{WithT: NewWithT(t), t: t, dir: dir, clock: &skewed{}}
-	f.cluster = env.Start(t, env.WithNVIDIA(), env.WithDir(filepath.Join(dir, "api")), env.WithInterruptions())
+	f.cluster = env.Start(t, append(options, env.WithNVIDIA(), env.WithDir(filepath.Join(dir, "api")))...)
 	f.cluster.Config.QPS = -1
 	var err error
 	f.client, err = client.NewWithWatch(f.cluster.Config, client.Options{Scheme: f.cluster.Scheme})

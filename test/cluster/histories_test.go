@@ -33,7 +33,7 @@ import (
 //	CLUSTER_HISTORY=<history>    only this one, or the one of this seed
 //	CLUSTER_SHRINK=1             and the shortest one that still breaks the same invariant
 func TestHistories(t *testing.T) {
-	const usual = 20
+	const usual = 16
 	site := newSite(t)
 	if text := os.Getenv("CLUSTER_HISTORY"); text != "" {
 		h, err := history.Parse(text, kinds())
