@@ -234,11 +234,16 @@ func (v *view) disrupt(asks bool) judgement {
 func (v *view) draining(j judgement) judgement {
 	j.State, j.reason = StateDraining, v1alpha1.ReasonGPUInUse
 	left := v.drainLeft()
+	evictions, stay := v.evictions()
+	why := ""
+	if len(stay) > 0 {
+		why = "; not evicted: " + list(stay)
+	}
+	if refused := v.refusals(); len(refused) > 0 {
+		why += "; " + list(refused)
+	}
 	if left <= 0 {
-		message := fmt.Sprintf("not idle within %s: %s", v.drainTimeout(), v.inTheWay())
-		if _, stay := v.evictions(); len(stay) > 0 {
-			message += "; not evicted: " + list(stay)
-		}
+		message := fmt.Sprintf("not idle within %s: %s%s", v.drainTimeout(), v.inTheWay(), why)
 		if !v.fallsBack {
 			j.start = append(v.letGo("it did not become idle in time"), v.recordFailure(v1alpha1.ReasonDrainTimedOut, message))
 			j.message = message
@@ -248,12 +253,8 @@ func (v *view) draining(j judgement) judgement {
 		j.message = message + "; the node takes pods again meanwhile, and goes back once nobody uses what must be changed"
 		return j
 	}
-	evictions, stay := v.evictions()
 	j.start, j.after = evictions, max(left, 0)
-	j.message = "waiting for what must be freed: " + v.inTheWay()
-	if len(stay) > 0 {
-		j.message += "; not evicted: " + list(stay)
-	}
+	j.message = "waiting for what must be freed: " + v.inTheWay() + why
 	return j
 }
 

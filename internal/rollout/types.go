@@ -116,6 +116,9 @@ type Pod struct {
 	// InitHolds reports that an init container holds, or is about to hold, a GPU. The kubelet reports to no agent which GPUs
 	// init containers hold, other than sidecars.
 	InitHolds bool
+	// Refused is why the API server refused to evict it when the controller last asked, and what to do about it; empty: it did
+	// not, or has not been asked for a minute.
+	Refused string
 	// Tolerates reports that it tolerates v1alpha1.TaintChanging; set for pods that ask for GPUs.
 	Tolerates bool
 	// Scheduled is when it was bound to the node: the last transition of its condition PodScheduled. Zero if not known.

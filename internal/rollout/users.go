@@ -63,6 +63,18 @@ func (v *view) placeOf(b plan.Blocker) string {
 	return place
 }
 
+// refusals are why the API server does not evict pods in the way.
+func (v *view) refusals() []string {
+	var refused []string
+	for _, b := range v.blockers {
+		if p := v.podOf(b); p != nil && p.Refused != "" && !p.Terminating {
+			refused = append(refused, p.Refused)
+		}
+	}
+	slices.Sort(refused)
+	return slices.Compact(refused)
+}
+
 // evictions asks for the eviction of the pods in the way, where the policy says so. Pods of daemon sets and of the
 // kubelet itself would come back at once: they stay, and are named.
 func (v *view) evictions() (evict []Action, stay []string) {

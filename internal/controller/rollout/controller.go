@@ -54,15 +54,16 @@ type Options struct {
 
 // Controller moves the cluster towards what the policies ask.
 type Controller struct {
-	client  client.Client
-	metrics *metrics
-	catchUp *catchUp
-	pods    podChanges
-	known   known           // of the nodes, from the last pass
-	memory  rollout.Memory  // likewise
-	repeats rollout.Repeats // what was written in the last hour
-	slices  resourceSlices
-	deleted map[string]types.UID // NodeFeatures of ours that the cache may still show, by node
+	client   client.Client
+	metrics  *metrics
+	catchUp  *catchUp
+	pods     podChanges
+	known    known           // of the nodes, from the last pass
+	memory   rollout.Memory  // likewise
+	repeats  rollout.Repeats // what was written in the last hour
+	slices   resourceSlices
+	refusals refusals
+	deleted  map[string]types.UID // NodeFeatures of ours that the cache may still show, by node
 	// undecided is when the first of the passes began that could not decide; zero if the last one did.
 	undecided time.Time
 	Options

@@ -309,6 +309,9 @@ func (p *pass) evict(ctx context.Context, a rollout.Evict) (bool, error) {
 	}
 	if result.Outcome == drain.Blocked {
 		p.refused()
+		if p.refusals.note(a.UID, a.Node, result.Message, p.Clock.Now()) {
+			p.pods.changed(a.Node)
+		}
 		p.announceRefusal(a, result.Message)
 		p.metrics.refusal(a)
 	}

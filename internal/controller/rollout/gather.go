@@ -76,6 +76,9 @@ func (c *Controller) gatherNodes(ctx context.Context, s *seen) error {
 		return err
 	}
 	c.known.begin(s.plugin.ConfigMap)
+	for _, node := range c.refusals.prune(s.world.Now) {
+		c.pods.changed(node)
+	}
 	for i := range nodes.Items {
 		node := &nodes.Items[i]
 		gpuNode, hasGPUs := s.gpuNodes[node.Name]
@@ -139,7 +142,9 @@ func (c *Controller) gatherPods(ctx context.Context, n *rollout.Node, configMap 
 		if rollout.Finished(pod) {
 			continue
 		}
-		n.Pods = append(n.Pods, rollout.PodOf(pod, configMap))
+		p := rollout.PodOf(pod, configMap)
+		p.Refused = c.refusals.of(p.UID)
+		n.Pods = append(n.Pods, p)
 		n.AgentReady = n.AgentReady || c.isReadyAgent(pod)
 	}
 	return nil

@@ -89,9 +89,16 @@ func (p *podChanges) count(o client.Object) {
 	if !isPod || pod.Spec.NodeName == "" {
 		return
 	}
+	p.changed(pod.Spec.NodeName)
+}
+
+// changed counts a change of what is known of the pods on a node.
+func (p *podChanges) changed(node string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.counts[pod.Spec.NodeName]++
+	if p.counts != nil {
+		p.counts[node]++
+	}
 }
 
 // watched begins to count. The handler counts every change, and passes those on that matter to a decision.

@@ -5,11 +5,14 @@ package rollout_test
 
 import (
 	"context"
+	"time"
 
+	"github.com/go-logr/logr"
 	. "github.com/onsi/gomega"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
@@ -33,11 +36,24 @@ func testTwoBudgets(s *scenario) {
 		_ = s.client.Delete(context.Background(), two)
 	})
 	s.policy("research", migPolicy("Evict"))
-	for range 10 {
-		_, err := s.pass()
+	controller := s.controller()
+	pass := func() string {
+		s.t.Helper()
+		_, err := controller.Reconcile(log.IntoContext(s.ctx(), logr.Discard()), pass())
 		s.Expect(err).NotTo(HaveOccurred())
 		s.others()
+		return s.getPolicy("research").Status.Pending[0].Message
 	}
+	const refused = "; pod default/holder is not evicted: This pod has more than one PodDisruptionBudget, which the eviction subresource " +
+		"does not support. Leave one of its PodDisruptionBudgets"
+	message := ""
+	for range 10 {
+		message = pass()
+	}
+	s.Expect(message).To(HaveSuffix(refused))
+	s.Expect(s.expectCondition("research", v1alpha1.ConditionReady, metav1.ConditionFalse, v1alpha1.ReasonGPUInUse)).To(HaveSuffix(refused))
+	s.clock.Step(time.Hour)
+	s.Expect(pass()).To(And(HavePrefix("not idle within"), Not(ContainSubstring("more than one"))), "not asked for an hour")
 	s.Expect(s.announced()).To(ContainElement(And(
 		HavePrefix("Warning "+v1alpha1.EventEvictionBlocked+" "), ContainSubstring("more than one PodDisruptionBudget"),
 		ContainSubstring("Leave one of its PodDisruptionBudgets"))))
