@@ -124,8 +124,7 @@ func (v *view) theirs(name, value string, has bool) (string, bool) {
 	if !has {
 		return "", false
 	}
-	config := v.node.Labels[v1alpha1.LabelMIGConfig]
-	forManager := config == claimed || migmanager.Ours(config)
+	forManager := v.ourMIGConfig()
 	switch name {
 	case v1alpha1.LabelConfig:
 		return value, !v.ourKey(value)
@@ -144,8 +143,13 @@ func (v *view) theirs(name, value string, has bool) (string, bool) {
 // inCharge reports whether the operator shares the GPUs of the node, by what it has written on the Node.
 func (v *view) inCharge() bool {
 	_, selected := v.node.Annotations[v1alpha1.AnnotationSelected]
+	return selected || v.ourMIGConfig() || v.ourKey(v.node.Labels[v1alpha1.LabelConfig])
+}
+
+// ourMIGConfig reports whether the value of nvidia.com/mig.config is one that the operator writes.
+func (v *view) ourMIGConfig() bool {
 	config := v.node.Labels[v1alpha1.LabelMIGConfig]
-	return selected || config == claimed || migmanager.Ours(config) || v.ourKey(v.node.Labels[v1alpha1.LabelConfig])
+	return config == claimed || migmanager.Ours(config)
 }
 
 // ourKey reports whether a config is one that the operator has rendered, and not one that it copied from the ConfigMap that

@@ -70,7 +70,6 @@ func (c *Controller) Register(mgr ctrl.Manager) error {
 
 // +kubebuilder:rbac:groups="",resources=nodes,verbs=get;list;watch
 // +kubebuilder:rbac:groups=gpusharing.io,resources=gpunodes,verbs=get;list;watch;create;patch;delete
-
 // +kubebuilder:rbac:groups=gpusharing.io,resources=gpusharingpolicies,verbs=get;list;watch
 
 // Reconcile makes sure that the GPUNode of a selected node exists, and removes that of a node that is gone.
@@ -188,8 +187,8 @@ func differ(a, b client.Object) bool {
 	return isNode && areNodes && machineOf(was) != machineOf(is)
 }
 
-// gpuNodes lets through a GPUNode at its first sight, since its node may be gone, one that is deleted, and one whose annotations
-// or owners another client changed.
+// gpuNodes lets through a GPUNode at its first sight, since its node may be gone, one that is deleted, and one whose annotation
+// with its machine another client changed.
 func gpuNodes() predicate.Predicate {
 	return predicate.Funcs{
 		CreateFunc: func(event.CreateEvent) bool { return true },

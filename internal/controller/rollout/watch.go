@@ -48,14 +48,14 @@ func (c *Controller) Register(ctx context.Context, mgr manager.Manager) error {
 		Watches(&corev1.Node{}, wake(), builder.WithPredicates(changes(nodeView))).
 		Watches(&corev1.Pod{}, c.pods.watched(changes(c.podView))).
 		Watches(&corev1.ConfigMap{}, wake(), builder.WithPredicates(predicate.ResourceVersionChangedPredicate{})).
-		Watches(&appsv1.DaemonSet{}, wake(), builder.WithPredicates(predicate.NewPredicateFuncs(offersGPUs), predicate.GenerationChangedPredicate{})).
+		Watches(&appsv1.DaemonSet{}, wake(), builder.WithPredicates(predicate.NewPredicateFuncs(isDRADaemonSet), predicate.GenerationChangedPredicate{})).
 		WatchesRawSource(c.watchSlices(mgr)).
 		WatchesRawSource(wiring.Source(c.Wiring, mgr.GetCache(), Pass{})).
 		Complete(c)
 }
 
-// offersGPUs reports whether a DaemonSet is that of NVIDIA's DRA driver.
-func offersGPUs(o client.Object) bool {
+// isDRADaemonSet reports whether an object is the DaemonSet of NVIDIA's DRA driver.
+func isDRADaemonSet(o client.Object) bool {
 	set, is := o.(*appsv1.DaemonSet)
 	return is && rollout.MakesGPUOffers(set)
 }
