@@ -329,8 +329,8 @@ const (
 	AnnotationVerified = Group + "/verified"
 	// AnnotationRetry is set by users on a GPUNode. Each new value makes the operator try again what failed on the node.
 	AnnotationRetry = Group + "/retry"
-	// AnnotationRestarted tells, on a Node, for which MIG instances and boot the operator restarted NVIDIA's device plugin, which
-	// advertised none of them. It does so once.
+	// AnnotationRestarted tells, on a Node, for which MIG instances, boot and configuration the operator restarted NVIDIA's device
+	// plugin, which did not advertise what it must. It does so once.
 	AnnotationRestarted = Group + "/plugin-restarted"
 	// AnnotationPaused lists, on a Node, the deploy labels of NVIDIA's clients that the operator paused, by comma: those
 	// and no others are set to true again.

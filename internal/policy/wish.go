@@ -88,12 +88,19 @@ func Ask(p *v1alpha1.GPUSharingPolicy, n Node) (Wish, error) {
 	return Wish{Policy: p.Name, Devices: devices, Restored: restored, Config: config}, nil
 }
 
-// restored lists the changed GPUs that the node still has and that the policy does not select.
+// restored lists the changed GPUs that the node still has and that the policy does not select. NVIDIA's MPS daemon, which served one
+// of them before, is no part of that: it follows the configuration of the whole node, so it returns when no policy governs the node.
 func restored(changed []v1alpha1.DeviceSpec, all, selected []gpu.Device) []v1alpha1.DeviceSpec {
-	return slices.DeleteFunc(slices.Clone(changed), func(c v1alpha1.DeviceSpec) bool {
+	restored := slices.DeleteFunc(slices.Clone(changed), func(c v1alpha1.DeviceSpec) bool {
 		is := func(d gpu.Device) bool { return d.UUID == c.UUID }
 		return !slices.ContainsFunc(all, is) || slices.ContainsFunc(selected, is)
 	})
+	for i := range restored {
+		if m := restored[i].Sharing.MPS; m != nil && m.Owner == v1alpha1.MPSDaemonOwnerNVIDIA {
+			restored[i].Sharing.MPS = nil
+		}
+	}
+	return restored
 }
 
 // after returns the GPUs with those of restored in their baseline, as far as it can be worked out; the plan reports a baseline

@@ -29,6 +29,9 @@ import (
 // unseenInstances is why the device plugin is started anew.
 const unseenInstances = "it has not seen the MIG instances that are there"
 
+// rereads is why it is started anew on a node without any.
+const rereads = "it does not advertise what the configuration that the node selects promises"
+
 // enumerating has the device plugin look again where the MIG instances are not those that it has seen. To start it anew
 // is the least that does: nothing signals it under the same key, and any other key would be advertised meanwhile. Pods
 // that run keep what they hold.
@@ -48,6 +51,10 @@ func (v *view) enumerating() (judgement, bool) {
 		j.actions = []Action{patch}
 		return j, true
 	}
+	why := unseenInstances
+	if v.instances() == "" {
+		why, j.message = rereads, "starting NVIDIA's device plugin anew, since it does not advertise what it must"
+	}
 	waits, plugin := false, false
 	for _, p := range v.node.Pods {
 		if !slices.Contains(leaving, p.UID) {
@@ -55,7 +62,7 @@ func (v *view) enumerating() (judgement, bool) {
 		}
 		waits, plugin = true, plugin || v.isPlugin(p)
 		if !p.Terminating {
-			j.actions = append(j.actions, v.deletePod(p, unseenInstances))
+			j.actions = append(j.actions, v.deletePod(p, why))
 		}
 	}
 	if !plugin {
@@ -78,20 +85,26 @@ func (v *view) stampInstances(patch PatchNode) {
 	_, has := v.node.Annotations[v1alpha1.AnnotationInstances]
 	_, selects := patch.Labels[v1alpha1.LabelConfig]
 	_, resumes := patch.Annotations[v1alpha1.AnnotationPaused]
+	if restarted, has := v.node.Annotations[v1alpha1.AnnotationRestarted]; has && (v.to.final || restarted != v.occasion()) {
+		patch.Annotations[v1alpha1.AnnotationRestarted] = nil
+	}
 	now := v.instances()
 	switch {
-	case v.to.final || now == "":
+	case v.to.final || now == "" && !v.leaves():
 		if has {
 			patch.Annotations[v1alpha1.AnnotationInstances] = nil
 		}
-		if _, restarted := v.node.Annotations[v1alpha1.AnnotationRestarted]; restarted {
-			patch.Annotations[v1alpha1.AnnotationRestarted] = nil
-		}
-	case selects || resumes || !has:
+	case now != "" && (selects || resumes || !has):
 		if seen, _ := v.enumerated(); seen != now {
 			patch.Annotations[v1alpha1.AnnotationInstances] = new(v.withMonitors(now, seen))
 		}
 	}
+}
+
+// leaves reports whether a pod that has to go is still there.
+func (v *view) leaves() bool {
+	_, leaving := v.enumerated()
+	return slices.ContainsFunc(v.node.Pods, func(p Pod) bool { return slices.Contains(leaving, p.UID) })
 }
 
 // withMonitors adds to the instances that the device plugin will see the pods of DCGM, which have seen others. It is left
@@ -152,26 +165,34 @@ func (v *view) isPlugin(p Pod) bool {
 	return p.NodeSelector[deployLabels()[0]] != "" || !v.world.Wiring.ClusterPolicy && p.MountsConfig && p.Controller == "DaemonSet"
 }
 
-// restartPlugin starts the device plugin anew where it advertises nothing of a MIG resource though it was started since
-// the instances are there. It does so once for the instances of a boot, and never where the plugin reports devices as
-// unhealthy: a plugin that starts anew offers those again. One that has been started lately is left alone: then that is not
-// why. The patch has enumerating delete the pods.
+// restartPlugin starts the device plugin anew where it does not advertise what it must though it was verified: it has not seen the
+// MIG instances, or it started while the key had another content. It does so once for the key and the instances of a boot, and never
+// where the plugin reports devices as unhealthy: a plugin that starts anew offers those again. One that has been started lately is
+// left alone: then that is not why. The patch has enumerating delete the pods.
 func (v *view) restartPlugin() (actions []Action, after time.Duration) {
-	if !v.touchesMIG() || !v.advertisesNothing() || len(v.node.Unhealthy) > 0 || !condition.IsTrue(v.node.GPU.Status.Conditions, v1alpha1.ConditionReady) {
+	ready := condition.IsTrue(v.node.GPU.Status.Conditions, v1alpha1.ConditionReady)
+	if v.node.Annotations[v1alpha1.AnnotationRestarted] == v.occasion() || len(v.node.Unhealthy) > 0 || !ready || !v.visible() {
 		return nil, 0
 	}
-	set := v.instances() + "/" + v.node.GPU.Status.BootID
-	if v.node.Annotations[v1alpha1.AnnotationRestarted] == set {
-		return nil, 0
-	}
-	restarts, after := v.restart(unseenInstances, v.isPlugin)
+	restarts, after := v.restart(rereads, v.isPlugin)
 	if len(restarts) == 0 {
 		return nil, after
 	}
-	patch := v.patch("starting NVIDIA's device plugin anew, since it advertises none of the MIG instances")
-	patch.Annotations[v1alpha1.AnnotationRestarted] = &set
+	patch := v.patch("starting NVIDIA's device plugin anew, since it does not advertise what it must")
+	patch.Annotations[v1alpha1.AnnotationRestarted] = new(v.occasion())
 	patch.Annotations[v1alpha1.AnnotationInstances] = new(v.instances() + "@" + strings.Join(v.plugins(), ","))
 	return []Action{patch}, 0
+}
+
+// occasion names that for which the device plugin is started anew at most once.
+func (v *view) occasion() string {
+	return v.instances() + "/" + v.node.GPU.Status.BootID + "/" + v.to.key
+}
+
+// visible reports whether the ConfigMap has the key, so that a device plugin that starts anew reads it.
+func (v *view) visible() bool {
+	data, written := v.world.Keys[v.to.key]
+	return written && data == v.to.data && v.node.Labels[v1alpha1.LabelConfig] == v.to.key && v.world.Wiring.Ready
 }
 
 // sick adds to a message how many devices NVIDIA's device plugin reports as unhealthy; empty if it reports none.
@@ -185,14 +206,4 @@ func (v *view) sick() string {
 	}
 	return fmt.Sprintf("; NVIDIA's device plugin reports devices as unhealthy (%s): look at the GPU (nvidia-smi, XID errors in "+
 		"the kernel's log), then restart the plugin's pod", list(sick))
-}
-
-// advertisesNothing says whether the node lacks some resource altogether.
-func (v *view) advertisesNothing() bool {
-	for name := range v.to.expected {
-		if v.node.Allocatable[name] == 0 {
-			return true
-		}
-	}
-	return false
 }

@@ -114,6 +114,38 @@ func TestANodeThatDoesNotBecomeIdleInTime(t *testing.T) {
 	g.Expect(h.GPU.Spec.Failed).To(BeNil())
 }
 
+// TestAnotherAttemptHasTheWholeTimeToApply: users held the GPUs until long after the agent was asked, so that it could do nothing. Once
+// they are gone its time begins anew.
+func TestAnotherAttemptHasTheWholeTimeToApply(t *testing.T) {
+	for name, retry := range map[string]func(*cluster){
+		"the node is idle at last": func(*cluster) {},
+		"the policy is edited":     func(c *cluster) { c.Policies[0].Generation++ },
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			c := newCluster()
+			h := c.add("a", sim.A100)
+			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mps(4))}
+			h.lags = true // the agent reports nobody who comes
+			c.hold(h, "train", 0, gpu.WholeGPU)
+			c.tick(time.Minute)
+			for h.GPU.Spec.Devices == nil {
+				c.steps(1)
+			}
+			h.lags = false
+			d := c.during(20*time.Minute, 10*time.Second)
+			g.Expect(d.Nodes[0].State).To(Equal(rollout.StateFailed))
+			g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonDrainTimedOut), d.Nodes[0].Message)
+			c.end(h, "train")
+			retry(c)
+			d, states := c.run(200)
+			g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), d.Nodes[0].Message)
+			g.Expect(states["a"]).NotTo(ContainElement(rollout.StateFailed))
+			g.Expect(h.GPU.Spec.Failed).To(BeNil())
+		})
+	}
+}
+
 func TestMaxFailuresLetsOthersGoOn(t *testing.T) {
 	g := NewWithT(t)
 	c := newCluster()

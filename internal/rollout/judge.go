@@ -121,6 +121,8 @@ func (v *view) progress() judgement {
 	switch {
 	case v.leftToOthers():
 		return v.applying()
+	case asks && v.stranded():
+		return v.awaitsSomebody()
 	case v.onlyComputeMode():
 	case v.disruptive() && (!asks || len(v.blockers) > 0 || v.closes() || v.ousts()):
 		return v.disrupt(asks)
@@ -153,9 +155,12 @@ func (v *view) byManager(asks bool) (judgement, bool) {
 	return judgement{}, false
 }
 
-// asks says whether the spec asks for the target already, and mig-manager, where that is its business, was asked for it.
+// asks says whether the spec asks for the target already, and mig-manager, where that is its business, was asked for it. A spec with
+// the record that the target failed asks for nothing until it is written again: the deadlines of another attempt begin with that.
 func (v *view) asks() bool {
-	if !wishes(v.node.GPU.Spec, v.to) {
+	f := v.node.GPU.Spec.Failed
+	again := f != nil && !v.fallsBack && f.Wish == v.asked()
+	if again || !wishes(v.node.GPU.Spec, v.to) {
 		return false
 	}
 	if !v.partitions() {

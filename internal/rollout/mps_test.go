@@ -102,6 +102,33 @@ func TestNVIDIAsMPSByHand(t *testing.T) {
 	}
 }
 
+// TestAGPUThatNVIDIAsMPSServedIsDeselected: the configuration of the node asks for no MPS, so the daemon does not come back before the
+// policy goes. The node is ready without it.
+func TestAGPUThatNVIDIAsMPSServedIsDeselected(t *testing.T) {
+	g := NewWithT(t)
+	c := newCluster()
+	c.byHand = mpsByHand(4)
+	h := c.add("a", sim.A100, sim.A100)
+	c.tick(time.Second)
+	c.tick(time.Second)
+	g.Expect(h.theirs).NotTo(BeNil())
+	settled(t, c, v1alpha1.Sharing{Strategy: v1alpha1.StrategyExclusive})
+
+	c.edit(func(p *v1alpha1.GPUSharingPolicy) {
+		p.Spec.Sharing = mig(count("3g", 2))
+		onGPUs(0)(p)
+	})
+	d, _ := c.run(400)
+	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), d.Nodes[0].Message)
+	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/mig-3g.20gb": 2, "nvidia.com/gpu": 1}))
+
+	released(t, c)
+	c.tick(time.Second)
+	c.tick(time.Second)
+	g.Expect(h.theirs).NotTo(BeNil())
+	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 8}))
+}
+
 // TestAPlanForetellsTheEvictionsUnderMPS: the kubectl plugin, which does not read the operator's ConfigMap, foretells the pods that
 // the controller evicts and no others, whoever serves the GPUs by MPS now.
 func TestAPlanForetellsTheEvictionsUnderMPS(t *testing.T) {

@@ -5,12 +5,15 @@ package rollout
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
 )
 
 // rebootTimeout is how long a node may take to reboot and its GPUs to be as wished then: a cloud machine is back in
@@ -82,6 +85,42 @@ func (v *view) withdrawReboot(spec *v1alpha1.GPUNodeSpec) {
 	if spec.Reboot != nil && spec.Reboot.BootID == v.node.GPU.Status.BootID {
 		spec.Reboot = nil
 	}
+}
+
+// stranded reports whether the way back of a node has come to where only a reboot helps, and the operator makes none: it may not, the
+// agent cannot, or the node was rebooted in vain.
+func (v *view) stranded() bool {
+	c, _ := condition.Find(v.node.GPU.Status.Conditions, v1alpha1.ConditionRebootRequired)
+	helpless := c.Reason == v1alpha1.ReasonRebootInVain || !v.permitted() && !v.mayReboot()
+	if v.wish != nil && !v.fallsBack || !v.awaitsReboot() || !helpless {
+		return false
+	}
+	waits := func(d gpu.Device) bool { return d.PendingMIG != d.State.MIG }
+	drained := func(s plan.Step) bool { // the step is possible once the node is drained and NVIDIA's clients are paused
+		disrupts := s.Needs() > plan.NeedsNothing || s.Closes()
+		return disrupts && !slices.ContainsFunc(v.have, func(d gpu.Device) bool { return d.UUID == s.Device() && waits(d) })
+	}
+	return !slices.ContainsFunc(v.steps, drained)
+}
+
+// awaitsSomebody leaves a stranded node to its users until somebody reboots it. There is no other state to go back to, and to drain
+// it once more, or to pause NVIDIA's clients, would bring nothing.
+func (v *view) awaitsSomebody() judgement {
+	j := judgement{State: StateFailed, reason: v1alpha1.ReasonRebootRequired, actions: v.letGo("only a reboot of the node helps")}
+	what := v.agentSays("A MIG mode of the node changes only at a reboot")
+	reason, message, stalled := v.stalled()
+	switch {
+	case stalled:
+		j.reason, j.message = reason, message
+	case v.rules().Reboot == v1alpha1.RebootModeIfRequired:
+		j.message = what + ". The policy lets the operator reboot the node, but the agent cannot. Reboot the node, or let the agent do it"
+	case v.by == nil:
+		j.message = what + ". The last policy did not let the operator reboot the node (rollout.reboot: Never). Reboot the node"
+	default:
+		j.message = what + ". The policy does not let the operator reboot the node (rollout.reboot: Never). Reboot the node, or set " +
+			"rollout.reboot to IfRequired"
+	}
+	return j
 }
 
 // waitsForReboot says why a node that needs a reboot is not rebooted by the operator, and what helps.

@@ -233,3 +233,48 @@ func TestAPausedRolloutKeepsNoNodeThatAwaitsItsReboot(t *testing.T) {
 	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), d.Nodes[0].Message)
 	g.Expect(h.reboots).To(HaveLen(1))
 }
+
+// TestANodeThatOnlyARebootBringsBackIsLeftToItsUsers: the way back needs a reboot that the operator does not make. So the node takes
+// pods again, NVIDIA's clients run, nothing is written to the Node any more, and a message names what helps.
+func TestANodeThatOnlyARebootBringsBackIsLeftToItsUsers(t *testing.T) {
+	never := func(c *cluster, h *host) {
+		c.Policies[0].Spec.Rollout.Reboot = v1alpha1.RebootModeNever
+		c.Policies[0].Generation++
+		c.run(60)
+	}
+	remove := func(c *cluster, _ *host) { c.Policies = nil }
+	for name, tt := range map[string]struct {
+		back func(*cluster, *host)
+		says string
+	}{
+		"after the policy": {func(c *cluster, h *host) { never(c, h); remove(c, h) }, "The last policy did not let the operator reboot the node"},
+		"after the policy, without an agent that can": {func(c *cluster, h *host) { h.canReboot = false; remove(c, h) }, "but the agent cannot"},
+		"after the policy, in vain":                   {func(c *cluster, h *host) { h.forgets = true; remove(c, h) }, "rebooted in vain"},
+		"after a failure":                             {never, "Reboot the node, or set rollout.reboot to IfRequired"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			c := newCluster()
+			h := c.add("a", sim.A100).virtual()
+			c.Policies = []v1alpha1.GPUSharingPolicy{rebooting(v1alpha1.EvictionModeEvict)}
+			if name == "after a failure" {
+				h.breaks("") // what the GPU offers in its new mode is not advertised
+			}
+			for !h.devices()[0].State.MIG {
+				c.steps(1)
+			}
+			tt.back(c, h)
+			c.run(4000)
+			reboots := len(h.reboots)
+			version := c.version["a"]
+			d, _ := c.run(4000)
+			g.Expect(d.Nodes).To(HaveLen(1))
+			g.Expect(d.Nodes[0].State).To(Equal(rollout.StateFailed), d.Nodes[0].Message)
+			g.Expect(d.Nodes[0].Message).To(ContainSubstring(tt.says))
+			g.Expect(h.Taints).To(BeEmpty())
+			g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationPaused))
+			g.Expect(c.version["a"]).To(Equal(version), "nothing is written again and again")
+			g.Expect(h.reboots).To(HaveLen(reboots))
+		})
+	}
+}

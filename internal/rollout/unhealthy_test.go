@@ -53,6 +53,36 @@ func TestThePluginIsRestartedOnceForTheInstancesOfABoot(t *testing.T) {
 	g.Expect(h.Annotations).To(BeEmpty())
 }
 
+// TestThePluginIsRestartedOnceIfItReadWhatSomebodyElseWrote: it reads the ConfigMap only when it starts or another key is selected.
+func TestThePluginIsRestartedOnceIfItReadWhatSomebodyElseWrote(t *testing.T) {
+	g := NewWithT(t)
+	c := fleet(1, timeSlicing(4))
+	c.run(200)
+	h := c.hosts["n0"]
+	ours := c.Keys[h.Labels[v1alpha1.LabelConfig]]
+	c.Keys[h.Labels[v1alpha1.LabelConfig]] = "version: v1\n"
+	for _, uid := range h.readers() {
+		c.deletePod(h, uid)
+	}
+	c.tick(time.Second)
+	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 1}))
+	d := c.during(time.Hour, time.Minute)
+	g.Expect(c.Keys[h.Labels[v1alpha1.LabelConfig]]).To(Equal(ours))
+	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), d.Nodes[0].Message)
+	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 4}))
+	g.Expect(c.writes["rollout.DeletePod"]).To(Equal(1))
+
+	for range 120 { // and it does not help
+		h.Allocatable["nvidia.com/gpu"] = 1
+		c.pass()
+		c.tick(time.Minute)
+	}
+	g.Expect(c.writes["rollout.DeletePod"]).To(Equal(1))
+	c.Policies = nil
+	c.run(200)
+	g.Expect(h.Annotations).To(BeEmpty())
+}
+
 func TestUnhealthyDevicesAreCapacityThatIsNotAllocatable(t *testing.T) {
 	g := NewWithT(t)
 	node := &corev1.Node{Status: corev1.NodeStatus{
