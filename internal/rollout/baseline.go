@@ -5,6 +5,7 @@ package rollout
 
 import (
 	"encoding/json"
+	"fmt"
 	"slices"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
@@ -27,7 +28,14 @@ type savedBaseline struct {
 	v1alpha1.Baseline `json:",inline"`
 	// Retain is true if the node stays as it is once no policy governs it.
 	Retain bool `json:"retain,omitempty"`
+	// Untouched names the GPUNode as it was when the copy was written (version), if it had no baseline then. As long as it is that
+	// version the agent has been asked for nothing. So the GPUs of the copy do not count: a driver upgrade, a reboot or a user may
+	// have changed them since, also long after a change was held back.
+	Untouched string `json:"untouched,omitempty"`
 }
+
+// version names a version of the spec of a GPUNode. One that was deleted and made anew, or restored from a backup, is another.
+func version(n *v1alpha1.GPUNode) string { return fmt.Sprintf("%s/%d", n.UID, n.Generation) }
 
 // SpecWithCopy is SpecOf with all that the copy on the Node, given its annotations, has of the baseline. It reports whether the
 // GPUNode lacks any of that.
@@ -38,6 +46,9 @@ func SpecWithCopy(n *v1alpha1.GPUNode, annotations map[string]string) (spec v1al
 		return spec, false
 	}
 	if spec.Baseline == nil {
+		if saved.Untouched == version(n) {
+			saved.Devices = nil
+		}
 		spec.Baseline = &saved.Baseline
 		if saved.Retain && spec.Release == nil {
 			spec.Release = &v1alpha1.Release{DeletionPolicy: v1alpha1.DeletionPolicyRetain}
@@ -67,13 +78,34 @@ func (v *view) copied() string {
 	spec := *v.node.GPU.Spec.DeepCopy()
 	v.record(&spec)
 	spec.Release = releaseOf(v.by)
-	return copyOf(spec)
+	saved := savedOf(spec)
+	if v.neverAsked() {
+		saved.Untouched = version(&v.node.GPU)
+	}
+	return saved.text()
+}
+
+// neverAsked reports whether the agent has not been asked for anything yet. If both objects lost the baseline, the labels of the
+// operator on the Node tell that it was.
+func (v *view) neverAsked() bool {
+	if v.node.GPU.Spec.Baseline == nil {
+		return !v.inCharge()
+	}
+	var saved savedBaseline
+	err := json.Unmarshal([]byte(v.node.Annotations[v1alpha1.AnnotationBaseline]), &saved)
+	return err == nil && v.node.BaselineLost && saved.Untouched == version(&v.node.GPU)
 }
 
 // copyOf returns the copy of the baseline in a spec.
-func copyOf(spec v1alpha1.GPUNodeSpec) string {
+func copyOf(spec v1alpha1.GPUNodeSpec) string { return savedOf(spec).text() }
+
+func savedOf(spec v1alpha1.GPUNodeSpec) savedBaseline {
 	retain := spec.Release != nil && spec.Release.DeletionPolicy == v1alpha1.DeletionPolicyRetain
-	text, err := json.Marshal(savedBaseline{Baseline: *spec.Baseline, Retain: retain})
+	return savedBaseline{Baseline: *spec.Baseline, Retain: retain}
+}
+
+func (s savedBaseline) text() string {
+	text, err := json.Marshal(s)
 	if err != nil { // cannot be: the types hold strings and numbers only
 		return ""
 	}

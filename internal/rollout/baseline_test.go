@@ -9,7 +9,6 @@ import (
 	"time"
 
 	. "github.com/onsi/gomega"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
@@ -18,7 +17,7 @@ import (
 
 // loseGPUNode deletes the GPUNode of a node, and a new one takes its place.
 func (c *cluster) loseGPUNode(h *host) {
-	h.GPU = v1alpha1.GPUNode{ObjectMeta: metav1.ObjectMeta{Name: h.Name, Generation: 1}}
+	h.makeGPUNode()
 	c.tick(time.Second)
 }
 
@@ -66,6 +65,35 @@ func TestTheBaselineSurvivesTheLossOfEitherObject(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// TestTheBaselineOfAGPUIsHowItWasBeforeItsFirstChange, though the change was announced on the Node before: meanwhile a reboot, an
+// upgrade of the driver or a user may change the GPU. If the change is held back, that may take weeks.
+func TestTheBaselineOfAGPUIsHowItWasBeforeItsFirstChange(t *testing.T) {
+	for _, passes := range []int{1, 2} {
+		g := NewWithT(t)
+		c := newCluster()
+		h := c.add("a", sim.H100)
+		h.byHand(0, "2g.20gb")
+		c.tick(time.Second)
+		c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", timeSlicing(2))}
+		c.steps(passes)
+		g.Expect(h.Annotations).To(HaveKey(v1alpha1.AnnotationBaseline))
+		g.Expect(h.GPU.Spec.Devices).To(BeEmpty())
+		c.Policies[0].Spec.Rollout.Paused = true
+		c.run(60)
+		h.hardware.Reboot() // an H100 forgets its MIG mode
+		c.tick(24 * time.Hour)
+		g.Expect(h.devices()[0].State.MIG).To(BeFalse())
+		c.Policies[0].Spec.Rollout.Paused = false
+		c.run(200)
+		g.Expect(c.ready()).To(Equal(1))
+		c.Policies = nil
+		d, _ := c.run(200)
+		g.Expect(d.Nodes).To(BeEmpty())
+		g.Expect(h.devices()[0].State.MIG).To(BeFalse(), "after %d passes", passes)
+		g.Expect(h.Annotations).To(BeEmpty())
 	}
 }
 

@@ -16,6 +16,7 @@ import (
 	nvidia "github.com/NVIDIA/k8s-device-plugin/api/config/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
@@ -57,6 +58,7 @@ type cluster struct {
 // host is a node with its hardware.
 type host struct {
 	*rollout.Node
+	made     int // GPUNodes of its name
 	hardware *sim.Hardware
 	daemons  map[string]plan.Daemon
 	done     []string       // what the agent did
@@ -106,11 +108,17 @@ func (c *cluster) add(name string, models ...sim.Model) *host {
 		},
 	}
 	h.plugin.nudged = map[string]time.Time{}
-	h.GPU.Name, h.GPU.Generation = name, 1
+	h.makeGPUNode()
 	c.hosts[name] = h
 	c.settle(h)
 	c.mergeFeatures(h)
 	return h
+}
+
+// makeGPUNode makes the GPUNode of a host, or makes it anew after it was deleted.
+func (h *host) makeGPUNode() {
+	h.made++
+	h.GPU = v1alpha1.GPUNode{ObjectMeta: metav1.ObjectMeta{Name: h.Name, Generation: 1, UID: types.UID(fmt.Sprintf("%s-%d", h.Name, h.made))}}
 }
 
 // world is what a pass reads: values of its own.

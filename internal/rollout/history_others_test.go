@@ -249,7 +249,7 @@ func (c *chronicle) deleteEvent(random *rand.Rand) {
 		h.features.ours = time.Time{}
 		c.tell("our NodeFeature of %s is deleted", h.Name)
 	default:
-		h.GPU = v1alpha1.GPUNode{ObjectMeta: metav1.ObjectMeta{Name: h.Name, Generation: 1}}
+		h.makeGPUNode()
 		h.report()
 		c.tell("GPUNode %s is deleted", h.Name)
 	}

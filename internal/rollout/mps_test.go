@@ -102,6 +102,32 @@ func TestNVIDIAsMPSByHand(t *testing.T) {
 	}
 }
 
+// TestNVIDIAsMPSThatStartsOnTheWayBackIsNotFought: its daemon was away when the node was found, and the configuration to which the node
+// returns asks for it.
+func TestNVIDIAsMPSThatStartsOnTheWayBackIsNotFought(t *testing.T) {
+	g := NewWithT(t)
+	c := newCluster()
+	c.byHand = mpsByHand(4)
+	h := c.add("a", sim.A100)
+	h.Labels[pluginLabel] = "false" // somebody works on the device plugin
+	c.tick(time.Second)
+	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("2g", 3)))}
+	c.run(1000)
+	g.Expect(h.GPU.Spec.Failed).NotTo(BeNil())
+	h.Labels[pluginLabel] = "true"
+	c.during(2*time.Hour, 10*time.Second)
+	g.Expect(h.theirs).NotTo(BeNil())
+	g.Expect(h.Taints).To(BeEmpty())
+	version := c.version["a"]
+	c.during(8*time.Hour, time.Minute)
+	g.Expect(c.version["a"]).To(Equal(version), "nothing is written again and again")
+	g.Expect(h.theirs).NotTo(BeNil())
+	c.Policies = nil
+	d, _ := c.run(400)
+	g.Expect(d.Nodes).To(BeEmpty())
+	g.Expect(h.theirs).NotTo(BeNil())
+}
+
 // TestAGPUThatNVIDIAsMPSServedIsDeselected: the configuration of the node asks for no MPS, so the daemon does not come back before the
 // policy goes. The node is ready without it.
 func TestAGPUThatNVIDIAsMPSServedIsDeselected(t *testing.T) {

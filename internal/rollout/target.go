@@ -68,12 +68,26 @@ func baseline(spec v1alpha1.GPUNodeSpec, have []gpu.Device) target {
 		return t
 	}
 	t.key = spec.Baseline.Labels[v1alpha1.LabelConfig]
-	t.devices = restorable(spec, have)
+	t.devices = served(restorable(spec, have), have)
 	if before, had := spec.Baseline.Labels[v1alpha1.LabelMIGManager]; had {
 		t.labels[v1alpha1.LabelMIGManager] = &before
 	}
 	t.actuator = spec.MIGActuator
 	return t
+}
+
+// served adds NVIDIA's MPS daemon to the GPUs that it serves now. Where a node returns to its baseline, the configuration that NVIDIA's
+// programs read is not the operator's any more, so the operator neither ends a daemon that it asks for nor waits for one.
+func served(devices []v1alpha1.DeviceSpec, have []gpu.Device) []v1alpha1.DeviceSpec {
+	devices = slices.Clone(devices)
+	for i := range devices {
+		at := slices.IndexFunc(have, func(d gpu.Device) bool { return d.UUID == devices[i].UUID })
+		if at < 0 || have[at].State.MPS == nil || !have[at].State.MPS.External || devices[i].Sharing.MIGMode != v1alpha1.MIGModeDisabled {
+			continue
+		}
+		devices[i].Sharing.MPS = plan.Observed(have[at]).MPS
+	}
+	return devices
 }
 
 // present leaves out GPUs that the node has lost since.
