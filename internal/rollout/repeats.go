@@ -15,7 +15,7 @@ import (
 )
 
 // mostRepeats is how often the same is written within an hour (patience) while no policy changes. A change and its way back write
-// the same twice at most.
+// the same twice at most. What gives back (givesBack) is written twice as often, so that a fight does not leave a node tainted.
 const mostRepeats = 8
 
 // Repeats counts what was written, so that no fight with another controller goes on without end: what was written mostRepeats times
@@ -64,11 +64,21 @@ func (r *Repeats) left(a Action, now time.Time) time.Duration {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	at := r.writes[sameness(a)]
-	if len(at) < mostRepeats {
+	at, most := r.writes[sameness(a)], mostRepeats
+	if givesBack(a) {
+		most *= 2 // what was taken before the taking had to wait is given back
+	}
+	if len(at) < most {
 		return 0
 	}
 	return max(at[0].Add(patience).Sub(now), time.Second)
+}
+
+// givesBack reports whether an action lets a node take pods again, or resumes NVIDIA's clients.
+func givesBack(a Action) bool {
+	patch, patches := a.(PatchNode)
+	record, is := patch.Annotations[v1alpha1.AnnotationPaused]
+	return frees(a) || patches && is && record == nil
 }
 
 // admit adds an action unless it has to wait, and is when to decide again.

@@ -4,10 +4,12 @@
 package rollout_test
 
 import (
+	"slices"
 	"testing"
 	"time"
 
 	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
@@ -53,4 +55,30 @@ func TestNoFightGoesOnWithoutEnd(t *testing.T) {
 	writes := c.writes["rollout.WriteKeys"]
 	pass(time.Second)
 	g.Expect(c.writes["rollout.WriteKeys"]).To(Equal(writes + 1))
+}
+
+// TestAFightLeavesNoNodeTainted: what keeps pods off a node has to wait sooner than what lets them return, which has its limit too.
+func TestAFightLeavesNoNodeTainted(t *testing.T) {
+	g := NewWithT(t)
+	c, h := toMIG()
+	c.Repeats = &rollout.Repeats{}
+	decided := func(after rollout.Action, times int) bool {
+		for range times {
+			c.Repeats.Note(after, c.Now)
+		}
+		return slices.ContainsFunc(rollout.Decide(c.world()).Actions, func(a rollout.Action) bool { return a.String() == after.String() })
+	}
+	rollout.Decide(c.world()) // counts from these policies on
+	taint := rollout.Taint{Node: "a", Taint: corev1.Taint{Key: v1alpha1.TaintChanging, Effect: corev1.TaintEffectNoSchedule}}
+	g.Expect(decided(taint, 0)).To(BeTrue())
+	g.Expect(decided(taint, 8)).To(BeFalse())
+
+	h.Taints = []corev1.Taint{taint.Taint}
+	h.Annotations[v1alpha1.AnnotationPaused], h.Labels[pluginLabel] = pluginLabel, "paused-for-mig-change"
+	c.Policies = nil
+	rollout.Decide(c.world())
+	for _, a := range rollout.Decide(c.world()).Actions {
+		g.Expect(decided(a, 8)).To(BeTrue(), a.String())
+		g.Expect(decided(a, 8)).To(BeFalse(), a.String())
+	}
 }
