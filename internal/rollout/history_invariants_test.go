@@ -44,9 +44,7 @@ func (c *chronicle) breaks(invariant, format string, args ...any) {
 var known = sync.OnceValue(func() (all []knownDefect) {
 	for _, k := range [][2]string{
 		{"38 nodes that a policy selects no more are released beside its own", `^harmless: .* nodes of policy .* of which it governs [1-9]`},
-		{"32 a baseline from before NVIDIA's MPS daemon started", `^bounded: (700 passes in 8h do not come to rest: \[(patch|taint|remove our taint)|Node .* (again and again|nobody else does anything))`},
 		{"01 presence that was seen once, and the record of it lost", `^harmless: .* is taken over, .*recorded: false`},
-		{"40 a GPU goes back to MIG after its policy is gone", `^harmless: GPU .* is changed, which no policy selects: SetMIG .* true`},
 		{"37 a policy's taint whose record another controller removed", `^progress: .*DevicePluginFailing.*tolerate the node's taints`},
 		{"35 the record of the baseline is written again", `^restore: node .*(label nvidia.com/mig.config is|: GPU \d .* came as {mig:true)`},
 		{"36 a config is selected before a slow kubelet shows it, where the cache lags", `^harmless: NVIDIA's config-manager ended`},
