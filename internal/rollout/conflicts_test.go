@@ -112,6 +112,24 @@ func TestNodesOfOthersAreLeftAlone(t *testing.T) {
 	}
 }
 
+// TestASignCountsThoughItsRecordFails: the write that records the other controller fails, and then its plugin restarts.
+func TestASignCountsThoughItsRecordFails(t *testing.T) {
+	g := NewWithT(t)
+	c, h := toMIG(evicting)
+	c.Sightings = &rollout.Sightings{}
+	h.Slicer = "mig.das.com/1g.5gb"
+	g.Expect(said(rollout.Decide(c.world()).Actions)).To(ContainElement(ContainSubstring("recording that another controller")))
+	h.Slicer = ""
+	c.tick(time.Second)
+	g.Expect(rollout.Decide(c.world()).Nodes[0].State).To(Equal(rollout.StateImpossible), "neither of these writes succeeds")
+	d := c.during(4*time.Minute, 10*time.Second)
+	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateImpossible))
+	g.Expect(h.Annotations[v1alpha1.AnnotationOtherController]).To(HavePrefix(v1alpha1.ReasonSlicerActive + "@"))
+	d = c.during(3*time.Minute, 10*time.Second)
+	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), "five minutes after it was last seen")
+	g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationOtherController))
+}
+
 // TestANodeIsTakenOverOnlyMinutesAfterTheOtherControllerLeft: its plugin restarts, and for a moment nothing shows it.
 func TestANodeIsTakenOverOnlyMinutesAfterTheOtherControllerLeft(t *testing.T) {
 	for name, test := range map[string]struct{ comes, goes func(*host) }{

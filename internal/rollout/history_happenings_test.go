@@ -160,7 +160,12 @@ func (c *chronicle) staked(which func(stake) bool) bool {
 
 func (c *chronicle) leadEvent(*rand.Rand) {
 	c.lead()
-	c.memory, c.Repeats = remembering{}, &rollout.Repeats{}
+	c.memory, c.Repeats, c.Sightings = remembering{}, &rollout.Repeats{}, &rollout.Sightings{}
+	for _, h := range c.all() {
+		if h.Annotations[v1alpha1.AnnotationOtherController] == "" {
+			h.sharedAt = time.Time{} // of that a new leader can know nothing
+		}
+	}
 	c.tell("another controller leads")
 }
 

@@ -71,7 +71,7 @@ func newChronicle(seed uint64) *chronicle {
 		slots: map[string]int32{}, count: map[string]int{}, theirs: map[string][]string{}, before: map[string]rollout.Node{},
 		mentioned: map[string]bool{}, retained: map[string]bool{}, met: map[string]bool{}, states: map[string]string{}, double: seed%32 == 0,
 	}
-	c.Repeats = &rollout.Repeats{}
+	c.Repeats, c.Sightings = &rollout.Repeats{}, &rollout.Sightings{}
 	random := rand.New(rand.NewPCG(seed, 2))
 	one := func(in int) bool { return random.IntN(in) == 0 }
 	c.Wiring.NodeFeatures, c.Wiring.ClusterPolicy = !one(4), !one(10)

@@ -61,13 +61,14 @@ type derived struct {
 // view must not read: the time, above all.
 type basis struct {
 	version    int64 // of the Node
+	sighting         // of another controller that is not recorded on the Node
 	policy     types.UID
 	name       string // of the policy
 	generation int64
 }
 
-func basisOf(n *Node, by *v1alpha1.GPUSharingPolicy) basis {
-	b := basis{version: n.Version}
+func basisOf(w *World, n *Node, by *v1alpha1.GPUSharingPolicy) basis {
+	b := basis{version: n.Version, sighting: w.Sightings.of(n)}
 	if by != nil {
 		b.policy, b.name, b.generation = by.UID, by.Name, by.Generation
 	}
@@ -76,7 +77,7 @@ func basisOf(n *Node, by *v1alpha1.GPUSharingPolicy) basis {
 
 // recall finds what was derived of a node the last time, and derives anew what no longer holds.
 func (memory *Memory) recall(w *World, n *Node, g policy.Governed) *derived {
-	b, d := basisOf(n, g.By), memory.nodes[n.Name]
+	b, d := basisOf(w, n, g.By), memory.nodes[n.Name]
 	if d == nil || n.Version == 0 || d.basis != b || !d.sameKeys(w, n) {
 		timeless := *w
 		timeless.Now = time.Time{}

@@ -17,20 +17,63 @@ import (
 // v1alpha1.AnnotationOtherController: the reason, and once all signs are gone the reason and the time. After absentFor without
 // any sign the annotation goes, and the node is the policy's.
 
+// A sign that has gone before the annotation was written is known to the program that saw it, by Sightings.
+
+// Sightings remembers which other controller was seen on each node that has no annotation that says so, in case the write of the
+// annotation fails. It is kept by the program that carries decisions out and is lost with it. The zero value has seen none.
+type Sightings struct{ seen map[string]sighting }
+
+// sighting is the reason by which another controller was seen on a node, and when last.
+type sighting struct {
+	reason string
+	at     time.Time
+}
+
+// note remembers the signs of a pass, and forgets what is past or recorded on the Node.
+func (s *Sightings) note(w *World) {
+	if s == nil {
+		return
+	}
+	kept := map[string]sighting{}
+	for i := range w.Nodes {
+		n := &w.Nodes[i]
+		if _, recorded := n.Annotations[v1alpha1.AnnotationOtherController]; recorded {
+			continue
+		}
+		if reason, _ := signOf(n); reason != "" {
+			kept[n.Name] = sighting{reason: reason, at: w.Now}
+		} else if was, seen := s.seen[n.Name]; seen && was.at.After(n.Created) && w.Now.Sub(was.at) < absentFor {
+			kept[n.Name] = was
+		}
+	}
+	s.seen = kept
+}
+
+// of is what was seen on a node a moment ago and is not there any more.
+func (s *Sightings) of(n *Node) (was sighting) {
+	if s == nil {
+		return was
+	}
+	if reason, _ := signOf(n); reason != "" {
+		return was
+	}
+	return s.seen[n.Name]
+}
+
 // absentFor is how long no sign of another controller may be there before the operator takes the node over. A pod of a
 // DaemonSet is replaced within it, its image included; the kubelet deletes the ResourceSlices of a plugin after 30 s.
 const absentFor = 5 * time.Minute
 
-// sign is what shows another controller on the node: the reason, and the message that names it. Both are empty where there is
+// signOf is what shows another controller on the node: the reason, and the message that names it. Both are empty where there is
 // none.
-func (v *view) sign() (reason, message string) {
-	if v.node.Slicer != "" {
+func signOf(n *Node) (reason, message string) {
+	if n.Slicer != "" {
 		return v1alpha1.ReasonSlicerActive, fmt.Sprintf("the node lists the resource %s, so Red Hat's Dynamic Accelerator Slicer (InstaSlice) "+
 			"partitions its GPUs, and two must not; leave the node out of nodeSelector, or uninstall the slicer and remove the "+
-			"resource from the status of the Node", v.node.Slicer)
+			"resource from the status of the Node", n.Slicer)
 	}
-	object := v.node.DRA
-	for _, p := range v.node.Pods {
+	object := n.DRA
+	for _, p := range n.Pods {
 		if p.DRA && object == "" {
 			object = fmt.Sprintf("pod %s/%s", p.Namespace, p.Name)
 		}
@@ -43,9 +86,14 @@ func (v *view) sign() (reason, message string) {
 		"(resources.gpus.enabled=false of its chart)", object)
 }
 
-// remembered is which other controller the annotation names; since is when its last sign went, zero if that is not recorded.
+// remembered is which other controller the annotation names, or was seen before it could be written; since is when its last sign
+// went, zero if that is not recorded.
 func (v *view) remembered() (reason string, since time.Time) {
-	note := v.node.Annotations[v1alpha1.AnnotationOtherController]
+	note, noted := v.node.Annotations[v1alpha1.AnnotationOtherController]
+	if !noted {
+		was := v.world.Sightings.of(v.node)
+		return was.reason, was.at
+	}
 	reason, _, _ = strings.Cut(note, "@")
 	since, _ = stamped(note, reason)
 	return reason, since
@@ -54,7 +102,7 @@ func (v *view) remembered() (reason string, since time.Time) {
 // takenByOthers reports which other controller offers the GPUs of the node, or did a moment ago, so that a policy cannot be
 // honoured there.
 func (v *view) takenByOthers() *plan.Problem {
-	if reason, message := v.sign(); reason != "" {
+	if reason, message := signOf(v.node); reason != "" {
 		return &plan.Problem{Reason: reason, Message: message}
 	}
 	reason, since := v.remembered()
@@ -71,7 +119,7 @@ func (v *view) takenByOthers() *plan.Problem {
 // rememberOthers keeps the annotation true on a node that a policy governs, and removes it from others.
 func (m *member) rememberOthers(governed bool) {
 	note, noted := m.node.Annotations[v1alpha1.AnnotationOtherController]
-	reason, _ := m.sign()
+	reason, _ := signOf(m.node)
 	was, since := m.remembered()
 	patch := m.patch("recording that another controller offers the GPUs")
 	set := func(value *string) {
@@ -79,7 +127,7 @@ func (m *member) rememberOthers(governed bool) {
 		m.actions = append(m.actions, patch)
 	}
 	switch {
-	case !governed || !noted && reason == "":
+	case !governed || !noted && reason == "" && was == "":
 		if noted {
 			patch.Why = "forgetting the controller that offered the GPUs"
 			set(nil)
@@ -88,9 +136,12 @@ func (m *member) rememberOthers(governed bool) {
 		if note != reason {
 			set(&reason)
 		}
-	case since.IsZero():
+	case since.IsZero() || !noted:
+		if since.IsZero() {
+			since = m.world.Now
+		}
 		patch.Why = "recording when the controller that offered the GPUs was last seen"
-		set(new(stamp(was, m.world.Now)))
+		set(new(stamp(was, since)))
 	default:
 		if left := since.Add(absentFor).Sub(m.world.Now); left > 0 {
 			m.after = Sooner(m.after, left)

@@ -40,6 +40,7 @@ func (memory *Memory) Decide(w World) Decision {
 	ranking := policy.Rank(w.Policies)
 	memory.rank(ranking)
 	w.Repeats.begin(memory.ranked, w.Now)
+	w.Sightings.note(&w)
 	groups := map[string]*group{}
 	for i := range w.Policies {
 		groups[w.Policies[i].Name] = &group{by: &w.Policies[i], windows: windows[i], invalid: invalid[i]}

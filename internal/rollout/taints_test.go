@@ -157,6 +157,27 @@ func TestTolerationsComeBeforeTaintsAndGoAfterThem(t *testing.T) {
 	g.Expect(rollout.Decide(c.world()).Nodes).To(BeEmpty())
 }
 
+// TestATolerationStaysWhileATaintNeedsIt: another controller has removed the record of the operator's taints, so the taint is not
+// the operator's to take off. Without its toleration NVIDIA's device plugin could not come back to the node.
+func TestATolerationStaysWhileATaintNeedsIt(t *testing.T) {
+	g := NewWithT(t)
+	c, h := tainted(shared)
+	c.run(30)
+	delete(h.Annotations, v1alpha1.AnnotationTaints)
+	c.edit(tainting())
+	for range 30 {
+		c.pass()
+		g.Expect(c.keptOff(h)).To(BeFalse())
+		c.tick(time.Second)
+	}
+	g.Expect(h.Taints).To(Equal([]corev1.Taint{shared}))
+	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 4}))
+
+	h.Taints = nil
+	c.run(30)
+	g.Expect(c.Wiring.Operands.Tolerations).To(Equal([]corev1.Toleration{ofNVIDIA}), "it goes with the taint")
+}
+
 // TestTolerationsAreNotAddedWhereThatHurts: what would restart the driver, or fail what runs, is left to the user, who is
 // told what to add.
 func TestTolerationsAreNotAddedWhereThatHurts(t *testing.T) {

@@ -30,6 +30,8 @@ type World struct {
 	Unscheduled []Pod
 	// Repeats counts what was written in the last hour; nil: nothing is held back for that.
 	Repeats *Repeats
+	// Sightings remembers other controllers that were seen a moment ago; nil: only the annotation on the Node does.
+	Sightings *Sightings
 }
 
 // Wiring is how NVIDIA's device plugin is installed and whether it reads our ConfigMap.

@@ -54,16 +54,17 @@ type Options struct {
 
 // Controller moves the cluster towards what the policies ask.
 type Controller struct {
-	client   client.Client
-	metrics  *metrics
-	catchUp  *catchUp
-	pods     podChanges
-	known    known           // of the nodes, from the last pass
-	memory   rollout.Memory  // likewise
-	repeats  rollout.Repeats // what was written in the last hour
-	slices   resourceSlices
-	refusals refusals
-	deleted  map[string]types.UID // NodeFeatures of ours that the cache may still show, by node
+	client    client.Client
+	metrics   *metrics
+	catchUp   *catchUp
+	pods      podChanges
+	known     known             // of the nodes, from the last pass
+	memory    rollout.Memory    // likewise
+	repeats   rollout.Repeats   // what was written in the last hour
+	sightings rollout.Sightings // of other controllers that are not recorded on their Nodes
+	slices    resourceSlices
+	refusals  refusals
+	deleted   map[string]types.UID // NodeFeatures of ours that the cache may still show, by node
 	// undecided is when the first of the passes began that could not decide; zero if the last one did.
 	undecided time.Time
 	Options
@@ -121,7 +122,7 @@ func (c *Controller) Reconcile(ctx context.Context, _ Pass) (reconcile.Result, e
 		return c.wait(ctx, fmt.Errorf("gathering the cluster: %w", err), 0)
 	}
 	c.undecided = time.Time{}
-	seen.world.Repeats = &c.repeats
+	seen.world.Repeats, seen.world.Sightings = &c.repeats, &c.sightings
 	decision := c.memory.Decide(seen.world)
 	c.metrics.decided(decision)
 	for _, n := range decision.Nodes {
