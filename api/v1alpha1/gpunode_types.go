@@ -162,8 +162,8 @@ type Release struct {
 	// eviction says what happens to pods in the way.
 	// +optional
 	Eviction Eviction `json:"eviction,omitzero"`
-	// maxUnavailable is how many nodes may be going back at the same time, as a number or a percentage of those that do.
-	// The largest among them counts.
+	// maxUnavailable is how many nodes of a deleted policy may be going back at the same time, as a number or a percentage of
+	// those that do. If its nodes differ in that, the smallest counts.
 	// +optional
 	// +kubebuilder:validation:XIntOrString
 	// +kubebuilder:validation:MaxLength=4
@@ -171,7 +171,8 @@ type Release struct {
 	// reboot says whether the node may be rebooted where a GPU takes its former MIG mode only so.
 	// +optional
 	Reboot RebootMode `json:"reboot,omitempty"`
-	// policy is the policy that says so.
+	// policy is the policy that says so. The nodes that it releases share its maxUnavailable, with those that it governs and
+	// also once it is deleted.
 	// +optional
 	// +kubebuilder:validation:MaxLength=253
 	Policy string `json:"policy,omitempty"`

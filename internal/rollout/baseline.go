@@ -32,28 +32,32 @@ type savedBaseline struct {
 	// version the agent has been asked for nothing. So the GPUs of the copy do not count: a driver upgrade, a reboot or a user may
 	// have changed them since, also long after a change was held back.
 	Untouched string `json:"untouched,omitempty"`
+	// Policy is the policy on whose behalf the node is changed.
+	Policy string `json:"policy,omitempty"`
 }
 
 // version names a version of the spec of a GPUNode. One that was deleted and made anew, or restored from a backup, is another.
 func version(n *v1alpha1.GPUNode) string { return fmt.Sprintf("%s/%d", n.UID, n.Generation) }
 
-// SpecWithCopy is SpecOf with all that the copy on the Node, given its annotations, has of the baseline. It reports whether the
-// GPUNode lacks any of that.
-func SpecWithCopy(n *v1alpha1.GPUNode, annotations map[string]string) (spec v1alpha1.GPUNodeSpec, lacks bool) {
-	spec = SpecOf(n)
+// WithCopy returns the node with the spec of a GPUNode, and with all that the copy of the baseline on the Node has.
+func (n Node) WithCopy(gpuNode *v1alpha1.GPUNode) Node {
+	n.GPU, n.BaselineLost, n.ChangedFor = *gpuNode, false, ""
+	n.GPU.Spec = SpecOf(gpuNode)
+	spec := &n.GPU.Spec
 	var saved savedBaseline
-	if text := annotations[v1alpha1.AnnotationBaseline]; text == "" || json.Unmarshal([]byte(text), &saved) != nil {
-		return spec, false
+	if text := n.Annotations[v1alpha1.AnnotationBaseline]; text == "" || json.Unmarshal([]byte(text), &saved) != nil {
+		return n
 	}
+	n.ChangedFor = saved.Policy
 	if spec.Baseline == nil {
-		if saved.Untouched == version(n) {
+		if saved.Untouched == version(gpuNode) {
 			saved.Devices = nil
 		}
-		spec.Baseline = &saved.Baseline
+		spec.Baseline, n.BaselineLost = &saved.Baseline, true
 		if saved.Retain && spec.Release == nil {
 			spec.Release = &v1alpha1.Release{DeletionPolicy: v1alpha1.DeletionPolicyRetain}
 		}
-		return spec, true
+		return n
 	}
 	both := spec.Baseline.DeepCopy()
 	for _, d := range saved.Devices {
@@ -61,12 +65,24 @@ func SpecWithCopy(n *v1alpha1.GPUNode, annotations map[string]string) (spec v1al
 			both.Devices = append(both.Devices, d)
 		}
 	}
-	if len(both.Devices) == len(spec.Baseline.Devices) {
-		return spec, false
+	if len(both.Devices) > len(spec.Baseline.Devices) {
+		both.Devices = sorted(both.Devices)
+		spec.Baseline, n.BaselineLost = both, true
 	}
-	both.Devices = sorted(both.Devices)
-	spec.Baseline = both
-	return spec, true
+	return n
+}
+
+// owner returns the policy in whose budget a node counts: the one that governs it, or the one that releases it. The copy on the
+// Node is written with the first write of a change that disturbs the node, so it is the later one of the two records. Empty: not
+// known.
+func owner(n *Node, by *v1alpha1.GPUSharingPolicy) string {
+	switch {
+	case by != nil:
+		return by.Name
+	case n.ChangedFor == "" && n.GPU.Spec.Release != nil:
+		return n.GPU.Spec.Release.Policy
+	}
+	return n.ChangedFor
 }
 
 // copied returns the copy as it must be once the node has its target; empty if no policy governs the node, so that nothing is
@@ -100,8 +116,11 @@ func (v *view) neverAsked() bool {
 func copyOf(spec v1alpha1.GPUNodeSpec) string { return savedOf(spec).text() }
 
 func savedOf(spec v1alpha1.GPUNodeSpec) savedBaseline {
-	retain := spec.Release != nil && spec.Release.DeletionPolicy == v1alpha1.DeletionPolicyRetain
-	return savedBaseline{Baseline: *spec.Baseline, Retain: retain}
+	saved := savedBaseline{Baseline: *spec.Baseline}
+	if r := spec.Release; r != nil {
+		saved.Retain, saved.Policy = r.DeletionPolicy == v1alpha1.DeletionPolicyRetain, r.Policy
+	}
+	return saved
 }
 
 func (s savedBaseline) text() string {
@@ -119,10 +138,10 @@ func (v *view) saveBaseline(patch PatchNode) {
 	}
 }
 
-// unsaved is the gate before the agent is asked to change GPUs: the Node has a copy of their baseline.
+// unsaved is the gate before the agent is asked to change GPUs: the Node has a copy of their baseline, which names no other policy.
 func (v *view) unsaved() (PatchNode, bool) {
 	patch := v.patch("recording the baseline")
-	if len(v.steps) == 0 {
+	if len(v.steps) == 0 && (v.node.ChangedFor == "" || v.node.ChangedFor == v.to.policy) {
 		return patch, false // nothing but the label of the Node changes, and that patch has the copy
 	}
 	v.saveBaseline(patch)

@@ -144,10 +144,9 @@ func (c *cluster) withoutNodes() rollout.World {
 func (h *host) copied() rollout.Node {
 	n := *h.Node
 	n.Labels, n.Annotations, n.Allocatable, n.Unhealthy = maps.Clone(n.Labels), maps.Clone(n.Annotations), maps.Clone(n.Allocatable), maps.Clone(n.Unhealthy)
-	n.Taints, n.Pods, n.GPU = slices.Clone(n.Taints), slices.Clone(n.Pods), *n.GPU.DeepCopy()
-	n.GPU.Spec, n.BaselineLost = rollout.SpecWithCopy(&n.GPU, n.Annotations)
+	n.Taints, n.Pods = slices.Clone(n.Taints), slices.Clone(n.Pods)
 	n.Features = h.features.seen()
-	return n
+	return n.WithCopy(n.GPU.DeepCopy())
 }
 
 // hold lets a pod of a user hold a GPU of a node, or an instance of it.

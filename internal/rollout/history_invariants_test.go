@@ -43,11 +43,6 @@ func (c *chronicle) breaks(invariant, format string, args ...any) {
 // known are the defects that are being fixed, by number and by what a history reports that meets one.
 var known = sync.OnceValue(func() (all []knownDefect) {
 	for _, k := range [][2]string{
-		{"38 nodes that a policy selects no more are released beside its own", `^harmless: .* nodes of policy .* of which it governs [1-9]`},
-		{"01 presence that was seen once, and the record of it lost", `^harmless: .* is taken over, .*recorded: false`},
-		{"37 a policy's taint whose record another controller removed", `^progress: .*DevicePluginFailing.*tolerate the node's taints`},
-		{"35 the record of the baseline is written again", `^restore: node .*(label nvidia.com/mig.config is|: GPU \d .* came as {mig:true)`},
-		{"36 a config is selected before a slow kubelet shows it, where the cache lags", `^harmless: NVIDIA's config-manager ended`},
 	} {
 		all = append(all, knownDefect{defect: k[0], pattern: regexp.MustCompile(k[1])})
 	}
@@ -150,21 +145,27 @@ func (c *chronicle) slotted(h *host) []gpu.Device {
 	return devices
 }
 
-// inBudget looks whether a write disturbs more nodes of a policy than it allows.
+// inBudget looks whether a write disturbs more nodes of a policy than it allows. A policy takes a node over with its first write
+// that taints the node, pauses NVIDIA's clients, sets the spec or names the policy in the copy of the baseline. From then on the
+// node counts in its budget, also while it goes back, and in no other.
 func (c *chronicle) inBudget(h *host, a rollout.Action) {
-	patch, patches := a.(rollout.PatchNode)
-	_, taints := a.(rollout.Taint)
-	if !taints && (!patches || patch.Annotations[v1alpha1.AnnotationPaused] == nil) {
+	disturbs, takes := false, false
+	switch a := a.(type) {
+	case rollout.Taint:
+		disturbs = true
+	case rollout.PatchNode:
+		disturbs, takes = a.Annotations[v1alpha1.AnnotationPaused] != nil, a.Annotations[v1alpha1.AnnotationBaseline] != nil
+	case rollout.SetSpec:
+		takes = a.Spec.Policy != ""
+	}
+	if by := a.For().Name; (disturbs || takes) && by != "" && by != h.lastPolicy {
+		h.lastPolicy, disturbs = by, true
+	}
+	if !disturbs {
 		return
 	}
-	owner := a.For().Name
-	if owner == "" {
-		owner = h.lastPolicy
-	}
-	if owner != "" {
-		h.lastPolicy = owner
-	}
-	disturbed, released := int32(0), 0
+	owner := h.lastPolicy
+	disturbed := int32(0)
 	for _, o := range c.hosts {
 		if o.lastPolicy != owner || o.off || !o.AgentReady || o.upgrade.goesOn() {
 			continue
@@ -172,13 +173,10 @@ func (c *chronicle) inBudget(h *host, a rollout.Action) {
 		_, paused := o.Annotations[v1alpha1.AnnotationPaused]
 		if paused || slices.ContainsFunc(o.Taints, func(t corev1.Taint) bool { return t.Key == v1alpha1.TaintChanging }) {
 			disturbed++
-			if by, _, _ := c.desired(o); by == nil || by.Name != owner {
-				released++
-			}
 		}
 	}
 	if disturbed > c.slots[owner] {
-		c.breaks("harmless", "%d nodes of policy %s are disturbed, of which it governs %d, and it allows %d: %s", disturbed, owner, int(disturbed)-released, c.slots[owner], a)
+		c.breaks("harmless", "%d nodes of policy %s are disturbed, and it allows %d: %s", disturbed, owner, c.slots[owner], a)
 	}
 }
 

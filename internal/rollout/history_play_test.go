@@ -254,9 +254,6 @@ func (c *chronicle) carryOut(a rollout.Action) {
 		c.pluginRestarts(h, a)
 	case rollout.SetSpec:
 		c.count["GPUNode "+h.Name]++
-		if a.Spec.Policy != "" {
-			h.lastPolicy = a.Spec.Policy
-		}
 	case rollout.PatchNode, rollout.Taint, rollout.Untaint, rollout.KeepTaints:
 		c.count["Node "+h.Name]++
 	case rollout.KeepMPSOff, rollout.AllowMPS:

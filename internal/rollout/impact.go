@@ -54,11 +54,10 @@ func impactOf(w *World, groups map[string]*group) map[string][]string {
 		offers: make([]offer, 0, len(w.Nodes)), met: map[demand]bool{}, waiting: map[uint64][]string{}, found: map[string]map[unmetKey]*unmet{},
 	}
 	for _, g := range groups {
-		for _, m := range g.members {
-			i.offers = append(i.offers, m.offers())
-		}
-		for _, m := range g.idle {
-			i.offers = append(i.offers, m.offers())
+		for _, nodes := range [][]member{g.members, g.leaving, g.idle} {
+			for _, m := range nodes {
+				i.offers = append(i.offers, m.offers())
+			}
 		}
 	}
 	for name, g := range groups {

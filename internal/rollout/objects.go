@@ -27,10 +27,10 @@ const (
 // NodeOf is what of a node and its GPUNode matters to a decision, without its pods. It shares maps with both.
 func NodeOf(node *corev1.Node, gpuNode *v1alpha1.GPUNode) Node {
 	n := Node{
-		Name: node.Name, Labels: node.Labels, Annotations: node.Annotations, Taints: node.Spec.Taints, GPU: *gpuNode,
+		Name: node.Name, Labels: node.Labels, Annotations: node.Annotations, Taints: node.Spec.Taints,
 		Created: node.CreationTimestamp.Time, Allocatable: map[string]int64{}, HeldSince: heldSince(node), ConfigWriter: configWriter(node),
 	}
-	n.GPU.Spec, n.BaselineLost = SpecWithCopy(gpuNode, node.Annotations)
+	n = n.WithCopy(gpuNode)
 	for name, quantity := range node.Status.Capacity {
 		healthy := node.Status.Allocatable[name]
 		if sick := quantity.Value() - healthy.Value(); sick > 0 && ofGPU(string(name)) {

@@ -26,13 +26,17 @@ type member struct {
 // lost is a node that a policy selects and another one governs.
 type lost struct{ node, to string }
 
-// group is the nodes that share a budget: those that one policy governs, or all that go back to
-// their baselines.
+// group is the nodes that share the budget of one policy: those that it governs, and those that it releases, also once it is
+// deleted.
 type group struct {
-	by      *v1alpha1.GPUSharingPolicy // nil for nodes that go back
-	members []member                   // by name
+	by      *v1alpha1.GPUSharingPolicy // nil: it is deleted
+	members []member                   // that it governs, by name
+	leaving []member                   // that it releases and that go back to their baselines, by name
 	lost    []lost                     // by name
 	idle    []member                   // that nothing happens to
+	// counted are nodes of other groups that hold a slot here too: another policy governs them now, and they are still tainted on
+	// behalf of this one; or it is not known on whose behalf they are.
+	counted []member
 	// unrecorded is the number of nodes whose GPUNode does not say yet how this policy releases them.
 	unrecorded int
 
@@ -53,8 +57,7 @@ func (g *group) pace(w *World) {
 	}
 	g.halted = g.by != nil && g.failures >= int(max(g.by.Spec.Rollout.MaxFailures, 1))
 	b := g.budget()
-	for _, i := range g.order() {
-		m := &g.members[i]
+	for _, m := range g.order() {
 		if len(m.start) == 0 && len(m.giveUp) == 0 {
 			continue
 		}
@@ -74,7 +77,7 @@ func (g *group) pace(w *World) {
 type budget struct {
 	places, left int
 	proven       map[string]bool // configurations that some node of the group has reached
-	others       int             // nodes that are changing, without those that failed
+	others       int             // nodes that the policy is changing, without those that failed
 	disturbed    int             // nodes that are kept from their users
 	alone        bool            // one of them goes first with a new configuration
 }
@@ -86,10 +89,7 @@ func (g *group) budget() *budget {
 			b.proven[good.ConfigKey] = true
 		}
 	}
-	for _, m := range slices.Concat(g.members, g.idle) {
-		if m.disturbed() && m.holds {
-			b.disturbed++
-		}
+	for _, m := range slices.Concat(g.members, g.leaving, g.idle) {
 		switch {
 		case !m.holds:
 		case m.State == StateFailed:
@@ -98,11 +98,24 @@ func (g *group) budget() *budget {
 			b.count(m)
 		}
 	}
+	for _, m := range slices.Concat(g.members, g.leaving, g.idle, g.counted) {
+		if m.disturbed() && m.holds {
+			b.disturbed++
+		}
+	}
+	for _, m := range g.counted {
+		if m.disturbed() && m.holds {
+			b.left--
+		}
+	}
 	return b
 }
 
 func (b *budget) count(m member) {
 	b.left--
+	if m.by == nil {
+		return // it goes back to what it was and tries no configuration
+	}
 	b.others++
 	b.alone = b.alone || b.unproven(m)
 }
@@ -113,14 +126,15 @@ func (b *budget) unproven(m member) bool { return m.wish != nil && !b.proven[m.w
 // goOn says why a node may not go on, if it may not. One that holds a place may, unless that would disturb more nodes than
 // there are places: one whose slot had expired may hold one on top of them.
 func (b *budget) goOn(m member) (reason, message string) {
-	taints := !m.disturbed() && slices.ContainsFunc(m.start, func(a Action) bool { _, is := a.(Taint); return is })
+	taints := slices.ContainsFunc(m.start, func(a Action) bool { _, is := a.(Taint); return is })
+	disturbs := taints && !m.disturbed() || m.disturbed() && !m.holds
 	switch {
-	case m.holds && taints && b.disturbed >= b.places:
+	case disturbs && b.disturbed >= b.places:
 		return b.full()
 	case !m.holds:
 		reason, message = b.take(m)
 	}
-	if reason == "" && taints {
+	if reason == "" && disturbs {
 		b.disturbed++
 	}
 	return reason, message
@@ -135,7 +149,7 @@ func (b *budget) take(m member) (reason, message string) {
 	switch {
 	case b.left <= 0:
 		return b.full()
-	case b.alone || b.unproven(m) && b.others > 0:
+	case m.by != nil && b.alone || b.unproven(m) && b.others > 0:
 		return v1alpha1.ReasonWaitingForFirst, "waiting until the first node with a new configuration has verified it"
 	}
 	b.count(m)
@@ -153,14 +167,17 @@ func (m *member) wait(reason, message string) {
 	m.message = message
 }
 
-// order is the one in which nodes are taken: those that hold a slot first, then those that are rolled back, then by name.
-func (g *group) order() []int {
-	order := make([]int, len(g.members))
-	for i := range order {
-		order[i] = i
+// order is the one in which nodes are taken: those that hold a slot first, then those that are rolled back, then those that are
+// released, then by name.
+func (g *group) order() []*member {
+	order := make([]*member, 0, len(g.members)+len(g.leaving))
+	for _, nodes := range [][]member{g.leaving, g.members} {
+		for i := range nodes {
+			order = append(order, &nodes[i])
+		}
 	}
-	rank := func(i int) int {
-		switch m := g.members[i]; {
+	rank := func(m *member) int {
+		switch {
 		case m.holds:
 			return 0
 		case m.State == StateFailed:
@@ -168,18 +185,19 @@ func (g *group) order() []int {
 		}
 		return 2
 	}
-	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(rank(a), rank(b)) })
+	slices.SortStableFunc(order, func(a, b *member) int { return cmp.Compare(rank(a), rank(b)) })
 	return order
 }
 
 // places is how many nodes may be changing at the same time.
 func (g *group) places() int {
+	all := len(g.members) + len(g.leaving)
 	if g.by != nil {
-		return scaled(g.by.Spec.Rollout.MaxUnavailable, len(g.members))
+		return scaled(g.by.Spec.Rollout.MaxUnavailable, all)
 	}
-	least := len(g.members)
-	for _, m := range g.members {
-		least = min(least, scaled(m.rules().MaxUnavailable, len(g.members)))
+	least := all
+	for _, m := range g.leaving {
+		least = min(least, scaled(m.rules().MaxUnavailable, all))
 	}
 	return max(least, 1)
 }
@@ -196,19 +214,27 @@ func scaled(n *intstr.IntOrString, of int) int {
 	return max(places, 1)
 }
 
+func (m *member) waitsForManager() (reason, message string) {
+	return v1alpha1.ReasonMIGManagerBusy, m.managerChanges() + "; the change waits for it"
+}
+
 // gate says why no change may start or go on at all on a node, whatever the budget.
 func (g *group) gate(w *World, m *member) (reason, message string) {
 	switch {
+	case m.by == nil && m.managerKeepsUsOff():
+		return m.waitsForManager()
+	case m.by == nil:
+		return "", "" // nothing else holds up the way back
 	case g.invalid != nil:
 		return v1alpha1.ReasonInvalidWindow, g.invalidWindow()
-	case g.by != nil && g.by.Spec.Rollout.Paused:
+	case g.by.Spec.Rollout.Paused:
 		return v1alpha1.ReasonPaused, "the rollout is paused; set rollout.paused to false to let it go on"
-	case g.by != nil && !w.Wiring.Ready && w.held() != "":
+	case !w.Wiring.Ready && w.held() != "":
 		return v1alpha1.ReasonMPSClientsRunning, "Waiting: " + w.held()
-	case g.by != nil && !w.Wiring.Ready:
+	case !w.Wiring.Ready:
 		return v1alpha1.ReasonWiring, cmp.Or(w.Wiring.Message, "NVIDIA's device plugin is being pointed at the operator's ConfigMap")
 	case m.managerKeepsUsOff():
-		return v1alpha1.ReasonMIGManagerBusy, m.managerChanges() + "; the change waits for it"
+		return m.waitsForManager()
 	case g.halted && m.State != StateFailed:
 		return v1alpha1.ReasonRolloutHalted, fmt.Sprintf("the rollout is halted: %d of at most %d nodes failed (maxFailures); "+
 			"look at those, then change the policy", g.failures, max(g.by.Spec.Rollout.MaxFailures, 1))

@@ -65,6 +65,14 @@ type placing struct {
 	tolerated tolerance
 }
 
+// group returns the group of a policy, which may be gone; that of the empty name has the nodes of which the policy is not known.
+func (in placing) group(name string) *group {
+	if in.groups[name] == nil {
+		in.groups[name] = &group{}
+	}
+	return in.groups[name]
+}
+
 // place judges a node and puts it into the group that paces it.
 func (memory *Memory) place(w *World, n *Node, in placing) {
 	groups, selected := in.groups, memory.govern(in.ranking, n)
@@ -73,6 +81,7 @@ func (memory *Memory) place(w *World, n *Node, in placing) {
 	if w.Wiring.Reason != "" {
 		governed = policy.Governed{}
 	}
+	g := in.group(owner(n, governed.By))
 	for _, loser := range governed.Over {
 		groups[loser.Name].lost = append(groups[loser.Name].lost, lost{node: n.Name, to: governed.By.Name})
 	}
@@ -87,12 +96,8 @@ func (memory *Memory) place(w *World, n *Node, in placing) {
 		m.keepRelease(selected.By, groups)
 		m.allowAgent()
 		m.rememberOthers(false)
-		groups[""].idle = append(groups[""].idle, m)
+		g.idle = append(g.idle, m)
 		return
-	}
-	g := groups[""]
-	if governed.By != nil {
-		g = groups[governed.By.Name]
 	}
 	d := memory.recall(w, n, governed)
 	m := member{view: d.view, judgement: d.judgement, slot: d.slot}
@@ -103,6 +108,15 @@ func (memory *Memory) place(w *World, n *Node, in placing) {
 	m.keepRelease(selected.By, groups)
 	m.allowAgent()
 	m.rememberOthers(governed.By != nil)
+	if governed.By == nil {
+		g.leaving = append(g.leaving, m)
+		return
+	}
+	if former := n.ChangedFor; former != "" && former != governed.By.Name && m.disturbed() {
+		of := in.group(former)
+		of.counted = append(of.counted, m)
+		m.slot = slot{} // it needs one of the policy that governs it now
+	}
 	g.members = append(g.members, m)
 }
 
@@ -136,20 +150,21 @@ func decide(w *World, groups map[string]*group, tolerated tolerance) Decision {
 	d := Decision{Policies: map[string]v1alpha1.GPUSharingPolicyStatus{}, Tolerations: tolerated.ours, Held: w.held()}
 	var all []member
 	d.Unmet = impactOf(w, groups)
-	for _, g := range groups {
+	for name, g := range groups {
+		if name != "" {
+			g.counted = append(g.counted, groups[""].idle...)
+		}
 		g.pace(w)
-		for i := range g.members {
-			g.members[i].withhold(w)
+		for _, nodes := range [][]member{g.members, g.leaving, g.idle} {
+			for i := range nodes {
+				nodes[i].withhold(w)
+			}
+			all = append(all, nodes...)
 		}
-		for i := range g.idle {
-			g.idle[i].withhold(w)
-		}
-		all = append(all, g.members...)
 		if g.by != nil {
 			d.Policies[g.by.Name] = g.status(w, tolerated, d.Unmet[g.by.Name])
 		}
 	}
-	all = append(all, groups[""].idle...)
 	slices.SortFunc(all, func(a, b member) int { return cmp.Compare(a.node.Name, b.node.Name) })
 	d.Wire = slices.ContainsFunc(all, member.wired) || w.staysWired()
 	d.KeepStrategy = slices.ContainsFunc(all, member.byDefault)

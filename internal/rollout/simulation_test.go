@@ -142,7 +142,7 @@ func (s *simulation) read(some func() bool) {
 			c.nodes[n.Name], c.version[n.Name] = n, s.version[n.Name]
 		}
 		if some() || !known {
-			c.gpus[n.Name] = n.GPU
+			c.gpus[n.Name] = *s.hosts[n.Name].GPU.DeepCopy() // as it is stored, without the copy of its baseline on the Node
 		}
 		if some() || !known {
 			c.pods[n.Name] = n
@@ -181,9 +181,9 @@ func (s *simulation) known() rollout.World {
 	w.Policies = s.cache.policies
 	for _, name := range slices.Sorted(maps.Keys(s.cache.nodes)) {
 		n := s.cache.nodes[name]
-		n.GPU, n.Pods, n.AgentReady = s.cache.gpus[name], s.cache.pods[name].Pods, s.cache.pods[name].AgentReady
+		n.Pods, n.AgentReady = s.cache.pods[name].Pods, s.cache.pods[name].AgentReady
 		n.Features = s.cache.features[name]
-		w.Nodes = append(w.Nodes, n)
+		w.Nodes = append(w.Nodes, n.WithCopy(new(s.cache.gpus[name]))) // as NodeOf joins a Node and its GPUNode
 	}
 	return w
 }

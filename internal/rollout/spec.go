@@ -46,9 +46,15 @@ func (v *view) kept() v1alpha1.GPUNodeSpec {
 	spec := *v.node.GPU.Spec.DeepCopy()
 	v.record(&spec)
 	spec.Policy = v.to.policy
-	if v.by != nil {
+	switch {
+	case v.by != nil:
 		spec.Release = releaseOf(v.by)
 		spec.Numbering = policy.Number(v.by, policyNode(v.node))
+	case owner(v.node, nil) != "":
+		if spec.Release == nil {
+			spec.Release = &v1alpha1.Release{}
+		}
+		spec.Release.Policy = owner(v.node, nil) // the copy on the Node goes before the taint does
 	}
 	return spec
 }

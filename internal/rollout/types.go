@@ -78,6 +78,8 @@ type Node struct {
 	GPU v1alpha1.GPUNode
 	// BaselineLost is true if the GPUNode lacks what the copy of its baseline on the Node has. GPU.Spec has it.
 	BaselineLost bool
+	// ChangedFor is the policy on whose behalf the node was changed last, by the copy of its baseline; empty: not recorded.
+	ChangedFor string
 	// AgentReady says that a pod of the agent on the node is Ready.
 	AgentReady bool
 	// HeldSince is since when, at the latest, a label on it says that somebody is at work there: a deploy label of NVIDIA's

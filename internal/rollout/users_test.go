@@ -5,6 +5,7 @@ package rollout_test
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -58,20 +59,15 @@ func TestAPodThatComesInSpiteOfTheTaintIsNotEvictedForEver(t *testing.T) {
 func TestAReleaseKeepsTheBudgetOfItsPolicy(t *testing.T) {
 	g := NewWithT(t)
 	c := newCluster()
-	for _, n := range []string{"a0", "a1", "a2", "b0"} {
+	for _, n := range []string{"a0", "a1", "a2", "b0", "b1"} {
 		c.add(n, sim.A100).Labels["pool"] = n[:1]
 	}
-	of := func(pool string) func(*v1alpha1.GPUSharingPolicy) {
-		return func(p *v1alpha1.GPUSharingPolicy) {
-			p.Spec.NodeSelector = &v1alpha1.NodeSelector{MatchLabels: map[string]string{"pool": pool}}
-		}
-	}
 	c.Policies = []v1alpha1.GPUSharingPolicy{
-		policyOf("careful", mig(count("3g", 2)), of("a"), unavailable("1")),
-		policyOf("test", mig(count("1g", 7)), of("b"), unavailable("100%")),
+		policyOf("careful", mig(count("3g", 2)), ofPool("a"), unavailable("1")),
+		policyOf("test", mig(count("1g", 7)), ofPool("b"), unavailable("100%")),
 	}
 	c.run(400)
-	g.Expect(c.ready()).To(Equal(4))
+	g.Expect(c.ready()).To(Equal(5))
 	c.Policies = nil
 	most := map[string]int{}
 	for range 60 {
@@ -86,8 +82,74 @@ func TestAReleaseKeepsTheBudgetOfItsPolicy(t *testing.T) {
 		most["together"] = max(most["together"], tainted["a"]+tainted["b"])
 		c.tick(time.Second)
 	}
-	g.Expect(most).To(Equal(map[string]int{"a": 1, "b": 1, "together": 1}), "the smallest budget counts while its nodes are on the way")
+	g.Expect(most).To(Equal(map[string]int{"a": 1, "b": 2, "together": 3}))
 	g.Expect(c.ready()).To(BeZero())
+}
+
+func ofPool(pool string) func(*v1alpha1.GPUSharingPolicy) {
+	return func(p *v1alpha1.GPUSharingPolicy) {
+		p.Spec.NodeSelector = &v1alpha1.NodeSelector{MatchLabels: map[string]string{"pool": pool}}
+	}
+}
+
+// TestReleasedNodesCountInTheBudgetOfTheirPolicy: a node that a policy no longer selects, or that another policy selects now, is in
+// the middle of a change. Until it is schedulable again the policy disturbs no other node, whatever was written when it lost that one.
+func TestReleasedNodesCountInTheBudgetOfTheirPolicy(t *testing.T) {
+	for name, test := range map[string]struct {
+		passes int  // before the node is lost
+		taint  bool // of the writes to the node only that fails which removes the taint; otherwise each does
+		before []v1alpha1.GPUSharingPolicy
+		pool   string // to which the node moves
+	}{
+		"tainted, nothing else recorded":                    {passes: 2, pool: "none"},
+		"back at its baseline, but for the taint":           {passes: 1, pool: "none", taint: true},
+		"the agent is at work":                              {passes: 4, pool: "none"},
+		"another policy governs it":                         {passes: 2, pool: "b"},
+		"another policy governed it before, and is deleted": {passes: 2, pool: "none", before: []v1alpha1.GPUSharingPolicy{policyOf("former", timeSlicing(2), unavailable("100%"))}},
+		"another policy left it as it is":                   {passes: 2, pool: "none", before: []v1alpha1.GPUSharingPolicy{policyOf("former", timeSlicing(2), retaining)}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			c := newCluster()
+			lost, next := c.add("n0", sim.A100), c.add("n1", sim.A100)
+			lost.Labels["pool"], next.Labels["pool"] = "a", "a"
+			c.Policies = test.before
+			c.run(100)
+			c.Policies = []v1alpha1.GPUSharingPolicy{
+				policyOf("careful", mig(count("1g", 7)), ofPool("a"), unavailable("1")), policyOf("other", mig(count("3g", 2)), ofPool("b"), paused),
+			}
+			c.steps(test.passes)
+			g.Expect(c.changing()).To(Equal([]string{"n0"}))
+			lost.Labels["pool"] = test.pool
+			for range 120 {
+				for _, a := range rollout.Decide(c.world()).Actions {
+					if _, frees := a.(rollout.Untaint); a.Target() != "n0" || test.taint && !frees {
+						c.do(a)
+					}
+				}
+				c.tick(time.Second)
+				g.Expect(c.changing()).To(Equal([]string{"n0"}))
+			}
+			for range 100 {
+				c.pass()
+				g.Expect(len(c.changing())).To(BeNumerically("<=", 1))
+				c.tick(time.Second)
+			}
+			g.Expect(next.devices()[0].State.MIG).To(BeTrue(), "it is its turn in the end")
+		})
+	}
+}
+
+// changing are the nodes with the operator's taint.
+func (c *cluster) changing() []string {
+	var nodes []string
+	for name, h := range c.hosts {
+		if slices.ContainsFunc(h.Taints, func(t corev1.Taint) bool { return t.Key == v1alpha1.TaintChanging }) {
+			nodes = append(nodes, name)
+		}
+	}
+	slices.Sort(nodes)
+	return nodes
 }
 
 func TestNetworkCardsAreNoGPUs(t *testing.T) {

@@ -19,12 +19,13 @@ type ReleaseApplyConfiguration struct {
 	DeletionPolicy *apiv1alpha1.DeletionPolicy `json:"deletionPolicy,omitempty"`
 	// eviction says what happens to pods in the way.
 	Eviction *EvictionApplyConfiguration `json:"eviction,omitempty"`
-	// maxUnavailable is how many nodes may be going back at the same time, as a number or a percentage of those that do.
-	// The largest among them counts.
+	// maxUnavailable is how many nodes of a deleted policy may be going back at the same time, as a number or a percentage of
+	// those that do. If its nodes differ in that, the smallest counts.
 	MaxUnavailable *intstr.IntOrString `json:"maxUnavailable,omitempty"`
 	// reboot says whether the node may be rebooted where a GPU takes its former MIG mode only so.
 	Reboot *apiv1alpha1.RebootMode `json:"reboot,omitempty"`
-	// policy is the policy that says so.
+	// policy is the policy that says so. The nodes that it releases share its maxUnavailable, with those that it governs and
+	// also once it is deleted.
 	Policy *string `json:"policy,omitempty"`
 }
 
