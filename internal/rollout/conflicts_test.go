@@ -112,6 +112,22 @@ func TestNodesOfOthersAreLeftAlone(t *testing.T) {
 	}
 }
 
+// TestAResourceThatTheSlicerLeftBehindCountsForMinutes: the operator comes to a node from which the slicer was uninstalled, and whose
+// kubelet still lists its resource. The plugin may also restart just then.
+func TestAResourceThatTheSlicerLeftBehindCountsForMinutes(t *testing.T) {
+	g := NewWithT(t)
+	c, h := toMIG(evicting)
+	h.SlicerLeft = "mig.das.com/1g.5gb"
+	d := c.during(4*time.Minute, 10*time.Second)
+	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonSlicerActive))
+	g.Expect(d.Nodes[0].Message).To(ContainSubstring("The operator takes the node over at"))
+	g.Expect(h.Taints).To(BeEmpty())
+	d = c.during(4*time.Minute, 10*time.Second)
+	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), d.Nodes[0].Message)
+	h.Slicer = "mig.das.com/1g.5gb"
+	g.Expect(c.pass().Nodes[0].State).To(Equal(rollout.StateImpossible), "it is back")
+}
+
 // TestASignCountsThoughItsRecordFails: the write that records the other controller fails, and then its plugin restarts.
 func TestASignCountsThoughItsRecordFails(t *testing.T) {
 	g := NewWithT(t)
@@ -135,6 +151,9 @@ func TestANodeIsTakenOverOnlyMinutesAfterTheOtherControllerLeft(t *testing.T) {
 	for name, test := range map[string]struct{ comes, goes func(*host) }{
 		"the Dynamic Accelerator Slicer": {
 			func(h *host) { h.Slicer = "mig.das.com/1g.5gb" }, func(h *host) { h.Slicer = "" },
+		},
+		"the Dynamic Accelerator Slicer, whose resource the kubelet lists for ever": {
+			func(h *host) { h.Slicer, h.SlicerLeft = "mig.das.com/1g.5gb", "" }, func(h *host) { h.Slicer, h.SlicerLeft = "", "mig.das.com/1g.5gb" },
 		},
 		"NVIDIA's DRA driver": {
 			func(h *host) {
@@ -163,6 +182,11 @@ func TestANodeIsTakenOverOnlyMinutesAfterTheOtherControllerLeft(t *testing.T) {
 			test.goes(h)
 			d := c.during(10*time.Minute, 10*time.Second)
 			g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), d.Nodes[0].Message)
+			clear(c.writes)
+			c.during(time.Hour, time.Minute)
+			g.Expect(c.writes).To(BeEmpty(), "it stays so")
+			h.SlicerLeft = ""
+			c.run(10)
 			g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationOtherController))
 		})
 	}
@@ -273,7 +297,10 @@ func TestOthersAreKnownByWhatTheyPutOnANode(t *testing.T) {
 		"instaslice.redhat.com/mig-1g.5gb": resource.MustParse("0"), "nvidia.com/gpu": resource.MustParse("1"),
 	}}}
 	n := rollout.NodeOf(node, &v1alpha1.GPUNode{})
-	g.Expect(n.Slicer).To(Equal("instaslice.redhat.com/mig-1g.5gb"), "also with quantity 0, as while its plugin restarts")
+	g.Expect(n.Slicer).To(Equal("mig.das.com/1g.5gb"))
+	g.Expect(n.SlicerLeft).To(Equal("instaslice.redhat.com/mig-1g.5gb"), "it offers nothing")
+	node.Status.Capacity = corev1.ResourceList{"instaslice.redhat.com/mig-1g.5gb": resource.MustParse("2")}
+	g.Expect(rollout.NodeOf(node, &v1alpha1.GPUNode{}).Slicer).To(Equal("instaslice.redhat.com/mig-1g.5gb"), "its devices are unhealthy, and there")
 	g.Expect(n.Allocatable).To(Equal(map[string]int64{"nvidia.com/gpu": 1}))
 
 	pod := func(label string, containers ...string) *corev1.Pod {

@@ -182,9 +182,12 @@ func (c *chronicle) draEvent(random *rand.Rand) {
 		if h.Slicer != "" {
 			was := h.Slicer
 			h.Slicer = ""
-			c.tell("the slicer's plugin of %s restarts", h.Name)
+			if random.IntN(2) == 0 {
+				h.SlicerLeft = was
+			}
+			c.tell("the slicer's plugin of %s restarts; it is listed with quantity 0: %v", h.Name, h.SlicerLeft != "")
 			c.passes(3 + random.IntN(8))
-			h.Slicer = was
+			h.Slicer, h.SlicerLeft = was, ""
 		}
 		at := slices.IndexFunc(h.Pods, func(p rollout.Pod) bool { return p.DRA })
 		if at < 0 {

@@ -44,8 +44,14 @@ func NodeOf(node *corev1.Node, gpuNode *v1alpha1.GPUNode) Node {
 		if strings.HasPrefix(string(name), nvidiaDomain) {
 			n.Allocatable[string(name)] = quantity.Value()
 		}
-		if OfSlicer(string(name)) && (n.Slicer == "" || string(name) < n.Slicer) {
-			n.Slicer = string(name)
+		if OfSlicer(string(name)) {
+			kind, capacity := &n.SlicerLeft, node.Status.Capacity[name]
+			if quantity.Sign() > 0 || capacity.Sign() > 0 { // unhealthy devices count: its plugin is there
+				kind = &n.Slicer
+			}
+			if *kind == "" || string(name) < *kind {
+				*kind = string(name)
+			}
 		}
 	}
 	return n

@@ -17,6 +17,12 @@ import (
 // v1alpha1.AnnotationOtherController: the reason, and once all signs are gone the reason and the time. After absentFor without
 // any sign the annotation goes, and the node is the policy's.
 
+// The slicer's resource with quantity 0 is no sign: the kubelet lists it for ever. Where it is all that there is, absence begins with
+// the pass that first sees it so. Afterwards the annotation stays, as slicerGone, until the resource is listed no more.
+
+// slicerGone is the annotation of a node that lists a resource of the slicer with quantity 0, absentFor after its last sign.
+const slicerGone = "SlicerGone"
+
 // A sign that has gone before the annotation was written is known to the program that saw it, by Sightings.
 
 // Sightings remembers which other controller was seen on each node that has no annotation that says so, in case the write of the
@@ -69,8 +75,7 @@ const absentFor = 5 * time.Minute
 func signOf(n *Node) (reason, message string) {
 	if n.Slicer != "" {
 		return v1alpha1.ReasonSlicerActive, fmt.Sprintf("the node lists the resource %s, so Red Hat's Dynamic Accelerator Slicer (InstaSlice) "+
-			"partitions its GPUs, and two must not; leave the node out of nodeSelector, or uninstall the slicer and remove the "+
-			"resource from the status of the Node", n.Slicer)
+			"partitions its GPUs, and two must not; leave the node out of nodeSelector, or uninstall the slicer", n.Slicer)
 	}
 	object := n.DRA
 	for _, p := range n.Pods {
@@ -90,9 +95,14 @@ func signOf(n *Node) (reason, message string) {
 // went, zero if that is not recorded.
 func (v *view) remembered() (reason string, since time.Time) {
 	note, noted := v.node.Annotations[v1alpha1.AnnotationOtherController]
-	if !noted {
-		was := v.world.Sightings.of(v.node)
+	if was := v.world.Sightings.of(v.node); !noted && was.reason != "" {
 		return was.reason, was.at
+	}
+	switch {
+	case !noted && v.node.SlicerLeft != "":
+		return v1alpha1.ReasonSlicerActive, time.Time{}
+	case note == slicerGone:
+		return "", time.Time{}
 	}
 	reason, _, _ = strings.Cut(note, "@")
 	since, _ = stamped(note, reason)
@@ -122,13 +132,17 @@ func (m *member) rememberOthers(governed bool) {
 	reason, _ := signOf(m.node)
 	was, since := m.remembered()
 	patch := m.patch("recording that another controller offers the GPUs")
+	var gone *string
+	if m.node.SlicerLeft != "" {
+		gone = new(slicerGone)
+	}
 	set := func(value *string) {
 		patch.Annotations[v1alpha1.AnnotationOtherController] = value
 		m.actions = append(m.actions, patch)
 	}
 	switch {
-	case !governed || !noted && reason == "" && was == "":
-		if noted {
+	case !governed || reason == "" && was == "":
+		if noted && (!governed || gone == nil) {
 			patch.Why = "forgetting the controller that offered the GPUs"
 			set(nil)
 		}
@@ -148,6 +162,6 @@ func (m *member) rememberOthers(governed bool) {
 			return
 		}
 		patch.Why = "the controller that offered the GPUs does not return"
-		set(nil)
+		set(gone)
 	}
 }

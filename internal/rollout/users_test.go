@@ -140,6 +140,26 @@ func TestReleasedNodesCountInTheBudgetOfTheirPolicy(t *testing.T) {
 	}
 }
 
+// TestANodeThatComesInTheMiddleOfAChangeNeedsASlot: it moves to a policy whose only slot is taken, and is schedulable until it has one.
+func TestANodeThatComesInTheMiddleOfAChangeNeedsASlot(t *testing.T) {
+	g := NewWithT(t)
+	c := newCluster()
+	comes, there := c.add("n0", sim.A100), c.add("n1", sim.A100)
+	comes.Labels["pool"], there.Labels["pool"] = "a", "b"
+	c.Policies = []v1alpha1.GPUSharingPolicy{
+		policyOf("research", mig(count("1g", 7)), ofPool("a"), unavailable("1")), policyOf("test", mig(count("3g", 2)), ofPool("b"), unavailable("1")),
+	}
+	c.steps(1)
+	g.Expect(c.changing()).To(Equal([]string{"n0", "n1"}))
+	comes.Labels["pool"] = "b"
+	for range 100 {
+		c.pass()
+		g.Expect(len(c.changing())).To(BeNumerically("<=", 1))
+		c.tick(time.Second)
+	}
+	g.Expect(c.ready()).To(Equal(2))
+}
+
 // changing are the nodes with the operator's taint.
 func (c *cluster) changing() []string {
 	var nodes []string
