@@ -59,6 +59,30 @@ func upgradeSpecs() {
 			expectOnDriver(ctx, expectDeployed(ctx, "train"), firstUpgrade)
 		})
 
+		It("MIG instances and their pods go on when the driver's container restarts and nobody is told", func(ctx SpecContext) {
+			share(ctx, first)
+			expectAllocatable(ctx, advertisedFirst)
+			expectReady(ctx, "shared")
+			startPod(ctx, "before", resourceOf("3g.40gb"), 1)
+			expectOnDriver(ctx, "before", firstUpgrade)
+			goesOn := expectSameContainer(ctx, users, "before")
+			plugin := expectSameContainer(ctx, gpuoperator.Namespace, podOf(ctx, gpuoperator.Namespace, "app", gpuoperator.PluginName))
+			made, err := instances()
+			Expect(err).NotTo(HaveOccurred())
+			seen := watchOffered(ctx)
+
+			restartDriverContainer(ctx)
+			expectAllocatable(ctx, advertisedFirst)
+			expectReady(ctx, "shared")
+			Expect(instances()).To(ConsistOf(made))
+			expectOnlyOffered(seen(), advertisedFirst)
+			goesOn()
+			plugin()
+			startPod(ctx, "after", resourceOf("3g.20gb"), 1)
+			expectOnDriver(ctx, "after", firstUpgrade)
+			expectNothingLeft(ctx)
+		})
+
 		It("a change of MIG that the upgrade interrupts goes on afterwards", func(ctx SpecContext) {
 			slowly := []string{"nvmlDeviceCreateGpuInstance", "nvmlDeviceCreateGpuInstanceWithPlacement"}
 			for _, call := range slowly {
@@ -146,6 +170,42 @@ func replaceDriver(ctx context.Context, version string, entered func(state strin
 	return u.Blocked
 }
 
+// restartDriverContainer restarts the container of NVIDIA's driver in its pod, and waits until the agent has found the new root.
+// The kernel module stays: NVIDIA's device plugin has it open.
+func restartDriverContainer(ctx context.Context) {
+	GinkgoHelper()
+	agent := podNamed(ctx, "gpu-sharing-agent")
+	before := restartsOf(ctx, agent)
+	next, err := installed.Restart()
+	Expect(err).NotTo(HaveOccurred())
+	installed = next
+	Eventually(func() int32 { return restartsOf(ctx, agent) }).WithContext(ctx).Should(BeNumerically(">", before),
+		"the library that the agent has loaded is that of the old root")
+	expectPodReady(ctx, operatorNamespace, agent)
+}
+
+// restartsOf is how often the containers of a pod of the operator have restarted.
+func restartsOf(ctx context.Context, name string) (count int32) {
+	GinkgoHelper()
+	pod := &corev1.Pod{}
+	Expect(kube.Get(ctx, client.ObjectKey{Namespace: operatorNamespace, Name: name}, pod)).To(Succeed())
+	for _, c := range pod.Status.ContainerStatuses {
+		count += c.RestartCount
+	}
+	return count
+}
+
+// expectPodReady waits until a pod is Ready.
+func expectPodReady(ctx context.Context, namespace, name string) {
+	GinkgoHelper()
+	Eventually(func(g Gomega) {
+		pod := &corev1.Pod{}
+		g.Expect(kube.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, pod)).To(Succeed())
+		g.Expect(pod.Status.Conditions).To(ContainElement(And(
+			HaveField("Type", corev1.PodReady), HaveField("Status", corev1.ConditionTrue))))
+	}).WithContext(ctx).Should(Succeed())
+}
+
 // expectOnlyOffered checks that each resource was offered as often as it is in the end, or not at all.
 func expectOnlyOffered(seen []map[string]int64, want map[string]int64) {
 	GinkgoHelper()
@@ -202,8 +262,14 @@ func expectSameContainer(ctx context.Context, namespace, name string) (check fun
 // podNamed is the name of the operator's only pod of a kind.
 func podNamed(ctx context.Context, app string) string {
 	GinkgoHelper()
+	return podOf(ctx, operatorNamespace, "app.kubernetes.io/name", app)
+}
+
+// podOf is the name of the only pod in a namespace with a label.
+func podOf(ctx context.Context, namespace, label, value string) string {
+	GinkgoHelper()
 	pods := &corev1.PodList{}
-	Expect(kube.List(ctx, pods, client.InNamespace(operatorNamespace), client.MatchingLabels{"app.kubernetes.io/name": app})).To(Succeed())
+	Expect(kube.List(ctx, pods, client.InNamespace(namespace), client.MatchingLabels{label: value})).To(Succeed())
 	pods.Items = slices.DeleteFunc(pods.Items, func(p corev1.Pod) bool { return p.DeletionTimestamp != nil })
 	Expect(pods.Items).To(HaveLen(1))
 	return pods.Items[0].Name

@@ -80,7 +80,7 @@ func buildOnce(ctx context.Context, module, target string) error {
 	if err := os.MkdirAll(filepath.Dir(target), 0o755); err != nil {
 		return err
 	}
-	unlock, err := lock(target + ".lock")
+	unlock, err := lock(os.OpenFile(target+".lock", os.O_CREATE|os.O_RDWR, 0o644))
 	if err != nil {
 		return err
 	}

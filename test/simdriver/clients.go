@@ -5,11 +5,13 @@ package simdriver
 
 import (
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
-	"path/filepath"
+	"path"
 	"slices"
 	"strconv"
 	"strings"
@@ -26,6 +28,7 @@ const clientsFolder = "clients"
 // it ends, and that is seen across PID namespaces.
 type Client struct {
 	driver *Driver
+	name   string // of the file, in the folder of the state
 	file   *os.File
 	what   sim.Client
 }
@@ -35,23 +38,23 @@ func (d *Driver) Connect() (*Client, error) { return d.ConnectAs(sim.Client{}) }
 
 // ConnectAs notes that this process has opened what a client says. Its PID is filled in.
 func (d *Driver) ConnectAs(what sim.Client) (*Client, error) {
-	folder := d.path(clientsFolder)
-	if err := makeShared(folder); err != nil && !errors.Is(err, os.ErrPermission) { // another user has made it
+	if err := makeShared(d.state, clientsFolder); err != nil && !errors.Is(err, os.ErrPermission) { // another user has made it
 		return nil, err
 	}
-	unlock, err := lock(d.path(lockFile)) // nobody takes the file for one that was left behind
+	unlock, err := d.lock() // nobody takes the file for one that was left behind
 	if err != nil {
 		return nil, fmt.Errorf("noting a client: %w", err)
 	}
 	defer unlock()
-	f, err := os.CreateTemp(folder, fmt.Sprintf("%d-", os.Getpid()))
+	name := path.Join(clientsFolder, fmt.Sprintf("%d-%s", os.Getpid(), rand.Text()))
+	f, err := d.state.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o644)
 	if err != nil {
 		return nil, fmt.Errorf("noting a client: %w", err)
 	}
 	if err := errors.Join(f.Chmod(0o644), flock(f, unix.LOCK_EX)); err != nil {
 		return nil, fmt.Errorf("noting a client: %w", err)
 	}
-	c := &Client{driver: d, file: f, what: what}
+	c := &Client{driver: d, name: name, file: f, what: what}
 	if err := c.write(); err != nil {
 		return nil, fmt.Errorf("noting a client: %w", err)
 	}
@@ -93,7 +96,7 @@ func (c *Client) HoldInstances() error {
 
 // Change changes what the client has open.
 func (c *Client) Change(change func(what *sim.Client)) error {
-	unlock, err := lock(c.driver.path(lockFile))
+	unlock, err := c.driver.lock()
 	if err != nil {
 		return err
 	}
@@ -116,13 +119,13 @@ func (c *Client) write() error {
 
 // Disconnect notes that the driver is closed.
 func (c *Client) Disconnect() error {
-	return errors.Join(os.Remove(c.file.Name()), c.file.Close())
+	return errors.Join(c.driver.state.Remove(c.name), c.file.Close())
 }
 
 // Connected lists the programs that have the driver open; a process several times if it has it open through several
 // libraries. Files of programs that ended without closing are removed.
 func (d *Driver) Connected() ([]sim.Client, error) {
-	unlock, err := lock(d.path(lockFile))
+	unlock, err := d.lock()
 	if err != nil {
 		return nil, err
 	}
@@ -132,7 +135,7 @@ func (d *Driver) Connected() ([]sim.Client, error) {
 
 // connected is Connected for whoever holds the lock.
 func (d *Driver) connected() ([]sim.Client, error) {
-	entries, err := os.ReadDir(d.path(clientsFolder))
+	entries, err := fs.ReadDir(d.state.FS(), clientsFolder)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil
 	}
@@ -143,13 +146,13 @@ func (d *Driver) connected() ([]sim.Client, error) {
 	for _, e := range entries {
 		number, _, _ := strings.Cut(e.Name(), "-")
 		pid, err := strconv.Atoi(number)
-		path := filepath.Join(d.path(clientsFolder), e.Name())
-		if err != nil || !locked(path) {
-			_ = os.Remove(path)
+		name := path.Join(clientsFolder, e.Name())
+		if err != nil || !d.locked(name) {
+			_ = d.state.Remove(name)
 			continue
 		}
 		client := sim.Client{}
-		if raw, err := os.ReadFile(path); err == nil {
+		if raw, err := d.state.ReadFile(name); err == nil {
 			_ = json.Unmarshal(raw, &client) // it has what it has written whole, under the lock
 		}
 		client.PID = pid
@@ -158,8 +161,23 @@ func (d *Driver) connected() ([]sim.Client, error) {
 	return clients, nil
 }
 
-func locked(path string) bool {
-	f, err := os.Open(path)
+// Marks are the files that programs keep open as long as they have the driver open.
+func (d *Driver) Marks() ([]fs.FileInfo, error) {
+	entries, err := fs.ReadDir(d.state.FS(), clientsFolder)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("listing clients: %w", err)
+	}
+	var marks []fs.FileInfo
+	for _, e := range entries {
+		if info, err := e.Info(); err == nil { // else it is gone
+			marks = append(marks, info)
+		}
+	}
+	return marks, nil
+}
+
+func (d *Driver) locked(name string) bool {
+	f, err := d.state.Open(name)
 	if err != nil {
 		return false
 	}

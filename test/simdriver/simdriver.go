@@ -19,7 +19,8 @@
 //	<root>/sys/bus/pci/devices                     what the kernel would show of the GPUs
 //
 // All programs find the state relative to their own file, also under chroot, and share it under a lock, so that it survives
-// them. The folder of the state stands for hardware and kernel: a driver that is installed anew gets it mounted. A person
+// them. The folder of the state stands for hardware and kernel: a driver that is installed anew gets it mounted. A program that
+// has it open keeps it open when the root is unmounted, as with a kernel module. A person
 // looks at and changes it with cmd/simdriver, a test with Driver: processes that hold a GPU, faults, latencies, reboots.
 package simdriver
 
@@ -72,29 +73,36 @@ func New(root, programs string, spec Spec) (*Driver, error) {
 
 // create makes the state of a node, and what the kernel shows of it.
 func create(root string, n *sim.Node) error {
-	folder := filepath.Join(root, stateFolder)
-	if err := makeShared(folder); err != nil {
+	if err := os.MkdirAll(filepath.Join(root, stateFolder), 0o777); err != nil {
+		return err
+	}
+	state, err := os.OpenRoot(filepath.Join(root, stateFolder))
+	if err != nil {
+		return err
+	}
+	defer state.Close() //nolint:errcheck // what was written is written
+	if err := makeShared(state, "."); err != nil {
 		return err
 	}
 	if err := writePCIDevices(root, n); err != nil {
 		return err
 	}
 	s := &State{Node: *n}
-	if err := os.RemoveAll(filepath.Join(folder, kernelFolder)); err != nil {
+	if err := state.RemoveAll(kernelFolder); err != nil {
 		return err
 	}
-	if err := showKernel(folder, nil, kernelFiles(s)); err != nil {
+	if err := showKernel(state, nil, kernelFiles(s)); err != nil {
 		return err
 	}
-	return save(filepath.Join(folder, stateFile), s)
+	return save(state, s)
 }
 
-// makeShared makes a folder to which every user may write: programs of any user use the GPUs.
-func makeShared(folder string) error {
-	if err := os.MkdirAll(folder, 0o777); err != nil {
+// makeShared makes a folder in that of the state to which every user may write: programs of any user use the GPUs.
+func makeShared(state *os.Root, folder string) error {
+	if err := state.MkdirAll(folder, 0o777); err != nil {
 		return err
 	}
-	return os.Chmod(folder, 0o777)
+	return state.Chmod(folder, 0o777)
 }
 
 // Replace puts another node, freshly booted, in place of the one that is there. The library that processes have loaded

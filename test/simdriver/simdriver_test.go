@@ -62,6 +62,25 @@ func uuidOf(t *testing.T, d *simdriver.Driver, index int) string {
 	return n.GPUs[index].UUID
 }
 
+func TestADriverThatIsOpenStaysOpenWithoutItsRoot(t *testing.T) {
+	g := NewWithT(t)
+	d := root(t, sim.T4)
+	g.Expect(os.Rename(d.Root(), d.Root()+".old")).To(Succeed())
+	c, err := d.Connect()
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(d.Connected()).To(ConsistOf(HaveField("PID", os.Getpid())))
+	g.Expect(d.UnloadModule()).To(MatchError(simdriver.ErrModuleInUse))
+	g.Expect(c.Disconnect()).To(Succeed())
+	g.Expect(d.UnloadModule()).To(Succeed())
+	moved, err := simdriver.Open(d.Root() + ".old")
+	g.Expect(err).NotTo(HaveOccurred())
+	s, err := moved.Read()
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(s.Unloaded).To(BeTrue())
+	g.Expect(moved.Connected()).To(BeEmpty())
+	g.Expect(filepath.Join(moved.Root(), "proc/driver/nvidia")).NotTo(BeADirectory())
+}
+
 func TestSMIListsGPUsAndMIGDevices(t *testing.T) {
 	g := NewWithT(t)
 	d := root(t, sim.A100, sim.T4)

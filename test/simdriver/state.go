@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -67,9 +68,11 @@ type Fault struct {
 // GPUReset is the call that a fault of nvidia-smi --gpu-reset names.
 const GPUReset = "nvidia-smi --gpu-reset"
 
-// Driver is a driver root. It may be used by several goroutines and processes.
+// Driver is a driver root. It may be used by several goroutines and processes. It keeps the folder of the state open, as a
+// program keeps the kernel module open: that works on when the root is unmounted.
 type Driver struct {
-	root string
+	root  string
+	state *os.Root // closed when the Driver is no longer reachable
 
 	mu     sync.Mutex
 	stamp  stamp
@@ -89,9 +92,13 @@ func Open(root string) (*Driver, error) {
 	if err != nil {
 		return nil, fmt.Errorf("opening the simulated driver: %w", err)
 	}
-	d := &Driver{root: root}
-	if _, err := d.Read(); err != nil {
+	state, err := os.OpenRoot(filepath.Join(root, stateFolder))
+	if err != nil {
 		return nil, fmt.Errorf("opening the simulated driver: %w", err)
+	}
+	d := &Driver{root: root, state: state}
+	if _, err := d.Read(); err != nil {
+		return nil, errors.Join(fmt.Errorf("opening the simulated driver: %w", err), state.Close())
 	}
 	return d, nil
 }
@@ -142,20 +149,18 @@ func ownFile() (string, error) {
 // Root is the path of the driver root.
 func (d *Driver) Root() string { return d.root }
 
-func (d *Driver) path(name string) string { return filepath.Join(d.root, stateFolder, name) }
-
 // Read is the state now, shared with others who read it: it must not be changed.
 func (d *Driver) Read() (*State, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	now, err := stampOf(d.path(stateFile))
+	now, err := d.stampNow()
 	if err != nil {
 		return nil, err
 	}
 	if d.cached != nil && now == d.stamp {
 		return d.cached, nil
 	}
-	s, err := load(d.path(stateFile))
+	s, err := load(d.state)
 	if err != nil {
 		return nil, err
 	}
@@ -165,12 +170,12 @@ func (d *Driver) Read() (*State, error) {
 
 // Update changes the state while nobody else does. If change fails, nothing is changed and its error is returned.
 func (d *Driver) Update(change func(*State) error) error {
-	unlock, err := lock(d.path(lockFile))
+	unlock, err := d.lock()
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	s, err := load(d.path(stateFile))
+	s, err := load(d.state)
 	if err != nil {
 		return err
 	}
@@ -178,10 +183,10 @@ func (d *Driver) Update(change func(*State) error) error {
 	if err := change(s); err != nil {
 		return err
 	}
-	if err := save(d.path(stateFile), s); err != nil {
+	if err := save(d.state, s); err != nil {
 		return err
 	}
-	return showKernel(d.path(""), before, kernelFiles(s))
+	return showKernel(d.state, before, kernelFiles(s))
 }
 
 // UpdateAlways is Update that keeps what change has done although it returns an error, as a call does that takes note of
@@ -195,56 +200,65 @@ func (d *Driver) UpdateAlways(change func(*State) error) error {
 	return errors.Join(err, refused)
 }
 
-func load(path string) (*State, error) {
-	raw, err := os.ReadFile(path)
+func load(state *os.Root) (*State, error) {
+	raw, err := state.ReadFile(stateFile)
 	if err != nil {
 		return nil, err
 	}
 	s := &State{}
 	if err := json.Unmarshal(raw, s); err != nil {
-		return nil, fmt.Errorf("reading %s: %w", path, err)
+		return nil, fmt.Errorf("reading %s: %w", stateFile, err)
 	}
 	return s, nil
 }
 
 // save replaces the file, so that readers need no lock. Its time is later than that of its predecessor, also within one
 // tick of the file system's clock.
-func save(path string, s *State) error {
+func save(state *os.Root, s *State) error {
 	raw, err := json.MarshalIndent(s, "", " ")
 	if err != nil {
-		return fmt.Errorf("writing %s: %w", path, err)
+		return fmt.Errorf("writing %s: %w", stateFile, err)
 	}
 	mtime := time.Now()
-	if before, err := os.Stat(path); err == nil && !mtime.After(before.ModTime()) {
+	if before, err := state.Stat(stateFile); err == nil && !mtime.After(before.ModTime()) {
 		mtime = before.ModTime().Add(time.Microsecond)
 	}
-	next := path + ".next"
-	if err := os.WriteFile(next, raw, 0o644); err != nil {
+	const next = stateFile + ".next"
+	if err := state.WriteFile(next, raw, 0o644); err != nil {
 		return err
 	}
-	if err := os.Chtimes(next, mtime, mtime); err != nil {
+	if err := state.Chtimes(next, mtime, mtime); err != nil {
 		return err
 	}
-	return os.Rename(next, path)
+	return state.Rename(next, stateFile)
 }
 
-func stampOf(path string) (stamp, error) {
-	var info unix.Stat_t
-	if err := unix.Stat(path, &info); err != nil {
-		return stamp{}, fmt.Errorf("looking at %s: %w", path, err)
+func (d *Driver) stampNow() (stamp, error) {
+	info, err := d.state.Stat(stateFile)
+	if err != nil {
+		return stamp{}, err
 	}
-	return stamp{info.Ino, info.Size, time.Unix(info.Mtim.Unix())}, nil
+	raw, ok := info.Sys().(*syscall.Stat_t)
+	if !ok {
+		return stamp{}, fmt.Errorf("looking at %s: no inode", stateFile)
+	}
+	return stamp{raw.Ino, info.Size(), info.ModTime()}, nil
 }
 
-func lock(path string) (unlock func(), err error) {
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o644)
+// lock takes the lock of the state.
+func (d *Driver) lock() (unlock func(), err error) {
+	return lock(d.state.OpenFile(lockFile, os.O_CREATE|os.O_RDWR, 0o644))
+}
+
+// lock takes the lock of a file that was opened for it.
+func lock(f *os.File, err error) (unlock func(), _ error) {
 	if err != nil {
 		return nil, err
 	}
 	_ = f.Chmod(0o666) // fails for whoever did not make it, and who needs no more than that another user did
 	if err := flock(f, unix.LOCK_EX); err != nil {
 		_ = f.Close()
-		return nil, fmt.Errorf("locking %s: %w", path, err)
+		return nil, fmt.Errorf("locking %s: %w", f.Name(), err)
 	}
 	return func() { _ = f.Close() }, nil
 }
@@ -260,7 +274,7 @@ func flock(f *os.File, how int) error {
 
 // Record notes a call that changes the hardware, or tries to, in the log of calls.
 func (d *Driver) Record(program, call, gpu, outcome string) {
-	f, err := os.OpenFile(d.path(callsFile), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
+	f, err := d.state.OpenFile(callsFile, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
 	if err != nil {
 		return // the log is for people; the hardware works without
 	}

@@ -6,6 +6,7 @@ package simdriver
 import (
 	"fmt"
 	"os"
+	"path"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -100,20 +101,19 @@ func access(minor, mode int) string {
 }
 
 // showKernel changes what the kernel shows from one set of files to another, in the folder of the state.
-func showKernel(state string, before, after map[string]string) error {
-	root := filepath.Join(state, kernelFolder)
-	for path := range before {
-		if _, stays := after[path]; !stays {
-			if err := vanish(root, path); err != nil {
+func showKernel(state *os.Root, before, after map[string]string) error {
+	for file := range before {
+		if _, stays := after[file]; !stays {
+			if err := vanish(state, file); err != nil {
 				return err
 			}
 		}
 	}
-	for path, content := range after {
-		if shown, ok := before[path]; ok && shown == content {
+	for file, content := range after {
+		if shown, ok := before[file]; ok && shown == content {
 			continue
 		}
-		if err := appear(state, filepath.Join(root, path), content); err != nil {
+		if err := appear(state, path.Join(kernelFolder, file), content); err != nil {
 			return err
 		}
 	}
@@ -121,24 +121,24 @@ func showKernel(state string, before, after map[string]string) error {
 }
 
 // appear writes a file whole, for readers who ask nobody.
-func appear(state, path, content string) error {
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+func appear(state *os.Root, file, content string) error {
+	if err := state.MkdirAll(path.Dir(file), 0o755); err != nil {
 		return err
 	}
-	next := filepath.Join(state, "kernel.next")
-	if err := os.WriteFile(next, []byte(content), 0o644); err != nil {
+	const next = "kernel.next"
+	if err := state.WriteFile(next, []byte(content), 0o644); err != nil {
 		return err
 	}
-	return os.Rename(next, path)
+	return state.Rename(next, file)
 }
 
 // vanish removes a file, and the folders that it leaves empty.
-func vanish(root, path string) error {
-	if err := os.Remove(filepath.Join(root, path)); err != nil && !os.IsNotExist(err) {
+func vanish(state *os.Root, file string) error {
+	if err := state.Remove(path.Join(kernelFolder, file)); err != nil && !os.IsNotExist(err) {
 		return err
 	}
-	for folder := filepath.Dir(path); folder != "driver" && folder != "."; folder = filepath.Dir(folder) {
-		_ = os.Remove(filepath.Join(root, folder)) // stays while others are in it
+	for folder := path.Dir(file); folder != "driver" && folder != "."; folder = path.Dir(folder) {
+		_ = state.Remove(path.Join(kernelFolder, folder)) // stays while others are in it
 	}
 	return nil
 }

@@ -16,9 +16,6 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/simdriver"
 )
 
-// openMark is in the path of the file that each process keeps open which has the simulated driver open.
-const openMark = "/simdriver/clients/"
-
 // Holder is a process that has the driver open.
 type Holder struct {
 	PID     int
@@ -109,7 +106,7 @@ func holders(hardware *simdriver.Driver) ([]Holder, error) {
 	}
 	defer root.Close() //nolint:errcheck // only read
 	proc := host.NewProc(root)
-	pids, err := withFilesOpen()
+	pids, err := withFilesOpen(hardware)
 	if err != nil {
 		return nil, err
 	}
@@ -131,17 +128,22 @@ func holders(hardware *simdriver.Driver) ([]Holder, error) {
 	return found, nil
 }
 
-// withFilesOpen lists the processes with the simulated driver's mark open.
-func withFilesOpen() ([]int, error) {
+// withFilesOpen lists the processes that keep a file open by which the simulated driver knows its clients. The path of an open
+// file says nothing once the driver's root is unmounted.
+func withFilesOpen(hardware *simdriver.Driver) ([]int, error) {
+	marks, err := hardware.Marks()
+	if err != nil {
+		return nil, err
+	}
 	files, err := filepath.Glob("/proc/[0-9]*/fd/*")
 	if err != nil {
 		return nil, err
 	}
 	var pids []int
 	for _, file := range files {
-		target, _ := os.Readlink(file) // it may have been closed
-		if !strings.Contains(target, openMark) {
-			continue
+		info, err := os.Stat(file)
+		if err != nil || !slices.ContainsFunc(marks, func(mark os.FileInfo) bool { return os.SameFile(mark, info) }) {
+			continue // it may have been closed
 		}
 		pid, err := strconv.Atoi(strings.Split(file, "/")[2])
 		if err != nil {

@@ -8,7 +8,10 @@ import (
 	"os"
 	"testing"
 
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	. "github.com/onsi/gomega"
+
+	"github.com/gpusharing/gpu-sharing-operator/test/simdriver"
 )
 
 func TestTheModuleStaysLoadedWhileAProcessHasTheDriverOpenAndTheErrorNamesIt(t *testing.T) {
@@ -57,4 +60,52 @@ func TestADriverContainerThatRestartsKeepsTheModuleThatIsInUse(t *testing.T) {
 	g.Expect(gpus.Node()).To(HaveField("GPUs", ContainElement(HaveField("Instances", HaveLen(1)))))
 	g.Expect(c.Disconnect()).To(Succeed())
 	g.Expect(next.Stop()).To(Succeed())
+}
+
+func TestAProgramThatHasNVMLOpenUsesTheHardwareAfterTheDriverContainerRestarted(t *testing.T) {
+	g := NewWithT(t)
+	gpus, d := start(t, Container)
+	// As NVIDIA's device plugin has it, which mounts the driver's root itself.
+	const itself = "/tmp/itself"
+	g.Expect(bindSlave(Root, itself)).To(Succeed())
+	library := nvml.New(nvml.WithLibraryPath(itself + "/usr/lib64/libnvidia-ml.so.1"))
+	g.Expect(library.Init()).To(Equal(nvml.SUCCESS))
+	next, err := d.Restart()
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(os.ReadDir(itself+Hardware)).To(BeEmpty(), "the mounts of the old root are gone")
+
+	device, ret := library.DeviceGetHandleByIndex(0)
+	g.Expect(ret).To(Equal(nvml.SUCCESS))
+	g.Expect(device.SetPersistenceMode(nvml.FEATURE_ENABLED)).To(Equal(nvml.SUCCESS))
+	g.Expect(gpus.Node()).To(HaveField("GPUs", ContainElement(HaveField("Persistence", true))), "the hardware is the one of the machine")
+	splitOne(t, gpus)
+	current, _, ret := device.GetMigMode()
+	g.Expect(ret).To(Equal(nvml.SUCCESS))
+	g.Expect(current).To(Equal(nvml.DEVICE_MIG_ENABLE))
+
+	g.Expect(next.Shutdown()).To(BeFalse(), "it still has the driver open")
+	inUse, is := errors.AsType[*InUse](next.Unload())
+	g.Expect(is).To(BeTrue())
+	g.Expect(inUse.Holders).To(ConsistOf(HaveField("PID", os.Getpid())))
+	g.Expect(library.Shutdown()).To(Equal(nvml.SUCCESS))
+	g.Expect(next.Unload()).To(Succeed())
+	g.Expect(next.Stop()).To(Succeed())
+	g.Expect(unmountAll(itself)).To(Succeed())
+}
+
+func TestAProgramOpensNVMLOfADriverWhoseMountsAreGone(t *testing.T) {
+	g := NewWithT(t)
+	gpus, d := start(t, Container)
+	g.Expect(bindSlave(Root, "/tmp/old")).To(Succeed())
+	held, err := gpus.Connect()
+	g.Expect(err).NotTo(HaveOccurred())
+	next, err := d.Restart()
+	g.Expect(err).NotTo(HaveOccurred())
+
+	old, err := simdriver.Around("/tmp/old/usr/lib64/libnvidia-ml.so.1")
+	g.Expect(err).NotTo(HaveOccurred(), "the hardware is that of the machine, as every process sees it")
+	g.Expect(old.Node()).To(HaveField("GPUs", HaveLen(2)))
+	g.Expect(held.Disconnect()).To(Succeed())
+	g.Expect(next.Stop()).To(Succeed())
+	g.Expect(unmountAll("/tmp/old")).To(Succeed())
 }

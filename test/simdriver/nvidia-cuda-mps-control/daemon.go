@@ -141,8 +141,7 @@ func (d *daemon) listen(c net.Conn) {
 	}
 }
 
-// watch ends the daemon when its pipe directory is gone or the node has rebooted. While the driver's root is being replaced the
-// daemon cannot see the node, and goes on.
+// watch ends the daemon when its pipe directory is gone or the node has rebooted.
 func (d *daemon) watch() {
 	for {
 		time.Sleep(watchTime)
