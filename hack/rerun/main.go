@@ -5,8 +5,8 @@
 //
 //	go run ./hack/rerun REPORT.json
 //
-// Specs of a container build on each other, so that it prints the containers of the specs that failed. It prints nothing,
-// which focuses on everything, if there is no report, or if the run ended before all specs had their turn.
+// Specs of a container build on each other, so that it prints all specs of the innermost containers of those that failed. It
+// prints nothing, which focuses on everything, if there is no report, or if the run ended before all specs had their turn.
 package main
 
 import (
@@ -22,7 +22,7 @@ import (
 	"github.com/onsi/ginkgo/v2/types"
 )
 
-// depth is how many containers, from the outermost one, name what runs again: all specs lie in one container of everything.
+// depth is the number of containers, at least, around what can run again alone: all specs lie in one container of everything.
 const depth = 2
 
 func main() {
@@ -54,25 +54,31 @@ func read(path string) ([]types.Report, error) {
 	return reports, nil
 }
 
-// focus returns the regular expression of the containers that had a failure. Empty: run everything.
+// focus returns the regular expression of the specs whose container had a failure. Empty: run everything.
 func focus(reports []types.Report) string {
-	var containers []string
+	var again []string
 	for i := range reports {
 		if len(reports[i].SpecialSuiteFailureReasons) > 0 {
 			return ""
 		}
-		for _, spec := range reports[i].SpecReports {
-			if !spec.Failed() {
-				continue
-			}
-			if len(spec.ContainerHierarchyTexts) < depth { // what prepares or clears up for all
+		specs := reports[i].SpecReports
+		for _, spec := range specs {
+			if spec.Failed() && len(spec.ContainerHierarchyTexts) < depth { // what prepares or clears up for all
 				return ""
 			}
-			name := regexp.QuoteMeta(strings.Join(spec.ContainerHierarchyTexts[:depth], " ") + " ")
-			if !slices.Contains(containers, name) {
-				containers = append(containers, name)
+		}
+		for _, spec := range specs {
+			beside := func(other types.SpecReport) bool { return other.Failed() && container(other) == container(spec) }
+			if spec.LeafNodeType == types.NodeTypeIt && slices.ContainsFunc(specs, beside) {
+				again = append(again, regexp.QuoteMeta(container(spec)+" "+spec.LeafNodeText))
 			}
 		}
 	}
-	return strings.Join(containers, "|")
+	if len(again) == 0 {
+		return ""
+	}
+	return "(" + strings.Join(again, "|") + ")$" // whole names: "MPS" is the beginning of "MPS clients" too
 }
+
+// container names the innermost container of a spec, with those around it.
+func container(spec types.SpecReport) string { return strings.Join(spec.ContainerHierarchyTexts, " ") }

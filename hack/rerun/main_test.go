@@ -34,7 +34,8 @@ func TestFocusIsOnTheContainersThatFailed(t *testing.T) {
 		reports []types.Report
 		want    string
 	}{
-		"two containers":           {[]types.Report{{SpecReports: ran}}, `On a real node MIG \(A100\) |On a real node A guide `},
+		"two containers": {[]types.Report{{SpecReports: ran}}, `(On a real node MIG \(A100\) fails|On a real node MIG \(A100\) builds on it|` +
+			`On a real node A guide step 2 takes for ever|On a real node MIG \(A100\) panics)$`},
 		"nothing failed":           {[]types.Report{{SpecReports: ran[:1]}}, ""},
 		"the suite did not start":  {[]types.Report{{SpecReports: append(types.SpecReports{suite}, ran...)}}, ""},
 		"the suite did not finish": {[]types.Report{{SpecReports: ran, SpecialSuiteFailureReasons: []string{"Suite Timeout Elapsed"}}}, ""},
@@ -49,13 +50,26 @@ func TestFocusIsOnTheContainersThatFailed(t *testing.T) {
 	}
 }
 
-func TestFocusMatchesTheWholeContainer(t *testing.T) {
-	failed := types.SpecReports{spec(types.SpecStateFailed, "fails", "On a real node", "MIG (A100)")}
-	focused := regexp.MustCompile(focus([]types.Report{{SpecReports: failed}}))
+func TestFocusMatchesTheWholeContainerAndNoOther(t *testing.T) {
+	const all, guides = "On a real node", "Guides:"
+	ran := types.SpecReports{
+		spec(types.SpecStatePassed, "prepares", all, "MIG (A100)"),
+		spec(types.SpecStateFailed, "fails", all, "MIG (A100)"),
+		spec(types.SpecStatePassed, "passes", all, "MIG (A100) on one node"),
+		spec(types.SpecStatePassed, "step 1", all, guides, "CERN"),
+		spec(types.SpecStateFailed, "step 2", all, guides, "CERN"),
+		spec(types.SpecStateSkipped, "step 3", all, guides, "CERN"),
+		spec(types.SpecStatePassed, "step 1", all, guides, "NVIDIA"),
+	}
+	focused := regexp.MustCompile(focus([]types.Report{{SpecReports: ran}}))
 	for text, want := range map[string]bool{
-		"A real node On a real node MIG (A100) fails":        true,
-		"A real node On a real node MIG (A100) builds on it": true,
-		"A real node On a real node MPS fails":               false,
+		"A real node On a real node MIG (A100) prepares":           true,
+		"A real node On a real node MIG (A100) fails":              true,
+		"A real node On a real node MIG (A100) on one node passes": false,
+		"A real node On a real node Guides: CERN step 1":           true,
+		"A real node On a real node Guides: CERN step 3":           true,
+		"A real node On a real node Guides: NVIDIA step 1":         false,
+		"A real node On a real node MPS fails":                     false,
 	} {
 		if got := focused.MatchString(text); got != want {
 			t.Errorf("%q matches %q: %t, expected %t", focused, text, got, want)
