@@ -54,7 +54,7 @@ func processesKnown(d gpu.Device, want gpu.State) error {
 		return nil
 	}
 	return problem(v1alpha1.ReasonProcessesUnknown, "%s: the driver does not report which processes use the GPU, so that changing "+
-		"it could end them; update the driver (versions 535.43.02 to 535.86.05 have this defect)", d)
+		"it could end them; update the driver (versions 535.43.02 to 535.86.05 have this defect, and a version in another form may)", d)
 }
 
 // arrange puts goals in the order of the GPUs' indexes and marks those that wait.

@@ -34,6 +34,7 @@ func TestANodeWithoutAGPUThatNVMLKnows(t *testing.T) {
 func TestEarlyR535DriversTellWrongProcesses(t *testing.T) {
 	for version, unknown := range map[string]bool{
 		"535.43.02": true, "535.54.03": true, "535.86.05": true, "535.86.10": false, "535.104.05": false, "530.41.03": false, "580.95.05": false,
+		"535": true, "unknown": true, "600.10": false,
 	} {
 		t.Run(version, func(t *testing.T) {
 			g := NewWithT(t)
