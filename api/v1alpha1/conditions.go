@@ -179,6 +179,9 @@ const (
 	// ReasonLimitsPending: pods that ran when the limits of MPS last changed keep their former limits until they end. New pods
 	// have the limits of the policy.
 	ReasonLimitsPending = "LimitsPending"
+	// ReasonMPSUnreachable: another program replaced the shared memory of MPS on the node, as NVIDIA's MPS DaemonSet does when it
+	// starts. New pods cannot use MPS until the connected clients have ended and the MPS pod has started the daemons again.
+	ReasonMPSUnreachable = "MPSUnreachable"
 	// ReasonMPSUserWaiting: pods wait for a GPU because MPS serves one user ID at a time, and another one has it.
 	ReasonMPSUserWaiting = "MPSUserWaiting"
 	// ReasonMPSClientsRunning: the ClusterPolicy has to name the operator's ConfigMap, which restarts NVIDIA's MPS daemons, and pods

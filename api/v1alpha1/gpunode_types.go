@@ -338,6 +338,10 @@ type MPSStatus struct {
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=64
 	WaitingPods []MPSWaitingPod `json:"waitingPods,omitempty"`
+	// unreachable reports that another program replaced the shared memory of MPS on the node, so that new clients cannot reach
+	// the daemon. The MPS pod starts the daemon again when no client is connected.
+	// +optional
+	Unreachable bool `json:"unreachable,omitempty"`
 }
 
 // MPSWaitingPod is a pod that waits for an MPS server of its user.

@@ -18,7 +18,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/mps"
 )
 
-// runMPSHost keeps the MPS control daemons of the node until the context ends.
+// runMPSHost keeps the MPS control daemons of the node until the context ends. If nobody uses MPS then, it takes away the shared
+// memory that runMPSPrepare has mounted on the node; the next pod mounts it again.
 func runMPSHost(ctx context.Context, args []string) error {
 	var f hostFlags
 	set := flag.NewFlagSet("agent mps-host", flag.ContinueOnError)
@@ -35,16 +36,27 @@ func runMPSHost(ctx context.Context, args []string) error {
 		return fmt.Errorf("opening /proc: %w", err)
 	}
 	defer proc.Close() //nolint:errcheck // only read
-	mpsHost := mps.NewHost(control, host.NewProc(proc), f.drivers().Leaving, f.sharesMemory())
-	return mpsHost.Run(ctrl.LoggerInto(ctx, ctrl.Log.WithName("mps-host")))
+	mpsHost := mps.NewHost(control, mps.Node{
+		Processes: host.NewProc(proc), DriverLeaves: f.drivers().Leaving, DriverVersion: f.drivers().Version, SharesMemory: f.sharesMemory(),
+	})
+	if err := mpsHost.Run(ctrl.LoggerInto(ctx, ctrl.Log.WithName("mps-host"))); err != nil {
+		return err //nolint:wrapcheck // says what is to be done
+	}
+	if unused, err := mpsHost.Unused(); err != nil || !unused {
+		return err //nolint:wrapcheck // names what it did
+	}
+	return host.UnmountSharedMemory(f.sharedMemory())
 }
+
+// sharedMemory is where the shared memory of daemons and clients is mounted on the node.
+func (f *hostFlags) sharedMemory() string { return filepath.Join(f.mpsRoot, "shm") }
 
 // sharesMemory reports whether /dev/shm of this container is still what the node has mounted below the MPS root. Where the two
 // differ from the start there is nothing to compare.
 func (f *hostFlags) sharesMemory() func() bool {
 	same := func() bool {
 		own, ownErr := host.IDOf("/dev/shm")
-		node, nodeErr := host.IDOf(filepath.Join(f.hostRoot, f.mpsRoot, "shm"))
+		node, nodeErr := host.IDOf(filepath.Join(f.hostRoot, f.sharedMemory()))
 		return ownErr == nil && nodeErr == nil && own == node
 	}
 	if !same() {

@@ -5,7 +5,6 @@ package main
 
 import (
 	"flag"
-	"path/filepath"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/host"
 )
@@ -20,7 +19,7 @@ func runMPSPrepare(args []string) error {
 	if err := f.parse(set, args); err != nil {
 		return err
 	}
-	if err := host.MountSharedMemory(filepath.Join(f.mpsRoot, "shm")); err != nil {
+	if err := host.MountSharedMemory(f.sharedMemory()); err != nil {
 		return err
 	}
 	return host.LabelForContainers(f.mpsRoot)

@@ -56,6 +56,8 @@ type node struct {
 	view        *mps.View
 	controller  *agent.Controller
 
+	sharedMemoryReplaced bool // below the daemons, by another program
+
 	writes  int // API requests that write
 	refusal error
 }
@@ -86,7 +88,10 @@ func (s scenario) node(suffix string, models ...sim.Model) *node {
 	n.Expect(err).NotTo(gomega.HaveOccurred())
 	s.Cleanup(func() { _ = root.Close() })
 	control := mps.NewControl(n.runner, root, n.clock)
-	n.mpsHost, n.view = mps.NewHost(control, n.daemons, func() bool { return false }, func() bool { return true }), mps.NewView(control)
+	n.mpsHost, n.view = mps.NewHost(control, mps.Node{
+		Processes: n.daemons, DriverLeaves: func() bool { return false }, DriverVersion: func() string { return "" },
+		SharesMemory: func() bool { return !n.sharedMemoryReplaced },
+	}), mps.NewView(control)
 	n.clock.Meanwhile = func() { _ = n.mpsHost.Converge(s.Context(), true) }
 	n.restartAgent()
 	n.wish()

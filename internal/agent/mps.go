@@ -27,7 +27,7 @@ func mpsStatus(serving []mps.Serving) []v1alpha1.MPSStatus {
 		daemon := v1alpha1.MPSStatus{
 			Resource: s.Resource, User: s.Use.User,
 			Clients: number(len(s.Use.Clients)), OutdatedClients: number(len(s.Use.Outdated)),
-			OutdatedPods: s.Use.OutdatedPods[:min(len(s.Use.OutdatedPods), maxMPSPods)],
+			OutdatedPods: s.Use.OutdatedPods[:min(len(s.Use.OutdatedPods), maxMPSPods)], Unreachable: s.Use.Unreachable,
 		}
 		for _, pod := range s.Use.Waiting() {
 			if len(daemon.WaitingPods) < maxMPSPods {
@@ -40,10 +40,11 @@ func mpsStatus(serving []mps.Serving) []v1alpha1.MPSStatus {
 	return daemons[:min(len(daemons), maxDaemons)]
 }
 
-// sameUse reports whether the same pods wait, or run with former limits. Clients that come and go are no change: that would be
+// sameUse reports whether the same pods wait, run with former limits, or cannot reach the daemon. Clients that come and go are no change: that would be
 // a pass for each.
 func sameUse(a, b []v1alpha1.MPSStatus) bool {
 	return slices.EqualFunc(a, b, func(a, b v1alpha1.MPSStatus) bool {
-		return a.Resource == b.Resource && a.OutdatedClients == b.OutdatedClients && slices.Equal(a.WaitingPods, b.WaitingPods)
+		return a.Resource == b.Resource && a.OutdatedClients == b.OutdatedClients && a.Unreachable == b.Unreachable &&
+			slices.Equal(a.WaitingPods, b.WaitingPods)
 	})
 }

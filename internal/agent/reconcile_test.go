@@ -594,6 +594,11 @@ func mpsComesAndGoes(s scenario) {
 		Resource: "nvidia.com/gpu", User: new(int64(1000)), Clients: 1, OutdatedClients: 1, OutdatedPods: []string{"pod-a"},
 		WaitingPods: []v1alpha1.MPSWaitingPod{{UID: "pod-b", User: 2000}},
 	}}))
+	n.sharedMemoryReplaced = true
+	n.Expect(n.mpsHost.Converge(s.Context(), true)).To(gomega.Succeed())
+	n.settle()
+	n.Expect(n.get().Status.MPS).To(gomega.ConsistOf(gomega.HaveField("Unreachable", true)))
+	n.sharedMemoryReplaced = false
 	n.daemons.End(client)
 	n.daemons.End(waiting)
 

@@ -151,6 +151,7 @@ func TestDebiansLinksAreFollowedInsideTheNode(t *testing.T) {
 	d := m.find()
 	m.Expect(d.Roots).To(Equal(driver.Roots{Driver: "/", Dev: "/"}))
 	m.Expect(d.Library).To(Equal(m.path(folder, "nvidia/current/libnvidia-ml.so.535.261.03")))
+	m.Expect(m.node().Version()).To(Equal("535.261.03"))
 	outside, err := d.Outside("nvidia-smi", "-L")
 	m.Expect(err).NotTo(HaveOccurred())
 	m.Expect(outside.Path).To(Equal(m.path("usr/lib/nvidia/current/nvidia-smi")))
@@ -201,6 +202,7 @@ func TestAnInstallationIsToldFromTheNextAtTheSamePath(t *testing.T) {
 	m.write(driverReady, inContainer)
 	first := m.find().Identity
 	m.Expect(m.find().Identity).To(Equal(first))
+	m.Expect(m.node().Version()).To(Equal("595.45.04"))
 
 	m.Expect(os.Remove(m.path(driverReady))).To(Succeed())
 	_, err := m.node().Find()
@@ -209,6 +211,7 @@ func TestAnInstallationIsToldFromTheNextAtTheSamePath(t *testing.T) {
 	m.Expect(none.State).To(Equal(driver.NotReady), "the operator removes its mark before the driver changes")
 
 	m.Expect(os.Rename(m.path(containerRoot), m.path("old"))).To(Succeed())
+	m.Expect(m.node().Version()).To(BeEmpty())
 	m.install(containerRoot)
 	m.write(driverReady, inContainer)
 	second := m.find().Identity

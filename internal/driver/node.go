@@ -16,6 +16,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 
 	securejoin "github.com/cyphar/filepath-securejoin"
 
@@ -75,6 +76,20 @@ func (n Node) Find() (Driver, error) {
 func (n Node) Leaving() bool {
 	m, err := n.marks()
 	return err == nil && m.operator && m.ready == nil
+}
+
+// Version returns the version of the driver's libraries. Empty: there is no driver, or its files do not tell.
+func (n Node) Version() string {
+	d, err := n.installed()
+	if err != nil {
+		return ""
+	}
+	library, err := n.Library(d.Driver)
+	if err != nil {
+		return ""
+	}
+	_, version, _ := strings.Cut(filepath.Base(library), ".so.")
+	return version
 }
 
 // installed finds the driver as far as its programs are there, ready or not.

@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -18,6 +19,9 @@ const (
 	selinuxXattr   = "security.selinux"
 	containerLabel = "system_u:object_r:container_file_t:s0"
 )
+
+// sharedMemory names the tmpfs that this program mounts, in the list of mounts. NVIDIA's programs name theirs shm.
+const sharedMemory = "gpu-sharing-shm"
 
 // MountSharedMemory makes a folder and mounts a tmpfs of half the machine's memory there, unless a file system is mounted
 // there already. A tmpfs of its own keeps what containers put there from filling /run, which the node needs.
@@ -30,8 +34,30 @@ func MountSharedMemory(folder string) error {
 		return err
 	}
 	const flags = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC | unix.MS_RELATIME
-	if err := unix.Mount("shm", folder, "tmpfs", flags, "size=50%,mode=1777"); err != nil {
+	if err := unix.Mount(sharedMemory, folder, "tmpfs", flags, "size=50%,mode=1777"); err != nil {
 		return fmt.Errorf("mounting shared memory on %s: %w", folder, err)
+	}
+	return nil
+}
+
+// UnmountSharedMemory takes away what MountSharedMemory has mounted. What another program has mounted there stays. Containers that
+// have it as their /dev/shm keep it.
+func UnmountSharedMemory(folder string) error {
+	mounts, err := os.ReadFile("/proc/self/mounts")
+	if err != nil {
+		return fmt.Errorf("looking for shared memory: %w", err)
+	}
+	last := "" // of several mounts on one folder the last counts
+	for line := range strings.Lines(string(mounts)) {
+		if fields := strings.Fields(line); len(fields) > 1 && fields[1] == folder {
+			last = fields[0]
+		}
+	}
+	if last != sharedMemory {
+		return nil
+	}
+	if err := unix.Unmount(folder, unix.MNT_DETACH); err != nil {
+		return fmt.Errorf("unmounting shared memory from %s: %w", folder, err)
 	}
 	return nil
 }

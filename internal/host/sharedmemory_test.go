@@ -7,6 +7,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/onsi/gomega"
@@ -36,6 +37,30 @@ func TestSharedMemoryIsMountedOnce(t *testing.T) {
 	g.Expect(os.WriteFile(kept, nil, 0o600)).To(gomega.Succeed())
 	g.Expect(host.MountSharedMemory(folder)).To(gomega.Succeed())
 	g.Expect(kept).To(gomega.BeAnExistingFile(), "a restarted pod mounts nothing over what clients use")
+}
+
+func TestSharedMemoryOfAnotherProgramStays(t *testing.T) {
+	g := gomega.NewWithT(t)
+	folder := filepath.Join(t.TempDir(), "shm")
+	g.Expect(os.Mkdir(folder, 0o755)).To(gomega.Succeed())
+	g.Expect(host.UnmountSharedMemory(folder)).To(gomega.Succeed(), "nothing is mounted there")
+	mounted := func() bool {
+		mounts, err := os.ReadFile("/proc/self/mounts")
+		g.Expect(err).NotTo(gomega.HaveOccurred())
+		return strings.Contains(string(mounts), " "+folder+" ")
+	}
+	if err := host.MountSharedMemory(folder); errors.Is(err, unix.EPERM) {
+		t.Skip("mounting needs root")
+	} else {
+		g.Expect(err).NotTo(gomega.HaveOccurred())
+	}
+	g.Expect(unix.Mount("shm", folder, "tmpfs", 0, "")).To(gomega.Succeed()) // as NVIDIA's mount-shm
+	g.Expect(host.UnmountSharedMemory(folder)).To(gomega.Succeed())
+	g.Expect(mounted()).To(gomega.BeTrue())
+	g.Expect(unix.Unmount(folder, 0)).To(gomega.Succeed())
+	g.Expect(mounted()).To(gomega.BeTrue(), "the one below")
+	g.Expect(host.UnmountSharedMemory(folder)).To(gomega.Succeed())
+	g.Expect(mounted()).To(gomega.BeFalse())
 }
 
 func TestLabelForContainers(t *testing.T) {

@@ -38,6 +38,8 @@ type record struct {
 	Answered int `json:"answered,omitempty"`
 	// MultiUser says that the daemon that runs was started to serve all users.
 	MultiUser bool `json:"multiUser,omitempty"`
+	// DriverVersion is the version of the driver with which the daemon that runs was started.
+	DriverVersion string `json:"driverVersion,omitempty"`
 	// Error is why it does not run as wished.
 	Error string `json:"error,omitempty"`
 	// Use is how the daemon was used when the host last looked.

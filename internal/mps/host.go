@@ -35,23 +35,36 @@ var errExternal = fmt.Errorf("%w: NVIDIA's own MPS DaemonSet serves this resourc
 var errDriverLeaves = fmt.Errorf("%w: stopped because the NVIDIA driver of the node is about to change and no pod uses MPS; "+
 	"it starts once the driver is ready", ErrDaemon)
 
+// Node is what the daemons need to know of the node around them.
+type Node struct {
+	Processes Processes
+	// DriverLeaves reports whether the driver of the node is about to be replaced.
+	DriverLeaves func() bool
+	// DriverVersion returns the version of the driver with which a daemon would start now. Empty: not known.
+	DriverVersion func() string
+	// SharesMemory reports whether clients to come get the shared memory of this process, which the daemons use.
+	SharesMemory func() bool
+}
+
 // Host keeps the daemons of a node as the agent wants them. It is the whole of the MPS pod.
 type Host struct {
 	control   Control
 	files     files
 	clock     clock.Clock
 	processes Processes
-	leaves    func() bool       // the driver is about to change
-	shares    func() bool       // clients to come get the shared memory of the daemons
+	node      Node
 	idle      map[int]time.Time // since when a server has no clients, by PID
 	logs      *logs
+
+	nextHealth time.Time // when all daemons are asked again
+	leaving    bool      // the driver was about to change when last looked
+	hurry      int       // how often all daemons are asked before nextHealth
 }
 
-// NewHost makes the host of the daemons that control speaks with. driverLeaves reports whether the driver of the node is about
-// to be replaced, shares whether the shared memory of this process, which daemons use, is that which clients to come get.
-func NewHost(control Control, processes Processes, driverLeaves, shares func() bool) *Host {
+// NewHost makes the host of the daemons that control speaks with.
+func NewHost(control Control, n Node) *Host {
 	return &Host{
-		control: control, files: control.files, clock: control.clock, processes: processes, leaves: driverLeaves, shares: shares,
+		control: control, files: control.files, clock: control.clock, processes: n.Processes, node: n,
 		idle: map[int]time.Time{}, logs: newLogs(control.files),
 	}
 }
@@ -61,17 +74,12 @@ func NewHost(control Control, processes Processes, driverLeaves, shares func() b
 // memory in common.
 func (h *Host) Run(ctx context.Context) error {
 	log := logr.FromContextOrDiscard(ctx)
-	var nextHealth time.Time
 	for {
-		now := h.clock.Now()
-		thorough := !now.Before(nextHealth)
-		if thorough {
-			nextHealth = now.Add(healthPoll)
-		}
+		thorough := h.isThorough()
 		if err := h.Converge(ctx, thorough); err != nil && ctx.Err() == nil {
 			log.Error(err, "MPS daemons differ from the desired state, trying again")
 		}
-		if thorough && !h.shares() {
+		if thorough && !h.node.SharesMemory() {
 			if err := h.giveUp(ctx); err == nil || !errors.Is(err, errInUse) {
 				return errors.Join(errSharedMemory, err)
 			}
@@ -83,6 +91,40 @@ func (h *Host) Run(ctx context.Context) error {
 		case <-h.clock.After(wishPoll):
 		}
 	}
+}
+
+// isThorough reports whether all daemons are asked now, as they are after each healthPoll. If the driver begins to leave they are
+// asked twice at once, since NVIDIA's driver manager soon unloads the module: the first look notes servers without clients and ends
+// daemons without pods, the second ends those servers.
+func (h *Host) isThorough() bool {
+	now, leaves := h.clock.Now(), h.node.DriverLeaves()
+	if leaves && !h.leaving {
+		h.hurry = 2
+	}
+	h.leaving = leaves
+	if h.hurry == 0 && now.Before(h.nextHealth) {
+		return false
+	}
+	h.hurry = max(h.hurry-1, 0)
+	h.nextHealth = now.Add(healthPoll)
+	return true
+}
+
+// Unused reports whether nobody uses or is to use MPS on the node: no daemon is desired or recorded, and no pod has a pipe directory.
+func (h *Host) Unused() (bool, error) {
+	wishes, err := h.files.wishes()
+	if err != nil {
+		return false, err
+	}
+	ours, err := h.files.resources(recordName)
+	if err != nil {
+		return false, err
+	}
+	given, err := h.processes.WithVariable(pipeVariable)
+	if err != nil {
+		return false, err //nolint:wrapcheck // names what it did
+	}
+	return len(wishes)+len(ours)+len(given) == 0, nil
 }
 
 // Converge starts, limits and ends daemons once. A daemon whose record says that it is as wished, or that it failed, is
@@ -148,7 +190,7 @@ func (h *Host) bring(ctx context.Context, wish plan.Daemon, was record, recorded
 	percentage, answers, err := h.control.ask(ctx, wish.Resource)
 	if err == nil && recorded && !answers {
 		unreachable := h.endUnreachable(ctx, was)
-		if errors.Is(unreachable, errInUse) && h.leaves() {
+		if errors.Is(unreachable, errInUse) && h.node.DriverLeaves() {
 			return nil // it stays, and answers once the driver is back
 		}
 		if unreachable != nil {
@@ -160,12 +202,37 @@ func (h *Host) bring(ctx context.Context, wish plan.Daemon, was record, recorded
 		return err
 	case answers && !recorded:
 		return errExternal
-	case h.leaves():
+	case h.node.DriverLeaves():
 		return h.yield(ctx, wish, was, answers)
+	case answers && h.outlived(was):
+		return h.renew(ctx, wish, was)
 	case answers && was.answers(wish) && was.Applied && percentage == was.Answered:
 		return h.keep(ctx, was)
 	}
 	return h.apply(ctx, wish, was, answers)
+}
+
+// outlived reports whether a daemon was started with another version of the driver than the node has now. Servers that it starts
+// would be of that version.
+func (h *Host) outlived(was record) bool {
+	now := h.node.DriverVersion()
+	return was.DriverVersion != "" && now != "" && now != was.DriverVersion
+}
+
+// renew starts a daemon again with the driver that the node has now. Pods that use no GPU at this moment find the new one. While a
+// client is connected, the kernel module is still that of the daemon.
+func (h *Host) renew(ctx context.Context, wish plan.Daemon, was record) error {
+	servers, err := h.control.Servers(ctx, wish.Resource)
+	if err != nil {
+		return err
+	}
+	if slices.ContainsFunc(servers, func(s Server) bool { return len(s.Clients) > 0 }) {
+		return nil
+	}
+	if err := h.control.Quit(ctx, wish.Resource); err != nil {
+		return fmt.Errorf("stopping %w for %s, which belongs to driver %s: %w", ErrDaemon, wish.Resource, was.DriverVersion, err)
+	}
+	return h.apply(ctx, wish, was, false)
 }
 
 // keep looks at a daemon that runs as wished: whether it still has its limits, and how it is used.
@@ -200,14 +267,21 @@ func (h *Host) look(ctx context.Context, d plan.Daemon, outdated []int) (Use, er
 			delete(h.idle, s.PID)
 		case !was:
 			h.idle[s.PID] = h.clock.Now()
-		case h.leaves() || h.clock.Since(since) >= idleTime:
+		case h.node.DriverLeaves() || h.clock.Since(since) >= idleTime:
 			delete(h.idle, s.PID)
 			if err := h.control.EndServer(ctx, d.Resource, s.PID); err != nil {
 				return Use{}, err
 			}
 		}
 	}
-	return useOf(d, servers, outdated, h.processes)
+	return h.use(d, servers, outdated)
+}
+
+// use finds how a daemon with these servers is used, and whether it can be.
+func (h *Host) use(d plan.Daemon, servers []Server, outdated []int) (Use, error) {
+	use, err := useOf(d, servers, outdated, h.processes)
+	use.Unreachable = !h.node.SharesMemory()
+	return use, err
 }
 
 // yield stops a daemon that would keep the driver loaded which is about to be replaced. A daemon that has clients stays, and so
@@ -239,7 +313,7 @@ func (h *Host) yield(ctx context.Context, wish plan.Daemon, was record, answers 
 // apply starts a daemon, or limits the one that answers, with the record written before and after. A daemon that serves users
 // otherwise is started anew.
 func (h *Host) apply(ctx context.Context, wish plan.Daemon, was record, answers bool) error {
-	now := record{Daemon: wish, Use: was.Use, MultiUser: was.MultiUser}
+	now := record{Daemon: wish, Use: was.Use, MultiUser: was.MultiUser, DriverVersion: was.DriverVersion}
 	if err := h.files.write(recordFile(wish.Resource), now); err != nil {
 		return err
 	}
@@ -252,6 +326,8 @@ func (h *Host) apply(ctx context.Context, wish plan.Daemon, was record, answers 
 	did, do := "Started MPS", h.control.Start
 	if answers {
 		did, do = "Limited MPS", h.control.Limit
+	} else {
+		now.DriverVersion = h.node.DriverVersion()
 	}
 	if err := do(ctx, wish); err != nil {
 		return h.failed(now, err)
@@ -269,7 +345,7 @@ func (h *Host) apply(ctx context.Context, wish plan.Daemon, was record, answers 
 	for _, s := range servers {
 		connected = append(connected, s.Clients...)
 	}
-	if now.Use, err = useOf(wish, servers, connected, h.processes); err != nil {
+	if now.Use, err = h.use(wish, servers, connected); err != nil {
 		return h.failed(now, err)
 	}
 	logr.FromContextOrDiscard(ctx).Info(did, "resource", wish.Resource, "activeThreadPercentage", wish.ActiveThreadPercentage,

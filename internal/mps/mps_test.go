@@ -33,14 +33,15 @@ type node struct {
 	clock   *fake.Clock
 	host    *mps.Host
 	view    *mps.View
-	leaves  bool // the driver is about to change
-	unmount bool // NVIDIA's DaemonSet has replaced the shared memory
+	leaves  bool   // the driver is about to change
+	version string // of the driver
+	unmount bool   // NVIDIA's DaemonSet has replaced the shared memory
 }
 
 // newNode makes a node whose MPS pod converges while the agent waits.
 func newNode(t *testing.T) *node {
 	t.Helper()
-	n := &node{dir: t.TempDir(), daemons: fake.NewDaemons(), clock: fake.NewClock(time.Unix(1_800_000_000, 0))}
+	n := &node{dir: t.TempDir(), daemons: fake.NewDaemons(), version: "595.45.04", clock: fake.NewClock(time.Unix(1_800_000_000, 0))}
 	n.runner = hostfake.NewRunner().Add("nvidia-cuda-mps-control", n.daemons.Program)
 	root, err := os.OpenRoot(n.dir)
 	if err != nil {
@@ -48,7 +49,10 @@ func newNode(t *testing.T) *node {
 	}
 	t.Cleanup(func() { _ = root.Close() })
 	control := mps.NewControl(n.runner, root, n.clock)
-	n.host, n.view = mps.NewHost(control, n.daemons, func() bool { return n.leaves }, func() bool { return !n.unmount }), mps.NewView(control)
+	n.host, n.view = mps.NewHost(control, mps.Node{
+		Processes: n.daemons, DriverLeaves: func() bool { return n.leaves }, DriverVersion: func() string { return n.version },
+		SharesMemory: func() bool { return !n.unmount },
+	}), mps.NewView(control)
 	n.podRuns(t)
 	return n
 }
@@ -297,6 +301,18 @@ func TestAPodThatComesBackFindsItsDaemon(t *testing.T) {
 	g.Expect(n.host.Run(ctx)).To(gomega.Succeed(), "told to end it ends")
 	g.Expect(n.daemons.Get(n.pipe())).NotTo(gomega.BeNil(), "and leaves the daemons to their clients")
 	g.Expect(count(n.runner.Lines(), "nvidia-cuda-mps-control -d")).To(gomega.Equal(1))
+}
+
+func TestMPSIsInUseAsLongAsAnybodyMayUseIt(t *testing.T) {
+	g, n := gomega.NewWithT(t), newNode(t)
+	g.Expect(n.host.Unused()).To(gomega.BeTrue())
+	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
+	g.Expect(n.host.Unused()).To(gomega.BeFalse())
+	pid := n.daemons.Run(n.pipe(), "pod-a", 1000)
+	g.Expect(n.view.Stop(t.Context(), resource)).To(gomega.Succeed())
+	g.Expect(n.host.Unused()).To(gomega.BeFalse(), "a pod has the pipe directory")
+	n.daemons.End(pid)
+	g.Expect(n.host.Unused()).To(gomega.BeTrue())
 }
 
 func TestPrune(t *testing.T) {

@@ -4,6 +4,7 @@
 package mps_test
 
 import (
+	"context"
 	"errors"
 	"strings"
 	"testing"
@@ -238,9 +239,12 @@ func TestSharedMemoryThatWasReplacedEndsTheProcess(t *testing.T) {
 	n.clock.Meanwhile = func() {
 		if rounds++; rounds == 30 {
 			g.Expect(n.daemons.Get(n.pipe()).Clients()).To(gomega.Equal(1), "a client is never lost")
+			serving, err := n.view.Recorded()
+			g.Expect(serving, err).To(gomega.ConsistOf(gomega.HaveField("Use.Unreachable", true)))
 			n.daemons.End(pid)
 		}
 	}
+	g.Expect(n.look(t).Unreachable).To(gomega.BeTrue())
 	g.Expect(n.host.Run(t.Context())).To(gomega.MatchError(gomega.ContainSubstring("replaced the shared memory of MPS")))
 	g.Expect(rounds).To(gomega.BeNumerically(">=", 30))
 	g.Expect(n.daemons.Get(n.pipe())).To(gomega.BeNil())
@@ -248,6 +252,78 @@ func TestSharedMemoryThatWasReplacedEndsTheProcess(t *testing.T) {
 	n.unmount = false
 	g.Expect(n.host.Converge(t.Context(), true)).To(gomega.Succeed())
 	g.Expect(n.daemons.Get(n.pipe()).Defaults.Percentage).To(gomega.Equal(10.0))
+}
+
+// NVIDIA's driver manager unloads the module within seconds after it took the mark of the driver away.
+func TestADaemonYieldsAtOnceWhenTheDriverBeginsToLeave(t *testing.T) {
+	tests := map[string]struct {
+		pods   bool // a pod has the pipe directory, and is no client
+		within time.Duration
+	}{
+		"one that no pod uses ends":                  {within: 500 * time.Millisecond},
+		"the idle server of one that pods have ends": {pods: true, within: time.Second},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			g, n := gomega.NewWithT(t), newNode(t)
+			g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
+			pid, _ := n.client(t, "pod-a", 1000)
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			held := func() bool { // the module is in use
+				d := n.daemons.Get(n.pipe())
+				return d != nil && len(d.Servers) > 0
+			}
+			rounds := 0
+			var left, ended time.Time
+			n.clock.Meanwhile = func() {
+				rounds++
+				switch {
+				case rounds < 12: // in the middle between two looks at the daemons' health
+				case rounds == 12:
+					g.Expect(held()).To(gomega.BeTrue())
+					n.daemons.End(pid)
+					if tc.pods {
+						n.daemons.Run(n.pipe(), "pod-b", 1000)
+					}
+					left, n.leaves = n.clock.Now(), true
+				case ended.IsZero() && (!held() || n.clock.Since(left) > time.Minute):
+					ended = n.clock.Now()
+					cancel()
+				}
+			}
+			g.Expect(n.host.Run(ctx)).To(gomega.Succeed())
+			g.Expect(held()).To(gomega.BeFalse())
+			g.Expect(ended.Sub(left)).To(gomega.BeNumerically("<=", tc.within))
+		})
+	}
+}
+
+func TestADaemonOfTheFormerDriverStartsAgainWithTheNewOne(t *testing.T) {
+	g, n := gomega.NewWithT(t), newNode(t)
+	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
+	idle := n.daemons.Run(n.pipe(), "pod-a", 1000) // stays over the upgrade, as the pod of a DaemonSet does
+	started := func() int { return count(n.runner.Lines(), "nvidia-cuda-mps-control -d") }
+	n.leaves = true
+	g.Expect(n.host.Converge(t.Context(), true)).To(gomega.Succeed())
+	g.Expect(started()).To(gomega.Equal(1), "a pod may connect at any time")
+
+	n.leaves, n.version = false, ""
+	g.Expect(n.host.Converge(t.Context(), true)).To(gomega.Succeed())
+	g.Expect(started()).To(gomega.Equal(1), "nobody knows of another driver")
+	n.version = "600.10.02"
+	g.Expect(n.host.Converge(t.Context(), true)).To(gomega.Succeed())
+	g.Expect(started()).To(gomega.Equal(2))
+	g.Expect(n.daemons.Get(n.pipe()).Defaults.Memory).To(gomega.Equal(map[int]int64{0: 1510}))
+	_, served, err := n.daemons.Connect(idle)
+	g.Expect(served, err).To(gomega.BeTrue(), "the pod goes on with the new daemon")
+
+	g.Expect(n.view.Start(t.Context(), daemon(25, 1510))).To(gomega.Succeed())
+	g.Expect(n.host.Converge(t.Context(), true)).To(gomega.Succeed())
+	g.Expect(started()).To(gomega.Equal(2), "once is enough")
+	n.version = "600.20.01"
+	g.Expect(n.host.Converge(t.Context(), true)).To(gomega.Succeed())
+	g.Expect(n.daemons.Get(n.pipe()).Clients()).To(gomega.Equal(1), "a client is never lost")
 }
 
 func TestAFaultClosesTheServerUntilItsClientsAreGone(t *testing.T) {

@@ -59,7 +59,7 @@ func TestADaemonThatCannotBeAskedStaysWhilePodsUseIt(t *testing.T) {
 	g.Expect(use).To(gomega.Equal(before), "the limits did not change, so no client has former ones")
 
 	n.programsAreAway()
-	g.Expect(n.view.Stop(t.Context(), resource)).To(gomega.Succeed())
+	g.Expect(n.view.Stop(t.Context(), resource)).To(aboutDaemon("did not stop the MPS control daemon"))
 	g.Expect(n.host.Converge(t.Context(), true)).To(aboutDaemon("does not answer, and pods use it"))
 	n.daemons.End(pid)
 	n.runner.Fail(nil)
@@ -77,6 +77,19 @@ func TestAProgramThatAsksIsNoDaemon(t *testing.T) {
 	_, runs := n.daemons.User(pid)
 	g.Expect(runs).To(gomega.BeTrue())
 	g.Expect(n.daemons.Get(n.pipe())).NotTo(gomega.BeNil())
+}
+
+func TestADaemonThatHangsIsNotStopped(t *testing.T) {
+	g, n := gomega.NewWithT(t), newNode(t)
+	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
+	pid, _ := n.client(t, "pod-a", 1000)
+	n.look(t)
+	n.runner.Fail(func(host.Command) error { return errors.New("killed") })
+	g.Expect(n.view.Stop(t.Context(), resource)).To(aboutDaemon("did not stop the MPS control daemon"))
+	g.Expect(n.daemons.Get(n.pipe()).Clients()).To(gomega.Equal(1), "a client is never lost")
+	n.daemons.End(pid)
+	g.Expect(n.view.Stop(t.Context(), resource)).To(gomega.Succeed(), "the MPS pod ends its process")
+	g.Expect(n.daemons.Get(n.pipe())).To(gomega.BeNil())
 }
 
 func TestADaemonThatCannotBeAskedIsNotStartedTwice(t *testing.T) {

@@ -42,6 +42,8 @@ type Use struct {
 	Outdated []int `json:"outdated,omitempty"`
 	// OutdatedPods are the UIDs of the pods of the outdated clients.
 	OutdatedPods []string `json:"outdatedPods,omitempty"`
+	// Unreachable reports that another program has replaced the shared memory on the node: clients to come do not reach the daemon.
+	Unreachable bool `json:"unreachable,omitempty"`
 	// Pods are the pods with processes that were given the pipe directory, whether or not they are clients now.
 	Pods []PodUsers `json:"pods,omitempty"`
 }

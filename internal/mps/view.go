@@ -79,7 +79,8 @@ func (v *View) wish(ctx context.Context, d plan.Daemon) error {
 	return v.files.write(wishFile(d.Resource), d)
 }
 
-// Stop implements plan.MPS: it takes the wish back and waits until the daemon is gone.
+// Stop implements plan.MPS: it takes the wish back and waits until the daemon is gone. That a daemon does not answer is not enough:
+// one that hangs still serves its clients. The MPS pod removes its record last.
 func (v *View) Stop(ctx context.Context, resource string) error {
 	if err := checkResource(resource); err != nil {
 		return err
@@ -88,8 +89,8 @@ func (v *View) Stop(ctx context.Context, resource string) error {
 		return err
 	}
 	err := answering().poll(ctx, v.clock, func() (bool, error) {
-		r, recorded, err := v.files.record(resource)
-		if err != nil || recorded && r.inProgress() {
+		_, recorded, err := v.files.record(resource)
+		if err != nil || recorded {
 			return false, err
 		}
 		_, answers, err := v.control.ask(ctx, resource)

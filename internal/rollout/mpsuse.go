@@ -35,6 +35,25 @@ func (v *view) limitsPending(s State) finding {
 		"keep their former limits until they end; restart them to apply the new limits", who)}
 }
 
+// mpsUnreachable finds daemons that new pods cannot reach.
+func (v *view) mpsUnreachable(State) finding {
+	var names []string
+	clients := int32(0)
+	for _, d := range v.node.GPU.Status.MPS {
+		if d.Unreachable {
+			names = append(names, d.Resource)
+			clients += d.Clients
+		}
+	}
+	if len(names) == 0 {
+		return finding{}
+	}
+	slices.Sort(names)
+	return finding{reason: v1alpha1.ReasonMPSUnreachable, message: fmt.Sprintf("%s: another program replaced the shared memory of MPS, "+
+		"as NVIDIA's MPS DaemonSet does when it starts, so new pods cannot use it; the daemon starts again when its %d clients have "+
+		"ended: restart their pods", list(names), clients)}
+}
+
 // userWaiting finds pods that wait because MPS serves one user ID at a time.
 func (v *view) userWaiting(State) finding {
 	var names []string

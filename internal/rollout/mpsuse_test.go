@@ -51,3 +51,17 @@ func TestPodsThatWaitForAnotherUserAreNamed(t *testing.T) {
 	g.Expect(n.Message).To(HavePrefix("MPS serves one user ID at a time, now 1000650000; " +
 		"waiting: pod gone (user 0), team-b/infer (user 1000660000); run all pods"))
 }
+
+func TestADaemonThatNewPodsCannotReachIsNamed(t *testing.T) {
+	g := NewWithT(t)
+	c, h := sharedByMPS(g)
+	h.GPU.Status.MPS = []v1alpha1.MPSStatus{{Resource: "nvidia.com/gpu", Clients: 3, Unreachable: true}}
+	n := rollout.Decide(c.world()).Nodes[0]
+	g.Expect(n.State).To(Equal(rollout.StateUpToDate))
+	g.Expect(n.Reason).To(Equal(v1alpha1.ReasonMPSUnreachable))
+	g.Expect(n.Message).To(HavePrefix("nvidia.com/gpu: another program replaced the shared memory of MPS"))
+	g.Expect(n.Message).To(ContainSubstring("its 3 clients have ended"))
+
+	h.GPU.Status.MPS[0].Unreachable = false
+	g.Expect(rollout.Decide(c.world()).Nodes[0].Reason).To(Equal(v1alpha1.ReasonReady))
+}

@@ -36,8 +36,8 @@ type finding struct {
 // failed; repairs wait for no place in the budget, since they only give back.
 func (v *view) watch(j judgement) judgement {
 	looks := []func(State) finding{ // the one that matters most comes last
-		v.limitsPending, v.userWaiting, v.gpuMissing, v.migConfigIgnored, v.notNeeded, v.notKeptOff, v.computeModeLeft, v.pluginFailing,
-		v.outdated, v.notEnding, v.unfenced, v.managerStuck, v.leftPaused,
+		v.limitsPending, v.userWaiting, v.mpsUnreachable, v.gpuMissing, v.migConfigIgnored, v.notNeeded, v.notKeptOff, v.computeModeLeft,
+		v.pluginFailing, v.outdated, v.notEnding, v.unfenced, v.managerStuck, v.leftPaused,
 	}
 	if _, is := v.maintenance(); is {
 		looks = []func(State) finding{v.notKeptOff, v.leftPaused} // all else follows from the maintenance

@@ -562,6 +562,9 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: resource
       type:
         scalar: string
+    - name: unreachable
+      type:
+        scalar: boolean
     - name: user
       type:
         scalar: numeric

@@ -24,6 +24,9 @@ type MPSStatusApplyConfiguration struct {
 	// waitingPods are the pods that run as another user ID than the one that is served, so that their CUDA programs wait:
 	// the first 64.
 	WaitingPods []MPSWaitingPodApplyConfiguration `json:"waitingPods,omitempty"`
+	// unreachable reports that another program replaced the shared memory of MPS on the node, so that new clients cannot reach
+	// the daemon. The MPS pod starts the daemon again when no client is connected.
+	Unreachable *bool `json:"unreachable,omitempty"`
 }
 
 // MPSStatusApplyConfiguration constructs a declarative configuration of the MPSStatus type for use with
@@ -84,5 +87,13 @@ func (b *MPSStatusApplyConfiguration) WithWaitingPods(values ...*MPSWaitingPodAp
 		}
 		b.WaitingPods = append(b.WaitingPods, *values[i])
 	}
+	return b
+}
+
+// WithUnreachable sets the Unreachable field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Unreachable field is set to the value of the last call.
+func (b *MPSStatusApplyConfiguration) WithUnreachable(value bool) *MPSStatusApplyConfiguration {
+	b.Unreachable = &value
 	return b
 }
