@@ -42,8 +42,7 @@ func (c *chronicle) breaks(invariant, format string, args ...any) {
 
 // known are the defects that are being fixed, by number and by what a history reports that meets one.
 var known = sync.OnceValue(func() (all []knownDefect) {
-	for _, k := range [][2]string{
-	} {
+	for _, k := range [][2]string{} {
 		all = append(all, knownDefect{defect: k[0], pattern: regexp.MustCompile(k[1])})
 	}
 	return all

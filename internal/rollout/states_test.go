@@ -293,7 +293,7 @@ func TestStates(t *testing.T) {
 			situation: func() *cluster { c, _ := toMIG(); c.steps(3); return c },
 			state:     rollout.StateSelecting, reason: v1alpha1.ReasonSelecting, message: "selecting the configuration",
 			actions: []string{"patch node a (selecting the configuration research-…): nvidia.com/device-plugin.config=research-… " +
-				pluginLabel + "=true " + gfdLabel + "=true gpusharing.io/instances=e060f809b7b17966 gpusharing.io/paused- gpusharing.io/selected=research-…"},
+				pluginLabel + "=true " + gfdLabel + "=true gpusharing.io/baseline gpusharing.io/instances=e060f809b7b17966 gpusharing.io/paused- gpusharing.io/selected=research-…"},
 		},
 		"selected: not advertised yet": {
 			situation: func() *cluster { c, _ := slicing(); c.steps(3); c.pass(); return c },
