@@ -228,7 +228,7 @@ func (v *view) reachedSpec(set SetSpec) []Action {
 }
 
 // keepBaseline writes again what either object has lost of the baseline of a node that stays as it is.
-func (m member) keepBaseline() []Action {
+func (m *member) keepBaseline() []Action {
 	spec := m.node.GPU.Spec
 	if spec.Baseline == nil {
 		return nil

@@ -91,6 +91,7 @@ func BenchmarkFleet(b *testing.B) {
 				Workload: fmt.Sprint("Job batch/", i), NodeSelector: map[string]string{"pool": "h100"},
 			})
 		}
+		w.UnscheduledVersion = 1
 		var memory rollout.Memory
 		memory.Decide(w)
 		b.Run(fmt.Sprintf("%d/Unchanged", nodes), func(b *testing.B) {

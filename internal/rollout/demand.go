@@ -46,6 +46,40 @@ func demandsOf(pods []Pod) []podDemand {
 	return demands
 }
 
+// waiting are the pods on no node that have the same demand, as indexes in World.Unscheduled.
+type waiting struct {
+	demand
+	pods []int
+}
+
+// queue are the pods on no node by their demand.
+type queue struct {
+	version int64 // of World.Unscheduled
+	waiting []waiting
+}
+
+// of returns the pods on no node by their demand, in their order.
+func (q *queue) of(w *World) []waiting {
+	if w.UnscheduledVersion != 0 && q.version == w.UnscheduledVersion {
+		return q.waiting
+	}
+	*q = queue{version: w.UnscheduledVersion}
+	at := map[demand]int{}
+	for p := range w.Unscheduled {
+		d, asks := demandOf(&w.Unscheduled[p])
+		if !asks {
+			continue
+		}
+		i, known := at[d]
+		if !known {
+			i, at[d] = len(q.waiting), len(q.waiting)
+			q.waiting = append(q.waiting, waiting{demand: d})
+		}
+		q.waiting[i].pods = append(q.waiting[i].pods, p)
+	}
+	return q.waiting
+}
+
 // hash is the 64-bit FNV-1a hash of a name and a value.
 func hash(name, value string) uint64 {
 	const offset, prime = 14695981039346656037, 1099511628211

@@ -49,12 +49,12 @@ type unmet struct {
 	pods int
 }
 
-func impactOf(w *World, groups map[string]*group) map[string][]string {
+func impactOf(w *World, groups map[string]*group, waiting []waiting) map[string][]string {
 	i := impact{
 		offers: make([]offer, 0, len(w.Nodes)), met: map[demand]bool{}, waiting: map[uint64][]string{}, found: map[string]map[unmetKey]*unmet{},
 	}
 	for _, g := range groups {
-		for _, nodes := range [][]member{g.members, g.leaving, g.idle} {
+		for _, nodes := range [][]*member{g.members, g.leaving, g.idle} {
 			for _, m := range nodes {
 				i.offers = append(i.offers, m.offers())
 			}
@@ -70,10 +70,15 @@ func impactOf(w *World, groups map[string]*group) map[string][]string {
 			}
 		}
 	}
-	for p := range w.Unscheduled {
-		if d, asks := demandOf(&w.Unscheduled[p]); asks {
-			for _, name := range i.policiesFor(&w.Unscheduled[p], d) {
-				i.weigh(name, &w.Unscheduled[p], d)
+	for _, same := range waiting {
+		first := &w.Unscheduled[same.pods[0]]
+		policies := i.policiesFor(first, same.demand)
+		if len(policies) == 0 || i.isMet(first, same.demand) {
+			continue // as is every pod with the same demand
+		}
+		for _, p := range same.pods {
+			for _, name := range policies {
+				i.weigh(name, &w.Unscheduled[p], same.demand)
 			}
 		}
 	}
@@ -88,7 +93,7 @@ func impactOf(w *World, groups map[string]*group) map[string][]string {
 }
 
 // offers is what the node offers in the end: what it does now, where nothing changes or nothing can.
-func (m member) offers() offer {
+func (m *member) offers() offer {
 	o := offer{labels: m.node.Labels, resources: m.node.Allocatable}
 	if m.by != nil {
 		o.policy = m.by.Name
@@ -96,16 +101,22 @@ func (m member) offers() offer {
 	if m.wish == nil || m.State == StateFailed || m.State == StateImpossible {
 		return o
 	}
-	o.resources = m.wish.Config.Resources
-	for name, replicas := range m.wish.Config.Replicas {
-		if replicas > 1 && deviceplugin.RefusesMoreThanOne(m.by.Spec.Sharing) {
-			if o.single == nil {
-				o.single = map[string]bool{}
-			}
-			o.single[name] = true
+	o.resources, o.single = m.wish.Config.Resources, m.single
+	return o
+}
+
+// singleOf returns the resources of which a container gets no more than one once the node matches its policy; nil: none.
+func singleOf(v *view) map[string]bool {
+	if v.wish == nil || !deviceplugin.RefusesMoreThanOne(v.by.Spec.Sharing) {
+		return nil
+	}
+	single := map[string]bool{}
+	for name, replicas := range v.wish.Config.Replicas {
+		if replicas > 1 {
+			single[name] = true
 		}
 	}
-	return o
+	return single
 }
 
 // weigh notes a pod of which no node will meet the request.

@@ -13,21 +13,26 @@ import (
 
 // keys is what our ConfigMap must hold. It is written when something is missing, for all nodes at once; keys that
 // nothing names any more go at that occasion, so that a new revision of a policy costs one write.
-func keys(w *World, all []member, wireMIG bool) (WriteKeys, bool) {
+func keys(w *World, all []*member, wireMIG bool) (WriteKeys, bool) {
 	want := map[string]string{}
+	last := "" // of thousands of nodes, most name the same
+	name := func(key string) {
+		if key == last {
+			return
+		}
+		if data, has := w.content(key); has {
+			want[key], last = data, key
+		}
+	}
 	for _, m := range all {
-		spec := m.node.GPU.Spec
-		named := []string{m.node.Labels[v1alpha1.LabelConfig], spec.ConfigKey}
+		spec := &m.node.GPU.Spec
+		name(m.node.Labels[v1alpha1.LabelConfig])
+		name(spec.ConfigKey)
 		if spec.LastGood != nil {
-			named = append(named, spec.LastGood.ConfigKey)
+			name(spec.LastGood.ConfigKey)
 		}
-		for _, key := range named {
-			if data, has := w.content(key); has {
-				want[key] = data
-			}
-		}
-		if m.wish != nil {
-			want[m.wish.Config.Key] = m.wish.Config.Data
+		if m.wish != nil && (m.wish.Config.Key != last || m.wish.Config.Data != want[last]) {
+			want[m.wish.Config.Key], last = m.wish.Config.Data, ""
 		}
 	}
 	maps.Copy(want, w.Wiring.Keys)
@@ -54,14 +59,14 @@ func (w *World) content(key string) (string, bool) {
 
 // managerFile is the file that NVIDIA's mig-manager has to read: with every configuration of others', and those of ours
 // that a node is labelled with or about to be. One that nothing names any more goes when another is added.
-func managerFile(file string, all []member) string {
+func managerFile(file string, all []*member) string {
 	has, err := migmanager.Parse(file)
 	if err != nil {
 		return file // it was written by us
 	}
 	want, complete := map[string]string{}, true
 	for name, entries := range has {
-		named := func(m member) bool {
+		named := func(m *member) bool {
 			return m.node.Labels[v1alpha1.LabelMIGConfig] == name || m.node.GPU.Spec.MIGConfig == name
 		}
 		if !migmanager.Ours(name) || slices.ContainsFunc(all, named) {

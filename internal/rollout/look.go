@@ -34,6 +34,8 @@ type view struct {
 	steps     []plan.Step
 	blockers  []plan.Blocker
 	demands   []podDemand // of the pods of the node
+	counts    []v1alpha1.ResourceCount
+	single    map[string]bool // the resources of which the wish gives a container no more than one
 }
 
 // look derives the view of a node.

@@ -22,6 +22,7 @@ type Memory struct {
 	chosen map[string]*chosen // by node
 	ranked string             // the signature of the policies by which they were chosen
 	wiring Wiring             // of the last pass; with another one everything may differ, and it hardly ever changes
+	queue  queue              // the pods that wait
 	pass   int                // counts passes
 }
 
@@ -54,7 +55,10 @@ type derived struct {
 	settled bool
 	slot    slot
 	state   NodeState // of a settled node
-	pass    int       // in which it was used last
+	// released is true if the GPUNode records how the policy releases the node.
+	released bool
+	member   member // of the last pass
+	pass     int    // in which it was used last
 }
 
 // basis names all that the view of a node depends on, besides the wiring and the content of its keys. What is not in it a
@@ -83,6 +87,8 @@ func (memory *Memory) recall(w *World, n *Node, g policy.Governed) *derived {
 		timeless.Now = time.Time{}
 		d = &derived{basis: b, view: look(&timeless, n, g)}
 		d.view.demands = demandsOf(n.Pods)
+		d.view.counts, d.view.single = countsOf(d.view), singleOf(d.view)
+		d.released = releases(n, g.By)
 		d.selected, d.target = d.keys(w, n)
 		memory.nodes[n.Name] = d
 	}
@@ -95,7 +101,7 @@ func (memory *Memory) recall(w *World, n *Node, g policy.Governed) *derived {
 }
 
 func (d *derived) judge() {
-	m := member{view: d.view, judgement: d.view.watch(d.view.judge())}
+	m := &member{view: d.view, judgement: d.view.watch(d.view.judge())}
 	m.slot = m.takes()
 	m.reclaim()
 	j := m.judgement

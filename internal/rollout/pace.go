@@ -30,13 +30,13 @@ type lost struct{ node, to string }
 // deleted.
 type group struct {
 	by      *v1alpha1.GPUSharingPolicy // nil: it is deleted
-	members []member                   // that it governs, by name
-	leaving []member                   // that it releases and that go back to their baselines, by name
+	members []*member                  // that it governs, by name
+	leaving []*member                  // that it releases and that go back to their baselines, by name
 	lost    []lost                     // by name
-	idle    []member                   // that nothing happens to
+	idle    []*member                  // that nothing happens to
 	// counted are nodes of other groups that hold a slot here too: another policy governs them now, and they are still tainted on
 	// behalf of this one; or it is not known on whose behalf they are.
-	counted []member
+	counted []*member
 	// unrecorded is the number of nodes whose GPUNode does not say yet how this policy releases them.
 	unrecorded int
 
@@ -63,7 +63,7 @@ func (g *group) pace(w *World) {
 		}
 		reason, message := g.gate(w, m)
 		if reason == "" {
-			reason, message = b.goOn(*m)
+			reason, message = b.goOn(m)
 		}
 		if reason != "" {
 			m.wait(reason, message)
@@ -84,34 +84,43 @@ type budget struct {
 
 func (g *group) budget() *budget {
 	b := &budget{places: g.places(), left: g.places(), proven: map[string]bool{}}
+	last := "" // of thousands of nodes, most have the same
 	for _, m := range g.members {
-		if good := m.node.GPU.Spec.LastGood; good != nil {
-			b.proven[good.ConfigKey] = true
+		if good := m.node.GPU.Spec.LastGood; good != nil && good.ConfigKey != last {
+			last = good.ConfigKey
+			b.proven[last] = true
 		}
 	}
-	for _, m := range slices.Concat(g.members, g.leaving, g.idle) {
-		switch {
-		case !m.holds:
-		case m.State == StateFailed:
-			b.left--
-		default:
-			b.count(m)
-		}
-	}
-	for _, m := range slices.Concat(g.members, g.leaving, g.idle, g.counted) {
-		if m.disturbed() && m.holds {
-			b.disturbed++
+	for _, members := range [][]*member{g.members, g.leaving, g.idle} {
+		for _, m := range members {
+			b.spend(m)
 		}
 	}
 	for _, m := range g.counted {
 		if m.disturbed() && m.holds {
+			b.disturbed++
 			b.left--
 		}
 	}
 	return b
 }
 
-func (b *budget) count(m member) {
+// spend counts a node that holds a place.
+func (b *budget) spend(m *member) {
+	if !m.holds {
+		return
+	}
+	if m.disturbed() {
+		b.disturbed++
+	}
+	if m.State == StateFailed {
+		b.left--
+	} else {
+		b.count(m)
+	}
+}
+
+func (b *budget) count(m *member) {
 	b.left--
 	if m.by == nil {
 		return // it goes back to what it was and tries no configuration
@@ -121,11 +130,11 @@ func (b *budget) count(m member) {
 }
 
 // unproven says whether no node has reached yet what this one is to get.
-func (b *budget) unproven(m member) bool { return m.wish != nil && !b.proven[m.wish.Config.Key] }
+func (b *budget) unproven(m *member) bool { return m.wish != nil && !b.proven[m.wish.Config.Key] }
 
 // goOn says why a node may not go on, if it may not. One that holds a place may, unless that would disturb more nodes than
 // there are places: one whose slot had expired may hold one on top of them.
-func (b *budget) goOn(m member) (reason, message string) {
+func (b *budget) goOn(m *member) (reason, message string) {
 	taints := slices.ContainsFunc(m.start, func(a Action) bool { _, is := a.(Taint); return is })
 	disturbs := taints && !m.disturbed() || m.disturbed() && !m.holds
 	switch {
@@ -145,7 +154,7 @@ func (b *budget) full() (reason, message string) {
 }
 
 // take gives a node a place, or says why there is none.
-func (b *budget) take(m member) (reason, message string) {
+func (b *budget) take(m *member) (reason, message string) {
 	switch {
 	case b.left <= 0:
 		return b.full()
@@ -171,21 +180,19 @@ func (m *member) wait(reason, message string) {
 // released, then by name.
 func (g *group) order() []*member {
 	order := make([]*member, 0, len(g.members)+len(g.leaving))
-	for _, nodes := range [][]member{g.leaving, g.members} {
-		for i := range nodes {
-			order = append(order, &nodes[i])
+	for _, turn := range []func(*member) bool{
+		func(m *member) bool { return m.holds },
+		func(m *member) bool { return !m.holds && m.State == StateFailed },
+		func(m *member) bool { return !m.holds && m.State != StateFailed },
+	} {
+		for _, nodes := range [][]*member{g.leaving, g.members} {
+			for _, m := range nodes {
+				if turn(m) {
+					order = append(order, m)
+				}
+			}
 		}
 	}
-	rank := func(m *member) int {
-		switch {
-		case m.holds:
-			return 0
-		case m.State == StateFailed:
-			return 1
-		}
-		return 2
-	}
-	slices.SortStableFunc(order, func(a, b *member) int { return cmp.Compare(rank(a), rank(b)) })
 	return order
 }
 

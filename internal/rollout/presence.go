@@ -78,8 +78,8 @@ func signOf(n *Node) (reason, message string) {
 			"partitions its GPUs, and two must not; leave the node out of nodeSelector, or uninstall the slicer", n.Slicer)
 	}
 	object := n.DRA
-	for _, p := range n.Pods {
-		if p.DRA && object == "" {
+	for i := range n.Pods {
+		if p := &n.Pods[i]; p.DRA && object == "" {
 			object = fmt.Sprintf("pod %s/%s", p.Namespace, p.Name)
 		}
 	}
@@ -131,6 +131,9 @@ func (m *member) rememberOthers(governed bool) {
 	note, noted := m.node.Annotations[v1alpha1.AnnotationOtherController]
 	reason, _ := signOf(m.node)
 	was, since := m.remembered()
+	if !noted && (!governed || reason == "" && was == "") {
+		return
+	}
 	patch := m.patch("recording that another controller offers the GPUs")
 	var gone *string
 	if m.node.SlicerLeft != "" {
@@ -142,7 +145,7 @@ func (m *member) rememberOthers(governed bool) {
 	}
 	switch {
 	case !governed || reason == "" && was == "":
-		if noted && (!governed || gone == nil) {
+		if !governed || gone == nil {
 			patch.Why = "forgetting the controller that offered the GPUs"
 			set(nil)
 		}

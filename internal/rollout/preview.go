@@ -70,7 +70,7 @@ func (v *view) fateOf(b plan.Blocker) string {
 func (u User) String() string { return fmt.Sprintf("%s uses %s: %s", u.Name, u.Uses, u.Fate) }
 
 // foretold are the users in the way, as the status of the policy lists them.
-func (m member) foretold() []string {
+func (m *member) foretold() []string {
 	const most, length = 16, 512 // of the schema
 	var lines []string
 	for _, u := range m.users() {

@@ -16,12 +16,15 @@ import (
 // deletionPolicy: Retain and then delete the policy rely on that. So it is recorded at once on every node that the policy has
 // changed, whatever the state of the node and also while the rollout is paused, and the policy counts as observed only then.
 
+// releases reports whether the GPUNode of a node records how a policy releases it, or has nothing to record.
+func releases(n *Node, by *v1alpha1.GPUSharingPolicy) bool {
+	spec := &n.GPU.Spec
+	return by == nil || spec.Baseline == nil || spec.Policy != by.Name || equality.Semantic.DeepEqual(spec.Release, releaseOf(by))
+}
+
 // keepRelease records on a node how its policy releases it.
 func (m *member) keepRelease(by *v1alpha1.GPUSharingPolicy, groups map[string]*group) {
 	spec := m.node.GPU.Spec
-	if by == nil || spec.Baseline == nil || spec.Policy != by.Name || equality.Semantic.DeepEqual(spec.Release, releaseOf(by)) {
-		return
-	}
 	groups[by.Name].unrecorded++
 	if spec.Reboot != nil || spec.MIGConfig != "" || slices.ContainsFunc(m.actions, setsSpec) {
 		return // the write that ends that records it

@@ -16,28 +16,49 @@ const (
 	mostOfANode   = 16
 )
 
-// resources sums what nodes advertise of GPUs and instances, and what they shall, by name; the first most of them.
-func resources(members []member, most int) []v1alpha1.ResourceCount {
-	sums := map[string]*v1alpha1.ResourceCount{}
-	sum := func(name string) *v1alpha1.ResourceCount {
-		if sums[name] == nil {
-			sums[name] = &v1alpha1.ResourceCount{Name: name}
+// countsOf returns what a node advertises of GPUs and instances and what it is expected to, by resource.
+func countsOf(v *view) []v1alpha1.ResourceCount {
+	counts := map[string]v1alpha1.ResourceCount{}
+	if v.wish != nil {
+		for name, count := range v.wish.Config.Resources {
+			c := counts[name]
+			c.Expected = count
+			counts[name] = c
 		}
-		return sums[name]
+		for name, replicas := range v.wish.Config.Replicas {
+			c := counts[name]
+			c.Oversubscription = replicas
+			counts[name] = c
+		}
 	}
-	for _, m := range members {
-		if m.wish != nil {
-			for name, count := range m.wish.Config.Resources {
-				sum(name).Expected += count
-			}
-			for name, replicas := range m.wish.Config.Replicas {
-				sum(name).Oversubscription = max(sum(name).Oversubscription, replicas)
-			}
+	for name, count := range v.node.Allocatable {
+		if count != 0 && ofGPU(name) {
+			c := counts[name]
+			c.Advertised = count
+			counts[name] = c
 		}
-		for name, count := range m.node.Allocatable {
-			if count != 0 && ofGPU(name) {
-				sum(name).Advertised += count
+	}
+	list := make([]v1alpha1.ResourceCount, 0, len(counts))
+	for name, c := range counts {
+		c.Name = name
+		list = append(list, c)
+	}
+	return list
+}
+
+// resources sums the counts of nodes by resource; the first most of them by name.
+func resources(members []*member, most int) []v1alpha1.ResourceCount {
+	sums := map[string]*v1alpha1.ResourceCount{}
+	for _, m := range members {
+		for _, c := range m.counts {
+			sum := sums[c.Name]
+			if sum == nil {
+				sum = &v1alpha1.ResourceCount{Name: c.Name}
+				sums[c.Name] = sum
 			}
+			sum.Expected += c.Expected
+			sum.Advertised += c.Advertised
+			sum.Oversubscription = max(sum.Oversubscription, c.Oversubscription)
 		}
 	}
 	var list []v1alpha1.ResourceCount

@@ -55,7 +55,7 @@ func (memory *Memory) Decide(w World) Decision {
 	for _, n := range nodes {
 		memory.place(&w, n, placing{ranking: ranking, groups: groups, tolerated: tolerated})
 	}
-	return decide(&w, groups, tolerated)
+	return decide(&w, groups, tolerated, memory.queue.of(&w))
 }
 
 // placing is what nodes are placed by, and where.
@@ -86,26 +86,31 @@ func (memory *Memory) place(w *World, n *Node, in placing) {
 		groups[loser.Name].lost = append(groups[loser.Name].lost, lost{node: n.Name, to: governed.By.Name})
 	}
 	if governed.By == nil && (w.Wiring.Reason != "" || retained(n.GPU.Spec)) {
-		m := member{view: &view{world: w, node: n}}
+		m := &member{view: &view{world: w, node: n}}
 		m.judgement = judgement{State: StateUpToDate, reason: v1alpha1.ReasonReady, actions: m.retain()}
 		if selected.By == nil && !retained(n.GPU.Spec) { // no status of a policy reports why it is not restored
 			m.State, m.reason, m.message = StateImpossible, w.Wiring.Reason, w.Wiring.Message
 		}
 		m.slot = m.takes()
 		m.keepTaints(selected, awaited, in.tolerated)
-		m.keepRelease(selected.By, groups)
+		if !releases(n, selected.By) {
+			m.keepRelease(selected.By, groups)
+		}
 		m.allowAgent()
 		m.rememberOthers(false)
 		g.idle = append(g.idle, m)
 		return
 	}
 	d := memory.recall(w, n, governed)
-	m := member{view: d.view, judgement: d.judgement, slot: d.slot}
+	d.member = member{view: d.view, judgement: d.judgement, slot: d.slot}
+	m := &d.member
 	if d.settled {
 		m.settled = &d.state
 	}
 	m.keepTaints(selected, awaited, in.tolerated)
-	m.keepRelease(selected.By, groups)
+	if !d.released {
+		m.keepRelease(selected.By, groups)
+	}
 	m.allowAgent()
 	m.rememberOthers(governed.By != nil)
 	if governed.By == nil {
@@ -113,8 +118,8 @@ func (memory *Memory) place(w *World, n *Node, in placing) {
 		return
 	}
 	if former := n.ChangedFor; former != "" && former != governed.By.Name && m.disturbed() {
-		of := in.group(former)
-		of.counted = append(of.counted, m)
+		of, held := in.group(former), *m
+		of.counted = append(of.counted, &held)
 		m.slot = slot{} // it needs one of the policy that governs it now
 	}
 	g.members = append(g.members, m)
@@ -127,7 +132,7 @@ func retained(spec v1alpha1.GPUNodeSpec) bool {
 }
 
 // retain leaves a node as it is, without holding it.
-func (m member) retain() []Action {
+func (m *member) retain() []Action {
 	actions := m.letGo("no policy governs the node")
 	if m.node.GPU.Spec.Baseline == nil && m.overridden() {
 		actions = append(actions, m.allowMPS(true)...)
@@ -146,18 +151,18 @@ func (m member) retain() []Action {
 	return actions
 }
 
-func decide(w *World, groups map[string]*group, tolerated tolerance) Decision {
+func decide(w *World, groups map[string]*group, tolerated tolerance, waiting []waiting) Decision {
 	d := Decision{Policies: map[string]v1alpha1.GPUSharingPolicyStatus{}, Tolerations: tolerated.ours, Held: w.held()}
-	var all []member
-	d.Unmet = impactOf(w, groups)
+	all := make([]*member, 0, len(w.Nodes))
+	d.Unmet = impactOf(w, groups, waiting)
 	for name, g := range groups {
 		if name != "" {
 			g.counted = append(g.counted, groups[""].idle...)
 		}
 		g.pace(w)
-		for _, nodes := range [][]member{g.members, g.leaving, g.idle} {
-			for i := range nodes {
-				nodes[i].withhold(w)
+		for _, nodes := range [][]*member{g.members, g.leaving, g.idle} {
+			for _, m := range nodes {
+				m.withhold(w)
 			}
 			all = append(all, nodes...)
 		}
@@ -165,10 +170,10 @@ func decide(w *World, groups map[string]*group, tolerated tolerance) Decision {
 			d.Policies[g.by.Name] = g.status(w, tolerated, d.Unmet[g.by.Name])
 		}
 	}
-	slices.SortFunc(all, func(a, b member) int { return cmp.Compare(a.node.Name, b.node.Name) })
-	d.Wire = slices.ContainsFunc(all, member.wired) || w.staysWired()
-	d.KeepStrategy = slices.ContainsFunc(all, member.byDefault)
-	d.WireMIG = slices.ContainsFunc(all, func(m member) bool { return m.usesConfigs() && !m.onPaper() })
+	slices.SortFunc(all, func(a, b *member) int { return cmp.Compare(a.node.Name, b.node.Name) })
+	d.Wire = slices.ContainsFunc(all, (*member).wired) || w.staysWired()
+	d.KeepStrategy = slices.ContainsFunc(all, (*member).byDefault)
+	d.WireMIG = slices.ContainsFunc(all, func(m *member) bool { return m.usesConfigs() && !m.onPaper() })
 	if write, needed := keys(w, all, d.WireMIG); needed && d.Wire {
 		d.Actions, d.After = w.Repeats.admit(d.Actions, write, w.Now, d.After)
 	}
@@ -179,6 +184,9 @@ func decide(w *World, groups map[string]*group, tolerated tolerance) Decision {
 		}
 		d.After = Sooner(d.After, m.after)
 		if m.listed() {
+			if d.Nodes == nil {
+				d.Nodes = make([]NodeState, 0, len(all))
+			}
 			d.Nodes = append(d.Nodes, m.report())
 		}
 	}
@@ -195,7 +203,7 @@ func Sooner(a, b time.Duration) time.Duration {
 
 // wired says whether the device plugin of the node has to read our ConfigMap: a policy governs it, or did. One that is
 // paused from the start changes nothing, and pointing the plugin at us restarts it on every node.
-func (m member) wired() bool {
+func (m *member) wired() bool {
 	return m.by != nil && !m.by.Spec.Rollout.Paused || m.node.GPU.Spec.Baseline != nil
 }
 
@@ -208,19 +216,19 @@ func (w *World) staysWired() bool {
 }
 
 // byDefault reports whether the node gets the default config and has instances.
-func (m member) byDefault() bool {
+func (m *member) byDefault() bool {
 	_, labelled := m.node.Labels[v1alpha1.LabelConfig]
 	return (m.by == nil || m.onPaper()) && m.node.GPU.Spec.Baseline == nil && !labelled &&
 		slices.ContainsFunc(m.node.GPU.Status.Devices, func(d v1alpha1.DeviceStatus) bool { return d.Sharing.MIGMode == v1alpha1.MIGModeEnabled })
 }
 
 // onPaper says whether the policy changes nothing as yet.
-func (m member) onPaper() bool { return m.by != nil && m.by.Spec.Rollout.Paused }
+func (m *member) onPaper() bool { return m.by != nil && m.by.Spec.Rollout.Paused }
 
 // listed says whether there is anything to say about the node.
-func (m member) listed() bool { return m.by != nil || m.node.GPU.Spec.Baseline != nil }
+func (m *member) listed() bool { return m.by != nil || m.node.GPU.Spec.Baseline != nil }
 
-func (m member) report() NodeState {
+func (m *member) report() NodeState {
 	if m.settled != nil {
 		return *m.settled
 	}
@@ -237,7 +245,7 @@ func (m member) report() NodeState {
 	return s
 }
 
-func (m member) planned() []string {
+func (m *member) planned() []string {
 	const most, length = 64, 256 // of the schema
 	var steps []string
 	if m.partitions() {

@@ -25,7 +25,7 @@ type slot struct {
 
 // takes is the slot that the node holds. It follows from the state of the node and from what the controller itself has
 // written there, never from what another client may write late.
-func (m member) takes() slot {
+func (m *member) takes() slot {
 	if !m.begun() {
 		return slot{}
 	}
@@ -39,7 +39,7 @@ func (m member) takes() slot {
 // begun reports whether a change has begun on the node and is not over. A node that failed or that
 // cannot honour its policy counts only as long as the operator keeps pods or NVIDIA's programs off it, or rolls it back. A
 // degraded one counts as long as the former.
-func (m member) begun() bool {
+func (m *member) begun() bool {
 	changing := []State{StateApplying, StateSelecting, StateVerifying, StateReleasing}
 	if m.State == StateFailed {
 		return m.disturbed() || slices.Contains(changing, m.rollback) || m.by != nil && len(m.start)+len(m.actions) > 0

@@ -68,18 +68,18 @@ func (g *group) counts() v1alpha1.NodeCounts {
 // for all it lists those that failed.
 func (g *group) pending() []v1alpha1.PendingNode {
 	const most, length = 32, 2048 // of the schema
-	var listed []member
+	var listed []*member
 	for _, m := range g.members {
 		if m.State != StateUpToDate || m.reason != v1alpha1.ReasonReady {
 			listed = append(listed, m)
 		}
 	}
-	slices.SortStableFunc(listed, func(a, b member) int { return cmp.Compare(urgency(a), urgency(b)) })
+	slices.SortStableFunc(listed, func(a, b *member) int { return cmp.Compare(urgency(a), urgency(b)) })
 	var pending []v1alpha1.PendingNode
 	for _, m := range listed[:min(len(listed), most)] {
 		pending = append(pending, v1alpha1.PendingNode{
 			Node: m.node.Name, State: string(m.State), Reason: m.reason, Message: cut(m.message, length), Plan: m.planned(),
-			InTheWay: m.foretold(), Resources: resources([]member{m}, mostOfANode),
+			InTheWay: m.foretold(), Resources: resources([]*member{m}, mostOfANode),
 		})
 	}
 	for _, l := range g.lost[:min(len(g.lost), most-len(pending))] {
@@ -93,7 +93,7 @@ func (g *group) pending() []v1alpha1.PendingNode {
 }
 
 // urgency orders nodes for a list that has no room for all: those that failed first.
-func urgency(m member) int {
+func urgency(m *member) int {
 	if m.State == StateFailed {
 		return 0
 	}
@@ -160,8 +160,8 @@ func (g *group) ready(accepted metav1.Condition) metav1.Condition {
 	return c
 }
 
-func (g *group) unready() []member {
-	var waiting []member
+func (g *group) unready() []*member {
+	var waiting []*member
 	for _, m := range g.members {
 		if m.State != StateUpToDate {
 			waiting = append(waiting, m)
@@ -171,7 +171,7 @@ func (g *group) unready() []member {
 }
 
 // reason is the one that the user should read first: what failed, what holds everything up, then what goes on.
-func (g *group) reason(waiting []member) string {
+func (g *group) reason(waiting []*member) string {
 	first := waiting[0].reason
 	for _, m := range waiting {
 		if m.State == StateFailed || m.State == StateImpossible {
@@ -190,16 +190,16 @@ func (g *group) reason(waiting []member) string {
 }
 
 // sentences tells about the first few nodes, those that failed first.
-func sentences(waiting []member) string {
+func sentences(waiting []*member) string {
 	const most, length = 3, 1024
-	rank := func(m member) int {
+	rank := func(m *member) int {
 		if m.State == StateFailed || m.State == StateImpossible {
 			return 0
 		}
 		return 1
 	}
 	ordered := slices.Clone(waiting)
-	slices.SortStableFunc(ordered, func(a, b member) int { return cmp.Compare(rank(a), rank(b)) })
+	slices.SortStableFunc(ordered, func(a, b *member) int { return cmp.Compare(rank(a), rank(b)) })
 	var parts []string
 	for _, m := range ordered[:min(len(ordered), most)] {
 		parts = append(parts, fmt.Sprintf("node %s: %s", m.node.Name, m.message))
@@ -221,11 +221,11 @@ func (g *group) stalled(accepted, ready metav1.Condition) metav1.Condition {
 		c.Status = metav1.ConditionTrue
 		return c
 	}
-	ends := func(m member) bool {
+	ends := func(m *member) bool {
 		return m.State == StateFailed || m.State == StateImpossible || m.reason == v1alpha1.ReasonRolloutHalted ||
 			m.reason == v1alpha1.ReasonInvalidWindow
 	}
-	if len(waiting) > 0 && !slices.ContainsFunc(waiting, func(m member) bool { return !ends(m) }) {
+	if len(waiting) > 0 && !slices.ContainsFunc(waiting, func(m *member) bool { return !ends(m) }) {
 		c.Status = metav1.ConditionTrue
 	}
 	return c

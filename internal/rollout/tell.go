@@ -10,7 +10,7 @@ import (
 )
 
 // tell says on the GPUNode what a node without a policy waits for, and takes that back once it goes on or is back.
-func (m member) tell() []Action {
+func (m *member) tell() []Action {
 	say := Tell{Node: m.node.Name}
 	_, maintained := m.maintenance()
 	if m.by == nil && m.listed() && (maintained || m.stands()) {
@@ -26,7 +26,7 @@ func (m member) tell() []Action {
 }
 
 // stands says whether the GPUs of the node are not being changed yet, or no longer.
-func (m member) stands() bool {
+func (m *member) stands() bool {
 	return slices.Contains([]State{
 		StateFailed, StateImpossible, StateUndiscovered, StateStaleDisruptive, StateDraining, StateQuiescing,
 	}, m.State)

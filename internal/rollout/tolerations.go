@@ -92,7 +92,7 @@ func (w *World) intolerable() []corev1.Taint {
 
 // taintsOf are the taints that a policy may put on nodes.
 func taintsOf(p *v1alpha1.GPUSharingPolicy) []corev1.Taint {
-	taints := make([]corev1.Taint, 0, len(p.Spec.Taints)+1)
+	var taints []corev1.Taint // most policies have none
 	for _, t := range p.Spec.Taints {
 		taints = append(taints, corev1.Taint{Key: t.Key, Value: t.Value, Effect: corev1.TaintEffect(t.Effect)})
 	}
@@ -115,7 +115,7 @@ func tolerationOf(taint corev1.Taint) corev1.Toleration {
 // unsafe says why a change of the tolerations could hurt what runs; see clusterpolicy.Operands for where each is from.
 func (w *World) unsafe() string {
 	o := w.Wiring.Operands
-	users, mps := w.holdGPUs()
+	users, mps := w.holdGPUs(false), w.holdGPUs(true)
 	switch {
 	case o.Taken != "":
 		return fmt.Sprintf("field manager %q has written that list since the operator had added to it", o.Taken)
@@ -137,29 +137,38 @@ func (w *World) held() string {
 	if w.Wiring.Operands == nil {
 		return ""
 	}
-	if _, mps := w.holdGPUs(); len(mps) > 0 {
+	if mps := w.holdGPUs(true); len(mps) > 0 {
 		return fmt.Sprintf("changing devicePlugin.config of ClusterPolicy %s restarts NVIDIA's MPS daemons, which ends their clients: %s. "+
 			"The operator changes it once these pods have ended", w.Wiring.Operands.Name, list(mps))
 	}
 	return ""
 }
 
-// holdGPUs are the pods that ask for GPUs and are on a node, and those of them where NVIDIA's MPS daemon set runs.
-func (w *World) holdGPUs() (users, ofMPS []string) {
+// holdGPUs lists the pods that ask for GPUs and are on a node; with served only those where NVIDIA's MPS DaemonSet runs.
+func (w *World) holdGPUs(served bool) []string {
+	var users []string
 	for i := range w.Nodes {
-		served := slices.ContainsFunc(w.Nodes[i].Pods, func(p Pod) bool { return p.NodeSelector[LabelMPSCapable] != "" })
-		for _, p := range w.Nodes[i].Pods {
-			if !p.GPU {
-				continue
-			}
-			name := fmt.Sprintf("pod %s/%s", p.Namespace, p.Name)
-			users = append(users, name)
-			if served {
-				ofMPS = append(ofMPS, name)
+		pods := w.Nodes[i].Pods
+		if served && !servedByMPS(pods) {
+			continue
+		}
+		for p := range pods {
+			if pods[p].GPU {
+				users = append(users, fmt.Sprintf("pod %s/%s", pods[p].Namespace, pods[p].Name))
 			}
 		}
 	}
-	return users, ofMPS
+	return users
+}
+
+// servedByMPS reports whether a pod of NVIDIA's MPS DaemonSet is among the pods of a node.
+func servedByMPS(pods []Pod) bool {
+	for p := range pods {
+		if pods[p].NodeSelector[LabelMPSCapable] != "" {
+			return true
+		}
+	}
+	return false
 }
 
 // refuses says why NVIDIA's programs do not tolerate a taint anywhere, with the reason for it; empty: they do.

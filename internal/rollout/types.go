@@ -28,6 +28,8 @@ type World struct {
 	Nodes []Node
 	// Unscheduled are the pods that ask for GPUs or instances and are on no node.
 	Unscheduled []Pod
+	// UnscheduledVersion tells one value of Unscheduled from another, for Memory. 0: not known, so nothing is remembered of them.
+	UnscheduledVersion int64
 	// Repeats counts what was written in the last hour; nil: nothing is held back for that.
 	Repeats *Repeats
 	// Sightings remembers other controllers that were seen a moment ago; nil: only the annotation on the Node does.

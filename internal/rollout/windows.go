@@ -138,7 +138,7 @@ func suspend(policies []v1alpha1.GPUSharingPolicy) (suspended []v1alpha1.GPUShar
 
 // awaitsWindow reports whether the next step of a node's change is one that starts in a maintenance window only. A node that
 // goes back to its last good state (StateFailed) or to its baseline waits for none, nor does one that is not in service yet.
-func (m member) awaitsWindow() bool {
+func (m *member) awaitsWindow() bool {
 	unapplied := []State{StateStaleDisruptive, StateDraining, StateQuiescing, StateQuiet}
 	switch {
 	case m.by == nil || m.startingUp() != nil || !slices.Contains(unapplied, m.State):
