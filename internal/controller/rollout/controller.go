@@ -57,7 +57,7 @@ type Controller struct {
 	client    client.Client
 	metrics   *metrics
 	catchUp   *catchUp
-	pods      podChanges
+	changes   changes           // since the last pass
 	known     known             // of the nodes, from the last pass
 	memory    rollout.Memory    // likewise
 	repeats   rollout.Repeats   // what was written in the last hour
@@ -125,8 +125,10 @@ func (c *Controller) Reconcile(ctx context.Context, _ Pass) (reconcile.Result, e
 	seen.world.Repeats, seen.world.Sightings = &c.repeats, &c.sightings
 	decision := c.memory.Decide(seen.world)
 	c.metrics.decided(decision)
-	for _, n := range decision.Nodes {
-		log.FromContext(ctx).V(1).Info("node", "node", n.Node, "policy", n.Policy, "state", n.State, "message", n.Message)
+	if debug := log.FromContext(ctx).V(1); debug.Enabled() {
+		for _, n := range decision.Nodes {
+			debug.Info("node", "node", n.Node, "policy", n.Policy, "state", n.State, "message", n.Message)
+		}
 	}
 	p := &pass{Controller: c, seen: seen, current: map[rollout.PolicyRef]bool{}}
 	err = errors.Join(p.execute(ctx, decision), p.report(ctx, decision))

@@ -44,7 +44,7 @@ type resourceSlices struct {
 }
 
 // gatherDRA finds by which objects NVIDIA's DRA driver shows on which nodes, besides its pods.
-func (c *Controller) gatherDRA(ctx context.Context, nodes []corev1.Node) (map[string]string, error) {
+func (c *Controller) gatherDRA(ctx context.Context, nodes map[string]*corev1.Node) (map[string]string, error) {
 	shows := map[string]string{}
 	if err := c.gatherSlices(ctx, shows); err != nil {
 		return nil, err
@@ -60,8 +60,8 @@ func (c *Controller) gatherDRA(ctx context.Context, nodes []corev1.Node) (map[st
 		}
 		required := nodeaffinity.GetRequiredNodeAffinity(&corev1.Pod{Spec: set.Spec.Template.Spec})
 		for n := range nodes {
-			if is, err := required.Match(&nodes[n]); is && err == nil {
-				shows[nodes[n].Name] = fmt.Sprintf("DaemonSet %s/%s", set.Namespace, set.Name)
+			if is, err := required.Match(nodes[n]); is && err == nil {
+				shows[n] = fmt.Sprintf("DaemonSet %s/%s", set.Namespace, set.Name)
 			}
 		}
 	}

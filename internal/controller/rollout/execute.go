@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
@@ -291,7 +292,7 @@ func (p *pass) writeNode(ctx context.Context, have *corev1.Node, metadata, spec 
 	}
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: have.Name}}
 	err = p.client.Patch(ctx, node, patch, client.FieldOwner(fieldManager))
-	p.catchUp.wrote(nodeKind, have.Name, node.ResourceVersion, err, p.world.Now)
+	p.wrote(nodeKind, have.Name, node.ResourceVersion, err)
 	wrote, err := ignoreGone(err)
 	if wrote {
 		p.mu.Lock()
@@ -299,6 +300,12 @@ func (p *pass) writeNode(ctx context.Context, have *corev1.Node, metadata, spec 
 		p.nodes[have.Name] = node
 	}
 	return wrote, err
+}
+
+// wrote notes a write to a Node or GPUNode: the resource version after it, or the error.
+func (p *pass) wrote(kind schema.GroupVersionKind, name, version string, err error) {
+	p.changes.node(name, true)
+	p.catchUp.wrote(kind, name, version, err, p.world.Now)
 }
 
 func (p *pass) evict(ctx context.Context, a rollout.Evict) (bool, error) {
@@ -310,7 +317,7 @@ func (p *pass) evict(ctx context.Context, a rollout.Evict) (bool, error) {
 	if result.Outcome == drain.Blocked {
 		p.refused()
 		if p.refusals.note(a.UID, a.Node, result.Message, p.Clock.Now()) {
-			p.pods.changed(a.Node)
+			p.changes.node(a.Node, true)
 		}
 		p.announceRefusal(a, result.Message)
 		p.metrics.refusal(a)
@@ -343,7 +350,7 @@ func (p *pass) setSpec(ctx context.Context, a rollout.SetSpec) (bool, error) {
 	}
 	wrote, err := ssa.Apply(ctx, ssa.Owner{Client: p.client, Name: fieldManager}, have, want, extractWithUID)
 	if wrote || err != nil {
-		p.catchUp.wrote(gpuNodeKind, a.Node, versionOf(want), err, p.world.Now)
+		p.wrote(gpuNodeKind, a.Node, versionOf(want), err)
 	}
 	if apierrors.IsConflict(err) {
 		return false, nil // it is gone, or another took its place
@@ -369,7 +376,7 @@ func (p *pass) tell(ctx context.Context, a rollout.Tell) (bool, error) {
 	}
 	node := &v1alpha1.GPUNode{ObjectMeta: metav1.ObjectMeta{Name: a.Node}}
 	err = p.client.Patch(ctx, node, patch, client.FieldOwner(fieldManager))
-	p.catchUp.wrote(gpuNodeKind, a.Node, node.ResourceVersion, err, p.world.Now)
+	p.wrote(gpuNodeKind, a.Node, node.ResourceVersion, err)
 	return ignoreGone(err)
 }
 

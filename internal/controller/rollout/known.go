@@ -4,10 +4,14 @@
 package rollout
 
 import (
+	"cmp"
 	"context"
+	"fmt"
+	"slices"
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -19,108 +23,253 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
 )
 
-// known is what the last pass made of each node in the cache. The next makes it anew only of what has another resource
-// version, and tells rollout.Memory by the version of the node.
+// known is what the controller has read of all nodes from the cache. A reconcile reads again only what has changed, and gives that
+// another version, by which rollout.Memory tells it. To list thousands of nodes costs more than to decide about them.
 type known struct {
-	configMap types.NamespacedName // ours: whether a pod mounts it depends on its name
-	nodes     map[string]reading
+	complete  bool                 // everything was read, and no error came in between
+	configMap types.NamespacedName // the operator's: whether a pod mounts it depends on its name
+	nodes     map[string]*corev1.Node
+	gpuNodes  map[string]*v1alpha1.GPUNode
+	world     []rollout.Node // nodes with a GPUNode, by name
 	versions  int64
+
+	unscheduled        []rollout.Pod
+	unscheduledVersion int64
 }
 
-// reading is a node as it was read, and what tells whether that holds.
-type reading struct {
-	node, gpuNode string // resource versions
-	pods          int64  // see podChanges
-	world         rollout.Node
+func (k *known) version() int64 {
+	k.versions++
+	return k.versions
 }
 
-// begin forgets everything if our ConfigMap is another one.
-func (k *known) begin(configMap types.NamespacedName) {
-	if k.nodes == nil || k.configMap != configMap {
-		k.nodes, k.configMap = map[string]reading{}, configMap
+// put adds the nodes that were read, in place of those of the same names, and removes others.
+func (k *known) put(read []rollout.Node, gone map[string]bool) {
+	var added []rollout.Node
+	for _, n := range read {
+		n.Version = k.version()
+		if at, found := slices.BinarySearchFunc(k.world, n.Name, byName); found {
+			k.world[at] = n
+		} else {
+			added = append(added, n)
+		}
+	}
+	if len(gone) > 0 {
+		k.world = slices.DeleteFunc(k.world, func(n rollout.Node) bool { return gone[n.Name] })
+	}
+	if len(added) > 0 {
+		k.world = append(k.world, added...)
+		slices.SortFunc(k.world, func(a, b rollout.Node) int { return cmp.Compare(a.Name, b.Name) })
 	}
 }
 
-// find is what is known of a node whose pods have changed so many times; ok is false if that no longer holds.
-func (k *known) find(node *corev1.Node, gpuNode *v1alpha1.GPUNode, pods int64) (n rollout.Node, ok bool) {
-	r, found := k.nodes[node.Name]
-	same := r.node == node.ResourceVersion && r.gpuNode == gpuNode.ResourceVersion && r.pods == pods
-	return r.world, found && same && pods != notCounted
-}
+func byName(n rollout.Node, name string) int { return cmp.Compare(n.Name, name) }
 
-// keep keeps a node that was read anew, under another version.
-func (k *known) keep(node *corev1.Node, gpuNode *v1alpha1.GPUNode, pods int64, n rollout.Node) rollout.Node {
-	k.versions++
-	n.Version = k.versions
-	k.nodes[n.Name] = reading{node: node.ResourceVersion, gpuNode: gpuNode.ResourceVersion, pods: pods, world: n}
-	return n
-}
-
-// end forgets the nodes that are gone.
-func (k *known) end(there map[string]*corev1.Node) {
-	for name := range k.nodes {
-		if _, found := there[name]; !found {
-			delete(k.nodes, name)
+// tell records what other objects report of each node.
+func (k *known) tell(features map[string]rollout.NodeFeatures, dra map[string]string) {
+	for i := range k.world {
+		n := &k.world[i]
+		if f, d := features[n.Name], dra[n.Name]; n.Features != f || n.DRA != d {
+			n.Features, n.DRA, n.Version = f, d, k.version()
 		}
 	}
 }
 
-// podChanges counts how often something about the pods of each node has changed, whatever it is: the cache holds a change
-// before it is counted. So pods are not listed again on nodes where the count is the same.
-type podChanges struct {
-	mu     sync.Mutex
-	counts map[string]int64 // by node; nil: nobody counts
-}
-
-// notCounted is the count while the pods are not watched: what is known of them never holds.
-const notCounted = -1
-
-func (p *podChanges) of(node string) int64 {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.counts == nil {
-		return notCounted
+// readAll reads all nodes.
+func (c *Controller) readAll(ctx context.Context) error {
+	nodes, gpuNodes := &corev1.NodeList{}, &v1alpha1.GPUNodeList{}
+	if err := c.client.List(ctx, nodes, client.UnsafeDisableDeepCopy); err != nil {
+		return fmt.Errorf("reading nodes: %w", err)
 	}
-	return p.counts[node]
+	if err := c.client.List(ctx, gpuNodes, client.UnsafeDisableDeepCopy); err != nil {
+		return fmt.Errorf("reading GPUNodes: %w", err)
+	}
+	k := &c.known
+	k.nodes, k.gpuNodes, k.world = map[string]*corev1.Node{}, make(map[string]*v1alpha1.GPUNode, len(gpuNodes.Items)), nil
+	for i := range gpuNodes.Items {
+		k.gpuNodes[gpuNodes.Items[i].Name] = &gpuNodes.Items[i]
+	}
+	var read []rollout.Node
+	for i := range nodes.Items {
+		node := &nodes.Items[i]
+		gpuNode, hasGPUs := k.gpuNodes[node.Name]
+		if !hasGPUs {
+			continue
+		}
+		k.nodes[node.Name] = node
+		n, err := c.readNode(ctx, node, gpuNode)
+		if err != nil {
+			return err
+		}
+		read = append(read, n)
+	}
+	k.put(read, nil)
+	return c.readUnscheduled(ctx)
 }
 
-func (p *podChanges) count(o client.Object) {
+// readAgain reads the nodes that have changed.
+func (c *Controller) readAgain(ctx context.Context, changed changedNodes) error {
+	k, gone := &c.known, map[string]bool{}
+	var read []rollout.Node
+	for name, matters := range changed.nodes {
+		node, gpuNode := &corev1.Node{}, &v1alpha1.GPUNode{}
+		there, err := c.cached(ctx, name, node)
+		if err != nil {
+			return err
+		}
+		hasGPUs, err := c.cached(ctx, name, gpuNode)
+		if err != nil {
+			return err
+		}
+		delete(k.nodes, name)
+		delete(k.gpuNodes, name)
+		if hasGPUs {
+			k.gpuNodes[name] = gpuNode
+		}
+		if !there || !hasGPUs {
+			gone[name] = true
+			continue
+		}
+		k.nodes[name] = node // also for the resource version, which a write may name
+		if !matters {
+			continue
+		}
+		n, err := c.readNode(ctx, node, gpuNode)
+		if err != nil {
+			return err
+		}
+		read = append(read, n)
+	}
+	k.put(read, gone)
+	if changed.unscheduled {
+		return c.readUnscheduled(ctx)
+	}
+	return nil
+}
+
+func (c *Controller) cached(ctx context.Context, name string, into client.Object) (there bool, err error) {
+	err = c.client.Get(ctx, types.NamespacedName{Name: name}, into, client.UnsafeDisableDeepCopy)
+	if apierrors.IsNotFound(err) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("reading %T %s: %w", into, name, err)
+	}
+	return true, nil
+}
+
+// readNode reads a node with its pods. What other objects report of it stays as it was.
+func (c *Controller) readNode(ctx context.Context, node *corev1.Node, gpuNode *v1alpha1.GPUNode) (rollout.Node, error) {
+	n := rollout.NodeOf(node, gpuNode)
+	if at, found := slices.BinarySearchFunc(c.known.world, n.Name, byName); found {
+		n.Features, n.DRA = c.known.world[at].Features, c.known.world[at].DRA
+	}
+	pods := &corev1.PodList{}
+	if err := c.client.List(ctx, pods, client.MatchingFields{nodeNameField: n.Name}, client.UnsafeDisableDeepCopy); err != nil {
+		return n, fmt.Errorf("reading the pods on node %s: %w", n.Name, err)
+	}
+	for i := range pods.Items {
+		pod := &pods.Items[i]
+		if rollout.Finished(pod) {
+			continue
+		}
+		p := rollout.PodOf(pod, c.known.configMap)
+		p.Refused = c.refusals.of(p.UID)
+		n.Pods = append(n.Pods, p)
+		n.AgentReady = n.AgentReady || c.isReadyAgent(pod)
+	}
+	return n, nil
+}
+
+// readUnscheduled reads the pods that ask for GPUs and are on no node.
+func (c *Controller) readUnscheduled(ctx context.Context) error {
+	pods := &corev1.PodList{}
+	if err := c.client.List(ctx, pods, client.MatchingFields{nodeNameField: ""}, client.UnsafeDisableDeepCopy); err != nil {
+		return fmt.Errorf("reading the pods that are on no node: %w", err)
+	}
+	k := &c.known
+	k.unscheduled, k.unscheduledVersion = nil, k.version()
+	for i := range pods.Items {
+		if pod := &pods.Items[i]; rollout.RequestsGPU(&pod.Spec) && !rollout.Finished(pod) {
+			k.unscheduled = append(k.unscheduled, rollout.PodOf(pod, k.configMap))
+		}
+	}
+	return nil
+}
+
+// changes notes which nodes have changed since the last reconcile read them: what the watches report, and what the controller writes.
+// The cache holds a change before it is noted. The watch may report a write of ours late, so that is noted with the write: once the
+// cache shows it (catchUp), the next reconcile reads it.
+type changes struct {
+	mu      sync.Mutex
+	watched bool // false: nobody reports changes, so everything is read each time
+	since   changedNodes
+}
+
+type changedNodes struct {
+	nodes       map[string]bool // by name; false: nothing that a decision depends on, such as a heartbeat
+	unscheduled bool            // a pod that asks for GPUs and is on no node
+}
+
+// take returns the changes that were noted and begins anew. It is called before anything is read.
+func (c *changes) take() (changed changedNodes, watched bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	changed, c.since = c.since, changedNodes{nodes: map[string]bool{}}
+	return changed, c.watched
+}
+
+func (c *changes) node(name string, matters bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.since.nodes == nil {
+		c.since.nodes = map[string]bool{}
+	}
+	c.since.nodes[name] = c.since.nodes[name] || matters
+}
+
+// note notes that an object was created, changed or deleted.
+func (c *changes) note(o client.Object, matters bool) {
 	pod, isPod := o.(*corev1.Pod)
-	if !isPod || pod.Spec.NodeName == "" {
-		return
-	}
-	p.changed(pod.Spec.NodeName)
-}
-
-// changed counts a change of what is known of the pods on a node.
-func (p *podChanges) changed(node string) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.counts != nil {
-		p.counts[node]++
+	switch {
+	case !isPod:
+		c.node(o.GetName(), matters)
+	case pod.Spec.NodeName != "": // whatever it is that has changed
+		c.node(pod.Spec.NodeName, true)
+	case rollout.RequestsGPU(&pod.Spec):
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.since.unscheduled = true
 	}
 }
 
-// watched begins to count. The handler counts every change, and passes those on that matter to a decision.
-func (p *podChanges) watched(matters predicate.Predicate) handler.TypedEventHandler[client.Object, Pass] {
-	p.counts = map[string]int64{}
+// watch begins to note. The handler notes every change, and triggers a reconcile for those that matter to a decision.
+func (c *changes) watch(matters predicate.Predicate) handler.TypedEventHandler[client.Object, Pass] {
+	c.watched = true
 	type queue = workqueue.TypedRateLimitingInterface[Pass]
 	next := wake()
 	return handler.TypedFuncs[client.Object, Pass]{
 		CreateFunc: func(ctx context.Context, e event.TypedCreateEvent[client.Object], q queue) {
-			if p.count(e.Object); matters.Create(e) {
+			if c.note(e.Object, true); matters.Create(e) {
 				next.Create(ctx, e, q)
 			}
 		},
 		UpdateFunc: func(ctx context.Context, e event.TypedUpdateEvent[client.Object], q queue) {
-			if p.count(e.ObjectNew); matters.Update(e) {
+			does := matters.Update(e)
+			c.note(e.ObjectOld, does || !isNode(e.ObjectOld)) // a pod that was on no node may be on one
+			if c.note(e.ObjectNew, does || !isNode(e.ObjectNew)); does {
 				next.Update(ctx, e, q)
 			}
 		},
 		DeleteFunc: func(ctx context.Context, e event.TypedDeleteEvent[client.Object], q queue) {
-			if p.count(e.Object); matters.Delete(e) {
+			if c.note(e.Object, true); matters.Delete(e) {
 				next.Delete(ctx, e, q)
 			}
 		},
 	}
+}
+
+// isNode reports whether nodeView holds all that decisions depend on: of a GPUNode they depend on annotations too that wake nobody.
+func isNode(o client.Object) bool {
+	_, is := o.(*corev1.Node)
+	return is
 }

@@ -10,6 +10,7 @@ import (
 	"maps"
 	"slices"
 
+	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
@@ -30,6 +31,9 @@ func (p *pass) report(ctx context.Context, d rollout.Decision) error {
 }
 
 func (p *pass) reportPolicy(ctx context.Context, policy *v1alpha1.GPUSharingPolicy, status v1alpha1.GPUSharingPolicyStatus) error {
+	if equality.Semantic.DeepEqual(policy.Status, status) {
+		return nil // what an apply compares costs much more, for each policy in each pass
+	}
 	configuration, err := ssa.Configuration[applyv1alpha1.GPUSharingPolicyStatusApplyConfiguration](status)
 	if err != nil {
 		return err

@@ -44,9 +44,9 @@ func (c *Controller) Register(ctx context.Context, mgr manager.Manager) error {
 		Named(c.Name()).
 		WithOptions(options()).
 		Watches(&v1alpha1.GPUSharingPolicy{}, wake(), builder.WithPredicates(predicate.GenerationChangedPredicate{})).
-		Watches(&v1alpha1.GPUNode{}, wake(), builder.WithPredicates(changes(gpuNodeView))).
-		Watches(&corev1.Node{}, wake(), builder.WithPredicates(changes(nodeView))).
-		Watches(&corev1.Pod{}, c.pods.watched(changes(c.podView))).
+		Watches(&v1alpha1.GPUNode{}, c.changes.watch(differs(gpuNodeView))).
+		Watches(&corev1.Node{}, c.changes.watch(differs(nodeView))).
+		Watches(&corev1.Pod{}, c.changes.watch(differs(c.podView))).
 		Watches(&corev1.ConfigMap{}, wake(), builder.WithPredicates(predicate.ResourceVersionChangedPredicate{})).
 		Watches(&appsv1.DaemonSet{}, wake(), builder.WithPredicates(predicate.NewPredicateFuncs(isDRADaemonSet), predicate.GenerationChangedPredicate{})).
 		WatchesRawSource(c.watchSlices(mgr)).
@@ -80,9 +80,9 @@ func wake() handler.TypedEventHandler[client.Object, Pass] {
 	}
 }
 
-// changes lets through what changes a view of an object. A view is what decisions depend on; ok is false for an object
+// differs lets through what changes a view of an object. A view is what decisions depend on; ok is false for an object
 // that none depends on.
-func changes[V any](view func(client.Object) (v V, ok bool)) predicate.Predicate {
+func differs[V any](view func(client.Object) (v V, ok bool)) predicate.Predicate {
 	matters := func(o client.Object) bool {
 		_, ok := view(o)
 		return ok

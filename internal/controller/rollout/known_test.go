@@ -1,0 +1,200 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/util/workqueue"
+	clocktesting "k8s.io/utils/clock/testing"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/controller/wiring"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+)
+
+// reading is a controller that gathers three nodes with a GPUNode each, and what it reads.
+type reading struct {
+	*WithT
+	*Controller
+
+	lists, gets int
+	fail        error // of the next list of pods
+}
+
+func newReading(t *testing.T) *reading {
+	t.Helper()
+	r := &reading{WithT: NewWithT(t)}
+	scheme := clientgoscheme.Scheme
+	r.Expect(v1alpha1.AddToScheme(scheme)).To(Succeed())
+	builder := fake.NewClientBuilder().WithScheme(scheme).WithIndex(&corev1.Pod{}, nodeNameField, nodeName)
+	for _, name := range []string{"a", "b", "c"} {
+		builder.WithObjects(
+			&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, &v1alpha1.GPUNode{ObjectMeta: metav1.ObjectMeta{Name: name}},
+		)
+	}
+	c := interceptor.NewClient(builder.Build(), interceptor.Funcs{
+		List: func(ctx context.Context, c client.WithWatch, list client.ObjectList, opts ...client.ListOption) error {
+			switch list.(type) {
+			case *corev1.NodeList, *v1alpha1.GPUNodeList:
+				r.lists++
+			case *corev1.PodList:
+				if err := r.fail; err != nil {
+					r.fail = nil
+					return err
+				}
+			}
+			return c.List(ctx, list, opts...)
+		},
+		Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, o client.Object, opts ...client.GetOption) error {
+			r.gets++
+			return c.Get(ctx, key, o, opts...)
+		},
+	})
+	r.Controller = New(c, Options{Clock: clocktesting.NewFakeClock(time.Unix(1_800_000_000, 0))})
+	r.changes.watched = true
+	r.nodes()
+	return r
+}
+
+// nodes are the nodes as the next reconcile decides on them, by name.
+func (r *reading) nodes() map[string]rollout.Node {
+	s, err := r.try()
+	r.Expect(err).NotTo(HaveOccurred())
+	nodes := map[string]rollout.Node{}
+	for _, n := range s.world.Nodes {
+		nodes[n.Name] = n
+	}
+	return nodes
+}
+
+func (r *reading) try() (*seen, error) {
+	r.lists, r.gets = 0, 0
+	s := &seen{plugin: &wiring.Observed{}}
+	return s, r.gatherNodes(context.Background(), s)
+}
+
+// change changes a node as another client does, and returns it as it was and as it is.
+func (r *reading) change(name string, change func(*corev1.Node)) (before, after *corev1.Node) {
+	ctx := context.Background()
+	before = &corev1.Node{}
+	r.Expect(r.client.Get(ctx, types.NamespacedName{Name: name}, before)).To(Succeed())
+	after = before.DeepCopy()
+	change(after)
+	r.Expect(r.client.Update(ctx, after)).To(Succeed())
+	return before, after
+}
+
+// report lets the watch report a change.
+func (r *reading) report(before, after client.Object) {
+	queue := workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[Pass]())
+	defer queue.ShutDown()
+	r.changes.watch(differs(nodeView)).Update(context.Background(), event.TypedUpdateEvent[client.Object]{ObjectOld: before, ObjectNew: after}, queue)
+}
+
+func label(n *corev1.Node) { n.Labels = map[string]string{"zone": "1"} }
+
+func TestOnlyChangedNodesAreReadAgain(t *testing.T) {
+	r := newReading(t)
+	before := r.nodes()
+	r.Expect(before).To(HaveLen(3))
+	r.Expect(r.lists + r.gets).To(BeZero())
+
+	r.report(r.change("b", label))
+	after := r.nodes()
+	r.Expect(r.lists).To(BeZero())
+	r.Expect(r.gets).To(Equal(2), "the Node and the GPUNode")
+	r.Expect(after["b"].Labels).To(HaveKeyWithValue("zone", "1"))
+	r.Expect(after["b"].Version).NotTo(Equal(before["b"].Version))
+	r.Expect(after["a"]).To(Equal(before["a"]))
+}
+
+// A heartbeat changes no decision, but a write names the resource version.
+func TestAHeartbeatIsNoOtherVersionOfTheNode(t *testing.T) {
+	r := newReading(t)
+	before := r.nodes()
+	old, is := r.change("b", func(n *corev1.Node) {
+		n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, LastHeartbeatTime: metav1.Unix(1_800_000_001, 0)}}
+	})
+	r.report(old, is)
+	r.Expect(r.nodes()["b"]).To(Equal(before["b"]))
+	r.Expect(r.known.nodes["b"].ResourceVersion).To(And(Equal(is.ResourceVersion), Not(Equal(old.ResourceVersion))))
+}
+
+// The cache may show a write of ours before the watch reports it, and then the next reconcile decides on what was written.
+func TestAWriteIsReadBackBeforeTheWatchReportsIt(t *testing.T) {
+	r := newReading(t)
+	p := &pass{Controller: r.Controller, seen: &seen{nodes: r.known.nodes}}
+	value := "config"
+	wrote, err := p.patchNode(t.Context(), rollout.PatchNode{Node: "b", Labels: map[string]*string{v1alpha1.LabelConfig: &value}})
+	r.Expect(err).NotTo(HaveOccurred())
+	r.Expect(wrote).To(BeTrue())
+	r.Expect(r.nodes()["b"].Labels).To(HaveKeyWithValue(v1alpha1.LabelConfig, "config"))
+}
+
+func TestNodesComeAndGo(t *testing.T) {
+	r := newReading(t)
+	ctx := t.Context()
+	r.Expect(r.client.Delete(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "b"}})).To(Succeed())
+	r.changes.note(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "b"}}, true)
+	added := metav1.ObjectMeta{Name: "aa"}
+	r.Expect(r.client.Create(ctx, &corev1.Node{ObjectMeta: added})).To(Succeed())
+	r.changes.note(&corev1.Node{ObjectMeta: added}, true)
+	r.Expect(r.nodes()).To(HaveLen(2), "the new one has no GPUNode yet")
+
+	r.Expect(r.client.Create(ctx, &v1alpha1.GPUNode{ObjectMeta: added})).To(Succeed())
+	r.changes.note(&v1alpha1.GPUNode{ObjectMeta: added}, true)
+	s, err := r.try()
+	r.Expect(err).NotTo(HaveOccurred())
+	var names []string
+	for _, n := range s.world.Nodes {
+		names = append(names, n.Name)
+	}
+	r.Expect(names).To(Equal([]string{"a", "aa", "c"}))
+}
+
+func TestAnErrorLosesNoChange(t *testing.T) {
+	r := newReading(t)
+	r.report(r.change("b", label))
+	r.fail = errors.New("the cache is away")
+	_, err := r.try()
+	r.Expect(err).To(MatchError(ContainSubstring("the cache is away")))
+	r.Expect(r.nodes()["b"].Labels).To(HaveKeyWithValue("zone", "1"))
+}
+
+func TestPendingPodsAreReadAgainWhenOneChanges(t *testing.T) {
+	r := newReading(t)
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "batch", Name: "job"}, Spec: corev1.PodSpec{Containers: []corev1.Container{{
+		Name: "main", Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{nvidiaDomain + "gpu": resource.MustParse("1")}},
+	}}}}
+	r.Expect(r.client.Create(t.Context(), pod)).To(Succeed())
+	r.changes.note(pod, true)
+	s, err := r.try()
+	r.Expect(err).NotTo(HaveOccurred())
+	r.Expect(s.world.Unscheduled).To(HaveLen(1))
+	version := s.world.UnscheduledVersion
+
+	bound := pod.DeepCopy()
+	bound.Spec.NodeName = "c"
+	r.Expect(r.client.Update(t.Context(), bound)).To(Succeed())
+	r.report(pod, bound)
+	s, err = r.try()
+	r.Expect(err).NotTo(HaveOccurred())
+	r.Expect(s.world.Unscheduled).To(BeEmpty())
+	r.Expect(s.world.UnscheduledVersion).NotTo(Equal(version))
+	r.Expect(s.world.Nodes[2].Pods).To(HaveLen(1), "the pod is on its node")
+}
