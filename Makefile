@@ -50,8 +50,13 @@ e2e-killed: ## End make e2e at several moments and in several ways, and compare 
 bench: kube ## Measure planning, packing, the API writes of a rollout, MIG beside NVIDIA's mig-parted, and a real node (as root; half an hour).
 	go test -run '^$$' -bench . -benchtime 1s ./internal/... ./test/bench/...
 	MIG_BENCH=1 KUBEBUILDER_ASSETS="$$(hack/kube/build.sh)" go test -count=1 -v -timeout 30m -run '^TestMIGBesideMIGParted$$' ./test/bench
+	$(MAKE) bench-pass
 	$(MAKE) bench-scale
 	$(MAKE) bench-node
+
+.PHONY: bench-pass
+bench-pass: kube ## Measure the CPU time of one reconcile at 100 and 5,000 nodes beside 10,000 pending pods and 20 policies. PASS=100 is shorter.
+	PASS="$${PASS:-100,5000}" KUBEBUILDER_ASSETS="$$(hack/kube/build.sh)" go test -count=1 -v -timeout 30m -run '^TestPass$$' ./test/bench
 
 .PHONY: bench-scale
 bench-scale: kube ## Measure clusters of 100, 1,000 and 5,000 simulated nodes, beside the API calls of the hand procedure. SCALE=100 is shorter.

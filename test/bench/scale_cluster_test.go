@@ -175,6 +175,12 @@ func (s *scaled) startController(program string, config *rest.Config) {
 	})
 }
 
+// stopController ends the controller's process.
+func (s *scaled) stopController() {
+	s.Expect(s.process.Signal(os.Interrupt)).To(Succeed())
+	_, _ = s.process.Wait()
+}
+
 // served says whether the controller has begun.
 func (s *scaled) served() bool { return s.writes()[kindLease] > 0 }
 
