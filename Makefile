@@ -138,7 +138,8 @@ fmt: ## Format the code.
 	$(TOOL) golangci-lint fmt
 
 .PHONY: lint
-lint: ## Run the linters, which also hold the import rules of docs/architecture.md, and compile what needs a real GPU.
+lint: ## Find the words that docs/language.md replaces, run the linters, which also hold the import rules of docs/architecture.md, and compile what needs a real GPU.
+	git ls-files --cached --others --exclude-standard | go run ./hack/words
 	$(TOOL) golangci-lint run --allow-serial-runners
 	go vet -tags hardware ./...
 
