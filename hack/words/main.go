@@ -18,6 +18,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 )
 
 // word is one that is not to be written, as a pattern, and what to write instead.
@@ -26,7 +27,7 @@ type word struct {
 	instead string
 }
 
-func words() []word {
+var words = sync.OnceValue(func() []word {
 	of := func(pattern, instead string) word {
 		return word{regexp.MustCompile(`(?i)\b(` + pattern + `)\b`), instead}
 	}
@@ -40,7 +41,10 @@ func words() []word {
 		of(`put(s|ting)? back`, "restore, roll back"),
 		of(`quiesc(e|es|ed|ing)`, "drain"),
 	}
-}
+})
+
+// lineEnd is the end of a line, with what begins the next one in a comment.
+var lineEnd = regexp.MustCompile(`[ \t]*\n[ \t]*(//|#)?[ \t]*`)
 
 // excepted are the folders and files, each with what is left there. The list is to shrink: one without a finding is reported too.
 func excepted() map[string]string {
@@ -196,7 +200,7 @@ func find(file string, content []byte) []finding {
 
 func findIn(found []finding, file string, first int, text string) []finding {
 	// A phrase may be broken by the end of a line, and by what begins a line of a comment.
-	joined := regexp.MustCompile(`[ \t]*\n[ \t]*(//|#)?[ \t]*`).ReplaceAllStringFunc(text, func(end string) string {
+	joined := lineEnd.ReplaceAllStringFunc(text, func(end string) string {
 		return " " + strings.Repeat("\x00", len(end)-1)
 	})
 	plain := strings.ReplaceAll(joined, "\x00", "")

@@ -150,14 +150,10 @@ func (c Cluster) describe(n *Node) (f found, why string) {
 		return f, c.Unread
 	}
 	key, chosen := n.Labels[v1alpha1.LabelConfig], true
-	if key != "" && n.Machine != "" {
-		f.notes = append(f.notes, "OpenShift copies the labels of a MachineSet to its nodes again and again. If "+v1alpha1.LabelConfig+
-			" is among these labels (spec.template.spec.metadata.labels), remove the label from the MachineSet before you apply the policy, "+
-			"because the operator changes it")
+	if key != "" {
+		f.notes = append(f.notes, c.selecting(n)...)
 	}
-	if c.ConfigMap == "" && key != "" {
-		f.notes = append(f.notes, fmt.Sprintf("the label %s=%s has no effect, because the ClusterPolicy names no ConfigMap of the device plugin",
-			v1alpha1.LabelConfig, key))
+	if c.ConfigMap == "" {
 		key = ""
 	}
 	if key == "" {
@@ -193,6 +189,20 @@ func (c Cluster) describe(n *Node) (f found, why string) {
 		f.name = n.Labels[v1alpha1.LabelMIGConfig]
 	}
 	return f, ""
+}
+
+// selecting is what to know of the label by which a node selects a key.
+func (c Cluster) selecting(n *Node) (notes []string) {
+	if n.Machine != "" {
+		notes = append(notes, "OpenShift copies the labels of a MachineSet to its nodes again and again. If "+v1alpha1.LabelConfig+
+			" is among these labels (spec.template.spec.metadata.labels), remove the label from the MachineSet before you apply the policy, "+
+			"because the operator changes it")
+	}
+	if c.ConfigMap == "" {
+		notes = append(notes, fmt.Sprintf("the label %s=%s has no effect, because the ClusterPolicy names no ConfigMap of the device plugin",
+			v1alpha1.LabelConfig, n.Labels[v1alpha1.LabelConfig]))
+	}
+	return notes
 }
 
 // unused are the keys of the ConfigMap that no node selects.

@@ -186,7 +186,7 @@ func (s *story) swap(p *place, index int, model sim.Model, serial int) {
 		}
 		spare, err := sim.NewNode(fmt.Sprintf("spare-%s-%d", p.name, serial), model)
 		if err != nil {
-			panic(err) //nolint:forbidigo // a mistake in this test
+			panic(err) // a mistake in this test
 		}
 		fresh := spare.GPUs[0]
 		fresh.PCIBusID, fresh.NoReset = old.PCIBusID, old.NoReset
@@ -281,9 +281,32 @@ func (s *story) start(p *place, kind string, random *rand.Rand) {
 	}
 	s.serial++
 	name := fmt.Sprintf("%s-%d", kind, s.serial)
+	pod := podOf(kind, name, p.name)
+	if kind == "protected" {
+		s.Expect(s.client.Create(s.t.Context(), &policyv1.PodDisruptionBudget{
+			ObjectMeta: metav1.ObjectMeta{Namespace: users, Name: name},
+			Spec:       policyv1.PodDisruptionBudgetSpec{MinAvailable: new(intstr.FromInt32(1)), Selector: &metav1.LabelSelector{MatchLabels: pod.Labels}},
+		})).To(Succeed())
+	}
+	if requests {
+		resource := slices.Sorted(maps.Keys(offers))[random.IntN(len(offers))]
+		pod.Spec.Containers[0].Resources.Limits = corev1.ResourceList{corev1.ResourceName(resource): one}
+	}
+	s.facts.Lock()
+	s.kinds[name] = kind
+	s.facts.Unlock()
+	s.Expect(s.client.Create(s.t.Context(), pod)).To(Succeed())
+	if kind == "process" && !s.opens(p.devices()[random.IntN(len(p.devices()))], p, pod) {
+		return
+	}
+	s.tell("pod %s comes to %s", name, p.name)
+}
+
+// podOf is a pod of a kind on a node.
+func podOf(kind, name, node string) *corev1.Pod {
 	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: users, Name: name, Labels: map[string]string{"app": name}},
-		Spec:       corev1.PodSpec{NodeName: p.name, Containers: []corev1.Container{{Name: "main", Image: "example.invalid/main"}}},
+		Spec:       corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{Name: "main", Image: "example.invalid/main"}}},
 	}
 	owner := func(group, kind string) {
 		pod.OwnerReferences = []metav1.OwnerReference{{APIVersion: group, Kind: kind, Name: "owner", UID: "owner", Controller: new(true)}}
@@ -301,32 +324,21 @@ func (s *story) start(p *place, kind string, random *rand.Rand) {
 		pod.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
 	case "hanging":
 		pod.Finalizers = []string{"test.example/hangs"}
-	case "protected":
-		s.Expect(s.client.Create(s.t.Context(), &policyv1.PodDisruptionBudget{
-			ObjectMeta: metav1.ObjectMeta{Namespace: users, Name: name},
-			Spec:       policyv1.PodDisruptionBudgetSpec{MinAvailable: new(intstr.FromInt32(1)), Selector: &metav1.LabelSelector{MatchLabels: pod.Labels}},
-		})).To(Succeed())
 	}
-	if requests {
-		resource := slices.Sorted(maps.Keys(offers))[random.IntN(len(offers))]
-		pod.Spec.Containers[0].Resources.Limits = corev1.ResourceList{corev1.ResourceName(resource): one}
-	}
-	s.facts.Lock()
-	s.kinds[name] = kind
-	s.facts.Unlock()
-	s.Expect(s.client.Create(s.t.Context(), pod)).To(Succeed())
-	if kind == "process" {
-		d := p.devices()[random.IntN(len(p.devices()))]
-		process := gpu.Process{PID: 10000 + s.serial, Name: "python", PodUID: string(pod.UID), Instance: gpu.WholeGPU}
-		if d.State.MIG {
-			if len(d.State.Instances) == 0 {
-				return
-			}
-			process.Instance = d.State.Instances[0].ID
+	return pod
+}
+
+// opens lets a process of a pod open a GPU, or an instance of it; false if the GPU has none.
+func (s *story) opens(d gpu.Device, p *place, pod *corev1.Pod) bool {
+	process := gpu.Process{PID: 10000 + s.serial, Name: "python", PodUID: string(pod.UID), Instance: gpu.WholeGPU}
+	if d.State.MIG {
+		if len(d.State.Instances) == 0 {
+			return false
 		}
-		s.Expect(p.hardware.AddProcess(d.UUID, process)).To(Succeed())
+		process.Instance = d.State.Instances[0].ID
 	}
-	s.tell("pod %s comes to %s", name, p.name)
+	s.Expect(p.hardware.AddProcess(d.UUID, process)).To(Succeed())
+	return true
 }
 
 func offered(n *corev1.Node) map[string]int64 {
@@ -413,19 +425,7 @@ func (s *story) rewriting(random *rand.Rand) (what string, again func() bool) {
 		return "the policy's taint of " + name, untaint(history.Taint().Key, v1alpha1.TaintStartup)
 	case 2:
 		edits := random.IntN(2) == 0
-		return fmt.Sprintf("keys of our ConfigMap, content: %v", edits), func() bool {
-			return s.change(ourConfigMap(), func(o client.Object) {
-				data := o.(*corev1.ConfigMap).Data
-				for key := range data {
-					if key == "default" {
-						continue
-					}
-					if data[key] = "version: v1\n"; !edits {
-						delete(data, key)
-					}
-				}
-			})
-		}
+		return fmt.Sprintf("keys of our ConfigMap, content: %v", edits), s.rewritesConfigMap(edits)
 	case 3:
 		return "our NodeFeature of " + name, func() bool { return s.deleted(ourNodeFeature(name)) }
 	case 4:
@@ -444,17 +444,37 @@ func (s *story) rewriting(random *rand.Rand) (what string, again func() bool) {
 	}
 	label, value := history.Other(random)
 	s.theirs[name+" "+label] = true
-	return fmt.Sprintf("%s=%s of %s", label, value, name), node(func(n *corev1.Node) {
-		entries, ofOurs := n.Labels, strings.HasPrefix(label, v1alpha1.Group+"/")
-		if ofOurs && label != v1alpha1.LabelOverridden {
-			entries = n.Annotations
-		}
-		if _, has := entries[label]; value == "" {
-			delete(entries, label)
-		} else if has || !ofOurs && !strings.HasPrefix(label, "nvidia.com/gpu.deploy.") {
-			entries[label] = value
-		}
-	})
+	return fmt.Sprintf("%s=%s of %s", label, value, name), node(func(n *corev1.Node) { relabel(n, label, value) })
+}
+
+// relabel gives a label or annotation of a node another value; an empty one removes it.
+func relabel(n *corev1.Node, label, value string) {
+	entries, ofOurs := n.Labels, strings.HasPrefix(label, v1alpha1.Group+"/")
+	if ofOurs && label != v1alpha1.LabelOverridden {
+		entries = n.Annotations
+	}
+	if _, has := entries[label]; value == "" {
+		delete(entries, label)
+	} else if has || !ofOurs && !strings.HasPrefix(label, "nvidia.com/gpu.deploy.") {
+		entries[label] = value
+	}
+}
+
+// rewritesConfigMap edits or removes all keys of the operator's ConfigMap but the default.
+func (s *story) rewritesConfigMap(edits bool) func() bool {
+	return func() bool {
+		return s.change(ourConfigMap(), func(o client.Object) {
+			data := o.(*corev1.ConfigMap).Data
+			for key := range data {
+				if key == "default" {
+					continue
+				}
+				if data[key] = "version: v1\n"; !edits {
+					delete(data, key)
+				}
+			}
+		})
+	}
 }
 
 func (s *story) rewritesClusterPolicy(change func(map[string]any)) func() bool {

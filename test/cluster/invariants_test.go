@@ -245,17 +245,11 @@ func (s *story) untrue(by *v1alpha1.GPUSharingPolicy, n v1alpha1.PendingNode) st
 	switch n.Reason {
 	case v1alpha1.ReasonWaitingForBudget, v1alpha1.ReasonWaitingForFirst:
 		return "nothing goes on that it could wait for"
+	case v1alpha1.ReasonPaused, v1alpha1.ReasonRolloutHalted:
+		return holdsBack(by, n.Reason)
 	case v1alpha1.ReasonAgentNotReporting:
 		if !p.off && !p.down.Load() {
 			return "the agent is Ready"
-		}
-	case v1alpha1.ReasonPaused:
-		if !by.Spec.Rollout.Paused {
-			return "it is not paused"
-		}
-	case v1alpha1.ReasonRolloutHalted:
-		if by.Status.Nodes.Failed < by.Spec.Rollout.MaxFailures {
-			return fmt.Sprintf("%d failed and %d may", by.Status.Nodes.Failed, by.Spec.Rollout.MaxFailures)
 		}
 	case v1alpha1.ReasonDRADriverActive:
 		if !s.shared(n.Node) {
@@ -268,6 +262,17 @@ func (s *story) untrue(by *v1alpha1.GPUSharingPolicy, n v1alpha1.PendingNode) st
 		if !slices.ContainsFunc(s.podsOn(n.Node), named) && !strings.Contains(n.Message, "process ") {
 			return "no pod that it names is there"
 		}
+	}
+	return ""
+}
+
+// holdsBack says why a policy does not hold its nodes back for that reason; empty: it does.
+func holdsBack(by *v1alpha1.GPUSharingPolicy, reason string) string {
+	switch {
+	case reason == v1alpha1.ReasonPaused && !by.Spec.Rollout.Paused:
+		return "it is not paused"
+	case reason == v1alpha1.ReasonRolloutHalted && by.Status.Nodes.Failed < by.Spec.Rollout.MaxFailures:
+		return fmt.Sprintf("%d failed and %d may", by.Status.Nodes.Failed, by.Spec.Rollout.MaxFailures)
 	}
 	return ""
 }
@@ -391,8 +396,8 @@ func (s *story) writtenByOthers(problem string) bool {
 	return false
 }
 
-// unrestored says how a node differs from what it was before the operator; empty: it does not.
-func (s *story) unrestored(p *place, n *decide.Node) string {
+// left says what of the operator is left on a Node, or which label is not as it was; empty: nothing.
+func (s *story) left(p *place, n *decide.Node) string {
 	for _, label := range []string{v1alpha1.LabelConfig, v1alpha1.LabelMIGManager, v1alpha1.LabelMIGConfig, v1alpha1.LabelOverridden} {
 		if is := n.Labels[label]; is != p.labels[label] && !s.theirs[n.Name+" "+label] && (label != v1alpha1.LabelMIGManager || is != "true") {
 			return fmt.Sprintf("label %s is %q and was %q", label, is, p.labels[label])
@@ -407,6 +412,14 @@ func (s *story) unrestored(p *place, n *decide.Node) string {
 		if (t.Key == history.Taint().Key || strings.HasPrefix(t.Key, v1alpha1.Group+"/")) && !s.theirs[n.Name+" "+v1alpha1.AnnotationTaints] {
 			return fmt.Sprintf("taint %s is left", t.Key)
 		}
+	}
+	return ""
+}
+
+// unrestored says how a node differs from what it was before the operator; empty: it does not.
+func (s *story) unrestored(p *place, n *decide.Node) string {
+	if what := s.left(p, n); what != "" {
+		return what
 	}
 	for _, d := range p.devices() {
 		if is, born := bornAs(d), p.born[d.UUID]; is != born {

@@ -90,7 +90,9 @@ func (m *machine) boot(f *fleet) (halt func()) {
 	m.daemons = mpsfake.NewDaemons()
 	waits := mpsfake.NewClock(f.clock.Now())
 	control := mps.NewControl(hostfake.NewRunner().Add("nvidia-cuda-mps-control", m.daemons.Program), root, waits)
-	m.mpsHost = mps.NewHost(control, m.daemons, func() bool { return false }, func() bool { return true })
+	m.mpsHost = mps.NewHost(control, mps.Node{
+		Processes: m.daemons, DriverLeaves: func() bool { return false }, DriverVersion: func() string { return "" }, SharesMemory: func() bool { return true },
+	})
 	m.view = mps.NewView(control)
 	waits.Meanwhile = func() { m.serveMPS(f.t.Context()) }
 	node := m.node

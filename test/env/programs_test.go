@@ -16,6 +16,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -54,7 +55,7 @@ case "$*" in *k8s.io/kubernetes/cmd/*|*go.etcd.io/etcd/*)
 esac
 exec ` + program + ` "$@"
 `
-	g.Expect(os.WriteFile(filepath.Join(path, "go"), []byte(script), 0o700)).To(Succeed()) //nolint:gosec // it is run
+	g.Expect(os.WriteFile(filepath.Join(path, "go"), []byte(script), 0o700)).To(Succeed())
 	b := &builder{script: filepath.Join(root, "hack", "kube", "build.sh"), cache: cache}
 	for _, v := range os.Environ() {
 		if name, _, _ := strings.Cut(v, "="); name != "KUBEBUILDER_ASSETS" && !strings.Contains(strings.ToLower(name), "_proxy") {
@@ -70,7 +71,7 @@ func (b *builder) run(t *testing.T, index string, programs ...string) (origin, p
 	t.Helper()
 	g := NewWithT(t)
 	command := exec.CommandContext(t.Context(), b.script, programs...)
-	command.Env = append(b.env, "ENVTEST_INDEX="+index)
+	command.Env = append(slices.Clone(b.env), "ENVTEST_INDEX="+index)
 	var out, errs bytes.Buffer
 	command.Stdout, command.Stderr = &out, &errs
 	g.Expect(command.Run()).To(Succeed(), errs.String())
@@ -183,7 +184,7 @@ func TestKubernetesProgramsOfTheUserAreTaken(t *testing.T) {
 	origin, _ := b.run(t, "none")
 	g.Expect(origin).To(Equal("built"), "an incomplete folder does not count")
 	for _, name := range []string{"etcd", "kube-apiserver", "kubectl"} {
-		g.Expect(os.WriteFile(filepath.Join(mine, name), []byte("#!/bin/sh\necho mine\n"), 0o700)).To(Succeed()) //nolint:gosec // it is run
+		g.Expect(os.WriteFile(filepath.Join(mine, name), []byte("#!/bin/sh\necho mine\n"), 0o700)).To(Succeed())
 	}
 	origin, _ = b.run(t, "none")
 	g.Expect(origin).To(Equal("mine"))

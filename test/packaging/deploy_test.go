@@ -26,7 +26,7 @@ func TestDeployTakesTheImagesOfTheRegistry(t *testing.T) {
 			// In place of kubectl: builds what kubectl apply --server-side -k FOLDER would apply.
 			kubectl := filepath.Join(t.TempDir(), "kubectl")
 			script := "#!/bin/sh\nexec go tool -modfile=" + path(t, "hack/tools/go.mod") + " kustomize build \"$4\"\n"
-			g.Expect(os.WriteFile(kubectl, []byte(script), 0o700)).To(Succeed()) //nolint:gosec // it is run
+			g.Expect(os.WriteFile(kubectl, []byte(script), 0o700)).To(Succeed())
 			deploy := exec.CommandContext(t.Context(), "make", "-s", "-C", path(t, "."), "deploy",
 				"KUBECTL="+kubectl, "REGISTRY="+of.registry, "VERSION=1.2.3")
 			objects, err := decode(run(t, deploy))
@@ -60,7 +60,7 @@ func TestUninstallKeepsTheRecordsOfNodes(t *testing.T) {
 				"'get gpusharingpolicies') echo '" + of.policies + "';;\n" +
 				"'get gpunodes') echo '" + of.baselines + "';;\n" +
 				"'delete -k') echo \"$3\" >" + deleted + ";;\n*) exit 1;;\nesac\n"
-			g.Expect(os.WriteFile(kubectl, []byte(script), 0o700)).To(Succeed()) //nolint:gosec // it is run
+			g.Expect(os.WriteFile(kubectl, []byte(script), 0o700)).To(Succeed())
 			uninstall := exec.CommandContext(t.Context(), "make", "-s", "-C", path(t, "."), "uninstall", "KUBECTL="+kubectl)
 			out, err := uninstall.CombinedOutput()
 			if of.refused != "" {

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
+	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/source"
@@ -94,7 +95,7 @@ func (w *watcher) definitions() toolscache.ResourceEventHandler {
 
 // follow watches a kind in the version that is served, whatever that is at the time.
 func (w *watcher) follow(ctx context.Context, k kind) {
-	again := time.NewTicker(tryAgain)
+	again := clock.RealClock{}.NewTicker(tryAgain) // of the API server, whatever the time of the policies is
 	defer again.Stop()
 	var watched version
 	for {
@@ -102,7 +103,7 @@ func (w *watcher) follow(ctx context.Context, k kind) {
 		var retry <-chan time.Time
 		if err != nil {
 			log.FromContext(ctx).V(1).Info("Kind not served yet", "definition", k.crd, "error", err.Error())
-			retry = again.C
+			retry = again.C()
 		}
 		select {
 		case <-ctx.Done():
