@@ -187,12 +187,13 @@ func find(file string, content []byte) []finding {
 		}
 		found = findIn(found, file, first, comment)
 		comment = ""
-		switch kind {
-		case token.EOF:
+		if kind == token.EOF {
 			return found
-		case token.COMMENT:
+		}
+		if kind == token.COMMENT {
 			comment, first, last = literal, line, line+strings.Count(literal, "\n")
-		case token.STRING:
+		}
+		if kind == token.STRING {
 			found = findIn(found, file, line, literal)
 		}
 	}

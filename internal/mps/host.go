@@ -188,28 +188,40 @@ func (h *Host) ensure(ctx context.Context, wish plan.Daemon, thorough bool) erro
 // bring asks a daemon and makes it as desired.
 func (h *Host) bring(ctx context.Context, wish plan.Daemon, was record, recorded bool) error {
 	percentage, answers, err := h.control.ask(ctx, wish.Resource)
-	if err == nil && recorded && !answers {
-		unreachable := h.endUnreachable(ctx, was)
-		if errors.Is(unreachable, errInUse) && h.node.DriverLeaves() {
+	if err != nil {
+		return err
+	}
+	if recorded && !answers {
+		err := h.endUnreachable(ctx, was)
+		if errors.Is(err, errInUse) && h.node.DriverLeaves() {
 			return nil // it stays, and answers once the driver is back
 		}
-		if unreachable != nil {
-			return unreachable
+		if err != nil {
+			return err
 		}
 	}
+	return h.settle(ctx, wish, was, heard{percentage: percentage, answers: answers, recorded: recorded})
+}
+
+// heard is what is known of a daemon once it was asked.
+type heard struct {
+	percentage        int // of the multiprocessors, that it answered
+	answers, recorded bool
+}
+
+// settle makes a daemon as desired that was asked.
+func (h *Host) settle(ctx context.Context, wish plan.Daemon, was record, is heard) error {
 	switch {
-	case err != nil:
-		return err
-	case answers && !recorded:
+	case is.answers && !is.recorded:
 		return errExternal
 	case h.node.DriverLeaves():
-		return h.yield(ctx, wish, was, answers)
-	case answers && h.outlived(was):
+		return h.yield(ctx, wish, was, is.answers)
+	case is.answers && h.outlived(was):
 		return h.renew(ctx, wish, was)
-	case answers && was.answers(wish) && was.Applied && percentage == was.Answered:
+	case is.answers && was.answers(wish) && was.Applied && is.percentage == was.Answered:
 		return h.keep(ctx, was)
 	}
-	return h.apply(ctx, wish, was, answers)
+	return h.apply(ctx, wish, was, is.answers)
 }
 
 // outlived reports whether a daemon was started with another version of the driver than the node has now. Servers that it starts

@@ -54,10 +54,8 @@ func impactOf(w *World, groups map[string]*group, waiting []waiting) map[string]
 		offers: make([]offer, 0, len(w.Nodes)), met: map[demand]bool{}, waiting: map[uint64][]string{}, found: map[string]map[unmetKey]*unmet{},
 	}
 	for _, g := range groups {
-		for _, nodes := range [][]*member{g.members, g.leaving, g.idle} {
-			for _, m := range nodes {
-				i.offers = append(i.offers, m.offers())
-			}
+		for _, m := range slices.Concat(g.members, g.leaving, g.idle) {
+			i.offers = append(i.offers, m.offers())
 		}
 	}
 	for name, g := range groups {

@@ -124,16 +124,23 @@ func (v *view) progress() judgement {
 	case asks && v.stranded():
 		return v.awaitsSomebody()
 	case v.onlyComputeMode():
+		return v.afterApplying()
 	case v.disruptive() && (!asks || len(v.blockers) > 0 || v.closes() || v.ousts()):
 		return v.disrupt(asks)
 	case !asks:
 		return v.setGently()
-	case !v.applied():
-		if j, over := v.afterManager(); over && v.partitions() {
-			return j
-		}
-		return v.applying()
 	}
+	if v.applied() {
+		return v.afterApplying()
+	}
+	if j, over := v.afterManager(); over && v.partitions() {
+		return j
+	}
+	return v.applying()
+}
+
+// afterApplying is the state of a node whose GPUs are as its target has them.
+func (v *view) afterApplying() judgement {
 	for _, gate := range []func() (judgement, bool){v.contested, v.selecting, v.enumerating, v.verifying, v.settling} {
 		if j, pending := gate(); pending {
 			return j

@@ -128,43 +128,47 @@ func (v *view) takenByOthers() *plan.Problem {
 
 // rememberOthers keeps the annotation true on a node that a policy governs, and removes it from others.
 func (m *member) rememberOthers(governed bool) {
-	note, noted := m.node.Annotations[v1alpha1.AnnotationOtherController]
-	reason, _ := signOf(m.node)
-	was, since := m.remembered()
-	if !noted && (!governed || reason == "" && was == "") {
+	const forgetting = "forgetting the controller that offered the GPUs"
+	value, why, left := "", forgetting, time.Duration(0)
+	if governed {
+		value, why, left = m.noteOfOthers(forgetting)
+	}
+	m.after = Sooner(m.after, left)
+	if value == m.node.Annotations[v1alpha1.AnnotationOtherController] {
 		return
 	}
-	patch := m.patch("recording that another controller offers the GPUs")
-	var gone *string
-	if m.node.SlicerLeft != "" {
-		gone = new(slicerGone)
+	patch := m.patch(why)
+	patch.Annotations[v1alpha1.AnnotationOtherController] = nil
+	if value != "" {
+		patch.Annotations[v1alpha1.AnnotationOtherController] = &value
 	}
-	set := func(value *string) {
-		patch.Annotations[v1alpha1.AnnotationOtherController] = value
-		m.actions = append(m.actions, patch)
+	m.actions = append(m.actions, patch)
+}
+
+// noteOfOthers is what the annotation is to hold on a node that a policy governs, empty: there is to be none; why it changes, and when
+// it changes next by itself.
+func (v *view) noteOfOthers(forgetting string) (value, why string, left time.Duration) {
+	note, gone := v.node.Annotations[v1alpha1.AnnotationOtherController], ""
+	if v.node.SlicerLeft != "" {
+		gone = slicerGone
 	}
+	reason, _ := signOf(v.node)
+	was, since := v.remembered()
 	switch {
-	case !governed || reason == "" && was == "":
-		if !governed || gone == nil {
-			patch.Why = "forgetting the controller that offered the GPUs"
-			set(nil)
-		}
 	case reason != "":
-		if note != reason {
-			set(&reason)
-		}
-	case since.IsZero() || !noted:
+		return reason, "recording that another controller offers the GPUs", 0
+	case was == "" && gone != "":
+		return note, "", 0
+	case was == "":
+		return "", forgetting, 0
+	case since.IsZero() || note == "":
 		if since.IsZero() {
-			since = m.world.Now
+			since = v.world.Now
 		}
-		patch.Why = "recording when the controller that offered the GPUs was last seen"
-		set(new(stamp(was, since)))
-	default:
-		if left := since.Add(absentFor).Sub(m.world.Now); left > 0 {
-			m.after = Sooner(m.after, left)
-			return
-		}
-		patch.Why = "the controller that offered the GPUs does not return"
-		set(gone)
+		return stamp(was, since), "recording when the controller that offered the GPUs was last seen", 0
 	}
+	if left := since.Add(absentFor).Sub(v.world.Now); left > 0 {
+		return note, "", left
+	}
+	return gone, "the controller that offered the GPUs does not return", 0
 }

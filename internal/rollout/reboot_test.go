@@ -237,7 +237,7 @@ func TestAPausedRolloutKeepsNoNodeThatAwaitsItsReboot(t *testing.T) {
 // TestANodeThatOnlyARebootBringsBackIsLeftToItsUsers: the way back needs a reboot that the operator does not make. So the node takes
 // pods again, NVIDIA's clients run, nothing is written to the Node any more, and a message names what helps.
 func TestANodeThatOnlyARebootBringsBackIsLeftToItsUsers(t *testing.T) {
-	never := func(c *cluster, h *host) {
+	never := func(c *cluster, _ *host) {
 		c.Policies[0].Spec.Rollout.Reboot = v1alpha1.RebootModeNever
 		c.Policies[0].Generation++
 		c.run(60)

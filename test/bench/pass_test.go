@@ -26,7 +26,6 @@ import (
 	"k8s.io/client-go/rest"
 	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/utils/clock"
-	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/config"
@@ -131,7 +130,7 @@ func (s *scaled) measurePass(nodes int) passFigures {
 	options.NewInformer = copies.informer
 	mgr, err := ctrl.NewManager(s.cluster.Config, manager.Options{
 		Scheme: s.cluster.Scheme, Cache: options, Client: client.Options{Cache: &client.CacheOptions{Unstructured: true}},
-		Metrics: server.Options{BindAddress: "0"}, Controller: config.Controller{SkipNameValidation: ptr.To(true)},
+		Metrics: server.Options{BindAddress: "0"}, Controller: config.Controller{SkipNameValidation: new(true)},
 	})
 	s.Expect(err).NotTo(HaveOccurred())
 	c := rollout.New(mgr.GetClient(), rollout.Options{
@@ -252,7 +251,7 @@ func (s *scaled) copies(ctx context.Context, nodes int) *copied {
 	}
 	for i := range pendingPods {
 		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "batch", OwnerReferences: []metav1.OwnerReference{{
-			APIVersion: "batch/v1", Kind: "Job", Name: fmt.Sprint("job-", i), Controller: ptr.To(true),
+			APIVersion: "batch/v1", Kind: "Job", Name: fmt.Sprint("job-", i), Controller: new(true),
 		}}}}
 		named(pod, fmt.Sprint("job-", i))
 		pod.UID = types.UID(pod.Name)
@@ -299,8 +298,8 @@ func (c *copied) served(kind string) toolscache.ListerWatcher {
 	}
 	accessor.SetResourceVersion(strconv.Itoa(c.version))
 	return &inMemory{toolscache.ListWatch{
-		ListFunc:  func(metav1.ListOptions) (runtime.Object, error) { return list, nil },
-		WatchFunc: func(metav1.ListOptions) (watch.Interface, error) { return w, nil },
+		ListWithContextFunc:  func(context.Context, metav1.ListOptions) (runtime.Object, error) { return list, nil },
+		WatchFuncWithContext: func(context.Context, metav1.ListOptions) (watch.Interface, error) { return w, nil },
 	}}
 }
 
