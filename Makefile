@@ -36,7 +36,7 @@ test: kube ## Run every test: pure, convergence, API and reconcilers on a real A
 .PHONY: e2e
 e2e: ## Test on a real node: containerd, kubelet, NVIDIA's programs, our images and chart. As root, half an hour on a busy machine; the first time longer. FOCUS=MPS: a part. FAILED=1: what failed last.
 	hack/e2e/build.sh >/dev/null
-	@focus=$$FOCUS; [ -z '$(FAILED)' ] || focus=$$(go run ./hack/rerun $(E2E_LAST)/report.json); \
+	@focus="$${FOCUS:-}"; [ -z '$(FAILED)' ] || focus=$$(go run ./hack/rerun $(E2E_LAST)/report.json); \
 	mkdir -p $(E2E_LAST) && rm -f $(E2E_LAST)/report.json && cd test/e2e && \
 	GPUSHARING_E2E=1 GPUSHARING_E2E_LOGS='$(if $(GPUSHARING_E2E_LOGS),$(E2E_LAST))' \
 		exec ../../bin/e2e/e2e.test -test.v -test.timeout=60m -ginkgo.v -ginkgo.no-color -ginkgo.timeout=55m \
