@@ -14,8 +14,13 @@ RUN go mod download
 COPY api api
 COPY cmd cmd
 COPY internal internal
-RUN CGO_ENABLED=0 go build -trimpath -ldflags='-s -w' -o /out/controller ./cmd/controller && \
-    CGO_ENABLED=1 go build -trimpath -ldflags='-s -w' -o /out/agent ./cmd/agent
+# What --version prints: .git is not here.
+ARG VERSION
+ARG COMMIT
+RUN symbols=github.com/gpusharing/gpu-sharing-operator/internal/version && \
+    flags="-s -w -X $symbols.version=$VERSION -X $symbols.commit=$COMMIT" && \
+    CGO_ENABLED=0 go build -trimpath -ldflags="$flags" -o /out/controller ./cmd/controller && \
+    CGO_ENABLED=1 go build -trimpath -ldflags="$flags" -o /out/agent ./cmd/agent
 
 # The certificates that a static program needs, and nothing else.
 FROM scratch AS controller

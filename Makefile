@@ -13,6 +13,8 @@ REGISTRY ?=
 VERSION ?= $(shell awk '/^appVersion:/ {print $$2}' config/helm/Chart.yaml)
 CONTROLLER_IMG ?= $(addsuffix /,$(REGISTRY))gpu-sharing-controller:$(VERSION)
 AGENT_IMG ?= $(addsuffix /,$(REGISTRY))gpu-sharing-agent:$(VERSION)
+# What --version of the programs in the images prints.
+BUILD_ARGS = --build-arg VERSION=$$(git describe --tags --match 'v*' --always --dirty) --build-arg COMMIT=$$(git rev-parse HEAD)
 # Where make e2e leaves its report, and the logs if they are asked for.
 E2E_LAST := $(abspath $(or $(GPUSHARING_E2E_LOGS),$(BIN)/e2e/last))
 # NVIDIA's Go bindings bind deprecated functions too; what the C compiler says of them is not for our users.
@@ -69,8 +71,8 @@ bench-node: ## Measure on a real node how soon a change is allocatable: by hand,
 
 .PHONY: docker-build
 docker-build: ## Build the images of controller and agent. REGISTRY=registry.example.com/gpu-sharing names them for it.
-	$(CONTAINER_TOOL) build --target controller --tag $(CONTROLLER_IMG) .
-	$(CONTAINER_TOOL) build --target agent --tag $(AGENT_IMG) .
+	$(CONTAINER_TOOL) build $(BUILD_ARGS) --target controller --tag $(CONTROLLER_IMG) .
+	$(CONTAINER_TOOL) build $(BUILD_ARGS) --target agent --tag $(AGENT_IMG) .
 
 .PHONY: docker-push
 docker-push: ## Push these images to REGISTRY.

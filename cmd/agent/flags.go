@@ -35,6 +35,7 @@ func (f *hostFlags) bind(set *flag.FlagSet) {
 		"root of the container in which this program runs, where it shows the driver's device nodes and sockets; empty: no container")
 	set.StringVar(&f.mpsRoot, "mps-root", "/run/nvidia/mps",
 		"folder of the MPS control daemons, the same that NVIDIA's device plugin is given; made if it is not there")
+	set.Bool("version", false, "print version and commit, and exit")
 	f.log.BindFlags(set)
 }
 

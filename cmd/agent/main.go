@@ -14,6 +14,8 @@ import (
 	"os"
 
 	ctrl "sigs.k8s.io/controller-runtime"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/version"
 )
 
 func main() {
@@ -25,6 +27,9 @@ func main() {
 
 func run(ctx context.Context, args []string) error {
 	switch {
+	case version.Asked(args):
+		fmt.Println("gpu-sharing-agent", version.String())
+		return nil
 	case len(args) > 0 && args[0] == "mps-host":
 		return runMPSHost(ctx, args[1:])
 	case len(args) > 0 && args[0] == "mps-prepare":

@@ -48,6 +48,7 @@ func parseFlags(args []string) (flags, error) {
 	set.StringVar(&f.healthAddress, "health-probe-bind-address", ":8081", "address of /healthz and /readyz; 0: none")
 	set.StringVar(&f.metricsAddress, "metrics-bind-address", "0",
 		"address of /metrics, served over TLS to whom the API server lets get it; 0: none")
+	set.Bool("version", false, "print version and commit, and exit")
 	if err := set.Parse(args); err != nil {
 		return f, err
 	}

@@ -31,6 +31,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/metrics"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/rollout"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/wiring"
+	"github.com/gpusharing/gpu-sharing-operator/internal/version"
 )
 
 // name of the program, as events, leases and API server logs show it.
@@ -59,8 +60,12 @@ func main() {
 // +kubebuilder:rbac:groups=coordination.k8s.io,namespace=gpu-sharing-operator,resources=leases,resourceNames=gpu-sharing-controller,verbs=get;update
 // +kubebuilder:rbac:groups="",namespace=gpu-sharing-operator,resources=events,verbs=create;patch
 
-// run serves until the context ends.
+// run serves until the context ends, or prints the version if it is asked for.
 func run(ctx context.Context, args []string) error {
+	if version.Asked(args) {
+		fmt.Println(name, version.String())
+		return nil
+	}
 	if len(args) > 0 && args[0] == "operands" {
 		return runOperands(ctx, args[1:])
 	}

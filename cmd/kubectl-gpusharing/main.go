@@ -6,26 +6,25 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"os"
 	"os/signal"
-	"runtime/debug"
 	_ "time/tzdata" // the image of the controller has no time zones, and neither has every machine
 
 	"golang.org/x/term"
 	"k8s.io/utils/clock"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/cli"
+	"github.com/gpusharing/gpu-sharing-operator/internal/version"
 )
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	program := &cli.Program{
 		In: os.Stdin, Out: os.Stdout, Interactive: term.IsTerminal(int(os.Stdin.Fd())), Clock: clock.RealClock{}, Width: width(),
-		Version: version(),
+		Version: version.String(),
 	}
 	err := program.Run(ctx, os.Args[1:])
 	stop()
@@ -49,18 +48,4 @@ func width() int {
 		return 0
 	}
 	return columns
-}
-
-func version() string {
-	info, found := debug.ReadBuildInfo()
-	if !found {
-		return "unknown"
-	}
-	revision := ""
-	for _, s := range info.Settings {
-		if s.Key == "vcs.revision" {
-			revision = " (" + s.Value + ")"
-		}
-	}
-	return cmp.Or(info.Main.Version, "unknown") + revision
 }

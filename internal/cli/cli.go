@@ -39,7 +39,7 @@ Usage:
   kubectl gpusharing import                    policies that describe how the GPUs are shared already, for kubectl apply
   kubectl gpusharing restore                   delete all policies, and wait until every node and NVIDIA's ClusterPolicy are
                                                as they were before the operator; exits with 2 if they are not in time
-  kubectl gpusharing version                   the version of this program
+  kubectl gpusharing version                   the version and the commit of this program
   kubectl gpusharing help                      this text
 
 Flags:
@@ -52,7 +52,10 @@ func (p *Program) Run(ctx context.Context, args []string) error {
 		return hint(err)
 	}
 	rest := f.set.Args()
-	if len(rest) == 0 || f.help {
+	switch {
+	case f.version:
+		rest = []string{"version"}
+	case len(rest) == 0, f.help:
 		rest = []string{"help"}
 	}
 	switch command, rest := rest[0], rest[1:]; command {
@@ -87,7 +90,7 @@ func (p *Program) write(text string) error {
 // flags are those of all commands.
 type flags struct {
 	set                 *pflag.FlagSet
-	help                bool
+	help, version       bool
 	kubeconfig, context string
 	files               []string
 	configMap           string
@@ -107,6 +110,7 @@ func newFlags() *flags {
 	f.set.StringVar(&f.context, "context", "", "context of the kubeconfig to use; default: the current one")
 	f.set.StringVar(&f.kubeconfig, "kubeconfig", "", "kubeconfig to use; default: the environment variable KUBECONFIG, then ~/.kube/config")
 	f.set.BoolVarP(&f.help, "help", "h", false, "show the help")
+	f.set.BoolVar(&f.version, "version", false, "show the version and the commit of this program")
 	return f
 }
 

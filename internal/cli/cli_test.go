@@ -327,6 +327,7 @@ func TestCommands(t *testing.T) {
 		says, errs string
 	}{
 		"version":             {args: []string{"version"}, says: "kubectl-gpusharing v1.2.3\n"},
+		"the flag for it":     {args: []string{"--version"}, says: "kubectl-gpusharing v1.2.3\n"},
 		"nothing":             {says: "kubectl gpusharing status [NODE...]"},
 		"help":                {args: []string{"help"}, says: "--kubeconfig"},
 		"the flag for help":   {args: []string{"plan", "-h"}, says: "--filename"},

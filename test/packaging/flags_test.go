@@ -11,13 +11,30 @@ import (
 	. "github.com/onsi/gomega"
 )
 
-// A flag that a program does not have would stop it at its first start.
-func TestProgramsHaveTheFlagsThatTheirPodsGiveThem(t *testing.T) {
-	g := NewWithT(t)
+func TestPrograms(t *testing.T) {
 	bin := t.TempDir()
-	build := exec.CommandContext(t.Context(), "go", "build", "-o", bin, "./cmd/controller", "./cmd/agent")
+	const symbols = "github.com/gpusharing/gpu-sharing-operator/internal/version"
+	build := exec.CommandContext(t.Context(), "go", "build", "-o", bin,
+		"-ldflags", "-X "+symbols+".version=v9.8.7 -X "+symbols+".commit=abcdef", "./cmd/...")
 	build.Dir = path(t)
 	run(t, build)
+
+	t.Run("have the flags that their pods give them", func(t *testing.T) { haveTheFlagsOfTheirPods(t, bin) })
+	t.Run("print their version and commit", func(t *testing.T) {
+		for program, name := range map[string]string{
+			"controller": "gpu-sharing-controller", "agent": "gpu-sharing-agent", "kubectl-gpusharing": "kubectl-gpusharing",
+		} {
+			out, err := output(exec.CommandContext(t.Context(), filepath.Join(bin, program), "--version"))
+			NewWithT(t).Expect(err).NotTo(HaveOccurred())
+			NewWithT(t).Expect(out).To(Equal(name + " v9.8.7 (commit abcdef)\n"))
+		}
+	})
+}
+
+// A flag that a program does not have would stop it at its first start.
+func haveTheFlagsOfTheirPods(t *testing.T, bin string) {
+	t.Helper()
+	g := NewWithT(t)
 
 	h := newHelm(t)
 	pods := h.render(t, everything()...)
