@@ -46,6 +46,8 @@ func TestFaults(t *testing.T) {
 		f.Eventually(func() string { return f.waits("n02") }, time.Minute, pollEvery).Should(And(HavePrefix(v1alpha1.ReasonDRADriverActive), ContainSubstring("ResourceSlice "+slice.Name)))
 		f.policy(timeSlicing("3"), "{maxUnavailable: 1}")
 		f.Eventually(func() bool { return f.key("n01") == f.key("n03") && f.key("n01") != f.key("n02") }, time.Minute, pollEvery).Should(BeTrue())
+		f.Eventually(func() bool { return f.verified("n01") && f.verified("n03") }, time.Minute, pollEvery).Should(BeTrue(),
+			"the time that is skipped below is none of their deadlines")
 		f.Expect(f.client.Delete(t.Context(), slice)).To(Succeed())
 		f.Eventually(func() string { return f.waits("n02") }, time.Minute, pollEvery).Should(ContainSubstring("takes the node over at"))
 		f.later(6 * time.Minute)
@@ -70,6 +72,17 @@ func draSlice(node string) *resourcev1.ResourceSlice {
 			Driver: decide.DRADriver, NodeName: &node, Pool: resourcev1.ResourcePool{Name: node, ResourceSliceCount: 1}, Devices: []resourcev1.Device{{Name: "gpu-0"}},
 		},
 	}
+}
+
+// verified reports whether a node has advertised what it is configured for.
+func (f *fleet) verified(node string) bool {
+	f.t.Helper()
+	for _, n := range f.world().Nodes {
+		if good := n.GPU.Spec.LastGood; n.Name == node && good != nil {
+			return good.ConfigKey == n.Labels[v1alpha1.LabelConfig]
+		}
+	}
+	return false
 }
 
 // waits is the reason and the message of a node that the policy lists as pending; empty: it does not.
