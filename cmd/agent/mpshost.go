@@ -37,7 +37,7 @@ func runMPSHost(ctx context.Context, args []string) error {
 	}
 	defer proc.Close() //nolint:errcheck // only read
 	mpsHost := mps.NewHost(control, mps.Node{
-		Processes: host.NewProc(proc), DriverLeaves: f.drivers().Leaving, DriverVersion: f.drivers().Version, SharesMemory: f.sharesMemory(),
+		Processes: host.NewProc(proc), DriverLeaves: f.drivers().Leaving, DriverVersion: f.drivers().Version, SharesMemory: f.sharesMemory,
 	})
 	if err := mpsHost.Run(ctrl.LoggerInto(ctx, ctrl.Log.WithName("mps-host"))); err != nil {
 		return err //nolint:wrapcheck // says what is to be done
@@ -51,18 +51,15 @@ func runMPSHost(ctx context.Context, args []string) error {
 // sharedMemory is where the shared memory of daemons and clients is mounted on the node.
 func (f *hostFlags) sharedMemory() string { return filepath.Join(f.mpsRoot, "shm") }
 
-// sharesMemory reports whether /dev/shm of this container is still what the node has mounted below the MPS root. Where the two
-// differ from the start there is nothing to compare.
-func (f *hostFlags) sharesMemory() func() bool {
-	same := func() bool {
-		own, ownErr := host.IDOf("/dev/shm")
-		node, nodeErr := host.IDOf(filepath.Join(f.hostRoot, f.sharedMemory()))
-		return ownErr == nil && nodeErr == nil && own == node
+// sharesMemory reports whether /dev/shm of this container is what the node has mounted below the MPS root, which this container sees as it
+// changes. Outside of a container there is nothing to compare.
+func (f *hostFlags) sharesMemory() bool {
+	if f.containerRoot == "" {
+		return true
 	}
-	if !same() {
-		return func() bool { return true }
-	}
-	return same
+	own, ownErr := host.IDOf(filepath.Join(f.containerRoot, "dev/shm"))
+	node, nodeErr := host.IDOf(f.sharedMemory())
+	return ownErr == nil && nodeErr == nil && own == node
 }
 
 // newControl speaks with the daemons below the MPS root.

@@ -64,20 +64,72 @@ func withOwnMounts(t *testing.T, test func(g *gomega.WithT)) {
 
 func TestSharedMemoryThatAnotherProgramReplacedIsNoticed(t *testing.T) {
 	withOwnMounts(t, func(g *gomega.WithT) {
-		f := &hostFlags{hostRoot: "/", mpsRoot: filepath.Join(t.TempDir(), "mps")}
+		f := &hostFlags{hostRoot: "/nowhere", containerRoot: "/", mpsRoot: filepath.Join(t.TempDir(), "mps")}
 		g.Expect(runMPSPrepare([]string{"--mps-root=" + f.mpsRoot})).To(gomega.Succeed())
 		g.Expect(unix.Mount(f.sharedMemory(), "/dev/shm", "", unix.MS_BIND, "")).To(gomega.Succeed()) // as the MPS pod has it
-		shares := f.sharesMemory()
-		g.Expect(shares()).To(gomega.BeTrue())
+		g.Expect(f.sharesMemory()).To(gomega.BeTrue())
 		// NVIDIA's mount-shm
 		g.Expect(unix.Unmount(f.sharedMemory(), 0)).To(gomega.Succeed())
-		g.Expect(shares()).To(gomega.BeFalse())
+		g.Expect(f.sharesMemory()).To(gomega.BeFalse())
 		g.Expect(unix.Mount("shm", f.sharedMemory(), "tmpfs", 0, "")).To(gomega.Succeed())
-		g.Expect(shares()).To(gomega.BeFalse())
-		again := f.sharesMemory()
-		g.Expect(again()).To(gomega.BeTrue(), "where the two differ from the start there is nothing to compare")
+		g.Expect(f.sharesMemory()).To(gomega.BeFalse())
+		g.Expect((&hostFlags{mpsRoot: f.mpsRoot}).sharesMemory()).To(gomega.BeTrue(), "outside of a container")
 		g.Expect(unix.Unmount(f.sharedMemory(), 0)).To(gomega.Succeed())
 	})
+}
+
+// NVIDIA's mount-shm unmounts, and mounts then. A container that starts in between has neither.
+func TestAnMPSHostThatStartsWithOtherSharedMemoryThanTheNodesEnds(t *testing.T) {
+	withOwnMounts(t, func(g *gomega.WithT) {
+		mpsRoot := filepath.Join(t.TempDir(), "mps")
+		g.Expect(run(t.Context(), []string{"mps-prepare", "--mps-root=" + mpsRoot})).To(gomega.Succeed())
+		err := run(t.Context(), []string{"mps-host", "--mps-root=" + mpsRoot, "--container-root=/", "--driver-root=" + mpsRoot})
+		g.Expect(err).To(gomega.MatchError(gomega.ContainSubstring("replaced the shared memory of MPS")))
+		g.Expect(unix.Unmount(filepath.Join(mpsRoot, "shm"), 0)).To(gomega.Succeed())
+	})
+}
+
+// The MPS pod sees the MPS root of the node through a mount of its own, whose mounts are passed on in both directions.
+func TestTheMPSPodMountsSharedMemoryOnTheNodeAndLeavesTheirsToClients(t *testing.T) {
+	withOwnMounts(t, func(g *gomega.WithT) {
+		node, pod, client := filepath.Join(t.TempDir(), "node"), filepath.Join(t.TempDir(), "pod"), filepath.Join(t.TempDir(), "client")
+		for _, folder := range []string{node, pod, client} {
+			g.Expect(os.MkdirAll(folder, 0o755)).To(gomega.Succeed())
+		}
+		g.Expect(unix.Mount("run", node, "tmpfs", 0, "")).To(gomega.Succeed())
+		g.Expect(unix.Mount("", node, "", unix.MS_SHARED, "")).To(gomega.Succeed())
+		g.Expect(unix.Mount(node, pod, "", unix.MS_BIND|unix.MS_REC, "")).To(gomega.Succeed()) // Bidirectional
+		onNode := filepath.Join(node, "shm")
+
+		g.Expect(run(t.Context(), []string{"mps-prepare", "--mps-root=" + pod})).To(gomega.Succeed())
+		g.Expect(mounted(g, onNode)).To(gomega.BeTrue())
+		g.Expect(unix.Mount(onNode, client, "", unix.MS_BIND, "")).To(gomega.Succeed()) // as /dev/shm of a container
+		g.Expect(unix.Mount("", client, "", unix.MS_PRIVATE, "")).To(gomega.Succeed())
+		segment := filepath.Join(client, "cuda.mps")
+		g.Expect(os.WriteFile(segment, []byte("in use"), 0o600)).To(gomega.Succeed())
+
+		ctx, stop := context.WithCancel(t.Context())
+		stop()
+		g.Expect(run(ctx, []string{"mps-host", "--mps-root=" + pod, "--driver-root=" + pod})).To(gomega.Succeed())
+		g.Expect(mounted(g, onNode)).To(gomega.BeFalse())
+		g.Expect(os.ReadFile(segment)).To(gomega.BeEquivalentTo("in use"), "a client keeps what it has mounted")
+
+		g.Expect(unix.Mount("shm", onNode, "tmpfs", 0, "")).To(gomega.Succeed()) // NVIDIA's
+		g.Expect(os.WriteFile(filepath.Join(onNode, "cuda.mps"), []byte("of NVIDIA's"), 0o600)).To(gomega.Succeed())
+		g.Expect(run(t.Context(), []string{"mps-prepare", "--mps-root=" + pod})).To(gomega.Succeed())
+		g.Expect(run(ctx, []string{"mps-host", "--mps-root=" + pod, "--driver-root=" + pod})).To(gomega.Succeed())
+		g.Expect(os.ReadFile(filepath.Join(onNode, "cuda.mps"))).To(gomega.BeEquivalentTo("of NVIDIA's"), "it is used, and left")
+		for _, folder := range []string{client, onNode, pod, node} {
+			g.Expect(unix.Unmount(folder, unix.MNT_DETACH)).To(gomega.Succeed())
+		}
+	})
+}
+
+// mounted reports whether a file system is mounted on a folder.
+func mounted(g *gomega.WithT, folder string) bool {
+	mounts, err := os.ReadFile("/proc/self/mounts")
+	g.Expect(err).NotTo(gomega.HaveOccurred())
+	return strings.Contains(string(mounts), " "+folder+" ")
 }
 
 func TestTheMPSHostGivesTheSharedMemoryBackIfNobodyUsesMPS(t *testing.T) {
@@ -94,21 +146,16 @@ func TestTheMPSHostGivesTheSharedMemoryBackIfNobodyUsesMPS(t *testing.T) {
 			stop()
 			g.Eventually(done, "30s").Should(gomega.Receive(gomega.Succeed()))
 		}
-		mounted := func() bool {
-			mounts, err := os.ReadFile("/proc/self/mounts")
-			g.Expect(err).NotTo(gomega.HaveOccurred())
-			return strings.Contains(string(mounts), " "+shm+" ")
-		}
 		g.Expect(os.MkdirAll(filepath.Dir(wish), 0o755)).To(gomega.Succeed())
 		g.Expect(os.WriteFile(wish, []byte(`{"Resource": "nvidia.com/gpu", "ActiveThreadPercentage": 25}`), 0o600)).To(gomega.Succeed())
 		hosts()
-		g.Expect(mounted()).To(gomega.BeTrue(), "pods go on to have it when the MPS pod starts again")
+		g.Expect(mounted(g, shm)).To(gomega.BeTrue(), "pods go on to have it when the MPS pod starts again")
 
 		record := filepath.Join(mpsRoot, "nvidia.com", "gpu", ".gpusharing.json")
 		g.Expect(os.Remove(wish)).To(gomega.Succeed())
 		g.Expect(os.RemoveAll(record)).To(gomega.Succeed())
 		hosts()
-		g.Expect(mounted()).To(gomega.BeFalse())
+		g.Expect(mounted(g, shm)).To(gomega.BeFalse())
 	})
 }
 

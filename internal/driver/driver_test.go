@@ -223,6 +223,35 @@ func TestAnInstallationIsToldFromTheNextAtTheSamePath(t *testing.T) {
 	m.Expect(m.find().Identity.Library).NotTo(Equal(second.Library), "a package of the host replaces the library alone")
 }
 
+func TestTheVersionIsThatOfTheDriverThatIsReady(t *testing.T) {
+	const elsewhere = "home/kubernetes/bin/nvidia" // as on Google's Container-Optimized OS
+	m := newMachine(t)
+	m.install(elsewhere)
+	m.Expect(os.MkdirAll(m.path("dev"), 0o755)).To(Succeed())
+	m.Expect(m.node().Version()).To(BeEmpty(), "nobody says where it is")
+	m.write(driverReady, "NVIDIA_DRIVER_ROOT=/"+elsewhere+"\nNVIDIA_DEV_ROOT=/\n")
+	m.Expect(m.node().Version()).To(Equal("595.45.04"))
+	for name, content := range map[string]string{
+		"is empty": "", "is half written": "NVIDIA_DRIVER_ROOT=/home/kuber", "lacks its end": "NVIDIA_DEV_ROOT=/\nNVIDIA_DRIVER_RO",
+	} {
+		m.write(driverReady, content)
+		m.Expect(m.node().Version()).To(BeEmpty(), "the mark %s", name)
+	}
+	m.Expect(os.Remove(m.path(driverReady))).To(Succeed())
+	m.Expect(m.node().Version()).To(BeEmpty(), "the driver is about to change")
+}
+
+// A package manager replaces the libraries of a host's driver. The kernel keeps the module until the next reboot.
+func TestALibraryOfAnotherVersionThanTheLoadedModuleHasNone(t *testing.T) {
+	m := newMachine(t)
+	m.install("")
+	m.Expect(m.node().Version()).To(Equal("595.45.04"), "a kernel that does not tell")
+	m.write("sys/module/nvidia/version", "595.45.04\n")
+	m.Expect(m.node().Version()).To(Equal("595.45.04"))
+	m.write("sys/module/nvidia/version", "580.95.05\n")
+	m.Expect(m.node().Version()).To(BeEmpty())
+}
+
 func TestTheContainerIsShownTheDriversNodesAndSockets(t *testing.T) {
 	needsRoot(t)
 	m := newMachine(t)

@@ -78,17 +78,18 @@ func (n Node) Leaving() bool {
 	return err == nil && m.operator && m.ready == nil
 }
 
-// Version returns the version of the driver's libraries. Empty: there is no driver, or its files do not tell.
+// Version returns the version of the driver that is ready. Empty: there is none, its files do not tell, or the kernel still has the module
+// of another version, as after an update of a host's packages until the next reboot.
 func (n Node) Version() string {
-	d, err := n.installed()
+	d, err := n.Find()
 	if err != nil {
 		return ""
 	}
-	library, err := n.Library(d.Driver)
-	if err != nil {
+	_, version, _ := strings.Cut(filepath.Base(d.Library), ".so.")
+	loaded, err := os.ReadFile(n.path("/sys/module/nvidia/version"))
+	if err == nil && strings.TrimSpace(string(loaded)) != version {
 		return ""
 	}
-	_, version, _ := strings.Cut(filepath.Base(library), ".so.")
 	return version
 }
 

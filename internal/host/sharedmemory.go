@@ -43,6 +43,13 @@ func MountSharedMemory(folder string) error {
 // UnmountSharedMemory takes away what MountSharedMemory has mounted. What another program has mounted there stays. Containers that
 // have it as their /dev/shm keep it.
 func UnmountSharedMemory(folder string) error {
+	folder, err := filepath.EvalSymlinks(folder) // the list of mounts has the path without links
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("looking for shared memory: %w", err)
+	}
 	mounts, err := os.ReadFile("/proc/self/mounts")
 	if err != nil {
 		return fmt.Errorf("looking for shared memory: %w", err)

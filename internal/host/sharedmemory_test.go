@@ -63,6 +63,29 @@ func TestSharedMemoryOfAnotherProgramStays(t *testing.T) {
 	g.Expect(mounted()).To(gomega.BeFalse())
 }
 
+func TestSharedMemoryBelowALinkIsUnmounted(t *testing.T) {
+	g := gomega.NewWithT(t)
+	root := t.TempDir()
+	folder := filepath.Join(root, "run", "shm")
+	g.Expect(os.Mkdir(filepath.Join(root, "run"), 0o755)).To(gomega.Succeed())
+	g.Expect(os.Symlink("run", filepath.Join(root, "var-run"))).To(gomega.Succeed())
+	linked := filepath.Join(root, "var-run", "shm")
+	if err := host.MountSharedMemory(linked); errors.Is(err, unix.EPERM) {
+		t.Skip("mounting needs root")
+	} else {
+		g.Expect(err).NotTo(gomega.HaveOccurred())
+	}
+	t.Cleanup(func() { _ = unix.Unmount(folder, 0) })
+	g.Expect(host.UnmountSharedMemory(linked)).To(gomega.Succeed())
+	mounts, err := os.ReadFile("/proc/self/mounts")
+	g.Expect(err).NotTo(gomega.HaveOccurred())
+	g.Expect(string(mounts)).NotTo(gomega.ContainSubstring(folder))
+}
+
+func TestSharedMemoryThatNobodyMountedIsGoneAlready(t *testing.T) {
+	gomega.NewWithT(t).Expect(host.UnmountSharedMemory(filepath.Join(t.TempDir(), "mps", "shm"))).To(gomega.Succeed())
+}
+
 func TestLabelForContainers(t *testing.T) {
 	g := gomega.NewWithT(t)
 	folder := t.TempDir()

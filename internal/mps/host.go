@@ -57,8 +57,6 @@ type Host struct {
 	logs      *logs
 
 	nextHealth time.Time // when all daemons are asked again
-	leaving    bool      // the driver was about to change when last looked
-	hurry      int       // how often all daemons are asked before nextHealth
 }
 
 // NewHost makes the host of the daemons that control speaks with.
@@ -93,19 +91,12 @@ func (h *Host) Run(ctx context.Context) error {
 	}
 }
 
-// isThorough reports whether all daemons are asked now, as they are after each healthPoll. If the driver begins to leave they are
-// asked twice at once, since NVIDIA's driver manager soon unloads the module: the first look notes servers without clients and ends
-// daemons without pods, the second ends those servers.
+// isThorough reports whether all daemons are asked now, as they are after each healthPoll.
 func (h *Host) isThorough() bool {
-	now, leaves := h.clock.Now(), h.node.DriverLeaves()
-	if leaves && !h.leaving {
-		h.hurry = 2
-	}
-	h.leaving = leaves
-	if h.hurry == 0 && now.Before(h.nextHealth) {
+	now := h.clock.Now()
+	if now.Before(h.nextHealth) {
 		return false
 	}
-	h.hurry = max(h.hurry-1, 0)
 	h.nextHealth = now.Add(healthPoll)
 	return true
 }
@@ -128,7 +119,8 @@ func (h *Host) Unused() (bool, error) {
 }
 
 // Converge starts, limits and ends daemons once. A daemon whose record says that it is as wished, or that it failed, is
-// looked at again only when thorough. Each daemon's error is in its record as well.
+// looked at again only when thorough; while the driver leaves, one that runs is looked at each time, since NVIDIA's driver manager
+// unloads the module as soon as it has evicted the last pod. Each daemon's error is in its record as well.
 func (h *Host) Converge(ctx context.Context, thorough bool) error {
 	wishes, err := h.files.wishes()
 	if err != nil {
@@ -156,15 +148,8 @@ func (h *Host) end(ctx context.Context, resource string) error {
 	if err != nil || !recorded {
 		return err
 	}
-	if _, answers, err := h.control.ask(ctx, resource); err != nil {
-		return err
-	} else if !answers {
-		if err := h.endUnreachable(ctx, was); err != nil {
-			return err
-		}
-	}
-	if err := h.control.Quit(ctx, resource); err != nil {
-		return fmt.Errorf("stopping %w for %s: %w", ErrDaemon, resource, err)
+	if err := h.quit(ctx, was); err != nil {
+		return h.note(was, fmt.Errorf("stopping %w for %s: %w", ErrDaemon, resource, err))
 	}
 	logr.FromContextOrDiscard(ctx).Info("Stopped MPS", "resource", resource)
 	return h.files.remove(recordFile(resource))
@@ -179,7 +164,7 @@ func (h *Host) ensure(ctx context.Context, wish plan.Daemon, thorough bool) erro
 	if err != nil {
 		return err
 	}
-	if was.answers(wish) && !thorough {
+	if was.answers(wish) && !thorough && (!was.Applied || !h.node.DriverLeaves()) {
 		return nil
 	}
 	return h.bring(ctx, wish, was, recorded)
@@ -197,7 +182,7 @@ func (h *Host) bring(ctx context.Context, wish plan.Daemon, was record, recorded
 			return nil // it stays, and answers once the driver is back
 		}
 		if err != nil {
-			return err
+			return h.note(was, err)
 		}
 	}
 	return h.settle(ctx, wish, was, heard{percentage: percentage, answers: answers, recorded: recorded})
@@ -238,11 +223,11 @@ func (h *Host) renew(ctx context.Context, wish plan.Daemon, was record) error {
 	if err != nil {
 		return err
 	}
-	if slices.ContainsFunc(servers, func(s Server) bool { return len(s.Clients) > 0 }) {
+	if len(connected(servers)) > 0 {
 		return nil
 	}
-	if err := h.control.Quit(ctx, wish.Resource); err != nil {
-		return fmt.Errorf("stopping %w for %s, which belongs to driver %s: %w", ErrDaemon, wish.Resource, was.DriverVersion, err)
+	if err := h.quit(ctx, was); err != nil {
+		return h.note(was, fmt.Errorf("stopping %w for %s, which belongs to driver %s: %w", ErrDaemon, wish.Resource, was.DriverVersion, err))
 	}
 	return h.apply(ctx, wish, was, false)
 }
@@ -257,6 +242,7 @@ func (h *Host) keep(ctx context.Context, was record) error {
 		return h.apply(ctx, was.Daemon, was, true)
 	}
 	now := was
+	now.Error = ""
 	if now.Use, err = h.look(ctx, was.Daemon, was.Use.Outdated); err != nil {
 		return err
 	}
@@ -306,12 +292,12 @@ func (h *Host) yield(ctx context.Context, wish plan.Daemon, was record, answers 
 		if err != nil {
 			return err
 		}
-		now.Use = use
+		now.Use, now.Error = use, ""
 	}
 	if !answers || now.Use.idle() {
 		now = record{Daemon: wish, Error: errDriverLeaves.Error()}
-		if err := h.control.Quit(ctx, wish.Resource); err != nil {
-			return fmt.Errorf("stopping %w for %s: %w", ErrDaemon, wish.Resource, err)
+		if err := h.quit(ctx, was); err != nil {
+			return h.note(was, fmt.Errorf("stopping %w for %s: %w", ErrDaemon, wish.Resource, err))
 		}
 	} else if !sameDaemon(was.Daemon, wish) {
 		return nil // later: until then the record is that of the daemon that runs
@@ -330,7 +316,7 @@ func (h *Host) apply(ctx context.Context, wish plan.Daemon, was record, answers 
 		return err
 	}
 	if answers && was.MultiUser != wish.MultiUser {
-		if err := h.control.Quit(ctx, wish.Resource); err != nil {
+		if err := h.quit(ctx, was); err != nil {
 			return h.failed(now, err)
 		}
 		answers = false
@@ -339,7 +325,7 @@ func (h *Host) apply(ctx context.Context, wish plan.Daemon, was record, answers 
 	if answers {
 		did, do = "Limited MPS", h.control.Limit
 	} else {
-		now.DriverVersion = h.node.DriverVersion()
+		now.Use, now.DriverVersion = Use{}, h.node.DriverVersion()
 	}
 	if err := do(ctx, wish); err != nil {
 		return h.failed(now, err)
@@ -353,11 +339,7 @@ func (h *Host) apply(ctx context.Context, wish plan.Daemon, was record, answers 
 	if err != nil {
 		return h.failed(now, err)
 	}
-	var connected []int // they keep the limits that they have
-	for _, s := range servers {
-		connected = append(connected, s.Clients...)
-	}
-	if now.Use, err = h.use(wish, servers, connected); err != nil {
+	if now.Use, err = h.use(wish, servers, connected(servers)); err != nil { // the connected clients keep the limits that they have
 		return h.failed(now, err)
 	}
 	logr.FromContextOrDiscard(ctx).Info(did, "resource", wish.Resource, "activeThreadPercentage", wish.ActiveThreadPercentage,
@@ -370,6 +352,16 @@ func (h *Host) failed(now record, why error) error {
 	err := fmt.Errorf("starting %w for %s: %w", ErrDaemon, now.Daemon.Resource, why)
 	now.Applied, now.Error = false, err.Error()
 	return errors.Join(err, h.files.write(recordFile(now.Daemon.Resource), now))
+}
+
+// note records why a daemon of ours, which may go on running as it is recorded, is not as desired, and returns it.
+func (h *Host) note(was record, why error) error {
+	now := was
+	now.Error = why.Error()
+	if was.Error == now.Error || errors.Is(why, context.Canceled) {
+		return why
+	}
+	return errors.Join(why, h.files.write(recordFile(was.Daemon.Resource), now))
 }
 
 // markReady sets NVIDIA's marker that all daemons run. Where we run none, and had none to end, it is not ours.

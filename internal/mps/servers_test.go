@@ -6,6 +6,7 @@ package mps_test
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -36,7 +37,7 @@ func (n *node) look(t *testing.T) mps.Use {
 	g.Expect(n.host.Converge(t.Context(), true)).To(gomega.Succeed())
 	serving, err := n.view.Observe(t.Context())
 	g.Expect(err).NotTo(gomega.HaveOccurred())
-	g.Expect(serving).To(gomega.HaveLen(1))
+	g.Expect(serving).NotTo(gomega.BeEmpty())
 	return serving[0].Use
 }
 
@@ -254,39 +255,76 @@ func TestSharedMemoryThatWasReplacedEndsTheProcess(t *testing.T) {
 	g.Expect(n.daemons.Get(n.pipe()).Defaults.Percentage).To(gomega.Equal(10.0))
 }
 
-// NVIDIA's driver manager unloads the module within seconds after it took the mark of the driver away.
-func TestADaemonYieldsAtOnceWhenTheDriverBeginsToLeave(t *testing.T) {
+// The control daemon hands clients to its server, and serves none of them: that it hangs, or cannot be asked while the driver's root is
+// replaced, ends no client. The end of the process would.
+func TestSharedMemoryThatWasReplacedEndsNoClientOfADaemonThatHangs(t *testing.T) {
+	g, n := gomega.NewWithT(t), newNode(t)
+	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
+	other := daemon(10, 1510)
+	other.Resource = "nvidia.com/gpu.shared"
+	g.Expect(n.view.Start(t.Context(), other)).To(gomega.Succeed())
+	pid, _ := n.client(t, "pod-a", 1000)
+	n.look(t)
+	n.runner.Fail(func(c host.Command) error {
+		if slices.Contains(c.Env, "CUDA_MPS_PIPE_DIRECTORY="+n.pipe()) {
+			return errors.New("killed")
+		}
+		return nil
+	})
+	n.unmount = true
+	rounds := 0
+	n.clock.Meanwhile = func() {
+		if rounds++; rounds == 30 {
+			g.Expect(n.daemons.Get(n.path(other.Resource, "pipe")).Commands).NotTo(gomega.ContainElement("quit"), "not before it helps")
+			n.daemons.End(pid)
+		}
+	}
+	g.Expect(n.host.Run(t.Context())).To(gomega.MatchError(gomega.ContainSubstring("replaced the shared memory of MPS")))
+	g.Expect(rounds).To(gomega.BeNumerically(">=", 30), "a client is never lost")
+	g.Expect(n.daemons.Get(n.pipe())).To(gomega.BeNil())
+	g.Expect(n.daemons.Get(n.path(other.Resource, "pipe"))).To(gomega.BeNil())
+}
+
+// NVIDIA's driver manager takes the mark of the driver away, evicts pods, and unloads the module at once when the last is gone.
+func TestADaemonYieldsAtOnceWhenTheDriverLeaves(t *testing.T) {
 	tests := map[string]struct {
-		pods   bool // a pod has the pipe directory, and is no client
+		pods   bool // another pod has the pipe directory, and is no client
+		later  int  // looks between the moment when the driver begins to leave and the end of the last client
 		within time.Duration
 	}{
-		"one that no pod uses ends":                  {within: 500 * time.Millisecond},
-		"the idle server of one that pods have ends": {pods: true, within: time.Second},
+		"one that no pod uses ends":                                      {within: 500 * time.Millisecond},
+		"the idle server of one that pods have ends":                     {pods: true, within: time.Second},
+		"one whose last pod is evicted meanwhile ends":                   {later: 3, within: 500 * time.Millisecond},
+		"one whose last pod is evicted long after ends":                  {later: 117, within: 500 * time.Millisecond},
+		"the server ends of one whose last client is evicted meanwhile":  {pods: true, later: 3, within: time.Second},
+		"the server ends of one whose last client is evicted long after": {pods: true, later: 117, within: time.Second},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			g, n := gomega.NewWithT(t), newNode(t)
 			g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
 			pid, _ := n.client(t, "pod-a", 1000)
+			if tc.pods {
+				n.daemons.Run(n.pipe(), "pod-b", 1000)
+			}
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
 			held := func() bool { // the module is in use
 				d := n.daemons.Get(n.pipe())
 				return d != nil && len(d.Servers) > 0
 			}
+			const leaves = 12 // in the middle between two looks at the daemons' health
 			rounds := 0
 			var left, ended time.Time
 			n.clock.Meanwhile = func() {
 				rounds++
+				n.leaves = rounds >= leaves
 				switch {
-				case rounds < 12: // in the middle between two looks at the daemons' health
-				case rounds == 12:
-					g.Expect(held()).To(gomega.BeTrue())
+				case rounds < leaves+tc.later:
+				case rounds == leaves+tc.later:
+					g.Expect(held()).To(gomega.BeTrue(), "a client is never lost")
 					n.daemons.End(pid)
-					if tc.pods {
-						n.daemons.Run(n.pipe(), "pod-b", 1000)
-					}
-					left, n.leaves = n.clock.Now(), true
+					left = n.clock.Now()
 				case ended.IsZero() && (!held() || n.clock.Since(left) > time.Minute):
 					ended = n.clock.Now()
 					cancel()

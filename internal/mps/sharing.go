@@ -14,26 +14,36 @@ import (
 var errSharedMemory = errors.New("another program replaced the shared memory of MPS, as NVIDIA's MPS DaemonSet does when it starts, " +
 	"so that new clients cannot reach the daemons")
 
-// giveUp ends all daemons, if no client is connected to any. Their records stay, so that the next process starts them again.
+// giveUp ends all daemons, if no client is connected to any. Their records stay, so that the next process starts them again. A daemon
+// that does not answer names no clients: it counts as used while a pod has its pipe directory.
 func (h *Host) giveUp(ctx context.Context) error {
 	resources, err := h.files.resources(recordName)
 	if err != nil {
 		return err
 	}
+	recorded := make([]record, 0, len(resources))
 	for _, resource := range resources {
+		was, found, err := h.files.record(resource)
+		if err != nil {
+			return err
+		}
+		if !found {
+			continue
+		}
+		recorded = append(recorded, was)
 		servers, err := h.control.Servers(ctx, resource)
 		if err != nil {
-			continue // it does not answer, so that nobody can connect
+			err = h.endUnreachable(ctx, was)
+		} else if clients := connected(servers); len(clients) > 0 {
+			err = fmt.Errorf("client %d of %s: %w", clients[0], resource, errInUse)
 		}
-		for _, s := range servers {
-			if len(s.Clients) > 0 {
-				return fmt.Errorf("process %d for %s: %w", s.PID, resource, errInUse)
-			}
+		if err != nil {
+			return err
 		}
 	}
 	var errs []error
-	for _, resource := range resources {
-		errs = append(errs, h.control.Quit(ctx, resource))
+	for _, was := range recorded {
+		errs = append(errs, h.quit(ctx, was))
 	}
 	return errors.Join(errs...)
 }

@@ -18,6 +18,33 @@ const pipeVariable = "CUDA_MPS_PIPE_DIRECTORY"
 // errInUse says that a daemon is not ended although it does not answer.
 var errInUse = fmt.Errorf("%w does not answer, and pods use it: waiting until it answers or they have ended", ErrDaemon)
 
+// quit ends a daemon of ours: by its process if it does not answer, or does not do what it is told. One that is in use stays.
+func (h *Host) quit(ctx context.Context, was record) error {
+	resource := was.Daemon.Resource
+	_, answers, err := h.control.ask(ctx, resource)
+	if err != nil {
+		return err
+	}
+	var failed error
+	if answers {
+		failed = h.control.Quit(ctx, resource)
+		if failed == nil || ctx.Err() != nil {
+			return failed
+		}
+		if servers, err := h.control.Servers(ctx, resource); err == nil && len(connected(servers)) > 0 {
+			return failed
+		}
+	}
+	err = h.endUnreachable(ctx, was)
+	switch {
+	case failed != nil && errors.Is(err, errInUse):
+		return failed
+	case err != nil:
+		return errors.Join(failed, err)
+	}
+	return h.control.Quit(ctx, resource)
+}
+
 // endUnreachable ends a daemon of ours that runs and does not answer, by its process: the driver's programs are away while the
 // driver's container restarts, and a daemon may hang. A daemon that is in use stays, which is an error. A daemon that does not
 // run is none.

@@ -4,7 +4,9 @@
 package mps_test
 
 import (
+	"context"
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
@@ -106,4 +108,109 @@ func TestADaemonThatCannotBeAskedIsNotStartedTwice(t *testing.T) {
 	n.runner.Fail(nil)
 	g.Expect(n.host.Converge(t.Context(), true)).To(gomega.Succeed())
 	g.Expect(n.view.Observe(t.Context())).To(gomega.HaveLen(1))
+}
+
+// doesNotQuit makes the daemon answer questions, and take no notice of quit.
+func (n *node) doesNotQuit() {
+	n.runner.Fail(func(c host.Command) error {
+		if strings.HasPrefix(c.Stdin, "quit") {
+			return context.DeadlineExceeded
+		}
+		return nil
+	})
+}
+
+func TestADaemonThatDoesNotQuitEndsByItsProcess(t *testing.T) {
+	t.Run("where it is not desired any more", func(t *testing.T) {
+		g, n := gomega.NewWithT(t), newNode(t)
+		g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
+		n.doesNotQuit()
+		g.Expect(n.view.Stop(t.Context(), resource)).To(gomega.Succeed())
+		g.Expect(n.daemons.Get(n.pipe())).To(gomega.BeNil())
+		g.Expect(n.files(t)).NotTo(gomega.ContainElements("nvidia.com/gpu/.started", "nvidia.com/gpu/log/"))
+	})
+	t.Run("where the driver leaves", func(t *testing.T) {
+		g, n := gomega.NewWithT(t), newNode(t)
+		g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
+		n.leaves = true
+		n.doesNotQuit()
+		g.Expect(n.host.Converge(t.Context(), true)).To(gomega.Succeed())
+		g.Expect(n.daemons.Get(n.pipe())).To(gomega.BeNil(), "it would keep the kernel module from being unloaded")
+	})
+	t.Run("where it is of the former driver", func(t *testing.T) {
+		g, n := gomega.NewWithT(t), newNode(t)
+		g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
+		n.version = "600.10.02"
+		n.doesNotQuit()
+		g.Expect(n.host.Converge(t.Context(), true)).To(gomega.Succeed())
+		g.Expect(n.daemons.Get(n.pipe()).Commands).NotTo(gomega.ContainElement("quit"), "it is another one")
+		g.Expect(n.daemons.Get(n.pipe()).Defaults.Percentage).To(gomega.Equal(10.0))
+	})
+	t.Run("where it is to serve other users", func(t *testing.T) {
+		g, n := gomega.NewWithT(t), newNode(t)
+		g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
+		n.doesNotQuit()
+		shared := daemon(10, 1510)
+		shared.MultiUser = true
+		g.Expect(n.view.Start(t.Context(), shared)).To(gomega.Succeed())
+		g.Expect(n.daemons.Get(n.pipe()).MultiUser).To(gomega.BeTrue())
+	})
+	t.Run("unless it is used", func(t *testing.T) {
+		for name, use := range map[string]func(*node) (pid int){
+			"by a client that no look has seen": func(n *node) int { pid, _ := n.client(t, "pod-a", 1000); return pid },
+			"by a client on the node itself":    func(n *node) int { pid, _ := n.client(t, "", 1000); return pid },
+			"by a pod that may connect":         func(n *node) int { return n.daemons.Run(n.pipe(), "pod-a", 1000) },
+		} {
+			t.Run(name, func(t *testing.T) {
+				g, n := gomega.NewWithT(t), newNode(t)
+				g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
+				pid := use(n)
+				n.doesNotQuit()
+				g.Expect(n.view.Stop(t.Context(), resource)).To(aboutDaemon("stopping MPS control daemon for nvidia.com/gpu: running nvidia-cuda-mps-control"))
+				g.Expect(n.daemons.Get(n.pipe())).NotTo(gomega.BeNil())
+				_, runs := n.daemons.User(pid)
+				g.Expect(runs).To(gomega.BeTrue())
+				n.daemons.End(pid)
+				g.Expect(n.view.Stop(t.Context(), resource)).To(gomega.Succeed())
+			})
+		}
+	})
+}
+
+func TestTheAgentReportsWhyADaemonThatHangsIsLeft(t *testing.T) {
+	g, n := gomega.NewWithT(t), newNode(t)
+	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
+	pid, _ := n.client(t, "pod-a", 1000)
+	before := n.look(t)
+	n.programsAreAway()
+	const why = "MPS control daemon does not answer, and pods use it"
+	g.Expect(n.host.Converge(t.Context(), true)).To(aboutDaemon(why))
+	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(aboutDaemon(why))
+	g.Expect(n.view.Start(t.Context(), daemon(25, 1510))).To(aboutDaemon(why), "with other limits too")
+	g.Expect(n.view.Stop(t.Context(), resource)).To(aboutDaemon(why))
+
+	n.runner.Fail(nil)
+	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(aboutDaemon(why), "until the next look")
+	g.Expect(n.look(t)).To(gomega.Equal(before), "no client lost its limits")
+	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
+	n.daemons.End(pid)
+}
+
+func TestADaemonThatFailedToStartHasNoUse(t *testing.T) {
+	g, n := gomega.NewWithT(t), newNode(t)
+	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
+	pid, _ := n.client(t, "pod-a", 1000)
+	n.look(t)
+	n.daemons.End(pid)
+	n.daemons.Crash(n.pipe())
+	n.runner.Fail(func(c host.Command) error {
+		if len(c.Args) > 0 {
+			return errors.New("exit status 1: no CUDA device")
+		}
+		return nil
+	})
+	g.Expect(n.host.Converge(t.Context(), true)).To(aboutDaemon("no CUDA device"))
+	recorded, err := n.view.Recorded()
+	g.Expect(err).NotTo(gomega.HaveOccurred())
+	g.Expect(recorded).To(gomega.ConsistOf(gomega.HaveField("Use", mps.Use{})))
 }

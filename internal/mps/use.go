@@ -30,6 +30,14 @@ type Server struct {
 	Clients []int // their PIDs
 }
 
+// connected are the clients of servers.
+func connected(servers []Server) (clients []int) {
+	for _, s := range servers {
+		clients = append(clients, s.Clients...)
+	}
+	return clients
+}
+
 // Use is how a daemon is used.
 type Use struct {
 	// Server is the PID of the server; 0 if there is none.

@@ -56,9 +56,18 @@ func (v *View) Start(ctx context.Context, d plan.Daemon) error {
 		return err == nil, err
 	})
 	if err != nil {
-		return fmt.Errorf("the MPS pod of this node did not start the %w, does the pod run? %w", ErrDaemon, err)
+		return v.unanswered("start", d.Resource, err)
 	}
 	return failed
+}
+
+// unanswered is the error that the MPS pod did not do what was asked of it: with its own reason, if it has recorded one.
+func (v *View) unanswered(do, resource string, err error) error {
+	r, recorded, readErr := v.files.record(resource)
+	if readErr == nil && recorded && r.Error != "" && !errors.Is(err, context.Canceled) {
+		return fmt.Errorf("the MPS pod of this node did not %s the %w: %w", do, ErrDaemon, recordedError(r.Error))
+	}
+	return fmt.Errorf("the MPS pod of this node did not %s the %w, does the pod run? %w", do, ErrDaemon, err)
 }
 
 // wish writes a wish, unless it stands already. NVIDIA's own daemon is left alone.
@@ -97,7 +106,7 @@ func (v *View) Stop(ctx context.Context, resource string) error {
 		return !answers && err == nil, err
 	})
 	if err != nil {
-		return fmt.Errorf("the MPS pod of this node did not stop the %w, does the pod run? %w", ErrDaemon, err)
+		return v.unanswered("stop", resource, err)
 	}
 	return nil
 }
