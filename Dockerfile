@@ -4,6 +4,7 @@
 #	docker build --target agent      -t gpu-sharing-agent .
 #
 # The controller is one static program. The agent loads NVIDIA's driver library, which needs glibc, and so does its build.
+# make release makes the same images without Docker, for all architectures and the same for the same commit.
 ARG GO_VERSION=1.26
 ARG DEBIAN=bookworm
 
@@ -22,15 +23,21 @@ RUN symbols=github.com/gpusharing/gpu-sharing-operator/internal/version && \
     CGO_ENABLED=0 go build -trimpath -ldflags="$flags" -o /out/controller ./cmd/controller && \
     CGO_ENABLED=1 go build -trimpath -ldflags="$flags" -o /out/agent ./cmd/agent
 
-# The certificates that a static program needs, and nothing else.
+# What the agent needs besides itself: Debian's C library.
+FROM golang:${GO_VERSION}-${DEBIAN} AS root
+COPY hack/release/debian.sh hack/release/debian.txt /release/
+RUN /release/debian.sh "$(dpkg --print-architecture)" /root-of-agent
+
+# It speaks to the API server only, whose certificate authority comes with its service account.
 FROM scratch AS controller
-COPY --from=build /etc/ssl/certs/ca-certificates.crt /etc/ssl/certs/
 COPY --from=build /out/controller /controller
 USER 65532:65532
 ENTRYPOINT ["/controller"]
 
-FROM debian:${DEBIAN}-slim AS agent
+FROM scratch AS agent
+COPY --from=root /root-of-agent /
 COPY --from=build /out/agent /usr/bin/gpu-sharing-agent
+ENV PATH=/usr/bin:/bin
 # It changes hardware and starts daemons: docs/security.md says what it needs.
 USER 0:0
 ENTRYPOINT ["/usr/bin/gpu-sharing-agent"]

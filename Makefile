@@ -7,6 +7,8 @@ TOOL := go tool -modfile=hack/tools/go.mod
 BIN  := bin
 TESTFLAGS ?=
 KUBECTL ?= kubectl
+# The key with which make release signs, of cosign generate-key-pair.
+KEY ?=
 CONTAINER_TOOL ?= docker
 # Where docker-push puts the images and deploy takes them from, such as registry.example.com/gpu-sharing; and their tag.
 REGISTRY ?=
@@ -134,6 +136,15 @@ bundle: manifests ## Generate the OLM bundle into config/bundle and check it wit
 helm: manifests ## Lint the Helm chart and package it into dist/.
 	"$$(hack/helm/build.sh)" lint --strict config/helm
 	"$$(hack/helm/build.sh)" package config/helm --destination dist
+
+.PHONY: release
+release: ## Make everything that a release is from the commit that is checked out, into dist/. REGISTRY=registry.example.com/gpu-sharing KEY=cosign.key pushes, signs and verifies it.
+	cd hack/release && go run . -registry='$(REGISTRY)' -key='$(abspath $(KEY))' $(if $(KEYLESS),-keyless) $(if $(UNSIGNED),-unsigned)
+
+.PHONY: release-test
+release-test: ## Test make release against a real registry on this machine, with small programs instead of ours. FULL=1: with ours, built twice.
+	hack/helm/build.sh >/dev/null
+	cd hack/release && FULL='$(FULL)' go test -timeout 60m $(TESTFLAGS) ./...
 
 .PHONY: fmt
 fmt: ## Format the code.

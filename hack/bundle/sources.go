@@ -52,6 +52,17 @@ func (s *sources) readBase() error {
 	return s.read("config/manifests/gpu-sharing-operator.clusterserviceversion.yaml", &s.base)
 }
 
+// chartImage is an image in the chart's values.
+type chartImage struct{ Repository, Digest string }
+
+// reference names the image by its digest if the chart has one, as that of a release has, and otherwise by the version.
+func (i chartImage) reference(version string) string {
+	if i.Digest != "" {
+		return i.Repository + "@" + i.Digest
+	}
+	return i.Repository + ":" + version
+}
+
 // readChart takes version and images from the chart, so that both packages are of one release.
 func (s *sources) readChart() error {
 	var chart struct{ Version string }
@@ -60,7 +71,7 @@ func (s *sources) readChart() error {
 	}
 	var values struct {
 		Images struct {
-			Controller, Agent struct{ Repository string }
+			Controller, Agent chartImage
 		}
 	}
 	if err := s.read("config/helm/values.yaml", &values); err != nil {
@@ -68,8 +79,8 @@ func (s *sources) readChart() error {
 	}
 	s.version = chart.Version
 	s.images = map[string]string{
-		"gpu-sharing-controller": values.Images.Controller.Repository + ":" + chart.Version,
-		"gpu-sharing-agent":      values.Images.Agent.Repository + ":" + chart.Version,
+		"gpu-sharing-controller": values.Images.Controller.reference(chart.Version),
+		"gpu-sharing-agent":      values.Images.Agent.reference(chart.Version),
 	}
 	return nil
 }

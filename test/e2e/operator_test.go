@@ -30,7 +30,7 @@ const operatorNamespace = "gpu-sharing-operator"
 // agentProgram is the agent in its image.
 const agentProgram = "/usr/bin/gpu-sharing-agent"
 
-// operatorImages are ours, as the Dockerfile makes them: the controller static and alone with the certificates, the agent
+// operatorImages are ours, as the Dockerfile makes them: the controller static and alone, the agent
 // with the C library.
 func operatorImages(ctx context.Context) []image.Image {
 	version := chartVersion()

@@ -1,0 +1,53 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"debug/elf"
+	"os"
+	"path/filepath"
+	"testing"
+
+	. "github.com/onsi/gomega"
+)
+
+// With FULL set this builds our programs twice, from two folders, the second time with an empty build cache.
+func TestTwoBuildsOfACommitAreTheSame(t *testing.T) {
+	if os.Getenv("FULL") == "" {
+		t.Skip("FULL=1 make release-test builds our programs twice")
+	}
+	g := NewWithT(t)
+	_, key := newKey(t)
+	registry := newRegistry(t)
+	var sums []string
+	for _, folder := range []string{"a", "another/folder"} {
+		folder = filepath.Join(t.TempDir(), folder)
+		_, err := output(t.Context(), "../..", nil, "git", "clone", "--quiet", ".", folder)
+		g.Expect(err).NotTo(HaveOccurred())
+		if len(sums) > 0 {
+			t.Setenv("GOCACHE", t.TempDir())
+		}
+		set := settings{root: folder, out: filepath.Join(folder, "dist"), registry: registry.host + "/gpu-sharing", key: key}
+		g.Expect(run(t.Context(), set)).To(Succeed())
+		content, err := os.ReadFile(filepath.Join(set.out, checksums))
+		g.Expect(err).NotTo(HaveOccurred())
+		sums = append(sums, string(content))
+	}
+	g.Expect(sums[1]).To(Equal(sums[0]))
+}
+
+func TestAProgramThatNeedsANewerLibcIsRefused(t *testing.T) {
+	g := NewWithT(t)
+	file := filepath.Join(t.TempDir(), "program")
+	source := file + ".c"
+	g.Expect(os.WriteFile(source, []byte("#include <stdio.h>\nint main(void) { return puts(\"\"); }\n"), 0o600)).To(Succeed())
+	_, err := output(t.Context(), "", nil, compiler("arm64"), "-o", file, source)
+	g.Expect(err).NotTo(HaveOccurred())
+	built, err := elf.Open(file)
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(built.Machine).To(Equal(elf.EM_AARCH64))
+	g.Expect(built.Close()).To(Succeed())
+	g.Expect(checkLibc(file, "2.36")).To(Succeed())
+	g.Expect(checkLibc(file, "2.16")).To(MatchError(ContainSubstring("build on Debian 12")))
+}

@@ -1,0 +1,273 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"sigs.k8s.io/yaml"
+)
+
+// checksums is the file with the SHA-256 of all others, as `sha256sum --check` reads it.
+const checksums = "SHA256SUMS"
+
+// release is what is made of a commit.
+type release struct {
+	source   source
+	tree     string // folder with the files of the commit
+	out      string // folder that is made
+	registry string
+	programs []program
+	packages []debianPackage
+	roots    map[string]string // folders with Debian's packages, by architecture
+	helm     string
+
+	published []published
+	sboms     map[string]string // files in out, by the images that they describe
+}
+
+// assemble makes everything of the programs, and writes it.
+func (r *release) assemble(ctx context.Context, work string) error {
+	if err := os.RemoveAll(r.out); err != nil {
+		return fmt.Errorf("removing what was there: %w", err)
+	}
+	r.sboms = map[string]string{}
+	digests := map[string]v1.Hash{}
+	for _, name := range []string{controllerName, agentName} {
+		p, err := r.image(name)
+		if err != nil {
+			return err
+		}
+		if digests[name], err = p.digest(); err != nil {
+			return err
+		}
+		r.published = append(r.published, p)
+	}
+	if err := pin(r.source, r.tree, r.registry, digests); err != nil {
+		return err
+	}
+	for _, step := range []func(context.Context, string) error{r.chart, r.bundle, r.plugins, r.texts} {
+		if err := step(ctx, work); err != nil {
+			return err
+		}
+	}
+	if err := writeLayout(filepath.Join(r.out, "oci"), r.published); err != nil {
+		return err
+	}
+	return r.checksums()
+}
+
+func (r *release) publish(name string, index v1.ImageIndex, img v1.Image) published {
+	return published{Name: r.registry + "/" + name, Tag: r.source.number(), Index: index, Image: img}
+}
+
+// image is that of the controller or the agent, for all architectures.
+func (r *release) image(name string) (published, error) {
+	images := map[string]v1.Image{}
+	for _, p := range r.programs {
+		if "gpu-sharing-"+p.Name != name {
+			continue
+		}
+		content, err := os.ReadFile(p.File)
+		if err != nil {
+			return published{}, fmt.Errorf("reading a program: %w", err)
+		}
+		i, packages := controllerSpec(p.Arch, content), []debianPackage(nil)
+		if name == agentName {
+			root, err := readFolder(r.roots[p.Arch])
+			if err != nil {
+				return published{}, err
+			}
+			i, packages = agentSpec(p.Arch, content, root), of(r.packages, p.Arch)
+		}
+		if images[p.Arch], err = image(r.source, i); err != nil {
+			return published{}, err
+		}
+		bom, err := sbom(r.source, p, packages)
+		if err != nil {
+			return published{}, err
+		}
+		file := filepath.Join("sbom", name+"_"+p.platform()+".cdx.json")
+		if err := r.write(file, bom); err != nil {
+			return published{}, err
+		}
+		digest, err := images[p.Arch].Digest()
+		if err != nil {
+			return published{}, err
+		}
+		r.sboms[r.registry+"/"+name+"@"+digest.String()] = file
+	}
+	all, err := index(images)
+	return r.publish(name, all, nil), err
+}
+
+func (r *release) chart(ctx context.Context, work string) error {
+	packaged, err := packageChart(ctx, r.source, r.tree, work, r.helm)
+	if err != nil {
+		return err
+	}
+	img, err := chartArtifact(r.source, packaged)
+	if err != nil {
+		return err
+	}
+	r.published = append(r.published, r.publish("charts/"+chartName, nil, img))
+	return r.write(chartName+"-"+r.source.number()+".tgz", packaged)
+}
+
+// bundle makes the OLM bundle of the pinned chart, checks it, and makes its image, which has the labels that OLM looks for.
+func (r *release) bundle(ctx context.Context, _ string) error {
+	for _, command := range []string{"generate", "validate"} {
+		if _, err := output(ctx, filepath.Join(r.tree, "hack", "bundle"), []string{"GOFLAGS="}, "go", "run", ".", command); err != nil {
+			return err
+		}
+	}
+	folder := filepath.Join(r.tree, "config", "bundle")
+	files, err := readFolder(folder)
+	if err != nil {
+		return err
+	}
+	data, err := os.ReadFile(filepath.Join(folder, "metadata", "annotations.yaml"))
+	if err != nil {
+		return fmt.Errorf("reading the bundle: %w", err)
+	}
+	var metadata struct{ Annotations map[string]string }
+	if err := yaml.Unmarshal(data, &metadata); err != nil {
+		return fmt.Errorf("reading the bundle: %w", err)
+	}
+	var in []file
+	for _, f := range files {
+		if f.Path != "bundle.Dockerfile" {
+			in = append(in, f)
+		}
+		if !f.Folder {
+			if err := r.write(filepath.Join("bundle", f.Path), f.Content); err != nil {
+				return err
+			}
+		}
+	}
+	bundle, err := r.data(bundleName, in, metadata.Annotations)
+	if err != nil {
+		return err
+	}
+	r.published = append(r.published, bundle)
+	return nil
+}
+
+// data is an image that holds files and runs nothing, for all architectures.
+func (r *release) data(name string, files []file, labels map[string]string) (published, error) {
+	images := map[string]v1.Image{}
+	for _, arch := range nodes() {
+		var err error
+		images[arch], err = image(r.source, spec{Title: name, Arch: arch, Layers: [][]file{files}, Config: v1.Config{Labels: labels}})
+		if err != nil {
+			return published{}, err
+		}
+	}
+	all, err := index(images)
+	return r.publish(name, all, nil), err
+}
+
+// plugins writes an archive and an SBOM of the kubectl plugin for each platform, and the manifest for krew.
+func (r *release) plugins(context.Context, string) error {
+	license, err := os.ReadFile(filepath.Join(r.tree, "LICENSE"))
+	if err != nil {
+		return fmt.Errorf("reading the licence: %w", err)
+	}
+	var downloads []download
+	for _, p := range r.programs {
+		if p.Name != plugin {
+			continue
+		}
+		content, err := os.ReadFile(p.File)
+		if err != nil {
+			return fmt.Errorf("reading a program: %w", err)
+		}
+		d := download{program: p}
+		if d.name, d.content, err = pluginArchive(r.source, p, content, license); err != nil {
+			return err
+		}
+		if err := r.write(d.name, d.content); err != nil {
+			return err
+		}
+		bom, err := sbom(r.source, p, nil)
+		if err != nil {
+			return err
+		}
+		if err := r.write(filepath.Join("sbom", plugin+"_"+p.platform()+".cdx.json"), bom); err != nil {
+			return err
+		}
+		downloads = append(downloads, d)
+	}
+	manifest, err := krew(r.source, downloads)
+	if err != nil {
+		return err
+	}
+	return r.write("gpusharing.yaml", manifest)
+}
+
+// texts writes the release notes, the provenance, and which digest each image and artifact has.
+func (r *release) texts(ctx context.Context, _ string) error {
+	changelog, err := os.ReadFile(filepath.Join(r.tree, "CHANGELOG.md"))
+	if err != nil {
+		return fmt.Errorf("reading the changelog: %w", err)
+	}
+	text, err := notes(string(changelog), r.source.Version)
+	if err != nil {
+		return err
+	}
+	statement, err := provenance(ctx, r.source, r.registry, r.packages)
+	if err != nil {
+		return err
+	}
+	digests := map[string]string{}
+	for _, p := range r.published {
+		digest, err := p.digest()
+		if err != nil {
+			return err
+		}
+		digests[p.Name+":"+p.Tag] = digest.String()
+	}
+	list, err := json.MarshalIndent(digests, "", "  ")
+	if err != nil {
+		return fmt.Errorf("writing the digests: %w", err)
+	}
+	for name, content := range map[string][]byte{"release-notes.md": []byte(text), "provenance.json": statement, "digests.json": list} {
+		if err := r.write(name, content); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// checksums writes those of all that was written.
+func (r *release) checksums() error {
+	files, err := readFolder(r.out)
+	if err != nil {
+		return err
+	}
+	var lines strings.Builder
+	for _, f := range files {
+		if !f.Folder {
+			fmt.Fprintf(&lines, "%s  %s\n", sum(f.Content), filepath.ToSlash(f.Path))
+		}
+	}
+	return r.write(checksums, []byte(lines.String()))
+}
+
+func (r *release) write(name string, content []byte) error {
+	path := filepath.Join(r.out, name)
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil { //nolint:gosec // for everybody to read
+		return fmt.Errorf("writing the release: %w", err)
+	}
+	if err := os.WriteFile(path, content, 0o644); err != nil { //nolint:gosec // for everybody to read
+		return fmt.Errorf("writing the release: %w", err)
+	}
+	return nil
+}

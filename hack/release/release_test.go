@@ -1,0 +1,253 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"archive/zip"
+	"bytes"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	cyclonedx "github.com/CycloneDX/cyclonedx-go"
+	"github.com/google/go-containerregistry/pkg/name"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+	. "github.com/onsi/gomega"
+	"sigs.k8s.io/yaml"
+)
+
+func someSource() source {
+	return source{Version: "v1.2.3-rc.1", Commit: strings.Repeat("0123456789", 4), Time: time.Date(2026, 11, 22, 9, 0, 0, 0, time.UTC)}
+}
+
+// small makes a release of this checkout's chart, bundle and texts, in which a small program stands for ours and a file for
+// Debian's packages.
+func small(t *testing.T, registry string) *release {
+	t.Helper()
+	g := NewWithT(t)
+	work := t.TempDir()
+	r := &release{
+		source: someSource(), tree: filepath.Join(work, "source"), out: filepath.Join(work, "dist"), registry: registry,
+		roots: map[string]string{},
+	}
+	g.Expect(os.Mkdir(r.tree, 0o700)).To(Succeed())
+	_, err := output(t.Context(), "../..", nil, "bash", "-c", `git ls-files -z --cached --others --exclude-standard -- \
+		config hack/bundle hack/helm hack/release/debian.txt CHANGELOG.md LICENSE | tar -c --null -T - | tar -x -C "$0"`, r.tree)
+	g.Expect(err).NotTo(HaveOccurred())
+	r.packages, err = readDebian(r.tree)
+	g.Expect(err).NotTo(HaveOccurred())
+	r.helm, err = output(t.Context(), "../..", nil, "hack/helm/build.sh")
+	g.Expect(err).NotTo(HaveOccurred())
+
+	program := filepath.Join(work, "small")
+	_, err = output(t.Context(), ".", []string{"CGO_ENABLED=0"}, "go", "build", "-trimpath", "-buildvcs=false", "-o", program, "./testdata/small")
+	g.Expect(err).NotTo(HaveOccurred())
+	for _, p := range programs() {
+		p.File = program
+		r.programs = append(r.programs, p)
+	}
+	for _, arch := range nodes() {
+		r.roots[arch] = filepath.Join(work, arch)
+		g.Expect(os.MkdirAll(filepath.Join(r.roots[arch], "lib"), 0o700)).To(Succeed())
+		g.Expect(os.WriteFile(filepath.Join(r.roots[arch], "lib", "libc.so.6"), []byte(arch), 0o600)).To(Succeed())
+	}
+	g.Expect(r.assemble(t.Context(), work)).To(Succeed())
+	return r
+}
+
+func read(t *testing.T, r *release, file string) []byte {
+	t.Helper()
+	content, err := os.ReadFile(filepath.Join(r.out, file))
+	NewWithT(t).Expect(err).NotTo(HaveOccurred())
+	return content
+}
+
+func TestTheSameSourceMakesTheSameRelease(t *testing.T) {
+	g := NewWithT(t)
+	const registry = "registry.example.com/gpu-sharing"
+	one, other := small(t, registry), small(t, registry)
+	g.Expect(one.out).NotTo(Equal(other.out))
+	g.Expect(string(read(t, one, checksums))).To(Equal(string(read(t, other, checksums))))
+	_, err := output(t.Context(), one.out, nil, "sha256sum", "--check", "--strict", "--quiet", checksums)
+	g.Expect(err).NotTo(HaveOccurred())
+}
+
+func TestWhatIsPushedIsWhatIsPulled(t *testing.T) {
+	g := NewWithT(t)
+	registry := newRegistry(t)
+	r := small(t, registry.host+"/gpu-sharing")
+	g.Expect(r.published).To(HaveLen(4))
+	for _, p := range r.published {
+		g.Expect(push(t.Context(), p)).To(Succeed())
+		g.Expect(verifyPushed(t.Context(), p)).To(Succeed(), p.Name)
+		g.Expect(push(t.Context(), p)).To(Succeed(), "the same again")
+	}
+
+	t.Run("images run the program of their architecture", func(t *testing.T) {
+		g := NewWithT(t)
+		tag, err := name.NewTag(r.registry + "/" + agentName + ":1.2.3-rc.1")
+		g.Expect(err).NotTo(HaveOccurred())
+		img, err := remote.Image(tag, remote.WithPlatform(v1.Platform{OS: "linux", Architecture: "arm64"}))
+		g.Expect(err).NotTo(HaveOccurred())
+		config, err := img.ConfigFile()
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(config.Architecture).To(Equal("arm64"))
+		g.Expect(config.Config.Entrypoint).To(Equal([]string{"/usr/bin/gpu-sharing-agent"}))
+		g.Expect(config.Config.Labels).To(HaveKeyWithValue("org.opencontainers.image.revision", r.source.Commit))
+		layers, err := img.Layers()
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(layers).To(HaveLen(2))
+		root, err := layers[0].Compressed()
+		g.Expect(err).NotTo(HaveOccurred())
+		var content bytes.Buffer
+		_, err = content.ReadFrom(root)
+		g.Expect(err).NotTo(HaveOccurred())
+		files, err := untar(content.Bytes())
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(files).To(Equal([]file{{Path: "lib/libc.so.6", Content: []byte("arm64")}}))
+	})
+	t.Run("Helm installs the images by their digests", func(t *testing.T) {
+		g := NewWithT(t)
+		home := t.TempDir()
+		rendered, err := output(t.Context(), home, []string{"HELM_CACHE_HOME=" + home, "HELM_CONFIG_HOME=" + home, "HELM_DATA_HOME=" + home},
+			r.helm, "template", "x", "oci://"+r.registry+"/charts/"+chartName, "--version", "1.2.3-rc.1", "--plain-http")
+		g.Expect(err).NotTo(HaveOccurred())
+		expectPinned(t, r, rendered)
+		g.Expect(rendered).To(ContainSubstring("app.kubernetes.io/version: \"1.2.3-rc.1\""))
+	})
+	t.Run("OLM's bundle names the images by their digests", func(t *testing.T) {
+		expectPinned(t, r, string(read(t, r, "bundle/manifests/gpu-sharing-operator.clusterserviceversion.yaml")))
+	})
+	t.Run("another content is not pushed under a version that is there", func(t *testing.T) {
+		changed := r.published[0]
+		changed.Index, changed.Image = nil, r.published[2].Image
+		NewWithT(t).Expect(push(t.Context(), changed)).To(MatchError(ContainSubstring("a published version is never replaced")))
+	})
+	t.Run("a changed byte is noticed", func(t *testing.T) {
+		for _, p := range []published{r.published[1], r.published[2]} {
+			img := p.Image
+			if p.Index != nil {
+				manifest, err := p.Index.IndexManifest()
+				NewWithT(t).Expect(err).NotTo(HaveOccurred())
+				img, err = p.Index.Image(manifest.Manifests[1].Digest)
+				NewWithT(t).Expect(err).NotTo(HaveOccurred())
+			}
+			layers, err := img.Layers()
+			NewWithT(t).Expect(err).NotTo(HaveOccurred())
+			digest, err := layers[0].Digest()
+			NewWithT(t).Expect(err).NotTo(HaveOccurred())
+			registry.damage(t, digest.String())
+			NewWithT(t).Expect(verifyPushed(t.Context(), p)).To(MatchError(ContainSubstring("is damaged in the registry")), p.Name)
+		}
+	})
+}
+
+// expectPinned expects that manifests name both of our images, in the registry, by the digest that they have there, and
+// in no other way.
+func expectPinned(t *testing.T, r *release, manifests string) {
+	t.Helper()
+	g := NewWithT(t)
+	for _, p := range r.published[:2] {
+		reference, err := p.byDigest()
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(manifests).To(ContainSubstring(reference))
+		for _, named := range regexp.MustCompile(`\S*/`+filepath.Base(p.Name)+`[:@]\S*`).FindAllString(manifests, -1) {
+			g.Expect(strings.Trim(named, `"',`)).To(HaveSuffix(reference))
+		}
+	}
+}
+
+func TestPluginArchivesAreWhatKrewExpects(t *testing.T) {
+	g := NewWithT(t)
+	r := small(t, "registry.example.com/gpu-sharing")
+	program, err := os.ReadFile(r.programs[0].File)
+	g.Expect(err).NotTo(HaveOccurred())
+	var manifest struct {
+		Metadata struct{ Name string }
+		Spec     struct {
+			Version   string
+			Platforms []struct {
+				Selector         struct{ MatchLabels map[string]string }
+				URI, SHA256, Bin string
+			}
+		}
+	}
+	g.Expect(yaml.Unmarshal(read(t, r, "gpusharing.yaml"), &manifest)).To(Succeed())
+	g.Expect(manifest.Metadata.Name).To(Equal("gpusharing"))
+	g.Expect(manifest.Spec.Version).To(Equal("v1.2.3-rc.1"))
+	g.Expect(manifest.Spec.Platforms).To(HaveLen(6))
+	for _, p := range manifest.Spec.Platforms {
+		content := read(t, r, filepath.Base(p.URI))
+		g.Expect(p.URI).To(HavePrefix("https://github.com/gpusharing/gpu-sharing-operator/releases/download/v1.2.3-rc.1/"))
+		g.Expect(p.SHA256).To(Equal(sum(content)))
+		var files []file
+		if p.Selector.MatchLabels["os"] == "windows" {
+			files = unzip(t, content)
+		} else {
+			files, err = untar(content)
+			g.Expect(err).NotTo(HaveOccurred())
+		}
+		g.Expect(files).To(ConsistOf(HaveField("Path", "LICENSE"), file{Path: p.Bin, Executable: true, Content: program}), p.URI)
+	}
+}
+
+func unzip(t *testing.T, content []byte) []file {
+	t.Helper()
+	g := NewWithT(t)
+	r, err := zip.NewReader(bytes.NewReader(content), int64(len(content)))
+	g.Expect(err).NotTo(HaveOccurred())
+	var files []file
+	for _, f := range r.File {
+		opened, err := f.Open()
+		g.Expect(err).NotTo(HaveOccurred())
+		var b bytes.Buffer
+		_, err = b.ReadFrom(opened)
+		g.Expect(err).NotTo(HaveOccurred())
+		files = append(files, file{Path: f.Name, Executable: f.Mode()&0o100 != 0, Content: b.Bytes()})
+	}
+	return files
+}
+
+func TestSBOMHasTheModulesThatAreLinked(t *testing.T) {
+	g := NewWithT(t)
+	r := small(t, "registry.example.com/gpu-sharing")
+	packages := func(file string) []string {
+		var bom cyclonedx.BOM
+		g.Expect(cyclonedx.NewBOMDecoder(bytes.NewReader(read(t, r, file)), cyclonedx.BOMFileFormatJSON).Decode(&bom)).To(Succeed())
+		g.Expect(bom.Metadata.Component.Version).To(Equal("v1.2.3-rc.1"))
+		var urls []string
+		for _, c := range *bom.Components {
+			urls = append(urls, c.PackageURL)
+		}
+		return urls
+	}
+	goVersion, err := exec.CommandContext(t.Context(), "go", "env", "GOVERSION").Output()
+	g.Expect(err).NotTo(HaveOccurred())
+	stdlib := "pkg:golang/stdlib@" + strings.TrimPrefix(strings.TrimSpace(string(goVersion)), "go")
+	g.Expect(packages("sbom/gpu-sharing-controller_linux_arm64.cdx.json")).To(ConsistOf(stdlib, HavePrefix("pkg:golang/golang.org/x/mod@v")))
+	g.Expect(packages("sbom/gpu-sharing-agent_linux_arm64.cdx.json")).To(ConsistOf(stdlib, HavePrefix("pkg:golang/golang.org/x/mod@v"),
+		HavePrefix("pkg:deb/debian/libc6@2.36-"), HavePrefix("pkg:deb/debian/libgcc-s1@"), HavePrefix("pkg:deb/debian/gcc-12-base@")))
+}
+
+func TestProvenanceNamesTheCommit(t *testing.T) {
+	g := NewWithT(t)
+	r := small(t, "registry.example.com/gpu-sharing")
+	var statement struct {
+		BuildDefinition struct {
+			ResolvedDependencies []struct {
+				URI    string
+				Digest map[string]string
+			}
+		}
+	}
+	g.Expect(json.Unmarshal(read(t, r, "provenance.json"), &statement)).To(Succeed())
+	g.Expect(statement.BuildDefinition.ResolvedDependencies).To(HaveLen(7))
+	g.Expect(statement.BuildDefinition.ResolvedDependencies[0].Digest).To(Equal(map[string]string{"gitCommit": r.source.Commit}))
+}

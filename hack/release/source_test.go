@@ -1,0 +1,79 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+)
+
+func TestVersionsComeFromTags(t *testing.T) {
+	committed := time.Date(2026, 11, 22, 9, 0, 0, 0, time.UTC)
+	const commit = "0123456789abcdef0123456789abcdef01234567"
+	for name, tc := range map[string]struct {
+		tags, earlier []string
+		version       string
+	}{
+		"a tag":                          {[]string{"v1.2.3"}, []string{"v1.2.3"}, "v1.2.3"},
+		"the highest of several":         {[]string{"v1.2.3-rc.1", "v1.2.3", "latest"}, nil, "v1.2.3"},
+		"no version":                     {[]string{"1.2.3", "v1.2", "v1.2.3+metadata"}, nil, "v0.0.0-20261122090000-0123456789ab"},
+		"no tag yet":                     {nil, nil, "v0.0.0-20261122090000-0123456789ab"},
+		"a commit after a release":       {nil, []string{"v1.2.3", "v1.2.2"}, "v1.2.4-0.20261122090000-0123456789ab"},
+		"a commit after a release of v2": {nil, []string{"v1.2.3", "v2.0.0-rc.1"}, "v2.0.0-rc.1.0.20261122090000-0123456789ab"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			NewWithT(t).Expect(version(tc.tags, tc.earlier, commit, committed)).To(Equal(tc.version))
+		})
+	}
+}
+
+func TestOnlyACommitIsReleased(t *testing.T) {
+	g := NewWithT(t)
+	folder, exported := t.TempDir(), t.TempDir()
+	git := func(args ...string) {
+		_, err := output(t.Context(), folder, []string{"GIT_CONFIG_GLOBAL=/dev/null"}, "git",
+			append([]string{"-c", "user.name=x", "-c", "user.email=x@example.com"}, args...)...)
+		g.Expect(err).NotTo(HaveOccurred())
+	}
+	write := func(name, content string) {
+		g.Expect(os.WriteFile(filepath.Join(folder, name), []byte(content), 0o600)).To(Succeed())
+	}
+	write("committed.go", "package x")
+	write(".gitignore", "ignored.go")
+	git("init", "-q")
+	git("add", ".")
+	git("commit", "-q", "-m", "x")
+	git("tag", "v0.1.0")
+	write("ignored.go", "package x")
+	s, err := readSource(t.Context(), folder)
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(s.Version).To(Equal("v0.1.0"))
+	g.Expect(s.export(t.Context(), folder, exported)).To(Succeed())
+	files, err := readFolder(exported)
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(files).To(ConsistOf(HaveField("Path", "committed.go"), HaveField("Path", ".gitignore")))
+
+	write("untracked.go", "package x")
+	_, err = readSource(t.Context(), folder)
+	g.Expect(err).To(MatchError(ContainSubstring("untracked.go")))
+}
+
+func TestReleaseNotesAreTheSectionOfTheVersion(t *testing.T) {
+	const changelog = "# Changelog\n\n## Unreleased\n\n- new\n\n## [0.2.0] - 2026-11-22\n\n- two\n\n## 0.1.0\n\n- one\n\n### Fixed\n\n- it\n"
+	for version, says := range map[string]string{
+		"v0.2.0": "- two\n", "v0.1.0": "- one\n\n### Fixed\n\n- it\n", "v0.3.0-rc.1": "- new\n",
+	} {
+		t.Run(version, func(t *testing.T) {
+			text, err := notes(changelog, version)
+			NewWithT(t).Expect(err).NotTo(HaveOccurred())
+			NewWithT(t).Expect(text).To(Equal(says))
+		})
+	}
+	_, err := notes(changelog, "v0.3.0")
+	NewWithT(t).Expect(err).To(MatchError(ContainSubstring(`CHANGELOG.md has no section "## [0.3.0]"`)))
+}
