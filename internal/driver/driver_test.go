@@ -322,6 +322,32 @@ func TestProgramsOfTheDriverThatIsThereNow(t *testing.T) {
 	m.Expect(ran).To(Equal(m.path("usr/bin/nvidia-cuda-mps-control")))
 }
 
+// A reload of the kernel module may give nvidia-uvm and nvidia-caps other numbers. A daemon that stayed starts its next server with them.
+func TestWhoeverSpeaksWithADaemonShowsItTheNodesOfTheDriverThatIsThereNow(t *testing.T) {
+	needsRoot(t)
+	m := newMachine(t)
+	m.install(containerRoot)
+	m.write(driverReady, inContainer)
+	m.runner.Add("nvidia-cuda-mps-control", func(context.Context, host.Command) (string, error) { return "", nil })
+	speak := func(daemon bool) host.Device {
+		command := host.Command{Path: "nvidia-cuda-mps-control", Daemon: daemon}
+		_, err := driver.NewRunner(m.node(), m.runner).Run(t.Context(), command)
+		m.Expect(err).NotTo(HaveOccurred())
+		shown, _ := host.DeviceAt(filepath.Join(m.container, "dev/nvidia-uvm"))
+		return shown
+	}
+	before, after := host.Device{Major: 235, Mode: 0o666}, host.Device{Major: 236, Mode: 0o666}
+	m.Expect(host.MakeDevice(m.path(containerRoot, "dev/nvidia-uvm"), before)).To(Succeed())
+	m.Expect(speak(true)).To(Equal(before))
+	m.Expect(host.MakeDevice(m.path(containerRoot, "dev/nvidia-uvm"), after)).To(Succeed())
+	m.Expect(speak(false)).To(Equal(after))
+
+	m.Expect(host.MakeDevice(m.path(containerRoot, "dev/nvidia-uvm"), before)).To(Succeed())
+	m.Expect(os.Remove(m.path(driverReady))).To(Succeed())
+	m.Expect(os.MkdirAll(m.path("run/nvidia/validations"), 0o755)).To(Succeed())
+	m.Expect(speak(false)).To(Equal(after), "a driver that leaves has nothing to show")
+}
+
 // caps lists the capability nodes below a root, without those of earlier tests.
 func (m *machine) caps(root string) []string {
 	m.Helper()
