@@ -48,7 +48,7 @@ func (v *View) Start(ctx context.Context, d plan.Daemon) error {
 		if err != nil || !recorded || !sameDaemon(r.Daemon, d) || r.inProgress() {
 			return false, err
 		}
-		if r.Error != "" {
+		if r.Error != "" && !r.Applied { // one that was started and does not answer may answer again
 			failed = recordedError(r.Error)
 			return true, nil
 		}

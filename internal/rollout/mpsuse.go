@@ -50,8 +50,8 @@ func (v *view) mpsUnreachable(State) finding {
 	}
 	slices.Sort(names)
 	return finding{reason: v1alpha1.ReasonMPSUnreachable, message: fmt.Sprintf("%s: another program replaced the shared memory of MPS, "+
-		"as NVIDIA's MPS DaemonSet does when it starts, so new pods cannot use it; the daemon starts again when its %d clients have "+
-		"ended: restart their pods", list(names), clients)}
+		"as NVIDIA's MPS DaemonSet does when it starts, so new pods cannot use it until no client is connected, now %d; restart the pods "+
+		"that use MPS", list(names), clients)}
 }
 
 // userWaiting finds pods that wait because MPS serves one user ID at a time.

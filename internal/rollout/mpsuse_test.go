@@ -60,7 +60,7 @@ func TestADaemonThatNewPodsCannotReachIsNamed(t *testing.T) {
 	g.Expect(n.State).To(Equal(rollout.StateUpToDate))
 	g.Expect(n.Reason).To(Equal(v1alpha1.ReasonMPSUnreachable))
 	g.Expect(n.Message).To(HavePrefix("nvidia.com/gpu: another program replaced the shared memory of MPS"))
-	g.Expect(n.Message).To(ContainSubstring("its 3 clients have ended"))
+	g.Expect(n.Message).To(HaveSuffix("until no client is connected, now 3; restart the pods that use MPS"))
 
 	h.GPU.Status.MPS[0].Unreachable = false
 	g.Expect(rollout.Decide(c.world()).Nodes[0].Reason).To(Equal(v1alpha1.ReasonReady))
