@@ -47,14 +47,14 @@ const (
 
 // Reasons of a policy's Tainted condition.
 const (
-	// ReasonTainted: the nodes have the taints.
-	ReasonTainted = "Tainted"
-	// ReasonTolerating: NVIDIA's programs are being given the toleration; taints come after it.
-	ReasonTolerating = "Tolerating"
+	// ReasonTaintsPresent: the nodes have the taints.
+	ReasonTaintsPresent = "TaintsPresent"
+	// ReasonTolerationsChanging: NVIDIA's programs get the toleration first. The taints follow.
+	ReasonTolerationsChanging = "TolerationsChanging"
 	// ReasonTolerationMissing: NVIDIA's programs do not tolerate a taint, and it is for somebody else to change that.
 	ReasonTolerationMissing = "TolerationMissing"
-	// ReasonTaintOfOthers: somebody else has put a taint of that key and effect, with another value, on a node.
-	ReasonTaintOfOthers = "TaintOfOthers"
+	// ReasonTaintConflict: a node has a taint of that key and effect with another value, which the operator did not put there.
+	ReasonTaintConflict = "TaintConflict"
 )
 
 // Reasons of a policy's WorkloadsAffected condition.
@@ -72,8 +72,8 @@ const (
 	// ReasonNodeOptedOut: the node carries nvidia.com/gpu.deploy.operands=false, or runs virtual machines, so NVIDIA's
 	// device plugin does not serve it.
 	ReasonNodeOptedOut = "NodeOptedOut"
-	// ReasonWiring: NVIDIA's device plugin is being pointed at the operator's ConfigMap.
-	ReasonWiring = "Wiring"
+	// ReasonConfiguringDevicePlugin: the operator configures NVIDIA's device plugin to read the operator's ConfigMap.
+	ReasonConfiguringDevicePlugin = "ConfiguringDevicePlugin"
 	// ReasonOutsideWindow: a disruptive change waits for a maintenance window of the policy (rollout.windows).
 	ReasonOutsideWindow = "OutsideWindow"
 	// ReasonWaitingForFirst: one node goes first with this configuration; the others follow once it has verified.
@@ -92,8 +92,8 @@ const (
 	ReasonNodeMaintenance = "NodeMaintenance"
 	// ReasonPausingClients: NVIDIA's own GPU clients are being paused, since the change needs all handles closed.
 	ReasonPausingClients = "PausingClients"
-	// ReasonKeepingMPSOff: the operator keeps NVIDIA's MPS DaemonSet off the node, before its own MPS daemons start.
-	ReasonKeepingMPSOff = "KeepingMPSOff"
+	// ReasonDisablingNVIDIAMPS: the operator keeps NVIDIA's MPS DaemonSet off the node, before its own MPS daemons start.
+	ReasonDisablingNVIDIAMPS = "DisablingNVIDIAMPS"
 	// ReasonNodeFeatureIgnored: Node Feature Discovery does not set nvidia.com/mps.capable to false, as the operator's
 	// NodeFeature asks. NVIDIA's MPS DaemonSet would run beside the operator's MPS daemons.
 	ReasonNodeFeatureIgnored = "NodeFeatureIgnored"
@@ -131,17 +131,17 @@ const (
 	ReasonMixedInstances = "MixedInstances"
 	// ReasonPartialSelection: time-slicing and MPS share all GPUs of a node, but the policy selects some of them only.
 	ReasonPartialSelection = "PartialSelection"
-	// ReasonMPSLimit: the GPU serves fewer MPS clients than the replicas asked for.
-	ReasonMPSLimit = "MPSLimit"
+	// ReasonMPSClientLimitExceeded: the GPU serves fewer MPS clients than the replicas asked for.
+	ReasonMPSClientLimitExceeded = "MPSClientLimitExceeded"
 	// ReasonNoNodeFeatures: the cluster has no kind NodeFeature of Node Feature Discovery, by which the operator would keep
 	// NVIDIA's MPS DaemonSet off the node.
 	ReasonNoNodeFeatures = "NoNodeFeatures"
-	// ReasonMPSMultiUser: sharing.mps.multiUser is set for a GPU older than Volta.
-	ReasonMPSMultiUser = "MPSMultiUser"
-	// ReasonMemoryLimit: the MPS pinned memory limit is more than the GPU has.
-	ReasonMemoryLimit = "MemoryLimit"
-	// ReasonVirtualGPU: the node's GPUs are virtual and cannot be shared further.
-	ReasonVirtualGPU = "VirtualGPU"
+	// ReasonMPSMultiUserNotSupported: sharing.mps.multiUser is set for a GPU older than Volta.
+	ReasonMPSMultiUserNotSupported = "MPSMultiUserNotSupported"
+	// ReasonMemoryLimitExceeded: the MPS pinned memory limit is more than the GPU has.
+	ReasonMemoryLimitExceeded = "MemoryLimitExceeded"
+	// ReasonVirtualGPUNotSupported: the node's GPUs are virtual and cannot be shared further.
+	ReasonVirtualGPUNotSupported = "VirtualGPUNotSupported"
 	// ReasonProcessesUnknown: the driver does not report which processes use a GPU, so that no disruptive change is safe.
 	ReasonProcessesUnknown = "ProcessesUnknown"
 	// ReasonMIGActive: a GPU in MIG mode is in the way of MPS or time-slicing on the same node.
@@ -245,8 +245,8 @@ const (
 	ReasonPodResourcesFailed = "PodResourcesFailed"
 	// ReasonApplied: the GPUs are as the spec wishes.
 	ReasonApplied = "Applied"
-	// ReasonNoWish: no policy governs the node.
-	ReasonNoWish = "NoWish"
+	// ReasonNoPolicy: no policy governs the node.
+	ReasonNoPolicy = "NoPolicy"
 	// ReasonApplyTimedOut: the agent did not bring the GPUs to the wish in time.
 	ReasonApplyTimedOut = "ApplyTimedOut"
 	// ReasonStepFailed: a step failed and is tried again.
@@ -257,8 +257,8 @@ const (
 	ReasonUnknownDevice = "UnknownDevice"
 	// ReasonRebootRequired: the GPU cannot be reset here; the MIG mode changes at the next reboot.
 	ReasonRebootRequired = "RebootRequired"
-	// ReasonMIGManager: NVIDIA's mig-manager partitions the GPUs; the agent leaves the driver closed meanwhile.
-	ReasonMIGManager = "MIGManager"
+	// ReasonMIGManagerPartitioning: NVIDIA's mig-manager partitions the GPUs; the agent leaves the driver closed meanwhile.
+	ReasonMIGManagerPartitioning = "MIGManagerPartitioning"
 	// ReasonMIGManagerFailed: NVIDIA's mig-manager did not bring the GPUs to what was asked for.
 	ReasonMIGManagerFailed = "MIGManagerFailed"
 	// ReasonRebooting: the node is being rebooted, as the policy allows, since the MIG mode changes only so.
@@ -271,35 +271,35 @@ const (
 
 // Reasons of Events, besides those of conditions.
 const (
-	// EventTainted: the operator's own taint keeps new GPU pods off a node whose GPUs are to be changed.
-	EventTainted = "Tainted"
-	// EventUntainted: that taint was taken off.
-	EventUntainted = "Untainted"
-	// EventTaintsKept: a node was given taints of its policy, or they were taken off.
-	EventTaintsKept = "TaintsKept"
+	// EventGPUSchedulingDisabled: the taint gpusharing.io/changing keeps new GPU pods off a node before its GPUs change.
+	EventGPUSchedulingDisabled = "GPUSchedulingDisabled"
+	// EventGPUSchedulingEnabled: that taint was removed.
+	EventGPUSchedulingEnabled = "GPUSchedulingEnabled"
+	// EventPolicyTaintsChanged: taints of a policy were added to a node or removed from it.
+	EventPolicyTaintsChanged = "PolicyTaintsChanged"
 	// EventEvicting: a pod that holds what must be freed is being evicted.
 	EventEvicting = "Evicting"
 	// EventEvictionBlocked: a PodDisruptionBudget does not allow an eviction for now; it is asked for again.
 	EventEvictionBlocked = "EvictionBlocked"
-	// EventSpecSet: the wish for a node was changed.
-	EventSpecSet = "SpecSet"
-	// EventNodePatched: labels or annotations of a node were changed: a configuration was selected, or NVIDIA's programs
+	// EventDesiredStateChanged: the controller changed the spec of a GPUNode.
+	EventDesiredStateChanged = "DesiredStateChanged"
+	// EventNodeLabelsChanged: labels or annotations of a node were changed: a configuration was selected, or NVIDIA's programs
 	// were paused or resumed.
-	EventNodePatched = "NodePatched"
-	// EventPodDeleted: a pod of NVIDIA's was deleted, so that it starts anew.
-	EventPodDeleted = "PodDeleted"
-	// EventMPSKeptOff: the operator wrote the NodeFeature that keeps NVIDIA's MPS DaemonSet off a node.
-	EventMPSKeptOff = "MPSKeptOff"
-	// EventMPSAllowed: the operator deleted that NodeFeature.
-	EventMPSAllowed = "MPSAllowed"
-	// EventWired: the ClusterPolicy was changed as the policies need it.
-	EventWired = "Wired"
-	// EventUnwired: the ClusterPolicy was put back to what it was.
-	EventUnwired = "Unwired"
-	// EventUnwireWaits: the ClusterPolicy is not restored yet, because that would end pods.
-	EventUnwireWaits = "UnwireWaits"
-	// EventOverridden: somebody else keeps changing the ClusterPolicy back, and is left alone for an hour.
-	EventOverridden = "Overridden"
+	EventNodeLabelsChanged = "NodeLabelsChanged"
+	// EventNVIDIAPodRestarted: a pod of NVIDIA's was deleted, so that its DaemonSet starts a new one.
+	EventNVIDIAPodRestarted = "NVIDIAPodRestarted"
+	// EventNVIDIAMPSDisabled: the operator wrote the NodeFeature that keeps NVIDIA's MPS DaemonSet off a node.
+	EventNVIDIAMPSDisabled = "NVIDIAMPSDisabled"
+	// EventNVIDIAMPSEnabled: the operator deleted that NodeFeature.
+	EventNVIDIAMPSEnabled = "NVIDIAMPSEnabled"
+	// EventClusterPolicyConfigured: the controller changed the ClusterPolicy as the policies need it.
+	EventClusterPolicyConfigured = "ClusterPolicyConfigured"
+	// EventClusterPolicyRestored: the controller restored the ClusterPolicy.
+	EventClusterPolicyRestored = "ClusterPolicyRestored"
+	// EventClusterPolicyRestoreWaiting: the ClusterPolicy is not restored yet, because that would end pods.
+	EventClusterPolicyRestoreWaiting = "ClusterPolicyRestoreWaiting"
+	// EventClusterPolicyReverted: another client reverts the ClusterPolicy again and again. The operator waits an hour.
+	EventClusterPolicyReverted = "ClusterPolicyReverted"
 )
 
 // Labels, annotations and taints.

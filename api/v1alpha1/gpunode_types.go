@@ -4,6 +4,7 @@
 package v1alpha1
 
 import (
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
@@ -16,7 +17,7 @@ import (
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
 // +kubebuilder:resource:scope=Cluster,shortName=gpun,categories=gpusharing
-// +kubebuilder:printcolumn:name="Policy",type=string,JSONPath=`.spec.policy`
+// +kubebuilder:printcolumn:name="Policy",type=string,JSONPath=`.spec.policyName`
 // +kubebuilder:printcolumn:name="Product",type=string,JSONPath=`.status.devices[0].product`
 // +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`
 // +kubebuilder:printcolumn:name="Reason",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].reason`
@@ -38,16 +39,16 @@ type GPUNode struct {
 
 // GPUNodeSpec is the wish for each GPU of the node.
 type GPUNodeSpec struct {
-	// policy is the name of the GPUSharingPolicy that governs the node; empty if none does.
+	// policyName is the name of the GPUSharingPolicy that governs the node; empty if none does.
 	// +optional
 	// +kubebuilder:validation:MaxLength=253
-	Policy string `json:"policy,omitempty"`
+	PolicyName string `json:"policyName,omitempty"`
 
-	// configKey is the key of the device-plugin configuration that belongs to devices: what the node's label selects
-	// once the agent has applied them.
+	// configName is the name of the device-plugin config that belongs to devices, a key of the operator's ConfigMap. The
+	// node's label selects it once the agent has applied devices.
 	// +optional
 	// +kubebuilder:validation:MaxLength=63
-	ConfigKey string `json:"configKey,omitempty"`
+	ConfigName string `json:"configName,omitempty"`
 
 	// devices are the GPUs to change, and how each shall be. A GPU that is not listed is left as it is.
 	// +optional
@@ -66,25 +67,25 @@ type GPUNodeSpec struct {
 	// +optional
 	MIGActuator MIGActuator `json:"migActuator,omitempty"`
 
-	// migConfig is the configuration that NVIDIA's mig-manager is to apply now. As long as it is set the agent leaves the
+	// migConfigName is the config that NVIDIA's mig-manager is to apply now. As long as it is set the agent leaves the
 	// driver closed, since mig-manager may reset GPUs, for which nobody may have it open.
 	// +optional
 	// +kubebuilder:validation:MaxLength=63
-	MIGConfig string `json:"migConfig,omitempty"`
+	MIGConfigName string `json:"migConfigName,omitempty"`
 
-	// since is when policy, configKey or devices last changed: the deadline for reaching them counts from it.
+	// changeTime is when policyName, configName or devices last changed: the deadline for reaching them counts from it.
 	// +optional
-	Since metav1.Time `json:"since,omitzero"`
+	ChangeTime metav1.Time `json:"changeTime,omitzero"`
 
 	// lastGood is the last wish before this one that the node reached and verified: what it goes back to when this one fails.
 	// Once the node has verified this one, the annotation gpusharing.io/verified names it, and lastGood counts no longer.
 	// +optional
 	LastGood *NodeSharing `json:"lastGood,omitempty"`
 
-	// failed is the wish that the node could not reach. It is not tried again before it changes, or the policy, or the annotation
+	// failed is the desired state that the node could not reach. It is not tried again before it changes, or the policy, or the annotation
 	// gpusharing.io/retry.
 	// +optional
-	Failed *FailedWish `json:"failed,omitempty"`
+	Failed *FailedChange `json:"failed,omitempty"`
 
 	// baseline is the state of the node before the operator first changed it: what it goes back to when no policy
 	// governs it any more.
@@ -119,11 +120,11 @@ type Numbering struct {
 // RebootPermission lets the agent end one boot of its node. A second boot it does not end, so that no wish reboots a node
 // twice.
 type RebootPermission struct {
-	// wish is what the node is rebooted for: a hash of its device-plugin configuration and its devices.
+	// hash names the desired state that needs the reboot: a hash of its device-plugin config and its devices.
 	// +required
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=63
-	Wish string `json:"wish,omitempty"`
+	Hash string `json:"hash,omitempty"`
 	// bootID is the boot that may be ended, as the agent reported it.
 	// +required
 	// +kubebuilder:validation:MinLength=1
@@ -131,13 +132,13 @@ type RebootPermission struct {
 	BootID string `json:"bootID,omitempty"`
 }
 
-// FailedWish is a wish that a node could not reach, and why.
-type FailedWish struct {
-	// wish names it: a hash of its device-plugin configuration and its devices.
+// FailedChange is a desired state that a node could not reach, and why.
+type FailedChange struct {
+	// hash names it: a hash of its device-plugin config and its devices.
 	// +required
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=63
-	Wish string `json:"wish,omitempty"`
+	Hash string `json:"hash,omitempty"`
 	// reason is the same word that the conditions use.
 	// +required
 	// +kubebuilder:validation:MinLength=1
@@ -156,12 +157,12 @@ type FailedWish struct {
 
 // Release is how a node goes back to its baseline when no policy governs it any more.
 type Release struct {
-	// deletionPolicy says whether it does.
+	// releasePolicy decides whether it does.
 	// +optional
-	DeletionPolicy DeletionPolicy `json:"deletionPolicy,omitempty"`
-	// eviction says what happens to pods in the way.
+	ReleasePolicy ReleasePolicy `json:"releasePolicy,omitempty"`
+	// drain decides what happens to pods that block the release.
 	// +optional
-	Eviction Eviction `json:"eviction,omitzero"`
+	Drain Drain `json:"drain,omitzero"`
 	// maxUnavailable is how many nodes of a deleted policy may be going back at the same time, as a number or a percentage of
 	// those that do. If its nodes differ in that, the smallest counts.
 	// +optional
@@ -171,23 +172,23 @@ type Release struct {
 	// reboot says whether the node may be rebooted where a GPU takes its former MIG mode only so.
 	// +optional
 	Reboot RebootMode `json:"reboot,omitempty"`
-	// policy is the policy that says so. The nodes that it releases share its maxUnavailable, with those that it governs and
+	// policyName is the policy that says so. The nodes that it releases share its maxUnavailable, with those that it governs and
 	// also once it is deleted.
 	// +optional
 	// +kubebuilder:validation:MaxLength=253
-	Policy string `json:"policy,omitempty"`
+	PolicyName string `json:"policyName,omitempty"`
 }
 
 // NodeSharing is how the GPUs of a node are shared, and the device-plugin configuration that belongs to it.
 type NodeSharing struct {
-	// policy is the name of the policy that asked for it.
+	// policyName is the name of the policy that asked for it.
 	// +optional
 	// +kubebuilder:validation:MaxLength=253
-	Policy string `json:"policy,omitempty"`
-	// configKey is the key of the device-plugin configuration.
+	PolicyName string `json:"policyName,omitempty"`
+	// configName is the name of the device-plugin config.
 	// +optional
 	// +kubebuilder:validation:MaxLength=63
-	ConfigKey string `json:"configKey,omitempty"`
+	ConfigName string `json:"configName,omitempty"`
 	// devices are the GPUs and how each is shared.
 	// +optional
 	// +listType=atomic
@@ -283,11 +284,11 @@ const (
 
 // MPSDaemon is the MPS control daemon that serves a GPU. GPUs with the same resource are served by one daemon.
 type MPSDaemon struct {
-	// resource is the extended resource whose clients the daemon serves. It names the daemon's pipe directory.
+	// resourceName is the extended resource whose clients the daemon serves. It names the daemon's pipe directory.
 	// +required
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=63
-	Resource string `json:"resource,omitempty"`
+	ResourceName string `json:"resourceName,omitempty"`
 	// owner is who runs the daemon.
 	// +required
 	Owner MPSDaemonOwner `json:"owner,omitempty"`
@@ -296,11 +297,13 @@ type MPSDaemon struct {
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=100
 	ActiveThreadPercentage int32 `json:"activeThreadPercentage,omitempty"`
-	// pinnedMemoryLimitMiB is the memory of this GPU that one client may allocate, in MiB. If it is absent or 0 there is no
-	// limit, as on a GPU whose memory NVML does not report.
+	// pinnedMemoryLimit is the memory of this GPU that one client may allocate, a whole number of MiB. Absent: no limit, as on
+	// a GPU whose memory NVML does not report.
 	// +optional
-	// +kubebuilder:validation:Minimum=0
-	PinnedMemoryLimitMiB int64 `json:"pinnedMemoryLimitMiB,omitempty"`
+	// +kubebuilder:validation:XIntOrString
+	// +kubebuilder:validation:MaxLength=16
+	// +kubebuilder:validation:XValidation:rule="quantity(string(self)).isGreaterThan(quantity('0')) && quantity(string(self)).isInteger() && quantity(string(self)).asInteger() % 1048576 == 0",message="must be a whole number of MiB, such as 512Mi or 4Gi"
+	PinnedMemoryLimit *resource.Quantity `json:"pinnedMemoryLimit,omitempty"`
 	// multiUser is true if one MPS server serves the clients of all user IDs.
 	// +optional
 	MultiUser bool `json:"multiUser,omitempty"`
@@ -308,11 +311,11 @@ type MPSDaemon struct {
 
 // MPSStatus is an MPS control daemon of this operator, as the MPS pod last saw it in use.
 type MPSStatus struct {
-	// resource is the extended resource whose clients the daemon serves.
+	// resourceName is the extended resource whose clients the daemon serves.
 	// +required
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=63
-	Resource string `json:"resource,omitempty"`
+	ResourceName string `json:"resourceName,omitempty"`
 	// user is the user ID whose clients the MPS server serves now. Absent if no server runs, or if it serves all users.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
@@ -326,12 +329,12 @@ type MPSStatus struct {
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	OutdatedClients int32 `json:"outdatedClients,omitempty"`
-	// outdatedPods are the UIDs of the pods with outdated clients: the first 64.
+	// outdatedPodUIDs are the UIDs of the pods with outdated clients: the first 64.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=64
 	// +kubebuilder:validation:items:MaxLength=63
-	OutdatedPods []string `json:"outdatedPods,omitempty"`
+	OutdatedPodUIDs []string `json:"outdatedPodUIDs,omitempty"`
 	// waitingPods are the pods that run as another user ID than the one that is served, so that their CUDA programs wait:
 	// the first 64.
 	// +optional
@@ -382,16 +385,16 @@ type GPUNodeStatus struct {
 	// +optional
 	CanReboot bool `json:"canReboot,omitempty"`
 
-	// config says which of NVIDIA's programs on the node have the configuration spec.configKey before them.
+	// config says which of NVIDIA's programs on the node have the config spec.configName before them.
 	// +optional
 	Config ConfigStatus `json:"config,omitzero"`
 
-	// rebuilds are when, within the last hour, the agent made MIG instances again that somebody else had changed. It does so
+	// rebuildTimes are when, within the last hour, the agent made MIG instances again that somebody else had changed. It does so
 	// three times in an hour and then leaves them, so as not to fight.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=8
-	Rebuilds []metav1.Time `json:"rebuilds,omitempty"`
+	RebuildTimes []metav1.Time `json:"rebuildTimes,omitempty"`
 
 	// mps are the MPS control daemons of this operator on the node, by resource.
 	// +optional
@@ -409,20 +412,20 @@ type GPUNodeStatus struct {
 // ConfigStatus says which of NVIDIA's programs have a device-plugin configuration before them, so that the node's label
 // may select it.
 type ConfigStatus struct {
-	// key is the configuration that was looked for: spec.configKey.
+	// name is the config that was looked for: spec.configName.
 	// +required
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=63
-	Key string `json:"key,omitempty"`
-	// since is spec.since of the wish that the configuration belongs to.
+	Name string `json:"name,omitempty"`
+	// changeTime is spec.changeTime of the desired state that the config belongs to.
 	// +optional
-	Since metav1.Time `json:"since,omitzero"`
-	// pods are the UIDs of the pods whose config-manager sees the key.
+	ChangeTime metav1.Time `json:"changeTime,omitzero"`
+	// podUIDs are the UIDs of the pods whose config-manager sees the config.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=16
 	// +kubebuilder:validation:items:MaxLength=63
-	Pods []string `json:"pods,omitempty"`
+	PodUIDs []string `json:"podUIDs,omitempty"`
 }
 
 // DeviceStatus is one GPU as the agent observed it.
@@ -504,16 +507,16 @@ type HolderStatus struct {
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=63
 	Namespace string `json:"namespace,omitempty"`
-	// pod is its name.
+	// podName is the name of the pod.
 	// +required
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253
-	Pod string `json:"pod,omitempty"`
-	// container is the name of the container.
+	PodName string `json:"podName,omitempty"`
+	// containerName is the name of the container.
 	// +required
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=63
-	Container string `json:"container,omitempty"`
+	ContainerName string `json:"containerName,omitempty"`
 	// instance is the id of the MIG instance that it holds; absent if it holds the whole GPU or a replica of it.
 	// +optional
 	// +kubebuilder:validation:Minimum=0

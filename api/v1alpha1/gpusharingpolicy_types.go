@@ -78,12 +78,12 @@ type GPUSharingPolicySpec struct {
 	// +kubebuilder:validation:MaxItems=8
 	Taints []Taint `json:"taints,omitempty"`
 
-	// deletionPolicy says what happens to the nodes when the policy is deleted or no longer selects them and no other
-	// policy does. Restore: they go back to the state in which they were found. Retain: they stay as they are.
-	// Default: Restore.
+	// releasePolicy decides what happens to a node when the policy releases it: when the policy is deleted or no longer
+	// selects the node, and no other policy selects it. Restore: the operator restores the baseline, the state of the node
+	// before the operator changed it. Retain: the node stays as it is. Default: Restore.
 	// +optional
 	// +kubebuilder:default=Restore
-	DeletionPolicy DeletionPolicy `json:"deletionPolicy,omitempty"`
+	ReleasePolicy ReleasePolicy `json:"releasePolicy,omitempty"`
 }
 
 // NodeSelector selects nodes by their labels. All requirements must match.
@@ -172,14 +172,14 @@ const (
 	RebootModeIfRequired RebootMode = "IfRequired"
 )
 
-// NewNodesMode says whether a node that is new takes GPU pods before it is as its policy asks.
-// +kubebuilder:validation:Enum=Open;TaintUntilReady
-type NewNodesMode string
+// StartupTaintMode decides whether a node that joins the cluster has the startup taint.
+// +kubebuilder:validation:Enum=None;UntilReady
+type StartupTaintMode string
 
-// What happens to new nodes.
+// The modes of the startup taint.
 const (
-	NewNodesOpen            NewNodesMode = "Open"
-	NewNodesTaintUntilReady NewNodesMode = "TaintUntilReady"
+	StartupTaintNone       StartupTaintMode = "None"
+	StartupTaintUntilReady StartupTaintMode = "UntilReady"
 )
 
 // Rollout says how a change is brought to the nodes.
@@ -197,10 +197,10 @@ type Rollout struct {
 	// +optional
 	Paused bool `json:"paused,omitempty"`
 
-	// eviction says what happens to pods that hold a GPU, or an instance, that a change needs to be idle.
+	// drain decides what happens to pods that hold a GPU or a MIG instance that a change needs to be idle.
 	// +optional
 	// +kubebuilder:default={}
-	Eviction Eviction `json:"eviction,omitzero"`
+	Drain Drain `json:"drain,omitzero"`
 
 	// maxFailures is how many nodes may fail before no further node is started. Default: 1.
 	// +optional
@@ -210,21 +210,22 @@ type Rollout struct {
 	MaxFailures int32 `json:"maxFailures,omitempty"`
 
 	// reboot says whether a node may be rebooted when a GPU takes its MIG mode only so, since it cannot be reset there
-	// (virtual machines of clouds). IfRequired: all pods of the node that hold a GPU are drained as eviction says, and the
+	// (virtual machines of clouds). IfRequired: all pods of the node that hold a GPU are drained as drain says, and the
 	// node is rebooted, never twice for one wish; its other pods go down with it and come back. Never: the condition
 	// RebootRequired says that somebody has to. Default: Never.
 	// +optional
 	// +kubebuilder:default=Never
 	Reboot RebootMode `json:"reboot,omitempty"`
 
-	// newNodes says whether a node that joins takes GPU pods before it is as the policy asks. TaintUntilReady: it has the
-	// taint gpusharing.io/startup until then, so that pods do not land on its whole GPUs; nodes that were there before the
-	// policy, or offer GPUs already, are not tainted. Register nodes with that taint (kubelet --register-with-taints) to
-	// leave no gap at all: it is taken off any node that is ready, and off a node that no policy governs. NVIDIA's programs,
-	// and Node Feature Discovery, have to tolerate it, see taints. Default: Open.
+	// startupTaint decides whether a node that joins the cluster has the taint gpusharing.io/startup. UntilReady: the node has
+	// the taint until it is ready, so that no pod starts on its whole GPUs. Nodes that are older than the policy, or that
+	// advertise GPUs already, get no taint. To leave no gap at all, register nodes with that taint (kubelet
+	// --register-with-taints): the operator removes it from any node that is ready, and from a node that no policy governs.
+	// NVIDIA's programs and Node Feature Discovery have to tolerate the taint, see taints. None: the operator adds no taint.
+	// Default: None.
 	// +optional
-	// +kubebuilder:default=Open
-	NewNodes NewNodesMode `json:"newNodes,omitempty"`
+	// +kubebuilder:default=None
+	StartupTaint StartupTaintMode `json:"startupTaint,omitempty"`
 
 	// windows are maintenance windows: disruptive changes start only while at least one of them is open, and so do reboots.
 	// Changes that disrupt nothing, rolling back a failed change, and restoring a node that the policy releases do not wait,
@@ -236,7 +237,7 @@ type Rollout struct {
 	Windows []MaintenanceWindow `json:"windows,omitempty"`
 
 	// onWindowEnd decides what happens to a node that is draining when its window closes. FinishDrain: the drain continues,
-	// as long as eviction.timeoutSeconds allows, and the change follows. CancelDrain: the node becomes schedulable again and
+	// as long as drain.timeoutSeconds allows, and the change follows. CancelDrain: the node becomes schedulable again and
 	// drains anew in the next window. A change that has reached the GPUs is always finished. Default: FinishDrain.
 	// +optional
 	// +kubebuilder:default=FinishDrain
@@ -281,25 +282,25 @@ type MaintenanceWindow struct {
 	TimeZone string `json:"timeZone,omitempty"`
 }
 
-// EvictionMode says how pods in the way of a change are treated.
+// DrainMode decides what happens to pods that block a change.
 // +kubebuilder:validation:Enum=Evict;WaitForIdle;Never
-type EvictionMode string
+type DrainMode string
 
-// The eviction modes.
+// The drain modes.
 const (
-	EvictionModeEvict       EvictionMode = "Evict"
-	EvictionModeWaitForIdle EvictionMode = "WaitForIdle"
-	EvictionModeNever       EvictionMode = "Never"
+	DrainModeEvict       DrainMode = "Evict"
+	DrainModeWaitForIdle DrainMode = "WaitForIdle"
+	DrainModeNever       DrainMode = "Never"
 )
 
-// Eviction says what happens to pods in the way of a change.
-type Eviction struct {
+// Drain decides how the GPUs of a node become idle for a change.
+type Drain struct {
 	// mode. WaitForIdle: new GPU pods are kept off the node by a taint, those that run are left to finish, for as long
 	// as timeoutSeconds. Evict: they are evicted through the Eviction API, so PodDisruptionBudgets hold. Never: a change
 	// only goes ahead on a node that happens to be idle, and the node takes new pods meanwhile. Default: WaitForIdle.
 	// +optional
 	// +kubebuilder:default=WaitForIdle
-	Mode EvictionMode `json:"mode,omitempty"`
+	Mode DrainMode `json:"mode,omitempty"`
 
 	// timeoutSeconds is how long to wait for the node to become idle before it is given back its pods and counted as
 	// failed. Default: 600.
@@ -310,14 +311,14 @@ type Eviction struct {
 	TimeoutSeconds int32 `json:"timeoutSeconds,omitempty"`
 }
 
-// DeletionPolicy says what happens to nodes that no policy governs any more.
+// ReleasePolicy decides what happens to nodes that a policy releases.
 // +kubebuilder:validation:Enum=Restore;Retain
-type DeletionPolicy string
+type ReleasePolicy string
 
-// The deletion policies.
+// The release policies.
 const (
-	DeletionPolicyRestore DeletionPolicy = "Restore"
-	DeletionPolicyRetain  DeletionPolicy = "Retain"
+	ReleasePolicyRestore ReleasePolicy = "Restore"
+	ReleasePolicyRetain  ReleasePolicy = "Retain"
 )
 
 // GPUSharingPolicyStatus is what is so.
@@ -342,14 +343,14 @@ type GPUSharingPolicyStatus struct {
 	// +kubebuilder:validation:MaxItems=64
 	Resources []ResourceCount `json:"resources,omitempty"`
 
-	// nextWindow is when the next maintenance window opens (rollout.windows). Absent: no change waits for one.
+	// nextWindowTime is when the next maintenance window opens (rollout.windows). Absent: no change waits for one.
 	// +optional
-	NextWindow *metav1.Time `json:"nextWindow,omitempty"`
+	NextWindowTime *metav1.Time `json:"nextWindowTime,omitempty"`
 
 	// pending lists nodes that are not ready, with the reason for each: the first 32 by name.
 	// +optional
 	// +listType=map
-	// +listMapKey=node
+	// +listMapKey=nodeName
 	// +kubebuilder:validation:MaxItems=32
 	Pending []PendingNode `json:"pending,omitempty"`
 }
@@ -406,11 +407,11 @@ type ResourceCount struct {
 
 // PendingNode says why a node is not ready.
 type PendingNode struct {
-	// node is the name of the node.
+	// nodeName is the name of the node.
 	// +required
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253
-	Node string `json:"node,omitempty"`
+	NodeName string `json:"nodeName,omitempty"`
 	// state is how far the node is, one of the states of the rollout.
 	// +optional
 	// +kubebuilder:validation:MaxLength=64

@@ -3,6 +3,8 @@
 
 package v1alpha1
 
+import "k8s.io/apimachinery/pkg/api/resource"
+
 // Strategy names one of the ways to share a GPU.
 // +kubebuilder:validation:Enum=Exclusive;TimeSlicing;MPS;MIG
 type Strategy string
@@ -82,15 +84,15 @@ type MPS struct {
 	// +kubebuilder:validation:Maximum=100
 	ActiveThreadPercentage *int32 `json:"activeThreadPercentage,omitempty"`
 
-	// pinnedMemoryLimit is the GPU memory that one client may allocate, in Mi or Gi, such as 4Gi. Default: the GPU's
-	// memory divided by replicas, like NVIDIA's default. GPUs that do not report their memory, such as GB10, have no
-	// default limit.
+	// pinnedMemoryLimit is the GPU memory that one client may allocate: a whole number of MiB, less than 1Ti, such as 4Gi.
+	// Default: the GPU's memory divided by replicas, like NVIDIA's default. GPUs that do not report their memory, such as
+	// GB10, have no default limit.
 	// +optional
-	// +kubebuilder:validation:MinLength=3
-	// +kubebuilder:validation:MaxLength=9
-	// +kubebuilder:validation:XValidation:rule="self.matches('^[1-9][0-9]*(Mi|Gi)$')",message="must be a whole number of Mi or Gi, such as 512Mi or 4Gi"
-	// +kubebuilder:validation:XValidation:rule="!self.matches('^[1-9][0-9]*(Mi|Gi)$') || quantity(self).compareTo(quantity('1Ti')) < 0",message="must be less than 1Ti, more than any GPU has"
-	PinnedMemoryLimit string `json:"pinnedMemoryLimit,omitempty"`
+	// +kubebuilder:validation:XIntOrString
+	// +kubebuilder:validation:MaxLength=16
+	// +kubebuilder:validation:XValidation:rule="quantity(string(self)).isGreaterThan(quantity('0')) && quantity(string(self)).isInteger() && quantity(string(self)).asInteger() % 1048576 == 0",message="must be a whole number of MiB, such as 512Mi or 4Gi"
+	// +kubebuilder:validation:XValidation:rule="quantity(string(self)).isLessThan(quantity('1Ti'))",message="must be less than 1Ti, more than any GPU has"
+	PinnedMemoryLimit *resource.Quantity `json:"pinnedMemoryLimit,omitempty"`
 
 	// multiUser lets pods of different user IDs use a GPU at the same time. Default: false, like NVIDIA's.
 	//

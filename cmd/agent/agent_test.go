@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/onsi/gomega"
+	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -56,7 +57,7 @@ func TestAgent(t *testing.T) {
 	}
 
 	mps := &v1alpha1.MPSDaemon{
-		Resource: "nvidia.com/gpu", Owner: v1alpha1.MPSDaemonOwnerGPUSharing, ActiveThreadPercentage: 25, PinnedMemoryLimitMiB: 10000,
+		ResourceName: "nvidia.com/gpu", Owner: v1alpha1.MPSDaemonOwnerGPUSharing, ActiveThreadPercentage: 25, PinnedMemoryLimit: new(resource.MustParse("10000Mi")),
 	}
 	n.wish(v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeDisabled, MPS: mps})
 	g.Eventually(n.ready, "60s", "100ms").Should(gomega.Succeed())

@@ -61,7 +61,7 @@ apiVersion: gpusharing.io/v1alpha1
 kind: GPUSharingPolicy
 metadata: {name: research}
 spec:
-  rollout: {eviction: {mode: Evict}}
+  rollout: {drain: {mode: Evict}}
   sharing: {strategy: MIG, mig: {layouts: [{fill: 3g.20gb}]}}
 `)
 	p.Eventually(p.reason(v1alpha1.ConditionAccepted), wait).Should(Equal(v1alpha1.ReasonNoDevicePlugin))
@@ -77,7 +77,7 @@ spec:
 	p.Expect(hardware.SetHolders(uuid(hardware))).To(Succeed())
 	p.Eventually(p.reason(v1alpha1.ConditionReady), wait).Should(Equal(v1alpha1.ReasonReady))
 
-	p.Eventually(p.announced, wait).Should(ContainElements("Accepted", "Tainted", "Evicting", "SpecSet", "Untainted", "Ready", "Wired"))
+	p.Eventually(p.announced, wait).Should(ContainElements("Accepted", "GPUSchedulingDisabled", "Evicting", "DesiredStateChanged", "GPUSchedulingEnabled", "Ready", "ClusterPolicyConfigured"))
 	p.may("delete", "", "pods")
 	p.may("delete", v1alpha1.Group, "gpunodes")
 	p.quiet()

@@ -129,7 +129,7 @@ func kept(wish []v1alpha1.DeviceSpec) func(plan.Daemon) bool {
 	return func(d plan.Daemon) bool {
 		return slices.ContainsFunc(d.Devices, func(served plan.DaemonDevice) bool {
 			i := slices.IndexFunc(wish, func(spec v1alpha1.DeviceSpec) bool { return spec.UUID == served.UUID })
-			return i < 0 || wish[i].Sharing.MPS != nil && wish[i].Sharing.MPS.Resource == d.Resource
+			return i < 0 || wish[i].Sharing.MPS != nil && wish[i].Sharing.MPS.ResourceName == d.Resource
 		})
 	}
 }

@@ -18,7 +18,7 @@ func leavesToManager(s scenario) {
 	n := s.node("", sim.H100)
 	n.settle()
 	spec := v1alpha1.GPUNodeSpec{
-		Policy: "research", MIGActuator: v1alpha1.MIGActuatorMIGManager, MIGConfig: "gpusharing-5f3a1c",
+		PolicyName: "research", MIGActuator: v1alpha1.MIGActuatorMIGManager, MIGConfigName: "gpusharing-5f3a1c",
 		Devices: []v1alpha1.DeviceSpec{mig(n.uuid(0), instances("1g.10gb", 1))},
 	}
 	n.ask(spec)
@@ -31,13 +31,13 @@ func leavesToManager(s scenario) {
 	}
 	n.settle()
 	n.Expect(observed).To(gomega.BeZero())
-	n.Expect(n.expectCondition(v1alpha1.ConditionApplied, metav1.ConditionFalse, v1alpha1.ReasonMIGManager)).
+	n.Expect(n.expectCondition(v1alpha1.ConditionApplied, metav1.ConditionFalse, v1alpha1.ReasonMIGManagerPartitioning)).
 		To(gomega.ContainSubstring("applies gpusharing-5f3a1c; the driver is left closed"))
 	n.Expect(n.get().Status.Devices).To(gomega.HaveLen(1), "as last seen")
 	n.expectCondition(v1alpha1.ConditionDiscovered, metav1.ConditionTrue, v1alpha1.ReasonDiscovered)
 
 	n.hardware.Fail = nil
-	spec.MIGConfig = ""
+	spec.MIGConfigName = ""
 	n.ask(spec)
 	_, err := n.reconcile()
 	n.Expect(err).NotTo(gomega.HaveOccurred())

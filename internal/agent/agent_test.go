@@ -6,6 +6,7 @@ package agent_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -14,6 +15,7 @@ import (
 	"time"
 
 	"github.com/onsi/gomega"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -129,7 +131,7 @@ func (n *node) client() client.Client {
 // wish writes the spec as the controller does.
 func (n *node) wish(devices ...v1alpha1.DeviceSpec) {
 	n.Helper()
-	n.ask(v1alpha1.GPUNodeSpec{Policy: "research", Devices: devices})
+	n.ask(v1alpha1.GPUNodeSpec{PolicyName: "research", Devices: devices})
 }
 
 func (n *node) ask(wanted v1alpha1.GPUNodeSpec) {
@@ -234,8 +236,8 @@ func whole(uuid string) v1alpha1.DeviceSpec {
 func shared(uuid string, percentage int32, limit int64) v1alpha1.DeviceSpec {
 	spec := whole(uuid)
 	spec.Sharing.MPS = &v1alpha1.MPSDaemon{
-		Resource: "nvidia.com/gpu", Owner: v1alpha1.MPSDaemonOwnerGPUSharing,
-		ActiveThreadPercentage: percentage, PinnedMemoryLimitMiB: limit,
+		ResourceName: "nvidia.com/gpu", Owner: v1alpha1.MPSDaemonOwnerGPUSharing,
+		ActiveThreadPercentage: percentage, PinnedMemoryLimit: new(resource.MustParse(fmt.Sprintf("%dMi", limit))),
 	}
 	return spec
 }

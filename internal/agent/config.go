@@ -88,7 +88,7 @@ func (r *ConfigReporter) Register(mgr ctrl.Manager) error {
 // Reconcile looks for the desired configuration and reports it once all programs see it, or those that do if some are late: a
 // process of any pod can look like one of NVIDIA's, and must not keep the others from being reported.
 func (r *ConfigReporter) Reconcile(ctx context.Context, node *v1alpha1.GPUNode) (reconcile.Result, error) {
-	key := node.Spec.ConfigKey
+	key := node.Spec.ConfigName
 	if !node.DeletionTimestamp.IsZero() || key == "" {
 		return reconcile.Result{}, nil
 	}
@@ -96,7 +96,7 @@ func (r *ConfigReporter) Reconcile(ctx context.Context, node *v1alpha1.GPUNode) 
 	if err != nil {
 		return reconcile.Result{}, err
 	}
-	age := r.clock.Since(node.Spec.Since.Time)
+	age := r.clock.Since(node.Spec.ChangeTime.Time)
 	if !hidden || age >= lateAfter && len(seeing) > 0 {
 		err = r.report(ctx, node, seeing)
 	}
@@ -142,9 +142,9 @@ func (r *ConfigReporter) look(key string) (seeing []string, hidden bool, err err
 }
 
 func (r *ConfigReporter) report(ctx context.Context, node *v1alpha1.GPUNode, seeing []string) error {
-	config := ac.ConfigStatus().WithKey(node.Spec.ConfigKey).WithPods(seeing...)
-	if !node.Spec.Since.IsZero() {
-		config.WithSince(node.Spec.Since)
+	config := ac.ConfigStatus().WithName(node.Spec.ConfigName).WithPodUIDs(seeing...)
+	if !node.Spec.ChangeTime.IsZero() {
+		config.WithChangeTime(node.Spec.ChangeTime)
 	}
 	want := ac.GPUNode(node.Name).WithStatus(ac.GPUNodeStatus().WithConfig(config))
 	_, err := ssa.ApplyStatus(ctx, r.owner, node, want, ac.ExtractGPUNodeStatus)

@@ -73,7 +73,7 @@ func TestConfigReporter(t *testing.T) {
 	reporter := agent.NewConfigReporter("node-config", cluster.Client, host.NewProc(root), host.NewProc(root), clock)
 
 	wish := func(key string) {
-		want := ac.GPUNode("node-config").WithSpec(ac.GPUNodeSpec().WithConfigKey(key).WithSince(since))
+		want := ac.GPUNode("node-config").WithSpec(ac.GPUNodeSpec().WithConfigName(key).WithChangeTime(since))
 		g.Expect(cluster.Client.Apply(t.Context(), want, client.FieldOwner("gpusharing-controller"), client.ForceOwnership)).To(gomega.Succeed())
 	}
 	get := func() *v1alpha1.GPUNode {
@@ -87,7 +87,7 @@ func TestConfigReporter(t *testing.T) {
 		return result.RequeueAfter
 	}
 	report := func(key string, pods ...string) v1alpha1.ConfigStatus {
-		return v1alpha1.ConfigStatus{Key: key, Since: since, Pods: pods}
+		return v1alpha1.ConfigStatus{Name: key, ChangeTime: since, PodUIDs: pods}
 	}
 
 	proc.start(10, pluginPod, "/usr/bin/config-manager", environ, "first")

@@ -144,7 +144,7 @@ func (c *Controller) Reconcile(ctx context.Context, node *v1alpha1.GPUNode) (rec
 	if !node.DeletionTimestamp.IsZero() {
 		return reconcile.Result{}, nil
 	}
-	if node.Spec.MIGConfig != "" {
+	if node.Spec.MIGConfigName != "" {
 		return c.finish(ctx, node, report{aside: true})
 	}
 	before, err := c.observe(ctx)

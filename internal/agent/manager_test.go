@@ -82,7 +82,7 @@ func TestManager(t *testing.T) {
 
 	holders := func() []v1alpha1.HolderStatus { return status("node-a").Devices[0].Holders }
 	kubelet.hold("train-0", status("node-a").Devices[0].Instances[2].UUID)
-	g.Eventually(holders, "20s").Should(gomega.ConsistOf(gomega.HaveField("Pod", "train-0")), "an allocation wakes it")
+	g.Eventually(holders, "20s").Should(gomega.ConsistOf(gomega.HaveField("PodName", "train-0")), "an allocation wakes it")
 	kubelet.free()
 	g.Eventually(holders, "20s").Should(gomega.BeEmpty(), "and so does its end")
 

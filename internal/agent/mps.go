@@ -25,9 +25,9 @@ func mpsStatus(serving []mps.Serving) []v1alpha1.MPSStatus {
 			continue
 		}
 		daemon := v1alpha1.MPSStatus{
-			Resource: s.Resource, User: s.Use.User,
+			ResourceName: s.Resource, User: s.Use.User,
 			Clients: number(len(s.Use.Clients)), OutdatedClients: number(len(s.Use.Outdated)),
-			OutdatedPods: s.Use.OutdatedPods[:min(len(s.Use.OutdatedPods), maxMPSPods)], Unreachable: s.Use.Unreachable,
+			OutdatedPodUIDs: s.Use.OutdatedPods[:min(len(s.Use.OutdatedPods), maxMPSPods)], Unreachable: s.Use.Unreachable,
 		}
 		for _, pod := range s.Use.Waiting() {
 			if len(daemon.WaitingPods) < maxMPSPods {
@@ -36,7 +36,7 @@ func mpsStatus(serving []mps.Serving) []v1alpha1.MPSStatus {
 		}
 		daemons = append(daemons, daemon)
 	}
-	slices.SortFunc(daemons, func(a, b v1alpha1.MPSStatus) int { return cmp.Compare(a.Resource, b.Resource) })
+	slices.SortFunc(daemons, func(a, b v1alpha1.MPSStatus) int { return cmp.Compare(a.ResourceName, b.ResourceName) })
 	return daemons[:min(len(daemons), maxDaemons)]
 }
 
@@ -44,7 +44,7 @@ func mpsStatus(serving []mps.Serving) []v1alpha1.MPSStatus {
 // a pass for each.
 func sameUse(a, b []v1alpha1.MPSStatus) bool {
 	return slices.EqualFunc(a, b, func(a, b v1alpha1.MPSStatus) bool {
-		return a.Resource == b.Resource && a.OutdatedClients == b.OutdatedClients && a.Unreachable == b.Unreachable &&
+		return a.ResourceName == b.ResourceName && a.OutdatedClients == b.OutdatedClients && a.Unreachable == b.Unreachable &&
 			slices.Equal(a.WaitingPods, b.WaitingPods)
 	})
 }

@@ -43,8 +43,8 @@ func (n *node) again() {
 func (n *node) permit(bootID string) {
 	n.Helper()
 	n.ask(v1alpha1.GPUNodeSpec{
-		Policy: "research", Devices: []v1alpha1.DeviceSpec{mig(n.uuid(0), instances("1g.5gb", 7))},
-		Reboot: &v1alpha1.RebootPermission{Wish: "5f3a1c", BootID: bootID},
+		PolicyName: "research", Devices: []v1alpha1.DeviceSpec{mig(n.uuid(0), instances("1g.5gb", 7))},
+		Reboot: &v1alpha1.RebootPermission{Hash: "5f3a1c", BootID: bootID},
 	})
 }
 

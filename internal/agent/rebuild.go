@@ -27,7 +27,7 @@ const (
 // boot has changed: somebody else changed them. They are made again a few times, and then left. It returns when they were
 // made again within the last hour, this time with it.
 func rebuild(node *v1alpha1.GPUNode, bootID string, devices []gpu.Device, now time.Time) (at []metav1.Time, leave *plan.Problem) {
-	for _, t := range node.Status.Rebuilds {
+	for _, t := range node.Status.RebuildTimes {
 		if now.Sub(t.Time) < rebuildWindow {
 			at = append(at, t)
 		}

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/onsi/gomega"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -80,7 +81,7 @@ func reportsWithoutWish(s scenario) {
 	n := s.node("", sim.A100, sim.T4)
 	n.settle()
 	n.expectReady()
-	n.expectCondition(v1alpha1.ConditionApplied, metav1.ConditionTrue, v1alpha1.ReasonNoWish)
+	n.expectCondition(v1alpha1.ConditionApplied, metav1.ConditionTrue, v1alpha1.ReasonNoPolicy)
 	n.Expect(n.expectCondition(v1alpha1.ConditionDiscovered, metav1.ConditionTrue, v1alpha1.ReasonDiscovered)).
 		To(gomega.MatchRegexp(`^read 2 GPUs with driver \d+\.`))
 	status := n.get().Status
@@ -268,7 +269,7 @@ func leavesToOthers(s scenario) {
 		n.Expect(n.profiles(0)).To(gomega.HaveLen(2), "made again")
 		n.restartAgent() // it remembers nothing
 	}
-	n.Expect(n.get().Status.Rebuilds).To(gomega.HaveLen(3))
+	n.Expect(n.get().Status.RebuildTimes).To(gomega.HaveLen(3))
 	harm()
 	writes := len(n.hardware.Writes())
 	for range 3 {
@@ -285,7 +286,7 @@ func leavesToOthers(s scenario) {
 	n.settle()
 	n.expectReady()
 	n.Expect(n.profiles(0)).To(gomega.HaveLen(2), "tried again")
-	n.Expect(n.get().Status.Rebuilds).To(gomega.HaveLen(1))
+	n.Expect(n.get().Status.RebuildTimes).To(gomega.HaveLen(1))
 }
 
 func finishesPartial(s scenario) {
@@ -466,7 +467,7 @@ func needsDeviceNodes(s scenario) {
 	n.settle()
 	n.Expect(n.nodes.ensured).To(gomega.BeNumerically(">", ensured), "also after a restart, since a boot loses them")
 	n.ask(v1alpha1.GPUNodeSpec{
-		Policy: "research", MIGActuator: v1alpha1.MIGActuatorMIGManager, Devices: []v1alpha1.DeviceSpec{mig(n.uuid(0), instances("1g.5gb", 2))},
+		PolicyName: "research", MIGActuator: v1alpha1.MIGActuatorMIGManager, Devices: []v1alpha1.DeviceSpec{mig(n.uuid(0), instances("1g.5gb", 2))},
 	})
 	ensured = n.nodes.ensured
 	n.settle()
@@ -549,7 +550,7 @@ func showsUsers(s scenario) {
 		PID: 11, Name: "python3", Instance: &id, PodUID: "uid-1", ContainerID: "cid-1",
 	}))
 	n.Expect(d.Holders).To(gomega.Equal([]v1alpha1.HolderStatus{
-		{Namespace: "ml", Pod: "a", Container: "main"}, {Namespace: "ml", Pod: "b", Container: "main", Instance: &id},
+		{Namespace: "ml", PodName: "a", ContainerName: "main"}, {Namespace: "ml", PodName: "b", ContainerName: "main", Instance: &id},
 	}))
 	n.expectReady()
 	n.allocations.free()
@@ -591,7 +592,7 @@ func mpsComesAndGoes(s scenario) {
 	n.expectReady()
 	n.Expect(n.daemons.Get(n.pipe("nvidia.com/gpu")).Defaults.Percentage).To(gomega.Equal(25.0), "limits change beside whoever runs")
 	n.Expect(n.get().Status.MPS).To(gomega.Equal([]v1alpha1.MPSStatus{{
-		Resource: "nvidia.com/gpu", User: new(int64(1000)), Clients: 1, OutdatedClients: 1, OutdatedPods: []string{"pod-a"},
+		ResourceName: "nvidia.com/gpu", User: new(int64(1000)), Clients: 1, OutdatedClients: 1, OutdatedPodUIDs: []string{"pod-a"},
 		WaitingPods: []v1alpha1.MPSWaitingPod{{UID: "pod-b", User: 2000}},
 	}}))
 	n.sharedMemoryReplaced = true
@@ -654,7 +655,7 @@ func mpsExternal(s scenario) {
 	n.startNVIDIAs()
 	spec := whole(n.uuid(0))
 	spec.Sharing.MPS = &v1alpha1.MPSDaemon{
-		Resource: "nvidia.com/gpu", Owner: v1alpha1.MPSDaemonOwnerNVIDIA, ActiveThreadPercentage: 50, PinnedMemoryLimitMiB: 1,
+		ResourceName: "nvidia.com/gpu", Owner: v1alpha1.MPSDaemonOwnerNVIDIA, ActiveThreadPercentage: 50, PinnedMemoryLimit: new(resource.MustParse("1Mi")),
 	}
 	n.wish(spec)
 	n.settle()

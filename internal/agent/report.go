@@ -53,7 +53,7 @@ func (c *Controller) status(node *v1alpha1.GPUNode, r report) v1alpha1.GPUNodeSt
 		status.MPS = r.observed.daemons
 	}
 	if r.rebuilds != nil || r.failed == nil {
-		status.Rebuilds = r.rebuilds
+		status.RebuildTimes = r.rebuilds
 	}
 	able := c.rebooter.Able()
 	status.CanReboot = able == nil
@@ -109,8 +109,8 @@ func applied(node *v1alpha1.GPUNode, r report, able error) (c metav1.Condition, 
 	c = metav1.Condition{Type: v1alpha1.ConditionApplied, Status: metav1.ConditionFalse}
 	switch {
 	case r.aside:
-		c.Reason = v1alpha1.ReasonMIGManager
-		c.Message = "NVIDIA's mig-manager applies " + node.Spec.MIGConfig + "; the driver is left closed until it has"
+		c.Reason = v1alpha1.ReasonMIGManagerPartitioning
+		c.Message = "NVIDIA's mig-manager applies " + node.Spec.MIGConfigName + "; the driver is left closed until it has"
 	case o.problem != nil:
 		c.Reason, c.Message = o.problem.Reason, beside(o)
 	case len(o.failures) > 0:
@@ -134,7 +134,7 @@ func applied(node *v1alpha1.GPUNode, r report, able error) (c metav1.Condition, 
 		c.Reason = v1alpha1.ReasonApplying
 		c.Message = join(o.unmet) + ": not as wished yet; a change by somebody else, such as the end of NVIDIA's own MPS daemon, is waited for"
 	case len(node.Spec.Devices) == 0:
-		c.Status, c.Reason, c.Message = metav1.ConditionTrue, v1alpha1.ReasonNoWish, "no policy asks for a change of a GPU"
+		c.Status, c.Reason, c.Message = metav1.ConditionTrue, v1alpha1.ReasonNoPolicy, "no policy asks for a change of a GPU"
 	default:
 		c.Status, c.Reason = metav1.ConditionTrue, v1alpha1.ReasonApplied
 		c.Message = gpus(len(node.Spec.Devices)) + " shared as wished"

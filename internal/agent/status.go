@@ -99,9 +99,9 @@ func processes(users []gpu.Process) []v1alpha1.ProcessStatus {
 
 func holders(holders []gpu.Holder) []v1alpha1.HolderStatus {
 	return listed(holders, maxHolders, func(h gpu.Holder) v1alpha1.HolderStatus {
-		return v1alpha1.HolderStatus{Namespace: h.Namespace, Pod: h.Pod, Container: h.Container, Instance: instance(h.Instance)}
+		return v1alpha1.HolderStatus{Namespace: h.Namespace, PodName: h.Pod, ContainerName: h.Container, Instance: instance(h.Instance)}
 	}, func(s v1alpha1.HolderStatus) gpu.Holder {
-		h := gpu.Holder{Namespace: s.Namespace, Pod: s.Pod, Container: s.Container, Instance: gpu.WholeGPU}
+		h := gpu.Holder{Namespace: s.Namespace, Pod: s.PodName, Container: s.ContainerName, Instance: gpu.WholeGPU}
 		if s.Instance != nil {
 			h.Instance = int(*s.Instance)
 		}

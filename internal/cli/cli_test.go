@@ -15,6 +15,7 @@ import (
 	"unicode/utf8"
 
 	. "github.com/onsi/gomega"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
@@ -101,7 +102,7 @@ func deviceStatus(d gpu.Device) v1alpha1.DeviceStatus {
 func hold(n *rollout.Node, pod string, index int, instance *int32) {
 	n.Pods = append(n.Pods, rollout.Pod{Namespace: "team", Name: pod, UID: "uid-" + pod, GPU: true, Controller: "ReplicaSet"})
 	d := &n.GPU.Status.Devices[index]
-	d.Holders = append(d.Holders, v1alpha1.HolderStatus{Namespace: "team", Pod: pod, Container: "main", Instance: instance})
+	d.Holders = append(d.Holders, v1alpha1.HolderStatus{Namespace: "team", PodName: pod, ContainerName: "main", Instance: instance})
 }
 
 // policy is a policy as the API server completes it.
@@ -117,7 +118,7 @@ func policy(tb testing.TB, name, spec string) v1alpha1.GPUSharingPolicy {
 var now = time.Unix(1_800_000_000, 0)
 
 const (
-	toMIG   = `{sharing: {strategy: MIG, mig: {layouts: [{instances: [{profile: 2g.10gb, count: 3}]}]}}, rollout: {eviction: {mode: %s}}}`
+	toMIG   = `{sharing: {strategy: MIG, mig: {layouts: [{instances: [{profile: 2g.10gb, count: 3}]}]}}, rollout: {drain: {mode: %s}}}`
 	slicing = `{sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 4}}}`
 )
 
@@ -156,7 +157,7 @@ func TestPreviews(t *testing.T) {
 			d := rollout.Decide(w)
 			for i := range w.Nodes {
 				w.Nodes[i].Labels[v1alpha1.LabelConfig] = d.Nodes[i].Key
-				w.Nodes[i].GPU.Spec = v1alpha1.GPUNodeSpec{Policy: "cheap", Baseline: &v1alpha1.Baseline{}}
+				w.Nodes[i].GPU.Spec = v1alpha1.GPUNodeSpec{PolicyName: "cheap", Baseline: &v1alpha1.Baseline{}}
 			}
 			p := policy(t, "cheap", slicing)
 			p.Spec.NodeSelector = &v1alpha1.NodeSelector{MatchLabels: map[string]string{"pool": "b"}}
@@ -198,7 +199,7 @@ func TestStatuses(t *testing.T) {
 		"nothing there": func(*testing.T) (rollout.World, []string) { return world(), nil },
 		"instances and their holders": func(t *testing.T) (rollout.World, []string) {
 			a := partitioned(t)
-			a.GPU.Spec.Policy = "research"
+			a.GPU.Spec.PolicyName = "research"
 			of := func(i int) *int32 { return &a.GPU.Status.Devices[0].Instances[i].ID }
 			hold(&a, "train-with-a-long-name-0", 0, of(0))
 			hold(&a, "web", 0, of(1))
@@ -229,7 +230,7 @@ func TestStatuses(t *testing.T) {
 			a := node(t, "a", sim.H100)
 			a.Allocatable = map[string]int64{"nvidia.com/gpu.shared": 10}
 			a.GPU.Status.Devices[0].Sharing.MPS = &v1alpha1.MPSDaemon{
-				Resource: "nvidia.com/gpu.shared", Owner: v1alpha1.MPSDaemonOwnerGPUSharing, ActiveThreadPercentage: 10, PinnedMemoryLimitMiB: 8155,
+				ResourceName: "nvidia.com/gpu.shared", Owner: v1alpha1.MPSDaemonOwnerGPUSharing, ActiveThreadPercentage: 10, PinnedMemoryLimit: new(resource.MustParse("8155Mi")),
 			}
 			for i := range 9 {
 				hold(&a, fmt.Sprintf("inference-%d", i), 0, nil)

@@ -194,7 +194,7 @@ func readSharedNodes(ctx context.Context, c client.Client, w *rollout.World) ([]
 			}
 			known, has := of[n.Name]
 			if has {
-				n.Policy, n.Devices = known.Spec.Policy, known.Status.Devices
+				n.Policy, n.Devices = known.Spec.PolicyName, known.Status.Devices
 			}
 			if has || n.Labels[gpuPresent] == "true" {
 				withGPUs = append(withGPUs, n)

@@ -67,8 +67,8 @@ func leftGPUNodes(ctx context.Context, c client.Client) (left []string, err erro
 	for i := range gpuNodes.Items {
 		n := &gpuNodes.Items[i]
 		switch {
-		case n.Spec.Policy != "":
-			left = append(left, fmt.Sprintf("node/%s is shared by policy %s", n.Name, n.Spec.Policy))
+		case n.Spec.PolicyName != "":
+			left = append(left, fmt.Sprintf("node/%s is shared by policy %s", n.Name, n.Spec.PolicyName))
 		case n.Spec.Baseline != nil:
 			left = append(left, fmt.Sprintf("node/%s is not restored yet: %s", n.Name, whyNotRestored(n)))
 		}
@@ -78,8 +78,8 @@ func leftGPUNodes(ctx context.Context, c client.Client) (left []string, err erro
 
 // whyNotRestored is why a node that no policy governs is not as it was.
 func whyNotRestored(n *v1alpha1.GPUNode) string {
-	if n.Spec.Release != nil && n.Spec.Release.DeletionPolicy == v1alpha1.DeletionPolicyRetain {
-		return "its last policy had deletionPolicy Retain; select it by a policy with deletionPolicy Restore"
+	if n.Spec.Release != nil && n.Spec.Release.ReleasePolicy == v1alpha1.ReleasePolicyRetain {
+		return "its last policy had releasePolicy Retain; select it by a policy with releasePolicy Restore"
 	}
 	if waiting := n.Annotations[v1alpha1.AnnotationWaiting]; waiting != "" {
 		return waiting

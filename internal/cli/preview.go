@@ -56,9 +56,9 @@ func (t *text) policy(name string, existed bool, s v1alpha1.GPUSharingPolicyStat
 			shared = append(shared, fmt.Sprintf("%d containers share each that advertises %s", r.Oversubscription, r.Name))
 		}
 	}
-	if s.NextWindow != nil {
+	if s.NextWindowTime != nil {
 		t.row(2, "starts", fmt.Sprintf("at %s, when the next maintenance window opens (rollout.windows); what disrupts no pod starts at once",
-			s.NextWindow.Format(time.RFC3339)))
+			s.NextWindowTime.Format(time.RFC3339)))
 	}
 	if s.Nodes.Matched > s.Nodes.Conflicted {
 		t.row(2, "advertised", resources(now))

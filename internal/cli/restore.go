@@ -95,12 +95,12 @@ func (p *Program) withoutKinds(ctx context.Context, c client.Client) error {
 		"Install it again or correct by hand what is left:\n%s", indented(left))
 }
 
-// retaining is an error that names the policies and nodes with deletionPolicy Retain. Their nodes would stay as they are.
+// retaining is an error that names the policies and nodes with releasePolicy Retain. Their nodes would stay as they are.
 func retaining(ctx context.Context, c client.Client, policies *v1alpha1.GPUSharingPolicyList) error {
 	retain := map[string]bool{}
 	var names []string
 	for i := range policies.Items {
-		if policies.Items[i].Spec.DeletionPolicy == v1alpha1.DeletionPolicyRetain {
+		if policies.Items[i].Spec.ReleasePolicy == v1alpha1.ReleasePolicyRetain {
 			retain[policies.Items[i].Name] = true
 			names = append(names, "gpusharingpolicy/"+policies.Items[i].Name)
 		}
@@ -111,14 +111,14 @@ func retaining(ctx context.Context, c client.Client, policies *v1alpha1.GPUShari
 	}
 	for i := range gpuNodes.Items {
 		spec := gpuNodes.Items[i].Spec
-		if spec.Baseline != nil && spec.Release != nil && spec.Release.DeletionPolicy == v1alpha1.DeletionPolicyRetain && !retain[spec.Policy] {
+		if spec.Baseline != nil && spec.Release != nil && spec.Release.ReleasePolicy == v1alpha1.ReleasePolicyRetain && !retain[spec.PolicyName] {
 			names = append(names, "node/"+gpuNodes.Items[i].Name)
 		}
 	}
 	if len(names) == 0 {
 		return nil
 	}
-	return fmt.Errorf("nodes under deletionPolicy Retain would stay as they are, so nothing was deleted. Set deletionPolicy: Restore in the "+
+	return fmt.Errorf("nodes under releasePolicy Retain would stay as they are, so nothing was deleted. Set releasePolicy: Restore in the "+
 		"policies, select retained nodes by such a policy, and wait until the controller has seen it:\n%s", indented(names))
 }
 

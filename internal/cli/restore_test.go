@@ -64,7 +64,7 @@ func newShared(t *testing.T, cluster *env.Cluster) *shared {
 		Annotations: map[string]string{v1alpha1.AnnotationSelected: "research@1", v1alpha1.AnnotationClient: "true@1"},
 	}, Spec: corev1.NodeSpec{Taints: []corev1.Taint{{Key: v1alpha1.TaintChanging, Effect: corev1.TaintEffectNoSchedule}}}})
 	s.create(&v1alpha1.GPUNode{ObjectMeta: metav1.ObjectMeta{Name: "a"}, Spec: v1alpha1.GPUNodeSpec{
-		Policy: "research", Baseline: &v1alpha1.Baseline{}, Release: &v1alpha1.Release{DeletionPolicy: v1alpha1.DeletionPolicyRestore},
+		PolicyName: "research", Baseline: &v1alpha1.Baseline{}, Release: &v1alpha1.Release{ReleasePolicy: v1alpha1.ReleasePolicyRestore},
 	}})
 	p := policy(t, "research", slicing)
 	s.create(&p)
@@ -134,7 +134,7 @@ func (s *shared) restoreStep(step int) bool {
 	gpuNode := &v1alpha1.GPUNode{ObjectMeta: metav1.ObjectMeta{Name: "a"}}
 	switch step {
 	case 1:
-		s.patch(gpuNode, `{"spec":{"policy":null},"metadata":{"annotations":{"gpusharing.io/waiting":"GPUInUse: pod team/train uses GPU 0"}}}`)
+		s.patch(gpuNode, `{"spec":{"policyName":null},"metadata":{"annotations":{"gpusharing.io/waiting":"GPUInUse: pod team/train uses GPU 0"}}}`)
 	case 2:
 		s.patch(gpuNode, `{"spec":{"baseline":null,"release":null}}`)
 	case 3:
@@ -191,7 +191,7 @@ func TestRestore(t *testing.T) {
 		"waits until the last trace is gone":               waitsForTheLastTrace,
 		"takes no failed call for restored":                takesNoFailedCall,
 		"ends with what is left when its time is over":     endsWithWhatIsLeft,
-		"deletes nothing under deletionPolicy Retain":      refusesRetain,
+		"deletes nothing under releasePolicy Retain":       refusesRetain,
 		"deletes nothing where no controller runs":         needsAController,
 		"reports a controller that ends meanwhile":         reportsAnEndedController,
 		"deletes nothing unless it is confirmed":           asksFirst,
@@ -281,12 +281,12 @@ func endsWithWhatIsLeft(s *shared) {
 }
 
 func refusesRetain(s *shared) {
-	s.patch(&v1alpha1.GPUSharingPolicy{ObjectMeta: metav1.ObjectMeta{Name: "research"}}, `{"spec":{"deletionPolicy":"Retain"}}`)
+	s.patch(&v1alpha1.GPUSharingPolicy{ObjectMeta: metav1.ObjectMeta{Name: "research"}}, `{"spec":{"releasePolicy":"Retain"}}`)
 	_, err := s.run("", "--yes")
-	s.Expect(err).To(MatchError(And(ContainSubstring("deletionPolicy Retain"), ContainSubstring("\n  gpusharingpolicy/research"))))
+	s.Expect(err).To(MatchError(And(ContainSubstring("releasePolicy Retain"), ContainSubstring("\n  gpusharingpolicy/research"))))
 	s.Expect(s.policies()).To(Equal(1))
-	s.patch(&v1alpha1.GPUSharingPolicy{ObjectMeta: metav1.ObjectMeta{Name: "research"}}, `{"spec":{"deletionPolicy":"Restore"}}`)
-	s.patch(&v1alpha1.GPUNode{ObjectMeta: metav1.ObjectMeta{Name: "a"}}, `{"spec":{"release":{"deletionPolicy":"Retain"}}}`)
+	s.patch(&v1alpha1.GPUSharingPolicy{ObjectMeta: metav1.ObjectMeta{Name: "research"}}, `{"spec":{"releasePolicy":"Restore"}}`)
+	s.patch(&v1alpha1.GPUNode{ObjectMeta: metav1.ObjectMeta{Name: "a"}}, `{"spec":{"release":{"releasePolicy":"Retain"}}}`)
 	_, err = s.run("", "--yes")
 	s.Expect(err).To(MatchError(ContainSubstring("\n  node/a")), "the controller has not brought Restore to the node yet")
 	s.Expect(s.policies()).To(Equal(1))

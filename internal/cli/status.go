@@ -81,7 +81,7 @@ func pendingNodes(policies []v1alpha1.GPUSharingPolicy) map[string]pendingNode {
 	for i := range policies {
 		for _, n := range policies[i].Status.Pending {
 			if n.Reason != v1alpha1.ReasonConflicted {
-				pending[n.Node] = pendingNode{PendingNode: n, policy: policies[i].Name}
+				pending[n.NodeName] = pendingNode{PendingNode: n, policy: policies[i].Name}
 			}
 		}
 	}
@@ -144,17 +144,17 @@ func stateOf(conditions []metav1.Condition) (state, why string) {
 // statusOf writes a node with its GPUs.
 func (t *text) statusOf(n *rollout.Node, pending pendingNode) {
 	by := "no policy"
-	if policy := cmp.Or(pending.policy, n.GPU.Spec.Policy); policy != "" {
+	if policy := cmp.Or(pending.policy, n.GPU.Spec.PolicyName); policy != "" {
 		by = "policy " + policy
 	}
 	state, why := stateOf(n.GPU.Status.Conditions)
-	if pending.Node != "" {
+	if pending.NodeName != "" {
 		state, why = fmt.Sprintf("%s (%s)", pending.Reason, pending.State), pending.Message
 	}
-	if waiting := n.GPU.Annotations[v1alpha1.AnnotationWaiting]; waiting != "" && pending.Node == "" {
+	if waiting := n.GPU.Annotations[v1alpha1.AnnotationWaiting]; waiting != "" && pending.NodeName == "" {
 		state, why, _ = strings.Cut(waiting, ": ")
 	}
-	if !n.AgentReady && pending.Node == "" {
+	if !n.AgentReady && pending.NodeName == "" {
 		state, why = v1alpha1.ReasonAgentNotReporting,
 			"the agent on the node is not Ready; look at the pods with app.kubernetes.io/name=gpu-sharing-agent there"
 	}

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	. "github.com/onsi/gomega"
+	"k8s.io/apimachinery/pkg/api/resource"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
@@ -24,10 +25,10 @@ func whole() v1alpha1.DeviceSharing {
 	return v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeDisabled}
 }
 
-func served(resource string, percentage int32, limit int64) v1alpha1.DeviceSharing {
+func served(name string, percentage int32, limit int64) v1alpha1.DeviceSharing {
 	return v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeDisabled, MPS: &v1alpha1.MPSDaemon{
-		Resource: resource, Owner: v1alpha1.MPSDaemonOwnerGPUSharing,
-		ActiveThreadPercentage: percentage, PinnedMemoryLimitMiB: limit,
+		ResourceName: name, Owner: v1alpha1.MPSDaemonOwnerGPUSharing,
+		ActiveThreadPercentage: percentage, PinnedMemoryLimit: resource.NewQuantity(limit<<20, resource.BinarySI),
 	}}
 }
 

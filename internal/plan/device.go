@@ -50,7 +50,7 @@ func deviceOf(s *v1alpha1.DeviceStatus) gpu.Device {
 	}
 	for _, h := range s.Holders {
 		d.Holders = append(d.Holders, gpu.Holder{
-			Namespace: h.Namespace, Pod: h.Pod, Container: h.Container, Instance: instanceID(h.Instance),
+			Namespace: h.Namespace, Pod: h.PodName, Container: h.ContainerName, Instance: instanceID(h.Instance),
 		})
 	}
 	return d
@@ -96,8 +96,8 @@ func state(s *v1alpha1.DeviceStatus) gpu.State {
 	slices.SortFunc(have.Instances, func(a, b gpu.Instance) int { return cmp.Compare(a.Placement.Start, b.Placement.Start) })
 	if m := s.Sharing.MPS; m != nil {
 		have.MPS = &gpu.MPSDaemon{
-			Resource: m.Resource, External: m.Owner == v1alpha1.MPSDaemonOwnerNVIDIA, MultiUser: m.MultiUser,
-			ActiveThreadPercentage: int(m.ActiveThreadPercentage), PinnedMemoryLimitMiB: m.PinnedMemoryLimitMiB,
+			Resource: m.ResourceName, External: m.Owner == v1alpha1.MPSDaemonOwnerNVIDIA, MultiUser: m.MultiUser,
+			ActiveThreadPercentage: int(m.ActiveThreadPercentage), PinnedMemoryLimitMiB: MiB(m.PinnedMemoryLimit),
 		}
 	}
 	return have

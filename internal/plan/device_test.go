@@ -28,7 +28,7 @@ func TestAReportedGPUIsPlannedAsTheHardware(t *testing.T) {
 		Processes: []v1alpha1.ProcessStatus{
 			{PID: 1, Name: "nvidia-cuda-mps-server"}, {PID: 2, Name: "python", Instance: new(int32(7)), PodUID: "p", ContainerID: "c"},
 		},
-		Holders: []v1alpha1.HolderStatus{{Namespace: "a", Pod: "b", Container: "c", Instance: new(int32(7))}, {Pod: "d"}},
+		Holders: []v1alpha1.HolderStatus{{Namespace: "a", PodName: "b", ContainerName: "c", Instance: new(int32(7))}, {PodName: "d"}},
 	}
 	NewWithT(t).Expect(plan.Device(s)).To(Equal(gpu.Device{
 		UUID: "GPU-1", Index: 3, Product: "NVIDIA-A100-SXM4-40GB", MemoryMiB: 40960,

@@ -29,12 +29,12 @@ func resolveMPS(m v1alpha1.MPS, selected []gpu.Device) ([]v1alpha1.DeviceSpec, e
 			return nil, err
 		}
 		if most := maxClients(d); m.Replicas > most {
-			return nil, problem(v1alpha1.ReasonMPSLimit, "%s serves at most %d MPS clients at compute capability %s, and "+
+			return nil, problem(v1alpha1.ReasonMPSClientLimitExceeded, "%s serves at most %d MPS clients at compute capability %s, and "+
 				"sharing.mps.replicas is %d; use %d or fewer, or leave the GPU's node out of the policy",
 				d, most, d.ComputeCapability, m.Replicas, most)
 		}
 		if ptr.Deref(m.MultiUser, false) && !d.ComputeCapability.AtLeast(7, 0) {
-			return nil, problem(v1alpha1.ReasonMPSMultiUser, "%s has compute capability %s, and sharing.mps.multiUser needs 7.0 "+
+			return nil, problem(v1alpha1.ReasonMPSMultiUserNotSupported, "%s has compute capability %s, and sharing.mps.multiUser needs 7.0 "+
 				"(Volta) or newer; remove multiUser, or leave the GPU's node out of the policy", d, d.ComputeCapability)
 		}
 		limit, err := pinnedMemoryLimit(m, d)
@@ -42,10 +42,10 @@ func resolveMPS(m v1alpha1.MPS, selected []gpu.Device) ([]v1alpha1.DeviceSpec, e
 			return nil, err
 		}
 		specs[i].Sharing.MPS = &v1alpha1.MPSDaemon{
-			Resource:               mpsResource(m),
+			ResourceName:           mpsResource(m),
 			Owner:                  v1alpha1.MPSDaemonOwnerGPUSharing,
 			ActiveThreadPercentage: ptr.Deref(m.ActiveThreadPercentage, 100/m.Replicas),
-			PinnedMemoryLimitMiB:   limit,
+			PinnedMemoryLimit:      ofMiB(limit),
 			MultiUser:              ptr.Deref(m.MultiUser, false),
 		}
 	}
@@ -70,20 +70,35 @@ func mpsResource(m v1alpha1.MPS) string {
 
 // pinnedMemoryLimit is what one client may allocate on a GPU, in MiB. A GPU of unknown memory has no limit of its own.
 func pinnedMemoryLimit(m v1alpha1.MPS, d gpu.Device) (int64, error) {
-	if m.PinnedMemoryLimit == "" && d.MemoryMiB == 0 {
+	q := m.PinnedMemoryLimit
+	switch {
+	case q == nil && d.MemoryMiB == 0:
 		return 0, nil
-	}
-	if m.PinnedMemoryLimit == "" {
+	case q == nil:
 		return max(d.MemoryMiB/int64(m.Replicas), 1), nil
+	case q.Value() < mebibyte || q.Value()%mebibyte != 0:
+		return 0, problem(v1alpha1.ReasonMemoryLimitExceeded,
+			"sharing.mps.pinnedMemoryLimit is %s; use a whole number of MiB, such as 512Mi or 4Gi", q)
 	}
-	q, err := resource.ParseQuantity(m.PinnedMemoryLimit)
-	if err != nil || q.Value() < mebibyte {
-		return 0, problem(v1alpha1.ReasonMemoryLimit,
-			"sharing.mps.pinnedMemoryLimit is %q; use a whole number of Mi or Gi, such as 4Gi", m.PinnedMemoryLimit)
-	}
-	if limit := q.Value() / mebibyte; d.MemoryMiB == 0 || limit <= d.MemoryMiB {
+	if limit := MiB(q); d.MemoryMiB == 0 || limit <= d.MemoryMiB {
 		return limit, nil
 	}
-	return 0, problem(v1alpha1.ReasonMemoryLimit, "%s has %d MiB of memory, and sharing.mps.pinnedMemoryLimit is %s for one "+
-		"client; lower it, or leave it out for the GPU's memory divided by replicas", d, d.MemoryMiB, m.PinnedMemoryLimit)
+	return 0, problem(v1alpha1.ReasonMemoryLimitExceeded, "%s has %d MiB of memory, and sharing.mps.pinnedMemoryLimit is %s for one "+
+		"client; lower it, or leave it out for the GPU's memory divided by replicas", d, d.MemoryMiB, q)
+}
+
+// MiB is a memory limit in MiB; 0 if there is none.
+func MiB(limit *resource.Quantity) int64 {
+	if limit == nil {
+		return 0
+	}
+	return limit.Value() / mebibyte
+}
+
+// ofMiB is a memory limit of so many MiB: none for 0.
+func ofMiB(limit int64) *resource.Quantity {
+	if limit == 0 {
+		return nil
+	}
+	return resource.NewQuantity(limit*mebibyte, resource.BinarySI)
 }

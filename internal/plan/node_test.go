@@ -386,7 +386,7 @@ func TestSame(t *testing.T) {
 }
 
 func TestAProblemIsAnError(t *testing.T) {
-	var err error = &plan.Problem{Reason: v1alpha1.ReasonMPSLimit, Message: "too many"}
+	var err error = &plan.Problem{Reason: v1alpha1.ReasonMPSClientLimitExceeded, Message: "too many"}
 	var p *plan.Problem
 	NewWithT(t).Expect(errors.As(fmt.Errorf("resolving: %w", err), &p)).To(BeTrue())
 	NewWithT(t).Expect(err).To(MatchError("too many"))

@@ -7,6 +7,8 @@ import (
 	"maps"
 	"slices"
 
+	"k8s.io/apimachinery/pkg/api/equality"
+
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 )
@@ -34,10 +36,10 @@ func observedMPS(d gpu.Device) *v1alpha1.MPSDaemon {
 		return nil
 	}
 	daemon := &v1alpha1.MPSDaemon{
-		Resource:               m.Resource,
+		ResourceName:           m.Resource,
 		Owner:                  v1alpha1.MPSDaemonOwnerGPUSharing,
 		ActiveThreadPercentage: int32(m.ActiveThreadPercentage),
-		PinnedMemoryLimitMiB:   m.PinnedMemoryLimitMiB,
+		PinnedMemoryLimit:      ofMiB(m.PinnedMemoryLimitMiB),
 		MultiUser:              m.MultiUser,
 	}
 	if daemon.ActiveThreadPercentage == 0 {
@@ -45,8 +47,8 @@ func observedMPS(d gpu.Device) *v1alpha1.MPSDaemon {
 	}
 	if m.External {
 		daemon.Owner = v1alpha1.MPSDaemonOwnerNVIDIA
-		if daemon.PinnedMemoryLimitMiB == 0 {
-			daemon.PinnedMemoryLimitMiB = d.MemoryMiB
+		if daemon.PinnedMemoryLimit == nil {
+			daemon.PinnedMemoryLimit = ofMiB(d.MemoryMiB)
 		}
 	}
 	return daemon
@@ -63,9 +65,9 @@ func sameMPS(a, b *v1alpha1.MPSDaemon) bool {
 		return a == b
 	}
 	if a.Owner == v1alpha1.MPSDaemonOwnerNVIDIA {
-		return b.Owner == a.Owner && b.Resource == a.Resource
+		return b.Owner == a.Owner && b.ResourceName == a.ResourceName
 	}
-	return *a == *b
+	return equality.Semantic.DeepEqual(a, b)
 }
 
 func byProfile(instances []v1alpha1.InstanceCount) map[string]int {

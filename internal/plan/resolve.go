@@ -45,6 +45,6 @@ func virtual(d gpu.Device) error {
 	if !d.Virtual {
 		return nil
 	}
-	return problem(v1alpha1.ReasonVirtualGPU, "%s is a virtual GPU, which cannot be shared further; leave its node or GPU "+
+	return problem(v1alpha1.ReasonVirtualGPUNotSupported, "%s is a virtual GPU, which cannot be shared further; leave its node or GPU "+
 		"out of the policy, or use strategy Exclusive there", d)
 }

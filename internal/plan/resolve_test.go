@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	. "github.com/onsi/gomega"
+	"k8s.io/apimachinery/pkg/api/resource"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
@@ -85,8 +86,8 @@ func wholeShared(s v1alpha1.Sharing, replicas int32) v1alpha1.Sharing {
 // short writes the normal form of a GPU.
 func short(s v1alpha1.DeviceSharing) string {
 	if s.MPS != nil {
-		return fmt.Sprintf("%s %s MPS %s %s %d%% %d MiB", s.MIGMode, parts(s), s.MPS.Resource, s.MPS.Owner,
-			s.MPS.ActiveThreadPercentage, s.MPS.PinnedMemoryLimitMiB)
+		return fmt.Sprintf("%s %s MPS %s %s %d%% %d MiB", s.MIGMode, parts(s), s.MPS.ResourceName, s.MPS.Owner,
+			s.MPS.ActiveThreadPercentage, plan.MiB(s.MPS.PinnedMemoryLimit))
 	}
 	return strings.TrimSpace(fmt.Sprintf("%s %s", s.MIGMode, parts(s)))
 }
@@ -129,16 +130,16 @@ func TestResolve(t *testing.T) {
 		"MPS with its own limits and name": {
 			models: []sim.Model{sim.T4},
 			sharing: mps(v1alpha1.MPS{
-				Replicas: 48, ActiveThreadPercentage: new(int32(10)), PinnedMemoryLimit: "4Gi", RenameByDefault: new(true),
+				Replicas: 48, ActiveThreadPercentage: new(int32(10)), PinnedMemoryLimit: new(resource.MustParse("4Gi")), RenameByDefault: new(true),
 			}),
 			want: []string{"Disabled  MPS nvidia.com/gpu.shared GPUSharing 10% 4096 MiB"},
 		},
 		"a client that may have the whole memory": {
-			models: []sim.Model{sim.T4}, sharing: mps(v1alpha1.MPS{Replicas: 2, PinnedMemoryLimit: "15Gi"}),
+			models: []sim.Model{sim.T4}, sharing: mps(v1alpha1.MPS{Replicas: 2, PinnedMemoryLimit: new(resource.MustParse("15Gi"))}),
 			want: []string{"Disabled  MPS nvidia.com/gpu GPUSharing 50% 15360 MiB"},
 		},
 		"MPS on an old GPU, as far as it goes": {
-			models: []sim.Model{sim.V100}, sharing: mps(v1alpha1.MPS{Replicas: 16, PinnedMemoryLimit: "512Mi"}),
+			models: []sim.Model{sim.V100}, sharing: mps(v1alpha1.MPS{Replicas: 16, PinnedMemoryLimit: new(resource.MustParse("512Mi"))}),
 			want: []string{"Disabled  MPS nvidia.com/gpu GPUSharing 6% 512 MiB"},
 		},
 		"fill by slices, with each GPU's own names": {
@@ -241,40 +242,40 @@ func TestResolveRefuses(t *testing.T) {
 				"1 × 2g.10gb; use strategy mixed, or one profile",
 		},
 		"more MPS clients than an old GPU serves": {
-			models: []sim.Model{sim.T4, sim.V100}, sharing: mps(v1alpha1.MPS{Replicas: 17}), reason: v1alpha1.ReasonMPSLimit,
+			models: []sim.Model{sim.T4, sim.V100}, sharing: mps(v1alpha1.MPS{Replicas: 17}), reason: v1alpha1.ReasonMPSClientLimitExceeded,
 			message: "GPU 1 (Tesla-V100-SXM2-32GB) serves at most 16 MPS clients at compute capability 7.0, and " +
 				"sharing.mps.replicas is 17; use 16 or fewer, or leave the GPU's node out of the policy",
 		},
 		"more MPS clients than any GPU serves": {
-			models: []sim.Model{sim.T4}, sharing: mps(v1alpha1.MPS{Replicas: 49}), reason: v1alpha1.ReasonMPSLimit,
+			models: []sim.Model{sim.T4}, sharing: mps(v1alpha1.MPS{Replicas: 49}), reason: v1alpha1.ReasonMPSClientLimitExceeded,
 			message: "GPU 0 (Tesla-T4) serves at most 48 MPS clients at compute capability 7.5, and sharing.mps.replicas is 49; " +
 				"use 48 or fewer, or leave the GPU's node out of the policy",
 		},
 		"more memory for a client than the GPU has": {
-			models: []sim.Model{sim.T4}, sharing: mps(v1alpha1.MPS{Replicas: 2, PinnedMemoryLimit: "16Gi"}),
-			reason: v1alpha1.ReasonMemoryLimit,
+			models: []sim.Model{sim.T4}, sharing: mps(v1alpha1.MPS{Replicas: 2, PinnedMemoryLimit: new(resource.MustParse("16Gi"))}),
+			reason: v1alpha1.ReasonMemoryLimitExceeded,
 			message: "GPU 0 (Tesla-T4) has 15360 MiB of memory, and sharing.mps.pinnedMemoryLimit is 16Gi for one client; lower " +
 				"it, or leave it out for the GPU's memory divided by replicas",
 		},
 		"a limit that is none": {
-			models: []sim.Model{sim.T4}, sharing: mps(v1alpha1.MPS{Replicas: 2, PinnedMemoryLimit: "plenty"}),
-			reason:  v1alpha1.ReasonMemoryLimit,
-			message: `sharing.mps.pinnedMemoryLimit is "plenty"; use a whole number of Mi or Gi, such as 4Gi`,
+			models: []sim.Model{sim.T4}, sharing: mps(v1alpha1.MPS{Replicas: 2, PinnedMemoryLimit: new(resource.MustParse("4G"))}),
+			reason:  v1alpha1.ReasonMemoryLimitExceeded,
+			message: "sharing.mps.pinnedMemoryLimit is 4G; use a whole number of MiB, such as 512Mi or 4Gi",
 		},
 		"time-slicing of a virtual GPU": {
-			models: []sim.Model{sim.VGPU}, sharing: timeSlicing(), reason: v1alpha1.ReasonVirtualGPU,
+			models: []sim.Model{sim.VGPU}, sharing: timeSlicing(), reason: v1alpha1.ReasonVirtualGPUNotSupported,
 			message: "GPU 0 (GRID-A100-20C) is a virtual GPU, which cannot be shared further; leave its node or GPU out of the " +
 				"policy, or use strategy Exclusive there",
 		},
 		"MPS on a virtual GPU": {
-			models: []sim.Model{sim.VGPU}, sharing: mps(v1alpha1.MPS{Replicas: 2}), reason: v1alpha1.ReasonVirtualGPU,
+			models: []sim.Model{sim.VGPU}, sharing: mps(v1alpha1.MPS{Replicas: 2}), reason: v1alpha1.ReasonVirtualGPUNotSupported,
 		},
 		"MIG on a virtual GPU": {
-			models: []sim.Model{sim.VGPU}, sharing: mixed(fill("1g")), reason: v1alpha1.ReasonVirtualGPU,
+			models: []sim.Model{sim.VGPU}, sharing: mixed(fill("1g")), reason: v1alpha1.ReasonVirtualGPUNotSupported,
 		},
 		"time-slicing of a virtual GPU beside instances": {
 			models:  []sim.Model{sim.A100, sim.VGPU},
-			sharing: wholeShared(mixed(products(fill("1g"), "NVIDIA-A100-*")), 2), reason: v1alpha1.ReasonVirtualGPU,
+			sharing: wholeShared(mixed(products(fill("1g"), "NVIDIA-A100-*")), 2), reason: v1alpha1.ReasonVirtualGPUNotSupported,
 			message: "GPU 1 (GRID-A100-20C) is a virtual GPU, which cannot be shared further; leave its node or GPU out of the " +
 				"policy, or use strategy Exclusive there",
 		},

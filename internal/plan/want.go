@@ -67,11 +67,11 @@ func noMIG(d gpu.Device) *Problem {
 
 func daemonOf(m v1alpha1.MPSDaemon) *gpu.MPSDaemon {
 	return &gpu.MPSDaemon{
-		Resource:               m.Resource,
+		Resource:               m.ResourceName,
 		External:               m.Owner == v1alpha1.MPSDaemonOwnerNVIDIA,
 		MultiUser:              m.MultiUser,
 		ActiveThreadPercentage: int(m.ActiveThreadPercentage),
-		PinnedMemoryLimitMiB:   m.PinnedMemoryLimitMiB,
+		PinnedMemoryLimitMiB:   MiB(m.PinnedMemoryLimit),
 	}
 }
 

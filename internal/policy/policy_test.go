@@ -10,6 +10,7 @@ import (
 	"time"
 
 	. "github.com/onsi/gomega"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
@@ -192,7 +193,7 @@ func TestAsk(t *testing.T) {
 				Strategy: v1alpha1.StrategyMPS, MPS: &v1alpha1.MPS{Replicas: 4, ActiveThreadPercentage: new(int32(50))},
 			})},
 			devices: []v1alpha1.DeviceSharing{{MIGMode: v1alpha1.MIGModeDisabled, MPS: &v1alpha1.MPSDaemon{
-				Resource: "nvidia.com/gpu", Owner: v1alpha1.MPSDaemonOwnerGPUSharing, ActiveThreadPercentage: 50, PinnedMemoryLimitMiB: 10240,
+				ResourceName: "nvidia.com/gpu", Owner: v1alpha1.MPSDaemonOwnerGPUSharing, ActiveThreadPercentage: 50, PinnedMemoryLimit: resource.NewQuantity(10<<30, resource.BinarySI),
 			}}},
 			resources: map[string]int64{"nvidia.com/gpu": 4},
 		},
@@ -275,7 +276,7 @@ func TestAskRefuses(t *testing.T) {
 		},
 		"virtual GPUs": {
 			models: []sim.Model{sim.VGPU}, with: []func(*v1alpha1.GPUSharingPolicy){sharing(slicing)},
-			reason: v1alpha1.ReasonVirtualGPU, message: "virtual",
+			reason: v1alpha1.ReasonVirtualGPUNotSupported, message: "virtual",
 		},
 		"a GPU without MIG": {
 			models: []sim.Model{sim.T4},
@@ -294,7 +295,7 @@ func TestAskRefuses(t *testing.T) {
 			with: []func(*v1alpha1.GPUSharingPolicy){sharing(v1alpha1.Sharing{
 				Strategy: v1alpha1.StrategyMPS, MPS: &v1alpha1.MPS{Replicas: 17},
 			})},
-			reason: v1alpha1.ReasonMPSLimit, message: "16",
+			reason: v1alpha1.ReasonMPSClientLimitExceeded, message: "16",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -94,7 +94,7 @@ func (v *view) configs() map[string]string {
 
 // usesConfigs says whether mig-manager has to read our file for the node's sake.
 func (v *view) usesConfigs() bool {
-	return v.partitions() || v.node.GPU.Spec.MIGConfig != "" || migmanager.Ours(v.node.Labels[v1alpha1.LabelMIGConfig])
+	return v.partitions() || v.node.GPU.Spec.MIGConfigName != "" || migmanager.Ours(v.node.Labels[v1alpha1.LabelMIGConfig])
 }
 
 // cleared are the GPUs that mig-manager clears on its way to the target.
@@ -108,7 +108,7 @@ func (v *view) cleared() []gpu.Device {
 // prepared is the gate before a node is tainted for mig-manager: it runs there and reads our file, in which the
 // configuration is. Its daemon set does not tolerate our taint, so a pod that has to start anew has to do that before.
 func (v *view) prepared() (judgement, bool) {
-	j := judgement{State: StateStaleDisruptive, reason: v1alpha1.ReasonWiring}
+	j := judgement{State: StateStaleDisruptive, reason: v1alpha1.ReasonConfiguringDevicePlugin}
 	name := v.config().Name
 	file, err := migmanager.Parse(v.world.Keys[migmanager.FileKey])
 	_, written := file[name]
@@ -182,8 +182,8 @@ func (v *view) askedFor(name string) (since time.Time, ok bool) {
 
 // drive lets mig-manager do what the spec says, and waits for it.
 func (v *view) drive() judgement {
-	j := judgement{State: StateApplying, reason: v1alpha1.ReasonMIGManager}
-	name := v.node.GPU.Spec.MIGConfig
+	j := judgement{State: StateApplying, reason: v1alpha1.ReasonMIGManagerPartitioning}
+	name := v.node.GPU.Spec.MIGConfigName
 	since, asked := v.askedFor(name)
 	switch {
 	case asked:
@@ -195,7 +195,7 @@ func (v *view) drive() judgement {
 	default:
 		v.request(&j, name)
 	}
-	left := v.node.GPU.Spec.Since.Add(applyTimeout).Sub(v.world.Now)
+	left := v.node.GPU.Spec.ChangeTime.Add(applyTimeout).Sub(v.world.Now)
 	if left <= 0 {
 		return v.giveUpOnManager(j, v1alpha1.ReasonApplyTimedOut, fmt.Sprintf("not within %s: %s", applyTimeout, j.message))
 	}
@@ -206,7 +206,7 @@ func (v *view) drive() judgement {
 // aside says whether the agent has closed the driver.
 func (v *view) aside() bool {
 	c, found := condition.Find(v.node.GPU.Status.Conditions, v1alpha1.ConditionApplied)
-	return found && c.Reason == v1alpha1.ReasonMIGManager && c.ObservedGeneration == v.node.GPU.Generation
+	return found && c.Reason == v1alpha1.ReasonMIGManagerPartitioning && c.ObservedGeneration == v.node.GPU.Generation
 }
 
 // request makes the configuration visible in mig-manager's pod and then names it in the node's label. mig-manager notices
@@ -281,7 +281,7 @@ func (v *view) giveUpOnManager(j judgement, reason, message string) judgement {
 // lookAgain lets the agent open the driver.
 func (v *view) lookAgain(why string) SetSpec {
 	spec := v.kept()
-	spec.MIGConfig, spec.Since = "", metav1.NewTime(v.world.Now)
+	spec.MIGConfigName, spec.ChangeTime = "", metav1.NewTime(v.world.Now)
 	return SetSpec{Node: v.node.Name, Spec: spec, Policy: v.ref(), Why: why}
 }
 

@@ -55,7 +55,7 @@ func TestMIGManagerPartitionsANodeWithNobodyOnIt(t *testing.T) {
 	g.Expect(h.Labels).To(HaveKeyWithValue(v1alpha1.LabelMIGManager, "true"), "it is not fenced off")
 	g.Expect(h.Labels).To(HaveKeyWithValue(v1alpha1.LabelMIGConfig, h.applied[0]))
 	g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationMIGConfig))
-	g.Expect(h.GPU.Spec.MIGConfig).To(BeEmpty(), "the agent looks at the driver again")
+	g.Expect(h.GPU.Spec.MIGConfigName).To(BeEmpty(), "the agent looks at the driver again")
 	g.Expect(h.Taints).To(BeEmpty())
 
 	c.Policies = nil
@@ -135,7 +135,7 @@ func TestWhatMIGManagerDoesNotReachGoesBack(t *testing.T) {
 			g.Expect(d.Nodes[0].Message).To(And(ContainSubstring(says), ContainSubstring("put back to its last good state")))
 			g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/mig-1g.5gb": 7}))
 			g.Expect(h.Labels).To(HaveKeyWithValue(pluginLabel, "true"))
-			g.Expect(h.GPU.Spec.MIGConfig).To(BeEmpty())
+			g.Expect(h.GPU.Spec.MIGConfigName).To(BeEmpty())
 			g.Expect(h.Taints).To(BeEmpty())
 			g.Expect(h.mistakes).To(BeEmpty())
 		})

@@ -18,7 +18,7 @@ import (
 
 // converge is the agent's pass over the spec.
 func (h *host) converge() {
-	if !h.AgentReady || h.lags || h.blind() || h.GPU.Spec.MIGConfig != "" || h.now.Sub(h.upgrade.returned) < resetTime {
+	if !h.AgentReady || h.lags || h.blind() || h.GPU.Spec.MIGConfigName != "" || h.now.Sub(h.upgrade.returned) < resetTime {
 		return
 	}
 	h.required = h.required && slices.ContainsFunc(h.devices(), func(d gpu.Device) bool { return d.PendingMIG != d.State.MIG })
@@ -50,7 +50,7 @@ func (h *host) report() {
 	if !h.AgentReady || h.lags || h.blind() {
 		return
 	}
-	if h.GPU.Spec.MIGConfig != "" {
+	if h.GPU.Spec.MIGConfigName != "" {
 		h.reportAside()
 		return
 	}
@@ -133,7 +133,7 @@ func reported(d gpu.Device) v1alpha1.DeviceStatus {
 	}
 	for _, o := range d.Holders {
 		s.Holders = append(s.Holders, v1alpha1.HolderStatus{
-			Namespace: o.Namespace, Pod: o.Pod, Container: o.Container, Instance: instance(o.Instance),
+			Namespace: o.Namespace, PodName: o.Pod, ContainerName: o.Container, Instance: instance(o.Instance),
 		})
 	}
 	return s

@@ -55,7 +55,7 @@ func (n Node) WithCopy(gpuNode *v1alpha1.GPUNode) Node {
 		}
 		spec.Baseline, n.BaselineLost = &saved.Baseline, true
 		if saved.Retain && spec.Release == nil {
-			spec.Release = &v1alpha1.Release{DeletionPolicy: v1alpha1.DeletionPolicyRetain}
+			spec.Release = &v1alpha1.Release{ReleasePolicy: v1alpha1.ReleasePolicyRetain}
 		}
 		return n
 	}
@@ -80,7 +80,7 @@ func owner(n *Node, by *v1alpha1.GPUSharingPolicy) string {
 	case by != nil:
 		return by.Name
 	case n.ChangedFor == "" && n.GPU.Spec.Release != nil:
-		return n.GPU.Spec.Release.Policy
+		return n.GPU.Spec.Release.PolicyName
 	}
 	return n.ChangedFor
 }
@@ -118,7 +118,7 @@ func copyOf(spec v1alpha1.GPUNodeSpec) string { return savedOf(spec).text() }
 func savedOf(spec v1alpha1.GPUNodeSpec) savedBaseline {
 	saved := savedBaseline{Baseline: *spec.Baseline}
 	if r := spec.Release; r != nil {
-		saved.Retain, saved.Policy = r.DeletionPolicy == v1alpha1.DeletionPolicyRetain, r.Policy
+		saved.Retain, saved.Policy = r.ReleasePolicy == v1alpha1.ReleasePolicyRetain, r.PolicyName
 	}
 	return saved
 }

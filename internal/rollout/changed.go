@@ -20,7 +20,7 @@ import (
 //	removed   once a GPU that the policy does not select is back in that state; from then on it is the user's
 
 // changed returns the GPUs that the operator has changed, each in its state before that. Where a policy left the node as it
-// is (deletionPolicy Retain), these GPUs are the user's.
+// is (releasePolicy Retain), these GPUs are the user's.
 func changed(spec v1alpha1.GPUNodeSpec) []v1alpha1.DeviceSpec {
 	if spec.Baseline == nil || leftAsIs(spec) {
 		return nil
@@ -29,7 +29,7 @@ func changed(spec v1alpha1.GPUNodeSpec) []v1alpha1.DeviceSpec {
 }
 
 // leftAsIs reports whether the policy that governed the node last has left it as it is.
-func leftAsIs(spec v1alpha1.GPUNodeSpec) bool { return spec.Policy == "" && retained(spec) }
+func leftAsIs(spec v1alpha1.GPUNodeSpec) bool { return spec.PolicyName == "" && retained(spec) }
 
 // restorable returns the GPUs that the operator has changed and the node still has, each in the state to which it returns. A
 // GPU without an entry in the baseline, though the operator changed it, returns to no MIG mode and no MPS daemon: the state

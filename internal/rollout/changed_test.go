@@ -186,7 +186,7 @@ func TestAGPUThatAFailedPolicyChangedReturnsToItsBaseline(t *testing.T) {
 // TestWhatARetainingPolicyLeftIsNotTakenDownByAnother that selects other GPUs.
 func TestWhatARetainingPolicyLeftIsNotTakenDownByAnother(t *testing.T) {
 	g := NewWithT(t)
-	c, h := toMIG(func(p *v1alpha1.GPUSharingPolicy) { p.Spec.DeletionPolicy = v1alpha1.DeletionPolicyRetain })
+	c, h := toMIG(func(p *v1alpha1.GPUSharingPolicy) { p.Spec.ReleasePolicy = v1alpha1.ReleasePolicyRetain })
 	c.run(200)
 	c.Policies = nil
 	c.run(60)

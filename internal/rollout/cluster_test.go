@@ -228,7 +228,7 @@ func (c *cluster) do(a rollout.Action) {
 
 // setSpec stores a spec as the API server does, whose generations count what the agent looks at.
 func (h *host) setSpec(want v1alpha1.GPUNodeSpec) {
-	want.Since = metav1.NewTime(want.Since.Truncate(time.Second))
+	want.ChangeTime = metav1.NewTime(want.ChangeTime.Truncate(time.Second))
 	spec, verified := rollout.Store(&h.GPU, want)
 	h.GPU.Annotations = maps.Clone(h.GPU.Annotations)
 	patch(h.GPU.Annotations, map[string]*string{v1alpha1.AnnotationVerified: nil})
@@ -427,7 +427,7 @@ func parse(data string) nvidia.Config {
 // project shows the ConfigMap to the pods that were nudged, a while ago.
 func (c *cluster) project(h *host) {
 	takes := time.Second
-	if h.watches && !slices.ContainsFunc(h.readers(), func(uid string) bool { return !slices.Contains(h.GPU.Status.Config.Pods, uid) }) {
+	if h.watches && !slices.ContainsFunc(h.readers(), func(uid string) bool { return !slices.Contains(h.GPU.Status.Config.PodUIDs, uid) }) {
 		takes = max(takes, h.plugin.slow)
 	}
 	for _, p := range h.Pods {
@@ -451,9 +451,9 @@ func (h *host) readers() []string {
 
 // reportConfig is the agent's report of who sees the wished key, if it is one that reports that.
 func (h *host) reportConfig() {
-	key := h.GPU.Spec.ConfigKey
+	key := h.GPU.Spec.ConfigName
 	if _, seen := h.plugin.seen[key]; h.watches && seen && key != "" {
-		h.GPU.Status.Config = v1alpha1.ConfigStatus{Key: key, Since: h.GPU.Spec.Since, Pods: h.readers()}
+		h.GPU.Status.Config = v1alpha1.ConfigStatus{Name: key, ChangeTime: h.GPU.Spec.ChangeTime, PodUIDs: h.readers()}
 	}
 }
 

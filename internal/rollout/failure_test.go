@@ -32,7 +32,7 @@ func TestAFailedChangeGoesBackToTheLastGoodState(t *testing.T) {
 			}
 			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", timeSlicing(4))}
 			c.run(60)
-			good := c.hosts["a"].GPU.Spec.ConfigKey
+			good := c.hosts["a"].GPU.Spec.ConfigName
 			c.hosts["a"].breaks(good)
 
 			c.Policies[0].Spec.Sharing, c.Policies[0].Generation = next, 2
@@ -403,7 +403,7 @@ func TestARollbackThatNeedsIdleGPUsGivesTheNodeBackMeanwhile(t *testing.T) {
 	g := NewWithT(t)
 	c, h := toMIG(evicting)
 	c.run(60)
-	good := h.GPU.Spec.ConfigKey
+	good := h.GPU.Spec.ConfigName
 	c.Policies[0].Spec.Sharing, c.Policies[0].Generation = mig(count("3g", 2)), 2
 	h.breaks(good)
 	c.steps(8)
@@ -430,7 +430,7 @@ func TestARollbackThatDrainsInVainLetsGo(t *testing.T) {
 	g := NewWithT(t)
 	c, h := toMIG()
 	c.run(60)
-	good := h.GPU.Spec.ConfigKey
+	good := h.GPU.Spec.ConfigName
 	c.Policies[0].Spec.Sharing, c.Policies[0].Generation = mig(count("3g", 2)), 2
 	for rollout.Decide(c.world()).Nodes[0].State != rollout.StateReleasing {
 		c.steps(1)

@@ -116,7 +116,7 @@ func (c *chronicle) mayChange(h *host, uuid string) bool {
 			return true
 		}
 	}
-	if h.GPU.Spec.Policy == "" && h.GPU.Spec.Baseline == nil && len(c.Policies) == 0 {
+	if h.GPU.Spec.PolicyName == "" && h.GPU.Spec.Baseline == nil && len(c.Policies) == 0 {
 		return false
 	}
 	slotted := c.slotted(h)
@@ -155,7 +155,7 @@ func (c *chronicle) inBudget(h *host, a rollout.Action) {
 	case rollout.PatchNode:
 		disturbs, takes = a.Annotations[v1alpha1.AnnotationPaused] != nil, a.Annotations[v1alpha1.AnnotationBaseline] != nil
 	case rollout.SetSpec:
-		takes = a.Spec.Policy != ""
+		takes = a.Spec.PolicyName != ""
 	}
 	if by := a.For().Name; (disturbs || takes) && by != "" && by != h.lastPolicy {
 		h.lastPolicy, disturbs = by, true
@@ -340,7 +340,7 @@ func (c *chronicle) truthful(d rollout.Decision) {
 		}
 		for _, n := range d.Policies[p.Name].Pending {
 			if problem := c.alive(p, n, d.Policies[p.Name]); problem != "" {
-				c.breaks("truth", "node %s under policy %s, %s (%s), at rest: %s: %s", n.Node, p.Name, n.State, n.Reason, problem, n.Message)
+				c.breaks("truth", "node %s under policy %s, %s (%s), at rest: %s: %s", n.NodeName, p.Name, n.State, n.Reason, problem, n.Message)
 				return
 			}
 		}
@@ -349,7 +349,7 @@ func (c *chronicle) truthful(d rollout.Decision) {
 
 // alive says why the reason of a node that waits at rest is none; empty: it is one.
 func (c *chronicle) alive(p *v1alpha1.GPUSharingPolicy, n v1alpha1.PendingNode, s v1alpha1.GPUSharingPolicyStatus) string {
-	h := c.hosts[n.Node]
+	h := c.hosts[n.NodeName]
 	if h == nil {
 		return "there is no such node"
 	}
@@ -368,7 +368,7 @@ func (c *chronicle) alive(p *v1alpha1.GPUSharingPolicy, n v1alpha1.PendingNode, 
 		if s.Nodes.Failed < p.Spec.Rollout.MaxFailures {
 			return fmt.Sprintf("%d failed and %d may", s.Nodes.Failed, p.Spec.Rollout.MaxFailures)
 		}
-	case v1alpha1.ReasonWiring:
+	case v1alpha1.ReasonConfiguringDevicePlugin:
 		return "all is configured"
 	case v1alpha1.ReasonDRADriverActive, v1alpha1.ReasonSlicerActive:
 		if !h.shared() {

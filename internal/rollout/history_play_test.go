@@ -412,7 +412,7 @@ func (c *chronicle) released() {
 	if retains {
 		for i := range c.Policies {
 			c.Policies[i].Generation++
-			c.Policies[i].Spec.DeletionPolicy = v1alpha1.DeletionPolicyRetain
+			c.Policies[i].Spec.ReleasePolicy = v1alpha1.ReleasePolicyRetain
 		}
 		for _, h := range c.all() {
 			h.AgentReady = h.AgentReady && c.random.IntN(3) > 0
@@ -433,7 +433,7 @@ func (c *chronicle) released() {
 			h.AgentReady = !h.off && !h.forsaken
 		}
 	}
-	c.tell("every policy is deleted, after deletionPolicy Retain: %v", retains)
+	c.tell("every policy is deleted, after releasePolicy Retain: %v", retains)
 	c.Policies = nil
 	d := c.comesToRest()
 	for _, h := range c.all() {

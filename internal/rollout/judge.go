@@ -89,7 +89,7 @@ func (v *view) judgeNode() judgement {
 }
 
 // judgeFailed reports why the wish failed, while the node is on its way back, or waits to become idle after all.
-func (v *view) judgeFailed(f v1alpha1.FailedWish, j judgement) judgement {
+func (v *view) judgeFailed(f v1alpha1.FailedChange, j judgement) judgement {
 	j.rollback = j.State
 	switch {
 	case !v.fallsBack && len(v.blockers) == 0:
@@ -152,7 +152,7 @@ func (v *view) afterApplying() judgement {
 // byManager is the part of NVIDIA's mig-manager, where it partitions the GPUs of the node.
 func (v *view) byManager(asks bool) (judgement, bool) {
 	switch {
-	case v.partitions() && asks && v.node.GPU.Spec.MIGConfig != "":
+	case v.partitions() && asks && v.node.GPU.Spec.MIGConfigName != "":
 		return v.drive(), true
 	case v.partitions() && !asks && v.taint() == nil:
 		j, pending := v.prepared()
@@ -166,7 +166,7 @@ func (v *view) byManager(asks bool) (judgement, bool) {
 // the record that the target failed asks for nothing until it is written again: the deadlines of another attempt begin with that.
 func (v *view) asks() bool {
 	f := v.node.GPU.Spec.Failed
-	again := f != nil && !v.fallsBack && f.Wish == v.asked()
+	again := f != nil && !v.fallsBack && f.Hash == v.asked()
 	if again || !wishes(v.node.GPU.Spec, v.to) {
 		return false
 	}
@@ -175,7 +175,7 @@ func (v *view) asks() bool {
 	}
 	name := v.config().Name
 	_, asked := v.askedFor(name)
-	return asked || v.node.GPU.Spec.MIGConfig == name
+	return asked || v.node.GPU.Spec.MIGConfigName == name
 }
 
 // underway is the reason of a node on which nothing in particular is waited for.
@@ -213,7 +213,7 @@ func (v *view) disrupt(asks bool) judgement {
 	j := judgement{State: StateStaleDisruptive, reason: v.underway(), giveUp: v.giveBack("the change is held back")}
 	tainted, blocked := v.taint() != nil, len(v.blockers) > 0
 	switch {
-	case blocked && v.evictionMode() == v1alpha1.EvictionModeNever:
+	case blocked && v.drainMode() == v1alpha1.DrainModeNever:
 		j.reason, j.message = v1alpha1.ReasonGPUInUse, "waiting until nobody uses what must be changed: "+v.inTheWay()
 		j.actions = v.letGo("the node is in use")
 		return j
@@ -347,7 +347,7 @@ func (v *view) applying() judgement {
 	case v.permitted():
 		j.reason, timeout = v1alpha1.ReasonRebooting, rebootTimeout
 	}
-	since := v.node.GPU.Spec.Since
+	since := v.node.GPU.Spec.ChangeTime
 	if since.IsZero() || reached(v.node.GPU.Spec, v.to) { // what was reached before is waited for
 		return j
 	}

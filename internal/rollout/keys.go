@@ -27,9 +27,9 @@ func keys(w *World, all []*member, wireMIG bool) (WriteKeys, bool) {
 	for _, m := range all {
 		spec := &m.node.GPU.Spec
 		name(m.node.Labels[v1alpha1.LabelConfig])
-		name(spec.ConfigKey)
+		name(spec.ConfigName)
 		if spec.LastGood != nil {
-			name(spec.LastGood.ConfigKey)
+			name(spec.LastGood.ConfigName)
 		}
 		if m.wish != nil && (m.wish.Config.Key != last || m.wish.Config.Data != want[last]) {
 			want[m.wish.Config.Key], last = m.wish.Config.Data, ""
@@ -67,7 +67,7 @@ func managerFile(file string, all []*member) string {
 	want, complete := map[string]string{}, true
 	for name, entries := range has {
 		named := func(m *member) bool {
-			return m.node.Labels[v1alpha1.LabelMIGConfig] == name || m.node.GPU.Spec.MIGConfig == name
+			return m.node.Labels[v1alpha1.LabelMIGConfig] == name || m.node.GPU.Spec.MIGConfigName == name
 		}
 		if !migmanager.Ours(name) || slices.ContainsFunc(all, named) {
 			want[name] = entries

@@ -73,7 +73,7 @@ func TestTheFirstPolicyWaitsForClientsOfNVIDIAsMPSDaemons(t *testing.T) {
 	c.end(byHand, "client")
 	d = c.pass()
 	g.Expect(d.Held).To(BeEmpty())
-	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonWiring))
+	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonConfiguringDevicePlugin))
 }
 
 // TestTheDefaultConfigKeepsTheStrategyForNodesThatNoPolicyChanges, and for no others.

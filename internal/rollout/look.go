@@ -179,7 +179,7 @@ func (v *view) keepsNVIDIA(uuid string) bool {
 func policyNode(n *Node) policy.Node {
 	return policy.Node{
 		Name: n.Name, Labels: n.Labels, Devices: n.GPU.Status.Devices, Changed: changed(n.GPU.Spec),
-		Policy: n.GPU.Spec.Policy, Numbering: n.GPU.Spec.Numbering,
+		Policy: n.GPU.Spec.PolicyName, Numbering: n.GPU.Spec.Numbering,
 	}
 }
 
@@ -199,9 +199,9 @@ func (v *view) asked() string {
 }
 
 // failed is the record that what is asked failed on this node; nil if it has not, or is to be tried again.
-func (v *view) failed() *v1alpha1.FailedWish {
+func (v *view) failed() *v1alpha1.FailedChange {
 	f := v.node.GPU.Spec.Failed
-	if f == nil || f.Wish != v.asked() || f.Attempt != v.attempt() {
+	if f == nil || f.Hash != v.asked() || f.Attempt != v.attempt() {
 		return nil
 	}
 	if f.Reason == v1alpha1.ReasonRebootRequired && v.mayReboot() {
@@ -296,7 +296,7 @@ func (v *view) rules() v1alpha1.Rollout {
 		return v.by.Spec.Rollout
 	}
 	if r := v.node.GPU.Spec.Release; r != nil {
-		return v1alpha1.Rollout{Eviction: r.Eviction, MaxUnavailable: r.MaxUnavailable, Reboot: r.Reboot}
+		return v1alpha1.Rollout{Drain: r.Drain, MaxUnavailable: r.MaxUnavailable, Reboot: r.Reboot}
 	}
 	return v1alpha1.Rollout{}
 }
@@ -304,18 +304,18 @@ func (v *view) rules() v1alpha1.Rollout {
 // drainTimeout is how long to wait for the node to become idle.
 func (v *view) drainTimeout() time.Duration {
 	const usual = 600 // the default of the API
-	seconds := v.rules().Eviction.TimeoutSeconds
+	seconds := v.rules().Drain.TimeoutSeconds
 	if seconds == 0 {
 		seconds = usual
 	}
 	return time.Duration(seconds) * time.Second
 }
 
-func (v *view) evictionMode() v1alpha1.EvictionMode {
-	if mode := v.rules().Eviction.Mode; mode != "" {
+func (v *view) drainMode() v1alpha1.DrainMode {
+	if mode := v.rules().Drain.Mode; mode != "" {
 		return mode
 	}
-	return v1alpha1.EvictionModeWaitForIdle
+	return v1alpha1.DrainModeWaitForIdle
 }
 
 func (v *view) ref() PolicyRef {
@@ -330,7 +330,7 @@ func (v *view) undiscovered() (judgement, bool) {
 	j := judgement{State: StateUndiscovered, reason: v1alpha1.ReasonAgentNotReporting}
 	c, found := condition.Find(v.node.GPU.Status.Conditions, v1alpha1.ConditionDiscovered)
 	switch value := v.node.Labels[v1alpha1.LabelClient]; {
-	case !v.node.AgentReady && v.node.GPU.Spec.MIGConfig != "" && value == pausedValue:
+	case !v.node.AgentReady && v.node.GPU.Spec.MIGConfigName != "" && value == pausedValue:
 		return j, false // NVIDIA's mig-manager, which is driven here, keeps it away
 	case !v.node.AgentReady && value == pausedValue:
 		j.reason, j.message = v1alpha1.ReasonMIGManagerBusy, v.agentAway("NVIDIA's mig-manager is changing the node")

@@ -50,7 +50,7 @@ func (h *host) goDown() {
 	if !h.AgentReady || !h.required || !h.canReboot || p == nil || p.BootID != h.bootID() || h.inUse() != "" {
 		return
 	}
-	h.reboots = append(h.reboots, p.Wish+h.inUse())
+	h.reboots = append(h.reboots, p.Hash+h.inUse())
 	h.down, h.AgentReady = h.now, false
 }
 

@@ -167,7 +167,7 @@ func setsSpec(a Action) bool {
 // inFlight reports whether the agent has been asked for a policy's desired state that the node has not reached.
 func (v *view) inFlight() bool {
 	spec := v.node.GPU.Spec
-	return spec.Policy != "" && spec.ConfigKey != "" && !reached(spec, target{key: spec.ConfigKey, devices: spec.Devices})
+	return spec.PolicyName != "" && spec.ConfigName != "" && !reached(spec, target{key: spec.ConfigName, devices: spec.Devices})
 }
 
 // protect keeps the device plugin away while the driver is replaced under MIG instances that our agent makes. They are gone
@@ -247,13 +247,13 @@ func (v *view) asksAgain() (j judgement, waits bool) {
 		State: StateApplying, reason: v1alpha1.ReasonApplying, message: "Waiting for the agent to report what is on the node now",
 	}
 	spec := *v.node.GPU.Spec.DeepCopy()
-	if !spec.Since.After(at) {
-		spec.Since = metav1.NewTime(v.world.Now)
+	if !spec.ChangeTime.After(at) {
+		spec.ChangeTime = metav1.NewTime(v.world.Now)
 		j.actions = []Action{SetSpec{Node: v.node.Name, Spec: spec, Policy: v.ref(), Why: why}}
 		j.after = time.Second // an interruption of less than that
 		return j, true
 	}
-	left := spec.Since.Add(applyTimeout).Sub(v.world.Now)
+	left := spec.ChangeTime.Add(applyTimeout).Sub(v.world.Now)
 	c, reported := condition.Find(v.node.GPU.Status.Conditions, v1alpha1.ConditionReady)
 	j.after = left
 	return j, left > 0 && (!reported || c.ObservedGeneration < v.node.GPU.Generation)

@@ -178,7 +178,7 @@ func (h *host) work(file map[string]migConfig) {
 
 // apply changes the GPUs, and says what was in the way.
 func (h *host) apply(wish []v1alpha1.DeviceSpec) (failed string) {
-	if h.AgentReady && h.GPU.Spec.Policy != "" && h.GPU.Spec.MIGConfig == "" && migmanager.Ours(h.last) {
+	if h.AgentReady && h.GPU.Spec.PolicyName != "" && h.GPU.Spec.MIGConfigName == "" && migmanager.Ours(h.last) {
 		h.mistakes = append(h.mistakes, "the agent has the driver open")
 	}
 	for _, d := range migmanager.Clears(wish, h.devices()) {
@@ -224,7 +224,7 @@ func (h *host) reportAside() {
 	for _, conditionType := range []string{v1alpha1.ConditionApplied, v1alpha1.ConditionReady} {
 		h.GPU.Status.Conditions = slices.DeleteFunc(h.GPU.Status.Conditions, func(c metav1.Condition) bool { return c.Type == conditionType })
 		h.GPU.Status.Conditions = append(h.GPU.Status.Conditions, metav1.Condition{
-			Type: conditionType, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonMIGManager, ObservedGeneration: h.GPU.Generation,
+			Type: conditionType, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonMIGManagerPartitioning, ObservedGeneration: h.GPU.Generation,
 		})
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	. "github.com/onsi/gomega"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
@@ -44,7 +45,7 @@ func TestNVIDIAsMPSDaemonSetIsKeptOff(t *testing.T) {
 	c := newCluster()
 	h := c.add("a", sim.A100)
 	limited := mps(4)
-	limited.MPS.PinnedMemoryLimit = "2Gi"
+	limited.MPS.PinnedMemoryLimit = new(resource.MustParse("2Gi"))
 	for name, next := range map[string]v1alpha1.Sharing{
 		"other limits": limited, "more replicas": mps(10), "MIG": mig(count("1g", 7)), "time-slicing": timeSlicing(2),
 	} {

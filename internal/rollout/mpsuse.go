@@ -19,7 +19,7 @@ func (v *view) limitsPending(s State) finding {
 	clients := int32(0)
 	for _, d := range v.node.GPU.Status.MPS {
 		clients += d.OutdatedClients
-		for _, uid := range d.OutdatedPods {
+		for _, uid := range d.OutdatedPodUIDs {
 			names = append(names, v.podName(uid))
 		}
 	}
@@ -41,7 +41,7 @@ func (v *view) mpsUnreachable(State) finding {
 	clients := int32(0)
 	for _, d := range v.node.GPU.Status.MPS {
 		if d.Unreachable {
-			names = append(names, d.Resource)
+			names = append(names, d.ResourceName)
 			clients += d.Clients
 		}
 	}

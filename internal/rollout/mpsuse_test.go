@@ -28,14 +28,14 @@ func TestPodsWithFormerLimitsAreNamed(t *testing.T) {
 	g := NewWithT(t)
 	c, h := sharedByMPS(g)
 	h.GPU.Status.MPS = []v1alpha1.MPSStatus{{
-		Resource: "nvidia.com/gpu", Clients: 3, OutdatedClients: 2, OutdatedPods: []string{"2", "1"},
+		ResourceName: "nvidia.com/gpu", Clients: 3, OutdatedClients: 2, OutdatedPodUIDs: []string{"2", "1"},
 	}}
 	n := rollout.Decide(c.world()).Nodes[0]
 	g.Expect(n.State).To(Equal(rollout.StateUpToDate))
 	g.Expect(n.Reason).To(Equal(v1alpha1.ReasonLimitsPending))
 	g.Expect(n.Message).To(HavePrefix("team-a/train, team-b/infer: started before the MPS limits changed"))
 
-	h.GPU.Status.MPS[0].OutdatedClients, h.GPU.Status.MPS[0].OutdatedPods = 0, nil
+	h.GPU.Status.MPS[0].OutdatedClients, h.GPU.Status.MPS[0].OutdatedPodUIDs = 0, nil
 	g.Expect(rollout.Decide(c.world()).Nodes[0].Reason).To(Equal(v1alpha1.ReasonReady))
 }
 
@@ -43,7 +43,7 @@ func TestPodsThatWaitForAnotherUserAreNamed(t *testing.T) {
 	g := NewWithT(t)
 	c, h := sharedByMPS(g)
 	h.GPU.Status.MPS = []v1alpha1.MPSStatus{{
-		Resource: "nvidia.com/gpu", User: new(int64(1000650000)), Clients: 1,
+		ResourceName: "nvidia.com/gpu", User: new(int64(1000650000)), Clients: 1,
 		WaitingPods: []v1alpha1.MPSWaitingPod{{UID: "2", User: 1000660000}, {UID: "gone", User: 0}},
 	}}
 	n := rollout.Decide(c.world()).Nodes[0]
@@ -55,7 +55,7 @@ func TestPodsThatWaitForAnotherUserAreNamed(t *testing.T) {
 func TestADaemonThatNewPodsCannotReachIsNamed(t *testing.T) {
 	g := NewWithT(t)
 	c, h := sharedByMPS(g)
-	h.GPU.Status.MPS = []v1alpha1.MPSStatus{{Resource: "nvidia.com/gpu", Clients: 3, Unreachable: true}}
+	h.GPU.Status.MPS = []v1alpha1.MPSStatus{{ResourceName: "nvidia.com/gpu", Clients: 3, Unreachable: true}}
 	n := rollout.Decide(c.world()).Nodes[0]
 	g.Expect(n.State).To(Equal(rollout.StateUpToDate))
 	g.Expect(n.Reason).To(Equal(v1alpha1.ReasonMPSUnreachable))

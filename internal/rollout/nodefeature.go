@@ -120,7 +120,7 @@ func (v *view) keepMPSOff() (judgement, bool) {
 	if !v.excludesNVIDIA() || v.servesMPS() {
 		return judgement{}, false
 	}
-	j := judgement{State: StateQuiescing, reason: v1alpha1.ReasonKeepingMPSOff}
+	j := judgement{State: StateQuiescing, reason: v1alpha1.ReasonDisablingNVIDIAMPS}
 	switch {
 	case v.byNodeFeature() && v.node.Features.OverriddenSince.IsZero():
 		j.message = fmt.Sprintf("Keeping NVIDIA's MPS DaemonSet off the node by NodeFeature %s", OverrideName(v.node.Name))
@@ -261,7 +261,7 @@ func (v *view) notKeptOff(State) finding {
 	case v.byNodeFeature() && v.node.Features.OverriddenSince.IsZero():
 		f := finding{repair: []Action{KeepMPSOff{Node: v.node.Name}}}
 		if allowed {
-			f.reason = v1alpha1.ReasonKeepingMPSOff
+			f.reason = v1alpha1.ReasonDisablingNVIDIAMPS
 			f.message = fmt.Sprintf("NodeFeature %s is missing, which keeps NVIDIA's MPS DaemonSet off the node. The operator writes it again",
 				OverrideName(v.node.Name))
 		}
@@ -325,7 +325,7 @@ func (v *view) allowMPS(restore bool) []Action {
 
 // stale finds that GFD still says that the node shares by MPS, long after another configuration was selected.
 func (v *view) stale() finding {
-	since := v.node.GPU.Spec.Since
+	since := v.node.GPU.Spec.ChangeTime
 	if since.IsZero() {
 		return finding{}
 	}

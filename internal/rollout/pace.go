@@ -86,8 +86,8 @@ func (g *group) budget() *budget {
 	b := &budget{places: g.places(), left: g.places(), proven: map[string]bool{}}
 	last := "" // of thousands of nodes, most have the same
 	for _, m := range g.members {
-		if good := m.node.GPU.Spec.LastGood; good != nil && good.ConfigKey != last {
-			last = good.ConfigKey
+		if good := m.node.GPU.Spec.LastGood; good != nil && good.ConfigName != last {
+			last = good.ConfigName
 			b.proven[last] = true
 		}
 	}
@@ -239,7 +239,7 @@ func (g *group) gate(w *World, m *member) (reason, message string) {
 	case !w.Wiring.Ready && w.held() != "":
 		return v1alpha1.ReasonMPSClientsRunning, "Waiting: " + w.held()
 	case !w.Wiring.Ready:
-		return v1alpha1.ReasonWiring, cmp.Or(w.Wiring.Message, "NVIDIA's device plugin is being pointed at the operator's ConfigMap")
+		return v1alpha1.ReasonConfiguringDevicePlugin, cmp.Or(w.Wiring.Message, "NVIDIA's device plugin is being pointed at the operator's ConfigMap")
 	case m.managerKeepsUsOff():
 		return m.waitsForManager()
 	case g.halted && m.State != StateFailed:

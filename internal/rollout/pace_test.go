@@ -119,7 +119,7 @@ func TestANodeWhosePausesAreLeftHoldsItsPlace(t *testing.T) {
 			c.tick(20 * time.Minute)
 			c.run(60)
 			g.Expect(c.hosts["a"].Annotations).NotTo(HaveKey(v1alpha1.AnnotationPaused))
-			g.Expect(c.hosts["b"].GPU.Spec.ConfigKey).NotTo(BeEmpty(), "then it is the turn of the other")
+			g.Expect(c.hosts["b"].GPU.Spec.ConfigName).NotTo(BeEmpty(), "then it is the turn of the other")
 		})
 	}
 }

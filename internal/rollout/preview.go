@@ -51,11 +51,11 @@ func (v *view) fateOf(b plan.Blocker) string {
 	case p != nil && p.Terminating:
 		return "is ending already"
 	}
-	switch mode := v.evictionMode(); {
-	case mode == v1alpha1.EvictionModeNever:
-		return "is waited for, however long, while the node takes new pods (rollout.eviction.mode Never)"
-	case mode != v1alpha1.EvictionModeEvict:
-		return fmt.Sprintf("is waited for, up to %s (rollout.eviction)", v.drainTimeout())
+	switch mode := v.drainMode(); {
+	case mode == v1alpha1.DrainModeNever:
+		return "is waited for, however long, while the node takes new pods (rollout.drain.mode Never)"
+	case mode != v1alpha1.DrainModeEvict:
+		return fmt.Sprintf("is waited for, up to %s (rollout.drain)", v.drainTimeout())
 	case p == nil:
 		return "is gone already and is waited for"
 	case stays(p):

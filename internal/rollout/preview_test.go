@@ -78,9 +78,9 @@ func TestThePreviewSaysHowLongIsWaited(t *testing.T) {
 		fate string
 	}{
 		"until the time for draining is over": {
-			func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Rollout.Eviction.TimeoutSeconds = 90 }, "is waited for, up to 1m30s (rollout.eviction)",
+			func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Rollout.Drain.TimeoutSeconds = 90 }, "is waited for, up to 1m30s (rollout.drain)",
 		},
-		"however long": {neverEvicting, "is waited for, however long, while the node takes new pods (rollout.eviction.mode Never)"},
+		"however long": {neverEvicting, "is waited for, however long, while the node takes new pods (rollout.drain.mode Never)"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)

@@ -44,7 +44,7 @@ func (v *view) reboots() bool { return v.awaitsReboot() && v.mayReboot() }
 // permitted says whether the agent has, or had, the permission to reboot the node for the target.
 func (v *view) permitted() bool {
 	p := v.node.GPU.Spec.Reboot
-	return p != nil && p.Wish == v.to.hash()
+	return p != nil && p.Hash == v.to.hash()
 }
 
 // rebooting lets the agent reboot a node that nobody uses, then waits for it.
@@ -64,7 +64,7 @@ func (v *view) goneDown() judgement {
 		State: StateUndiscovered, reason: v1alpha1.ReasonRebooting,
 		message: "the node is being rebooted, as rollout.reboot allows; waiting until its agent is Ready again",
 	}
-	j.after = max(v.node.GPU.Spec.Since.Add(rebootTimeout).Sub(v.world.Now), 0)
+	j.after = max(v.node.GPU.Spec.ChangeTime.Add(rebootTimeout).Sub(v.world.Now), 0)
 	if j.after == 0 {
 		j.reason = v1alpha1.ReasonAgentNotReporting
 		j.message = fmt.Sprintf("the node was rebooted and its agent is not Ready again within %s; look at the machine", rebootTimeout)
@@ -75,8 +75,8 @@ func (v *view) goneDown() judgement {
 // permitReboot gives the permission. The time that the agent has begins anew with it.
 func (v *view) permitReboot() SetSpec {
 	spec := v.kept()
-	spec.Reboot = &v1alpha1.RebootPermission{Wish: v.to.hash(), BootID: v.node.GPU.Status.BootID}
-	spec.Since = metav1.NewTime(v.world.Now)
+	spec.Reboot = &v1alpha1.RebootPermission{Hash: v.to.hash(), BootID: v.node.GPU.Status.BootID}
+	spec.ChangeTime = metav1.NewTime(v.world.Now)
 	return SetSpec{Node: v.node.Name, Spec: spec, Policy: v.ref(), Why: "letting the agent reboot the node"}
 }
 

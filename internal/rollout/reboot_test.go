@@ -24,10 +24,10 @@ func firstGPU() v1alpha1.Sharing {
 }
 
 // rebooting is a policy that lets nodes be rebooted.
-func rebooting(mode v1alpha1.EvictionMode) v1alpha1.GPUSharingPolicy {
+func rebooting(mode v1alpha1.DrainMode) v1alpha1.GPUSharingPolicy {
 	return policyOf("research", firstGPU(), func(p *v1alpha1.GPUSharingPolicy) {
 		p.Spec.Rollout.Reboot = v1alpha1.RebootModeIfRequired
-		p.Spec.Rollout.Eviction.Mode = mode
+		p.Spec.Rollout.Drain.Mode = mode
 	})
 }
 
@@ -36,7 +36,7 @@ func TestANodeIsRebootedWhereAGPUCannotBeReset(t *testing.T) {
 	c := newCluster()
 	h := c.add("a", sim.A100, sim.A100).virtual()
 	c.hold(h, "train", 1, gpu.WholeGPU)
-	c.Policies = []v1alpha1.GPUSharingPolicy{rebooting(v1alpha1.EvictionModeEvict)}
+	c.Policies = []v1alpha1.GPUSharingPolicy{rebooting(v1alpha1.DrainModeEvict)}
 	for range 60 {
 		c.pass()
 		c.tick(time.Second)
@@ -71,7 +71,7 @@ func TestARebootSurvivesAnInterruptionAfterEveryAction(t *testing.T) {
 		c := newCluster()
 		h := c.add("a", sim.A100, sim.A100).virtual()
 		c.hold(h, "train", 1, gpu.WholeGPU)
-		c.Policies = []v1alpha1.GPUSharingPolicy{rebooting(v1alpha1.EvictionModeEvict)}
+		c.Policies = []v1alpha1.GPUSharingPolicy{rebooting(v1alpha1.DrainModeEvict)}
 		done := 0
 		for range 300 {
 			for _, a := range rollout.Decide(c.world()).Actions {
@@ -96,7 +96,7 @@ func TestNoNodeIsRebootedTwiceForOneWish(t *testing.T) {
 	c := newCluster()
 	h := c.add("a", sim.A100, sim.A100).virtual()
 	h.forgets = true
-	c.Policies = []v1alpha1.GPUSharingPolicy{rebooting(v1alpha1.EvictionModeEvict)}
+	c.Policies = []v1alpha1.GPUSharingPolicy{rebooting(v1alpha1.DrainModeEvict)}
 	d, _ := c.run(2000)
 	g.Expect(h.reboots).To(HaveLen(1))
 	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateFailed))
@@ -139,7 +139,7 @@ func TestWhatANodeThatMustNotBeRebootedSays(t *testing.T) {
 			c := newCluster()
 			h := c.add("a", sim.A100, sim.A100).virtual()
 			c.hold(h, "train", 1, gpu.WholeGPU)
-			c.Policies = []v1alpha1.GPUSharingPolicy{rebooting(v1alpha1.EvictionModeEvict)}
+			c.Policies = []v1alpha1.GPUSharingPolicy{rebooting(v1alpha1.DrainModeEvict)}
 			tt.forbid(&c.Policies[0], h)
 			d, _ := c.run(30)
 			g.Expect(d.Nodes[0].State).To(Equal(rollout.StateApplying))
@@ -166,7 +166,7 @@ func TestWhatANodeThatMustNotBeRebootedSays(t *testing.T) {
 }
 
 func TestARebootWaitsForWhoMustNotBeEvicted(t *testing.T) {
-	for _, mode := range []v1alpha1.EvictionMode{v1alpha1.EvictionModeNever, v1alpha1.EvictionModeWaitForIdle} {
+	for _, mode := range []v1alpha1.DrainMode{v1alpha1.DrainModeNever, v1alpha1.DrainModeWaitForIdle} {
 		t.Run(string(mode), func(t *testing.T) {
 			g := NewWithT(t)
 			c := newCluster()
@@ -195,7 +195,7 @@ func TestRebootsKeepToTheBudget(t *testing.T) {
 	for i := range 4 {
 		c.add(fmt.Sprintf("n%d", i), sim.A100).virtual()
 	}
-	c.Policies = []v1alpha1.GPUSharingPolicy{rebooting(v1alpha1.EvictionModeEvict)}
+	c.Policies = []v1alpha1.GPUSharingPolicy{rebooting(v1alpha1.DrainModeEvict)}
 	for range 1500 {
 		c.pass()
 		c.tick(time.Second)
@@ -218,7 +218,7 @@ func TestAPausedRolloutKeepsNoNodeThatAwaitsItsReboot(t *testing.T) {
 	g := NewWithT(t)
 	c := newCluster()
 	h := c.add("a", sim.A100).virtual()
-	c.Policies = []v1alpha1.GPUSharingPolicy{rebooting(v1alpha1.EvictionModeEvict)}
+	c.Policies = []v1alpha1.GPUSharingPolicy{rebooting(v1alpha1.DrainModeEvict)}
 	for !h.required {
 		c.steps(1)
 	}
@@ -256,7 +256,7 @@ func TestANodeThatOnlyARebootBringsBackIsLeftToItsUsers(t *testing.T) {
 			g := NewWithT(t)
 			c := newCluster()
 			h := c.add("a", sim.A100).virtual()
-			c.Policies = []v1alpha1.GPUSharingPolicy{rebooting(v1alpha1.EvictionModeEvict)}
+			c.Policies = []v1alpha1.GPUSharingPolicy{rebooting(v1alpha1.DrainModeEvict)}
 			if name == "after a failure" {
 				h.breaks("") // what the GPU offers in its new mode is not advertised
 			}

@@ -13,20 +13,20 @@ import (
 )
 
 // A policy that is gone cannot say how its nodes are released, so each GPUNode says it (spec.release). Users who set
-// deletionPolicy: Retain and then delete the policy rely on that. So it is recorded at once on every node that the policy has
+// releasePolicy: Retain and then delete the policy rely on that. So it is recorded at once on every node that the policy has
 // changed, whatever the state of the node and also while the rollout is paused, and the policy counts as observed only then.
 
 // releases reports whether the GPUNode of a node records how a policy releases it, or has nothing to record.
 func releases(n *Node, by *v1alpha1.GPUSharingPolicy) bool {
 	spec := &n.GPU.Spec
-	return by == nil || spec.Baseline == nil || spec.Policy != by.Name || equality.Semantic.DeepEqual(spec.Release, releaseOf(by))
+	return by == nil || spec.Baseline == nil || spec.PolicyName != by.Name || equality.Semantic.DeepEqual(spec.Release, releaseOf(by))
 }
 
 // keepRelease records on a node how its policy releases it.
 func (m *member) keepRelease(by *v1alpha1.GPUSharingPolicy, groups map[string]*group) {
 	spec := m.node.GPU.Spec
 	groups[by.Name].unrecorded++
-	if spec.Reboot != nil || spec.MIGConfig != "" || slices.ContainsFunc(m.actions, setsSpec) {
+	if spec.Reboot != nil || spec.MIGConfigName != "" || slices.ContainsFunc(m.actions, setsSpec) {
 		return // the write that ends that records it
 	}
 	spec = *spec.DeepCopy()

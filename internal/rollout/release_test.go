@@ -14,7 +14,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
 )
 
-func retaining(p *v1alpha1.GPUSharingPolicy) { p.Spec.DeletionPolicy = v1alpha1.DeletionPolicyRetain }
+func retaining(p *v1alpha1.GPUSharingPolicy) { p.Spec.ReleasePolicy = v1alpha1.ReleasePolicyRetain }
 
 // observed is the generation that the status of the first policy is about.
 func (c *cluster) observed() int64 {

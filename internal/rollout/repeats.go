@@ -100,7 +100,7 @@ func sameness(a Action) string {
 	case PatchNode:
 		return "patch " + a.Node + entries(a.Labels) + entries(a.Annotations)
 	case SetSpec:
-		return fmt.Sprintf("spec %s %s %s", a.Node, a.Why, a.Spec.ConfigKey)
+		return fmt.Sprintf("spec %s %s %s", a.Node, a.Why, a.Spec.ConfigName)
 	case Tell:
 		return fmt.Sprintf("tell %s %s", a.Node, a.Reason)
 	}

@@ -17,7 +17,7 @@ import (
 func TestAFailedNodeIsTriedAgain(t *testing.T) {
 	for name, again := range map[string]func(*cluster, *host){
 		"when any field of the policy is edited": func(c *cluster, _ *host) {
-			c.Policies[0].Spec.Rollout.Eviction.TimeoutSeconds = 900
+			c.Policies[0].Spec.Rollout.Drain.TimeoutSeconds = 900
 			c.Policies[0].Generation++
 		},
 		"when the policy is created anew": func(c *cluster, _ *host) { c.Policies[0].UID = "another" },

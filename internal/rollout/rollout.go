@@ -128,7 +128,7 @@ func (memory *Memory) place(w *World, n *Node, in placing) {
 // retained says whether a node that no policy governs stays as it is: nothing was ever done to it, or its last policy
 // says so.
 func retained(spec v1alpha1.GPUNodeSpec) bool {
-	return spec.Baseline == nil || spec.Release != nil && spec.Release.DeletionPolicy == v1alpha1.DeletionPolicyRetain
+	return spec.Baseline == nil || spec.Release != nil && spec.Release.ReleasePolicy == v1alpha1.ReleasePolicyRetain
 }
 
 // retain leaves a node as it is, without holding it.
@@ -137,9 +137,9 @@ func (m *member) retain() []Action {
 	if m.node.GPU.Spec.Baseline == nil && m.overridden() {
 		actions = append(actions, m.allowMPS(true)...)
 	}
-	if spec := m.node.GPU.Spec; m.world.Wiring.Reason == "" && spec.Policy != "" {
+	if spec := m.node.GPU.Spec; m.world.Wiring.Reason == "" && spec.PolicyName != "" {
 		spec = *spec.DeepCopy()
-		spec.Policy = ""
+		spec.PolicyName = ""
 		if spec.Baseline == nil {
 			spec = v1alpha1.GPUNodeSpec{}
 		}

@@ -21,10 +21,10 @@ func policyOf(name string, s v1alpha1.Sharing, with ...func(*v1alpha1.GPUSharing
 	p := v1alpha1.GPUSharingPolicy{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Generation: 1},
 		Spec: v1alpha1.GPUSharingPolicySpec{
-			Sharing: s, DeletionPolicy: v1alpha1.DeletionPolicyRestore,
+			Sharing: s, ReleasePolicy: v1alpha1.ReleasePolicyRestore,
 			Rollout: v1alpha1.Rollout{
 				MaxUnavailable: new(intstr.FromInt32(1)), MaxFailures: 1,
-				Eviction: v1alpha1.Eviction{Mode: v1alpha1.EvictionModeWaitForIdle, TimeoutSeconds: 600},
+				Drain: v1alpha1.Drain{Mode: v1alpha1.DrainModeWaitForIdle, TimeoutSeconds: 600},
 			},
 		},
 	}
@@ -182,7 +182,7 @@ func TestRetainLeavesTheNodeAsItIs(t *testing.T) {
 	cl := newCluster()
 	node := cl.add("a", sim.A100)
 	cl.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("1g", 7)), func(p *v1alpha1.GPUSharingPolicy) {
-		p.Spec.DeletionPolicy = v1alpha1.DeletionPolicyRetain
+		p.Spec.ReleasePolicy = v1alpha1.ReleasePolicyRetain
 	})}
 	cl.run(60)
 	labels := maps.Clone(node.Labels)
@@ -190,7 +190,7 @@ func TestRetainLeavesTheNodeAsItIs(t *testing.T) {
 	d, _ := cl.run(60)
 	g.Expect(node.Labels).To(Equal(labels))
 	g.Expect(advertised(node)).To(Equal(map[string]int64{"nvidia.com/mig-1g.5gb": 7}))
-	g.Expect(node.GPU.Spec.Policy).To(BeEmpty())
+	g.Expect(node.GPU.Spec.PolicyName).To(BeEmpty())
 	g.Expect(node.GPU.Spec.Baseline).NotTo(BeNil())
 	g.Expect(d.Wire).To(BeTrue(), "the label still names a key of ours")
 	g.Expect(cl.Keys).To(HaveKey(labels[v1alpha1.LabelConfig]))

@@ -189,9 +189,9 @@ func (v *view) nudgeAhead() []Action {
 // sees says whether a pod has the key before it as the agent reports it, and watched whether the agent will: it saw the
 // pod's config-manager with another key, and has not been silent for too long.
 func (v *view) sees(p Pod) (sees, watched bool) {
-	config, since := v.node.GPU.Status.Config, v.node.GPU.Spec.Since
-	listed := slices.Contains(config.Pods, p.UID)
-	if config.Key == v.to.key && config.Since.Equal(&since) {
+	config, since := v.node.GPU.Status.Config, v.node.GPU.Spec.ChangeTime
+	listed := slices.Contains(config.PodUIDs, p.UID)
+	if config.Name == v.to.key && config.ChangeTime.Equal(&since) {
 		return listed, false
 	}
 	return false, listed && v.world.Now.Sub(since.Time) < agentSilent

@@ -195,10 +195,10 @@ func (s *simulation) edit() {
 		timeSlicing(2), timeSlicing(4), mps(4), mps(10),
 		mig(count("1g", 7)), mig(count("3g", 1), count("1g", 2)), mig(count("2g", 3)),
 	}
-	modes := []v1alpha1.EvictionMode{v1alpha1.EvictionModeEvict, v1alpha1.EvictionModeWaitForIdle, v1alpha1.EvictionModeNever}
+	modes := []v1alpha1.DrainMode{v1alpha1.DrainModeEvict, v1alpha1.DrainModeWaitForIdle, v1alpha1.DrainModeNever}
 	p := policyOf("research", sharings[s.random.IntN(len(sharings))], func(p *v1alpha1.GPUSharingPolicy) {
 		p.Spec.Rollout.MaxUnavailable = new(intstr.FromInt32(int32(s.budget)))
-		p.Spec.Rollout.Eviction.Mode = modes[s.random.IntN(len(modes))]
+		p.Spec.Rollout.Drain.Mode = modes[s.random.IntN(len(modes))]
 		p.Spec.Rollout.MaxFailures = 5
 		p.Spec.Rollout.Reboot = v1alpha1.RebootModeIfRequired
 	})

@@ -58,7 +58,7 @@ func (v *view) slotDeadline() time.Time {
 	if at, was := v.lostAt(); was {
 		return at
 	}
-	last := latest(v.node.GPU.Spec.Since.Time, v.selectedAt())
+	last := latest(v.node.GPU.Spec.ChangeTime.Time, v.selectedAt())
 	if len(v.ours()) > 0 {
 		last = latest(last, v.node.HeldSince)
 	}

@@ -194,13 +194,13 @@ func TestANodeIsRolledBackBeforeOthersAreChanged(t *testing.T) {
 	g := NewWithT(t)
 	c := fleet(3, timeSlicing(2), failures(3))
 	c.run(200)
-	good := c.hosts["n0"].GPU.Spec.ConfigKey
+	good := c.hosts["n0"].GPU.Spec.ConfigName
 	c.hosts["n0"].breaks(good)
 	c.ask(mig(count("3g", 2)))
 	for range 600 {
 		d := c.pass()
 		if n := d.Nodes[0]; n.State == rollout.StateFailed && c.hosts["n0"].Labels[v1alpha1.LabelConfig] != good {
-			g.Expect(c.hosts["n1"].GPU.Spec.ConfigKey).To(Equal(good))
+			g.Expect(c.hosts["n1"].GPU.Spec.ConfigName).To(Equal(good))
 		}
 		c.tick(time.Second)
 	}

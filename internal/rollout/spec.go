@@ -22,11 +22,11 @@ import (
 // setSpec asks the agent for the target.
 func (v *view) setSpec() SetSpec {
 	spec := v.kept()
-	spec.ConfigKey, spec.Devices = v.to.key, sorted(v.to.devices)
-	spec.Since, spec.Reboot = metav1.NewTime(v.world.Now), nil
-	spec.MIGActuator, spec.MIGConfig = v.to.actuator, ""
+	spec.ConfigName, spec.Devices = v.to.key, sorted(v.to.devices)
+	spec.ChangeTime, spec.Reboot = metav1.NewTime(v.world.Now), nil
+	spec.MIGActuator, spec.MIGConfigName = v.to.actuator, ""
 	if v.partitions() {
-		spec.MIGConfig = v.config().Name
+		spec.MIGConfigName = v.config().Name
 	}
 	if !v.fallsBack {
 		spec.Failed = nil
@@ -45,7 +45,7 @@ func (v *view) setSpec() SetSpec {
 func (v *view) kept() v1alpha1.GPUNodeSpec {
 	spec := *v.node.GPU.Spec.DeepCopy()
 	v.record(&spec)
-	spec.Policy = v.to.policy
+	spec.PolicyName = v.to.policy
 	switch {
 	case v.by != nil:
 		spec.Release = releaseOf(v.by)
@@ -54,16 +54,16 @@ func (v *view) kept() v1alpha1.GPUNodeSpec {
 		if spec.Release == nil {
 			spec.Release = &v1alpha1.Release{}
 		}
-		spec.Release.Policy = owner(v.node, nil) // the copy on the Node goes before the taint does
+		spec.Release.PolicyName = owner(v.node, nil) // the copy on the Node goes before the taint does
 	}
 	return spec
 }
 
 func releaseOf(p *v1alpha1.GPUSharingPolicy) *v1alpha1.Release {
 	return &v1alpha1.Release{
-		Policy:         p.Name,
-		DeletionPolicy: p.Spec.DeletionPolicy,
-		Eviction:       p.Spec.Rollout.Eviction,
+		PolicyName:     p.Name,
+		ReleasePolicy:  p.Spec.ReleasePolicy,
+		Drain:          p.Spec.Rollout.Drain,
 		MaxUnavailable: p.Spec.Rollout.MaxUnavailable,
 		Reboot:         p.Spec.Rollout.Reboot,
 	}
@@ -79,7 +79,7 @@ func (v *view) recordFailure(reason, message string) SetSpec {
 	const most = 1024 // of the schema, in characters
 	spec := v.kept()
 	v.withdrawReboot(&spec)
-	spec.Failed = &v1alpha1.FailedWish{Wish: v.asked(), Reason: reason, Message: cut(message, most), Attempt: v.attempt()}
+	spec.Failed = &v1alpha1.FailedChange{Hash: v.asked(), Reason: reason, Message: cut(message, most), Attempt: v.attempt()}
 	return SetSpec{Node: v.node.Name, Spec: spec, Policy: v.ref(), Why: "recording that the change failed"}
 }
 

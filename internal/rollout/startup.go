@@ -52,7 +52,7 @@ func (m *member) wantStartup(g policy.Governed, awaited *v1alpha1.GPUSharingPoli
 // isNew says whether the node joined after the policy, was never as it asks, and offers no GPU yet: taints come too late
 // for a node that has run pods.
 func (m *member) isNew(p *v1alpha1.GPUSharingPolicy) bool {
-	return p.Spec.Rollout.NewNodes == v1alpha1.NewNodesTaintUntilReady && !p.Spec.Rollout.Paused &&
+	return p.Spec.Rollout.StartupTaint == v1alpha1.StartupTaintUntilReady && !p.Spec.Rollout.Paused &&
 		m.node.Created.After(p.CreationTimestamp.Time) && m.node.GPU.Spec.LastGood == nil && m.advertisesNoGPU()
 }
 

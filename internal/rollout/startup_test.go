@@ -23,7 +23,7 @@ var (
 )
 
 func taintsNewNodes(p *v1alpha1.GPUSharingPolicy) {
-	p.Spec.Rollout.NewNodes = v1alpha1.NewNodesTaintUntilReady
+	p.Spec.Rollout.StartupTaint = v1alpha1.StartupTaintUntilReady
 }
 
 // joining is a cluster of one node that is ready under a policy, in which NVIDIA's programs tolerate the startup taint if
@@ -82,7 +82,7 @@ func TestNodesThatAreNotNewAreNotTainted(t *testing.T) {
 		"that were there before":          {policy: taintsNewNodes, node: func(h *host) { h.Created = h.Created.Add(-2 * time.Hour) }},
 		"that offer GPUs to pods already": {policy: taintsNewNodes, node: func(h *host) { h.Allocatable["nvidia.com/gpu"] = 1 }},
 		"that were ready once": {policy: taintsNewNodes, node: func(h *host) {
-			h.GPU.Spec.LastGood = &v1alpha1.NodeSharing{Policy: "research", ConfigKey: "research-old"}
+			h.GPU.Spec.LastGood = &v1alpha1.NodeSharing{PolicyName: "research", ConfigName: "research-old"}
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -90,7 +90,7 @@ func TestNodesThatAreNotNewAreNotTainted(t *testing.T) {
 			c := joining(taintsNewNodes)
 			test.policy(&c.Policies[0])
 			if name == "without the option" {
-				c.Policies[0].Spec.Rollout.NewNodes = v1alpha1.NewNodesOpen
+				c.Policies[0].Spec.Rollout.StartupTaint = v1alpha1.StartupTaintNone
 			}
 			h := c.join("b")
 			if test.node != nil {

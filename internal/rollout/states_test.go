@@ -26,11 +26,11 @@ func toMIG(with ...func(*v1alpha1.GPUSharingPolicy)) (*cluster, *host) {
 }
 
 func evicting(p *v1alpha1.GPUSharingPolicy) {
-	p.Spec.Rollout.Eviction.Mode = v1alpha1.EvictionModeEvict
+	p.Spec.Rollout.Drain.Mode = v1alpha1.DrainModeEvict
 }
 
 func neverEvicting(p *v1alpha1.GPUSharingPolicy) {
-	p.Spec.Rollout.Eviction.Mode = v1alpha1.EvictionModeNever
+	p.Spec.Rollout.Drain.Mode = v1alpha1.DrainModeNever
 }
 
 func paused(p *v1alpha1.GPUSharingPolicy) { p.Spec.Rollout.Paused = true }
@@ -396,7 +396,7 @@ func TestStates(t *testing.T) {
 		},
 		"the device plugin does not read our ConfigMap yet": {
 			situation: func() *cluster { c, _ := toMIG(); c.Wiring.Ready = false; return c },
-			state:     rollout.StateStaleDisruptive, reason: v1alpha1.ReasonWiring, message: "being pointed at the operator's ConfigMap",
+			state:     rollout.StateStaleDisruptive, reason: v1alpha1.ReasonConfiguringDevicePlugin, message: "being pointed at the operator's ConfigMap",
 			actions: []string{"write keys research-…"},
 		},
 		"the rollout is paused": {
@@ -454,7 +454,7 @@ func (h *host) losesPlugin(c *cluster) {
 
 // neverSees makes an agent that watches pods in which no new key ever becomes visible.
 func (h *host) neverSees() {
-	h.GPU.Status.Config = v1alpha1.ConfigStatus{Key: "before", Pods: h.readers()}
+	h.GPU.Status.Config = v1alpha1.ConfigStatus{Name: "before", PodUIDs: h.readers()}
 	h.watches, h.plugin.slow = true, time.Hour
 }
 

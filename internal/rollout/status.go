@@ -19,7 +19,7 @@ import (
 // status is what is so with a policy.
 func (g *group) status(w *World, tolerated tolerance, unmet []string) v1alpha1.GPUSharingPolicyStatus {
 	s := v1alpha1.GPUSharingPolicyStatus{
-		Nodes: g.counts(), Resources: resources(g.members, mostResources), Pending: g.pending(), NextWindow: g.nextWindow,
+		Nodes: g.counts(), Resources: resources(g.members, mostResources), Pending: g.pending(), NextWindowTime: g.nextWindow,
 	}
 	s.Conditions = slices.Clone(g.by.Status.Conditions)
 	observed := g.observed()
@@ -78,17 +78,17 @@ func (g *group) pending() []v1alpha1.PendingNode {
 	var pending []v1alpha1.PendingNode
 	for _, m := range listed[:min(len(listed), most)] {
 		pending = append(pending, v1alpha1.PendingNode{
-			Node: m.node.Name, State: string(m.State), Reason: m.reason, Message: cut(m.message, length), Plan: m.planned(),
+			NodeName: m.node.Name, State: string(m.State), Reason: m.reason, Message: cut(m.message, length), Plan: m.planned(),
 			InTheWay: m.foretold(), Resources: resources([]*member{m}, mostOfANode),
 		})
 	}
 	for _, l := range g.lost[:min(len(g.lost), most-len(pending))] {
 		pending = append(pending, v1alpha1.PendingNode{
-			Node: l.node, Reason: v1alpha1.ReasonConflicted,
+			NodeName: l.node, Reason: v1alpha1.ReasonConflicted,
 			Message: fmt.Sprintf("policy %s governs the node; give this one a higher priority, or select other nodes", l.to),
 		})
 	}
-	slices.SortFunc(pending, func(a, b v1alpha1.PendingNode) int { return cmp.Compare(a.Node, b.Node) })
+	slices.SortFunc(pending, func(a, b v1alpha1.PendingNode) int { return cmp.Compare(a.NodeName, b.NodeName) })
 	return pending
 }
 
@@ -179,7 +179,7 @@ func (g *group) reason(waiting []*member) string {
 		}
 	}
 	for _, m := range waiting {
-		if slices.Contains([]string{v1alpha1.ReasonPaused, v1alpha1.ReasonInvalidWindow, v1alpha1.ReasonWiring, v1alpha1.ReasonMPSClientsRunning}, m.reason) {
+		if slices.Contains([]string{v1alpha1.ReasonPaused, v1alpha1.ReasonInvalidWindow, v1alpha1.ReasonConfiguringDevicePlugin, v1alpha1.ReasonMPSClientsRunning}, m.reason) {
 			return m.reason
 		}
 		if m.reason != first {

@@ -66,7 +66,7 @@ func TestStatuses(t *testing.T) {
 			}
 			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", timeSlicing(4))}
 			c.run(60)
-			c.hosts["a"].breaks(c.hosts["a"].GPU.Spec.ConfigKey)
+			c.hosts["a"].breaks(c.hosts["a"].GPU.Spec.ConfigName)
 			c.Policies[0].Spec.Sharing, c.Policies[0].Generation = timeSlicing(8), 2
 			c.run(400)
 			return c
@@ -176,7 +176,7 @@ func TestTheNextPolicyTakesOver(t *testing.T) {
 	g.Expect(d.Nodes[0].Policy).To(Equal("second"))
 	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), d.Nodes[0].Message)
 	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 4}))
-	g.Expect(h.GPU.Spec.Policy).To(Equal("second"))
+	g.Expect(h.GPU.Spec.PolicyName).To(Equal("second"))
 	g.Expect(h.GPU.Spec.Baseline.Devices[0].Sharing.MIGMode).To(Equal(v1alpha1.MIGModeDisabled))
 }
 

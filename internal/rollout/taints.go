@@ -66,7 +66,7 @@ func (m *member) wantTaints(by *v1alpha1.GPUSharingPolicy, t tolerance) []corev1
 		switch {
 		case at >= 0 && !there: // it was there before us and stays
 			if has := m.node.Taints[at]; has.Value != taint.Value {
-				reason, message = v1alpha1.ReasonTaintOfOthers, fmt.Sprintf("somebody else has put the taint %s on the node, which "+
+				reason, message = v1alpha1.ReasonTaintConflict, fmt.Sprintf("somebody else has put the taint %s on the node, which "+
 					"takes the place of %s; remove theirs, or this one from the policy", withValue(has), withValue(taint))
 			}
 		case m.world.Wiring.Reason == "":
@@ -92,10 +92,10 @@ func (m *member) wantTaints(by *v1alpha1.GPUSharingPolicy, t tolerance) []corev1
 func (g *group) tainted(t tolerance) (c metav1.Condition, asked bool) {
 	taints := taintsOf(g.by)
 	c = metav1.Condition{
-		Type: v1alpha1.ConditionTainted, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonTainted,
+		Type: v1alpha1.ConditionTainted, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonTaintsPresent,
 		Message: "the nodes of the policy have its taints: " + strings.Join(names(taints), ", "),
 	}
-	if g.by.Spec.Rollout.NewNodes == v1alpha1.NewNodesTaintUntilReady {
+	if g.by.Spec.Rollout.StartupTaint == v1alpha1.StartupTaintUntilReady {
 		c.Message += "; new nodes have the last one until they are ready"
 	}
 	var says []string

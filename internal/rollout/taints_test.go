@@ -57,7 +57,7 @@ func TestATaintThatNVIDIATolerates(t *testing.T) {
 	c.run(60)
 	g.Expect(h.Taints).To(Equal([]corev1.Taint{theirs, native}))
 	g.Expect(h.Annotations).To(HaveKeyWithValue(v1alpha1.AnnotationTaints, "nvidia.com/gpu:NoSchedule"))
-	g.Expect(c.condition("research")).To(And(HaveField("Status", metav1.ConditionTrue), HaveField("Reason", v1alpha1.ReasonTainted),
+	g.Expect(c.condition("research")).To(And(HaveField("Status", metav1.ConditionTrue), HaveField("Reason", v1alpha1.ReasonTaintsPresent),
 		HaveField("Message", "the nodes of the policy have its taints: nvidia.com/gpu:NoSchedule")))
 	g.Expect(c.Wiring.Operands.Ours).To(BeEmpty(), "NVIDIA's own toleration does")
 
@@ -113,7 +113,7 @@ func TestATaintThatWasThereStays(t *testing.T) {
 	h.Taints = []corev1.Taint{{Key: "nvidia.com/gpu", Value: "mine", Effect: corev1.TaintEffectNoSchedule}}
 	c.run(60)
 	g.Expect(h.Taints[0].Value).To(Equal("mine"))
-	g.Expect(c.condition("research")).To(And(HaveField("Reason", v1alpha1.ReasonTaintOfOthers), HaveField("Message",
+	g.Expect(c.condition("research")).To(And(HaveField("Reason", v1alpha1.ReasonTaintConflict), HaveField("Message",
 		"node a: somebody else has put the taint nvidia.com/gpu=mine:NoSchedule on the node, which takes the place of "+
 			"nvidia.com/gpu:NoSchedule; remove theirs, or this one from the policy")))
 }
@@ -146,8 +146,8 @@ func TestTolerationsComeBeforeTaintsAndGoAfterThem(t *testing.T) {
 	watch(30)
 	g.Expect(h.Taints).To(Equal([]corev1.Taint{shared}))
 	g.Expect(c.Wiring.Operands.Tolerations).To(Equal([]corev1.Toleration{ofNVIDIA, ofShared}))
-	g.Expect(said).To(HaveKey(v1alpha1.ReasonTolerating))
-	g.Expect(said).To(HaveKey(v1alpha1.ReasonTainted))
+	g.Expect(said).To(HaveKey(v1alpha1.ReasonTolerationsChanging))
+	g.Expect(said).To(HaveKey(v1alpha1.ReasonTaintsPresent))
 	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 4}))
 
 	c.Policies = nil
@@ -248,7 +248,7 @@ func TestAPodThatDoesNotTolerateATaintKeepsItOff(t *testing.T) {
 	h.Pods = append(h.Pods, rollout.Pod{Namespace: "nfd", Name: "worker", UID: "worker", Serves: true, Controller: "DaemonSet"})
 	c.run(30)
 	g.Expect(h.Taints).To(BeEmpty())
-	g.Expect(c.condition("research")).To(And(HaveField("Reason", v1alpha1.ReasonTolerating),
+	g.Expect(c.condition("research")).To(And(HaveField("Reason", v1alpha1.ReasonTolerationsChanging),
 		HaveField("Message", HavePrefix("node a: waiting until these pods tolerate the taint nvidia.com/gpu:NoSchedule: nfd/worker; "))))
 }
 
@@ -317,7 +317,7 @@ func TestWithoutADevicePluginTaintsStayAndGoWithTheirPolicy(t *testing.T) {
 func TestRetainKeepsTheTaints(t *testing.T) {
 	g := NewWithT(t)
 	c, h := tainted(shared)
-	c.Policies[0].Spec.DeletionPolicy = v1alpha1.DeletionPolicyRetain
+	c.Policies[0].Spec.ReleasePolicy = v1alpha1.ReleasePolicyRetain
 	c.run(60)
 	c.Policies = nil
 	c.run(60)

@@ -34,7 +34,7 @@ func (t target) hash() string { return policy.Hash(t.key, t.devices) }
 
 // sharing is the target as the spec records it.
 func (t target) sharing() *v1alpha1.NodeSharing {
-	return &v1alpha1.NodeSharing{Policy: t.policy, ConfigKey: t.key, Devices: t.devices}
+	return &v1alpha1.NodeSharing{PolicyName: t.policy, ConfigName: t.key, Devices: t.devices}
 }
 
 // targetOf is the wish of a policy.
@@ -54,7 +54,7 @@ func fallback(by string, spec v1alpha1.GPUNodeSpec, have []gpu.Device) target {
 				devices = append(devices, d)
 			}
 		}
-		return target{policy: by, key: good.ConfigKey, devices: devices}
+		return target{policy: by, key: good.ConfigName, devices: devices}
 	}
 	t := baseline(spec, have)
 	t.policy, t.final, t.labels = by, false, nil
@@ -108,12 +108,12 @@ func recordedLabels() []string {
 
 // wishes says whether a spec asks for the target already.
 func wishes(spec v1alpha1.GPUNodeSpec, t target) bool {
-	return spec.ConfigKey == t.key && spec.MIGActuator == t.actuator && sameDevices(spec.Devices, t.devices)
+	return spec.ConfigName == t.key && spec.MIGActuator == t.actuator && sameDevices(spec.Devices, t.devices)
 }
 
 // reached says whether a target is the last good state of a spec.
 func reached(spec v1alpha1.GPUNodeSpec, t target) bool {
-	return spec.LastGood != nil && spec.LastGood.ConfigKey == t.key && sameDevices(spec.LastGood.Devices, t.devices)
+	return spec.LastGood != nil && spec.LastGood.ConfigName == t.key && sameDevices(spec.LastGood.Devices, t.devices)
 }
 
 func sameDevices(a, b []v1alpha1.DeviceSpec) bool {

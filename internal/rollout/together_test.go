@@ -24,7 +24,7 @@ func TestGPUsThatAreResetTogetherAreDrainedTogether(t *testing.T) {
 	h.report()
 	c.hold(h, "train", 1, gpu.WholeGPU)
 	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", firstGPU(), func(p *v1alpha1.GPUSharingPolicy) {
-		p.Spec.Rollout.Eviction.Mode = v1alpha1.EvictionModeEvict
+		p.Spec.Rollout.Drain.Mode = v1alpha1.DrainModeEvict
 	})}
 	for range 60 {
 		c.pass()

@@ -96,7 +96,7 @@ func taintsOf(p *v1alpha1.GPUSharingPolicy) []corev1.Taint {
 	for _, t := range p.Spec.Taints {
 		taints = append(taints, corev1.Taint{Key: t.Key, Value: t.Value, Effect: corev1.TaintEffect(t.Effect)})
 	}
-	if p.Spec.Rollout.NewNodes == v1alpha1.NewNodesTaintUntilReady {
+	if p.Spec.Rollout.StartupTaint == v1alpha1.StartupTaintUntilReady {
 		taints = append(taints, startupTaint())
 	}
 	return taints
@@ -213,7 +213,7 @@ func (t tolerance) refusal(taint corev1.Taint) (reason, message string) {
 	case clusterpolicy.Tolerates(o.Tolerations, taint):
 		return "", ""
 	case t.coming:
-		return v1alpha1.ReasonTolerating, fmt.Sprintf("the toleration of %s is being added to ClusterPolicy %s, "+
+		return v1alpha1.ReasonTolerationsChanging, fmt.Sprintf("the toleration of %s is being added to ClusterPolicy %s, "+
 			"which replaces the pods of NVIDIA's programs node by node", nameOf(taint), o.Name)
 	}
 	unsafe := cmp.Or(t.unsafe, w.unsafe())
@@ -240,7 +240,7 @@ func (t tolerance) pluginRefuses(taint corev1.Taint, missing string) (reason, me
 		}
 	}
 	if !t.seesPlugin() {
-		return v1alpha1.ReasonTolerating, "no pod of NVIDIA's device plugin is there yet that would tell what it tolerates"
+		return v1alpha1.ReasonTolerationsChanging, "no pod of NVIDIA's device plugin is there yet that would tell what it tolerates"
 	}
 	return "", ""
 }
@@ -263,7 +263,7 @@ func (t tolerance) refusesOn(n *Node, taint corev1.Taint) (reason, message strin
 		return "", ""
 	}
 	slices.Sort(pods)
-	return v1alpha1.ReasonTolerating, fmt.Sprintf("waiting until these pods tolerate the taint %s: %s; NVIDIA's operator replaces its own "+
+	return v1alpha1.ReasonTolerationsChanging, fmt.Sprintf("waiting until these pods tolerate the taint %s: %s; NVIDIA's operator replaces its own "+
 		"(unless daemonsets.updateStrategy is OnDelete: then delete them), and the others need %s in their daemon set "+
 		"(Helm: node-feature-discovery.worker.tolerations)", nameOf(taint), list(pods), written(tolerationOf(taint)))
 }

@@ -289,13 +289,13 @@ func TestMaintenanceHoldsNoSlotForEver(t *testing.T) {
 		return sim.ErrCrash
 	}
 	w.steps(6)
-	g.Expect(a.GPU.Spec.Policy).NotTo(BeEmpty(), "the change has begun")
+	g.Expect(a.GPU.Spec.PolicyName).NotTo(BeEmpty(), "the change has begun")
 	a.Labels[upgradeLabel] = "upgrade-failed"
 	d, _ := w.run(1700)
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonDriverUpgrade))
 	g.Expect(d.Nodes[0].Message).To(And(
 		ContainSubstring("upgrade of NVIDIA's driver failed"), ContainSubstring("nvidia.com/gpu-driver-upgrade-state=upgrade-required")))
-	g.Expect(b.GPU.Spec.Policy).To(BeEmpty())
+	g.Expect(b.GPU.Spec.PolicyName).To(BeEmpty())
 	d, _ = w.run(200)
 	g.Expect(d.Nodes[1].State).To(Equal(rollout.StateUpToDate), d.Nodes[1].Message)
 	g.Expect(d.Nodes[0].Message).To(ContainSubstring("no slot in the budget"))

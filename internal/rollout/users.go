@@ -78,7 +78,7 @@ func (v *view) refusals() []string {
 // evictions asks for the eviction of the pods in the way, where the policy says so. Pods of daemon sets and of the
 // kubelet itself would come back at once: they stay, and are named.
 func (v *view) evictions() (evict []Action, stay []string) {
-	if v.evictionMode() != "Evict" {
+	if v.drainMode() != "Evict" {
 		return nil, nil
 	}
 	seen := map[string]bool{}

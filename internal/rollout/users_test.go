@@ -264,6 +264,6 @@ func TestNodesThatFailedAreListedFirst(t *testing.T) {
 	c.hosts["n39"].Labels[optOutLabel] = "false"
 	pending := c.pass().Policies["research"].Pending
 	g.Expect(pending).To(HaveLen(32))
-	g.Expect(pending[31].Node).To(Equal("n39"))
-	g.Expect(pending[30].Node).To(Equal("n30"))
+	g.Expect(pending[31].NodeName).To(Equal("n39"))
+	g.Expect(pending[30].NodeName).To(Equal("n30"))
 }

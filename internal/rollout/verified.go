@@ -18,7 +18,7 @@ import (
 // SpecOf is the spec of a GPUNode, with its last good state. It shares what it holds with the GPUNode.
 func SpecOf(n *v1alpha1.GPUNode) v1alpha1.GPUNodeSpec {
 	spec := n.Spec
-	if n.Annotations[v1alpha1.AnnotationVerified] == policy.Hash(spec.ConfigKey, spec.Devices) {
+	if n.Annotations[v1alpha1.AnnotationVerified] == policy.Hash(spec.ConfigName, spec.Devices) {
 		spec.LastGood = wished(spec)
 	}
 	return spec
@@ -32,10 +32,10 @@ func Store(have *v1alpha1.GPUNode, want v1alpha1.GPUNodeSpec) (spec v1alpha1.GPU
 		return want, ""
 	}
 	want.LastGood = have.Spec.LastGood
-	return want, policy.Hash(want.ConfigKey, want.Devices)
+	return want, policy.Hash(want.ConfigName, want.Devices)
 }
 
 // wished is what a spec asks for, as the last good state once it is that.
 func wished(spec v1alpha1.GPUNodeSpec) *v1alpha1.NodeSharing {
-	return &v1alpha1.NodeSharing{Policy: spec.Policy, ConfigKey: spec.ConfigKey, Devices: spec.Devices}
+	return &v1alpha1.NodeSharing{PolicyName: spec.PolicyName, ConfigName: spec.ConfigName, Devices: spec.Devices}
 }

@@ -22,19 +22,19 @@ func TestAChangeIsOneGeneration(t *testing.T) {
 	d, _ := c.run(60)
 	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate))
 	g.Expect(h.GPU.Generation).To(Equal(found + 1))
-	first := h.GPU.Spec.ConfigKey
-	g.Expect(rollout.SpecOf(&h.GPU).LastGood.ConfigKey).To(Equal(first))
+	first := h.GPU.Spec.ConfigName
+	g.Expect(rollout.SpecOf(&h.GPU).LastGood.ConfigName).To(Equal(first))
 	g.Expect(h.GPU.Spec.LastGood).To(BeNil(), "it is written with the next wish")
 
 	c.Policies[0].Spec.Sharing, c.Policies[0].Generation = timeSlicing(8), 2
 	c.steps(1)
 	g.Expect(h.GPU.Generation).To(Equal(found + 2))
-	g.Expect(h.GPU.Spec.LastGood.ConfigKey).To(Equal(first))
+	g.Expect(h.GPU.Spec.LastGood.ConfigName).To(Equal(first))
 	g.Expect(h.GPU.Annotations).NotTo(HaveKey(v1alpha1.AnnotationVerified), "the new wish is not verified")
 	d, _ = c.run(60)
 	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate))
 	g.Expect(h.GPU.Generation).To(Equal(found + 2))
-	g.Expect(rollout.SpecOf(&h.GPU).LastGood.ConfigKey).To(Equal(h.GPU.Spec.ConfigKey))
+	g.Expect(rollout.SpecOf(&h.GPU).LastGood.ConfigName).To(Equal(h.GPU.Spec.ConfigName))
 
 	c.Policies = nil
 	c.run(60)
@@ -50,7 +50,7 @@ func TestANodeThatBreaksOnceItWasVerified(t *testing.T) {
 	c.run(60)
 	c.Policies[0].Spec.Sharing, c.Policies[0].Generation = timeSlicing(8), 2
 	c.run(60)
-	good := h.GPU.Spec.ConfigKey
+	good := h.GPU.Spec.ConfigName
 	h.broken = func(rollout.World) bool { return true }
 	h.plugin.running = false
 	for range 12 {
@@ -75,12 +75,12 @@ func TestAWishThatSomebodyEditsIsVerifiedAnew(t *testing.T) {
 	g := NewWithT(t)
 	c, h := slicing()
 	c.run(60)
-	h.GPU.Spec.ConfigKey = "mine"
+	h.GPU.Spec.ConfigName = "mine"
 	h.GPU.Generation++
 	g.Expect(rollout.SpecOf(&h.GPU).LastGood).To(BeNil())
 	d, _ := c.run(60)
 	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate))
-	g.Expect(rollout.SpecOf(&h.GPU).LastGood.ConfigKey).To(Equal(h.GPU.Spec.ConfigKey))
+	g.Expect(rollout.SpecOf(&h.GPU).LastGood.ConfigName).To(Equal(h.GPU.Spec.ConfigName))
 }
 
 // TestWhatIsStoredIsWhatWasWanted writes specs one after the other, as rollouts do and as they do not.
@@ -88,7 +88,7 @@ func TestWhatIsStoredIsWhatWasWanted(t *testing.T) {
 	g, random := NewWithT(t), rand.New(rand.NewPCG(1, 0))
 	some := func() v1alpha1.NodeSharing {
 		return v1alpha1.NodeSharing{
-			Policy: []string{"a", "b"}[random.IntN(2)], ConfigKey: []string{"", "x", "y"}[random.IntN(3)],
+			PolicyName: []string{"a", "b"}[random.IntN(2)], ConfigName: []string{"", "x", "y"}[random.IntN(3)],
 			Devices: []v1alpha1.DeviceSpec{{UUID: []string{"GPU-0", "GPU-1"}[random.IntN(2)]}},
 		}
 	}
@@ -96,7 +96,7 @@ func TestWhatIsStoredIsWhatWasWanted(t *testing.T) {
 	recorded := 0
 	for range 5000 {
 		wish := some()
-		want := v1alpha1.GPUNodeSpec{Policy: wish.Policy, ConfigKey: wish.ConfigKey, Devices: wish.Devices}
+		want := v1alpha1.GPUNodeSpec{PolicyName: wish.PolicyName, ConfigName: wish.ConfigName, Devices: wish.Devices}
 		switch random.IntN(4) {
 		case 0:
 			want.LastGood = new(some())
@@ -104,7 +104,7 @@ func TestWhatIsStoredIsWhatWasWanted(t *testing.T) {
 			want.LastGood = &wish
 		case 2:
 			want = rollout.SpecOf(n)
-			want.LastGood = &v1alpha1.NodeSharing{Policy: want.Policy, ConfigKey: want.ConfigKey, Devices: want.Devices}
+			want.LastGood = &v1alpha1.NodeSharing{PolicyName: want.PolicyName, ConfigName: want.ConfigName, Devices: want.Devices}
 		}
 		before := n.Spec
 		spec, verified := rollout.Store(n, want)

@@ -151,7 +151,7 @@ func (v *view) notEnding(s State) finding {
 // outdated finds pods of NVIDIA's device plugin that the GPU Operator has not started anew since the ClusterPolicy names
 // our ConfigMap, as with updateStrategy OnDelete, and starts them anew.
 func (v *view) outdated(s State) finding {
-	since, names := v.node.GPU.Spec.Since, v.readingOthers()
+	since, names := v.node.GPU.Spec.ChangeTime, v.readingOthers()
 	if s != StateSelecting || len(names) == 0 || since.IsZero() || !v.world.Wiring.Ready {
 		return finding{}
 	}

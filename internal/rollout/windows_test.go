@@ -115,7 +115,7 @@ func TestADisruptiveChangeStartsInAMaintenanceWindowOnly(t *testing.T) {
 			d := cl.pass()
 			if c.next == "" {
 				g.Expect(started(d)).To(Equal([]string{"a"}))
-				g.Expect(d.Policies["research"].NextWindow).To(BeNil())
+				g.Expect(d.Policies["research"].NextWindowTime).To(BeNil())
 				return
 			}
 			next, err := time.Parse(time.RFC3339, c.next)
@@ -123,7 +123,7 @@ func TestADisruptiveChangeStartsInAMaintenanceWindowOnly(t *testing.T) {
 			g.Expect(started(d)).To(BeEmpty())
 			g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonOutsideWindow))
 			g.Expect(d.Nodes[0].Message).To(ContainSubstring("the next one opens at " + c.next))
-			g.Expect(d.Policies["research"].NextWindow.Time).To(BeTemporally("==", next))
+			g.Expect(d.Policies["research"].NextWindowTime.Time).To(BeTemporally("==", next))
 			g.Expect(d.Policies["research"].Pending[0].Reason).To(Equal(v1alpha1.ReasonOutsideWindow))
 			g.Expect(d.After).To(Equal(next.Sub(cl.Now)), "the controller looks again when the window opens")
 			cl.tick(d.After)
@@ -227,7 +227,7 @@ func TestAChangeThatHasReachedTheGPUsIsFinishedAfterItsWindow(t *testing.T) {
 	g := NewWithT(t)
 	c, h := toMIG(inWindows(tonight), cancelsDrains)
 	c.at("2027-03-02T01:59:57Z")
-	for h.GPU.Spec.ConfigKey == "" {
+	for h.GPU.Spec.ConfigName == "" {
 		c.pass()
 		c.tick(time.Second)
 	}
@@ -240,7 +240,7 @@ func TestARebootWaitsForAWindow(t *testing.T) {
 	g := NewWithT(t)
 	c := newCluster()
 	h := c.add("a", sim.A100).virtual()
-	p := rebooting(v1alpha1.EvictionModeEvict)
+	p := rebooting(v1alpha1.DrainModeEvict)
 	inWindows(tonight)(&p)
 	c.Policies = []v1alpha1.GPUSharingPolicy{p}
 	c.at("2027-03-02T01:59:00Z")

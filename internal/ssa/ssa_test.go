@@ -68,7 +68,7 @@ func TestApply(t *testing.T) {
 
 func mainResource(s suite) {
 	want := func(key string) *ac.GPUNodeApplyConfiguration {
-		return ac.GPUNode("main").WithLabels(map[string]string{"a": "b"}).WithSpec(ac.GPUNodeSpec().WithConfigKey(key).WithDevices(
+		return ac.GPUNode("main").WithLabels(map[string]string{"a": "b"}).WithSpec(ac.GPUNodeSpec().WithConfigName(key).WithDevices(
 			ac.DeviceSpec().WithUUID("GPU-1").WithSharing(ac.DeviceSharing().WithMIGMode(v1alpha1.MIGModeDisabled))))
 	}
 	wrote, err := ssa.Apply(s.Context(), s.owner, &v1alpha1.GPUNode{}, want("one"), ac.ExtractGPUNode)
@@ -81,9 +81,9 @@ func mainResource(s suite) {
 
 	wrote, err = ssa.Apply(s.Context(), s.owner, have, want("two"), ac.ExtractGPUNode)
 	s.Expect(wrote, err).To(gomega.BeTrue())
-	s.Expect(s.get("main").Spec.ConfigKey).To(gomega.Equal("two"))
+	s.Expect(s.get("main").Spec.ConfigName).To(gomega.Equal("two"))
 
-	dropped := ac.GPUNode("main").WithSpec(ac.GPUNodeSpec().WithConfigKey("two"))
+	dropped := ac.GPUNode("main").WithSpec(ac.GPUNodeSpec().WithConfigName("two"))
 	wrote, err = ssa.Apply(s.Context(), s.owner, s.get("main"), dropped, ac.ExtractGPUNode)
 	s.Expect(wrote, err).To(gomega.BeTrue())
 	s.Expect(s.get("main").Spec.Devices).To(gomega.BeEmpty(), "what an apply leaves out, it deletes")
@@ -91,7 +91,7 @@ func mainResource(s suite) {
 
 func takenBack(s suite) {
 	want := func(policy string) *ac.GPUNodeApplyConfiguration {
-		return ac.GPUNode("taken").WithSpec(ac.GPUNodeSpec().WithPolicy(policy))
+		return ac.GPUNode("taken").WithSpec(ac.GPUNodeSpec().WithPolicyName(policy))
 	}
 	_, err := ssa.Apply(s.Context(), s.owner, &v1alpha1.GPUNode{}, want("ours"), ac.ExtractGPUNode)
 	s.Expect(err).NotTo(gomega.HaveOccurred())
@@ -99,7 +99,7 @@ func takenBack(s suite) {
 
 	wrote, err := ssa.Apply(s.Context(), s.owner, s.get("taken"), want("ours"), ac.ExtractGPUNode)
 	s.Expect(wrote, err).To(gomega.BeTrue())
-	s.Expect(s.get("taken").Spec.Policy).To(gomega.Equal("ours"))
+	s.Expect(s.get("taken").Spec.PolicyName).To(gomega.Equal("ours"))
 }
 
 func status(s suite) {
@@ -111,7 +111,7 @@ func status(s suite) {
 		}},
 		Devices: []v1alpha1.DeviceStatus{{
 			UUID: "GPU-1", Sharing: v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeDisabled},
-			Holders: []v1alpha1.HolderStatus{{Namespace: "ns", Pod: "pod", Container: "main"}},
+			Holders: []v1alpha1.HolderStatus{{Namespace: "ns", PodName: "pod", ContainerName: "main"}},
 		}},
 	}
 	apply := func() bool {

@@ -9,6 +9,7 @@ import (
 
 	. "github.com/onsi/gomega"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -59,7 +60,7 @@ func ownership(t *testing.T, controller, agent client.Client) {
 		return n
 	}
 	applySpec := func(devices ...*ac.DeviceSpecApplyConfiguration) {
-		spec := ac.GPUNodeSpec().WithPolicy("p").WithDevices(devices...)
+		spec := ac.GPUNodeSpec().WithPolicyName("p").WithDevices(devices...)
 		g.Expect(controller.Apply(ctx, ac.GPUNode("node-1").WithSpec(spec), controllerManager, client.ForceOwnership)).To(Succeed())
 	}
 	applyStatus := func() {
@@ -122,7 +123,7 @@ func ownNodeOnly(t *testing.T, cluster *env.Cluster, agent client.Client) {
 		},
 		"does not write its own wish": {
 			do: func() error {
-				return agent.Apply(ctx, ac.GPUNode("node-1").WithSpec(ac.GPUNodeSpec().WithPolicy("mine")), agentManager)
+				return agent.Apply(ctx, ac.GPUNode("node-1").WithSpec(ac.GPUNodeSpec().WithPolicyName("mine")), agentManager)
 			},
 			says: `cannot patch resource "gpunodes"`,
 		},
@@ -160,8 +161,8 @@ func ownNodeOnly(t *testing.T, cluster *env.Cluster, agent client.Client) {
 func impossible(t *testing.T, c client.Client) {
 	t.Helper()
 	enabled, disabled := v1alpha1.MIGModeEnabled, v1alpha1.MIGModeDisabled
-	daemon := ac.MPSDaemon().WithResource("nvidia.com/gpu").WithOwner(v1alpha1.MPSDaemonOwnerGPUSharing).
-		WithActiveThreadPercentage(50).WithPinnedMemoryLimitMiB(1)
+	daemon := ac.MPSDaemon().WithResourceName("nvidia.com/gpu").WithOwner(v1alpha1.MPSDaemonOwnerGPUSharing).
+		WithActiveThreadPercentage(50).WithPinnedMemoryLimit(resource.MustParse("1Mi"))
 	instance := func(count int32) *ac.InstanceCountApplyConfiguration {
 		return ac.InstanceCount().WithProfile("1g.5gb").WithCount(count)
 	}

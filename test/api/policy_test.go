@@ -125,15 +125,19 @@ func refused(t *testing.T, c client.Client) {
 		},
 		"a memory limit in GB": {
 			spec: `sharing: {strategy: MPS, mps: {replicas: 2, pinnedMemoryLimit: 4GB}}`,
-			says: []string{"spec.sharing.mps.pinnedMemoryLimit", "must be a whole number of Mi or Gi, such as 512Mi or 4Gi"},
+			says: []string{"spec.sharing.mps.pinnedMemoryLimit", "should match"},
 		},
 		"a memory limit of nothing": {
 			spec: `sharing: {strategy: MPS, mps: {replicas: 2, pinnedMemoryLimit: 0Gi}}`,
-			says: []string{"spec.sharing.mps.pinnedMemoryLimit", "must be a whole number of Mi or Gi"},
+			says: []string{"spec.sharing.mps.pinnedMemoryLimit", "must be a whole number of MiB, such as 512Mi or 4Gi"},
 		},
 		"a memory limit without a unit": {
 			spec: `sharing: {strategy: MPS, mps: {replicas: 2, pinnedMemoryLimit: "4096"}}`,
-			says: []string{"spec.sharing.mps.pinnedMemoryLimit", "must be a whole number of Mi or Gi"},
+			says: []string{"spec.sharing.mps.pinnedMemoryLimit", "must be a whole number of MiB, such as 512Mi or 4Gi"},
+		},
+		"a memory limit of half a MiB": {
+			spec: `sharing: {strategy: MPS, mps: {replicas: 2, pinnedMemoryLimit: 1.5Mi}}`,
+			says: []string{"spec.sharing.mps.pinnedMemoryLimit", "must be a whole number of MiB"},
 		},
 		"a memory limit beyond any GPU": {
 			spec: `sharing: {strategy: MPS, mps: {replicas: 2, pinnedMemoryLimit: 1024Gi}}`,
@@ -227,14 +231,14 @@ func refused(t *testing.T, c client.Client) {
 		"a fraction of the nodes":            rolloutRefused("maxUnavailable: 0.5%", "maxUnavailable", "a percentage from 1% to 100%"),
 		"no failure allowed":                 rolloutRefused("maxFailures: 0", "maxFailures", "should be greater than or equal to 1"),
 		"a timeout too short to drain anything": rolloutRefused(
-			"eviction: {timeoutSeconds: 29}", "eviction.timeoutSeconds", "should be greater than or equal to 30"),
+			"drain: {timeoutSeconds: 29}", "drain.timeoutSeconds", "should be greater than or equal to 30"),
 		"a timeout of more than a week": rolloutRefused(
-			"eviction: {timeoutSeconds: 604801}", "eviction.timeoutSeconds", "should be less than or equal to 604800"),
-		"an unknown eviction mode": rolloutRefused(
-			"eviction: {mode: Force}", "eviction.mode", `supported values: "Evict", "WaitForIdle", "Never"`),
+			"drain: {timeoutSeconds: 604801}", "drain.timeoutSeconds", "should be less than or equal to 604800"),
+		"an unknown drain mode": rolloutRefused(
+			"drain: {mode: Force}", "drain.mode", `supported values: "Evict", "WaitForIdle", "Never"`),
 		"an unknown reboot mode": rolloutRefused("reboot: Always", "reboot", `supported values: "Never", "IfRequired"`),
 		"an unknown mode for new nodes": rolloutRefused(
-			"newNodes: Cordon", "newNodes", `supported values: "Open", "TaintUntilReady"`),
+			"startupTaint: Cordon", "startupTaint", `supported values: "None", "UntilReady"`),
 		"an unknown program that partitions": {
 			spec: `sharing: {strategy: MIG, mig: {actuator: nvidia-smi, layouts: [{fill: 1g}]}}`,
 			says: []string{"spec.sharing.mig.actuator", `supported values: "Agent", "MIGManager"`},
@@ -249,9 +253,9 @@ func refused(t *testing.T, c client.Client) {
 			spec: `{sharing: {strategy: Exclusive}, taints: [{key: a, effect: NoSchedule}, {key: a, value: b}]}`,
 			says: []string{"spec.taints[1]", "Duplicate value"},
 		},
-		"an unknown deletion policy": {
-			spec: `{deletionPolicy: Delete, sharing: {strategy: Exclusive}}`,
-			says: []string{"spec.deletionPolicy", `supported values: "Restore", "Retain"`},
+		"an unknown release policy": {
+			spec: `{releasePolicy: Delete, sharing: {strategy: Exclusive}}`,
+			says: []string{"spec.releasePolicy", `supported values: "Restore", "Retain"`},
 		},
 		"a priority out of range": {
 			spec: `{priority: 1000001, sharing: {strategy: Exclusive}}`,
@@ -340,6 +344,7 @@ func accepted(t *testing.T, c client.Client) {
 		"the most time-sliced replicas":      `sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 256}}`,
 		"MPS for all users":                  `sharing: {strategy: MPS, mps: {replicas: 4, multiUser: true}}`,
 		"the most MPS replicas":              `sharing: {strategy: MPS, mps: {replicas: 48, activeThreadPercentage: 100, pinnedMemoryLimit: 1023Gi}}`,
+		"a memory limit in bytes":            `sharing: {strategy: MPS, mps: {replicas: 2, pinnedMemoryLimit: 1073741824}}`,
 		"a profile with media extensions":    fmt.Sprintf(migWith, "1g.10gb+me"),
 		"a profile with all media engines":   fmt.Sprintf(migWith, "1g.24gb+me.all"),
 		"a profile without media engines":    fmt.Sprintf(migWith, "1g.24gb-me"),
@@ -365,8 +370,8 @@ sharing:
     - fill: 1g
       timeSlicing: [{profile: 1g.5gb, replicas: 2}]
     timeSlicing: {renameByDefault: true, failRequestsGreaterThanOne: false}
-rollout: {maxUnavailable: 10%, paused: true, maxFailures: 3, eviction: {mode: Evict, timeoutSeconds: 30}}
-deletionPolicy: Retain
+rollout: {maxUnavailable: 10%, paused: true, maxFailures: 3, drain: {mode: Evict, timeoutSeconds: 30}}
+releasePolicy: Retain
 `,
 	}
 	for name, spec := range cases {
@@ -396,13 +401,13 @@ func defaulted(t *testing.T, c client.Client) {
 
 	spec := get("ts")
 	g.Expect(spec.Priority).To(BeZero())
-	g.Expect(spec.DeletionPolicy).To(Equal(v1alpha1.DeletionPolicyRestore))
+	g.Expect(spec.ReleasePolicy).To(Equal(v1alpha1.ReleasePolicyRestore))
 	g.Expect(spec.Rollout.MaxUnavailable.IntValue()).To(Equal(1))
 	g.Expect(spec.Rollout.MaxFailures).To(Equal(int32(1)))
-	g.Expect(spec.Rollout.Eviction.Mode).To(Equal(v1alpha1.EvictionModeWaitForIdle), "nobody is evicted unasked")
-	g.Expect(spec.Rollout.Eviction.TimeoutSeconds).To(Equal(int32(600)))
+	g.Expect(spec.Rollout.Drain.Mode).To(Equal(v1alpha1.DrainModeWaitForIdle), "nobody is evicted unasked")
+	g.Expect(spec.Rollout.Drain.TimeoutSeconds).To(Equal(int32(600)))
 	g.Expect(spec.Rollout.Reboot).To(Equal(v1alpha1.RebootModeNever), "nothing is rebooted unasked")
-	g.Expect(spec.Rollout.NewNodes).To(Equal(v1alpha1.NewNodesOpen))
+	g.Expect(spec.Rollout.StartupTaint).To(Equal(v1alpha1.StartupTaintNone))
 	g.Expect(spec.Rollout.Windows).To(BeNil(), "changes start at any time")
 	g.Expect(spec.Rollout.OnWindowEnd).To(Equal(v1alpha1.WindowEndFinishDrain))
 	g.Expect(spec.Taints).To(BeEmpty())

@@ -244,19 +244,19 @@ func (f *fleet) project(ctx context.Context, name string) error {
 	if err := f.cache.Get(ctx, client.ObjectKey{Name: name}, node); err != nil {
 		return client.IgnoreNotFound(err)
 	}
-	config := ac.ConfigStatus().WithKey(node.Spec.ConfigKey).WithSince(node.Spec.Since)
+	config := ac.ConfigStatus().WithName(node.Spec.ConfigName).WithChangeTime(node.Spec.ChangeTime)
 	for _, app := range []string{appDevicePlugin, appFeatureDiscovery} {
 		pod := &corev1.Pod{}
 		if err := f.cache.Get(ctx, client.ObjectKey{Namespace: nvidiaSpace, Name: app + "-" + name}, pod); err != nil {
 			return client.IgnoreNotFound(err)
 		}
-		if key, _, _ := strings.Cut(pod.Annotations[v1alpha1.AnnotationNudge], "@"); key == "" || key != node.Spec.ConfigKey {
+		if key, _, _ := strings.Cut(pod.Annotations[v1alpha1.AnnotationNudge], "@"); key == "" || key != node.Spec.ConfigName {
 			return nil
 		}
-		config.WithPods(string(pod.UID))
+		config.WithPodUIDs(string(pod.UID))
 	}
 	want := ac.GPUNode(name).WithStatus(ac.GPUNodeStatus().WithConfig(config))
-	wish := node.Spec.ConfigKey + node.Spec.Since.String()
+	wish := node.Spec.ConfigName + node.Spec.ChangeTime.String()
 	if f.told(name) == wish { // which the cache may not show yet
 		return nil
 	}

@@ -79,7 +79,7 @@ func (f *fleet) verified(node string) bool {
 	f.t.Helper()
 	for _, n := range f.world().Nodes {
 		if good := n.GPU.Spec.LastGood; n.Name == node && good != nil {
-			return good.ConfigKey == n.Labels[v1alpha1.LabelConfig]
+			return good.ConfigName == n.Labels[v1alpha1.LabelConfig]
 		}
 	}
 	return false
@@ -91,7 +91,7 @@ func (f *fleet) waits(node string) string {
 	p := &v1alpha1.GPUSharingPolicy{}
 	f.Expect(f.client.Get(f.t.Context(), types.NamespacedName{Name: "research"}, p)).To(Succeed())
 	for _, n := range p.Status.Pending {
-		if n.Node == node {
+		if n.NodeName == node {
 			return n.Reason + ": " + n.Message
 		}
 	}

@@ -320,7 +320,7 @@ func (f *fleet) holds(node, pod string) bool {
 	f.Expect(f.client.Get(f.t.Context(), types.NamespacedName{Name: node}, n)).To(Succeed())
 	for _, d := range n.Status.Devices {
 		for _, h := range d.Holders {
-			if h.Pod == pod {
+			if h.PodName == pod {
 				return true
 			}
 		}

@@ -177,7 +177,7 @@ func (s *story) hasEnded(pod string) bool {
 
 // desired is what a policy desires of a node as it is; an error where it cannot be.
 func (s *story) desired(n *decide.Node, policies []v1alpha1.GPUSharingPolicy) (by *v1alpha1.GPUSharingPolicy, wish policy.Wish, err error) {
-	node := policy.Node{Name: n.Name, Labels: n.Labels, Devices: n.GPU.Status.Devices, Policy: n.GPU.Spec.Policy, Numbering: n.GPU.Spec.Numbering}
+	node := policy.Node{Name: n.Name, Labels: n.Labels, Devices: n.GPU.Status.Devices, Policy: n.GPU.Spec.PolicyName, Numbering: n.GPU.Spec.Numbering}
 	if by = policy.Rank(policies).Govern(node).By; by != nil {
 		wish, err = policy.Ask(by, node)
 	}
@@ -230,7 +230,7 @@ func (s *story) truthful() {
 		}
 		for _, pending := range p.Status.Pending {
 			if problem := s.untrue(p, pending); problem != "" {
-				s.breaks("truth", "node %s under policy %s, %s (%s), at rest: %s: %s", pending.Node, p.Name, pending.State, pending.Reason, problem, pending.Message)
+				s.breaks("truth", "node %s under policy %s, %s (%s), at rest: %s: %s", pending.NodeName, p.Name, pending.State, pending.Reason, problem, pending.Message)
 			}
 		}
 	}
@@ -238,7 +238,7 @@ func (s *story) truthful() {
 
 // untrue says why the reason of a node that waits at rest is none; empty: it is one.
 func (s *story) untrue(by *v1alpha1.GPUSharingPolicy, n v1alpha1.PendingNode) string {
-	p := s.places[n.Node]
+	p := s.places[n.NodeName]
 	if p == nil {
 		return "there is no such node"
 	}
@@ -252,14 +252,14 @@ func (s *story) untrue(by *v1alpha1.GPUSharingPolicy, n v1alpha1.PendingNode) st
 			return "the agent is Ready"
 		}
 	case v1alpha1.ReasonDRADriverActive:
-		if !s.shared(n.Node) {
+		if !s.shared(n.NodeName) {
 			return "nobody else offers the GPUs"
 		}
 	case v1alpha1.ReasonSlicerActive, v1alpha1.ReasonDriverUpgrade, v1alpha1.ReasonNodeMaintenance:
 		return "there is no such thing in this cluster"
 	case v1alpha1.ReasonGPUInUse, v1alpha1.ReasonDrainTimedOut:
 		named := func(o corev1.Pod) bool { return strings.Contains(n.Message, o.Namespace+"/"+o.Name) }
-		if !slices.ContainsFunc(s.podsOn(n.Node), named) && !strings.Contains(n.Message, "process ") {
+		if !slices.ContainsFunc(s.podsOn(n.NodeName), named) && !strings.Contains(n.Message, "process ") {
 			return "no pod that it names is there"
 		}
 	}
@@ -294,7 +294,7 @@ func (s *story) progressed() {
 		if p.off || by == nil || err != nil || s.shared(n.Name) {
 			continue
 		}
-		pending := slices.IndexFunc(by.Status.Pending, func(o v1alpha1.PendingNode) bool { return o.Node == n.Name })
+		pending := slices.IndexFunc(by.Status.Pending, func(o v1alpha1.PendingNode) bool { return o.NodeName == n.Name })
 		said := ""
 		if pending >= 0 {
 			o := by.Status.Pending[pending]

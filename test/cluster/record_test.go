@@ -143,11 +143,11 @@ func (r *record) account(except ...string) account {
 
 // underway says whether a GPUNode asks for something that is not reached.
 func underway(spec v1alpha1.GPUNodeSpec) bool {
-	if spec.Policy == "" || spec.ConfigKey == "" {
+	if spec.PolicyName == "" || spec.ConfigName == "" {
 		return false
 	}
 	good := spec.LastGood
-	return good == nil || good.ConfigKey != spec.ConfigKey || !equality.Semantic.DeepEqual(good.Devices, spec.Devices)
+	return good == nil || good.ConfigName != spec.ConfigName || !equality.Semantic.DeepEqual(good.Devices, spec.Devices)
 }
 
 // settled waits until nothing has happened to a node for a while.

@@ -52,7 +52,7 @@ func TestTwentyNodes(t *testing.T) {
 		for _, m := range f.machines[:4] {
 			f.evicted = append(f.evicted, users+"/holder-"+m.name)
 		}
-		f.policy(sevenEach, `{maxUnavailable: 7, eviction: {mode: Evict}}`)
+		f.policy(sevenEach, `{maxUnavailable: 7, drain: {mode: Evict}}`)
 		f.ready()
 		a := f.record.account()
 		f.Expect(a.most).To(And(BeNumerically("<=", 7), BeNumerically(">", 1)))
@@ -66,7 +66,7 @@ func TestTwentyNodes(t *testing.T) {
 		f.policy("{strategy: MIG, mig: {layouts: [{fill: 2g.10gb}]}}", `{maxUnavailable: 7, maxFailures: 1}`)
 		f.Eventually(func() string { return f.key("n01") }, time.Minute, pollEvery).ShouldNot(Equal(f.key("n02")))
 		f.later(6 * time.Minute)
-		f.Eventually(func() *v1alpha1.FailedWish { return f.spec("n01").Failed }, time.Minute, pollEvery).ShouldNot(BeNil())
+		f.Eventually(func() *v1alpha1.FailedChange { return f.spec("n01").Failed }, time.Minute, pollEvery).ShouldNot(BeNil())
 		f.machines[0].deaf.Store(false)
 		f.Eventually(func() string { return f.key("n01") }, time.Minute, pollEvery).Should(Equal(f.key("n02")))
 		f.settled()

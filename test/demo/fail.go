@@ -67,7 +67,7 @@ func (d *demo) failLayout(ctx, _ context.Context, _ *sync.WaitGroup) error {
 	}
 	d.story.show("\n         The nodes are as they were. The policy's status says why:")
 	for _, n := range pending {
-		d.story.show(fmt.Sprintf("           %s: %s (%s): %s", n.Node, n.State, n.Reason, n.Message))
+		d.story.show(fmt.Sprintf("           %s: %s (%s): %s", n.NodeName, n.State, n.Reason, n.Message))
 	}
 	d.story.show("")
 	if err := m.driver.ClearFaults(); err != nil {
@@ -135,7 +135,7 @@ func (d *demo) dateBack(ctx context.Context) error {
 		return fmt.Errorf("reading GPUNode %s: %w", changedNode, err)
 	}
 	base := node.DeepCopy()
-	node.Spec.Since = metav1.NewTime(time.Now().Add(left - agentsTime))
+	node.Spec.ChangeTime = metav1.NewTime(time.Now().Add(left - agentsTime))
 	if err := d.cluster.Client.Patch(ctx, node, client.MergeFrom(base)); err != nil {
 		return fmt.Errorf("dating the wish for %s back: %w", changedNode, err)
 	}

@@ -75,7 +75,7 @@ func (d *demo) row(ctx context.Context, name string) (row, error) {
 	if err := d.cluster.Client.Get(ctx, client.ObjectKey{Name: name}, gpuNode); err != nil {
 		return row{}, fmt.Errorf("reading GPUNode %s: %w", name, err)
 	}
-	if err := d.cluster.Client.Get(ctx, client.ObjectKey{Name: gpuNode.Spec.Policy}, policy); err != nil {
+	if err := d.cluster.Client.Get(ctx, client.ObjectKey{Name: gpuNode.Spec.PolicyName}, policy); err != nil {
 		return row{}, fmt.Errorf("reading the policy of node %s: %w", name, err)
 	}
 	under, err := d.advertises(ctx, name)

@@ -132,7 +132,7 @@ func describeDevices(devices []v1alpha1.DeviceStatus) string {
 func describeSharing(d v1alpha1.DeviceStatus) string {
 	switch s := d.Sharing; {
 	case s.MPS != nil:
-		return fmt.Sprintf("under MPS (%d MiB and %d%% of the threads for each client)", s.MPS.PinnedMemoryLimitMiB, s.MPS.ActiveThreadPercentage)
+		return fmt.Sprintf("under MPS (%s of memory and %d%% of the threads for each client)", s.MPS.PinnedMemoryLimit, s.MPS.ActiveThreadPercentage)
 	case len(s.Instances) > 0:
 		var parts []string
 		for _, i := range s.Instances {

@@ -37,7 +37,7 @@ func expectPreview(ctx context.Context, policy string, who, fate string) v1alpha
 		g.Expect(kube.Get(ctx, client.ObjectKey{Name: policy}, p)).To(Succeed())
 		g.Expect(p.Status.Pending).To(HaveLen(1), "%s", explain(ctx, p))
 		found = p.Status.Pending[0]
-		g.Expect(found.Node).To(Equal(nodeName))
+		g.Expect(found.NodeName).To(Equal(nodeName))
 		g.Expect(found.Reason).To(Equal(v1alpha1.ReasonPaused), found.Message)
 		g.Expect(found.Plan).NotTo(BeEmpty())
 		g.Expect(found.InTheWay).To(ConsistOf(And(HavePrefix(who), ContainSubstring(fate))))

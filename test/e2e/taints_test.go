@@ -117,9 +117,9 @@ func expectTaintedOnlyWhenSafe(ctx context.Context, s step, taint corev1.Taint) 
 	stopPod(ctx, holderName(0))
 	// What is not NVIDIA's operator's to change, the administrator changes.
 	Eventually(tainted).WithContext(ctx).WithArguments(guidePolicy).Should(And(
-		HavePrefix(v1alpha1.ReasonTolerating), ContainSubstring("(Helm: node-feature-discovery.worker.tolerations)")))
+		HavePrefix(v1alpha1.ReasonTolerationsChanging), ContainSubstring("(Helm: node-feature-discovery.worker.tolerations)")))
 	installNFD(ctx, gpuoperator.Namespace, `worker.tolerations=[{"operator":"Exists"}]`)
-	Eventually(tainted).WithContext(ctx).WithArguments(guidePolicy).Should(HavePrefix(v1alpha1.ReasonTainted + ":"))
+	Eventually(tainted).WithContext(ctx).WithArguments(guidePolicy).Should(HavePrefix(v1alpha1.ReasonTaintsPresent + ":"))
 	expectOperandsReady(ctx)
 	expectAllocatable(ctx, s.Advertised)
 }

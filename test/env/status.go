@@ -66,7 +66,7 @@ func expectPolicySane(g Gomega, name string, status v1alpha1.GPUSharingPolicySta
 	g.Expect(n.Ready+n.Changing+n.Waiting+n.Failed+n.Conflicted).
 		To(Equal(n.Matched), "the node counts of %s do not add up: %+v", name, n)
 	g.Expect(slices.IsSortedFunc(status.Pending, func(a, b v1alpha1.PendingNode) int {
-		return cmp.Compare(a.Node, b.Node)
+		return cmp.Compare(a.NodeName, b.NodeName)
 	})).To(BeTrue(), "the pending nodes of %s are not sorted: %+v", name, status.Pending)
 	g.Expect(slices.IsSortedFunc(status.Resources, func(a, b v1alpha1.ResourceCount) int {
 		return cmp.Compare(a.Name, b.Name)

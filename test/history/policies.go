@@ -45,8 +45,8 @@ func Policy(name, pool string, random *rand.Rand) v1alpha1.GPUSharingPolicy {
 	p := v1alpha1.GPUSharingPolicy{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Generation: 1},
 		Spec: v1alpha1.GPUSharingPolicySpec{
-			Sharing: sharing(random), DeletionPolicy: v1alpha1.DeletionPolicyRestore,
-			Rollout: v1alpha1.Rollout{Eviction: v1alpha1.Eviction{TimeoutSeconds: 600}},
+			Sharing: sharing(random), ReleasePolicy: v1alpha1.ReleasePolicyRestore,
+			Rollout: v1alpha1.Rollout{Drain: v1alpha1.Drain{TimeoutSeconds: 600}},
 		},
 	}
 	if pool != "" {
@@ -110,8 +110,8 @@ func Says(p *v1alpha1.GPUSharingPolicy) string {
 		says += fmt.Sprintf(" on %+v", *p.Spec.GPUSelector)
 	}
 	r := p.Spec.Rollout
-	return fmt.Sprintf("%s, %s, maxUnavailable %s, maxFailures %d, paused %v, reboot %s, newNodes %s, %d taints, %s", says, r.Eviction.Mode, r.MaxUnavailable,
-		r.MaxFailures, r.Paused, r.Reboot, r.NewNodes, len(p.Spec.Taints), p.Spec.DeletionPolicy)
+	return fmt.Sprintf("%s, %s, maxUnavailable %s, maxFailures %d, paused %v, reboot %s, startupTaint %s, %d taints, %s", says, r.Drain.Mode, r.MaxUnavailable,
+		r.MaxFailures, r.Paused, r.Reboot, r.StartupTaint, len(p.Spec.Taints), p.Spec.ReleasePolicy)
 }
 
 func sharing(random *rand.Rand) v1alpha1.Sharing {
@@ -137,12 +137,12 @@ func sharing(random *rand.Rand) v1alpha1.Sharing {
 }
 
 func rollout(r *v1alpha1.Rollout, random *rand.Rand) {
-	modes := []v1alpha1.EvictionMode{v1alpha1.EvictionModeEvict, v1alpha1.EvictionModeEvict, v1alpha1.EvictionModeWaitForIdle, v1alpha1.EvictionModeNever}
+	modes := []v1alpha1.DrainMode{v1alpha1.DrainModeEvict, v1alpha1.DrainModeEvict, v1alpha1.DrainModeWaitForIdle, v1alpha1.DrainModeNever}
 	r.MaxUnavailable = new(intstr.FromInt32(int32(1 + random.IntN(2))))
-	r.Eviction.Mode = modes[random.IntN(len(modes))]
+	r.Drain.Mode = modes[random.IntN(len(modes))]
 	r.MaxFailures = []int32{1, 2, 5}[random.IntN(3)]
 	r.Reboot = []v1alpha1.RebootMode{v1alpha1.RebootModeNever, v1alpha1.RebootModeIfRequired}[random.IntN(2)]
 	if random.IntN(4) == 0 {
-		r.NewNodes = v1alpha1.NewNodesTaintUntilReady
+		r.StartupTaint = v1alpha1.StartupTaintUntilReady
 	}
 }

@@ -86,8 +86,8 @@ func sharedByMPS(n rollout.Node) bool {
 func label(old, n rollout.Node, keys map[string]string) []string {
 	key := n.Labels[v1alpha1.LabelConfig]
 	want := old.Labels[v1alpha1.LabelConfig]
-	if spec := n.GPU.Spec; spec.ConfigKey != "" {
-		want = spec.ConfigKey
+	if spec := n.GPU.Spec; spec.ConfigName != "" {
+		want = spec.ConfigName
 	}
 	if key != want {
 		return []string{fmt.Sprintf("the label selects %q and not %q", key, want)}

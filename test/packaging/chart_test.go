@@ -210,5 +210,5 @@ func TestNotesNameTheCommandThatRestores(t *testing.T) {
 	notes, err := os.ReadFile(path(t, "config/helm/templates/NOTES.txt"))
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(string(notes)).To(ContainSubstring("\n     kubectl gpusharing restore\n"))
-	g.Expect(string(notes)).NotTo(ContainSubstring(".spec.policy"), "a node without a policy may still be on its way back")
+	g.Expect(string(notes)).NotTo(ContainSubstring(".spec.policyName"), "a node without a policy may still be on its way back")
 }

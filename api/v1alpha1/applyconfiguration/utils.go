@@ -29,10 +29,10 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &apiv1alpha1.DeviceSpecApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("DeviceStatus"):
 		return &apiv1alpha1.DeviceStatusApplyConfiguration{}
-	case v1alpha1.SchemeGroupVersion.WithKind("Eviction"):
-		return &apiv1alpha1.EvictionApplyConfiguration{}
-	case v1alpha1.SchemeGroupVersion.WithKind("FailedWish"):
-		return &apiv1alpha1.FailedWishApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("Drain"):
+		return &apiv1alpha1.DrainApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("FailedChange"):
+		return &apiv1alpha1.FailedChangeApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("GPUMatch"):
 		return &apiv1alpha1.GPUMatchApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("GPUNode"):

@@ -108,13 +108,13 @@ func TestGPUNode(t *testing.T) {
 		g, p := NewWithT(t), &pass{client: c}
 		newNode(t, c, "h100", gpuPresent)
 		p.reconcile(t, "h100")
-		spec := applyv1alpha1.GPUNode("h100").WithSpec(applyv1alpha1.GPUNodeSpec().WithPolicy("research"))
+		spec := applyv1alpha1.GPUNode("h100").WithSpec(applyv1alpha1.GPUNodeSpec().WithPolicyName("research"))
 		g.Expect(c.Apply(t.Context(), spec, client.FieldOwner("gpusharing-controller"))).To(Succeed())
 		none := client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"annotations":null}}`))
 		g.Expect(c.Patch(t.Context(), get(t, c, "h100"), none)).To(Succeed())
 
 		p.reconcile(t, "h100")
-		g.Expect(get(t, c, "h100").Spec.Policy).To(Equal("research"))
+		g.Expect(get(t, c, "h100").Spec.PolicyName).To(Equal("research"))
 		g.Expect(get(t, c, "h100").Annotations).To(HaveKey(v1alpha1.AnnotationMachine))
 	})
 

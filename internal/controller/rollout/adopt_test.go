@@ -84,7 +84,7 @@ func TestImportChangesNothing(t *testing.T) {
 		s.Expect(s.node(name).Spec.Taints).To(BeEmpty(), name)
 	}
 	for _, e := range s.announced() {
-		s.Expect(e).NotTo(Or(ContainSubstring("Tainted"), ContainSubstring("Evicting")))
+		s.Expect(e).NotTo(Or(ContainSubstring("GPUSchedulingDisabled"), ContainSubstring("Evicting")))
 	}
 	s.expectReady("slice-4")
 	s.expectReady("mig-twice")
@@ -118,9 +118,9 @@ func TestASecondImportKeepsThePoliciesOfTheFirst(t *testing.T) {
 	s.applyPolicies(s.imported(cluster))
 	s.settle()
 	s.Expect(s.getPolicy("slice-4").Spec.Sharing.TimeSlicing.Replicas).To(Equal(int32(8)))
-	s.Expect(s.gpuNode("t4").Spec.Policy).To(Equal("slice-4"))
+	s.Expect(s.gpuNode("t4").Spec.PolicyName).To(Equal("slice-4"))
 	s.Expect(s.allocatable("t4")).To(Equal(map[string]int64{"nvidia.com/gpu": 8}))
-	s.Expect(s.gpuNode("late").Spec.Policy).To(Equal("slice-4-2"))
+	s.Expect(s.gpuNode("late").Spec.PolicyName).To(Equal("slice-4-2"))
 	s.Expect(s.allocatable("late")).To(Equal(map[string]int64{"nvidia.com/gpu": 4}), "as it was shared by hand")
 }
 

@@ -70,9 +70,9 @@ devicePlugin: {enabled: true, config: {name: gpu-sharing-device-plugin, default:
 mig: {}
 `))
 	s.Expect(s.announced()).To(ContainElements(
-		"Normal Wired spec.devicePlugin.config names ConfigMap gpu-operator/gpu-sharing-device-plugin and spec.mig.strategy is "+
+		"Normal ClusterPolicyConfigured spec.devicePlugin.config names ConfigMap gpu-operator/gpu-sharing-device-plugin and spec.mig.strategy is "+
 			"empty, so that each node's key counts; what they were is recorded",
-		"Normal SpecSet set spec of GPUNode t4: applying policy research",
+		"Normal DesiredStateChanged set spec of GPUNode t4: applying policy research",
 		"Normal Ready 1 node advertises what the policy asks for",
 	))
 }
@@ -203,7 +203,7 @@ func (s *scenario) merge(o client.Object, patch string) {
 }
 
 func migPolicy(eviction string) string {
-	return fmt.Sprintf("{rollout: {eviction: {mode: %s}}, sharing: {strategy: MIG, mig: {layouts: [{fill: 3g.20gb}]}}}", eviction)
+	return fmt.Sprintf("{rollout: {drain: {mode: %s}}, sharing: {strategy: MIG, mig: {layouts: [{fill: 3g.20gb}]}}}", eviction)
 }
 
 func testEviction(s *scenario) {
@@ -407,8 +407,8 @@ func testOverridden(s *scenario) {
 	s.Expect(result.RequeueAfter).To(And(BeNumerically(">", 0), BeNumerically("<=", time.Hour)))
 	s.Expect(without(s.writes, "status")).NotTo(ContainElement(HavePrefix("patch")))
 	const who = `field manager "kubectl" set spec.devicePlugin.config or spec.mig.strategy back again`
-	s.Expect(s.expectCondition("research", v1alpha1.ConditionReady, metav1.ConditionFalse, v1alpha1.ReasonWiring)).To(ContainSubstring(who))
-	s.Expect(s.announced()).To(ContainElement(And(HavePrefix("Warning Overridden"), ContainSubstring(who))))
+	s.Expect(s.expectCondition("research", v1alpha1.ConditionReady, metav1.ConditionFalse, v1alpha1.ReasonConfiguringDevicePlugin)).To(ContainSubstring(who))
+	s.Expect(s.announced()).To(ContainElement(And(HavePrefix("Warning ClusterPolicyReverted"), ContainSubstring(who))))
 }
 
 func testPolicyTaints(s *scenario) {
@@ -421,11 +421,11 @@ func testPolicyTaints(s *scenario) {
 	s.policy("research", "{taints: [{key: example.com/shared, value: 'yes'}], sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 4}}}")
 	written := s.settle()
 	s.expectReady("research")
-	s.Expect(s.expectCondition("research", v1alpha1.ConditionTainted, metav1.ConditionTrue, v1alpha1.ReasonTainted)).
+	s.Expect(s.expectCondition("research", v1alpha1.ConditionTainted, metav1.ConditionTrue, v1alpha1.ReasonTaintsPresent)).
 		To(Equal("the nodes of the policy have its taints: example.com/shared=yes:NoSchedule"))
 	s.Expect(s.node("t4").Spec.Taints).To(ConsistOf(shared))
 	s.Expect(count(written, "patch ClusterPolicy")).To(Equal(1), "wired and tolerated at once")
-	s.Expect(s.announced()).To(ContainElement("Normal TaintsKept keep on node t4 the taints example.com/shared=yes:NoSchedule"))
+	s.Expect(s.announced()).To(ContainElement("Normal PolicyTaintsChanged keep on node t4 the taints example.com/shared=yes:NoSchedule"))
 	s.Expect(s.allocatable("t4")).To(HaveKeyWithValue("nvidia.com/gpu", int64(4)))
 
 	node := s.node("t4")

@@ -27,20 +27,20 @@ type announcement struct {
 
 // What is announced: changes made, and refusals. What is new about a policy is announced with its condition's reason.
 var (
-	eventTainted       = announcement{corev1.EventTypeNormal, v1alpha1.EventTainted, "Taint"}
-	eventUntainted     = announcement{corev1.EventTypeNormal, v1alpha1.EventUntainted, "Untaint"}
-	eventTaintsKept    = announcement{corev1.EventTypeNormal, v1alpha1.EventTaintsKept, "KeepTaints"}
+	eventGPUsClosed    = announcement{corev1.EventTypeNormal, v1alpha1.EventGPUSchedulingDisabled, "Taint"}
+	eventGPUsOpened    = announcement{corev1.EventTypeNormal, v1alpha1.EventGPUSchedulingEnabled, "Untaint"}
+	eventPolicyTaints  = announcement{corev1.EventTypeNormal, v1alpha1.EventPolicyTaintsChanged, "KeepTaints"}
 	eventEvicting      = announcement{corev1.EventTypeNormal, v1alpha1.EventEvicting, "Evict"}
 	eventEvictBlocked  = announcement{corev1.EventTypeWarning, v1alpha1.EventEvictionBlocked, "Evict"}
-	eventSpecSet       = announcement{corev1.EventTypeNormal, v1alpha1.EventSpecSet, "SetSpec"}
-	eventNodePatched   = announcement{corev1.EventTypeNormal, v1alpha1.EventNodePatched, "PatchNode"}
-	eventPodDeleted    = announcement{corev1.EventTypeNormal, v1alpha1.EventPodDeleted, "DeletePod"}
-	eventMPSKeptOff    = announcement{corev1.EventTypeNormal, v1alpha1.EventMPSKeptOff, "KeepMPSOff"}
-	eventMPSAllowed    = announcement{corev1.EventTypeNormal, v1alpha1.EventMPSAllowed, "AllowMPS"}
-	eventWired         = announcement{corev1.EventTypeNormal, v1alpha1.EventWired, "Wire"}
-	eventUnwired       = announcement{corev1.EventTypeNormal, v1alpha1.EventUnwired, "Unwire"}
-	eventUnwireWaits   = announcement{corev1.EventTypeWarning, v1alpha1.EventUnwireWaits, "Unwire"}
-	eventOverridden    = announcement{corev1.EventTypeWarning, v1alpha1.EventOverridden, "Wire"}
+	eventDesiredState  = announcement{corev1.EventTypeNormal, v1alpha1.EventDesiredStateChanged, "SetSpec"}
+	eventNodeLabels    = announcement{corev1.EventTypeNormal, v1alpha1.EventNodeLabelsChanged, "PatchNode"}
+	eventPodRestarted  = announcement{corev1.EventTypeNormal, v1alpha1.EventNVIDIAPodRestarted, "DeletePod"}
+	eventMPSDisabled   = announcement{corev1.EventTypeNormal, v1alpha1.EventNVIDIAMPSDisabled, "KeepMPSOff"}
+	eventMPSEnabled    = announcement{corev1.EventTypeNormal, v1alpha1.EventNVIDIAMPSEnabled, "AllowMPS"}
+	eventConfigured    = announcement{corev1.EventTypeNormal, v1alpha1.EventClusterPolicyConfigured, "Wire"}
+	eventRestored      = announcement{corev1.EventTypeNormal, v1alpha1.EventClusterPolicyRestored, "Unwire"}
+	eventRestoreWaits  = announcement{corev1.EventTypeWarning, v1alpha1.EventClusterPolicyRestoreWaiting, "Unwire"}
+	eventReverted      = announcement{corev1.EventTypeWarning, v1alpha1.EventClusterPolicyReverted, "Wire"}
 	eventReasonReached = announcement{Type: corev1.EventTypeNormal, Action: "Rollout"}
 	eventReasonWaits   = announcement{Type: corev1.EventTypeWarning, Action: "Rollout"}
 )
@@ -94,23 +94,23 @@ func (p *pass) records(a rollout.Action) bool {
 func eventOf(action rollout.Action) (e announcement, announced bool) {
 	switch a := action.(type) {
 	case rollout.Taint:
-		return eventTainted, true
+		return eventGPUsClosed, true
 	case rollout.Untaint:
-		return eventUntainted, true
+		return eventGPUsOpened, true
 	case rollout.KeepTaints:
-		return eventTaintsKept, true
+		return eventPolicyTaints, true
 	case rollout.Evict:
 		return eventEvicting, true
 	case rollout.SetSpec:
-		return eventSpecSet, true
+		return eventDesiredState, true
 	case rollout.PatchNode:
-		return eventNodePatched, true
+		return eventNodeLabels, true
 	case rollout.DeletePod:
-		return eventPodDeleted, true
+		return eventPodRestarted, true
 	case rollout.KeepMPSOff:
-		return eventMPSKeptOff, true
+		return eventMPSDisabled, true
 	case rollout.AllowMPS:
-		return eventMPSAllowed, true
+		return eventMPSEnabled, true
 	case rollout.Tell:
 		return announcement{corev1.EventTypeWarning, a.Reason, "Restore"}, a.Reason != ""
 	default: // keys and nudges change nothing that is visible
@@ -131,11 +131,11 @@ func (p *pass) announceWiring(ctx context.Context, changed bool, e announcement)
 		log.FromContext(ctx).Info("changed the ClusterPolicy: " + note)
 		p.emit(e, p.plugin.Subject(), nil, note)
 	}
-	if why := p.plugin.Waits(); why != "" && e == eventUnwired {
-		p.emit(eventUnwireWaits, p.plugin.Subject(), nil, "The ClusterPolicy is not restored yet: "+why)
+	if why := p.plugin.Waits(); why != "" && e == eventRestored {
+		p.emit(eventRestoreWaits, p.plugin.Subject(), nil, "The ClusterPolicy is not restored yet: "+why)
 	}
-	if o := p.plugin.Overridden; o != nil && e == eventWired {
-		p.emit(eventOverridden, p.plugin.Subject(), nil, o.Message)
+	if o := p.plugin.Overridden; o != nil && e == eventConfigured {
+		p.emit(eventReverted, p.plugin.Subject(), nil, o.Message)
 	}
 }
 

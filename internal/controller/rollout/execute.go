@@ -167,11 +167,11 @@ func (p *pass) wire(ctx context.Context, d rollout.Decision) error {
 	p.plugin.Held, p.plugin.KeepStrategy = d.Held, d.KeepStrategy
 	if !d.Wire {
 		changed, err := p.Wiring.Unwire(ctx, p.plugin, p.mounted(), d.Tolerations)
-		p.announceWiring(ctx, changed, eventUnwired)
+		p.announceWiring(ctx, changed, eventRestored)
 		return err
 	}
 	changed, err := p.Wiring.Wire(ctx, p.plugin, d.Tolerations)
-	p.announceWiring(ctx, changed, eventWired)
+	p.announceWiring(ctx, changed, eventConfigured)
 	return errors.Join(err, p.Wiring.KeepCopy(ctx, p.plugin))
 }
 

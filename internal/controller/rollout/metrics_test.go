@@ -45,8 +45,8 @@ func TestMetrics(t *testing.T) {
 		},
 	})
 	by := rollout.PolicyRef{Name: "research"}
-	failed := v1alpha1.GPUNodeSpec{Failed: &v1alpha1.FailedWish{Wish: "w", Reason: v1alpha1.ReasonNotAdvertised}}
-	late := v1alpha1.GPUNodeSpec{Failed: &v1alpha1.FailedWish{Wish: "w", Reason: v1alpha1.ReasonDrainTimedOut}}
+	failed := v1alpha1.GPUNodeSpec{Failed: &v1alpha1.FailedChange{Hash: "w", Reason: v1alpha1.ReasonNotAdvertised}}
+	late := v1alpha1.GPUNodeSpec{Failed: &v1alpha1.FailedChange{Hash: "w", Reason: v1alpha1.ReasonDrainTimedOut}}
 	m.did(rollout.Evict{Policy: by}, v1alpha1.GPUNodeSpec{})
 	m.refusal(rollout.Evict{Policy: by})
 	m.did(rollout.SetSpec{Policy: by, Spec: failed}, v1alpha1.GPUNodeSpec{})

@@ -21,23 +21,23 @@ const mostPending = 32
 func (p *pass) announceNodes(policy *v1alpha1.GPUSharingPolicy, pending []v1alpha1.PendingNode) {
 	was, is := worrying(policy.Status.Pending), worrying(pending)
 	for _, n := range pending {
-		if _, worries := is[n.Node]; worries && was[n.Node].Reason != n.Reason {
+		if _, worries := is[n.NodeName]; worries && was[n.NodeName].Reason != n.Reason {
 			e := eventReasonWaits
 			e.Reason = n.Reason
-			p.emitBoth(e, policy, n.Node, fmt.Sprintf("node %s: %s", n.Node, n.Message))
+			p.emitBoth(e, policy, n.NodeName, fmt.Sprintf("node %s: %s", n.NodeName, n.Message))
 		}
 	}
 	if len(pending) == mostPending {
 		return // one that is not listed may only have made room
 	}
 	for _, n := range policy.Status.Pending {
-		if _, did := was[n.Node]; !did {
+		if _, did := was[n.NodeName]; !did {
 			continue
 		}
-		if _, worries := is[n.Node]; !worries {
+		if _, worries := is[n.NodeName]; !worries {
 			e := eventReasonReached
 			e.Reason = v1alpha1.EventRecovered
-			p.emitBoth(e, policy, n.Node, fmt.Sprintf("node %s: no longer %s", n.Node, n.Reason))
+			p.emitBoth(e, policy, n.NodeName, fmt.Sprintf("node %s: no longer %s", n.NodeName, n.Reason))
 		}
 	}
 }
@@ -46,7 +46,7 @@ func worrying(pending []v1alpha1.PendingNode) map[string]v1alpha1.PendingNode {
 	found := map[string]v1alpha1.PendingNode{}
 	for _, n := range pending {
 		if rollout.Worrying(n) {
-			found[n.Node] = n
+			found[n.NodeName] = n
 		}
 	}
 	return found

@@ -34,7 +34,7 @@ func TestNodeFeatures(t *testing.T) {
 	}
 }
 
-const byMPS = "{sharing: {strategy: MPS, mps: {replicas: 4}}, rollout: {eviction: {mode: Evict}}}"
+const byMPS = "{sharing: {strategy: MPS, mps: {replicas: 4}}, rollout: {drain: {mode: Evict}}}"
 
 func testNodeFeature(s *scenario) {
 	s.machine("t4", sim.T4)

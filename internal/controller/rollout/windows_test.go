@@ -25,7 +25,7 @@ func TestAMaintenanceWindowWakesTheController(t *testing.T) {
 	s.settle()
 	s.expectCondition("mig", v1alpha1.ConditionReady, "False", v1alpha1.ReasonOutsideWindow)
 	status := s.getPolicy("mig").Status
-	s.Expect(status.NextWindow.Time).To(BeTemporally("==", opens))
+	s.Expect(status.NextWindowTime.Time).To(BeTemporally("==", opens))
 	s.Expect(status.Pending[0].Reason).To(Equal(v1alpha1.ReasonOutsideWindow))
 	s.Expect(s.node("a100").Spec.Taints).To(BeEmpty())
 
@@ -35,5 +35,5 @@ func TestAMaintenanceWindowWakesTheController(t *testing.T) {
 	s.clock.Step(result.RequeueAfter)
 	s.settle()
 	s.expectReady("mig")
-	s.Expect(s.getPolicy("mig").Status.NextWindow).To(BeNil())
+	s.Expect(s.getPolicy("mig").Status.NextWindowTime).To(BeNil())
 }

@@ -252,7 +252,7 @@ func (w *Wiring) unlabelled(ctx context.Context, policy *unstructured.Unstructur
 		return "", fmt.Errorf("listing GPUNodes: %w", err)
 	}
 	for i := range nodes.Items {
-		if n := &nodes.Items[i]; n.Spec.Policy == "" && n.Spec.Baseline == nil && hasMIG(n) {
+		if n := &nodes.Items[i]; n.Spec.PolicyName == "" && n.Spec.Baseline == nil && hasMIG(n) {
 			return b.strategy(), nil
 		}
 	}

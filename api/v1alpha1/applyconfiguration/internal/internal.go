@@ -45,20 +45,18 @@ var schemaYAML = typed.YAMLObject(`types:
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.ConfigStatus
   map:
     fields:
-    - name: key
+    - name: changeTime
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Time
+    - name: name
       type:
         scalar: string
-    - name: pods
+    - name: podUIDs
       type:
         list:
           elementType:
             scalar: string
           elementRelationship: atomic
-    - name: since
-      type:
-        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Time
-- name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.DeletionPolicy
-  scalar: string
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.DeviceSharing
   map:
     fields:
@@ -149,32 +147,32 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: virtual
       type:
         scalar: boolean
-- name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.Eviction
+- name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.Drain
   map:
     fields:
     - name: mode
       type:
-        namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.EvictionMode
+        namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.DrainMode
       default: WaitForIdle
     - name: timeoutSeconds
       type:
         scalar: numeric
       default: 600
-- name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.EvictionMode
+- name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.DrainMode
   scalar: string
-- name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.FailedWish
+- name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.FailedChange
   map:
     fields:
     - name: attempt
+      type:
+        scalar: string
+    - name: hash
       type:
         scalar: string
     - name: message
       type:
         scalar: string
     - name: reason
-      type:
-        scalar: string
-    - name: wish
       type:
         scalar: string
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.GPUMatch
@@ -216,7 +214,10 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: baseline
       type:
         namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.Baseline
-    - name: configKey
+    - name: changeTime
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Time
+    - name: configName
       type:
         scalar: string
     - name: devices
@@ -227,20 +228,20 @@ var schemaYAML = typed.YAMLObject(`types:
           elementRelationship: atomic
     - name: failed
       type:
-        namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.FailedWish
+        namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.FailedChange
     - name: lastGood
       type:
         namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.NodeSharing
     - name: migActuator
       type:
         namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MIGActuator
-    - name: migConfig
+    - name: migConfigName
       type:
         scalar: string
     - name: numbering
       type:
         namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.Numbering
-    - name: policy
+    - name: policyName
       type:
         scalar: string
     - name: reboot
@@ -249,9 +250,6 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: release
       type:
         namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.Release
-    - name: since
-      type:
-        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Time
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.GPUNodeStatus
   map:
     fields:
@@ -287,7 +285,7 @@ var schemaYAML = typed.YAMLObject(`types:
           elementType:
             namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MPSStatus
           elementRelationship: atomic
-    - name: rebuilds
+    - name: rebuildTimes
       type:
         list:
           elementType:
@@ -314,10 +312,6 @@ var schemaYAML = typed.YAMLObject(`types:
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.GPUSharingPolicySpec
   map:
     fields:
-    - name: deletionPolicy
-      type:
-        namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.DeletionPolicy
-      default: Restore
     - name: gpuSelector
       type:
         namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.GPUMatch
@@ -328,6 +322,10 @@ var schemaYAML = typed.YAMLObject(`types:
       type:
         scalar: numeric
       default: 0
+    - name: releasePolicy
+      type:
+        namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.ReleasePolicy
+      default: Restore
     - name: rollout
       type:
         namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.Rollout
@@ -355,7 +353,7 @@ var schemaYAML = typed.YAMLObject(`types:
           elementRelationship: associative
           keys:
           - type
-    - name: nextWindow
+    - name: nextWindowTime
       type:
         namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Time
     - name: nodes
@@ -368,7 +366,7 @@ var schemaYAML = typed.YAMLObject(`types:
             namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.PendingNode
           elementRelationship: associative
           keys:
-          - node
+          - nodeName
     - name: resources
       type:
         list:
@@ -380,7 +378,7 @@ var schemaYAML = typed.YAMLObject(`types:
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.HolderStatus
   map:
     fields:
-    - name: container
+    - name: containerName
       type:
         scalar: string
     - name: instance
@@ -389,7 +387,7 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: namespace
       type:
         scalar: string
-    - name: pod
+    - name: podName
       type:
         scalar: string
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.InstanceCount
@@ -516,7 +514,7 @@ var schemaYAML = typed.YAMLObject(`types:
       default: false
     - name: pinnedMemoryLimit
       type:
-        scalar: string
+        namedType: io.k8s.apimachinery.pkg.api.resource.Quantity
     - name: renameByDefault
       type:
         scalar: boolean
@@ -536,10 +534,10 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: owner
       type:
         namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MPSDaemonOwner
-    - name: pinnedMemoryLimitMiB
+    - name: pinnedMemoryLimit
       type:
-        scalar: numeric
-    - name: resource
+        namedType: io.k8s.apimachinery.pkg.api.resource.Quantity
+    - name: resourceName
       type:
         scalar: string
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MPSDaemonOwner
@@ -553,13 +551,13 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: outdatedClients
       type:
         scalar: numeric
-    - name: outdatedPods
+    - name: outdatedPodUIDs
       type:
         list:
           elementType:
             scalar: string
           elementRelationship: atomic
-    - name: resource
+    - name: resourceName
       type:
         scalar: string
     - name: unreachable
@@ -596,8 +594,6 @@ var schemaYAML = typed.YAMLObject(`types:
       type:
         scalar: string
       default: UTC
-- name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.NewNodesMode
-  scalar: string
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.NodeCounts
   map:
     fields:
@@ -653,7 +649,7 @@ var schemaYAML = typed.YAMLObject(`types:
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.NodeSharing
   map:
     fields:
-    - name: configKey
+    - name: configName
       type:
         scalar: string
     - name: devices
@@ -662,7 +658,7 @@ var schemaYAML = typed.YAMLObject(`types:
           elementType:
             namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.DeviceSpec
           elementRelationship: atomic
-    - name: policy
+    - name: policyName
       type:
         scalar: string
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.Numbering
@@ -692,7 +688,7 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: message
       type:
         scalar: string
-    - name: node
+    - name: nodeName
       type:
         scalar: string
     - name: plan
@@ -768,27 +764,29 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: bootID
       type:
         scalar: string
-    - name: wish
+    - name: hash
       type:
         scalar: string
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.Release
   map:
     fields:
-    - name: deletionPolicy
+    - name: drain
       type:
-        namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.DeletionPolicy
-    - name: eviction
-      type:
-        namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.Eviction
+        namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.Drain
     - name: maxUnavailable
       type:
         namedType: io.k8s.apimachinery.pkg.util.intstr.IntOrString
-    - name: policy
+    - name: policyName
       type:
         scalar: string
     - name: reboot
       type:
         namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.RebootMode
+    - name: releasePolicy
+      type:
+        namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.ReleasePolicy
+- name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.ReleasePolicy
+  scalar: string
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.ResourceCount
   map:
     fields:
@@ -807,9 +805,9 @@ var schemaYAML = typed.YAMLObject(`types:
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.Rollout
   map:
     fields:
-    - name: eviction
+    - name: drain
       type:
-        namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.Eviction
+        namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.Drain
       default: {}
     - name: maxFailures
       type:
@@ -819,10 +817,6 @@ var schemaYAML = typed.YAMLObject(`types:
       type:
         namedType: io.k8s.apimachinery.pkg.util.intstr.IntOrString
       default: 1
-    - name: newNodes
-      type:
-        namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.NewNodesMode
-      default: Open
     - name: onWindowEnd
       type:
         namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.WindowEndMode
@@ -834,6 +828,10 @@ var schemaYAML = typed.YAMLObject(`types:
       type:
         namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.RebootMode
       default: Never
+    - name: startupTaint
+      type:
+        namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.StartupTaintMode
+      default: None
     - name: windows
       type:
         list:
@@ -855,6 +853,8 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: timeSlicing
       type:
         namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.TimeSlicing
+- name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.StartupTaintMode
+  scalar: string
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.Strategy
   scalar: string
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.Taint
@@ -888,6 +888,16 @@ var schemaYAML = typed.YAMLObject(`types:
         scalar: numeric
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.WindowEndMode
   scalar: string
+- name: io.k8s.apimachinery.pkg.api.resource.Quantity
+  scalar: untyped
+  list:
+    elementType:
+      namedType: __untyped_atomic_
+    elementRelationship: atomic
+  map:
+    elementType:
+      namedType: __untyped_deduced_
+    elementRelationship: separable
 - name: io.k8s.apimachinery.pkg.apis.meta.v1.Condition
   map:
     fields:

@@ -15,12 +15,12 @@ import (
 // ConfigStatus says which of NVIDIA's programs have a device-plugin configuration before them, so that the node's label
 // may select it.
 type ConfigStatusApplyConfiguration struct {
-	// key is the configuration that was looked for: spec.configKey.
-	Key *string `json:"key,omitempty"`
-	// since is spec.since of the wish that the configuration belongs to.
-	Since *v1.Time `json:"since,omitempty"`
-	// pods are the UIDs of the pods whose config-manager sees the key.
-	Pods []string `json:"pods,omitempty"`
+	// name is the config that was looked for: spec.configName.
+	Name *string `json:"name,omitempty"`
+	// changeTime is spec.changeTime of the desired state that the config belongs to.
+	ChangeTime *v1.Time `json:"changeTime,omitempty"`
+	// podUIDs are the UIDs of the pods whose config-manager sees the config.
+	PodUIDs []string `json:"podUIDs,omitempty"`
 }
 
 // ConfigStatusApplyConfiguration constructs a declarative configuration of the ConfigStatus type for use with
@@ -29,28 +29,28 @@ func ConfigStatus() *ConfigStatusApplyConfiguration {
 	return &ConfigStatusApplyConfiguration{}
 }
 
-// WithKey sets the Key field in the declarative configuration to the given value
+// WithName sets the Name field in the declarative configuration to the given value
 // and returns the receiver, so that objects can be built by chaining "With" function invocations.
-// If called multiple times, the Key field is set to the value of the last call.
-func (b *ConfigStatusApplyConfiguration) WithKey(value string) *ConfigStatusApplyConfiguration {
-	b.Key = &value
+// If called multiple times, the Name field is set to the value of the last call.
+func (b *ConfigStatusApplyConfiguration) WithName(value string) *ConfigStatusApplyConfiguration {
+	b.Name = &value
 	return b
 }
 
-// WithSince sets the Since field in the declarative configuration to the given value
+// WithChangeTime sets the ChangeTime field in the declarative configuration to the given value
 // and returns the receiver, so that objects can be built by chaining "With" function invocations.
-// If called multiple times, the Since field is set to the value of the last call.
-func (b *ConfigStatusApplyConfiguration) WithSince(value v1.Time) *ConfigStatusApplyConfiguration {
-	b.Since = &value
+// If called multiple times, the ChangeTime field is set to the value of the last call.
+func (b *ConfigStatusApplyConfiguration) WithChangeTime(value v1.Time) *ConfigStatusApplyConfiguration {
+	b.ChangeTime = &value
 	return b
 }
 
-// WithPods adds the given value to the Pods field in the declarative configuration
+// WithPodUIDs adds the given value to the PodUIDs field in the declarative configuration
 // and returns the receiver, so that objects can be build by chaining "With" function invocations.
-// If called multiple times, values provided by each call will be appended to the Pods field.
-func (b *ConfigStatusApplyConfiguration) WithPods(values ...string) *ConfigStatusApplyConfiguration {
+// If called multiple times, values provided by each call will be appended to the PodUIDs field.
+func (b *ConfigStatusApplyConfiguration) WithPodUIDs(values ...string) *ConfigStatusApplyConfiguration {
 	for i := range values {
-		b.Pods = append(b.Pods, values[i])
+		b.PodUIDs = append(b.PodUIDs, values[i])
 	}
 	return b
 }

@@ -15,11 +15,11 @@ import (
 //
 // GPUNodeSpec is the wish for each GPU of the node.
 type GPUNodeSpecApplyConfiguration struct {
-	// policy is the name of the GPUSharingPolicy that governs the node; empty if none does.
-	Policy *string `json:"policy,omitempty"`
-	// configKey is the key of the device-plugin configuration that belongs to devices: what the node's label selects
-	// once the agent has applied them.
-	ConfigKey *string `json:"configKey,omitempty"`
+	// policyName is the name of the GPUSharingPolicy that governs the node; empty if none does.
+	PolicyName *string `json:"policyName,omitempty"`
+	// configName is the name of the device-plugin config that belongs to devices, a key of the operator's ConfigMap. The
+	// node's label selects it once the agent has applied devices.
+	ConfigName *string `json:"configName,omitempty"`
 	// devices are the GPUs to change, and how each shall be. A GPU that is not listed is left as it is.
 	Devices []DeviceSpecApplyConfiguration `json:"devices,omitempty"`
 	// numbering are the GPUs by the indexes that they had when gpuSelector.indexes of the policy was resolved on this node. The
@@ -29,17 +29,17 @@ type GPUNodeSpecApplyConfiguration struct {
 	// migActuator is who partitions the GPUs. MIGManager: NVIDIA's mig-manager; the agent then changes neither MIG mode nor
 	// instances, and reports. Absent: the agent.
 	MIGActuator *apiv1alpha1.MIGActuator `json:"migActuator,omitempty"`
-	// migConfig is the configuration that NVIDIA's mig-manager is to apply now. As long as it is set the agent leaves the
+	// migConfigName is the config that NVIDIA's mig-manager is to apply now. As long as it is set the agent leaves the
 	// driver closed, since mig-manager may reset GPUs, for which nobody may have it open.
-	MIGConfig *string `json:"migConfig,omitempty"`
-	// since is when policy, configKey or devices last changed: the deadline for reaching them counts from it.
-	Since *v1.Time `json:"since,omitempty"`
+	MIGConfigName *string `json:"migConfigName,omitempty"`
+	// changeTime is when policyName, configName or devices last changed: the deadline for reaching them counts from it.
+	ChangeTime *v1.Time `json:"changeTime,omitempty"`
 	// lastGood is the last wish before this one that the node reached and verified: what it goes back to when this one fails.
 	// Once the node has verified this one, the annotation gpusharing.io/verified names it, and lastGood counts no longer.
 	LastGood *NodeSharingApplyConfiguration `json:"lastGood,omitempty"`
-	// failed is the wish that the node could not reach. It is not tried again before it changes, or the policy, or the annotation
+	// failed is the desired state that the node could not reach. It is not tried again before it changes, or the policy, or the annotation
 	// gpusharing.io/retry.
-	Failed *FailedWishApplyConfiguration `json:"failed,omitempty"`
+	Failed *FailedChangeApplyConfiguration `json:"failed,omitempty"`
 	// baseline is the state of the node before the operator first changed it: what it goes back to when no policy
 	// governs it any more.
 	Baseline *BaselineApplyConfiguration `json:"baseline,omitempty"`
@@ -56,19 +56,19 @@ func GPUNodeSpec() *GPUNodeSpecApplyConfiguration {
 	return &GPUNodeSpecApplyConfiguration{}
 }
 
-// WithPolicy sets the Policy field in the declarative configuration to the given value
+// WithPolicyName sets the PolicyName field in the declarative configuration to the given value
 // and returns the receiver, so that objects can be built by chaining "With" function invocations.
-// If called multiple times, the Policy field is set to the value of the last call.
-func (b *GPUNodeSpecApplyConfiguration) WithPolicy(value string) *GPUNodeSpecApplyConfiguration {
-	b.Policy = &value
+// If called multiple times, the PolicyName field is set to the value of the last call.
+func (b *GPUNodeSpecApplyConfiguration) WithPolicyName(value string) *GPUNodeSpecApplyConfiguration {
+	b.PolicyName = &value
 	return b
 }
 
-// WithConfigKey sets the ConfigKey field in the declarative configuration to the given value
+// WithConfigName sets the ConfigName field in the declarative configuration to the given value
 // and returns the receiver, so that objects can be built by chaining "With" function invocations.
-// If called multiple times, the ConfigKey field is set to the value of the last call.
-func (b *GPUNodeSpecApplyConfiguration) WithConfigKey(value string) *GPUNodeSpecApplyConfiguration {
-	b.ConfigKey = &value
+// If called multiple times, the ConfigName field is set to the value of the last call.
+func (b *GPUNodeSpecApplyConfiguration) WithConfigName(value string) *GPUNodeSpecApplyConfiguration {
+	b.ConfigName = &value
 	return b
 }
 
@@ -101,19 +101,19 @@ func (b *GPUNodeSpecApplyConfiguration) WithMIGActuator(value apiv1alpha1.MIGAct
 	return b
 }
 
-// WithMIGConfig sets the MIGConfig field in the declarative configuration to the given value
+// WithMIGConfigName sets the MIGConfigName field in the declarative configuration to the given value
 // and returns the receiver, so that objects can be built by chaining "With" function invocations.
-// If called multiple times, the MIGConfig field is set to the value of the last call.
-func (b *GPUNodeSpecApplyConfiguration) WithMIGConfig(value string) *GPUNodeSpecApplyConfiguration {
-	b.MIGConfig = &value
+// If called multiple times, the MIGConfigName field is set to the value of the last call.
+func (b *GPUNodeSpecApplyConfiguration) WithMIGConfigName(value string) *GPUNodeSpecApplyConfiguration {
+	b.MIGConfigName = &value
 	return b
 }
 
-// WithSince sets the Since field in the declarative configuration to the given value
+// WithChangeTime sets the ChangeTime field in the declarative configuration to the given value
 // and returns the receiver, so that objects can be built by chaining "With" function invocations.
-// If called multiple times, the Since field is set to the value of the last call.
-func (b *GPUNodeSpecApplyConfiguration) WithSince(value v1.Time) *GPUNodeSpecApplyConfiguration {
-	b.Since = &value
+// If called multiple times, the ChangeTime field is set to the value of the last call.
+func (b *GPUNodeSpecApplyConfiguration) WithChangeTime(value v1.Time) *GPUNodeSpecApplyConfiguration {
+	b.ChangeTime = &value
 	return b
 }
 
@@ -128,7 +128,7 @@ func (b *GPUNodeSpecApplyConfiguration) WithLastGood(value *NodeSharingApplyConf
 // WithFailed sets the Failed field in the declarative configuration to the given value
 // and returns the receiver, so that objects can be built by chaining "With" function invocations.
 // If called multiple times, the Failed field is set to the value of the last call.
-func (b *GPUNodeSpecApplyConfiguration) WithFailed(value *FailedWishApplyConfiguration) *GPUNodeSpecApplyConfiguration {
+func (b *GPUNodeSpecApplyConfiguration) WithFailed(value *FailedChangeApplyConfiguration) *GPUNodeSpecApplyConfiguration {
 	b.Failed = value
 	return b
 }

@@ -25,11 +25,11 @@ type GPUNodeStatusApplyConfiguration struct {
 	BootID *string `json:"bootID,omitempty"`
 	// canReboot is true if the agent may reboot the node (its flag --allow-reboot) and can (systemd runs the node).
 	CanReboot *bool `json:"canReboot,omitempty"`
-	// config says which of NVIDIA's programs on the node have the configuration spec.configKey before them.
+	// config says which of NVIDIA's programs on the node have the config spec.configName before them.
 	Config *ConfigStatusApplyConfiguration `json:"config,omitempty"`
-	// rebuilds are when, within the last hour, the agent made MIG instances again that somebody else had changed. It does so
+	// rebuildTimes are when, within the last hour, the agent made MIG instances again that somebody else had changed. It does so
 	// three times in an hour and then leaves them, so as not to fight.
-	Rebuilds []metav1.Time `json:"rebuilds,omitempty"`
+	RebuildTimes []metav1.Time `json:"rebuildTimes,omitempty"`
 	// mps are the MPS control daemons of this operator on the node, by resource.
 	MPS []MPSStatusApplyConfiguration `json:"mps,omitempty"`
 	// devices are the GPUs of the node.
@@ -87,12 +87,12 @@ func (b *GPUNodeStatusApplyConfiguration) WithConfig(value *ConfigStatusApplyCon
 	return b
 }
 
-// WithRebuilds adds the given value to the Rebuilds field in the declarative configuration
+// WithRebuildTimes adds the given value to the RebuildTimes field in the declarative configuration
 // and returns the receiver, so that objects can be build by chaining "With" function invocations.
-// If called multiple times, values provided by each call will be appended to the Rebuilds field.
-func (b *GPUNodeStatusApplyConfiguration) WithRebuilds(values ...metav1.Time) *GPUNodeStatusApplyConfiguration {
+// If called multiple times, values provided by each call will be appended to the RebuildTimes field.
+func (b *GPUNodeStatusApplyConfiguration) WithRebuildTimes(values ...metav1.Time) *GPUNodeStatusApplyConfiguration {
 	for i := range values {
-		b.Rebuilds = append(b.Rebuilds, values[i])
+		b.RebuildTimes = append(b.RebuildTimes, values[i])
 	}
 	return b
 }

@@ -32,10 +32,10 @@ type GPUSharingPolicySpecApplyConfiguration struct {
 	// those of key nvidia.com/gpu they do by themselves; for others the toleration is added to the ClusterPolicy's
 	// daemonsets.tolerations where that hurts nothing that runs, and otherwise the condition Tainted says what to add.
 	Taints []TaintApplyConfiguration `json:"taints,omitempty"`
-	// deletionPolicy says what happens to the nodes when the policy is deleted or no longer selects them and no other
-	// policy does. Restore: they go back to the state in which they were found. Retain: they stay as they are.
-	// Default: Restore.
-	DeletionPolicy *apiv1alpha1.DeletionPolicy `json:"deletionPolicy,omitempty"`
+	// releasePolicy decides what happens to a node when the policy releases it: when the policy is deleted or no longer
+	// selects the node, and no other policy selects it. Restore: the operator restores the baseline, the state of the node
+	// before the operator changed it. Retain: the node stays as it is. Default: Restore.
+	ReleasePolicy *apiv1alpha1.ReleasePolicy `json:"releasePolicy,omitempty"`
 }
 
 // GPUSharingPolicySpecApplyConfiguration constructs a declarative configuration of the GPUSharingPolicySpec type for use with
@@ -97,10 +97,10 @@ func (b *GPUSharingPolicySpecApplyConfiguration) WithTaints(values ...*TaintAppl
 	return b
 }
 
-// WithDeletionPolicy sets the DeletionPolicy field in the declarative configuration to the given value
+// WithReleasePolicy sets the ReleasePolicy field in the declarative configuration to the given value
 // and returns the receiver, so that objects can be built by chaining "With" function invocations.
-// If called multiple times, the DeletionPolicy field is set to the value of the last call.
-func (b *GPUSharingPolicySpecApplyConfiguration) WithDeletionPolicy(value apiv1alpha1.DeletionPolicy) *GPUSharingPolicySpecApplyConfiguration {
-	b.DeletionPolicy = &value
+// If called multiple times, the ReleasePolicy field is set to the value of the last call.
+func (b *GPUSharingPolicySpecApplyConfiguration) WithReleasePolicy(value apiv1alpha1.ReleasePolicy) *GPUSharingPolicySpecApplyConfiguration {
+	b.ReleasePolicy = &value
 	return b
 }

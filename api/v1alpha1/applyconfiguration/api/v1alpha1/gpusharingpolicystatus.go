@@ -23,8 +23,8 @@ type GPUSharingPolicyStatusApplyConfiguration struct {
 	Nodes *NodeCountsApplyConfiguration `json:"nodes,omitempty"`
 	// resources are the extended resources that the governed nodes advertise, and what they shall.
 	Resources []ResourceCountApplyConfiguration `json:"resources,omitempty"`
-	// nextWindow is when the next maintenance window opens (rollout.windows). Absent: no change waits for one.
-	NextWindow *metav1.Time `json:"nextWindow,omitempty"`
+	// nextWindowTime is when the next maintenance window opens (rollout.windows). Absent: no change waits for one.
+	NextWindowTime *metav1.Time `json:"nextWindowTime,omitempty"`
 	// pending lists nodes that are not ready, with the reason for each: the first 32 by name.
 	Pending []PendingNodeApplyConfiguration `json:"pending,omitempty"`
 }
@@ -69,11 +69,11 @@ func (b *GPUSharingPolicyStatusApplyConfiguration) WithResources(values ...*Reso
 	return b
 }
 
-// WithNextWindow sets the NextWindow field in the declarative configuration to the given value
+// WithNextWindowTime sets the NextWindowTime field in the declarative configuration to the given value
 // and returns the receiver, so that objects can be built by chaining "With" function invocations.
-// If called multiple times, the NextWindow field is set to the value of the last call.
-func (b *GPUSharingPolicyStatusApplyConfiguration) WithNextWindow(value metav1.Time) *GPUSharingPolicyStatusApplyConfiguration {
-	b.NextWindow = &value
+// If called multiple times, the NextWindowTime field is set to the value of the last call.
+func (b *GPUSharingPolicyStatusApplyConfiguration) WithNextWindowTime(value metav1.Time) *GPUSharingPolicyStatusApplyConfiguration {
+	b.NextWindowTime = &value
 	return b
 }
 

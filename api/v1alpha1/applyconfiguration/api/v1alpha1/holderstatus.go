@@ -12,10 +12,10 @@ package v1alpha1
 type HolderStatusApplyConfiguration struct {
 	// namespace of the pod.
 	Namespace *string `json:"namespace,omitempty"`
-	// pod is its name.
-	Pod *string `json:"pod,omitempty"`
-	// container is the name of the container.
-	Container *string `json:"container,omitempty"`
+	// podName is the name of the pod.
+	PodName *string `json:"podName,omitempty"`
+	// containerName is the name of the container.
+	ContainerName *string `json:"containerName,omitempty"`
 	// instance is the id of the MIG instance that it holds; absent if it holds the whole GPU or a replica of it.
 	Instance *int32 `json:"instance,omitempty"`
 }
@@ -34,19 +34,19 @@ func (b *HolderStatusApplyConfiguration) WithNamespace(value string) *HolderStat
 	return b
 }
 
-// WithPod sets the Pod field in the declarative configuration to the given value
+// WithPodName sets the PodName field in the declarative configuration to the given value
 // and returns the receiver, so that objects can be built by chaining "With" function invocations.
-// If called multiple times, the Pod field is set to the value of the last call.
-func (b *HolderStatusApplyConfiguration) WithPod(value string) *HolderStatusApplyConfiguration {
-	b.Pod = &value
+// If called multiple times, the PodName field is set to the value of the last call.
+func (b *HolderStatusApplyConfiguration) WithPodName(value string) *HolderStatusApplyConfiguration {
+	b.PodName = &value
 	return b
 }
 
-// WithContainer sets the Container field in the declarative configuration to the given value
+// WithContainerName sets the ContainerName field in the declarative configuration to the given value
 // and returns the receiver, so that objects can be built by chaining "With" function invocations.
-// If called multiple times, the Container field is set to the value of the last call.
-func (b *HolderStatusApplyConfiguration) WithContainer(value string) *HolderStatusApplyConfiguration {
-	b.Container = &value
+// If called multiple times, the ContainerName field is set to the value of the last call.
+func (b *HolderStatusApplyConfiguration) WithContainerName(value string) *HolderStatusApplyConfiguration {
+	b.ContainerName = &value
 	return b
 }
 

@@ -5,6 +5,10 @@
 
 package v1alpha1
 
+import (
+	resource "k8s.io/apimachinery/pkg/api/resource"
+)
+
 // MPSApplyConfiguration represents a declarative configuration of the MPS type for use
 // with apply.
 //
@@ -19,10 +23,10 @@ type MPSApplyConfiguration struct {
 	// activeThreadPercentage is the share of the GPU's threads that one client may use, in percent. Default: 100 divided
 	// by replicas, like NVIDIA's default.
 	ActiveThreadPercentage *int32 `json:"activeThreadPercentage,omitempty"`
-	// pinnedMemoryLimit is the GPU memory that one client may allocate, in Mi or Gi, such as 4Gi. Default: the GPU's
-	// memory divided by replicas, like NVIDIA's default. GPUs that do not report their memory, such as GB10, have no
-	// default limit.
-	PinnedMemoryLimit *string `json:"pinnedMemoryLimit,omitempty"`
+	// pinnedMemoryLimit is the GPU memory that one client may allocate: a whole number of MiB, less than 1Ti, such as 4Gi.
+	// Default: the GPU's memory divided by replicas, like NVIDIA's default. GPUs that do not report their memory, such as
+	// GB10, have no default limit.
+	PinnedMemoryLimit *resource.Quantity `json:"pinnedMemoryLimit,omitempty"`
 	// multiUser lets pods of different user IDs use a GPU at the same time. Default: false, like NVIDIA's.
 	//
 	// If it is false, MPS serves one user ID at a time on a node. Pods that run as another user ID wait in CUDA's
@@ -64,7 +68,7 @@ func (b *MPSApplyConfiguration) WithActiveThreadPercentage(value int32) *MPSAppl
 // WithPinnedMemoryLimit sets the PinnedMemoryLimit field in the declarative configuration to the given value
 // and returns the receiver, so that objects can be built by chaining "With" function invocations.
 // If called multiple times, the PinnedMemoryLimit field is set to the value of the last call.
-func (b *MPSApplyConfiguration) WithPinnedMemoryLimit(value string) *MPSApplyConfiguration {
+func (b *MPSApplyConfiguration) WithPinnedMemoryLimit(value resource.Quantity) *MPSApplyConfiguration {
 	b.PinnedMemoryLimit = &value
 	return b
 }

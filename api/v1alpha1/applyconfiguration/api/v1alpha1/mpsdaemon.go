@@ -7,6 +7,7 @@ package v1alpha1
 
 import (
 	apiv1alpha1 "github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	resource "k8s.io/apimachinery/pkg/api/resource"
 )
 
 // MPSDaemonApplyConfiguration represents a declarative configuration of the MPSDaemon type for use
@@ -14,15 +15,15 @@ import (
 //
 // MPSDaemon is the MPS control daemon that serves a GPU. GPUs with the same resource are served by one daemon.
 type MPSDaemonApplyConfiguration struct {
-	// resource is the extended resource whose clients the daemon serves. It names the daemon's pipe directory.
-	Resource *string `json:"resource,omitempty"`
+	// resourceName is the extended resource whose clients the daemon serves. It names the daemon's pipe directory.
+	ResourceName *string `json:"resourceName,omitempty"`
 	// owner is who runs the daemon.
 	Owner *apiv1alpha1.MPSDaemonOwner `json:"owner,omitempty"`
 	// activeThreadPercentage is the share of the GPU's threads that one client may use, in percent.
 	ActiveThreadPercentage *int32 `json:"activeThreadPercentage,omitempty"`
-	// pinnedMemoryLimitMiB is the memory of this GPU that one client may allocate, in MiB. If it is absent or 0 there is no
-	// limit, as on a GPU whose memory NVML does not report.
-	PinnedMemoryLimitMiB *int64 `json:"pinnedMemoryLimitMiB,omitempty"`
+	// pinnedMemoryLimit is the memory of this GPU that one client may allocate, a whole number of MiB. Absent: no limit, as on
+	// a GPU whose memory NVML does not report.
+	PinnedMemoryLimit *resource.Quantity `json:"pinnedMemoryLimit,omitempty"`
 	// multiUser is true if one MPS server serves the clients of all user IDs.
 	MultiUser *bool `json:"multiUser,omitempty"`
 }
@@ -33,11 +34,11 @@ func MPSDaemon() *MPSDaemonApplyConfiguration {
 	return &MPSDaemonApplyConfiguration{}
 }
 
-// WithResource sets the Resource field in the declarative configuration to the given value
+// WithResourceName sets the ResourceName field in the declarative configuration to the given value
 // and returns the receiver, so that objects can be built by chaining "With" function invocations.
-// If called multiple times, the Resource field is set to the value of the last call.
-func (b *MPSDaemonApplyConfiguration) WithResource(value string) *MPSDaemonApplyConfiguration {
-	b.Resource = &value
+// If called multiple times, the ResourceName field is set to the value of the last call.
+func (b *MPSDaemonApplyConfiguration) WithResourceName(value string) *MPSDaemonApplyConfiguration {
+	b.ResourceName = &value
 	return b
 }
 
@@ -57,11 +58,11 @@ func (b *MPSDaemonApplyConfiguration) WithActiveThreadPercentage(value int32) *M
 	return b
 }
 
-// WithPinnedMemoryLimitMiB sets the PinnedMemoryLimitMiB field in the declarative configuration to the given value
+// WithPinnedMemoryLimit sets the PinnedMemoryLimit field in the declarative configuration to the given value
 // and returns the receiver, so that objects can be built by chaining "With" function invocations.
-// If called multiple times, the PinnedMemoryLimitMiB field is set to the value of the last call.
-func (b *MPSDaemonApplyConfiguration) WithPinnedMemoryLimitMiB(value int64) *MPSDaemonApplyConfiguration {
-	b.PinnedMemoryLimitMiB = &value
+// If called multiple times, the PinnedMemoryLimit field is set to the value of the last call.
+func (b *MPSDaemonApplyConfiguration) WithPinnedMemoryLimit(value resource.Quantity) *MPSDaemonApplyConfiguration {
+	b.PinnedMemoryLimit = &value
 	return b
 }
 

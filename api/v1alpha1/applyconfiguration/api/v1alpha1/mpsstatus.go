@@ -10,8 +10,8 @@ package v1alpha1
 //
 // MPSStatus is an MPS control daemon of this operator, as the MPS pod last saw it in use.
 type MPSStatusApplyConfiguration struct {
-	// resource is the extended resource whose clients the daemon serves.
-	Resource *string `json:"resource,omitempty"`
+	// resourceName is the extended resource whose clients the daemon serves.
+	ResourceName *string `json:"resourceName,omitempty"`
 	// user is the user ID whose clients the MPS server serves now. Absent if no server runs, or if it serves all users.
 	User *int64 `json:"user,omitempty"`
 	// clients is the number of connected clients.
@@ -19,8 +19,8 @@ type MPSStatusApplyConfiguration struct {
 	// outdatedClients is the number of clients that connected before the limits last changed. They keep the limits from
 	// before until they end.
 	OutdatedClients *int32 `json:"outdatedClients,omitempty"`
-	// outdatedPods are the UIDs of the pods with outdated clients: the first 64.
-	OutdatedPods []string `json:"outdatedPods,omitempty"`
+	// outdatedPodUIDs are the UIDs of the pods with outdated clients: the first 64.
+	OutdatedPodUIDs []string `json:"outdatedPodUIDs,omitempty"`
 	// waitingPods are the pods that run as another user ID than the one that is served, so that their CUDA programs wait:
 	// the first 64.
 	WaitingPods []MPSWaitingPodApplyConfiguration `json:"waitingPods,omitempty"`
@@ -35,11 +35,11 @@ func MPSStatus() *MPSStatusApplyConfiguration {
 	return &MPSStatusApplyConfiguration{}
 }
 
-// WithResource sets the Resource field in the declarative configuration to the given value
+// WithResourceName sets the ResourceName field in the declarative configuration to the given value
 // and returns the receiver, so that objects can be built by chaining "With" function invocations.
-// If called multiple times, the Resource field is set to the value of the last call.
-func (b *MPSStatusApplyConfiguration) WithResource(value string) *MPSStatusApplyConfiguration {
-	b.Resource = &value
+// If called multiple times, the ResourceName field is set to the value of the last call.
+func (b *MPSStatusApplyConfiguration) WithResourceName(value string) *MPSStatusApplyConfiguration {
+	b.ResourceName = &value
 	return b
 }
 
@@ -67,12 +67,12 @@ func (b *MPSStatusApplyConfiguration) WithOutdatedClients(value int32) *MPSStatu
 	return b
 }
 
-// WithOutdatedPods adds the given value to the OutdatedPods field in the declarative configuration
+// WithOutdatedPodUIDs adds the given value to the OutdatedPodUIDs field in the declarative configuration
 // and returns the receiver, so that objects can be build by chaining "With" function invocations.
-// If called multiple times, values provided by each call will be appended to the OutdatedPods field.
-func (b *MPSStatusApplyConfiguration) WithOutdatedPods(values ...string) *MPSStatusApplyConfiguration {
+// If called multiple times, values provided by each call will be appended to the OutdatedPodUIDs field.
+func (b *MPSStatusApplyConfiguration) WithOutdatedPodUIDs(values ...string) *MPSStatusApplyConfiguration {
 	for i := range values {
-		b.OutdatedPods = append(b.OutdatedPods, values[i])
+		b.OutdatedPodUIDs = append(b.OutdatedPodUIDs, values[i])
 	}
 	return b
 }

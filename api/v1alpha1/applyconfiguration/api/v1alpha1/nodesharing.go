@@ -10,10 +10,10 @@ package v1alpha1
 //
 // NodeSharing is how the GPUs of a node are shared, and the device-plugin configuration that belongs to it.
 type NodeSharingApplyConfiguration struct {
-	// policy is the name of the policy that asked for it.
-	Policy *string `json:"policy,omitempty"`
-	// configKey is the key of the device-plugin configuration.
-	ConfigKey *string `json:"configKey,omitempty"`
+	// policyName is the name of the policy that asked for it.
+	PolicyName *string `json:"policyName,omitempty"`
+	// configName is the name of the device-plugin config.
+	ConfigName *string `json:"configName,omitempty"`
 	// devices are the GPUs and how each is shared.
 	Devices []DeviceSpecApplyConfiguration `json:"devices,omitempty"`
 }
@@ -24,19 +24,19 @@ func NodeSharing() *NodeSharingApplyConfiguration {
 	return &NodeSharingApplyConfiguration{}
 }
 
-// WithPolicy sets the Policy field in the declarative configuration to the given value
+// WithPolicyName sets the PolicyName field in the declarative configuration to the given value
 // and returns the receiver, so that objects can be built by chaining "With" function invocations.
-// If called multiple times, the Policy field is set to the value of the last call.
-func (b *NodeSharingApplyConfiguration) WithPolicy(value string) *NodeSharingApplyConfiguration {
-	b.Policy = &value
+// If called multiple times, the PolicyName field is set to the value of the last call.
+func (b *NodeSharingApplyConfiguration) WithPolicyName(value string) *NodeSharingApplyConfiguration {
+	b.PolicyName = &value
 	return b
 }
 
-// WithConfigKey sets the ConfigKey field in the declarative configuration to the given value
+// WithConfigName sets the ConfigName field in the declarative configuration to the given value
 // and returns the receiver, so that objects can be built by chaining "With" function invocations.
-// If called multiple times, the ConfigKey field is set to the value of the last call.
-func (b *NodeSharingApplyConfiguration) WithConfigKey(value string) *NodeSharingApplyConfiguration {
-	b.ConfigKey = &value
+// If called multiple times, the ConfigName field is set to the value of the last call.
+func (b *NodeSharingApplyConfiguration) WithConfigName(value string) *NodeSharingApplyConfiguration {
+	b.ConfigName = &value
 	return b
 }
 

@@ -10,8 +10,8 @@ package v1alpha1
 //
 // PendingNode says why a node is not ready.
 type PendingNodeApplyConfiguration struct {
-	// node is the name of the node.
-	Node *string `json:"node,omitempty"`
+	// nodeName is the name of the node.
+	NodeName *string `json:"nodeName,omitempty"`
 	// state is how far the node is, one of the states of the rollout.
 	State *string `json:"state,omitempty"`
 	// reason is the same word that the conditions use.
@@ -33,11 +33,11 @@ func PendingNode() *PendingNodeApplyConfiguration {
 	return &PendingNodeApplyConfiguration{}
 }
 
-// WithNode sets the Node field in the declarative configuration to the given value
+// WithNodeName sets the NodeName field in the declarative configuration to the given value
 // and returns the receiver, so that objects can be built by chaining "With" function invocations.
-// If called multiple times, the Node field is set to the value of the last call.
-func (b *PendingNodeApplyConfiguration) WithNode(value string) *PendingNodeApplyConfiguration {
-	b.Node = &value
+// If called multiple times, the NodeName field is set to the value of the last call.
+func (b *PendingNodeApplyConfiguration) WithNodeName(value string) *PendingNodeApplyConfiguration {
+	b.NodeName = &value
 	return b
 }
 

@@ -11,8 +11,8 @@ package v1alpha1
 // RebootPermission lets the agent end one boot of its node. A second boot it does not end, so that no wish reboots a node
 // twice.
 type RebootPermissionApplyConfiguration struct {
-	// wish is what the node is rebooted for: a hash of its device-plugin configuration and its devices.
-	Wish *string `json:"wish,omitempty"`
+	// hash names the desired state that needs the reboot: a hash of its device-plugin config and its devices.
+	Hash *string `json:"hash,omitempty"`
 	// bootID is the boot that may be ended, as the agent reported it.
 	BootID *string `json:"bootID,omitempty"`
 }
@@ -23,11 +23,11 @@ func RebootPermission() *RebootPermissionApplyConfiguration {
 	return &RebootPermissionApplyConfiguration{}
 }
 
-// WithWish sets the Wish field in the declarative configuration to the given value
+// WithHash sets the Hash field in the declarative configuration to the given value
 // and returns the receiver, so that objects can be built by chaining "With" function invocations.
-// If called multiple times, the Wish field is set to the value of the last call.
-func (b *RebootPermissionApplyConfiguration) WithWish(value string) *RebootPermissionApplyConfiguration {
-	b.Wish = &value
+// If called multiple times, the Hash field is set to the value of the last call.
+func (b *RebootPermissionApplyConfiguration) WithHash(value string) *RebootPermissionApplyConfiguration {
+	b.Hash = &value
 	return b
 }
 

@@ -15,18 +15,18 @@ import (
 //
 // Release is how a node goes back to its baseline when no policy governs it any more.
 type ReleaseApplyConfiguration struct {
-	// deletionPolicy says whether it does.
-	DeletionPolicy *apiv1alpha1.DeletionPolicy `json:"deletionPolicy,omitempty"`
-	// eviction says what happens to pods in the way.
-	Eviction *EvictionApplyConfiguration `json:"eviction,omitempty"`
+	// releasePolicy decides whether it does.
+	ReleasePolicy *apiv1alpha1.ReleasePolicy `json:"releasePolicy,omitempty"`
+	// drain decides what happens to pods that block the release.
+	Drain *DrainApplyConfiguration `json:"drain,omitempty"`
 	// maxUnavailable is how many nodes of a deleted policy may be going back at the same time, as a number or a percentage of
 	// those that do. If its nodes differ in that, the smallest counts.
 	MaxUnavailable *intstr.IntOrString `json:"maxUnavailable,omitempty"`
 	// reboot says whether the node may be rebooted where a GPU takes its former MIG mode only so.
 	Reboot *apiv1alpha1.RebootMode `json:"reboot,omitempty"`
-	// policy is the policy that says so. The nodes that it releases share its maxUnavailable, with those that it governs and
+	// policyName is the policy that says so. The nodes that it releases share its maxUnavailable, with those that it governs and
 	// also once it is deleted.
-	Policy *string `json:"policy,omitempty"`
+	PolicyName *string `json:"policyName,omitempty"`
 }
 
 // ReleaseApplyConfiguration constructs a declarative configuration of the Release type for use with
@@ -35,19 +35,19 @@ func Release() *ReleaseApplyConfiguration {
 	return &ReleaseApplyConfiguration{}
 }
 
-// WithDeletionPolicy sets the DeletionPolicy field in the declarative configuration to the given value
+// WithReleasePolicy sets the ReleasePolicy field in the declarative configuration to the given value
 // and returns the receiver, so that objects can be built by chaining "With" function invocations.
-// If called multiple times, the DeletionPolicy field is set to the value of the last call.
-func (b *ReleaseApplyConfiguration) WithDeletionPolicy(value apiv1alpha1.DeletionPolicy) *ReleaseApplyConfiguration {
-	b.DeletionPolicy = &value
+// If called multiple times, the ReleasePolicy field is set to the value of the last call.
+func (b *ReleaseApplyConfiguration) WithReleasePolicy(value apiv1alpha1.ReleasePolicy) *ReleaseApplyConfiguration {
+	b.ReleasePolicy = &value
 	return b
 }
 
-// WithEviction sets the Eviction field in the declarative configuration to the given value
+// WithDrain sets the Drain field in the declarative configuration to the given value
 // and returns the receiver, so that objects can be built by chaining "With" function invocations.
-// If called multiple times, the Eviction field is set to the value of the last call.
-func (b *ReleaseApplyConfiguration) WithEviction(value *EvictionApplyConfiguration) *ReleaseApplyConfiguration {
-	b.Eviction = value
+// If called multiple times, the Drain field is set to the value of the last call.
+func (b *ReleaseApplyConfiguration) WithDrain(value *DrainApplyConfiguration) *ReleaseApplyConfiguration {
+	b.Drain = value
 	return b
 }
 
@@ -67,10 +67,10 @@ func (b *ReleaseApplyConfiguration) WithReboot(value apiv1alpha1.RebootMode) *Re
 	return b
 }
 
-// WithPolicy sets the Policy field in the declarative configuration to the given value
+// WithPolicyName sets the PolicyName field in the declarative configuration to the given value
 // and returns the receiver, so that objects can be built by chaining "With" function invocations.
-// If called multiple times, the Policy field is set to the value of the last call.
-func (b *ReleaseApplyConfiguration) WithPolicy(value string) *ReleaseApplyConfiguration {
-	b.Policy = &value
+// If called multiple times, the PolicyName field is set to the value of the last call.
+func (b *ReleaseApplyConfiguration) WithPolicyName(value string) *ReleaseApplyConfiguration {
+	b.PolicyName = &value
 	return b
 }

@@ -20,27 +20,28 @@ type RolloutApplyConfiguration struct {
 	MaxUnavailable *intstr.IntOrString `json:"maxUnavailable,omitempty"`
 	// paused holds back every change; status then says what would be done. Default: false.
 	Paused *bool `json:"paused,omitempty"`
-	// eviction says what happens to pods that hold a GPU, or an instance, that a change needs to be idle.
-	Eviction *EvictionApplyConfiguration `json:"eviction,omitempty"`
+	// drain decides what happens to pods that hold a GPU or a MIG instance that a change needs to be idle.
+	Drain *DrainApplyConfiguration `json:"drain,omitempty"`
 	// maxFailures is how many nodes may fail before no further node is started. Default: 1.
 	MaxFailures *int32 `json:"maxFailures,omitempty"`
 	// reboot says whether a node may be rebooted when a GPU takes its MIG mode only so, since it cannot be reset there
-	// (virtual machines of clouds). IfRequired: all pods of the node that hold a GPU are drained as eviction says, and the
+	// (virtual machines of clouds). IfRequired: all pods of the node that hold a GPU are drained as drain says, and the
 	// node is rebooted, never twice for one wish; its other pods go down with it and come back. Never: the condition
 	// RebootRequired says that somebody has to. Default: Never.
 	Reboot *apiv1alpha1.RebootMode `json:"reboot,omitempty"`
-	// newNodes says whether a node that joins takes GPU pods before it is as the policy asks. TaintUntilReady: it has the
-	// taint gpusharing.io/startup until then, so that pods do not land on its whole GPUs; nodes that were there before the
-	// policy, or offer GPUs already, are not tainted. Register nodes with that taint (kubelet --register-with-taints) to
-	// leave no gap at all: it is taken off any node that is ready, and off a node that no policy governs. NVIDIA's programs,
-	// and Node Feature Discovery, have to tolerate it, see taints. Default: Open.
-	NewNodes *apiv1alpha1.NewNodesMode `json:"newNodes,omitempty"`
+	// startupTaint decides whether a node that joins the cluster has the taint gpusharing.io/startup. UntilReady: the node has
+	// the taint until it is ready, so that no pod starts on its whole GPUs. Nodes that are older than the policy, or that
+	// advertise GPUs already, get no taint. To leave no gap at all, register nodes with that taint (kubelet
+	// --register-with-taints): the operator removes it from any node that is ready, and from a node that no policy governs.
+	// NVIDIA's programs and Node Feature Discovery have to tolerate the taint, see taints. None: the operator adds no taint.
+	// Default: None.
+	StartupTaint *apiv1alpha1.StartupTaintMode `json:"startupTaint,omitempty"`
 	// windows are maintenance windows: disruptive changes start only while at least one of them is open, and so do reboots.
 	// Changes that disrupt nothing, rolling back a failed change, and restoring a node that the policy releases do not wait,
 	// nor does a new node that still has the taint gpusharing.io/startup. Absent: always open.
 	Windows []MaintenanceWindowApplyConfiguration `json:"windows,omitempty"`
 	// onWindowEnd decides what happens to a node that is draining when its window closes. FinishDrain: the drain continues,
-	// as long as eviction.timeoutSeconds allows, and the change follows. CancelDrain: the node becomes schedulable again and
+	// as long as drain.timeoutSeconds allows, and the change follows. CancelDrain: the node becomes schedulable again and
 	// drains anew in the next window. A change that has reached the GPUs is always finished. Default: FinishDrain.
 	OnWindowEnd *apiv1alpha1.WindowEndMode `json:"onWindowEnd,omitempty"`
 }
@@ -67,11 +68,11 @@ func (b *RolloutApplyConfiguration) WithPaused(value bool) *RolloutApplyConfigur
 	return b
 }
 
-// WithEviction sets the Eviction field in the declarative configuration to the given value
+// WithDrain sets the Drain field in the declarative configuration to the given value
 // and returns the receiver, so that objects can be built by chaining "With" function invocations.
-// If called multiple times, the Eviction field is set to the value of the last call.
-func (b *RolloutApplyConfiguration) WithEviction(value *EvictionApplyConfiguration) *RolloutApplyConfiguration {
-	b.Eviction = value
+// If called multiple times, the Drain field is set to the value of the last call.
+func (b *RolloutApplyConfiguration) WithDrain(value *DrainApplyConfiguration) *RolloutApplyConfiguration {
+	b.Drain = value
 	return b
 }
 
@@ -91,11 +92,11 @@ func (b *RolloutApplyConfiguration) WithReboot(value apiv1alpha1.RebootMode) *Ro
 	return b
 }
 
-// WithNewNodes sets the NewNodes field in the declarative configuration to the given value
+// WithStartupTaint sets the StartupTaint field in the declarative configuration to the given value
 // and returns the receiver, so that objects can be built by chaining "With" function invocations.
-// If called multiple times, the NewNodes field is set to the value of the last call.
-func (b *RolloutApplyConfiguration) WithNewNodes(value apiv1alpha1.NewNodesMode) *RolloutApplyConfiguration {
-	b.NewNodes = &value
+// If called multiple times, the StartupTaint field is set to the value of the last call.
+func (b *RolloutApplyConfiguration) WithStartupTaint(value apiv1alpha1.StartupTaintMode) *RolloutApplyConfiguration {
+	b.StartupTaint = &value
 	return b
 }
 

@@ -5,13 +5,13 @@
 
 package v1alpha1
 
-// FailedWishApplyConfiguration represents a declarative configuration of the FailedWish type for use
+// FailedChangeApplyConfiguration represents a declarative configuration of the FailedChange type for use
 // with apply.
 //
-// FailedWish is a wish that a node could not reach, and why.
-type FailedWishApplyConfiguration struct {
-	// wish names it: a hash of its device-plugin configuration and its devices.
-	Wish *string `json:"wish,omitempty"`
+// FailedChange is a desired state that a node could not reach, and why.
+type FailedChangeApplyConfiguration struct {
+	// hash names it: a hash of its device-plugin config and its devices.
+	Hash *string `json:"hash,omitempty"`
 	// reason is the same word that the conditions use.
 	Reason *string `json:"reason,omitempty"`
 	// message says what failed, and where.
@@ -21,24 +21,24 @@ type FailedWishApplyConfiguration struct {
 	Attempt *string `json:"attempt,omitempty"`
 }
 
-// FailedWishApplyConfiguration constructs a declarative configuration of the FailedWish type for use with
+// FailedChangeApplyConfiguration constructs a declarative configuration of the FailedChange type for use with
 // apply.
-func FailedWish() *FailedWishApplyConfiguration {
-	return &FailedWishApplyConfiguration{}
+func FailedChange() *FailedChangeApplyConfiguration {
+	return &FailedChangeApplyConfiguration{}
 }
 
-// WithWish sets the Wish field in the declarative configuration to the given value
+// WithHash sets the Hash field in the declarative configuration to the given value
 // and returns the receiver, so that objects can be built by chaining "With" function invocations.
-// If called multiple times, the Wish field is set to the value of the last call.
-func (b *FailedWishApplyConfiguration) WithWish(value string) *FailedWishApplyConfiguration {
-	b.Wish = &value
+// If called multiple times, the Hash field is set to the value of the last call.
+func (b *FailedChangeApplyConfiguration) WithHash(value string) *FailedChangeApplyConfiguration {
+	b.Hash = &value
 	return b
 }
 
 // WithReason sets the Reason field in the declarative configuration to the given value
 // and returns the receiver, so that objects can be built by chaining "With" function invocations.
 // If called multiple times, the Reason field is set to the value of the last call.
-func (b *FailedWishApplyConfiguration) WithReason(value string) *FailedWishApplyConfiguration {
+func (b *FailedChangeApplyConfiguration) WithReason(value string) *FailedChangeApplyConfiguration {
 	b.Reason = &value
 	return b
 }
@@ -46,7 +46,7 @@ func (b *FailedWishApplyConfiguration) WithReason(value string) *FailedWishApply
 // WithMessage sets the Message field in the declarative configuration to the given value
 // and returns the receiver, so that objects can be built by chaining "With" function invocations.
 // If called multiple times, the Message field is set to the value of the last call.
-func (b *FailedWishApplyConfiguration) WithMessage(value string) *FailedWishApplyConfiguration {
+func (b *FailedChangeApplyConfiguration) WithMessage(value string) *FailedChangeApplyConfiguration {
 	b.Message = &value
 	return b
 }
@@ -54,7 +54,7 @@ func (b *FailedWishApplyConfiguration) WithMessage(value string) *FailedWishAppl
 // WithAttempt sets the Attempt field in the declarative configuration to the given value
 // and returns the receiver, so that objects can be built by chaining "With" function invocations.
 // If called multiple times, the Attempt field is set to the value of the last call.
-func (b *FailedWishApplyConfiguration) WithAttempt(value string) *FailedWishApplyConfiguration {
+func (b *FailedChangeApplyConfiguration) WithAttempt(value string) *FailedChangeApplyConfiguration {
 	b.Attempt = &value
 	return b
 }

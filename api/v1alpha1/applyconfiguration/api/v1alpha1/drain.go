@@ -9,30 +9,30 @@ import (
 	apiv1alpha1 "github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 )
 
-// EvictionApplyConfiguration represents a declarative configuration of the Eviction type for use
+// DrainApplyConfiguration represents a declarative configuration of the Drain type for use
 // with apply.
 //
-// Eviction says what happens to pods in the way of a change.
-type EvictionApplyConfiguration struct {
+// Drain decides how the GPUs of a node become idle for a change.
+type DrainApplyConfiguration struct {
 	// mode. WaitForIdle: new GPU pods are kept off the node by a taint, those that run are left to finish, for as long
 	// as timeoutSeconds. Evict: they are evicted through the Eviction API, so PodDisruptionBudgets hold. Never: a change
 	// only goes ahead on a node that happens to be idle, and the node takes new pods meanwhile. Default: WaitForIdle.
-	Mode *apiv1alpha1.EvictionMode `json:"mode,omitempty"`
+	Mode *apiv1alpha1.DrainMode `json:"mode,omitempty"`
 	// timeoutSeconds is how long to wait for the node to become idle before it is given back its pods and counted as
 	// failed. Default: 600.
 	TimeoutSeconds *int32 `json:"timeoutSeconds,omitempty"`
 }
 
-// EvictionApplyConfiguration constructs a declarative configuration of the Eviction type for use with
+// DrainApplyConfiguration constructs a declarative configuration of the Drain type for use with
 // apply.
-func Eviction() *EvictionApplyConfiguration {
-	return &EvictionApplyConfiguration{}
+func Drain() *DrainApplyConfiguration {
+	return &DrainApplyConfiguration{}
 }
 
 // WithMode sets the Mode field in the declarative configuration to the given value
 // and returns the receiver, so that objects can be built by chaining "With" function invocations.
 // If called multiple times, the Mode field is set to the value of the last call.
-func (b *EvictionApplyConfiguration) WithMode(value apiv1alpha1.EvictionMode) *EvictionApplyConfiguration {
+func (b *DrainApplyConfiguration) WithMode(value apiv1alpha1.DrainMode) *DrainApplyConfiguration {
 	b.Mode = &value
 	return b
 }
@@ -40,7 +40,7 @@ func (b *EvictionApplyConfiguration) WithMode(value apiv1alpha1.EvictionMode) *E
 // WithTimeoutSeconds sets the TimeoutSeconds field in the declarative configuration to the given value
 // and returns the receiver, so that objects can be built by chaining "With" function invocations.
 // If called multiple times, the TimeoutSeconds field is set to the value of the last call.
-func (b *EvictionApplyConfiguration) WithTimeoutSeconds(value int32) *EvictionApplyConfiguration {
+func (b *DrainApplyConfiguration) WithTimeoutSeconds(value int32) *DrainApplyConfiguration {
 	b.TimeoutSeconds = &value
 	return b
 }
