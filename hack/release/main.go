@@ -23,6 +23,7 @@ const (
 	agentName       = "gpu-sharing-agent"
 	chartName       = "gpu-sharing-operator"
 	bundleName      = "gpu-sharing-bundle"
+	catalogName     = "gpu-sharing-catalog"
 	defaultRegistry = "ghcr.io/gpusharing"
 )
 

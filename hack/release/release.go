@@ -121,7 +121,8 @@ func (r *release) chart(ctx context.Context, work string) error {
 	return r.write(chartName+"-"+r.source.number()+".tgz", packaged)
 }
 
-// bundle makes the OLM bundle of the pinned chart, checks it, and makes its image, which has the labels that OLM looks for.
+// bundle makes the OLM bundle of the pinned chart, checks it, and makes its image, which has the labels that OLM looks for, and a
+// catalog with it.
 func (r *release) bundle(ctx context.Context, _ string) error {
 	for _, command := range []string{"generate", "validate"} {
 		if _, err := output(ctx, filepath.Join(r.tree, "hack", "bundle"), []string{"GOFLAGS="}, "go", "run", ".", command); err != nil {
@@ -156,8 +157,25 @@ func (r *release) bundle(ctx context.Context, _ string) error {
 	if err != nil {
 		return err
 	}
-	r.published = append(r.published, bundle)
-	return nil
+	reference, err := bundle.byDigest()
+	if err != nil {
+		return err
+	}
+	manifest, err := os.ReadFile(filepath.Join(folder, "manifests", "gpu-sharing-operator.clusterserviceversion.yaml"))
+	if err != nil {
+		return fmt.Errorf("reading the bundle: %w", err)
+	}
+	content, err := catalog(manifest, metadata.Annotations, reference)
+	if err != nil {
+		return err
+	}
+	catalogImage, err := r.data(catalogName, []file{{Path: "configs/" + chartName + "/catalog.yaml", Content: content}},
+		map[string]string{"operators.operatorframework.io.index.configs.v1": "/configs"})
+	if err != nil {
+		return err
+	}
+	r.published = append(r.published, bundle, catalogImage)
+	return r.write("catalog.yaml", content)
 }
 
 // data is an image that holds files and runs nothing, for all architectures.

@@ -20,6 +20,8 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	. "github.com/onsi/gomega"
+	"github.com/operator-framework/operator-registry/alpha/declcfg"
+	"github.com/operator-framework/operator-registry/alpha/property"
 	"sigs.k8s.io/yaml"
 )
 
@@ -83,7 +85,7 @@ func TestWhatIsPushedIsWhatIsPulled(t *testing.T) {
 	g := NewWithT(t)
 	registry := newRegistry(t)
 	r := small(t, registry.host+"/gpu-sharing")
-	g.Expect(r.published).To(HaveLen(4))
+	g.Expect(r.published).To(HaveLen(5))
 	for _, p := range r.published {
 		g.Expect(push(t.Context(), p)).To(Succeed())
 		g.Expect(verifyPushed(t.Context(), p)).To(Succeed(), p.Name)
@@ -124,6 +126,24 @@ func TestWhatIsPushedIsWhatIsPulled(t *testing.T) {
 	})
 	t.Run("OLM's bundle names the images by their digests", func(t *testing.T) {
 		expectPinned(t, r, string(read(t, r, "bundle/manifests/gpu-sharing-operator.clusterserviceversion.yaml")))
+	})
+	t.Run("the catalog has the bundle and the images by their digests", func(t *testing.T) {
+		g := NewWithT(t)
+		content := read(t, r, "catalog.yaml")
+		expectPinned(t, r, string(content))
+		config, err := declcfg.LoadReader(bytes.NewReader(content))
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(config.Bundles).To(HaveLen(1))
+		bundle, err := r.published[3].byDigest()
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(bundle).To(HavePrefix(r.registry + "/" + bundleName + "@"))
+		g.Expect(config.Bundles[0].Image).To(Equal(bundle))
+		properties, err := property.Parse(config.Bundles[0].Properties)
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(properties.Packages).To(ConsistOf(property.Package{PackageName: chartName, Version: "1.2.3-rc.1"}))
+		g.Expect(properties.GVKs).To(ConsistOf(
+			property.GVK{Group: "gpusharing.io", Version: "v1alpha1", Kind: "GPUSharingPolicy"},
+			property.GVK{Group: "gpusharing.io", Version: "v1alpha1", Kind: "GPUNode"}))
 	})
 	t.Run("another content is not pushed under a version that is there", func(t *testing.T) {
 		changed := r.published[0]
