@@ -6,10 +6,8 @@ package rollout_test
 import (
 	"fmt"
 	"maps"
-	"regexp"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -28,29 +26,8 @@ func (c *chronicle) breaks(invariant, format string, args ...any) {
 	if c.broken != "" {
 		return
 	}
-	broken := invariant + ": " + fmt.Sprintf(format, args...)
-	for _, k := range known() {
-		if k.pattern.MatchString(broken) {
-			c.tell("known (%s): %s", k.defect, broken)
-			c.met[k.defect] = true
-			return
-		}
-	}
-	c.broken = broken
+	c.broken = invariant + ": " + fmt.Sprintf(format, args...)
 	c.tell("BROKEN %s", c.broken)
-}
-
-// known are the defects that are being fixed, by number and by what a history reports that meets one.
-var known = sync.OnceValue(func() (all []knownDefect) {
-	for _, k := range [][2]string{} {
-		all = append(all, knownDefect{defect: k[0], pattern: regexp.MustCompile(k[1])})
-	}
-	return all
-})
-
-type knownDefect struct {
-	defect  string
-	pattern *regexp.Regexp
 }
 
 // pluginRestarts looks whether NVIDIA's device plugin is restarted though it has marked a GPU unhealthy, which it forgets then.

@@ -19,14 +19,13 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/history"
 )
 
-// play lets a history take place. Broken names the invariant that does not hold and says how; it is empty if all hold. Met are the
-// known defects that it meets.
-func play(h history.History, tells bool) (broken string, story []string, met map[string]bool) {
+// play lets a history take place. Broken names the invariant that does not hold and says how; it is empty if all hold.
+func play(h history.History, tells bool) (broken string, story []string) {
 	c := newChronicle(h.Seed)
 	c.tells = tells
 	defer func() {
 		if r := recover(); r != nil {
-			broken, story, met = fmt.Sprintf("panic: %v\n%s", r, debug.Stack()), c.story, nil
+			broken, story = fmt.Sprintf("panic: %v\n%s", r, debug.Stack()), c.story
 		}
 	}()
 	for _, n := range c.all() {
@@ -40,7 +39,7 @@ func play(h history.History, tells bool) (broken string, story []string, met map
 		happenings()[e.Kind](c, e.Random())
 		c.passes(e.Passes)
 		if c.broken != "" {
-			return c.broken, c.story, c.met
+			return c.broken, c.story
 		}
 	}
 	for _, end := range []func(){c.faultsEnd, c.settles, c.released} {
@@ -48,7 +47,7 @@ func play(h history.History, tells bool) (broken string, story []string, met map
 			break
 		}
 	}
-	return c.broken, c.story, c.met
+	return c.broken, c.story
 }
 
 // passes lets so many passes follow one another, on what the cache happens to hold.

@@ -51,7 +51,6 @@ type chronicle struct {
 	backups   backups
 	retained  map[string]bool
 	states    map[string]string // that the story has told of last
-	met       map[string]bool   // known defects
 	opensCRDs bool
 	meddled   bool // somebody else has changed what NVIDIA's config-manager reads
 }
@@ -69,7 +68,7 @@ func newChronicle(seed uint64) *chronicle {
 		simulation: &simulation{cluster: newCluster(), random: rand.New(rand.NewPCG(seed, 0))},
 		stakes:     map[string]stake{}, kinds: map[string]string{}, protected: map[string]bool{}, hangs: map[string]bool{},
 		slots: map[string]int32{}, count: map[string]int{}, theirs: map[string][]string{}, before: map[string]rollout.Node{},
-		mentioned: map[string]bool{}, retained: map[string]bool{}, met: map[string]bool{}, states: map[string]string{}, double: seed%32 == 0,
+		mentioned: map[string]bool{}, retained: map[string]bool{}, states: map[string]string{}, double: seed%32 == 0,
 	}
 	c.Repeats, c.Sightings = &rollout.Repeats{}, &rollout.Sightings{}
 	random := rand.New(rand.NewPCG(seed, 2))

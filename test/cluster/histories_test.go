@@ -58,7 +58,7 @@ func TestHistories(t *testing.T) {
 	for seed, more := s.Next(); more; seed, more = s.Next() {
 		h := history.Of(seed, kinds())
 		broken, told := play(t, site, h)
-		s.Note(seed, broken, nil)
+		s.Note(seed, broken)
 		switch {
 		case broken != "" && s.Short:
 			t.Errorf("%d %s", seed, broken)

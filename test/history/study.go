@@ -4,9 +4,7 @@
 package history
 
 import (
-	"maps"
 	"os"
-	"slices"
 	"strconv"
 	"sync"
 	"testing"
@@ -33,7 +31,6 @@ type Study struct {
 	mu          sync.Mutex
 	begun, done uint64
 	broken      map[uint64]string
-	met         map[string][]uint64 // by known defect: seeds
 }
 
 // NewStudy begins a study of usual histories, or of what the environment asks for.
@@ -41,7 +38,7 @@ func NewStudy(t *testing.T, prefix string, usual, atLeast uint64) *Study {
 	t.Helper()
 	s := &Study{
 		began: time.Now(), First: number(t, prefix+"_FROM", 1), count: number(t, prefix, usual), most: int(number(t, prefix+"_BREAKS", 3)),
-		Short: os.Getenv(prefix+"_BREAKS") != "", broken: map[uint64]string{}, met: map[string][]uint64{},
+		Short: os.Getenv(prefix+"_BREAKS") != "", broken: map[uint64]string{},
 	}
 	if text := os.Getenv(prefix + "_FOR"); text != "" && os.Getenv(prefix) == "" {
 		d, err := time.ParseDuration(text)
@@ -64,14 +61,11 @@ func (s *Study) Next() (seed uint64, more bool) {
 	return s.First + s.begun - 1, true
 }
 
-// Note notes what a history breaks, empty for nothing, and the known defects that it meets.
-func (s *Study) Note(seed uint64, broken string, met map[string]bool) {
+// Note notes what a history breaks, empty for nothing.
+func (s *Study) Note(seed uint64, broken string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.done++
-	for defect := range met {
-		s.met[defect] = append(s.met[defect], seed)
-	}
 	if broken != "" {
 		s.broken[seed] = broken
 	}
@@ -83,10 +77,6 @@ func (s *Study) Report(t *testing.T) map[uint64]string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	t.Logf("%d histories from seed %d in %s", s.done, s.First, time.Since(s.began).Round(time.Second))
-	for _, defect := range slices.Sorted(maps.Keys(s.met)) {
-		seeds := slices.Sorted(slices.Values(s.met[defect]))
-		t.Logf("%d meet the known defect %s, the first are %v", len(seeds), defect, seeds[:min(5, len(seeds))])
-	}
 	return s.broken
 }
 
