@@ -37,6 +37,9 @@ const (
 	configFieldManager = FieldManager + "-config"
 	// hiddenPoll is how often one looks for a configuration that is on its way: the kubelet takes 0.1 to 0.9 s.
 	hiddenPoll = 50 * time.Millisecond
+	// forOthers is how long a report waits for further pods once one sees the configuration: the kubelet projects it into all of
+	// them within a second. It costs a write less.
+	forOthers = time.Second
 	// lateAfter is when a configuration is late, and one looks every latePoll; each look goes through all processes.
 	lateAfter, latePoll = 10 * time.Second, time.Second
 	// settled is when nobody waits any more, and nothing is looked for but what is still hidden, every settledPoll. Until
@@ -56,6 +59,13 @@ type ConfigReporter struct {
 	processes host.Processes
 	programs  host.Programs
 	clock     clock.PassiveClock
+	first     firstSeen
+}
+
+// firstSeen is when a program was first found to see a desired configuration.
+type firstSeen struct {
+	key       string
+	since, at time.Time
 }
 
 // NewConfigReporter makes a reporter for a node.
@@ -85,8 +95,9 @@ func (r *ConfigReporter) Register(mgr ctrl.Manager) error {
 	return nil
 }
 
-// Reconcile looks for the desired configuration and reports it once all programs see it, or those that do if some are late: a
-// process of any pod can look like one of NVIDIA's, and must not keep the others from being reported.
+// Reconcile looks for the desired configuration and reports which pods see it, at the latest a second after the first of them does: a
+// process of any pod can look like one of NVIDIA's, and must not keep the others from being reported. The controller knows NVIDIA's
+// pods by namespace and UID, and ignores others.
 func (r *ConfigReporter) Reconcile(ctx context.Context, node *v1alpha1.GPUNode) (reconcile.Result, error) {
 	key := node.Spec.ConfigName
 	if !node.DeletionTimestamp.IsZero() || key == "" {
@@ -97,10 +108,18 @@ func (r *ConfigReporter) Reconcile(ctx context.Context, node *v1alpha1.GPUNode) 
 		return reconcile.Result{}, err
 	}
 	age := r.clock.Since(node.Spec.ChangeTime.Time)
-	if !hidden || age >= lateAfter && len(seeing) > 0 {
+	if !hidden || len(seeing) > 0 && r.clock.Since(r.firstSeen(node)) >= forOthers {
 		err = r.report(ctx, node, seeing)
 	}
 	return reconcile.Result{RequeueAfter: nextLook(hidden, age)}, err
+}
+
+// firstSeen is when a program was first found to see the desired configuration of a node. One sees it now.
+func (r *ConfigReporter) firstSeen(node *v1alpha1.GPUNode) time.Time {
+	if since := node.Spec.ChangeTime.Time; r.first.key != node.Spec.ConfigName || !r.first.since.Equal(since) {
+		r.first = firstSeen{key: node.Spec.ConfigName, since: since, at: r.clock.Now()}
+	}
+	return r.first.at
 }
 
 // nextLook is when to look again, by the age of the wish; 0: no need.

@@ -146,6 +146,40 @@ func TestASignCountsThoughItsRecordFails(t *testing.T) {
 	g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationOtherController))
 }
 
+// TestASignCountsThoughAnEarlierOneIsRecorded: its plugin comes back for a moment, and the write that records that fails.
+func TestASignCountsThoughAnEarlierOneIsRecorded(t *testing.T) {
+	g := NewWithT(t)
+	c, h := toMIG(evicting)
+	c.Sightings = &rollout.Sightings{}
+	h.Slicer = "mig.das.com/1g.5gb"
+	c.run(10)
+	h.Slicer = ""
+	c.during(4*time.Minute, 10*time.Second)
+	h.Slicer = "mig.das.com/1g.5gb"
+	rollout.Decide(c.world())
+	h.Slicer = ""
+	d := c.during(4*time.Minute, 10*time.Second)
+	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateImpossible))
+	d = c.during(3*time.Minute, 10*time.Second)
+	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), d.Nodes[0].Message)
+}
+
+// TestASignCountsForAPolicyThatComesJustAfterIt: the record of the other controller went with the policy that was there before.
+func TestASignCountsForAPolicyThatComesJustAfterIt(t *testing.T) {
+	g := NewWithT(t)
+	c, h := toMIG(evicting)
+	c.Sightings = &rollout.Sightings{}
+	h.Slicer = "mig.das.com/1g.5gb"
+	c.run(10)
+	policies := c.Policies
+	c.Policies, h.Slicer = nil, ""
+	c.run(10)
+	g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationOtherController))
+	c.Policies = policies
+	d := c.during(4*time.Minute, 10*time.Second)
+	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateImpossible))
+}
+
 // TestANodeIsTakenOverOnlyMinutesAfterTheOtherControllerLeft: its plugin restarts, and for a moment nothing shows it.
 func TestANodeIsTakenOverOnlyMinutesAfterTheOtherControllerLeft(t *testing.T) {
 	for name, test := range map[string]struct{ comes, goes func(*host) }{

@@ -66,6 +66,8 @@ func (c *chronicle) start(h *host, kind string, random *rand.Rand) {
 		pod.Tolerates = true
 	case "init":
 		pod.InitHolds = true
+	case "claim":
+		pod.Claim = "user/" + name
 	}
 	if requests {
 		pod.GPU, pod.Asks, pod.Workload = true, map[string]int64{"nvidia.com/gpu": 1}, kind

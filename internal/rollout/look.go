@@ -110,17 +110,22 @@ func (v *view) plan() {
 		}
 	}
 	if v.disruptive() || v.reboots() {
-		v.addInitHolders()
+		v.addUnreportedHolders()
 	}
 }
 
-// addInitHolders adds the pods of which an init container holds a GPU: which one, nobody reports.
-func (v *view) addInitHolders() {
-	for _, p := range v.node.Pods {
-		if p.InitHolds && !v.reported(p) {
+// addUnreportedHolders adds the pods of which an init container, or a ResourceClaim, holds a GPU: which one, nobody reports.
+func (v *view) addUnreportedHolders() {
+	for i := range v.node.Pods {
+		p := &v.node.Pods[i]
+		if p.InitHolds && !v.reported(*p) || p.Claim != "" && !v.blocks(p) {
 			v.addBlocker(plan.Blocker{Holder: &gpu.Holder{Namespace: p.Namespace, Pod: p.Name, Instance: gpu.WholeGPU}})
 		}
 	}
+}
+
+func (v *view) blocks(p *Pod) bool {
+	return slices.ContainsFunc(v.blockers, func(b plan.Blocker) bool { return v.podOf(b) == p })
 }
 
 // addUsers adds all who use a GPU or one of its instances.

@@ -23,10 +23,9 @@ import (
 // slicerGone is the annotation of a node that lists a resource of the slicer with quantity 0, absentFor after its last sign.
 const slicerGone = "SlicerGone"
 
-// A sign that has gone before the annotation was written is known to the program that saw it, by Sightings.
-
-// Sightings remembers which other controller was seen on each node that has no annotation that says so, in case the write of the
-// annotation fails. It is kept by the program that carries decisions out and is lost with it. The zero value has seen none.
+// Sightings remembers which other controller was seen on each node, and when last, in case the write of the annotation fails or the
+// annotation went with the policy. It is kept by the program that carries decisions out and is lost with it. The zero value has
+// seen none.
 type Sightings struct{ seen map[string]sighting }
 
 // sighting is the reason by which another controller was seen on a node, and when last.
@@ -35,7 +34,7 @@ type sighting struct {
 	at     time.Time
 }
 
-// note remembers the signs of a pass, and forgets what is past or recorded on the Node.
+// note remembers the signs of a pass, and forgets what is past.
 func (s *Sightings) note(w *World) {
 	if s == nil {
 		return
@@ -43,10 +42,7 @@ func (s *Sightings) note(w *World) {
 	kept := map[string]sighting{}
 	for i := range w.Nodes {
 		n := &w.Nodes[i]
-		if _, recorded := n.Annotations[v1alpha1.AnnotationOtherController]; recorded {
-			continue
-		}
-		if reason, _ := signOf(n); reason != "" {
+		if reason, _ := shownBy(n); reason != "" {
 			kept[n.Name] = sighting{reason: reason, at: w.Now}
 		} else if was, seen := s.seen[n.Name]; seen && was.at.After(n.Created) && w.Now.Sub(was.at) < absentFor {
 			kept[n.Name] = was
@@ -60,7 +56,7 @@ func (s *Sightings) of(n *Node) (was sighting) {
 	if s == nil {
 		return was
 	}
-	if reason, _ := signOf(n); reason != "" {
+	if reason, _ := shownBy(n); reason != "" {
 		return was
 	}
 	return s.seen[n.Name]
@@ -70,42 +66,52 @@ func (s *Sightings) of(n *Node) (was sighting) {
 // DaemonSet is replaced within it, its image included; the kubelet deletes the ResourceSlices of a plugin after 30 s.
 const absentFor = 5 * time.Minute
 
-// signOf is what shows another controller on the node: the reason, and the message that names it. Both are empty where there is
-// none.
-func signOf(n *Node) (reason, message string) {
+// shownBy is what shows another controller on the node: the reason, and the resource or object. Both are empty if nothing does.
+func shownBy(n *Node) (reason, object string) {
 	if n.Slicer != "" {
-		return v1alpha1.ReasonSlicerActive, fmt.Sprintf("the node lists the resource %s, so Red Hat's Dynamic Accelerator Slicer (InstaSlice) "+
-			"partitions its GPUs, and two must not; leave the node out of nodeSelector, or uninstall the slicer", n.Slicer)
+		return v1alpha1.ReasonSlicerActive, n.Slicer
 	}
-	object := n.DRA
+	if n.DRA != "" {
+		return v1alpha1.ReasonDRADriverActive, n.DRA
+	}
 	for i := range n.Pods {
-		if p := &n.Pods[i]; p.DRA && object == "" {
-			object = fmt.Sprintf("pod %s/%s", p.Namespace, p.Name)
+		if p := &n.Pods[i]; p.DRA {
+			return v1alpha1.ReasonDRADriverActive, "pod " + p.Namespace + "/" + p.Name
 		}
 	}
-	if object == "" {
+	return "", ""
+}
+
+// signOf is shownBy with a message for users in place of the object.
+func signOf(n *Node) (reason, message string) {
+	reason, object := shownBy(n)
+	switch reason {
+	case "":
 		return "", ""
+	case v1alpha1.ReasonSlicerActive:
+		return reason, fmt.Sprintf("the node lists the resource %s, so Red Hat's Dynamic Accelerator Slicer (InstaSlice) "+
+			"partitions its GPUs, and two must not; leave the node out of nodeSelector, or uninstall the slicer", object)
 	}
-	return v1alpha1.ReasonDRADriverActive, fmt.Sprintf("%s of NVIDIA's DRA driver offers the GPUs of the node through ResourceClaims, and pods of both "+
+	return reason, fmt.Sprintf("%s of NVIDIA's DRA driver offers the GPUs of the node through ResourceClaims, and pods of both "+
 		"sides would get the same ones; leave the node out of nodeSelector, or turn the driver's GPUs off "+
 		"(resources.gpus.enabled=false of its chart)", object)
 }
 
-// remembered is which other controller the annotation names, or was seen before it could be written; since is when its last sign
-// went, zero if that is not recorded.
+// remembered is which other controller the annotation names, or was seen after what it says; since is when its last sign went, zero
+// if that is not recorded.
 func (v *view) remembered() (reason string, since time.Time) {
 	note, noted := v.node.Annotations[v1alpha1.AnnotationOtherController]
-	if was := v.world.Sightings.of(v.node); !noted && was.reason != "" {
-		return was.reason, was.at
+	if note != slicerGone {
+		reason, _, _ = strings.Cut(note, "@")
+		since, _ = stamped(note, reason)
 	}
+	was := v.world.Sightings.of(v.node)
 	switch {
+	case was.reason != "" && (reason == "" || !since.IsZero() && since.Before(was.at)):
+		return was.reason, was.at
 	case !noted && v.node.SlicerLeft != "":
 		return v1alpha1.ReasonSlicerActive, time.Time{}
-	case note == slicerGone:
-		return "", time.Time{}
 	}
-	reason, _, _ = strings.Cut(note, "@")
-	since, _ = stamped(note, reason)
 	return reason, since
 }
 
@@ -161,14 +167,11 @@ func (v *view) noteOfOthers(forgetting string) (value, why string, left time.Dur
 		return note, "", 0
 	case was == "":
 		return "", forgetting, 0
-	case since.IsZero() || note == "":
-		if since.IsZero() {
-			since = v.world.Now
-		}
-		return stamp(was, since), "recording when the controller that offered the GPUs was last seen", 0
+	case since.IsZero():
+		since = v.world.Now
 	}
 	if left := since.Add(absentFor).Sub(v.world.Now); left > 0 {
-		return note, "", left
+		return stamp(was, since), "recording when the controller that offered the GPUs was last seen", left
 	}
 	return gone, "the controller that offered the GPUs does not return", 0
 }

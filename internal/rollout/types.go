@@ -124,6 +124,9 @@ type Pod struct {
 	// InitHolds reports that an init container holds, or is about to hold, a GPU. The kubelet reports to no agent which GPUs
 	// init containers hold, other than sidecars.
 	InitHolds bool
+	// Claim is the ResourceClaim, as namespace/name, by which it has GPUs of NVIDIA's DRA driver; empty: it has none, or nobody
+	// reports that.
+	Claim string
 	// Refused is why the API server refused to evict it when the controller last asked, and what to do about it; empty: it did
 	// not, or has not been asked for a minute.
 	Refused string

@@ -52,6 +52,9 @@ func (v *view) nameOf(b plan.Blocker) string {
 func (v *view) placeOf(b plan.Blocker) string {
 	at := slices.IndexFunc(v.have, func(d gpu.Device) bool { return d.UUID == b.UUID })
 	if at < 0 {
+		if p := v.podOf(b); p != nil && p.Claim != "" {
+			return "GPUs, by ResourceClaim " + p.Claim
+		}
 		return "a GPU, by an init container"
 	}
 	place := fmt.Sprintf("GPU %d", v.have[at].Index)

@@ -238,6 +238,22 @@ func TestAGPUThatAnInitContainerHoldsIsInUse(t *testing.T) {
 	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), d.Nodes[0].Message)
 }
 
+// TestAGPUThatAClaimHoldsIsInUse though the agent reports nobody: NVIDIA's DRA driver was uninstalled under its pods.
+func TestAGPUThatAClaimHoldsIsInUse(t *testing.T) {
+	g := NewWithT(t)
+	c, h := toMIG()
+	h.Pods = append(h.Pods, rollout.Pod{Namespace: "user", Name: "train", UID: "train", Claim: "user/one-gpu", Scheduled: c.Now})
+	c.tick(time.Minute)
+	d := c.during(5*time.Minute, 10*time.Second)
+	g.Expect(h.done).To(BeEmpty())
+	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateDraining))
+	g.Expect(d.Nodes[0].Message).To(ContainSubstring("pod user/train (GPUs, by ResourceClaim user/one-gpu)"))
+	h.Pods[len(h.Pods)-1].Claim = ""
+	c.version[h.Name]++
+	d, _ = c.run(60)
+	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), d.Nodes[0].Message)
+}
+
 func TestOnlyInitContainersBeforeTheirEndHoldUnreportedGPUs(t *testing.T) {
 	g := NewWithT(t)
 	always := corev1.ContainerRestartPolicyAlways

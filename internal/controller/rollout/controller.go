@@ -62,7 +62,8 @@ type Controller struct {
 	memory    rollout.Memory    // likewise
 	repeats   rollout.Repeats   // what was written in the last hour
 	sightings rollout.Sightings // of other controllers that are not recorded on their Nodes
-	slices    resourceSlices
+	slices    watchedKind       // sliceKind
+	claims    watchedKind       // claimKind
 	refusals  refusals
 	deleted   map[string]types.UID // NodeFeatures of ours that the cache may still show, by node
 	// undecided is when the first of the passes began that could not decide; zero if the last one did.
@@ -74,6 +75,7 @@ type Controller struct {
 func New(c client.Client, o Options) *Controller {
 	return &Controller{
 		client: c, metrics: newMetrics(), Options: o, deleted: map[string]types.UID{},
+		slices: watchedKind{GroupKind: sliceKind}, claims: watchedKind{GroupKind: claimKind},
 		catchUp: &catchUp{reader: o.Reader, expected: map[object]expectation{}},
 	}
 }

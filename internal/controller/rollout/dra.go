@@ -6,6 +6,8 @@ package rollout
 import (
 	"context"
 	"fmt"
+	"reflect"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -30,17 +32,36 @@ import (
 )
 
 // +kubebuilder:rbac:groups=apps,resources=daemonsets,verbs=list;watch
-// +kubebuilder:rbac:groups=resource.k8s.io,resources=resourceslices,verbs=list;watch
+// +kubebuilder:rbac:groups=resource.k8s.io,resources=resourceclaims;resourceslices,verbs=list;watch
 
-// sliceKind is the kind in which DRA drivers publish devices. Clusters before Kubernetes 1.32, and some after, do not serve it.
-var sliceKind = schema.GroupKind{Group: "resource.k8s.io", Kind: "ResourceSlice"}
+// DRA drivers publish devices in slices, and pods have devices by claims. Clusters before Kubernetes 1.32, and some after, serve
+// neither.
+var (
+	sliceKind = schema.GroupKind{Group: "resource.k8s.io", Kind: "ResourceSlice"}
+	claimKind = schema.GroupKind{Group: "resource.k8s.io", Kind: "ResourceClaim"}
+)
 
-// sliceAgain is how often the API server is asked for that kind while it does not serve it.
-const sliceAgain = time.Minute
+// serveAgain is how often the API server is asked for these kinds while it does not serve them.
+const serveAgain = time.Minute
 
-// resourceSlices is the version of sliceKind that is watched; nil: none is.
-type resourceSlices struct {
+// watchedKind is a kind that the API server may not serve, and the version of it that is watched; nil: none is.
+type watchedKind struct {
+	schema.GroupKind
 	served atomic.Pointer[schema.GroupVersionKind]
+}
+
+// list reads all objects of the kind from the cache. There are none as long as the kind is not watched.
+func (k *watchedKind) list(ctx context.Context, c client.Client) ([]unstructured.Unstructured, error) {
+	kind := k.served.Load()
+	if kind == nil {
+		return nil, nil
+	}
+	list := &unstructured.UnstructuredList{}
+	list.SetGroupVersionKind(kind.GroupVersion().WithKind(kind.Kind + "List"))
+	if err := c.List(ctx, list, client.UnsafeDisableDeepCopy); err != nil {
+		return nil, fmt.Errorf("reading %ss: %w", kind.Kind, err)
+	}
+	return list.Items, nil
 }
 
 // gatherDRA finds by which objects NVIDIA's DRA driver shows on which nodes, besides its pods.
@@ -69,34 +90,63 @@ func (c *Controller) gatherDRA(ctx context.Context, nodes map[string]*corev1.Nod
 }
 
 func (c *Controller) gatherSlices(ctx context.Context, shows map[string]string) error {
-	kind := c.slices.served.Load()
-	if kind == nil {
-		return nil
+	published, err := c.slices.list(ctx, c.client)
+	if err != nil {
+		return err
 	}
-	list := &unstructured.UnstructuredList{}
-	list.SetGroupVersionKind(kind.GroupVersion().WithKind(kind.Kind + "List"))
-	if err := c.client.List(ctx, list, client.UnsafeDisableDeepCopy); err != nil {
-		return fmt.Errorf("reading ResourceSlices: %w", err)
-	}
-	for i := range list.Items {
-		driver, _, _ := unstructured.NestedString(list.Items[i].Object, "spec", "driver")
-		node, _, _ := unstructured.NestedString(list.Items[i].Object, "spec", "nodeName")
+	for i := range published {
+		driver, _, _ := unstructured.NestedString(published[i].Object, "spec", "driver")
+		node, _, _ := unstructured.NestedString(published[i].Object, "spec", "nodeName")
 		if driver == rollout.DRADriver && node != "" {
-			shows[node] = "ResourceSlice " + list.Items[i].GetName()
+			shows[node] = "ResourceSlice " + published[i].GetName()
 		}
 	}
 	return nil
 }
 
-// watchSlices wakes the controller when a ResourceSlice comes or goes, as soon as the API server serves them. Nothing waits for
-// that: a pod or the DaemonSet shows the same.
-func (c *Controller) watchSlices(mgr manager.Manager) source.TypedSource[Pass] {
+// gatherClaims finds the pods for which a ResourceClaim is allocated from NVIDIA's DRA driver: the claim, by the UID of the pod. An
+// allocation precedes the start of the pod, and older kubelets do not report to the agent who has GPUs by claims.
+func (c *Controller) gatherClaims(ctx context.Context) (map[string]string, error) {
+	claims, err := c.claims.list(ctx, c.client)
+	if err != nil {
+		return nil, err
+	}
+	holds := map[string]string{}
+	for i := range claims {
+		claim := &claims[i]
+		if !allocatesGPU(claim) {
+			continue
+		}
+		pods, _, _ := unstructured.NestedSlice(claim.Object, "status", "reservedFor")
+		for _, pod := range pods {
+			if uid, _, _ := unstructured.NestedString(asMap(pod), "uid"); uid != "" {
+				holds[uid] = claim.GetNamespace() + "/" + claim.GetName()
+			}
+		}
+	}
+	return holds, nil
+}
+
+// allocatesGPU reports whether a ResourceClaim is allocated from NVIDIA's DRA driver.
+func allocatesGPU(claim *unstructured.Unstructured) bool {
+	results, _, _ := unstructured.NestedSlice(claim.Object, "status", "allocation", "devices", "results")
+	return slices.ContainsFunc(results, func(result any) bool { return asMap(result)["driver"] == rollout.DRADriver })
+}
+
+func asMap(value any) map[string]any {
+	m, _ := value.(map[string]any)
+	return m
+}
+
+// watchKind wakes the controller when an object of a kind changes, as soon as the API server serves the kind. Nothing waits for
+// that: a pod or the DaemonSet shows NVIDIA's DRA driver too, and the agent reports what pods hold.
+func (c *Controller) watchKind(kind *watchedKind, mgr manager.Manager) source.TypedSource[Pass] {
 	return source.TypedFunc[Pass](func(ctx context.Context, queue workqueue.TypedRateLimitingInterface[Pass]) error {
 		go func() {
-			_ = wait.PollUntilContextCancel(ctx, sliceAgain, true, func(ctx context.Context) (bool, error) {
-				err := c.slices.watch(ctx, mgr, func() { queue.AddAfter(Pass{}, gathering) })
+			_ = wait.PollUntilContextCancel(ctx, serveAgain, true, func(ctx context.Context) (bool, error) {
+				err := kind.watch(ctx, mgr, func() { queue.AddAfter(Pass{}, gathering) })
 				if err != nil && !meta.IsNoMatchError(err) {
-					log.FromContext(ctx).Error(err, "watching ResourceSlices")
+					log.FromContext(ctx).Error(err, "watching a kind", "kind", kind.Kind)
 				}
 				return err == nil, nil
 			})
@@ -105,39 +155,78 @@ func (c *Controller) watchSlices(mgr manager.Manager) source.TypedSource[Pass] {
 	})
 }
 
-func (s *resourceSlices) watch(ctx context.Context, mgr manager.Manager, wake func()) error {
-	mapping, err := mgr.GetRESTMapper().RESTMapping(sliceKind)
+func (k *watchedKind) watch(ctx context.Context, mgr manager.Manager, wake func()) error {
+	mapping, err := mgr.GetRESTMapper().RESTMapping(k.GroupKind)
 	if err != nil {
 		return err
 	}
-	slice := &unstructured.Unstructured{}
-	slice.SetGroupVersionKind(mapping.GroupVersionKind)
-	informer, err := mgr.GetCache().GetInformer(ctx, slice, cache.BlockUntilSynced(false))
+	object := &unstructured.Unstructured{}
+	object.SetGroupVersionKind(mapping.GroupVersionKind)
+	informer, err := mgr.GetCache().GetInformer(ctx, object, cache.BlockUntilSynced(false))
 	if err != nil {
 		return err
 	}
 	_, err = informer.AddEventHandlerWithOptions(toolscache.ResourceEventHandlerFuncs{
 		AddFunc: func(any) { wake() }, DeleteFunc: func(any) { wake() },
+		UpdateFunc: func(old, updated any) {
+			if !reflect.DeepEqual(contentOf(old), contentOf(updated)) {
+				wake()
+			}
+		},
 	}, toolscache.HandlerOptions{})
 	if err == nil && toolscache.WaitForCacheSync(ctx.Done(), informer.HasSynced) {
-		s.served.Store(&mapping.GroupVersionKind)
+		k.served.Store(&mapping.GroupVersionKind)
+		wake() // the objects count from now on
 	}
 	return err
 }
 
+// contentOf is what the cache keeps of an object, without its metadata.
+func contentOf(cached any) [2]any {
+	object, is := cached.(*unstructured.Unstructured)
+	if !is {
+		return [2]any{}
+	}
+	return [2]any{object.Object["spec"], object.Object["status"]}
+}
+
 // slimOthers keeps of objects whose kinds cannot be named in CacheOptions what decisions depend on.
 func slimOthers(cached any) (any, error) {
-	slice, isUnstructured := cached.(*unstructured.Unstructured)
-	if !isUnstructured || slice.GroupVersionKind().GroupKind() != sliceKind {
+	object, isUnstructured := cached.(*unstructured.Unstructured)
+	if !isUnstructured {
 		return wiring.SlimNodeFeature(cached)
 	}
-	spec, _, _ := unstructured.NestedMap(slice.Object, "spec")
-	slim := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{"driver": spec["driver"], "nodeName": spec["nodeName"]}}}
-	slim.SetGroupVersionKind(slice.GroupVersionKind())
-	slim.SetName(slice.GetName())
-	slim.SetUID(slice.GetUID())
-	slim.SetResourceVersion(slice.GetResourceVersion())
+	slim := &unstructured.Unstructured{Object: map[string]any{}}
+	switch object.GroupVersionKind().GroupKind() {
+	case sliceKind:
+		spec := asMap(object.Object["spec"])
+		slim.Object["spec"] = map[string]any{"driver": spec["driver"], "nodeName": spec["nodeName"]}
+	case claimKind:
+		if allocatesGPU(object) {
+			slim.Object["status"] = gpuAllocation(object)
+		}
+	default:
+		return wiring.SlimNodeFeature(cached)
+	}
+	slim.SetGroupVersionKind(object.GroupVersionKind())
+	slim.SetNamespace(object.GetNamespace())
+	slim.SetName(object.GetName())
+	slim.SetUID(object.GetUID())
+	slim.SetResourceVersion(object.GetResourceVersion())
 	return slim, nil
+}
+
+// gpuAllocation is what the cache keeps of the status of a ResourceClaim: that it is allocated from NVIDIA's DRA driver, and for whom.
+func gpuAllocation(claim *unstructured.Unstructured) map[string]any {
+	pods, _, _ := unstructured.NestedSlice(claim.Object, "status", "reservedFor")
+	reserved := make([]any, 0, len(pods))
+	for _, pod := range pods {
+		reserved = append(reserved, map[string]any{"uid": asMap(pod)["uid"]})
+	}
+	return map[string]any{
+		"allocation":  map[string]any{"devices": map[string]any{"results": []any{map[string]any{"driver": rollout.DRADriver}}}},
+		"reservedFor": reserved,
+	}
 }
 
 // slimDaemonSet keeps of DaemonSets what tells that of NVIDIA's DRA driver and its nodes. Of others nothing is kept.

@@ -47,6 +47,7 @@ func (p *pass) again(after time.Duration) time.Duration {
 	if p.blocked {
 		after = rollout.Sooner(after, askAgain)
 	}
+	after = rollout.Sooner(after, p.refusals.left(p.world.Now)) // the status names them until then
 	if p.left {
 		after = lookAgain
 	}

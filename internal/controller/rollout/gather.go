@@ -63,7 +63,11 @@ func (c *Controller) gatherNodes(ctx context.Context, s *seen) error {
 	changed, watched := c.changes.take()
 	complete := watched && k.complete && k.configMap == s.plugin.ConfigMap
 	k.complete, k.configMap = false, s.plugin.ConfigMap // an error below loses what was taken
-	var err error
+	claims, err := c.gatherClaims(ctx)
+	if err != nil {
+		return err
+	}
+	k.claim(claims, changed)
 	if complete {
 		err = c.readAgain(ctx, changed)
 	} else {

@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 
@@ -32,6 +33,8 @@ type known struct {
 	gpuNodes  map[string]*v1alpha1.GPUNode
 	world     []rollout.Node // nodes with a GPUNode, by name
 	versions  int64
+
+	claims map[string]string // by which pods have GPUs, by UID
 
 	unscheduled        []rollout.Pod
 	unscheduledVersion int64
@@ -72,6 +75,21 @@ func (k *known) tell(features map[string]rollout.NodeFeatures, dra map[string]st
 			n.Features, n.DRA, n.Version = f, d, k.version()
 		}
 	}
+}
+
+// claim records by which ResourceClaims pods have GPUs, and notes the nodes of pods of which that has changed.
+func (k *known) claim(claims map[string]string, changed changedNodes) {
+	if maps.Equal(claims, k.claims) {
+		return
+	}
+	for i := range k.world {
+		n := &k.world[i]
+		differs := func(p rollout.Pod) bool { return claims[p.UID] != k.claims[p.UID] }
+		if slices.ContainsFunc(n.Pods, differs) {
+			changed.nodes[n.Name] = true
+		}
+	}
+	k.claims = claims
 }
 
 // readAll reads all nodes.
@@ -173,7 +191,7 @@ func (c *Controller) readNode(ctx context.Context, node *corev1.Node, gpuNode *v
 			continue
 		}
 		p := rollout.PodOf(pod, c.known.configMap)
-		p.Refused = c.refusals.of(p.UID)
+		p.Refused, p.Claim = c.refusals.of(p.UID), c.known.claims[p.UID]
 		n.Pods = append(n.Pods, p)
 		n.AgentReady = n.AgentReady || c.isReadyAgent(pod)
 	}

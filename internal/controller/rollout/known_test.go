@@ -10,9 +10,13 @@ import (
 	"time"
 
 	. "github.com/onsi/gomega"
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/util/workqueue"
@@ -174,6 +178,83 @@ func TestAnErrorLosesNoChange(t *testing.T) {
 	_, err := r.try()
 	r.Expect(err).To(MatchError(ContainSubstring("the cache is away")))
 	r.Expect(r.nodes()["b"].Labels).To(HaveKeyWithValue("zone", "1"))
+}
+
+// NVIDIA's DRA driver allocates a claim before the pod starts, and older kubelets do not report who has GPUs by claims.
+func TestPodsWithAGPUByAClaimAreKnown(t *testing.T) {
+	r := newReading(t)
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "batch", Name: "job", UID: "job"}, Spec: corev1.PodSpec{NodeName: "b"}}
+	r.Expect(r.client.Create(t.Context(), pod)).To(Succeed())
+	r.changes.note(pod, true)
+	held := func() string { return r.nodes()["b"].Pods[0].Claim }
+	claim := &resourcev1.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "batch", Name: "one-gpu"}}
+	store := func(driver, user string) {
+		claim.Status = resourcev1.ResourceClaimStatus{Allocation: &resourcev1.AllocationResult{Devices: resourcev1.DeviceAllocationResult{
+			Results: []resourcev1.DeviceRequestAllocationResult{{Request: "gpu", Driver: driver, Pool: "b", Device: "gpu-0"}},
+		}}}
+		if user != "" {
+			claim.Status.ReservedFor = []resourcev1.ResourceClaimConsumerReference{{Resource: "pods", Name: user, UID: types.UID(user)}}
+		}
+		content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(claim)
+		r.Expect(err).NotTo(HaveOccurred())
+		object := &unstructured.Unstructured{Object: content}
+		object.SetGroupVersionKind(resourcev1.SchemeGroupVersion.WithKind("ResourceClaim"))
+		cached, err := slimOthers(object)
+		r.Expect(err).NotTo(HaveOccurred())
+		slim, is := cached.(*unstructured.Unstructured)
+		r.Expect(is).To(BeTrue())
+		_ = r.client.Delete(t.Context(), slim.DeepCopy())
+		slim.SetResourceVersion("")
+		r.Expect(r.client.Create(t.Context(), slim)).To(Succeed())
+	}
+	store(rollout.DRADriver, "job")
+	r.Expect(held()).To(BeEmpty(), "the API server does not serve the kind yet")
+	kind := resourcev1.SchemeGroupVersion.WithKind("ResourceClaim")
+	r.claims.served.Store(&kind)
+	before := r.nodes()
+	r.Expect(before["b"].Pods[0].Claim).To(Equal("batch/one-gpu"))
+	store("network.example.com", "job")
+	r.Expect(held()).To(BeEmpty(), "of another driver")
+	store(rollout.DRADriver, "job")
+	r.Expect(held()).To(Equal("batch/one-gpu"))
+	store(rollout.DRADriver, "another")
+	after := r.nodes()
+	r.Expect(after["b"].Pods[0].Claim).To(BeEmpty(), "for another pod")
+	r.Expect(after["b"].Version).NotTo(Equal(before["b"].Version))
+	r.Expect(after["a"].Version).To(Equal(before["a"].Version))
+}
+
+// The status names a refusal only as long as it counts, also if nothing else happens.
+func TestARefusalIsForgottenInTime(t *testing.T) {
+	r := newReading(t)
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "batch", Name: "job", UID: "job"}, Spec: corev1.PodSpec{NodeName: "b"}}
+	r.Expect(r.client.Create(t.Context(), pod)).To(Succeed())
+	r.changes.note(pod, true)
+	now := r.Clock.Now()
+	r.Expect(r.refusals.note("job", "b", "a budget", now)).To(BeTrue())
+	r.Expect(r.nodes()["b"].Pods[0].Refused).To(Equal("a budget"))
+	p := &pass{Controller: r.Controller, seen: &seen{world: rollout.World{Now: now.Add(20 * time.Second)}, plugin: &wiring.Observed{}}}
+	r.Expect(p.again(0)).To(Equal(40 * time.Second))
+	r.Clock = clocktesting.NewFakePassiveClock(now.Add(time.Minute))
+	s := &seen{plugin: &wiring.Observed{}, world: rollout.World{Now: r.Clock.Now()}}
+	r.Expect(r.gatherNodes(t.Context(), s)).To(Succeed())
+	r.Expect(s.world.Nodes[1].Pods[0].Refused).To(BeEmpty())
+	p.world.Now = r.Clock.Now()
+	r.Expect(p.again(0)).To(BeZero())
+}
+
+// NVIDIA's chart turns the GPUs of its DRA driver off by leaving a container out.
+func TestTheDRADriverWhoseGPUsAreTurnedOffWakesTheController(t *testing.T) {
+	offers := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Name: "dra", Generation: 1}}
+	offers.Spec.Template.Labels = map[string]string{rollout.DRALabels()[0]: "kubelet-plugin"}
+	offers.Spec.Template.Spec.Containers = []corev1.Container{{Name: "gpus"}}
+	off := offers.DeepCopy()
+	off.Generation, off.Spec.Template.Spec.Containers = 2, []corev1.Container{{Name: "compute-domains"}}
+	matters := differs(draDaemonSetView)
+	NewWithT(t).Expect(matters.Update(event.UpdateEvent{ObjectOld: offers, ObjectNew: off})).To(BeTrue())
+	other := off.DeepCopy()
+	other.Generation = 3
+	NewWithT(t).Expect(matters.Update(event.UpdateEvent{ObjectOld: off, ObjectNew: other})).To(BeFalse())
 }
 
 func TestPendingPodsAreReadAgainWhenOneChanges(t *testing.T) {

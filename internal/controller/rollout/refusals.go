@@ -6,6 +6,8 @@ package rollout
 import (
 	"sync"
 	"time"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
 )
 
 // refusals are why the API server refused to evict pods. They stand in the status as long as the controller asks again.
@@ -45,6 +47,16 @@ func (r *refusals) prune(now time.Time) (nodes []string) {
 		}
 	}
 	return nodes
+}
+
+// left is when the next of them no longer counts; 0: there is none.
+func (r *refusals) left(now time.Time) (left time.Duration) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, known := range r.byUID {
+		left = rollout.Sooner(left, max(known.at.Add(refusalLasts).Sub(now), time.Second))
+	}
+	return left
 }
 
 func (r *refusals) of(uid string) string {

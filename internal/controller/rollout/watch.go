@@ -48,16 +48,17 @@ func (c *Controller) Register(ctx context.Context, mgr manager.Manager) error {
 		Watches(&corev1.Node{}, c.changes.watch(differs(nodeView))).
 		Watches(&corev1.Pod{}, c.changes.watch(differs(c.podView))).
 		Watches(&corev1.ConfigMap{}, wake(), builder.WithPredicates(predicate.ResourceVersionChangedPredicate{})).
-		Watches(&appsv1.DaemonSet{}, wake(), builder.WithPredicates(predicate.NewPredicateFuncs(isDRADaemonSet), predicate.GenerationChangedPredicate{})).
-		WatchesRawSource(c.watchSlices(mgr)).
+		Watches(&appsv1.DaemonSet{}, wake(), builder.WithPredicates(differs(draDaemonSetView))).
+		WatchesRawSource(c.watchKind(&c.slices, mgr)).
+		WatchesRawSource(c.watchKind(&c.claims, mgr)).
 		WatchesRawSource(wiring.Source(c.Wiring, mgr.GetCache(), Pass{})).
 		Complete(c)
 }
 
-// isDRADaemonSet reports whether an object is the DaemonSet of NVIDIA's DRA driver.
-func isDRADaemonSet(o client.Object) bool {
+// draDaemonSetView is the generation of the DaemonSet of NVIDIA's DRA driver. It is no longer that one once its GPUs are turned off.
+func draDaemonSetView(o client.Object) (generation int64, ok bool) {
 	set, is := o.(*appsv1.DaemonSet)
-	return is && rollout.MakesGPUOffers(set)
+	return o.GetGeneration(), is && rollout.MakesGPUOffers(set)
 }
 
 // nodeName is empty for pods that are on no node, of which those count that ask for GPUs.
