@@ -223,6 +223,53 @@ func TestNeverWaitsWithoutATaint(t *testing.T) {
 	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), d.Nodes[0].Message)
 }
 
+// TestTimeInWhichAGPUWasInUseIsNoTimeOfTheAgent: a pod comes in the middle, and the policy evicts nobody.
+func TestTimeInWhichAGPUWasInUseIsNoTimeOfTheAgent(t *testing.T) {
+	for name, goes := range map[string]func(*cluster, *host){
+		"the pod ends": func(c *cluster, h *host) { c.end(h, "quick") },
+		"the pod ends, and the policy was deleted":  func(c *cluster, h *host) { c.Policies = nil; c.end(h, "quick") },
+		"the pod ends, and the policy was edited":   func(c *cluster, h *host) { c.ask(mig(count("1g", 7))); c.end(h, "quick") },
+		"the policy is deleted before the pod ends": func(c *cluster, h *host) { c.Policies = nil; c.during(time.Hour, time.Minute); c.end(h, "quick") },
+		"the agent is lost before, and then returns": func(c *cluster, h *host) {
+			h.AgentReady = false
+			c.during(time.Hour, time.Minute)
+			c.end(h, "quick")
+			h.AgentReady = true
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			c, h := toMIG(neverEvicting)
+			for h.GPU.Spec.Devices == nil {
+				c.pass()
+				if h.GPU.Spec.Devices == nil {
+					c.tick(time.Second)
+				}
+			}
+			c.hold(h, "quick", 0, gpu.WholeGPU)
+			h.report()
+			h.lags = true
+			d := c.during(time.Hour, 10*time.Second)
+			g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonGPUInUse))
+			g.Expect(h.Taints).To(BeEmpty())
+			h.lags = false
+			goes(c, h)
+			for range 300 {
+				for _, n := range c.pass().Nodes {
+					g.Expect(n.State).NotTo(Equal(rollout.StateFailed), n.Message)
+				}
+				c.tick(time.Second)
+			}
+			if len(c.Policies) > 0 {
+				g.Expect(c.ready()).To(Equal(1))
+			} else {
+				g.Expect(h.GPU.Spec).To(Equal(v1alpha1.GPUNodeSpec{}))
+			}
+			g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationInterrupted))
+		})
+	}
+}
+
 func TestAnAgentLostInTheMiddleIsWaitedFor(t *testing.T) {
 	g := NewWithT(t)
 	c, h := toMIG()

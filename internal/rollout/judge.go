@@ -125,6 +125,8 @@ func (v *view) progress() judgement {
 		return v.awaitsSomebody()
 	case v.onlyComputeMode():
 		return v.afterApplying()
+	case v.ousts() && reached(v.node.GPU.Spec, v.to) && v.labelLeft() > 0:
+		return v.besideNVIDIA()
 	case v.disruptive() && (!asks || len(v.blockers) > 0 || v.closes() || v.ousts()):
 		return v.disrupt(asks)
 	case !asks:
@@ -194,7 +196,9 @@ func (v *view) setGently() judgement {
 		giveUp:  v.giveBack("the change is held back"),
 	}
 	if fence, pending := v.fence(); pending {
-		fence.giveUp = j.giveUp
+		if fence.giveUp = j.giveUp; len(fence.start) > 0 {
+			fence.State = j.State
+		}
 		return fence
 	}
 	if g, pending := v.prepareMPS(j); pending {
@@ -216,6 +220,11 @@ func (v *view) disrupt(asks bool) judgement {
 	case blocked && v.drainMode() == v1alpha1.DrainModeNever:
 		j.reason, j.message = v1alpha1.ReasonGPUInUse, "waiting until nobody uses what must be changed: "+v.inTheWay()
 		j.actions = v.letGo("the node is in use")
+		if asks && !v.wasInterrupted() { // the time of the agent begins anew once nobody uses them
+			patch := v.patch("recording that users of the GPUs interrupt the change")
+			patch.Annotations[v1alpha1.AnnotationInterrupted] = new(stamp(stampInUse, v.world.Now))
+			j.actions = append(j.actions, patch)
+		}
 		return j
 	case blocked && !tainted && v.fallsBack: // its time is over: nobody is kept off or evicted any more
 		j.reason, j.message = v1alpha1.ReasonGPUInUse, "waiting until nobody uses what must be changed: "+v.inTheWay()
@@ -292,7 +301,11 @@ func latest(a, b time.Time) time.Time {
 
 // quiesce fences NVIDIA's mig-manager and pauses NVIDIA's clients where steps need that, then lets the agent go.
 func (v *view) quiesce(j judgement, asks bool) judgement {
-	for _, gate := range []func() (judgement, bool){v.remember, v.fence, v.paused, v.keepMPSOff} {
+	gates := []func() (judgement, bool){v.remember, v.fence, v.paused, v.keepMPSOff}
+	if v.ousts() {
+		gates = []func() (judgement, bool){v.remember, v.fence, v.keepMPSOff, v.paused}
+	}
+	for _, gate := range gates {
 		if g, pending := gate(); pending {
 			g.giveUp = j.giveUp
 			return v.quiescing(g)
@@ -404,7 +417,11 @@ func (v *view) verifying() (judgement, bool) {
 				"lost them, and only its restart helps"))
 		return v.fail(j, v1alpha1.ReasonNotAdvertised, message), true
 	}
-	j.after = left
+	if j.after = left - verifyTimeout/2; j.after > 0 {
+		return j, true
+	}
+	actions, after := v.restartPlugin() // it may have read what another controller had written into the ConfigMap
+	j.actions, j.after = actions, Sooner(left, after)
 	return j, true
 }
 

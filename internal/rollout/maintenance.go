@@ -43,6 +43,7 @@ const maintenanceTimeout = 30 * time.Minute
 const (
 	stampMaintenance = "maintenance"
 	stampAgentLost   = "agent-lost"
+	stampInUse       = "in-use"
 )
 
 // maintenance is work of another controller on the node as a whole. No change begins meanwhile.
@@ -211,11 +212,17 @@ func (v *view) lostAt() (at time.Time, ok bool) {
 	return stamped(v.node.Annotations[v1alpha1.AnnotationInterrupted], stampAgentLost)
 }
 
-// wasInterrupted reports whether a change was interrupted, by maintenance or because the agent was lost.
+// usedAt is when the controller recorded that users of the GPUs interrupt a change; ok is false if it did not.
+func (v *view) usedAt() (at time.Time, ok bool) {
+	return stamped(v.node.Annotations[v1alpha1.AnnotationInterrupted], stampInUse)
+}
+
+// wasInterrupted reports whether a change was interrupted, by maintenance, by users or because the agent was lost.
 func (v *view) wasInterrupted() bool {
 	_, maintained := v.interruptedAt()
 	_, lost := v.lostAt()
-	return maintained || lost
+	_, used := v.usedAt()
+	return maintained || lost || used
 }
 
 // overdue reports whether the change was interrupted for so long that it keeps no slot in the budget.
@@ -240,6 +247,9 @@ func (v *view) asksAgain() (j judgement, waits bool) {
 	if lost, is := v.lostAt(); is {
 		at, was, why = lost, true, "continuing, because the agent is back"
 	}
+	if used, is := v.usedAt(); is && v.asks() {
+		at, was, why = used, true, "continuing, because nobody uses the GPUs any more"
+	}
 	if !was || !v.inFlight() && !v.makesInstances() {
 		return judgement{}, false
 	}
@@ -261,9 +271,12 @@ func (v *view) asksAgain() (j judgement, waits bool) {
 
 // continued goes on with a change that was interrupted, once the agent is back. All deadlines begin anew. After maintenance
 // NVIDIA's clients stay away until then, also where only k8s-driver-manager had paused them: without an upgrade controller
-// nothing tells of the upgrade before that.
+// nothing tells of the upgrade before that. They are paused no more once the slot has expired, because the agent may never return.
 func (v *view) continued(j judgement) judgement {
 	if !v.wasInterrupted() {
+		return j
+	}
+	if _, used := v.usedAt(); used && j.State == StateStaleDisruptive && len(v.blockers) > 0 {
 		return j
 	}
 	again, waits := v.asksAgain()
@@ -271,7 +284,7 @@ func (v *view) continued(j judgement) judgement {
 		again, waits = j, true
 	}
 	_, maintained := v.interruptedAt()
-	if patch, pauses := v.keepPluginAway(); waits && maintained && pauses {
+	if patch, pauses := v.keepPluginAway(); waits && maintained && pauses && !v.overdue() {
 		again.actions = append(again.actions, patch)
 	}
 	if waits {

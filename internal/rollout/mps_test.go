@@ -129,6 +129,37 @@ func TestNVIDIAsMPSThatStartsOnTheWayBackIsNotFought(t *testing.T) {
 	g.Expect(h.theirs).NotTo(BeNil())
 }
 
+// TestNVIDIAsMPSThatIsLetBackIsKeptOff: another client sets the label that starts NVIDIA's MPS DaemonSet, which reads the default
+// configuration whatever the node selects.
+func TestNVIDIAsMPSThatIsLetBackIsKeptOff(t *testing.T) {
+	g := NewWithT(t)
+	c := newCluster()
+	c.byHand, c.Wiring.NodeFeatures, c.nfd.absent = mpsByHand(4), false, true
+	h := c.add("a", sim.A100)
+	settled(t, c, timeSlicing(2))
+	clear(c.writes)
+	h.labelledByHand("true")
+	c.tick(time.Second)
+	g.Expect(h.theirs).NotTo(BeNil())
+	d := c.during(10*time.Minute, 10*time.Second)
+	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), d.Nodes[0].Message)
+	g.Expect(h.theirs).To(BeNil())
+	g.Expect(h.Taints).To(BeEmpty())
+	g.Expect(c.writes["rollout.PatchNode"]).To(BeNumerically("<=", 4), "%v", c.writes)
+	g.Expect(h.Labels).To(HaveKeyWithValue(mpsLabel, "false"))
+
+	h.labelledByHand("true")
+	c.tick(time.Second)
+	clear(c.writes)
+	d = c.during(10*time.Minute, 10*time.Second)
+	g.Expect(c.writes).To(BeEmpty())
+	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateDegraded))
+	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonMPSCapableReset), d.Nodes[0].Message)
+
+	released(t, c)
+	g.Expect(h.Labels).To(HaveKeyWithValue(mpsLabel, "true"), "as it was before the operator changed it")
+}
+
 // TestAGPUThatNVIDIAsMPSServedIsDeselected: the configuration of the node asks for no MPS, so the daemon does not come back before the
 // policy goes. The node is ready without it.
 func TestAGPUThatNVIDIAsMPSServedIsDeselected(t *testing.T) {

@@ -61,8 +61,12 @@ func (v *view) servesMPS() bool {
 	})
 }
 
-// ousts reports whether NVIDIA's MPS daemon must leave the node and no deploy label stops it: beside a stand-alone plugin.
-func (v *view) ousts() bool { return !v.world.Wiring.ClusterPolicy && len(v.leavesNVIDIA()) > 0 }
+// ousts reports whether NVIDIA's MPS daemon must leave the node and to pause NVIDIA's clients does not keep it off: beside a stand-alone
+// plugin no deploy label stops it, and where the node selects its configuration already, another client has let it back.
+func (v *view) ousts() bool {
+	letBack := v.to.key != "" && !v.to.before && v.selects()
+	return (!v.world.Wiring.ClusterPolicy || letBack) && len(v.leavesNVIDIA()) > 0
+}
 
 // excludesNVIDIA reports whether NVIDIA's MPS DaemonSet must have no pod on the node.
 func (v *view) excludesNVIDIA() bool { return ownsMPS(v.to.devices) || v.servesMPS() || v.ousts() }
@@ -211,6 +215,14 @@ func (v *view) failKeepingOff(j judgement, reason, message string) (judgement, b
 		j.actions = v.letGo("NVIDIA's MPS DaemonSet cannot be kept off the node")
 	}
 	return v.fail(j, reason, message), true
+}
+
+// besideNVIDIA leaves a node that was verified to NVIDIA's MPS daemon, because another client let it back within the hour.
+func (v *view) besideNVIDIA() judgement {
+	return judgement{
+		State: StateDegraded, reason: v1alpha1.ReasonMPSCapableReset, message: v.labelReset(), after: v.labelLeft(),
+		actions: v.letGo("another client lets NVIDIA's MPS daemon back"),
+	}
 }
 
 // patchMPSCapable sets the label and records in the same patch what it was before the operator first set it.

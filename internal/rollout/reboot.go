@@ -33,9 +33,22 @@ func (v *view) awaitsReboot() bool {
 		(c.ObservedGeneration == v.node.GPU.Generation || v.permitted())
 }
 
-// mayReboot says whether the operator may reboot the node if it has to: the policy allows it, and the agent can.
+// mayReboot says whether the operator may reboot the node if it has to: the policy allows it, the agent can, and it destroys nothing
+// that is not the operator's.
 func (v *view) mayReboot() bool {
-	return v.rules().Reboot == v1alpha1.RebootModeIfRequired && v.node.GPU.Status.CanReboot
+	return v.rules().Reboot == v1alpha1.RebootModeIfRequired && v.node.GPU.Status.CanReboot && v.rebootDestroys() == ""
+}
+
+// rebootDestroys names the GPUs whose MIG instances would be gone after a reboot, because the agent makes those of its spec only; empty
+// if there are none.
+func (v *view) rebootDestroys() string {
+	var names []string
+	for _, d := range v.have {
+		if len(d.State.Instances) > 0 && !lists(v.to.devices, d.UUID) {
+			names = append(names, fmt.Sprintf("GPU %d", d.Index))
+		}
+	}
+	return list(names)
 }
 
 // reboots says whether what is left to do is to reboot the node.
@@ -112,6 +125,9 @@ func (v *view) awaitsSomebody() judgement {
 	switch {
 	case stalled:
 		j.reason, j.message = reason, message
+	case v.rules().Reboot == v1alpha1.RebootModeIfRequired && v.rebootDestroys() != "":
+		j.message = fmt.Sprintf("%s. The operator does not reboot the node, because that destroys the MIG instances of %s, which no policy "+
+			"selects. Reboot the node", what, v.rebootDestroys())
 	case v.rules().Reboot == v1alpha1.RebootModeIfRequired:
 		j.message = what + ". The policy lets the operator reboot the node, but the agent cannot. Reboot the node, or let the agent do it"
 	case v.by == nil:
@@ -131,6 +147,9 @@ func (v *view) waitsForReboot() (message string, is bool) {
 	case v.rules().Reboot != v1alpha1.RebootModeIfRequired:
 		return "; the policy does not let the operator do it (rollout.reboot: Never): set it to IfRequired, or reboot the node " +
 			fmt.Sprintf("within %s", applyTimeout), true
+	case v.rebootDestroys() != "":
+		return fmt.Sprintf("; the operator does not reboot the node, because that destroys the MIG instances of %s, which the policy does not "+
+			"select: reboot the node within %s, or select these GPUs too", v.rebootDestroys(), applyTimeout), true
 	}
 	return fmt.Sprintf("; the policy lets the operator reboot the node (rollout.reboot: IfRequired), but its agent cannot: "+
 		"let it, as it says, or reboot the node within %s", applyTimeout), true

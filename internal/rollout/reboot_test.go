@@ -64,6 +64,26 @@ func TestANodeIsRebootedWhereAGPUCannotBeReset(t *testing.T) {
 	g.Expect(h.devices()[0].State.MIG).To(BeFalse())
 }
 
+// TestNoRebootDestroysInstancesOfOtherGPUs: the agent makes only those of the GPUs that a policy selects.
+func TestNoRebootDestroysInstancesOfOtherGPUs(t *testing.T) {
+	g := NewWithT(t)
+	c := newCluster()
+	h := c.add("a", sim.A100, sim.A100).virtual()
+	h.partitionedByHand()
+	h.report()
+	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("1g", 7)), onGPUs(1), func(p *v1alpha1.GPUSharingPolicy) {
+		p.Spec.Rollout.Reboot = v1alpha1.RebootModeIfRequired
+	})}
+	d := c.during(5*time.Minute, time.Second)
+	g.Expect(h.required).To(BeTrue())
+	g.Expect(h.reboots).To(BeEmpty())
+	g.Expect(d.Nodes[0].Message).To(ContainSubstring("that destroys the MIG instances of GPU 0, which the policy does not select"))
+	c.during(time.Hour, 10*time.Second)
+	g.Expect(h.reboots).To(BeEmpty())
+	g.Expect(h.Taints).To(BeEmpty())
+	g.Expect(h.devices()[0].State.Instances).To(HaveLen(1))
+}
+
 // TestARebootSurvivesAnInterruptionAfterEveryAction lets the controller end after each action of the whole way.
 func TestARebootSurvivesAnInterruptionAfterEveryAction(t *testing.T) {
 	for cut := 1; ; cut++ {

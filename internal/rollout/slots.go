@@ -81,6 +81,9 @@ func (m *member) reclaim() {
 	if _, is := m.maintenance(); is || !m.expired {
 		return
 	}
+	if _, waits := m.asksAgain(); waits && m.node.AgentReady {
+		return // NVIDIA's device plugin must not start before the agent has made its instances again
+	}
 	if m.disturbed() {
 		m.start, m.giveUp = nil, nil
 		if !slices.ContainsFunc(m.actions, frees) {

@@ -83,6 +83,25 @@ func TestThePluginIsRestartedOnceIfItReadWhatSomebodyElseWrote(t *testing.T) {
 	g.Expect(h.Annotations).To(BeEmpty())
 }
 
+// TestThePluginIsRestartedBeforeAChangeFailsByWhatItRead: another controller writes into the ConfigMap, and stops.
+func TestThePluginIsRestartedBeforeAChangeFailsByWhatItRead(t *testing.T) {
+	g := NewWithT(t)
+	c := fleet(1, timeSlicing(4))
+	h := c.hosts["n0"]
+	c.tick(time.Hour)
+	for h.Labels[v1alpha1.LabelConfig] == "" {
+		c.pass()
+		for key := range c.Keys {
+			c.Keys[key] = "version: v1\n"
+		}
+		c.tick(time.Second)
+	}
+	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 1}))
+	d := c.during(10*time.Minute, 10*time.Second)
+	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), d.Nodes[0].Message)
+	g.Expect(c.writes["rollout.DeletePod"]).To(Equal(1))
+}
+
 func TestUnhealthyDevicesAreCapacityThatIsNotAllocatable(t *testing.T) {
 	g := NewWithT(t)
 	node := &corev1.Node{Status: corev1.NodeStatus{

@@ -306,6 +306,53 @@ func TestMaintenanceHoldsNoSlotForEver(t *testing.T) {
 	a.leftNothing(g)
 }
 
+// TestAnAgentThatDoesNotReturnFromAnUpgradeKeepsNoClientsPaused: they are resumed in time, and not paused again.
+func TestAnAgentThatDoesNotReturnFromAnUpgradeKeepsNoClientsPaused(t *testing.T) {
+	g := NewWithT(t)
+	c := fleet(1, mig(count("3g", 2)))
+	c.run(60)
+	h := c.hosts["n0"]
+	h.Labels[upgradeLabel], h.AgentReady = "pod-restart-required", false
+	c.version[h.Name]++
+	c.during(time.Minute, 10*time.Second)
+	g.Expect(h.Annotations).To(HaveKey(v1alpha1.AnnotationPaused))
+	h.Labels[upgradeLabel] = "upgrade-done"
+	c.version[h.Name]++
+	c.during(time.Hour, 10*time.Second)
+	g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationPaused))
+	g.Expect(c.writes["rollout.PatchNode"]).To(BeNumerically("<", 20))
+	clear(c.writes)
+	d := c.during(3*time.Hour, 10*time.Second)
+	g.Expect(c.writes).To(BeEmpty())
+	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonAgentNotReporting))
+	h.AgentReady = true
+	d, _ = c.run(120)
+	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), d.Nodes[0].Message)
+	h.leftNothing(g)
+}
+
+// TestAfterLongMaintenanceClientsStayPausedUntilTheAgentAnswers: its slot has expired, and the instances may be gone.
+func TestAfterLongMaintenanceClientsStayPausedUntilTheAgentAnswers(t *testing.T) {
+	g := NewWithT(t)
+	c := fleet(1, mig(count("3g", 2)))
+	c.run(60)
+	h := c.hosts["n0"]
+	h.Labels[upgradeLabel], h.AgentReady = "pod-restart-required", false
+	c.version[h.Name]++
+	c.during(40*time.Minute, 10*time.Second)
+	h.Labels[upgradeLabel], h.AgentReady, h.lags = "upgrade-done", true, true
+	c.version[h.Name]++
+	for range 30 {
+		c.pass()
+		g.Expect(h.Annotations).To(HaveKey(v1alpha1.AnnotationPaused))
+		c.tick(10 * time.Second)
+	}
+	h.lags = false
+	d, _ := c.run(120)
+	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), d.Nodes[0].Message)
+	h.leftNothing(g)
+}
+
 // TestNoChangeBeginsUnderMaintenance: whatever says so, and until it no longer does.
 func TestNoChangeBeginsUnderMaintenance(t *testing.T) {
 	for name, c := range map[string]struct {
