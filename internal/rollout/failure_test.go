@@ -501,3 +501,17 @@ func TestARollbackThatDrainsInVainLetsGo(t *testing.T) {
 	d, _ = c.run(60)
 	g.Expect(h.Labels[v1alpha1.LabelConfig]).To(Equal(good), d.Nodes[0].Message)
 }
+
+// TestAChangeThatHasNotBegunIsNotQuiescing: to keep NVIDIA's mig-manager off the node is its first step, and it is held back.
+func TestAChangeThatHasNotBegunIsNotQuiescing(t *testing.T) {
+	g := NewWithT(t)
+	c := newCluster()
+	h := c.add("a", sim.H100)
+	h.partitionedByHand()
+	h.Labels[v1alpha1.LabelMIGManager] = "true"
+	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("2g", 3)), paused)}
+	d := c.pass()
+	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateStaleGentle), d.Nodes[0].Message)
+	g.Expect(d.Nodes[0].Message).To(ContainSubstring("mig-manager"))
+	g.Expect(h.Labels).To(HaveKeyWithValue(v1alpha1.LabelMIGManager, "true"))
+}

@@ -298,7 +298,7 @@ func TestStates(t *testing.T) {
 		"selected: not advertised yet": {
 			situation: func() *cluster { c, _ := slicing(); c.steps(3); c.pass(); return c },
 			state:     rollout.StateVerifying, reason: v1alpha1.ReasonVerifying, message: "nvidia.com/gpu is 2 instead of 8",
-			actions: []string{noActions}, after: 5 * time.Minute,
+			actions: []string{noActions}, after: 150 * time.Second, // when the plugin is started anew
 		},
 		"selected: our taint keeps the plugin off, and the kubelet has not noticed that it ended": {
 			situation: func() *cluster { c, h := toMIG(); h.losesPlugin(c); return c },
@@ -318,7 +318,7 @@ func TestStates(t *testing.T) {
 				return c
 			},
 			state: rollout.StateVerifying, reason: v1alpha1.ReasonVerifying, message: "nvidia.com/mig-1g.5gb is 7 instead of 0",
-			actions: []string{noActions}, after: 299 * time.Second,
+			actions: []string{noActions}, after: 149 * time.Second,
 		},
 		"selected: not advertised in time": {
 			situation: func() *cluster {

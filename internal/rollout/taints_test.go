@@ -185,6 +185,7 @@ func TestTolerationsAreNotAddedWhereThatHurts(t *testing.T) {
 		operands clusterpolicy.Operands
 		mps      bool
 		users    bool // pods hold GPUs
+		claims   bool // by ResourceClaims
 		since    string
 	}{
 		"NVIDIA's operator upgrades the driver": {
@@ -192,6 +193,11 @@ func TestTolerationsAreNotAddedWhereThatHurts(t *testing.T) {
 		},
 		"the container toolkit, while pods hold GPUs": {
 			operands: clusterpolicy.Operands{Toolkit: true}, users: true,
+			since: "NVIDIA's container toolkit and device plugin would restart together on every node, at which some kubelets fail " +
+				"the pods that hold GPUs; now pod user/train",
+		},
+		"the container toolkit, while pods have GPUs by claims": {
+			operands: clusterpolicy.Operands{Toolkit: true}, claims: true,
 			since: "NVIDIA's container toolkit and device plugin would restart together on every node, at which some kubelets fail " +
 				"the pods that hold GPUs; now pod user/train",
 		},
@@ -205,6 +211,9 @@ func TestTolerationsAreNotAddedWhereThatHurts(t *testing.T) {
 			c.Wiring.Operands = &test.operands
 			if test.users {
 				c.hold(h, "train", 0, gpu.WholeGPU)
+			}
+			if test.claims {
+				h.Pods = append(h.Pods, rollout.Pod{Namespace: "user", Name: "train", UID: "train", Claim: "user/one-gpu"})
 			}
 			if test.mps {
 				h.Pods = append(h.Pods, rollout.Pod{Name: "mps", NodeSelector: map[string]string{"nvidia.com/mps.capable": "true"}})

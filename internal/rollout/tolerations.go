@@ -144,7 +144,7 @@ func (w *World) held() string {
 	return ""
 }
 
-// holdGPUs lists the pods that ask for GPUs and are on a node; with served only those where NVIDIA's MPS DaemonSet runs.
+// holdGPUs lists the pods that ask for GPUs, or have some by a ResourceClaim, and are on a node; with served only those where NVIDIA's MPS DaemonSet runs.
 func (w *World) holdGPUs(served bool) []string {
 	var users []string
 	for i := range w.Nodes {
@@ -153,7 +153,7 @@ func (w *World) holdGPUs(served bool) []string {
 			continue
 		}
 		for p := range pods {
-			if pods[p].GPU {
+			if pods[p].GPU || pods[p].Claim != "" {
 				users = append(users, fmt.Sprintf("pod %s/%s", pods[p].Namespace, pods[p].Name))
 			}
 		}
