@@ -125,8 +125,6 @@ func (v *view) progress() judgement {
 		return v.awaitsSomebody()
 	case v.onlyComputeMode():
 		return v.afterApplying()
-	case v.ousts() && reached(v.node.GPU.Spec, v.to) && v.labelLeft() > 0:
-		return v.besideNVIDIA()
 	case v.disruptive() && (!asks || len(v.blockers) > 0 || v.closes() || v.ousts()):
 		return v.disrupt(asks)
 	case !asks:
@@ -217,6 +215,8 @@ func (v *view) disrupt(asks bool) judgement {
 	j := judgement{State: StateStaleDisruptive, reason: v.underway(), giveUp: v.giveBack("the change is held back")}
 	tainted, blocked := v.taint() != nil, len(v.blockers) > 0
 	switch {
+	case v.ousts() && reached(v.node.GPU.Spec, v.to) && v.labelLeft() > 0:
+		return v.besideNVIDIA()
 	case blocked && v.drainMode() == v1alpha1.DrainModeNever:
 		j.reason, j.message = v1alpha1.ReasonGPUInUse, "waiting until nobody uses what must be changed: "+v.inTheWay()
 		j.actions = v.letGo("the node is in use")
