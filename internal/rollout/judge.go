@@ -219,12 +219,7 @@ func (v *view) disrupt(asks bool) judgement {
 		return v.besideNVIDIA()
 	case blocked && v.drainMode() == v1alpha1.DrainModeNever:
 		j.reason, j.message = v1alpha1.ReasonGPUInUse, "waiting until nobody uses what must be changed: "+v.inTheWay()
-		j.actions = v.letGo("the node is in use")
-		if asks && !v.wasInterrupted() { // the time of the agent begins anew once nobody uses them
-			patch := v.patch("recording that users of the GPUs interrupt the change")
-			patch.Annotations[v1alpha1.AnnotationInterrupted] = new(stamp(stampInUse, v.world.Now))
-			j.actions = append(j.actions, patch)
-		}
+		j.actions = append(v.letGo("the node is in use"), v.interruptedByUsers(asks)...)
 		return j
 	case blocked && !tainted && v.fallsBack: // its time is over: nobody is kept off or evicted any more
 		j.reason, j.message = v1alpha1.ReasonGPUInUse, "waiting until nobody uses what must be changed: "+v.inTheWay()
@@ -249,6 +244,16 @@ func (v *view) disrupt(asks bool) judgement {
 		return j
 	}
 	return v.quiesce(j, asks)
+}
+
+// interruptedByUsers records that users of the GPUs interrupt a change, so that the time of the agent begins anew once they are gone.
+func (v *view) interruptedByUsers(asks bool) []Action {
+	if !asks || v.wasInterrupted() {
+		return nil
+	}
+	patch := v.patch("recording that users of the GPUs interrupt the change")
+	patch.Annotations[v1alpha1.AnnotationInterrupted] = new(stamp(stampInUse, v.world.Now))
+	return []Action{patch}
 }
 
 // draining waits for the node to become idle, and evicts where the policy says so.
