@@ -51,3 +51,21 @@ func TestWaitingPodsAreComparedOnce(t *testing.T) {
 	g.Expect(i.found).To(HaveLen(1))
 	g.Expect(i.found["p0"]).To(HaveLen(1000), "each workload is named")
 }
+
+// TestPodsOfTheSameDemandWaitTogether, and are read again only where they have changed.
+func TestPodsOfTheSameDemandWaitTogether(t *testing.T) {
+	g := NewWithT(t)
+	w, q := &World{UnscheduledVersion: 1}, queue{}
+	for n := range 1000 {
+		w.Unscheduled = append(w.Unscheduled, Pod{
+			NodeSelector: map[string]string{"pool": fmt.Sprint(n % 2)}, Asks: map[string]int64{"nvidia.com/gpu": 1}, Terminating: n == 999,
+		})
+	}
+	g.Expect(q.of(w)).To(HaveExactElements(
+		WithTransform(func(w waiting) int { return len(w.pods) }, Equal(500)), WithTransform(func(w waiting) int { return len(w.pods) }, Equal(499))))
+	same := *w
+	same.Unscheduled = nil
+	g.Expect(q.of(&same)).To(HaveLen(2))
+	same.UnscheduledVersion++
+	g.Expect(q.of(&same)).To(BeEmpty())
+}
