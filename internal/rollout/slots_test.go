@@ -4,6 +4,7 @@
 package rollout_test
 
 import (
+	"cmp"
 	"fmt"
 	"testing"
 	"time"
@@ -46,26 +47,27 @@ func TestASlotEnds(t *testing.T) {
 	for name, test := range map[string]struct {
 		sharing v1alpha1.Sharing
 		strike  func(*cluster, *host)
+		within  time.Duration // in which the others are changed; zero: some time after the deadline of the slot
 	}{
-		"when the machine dies before the agent was asked": {mig(count("3g", 2)), func(c *cluster, h *host) {
+		"when the machine dies before the agent was asked": {sharing: mig(count("3g", 2)), strike: func(c *cluster, h *host) {
 			c.pass() // tainted
 			h.AgentReady = false
 		}},
-		"when the machine dies while the agent is at work": {timeSlicing(4), func(c *cluster, h *host) {
+		"when the machine dies while the agent is at work": {sharing: timeSlicing(4), strike: func(c *cluster, h *host) {
 			c.pass()
 			h.AgentReady = false
 		}},
-		"when the machine dies while NVIDIA's clients are paused": {mig(count("3g", 2)), func(c *cluster, h *host) {
+		"when the machine dies while NVIDIA's clients are paused": {sharing: mig(count("3g", 2)), strike: func(c *cluster, h *host) {
 			c.steps(1)
 			c.pass()
 			h.AgentReady = false
 		}},
-		"when the machine dies while the node is verified": {timeSlicing(4), func(c *cluster, h *host) {
+		"when the machine dies while the node is verified": {sharing: timeSlicing(4), strike: func(c *cluster, h *host) {
 			h.breaks("")
 			c.steps(5)
 			h.AgentReady = false
 		}},
-		"when another controller rewrites the taint without its time, and a pod stays": {mig(count("3g", 2)), func(c *cluster, h *host) {
+		"when another controller rewrites the taint without its time, and a pod stays": {sharing: mig(count("3g", 2)), strike: func(c *cluster, h *host) {
 			c.hold(h, "job", 0, gpu.WholeGPU)
 			c.pass() // tainted
 			for i := range h.Taints {
@@ -73,13 +75,13 @@ func TestASlotEnds(t *testing.T) {
 			}
 			c.version[h.Name]++
 		}},
-		"when the change fails": {timeSlicing(4), func(_ *cluster, h *host) { h.breaks("") }},
-		"when the change fails, and a pod keeps the node from being rolled back": {mig(count("3g", 2)), func(c *cluster, h *host) {
+		"when the change fails": {sharing: timeSlicing(4), strike: func(_ *cluster, h *host) { h.breaks("") }},
+		"when the change fails, and a pod keeps the node from being rolled back": {sharing: mig(count("3g", 2)), strike: func(c *cluster, h *host) {
 			h.breaks("")
 			c.steps(6)
 			c.hold(h, "quick", 0, h.devices()[0].State.Instances[0].ID)
 		}},
-		"when the node becomes unsupported in the middle": {timeSlicing(4), func(c *cluster, h *host) {
+		"when the node becomes unsupported in the middle": {sharing: timeSlicing(4), within: 10 * time.Minute, strike: func(c *cluster, h *host) {
 			h.breaks("")
 			c.steps(10)
 			h.Labels[optOutLabel] = "false"
@@ -89,7 +91,7 @@ func TestASlotEnds(t *testing.T) {
 			g := NewWithT(t)
 			c := fleet(3, test.sharing, failures(2))
 			test.strike(c, c.hosts["n0"])
-			d := c.during(3*time.Hour, 10*time.Second)
+			d := c.during(cmp.Or(test.within, 3*time.Hour), 10*time.Second)
 			g.Expect(d.Policies["research"].Nodes.Ready).To(Equal(int32(2)), "%+v", d.Nodes)
 			g.Expect(c.hosts["n0"].Taints).To(BeEmpty())
 			g.Expect(c.hosts["n0"].Annotations).NotTo(HaveKey(v1alpha1.AnnotationPaused))

@@ -241,6 +241,17 @@ func TestStates(t *testing.T) {
 			actions: []string{"patch node a (selecting the configuration research-680dc74bf8): " +
 				"nvidia.com/device-plugin.config=research-680dc74bf8 gpusharing.io/baseline gpusharing.io/selected=research-680dc74bf8@1800000002"},
 		},
+		"applied: the agent has seen that a process of another pod sees the key": {
+			situation: func() *cluster {
+				c, h := slicing()
+				c.steps(2)
+				spec := h.GPU.Spec
+				h.GPU.Status.Config = v1alpha1.ConfigStatus{Name: spec.ConfigName, ChangeTime: spec.ChangeTime, PodUIDs: []string{"tenant"}}
+				return c
+			},
+			state: rollout.StateSelecting, reason: v1alpha1.ReasonSelecting, message: "making the configuration research-680dc74bf8 visible",
+			actions: []string{noActions}, after: time.Second,
+		},
 		"applied: the agent watches, and the plugin does not see the key": {
 			situation: func() *cluster { c, h := slicing(); h.neverSees(); c.steps(6); return c },
 			state:     rollout.StateSelecting, reason: v1alpha1.ReasonSelecting, message: "waiting for gpu-operator/nvidia-1, gpu-operator/nvidia-2",

@@ -17,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/util/workqueue"
@@ -110,6 +111,31 @@ func (r *reading) report(before, after client.Object) {
 	r.changes.watch(differs(nodeView)).Update(context.Background(), event.TypedUpdateEvent[client.Object]{ObjectOld: before, ObjectNew: after}, queue)
 }
 
+// show makes the cache show an object of a kind that the API server may not serve, as the cache keeps it.
+func (r *reading) show(o runtime.Object, kind schema.GroupVersionKind) {
+	ctx := context.Background()
+	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(o)
+	r.Expect(err).NotTo(HaveOccurred())
+	object := &unstructured.Unstructured{Object: content}
+	object.SetGroupVersionKind(kind)
+	cached, err := slimOthers(object)
+	r.Expect(err).NotTo(HaveOccurred())
+	slim, is := cached.(*unstructured.Unstructured)
+	r.Expect(is).To(BeTrue())
+	r.Expect(client.IgnoreNotFound(r.client.Delete(ctx, slim.DeepCopy()))).To(Succeed())
+	slim.SetResourceVersion("")
+	r.Expect(r.client.Create(ctx, slim)).To(Succeed())
+}
+
+// served is by which object NVIDIA's DRA driver shows on each node.
+func (r *reading) served() map[string]string {
+	by := map[string]string{}
+	for name, n := range r.nodes() {
+		by[name] = n.DRA
+	}
+	return by
+}
+
 func label(n *corev1.Node) { n.Labels = map[string]string{"zone": "1"} }
 
 func TestOnlyChangedNodesAreReadAgain(t *testing.T) {
@@ -195,17 +221,7 @@ func TestPodsWithAGPUByAClaimAreKnown(t *testing.T) {
 		if user != "" {
 			claim.Status.ReservedFor = []resourcev1.ResourceClaimConsumerReference{{Resource: "pods", Name: user, UID: types.UID(user)}}
 		}
-		content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(claim)
-		r.Expect(err).NotTo(HaveOccurred())
-		object := &unstructured.Unstructured{Object: content}
-		object.SetGroupVersionKind(resourcev1.SchemeGroupVersion.WithKind("ResourceClaim"))
-		cached, err := slimOthers(object)
-		r.Expect(err).NotTo(HaveOccurred())
-		slim, is := cached.(*unstructured.Unstructured)
-		r.Expect(is).To(BeTrue())
-		_ = r.client.Delete(t.Context(), slim.DeepCopy())
-		slim.SetResourceVersion("")
-		r.Expect(r.client.Create(t.Context(), slim)).To(Succeed())
+		r.show(claim, resourcev1.SchemeGroupVersion.WithKind("ResourceClaim"))
 	}
 	store(rollout.DRADriver, "job")
 	r.Expect(held()).To(BeEmpty(), "the API server does not serve the kind yet")
@@ -220,6 +236,67 @@ func TestPodsWithAGPUByAClaimAreKnown(t *testing.T) {
 	store(rollout.DRADriver, "another")
 	after := r.nodes()
 	r.Expect(after["b"].Pods[0].Claim).To(BeEmpty(), "for another pod")
+	r.Expect(after["b"].Version).NotTo(Equal(before["b"].Version))
+	r.Expect(after["a"].Version).To(Equal(before["a"].Version))
+}
+
+// The cache keeps of the DaemonSet of NVIDIA's DRA driver what tells its nodes, and of others nothing.
+func TestNodesOfTheDaemonSetOfNVIDIAsDRADriverAreKnown(t *testing.T) {
+	r := newReading(t)
+	r.report(r.change("b", label))
+	store := func(name, component string, change func(*corev1.PodSpec)) {
+		set := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "nvidia", Name: name}}
+		set.Spec.Template.Labels = map[string]string{rollout.DRALabels()[0]: component}
+		set.Spec.Template.Spec.Containers = []corev1.Container{{Name: "compute-domains", Image: "image"}, {Name: "gpus", Image: "image"}}
+		change(&set.Spec.Template.Spec)
+		cached, err := slimDaemonSet(set)
+		r.Expect(err).NotTo(HaveOccurred())
+		slim, is := cached.(*appsv1.DaemonSet)
+		r.Expect(is).To(BeTrue())
+		r.Expect(client.IgnoreNotFound(r.client.Delete(t.Context(), slim.DeepCopy()))).To(Succeed())
+		slim.ResourceVersion = ""
+		r.Expect(r.client.Create(t.Context(), slim)).To(Succeed())
+	}
+	inZone := func(pod *corev1.PodSpec) { pod.NodeSelector = map[string]string{"zone": "1"} }
+	store("controller", "controller", inZone)
+	r.Expect(r.served()).To(Equal(map[string]string{"a": "", "b": "", "c": ""}), "another one")
+	store("plugin", "kubelet-plugin", inZone)
+	r.Expect(r.served()).To(Equal(map[string]string{"a": "", "b": "DaemonSet nvidia/plugin", "c": ""}))
+	store("plugin", "kubelet-plugin", func(pod *corev1.PodSpec) {
+		pod.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
+			NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{
+				{Key: "zone", Operator: corev1.NodeSelectorOpDoesNotExist},
+			}}},
+		}}}
+	})
+	r.Expect(r.served()).To(Equal(map[string]string{"a": "DaemonSet nvidia/plugin", "b": "", "c": "DaemonSet nvidia/plugin"}))
+	store("plugin", "kubelet-plugin", func(pod *corev1.PodSpec) { pod.Containers = pod.Containers[:1] })
+	r.Expect(r.served()).To(Equal(map[string]string{"a": "", "b": "", "c": ""}), "its GPUs are turned off")
+}
+
+// NVIDIA's DRA driver publishes the GPUs of a node in ResourceSlices, which outlive a restart of its pod.
+func TestNodesWithAResourceSliceOfNVIDIAsDRADriverAreKnown(t *testing.T) {
+	r := newReading(t)
+	kind := resourcev1.SchemeGroupVersion.WithKind("ResourceSlice")
+	publish := func(name, driver string, node *string) {
+		r.show(&resourcev1.ResourceSlice{
+			ObjectMeta: metav1.ObjectMeta{Name: name},
+			Spec:       resourcev1.ResourceSliceSpec{Driver: driver, NodeName: node, Pool: resourcev1.ResourcePool{Name: "pool"}},
+		}, kind)
+	}
+	none := map[string]string{"a": "", "b": "", "c": ""}
+	publish("b-gpus", rollout.DRADriver, new("b"))
+	r.Expect(r.served()).To(Equal(none), "the API server does not serve the kind yet")
+	r.slices.served.Store(&kind)
+	before := r.nodes()
+	r.Expect(r.served()).To(Equal(map[string]string{"a": "", "b": "ResourceSlice b-gpus", "c": ""}))
+	publish("a-network", "network.example.com", new("a"))
+	publish("shared", rollout.DRADriver, nil)
+	r.Expect(r.served()).To(Equal(map[string]string{"a": "", "b": "ResourceSlice b-gpus", "c": ""}),
+		"of another driver, and of GPUs that are on no node")
+	publish("b-gpus", "network.example.com", new("b"))
+	after := r.nodes()
+	r.Expect(r.served()).To(Equal(none))
 	r.Expect(after["b"].Version).NotTo(Equal(before["b"].Version))
 	r.Expect(after["a"].Version).To(Equal(before["a"].Version))
 }

@@ -219,7 +219,8 @@ func testRestoredClusterPolicy(f *fixture) {
 	f.Expect(f.spec(backup)).To(MatchYAML(before))
 }
 
-// testLostRecords deletes each object that holds the record of the ClusterPolicy, one after the other.
+// testLostRecords deletes each object that holds the record of the ClusterPolicy, one after the other, and the ConfigMap that the
+// device plugin read before.
 func testLostRecords(f *fixture) {
 	f.createConfigMap("by-hand", map[string]string{"any": "version: v1\n"})
 	const before = "{devicePlugin: {enabled: true, config: {name: by-hand, default: any}}, mig: {strategy: single}}"
@@ -229,11 +230,12 @@ func testLostRecords(f *fixture) {
 	f.Expect(f.observe().Copied).To(HaveKey("research-1"))
 
 	f.Expect(f.client.Delete(f.ctx(), f.configMap(wiring.ConfigMapName))).To(Succeed())
+	f.Expect(f.client.Delete(f.ctx(), f.configMap("by-hand"))).To(Succeed())
 	bare := client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"annotations":null}}`))
 	f.Expect(f.client.Patch(f.ctx(), policy, bare)).To(Succeed())
 	o := f.observe()
 	f.Expect(o.Copied).To(HaveKey("research-1"), "what only a node names can be written again")
-	f.Expect(o.Keys).To(HaveKey("any"))
+	f.Expect(o.Keys).To(HaveKey("any"), "and so can what was copied from a ConfigMap that is gone")
 	f.wire(research)
 	f.unwire(false)
 	f.Expect(f.spec(policy)).To(MatchYAML(before))
