@@ -6,6 +6,8 @@ SHELL := /usr/bin/env bash
 TOOL := go tool -modfile=hack/tools/go.mod
 BIN  := bin
 TESTFLAGS ?=
+# They wait most of the time, so they begin first and the others run beside them.
+SLOW_TESTS := ./test/cluster ./internal/controller/rollout
 KUBECTL ?= kubectl
 # The key with which make release signs, of cosign generate-key-pair.
 KEY ?=
@@ -35,7 +37,8 @@ demo: ## Share the GPUs of simulated A100, H100 and T4 nodes by MIG, MPS and tim
 .PHONY: test
 test: kube ## Run every test: pure, convergence, API and reconcilers on a real API server. HISTORIES=100000 plays so many random histories instead of 5200.
 	@hack/helm/build.sh >/dev/null
-	HISTORIES="$${HISTORIES:-5200}" KUBEBUILDER_ASSETS="$$(hack/kube/build.sh)" go test -timeout 40m $(TESTFLAGS) ./...
+	HISTORIES="$${HISTORIES:-5200}" KUBEBUILDER_ASSETS="$$(hack/kube/build.sh)" \
+		go test -timeout 40m $(TESTFLAGS) $(SLOW_TESTS) ./...
 
 .PHONY: e2e
 e2e: ## Test on a real node: containerd, kubelet, NVIDIA's programs, our images and chart. As root, half an hour on a busy machine; the first time longer. FOCUS=MPS: a part. FAILED=1: what failed last.

@@ -34,12 +34,12 @@ import (
 //	CLUSTER_SHRINK=1             and the shortest one that still breaks the same invariant
 func TestHistories(t *testing.T) {
 	const usual = 16
-	site := newSite(t)
 	if text := os.Getenv("CLUSTER_HISTORY"); text != "" {
 		h, err := history.Parse(text, kinds())
 		if err != nil {
 			t.Fatal(err)
 		}
+		site := newSite(t)
 		broken, told := play(t, site, h)
 		if os.Getenv("CLUSTER_SHRINK") != "" {
 			h = history.Shrink(h, broken, func(o history.History) string {
@@ -55,6 +55,22 @@ func TestHistories(t *testing.T) {
 	}
 	s := history.NewStudy(t, "CLUSTER_HISTORIES", usual, usual)
 	cpu := processorTime()
+	t.Run("beside each other", func(t *testing.T) { // each of them waits most of its time
+		for i := range 2 {
+			t.Run(fmt.Sprint(i), func(t *testing.T) {
+				t.Parallel()
+				playAll(t, s)
+			})
+		}
+	})
+	s.Report(t)
+	t.Logf("%s of CPU without API server and etcd", (processorTime() - cpu).Round(time.Second))
+}
+
+// playAll plays the next histories on an API server of their own, until there are no more.
+func playAll(t *testing.T, s *history.Study) {
+	t.Helper()
+	site := newSite(t)
 	for seed, more := s.Next(); more; seed, more = s.Next() {
 		h := history.Of(seed, kinds())
 		broken, told := play(t, site, h)
@@ -66,8 +82,6 @@ func TestHistories(t *testing.T) {
 			t.Errorf("seed %d breaks %s\n%s\n\nPlay it again: CLUSTER_HISTORY='%s' go test ./test/cluster -run '^TestHistories$' -v", seed, broken, strings.Join(told, "\n"), h)
 		}
 	}
-	s.Report(t)
-	t.Logf("%s of CPU without API server and etcd", (processorTime() - cpu).Round(time.Second))
 	if denied, err := env.Denied(t.Context(), site.cluster.Config, env.Fence); err != nil || denied > 0 {
 		t.Errorf("%d writes that config/manager/admission.yaml does not list, %v", denied, err)
 	}

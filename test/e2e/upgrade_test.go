@@ -135,7 +135,9 @@ func upgradeSpecs() {
 			startDeployment(ctx, "serve", gpuShared)
 			expectServed(ctx, expectDeployed(ctx, "serve"))
 			// The mark of the driver goes at the moment of the first attempt, which the server can outlive, and no other.
-			Expect(len(replaceDriver(ctx, thirdUpgrade, nil))).To(BeNumerically("<=", 1))
+			blocked := replaceDriver(ctx, thirdUpgrade, nil)
+			AddReportEntry("attempts to unload that failed", blocked)
+			Expect(len(blocked)).To(BeNumerically("<=", 1))
 			expectAllocatable(ctx, map[string]int64{gpuShared: 20})
 			expectReady(ctx, "shared")
 			expectNothingLeft(ctx)

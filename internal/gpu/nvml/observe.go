@@ -70,9 +70,15 @@ func (h *Hardware) observeStill(ctx context.Context, index int, lists lists) (gp
 		if others {
 			select {
 			case <-changed:
-				continue
 			case <-ctx.Done():
 			}
+		}
+		select {
+		case <-changed: // an operation has ended, or one has begun since
+			if ctx.Err() == nil {
+				continue
+			}
+		default:
 		}
 		return gpu.Device{}, fmt.Errorf("GPU %d: %w", index, err)
 	}

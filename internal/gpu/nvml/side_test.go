@@ -55,6 +55,7 @@ func TestGPUsAreObservedWhileTheyAreChanged(t *testing.T) {
 	g.Expect(driver(t).SetLatency("nvmlGpuInstanceGetComputeInstances", time.Millisecond)).To(Succeed())
 	ended := make(chan struct{})
 	var changing sync.WaitGroup
+	t.Cleanup(changing.Wait)
 	changing.Go(func() {
 		defer close(ended)
 		for range 20 {
