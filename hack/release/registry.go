@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 
 	"github.com/google/go-containerregistry/pkg/authn"
 	"github.com/google/go-containerregistry/pkg/name"
@@ -16,6 +17,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/layout"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 	"github.com/google/go-containerregistry/pkg/v1/types"
 	"github.com/google/go-containerregistry/pkg/v1/validate"
 )
@@ -43,6 +45,15 @@ func (p published) byDigest() (string, error) {
 	return p.Name + "@" + digest.String(), err
 }
 
+// named is its tag and its digest.
+func (p published) named() (tag name.Tag, digest v1.Hash, err error) {
+	if tag, err = name.NewTag(p.Name + ":" + p.Tag); err != nil {
+		return tag, digest, fmt.Errorf("naming what is published: %w", err)
+	}
+	digest, err = p.digest()
+	return tag, digest, err
+}
+
 // writeLayout writes all into a folder, as the OCI's image layout, which crane, skopeo and oras read.
 func writeLayout(folder string, all []published) error {
 	index := mutate.IndexMediaType(empty.Index, types.OCIImageIndex)
@@ -67,15 +78,14 @@ func options(ctx context.Context) []remote.Option {
 
 // push pushes to the registry, with the credentials of `docker login`. A tag that has another content is not replaced.
 func push(ctx context.Context, p published) error {
-	tag, err := name.NewTag(p.Name + ":" + p.Tag)
-	if err != nil {
-		return fmt.Errorf("naming what is pushed: %w", err)
-	}
-	digest, err := p.digest()
+	tag, digest, err := p.named()
 	if err != nil {
 		return err
 	}
 	has, err := remote.Head(tag, options(ctx)...)
+	if failed, is := errors.AsType[*transport.Error](err); err != nil && (!is || failed.StatusCode != http.StatusNotFound) {
+		return fmt.Errorf("looking whether %s is published already: %w", tag, err)
+	}
 	if err == nil && has.Digest != digest {
 		return fmt.Errorf("%s exists with the digest %s, and this release has %s; a published version is never replaced: give the commit another tag",
 			tag, has.Digest, digest)
@@ -93,11 +103,7 @@ func push(ctx context.Context, p published) error {
 
 // verifyPushed pulls by the tag and compares all with what was pushed: each manifest, configuration and layer with its digest.
 func verifyPushed(ctx context.Context, p published) error {
-	tag, err := name.NewTag(p.Name + ":" + p.Tag)
-	if err != nil {
-		return fmt.Errorf("naming what is pulled: %w", err)
-	}
-	want, err := p.digest()
+	tag, want, err := p.named()
 	if err != nil {
 		return err
 	}
