@@ -149,7 +149,7 @@ func (h *Host) end(ctx context.Context, resource string) error {
 		return err
 	}
 	if err := h.quit(ctx, was); err != nil {
-		return h.note(was, fmt.Errorf("stopping %w for %s: %w", ErrDaemon, resource, err))
+		return h.notStopped(was, err)
 	}
 	logr.FromContextOrDiscard(ctx).Info("Stopped MPS", "resource", resource)
 	return h.files.remove(recordFile(resource))
@@ -297,7 +297,7 @@ func (h *Host) yield(ctx context.Context, wish plan.Daemon, was record, answers 
 	if !answers || now.Use.idle() {
 		now = record{Daemon: wish, Error: errDriverLeaves.Error()}
 		if err := h.quit(ctx, was); err != nil {
-			return h.note(was, fmt.Errorf("stopping %w for %s: %w", ErrDaemon, wish.Resource, err))
+			return h.notStopped(was, err)
 		}
 	} else if !sameDaemon(was.Daemon, wish) {
 		return nil // later: until then the record is that of the daemon that runs
@@ -352,6 +352,11 @@ func (h *Host) failed(now record, why error) error {
 	err := fmt.Errorf("starting %w for %s: %w", ErrDaemon, now.Daemon.Resource, why)
 	now.Applied, now.Error = false, err.Error()
 	return errors.Join(err, h.files.write(recordFile(now.Daemon.Resource), now))
+}
+
+// notStopped records why a daemon does not stop, and returns it.
+func (h *Host) notStopped(was record, why error) error {
+	return h.note(was, fmt.Errorf("stopping %w for %s: %w", ErrDaemon, was.Daemon.Resource, why))
 }
 
 // note records why a daemon of ours, which may go on running as it is recorded, is not as desired, and returns it.

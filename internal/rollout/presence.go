@@ -132,12 +132,14 @@ func (v *view) takenByOthers() *plan.Problem {
 		"The operator takes the node over at %s unless it returns", clock(since), clock(since.Add(absentFor)))}
 }
 
+// forgetsOthers is why the annotation goes.
+const forgetsOthers = "forgetting the controller that offered the GPUs"
+
 // rememberOthers keeps the annotation true on a node that a policy governs, and removes it from others.
 func (m *member) rememberOthers(governed bool) {
-	const forgetting = "forgetting the controller that offered the GPUs"
-	value, why, left := "", forgetting, time.Duration(0)
+	value, why, left := "", forgetsOthers, time.Duration(0)
 	if governed {
-		value, why, left = m.noteOfOthers(forgetting)
+		value, why, left = m.noteOfOthers()
 	}
 	m.after = Sooner(m.after, left)
 	if value == m.node.Annotations[v1alpha1.AnnotationOtherController] {
@@ -153,7 +155,7 @@ func (m *member) rememberOthers(governed bool) {
 
 // noteOfOthers is what the annotation is to hold on a node that a policy governs, empty: there is to be none; why it changes, and when
 // it changes next by itself.
-func (v *view) noteOfOthers(forgetting string) (value, why string, left time.Duration) {
+func (v *view) noteOfOthers() (value, why string, left time.Duration) {
 	note, gone := v.node.Annotations[v1alpha1.AnnotationOtherController], ""
 	if v.node.SlicerLeft != "" {
 		gone = slicerGone
@@ -166,7 +168,7 @@ func (v *view) noteOfOthers(forgetting string) (value, why string, left time.Dur
 	case was == "" && gone != "":
 		return note, "", 0
 	case was == "":
-		return "", forgetting, 0
+		return "", forgetsOthers, 0
 	case since.IsZero():
 		since = v.world.Now
 	}
