@@ -117,8 +117,7 @@ func (c *Controller) gatherClaims(ctx context.Context) (map[string]string, error
 		if !allocatesGPU(claim) {
 			continue
 		}
-		pods, _, _ := unstructured.NestedSlice(claim.Object, "status", "reservedFor")
-		for _, pod := range pods {
+		for _, pod := range listIn(claim, "status", "reservedFor") {
 			if uid, _, _ := unstructured.NestedString(asMap(pod), "uid"); uid != "" {
 				holds[uid] = claim.GetNamespace() + "/" + claim.GetName()
 			}
@@ -129,8 +128,15 @@ func (c *Controller) gatherClaims(ctx context.Context) (map[string]string, error
 
 // allocatesGPU reports whether a ResourceClaim is allocated from NVIDIA's DRA driver.
 func allocatesGPU(claim *unstructured.Unstructured) bool {
-	results, _, _ := unstructured.NestedSlice(claim.Object, "status", "allocation", "devices", "results")
+	results := listIn(claim, "status", "allocation", "devices", "results")
 	return slices.ContainsFunc(results, func(result any) bool { return asMap(result)["driver"] == rollout.DRADriver })
+}
+
+// listIn is a list in an object, which must not be changed.
+func listIn(o *unstructured.Unstructured, path ...string) []any {
+	value, _, _ := unstructured.NestedFieldNoCopy(o.Object, path...)
+	list, _ := value.([]any)
+	return list
 }
 
 func asMap(value any) map[string]any {
@@ -218,7 +224,7 @@ func slimOthers(cached any) (any, error) {
 
 // gpuAllocation is what the cache keeps of the status of a ResourceClaim: that it is allocated from NVIDIA's DRA driver, and for whom.
 func gpuAllocation(claim *unstructured.Unstructured) map[string]any {
-	pods, _, _ := unstructured.NestedSlice(claim.Object, "status", "reservedFor")
+	pods := listIn(claim, "status", "reservedFor")
 	reserved := make([]any, 0, len(pods))
 	for _, pod := range pods {
 		reserved = append(reserved, map[string]any{"uid": asMap(pod)["uid"]})

@@ -38,21 +38,29 @@ func (c *Controller) gather(ctx context.Context) (*seen, error) {
 	if err != nil {
 		return nil, err
 	}
-	policies := &v1alpha1.GPUSharingPolicyList{}
-	if err := c.client.List(ctx, policies); err != nil {
-		return nil, fmt.Errorf("reading policies: %w", err)
+	s, err := c.gatherPolicies(ctx)
+	if err != nil {
+		return nil, err
 	}
-	s := &seen{plugin: plugin, policies: make(map[string]*v1alpha1.GPUSharingPolicy, len(policies.Items))}
-	for i := range policies.Items {
-		s.policies[policies.Items[i].Name] = &policies.Items[i]
-	}
-	s.world = rollout.World{
-		Now: c.Clock.Now(), Wiring: plugin.Wiring, Keys: plugin.Applied, Copied: plugin.Copied, Policies: policies.Items,
-	}
+	s.plugin = plugin
+	s.world.Now, s.world.Wiring, s.world.Keys, s.world.Copied = c.Clock.Now(), plugin.Wiring, plugin.Applied, plugin.Copied
 	if err := c.gatherFeatures(ctx, s); err != nil {
 		return nil, err
 	}
 	return s, c.gatherNodes(ctx, s)
+}
+
+// gatherPolicies reads the policies, with which every decision begins.
+func (c *Controller) gatherPolicies(ctx context.Context) (*seen, error) {
+	policies := &v1alpha1.GPUSharingPolicyList{}
+	if err := c.client.List(ctx, policies); err != nil {
+		return nil, fmt.Errorf("reading policies: %w", err)
+	}
+	s := &seen{world: rollout.World{Policies: policies.Items}, policies: make(map[string]*v1alpha1.GPUSharingPolicy, len(policies.Items))}
+	for i := range policies.Items {
+		s.policies[policies.Items[i].Name] = &policies.Items[i]
+	}
+	return s, nil
 }
 
 func (c *Controller) gatherNodes(ctx context.Context, s *seen) error {

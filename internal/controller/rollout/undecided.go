@@ -12,7 +12,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
-	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
 )
 
@@ -39,15 +38,11 @@ func (c *Controller) reportUndecided(ctx context.Context, reason error, now time
 	if now.Sub(c.undecided) < undecidedDeadline {
 		return nil
 	}
-	policies := &v1alpha1.GPUSharingPolicyList{}
-	if err := c.client.List(ctx, policies); err != nil {
-		return fmt.Errorf("reading policies: %w", err)
+	s, err := c.gatherPolicies(ctx)
+	if err != nil {
+		return err
 	}
 	message := fmt.Sprintf("The controller has decided nothing about any node since %s: %s", c.undecided.UTC().Format(time.RFC3339), reason)
-	s := &seen{policies: make(map[string]*v1alpha1.GPUSharingPolicy, len(policies.Items))}
-	for i := range policies.Items {
-		s.policies[policies.Items[i].Name] = &policies.Items[i]
-	}
 	p := &pass{Controller: c, seen: s}
-	return p.report(ctx, rollout.Decision{Policies: rollout.Undecided(policies.Items, message, now)})
+	return p.report(ctx, rollout.Decision{Policies: rollout.Undecided(s.world.Policies, message, now)})
 }
