@@ -55,6 +55,10 @@ const (
 	ReasonTolerationMissing = "TolerationMissing"
 	// ReasonTaintConflict: a node has a taint of that key and effect with another value, which the operator did not put there.
 	ReasonTaintConflict = "TaintConflict"
+	// ReasonStartupTaintMissing: a NodePool of Karpenter does not list the startup taint, so its nodes start without it.
+	ReasonStartupTaintMissing = "StartupTaintMissing"
+	// ReasonStartupTaintInMachineSet: OpenShift puts the startup taint back, because it is in the MachineSet.
+	ReasonStartupTaintInMachineSet = "StartupTaintInMachineSet"
 )
 
 // Reasons of a policy's WorkloadsAffected condition.
@@ -308,6 +312,12 @@ const (
 	TaintChanging = Group + "/changing"
 	// TaintStartup keeps GPU pods off a new node until it is as its policy asks. Effect NoSchedule.
 	TaintStartup = Group + "/startup"
+	// TaintStartupAutoscaler keeps GPU pods off a new node in a group that Cluster Autoscaler may scale. Cluster Autoscaler (1.29 and
+	// newer) leaves taints with this prefix out of its templates, and waits for nodes that have one. Effect NoSchedule.
+	TaintStartupAutoscaler = "startup-taint.cluster-autoscaler.kubernetes.io/gpusharing"
+	// TaintStartupReadiness keeps GPU pods off a new node of Karpenter. Karpenter (v1.13 and newer) waits for nodes that have a taint
+	// with this prefix; for one that its NodePool does not list it starts another node. Effect NoSchedule.
+	TaintStartupReadiness = "readiness.k8s.io/gpusharing"
 	// AnnotationBaseline records, on the operator's ConfigMaps and on the ClusterPolicy, the fields of the ClusterPolicy before the
 	// operator changed them. On a Node it is the copy of spec.baseline of its GPUNode.
 	AnnotationBaseline = Group + "/baseline"

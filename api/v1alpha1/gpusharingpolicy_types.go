@@ -221,6 +221,9 @@ type Rollout struct {
 	// the taint until it is ready, so that no pod starts on its whole GPUs. Nodes that are older than the policy, or that
 	// advertise GPUs already, get no taint. To leave no gap at all, register nodes with that taint (kubelet
 	// --register-with-taints): the operator removes it from any node that is ready, and from a node that no policy governs.
+	// Nodes that belong to a machine of Cluster API or OpenShift, or to a node group of AKS, EKS or GKE, get the taint
+	// startup-taint.cluster-autoscaler.kubernetes.io/gpusharing instead, which Cluster Autoscaler waits for. Karpenter's nodes get
+	// none: list gpusharing.io/startup in spec.template.spec.startupTaints of the NodePool.
 	// NVIDIA's programs and Node Feature Discovery have to tolerate the taint, see taints. None: the operator adds no taint.
 	// Default: None.
 	// +optional

@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/config"
 	"sigs.k8s.io/controller-runtime/pkg/log/zap"
 
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/gpunode"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/wiring"
 )
@@ -22,6 +23,7 @@ type flags struct {
 	namespace      string
 	nodeSelector   labels.Selector
 	standAlone     wiring.StandAlone
+	readinessTaint bool
 	leaderElect    bool
 	healthAddress  string
 	metricsAddress string
@@ -44,6 +46,8 @@ func parseFlags(args []string) (flags, error) {
 		"namespace of a device plugin that the GPU Operator does not run; also of the GPU Operator, while its ClusterPolicy does not tell")
 	set.StringVar(&f.standAlone.ConfigMap, "device-plugin-configmap", "",
 		"ConfigMap that a device plugin reads which the GPU Operator does not run; keys are added to it, and those there are left alone")
+	set.BoolVar(&f.readinessTaint, "karpenter-readiness-taint", false, "Karpenter is v1.13 or newer, so its new nodes may get the taint "+
+		v1alpha1.TaintStartupReadiness+" until they are ready (startupTaint: UntilReady)")
 	set.BoolVar(&f.leaderElect, "leader-elect", true, "act only while holding the lease, so that several replicas may run")
 	set.StringVar(&f.healthAddress, "health-probe-bind-address", ":8081", "address of /healthz and /readyz; 0: none")
 	set.StringVar(&f.metricsAddress, "metrics-bind-address", "0",

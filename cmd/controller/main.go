@@ -138,6 +138,8 @@ func register(ctx context.Context, mgr manager.Manager, f flags) error {
 		Wiring:    wiring.New(mgr.GetClient(), mgr.GetAPIReader(), clk, f.standAlone).CopyTo(f.namespace),
 		Namespace: f.namespace,
 		Writers:   writers,
+
+		ReadinessTaint: f.readinessTaint,
 	}).Register(ctx, mgr)
 	if err != nil {
 		return err

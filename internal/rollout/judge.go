@@ -213,7 +213,8 @@ func (v *view) setGently() judgement {
 // disrupt brings a node to where its GPUs can be changed: tainted, drained, NVIDIA's clients paused.
 func (v *view) disrupt(asks bool) judgement {
 	j := judgement{State: StateStaleDisruptive, reason: v.underway(), giveUp: v.giveBack("the change is held back")}
-	tainted, blocked := v.taint() != nil, len(v.blockers) > 0
+	blocked := len(v.blockers) > 0
+	tainted := v.taint() != nil || v.mustStayUntainted() && !blocked
 	switch {
 	case v.ousts() && reached(v.node.GPU.Spec, v.to) && v.labelLeft() > 0:
 		return v.besideNVIDIA()
@@ -225,15 +226,7 @@ func (v *view) disrupt(asks bool) judgement {
 		j.reason, j.message = v1alpha1.ReasonGPUInUse, "waiting until nobody uses what must be changed: "+v.inTheWay()
 		return j
 	case !tainted:
-		if g, pending := v.prepareMPS(j); pending {
-			return g
-		}
-		j.message = "the change needs GPUs or instances idle"
-		if blocked {
-			j.message += "; in use now: " + v.inTheWay()
-		}
-		j.start = []Action{v.taintNode()}
-		return j
+		return v.tainting(j)
 	case blocked:
 		return v.draining(j)
 	}
@@ -244,6 +237,19 @@ func (v *view) disrupt(asks bool) judgement {
 		return j
 	}
 	return v.quiesce(j, asks)
+}
+
+// tainting begins a change: nothing new may come to the node.
+func (v *view) tainting(j judgement) judgement {
+	if g, pending := v.prepareMPS(j); pending {
+		return g
+	}
+	j.message = "the change needs GPUs or instances idle"
+	if len(v.blockers) > 0 {
+		j.message += "; in use now: " + v.inTheWay()
+	}
+	j.start = []Action{v.taintNode()}
+	return j
 }
 
 // interruptedByUsers records that users of the GPUs interrupt a change, so that the time of the agent begins anew once they are gone.
@@ -287,10 +293,15 @@ func (v *view) draining(j judgement) judgement {
 // drainLeft is how much of the time for draining is left.
 func (v *view) drainLeft() time.Duration {
 	t := v.taint()
-	if t == nil || t.TimeAdded == nil {
+	var since time.Time
+	switch {
+	case t != nil && t.TimeAdded != nil:
+		since = t.TimeAdded.Time
+	case t == nil && v.mustStayUntainted():
+		since = v.node.Created
+	default:
 		return v.drainTimeout()
 	}
-	since := t.TimeAdded.Time
 	if c, found := condition.Find(v.node.GPU.Status.Conditions, v1alpha1.ConditionRebootRequired); found && v.reboots() {
 		since = latest(since, c.LastTransitionTime.Time) // only then the other GPUs have to be idle too
 	}

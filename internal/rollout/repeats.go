@@ -142,7 +142,15 @@ func (m *member) withhold(w *World) {
 	m.message = strings.TrimSuffix(fmt.Sprintf("Another controller undoes again and again what the operator writes (%s). The operator "+
 		"waits until %s. Find the other controller: kubectl get node %s --show-managed-fields -o yaml; %s",
 		held, clock(w.Now.Add(m.after)), m.node.Name, m.message), "; ")
-	if taints {
-		m.kept.reason, m.kept.message = m.reason, m.message
+	if !taints {
+		return
+	}
+	m.kept.reason, m.kept.message = m.reason, m.message
+	if machine, has := m.node.Annotations[AnnotationMachine], m.startingUp(); machine != "" && has != nil {
+		m.kept.reason = v1alpha1.ReasonStartupTaintInMachineSet
+		m.kept.message = fmt.Sprintf("OpenShift puts the taint %s back again and again, so no pod starts there. Remove it from "+
+			"spec.template.spec.taints of the MachineSet of Machine %s, and from spec.taints of that Machine. The operator itself adds a startup taint to new nodes",
+			nameOf(*has), machine)
+		m.message = m.kept.message
 	}
 }

@@ -13,14 +13,57 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/policy"
 )
 
-// startupTaint keeps pods off a new node until it is as its policy asks.
-func startupTaint() corev1.Taint {
-	return corev1.Taint{Key: v1alpha1.TaintStartup, Effect: corev1.TaintEffectNoSchedule}
+// isStartup reports whether a taint keeps pods off a new node until it is as its policy asks.
+func isStartup(t corev1.Taint) bool { return isStartupKey(t.Key) }
+
+func isStartupKey(key string) bool {
+	return key == v1alpha1.TaintStartup || key == v1alpha1.TaintStartupAutoscaler || key == v1alpha1.TaintStartupReadiness
+}
+
+// startupTaints are the startup taints that nodes may get, so that NVIDIA's programs have to tolerate them. They do not depend on
+// the nodes of today: a toleration that came with the first node of a group would replace NVIDIA's pods on all others.
+func (w *World) startupTaints() []corev1.Taint {
+	keys := []string{v1alpha1.TaintStartup, v1alpha1.TaintStartupAutoscaler}
+	if w.ReadinessTaint {
+		keys = append(keys, v1alpha1.TaintStartupReadiness)
+	}
+	taints := make([]corev1.Taint, len(keys))
+	for i, key := range keys {
+		taints[i] = corev1.Taint{Key: key, Effect: corev1.TaintEffectNoSchedule}
+	}
+	return taints
+}
+
+// groupLabels are the labels of nodes in groups that Cluster Autoscaler may scale, as the clouds set them: of EKS, GKE and AKS.
+var groupLabels = []string{"eks.amazonaws.com/nodegroup", "cloud.google.com/gke-nodepool", "kubernetes.azure.com/agentpool"}
+
+// annotationClusterAPIMachine names, on a node, its Machine of Cluster API. Source: kubernetes-sigs/cluster-api,
+// api/core/v1beta2/common_types.go.
+const annotationClusterAPIMachine = "cluster.x-k8s.io/machine"
+
+// startupTaint is the startup taint for the node, with the key that ignores by itself which autoscaler may have made it. Another
+// taint would make Cluster Autoscaler add nodes until one is Ready for a minute, and Karpenter without end.
+func (v *view) startupTaint() corev1.Taint {
+	key := v1alpha1.TaintStartup
+	if has := v.startingUp(); has != nil {
+		key = has.Key
+	} else if isKarpenters(v.node) {
+		key = v1alpha1.TaintStartupReadiness
+	} else if inGroup(v.node) {
+		key = v1alpha1.TaintStartupAutoscaler
+	}
+	return corev1.Taint{Key: key, Effect: corev1.TaintEffectNoSchedule}
+}
+
+// inGroup reports whether the node belongs to a group that Cluster Autoscaler may scale.
+func inGroup(n *Node) bool {
+	return n.Annotations[AnnotationMachine] != "" || n.Annotations[annotationClusterAPIMachine] != "" ||
+		slices.ContainsFunc(groupLabels, func(label string) bool { return n.Labels[label] != "" })
 }
 
 // startingUp is the startup taint that the node has; nil if it has none.
 func (v *view) startingUp() *corev1.Taint {
-	at := slices.IndexFunc(v.node.Taints, func(t corev1.Taint) bool { return t.Key == v1alpha1.TaintStartup })
+	at := slices.IndexFunc(v.node.Taints, isStartup)
 	if at < 0 {
 		return nil
 	}
@@ -46,7 +89,7 @@ func (m *member) wantStartup(g policy.Governed, awaited *v1alpha1.GPUSharingPoli
 	case g.By != nil:
 		awaited = g.By
 	}
-	return awaited != nil && m.isNew(awaited) && m.toleratesStartup(t)
+	return awaited != nil && m.isNew(awaited) && m.karpenterWaits() && m.toleratesStartup(t)
 }
 
 // isNew says whether the node joined after the policy, was never as it asks, and offers no GPU yet: taints come too late
@@ -62,9 +105,10 @@ func (m *member) toleratesStartup(t tolerance) bool {
 	if m.world.Wiring.Reason != "" {
 		return false
 	}
-	reason, message := t.refuses(startupTaint())
+	taint := m.startupTaint()
+	reason, message := t.refuses(taint)
 	if reason == "" {
-		reason, message = t.refusesOn(m.node, startupTaint())
+		reason, message = t.refusesOn(m.node, taint)
 	}
 	if reason != "" {
 		m.kept.reason, m.kept.message = reason, message

@@ -19,7 +19,10 @@ import (
 
 var (
 	startup   = corev1.Taint{Key: v1alpha1.TaintStartup, Effect: corev1.TaintEffectNoSchedule}
-	ofStartup = corev1.Toleration{Key: v1alpha1.TaintStartup, Operator: corev1.TolerationOpExists}
+	ofStartup = []corev1.Toleration{
+		{Key: v1alpha1.TaintStartup, Operator: corev1.TolerationOpExists},
+		{Key: v1alpha1.TaintStartupAutoscaler, Operator: corev1.TolerationOpExists},
+	}
 )
 
 func taintsNewNodes(p *v1alpha1.GPUSharingPolicy) {
@@ -51,7 +54,7 @@ func TestANewNodeTakesNoPodsBeforeItIsReady(t *testing.T) {
 	g := NewWithT(t)
 	c := joining(taintsNewNodes)
 	g.Expect(c.hosts["a"].Taints).To(BeEmpty(), "it was there before")
-	g.Expect(c.Wiring.Operands.Ours).To(Equal([]corev1.Toleration{ofStartup}))
+	g.Expect(c.Wiring.Operands.Ours).To(ConsistOf(ofStartup))
 
 	h := c.join("b")
 	c.pass()

@@ -35,7 +35,7 @@ func (m *member) keepTaints(g policy.Governed, awaited *v1alpha1.GPUSharingPolic
 		want = m.wantTaints(g.By, t)
 	}
 	if m.wantStartup(g, awaited, t) {
-		want = append(want, startupTaint())
+		want = append(want, m.startupTaint())
 		m.saysStartup(g, t)
 	}
 	if len(want) == 0 && m.node.Annotations[v1alpha1.AnnotationTaints] == "" && m.startingUp() == nil {
@@ -57,9 +57,6 @@ func (m *member) wantTaints(by *v1alpha1.GPUSharingPolicy, t tolerance) []corev1
 	var want []corev1.Taint
 	record := m.node.Annotations[v1alpha1.AnnotationTaints]
 	for _, taint := range taintsOf(by) {
-		if taint.Key == v1alpha1.TaintStartup {
-			continue
-		}
 		at := slices.IndexFunc(m.node.Taints, func(have corev1.Taint) bool { return have.MatchTaint(&taint) })
 		there := at >= 0 && recordedIn(record, taint)
 		reason, message := "", ""
@@ -88,53 +85,88 @@ func (m *member) wantTaints(by *v1alpha1.GPUSharingPolicy, t tolerance) []corev1
 	return want
 }
 
-// tainted says whether the taints of the policy are on its nodes; asked is false if it has none.
+// startupTaints are the startup taints that nodes of the policy have or may get; none if it asks for none.
+func (g *group) startupTaints() []corev1.Taint {
+	if g.by.Spec.Rollout.StartupTaint != v1alpha1.StartupTaintUntilReady {
+		return nil
+	}
+	var taints []corev1.Taint
+	for _, m := range g.members {
+		taint := m.startupTaint()
+		if isKarpenters(m.node) && m.startingUp() == nil && !m.world.ReadinessTaint {
+			continue // it gets none
+		}
+		if !slices.Contains(taints, taint) {
+			taints = append(taints, taint)
+		}
+	}
+	if len(taints) == 0 {
+		taints = []corev1.Taint{{Key: v1alpha1.TaintStartup, Effect: corev1.TaintEffectNoSchedule}}
+	}
+	return taints
+}
+
+// tainted reports whether the taints of the policy are on its nodes; asked is false if it has none.
 func (g *group) tainted(t tolerance) (c metav1.Condition, asked bool) {
-	taints := taintsOf(g.by)
+	taints, starting := taintsOf(g.by), g.startupTaints()
+	if len(taints)+len(starting) == 0 {
+		return c, false
+	}
+	var has []string
+	if len(taints) > 0 {
+		has = append(has, "the nodes of the policy have its taints: "+strings.Join(names(taints), ", "))
+	}
+	if len(starting) > 0 {
+		has = append(has, "new nodes have a startup taint until they are ready: "+strings.Join(names(starting), ", "))
+	}
 	c = metav1.Condition{
-		Type: v1alpha1.ConditionTainted, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonTaintsPresent,
-		Message: "the nodes of the policy have its taints: " + strings.Join(names(taints), ", "),
+		Type: v1alpha1.ConditionTainted, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonTaintsPresent, Message: strings.Join(has, "; "),
 	}
-	if g.by.Spec.Rollout.StartupTaint == v1alpha1.StartupTaintUntilReady {
-		c.Message += "; new nodes have the last one until they are ready"
+	lacking := g.lacking(t, slices.Concat(taints, starting))
+	if len(lacking) == 0 {
+		return c, true
 	}
-	var says []string
-	say := func(reason, message string) {
-		if c.Status == metav1.ConditionTrue {
-			c.Status, c.Reason = metav1.ConditionFalse, reason
+	const most, length = 3, 2048
+	var messages []string
+	for _, k := range lacking[:min(len(lacking), most)] {
+		messages = append(messages, k.message)
+	}
+	c.Status, c.Reason, c.Message = metav1.ConditionFalse, lacking[0].reason, cut(strings.Join(messages, "; "), length)
+	if more := len(lacking) - most; more > 0 {
+		c.Message += fmt.Sprintf("; and %d more nodes", more)
+	}
+	return c, true
+}
+
+// lacking is why nodes lack taints of the policy: for all of them, or otherwise for single ones.
+func (g *group) lacking(t tolerance, taints []corev1.Taint) []kept {
+	var all []kept
+	add := func(reason, message string) {
+		if k := (kept{reason, message}); reason != "" && !slices.Contains(all, k) {
+			all = append(all, k)
 		}
-		if !slices.Contains(says, message) {
-			says = append(says, message)
-		}
 	}
-	if wiring := t.world.Wiring; wiring.Reason != "" {
-		say(wiring.Reason, wiring.Message)
-		taints = nil
-	}
+	add(t.world.Wiring.Reason, t.world.Wiring.Message)
 	if g.invalid != nil {
-		say(v1alpha1.ReasonInvalidWindow, g.invalidWindow())
-		taints = nil
+		add(v1alpha1.ReasonInvalidWindow, g.invalidWindow())
 	}
-	for _, taint := range taints {
-		if reason, message := t.refuses(taint); reason != "" {
-			say(reason, message)
+	if len(all) == 0 {
+		for _, taint := range taints {
+			add(t.refuses(taint))
 		}
 	}
-	if len(says) == 0 {
-		for _, m := range g.members {
-			if m.kept.reason != "" {
-				say(m.kept.reason, fmt.Sprintf("node %s: %s", m.node.Name, m.kept.message))
-			}
+	for _, message := range g.startupMissing(t.world) {
+		add(v1alpha1.ReasonStartupTaintMissing, message)
+	}
+	if len(all) > 0 {
+		return all
+	}
+	for _, m := range g.members {
+		if m.kept.reason != "" {
+			add(m.kept.reason, fmt.Sprintf("node %s: %s", m.node.Name, m.kept.message))
 		}
 	}
-	if len(says) > 0 {
-		const most, length = 3, 2048
-		c.Message = cut(strings.Join(says[:min(len(says), most)], "; "), length)
-		if more := len(says) - most; more > 0 {
-			c.Message += fmt.Sprintf("; and %d more nodes", more)
-		}
-	}
-	return c, len(taintsOf(g.by)) > 0
+	return all
 }
 
 // Retaint is what the taints of a node and the record of ours become when these are to be ours. A taint that is there
@@ -147,21 +179,21 @@ func Retaint(have []corev1.Taint, record string, want []corev1.Taint) (taints []
 		mine := recordedIn(record, t)
 		at := slices.IndexFunc(wanted, func(w corev1.Taint) bool { return stands(t, w) })
 		switch {
-		case at < 0 && (mine || t.Key == v1alpha1.TaintStartup):
+		case at < 0 && (mine || isStartup(t)):
 			continue
 		case at >= 0 && mine:
 			t.Value = wanted[at].Value
 			ours = append(ours, nameOf(t))
 		}
 		taints = append(taints, t)
-		if at >= 0 && t.Key != v1alpha1.TaintStartup {
+		if at >= 0 && !isStartup(t) {
 			wanted = slices.Delete(wanted, at, at+1)
 		}
 	}
 	for _, w := range wanted {
 		if !slices.ContainsFunc(taints, func(t corev1.Taint) bool { return stands(t, w) }) {
 			taints = append(taints, w)
-			if w.Key != v1alpha1.TaintStartup {
+			if !isStartup(w) {
 				ours = append(ours, nameOf(w))
 			}
 		}
@@ -170,9 +202,9 @@ func Retaint(have []corev1.Taint, record string, want []corev1.Taint) (taints []
 	return taints, strings.Join(ours, ",")
 }
 
-// stands says whether a taint takes the place of one that is wanted. The startup taint may have any effect.
+// stands reports whether a taint takes the place of one that is wanted. A startup taint may have any key and effect.
 func stands(have, want corev1.Taint) bool {
-	return have.MatchTaint(&want) || have.Key == v1alpha1.TaintStartup && want.Key == v1alpha1.TaintStartup
+	return have.MatchTaint(&want) || isStartup(have) && isStartup(want)
 }
 
 // recordedIn says whether the record names a taint as ours.

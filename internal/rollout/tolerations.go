@@ -72,12 +72,15 @@ func (w *World) intolerable() []corev1.Taint {
 	for i := range w.Policies {
 		if p := &w.Policies[i]; p.DeletionTimestamp.IsZero() && !p.Spec.Rollout.Paused {
 			taints = append(taints, taintsOf(p)...)
+			if p.Spec.Rollout.StartupTaint == v1alpha1.StartupTaintUntilReady {
+				taints = append(taints, w.startupTaints()...)
+			}
 		}
 	}
 	for i := range w.Nodes {
 		changed := w.Nodes[i].GPU.Spec.Baseline != nil
 		for _, t := range w.Nodes[i].Taints {
-			tolerated := (changed || t.Key == v1alpha1.TaintStartup) && has(w.Wiring.Operands.Ours, tolerationOf(t))
+			tolerated := (changed || isStartup(t)) && has(w.Wiring.Operands.Ours, tolerationOf(t))
 			if tolerated || recordedIn(w.Nodes[i].Annotations[v1alpha1.AnnotationTaints], t) {
 				taints = append(taints, corev1.Taint{Key: t.Key, Value: t.Value, Effect: t.Effect})
 			}
@@ -90,14 +93,11 @@ func (w *World) intolerable() []corev1.Taint {
 	return slices.Compact(taints)
 }
 
-// taintsOf are the taints that a policy may put on nodes.
+// taintsOf are the taints that a policy asks for itself, beside the startup taint.
 func taintsOf(p *v1alpha1.GPUSharingPolicy) []corev1.Taint {
 	var taints []corev1.Taint // most policies have none
 	for _, t := range p.Spec.Taints {
 		taints = append(taints, corev1.Taint{Key: t.Key, Value: t.Value, Effect: corev1.TaintEffect(t.Effect)})
-	}
-	if p.Spec.Rollout.StartupTaint == v1alpha1.StartupTaintUntilReady {
-		taints = append(taints, startupTaint())
 	}
 	return taints
 }
@@ -106,7 +106,7 @@ func taintsOf(p *v1alpha1.GPUSharingPolicy) []corev1.Taint {
 // choose its effect.
 func tolerationOf(taint corev1.Taint) corev1.Toleration {
 	t := corev1.Toleration{Key: taint.Key, Operator: corev1.TolerationOpExists, Effect: taint.Effect}
-	if taint.Key == v1alpha1.TaintStartup {
+	if isStartup(taint) {
 		t.Effect = ""
 	}
 	return t

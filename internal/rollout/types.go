@@ -28,6 +28,11 @@ type World struct {
 	Nodes []Node
 	// Unscheduled are the pods that ask for GPUs or instances and are on no node.
 	Unscheduled []Pod
+	// NodePools are the NodePools of Karpenter, by name; nil: none, or not known.
+	NodePools map[string]NodePool
+	// ReadinessTaint says that nodes that Karpenter made get the startup taint v1alpha1.TaintStartupReadiness, since every Karpenter
+	// of the cluster is v1.13 or newer. False: Karpenter's nodes get none from the operator.
+	ReadinessTaint bool
 	// UnscheduledVersion tells one value of Unscheduled from another, for Memory. 0: not known, so nothing is remembered of them.
 	UnscheduledVersion int64
 	// Repeats counts what was written in the last hour; nil: nothing is held back for that.

@@ -50,6 +50,8 @@ type Options struct {
 	Namespace string
 	// Writers is to how many nodes a pass may write at the same time; 0: one after the other.
 	Writers int
+	// ReadinessTaint is rollout.World.ReadinessTaint.
+	ReadinessTaint bool
 }
 
 // Controller moves the cluster towards what the policies ask.
@@ -64,6 +66,7 @@ type Controller struct {
 	sightings rollout.Sightings // of other controllers that are not recorded on their Nodes
 	slices    watchedKind       // sliceKind
 	claims    watchedKind       // claimKind
+	nodePools watchedKind       // nodePoolKind
 	refusals  refusals
 	deleted   map[string]types.UID // NodeFeatures of ours that the cache may still show, by node
 	// undecided is when the first of the passes began that could not decide; zero if the last one did.
@@ -76,7 +79,8 @@ func New(c client.Client, o Options) *Controller {
 	return &Controller{
 		client: c, metrics: newMetrics(), Options: o, deleted: map[string]types.UID{},
 		slices: watchedKind{GroupKind: sliceKind}, claims: watchedKind{GroupKind: claimKind},
-		catchUp: &catchUp{reader: o.Reader, expected: map[object]expectation{}},
+		nodePools: watchedKind{GroupKind: nodePoolKind},
+		catchUp:   &catchUp{reader: o.Reader, expected: map[object]expectation{}},
 	}
 }
 

@@ -207,6 +207,8 @@ func slimOthers(cached any) (any, error) {
 	case sliceKind:
 		spec := asMap(object.Object["spec"])
 		slim.Object["spec"] = map[string]any{"driver": spec["driver"], "nodeName": spec["nodeName"]}
+	case nodePoolKind:
+		slim.Object["spec"] = startupTaints(object)
 	case claimKind:
 		if allocatesGPU(object) {
 			slim.Object["status"] = gpuAllocation(object)

@@ -44,6 +44,10 @@ func (c *Controller) gather(ctx context.Context) (*seen, error) {
 	}
 	s.plugin = plugin
 	s.world.Now, s.world.Wiring, s.world.Keys, s.world.Copied = c.Clock.Now(), plugin.Wiring, plugin.Applied, plugin.Copied
+	if s.world.NodePools, err = c.gatherNodePools(ctx); err != nil {
+		return nil, err
+	}
+	s.world.ReadinessTaint = c.ReadinessTaint
 	if err := c.gatherFeatures(ctx, s); err != nil {
 		return nil, err
 	}

@@ -301,6 +301,31 @@ func TestNodesWithAResourceSliceOfNVIDIAsDRADriverAreKnown(t *testing.T) {
 	r.Expect(after["a"].Version).To(Equal(before["a"].Version))
 }
 
+// The cache keeps of a NodePool of Karpenter which startup taints it lists.
+func TestTheStartupTaintsOfNodePoolsAreKnown(t *testing.T) {
+	r := newReading(t)
+	kind := schema.GroupVersionKind{Group: "karpenter.sh", Version: "v1", Kind: "NodePool"}
+	store := func(name string, taints ...any) {
+		pool := &unstructured.Unstructured{Object: map[string]any{
+			"spec":   map[string]any{"template": map[string]any{"spec": map[string]any{"startupTaints": taints}}, "weight": int64(1)},
+			"status": map[string]any{"resources": map[string]any{"cpu": "1"}},
+		}}
+		pool.SetName(name)
+		r.show(pool, kind)
+	}
+	store("gpu", map[string]any{"key": v1alpha1.TaintStartup, "effect": "NoSchedule"}, map[string]any{"key": "example.com/other", "effect": "NoExecute"})
+	store("plain")
+	pools, err := r.gatherNodePools(t.Context())
+	r.Expect(err).NotTo(HaveOccurred())
+	r.Expect(pools).To(BeEmpty(), "the API server does not serve the kind yet")
+	r.nodePools.served.Store(&kind)
+	pools, err = r.gatherNodePools(t.Context())
+	r.Expect(err).NotTo(HaveOccurred())
+	r.Expect(pools).To(Equal(map[string]rollout.NodePool{
+		"gpu": {StartupTaints: []string{v1alpha1.TaintStartup, "example.com/other"}}, "plain": {},
+	}))
+}
+
 // The status names a refusal only as long as it counts, also if nothing else happens.
 func TestARefusalIsForgottenInTime(t *testing.T) {
 	r := newReading(t)

@@ -1,0 +1,166 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout_test
+
+import (
+	"maps"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+)
+
+// karpenters lets a node of the NodePool "gpu" join.
+func (c *cluster) karpenters(name string, taints ...corev1.Taint) *host {
+	h := c.join(name, taints...)
+	h.Labels[rollout.LabelNodePool] = "gpu"
+	return h
+}
+
+// TestKarpentersNodesGetNoTaintThatKarpenterDoesNotKnow: Karpenter v1.14.1 started 10 nodes in 60 seconds for one pod while each new
+// node was given a taint that its NodePool did not list.
+func TestKarpentersNodesGetNoTaintThatKarpenterDoesNotKnow(t *testing.T) {
+	for name, mark := range map[string]func(*host){
+		"with its labels": func(h *host) { h.Labels[rollout.LabelNodePool] = "gpu" },
+		"before it has labelled": func(h *host) {
+			h.Taints = append(h.Taints, corev1.Taint{Key: "karpenter.sh/unregistered", Effect: "NoExecute"})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			c := joining(taintsNewNodes)
+			h := c.join("b")
+			mark(h)
+			had := len(h.Taints)
+			for i := range 90 {
+				c.pass()
+				g.Expect(h.Taints).To(HaveLen(had))
+				c.tick(time.Second)
+				if i == 5 && had > 0 {
+					h.Taints, had = nil, 0
+					h.Labels[rollout.LabelNodePool] = "gpu"
+				}
+			}
+			g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/mig-2g.10gb": 3}), "it becomes ready all the same")
+		})
+	}
+}
+
+func TestAPolicyNamesTheNodePoolThatLacksTheStartupTaint(t *testing.T) {
+	g := NewWithT(t)
+	c := joining(taintsNewNodes)
+	c.karpenters("b")
+	c.karpenters("c")
+	c.NodePools = map[string]rollout.NodePool{"gpu": {StartupTaints: []string{"example.com/other"}}, "idle": {}}
+	c.run(90)
+	condition := c.condition("research")
+	g.Expect(condition.Status).To(Equal(metav1.ConditionFalse), "also once all nodes are ready")
+	g.Expect(condition.Reason).To(Equal(v1alpha1.ReasonStartupTaintMissing))
+	g.Expect(condition.Message).To(And(HavePrefix("NodePool gpu of Karpenter"), ContainSubstring("startupTaints: [{key: gpusharing.io/startup, effect: NoSchedule}]"),
+		ContainSubstring("replaces all nodes of the NodePool"), Not(ContainSubstring("; NodePool")), Not(ContainSubstring("idle"))))
+	g.Expect(rollout.Decide(c.world()).Policies["research"].Nodes.Ready).To(BeEquivalentTo(3), "the nodes are as desired")
+
+	c.NodePools["gpu"] = rollout.NodePool{StartupTaints: []string{v1alpha1.TaintStartup}}
+	g.Expect(c.condition("research").Reason).To(Equal(v1alpha1.ReasonTaintsPresent))
+}
+
+func TestTheStartupTaintThatKarpenterPutsIsTakenOffOnceTheNodeIsReady(t *testing.T) {
+	g := NewWithT(t)
+	c := joining(taintsNewNodes)
+	h := c.karpenters("b", startup)
+	c.pass()
+	g.Expect(h.Taints).To(Equal([]corev1.Taint{startup}))
+	for range 90 {
+		c.tick(time.Second)
+		c.pass()
+		g.Expect(h.Taints).NotTo(ContainElement(HaveField("Key", v1alpha1.TaintChanging)), "the NodePool does not list that one")
+	}
+	g.Expect(h.Taints).To(BeEmpty())
+	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/mig-2g.10gb": 3}))
+}
+
+// TestTheStartupTaintHasTheKeyThatTheAutoscalerOfTheNodeIgnores: one taint for each node, chosen by what made it.
+func TestTheStartupTaintHasTheKeyThatTheAutoscalerOfTheNodeIgnores(t *testing.T) {
+	for name, test := range map[string]struct {
+		labels, annotations map[string]string
+		key                 string
+	}{
+		"a machine of Cluster API": {annotations: map[string]string{"cluster.x-k8s.io/machine": "gpu-1"}, key: v1alpha1.TaintStartupAutoscaler},
+		"a machine of OpenShift":   {annotations: map[string]string{rollout.AnnotationMachine: "openshift-machine-api/gpu-1"}, key: v1alpha1.TaintStartupAutoscaler},
+		"EKS":                      {labels: map[string]string{"eks.amazonaws.com/nodegroup": "gpu"}, key: v1alpha1.TaintStartupAutoscaler},
+		"GKE":                      {labels: map[string]string{"cloud.google.com/gke-nodepool": "gpu"}, key: v1alpha1.TaintStartupAutoscaler},
+		"AKS":                      {labels: map[string]string{"kubernetes.azure.com/agentpool": "gpu"}, key: v1alpha1.TaintStartupAutoscaler},
+		"Karpenter with the flag":  {labels: map[string]string{rollout.LabelNodePool: "gpu"}, key: v1alpha1.TaintStartupReadiness},
+		"nothing known":            {key: v1alpha1.TaintStartup},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			c := joining()
+			c.ReadinessTaint = true
+			taintsNewNodes(&c.Policies[0])
+			c.run(10) // NVIDIA's programs get the tolerations
+			h := c.join("b")
+			maps.Copy(h.Labels, test.labels)
+			if h.Annotations == nil {
+				h.Annotations = map[string]string{}
+			}
+			maps.Copy(h.Annotations, test.annotations)
+			c.pass()
+			want := corev1.Taint{Key: test.key, Effect: corev1.TaintEffectNoSchedule}
+			g.Expect(h.Taints).To(ContainElement(want))
+			g.Expect(c.condition("research").Message).To(ContainSubstring(test.key))
+			c.run(90)
+			g.Expect(h.Taints).To(BeEmpty())
+			g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/mig-2g.10gb": 3}))
+		})
+	}
+}
+
+// TestAStartupTaintInAMachineSetIsNamed: OpenShift's node-link controller adds each taint of the Machine again
+// (openshift/machine-api-operator, pkg/controller/nodelink).
+func TestAStartupTaintInAMachineSetIsNamed(t *testing.T) {
+	g := NewWithT(t)
+	c := joining(taintsNewNodes)
+	c.Repeats = &rollout.Repeats{}
+	h := c.join("b")
+	h.Annotations = map[string]string{rollout.AnnotationMachine: "openshift-machine-api/gpu-1"}
+	c.run(90)
+	clear(c.writes)
+	for range 300 {
+		h.Taints = []corev1.Taint{startup}
+		for _, a := range c.memory.decide(c.world()).Actions {
+			c.do(a)
+			c.Repeats.Note(a, c.Now)
+		}
+		c.tick(time.Second)
+	}
+	h.Taints = []corev1.Taint{startup}
+	g.Expect(c.writes["rollout.KeepTaints"]).To(BeNumerically("<=", 16), "it is no fight without end")
+	condition := c.condition("research")
+	g.Expect(condition.Reason).To(Equal(v1alpha1.ReasonStartupTaintInMachineSet))
+	g.Expect(condition.Message).To(And(ContainSubstring("MachineSet of Machine openshift-machine-api/gpu-1"), ContainSubstring("gpusharing.io/startup:NoSchedule")))
+}
+
+// TestAChangeOfAKarpenterNodeThatPodsUseIsDrainedUnderTheTaint: without the taint only a change begins that nothing blocks.
+func TestAChangeOfAKarpenterNodeThatPodsUseIsDrainedUnderTheTaint(t *testing.T) {
+	g := NewWithT(t)
+	c := joining(taintsNewNodes)
+	h := c.karpenters("b")
+	c.run(90)
+	h.Labels["karpenter.sh/initialized"] = "true"
+	c.Policies[0].Spec.Sharing, c.Policies[0].Generation = mig(count("1g", 7)), 2
+	for range 10 {
+		c.pass()
+		if h.Taints != nil {
+			break
+		}
+		c.tick(time.Second)
+	}
+	g.Expect(h.Taints).To(ContainElement(HaveField("Key", v1alpha1.TaintChanging)))
+}
