@@ -103,9 +103,9 @@ func (i *impact) with(name, value string) []*offer {
 	values := i.labels[name]
 	if values == nil {
 		values = map[string][]*offer{}
-		for o := range i.offers {
-			if has, labelled := i.offers[o].labels[name]; labelled {
-				values[has] = append(values[has], &i.offers[o])
+		for _, o := range i.offers {
+			if has, labelled := o.labels[name]; labelled {
+				values[has] = append(values[has], o)
 			}
 		}
 		i.labels[name] = values
@@ -128,11 +128,7 @@ func (i *impact) admitting(p *Pod) []*offer {
 	}
 	switch selects {
 	case 0:
-		all := make([]*offer, len(i.offers))
-		for o := range i.offers {
-			all[o] = &i.offers[o]
-		}
-		return all
+		return i.offers
 	case 1:
 		return fewest
 	}

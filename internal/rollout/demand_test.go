@@ -16,7 +16,7 @@ func TestWaitingPodsAreComparedOnce(t *testing.T) {
 	g := NewWithT(t)
 	i := impact{met: map[demand]bool{}, waiting: map[uint64][]string{}, found: map[string]map[unmetKey]*unmet{}}
 	for n := range 500 {
-		i.offers = append(i.offers, offer{
+		i.offers = append(i.offers, &offer{
 			policy: fmt.Sprint("p", n%2), labels: map[string]string{"pool": fmt.Sprint(n % 5), "host": fmt.Sprint(n)}, resources: map[string]int64{"nvidia.com/gpu": 2},
 		})
 	}

@@ -30,7 +30,7 @@ type offer struct {
 // for each workload. Pods that run are not disturbed, but would not start again; those that wait never start. A pod on a
 // node concerns the policy of that node; one that waits concerns each policy whose nodes its node selector admits.
 type impact struct {
-	offers  []offer
+	offers  []*offer
 	labels  labelIndex
 	met     map[demand]bool
 	waiting map[uint64][]string            // by node selector: the policies some of whose nodes it admits
@@ -49,14 +49,12 @@ type unmet struct {
 	pods int
 }
 
-func impactOf(w *World, groups map[string]*group, waiting []waiting) map[string][]string {
+func impactOf(w *World, groups map[string]*group, all []*member, waiting []waiting) map[string][]string {
 	i := impact{
-		offers: make([]offer, 0, len(w.Nodes)), met: map[demand]bool{}, waiting: map[uint64][]string{}, found: map[string]map[unmetKey]*unmet{},
+		offers: make([]*offer, len(all)), met: map[demand]bool{}, waiting: map[uint64][]string{}, found: map[string]map[unmetKey]*unmet{},
 	}
-	for _, g := range groups {
-		for _, m := range slices.Concat(g.members, g.leaving, g.idle) {
-			i.offers = append(i.offers, m.offers())
-		}
+	for at, m := range all {
+		i.offers[at] = &m.brief.offer
 	}
 	for name, g := range groups {
 		if g.by == nil {
@@ -166,7 +164,7 @@ func (i *impact) says(g *group, workloads map[unmetKey]*unmet) []string {
 	most := map[string]int64{}
 	single := false
 	for _, m := range g.members {
-		o := m.offers()
+		o := &m.brief.offer
 		for name, n := range o.resources {
 			if n > 0 && ofGPU(name) {
 				most[name] = max(most[name], n)

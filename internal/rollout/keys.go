@@ -25,11 +25,8 @@ func keys(w *World, all []*member, wireMIG bool) (WriteKeys, bool) {
 		}
 	}
 	for _, m := range all {
-		spec := &m.node.GPU.Spec
-		name(m.node.Labels[v1alpha1.LabelConfig])
-		name(spec.ConfigName)
-		if spec.LastGood != nil {
-			name(spec.LastGood.ConfigName)
+		for _, config := range m.brief.configs {
+			name(config)
 		}
 		if m.wish != nil && (m.wish.Config.Key != last || m.wish.Config.Data != want[last]) {
 			want[m.wish.Config.Key], last = m.wish.Config.Data, ""

@@ -6,9 +6,12 @@ package rollout_test
 import (
 	"fmt"
 	"reflect"
+	"slices"
 	"testing"
+	"time"
 
 	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/clusterpolicy"
@@ -154,4 +157,126 @@ func TestPoliciesForOtherGPUsCostNothing(t *testing.T) {
 		}))
 	}
 	g.Expect(allocations()).To(BeNumerically("<", alone+20*100), "less than one for each policy and node")
+}
+
+// TestANodeThatIsStillCostsNothing: an unchanged pass over more nodes allocates no more often, whether a policy governs them or not.
+func TestANodeThatIsStillCostsNothing(t *testing.T) {
+	for name, governed := range map[string]bool{"governed": true, "governed by nobody": false} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			c := newCluster()
+			c.add("n0", sim.A100)
+			if governed {
+				c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", timeSlicing(4))}
+			}
+			c.run(60)
+			base := c.world().Nodes[0]
+			allocations := func(nodes int) float64 {
+				w := c.world()
+				w.Nodes = nil
+				for i := range nodes {
+					n := base
+					n.Name, n.Version = fmt.Sprintf("n%03d", i), int64(i+1)
+					w.Nodes = append(w.Nodes, n)
+				}
+				var memory rollout.Memory
+				g.Expect(memory.Decide(w).Actions).To(BeEmpty())
+				return testing.AllocsPerRun(5, func() { memory.Decide(w) })
+			}
+			g.Expect(allocations(400)).To(BeNumerically("<", allocations(100)+30), "which is what lists grow by")
+		})
+	}
+}
+
+// TestANodeIsStillOnlyAsLongAsNothingThatConcernsItChanges: what is not part of the node, and so not of its version.
+func TestANodeIsStillOnlyAsLongAsNothingThatConcernsItChanges(t *testing.T) {
+	troubled := func(w *rollout.World) { // the status says whether the key is there
+		w.Nodes[0].Pods[0].Troubles, w.Nodes[0].Pods[0].Scheduled = []rollout.Trouble{{Container: "config-manager", Why: "does not start"}}, time.Time{}
+	}
+	for name, test := range map[string]struct{ prepares, changes func(w *rollout.World) }{
+		"the key that it selects": {prepares: troubled, changes: func(w *rollout.World) { w.Keys = nil }},
+		"the key that it selects, in the same map": {prepares: troubled, changes: func(w *rollout.World) {
+			delete(w.Keys, w.Nodes[0].Labels[v1alpha1.LabelConfig])
+		}},
+		"its policy": {changes: func(w *rollout.World) {
+			w.Policies[0].Generation++
+			w.Policies[0].Spec.Sharing = timeSlicing(8)
+		}},
+		"the policy that governs it": {changes: func(w *rollout.World) {
+			w.Policies = append(w.Policies, policyOf("urgent", timeSlicing(2), func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Priority = 1 }))
+		}},
+		"that a policy governs it": {changes: func(w *rollout.World) { w.Policies = nil }},
+		"that another controller was seen there": {changes: func(w *rollout.World) {
+			before := *w
+			before.Nodes, before.Sightings = slices.Clone(w.Nodes), &rollout.Sightings{}
+			before.Nodes[0].DRA = "DaemonSet nvidia-dra/kubelet-plugin"
+			rollout.Decide(before)
+			w.Sightings = before.Sightings
+		}},
+		"the time, where the agent's label may be set again later": {
+			prepares: func(w *rollout.World) {
+				delete(w.Nodes[0].Labels, v1alpha1.LabelClient)
+				w.Nodes[0].Annotations[v1alpha1.AnnotationClient] = fmt.Sprintf("true@%d", w.Now.Unix())
+			},
+			changes: func(w *rollout.World) { w.Now = w.Now.Add(time.Hour) },
+		},
+		"what NVIDIA's device plugin on another node tolerates": {
+			prepares: func(w *rollout.World) {
+				w.Wiring.ClusterPolicy = false
+				tainting(shared)(&w.Policies[0])
+				for i := range w.Nodes {
+					w.Nodes[i].Taints = []corev1.Taint{shared}
+					w.Nodes[i].Annotations[v1alpha1.AnnotationTaints] = shared.Key + ":" + string(shared.Effect)
+					for p := range w.Nodes[i].Pods {
+						w.Nodes[i].Pods[p].NodeSelector, w.Nodes[i].Pods[p].Tolerations = nil, []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
+					}
+				}
+			},
+			changes: func(w *rollout.World) {
+				w.Nodes[1].Version++
+				w.Nodes[1].Pods = slices.Clone(w.Nodes[1].Pods)
+				for p := range w.Nodes[1].Pods {
+					w.Nodes[1].Pods[p].Tolerations = nil
+				}
+			},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			c := newCluster()
+			c.add("n0", sim.A100)
+			c.add("n1", sim.A100)
+			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", timeSlicing(4))}
+			c.run(60)
+			w := c.world()
+			for i := range w.Nodes {
+				w.Nodes[i].Version = int64(i + 1)
+			}
+			if test.prepares != nil {
+				test.prepares(&w)
+			}
+			var memory rollout.Memory
+			before := memory.Decide(w)
+			g.Expect(memory.Decide(w)).To(Equal(before))
+			test.changes(&w)
+			g.Expect(memory.Decide(w)).NotTo(Equal(before), "that matters")
+			g.Expect(memory.Decide(w)).To(Equal(rollout.Decide(w)))
+		})
+	}
+}
+
+// TestANoteThatIsLeftIsTakenBack from a node that is as its policy asks.
+func TestANoteThatIsLeftIsTakenBack(t *testing.T) {
+	g := NewWithT(t)
+	c := newCluster()
+	h := c.add("n0", sim.A100)
+	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", timeSlicing(4))}
+	c.run(60)
+	h.annotate(v1alpha1.AnnotationWaiting, "GPUInUse: of a time without a policy")
+	w := c.world()
+	w.Nodes[0].Version = 1
+	var memory rollout.Memory
+	for range 2 {
+		g.Expect(said(memory.Decide(w).Actions)).To(Equal([]string{"node n0 waits no longer"}))
+	}
 }

@@ -20,6 +20,8 @@ type member struct {
 	judgement
 	slot
 	settled *NodeState // its state, if that stands until something changes
+	still   bool       // nothing is done about it until something changes: all that is said here stays the same
+	brief   brief
 	kept    kept
 }
 
@@ -86,8 +88,8 @@ func (g *group) budget() *budget {
 	b := &budget{places: g.places(), left: g.places(), proven: map[string]bool{}}
 	last := "" // of thousands of nodes, most have the same
 	for _, m := range g.members {
-		if good := m.node.GPU.Spec.LastGood; good != nil && good.ConfigName != last {
-			last = good.ConfigName
+		if good := m.brief.configs[2]; good != last {
+			last = good
 			b.proven[last] = true
 		}
 	}

@@ -35,16 +35,16 @@ type sighting struct {
 }
 
 // note remembers the signs of a pass, and forgets what is past.
-func (s *Sightings) note(w *World) {
+func (s *Sightings) note(met []*remembered, now time.Time) {
 	if s == nil {
 		return
 	}
 	kept := map[string]sighting{}
-	for i := range w.Nodes {
-		n := &w.Nodes[i]
-		if reason, _ := shownBy(n); reason != "" {
-			kept[n.Name] = sighting{reason: reason, at: w.Now}
-		} else if was, seen := s.seen[n.Name]; seen && was.at.After(n.Created) && w.Now.Sub(was.at) < absentFor {
+	for _, r := range met {
+		n := r.node
+		if r.shown != "" {
+			kept[n.Name] = sighting{reason: r.shown, at: now}
+		} else if was, seen := s.seen[n.Name]; seen && was.at.After(n.Created) && now.Sub(was.at) < absentFor {
 			kept[n.Name] = was
 		}
 	}
@@ -53,7 +53,7 @@ func (s *Sightings) note(w *World) {
 
 // of is what was seen on a node a moment ago and is not there any more.
 func (s *Sightings) of(n *Node) (was sighting) {
-	if s == nil {
+	if s == nil || len(s.seen) == 0 {
 		return was
 	}
 	if reason, _ := shownBy(n); reason != "" {

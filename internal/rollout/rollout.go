@@ -33,29 +33,34 @@ func Decide(w World) Decision { return new(Memory).Decide(w) }
 
 // Decide is the function Decide, which does not do again what the memory has kept from the last pass.
 func (memory *Memory) Decide(w World) Decision {
-	memory.begin(w.Wiring)
-	defer memory.end()
 	policies, windows, invalid := suspend(w.Policies)
 	w.Policies = policies
 	ranking := policy.Rank(w.Policies)
-	memory.rank(ranking)
+	memory.begin(&w, ranking)
+	defer memory.end(len(w.Nodes))
 	w.Repeats.begin(memory.ranked, w.Now)
-	w.Sightings.note(&w)
 	groups := map[string]*group{}
 	for i := range w.Policies {
 		groups[w.Policies[i].Name] = &group{by: &w.Policies[i], windows: windows[i], invalid: invalid[i]}
 	}
 	groups[""] = &group{}
-	tolerated := tolerate(&w)
 	nodes := make([]*Node, len(w.Nodes))
 	for i := range w.Nodes {
 		nodes[i] = &w.Nodes[i]
 	}
 	slices.SortFunc(nodes, func(a, b *Node) int { return cmp.Compare(a.Name, b.Name) })
-	for _, n := range nodes {
-		memory.place(&w, n, placing{ranking: ranking, groups: groups, tolerated: tolerated})
+	met := make([]*remembered, len(nodes))
+	for i, n := range nodes {
+		met[i] = memory.meet(n)
+		w.mpsUsers = append(w.mpsUsers, met[i].mpsUsers...)
 	}
-	return decide(&w, groups, tolerated, memory.queue.of(&w))
+	w.Sightings.note(met, w.Now)
+	tolerated := tolerate(&w)
+	all := make([]*member, len(met))
+	for i, r := range met {
+		all[i] = memory.place(&w, r, placing{ranking: ranking, groups: groups, tolerated: tolerated})
+	}
+	return decide(&w, groups, all, tolerated, memory.queue.of(&w))
 }
 
 // placing is what nodes are placed by, and where.
@@ -73,56 +78,15 @@ func (in placing) group(name string) *group {
 	return in.groups[name]
 }
 
-// place judges a node and puts it into the group that paces it.
-func (memory *Memory) place(w *World, n *Node, in placing) {
-	groups, selected := in.groups, memory.govern(in.ranking, n)
-	awaited := in.ranking.Awaits(policyNode(n))
-	governed := selected
-	if w.Wiring.Reason != "" {
-		governed = policy.Governed{}
+// staying is a node that no policy governs, or can, and that stays as it is.
+func staying(w *World, n *Node, selected policy.Governed) member {
+	m := member{view: &view{world: w, node: n}}
+	m.judgement = judgement{State: StateUpToDate, reason: v1alpha1.ReasonReady, actions: m.retain()}
+	if selected.By == nil && !retained(n.GPU.Spec) { // no status of a policy reports why it is not restored
+		m.State, m.reason, m.message = StateImpossible, w.Wiring.Reason, w.Wiring.Message
 	}
-	g := in.group(owner(n, governed.By))
-	for _, loser := range governed.Over {
-		groups[loser.Name].lost = append(groups[loser.Name].lost, lost{node: n.Name, to: governed.By.Name})
-	}
-	if governed.By == nil && (w.Wiring.Reason != "" || retained(n.GPU.Spec)) {
-		m := &member{view: &view{world: w, node: n}}
-		m.judgement = judgement{State: StateUpToDate, reason: v1alpha1.ReasonReady, actions: m.retain()}
-		if selected.By == nil && !retained(n.GPU.Spec) { // no status of a policy reports why it is not restored
-			m.State, m.reason, m.message = StateImpossible, w.Wiring.Reason, w.Wiring.Message
-		}
-		m.slot = m.takes()
-		m.keepTaints(selected, awaited, in.tolerated)
-		if !releases(n, selected.By) {
-			m.keepRelease(selected.By, groups)
-		}
-		m.allowAgent()
-		m.rememberOthers(false)
-		g.idle = append(g.idle, m)
-		return
-	}
-	d := memory.recall(w, n, governed)
-	d.member = member{view: d.view, judgement: d.judgement, slot: d.slot}
-	m := &d.member
-	if d.settled {
-		m.settled = &d.state
-	}
-	m.keepTaints(selected, awaited, in.tolerated)
-	if !d.released {
-		m.keepRelease(selected.By, groups)
-	}
-	m.allowAgent()
-	m.rememberOthers(governed.By != nil)
-	if governed.By == nil {
-		g.leaving = append(g.leaving, m)
-		return
-	}
-	if former := n.ChangedFor; former != "" && former != governed.By.Name && m.disturbed() {
-		of, held := in.group(former), *m
-		of.counted = append(of.counted, &held)
-		m.slot = slot{} // it needs one of the policy that governs it now
-	}
-	g.members = append(g.members, m)
+	m.slot = m.takes()
+	return m
 }
 
 // retained says whether a node that no policy governs stays as it is: nothing was ever done to it, or its last policy
@@ -151,10 +115,10 @@ func (m *member) retain() []Action {
 	return actions
 }
 
-func decide(w *World, groups map[string]*group, tolerated tolerance, waiting []waiting) Decision {
+// decide decides on all nodes, which come by name.
+func decide(w *World, groups map[string]*group, all []*member, tolerated tolerance, waiting []waiting) Decision {
 	d := Decision{Policies: map[string]v1alpha1.GPUSharingPolicyStatus{}, Tolerations: tolerated.ours, Held: w.held()}
-	all := make([]*member, 0, len(w.Nodes))
-	d.Unmet = impactOf(w, groups, waiting)
+	d.Unmet = impactOf(w, groups, all, waiting)
 	for name, g := range groups {
 		if name != "" {
 			g.counted = append(g.counted, groups[""].idle...)
@@ -164,23 +128,23 @@ func decide(w *World, groups map[string]*group, tolerated tolerance, waiting []w
 			for _, m := range nodes {
 				m.withhold(w)
 			}
-			all = append(all, nodes...)
 		}
 		if g.by != nil {
 			d.Policies[g.by.Name] = g.status(w, tolerated, d.Unmet[g.by.Name])
 		}
 	}
-	slices.SortFunc(all, func(a, b *member) int { return cmp.Compare(a.node.Name, b.node.Name) })
-	d.Wire = slices.ContainsFunc(all, (*member).wired) || w.staysWired()
-	d.KeepStrategy = slices.ContainsFunc(all, (*member).byDefault)
-	d.WireMIG = slices.ContainsFunc(all, func(m *member) bool { return m.usesConfigs() && !m.onPaper() })
+	d.Wire = slices.ContainsFunc(all, func(m *member) bool { return m.brief.wired }) || w.staysWired()
+	d.KeepStrategy = slices.ContainsFunc(all, func(m *member) bool { return m.brief.byDefault })
+	d.WireMIG = slices.ContainsFunc(all, func(m *member) bool { return m.brief.wiredMIG })
 	if write, needed := keys(w, all, d.WireMIG); needed && d.Wire {
 		d.Actions, d.After = w.Repeats.admit(d.Actions, write, w.Now, d.After)
 	}
 	for _, m := range all {
 		d.Actions = append(d.Actions, m.actions...)
-		for _, tell := range m.tell() {
-			d.Actions, d.After = w.Repeats.admit(d.Actions, tell, w.Now, d.After)
+		if !m.still {
+			for _, tell := range m.tell() {
+				d.Actions, d.After = w.Repeats.admit(d.Actions, tell, w.Now, d.After)
+			}
 		}
 		d.After = Sooner(d.After, m.after)
 		if m.listed() {
@@ -199,6 +163,24 @@ func Sooner(a, b time.Duration) time.Duration {
 		return max(b, 0)
 	}
 	return a
+}
+
+// brief is what a decision asks of each of all nodes. Of a node that stands it is found out once.
+type brief struct {
+	wired, byDefault, wiredMIG bool
+	// configs are those that the Node and its GPUNode name: selected, asked for, and of the last good state. Empty: none.
+	configs [3]string
+	offer   offer
+}
+
+func (m *member) inBrief() brief {
+	spec := &m.node.GPU.Spec
+	b := brief{wired: m.wired(), byDefault: m.byDefault(), wiredMIG: m.usesConfigs() && !m.onPaper(), offer: m.offers()}
+	b.configs = [...]string{m.node.Labels[v1alpha1.LabelConfig], spec.ConfigName, ""}
+	if spec.LastGood != nil {
+		b.configs[2] = spec.LastGood.ConfigName
+	}
+	return b
 }
 
 // wired says whether the device plugin of the node has to read our ConfigMap: a policy governs it, or did. One that is

@@ -115,7 +115,7 @@ func tolerationOf(taint corev1.Taint) corev1.Toleration {
 // unsafe says why a change of the tolerations could hurt what runs; see clusterpolicy.Operands for where each is from.
 func (w *World) unsafe() string {
 	o := w.Wiring.Operands
-	users, mps := w.holdGPUs(false), w.holdGPUs(true)
+	users := w.users()
 	switch {
 	case o.Taken != "":
 		return fmt.Sprintf("field manager %q has written that list since the operator had added to it", o.Taken)
@@ -125,8 +125,8 @@ func (w *World) unsafe() string {
 	case o.Toolkit && len(users) > 0:
 		return "NVIDIA's container toolkit and device plugin would restart together on every node, at which some kubelets fail " +
 			"the pods that hold GPUs; now " + list(users)
-	case len(mps) > 0:
-		return "NVIDIA's MPS daemons would restart and end their clients; now " + list(mps)
+	case len(w.mpsUsers) > 0:
+		return "NVIDIA's MPS daemons would restart and end their clients; now " + list(w.mpsUsers)
 	}
 	return ""
 }
@@ -134,28 +134,28 @@ func (w *World) unsafe() string {
 // held returns why devicePlugin.config of the ClusterPolicy must not change now: NVIDIA's MPS DaemonSet mounts that ConfigMap
 // too, so its daemons restart on every node, and their clients end with them. Empty if it may.
 func (w *World) held() string {
-	if w.Wiring.Operands == nil {
+	if w.Wiring.Operands == nil || len(w.mpsUsers) == 0 {
 		return ""
 	}
-	if mps := w.holdGPUs(true); len(mps) > 0 {
-		return fmt.Sprintf("changing devicePlugin.config of ClusterPolicy %s restarts NVIDIA's MPS daemons, which ends their clients: %s. "+
-			"The operator changes it once these pods have ended", w.Wiring.Operands.Name, list(mps))
-	}
-	return ""
+	return fmt.Sprintf("changing devicePlugin.config of ClusterPolicy %s restarts NVIDIA's MPS daemons, which ends their clients: %s. "+
+		"The operator changes it once these pods have ended", w.Wiring.Operands.Name, list(w.mpsUsers))
 }
 
-// holdGPUs lists the pods that ask for GPUs, or have some by a ResourceClaim, and are on a node; with served only those where NVIDIA's MPS DaemonSet runs.
-func (w *World) holdGPUs(served bool) []string {
+// users lists the pods that hold GPUs.
+func (w *World) users() []string {
 	var users []string
 	for i := range w.Nodes {
-		pods := w.Nodes[i].Pods
-		if served && !servedByMPS(pods) {
-			continue
-		}
-		for p := range pods {
-			if pods[p].GPU || pods[p].Claim != "" {
-				users = append(users, fmt.Sprintf("pod %s/%s", pods[p].Namespace, pods[p].Name))
-			}
+		users = append(users, usersOn(&w.Nodes[i])...)
+	}
+	return users
+}
+
+// usersOn lists the pods on a node that ask for GPUs, or have some by a ResourceClaim.
+func usersOn(n *Node) []string {
+	var users []string
+	for p := range n.Pods {
+		if pod := &n.Pods[p]; pod.GPU || pod.Claim != "" {
+			users = append(users, fmt.Sprintf("pod %s/%s", pod.Namespace, pod.Name))
 		}
 	}
 	return users

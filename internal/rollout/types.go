@@ -39,6 +39,8 @@ type World struct {
 	Repeats *Repeats
 	// Sightings remembers other controllers that were seen a moment ago; nil: only the annotation on the Node does.
 	Sightings *Sightings
+	// mpsUsers are the pods that hold GPUs on nodes where NVIDIA's MPS DaemonSet runs. Decide finds them.
+	mpsUsers []string
 }
 
 // Wiring is how NVIDIA's device plugin is installed and whether it reads our ConfigMap.
