@@ -285,10 +285,11 @@ const (
 	EventEvicting = "Evicting"
 	// EventEvictionBlocked: a PodDisruptionBudget does not allow an eviction for now; it is asked for again.
 	EventEvictionBlocked = "EvictionBlocked"
-	// EventDesiredStateChanged: the controller changed the spec of a GPUNode.
+	// EventDesiredStateChanged: the controller changed the spec of a GPUNode. Nodes that change together for the same reason have
+	// one Event.
 	EventDesiredStateChanged = "DesiredStateChanged"
 	// EventNodeLabelsChanged: labels or annotations of a node were changed: a configuration was selected, or NVIDIA's programs
-	// were paused or resumed.
+	// were paused or resumed. Nodes that change together for the same reason have one Event.
 	EventNodeLabelsChanged = "NodeLabelsChanged"
 	// EventNVIDIAPodRestarted: a pod of NVIDIA's was deleted, so that its DaemonSet starts a new one.
 	EventNVIDIAPodRestarted = "NVIDIAPodRestarted"

@@ -4,8 +4,11 @@
 package rollout
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -62,12 +65,62 @@ func (p *pass) announce(a rollout.Action) {
 	if !announced || p.records(a) {
 		return
 	}
-	node, note := p.nodeNamed(a.Target()), a.String()+p.failure(a)
-	if policy, found := p.policies[a.For().Name]; found {
-		p.emit(e, policy, node, note)
-		return
+	node, failure := p.nodeNamed(a.Target()), p.failure(a)
+	policy, found := p.policies[a.For().Name]
+	switch why := whyOf(a); {
+	case !found:
+		p.emit(e, node, nil, a.String()+failure)
+	case why != "" && failure == "":
+		p.together(e, policy.Name, why, a)
+	default:
+		p.emit(e, policy, node, a.String()+failure)
 	}
-	p.emit(e, node, nil, note)
+}
+
+// likewise is what a pass does to nodes of a policy for the same reason. It is announced once for all of them: an Event for each of
+// thousands of nodes would cost as many writes as the change itself.
+type likewise struct {
+	announcement
+	policy, why string
+}
+
+// whyOf is the reason of an action that disturbs nobody by itself; empty for others.
+func whyOf(action rollout.Action) string {
+	switch a := action.(type) {
+	case rollout.SetSpec:
+		return a.Why
+	case rollout.PatchNode:
+		return a.Why
+	}
+	return ""
+}
+
+func (p *pass) together(e announcement, policy, why string, a rollout.Action) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	what := likewise{announcement: e, policy: policy, why: why}
+	p.done[what] = append(p.done[what], a)
+}
+
+// announceTogether announces what was done to several nodes. The first of them is the related object: Events that differ in their notes
+// only are taken for one that repeats, and the notes of the later ones are lost (client-go's tools/events).
+func (p *pass) announceTogether() {
+	const most = 8 // nodes that a note names
+	for what, actions := range p.done {
+		slices.SortFunc(actions, func(a, b rollout.Action) int { return cmp.Compare(a.Target(), b.Target()) })
+		note := actions[0].String()
+		if len(actions) > 1 {
+			names := make([]string, 0, most)
+			for _, a := range actions[:min(len(actions), most)] {
+				names = append(names, a.Target())
+			}
+			note = fmt.Sprintf("%s on %d nodes: %s", what.why, len(actions), strings.Join(names, ", "))
+			if more := len(actions) - most; more > 0 {
+				note += fmt.Sprintf(" and %d more", more)
+			}
+		}
+		p.emit(what.announcement, p.policies[what.policy], p.nodeNamed(actions[0].Target()), note)
+	}
 }
 
 // failure adds to a note why the change of a node failed, where the action records that. The status has no room for many nodes.

@@ -37,6 +37,7 @@ type pass struct {
 	current map[rollout.PolicyRef]bool // whether a policy still is at that generation, as far as it was asked
 	blocked bool                       // an eviction was refused for now
 	left    bool                       // the time was up before all was done
+	done    map[likewise][]rollout.Action
 }
 
 // askAgain is when an eviction is asked for again that a PodDisruptionBudget refused: nothing tells when it allows it.

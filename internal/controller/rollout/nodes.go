@@ -44,6 +44,7 @@ func (p *pass) executeOnNodes(ctx context.Context, actions []rollout.Action) err
 	}
 	close(next)
 	writers.Wait()
+	p.announceTogether()
 	return errors.Join(errs...)
 }
 

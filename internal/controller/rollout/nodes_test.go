@@ -21,6 +21,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/wiring"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
 )
@@ -83,6 +84,36 @@ func TestNodesAreWrittenSideBySide(t *testing.T) {
 		g.Expect(steps).To(Equal([]string{"1", "2", "3"}))
 	}
 	g.Expect(w.again(time.Minute)).To(Equal(time.Minute), "nothing is left")
+}
+
+// TestNodesOfAPassAreAnnouncedTogether where the same is done to them for the same reason. What differs has an Event of its own.
+func TestNodesOfAPassAreAnnouncedTogether(t *testing.T) {
+	g := NewWithT(t)
+	w := newWriting(4)
+	recorder := events.NewFakeRecorder(100)
+	ref := rollout.PolicyRef{Name: "research", Generation: 1}
+	w.Events, w.policies = recorder, map[string]*v1alpha1.GPUSharingPolicy{ref.Name: {ObjectMeta: metav1.ObjectMeta{Name: ref.Name}}}
+	w.current, w.done = map[rollout.PolicyRef]bool{ref: true}, map[likewise][]rollout.Action{}
+	w.actions = nil
+	for i := range 10 {
+		patch := rollout.PatchNode{
+			Node: fmt.Sprint("n", i), Labels: map[string]*string{"step": new("1")}, Policy: ref, Why: "selecting research-1",
+		}
+		if i == 3 {
+			patch.Why = "selecting research-2"
+		}
+		w.actions = append(w.actions, patch)
+	}
+	g.Expect(w.executeOnNodes(t.Context(), w.actions)).To(Succeed())
+	close(recorder.Events)
+	var announced []string
+	for e := range recorder.Events {
+		announced = append(announced, e)
+	}
+	g.Expect(announced).To(ConsistOf(
+		"Normal NodeLabelsChanged selecting research-1 on 9 nodes: n0, n1, n2, n4, n5, n6, n7, n8 and 1 more",
+		"Normal NodeLabelsChanged patch node n3 (selecting research-2): step=1",
+	))
 }
 
 // TestAPassEndsInTime: what could not be written within its time is decided anew, at once.
