@@ -350,11 +350,12 @@ type GPUSharingPolicyStatus struct {
 	// +optional
 	NextWindowTime *metav1.Time `json:"nextWindowTime,omitempty"`
 
-	// pending lists nodes that are not ready, with the reason for each: the first 32 by name.
+	// pending lists at most ten nodes that are not ready, the worst first, with the reason for each: nodes that failed, unsupported nodes,
+	// blocked nodes, nodes that wait for the rollout, each by name. nodes counts all of them. After these come nodes that are ready and
+	// on which something is left to do, and nodes that another policy governs.
 	// +optional
-	// +listType=map
-	// +listMapKey=nodeName
-	// +kubebuilder:validation:MaxItems=32
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=10
 	Pending []PendingNode `json:"pending,omitempty"`
 }
 
@@ -407,6 +408,9 @@ type ResourceCount struct {
 	// +kubebuilder:validation:Minimum=2
 	Oversubscription int32 `json:"oversubscription,omitempty"`
 }
+
+// MostPending is the largest number of nodes that status.pending of a policy lists.
+const MostPending = 10
 
 // PendingNode says why a node is not ready.
 type PendingNode struct {

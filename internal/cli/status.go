@@ -51,7 +51,7 @@ func (t *text) status(w rollout.World, only []string) {
 	if len(only) == 0 {
 		t.policies(w.Policies)
 	}
-	pending := pendingNodes(w.Policies)
+	pending := unready(w)
 	slices.SortFunc(w.Nodes, func(a, b rollout.Node) int { return strings.Compare(a.Name, b.Name) })
 	for i := range w.Nodes {
 		n := &w.Nodes[i]
@@ -67,25 +67,6 @@ func (t *text) status(w rollout.World, only []string) {
 		t.row(0, "", "No node has a GPUNode. The controller makes one for each node that NVIDIA's GPU Feature Discovery labels "+
 			"nvidia.com/gpu.present=true; look at those labels, and at the controller's log.")
 	}
-}
-
-// pendingNode is a node that its policy reports as not ready.
-type pendingNode struct {
-	v1alpha1.PendingNode
-
-	policy string
-}
-
-func pendingNodes(policies []v1alpha1.GPUSharingPolicy) map[string]pendingNode {
-	pending := map[string]pendingNode{}
-	for i := range policies {
-		for _, n := range policies[i].Status.Pending {
-			if n.Reason != v1alpha1.ReasonConflicted {
-				pending[n.NodeName] = pendingNode{PendingNode: n, policy: policies[i].Name}
-			}
-		}
-	}
-	return pending
 }
 
 // policies writes a table of the policies, and why one is not ready.
@@ -109,6 +90,10 @@ func (t *text) policies(policies []v1alpha1.GPUSharingPolicy) {
 		rows = append(rows, fmt.Sprintf("%s\t%s\t%d/%d\t%d\t%s", p.Name, p.Spec.Sharing.Strategy, n.Ready, n.Matched, n.Failed, state))
 		if because != "" {
 			why.row(0, "", fmt.Sprintf("why %s: %s", p.Name, because))
+		}
+		if more := unlisted(p); more > 0 {
+			why.row(0, "", fmt.Sprintf("not listed by %s: %s not ready besides the worst in status.pending; their state below is decided from "+
+				"their own objects", p.Name, count(more, "node")))
 		}
 		for _, c := range p.Status.Conditions {
 			untainted := c.Type == v1alpha1.ConditionTainted && c.Status == metav1.ConditionFalse
@@ -149,7 +134,10 @@ func (t *text) statusOf(n *rollout.Node, pending pendingNode) {
 	}
 	state, why := stateOf(n.GPU.Status.Conditions)
 	if pending.NodeName != "" {
-		state, why = fmt.Sprintf("%s (%s)", pending.Reason, pending.State), pending.Message
+		state, why = pending.Reason, pending.Message
+		if pending.State != "" {
+			state += " (" + pending.State + ")"
+		}
 	}
 	if waiting := n.GPU.Annotations[v1alpha1.AnnotationWaiting]; waiting != "" && pending.NodeName == "" {
 		state, why, _ = strings.Cut(waiting, ": ")

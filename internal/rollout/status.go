@@ -50,10 +50,10 @@ func (g *group) status(w *World, tolerated tolerance, unmet []string) v1alpha1.G
 func (g *group) counts() v1alpha1.NodeCounts {
 	c := v1alpha1.NodeCounts{Matched: int32(len(g.members) + len(g.lost)), Conflicted: int32(len(g.lost))}
 	for _, m := range g.members {
-		switch {
-		case m.State == StateUpToDate:
+		switch stands := m.standing(); {
+		case stands == nodeReady:
 			c.Ready++
-		case m.State == StateFailed || m.State == StateImpossible:
+		case stands == nodeFailed || stands == nodeUnsupported:
 			c.Failed++
 		case m.holds:
 			c.Changing++
@@ -64,17 +64,27 @@ func (g *group) counts() v1alpha1.NodeCounts {
 	return c
 }
 
-// pending lists the nodes that are not ready or on which something is left undone, each with its reason. Where there is no room
-// for all it lists those that failed.
+// standing is how the node counts.
+func (m *member) standing() standing { return standingOf(m.State, m.reason) }
+
+// worstFirst sorts nodes by their standing, the worst first, and those of one standing by name.
+func worstFirst(members []*member) {
+	slices.SortFunc(members, func(a, b *member) int {
+		return cmp.Or(cmp.Compare(a.standing(), b.standing()), cmp.Compare(a.node.Name, b.node.Name))
+	})
+}
+
+// pending lists the nodes that are not ready or on which something is left undone, each with its reason, the worst first, and then
+// those that another policy governs: as many as there is room for.
 func (g *group) pending() []v1alpha1.PendingNode {
-	const most, length = 32, 2048 // of the schema
+	const most, length = v1alpha1.MostPending, 2048 // of the schema
 	var listed []*member
 	for _, m := range g.members {
 		if m.State != StateUpToDate || m.reason != v1alpha1.ReasonReady {
 			listed = append(listed, m)
 		}
 	}
-	slices.SortStableFunc(listed, func(a, b *member) int { return cmp.Compare(urgency(a), urgency(b)) })
+	worstFirst(listed)
 	var pending []v1alpha1.PendingNode
 	for _, m := range listed[:min(len(listed), most)] {
 		pending = append(pending, v1alpha1.PendingNode{
@@ -88,19 +98,7 @@ func (g *group) pending() []v1alpha1.PendingNode {
 			Message: fmt.Sprintf("policy %s governs the node; give this one a higher priority, or select other nodes", l.to),
 		})
 	}
-	slices.SortFunc(pending, func(a, b v1alpha1.PendingNode) int { return cmp.Compare(a.NodeName, b.NodeName) })
 	return pending
-}
-
-// urgency orders nodes for a list that has no room for all: those that failed first.
-func urgency(m *member) int {
-	if m.State == StateFailed {
-		return 0
-	}
-	if m.State == StateImpossible || m.State == StateDegraded {
-		return 1
-	}
-	return 2
 }
 
 // accepted says whether the policy governs what it selects.
@@ -189,17 +187,11 @@ func (g *group) reason(waiting []*member) string {
 	return first
 }
 
-// sentences tells about the first few nodes, those that failed first.
+// sentences tells about the first few nodes, the worst first.
 func sentences(waiting []*member) string {
 	const most, length = 3, 1024
-	rank := func(m *member) int {
-		if m.State == StateFailed || m.State == StateImpossible {
-			return 0
-		}
-		return 1
-	}
 	ordered := slices.Clone(waiting)
-	slices.SortStableFunc(ordered, func(a, b *member) int { return cmp.Compare(rank(a), rank(b)) })
+	worstFirst(ordered)
 	var parts []string
 	for _, m := range ordered[:min(len(ordered), most)] {
 		parts = append(parts, fmt.Sprintf("node %s: %s", m.node.Name, m.message))

@@ -268,18 +268,3 @@ func TestOnlyInitContainersBeforeTheirEndHoldUnreportedGPUs(t *testing.T) {
 	pod.Spec.InitContainers[0].RestartPolicy = &always
 	g.Expect(rollout.HoldsByInit(pod)).To(BeFalse(), "the kubelet reports what sidecars hold")
 }
-
-// TestNodesThatFailedAreListedFirst where the status has no room for all.
-func TestNodesThatFailedAreListedFirst(t *testing.T) {
-	g := NewWithT(t)
-	c := newCluster()
-	for i := range 40 {
-		c.add(fmt.Sprintf("n%02d", i), sim.A100)
-	}
-	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("3g", 2)))}
-	c.hosts["n39"].Labels[optOutLabel] = "false"
-	pending := c.pass().Policies["research"].Pending
-	g.Expect(pending).To(HaveLen(32))
-	g.Expect(pending[31].NodeName).To(Equal("n39"))
-	g.Expect(pending[30].NodeName).To(Equal("n30"))
-}

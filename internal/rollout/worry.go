@@ -9,10 +9,10 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 )
 
-// Worrying says whether a person should look at a node that is pending: its change failed or cannot be made, or something
+// Worrying reports whether a person should look at a node with that state and reason: its change failed or cannot be made, or something
 // on it is left undone. Others are on their way, or wait for something that passes.
-func Worrying(n v1alpha1.PendingNode) bool {
-	if n.State == string(StateFailed) || n.State == string(StateImpossible) {
+func Worrying(state, reason string) bool {
+	if state == string(StateFailed) || state == string(StateImpossible) {
 		return true
 	}
 	return slices.Contains([]string{
@@ -21,5 +21,5 @@ func Worrying(n v1alpha1.PendingNode) bool {
 		v1alpha1.ReasonConfigManagerFailing, v1alpha1.ReasonDevicePluginFailing, v1alpha1.ReasonDevicePluginOutdated,
 		v1alpha1.ReasonComputeModeLeft, v1alpha1.ReasonNodeFeatureIgnored, v1alpha1.ReasonMPSCapableReset, v1alpha1.ReasonMPSCapableStale,
 		v1alpha1.ReasonChangedByOthers,
-	}, n.Reason)
+	}, reason)
 }

@@ -65,9 +65,8 @@ func expectPolicySane(g Gomega, name string, status v1alpha1.GPUSharingPolicySta
 	n := status.Nodes
 	g.Expect(n.Ready+n.Changing+n.Waiting+n.Failed+n.Conflicted).
 		To(Equal(n.Matched), "the node counts of %s do not add up: %+v", name, n)
-	g.Expect(slices.IsSortedFunc(status.Pending, func(a, b v1alpha1.PendingNode) int {
-		return cmp.Compare(a.NodeName, b.NodeName)
-	})).To(BeTrue(), "the pending nodes of %s are not sorted: %+v", name, status.Pending)
+	g.Expect(len(status.Pending)).To(BeNumerically(">=", min(n.Changing+n.Waiting+n.Failed, v1alpha1.MostPending)),
+		"%s lists too few of its nodes that are not ready: %+v", name, status)
 	g.Expect(slices.IsSortedFunc(status.Resources, func(a, b v1alpha1.ResourceCount) int {
 		return cmp.Compare(a.Name, b.Name)
 	})).To(BeTrue(), "the resources of %s are not sorted: %+v", name, status.Resources)

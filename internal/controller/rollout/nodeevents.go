@@ -5,6 +5,7 @@ package rollout
 
 import (
 	"fmt"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -13,12 +14,9 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
 )
 
-// mostPending is how many nodes a policy's status lists.
-const mostPending = 32
-
 // announceNodes tells, on the policy and on the node, of nodes that a person should look at since the last status, and of
-// those that need it no more.
-func (p *pass) announceNodes(policy *v1alpha1.GPUSharingPolicy, pending []v1alpha1.PendingNode) {
+// those that need it no more. A node that the status no longer lists may only have made room for others: then its state decides.
+func (p *pass) announceNodes(policy *v1alpha1.GPUSharingPolicy, pending []v1alpha1.PendingNode, states []rollout.NodeState) {
 	was, is := worrying(policy.Status.Pending), worrying(pending)
 	for _, n := range pending {
 		if _, worries := is[n.NodeName]; worries && was[n.NodeName].Reason != n.Reason {
@@ -27,14 +25,14 @@ func (p *pass) announceNodes(policy *v1alpha1.GPUSharingPolicy, pending []v1alph
 			p.emitBoth(e, policy, n.NodeName, fmt.Sprintf("node %s: %s", n.NodeName, n.Message))
 		}
 	}
-	if len(pending) == mostPending {
-		return // one that is not listed may only have made room
-	}
 	for _, n := range policy.Status.Pending {
 		if _, did := was[n.NodeName]; !did {
 			continue
 		}
-		if _, worries := is[n.NodeName]; !worries {
+		_, worries := is[n.NodeName]
+		if !worries && !slices.ContainsFunc(states, func(s rollout.NodeState) bool {
+			return s.Node == n.NodeName && s.Policy == policy.Name && rollout.Worrying(string(s.State), s.Reason)
+		}) {
 			e := eventReasonReached
 			e.Reason = v1alpha1.EventRecovered
 			p.emitBoth(e, policy, n.NodeName, fmt.Sprintf("node %s: no longer %s", n.NodeName, n.Reason))
@@ -45,7 +43,7 @@ func (p *pass) announceNodes(policy *v1alpha1.GPUSharingPolicy, pending []v1alph
 func worrying(pending []v1alpha1.PendingNode) map[string]v1alpha1.PendingNode {
 	found := map[string]v1alpha1.PendingNode{}
 	for _, n := range pending {
-		if rollout.Worrying(n) {
+		if rollout.Worrying(n.State, n.Reason) {
 			found[n.NodeName] = n
 		}
 	}

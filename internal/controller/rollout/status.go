@@ -24,13 +24,16 @@ func (p *pass) report(ctx context.Context, d rollout.Decision) error {
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(d.Policies)) {
 		if policy, found := p.policies[name]; found {
-			errs = append(errs, p.reportPolicy(ctx, policy, d.Policies[name]))
+			errs = append(errs, p.reportPolicy(ctx, policy, d.Policies[name], d.Nodes))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-func (p *pass) reportPolicy(ctx context.Context, policy *v1alpha1.GPUSharingPolicy, status v1alpha1.GPUSharingPolicyStatus) error {
+// reportPolicy applies the status of a policy. The nodes are the states of all nodes.
+func (p *pass) reportPolicy(
+	ctx context.Context, policy *v1alpha1.GPUSharingPolicy, status v1alpha1.GPUSharingPolicyStatus, nodes []rollout.NodeState,
+) error {
 	if equality.Semantic.DeepEqual(policy.Status, status) {
 		return nil // what an apply compares costs much more, for each policy in each pass
 	}
@@ -49,7 +52,7 @@ func (p *pass) reportPolicy(ctx context.Context, policy *v1alpha1.GPUSharingPoli
 	}
 	if wrote {
 		p.announceReasons(policy, status.Conditions)
-		p.announceNodes(policy, status.Pending)
+		p.announceNodes(policy, status.Pending, nodes)
 	}
 	return nil
 }

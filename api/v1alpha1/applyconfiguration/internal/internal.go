@@ -364,9 +364,7 @@ var schemaYAML = typed.YAMLObject(`types:
         list:
           elementType:
             namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.PendingNode
-          elementRelationship: associative
-          keys:
-          - nodeName
+          elementRelationship: atomic
     - name: resources
       type:
         list:

@@ -25,7 +25,9 @@ type GPUSharingPolicyStatusApplyConfiguration struct {
 	Resources []ResourceCountApplyConfiguration `json:"resources,omitempty"`
 	// nextWindowTime is when the next maintenance window opens (rollout.windows). Absent: no change waits for one.
 	NextWindowTime *metav1.Time `json:"nextWindowTime,omitempty"`
-	// pending lists nodes that are not ready, with the reason for each: the first 32 by name.
+	// pending lists at most ten nodes that are not ready, the worst first, with the reason for each: nodes that failed, unsupported nodes,
+	// blocked nodes, nodes that wait for the rollout, each by name. nodes counts all of them. After these come nodes that are ready and
+	// on which something is left to do, and nodes that another policy governs.
 	Pending []PendingNodeApplyConfiguration `json:"pending,omitempty"`
 }
 

@@ -1,0 +1,93 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"fmt"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+)
+
+// notListed is the state of a node that may be one of those which its policy counts as not ready and does not list.
+const notListed = "NotListed"
+
+// pendingNode is a node that is not ready.
+type pendingNode struct {
+	v1alpha1.PendingNode
+
+	policy string
+}
+
+// unready returns the nodes that are not ready, by name: as their policies list them. A policy lists only its worst nodes, and none
+// before the controller has observed it. The state of the others is decided from their own objects, as the controller decides it.
+func unready(w rollout.World) map[string]pendingNode {
+	found := map[string]pendingNode{}
+	for i := range w.Policies {
+		for _, n := range w.Policies[i].Status.Pending {
+			if n.Reason != v1alpha1.ReasonConflicted {
+				found[n.NodeName] = pendingNode{PendingNode: n, policy: w.Policies[i].Name}
+			}
+		}
+	}
+	var states []rollout.NodeState
+	for i := range w.Policies {
+		p := &w.Policies[i]
+		more := unlisted(p)
+		if more == 0 && observed(p) {
+			continue
+		}
+		if states == nil {
+			states = rollout.Decide(w).Nodes
+		}
+		addUnlisted(found, p.Name, more, states)
+	}
+	return found
+}
+
+// addUnlisted adds the nodes of a policy that it does not list and that are not ready. More is how many these are at least.
+func addUnlisted(found map[string]pendingNode, policy string, more int, states []rollout.NodeState) {
+	var rest []string
+	for _, s := range states {
+		if _, listed := found[s.Node]; listed || s.Policy != policy {
+			continue
+		}
+		if s.State == rollout.StateUpToDate {
+			rest = append(rest, s.Node)
+			continue
+		}
+		more--
+		found[s.Node] = pendingNode{policy: policy, PendingNode: v1alpha1.PendingNode{
+			NodeName: s.Node, State: string(s.State), Reason: s.Reason, Message: s.Message, Plan: s.Plan,
+		}}
+	}
+	if more <= 0 {
+		return
+	}
+	for _, name := range rest {
+		found[name] = pendingNode{policy: policy, PendingNode: v1alpha1.PendingNode{
+			NodeName: name, Reason: notListed, Message: fmt.Sprintf("policy %s counts %s that it does not list as not ready, and this node "+
+				"may be one of them; its own objects show no reason", policy, count(more, "node")),
+		}}
+	}
+}
+
+// unlisted is how many nodes that are not ready a policy counts and does not list.
+func unlisted(p *v1alpha1.GPUSharingPolicy) int {
+	n := p.Status.Nodes
+	more := int(n.Matched - n.Conflicted - n.Ready)
+	for _, listed := range p.Status.Pending {
+		if listed.Reason != v1alpha1.ReasonConflicted && listed.State != string(rollout.StateUpToDate) {
+			more--
+		}
+	}
+	return more
+}
+
+// observed reports whether the status of a policy is about its generation.
+func observed(p *v1alpha1.GPUSharingPolicy) bool {
+	ready, found := condition.Find(p.Status.Conditions, v1alpha1.ConditionReady)
+	return found && ready.ObservedGeneration >= p.Generation
+}

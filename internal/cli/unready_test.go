@@ -1,0 +1,86 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"fmt"
+	"regexp"
+	"testing"
+
+	. "github.com/onsi/gomega"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+)
+
+// forty are 40 nodes, the last of which cannot have MIG, under a policy that partitions them, and the status of that.
+func forty(t *testing.T) rollout.World {
+	t.Helper()
+	nodes := []rollout.Node{node(t, "t4", sim.T4)}
+	for i := range 39 {
+		nodes = append(nodes, node(t, fmt.Sprintf("a%02d", i), sim.A100))
+	}
+	w := world(nodes...)
+	w.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "research", fmt.Sprintf(toMIG, "WaitForIdle"))}
+	w.Policies[0].Status = rollout.Decide(w).Policies["research"]
+	return w
+}
+
+// printed are the nodes that status prints, each with what stands on its line.
+func printed(w rollout.World) map[string]string {
+	shown := &text{}
+	shown.status(w, nil)
+	states := map[string]string{}
+	for _, line := range regexp.MustCompile(`(?m)^NODE (\S+)   (.*)$`).FindAllStringSubmatch(shown.String(), -1) {
+		states[line[1]] = line[2]
+	}
+	return states
+}
+
+// TestOfFortyNodesNoneIsPrintedAsReadyThatIsNot: the agents of all nodes report Ready, because nothing was asked of them yet.
+func TestOfFortyNodesNoneIsPrintedAsReadyThatIsNot(t *testing.T) {
+	t.Run("the worst nodes are listed", func(t *testing.T) {
+		g := NewWithT(t)
+		w := forty(t)
+		listed := w.Policies[0].Status.Pending
+		g.Expect(listed).To(HaveLen(10))
+		g.Expect(listed[0].NodeName).To(Equal("t4"))
+		states := printed(w)
+		g.Expect(states).To(HaveLen(40))
+		g.Expect(states).To(HaveKeyWithValue("t4", "policy research   MIGNotSupported (Impossible)"))
+		g.Expect(states).To(HaveKeyWithValue("a38", "policy research   WaitingForBudget (StaleDisruptive)"))
+		g.Expect(states).NotTo(ContainElement(HaveSuffix("Ready")))
+	})
+	t.Run("ten nodes are worse than the one that is not listed", func(t *testing.T) {
+		g := NewWithT(t)
+		w := forty(t)
+		w.Policies[0].Status.Pending = nil
+		for i := range v1alpha1.MostPending {
+			w.Policies[0].Status.Pending = append(w.Policies[0].Status.Pending, v1alpha1.PendingNode{
+				NodeName: fmt.Sprintf("a%02d", i), State: string(rollout.StateFailed), Reason: v1alpha1.ReasonApplyTimedOut, Message: "failed",
+			})
+		}
+		states := printed(w)
+		g.Expect(states).To(HaveKeyWithValue("a09", "policy research   ApplyTimedOut (Failed)"))
+		g.Expect(states).To(HaveKeyWithValue("t4", "policy research   MIGNotSupported (Impossible)"))
+		g.Expect(states).NotTo(ContainElement(HaveSuffix("Ready")))
+	})
+	t.Run("the objects of the nodes show fewer than the policy counts", func(t *testing.T) {
+		g := NewWithT(t)
+		found := map[string]pendingNode{"a00": {}}
+		addUnlisted(found, "research", 2, []rollout.NodeState{
+			{Node: "a00", Policy: "research", State: rollout.StateFailed},
+			{Node: "a01", Policy: "research", State: rollout.StateDraining},
+			{Node: "a02", Policy: "research", State: rollout.StateUpToDate},
+			{Node: "b", Policy: "other", State: rollout.StateUpToDate},
+		})
+		g.Expect(found).To(HaveLen(3))
+		g.Expect(found["a01"].State).To(Equal(string(rollout.StateDraining)))
+		g.Expect(found["a02"].Reason).To(Equal(notListed))
+		shown, n := &text{}, node(t, "a02", sim.A100)
+		shown.statusOf(&n, found["a02"])
+		g.Expect(shown.String()).To(HavePrefix("NODE a02   policy research   NotListed\n  why          policy research counts 1 node "))
+	})
+}
