@@ -9,7 +9,10 @@ const (
 	ConditionAccepted = "Accepted"
 	// ConditionReady says whether a policy's nodes advertise what it asks for, or whether a node's spec is applied.
 	ConditionReady = "Ready"
-	// ConditionStalled is true when nothing more happens until the wish, the node or the cluster is changed.
+	// ConditionReconciling is true when the rollout of a policy, or the agent of a node, is at work or waits for something that ends:
+	// a drain, a maintenance window, the budget, an agent that does not report.
+	ConditionReconciling = "Reconciling"
+	// ConditionStalled is true when nothing more happens until the desired state, the node or the cluster is changed.
 	ConditionStalled = "Stalled"
 	// ConditionTainted says whether the nodes of a policy have the taints that it asks for. It is absent if it asks for none.
 	ConditionTainted = "Tainted"

@@ -32,8 +32,9 @@ type GPUNode struct {
 	// +optional
 	Spec GPUNodeSpec `json:"spec,omitzero"`
 
-	// status is what the agent of the node observed.
+	// status is what the agent of the node observed. Its conditions are Unknown until the agent has reported.
 	// +optional
+	// +kubebuilder:default={observedGeneration: 0, conditions: {{type: "Ready", status: "Unknown", reason: "AwaitingReport", message: "The agent has not reported yet; if that lasts, look at the pod with app.kubernetes.io/name=gpu-sharing-agent on the node", lastTransitionTime: "1970-01-01T00:00:00Z"}, {type: "Reconciling", status: "Unknown", reason: "AwaitingReport", message: "The agent has not reported yet", lastTransitionTime: "1970-01-01T00:00:00Z"}, {type: "Stalled", status: "Unknown", reason: "AwaitingReport", message: "The agent has not reported yet", lastTransitionTime: "1970-01-01T00:00:00Z"}}}
 	Status GPUNodeStatus `json:"status,omitzero"`
 }
 
@@ -362,8 +363,14 @@ type MPSWaitingPod struct {
 
 // GPUNodeStatus is what the agent of the node observed.
 type GPUNodeStatus struct {
+	// observedGeneration is the generation of the GPUNode that the conditions are about. 0: the agent has not reported yet.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
+
 	// conditions: Ready (the spec is applied), Discovered (the GPUs were read), Applied (the steps towards the spec are
-	// done) and, when true, Stalled (only a new wish helps) and RebootRequired.
+	// done), Reconciling (the agent is at work, or waits), Stalled (only a changed spec helps) and, when true, RebootRequired. One of
+	// Ready, Reconciling and Stalled is true, or all are Unknown.
 	// +optional
 	// +listType=map
 	// +listMapKey=type

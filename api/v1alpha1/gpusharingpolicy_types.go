@@ -33,8 +33,9 @@ type GPUSharingPolicy struct {
 	// +required
 	Spec GPUSharingPolicySpec `json:"spec,omitzero"`
 
-	// status is what is so.
+	// status is the observed state. Its conditions are Unknown until the controller has observed the policy.
 	// +optional
+	// +kubebuilder:default={observedGeneration: 0, conditions: {{type: "Accepted", status: "Unknown", reason: "AwaitingReport", message: "The controller has not observed the policy yet; if that lasts, look at the pods with app.kubernetes.io/name=gpu-sharing-controller", lastTransitionTime: "1970-01-01T00:00:00Z"}, {type: "Ready", status: "Unknown", reason: "AwaitingReport", message: "The controller has not observed the policy yet; if that lasts, look at the pods with app.kubernetes.io/name=gpu-sharing-controller", lastTransitionTime: "1970-01-01T00:00:00Z"}, {type: "Reconciling", status: "Unknown", reason: "AwaitingReport", message: "The controller has not observed the policy yet", lastTransitionTime: "1970-01-01T00:00:00Z"}, {type: "Stalled", status: "Unknown", reason: "AwaitingReport", message: "The controller has not observed the policy yet", lastTransitionTime: "1970-01-01T00:00:00Z"}}}
 	Status GPUSharingPolicyStatus `json:"status,omitzero"`
 }
 
@@ -324,11 +325,17 @@ const (
 	ReleasePolicyRetain  ReleasePolicy = "Retain"
 )
 
-// GPUSharingPolicyStatus is what is so.
+// GPUSharingPolicyStatus is the observed state of a policy.
 type GPUSharingPolicyStatus struct {
+	// observedGeneration is the generation of the policy that the status is about. 0: the controller has not observed the policy yet.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
+
 	// conditions: Accepted (the policy governs what it selects), Ready (every node advertises what the policy asks for),
-	// Tainted (if it asks for taints, whether they are there) and, when true, WorkloadsAffected (workloads ask for what no
-	// node offers then) and Stalled (only a changed wish or cluster helps).
+	// Reconciling (the rollout goes on, or waits for a node, a drain, a window or the budget), Stalled (the rollout goes on only after a
+	// change of the policy, a node or the cluster), Tainted (if the policy asks for taints, whether they are there) and, when true,
+	// WorkloadsAffected (workloads ask for what no node offers then). One of Ready, Reconciling and Stalled is true, or all are Unknown.
 	// +optional
 	// +listType=map
 	// +listMapKey=type

@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/cli-utils/pkg/kstatus/status"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
@@ -218,7 +219,7 @@ func (n *node) expectNoCondition(conditionType string) {
 func (n *node) expectReady() {
 	n.Helper()
 	n.expectCondition(v1alpha1.ConditionReady, metav1.ConditionTrue, v1alpha1.ReasonReady)
-	n.expectNoCondition(v1alpha1.ConditionStalled)
+	n.Expect(env.Kstatus(n.T, n.get())).To(gomega.Equal(status.CurrentStatus))
 }
 
 func mig(uuid string, instances ...v1alpha1.InstanceCount) v1alpha1.DeviceSpec {

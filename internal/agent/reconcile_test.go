@@ -15,6 +15,7 @@ import (
 	"github.com/onsi/gomega"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/cli-utils/pkg/kstatus/status"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
@@ -357,6 +358,7 @@ func unfitBeside(s scenario) {
 	n.Expect(result.RequeueAfter).To(gomega.Equal(resync), "a broken wish is not retried")
 	n.Expect(n.expectCondition(v1alpha1.ConditionStalled, metav1.ConditionTrue, v1alpha1.ReasonLayoutDoesNotFit)).
 		To(gomega.And(gomega.ContainSubstring("GPU 0"), gomega.Not(gomega.ContainSubstring("GPU 1"))))
+	n.Expect(env.Kstatus(n.T, n.get())).To(gomega.Equal(status.FailedStatus))
 	n.Expect(n.hardware.Writes()).NotTo(gomega.ContainElement(gomega.ContainSubstring(n.uuid(0))))
 	n.Expect(n.profiles(1)).To(gomega.HaveLen(7))
 	n.expectIdle()

@@ -66,14 +66,15 @@ func (c *Controller) status(node *v1alpha1.GPUNode, r report) v1alpha1.GPUNodeSt
 	if s, known := applied(node, r, able); known {
 		set(s)
 	}
-	for _, s := range []metav1.Condition{stalled(r.outcome), rebootRequired(r.outcome, able)} {
-		s.ObservedGeneration = node.Generation
-		conditions = condition.SetWhenTrue(conditions, s, now)
-	}
-	status.Conditions = condition.Summarise(conditions, metav1.Condition{
+	reboot := rebootRequired(r.outcome, able)
+	reboot.ObservedGeneration = node.Generation
+	conditions = condition.SetWhenTrue(conditions, reboot, now)
+	conditions = condition.Summarise(conditions, metav1.Condition{
 		Type: v1alpha1.ConditionReady, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonReady,
 		Message: ready(node), ObservedGeneration: node.Generation,
 	}, now, v1alpha1.ConditionDiscovered, v1alpha1.ConditionApplied)
+	status.Conditions = condition.SetProgress(conditions, stalled(r.outcome), now)
+	status.ObservedGeneration = node.Generation
 	return status
 }
 

@@ -219,7 +219,7 @@ func TestStatuses(t *testing.T) {
 		"a generation that no controller has seen": func(t *testing.T) (rollout.World, []string) {
 			w := world(node(t, "t", sim.T4))
 			w.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "cheap", slicing)}
-			w.Policies[0].Status = v1alpha1.GPUSharingPolicyStatus{Nodes: v1alpha1.NodeCounts{Matched: 1, Ready: 1}, Conditions: []metav1.Condition{
+			w.Policies[0].Status = v1alpha1.GPUSharingPolicyStatus{ObservedGeneration: 1, Nodes: v1alpha1.NodeCounts{Matched: 1, Ready: 1}, Conditions: []metav1.Condition{
 				{Type: v1alpha1.ConditionAccepted, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonAccepted, ObservedGeneration: 1},
 				{Type: v1alpha1.ConditionReady, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonReady, ObservedGeneration: 1},
 			}}

@@ -82,9 +82,9 @@ func (t *text) policies(policies []v1alpha1.GPUSharingPolicy) {
 	for i := range policies {
 		p, n := &policies[i], policies[i].Status.Nodes
 		state, because := stateOf(p.Status.Conditions)
-		if ready, found := condition.Find(p.Status.Conditions, v1alpha1.ConditionReady); found && ready.ObservedGeneration < p.Generation {
+		if !observed(p) && p.Status.ObservedGeneration > 0 {
 			because = fmt.Sprintf("the controller has not observed generation %d of the policy; its last report is on generation %d: %s",
-				p.Generation, ready.ObservedGeneration, state)
+				p.Generation, p.Status.ObservedGeneration, state)
 			state = notObserved
 		}
 		rows = append(rows, fmt.Sprintf("%s\t%s\t%d/%d\t%d\t%s", p.Name, p.Spec.Sharing.Strategy, n.Ready, n.Matched, n.Failed, state))

@@ -7,7 +7,6 @@ import (
 	"fmt"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
 )
 
@@ -87,7 +86,4 @@ func unlisted(p *v1alpha1.GPUSharingPolicy) int {
 }
 
 // observed reports whether the status of a policy is about its generation.
-func observed(p *v1alpha1.GPUSharingPolicy) bool {
-	ready, found := condition.Find(p.Status.Conditions, v1alpha1.ConditionReady)
-	return found && ready.ObservedGeneration >= p.Generation
-}
+func observed(p *v1alpha1.GPUSharingPolicy) bool { return p.Status.ObservedGeneration >= p.Generation }

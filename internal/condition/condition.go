@@ -30,7 +30,7 @@ const ellipsis = "…"
 func Set(conditions []metav1.Condition, c metav1.Condition, now time.Time) []metav1.Condition {
 	c.Message = cut(c.Message)
 	c.LastTransitionTime = metav1.NewTime(now.Truncate(time.Second))
-	if old, found := Find(conditions, c.Type); found && old.Status == c.Status && !old.LastTransitionTime.IsZero() {
+	if old, found := Find(conditions, c.Type); found && old.Status == c.Status && old.LastTransitionTime.Unix() > 0 { // 0: the API's default
 		c.LastTransitionTime = old.LastTransitionTime
 	}
 	return sorted(append(Remove(conditions, c.Type), c))
@@ -43,6 +43,27 @@ func SetWhenTrue(conditions []metav1.Condition, c metav1.Condition, now time.Tim
 		return sorted(Remove(conditions, c.Type))
 	}
 	return Set(conditions, c, now)
+}
+
+// SetProgress returns the conditions with Reconciling and Stalled, which tell tools that know the convention of kstatus how an object is
+// doing: if it is Ready, neither is true; if it is not, one of them is; if that is Unknown, both are. The problem is what stalls it, with
+// status true if something does.
+func SetProgress(conditions []metav1.Condition, problem metav1.Condition, now time.Time) []metav1.Condition {
+	ready, _ := Find(conditions, v1alpha1.ConditionReady)
+	reconciling, stalled := ready, ready
+	reconciling.Type, stalled.Type = v1alpha1.ConditionReconciling, v1alpha1.ConditionStalled
+	switch {
+	case ready.Status == metav1.ConditionTrue:
+		reconciling.Status, reconciling.Message = metav1.ConditionFalse, "nothing is left to do"
+		stalled.Status, stalled.Message = metav1.ConditionFalse, "nothing is left to do"
+	case problem.Status == metav1.ConditionTrue:
+		reconciling.Status, reconciling.Message = metav1.ConditionFalse, "nothing more happens until something is changed, see Stalled"
+		stalled.Status, stalled.Reason, stalled.Message = metav1.ConditionTrue, problem.Reason, problem.Message
+	case ready.Status == metav1.ConditionFalse:
+		reconciling.Status = metav1.ConditionTrue
+		stalled.Status, stalled.Message = metav1.ConditionFalse, "the work goes on, see Reconciling"
+	}
+	return Set(Set(conditions, reconciling, now), stalled, now)
 }
 
 // Find returns the condition of a type.

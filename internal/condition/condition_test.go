@@ -47,6 +47,11 @@ func TestSet(t *testing.T) {
 			set:    cond("B", metav1.ConditionFalse, "Draining", time.Time{}),
 			after:  []metav1.Condition{cond("B", metav1.ConditionFalse, "Draining", earlier)},
 		},
+		"gives a time to the API's default, which has none": {
+			before: []metav1.Condition{cond("B", metav1.ConditionUnknown, "AwaitingReport", time.Unix(0, 0))},
+			set:    cond("B", metav1.ConditionUnknown, "Busy", time.Time{}),
+			after:  []metav1.Condition{cond("B", metav1.ConditionUnknown, "Busy", now)},
+		},
 		"takes the new time when the status changes": {
 			before: []metav1.Condition{old},
 			set:    cond("B", metav1.ConditionTrue, "Fine", time.Time{}),
@@ -165,4 +170,34 @@ func TestSummariseForgetsAnOlderGeneration(t *testing.T) {
 	applied, _ := condition.Find(after, "Applied")
 	g.Expect(applied.Status).To(gomega.Equal(metav1.ConditionUnknown))
 	g.Expect(applied.Reason).To(gomega.Equal(v1alpha1.ReasonAwaitingReport))
+}
+
+func TestSetProgress(t *testing.T) {
+	problem := cond("Stalled", metav1.ConditionTrue, "NoRoom", time.Time{})
+	for name, test := range map[string]struct {
+		ready, reconciling, stalled metav1.ConditionStatus
+		problem                     metav1.Condition
+	}{
+		"done":                   {ready: metav1.ConditionTrue, reconciling: metav1.ConditionFalse, stalled: metav1.ConditionFalse},
+		"done in spite of that":  {ready: metav1.ConditionTrue, problem: problem, reconciling: metav1.ConditionFalse, stalled: metav1.ConditionFalse},
+		"at work":                {ready: metav1.ConditionFalse, reconciling: metav1.ConditionTrue, stalled: metav1.ConditionFalse},
+		"nothing goes on":        {ready: metav1.ConditionFalse, problem: problem, reconciling: metav1.ConditionFalse, stalled: metav1.ConditionTrue},
+		"not known":              {ready: metav1.ConditionUnknown, reconciling: metav1.ConditionUnknown, stalled: metav1.ConditionUnknown},
+		"not known what goes on": {ready: metav1.ConditionUnknown, problem: problem, reconciling: metav1.ConditionFalse, stalled: metav1.ConditionTrue},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := gomega.NewWithT(t)
+			after := condition.SetProgress([]metav1.Condition{cond("Ready", test.ready, "Why", earlier)}, test.problem, now)
+			g.Expect(after).To(gomega.HaveLen(3))
+			for i, want := range []metav1.ConditionStatus{test.ready, test.reconciling, test.stalled} {
+				g.Expect(after[i].Type).To(gomega.Equal([]string{"Ready", "Reconciling", "Stalled"}[i]))
+				g.Expect(after[i].Status).To(gomega.Equal(want), after[i].Type)
+				g.Expect(after[i].ObservedGeneration).To(gomega.Equal(int64(3)))
+				g.Expect(after[i].Message).NotTo(gomega.BeEmpty())
+			}
+			if test.stalled == metav1.ConditionTrue {
+				g.Expect(after[2].Reason).To(gomega.Equal("NoRoom"))
+			}
+		})
+	}
 }

@@ -9,7 +9,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
 )
 
 // A policy that is gone cannot say how its nodes are released, so each GPUNode says it (spec.release). Users who set
@@ -41,6 +40,5 @@ func (g *group) observed() int64 {
 	if g.unrecorded == 0 {
 		return g.by.Generation
 	}
-	last, _ := condition.Find(g.by.Status.Conditions, v1alpha1.ConditionAccepted)
-	return last.ObservedGeneration
+	return g.by.Status.ObservedGeneration
 }

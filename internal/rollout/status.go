@@ -23,6 +23,7 @@ func (g *group) status(w *World, tolerated tolerance, unmet []string) v1alpha1.G
 	}
 	s.Conditions = slices.Clone(g.by.Status.Conditions)
 	observed := g.observed()
+	s.ObservedGeneration = observed
 	set := func(c metav1.Condition, found func([]metav1.Condition, metav1.Condition) []metav1.Condition) {
 		c.ObservedGeneration = observed
 		s.Conditions = found(s.Conditions, c)
@@ -37,7 +38,7 @@ func (g *group) status(w *World, tolerated tolerance, unmet []string) v1alpha1.G
 	ready := g.ready(accepted)
 	set(accepted, always)
 	set(ready, always)
-	set(g.stalled(accepted, ready), whenTrue)
+	s.Conditions = condition.SetProgress(s.Conditions, g.stalled(accepted, ready), w.Now)
 	set(affected(unmet), whenTrue)
 	if tainted, asked := g.tainted(tolerated); asked {
 		set(tainted, always)
@@ -202,8 +203,8 @@ func sentences(waiting []*member) string {
 	return cut(strings.Join(parts, "; "), length)
 }
 
-// stalled says whether only a changed policy, node or cluster helps: nothing goes on and something is impossible, failed
-// or halted.
+// stalled is true if only a changed policy, node or cluster helps: every node that is not ready is unsupported, failed and rolled back, or
+// held back by a rollout that is halted.
 func (g *group) stalled(accepted, ready metav1.Condition) metav1.Condition {
 	c := metav1.Condition{
 		Type: v1alpha1.ConditionStalled, Status: metav1.ConditionFalse, Reason: ready.Reason, Message: ready.Message,
@@ -214,7 +215,7 @@ func (g *group) stalled(accepted, ready metav1.Condition) metav1.Condition {
 		return c
 	}
 	ends := func(m *member) bool {
-		return m.State == StateFailed || m.State == StateImpossible || m.reason == v1alpha1.ReasonRolloutHalted ||
+		return m.State == StateFailed && !m.holds || m.State == StateImpossible || m.reason == v1alpha1.ReasonRolloutHalted ||
 			m.reason == v1alpha1.ReasonInvalidWindow
 	}
 	if len(waiting) > 0 && !slices.ContainsFunc(waiting, func(m *member) bool { return !ends(m) }) {

@@ -142,9 +142,14 @@ func sane(g Gomega, s v1alpha1.GPUSharingPolicyStatus, generation int64) {
 		g.Expect(c.Message).NotTo(BeEmpty())
 	}
 	g.Expect(found).To(And(HaveKey(v1alpha1.ConditionAccepted), HaveKey(v1alpha1.ConditionReady)))
-	if found[v1alpha1.ConditionReady].Status == metav1.ConditionTrue {
-		g.Expect(found).NotTo(HaveKey(v1alpha1.ConditionStalled))
+	g.Expect(s.ObservedGeneration).To(Equal(generation))
+	var is []string
+	for _, kind := range []string{v1alpha1.ConditionReady, v1alpha1.ConditionReconciling, v1alpha1.ConditionStalled} {
+		if found[kind].Status == metav1.ConditionTrue {
+			is = append(is, kind)
+		}
 	}
+	g.Expect(is).To(HaveLen(1), "it is Ready, Reconciling or Stalled")
 	n := s.Nodes
 	g.Expect(n.Ready + n.Changing + n.Waiting + n.Failed + n.Conflicted).To(Equal(n.Matched))
 	for _, p := range s.Pending {

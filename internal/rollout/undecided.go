@@ -23,7 +23,7 @@ func Undecided(policies []v1alpha1.GPUSharingPolicy, message string, now time.Ti
 		s.Conditions = slices.Clone(s.Conditions)
 		for _, kind := range []string{v1alpha1.ConditionAccepted, v1alpha1.ConditionReady} {
 			last, reported := condition.Find(s.Conditions, kind)
-			if reported && kind == v1alpha1.ConditionAccepted {
+			if reported && last.Status != metav1.ConditionUnknown && kind == v1alpha1.ConditionAccepted {
 				continue
 			}
 			s.Conditions = condition.Set(s.Conditions, metav1.Condition{
@@ -31,6 +31,7 @@ func Undecided(policies []v1alpha1.GPUSharingPolicy, message string, now time.Ti
 				Reason: v1alpha1.ReasonClusterNotRead, Message: cut(message, length),
 			}, now)
 		}
+		s.Conditions = condition.SetProgress(s.Conditions, metav1.Condition{}, now)
 		all[policies[i].Name] = s
 	}
 	return all

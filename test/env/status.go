@@ -7,11 +7,15 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 
 	. "github.com/onsi/gomega"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/cli-utils/pkg/kstatus/status"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
@@ -26,19 +30,49 @@ func ExpectStatusSane(tb testing.TB, obj client.Object) {
 	case *v1alpha1.GPUSharingPolicy:
 		expectConditionsSane(g, name, o.Generation, o.Status.Conditions, v1alpha1.ConditionAccepted, v1alpha1.ConditionReady)
 		expectPolicySane(g, name, o.Status)
+		expectKstatus(tb, o, o.Status.ObservedGeneration, o.Status.Conditions)
 	case *v1alpha1.GPUNode:
 		expectConditionsSane(g, name, o.Generation, o.Status.Conditions,
 			v1alpha1.ConditionReady, v1alpha1.ConditionDiscovered, v1alpha1.ConditionApplied)
+		expectKstatus(tb, o, o.Status.ObservedGeneration, o.Status.Conditions)
 	default:
 		tb.Fatalf("%s is no object of ours", name)
 	}
 }
 
+// Kstatus returns what the library kstatus, and so Flux, Argo CD and kpt, conclude from an object of ours.
+func Kstatus(tb testing.TB, obj client.Object) status.Status {
+	tb.Helper()
+	g := NewWithT(tb)
+	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(obj)
+	g.Expect(err).NotTo(HaveOccurred())
+	u := &unstructured.Unstructured{Object: content}
+	u.SetAPIVersion(v1alpha1.SchemeGroupVersion.String())
+	u.SetKind(strings.TrimPrefix(fmt.Sprintf("%T", obj), "*v1alpha1."))
+	result, err := status.Compute(u)
+	g.Expect(err).NotTo(HaveOccurred())
+	return result.Status
+}
+
+// expectKstatus checks that kstatus concludes from an object what its conditions say.
+func expectKstatus(tb testing.TB, obj client.Object, observed int64, conditions []metav1.Condition) {
+	tb.Helper()
+	want := status.InProgressStatus
+	switch {
+	case observed < obj.GetGeneration():
+	case meta.IsStatusConditionTrue(conditions, v1alpha1.ConditionReady):
+		want = status.CurrentStatus
+	case meta.IsStatusConditionTrue(conditions, v1alpha1.ConditionStalled):
+		want = status.FailedStatus
+	}
+	NewWithT(tb).Expect(Kstatus(tb, obj)).To(Equal(want), "%T %s: %+v", obj, obj.GetName(), conditions)
+}
+
 // expectConditionsSane checks that the conditions that always belong there are there, once somebody wrote a status; that
-// none says anything of a generation that does not exist yet; and that Ready is not claimed for an older generation, nor
-// together with Stalled.
+// none says anything of a generation that does not exist yet; that Ready is not claimed for an older generation; and that exactly one of
+// Ready, Reconciling and Stalled is true, or all are Unknown.
 func expectConditionsSane(g Gomega, name string, generation int64, conditions []metav1.Condition, always ...string) {
-	if len(conditions) == 0 {
+	if len(conditions) == 0 || conditions[0].ObservedGeneration == 0 { // the defaults of the API: nobody wrote one
 		return
 	}
 	for _, conditionType := range always {
@@ -52,28 +86,36 @@ func expectConditionsSane(g Gomega, name string, generation int64, conditions []
 		g.Expect(c.ObservedGeneration).To(BeNumerically("<=", generation), about)
 	}
 	ready := meta.FindStatusCondition(conditions, v1alpha1.ConditionReady)
-	if ready == nil || ready.Status != metav1.ConditionTrue {
+	if ready == nil {
 		return
 	}
-	g.Expect(ready.ObservedGeneration).To(Equal(generation), "%s is Ready, but as an older generation", name)
-	g.Expect(meta.IsStatusConditionTrue(conditions, v1alpha1.ConditionStalled)).
-		To(BeFalse(), "%s is Ready and Stalled at the same time", name)
+	states := map[metav1.ConditionStatus]int{}
+	for _, conditionType := range []string{v1alpha1.ConditionReady, v1alpha1.ConditionReconciling, v1alpha1.ConditionStalled} {
+		c := meta.FindStatusCondition(conditions, conditionType)
+		g.Expect(c).NotTo(BeNil(), "%s has no condition %s", name, conditionType)
+		states[c.Status]++
+	}
+	g.Expect(states[metav1.ConditionTrue] == 1 || states[metav1.ConditionUnknown] == 3).
+		To(BeTrue(), "%s is not one of Ready, Reconciling and Stalled: %+v", name, conditions)
+	if ready.Status == metav1.ConditionTrue {
+		g.Expect(ready.ObservedGeneration).To(Equal(generation), "%s is Ready, but as an older generation", name)
+	}
 }
 
 // expectPolicySane checks that the counts add up, that lists are sorted and that Ready means what it says.
-func expectPolicySane(g Gomega, name string, status v1alpha1.GPUSharingPolicyStatus) {
-	n := status.Nodes
+func expectPolicySane(g Gomega, name string, s v1alpha1.GPUSharingPolicyStatus) {
+	n := s.Nodes
 	g.Expect(n.Ready+n.Changing+n.Waiting+n.Failed+n.Conflicted).
 		To(Equal(n.Matched), "the node counts of %s do not add up: %+v", name, n)
-	g.Expect(len(status.Pending)).To(BeNumerically(">=", min(n.Changing+n.Waiting+n.Failed, v1alpha1.MostPending)),
-		"%s lists too few of its nodes that are not ready: %+v", name, status)
-	g.Expect(slices.IsSortedFunc(status.Resources, func(a, b v1alpha1.ResourceCount) int {
+	g.Expect(len(s.Pending)).To(BeNumerically(">=", min(n.Changing+n.Waiting+n.Failed, v1alpha1.MostPending)),
+		"%s lists too few of its nodes that are not ready: %+v", name, s)
+	g.Expect(slices.IsSortedFunc(s.Resources, func(a, b v1alpha1.ResourceCount) int {
 		return cmp.Compare(a.Name, b.Name)
-	})).To(BeTrue(), "the resources of %s are not sorted: %+v", name, status.Resources)
-	if !meta.IsStatusConditionTrue(status.Conditions, v1alpha1.ConditionReady) {
+	})).To(BeTrue(), "the resources of %s are not sorted: %+v", name, s.Resources)
+	if !meta.IsStatusConditionTrue(s.Conditions, v1alpha1.ConditionReady) {
 		return
 	}
-	for _, r := range status.Resources {
+	for _, r := range s.Resources {
 		g.Expect(r.Advertised).To(BeNumerically(">=", r.Expected), "%s is Ready, yet lacks %s", name, r.Name)
 	}
 	g.Expect(n.Changing+n.Waiting+n.Failed).To(BeZero(), "%s is Ready, yet has nodes that are not: %+v", name, n)

@@ -192,16 +192,17 @@ func (p *pass) announceWiring(ctx context.Context, changed bool, e announcement)
 	}
 }
 
-// announceReasons tells of the conditions of a policy that have a new reason.
+// announceReasons tells of the conditions of a policy that have a new reason. Reconciling and Stalled have the reason of Ready.
 func (p *pass) announceReasons(policy *v1alpha1.GPUSharingPolicy, conditions []metav1.Condition) {
 	for _, c := range conditions {
+		follows := c.Type == v1alpha1.ConditionReconciling || c.Type == v1alpha1.ConditionStalled
 		old, had := condition.Find(policy.Status.Conditions, c.Type)
-		if had && old.Reason == c.Reason && old.Status == c.Status || !had && c.Status == metav1.ConditionTrue {
+		had = had && old.Reason != v1alpha1.ReasonAwaitingReport // which is no report
+		if follows || had && old.Reason == c.Reason && old.Status == c.Status || !had && c.Status == metav1.ConditionTrue {
 			continue
 		}
 		e := eventReasonReached
-		if c.Type == v1alpha1.ConditionStalled || c.Status == metav1.ConditionUnknown ||
-			c.Type == v1alpha1.ConditionAccepted && c.Status == metav1.ConditionFalse {
+		if c.Status == metav1.ConditionUnknown || c.Type == v1alpha1.ConditionAccepted && c.Status == metav1.ConditionFalse {
 			e = eventReasonWaits
 		}
 		e.Reason = c.Reason

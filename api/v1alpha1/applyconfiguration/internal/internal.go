@@ -208,6 +208,25 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: status
       type:
         namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.GPUNodeStatus
+      default:
+        conditions:
+        - lastTransitionTime: "1970-01-01T00:00:00Z"
+          message: The agent has not reported yet; if that lasts, look at the pod
+            with app.kubernetes.io/name=gpu-sharing-agent on the node
+          reason: AwaitingReport
+          status: Unknown
+          type: Ready
+        - lastTransitionTime: "1970-01-01T00:00:00Z"
+          message: The agent has not reported yet
+          reason: AwaitingReport
+          status: Unknown
+          type: Reconciling
+        - lastTransitionTime: "1970-01-01T00:00:00Z"
+          message: The agent has not reported yet
+          reason: AwaitingReport
+          status: Unknown
+          type: Stalled
+        observedGeneration: 0
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.GPUNodeSpec
   map:
     fields:
@@ -285,6 +304,9 @@ var schemaYAML = typed.YAMLObject(`types:
           elementType:
             namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MPSStatus
           elementRelationship: atomic
+    - name: observedGeneration
+      type:
+        scalar: numeric
     - name: rebuildTimes
       type:
         list:
@@ -309,6 +331,31 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: status
       type:
         namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.GPUSharingPolicyStatus
+      default:
+        conditions:
+        - lastTransitionTime: "1970-01-01T00:00:00Z"
+          message: The controller has not observed the policy yet; if that lasts,
+            look at the pods with app.kubernetes.io/name=gpu-sharing-controller
+          reason: AwaitingReport
+          status: Unknown
+          type: Accepted
+        - lastTransitionTime: "1970-01-01T00:00:00Z"
+          message: The controller has not observed the policy yet; if that lasts,
+            look at the pods with app.kubernetes.io/name=gpu-sharing-controller
+          reason: AwaitingReport
+          status: Unknown
+          type: Ready
+        - lastTransitionTime: "1970-01-01T00:00:00Z"
+          message: The controller has not observed the policy yet
+          reason: AwaitingReport
+          status: Unknown
+          type: Reconciling
+        - lastTransitionTime: "1970-01-01T00:00:00Z"
+          message: The controller has not observed the policy yet
+          reason: AwaitingReport
+          status: Unknown
+          type: Stalled
+        observedGeneration: 0
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.GPUSharingPolicySpec
   map:
     fields:
@@ -359,6 +406,9 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: nodes
       type:
         namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.NodeCounts
+    - name: observedGeneration
+      type:
+        scalar: numeric
     - name: pending
       type:
         list:

@@ -24,7 +24,7 @@ type GPUNodeApplyConfiguration struct {
 	*v1.ObjectMetaApplyConfiguration `json:"metadata,omitempty"`
 	// spec is the wish for each GPU of the node, written by the controller.
 	Spec *GPUNodeSpecApplyConfiguration `json:"spec,omitempty"`
-	// status is what the agent of the node observed.
+	// status is what the agent of the node observed. Its conditions are Unknown until the agent has reported.
 	Status *GPUNodeStatusApplyConfiguration `json:"status,omitempty"`
 }
 

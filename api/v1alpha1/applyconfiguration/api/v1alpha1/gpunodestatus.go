@@ -15,8 +15,11 @@ import (
 //
 // GPUNodeStatus is what the agent of the node observed.
 type GPUNodeStatusApplyConfiguration struct {
+	// observedGeneration is the generation of the GPUNode that the conditions are about. 0: the agent has not reported yet.
+	ObservedGeneration *int64 `json:"observedGeneration,omitempty"`
 	// conditions: Ready (the spec is applied), Discovered (the GPUs were read), Applied (the steps towards the spec are
-	// done) and, when true, Stalled (only a new wish helps) and RebootRequired.
+	// done), Reconciling (the agent is at work, or waits), Stalled (only a changed spec helps) and, when true, RebootRequired. One of
+	// Ready, Reconciling and Stalled is true, or all are Unknown.
 	Conditions []v1.ConditionApplyConfiguration `json:"conditions,omitempty"`
 	// driverVersion is the version of the NVIDIA driver.
 	DriverVersion *string `json:"driverVersion,omitempty"`
@@ -40,6 +43,14 @@ type GPUNodeStatusApplyConfiguration struct {
 // apply.
 func GPUNodeStatus() *GPUNodeStatusApplyConfiguration {
 	return &GPUNodeStatusApplyConfiguration{}
+}
+
+// WithObservedGeneration sets the ObservedGeneration field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the ObservedGeneration field is set to the value of the last call.
+func (b *GPUNodeStatusApplyConfiguration) WithObservedGeneration(value int64) *GPUNodeStatusApplyConfiguration {
+	b.ObservedGeneration = &value
+	return b
 }
 
 // WithConditions adds the given value to the Conditions field in the declarative configuration

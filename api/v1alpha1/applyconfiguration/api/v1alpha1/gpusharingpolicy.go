@@ -23,7 +23,7 @@ type GPUSharingPolicyApplyConfiguration struct {
 	*v1.ObjectMetaApplyConfiguration `json:"metadata,omitempty"`
 	// spec is what is wished.
 	Spec *GPUSharingPolicySpecApplyConfiguration `json:"spec,omitempty"`
-	// status is what is so.
+	// status is the observed state. Its conditions are Unknown until the controller has observed the policy.
 	Status *GPUSharingPolicyStatusApplyConfiguration `json:"status,omitempty"`
 }
 

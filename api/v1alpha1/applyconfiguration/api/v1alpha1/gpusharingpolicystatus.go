@@ -13,11 +13,14 @@ import (
 // GPUSharingPolicyStatusApplyConfiguration represents a declarative configuration of the GPUSharingPolicyStatus type for use
 // with apply.
 //
-// GPUSharingPolicyStatus is what is so.
+// GPUSharingPolicyStatus is the observed state of a policy.
 type GPUSharingPolicyStatusApplyConfiguration struct {
+	// observedGeneration is the generation of the policy that the status is about. 0: the controller has not observed the policy yet.
+	ObservedGeneration *int64 `json:"observedGeneration,omitempty"`
 	// conditions: Accepted (the policy governs what it selects), Ready (every node advertises what the policy asks for),
-	// Tainted (if it asks for taints, whether they are there) and, when true, WorkloadsAffected (workloads ask for what no
-	// node offers then) and Stalled (only a changed wish or cluster helps).
+	// Reconciling (the rollout goes on, or waits for a node, a drain, a window or the budget), Stalled (the rollout goes on only after a
+	// change of the policy, a node or the cluster), Tainted (if the policy asks for taints, whether they are there) and, when true,
+	// WorkloadsAffected (workloads ask for what no node offers then). One of Ready, Reconciling and Stalled is true, or all are Unknown.
 	Conditions []v1.ConditionApplyConfiguration `json:"conditions,omitempty"`
 	// nodes counts the nodes that the policy selects by how far they are.
 	Nodes *NodeCountsApplyConfiguration `json:"nodes,omitempty"`
@@ -35,6 +38,14 @@ type GPUSharingPolicyStatusApplyConfiguration struct {
 // apply.
 func GPUSharingPolicyStatus() *GPUSharingPolicyStatusApplyConfiguration {
 	return &GPUSharingPolicyStatusApplyConfiguration{}
+}
+
+// WithObservedGeneration sets the ObservedGeneration field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the ObservedGeneration field is set to the value of the last call.
+func (b *GPUSharingPolicyStatusApplyConfiguration) WithObservedGeneration(value int64) *GPUSharingPolicyStatusApplyConfiguration {
+	b.ObservedGeneration = &value
+	return b
 }
 
 // WithConditions adds the given value to the Conditions field in the declarative configuration

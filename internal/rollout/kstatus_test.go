@@ -1,0 +1,159 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout_test
+
+import (
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/cli-utils/pkg/kstatus/status"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+)
+
+// kstatusOf is what Flux, Argo CD and kpt conclude from a policy with the status that was decided.
+func kstatusOf(t *testing.T, p v1alpha1.GPUSharingPolicy, s v1alpha1.GPUSharingPolicyStatus) status.Status {
+	t.Helper()
+	g := NewWithT(t)
+	p.TypeMeta, p.Status = metav1.TypeMeta{APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: "GPUSharingPolicy"}, s
+	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&p)
+	g.Expect(err).NotTo(HaveOccurred())
+	result, err := status.Compute(&unstructured.Unstructured{Object: content})
+	g.Expect(err).NotTo(HaveOccurred())
+	return result.Status
+}
+
+// TestKstatusOfEachState brings the only node of a policy into each state of the state table, and asks kstatus how the policy is doing.
+func TestKstatusOfEachState(t *testing.T) {
+	for state, c := range map[rollout.State]struct {
+		situation func() *cluster
+		want      status.Status
+	}{
+		rollout.StateUndiscovered: {func() *cluster { c, h := toMIG(); h.AgentReady = false; return c }, status.InProgressStatus},
+		rollout.StateImpossible: {func() *cluster {
+			c, _ := toMIG(func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Sharing = mig(count("1g.99gb", 1)) })
+			return c
+		}, status.FailedStatus},
+		rollout.StateStaleGentle: {func() *cluster {
+			c, _ := toMIG(func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Sharing = timeSlicing(4) })
+			return c
+		}, status.InProgressStatus},
+		rollout.StateStaleDisruptive: {func() *cluster { c, _ := toMIG(); return c }, status.InProgressStatus},
+		rollout.StateDraining: {func() *cluster {
+			c, h := toMIG()
+			c.hold(h, "train", 1, gpu.WholeGPU)
+			c.pass()
+			c.tick(time.Minute)
+			return c
+		}, status.InProgressStatus},
+		rollout.StateQuiescing: {func() *cluster { c, _ := toMIG(); c.steps(1); return c }, status.InProgressStatus},
+		rollout.StateQuiet:     {func() *cluster { c, _ := toMIG(); c.steps(2); return c }, status.InProgressStatus},
+		rollout.StateApplying:  {func() *cluster { c, _ := toMIG(); c.steps(2); c.pass(); return c }, status.InProgressStatus},
+		rollout.StateSelecting: {func() *cluster { c, _ := slicing(); c.steps(3); return c }, status.InProgressStatus},
+		rollout.StateVerifying: {func() *cluster { c, _ := slicing(); c.steps(3); c.pass(); return c }, status.InProgressStatus},
+		rollout.StateReleasing: {func() *cluster {
+			c, _ := toMIG()
+			for range 60 {
+				if rollout.Decide(c.world()).Nodes[0].State == rollout.StateReleasing {
+					break
+				}
+				c.steps(1)
+			}
+			return c
+		}, status.InProgressStatus},
+		rollout.StateFailed: {func() *cluster { // and rolled back
+			c, h := slicing()
+			c.run(60)
+			h.breaks(h.GPU.Spec.ConfigName)
+			c.Policies[0].Spec.Sharing, c.Policies[0].Generation = timeSlicing(8), 2
+			c.run(400)
+			return c
+		}, status.FailedStatus},
+		rollout.StateDegraded: {func() *cluster {
+			c, h := slicing()
+			c.run(60)
+			h.Allocatable["nvidia.com/gpu"] = 1
+			return c
+		}, status.InProgressStatus},
+		rollout.StateUpToDate: {func() *cluster { c, _ := slicing(); c.run(60); return c }, status.CurrentStatus},
+	} {
+		t.Run(string(state), func(t *testing.T) {
+			g := NewWithT(t)
+			cl := c.situation()
+			d := rollout.Decide(cl.world())
+			g.Expect(d.Nodes[0].State).To(Equal(state), d.Nodes[0].Message)
+			sane(g, d.Policies["research"], cl.Policies[0].Generation)
+			g.Expect(kstatusOf(t, cl.Policies[0], d.Policies["research"])).To(Equal(c.want), "%+v", d.Policies["research"].Conditions)
+			cl.Policies[0].Generation++
+			g.Expect(kstatusOf(t, cl.Policies[0], d.Policies["research"])).To(Equal(status.InProgressStatus), "of an edit that nobody has seen")
+		})
+	}
+}
+
+// TestKstatusOfAPolicyThatWaits: what ends by itself is in progress, what needs a change has failed.
+func TestKstatusOfAPolicyThatWaits(t *testing.T) {
+	twoNodes := func(change ...func(*v1alpha1.GPUSharingPolicy)) *cluster {
+		c, _ := toMIG(change...)
+		c.add("b", sim.A100)
+		return c
+	}
+	for name, c := range map[string]struct {
+		situation func() *cluster
+		reason    string // of Ready
+		want      status.Status
+	}{
+		"for the budget":        {func() *cluster { c := twoNodes(); c.pass(); return c }, v1alpha1.ReasonProgressing, status.InProgressStatus},
+		"for a window":          {func() *cluster { c, _ := toMIG(inWindows(tonight)); c.at("2027-03-01T12:00:00Z"); return c }, v1alpha1.ReasonOutsideWindow, status.InProgressStatus},
+		"for nobody's pod":      {func() *cluster { c, h := toMIG(neverEvicting); c.hold(h, "train", 1, gpu.WholeGPU); return c }, v1alpha1.ReasonGPUInUse, status.InProgressStatus},
+		"for its user":          {func() *cluster { c, _ := toMIG(paused); return c }, v1alpha1.ReasonPaused, status.InProgressStatus},
+		"for the ClusterPolicy": {func() *cluster { c, _ := toMIG(); c.Wiring.Ready = false; return c }, v1alpha1.ReasonConfiguringDevicePlugin, status.InProgressStatus},
+		"for other nodes":       {func() *cluster { c, h := toMIG(); h.Labels["pool"] = "x"; return elsewhere(c) }, v1alpha1.ReasonNoMatchingNodes, status.FailedStatus},
+		"for an edit of its windows": {func() *cluster {
+			c, _ := toMIG(inWindows(window("0 0 30 2 *", "1h")))
+			return c
+		}, v1alpha1.ReasonInvalidWindow, status.FailedStatus},
+		"for the roll back of a node that failed": {func() *cluster {
+			c, h := slicing()
+			c.run(60)
+			h.breaks(h.GPU.Spec.ConfigName)
+			c.Policies[0].Spec.Sharing, c.Policies[0].Generation = timeSlicing(8), 2
+			for range 400 {
+				d := c.pass()
+				c.tick(time.Second)
+				if d.Nodes[0].State == rollout.StateFailed {
+					break
+				}
+			}
+			return c
+		}, v1alpha1.ReasonNotAdvertised, status.InProgressStatus},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			cl := c.situation()
+			s := rollout.Decide(cl.world()).Policies["research"]
+			g.Expect(s.Conditions).To(ContainElement(And(HaveField("Type", v1alpha1.ConditionReady), HaveField("Reason", c.reason))))
+			g.Expect(kstatusOf(t, cl.Policies[0], s)).To(Equal(c.want), "%+v", s.Conditions)
+		})
+	}
+	t.Run("for a decision", func(t *testing.T) {
+		g := NewWithT(t)
+		cl, _ := slicing()
+		cl.run(60)
+		cl.Policies[0].Status = rollout.Decide(cl.world()).Policies["research"]
+		s := rollout.Undecided(cl.Policies, "Waiting for the cache", cl.Now)["research"]
+		g.Expect(kstatusOf(t, cl.Policies[0], s)).To(Equal(status.InProgressStatus), "%+v", s.Conditions)
+	})
+}
+
+func elsewhere(c *cluster) *cluster {
+	c.Policies[0].Spec.NodeSelector = &v1alpha1.NodeSelector{MatchLabels: map[string]string{"pool": "none"}}
+	return c
+}
