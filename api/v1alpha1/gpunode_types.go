@@ -18,9 +18,10 @@ import (
 // +kubebuilder:subresource:status
 // +kubebuilder:resource:scope=Cluster,shortName=gpun,categories=gpusharing
 // +kubebuilder:printcolumn:name="Policy",type=string,JSONPath=`.spec.policyName`
-// +kubebuilder:printcolumn:name="Product",type=string,JSONPath=`.status.devices[0].product`
+// +kubebuilder:printcolumn:name="Strategy",type=string,JSONPath=`.spec.strategy`
+// +kubebuilder:printcolumn:name="GPUs",type=string,JSONPath=`.status.gpus`
 // +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`
-// +kubebuilder:printcolumn:name="Reason",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].reason`
+// +kubebuilder:printcolumn:name="Status",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].reason`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 // +kubebuilder:printcolumn:name="Message",type=string,priority=1,JSONPath=`.status.conditions[?(@.type=="Ready")].message`
 type GPUNode struct {
@@ -44,6 +45,10 @@ type GPUNodeSpec struct {
 	// +optional
 	// +kubebuilder:validation:MaxLength=253
 	PolicyName string `json:"policyName,omitempty"`
+
+	// strategy is the strategy of the policy that asked for devices. Absent if none did.
+	// +optional
+	Strategy Strategy `json:"strategy,omitempty"`
 
 	// configName is the name of the device-plugin config that belongs to devices, a key of the operator's ConfigMap. The
 	// node's label selects it once the agent has applied devices.
@@ -186,6 +191,9 @@ type NodeSharing struct {
 	// +optional
 	// +kubebuilder:validation:MaxLength=253
 	PolicyName string `json:"policyName,omitempty"`
+	// strategy is the strategy of that policy.
+	// +optional
+	Strategy Strategy `json:"strategy,omitempty"`
 	// configName is the name of the device-plugin config.
 	// +optional
 	// +kubebuilder:validation:MaxLength=63
@@ -376,6 +384,11 @@ type GPUNodeStatus struct {
 	// +listMapKey=type
 	// +kubebuilder:validation:MaxItems=16
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
+
+	// gpus sums up the GPUs of the node by product, such as 2× NVIDIA-A100-SXM4-40GB.
+	// +optional
+	// +kubebuilder:validation:MaxLength=256
+	GPUs string `json:"gpus,omitempty"`
 
 	// driverVersion is the version of the NVIDIA driver.
 	// +optional

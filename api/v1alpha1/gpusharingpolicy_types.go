@@ -16,13 +16,14 @@ import (
 // +kubebuilder:subresource:status
 // +kubebuilder:resource:scope=Cluster,shortName=gsp,categories=gpusharing
 // +kubebuilder:printcolumn:name="Strategy",type=string,JSONPath=`.spec.sharing.strategy`
-// +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`
-// +kubebuilder:printcolumn:name="Reason",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].reason`
-// +kubebuilder:printcolumn:name="Generation",type=integer,JSONPath=`.metadata.generation`
-// +kubebuilder:printcolumn:name="Observed",type=integer,JSONPath=`.status.conditions[?(@.type=="Ready")].observedGeneration`
 // +kubebuilder:printcolumn:name="Nodes",type=integer,JSONPath=`.status.nodes.matched`
-// +kubebuilder:printcolumn:name="Done",type=integer,JSONPath=`.status.nodes.ready`
+// +kubebuilder:printcolumn:name="Ready",type=integer,JSONPath=`.status.nodes.ready`
+// +kubebuilder:printcolumn:name="Updated",type=integer,JSONPath=`.status.nodes.updated`
+// +kubebuilder:printcolumn:name="Blocked",type=integer,JSONPath=`.status.nodes.blocked`
+// +kubebuilder:printcolumn:name="Status",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].reason`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+// +kubebuilder:printcolumn:name="Generation",type=integer,priority=1,JSONPath=`.metadata.generation`
+// +kubebuilder:printcolumn:name="Observed",type=integer,priority=1,JSONPath=`.status.observedGeneration`
 // +kubebuilder:printcolumn:name="Message",type=string,priority=1,JSONPath=`.status.conditions[?(@.type=="Ready")].message`
 type GPUSharingPolicy struct {
 	metav1.TypeMeta `json:",inline"`
@@ -366,7 +367,8 @@ type GPUSharingPolicyStatus struct {
 	Pending []PendingNode `json:"pending,omitempty"`
 }
 
-// NodeCounts counts nodes by how far they are. ready, changing, waiting, failed and conflicted add up to matched.
+// NodeCounts counts nodes by how far they are. ready, changing, waiting, failed and conflicted add up to matched. updated and blocked
+// count some of these nodes once more.
 type NodeCounts struct {
 	// matched is the number of nodes that the policy selects.
 	// +optional
@@ -388,6 +390,16 @@ type NodeCounts struct {
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	Failed int32 `json:"failed"`
+	// updated is the number of nodes whose GPUs are as the policy asks and which select its device-plugin config. Those of them that are
+	// not ready do not advertise yet, or no longer, what the policy asks for.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	Updated int32 `json:"updated"`
+	// blocked is the number of nodes, changing or waiting, whose change waits for something that the rollout does not bring about: pods
+	// or processes that use the GPUs, an agent that does not report, NVIDIA's programs, another controller.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	Blocked int32 `json:"blocked"`
 	// conflicted is the number of nodes that another policy governs.
 	// +optional
 	// +kubebuilder:validation:Minimum=0

@@ -88,6 +88,7 @@ func reportsWithoutWish(s scenario) {
 	status := n.get().Status
 	n.Expect(status.BootID).To(gomega.Equal("boot-1"))
 	n.Expect(status.Devices).To(gomega.HaveLen(2))
+	n.Expect(status.GPUs).To(gomega.Equal("1× NVIDIA-A100-SXM4-40GB, 1× Tesla-T4"))
 	a100, t4 := status.Devices[0], status.Devices[1]
 	n.Expect(a100.UUID).To(gomega.Equal(n.uuid(0)))
 	n.Expect(a100.Product).To(gomega.HavePrefix("NVIDIA-A100-"))
@@ -354,6 +355,7 @@ func unfitBeside(s scenario) {
 	n := s.node("", sim.A100, sim.A100)
 	n.wish(mig(n.uuid(0), instances("7g.40gb", 2)), mig(n.uuid(1), instances("1g.5gb", 7)))
 	result, err := n.reconcile()
+	n.Expect(n.get().Status.GPUs).To(gomega.Equal("2× NVIDIA-A100-SXM4-40GB"))
 	n.Expect(err).NotTo(gomega.HaveOccurred())
 	n.Expect(result.RequeueAfter).To(gomega.Equal(resync), "a broken wish is not retried")
 	n.Expect(n.expectCondition(v1alpha1.ConditionStalled, metav1.ConditionTrue, v1alpha1.ReasonLayoutDoesNotFit)).

@@ -50,7 +50,7 @@ func (c *Controller) status(node *v1alpha1.GPUNode, r report) v1alpha1.GPUNodeSt
 	status.Config = v1alpha1.ConfigStatus{} // is the ConfigReporter's
 	if r.failed == nil && !r.aside {
 		status.DriverVersion, status.BootID, status.Devices = r.observed.driverVersion, c.bootID, statusOf(r.observed.devices)
-		status.MPS = r.observed.daemons
+		status.GPUs, status.MPS = sumOf(status.Devices), r.observed.daemons
 	}
 	if r.rebuilds != nil || r.failed == nil {
 		status.RebuildTimes = r.rebuilds

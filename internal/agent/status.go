@@ -5,8 +5,10 @@ package agent
 
 import (
 	"cmp"
+	"fmt"
 	"math"
 	"slices"
+	"strings"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
@@ -16,7 +18,7 @@ import (
 // The bounds of the API's lists and strings.
 const (
 	maxProcesses, maxHolders, maxProfiles, maxInstances, maxStarts = 32, 64, 32, 16, 32
-	maxName, maxProduct                                            = 128, 96
+	maxName, maxProduct, maxSum                                    = 128, 96, 256
 )
 
 // statusOf is what the status shows of observed GPUs: sorted, so that the same GPUs are the same status.
@@ -29,6 +31,21 @@ func statusOf(devices []gpu.Device) []v1alpha1.DeviceStatus {
 		return cmp.Or(cmp.Compare(a.Index, b.Index), cmp.Compare(a.UUID, b.UUID))
 	})
 	return statuses
+}
+
+// sumOf sums up GPUs by product, in the order of their indexes.
+func sumOf(devices []v1alpha1.DeviceStatus) string {
+	var products []string
+	counts := map[string]int{}
+	for _, d := range devices {
+		if counts[d.Product]++; counts[d.Product] == 1 {
+			products = append(products, d.Product)
+		}
+	}
+	for i, product := range products {
+		products[i] = fmt.Sprintf("%d× %s", counts[product], cmp.Or(product, "unknown"))
+	}
+	return cut(strings.Join(products, ", "), maxSum)
 }
 
 func deviceStatus(d gpu.Device) v1alpha1.DeviceStatus {

@@ -70,7 +70,7 @@ func (v *view) ask() {
 		return
 	}
 	v.wish, v.to = &w, targetOf(w)
-	v.to.actuator = actuatorOf(v.by)
+	v.to.strategy, v.to.actuator = v.by.Spec.Sharing.Strategy, actuatorOf(v.by)
 	if v.managed() {
 		if v.why = v.noManager(); v.why != nil {
 			return

@@ -103,7 +103,7 @@ func (m *member) retain() []Action {
 	}
 	if spec := m.node.GPU.Spec; m.world.Wiring.Reason == "" && spec.PolicyName != "" {
 		spec = *spec.DeepCopy()
-		spec.PolicyName = ""
+		spec.PolicyName, spec.Strategy = "", ""
 		if spec.Baseline == nil {
 			spec = v1alpha1.GPUNodeSpec{}
 		}

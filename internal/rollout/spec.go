@@ -45,7 +45,7 @@ func (v *view) setSpec() SetSpec {
 func (v *view) kept() v1alpha1.GPUNodeSpec {
 	spec := *v.node.GPU.Spec.DeepCopy()
 	v.record(&spec)
-	spec.PolicyName = v.to.policy
+	spec.PolicyName, spec.Strategy = v.to.policy, v.to.strategy
 	switch {
 	case v.by != nil:
 		spec.Release = releaseOf(v.by)

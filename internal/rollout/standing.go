@@ -49,3 +49,8 @@ func passes(reason string) bool {
 	}
 	return false
 }
+
+// updated reports whether the GPUs of a node with that state are as its policy asks, and the node selects the config of the policy.
+func updated(s State) bool {
+	return s == StateVerifying || s == StateReleasing || s == StateDegraded || s == StateUpToDate
+}

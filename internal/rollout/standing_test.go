@@ -55,6 +55,38 @@ func TestOfFortyNodesTheWorstTenAreListed(t *testing.T) {
 		"busy GPUInUse (StaleDisruptive)", "lost AgentNotReporting (Undiscovered)",
 		HavePrefix("a00 "), HavePrefix("a01 "), HavePrefix("a02 "), HavePrefix("a03 "), HavePrefix("a04 "),
 	))
-	g.Expect(s.Nodes).To(Equal(v1alpha1.NodeCounts{Matched: 40, Failed: 3, Waiting: 37}))
+	g.Expect(s.Nodes).To(Equal(v1alpha1.NodeCounts{Matched: 40, Failed: 3, Waiting: 37, Blocked: 2}))
 	sane(g, s, c.Policies[0].Generation)
+}
+
+// TestUpdatedNodesAreNotAllReady: a node whose device plugin has lost a replica has the configuration, and is not ready.
+func TestUpdatedNodesAreNotAllReady(t *testing.T) {
+	g := NewWithT(t)
+	c, h := slicing()
+	c.add("b", sim.T4)
+	counts := func() v1alpha1.NodeCounts { return rollout.Decide(c.world()).Policies["research"].Nodes }
+	g.Expect(counts()).To(Equal(v1alpha1.NodeCounts{Matched: 2, Waiting: 2}))
+	c.run(60)
+	g.Expect(counts()).To(Equal(v1alpha1.NodeCounts{Matched: 2, Ready: 2, Updated: 2}))
+	h.Allocatable["nvidia.com/gpu"]--
+	g.Expect(counts()).To(Equal(v1alpha1.NodeCounts{Matched: 2, Ready: 1, Waiting: 1, Updated: 2, Blocked: 1}))
+}
+
+// TestTheStrategyOfANode is that of the devices in its spec: after a roll back that of the last good state.
+func TestTheStrategyOfANode(t *testing.T) {
+	g := NewWithT(t)
+	c, h := toMIG()
+	c.Policies[0].Spec.Sharing = timeSlicing(4)
+	c.run(60)
+	g.Expect(h.GPU.Spec.Strategy).To(Equal(v1alpha1.StrategyTimeSlicing))
+	h.breaks(h.GPU.Spec.ConfigName)
+	c.Policies[0].Spec.Sharing, c.Policies[0].Generation = mig(count("1g", 7)), 2
+	c.steps(3)
+	g.Expect(h.GPU.Spec.Strategy).To(Equal(v1alpha1.StrategyMIG))
+	d, _ := c.run(400)
+	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateFailed), d.Nodes[0].Message)
+	g.Expect(h.GPU.Spec.Strategy).To(Equal(v1alpha1.StrategyTimeSlicing))
+	c.Policies = nil
+	c.run(60)
+	g.Expect(h.GPU.Spec).To(Equal(v1alpha1.GPUNodeSpec{}))
 }

@@ -51,7 +51,8 @@ func (g *group) status(w *World, tolerated tolerance, unmet []string) v1alpha1.G
 func (g *group) counts() v1alpha1.NodeCounts {
 	c := v1alpha1.NodeCounts{Matched: int32(len(g.members) + len(g.lost)), Conflicted: int32(len(g.lost))}
 	for _, m := range g.members {
-		switch stands := m.standing(); {
+		stands := m.standing()
+		switch {
 		case stands == nodeReady:
 			c.Ready++
 		case stands == nodeFailed || stands == nodeUnsupported:
@@ -60,6 +61,12 @@ func (g *group) counts() v1alpha1.NodeCounts {
 			c.Changing++
 		default:
 			c.Waiting++
+		}
+		if stands == nodeBlocked {
+			c.Blocked++
+		}
+		if updated(m.State) {
+			c.Updated++
 		}
 	}
 	return c

@@ -14,7 +14,8 @@ import (
 
 // target is where a node is on its way to: what its policy wishes, its last good state, or its baseline.
 type target struct {
-	policy string
+	policy   string
+	strategy v1alpha1.Strategy // of the policy that asked for it; empty: none did
 	// actuator is who partitions the GPUs; empty: the agent.
 	actuator v1alpha1.MIGActuator
 	key      string // of the device-plugin configuration; empty: the node carries no label
@@ -34,7 +35,7 @@ func (t target) hash() string { return policy.Hash(t.key, t.devices) }
 
 // sharing is the target as the spec records it.
 func (t target) sharing() *v1alpha1.NodeSharing {
-	return &v1alpha1.NodeSharing{PolicyName: t.policy, ConfigName: t.key, Devices: t.devices}
+	return &v1alpha1.NodeSharing{PolicyName: t.policy, Strategy: t.strategy, ConfigName: t.key, Devices: t.devices}
 }
 
 // targetOf is the wish of a policy.
@@ -54,7 +55,7 @@ func fallback(by string, spec v1alpha1.GPUNodeSpec, have []gpu.Device) target {
 				devices = append(devices, d)
 			}
 		}
-		return target{policy: by, key: good.ConfigName, devices: devices}
+		return target{policy: by, strategy: good.Strategy, key: good.ConfigName, devices: devices}
 	}
 	t := baseline(spec, have)
 	t.policy, t.final, t.labels = by, false, nil

@@ -37,5 +37,5 @@ func Store(have *v1alpha1.GPUNode, want v1alpha1.GPUNodeSpec) (spec v1alpha1.GPU
 
 // wished is what a spec asks for, as the last good state once it is that.
 func wished(spec v1alpha1.GPUNodeSpec) *v1alpha1.NodeSharing {
-	return &v1alpha1.NodeSharing{PolicyName: spec.PolicyName, ConfigName: spec.ConfigName, Devices: spec.Devices}
+	return &v1alpha1.NodeSharing{PolicyName: spec.PolicyName, Strategy: spec.Strategy, ConfigName: spec.ConfigName, Devices: spec.Devices}
 }

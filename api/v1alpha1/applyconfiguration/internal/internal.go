@@ -269,6 +269,9 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: release
       type:
         namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.Release
+    - name: strategy
+      type:
+        namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.Strategy
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.GPUNodeStatus
   map:
     fields:
@@ -296,6 +299,9 @@ var schemaYAML = typed.YAMLObject(`types:
             namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.DeviceStatus
           elementRelationship: atomic
     - name: driverVersion
+      type:
+        scalar: string
+    - name: gpus
       type:
         scalar: string
     - name: mps
@@ -645,6 +651,9 @@ var schemaYAML = typed.YAMLObject(`types:
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.NodeCounts
   map:
     fields:
+    - name: blocked
+      type:
+        scalar: numeric
     - name: changing
       type:
         scalar: numeric
@@ -658,6 +667,9 @@ var schemaYAML = typed.YAMLObject(`types:
       type:
         scalar: numeric
     - name: ready
+      type:
+        scalar: numeric
+    - name: updated
       type:
         scalar: numeric
     - name: waiting
@@ -709,6 +721,9 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: policyName
       type:
         scalar: string
+    - name: strategy
+      type:
+        namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.Strategy
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.Numbering
   map:
     fields:

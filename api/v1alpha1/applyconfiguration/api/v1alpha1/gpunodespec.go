@@ -17,6 +17,8 @@ import (
 type GPUNodeSpecApplyConfiguration struct {
 	// policyName is the name of the GPUSharingPolicy that governs the node; empty if none does.
 	PolicyName *string `json:"policyName,omitempty"`
+	// strategy is the strategy of the policy that asked for devices. Absent if none did.
+	Strategy *apiv1alpha1.Strategy `json:"strategy,omitempty"`
 	// configName is the name of the device-plugin config that belongs to devices, a key of the operator's ConfigMap. The
 	// node's label selects it once the agent has applied devices.
 	ConfigName *string `json:"configName,omitempty"`
@@ -61,6 +63,14 @@ func GPUNodeSpec() *GPUNodeSpecApplyConfiguration {
 // If called multiple times, the PolicyName field is set to the value of the last call.
 func (b *GPUNodeSpecApplyConfiguration) WithPolicyName(value string) *GPUNodeSpecApplyConfiguration {
 	b.PolicyName = &value
+	return b
+}
+
+// WithStrategy sets the Strategy field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Strategy field is set to the value of the last call.
+func (b *GPUNodeSpecApplyConfiguration) WithStrategy(value apiv1alpha1.Strategy) *GPUNodeSpecApplyConfiguration {
+	b.Strategy = &value
 	return b
 }
 

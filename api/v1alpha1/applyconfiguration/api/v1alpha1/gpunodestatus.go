@@ -21,6 +21,8 @@ type GPUNodeStatusApplyConfiguration struct {
 	// done), Reconciling (the agent is at work, or waits), Stalled (only a changed spec helps) and, when true, RebootRequired. One of
 	// Ready, Reconciling and Stalled is true, or all are Unknown.
 	Conditions []v1.ConditionApplyConfiguration `json:"conditions,omitempty"`
+	// gpus sums up the GPUs of the node by product, such as 2× NVIDIA-A100-SXM4-40GB.
+	GPUs *string `json:"gpus,omitempty"`
 	// driverVersion is the version of the NVIDIA driver.
 	DriverVersion *string `json:"driverVersion,omitempty"`
 	// bootID is the boot of the node in which all this was observed. Before the agent reboots the node it writes it once
@@ -63,6 +65,14 @@ func (b *GPUNodeStatusApplyConfiguration) WithConditions(values ...*v1.Condition
 		}
 		b.Conditions = append(b.Conditions, *values[i])
 	}
+	return b
+}
+
+// WithGPUs sets the GPUs field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the GPUs field is set to the value of the last call.
+func (b *GPUNodeStatusApplyConfiguration) WithGPUs(value string) *GPUNodeStatusApplyConfiguration {
+	b.GPUs = &value
 	return b
 }
 

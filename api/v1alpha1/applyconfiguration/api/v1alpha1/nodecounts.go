@@ -8,7 +8,8 @@ package v1alpha1
 // NodeCountsApplyConfiguration represents a declarative configuration of the NodeCounts type for use
 // with apply.
 //
-// NodeCounts counts nodes by how far they are. ready, changing, waiting, failed and conflicted add up to matched.
+// NodeCounts counts nodes by how far they are. ready, changing, waiting, failed and conflicted add up to matched. updated and blocked
+// count some of these nodes once more.
 type NodeCountsApplyConfiguration struct {
 	// matched is the number of nodes that the policy selects.
 	Matched *int32 `json:"matched,omitempty"`
@@ -20,6 +21,12 @@ type NodeCountsApplyConfiguration struct {
 	Waiting *int32 `json:"waiting,omitempty"`
 	// failed is the number of nodes on which the change failed or is impossible.
 	Failed *int32 `json:"failed,omitempty"`
+	// updated is the number of nodes whose GPUs are as the policy asks and which select its device-plugin config. Those of them that are
+	// not ready do not advertise yet, or no longer, what the policy asks for.
+	Updated *int32 `json:"updated,omitempty"`
+	// blocked is the number of nodes, changing or waiting, whose change waits for something that the rollout does not bring about: pods
+	// or processes that use the GPUs, an agent that does not report, NVIDIA's programs, another controller.
+	Blocked *int32 `json:"blocked,omitempty"`
 	// conflicted is the number of nodes that another policy governs.
 	Conflicted *int32 `json:"conflicted,omitempty"`
 }
@@ -67,6 +74,22 @@ func (b *NodeCountsApplyConfiguration) WithWaiting(value int32) *NodeCountsApply
 // If called multiple times, the Failed field is set to the value of the last call.
 func (b *NodeCountsApplyConfiguration) WithFailed(value int32) *NodeCountsApplyConfiguration {
 	b.Failed = &value
+	return b
+}
+
+// WithUpdated sets the Updated field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Updated field is set to the value of the last call.
+func (b *NodeCountsApplyConfiguration) WithUpdated(value int32) *NodeCountsApplyConfiguration {
+	b.Updated = &value
+	return b
+}
+
+// WithBlocked sets the Blocked field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Blocked field is set to the value of the last call.
+func (b *NodeCountsApplyConfiguration) WithBlocked(value int32) *NodeCountsApplyConfiguration {
+	b.Blocked = &value
 	return b
 }
 

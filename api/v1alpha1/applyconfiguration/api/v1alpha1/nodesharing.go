@@ -5,6 +5,10 @@
 
 package v1alpha1
 
+import (
+	apiv1alpha1 "github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+)
+
 // NodeSharingApplyConfiguration represents a declarative configuration of the NodeSharing type for use
 // with apply.
 //
@@ -12,6 +16,8 @@ package v1alpha1
 type NodeSharingApplyConfiguration struct {
 	// policyName is the name of the policy that asked for it.
 	PolicyName *string `json:"policyName,omitempty"`
+	// strategy is the strategy of that policy.
+	Strategy *apiv1alpha1.Strategy `json:"strategy,omitempty"`
 	// configName is the name of the device-plugin config.
 	ConfigName *string `json:"configName,omitempty"`
 	// devices are the GPUs and how each is shared.
@@ -29,6 +35,14 @@ func NodeSharing() *NodeSharingApplyConfiguration {
 // If called multiple times, the PolicyName field is set to the value of the last call.
 func (b *NodeSharingApplyConfiguration) WithPolicyName(value string) *NodeSharingApplyConfiguration {
 	b.PolicyName = &value
+	return b
+}
+
+// WithStrategy sets the Strategy field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Strategy field is set to the value of the last call.
+func (b *NodeSharingApplyConfiguration) WithStrategy(value apiv1alpha1.Strategy) *NodeSharingApplyConfiguration {
+	b.Strategy = &value
 	return b
 }
 
