@@ -90,7 +90,7 @@ type MPS struct {
 	// +optional
 	// +kubebuilder:validation:XIntOrString
 	// +kubebuilder:validation:MaxLength=16
-	// +kubebuilder:validation:XValidation:rule="quantity(string(self)).isGreaterThan(quantity('0')) && quantity(string(self)).isInteger() && quantity(string(self)).asInteger() % 1048576 == 0",message="must be a whole number of MiB, such as 512Mi or 4Gi"
+	// +kubebuilder:validation:XValidation:rule="quantity(string(self)).isGreaterThan(quantity('0')) && quantity(string(self)).isLessThan(quantity('1Pi')) && int(quantity(string(self)).asApproximateFloat() + 0.5) % 1048576 == 0 && quantity(string(self)).sub(int(quantity(string(self)).asApproximateFloat() + 0.5)).compareTo(quantity('0')) == 0",message="must be a whole number of MiB, such as 512Mi, 4Gi or 1.5Gi"
 	// +kubebuilder:validation:XValidation:rule="quantity(string(self)).isLessThan(quantity('1Ti'))",message="must be less than 1Ti, more than any GPU has"
 	PinnedMemoryLimit *resource.Quantity `json:"pinnedMemoryLimit,omitempty"`
 

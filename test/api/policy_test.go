@@ -129,14 +129,22 @@ func refused(t *testing.T, c client.Client) {
 		},
 		"a memory limit of nothing": {
 			spec: `sharing: {strategy: MPS, mps: {replicas: 2, pinnedMemoryLimit: 0Gi}}`,
-			says: []string{"spec.sharing.mps.pinnedMemoryLimit", "must be a whole number of MiB, such as 512Mi or 4Gi"},
+			says: []string{"spec.sharing.mps.pinnedMemoryLimit", "must be a whole number of MiB, such as 512Mi, 4Gi or 1.5Gi"},
 		},
 		"a memory limit without a unit": {
 			spec: `sharing: {strategy: MPS, mps: {replicas: 2, pinnedMemoryLimit: "4096"}}`,
-			says: []string{"spec.sharing.mps.pinnedMemoryLimit", "must be a whole number of MiB, such as 512Mi or 4Gi"},
+			says: []string{"spec.sharing.mps.pinnedMemoryLimit", "must be a whole number of MiB, such as 512Mi, 4Gi or 1.5Gi"},
 		},
 		"a memory limit of half a MiB": {
 			spec: `sharing: {strategy: MPS, mps: {replicas: 2, pinnedMemoryLimit: 1.5Mi}}`,
+			says: []string{"spec.sharing.mps.pinnedMemoryLimit", "must be a whole number of MiB"},
+		},
+		"a memory limit that is no whole number of MiB": {
+			spec: `sharing: {strategy: MPS, mps: {replicas: 2, pinnedMemoryLimit: 0.1Gi}}`,
+			says: []string{"spec.sharing.mps.pinnedMemoryLimit", "must be a whole number of MiB"},
+		},
+		"a memory limit of one byte too many": {
+			spec: `sharing: {strategy: MPS, mps: {replicas: 2, pinnedMemoryLimit: 1073741825}}`,
 			says: []string{"spec.sharing.mps.pinnedMemoryLimit", "must be a whole number of MiB"},
 		},
 		"a memory limit beyond any GPU": {
@@ -344,6 +352,10 @@ func accepted(t *testing.T, c client.Client) {
 		"the most time-sliced replicas":      `sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 256}}`,
 		"MPS for all users":                  `sharing: {strategy: MPS, mps: {replicas: 4, multiUser: true}}`,
 		"the most MPS replicas":              `sharing: {strategy: MPS, mps: {replicas: 48, activeThreadPercentage: 100, pinnedMemoryLimit: 1023Gi}}`,
+		"a memory limit of one and a half":   `sharing: {strategy: MPS, mps: {replicas: 2, pinnedMemoryLimit: 1.5Gi}}`,
+		"a memory limit of odd MiB":          `sharing: {strategy: MPS, mps: {replicas: 2, pinnedMemoryLimit: 8155Mi}}`,
+		"a memory limit of many GiB":         `sharing: {strategy: MPS, mps: {replicas: 2, pinnedMemoryLimit: 143771Mi}}`,
+		"a memory limit by a fraction":       `sharing: {strategy: MPS, mps: {replicas: 2, pinnedMemoryLimit: "0.0009765625Gi"}}`,
 		"a memory limit in bytes":            `sharing: {strategy: MPS, mps: {replicas: 2, pinnedMemoryLimit: 1073741824}}`,
 		"a profile with media extensions":    fmt.Sprintf(migWith, "1g.10gb+me"),
 		"a profile with all media engines":   fmt.Sprintf(migWith, "1g.24gb+me.all"),
