@@ -19,7 +19,8 @@ import (
 )
 
 // runMPSHost keeps the MPS control daemons of the node until the context ends. If nobody uses MPS then, it takes away the shared
-// memory that runMPSPrepare has mounted on the node; the next pod mounts it again.
+// memory that runMPSPrepare has mounted on the node; the next pod mounts it again. If the next pod is there already, which starts
+// beside one that was deleted by force, the shared memory stays.
 func runMPSHost(ctx context.Context, args []string) error {
 	var f hostFlags
 	set := flag.NewFlagSet("agent mps-host", flag.ContinueOnError)
@@ -45,7 +46,20 @@ func runMPSHost(ctx context.Context, args []string) error {
 	if unused, err := mpsHost.Unused(); err != nil || !unused {
 		return err //nolint:wrapcheck // names what it did
 	}
-	return host.UnmountSharedMemory(f.sharedMemory())
+	pod, err := podName()
+	if err != nil {
+		return err
+	}
+	return host.UnmountSharedMemory(f.sharedMemory(), pod)
+}
+
+// podName is the name of the pod, which all its containers have as their host name. A successor has another one.
+func podName() (string, error) {
+	name, err := os.Hostname()
+	if err != nil {
+		return "", fmt.Errorf("finding the name of the pod: %w", err)
+	}
+	return name, nil
 }
 
 // sharedMemory is where the shared memory of daemons and clients is mounted on the node.

@@ -41,7 +41,8 @@ func TestTheMPSHostEndsADaemonWithoutTheDriversPrograms(t *testing.T) {
 // inOwnMounts is the variable that says that this test program runs in a mount namespace of its own.
 const inOwnMounts = "TEST_IN_OWN_MOUNTS"
 
-// withOwnMounts runs a test in a process of its own, which sees no other processes and whose mounts no other process sees.
+// withOwnMounts runs a test in a process of its own, which sees no other processes and whose mounts and host name no
+// other process sees.
 func withOwnMounts(t *testing.T, test func(g *gomega.WithT)) {
 	t.Helper()
 	g := gomega.NewWithT(t)
@@ -56,7 +57,7 @@ func withOwnMounts(t *testing.T, test func(g *gomega.WithT)) {
 	}
 	c := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v")
 	c.Env = append(os.Environ(), inOwnMounts+"=yes")
-	c.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWPID}
+	c.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWUTS}
 	out, err := c.CombinedOutput()
 	g.Expect(err).NotTo(gomega.HaveOccurred(), "%s", out)
 	g.Expect(string(out)).To(gomega.ContainSubstring("--- PASS: " + t.Name()))
@@ -156,6 +157,31 @@ func TestTheMPSHostGivesTheSharedMemoryBackIfNobodyUsesMPS(t *testing.T) {
 		g.Expect(os.RemoveAll(record)).To(gomega.Succeed())
 		hosts()
 		g.Expect(mounted(g, shm)).To(gomega.BeFalse())
+	})
+}
+
+// A pod that is deleted by force is gone from the API server before it has ended, so that its successor starts beside it.
+func TestAnMPSPodThatEndsAfterItsSuccessorStartedLeavesTheSharedMemory(t *testing.T) {
+	withOwnMounts(t, func(g *gomega.WithT) {
+		mpsRoot := filepath.Join(t.TempDir(), "mps")
+		shm := filepath.Join(mpsRoot, "shm")
+		prepare := func(pod string) {
+			g.Expect(unix.Sethostname([]byte(pod))).To(gomega.Succeed())
+			g.Expect(run(t.Context(), []string{"mps-prepare", "--mps-root=" + mpsRoot})).To(gomega.Succeed())
+		}
+		end := func(pod string) {
+			g.Expect(unix.Sethostname([]byte(pod))).To(gomega.Succeed())
+			ctx, stop := context.WithCancel(t.Context())
+			stop()
+			g.Expect(run(ctx, []string{"mps-host", "--mps-root=" + mpsRoot, "--driver-root=" + mpsRoot})).To(gomega.Succeed())
+		}
+		prepare("gpu-sharing-mps-first")
+		prepare("gpu-sharing-mps-second")
+		end("gpu-sharing-mps-first")
+		g.Expect(mounted(g, shm)).To(gomega.BeTrue(), "the second pod uses it")
+		end("gpu-sharing-mps-second")
+		g.Expect(mounted(g, shm)).To(gomega.BeFalse())
+		g.Expect(os.ReadDir(mpsRoot)).To(gomega.ConsistOf(gomega.HaveField("Name()", "shm")), "and nothing else is left")
 	})
 }
 

@@ -19,7 +19,11 @@ func runMPSPrepare(args []string) error {
 	if err := f.parse(set, args); err != nil {
 		return err
 	}
-	if err := host.MountSharedMemory(f.sharedMemory()); err != nil {
+	pod, err := podName()
+	if err != nil {
+		return err
+	}
+	if err := host.MountSharedMemory(f.sharedMemory(), pod); err != nil {
 		return err
 	}
 	return host.LabelForContainers(f.mpsRoot)

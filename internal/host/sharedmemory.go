@@ -23,11 +23,23 @@ const (
 // sharedMemory names the tmpfs that this program mounts, in the list of mounts. NVIDIA's programs name theirs shm.
 const sharedMemory = "gpu-sharing-shm"
 
+// ownerSuffix ends the name of the file beside shared memory that says who uses it.
+const ownerSuffix = ".owner"
+
 // MountSharedMemory makes a folder and mounts a tmpfs of half the machine's memory there, unless a file system is mounted
-// there already. A tmpfs of its own keeps what containers put there from filling /run, which the node needs.
-func MountSharedMemory(folder string) error {
+// there already. A tmpfs of its own keeps what containers put there from filling /run, which the node needs. Whatever is mounted,
+// owner is who uses it from now on, and who alone unmounts it.
+func MountSharedMemory(folder, owner string) error {
 	if err := os.MkdirAll(folder, 0o755); err != nil { //nolint:gosec // clients of any user reach it
 		return fmt.Errorf("making the folder of shared memory: %w", err)
+	}
+	unlock, err := lockFolder(filepath.Dir(folder))
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if err := os.WriteFile(folder+ownerSuffix, []byte(owner), 0o600); err != nil {
+		return fmt.Errorf("recording who uses the shared memory: %w", err)
 	}
 	mounted, err := isMountPoint(folder)
 	if mounted || err != nil {
@@ -40,9 +52,9 @@ func MountSharedMemory(folder string) error {
 	return nil
 }
 
-// UnmountSharedMemory takes away what MountSharedMemory has mounted. What another program has mounted there stays. Containers that
-// have it as their /dev/shm keep it.
-func UnmountSharedMemory(folder string) error {
+// UnmountSharedMemory takes away what MountSharedMemory has mounted, unless another owner uses it now. What another program has
+// mounted there stays. Containers that have it as their /dev/shm keep it.
+func UnmountSharedMemory(folder, owner string) error {
 	folder, err := filepath.EvalSymlinks(folder) // the list of mounts has the path without links
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -50,6 +62,42 @@ func UnmountSharedMemory(folder string) error {
 	if err != nil {
 		return fmt.Errorf("looking for shared memory: %w", err)
 	}
+	unlock, err := lockFolder(filepath.Dir(folder))
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	now, err := os.ReadFile(folder + ownerSuffix)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("looking for the owner of the shared memory: %w", err)
+	}
+	if err == nil && string(now) != owner {
+		return nil
+	}
+	if err := unmountOwn(folder); err != nil {
+		return err
+	}
+	if err := os.Remove(folder + ownerSuffix); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("removing the owner of the shared memory: %w", err)
+	}
+	return nil
+}
+
+// lockFolder keeps other processes that lock a folder waiting.
+func lockFolder(folder string) (unlock func(), err error) {
+	f, err := os.Open(folder)
+	if err != nil {
+		return nil, fmt.Errorf("locking: %w", err)
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
+		_ = f.Close() // only read
+		return nil, fmt.Errorf("locking %s: %w", folder, err)
+	}
+	return func() { _ = f.Close() }, nil
+}
+
+// unmountOwn unmounts a folder if the file system there is this program's.
+func unmountOwn(folder string) error {
 	mounts, err := os.ReadFile("/proc/self/mounts")
 	if err != nil {
 		return fmt.Errorf("looking for shared memory: %w", err)

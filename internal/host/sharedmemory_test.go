@@ -19,7 +19,7 @@ import (
 func TestSharedMemoryIsMountedOnce(t *testing.T) {
 	g := gomega.NewWithT(t)
 	folder := filepath.Join(t.TempDir(), "mps", "shm")
-	err := host.MountSharedMemory(folder)
+	err := host.MountSharedMemory(folder, "pod")
 	if errors.Is(err, unix.EPERM) {
 		t.Skip("mounting needs root")
 	}
@@ -35,7 +35,7 @@ func TestSharedMemoryIsMountedOnce(t *testing.T) {
 
 	kept := filepath.Join(folder, "of-a-client")
 	g.Expect(os.WriteFile(kept, nil, 0o600)).To(gomega.Succeed())
-	g.Expect(host.MountSharedMemory(folder)).To(gomega.Succeed())
+	g.Expect(host.MountSharedMemory(folder, "pod")).To(gomega.Succeed())
 	g.Expect(kept).To(gomega.BeAnExistingFile(), "a restarted pod mounts nothing over what clients use")
 }
 
@@ -43,23 +43,23 @@ func TestSharedMemoryOfAnotherProgramStays(t *testing.T) {
 	g := gomega.NewWithT(t)
 	folder := filepath.Join(t.TempDir(), "shm")
 	g.Expect(os.Mkdir(folder, 0o755)).To(gomega.Succeed())
-	g.Expect(host.UnmountSharedMemory(folder)).To(gomega.Succeed(), "nothing is mounted there")
+	g.Expect(host.UnmountSharedMemory(folder, "pod")).To(gomega.Succeed(), "nothing is mounted there")
 	mounted := func() bool {
 		mounts, err := os.ReadFile("/proc/self/mounts")
 		g.Expect(err).NotTo(gomega.HaveOccurred())
 		return strings.Contains(string(mounts), " "+folder+" ")
 	}
-	if err := host.MountSharedMemory(folder); errors.Is(err, unix.EPERM) {
+	if err := host.MountSharedMemory(folder, "pod"); errors.Is(err, unix.EPERM) {
 		t.Skip("mounting needs root")
 	} else {
 		g.Expect(err).NotTo(gomega.HaveOccurred())
 	}
 	g.Expect(unix.Mount("shm", folder, "tmpfs", 0, "")).To(gomega.Succeed()) // as NVIDIA's mount-shm
-	g.Expect(host.UnmountSharedMemory(folder)).To(gomega.Succeed())
+	g.Expect(host.UnmountSharedMemory(folder, "pod")).To(gomega.Succeed())
 	g.Expect(mounted()).To(gomega.BeTrue())
 	g.Expect(unix.Unmount(folder, 0)).To(gomega.Succeed())
 	g.Expect(mounted()).To(gomega.BeTrue(), "the one below")
-	g.Expect(host.UnmountSharedMemory(folder)).To(gomega.Succeed())
+	g.Expect(host.UnmountSharedMemory(folder, "pod")).To(gomega.Succeed())
 	g.Expect(mounted()).To(gomega.BeFalse())
 }
 
@@ -70,20 +70,43 @@ func TestSharedMemoryBelowALinkIsUnmounted(t *testing.T) {
 	g.Expect(os.Mkdir(filepath.Join(root, "run"), 0o755)).To(gomega.Succeed())
 	g.Expect(os.Symlink("run", filepath.Join(root, "var-run"))).To(gomega.Succeed())
 	linked := filepath.Join(root, "var-run", "shm")
-	if err := host.MountSharedMemory(linked); errors.Is(err, unix.EPERM) {
+	if err := host.MountSharedMemory(linked, "pod"); errors.Is(err, unix.EPERM) {
 		t.Skip("mounting needs root")
 	} else {
 		g.Expect(err).NotTo(gomega.HaveOccurred())
 	}
 	t.Cleanup(func() { _ = unix.Unmount(folder, 0) })
-	g.Expect(host.UnmountSharedMemory(linked)).To(gomega.Succeed())
+	g.Expect(host.UnmountSharedMemory(linked, "pod")).To(gomega.Succeed())
 	mounts, err := os.ReadFile("/proc/self/mounts")
 	g.Expect(err).NotTo(gomega.HaveOccurred())
 	g.Expect(string(mounts)).NotTo(gomega.ContainSubstring(folder))
 }
 
+func TestSharedMemoryIsUnmountedByWhoUsesItNow(t *testing.T) {
+	g := gomega.NewWithT(t)
+	folder := filepath.Join(t.TempDir(), "shm")
+	if err := host.MountSharedMemory(folder, "first"); errors.Is(err, unix.EPERM) {
+		t.Skip("mounting needs root")
+	} else {
+		g.Expect(err).NotTo(gomega.HaveOccurred())
+	}
+	t.Cleanup(func() { _ = unix.Unmount(folder, 0) })
+	mounted := func() bool {
+		mounts, err := os.ReadFile("/proc/self/mounts")
+		g.Expect(err).NotTo(gomega.HaveOccurred())
+		return strings.Contains(string(mounts), " "+folder+" ")
+	}
+	g.Expect(host.MountSharedMemory(folder, "second")).To(gomega.Succeed())
+	g.Expect(host.UnmountSharedMemory(folder, "first")).To(gomega.Succeed())
+	g.Expect(mounted()).To(gomega.BeTrue())
+
+	g.Expect(os.Remove(folder + ".owner")).To(gomega.Succeed()) // as a release that recorded none mounted it
+	g.Expect(host.UnmountSharedMemory(folder, "first")).To(gomega.Succeed())
+	g.Expect(mounted()).To(gomega.BeFalse())
+}
+
 func TestSharedMemoryThatNobodyMountedIsGoneAlready(t *testing.T) {
-	gomega.NewWithT(t).Expect(host.UnmountSharedMemory(filepath.Join(t.TempDir(), "mps", "shm"))).To(gomega.Succeed())
+	gomega.NewWithT(t).Expect(host.UnmountSharedMemory(filepath.Join(t.TempDir(), "mps", "shm"), "pod")).To(gomega.Succeed())
 }
 
 func TestLabelForContainers(t *testing.T) {

@@ -14,6 +14,7 @@
 //	<resource>/.started                       the daemon runs with its limits                          Host writes
 //	.ready                                    all wished daemons run                                   Host writes
 //	shm                                       /dev/shm of all clients                                  the MPS pod mounts
+//	shm.owner                                 the MPS pod that uses shm                                the MPS pod writes
 //
 // A resource has a slash, so its directory is nested: nvidia.com/gpu/pipe. A daemon that answers but has no record is
 // NVIDIA's and is never touched. The agent is never the parent of a daemon, since clients die with it.
