@@ -38,7 +38,8 @@ func runMPSHost(ctx context.Context, args []string) error {
 	}
 	defer proc.Close() //nolint:errcheck // only read
 	mpsHost := mps.NewHost(control, mps.Node{
-		Processes: host.NewProc(proc), DriverLeaves: f.drivers().Leaving, DriverVersion: f.drivers().Version, SharesMemory: f.sharesMemory,
+		Processes: host.NewProc(proc), SharesMemory: f.sharesMemory,
+		DriverContainerReady: f.drivers().ContainerReady, DriverLeaves: f.drivers().Leaving, DriverVersion: f.drivers().Version,
 	})
 	if err := mpsHost.Run(ctrl.LoggerInto(ctx, ctrl.Log.WithName("mps-host"))); err != nil {
 		return err //nolint:wrapcheck // says what is to be done

@@ -92,8 +92,9 @@ func (s scenario) node(suffix string, models ...sim.Model) *node {
 	s.Cleanup(func() { _ = root.Close() })
 	control := mps.NewControl(n.runner, root, n.clock)
 	n.mpsHost, n.view = mps.NewHost(control, mps.Node{
-		Processes: n.daemons, DriverLeaves: func() bool { return false }, DriverVersion: func() string { return "" },
-		SharesMemory: func() bool { return !n.sharedMemoryReplaced },
+		Processes: n.daemons, DriverContainerReady: func() bool { return true }, DriverLeaves: func() bool { return false },
+		DriverVersion: func() string { return "" },
+		SharesMemory:  func() bool { return !n.sharedMemoryReplaced },
 	}), mps.NewView(control)
 	n.clock.Meanwhile = func() { _ = n.mpsHost.Converge(s.Context(), true) }
 	n.restartAgent()

@@ -362,6 +362,18 @@ func (m *machine) caps(root string) []string {
 	return names
 }
 
+func TestTheContainerOfTheDriverIsReadyUntilItsPodIsDeleted(t *testing.T) {
+	m := newMachine(t)
+	m.install(containerRoot)
+	m.write(driverReady, inContainer)
+	m.Expect(m.node().ContainerReady()).To(BeFalse(), "it starts, or is not the GPU Operator's")
+	m.write("run/nvidia/validations/.driver-ctr-ready", "GDS_ENABLED: false\n")
+	m.Expect(m.node().ContainerReady()).To(BeTrue())
+	m.Expect(os.Remove(m.path("run/nvidia/validations/.driver-ctr-ready"))).To(Succeed())
+	m.Expect(m.node().ContainerReady()).To(BeFalse())
+	m.Expect(m.node().Leaving()).To(BeFalse(), "the device plugin still runs")
+}
+
 // The operator's validator removes its mark before a driver is replaced: a daemon must be ended then, and none be started.
 func TestAProgramThatSpeaksWithADaemonRunsWhileTheDriverLeaves(t *testing.T) {
 	m := newMachine(t)

@@ -16,6 +16,8 @@ const (
 	containerRoot = "/run/nvidia/driver"      // where NVIDIA's driver container shows its root file system
 	validations   = "/run/nvidia/validations" // where NVIDIA's validator keeps its marks
 	readyMark     = validations + "/driver-ready"
+	// containerReadyMark is the driver container's own, by which the validator knows that it may look for the driver.
+	containerReadyMark = validations + "/.driver-ctr-ready"
 )
 
 // Roots are where the driver is, as paths on the node.

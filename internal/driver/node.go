@@ -71,11 +71,22 @@ func (n Node) Find() (Driver, error) {
 	return d, nil
 }
 
-// Leaving reports whether the GPU Operator is about to replace the driver: its validator removes its mark before that
-// (NVIDIA/gpu-operator assets/state-operator-validation/0500_daemonset.yaml). Without the validator nobody tells.
+// Leaving reports whether the GPU Operator is about to replace the driver: k8s-driver-manager stops the validator together with
+// the device plugin, and the validator's preStop hook removes its mark (NVIDIA/gpu-operator
+// assets/state-operator-validation/0500_daemonset.yaml). Without the validator nobody tells; one that is deleted while its init
+// containers run has no hook, and the mark stays.
 func (n Node) Leaving() bool {
 	m, err := n.marks()
 	return err == nil && m.operator && m.ready == nil
+}
+
+// ContainerReady reports whether the container of NVIDIA's driver is ready. The container's startup probe makes the file; when its
+// pod is deleted, the preStop hook removes it before the driver is told to end (NVIDIA/gpu-operator assets/state-driver). So it is
+// the first sign of a replacement, at least 30 seconds before the module is unloaded, unless nothing has the driver open. False for
+// a driver on the host, and for a driver container that is not the GPU Operator's.
+func (n Node) ContainerReady() bool {
+	_, err := os.Stat(n.path(containerReadyMark))
+	return err == nil
 }
 
 // Version returns the version of the driver that is ready. Empty: there is none, its files do not tell, or the kernel still has the module

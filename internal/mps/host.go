@@ -38,7 +38,9 @@ var errDriverLeaves = fmt.Errorf("%w: stopped because the NVIDIA driver of the n
 // Node is what the daemons need to know of the node around them.
 type Node struct {
 	Processes Processes
-	// DriverLeaves reports whether the driver of the node is about to be replaced.
+	// DriverContainerReady reports whether the container of NVIDIA's driver is ready. False on a node without one.
+	DriverContainerReady func() bool
+	// DriverLeaves reports whether the driver of the node is about to be replaced and NVIDIA's device plugin is stopping.
 	DriverLeaves func() bool
 	// DriverVersion returns the version of the driver with which a daemon would start now. Empty: not known.
 	DriverVersion func() string
@@ -57,6 +59,8 @@ type Host struct {
 	logs      *logs
 
 	nextHealth time.Time // when all daemons are asked again
+
+	driverContainerSeen bool // it was ready while this process ran
 }
 
 // NewHost makes the host of the daemons that control speaks with.
@@ -72,7 +76,7 @@ func NewHost(control Control, n Node) *Host {
 // memory in common.
 func (h *Host) Run(ctx context.Context) error {
 	log := logr.FromContextOrDiscard(ctx)
-	for {
+	for ctx.Err() == nil {
 		thorough := h.isThorough()
 		if err := h.Converge(ctx, thorough); err != nil && ctx.Err() == nil {
 			log.Error(err, "MPS daemons differ from the desired state, trying again")
@@ -83,12 +87,31 @@ func (h *Host) Run(ctx context.Context) error {
 			}
 			log.Error(errSharedMemory, "Waiting until no MPS client is connected, then starting anew")
 		}
+		if err := h.rest(ctx); err != nil && ctx.Err() == nil {
+			log.Error(err, "MPS servers that no pod uses may keep the old NVIDIA driver loaded, trying again")
+		}
+	}
+	return nil
+}
+
+// rest waits for wishPoll. While the container of the driver ends, it looks for servers that serve no pod meanwhile.
+func (h *Host) rest(ctx context.Context) error {
+	var errs []error
+	for rested := time.Duration(0); rested < wishPoll; {
+		pause := wishPoll - rested
+		if h.driverContainerEnds() {
+			pause = unusedPoll
+		}
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-h.clock.After(wishPoll):
+		case <-h.clock.After(pause):
+		}
+		if rested += pause; rested < wishPoll {
+			errs = append(errs, h.endUnusedServers(ctx, h.served()...))
 		}
 	}
+	return errors.Join(errs...)
 }
 
 // isThorough reports whether all daemons are asked now, as they are after each healthPoll.
@@ -131,6 +154,9 @@ func (h *Host) Converge(ctx context.Context, thorough bool) error {
 		return err
 	}
 	errs := []error{h.logs.follow(ctx, ours)} // before a daemon is ended, which takes its logs with it
+	if h.driverContainerEnds() {
+		errs = append(errs, h.endUnusedServers(ctx, ours...))
+	}
 	for _, resource := range ours {
 		if !slices.ContainsFunc(wishes, func(d plan.Daemon) bool { return d.Resource == resource }) {
 			errs = append(errs, h.end(ctx, resource))

@@ -33,6 +33,7 @@ type node struct {
 	clock   *fake.Clock
 	host    *mps.Host
 	view    *mps.View
+	ended   bool   // the container of the driver is not ready
 	leaves  bool   // the driver is about to change
 	version string // of the driver
 	unmount bool   // NVIDIA's DaemonSet has replaced the shared memory
@@ -50,8 +51,8 @@ func newNode(t *testing.T) *node {
 	t.Cleanup(func() { _ = root.Close() })
 	control := mps.NewControl(n.runner, root, n.clock)
 	n.host, n.view = mps.NewHost(control, mps.Node{
-		Processes: n.daemons, DriverLeaves: func() bool { return n.leaves }, DriverVersion: func() string { return n.version },
-		SharesMemory: func() bool { return !n.unmount },
+		Processes: n.daemons, DriverContainerReady: func() bool { return !n.ended }, DriverLeaves: func() bool { return n.leaves },
+		DriverVersion: func() string { return n.version }, SharesMemory: func() bool { return !n.unmount },
 	}), mps.NewView(control)
 	n.podRuns(t)
 	return n

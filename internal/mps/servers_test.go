@@ -285,6 +285,9 @@ func TestSharedMemoryThatWasReplacedEndsNoClientOfADaemonThatHangs(t *testing.T)
 	g.Expect(n.daemons.Get(n.path(other.Resource, "pipe"))).To(gomega.BeNil())
 }
 
+// idleAndFound is how long a server stays that no client uses while no driver changes: its idle time, and until it is looked at.
+const idleAndFound = 10*time.Second + 2*5*time.Second
+
 // NVIDIA's driver manager takes the mark of the driver away, evicts pods, and unloads the module at once when the last is gone.
 func TestADaemonYieldsAtOnceWhenTheDriverLeaves(t *testing.T) {
 	tests := map[string]struct {
@@ -335,6 +338,102 @@ func TestADaemonYieldsAtOnceWhenTheDriverLeaves(t *testing.T) {
 			g.Expect(ended.Sub(left)).To(gomega.BeNumerically("<=", tc.within))
 		})
 	}
+}
+
+// The pod of the driver is deleted long before the module is unloaded. Until NVIDIA's device plugin stops, pods can start.
+func TestAServerThatNoPodUsesEndsWithTheDriversContainer(t *testing.T) {
+	tests := map[string]struct {
+		fresh   bool // it started after the last look at its daemon
+		pod     bool // another pod has the pipe directory, and is no client
+		never   bool // the container was never ready while this process ran
+		evicted int  // looks between the end of the container and that of the other pod
+		within  time.Duration
+	}{
+		"one that no pod uses":                     {within: 500 * time.Millisecond},
+		"one that started a moment ago":            {fresh: true, within: time.Second},
+		"one whose last pod is evicted meanwhile":  {pod: true, evicted: 3, within: 100 * time.Millisecond},
+		"one whose last pod is evicted long after": {pod: true, evicted: 63, within: 100 * time.Millisecond},
+		"one on a node without a driver container": {never: true, within: idleAndFound},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			g, n := gomega.NewWithT(t), newNode(t)
+			n.ended = tc.never
+			g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
+			pid, waits := 0, 0
+			if !tc.fresh {
+				pid, _ = n.client(t, "pod-a", 1000)
+			}
+			if tc.pod {
+				waits = n.daemons.Run(n.pipe(), "pod-b", 1000)
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			const ends = 12 // in the middle between two looks at the daemons' health
+			rounds := 0
+			var left, ended time.Time
+			n.clock.Meanwhile = func() {
+				rounds++
+				serves := len(n.daemons.Get(n.pipe()).Servers) > 0
+				switch {
+				case rounds == ends-1 && tc.fresh:
+					pid, _ = n.client(t, "pod-a", 1000)
+				case rounds < ends:
+				case rounds == ends:
+					n.ended, left = true, n.clock.Now()
+					n.daemons.End(pid)
+				case rounds < ends+tc.evicted:
+					g.Expect(serves).To(gomega.BeTrue(), "a pod may connect at any time")
+				case tc.pod && rounds == ends+tc.evicted:
+					n.daemons.End(waits)
+					left = n.clock.Now()
+				case ended.IsZero() && (!serves || n.clock.Since(left) > time.Minute):
+					ended = n.clock.Now()
+					cancel()
+				}
+			}
+			g.Expect(n.host.Run(ctx)).To(gomega.Succeed())
+			g.Expect(ended.Sub(left)).To(gomega.BeNumerically("<=", tc.within))
+			g.Expect(tc.never && ended.Sub(left) < 10*time.Second).To(gomega.BeFalse(), "no driver is about to change")
+			n.client(t, "pod-c", 1000) // the daemon serves on
+		})
+	}
+}
+
+// Building a driver takes minutes.
+func TestADaemonWithoutAServerIsNotAskedMoreOftenWhileTheDriversContainerEnds(t *testing.T) {
+	g, n := gomega.NewWithT(t), newNode(t)
+	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
+	n.look(t)
+	n.ended = true
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	began, asked := n.clock.Now(), count(n.runner.Lines(), "nvidia-cuda-mps-control < get_server_list")
+	n.clock.Meanwhile = func() {
+		if n.clock.Since(began) >= 10*time.Second {
+			cancel()
+		}
+	}
+	g.Expect(n.host.Run(ctx)).To(gomega.Succeed())
+	asked = count(n.runner.Lines(), "nvidia-cuda-mps-control < get_server_list") - asked
+	g.Expect(asked).To(gomega.BeNumerically("~", 20, 5), "twice a second")
+}
+
+func TestAServerWithClientsOutlivesTheDriversContainer(t *testing.T) {
+	g, n := gomega.NewWithT(t), newNode(t)
+	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
+	pid, _ := n.client(t, "", 1000) // a program on the node, in no pod
+	n.look(t)
+	n.ended = true
+	n.look(t)
+	n.look(t)
+	g.Expect(n.daemons.Get(n.pipe()).Clients()).To(gomega.Equal(1), "a client is never lost")
+
+	n.ended = false
+	n.look(t)
+	n.daemons.End(pid)
+	n.look(t)
+	g.Expect(n.daemons.Get(n.pipe()).Servers).To(gomega.HaveLen(1), "the container is ready again: the next client may come at once")
 }
 
 func TestADaemonOfTheFormerDriverStartsAgainWithTheNewOne(t *testing.T) {

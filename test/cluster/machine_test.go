@@ -91,7 +91,8 @@ func (m *machine) boot(f *fleet) (halt func()) {
 	waits := mpsfake.NewClock(f.clock.Now())
 	control := mps.NewControl(hostfake.NewRunner().Add("nvidia-cuda-mps-control", m.daemons.Program), root, waits)
 	m.mpsHost = mps.NewHost(control, mps.Node{
-		Processes: m.daemons, DriverLeaves: func() bool { return false }, DriverVersion: func() string { return "" }, SharesMemory: func() bool { return true },
+		Processes: m.daemons, DriverContainerReady: func() bool { return true }, DriverLeaves: func() bool { return false },
+		DriverVersion: func() string { return "" }, SharesMemory: func() bool { return true },
 	})
 	m.view = mps.NewView(control)
 	waits.Meanwhile = func() { m.serveMPS(f.t.Context()) }

@@ -21,7 +21,7 @@ import (
 )
 
 // Versions of drivers to which the node is upgraded, one after the other.
-const firstUpgrade, secondUpgrade, thirdUpgrade = "595.50.01", "595.58.03", "600.10.02"
+const firstUpgrade, secondUpgrade, thirdUpgrade, fourthUpgrade = "595.50.01", "595.58.03", "600.10.02", "600.20.01"
 
 // gpuShared is what whole GPUs that are shared are called if the policy renames them.
 const gpuShared = "nvidia.com/gpu.shared"
@@ -134,10 +134,7 @@ func upgradeSpecs() {
 			expectAllocatable(ctx, map[string]int64{gpuShared: 20})
 			startDeployment(ctx, "serve", gpuShared)
 			expectServed(ctx, expectDeployed(ctx, "serve"))
-			// The mark of the driver goes at the moment of the first attempt, which the server can outlive, and no other.
-			blocked := replaceDriver(ctx, thirdUpgrade, nil)
-			AddReportEntry("attempts to unload that failed", blocked)
-			Expect(len(blocked)).To(BeNumerically("<=", 1))
+			Expect(replaceDriver(ctx, &gpuoperator.Upgrade{Version: thirdUpgrade})).To(BeEmpty(), "attempts to unload that failed")
 			expectAllocatable(ctx, map[string]int64{gpuShared: 20})
 			expectReady(ctx, "shared")
 			expectNothingLeft(ctx)
@@ -145,25 +142,36 @@ func upgradeSpecs() {
 			Expect(expectServed(ctx, again).Percentage).To(Equal(20.0))
 			Expect(expectRunning(ctx, again).Drivers).To(ConsistOf(thirdUpgrade))
 		})
+
+		It("an MPS daemon ends at once when NVIDIA's driver manager evicts its last pod and unloads the module", func(ctx SpecContext) {
+			share(ctx, shared)
+			expectAllocatable(ctx, map[string]int64{gpuShared: 20})
+			startDeployment(ctx, "serve", gpuShared)
+			expectServed(ctx, expectDeployed(ctx, "serve"))
+			Expect(replaceDriver(ctx, &gpuoperator.Upgrade{Version: fourthUpgrade, Manual: true})).To(BeEmpty(), "attempts to unload that failed")
+			expectAllocatable(ctx, map[string]int64{gpuShared: 20})
+			expectReady(ctx, "shared")
+			again := expectDeployed(ctx, "serve")
+			Expect(expectServed(ctx, again).Percentage).To(Equal(20.0))
+			Expect(expectRunning(ctx, again).Drivers).To(ConsistOf(fourthUpgrade))
+		})
 	})
 }
 
-// upgradeDriver is replaceDriver where no program of ours keeps the module loaded at any time.
+// upgradeDriver upgrades the node's driver; to no version: its pod restarts. entered may be nil. No program of ours keeps the module
+// loaded at any time.
 func upgradeDriver(ctx context.Context, version string, entered func(state string)) {
 	GinkgoHelper()
-	for _, names := range replaceDriver(ctx, version, entered) {
+	for _, names := range replaceDriver(ctx, &gpuoperator.Upgrade{Version: version, Entered: entered}) {
 		Expect(names).NotTo(ContainElement(Or(ContainSubstring("gpu-sharing"), ContainSubstring(simdriver.MPSServerName))))
 	}
 }
 
-// replaceDriver upgrades the node's driver; to no version: its pod restarts. entered may be nil. It returns the programs that
-// had the driver open, for each attempt to unload the module that failed.
-func replaceDriver(ctx context.Context, version string, entered func(state string)) (blocked [][]string) {
+// replaceDriver carries out an upgrade of the node's driver. It returns the programs that had the driver open, for each attempt to
+// unload the module that failed.
+func replaceDriver(ctx context.Context, u *gpuoperator.Upgrade) (blocked [][]string) {
 	GinkgoHelper()
-	u := &gpuoperator.Upgrade{
-		Client: kube, Node: nodeName, Driver: installed, Toolkit: driver.Toolkit{Bin: bin, CDI: true}, Version: version,
-		Log: GinkgoWriter, Entered: entered,
-	}
+	u.Client, u.Node, u.Driver, u.Toolkit, u.Log = kube, nodeName, installed, driver.Toolkit{Bin: bin, CDI: true}, GinkgoWriter
 	began := time.Now()
 	err := u.Run(ctx)
 	installed = u.Driver

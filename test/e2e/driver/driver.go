@@ -42,6 +42,9 @@ const (
 
 	validations = "/run/nvidia/validations"
 	driverReady = validations + "/driver-ready"
+	// containerReady is the driver container's own: its startup probe makes it, and the preStop hook of its pod removes it
+	// (NVIDIA/gpu-operator assets/state-driver).
+	containerReady = validations + "/.driver-ctr-ready"
 	// containers holds the root file systems of driver containers.
 	containers = "/var/lib/driver-container"
 )
@@ -106,7 +109,7 @@ func (d *Driver) start() error {
 // Stop takes the driver away as a driver container does that ends: the file that says that it is ready first, then its
 // mount, whoever still uses it.
 func (d *Driver) Stop() error {
-	err := errors.Join(remove(driverReady), d.stopDaemons())
+	err := errors.Join(d.PreStop(), remove(driverReady), d.stopDaemons())
 	if d.Layout == Container {
 		return errors.Join(err, d.Unmount())
 	}
@@ -191,11 +194,14 @@ func (d *Driver) loadModule() error {
 	return hardware.LoadModule(d.Version)
 }
 
-// mark says where the driver is, as the GPU Operator's validator does once it has found it.
+// mark says that the driver container is ready, as its startup probe does, and then where the driver is, as the GPU Operator's
+// validator does once it has found it.
 func (d *Driver) mark() error {
 	host, root, seen := "false", Root, "/driver-root"
 	if d.Layout != Container {
 		host, root, seen = "true", "/", "/host"
+	} else if err := write(containerReady, "GDRCOPY_ENABLED: false\nGDS_ENABLED: false\nGPU_DIRECT_RDMA_ENABLED: false\n"); err != nil {
+		return err
 	}
 	return write(driverReady, fmt.Sprintf("IS_HOST_DRIVER=%s\nNVIDIA_DRIVER_ROOT=%s\nDRIVER_ROOT_CTR_PATH=%s\n"+
 		"NVIDIA_DEV_ROOT=%[2]s\nDEV_ROOT_CTR_PATH=%[3]s\n", host, root, seen))

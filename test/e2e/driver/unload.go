@@ -39,6 +39,10 @@ func (e *InUse) Error() string {
 
 func (e *InUse) Unwrap() error { return e.err }
 
+// PreStop is what happens first when the pod of the driver is deleted: its hook says that the container is not ready any more. A
+// container that restarts in its pod has no such hook.
+func (d *Driver) PreStop() error { return remove(containerReady) }
+
 // Shutdown ends the driver as the driver container does when it is told to end: the daemons end, then the module is unloaded
 // and the mount removed. If a process has the driver open, module and mount stay. The file driver-ready stays too: the GPU
 // Operator's validator removes it when its own pod ends.

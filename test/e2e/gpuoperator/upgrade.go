@@ -50,7 +50,10 @@ type Upgrade struct {
 	Toolkit driver.Toolkit
 	// Version is that of the new driver. Empty: only the driver's pod restarts, and module and workloads stay.
 	Version string
-	Log     io.Writer
+	// Manual says that no upgrade controller takes part (driver.upgradePolicy.autoUpgrade: false): a user deletes the driver's pod,
+	// and k8s-driver-manager evicts the pods that use GPUs, right before it unloads the module.
+	Manual bool
+	Log    io.Writer
 	// Entered is called when the node enters a state.
 	Entered func(state string)
 	// Blocked has, for each attempt to unload the module that failed, what had the driver open: the program and its pod.
@@ -61,6 +64,12 @@ type Upgrade struct {
 
 // Run takes the node through the states of an upgrade. If one fails, the node stays in upgrade-failed.
 func (u *Upgrade) Run(ctx context.Context) error {
+	if u.Manual {
+		if err := u.restartPod(ctx); err != nil {
+			return err
+		}
+		return u.awaitValidator(ctx)
+	}
 	for _, step := range u.steps() {
 		if err := u.enter(ctx, step.state); err != nil {
 			return err
@@ -97,7 +106,7 @@ func (u *Upgrade) steps() []upgradeStep {
 
 // enter writes a state to the node.
 func (u *Upgrade) enter(ctx context.Context, state string) error {
-	_, _ = fmt.Fprintln(u.Log, "   driver upgrade:", state)
+	u.log("driver upgrade:", state)
 	if err := u.label(ctx, map[string]string{LabelUpgrade: state}); err != nil {
 		return err
 	}
@@ -110,6 +119,10 @@ func (u *Upgrade) enter(ctx context.Context, state string) error {
 // restartPod deletes the driver's pod, and plays its successor: k8s-driver-manager as its init container, which the kubelet
 // starts again if it fails, and then the driver container. The toolkit's pod starts after that.
 func (u *Upgrade) restartPod(ctx context.Context) error {
+	u.log("driver upgrade: the driver's pod is deleted")
+	if err := u.Driver.PreStop(); err != nil {
+		return err
+	}
 	unloaded, err := u.Driver.Shutdown()
 	if err != nil {
 		return err
@@ -123,7 +136,7 @@ func (u *Upgrade) restartPod(ctx context.Context) error {
 		}
 		names, nameErr := u.name(ctx, inUse)
 		u.Blocked = append(u.Blocked, names)
-		_, _ = fmt.Fprintln(u.Log, "   k8s-driver-manager: could not unload NVIDIA driver kernel modules, driver is in use by", names)
+		u.log("k8s-driver-manager: could not unload NVIDIA driver kernel modules, driver is in use by", names)
 		if nameErr != nil || len(u.Blocked) == unloads {
 			return errors.Join(err, nameErr)
 		}
@@ -154,16 +167,39 @@ func (u *Upgrade) manageDriver(ctx context.Context) (err error) {
 	if err := u.label(ctx, each(found, pausedForUpgrade)); err != nil {
 		return err
 	}
+	u.log("k8s-driver-manager: paused the operands")
 	defer func() { err = errors.Join(err, u.label(ctx, each(found, resumed))) }()
 	if err := u.awaitOperands(ctx, found); err != nil {
 		return err
 	}
+	u.log("k8s-driver-manager: the operands are gone")
 	if u.Version != "" {
-		if err := u.Driver.Unload(); err != nil {
+		if err := u.unload(ctx); err != nil {
 			return err
 		}
 	}
 	return u.Driver.Unmount()
+}
+
+// unload unloads the module, without an upgrade controller after the pods that use GPUs were evicted.
+func (u *Upgrade) unload(ctx context.Context) (err error) {
+	if !u.Manual {
+		return u.Driver.Unload()
+	}
+	if err := u.cordon(ctx, true); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, u.cordon(ctx, false)) }()
+	if err := u.deletePods(ctx); err != nil {
+		return err
+	}
+	u.log("k8s-driver-manager: the pods that use GPUs are gone")
+	return u.Driver.Unload()
+}
+
+// log writes what happens, with the time.
+func (u *Upgrade) log(what ...any) {
+	_, _ = fmt.Fprintln(u.Log, append([]any{"  ", time.Now().Format("15:04:05.000")}, what...)...)
 }
 
 func sleep(ctx context.Context, duration time.Duration) error {

@@ -1,0 +1,65 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package mps
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+)
+
+// unusedPoll is how often servers that serve no pod are looked for while the container of the driver ends: between the end of the
+// last pod and the moment when k8s-driver-manager unloads the module lies what the kubelet needs to clean up, half a second.
+const unusedPoll = 100 * time.Millisecond
+
+// driverContainerEnds reports whether the container of NVIDIA's driver was ready and is not any more: its pod is being deleted,
+// or its successor is not ready yet. On a node that never had such a container, or where it ended before this process started,
+// nothing is known of it.
+func (h *Host) driverContainerEnds() bool {
+	ready := h.node.DriverContainerReady()
+	h.driverContainerSeen = h.driverContainerSeen || ready
+	return h.driverContainerSeen && !ready
+}
+
+// endUnusedServers ends the servers that serve no pod: they have the GPUs open, so that the module of the driver cannot be
+// unloaded. The daemons stay: pods can start until NVIDIA's device plugin stops, and the next client starts another server.
+func (h *Host) endUnusedServers(ctx context.Context, resources ...string) error {
+	var errs []error
+	for _, resource := range resources {
+		errs = append(errs, h.endServersWithoutPods(ctx, resource))
+	}
+	return errors.Join(errs...)
+}
+
+func (h *Host) endServersWithoutPods(ctx context.Context, resource string) error {
+	pods, err := podsOf(resource, h.processes)
+	if err != nil || len(pods) > 0 {
+		return err
+	}
+	servers, err := h.control.Servers(ctx, resource)
+	if err != nil {
+		return nil //nolint:nilerr // a daemon that does not answer is the business of ensure and end
+	}
+	var errs []error
+	for _, s := range servers {
+		if len(s.Clients) == 0 {
+			errs = append(errs, h.control.EndServer(ctx, resource, s.PID))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// served are the resources whose daemon had a server at the last look that still runs. It asks no daemon.
+func (h *Host) served() []string {
+	resources, err := h.files.resources(recordName)
+	if err != nil {
+		return nil // which the next Converge reports
+	}
+	return slices.DeleteFunc(resources, func(resource string) bool {
+		was, _, err := h.files.record(resource)
+		_, runs := h.processes.User(was.Use.Server)
+		return err != nil || was.Use.Server == 0 || !runs
+	})
+}
