@@ -47,7 +47,7 @@ func TestAgent(t *testing.T) {
 	d := n.device()
 	g.Expect(d.Product).To(gomega.HavePrefix("NVIDIA-A100-"))
 
-	n.wish(v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeEnabled, Instances: []v1alpha1.InstanceCount{{Profile: "1g.5gb", Count: 7}}})
+	n.share(v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeEnabled, Instances: []v1alpha1.InstanceCount{{Profile: "1g.5gb", Count: 7}}})
 	g.Eventually(n.ready, "60s", "100ms").Should(gomega.Succeed())
 	g.Expect(n.device().Instances).To(gomega.HaveLen(7))
 	if os.Geteuid() == 0 { // others can make no device nodes
@@ -59,12 +59,12 @@ func TestAgent(t *testing.T) {
 	mps := &v1alpha1.MPSDaemon{
 		ResourceName: "nvidia.com/gpu", Owner: v1alpha1.MPSDaemonOwnerGPUSharing, ActiveThreadPercentage: 25, PinnedMemoryLimit: new(resource.MustParse("10000Mi")),
 	}
-	n.wish(v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeDisabled, MPS: mps})
+	n.share(v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeDisabled, MPS: mps})
 	g.Eventually(n.ready, "60s", "100ms").Should(gomega.Succeed())
 	g.Expect(n.device().Sharing.MPS).To(gomega.Equal(mps))
 	g.Expect(filepath.Join(mpsRoot, "nvidia.com", "gpu", ".started")).To(gomega.BeAnExistingFile())
 
-	n.wish(v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeDisabled})
+	n.share(v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeDisabled})
 	g.Eventually(n.ready, "60s", "100ms").Should(gomega.Succeed())
 	g.Expect(n.device().ComputeMode).To(gomega.Equal(v1alpha1.ComputeModeDefault))
 	g.Expect(n.device().Sharing).To(gomega.Equal(v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeDisabled}))
@@ -138,8 +138,8 @@ func (n node) get() *v1alpha1.GPUNode {
 
 func (n node) device() v1alpha1.DeviceStatus { return n.get().Status.Devices[0] }
 
-// wish asks for the only GPU to be shared like that.
-func (n node) wish(sharing v1alpha1.DeviceSharing) {
+// share asks for the only GPU to be shared like that.
+func (n node) share(sharing v1alpha1.DeviceSharing) {
 	n.Helper()
 	devices := []v1alpha1.DeviceSpec{{UUID: n.device().UUID, Sharing: sharing}}
 	spec, err := ssa.Configuration[ac.GPUNodeSpecApplyConfiguration](v1alpha1.GPUNodeSpec{Devices: devices})
@@ -151,7 +151,7 @@ func (n node) wish(sharing v1alpha1.DeviceSharing) {
 	}
 }
 
-// ready says why the wish is not met.
+// ready reports why the desired state is not reached.
 func (n node) ready() error {
 	o := n.get()
 	if condition.IsTrueAt(o.Status.Conditions, v1alpha1.ConditionReady, o.Generation) {

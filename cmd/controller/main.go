@@ -1,7 +1,7 @@
 // Copyright The GPU Sharing Operator Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The controller turns all policies and all nodes into a wish for each node, and brings it to the nodes one safe step at a
+// The controller turns all policies and all nodes into a desired state for each node, and brings it to the nodes one safe step at a
 // time. One of several replicas leads. Run as `controller operands` it is another program: where OLM installs the operator,
 // it installs the agent.
 package main

@@ -191,7 +191,7 @@ func start(t *testing.T) *program {
 	return p
 }
 
-// reader is the token of somebody who may read metrics.
+// reader is the token of a user who may read metrics.
 func (p *program) reader() string {
 	p.t.Helper()
 	p.Expect(p.client.Create(p.t.Context(), &rbacv1.ClusterRole{

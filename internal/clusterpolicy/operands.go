@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package clusterpolicy reads NVIDIA's ClusterPolicy, whose Go types are no module that can be imported: which one counts,
-// and what it says of the daemon sets that NVIDIA's operator makes of it. It knows how their tolerations are changed and
-// put back. It is pure.
+// and what it says of the DaemonSets that NVIDIA's operator makes of it. It knows how their tolerations are changed and
+// restored. It is pure.
 package clusterpolicy
 
 import (
@@ -42,11 +42,11 @@ func NoMIGManager(policy *unstructured.Unstructured) string {
 	return fmt.Sprintf("ClusterPolicy %s has spec.migManager.enabled false; enable it", policy.GetName())
 }
 
-// Operands is what a ClusterPolicy says of the daemon sets that NVIDIA's operator runs on nodes with GPUs.
+// Operands is what a ClusterPolicy says of the DaemonSets that NVIDIA's operator runs on nodes with GPUs.
 type Operands struct {
 	// Name of the ClusterPolicy.
 	Name string
-	// Tolerations are those of all these daemon sets, ours among them: spec.daemonsets.tolerations or, where that is empty,
+	// Tolerations are those of all these DaemonSets, ours among them: spec.daemonsets.tolerations or, where that is empty,
 	// the one that they have by themselves.
 	Tolerations []corev1.Toleration
 	// Ours are those of them that we added.
@@ -54,15 +54,15 @@ type Operands struct {
 	// Taken is the field manager that has written the tolerations since we added to them; none of them is ours then. Empty:
 	// nobody has.
 	Taken string
-	// Driver says that one of the daemon sets is the driver's. Its pods are never replaced by Kubernetes, so they take a
-	// changed template over only when somebody restarts them.
+	// Driver says that one of the DaemonSets is that of the driver. Its pods are never replaced by Kubernetes, so they take a
+	// changed template over only when another controller or a user restarts them.
 	Driver bool
-	// Upgrades says that NVIDIA's operator is that somebody: it takes every change of the driver's template for an upgrade.
+	// Upgrades says that NVIDIA's operator does that: it takes every change of the driver's template for an upgrade.
 	// Up to v26.3 it first deletes the pods that use GPUs, node by node, and before v26.3 the driver is loaded anew;
 	// from v26.7 on it cordons a node and restarts NVIDIA's programs there (controllers/upgrade_controller.go, k8s-operator-libs
 	// pkg/upgrade: podInSyncWithDS, internal/predicates/restart_only.go, k8s-driver-manager: shouldSkipUninstall).
 	Upgrades bool
-	// Toolkit says that one of the daemon sets is the container toolkit's. When its pod ends it restarts the container
+	// Toolkit says that one of the DaemonSets is that of the container toolkit. When its pod ends it restarts the container
 	// runtime and so, on some systems, the kubelet; if the device plugin restarts at that time too, the kubelet fails the
 	// pods that hold GPUs (NVIDIA/gpu-operator issue 596).
 	Toolkit bool

@@ -26,7 +26,7 @@ func recordPath() []string {
 	return []string{"metadata", "annotations", v1alpha1.AnnotationTolerations}
 }
 
-// byDefault is what NVIDIA's daemon sets tolerate while the ClusterPolicy says nothing (assets/*/*_daemonset.yaml;
+// byDefault is what NVIDIA's DaemonSets tolerate while the ClusterPolicy says nothing (assets/*/*_daemonset.yaml;
 // controllers/object_controls.go: applyCommonDaemonsetConfig replaces it by a list that is not empty).
 func byDefault() []corev1.Toleration {
 	return []corev1.Toleration{{Key: "nvidia.com/gpu", Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule}}

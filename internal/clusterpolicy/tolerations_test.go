@@ -34,8 +34,8 @@ func TestTolerationsComeAndGo(t *testing.T) {
 		spec string
 		with []corev1.Toleration
 	}{
-		"daemon sets without anything":          {"{daemonsets: {}}", []corev1.Toleration{byThem, shared}},
-		"daemon sets without tolerations":       {"{daemonsets: {priorityClassName: high}}", []corev1.Toleration{byThem, shared}},
+		"DaemonSets without anything":           {"{daemonsets: {}}", []corev1.Toleration{byThem, shared}},
+		"DaemonSets without tolerations":        {"{daemonsets: {priorityClassName: high}}", []corev1.Toleration{byThem, shared}},
 		"an empty list, which NVIDIA ignores":   {"{daemonsets: {tolerations: []}}", []corev1.Toleration{byThem, shared}},
 		"the default, as NVIDIA's chart has it": {"{daemonsets: {tolerations: [{key: nvidia.com/gpu, operator: Exists, effect: NoSchedule}]}}", []corev1.Toleration{byThem, shared}},
 		"the user's own":                        {"{daemonsets: {tolerations: [" + theirs + "]}}", []corev1.Toleration{{Key: "team", Operator: corev1.TolerationOpEqual, Value: "a", Effect: corev1.TaintEffectNoSchedule}, shared}},

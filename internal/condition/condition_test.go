@@ -107,12 +107,12 @@ func TestIsTrueAt(t *testing.T) {
 	g.Expect(condition.IsTrue(conditions, "Stalled")).To(gomega.BeFalse())
 	g.Expect(condition.IsTrue(conditions, "Missing")).To(gomega.BeFalse())
 	g.Expect(condition.IsTrueAt(conditions, "Ready", 3)).To(gomega.BeTrue())
-	g.Expect(condition.IsTrueAt(conditions, "Ready", 4)).To(gomega.BeFalse(), "observed before the wish changed")
+	g.Expect(condition.IsTrueAt(conditions, "Ready", 4)).To(gomega.BeFalse(), "observed before the spec changed")
 }
 
 func TestSummarise(t *testing.T) {
 	ready := metav1.Condition{
-		Type: "Ready", Status: metav1.ConditionTrue, ObservedGeneration: 3, Reason: "Ready", Message: "all is as wished",
+		Type: "Ready", Status: metav1.ConditionTrue, ObservedGeneration: 3, Reason: "Ready", Message: "all is as desired",
 	}
 	tests := map[string]struct {
 		before          []metav1.Condition
@@ -123,7 +123,7 @@ func TestSummarise(t *testing.T) {
 			before: []metav1.Condition{
 				cond("Applied", metav1.ConditionTrue, "Applied", earlier), cond("Discovered", metav1.ConditionTrue, "Discovered", earlier),
 			},
-			status: metav1.ConditionTrue, reason: "Ready", message: "all is as wished",
+			status: metav1.ConditionTrue, reason: "Ready", message: "all is as desired",
 		},
 		"takes the first false dependent in the order given, not in the order of the list": {
 			before: []metav1.Condition{

@@ -45,7 +45,7 @@ type suite struct {
 	gomega.Gomega
 
 	owner    ssa.Owner
-	other    client.Client // of somebody else
+	other    client.Client // of another controller
 	requests *int          // that wrote, through owner
 }
 
@@ -95,7 +95,7 @@ func takenBack(s suite) {
 	}
 	_, err := ssa.Apply(s.Context(), s.owner, &v1alpha1.GPUNode{}, want("ours"), ac.ExtractGPUNode)
 	s.Expect(err).NotTo(gomega.HaveOccurred())
-	s.Expect(s.other.Apply(s.Context(), want("theirs"), client.FieldOwner("somebody"), client.ForceOwnership)).To(gomega.Succeed())
+	s.Expect(s.other.Apply(s.Context(), want("theirs"), client.FieldOwner("another-controller"), client.ForceOwnership)).To(gomega.Succeed())
 
 	wrote, err := ssa.Apply(s.Context(), s.owner, s.get("taken"), want("ours"), ac.ExtractGPUNode)
 	s.Expect(wrote, err).To(gomega.BeTrue())

@@ -165,7 +165,7 @@ func (p *pass) call(ctx context.Context) {
 	_ = p.when(context.WithoutCancel(ctx), none, func() { p.calls++ }) // resets end by their own deadlines
 }
 
-// shut closes the gate for whoever closes the library; false if it is in use.
+// shut closes the gate for a caller that closes the library; false if it is in use.
 func (g *gate) shut() (open func(), ok bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -142,7 +142,7 @@ func (r *resetter) SMI(ctx context.Context, args ...string) (string, error) {
 func TestGPUsAreResetSideBySide(t *testing.T) {
 	cases := map[string]struct{ persistent, shy bool }{
 		"each by itself": {},
-		"with persistence mode, which is put back":     {persistent: true},
+		"with persistence mode, which is restored":     {persistent: true},
 		"by a program that bears no other beside it":   {shy: true},
 		"by such a program, and with persistence mode": {shy: true, persistent: true},
 	}
