@@ -68,6 +68,32 @@ func TestTheBaselineSurvivesTheLossOfEitherObject(t *testing.T) {
 	}
 }
 
+// TestANodeThatIsRestoredUnnoticedKeepsItsBaseline: the controller decides by the Node as it was before it was restored from a backup,
+// with the copy of its baseline. The API server refuses what must not meet a Node without that copy.
+func TestANodeThatIsRestoredUnnoticedKeepsItsBaseline(t *testing.T) {
+	for after := range 8 {
+		g := NewWithT(t)
+		c, h := toMIG()
+		h.Labels[v1alpha1.LabelMIGManager], h.Labels[v1alpha1.LabelMIGConfig] = "true", "all-disabled"
+		c.tick(time.Second)
+		backup := maps.Clone(h.Labels)
+		c.steps(after)
+		late := rollout.Decide(c.world())
+		c.loseNode(h, backup)
+		for _, a := range late.Actions {
+			if !locked(a) {
+				c.do(a)
+			}
+		}
+		c.run(300)
+		g.Expect(c.ready()).To(Equal(1), "after %d passes", after)
+		c.Policies = nil
+		c.run(300)
+		g.Expect(h.Labels).To(Equal(backup), "after %d passes", after)
+		g.Expect(h.Annotations).To(BeEmpty(), "after %d passes", after)
+	}
+}
+
 // TestTheBaselineOfAGPUIsHowItWasBeforeItsFirstChange, though the change was announced on the Node before: meanwhile a reboot, an
 // upgrade of the driver or a user may change the GPU. If the change is held back, that may take weeks.
 func TestTheBaselineOfAGPUIsHowItWasBeforeItsFirstChange(t *testing.T) {

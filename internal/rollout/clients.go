@@ -147,6 +147,7 @@ func (v *view) fence() (judgement, bool) {
 	patch.Labels[v1alpha1.LabelMIGManager] = new("false")
 	v.claimMIG(patch.Labels)
 	v.saveBaseline(patch)
+	patch.Locked = true // on a Node that was restored from a backup meanwhile, the copy of the baseline would be missing
 	j.message, j.start = "NVIDIA's mig-manager is being kept off the node, since only one may drive MIG", []Action{patch}
 	return j, true
 }
