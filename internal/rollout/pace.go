@@ -99,8 +99,10 @@ func (g *group) budget() *budget {
 		}
 	}
 	for _, m := range g.counted {
-		if m.disturbed() && m.holds {
+		if m.disturbs() {
 			b.disturbed++
+		}
+		if m.disturbed() && m.holds {
 			b.left--
 		}
 	}
@@ -109,17 +111,23 @@ func (g *group) budget() *budget {
 
 // spend counts a node that holds a place.
 func (b *budget) spend(m *member) {
+	if m.disturbs() {
+		b.disturbed++
+	}
 	if !m.holds {
 		return
-	}
-	if m.disturbed() {
-		b.disturbed++
 	}
 	if m.State == StateFailed {
 		b.left--
 	} else {
 		b.count(m)
 	}
+}
+
+// disturbs reports whether a node counts among those that are kept from their users. One whose slot has expired counts until it is
+// given back: the write that does that may fail, or come after the taint of the node that gets the slot.
+func (m *member) disturbs() bool {
+	return m.disturbed() && (m.holds || m.expired && slices.ContainsFunc(m.actions, givesBack))
 }
 
 func (b *budget) count(m *member) {

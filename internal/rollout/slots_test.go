@@ -223,3 +223,34 @@ func TestATaintEndsWhenTheAgentDies(t *testing.T) {
 	c.during(10*time.Minute, time.Minute)
 	g.Expect(h.Taints).To(BeEmpty())
 }
+
+// TestASlotIsFreeOnceItsNodeIsGivenBack: both may be decided in one pass, in which the write that gives the node back may come last,
+// or fail.
+func TestASlotIsFreeOnceItsNodeIsGivenBack(t *testing.T) {
+	g := NewWithT(t)
+	c := fleet(2, mig(count("3g", 2)))
+	next, lost := c.hosts["n0"], c.hosts["n1"]
+	next.Labels[optOutLabel] = "false"
+	c.steps(1)
+	g.Expect(c.changing()).To(Equal([]string{"n1"}))
+	delete(next.Labels, optOutLabel)
+	lost.AgentReady = false
+	fails := 5
+	for range 6 * 60 {
+		for _, a := range c.memory.decide(c.world()).Actions {
+			if fails--; !frees(a) || fails < 0 {
+				c.do(a)
+			}
+			g.Expect(len(c.changing())).To(BeNumerically("<=", 1))
+		}
+		c.tick(10 * time.Second)
+	}
+	g.Expect(lost.Taints).To(BeEmpty())
+	g.Expect(c.ready()).To(Equal(1), "it is its turn in the end")
+}
+
+// frees reports whether an action makes a node schedulable again.
+func frees(a rollout.Action) bool {
+	_, is := a.(rollout.Untaint)
+	return is
+}
