@@ -26,6 +26,9 @@ import (
 //
 // So it is written before a pod is deleted, and a pass may end between the two.
 
+// instancesHash is the length of that hash in bytes.
+const instancesHash = 8
+
 // unseenInstances is why the device plugin is started anew.
 const unseenInstances = "it has not seen the MIG instances that are there"
 
@@ -71,9 +74,13 @@ func (v *view) enumerating() (judgement, bool) {
 	return j, waits
 }
 
-// enumerated is what the device plugin has seen, once the pods that leave are gone; empty if that is not known.
+// enumerated is what the device plugin has seen, once the pods that leave are gone; empty if that is not known. A value that the
+// operator does not write tells as little as none: the plugin is not restarted for it.
 func (v *view) enumerated() (seen string, leaving []string) {
 	seen, uids, _ := strings.Cut(v.node.Annotations[v1alpha1.AnnotationInstances], "@")
+	if hash, err := hex.DecodeString(seen); err != nil || seen != "" && len(hash) != instancesHash {
+		return "", nil
+	}
 	if uids != "" {
 		leaving = strings.Split(uids, ",")
 	}
@@ -83,6 +90,7 @@ func (v *view) enumerated() (seen string, leaving []string) {
 // stampInstances notes in a patch that makes the device plugin look which instances it will see.
 func (v *view) stampInstances(patch PatchNode) {
 	_, has := v.node.Annotations[v1alpha1.AnnotationInstances]
+	seen, leaving := v.enumerated()
 	_, selects := patch.Labels[v1alpha1.LabelConfig]
 	_, resumes := patch.Annotations[v1alpha1.AnnotationPaused]
 	if restarted, has := v.node.Annotations[v1alpha1.AnnotationRestarted]; has && (v.to.final || restarted != v.occasion()) {
@@ -94,8 +102,8 @@ func (v *view) stampInstances(patch PatchNode) {
 		if has {
 			patch.Annotations[v1alpha1.AnnotationInstances] = nil
 		}
-	case now != "" && (selects || resumes || !has):
-		if seen, _ := v.enumerated(); seen != now {
+	case now != "" && (selects || resumes || seen == "" && len(leaving) == 0):
+		if seen != now {
 			patch.Annotations[v1alpha1.AnnotationInstances] = new(v.withMonitors(now, seen))
 		}
 	}
@@ -144,7 +152,7 @@ func (v *view) instances() string {
 	}
 	slices.Sort(uuids)
 	sum := sha256.Sum256([]byte(strings.Join(uuids, " ")))
-	return hex.EncodeToString(sum[:8])
+	return hex.EncodeToString(sum[:instancesHash])
 }
 
 // plugins are the UIDs of the pods of the device plugin.

@@ -110,3 +110,20 @@ func TestUnhealthyDevicesAreCapacityThatIsNotAllocatable(t *testing.T) {
 	}}
 	g.Expect(rollout.NodeOf(node, &v1alpha1.GPUNode{}).Unhealthy).To(Equal(map[string]int64{"nvidia.com/gpu": 1}))
 }
+
+// TestWhatAnotherControllerWritesIntoARecordRestartsNoPlugin: such a value tells nothing of what the plugin has seen, and a plugin that
+// starts anew offers the GPU again that it reports unhealthy.
+func TestWhatAnotherControllerWritesIntoARecordRestartsNoPlugin(t *testing.T) {
+	for _, value := range []string{"garbage", "", "0123", "0123456789abcdef0", "garbage@uid"} {
+		g := NewWithT(t)
+		c := fleet(1, mig(count("3g", 2)))
+		c.run(200)
+		h := c.hosts["n0"]
+		seen := h.Annotations[v1alpha1.AnnotationInstances]
+		h.Unhealthy = map[string]int64{"nvidia.com/mig-3g.20gb": 1}
+		h.Annotations[v1alpha1.AnnotationInstances] = value
+		c.run(200)
+		g.Expect(c.writes).NotTo(HaveKey("rollout.DeletePod"), "%q", value)
+		g.Expect(h.Annotations[v1alpha1.AnnotationInstances]).To(Equal(seen), "%q", value)
+	}
+}
