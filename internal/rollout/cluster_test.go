@@ -42,10 +42,10 @@ type cluster struct {
 	rollout.World
 	hosts   map[string]*host
 	memory  remembering
-	pods    int      // given out so far
-	rewired bool     // by the last pass: what mig-manager reads
-	crashes []string // of NVIDIA's config-manager
-	byHand  string   // the default configuration, which nodes without a label get
+	pods    int     // given out so far
+	rewired bool    // by the last pass: what mig-manager reads
+	crashes []crash // of NVIDIA's config-manager
+	byHand  string  // the default configuration, which nodes without a label get
 	nfd     nfd
 	beside  []string // nodes on which NVIDIA's MPS DaemonSet started beside our daemons, and unmounted their shared memory
 	killed  []string // clients of an MPS daemon that ended before them
@@ -53,6 +53,12 @@ type cluster struct {
 	told    []string
 	version map[string]int // of each Node
 	writes  map[string]int // by kind of action
+}
+
+// crash is an end of NVIDIA's config-manager, because the label of its node names a key that it cannot see.
+type crash struct {
+	node, key string
+	leaving   bool // its pod was being deleted
 }
 
 // host is a node with its hardware.
@@ -519,7 +525,7 @@ func (c *cluster) advertise(h *host) {
 		data = c.byHand
 	}
 	if key != "" && !seen {
-		c.crashes = append(c.crashes, fmt.Sprintf("%s: %s", h.Name, key))
+		c.crashes = append(c.crashes, crash{node: h.Name, key: key, leaving: h.Pods[pod].Terminating})
 		return
 	}
 	h.plugin.running, h.plugin.selected = true, key

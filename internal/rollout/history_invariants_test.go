@@ -159,8 +159,9 @@ func (c *chronicle) inBudget(h *host, a rollout.Action) {
 // harmless looks whether pods still have what they use, and whether nobody but NVIDIA has harmed anything of NVIDIA's.
 func (c *chronicle) harmless() {
 	for _, crash := range c.crashes {
-		if _, key, _ := strings.Cut(crash, ": "); !c.meddled && key != "theirs" {
-			c.breaks("harmless", "NVIDIA's config-manager ended: %s", crash)
+		// In a pod that is being deleted the kubelet has told it to end anyway, does not start it again, and shows it no key any more.
+		if !c.meddled && crash.key != "theirs" && !crash.leaving {
+			c.breaks("harmless", "NVIDIA's config-manager ended on node %s, which selects config %q", crash.node, crash.key)
 		}
 	}
 	for _, h := range c.all() {
