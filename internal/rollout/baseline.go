@@ -148,6 +148,13 @@ func (v *view) unsaved() (PatchNode, bool) {
 	return patch, len(patch.Annotations) > 0
 }
 
+// heldByOther reports whether the node is still kept from its users on behalf of another policy than the one that governs it now.
+// It counts in the budget of that one until it is given back, so what gives it back must not record the policy that governs it now,
+// in whose budget there may be no slot.
+func (v *view) heldByOther() bool {
+	return v.by != nil && v.node.ChangedFor != "" && v.node.ChangedFor != v.by.Name && v.disturbed()
+}
+
 // dropCopy removes the copy of a node that is back.
 func (v *view) dropCopy(patch PatchNode) {
 	if _, has := v.node.Annotations[v1alpha1.AnnotationBaseline]; has {

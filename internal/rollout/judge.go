@@ -494,6 +494,9 @@ func (v *view) done() judgement {
 	if v.taint() != nil {
 		j.State, j.reason, j.message = StateReleasing, v1alpha1.ReasonProgressing, "done; the taint of the operator is being removed"
 		j.actions = append(j.actions, Untaint{Node: v.node.Name})
+		if v.heldByOther() {
+			return j
+		}
 	}
 	if v.to.final && v.overridden() {
 		return v.allowing(j)

@@ -140,8 +140,8 @@ func (memory *Memory) place(w *World, r *remembered, in placing) *member {
 		g.leaving = append(g.leaving, m)
 		return m
 	}
-	if former := n.ChangedFor; former != "" && former != governed.By.Name && m.disturbed() {
-		of, held := in.group(former), *m
+	if m.heldByOther() {
+		of, held := in.group(n.ChangedFor), *m
 		of.counted = append(of.counted, &held)
 		m.slot = slot{} // it needs one of the policy that governs it now
 	}

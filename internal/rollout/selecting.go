@@ -78,9 +78,10 @@ func (v *view) selectPatch() (patch PatchNode, resumes, complete bool) {
 	}
 	v.stampSelected(patch)
 	v.stampInstances(patch)
-	if v.to.final {
+	switch {
+	case v.to.final:
 		v.dropCopy(patch)
-	} else {
+	case !v.heldByOther():
 		v.saveBaseline(patch)
 	}
 	return patch, resumes, len(patch.Labels) == 0 && len(patch.Annotations) == 0

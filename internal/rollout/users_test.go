@@ -160,6 +160,53 @@ func TestANodeThatComesInTheMiddleOfAChangeNeedsASlot(t *testing.T) {
 	g.Expect(c.ready()).To(Equal(2))
 }
 
+// TestANodeThatComesBackInTheMiddleOfAChangeTakesNoSlot: it left a policy, and returns while the policy that it came to has tainted it
+// and changed nothing yet. To give it back needs no slot of the former policy, where another node is changed. Until it is given back it
+// counts for the policy that has tainted it.
+func TestANodeThatComesBackInTheMiddleOfAChangeTakesNoSlot(t *testing.T) {
+	for name, verified := range map[string]bool{"verified before": true, "not verified yet": false} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			c := newCluster()
+			returns, there := c.add("n0", sim.A100), c.add("n1", sim.A100)
+			there.byHand(0, "2g.10gb")
+			returns.Labels["pool"], there.Labels["pool"] = "b", "none"
+			c.Policies = []v1alpha1.GPUSharingPolicy{
+				policyOf("research", mig(count("1g", 7)), ofPool("a"), unavailable("1")), policyOf("test", timeSlicing(2), ofPool("b"), unavailable("1")),
+			}
+			for returns.Labels[v1alpha1.LabelConfig] == "" || verified && c.ready() == 0 {
+				c.steps(1)
+			}
+			returns.Labels["pool"] = "a"
+			c.steps(1)
+			there.Labels["pool"] = "b"
+			c.steps(1)
+			g.Expect(c.changing()).To(ConsistOf("n0", "n1"))
+			g.Expect(returns.Annotations).To(HaveKey(v1alpha1.AnnotationPaused))
+			returns.Labels["pool"] = "b"
+			for pass := range 100 {
+				there.lags = pass < 20
+				for _, a := range c.memory.decide(c.world()).Actions {
+					if frees(a) && pass < 10 {
+						continue // the write fails
+					}
+					c.do(a)
+					of := 0
+					for _, h := range c.hosts {
+						if n := h.copied(); n.ChangedFor == "test" && (slices.Contains(c.changing(), n.Name) || n.Annotations[v1alpha1.AnnotationPaused] != "") {
+							of++
+						}
+					}
+					g.Expect(of).To(BeNumerically("<=", 1), "after: %s", a)
+				}
+				c.tick(time.Second)
+			}
+			g.Expect(c.ready()).To(Equal(2))
+			g.Expect(returns.copied().ChangedFor).To(Equal("test"))
+		})
+	}
+}
+
 // changing are the nodes with the operator's taint.
 func (c *cluster) changing() []string {
 	var nodes []string
