@@ -515,3 +515,69 @@ func TestAChangeThatHasNotBegunIsNotQuiescing(t *testing.T) {
 	g.Expect(d.Nodes[0].Message).To(ContainSubstring("mig-manager"))
 	g.Expect(h.Labels).To(HaveKeyWithValue(v1alpha1.LabelMIGManager, "true"))
 }
+
+// TestAReleaseThatFailsIsTriedAgainInAnHour: meanwhile the node is neither tainted again nor are NVIDIA's clients paused again, and
+// nobody is evicted for another attempt.
+func TestAReleaseThatFailsIsTriedAgainInAnHour(t *testing.T) {
+	for name, strike := range map[string]func(*host){
+		"the agent lags": func(h *host) { h.lags = true },
+		"NVML refuses a step": func(h *host) {
+			h.hardware.Fail = func(op sim.Op, _ string) error {
+				if op == sim.OpObserve {
+					return nil
+				}
+				return gpu.ErrBusy
+			}
+		},
+		"the agent is stalled": func(h *host) { h.lags = true; h.stalls() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			c, h := toMIG(evicting)
+			c.run(60)
+			c.Policies = nil
+			for h.GPU.Spec.PolicyName != "" {
+				c.pass()
+				if h.GPU.Spec.PolicyName == "" {
+					strike(h)
+				}
+				c.tick(time.Second)
+			}
+			attempts := func(of time.Duration) (taints int) {
+				for range of / (10 * time.Second) {
+					for _, a := range c.pass().Actions {
+						if _, is := a.(rollout.Taint); is {
+							taints++
+						}
+					}
+					c.tick(10 * time.Second)
+				}
+				return taints
+			}
+			g.Expect(attempts(50 * time.Minute)).To(BeZero())
+			g.Expect(h.Taints).To(BeEmpty())
+			g.Expect(h.Labels[pluginLabel]).To(Equal("true"))
+			g.Expect(rollout.Decide(c.world()).After).To(BeNumerically("~", 10*time.Minute, time.Minute))
+			g.Expect(h.GPU.Annotations[v1alpha1.AnnotationWaiting]).To(ContainSubstring("; the operator tries again at 09:00:"))
+			g.Expect(attempts(time.Hour)).To(Equal(1))
+			c.hold(h, "train", 0, gpu.WholeGPU)
+			h.lags, h.hardware.Fail = false, nil
+			h.report()
+			g.Expect(attempts(3 * time.Hour)).To(BeZero())
+			g.Expect(c.evicted).To(BeEmpty())
+			g.Expect(h.GPU.Annotations[v1alpha1.AnnotationWaiting]).NotTo(BeEmpty())
+			c.end(h, "train")
+			c.run(60)
+			g.Expect(h.GPU.Spec).To(Equal(v1alpha1.GPUNodeSpec{}))
+			g.Expect(h.GPU.Annotations[v1alpha1.AnnotationWaiting]).To(BeEmpty())
+		})
+	}
+}
+
+// stalls lets the agent report that only another spec helps.
+func (h *host) stalls() {
+	h.GPU.Status.Conditions = append(h.GPU.Status.Conditions, metav1.Condition{
+		Type: v1alpha1.ConditionStalled, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonLayoutDoesNotFit, Message: "it does not fit",
+		ObservedGeneration: h.GPU.Generation,
+	})
+}

@@ -125,7 +125,9 @@ func (v *view) progress() judgement {
 		return v.awaitsSomebody()
 	case v.onlyComputeMode():
 		return v.afterApplying()
-	case v.disruptive() && (!asks || len(v.blockers) > 0 || v.closes() || v.ousts()):
+	case asks && v.gaveUp():
+		return v.applying()
+	case v.disrupts(asks):
 		return v.disrupt(asks)
 	case !asks:
 		return v.setGently()
@@ -137,6 +139,12 @@ func (v *view) progress() judgement {
 		return j
 	}
 	return v.applying()
+}
+
+// disrupts reports whether the node has to be brought to where its GPUs can be changed. Once the agent is asked, that is only so while
+// somebody is in its way.
+func (v *view) disrupts(asks bool) bool {
+	return v.disruptive() && (!asks || len(v.blockers) > 0 || v.closes() || v.ousts())
 }
 
 // afterApplying is the state of a node whose GPUs are as its target has them.
@@ -167,7 +175,7 @@ func (v *view) byManager(asks bool) (judgement, bool) {
 func (v *view) asks() bool {
 	f := v.node.GPU.Spec.Failed
 	again := f != nil && !v.fallsBack && f.Hash == v.asked()
-	if again || !wishes(v.node.GPU.Spec, v.to) {
+	if again || v.releasesAgain() || !wishes(v.node.GPU.Spec, v.to) {
 		return false
 	}
 	if !v.partitions() {
@@ -367,25 +375,60 @@ func (v *view) applying() judgement {
 	if reason, message, is := v.stalled(); is {
 		return v.fail(j, reason, message)
 	}
-	timeout, late := applyTimeout, v1alpha1.ReasonApplyTimedOut
+	late := v1alpha1.ReasonApplyTimedOut
 	help, waits := v.waitsForReboot()
 	switch {
 	case waits:
 		j.reason, late = v1alpha1.ReasonRebootRequired, v1alpha1.ReasonRebootRequired
 		j.message += help
 	case v.permitted():
-		j.reason, timeout = v1alpha1.ReasonRebooting, rebootTimeout
+		j.reason = v1alpha1.ReasonRebooting
 	}
-	since := v.node.GPU.Spec.ChangeTime
-	if since.IsZero() || reached(v.node.GPU.Spec, v.to) { // what was reached before is waited for
+	left, timeout, limited := v.timeLeft()
+	if !limited {
 		return j
 	}
-	left := since.Add(timeout).Sub(v.world.Now)
 	if left <= 0 {
 		return v.fail(j, late, v.agentSays(fmt.Sprintf("the GPUs were not as wished within %s", timeout))+help)
 	}
 	j.actions, j.after = v.nudgeAhead(), left
 	return j
+}
+
+// timeLeft returns how much is left of the time that the agent has for what it was asked, and how long that is. It is not limited
+// for what was reached before, which is waited for.
+func (v *view) timeLeft() (left, timeout time.Duration, limited bool) {
+	since := v.node.GPU.Spec.ChangeTime
+	if since.IsZero() || reached(v.node.GPU.Spec, v.to) {
+		return 0, 0, false
+	}
+	timeout = applyTimeout
+	if _, waits := v.waitsForReboot(); !waits && v.permitted() {
+		timeout = rebootTimeout
+	}
+	return since.Add(timeout).Sub(v.world.Now), timeout, true
+}
+
+// gaveUp reports whether the release of the node failed, and the node was given back to its users. There is no other state to go
+// back to. To drain it once more at once, and to pause NVIDIA's clients, would disturb the node again and again.
+func (v *view) gaveUp() bool {
+	if v.by != nil || v.taint() != nil || !v.disruptive() {
+		return false
+	}
+	left, _, limited := v.timeLeft()
+	_, _, stalled := v.stalled()
+	return stalled || limited && left <= 0
+}
+
+// releasesAgain reports whether the release of the node is to be tried again: patience after the agent was asked for it, and only
+// while nobody uses what must be changed. NVIDIA's mig-manager is not asked for the same config again, and a node that needs a
+// reboot needs a person.
+func (v *view) releasesAgain() bool {
+	since := v.node.GPU.Spec.ChangeTime
+	if v.by != nil || since.IsZero() || v.world.Now.Sub(since.Time) < patience {
+		return false
+	}
+	return v.disruptive() && len(v.blockers) == 0 && !v.managed() && !v.stranded()
 }
 
 // fail gives a wish up: the node falls back. What has been reached before is not given up but waited for.
@@ -400,6 +443,10 @@ func (v *view) fail(j judgement, reason, message string) judgement {
 	}
 	if v.wish == nil { // there is nothing to fall back to: it waits, and holds nobody up
 		j.actions = append(j.actions, v.letGo("it did not get back to its state in time")...)
+		if again := v.node.GPU.Spec.ChangeTime.Add(patience).Sub(v.world.Now); again > 0 && !v.managed() {
+			j.after = again
+			j.message += fmt.Sprintf("; the operator tries again at %s if nobody uses the GPUs then", clock(v.world.Now.Add(again)))
+		}
 	}
 	return j
 }
