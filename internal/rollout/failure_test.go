@@ -581,3 +581,31 @@ func (h *host) stalls() {
 		ObservedGeneration: h.GPU.Generation,
 	})
 }
+
+// TestAReleaseEndsOnlyWithAnAnswerOfTheAgent: it ended in the middle of a change, so its last report says that the GPUs are as they were
+// found.
+func TestAReleaseEndsOnlyWithAnAnswerOfTheAgent(t *testing.T) {
+	g := NewWithT(t)
+	c := newCluster()
+	h := c.add("a", sim.A100)
+	h.byHand(0, "2g.10gb")
+	c.tick(time.Second)
+	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("1g", 7)))}
+	for h.GPU.Spec.Devices == nil {
+		c.pass()
+		if h.GPU.Spec.Devices == nil {
+			c.tick(time.Second)
+		}
+	}
+	h.lags = true
+	d := h.devices()[0]
+	g.Expect(h.hardware.DestroyInstance(t.Context(), d.UUID, d.State.Instances[0].ID)).To(Succeed())
+	c.Policies = nil
+	c.steps(60)
+	g.Expect(h.GPU.Spec.Baseline).NotTo(BeNil(), "nobody knows whether the node is back")
+	h.lags = false
+	c.run(100)
+	g.Expect(h.GPU.Spec).To(Equal(v1alpha1.GPUNodeSpec{}))
+	g.Expect(h.devices()[0].State.Instances).To(HaveLen(1))
+	g.Expect(h.devices()[0].State.Instances[0].Profile).To(Equal("2g.10gb"))
+}

@@ -250,8 +250,10 @@ func destroys(s plan.Step) bool { return plan.ChangesMIG(s) && s.Needs() == plan
 
 // applied says whether the GPUs are as the target wishes, as far as the agent can bring that about: NVIDIA's MPS daemon,
 // with which a node was found, starts only once its configuration is selected.
+// The end of a release is verified by nothing else, so there the agent has to have looked for this very spec: its last report may
+// be older than steps of its own, after which it ended.
 func (v *view) applied() bool {
-	if len(v.steps) > 0 {
+	if len(v.steps) > 0 || v.to.final && !v.answered() {
 		return false
 	}
 	awaits := false
@@ -267,6 +269,12 @@ func (v *view) applied() bool {
 		}
 	}
 	return awaits || condition.IsTrue(v.node.GPU.Status.Conditions, v1alpha1.ConditionReady)
+}
+
+// answered reports whether the agent has looked at the GPUs for the spec as it is.
+func (v *view) answered() bool {
+	c, reported := condition.Find(v.node.GPU.Status.Conditions, v1alpha1.ConditionReady)
+	return reported && c.ObservedGeneration >= v.node.GPU.Generation
 }
 
 // stalled is the message of the agent that only another wish helps.
