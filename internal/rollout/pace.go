@@ -148,7 +148,7 @@ func (b *budget) goOn(m *member) (reason, message string) {
 	taints := slices.ContainsFunc(m.start, func(a Action) bool { _, is := a.(Taint); return is })
 	disturbs := taints && !m.disturbed() || m.disturbed() && !m.holds
 	switch {
-	case disturbs && b.disturbed >= b.places:
+	case disturbs && b.disturbed >= b.places, taints && b.disturbed > b.places: // pauses that protect a node wait for no slot
 		return b.full()
 	case !m.holds:
 		reason, message = b.take(m)

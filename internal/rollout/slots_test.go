@@ -254,3 +254,31 @@ func frees(a rollout.Action) bool {
 	_, is := a.(rollout.Untaint)
 	return is
 }
+
+// TestANodeWhosePausesProtectItIsNotTaintedOnTop: they wait for no slot. A change of that node does.
+func TestANodeWhosePausesProtectItIsNotTaintedOnTop(t *testing.T) {
+	g := NewWithT(t)
+	c := fleet(2, mig(count("3g", 2)))
+	c.run(300)
+	g.Expect(c.ready()).To(Equal(2))
+	protected, changes := c.hosts["n0"], c.hosts["n1"]
+	protected.Labels[optOutLabel] = "false"
+	c.ask(mig(count("1g", 7)))
+	c.steps(1)
+	g.Expect(c.changing()).To(Equal([]string{"n1"}))
+	changes.lags = true
+	delete(protected.Labels, optOutLabel)
+	for _, label := range []string{pluginLabel, gfdLabel} {
+		protected.Labels[label] = "paused-for-mig-change"
+	}
+	protected.Annotations[v1alpha1.AnnotationPaused] = pluginLabel + "," + gfdLabel
+	c.version[protected.Name]++
+	c.tick(time.Second)
+	for pass := range 100 {
+		changes.lags = pass < 30
+		c.pass()
+		g.Expect(len(c.changing())).To(BeNumerically("<=", 1))
+		c.tick(time.Second)
+	}
+	g.Expect(c.ready()).To(Equal(2))
+}
