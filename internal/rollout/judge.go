@@ -35,7 +35,8 @@ const (
 	agentSilent = 3 * time.Minute
 	// pluginRestart is how long a device plugin is left alone before it is started anew.
 	pluginRestart = 10 * time.Minute
-	// pluginAway is how long a node may go without the device plugin under our taint before that is taken for the reason.
+	// pluginAway is how long a node may go without the device plugin under our taint before that is taken for the reason, and how
+	// long a plugin that must be there is waited for if its pod does not show.
 	pluginAway = 30 * time.Second
 	// pluginSettles is how long after NVIDIA's device plugin became Ready it surely runs the configuration that the node selects.
 	// It starts with the default, and its config-manager corrects that once it has read the Node.

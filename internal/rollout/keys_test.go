@@ -4,7 +4,9 @@
 package rollout_test
 
 import (
+	"slices"
 	"testing"
+	"time"
 
 	. "github.com/onsi/gomega"
 
@@ -100,6 +102,42 @@ func TestTheDefaultConfigKeepsTheStrategyForNodesThatNoPolicyChanges(t *testing.
 			h.report()
 			c.change(cl, h)
 			g.Expect(rollout.Decide(cl.world()).KeepStrategy).To(Equal(c.keeps))
+		})
+	}
+}
+
+// TestAPluginThatTheCacheDoesNotShowYetIsWaitedFor: the Node advertises GPUs, so that a pod of the plugin runs there, which need not see
+// the config yet. A plugin that is gone though the kubelet goes on advertising is not waited for any longer than that.
+func TestAPluginThatTheCacheDoesNotShowYetIsWaitedFor(t *testing.T) {
+	for name, standAlone := range map[string]bool{"GPU Operator": false, "stand-alone plugin": true} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			c := fleet(1, timeSlicing(4))
+			h := c.hosts["n0"]
+			if standAlone {
+				c.Wiring.ClusterPolicy = false
+				h.Labels, h.Pods = map[string]string{v1alpha1.LabelClient: "true"}, []rollout.Pod{{
+					Namespace: "nvidia", Name: "plugin", UID: "plugin", Controller: "DaemonSet", MountsConfig: true, Scheduled: c.Now, Serves: true,
+				}}
+			}
+			c.steps(1)
+			late := func() rollout.Decision {
+				w := c.world()
+				w.Nodes[0].Pods = nil
+				return rollout.Decide(w)
+			}
+			selects := func(d rollout.Decision) bool {
+				return slices.ContainsFunc(d.Actions, func(a rollout.Action) bool {
+					patch, is := a.(rollout.PatchNode)
+					return is && patch.Labels[v1alpha1.LabelConfig] != nil
+				})
+			}
+			d := late()
+			g.Expect(selects(d)).To(BeFalse(), "%v", d.Actions)
+			g.Expect(d.Nodes[0].State).To(Equal(rollout.StateSelecting))
+			g.Expect(d.After).To(And(BeNumerically(">", 0), BeNumerically("<=", 30*time.Second)))
+			c.tick(d.After)
+			g.Expect(selects(late())).To(BeTrue())
 		})
 	}
 }

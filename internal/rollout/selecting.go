@@ -27,6 +27,11 @@ func (v *view) selecting() (judgement, bool) {
 			j.message = message
 			return j, true
 		}
+		if left := v.pluginUnseen(); left > 0 {
+			j.message = "Waiting for the device plugin: the node advertises GPUs, and the controller does not see the plugin's pod yet"
+			j.after = left
+			return j, true
+		}
 		if nudges, left, unseen := v.nudge(); len(unseen) > 0 {
 			j.message = fmt.Sprintf("making the configuration %s visible to NVIDIA's device plugin; waiting for %s", v.to.key, list(unseen))
 			j.actions, j.after = nudges, left
@@ -132,6 +137,17 @@ func (v *view) hidden() (message string, is bool) {
 		return "waiting until these pods have restarted with the operator's ConfigMap: " + list(old), true
 	}
 	return "", false
+}
+
+// pluginUnseen is how long to wait yet for the pod of NVIDIA's device plugin on a node that advertises GPUs. The cache may show a
+// Node earlier than the pods on it, and a pod that has just started need not see the config that the Node is to select.
+func (v *view) pluginUnseen() time.Duration {
+	runs := func(p Pod) bool { return v.isPlugin(p) && !p.Terminating }
+	off := v.world.Wiring.ClusterPolicy && v.node.Labels[deployLabels()[0]] != labelTrue
+	if off || v.advertisesNoGPU() || slices.ContainsFunc(v.node.Pods, runs) {
+		return 0
+	}
+	return max(v.node.GPU.Spec.ChangeTime.Add(pluginAway).Sub(v.world.Now), 0)
 }
 
 // readingOthers are the pods of NVIDIA's device plugin and GPU Feature Discovery that were started before the
