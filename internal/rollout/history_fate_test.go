@@ -27,6 +27,7 @@ type fate struct {
 	slots      map[string]int  // by UUID: where in the machine the GPU is, which never changes. The index does, when others die.
 	born       map[string]born // by UUID: how the GPU was when it came
 	pool       string
+	booted     bool            // since NVIDIA's device plugin was started on purpose
 	lastPolicy string          // that governed the node
 	sharedAt   time.Time       // when the controller last saw that another one offers the GPUs
 	recorded   bool            // the Node has named that controller
@@ -57,6 +58,7 @@ func (c *cluster) returns(h *host) {
 	}
 	h.theirs = nil
 	clear(h.daemons)
+	h.booted = true
 	h.boot()
 	h.reborn()
 	for uid := range h.dcgm {

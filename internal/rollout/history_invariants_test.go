@@ -30,10 +30,15 @@ func (c *chronicle) breaks(invariant, format string, args ...any) {
 	c.tell("BROKEN %s", c.broken)
 }
 
-// pluginRestarts looks whether NVIDIA's device plugin is restarted though it has marked a GPU unhealthy, which it forgets then.
+// pluginRestarts looks whether NVIDIA's device plugin is restarted though it has marked a GPU unhealthy, which it forgets then. Once
+// after each boot it may be: nobody can tell whether it started before the agent made the instances of that boot, or after.
 func (c *chronicle) pluginRestarts(h *host, a rollout.DeletePod) {
 	plugin := slices.ContainsFunc(h.Pods, func(p rollout.Pod) bool { return p.UID == a.UID && p.NodeSelector[pluginLabel] != "" })
 	slices.Sort(h.plugin.uuids)
+	if plugin && h.booted {
+		h.booted = false
+		return
+	}
 	if plugin && len(h.sick) > 0 && slices.Equal(h.plugin.uuids, slices.Sorted(slices.Values(h.instances()))) {
 		c.breaks("harmless", "the device plugin of %s is restarted again (%s), which offers an unhealthy GPU", h.Name, a.Why)
 	}
@@ -112,6 +117,13 @@ func (c *chronicle) mayChange(h *host, uuid string) bool {
 	return false
 }
 
+// restored reports whether a GPU that a policy had selected is as it came: a boot or a person changed it after its baseline was recorded,
+// so that its return to that is the first that the agent does with it.
+func (h *host) restored(uuid string) bool {
+	recorded := h.GPU.Spec.Baseline != nil && slices.ContainsFunc(h.GPU.Spec.Baseline.Devices, func(d v1alpha1.DeviceSpec) bool { return d.UUID == uuid })
+	return recorded && slices.ContainsFunc(h.devices(), func(d gpu.Device) bool { return d.UUID == uuid && bornAs(d).equal(h.born[uuid]) })
+}
+
 // slotted are the GPUs of a host with their places in the machine for indexes, which do not shift when one dies.
 func (c *chronicle) slotted(h *host) []gpu.Device {
 	devices := h.devices()
@@ -136,6 +148,7 @@ func (c *chronicle) inBudget(h *host, a rollout.Action) {
 	}
 	if by := a.For().Name; (disturbs || takes) && by != "" && by != h.lastPolicy {
 		h.lastPolicy, disturbs = by, true
+		h.countsAnew() // the indexes of a policy are those that the GPUs have when it is first applied on a node
 	}
 	if !disturbs {
 		return
@@ -171,7 +184,7 @@ func (c *chronicle) harmless() {
 				continue
 			}
 			uuid, _, _ := strings.Cut(strings.SplitN(write, " ", 2)[1], " ")
-			if !h.wrote[uuid] && h.GPU.Spec.MIGActuator == "" && !c.mayChange(h, uuid) {
+			if !h.wrote[uuid] && h.GPU.Spec.MIGActuator == "" && !c.mayChange(h, uuid) && !h.restored(uuid) {
 				c.breaks("harmless", "GPU %s of %s is changed, which no policy selects: %s", uuid, h.Name, write)
 			}
 			if h.wrote == nil {
@@ -310,6 +323,9 @@ func (c *chronicle) truthful(d rollout.Decision) {
 			by, wish, err := c.desired(h)
 			if !ready || by == nil || by.Name != p.Name {
 				continue
+			}
+			if p.Spec.GPUSelector != nil && len(h.GPU.Status.Devices) == 0 {
+				continue // nobody knows whether the policy selects the node: no agent has ever reported its GPUs
 			}
 			if problem := c.differs(h, wish); err != nil || h.off || problem != "" {
 				c.breaks("truth", "policy %s is Ready, and node %s is not (off %v, %v): %s", p.Name, h.Name, h.off, err, problem)

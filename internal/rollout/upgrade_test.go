@@ -76,6 +76,7 @@ func (u *upgrade) goesOn() bool { return u.state != "" && u.state != "upgrade-do
 // upgrading is the next thing that happens in an upgrade.
 func (c *cluster) upgrading(h *host) {
 	u := &h.upgrade
+	c.goesOnFromLabel(h)
 	if state := u.state; u.goesOn() {
 		c.version[h.Name]++
 		defer func() {
@@ -106,6 +107,19 @@ func (c *cluster) upgrading(h *host) {
 		}
 	case "uncordon-required":
 		h.upgradeTo("upgrade-done")
+	}
+}
+
+// goesOnFromLabel is what the upgrade controller does with a node whose label was restored from a backup. The label is all that it
+// remembers, and from each earlier state a node whose driver pod is new and Ready comes to where it was (NVIDIA/k8s-operator-libs
+// pkg/upgrade, ProcessPodRestartNodes).
+func (c *cluster) goesOnFromLabel(h *host) {
+	state := h.upgrade.state
+	renewed := slices.Contains([]string{"validation-required", "uncordon-required", "upgrade-done"}, state)
+	if label, has := h.Labels[upgradeLabel]; has && label != state && renewed {
+		h.Labels[upgradeLabel] = state
+		c.version[h.Name]++
+		c.held(h)
 	}
 }
 
