@@ -12,6 +12,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
@@ -141,18 +142,21 @@ func (h *host) remember() {
 	}
 }
 
-// reborn notes how GPUs are that somebody else has changed while the operator had no part in the node.
+// reborn notes how GPUs are that another controller, or a boot, has changed while the operator had no part in them: it has recorded
+// no baseline of the node, or none of the GPU, which its policy does not select.
 func (h *host) reborn() {
-	if h.GPU.Spec.Baseline != nil {
-		return
-	}
+	baseline := h.GPU.Spec.Baseline
 	for _, d := range h.devices() {
-		if is := bornAs(d); !is.equal(h.born[d.UUID]) {
+		recorded := baseline != nil && (h.changedByUs(d.UUID) ||
+			slices.ContainsFunc(baseline.Devices, func(b v1alpha1.DeviceSpec) bool { return b.UUID == d.UUID }))
+		if is := bornAs(d); !recorded && !is.equal(h.born[d.UUID]) {
 			is.before = new(h.born[d.UUID])
 			h.born[d.UUID] = is
 		}
 	}
-	h.countsAnew()
+	if baseline == nil {
+		h.countsAnew()
+	}
 }
 
 // countsAnew takes the present indexes of the GPUs for their places, as who writes indexes into a policy does.

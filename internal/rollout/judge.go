@@ -474,7 +474,8 @@ func (v *view) verifying() (judgement, bool) {
 		j.actions, j.after = v.restartPlugin()
 		return j, true
 	}
-	left := v.selectedAt().Add(verifyTimeout).Sub(v.world.Now)
+	since := latest(v.selectedAt(), v.node.GPU.Spec.ChangeTime.Time) // another attempt may find its config selected since the former one
+	left := since.Add(verifyTimeout).Sub(v.world.Now)
 	if left <= 0 {
 		message := fmt.Sprintf("not advertised within %s: %s; %s", verifyTimeout, strings.Join(differs, ", "), cmp.Or(v.pluginSays(),
 			"look at the pods of NVIDIA's device plugin on the node: if they log \"device plugin already connected\", the kubelet has "+

@@ -55,3 +55,26 @@ func TestANodeThatFailsAgainIsTriedOnce(t *testing.T) {
 	c.during(2*time.Hour, time.Minute)
 	g.Expect(c.writes).To(BeEmpty())
 }
+
+// TestAnotherAttemptHasItsOwnTimeToAdvertise: a rollout that was paused before it rolled a failed change back still selects the config,
+// for longer than a node may take to advertise it.
+func TestAnotherAttemptHasItsOwnTimeToAdvertise(t *testing.T) {
+	g := NewWithT(t)
+	c, h := slicing()
+	h.breaks("")
+	for h.Labels[v1alpha1.LabelConfig] == "" {
+		c.steps(1)
+	}
+	c.Policies[0].Spec.Rollout.Paused, c.Policies[0].Generation = true, 2
+	d := c.during(20*time.Minute, 10*time.Second)
+	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateFailed), d.Nodes[0].Message)
+	g.Expect(h.Labels[v1alpha1.LabelConfig]).NotTo(BeEmpty(), "it is not rolled back")
+
+	c.Policies[0].Spec.Rollout.Paused, c.Policies[0].Generation = false, 3
+	d = c.during(time.Minute, time.Second)
+	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateVerifying), d.Nodes[0].Message)
+	h.broken = nil
+	d = c.during(5*time.Minute, time.Second)
+	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), d.Nodes[0].Message)
+	g.Expect(h.GPU.Spec.Failed).To(BeNil())
+}
