@@ -85,6 +85,9 @@ func (m *member) reclaim() {
 		return // NVIDIA's device plugin must not start before the agent has made its instances again
 	}
 	if m.disturbed() {
+		if slices.ContainsFunc(m.start, frees) { // with the record that the change failed, or the node would take the next slot again
+			m.actions = append(m.actions, m.start...)
+		}
 		m.start, m.giveUp = nil, nil
 		if !slices.ContainsFunc(m.actions, frees) {
 			m.actions = append(m.actions, m.letGo("the change has made no step in time")...)

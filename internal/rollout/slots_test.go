@@ -282,3 +282,18 @@ func TestANodeWhosePausesProtectItIsNotTaintedOnTop(t *testing.T) {
 	}
 	g.Expect(c.ready()).To(Equal(2))
 }
+
+// TestADrainThatEndedUnseenIsRecordedAsFailed: no controller ran while the time for draining and the slot ended. Without the record the
+// node would take the next slot again, and no other node had its turn.
+func TestADrainThatEndedUnseenIsRecordedAsFailed(t *testing.T) {
+	g := NewWithT(t)
+	c := fleet(2, mig(count("3g", 2)), failures(3))
+	c.hold(c.hosts["n0"], "train", 0, gpu.WholeGPU)
+	c.steps(3)
+	g.Expect(c.changing()).To(Equal([]string{"n0"}))
+	c.tick(time.Hour)
+	d := c.during(5*time.Minute, time.Second)
+	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonDrainTimedOut), d.Nodes[0].Message)
+	g.Expect(c.hosts["n0"].Taints).To(BeEmpty())
+	g.Expect(d.Nodes[1].State).To(Equal(rollout.StateUpToDate), d.Nodes[1].Message)
+}
