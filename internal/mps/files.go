@@ -19,6 +19,7 @@ import (
 
 const (
 	wishDir       = "gpusharing"
+	sharedMemory  = "shm"
 	recordName    = ".gpusharing.json"
 	startedMarker = ".started"
 	readyMarker   = ".ready"
@@ -68,7 +69,8 @@ func recordFile(resource string) string { return path.Join(resource, recordName)
 
 // checkResource refuses what is not the name of an extended resource, and so would not be a directory of its own.
 func checkResource(resource string) error {
-	if strings.Count(resource, "/") != 1 || !fs.ValidPath(resource) || strings.HasPrefix(resource, wishDir+"/") {
+	if strings.Count(resource, "/") != 1 || !fs.ValidPath(resource) || strings.HasPrefix(resource, wishDir+"/") ||
+		strings.HasPrefix(resource, sharedMemory+"/") {
 		return fmt.Errorf("%w: %q is not the name of an extended resource", ErrDaemon, resource)
 	}
 	return nil
@@ -101,20 +103,51 @@ func (f files) record(resource string) (record, bool, error) {
 	return r, found, err
 }
 
-// resources are those whose directory holds one of these files, sorted.
+// resources are those whose directory holds one of these files, sorted. It looks at nothing in the shared memory, where any pod that uses
+// MPS can put records, links to other directories, and pipes on which a reader waits for ever.
 func (f files) resources(names ...string) ([]string, error) {
+	domains, err := f.folders(".")
+	if err != nil {
+		return nil, err
+	}
 	var resources []string
-	for _, name := range names {
-		matches, err := fs.Glob(f.root.FS(), "*/*/"+name)
-		if err != nil {
-			return nil, fmt.Errorf("listing the MPS daemons: %w", err)
+	for _, domain := range domains {
+		if domain == sharedMemory {
+			continue
 		}
-		for _, match := range matches {
-			resources = append(resources, path.Dir(match))
+		found, err := f.folders(domain)
+		if err != nil {
+			return nil, err
+		}
+		for _, name := range found {
+			resource := path.Join(domain, name)
+			if slices.ContainsFunc(names, func(file string) bool { return f.has(path.Join(resource, file)) }) {
+				resources = append(resources, resource)
+			}
 		}
 	}
 	slices.Sort(resources)
-	return slices.Compact(resources), nil
+	return resources, nil
+}
+
+// folders are the names of the directories in a directory, links not followed. A directory that is gone has none.
+func (f files) folders(dir string) ([]string, error) {
+	entries, err := fs.ReadDir(f.root.FS(), dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("listing the MPS daemons: %w", err)
+	}
+	var names []string
+	for _, entry := range entries {
+		if entry.IsDir() {
+			names = append(names, entry.Name())
+		}
+	}
+	return names, nil
+}
+
+func (f files) has(name string) bool {
+	_, err := f.root.Lstat(name)
+	return err == nil
 }
 
 func (f files) read(name string, into any) (bool, error) {

@@ -339,7 +339,7 @@ func TestPrune(t *testing.T) {
 }
 
 func TestResourcesThatAreNone(t *testing.T) {
-	for _, name := range []string{"", "gpu", "../../etc", "a/../b", "a/b/c", "gpusharing/gpu", "/gpu", "nvidia.com/"} {
+	for _, name := range []string{"", "gpu", "../../etc", "a/../b", "a/b/c", "gpusharing/gpu", "shm/gpu", "/gpu", "nvidia.com/"} {
 		t.Run(name, func(t *testing.T) {
 			g, n := gomega.NewWithT(t), newNode(t)
 			d := daemon(10, 1510)
