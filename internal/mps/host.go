@@ -55,7 +55,8 @@ type Host struct {
 	clock     clock.Clock
 	processes Processes
 	node      Node
-	idle      map[int]time.Time // since when a server has no clients, by PID
+	idle      map[int]time.Time    // since when a server has no clients, by PID
+	silent    map[string]time.Time // until when a daemon that did not answer is not asked for unused servers, by resource
 	logs      *logs
 
 	nextHealth time.Time // when all daemons are asked again
@@ -67,7 +68,7 @@ type Host struct {
 func NewHost(control Control, n Node) *Host {
 	return &Host{
 		control: control, files: control.files, clock: control.clock, processes: n.Processes, node: n,
-		idle: map[int]time.Time{}, logs: newLogs(control.files),
+		idle: map[int]time.Time{}, silent: map[string]time.Time{}, logs: newLogs(control.files),
 	}
 }
 
@@ -97,21 +98,23 @@ func (h *Host) Run(ctx context.Context) error {
 // rest waits for wishPoll. While the container of the driver ends, it looks for servers that serve no pod meanwhile.
 func (h *Host) rest(ctx context.Context) error {
 	var errs []error
-	for rested := time.Duration(0); rested < wishPoll; {
-		pause := wishPoll - rested
+	for end := h.clock.Now().Add(wishPoll); ; {
+		pause := end.Sub(h.clock.Now())
+		if pause <= 0 {
+			return errors.Join(errs...)
+		}
 		if h.driverContainerEnds() {
-			pause = unusedPoll
+			pause = min(pause, unusedPoll)
 		}
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-h.clock.After(pause):
 		}
-		if rested += pause; rested < wishPoll {
+		if h.clock.Now().Before(end) {
 			errs = append(errs, h.endUnusedServers(ctx, h.served()...))
 		}
 	}
-	return errors.Join(errs...)
 }
 
 // isThorough reports whether all daemons are asked now, as they are after each healthPoll.

@@ -24,34 +24,48 @@ func (h *Host) driverContainerEnds() bool {
 }
 
 // endUnusedServers ends the servers that serve no pod: they have the GPUs open, so that the module of the driver cannot be
-// unloaded. The daemons stay: pods can start until NVIDIA's device plugin stops, and the next client starts another server.
+// unloaded. The daemons stay: pods can start until NVIDIA's device plugin stops, and the next client starts another server. The processes
+// of the node are looked through once for all daemons, since the driver may be away for long.
 func (h *Host) endUnusedServers(ctx context.Context, resources ...string) error {
+	if len(resources) == 0 {
+		return nil
+	}
+	given, err := h.processes.WithVariable(pipeVariable)
+	if err != nil {
+		return err //nolint:wrapcheck // names what it did
+	}
 	var errs []error
 	for _, resource := range resources {
-		errs = append(errs, h.endServersWithoutPods(ctx, resource))
-	}
-	return errors.Join(errs...)
-}
-
-func (h *Host) endServersWithoutPods(ctx context.Context, resource string) error {
-	pods, err := podsOf(resource, h.processes)
-	if err != nil || len(pods) > 0 {
-		return err
-	}
-	servers, err := h.control.Servers(ctx, resource)
-	if err != nil {
-		return nil //nolint:nilerr // a daemon that does not answer is the business of ensure and end
-	}
-	var errs []error
-	for _, s := range servers {
-		if len(s.Clients) == 0 {
-			errs = append(errs, h.control.EndServer(ctx, resource, s.PID))
+		if len(podsAmong(given, resource, h.processes)) == 0 && !h.clock.Now().Before(h.silent[resource]) {
+			errs = append(errs, h.endServersWithoutPods(ctx, resource))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// served are the resources whose daemon had a server at the last look that still runs. It asks no daemon.
+func (h *Host) endServersWithoutPods(ctx context.Context, resource string) error {
+	servers, err := h.control.Servers(ctx, resource)
+	if err != nil { // a daemon that does not answer is the business of ensure and end, which must not wait for the next question
+		h.silent[resource] = h.clock.Now().Add(healthPoll)
+		return nil
+	}
+	servers = slices.DeleteFunc(servers, func(s Server) bool { return len(s.Clients) > 0 })
+	if len(servers) == 0 {
+		return nil
+	}
+	pods, err := podsOf(resource, h.processes) // one may have started while the daemon was asked, and be about to connect
+	if err != nil || len(pods) > 0 {
+		return err
+	}
+	var errs []error
+	for _, s := range servers {
+		errs = append(errs, h.control.EndServer(ctx, resource, s.PID))
+	}
+	return errors.Join(errs...)
+}
+
+// served are the resources whose daemon had a server at the last look. It asks no daemon. Where that server has ended, another one may
+// have started for a client of another user.
 func (h *Host) served() []string {
 	resources, err := h.files.resources(recordName)
 	if err != nil {
@@ -59,7 +73,6 @@ func (h *Host) served() []string {
 	}
 	return slices.DeleteFunc(resources, func(resource string) bool {
 		was, _, err := h.files.record(resource)
-		_, runs := h.processes.User(was.Use.Server)
-		return err != nil || was.Use.Server == 0 || !runs
+		return err != nil || was.Use.Server == 0
 	})
 }

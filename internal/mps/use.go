@@ -117,6 +117,11 @@ func podsOf(resource string, processes Processes) ([]PodUsers, error) {
 	if err != nil {
 		return nil, err //nolint:wrapcheck // names what it did
 	}
+	return podsAmong(given, resource, processes), nil
+}
+
+// podsAmong is podsOf among processes that have the variable.
+func podsAmong(given map[int]string, resource string, processes Processes) []PodUsers {
 	users := map[string][]int64{}
 	for pid, pipe := range given {
 		if pipe != path.Join(clientRoot, resource, "pipe") {
@@ -133,5 +138,5 @@ func podsOf(resource string, processes Processes) ([]PodUsers, error) {
 		pods = append(pods, PodUsers{UID: pod, Users: uids})
 	}
 	slices.SortFunc(pods, func(a, b PodUsers) int { return cmp.Compare(a.UID, b.UID) })
-	return pods, nil
+	return pods
 }
