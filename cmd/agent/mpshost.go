@@ -37,9 +37,12 @@ func runMPSHost(ctx context.Context, args []string) error {
 		return fmt.Errorf("opening /proc: %w", err)
 	}
 	defer proc.Close() //nolint:errcheck // only read
+	drivers := f.drivers()
 	mpsHost := mps.NewHost(control, mps.Node{
 		Processes: host.NewProc(proc), SharesMemory: f.sharesMemory,
-		DriverContainerReady: f.drivers().ContainerReady, DriverLeaves: f.drivers().Leaving, DriverVersion: f.drivers().Version,
+		DriverContainerReady: drivers.ContainerReady, DriverVersion: drivers.Version,
+		// The validator's mark also goes when its pod starts again and nothing else does. Pods can start then.
+		DriverLeaves: func() bool { return drivers.Leaving() && !drivers.ContainerReady() },
 	})
 	if err := mpsHost.Run(ctrl.LoggerInto(ctx, ctrl.Log.WithName("mps-host"))); err != nil {
 		return err //nolint:wrapcheck // says what is to be done

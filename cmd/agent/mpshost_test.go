@@ -38,6 +38,41 @@ func TestTheMPSHostEndsADaemonWithoutTheDriversPrograms(t *testing.T) {
 	g.Eventually(record, "30s", "100ms").ShouldNot(gomega.BeAnExistingFile())
 }
 
+// NVIDIA's validator removes its mark whenever its own pod is deleted or starts: while the GPU Operator is updated, or an agent makes it
+// look at new MIG instances. NVIDIA's device plugin serves on meanwhile, so that pods can start.
+func TestADaemonStaysWhileOnlyTheValidatorStartsAgain(t *testing.T) {
+	g := gomega.NewWithT(t)
+	onNode := newDriver(t, sim.A100)
+	validations, mpsRoot := filepath.Join(onNode, "run", "nvidia", "validations"), filepath.Join(t.TempDir(), "mps")
+	wish := filepath.Join(mpsRoot, "gpusharing", "nvidia.com_gpu.json")
+	for _, folder := range []string{validations, filepath.Dir(wish)} {
+		g.Expect(os.MkdirAll(folder, 0o755)).To(gomega.Succeed())
+	}
+	for file, content := range map[string]string{
+		wish: `{"Resource": "nvidia.com/gpu", "ActiveThreadPercentage": 25}`,
+		filepath.Join(validations, "driver-ready"):      "NVIDIA_DRIVER_ROOT=/\nNVIDIA_DEV_ROOT=/\n",
+		filepath.Join(validations, ".driver-ctr-ready"): "GDS_ENABLED: false\n",
+	} {
+		g.Expect(os.WriteFile(file, []byte(content), 0o600)).To(gomega.Succeed())
+	}
+	start(t, "mps-host", "--host-root="+onNode, "--mps-root="+mpsRoot)
+	pipe := filepath.Join(mpsRoot, "nvidia.com", "gpu", "pipe")
+	started := filepath.Join(mpsRoot, "nvidia.com", "gpu", ".started")
+	t.Cleanup(func() {
+		for _, pid := range processesWith(t, pipe) {
+			_ = syscall.Kill(pid, syscall.SIGKILL) // gone already
+		}
+	})
+	g.Eventually(started, "30s", "100ms").Should(gomega.BeAnExistingFile())
+
+	g.Expect(os.Remove(filepath.Join(validations, "driver-ready"))).To(gomega.Succeed())
+	g.Consistently(started, "8s", "100ms").Should(gomega.BeAnExistingFile(), "the driver's container is ready")
+
+	g.Expect(os.Remove(filepath.Join(validations, ".driver-ctr-ready"))).To(gomega.Succeed())
+	g.Eventually(started, "30s", "100ms").ShouldNot(gomega.BeAnExistingFile(), "the driver is replaced")
+	g.Eventually(func() []int { return processesWith(t, pipe) }, "30s", "100ms").Should(gomega.BeEmpty())
+}
+
 // inOwnMounts is the variable that says that this test program runs in a mount namespace of its own.
 const inOwnMounts = "TEST_IN_OWN_MOUNTS"
 
