@@ -90,7 +90,7 @@ func withOwnMounts(t *testing.T, test func(g *gomega.WithT)) {
 	if os.Geteuid() != 0 {
 		t.Skip("mounting needs root")
 	}
-	c := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v")
+	c := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+strings.ReplaceAll(t.Name(), "/", "$/^")+"$", "-test.v")
 	c.Env = append(os.Environ(), inOwnMounts+"=yes")
 	c.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWUTS}
 	out, err := c.CombinedOutput()
@@ -218,6 +218,53 @@ func TestAnMPSPodThatEndsAfterItsSuccessorStartedLeavesTheSharedMemory(t *testin
 		g.Expect(mounted(g, shm)).To(gomega.BeFalse())
 		g.Expect(os.ReadDir(mpsRoot)).To(gomega.ConsistOf(gomega.HaveField("Name()", "shm")), "and nothing else is left")
 	})
+}
+
+// Clients write to the shared memory and, as root, to the pipe directories while the first container of the MPS pod, which has the host's
+// PIDs, labels files: a link in the place of a folder leads to any file of the node, as /proc/1/root does.
+func TestWhatClientsDoToTheirFilesMakesNoOtherFileTheirs(t *testing.T) {
+	for name, writable := range map[string]string{"shared memory": "shm", "pipe directory": "nvidia.com/gpu/pipe"} {
+		t.Run(name, func(t *testing.T) {
+			withOwnMounts(t, func(g *gomega.WithT) {
+				const label = "security.selinux"
+				g.Expect(unix.Mount("sysfs", "/sys/fs", "tmpfs", 0, "")).To(gomega.Succeed())
+				g.Expect(os.Mkdir("/sys/fs/selinux", 0o755)).To(gomega.Succeed())
+				mpsRoot, node := filepath.Join(t.TempDir(), "mps"), t.TempDir()
+				passwords := filepath.Join(node, "passwords")
+				g.Expect(os.WriteFile(passwords, nil, 0o600)).To(gomega.Succeed())
+				if err := unix.Lsetxattr(passwords, label, []byte("of the node"), 0); err != nil {
+					t.Skipf("the file system of %s has no labels: %v", node, err)
+				}
+				prepare := func() error { return run(t.Context(), []string{"mps-prepare", "--mps-root=" + mpsRoot}) }
+				g.Expect(prepare()).To(gomega.Succeed())
+				mine := filepath.Join(mpsRoot, writable)
+				folder, link := filepath.Join(mine, "folder"), filepath.Join(mine, "link")
+				g.Expect(os.MkdirAll(folder, 0o755)).To(gomega.Succeed())
+				g.Expect(os.Symlink(node, link)).To(gomega.Succeed())
+				ctx, stop := context.WithCancel(t.Context())
+				stopped := make(chan struct{})
+				go func() {
+					defer close(stopped)
+					for ctx.Err() == nil {
+						_ = unix.Renameat2(unix.AT_FDCWD, folder, unix.AT_FDCWD, link, unix.RENAME_EXCHANGE)
+						_ = os.WriteFile(filepath.Join(mine, "passing"), nil, 0o600)
+						_ = os.Remove(filepath.Join(mine, "passing"))
+					}
+				}()
+				defer func() { stop(); <-stopped; _ = unix.Unmount(filepath.Join(mpsRoot, "shm"), unix.MNT_DETACH) }()
+				var failed []error
+				for range 300 {
+					if err := prepare(); err != nil {
+						failed = append(failed, err)
+					}
+				}
+				got := make([]byte, 64)
+				n, err := unix.Lgetxattr(passwords, label, got)
+				g.Expect(string(got[:n]), err).To(gomega.Equal("of the node"))
+				g.Expect(failed).To(gomega.BeEmpty(), "files may go meanwhile")
+			})
+		})
+	}
 }
 
 // processesWith finds the processes of the daemon at a pipe directory.

@@ -7,6 +7,7 @@ import (
 	"flag"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/host"
+	"github.com/gpusharing/gpu-sharing-operator/internal/mps"
 )
 
 // runMPSPrepare makes the MPS root ready for daemons and clients, as the first container of NVIDIA's MPS pod does: with
@@ -26,5 +27,5 @@ func runMPSPrepare(args []string) error {
 	if err := host.MountSharedMemory(f.sharedMemory(), pod); err != nil {
 		return err
 	}
-	return host.LabelForContainers(f.mpsRoot)
+	return host.LabelForContainers(f.mpsRoot, mps.PipeFolder)
 }

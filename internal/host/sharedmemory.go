@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -130,12 +131,14 @@ func isMountPoint(folder string) (bool, error) {
 }
 
 // LabelForContainers gives a folder, and what is in it, the SELinux type of files that every container may use. What is
-// made there later inherits it. Where the kernel runs without SELinux there is nothing to do.
-func LabelForContainers(folder string) error {
+// made there later inherits it. Where the kernel runs without SELinux there is nothing to do. Folders in which containers themselves write,
+// which are other file systems and those named so, are labelled without what is in them: it has inherited the type, and a link in the
+// place of a folder would lead to any file of the node.
+func LabelForContainers(folder string, written ...string) error {
 	if _, err := os.Stat(selinuxFolder); errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
-	return filepath.WalkDir(folder, func(path string, _ fs.DirEntry, err error) error {
+	return filepath.WalkDir(folder, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil {
 			return fmt.Errorf("labelling %s: %w", folder, err)
 		}
@@ -143,6 +146,13 @@ func LabelForContainers(folder string) error {
 		if err != nil && !errors.Is(err, unix.ENOTSUP) {
 			return fmt.Errorf("labelling %s for containers: %w", path, err)
 		}
-		return nil
+		if !entry.IsDir() || path == folder {
+			return nil
+		}
+		mounted, err := isMountPoint(path)
+		if err == nil && (mounted || slices.Contains(written, entry.Name())) {
+			return fs.SkipDir
+		}
+		return err
 	})
 }

@@ -17,6 +17,9 @@ import (
 // (NVIDIA/k8s-device-plugin internal/plugin/mps.go).
 const clientRoot = "/mps"
 
+// PipeFolder is the name of the folders in the MPS root that are mounted in the containers of clients.
+const PipeFolder = "pipe"
+
 // Processes tells about the processes of the node, and ends those that cannot be asked to end.
 type Processes interface {
 	host.Processes
