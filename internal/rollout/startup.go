@@ -41,6 +41,11 @@ var groupLabels = []string{"eks.amazonaws.com/nodegroup", "cloud.google.com/gke-
 // api/core/v1beta2/common_types.go.
 const annotationClusterAPIMachine = "cluster.x-k8s.io/machine"
 
+// OfMachine reports whether an annotation of a Node names the Machine that the node belongs to.
+func OfMachine(annotation string) bool {
+	return annotation == AnnotationMachine || annotation == annotationClusterAPIMachine
+}
+
 // startupTaint is the startup taint for the node, with the key that ignores by itself which autoscaler may have made it. Another
 // taint would make Cluster Autoscaler add nodes until one is Ready for a minute, and Karpenter without end.
 func (v *view) startupTaint() corev1.Taint {

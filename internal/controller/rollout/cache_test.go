@@ -146,6 +146,20 @@ func TestSlimNodes(t *testing.T) {
 	g.Expect(slim.(*corev1.Node).Status.Images).To(BeEmpty())
 }
 
+// TestSlimNodesTellTheMachineThatTheyBelongTo: by it a new node gets the startup taint that Cluster Autoscaler waits for.
+func TestSlimNodesTellTheMachineThatTheyBelongTo(t *testing.T) {
+	for _, name := range []string{"cluster.x-k8s.io/machine", "machine.openshift.io/machine"} {
+		g := NewWithT(t)
+		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a100", Annotations: map[string]string{name: "gpu-1"}}}
+		without, _ := nodeView(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a100"}})
+		slim, err := slimNode(node.DeepCopy())
+		g.Expect(err).NotTo(HaveOccurred())
+		got, _ := nodeView(slim.(*corev1.Node))
+		g.Expect(got.Annotations).To(HaveKeyWithValue(name, "gpu-1"))
+		g.Expect(got).NotTo(Equal(without), "that the annotation comes triggers a pass")
+	}
+}
+
 // TestSlimNodesTellSinceWhenSomebodyIsAtWork: of managed fields only those are kept that tell it, and only while somebody
 // says that he is.
 func TestSlimNodesTellSinceWhenSomebodyIsAtWork(t *testing.T) {

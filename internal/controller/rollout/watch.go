@@ -164,7 +164,7 @@ func (c *Controller) mayMount(pod *corev1.Pod) bool {
 func ownAnnotations(all map[string]string) map[string]string {
 	own := map[string]string{}
 	for name, value := range all {
-		if strings.HasPrefix(name, v1alpha1.Group+"/") || strings.HasPrefix(name, nvidiaDomain) || rollout.OfMaintenance(name) || name == rollout.AnnotationMachine {
+		if strings.HasPrefix(name, v1alpha1.Group+"/") || strings.HasPrefix(name, nvidiaDomain) || rollout.OfMaintenance(name) || rollout.OfMachine(name) {
 			own[name] = value
 		}
 	}
