@@ -172,7 +172,7 @@ func (r *remembered) consider(w *World, selected, governed policy.Governed, in p
 	m.rememberOthers(governed.By != nil)
 	m.brief = m.inBrief()
 	tainted := awaited != nil || selected.By != nil && len(taintsOf(selected.By)) > 0 // what NVIDIA's programs tolerate concerns all nodes
-	m.still = settled && !tainted && m.isStill()
+	m.still = settled && released && !tainted && m.isStill()
 }
 
 // isStill reports whether nothing is to be done about the node, and no time passes that counts.

@@ -280,3 +280,27 @@ func TestANoteThatIsLeftIsTakenBack(t *testing.T) {
 		g.Expect(said(memory.Decide(w).Actions)).To(Equal([]string{"node n0 waits no longer"}))
 	}
 }
+
+// TestAReleaseThatIsNotRecordedIsNotReportedAsObserved: users who set releasePolicy: Retain wait for observedGeneration, then delete the policy.
+func TestAReleaseThatIsNotRecordedIsNotReportedAsObserved(t *testing.T) {
+	g := NewWithT(t)
+	c := newCluster()
+	h := withManager(c, sim.A100)
+	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", byManager(count("3g", 1), count("1g", 3)))}
+	for range 100 {
+		if h.GPU.Spec.MIGConfigName != "" {
+			break
+		}
+		c.pass()
+		c.tick(time.Second)
+	}
+	g.Expect(h.GPU.Spec.MIGConfigName).NotTo(BeEmpty())
+	c.Wiring.Reason, c.Wiring.Message = v1alpha1.ReasonNoDevicePlugin, "there is no ClusterPolicy; install the GPU Operator"
+	c.Policies[0].Spec.ReleasePolicy, c.Policies[0].Generation = v1alpha1.ReleasePolicyRetain, 2
+	for range 50 {
+		c.pass()
+		c.tick(time.Minute)
+	}
+	g.Expect(h.GPU.Spec.Release).NotTo(HaveField("ReleasePolicy", v1alpha1.ReleasePolicyRetain))
+	g.Expect(rollout.Decide(c.world()).Policies["research"].ObservedGeneration).NotTo(BeEquivalentTo(2))
+}
