@@ -301,20 +301,25 @@ func (v *view) draining(j judgement) judgement {
 
 // drainLeft is how much of the time for draining is left.
 func (v *view) drainLeft() time.Duration {
-	t := v.taint()
-	var since time.Time
-	switch {
-	case t != nil && t.TimeAdded != nil:
-		since = t.TimeAdded.Time
-	case t == nil && v.mustStayUntainted():
-		since = v.node.Created
-	default:
+	since := v.drainsSince()
+	if since.IsZero() {
 		return v.drainTimeout()
 	}
 	if c, found := condition.Find(v.node.GPU.Status.Conditions, v1alpha1.ConditionRebootRequired); found && v.reboots() {
 		since = latest(since, c.LastTransitionTime.Time) // only then the other GPUs have to be idle too
 	}
 	return since.Add(v.drainTimeout()).Sub(v.world.Now)
+}
+
+// drainsSince is when the time for draining began; zero if it has not, or if that is not recorded.
+func (v *view) drainsSince() time.Time {
+	switch t := v.taint(); {
+	case t != nil && t.TimeAdded != nil:
+		return t.TimeAdded.Time
+	case t == nil && v.mustStayUntainted() && len(v.ours()) > 0:
+		return v.node.HeldSince
+	}
+	return time.Time{}
 }
 
 func latest(a, b time.Time) time.Time {

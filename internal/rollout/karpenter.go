@@ -35,9 +35,10 @@ func isKarpenters(n *Node) bool {
 
 // mustStayUntainted reports whether v1alpha1.TaintChanging on the node would make Karpenter start another one: until a node is
 // initialized, Karpenter takes any taint that it does not know for a sign that the node has no room. A change that nothing blocks then
-// begins without the taint. That ends with the time for draining, so that the change has a deadline in any case.
+// begins without the taint, however long the node has waited for NVIDIA's driver and for its turn. Its time counts from when NVIDIA's
+// clients were paused (drainsSince): before that it keeps nobody waiting.
 func (v *view) mustStayUntainted() bool {
-	return isKarpenters(v.node) && v.node.Labels[labelInitialized] != labelTrue && v.world.Now.Before(v.node.Created.Add(v.drainTimeout()))
+	return isKarpenters(v.node) && v.node.Labels[labelInitialized] != labelTrue
 }
 
 // karpenterWaits reports whether Karpenter waits for the node while it has the startup taint that the operator would put on it.

@@ -164,3 +164,76 @@ func TestAChangeOfAKarpenterNodeThatPodsUseIsDrainedUnderTheTaint(t *testing.T) 
 	}
 	g.Expect(h.Taints).To(ContainElement(HaveField("Key", v1alpha1.TaintChanging)))
 }
+
+// TestANewKarpenterNodeThatWaitedForItsDriverGetsNoTaint: NVIDIA's driver takes minutes to start on a new node, and a policy may say
+// that drains are to be short. Karpenter starts another node for one that is not initialized and has this taint, and so on.
+func TestANewKarpenterNodeThatWaitedForItsDriverGetsNoTaint(t *testing.T) {
+	for name, test := range map[string]struct {
+		drain  int32 // seconds; 0: the default
+		driver time.Duration
+	}{
+		"a short drain":  {drain: 60, driver: 2 * time.Minute},
+		"a slow driver":  {driver: 11 * time.Minute},
+		"at their usual": {driver: 4 * time.Minute},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			c := joining(taintsNewNodes, func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Rollout.Drain.TimeoutSeconds = test.drain })
+			h := c.karpenters("b")
+			h.AgentReady = false
+			for end := c.Now.Add(test.driver); c.Now.Before(end); c.tick(10 * time.Second) {
+				c.pass()
+			}
+			h.AgentReady = true
+			for range 120 {
+				c.pass()
+				g.Expect(h.Taints).NotTo(ContainElement(HaveField("Key", v1alpha1.TaintChanging)), "at %s after it joined", c.Now.Sub(h.Created))
+				c.tick(time.Second)
+			}
+			g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/mig-2g.10gb": 3}))
+		})
+	}
+}
+
+// TestNewKarpenterNodesThatWaitForTheBudgetGetNoTaint: many nodes join at once, and by default one changes at a time.
+func TestNewKarpenterNodesThatWaitForTheBudgetGetNoTaint(t *testing.T) {
+	g := NewWithT(t)
+	c := joining(taintsNewNodes)
+	hosts := map[string]*host{}
+	for _, name := range []string{"b", "c"} {
+		hosts[name] = c.karpenters(name)
+	}
+	for second := range 1200 {
+		hosts["b"].lags = second < 12*60 // as long as ten nodes before this one take
+		c.pass()
+		g.Expect(hosts["c"].Taints).NotTo(ContainElement(HaveField("Key", v1alpha1.TaintChanging)), "at %s after it joined", c.Now.Sub(hosts["c"].Created))
+		c.tick(time.Second)
+	}
+}
+
+// TestAChangeWithoutTheTaintHasADeadline: also if nothing else happens on the node, and if the policy lets drains take long.
+func TestAChangeWithoutTheTaintHasADeadline(t *testing.T) {
+	for _, drain := range []int32{0, 3600} {
+		g := NewWithT(t)
+		c := joining(taintsNewNodes, func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Rollout.Drain.TimeoutSeconds = drain })
+		h := c.karpenters("b")
+		c.pass()
+		for h.Labels[pluginLabel] == "true" {
+			c.tick(time.Second)
+			c.pass()
+		}
+		h.Pods = append(h.Pods, rollout.Pod{
+			Namespace: "gpu-operator", Name: "stuck", UID: "stuck", Controller: "DaemonSet", NodeSelector: map[string]string{pluginLabel: "true"},
+		})
+		paused := c.Now
+		d := rollout.Decide(c.world())
+		for len(d.Actions) == 0 {
+			g.Expect(d.Nodes[1].State).To(Equal(rollout.StateQuiescing), "%+v", d.Nodes[1])
+			g.Expect(d.After).To(BeNumerically(">", 0))
+			c.Now = c.Now.Add(d.After)
+			d = rollout.Decide(c.world())
+		}
+		g.Expect(d.Actions).To(ContainElement(HaveField("Why", "recording that the change failed")), "after %s", c.Now.Sub(paused))
+		g.Expect(c.Now).To(BeTemporally("~", paused.Add(time.Duration(max(drain, 600))*time.Second+5*time.Minute), time.Minute))
+	}
+}

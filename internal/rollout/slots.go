@@ -66,7 +66,7 @@ func (v *view) slotDeadline() time.Time {
 		last = latest(last, at)
 	}
 	until := last.Add(slotTimeout)
-	if t := v.taint(); t != nil && t.TimeAdded != nil { // without its time, as another client may write it, nothing would end the drain
+	if !v.drainsSince().IsZero() { // without its time, as another client may write it, nothing would end the drain
 		until = latest(until, v.world.Now.Add(v.drainLeft()+quiesceTimeout+time.Minute))
 	}
 	return until
