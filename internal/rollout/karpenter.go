@@ -41,6 +41,12 @@ func (v *view) mustStayUntainted() bool {
 	return isKarpenters(v.node) && v.node.Labels[labelInitialized] != labelTrue
 }
 
+// startsUntainted reports whether the node is not in service yet, as one with the startup taint, though it has none.
+func (m *member) startsUntainted() bool {
+	return m.by.Spec.Rollout.StartupTaint == v1alpha1.StartupTaintUntilReady && m.node.GPU.Spec.LastGood == nil &&
+		m.mustStayUntainted() && len(m.blockers) == 0
+}
+
 // karpenterWaits reports whether Karpenter waits for the node while it has the startup taint that the operator would put on it.
 // Karpenter takes a node with a taint that it does not know for one without room, and starts another, for which the same holds.
 func (m *member) karpenterWaits() bool {

@@ -237,3 +237,24 @@ func TestAChangeWithoutTheTaintHasADeadline(t *testing.T) {
 		g.Expect(c.Now).To(BeTemporally("~", paused.Add(time.Duration(max(drain, 600))*time.Second+5*time.Minute), time.Minute))
 	}
 }
+
+// TestANewKarpenterNodeWaitsForNoWindow: a node that is not in service yet waits for none, whichever autoscaler made it.
+func TestANewKarpenterNodeWaitsForNoWindow(t *testing.T) {
+	for name, mark := range map[string]func(*host){
+		"of nobody":    func(*host) {},
+		"of Karpenter": func(h *host) { h.Labels[rollout.LabelNodePool] = "gpu" },
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			c := joining(taintsNewNodes)
+			inWindows(tonight)(&c.Policies[0])
+			c.Policies[0].Generation++
+			c.at("2027-03-01T12:00:00Z")
+			c.run(10)
+			h := c.join("b")
+			mark(h)
+			c.run(120)
+			g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/mig-2g.10gb": 3}), "%+v", rollout.Decide(c.world()).Policies["research"].Pending)
+		})
+	}
+}

@@ -141,7 +141,7 @@ func suspend(policies []v1alpha1.GPUSharingPolicy) (suspended []v1alpha1.GPUShar
 func (m *member) awaitsWindow() bool {
 	unapplied := []State{StateStaleDisruptive, StateDraining, StateQuiescing, StateQuiet}
 	switch {
-	case m.by == nil || m.startingUp() != nil || !slices.Contains(unapplied, m.State):
+	case m.by == nil || m.startingUp() != nil || m.startsUntainted() || !slices.Contains(unapplied, m.State):
 		return false
 	case m.taint() == nil, m.reboots():
 		return true
