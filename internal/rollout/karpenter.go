@@ -57,6 +57,16 @@ func (m *member) karpenterWaits() bool {
 	return false
 }
 
+// listed reports whether a NodePool puts a startup taint on its new nodes, whatever the operator itself would put there.
+func (w *World) listed(key string) bool {
+	for _, pool := range w.NodePools {
+		if slices.Contains(pool.StartupTaints, key) {
+			return true
+		}
+	}
+	return false
+}
+
 // startupMissing reports the NodePools whose nodes start without the startup taint, of those that the policy has nodes of.
 func (g *group) startupMissing(w *World) (messages []string) {
 	if g.by.Spec.Rollout.StartupTaint != v1alpha1.StartupTaintUntilReady || w.ReadinessTaint {

@@ -258,3 +258,16 @@ func TestANewKarpenterNodeWaitsForNoWindow(t *testing.T) {
 		})
 	}
 }
+
+// TestAStartupTaintThatANodePoolListsIsToleratedAndTakenOff: without the flag the operator puts no such taint on a node, but Karpenter does.
+func TestAStartupTaintThatANodePoolListsIsToleratedAndTakenOff(t *testing.T) {
+	for _, key := range []string{v1alpha1.TaintStartup, v1alpha1.TaintStartupAutoscaler, v1alpha1.TaintStartupReadiness} {
+		g := NewWithT(t)
+		c := joining(taintsNewNodes)
+		c.NodePools = map[string]rollout.NodePool{"gpu": {StartupTaints: []string{key}}}
+		h := c.karpenters("b", corev1.Taint{Key: key, Effect: corev1.TaintEffectNoSchedule})
+		c.run(120)
+		g.Expect(h.Taints).To(BeEmpty(), "%s: %s", key, c.condition("research").Message)
+		g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/mig-2g.10gb": 3}))
+	}
+}

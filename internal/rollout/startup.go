@@ -24,7 +24,7 @@ func isStartupKey(key string) bool {
 // the nodes of today: a toleration that came with the first node of a group would replace NVIDIA's pods on all others.
 func (w *World) startupTaints() []corev1.Taint {
 	keys := []string{v1alpha1.TaintStartup, v1alpha1.TaintStartupAutoscaler}
-	if w.ReadinessTaint {
+	if w.ReadinessTaint || w.listed(v1alpha1.TaintStartupReadiness) {
 		keys = append(keys, v1alpha1.TaintStartupReadiness)
 	}
 	taints := make([]corev1.Taint, len(keys))
