@@ -157,3 +157,27 @@ func elsewhere(c *cluster) *cluster {
 	c.Policies[0].Spec.NodeSelector = &v1alpha1.NodeSelector{MatchLabels: map[string]string{"pool": "none"}}
 	return c
 }
+
+// TestAPolicyOfAnEarlierVersionCanBeReportedAsUndecided: its status may list 32 nodes, and the API server refuses more than ten now.
+func TestAPolicyOfAnEarlierVersionCanBeReportedAsUndecided(t *testing.T) {
+	g := NewWithT(t)
+	p := policyOf("research", timeSlicing(4))
+	p.Status.Pending = make([]v1alpha1.PendingNode, 32)
+	s := rollout.Undecided([]v1alpha1.GPUSharingPolicy{p}, "Waiting for the cache", newCluster().Now)["research"]
+	g.Expect(len(s.Pending)).To(BeNumerically("<=", v1alpha1.MostPending))
+}
+
+// TestAPolicyOfAnEarlierVersionIsNotTakenForObserved: its status has no observedGeneration, only its conditions have.
+func TestAPolicyOfAnEarlierVersionIsNotTakenForObserved(t *testing.T) {
+	g := NewWithT(t)
+	c, _ := slicing()
+	c.run(60)
+	p := &c.Policies[0]
+	p.Status = rollout.Decide(c.world()).Policies["research"]
+	p.Status.ObservedGeneration = 0
+	retaining(p)
+	p.Generation++
+	s := rollout.Decide(c.world()).Policies["research"]
+	g.Expect(s.ObservedGeneration).To(BeEquivalentTo(1))
+	g.Expect(kstatusOf(t, *p, s)).To(Equal(status.InProgressStatus), "the release is not recorded yet")
+}

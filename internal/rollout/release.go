@@ -4,11 +4,13 @@
 package rollout
 
 import (
+	"cmp"
 	"slices"
 
 	"k8s.io/apimachinery/pkg/api/equality"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
 )
 
 // A policy that is gone cannot say how its nodes are released, so each GPUNode says it (spec.release). Users who set
@@ -40,5 +42,6 @@ func (g *group) observed() int64 {
 	if g.unrecorded == 0 {
 		return g.by.Generation
 	}
-	return g.by.Status.ObservedGeneration
+	last, _ := condition.Find(g.by.Status.Conditions, v1alpha1.ConditionAccepted) // all that earlier versions reported
+	return cmp.Or(g.by.Status.ObservedGeneration, last.ObservedGeneration)
 }
