@@ -6,6 +6,7 @@ package rollout_test
 import (
 	"fmt"
 	"testing"
+	"time"
 
 	. "github.com/onsi/gomega"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -89,4 +90,22 @@ func TestTheStrategyOfANode(t *testing.T) {
 	c.Policies = nil
 	c.run(60)
 	g.Expect(h.GPU.Spec).To(Equal(v1alpha1.GPUNodeSpec{}))
+}
+
+// TestANodeThatLacksAGPUAndIsBeingChangedIsNotBlocked: the change goes on for the other GPUs.
+func TestANodeThatLacksAGPUAndIsBeingChangedIsNotBlocked(t *testing.T) {
+	g := NewWithT(t)
+	c := newCluster()
+	h := c.add("a", sim.A100, sim.A100, sim.A100)
+	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("3g.20gb", 2)), onGPUs(0, 1))}
+	c.run(300)
+	c.loseGPU(h, 0)
+	c.run(300)
+	c.edit(func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Sharing = mig(count("1g", 7)) })
+	for range 100 {
+		d := c.pass()
+		g.Expect(d.Policies["research"].Nodes.Blocked).To(BeZero(), "%s: %s", d.Nodes[0].State, d.Nodes[0].Message)
+		c.tick(time.Second)
+	}
+	g.Expect(c.ready()).To(Equal(1))
 }

@@ -28,6 +28,7 @@ const (
 // finding is something that is left half-done on a node, by us or by somebody else.
 type finding struct {
 	reason, message string        // empty: nothing, or not yet
+	beside          bool          // no change waits for it, so it is the reason of no node that is being changed
 	repair          []Action      // what is ours to put right
 	after           time.Duration // when to look again; 0: no need
 }
@@ -48,7 +49,7 @@ func (v *view) watch(j judgement) judgement {
 		if f.reason == "" {
 			continue
 		}
-		if j.State == StateFailed || j.State == StateImpossible {
+		if j.State == StateFailed || j.State == StateImpossible || f.beside && j.State != StateUpToDate {
 			j.message += "; " + f.message
 			continue
 		}
@@ -68,7 +69,7 @@ func (v *view) gpuMissing(State) finding {
 		return finding{}
 	}
 	return finding{
-		reason: v1alpha1.ReasonGPUMissing,
+		reason: v1alpha1.ReasonGPUMissing, beside: true,
 		message: fmt.Sprintf("The node no longer has %s, which gpuSelector.indexes selected. Policy %s keeps the other GPUs that it "+
 			"selected, though their indexes have changed. Replace the GPU, or change gpuSelector.indexes", list(missing), v.by.Name),
 	}
