@@ -5,6 +5,7 @@ package rollout_test
 
 import (
 	"maps"
+	"slices"
 	"testing"
 	"time"
 
@@ -270,4 +271,25 @@ func TestAStartupTaintThatANodePoolListsIsToleratedAndTakenOff(t *testing.T) {
 		g.Expect(h.Taints).To(BeEmpty(), "%s: %s", key, c.condition("research").Message)
 		g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/mig-2g.10gb": 3}))
 	}
+}
+
+// TestAFightOverAnotherTaintIsNotBlamedOnTheMachineSet: the startup taint of the node is wanted, and nobody puts it back.
+func TestAFightOverAnotherTaintIsNotBlamedOnTheMachineSet(t *testing.T) {
+	g := NewWithT(t)
+	taint := v1alpha1.Taint{Key: "example.com/shared-gpu", Effect: "NoSchedule"}
+	c := joining(taintsNewNodes, func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Taints = []v1alpha1.Taint{taint} })
+	c.Repeats = &rollout.Repeats{}
+	h := c.join("b", startup)
+	h.Annotations = map[string]string{rollout.AnnotationMachine: "openshift-machine-api/gpu-1"}
+	h.AgentReady = false
+	for range 60 {
+		h.Taints = slices.DeleteFunc(slices.Clone(h.Taints), func(t corev1.Taint) bool { return t.Key == taint.Key })
+		for _, a := range c.memory.decide(c.world()).Actions {
+			c.do(a)
+			c.Repeats.Note(a, c.Now)
+		}
+		c.tick(time.Second)
+	}
+	g.Expect(h.Taints).To(ContainElement(startup))
+	g.Expect(c.condition("research").Reason).To(Equal(v1alpha1.ReasonChangedByOthers), c.condition("research").Message)
 }

@@ -124,7 +124,7 @@ func entries(of map[string]*string) string {
 func (m *member) withhold(w *World) {
 	var kept []Action
 	var held Action
-	taints := false
+	taints, startup := false, false // of a held action: changes taints for a policy, and takes the startup taint off
 	for _, a := range m.actions {
 		left := w.Repeats.left(a, w.Now)
 		if left == 0 {
@@ -132,8 +132,9 @@ func (m *member) withhold(w *World) {
 			continue
 		}
 		held, m.after = a, Sooner(m.after, left)
-		_, keeps := a.(KeepTaints)
+		keep, keeps := a.(KeepTaints)
 		taints = taints || keeps
+		startup = startup || keeps && !slices.ContainsFunc(keep.Want, isStartup)
 	}
 	if held == nil {
 		return
@@ -146,7 +147,7 @@ func (m *member) withhold(w *World) {
 		return
 	}
 	m.kept.reason, m.kept.message = m.reason, m.message
-	if machine, has := m.node.Annotations[AnnotationMachine], m.startingUp(); machine != "" && has != nil {
+	if machine, has := m.node.Annotations[AnnotationMachine], m.startingUp(); machine != "" && has != nil && startup {
 		m.kept.reason = v1alpha1.ReasonStartupTaintInMachineSet
 		m.kept.message = fmt.Sprintf("OpenShift puts the taint %s back again and again, so no pod starts there. Remove it from "+
 			"spec.template.spec.taints of the MachineSet of Machine %s, and from spec.taints of that Machine. The operator itself adds a startup taint to new nodes",
