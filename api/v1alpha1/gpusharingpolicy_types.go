@@ -149,7 +149,7 @@ type Taint struct {
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=317
 	// +kubebuilder:validation:XValidation:rule="self.matches('^([a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$')",message="must be a label key, such as example.com/shared-gpu"
-	// +kubebuilder:validation:XValidation:rule="!self.matches('^(gpusharing[.]io|node[.]kubernetes[.]io|node[.]cloudprovider[.]kubernetes[.]io)/')",message="must not be a taint that Kubernetes or this operator itself puts on nodes"
+	// +kubebuilder:validation:XValidation:rule="!self.matches('^(gpusharing[.]io|node[.]kubernetes[.]io|node[.]cloudprovider[.]kubernetes[.]io)/|^(startup-taint[.]cluster-autoscaler[.]kubernetes[.]io|readiness[.]k8s[.]io)/gpusharing$')",message="must not be a taint that Kubernetes or this operator itself puts on nodes"
 	Key string `json:"key,omitempty"`
 
 	// value of the taint.
@@ -234,7 +234,7 @@ type Rollout struct {
 
 	// windows are maintenance windows: disruptive changes start only while at least one of them is open, and so do reboots.
 	// Changes that disrupt nothing, rolling back a failed change, and restoring a node that the policy releases do not wait,
-	// nor does a new node that still has the taint gpusharing.io/startup. Absent: always open.
+	// nor does a new node that still has a startup taint, or that Karpenter made and has not initialized. Absent: always open.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MinItems=1

@@ -254,6 +254,7 @@ func refused(t *testing.T, c client.Client) {
 		"a taint that evicts": taintRefused(
 			"{key: example.com/shared, effect: NoExecute}", "effect", `supported values: "NoSchedule", "PreferNoSchedule"`),
 		"a taint of ours":            taintRefused("{key: gpusharing.io/changing}", "key", "must not be a taint that Kubernetes or this operator"),
+		"a startup taint of ours":    taintRefused("{key: readiness.k8s.io/gpusharing}", "key", "must not be a taint that Kubernetes or this operator"),
 		"a taint of Kubernetes'":     taintRefused("{key: node.kubernetes.io/not-ready}", "key", "must not be a taint that Kubernetes"),
 		"a taint that is not a key":  taintRefused("{key: shared gpu}", "key", "must be a label key"),
 		"a taint with a value of no": taintRefused("{key: example.com/shared, value: a b}", "value", "should match"),

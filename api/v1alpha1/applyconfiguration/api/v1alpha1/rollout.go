@@ -41,7 +41,7 @@ type RolloutApplyConfiguration struct {
 	StartupTaint *apiv1alpha1.StartupTaintMode `json:"startupTaint,omitempty"`
 	// windows are maintenance windows: disruptive changes start only while at least one of them is open, and so do reboots.
 	// Changes that disrupt nothing, rolling back a failed change, and restoring a node that the policy releases do not wait,
-	// nor does a new node that still has the taint gpusharing.io/startup. Absent: always open.
+	// nor does a new node that still has a startup taint, or that Karpenter made and has not initialized. Absent: always open.
 	Windows []MaintenanceWindowApplyConfiguration `json:"windows,omitempty"`
 	// onWindowEnd decides what happens to a node that is draining when its window closes. FinishDrain: the drain continues,
 	// as long as drain.timeoutSeconds allows, and the change follows. CancelDrain: the node becomes schedulable again and
