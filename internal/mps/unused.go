@@ -47,7 +47,7 @@ func (h *Host) endServersWithoutPods(ctx context.Context, resource string) error
 	servers, err := h.control.Servers(ctx, resource)
 	if err != nil { // a daemon that does not answer is the business of ensure and end, which must not wait for the next question
 		h.silent[resource] = h.clock.Now().Add(healthPoll)
-		return nil
+		return nil //nolint:nilerr // see above
 	}
 	servers = slices.DeleteFunc(servers, func(s Server) bool { return len(s.Clients) > 0 })
 	if len(servers) == 0 {

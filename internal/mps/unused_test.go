@@ -82,7 +82,8 @@ func TestADaemonThatHangsHoldsUpNothingWhileTheDriversContainerEnds(t *testing.T
 		other := daemon(10, 1510)
 		other.Resource = "nvidia.com/gpu.shared"
 		g.Expect(n.view.Start(t.Context(), other)).To(gomega.Succeed())
-		return n, n.path(other.Resource, "pipe")
+		pipe := n.path(other.Resource, "pipe")
+		return n, pipe
 	}
 	hang := func(n *node) {
 		n.ended = true
