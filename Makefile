@@ -53,6 +53,12 @@ e2e: ## Test on a real node: containerd, kubelet, NVIDIA's programs, our images 
 e2e-killed: ## End make e2e at several moments and in several ways, and compare what the machine holds before and after.
 	hack/e2e/killed.sh
 
+.PHONY: autoscaling
+autoscaling: kube ## Test beside the real Karpenter that the controller does not make it start further nodes. A few minutes; the first time longer.
+	CGO_ENABLED=0 go build -trimpath -o $(BIN)/controller ./cmd/controller
+	GPUSHARING_KARPENTER="$$(hack/karpenter/build.sh)" GPUSHARING_CONTROLLER=$(abspath $(BIN))/controller KUBEBUILDER_ASSETS="$$(hack/kube/build.sh)" \
+		go test -count=1 -v -timeout 30m -parallel 4 $(TESTFLAGS) ./test/autoscaling
+
 .PHONY: bench
 bench: kube ## Measure planning, packing, the API writes of a rollout, MIG beside NVIDIA's mig-parted, and a real node (as root; half an hour).
 	go test -run '^$$' -bench . -benchtime 1s ./internal/... ./test/bench/...

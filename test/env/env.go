@@ -54,6 +54,11 @@ type options struct {
 // WithNVIDIA installs the CRDs of NVIDIA's GPU Operator too.
 func WithNVIDIA() Option { return func(o *options) { o.nvidia = true } }
 
+// WithCRDs installs the CRDs in these folders too.
+func WithCRDs(folders ...string) Option {
+	return func(o *options) { o.crds = append(o.crds, folders...) }
+}
+
 // WithInterruptions lets the API server end within seconds, whoever watches: see Interrupt.
 func WithInterruptions() Option { return func(o *options) { o.brief = true } }
 

@@ -1,0 +1,19 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package autoscaling runs the controller that ships beside the real Karpenter, on a real API server. Karpenter is the program of
+// its Go module with the kwok provider, whose machines are Node objects and nothing else. The tests play the rest of a machine: the kubelet,
+// NVIDIA's programs (test/nodesim) and a GPU (internal/gpu/sim), which the operator's agent partitions.
+//
+// Only `make autoscaling` runs these tests. Building Karpenter takes three minutes of CPU time, and each test waits for as long as Karpenter
+// takes to look at a pending pod several times: it looks every 10 s.
+//
+// What they do not show:
+//   - A scheduler. The pod is pending in all tests, also while the node has room for it, so Karpenter looks at it all the time.
+//   - The time that a machine takes to boot, and drivers to load. Karpenter's kwok provider registers the Node at once.
+//   - A Node as the kubelet registers it. That of the kwok provider advertises the GPUs of its instance type. The tests take them away with
+//     the first report of the kubelet, before the Node gets the label by which the operator finds it.
+//   - More than one pod for each node: the kwok provider gives a NodeClaim the capacity that its pods asked for.
+//
+// Karpenter's ports for metrics and health listen on all addresses of the machine. It has no flag for that.
+package autoscaling
