@@ -67,7 +67,7 @@ func podName() (string, error) {
 }
 
 // sharedMemory is where the shared memory of daemons and clients is mounted on the node.
-func (f *hostFlags) sharedMemory() string { return filepath.Join(f.mpsRoot, "shm") }
+func (f *hostFlags) sharedMemory() string { return filepath.Join(f.mpsRoot, mps.SharedMemory) }
 
 // sharesMemory reports whether /dev/shm of this container is what the node has mounted below the MPS root, which this container sees as it
 // changes. Outside of a container there is nothing to compare.

@@ -44,7 +44,7 @@ func NewControl(runner host.Runner, root *os.Root, clk clock.Clock) Control {
 
 // Start starts a daemon, waits until it answers and sets its limits.
 func (c Control) Start(ctx context.Context, d plan.Daemon) error {
-	for _, dir := range []string{"pipe", "log"} {
+	for _, dir := range []string{PipeFolder, "log"} {
 		if err := c.files.root.MkdirAll(path.Join(d.Resource, dir), dirMode); err != nil {
 			return fmt.Errorf("making %s: %w", c.files.path(d.Resource, dir), err)
 		}
@@ -251,7 +251,7 @@ func (c Control) command(resource string) host.Command {
 	return host.Command{
 		Path: controlProgram,
 		Env: []string{
-			pipeVariable + "=" + c.files.path(resource, "pipe"),
+			pipeVariable + "=" + c.files.path(resource, PipeFolder),
 			"CUDA_MPS_LOG_DIRECTORY=" + c.files.path(resource, "log"),
 		},
 	}

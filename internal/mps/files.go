@@ -19,7 +19,6 @@ import (
 
 const (
 	wishDir       = "gpusharing"
-	sharedMemory  = "shm"
 	recordName    = ".gpusharing.json"
 	startedMarker = ".started"
 	readyMarker   = ".ready"
@@ -70,7 +69,7 @@ func recordFile(resource string) string { return path.Join(resource, recordName)
 // checkResource refuses what is not the name of an extended resource, and so would not be a directory of its own.
 func checkResource(resource string) error {
 	if strings.Count(resource, "/") != 1 || !fs.ValidPath(resource) || strings.HasPrefix(resource, wishDir+"/") ||
-		strings.HasPrefix(resource, sharedMemory+"/") {
+		strings.HasPrefix(resource, SharedMemory+"/") {
 		return fmt.Errorf("%w: %q is not the name of an extended resource", ErrDaemon, resource)
 	}
 	return nil
@@ -112,7 +111,7 @@ func (f files) resources(names ...string) ([]string, error) {
 	}
 	var resources []string
 	for _, domain := range domains {
-		if domain == sharedMemory {
+		if domain == SharedMemory {
 			continue
 		}
 		found, err := f.folders(domain)

@@ -88,7 +88,7 @@ func (h *Host) running(resource string) (daemons, servers []int, err error) {
 		return nil, nil, err //nolint:wrapcheck // names what it did
 	}
 	for pid, pipe := range given {
-		if pipe != h.files.path(resource, "pipe") {
+		if pipe != h.files.path(resource, PipeFolder) {
 			continue
 		}
 		switch h.processes.Describe(pid).Name {

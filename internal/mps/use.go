@@ -17,6 +17,9 @@ import (
 // (NVIDIA/k8s-device-plugin internal/plugin/mps.go).
 const clientRoot = "/mps"
 
+// SharedMemory is the name of the folder in the MPS root that all clients have as /dev/shm.
+const SharedMemory = "shm"
+
 // PipeFolder is the name of the folders in the MPS root that are mounted in the containers of clients.
 const PipeFolder = "pipe"
 
@@ -127,7 +130,7 @@ func podsOf(resource string, processes Processes) ([]PodUsers, error) {
 func podsAmong(given map[int]string, resource string, processes Processes) []PodUsers {
 	users := map[string][]int64{}
 	for pid, pipe := range given {
-		if pipe != path.Join(clientRoot, resource, "pipe") {
+		if pipe != path.Join(clientRoot, resource, PipeFolder) {
 			continue
 		}
 		uid, runs := processes.User(pid)

@@ -43,14 +43,17 @@ func (v *view) mustStayUntainted() bool {
 
 // startsUntainted reports whether the node is not in service yet, as one with the startup taint, though it has none.
 func (m *member) startsUntainted() bool {
-	return m.by.Spec.Rollout.StartupTaint == v1alpha1.StartupTaintUntilReady && m.node.GPU.Spec.LastGood == nil &&
+	return taintsNewNodes(m.by) && m.node.GPU.Spec.LastGood == nil &&
 		m.mustStayUntainted() && len(m.blockers) == 0
 }
 
-// karpenterWaits reports whether Karpenter waits for the node while it has the startup taint that the operator would put on it.
+// karpenterIgnoresStartup reports whether the startup taint that the operator would put on the node makes Karpenter start no other.
 // Karpenter takes a node with a taint that it does not know for one without room, and starts another, for which the same holds.
+func (v *view) karpenterIgnoresStartup() bool { return !isKarpenters(v.node) || v.world.ReadinessTaint }
+
+// karpenterWaits is karpenterIgnoresStartup, and reports why the node lacks the taint.
 func (m *member) karpenterWaits() bool {
-	if !isKarpenters(m.node) || m.world.ReadinessTaint {
+	if m.karpenterIgnoresStartup() {
 		return true
 	}
 	m.kept.reason, m.kept.message = v1alpha1.ReasonStartupTaintMissing, "Karpenter made the node without the startup taint, so pods may start before it is ready"
@@ -69,7 +72,7 @@ func (w *World) listed(key string) bool {
 
 // startupMissing reports the NodePools whose nodes start without the startup taint, of those that the policy has nodes of.
 func (g *group) startupMissing(w *World) (messages []string) {
-	if g.by.Spec.Rollout.StartupTaint != v1alpha1.StartupTaintUntilReady || w.ReadinessTaint {
+	if !taintsNewNodes(g.by) || w.ReadinessTaint {
 		return nil
 	}
 	var pools []string

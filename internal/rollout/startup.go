@@ -20,6 +20,11 @@ func isStartupKey(key string) bool {
 	return key == v1alpha1.TaintStartup || key == v1alpha1.TaintStartupAutoscaler || key == v1alpha1.TaintStartupReadiness
 }
 
+// taintsNewNodes reports whether a policy asks for the startup taint.
+func taintsNewNodes(p *v1alpha1.GPUSharingPolicy) bool {
+	return p.Spec.Rollout.StartupTaint == v1alpha1.StartupTaintUntilReady
+}
+
 // startupTaints are the startup taints that nodes may get, so that NVIDIA's programs have to tolerate them. They do not depend on
 // the nodes of today: a toleration that came with the first node of a group would replace NVIDIA's pods on all others.
 func (w *World) startupTaints() []corev1.Taint {
@@ -100,7 +105,7 @@ func (m *member) wantStartup(g policy.Governed, awaited *v1alpha1.GPUSharingPoli
 // isNew says whether the node joined after the policy, was never as it asks, and offers no GPU yet: taints come too late
 // for a node that has run pods.
 func (m *member) isNew(p *v1alpha1.GPUSharingPolicy) bool {
-	return p.Spec.Rollout.StartupTaint == v1alpha1.StartupTaintUntilReady && !p.Spec.Rollout.Paused &&
+	return taintsNewNodes(p) && !p.Spec.Rollout.Paused &&
 		m.node.Created.After(p.CreationTimestamp.Time) && m.node.GPU.Spec.LastGood == nil && m.advertisesNoGPU()
 }
 

@@ -87,13 +87,13 @@ func (m *member) wantTaints(by *v1alpha1.GPUSharingPolicy, t tolerance) []corev1
 
 // startupTaints are the startup taints that nodes of the policy have or may get; none if it asks for none.
 func (g *group) startupTaints() []corev1.Taint {
-	if g.by.Spec.Rollout.StartupTaint != v1alpha1.StartupTaintUntilReady {
+	if !taintsNewNodes(g.by) {
 		return nil
 	}
 	var taints []corev1.Taint
 	for _, m := range g.members {
 		taint := m.startupTaint()
-		if isKarpenters(m.node) && m.startingUp() == nil && !m.world.ReadinessTaint {
+		if m.startingUp() == nil && !m.karpenterIgnoresStartup() {
 			continue // it gets none
 		}
 		if !slices.Contains(taints, taint) {

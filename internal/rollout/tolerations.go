@@ -72,7 +72,7 @@ func (w *World) intolerable() []corev1.Taint {
 	for i := range w.Policies {
 		if p := &w.Policies[i]; p.DeletionTimestamp.IsZero() && !p.Spec.Rollout.Paused {
 			taints = append(taints, taintsOf(p)...)
-			if p.Spec.Rollout.StartupTaint == v1alpha1.StartupTaintUntilReady {
+			if taintsNewNodes(p) {
 				taints = append(taints, w.startupTaints()...)
 			}
 		}
