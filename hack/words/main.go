@@ -57,16 +57,10 @@ func excepted() map[string]string {
 		"api/v1alpha1":         "wish, shall, somebody, in the way",
 		"docs/architecture.md": "wish, nudge, in the way, put back",
 		// Engine code, in which the words are names of types and states too. Rename these first.
-		"internal/agent":        "wish, in the way, put back",
-		"internal/cli":          "wish, in the way, shall",
-		"internal/controller":   "nudge, put back, wish, wiring",
-		"internal/mps":          "wish, somebody",
-		"internal/rollout":      "states (Quiescing), Wish, in the way, nudge",
-		"internal/plan":         "type Wish",
-		"internal/policy":       "plan.Wish",
-		"internal/deviceplugin": "plan.Wish",
-		"internal/mig":          "wish, for a layout that is asked for",
-		"internal/migmanager":   "plan.Wish",
+		"internal/agent":      "wish, in the way, put back",
+		"internal/cli":        "wish, in the way, shall",
+		"internal/controller": "nudge, put back, wish, wiring",
+		"internal/rollout":    "states (Quiescing), Wish, in the way, nudge",
 	}
 }
 

@@ -44,16 +44,16 @@ type Config struct {
 
 // Node is what of a node matters to the configuration.
 type Node struct {
-	// Devices are all GPUs of the node as they are, which those that Wish does not list stay.
+	// Devices are all GPUs of the node as they are, which stay so unless Desired lists them.
 	Devices []v1alpha1.DeviceStatus
-	// Wish is how the selected GPUs shall be.
-	Wish []v1alpha1.DeviceSpec
+	// Desired is the desired state of the selected GPUs.
+	Desired []v1alpha1.DeviceSpec
 	// Replicas are the MIG profiles, by their exact names, whose instances are advertised more than once, each with its
 	// factor (plan.Replicas).
 	Replicas map[string]int32
 }
 
-// Render is the configuration for a node under a policy's sharing, whose profiles Wish has resolved. Errors: a
+// Render is the configuration for a node under a policy's sharing, whose profiles Desired has resolved. Errors: a
 // *plan.Problem for what NVIDIA's device plugin cannot advertise.
 func Render(policy string, s v1alpha1.Sharing, n Node) (Config, error) {
 	gpus := n.gpus()

@@ -45,11 +45,11 @@ func node(gpus ...v1alpha1.DeviceSharing) deviceplugin.Node {
 	return n
 }
 
-// wish is that the first GPUs of the node become so.
-func wish(n deviceplugin.Node, gpus ...v1alpha1.DeviceSharing) deviceplugin.Node {
-	n.Wish = nil
+// desired asks that the first GPUs of the node become so.
+func desired(n deviceplugin.Node, gpus ...v1alpha1.DeviceSharing) deviceplugin.Node {
+	n.Desired = nil
 	for i, g := range gpus {
-		n.Wish = append(n.Wish, v1alpha1.DeviceSpec{UUID: n.Devices[i].UUID, Sharing: g})
+		n.Desired = append(n.Desired, v1alpha1.DeviceSpec{UUID: n.Devices[i].UUID, Sharing: g})
 	}
 	return n
 }
@@ -101,14 +101,14 @@ var rendered = map[string]struct {
 }{
 	"exclusive says none, so that an earlier strategy is undone": {
 		sharing:   exclusive,
-		node:      wish(node(instances("1g.5gb"), whole), whole, whole),
+		node:      desired(node(instances("1g.5gb"), whole), whole, whole),
 		data:      "version: v1\nflags:\n  migStrategy: none\n",
 		resources: map[string]int64{"nvidia.com/gpu": 2},
 		replicas:  map[string]int32{},
 	},
 	"time-slicing multiplies every GPU": {
 		sharing: timeSlicing,
-		node:    wish(node(whole, whole), whole, whole),
+		node:    desired(node(whole, whole), whole, whole),
 		data: `version: v1
 flags:
   migStrategy: none
@@ -125,7 +125,7 @@ sharing:
 	},
 	"renamed replicas are advertised as shared": {
 		sharing: renamed(timeSlicing),
-		node:    wish(node(whole), whole),
+		node:    desired(node(whole), whole),
 		data: `version: v1
 flags:
   migStrategy: none
@@ -142,7 +142,7 @@ sharing:
 	},
 	"MPS names its root": {
 		sharing: renamed(mps),
-		node:    wish(node(whole, whole), whole, whole),
+		node:    desired(node(whole, whole), whole, whole),
 		data: `version: v1
 flags:
   migStrategy: none
@@ -160,7 +160,7 @@ sharing:
 	},
 	"mixed names each profile, and GPUs that stay whole": {
 		sharing: mixed,
-		node:    wish(node(whole, whole, whole), instances("3g.20gb", "1g.5gb", "1g.5gb"), instances("1g.5gb+me")),
+		node:    desired(node(whole, whole, whole), instances("3g.20gb", "1g.5gb", "1g.5gb"), instances("1g.5gb+me")),
 		data:    "version: v1\nflags:\n  migStrategy: mixed\n",
 		resources: map[string]int64{
 			"nvidia.com/mig-3g.20gb": 1, "nvidia.com/mig-1g.5gb": 2, "nvidia.com/mig-1g.5gb.me": 1, "nvidia.com/gpu": 1,
@@ -169,28 +169,28 @@ sharing:
 	},
 	"mixed counts the instances of a GPU that is not selected": {
 		sharing:   mixed,
-		node:      wish(node(whole, instances("2g.10gb")), instances("2g.10gb", "2g.10gb")),
+		node:      desired(node(whole, instances("2g.10gb")), instances("2g.10gb", "2g.10gb")),
 		data:      "version: v1\nflags:\n  migStrategy: mixed\n",
 		resources: map[string]int64{"nvidia.com/mig-2g.10gb": 3},
 		replicas:  map[string]int32{},
 	},
 	"mixed advertises nothing of a GPU in MIG mode without instances": {
 		sharing:   mixed,
-		node:      wish(node(whole, instances()), instances("7g.40gb")),
+		node:      desired(node(whole, instances()), instances("7g.40gb")),
 		data:      "version: v1\nflags:\n  migStrategy: mixed\n",
 		resources: map[string]int64{"nvidia.com/mig-7g.40gb": 1},
 		replicas:  map[string]int32{},
 	},
 	"single advertises instances as GPUs": {
 		sharing:   single,
-		node:      wish(node(whole, whole), instances("3g.20gb", "3g.20gb"), instances("3g.20gb", "3g.20gb")),
+		node:      desired(node(whole, whole), instances("3g.20gb", "3g.20gb"), instances("3g.20gb", "3g.20gb")),
 		data:      "version: v1\nflags:\n  migStrategy: single\n",
 		resources: map[string]int64{"nvidia.com/gpu": 4},
 		replicas:  map[string]int32{},
 	},
 	"replicas of instances multiply those of that profile only": {
 		sharing: mixed,
-		node: replicated(wish(node(whole), instances("3g.20gb", "1g.5gb+me", "1g.5gb+me")),
+		node: replicated(desired(node(whole), instances("3g.20gb", "1g.5gb+me", "1g.5gb+me")),
 			map[string]int32{"1g.5gb+me": 3}),
 		data: `version: v1
 flags:
@@ -208,7 +208,7 @@ sharing:
 	},
 	"whole GPUs with replicas beside instances with replicas": {
 		sharing: timeSliced(mixed, v1alpha1.MIGTimeSlicing{WholeGPUReplicas: new(int32(4))}),
-		node: replicated(wish(node(whole, whole, whole), instances("3g.20gb", "1g.5gb"), whole, whole),
+		node: replicated(desired(node(whole, whole, whole), instances("3g.20gb", "1g.5gb"), whole, whole),
 			map[string]int32{"1g.5gb": 2}),
 		data: `version: v1
 flags:
@@ -230,7 +230,7 @@ sharing:
 		sharing: timeSliced(mixed, v1alpha1.MIGTimeSlicing{
 			WholeGPUReplicas: new(int32(4)), RenameByDefault: new(true), FailRequestsGreaterThanOne: new(false),
 		}),
-		node: replicated(wish(node(whole, whole), instances("3g.20gb", "1g.5gb"), whole), map[string]int32{"1g.5gb": 2}),
+		node: replicated(desired(node(whole, whole), instances("3g.20gb", "1g.5gb"), whole), map[string]int32{"1g.5gb": 2}),
 		data: `version: v1
 flags:
   migStrategy: mixed
@@ -249,14 +249,14 @@ sharing:
 	},
 	"replicas of whole GPUs are left out where no GPU stays whole": {
 		sharing:   timeSliced(mixed, v1alpha1.MIGTimeSlicing{WholeGPUReplicas: new(int32(4))}),
-		node:      wish(node(whole), instances("3g.20gb")),
+		node:      desired(node(whole), instances("3g.20gb")),
 		data:      "version: v1\nflags:\n  migStrategy: mixed\n",
 		resources: map[string]int64{"nvidia.com/mig-3g.20gb": 1},
 		replicas:  map[string]int32{},
 	},
 	"replicas of instances under single are renamed as those of GPUs": {
 		sharing: timeSliced(single, v1alpha1.MIGTimeSlicing{RenameByDefault: new(true)}),
-		node:    replicated(wish(node(whole), instances("1g.5gb", "1g.5gb")), map[string]int32{"1g.5gb": 2}),
+		node:    replicated(desired(node(whole), instances("1g.5gb", "1g.5gb")), map[string]int32{"1g.5gb": 2}),
 		data: `version: v1
 flags:
   migStrategy: single
@@ -273,7 +273,7 @@ sharing:
 	},
 	"replicas of instances under single are replicas of nvidia.com/gpu": {
 		sharing: single,
-		node:    replicated(wish(node(whole), instances("1g.5gb", "1g.5gb")), map[string]int32{"1g.5gb": 2}),
+		node:    replicated(desired(node(whole), instances("1g.5gb", "1g.5gb")), map[string]int32{"1g.5gb": 2}),
 		data: `version: v1
 flags:
   migStrategy: single
@@ -334,38 +334,38 @@ func TestRenderRefusesWhatThePluginCannotAdvertise(t *testing.T) {
 		message string
 	}{
 		"MPS beside a GPU that stays in MIG mode": {
-			sharing: mps, node: wish(node(whole, instances("1g.5gb")), whole),
+			sharing: mps, node: desired(node(whole, instances("1g.5gb")), whole),
 			reason:  v1alpha1.ReasonMIGActive,
 			message: "GPU 1 (NVIDIA-A100-SXM4-40GB) is in MIG mode and not selected by the policy, and keeps NVIDIA's device plugin from serving MPS",
 		},
 		"whole GPUs beside one that stays in MIG mode": {
-			sharing: exclusive, node: wish(node(instances(), whole), nil...),
+			sharing: exclusive, node: desired(node(instances(), whole), nil...),
 			reason:  v1alpha1.ReasonMIGActive,
 			message: "GPU 0 (NVIDIA-A100-SXM4-40GB) is in MIG mode and not selected by the policy, and would be advertised as a whole GPU",
 		},
 		"time-slicing beside a GPU that stays in MIG mode": {
-			sharing: timeSlicing, node: wish(node(whole, instances("1g.5gb")), whole),
+			sharing: timeSlicing, node: desired(node(whole, instances("1g.5gb")), whole),
 			reason: v1alpha1.ReasonMIGActive, message: "would be time-sliced as a whole GPU",
 		},
 		"single with a whole GPU": {
-			sharing: single, node: wish(node(whole, whole), instances("1g.5gb")),
+			sharing: single, node: desired(node(whole, whole), instances("1g.5gb")),
 			reason: v1alpha1.ReasonMixedInstances, message: "GPU 1 (NVIDIA-A100-SXM4-40GB) stays whole",
 		},
 		"single with two profiles on one GPU": {
-			sharing: single, node: wish(node(whole), instances("3g.20gb", "1g.5gb")),
+			sharing: single, node: desired(node(whole), instances("3g.20gb", "1g.5gb")),
 			reason: v1alpha1.ReasonMixedInstances, message: "has instances of 1g.5gb and of 3g.20gb",
 		},
 		"single with another profile on the second GPU": {
-			sharing: single, node: wish(node(whole, whole), instances("3g.20gb"), instances("1g.5gb")),
+			sharing: single, node: desired(node(whole, whole), instances("3g.20gb"), instances("1g.5gb")),
 			reason: v1alpha1.ReasonMixedInstances, message: "GPU 1 (NVIDIA-A100-SXM4-40GB) has instances of 1g.5gb and GPUs before it of 3g.20gb",
 		},
 		"single with a GPU in MIG mode that has no instances": {
-			sharing: single, node: wish(node(whole, instances()), instances("3g.20gb")),
+			sharing: single, node: desired(node(whole, instances()), instances("3g.20gb")),
 			reason: v1alpha1.ReasonMixedInstances, message: "GPU 1 (NVIDIA-A100-SXM4-40GB) is in MIG mode without instances",
 		},
 		"different replicas of one resource under single": {
 			sharing: single,
-			node:    replicated(wish(node(whole), instances("1g.5gb")), map[string]int32{"1g.5gb": 2, "2g.10gb": 3}),
+			node:    replicated(desired(node(whole), instances("1g.5gb")), map[string]int32{"1g.5gb": 2, "2g.10gb": 3}),
 			reason:  v1alpha1.ReasonReplicasDiffer, message: "layouts ask for 2 and for 3 replicas of nvidia.com/gpu",
 		},
 	} {
@@ -392,24 +392,24 @@ func TestKeys(t *testing.T) {
 		same bool
 	}{
 		"nodes that are alike share a key": {
-			a: render("p", timeSlicing, wish(node(whole), whole)), b: render("p", timeSlicing, wish(two, whole, whole)), same: true,
+			a: render("p", timeSlicing, desired(node(whole), whole)), b: render("p", timeSlicing, desired(two, whole, whole)), same: true,
 		},
 		"other replicas are another key": {
 			a: render("p", timeSlicing, two), b: render("p", renamed(timeSlicing), two),
 		},
 		"other instances are another key though the document is the same": {
-			a: render("p", mixed, wish(two, instances("1g.5gb"))), b: render("p", mixed, wish(two, instances("2g.10gb"))),
+			a: render("p", mixed, desired(two, instances("1g.5gb"))), b: render("p", mixed, desired(two, instances("2g.10gb"))),
 		},
 		"the same instances on another GPU are another key": {
-			a: render("p", mixed, wish(two, instances("1g.5gb"))), b: render("p", mixed, wish(two, whole, instances("1g.5gb"))),
+			a: render("p", mixed, desired(two, instances("1g.5gb"))), b: render("p", mixed, desired(two, whole, instances("1g.5gb"))),
 		},
 		"the order of instances does not matter": {
-			a:    render("p", mixed, wish(two, instances("1g.5gb", "2g.10gb"))),
-			b:    render("p", mixed, wish(two, instances("2g.10gb", "1g.5gb"))),
+			a:    render("p", mixed, desired(two, instances("1g.5gb", "2g.10gb"))),
+			b:    render("p", mixed, desired(two, instances("2g.10gb", "1g.5gb"))),
 			same: true,
 		},
 		"the state before does not matter": {
-			a: render("p", mixed, wish(node(instances("7g.40gb")), instances("1g.5gb"))), b: render("p", mixed, wish(node(whole), instances("1g.5gb"))),
+			a: render("p", mixed, desired(node(instances("7g.40gb")), instances("1g.5gb"))), b: render("p", mixed, desired(node(whole), instances("1g.5gb"))),
 			same: true,
 		},
 	} {

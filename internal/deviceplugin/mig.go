@@ -13,7 +13,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
 )
 
-// gpuShape is a GPU as it will be: selected ones by the wish, the others as they are.
+// gpuShape is a GPU as it will be: selected ones by the desired state, the others as they are.
 type gpuShape struct {
 	uuid      string
 	index     int32
@@ -27,13 +27,13 @@ func (g gpuShape) String() string { return fmt.Sprintf("GPU %d (%s)", g.index, g
 
 // gpus are the GPUs of the node as they will be, by index.
 func (n Node) gpus() []gpuShape {
-	wish := map[string]v1alpha1.DeviceSharing{}
-	for _, d := range n.Wish {
-		wish[d.UUID] = d.Sharing
+	desired := map[string]v1alpha1.DeviceSharing{}
+	for _, d := range n.Desired {
+		desired[d.UUID] = d.Sharing
 	}
 	shapes := make([]gpuShape, 0, len(n.Devices))
 	for _, d := range n.Devices {
-		sharing, selected := wish[d.UUID]
+		sharing, selected := desired[d.UUID]
 		if !selected {
 			sharing = d.Sharing
 		}

@@ -23,7 +23,7 @@ type served struct {
 	} `yaml:"sharing"`
 }
 
-// SameMPS says whether NVIDIA's MPS control daemon does the same under two configurations, whoever wrote them. It is false
+// SameMPS reports whether NVIDIA's MPS control daemon does the same under two configurations, no matter which program wrote them. It is false
 // where one of them does not ask for MPS.
 func SameMPS(a, b string) bool {
 	var one, other served

@@ -74,7 +74,7 @@ func (n Name) String() string {
 	return b.String()
 }
 
-// SameAttributes says whether two names ask for the same engines.
+// SameAttributes reports whether two names ask for the same engines.
 func (n Name) SameAttributes(o Name) bool {
 	return slices.Equal(n.With, o.With) && slices.Equal(n.Without, o.Without)
 }

@@ -18,7 +18,7 @@ type Packing struct {
 	Keep    []gpu.Instance // by placement
 	Destroy []gpu.Instance // by placement
 	Create  []gpu.Instance // largest first, then by placement
-	// InUse is the part of Destroy that somebody uses: the wish cannot be met before they are freed.
+	// InUse is the part of Destroy that is in use: the request cannot be met before they are freed.
 	InUse []gpu.Instance
 }
 
@@ -31,29 +31,29 @@ type Packing struct {
 // Errors: *ProfileError for a profile that the GPU does not have, *FitError for instances that do not fit together even
 // on the empty GPU.
 func Pack(d gpu.Device, want map[string]int) (Packing, error) {
-	wishes, err := wishesOf(d, want)
+	requests, err := requestsOf(d, want)
 	if err != nil {
 		return Packing{}, err
 	}
-	if why := exceeds(d, wishes); why != "" {
-		return Packing{}, unfit(d, want, wishes, why)
+	if why := exceeds(d, requests); why != "" {
+		return Packing{}, unfit(d, want, requests, why)
 	}
-	s := newSearch(d, wishes)
+	s := newSearch(d, requests)
 	if !s.run() {
-		return Packing{}, unfit(d, want, wishes, "the places where they may lie overlap")
+		return Packing{}, unfit(d, want, requests, "the places where they may lie overlap")
 	}
 	return s.packing(d), nil
 }
 
-// wish is a number of instances of one profile.
-type wish struct {
+// request is a number of instances of one profile.
+type request struct {
 	profile gpu.Profile
 	count   int
 }
 
-// wishesOf looks up the wanted profiles, largest first.
-func wishesOf(d gpu.Device, want map[string]int) ([]wish, error) {
-	wishes := make([]wish, 0, len(want))
+// requestsOf looks up the wanted profiles, largest first.
+func requestsOf(d gpu.Device, want map[string]int) ([]request, error) {
+	requests := make([]request, 0, len(want))
 	for _, name := range slices.Sorted(maps.Keys(want)) {
 		if want[name] <= 0 {
 			continue
@@ -62,16 +62,16 @@ func wishesOf(d gpu.Device, want map[string]int) ([]wish, error) {
 		if !ok {
 			return nil, &ProfileError{Device: d, Name: name}
 		}
-		wishes = append(wishes, wish{profile: p, count: want[name]})
+		requests = append(requests, request{profile: p, count: want[name]})
 	}
-	slices.SortFunc(wishes, func(a, b wish) int { return largestFirst(a.profile, b.profile) })
-	return wishes, nil
+	slices.SortFunc(requests, func(a, b request) int { return largestFirst(a.profile, b.profile) })
+	return requests, nil
 }
 
-// exceeds says which limit of the GPU the wishes exceed wherever they lie; empty if none.
-func exceeds(d gpu.Device, wishes []wish) string {
+// exceeds says which limit of the GPU the requests exceed wherever they lie; empty if none.
+func exceeds(d gpu.Device, requests []request) string {
 	compute, memory := 0, 0
-	for _, w := range wishes {
+	for _, w := range requests {
 		if w.count > w.profile.Max {
 			return fmt.Sprintf("the GPU can have %d × %s at most", w.profile.Max, w.profile.Name)
 		}
@@ -84,15 +84,15 @@ func exceeds(d gpu.Device, wishes []wish) string {
 	if has := d.MemorySlices(); memory > has {
 		return fmt.Sprintf("they need %d memory slices and the GPU has %d", memory, has)
 	}
-	return exceedsMedia(wishes)
+	return exceedsMedia(requests)
 }
 
 // exceedsMedia applies the rules of the media engines, which the driver does not describe (MIG User Guide, "Device
 // Profiles").
-func exceedsMedia(wishes []wish) string {
+func exceedsMedia(requests []request) string {
 	var number [allMedia + 1]int
 	total := 0
-	for _, w := range wishes {
+	for _, w := range requests {
 		number[mediaOf(w.profile.Name)] += w.count
 		total += w.count
 	}
@@ -105,13 +105,13 @@ func exceedsMedia(wishes []wish) string {
 	return ""
 }
 
-// unfit explains why the wishes do not fit and how many of them would.
-func unfit(d gpu.Device, want map[string]int, wishes []wish, why string) *FitError {
+// unfit explains why the requests do not fit and how many of them would.
+func unfit(d gpu.Device, want map[string]int, requests []request, why string) *FitError {
 	fits := map[string]int{}
-	var part []wish
-	for _, w := range wishes {
+	var part []request
+	for _, w := range requests {
 		for n := w.count; n > 0; n-- {
-			more := append(slices.Clone(part), wish{profile: w.profile, count: n})
+			more := append(slices.Clone(part), request{profile: w.profile, count: n})
 			if exceeds(d, more) == "" && newSearch(d, more).run() {
 				part, fits[w.profile.Name] = more, n
 				break
@@ -126,11 +126,11 @@ func (s *search) packing(d gpu.Device) Packing {
 	var p Packing
 	kept := make(map[int]bool, len(d.State.Instances))
 	for _, pick := range s.best {
-		if c := s.places[pick.wish][pick.place]; c.instance >= 0 {
+		if c := s.places[pick.request][pick.place]; c.instance >= 0 {
 			kept[c.instance] = true
 			p.Keep = append(p.Keep, d.State.Instances[c.instance])
 		} else {
-			p.Create = append(p.Create, gpu.Instance{Profile: s.wishes[pick.wish].profile.Name, Placement: c.placement})
+			p.Create = append(p.Create, gpu.Instance{Profile: s.requests[pick.request].profile.Name, Placement: c.placement})
 		}
 	}
 	for i, instance := range d.State.Instances {

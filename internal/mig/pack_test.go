@@ -63,7 +63,7 @@ func TestPack(t *testing.T) {
 		want                         map[string]int
 		keep, destroy, create, inUse string
 	}{
-		"an empty GPU that shall stay empty": {model: sim.A100},
+		"an empty GPU that stays empty": {model: sim.A100},
 		"the last place is taken first, so that larger ones still fit": {
 			model: sim.A100, want: map[string]int{"1g.5gb": 1}, create: "1g.5gb@6",
 		},
@@ -75,7 +75,7 @@ func TestPack(t *testing.T) {
 			model: sim.A100, want: map[string]int{"1g.5gb": 7},
 			create: "1g.5gb@0 1g.5gb@1 1g.5gb@2 1g.5gb@3 1g.5gb@4 1g.5gb@5 1g.5gb@6",
 		},
-		"nothing changes where the wish is met, wherever the instances lie": {
+		"nothing changes where the desired state is met, wherever the instances lie": {
 			model: sim.A100, has: []string{"1g.5gb@2", "3g.20gb@4"}, want: map[string]int{"3g.20gb": 1, "1g.5gb": 1},
 			keep: "1g.5gb@2 3g.20gb@4",
 		},
@@ -105,11 +105,11 @@ func TestPack(t *testing.T) {
 			model: sim.A100, has: []string{"3g.20gb@0?!"}, want: map[string]int{"3g.20gb": 1},
 			destroy: "3g.20gb@0", create: "3g.20gb@4", inUse: "3g.20gb@0",
 		},
-		"an instance of a profile that the driver does not list is nobody's wish": {
+		"an instance of a profile that the driver does not list is nobody's desired state": {
 			model: sim.A100, has: []string{"9g.99gb@0!"}, want: map[string]int{"1g.5gb": 1},
 			destroy: "9g.99gb@0", create: "1g.5gb@6", inUse: "9g.99gb@0",
 		},
-		"the one instance with media extensions is kept for the wish that names it": {
+		"the one instance with media extensions is kept for the desired state that names it": {
 			model: sim.H100, has: []string{"1g.10gb+me@3!", "1g.10gb@6!"}, want: map[string]int{"1g.10gb+me": 1, "1g.10gb": 2},
 			keep: "1g.10gb+me@3 1g.10gb@6", create: "1g.10gb@2",
 		},

@@ -10,7 +10,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 )
 
-// Keeping an instance that somebody uses outweighs keeping any number of others.
+// Keeping an instance in use outweighs keeping any number of others.
 const (
 	keepsFree = 1
 	keepsUsed = 1 << 16
@@ -28,17 +28,17 @@ type place struct {
 	instance  int // index of the instance that lies there and can be kept; -1 if there is none
 }
 
-// pick is a place chosen for one instance of a wish.
-type pick struct{ wish, place int }
+// pick is a place chosen for one instance of a request.
+type pick struct{ request, place int }
 
-// search finds the best arrangement of the wishes by trying all: for each wish, largest first, every choice of its
+// search finds the best arrangement of the requests by trying all: for each request, largest first, every choice of its
 // places that are still free. Destroying the fewest is keeping the most, so a place is worth what is kept by choosing it.
 type search struct {
-	wishes  []wish
-	places  [][]place // of each wish, by start
-	gain    []int     // the most that wishes from here on can still be worth
-	shapes  []shape
-	compute int // compute slices that all wishes leave
+	requests []request
+	places   [][]place // of each request, by start
+	gain     []int     // the most that requests from here on can still be worth
+	shapes   []shape
+	compute  int // compute slices that all requests leave
 
 	visits    int
 	picked    []pick
@@ -48,14 +48,14 @@ type search struct {
 	found     bool
 }
 
-func newSearch(d gpu.Device, wishes []wish) *search {
-	s := &search{wishes: wishes, shapes: shapesOf(d.Profiles), compute: d.ComputeSlices(), gain: make([]int, len(wishes)+1)}
-	for _, w := range wishes {
+func newSearch(d gpu.Device, requests []request) *search {
+	s := &search{requests: requests, shapes: shapesOf(d.Profiles), compute: d.ComputeSlices(), gain: make([]int, len(requests)+1)}
+	for _, w := range requests {
 		s.places = append(s.places, placesOf(d, w.profile))
 		s.compute -= w.count * w.profile.Slices
 	}
-	for i := len(wishes) - 1; i >= 0; i-- {
-		s.gain[i] = s.gain[i+1] + gainOf(s.places[i], wishes[i].count)
+	for i := len(requests) - 1; i >= 0; i-- {
+		s.gain[i] = s.gain[i+1] + gainOf(s.places[i], requests[i].count)
 	}
 	return s
 }
@@ -99,24 +99,24 @@ func gainOf(places []place, count int) int {
 	return sum
 }
 
-// run searches and says whether the wishes fit at all.
+// run searches and reports whether the requests fit at all.
 func (s *search) run() bool {
 	s.next(0, 0, 0)
 	return s.found
 }
 
-// next goes on with the wish i.
+// next goes on with the request i.
 func (s *search) next(i int, taken slots, value int) {
 	switch {
 	case s.found && value+s.gain[i] < s.bestValue:
-	case i == len(s.wishes):
+	case i == len(s.requests):
 		s.offer(taken, value)
 	default:
-		s.choose(i, 0, s.wishes[i].count, taken, value)
+		s.choose(i, 0, s.requests[i].count, taken, value)
 	}
 }
 
-// choose tries the places of wish i from the given one on for the instances that are left.
+// choose tries the places of request i from the given one on for the instances that are left.
 func (s *search) choose(i, from, left int, taken slots, value int) {
 	if left == 0 {
 		s.next(i+1, taken, value)
@@ -130,7 +130,7 @@ func (s *search) choose(i, from, left int, taken slots, value int) {
 		if s.visits++; s.found && s.visits > maxVisits {
 			return
 		}
-		s.picked = append(s.picked, pick{wish: i, place: n})
+		s.picked = append(s.picked, pick{request: i, place: n})
 		s.choose(i, n+1, left-1, taken|p.slots, value+p.value)
 		s.picked = s.picked[:len(s.picked)-1]
 	}

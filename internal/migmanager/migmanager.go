@@ -29,7 +29,7 @@ const FileKey = "config.yaml"
 // prefix is of the names of our configurations.
 const prefix = "gpusharing-"
 
-// Ours says whether a name is that of a configuration that was rendered here.
+// Ours reports whether a name is that of a configuration that was rendered here.
 func Ours(name string) bool { return strings.HasPrefix(name, prefix) }
 
 // Config is a configuration for nodes whose GPUs are to be partitioned alike.
@@ -41,12 +41,12 @@ type Config struct {
 	Entries string
 }
 
-// Render is the configuration for a node whose GPUs shall be as wished, and those that the wish does not list as they are.
-func Render(wish []v1alpha1.DeviceSpec, have []gpu.Device) Config {
+// Render is the configuration for a node whose GPUs have the desired state, and those that it does not list stay as they are.
+func Render(desired []v1alpha1.DeviceSpec, have []gpu.Device) Config {
 	var entries []entry
 	for _, d := range sorted(have) {
 		e := entry{Devices: flow{d.Index}, MIGDevices: map[string]int32{}}
-		sharing := sharingOf(wish, d)
+		sharing := sharingOf(desired, d)
 		e.MIGEnabled = sharing.MIGMode == v1alpha1.MIGModeEnabled
 		for _, i := range sharing.Instances {
 			e.MIGDevices[i.Profile] += i.Count
@@ -77,8 +77,8 @@ func sorted(have []gpu.Device) []gpu.Device {
 	return slices.SortedFunc(slices.Values(have), func(a, b gpu.Device) int { return a.Index - b.Index })
 }
 
-func sharingOf(wish []v1alpha1.DeviceSpec, d gpu.Device) v1alpha1.DeviceSharing {
-	for _, spec := range wish {
+func sharingOf(desired []v1alpha1.DeviceSpec, d gpu.Device) v1alpha1.DeviceSharing {
+	for _, spec := range desired {
 		if spec.UUID == d.UUID {
 			return spec.Sharing
 		}
@@ -87,12 +87,12 @@ func sharingOf(wish []v1alpha1.DeviceSpec, d gpu.Device) v1alpha1.DeviceSharing 
 }
 
 // Clears are the GPUs that mig-manager clears of all their instances, so that nobody may use them, when it brings a node to
-// a wish: every GPU where the mode of one has to change, since it then sets the mode of all and resets all; else those
+// a desired state: every GPU where the mode of one has to change, since it then sets the mode of all and resets all; else those
 // whose instances differ.
-func Clears(wish []v1alpha1.DeviceSpec, have []gpu.Device) []gpu.Device {
+func Clears(desired []v1alpha1.DeviceSpec, have []gpu.Device) []gpu.Device {
 	var differ []gpu.Device
 	for _, d := range sorted(have) {
-		want, is := sharingOf(wish, d), plan.Observed(d)
+		want, is := sharingOf(desired, d), plan.Observed(d)
 		if want.MIGMode != is.MIGMode || d.PendingMIG != d.State.MIG {
 			return sorted(have)
 		}

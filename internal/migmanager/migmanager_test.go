@@ -21,7 +21,7 @@ func node(t *testing.T, models ...sim.Model) []gpu.Device {
 	return inventory.Devices
 }
 
-func wish(d gpu.Device, instances ...v1alpha1.InstanceCount) v1alpha1.DeviceSpec {
+func desired(d gpu.Device, instances ...v1alpha1.InstanceCount) v1alpha1.DeviceSpec {
 	return v1alpha1.DeviceSpec{UUID: d.UUID, Sharing: v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeEnabled, Instances: instances}}
 }
 
@@ -33,7 +33,7 @@ func TestAConfigurationCoversEveryGPUOnce(t *testing.T) {
 	g := NewWithT(t)
 	have := node(t, sim.A100, sim.A100, sim.A100, sim.T4)
 	c := migmanager.Render([]v1alpha1.DeviceSpec{
-		wish(have[0], count("1g.5gb", 7)), wish(have[1], count("1g.5gb+me", 1), count("3g.20gb", 1)), wish(have[2], count("1g.5gb", 7)),
+		desired(have[0], count("1g.5gb", 7)), desired(have[1], count("1g.5gb+me", 1), count("3g.20gb", 1)), desired(have[2], count("1g.5gb", 7)),
 	}, have)
 	g.Expect(migmanager.File(map[string]string{c.Name: c.Entries, "all-disabled": "- devices: all\n  mig-enabled: false\n"})).To(Equal(
 		`version: v1
@@ -64,10 +64,10 @@ func TestTheNameTellsTheContent(t *testing.T) {
 	g := NewWithT(t)
 	have, other := node(t, sim.A100, sim.A100), node(t, sim.A100, sim.A100)
 	sevenths := func(d []gpu.Device) string {
-		return migmanager.Render([]v1alpha1.DeviceSpec{wish(d[0], count("1g.5gb", 7))}, d).Name
+		return migmanager.Render([]v1alpha1.DeviceSpec{desired(d[0], count("1g.5gb", 7))}, d).Name
 	}
 	g.Expect(sevenths(have)).To(Equal(sevenths(other)), "nodes that are alike share one")
-	g.Expect(sevenths(have)).NotTo(Equal(migmanager.Render([]v1alpha1.DeviceSpec{wish(have[1], count("1g.5gb", 7))}, have).Name))
+	g.Expect(sevenths(have)).NotTo(Equal(migmanager.Render([]v1alpha1.DeviceSpec{desired(have[1], count("1g.5gb", 7))}, have).Name))
 }
 
 func TestConfigurationsOfOthersStayAsTheyAre(t *testing.T) {
@@ -123,14 +123,14 @@ func TestWhichGPUsAreCleared(t *testing.T) {
 	}
 	have := observe()
 	g.Expect(migmanager.Clears(nil, have)).To(BeEmpty())
-	mode := []v1alpha1.DeviceSpec{wish(have[1], count("1g.5gb", 7))}
+	mode := []v1alpha1.DeviceSpec{desired(have[1], count("1g.5gb", 7))}
 	g.Expect(indexes(migmanager.Clears(mode, have))).To(Equal([]int{0, 1, 2}), "a mode that changes concerns all")
 	for _, d := range have[:2] {
 		g.Expect(h.SetMIG(ctx, d.UUID, true)).To(Succeed())
 		g.Expect(h.CreateInstance(ctx, d.UUID, "1g.5gb", gpu.Placement{Start: 0, Size: 1})).To(Succeed())
 	}
 	have = observe()
-	one := []v1alpha1.DeviceSpec{wish(have[0], count("1g.5gb", 1)), wish(have[1], count("1g.5gb", 2))}
+	one := []v1alpha1.DeviceSpec{desired(have[0], count("1g.5gb", 1)), desired(have[1], count("1g.5gb", 2))}
 	g.Expect(indexes(migmanager.Clears(one, have))).To(Equal([]int{1}), "all instances of it, also the one that stays")
 	g.Expect(migmanager.Clears(one[:1], have)).To(BeEmpty())
 }

@@ -18,7 +18,7 @@ import (
 )
 
 const (
-	wishDir       = "gpusharing"
+	desiredDir    = "gpusharing"
 	recordName    = ".gpusharing.json"
 	startedMarker = ".started"
 	readyMarker   = ".ready"
@@ -34,13 +34,13 @@ type record struct {
 	// Applied says that the daemon was started and has the limits.
 	Applied bool `json:"applied"`
 	// Answered is the percentage that the daemon named after it was limited, in its own rounding: another answer later
-	// means that somebody else limited it, or started it anew.
+	// means that another program limited it, or started it anew.
 	Answered int `json:"answered,omitempty"`
 	// MultiUser says that the daemon that runs was started to serve all users.
 	MultiUser bool `json:"multiUser,omitempty"`
 	// DriverVersion is the version of the driver with which the daemon that runs was started.
 	DriverVersion string `json:"driverVersion,omitempty"`
-	// Error is why it does not run as wished.
+	// Error is why it does not run as desired.
 	Error string `json:"error,omitempty"`
 	// Use is how the daemon was used when the host last looked.
 	Use Use `json:"use,omitzero"`
@@ -50,7 +50,9 @@ type record struct {
 func (r record) inProgress() bool { return !r.Applied && r.Error == "" }
 
 // answers reports whether the host has done what it could for a desired daemon.
-func (r record) answers(wish plan.Daemon) bool { return !r.inProgress() && sameDaemon(r.Daemon, wish) }
+func (r record) answers(desired plan.Daemon) bool {
+	return !r.inProgress() && sameDaemon(r.Daemon, desired)
+}
 
 // files are the files in the MPS root.
 type files struct{ root *os.Root }
@@ -60,26 +62,26 @@ func (f files) path(elements ...string) string {
 	return filepath.Join(append([]string{f.root.Name()}, elements...)...)
 }
 
-func wishFile(resource string) string {
-	return path.Join(wishDir, strings.ReplaceAll(resource, "/", "_")+".json")
+func desiredFile(resource string) string {
+	return path.Join(desiredDir, strings.ReplaceAll(resource, "/", "_")+".json")
 }
 
 func recordFile(resource string) string { return path.Join(resource, recordName) }
 
 // checkResource refuses what is not the name of an extended resource, and so would not be a directory of its own.
 func checkResource(resource string) error {
-	if strings.Count(resource, "/") != 1 || !fs.ValidPath(resource) || strings.HasPrefix(resource, wishDir+"/") ||
+	if strings.Count(resource, "/") != 1 || !fs.ValidPath(resource) || strings.HasPrefix(resource, desiredDir+"/") ||
 		strings.HasPrefix(resource, SharedMemory+"/") {
 		return fmt.Errorf("%w: %q is not the name of an extended resource", ErrDaemon, resource)
 	}
 	return nil
 }
 
-// wishes are the daemons that shall run, by resource.
-func (f files) wishes() ([]plan.Daemon, error) {
-	names, err := fs.Glob(f.root.FS(), wishDir+"/*.json")
+// desired lists the daemons that must run, by resource.
+func (f files) desired() ([]plan.Daemon, error) {
+	names, err := fs.Glob(f.root.FS(), desiredDir+"/*.json")
 	if err != nil {
-		return nil, fmt.Errorf("listing the wished MPS daemons: %w", err)
+		return nil, fmt.Errorf("listing the desired MPS daemons: %w", err)
 	}
 	daemons := make([]plan.Daemon, 0, len(names))
 	for _, name := range names {

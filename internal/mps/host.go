@@ -18,8 +18,8 @@ import (
 )
 
 const (
-	// wishPoll is how often the wishes are looked at: a folder with few files, so that a wish is answered at once.
-	wishPoll = 500 * time.Millisecond
+	// pollInterval is how often the desired state is read: a folder with few files, so that a desired state is answered at once.
+	pollInterval = 500 * time.Millisecond
 	// healthPoll is how often each daemon is asked whether it is there, and one that failed is tried again.
 	healthPoll = 5 * time.Second
 	// idleTime is how long a server without clients stays: long enough for the next job of a series, short enough that the
@@ -95,10 +95,10 @@ func (h *Host) Run(ctx context.Context) error {
 	return nil
 }
 
-// rest waits for wishPoll. While the container of the driver ends, it looks for servers that serve no pod meanwhile.
+// rest waits for pollInterval. While the container of the driver ends, it looks for servers that serve no pod meanwhile.
 func (h *Host) rest(ctx context.Context) error {
 	var errs []error
-	for end := h.clock.Now().Add(wishPoll); ; {
+	for end := h.clock.Now().Add(pollInterval); ; {
 		pause := end.Sub(h.clock.Now())
 		if pause <= 0 {
 			return errors.Join(errs...)
@@ -129,7 +129,7 @@ func (h *Host) isThorough() bool {
 
 // Unused reports whether nobody uses or is to use MPS on the node: no daemon is desired or recorded, and no pod has a pipe directory.
 func (h *Host) Unused() (bool, error) {
-	wishes, err := h.files.wishes()
+	desired, err := h.files.desired()
 	if err != nil {
 		return false, err
 	}
@@ -141,14 +141,14 @@ func (h *Host) Unused() (bool, error) {
 	if err != nil {
 		return false, err //nolint:wrapcheck // names what it did
 	}
-	return len(wishes)+len(ours)+len(given) == 0, nil
+	return len(desired)+len(ours)+len(given) == 0, nil
 }
 
-// Converge starts, limits and ends daemons once. A daemon whose record says that it is as wished, or that it failed, is
+// Converge starts, limits and ends daemons once. A daemon whose record says that it is as desired, or that it failed, is
 // looked at again only when thorough; while the driver leaves, one that runs is looked at each time, since NVIDIA's driver manager
 // unloads the module as soon as it has evicted the last pod. Each daemon's error is in its record as well.
 func (h *Host) Converge(ctx context.Context, thorough bool) error {
-	wishes, err := h.files.wishes()
+	desired, err := h.files.desired()
 	if err != nil {
 		return err
 	}
@@ -161,14 +161,14 @@ func (h *Host) Converge(ctx context.Context, thorough bool) error {
 		errs = append(errs, h.endUnusedServers(ctx, ours...))
 	}
 	for _, resource := range ours {
-		if !slices.ContainsFunc(wishes, func(d plan.Daemon) bool { return d.Resource == resource }) {
+		if !slices.ContainsFunc(desired, func(d plan.Daemon) bool { return d.Resource == resource }) {
 			errs = append(errs, h.end(ctx, resource))
 		}
 	}
-	for _, wish := range wishes {
-		errs = append(errs, h.ensure(ctx, wish, thorough))
+	for _, desired := range desired {
+		errs = append(errs, h.ensure(ctx, desired, thorough))
 	}
-	return errors.Join(append(errs, h.markReady(wishes, ours))...)
+	return errors.Join(append(errs, h.markReady(desired, ours))...)
 }
 
 // end ends a daemon of ours. Its record goes last, so that a crash before that does not disown the daemon.
@@ -184,24 +184,24 @@ func (h *Host) end(ctx context.Context, resource string) error {
 	return h.files.remove(recordFile(resource))
 }
 
-// ensure makes a daemon as wished.
-func (h *Host) ensure(ctx context.Context, wish plan.Daemon, thorough bool) error {
-	if err := checkResource(wish.Resource); err != nil {
+// ensure makes a daemon as desired.
+func (h *Host) ensure(ctx context.Context, desired plan.Daemon, thorough bool) error {
+	if err := checkResource(desired.Resource); err != nil {
 		return err
 	}
-	was, recorded, err := h.files.record(wish.Resource)
+	was, recorded, err := h.files.record(desired.Resource)
 	if err != nil {
 		return err
 	}
-	if was.answers(wish) && !thorough && (!was.Applied || !h.node.DriverLeaves()) {
+	if was.answers(desired) && !thorough && (!was.Applied || !h.node.DriverLeaves()) {
 		return nil
 	}
-	return h.bring(ctx, wish, was, recorded)
+	return h.bring(ctx, desired, was, recorded)
 }
 
 // bring asks a daemon and makes it as desired.
-func (h *Host) bring(ctx context.Context, wish plan.Daemon, was record, recorded bool) error {
-	percentage, answers, err := h.control.ask(ctx, wish.Resource)
+func (h *Host) bring(ctx context.Context, desired plan.Daemon, was record, recorded bool) error {
+	percentage, answers, err := h.control.ask(ctx, desired.Resource)
 	if err != nil {
 		return err
 	}
@@ -214,7 +214,7 @@ func (h *Host) bring(ctx context.Context, wish plan.Daemon, was record, recorded
 			return h.note(was, err)
 		}
 	}
-	return h.settle(ctx, wish, was, heard{percentage: percentage, answers: answers, recorded: recorded})
+	return h.settle(ctx, desired, was, heard{percentage: percentage, answers: answers, recorded: recorded})
 }
 
 // heard is what is known of a daemon once it was asked.
@@ -224,18 +224,18 @@ type heard struct {
 }
 
 // settle makes a daemon as desired that was asked.
-func (h *Host) settle(ctx context.Context, wish plan.Daemon, was record, is heard) error {
+func (h *Host) settle(ctx context.Context, desired plan.Daemon, was record, is heard) error {
 	switch {
 	case is.answers && !is.recorded:
 		return errExternal
 	case h.node.DriverLeaves():
-		return h.yield(ctx, wish, was, is.answers)
+		return h.yield(ctx, desired, was, is.answers)
 	case is.answers && h.outlived(was):
-		return h.renew(ctx, wish, was)
-	case is.answers && was.answers(wish) && was.Applied && is.percentage == was.Answered:
+		return h.renew(ctx, desired, was)
+	case is.answers && was.answers(desired) && was.Applied && is.percentage == was.Answered:
 		return h.keep(ctx, was)
 	}
-	return h.apply(ctx, wish, was, is.answers)
+	return h.apply(ctx, desired, was, is.answers)
 }
 
 // outlived reports whether a daemon was started with another version of the driver than the node has now. Servers that it starts
@@ -247,8 +247,8 @@ func (h *Host) outlived(was record) bool {
 
 // renew starts a daemon again with the driver that the node has now. Pods that use no GPU at this moment find the new one. While a
 // client is connected, the kernel module is still that of the daemon.
-func (h *Host) renew(ctx context.Context, wish plan.Daemon, was record) error {
-	servers, err := h.control.Servers(ctx, wish.Resource)
+func (h *Host) renew(ctx context.Context, desired plan.Daemon, was record) error {
+	servers, err := h.control.Servers(ctx, desired.Resource)
 	if err != nil {
 		return err
 	}
@@ -256,12 +256,12 @@ func (h *Host) renew(ctx context.Context, wish plan.Daemon, was record) error {
 		return nil
 	}
 	if err := h.quit(ctx, was); err != nil {
-		return h.note(was, fmt.Errorf("stopping %w for %s, which belongs to driver %s: %w", ErrDaemon, wish.Resource, was.DriverVersion, err))
+		return h.note(was, fmt.Errorf("stopping %w for %s, which belongs to driver %s: %w", ErrDaemon, desired.Resource, was.DriverVersion, err))
 	}
-	return h.apply(ctx, wish, was, false)
+	return h.apply(ctx, desired, was, false)
 }
 
-// keep looks at a daemon that runs as wished: whether it still has its limits, and how it is used.
+// keep looks at a daemon that runs as desired: whether it still has its limits, and how it is used.
 func (h *Host) keep(ctx context.Context, was record) error {
 	limited, err := h.control.Limited(ctx, was.Daemon)
 	if err != nil {
@@ -313,9 +313,9 @@ func (h *Host) use(d plan.Daemon, servers []Server, outdated []int) (Use, error)
 
 // yield stops a daemon that would keep the driver loaded which is about to be replaced. A daemon that has clients stays, and so
 // does one whose pods may connect at any time.
-func (h *Host) yield(ctx context.Context, wish plan.Daemon, was record, answers bool) error {
+func (h *Host) yield(ctx context.Context, desired plan.Daemon, was record, answers bool) error {
 	now := was
-	now.Daemon = wish
+	now.Daemon = desired
 	if answers {
 		use, err := h.look(ctx, was.Daemon, was.Use.Outdated)
 		if err != nil {
@@ -324,27 +324,27 @@ func (h *Host) yield(ctx context.Context, wish plan.Daemon, was record, answers 
 		now.Use, now.Error = use, ""
 	}
 	if !answers || now.Use.idle() {
-		now = record{Daemon: wish, Error: errDriverLeaves.Error()}
+		now = record{Daemon: desired, Error: errDriverLeaves.Error()}
 		if err := h.quit(ctx, was); err != nil {
 			return h.notStopped(was, err)
 		}
-	} else if !sameDaemon(was.Daemon, wish) {
+	} else if !sameDaemon(was.Daemon, desired) {
 		return nil // later: until then the record is that of the daemon that runs
 	}
 	if reflect.DeepEqual(now, was) {
 		return nil
 	}
-	return h.files.write(recordFile(wish.Resource), now)
+	return h.files.write(recordFile(desired.Resource), now)
 }
 
 // apply starts a daemon, or limits the one that answers, with the record written before and after. A daemon that serves users
 // otherwise is started anew.
-func (h *Host) apply(ctx context.Context, wish plan.Daemon, was record, answers bool) error {
-	now := record{Daemon: wish, Use: was.Use, MultiUser: was.MultiUser, DriverVersion: was.DriverVersion}
-	if err := h.files.write(recordFile(wish.Resource), now); err != nil {
+func (h *Host) apply(ctx context.Context, desired plan.Daemon, was record, answers bool) error {
+	now := record{Daemon: desired, Use: was.Use, MultiUser: was.MultiUser, DriverVersion: was.DriverVersion}
+	if err := h.files.write(recordFile(desired.Resource), now); err != nil {
 		return err
 	}
-	if answers && was.MultiUser != wish.MultiUser {
+	if answers && was.MultiUser != desired.MultiUser {
 		if err := h.quit(ctx, was); err != nil {
 			return h.failed(now, err)
 		}
@@ -356,27 +356,27 @@ func (h *Host) apply(ctx context.Context, wish plan.Daemon, was record, answers 
 	} else {
 		now.Use, now.DriverVersion = Use{}, h.node.DriverVersion()
 	}
-	if err := do(ctx, wish); err != nil {
+	if err := do(ctx, desired); err != nil {
 		return h.failed(now, err)
 	}
-	percentage, err := h.control.Ask(ctx, wish.Resource)
+	percentage, err := h.control.Ask(ctx, desired.Resource)
 	if err != nil {
 		return h.failed(now, err)
 	}
-	now.Applied, now.Answered, now.MultiUser = true, percentage, wish.MultiUser
-	servers, err := h.control.Servers(ctx, wish.Resource)
+	now.Applied, now.Answered, now.MultiUser = true, percentage, desired.MultiUser
+	servers, err := h.control.Servers(ctx, desired.Resource)
 	if err != nil {
 		return h.failed(now, err)
 	}
-	if now.Use, err = h.use(wish, servers, connected(servers)); err != nil { // the connected clients keep the limits that they have
+	if now.Use, err = h.use(desired, servers, connected(servers)); err != nil { // the connected clients keep the limits that they have
 		return h.failed(now, err)
 	}
-	logr.FromContextOrDiscard(ctx).Info(did, "resource", wish.Resource, "activeThreadPercentage", wish.ActiveThreadPercentage,
-		"multiUser", wish.MultiUser, "clientsWithFormerLimits", len(now.Use.Outdated))
-	return h.files.write(recordFile(wish.Resource), now)
+	logr.FromContextOrDiscard(ctx).Info(did, "resource", desired.Resource, "activeThreadPercentage", desired.ActiveThreadPercentage,
+		"multiUser", desired.MultiUser, "clientsWithFormerLimits", len(now.Use.Outdated))
+	return h.files.write(recordFile(desired.Resource), now)
 }
 
-// failed records why a daemon does not run as wished.
+// failed records why a daemon does not run as desired.
 func (h *Host) failed(now record, why error) error {
 	err := fmt.Errorf("starting %w for %s: %w", ErrDaemon, now.Daemon.Resource, why)
 	now.Applied, now.Error = false, err.Error()
@@ -399,13 +399,13 @@ func (h *Host) note(was record, why error) error {
 }
 
 // markReady sets NVIDIA's marker that all daemons run. Where we run none, and had none to end, it is not ours.
-func (h *Host) markReady(wishes []plan.Daemon, ours []string) error {
-	if len(wishes) == 0 && len(ours) == 0 {
+func (h *Host) markReady(desired []plan.Daemon, ours []string) error {
+	if len(desired) == 0 && len(ours) == 0 {
 		return nil
 	}
-	ready := len(wishes) > 0
-	for _, wish := range wishes {
-		r, recorded, err := h.files.record(wish.Resource)
+	ready := len(desired) > 0
+	for _, desired := range desired {
+		r, recorded, err := h.files.record(desired.Resource)
 		if err != nil {
 			return err
 		}

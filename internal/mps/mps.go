@@ -1,18 +1,18 @@
 // Copyright The GPU Sharing Operator Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package mps runs NVIDIA's MPS control daemons as NVIDIA's own MPS daemon set does, with the same programs, paths,
+// Package mps runs NVIDIA's MPS control daemons as NVIDIA's own MPS DaemonSet does, with the same programs, paths,
 // limits and markers, so that NVIDIA's device plugin cannot tell one from the other.
 //
 // It has three parts. Control starts, limits, asks and ends one daemon. Host is the MPS pod: it keeps the daemons as the
-// agent wishes. View is the agent's side: it writes the wish and sees the daemons by asking them. They meet in the MPS
+// agent asks. View is the agent's side: it writes the desired state and sees the daemons by asking them. They meet in the MPS
 // root, which is /run/nvidia/mps on a node:
 //
-//	gpusharing/<resource, with _ for />.json  the wish for a daemon; none: it shall not run           View writes
+//	gpusharing/<resource, with _ for />.json  the desired state for a daemon; none: it must not run            View writes
 //	<resource>/.gpusharing.json               the record of the daemon: what was applied, what failed  Host writes
 //	<resource>/pipe, <resource>/log           pipe and log directory                                   Host makes
 //	<resource>/.started                       the daemon runs with its limits                          Host writes
-//	.ready                                    all wished daemons run                                   Host writes
+//	.ready                                    all desired daemons run                                  Host writes
 //	shm                                       /dev/shm of all clients                                  the MPS pod mounts
 //	shm.owner                                 the MPS pod that uses shm                                the MPS pod writes
 //

@@ -155,7 +155,7 @@ func TestADaemonThatDiedComesBackWithItsLimits(t *testing.T) {
 	g.Expect(n.view.Observe(t.Context())).To(gomega.HaveLen(1))
 }
 
-func TestADaemonThatSomebodyRestartedIsLimitedAgain(t *testing.T) {
+func TestADaemonThatAnotherProgramRestartedIsLimitedAgain(t *testing.T) {
 	g, n := gomega.NewWithT(t), newNode(t)
 	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
 	n.daemons.Crash(n.pipe())
@@ -168,7 +168,7 @@ func TestADaemonThatSomebodyRestartedIsLimitedAgain(t *testing.T) {
 	g.Expect(n.daemons.Get(n.pipe()).Defaults.Percentage).To(gomega.Equal(10.0))
 }
 
-func TestTheHostLeavesWhatIsAsWished(t *testing.T) {
+func TestTheHostLeavesWhatIsAsDesired(t *testing.T) {
 	g, n := gomega.NewWithT(t), newNode(t)
 	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
 	before := len(withoutQuestions(n.runner.Lines()))
@@ -197,9 +197,9 @@ func TestAnExternalDaemonIsNeverTouched(t *testing.T) {
 	g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(aboutDaemon("NVIDIA's own MPS DaemonSet serves this resource; waiting until it has ended"))
 
 	g.Expect(os.MkdirAll(n.path("gpusharing"), 0o755)).To(gomega.Succeed())
-	wish := `{"Resource":"nvidia.com/gpu","ActiveThreadPercentage":10}`
-	g.Expect(os.WriteFile(n.path("gpusharing", "nvidia.com_gpu.json"), []byte(wish), 0o600)).To(gomega.Succeed())
-	g.Expect(n.host.Converge(t.Context(), true)).To(gomega.MatchError(mps.ErrDaemon), "not even where it is wished")
+	desired := `{"Resource":"nvidia.com/gpu","ActiveThreadPercentage":10}`
+	g.Expect(os.WriteFile(n.path("gpusharing", "nvidia.com_gpu.json"), []byte(desired), 0o600)).To(gomega.Succeed())
+	g.Expect(n.host.Converge(t.Context(), true)).To(gomega.MatchError(mps.ErrDaemon), "not even where it is desired")
 	g.Expect(withoutQuestions(n.runner.Lines())).To(gomega.BeEmpty())
 	g.Expect(os.Remove(n.path("gpusharing", "nvidia.com_gpu.json"))).To(gomega.Succeed())
 	g.Expect(n.host.Converge(t.Context(), true)).To(gomega.Succeed())
@@ -318,23 +318,23 @@ func TestMPSIsInUseAsLongAsAnybodyMayUseIt(t *testing.T) {
 
 func TestPrune(t *testing.T) {
 	nobody := func(plan.Daemon) bool { return false }
-	wish := "gpusharing/nvidia.com_gpu.json"
-	t.Run("takes back the wish for a daemon that is gone", func(t *testing.T) {
+	desired := "gpusharing/nvidia.com_gpu.json"
+	t.Run("takes back the desired state for a daemon that is gone", func(t *testing.T) {
 		g, n := gomega.NewWithT(t), newNode(t)
 		g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
 		n.daemons.Crash(n.pipe())
 		g.Expect(n.view.Prune(t.Context(), func(plan.Daemon) bool { return true })).To(gomega.Succeed())
-		g.Expect(n.files(t)).To(gomega.ContainElement(wish), "unless it is to be kept")
+		g.Expect(n.files(t)).To(gomega.ContainElement(desired), "unless it is to be kept")
 		g.Expect(n.view.Prune(t.Context(), nobody)).To(gomega.Succeed())
-		g.Expect(n.files(t)).NotTo(gomega.ContainElement(wish))
+		g.Expect(n.files(t)).NotTo(gomega.ContainElement(desired))
 		g.Expect(n.host.Converge(t.Context(), true)).To(gomega.Succeed())
 		g.Expect(n.daemons.Get(n.pipe())).To(gomega.BeNil())
 	})
-	t.Run("leaves the wish for a daemon that answers, which a plan stops", func(t *testing.T) {
+	t.Run("leaves the desired state for a daemon that answers, which a plan stops", func(t *testing.T) {
 		g, n := gomega.NewWithT(t), newNode(t)
 		g.Expect(n.view.Start(t.Context(), daemon(10, 1510))).To(gomega.Succeed())
 		g.Expect(n.view.Prune(t.Context(), nobody)).To(gomega.Succeed())
-		g.Expect(n.files(t)).To(gomega.ContainElement(wish))
+		g.Expect(n.files(t)).To(gomega.ContainElement(desired))
 	})
 }
 

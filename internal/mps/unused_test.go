@@ -127,23 +127,23 @@ func TestADaemonThatHangsHoldsUpNothingWhileTheDriversContainerEnds(t *testing.T
 		})
 		g.Expect(took).To(gomega.BeNumerically("<=", 12*time.Second), "until its health is looked at, and two questions")
 	})
-	t.Run("a wish for another daemon is fulfilled", func(t *testing.T) {
+	t.Run("a desired state for another daemon is fulfilled", func(t *testing.T) {
 		g := gomega.NewWithT(t)
 		n, other := hangs(t)
 		n.client(t, "", 1000) // a program on the node, in no pod, keeps it
 		n.look(t)
-		wished, began := time.Time{}, n.clock.Now()
+		desired, began := time.Time{}, n.clock.Now()
 		var took time.Duration
 		run(t, n, func() bool {
 			switch {
 			case n.clock.Since(began) < 6*time.Second:
 			case !n.ended:
 				hang(n)
-			case wished.IsZero() && n.clock.Since(began) > time.Minute:
+			case desired.IsZero() && n.clock.Since(began) > time.Minute:
 				g.Expect(os.Remove(n.path("gpusharing", "nvidia.com_gpu.shared.json"))).To(gomega.Succeed())
-				wished = n.clock.Now()
-			case !wished.IsZero() && n.daemons.Get(other) == nil:
-				took = n.clock.Since(wished)
+				desired = n.clock.Now()
+			case !desired.IsZero() && n.daemons.Get(other) == nil:
+				took = n.clock.Since(desired)
 				return true
 			}
 			return false

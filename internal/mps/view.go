@@ -17,7 +17,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
 )
 
-// answering is how the MPS pod's answer to a wish is waited for.
+// answering is how the MPS pod's answer to a desired state is waited for.
 func answering() pace { return pace{every: 200 * time.Millisecond, atMost: 30 * time.Second} }
 
 // View is the agent's view of the MPS daemons of its node.
@@ -34,12 +34,12 @@ func NewView(control Control) *View {
 	return &View{control: control, files: control.files, clock: control.clock}
 }
 
-// Start implements plan.MPS: it writes the wish and waits until the MPS pod has fulfilled it and the daemon answers.
+// Start implements plan.MPS: it writes the desired state and waits until the MPS pod has fulfilled it and the daemon answers.
 func (v *View) Start(ctx context.Context, d plan.Daemon) error {
 	if err := checkResource(d.Resource); err != nil {
 		return err
 	}
-	if err := v.wish(ctx, d); err != nil {
+	if err := v.request(ctx, d); err != nil {
 		return err
 	}
 	var failed error
@@ -70,8 +70,8 @@ func (v *View) unanswered(do, resource string, err error) error {
 	return fmt.Errorf("the MPS pod of this node did not %s the %w, does the pod run? %w", do, ErrDaemon, err)
 }
 
-// wish writes a wish, unless it stands already. NVIDIA's own daemon is left alone.
-func (v *View) wish(ctx context.Context, d plan.Daemon) error {
+// request writes the desired state of a daemon, unless it is written already. NVIDIA's own daemon is left alone.
+func (v *View) request(ctx context.Context, d plan.Daemon) error {
 	_, recorded, err := v.files.record(d.Resource)
 	if err != nil {
 		return err
@@ -82,19 +82,19 @@ func (v *View) wish(ctx context.Context, d plan.Daemon) error {
 		}
 	}
 	var standing plan.Daemon
-	if found, err := v.files.read(wishFile(d.Resource), &standing); err == nil && found && sameDaemon(standing, d) {
+	if found, err := v.files.read(desiredFile(d.Resource), &standing); err == nil && found && sameDaemon(standing, d) {
 		return nil
 	}
-	return v.files.write(wishFile(d.Resource), d)
+	return v.files.write(desiredFile(d.Resource), d)
 }
 
-// Stop implements plan.MPS: it takes the wish back and waits until the daemon is gone. That a daemon does not answer is not enough:
+// Stop implements plan.MPS: it takes the desired state back and waits until the daemon is gone. That a daemon does not answer is not enough:
 // one that hangs still serves its clients. The MPS pod removes its record last.
 func (v *View) Stop(ctx context.Context, resource string) error {
 	if err := checkResource(resource); err != nil {
 		return err
 	}
-	if err := v.files.remove(wishFile(resource)); err != nil {
+	if err := v.files.remove(desiredFile(resource)); err != nil {
 		return err
 	}
 	err := answering().poll(ctx, v.clock, func() (bool, error) {
@@ -111,21 +111,21 @@ func (v *View) Stop(ctx context.Context, resource string) error {
 	return nil
 }
 
-// Prune takes back the wishes for daemons that do not answer and that nobody keeps. Such a wish is left when the MPS pod
+// Prune takes back the desired states for daemons that do not answer and that nobody keeps. Such a desired state is left when the MPS pod
 // went before its daemon was stopped; it would bring the daemon back with the pod.
 func (v *View) Prune(ctx context.Context, keep func(plan.Daemon) bool) error {
-	wishes, err := v.files.wishes()
+	desired, err := v.files.desired()
 	if err != nil {
 		return err
 	}
 	var errs []error
-	for _, wish := range wishes {
-		if keep(wish) {
+	for _, desired := range desired {
+		if keep(desired) {
 			continue
 		}
-		_, answers, err := v.control.ask(ctx, wish.Resource)
+		_, answers, err := v.control.ask(ctx, desired.Resource)
 		if err == nil && !answers {
-			err = v.files.remove(wishFile(wish.Resource))
+			err = v.files.remove(desiredFile(desired.Resource))
 		}
 		errs = append(errs, err)
 	}

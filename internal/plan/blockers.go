@@ -10,7 +10,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 )
 
-// Blocker is somebody who uses what a step needs to be idle.
+// Blocker is a process or a container that uses what a step needs to be idle.
 type Blocker struct {
 	UUID     string // of the GPU
 	Instance int    // or gpu.WholeGPU
@@ -18,7 +18,7 @@ type Blocker struct {
 	Holder   *gpu.Holder
 }
 
-// Blockers are all who are in the way of a step: by index of the GPU, then instance, processes before holders. An MPS
+// Blockers lists all that block a step: by index of the GPU, then instance, processes before holders. An MPS
 // server is never one: it goes with its daemon, and its clients count themselves.
 func Blockers(s Step, have []gpu.Device) []Blocker {
 	blocks := blocking(s)
@@ -29,7 +29,7 @@ func Blockers(s Step, have []gpu.Device) []Blocker {
 	return blockers
 }
 
-// blocking says whether a user of an instance, or of the whole GPU, is in the way of a step.
+// blocking reports whether a user of an instance, or of the whole GPU, blocks a step.
 func blocking(s Step) func(uuid string, instance int) bool {
 	switch s := s.(type) {
 	case destroyInstance:

@@ -15,10 +15,10 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
 )
 
-// state is a wish for a node of two MIG capable GPUs and one without MIG, and what the test calls it.
+// state is a desired state for a node of two MIG capable GPUs and one without MIG, and what the test calls it.
 type state struct {
-	name string
-	wish [3]v1alpha1.DeviceSharing
+	name    string
+	desired [3]v1alpha1.DeviceSharing
 }
 
 func whole() v1alpha1.DeviceSharing {
@@ -40,7 +40,7 @@ func count(profile string, n int32) v1alpha1.InstanceCount {
 	return v1alpha1.InstanceCount{Profile: profile, Count: n}
 }
 
-// states are all kinds of wishes, with the names of the profiles of one, two and three slices.
+// states are all kinds of desired states, with the names of the profiles of one, two and three slices.
 func states(one, two, three string) []state {
 	gpuFour, gpuTen, shared := served(plan.ResourceGPU, 25, 3840), served(plan.ResourceGPU, 10, 1536), served(plan.ResourceGPUShared, 50, 7680)
 	sevenths, halves := split(count(one, 7)), split(count(three, 2))
@@ -65,12 +65,12 @@ func (s state) specs(t *testing.T, w *world) []v1alpha1.DeviceSpec {
 	t.Helper()
 	var specs []v1alpha1.DeviceSpec
 	for i, d := range w.devices(t) {
-		specs = append(specs, v1alpha1.DeviceSpec{UUID: d.UUID, Sharing: s.wish[i]})
+		specs = append(specs, v1alpha1.DeviceSpec{UUID: d.UUID, Sharing: s.desired[i]})
 	}
 	return specs
 }
 
-// found are states in which a node may be found and that nobody wishes for.
+// found are states in which a node may be found and that nobody asks for.
 func found() map[string]func(n *sim.Node) {
 	return map[string]func(n *sim.Node){
 		"a freshly booted node": func(*sim.Node) {},
@@ -104,21 +104,21 @@ func found() map[string]func(n *sim.Node) {
 func TestConverges(t *testing.T) {
 	ampere, hopper := states("1g.5gb", "2g.10gb", "3g.20gb"), states("1g.10gb", "2g.20gb", "3g.40gb")
 	cases := map[string]struct {
-		model  sim.Model
-		lazy   bool
-		wishes []state
+		model   sim.Model
+		lazy    bool
+		desired []state
 	}{
-		"an Ampere GPU that the driver resets": {model: sim.A100, wishes: ampere},
-		"an Ampere GPU that we reset":          {model: sim.A100, wishes: ampere, lazy: true},
-		"a Hopper GPU, which needs no reset":   {model: sim.H100, wishes: hopper},
+		"an Ampere GPU that the driver resets": {model: sim.A100, desired: ampere},
+		"an Ampere GPU that we reset":          {model: sim.A100, desired: ampere, lazy: true},
+		"a Hopper GPU, which needs no reset":   {model: sim.H100, desired: hopper},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			blank := newWorld(c.model, c.model, sim.T4)
 			blank.lazy = c.lazy
-			for from, start := range startsFrom(t, blank, c.wishes) {
-				for _, to := range c.wishes {
+			for from, start := range startsFrom(t, blank, c.desired) {
+				for _, to := range c.desired {
 					t.Run("from "+from+" to "+to.name, func(t *testing.T) {
 						converges(t, start, to.specs(t, start))
 					})
@@ -128,15 +128,15 @@ func TestConverges(t *testing.T) {
 	}
 }
 
-// startsFrom are nodes in all the states that are found and all that are wished for.
-func startsFrom(t *testing.T, blank *world, wishes []state) map[string]*world {
+// startsFrom are nodes in all the states that are found and all that are desired.
+func startsFrom(t *testing.T, blank *world, desired []state) map[string]*world {
 	t.Helper()
 	starts := map[string]*world{}
 	for name, change := range found() {
 		starts[name] = blank.copy()
 		starts[name].Update(change)
 	}
-	for _, s := range wishes {
+	for _, s := range desired {
 		w := blank.copy()
 		NewWithT(t).Expect(w.settle(t, s.specs(t, w))).To(Succeed(), s.name)
 		w.calls = 0
@@ -145,20 +145,20 @@ func startsFrom(t *testing.T, blank *world, wishes []state) map[string]*world {
 	return starts
 }
 
-func converges(t *testing.T, start *world, wish []v1alpha1.DeviceSpec) {
+func converges(t *testing.T, start *world, desired []v1alpha1.DeviceSpec) {
 	t.Helper()
 	g := NewWithT(t)
 	straight := start.copy()
-	steps, err := straight.pass(t, wish, all)
+	steps, err := straight.pass(t, desired, all)
 	g.Expect(err).NotTo(HaveOccurred())
-	g.Expect(straight.differs(t, wish)).To(Succeed(), "one plan reaches the end")
-	g.Expect(straight.pass(t, wish, all)).To(Equal(0), "nothing is left to do")
+	g.Expect(straight.differs(t, desired)).To(Succeed(), "one plan reaches the end")
+	g.Expect(straight.pass(t, desired, all)).To(Equal(0), "nothing is left to do")
 
 	for k := range steps {
 		w := start.copy()
-		_, err := w.pass(t, wish, k)
+		_, err := w.pass(t, desired, k)
 		g.Expect(err).NotTo(HaveOccurred())
-		g.Expect(w.settle(t, wish)).To(Succeed(), "after a crash after %d steps", k)
+		g.Expect(w.settle(t, desired)).To(Succeed(), "after a crash after %d steps", k)
 	}
 	for k := 1; k <= straight.calls; k++ {
 		w := start.copy()
@@ -168,15 +168,15 @@ func converges(t *testing.T, start *world, wish []v1alpha1.DeviceSpec) {
 			}
 			return nil
 		}
-		_, err := w.pass(t, wish, all)
+		_, err := w.pass(t, desired, all)
 		g.Expect(err).To(MatchError(errInjected), "call %d", k)
-		g.Expect(w.settle(t, wish)).To(Succeed(), "after call %d failed", k)
+		g.Expect(w.settle(t, desired)).To(Succeed(), "after call %d failed", k)
 	}
-	crashesWhileCreating(t, start, wish)
+	crashesWhileCreating(t, start, desired)
 }
 
 // crashesWhileCreating ends the process between the two halves of each creation.
-func crashesWhileCreating(t *testing.T, start *world, wish []v1alpha1.DeviceSpec) {
+func crashesWhileCreating(t *testing.T, start *world, desired []v1alpha1.DeviceSpec) {
 	t.Helper()
 	for k := 1; ; k++ {
 		w := start.copy()
@@ -189,11 +189,11 @@ func crashesWhileCreating(t *testing.T, start *world, wish []v1alpha1.DeviceSpec
 			}
 			return nil
 		}
-		_, err := w.pass(t, wish, all)
+		_, err := w.pass(t, desired, all)
 		if creations < k {
 			return
 		}
 		NewWithT(t).Expect(err).To(MatchError(sim.ErrCrash))
-		NewWithT(t).Expect(w.settle(t, wish)).To(Succeed(), "after a crash within creation %d", k)
+		NewWithT(t).Expect(w.settle(t, desired)).To(Succeed(), "after a crash within creation %d", k)
 	}
 }

@@ -40,12 +40,12 @@ func daemonSteps(goals []goal) (stops, starts []Step) {
 func resetWithOthers(goals []goal) func(goal) bool {
 	return func(peer goal) bool {
 		return slices.ContainsFunc(goals, func(g goal) bool {
-			return g.wished && !g.waits && g.device.State.MIG != g.want.MIG && slices.Contains(g.device.ResetPeers, peer.device.UUID)
+			return g.desired && !g.waits && g.device.State.MIG != g.want.MIG && slices.Contains(g.device.ResetPeers, peer.device.UUID)
 		})
 	}
 }
 
-// serving groups the GPUs of the node by the daemon of ours that serves them, or shall.
+// serving groups the GPUs of the node by the operator's daemon that serves them, or must serve them.
 func serving(goals []goal, daemon func(goal) *gpu.MPSDaemon) map[string][]goal {
 	by := map[string][]goal{}
 	for _, g := range goals {
@@ -74,13 +74,13 @@ func leaves(has, wanted []goal) bool {
 	})
 }
 
-// startOf is the step that makes the daemon serve its GPUs as wanted. What the wish says of threads counts, also for
+// startOf is the step that makes the daemon serve its GPUs as wanted. What the desired state says of threads counts, also for
 // GPUs that it does not list, since a daemon has one percentage.
 func startOf(resource string, wanted []goal) startMPS {
 	s := startMPS{daemon: Daemon{Resource: resource}}
 	for _, g := range wanted {
 		m := g.want.MPS
-		if g.wished || s.daemon.ActiveThreadPercentage == 0 {
+		if g.desired || s.daemon.ActiveThreadPercentage == 0 {
 			s.daemon.ActiveThreadPercentage, s.daemon.MultiUser = m.ActiveThreadPercentage, m.MultiUser
 		}
 		s.daemon.Devices = append(s.daemon.Devices, DaemonDevice{
@@ -91,7 +91,7 @@ func startOf(resource string, wanted []goal) startMPS {
 	return s
 }
 
-// sameDaemon says whether the daemon that serves the GPUs of has is the wanted one already.
+// sameDaemon reports whether the daemon that serves the GPUs of has is the wanted one already.
 func sameDaemon(has []goal, wanted Daemon) bool {
 	if len(has) != len(wanted.Devices) {
 		return false

@@ -14,22 +14,22 @@ import (
 
 // goal is a GPU and what is wanted of it.
 type goal struct {
-	device gpu.Device
-	want   gpu.State
-	wished bool // by the wish; otherwise it is wanted as it is
-	waits  bool // for an external MPS daemon to go
+	device  gpu.Device
+	want    gpu.State
+	desired bool // listed in the desired state; otherwise it is wanted as it is
+	waits   bool // for an external MPS daemon to go
 }
 
-// goalsOf finds what is wanted of each GPU of the node, by index. One that cannot be as wished is wanted as it is.
-func goalsOf(wish []v1alpha1.DeviceSpec, have []gpu.Device) ([]goal, error) {
-	if err := unknownDevice(wish, have); err != nil {
+// goalsOf finds what is wanted of each GPU of the node, by index. One that cannot be as desired is wanted as it is.
+func goalsOf(desired []v1alpha1.DeviceSpec, have []gpu.Device) ([]goal, error) {
+	if err := unknownDevice(desired, have); err != nil {
 		return nil, err
 	}
 	var problems []error
 	goals := make([]goal, 0, len(have))
 	for _, d := range have {
 		g := goal{device: d, want: d.State}
-		if spec := specOf(wish, d.UUID); spec != nil {
+		if spec := specOf(desired, d.UUID); spec != nil {
 			want, err := Want(spec.Sharing, d)
 			if err == nil {
 				err = processesKnown(d, want)
@@ -37,7 +37,7 @@ func goalsOf(wish []v1alpha1.DeviceSpec, have []gpu.Device) ([]goal, error) {
 			if err != nil {
 				problems = append(problems, err)
 			} else {
-				g.want, g.wished = want, true
+				g.want, g.desired = want, true
 			}
 		}
 		goals = append(goals, g)
@@ -78,21 +78,21 @@ func markWaiting(goals []goal) {
 	}
 }
 
-func specOf(wish []v1alpha1.DeviceSpec, uuid string) *v1alpha1.DeviceSpec {
-	for i := range wish {
-		if wish[i].UUID == uuid {
-			return &wish[i]
+func specOf(desired []v1alpha1.DeviceSpec, uuid string) *v1alpha1.DeviceSpec {
+	for i := range desired {
+		if desired[i].UUID == uuid {
+			return &desired[i]
 		}
 	}
 	return nil
 }
 
-func unknownDevice(wish []v1alpha1.DeviceSpec, have []gpu.Device) error {
+func unknownDevice(desired []v1alpha1.DeviceSpec, have []gpu.Device) error {
 	known := make([]string, 0, len(have))
 	for _, d := range have {
 		known = append(known, d.UUID)
 	}
-	for _, spec := range wish {
+	for _, spec := range desired {
 		if !slices.Contains(known, spec.UUID) {
 			return problem(v1alpha1.ReasonUnknownDevice,
 				"the node has no GPU %s (any more); it has %s; the controller plans anew once the node reports its GPUs",

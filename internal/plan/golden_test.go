@@ -32,83 +32,83 @@ func multiUser(s v1alpha1.DeviceSharing) v1alpha1.DeviceSharing {
 func TestGoldenPlans(t *testing.T) {
 	four := served(plan.ResourceGPU, 25, 3840)
 	cases := map[string]struct {
-		story  string
-		models []sim.Model
-		before []v1alpha1.DeviceSharing // reached first; empty: freshly booted
-		change func(*world)             // then
-		wish   []v1alpha1.DeviceSharing
+		story   string
+		models  []sim.Model
+		before  []v1alpha1.DeviceSharing // reached first; empty: freshly booted
+		change  func(*world)             // then
+		desired []v1alpha1.DeviceSharing
 	}{
 		"time-slicing": {
 			story:  "Time-slicing changes nothing on a GPU.",
-			models: []sim.Model{sim.T4}, wish: []v1alpha1.DeviceSharing{whole()},
+			models: []sim.Model{sim.T4}, desired: []v1alpha1.DeviceSharing{whole()},
 		},
 		"mps": {
 			story:  "Two whole GPUs are shared by four through MPS.",
-			models: []sim.Model{sim.T4, sim.T4}, wish: []v1alpha1.DeviceSharing{four, four},
+			models: []sim.Model{sim.T4, sim.T4}, desired: []v1alpha1.DeviceSharing{four, four},
 		},
 		"mps-limits": {
 			story:  "Ten instead of four share two GPUs: the daemon goes on, beside a client that it serves.",
 			models: []sim.Model{sim.T4, sim.T4}, before: []v1alpha1.DeviceSharing{four, four},
-			change: client("trainer", 0),
-			wish:   []v1alpha1.DeviceSharing{served(plan.ResourceGPU, 10, 1536), served(plan.ResourceGPU, 10, 1536)},
+			change:  client("trainer", 0),
+			desired: []v1alpha1.DeviceSharing{served(plan.ResourceGPU, 10, 1536), served(plan.ResourceGPU, 10, 1536)},
 		},
 		"mps-grows": {
 			story:  "A second GPU is shared by MPS: a server that runs may not know it, so the daemon starts anew.",
 			models: []sim.Model{sim.T4, sim.T4}, before: []v1alpha1.DeviceSharing{four, whole()},
-			wish: []v1alpha1.DeviceSharing{four, four},
+			desired: []v1alpha1.DeviceSharing{four, four},
 		},
 		"mps-multi-user": {
 			story:  "One server for all users takes a daemon of its own kind: its clients block the restart.",
 			models: []sim.Model{sim.T4}, before: []v1alpha1.DeviceSharing{four}, change: client("trainer", 0),
-			wish: []v1alpha1.DeviceSharing{multiUser(four)},
+			desired: []v1alpha1.DeviceSharing{multiUser(four)},
 		},
 		"mps-renamed": {
-			story:  "The replicas get another name, which is another daemon's: the clients of the old one are in the way.",
+			story:  "The replicas get another name, which is another daemon's: the clients of the old one block it.",
 			models: []sim.Model{sim.T4}, before: []v1alpha1.DeviceSharing{four}, change: client("trainer", 0),
-			wish: []v1alpha1.DeviceSharing{served(plan.ResourceGPUShared, 25, 3840)},
+			desired: []v1alpha1.DeviceSharing{served(plan.ResourceGPUShared, 25, 3840)},
 		},
 		"mps-shrinks": {
 			story:  "One of two GPUs leaves MPS: the daemon holds both, so it starts anew.",
 			models: []sim.Model{sim.T4, sim.T4}, before: []v1alpha1.DeviceSharing{four, four},
-			wish: []v1alpha1.DeviceSharing{four, whole()},
+			desired: []v1alpha1.DeviceSharing{four, whole()},
 		},
 		"mps-died": {
 			story:  "The daemon died. It is brought back although a pod still holds the GPU.",
 			models: []sim.Model{sim.T4}, before: []v1alpha1.DeviceSharing{four},
-			change: func(w *world) { client("trainer", 0)(w); clear(w.daemons) },
-			wish:   []v1alpha1.DeviceSharing{four},
+			change:  func(w *world) { client("trainer", 0)(w); clear(w.daemons) },
+			desired: []v1alpha1.DeviceSharing{four},
 		},
 		"mps-of-different-gpus": {
-			story:  "GPUs of different memory have different limits.",
-			models: []sim.Model{sim.T4, sim.L40S},
-			wish:   []v1alpha1.DeviceSharing{four, served(plan.ResourceGPU, 25, 11517)},
+			story:   "GPUs of different memory have different limits.",
+			models:  []sim.Model{sim.T4, sim.L40S},
+			desired: []v1alpha1.DeviceSharing{four, served(plan.ResourceGPU, 25, 11517)},
 		},
 		"mig": {
-			story:  "A whole GPU is split into seven; the one without MIG stays as it is.",
-			models: []sim.Model{sim.A100, sim.T4},
-			wish:   []v1alpha1.DeviceSharing{split(count("1g.5gb", 7)), whole()},
+			story:   "A whole GPU is split into seven; the one without MIG stays as it is.",
+			models:  []sim.Model{sim.A100, sim.T4},
+			desired: []v1alpha1.DeviceSharing{split(count("1g.5gb", 7)), whole()},
 		},
 		"mig-from-mps": {
 			story:  "MPS makes room for MIG.",
 			models: []sim.Model{sim.A100}, before: []v1alpha1.DeviceSharing{served(plan.ResourceGPU, 25, 10240)},
-			wish: []v1alpha1.DeviceSharing{split(count("3g.20gb", 2))},
+			desired: []v1alpha1.DeviceSharing{split(count("3g.20gb", 2))},
 		},
 		"mig-repartitioned": {
-			story:  "Sevenths become a mix. The instance that a pod uses stays; what is in the way of 3g.20gb and free goes.",
+			story:  "Sevenths become a mix. The instance that a pod uses stays; what blocks 3g.20gb and is free goes.",
 			models: []sim.Model{sim.A100}, before: []v1alpha1.DeviceSharing{split(count("1g.5gb", 7))},
-			change: holder("notebook", 0, 3),
-			wish:   []v1alpha1.DeviceSharing{split(count("3g.20gb", 1), count("1g.5gb", 2))},
+			change:  holder("notebook", 0, 3),
+			desired: []v1alpha1.DeviceSharing{split(count("3g.20gb", 1), count("1g.5gb", 2))},
 		},
 		"mig-in-the-way": {
 			story:  "No 4g.20gb fits without the instance that a pod and its process use.",
 			models: []sim.Model{sim.A100}, before: []v1alpha1.DeviceSharing{split(count("1g.5gb", 7))},
-			change: func(w *world) { holder("notebook", 0, 3)(w); process("python", 0, 3)(w) },
-			wish:   []v1alpha1.DeviceSharing{split(count("4g.20gb", 1), count("1g.5gb", 3))},
+			change:  func(w *world) { holder("notebook", 0, 3)(w); process("python", 0, 3)(w) },
+			desired: []v1alpha1.DeviceSharing{split(count("4g.20gb", 1), count("1g.5gb", 3))},
 		},
 		"mig-off": {
 			story:  "The instances go, then MIG mode, and MPS comes.",
 			models: []sim.Model{sim.H100}, before: []v1alpha1.DeviceSharing{split(count("3g.40gb", 1), count("1g.10gb+me", 1))},
-			wish: []v1alpha1.DeviceSharing{served(plan.ResourceGPU, 25, 20389)},
+			desired: []v1alpha1.DeviceSharing{served(plan.ResourceGPU, 25, 20389)},
 		},
 		"mig-pending": {
 			story:  "MIG mode was set on both GPUs and waits for a reset: one is finished, the other set back.",
@@ -116,13 +116,13 @@ func TestGoldenPlans(t *testing.T) {
 			change: func(w *world) {
 				w.Update(func(n *sim.Node) { n.GPUs[0].PendingMIG, n.GPUs[1].PendingMIG = true, true })
 			},
-			wish: []v1alpha1.DeviceSharing{split(count("7g.40gb", 1)), whole()},
+			desired: []v1alpha1.DeviceSharing{split(count("7g.40gb", 1)), whole()},
 		},
 		"mig-orphan": {
 			story:  "A crash left a GPU instance without its compute instance: it is made anew.",
 			models: []sim.Model{sim.A100}, before: []v1alpha1.DeviceSharing{split(count("3g.20gb", 2))},
-			change: func(w *world) { w.Update(func(n *sim.Node) { n.GPUs[0].Instances[1].Compute = nil }) },
-			wish:   []v1alpha1.DeviceSharing{split(count("3g.20gb", 2))},
+			change:  func(w *world) { w.Update(func(n *sim.Node) { n.GPUs[0].Instances[1].Compute = nil }) },
+			desired: []v1alpha1.DeviceSharing{split(count("3g.20gb", 2))},
 		},
 	}
 	for name, c := range cases {
@@ -133,27 +133,27 @@ func TestGoldenPlans(t *testing.T) {
 			if c.change != nil {
 				c.change(w)
 			}
-			golden(t, name, fmt.Sprintf("%s\n\n%s", c.story, prose(t, w, specs(t, w, c.wish))))
+			golden(t, name, fmt.Sprintf("%s\n\n%s", c.story, prose(t, w, specs(t, w, c.desired))))
 		})
 	}
 }
 
-// specs are the wishes for the first GPUs of a node.
-func specs(t *testing.T, w *world, wish []v1alpha1.DeviceSharing) []v1alpha1.DeviceSpec {
+// specs are the desired states for the first GPUs of a node.
+func specs(t *testing.T, w *world, desired []v1alpha1.DeviceSharing) []v1alpha1.DeviceSpec {
 	t.Helper()
 	devices := w.devices(t)
-	list := make([]v1alpha1.DeviceSpec, 0, len(wish))
-	for i, s := range wish {
+	list := make([]v1alpha1.DeviceSpec, 0, len(desired))
+	for i, s := range desired {
 		list = append(list, v1alpha1.DeviceSpec{UUID: devices[i].UUID, Sharing: s})
 	}
 	return list
 }
 
 // prose writes a plan with what each step needs and who is in its way.
-func prose(t *testing.T, w *world, wish []v1alpha1.DeviceSpec) string {
+func prose(t *testing.T, w *world, desired []v1alpha1.DeviceSpec) string {
 	t.Helper()
 	have := w.devices(t)
-	steps, err := plan.Node(wish, have)
+	steps, err := plan.Node(desired, have)
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
 	if len(steps) == 0 {
 		return "Nothing to do.\n"
@@ -162,7 +162,7 @@ func prose(t *testing.T, w *world, wish []v1alpha1.DeviceSpec) string {
 	for _, s := range steps {
 		b.WriteString(s.String() + needs(s) + "\n")
 		for _, in := range plan.Blockers(s, have) {
-			fmt.Fprintf(&b, "    in the way: %s\n", blocker(in))
+			fmt.Fprintf(&b, "    blocked by: %s\n", blocker(in))
 		}
 	}
 	return b.String()

@@ -83,7 +83,7 @@ func layoutOf(m v1alpha1.MIG, d gpu.Device) *v1alpha1.MIGLayout {
 	return nil
 }
 
-// Matches says whether a selection is for a GPU; an absent one is for every GPU.
+// Matches reports whether a selection is for a GPU; an absent one is for every GPU.
 func Matches(m *v1alpha1.GPUMatch, d gpu.Device) bool {
 	if m == nil {
 		return true

@@ -17,9 +17,9 @@ import (
 )
 
 // steps are the texts of a plan.
-func steps(t *testing.T, wish []v1alpha1.DeviceSpec, have []gpu.Device) []string {
+func steps(t *testing.T, desired []v1alpha1.DeviceSpec, have []gpu.Device) []string {
 	t.Helper()
-	list, err := plan.Node(wish, have)
+	list, err := plan.Node(desired, have)
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
 	texts := make([]string, 0, len(list))
 	for _, s := range list {
@@ -32,26 +32,26 @@ func TestNodeRefuses(t *testing.T) {
 	cases := map[string]struct {
 		model           sim.Model
 		uuid            string // of another GPU
-		wish            v1alpha1.DeviceSharing
+		desired         v1alpha1.DeviceSharing
 		reason, message string
 	}{
 		"a GPU that is not there": {
-			model: sim.T4, uuid: "GPU-gone", wish: whole(), reason: v1alpha1.ReasonUnknownDevice,
+			model: sim.T4, uuid: "GPU-gone", desired: whole(), reason: v1alpha1.ReasonUnknownDevice,
 		},
 		"MIG mode on a GPU without": {
-			model: sim.T4, wish: split(count("1g.5gb", 1)), reason: v1alpha1.ReasonMIGNotSupported,
+			model: sim.T4, desired: split(count("1g.5gb", 1)), reason: v1alpha1.ReasonMIGNotSupported,
 		},
 		"a profile of another GPU": {
-			model: sim.A30, wish: split(count("1g.5gb", 1)), reason: v1alpha1.ReasonProfileNotAvailable,
+			model: sim.A30, desired: split(count("1g.5gb", 1)), reason: v1alpha1.ReasonProfileNotAvailable,
 		},
 		"what does not fit": {
-			model: sim.A30, wish: split(count("1g.6gb", 5)), reason: v1alpha1.ReasonLayoutDoesNotFit,
+			model: sim.A30, desired: split(count("1g.6gb", 5)), reason: v1alpha1.ReasonLayoutDoesNotFit,
 		},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
 			have := observed(t, c.model)
-			spec := v1alpha1.DeviceSpec{UUID: have[0].UUID, Sharing: c.wish}
+			spec := v1alpha1.DeviceSpec{UUID: have[0].UUID, Sharing: c.desired}
 			if c.uuid != "" {
 				spec.UUID = c.uuid
 				c.message = fmt.Sprintf("the node has no GPU %s (any more); it has %s; the controller plans anew once the node "+
@@ -63,7 +63,7 @@ func TestNodeRefuses(t *testing.T) {
 	}
 }
 
-func TestGPUsThatTheWishDoesNotListStayAsTheyAre(t *testing.T) {
+func TestGPUsThatTheDesiredStateDoesNotListStayAsTheyAre(t *testing.T) {
 	g := NewWithT(t)
 	four := served(plan.ResourceGPU, 25, 3840)
 	w := newWorld(sim.T4, sim.T4)
@@ -71,21 +71,21 @@ func TestGPUsThatTheWishDoesNotListStayAsTheyAre(t *testing.T) {
 	have := w.devices(t)
 	g.Expect(steps(t, nil, have)).To(BeEmpty())
 
-	wish := []v1alpha1.DeviceSpec{{UUID: have[1].UUID, Sharing: whole()}}
-	g.Expect(steps(t, wish, have)).To(Equal([]string{
+	desired := []v1alpha1.DeviceSpec{{UUID: have[1].UUID, Sharing: whole()}}
+	g.Expect(steps(t, desired, have)).To(Equal([]string{
 		"GPU 0 (Tesla-T4) and GPU 1 (Tesla-T4): stop MPS for nvidia.com/gpu",
 		"GPU 1 (Tesla-T4): set compute mode DEFAULT",
 		"GPU 0 (Tesla-T4): start MPS for nvidia.com/gpu, each client 25% of the threads and 3840 MiB",
 	}), "the other GPU gets its daemon back")
-	g.Expect(w.settle(t, wish)).To(Succeed())
+	g.Expect(w.settle(t, desired)).To(Succeed())
 	g.Expect(plan.Observed(w.devices(t)[0])).To(Equal(four))
 
-	wish[0].Sharing = served(plan.ResourceGPU, 50, 1000)
-	g.Expect(w.settle(t, wish)).To(Succeed())
+	desired[0].Sharing = served(plan.ResourceGPU, 50, 1000)
+	g.Expect(w.settle(t, desired)).To(Succeed())
 	g.Expect(plan.Observed(w.devices(t)[0])).To(Equal(served(plan.ResourceGPU, 50, 3840)), "a daemon has one percentage")
 }
 
-func TestWhatIsOddAboutAGPUThatTheWishDoesNotListStays(t *testing.T) {
+func TestWhatIsOddAboutAGPUThatTheDesiredStateDoesNotListStays(t *testing.T) {
 	for name, change := range found() {
 		w := newWorld(sim.A100, sim.A100, sim.T4)
 		w.Update(change)
@@ -111,15 +111,15 @@ func TestAnExternalDaemonIsWaitedFor(t *testing.T) {
 
 	cases := map[string]struct {
 		running bool
-		wish    v1alpha1.DeviceSharing
+		desired v1alpha1.DeviceSharing
 		met     bool
 	}{
-		"that is wished, and runs":                                   {running: true, wish: byNVIDIA, met: true},
-		"that is wished, before it runs":                             {wish: byNVIDIA},
-		"before the GPU is whole":                                    {running: true, wish: whole()},
-		"before the GPU is split":                                    {running: true, wish: split(count("7g.40gb", 1))},
-		"before ours takes its place":                                {running: true, wish: ours},
-		"before ours serves a GPU of the same resource, another one": {running: true, wish: ours},
+		"that is desired, and runs":                                  {running: true, desired: byNVIDIA, met: true},
+		"that is desired, before it runs":                            {desired: byNVIDIA},
+		"before the GPU is whole":                                    {running: true, desired: whole()},
+		"before the GPU is split":                                    {running: true, desired: split(count("7g.40gb", 1))},
+		"before ours takes its place":                                {running: true, desired: ours},
+		"before ours serves a GPU of the same resource, another one": {running: true, desired: ours},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -133,12 +133,12 @@ func TestAnExternalDaemonIsWaitedFor(t *testing.T) {
 			if name == "before ours serves a GPU of the same resource, another one" {
 				index = 1
 			}
-			wish := []v1alpha1.DeviceSpec{{UUID: have[index].UUID, Sharing: c.wish}}
-			g.Expect(steps(t, wish, have)).To(BeEmpty())
-			g.Expect(plan.Same(plan.Observed(have[index]), c.wish)).To(Equal(c.met))
+			desired := []v1alpha1.DeviceSpec{{UUID: have[index].UUID, Sharing: c.desired}}
+			g.Expect(steps(t, desired, have)).To(BeEmpty())
+			g.Expect(plan.Same(plan.Observed(have[index]), c.desired)).To(Equal(c.met))
 			clear(w.foreign)
-			if c.wish.MPS == nil || c.wish.MPS.Owner == v1alpha1.MPSDaemonOwnerGPUSharing {
-				g.Expect(w.settle(t, wish)).To(Succeed(), "once it is gone")
+			if c.desired.MPS == nil || c.desired.MPS.Owner == v1alpha1.MPSDaemonOwnerGPUSharing {
+				g.Expect(w.settle(t, desired)).To(Succeed(), "once it is gone")
 			}
 		})
 	}
@@ -165,15 +165,15 @@ func TestAGPUThatCannotBeResetWaitsForAReboot(t *testing.T) {
 	g := NewWithT(t)
 	w := newWorld(sim.A100)
 	w.Update(func(n *sim.Node) { n.GPUs[0].NoReset = true })
-	wish := specs(t, w, []v1alpha1.DeviceSharing{split(count("1g.5gb", 7))})
+	desired := specs(t, w, []v1alpha1.DeviceSharing{split(count("1g.5gb", 7))})
 	for range 2 { // asked for, and found pending
-		_, err := w.pass(t, wish, all)
+		_, err := w.pass(t, desired, all)
 		g.Expect(err).To(MatchError(gpu.ErrNotSupported))
 		g.Expect(err).To(MatchError(gpu.ErrResetRequired))
 		g.Expect(err).To(MatchError(HavePrefix("GPU 0 (NVIDIA-A100-SXM4-40GB): setting MIG mode to enabled: ")))
 	}
 	w.Reboot()
-	g.Expect(w.settle(t, wish)).To(Succeed())
+	g.Expect(w.settle(t, desired)).To(Succeed())
 }
 
 func TestTheComputeModeOfAVirtualGPUIsItsHosts(t *testing.T) {
@@ -185,23 +185,23 @@ func TestTheComputeModeOfAVirtualGPUIsItsHosts(t *testing.T) {
 func TestAPendingModeIsTakenBackBesideWhatRuns(t *testing.T) {
 	g := NewWithT(t)
 	w := newWorld(sim.A100)
-	wish := specs(t, w, []v1alpha1.DeviceSharing{split(count("1g.5gb", 2))})
-	g.Expect(w.settle(t, wish)).To(Succeed())
+	desired := specs(t, w, []v1alpha1.DeviceSharing{split(count("1g.5gb", 2))})
+	g.Expect(w.settle(t, desired)).To(Succeed())
 	w.Update(func(n *sim.Node) { n.GPUs[0].PendingMIG = false })
 	process("python", 0, 5)(w)
-	g.Expect(w.settle(t, wish)).To(Succeed())
+	g.Expect(w.settle(t, desired)).To(Succeed())
 }
 
 // TestADriverThatListsProfilesInMIGModeOnly is R535: the instances come with the plan after the mode.
 func TestADriverThatListsProfilesInMIGModeOnly(t *testing.T) {
 	g := NewWithT(t)
 	w := newWorld(sim.H100)
-	wish := specs(t, w, []v1alpha1.DeviceSharing{split(count("1g.10gb", 7))})
+	desired := specs(t, w, []v1alpha1.DeviceSharing{split(count("1g.10gb", 7))})
 	have := w.devices(t)
 	have[0].Profiles = nil
-	g.Expect(steps(t, wish, have)).To(Equal([]string{"GPU 0 (NVIDIA-H100-80GB-HBM3): enable MIG mode"}))
+	g.Expect(steps(t, desired, have)).To(Equal([]string{"GPU 0 (NVIDIA-H100-80GB-HBM3): enable MIG mode"}))
 	have[0].State.MIG, have[0].PendingMIG = true, true
-	_, err := plan.Node(wish, have)
+	_, err := plan.Node(desired, have)
 	isProblem(t, err, v1alpha1.ReasonProfileNotAvailable, "")
 }
 
@@ -209,12 +209,12 @@ func TestThereIsOnePlanForOneState(t *testing.T) {
 	g := NewWithT(t)
 	w := newWorld(sim.A100, sim.A100, sim.T4)
 	to := states("1g.5gb", "2g.10gb", "3g.20gb")[9]
-	wish, have := to.specs(t, w), w.devices(t)
-	first := steps(t, wish, have)
+	desired, have := to.specs(t, w), w.devices(t)
+	first := steps(t, desired, have)
 	g.Expect(first).NotTo(BeEmpty())
 	have[0], have[2] = have[2], have[0]
-	wish[0], wish[1] = wish[1], wish[0]
-	g.Expect(steps(t, wish, have)).To(Equal(first))
+	desired[0], desired[1] = desired[1], desired[0]
+	g.Expect(steps(t, desired, have)).To(Equal(first))
 }
 
 func TestADestroyedInstanceThatIsGoneIsNoError(t *testing.T) {
@@ -306,7 +306,7 @@ func TestBlockers(t *testing.T) {
 		"GPU 1 (NVIDIA-A100-SXM4-40GB): enable MIG mode": {
 			"process 4711 (python), instance -1", "container main of pod research/c, instance -1",
 		},
-	}), "an MPS server is not in the way")
+	}), "an MPS server blocks nothing")
 }
 
 func instanceID(t *testing.T, w *world, start int) int {

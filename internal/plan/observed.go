@@ -13,7 +13,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 )
 
-// Observed is how a GPU is shared, in the normal form of the wish. Partial instances are none: nobody can use them, and
+// Observed is how a GPU is shared, in the normal form of the desired state. Partial instances are none: nobody can use them, and
 // a plan removes them.
 func Observed(d gpu.Device) v1alpha1.DeviceSharing {
 	if !d.State.MIG {
@@ -54,7 +54,7 @@ func observedMPS(d gpu.Device) *v1alpha1.MPSDaemon {
 	return daemon
 }
 
-// Same says whether two wishes, or a wish and what is observed, are the same, whatever the order of their instances. The
+// Same reports whether two desired states, or a desired state and what is observed, are the same, whatever the order of their instances. The
 // limits of NVIDIA's own MPS daemon are not ours to keep, so they do not count.
 func Same(a, b v1alpha1.DeviceSharing) bool {
 	return a.MIGMode == b.MIGMode && maps.Equal(byProfile(a.Instances), byProfile(b.Instances)) && sameMPS(a.MPS, b.MPS)

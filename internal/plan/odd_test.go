@@ -14,16 +14,16 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
 )
 
-// A driver whose lists of processes are wrong does not say whether a GPU is idle.
+// A driver whose lists of processes are wrong does not tell whether a GPU is idle.
 func TestGPUsOfUnknownProcessesAreNotDisturbed(t *testing.T) {
 	disruptive := map[string]v1alpha1.DeviceSharing{
 		"MIG": split(count("1g.5gb", 1)), "MPS": served(plan.ResourceGPU, 25, 3840),
 	}
-	for name, wish := range disruptive {
+	for name, desired := range disruptive {
 		t.Run(name, func(t *testing.T) {
 			have := observed(t, sim.A100)
 			have[0].ProcessesUnknown = true
-			steps, err := plan.Node([]v1alpha1.DeviceSpec{{UUID: have[0].UUID, Sharing: wish}}, have)
+			steps, err := plan.Node([]v1alpha1.DeviceSpec{{UUID: have[0].UUID, Sharing: desired}}, have)
 			isProblem(t, err, v1alpha1.ReasonProcessesUnknown, "GPU 0 (NVIDIA-A100-SXM4-40GB): the driver does not report which "+
 				"processes use the GPU, so that changing it could end them; update the driver (versions 535.43.02 to 535.86.05 "+
 				"have this defect, and a version in another form may)")
@@ -65,15 +65,15 @@ func TestMPSOnAPeerStopsForAReset(t *testing.T) {
 		have[i].State.MPS = &gpu.MPSDaemon{Resource: plan.ResourceGPU, ActiveThreadPercentage: 25, PinnedMemoryLimitMiB: 3840}
 		have[i].State.ComputeMode = gpu.ComputeExclusiveProcess
 	}
-	wish := []v1alpha1.DeviceSpec{{UUID: have[0].UUID, Sharing: split(count("1g.5gb", 1))}}
-	steps, err := plan.Node(wish, have)
+	desired := []v1alpha1.DeviceSpec{{UUID: have[0].UUID, Sharing: split(count("1g.5gb", 1))}}
+	steps, err := plan.Node(desired, have)
 	g.Expect(err).NotTo(HaveOccurred())
 	const both = "GPU 1 (NVIDIA-A100-SXM4-40GB) and GPU 2 (NVIDIA-A100-SXM4-40GB): "
 	g.Expect(steps[0].String()).To(Equal(both + "stop MPS for nvidia.com/gpu"))
 	g.Expect(steps[len(steps)-1].String()).To(HavePrefix(both + "start MPS for nvidia.com/gpu"))
 
 	have[0].ResetPeers = nil
-	steps, err = plan.Node(wish, have)
+	steps, err = plan.Node(desired, have)
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(steps[0].String()).To(ContainSubstring("enable MIG mode"), "without a peer it is left alone")
 }

@@ -1,7 +1,7 @@
 // Copyright The GPU Sharing Operator Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package plan turns a wish for the GPUs of a node into ordered steps. It is pure: Want reduces the wish for one GPU to
+// Package plan turns a desired state for the GPUs of a node into ordered steps. It is pure: Want reduces the desired state for one GPU to
 // a gpu.State, Diff compares what is with what is wanted, Node does both for a node. Steps act only through Tools.
 //
 // The order inside a plan is written twice only, in Node for the node and in Diff for one GPU:
@@ -13,8 +13,8 @@
 //
 // A plan is recomputed from observation before each run, so a crash anywhere is no case of its own. It may have to be
 // recomputed after a run as well, where the hardware shows only then what is left to do: a driver that lists MIG
-// profiles in MIG mode only, a compute mode that MIG mode hid. The wish is met when the plan is empty and Same says that
-// what is observed is what was wished.
+// profiles in MIG mode only, a compute mode that MIG mode hid. The desired state is met when the plan is empty and Same says that
+// the observed state is the desired state.
 package plan
 
 import (
@@ -76,13 +76,13 @@ type Step interface {
 	Device() string
 	// Needs is what must be idle.
 	Needs() Scope
-	// Closes says whether NVIDIA's own clients (device plugin, GFD, DCGM) must have closed their handles.
+	// Closes reports whether NVIDIA's own clients (device plugin, GFD, DCGM) must have closed their handles.
 	Closes() bool
 	// Do carries it out. Its errors name the GPU and what was attempted.
 	Do(ctx context.Context, t Tools) error
 }
 
-// Problem is a wish that cannot be met on this hardware; only another wish helps.
+// Problem is a desired state that cannot be met on this hardware; only another desired state helps.
 type Problem struct {
 	Reason  string // one of the constants of the API
 	Message string // what, where and what to do next
@@ -115,12 +115,12 @@ func problem(reason, format string, args ...any) *Problem {
 	return &Problem{Reason: reason, Message: fmt.Sprintf(format, args...)}
 }
 
-// Node is the plan for a node. It lists only what differs. GPUs that wish does not list are left as they are, and so is,
-// until it is gone, a GPU that an external MPS daemon serves and that is wished otherwise: an empty plan with Same
-// false waits for that. Errors: *Problem. A GPU that cannot be as wished is left as it is too, and does not keep the others
-// from their steps: those come with the problem. If the node does not have a GPU of the wish there are none.
-func Node(wish []v1alpha1.DeviceSpec, have []gpu.Device) ([]Step, error) {
-	goals, err := goalsOf(wish, have)
+// Node is the plan for a node. It lists only what differs. GPUs that desired does not list are left as they are, and so is,
+// until it is gone, a GPU that an external MPS daemon serves and that is desired otherwise: an empty plan with Same
+// false waits for that. Errors: *Problem. A GPU that cannot be as desired is left as it is too, and does not keep the others
+// from their steps: those come with the problem. If the node does not have a GPU of the desired state there are none.
+func Node(desired []v1alpha1.DeviceSpec, have []gpu.Device) ([]Step, error) {
+	goals, err := goalsOf(desired, have)
 	return stepsTo(goals), err
 }
 
@@ -132,7 +132,7 @@ func Back(before, have []gpu.Device) []Step {
 		g := goal{device: d, want: d.State}
 		for _, was := range before {
 			if was.UUID == d.UUID {
-				g.want, g.wished = was.State, true
+				g.want, g.desired = was.State, true
 				g.want.Instances = slices.DeleteFunc(slices.Clone(was.State.Instances), partial)
 			}
 		}
@@ -149,7 +149,7 @@ func stepsTo(goals []goal) []Step {
 	stops, starts := daemonSteps(goals)
 	steps := stops
 	for _, g := range goals {
-		if g.wished && !g.waits {
+		if g.desired && !g.waits {
 			steps = append(steps, Diff(g.device, g.want)...)
 		}
 	}

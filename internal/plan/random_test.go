@@ -96,18 +96,18 @@ func TestRandomPlans(t *testing.T) {
 	}
 }
 
-// checkRandom plans a random wish, frees whoever the plan says is in the way, and carries it out.
+// checkRandom plans a random desired state, frees what blocks it according to the plan, and carries it out.
 func (w *world) checkRandom(t *testing.T, r *rand.Rand) error {
 	t.Helper()
 	have := w.devices(t)
 	d := have[0]
-	wish := []v1alpha1.DeviceSpec{{UUID: d.UUID, Sharing: w.wanted(r, 0)}}
-	steps, err := plan.Node(wish, have)
+	desired := []v1alpha1.DeviceSpec{{UUID: d.UUID, Sharing: w.wanted(r, 0)}}
+	steps, err := plan.Node(desired, have)
 	if err != nil {
 		return err
 	}
 	fault := func() error {
-		if err := destroysLeast(steps, d, wish[0].Sharing); err != nil {
+		if err := destroysLeast(steps, d, desired[0].Sharing); err != nil {
 			return err
 		}
 		w.free(steps, have)
@@ -116,13 +116,13 @@ func (w *world) checkRandom(t *testing.T, r *rand.Rand) error {
 				return err
 			}
 		}
-		return errors.Join(w.differs(t, wish), w.keepsUsers(t))
+		return errors.Join(w.differs(t, desired), w.keepsUsers(t))
 	}()
 	if fault == nil {
 		return nil
 	}
-	return fmt.Errorf("%w: %v used by %v %v, wish %+v, plan %v",
-		fault, d.State.Instances, d.Processes, d.Holders, wish[0].Sharing, steps)
+	return fmt.Errorf("%w: %v used by %v %v, desired state %+v, plan %v",
+		fault, d.State.Instances, d.Processes, d.Holders, desired[0].Sharing, steps)
 }
 
 func destroysLeast(steps []plan.Step, d gpu.Device, s v1alpha1.DeviceSharing) error {
@@ -150,7 +150,7 @@ func destroysLeast(steps []plan.Step, d gpu.Device, s v1alpha1.DeviceSharing) er
 	return nil
 }
 
-// free ends everybody who is in the way of a step, as a drain would.
+// free ends everything that blocks a step, as a drain would.
 func (w *world) free(steps []plan.Step, have []gpu.Device) {
 	w.Update(func(n *sim.Node) {
 		for _, s := range steps {
@@ -163,7 +163,7 @@ func (w *world) free(steps []plan.Step, have []gpu.Device) {
 	})
 }
 
-// keepsUsers makes sure that everybody who was not in the way still has their instance.
+// keepsUsers makes sure that every process and container that blocked nothing still has its instance.
 func (w *world) keepsUsers(t *testing.T) error {
 	t.Helper()
 	d := w.devices(t)[0]
@@ -183,7 +183,7 @@ func (w *world) keepsUsers(t *testing.T) error {
 	return nil
 }
 
-// FuzzConverge takes a random node to a random wish with one random call failing.
+// FuzzConverge takes a random node to a random desired state with one random call failing.
 func FuzzConverge(f *testing.F) {
 	for seed := range uint64(20) {
 		f.Add(seed)
@@ -201,11 +201,11 @@ func FuzzConverge(f *testing.F) {
 			}
 			return nil
 		}
-		wish := randomWish(t, r, w)
-		if err := w.settle(t, wish); err != nil && !errors.Is(err, errInjected) {
+		desired := randomDesired(t, r, w)
+		if err := w.settle(t, desired); err != nil && !errors.Is(err, errInjected) {
 			t.Fatal(err)
 		}
-		NewWithT(t).Expect(w.settle(t, wish)).To(Succeed())
+		NewWithT(t).Expect(w.settle(t, desired)).To(Succeed())
 	})
 }
 
@@ -213,7 +213,7 @@ func FuzzConverge(f *testing.F) {
 func mangle(t *testing.T, r *rand.Rand, w *world) {
 	t.Helper()
 	if r.IntN(2) == 0 {
-		NewWithT(t).Expect(w.settle(t, randomWish(t, r, w))).To(Succeed())
+		NewWithT(t).Expect(w.settle(t, randomDesired(t, r, w))).To(Succeed())
 	}
 	w.Update(func(n *sim.Node) {
 		for i := range n.GPUs {
@@ -238,11 +238,11 @@ func mangle(t *testing.T, r *rand.Rand, w *world) {
 	}
 }
 
-// randomWish wishes something that is possible for each GPU, or for some.
-func randomWish(t *testing.T, r *rand.Rand, w *world) []v1alpha1.DeviceSpec {
+// randomDesired asks for something that is possible for each GPU, or for some.
+func randomDesired(t *testing.T, r *rand.Rand, w *world) []v1alpha1.DeviceSpec {
 	t.Helper()
 	percentage := map[string]int32{plan.ResourceGPU: 1 + r.Int32N(100), plan.ResourceGPUShared: 1 + r.Int32N(100)}
-	var wish []v1alpha1.DeviceSpec
+	var desired []v1alpha1.DeviceSpec
 	for _, d := range w.devices(t) {
 		spec := v1alpha1.DeviceSpec{UUID: d.UUID, Sharing: whole()}
 		switch resource := []string{plan.ResourceGPU, plan.ResourceGPUShared}[r.IntN(2)]; r.IntN(3) {
@@ -254,8 +254,8 @@ func randomWish(t *testing.T, r *rand.Rand, w *world) []v1alpha1.DeviceSpec {
 			}
 		}
 		if r.IntN(6) > 0 {
-			wish = append(wish, spec)
+			desired = append(desired, spec)
 		}
 	}
-	return wish
+	return desired
 }

@@ -72,12 +72,12 @@ func TestStages(t *testing.T) {
 	}
 }
 
-func TestAGPUThatCannotBeAsWishedDoesNotKeepTheOthers(t *testing.T) {
+func TestAGPUThatCannotBeAsDesiredDoesNotKeepTheOthers(t *testing.T) {
 	g := NewWithT(t)
 	w := newWorld(sim.A100, sim.A100, sim.A100)
 	have := w.devices(t)
-	wish := specs(t, w, []v1alpha1.DeviceSharing{split(count("7g.40gb", 2)), split(count("1g.5gb", 7)), split(count("9g.90gb", 1))})
-	steps, err := plan.Node(wish, have)
+	desired := specs(t, w, []v1alpha1.DeviceSharing{split(count("7g.40gb", 2)), split(count("1g.5gb", 7)), split(count("9g.90gb", 1))})
+	steps, err := plan.Node(desired, have)
 	isProblem(t, err, v1alpha1.ReasonLayoutDoesNotFit, "")
 	g.Expect(err).To(MatchError(And(ContainSubstring("GPU 0"), ContainSubstring("; GPU 2"), Not(ContainSubstring("GPU 1")))))
 	g.Expect(steps).To(HaveLen(8))

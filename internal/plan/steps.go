@@ -77,7 +77,7 @@ func (s setMIG) verb() string {
 	return "disable"
 }
 
-// noted says whether the mode is set already and needs the reset only.
+// noted reports whether the mode is set already and needs the reset only.
 func (s setMIG) noted() bool { return s.device.PendingMIG == s.enabled }
 
 func (s setMIG) Device() string { return s.device.UUID }
@@ -104,7 +104,7 @@ func (s setMIG) Do(ctx context.Context, t Tools) error {
 	return nil
 }
 
-// keepMIG takes back a change of MIG mode that somebody asked for and that waits for a reset. Nothing that runs notices.
+// keepMIG takes back a change of MIG mode that another program asked for and that waits for a reset. Nothing that runs notices.
 type keepMIG struct{ device gpu.Device }
 
 func (s keepMIG) String() string {
@@ -143,7 +143,7 @@ func (s setComputeMode) Do(ctx context.Context, t Tools) error {
 	return nil
 }
 
-// OnlyComputeMode says whether nothing but compute modes is left to do.
+// OnlyComputeMode reports whether nothing but compute modes is left to do.
 func OnlyComputeMode(steps []Step) bool {
 	other := func(s Step) bool {
 		_, sets := s.(setComputeMode)
@@ -177,7 +177,7 @@ func (s createInstance) Do(ctx context.Context, t Tools) error {
 // startMPS starts the daemon of a resource, or changes the limits of the one that runs.
 type startMPS struct {
 	daemon  Daemon
-	devices []goal // that it shall serve, in the order of daemon.Devices
+	devices []goal // that it must serve, in the order of daemon.Devices
 	runs    bool
 }
 

@@ -13,7 +13,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/mig"
 )
 
-// Want is the state that a GPU must have to be shared as wished, with the instances placed so that as many as possible
+// Want is the state that a GPU must have to be shared as desired, with the instances placed so that as many as possible
 // of those that are there are kept. Errors: *Problem.
 func Want(s v1alpha1.DeviceSharing, d gpu.Device) (gpu.State, error) {
 	switch {

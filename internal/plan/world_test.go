@@ -234,11 +234,11 @@ func (w *world) Stop(_ context.Context, resource string) error {
 
 func (w *world) tools() plan.Tools { return plan.Tools{Hardware: w, MPS: w} }
 
-// pass is what the agent does once: observe, plan, check before each step who is in the way, stop at the first that
+// pass is what the agent does once: observe, plan, check before each step what blocks it, stop at the first that
 // cannot go on, or after so many.
-func (w *world) pass(t *testing.T, wish []v1alpha1.DeviceSpec, atMost int) (done int, err error) {
+func (w *world) pass(t *testing.T, desired []v1alpha1.DeviceSpec, atMost int) (done int, err error) {
 	t.Helper()
-	steps, err := plan.Node(wish, w.devices(t))
+	steps, err := plan.Node(desired, w.devices(t))
 	if err != nil {
 		return 0, err
 	}
@@ -260,28 +260,28 @@ func (w *world) pass(t *testing.T, wish []v1alpha1.DeviceSpec, atMost int) (done
 const all = 1000
 
 // settle repeats passes until nothing is left to do, and says what keeps it from that.
-func (w *world) settle(t *testing.T, wish []v1alpha1.DeviceSpec) error {
+func (w *world) settle(t *testing.T, desired []v1alpha1.DeviceSpec) error {
 	t.Helper()
 	var err error
 	for range 6 {
 		var done int
-		if done, err = w.pass(t, wish, all); err == nil && done == 0 {
-			return w.differs(t, wish)
+		if done, err = w.pass(t, desired, all); err == nil && done == 0 {
+			return w.differs(t, desired)
 		}
 	}
-	return errors.Join(errors.New("does not settle"), err, w.differs(t, wish))
+	return errors.Join(errors.New("does not settle"), err, w.differs(t, desired))
 }
 
-// differs says in which way the node is not as wished.
-func (w *world) differs(t *testing.T, wish []v1alpha1.DeviceSpec) error {
+// differs says in which way the node is not as desired.
+func (w *world) differs(t *testing.T, desired []v1alpha1.DeviceSpec) error {
 	t.Helper()
 	for _, d := range w.devices(t) {
-		for _, spec := range wish {
+		for _, spec := range desired {
 			if spec.UUID != d.UUID {
 				continue
 			}
 			if !plan.Same(plan.Observed(d), spec.Sharing) {
-				return fmt.Errorf("%s is %+v and shall be %+v", d, plan.Observed(d), spec.Sharing)
+				return fmt.Errorf("%s is %+v, desired %+v", d, plan.Observed(d), spec.Sharing)
 			}
 			if orphan := slices.ContainsFunc(d.State.Instances, func(i gpu.Instance) bool { return i.Partial }); orphan {
 				return fmt.Errorf("%s has orphans: %v", d, d.State.Instances)

@@ -201,12 +201,12 @@ func TestAsk(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
 			p, n := named("p", c.with...), nodeWith(t, c.models...)
-			wish, err := policy.Ask(&p, n)
+			desired, err := policy.Ask(&p, n)
 			g.Expect(err).NotTo(HaveOccurred())
-			g.Expect(wish.Policy).To(Equal("p"))
-			g.Expect(wish.Config.Resources).To(Equal(c.resources))
+			g.Expect(desired.Policy).To(Equal("p"))
+			g.Expect(desired.Config.Resources).To(Equal(c.resources))
 			asked := make([]v1alpha1.DeviceSharing, len(n.Devices))
-			for _, d := range wish.Devices {
+			for _, d := range desired.Devices {
 				for i := range n.Devices {
 					if n.Devices[i].UUID == d.UUID {
 						asked[i] = d.Sharing
@@ -216,7 +216,7 @@ func TestAsk(t *testing.T) {
 			g.Expect(asked).To(Equal(c.devices))
 			again, err := policy.Ask(&p, n)
 			g.Expect(err).NotTo(HaveOccurred())
-			g.Expect(again.Hash()).To(Equal(wish.Hash()))
+			g.Expect(again.Hash()).To(Equal(desired.Hash()))
 		})
 	}
 }

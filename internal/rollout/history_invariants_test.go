@@ -217,7 +217,7 @@ func (c *chronicle) harmless() {
 }
 
 // desired is what a policy desires of a node as it really is; an error where it cannot be.
-func (c *chronicle) desired(h *host) (by *v1alpha1.GPUSharingPolicy, wish policy.Wish, err error) {
+func (c *chronicle) desired(h *host) (by *v1alpha1.GPUSharingPolicy, wish policy.Desired, err error) {
 	n := policy.Node{Name: h.Name, Labels: h.Labels}
 	for _, d := range c.slotted(h) {
 		n.Devices = append(n.Devices, reported(d))
@@ -274,7 +274,7 @@ func (h *host) misses(message string) bool {
 }
 
 // differs says how a node differs from what is desired; empty: it does not.
-func (c *chronicle) differs(h *host, wish policy.Wish) string {
+func (c *chronicle) differs(h *host, wish policy.Desired) string {
 	if has := advertised(h); !maps.Equal(has, wish.Config.Resources) {
 		return fmt.Sprintf("it advertises %v and not %v", has, wish.Config.Resources)
 	}

@@ -26,8 +26,8 @@ type view struct {
 
 	by   *v1alpha1.GPUSharingPolicy // governs the node; nil if none does
 	over []*v1alpha1.GPUSharingPolicy
-	wish *policy.Wish  // what by asks for; nil if it cannot be met, or nobody asks
-	why  *plan.Problem // why it cannot be met
+	wish *policy.Desired // what by asks for; nil if it cannot be met, or nobody asks
+	why  *plan.Problem   // why it cannot be met
 
 	to        target // where the node is on its way to
 	fallsBack bool   // to is not the wish but what the node falls back to, since the wish failed

@@ -39,7 +39,7 @@ func (t target) sharing() *v1alpha1.NodeSharing {
 }
 
 // targetOf is the wish of a policy.
-func targetOf(w policy.Wish) target {
+func targetOf(w policy.Desired) target {
 	return target{
 		policy: w.Policy, key: w.Config.Key, data: w.Config.Data, devices: w.Devices, expected: w.Config.Resources,
 	}

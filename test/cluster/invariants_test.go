@@ -176,7 +176,7 @@ func (s *story) hasEnded(pod string) bool {
 }
 
 // desired is what a policy desires of a node as it is; an error where it cannot be.
-func (s *story) desired(n *decide.Node, policies []v1alpha1.GPUSharingPolicy) (by *v1alpha1.GPUSharingPolicy, wish policy.Wish, err error) {
+func (s *story) desired(n *decide.Node, policies []v1alpha1.GPUSharingPolicy) (by *v1alpha1.GPUSharingPolicy, wish policy.Desired, err error) {
 	node := policy.Node{Name: n.Name, Labels: n.Labels, Devices: n.GPU.Status.Devices, Policy: n.GPU.Spec.PolicyName, Numbering: n.GPU.Spec.Numbering}
 	if by = policy.Rank(policies).Govern(node).By; by != nil {
 		wish, err = policy.Ask(by, node)
@@ -185,7 +185,7 @@ func (s *story) desired(n *decide.Node, policies []v1alpha1.GPUSharingPolicy) (b
 }
 
 // differs says how a node differs from what is desired; empty: it does not. The GPUs are looked at, not what is reported of them.
-func (s *story) differs(p *place, n *decide.Node, wish policy.Wish) string {
+func (s *story) differs(p *place, n *decide.Node, wish policy.Desired) string {
 	has := maps.Clone(n.Allocatable)
 	maps.DeleteFunc(has, func(_ string, count int64) bool { return count == 0 })
 	if !maps.Equal(has, wish.Config.Resources) {

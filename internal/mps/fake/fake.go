@@ -266,7 +266,7 @@ func (d *Daemons) Log(pipe, name, text string) error {
 	return errors.Join(err, f.Close())
 }
 
-// Start starts a daemon as somebody else would.
+// Start starts a daemon as another program would.
 func (d *Daemons) Start(pipe, logs string) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -296,7 +296,7 @@ func variable(env []string, name string) string {
 type Clock struct {
 	*clocktesting.FakeClock
 
-	// Meanwhile is called while somebody waits.
+	// Meanwhile is called during each wait.
 	Meanwhile func()
 }
 

@@ -18,8 +18,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
 )
 
-// Wish is what a policy asks of one node.
-type Wish struct {
+// Desired is what a policy asks of one node.
+type Desired struct {
 	// Policy is the name of the policy.
 	Policy string
 	// Devices are the selected GPUs and those of Restored, each with its desired state, by UUID.
@@ -30,10 +30,10 @@ type Wish struct {
 	Config deviceplugin.Config
 }
 
-// Hash names the wish: it differs whenever the configuration or a device does.
-func (w Wish) Hash() string { return Hash(w.Config.Key, w.Devices) }
+// Hash names the desired state: it differs whenever the configuration or a device does.
+func (w Desired) Hash() string { return Hash(w.Config.Key, w.Devices) }
 
-// Hash names a wish by the key of its configuration and its devices.
+// Hash names a desired state by the key of its configuration and its devices.
 func Hash(key string, devices []v1alpha1.DeviceSpec) string {
 	content, err := json.Marshal(struct {
 		Key     string
@@ -46,21 +46,21 @@ func Hash(key string, devices []v1alpha1.DeviceSpec) string {
 	return hex.EncodeToString(sum[:8])
 }
 
-// NVIDIA's labels that say whether its device plugin serves a node. Sharing never changes them.
+// NVIDIA's labels that report whether its device plugin serves a node. Sharing never changes them.
 const (
 	labelOperands = "nvidia.com/gpu.deploy.operands"
 	labelWorkload = "nvidia.com/gpu.workload.config"
 )
 
 // Ask is what a policy asks of a node whose agent has reported. Errors: a *plan.Problem when it cannot be honoured there until the policy or the node changes.
-func Ask(p *v1alpha1.GPUSharingPolicy, n Node) (Wish, error) {
+func Ask(p *v1alpha1.GPUSharingPolicy, n Node) (Desired, error) {
 	if err := optedOut(n); err != nil {
-		return Wish{}, err
+		return Desired{}, err
 	}
 	all := n.devices(p)
 	selected := selectGPUs(p, all)
 	if missing := Missing(p, n); len(selected) == 0 && len(missing) > 0 {
-		return Wish{}, &plan.Problem{
+		return Desired{}, &plan.Problem{
 			Reason: v1alpha1.ReasonGPUMissing,
 			Message: fmt.Sprintf("The node no longer has any GPU that gpuSelector.indexes selected: %s. Replace the GPU, or change "+
 				"gpuSelector.indexes", strings.Join(missing, ", ")),
@@ -68,24 +68,24 @@ func Ask(p *v1alpha1.GPUSharingPolicy, n Node) (Wish, error) {
 	}
 	devices, err := plan.Resolve(p.Spec.Sharing, selected)
 	if err != nil {
-		return Wish{}, err
+		return Desired{}, err
 	}
 	replicas, err := plan.Replicas(p.Spec.Sharing, selected)
 	if err != nil {
-		return Wish{}, err
+		return Desired{}, err
 	}
 	restored := restored(n.Changed, all, selected)
 	if err := partial(p, after(restored, all), selected, replicas); err != nil {
-		return Wish{}, err
+		return Desired{}, err
 	}
 	devices = append(devices, restored...)
 	slices.SortFunc(devices, func(a, b v1alpha1.DeviceSpec) int { return cmp.Compare(a.UUID, b.UUID) })
 	config, err := deviceplugin.Render(p.Name, p.Spec.Sharing,
-		deviceplugin.Node{Devices: n.Devices, Wish: devices, Replicas: replicas})
+		deviceplugin.Node{Devices: n.Devices, Desired: devices, Replicas: replicas})
 	if err != nil {
-		return Wish{}, err
+		return Desired{}, err
 	}
-	return Wish{Policy: p.Name, Devices: devices, Restored: restored, Config: config}, nil
+	return Desired{Policy: p.Name, Devices: devices, Restored: restored, Config: config}, nil
 }
 
 // restored lists the changed GPUs that the node still has and that the policy does not select. NVIDIA's MPS daemon, which served one
