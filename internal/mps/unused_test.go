@@ -74,7 +74,7 @@ func TestTheServerOfAnotherUserEndsAsSoonAsItsLastPod(t *testing.T) {
 	g.Expect(ended.Sub(left)).To(gomega.BeNumerically("<=", 100*time.Millisecond))
 }
 
-// Whoever asks a daemon that hangs waits for three seconds each time.
+// A client that asks a daemon that hangs waits for three seconds each time.
 func TestADaemonThatHangsHoldsUpNothingWhileTheDriversContainerEnds(t *testing.T) {
 	hangs := func(t *testing.T) (*node, string) {
 		g, n := gomega.NewWithT(t), newNode(t)
