@@ -44,7 +44,12 @@ type record struct {
 	Error string `json:"error,omitempty"`
 	// Use is how the daemon was used when the host last looked.
 	Use Use `json:"use,omitzero"`
+
+	unreadable bool // nothing is known but that the daemon is the operator's
 }
+
+// errContent means that a file does not hold what it should.
+var errContent = errors.New("invalid content")
 
 // inProgress says that the host is about to start the daemon.
 func (r record) inProgress() bool { return !r.Applied && r.Error == "" }
@@ -97,10 +102,13 @@ func (f files) desired() ([]plan.Daemon, error) {
 	return daemons, nil
 }
 
-// record reads the record of a daemon.
+// record reads the record of a daemon. A record that cannot be decoded still says that the daemon is the operator's, and nothing else.
 func (f files) record(resource string) (record, bool, error) {
 	var r record
 	found, err := f.read(recordFile(resource), &r)
+	if errors.Is(err, errContent) {
+		return record{Daemon: plan.Daemon{Resource: resource}, unreadable: true}, true, nil
+	}
 	return r, found, err
 }
 
@@ -160,12 +168,13 @@ func (f files) read(name string, into any) (bool, error) {
 		return false, fmt.Errorf("reading %s: %w", f.path(name), err)
 	}
 	if err := json.Unmarshal(data, into); err != nil {
-		return false, fmt.Errorf("reading %s: %w", f.path(name), err)
+		return false, fmt.Errorf("reading %s: %w: %w", f.path(name), errContent, err)
 	}
 	return true, nil
 }
 
-// write replaces a file as a whole: a reader sees the old content or the new one.
+// write replaces a file as a whole: a reader sees the old content or the new one. Two MPS pods may write side by side while one replaces
+// the other, so each process has a temporary file of its own.
 func (f files) write(name string, content any) error {
 	data, err := json.MarshalIndent(content, "", "  ")
 	if err != nil {
@@ -174,7 +183,7 @@ func (f files) write(name string, content any) error {
 	if err := f.root.MkdirAll(path.Dir(name), dirMode); err != nil {
 		return fmt.Errorf("making the folder of %s: %w", f.path(name), err)
 	}
-	temporary := name + ".new"
+	temporary := fmt.Sprintf("%s.%d.new", name, os.Getpid())
 	if err := f.root.WriteFile(temporary, append(data, '\n'), fileMode); err != nil {
 		return fmt.Errorf("writing %s: %w", f.path(temporary), err)
 	}

@@ -193,6 +193,9 @@ func (h *Host) ensure(ctx context.Context, desired plan.Daemon, thorough bool) e
 	if err != nil {
 		return err
 	}
+	if was.unreadable {
+		was.MultiUser = desired.MultiUser // a daemon that serves the desired users is only limited, which disturbs no client
+	}
 	if was.answers(desired) && !thorough && (!was.Applied || !h.node.DriverLeaves()) {
 		return nil
 	}

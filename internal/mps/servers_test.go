@@ -6,6 +6,7 @@ package mps_test
 import (
 	"context"
 	"errors"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -490,4 +491,26 @@ func TestAServerThatEndsMeanwhileNeedsNoLimits(t *testing.T) {
 		return errors.Join(err, errors.New("the server is gone"))
 	})
 	g.Expect(n.view.Start(t.Context(), daemon(25, 4056))).To(gomega.Succeed())
+}
+
+// Two MPS pods that write side by side, or a full disk, can leave such a record.
+func TestARecordThatCannotBeReadIsWrittenAgainAndDisturbsNoClient(t *testing.T) {
+	g, n := gomega.NewWithT(t), newNode(t)
+	shared := daemon(10, 1510)
+	shared.MultiUser = true
+	g.Expect(n.view.Start(t.Context(), shared)).To(gomega.Succeed())
+	client := n.daemons.Run(n.pipe(), "pod-a", 1000)
+	_, served, err := n.daemons.Connect(client)
+	g.Expect(served, err).To(gomega.BeTrue())
+	g.Expect(os.WriteFile(n.path(resource, ".gpusharing.json"), nil, 0o600)).To(gomega.Succeed())
+
+	g.Expect(n.host.Converge(t.Context(), false)).To(gomega.Succeed())
+	_, connected := n.daemons.Get(n.pipe()).Client(client)
+	g.Expect(connected).To(gomega.BeTrue(), "the daemon is limited again, and not started again")
+	serving, err := n.view.Observe(t.Context())
+	g.Expect(err).NotTo(gomega.HaveOccurred())
+	g.Expect(serving).To(gomega.HaveLen(1))
+	g.Expect(serving[0].Daemon.MultiUser).To(gomega.BeTrue())
+	n.daemons.End(client)
+	g.Expect(n.view.Stop(t.Context(), resource)).To(gomega.Succeed())
 }
