@@ -33,6 +33,7 @@ import (
 //	HISTORIES_FOR=120s   as many as fit in that time, and at least 5,000
 //	HISTORIES_FROM=7     the seed of the first
 //	HISTORIES_BREAKS=50  so many failures before the test ends, each in one line
+//	HISTORIES_DIGEST=1   print a digest of all that was decided: code that only moved leaves it as it was
 //	HISTORY=<history>    only this one, with everything that happens
 func TestHistories(t *testing.T) {
 	if text := os.Getenv("HISTORY"); text != "" {
@@ -41,16 +42,18 @@ func TestHistories(t *testing.T) {
 	}
 	defer debug.SetGCPercent(debug.SetGCPercent(400)) // histories are short and leave much garbage
 	s := history.NewStudy(t, "HISTORIES", 300, 5000)  // few of a test during development
+	d := newDigests()
 	var workers sync.WaitGroup
 	for range runtime.GOMAXPROCS(0) {
 		workers.Go(func() {
 			for seed, more := s.Next(); more; seed, more = s.Next() {
-				s.Note(seed, breaks(historyOf(seed)))
+				s.Note(seed, d.breaks(historyOf(seed)))
 			}
 		})
 	}
 	workers.Wait()
 	broken := s.Report(t)
+	d.report(t)
 	for _, seed := range slices.Sorted(maps.Keys(broken)) {
 		if s.Short {
 			t.Errorf("%d %s", seed, broken[seed])

@@ -5,6 +5,7 @@ package rollout_test
 
 import (
 	"fmt"
+	"hash"
 	"maps"
 	"math/rand/v2"
 	"runtime/debug"
@@ -21,8 +22,13 @@ import (
 
 // play lets a history take place. Broken names the invariant that does not hold and says how; it is empty if all hold.
 func play(h history.History, tells bool) (broken string, story []string) {
+	return playing(h, tells, nil)
+}
+
+// playing is play, and adds each decision to a digest.
+func playing(h history.History, tells bool, sum hash.Hash) (broken string, story []string) {
 	c := newChronicle(h.Seed)
-	c.tells = tells
+	c.tells, c.sum = tells, sum
 	defer func() {
 		if r := recover(); r != nil {
 			broken, story = fmt.Sprintf("panic: %v\n%s", r, debug.Stack()), c.story
@@ -158,6 +164,7 @@ func (c *chronicle) step(faithful bool) rollout.Decision {
 	} else {
 		d = rollout.Decide(w)
 	}
+	digest(c.sum, d)
 	c.tolerate(d.Tolerations)
 	c.tellStates(d)
 	for _, a := range d.Actions {

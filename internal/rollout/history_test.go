@@ -6,6 +6,7 @@ package rollout_test
 import (
 	"context"
 	"fmt"
+	"hash"
 	"maps"
 	"math/rand/v2"
 	"slices"
@@ -52,7 +53,8 @@ type chronicle struct {
 	retained  map[string]bool
 	states    map[string]string // that the story has told of last
 	opensCRDs bool
-	meddled   bool // somebody else has changed what NVIDIA's config-manager reads
+	sum       hash.Hash // of all that is decided; nil: nobody asks
+	meddled   bool      // somebody else has changed what NVIDIA's config-manager reads
 }
 
 // stake is what a pod of a user uses.
