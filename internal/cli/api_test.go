@@ -86,6 +86,15 @@ func TestOnAnAPIServer(t *testing.T) {
 		g.Expect(cluster.Client.Get(t.Context(), client.ObjectKeyFromObject(&present), after)).To(Succeed())
 		g.Expect(after.Spec).To(Equal(present.Spec))
 	})
+	t.Run("plan of a deletion deletes nothing", func(t *testing.T) {
+		g := NewWithT(t)
+		out, err := run("", "plan", "--delete", "research")
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(out).To(HavePrefix("POLICY research (deleted): releases "))
+		g.Expect(cluster.Client.Get(t.Context(), client.ObjectKey{Name: "research"}, &v1alpha1.GPUSharingPolicy{})).To(Succeed())
+		_, err = run("", "plan", "--delete", "reserch")
+		g.Expect(err).To(MatchError(ContainSubstring(`there is no policy "reserch" to delete`)))
+	})
 	t.Run("import needs to know what the device plugin reads", func(t *testing.T) { importsKnown(t, cluster.Client, run) })
 	t.Run("plan tells what the ClusterPolicy lacks for taints", func(t *testing.T) {
 		g := NewWithT(t)

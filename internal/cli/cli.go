@@ -36,6 +36,7 @@ const usage = `kubectl gpusharing shows how the GPUs of a cluster are shared, an
 Usage:
   kubectl gpusharing status [NODE...]          the GPUs of the nodes as a picture, and why something is not ready
   kubectl gpusharing plan -f POLICY.yaml       what a policy would do to each node, without creating it; -f - reads stdin
+  kubectl gpusharing plan --delete NAME        what would become of each node if a policy were deleted, without deleting it
   kubectl gpusharing import                    policies that describe how the GPUs are shared already, for kubectl apply
   kubectl gpusharing restore                   delete all policies, and wait until every node and NVIDIA's ClusterPolicy are
                                                as they were before the operator; exits with 2 if they are not in time
@@ -92,7 +93,7 @@ type flags struct {
 	set                 *pflag.FlagSet
 	help, version       bool
 	kubeconfig, context string
-	files               []string
+	files, deleted      []string
 	configMap           string
 	wait, yes           bool
 	timeout             time.Duration
@@ -103,6 +104,7 @@ func newFlags() *flags {
 	f.set.SortFlags = false
 	f.set.Usage = func() {}
 	f.set.StringSliceVarP(&f.files, "filename", "f", nil, "of plan: file with one or several policies")
+	f.set.StringSliceVar(&f.deleted, "delete", nil, "of plan: name of a policy as if it were deleted")
 	f.set.StringVar(&f.configMap, "configmap", "", "of import: NAMESPACE/NAME of the ConfigMap that a device plugin without the GPU Operator reads")
 	f.set.BoolVar(&f.wait, "wait", true, "of restore: wait until everything is as before")
 	f.set.DurationVar(&f.timeout, "timeout", restoreTimeout, "of restore: how long to wait")
@@ -117,4 +119,4 @@ func newFlags() *flags {
 // restoreTimeout is how long restore waits unless --timeout says otherwise: long enough for a drain and a reboot.
 const restoreTimeout = 30 * time.Minute
 
-var errNoFile = errors.New("plan needs a policy: -f POLICY.yaml, or -f - for stdin")
+var errNoFile = errors.New("plan needs a policy: -f POLICY.yaml, -f - for stdin, or --delete NAME")

@@ -188,7 +188,7 @@ func TestPreviews(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			w, p := situation(t)
-			compare(t, "plan "+name, func(shown *text) { shown.plan(w, []v1alpha1.GPUSharingPolicy{p}) })
+			compare(t, "plan "+name, func(shown *text) { shown.plan(w, change{applied: []v1alpha1.GPUSharingPolicy{p}}) })
 		})
 	}
 }

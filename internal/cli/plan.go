@@ -11,7 +11,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"slices"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -21,13 +20,12 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
 )
 
-// plan prints what policies would do. The API server checks and completes them in a dry run; then the same decision is
-// made as the controller will make, with them and without.
+// plan prints what policies would do, and what the deletion of others would. The API server checks and completes the former in a
+// dry run; then the same decision is made as the controller will make, before and after.
 func (p *Program) plan(ctx context.Context, f *flags, rest []string) error {
-	if len(rest) > 0 || len(f.files) == 0 {
+	if len(rest) > 0 || len(f.files)+len(f.deleted) == 0 {
 		return hint(errNoFile)
 	}
 	wished, err := p.policies(f.files)
@@ -50,8 +48,11 @@ func (p *Program) plan(ctx context.Context, f *flags, rest []string) error {
 	if err != nil {
 		return advise(err)
 	}
+	if err := knows(w, f.deleted); err != nil {
+		return err
+	}
 	preview := text{width: p.Width}
-	preview.plan(w, admitted)
+	preview.plan(w, change{applied: admitted, deleted: f.deleted})
 	return p.write(preview.String())
 }
 
@@ -147,20 +148,4 @@ func typed(u *unstructured.Unstructured) (*v1alpha1.GPUSharingPolicy, error) {
 		return nil, fmt.Errorf("reading the answer of the API server: %w", err)
 	}
 	return policy, nil
-}
-
-// with is the world as it were if these policies existed.
-func with(w rollout.World, policies []v1alpha1.GPUSharingPolicy) rollout.World {
-	named := func(name string) func(v1alpha1.GPUSharingPolicy) bool {
-		return func(p v1alpha1.GPUSharingPolicy) bool { return p.Name == name }
-	}
-	w.Policies = slices.Clone(w.Policies)
-	for _, policy := range policies {
-		if at := slices.IndexFunc(w.Policies, named(policy.Name)); at >= 0 {
-			w.Policies[at] = policy
-		} else {
-			w.Policies = append(w.Policies, policy)
-		}
-	}
-	return w
 }

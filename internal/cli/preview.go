@@ -13,23 +13,37 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
+	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
 )
 
-// plan writes what would happen if these policies existed: of each node that one of them governs then, or now.
-func (t *text) plan(w rollout.World, policies []v1alpha1.GPUSharingPolicy) {
-	before, after := rollout.Decide(w), rollout.Decide(with(w, policies))
+// plan writes what would happen after a change of the policies: of each node that one of them governs then, or now.
+func (t *text) plan(w rollout.World, c change) {
+	before, after := rollout.Decide(w), rollout.Decide(c.of(w))
 	was := map[string]rollout.NodeState{}
 	for _, n := range before.Nodes {
 		was[n.Node] = n
 	}
-	for _, policy := range policies {
-		if t.Len() > 0 {
-			t.WriteString("\n")
-		}
-		existed := slices.ContainsFunc(w.Policies, func(p v1alpha1.GPUSharingPolicy) bool { return p.Name == policy.Name })
+	for _, policy := range c.applied {
+		t.paragraph()
+		existed := slices.ContainsFunc(w.Policies, named(policy.Name))
 		t.policy(policy.Name, existed, after.Policies[policy.Name], after.Unmet[policy.Name])
 		t.nodes(policy.Name, was, after.Nodes, w.Nodes)
+	}
+	for _, name := range c.deleted {
+		t.paragraph()
+		t.deleted(name, before.Nodes, after.Nodes)
+		t.nodes(name, was, after.Nodes, w.Nodes)
+	}
+	if len(c.deleted) > 0 {
+		t.clusterPolicy(c.of(w), after.Nodes)
+	}
+}
+
+// paragraph begins one, after others.
+func (t *text) paragraph() {
+	if t.Len() > 0 {
+		t.WriteString("\n")
 	}
 }
 
@@ -79,9 +93,9 @@ func put(counts map[string]int64, name string, n int64) {
 
 // nodes writes what would be done to each node, and names those on which nothing is.
 func (t *text) nodes(policy string, was map[string]rollout.NodeState, nodes []rollout.NodeState, objects []rollout.Node) {
-	labels := map[string]string{}
-	for _, n := range objects {
-		labels[n.Name] = n.Labels[v1alpha1.LabelConfig]
+	of := map[string]*rollout.Node{}
+	for i := range objects {
+		of[objects[i].Name] = &objects[i]
 	}
 	var same []string
 	for _, n := range nodes {
@@ -90,7 +104,7 @@ func (t *text) nodes(policy string, was map[string]rollout.NodeState, nodes []ro
 		case n.Policy == policy && n.State == rollout.StateUpToDate:
 			same = append(same, n.Node)
 		default:
-			t.node(n, before, labels[n.Node], policy)
+			t.node(n, before, of[n.Node], policy)
 		}
 	}
 	if len(same) > 0 {
@@ -100,7 +114,7 @@ func (t *text) nodes(policy string, was map[string]rollout.NodeState, nodes []ro
 }
 
 // node writes what would be done to a node.
-func (t *text) node(n rollout.NodeState, before, selected, policy string) {
+func (t *text) node(n rollout.NodeState, before string, object *rollout.Node, policy string) {
 	t.WriteString("\n")
 	t.row(0, "", "NODE "+n.Node+handover(n.Policy, before, policy))
 	if n.State == rollout.StateImpossible || n.State == rollout.StateUndiscovered {
@@ -112,10 +126,17 @@ func (t *text) node(n rollout.NodeState, before, selected, policy string) {
 	switch {
 	case n.Expected != nil:
 		t.row(2, "afterwards", resources(n.Expected))
+	case n.Retained:
+		t.row(2, "afterwards", "what it does now: releasePolicy Retain leaves the node as it is")
+		return
 	case n.Policy == "":
 		t.row(2, "afterwards", "what it did before the operator first changed it")
 	}
-	t.rows("steps", steps(n, selected))
+	p := partsOf(n, plan.Devices(object.GPU.Status.Devices))
+	t.rows("returns to", p.before.lines())
+	t.rows("unused", p.unused.lines())
+	t.rows("memory", p.memory.lines())
+	t.rows("steps", steps(n, object.Labels[v1alpha1.LabelConfig]))
 	users := make([]string, 0, len(n.InTheWay))
 	for _, u := range n.InTheWay {
 		users = append(users, u.String())

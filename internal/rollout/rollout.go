@@ -216,13 +216,14 @@ func (m *member) report() NodeState {
 	}
 	s := NodeState{
 		Node: m.node.Name, State: m.State, Reason: m.reason, Message: m.message, Plan: m.planned(),
-		InTheWay: m.users(), Key: m.to.key, Advertised: offered(m.node),
+		InTheWay: m.users(), Key: m.to.key, Advertised: offered(m.node), Devices: m.to.devices,
+		Retained: m.by == nil && retained(m.node.GPU.Spec),
 	}
 	if m.by != nil {
 		s.Policy = m.by.Name
 	}
 	if m.wish != nil {
-		s.Expected = m.wish.Config.Resources
+		s.Expected, s.Replicas = m.wish.Config.Resources, m.wish.Config.Replicas
 	}
 	return s
 }

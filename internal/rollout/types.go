@@ -324,6 +324,12 @@ type NodeState struct {
 	Advertised map[string]int64
 	// Expected are the extended resources that the node advertises once it is up to date.
 	Expected map[string]int64
+	// Devices are the GPUs that the operator changes or has changed, each with its desired state or its baseline.
+	Devices []v1alpha1.DeviceSpec
+	// Replicas is how often each GPU or instance is advertised by its resource once the node is up to date; nil: no policy governs it.
+	Replicas map[string]int32
+	// Retained reports whether the node stays as it is because the last policy that governed it has releasePolicy Retain.
+	Retained bool
 }
 
 // Decision is one safe pass towards what the policies ask.

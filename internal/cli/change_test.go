@@ -1,0 +1,130 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"testing"
+
+	. "github.com/onsi/gomega"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
+	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+)
+
+const mixedLayout = `{sharing: {strategy: MIG, mig: {layouts: [{instances: [{profile: 3g.20gb, count: 1}, {profile: 2g.10gb, count: 1}, {profile: 1g.5gb, count: 1}]}]}}}`
+
+// governed is a node whose GPU policy research has partitioned, and that was whole before.
+func governed(t *testing.T, release v1alpha1.Release) rollout.Node {
+	t.Helper()
+	n := partitioned(t)
+	d := n.GPU.Status.Devices[0]
+	n.Labels[v1alpha1.LabelConfig] = "research-0123456789"
+	n.GPU.Spec = v1alpha1.GPUNodeSpec{
+		PolicyName: "research", Strategy: v1alpha1.StrategyMIG, ConfigName: "research-0123456789", Release: &release,
+		Devices:  []v1alpha1.DeviceSpec{{UUID: d.UUID, Sharing: d.Sharing}},
+		Baseline: &v1alpha1.Baseline{Devices: []v1alpha1.DeviceSpec{{UUID: d.UUID, Sharing: v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeDisabled}}}},
+	}
+	return n
+}
+
+// TestPreviewsOfADeletion compares what plan --delete prints with testdata/plan-delete-*.golden.
+func TestPreviewsOfADeletion(t *testing.T) {
+	evict := v1alpha1.Release{PolicyName: "research", ReleasePolicy: v1alpha1.ReleasePolicyRestore, Drain: v1alpha1.Drain{Mode: v1alpha1.DrainModeEvict}}
+	holding := func(n rollout.Node) rollout.Node {
+		hold(&n, "train", 0, &n.GPU.Status.Devices[0].Instances[0].ID)
+		hold(&n, "daemon", 0, &n.GPU.Status.Devices[0].Instances[1].ID)
+		n.Pods[1].Controller = "DaemonSet"
+		return n
+	}
+	for name, situation := range map[string]func(*testing.T) (rollout.World, change){
+		"the last policy": func(t *testing.T) (rollout.World, change) {
+			unchanged := node(t, "b", sim.A100)
+			w := world(holding(governed(t, evict)), unchanged)
+			w.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "research", mixedLayout)}
+			return w, change{deleted: []string{"research"}}
+		},
+		"a policy that retains": func(t *testing.T) (rollout.World, change) {
+			w := world(governed(t, v1alpha1.Release{PolicyName: "research", ReleasePolicy: v1alpha1.ReleasePolicyRetain}))
+			w.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "research", mixedLayout)}
+			return w, change{deleted: []string{"research"}}
+		},
+		"and the one below governs": func(t *testing.T) (rollout.World, change) {
+			w := world(holding(governed(t, evict)))
+			research := policy(t, "research", mixedLayout)
+			research.Spec.Priority = 1
+			w.Policies = []v1alpha1.GPUSharingPolicy{research, policy(t, "everywhere", slicing)}
+			return w, change{deleted: []string{"research"}}
+		},
+		"and another under a new name": func(t *testing.T) (rollout.World, change) {
+			w := world(governed(t, evict))
+			w.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "research", mixedLayout)}
+			return w, change{applied: []v1alpha1.GPUSharingPolicy{policy(t, "science", mixedLayout)}, deleted: []string{"research"}}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w, c := situation(t)
+			compare(t, "plan delete "+name, func(shown *text) { shown.plan(w, c) })
+		})
+	}
+}
+
+func TestOnlyAPolicyThatExistsIsDeleted(t *testing.T) {
+	g := NewWithT(t)
+	w := world()
+	w.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "research", slicing)}
+	g.Expect(knows(w, []string{"research"})).To(Succeed())
+	g.Expect(knows(w, []string{"research", "reseach"})).To(MatchError(ContainSubstring(`there is no policy "reseach" to delete`)))
+}
+
+// TestWhatAShareMeans: a policy's effect on the memory of each container, and the slices that a layout leaves unused.
+func TestWhatAShareMeans(t *testing.T) {
+	for name, test := range map[string]struct {
+		model          sim.Model
+		policy         string
+		unused, memory []string
+	}{
+		"time-slicing": {
+			model: sim.T4, policy: slicing,
+			memory: []string{"GPU 0 (Tesla-T4): 4 containers share the 15.0 GiB of each GPU; nothing reserves or limits what one takes"},
+		},
+		"MPS": {
+			model: sim.T4, policy: `{sharing: {strategy: MPS, mps: {replicas: 4}}}`,
+			memory: []string{"GPU 0 (Tesla-T4): each MPS client (a process) gets up to 25% of the threads and 3.8 GiB of memory"},
+		},
+		"MPS with more memory than there is": {
+			model: sim.T4, policy: `{sharing: {strategy: MPS, mps: {replicas: 4, pinnedMemoryLimit: 8Gi}}}`,
+			memory: []string{"GPU 0 (Tesla-T4): each MPS client (a process) gets up to 25% of the threads and 8.0 GiB of memory; " +
+				"4 clients that take it all need 32.0 GiB, and the GPU has 15.0 GiB"},
+		},
+		"whole GPUs": {model: sim.T4, policy: `{sharing: {strategy: Exclusive}}`},
+		"MIG that uses everything": {
+			model: sim.A100, policy: `{sharing: {strategy: MIG, mig: {layouts: [{instances: [{profile: 3g.20gb, count: 1}, {profile: 2g.10gb, count: 2}]}]}}}`,
+		},
+		"instances that are shared": {
+			model: sim.A100, policy: `{sharing: {strategy: MIG, mig: {layouts: [{fill: 3g.20gb, timeSlicing: [{profile: 3g.20gb, replicas: 2}]}]}}}`,
+			unused: []string{"GPU 0 (NVIDIA-A100-SXM4-40GB): 1 of 7 compute slices"},
+			memory: []string{"GPU 0 (NVIDIA-A100-SXM4-40GB): 2 containers share the 19.5 GiB of each instance 3g.20gb; nothing reserves or limits what one takes"},
+		},
+		"instances that are shared under the name of GPUs": {
+			model: sim.A100, policy: `{sharing: {strategy: MIG, mig: {strategy: single, layouts: [{fill: 1g.5gb, timeSlicing: [{profile: 1g.5gb, replicas: 3}]}]}}}`,
+			unused: []string{"GPU 0 (NVIDIA-A100-SXM4-40GB): 1 of 8 memory slices (5.0 GiB)"},
+			memory: []string{"GPU 0 (NVIDIA-A100-SXM4-40GB): 3 containers share the 4.8 GiB of each instance 1g.5gb; nothing reserves or limits what one takes"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			n := node(t, "a", test.model)
+			w := world(n)
+			w.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "p", test.policy)}
+			d := rollout.Decide(w)
+			g.Expect(d.Nodes).To(HaveLen(1))
+			g.Expect(d.Nodes[0].State).NotTo(Equal(rollout.StateImpossible), d.Nodes[0].Message)
+			p := partsOf(d.Nodes[0], plan.Devices(n.GPU.Status.Devices))
+			g.Expect(p.unused.lines()).To(ConsistOf(test.unused))
+			g.Expect(p.memory.lines()).To(ConsistOf(test.memory))
+		})
+	}
+}
