@@ -7,7 +7,7 @@ TOOL := go tool -modfile=hack/tools/go.mod
 BIN  := bin
 TESTFLAGS ?=
 # They wait most of the time, so they begin first and the others run beside them.
-SLOW_TESTS := ./test/cluster ./internal/controller/rollout
+SLOW_TESTS := ./test/cluster ./internal/controller/gpusharingpolicy
 KUBECTL ?= kubectl
 # The key with which make release signs, of cosign generate-key-pair.
 KEY ?=

@@ -16,13 +16,13 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/gpunode"
-	"github.com/gpusharing/gpu-sharing-operator/internal/controller/wiring"
+	"github.com/gpusharing/gpu-sharing-operator/internal/controller/pluginconfig"
 )
 
 type flags struct {
 	namespace      string
 	nodeSelector   labels.Selector
-	standAlone     wiring.StandAlone
+	standAlone     pluginconfig.StandAlone
 	readinessTaint bool
 	leaderElect    bool
 	healthAddress  string

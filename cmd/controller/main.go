@@ -28,9 +28,9 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/gpunode"
+	"github.com/gpusharing/gpu-sharing-operator/internal/controller/gpusharingpolicy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/metrics"
-	"github.com/gpusharing/gpu-sharing-operator/internal/controller/rollout"
-	"github.com/gpusharing/gpu-sharing-operator/internal/controller/wiring"
+	"github.com/gpusharing/gpu-sharing-operator/internal/controller/pluginconfig"
 	"github.com/gpusharing/gpu-sharing-operator/internal/version"
 )
 
@@ -96,7 +96,7 @@ func newManager(f flags) (manager.Manager, error) {
 	}
 	mgr, err := ctrl.NewManager(config, manager.Options{
 		Scheme:                        scheme,
-		Cache:                         rollout.CacheOptions(f.standAlone),
+		Cache:                         gpusharingpolicy.CacheOptions(f.standAlone),
 		Client:                        client.Options{Cache: &client.CacheOptions{Unstructured: true}},
 		LeaderElection:                f.leaderElect,
 		LeaderElectionID:              name,
@@ -131,11 +131,11 @@ func register(ctx context.Context, mgr manager.Manager, f flags) error {
 	if err := gpunode.New(mgr.GetClient(), f.nodeSelector, clk).Register(mgr); err != nil {
 		return err
 	}
-	err := rollout.New(mgr.GetClient(), rollout.Options{
+	err := gpusharingpolicy.New(mgr.GetClient(), gpusharingpolicy.Options{
 		Reader:    mgr.GetAPIReader(),
 		Clock:     clk,
 		Events:    mgr.GetEventRecorder(name),
-		Wiring:    wiring.New(mgr.GetClient(), mgr.GetAPIReader(), clk, f.standAlone).CopyTo(f.namespace),
+		Wiring:    pluginconfig.New(mgr.GetClient(), mgr.GetAPIReader(), clk, f.standAlone).CopyTo(f.namespace),
 		Namespace: f.namespace,
 		Writers:   writers,
 

@@ -21,7 +21,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
-	"github.com/gpusharing/gpu-sharing-operator/internal/controller/operand"
+	"github.com/gpusharing/gpu-sharing-operator/internal/controller/agentinstall"
 )
 
 // agentImage is the environment variable that OLM sets to the agent's image, by digest where images are mirrored, and the
@@ -72,7 +72,7 @@ func runOperands(ctx context.Context, args []string) error {
 	if err != nil {
 		return fmt.Errorf("finding the API server: %w", err)
 	}
-	config.UserAgent = operand.FieldManager
+	config.UserAgent = agentinstall.FieldManager
 	scheme := runtime.NewScheme()
 	if err := appsv1.AddToScheme(scheme); err != nil {
 		return fmt.Errorf("registering the API: %w", err)
@@ -86,7 +86,7 @@ func runOperands(ctx context.Context, args []string) error {
 	if err != nil {
 		return fmt.Errorf("making the manager: %w", err)
 	}
-	err = operand.New(mgr.GetClient(), operand.Options{
+	err = agentinstall.New(mgr.GetClient(), agentinstall.Options{
 		Owner: f.owner, Manifests: os.DirFS(f.manifests), Images: map[string]string{agentImage: f.agentImage},
 	}).Register(mgr)
 	if err != nil {

@@ -54,7 +54,7 @@ func (s *sources) bundle() (map[string][]byte, error) {
 	return files, err
 }
 
-// operands is the ConfigMap from which internal/controller/operand installs what a bundle cannot hold.
+// operands is the ConfigMap from which internal/controller/agentinstall installs what a bundle cannot hold.
 func (s *sources) operands() (*corev1.ConfigMap, error) {
 	operands := &corev1.ConfigMap{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "ConfigMap"},

@@ -24,7 +24,7 @@ const (
 )
 
 func metricSources() []string {
-	return []string{"internal/controller/rollout/metrics.go", "internal/agent/metrics.go"}
+	return []string{"internal/controller/gpusharingpolicy/metrics.go", "internal/agent/metrics.go"}
 }
 
 func main() {

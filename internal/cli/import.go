@@ -17,8 +17,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/adopt"
 	"github.com/gpusharing/gpu-sharing-operator/internal/clusterpolicy"
+	"github.com/gpusharing/gpu-sharing-operator/internal/importer"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
 )
 
@@ -38,7 +38,7 @@ func (p *Program) importPolicies(ctx context.Context, f *flags, rest []string) e
 	if err != nil {
 		return advise(err)
 	}
-	text, err := adopt.Describe(shared).YAML()
+	text, err := importer.Describe(shared).YAML()
 	if err != nil {
 		return err
 	}
@@ -47,8 +47,8 @@ func (p *Program) importPolicies(ctx context.Context, f *flags, rest []string) e
 
 // readShared reads what tells how GPUs are shared. The ConfigMap of a stand-alone device plugin is given as
 // namespace/name; that of the GPU Operator is found.
-func readShared(ctx context.Context, c client.Client, standAlone string) (adopt.Cluster, error) {
-	shared := adopt.Cluster{}
+func readShared(ctx context.Context, c client.Client, standAlone string) (importer.Cluster, error) {
+	shared := importer.Cluster{}
 	policy, err := clusterPolicy(ctx, c)
 	if err != nil {
 		return shared, err
@@ -89,7 +89,7 @@ func waits(ctx context.Context, c client.Client, policy *unstructured.Unstructur
 const keepLabels = "Until then keep the labels " + v1alpha1.LabelConfig + ", which may share GPUs"
 
 // readConfigs reads the configurations of the device plugin.
-func readConfigs(ctx context.Context, c client.Client, shared *adopt.Cluster, policy *unstructured.Unstructured, standAlone string) error {
+func readConfigs(ctx context.Context, c client.Client, shared *importer.Cluster, policy *unstructured.Unstructured, standAlone string) error {
 	byOperator := policy != nil && !clusterpolicy.Disabled(policy)
 	var configMap types.NamespacedName
 	switch {
@@ -180,8 +180,8 @@ func migConfigs(ctx context.Context, c client.Client, namespace, name string) (s
 
 // readSharedNodes reads the nodes that have GPUs, and of their agents what those GPUs are, where the operator is installed. It adds
 // the nodes to the world too.
-func readSharedNodes(ctx context.Context, c client.Client, w *rollout.World) ([]adopt.Node, error) {
-	var withGPUs []adopt.Node
+func readSharedNodes(ctx context.Context, c client.Client, w *rollout.World) ([]importer.Node, error) {
+	var withGPUs []importer.Node
 	gpuNodes := &v1alpha1.GPUNodeList{}
 	if err := c.List(ctx, gpuNodes); err != nil && !meta.IsNoMatchError(err) {
 		return nil, fmt.Errorf("reading GPUNodes: %w", err)
@@ -189,7 +189,7 @@ func readSharedNodes(ctx context.Context, c client.Client, w *rollout.World) ([]
 	of := byName(gpuNodes)
 	err := eachPage(ctx, c, func(nodes *corev1.NodeList) {
 		for i := range nodes.Items {
-			n := adopt.Node{
+			n := importer.Node{
 				Name: nodes.Items[i].Name, Labels: nodes.Items[i].Labels, Machine: nodes.Items[i].Annotations[rollout.AnnotationMachine],
 			}
 			known, has := of[n.Name]

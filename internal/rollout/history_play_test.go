@@ -100,7 +100,7 @@ func (c *chronicle) rest(horizon time.Duration, most int) (d rollout.Decision, r
 	return d, false
 }
 
-// askAgain is when the controller asks again for an eviction that was refused, as internal/controller/rollout does.
+// askAgain is when the controller asks again for an eviction that was refused, as internal/controller/gpusharingpolicy does.
 const askAgain = 10 * time.Second
 
 // refuses reports whether a PodDisruptionBudget has refused all that was decided, so that nothing wakes the controller.

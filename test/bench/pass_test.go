@@ -35,8 +35,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/controller/rollout"
-	"github.com/gpusharing/gpu-sharing-operator/internal/controller/wiring"
+	"github.com/gpusharing/gpu-sharing-operator/internal/controller/gpusharingpolicy"
+	"github.com/gpusharing/gpu-sharing-operator/internal/controller/pluginconfig"
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
 )
 
@@ -126,16 +126,16 @@ func (s *scaled) measurePass(nodes int) passFigures {
 	ctx, cancel := context.WithCancel(s.t.Context())
 	defer cancel()
 	copies := s.copies(ctx, nodes)
-	options := rollout.CacheOptions(wiring.StandAlone{})
+	options := gpusharingpolicy.CacheOptions(pluginconfig.StandAlone{})
 	options.NewInformer = copies.informer
 	mgr, err := ctrl.NewManager(s.cluster.Config, manager.Options{
 		Scheme: s.cluster.Scheme, Cache: options, Client: client.Options{Cache: &client.CacheOptions{Unstructured: true}},
 		Metrics: server.Options{BindAddress: "0"}, Controller: config.Controller{SkipNameValidation: new(true)},
 	})
 	s.Expect(err).NotTo(HaveOccurred())
-	c := rollout.New(mgr.GetClient(), rollout.Options{
+	c := gpusharingpolicy.New(mgr.GetClient(), gpusharingpolicy.Options{
 		Reader: mgr.GetAPIReader(), Clock: clock.RealClock{}, Events: mgr.GetEventRecorder("bench"), Namespace: ownNamespace, Writers: 8,
-		Wiring: wiring.New(mgr.GetClient(), mgr.GetAPIReader(), clock.RealClock{}, wiring.StandAlone{}).CopyTo(ownNamespace),
+		Wiring: pluginconfig.New(mgr.GetClient(), mgr.GetAPIReader(), clock.RealClock{}, pluginconfig.StandAlone{}).CopyTo(ownNamespace),
 	})
 	s.Expect(c.Register(ctx, mgr)).To(Succeed())
 	ended := make(chan struct{})
@@ -149,7 +149,7 @@ func (s *scaled) measurePass(nodes int) passFigures {
 	f.unchanged = medianOf(func() time.Duration {
 		before := cpuTime()
 		for range unchangedSamples {
-			_, err := c.Reconcile(ctx, rollout.Pass{})
+			_, err := c.Reconcile(ctx, gpusharingpolicy.Pass{})
 			s.Expect(err).NotTo(HaveOccurred())
 		}
 		return (cpuTime() - before) / unchangedSamples

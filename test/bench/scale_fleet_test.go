@@ -30,7 +30,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	ac "github.com/gpusharing/gpu-sharing-operator/api/v1alpha1/applyconfiguration/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/agent"
-	"github.com/gpusharing/gpu-sharing-operator/internal/controller/wiring"
+	"github.com/gpusharing/gpu-sharing-operator/internal/controller/pluginconfig"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 	hostfake "github.com/gpusharing/gpu-sharing-operator/internal/host/fake"
 	"github.com/gpusharing/gpu-sharing-operator/internal/mps"
@@ -119,8 +119,8 @@ func podsOf(node string) []client.Object {
 	operand := func(deploy string) func(*corev1.Pod) {
 		return func(p *corev1.Pod) {
 			p.Spec.NodeSelector = map[string]string{"nvidia.com/gpu.deploy." + deploy: "true"}
-			p.Spec.Volumes = []corev1.Volume{{Name: wiring.ConfigMapName, VolumeSource: corev1.VolumeSource{
-				ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: corev1.LocalObjectReference{Name: wiring.ConfigMapName}},
+			p.Spec.Volumes = []corev1.Volume{{Name: pluginconfig.ConfigMapName, VolumeSource: corev1.VolumeSource{
+				ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: corev1.LocalObjectReference{Name: pluginconfig.ConfigMapName}},
 			}}}
 		}
 	}
@@ -315,7 +315,7 @@ func (f *fleet) kubelet(ctx context.Context, name string) error {
 // replicas is what a key of the ConfigMap says. One that is not there makes NVIDIA's config-manager exit.
 func (f *fleet) replicas(ctx context.Context, key string) (int64, error) {
 	configMap := &corev1.ConfigMap{}
-	if err := f.client.Get(ctx, client.ObjectKey{Namespace: nvidiaSpace, Name: wiring.ConfigMapName}, configMap); err != nil {
+	if err := f.client.Get(ctx, client.ObjectKey{Namespace: nvidiaSpace, Name: pluginconfig.ConfigMapName}, configMap); err != nil {
 		return 0, err
 	}
 	content, found := configMap.Data[key]

@@ -32,10 +32,10 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/gpunode"
-	"github.com/gpusharing/gpu-sharing-operator/internal/controller/rollout"
-	"github.com/gpusharing/gpu-sharing-operator/internal/controller/wiring"
+	"github.com/gpusharing/gpu-sharing-operator/internal/controller/gpusharingpolicy"
+	"github.com/gpusharing/gpu-sharing-operator/internal/controller/pluginconfig"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
-	decide "github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
 )
 
@@ -66,9 +66,9 @@ type fleet struct {
 	dir        string
 	machines   []*machine
 	record     *record
-	before     decide.World // the cluster before a policy was there
-	evicted    []string     // pods that had to go
-	leader     func()       // ends the controllers
+	before     rollout.World // the cluster before a policy was there
+	evicted    []string      // pods that had to go
+	leader     func()        // ends the controllers
 }
 
 // skewed is a clock that is ahead.
@@ -180,15 +180,15 @@ func (f *fleet) manager(as *rest.Config, change func(*manager.Options)) manager.
 func (f *fleet) lead() (stop func()) {
 	f.t.Helper()
 	mgr := f.manager(f.controller, func(o *manager.Options) {
-		o.Cache = rollout.CacheOptions(wiring.StandAlone{})
+		o.Cache = gpusharingpolicy.CacheOptions(pluginconfig.StandAlone{})
 		o.Client = client.Options{Cache: &client.CacheOptions{Unstructured: true}}
 	})
 	selector, err := labels.Parse(gpunode.DefaultSelector)
 	f.Expect(err).NotTo(HaveOccurred())
 	f.Expect(gpunode.New(mgr.GetClient(), selector, clock.RealClock{}).Register(mgr)).To(Succeed())
-	f.Expect(rollout.New(mgr.GetClient(), rollout.Options{
+	f.Expect(gpusharingpolicy.New(mgr.GetClient(), gpusharingpolicy.Options{
 		Reader: mgr.GetAPIReader(), Clock: f.paces, Events: mgr.GetEventRecorder("controller"), Namespace: ownNamespace,
-		Wiring: wiring.New(mgr.GetClient(), mgr.GetAPIReader(), f.stamps, wiring.StandAlone{}),
+		Wiring: pluginconfig.New(mgr.GetClient(), mgr.GetAPIReader(), f.stamps, pluginconfig.StandAlone{}),
 	}).Register(f.t.Context(), mgr)).To(Succeed())
 	return f.background(func(ctx context.Context) { _ = mgr.Start(ctx) })
 }
@@ -260,7 +260,7 @@ func (f *fleet) discovered() bool {
 }
 
 // world is the cluster as the API server has it.
-func (f *fleet) world() decide.World {
+func (f *fleet) world() rollout.World {
 	f.t.Helper()
 	ctx := f.t.Context()
 	nodes, gpuNodes, pods, policies := &corev1.NodeList{}, &v1alpha1.GPUNodeList{}, &corev1.PodList{}, &v1alpha1.GPUSharingPolicyList{}
@@ -268,15 +268,15 @@ func (f *fleet) world() decide.World {
 		f.Expect(f.client.List(ctx, list)).To(Succeed())
 	}
 	configMap := &corev1.ConfigMap{}
-	key := types.NamespacedName{Namespace: nvidiaSpace, Name: wiring.ConfigMapName}
+	key := types.NamespacedName{Namespace: nvidiaSpace, Name: pluginconfig.ConfigMapName}
 	f.Expect(client.IgnoreNotFound(f.client.Get(ctx, key, configMap))).To(Succeed())
-	w := decide.World{
-		Now: f.clock.Now(), Policies: policies.Items, Keys: configMap.Data, Wiring: decide.Wiring{Ready: true, ClusterPolicy: true, NodeFeatures: true},
+	w := rollout.World{
+		Now: f.clock.Now(), Policies: policies.Items, Keys: configMap.Data, Wiring: rollout.Wiring{Ready: true, ClusterPolicy: true, NodeFeatures: true},
 	}
 	for i := range nodes.Items {
 		for j := range gpuNodes.Items {
 			if gpuNodes.Items[j].Name == nodes.Items[i].Name {
-				n := decide.NodeOf(&nodes.Items[i], &gpuNodes.Items[j])
+				n := rollout.NodeOf(&nodes.Items[i], &gpuNodes.Items[j])
 				addPods(&n, pods, key)
 				w.Nodes = append(w.Nodes, n)
 			}
@@ -285,12 +285,12 @@ func (f *fleet) world() decide.World {
 	return w
 }
 
-func addPods(n *decide.Node, pods *corev1.PodList, configMap types.NamespacedName) {
+func addPods(n *rollout.Node, pods *corev1.PodList, configMap types.NamespacedName) {
 	for i := range pods.Items {
 		pod := &pods.Items[i]
-		if pod.Spec.NodeName == n.Name && !decide.Finished(pod) {
-			n.Pods = append(n.Pods, decide.PodOf(pod, configMap))
-			n.AgentReady = n.AgentReady || decide.IsReadyAgent(pod)
+		if pod.Spec.NodeName == n.Name && !rollout.Finished(pod) {
+			n.Pods = append(n.Pods, rollout.PodOf(pod, configMap))
+			n.AgentReady = n.AgentReady || rollout.IsReadyAgent(pod)
 		}
 	}
 }

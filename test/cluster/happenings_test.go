@@ -25,10 +25,10 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/controller/wiring"
+	"github.com/gpusharing/gpu-sharing-operator/internal/controller/pluginconfig"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
-	decide "github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
 	"github.com/gpusharing/gpu-sharing-operator/test/history"
 )
 
@@ -227,12 +227,12 @@ func (s *story) joinEvent(random *rand.Rand) {
 
 // recalls notes how a node is before the operator has changed it.
 func (s *story) recalls(name string) {
-	s.before.Nodes = slices.DeleteFunc(s.before.Nodes, func(n decide.Node) bool { return n.Name == name })
+	s.before.Nodes = slices.DeleteFunc(s.before.Nodes, func(n rollout.Node) bool { return n.Name == name })
 	s.until("node "+name, func() bool {
 		s.round()
 		for _, n := range s.world().Nodes {
 			if n.Name == name {
-				s.before.Nodes = append(s.before.Nodes, decide.Node{Name: name, Labels: s.places[name].labels, Allocatable: map[string]int64{}})
+				s.before.Nodes = append(s.before.Nodes, rollout.Node{Name: name, Labels: s.places[name].labels, Allocatable: map[string]int64{}})
 				return true
 			}
 		}
@@ -484,7 +484,7 @@ func (s *story) rewritesClusterPolicy(change func(map[string]any)) func() bool {
 }
 
 func ourConfigMap() *corev1.ConfigMap {
-	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: nvidiaSpace, Name: wiring.ConfigMapName}}
+	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: nvidiaSpace, Name: pluginconfig.ConfigMapName}}
 }
 
 func theClusterPolicy() *unstructured.Unstructured {
@@ -498,7 +498,7 @@ func ourNodeFeature(node string) *unstructured.Unstructured {
 	o := &unstructured.Unstructured{}
 	o.SetGroupVersionKind(schema.GroupVersionKind{Group: "nfd.k8s-sigs.io", Version: "v1alpha1", Kind: "NodeFeature"})
 	o.SetNamespace(ownNamespace)
-	o.SetName(decide.OverrideName(node))
+	o.SetName(rollout.OverrideName(node))
 	return o
 }
 
@@ -806,7 +806,7 @@ func (s *story) draEvent(random *rand.Rand) {
 
 func draPod(node string) *corev1.Pod {
 	return &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Namespace: nvidiaSpace, Name: "dra-" + node, Labels: map[string]string{decide.DRALabels()[0]: "kubelet-plugin"}},
+		ObjectMeta: metav1.ObjectMeta{Namespace: nvidiaSpace, Name: "dra-" + node, Labels: map[string]string{rollout.DRALabels()[0]: "kubelet-plugin"}},
 		Spec:       corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{Name: "gpus", Image: "example.invalid/dra"}}},
 	}
 }

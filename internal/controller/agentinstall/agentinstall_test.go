@@ -1,0 +1,94 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package agentinstall_test
+
+import (
+	"context"
+	"testing"
+	"testing/fstest"
+
+	. "github.com/onsi/gomega"
+	appsv1 "k8s.io/api/apps/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/controller/agentinstall"
+)
+
+const daemonSet = `
+apiVersion: apps/v1
+kind: DaemonSet
+metadata: {name: agent, namespace: written-elsewhere}
+spec:
+  selector: {matchLabels: {app: agent}}
+  template:
+    metadata: {labels: {app: agent}}
+    spec: {containers: [{name: agent, image: agent-image}]}
+`
+
+func newOwner() *appsv1.Deployment {
+	return &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: "ours", Name: "operands", UID: "1"}}
+}
+
+func manifests(owned, kept string) fstest.MapFS {
+	return fstest.MapFS{"owned.yaml": {Data: []byte(owned)}, "kept.yaml": {Data: []byte(kept)}}
+}
+
+func newController(c client.Client, files fstest.MapFS) *agentinstall.Controller {
+	return agentinstall.New(c, agentinstall.Options{
+		Owner:     types.NamespacedName{Namespace: "ours", Name: "operands"},
+		Manifests: files, Images: map[string]string{"agent-image": "registry/agent:1"},
+	})
+}
+
+func TestWhatCannotBeInstalledIsSaid(t *testing.T) {
+	tests := map[string]struct {
+		files fstest.MapFS
+		says  string
+	}{
+		"a file that the bundle lacks":       {fstest.MapFS{"owned.yaml": {}}, "reading what is to be installed: open kept.yaml"},
+		"a file that is no YAML":             {manifests("a: [", ""), "reading what is to be installed from owned.yaml"},
+		"an image that the release lacks":    {manifests("", "{kind: DaemonSet, metadata: {name: a}, spec: {template: {spec: {containers: [{image: other}]}}}}"), "one of the containers of DaemonSet a: nobody named the image other"},
+		"a container that is no object":      {manifests("{kind: DaemonSet, metadata: {name: a}, spec: {template: {spec: {containers: [x]}}}}", ""), "one of the containers of DaemonSet a: is no object"},
+		"containers that are no list at all": {manifests("{kind: DaemonSet, metadata: {name: a}, spec: {template: {spec: {containers: 1}}}}", ""), "reading the containers of DaemonSet a: .spec.template.spec.containers accessor error"},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			_, err := newController(fake.NewFakeClient(), tc.files).Reconcile(t.Context(), newOwner())
+			NewWithT(t).Expect(err).To(MatchError(ContainSubstring(tc.says)))
+		})
+	}
+}
+
+func TestOneThatFailsDoesNotHoldUpTheOthers(t *testing.T) {
+	g := NewWithT(t)
+	var applied int
+	c := interceptor.NewClient(fake.NewFakeClient(), interceptor.Funcs{
+		Apply: func(context.Context, client.WithWatch, runtime.ApplyConfiguration, ...client.ApplyOption) error {
+			applied++
+			if applied == 1 {
+				return apierrors.NewForbidden(schema.GroupResource{Group: "apps", Resource: "daemonsets"}, "agent", nil)
+			}
+			return nil
+		},
+	})
+	_, err := newController(c, manifests(daemonSet, daemonSet)).Reconcile(t.Context(), newOwner())
+	g.Expect(err).To(MatchError(ContainSubstring("installing DaemonSet agent: daemonsets.apps \"agent\" is forbidden")))
+	g.Expect(applied).To(Equal(2))
+}
+
+func TestNothingIsInstalledForAnOwnerThatGoes(t *testing.T) {
+	g := NewWithT(t)
+	owner := newOwner()
+	now := metav1.Now()
+	owner.DeletionTimestamp = &now
+	_, err := newController(nil, nil).Reconcile(t.Context(), owner)
+	g.Expect(err).NotTo(HaveOccurred())
+}

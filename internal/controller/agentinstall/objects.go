@@ -1,0 +1,119 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package agentinstall installs what the Operator Lifecycle Manager cannot: its bundles hold Deployments, but no DaemonSet, no
+// SecurityContextConstraints and no admission policy (operator-registry, pkg/lib/bundle/supported_resources.go). Helm and
+// kustomize need none of it.
+//
+// It knows nothing of GPUs. It applies the objects of two files, which the bundle brings in a ConfigMap, into its own
+// namespace and with the images that its environment names:
+//
+//	owned.yaml  go when the Deployment goes that this runs in, so when the operator is uninstalled
+//	kept.yaml   stay: the MPS pods, since MPS clients die with their daemon, and what they need
+//
+// It writes when it starts and when somebody changes or deletes a DaemonSet of its namespace.
+package agentinstall
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"slices"
+
+	appsv1 "k8s.io/api/apps/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/util/yaml"
+)
+
+// The files with the objects.
+const (
+	ownedFile = "owned.yaml"
+	keptFile  = "kept.yaml"
+)
+
+// objects reads what is to be applied for a Deployment.
+func (c *Controller) objects(owner *appsv1.Deployment) ([]*unstructured.Unstructured, error) {
+	owned, err := read(c.manifests, ownedFile)
+	if err != nil {
+		return nil, err
+	}
+	for _, o := range owned {
+		o.SetOwnerReferences([]metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "Deployment", Name: owner.Name, UID: owner.UID}})
+	}
+	kept, err := read(c.manifests, keptFile)
+	if err != nil {
+		return nil, err
+	}
+	all := slices.Concat(owned, kept)
+	for _, o := range all {
+		if o.GetNamespace() != "" {
+			o.SetNamespace(owner.Namespace)
+		}
+		if err := setImages(o, c.images); err != nil {
+			return nil, err
+		}
+	}
+	return all, nil
+}
+
+func read(manifests fs.FS, file string) ([]*unstructured.Unstructured, error) {
+	data, err := fs.ReadFile(manifests, file)
+	if err != nil {
+		return nil, fmt.Errorf("reading what is to be installed: %w", err)
+	}
+	decoder := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(data), 4096)
+	var all []*unstructured.Unstructured
+	for {
+		o := &unstructured.Unstructured{}
+		err := decoder.Decode(&o.Object)
+		if errors.Is(err, io.EOF) {
+			return all, nil
+		}
+		if err != nil {
+			return nil, fmt.Errorf("reading what is to be installed from %s: %w", file, err)
+		}
+		if len(o.Object) > 0 {
+			all = append(all, o)
+		}
+	}
+}
+
+// setImages replaces the images of a workload by those of the same name. An image that nobody named is refused: it would
+// be pulled from wherever the nodes look first.
+func setImages(o *unstructured.Unstructured, images map[string]string) error {
+	for _, list := range []string{"initContainers", "containers"} {
+		path := []string{"spec", "template", "spec", list}
+		containers, found, err := unstructured.NestedSlice(o.Object, path...)
+		if err != nil {
+			return fmt.Errorf("reading the %s of %s %s: %w", list, o.GetKind(), o.GetName(), err)
+		}
+		if !found {
+			continue
+		}
+		for _, container := range containers {
+			if err := setImage(container, images); err != nil {
+				return fmt.Errorf("one of the %s of %s %s: %w", list, o.GetKind(), o.GetName(), err)
+			}
+		}
+		if err := unstructured.SetNestedSlice(o.Object, containers, path...); err != nil {
+			return fmt.Errorf("naming the images of %s %s: %w", o.GetKind(), o.GetName(), err)
+		}
+	}
+	return nil
+}
+
+func setImage(container any, images map[string]string) error {
+	fields, isObject := container.(map[string]any)
+	if !isObject {
+		return errors.New("is no object")
+	}
+	image := images[fmt.Sprint(fields["image"])]
+	if image == "" {
+		return fmt.Errorf("nobody named the image %v", fields["image"])
+	}
+	fields["image"] = image
+	return nil
+}

@@ -1,0 +1,265 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package gpusharingpolicy
+
+import (
+	"strings"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/controller/pluginconfig"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+)
+
+// CacheOptions keep the cache small: of each object what decisions depend on, of ConfigMaps ours only. Nothing is cached
+// that is not watched, so that a read never starts a watch. NVIDIA's ClusterPolicy is kept whole: who owns its fields is
+// read from it, and there is one.
+func CacheOptions(standAlone pluginconfig.StandAlone) cache.Options {
+	lists := &profileLists{byProduct: map[string][]v1alpha1.ProfileStatus{}}
+	return cache.Options{
+		ReaderFailOnMissingInformer: true,
+		ByObject: map[client.Object]cache.ByObject{
+			&v1alpha1.GPUSharingPolicy{}: {Transform: keepOwnManagedFields},
+			&v1alpha1.GPUNode{}:          {Transform: lists.slimGPUNode},
+			&corev1.Node{}:               {Transform: slimNode},
+			&corev1.Pod{}:                {Transform: slimPod},
+			&appsv1.DaemonSet{}:          {Transform: slimDaemonSet},
+			&corev1.ConfigMap{}:          configMaps(standAlone),
+			pluginconfig.Definitions():   {Transform: nameOnly},
+		},
+		// Of kinds that the cluster may not have, which cannot be named above.
+		DefaultTransform: slimOthers,
+	}
+}
+
+// configMaps are those of our name, in whatever namespace, and all in the namespace of a stand-alone plugin whose
+// ConfigMap has another name.
+func configMaps(standAlone pluginconfig.StandAlone) cache.ByObject {
+	ours := fields.OneTermEqualSelector(metav1.ObjectNameField, pluginconfig.ConfigMapName)
+	if standAlone.ConfigMap == "" || standAlone.ConfigMap == pluginconfig.ConfigMapName {
+		return cache.ByObject{Field: ours, Transform: keepOwnManagedFields}
+	}
+	return cache.ByObject{Transform: keepOwnManagedFields, Namespaces: map[string]cache.Config{
+		cache.AllNamespaces:  {FieldSelector: ours},
+		standAlone.Namespace: {FieldSelector: fields.Everything()},
+	}}
+}
+
+// keepOwnManagedFields keeps what server-side apply needs to know what we applied before.
+func keepOwnManagedFields(object any) (any, error) {
+	o, isObject := object.(client.Object)
+	if !isObject {
+		return object, nil
+	}
+	var own []metav1.ManagedFieldsEntry
+	for _, entry := range o.GetManagedFields() {
+		if strings.HasPrefix(entry.Manager, fieldManager) {
+			own = append(own, entry)
+		}
+	}
+	o.SetManagedFields(own)
+	return o, nil
+}
+
+func nameOnly(object any) (any, error) {
+	o, isMetadata := object.(*metav1.PartialObjectMetadata)
+	if !isMetadata {
+		return object, nil
+	}
+	o.ObjectMeta = metav1.ObjectMeta{Name: o.Name, UID: o.UID, ResourceVersion: o.ResourceVersion}
+	return o, nil
+}
+
+func slimNode(object any) (any, error) {
+	node, isNode := object.(*corev1.Node)
+	if !isNode {
+		return object, nil
+	}
+	node.ManagedFields = append(rollout.Holding(node), rollout.ConfigWriters(node)...)
+	node.Annotations = ownAnnotations(node.Annotations)
+	node.Spec = corev1.NodeSpec{Taints: node.Spec.Taints}
+	node.Status = corev1.NodeStatus{
+		Allocatable: ofNVIDIA(node.Status.Allocatable), Capacity: ofNVIDIA(node.Status.Capacity),
+		NodeInfo: corev1.NodeSystemInfo{SystemUUID: node.Status.NodeInfo.SystemUUID},
+	}
+	return node, nil
+}
+
+func ofNVIDIA(all corev1.ResourceList) corev1.ResourceList {
+	own := corev1.ResourceList{}
+	for name, quantity := range all {
+		if strings.HasPrefix(string(name), nvidiaDomain) || rollout.OfSlicer(string(name)) {
+			own[name] = quantity
+		}
+	}
+	return own
+}
+
+// slimPod keeps what podOf, podView and drain.Evict read.
+func slimPod(object any) (any, error) {
+	pod, isPod := object.(*corev1.Pod)
+	if !isPod {
+		return object, nil
+	}
+	pod.ManagedFields = nil
+	pod.Annotations = podAnnotations(pod.Annotations)
+	pod.Labels = podLabels(pod)
+	pod.OwnerReferences = controllerOf(pod)
+	pod.Spec = corev1.PodSpec{
+		Containers:     draContainers(pod),
+		InitContainers: initHolder(pod),
+		NodeName:       pod.Spec.NodeName,
+		NodeSelector:   pod.Spec.NodeSelector,
+		Volumes:        configVolumes(pod.Spec.Volumes),
+		Tolerations:    serverTolerations(pod),
+		Resources:      gpuRequest(&pod.Spec),
+	}
+	pod.Status = corev1.PodStatus{
+		Phase: pod.Status.Phase, Conditions: slimConditions(pod.Status.Conditions), ContainerStatuses: troubled(pod),
+	}
+	return pod, nil
+}
+
+func podAnnotations(all map[string]string) map[string]string {
+	var kept map[string]string // most pods have none, and there are many pods
+	for _, name := range []string{corev1.MirrorPodAnnotationKey, v1alpha1.AnnotationNudge} {
+		if value, found := all[name]; found {
+			if kept == nil {
+				kept = map[string]string{}
+			}
+			kept[name] = value
+		}
+	}
+	return kept
+}
+
+func controllerOf(pod *corev1.Pod) []metav1.OwnerReference {
+	if owner := metav1.GetControllerOf(pod); owner != nil {
+		return []metav1.OwnerReference{*owner}
+	}
+	return nil
+}
+
+// serverTolerations are those of the pods without which the GPUs of a node are not offered: whether they could come back to a
+// node with a taint. Of pods that ask for GPUs it stands for all tolerations whether they tolerate the operator's taint.
+func serverTolerations(pod *corev1.Pod) []corev1.Toleration {
+	switch {
+	case rollout.Serves(pod) || len(configVolumes(pod.Spec.Volumes)) > 0:
+		return rollout.OwnTolerations(pod.Spec.Tolerations)
+	case rollout.RequestsGPU(&pod.Spec) && rollout.ToleratesChange(pod.Spec.Tolerations):
+		return []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
+	}
+	return nil
+}
+
+// configVolumes keeps of the volumes which ConfigMaps they show, in the plainest form. Every pod projects the certificate
+// of the API server.
+func configVolumes(all []corev1.Volume) []corev1.Volume {
+	var kept []corev1.Volume
+	keep := func(of corev1.LocalObjectReference) {
+		if of.Name != everywhere {
+			kept = append(kept, corev1.Volume{VolumeSource: corev1.VolumeSource{
+				ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: of},
+			}})
+		}
+	}
+	for i := range all {
+		if all[i].ConfigMap != nil {
+			keep(all[i].ConfigMap.LocalObjectReference)
+		}
+		if all[i].Projected == nil {
+			continue
+		}
+		for _, source := range all[i].Projected.Sources {
+			if source.ConfigMap != nil {
+				keep(source.ConfigMap.LocalObjectReference)
+			}
+		}
+	}
+	return kept
+}
+
+// everywhere is the ConfigMap that every pod projects.
+const everywhere = "kube-root-ca.crt"
+
+// draContainers are what tells the kubelet plugin of NVIDIA's DRA driver from others: the names of its containers. Of any
+// other pod nothing is kept.
+func draContainers(pod *corev1.Pod) []corev1.Container {
+	var containers []corev1.Container
+	if rollout.OffersGPUs(pod) {
+		for i := range pod.Spec.Containers {
+			containers = append(containers, corev1.Container{Name: pod.Spec.Containers[i].Name})
+		}
+	}
+	return containers
+}
+
+// initHolder stands for the init containers that hold GPUs, as long as the pod is not initialized.
+func initHolder(pod *corev1.Pod) []corev1.Container {
+	if !rollout.HoldsByInit(pod) {
+		return nil
+	}
+	return []corev1.Container{{Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{nvidiaDomain + "gpu": resource.Quantity{}}}}}
+}
+
+// troubled are the containers of one of NVIDIA's programs that do not run as they should. It is one if a deploy label
+// starts it, or it may read our ConfigMap; of others nothing is kept.
+func troubled(pod *corev1.Pod) []corev1.ContainerStatus {
+	if !rollout.Serves(pod) && len(configVolumes(pod.Spec.Volumes)) == 0 {
+		return nil
+	}
+	return rollout.TroubledContainers(pod)
+}
+
+// gpuRequest stands for all requests of a pod: those of GPUs and instances, and whether it asks for anything of NVIDIA's.
+func gpuRequest(spec *corev1.PodSpec) *corev1.ResourceRequirements {
+	if !rollout.RequestsGPU(spec) {
+		return nil
+	}
+	limits := corev1.ResourceList{}
+	for name, n := range rollout.Asks(spec) {
+		limits[corev1.ResourceName(name)] = *resource.NewQuantity(n, resource.DecimalSI)
+	}
+	if len(limits) == 0 {
+		limits[nvidiaDomain+"gpu"] = resource.Quantity{}
+	}
+	return &corev1.ResourceRequirements{Limits: limits}
+}
+
+// podLabels keeps what agents, Node Feature Discovery and DRA drivers are known by and, of a pod that asks for GPUs, what tells its
+// Deployment.
+func podLabels(pod *corev1.Pod) map[string]string {
+	var kept map[string]string
+	for _, name := range append(rollout.DRALabels(), labelName, rollout.LabelApp, appsv1.DefaultDeploymentUniqueLabelKey) {
+		value, found := pod.Labels[name]
+		if name == rollout.LabelApp && !rollout.IsValidator(pod) {
+			continue
+		}
+		if !found || name == appsv1.DefaultDeploymentUniqueLabelKey && !rollout.RequestsGPU(&pod.Spec) {
+			continue
+		}
+		if kept == nil {
+			kept = map[string]string{}
+		}
+		kept[name] = value
+	}
+	return kept
+}
+
+func slimConditions(all []corev1.PodCondition) []corev1.PodCondition {
+	var kept []corev1.PodCondition
+	for _, c := range all {
+		if c.Type == corev1.PodReady || c.Type == corev1.PodScheduled {
+			kept = append(kept, corev1.PodCondition{Type: c.Type, Status: c.Status, LastTransitionTime: c.LastTransitionTime})
+		}
+	}
+	return kept
+}

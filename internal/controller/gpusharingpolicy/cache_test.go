@@ -1,0 +1,228 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package gpusharingpolicy
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/controller/pluginconfig"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/test/env"
+)
+
+// TestSlimPods: what is left of a pod in the cache says the same to everything that reads pods.
+func TestSlimPods(t *testing.T) {
+	yes := true
+	shares := corev1.ResourceRequirements{Limits: corev1.ResourceList{"nvidia.com/gpu.shared": resource.MustParse("1")}}
+	c := New(nil, Options{Namespace: "own", Wiring: pluginconfig.New(nil, nil, nil, pluginconfig.StandAlone{})})
+	for name, change := range map[string]func(*corev1.Pod){
+		"a bystander": func(*corev1.Pod) {},
+		"one with a GPU in a container": func(p *corev1.Pod) {
+			p.Spec.Containers = []corev1.Container{{Name: "a"}, {Name: "b", Resources: shares}}
+		},
+		"one with a GPU in an init container": func(p *corev1.Pod) {
+			p.Spec.InitContainers = []corev1.Container{{Name: "a", Resources: shares}}
+		},
+		"one with a GPU for the whole pod": func(p *corev1.Pod) { p.Spec.Resources = &shares },
+		"one of a DaemonSet": func(p *corev1.Pod) {
+			p.OwnerReferences = []metav1.OwnerReference{{Kind: "Other"}, {Kind: "DaemonSet", Controller: &yes}}
+		},
+		"a mirror": func(p *corev1.Pod) { p.Annotations[corev1.MirrorPodAnnotationKey] = "x" },
+		"one of NVIDIA's clients that reads our ConfigMap": func(p *corev1.Pod) {
+			p.Namespace, p.Annotations[v1alpha1.AnnotationNudge] = "gpu-operator", "key@1"
+			p.Spec.NodeSelector = map[string]string{"nvidia.com/gpu.deploy.device-plugin": "true"}
+			p.Spec.Volumes = []corev1.Volume{{Name: "x", VolumeSource: corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{
+				LocalObjectReference: corev1.LocalObjectReference{Name: pluginconfig.ConfigMapName},
+			}}}}
+		},
+		"one of NVIDIA's clients whose config-manager keeps ending": func(p *corev1.Pod) {
+			p.Spec.NodeSelector = map[string]string{"nvidia.com/gpu.deploy.device-plugin": "true"}
+			ended := corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{
+				ExitCode: 1, FinishedAt: metav1.Unix(1_800_000_000, 0), Message: "a long text",
+			}}
+			p.Status.InitContainerStatuses = []corev1.ContainerStatus{{Name: "config-manager-init", Ready: true, Image: "an image"}}
+			p.Status.ContainerStatuses = []corev1.ContainerStatus{
+				{Name: "config-manager", RestartCount: 3, LastTerminationState: ended, Image: "an image"},
+				{Name: "nvidia-device-plugin", Ready: true, Image: "an image"},
+			}
+		},
+		"one that projects our ConfigMap": func(p *corev1.Pod) {
+			p.Namespace = "gpu-operator"
+			p.Spec.Volumes = []corev1.Volume{{Name: "x", VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{
+				Sources: []corev1.VolumeProjection{{ConfigMap: &corev1.ConfigMapProjection{
+					LocalObjectReference: corev1.LocalObjectReference{Name: pluginconfig.ConfigMapName},
+				}}},
+			}}}}
+		},
+		"the kubelet plugin of NVIDIA's DRA driver": func(p *corev1.Pod) {
+			p.Labels["nvidia-dra-driver-gpu-component"] = "kubelet-plugin"
+			p.Spec.Containers = append(p.Spec.Containers, corev1.Container{Name: "compute-domains"}, corev1.Container{Name: "gpus"})
+		},
+		"an agent": func(p *corev1.Pod) {
+			p.Namespace, p.Labels[labelName] = "own", "gpu-sharing-agent"
+			p.Status.Conditions = append(p.Status.Conditions, corev1.PodCondition{Type: corev1.PodReady, Status: corev1.ConditionTrue})
+		},
+		"one that has ended": func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed },
+	} {
+		t.Run(name, func(t *testing.T) {
+			g, pod := NewWithT(t), usualPod()
+			change(pod)
+			slim, err := slimPod(pod.DeepCopy())
+			g.Expect(err).NotTo(HaveOccurred())
+			ours := types.NamespacedName{Namespace: "gpu-operator", Name: pluginconfig.ConfigMapName}
+			g.Expect(rollout.PodOf(slim.(*corev1.Pod), ours)).To(Equal(rollout.PodOf(pod, ours)))
+			view, matters := c.podView(pod)
+			slimView, slimMatters := c.podView(slim.(*corev1.Pod))
+			g.Expect(slimView).To(Equal(view))
+			g.Expect(slimMatters).To(Equal(matters))
+			g.Expect(matters).To(Equal(name != "a bystander" && name != "a mirror" && name != "one of a DaemonSet" && name != "one that has ended"))
+			g.Expect(slim.(*corev1.Pod).Size()).To(BeNumerically("<", pod.Size()/2))
+			again, err := slimPod(slim.(*corev1.Pod).DeepCopy())
+			g.Expect(err).NotTo(HaveOccurred())
+			g.Expect(again).To(Equal(slim))
+		})
+	}
+}
+
+// usualPod has what every pod has.
+func usualPod() *corev1.Pod {
+	secret := &corev1.SecretVolumeSource{SecretName: "a-token-of-a-service-account-as-every-pod-has-one"}
+	env := []corev1.EnvVar{{Name: "A_VARIABLE_WITH_A_LONG_NAME", Value: "and a value that is longer than the name of the variable"}}
+	return &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: "default", Name: "pod", UID: "1-2-3", Labels: map[string]string{"app": "pod", "pod-template-hash": "76c5f9f5c9"},
+			Annotations:   map[string]string{"others.example/config": "a long text that nobody here reads, again and again and again"},
+			ManagedFields: []metav1.ManagedFieldsEntry{{Manager: "kubelet", FieldsV1: metav1.NewFieldsV1(strings.Repeat(" ", 2000))}},
+		},
+		Spec: corev1.PodSpec{
+			NodeName: "a100", ServiceAccountName: "default",
+			Containers: []corev1.Container{{Name: "main", Image: "registry.example/some/image:v1", Env: env}},
+			Volumes:    []corev1.Volume{{Name: "token", VolumeSource: corev1.VolumeSource{Secret: secret}}},
+		},
+		Status: corev1.PodStatus{
+			Phase: corev1.PodRunning, PodIP: "10.0.0.1",
+			Conditions: []corev1.PodCondition{{
+				Type: corev1.PodScheduled, Status: corev1.ConditionTrue, LastTransitionTime: metav1.NewTime(time.Unix(1_800_000_000, 0)),
+			}},
+		},
+	}
+}
+
+func TestSlimNodes(t *testing.T) {
+	g := NewWithT(t)
+	node := &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{
+			Name: "a100", UID: "1", ResourceVersion: "7", Labels: map[string]string{"pool": "research"},
+			Annotations: map[string]string{
+				"others.example/x": "x", v1alpha1.AnnotationPaused: "p", "nvidia.com/gpu-driver-upgrade-enabled": "true",
+			},
+		},
+		Spec: corev1.NodeSpec{ProviderID: "x", Taints: []corev1.Taint{{Key: "k", Effect: corev1.TaintEffectNoExecute}}},
+		Status: corev1.NodeStatus{
+			Allocatable: corev1.ResourceList{"cpu": resource.MustParse("64"), "nvidia.com/gpu": resource.MustParse("8")},
+			Images:      []corev1.ContainerImage{{Names: []string{"image"}}},
+		},
+	}
+	slim, err := slimNode(node.DeepCopy())
+	g.Expect(err).NotTo(HaveOccurred())
+	want, _ := nodeView(node)
+	got, _ := nodeView(slim.(*corev1.Node))
+	g.Expect(got).To(Equal(want))
+	g.Expect(got.Allocatable).To(Equal(map[string]int64{"nvidia.com/gpu": 8}))
+	g.Expect(got.Annotations).To(HaveLen(2))
+	g.Expect(slim.(*corev1.Node).ResourceVersion).To(Equal("7"))
+	g.Expect(slim.(*corev1.Node).Status.Images).To(BeEmpty())
+}
+
+// TestSlimNodesTellTheMachineThatTheyBelongTo: by it a new node gets the startup taint that Cluster Autoscaler waits for.
+func TestSlimNodesTellTheMachineThatTheyBelongTo(t *testing.T) {
+	for _, name := range []string{"cluster.x-k8s.io/machine", "machine.openshift.io/machine"} {
+		g := NewWithT(t)
+		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a100", Annotations: map[string]string{name: "gpu-1"}}}
+		without, _ := nodeView(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a100"}})
+		slim, err := slimNode(node.DeepCopy())
+		g.Expect(err).NotTo(HaveOccurred())
+		got, _ := nodeView(slim.(*corev1.Node))
+		g.Expect(got.Annotations).To(HaveKeyWithValue(name, "gpu-1"))
+		g.Expect(got).NotTo(Equal(without), "that the annotation comes triggers a pass")
+	}
+}
+
+// TestSlimNodesTellSinceWhenSomebodyIsAtWork: of managed fields only those are kept that tell it, and only while somebody
+// says that he is.
+func TestSlimNodesTellSinceWhenSomebodyIsAtWork(t *testing.T) {
+	const label = "nvidia.com/gpu.deploy.dcgm"
+	at := metav1.Unix(1_800_000_000, 0)
+	for value, since := range map[string]time.Time{"paused-for-mig-change": at.Time, "true": {}, "": {}} {
+		g := NewWithT(t)
+		later := metav1.Unix(1_800_000_060, 0)
+		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{
+			Labels: map[string]string{label: value}, ManagedFields: []metav1.ManagedFieldsEntry{
+				{Manager: "mig-manager", Time: &at, FieldsV1: metav1.NewFieldsV1(`{"f:metadata":{"f:labels":{"f:` + label + `":{}}}}`)},
+				{Manager: "kubelet", Time: &later, FieldsV1: metav1.NewFieldsV1(`{"f:metadata":{"f:labels":{"f:other":{}}}}`)},
+			},
+		}}
+		full, _ := nodeView(node)
+		slim, err := slimNode(node.DeepCopy())
+		g.Expect(err).NotTo(HaveOccurred())
+		view, _ := nodeView(slim.(*corev1.Node))
+		g.Expect(view).To(Equal(full))
+		g.Expect(view.HeldSince.Equal(since)).To(BeTrue(), "%s: %s", value, view.HeldSince)
+		again, err := slimNode(slim.(*corev1.Node).DeepCopy())
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(again).To(Equal(slim))
+	}
+}
+
+// TestStandAloneCache: with the rights that the manifests give for it, the cache holds the ConfigMap of a stand-alone
+// device plugin, and none of anybody else's but those of our name.
+func TestStandAloneCache(t *testing.T) {
+	g, cluster := NewWithT(t), env.Start(t)
+	const theirs = "nvidia-device-plugin"
+	for _, namespace := range []string{theirs, "gpu-sharing-operator", "elsewhere"} {
+		g.Expect(cluster.Client.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}})).To(Succeed())
+	}
+	for _, key := range []types.NamespacedName{
+		{Namespace: theirs, Name: "nvidia-plugin-configs"},
+		{Namespace: "elsewhere", Name: "another"},
+		{Namespace: "elsewhere", Name: pluginconfig.ConfigMapName},
+	} {
+		g.Expect(cluster.Client.Create(t.Context(), &corev1.ConfigMap{
+			ObjectMeta: metav1.ObjectMeta{Namespace: key.Namespace, Name: key.Name},
+		})).To(Succeed())
+	}
+	g.Expect(cluster.Apply(t.Context(), "config/rbac/role.yaml", "config/manager/rbac.yaml", "config/stand-alone/rbac.yaml")).To(Succeed())
+	config, err := cluster.ConfigAs(t.Context(), env.Identity{Namespace: "gpu-sharing-operator", ServiceAccount: "gpu-sharing-controller"})
+	g.Expect(err).NotTo(HaveOccurred())
+
+	standAlone := pluginconfig.StandAlone{Namespace: theirs, ConfigMap: "nvidia-plugin-configs"}
+	options := CacheOptions(standAlone)
+	options.Scheme = cluster.Scheme
+	cached, err := cache.New(config, options)
+	g.Expect(err).NotTo(HaveOccurred())
+	go func() { _ = cached.Start(t.Context()) }()
+	_, err = cached.GetInformer(t.Context(), &corev1.ConfigMap{})
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(cached.WaitForCacheSync(t.Context())).To(BeTrue())
+	found := &corev1.ConfigMapList{}
+	g.Expect(cached.List(t.Context(), found)).To(Succeed())
+	var keys []string
+	for i := range found.Items {
+		keys = append(keys, client.ObjectKeyFromObject(&found.Items[i]).String())
+	}
+	g.Expect(keys).To(ConsistOf(
+		"elsewhere/gpu-sharing-device-plugin", "nvidia-device-plugin/nvidia-plugin-configs",
+	))
+}

@@ -1,0 +1,142 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package gpusharingpolicy moves the cluster towards what the policies ask. There is one budget and so one place that decides:
+// a single request wakes the controller for whatever changed, and each pass is
+//
+//	gather (reads, from the cache) → rollout.Decide (pure) → carry out the actions → apply the policies' status
+//
+// It begins only once the cache shows what was written before (catchUp).
+//
+// A pass is over all nodes, and what it costs is for those that have changed: see known and rollout.Memory.
+//
+// The package knows how to read and write, and nothing of what should be done when. A pass may end anywhere: the next one
+// decides from what is there.
+package gpusharingpolicy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/client-go/util/workqueue"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/controller/pluginconfig"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+)
+
+// fieldManager owns GPUNode.spec and the status of policies.
+const fieldManager = "gpusharing-controller"
+
+// Pass is the one request that the controller knows: look at everything.
+type Pass struct{}
+
+// Options are what a controller needs beside a client.
+type Options struct {
+	// Reader is not cached: it is asked whether a policy is still as it was before something disruptive is done.
+	Reader client.Reader
+	Clock  clock.PassiveClock
+	Events events.EventRecorder
+	Wiring *pluginconfig.Wiring
+	// Namespace is the controller's own, where the agents run too.
+	Namespace string
+	// Writers is to how many nodes a pass may write at the same time; 0: one after the other.
+	Writers int
+	// ReadinessTaint is rollout.World.ReadinessTaint.
+	ReadinessTaint bool
+}
+
+// Controller moves the cluster towards what the policies ask.
+type Controller struct {
+	client    client.Client
+	metrics   *metrics
+	catchUp   *catchUp
+	changes   changes           // since the last pass
+	known     known             // of the nodes, from the last pass
+	memory    rollout.Memory    // likewise
+	repeats   rollout.Repeats   // what was written in the last hour
+	sightings rollout.Sightings // of other controllers that are not recorded on their Nodes
+	slices    watchedKind       // sliceKind
+	claims    watchedKind       // claimKind
+	nodePools watchedKind       // nodePoolKind
+	refusals  refusals
+	deleted   map[string]types.UID // NodeFeatures of ours that the cache may still show, by node
+	// undecided is when the first of the passes began that could not decide; zero if the last one did.
+	undecided time.Time
+	Options
+}
+
+// New returns a controller.
+func New(c client.Client, o Options) *Controller {
+	return &Controller{
+		client: c, metrics: newMetrics(), Options: o, deleted: map[string]types.UID{},
+		slices: watchedKind{GroupKind: sliceKind}, claims: watchedKind{GroupKind: claimKind},
+		nodePools: watchedKind{GroupKind: nodePoolKind},
+		catchUp:   &catchUp{reader: o.Reader, expected: map[object]expectation{}},
+	}
+}
+
+// Name of the controller.
+func (*Controller) Name() string { return "rollout" }
+
+// The limits of a pass and of the time between two passes after an error. An event ends the wait at once.
+const (
+	passTimeout = 5 * time.Minute
+	minBackoff  = 100 * time.Millisecond
+	maxBackoff  = 30 * time.Second
+	syncAgain   = 500 * time.Millisecond
+)
+
+func options() controller.TypedOptions[Pass] {
+	return controller.TypedOptions[Pass]{
+		MaxConcurrentReconciles: 1,
+		ReconciliationTimeout:   passTimeout,
+		RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[Pass](minBackoff, maxBackoff),
+	}
+}
+
+// +kubebuilder:rbac:groups=gpusharing.io,resources=gpusharingpolicies,verbs=get;list;watch
+// +kubebuilder:rbac:groups=gpusharing.io,resources=gpusharingpolicies/status,verbs=patch
+// +kubebuilder:rbac:groups=gpusharing.io,resources=gpunodes,verbs=get;list;watch;patch
+// +kubebuilder:rbac:groups="",resources=nodes,verbs=get;list;watch;patch
+// +kubebuilder:rbac:groups="",resources=pods,verbs=get;list;watch;patch;delete
+// +kubebuilder:rbac:groups="",resources=pods/eviction,verbs=create
+// +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create;patch
+
+// Reconcile moves the cluster one safe pass towards what the policies ask.
+func (c *Controller) Reconcile(ctx context.Context, _ Pass) (reconcile.Result, error) {
+	lacking, err := c.catchUp.lacks(ctx, c.client, c.Clock.Now())
+	if err != nil {
+		return c.wait(ctx, err, 0)
+	}
+	if lacking != "" {
+		return c.wait(ctx, fmt.Errorf("the cache does not show the last write of %s yet", lacking), lookAgain)
+	}
+	seen, err := c.gather(ctx)
+	if errors.Is(err, pluginconfig.ErrNotSynced) {
+		return c.wait(ctx, err, syncAgain)
+	}
+	if err != nil {
+		return c.wait(ctx, fmt.Errorf("gathering the cluster: %w", err), 0)
+	}
+	c.undecided = time.Time{}
+	seen.world.Repeats, seen.world.Sightings = &c.repeats, &c.sightings
+	decision := c.memory.Decide(seen.world)
+	c.metrics.decided(decision)
+	if debug := log.FromContext(ctx).V(1); debug.Enabled() {
+		for _, n := range decision.Nodes {
+			debug.Info("node", "node", n.Node, "policy", n.Policy, "state", n.State, "message", n.Message)
+		}
+	}
+	p := &pass{Controller: c, seen: seen, current: map[rollout.PolicyRef]bool{}, done: map[likewise][]rollout.Action{}}
+	err = errors.Join(p.execute(ctx, decision), p.report(ctx, decision))
+	return reconcile.Result{RequeueAfter: p.again(decision.After)}, err
+}

@@ -1,0 +1,211 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package gpusharingpolicy
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+)
+
+// announcement is the kind of a thing that is announced: always the same reason, for the same action.
+type announcement struct {
+	Type   string // of a Kubernetes Event
+	Reason string
+	Action string
+}
+
+// What is announced: changes made, and refusals. What is new about a policy is announced with its condition's reason.
+var (
+	eventGPUsClosed    = announcement{corev1.EventTypeNormal, v1alpha1.EventGPUSchedulingDisabled, "Taint"}
+	eventGPUsOpened    = announcement{corev1.EventTypeNormal, v1alpha1.EventGPUSchedulingEnabled, "Untaint"}
+	eventPolicyTaints  = announcement{corev1.EventTypeNormal, v1alpha1.EventPolicyTaintsChanged, "KeepTaints"}
+	eventEvicting      = announcement{corev1.EventTypeNormal, v1alpha1.EventEvicting, "Evict"}
+	eventEvictBlocked  = announcement{corev1.EventTypeWarning, v1alpha1.EventEvictionBlocked, "Evict"}
+	eventDesiredState  = announcement{corev1.EventTypeNormal, v1alpha1.EventDesiredStateChanged, "SetSpec"}
+	eventNodeLabels    = announcement{corev1.EventTypeNormal, v1alpha1.EventNodeLabelsChanged, "PatchNode"}
+	eventPodRestarted  = announcement{corev1.EventTypeNormal, v1alpha1.EventNVIDIAPodRestarted, "DeletePod"}
+	eventMPSDisabled   = announcement{corev1.EventTypeNormal, v1alpha1.EventNVIDIAMPSDisabled, "KeepMPSOff"}
+	eventMPSEnabled    = announcement{corev1.EventTypeNormal, v1alpha1.EventNVIDIAMPSEnabled, "AllowMPS"}
+	eventConfigured    = announcement{corev1.EventTypeNormal, v1alpha1.EventClusterPolicyConfigured, "Wire"}
+	eventRestored      = announcement{corev1.EventTypeNormal, v1alpha1.EventClusterPolicyRestored, "Unwire"}
+	eventRestoreWaits  = announcement{corev1.EventTypeWarning, v1alpha1.EventClusterPolicyRestoreWaiting, "Unwire"}
+	eventReverted      = announcement{corev1.EventTypeWarning, v1alpha1.EventClusterPolicyReverted, "Wire"}
+	eventReasonReached = announcement{Type: corev1.EventTypeNormal, Action: "Rollout"}
+	eventReasonWaits   = announcement{Type: corev1.EventTypeWarning, Action: "Rollout"}
+)
+
+// maxNote is the longest note of an Event, from the API server's validation.
+const maxNote = 1024
+
+func (p *pass) emit(e announcement, regarding, related runtime.Object, note string) {
+	if len(note) > maxNote {
+		const ellipsis = "…"
+		note = string([]rune(note)[:(maxNote-len(ellipsis))/4]) + ellipsis
+	}
+	p.Events.Eventf(regarding, related, e.Type, e.Reason, e.Action, "%s", note)
+}
+
+// announce tells about an action, on the policy that asked for it if one did and on the node.
+func (p *pass) announce(a rollout.Action) {
+	e, announced := eventOf(a)
+	if !announced || p.records(a) {
+		return
+	}
+	node, failure := p.nodeNamed(a.Target()), p.failure(a)
+	policy, found := p.policies[a.For().Name]
+	switch why := whyOf(a); {
+	case !found:
+		p.emit(e, node, nil, a.String()+failure)
+	case why != "" && failure == "":
+		p.together(e, policy.Name, why, a)
+	default:
+		p.emit(e, policy, node, a.String()+failure)
+	}
+}
+
+// likewise is what a pass does to nodes of a policy for the same reason. It is announced once for all of them: an Event for each of
+// thousands of nodes would cost as many writes as the change itself.
+type likewise struct {
+	announcement
+	policy, why string
+}
+
+// whyOf is the reason of an action that disturbs nobody by itself; empty for others.
+func whyOf(action rollout.Action) string {
+	switch a := action.(type) {
+	case rollout.SetSpec:
+		return a.Why
+	case rollout.PatchNode:
+		return a.Why
+	}
+	return ""
+}
+
+func (p *pass) together(e announcement, policy, why string, a rollout.Action) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	what := likewise{announcement: e, policy: policy, why: why}
+	p.done[what] = append(p.done[what], a)
+}
+
+// announceTogether announces what was done to several nodes. The first of them is the related object: Events that differ in their notes
+// only are taken for one that repeats, and the notes of the later ones are lost (client-go's tools/events).
+func (p *pass) announceTogether() {
+	const most = 8 // nodes that a note names
+	for what, actions := range p.done {
+		slices.SortFunc(actions, func(a, b rollout.Action) int { return cmp.Compare(a.Target(), b.Target()) })
+		note := actions[0].String()
+		if len(actions) > 1 {
+			names := make([]string, 0, most)
+			for _, a := range actions[:min(len(actions), most)] {
+				names = append(names, a.Target())
+			}
+			note = fmt.Sprintf("%s on %d nodes: %s", what.why, len(actions), strings.Join(names, ", "))
+			if more := len(actions) - most; more > 0 {
+				note += fmt.Sprintf(" and %d more", more)
+			}
+		}
+		p.emit(what.announcement, p.policies[what.policy], p.nodeNamed(actions[0].Target()), note)
+	}
+}
+
+// failure adds to a note why the change of a node failed, where the action records that. The status has no room for many nodes.
+func (p *pass) failure(a rollout.Action) string {
+	set, is := a.(rollout.SetSpec)
+	if !is || set.Spec.Failed == nil || equality.Semantic.DeepEqual(set.Spec.Failed, p.specOf(set.Node).Failed) {
+		return ""
+	}
+	return fmt.Sprintf(": %s: %s", set.Spec.Failed.Reason, set.Spec.Failed.Message)
+}
+
+// records says whether an action only notes in a spec what is so, as every change of a node ends. It is no news.
+func (p *pass) records(a rollout.Action) bool {
+	set, is := a.(rollout.SetSpec)
+	if !is {
+		return false
+	}
+	before, after := p.specOf(set.Node), set.Spec
+	before.LastGood, before.Baseline, after.LastGood, after.Baseline = nil, nil, nil, nil
+	return equality.Semantic.DeepEqual(before, after)
+}
+
+// eventOf is the event of an action that changes something which a person may wonder about.
+func eventOf(action rollout.Action) (e announcement, announced bool) {
+	switch a := action.(type) {
+	case rollout.Taint:
+		return eventGPUsClosed, true
+	case rollout.Untaint:
+		return eventGPUsOpened, true
+	case rollout.KeepTaints:
+		return eventPolicyTaints, true
+	case rollout.Evict:
+		return eventEvicting, true
+	case rollout.SetSpec:
+		return eventDesiredState, true
+	case rollout.PatchNode:
+		return eventNodeLabels, true
+	case rollout.DeletePod:
+		return eventPodRestarted, true
+	case rollout.KeepMPSOff:
+		return eventMPSDisabled, true
+	case rollout.AllowMPS:
+		return eventMPSEnabled, true
+	case rollout.Tell:
+		return announcement{corev1.EventTypeWarning, a.Reason, "Restore"}, a.Reason != ""
+	default: // keys and nudges change nothing that is visible
+		return announcement{}, false
+	}
+}
+
+func (p *pass) announceRefusal(a rollout.Evict, message string) {
+	if policy, found := p.policies[a.Policy.Name]; found {
+		p.emit(eventEvictBlocked, policy, nil, message)
+	}
+}
+
+// announceWiring tells about the ClusterPolicy: that it was changed, or that somebody keeps changing it back.
+func (p *pass) announceWiring(ctx context.Context, changed bool, e announcement) {
+	if changed {
+		note := p.plugin.Describe()
+		log.FromContext(ctx).Info("changed the ClusterPolicy: " + note)
+		p.emit(e, p.plugin.Subject(), nil, note)
+	}
+	if why := p.plugin.Waits(); why != "" && e == eventRestored {
+		p.emit(eventRestoreWaits, p.plugin.Subject(), nil, "The ClusterPolicy is not restored yet: "+why)
+	}
+	if o := p.plugin.Overridden; o != nil && e == eventConfigured {
+		p.emit(eventReverted, p.plugin.Subject(), nil, o.Message)
+	}
+}
+
+// announceReasons tells of the conditions of a policy that have a new reason. Reconciling and Stalled have the reason of Ready.
+func (p *pass) announceReasons(policy *v1alpha1.GPUSharingPolicy, conditions []metav1.Condition) {
+	for _, c := range conditions {
+		follows := c.Type == v1alpha1.ConditionReconciling || c.Type == v1alpha1.ConditionStalled
+		old, had := condition.Find(policy.Status.Conditions, c.Type)
+		had = had && old.Reason != v1alpha1.ReasonAwaitingReport // which is no report
+		if follows || had && old.Reason == c.Reason && old.Status == c.Status || !had && c.Status == metav1.ConditionTrue {
+			continue
+		}
+		e := eventReasonReached
+		if c.Status == metav1.ConditionUnknown || c.Type == v1alpha1.ConditionAccepted && c.Status == metav1.ConditionFalse {
+			e = eventReasonWaits
+		}
+		e.Reason = c.Reason
+		p.emit(e, policy, nil, c.Message)
+	}
+}

@@ -1,0 +1,104 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package gpusharingpolicy
+
+import (
+	"context"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/controller/pluginconfig"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+)
+
+const (
+	labelName = "app.kubernetes.io/name"
+	// nvidiaDomain is the domain of NVIDIA's resources, labels and annotations.
+	nvidiaDomain = "nvidia.com/"
+	// nodeNameField is the index of pods by the node that they are bound to. The API server knows it too.
+	nodeNameField = "spec.nodeName"
+)
+
+// seen is the cluster as one pass read it: the world to decide on, and the objects to write to.
+type seen struct {
+	world    rollout.World
+	plugin   *pluginconfig.Observed
+	policies map[string]*v1alpha1.GPUSharingPolicy
+	nodes    map[string]*corev1.Node
+	gpuNodes map[string]*v1alpha1.GPUNode
+	features features
+}
+
+// gather reads the cluster, from the cache. What it returns is shared with the cache and must not be changed.
+func (c *Controller) gather(ctx context.Context) (*seen, error) {
+	plugin, err := c.Wiring.Observe(ctx)
+	if err != nil {
+		return nil, err
+	}
+	s, err := c.gatherPolicies(ctx)
+	if err != nil {
+		return nil, err
+	}
+	s.plugin = plugin
+	s.world.Now, s.world.Wiring, s.world.Keys, s.world.Copied = c.Clock.Now(), plugin.Wiring, plugin.Applied, plugin.Copied
+	if s.world.NodePools, err = c.gatherNodePools(ctx); err != nil {
+		return nil, err
+	}
+	s.world.ReadinessTaint = c.ReadinessTaint
+	if err := c.gatherFeatures(ctx, s); err != nil {
+		return nil, err
+	}
+	return s, c.gatherNodes(ctx, s)
+}
+
+// gatherPolicies reads the policies, with which every decision begins.
+func (c *Controller) gatherPolicies(ctx context.Context) (*seen, error) {
+	policies := &v1alpha1.GPUSharingPolicyList{}
+	if err := c.client.List(ctx, policies); err != nil {
+		return nil, fmt.Errorf("reading policies: %w", err)
+	}
+	s := &seen{world: rollout.World{Policies: policies.Items}, policies: make(map[string]*v1alpha1.GPUSharingPolicy, len(policies.Items))}
+	for i := range policies.Items {
+		s.policies[policies.Items[i].Name] = &policies.Items[i]
+	}
+	return s, nil
+}
+
+func (c *Controller) gatherNodes(ctx context.Context, s *seen) error {
+	k := &c.known
+	for _, node := range c.refusals.prune(s.world.Now) {
+		c.changes.node(node, true)
+	}
+	changed, watched := c.changes.take()
+	complete := watched && k.complete && k.configMap == s.plugin.ConfigMap
+	k.complete, k.configMap = false, s.plugin.ConfigMap // an error below loses what was taken
+	claims, err := c.gatherClaims(ctx)
+	if err != nil {
+		return err
+	}
+	k.claim(claims, changed)
+	if complete {
+		err = c.readAgain(ctx, changed)
+	} else {
+		err = c.readAll(ctx)
+	}
+	if err != nil {
+		return err
+	}
+	dra, err := c.gatherDRA(ctx, k.nodes)
+	if err != nil {
+		return err
+	}
+	k.tell(s.features.of, dra)
+	k.complete = true
+	s.nodes, s.gpuNodes = k.nodes, k.gpuNodes
+	s.world.Nodes, s.world.Unscheduled, s.world.UnscheduledVersion = k.world, k.unscheduled, k.unscheduledVersion
+	return nil
+}
+
+func (c *Controller) isReadyAgent(pod *corev1.Pod) bool {
+	return pod.Namespace == c.Namespace && rollout.IsReadyAgent(pod)
+}

@@ -1,0 +1,173 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package gpusharingpolicy
+
+import (
+	"errors"
+	"fmt"
+	"sync/atomic"
+
+	"github.com/prometheus/client_golang/prometheus"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+)
+
+// metrics are what the controller tells Prometheus: gauges of the last decision, and counts of what was carried out.
+// A controller that does not lead decides nothing and tells none of the gauges.
+type metrics struct {
+	last atomic.Pointer[rollout.Decision]
+
+	nodes, expected, advertised, oversubscription, started *prometheus.Desc
+
+	evictions, refused, rollbacks *prometheus.CounterVec
+}
+
+func newMetrics() *metrics {
+	return &metrics{
+		nodes: prometheus.NewDesc("gpusharing_nodes",
+			"Nodes that a policy governs, or that go back to the state in which they were found (no policy), by how far they are.",
+			[]string{"policy", "state"}, nil),
+		expected: prometheus.NewDesc("gpusharing_resource_expected",
+			"What the nodes of a policy advertise of an extended resource once all of them are ready.",
+			[]string{"policy", "resource"}, nil),
+		advertised: prometheus.NewDesc("gpusharing_resource_advertised",
+			"What the nodes of a policy advertise of an extended resource now.",
+			[]string{"policy", "resource"}, nil),
+		oversubscription: prometheus.NewDesc("gpusharing_resource_oversubscription",
+			"How many containers share what advertises one of an extended resource, the highest among the nodes; 1 if none do.",
+			[]string{"policy", "resource"}, nil),
+		started: prometheus.NewDesc("gpusharing_rollout_start_timestamp_seconds",
+			"Since when a policy is not ready, in seconds since 1970; absent for one that is. Its age is time() minus this.",
+			[]string{"policy"}, nil),
+		evictions: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "gpusharing_evictions_total",
+			Help: "Pods whose eviction the API server accepted.",
+		}, []string{"policy"}),
+		refused: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "gpusharing_evictions_refused_total",
+			Help: "Evictions that a PodDisruptionBudget refused. Each is asked for again.",
+		}, []string{"policy"}),
+		rollbacks: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "gpusharing_rollbacks_total",
+			Help: "Changes that failed on a node, which then goes back to its last good state, by the reason of the failure.",
+		}, []string{"policy", "reason"}),
+	}
+}
+
+// register adds the metrics to a registry. Controllers of one process, as in tests, share those of the first.
+func (m *metrics) register(registry prometheus.Registerer) (*metrics, error) {
+	err := registry.Register(m)
+	if there, is := errors.AsType[prometheus.AlreadyRegisteredError](err); is {
+		if first, same := there.ExistingCollector.(*metrics); same {
+			return first, nil
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("registering the metrics: %w", err)
+	}
+	return m, nil
+}
+
+// decided takes over what was decided last. Counters of each policy begin at 0, since Prometheus does not notice the first
+// increase of one that appears with it. Those of a policy that is gone go with it.
+func (m *metrics) decided(d rollout.Decision) {
+	if last := m.last.Load(); last != nil {
+		for policy := range last.Policies {
+			if _, there := d.Policies[policy]; !there {
+				m.forget(policy)
+			}
+		}
+	}
+	for policy := range d.Policies {
+		m.evictions.WithLabelValues(policy)
+		m.refused.WithLabelValues(policy)
+		for _, reason := range []string{v1alpha1.ReasonApplyTimedOut, v1alpha1.ReasonNotAdvertised} {
+			m.rollbacks.WithLabelValues(policy, reason)
+		}
+	}
+	m.last.Store(&d)
+}
+
+func (m *metrics) forget(policy string) {
+	for _, c := range m.counters() {
+		c.DeletePartialMatch(prometheus.Labels{"policy": policy})
+	}
+}
+
+// did counts an action that was carried out on a node whose GPUNode had that spec.
+func (m *metrics) did(a rollout.Action, before v1alpha1.GPUNodeSpec) {
+	switch a := a.(type) {
+	case rollout.Evict:
+		m.evictions.WithLabelValues(a.Policy.Name).Inc()
+	case rollout.SetSpec:
+		failed := a.Spec.Failed
+		if failed != nil && failed.Reason != v1alpha1.ReasonDrainTimedOut && (before.Failed == nil || *before.Failed != *failed) {
+			m.rollbacks.WithLabelValues(a.Policy.Name, failed.Reason).Inc()
+		}
+	}
+}
+
+// refusal counts an eviction that was refused.
+func (m *metrics) refusal(a rollout.Evict) { m.refused.WithLabelValues(a.Policy.Name).Inc() }
+
+// Describe is part of prometheus.Collector.
+func (m *metrics) Describe(to chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{m.nodes, m.expected, m.advertised, m.oversubscription, m.started} {
+		to <- d
+	}
+	for _, c := range m.counters() {
+		c.Describe(to)
+	}
+}
+
+// Collect is part of prometheus.Collector.
+func (m *metrics) Collect(to chan<- prometheus.Metric) {
+	for _, c := range m.counters() {
+		c.Collect(to)
+	}
+	d := m.last.Load()
+	if d == nil {
+		return
+	}
+	m.collectNodes(to, d.Nodes)
+	for policy, s := range d.Policies {
+		m.collectPolicy(to, policy, s)
+	}
+}
+
+func (m *metrics) counters() []*prometheus.CounterVec {
+	return []*prometheus.CounterVec{m.evictions, m.refused, m.rollbacks}
+}
+
+func (m *metrics) collectNodes(to chan<- prometheus.Metric, nodes []rollout.NodeState) {
+	type series struct {
+		policy string
+		state  rollout.State
+	}
+	counts := map[series]int{}
+	for _, n := range nodes {
+		counts[series{n.Policy, n.State}]++
+	}
+	for s, n := range counts {
+		to <- gauge(m.nodes, float64(n), s.policy, string(s.state))
+	}
+}
+
+func (m *metrics) collectPolicy(to chan<- prometheus.Metric, policy string, s v1alpha1.GPUSharingPolicyStatus) {
+	for _, r := range s.Resources {
+		to <- gauge(m.expected, float64(r.Expected), policy, r.Name)
+		to <- gauge(m.advertised, float64(r.Advertised), policy, r.Name)
+		to <- gauge(m.oversubscription, float64(max(r.Oversubscription, 1)), policy, r.Name)
+	}
+	if c, found := condition.Find(s.Conditions, v1alpha1.ConditionReady); found && c.Status != metav1.ConditionTrue {
+		to <- gauge(m.started, float64(c.LastTransitionTime.Unix()), policy)
+	}
+}
+
+func gauge(d *prometheus.Desc, value float64, labels ...string) prometheus.Metric {
+	return prometheus.MustNewConstMetric(d, prometheus.GaugeValue, value, labels...)
+}

@@ -1,0 +1,96 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package gpusharingpolicy
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+)
+
+func TestMetrics(t *testing.T) {
+	g := NewWithT(t)
+	registry := prometheus.NewPedanticRegistry()
+	m, err := newMetrics().register(registry)
+	g.Expect(err).NotTo(HaveOccurred())
+	again, err := newMetrics().register(registry)
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(again).To(BeIdenticalTo(m), "controllers of one process share their metrics")
+	g.Expect(testutil.GatherAndCompare(registry, strings.NewReader(""))).To(Succeed(), "nothing was decided yet")
+
+	m.decided(rollout.Decision{
+		Nodes: []rollout.NodeState{
+			{Node: "a", Policy: "research", State: rollout.StateUpToDate},
+			{Node: "b", Policy: "research", State: rollout.StateUpToDate},
+			{Node: "c", Policy: "research", State: rollout.StateDraining},
+			{Node: "d", State: rollout.StateSelecting},
+		},
+		Policies: map[string]v1alpha1.GPUSharingPolicyStatus{
+			"research": {
+				Conditions: []metav1.Condition{{
+					Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, LastTransitionTime: metav1.NewTime(time.Unix(1_800_000_000, 0)),
+				}},
+				Resources: []v1alpha1.ResourceCount{{Name: "nvidia.com/gpu", Expected: 12, Advertised: 9, Oversubscription: 4}},
+			},
+			"idle": {Conditions: []metav1.Condition{{Type: v1alpha1.ConditionReady, Status: metav1.ConditionTrue}}},
+		},
+	})
+	by := rollout.PolicyRef{Name: "research"}
+	failed := v1alpha1.GPUNodeSpec{Failed: &v1alpha1.FailedChange{Hash: "w", Reason: v1alpha1.ReasonNotAdvertised}}
+	late := v1alpha1.GPUNodeSpec{Failed: &v1alpha1.FailedChange{Hash: "w", Reason: v1alpha1.ReasonDrainTimedOut}}
+	m.did(rollout.Evict{Policy: by}, v1alpha1.GPUNodeSpec{})
+	m.refusal(rollout.Evict{Policy: by})
+	m.did(rollout.SetSpec{Policy: by, Spec: failed}, v1alpha1.GPUNodeSpec{})
+	m.did(rollout.SetSpec{Policy: by, Spec: failed}, failed) // on its way back
+	m.did(rollout.SetSpec{Policy: by, Spec: late}, v1alpha1.GPUNodeSpec{})
+	g.Expect(testutil.GatherAndCompare(registry, strings.NewReader(`
+# HELP gpusharing_evictions_refused_total Evictions that a PodDisruptionBudget refused. Each is asked for again.
+# TYPE gpusharing_evictions_refused_total counter
+gpusharing_evictions_refused_total{policy="idle"} 0
+gpusharing_evictions_refused_total{policy="research"} 1
+# HELP gpusharing_evictions_total Pods whose eviction the API server accepted.
+# TYPE gpusharing_evictions_total counter
+gpusharing_evictions_total{policy="idle"} 0
+gpusharing_evictions_total{policy="research"} 1
+# HELP gpusharing_nodes Nodes that a policy governs, or that go back to the state in which they were found (no policy), by how far they are.
+# TYPE gpusharing_nodes gauge
+gpusharing_nodes{policy="",state="Selecting"} 1
+gpusharing_nodes{policy="research",state="Draining"} 1
+gpusharing_nodes{policy="research",state="UpToDate"} 2
+# HELP gpusharing_resource_advertised What the nodes of a policy advertise of an extended resource now.
+# TYPE gpusharing_resource_advertised gauge
+gpusharing_resource_advertised{policy="research",resource="nvidia.com/gpu"} 9
+# HELP gpusharing_resource_expected What the nodes of a policy advertise of an extended resource once all of them are ready.
+# TYPE gpusharing_resource_expected gauge
+gpusharing_resource_expected{policy="research",resource="nvidia.com/gpu"} 12
+# HELP gpusharing_resource_oversubscription How many containers share what advertises one of an extended resource, the highest among the nodes; 1 if none do.
+# TYPE gpusharing_resource_oversubscription gauge
+gpusharing_resource_oversubscription{policy="research",resource="nvidia.com/gpu"} 4
+# HELP gpusharing_rollbacks_total Changes that failed on a node, which then goes back to its last good state, by the reason of the failure.
+# TYPE gpusharing_rollbacks_total counter
+gpusharing_rollbacks_total{policy="idle",reason="ApplyTimedOut"} 0
+gpusharing_rollbacks_total{policy="idle",reason="NotAdvertised"} 0
+gpusharing_rollbacks_total{policy="research",reason="ApplyTimedOut"} 0
+gpusharing_rollbacks_total{policy="research",reason="NotAdvertised"} 1
+# HELP gpusharing_rollout_start_timestamp_seconds Since when a policy is not ready, in seconds since 1970; absent for one that is. Its age is time() minus this.
+# TYPE gpusharing_rollout_start_timestamp_seconds gauge
+gpusharing_rollout_start_timestamp_seconds{policy="research"} 1.8e+09
+`))).To(Succeed())
+	problems, err := testutil.GatherAndLint(registry)
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(problems).To(BeEmpty())
+
+	m.decided(rollout.Decision{Policies: map[string]v1alpha1.GPUSharingPolicyStatus{"idle": {}}})
+	count, err := testutil.GatherAndCount(registry)
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(count).To(Equal(4), "what was told of a policy goes with it")
+}

@@ -1,0 +1,293 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package gpusharingpolicy
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/workqueue"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+)
+
+// known is what the controller has read of all nodes from the cache. A reconcile reads again only what has changed, and gives that
+// another version, by which rollout.Memory tells it. To list thousands of nodes costs more than to decide about them.
+type known struct {
+	complete  bool                 // everything was read, and no error came in between
+	configMap types.NamespacedName // the operator's: whether a pod mounts it depends on its name
+	nodes     map[string]*corev1.Node
+	gpuNodes  map[string]*v1alpha1.GPUNode
+	world     []rollout.Node // nodes with a GPUNode, by name
+	versions  int64
+
+	claims map[string]string // by which pods have GPUs, by UID
+
+	unscheduled        []rollout.Pod
+	unscheduledVersion int64
+}
+
+func (k *known) version() int64 {
+	k.versions++
+	return k.versions
+}
+
+// put adds the nodes that were read, in place of those of the same names, and removes others.
+func (k *known) put(read []rollout.Node, gone map[string]bool) {
+	var added []rollout.Node
+	for _, n := range read {
+		n.Version = k.version()
+		if at, found := slices.BinarySearchFunc(k.world, n.Name, byName); found {
+			k.world[at] = n
+		} else {
+			added = append(added, n)
+		}
+	}
+	if len(gone) > 0 {
+		k.world = slices.DeleteFunc(k.world, func(n rollout.Node) bool { return gone[n.Name] })
+	}
+	if len(added) > 0 {
+		k.world = append(k.world, added...)
+		slices.SortFunc(k.world, func(a, b rollout.Node) int { return cmp.Compare(a.Name, b.Name) })
+	}
+}
+
+func byName(n rollout.Node, name string) int { return cmp.Compare(n.Name, name) }
+
+// tell records what other objects report of each node.
+func (k *known) tell(features map[string]rollout.NodeFeatures, dra map[string]string) {
+	for i := range k.world {
+		n := &k.world[i]
+		if f, d := features[n.Name], dra[n.Name]; n.Features != f || n.DRA != d {
+			n.Features, n.DRA, n.Version = f, d, k.version()
+		}
+	}
+}
+
+// claim records by which ResourceClaims pods have GPUs, and notes the nodes of pods of which that has changed.
+func (k *known) claim(claims map[string]string, changed changedNodes) {
+	if maps.Equal(claims, k.claims) {
+		return
+	}
+	for i := range k.world {
+		n := &k.world[i]
+		differs := func(p rollout.Pod) bool { return claims[p.UID] != k.claims[p.UID] }
+		if slices.ContainsFunc(n.Pods, differs) {
+			changed.nodes[n.Name] = true
+		}
+	}
+	k.claims = claims
+}
+
+// readAll reads all nodes.
+func (c *Controller) readAll(ctx context.Context) error {
+	nodes, gpuNodes := &corev1.NodeList{}, &v1alpha1.GPUNodeList{}
+	if err := c.client.List(ctx, nodes, client.UnsafeDisableDeepCopy); err != nil {
+		return fmt.Errorf("reading nodes: %w", err)
+	}
+	if err := c.client.List(ctx, gpuNodes, client.UnsafeDisableDeepCopy); err != nil {
+		return fmt.Errorf("reading GPUNodes: %w", err)
+	}
+	k := &c.known
+	k.nodes, k.gpuNodes, k.world = map[string]*corev1.Node{}, make(map[string]*v1alpha1.GPUNode, len(gpuNodes.Items)), nil
+	for i := range gpuNodes.Items {
+		k.gpuNodes[gpuNodes.Items[i].Name] = &gpuNodes.Items[i]
+	}
+	var read []rollout.Node
+	for i := range nodes.Items {
+		node := &nodes.Items[i]
+		gpuNode, hasGPUs := k.gpuNodes[node.Name]
+		if !hasGPUs {
+			continue
+		}
+		k.nodes[node.Name] = node
+		n, err := c.readNode(ctx, node, gpuNode)
+		if err != nil {
+			return err
+		}
+		read = append(read, n)
+	}
+	k.put(read, nil)
+	return c.readUnscheduled(ctx)
+}
+
+// readAgain reads the nodes that have changed.
+func (c *Controller) readAgain(ctx context.Context, changed changedNodes) error {
+	k, gone := &c.known, map[string]bool{}
+	var read []rollout.Node
+	for name, matters := range changed.nodes {
+		node, gpuNode := &corev1.Node{}, &v1alpha1.GPUNode{}
+		there, err := c.cached(ctx, name, node)
+		if err != nil {
+			return err
+		}
+		hasGPUs, err := c.cached(ctx, name, gpuNode)
+		if err != nil {
+			return err
+		}
+		delete(k.nodes, name)
+		delete(k.gpuNodes, name)
+		if hasGPUs {
+			k.gpuNodes[name] = gpuNode
+		}
+		if !there || !hasGPUs {
+			gone[name] = true
+			continue
+		}
+		k.nodes[name] = node // also for the resource version, which a write may name
+		if !matters {
+			continue
+		}
+		n, err := c.readNode(ctx, node, gpuNode)
+		if err != nil {
+			return err
+		}
+		read = append(read, n)
+	}
+	k.put(read, gone)
+	if changed.unscheduled {
+		return c.readUnscheduled(ctx)
+	}
+	return nil
+}
+
+func (c *Controller) cached(ctx context.Context, name string, into client.Object) (there bool, err error) {
+	err = c.client.Get(ctx, types.NamespacedName{Name: name}, into, client.UnsafeDisableDeepCopy)
+	if apierrors.IsNotFound(err) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("reading %T %s: %w", into, name, err)
+	}
+	return true, nil
+}
+
+// readNode reads a node with its pods. What other objects report of it stays as it was.
+func (c *Controller) readNode(ctx context.Context, node *corev1.Node, gpuNode *v1alpha1.GPUNode) (rollout.Node, error) {
+	n := rollout.NodeOf(node, gpuNode)
+	if at, found := slices.BinarySearchFunc(c.known.world, n.Name, byName); found {
+		n.Features, n.DRA = c.known.world[at].Features, c.known.world[at].DRA
+	}
+	pods := &corev1.PodList{}
+	if err := c.client.List(ctx, pods, client.MatchingFields{nodeNameField: n.Name}, client.UnsafeDisableDeepCopy); err != nil {
+		return n, fmt.Errorf("reading the pods on node %s: %w", n.Name, err)
+	}
+	for i := range pods.Items {
+		pod := &pods.Items[i]
+		if rollout.Finished(pod) {
+			continue
+		}
+		p := rollout.PodOf(pod, c.known.configMap)
+		p.Refused, p.Claim = c.refusals.of(p.UID), c.known.claims[p.UID]
+		n.Pods = append(n.Pods, p)
+		n.AgentReady = n.AgentReady || c.isReadyAgent(pod)
+	}
+	return n, nil
+}
+
+// readUnscheduled reads the pods that ask for GPUs and are on no node.
+func (c *Controller) readUnscheduled(ctx context.Context) error {
+	pods := &corev1.PodList{}
+	if err := c.client.List(ctx, pods, client.MatchingFields{nodeNameField: ""}, client.UnsafeDisableDeepCopy); err != nil {
+		return fmt.Errorf("reading the pods that are on no node: %w", err)
+	}
+	k := &c.known
+	k.unscheduled, k.unscheduledVersion = nil, k.version()
+	for i := range pods.Items {
+		if pod := &pods.Items[i]; rollout.RequestsGPU(&pod.Spec) && !rollout.Finished(pod) {
+			k.unscheduled = append(k.unscheduled, rollout.PodOf(pod, k.configMap))
+		}
+	}
+	return nil
+}
+
+// changes notes which nodes have changed since the last reconcile read them: what the watches report, and what the controller writes.
+// The cache holds a change before it is noted. The watch may report a write of ours late, so that is noted with the write: once the
+// cache shows it (catchUp), the next reconcile reads it.
+type changes struct {
+	mu      sync.Mutex
+	watched bool // false: nobody reports changes, so everything is read each time
+	since   changedNodes
+}
+
+type changedNodes struct {
+	nodes       map[string]bool // by name; false: nothing that a decision depends on, such as a heartbeat
+	unscheduled bool            // a pod that asks for GPUs and is on no node
+}
+
+// take returns the changes that were noted and begins anew. It is called before anything is read.
+func (c *changes) take() (changed changedNodes, watched bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	changed, c.since = c.since, changedNodes{nodes: map[string]bool{}}
+	return changed, c.watched
+}
+
+func (c *changes) node(name string, matters bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.since.nodes == nil {
+		c.since.nodes = map[string]bool{}
+	}
+	c.since.nodes[name] = c.since.nodes[name] || matters
+}
+
+// note notes that an object was created, changed or deleted.
+func (c *changes) note(o client.Object, matters bool) {
+	pod, isPod := o.(*corev1.Pod)
+	switch {
+	case !isPod:
+		c.node(o.GetName(), matters)
+	case pod.Spec.NodeName != "": // whatever it is that has changed
+		c.node(pod.Spec.NodeName, true)
+	case rollout.RequestsGPU(&pod.Spec):
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.since.unscheduled = true
+	}
+}
+
+// watch begins to note. The handler notes every change, and triggers a reconcile for those that matter to a decision.
+func (c *changes) watch(matters predicate.Predicate) handler.TypedEventHandler[client.Object, Pass] {
+	c.watched = true
+	type queue = workqueue.TypedRateLimitingInterface[Pass]
+	next := wake()
+	return handler.TypedFuncs[client.Object, Pass]{
+		CreateFunc: func(ctx context.Context, e event.TypedCreateEvent[client.Object], q queue) {
+			if c.note(e.Object, true); matters.Create(e) {
+				next.Create(ctx, e, q)
+			}
+		},
+		UpdateFunc: func(ctx context.Context, e event.TypedUpdateEvent[client.Object], q queue) {
+			does := matters.Update(e)
+			c.note(e.ObjectOld, does || !isNode(e.ObjectOld)) // a pod that was on no node may be on one
+			if c.note(e.ObjectNew, does || !isNode(e.ObjectNew)); does {
+				next.Update(ctx, e, q)
+			}
+		},
+		DeleteFunc: func(ctx context.Context, e event.TypedDeleteEvent[client.Object], q queue) {
+			if c.note(e.Object, true); matters.Delete(e) {
+				next.Delete(ctx, e, q)
+			}
+		},
+	}
+}
+
+// isNode reports whether nodeView holds all that decisions depend on: of a GPUNode they depend on annotations too that wake nobody.
+func isNode(o client.Object) bool {
+	_, is := o.(*corev1.Node)
+	return is
+}

@@ -1,0 +1,383 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package gpusharingpolicy
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/util/workqueue"
+	clocktesting "k8s.io/utils/clock/testing"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/controller/pluginconfig"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+)
+
+// reading is a controller that gathers three nodes with a GPUNode each, and what it reads.
+type reading struct {
+	*WithT
+	*Controller
+
+	lists, gets int
+	fail        error // of the next list of pods
+}
+
+func newReading(t *testing.T) *reading {
+	t.Helper()
+	r := &reading{WithT: NewWithT(t)}
+	scheme := clientgoscheme.Scheme
+	r.Expect(v1alpha1.AddToScheme(scheme)).To(Succeed())
+	builder := fake.NewClientBuilder().WithScheme(scheme).WithIndex(&corev1.Pod{}, nodeNameField, nodeName)
+	for _, name := range []string{"a", "b", "c"} {
+		builder.WithObjects(
+			&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, &v1alpha1.GPUNode{ObjectMeta: metav1.ObjectMeta{Name: name}},
+		)
+	}
+	c := interceptor.NewClient(builder.Build(), interceptor.Funcs{
+		List: func(ctx context.Context, c client.WithWatch, list client.ObjectList, opts ...client.ListOption) error {
+			switch list.(type) {
+			case *corev1.NodeList, *v1alpha1.GPUNodeList:
+				r.lists++
+			case *corev1.PodList:
+				if err := r.fail; err != nil {
+					r.fail = nil
+					return err
+				}
+			}
+			return c.List(ctx, list, opts...)
+		},
+		Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, o client.Object, opts ...client.GetOption) error {
+			r.gets++
+			return c.Get(ctx, key, o, opts...)
+		},
+	})
+	r.Controller = New(c, Options{Clock: clocktesting.NewFakeClock(time.Unix(1_800_000_000, 0))})
+	r.changes.watched = true
+	r.nodes()
+	return r
+}
+
+// nodes are the nodes as the next reconcile decides on them, by name.
+func (r *reading) nodes() map[string]rollout.Node {
+	s, err := r.try()
+	r.Expect(err).NotTo(HaveOccurred())
+	nodes := map[string]rollout.Node{}
+	for _, n := range s.world.Nodes {
+		nodes[n.Name] = n
+	}
+	return nodes
+}
+
+func (r *reading) try() (*seen, error) {
+	r.lists, r.gets = 0, 0
+	s := &seen{plugin: &pluginconfig.Observed{}}
+	return s, r.gatherNodes(context.Background(), s)
+}
+
+// change changes a node as another client does, and returns it as it was and as it is.
+func (r *reading) change(name string, change func(*corev1.Node)) (before, after *corev1.Node) {
+	ctx := context.Background()
+	before = &corev1.Node{}
+	r.Expect(r.client.Get(ctx, types.NamespacedName{Name: name}, before)).To(Succeed())
+	after = before.DeepCopy()
+	change(after)
+	r.Expect(r.client.Update(ctx, after)).To(Succeed())
+	return before, after
+}
+
+// report lets the watch report a change.
+func (r *reading) report(before, after client.Object) {
+	queue := workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[Pass]())
+	defer queue.ShutDown()
+	r.changes.watch(differs(nodeView)).Update(context.Background(), event.TypedUpdateEvent[client.Object]{ObjectOld: before, ObjectNew: after}, queue)
+}
+
+// show makes the cache show an object of a kind that the API server may not serve, as the cache keeps it.
+func (r *reading) show(o runtime.Object, kind schema.GroupVersionKind) {
+	ctx := context.Background()
+	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(o)
+	r.Expect(err).NotTo(HaveOccurred())
+	object := &unstructured.Unstructured{Object: content}
+	object.SetGroupVersionKind(kind)
+	cached, err := slimOthers(object)
+	r.Expect(err).NotTo(HaveOccurred())
+	slim, is := cached.(*unstructured.Unstructured)
+	r.Expect(is).To(BeTrue())
+	r.Expect(client.IgnoreNotFound(r.client.Delete(ctx, slim.DeepCopy()))).To(Succeed())
+	slim.SetResourceVersion("")
+	r.Expect(r.client.Create(ctx, slim)).To(Succeed())
+}
+
+// served is by which object NVIDIA's DRA driver shows on each node.
+func (r *reading) served() map[string]string {
+	by := map[string]string{}
+	for name, n := range r.nodes() {
+		by[name] = n.DRA
+	}
+	return by
+}
+
+func label(n *corev1.Node) { n.Labels = map[string]string{"zone": "1"} }
+
+func TestOnlyChangedNodesAreReadAgain(t *testing.T) {
+	r := newReading(t)
+	before := r.nodes()
+	r.Expect(before).To(HaveLen(3))
+	r.Expect(r.lists + r.gets).To(BeZero())
+
+	r.report(r.change("b", label))
+	after := r.nodes()
+	r.Expect(r.lists).To(BeZero())
+	r.Expect(r.gets).To(Equal(2), "the Node and the GPUNode")
+	r.Expect(after["b"].Labels).To(HaveKeyWithValue("zone", "1"))
+	r.Expect(after["b"].Version).NotTo(Equal(before["b"].Version))
+	r.Expect(after["a"]).To(Equal(before["a"]))
+}
+
+// A heartbeat changes no decision, but a write names the resource version.
+func TestAHeartbeatIsNoOtherVersionOfTheNode(t *testing.T) {
+	r := newReading(t)
+	before := r.nodes()
+	old, is := r.change("b", func(n *corev1.Node) {
+		n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, LastHeartbeatTime: metav1.Unix(1_800_000_001, 0)}}
+	})
+	r.report(old, is)
+	r.Expect(r.nodes()["b"]).To(Equal(before["b"]))
+	r.Expect(r.known.nodes["b"].ResourceVersion).To(And(Equal(is.ResourceVersion), Not(Equal(old.ResourceVersion))))
+}
+
+// The cache may show a write of ours before the watch reports it, and then the next reconcile decides on what was written.
+func TestAWriteIsReadBackBeforeTheWatchReportsIt(t *testing.T) {
+	r := newReading(t)
+	p := &pass{Controller: r.Controller, seen: &seen{nodes: r.known.nodes}}
+	value := "config"
+	wrote, err := p.patchNode(t.Context(), rollout.PatchNode{Node: "b", Labels: map[string]*string{v1alpha1.LabelConfig: &value}})
+	r.Expect(err).NotTo(HaveOccurred())
+	r.Expect(wrote).To(BeTrue())
+	r.Expect(r.nodes()["b"].Labels).To(HaveKeyWithValue(v1alpha1.LabelConfig, "config"))
+}
+
+func TestNodesComeAndGo(t *testing.T) {
+	r := newReading(t)
+	ctx := t.Context()
+	r.Expect(r.client.Delete(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "b"}})).To(Succeed())
+	r.changes.note(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "b"}}, true)
+	added := metav1.ObjectMeta{Name: "aa"}
+	r.Expect(r.client.Create(ctx, &corev1.Node{ObjectMeta: added})).To(Succeed())
+	r.changes.note(&corev1.Node{ObjectMeta: added}, true)
+	r.Expect(r.nodes()).To(HaveLen(2), "the new one has no GPUNode yet")
+
+	r.Expect(r.client.Create(ctx, &v1alpha1.GPUNode{ObjectMeta: added})).To(Succeed())
+	r.changes.note(&v1alpha1.GPUNode{ObjectMeta: added}, true)
+	s, err := r.try()
+	r.Expect(err).NotTo(HaveOccurred())
+	var names []string
+	for _, n := range s.world.Nodes {
+		names = append(names, n.Name)
+	}
+	r.Expect(names).To(Equal([]string{"a", "aa", "c"}))
+}
+
+func TestAnErrorLosesNoChange(t *testing.T) {
+	r := newReading(t)
+	r.report(r.change("b", label))
+	r.fail = errors.New("the cache is away")
+	_, err := r.try()
+	r.Expect(err).To(MatchError(ContainSubstring("the cache is away")))
+	r.Expect(r.nodes()["b"].Labels).To(HaveKeyWithValue("zone", "1"))
+}
+
+// NVIDIA's DRA driver allocates a claim before the pod starts, and older kubelets do not report who has GPUs by claims.
+func TestPodsWithAGPUByAClaimAreKnown(t *testing.T) {
+	r := newReading(t)
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "batch", Name: "job", UID: "job"}, Spec: corev1.PodSpec{NodeName: "b"}}
+	r.Expect(r.client.Create(t.Context(), pod)).To(Succeed())
+	r.changes.note(pod, true)
+	held := func() string { return r.nodes()["b"].Pods[0].Claim }
+	claim := &resourcev1.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "batch", Name: "one-gpu"}}
+	store := func(driver, user string) {
+		claim.Status = resourcev1.ResourceClaimStatus{Allocation: &resourcev1.AllocationResult{Devices: resourcev1.DeviceAllocationResult{
+			Results: []resourcev1.DeviceRequestAllocationResult{{Request: "gpu", Driver: driver, Pool: "b", Device: "gpu-0"}},
+		}}}
+		if user != "" {
+			claim.Status.ReservedFor = []resourcev1.ResourceClaimConsumerReference{{Resource: "pods", Name: user, UID: types.UID(user)}}
+		}
+		r.show(claim, resourcev1.SchemeGroupVersion.WithKind("ResourceClaim"))
+	}
+	store(rollout.DRADriver, "job")
+	r.Expect(held()).To(BeEmpty(), "the API server does not serve the kind yet")
+	kind := resourcev1.SchemeGroupVersion.WithKind("ResourceClaim")
+	r.claims.served.Store(&kind)
+	before := r.nodes()
+	r.Expect(before["b"].Pods[0].Claim).To(Equal("batch/one-gpu"))
+	store("network.example.com", "job")
+	r.Expect(held()).To(BeEmpty(), "of another driver")
+	store(rollout.DRADriver, "job")
+	r.Expect(held()).To(Equal("batch/one-gpu"))
+	store(rollout.DRADriver, "another")
+	after := r.nodes()
+	r.Expect(after["b"].Pods[0].Claim).To(BeEmpty(), "for another pod")
+	r.Expect(after["b"].Version).NotTo(Equal(before["b"].Version))
+	r.Expect(after["a"].Version).To(Equal(before["a"].Version))
+}
+
+// The cache keeps of the DaemonSet of NVIDIA's DRA driver what tells its nodes, and of others nothing.
+func TestNodesOfTheDaemonSetOfNVIDIAsDRADriverAreKnown(t *testing.T) {
+	r := newReading(t)
+	r.report(r.change("b", label))
+	store := func(name, component string, change func(*corev1.PodSpec)) {
+		set := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "nvidia", Name: name}}
+		set.Spec.Template.Labels = map[string]string{rollout.DRALabels()[0]: component}
+		set.Spec.Template.Spec.Containers = []corev1.Container{{Name: "compute-domains", Image: "image"}, {Name: "gpus", Image: "image"}}
+		change(&set.Spec.Template.Spec)
+		cached, err := slimDaemonSet(set)
+		r.Expect(err).NotTo(HaveOccurred())
+		slim, is := cached.(*appsv1.DaemonSet)
+		r.Expect(is).To(BeTrue())
+		r.Expect(client.IgnoreNotFound(r.client.Delete(t.Context(), slim.DeepCopy()))).To(Succeed())
+		slim.ResourceVersion = ""
+		r.Expect(r.client.Create(t.Context(), slim)).To(Succeed())
+	}
+	inZone := func(pod *corev1.PodSpec) { pod.NodeSelector = map[string]string{"zone": "1"} }
+	store("controller", "controller", inZone)
+	r.Expect(r.served()).To(Equal(map[string]string{"a": "", "b": "", "c": ""}), "another one")
+	store("plugin", "kubelet-plugin", inZone)
+	r.Expect(r.served()).To(Equal(map[string]string{"a": "", "b": "DaemonSet nvidia/plugin", "c": ""}))
+	store("plugin", "kubelet-plugin", func(pod *corev1.PodSpec) {
+		pod.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
+			NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{
+				{Key: "zone", Operator: corev1.NodeSelectorOpDoesNotExist},
+			}}},
+		}}}
+	})
+	r.Expect(r.served()).To(Equal(map[string]string{"a": "DaemonSet nvidia/plugin", "b": "", "c": "DaemonSet nvidia/plugin"}))
+	store("plugin", "kubelet-plugin", func(pod *corev1.PodSpec) { pod.Containers = pod.Containers[:1] })
+	r.Expect(r.served()).To(Equal(map[string]string{"a": "", "b": "", "c": ""}), "its GPUs are turned off")
+}
+
+// NVIDIA's DRA driver publishes the GPUs of a node in ResourceSlices, which outlive a restart of its pod.
+func TestNodesWithAResourceSliceOfNVIDIAsDRADriverAreKnown(t *testing.T) {
+	r := newReading(t)
+	kind := resourcev1.SchemeGroupVersion.WithKind("ResourceSlice")
+	publish := func(name, driver string, node *string) {
+		r.show(&resourcev1.ResourceSlice{
+			ObjectMeta: metav1.ObjectMeta{Name: name},
+			Spec:       resourcev1.ResourceSliceSpec{Driver: driver, NodeName: node, Pool: resourcev1.ResourcePool{Name: "pool"}},
+		}, kind)
+	}
+	none := map[string]string{"a": "", "b": "", "c": ""}
+	publish("b-gpus", rollout.DRADriver, new("b"))
+	r.Expect(r.served()).To(Equal(none), "the API server does not serve the kind yet")
+	r.slices.served.Store(&kind)
+	before := r.nodes()
+	r.Expect(r.served()).To(Equal(map[string]string{"a": "", "b": "ResourceSlice b-gpus", "c": ""}))
+	publish("a-network", "network.example.com", new("a"))
+	publish("shared", rollout.DRADriver, nil)
+	r.Expect(r.served()).To(Equal(map[string]string{"a": "", "b": "ResourceSlice b-gpus", "c": ""}),
+		"of another driver, and of GPUs that are on no node")
+	publish("b-gpus", "network.example.com", new("b"))
+	after := r.nodes()
+	r.Expect(r.served()).To(Equal(none))
+	r.Expect(after["b"].Version).NotTo(Equal(before["b"].Version))
+	r.Expect(after["a"].Version).To(Equal(before["a"].Version))
+}
+
+// The cache keeps of a NodePool of Karpenter which startup taints it lists.
+func TestTheStartupTaintsOfNodePoolsAreKnown(t *testing.T) {
+	r := newReading(t)
+	kind := schema.GroupVersionKind{Group: "karpenter.sh", Version: "v1", Kind: "NodePool"}
+	store := func(name string, taints ...any) {
+		pool := &unstructured.Unstructured{Object: map[string]any{
+			"spec":   map[string]any{"template": map[string]any{"spec": map[string]any{"startupTaints": taints}}, "weight": int64(1)},
+			"status": map[string]any{"resources": map[string]any{"cpu": "1"}},
+		}}
+		pool.SetName(name)
+		r.show(pool, kind)
+	}
+	store("gpu", map[string]any{"key": v1alpha1.TaintStartup, "effect": "NoSchedule"}, map[string]any{"key": "example.com/other", "effect": "NoExecute"})
+	store("plain")
+	pools, err := r.gatherNodePools(t.Context())
+	r.Expect(err).NotTo(HaveOccurred())
+	r.Expect(pools).To(BeEmpty(), "the API server does not serve the kind yet")
+	r.nodePools.served.Store(&kind)
+	pools, err = r.gatherNodePools(t.Context())
+	r.Expect(err).NotTo(HaveOccurred())
+	r.Expect(pools).To(Equal(map[string]rollout.NodePool{
+		"gpu": {StartupTaints: []string{v1alpha1.TaintStartup, "example.com/other"}}, "plain": {},
+	}))
+}
+
+// The status names a refusal only as long as it counts, also if nothing else happens.
+func TestARefusalIsForgottenInTime(t *testing.T) {
+	r := newReading(t)
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "batch", Name: "job", UID: "job"}, Spec: corev1.PodSpec{NodeName: "b"}}
+	r.Expect(r.client.Create(t.Context(), pod)).To(Succeed())
+	r.changes.note(pod, true)
+	now := r.Clock.Now()
+	r.Expect(r.refusals.note("job", "b", "a budget", now)).To(BeTrue())
+	r.Expect(r.nodes()["b"].Pods[0].Refused).To(Equal("a budget"))
+	p := &pass{Controller: r.Controller, seen: &seen{world: rollout.World{Now: now.Add(20 * time.Second)}, plugin: &pluginconfig.Observed{}}}
+	r.Expect(p.again(0)).To(Equal(40 * time.Second))
+	r.Clock = clocktesting.NewFakePassiveClock(now.Add(time.Minute))
+	s := &seen{plugin: &pluginconfig.Observed{}, world: rollout.World{Now: r.Clock.Now()}}
+	r.Expect(r.gatherNodes(t.Context(), s)).To(Succeed())
+	r.Expect(s.world.Nodes[1].Pods[0].Refused).To(BeEmpty())
+	p.world.Now = r.Clock.Now()
+	r.Expect(p.again(0)).To(BeZero())
+}
+
+// NVIDIA's chart turns the GPUs of its DRA driver off by leaving a container out.
+func TestTheDRADriverWhoseGPUsAreTurnedOffWakesTheController(t *testing.T) {
+	offers := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Name: "dra", Generation: 1}}
+	offers.Spec.Template.Labels = map[string]string{rollout.DRALabels()[0]: "kubelet-plugin"}
+	offers.Spec.Template.Spec.Containers = []corev1.Container{{Name: "gpus"}}
+	off := offers.DeepCopy()
+	off.Generation, off.Spec.Template.Spec.Containers = 2, []corev1.Container{{Name: "compute-domains"}}
+	matters := differs(draDaemonSetView)
+	NewWithT(t).Expect(matters.Update(event.UpdateEvent{ObjectOld: offers, ObjectNew: off})).To(BeTrue())
+	other := off.DeepCopy()
+	other.Generation = 3
+	NewWithT(t).Expect(matters.Update(event.UpdateEvent{ObjectOld: off, ObjectNew: other})).To(BeFalse())
+}
+
+func TestPendingPodsAreReadAgainWhenOneChanges(t *testing.T) {
+	r := newReading(t)
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "batch", Name: "job"}, Spec: corev1.PodSpec{Containers: []corev1.Container{{
+		Name: "main", Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{nvidiaDomain + "gpu": resource.MustParse("1")}},
+	}}}}
+	r.Expect(r.client.Create(t.Context(), pod)).To(Succeed())
+	r.changes.note(pod, true)
+	s, err := r.try()
+	r.Expect(err).NotTo(HaveOccurred())
+	r.Expect(s.world.Unscheduled).To(HaveLen(1))
+	version := s.world.UnscheduledVersion
+
+	bound := pod.DeepCopy()
+	bound.Spec.NodeName = "c"
+	r.Expect(r.client.Update(t.Context(), bound)).To(Succeed())
+	r.report(pod, bound)
+	s, err = r.try()
+	r.Expect(err).NotTo(HaveOccurred())
+	r.Expect(s.world.Unscheduled).To(BeEmpty())
+	r.Expect(s.world.UnscheduledVersion).NotTo(Equal(version))
+	r.Expect(s.world.Nodes[2].Pods).To(HaveLen(1), "the pod is on its node")
+}

@@ -1,0 +1,67 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package gpusharingpolicy
+
+import (
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+)
+
+// announceNodes tells, on the policy and on the node, of nodes that a person should look at since the last status, and of
+// those that need it no more. A node that the status no longer lists may only have made room for others: then its state decides.
+func (p *pass) announceNodes(policy *v1alpha1.GPUSharingPolicy, pending []v1alpha1.PendingNode, states []rollout.NodeState) {
+	was, is := worrying(policy.Status.Pending), worrying(pending)
+	for _, n := range pending {
+		if _, worries := is[n.NodeName]; worries && was[n.NodeName].Reason != n.Reason {
+			e := eventReasonWaits
+			e.Reason = n.Reason
+			p.emitBoth(e, policy, n.NodeName, fmt.Sprintf("node %s: %s", n.NodeName, n.Message))
+		}
+	}
+	for _, n := range policy.Status.Pending {
+		if _, did := was[n.NodeName]; !did {
+			continue
+		}
+		_, worries := is[n.NodeName]
+		if !worries && !slices.ContainsFunc(states, func(s rollout.NodeState) bool {
+			return s.Node == n.NodeName && s.Policy == policy.Name && rollout.Worrying(string(s.State), s.Reason)
+		}) {
+			e := eventReasonReached
+			e.Reason = v1alpha1.EventRecovered
+			p.emitBoth(e, policy, n.NodeName, fmt.Sprintf("node %s: no longer %s", n.NodeName, n.Reason))
+		}
+	}
+}
+
+func worrying(pending []v1alpha1.PendingNode) map[string]v1alpha1.PendingNode {
+	found := map[string]v1alpha1.PendingNode{}
+	for _, n := range pending {
+		if rollout.Worrying(n.State, n.Reason) {
+			found[n.NodeName] = n
+		}
+	}
+	return found
+}
+
+// emitBoth tells the policy and the node, where those who work on it look.
+func (p *pass) emitBoth(e announcement, policy *v1alpha1.GPUSharingPolicy, name, note string) {
+	node := p.nodeNamed(name)
+	p.emit(e, policy, node, note)
+	p.emit(e, node, policy, note)
+}
+
+// nodeNamed is a node as the subject of an event.
+func (p *pass) nodeNamed(name string) *corev1.Node {
+	node := &corev1.Node{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}, ObjectMeta: metav1.ObjectMeta{Name: name}}
+	if found, is := p.node(name); is {
+		node.UID = found.UID
+	}
+	return node
+}

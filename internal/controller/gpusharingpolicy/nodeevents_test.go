@@ -1,0 +1,44 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package gpusharingpolicy_test
+
+import (
+	"strings"
+	"testing"
+
+	. "github.com/onsi/gomega"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
+	"github.com/gpusharing/gpu-sharing-operator/test/env"
+)
+
+// TestNodesThatWorry: what a person should look at is told once on the policy and once on the node, and so is its end.
+func TestNodesThatWorry(t *testing.T) {
+	s := newScenario(t, env.Start(t, env.WithNVIDIA()))
+	s.machine("t4", sim.T4)
+	s.policy("t4s", timeSlicing(2))
+	s.settle()
+	told := func() (all []string) {
+		for _, e := range s.announced() {
+			if strings.Contains(e, "node t4: ") && !strings.Contains(e, "nodes ready") && !strings.Contains(e, "node ready") {
+				all = append(all, e)
+			}
+		}
+		return all
+	}
+	s.Expect(told()).To(BeEmpty(), "nothing worries on the way")
+	s.label("t4", "nvidia.com/gpu.deploy.operands", "false")
+	s.settle()
+	s.Expect(told()).To(HaveExactElements(
+		HavePrefix("Warning NodeOptedOut node t4: "), HavePrefix("Warning NodeOptedOut node t4: "),
+	))
+	s.label("t4", "nvidia.com/gpu.deploy.operands", "true")
+	s.settle()
+	end := told() // the device plugin comes back, which may be told too
+	s.Expect(len(end)).To(BeNumerically(">=", 2))
+	s.Expect(end[len(end)-2:]).To(HaveExactElements(
+		HavePrefix("Normal Recovered node t4: no longer"), HavePrefix("Normal Recovered node t4: no longer"),
+	))
+	s.expectReady("t4s")
+}

@@ -1,0 +1,108 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package gpusharingpolicy
+
+import (
+	"context"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/controller/pluginconfig"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+)
+
+// +kubebuilder:rbac:namespace=gpu-sharing-operator,groups=nfd.k8s-sigs.io,resources=nodefeatures,verbs=create;patch;delete
+
+// features are what the NodeFeatures of each node say, by node, the UIDs of the operator's own, and the version that is served.
+type features struct {
+	served schema.GroupVersionKind // empty: the kind is not served
+	of     map[string]rollout.NodeFeatures
+	ours   map[string]types.UID
+}
+
+// gatherFeatures reads the NodeFeatures. One of ours that was deleted is gone, also while the cache still shows it: a node
+// whose override is gone must not be taken for one that has it.
+func (c *Controller) gatherFeatures(ctx context.Context, s *seen) error {
+	all, served, err := c.Wiring.NodeFeatures(ctx)
+	if err != nil {
+		return err
+	}
+	s.world.Wiring.NodeFeatures = !served.Empty()
+	s.features = features{served: served, of: map[string]rollout.NodeFeatures{}, ours: map[string]types.UID{}}
+	for i := range all {
+		c.addFeature(&s.features, &all[i])
+	}
+	for node, uid := range c.deleted {
+		if s.features.ours[node] != uid {
+			delete(c.deleted, node)
+			continue
+		}
+		f := s.features.of[node]
+		f.OverriddenSince = time.Time{}
+		s.features.of[node] = f
+	}
+	return nil
+}
+
+func (c *Controller) addFeature(to *features, feature *unstructured.Unstructured) {
+	node := feature.GetLabels()[rollout.LabelNodeName]
+	was := to.of[node]
+	is := was.With(feature, c.Namespace)
+	if is.OverriddenSince != was.OverriddenSince {
+		to.ours[node] = feature.GetUID()
+	}
+	to.of[node] = is
+}
+
+// keepMPSOff applies the operator's NodeFeature for a node. It goes with the GPUNode.
+func (p *pass) keepMPSOff(ctx context.Context, a rollout.KeepMPSOff) (bool, error) {
+	owner, found := p.gpuNodes[a.Node]
+	if !found {
+		return false, nil
+	}
+	want := pluginconfig.NewNodeFeature(p.features.served)
+	want.SetNamespace(p.Namespace)
+	want.SetName(rollout.OverrideName(a.Node))
+	want.SetLabels(map[string]string{rollout.LabelNodeName: a.Node, "app.kubernetes.io/managed-by": "gpu-sharing-operator"})
+	want.SetOwnerReferences([]metav1.OwnerReference{{
+		APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: "GPUNode", Name: owner.Name, UID: owner.UID,
+	}})
+	want.Object["spec"] = map[string]any{
+		"labels":   map[string]any{rollout.LabelMPSCapable: "false", v1alpha1.LabelOverridden: "true"},
+		"features": map[string]any{"flags": map[string]any{}, "attributes": map[string]any{}, "instances": map[string]any{}},
+	}
+	err := p.client.Apply(ctx, client.ApplyConfigurationFromUnstructured(want), client.FieldOwner(fieldManager), client.ForceOwnership)
+	if meta.IsNoMatchError(err) {
+		return false, nil // the kind has gone since, and the next pass sees that
+	}
+	return ignoreGone(err)
+}
+
+// allowMPS deletes the operator's NodeFeature for a node.
+func (p *pass) allowMPS(ctx context.Context, a rollout.AllowMPS) (bool, error) {
+	uid, found := p.features.ours[a.Node]
+	if !found {
+		return false, nil
+	}
+	feature := pluginconfig.NewNodeFeature(p.features.served)
+	feature.SetNamespace(p.Namespace)
+	feature.SetName(rollout.OverrideName(a.Node))
+	wrote, err := ignoreReplaced(p.client.Delete(ctx, feature, client.Preconditions{UID: &uid}))
+	if meta.IsNoMatchError(err) {
+		return false, nil
+	}
+	if wrote {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.deleted[a.Node] = uid
+	}
+	return wrote, err
+}

@@ -1,0 +1,112 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package gpusharingpolicy_test
+
+import (
+	"slices"
+	"testing"
+
+	. "github.com/onsi/gomega"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/controller/pluginconfig"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/test/env"
+)
+
+// TestNodeFeatures is about the NodeFeature that keeps NVIDIA's MPS DaemonSet off a node.
+func TestNodeFeatures(t *testing.T) {
+	cluster := env.Start(t, env.WithNVIDIA())
+	for name, test := range map[string]func(*scenario){
+		"it comes before the agent is asked for MPS, and goes with the policy":                   testNodeFeature,
+		"where Node Feature Discovery ignores it, the policy names it and the node is as before": testNodeFeatureIgnored,
+		"it is written again where somebody deletes it":                                          testNodeFeatureDeleted,
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newScenario(t, cluster)
+			s.noMPS = true
+			test(s)
+		})
+	}
+}
+
+const byMPS = "{sharing: {strategy: MPS, mps: {replicas: 4}}, rollout: {drain: {mode: Evict}}}"
+
+func testNodeFeature(s *scenario) {
+	s.machine("t4", sim.T4)
+	s.policy("research", byMPS)
+	written := s.settle()
+	asked, told := slices.Index(written, "apply NodeFeature zz-gpu-sharing-t4"), slices.Index(written, "apply GPUNode t4")
+	s.Expect(asked).To(BeNumerically(">=", 0))
+	s.Expect(told).To(BeNumerically(">", asked))
+	s.Expect(s.gpuNode("t4").Spec.Devices[0].Sharing.MPS.Owner).To(Equal(v1alpha1.MPSDaemonOwnerGPUSharing))
+	s.Expect(s.node("t4").Labels).To(And(HaveKeyWithValue(rollout.LabelMPSCapable, "false"), HaveKeyWithValue(v1alpha1.LabelOverridden, "true")))
+	feature := s.nodeFeature("t4")
+	s.Expect(feature.GetOwnerReferences()).To(ConsistOf(And(HaveField("Kind", "GPUNode"), HaveField("UID", s.gpuNode("t4").UID))))
+	s.Expect(rollout.AsksMPSCapable(feature)).To(Equal("false"))
+
+	s.Expect(s.client.Delete(s.ctx(), s.getPolicy("research"))).To(Succeed())
+	s.settle()
+	s.Expect(s.nodeFeature("t4")).To(BeNil())
+	s.Expect(s.gpuNode("t4").Spec).To(Equal(v1alpha1.GPUNodeSpec{}))
+	s.expectNotOverridden("t4")
+}
+
+func testNodeFeatureIgnored(s *scenario) {
+	m := s.machine("t4", sim.T4)
+	m.node.NFD.Ignores = []string{ownNamespace}
+	s.policy("research", byMPS)
+	for range 40 { // until the deadline
+		_, err := s.pass()
+		s.Expect(err).NotTo(HaveOccurred())
+		s.others()
+	}
+	s.settle()
+	pending := s.getPolicy("research").Status.Pending
+	s.Expect(pending).To(ConsistOf(HaveField("Reason", v1alpha1.ReasonNodeFeatureIgnored)))
+	s.Expect(pending[0].Message).To(ContainSubstring("NodeFeature zz-gpu-sharing-t4"))
+	s.Expect(s.nodeFeature("t4")).To(BeNil())
+	s.expectNotOverridden("t4")
+	s.Expect(s.node("t4").Spec.Taints).To(BeEmpty())
+}
+
+func testNodeFeatureDeleted(s *scenario) {
+	s.machine("t4", sim.T4)
+	s.policy("research", byMPS)
+	s.settle()
+	was := s.nodeFeature("t4")
+	s.Expect(s.client.Delete(s.ctx(), was)).To(Succeed())
+	s.settle()
+	is := s.nodeFeature("t4")
+	s.Expect(is).NotTo(BeNil())
+	s.Expect(is.GetUID()).NotTo(Equal(was.GetUID()))
+}
+
+// expectNotOverridden checks that nothing of the operator's is left on a node.
+func (s *scenario) expectNotOverridden(name string) {
+	s.t.Helper()
+	labels := s.node(name).Labels
+	s.Expect(labels).NotTo(HaveKey(v1alpha1.LabelOverridden))
+	s.Expect(labels).NotTo(HaveKey(v1alpha1.LabelConfig))
+	s.Expect(labels).To(HaveKeyWithValue(rollout.LabelMPSCapable, "false"), "GPU Feature Discovery says so")
+}
+
+// nodeFeature is the operator's NodeFeature for a node; nil if there is none.
+func (s *scenario) nodeFeature(node string) *unstructured.Unstructured {
+	s.t.Helper()
+	feature := newNodeFeature()
+	err := s.client.Get(s.ctx(), client.ObjectKey{Namespace: ownNamespace, Name: rollout.OverrideName(node)}, feature)
+	s.Expect(client.IgnoreNotFound(err)).To(Succeed())
+	if err != nil {
+		return nil
+	}
+	return feature
+}
+
+func newNodeFeature() *unstructured.Unstructured {
+	return pluginconfig.NewNodeFeature(rollout.NodeFeatureKind())
+}

@@ -1,0 +1,82 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package gpusharingpolicy
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+)
+
+// writeFor is after how long a pass begins with no further node. What it leaves the next pass decides anew, from what has
+// become of the nodes and policies meanwhile.
+const writeFor = 5 * time.Second
+
+// executeOnNodes carries out the actions on nodes: those of one node in their order, and some nodes at the same time. It
+// takes the nodes in the order of the actions.
+func (p *pass) executeOnNodes(ctx context.Context, actions []rollout.Action) error {
+	nodes := byNode(actions)
+	next := make(chan []rollout.Action)
+	errs := make([]error, max(p.Writers, 1))
+	var writers sync.WaitGroup
+	for i := range errs {
+		writers.Go(func() {
+			for todo := range next {
+				for _, a := range todo {
+					errs[i] = errors.Join(errs[i], p.carryOut(ctx, a))
+				}
+			}
+		})
+	}
+	begun := p.Clock.Now()
+	for _, todo := range nodes {
+		if p.Clock.Since(begun) > writeFor {
+			p.left = true
+			break
+		}
+		next <- todo
+	}
+	close(next)
+	writers.Wait()
+	p.announceTogether()
+	return errors.Join(errs...)
+}
+
+// byNode are the actions of each node, nodes in the order in which they come. Keys come before all nodes, and are not among
+// them.
+func byNode(actions []rollout.Action) [][]rollout.Action {
+	var nodes [][]rollout.Action
+	at := map[string]int{}
+	for _, a := range actions {
+		if _, isKeys := a.(rollout.WriteKeys); isKeys {
+			continue
+		}
+		i, found := at[a.Target()]
+		if !found {
+			i, at[a.Target()] = len(nodes), len(nodes)
+			nodes = append(nodes, nil)
+		}
+		nodes[i] = append(nodes[i], a)
+	}
+	return nodes
+}
+
+// node is a node as it was read, or as it was after the last write.
+func (p *pass) node(name string) (*corev1.Node, bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	node, found := p.nodes[name]
+	return node, found
+}
+
+func (p *pass) refused() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.blocked = true
+}

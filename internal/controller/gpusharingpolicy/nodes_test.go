@@ -1,0 +1,133 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package gpusharingpolicy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/events"
+	clocktesting "k8s.io/utils/clock/testing"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/controller/pluginconfig"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+)
+
+// writing is a pass over ten nodes with three patches each, and what was patched.
+type writing struct {
+	*pass
+
+	clock   *clocktesting.FakeClock
+	actions []rollout.Action
+
+	wrote map[string][]string // by node
+	fails func(node, why string) error
+}
+
+func newWriting(writers int) *writing {
+	w := &writing{clock: clocktesting.NewFakeClock(time.Unix(1_800_000_000, 0)), wrote: map[string][]string{}}
+	s := &seen{nodes: map[string]*corev1.Node{}, plugin: &pluginconfig.Observed{}}
+	builder := fake.NewClientBuilder()
+	for i := range 10 {
+		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("n", i)}}
+		s.nodes[node.Name] = node
+		builder.WithObjects(node.DeepCopy())
+		for _, value := range []string{"1", "2", "3"} {
+			w.actions = append(w.actions, rollout.PatchNode{Node: node.Name, Labels: map[string]*string{"step": &value}})
+		}
+	}
+	var mu sync.Mutex
+	c := interceptor.NewClient(builder.Build(), interceptor.Funcs{
+		Patch: func(_ context.Context, _ client.WithWatch, o client.Object, p client.Patch, _ ...client.PatchOption) error {
+			mu.Lock()
+			defer mu.Unlock()
+			body, _ := p.Data(o)
+			_, after, _ := strings.Cut(string(body), `"step":"`)
+			step := after[:1]
+			w.wrote[o.GetName()] = append(w.wrote[o.GetName()], step)
+			if w.fails != nil {
+				return w.fails(o.GetName(), step)
+			}
+			return nil
+		},
+	})
+	w.pass = &pass{seen: s, Controller: New(c, Options{Clock: w.clock, Events: events.NewFakeRecorder(100), Writers: writers})}
+	return w
+}
+
+// TestNodesAreWrittenSideBySide: the actions on one node keep their order, and a failure on one holds up no other.
+func TestNodesAreWrittenSideBySide(t *testing.T) {
+	g := NewWithT(t)
+	w := newWriting(4)
+	w.fails = func(node, step string) error {
+		if node == "n3" && step == "1" {
+			return errors.New("refused")
+		}
+		return nil
+	}
+	g.Expect(w.executeOnNodes(t.Context(), w.actions)).To(MatchError(ContainSubstring("refused")))
+	g.Expect(w.wrote).To(HaveLen(10))
+	for _, steps := range w.wrote {
+		g.Expect(steps).To(Equal([]string{"1", "2", "3"}))
+	}
+	g.Expect(w.again(time.Minute)).To(Equal(time.Minute), "nothing is left")
+}
+
+// TestNodesOfAPassAreAnnouncedTogether where the same is done to them for the same reason. What differs has an Event of its own.
+func TestNodesOfAPassAreAnnouncedTogether(t *testing.T) {
+	g := NewWithT(t)
+	w := newWriting(4)
+	recorder := events.NewFakeRecorder(100)
+	ref := rollout.PolicyRef{Name: "research", Generation: 1}
+	w.Events, w.policies = recorder, map[string]*v1alpha1.GPUSharingPolicy{ref.Name: {ObjectMeta: metav1.ObjectMeta{Name: ref.Name}}}
+	w.current, w.done = map[rollout.PolicyRef]bool{ref: true}, map[likewise][]rollout.Action{}
+	w.actions = nil
+	for i := range 10 {
+		patch := rollout.PatchNode{
+			Node: fmt.Sprint("n", i), Labels: map[string]*string{"step": new("1")}, Policy: ref, Why: "selecting research-1",
+		}
+		if i == 3 {
+			patch.Why = "selecting research-2"
+		}
+		w.actions = append(w.actions, patch)
+	}
+	g.Expect(w.executeOnNodes(t.Context(), w.actions)).To(Succeed())
+	close(recorder.Events)
+	var announced []string
+	for e := range recorder.Events {
+		announced = append(announced, e)
+	}
+	g.Expect(announced).To(ConsistOf(
+		"Normal NodeLabelsChanged selecting research-1 on 9 nodes: n0, n1, n2, n4, n5, n6, n7, n8 and 1 more",
+		"Normal NodeLabelsChanged patch node n3 (selecting research-2): step=1",
+	))
+}
+
+// TestAPassEndsInTime: what could not be written within its time is decided anew, at once.
+func TestAPassEndsInTime(t *testing.T) {
+	g := NewWithT(t)
+	w := newWriting(1)
+	w.fails = func(string, string) error {
+		w.clock.Step(time.Second)
+		return nil
+	}
+	g.Expect(w.executeOnNodes(t.Context(), w.actions)).To(Succeed())
+	g.Expect(len(w.wrote)).To(And(BeNumerically(">=", 2), BeNumerically("<", 5)))
+	for _, steps := range w.wrote {
+		g.Expect(steps).To(HaveLen(3), "a node is not left half-way")
+	}
+	g.Expect(w.again(time.Minute)).To(Equal(lookAgain))
+}

@@ -1,0 +1,88 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package gpusharingpolicy_test
+
+import (
+	"context"
+	"time"
+
+	"github.com/go-logr/logr"
+	. "github.com/onsi/gomega"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
+)
+
+// testTwoBudgets: the API server cannot evict such a pod at all, and answers 500.
+func testTwoBudgets(s *scenario) {
+	m := s.machine("a100", sim.A100)
+	s.pod("default", "holder", "a100", func(p *corev1.Pod) { p.Labels = map[string]string{"app": "holder"} })
+	var uuid string
+	m.hardware.Update(func(n *sim.Node) { uuid = n.GPUs[0].UUID })
+	s.Expect(m.hardware.SetHolders(uuid, gpu.Holder{Namespace: "default", Pod: "holder", Container: "main", Instance: gpu.WholeGPU})).To(Succeed())
+	s.others()
+	one := s.budget("holder")
+	two := one.DeepCopy()
+	two.Name, two.ResourceVersion, two.UID = "second", "", ""
+	s.Expect(s.client.Create(s.ctx(), two)).To(Succeed())
+	s.t.Cleanup(func() {
+		_ = s.client.Delete(context.Background(), one)
+		_ = s.client.Delete(context.Background(), two)
+	})
+	s.policy("research", migPolicy("Evict"))
+	controller := s.controller()
+	pass := func() string {
+		s.t.Helper()
+		_, err := controller.Reconcile(log.IntoContext(s.ctx(), logr.Discard()), pass())
+		s.Expect(err).NotTo(HaveOccurred())
+		s.others()
+		return s.getPolicy("research").Status.Pending[0].Message
+	}
+	const refused = "; pod default/holder is not evicted: This pod has more than one PodDisruptionBudget, which the eviction subresource " +
+		"does not support. Leave one of its PodDisruptionBudgets"
+	message := ""
+	for range 10 {
+		message = pass()
+	}
+	s.Expect(message).To(HaveSuffix(refused))
+	s.Expect(s.expectCondition("research", v1alpha1.ConditionReady, metav1.ConditionFalse, v1alpha1.ReasonGPUInUse)).To(HaveSuffix(refused))
+	s.clock.Step(time.Hour)
+	s.Expect(pass()).To(And(HavePrefix("not idle within"), Not(ContainSubstring("more than one"))), "not asked for an hour")
+	s.Expect(s.announced()).To(ContainElement(And(
+		HavePrefix("Warning "+v1alpha1.EventEvictionBlocked+" "), ContainSubstring("more than one PodDisruptionBudget"),
+		ContainSubstring("Leave one of its PodDisruptionBudgets"))))
+}
+
+// testDRADaemonSet: a pod of it may be away for a moment.
+func testDRADaemonSet(s *scenario) {
+	s.machine("t4", sim.T4)
+	s.machine("a100", sim.A100)
+	labels := map[string]string{"dra-driver-nvidia-gpu-component": "kubelet-plugin"}
+	set := &appsv1.DaemonSet{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "dra"},
+		Spec: appsv1.DaemonSetSpec{
+			Selector: &metav1.LabelSelector{MatchLabels: labels},
+			Template: corev1.PodTemplateSpec{
+				ObjectMeta: metav1.ObjectMeta{Labels: labels},
+				Spec: corev1.PodSpec{
+					NodeSelector: map[string]string{"kubernetes.io/hostname": "t4"},
+					Containers:   []corev1.Container{{Name: "gpus", Image: "example.invalid/dra"}},
+				},
+			},
+		},
+	}
+	s.Expect(s.client.Create(s.ctx(), set)).To(Succeed())
+	s.t.Cleanup(func() { _ = s.client.Delete(context.Background(), set) })
+	s.policy("research", timeSlicing(4))
+	s.settle()
+	message := s.expectCondition("research", v1alpha1.ConditionReady, metav1.ConditionFalse, v1alpha1.ReasonDRADriverActive)
+	s.Expect(message).To(ContainSubstring("node t4: DaemonSet default/dra of NVIDIA's DRA driver"))
+	s.Expect(s.node("t4").Annotations).To(HaveKeyWithValue(v1alpha1.AnnotationOtherController, v1alpha1.ReasonDRADriverActive))
+	s.Expect(s.allocatable("a100")).To(Equal(map[string]int64{"nvidia.com/gpu": 4}))
+}

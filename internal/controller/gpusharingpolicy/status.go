@@ -1,0 +1,58 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package gpusharingpolicy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	applyv1alpha1 "github.com/gpusharing/gpu-sharing-operator/api/v1alpha1/applyconfiguration/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/ssa"
+)
+
+// report applies the status of each policy, also when actions failed, and announces what is new about it.
+func (p *pass) report(ctx context.Context, d rollout.Decision) error {
+	var errs []error
+	for _, name := range slices.Sorted(maps.Keys(d.Policies)) {
+		if policy, found := p.policies[name]; found {
+			errs = append(errs, p.reportPolicy(ctx, policy, d.Policies[name], d.Nodes))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// reportPolicy applies the status of a policy. The nodes are the states of all nodes.
+func (p *pass) reportPolicy(
+	ctx context.Context, policy *v1alpha1.GPUSharingPolicy, status v1alpha1.GPUSharingPolicyStatus, nodes []rollout.NodeState,
+) error {
+	if equality.Semantic.DeepEqual(policy.Status, status) {
+		return nil // what an apply compares costs much more, for each policy in each pass
+	}
+	configuration, err := ssa.Configuration[applyv1alpha1.GPUSharingPolicyStatusApplyConfiguration](status)
+	if err != nil {
+		return err
+	}
+	want := applyv1alpha1.GPUSharingPolicy(policy.Name).WithStatus(configuration)
+	owner := ssa.Owner{Client: p.client, Name: fieldManager}
+	wrote, err := ssa.ApplyStatus(ctx, owner, policy, want, applyv1alpha1.ExtractGPUSharingPolicyStatus)
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("reporting on policy %s: %w", policy.Name, err)
+	}
+	if wrote {
+		p.announceReasons(policy, status.Conditions)
+		p.announceNodes(policy, status.Pending, nodes)
+	}
+	return nil
+}

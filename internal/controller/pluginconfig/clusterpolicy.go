@@ -1,0 +1,200 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package pluginconfig
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+)
+
+// The fields of a ClusterPolicy that matter here. NVIDIA's Go types are no module that can be imported.
+func configPath() []string     { return []string{"spec", "devicePlugin", "config"} }
+func strategyPath() []string   { return []string{"spec", "mig", "strategy"} }
+func configNamePath() []string { return append(configPath(), "name") }
+func defaultKeyPath() []string { return append(configPath(), "default") }
+func annotationPath() []string {
+	return []string{"metadata", "annotations", v1alpha1.AnnotationBaseline}
+}
+
+func namespaceOf(policy *unstructured.Unstructured) string {
+	return stringAt(policy, "status", "namespace")
+}
+
+// stringAt is the string at a path; empty if there is none.
+func stringAt(o *unstructured.Unstructured, path ...string) string {
+	value, _, err := unstructured.NestedString(o.Object, path...)
+	if err != nil {
+		return "" // not a string: the API server refuses that
+	}
+	return value
+}
+
+// pointerAt is the string at a path; nil if there is none.
+func pointerAt(o *unstructured.Unstructured, path ...string) *string {
+	value, found, err := unstructured.NestedString(o.Object, path...)
+	if err != nil || !found {
+		return nil
+	}
+	return &value
+}
+
+func draStackActive(clusters []unstructured.Unstructured) (reason, message string) {
+	return v1alpha1.ReasonDRAStackActive, fmt.Sprintf("GPUCluster %s exists: NVIDIA's DRA driver serves the GPUs of this "+
+		"cluster, and there is no device plugin to configure; share GPUs through ResourceClaims, or replace the "+
+		"GPUCluster by a ClusterPolicy", clusters[0].GetName())
+}
+
+func noDevicePlugin(policy *unstructured.Unstructured) string {
+	const remedy = "or start the controller with --device-plugin-namespace and --device-plugin-configmap, naming the " +
+		"ConfigMap that a stand-alone device plugin reads"
+	if policy != nil {
+		return fmt.Sprintf("ClusterPolicy %s has spec.devicePlugin.enabled false; enable it, %s", policy.GetName(), remedy)
+	}
+	return "there is no ClusterPolicy in this cluster; install NVIDIA's GPU Operator, " + remedy
+}
+
+// wired says that the ClusterPolicy makes the device plugin read our ConfigMap and follow the key that a node selects.
+func wired(policy *unstructured.Unstructured, defaultKey string) bool {
+	return stringAt(policy, configNamePath()...) == ConfigMapName &&
+		stringAt(policy, defaultKeyPath()...) == defaultKey &&
+		stringAt(policy, strategyPath()...) == ""
+}
+
+// outdated says that the ClusterPolicy is as we set it, but names another of our keys for nodes without a label than it
+// has to name now.
+func outdated(policy *unstructured.Unstructured, keys map[string]string) bool {
+	key := stringAt(policy, defaultKeyPath()...)
+	_, ours := keys[key]
+	return ours && wired(policy, key)
+}
+
+// pointed is the ClusterPolicy as it has to be for that, with the baseline as an annotation: a second copy, should
+// somebody delete our ConfigMap.
+func pointed(policy *unstructured.Unstructured, defaultKey, record string) (*unstructured.Unstructured, error) {
+	p := policy.DeepCopy()
+	unstructured.RemoveNestedField(p.Object, strategyPath()...)
+	return p, firstError(
+		unstructured.SetNestedField(p.Object, ConfigMapName, configNamePath()...),
+		unstructured.SetNestedField(p.Object, defaultKey, defaultKeyPath()...),
+		unstructured.SetNestedField(p.Object, record, annotationPath()...),
+	)
+}
+
+// restored is the ClusterPolicy as it was before us. Fields that somebody else changed since stay as they are.
+func restored(policy *unstructured.Unstructured, b baseline) (*unstructured.Unstructured, error) {
+	p := policy.DeepCopy()
+	unstructured.RemoveNestedField(p.Object, annotationPath()...)
+	if stringAt(p, configNamePath()...) == ConfigMapName {
+		unstructured.RemoveNestedField(p.Object, configPath()...)
+		if b.Config != nil {
+			if err := unstructured.SetNestedMap(p.Object, b.Config.fields(), configPath()...); err != nil {
+				return nil, err
+			}
+		}
+	}
+	if err := restoreManager(p, b); err != nil {
+		return nil, err
+	}
+	if b.MIGStrategy != nil && stringAt(p, strategyPath()...) == "" {
+		return p, unstructured.SetNestedField(p.Object, *b.MIGStrategy, strategyPath()...)
+	}
+	return p, nil
+}
+
+func firstError(errs ...error) error {
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Overridden tells who keeps setting the fields of the ClusterPolicy back after we had set them.
+type Overridden struct {
+	Manager string // field manager
+	Until   time.Time
+	Message string
+}
+
+// patience is how long somebody is left alone who sets the ClusterPolicy back a second time. Each round restarts
+// NVIDIA's programs on every node.
+const patience = time.Hour
+
+// overridden says who overrode what the wiring had set, and that it is not to be set again now. Everybody is overruled
+// once: a chart that is upgraded writes its values over ours and then leaves them alone. Who does it again fights.
+func (o *Observed) overridden(now time.Time) *Overridden {
+	policy := o.clusterPolicy
+	manager, at := lastWriter(policy)
+	until := at.Add(patience)
+	if !o.wiredBefore() || !slices.Contains(o.baseline.Overridden, manager) || !now.Before(until) {
+		return nil
+	}
+	return &Overridden{Manager: manager, Until: until, Message: fmt.Sprintf("ClusterPolicy %s: field manager %q set "+
+		"spec.devicePlugin.config or spec.mig.strategy back again at %s, so the device plugin does not read ConfigMap %s; "+
+		"make it leave these fields alone (Helm: remove the values; Argo CD: ignoreDifferences); the operator sets them "+
+		"again at %s", policy.GetName(), manager, at.UTC().Format(time.RFC3339), ConfigMapName, until.UTC().Format(time.RFC3339))}
+}
+
+// wiredBefore reports whether we had pointed the ClusterPolicy at us: its copy of the baseline is written in the same patch. A
+// client that replaces the whole ClusterPolicy removes that copy too. Then its write is later than our ConfigMap, which we make
+// first.
+func (o *Observed) wiredBefore() bool {
+	if o.clusterPolicy.GetAnnotations()[v1alpha1.AnnotationBaseline] != "" {
+		return true
+	}
+	_, at := lastWriter(o.clusterPolicy)
+	return exists(o.configMap) && at.After(o.configMap.CreationTimestamp.Time)
+}
+
+// lastWriter is the field manager that owns our fields of a ClusterPolicy instead of us or, if nobody does since they
+// were removed, the last that wrote anything, and when it wrote.
+func lastWriter(policy *unstructured.Unstructured) (manager string, at time.Time) {
+	owners, others := []metav1.ManagedFieldsEntry{}, []metav1.ManagedFieldsEntry{}
+	for _, entry := range policy.GetManagedFields() {
+		switch {
+		case entry.Manager == fieldManager || entry.Subresource != "" || entry.Time == nil:
+		case ownsWiring(entry):
+			owners = append(owners, entry)
+		default:
+			others = append(others, entry)
+		}
+	}
+	if len(owners) == 0 {
+		owners = others
+	}
+	for _, entry := range owners {
+		if entry.Time.After(at) {
+			manager, at = entry.Manager, entry.Time.Time
+		}
+	}
+	return manager, at
+}
+
+func ownsWiring(entry metav1.ManagedFieldsEntry) bool {
+	if entry.FieldsV1 == nil {
+		return false
+	}
+	set := &fieldpath.Set{}
+	if err := set.FromJSON(entry.FieldsV1.GetRawReader()); err != nil {
+		return false
+	}
+	for _, path := range [][]string{configNamePath(), defaultKeyPath(), strategyPath()} {
+		parts := make([]any, len(path))
+		for i, name := range path {
+			parts[i] = name
+		}
+		if p, err := fieldpath.MakePath(parts...); err == nil && set.Has(p) {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,59 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package pluginconfig
+
+import (
+	"context"
+	"fmt"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+)
+
+// nodeFeature is the kind by which GPU Feature Discovery (GFD) asks Node Feature Discovery (NFD) for labels.
+var nodeFeature = kind{
+	rollout.NodeFeatureKind(), "nodefeatures.nfd.k8s-sigs.io",
+}
+
+// +kubebuilder:rbac:groups=nfd.k8s-sigs.io,resources=nodefeatures,verbs=list;watch
+
+// NodeFeatures reads all NodeFeatures from the cache, in the form of SlimNodeFeature. They are shared with the cache and must
+// not be changed. The result served is the version in which the API server serves them; empty where the cluster has no such
+// kind. Errors: ErrNotSynced.
+func (w *Wiring) NodeFeatures(ctx context.Context) (all []unstructured.Unstructured, served schema.GroupVersionKind, err error) {
+	return w.listServed(ctx, nodeFeature, client.UnsafeDisableDeepCopy)
+}
+
+// NewNodeFeature returns a NodeFeature without content, in a version that NodeFeatures returned.
+func NewNodeFeature(served schema.GroupVersionKind) *unstructured.Unstructured { return object(served) }
+
+// SlimNodeFeature keeps of a NodeFeature what decisions depend on: objects of nfd-worker list every feature of the node's
+// kernel and CPU. Other objects it leaves alone.
+func SlimNodeFeature(cached any) (any, error) {
+	feature, isUnstructured := cached.(*unstructured.Unstructured)
+	if !isUnstructured || feature.GroupVersionKind().GroupKind() != nodeFeature.GroupKind() {
+		return cached, nil
+	}
+	slim := object(feature.GroupVersionKind())
+	slim.SetNamespace(feature.GetNamespace())
+	slim.SetName(feature.GetName())
+	slim.SetUID(feature.GetUID())
+	slim.SetResourceVersion(feature.GetResourceVersion())
+	slim.SetCreationTimestamp(feature.GetCreationTimestamp())
+	slim.SetLabels(map[string]string{rollout.LabelNodeName: feature.GetLabels()[rollout.LabelNodeName]})
+	if value := rollout.AsksMPSCapable(feature); value != "" {
+		if err := unstructured.SetNestedField(slim.Object, value, "spec", "labels", rollout.LabelMPSCapable); err != nil {
+			return nil, fmt.Errorf("reading NodeFeature %s/%s: %w", feature.GetNamespace(), feature.GetName(), err)
+		}
+	}
+	return slim, nil
+}
+
+// asksAnew reports whether an update of a NodeFeature changes what it asks for.
+func asksAnew(old, updated *unstructured.Unstructured) bool {
+	return rollout.AsksMPSCapable(old) != rollout.AsksMPSCapable(updated) || old.GetUID() != updated.GetUID() || old.GetLabels()[rollout.LabelNodeName] != updated.GetLabels()[rollout.LabelNodeName]
+}

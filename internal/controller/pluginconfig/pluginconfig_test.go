@@ -1,0 +1,525 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package pluginconfig_test
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/controller/pluginconfig"
+	"github.com/gpusharing/gpu-sharing-operator/internal/deviceplugin"
+	"github.com/gpusharing/gpu-sharing-operator/test/env"
+)
+
+const installed = `
+spec:
+  devicePlugin: {enabled: true}
+  mig: {strategy: single}
+`
+
+var research = map[string]string{"research-1": "version: v1\n"}
+
+func TestWithoutNVIDIA(t *testing.T) {
+	f := newFixtureWithout(t)
+	o := f.observe()
+	f.Expect(o.Reason).To(Equal(v1alpha1.ReasonNoDevicePlugin))
+	f.Expect(o.Message).To(Equal("there is no ClusterPolicy in this cluster; install NVIDIA's GPU Operator, or start the " +
+		"controller with --device-plugin-namespace and --device-plugin-configmap, naming the ConfigMap that a stand-alone " +
+		"device plugin reads"))
+	f.Expect(f.wire(research)).To(BeEmpty())
+	f.Expect(f.unwire(false)).To(BeEmpty())
+}
+
+func TestWiring(t *testing.T) {
+	c := env.Start(t, env.WithNVIDIA()).Client
+	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}
+	NewWithT(t).Expect(c.Create(t.Context(), ns)).To(Succeed())
+
+	for name, test := range map[string]func(*fixture){
+		"says why there is no device plugin to configure":                     testReasons,
+		"follows the oldest ClusterPolicy":                                    testOldest,
+		"writes the keys, then the ClusterPolicy once, then nothing":          testOnce,
+		"goes on where it was killed":                                         testKilled,
+		"leaves MIG as it was on nodes that no policy governs":                testUngoverned,
+		"restores a ClusterPolicy that was restored from a backup":            testRestoredClusterPolicy,
+		"survives the loss of its records":                                    testLostRecords,
+		"waits for clients of NVIDIA's MPS daemons":                           testHeld,
+		"keeps the keys of the ConfigMap that was there":                      testAdopts,
+		"gives NVIDIA's programs tolerations and takes them back":             testTolerations,
+		"leaves tolerations alone that somebody has written since":            testTolerationsTaken,
+		"puts the ClusterPolicy back, then removes the ConfigMap":             testUnwire,
+		"finds the record on the ClusterPolicy if the ConfigMap is deleted":   testRecord,
+		"overrules a field manager once and then leaves it alone for an hour": testFight,
+		"does the same where the whole ClusterPolicy is replaced":             testFightByReplacing,
+		"does not overwrite what it has not seen":                             testStale,
+		"starts anew with a ClusterPolicy that replaces another":              testReplaced,
+		"lets mig-manager read our ConfigMap, with what it read before":       testManager,
+		"says why mig-manager cannot be asked":                                testNoManager,
+		"adds its keys to the ConfigMap of a stand-alone plugin":              testStandAlone,
+	} {
+		t.Run(name, func(t *testing.T) { test(newFixture(t, c)) })
+	}
+}
+
+func testReasons(top *fixture) {
+	for name, tc := range map[string]struct {
+		spec       string // of a ClusterPolicy
+		cluster    bool   // with a GPUCluster
+		namespace  bool   // ClusterPolicy.status.namespace is set
+		standAlone pluginconfig.StandAlone
+		reason     string
+		message    string
+	}{
+		"a GPUCluster": {
+			cluster: true,
+			reason:  v1alpha1.ReasonDRAStackActive,
+			message: "GPUCluster dra exists: NVIDIA's DRA driver serves the GPUs of this cluster, and there is no device " +
+				"plugin to configure; share GPUs through ResourceClaims, or replace the GPUCluster by a ClusterPolicy",
+		},
+		"a ClusterPolicy that disables the device plugin": {
+			spec: "spec: {devicePlugin: {enabled: false}}", namespace: true,
+			reason: v1alpha1.ReasonNoDevicePlugin,
+			message: "ClusterPolicy cluster-policy has spec.devicePlugin.enabled false; enable it, or start the controller " +
+				"with --device-plugin-namespace and --device-plugin-configmap, naming the ConfigMap that a stand-alone device plugin reads",
+		},
+		"a ClusterPolicy that disables the device plugin, beside a stand-alone one": {
+			spec: "spec: {devicePlugin: {enabled: false}}", namespace: true,
+			standAlone: pluginconfig.StandAlone{Namespace: namespace, ConfigMap: "plugin"},
+		},
+		"a ClusterPolicy that the GPU Operator has not seen yet": {
+			spec:   installed,
+			reason: v1alpha1.ReasonNoDevicePlugin,
+			message: "ClusterPolicy cluster-policy does not say in its status.namespace where the GPU Operator runs; wait until " +
+				"the GPU Operator has reconciled it, or start the controller with --device-plugin-namespace",
+		},
+		"such a ClusterPolicy, when a flag names the namespace": {
+			spec: installed, standAlone: pluginconfig.StandAlone{Namespace: namespace},
+		},
+		"a ClusterPolicy": {spec: installed, namespace: true},
+	} {
+		top.t.Run(name, func(t *testing.T) {
+			f := newFixture(t, top.client)
+			f.standAlone = tc.standAlone
+			if tc.cluster {
+				f.Expect(f.client.Create(t.Context(), nvidia("GPUCluster", "dra"))).To(Succeed())
+			}
+			if tc.spec != "" {
+				policy := f.policy("cluster-policy", tc.spec)
+				if !tc.namespace {
+					unstructured.RemoveNestedField(policy.Object, "status", "namespace")
+					f.Expect(f.client.Status().Update(t.Context(), policy)).To(Succeed())
+				}
+			}
+			o := f.observe()
+			f.Expect(o.Reason).To(Equal(tc.reason))
+			f.Expect(o.Message).To(Equal(tc.message))
+			if tc.reason != "" {
+				f.Expect(f.wire(research)).To(BeEmpty())
+			}
+		})
+	}
+}
+
+func testOldest(f *fixture) {
+	f.policy("z", installed)
+	f.clock.SetTime(time.Now())
+	f.Eventually(func() time.Time { return time.Now().Truncate(time.Second) }, "10s", "50ms").
+		Should(BeTemporally(">", f.get(nvidia("ClusterPolicy", "z")).GetCreationTimestamp().Time), "creation times are in seconds")
+	f.policy("a", installed)
+	f.policy("b", installed)
+	f.wire(research)
+	f.Expect(f.spec(nvidia("", "z"))).To(ContainSubstring(pluginconfig.ConfigMapName))
+	f.Expect(f.spec(nvidia("", "a"))).NotTo(ContainSubstring(pluginconfig.ConfigMapName))
+
+	f.Expect(f.client.Delete(f.ctx(), nvidia("ClusterPolicy", "z"))).To(Succeed())
+	f.wire(research)
+	f.Expect(f.spec(nvidia("", "a"))).To(ContainSubstring(pluginconfig.ConfigMapName), "of equal age, the first by name")
+	f.Expect(f.spec(nvidia("", "b"))).NotTo(ContainSubstring(pluginconfig.ConfigMapName))
+}
+
+func testOnce(f *fixture) {
+	policy := f.policy("cluster-policy", installed)
+	f.Expect(f.observe().Ready).To(BeFalse())
+	f.Expect(f.observe().Applied).To(BeNil())
+
+	f.Expect(f.wire(research)).To(Equal([]string{"apply ConfigMap", "patch ClusterPolicy"}))
+	unlabelled, asked := deviceplugin.Default("mixed"), deviceplugin.Default("single")
+	f.Expect(f.configMap(pluginconfig.ConfigMapName).Data).To(Equal(map[string]string{
+		"research-1": "version: v1\n", unlabelled.Key: unlabelled.Data, asked.Key: asked.Data,
+	}), "every device plugin starts with one of them, so it must not end any")
+	f.Expect(f.spec(policy)).To(MatchYAML(`
+devicePlugin: {enabled: true, config: {name: gpu-sharing-device-plugin, default: `+unlabelled.Key+`}}
+mig: {}
+`), "only the three fields differ")
+
+	f.Expect(f.observe().Ready).To(BeTrue())
+	f.Expect(f.wire(research)).To(BeEmpty())
+	f.Expect(f.wire(map[string]string{"research-2": "version: v1\n"})).To(Equal([]string{"apply ConfigMap"}))
+	f.Expect(f.configMap(pluginconfig.ConfigMapName).Data).NotTo(HaveKey("research-1"), "a key that nothing names any more goes")
+}
+
+func testUngoverned(f *fixture) {
+	policy := f.policy("cluster-policy", installed)
+	node := &v1alpha1.GPUNode{ObjectMeta: metav1.ObjectMeta{Name: "by-hand"}}
+	f.Expect(f.client.Create(f.ctx(), node)).To(Succeed())
+	f.t.Cleanup(func() { f.Expect(f.client.Delete(context.Background(), node)).To(Succeed()) })
+	unlabelled := func() string {
+		f.wire(research)
+		observed := f.observe()
+		f.Expect(observed.Overridden).To(BeNil(), "we do not take ourselves for somebody else")
+		f.Expect(observed.Ready).To(BeTrue())
+		return f.spec(policy)
+	}
+	mixed, single := deviceplugin.Default("mixed").Key, deviceplugin.Default("single").Key
+	f.Expect(unlabelled()).To(ContainSubstring(mixed))
+
+	node.Status.Devices = []v1alpha1.DeviceStatus{{
+		UUID: "GPU-1", Sharing: v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeEnabled},
+	}}
+	f.Expect(f.client.Status().Update(f.ctx(), node)).To(Succeed())
+	f.Expect(unlabelled()).To(ContainSubstring(mixed), "a policy may govern it, and a change restarts NVIDIA's programs on every node")
+	f.keepStrategy = true
+	f.Expect(unlabelled()).To(ContainSubstring(single), "no policy governs the node, and nobody asked for other names there")
+	f.keepStrategy = false
+	f.Expect(unlabelled()).To(ContainSubstring(single), "it never changes back")
+
+	f.unwire(false)
+	f.Expect(unlabelled()).To(ContainSubstring(single), "the node was there before")
+}
+
+// testRestoredClusterPolicy deletes the ClusterPolicy and restores a copy that was taken while the operator was in charge.
+func testRestoredClusterPolicy(f *fixture) {
+	f.createConfigMap("by-hand", map[string]string{"any": "version: v1\n"})
+	const before = "{devicePlugin: {enabled: true, config: {name: by-hand, default: any}}, mig: {strategy: single}}"
+	policy := f.policy("cluster-policy", "spec: "+before)
+	f.wire(research)
+	f.Expect(f.client.Get(f.ctx(), client.ObjectKeyFromObject(policy), policy)).To(Succeed())
+	backup := policy.DeepCopy()
+	f.Expect(f.client.Delete(f.ctx(), policy)).To(Succeed())
+	backup.SetUID("")
+	backup.SetResourceVersion("")
+	f.Expect(f.client.Create(f.ctx(), backup)).To(Succeed())
+	backup.Object["status"] = policy.Object["status"]
+	f.Expect(f.client.Status().Update(f.ctx(), backup)).To(Succeed())
+	f.wire(research)
+	f.unwire(false)
+	f.Expect(f.spec(backup)).To(MatchYAML(before))
+}
+
+// testLostRecords deletes each object that holds the record of the ClusterPolicy, one after the other, and the ConfigMap that the
+// device plugin read before.
+func testLostRecords(f *fixture) {
+	f.createConfigMap("by-hand", map[string]string{"any": "version: v1\n"})
+	const before = "{devicePlugin: {enabled: true, config: {name: by-hand, default: any}}, mig: {strategy: single}}"
+	policy := f.policy("cluster-policy", "spec: "+before)
+	f.copies()
+	f.wire(research)
+	f.Expect(f.observe().Copied).To(HaveKey("research-1"))
+
+	f.Expect(f.client.Delete(f.ctx(), f.configMap(pluginconfig.ConfigMapName))).To(Succeed())
+	f.Expect(f.client.Delete(f.ctx(), f.configMap("by-hand"))).To(Succeed())
+	bare := client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"annotations":null}}`))
+	f.Expect(f.client.Patch(f.ctx(), policy, bare)).To(Succeed())
+	o := f.observe()
+	f.Expect(o.Copied).To(HaveKey("research-1"), "what only a node names can be written again")
+	f.Expect(o.Keys).To(HaveKey("any"), "and so can what was copied from a ConfigMap that is gone")
+	f.wire(research)
+	f.unwire(false)
+	f.Expect(f.spec(policy)).To(MatchYAML(before))
+	f.Expect(f.observe().Copied).To(BeNil(), "nothing of the operator stays behind")
+}
+
+// copies makes the wiring keep a copy of the ConfigMap in a namespace of the operator.
+func (f *fixture) copies() {
+	f.own = "default"
+	f.t.Cleanup(func() {
+		of := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: f.own, Name: pluginconfig.ConfigMapName}}
+		f.Expect(client.IgnoreNotFound(f.client.Delete(context.Background(), of))).To(Succeed())
+	})
+}
+
+// testHeld leaves devicePlugin.config alone while NVIDIA's MPS daemons have clients, on the way in and on the way out.
+func testHeld(f *fixture) {
+	policy := f.policy("cluster-policy", installed)
+	before := f.spec(policy)
+	f.held = "pod team/train uses NVIDIA's MPS daemon"
+	f.wire(research)
+	f.Expect(f.spec(policy)).To(Equal(before))
+	f.held = ""
+	f.wire(research)
+	wired := f.spec(policy)
+	f.Expect(wired).NotTo(Equal(before))
+	f.held = "pod team/train uses NVIDIA's MPS daemon"
+	f.unwire(false)
+	f.Expect(f.spec(policy)).To(Equal(wired))
+	f.Expect(f.observe().Ready).To(BeTrue(), "its ConfigMap is there still")
+	f.held = ""
+	f.unwire(false)
+	f.Expect(f.spec(policy)).To(Equal(before))
+}
+
+func testKilled(f *fixture) {
+	policy := f.policy("cluster-policy", installed)
+	failed := map[string]bool{}
+	f.fail = func(write string) error {
+		if !failed[write] {
+			failed[write] = true
+			return context.DeadlineExceeded
+		}
+		return nil
+	}
+	f.Expect(f.tryWire(research)).To(MatchError(ContainSubstring("writing ConfigMap gpu-operator/gpu-sharing-device-plugin")))
+	f.Expect(f.tryWire(research)).To(MatchError(ContainSubstring("patching ClusterPolicy cluster-policy")))
+	f.Expect(f.spec(policy)).To(ContainSubstring("strategy: single"))
+	f.Expect(f.wire(research)).To(Equal([]string{"patch ClusterPolicy"}))
+	f.Expect(f.observe().Ready).To(BeTrue())
+
+	o := f.observe()
+	_, err := f.wiring().Unwire(f.ctx(), o, false, nil)
+	f.Expect(err).To(MatchError(ContainSubstring("removing ConfigMap gpu-operator/gpu-sharing-device-plugin")))
+	f.Expect(f.unwire(false)).To(Equal([]string{"delete ConfigMap"}))
+	f.Expect(f.spec(policy)).To(MatchYAML("{devicePlugin: {enabled: true}, mig: {strategy: single}}"))
+}
+
+func testAdopts(f *fixture) {
+	f.createConfigMap("by-hand", map[string]string{"a100": "version: v1\n", "any": "version: v1\nflags: {migStrategy: none}\n"})
+	policy := f.policy("cluster-policy", `
+spec:
+  devicePlugin: {enabled: true, config: {name: by-hand, default: any}}
+  mig: {strategy: mixed}
+`)
+	f.Expect(f.wire(research)).To(HaveLen(2))
+	f.Expect(f.configMap(pluginconfig.ConfigMapName).Data).To(Equal(map[string]string{
+		"research-1": "version: v1\n",
+		"a100":       "version: v1\nflags:\n  migStrategy: mixed\n",
+		"any":        "version: v1\nflags: {migStrategy: mixed}\n",
+	}), "mig.strategy overruled each of them")
+	f.Expect(f.spec(policy)).To(ContainSubstring("default: any"))
+
+	f.Expect(f.client.Delete(f.ctx(), f.configMap("by-hand"))).To(Succeed())
+	f.Expect(f.wire(research)).To(BeEmpty(), "what was copied stays, for labels of nodes may name it")
+	f.createConfigMap("by-hand", nil)
+	f.unwire(false)
+	f.Expect(f.spec(policy)).To(MatchYAML(`
+devicePlugin: {enabled: true, config: {name: by-hand, default: any}}
+mig: {strategy: mixed}
+`))
+}
+
+func testUnwire(top *fixture) {
+	for name, spec := range map[string]string{
+		"with neither config nor strategy": `{devicePlugin: {enabled: true}, daemonsets: {updateStrategy: RollingUpdate}}`,
+		"with empty ones":                  `{devicePlugin: {config: {name: "", default: ""}}, mig: {}, daemonsets: {updateStrategy: RollingUpdate}}`,
+		"with strategy none":               `{devicePlugin: {config: {}}, mig: {strategy: none}, daemonsets: {updateStrategy: OnDelete}}`,
+	} {
+		top.t.Run(name, func(t *testing.T) {
+			f := newFixture(t, top.client)
+			policy := f.policy("cluster-policy", "spec: "+spec)
+			f.Expect(f.unwire(false)).To(BeEmpty(), "nothing of ours is there")
+			f.wire(research)
+
+			f.Expect(f.unwire(true)).To(Equal([]string{"patch ClusterPolicy"}))
+			f.Expect(f.spec(policy)).To(MatchYAML(spec))
+			f.Expect(f.get(policy).GetAnnotations()).To(BeEmpty())
+			f.Expect(f.unwire(true)).To(BeEmpty(), "a pod that mounts the ConfigMap could not start again without it")
+			f.Expect(f.unwire(false)).To(Equal([]string{"delete ConfigMap"}))
+			f.Expect(f.unwire(false)).To(BeEmpty())
+		})
+	}
+}
+
+func testRecord(f *fixture) {
+	f.createConfigMap("by-hand", map[string]string{"any": "version: v1\n"})
+	policy := f.policy("cluster-policy", `
+spec: {devicePlugin: {config: {name: by-hand, default: any}}, mig: {strategy: single}}
+`)
+	before := f.spec(policy)
+	f.wire(research)
+	f.Expect(f.client.Delete(f.ctx(), f.configMap(pluginconfig.ConfigMapName))).To(Succeed())
+	f.Expect(f.observe().Ready).To(BeFalse())
+	f.Expect(f.wire(research)).To(Equal([]string{"apply ConfigMap"}))
+	f.Expect(keysOf(f.configMap(pluginconfig.ConfigMapName))).To(Equal([]string{"any", "research-1"}))
+	f.Expect(f.observe().Ready).To(BeTrue())
+	f.unwire(false)
+	f.Expect(f.spec(policy)).To(Equal(before))
+}
+
+func testFight(f *fixture) {
+	policy := f.policy("cluster-policy", installed)
+	const back = `{"spec":{"devicePlugin":{"config":{"name":"theirs"}},"mig":{"strategy":"mixed"}}}`
+	f.wire(research)
+
+	f.patch(policy, "argocd-controller", back)
+	f.Expect(f.observe().Overridden).To(BeNil())
+	f.wire(research)
+	f.Expect(f.observe().Ready).To(BeTrue(), "once, a chart that is upgraded writes its values over ours")
+
+	f.patch(policy, "argocd-controller", back)
+	f.Expect(f.wire(research)).To(BeEmpty())
+	overridden := f.observe().Overridden
+	f.Expect(overridden).NotTo(BeNil())
+	f.Expect(overridden.Message).To(MatchRegexp(`^ClusterPolicy cluster-policy: field manager "argocd-controller" set ` +
+		`spec.devicePlugin.config or spec.mig.strategy back again at 20\S+Z, so the device plugin does not read ConfigMap ` +
+		`gpu-sharing-device-plugin; make it leave these fields alone \(Helm: remove the values; Argo CD: ignoreDifferences\); ` +
+		`the operator sets them again at 20\S+Z$`))
+
+	f.clock.SetTime(overridden.Until)
+	f.wire(research)
+	f.Expect(f.observe().Ready).To(BeTrue())
+	f.unwire(false)
+	f.Expect(f.spec(policy)).To(And(ContainSubstring("name: theirs"), ContainSubstring("strategy: mixed")),
+		"what they want once we are gone is what they said last")
+}
+
+// testFightByReplacing replaces the ClusterPolicy by a manifest again and again, as Argo CD does with Replace=true: the record on
+// the ClusterPolicy goes too.
+func testFightByReplacing(f *fixture) {
+	policy := f.policy("cluster-policy", installed)
+	manifest := f.get(policy).Object["spec"]
+	f.tolerations = []corev1.Toleration{{Key: "example.com/shared", Operator: corev1.TolerationOpExists}}
+	f.wire(research)
+	f.Eventually(func() bool { // times of the API server are in seconds
+		now := f.get(policy)
+		now.SetAnnotations(nil)
+		now.Object["spec"] = manifest
+		f.Expect(f.client.Update(f.ctx(), now, client.FieldOwner("argocd-controller"))).To(Succeed())
+		return !slices.Contains(f.wire(research), "patch ClusterPolicy")
+	}).WithTimeout(5*time.Second).Should(BeTrue(), "the operator patches the ClusterPolicy without end")
+	f.Expect(f.observe().Overridden.Manager).To(Equal("argocd-controller"))
+	f.tolerations = nil
+	f.unwire(false)
+	f.Expect(f.get(policy).Object["spec"]).To(Equal(manifest))
+}
+
+func testStale(f *fixture) {
+	policy := f.policy("cluster-policy", installed)
+	stale := f.observe()
+	f.patch(policy, "kubectl-edit", `{"spec":{"mig":{"strategy":"mixed"}}}`)
+	_, err := f.wiring().Wire(f.ctx(), stale, nil)
+	f.Expect(apierrors.IsConflict(err)).To(BeTrue(), "%v", err)
+	f.wire(research)
+	f.unwire(false)
+	f.Expect(f.spec(policy)).To(ContainSubstring("strategy: mixed"))
+}
+
+func testReplaced(f *fixture) {
+	f.wireAndDelete(installed)
+	f.Expect(f.observe().Reason).To(Equal(v1alpha1.ReasonNoDevicePlugin))
+	policy := f.policy("cluster-policy", "spec: {devicePlugin: {}, mig: {strategy: mixed}}")
+	f.wire(research)
+	f.Expect(keysOf(f.configMap(pluginconfig.ConfigMapName))).To(ConsistOf("research-1", deviceplugin.Default("mixed").Key))
+	f.unwire(false)
+	f.Expect(f.spec(policy)).To(ContainSubstring("strategy: mixed"))
+
+	f.wireAndDelete(installed)
+	f.Expect(f.unwire(true)).To(BeEmpty())
+	f.Expect(f.unwire(false)).To(Equal([]string{"delete ConfigMap"}), "found though no ClusterPolicy tells the namespace")
+}
+
+func (f *fixture) wireAndDelete(spec string) {
+	f.t.Helper()
+	f.Expect(f.client.DeleteAllOf(f.ctx(), nvidia("ClusterPolicy", ""))).To(Succeed())
+	policy := f.policy("cluster-policy", spec)
+	f.wire(research)
+	f.Expect(f.client.Delete(f.ctx(), policy)).To(Succeed())
+}
+
+func testStandAlone(top *fixture) {
+	config := deviceplugin.Default("")
+	for name, tc := range map[string]struct {
+		theirs map[string]string // nil: no ConfigMap
+		ours   []string          // beside research-1
+		stays  []string
+	}{
+		"that does not exist":       {ours: []string{"default"}, stays: []string{"default"}},
+		"with the one key":          {theirs: map[string]string{"any": config.Data}, ours: []string{"default"}, stays: []string{"any"}},
+		"with a default":            {theirs: map[string]string{"default": "", "a100": ""}, stays: []string{"a100", "default"}},
+		"with a default of a chart": {theirs: map[string]string{"b": "", "a100": ""}, stays: []string{"a100", "b"}},
+	} {
+		top.t.Run(name, func(t *testing.T) {
+			f := newFixture(t, top.client)
+			f.standAlone = pluginconfig.StandAlone{Namespace: namespace, ConfigMap: "plugin"}
+			f.copies()
+			if tc.theirs != nil {
+				f.createConfigMap("plugin", tc.theirs)
+			}
+			f.Expect(f.wire(research)).To(Equal([]string{"apply ConfigMap", "apply ConfigMap"}), "and its copy")
+			o := f.observe()
+			f.Expect(o.Ready).To(BeTrue())
+			f.Expect(o.Copied).NotTo(BeNil())
+			f.Expect(o.ClusterPolicy).To(BeFalse())
+			f.Expect(slices.Sorted(maps.Keys(o.Applied))).To(Equal(append(tc.ours, "research-1")))
+			for key, data := range tc.theirs {
+				f.Expect(f.configMap("plugin").Data).To(HaveKeyWithValue(key, data))
+			}
+			f.Expect(f.wire(research)).To(BeEmpty())
+			f.unwire(true) // the plugin mounts its ConfigMap all the time
+			f.Expect(keysOf(f.configMap("plugin"))).To(Equal(tc.stays))
+			f.Expect(f.observe().Copied).To(BeNil(), "nothing of the operator stays behind")
+			f.Expect(f.unwire(true)).To(BeEmpty())
+		})
+	}
+}
+
+func testTolerations(f *fixture) {
+	policy := f.policy("cluster-policy", `
+spec:
+  devicePlugin: {enabled: true}
+  daemonsets: {tolerations: [{key: team, operator: Exists}]}
+`)
+	before := f.spec(policy)
+	f.tolerations = []corev1.Toleration{{Key: "example.com/shared", Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule}}
+	f.Expect(f.wire(research)).To(Equal([]string{"apply ConfigMap", "patch ClusterPolicy"}), "one patch for all")
+	f.Expect(f.spec(policy)).To(ContainSubstring(`
+  tolerations:
+  - key: team
+    operator: Exists
+  - effect: NoSchedule
+    key: example.com/shared
+    operator: Exists
+`))
+	f.Expect(f.observe().Operands.Ours).To(Equal(f.tolerations))
+	f.Expect(f.wire(research)).To(BeEmpty())
+
+	f.tolerations = nil
+	f.Expect(f.wire(research)).To(Equal([]string{"patch ClusterPolicy"}))
+	f.Expect(f.observe().Operands.Tolerations).To(Equal([]corev1.Toleration{{Key: "team", Operator: corev1.TolerationOpExists}}))
+	f.Expect(f.observe().Ready).To(BeTrue(), "and it still reads our ConfigMap")
+
+	f.tolerations = []corev1.Toleration{{Key: "example.com/shared", Operator: corev1.TolerationOpExists}}
+	f.wire(research)
+	f.Expect(f.unwire(true)).To(Equal([]string{"patch ClusterPolicy"}))
+	f.Expect(f.observe().Operands.Ours).To(Equal(f.tolerations), "they stay until they may go")
+	f.tolerations = nil
+	f.Expect(f.unwire(false)).To(Equal([]string{"patch ClusterPolicy", "delete ConfigMap"}))
+	f.Expect(f.spec(policy)).To(Equal(before))
+	f.Expect(f.get(policy).GetAnnotations()).To(BeEmpty())
+}
+
+func testTolerationsTaken(f *fixture) {
+	policy := f.policy("cluster-policy", installed)
+	f.tolerations = []corev1.Toleration{{Key: "example.com/shared", Operator: corev1.TolerationOpExists}}
+	f.wire(research)
+	f.patch(policy, "helm", `{"spec": {"daemonsets": {"tolerations": [{"key": "team", "operator": "Exists"}]}}}`)
+	o := f.observe()
+	f.Expect(o.Operands.Taken).To(Equal("helm"))
+	f.Expect(o.Operands.Ours).To(BeEmpty())
+	f.Expect(o.Ready).To(BeTrue())
+	f.tolerations = nil
+	f.unwire(false)
+	f.Expect(f.observe().Operands.Tolerations).To(Equal([]corev1.Toleration{{Key: "team", Operator: corev1.TolerationOpExists}}))
+	f.Expect(f.get(policy).GetAnnotations()).To(BeEmpty())
+}

@@ -1,0 +1,169 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package importer
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// configuration is a configuration of NVIDIA's device plugin, `version: v1`, as far as it matters (contract §1.1).
+type configuration struct {
+	Version string         `yaml:"version"`
+	Flags   map[string]any `yaml:"flags"`
+	Sharing struct {
+		TimeSlicing *replicated `yaml:"timeSlicing"`
+		MPS         *replicated `yaml:"mps"`
+	} `yaml:"sharing"`
+	Resources map[string]any `yaml:"resources"`
+	IMEX      map[string]any `yaml:"imex"`
+}
+
+// replicated is what of the resources of a node is advertised more than once.
+type replicated struct {
+	RenameByDefault            bool       `yaml:"renameByDefault"`
+	FailRequestsGreaterThanOne *bool      `yaml:"failRequestsGreaterThanOne"`
+	Resources                  []resource `yaml:"resources"`
+}
+
+type resource struct {
+	Name     string `yaml:"name"`
+	Rename   string `yaml:"rename"`
+	Devices  any    `yaml:"devices"`
+	Replicas int32  `yaml:"replicas"`
+}
+
+func parse(data string) (configuration, error) {
+	c := configuration{}
+	if err := yaml.Unmarshal([]byte(data), &c); err != nil {
+		return c, err
+	}
+	if c.Version != "" && c.Version != "v1" {
+		return c, fmt.Errorf("version %q is not known", c.Version)
+	}
+	if c.Flags == nil {
+		c.Flags = map[string]any{}
+	}
+	for _, r := range []*replicated{c.Sharing.TimeSlicing, c.Sharing.MPS} {
+		if err := r.check(); err != nil {
+			return c, err
+		}
+	}
+	return c, nil
+}
+
+// maxReplicas is the most replicas that a policy can ask for.
+const maxReplicas = 256
+
+// check refuses what the plugin does, and what no policy can ask for.
+func (r *replicated) check() error {
+	if r == nil {
+		return nil
+	}
+	if len(r.Resources) == 0 {
+		return errors.New("sharing has no resources")
+	}
+	for i := range r.Resources {
+		if r.Resources[i].Replicas < 2 {
+			return fmt.Errorf("%s has %d replicas, fewer than 2", r.Resources[i].Name, r.Resources[i].Replicas)
+		}
+		if r.Resources[i].Replicas > maxReplicas {
+			return fmt.Errorf("%s has %d replicas, but a policy can ask for at most %d; write a policy with fewer",
+				r.Resources[i].Name, r.Resources[i].Replicas, maxReplicas)
+		}
+		if !strings.Contains(r.Resources[i].Name, "/") {
+			r.Resources[i].Name = "nvidia.com/" + r.Resources[i].Name
+		}
+	}
+	return nil
+}
+
+// replicas are how many times a resource is advertised; 1 if sharing does not name it. Of several entries the largest
+// counts.
+func (r *replicated) replicas(name string) int32 {
+	most := int32(1)
+	if r == nil {
+		return most
+	}
+	for _, one := range r.Resources {
+		if one.Name == name {
+			most = max(most, one.Replicas)
+		}
+	}
+	return most
+}
+
+func (c configuration) migStrategy() string {
+	if s, is := c.Flags["migStrategy"].(string); is && s != "" {
+		return s
+	}
+	return "none"
+}
+
+// shared is the sharing that counts: MPS before time-slicing, when both are there.
+func (c configuration) shared() (r *replicated, mps bool) {
+	if c.Sharing.MPS != nil {
+		return c.Sharing.MPS, true
+	}
+	return c.Sharing.TimeSlicing, false
+}
+
+// lost is what of a configuration no policy can say, apart from its sharing.
+func (c configuration) lost() []string {
+	var notes []string
+	names := map[string]bool{}
+	flatten("flags", c.Flags, names)
+	flatten("imex", c.IMEX, names)
+	delete(names, "flags.migStrategy")
+	delete(names, "flags.mpsRoot")
+	if len(names) > 0 {
+		notes = append(notes, fmt.Sprintf("%s: a policy cannot say this, so it is lost where the GPU Operator does not set it; "+
+			"it sets most flags by the environment, which counts more than the key", strings.Join(slices.Sorted(maps.Keys(names)), ", ")))
+	}
+	if len(c.Resources) > 0 {
+		notes = append(notes, "resources: NVIDIA's device plugin does not heed it, and neither does the policy")
+	}
+	r, mps := c.shared()
+	if r == nil {
+		return notes
+	}
+	if mps && c.Sharing.TimeSlicing != nil {
+		notes = append(notes, "sharing.timeSlicing: NVIDIA's device plugin does not heed it beside sharing.mps, so the policy leaves it out")
+	}
+	return append(notes, r.neutral()...)
+}
+
+// neutral is what the plugin reads and does not heed (contract §1.4).
+func (r *replicated) neutral() []string {
+	var notes []string
+	for _, one := range r.Resources {
+		if one.Rename != "" && (!r.RenameByDefault || one.Rename != one.Name+".shared") {
+			notes = append(notes, fmt.Sprintf("rename %s of %s: NVIDIA's device plugin does not heed it, and neither does the policy",
+				one.Rename, one.Name))
+		}
+		if one.Devices != nil && one.Devices != "all" {
+			notes = append(notes, fmt.Sprintf("devices %v of %s: NVIDIA's device plugin shares all GPUs of a node alike, and so does the policy",
+				one.Devices, one.Name))
+		}
+	}
+	return notes
+}
+
+// flatten collects the names of what is set.
+func flatten(prefix string, set map[string]any, names map[string]bool) {
+	for name, value := range set {
+		if inner, is := value.(map[string]any); is {
+			flatten(prefix+"."+name, inner, names)
+			continue
+		}
+		if value != nil {
+			names[prefix+"."+name] = true
+		}
+	}
+}

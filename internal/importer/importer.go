@@ -1,0 +1,225 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package importer describes by policies how the GPUs of a cluster are shared already: by keys of NVIDIA's device-plugin
+// ConfigMap, labels on nodes, MIG instances. It is pure.
+//
+// A policy that it writes changes nothing on the nodes that it selects. What no policy can say is told in words, never
+// left out in silence.
+package importer
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+)
+
+// Cluster is how GPUs are shared in a cluster.
+type Cluster struct {
+	// ConfigMap is the name of the ConfigMap that the device plugin reads; empty if it reads none.
+	ConfigMap string
+	// Configs is its content: the configurations of the device plugin by key.
+	Configs map[string]string
+	// Default is the key for nodes without a label.
+	Default string
+	// MIGStrategy is ClusterPolicy.spec.mig.strategy, which overrules flags.migStrategy of every key; empty: it does not.
+	MIGStrategy string
+	// MIGConfigs is the content of the key config.yaml of mig-manager's ConfigMap; empty: it has the built-in layouts.
+	MIGConfigs string
+	// Unread is why it is not known which configurations the device plugin reads, and what to do about it; empty: it is known.
+	Unread string
+	// Nodes are the nodes that have GPUs.
+	Nodes []Node
+	// Policies are the names of the policies that exist already.
+	Policies []string
+	// Waits is why a policy that is applied now has to wait before it changes anything; empty: it need not.
+	Waits string
+}
+
+// Node is a node that has GPUs.
+type Node struct {
+	Name   string
+	Labels map[string]string
+	// Policy governs it already; empty: none does.
+	Policy string
+	// Machine is the Machine of OpenShift that the node is; empty: it is none.
+	Machine string
+	// Devices are its GPUs as its agent reported them; none if no agent runs there yet.
+	Devices []v1alpha1.DeviceStatus
+}
+
+// labelHostname names one node, and so do the names of those that an autoscaler adds.
+const labelHostname = "kubernetes.io/hostname"
+
+// Description is what is there, in policies and in words.
+type Description struct {
+	// Policies describe nodes; each with what it cannot say of them.
+	Policies []Policy
+	// Rest is what no policy describes, and why.
+	Rest []string
+	// Unknown says that GPUs may be shared though no policy describes it.
+	Unknown bool
+	// Waits is why the policies have to wait once they are applied; empty: they need not.
+	Waits string
+}
+
+// Policy is a policy with what it cannot say.
+type Policy struct {
+	Name  string
+	Spec  v1alpha1.GPUSharingPolicySpec
+	Notes []string
+}
+
+// found is how one node is shared.
+type found struct {
+	node      *Node
+	name      string // of the policy, as it may be called
+	sharing   v1alpha1.Sharing
+	notes     []string
+	byDefault bool // no label of the node chose it
+}
+
+// Describe describes a cluster. The same cluster gives the same description.
+func Describe(c Cluster) Description {
+	d := Description{Unknown: c.Unread != "", Waits: c.Waits}
+	var groups []*group
+	nodes := slices.SortedFunc(slices.Values(c.Nodes), func(a, b Node) int { return strings.Compare(a.Name, b.Name) })
+	rest := notes{}
+	for i := range nodes {
+		n := &nodes[i]
+		if n.Policy != "" {
+			rest.add(fmt.Sprintf("policy %s governs already", n.Policy), n.Name)
+			continue
+		}
+		f, why := c.describe(n)
+		if why != "" {
+			rest.add(why, n.Name)
+			continue
+		}
+		groups = join(groups, f)
+	}
+	d.Policies = policiesOf(groups, nodes, c.Policies)
+	d.Rest = append(c.unused(nodes), rest.list()...)
+	return d
+}
+
+// notes are things to say, each of the nodes of which it is so.
+type notes struct {
+	order []string
+	nodes map[string][]string
+}
+
+func (n *notes) add(what, node string) {
+	if n.nodes == nil {
+		n.nodes = map[string][]string{}
+	}
+	if n.nodes[what] == nil {
+		n.order = append(n.order, what)
+	}
+	n.nodes[what] = append(n.nodes[what], node)
+}
+
+func (n *notes) list() []string {
+	said := make([]string, 0, len(n.order))
+	for _, what := range n.order {
+		said = append(said, fmt.Sprintf("%s: %s", named(n.nodes[what]), what))
+	}
+	return said
+}
+
+// named names nodes, the first few of many.
+func named(nodes []string) string {
+	const most = 6
+	noun := "nodes "
+	if len(nodes) == 1 {
+		noun = "node "
+	}
+	if len(nodes) > most {
+		return fmt.Sprintf("%s%s and %d more", noun, strings.Join(nodes[:most], ", "), len(nodes)-most)
+	}
+	return noun + strings.Join(nodes, ", ")
+}
+
+// describe finds how a node is shared; why says that no policy is to describe it.
+func (c Cluster) describe(n *Node) (f found, why string) {
+	f.node = n
+	if c.Unread != "" {
+		return f, c.Unread
+	}
+	key, chosen := n.Labels[v1alpha1.LabelConfig], true
+	if key != "" {
+		f.notes = append(f.notes, c.selecting(n)...)
+	}
+	if c.ConfigMap == "" {
+		key = ""
+	}
+	if key == "" {
+		key, chosen = c.Default, false
+	}
+	f.byDefault = !chosen && key != ""
+	config := configuration{Flags: map[string]any{}}
+	if key != "" {
+		data, there := c.Configs[key]
+		if !there {
+			return f, fmt.Sprintf("the label selects the key %q, which %s does not hold; NVIDIA's config-manager fails there, so "+
+				"remove or correct the label %s", key, c.ConfigMap, v1alpha1.LabelConfig)
+		}
+		var err error
+		if config, err = parse(data); err != nil {
+			return f, fmt.Sprintf("no policy can describe the key %q: %v", key, err)
+		}
+	}
+	if c.MIGStrategy != "" {
+		config.Flags["migStrategy"] = c.MIGStrategy
+	}
+	f.notes = append(f.notes, config.lost()...)
+	gpus, err := c.gpusOf(n, &f)
+	if err != nil {
+		return f, err.Error()
+	}
+	left := f.notes
+	if f.sharing, err = config.sharing(gpus, &f); err != nil {
+		return f, strings.Join(append([]string{err.Error()}, left...), "; ")
+	}
+	f.name = cmp.Or(key, n.Labels[v1alpha1.LabelMIGConfig], "shared")
+	if f.sharing.Strategy == v1alpha1.StrategyMIG && n.Labels[v1alpha1.LabelMIGConfig] != "" {
+		f.name = n.Labels[v1alpha1.LabelMIGConfig]
+	}
+	return f, ""
+}
+
+// selecting is what to know of the label by which a node selects a key.
+func (c Cluster) selecting(n *Node) (notes []string) {
+	if n.Machine != "" {
+		notes = append(notes, "OpenShift copies the labels of a MachineSet to its nodes again and again. If "+v1alpha1.LabelConfig+
+			" is among these labels (spec.template.spec.metadata.labels), remove the label from the MachineSet before you apply the policy, "+
+			"because the operator changes it")
+	}
+	if c.ConfigMap == "" {
+		notes = append(notes, fmt.Sprintf("the label %s=%s has no effect, because the ClusterPolicy names no ConfigMap of the device plugin",
+			v1alpha1.LabelConfig, n.Labels[v1alpha1.LabelConfig]))
+	}
+	return notes
+}
+
+// unused are the keys of the ConfigMap that no node selects.
+func (c Cluster) unused(nodes []Node) []string {
+	var keys []string
+	for key := range c.Configs {
+		uses := func(n Node) bool {
+			selected := n.Labels[v1alpha1.LabelConfig]
+			return selected == key || selected == "" && key == c.Default
+		}
+		if !slices.ContainsFunc(nodes, uses) {
+			keys = append(keys, key)
+		}
+	}
+	if len(keys) == 0 {
+		return nil
+	}
+	slices.Sort(keys)
+	return []string{fmt.Sprintf("no node selects these keys of %s: %s; they stay", c.ConfigMap, strings.Join(keys, ", "))}
+}

@@ -1,0 +1,281 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package importer_test
+
+import (
+	"flag"
+	"maps"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	. "github.com/onsi/gomega"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/importer"
+)
+
+var update = flag.Bool("update", false, "write the golden files anew")
+
+const a100 = "NVIDIA-A100-PCIE-40GB"
+
+// whole is a GPU that is not partitioned.
+func whole(index int32) v1alpha1.DeviceStatus {
+	return v1alpha1.DeviceStatus{
+		UUID: "GPU-" + string('a'+index), Index: index, Product: a100, MIGCapable: true,
+		Sharing: v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeDisabled},
+	}
+}
+
+// cut is a GPU with instances.
+func cut(index int32, instances ...v1alpha1.InstanceCount) v1alpha1.DeviceStatus {
+	d := whole(index)
+	d.Sharing = v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeEnabled, Instances: instances}
+	return d
+}
+
+func count(profile string, n int32) v1alpha1.InstanceCount {
+	return v1alpha1.InstanceCount{Profile: profile, Count: n}
+}
+
+func node(name string, labels map[string]string, devices ...v1alpha1.DeviceStatus) importer.Node {
+	all := map[string]string{
+		"kubernetes.io/hostname": name, "kubernetes.io/arch": "amd64", "nvidia.com/gpu.present": "true",
+		"feature.node.kubernetes.io/pci-10de.present": "true",
+	}
+	maps.Copy(all, labels)
+	return importer.Node{Name: name, Labels: all, Devices: devices}
+}
+
+type labels = map[string]string
+
+const configLabel = v1alpha1.LabelConfig
+
+// The configurations of the guides, word for word.
+const (
+	blogTimeSlicing = `version: v1
+sharing:
+  timeSlicing:
+    resources:
+      - name: nvidia.com/gpu
+        replicas: 10
+`
+	blogMIG = `version: v1
+sharing:
+  timeSlicing:
+    resources:
+      - name: nvidia.com/gpu
+        replicas: 2
+      - name: nvidia.com/mig-1g.5gb
+        replicas: 2
+      - name: nvidia.com/mig-2g.10gb
+        replicas: 2
+      - name: nvidia.com/mig-3g.20gb
+        replicas: 2
+      - name: nvidia.com/mig-7g.40gb
+        replicas: 2
+`
+	blogMPS = `version: v1
+sharing:
+  mps:
+    # renameByDefault: false
+    # if we rename the resources they will move
+    # to gpu.shared vs gpu
+    resources:
+    - name: nvidia.com/gpu
+      replicas: 10
+`
+	cernSlice4 = `version: v1
+sharing:
+  timeSlicing:
+    renameByDefault: true
+    failRequestsGreaterThanOne: true
+    resources:
+      - name: nvidia.com/gpu
+        replicas: 4
+`
+	cernMIG = `version: v1
+mig-configs:
+  # A100-40GB
+  3g.20gb-2x2g.10gb:
+    - devices: all
+      mig-enabled: true
+      mig-devices:
+        "2g.10gb": 2
+        "3g.20gb": 1
+`
+	nvidiaMPSAny = `version: v1
+sharing:
+  mps:
+    renameByDefault: false
+    resources:
+    - name: nvidia.com/gpu
+      replicas: 4
+`
+)
+
+// ofEKS are the labels of a node of a cloud.
+func ofEKS(zone, id, key string) labels {
+	all := labels{
+		"eks.amazonaws.com/nodegroup": "gpu", "eks.amazonaws.com/nodegroup-image": "ami-" + id, "alpha.eksctl.io/instance-id": id,
+		"topology.ebs.csi.aws.com/zone": zone, "topology.kubernetes.io/zone": zone, "topology.gke.io/zone": zone, "zone": zone,
+		"disk.csi.example.com/node": id, "karpenter.sh/nodeclaim": id, "example.com/host": id, "hostname": id,
+		"kubernetes.azure.com/node-image-version": id, "machine.example.com/machine": id, "node.kubernetes.io/instance-type": "g4dn.xlarge",
+	}
+	if key != "" {
+		all[configLabel] = key
+	}
+	return all
+}
+
+// TestDescribe shows what clusters that were shared by hand, as the guides say, look like as policies.
+func TestDescribe(t *testing.T) {
+	balanced := []v1alpha1.InstanceCount{count("1g.5gb", 2), count("2g.10gb", 1), count("3g.20gb", 1)}
+	for name, c := range map[string]importer.Cluster{
+		"nothing-is-shared": {Nodes: []importer.Node{node("a", nil, whole(0)), node("b", nil)}},
+		"blog-time-slicing": {
+			ConfigMap: "ConfigMap nvidia-gpu-operator/time-slicing-config", Configs: labels{a100: blogTimeSlicing}, MIGStrategy: "single",
+			Nodes: []importer.Node{node("perf-intel-6", labels{configLabel: a100}, whole(0), whole(1)), node("other", nil, whole(0))},
+		},
+		"blog-mig": {
+			ConfigMap: "ConfigMap nvidia-gpu-operator/mig-profiles-config", Configs: labels{a100: blogMIG}, MIGStrategy: "mixed",
+			Nodes: []importer.Node{node("perf-intel-6", labels{
+				configLabel: a100, "nvidia.com/mig.config": "all-3g.20gb", "nvidia.com/mig.config.state": "success",
+			}, cut(0, count("3g.20gb", 2)), cut(1, count("3g.20gb", 2)))},
+		},
+		"blog-mps": {
+			ConfigMap: "ConfigMap nvidia-gpu-operator/mps-enable-config", Configs: labels{a100: blogMPS},
+			Nodes: []importer.Node{node("perf-intel-6", labels{configLabel: a100}, whole(0))},
+		},
+		"cern": {
+			ConfigMap: "ConfigMap kube-system/nvidia-time-slicing-config", Configs: labels{"slice-4": cernSlice4, "slice-8": cernSlice4},
+			MIGConfigs: cernMIG, MIGStrategy: "mixed",
+			Nodes: []importer.Node{
+				node("t4-1", labels{configLabel: "slice-4", "pool": "inference"}, whole(0)),
+				node("t4-2", labels{configLabel: "slice-4", "pool": "inference"}, whole(0)),
+				node("a100-1", labels{"nvidia.com/mig.config": "3g.20gb-2x2g.10gb"}),
+			},
+		},
+		"nvidia-mps-for-all": {
+			ConfigMap: "ConfigMap gpu-operator/mps-config-all", Configs: labels{"mps-any": nvidiaMPSAny}, Default: "mps-any",
+			Nodes: []importer.Node{node("a", nil, whole(0)), node("b", nil, whole(0))},
+		},
+		"builtin-layouts": {
+			MIGStrategy: "mixed",
+			Nodes: []importer.Node{
+				node("a", labels{"nvidia.com/mig.config": "all-1g.5gb", "nvidia.com/mig.config.state": "success"}, cut(0, count("1g.5gb", 7))),
+				node("b", labels{"nvidia.com/mig.config": "all-balanced"}, cut(0, balanced...), cut(1, balanced...)),
+				node("c", labels{"nvidia.com/mig.config": "all-disabled"}, whole(0)),
+				node("d", labels{"nvidia.com/mig.config": "all-1g.10gb.me"}),
+				node("e", labels{"nvidia.com/mig.config": "all-balanced"}),
+				node("f", labels{"nvidia.com/mig.config": "all-enabled"}),
+				node("g", labels{"nvidia.com/mig.config": "custom"}),
+				node("h", labels{"nvidia.com/mig.config": "all-1g.5gb", "nvidia.com/mig.config.state": "failed"}, whole(0)),
+			},
+		},
+		"what-no-policy-can-say": {
+			ConfigMap: "ConfigMap gpu-operator/config", MIGStrategy: "mixed",
+			Configs: labels{
+				"more": "version: v1\nflags: {gfd: {sleepInterval: 30s}, migStrategy: none}\nimex: {channelIDs: [0]}\n" +
+					"resources: {gpus: [{pattern: '*', name: nvidia.com/mine}]}\n" +
+					"sharing: {timeSlicing: {resources: [{name: gpu, rename: mine, devices: [0], replicas: 2}, {name: nvidia.com/gpu, replicas: 3}]}}\n",
+				"both": cernSlice4 + "  mps: {failRequestsGreaterThanOne: false, resources: [{name: nvidia.com/gpu, replicas: 2}]}\n",
+				"bad":  "sharing: [", "v2": "version: v2\n", "few": "sharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 1}]}}\n",
+				"many": "sharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 49}]}}\n",
+			},
+			Nodes: []importer.Node{
+				node("both", labels{configLabel: "both"}, whole(0)),
+				node("bad", labels{configLabel: "bad"}, whole(0)),
+				node("few", labels{configLabel: "few"}, whole(0)),
+				node("governed", labels{configLabel: "more"}),
+				node("many", labels{configLabel: "many"}, whole(0)),
+				node("missing", labels{configLabel: "nothing"}, whole(0)),
+				node("mps-mig", labels{configLabel: "both"}, whole(0), cut(1, count("1g.5gb", 7))),
+				node("sliced", labels{configLabel: "more"}, whole(0)),
+				node("v2", labels{configLabel: "v2"}, whole(0)),
+				node("without-instances", nil, cut(0)),
+			},
+		},
+		"whole-gpus-beside-instances": {
+			ConfigMap: "ConfigMap gpu-operator/config", MIGStrategy: "mixed",
+			Configs: labels{
+				"renamed": "sharing: {timeSlicing: {renameByDefault: true, failRequestsGreaterThanOne: true, resources: [" +
+					"{name: nvidia.com/mig-1g.5gb, replicas: 2}]}}\n",
+				"both": "sharing: {timeSlicing: {renameByDefault: true, resources: [" +
+					"{name: nvidia.com/gpu, replicas: 4}, {name: nvidia.com/mig-1g.5gb, replicas: 2}]}}\n",
+				"plain": "sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 3}]}}\n",
+			},
+			Nodes: []importer.Node{
+				node("both", labels{configLabel: "both"}, whole(0), cut(1, count("1g.5gb", 7))),
+				node("plain", labels{configLabel: "plain"}, whole(0), cut(1, count("1g.5gb", 7))),
+				node("renamed", labels{configLabel: "renamed"}, cut(0, count("1g.5gb", 7))),
+			},
+		},
+		"names-that-exist": {
+			ConfigMap: "ConfigMap gpu-operator/config", Policies: []string{"slice-4", "slice-4-2"},
+			Configs: labels{"slice-4": cernSlice4, "slice-8": strings.ReplaceAll(cernSlice4, "4", "8")},
+			Nodes: []importer.Node{
+				node("a", labels{configLabel: "slice-4"}, whole(0)), node("b", labels{configLabel: "slice-8"}, whole(0)),
+			},
+		},
+		"the-device-plugin-is-not-known": {
+			Unread: "its ConfigMap is not known; name it by --configmap NAMESPACE/NAME",
+			Nodes:  []importer.Node{node("a", labels{configLabel: "slice-4"}, whole(0)), node("b", nil, cut(0, count("1g.5gb", 7)))},
+		},
+		"a-label-without-effect": {
+			MIGStrategy: "mixed",
+			Nodes:       []importer.Node{node("a", labels{configLabel: "slice-4"}, cut(0, count("1g.5gb", 7))), node("b", labels{configLabel: "slice-4"}, whole(0))},
+		},
+		"more-replicas-than-the-API-takes": {
+			ConfigMap: "ConfigMap gpu-operator/config", MIGStrategy: "mixed",
+			Configs: labels{
+				"most":  "sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 256}]}}\n",
+				"more":  "sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 257}]}}\n",
+				"slice": "sharing: {timeSlicing: {resources: [{name: nvidia.com/mig-1g.5gb, replicas: 1000}]}}\n",
+			},
+			Nodes: []importer.Node{
+				node("most", labels{configLabel: "most"}, whole(0)), node("more", labels{configLabel: "more"}, whole(0)),
+				node("slice", labels{configLabel: "slice"}, cut(0, count("1g.5gb", 7))),
+			},
+		},
+		"labels-that-do-not-last": {
+			ConfigMap: "ConfigMap gpu-operator/config", Configs: labels{"slice-4": cernSlice4},
+			Nodes: []importer.Node{
+				node("ip-10-0-1-7", ofEKS("us-east-1a", "i-1", "slice-4"), whole(0)), node("ip-10-0-2-9", ofEKS("us-east-1b", "i-2", ""), whole(0)),
+			},
+		},
+		"labels-of-a-machine-set": {
+			ConfigMap: "ConfigMap gpu-operator/config", Configs: labels{"slice-4": cernSlice4},
+			Waits: "changing devicePlugin.config of ClusterPolicy cluster-policy ends pod team/train",
+			Nodes: []importer.Node{ofMachine(node("a", labels{configLabel: "slice-4"}, whole(0))), ofMachine(node("b", nil, whole(0)))},
+		},
+		"gpus-that-differ": {
+			MIGStrategy: "mixed",
+			Nodes:       []importer.Node{node("a", nil, whole(0), cut(1, count("1g.5gb", 7)), cut(2, balanced...), cut(3, balanced...))},
+		},
+	} {
+		if name == "what-no-policy-can-say" {
+			c.Nodes[3].Policy = "research"
+		}
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			text, err := importer.Describe(c).YAML()
+			g.Expect(err).NotTo(HaveOccurred())
+			file := filepath.Join("testdata", name+".yaml")
+			if *update {
+				g.Expect(os.WriteFile(file, []byte(text), 0o600)).To(Succeed())
+			}
+			want, err := os.ReadFile(file)
+			g.Expect(err).NotTo(HaveOccurred())
+			g.Expect(text).To(Equal(string(want)), "go test -update writes the golden files anew")
+		})
+	}
+}
+
+// ofMachine is a node of OpenShift.
+func ofMachine(n importer.Node) importer.Node {
+	n.Machine = "openshift-machine-api/gpu-" + n.Name
+	return n
+}

@@ -1,0 +1,196 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package importer
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
+)
+
+// shape is GPUs of a node that are partitioned alike.
+type shape struct {
+	product   string  // empty: not known
+	indexes   []int32 // empty: all GPUs of the node
+	all       bool    // all GPUs of that product on the node
+	mig       bool
+	instances []v1alpha1.InstanceCount // by profile
+	fill      v1alpha1.MIGProfile      // instead, where only the name of a built-in layout is known
+}
+
+// errNothing says that a node needs no policy.
+var errNothing = errors.New("whole GPUs that are not shared need no policy")
+
+// sharing is how a node is shared; an error says why no policy is to describe it.
+func (c configuration) sharing(gpus []shape, f *found) (v1alpha1.Sharing, error) {
+	r, mps := c.shared()
+	partitioned := slices.ContainsFunc(gpus, func(s shape) bool { return s.mig })
+	replicas := r.replicas(plan.ResourceGPU)
+	switch {
+	case partitioned && mps:
+		return v1alpha1.Sharing{}, errors.New("a GPU is in MIG mode and the key asks for MPS, which NVIDIA's device plugin refuses; " +
+			"decide for one of them and write that policy")
+	case partitioned:
+		return c.partitioned(gpus, r, f)
+	case replicas < 2:
+		return v1alpha1.Sharing{}, errNothing
+	case mps:
+		return mpsSharing(r, replicas, f)
+	}
+	f.notes = append(f.notes, inert(r, plan.ResourceGPU)...)
+	fail := r.FailRequestsGreaterThanOne != nil && *r.FailRequestsGreaterThanOne
+	rename := r.RenameByDefault
+	return v1alpha1.Sharing{Strategy: v1alpha1.StrategyTimeSlicing, TimeSlicing: &v1alpha1.TimeSlicing{
+		Replicas: replicas, RenameByDefault: &rename, FailRequestsGreaterThanOne: &fail,
+	}}, nil
+}
+
+// mpsSharing is MPS with NVIDIA's own limits, which follow from the replicas.
+func mpsSharing(r *replicated, replicas int32, f *found) (v1alpha1.Sharing, error) {
+	const most = 48
+	if replicas > most {
+		return v1alpha1.Sharing{}, fmt.Errorf("the key asks for %d MPS replicas, but MPS serves at most %d clients on a GPU, so "+
+			"NVIDIA's daemon does not start; write a policy with fewer", replicas, most)
+	}
+	f.notes = append(f.notes, inert(r, plan.ResourceGPU)...)
+	if fail := r.FailRequestsGreaterThanOne; fail != nil && !*fail {
+		f.notes = append(f.notes, "failRequestsGreaterThanOne: false under MPS: a policy always refuses a container that asks for more than one")
+	}
+	f.notes = append(f.notes, "The operator's MPS daemons replace NVIDIA's MPS DaemonSet on these nodes. If that serves the GPUs now, they are "+
+		"drained once when you apply the policy")
+	rename := r.RenameByDefault
+	return v1alpha1.Sharing{
+		Strategy: v1alpha1.StrategyMPS, MPS: &v1alpha1.MPS{Replicas: replicas, RenameByDefault: &rename},
+	}, nil
+}
+
+// inert tells of resources that no GPU of the node gives.
+func inert(r *replicated, but ...string) []string {
+	var names []string
+	for _, one := range r.Resources {
+		if !slices.Contains(but, one.Name) {
+			names = append(names, fmt.Sprintf("%s (%d replicas)", one.Name, one.Replicas))
+		}
+	}
+	if len(names) == 0 {
+		return nil
+	}
+	return []string{fmt.Sprintf("the key also shares %s, which no GPU of these nodes gives; the policy leaves it out", strings.Join(names, ", "))}
+}
+
+// partitioned is the sharing of a node with MIG.
+func (c configuration) partitioned(gpus []shape, r *replicated, f *found) (v1alpha1.Sharing, error) {
+	m := &v1alpha1.MIG{Strategy: v1alpha1.MIGStrategy(c.migStrategy())}
+	if err := sayable(m.Strategy, gpus); err != nil {
+		return v1alpha1.Sharing{}, err
+	}
+	shares := []string{}
+	for _, s := range gpus {
+		if !s.mig {
+			continue
+		}
+		layout, names := s.layout(m.Strategy, r)
+		m.Layouts, shares = append(m.Layouts, layout), append(shares, names...)
+	}
+	if len(m.Layouts) == 1 && len(gpus) == 1 {
+		m.Layouts[0].GPUs = nil
+	}
+	if r != nil {
+		beside := slices.ContainsFunc(gpus, func(s shape) bool { return !s.mig })
+		if n := r.replicas(plan.ResourceGPU); n > 1 && beside && m.Strategy == v1alpha1.MIGStrategyMixed {
+			m.TimeSlicing, shares = &v1alpha1.MIGTimeSlicing{WholeGPUReplicas: &n}, append(shares, plan.ResourceGPU)
+		}
+		f.notes = append(f.notes, inert(r, shares...)...)
+		if len(shares) > 0 {
+			m.TimeSlicing = r.ofANode(m.TimeSlicing)
+		}
+	}
+	f.notes = append(f.notes, "NVIDIA's mig-manager is kept off these nodes while the policy governs them, and "+v1alpha1.LabelMIGConfig+" has no effect")
+	f.byDefault = false // a new node would not be partitioned
+	return v1alpha1.Sharing{Strategy: v1alpha1.StrategyMIG, MIG: m}, nil
+}
+
+// sayable says why no policy can say how the GPUs of a node with MIG are shared.
+func sayable(strategy v1alpha1.MIGStrategy, gpus []shape) error {
+	if strategy != v1alpha1.MIGStrategyMixed && strategy != v1alpha1.MIGStrategySingle {
+		return errors.New("a GPU is in MIG mode, but the MIG strategy is none, so its instances are not advertised; write a " +
+			"policy with the strategy that you want")
+	}
+	for _, s := range gpus {
+		if s.mig && len(s.instances) == 0 && s.fill == "" {
+			return errors.New("a GPU is in MIG mode without instances, which a policy cannot say; write a policy with the " +
+				"instances that you want")
+		}
+	}
+	return nil
+}
+
+// ofANode adds to a policy's timeSlicing what holds for every resource of a node that has replicas.
+func (r *replicated) ofANode(t *v1alpha1.MIGTimeSlicing) *v1alpha1.MIGTimeSlicing {
+	if t == nil {
+		t = &v1alpha1.MIGTimeSlicing{}
+	}
+	fail := r.FailRequestsGreaterThanOne != nil && *r.FailRequestsGreaterThanOne
+	rename := r.RenameByDefault
+	t.FailRequestsGreaterThanOne, t.RenameByDefault = &fail, &rename
+	return t
+}
+
+// layout is the layout of a shape, and the resources of it that are advertised more than once.
+func (s shape) layout(strategy v1alpha1.MIGStrategy, r *replicated) (layout v1alpha1.MIGLayout, shares []string) {
+	layout.Fill = s.fill
+	profiles := []v1alpha1.MIGProfile{}
+	if s.fill != "" {
+		profiles = append(profiles, s.fill)
+	}
+	for _, i := range s.instances {
+		profile := v1alpha1.MIGProfile(i.Profile)
+		layout.Instances = append(layout.Instances, v1alpha1.MIGInstances{Profile: profile, Count: i.Count})
+		profiles = append(profiles, profile)
+	}
+	for _, profile := range profiles {
+		name := plan.ResourceGPU
+		if strategy == v1alpha1.MIGStrategyMixed {
+			name = "nvidia.com/mig-" + strings.ReplaceAll(string(profile), "+", ".")
+		}
+		if n := r.replicas(name); n > 1 {
+			layout.TimeSlicing = append(layout.TimeSlicing, v1alpha1.MIGReplicas{Profile: profile, Replicas: n})
+			shares = append(shares, name)
+		}
+	}
+	switch {
+	case s.all && s.product != "":
+		layout.GPUs = &v1alpha1.GPUMatch{Products: []string{s.product}}
+	case len(s.indexes) > 0:
+		layout.GPUs = &v1alpha1.GPUMatch{Indexes: s.indexes}
+	}
+	return layout, shares
+}
+
+// shapes groups the GPUs of a node as its agent reported them.
+func shapes(devices []v1alpha1.DeviceStatus) []shape {
+	var all []shape
+	products := map[string]int{}
+	for _, d := range slices.SortedFunc(slices.Values(devices), func(a, b v1alpha1.DeviceStatus) int { return cmp.Compare(a.Index, b.Index) }) {
+		products[d.Product]++
+		mig := d.Sharing.MIGMode == v1alpha1.MIGModeEnabled
+		at := slices.IndexFunc(all, func(s shape) bool {
+			return s.product == d.Product && s.mig == mig && slices.Equal(s.instances, d.Sharing.Instances)
+		})
+		if at < 0 {
+			at = len(all)
+			all = append(all, shape{product: d.Product, mig: mig, instances: d.Sharing.Instances})
+		}
+		all[at].indexes = append(all[at].indexes, d.Index)
+	}
+	for i := range all {
+		all[i].all = len(all[i].indexes) == products[all[i].product]
+	}
+	return all
+}

@@ -1,0 +1,217 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package packaging_test
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"testing/fstest"
+	"time"
+
+	. "github.com/onsi/gomega"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/envtest"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/controller/agentinstall"
+	"github.com/gpusharing/gpu-sharing-operator/test/env"
+)
+
+const (
+	olmNamespace = "operators"
+	agentImage   = "mirror.example.com/agent@sha256:0123"
+)
+
+// underOLM is a cluster in which OLM has done its part: service accounts, their rights and Deployments, but no operands.
+type underOLM struct {
+	*env.Cluster
+	owner      *appsv1.Deployment
+	account    env.Identity // of the program that installs operands
+	manifests  map[string]string
+	controller *agentinstall.Controller
+}
+
+func newUnderOLM(t *testing.T, openshift bool) underOLM {
+	t.Helper()
+	g := NewWithT(t)
+	cluster := env.Start(t)
+	g.Expect(cluster.Client.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: olmNamespace}})).To(Succeed())
+	if openshift {
+		_, err := envtest.InstallCRDs(cluster.Config, envtest.CRDInstallOptions{CRDs: []*apiextensionsv1.CustomResourceDefinition{scc()}})
+		g.Expect(err).NotTo(HaveOccurred())
+	}
+	install := readCSV(t).Spec.Install.Spec
+	u := underOLM{Cluster: cluster}
+	for _, d := range install.Deployments {
+		u.owner = &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: olmNamespace, Name: d.Name}, Spec: d.Spec}
+		g.Expect(cluster.Client.Create(t.Context(), u.owner)).To(Succeed())
+	}
+	const account = "gpu-sharing-operands"
+	g.Expect(u.owner.Name).To(Equal(account))
+	u.account = env.Identity{Namespace: olmNamespace, ServiceAccount: account}
+	c, err := cluster.ClientAs(t.Context(), u.account)
+	g.Expect(err).NotTo(HaveOccurred())
+	grant(t, cluster, account, install.ClusterPermissions, install.Permissions)
+
+	data := read(t, "config/bundle/manifests/gpu-sharing-operands.configmap.yaml")
+	manifests := fstest.MapFS{}
+	u.manifests = as[corev1.ConfigMap](t, data[0]).Data
+	for key, content := range u.manifests {
+		manifests[key] = &fstest.MapFile{Data: []byte(content)}
+	}
+	u.controller = agentinstall.New(c, agentinstall.Options{
+		Owner:     types.NamespacedName{Namespace: olmNamespace, Name: account},
+		Manifests: manifests, Images: map[string]string{"gpu-sharing-agent": agentImage},
+	})
+	return u
+}
+
+// scc is OpenShift's kind as far as the API server needs to know it.
+func scc() *apiextensionsv1.CustomResourceDefinition {
+	return &apiextensionsv1.CustomResourceDefinition{
+		ObjectMeta: metav1.ObjectMeta{Name: "securitycontextconstraints.security.openshift.io"},
+		Spec: apiextensionsv1.CustomResourceDefinitionSpec{
+			Group: "security.openshift.io", Scope: apiextensionsv1.ClusterScoped,
+			Names: apiextensionsv1.CustomResourceDefinitionNames{
+				Plural: "securitycontextconstraints", Singular: "securitycontextconstraints", Kind: "SecurityContextConstraints",
+				ListKind: "SecurityContextConstraintsList",
+			},
+			Versions: []apiextensionsv1.CustomResourceDefinitionVersion{{
+				Name: "v1", Served: true, Storage: true,
+				Schema: &apiextensionsv1.CustomResourceValidation{OpenAPIV3Schema: &apiextensionsv1.JSONSchemaProps{
+					Type: "object", XPreserveUnknownFields: new(true),
+				}},
+			}},
+		},
+	}
+}
+
+// grant gives a service account what the bundle asks for, as OLM does.
+func grant(t *testing.T, cluster *env.Cluster, account string, clusterWide, inNamespace []permissions) {
+	t.Helper()
+	g := NewWithT(t)
+	subjects := []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: olmNamespace, Name: account}}
+	meta := metav1.ObjectMeta{Namespace: olmNamespace, Name: account}
+	var objects []client.Object
+	for _, p := range clusterWide {
+		if p.ServiceAccountName == account {
+			objects = append(objects, &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: account}, Rules: p.Rules},
+				&rbacv1.ClusterRoleBinding{
+					ObjectMeta: metav1.ObjectMeta{Name: account}, Subjects: subjects,
+					RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: account},
+				})
+		}
+	}
+	for _, p := range inNamespace {
+		if p.ServiceAccountName == account {
+			objects = append(objects, &rbacv1.Role{ObjectMeta: meta, Rules: p.Rules}, &rbacv1.RoleBinding{
+				ObjectMeta: meta, Subjects: subjects, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: account},
+			})
+		}
+	}
+	g.Expect(objects).To(HaveLen(4))
+	for _, o := range objects {
+		g.Expect(cluster.Client.Create(t.Context(), o)).To(Succeed())
+	}
+}
+
+func (u underOLM) daemonSet(t *testing.T, name string) *appsv1.DaemonSet {
+	t.Helper()
+	d := &appsv1.DaemonSet{}
+	NewWithT(t).Expect(u.Client.Get(t.Context(), types.NamespacedName{Namespace: olmNamespace, Name: name}, d)).To(Succeed())
+	return d
+}
+
+func TestOLMUsersGetAgentAndMPSPodsWithTheBundlesRightsAlone(t *testing.T) {
+	u := newUnderOLM(t, true)
+	g := NewWithT(t)
+	_, err := u.controller.Reconcile(t.Context(), u.owner)
+	g.Expect(err).NotTo(HaveOccurred())
+
+	agent, mps := u.daemonSet(t, "gpu-sharing-agent"), u.daemonSet(t, "gpu-sharing-mps")
+	g.Expect(agent.Spec.Template.Spec.Containers[0].Image).To(Equal(agentImage))
+	g.Expect(mps.Spec.Template.Spec.Containers[0].Image).To(Equal(agentImage))
+	g.Expect(mps.Spec.Template.Spec.InitContainers[0].Image).To(Equal(agentImage))
+	g.Expect(agent.OwnerReferences).To(ConsistOf(HaveField("UID", u.owner.UID)), "it goes with the operator")
+	g.Expect(mps.OwnerReferences).To(BeEmpty(), "MPS clients live on when the operator is uninstalled")
+	for _, o := range []client.Object{
+		object("security.openshift.io/v1", "SecurityContextConstraints", "", "gpu-sharing-node"),
+		object("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicy", "", "gpu-sharing-agent-own-node"),
+		object("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicyBinding", "", "gpu-sharing-agent-own-node"),
+		object("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicy", "", "gpu-sharing-controller-fence"),
+		object("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicyBinding", "", "gpu-sharing-controller-fence"),
+	} {
+		g.Expect(u.Client.Get(t.Context(), client.ObjectKeyFromObject(o), o)).To(Succeed())
+	}
+
+	_, err = u.controller.Reconcile(t.Context(), u.owner)
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(u.daemonSet(t, "gpu-sharing-agent").ResourceVersion).To(Equal(agent.ResourceVersion), "a second pass changes nothing")
+	g.Expect(u.daemonSet(t, "gpu-sharing-mps").ResourceVersion).To(Equal(mps.ResourceVersion))
+
+	edited := agent.DeepCopy()
+	edited.Spec.Template.Spec.Containers[0].Image = "somebody/else"
+	g.Expect(u.Client.Patch(t.Context(), edited, client.MergeFrom(agent))).To(Succeed())
+	_, err = u.controller.Reconcile(t.Context(), u.owner)
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(u.daemonSet(t, "gpu-sharing-agent").Spec.Template.Spec.Containers[0].Image).To(Equal(agentImage), "what somebody changed is put back")
+}
+
+func TestWithoutOpenShiftNoSCCIsMissed(t *testing.T) {
+	u := newUnderOLM(t, false)
+	g := NewWithT(t)
+	_, err := u.controller.Reconcile(t.Context(), u.owner)
+	g.Expect(err).NotTo(HaveOccurred())
+	u.daemonSet(t, "gpu-sharing-agent")
+}
+
+func TestTheProgramPutsBackWhatSomebodyDeletes(t *testing.T) {
+	u := newUnderOLM(t, true)
+	g := NewWithT(t)
+	u.startProgram(t)
+	agent := object("apps/v1", "DaemonSet", olmNamespace, "gpu-sharing-agent")
+	there := func() error { return u.Client.Get(t.Context(), client.ObjectKeyFromObject(agent), agent) }
+	g.Eventually(there, time.Minute).Should(Succeed())
+	first := agent.GetUID()
+	g.Expect(u.Client.Delete(t.Context(), agent)).To(Succeed())
+	g.Eventually(func() (types.UID, error) { err := there(); return agent.GetUID(), err }, time.Minute).ShouldNot(Equal(first))
+}
+
+// startProgram runs the program itself, with the rights of its account, until the test ends.
+func (u underOLM) startProgram(t *testing.T) {
+	t.Helper()
+	g := NewWithT(t)
+	folder := t.TempDir()
+	for file, content := range u.manifests {
+		g.Expect(os.WriteFile(filepath.Join(folder, file), []byte(content), 0o600)).To(Succeed())
+	}
+	config, err := u.ConfigAs(t.Context(), u.account)
+	g.Expect(err).NotTo(HaveOccurred())
+	data, err := env.Kubeconfig(config)
+	g.Expect(err).NotTo(HaveOccurred())
+	kubeconfig := filepath.Join(folder, "kubeconfig")
+	g.Expect(os.WriteFile(kubeconfig, data, 0o600)).To(Succeed())
+
+	build := exec.CommandContext(t.Context(), "go", "build", "-o", folder, "./cmd/controller")
+	build.Dir = path(t)
+	run(t, build)
+	ctx, stop := context.WithCancel(t.Context())
+	program := exec.CommandContext(ctx, filepath.Join(folder, "controller"), "operands", "--manifests="+folder,
+		"--namespace="+olmNamespace, "--health-probe-bind-address=0", "--kubeconfig="+kubeconfig)
+	program.Env = []string{"RELATED_IMAGE_AGENT=" + agentImage}
+	program.Stderr = t.Output()
+	g.Expect(program.Start()).To(Succeed())
+	t.Cleanup(func() {
+		stop()
+		_ = program.Wait() // it was killed
+	})
+}
