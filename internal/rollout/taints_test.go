@@ -173,6 +173,15 @@ func TestATolerationStaysWhileATaintNeedsIt(t *testing.T) {
 	g.Expect(h.Taints).To(Equal([]corev1.Taint{shared}))
 	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 4}))
 
+	c.Policies = nil
+	for range 60 {
+		c.pass()
+		g.Expect(c.keptOff(h)).To(BeFalse())
+		c.tick(time.Second)
+	}
+	g.Expect(h.GPU.Spec.Baseline).To(BeNil(), "the node is released")
+	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 1}))
+
 	h.Taints = nil
 	c.run(30)
 	g.Expect(c.Wiring.Operands.Tolerations).To(Equal([]corev1.Toleration{ofNVIDIA}), "it goes with the taint")

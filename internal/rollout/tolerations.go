@@ -64,9 +64,9 @@ func tolerate(w *World) tolerance {
 }
 
 // intolerable are the taints that NVIDIA's programs have to tolerate: those that policies ask for, and those of ours that
-// are still on nodes. On a node that the operator has changed, every taint that NVIDIA's programs tolerate only because the operator
-// added the toleration counts too, whoever put it there: without the toleration the node would lose its device plugin. So the loss
-// of the record of our taints costs no node its GPUs. PreferNoSchedule keeps no pod of a daemon set off.
+// are still on nodes. Every taint that NVIDIA's programs tolerate only because the operator added the toleration counts too, whoever put
+// it there: without the toleration the node would lose its device plugin. So the loss of the record of our taints costs no node its
+// GPUs, also once the node is released. PreferNoSchedule keeps no pod of a daemon set off.
 func (w *World) intolerable() []corev1.Taint {
 	var taints []corev1.Taint
 	for i := range w.Policies {
@@ -78,10 +78,8 @@ func (w *World) intolerable() []corev1.Taint {
 		}
 	}
 	for i := range w.Nodes {
-		changed := w.Nodes[i].GPU.Spec.Baseline != nil
 		for _, t := range w.Nodes[i].Taints {
-			tolerated := (changed || isStartup(t)) && has(w.Wiring.Operands.Ours, tolerationOf(t))
-			if tolerated || recordedIn(w.Nodes[i].Annotations[v1alpha1.AnnotationTaints], t) {
+			if has(w.Wiring.Operands.Ours, tolerationOf(t)) || recordedIn(w.Nodes[i].Annotations[v1alpha1.AnnotationTaints], t) {
 				taints = append(taints, corev1.Taint{Key: t.Key, Value: t.Value, Effect: t.Effect})
 			}
 		}
