@@ -29,6 +29,9 @@ func Blockers(s Step, have []gpu.Device) []Blocker {
 	return blockers
 }
 
+// Blocks reports whether who uses an instance of a GPU, or the GPU as a whole (gpu.WholeGPU), blocks a step.
+func Blocks(s Step, uuid string, instance int) bool { return blocking(s)(uuid, instance) }
+
 // blocking reports whether a user of an instance, or of the whole GPU, blocks a step.
 func blocking(s Step) func(uuid string, instance int) bool {
 	switch s := s.(type) {

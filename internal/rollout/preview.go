@@ -60,6 +60,8 @@ func (v *view) fateOf(b plan.Blocker) string {
 		return "is gone already and is waited for"
 	case stays(p):
 		return "is not evicted, since it would come back at once; end it yourself"
+	case b.UUID == "" && !v.freesAll():
+		return "is not evicted, because nobody reports which GPU it holds, and the change does not need all of them"
 	case v.returns(p):
 		return "is not evicted, since another would come in spite of the taint; scale its workload down"
 	}

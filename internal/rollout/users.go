@@ -95,6 +95,9 @@ func (v *view) evictions() (evict []Action, stay []string) {
 		case p.Terminating:
 		case stays(p):
 			stay = append(stay, fmt.Sprintf("pod %s/%s, which would come back at once", p.Namespace, p.Name))
+		case b.UUID == "" && !v.freesAll():
+			stay = append(stay, fmt.Sprintf("pod %s/%s, because nobody reports which GPU it holds, and the change does not need all of them",
+				p.Namespace, p.Name))
 		case v.returns(p):
 			stay = append(stay, fmt.Sprintf("pod %s/%s, which came to the node in spite of the taint, as another would after it; "+
 				"scale its workload down", p.Namespace, p.Name))
@@ -112,6 +115,25 @@ func (v *view) evictions() (evict []Action, stay []string) {
 
 // stays says whether eviction would not help: a DaemonSet, or the kubelet itself, brings the pod back at once.
 func stays(p *Pod) bool { return p.Mirror || p.Controller == "DaemonSet" }
+
+// freesAll reports whether the change needs every GPU and every MIG instance of the node idle, so that a pod is in its way whichever of
+// them the pod holds.
+func (v *view) freesAll() bool {
+	steps, whole := v.steps, slices.Concat(v.leavesNVIDIA(), v.cleared())
+	if v.managed() {
+		steps = plan.WithoutMIG(steps)
+	}
+	for _, d := range v.have {
+		frees := func(instance int) bool {
+			return v.reboots() || slices.ContainsFunc(whole, func(o gpu.Device) bool { return o.UUID == d.UUID }) ||
+				slices.ContainsFunc(steps, func(s plan.Step) bool { return plan.Blocks(s, d.UUID, instance) })
+		}
+		if !d.State.MIG && !frees(gpu.WholeGPU) || slices.ContainsFunc(d.State.Instances, func(i gpu.Instance) bool { return !frees(i.ID) }) {
+			return false
+		}
+	}
+	return true
+}
 
 // raceTime is how long after a taint a scheduler may bind a pod for which it had chosen the node before.
 const raceTime = 3 * time.Second

@@ -285,6 +285,35 @@ func TestAGPUThatAnInitContainerHoldsIsInUse(t *testing.T) {
 	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), d.Nodes[0].Message)
 }
 
+// TestAPodOfWhichNobodyReportsWhatItHoldsIsEvictedOnlyIfItIsInTheWayForSure: it may use a GPU that the policy does not select.
+func TestAPodOfWhichNobodyReportsWhatItHoldsIsEvictedOnlyIfItIsInTheWayForSure(t *testing.T) {
+	for name, test := range map[string]struct {
+		with    func(*v1alpha1.GPUSharingPolicy)
+		evicted []string
+		says    string
+	}{
+		"every GPU is needed": {func(*v1alpha1.GPUSharingPolicy) {}, []string{"warm-up"}, "is evicted"},
+		"one GPU is needed":   {onGPUs(0), nil, "is not evicted, because nobody reports which GPU it holds"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			c, h := toMIG(evicting, test.with)
+			h.Pods = append(h.Pods, rollout.Pod{Namespace: "user", Name: "warm-up", UID: "warm-up", GPU: true, InitHolds: true, Scheduled: c.Now})
+			c.tick(time.Minute)
+			g.Expect(rollout.Decide(c.world()).Nodes[0].InTheWay[0].Fate).To(HavePrefix(test.says))
+			d := c.during(5*time.Minute, 10*time.Second)
+			g.Expect(c.evicted).To(Equal(test.evicted))
+			if test.evicted == nil {
+				g.Expect(d.Nodes[0].State).To(Equal(rollout.StateDraining))
+				g.Expect(d.Nodes[0].Message).To(ContainSubstring("because nobody reports which GPU it holds"))
+				h.Pods[len(h.Pods)-1].InitHolds = false
+				d, _ = c.run(60)
+			}
+			g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), d.Nodes[0].Message)
+		})
+	}
+}
+
 // TestAGPUThatAClaimHoldsIsInUse though the agent reports nobody: NVIDIA's DRA driver was uninstalled under its pods.
 func TestAGPUThatAClaimHoldsIsInUse(t *testing.T) {
 	g := NewWithT(t)
