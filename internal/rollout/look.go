@@ -216,10 +216,10 @@ func (v *view) failed() *v1alpha1.FailedChange {
 }
 
 // busy reports whether the agent is at work on an earlier desired state. One that can do no more before a reboot, which it has
-// no permission for, is not.
+// no permission for, is not, also if that state is another policy's.
 func (v *view) busy() bool {
 	_, _, stalled := v.stalled()
-	waits := stalled || v.awaitsReboot() && !v.permitted()
+	waits := stalled || v.pendsReboot() && v.node.GPU.Spec.Reboot == nil
 	return len(v.node.GPU.Spec.Devices) > 0 && !waits &&
 		!condition.IsTrueAt(v.node.GPU.Status.Conditions, v1alpha1.ConditionReady, v.node.GPU.Generation)
 }

@@ -143,6 +143,7 @@ func (memory *Memory) place(w *World, r *remembered, in placing) *member {
 	if m.heldByOther() {
 		of, held := in.group(n.ChangedFor), *m
 		of.counted = append(of.counted, &held)
+		m.untilExpired()
 		m.slot = slot{} // it needs one of the policy that governs it now
 	}
 	g.members = append(g.members, m)

@@ -33,6 +33,11 @@ func (v *view) awaitsReboot() bool {
 		(c.ObservedGeneration == v.node.GPU.Generation || v.permitted())
 }
 
+// pendsReboot reports whether the agent has tried what the spec asks for, and a GPU takes its MIG mode only at a reboot.
+func (v *view) pendsReboot() bool {
+	return condition.IsTrueAt(v.node.GPU.Status.Conditions, v1alpha1.ConditionRebootRequired, v.node.GPU.Generation)
+}
+
 // mayReboot says whether the operator may reboot the node if it has to: the policy allows it, the agent can, and it destroys nothing
 // that is not the operator's.
 func (v *view) mayReboot() bool {
@@ -108,10 +113,10 @@ func (v *view) stranded() bool {
 	if v.wish != nil && !v.fallsBack || !v.awaitsReboot() || !helpless {
 		return false
 	}
-	waits := func(d gpu.Device) bool { return d.PendingMIG != d.State.MIG }
 	drained := func(s plan.Step) bool { // the step is possible once the node is drained and NVIDIA's clients are paused
+		waits := func(d gpu.Device) bool { return d.PendingMIG != d.State.MIG && slices.Contains(plan.GPUs(s), d.UUID) }
 		disrupts := s.Needs() > plan.NeedsNothing || s.Closes()
-		return disrupts && !slices.ContainsFunc(v.have, func(d gpu.Device) bool { return d.UUID == s.Device() && waits(d) })
+		return disrupts && !slices.ContainsFunc(v.have, waits)
 	}
 	return !slices.ContainsFunc(v.steps, drained)
 }

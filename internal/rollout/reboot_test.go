@@ -254,6 +254,52 @@ func TestAPausedRolloutKeepsNoNodeThatAwaitsItsReboot(t *testing.T) {
 	g.Expect(h.reboots).To(HaveLen(1))
 }
 
+// TestARollBackToMPSThatNeedsARebootIsLeftToItsUsers: the daemon of several GPUs cannot start before the reboot either.
+func TestARollBackToMPSThatNeedsARebootIsLeftToItsUsers(t *testing.T) {
+	g := NewWithT(t)
+	c := newCluster()
+	h := c.add("a", sim.A100, sim.A100).virtual()
+	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mps(4))}
+	c.run(60)
+	g.Expect(h.daemons).To(HaveLen(1))
+	h.breaks(h.Labels[v1alpha1.LabelConfig]) // what the GPUs offer in their new mode is not advertised
+	c.edit(func(p *v1alpha1.GPUSharingPolicy) {
+		p.Spec.Sharing, p.Spec.Rollout.Reboot = mig(count("2g", 3)), v1alpha1.RebootModeIfRequired
+	})
+	for !h.devices()[0].State.MIG {
+		c.steps(1)
+	}
+	c.Policies[0].Spec.Rollout.Reboot = v1alpha1.RebootModeNever
+	c.during(30*time.Minute, time.Second)
+	version := c.version["a"]
+	d := c.during(2*time.Hour, 10*time.Second)
+	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateFailed), d.Nodes[0].Message)
+	g.Expect(d.Nodes[0].Message).To(ContainSubstring("Reboot the node, or set rollout.reboot to IfRequired"))
+	g.Expect(h.Taints).To(BeEmpty())
+	g.Expect(c.version["a"]).To(Equal(version), "nothing is written again and again")
+}
+
+// TestANodeThatWaitsForARebootOfAnotherPolicyIsGivenBack: the policy that governs it now holds its change back, and the agent can do
+// no more for the one before.
+func TestANodeThatWaitsForARebootOfAnotherPolicyIsGivenBack(t *testing.T) {
+	g := NewWithT(t)
+	c := newCluster()
+	h := c.add("a", sim.A100).virtual()
+	first := rebooting(v1alpha1.DrainModeEvict)
+	first.Spec.Rollout.Reboot = v1alpha1.RebootModeNever
+	c.Policies = []v1alpha1.GPUSharingPolicy{first}
+	for !h.required {
+		c.steps(1)
+	}
+	c.steps(2)
+	g.Expect(h.Taints).NotTo(BeEmpty())
+	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("other", mig(count("2g", 3)), paused)}
+	d, _ := c.run(60)
+	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonPaused), d.Nodes[0].Message)
+	g.Expect(h.Taints).To(BeEmpty())
+	g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationPaused))
+}
+
 // TestANodeThatOnlyARebootBringsBackIsLeftToItsUsers: the way back needs a reboot that the operator does not make. So the node takes
 // pods again, NVIDIA's clients run, nothing is written to the Node any more, and a message names what helps.
 func TestANodeThatOnlyARebootBringsBackIsLeftToItsUsers(t *testing.T) {

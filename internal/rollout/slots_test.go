@@ -283,6 +283,27 @@ func TestANodeWhosePausesProtectItIsNotTaintedOnTop(t *testing.T) {
 	g.Expect(c.ready()).To(Equal(2))
 }
 
+// TestANodeThatAnotherPolicyTookOverIsGivenBackAtTheDeadline: the agent does not end the change of the policy before, and the one that
+// governs the node now holds its change back.
+func TestANodeThatAnotherPolicyTookOverIsGivenBackAtTheDeadline(t *testing.T) {
+	g := NewWithT(t)
+	c := fleet(1, mig(count("3g", 2)))
+	h := c.hosts["n0"]
+	c.steps(1)
+	h.lags = true
+	for len(h.GPU.Spec.Devices) == 0 {
+		c.steps(1)
+	}
+	g.Expect(c.changing()).To(Equal([]string{"n0"}))
+	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("other", mig(count("1g", 7)), paused)}
+	d := c.pass()
+	g.Expect(c.changing()).To(Equal([]string{"n0"}), "the agent may be at work")
+	g.Expect(d.After).To(And(BeNumerically(">", 0), BeNumerically("<=", 30*time.Minute)))
+	c.tick(d.After)
+	c.run(10)
+	g.Expect(c.changing()).To(BeEmpty())
+}
+
 // TestADrainThatEndedUnseenIsRecordedAsFailed: no controller ran while the time for draining and the slot ended. Without the record the
 // node would take the next slot again, and no other node had its turn.
 func TestADrainThatEndedUnseenIsRecordedAsFailed(t *testing.T) {
