@@ -184,3 +184,19 @@ func TestTheOperatorsOwnValuesAreNoBaseline(t *testing.T) {
 		})
 	}
 }
+
+// TestARestoreSetsNoLabelThatTheOperatorDidNotChange: the label of NVIDIA's mig-manager is not there any more, since the GPUNode of another
+// machine of that name was restored from a backup, or another controller removed it. The operator only ever sets it to "false".
+func TestARestoreSetsNoLabelThatTheOperatorDidNotChange(t *testing.T) {
+	g := NewWithT(t)
+	c := fleet(1, mig(count("3g", 2)))
+	h := c.hosts["n0"]
+	h.Labels[v1alpha1.LabelMIGManager] = "true"
+	c.run(200)
+	g.Expect(h.Labels).To(HaveKeyWithValue(v1alpha1.LabelMIGManager, "false"))
+	delete(h.Labels, v1alpha1.LabelMIGManager)
+	c.Policies = nil
+	c.run(200)
+	g.Expect(h.GPU.Spec.Baseline).To(BeNil())
+	g.Expect(h.Labels).NotTo(HaveKey(v1alpha1.LabelMIGManager))
+}

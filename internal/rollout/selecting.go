@@ -57,6 +57,9 @@ func (v *view) selectPatch() (patch PatchNode, resumes, complete bool) {
 	if labels == nil {
 		labels = map[string]*string{}
 	}
+	if _, has := v.node.Labels[v1alpha1.LabelMIGManager]; !has {
+		delete(labels, v1alpha1.LabelMIGManager) // the operator never removes it: it is another machine, or another controller's work
+	}
 	labels[v1alpha1.LabelConfig] = nil
 	if v.to.key != "" {
 		labels[v1alpha1.LabelConfig] = new(v.to.key)
