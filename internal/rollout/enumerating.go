@@ -139,11 +139,20 @@ func (v *view) monitors() []string {
 	return uids
 }
 
-// instances names the MIG instances of the node by their UUIDs; empty if there are none.
+// stampResumed notes in a patch that lets the device plugin start anew which instances it will see, where another note is there.
+func (v *view) stampResumed(patch PatchNode) {
+	seen, _ := v.enumerated()
+	now := v.instances()
+	if value, starts := patch.Labels[deployLabels()[0]]; starts && value != nil && seen != "" && now != "" && seen != now {
+		patch.Annotations[v1alpha1.AnnotationInstances] = &now
+	}
+}
+
+// instances names the MIG instances of the node by their UUIDs, as the agent reports them; empty if there are none.
 func (v *view) instances() string {
 	var uuids []string
-	for _, d := range v.have {
-		for _, i := range d.State.Instances {
+	for _, d := range v.node.GPU.Status.Devices {
+		for _, i := range d.Instances {
 			uuids = append(uuids, i.UUID)
 		}
 	}

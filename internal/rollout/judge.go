@@ -587,6 +587,7 @@ func (v *view) letGo(why string) []Action {
 	}
 	if patch, resumes := v.resume(); resumes {
 		patch.Why = "resuming NVIDIA's GPU clients: " + why
+		v.stampResumed(patch)
 		actions = append(actions, patch)
 	}
 	return actions

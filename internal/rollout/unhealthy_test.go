@@ -127,3 +127,28 @@ func TestWhatAnotherControllerWritesIntoARecordRestartsNoPlugin(t *testing.T) {
 		g.Expect(h.Annotations[v1alpha1.AnnotationInstances]).To(Equal(seen), "%q", value)
 	}
 }
+
+// TestThePluginIsNotRestartedForInstancesThatItSawWhenItWasResumed: it was resumed because no change is possible any more, and it starts
+// after the agent has made the instances of a new driver.
+func TestThePluginIsNotRestartedForInstancesThatItSawWhenItWasResumed(t *testing.T) {
+	g := NewWithT(t)
+	c := fleet(1, mig(count("3g", 2)))
+	c.run(200)
+	h := c.hosts["n0"]
+	seen := h.Annotations[v1alpha1.AnnotationInstances]
+	h.Annotations[v1alpha1.AnnotationInstances] = "0123456789abcdef"
+	for _, label := range []string{pluginLabel, gfdLabel} {
+		h.Labels[label] = "paused-for-mig-change"
+	}
+	h.Annotations[v1alpha1.AnnotationPaused] = pluginLabel + "," + gfdLabel
+	c.tick(time.Second)
+	c.Wiring.Reason, c.Wiring.Message = v1alpha1.ReasonNoDevicePlugin, "there is no ClusterPolicy"
+	c.pass()
+	g.Expect(h.Labels).To(HaveKeyWithValue(pluginLabel, "true"))
+	c.tick(time.Second)
+	h.Unhealthy = map[string]int64{"nvidia.com/mig-3g.20gb": 1}
+	c.Wiring.Reason, c.Wiring.Message = "", ""
+	c.run(200)
+	g.Expect(c.writes).NotTo(HaveKey("rollout.DeletePod"))
+	g.Expect(h.Annotations).To(HaveKeyWithValue(v1alpha1.AnnotationInstances, seen))
+}
