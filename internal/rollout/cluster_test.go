@@ -79,14 +79,19 @@ type host struct {
 	dcgm    map[string][]string // UUIDs of the instances that each pod of DCGM has seen
 	flips   bool                // the plugin starts with its default, as NVIDIA's does
 	plugin  struct {
-		selected string               // what the plugin reads
-		nudged   map[string]time.Time // since when, by pod and key
-		slow     time.Duration        // how long the kubelet takes for a nudge, where the agent watches; otherwise a second
-		seen     map[string]string    // what the kubelet has projected
-		running  bool
-		uuids    []string // of the MIG instances that it advertises
+		selected  string               // what the plugin reads
+		nudged    map[string]time.Time // since when, by pod and key
+		slow      time.Duration        // how long the kubelet takes for a nudge, where the agent watches; otherwise a second
+		seen      map[string]string    // what the kubelet has projected
+		behind    bool                 // that is not what the ConfigMap holds
+		projected time.Time            // when it last was
+		running   bool
+		uuids     []string // of the MIG instances that it advertises
 	}
 }
+
+// projectsWithin is how long the kubelet takes at most to project a changed ConfigMap into the pods that mount it.
+const projectsWithin = 90 * time.Second
 
 func newCluster() *cluster {
 	return &cluster{
@@ -430,8 +435,13 @@ func parse(data string) nvidia.Config {
 	return config
 }
 
-// project shows the ConfigMap to the pods that were nudged, a while ago.
+// project shows the ConfigMap to the pods that were nudged, a while ago, and to all of them once the kubelet comes round to it.
 func (c *cluster) project(h *host) {
+	if h.plugin.behind = len(h.readers()) > 0 && !maps.Equal(h.plugin.seen, c.Keys); !h.plugin.behind {
+		h.plugin.projected = c.Now
+	} else if c.Now.Sub(h.plugin.projected) >= projectsWithin {
+		h.plugin.seen = maps.Clone(c.Keys)
+	}
 	takes := time.Second
 	if h.watches && !slices.ContainsFunc(h.readers(), func(uid string) bool { return !slices.Contains(h.GPU.Status.Config.PodUIDs, uid) }) {
 		takes = max(takes, h.plugin.slow)

@@ -248,7 +248,7 @@ func (c *chronicle) progressed(d rollout.Decision) {
 		}
 		by, wish, err := c.desired(h)
 		s := states[h.Name]
-		if by == nil || err != nil || h.shared() || s.Reason == v1alpha1.ReasonNoNodeFeatures || s.Reason == v1alpha1.ReasonGPUMissing && h.misses(s.Message) {
+		if by == nil || err != nil || h.shared() || s.Reason == v1alpha1.ReasonNoNodeFeatures || h.missesGPU(s) || c.keptFromReboot(h, s) {
 			continue
 		}
 		if s.State != rollout.StateUpToDate {
@@ -262,15 +262,31 @@ func (c *chronicle) progressed(d rollout.Decision) {
 	}
 }
 
-// misses reports whether a message names a GPU that was in the machine and is not any more.
-func (h *host) misses(message string) bool {
+// missesGPU reports whether a node waits for a GPU that its policy selects by index, that was in the machine and is not any more. Until
+// it is replaced the policy keeps the node, also where another policy selects the GPUs that are left.
+func (h *host) missesGPU(s rollout.NodeState) bool {
+	if s.Reason != v1alpha1.ReasonGPUMissing {
+		return false
+	}
 	for uuid := range h.born {
 		is := func(d gpu.Device) bool { return d.UUID == uuid }
-		if strings.Contains(message, uuid) && !slices.ContainsFunc(h.devices(), is) {
+		if strings.Contains(s.Message, uuid) && !slices.ContainsFunc(h.devices(), is) {
 			return true
 		}
 	}
 	return false
+}
+
+// keptFromReboot reports whether a node is not rebooted because that destroys MIG instances on a GPU that its policy does not select,
+// which a person has made there.
+func (c *chronicle) keptFromReboot(h *host, s rollout.NodeState) bool {
+	const destroys = "because that destroys the MIG instances of GPU "
+	if s.Reason != v1alpha1.ReasonRebootRequired || !h.hardwareNoReset() || !strings.Contains(s.Message, destroys) {
+		return false
+	}
+	return slices.ContainsFunc(h.devices(), func(d gpu.Device) bool {
+		return len(d.State.Instances) > 0 && strings.Contains(s.Message, fmt.Sprint(destroys, d.Index)) && !h.changedByUs(d.UUID)
+	})
 }
 
 // differs says how a node differs from what is desired; empty: it does not.
@@ -314,6 +330,10 @@ func (c *chronicle) ended(d rollout.Decision) {
 
 // truthful: what is said of each policy and each node at rest is so.
 func (c *chronicle) truthful(d rollout.Decision) {
+	states := map[string]rollout.NodeState{}
+	for _, n := range d.Nodes {
+		states[n.Node] = n
+	}
 	for i := range c.Policies {
 		p := &c.Policies[i]
 		ready := slices.ContainsFunc(d.Policies[p.Name].Conditions, func(o metav1.Condition) bool {
@@ -321,7 +341,7 @@ func (c *chronicle) truthful(d rollout.Decision) {
 		})
 		for _, h := range c.all() {
 			by, wish, err := c.desired(h)
-			if !ready || by == nil || by.Name != p.Name {
+			if !ready || by == nil || by.Name != p.Name || states[h.Name].Policy != p.Name && h.missesGPU(states[h.Name]) {
 				continue
 			}
 			if p.Spec.GPUSelector != nil && len(h.GPU.Status.Devices) == 0 {

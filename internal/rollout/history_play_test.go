@@ -143,6 +143,12 @@ func (c *chronicle) waitsFor(d rollout.Decision, usual time.Duration) time.Durat
 		if !h.down.IsZero() {
 			sooner(30 * time.Second)
 		}
+		if left := resetTime - c.Now.Sub(h.upgrade.returned); h.AgentReady && left > 0 {
+			sooner(left)
+		}
+		if h.plugin.behind {
+			sooner(10 * time.Second)
+		}
 	}
 	return step
 }
