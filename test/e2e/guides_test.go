@@ -5,83 +5,34 @@ package e2e
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
-	"os"
-	"path/filepath"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/yaml"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
+	"github.com/gpusharing/gpu-sharing-operator/test/e2e/guides"
 )
-
-// guide is what administrators follow by hand today, step by step, each of which is one policy now (folder guides).
-type guide struct {
-	Guide string      `json:"guide"`
-	GPUs  []sim.Model `json:"gpus"`
-	Steps []step      `json:"steps"`
-}
-
-// step is done by hand today. It is replayed by a policy, by no policy, or by pods on what the last policy advertises.
-type step struct {
-	// ByHand is what the guide tells to do.
-	ByHand string `json:"by hand"`
-	// Later names what the operator cannot do yet; the step is pending until then.
-	Later string `json:"later,omitempty"`
-	// GPUs are put into the node first.
-	GPUs []sim.Model `json:"gpus,omitempty"`
-	// Holding are pods that hold what the policy changes when it is applied; it evicts them.
-	Holding *guidePods `json:"holding,omitempty"`
-	// Policy is the spec of the one policy; null: it is deleted.
-	Policy *v1alpha1.GPUSharingPolicySpec `json:"policy,omitempty"`
-	// Apart is how the policy sets the node apart while the step lasts.
-	Apart *apart `json:"apart,omitempty"`
-	// Reboots says that the GPUs cannot be reset, so that the node has to be rebooted for the policy.
-	Reboots bool `json:"reboots,omitempty"`
-	// Refused is the reason for which the policy cannot be honoured, as its status says.
-	Refused string `json:"refused,omitempty"`
-	// Advertised is what the kubelet then offers, and Labels what the node's labels say.
-	Advertised map[string]int64  `json:"advertised,omitempty"`
-	Labels     map[string]string `json:"labels,omitempty"`
-	// Pods use what is offered.
-	Pods *guidePods `json:"pods,omitempty"`
-}
-
-// guidePods are pods that ask for one of a resource each.
-type guidePods struct {
-	Asking  string `json:"asking"`
-	Running int    `json:"running"`
-	Pending int    `json:"pending"`
-	// Visible is how the device begins that each gets.
-	Visible string `json:"visible,omitempty"`
-	// Pipe is the MPS pipe directory that each gets.
-	Pipe string `json:"pipe,omitempty"`
-}
 
 func guideSpecs() {
 	Describe("Guides that are followed by hand today:", Offset(1), func() {
-		files, _ := filepath.Glob("guides/*.yaml") // the pattern is not malformed
-		for _, file := range files {
-			raw, err := os.ReadFile(file)
-			if err != nil {
-				panic(err) // the specs cannot be told without it
-			}
-			g := guide{}
-			if err := yaml.UnmarshalStrict(raw, &g); err != nil {
-				panic(fmt.Errorf("%s: %w", file, err))
-			}
-			Describe(g.Guide, Ordered, func() {
+		all, err := guides.All()
+		if err != nil {
+			panic(err) // without it no spec can be named
+		}
+		for _, g := range all {
+			Describe(g.Title, Ordered, func() {
 				BeforeAll(func(ctx SpecContext) { begin(ctx, g.GPUs...) })
-				for i, s := range g.Steps {
-					name := fmt.Sprintf("%d. %s", i+1, s.ByHand)
-					if s.Later != "" {
-						PIt(name+" — pending: "+s.Later, func() {})
-						continue
+				for _, e := range g.Entries {
+					name := fmt.Sprintf("line %s: %s", e.Lines, e.Guide)
+					switch {
+					case e.Later != "":
+						PIt(name+" — pending: "+e.Later, func() {})
+					case e.Replayed():
+						It(name, func(ctx SpecContext) { replay(ctx, e.Replay) })
 					}
-					It(name, func(ctx SpecContext) { replay(ctx, s) })
 				}
 			})
 		}
@@ -91,11 +42,17 @@ func guideSpecs() {
 // guidePolicy is the one policy of a guide.
 const guidePolicy = "guide"
 
-func replay(ctx context.Context, s step) {
+func replay(ctx context.Context, s guides.Replay) {
 	GinkgoHelper()
 	switch {
 	case s.Pods != nil:
 		usePods(ctx, *s.Pods)
+		return
+	case s.Limits != nil:
+		askLimits(ctx, *s.Limits)
+		return
+	case len(s.Plan) > 0:
+		preview(ctx, s)
 		return
 	case s.GPUs != nil:
 		begin(ctx, s.GPUs...)
@@ -104,7 +61,7 @@ func replay(ctx context.Context, s step) {
 		hold(ctx, *s.Holding)
 	}
 	switch {
-	case s.Policy == nil:
+	case s.Deleted:
 		unshare(ctx, s.Advertised)
 		return
 	case s.Apart != nil:
@@ -133,10 +90,34 @@ func replay(ctx context.Context, s step) {
 	}
 }
 
+// preview has the plugin print what a policy would do, or its deletion, and checks that nothing is done.
+func preview(ctx context.Context, s guides.Replay) {
+	GinkgoHelper()
+	before, err := offered(ctx)
+	Expect(err).NotTo(HaveOccurred())
+	if s.Holding != nil {
+		hold(ctx, *s.Holding)
+	}
+	asked, input := []string{"gpusharing", "plan", "--delete", guidePolicy}, ""
+	if s.Policy != nil {
+		spec, err := json.Marshal(s.Policy)
+		Expect(err).NotTo(HaveOccurred())
+		asked, input = []string{"gpusharing", "plan", "-f", "-"}, manifest("previewed", string(spec))
+	}
+	Eventually(func(g Gomega) {
+		printed := kubectl(ctx, input, asked...)
+		for _, line := range s.Plan {
+			g.Expect(printed).To(ContainSubstring(line))
+		}
+	}).WithContext(ctx).Should(Succeed())
+	Expect(offered(ctx)).To(Equal(before))
+	stopPods(ctx)
+}
+
 func holderName(i int) string { return fmt.Sprintf("holder-%d", i) }
 
 // hold starts pods that hold what a change needs idle.
-func hold(ctx context.Context, p guidePods) {
+func hold(ctx context.Context, p guides.Pods) {
 	GinkgoHelper()
 	for i := range p.Running {
 		startPod(ctx, holderName(i), resourceName(p.Asking), 1)
@@ -144,22 +125,22 @@ func hold(ctx context.Context, p guidePods) {
 	}
 }
 
-// usePods starts pods that ask for one of a resource each: as many as there are run, and the others wait.
-func usePods(ctx context.Context, p guidePods) {
+// usePods starts pods that ask for a resource: as many as there are run, and the others wait.
+func usePods(ctx context.Context, p guides.Pods) {
 	GinkgoHelper()
-	name := func(i int) string { return fmt.Sprintf("guide-%d", i) }
+	name, each := func(i int) string { return fmt.Sprintf("guide-%d", i) }, max(p.Each, 1)
 	for i := range p.Running {
-		startPod(ctx, name(i), resourceName(p.Asking), 1)
+		startPod(ctx, name(i), resourceName(p.Asking), each)
 	}
 	for i := range p.Running {
 		got := expectRunning(ctx, name(i))
-		Expect(got.uuid()).To(HavePrefix(p.Visible))
+		Expect(got.uuids()).To(And(Not(BeEmpty()), HaveEach(HavePrefix(p.Visible))))
 		if p.Pipe != "" {
 			Expect(got.PipeDirectory).To(Equal(p.Pipe))
 		}
 	}
 	for i := range p.Pending {
-		startPod(ctx, name(p.Running+i), resourceName(p.Asking), 1)
+		startPod(ctx, name(p.Running+i), resourceName(p.Asking), each)
 		expectPending(ctx, name(p.Running+i), "Insufficient "+p.Asking)
 	}
 	stopPods(ctx)

@@ -15,13 +15,14 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/test/e2e/guides"
 	"github.com/gpusharing/gpu-sharing-operator/test/e2e/sandbox"
 	"github.com/gpusharing/gpu-sharing-operator/test/simdriver"
 )
 
 // rebootFor applies a policy on a node whose GPUs cannot be reset: its agent asks the node's init system, once, to reboot it,
 // as it asks systemd. The machine then loses its power and boots anew, which is what systemd would come to.
-func rebootFor(ctx context.Context, s step) {
+func rebootFor(ctx context.Context, s guides.Replay) {
 	GinkgoHelper()
 	refuseResets(true)
 	DeferCleanup(refuseResets, false)
@@ -35,6 +36,11 @@ func rebootFor(ctx context.Context, s step) {
 
 	applySpec(ctx, guidePolicy, *s.Policy)
 	Eventually(asked).WithContext(ctx).Should(Receive(), "process 1 is asked to reboot the machine")
+	if s.Holding != nil {
+		for i := range s.Holding.Running {
+			expectGone(ctx, holderName(i)) // drained as the policy says, before the machine goes down
+		}
+	}
 	crash(ctx)
 	Expect(rebootCondition(ctx)).To(HavePrefix(v1alpha1.ReasonRebooting), "what the agent has said before")
 	drain(asked) // the agent that ran before may have asked more than once

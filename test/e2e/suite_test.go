@@ -100,6 +100,8 @@ var _ = Describe("On a real node", func() {
 	upgradeSpecs()
 	variantSpecs()
 	safetySpecs()
+	prioritySpecs()
+	beforeSpecs()
 	guideSpecs()
 	speedSpecs()
 })

@@ -16,28 +16,17 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/test/e2e/gpuoperator"
+	"github.com/gpusharing/gpu-sharing-operator/test/e2e/guides"
 )
 
-// apart is how a policy with taints sets the node apart.
-type apart struct {
-	// Taint is what the node then has, as kubectl writes it.
-	Taint string `json:"taint"`
-	// Asking is a resource of the node: a pod that asks for it runs only if it tolerates the taint.
-	Asking string `json:"asking"`
-	// Ends is how it ends.
-	Ends apartEnd `json:"ends"`
-}
-
-// apartEnd is how a node ceases to be set apart.
-type apartEnd string
-
+// How a node ceases to be set apart.
 const (
-	endsWithTaints apartEnd = "with the policy's taints"
-	endsWithPolicy apartEnd = "with the policy"
+	endsWithTaints = "with the policy's taints"
+	endsWithPolicy = "with the policy"
 )
 
 // setApart applies a policy without its taints, then with them, and ends that.
-func setApart(ctx context.Context, s step) {
+func setApart(ctx context.Context, s guides.Replay) {
 	GinkgoHelper()
 	taint, plain := parseTaint(s.Apart.Taint), *s.Policy
 	plain.Taints = nil
@@ -105,7 +94,7 @@ func tolerance(ctx context.Context) (tolerated, error) {
 // expectTaintedOnlyWhenSafe applies the policy while a pod holds a GPU. Then the tolerations wait, since NVIDIA's container
 // toolkit would restart beside the device plugin, and the policy says what to add by hand. It goes on by itself once the pod
 // has ended.
-func expectTaintedOnlyWhenSafe(ctx context.Context, s step, taint corev1.Taint) {
+func expectTaintedOnlyWhenSafe(ctx context.Context, s guides.Replay, taint corev1.Taint) {
 	GinkgoHelper()
 	startPod(ctx, holderName(0), resourceName(s.Apart.Asking), 1)
 	expectRunning(ctx, holderName(0))

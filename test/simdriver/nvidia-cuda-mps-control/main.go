@@ -53,6 +53,13 @@ func run(args []string) error {
 	if filepath.Base(os.Args[0]) == simdriver.MPSServerName {
 		return runServer(args)
 	}
+	pipe, err := filepath.Abs(cmp.Or(os.Getenv("CUDA_MPS_PIPE_DIRECTORY"), "/tmp/nvidia-mps"))
+	if err != nil {
+		return err
+	}
+	if len(args) == 0 { // as in a user's container, which has the pipe and not the driver's root
+		return talk(pipe)
+	}
 	self, err := os.Executable()
 	if err != nil {
 		return err
@@ -61,20 +68,14 @@ func run(args []string) error {
 	if err != nil {
 		return err
 	}
-	pipe, err := filepath.Abs(cmp.Or(os.Getenv("CUDA_MPS_PIPE_DIRECTORY"), "/tmp/nvidia-mps"))
-	if err != nil {
-		return err
-	}
 	logs, err := filepath.Abs(cmp.Or(os.Getenv("CUDA_MPS_LOG_DIRECTORY"), "/var/log/nvidia-mps"))
 	if err != nil {
 		return err
 	}
-	switch {
-	case len(args) == 0:
-		return talk(pipe)
-	case args[0] == "-d":
+	switch args[0] {
+	case "-d":
 		return start(self, driver, pipe, args[1:])
-	case args[0] == "-f":
+	case "-f":
 		return serve(self, driver, pipe, logs, isMultiUser(args[1:]))
 	}
 	return errUsage
