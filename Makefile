@@ -134,6 +134,7 @@ manifests: ## Generate CRDs, RBAC, docs/api.md and docs/reference.md from the co
 	$(TOOL) controller-gen rbac:roleName=gpu-sharing-controller paths="{./cmd/controller,./internal/...}" output:rbac:dir=config/rbac
 	hack/helm/sync.sh
 	go run ./hack/reference docs/reference.md
+	go run ./hack/guides docs/guides.md
 	go run ./hack/apidoc docs/api.md config/crd/gpusharing.io_gpusharingpolicies.yaml config/crd/gpusharing.io_gpunodes.yaml
 
 .PHONY: bundle

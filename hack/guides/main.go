@@ -92,7 +92,8 @@ func table(b *strings.Builder, g *guides.Guide) {
 // here is what takes the place of an entry.
 func here(e *guides.Entry) string {
 	if e.NotOurs != "" {
-		return fmt.Sprintf("Not ours: %s ([%s](%s))", cell(e.NotOurs), e.See, strings.TrimPrefix(e.See, "docs/"))
+		document, _, _ := strings.Cut(e.See, "#")
+		return fmt.Sprintf("*Not ours:* %s ([%s](%s))", cell(e.NotOurs), document, strings.TrimPrefix(e.See, "docs/"))
 	}
 	return cell(e.Here)
 }
