@@ -64,7 +64,7 @@ func withTables(document string, all []guides.Guide) (string, error) {
 	before, rest, found := strings.Cut(document, begin)
 	_, after, ended := strings.Cut(rest, end)
 	if !found || !ended {
-		return "", errors.New("the document has no generated part: " + begin)
+		return "", fmt.Errorf("the document has no generated part, between %q and %q", strings.TrimSpace(begin), strings.TrimSpace(end))
 	}
 	var b strings.Builder
 	b.WriteString(before + begin)

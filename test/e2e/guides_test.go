@@ -102,7 +102,7 @@ func preview(ctx context.Context, s guides.Replay) {
 	if s.Policy != nil {
 		spec, err := json.Marshal(s.Policy)
 		Expect(err).NotTo(HaveOccurred())
-		asked, input = []string{"gpusharing", "plan", "-f", "-"}, manifest("previewed", string(spec))
+		asked, input = []string{"gpusharing", "plan", "-f", "-"}, manifest(guidePolicy, string(spec))
 	}
 	Eventually(func(g Gomega) {
 		printed := kubectl(ctx, input, asked...)
