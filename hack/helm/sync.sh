@@ -11,6 +11,7 @@ mkdir -p "$files"/{crd,rbac/stand-alone,admission,openshift}
 cp config/crd/gpusharing.io_*.yaml "$files/crd/"
 cp config/rbac/role.yaml "$files/rbac/controller-role.yaml"
 cp config/manager/rbac.yaml "$files/rbac/controller.yaml"
+cp config/rbac/users.yaml "$files/rbac/users.yaml"
 cp config/agent/rbac.yaml "$files/rbac/agent.yaml"
 cp config/stand-alone/rbac.yaml "$files/rbac/stand-alone/"
 cp config/agent/admission.yaml "$files/admission/agent.yaml"

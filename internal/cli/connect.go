@@ -60,8 +60,8 @@ func advise(err error) error {
 	case meta.IsNoMatchError(err):
 		return fmt.Errorf("%w; install the GPU Sharing Operator in this cluster, or choose another with --context", err)
 	case apierrors.IsForbidden(err):
-		return fmt.Errorf("%w; ask for the right to list gpusharingpolicies, gpunodes, nodes and pods, and for plan to create and patch "+
-			"gpusharingpolicies (it does so as a dry run only)", err)
+		return fmt.Errorf("%w; ask an administrator to bind the ClusterRoles gpu-sharing-view and gpu-sharing-cli to you, and for plan "+
+			"gpu-sharing-edit too (it changes nothing: all its writes are dry runs)", err)
 	case apierrors.IsUnauthorized(err):
 		return fmt.Errorf("%w; log in to the cluster anew", err)
 	}

@@ -210,8 +210,7 @@ func (p *Program) whatIsLeft(ctx context.Context, c client.Client) (string, erro
 // adviseRestore adds to an error which rights restore needs.
 func adviseRestore(err error) error {
 	if apierrors.IsForbidden(err) {
-		return fmt.Errorf("%w; ask for the right to list and delete gpusharingpolicies, and to list gpunodes, nodes, configmaps, "+
-			"nodefeatures and clusterpolicies", err)
+		return fmt.Errorf("%w; ask an administrator to bind the ClusterRoles gpu-sharing-view, gpu-sharing-edit and gpu-sharing-cli to you", err)
 	}
 	return advise(err)
 }

@@ -355,7 +355,7 @@ func reportsRights(s *shared) {
 		return nil
 	}
 	_, err := s.run("", "--yes")
-	s.Expect(err).To(MatchError(ContainSubstring("ask for the right to list and delete gpusharingpolicies")))
+	s.Expect(err).To(MatchError(ContainSubstring("gpu-sharing-view, gpu-sharing-edit and gpu-sharing-cli")))
 	s.Expect(s.policies()).To(Equal(1))
 }
 

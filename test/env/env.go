@@ -49,6 +49,7 @@ type options struct {
 	nvidia bool
 	dir    string
 	crds   []string
+	flags  map[string]string
 }
 
 // WithNVIDIA installs the CRDs of NVIDIA's GPU Operator too.
@@ -61,6 +62,16 @@ func WithCRDs(folders ...string) Option {
 
 // WithInterruptions lets the API server end within seconds, whoever watches: see Interrupt.
 func WithInterruptions() Option { return func(o *options) { o.brief = true } }
+
+// WithFlag sets a flag of the API server.
+func WithFlag(name, value string) Option {
+	return func(o *options) {
+		if o.flags == nil {
+			o.flags = map[string]string{}
+		}
+		o.flags[name] = value
+	}
+}
 
 // WithDir keeps the files of the API server and of etcd in a directory, which the caller removes. Without it they lie in
 // a temporary one and go with Stop.
@@ -120,6 +131,9 @@ func start(o options, assets string) (*Cluster, error) {
 	}
 	if o.brief {
 		environment.ControlPlane.GetAPIServer().Configure().Set("request-timeout", "3s") // which is how long it waits for requests
+	}
+	for name, value := range o.flags {
+		environment.ControlPlane.GetAPIServer().Configure().Set(name, value)
 	}
 	config, err := environment.Start()
 	if err != nil {

@@ -26,7 +26,7 @@ func TestChartRendersWithEveryPreset(t *testing.T) {
 	g := NewWithT(t)
 	presets, err := filepath.Glob(path(t, "config/helm/presets/*.yaml"))
 	g.Expect(err).NotTo(HaveOccurred())
-	g.Expect(presets).To(HaveLen(2))
+	g.Expect(presets).To(HaveLen(3))
 	for _, preset := range presets {
 		t.Run(filepath.Base(preset), func(t *testing.T) {
 			_, err := h.template(t, "--values", preset)
@@ -46,6 +46,7 @@ func TestChartHasNoFieldThatKubernetesDoesNotKnow(t *testing.T) {
 		"Deployment":                       known[appsv1.Deployment],
 		"NetworkPolicy":                    known[networkingv1.NetworkPolicy],
 		"PodDisruptionBudget":              known[policyv1.PodDisruptionBudget],
+		"ResourceQuota":                    known[corev1.ResourceQuota],
 		"Role":                             known[rbacv1.Role],
 		"RoleBinding":                      known[rbacv1.RoleBinding],
 		"Secret":                           known[corev1.Secret],
@@ -162,6 +163,8 @@ func TestValuesThatMakeNoSenseAreRefused(t *testing.T) {
 		"an update of no node":                   {"agent.maxUnavailable=0%", "at '/agent/maxUnavailable': '0%' does not match pattern"},
 		"a log level that is none":               {"logLevel=verbose", "at '/logLevel': value must be one of 'error', 'info', 'debug'"},
 		"a monitor of metrics that nobody gives": {"metrics.podMonitor.enabled=true", "at '/metrics/enabled': value must be true"},
+		"alerts on what nobody measures":         {"metrics.enabled=true,metrics.prometheusRule.enabled=true", "at '/metrics/podMonitor/enabled': value must be true"},
+		"a quota for no pod":                     {"priorityClassQuota.pods=0", "at '/priorityClassQuota/pods': minimum: got 0, want 3"},
 		"a port that is none":                    {"networkPolicy.apiServerPorts[0]=0", "at '/networkPolicy/apiServerPorts/0': minimum: got 0, want 1"},
 	}
 	for name, tc := range tests {

@@ -14,6 +14,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -78,6 +79,49 @@ func TestPodSecurity(t *testing.T) {
 	}
 }
 
+// GKE limits the system priority classes like this.
+const limitedPriorityClasses = `
+apiVersion: apiserver.config.k8s.io/v1
+kind: AdmissionConfiguration
+plugins:
+- name: ResourceQuota
+  configuration:
+    apiVersion: apiserver.config.k8s.io/v1
+    kind: ResourceQuotaConfiguration
+    limitedResources:
+    - resource: pods
+      matchScopes:
+      - {scopeName: PriorityClass, operator: In, values: [system-node-critical, system-cluster-critical]}
+`
+
+func TestThePresetForGKEAdmitsThePodsOfTheChart(t *testing.T) {
+	g := NewWithT(t)
+	config := filepath.Join(t.TempDir(), "admission.yaml")
+	g.Expect(os.WriteFile(config, []byte(limitedPriorityClasses), 0o600)).To(Succeed())
+	cluster := env.Start(t, env.WithFlag("admission-control-config-file", config))
+	g.Expect(cluster.Client.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}})).To(Succeed())
+	g.Expect(cluster.Client.Create(t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "default"}})).To(Succeed())
+	objects, err := newHelm(t).template(t, "--values", path(t, "config/helm/presets/gke.yaml"))
+	g.Expect(err).NotTo(HaveOccurred())
+	create := func(workload string) error {
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, GenerateName: "pod-"}, Spec: podOf(t, find(t, objects, workload)).Spec}
+		pod.Spec.ServiceAccountName = ""
+		return cluster.Client.Create(t.Context(), pod)
+	}
+	workloads := []string{"Deployment gpu-sharing-controller", "DaemonSet gpu-sharing-agent", "DaemonSet gpu-sharing-mps"}
+	for _, workload := range workloads {
+		g.Expect(create(workload)).To(MatchError(ContainSubstring("insufficient quota to match these scopes")), workload)
+	}
+
+	quota := as[corev1.ResourceQuota](t, find(t, objects, "ResourceQuota gpu-sharing-system-critical"))
+	g.Expect(cluster.Client.Create(t.Context(), &quota)).To(Succeed())
+	quota.Status = corev1.ResourceQuotaStatus{Hard: quota.Spec.Hard, Used: corev1.ResourceList{corev1.ResourcePods: resource.MustParse("0")}}
+	g.Expect(cluster.Client.Status().Update(t.Context(), &quota)).To(Succeed(), "as kube-controller-manager does")
+	for _, workload := range workloads {
+		g.Eventually(create).WithArguments(workload).WithTimeout(30*time.Second).Should(Succeed(), workload)
+	}
+}
+
 // installation is the chart installed in a cluster by the real Helm.
 type installation struct {
 	helm
@@ -120,9 +164,14 @@ func object(apiVersion, kind, namespace, name string) *unstructured.Unstructured
 
 func (i installation) do(t *testing.T, args ...string) string {
 	t.Helper()
-	out, err := i.run(t, append(args, "--kubeconfig", i.kubeconfig, "--namespace", namespace)...)
+	out, err := i.try(t, args...)
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
 	return out
+}
+
+func (i installation) try(t *testing.T, args ...string) (string, error) {
+	t.Helper()
+	return i.run(t, append(args, "--kubeconfig", i.kubeconfig, "--namespace", namespace)...)
 }
 
 func (i installation) exists(t *testing.T, o *unstructured.Unstructured) bool {
@@ -177,6 +226,14 @@ func TestInstallUpgradeUninstall(t *testing.T) {
 	g.Expect(out).To(ContainSubstring("MPS pods keep their version until they are deleted"))
 	g.Expect(shortNames()).To(ConsistOf("gsp"), "the CRD is that of the new version")
 	i.expectSame(t, policy)
+
+	const narrower = "gpuNodes.selector.pool=shared"
+	_, err := i.try(t, "upgrade", release, i.chart, "--set", narrower)
+	g.Expect(err).To(MatchError(SatisfyAll(
+		ContainSubstring("gpuNodes.selector changes from"), ContainSubstring("mps.changeSelector=true"),
+	)), "MPS clients of other nodes would end")
+	i.do(t, "upgrade", release, i.chart, "--set", narrower+",mps.changeSelector=true")
+	i.do(t, "upgrade", release, i.chart, "--set", "mps.changeSelector=true")
 
 	out = i.do(t, "uninstall", release)
 	kept := []*unstructured.Unstructured{

@@ -105,6 +105,6 @@ func everything() []string {
 	return []string{
 		"openshift.enabled=true", "networkPolicy.enabled=true", "metrics.enabled=true", "metrics.podMonitor.enabled=true",
 		"metrics.prometheusRule.enabled=true", "metrics.dashboard.enabled=true", "logLevel=debug", "agent.allowReboot=true",
-		"devicePlugin.namespace=nvidia-device-plugin", "devicePlugin.configMap=plugin-configs",
+		"devicePlugin.namespace=nvidia-device-plugin", "devicePlugin.configMap=plugin-configs", "priorityClassQuota.enabled=true",
 	}
 }

@@ -21,7 +21,7 @@ import (
 type metrics struct {
 	last atomic.Pointer[rollout.Decision]
 
-	nodes, expected, advertised, oversubscription, started *prometheus.Desc
+	nodes, released, expected, advertised, oversubscription, started *prometheus.Desc
 
 	evictions, refused, rollbacks *prometheus.CounterVec
 }
@@ -31,6 +31,9 @@ func newMetrics() *metrics {
 		nodes: prometheus.NewDesc("gpusharing_nodes",
 			"Nodes that a policy governs, or that go back to the state in which they were found (no policy), by how far they are.",
 			[]string{"policy", "state"}, nil),
+		released: prometheus.NewDesc("gpusharing_released_node",
+			"1 for each node (target) that no policy governs any more and that is not restored yet, by how far it is.",
+			[]string{"target", "state"}, nil),
 		expected: prometheus.NewDesc("gpusharing_resource_expected",
 			"What the nodes of a policy advertise of an extended resource once all of them are ready.",
 			[]string{"policy", "resource"}, nil),
@@ -116,7 +119,7 @@ func (m *metrics) refusal(a rollout.Evict) { m.refused.WithLabelValues(a.Policy.
 
 // Describe is part of prometheus.Collector.
 func (m *metrics) Describe(to chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{m.nodes, m.expected, m.advertised, m.oversubscription, m.started} {
+	for _, d := range []*prometheus.Desc{m.nodes, m.released, m.expected, m.advertised, m.oversubscription, m.started} {
 		to <- d
 	}
 	for _, c := range m.counters() {
@@ -151,6 +154,9 @@ func (m *metrics) collectNodes(to chan<- prometheus.Metric, nodes []rollout.Node
 	counts := map[series]int{}
 	for _, n := range nodes {
 		counts[series{n.Policy, n.State}]++
+		if n.Policy == "" && n.State != rollout.StateUpToDate {
+			to <- gauge(m.released, 1, n.Node, string(n.State))
+		}
 	}
 	for s, n := range counts {
 		to <- gauge(m.nodes, float64(n), s.policy, string(s.state))

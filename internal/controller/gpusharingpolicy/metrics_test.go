@@ -33,6 +33,7 @@ func TestMetrics(t *testing.T) {
 			{Node: "b", Policy: "research", State: rollout.StateUpToDate},
 			{Node: "c", Policy: "research", State: rollout.StateDraining},
 			{Node: "d", State: rollout.StateSelecting},
+			{Node: "e", State: rollout.StateUpToDate}, // is restored
 		},
 		Policies: map[string]v1alpha1.GPUSharingPolicyStatus{
 			"research": {
@@ -64,8 +65,12 @@ gpusharing_evictions_total{policy="research"} 1
 # HELP gpusharing_nodes Nodes that a policy governs, or that go back to the state in which they were found (no policy), by how far they are.
 # TYPE gpusharing_nodes gauge
 gpusharing_nodes{policy="",state="Selecting"} 1
+gpusharing_nodes{policy="",state="UpToDate"} 1
 gpusharing_nodes{policy="research",state="Draining"} 1
 gpusharing_nodes{policy="research",state="UpToDate"} 2
+# HELP gpusharing_released_node 1 for each node (target) that no policy governs any more and that is not restored yet, by how far it is.
+# TYPE gpusharing_released_node gauge
+gpusharing_released_node{state="Selecting",target="d"} 1
 # HELP gpusharing_resource_advertised What the nodes of a policy advertise of an extended resource now.
 # TYPE gpusharing_resource_advertised gauge
 gpusharing_resource_advertised{policy="research",resource="nvidia.com/gpu"} 9

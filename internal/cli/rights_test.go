@@ -1,0 +1,105 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	clocktesting "k8s.io/utils/clock/testing"
+	"sigs.k8s.io/yaml"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
+	"github.com/gpusharing/gpu-sharing-operator/test/env"
+)
+
+// The errors name roles of config/rbac/users.yaml. With exactly these roles each command works.
+func TestUsersNeedTheRolesThatErrorsNameAndNoOthers(t *testing.T) {
+	g := NewWithT(t)
+	cluster := env.Start(t, env.WithNVIDIA())
+	populate(t, cluster.Client, node(t, "a", sim.A100))
+	g.Expect(cluster.Client.Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "plugin"}})).To(Succeed())
+	roles, err := os.ReadFile("../../config/rbac/users.yaml")
+	g.Expect(err).NotTo(HaveOccurred())
+	for text := range strings.SplitSeq(string(roles), "\n---\n") {
+		role := &rbacv1.ClusterRole{}
+		g.Expect(yaml.UnmarshalStrict([]byte(text), role)).To(Succeed())
+		g.Expect(cluster.Client.Create(t.Context(), role)).To(Succeed())
+	}
+	const view, edit, cli = "gpu-sharing-view", "gpu-sharing-edit", "gpu-sharing-cli"
+	users := map[string][]string{"nobody": nil, "viewer": {view}, "reader": {view, cli}, "editor": {view, edit, cli}}
+	for user, bound := range users {
+		for _, role := range bound {
+			g.Expect(cluster.Client.Create(t.Context(), &rbacv1.ClusterRoleBinding{
+				ObjectMeta: metav1.ObjectMeta{Name: user + "-" + role},
+				RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role},
+				Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: user}},
+			})).To(Succeed())
+		}
+	}
+	run := func(user string, args []string) error {
+		p := &Program{In: strings.NewReader(research), Out: &strings.Builder{}, Clock: clocktesting.NewFakeClock(now), Width: 100}
+		return p.Run(t.Context(), append(slices.Clone(args), "--kubeconfig", kubeconfigOf(t, cluster.Config, user)))
+	}
+	for _, tc := range []struct {
+		args []string
+		may  []string            // users
+		lack map[string][]string // users that lack rights, each with the roles that the error names
+	}{
+		{
+			args: []string{"status"}, may: []string{"reader", "editor"},
+			lack: map[string][]string{"nobody": {view, cli}, "viewer": {cli}},
+		}, {
+			args: []string{"import", "--configmap", "default/plugin"}, may: []string{"reader", "editor"},
+			lack: map[string][]string{"nobody": {view, cli}, "viewer": {cli}},
+		}, {
+			args: []string{"plan", "-f", "-"}, may: []string{"editor"},
+			lack: map[string][]string{"nobody": {view, cli, edit}, "reader": {edit}},
+		}, {
+			args: []string{"restore", "--yes"}, may: []string{"editor"},
+			lack: map[string][]string{"nobody": {view, cli, edit}, "viewer": {cli, edit}},
+		},
+	} {
+		t.Run(tc.args[0], func(t *testing.T) {
+			g := NewWithT(t)
+			for _, user := range tc.may {
+				g.Eventually(run).WithArguments(user, tc.args).WithTimeout(time.Minute).Should(Succeed(), user)
+			}
+			for user, lacks := range tc.lack {
+				err := run(user, tc.args)
+				g.Expect(apierrors.IsForbidden(err)).To(BeTrue(), "%s: %v", user, err)
+				for _, role := range lacks {
+					g.Expect(err).To(MatchError(ContainSubstring(role)), user)
+				}
+			}
+		})
+	}
+}
+
+// kubeconfigOf writes a kubeconfig with which the administrator acts as a user.
+func kubeconfigOf(t *testing.T, admin *rest.Config, user string) string {
+	t.Helper()
+	g := NewWithT(t)
+	data, err := env.Kubeconfig(admin)
+	g.Expect(err).NotTo(HaveOccurred())
+	config, err := clientcmd.Load(data)
+	g.Expect(err).NotTo(HaveOccurred())
+	for _, info := range config.AuthInfos {
+		info.Impersonate = user
+	}
+	path := filepath.Join(t.TempDir(), "kubeconfig")
+	g.Expect(clientcmd.WriteToFile(*config, path)).To(Succeed())
+	return path
+}
