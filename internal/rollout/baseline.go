@@ -88,6 +88,13 @@ func owner(n *Node, by *v1alpha1.GPUSharingPolicy) string {
 // copied returns the copy as it must be once the node has its target; empty if no policy governs the node, so that nothing is
 // to be added.
 func (v *view) copied() string {
+	if v.saved == nil {
+		v.saved = new(v.copyAtTarget())
+	}
+	return *v.saved
+}
+
+func (v *view) copyAtTarget() string {
 	if v.by == nil {
 		return ""
 	}

@@ -36,6 +36,10 @@ type view struct {
 	demands   []podDemand // of the pods of the node
 	counts    []v1alpha1.ResourceCount
 	single    map[string]bool // the resources of which the wish gives a container no more than one
+
+	// What is asked of a node that waits in each pass, and follows from the above. It is found out when it is first asked for.
+	lines *[]string // planned
+	saved *string   // copied
 }
 
 // look derives the view of a node.

@@ -228,21 +228,29 @@ func (m *member) report() NodeState {
 	return s
 }
 
-func (m *member) planned() []string {
+// planned lists the steps of the plan. Nobody may change the list.
+func (v *view) planned() []string {
+	if v.lines == nil {
+		v.lines = new(v.describe())
+	}
+	return *v.lines
+}
+
+func (v *view) describe() []string {
 	const most, length = 64, 256 // of the schema
 	var steps []string
-	if m.partitions() {
-		steps = append(steps, cut(m.clearing(), length))
+	if v.partitions() {
+		steps = append(steps, cut(v.clearing(), length))
 	}
-	if m.excludesNVIDIA() && !m.overridden() && m.byNodeFeature() {
-		steps = append(steps, "keep NVIDIA's MPS DaemonSet off the node by NodeFeature "+OverrideName(m.node.Name))
+	if v.excludesNVIDIA() && !v.overridden() && v.byNodeFeature() {
+		steps = append(steps, "keep NVIDIA's MPS DaemonSet off the node by NodeFeature "+OverrideName(v.node.Name))
 	}
-	for _, s := range m.steps {
-		if len(steps) < most && (!m.managed() || !plan.ChangesMIG(s)) {
+	for _, s := range v.steps {
+		if len(steps) < most && (!v.managed() || !plan.ChangesMIG(s)) {
 			steps = append(steps, cut(s.String(), length))
 		}
 	}
-	if m.reboots() && len(steps) < most {
+	if v.reboots() && len(steps) < most {
 		steps = append(steps, "reboot the node")
 	}
 	return steps
