@@ -91,6 +91,7 @@ type Device struct {
 	MemoryMiB         int64
 	ComputeCapability ComputeCapability
 	Virtual           bool // a vGPU in a guest
+	License           License
 	MIGCapable        bool
 	PendingMIG        bool      // the MIG mode after the next reset; equals State.MIG when nothing is pending
 	Profiles          []Profile // MIG profiles by driver id; known for MIG capable GPUs, on some drivers only in MIG mode
@@ -100,6 +101,16 @@ type Device struct {
 	ResetPeers        []string  // UUIDs of the GPUs that must be reset with it, as far as a reset has told, by index
 	Holders           []Holder  // to whom the kubelet allocated it, by namespace, pod and container
 }
+
+// License is whether a vGPU has the license of NVIDIA's that it needs. Without one the guest's driver slows it down.
+type License string
+
+// The licenses. NVML does not report one of a GPU that is no vGPU, nor do all drivers of those that are.
+const (
+	LicenseUnknown License = ""
+	Licensed       License = "Licensed"
+	Unlicensed     License = "Unlicensed"
+)
 
 // State is the part of a GPU that sharing changes. Every strategy reduces to one State, so that one Diff serves all.
 type State struct {

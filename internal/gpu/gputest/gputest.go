@@ -34,6 +34,7 @@ type Fixture struct {
 type Rig interface {
 	Programs
 	Machine
+	Host
 }
 
 // Programs are others that use the GPUs.
@@ -46,6 +47,12 @@ type Programs interface {
 	HoldOpen() (release func())
 	// HoldInstances takes handles of all MIG devices as DCGM does, which is no process on them, until release.
 	HoldInstances() (release func())
+}
+
+// Host is what a vGPU depends on outside its guest.
+type Host interface {
+	// TakeLicense takes the license of a vGPU.
+	TakeLicense(uuid string)
 }
 
 // Machine is what holds the GPUs, and their driver.

@@ -20,6 +20,7 @@ func observing() map[string]contractCase {
 		"opens again after it was closed":                  {models: []string{a100}, check: reopen},
 		"does nothing for a context that has ended":        {models: []string{a100}, check: cancelled},
 		"knows no GPU of another node":                     {models: []string{a100}, check: unknownGPU},
+		"tells whether a virtual GPU has its license":      {models: []string{vgpu, t4}, changes: true, check: license},
 		"tells a virtual GPU, which cannot be split":       {models: []string{vgpu}, changes: true, check: virtual},
 		"lists who uses the GPU, and the MPS server as it": {models: []string{t4}, changes: true, check: users},
 		"does not know the memory of each GPU":             {models: []string{gb10}, changes: true, check: unknownMemory},
@@ -113,6 +114,13 @@ func virtual(b bench) {
 	b.Expect(d.MIGCapable).To(BeFalse())
 	b.Expect(b.Hardware.SetMIG(b.Context(), d.UUID, true)).To(MatchError(gpu.ErrNotSupported))
 	b.Expect(b.Hardware.SetComputeMode(b.Context(), d.UUID, gpu.ComputeExclusiveProcess)).To(MatchError(gpu.ErrNotSupported))
+}
+
+func license(b bench) {
+	b.Expect(b.device(0).License).To(Equal(gpu.Licensed))
+	b.Expect(b.device(1).License).To(Equal(gpu.LicenseUnknown), "it is no vGPU")
+	b.Rig.TakeLicense(b.device(0).UUID)
+	b.Expect(b.device(0).License).To(Equal(gpu.Unlicensed))
 }
 
 func unknownMemory(b bench) {

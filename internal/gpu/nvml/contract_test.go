@@ -207,6 +207,8 @@ func (r rig) SetPersistence(uuid string, on bool) {
 
 func (r rig) ForbidReset(uuid string) { r.gpu(uuid, func(g *sim.GPU) { g.NoReset = true }) }
 
+func (r rig) TakeLicense(uuid string) { r.gpu(uuid, func(g *sim.GPU) { g.Unlicensed = true }) }
+
 func (r rig) Persistence(uuid string) (on bool) {
 	r.gpu(uuid, func(g *sim.GPU) { on = g.Persistence })
 	return on

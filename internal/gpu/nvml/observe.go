@@ -144,7 +144,32 @@ func (h *Hardware) readVirtual(handle nvml.Device, d *gpu.Device) error {
 		return nil
 	}
 	d.Virtual = mode == nvml.GPU_VIRTUALIZATION_MODE_VGPU
+	if ret == nvml.SUCCESS && d.Virtual {
+		d.License = h.license(handle)
+	}
 	return failed("nvmlDeviceGetVirtualizationMode", ret)
+}
+
+// licensableFeatures is the version of the call whose structure go-nvml has. Older drivers fill in a shorter one.
+const licensableFeatures = "nvmlDeviceGetGridLicensableFeatures_v4"
+
+// license is that of a vGPU. A license changes nothing about how GPUs are shared, so a failure to read it fails no observation.
+func (h *Hardware) license(handle nvml.Device) gpu.License {
+	if !h.has(licensableFeatures) {
+		return gpu.LicenseUnknown
+	}
+	features, ret := handle.GetGridLicensableFeatures()
+	if ret != nvml.SUCCESS || features.IsGridLicenseSupported == 0 {
+		return gpu.LicenseUnknown
+	}
+	license := gpu.LicenseUnknown
+	for _, f := range features.GridLicensableFeatures[:min(int(features.LicensableFeaturesCount), len(features.GridLicensableFeatures))] {
+		if f.FeatureState != 0 {
+			return gpu.Licensed
+		}
+		license = gpu.Unlicensed
+	}
+	return license
 }
 
 func readComputeMode(handle nvml.Device, d *gpu.Device) error {

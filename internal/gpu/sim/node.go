@@ -36,6 +36,7 @@ type GPU struct {
 	UUID        string
 	PCIBusID    string
 	NoReset     bool // as in a virtual machine, where the hypervisor owns the reset
+	Unlicensed  bool // a vGPU that got no license
 	Persistence bool // legacy persistence mode, which the kernel module keeps; nvidia-persistenced is a Client
 	MIG         bool
 	PendingMIG  bool

@@ -26,6 +26,12 @@ func (g *GPU) observe(index int) gpu.Device {
 		PendingMIG: g.PendingMIG, Processes: slices.Clone(g.Processes), Holders: slices.Clone(g.Holders),
 		State: gpu.State{MIG: g.MIG, ComputeMode: g.ComputeMode},
 	}
+	switch {
+	case spec.Virtual && g.Unlicensed:
+		d.License = gpu.Unlicensed
+	case spec.Virtual:
+		d.License = gpu.Licensed
+	}
 	for _, p := range spec.Profiles {
 		d.Profiles = append(d.Profiles, p.Profile)
 	}

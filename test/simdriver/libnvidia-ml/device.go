@@ -273,6 +273,21 @@ func nvmlDeviceGetVirtualizationMode(h *C.struct_handle, mode *C.uint) C.int {
 	})
 }
 
+//export nvmlDeviceGetGridLicensableFeatures_v4
+func nvmlDeviceGetGridLicensableFeatures_v4(h *C.struct_handle, features *C.struct_licensable_features) C.int {
+	return onGPU("nvmlDeviceGetGridLicensableFeatures", h, func(_ *simdriver.State, g *sim.GPU) sim.Return {
+		const vgpu, compute = 1, 4
+		*features = C.struct_licensable_features{}
+		if !g.Spec().Virtual {
+			return sim.Success // which says that there is nothing to license
+		}
+		features.supported, features.count = 1, 2
+		features.features[0].code, features.features[1].code = vgpu, compute
+		features.features[1].enabled, features.features[1].state = 1, number(!g.Unlicensed)
+		return sim.Success
+	})
+}
+
 //export nvmlDeviceGetPersistenceMode
 func nvmlDeviceGetPersistenceMode(h *C.struct_handle, mode *C.uint) C.int {
 	return onGPU("nvmlDeviceGetPersistenceMode", h, func(_ *simdriver.State, g *sim.GPU) sim.Return {

@@ -97,6 +97,26 @@ struct ci_info {
 	struct placement placement;
 };
 
+struct license_expiry {
+	unsigned int year;
+	unsigned short month, day, hour, min, sec;
+	unsigned char status;
+};
+
+struct licensable_feature {
+	int code;
+	unsigned int state;
+	char info[128], product[128];
+	unsigned int enabled;
+	struct license_expiry expiry;
+};
+
+struct licensable_features {
+	int supported;
+	unsigned int count;
+	struct licensable_feature features[3];
+};
+
 struct event_v1 {
 	struct handle *device;
 	uint64_t type, data;
