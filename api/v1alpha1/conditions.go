@@ -25,6 +25,8 @@ const (
 	ConditionApplied = "Applied"
 	// ConditionRebootRequired is true when a GPU takes its wished MIG mode only at the next reboot.
 	ConditionRebootRequired = "RebootRequired"
+	// ConditionLicenseMissing is true when a vGPU of the node has no license. It changes nothing about how the GPU is shared.
+	ConditionLicenseMissing = "LicenseMissing"
 )
 
 // Reasons of a policy's Accepted condition.
@@ -262,6 +264,8 @@ const (
 	ReasonMPSDaemonFailed = "MPSDaemonFailed"
 	// ReasonUnknownDevice: the spec names a GPU that the node does not have.
 	ReasonUnknownDevice = "UnknownDevice"
+	// ReasonVGPUUnlicensed: a vGPU of the node has no license, so that the driver slows it down.
+	ReasonVGPUUnlicensed = "VGPUUnlicensed"
 	// ReasonRebootRequired: the GPU cannot be reset here; the MIG mode changes at the next reboot.
 	ReasonRebootRequired = "RebootRequired"
 	// ReasonMIGManagerPartitioning: NVIDIA's mig-manager partitions the GPUs; the agent leaves the driver closed meanwhile.

@@ -233,6 +233,16 @@ type DeviceSpec struct {
 	Sharing DeviceSharing `json:"sharing,omitzero"`
 }
 
+// LicenseState is whether a vGPU has its license.
+// +kubebuilder:validation:Enum=Licensed;Unlicensed
+type LicenseState string
+
+// The states of a license.
+const (
+	LicenseStateLicensed   LicenseState = "Licensed"
+	LicenseStateUnlicensed LicenseState = "Unlicensed"
+)
+
 // MIGMode says whether a GPU is in MIG mode.
 // +kubebuilder:validation:Enum=Enabled;Disabled
 type MIGMode string
@@ -474,6 +484,10 @@ type DeviceStatus struct {
 	// virtual is true for a vGPU, which cannot be shared further.
 	// +optional
 	Virtual bool `json:"virtual,omitempty"`
+	// license is whether a vGPU has the license of NVIDIA's that it needs. Absent for other GPUs, and where the driver does not
+	// report it.
+	// +optional
+	License LicenseState `json:"license,omitempty"`
 	// migCapable is true if the GPU can be put into MIG mode.
 	// +optional
 	MIGCapable bool `json:"migCapable,omitempty"`

@@ -69,6 +69,9 @@ func (c *Controller) status(node *v1alpha1.GPUNode, r report) v1alpha1.GPUNodeSt
 	reboot := rebootRequired(r.outcome, able)
 	reboot.ObservedGeneration = node.Generation
 	conditions = condition.SetWhenTrue(conditions, reboot, now)
+	license := licenseMissing(status.Devices)
+	license.ObservedGeneration = node.Generation
+	conditions = condition.SetWhenTrue(conditions, license, now)
 	conditions = condition.Summarise(conditions, metav1.Condition{
 		Type: v1alpha1.ConditionReady, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonReady,
 		Message: ready(node), ObservedGeneration: node.Generation,

@@ -51,7 +51,7 @@ func sumOf(devices []v1alpha1.DeviceStatus) string {
 func deviceStatus(d gpu.Device) v1alpha1.DeviceStatus {
 	s := v1alpha1.DeviceStatus{
 		UUID: d.UUID, Index: number(d.Index), Product: cut(gpu.ProductLabel(d.Product), maxProduct), MemoryMiB: d.MemoryMiB,
-		ComputeCapability: d.ComputeCapability.String(), Virtual: d.Virtual, MIGCapable: d.MIGCapable,
+		ComputeCapability: d.ComputeCapability.String(), Virtual: d.Virtual, License: v1alpha1.LicenseState(d.License), MIGCapable: d.MIGCapable,
 		ComputeMode: computeMode(d.State.ComputeMode), Sharing: plan.Observed(d),
 		Instances: instances(d.State.Instances), Profiles: profiles(d.Profiles),
 		Processes: processes(d.Processes), Holders: holders(d.Holders),

@@ -60,6 +60,8 @@ func heading(d gpu.Device) string {
 		parts = append(parts, "MPS by NVIDIA's DaemonSet")
 	case m != nil:
 		parts = append(parts, mpsLimits(m))
+	case d.License == gpu.Unlicensed:
+		parts = append(parts, "virtual, without a license")
 	case d.Virtual:
 		parts = append(parts, "virtual")
 	}

@@ -33,6 +33,7 @@ func deviceOf(s *v1alpha1.DeviceStatus) gpu.Device {
 		MemoryMiB:         s.MemoryMiB,
 		ComputeCapability: computeCapability(s.ComputeCapability),
 		Virtual:           s.Virtual,
+		License:           gpu.License(s.License),
 		MIGCapable:        s.MIGCapable,
 		ResetPeers:        s.ResetPeers,
 		ProcessesUnknown:  s.ProcessesUnknown,

@@ -105,6 +105,9 @@ var schemaYAML = typed.YAMLObject(`types:
           elementType:
             namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.InstanceStatus
           elementRelationship: atomic
+    - name: license
+      type:
+        namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.LicenseState
     - name: memoryMiB
       type:
         scalar: numeric
@@ -471,6 +474,8 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: uuid
       type:
         scalar: string
+- name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.LicenseState
+  scalar: string
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MIG
   map:
     fields:

@@ -26,6 +26,9 @@ type DeviceStatusApplyConfiguration struct {
 	ComputeCapability *string `json:"computeCapability,omitempty"`
 	// virtual is true for a vGPU, which cannot be shared further.
 	Virtual *bool `json:"virtual,omitempty"`
+	// license is whether a vGPU has the license of NVIDIA's that it needs. Absent for other GPUs, and where the driver does not
+	// report it.
+	License *apiv1alpha1.LicenseState `json:"license,omitempty"`
 	// migCapable is true if the GPU can be put into MIG mode.
 	MIGCapable *bool `json:"migCapable,omitempty"`
 	// pendingMIGMode is the MIG mode that the GPU takes at its next reset, if it is not the current one.
@@ -102,6 +105,14 @@ func (b *DeviceStatusApplyConfiguration) WithComputeCapability(value string) *De
 // If called multiple times, the Virtual field is set to the value of the last call.
 func (b *DeviceStatusApplyConfiguration) WithVirtual(value bool) *DeviceStatusApplyConfiguration {
 	b.Virtual = &value
+	return b
+}
+
+// WithLicense sets the License field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the License field is set to the value of the last call.
+func (b *DeviceStatusApplyConfiguration) WithLicense(value apiv1alpha1.LicenseState) *DeviceStatusApplyConfiguration {
+	b.License = &value
 	return b
 }
 
