@@ -116,6 +116,9 @@ func after(restored []v1alpha1.DeviceSpec, all []gpu.Device) []gpu.Device {
 	return all
 }
 
+// OptedOut reports whether NVIDIA's device plugin does not serve a node, as its labels say.
+func OptedOut(labels map[string]string) bool { return optedOut(Node{Labels: labels}) != nil }
+
 func optedOut(n Node) error {
 	if n.Labels[labelOperands] == "false" {
 		return &plan.Problem{

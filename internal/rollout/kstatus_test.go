@@ -115,7 +115,20 @@ func TestKstatusOfAPolicyThatWaits(t *testing.T) {
 		"for nobody's pod":      {func() *cluster { c, h := toMIG(neverEvicting); c.hold(h, "train", 1, gpu.WholeGPU); return c }, v1alpha1.ReasonGPUInUse, status.InProgressStatus},
 		"for its user":          {func() *cluster { c, _ := toMIG(paused); return c }, v1alpha1.ReasonPaused, status.InProgressStatus},
 		"for the ClusterPolicy": {func() *cluster { c, _ := toMIG(); c.Wiring.Ready = false; return c }, v1alpha1.ReasonConfiguringDevicePlugin, status.InProgressStatus},
-		"for other nodes":       {func() *cluster { c, h := toMIG(); h.Labels["pool"] = "x"; return elsewhere(c) }, v1alpha1.ReasonNoMatchingNodes, status.FailedStatus},
+		"for other nodes":       {func() *cluster { c, h := toMIG(); h.Labels["pool"] = "x"; return elsewhere(c) }, v1alpha1.ReasonNoMatchingNodes, status.CurrentStatus},
+		"for an edit of its windows, with its nodes as desired": {func() *cluster {
+			c, _ := slicing()
+			c.run(60)
+			c.edit(inWindows(window("0 0 30 2 *", "1h")))
+			return c
+		}, v1alpha1.ReasonInvalidWindow, status.FailedStatus},
+		"for an agent on a node that its gpuSelector may select": {func() *cluster {
+			c, _ := slicing()
+			c.Policies[0].Spec.GPUSelector = &v1alpha1.GPUMatch{Products: []string{"NVIDIA-A100-SXM4-40GB"}}
+			c.run(60)
+			c.add("b", sim.A100).GPU.Status.Devices = nil
+			return c
+		}, v1alpha1.ReasonAgentNotReporting, status.InProgressStatus},
 		"for an edit of its windows": {func() *cluster {
 			c, _ := toMIG(inWindows(window("0 0 30 2 *", "1h")))
 			return c

@@ -131,6 +131,11 @@ func (memory *Memory) place(w *World, r *remembered, in placing) *member {
 	for _, loser := range governed.Over {
 		in.groups[loser.Name].lost = append(in.groups[loser.Name].lost, lost{node: n.Name, to: governed.By.Name})
 	}
+	if w.Wiring.Reason == "" && governed.By == nil && !policy.OptedOut(n.Labels) {
+		if p := in.ranking.Awaits(policyNode(n)); p != nil && p.Spec.GPUSelector != nil {
+			in.groups[p.Name].awaited = append(in.groups[p.Name].awaited, n.Name)
+		}
+	}
 	g := in.group(owner(n, governed.By))
 	switch {
 	case r.derived == nil:

@@ -39,6 +39,8 @@ type group struct {
 	// counted are nodes of other groups that hold a slot here too: another policy governs them now, and they are still tainted on
 	// behalf of this one; or it is not known on whose behalf they are.
 	counted []*member
+	// awaited are nodes that the policy may turn out to govern once their agents have reported their GPUs.
+	awaited []string
 	// unrecorded is the number of nodes whose GPUNode does not say yet how this policy releases them.
 	unrecorded int
 

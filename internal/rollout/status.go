@@ -120,7 +120,7 @@ func (g *group) accepted(w *World) metav1.Condition {
 	case len(g.lost) > 0:
 		c.Reason, c.Message = v1alpha1.ReasonConflicted, g.conflict()
 	case len(g.members) == 0:
-		c.Reason = v1alpha1.ReasonNoMatchingNodes
+		c.Status, c.Reason = metav1.ConditionTrue, v1alpha1.ReasonNoMatchingNodes
 		c.Message = "no GPU node has the labels, or no reported GPU the products and indexes, that the policy selects; " +
 			"compare nodeSelector with `kubectl get nodes --show-labels` and gpuSelector with `kubectl get gpunodes`"
 	case g.by.Spec.Rollout.Paused:
@@ -151,8 +151,14 @@ func (g *group) ready(accepted metav1.Condition) metav1.Condition {
 	c := metav1.Condition{Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse}
 	waiting := g.unready()
 	switch {
-	case len(g.members) == 0:
+	case g.invalid != nil:
 		c.Reason, c.Message = accepted.Reason, accepted.Message
+	case len(g.awaited) > 0 && len(waiting) == 0:
+		c.Reason = v1alpha1.ReasonAgentNotReporting
+		c.Message = fmt.Sprintf("gpuSelector may select GPUs of nodes whose agents have not reported any: %s; look at the pods with "+
+			"app.kubernetes.io/name=gpu-sharing-agent there", list(g.awaited))
+	case len(g.members) == 0:
+		c.Status, c.Reason, c.Message = accepted.Status, accepted.Reason, accepted.Message // nothing is to be done, as for a DaemonSet without nodes
 	case len(waiting) == 0:
 		c.Status, c.Reason = metav1.ConditionTrue, v1alpha1.ReasonReady
 		c.Message = fmt.Sprintf("%s advertise what the policy asks for", nodes(len(g.members)))
@@ -217,7 +223,7 @@ func (g *group) stalled(accepted, ready metav1.Condition) metav1.Condition {
 		Type: v1alpha1.ConditionStalled, Status: metav1.ConditionFalse, Reason: ready.Reason, Message: ready.Message,
 	}
 	waiting := g.unready()
-	if len(g.members) == 0 && accepted.Status == metav1.ConditionFalse {
+	if (len(g.members) == 0 || g.invalid != nil) && accepted.Status == metav1.ConditionFalse {
 		c.Status = metav1.ConditionTrue
 		return c
 	}
