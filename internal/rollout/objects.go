@@ -26,11 +26,16 @@ const (
 
 // NodeOf is what of a node and its GPUNode matters to a decision, without its pods. It shares maps with both.
 func NodeOf(node *corev1.Node, gpuNode *v1alpha1.GPUNode) Node {
+	return NodeAlone(node).WithCopy(gpuNode)
+}
+
+// NodeAlone is what of a node matters to a decision, without its GPUNode and its pods. The copy of its baseline is an annotation as any
+// other. It shares maps with the node.
+func NodeAlone(node *corev1.Node) Node {
 	n := Node{
 		Name: node.Name, Labels: node.Labels, Annotations: node.Annotations, Taints: node.Spec.Taints,
 		Created: node.CreationTimestamp.Time, Allocatable: map[string]int64{}, HeldSince: heldSince(node), ConfigWriter: configWriter(node),
 	}
-	n = n.WithCopy(gpuNode)
 	for name, quantity := range node.Status.Capacity {
 		healthy := node.Status.Allocatable[name]
 		if sick := quantity.Value() - healthy.Value(); sick > 0 && ofGPU(string(name)) {

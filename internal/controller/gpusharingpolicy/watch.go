@@ -124,7 +124,7 @@ func nodeView(o client.Object) (rollout.Node, bool) {
 	if !isNode {
 		return rollout.Node{}, false
 	}
-	n := rollout.NodeOf(node, &v1alpha1.GPUNode{})
+	n := rollout.NodeAlone(node)
 	n.Annotations = ownAnnotations(n.Annotations)
 	return n, true
 }
