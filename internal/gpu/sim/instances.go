@@ -35,11 +35,11 @@ func (n *Node) CreateGPUInstance(uuid string, profile int, at *gpu.Placement) (*
 	if at == nil || !slices.Contains(free, *at) {
 		return nil, refuse(InsufficientResources, "no room for %s on GPU %s", p.Name, g.PCIBusID)
 	}
-	return g.insert(GPUInstance{ID: g.Spec().instanceID(*at), Profile: p.ID, Placement: *at}), nil
+	return g.insert(GPUInstance{ID: instanceID(g.Spec(), *at), Profile: p.ID, Placement: *at}), nil
 }
 
 // instanceID numbers the placements as the driver does: 0 is the whole GPU, 1 and 2 its halves, 3 to 6 its quarters.
-func (s Spec) instanceID(at gpu.Placement) int {
+func instanceID(s Spec, at gpu.Placement) int {
 	return s.MemorySlices/at.Size - 1 + at.Start/at.Size
 }
 
@@ -75,7 +75,7 @@ func (g *GPU) RemainingCapacity(p Profile) int {
 	trial.Instances = slices.Clone(g.Instances)
 	count := 0
 	for free := trial.FreePlacements(p); len(free) > 0; free = trial.FreePlacements(p) {
-		trial.insert(GPUInstance{ID: trial.Spec().instanceID(free[0]), Profile: p.ID, Placement: free[0]})
+		trial.insert(GPUInstance{ID: instanceID(trial.Spec(), free[0]), Profile: p.ID, Placement: free[0]})
 		count++
 	}
 	return count
@@ -90,7 +90,7 @@ func (g *GPU) roomiest(p Profile, free []gpu.Placement) *gpu.Placement {
 	room := func(at gpu.Placement) (left []int) {
 		trial := *g
 		trial.Instances = slices.Clone(g.Instances)
-		trial.insert(GPUInstance{ID: g.Spec().instanceID(at), Profile: p.ID, Placement: at})
+		trial.insert(GPUInstance{ID: instanceID(g.Spec(), at), Profile: p.ID, Placement: at})
 		for _, q := range bySize {
 			left = append(left, trial.RemainingCapacity(q))
 		}
@@ -120,17 +120,17 @@ func (g *GPU) roomFor(p Profile) bool {
 		sum.JPEGs += q.JPEGs
 		sum.OFAs += q.OFAs
 	}
-	return sum.Slices <= spec.ComputeSlices && count <= p.Max && spec.mediaSuffice(sum)
+	return sum.Slices <= spec.ComputeSlices && count <= p.Max && mediaSuffice(spec, sum)
 }
 
-func (s Spec) mediaSuffice(sum Profile) bool {
+func mediaSuffice(s Spec, sum Profile) bool {
 	largest := s.Profiles[0]
 	for _, p := range s.Profiles {
 		if p.Slices > largest.Slices {
 			largest = p
 		}
 	}
-	return !largest.mediaKnown || sum.Decoders <= largest.Decoders && sum.Encoders <= largest.Encoders &&
+	return !largest.MediaKnown || sum.Decoders <= largest.Decoders && sum.Encoders <= largest.Encoders &&
 		sum.JPEGs <= largest.JPEGs && sum.OFAs <= largest.OFAs
 }
 

@@ -1,7 +1,10 @@
 // Copyright The GPU Sharing Operator Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package sim
+// Package catalogue lists GPUs that the operator knows without having seen one: their names, their memory and their MIG profiles. The
+// facts were gathered from NVIDIA's documents and programs. The state of a GPU that a node has is always read from its driver. The
+// catalogue is for GPUs that no node has yet, and for simulated ones. It is pure.
+package catalogue
 
 import (
 	_ "embed"
@@ -61,7 +64,7 @@ type Profile struct {
 	Encoders        int
 	JPEGs           int
 	OFAs            int
-	mediaKnown      bool
+	MediaKnown      bool // the four numbers above are facts
 }
 
 // MediaExtended says whether the profile is one of those of which a GPU has a single instance (+me, +me.all).
@@ -107,6 +110,24 @@ var profileTable []byte
 
 // catalogue is read once: the table is embedded, so an error is a mistake of the build and shows in every test.
 var catalogue = sync.OnceValues(readCatalogue)
+
+// Find returns a GPU of a product as it is before anything is changed, with the product as labels write it (gpu.ProductLabel), such as
+// NVIDIA-A100-SXM4-40GB. It has neither UUID nor PCI address. It returns false if the catalogue lacks the product.
+func Find(product string) (gpu.Device, bool) {
+	specs, _ := catalogue()
+	i := slices.IndexFunc(specs, func(s Spec) bool { return gpu.ProductLabel(s.Product) == product })
+	if i < 0 {
+		return gpu.Device{}, false
+	}
+	s := specs[i]
+	d := gpu.Device{
+		Product: s.Product, MemoryMiB: s.MemoryMiB, ComputeCapability: s.ComputeCapability, Virtual: s.Virtual, MIGCapable: s.MIGCapable(),
+	}
+	for _, p := range s.Profiles {
+		d.Profiles = append(d.Profiles, p.Profile)
+	}
+	return d, true
+}
 
 // Models lists the catalogue: GPUs with MIG in the order of the table, then those without.
 func Models() []Model {
@@ -216,7 +237,7 @@ func (t tableProfile) profile(s Spec) Profile {
 	}
 	if t.Media != nil {
 		p.Decoders, p.Encoders, p.JPEGs, p.OFAs = t.Media.NVDEC, t.Media.NVENC, t.Media.JPEG, t.Media.OFA
-		p.mediaKnown = true
+		p.MediaKnown = true
 	}
 	return p
 }
