@@ -19,6 +19,9 @@ const (
 	// ConditionWorkloadsAffected is true when workloads ask for what no node offers once the policies are in force: those that
 	// run go on and would not start again, those that wait never start.
 	ConditionWorkloadsAffected = "WorkloadsAffected"
+	// ConditionAutoscalingConfigured reports whether autoscalers know what new nodes of the policy will advertise. It is absent if no
+	// node group is known. It never makes a policy not Ready.
+	ConditionAutoscalingConfigured = "AutoscalingConfigured"
 	// ConditionDiscovered says whether the agent could read the GPUs of its node.
 	ConditionDiscovered = "Discovered"
 	// ConditionApplied says whether the GPUs of a node are as its spec wishes.
@@ -64,6 +67,56 @@ const (
 	ReasonStartupTaintMissing = "StartupTaintMissing"
 	// ReasonStartupTaintInMachineSet: OpenShift puts the startup taint back, because it is in the MachineSet.
 	ReasonStartupTaintInMachineSet = "StartupTaintInMachineSet"
+)
+
+// Reasons of a policy's AutoscalingConfigured condition, and of its node groups.
+const (
+	// ReasonConfigured: the autoscaler knows what new nodes will advertise.
+	ReasonConfigured = "Configured"
+	// ReasonConfiguring: the operator has written what the autoscaler needs, and waits for the autoscaler to take it.
+	ReasonConfiguring = "Configuring"
+	// ReasonAdviceOnly: the operator writes nothing for this node group. `kubectl gpusharing plan` prints what to write.
+	ReasonAdviceOnly = "AdviceOnly"
+	// ReasonUnknownShape: no node of the group was seen, and no shape is declared for it.
+	ReasonUnknownShape = "UnknownShape"
+	// ReasonAmbiguousShape: the nodes of the group, or the shapes declared for it, differ.
+	ReasonAmbiguousShape = "AmbiguousShape"
+	// ReasonNodeGroupNotFound: nodeShapes names a node group that does not exist.
+	ReasonNodeGroupNotFound = "NodeGroupNotFound"
+	// ReasonNodeGroupNotSelected: nodeShapes names a node group whose nodes the policy will not govern.
+	ReasonNodeGroupNotSelected = "NodeGroupNotSelected"
+	// ReasonResourceNotSupported: the autoscaler cannot learn of this resource before a node has it.
+	ReasonResourceNotSupported = "ResourceNotSupported"
+	// ReasonMultipleResources: annotations of Cluster API announce one resource only, and a node will advertise several.
+	ReasonMultipleResources = "MultipleResources"
+	// ReasonOverlayNotServed: the cluster has no NodeOverlay of Karpenter, or none of a version with the fields that the operator writes.
+	ReasonOverlayNotServed = "OverlayNotServed"
+	// ReasonFeatureGateOff: Karpenter does not look at NodeOverlays.
+	ReasonFeatureGateOff = "FeatureGateOff"
+	// ReasonOverlayConflict: Karpenter does not apply the NodeOverlay, or another NodeOverlay takes its place.
+	ReasonOverlayConflict = "OverlayConflict"
+	// ReasonGPUCountRises: a new node advertises its whole GPUs first and more nvidia.com/gpu afterwards, so Karpenter would start
+	// further nodes.
+	ReasonGPUCountRises = "GPUCountRises"
+	// ReasonOwnedByOther: another field manager owns what the operator would write.
+	ReasonOwnedByOther = "OwnedByOther"
+	// ReasonRemovedByOther: another field manager removed what the operator had written.
+	ReasonRemovedByOther = "RemovedByOther"
+	// ReasonInvalidValue: an annotation for the autoscaler has a value that the autoscaler cannot read.
+	ReasonInvalidValue = "InvalidValue"
+	// ReasonNotPermitted: the operator may not write what the policy asks for.
+	ReasonNotPermitted = "NotPermitted"
+	// ReasonWriteFailed: the API server refused what the operator wrote.
+	ReasonWriteFailed = "WriteFailed"
+	// ReasonAcceleratorLabel: nodes have a GPU label of Cluster Autoscaler and will not advertise nvidia.com/gpu, so Cluster Autoscaler
+	// takes them for broken.
+	ReasonAcceleratorLabel = "AcceleratorLabel"
+	// ReasonLimitsNotCounted: limits of the autoscaler count something else than the operator's nodes advertise.
+	ReasonLimitsNotCounted = "LimitsNotCounted"
+	// ReasonStaleTemplate: the policy has changed while the node group was empty, and Cluster Autoscaler keeps a copy of a former node.
+	ReasonStaleTemplate = "StaleTemplate"
+	// ReasonScaleDownCandidate: Cluster Autoscaler does not count shared GPUs as used, so a full node may be scaled down.
+	ReasonScaleDownCandidate = "ScaleDownCandidate"
 )
 
 // Reasons of a policy's WorkloadsAffected condition.
@@ -360,6 +413,9 @@ const (
 	// its agent was lost, and when: maintenance@<seconds since 1970> or agent-lost@<seconds since 1970>. The change continues
 	// after that, with new deadlines.
 	AnnotationInterrupted = Group + "/interrupted"
+	// AnnotationAutoscaling records, on the object of a node group, the annotations for the autoscaler before the operator wrote them, and
+	// the policy that asked for that.
+	AnnotationAutoscaling = Group + "/autoscaling"
 	// AnnotationClient records, on a Node, that the operator set LabelClient there, and when: true@<seconds since 1970>. Only
 	// then uninstalling removes it.
 	AnnotationClient = Group + "/client"

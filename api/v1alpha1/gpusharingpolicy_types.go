@@ -80,6 +80,11 @@ type GPUSharingPolicySpec struct {
 	// +kubebuilder:validation:MaxItems=8
 	Taints []Taint `json:"taints,omitempty"`
 
+	// autoscaling decides how autoscalers learn what a new node will advertise. No autoscaler knows shared GPUs by itself.
+	// +optional
+	// +kubebuilder:default={}
+	Autoscaling Autoscaling `json:"autoscaling,omitzero"`
+
 	// releasePolicy decides what happens to a node when the policy releases it: when the policy is deleted or no longer
 	// selects the node, and no other policy selects it. Restore: the operator restores the baseline, the state of the node
 	// before the operator changed it. Retain: the node stays as it is. Default: Restore.
@@ -335,7 +340,8 @@ type GPUSharingPolicyStatus struct {
 
 	// conditions: Accepted (the policy governs what it selects), Ready (every node advertises what the policy asks for),
 	// Reconciling (the rollout goes on, or waits for a node, a drain, a window or the budget), Stalled (the rollout goes on only after a
-	// change of the policy, a node or the cluster), Tainted (if the policy asks for taints, whether they are there) and, when true,
+	// change of the policy, a node or the cluster), Tainted (if the policy asks for taints, whether they are there), AutoscalingConfigured
+	// (if its nodes belong to node groups, whether autoscalers know what new nodes will advertise) and, when true,
 	// WorkloadsAffected (workloads ask for what no node offers then). One of Ready, Reconciling and Stalled is true, or all are Unknown.
 	// +optional
 	// +listType=map
@@ -353,6 +359,12 @@ type GPUSharingPolicyStatus struct {
 	// +listMapKey=name
 	// +kubebuilder:validation:MaxItems=64
 	Resources []ResourceCount `json:"resources,omitempty"`
+
+	// nodeGroups are the node groups whose nodes the policy governs or will govern, and what their autoscaler knows: at most 64.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=64
+	NodeGroups []NodeGroupStatus `json:"nodeGroups,omitempty"`
 
 	// nextWindowTime is when the next maintenance window opens (rollout.windows). Absent: no change waits for one.
 	// +optional

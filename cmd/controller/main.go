@@ -21,12 +21,14 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/controller/autoscaling"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/gpunode"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/gpusharingpolicy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/metrics"
@@ -144,6 +146,9 @@ func register(ctx context.Context, mgr manager.Manager, f flags) error {
 	if err != nil {
 		return err
 	}
+	if err := registerAutoscaling(mgr, clk, f); err != nil {
+		return err
+	}
 	if err := mgr.Add(newRest()); err != nil {
 		return fmt.Errorf("adding what gives memory back: %w", err)
 	}
@@ -153,4 +158,18 @@ func register(ctx context.Context, mgr manager.Manager, f flags) error {
 		}
 	}
 	return nil
+}
+
+// registerAutoscaling wires the controller that tells autoscalers what new nodes will advertise. It has a cache of its own, for kinds that
+// the cluster may not have.
+func registerAutoscaling(mgr manager.Manager, clk clock.Clock, f flags) error {
+	options := autoscaling.CacheOptions()
+	options.Scheme, options.Mapper, options.HTTPClient = mgr.GetScheme(), mgr.GetRESTMapper(), mgr.GetHTTPClient()
+	groups, err := cache.New(mgr.GetConfig(), options)
+	if err != nil {
+		return fmt.Errorf("making the cache for the objects of autoscalers: %w", err)
+	}
+	return autoscaling.New(mgr.GetClient(), autoscaling.Options{
+		Cache: groups, Wiring: pluginconfig.New(mgr.GetClient(), mgr.GetAPIReader(), clk, f.standAlone), Clock: clk, Events: mgr.GetEventRecorder(name),
+	}).Register(mgr)
 }

@@ -52,6 +52,16 @@ func (s *sources) bundle() (map[string][]byte, error) {
 			return nil, fmt.Errorf("reading the sources: %w", err)
 		}
 	}
+	// Nobody has this role before a user binds it.
+	err = s.each("config/autoscaling/rbac.yaml", func(document []byte, kind string) error {
+		if kind == "ClusterRole" {
+			files["manifests/gpu-sharing-controller-autoscaling.clusterrole.yaml"] = append([]byte(generated), append(bytes.TrimSpace(document), '\n')...)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
 	if err := s.userRoles(files); err != nil {
 		return nil, err
 	}

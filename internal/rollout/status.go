@@ -21,7 +21,7 @@ func (g *group) status(w *World, tolerated tolerance, unmet []string) v1alpha1.G
 	s := v1alpha1.GPUSharingPolicyStatus{
 		Nodes: g.counts(), Resources: resources(g.members, mostResources), Pending: g.pending(), NextWindowTime: g.nextWindow,
 	}
-	s.Conditions = slices.Clone(g.by.Status.Conditions)
+	s.Conditions = condition.Remove(g.by.Status.Conditions, v1alpha1.ConditionAutoscalingConfigured) // another controller's
 	observed := g.observed()
 	s.ObservedGeneration = observed
 	set := func(c metav1.Condition, found func([]metav1.Condition, metav1.Condition) []metav1.Condition) {

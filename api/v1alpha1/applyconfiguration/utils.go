@@ -19,6 +19,8 @@ import (
 func ForKind(kind schema.GroupVersionKind) interface{} {
 	switch kind {
 	// Group=gpusharing.io, Version=v1alpha1
+	case v1alpha1.SchemeGroupVersion.WithKind("Autoscaling"):
+		return &apiv1alpha1.AutoscalingApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("Baseline"):
 		return &apiv1alpha1.BaselineApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("ConfigStatus"):
@@ -75,10 +77,18 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &apiv1alpha1.MPSWaitingPodApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("NodeCounts"):
 		return &apiv1alpha1.NodeCountsApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("NodeGroupReference"):
+		return &apiv1alpha1.NodeGroupReferenceApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("NodeGroupStatus"):
+		return &apiv1alpha1.NodeGroupStatusApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("NodeResource"):
+		return &apiv1alpha1.NodeResourceApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("NodeSelector"):
 		return &apiv1alpha1.NodeSelectorApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("NodeSelectorRequirement"):
 		return &apiv1alpha1.NodeSelectorRequirementApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("NodeShape"):
+		return &apiv1alpha1.NodeShapeApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("NodeSharing"):
 		return &apiv1alpha1.NodeSharingApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("Numbering"):

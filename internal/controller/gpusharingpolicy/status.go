@@ -15,6 +15,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	applyv1alpha1 "github.com/gpusharing/gpu-sharing-operator/api/v1alpha1/applyconfiguration/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
 	"github.com/gpusharing/gpu-sharing-operator/internal/ssa"
 )
@@ -34,7 +35,7 @@ func (p *pass) report(ctx context.Context, d rollout.Decision) error {
 func (p *pass) reportPolicy(
 	ctx context.Context, policy *v1alpha1.GPUSharingPolicy, status v1alpha1.GPUSharingPolicyStatus, nodes []rollout.NodeState,
 ) error {
-	if equality.Semantic.DeepEqual(policy.Status, status) {
+	if equality.Semantic.DeepEqual(ownStatus(policy), status) {
 		return nil // what an apply compares costs much more, for each policy in each pass
 	}
 	configuration, err := ssa.Configuration[applyv1alpha1.GPUSharingPolicyStatusApplyConfiguration](status)
@@ -55,4 +56,14 @@ func (p *pass) reportPolicy(
 		p.announceNodes(policy, status.Pending, nodes)
 	}
 	return nil
+}
+
+// ownStatus is the status of a policy without what the autoscaling controller reports.
+func ownStatus(policy *v1alpha1.GPUSharingPolicy) v1alpha1.GPUSharingPolicyStatus {
+	own := policy.Status
+	own.NodeGroups = nil
+	if _, reported := condition.Find(own.Conditions, v1alpha1.ConditionAutoscalingConfigured); reported {
+		own.Conditions = condition.Remove(own.Conditions, v1alpha1.ConditionAutoscalingConfigured)
+	}
+	return own
 }

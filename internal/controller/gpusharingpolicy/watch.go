@@ -23,6 +23,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/autoscaling"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/pluginconfig"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
 )
@@ -164,7 +165,8 @@ func (c *Controller) mayMount(pod *corev1.Pod) bool {
 func ownAnnotations(all map[string]string) map[string]string {
 	own := map[string]string{}
 	for name, value := range all {
-		if strings.HasPrefix(name, v1alpha1.Group+"/") || strings.HasPrefix(name, nvidiaDomain) || rollout.OfMaintenance(name) || rollout.OfMachine(name) {
+		if strings.HasPrefix(name, v1alpha1.Group+"/") || strings.HasPrefix(name, nvidiaDomain) || rollout.OfMaintenance(name) || rollout.OfMachine(name) ||
+			autoscaling.OfGroup(name) {
 			own[name] = value
 		}
 	}

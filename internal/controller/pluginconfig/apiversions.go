@@ -131,3 +131,11 @@ func (w *Wiring) listServed(
 	}
 	return all.Items, v.GroupVersionKind, nil
 }
+
+// Served returns the version in which the API server serves a kind: the preferred one if it is among them, otherwise the one that is
+// stored, otherwise the highest. definition is the name of its CustomResourceDefinition. It returns the zero value if the kind has no
+// definition, and ErrNotSynced if its definition serves no version.
+func (w *Wiring) Served(ctx context.Context, preferred schema.GroupVersionKind, definition string) (schema.GroupVersionKind, error) {
+	v, err := w.served(ctx, kind{preferred, definition})
+	return v.GroupVersionKind, err
+}

@@ -26,6 +26,25 @@ func Parser() *typed.Parser {
 var parserOnce sync.Once
 var parser *typed.Parser
 var schemaYAML = typed.YAMLObject(`types:
+- name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.Autoscaling
+  map:
+    fields:
+    - name: mode
+      type:
+        namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.AutoscalingMode
+      default: Advise
+    - name: nodeShapes
+      type:
+        list:
+          elementType:
+            namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.NodeShape
+          elementRelationship: atomic
+    - name: unrenamedReplicas
+      type:
+        namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.UnrenamedReplicas
+      default: Withhold
+- name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.AutoscalingMode
+  scalar: string
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.Baseline
   map:
     fields:
@@ -368,6 +387,10 @@ var schemaYAML = typed.YAMLObject(`types:
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.GPUSharingPolicySpec
   map:
     fields:
+    - name: autoscaling
+      type:
+        namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.Autoscaling
+      default: {}
     - name: gpuSelector
       type:
         namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.GPUMatch
@@ -412,6 +435,12 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: nextWindowTime
       type:
         namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Time
+    - name: nodeGroups
+      type:
+        list:
+          elementType:
+            namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.NodeGroupStatus
+          elementRelationship: atomic
     - name: nodes
       type:
         namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.NodeCounts
@@ -680,6 +709,87 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: waiting
       type:
         scalar: numeric
+- name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.NodeGroupKind
+  scalar: string
+- name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.NodeGroupReference
+  map:
+    fields:
+    - name: kind
+      type:
+        namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.NodeGroupKind
+    - name: name
+      type:
+        scalar: string
+    - name: namespace
+      type:
+        scalar: string
+- name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.NodeGroupStatus
+  map:
+    fields:
+    - name: advertised
+      type:
+        list:
+          elementType:
+            namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.NodeResource
+          elementRelationship: associative
+          keys:
+          - name
+    - name: autoscaler
+      type:
+        scalar: string
+    - name: gpusPerNode
+      type:
+        scalar: numeric
+    - name: instanceTypes
+      type:
+        list:
+          elementType:
+            scalar: string
+          elementRelationship: atomic
+    - name: kind
+      type:
+        namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.NodeGroupKind
+    - name: message
+      type:
+        scalar: string
+    - name: name
+      type:
+        scalar: string
+    - name: namespace
+      type:
+        scalar: string
+    - name: nodes
+      type:
+        scalar: numeric
+    - name: product
+      type:
+        scalar: string
+    - name: reason
+      type:
+        scalar: string
+    - name: resources
+      type:
+        list:
+          elementType:
+            namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.NodeResource
+          elementRelationship: associative
+          keys:
+          - name
+    - name: written
+      type:
+        list:
+          elementType:
+            scalar: string
+          elementRelationship: atomic
+- name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.NodeResource
+  map:
+    fields:
+    - name: count
+      type:
+        scalar: numeric
+    - name: name
+      type:
+        scalar: string
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.NodeSelector
   map:
     fields:
@@ -711,6 +821,27 @@ var schemaYAML = typed.YAMLObject(`types:
           elementType:
             scalar: string
           elementRelationship: atomic
+- name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.NodeShape
+  map:
+    fields:
+    - name: gpusPerNode
+      type:
+        scalar: numeric
+    - name: instanceTypes
+      type:
+        list:
+          elementType:
+            scalar: string
+          elementRelationship: associative
+    - name: nodeGroups
+      type:
+        list:
+          elementType:
+            namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.NodeGroupReference
+          elementRelationship: atomic
+    - name: product
+      type:
+        scalar: string
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.NodeSharing
   map:
     fields:
@@ -954,6 +1085,8 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: replicas
       type:
         scalar: numeric
+- name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.UnrenamedReplicas
+  scalar: string
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.WindowEndMode
   scalar: string
 - name: io.k8s.apimachinery.pkg.api.resource.Quantity

@@ -32,6 +32,8 @@ type GPUSharingPolicySpecApplyConfiguration struct {
 	// those of key nvidia.com/gpu they do by themselves; for others the toleration is added to the ClusterPolicy's
 	// daemonsets.tolerations where that hurts nothing that runs, and otherwise the condition Tainted says what to add.
 	Taints []TaintApplyConfiguration `json:"taints,omitempty"`
+	// autoscaling decides how autoscalers learn what a new node will advertise. No autoscaler knows shared GPUs by itself.
+	Autoscaling *AutoscalingApplyConfiguration `json:"autoscaling,omitempty"`
 	// releasePolicy decides what happens to a node when the policy releases it: when the policy is deleted or no longer
 	// selects the node, and no other policy selects it. Restore: the operator restores the baseline, the state of the node
 	// before the operator changed it. Retain: the node stays as it is. Default: Restore.
@@ -94,6 +96,14 @@ func (b *GPUSharingPolicySpecApplyConfiguration) WithTaints(values ...*TaintAppl
 		}
 		b.Taints = append(b.Taints, *values[i])
 	}
+	return b
+}
+
+// WithAutoscaling sets the Autoscaling field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Autoscaling field is set to the value of the last call.
+func (b *GPUSharingPolicySpecApplyConfiguration) WithAutoscaling(value *AutoscalingApplyConfiguration) *GPUSharingPolicySpecApplyConfiguration {
+	b.Autoscaling = value
 	return b
 }
 

@@ -19,13 +19,16 @@ type GPUSharingPolicyStatusApplyConfiguration struct {
 	ObservedGeneration *int64 `json:"observedGeneration,omitempty"`
 	// conditions: Accepted (the policy governs what it selects), Ready (every node advertises what the policy asks for),
 	// Reconciling (the rollout goes on, or waits for a node, a drain, a window or the budget), Stalled (the rollout goes on only after a
-	// change of the policy, a node or the cluster), Tainted (if the policy asks for taints, whether they are there) and, when true,
+	// change of the policy, a node or the cluster), Tainted (if the policy asks for taints, whether they are there), AutoscalingConfigured
+	// (if its nodes belong to node groups, whether autoscalers know what new nodes will advertise) and, when true,
 	// WorkloadsAffected (workloads ask for what no node offers then). One of Ready, Reconciling and Stalled is true, or all are Unknown.
 	Conditions []v1.ConditionApplyConfiguration `json:"conditions,omitempty"`
 	// nodes counts the nodes that the policy selects by how far they are.
 	Nodes *NodeCountsApplyConfiguration `json:"nodes,omitempty"`
 	// resources are the extended resources that the governed nodes advertise, and what they shall.
 	Resources []ResourceCountApplyConfiguration `json:"resources,omitempty"`
+	// nodeGroups are the node groups whose nodes the policy governs or will govern, and what their autoscaler knows: at most 64.
+	NodeGroups []NodeGroupStatusApplyConfiguration `json:"nodeGroups,omitempty"`
 	// nextWindowTime is when the next maintenance window opens (rollout.windows). Absent: no change waits for one.
 	NextWindowTime *metav1.Time `json:"nextWindowTime,omitempty"`
 	// pending lists at most ten nodes that are not ready, the worst first, with the reason for each: nodes that failed, unsupported nodes,
@@ -78,6 +81,19 @@ func (b *GPUSharingPolicyStatusApplyConfiguration) WithResources(values ...*Reso
 			panic("nil value passed to WithResources")
 		}
 		b.Resources = append(b.Resources, *values[i])
+	}
+	return b
+}
+
+// WithNodeGroups adds the given value to the NodeGroups field in the declarative configuration
+// and returns the receiver, so that objects can be build by chaining "With" function invocations.
+// If called multiple times, values provided by each call will be appended to the NodeGroups field.
+func (b *GPUSharingPolicyStatusApplyConfiguration) WithNodeGroups(values ...*NodeGroupStatusApplyConfiguration) *GPUSharingPolicyStatusApplyConfiguration {
+	for i := range values {
+		if values[i] == nil {
+			panic("nil value passed to WithNodeGroups")
+		}
+		b.NodeGroups = append(b.NodeGroups, *values[i])
 	}
 	return b
 }

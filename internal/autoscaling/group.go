@@ -1,0 +1,108 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package autoscaling
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+)
+
+// groups are the node groups of the cluster with their nodes, by kind and name. A group without an object is known by its nodes, or
+// because a policy reported it or declares it.
+func (w *World) groups() []*group {
+	all := map[Ref]*group{}
+	of := func(r Ref) *group {
+		if all[r] == nil {
+			all[r] = &group{Ref: r}
+		}
+		return all[r]
+	}
+	for i := range w.Pools {
+		of(Ref{Group: GroupKarpenter, Kind: v1alpha1.NodeGroupNodePool, Name: w.Pools[i].Name}).pool = &w.Pools[i]
+	}
+	owner := map[Ref]*Ref{}
+	for i := range w.Scalables {
+		s := &w.Scalables[i]
+		if s.Owner != nil {
+			owner[s.Ref] = s.Owner
+			continue
+		}
+		of(s.Ref).scalable = s
+	}
+	for i := range w.Nodes {
+		r, found := w.groupOf(&w.Nodes[i])
+		if !found {
+			continue
+		}
+		if by := owner[r]; by != nil {
+			r = *by
+		}
+		g := of(r)
+		g.nodes = append(g.nodes, &w.Nodes[i])
+	}
+	for _, r := range w.clouds() {
+		of(r)
+	}
+	sorted := make([]*group, 0, len(all))
+	for _, g := range all {
+		sorted = append(sorted, g)
+	}
+	slices.SortFunc(sorted, func(a, b *group) int {
+		return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name), cmp.Compare(a.Group, b.Group))
+	})
+	return sorted
+}
+
+// clouds are the groups of clouds that policies reported or declare.
+func (w *World) clouds() []Ref {
+	var all []Ref
+	add := func(kind v1alpha1.NodeGroupKind, name string) {
+		if isCloud(kind) {
+			all = append(all, Ref{Kind: kind, Name: name})
+		}
+	}
+	for i := range w.Policies {
+		p := &w.Policies[i]
+		for j := range p.Status.NodeGroups {
+			add(p.Status.NodeGroups[j].Kind, p.Status.NodeGroups[j].Name)
+		}
+		for _, s := range p.Spec.Autoscaling.NodeShapes {
+			for _, r := range s.NodeGroups {
+				add(r.Kind, r.Name)
+			}
+		}
+	}
+	return all
+}
+
+func isCloud(kind v1alpha1.NodeGroupKind) bool {
+	return kind == v1alpha1.NodeGroupEKS || kind == v1alpha1.NodeGroupAKS || kind == v1alpha1.NodeGroupGKE
+}
+
+// groupOf is the group that a node belongs to.
+func (w *World) groupOf(n *Node) (Ref, bool) {
+	if name := n.Labels[labelNodePool]; name != "" {
+		return Ref{Group: GroupKarpenter, Kind: v1alpha1.NodeGroupNodePool, Name: name}, true
+	}
+	if machine := n.Annotations[annotationOpenShift]; machine != "" {
+		namespace, name, found := strings.Cut(w.MachineSets[machine], "/")
+		return Ref{Group: GroupOpenShift, Kind: v1alpha1.NodeGroupMachineSet, Namespace: namespace, Name: name}, found
+	}
+	if name := n.Annotations[annotationCAPIOwner]; name != "" && n.Annotations[annotationCAPIKind] == string(v1alpha1.NodeGroupMachineSet) {
+		return Ref{
+			Group: GroupClusterAPI, Kind: v1alpha1.NodeGroupMachineSet, Namespace: n.Annotations[annotationCAPINamespace], Name: name,
+		}, true
+	}
+	for label, kind := range map[string]v1alpha1.NodeGroupKind{
+		labelEKS: v1alpha1.NodeGroupEKS, labelAKS: v1alpha1.NodeGroupAKS, labelGKE: v1alpha1.NodeGroupGKE,
+	} {
+		if name := n.Labels[label]; name != "" {
+			return Ref{Kind: kind, Name: name}, true
+		}
+	}
+	return Ref{}, false
+}

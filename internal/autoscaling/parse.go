@@ -1,0 +1,168 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package autoscaling
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+)
+
+// NodeOf is what of a node matters here. It shares memory with the objects.
+func NodeOf(node *corev1.Node, gpuNode *v1alpha1.GPUNode) Node {
+	n := Node{Name: node.Name, Labels: node.Labels, Annotations: node.Annotations, Devices: gpuNode.Status.Devices, Advertised: map[string]int64{}}
+	for name, quantity := range node.Status.Allocatable {
+		if count := quantity.Value(); count > 0 && strings.HasPrefix(string(name), "nvidia.com/") {
+			n.Advertised[string(name)] = count
+		}
+	}
+	return n
+}
+
+// PoolOf reads a NodePool. What it cannot read counts as absent.
+func PoolOf(o *unstructured.Unstructured) Pool {
+	p := Pool{Name: o.GetName(), Labels: map[string]string{labelNodePool: o.GetName()}, Limits: map[string]string{}}
+	for k, v := range stringsIn(o, "spec", "template", "metadata", "labels") {
+		p.Labels[k] = v
+	}
+	for _, r := range requirementsIn(o, "spec", "template", "spec", "requirements") {
+		if r.Operator != "In" {
+			continue
+		}
+		if r.Key == labelInstanceType {
+			p.InstanceTypes = r.Values
+		}
+		if len(r.Values) == 1 {
+			p.Labels[r.Key] = r.Values[0]
+		}
+	}
+	p.NodeClassGroup, _, _ = unstructured.NestedString(o.Object, "spec", "template", "spec", "nodeClassRef", "group")
+	limits, _, _ := unstructured.NestedMap(o.Object, "spec", "limits")
+	for name, limit := range limits {
+		p.Limits[name] = fmt.Sprint(limit)
+	}
+	return p
+}
+
+// OverlayOf reads a NodeOverlay.
+func OverlayOf(o *unstructured.Unstructured) Overlay {
+	v := Overlay{
+		Name: o.GetName(), UID: string(o.GetUID()), Created: o.GetCreationTimestamp().Time, Capacity: map[string]string{},
+		Requirements: requirementsIn(o, "spec", "requirements"),
+	}
+	if strings.HasPrefix(v.Name, OverlayPrefix) {
+		v.Policy = o.GetLabels()[LabelPolicy]
+	}
+	v.Weight, _, _ = unstructured.NestedInt64(o.Object, "spec", "weight")
+	capacity, _, _ := unstructured.NestedMap(o.Object, "spec", "capacity")
+	for name, count := range capacity {
+		v.Capacity[name] = fmt.Sprint(count)
+	}
+	conditions, _, _ := unstructured.NestedSlice(o.Object, "status", "conditions")
+	v.Observed = len(conditions) > 0
+	for _, c := range conditions {
+		c, _ := c.(map[string]any)
+		if c["status"] == "False" && (v.NotReady == "" || c["type"] != "Ready") {
+			v.NotReady = fmt.Sprintf("%v: %v", c["reason"], c["message"])
+		}
+	}
+	return v
+}
+
+// ScalableOf reads a MachineSet or MachineDeployment.
+func ScalableOf(o *unstructured.Unstructured) Scalable {
+	kind := o.GroupVersionKind()
+	s := Scalable{
+		Ref:     Ref{Group: kind.Group, Kind: v1alpha1.NodeGroupKind(kind.Kind), Namespace: o.GetNamespace(), Name: o.GetName()},
+		Version: o.GetAPIVersion(), UID: string(o.GetUID()), ResourceVersion: o.GetResourceVersion(),
+		Labels: map[string]string{}, Annotations: map[string]string{}, Managers: map[string][]string{},
+	}
+	if owner := metav1.GetControllerOf(o); owner != nil && owner.Kind == string(v1alpha1.NodeGroupMachineDeployment) {
+		s.Owner = &Ref{Group: kind.Group, Kind: v1alpha1.NodeGroupMachineDeployment, Namespace: s.Namespace, Name: owner.Name}
+	}
+	path := []string{"spec", "template", "metadata", "labels"}
+	if kind.Group == GroupOpenShift {
+		path = []string{"spec", "template", "spec", "metadata", "labels"} // those of metadata are the labels of Machines
+	}
+	for k, v := range stringsIn(o, path...) {
+		s.Labels[k] = v
+	}
+	for k, v := range o.GetAnnotations() {
+		if OfScalable(k) {
+			s.Annotations[k] = v
+		}
+	}
+	var last time.Time
+	for _, entry := range o.GetManagedFields() {
+		for _, key := range annotationsOf(entry) {
+			if OfScalable(key) && !slices.Contains(s.Managers[key], entry.Manager) {
+				s.Managers[key] = append(s.Managers[key], entry.Manager)
+			}
+		}
+		if entry.Manager != FieldManager && entry.Subresource == "" && entry.Time != nil && !entry.Time.Time.Before(last) {
+			s.LastManager, last = entry.Manager, entry.Time.Time
+		}
+	}
+	return s
+}
+
+// annotationsOf are the annotations that an entry of managed fields names.
+func annotationsOf(entry metav1.ManagedFieldsEntry) []string {
+	if entry.FieldsV1 == nil {
+		return nil
+	}
+	var fields struct {
+		Metadata struct {
+			Annotations map[string]any `json:"f:annotations"`
+		} `json:"f:metadata"`
+	}
+	if json.Unmarshal(entry.FieldsV1.Raw, &fields) != nil {
+		return nil
+	}
+	var all []string
+	for field := range fields.Metadata.Annotations {
+		if key, is := strings.CutPrefix(field, "f:"); is {
+			all = append(all, key)
+		}
+	}
+	slices.Sort(all)
+	return all
+}
+
+func stringsIn(o *unstructured.Unstructured, path ...string) map[string]string {
+	found, _, _ := unstructured.NestedMap(o.Object, path...)
+	all := map[string]string{}
+	for k, v := range found {
+		if text, is := v.(string); is {
+			all[k] = text
+		}
+	}
+	return all
+}
+
+func requirementsIn(o *unstructured.Unstructured, path ...string) []Requirement {
+	list, _, _ := unstructured.NestedSlice(o.Object, path...)
+	var all []Requirement
+	for _, item := range list {
+		fields, is := item.(map[string]any)
+		if !is {
+			continue
+		}
+		r := Requirement{Key: fmt.Sprint(fields["key"]), Operator: fmt.Sprint(fields["operator"])}
+		values, _ := fields["values"].([]any)
+		for _, v := range values {
+			r.Values = append(r.Values, fmt.Sprint(v))
+		}
+		all = append(all, r)
+	}
+	return all
+}

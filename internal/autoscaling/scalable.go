@@ -1,0 +1,261 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package autoscaling
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
+)
+
+// The annotations by which Cluster Autoscaler knows the GPUs of a node of an empty group (kubernetes/autoscaler
+// cloudprovider/clusterapi/clusterapi_utils.go). OpenShift ignores gpu-type: there the count is always that of nvidia.com/gpu
+// (openshift/kubernetes-autoscaler cloudprovider/openshift/openshift_unstructured.go).
+const (
+	capacityPrefix     = "capacity.cluster-autoscaler.kubernetes.io/"
+	AnnotationGPUType  = capacityPrefix + "gpu-type"
+	AnnotationGPUCount = capacityPrefix + "gpu-count"
+)
+
+// OfScalable reports whether an annotation of a MachineSet or MachineDeployment matters here.
+func OfScalable(annotation string) bool {
+	return strings.HasPrefix(annotation, capacityPrefix) || annotation == v1alpha1.AnnotationAutoscaling
+}
+
+// defaulter fills in capacity annotations that are missing, once, and leaves them alone afterwards (openshift/cluster-autoscaler-operator
+// pkg/controller/machineautoscaler/machinetarget.go). What it alone owns is a default, which the operator takes over.
+const defaulter = "cluster-autoscaler-operator"
+
+// Record is what the operator records on an object before it first writes to it.
+type Record struct {
+	// Policy asked for it.
+	Policy string `json:"policy"`
+	// Previous are the annotations before that. One that is missing was not there.
+	Previous map[string]string `json:"previous,omitempty"`
+}
+
+// record is the record on the object; nil if there is none, or none that can be read.
+func (s *Scalable) record() *Record {
+	var r Record
+	if json.Unmarshal([]byte(s.Annotations[v1alpha1.AnnotationAutoscaling]), &r) != nil {
+		return nil
+	}
+	return &r
+}
+
+// owns reports whether the operator owns an annotation.
+func (s *Scalable) owns(key string) bool { return slices.Contains(s.Managers[key], FieldManager) }
+
+// others are the field managers of an annotation besides the operator.
+func (s *Scalable) others(key string) []string {
+	return slices.DeleteFunc(slices.Clone(s.Managers[key]), func(m string) bool { return m == FieldManager })
+}
+
+// clusterAPI decides on the annotations of a MachineDeployment or MachineSet of Cluster API.
+func (e *entry) clusterAPI(wanted *wants) {
+	announced, count := e.largest()
+	want := map[string]string{AnnotationGPUType: announced, AnnotationGPUCount: strconv.FormatInt(count, 10)}
+	command := fmt.Sprintf("kubectl annotate --overwrite -n %s %s.%s %s %s=%s %s=%s", e.g.Namespace, strings.ToLower(string(e.g.Kind)), GroupClusterAPI, e.g.Name,
+		AnnotationGPUType, announced, AnnotationGPUCount, want[AnnotationGPUCount])
+	e.paste = append(e.paste, command)
+	if len(e.resources) > 1 {
+		rest := slices.DeleteFunc(slices.Sorted(maps.Keys(e.resources)), func(name string) bool { return name == announced })
+		e.find(v1alpha1.ReasonMultipleResources, "Annotations announce one resource, which is %s. No pod that asks for %s starts the first node of %s. "+
+			"Use one MIG profile, keep one node (minimum size 1), or have the infrastructure provider set status.capacity of its template",
+			announced, strings.Join(rest, " or "), e.g.Ref)
+	}
+	if e.g.scalable == nil {
+		e.find(v1alpha1.ReasonAdviceOnly, "%s is not in this cluster. Run this in the management cluster, for the MachineDeployment that owns it if there is one: %s", e.g.Ref, command)
+		return
+	}
+	e.annotate(want, wanted)
+}
+
+// largest is the resource of which a node has the most; of several the first by name.
+func (e *entry) largest() (name string, count int64) {
+	for _, n := range slices.Sorted(maps.Keys(e.resources)) {
+		if e.resources[n] > count {
+			name, count = n, e.resources[n]
+		}
+	}
+	return name, count
+}
+
+// Versions of OpenShift whose autoscaler reads gpu-count, before the annotation that OpenShift's own controllers overwrite.
+const countsFromMajor, countsFromMinor = 4, 19
+
+// openShift decides on the annotation of a MachineSet of OpenShift.
+func (e *entry) openShift(wanted *wants) {
+	count := e.resources[plan.ResourceGPU]
+	if count > int64(e.shape.count) {
+		e.paste = append(e.paste, fmt.Sprintf("# ClusterAutoscaler.spec.resourceLimits.gpus counts replicas: multiply min and max by %d. A node is empty "+
+			"until it is ready: set spec.scaleDown.delayAfterAdd to 15m or more.", count/int64(e.shape.count)))
+	}
+	if count == 0 || len(e.resources) > 1 {
+		e.paste = append(e.paste, fmt.Sprintf("oc patch machineautoscaler -n %s NAME-OF-ITS-MACHINEAUTOSCALER --type=merge -p '{\"spec\":{\"minReplicas\":1}}'", e.g.Namespace))
+		e.find(v1alpha1.ReasonResourceNotSupported, "OpenShift's autoscaler can announce nvidia.com/gpu only, so %s does not scale from zero for %s. "+
+			"Set minReplicas: 1 in its MachineAutoscaler, or keep the name nvidia.com/gpu (no renameByDefault, or MIG strategy single)",
+			e.g.Ref, strings.Join(slices.Sorted(maps.Keys(e.resources)), " and "))
+		return
+	}
+	want := map[string]string{AnnotationGPUCount: strconv.FormatInt(count, 10)}
+	command := fmt.Sprintf("oc annotate --overwrite -n %s machineset.%s %s %s=%d", e.g.Namespace, GroupOpenShift, e.g.Name, AnnotationGPUCount, count)
+	if major, minor := version(e.w.OpenShift); major < countsFromMajor || major == countsFromMajor && minor < countsFromMinor {
+		has := "The version of OpenShift is not known"
+		if e.w.OpenShift != "" {
+			has = "OpenShift is " + e.w.OpenShift
+		}
+		e.find(v1alpha1.ReasonResourceNotSupported, "%s, and its autoscaler reads an annotation that OpenShift overwrites before 4.19. Set minReplicas: 1 in the "+
+			"MachineAutoscaler of %s. From 4.19 on: %s", has, e.g.Ref, command)
+		return
+	}
+	e.paste = append(e.paste, command)
+	if e.g.scalable == nil {
+		e.find(v1alpha1.ReasonAdviceOnly, "%s cannot be read. Run: %s", e.g.Ref, command)
+		return
+	}
+	e.annotate(want, wanted)
+}
+
+func version(v string) (major, minor int) {
+	parts := strings.SplitN(v, ".", 3)
+	if len(parts) < 2 {
+		return 0, 0
+	}
+	major, _ = strconv.Atoi(parts[0])
+	minor, _ = strconv.Atoi(parts[1])
+	return major, minor
+}
+
+// annotate decides on annotations of an object in the cluster: what keeps the operator from writing them, or that it writes them.
+func (e *entry) annotate(want map[string]string, wanted *wants) {
+	s := e.g.scalable
+	e.unreadable(want)
+	is := !slices.ContainsFunc(slices.Collect(maps.Keys(want)), func(k string) bool { return s.Annotations[k] != want[k] })
+	pairs := make([]string, 0, len(want))
+	for _, k := range slices.Sorted(maps.Keys(want)) {
+		pairs = append(pairs, k+"="+want[k])
+	}
+	if !e.managed() {
+		if is {
+			e.find(v1alpha1.ReasonConfigured, "%s announces %s", e.g.Ref, strings.Join(pairs, " "))
+			return
+		}
+		e.find(v1alpha1.ReasonAdviceOnly, "Cluster Autoscaler does not know what new nodes of %s advertise. Annotate it as `kubectl gpusharing plan` prints, or set "+
+			"spec.autoscaling.mode: Manage", e.g.Ref)
+		return
+	}
+	for _, k := range slices.Sorted(maps.Keys(want)) {
+		if foreign := s.foreign(k, want[k]); len(foreign) > 0 {
+			e.find(v1alpha1.ReasonOwnedByOther, "Field manager %s owns the annotation %s of %s. Set it to %s there, or remove it there",
+				strings.Join(foreign, " and "), k, e.g.Ref, want[k])
+			return
+		}
+	}
+	before := e.last()
+	if !is && s.Annotations[v1alpha1.AnnotationAutoscaling] == "" && removed(before, pairs) {
+		e.written = before.Written
+		e.find(v1alpha1.ReasonRemovedByOther, "Field manager %s removed the annotations of the operator from %s, so the operator leaves it alone. Add them there: %s. "+
+			"Or set spec.autoscaling.mode to Advise and back", cmp.Or(s.LastManager, "of another client"), e.g.Ref, strings.Join(pairs, " "))
+		return
+	}
+	wanted.annotations = append(wanted.annotations, annotationWant{scalable: s, by: e.by, want: want})
+	if e.refused(s.target()) {
+		return
+	}
+	if !is || s.record() == nil {
+		e.find(v1alpha1.ReasonConfiguring, "%s is being annotated with %s", e.g.Ref, strings.Join(pairs, " "))
+		return
+	}
+	e.written = pairs
+	e.find(v1alpha1.ReasonConfigured, "%s announces %s", e.g.Ref, strings.Join(pairs, " "))
+}
+
+// last is what the policy reported of the group last; nil: nothing.
+func (e *entry) last() *v1alpha1.NodeGroupStatus {
+	for i := range e.by.Status.NodeGroups {
+		s := &e.by.Status.NodeGroups[i]
+		if e.g.is(s.Kind, s.Namespace, s.Name) {
+			return s
+		}
+	}
+	return nil
+}
+
+// removed reports whether the operator has written exactly that before, so that its absence is the work of another.
+func removed(before *v1alpha1.NodeGroupStatus, pairs []string) bool {
+	return before != nil && slices.Equal(before.Written, pairs)
+}
+
+// foreign are the field managers that own an annotation which would have to change. A default of OpenShift's cluster-autoscaler-operator
+// counts as nobody's.
+func (s *Scalable) foreign(key, want string) []string {
+	have, found := s.Annotations[key]
+	if !found || have == want {
+		return nil
+	}
+	return slices.DeleteFunc(s.others(key), func(m string) bool { return m == defaulter })
+}
+
+// unreadable reports annotations for the autoscaler that are no numbers, so that it takes the group for one without a template.
+func (e *entry) unreadable(want map[string]string) {
+	s := e.g.scalable
+	value, found := s.Annotations[AnnotationGPUCount]
+	if _, err := strconv.ParseInt(value, 10, 64); !found || err == nil {
+		return
+	}
+	if _, ours := want[AnnotationGPUCount]; ours && e.managed() && len(s.foreign(AnnotationGPUCount, want[AnnotationGPUCount])) == 0 {
+		return // it is overwritten
+	}
+	e.find(v1alpha1.ReasonInvalidValue, "The annotation %s of %s is %q, which is no number, so Cluster Autoscaler starts no node of an empty group. Field manager %s "+
+		"wrote it: set it to %s", AnnotationGPUCount, e.g.Ref, value, cmp.Or(strings.Join(s.others(AnnotationGPUCount), " and "), "of another client"), want[AnnotationGPUCount])
+}
+
+// gpuLabels mark nodes with GPUs for Cluster Autoscaler, by its cloud provider: Cluster API and OpenShift, AWS, Azure, GCE (GPULabel of
+// kubernetes/autoscaler cloudprovider/*).
+var gpuLabels = []string{
+	"cluster-api/accelerator", "k8s.amazonaws.com/accelerator", "kubernetes.azure.com/accelerator", "cloud.google.com/gke-accelerator",
+}
+
+// clusterAutoscaler reports the traps of Cluster Autoscaler. It knows GPUs by the name nvidia.com/gpu only (utils/gpu/gpu.go).
+func (e *entry) clusterAutoscaler() {
+	labels := withAll(e.g.labels(), e.shape.labels)
+	labelled := slices.ContainsFunc(gpuLabels, func(label string) bool { return labels[label] != "" })
+	stale := e.shape.advertised
+	good := !labelled || stale[plan.ResourceGPU] > 0 // another node is never good, and never copied
+	if e.shape.nodes == 0 && len(stale) > 0 && good && !maps.Equal(stale, e.resources) {
+		e.find(v1alpha1.ReasonStaleTemplate, "%s is empty, and Cluster Autoscaler keeps a copy of its last node, which advertised %s. Restart Cluster Autoscaler", e.g.Ref, text(stale))
+	}
+	if e.resources[plan.ResourceGPU] > 0 {
+		return
+	}
+	for _, label := range gpuLabels {
+		if labels[label] == "" {
+			continue
+		}
+		help := "Remove the label from the template of the group and from its nodes"
+		if strings.HasPrefix(label, "kubernetes.azure.com/") || strings.HasPrefix(label, "cloud.google.com/") {
+			help = "The cloud sets the label, so keep the name nvidia.com/gpu: no renameByDefault, or MIG strategy single"
+		}
+		e.find(v1alpha1.ReasonAcceleratorLabel, "Nodes of %s have the label %s and will not advertise nvidia.com/gpu, so Cluster Autoscaler takes them for broken, and "+
+			"from 1.35 on one such node can stop every scale-up. %s", e.g.Ref, label, help)
+	}
+	e.find(v1alpha1.ReasonScaleDownCandidate, "Cluster Autoscaler does not count %s as used, so it may scale down a full node and move its pods. To prevent that, annotate the "+
+		"nodes with cluster-autoscaler.kubernetes.io/scale-down-disabled=true", strings.Join(slices.Sorted(maps.Keys(e.resources)), " and "))
+}
+
+func text(counts map[string]int64) string {
+	var parts []string
+	for _, r := range listed(counts) {
+		parts = append(parts, fmt.Sprintf("%s %d", r.Name, r.Count))
+	}
+	return strings.Join(parts, ", ")
+}

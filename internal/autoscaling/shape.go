@@ -1,0 +1,315 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package autoscaling
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/catalogue"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+)
+
+// shape is the GPUs that a new node of a group has.
+type shape struct {
+	product       string // of all GPUs; several products are separated by commas
+	count         int
+	instanceTypes []string // sorted
+	devices       []v1alpha1.DeviceStatus
+	// labels are what the nodes of the shape, if there are any, have in common.
+	labels map[string]string
+	nodes  int
+	// advertised is what its last ready node advertised.
+	advertised map[string]int64
+	// by is the policy that reported the shape, if no node shows it any more, or that declares it.
+	by       string
+	declared bool
+}
+
+// group is a node group with its nodes.
+type group struct {
+	Ref
+	pool     *Pool
+	scalable *Scalable
+	nodes    []*Node
+}
+
+// labels are what new nodes of the group have for certain, as far as its object tells.
+func (g *group) labels() map[string]string {
+	switch {
+	case g.pool != nil:
+		return g.pool.Labels
+	case g.scalable != nil:
+		return g.scalable.Labels
+	}
+	return nil
+}
+
+// hardware is the GPUs that the nodes of the cluster show, by product.
+type hardware map[string]v1alpha1.DeviceStatus
+
+// hardwareOf keeps one GPU of each product, if possible one that tells its MIG profiles.
+func hardwareOf(nodes []Node) hardware {
+	known := hardware{}
+	for i := range nodes {
+		for j := range nodes[i].Devices {
+			d := &nodes[i].Devices[j]
+			if have, found := known[d.Product]; !found || len(have.Profiles) < len(d.Profiles) {
+				known[d.Product] = fresh(*d, 0)
+			}
+		}
+	}
+	return known
+}
+
+// fresh is a GPU as a new node has it: nothing is changed on it, and nobody uses it.
+func fresh(d v1alpha1.DeviceStatus, index int) v1alpha1.DeviceStatus {
+	d.UUID, d.Index = fmt.Sprintf("GPU-%d", index), int32(index)
+	d.Sharing = v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeDisabled}
+	d.ComputeMode, d.PendingMIGMode = v1alpha1.ComputeModeDefault, ""
+	d.Instances, d.Processes, d.Holders, d.ResetPeers = nil, nil, nil, nil
+	if d.MIGCapable && len(d.Profiles) == 0 { // as of drivers that tell them in MIG mode only
+		if known, found := catalogue.Find(d.Product); found {
+			d.Profiles = profilesOf(known)
+		}
+	}
+	return d
+}
+
+// gpus are count GPUs of a product. known is false if nobody knows the GPU, so that its MIG profiles are not known either. It then
+// stands for a GPU of compute capability 7.5 or newer, which serves as many MPS clients as any.
+func (h hardware) gpus(product string, count int) (devices []v1alpha1.DeviceStatus, known bool) {
+	one, known := h[product]
+	if !known {
+		d, listed := catalogue.Find(product)
+		known = listed
+		one = v1alpha1.DeviceStatus{
+			Product: product, MemoryMiB: d.MemoryMiB, ComputeCapability: d.ComputeCapability.String(), Virtual: d.Virtual,
+			MIGCapable: d.MIGCapable, Profiles: profilesOf(d),
+		}
+		if !listed {
+			one.ComputeCapability = gpu.ComputeCapability{Major: 7, Minor: 5}.String()
+		}
+	}
+	for i := range count {
+		devices = append(devices, fresh(one, i))
+	}
+	return devices, known
+}
+
+func profilesOf(d gpu.Device) []v1alpha1.ProfileStatus {
+	var all []v1alpha1.ProfileStatus
+	for _, p := range d.Profiles {
+		s := v1alpha1.ProfileStatus{
+			Name: p.Name, ID: int32(p.ID), Slices: int32(p.Slices), MemoryMiB: p.MemoryMiB, Max: int32(p.Max), Size: int32(p.Size),
+		}
+		for _, start := range p.Starts {
+			s.Starts = append(s.Starts, int32(start))
+		}
+		all = append(all, s)
+	}
+	return all
+}
+
+// shapes are the shapes of a group: those that its nodes show, then those that a status remembers, then those that policies declare. A
+// shape is for instance types, and the first source of an instance type counts. ambiguous is why one node group would have nodes that
+// differ, though its autoscaler takes them for alike.
+func (w *World) shapes(g *group, known hardware) (all []shape, ambiguous string) {
+	all, ambiguous = live(g.nodes)
+	if ambiguous != "" {
+		return nil, ambiguous
+	}
+	isPool := g.Kind == v1alpha1.NodeGroupNodePool
+	if len(all) == 0 || isPool {
+		all = add(all, w.remembered(g.Ref, known), isPool)
+	}
+	if len(all) == 0 || isPool {
+		all = add(all, w.declared(g, known), isPool)
+	}
+	for i := range all {
+		if of := w.lastOf(g.Ref, &all[i]); of != nil && all[i].advertised == nil {
+			all[i].advertised = countsOf(of.Advertised)
+		}
+	}
+	if !isPool && len(all) > 1 {
+		return nil, fmt.Sprintf("%s has nodes with %s", g.Ref, differing(all))
+	}
+	slices.SortFunc(all, func(a, b shape) int { return cmp.Or(cmp.Compare(a.product, b.product), cmp.Compare(a.count, b.count)) })
+	return all, ""
+}
+
+func differing(all []shape) string {
+	parts := make([]string, 0, len(all))
+	for _, s := range all {
+		parts = append(parts, fmt.Sprintf("%d × %s", s.count, s.product))
+	}
+	slices.Sort(parts)
+	return strings.Join(parts, " and with ")
+}
+
+// live are the shapes of nodes. GPUs die, so of nodes of one instance type the one with the most GPUs counts.
+func live(nodes []*Node) (all []shape, ambiguous string) {
+	byType, best := map[string]*shape{}, map[string]*Node{}
+	for _, n := range nodes {
+		if len(n.Devices) == 0 {
+			continue
+		}
+		instanceType := n.Labels[labelInstanceType]
+		s, product := byType[instanceType], productOf(n)
+		if s == nil {
+			s = &shape{product: product, labels: maps.Clone(n.Labels)}
+			byType[instanceType] = s
+			delete(s.labels, "kubernetes.io/hostname")
+			if instanceType != "" {
+				s.instanceTypes = []string{instanceType}
+			}
+		}
+		if s.product != product {
+			return nil, fmt.Sprintf("nodes of instance type %q have %s and %s", instanceType, s.product, product)
+		}
+		if len(n.Devices) > s.count {
+			s.count, best[instanceType] = len(n.Devices), n
+		}
+		if s.nodes++; len(n.Advertised) > 0 {
+			s.advertised = n.Advertised
+		}
+		maps.DeleteFunc(s.labels, func(label, value string) bool { return n.Labels[label] != value })
+	}
+	for _, instanceType := range slices.Sorted(maps.Keys(byType)) {
+		s := byType[instanceType]
+		for _, d := range best[instanceType].Devices {
+			s.devices = append(s.devices, fresh(d, int(d.Index)))
+		}
+		all = add(all, []shape{*s}, true)
+	}
+	return all, ""
+}
+
+// productOf names the products of the GPUs of a node.
+func productOf(n *Node) string {
+	first := n.Devices[0].Product
+	if !slices.ContainsFunc(n.Devices, func(d v1alpha1.DeviceStatus) bool { return d.Product != first }) {
+		return first
+	}
+	var products []string
+	for i := range n.Devices {
+		products = append(products, n.Devices[i].Product)
+	}
+	slices.Sort(products)
+	return strings.Join(slices.Compact(products), ",")
+}
+
+// add adds shapes to others: as further instance types of one that has the same GPUs, without those that are known. Groups whose nodes
+// are all alike have no use for instance types: there the first source counts.
+func add(all, more []shape, byType bool) []shape {
+	for _, s := range more {
+		named := len(s.instanceTypes) > 0
+		if byType {
+			s.instanceTypes = slices.DeleteFunc(slices.Clone(s.instanceTypes), func(t string) bool {
+				return slices.ContainsFunc(all, func(o shape) bool { return slices.Contains(o.instanceTypes, t) })
+			})
+		}
+		at := slices.IndexFunc(all, func(o shape) bool { return o.product == s.product && o.count == s.count })
+		if at < 0 {
+			if !named || len(s.instanceTypes) > 0 {
+				all = append(all, s)
+			}
+			continue
+		}
+		same := &all[at]
+		same.instanceTypes = append(same.instanceTypes, s.instanceTypes...)
+		slices.Sort(same.instanceTypes)
+		same.instanceTypes = slices.Compact(same.instanceTypes)
+		if s.nodes > 0 && same.nodes > 0 {
+			same.labels = common(same.labels, s.labels)
+		}
+		same.nodes += s.nodes
+		if len(same.advertised) == 0 {
+			same.advertised = s.advertised
+		}
+	}
+	return all
+}
+
+func common(a, b map[string]string) map[string]string {
+	both := map[string]string{}
+	for k, v := range a {
+		if other, found := b[k]; found && other == v {
+			both[k] = v
+		}
+	}
+	return both
+}
+
+// remembered are the shapes that policies reported of a group.
+func (w *World) remembered(of Ref, known hardware) []shape {
+	var all []shape
+	for i := range w.Policies {
+		p := &w.Policies[i]
+		for j := range p.Status.NodeGroups {
+			s := &p.Status.NodeGroups[j]
+			if of.is(s.Kind, s.Namespace, s.Name) && s.Product != "" && s.GPUsPerNode > 0 && !strings.Contains(s.Product, ",") &&
+				len(s.Advertised) > 0 {
+				devices, _ := known.gpus(s.Product, int(s.GPUsPerNode))
+				all = add(all, []shape{{
+					product: s.Product, count: int(s.GPUsPerNode), instanceTypes: s.InstanceTypes, devices: devices, by: p.Name,
+					advertised: countsOf(s.Advertised),
+				}}, true)
+			}
+		}
+	}
+	return all
+}
+
+// lastOf is what a policy reported of a shape of a group last.
+func (w *World) lastOf(of Ref, s *shape) *v1alpha1.NodeGroupStatus {
+	for i := range w.Policies {
+		all := w.Policies[i].Status.NodeGroups
+		for j := range all {
+			if of.is(all[j].Kind, all[j].Namespace, all[j].Name) && all[j].Product == s.product && int(all[j].GPUsPerNode) == s.count {
+				return &all[j]
+			}
+		}
+	}
+	return nil
+}
+
+// declared are the shapes that policies declare for a group.
+func (w *World) declared(g *group, known hardware) []shape {
+	var all []shape
+	for i := range w.Policies {
+		p := &w.Policies[i]
+		for _, d := range p.Spec.Autoscaling.NodeShapes {
+			if !slices.ContainsFunc(d.NodeGroups, func(r v1alpha1.NodeGroupReference) bool { return g.is(r.Kind, r.Namespace, r.Name) }) {
+				continue
+			}
+			devices, _ := known.gpus(d.Product, int(d.GPUsPerNode))
+			types := d.InstanceTypes
+			if len(types) == 0 && g.pool != nil {
+				types = g.pool.InstanceTypes
+			}
+			all = add(all, []shape{{
+				product: d.Product, count: int(d.GPUsPerNode), instanceTypes: slices.Sorted(slices.Values(types)), devices: devices, by: p.Name, declared: true,
+			}}, true)
+		}
+	}
+	return all
+}
+
+// is reports whether the group has this kind and name.
+func (r Ref) is(kind v1alpha1.NodeGroupKind, namespace, name string) bool {
+	return r.Kind == kind && r.Namespace == namespace && r.Name == name
+}
+
+func countsOf(all []v1alpha1.NodeResource) map[string]int64 {
+	counts := map[string]int64{}
+	for _, r := range all {
+		counts[r.Name] = r.Count
+	}
+	return counts
+}

@@ -1,0 +1,165 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package autoscaling
+
+import (
+	"encoding/json"
+	"maps"
+	"slices"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+)
+
+// Write is a change of an object of an autoscaler. Exactly one member is set.
+type Write struct {
+	Overlay  *WriteOverlay
+	Delete   *DeleteOverlay
+	Annotate *Annotate
+}
+
+// Target names the object that is written, as Refused has it.
+func (w Write) Target() string {
+	switch {
+	case w.Overlay != nil:
+		return "NodeOverlay/" + w.Overlay.Name
+	case w.Delete != nil:
+		return "NodeOverlay/" + w.Delete.Name
+	}
+	return targetOf(w.Annotate.Ref)
+}
+
+// WriteOverlay applies a NodeOverlay without force.
+type WriteOverlay struct {
+	Name   string
+	Object map[string]any
+}
+
+// DeleteOverlay deletes a NodeOverlay of the operator with that UID. One that is gone is no error.
+type DeleteOverlay struct{ Name, UID string }
+
+// Annotate applies annotations to a MachineSet or MachineDeployment with that UID and resource version: exactly these are the operator's
+// afterwards. One that is gone is no error.
+type Annotate struct {
+	Ref
+	Version, UID, ResourceVersion string
+	Annotations                   map[string]string
+	// Force takes over defaults of OpenShift's cluster-autoscaler-operator.
+	Force bool
+}
+
+// wants is what policies in mode Manage want to be written.
+type wants struct {
+	overlays    []overlayWant
+	annotations []annotationWant
+}
+
+type overlayWant struct {
+	Overlay
+	by *v1alpha1.GPUSharingPolicy
+}
+
+type annotationWant struct {
+	scalable *Scalable
+	by       *v1alpha1.GPUSharingPolicy
+	want     map[string]string
+}
+
+func (s *Scalable) target() string { return targetOf(s.Ref) }
+
+func targetOf(r Ref) string { return string(r.Kind) + "." + r.Group + "/" + r.Namespace + "/" + r.Name }
+
+// refused reports that the API server refused the last write to an object.
+func (e *entry) refused(target string) bool {
+	r, is := e.w.Refused[target]
+	switch {
+	case !is || !e.managed():
+		return false
+	case r.Conflict:
+		e.find(v1alpha1.ReasonOwnedByOther, "Another field manager owns what the operator would write to %s: %s. Remove it there", target, r.Message)
+	case r.Forbidden:
+		e.find(v1alpha1.ReasonNotPermitted, "The operator may not write %s. Install it with autoscaling.manage=true, or apply config/autoscaling. %s", target, r.Message)
+	default:
+		e.find(v1alpha1.ReasonWriteFailed, "The API server refused %s, and the operator tries again: %s", target, r.Message)
+	}
+	return true
+}
+
+// writes brings what is there to what is wanted: what nobody wants any more is undone.
+func (w *World) writes(wanted wants) []Write {
+	var all []Write
+	for _, want := range wanted.overlays {
+		have := w.overlay(want.Name)
+		if have == nil || have.Policy != "" && !have.same(want.Overlay) {
+			all = append(all, Write{Overlay: &WriteOverlay{Name: want.Name, Object: want.Object(w.OverlayVersion, string(want.by.UID))}})
+		}
+	}
+	for i := range w.Overlays {
+		o := &w.Overlays[i]
+		if o.Policy != "" && !slices.ContainsFunc(wanted.overlays, func(want overlayWant) bool { return want.Name == o.Name }) {
+			all = append(all, Write{Delete: &DeleteOverlay{Name: o.Name, UID: o.UID}})
+		}
+	}
+	for i := range w.Scalables {
+		s := &w.Scalables[i]
+		at := slices.IndexFunc(wanted.annotations, func(want annotationWant) bool { return want.scalable == s })
+		switch {
+		case at >= 0:
+			if a := s.announce(wanted.annotations[at]); a != nil {
+				all = append(all, Write{Annotate: a})
+			}
+		case s.Annotations[v1alpha1.AnnotationAutoscaling] != "":
+			all = append(all, Write{Annotate: s.restore()})
+		}
+	}
+	return all
+}
+
+// announce is the write that makes annotations as they are wanted, with the record of what was there before; nil: they are.
+func (s *Scalable) announce(want annotationWant) *Annotate {
+	record, lost := s.record(), s.Annotations[v1alpha1.AnnotationAutoscaling] != ""
+	if record == nil {
+		record = &Record{Previous: map[string]string{}}
+		for key := range want.want {
+			if value, found := s.Annotations[key]; found && !(lost && s.owns(key)) { // what is ours was not there before
+				record.Previous[key] = value
+			}
+		}
+	}
+	record.Policy = want.by.Name
+	text, err := json.Marshal(record)
+	if err != nil { // cannot be: it holds strings only
+		return nil
+	}
+	annotations := maps.Clone(want.want)
+	annotations[v1alpha1.AnnotationAutoscaling] = string(text)
+	is := func(key string) bool { return s.Annotations[key] == annotations[key] && s.owns(key) }
+	if !slices.ContainsFunc(slices.Collect(maps.Keys(annotations)), func(key string) bool { return !is(key) }) {
+		return nil
+	}
+	a := s.apply(annotations)
+	for key, value := range want.want {
+		if have, found := s.Annotations[key]; found && have != value && slices.Contains(s.Managers[key], defaulter) {
+			a.Force = true
+		}
+	}
+	return a
+}
+
+// restore is the write that gives back what was there before the operator: its own annotations become the former ones or go. What another
+// has taken over meanwhile stays.
+func (s *Scalable) restore() *Annotate {
+	annotations := map[string]string{}
+	if record := s.record(); record != nil {
+		for key, value := range record.Previous {
+			if s.owns(key) && len(s.others(key)) == 0 {
+				annotations[key] = value
+			}
+		}
+	}
+	return s.apply(annotations)
+}
+
+func (s *Scalable) apply(annotations map[string]string) *Annotate {
+	return &Annotate{Ref: s.Ref, Version: s.Version, UID: s.UID, ResourceVersion: s.ResourceVersion, Annotations: annotations}
+}

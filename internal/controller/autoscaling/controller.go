@@ -1,0 +1,190 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package autoscaling tells autoscalers what new nodes will advertise. Its one request goes over all node groups:
+//
+//	gather (reads, from caches) → autoscaling.World.Advise (pure) → write what policies in mode Manage ask for → report on the policies
+//
+// It touches no node, and no rollout waits for it. It writes nothing in mode Advise, which is the default, and may not write without the
+// rights of config/autoscaling.
+package autoscaling
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/client-go/util/workqueue"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/autoscaling"
+	"github.com/gpusharing/gpu-sharing-operator/internal/controller/pluginconfig"
+)
+
+// Pass is the one request that the controller knows: look at everything.
+type Pass struct{}
+
+// Options are what a controller needs beside a client.
+type Options struct {
+	// Cache holds the objects of autoscalers, with the options of CacheOptions.
+	Cache  cache.Cache
+	Wiring *pluginconfig.Wiring
+	Clock  clock.PassiveClock
+	Events events.EventRecorder
+}
+
+// Controller tells autoscalers what new nodes will advertise.
+type Controller struct {
+	client client.Client
+	kinds  kinds
+	clock  clock.PassiveClock
+	events events.EventRecorder
+	// wrote is the resource version of each object before the last write to it, by Write.Target: as long as the cache shows that version,
+	// it does not show the write.
+	wrote map[string]string
+	// refused is why the API server refused the last write to an object.
+	refused map[string]refusal
+	// unread is since when the objects of autoscalers cannot be read; zero if they can.
+	unread time.Time
+}
+
+type refusal struct {
+	autoscaling.Refusal
+	at time.Time
+}
+
+// New returns a controller.
+func New(c client.Client, o Options) *Controller {
+	return &Controller{
+		client: c, clock: o.Clock, events: o.Events, kinds: kinds{cache: o.Cache, wiring: o.Wiring, wake: func() {}, watching: map[string]watched{}},
+		wrote: map[string]string{}, refused: map[string]refusal{},
+	}
+}
+
+// CacheOptions are those of the cache for the objects of autoscalers. A read starts no watch.
+func CacheOptions() cache.Options {
+	return cache.Options{ReaderFailOnMissingInformer: true, DefaultTransform: slim}
+}
+
+// Name of the controller.
+func (*Controller) Name() string { return "autoscaling" }
+
+const (
+	passTimeout = time.Minute
+	minBackoff  = 500 * time.Millisecond
+	maxBackoff  = time.Minute
+	syncAgain   = 500 * time.Millisecond
+	// unreadDeadline is how long the objects of autoscalers may be unreadable before the policies report that.
+	unreadDeadline = time.Minute
+)
+
+// +kubebuilder:rbac:groups=gpusharing.io,resources=gpusharingpolicies,verbs=get;list;watch
+// +kubebuilder:rbac:groups=gpusharing.io,resources=gpusharingpolicies/status,verbs=patch
+// +kubebuilder:rbac:groups=gpusharing.io,resources=gpunodes,verbs=get;list;watch
+// +kubebuilder:rbac:groups="",resources=nodes,verbs=get;list;watch
+// +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create;patch
+
+// Reconcile makes the objects of autoscalers what the policies ask for, and reports.
+func (c *Controller) Reconcile(ctx context.Context, _ Pass) (reconcile.Result, error) {
+	w, err := c.gather(ctx)
+	if errors.Is(err, pluginconfig.ErrNotSynced) {
+		return reconcile.Result{RequeueAfter: syncAgain}, c.cannotRead(ctx, err)
+	}
+	if err != nil {
+		return reconcile.Result{}, errors.Join(fmt.Errorf("gathering node groups: %w", err), c.cannotRead(ctx, err))
+	}
+	c.unread = time.Time{}
+	if c.stale(w) {
+		return reconcile.Result{RequeueAfter: staleAgain}, nil
+	}
+	advice := w.Advise()
+	after, err := c.write(ctx, w, advice.Writes)
+	if advice.After > 0 && (after == 0 || advice.After < after) {
+		after = advice.After
+	}
+	return reconcile.Result{RequeueAfter: after}, errors.Join(err, c.report(ctx, w, advice))
+}
+
+// gather reads the cluster. What it returns is shared with the caches and must not be changed.
+func (c *Controller) gather(ctx context.Context) (*autoscaling.World, error) {
+	policies := &v1alpha1.GPUSharingPolicyList{}
+	if err := c.client.List(ctx, policies); err != nil {
+		return nil, fmt.Errorf("reading policies: %w", err)
+	}
+	w := &autoscaling.World{Now: c.clock.Now(), Policies: policies.Items, Refused: map[string]autoscaling.Refusal{}}
+	for target, r := range c.refused {
+		w.Refused[target] = r.Refusal
+	}
+	return w, errors.Join(c.gatherNodes(ctx, w), c.gatherGroups(ctx, w))
+}
+
+func (c *Controller) gatherNodes(ctx context.Context, w *autoscaling.World) error {
+	if len(w.Policies) == 0 {
+		return nil
+	}
+	nodes, gpuNodes := &corev1.NodeList{}, &v1alpha1.GPUNodeList{}
+	if err := c.client.List(ctx, nodes, client.UnsafeDisableDeepCopy); err != nil {
+		return fmt.Errorf("reading nodes: %w", err)
+	}
+	if err := c.client.List(ctx, gpuNodes, client.UnsafeDisableDeepCopy); err != nil {
+		return fmt.Errorf("reading GPUNodes: %w", err)
+	}
+	of := make(map[string]*v1alpha1.GPUNode, len(gpuNodes.Items))
+	for i := range gpuNodes.Items {
+		of[gpuNodes.Items[i].Name] = &gpuNodes.Items[i]
+	}
+	for i := range nodes.Items {
+		if gpuNode, has := of[nodes.Items[i].Name]; has {
+			w.Nodes = append(w.Nodes, autoscaling.NodeOf(&nodes.Items[i], gpuNode))
+		}
+	}
+	return nil
+}
+
+func (c *Controller) gatherGroups(ctx context.Context, w *autoscaling.World) (err error) {
+	var errs []error
+	each := func(of kind, visit func(*unstructured.Unstructured)) string {
+		all, version, err := c.kinds.list(ctx, of)
+		errs = append(errs, err)
+		for i := range all {
+			visit(&all[i])
+		}
+		return version.GroupVersion().String()
+	}
+	each(nodePools, func(o *unstructured.Unstructured) { w.Pools = append(w.Pools, autoscaling.PoolOf(o)) })
+	w.OverlayVersion = each(overlays, func(o *unstructured.Unstructured) { w.Overlays = append(w.Overlays, autoscaling.OverlayOf(o)) })
+	for _, of := range []kind{deployments, sets, openShifts} {
+		each(of, func(o *unstructured.Unstructured) { w.Scalables = append(w.Scalables, autoscaling.ScalableOf(o)) })
+	}
+	each(versionKinds, func(o *unstructured.Unstructured) {
+		w.OpenShift, _, _ = unstructured.NestedString(o.Object, "status", "desired", "version")
+	})
+	w.MachineSets, err = c.kinds.owners(ctx)
+	return errors.Join(append(errs, err)...)
+}
+
+// cannotRead reports on the policies that the objects of autoscalers cannot be read, once that lasts.
+func (c *Controller) cannotRead(ctx context.Context, why error) error {
+	now := c.clock.Now()
+	if c.unread.IsZero() {
+		c.unread = now
+	}
+	if now.Sub(c.unread) < unreadDeadline {
+		return nil
+	}
+	log.FromContext(ctx).Error(why, "Objects of autoscalers cannot be read", "since", c.unread)
+	return c.reportUnread(ctx, fmt.Sprintf("The controller has decided nothing about node groups since %s: %v", c.unread.UTC().Format(time.RFC3339), why))
+}
+
+func queueOptions() workqueue.TypedRateLimiter[Pass] {
+	return workqueue.NewTypedItemExponentialFailureRateLimiter[Pass](minBackoff, maxBackoff)
+}

@@ -1,0 +1,128 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package autoscaling
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/autoscaling"
+)
+
+const (
+	// staleAgain is how soon to look again at a cache that does not show the last write. It follows within milliseconds.
+	staleAgain = 100 * time.Millisecond
+	// refusedAgain is how long to wait before a write that the API server has refused.
+	refusedAgain = time.Minute
+)
+
+// stale reports whether the cache lacks one of the last writes, so that what it shows may be what was there before.
+func (c *Controller) stale(w *autoscaling.World) bool {
+	shown := map[string]string{}
+	for i := range w.Scalables {
+		s := &w.Scalables[i]
+		shown[autoscaling.Write{Annotate: &autoscaling.Annotate{Ref: s.Ref}}.Target()] = s.ResourceVersion
+	}
+	for target, before := range c.wrote {
+		if shown[target] == before {
+			return true
+		}
+		delete(c.wrote, target)
+	}
+	return false
+}
+
+// write writes what is wanted; after is when to try again what was refused.
+func (c *Controller) write(ctx context.Context, w *autoscaling.World, writes []autoscaling.Write) (after time.Duration, err error) {
+	for target, r := range c.refused {
+		if !slices.ContainsFunc(writes, func(write autoscaling.Write) bool { return write.Target() == target }) {
+			delete(c.refused, target) // nobody wants it any more, or it is there
+			continue
+		}
+		if age := w.Now.Sub(r.at); age < refusedAgain {
+			after = sooner(after, refusedAgain-age)
+		}
+	}
+	for _, write := range writes {
+		target := write.Target()
+		if r, is := c.refused[target]; is && w.Now.Sub(r.at) < refusedAgain {
+			continue
+		}
+		err := c.writeOne(ctx, write)
+		switch {
+		case err == nil:
+			log.FromContext(ctx).Info("Wrote for the autoscaler", "object", target)
+			delete(c.refused, target)
+		case isOutdated(err):
+			after = sooner(after, staleAgain) // the object changed or went: the next pass decides anew
+		default:
+			log.FromContext(ctx).Error(err, "Writing for the autoscaler", "object", target)
+			c.refused[target] = refusal{autoscaling.Refusal{Forbidden: apierrors.IsForbidden(err), Conflict: apierrors.IsConflict(err), Message: err.Error()}, w.Now}
+			after = sooner(after, staleAgain) // to report it
+		}
+	}
+	return after, nil
+}
+
+func sooner(a, b time.Duration) time.Duration {
+	if a == 0 || b < a {
+		return b
+	}
+	return a
+}
+
+func (c *Controller) writeOne(ctx context.Context, write autoscaling.Write) error {
+	owner := client.FieldOwner(autoscaling.FieldManager)
+	switch {
+	case write.Overlay != nil:
+		return c.client.Apply(ctx, client.ApplyConfigurationFromUnstructured(&unstructured.Unstructured{Object: write.Overlay.Object}), owner)
+	case write.Delete != nil:
+		o := &unstructured.Unstructured{}
+		o.SetGroupVersionKind(c.kinds.watching[overlays.definition].GroupVersionKind)
+		o.SetName(write.Delete.Name)
+		uid := types.UID(write.Delete.UID)
+		return client.IgnoreNotFound(c.client.Delete(ctx, o, client.Preconditions{UID: &uid}))
+	}
+	a := write.Annotate
+	o := &unstructured.Unstructured{}
+	o.SetAPIVersion(a.Version)
+	o.SetKind(string(a.Kind))
+	o.SetNamespace(a.Namespace)
+	o.SetName(a.Name)
+	o.SetUID(types.UID(a.UID))
+	o.SetResourceVersion(a.ResourceVersion)
+	o.SetAnnotations(a.Annotations)
+	options := []client.ApplyOption{owner}
+	if a.Force {
+		options = append(options, client.ForceOwnership)
+	}
+	if err := c.client.Apply(ctx, client.ApplyConfigurationFromUnstructured(o), options...); err != nil {
+		return err
+	}
+	c.wrote[write.Target()] = a.ResourceVersion
+	return nil
+}
+
+// isOutdated reports whether a write was refused because the object has changed, or is another one or none by now.
+func isOutdated(err error) bool {
+	if apierrors.IsNotFound(err) {
+		return true
+	}
+	if !apierrors.IsConflict(err) {
+		return false
+	}
+	var status apierrors.APIStatus
+	return !errors.As(err, &status) || status.Status().Details == nil || !slices.ContainsFunc(status.Status().Details.Causes, func(cause metav1.StatusCause) bool {
+		return cause.Type == metav1.CauseTypeFieldManagerConflict
+	})
+}
