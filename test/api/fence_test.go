@@ -6,6 +6,7 @@ package api_test
 import (
 	"context"
 	"fmt"
+	"maps"
 	"strings"
 	"testing"
 	"time"
@@ -24,7 +25,7 @@ import (
 
 // The controller's account has every right here, so that what is denied is denied by the fence.
 func TestFenceAroundTheController(t *testing.T) {
-	cluster := env.Start(t, env.WithNVIDIA())
+	cluster := env.Start(t, env.WithNVIDIA(), env.WithAutoscalers())
 	g := NewWithT(t)
 	ctx := t.Context()
 	g.Expect(cluster.Apply(ctx, "config/default/namespace.yaml", "config/manager/rbac.yaml", "config/manager/admission.yaml")).To(Succeed())
@@ -91,7 +92,68 @@ func fencedObjects() []client.Object {
 			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "plugin", OwnerReferences: owner}, Spec: corev1.PodSpec{Containers: container},
 		},
 		&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "workload"}, Spec: corev1.PodSpec{Containers: container}},
-		clusterPolicy(),
+		clusterPolicy(), machineSet(), nodeOverlay("theirs", nil, nil), nodeOverlay("gpu-sharing-old", ownOverlay, nil),
+	}
+}
+
+// ownOverlay is the label of the controller's NodeOverlays.
+var ownOverlay = map[string]string{"gpusharing.io/policy": "research"}
+
+func machineSet() *unstructured.Unstructured {
+	u := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{"replicas": int64(1)}}}
+	u.SetGroupVersionKind(schema.GroupVersionKind{Group: "machine.openshift.io", Version: "v1beta1", Kind: "MachineSet"})
+	u.SetNamespace("default")
+	u.SetName("gpu")
+	return u
+}
+
+// nodeOverlay is one that announces a shared GPU, and more.
+func nodeOverlay(name string, labels map[string]string, more map[string]any) *unstructured.Unstructured {
+	spec := map[string]any{"weight": int64(1), "requirements": []any{}, "capacity": map[string]any{"nvidia.com/gpu.shared": "10"}}
+	maps.Copy(spec, more)
+	u := &unstructured.Unstructured{Object: map[string]any{"spec": spec}}
+	u.SetGroupVersionKind(schema.GroupVersionKind{Group: "karpenter.sh", Version: "v1alpha1", Kind: "NodeOverlay"})
+	u.SetName(name)
+	u.SetLabels(labels)
+	return u
+}
+
+func (f *fence) autoscalers(cases map[string]fenceCase) {
+	create := func(o *unstructured.Unstructured) func(context.Context) error {
+		return func(ctx context.Context) error { return f.controller.Create(ctx, o) }
+	}
+	remove := func(name string) func(context.Context) error {
+		return func(ctx context.Context) error { return f.controller.Delete(ctx, nodeOverlay(name, nil, nil)) }
+	}
+	set := func(patch string) func(context.Context) error {
+		return func(ctx context.Context) error {
+			return f.controller.Patch(ctx, machineSet(), client.RawPatch(types.MergePatchType, []byte(patch)))
+		}
+	}
+	const resources, own = "may announce resources of NVIDIA through NodeOverlays, and nothing else", "may write NodeOverlays only that have the label"
+	for name, c := range map[string]fenceCase{
+		"announces a shared GPU":               {do: create(nodeOverlay("gpu-sharing-new", ownOverlay, nil))},
+		"ends a NodeOverlay":                   {do: remove("gpu-sharing-old")},
+		"ends a NodeOverlay of another":        {do: remove("theirs"), says: own},
+		"writes a NodeOverlay of another name": {do: create(nodeOverlay("other", ownOverlay, nil)), says: own},
+		"writes a NodeOverlay for nobody":      {do: create(nodeOverlay("gpu-sharing-nobody", nil, nil)), says: own},
+		"changes a price":                      {do: create(nodeOverlay("gpu-sharing-price", ownOverlay, map[string]any{"price": "1"})), says: resources},
+		"announces another resource": {
+			do: create(nodeOverlay("gpu-sharing-amd", ownOverlay, map[string]any{"capacity": map[string]any{"amd.com/gpu": "1"}})), says: resources,
+		},
+		"announces GPUs of a MachineSet": {do: set(`{"metadata": {"annotations": {"capacity.cluster-autoscaler.kubernetes.io/gpu-count": "8",
+			"capacity.cluster-autoscaler.kubernetes.io/gpu-type": "nvidia.com/gpu.shared", "gpusharing.io/autoscaling": "{}"}}}`)},
+		"announces memory of a MachineSet": {
+			do:   set(`{"metadata": {"annotations": {"capacity.cluster-autoscaler.kubernetes.io/memory": "1Gi"}}}`),
+			says: "may not change these annotations of machinesets: capacity.cluster-autoscaler.kubernetes.io/memory",
+		},
+		"scales a MachineSet": {do: set(`{"spec": {"replicas": 9}}`), says: "may not change these fields of the spec of machinesets: replicas"},
+		"labels a MachineSet": {do: set(`{"metadata": {"labels": {"a": "b"}}}`), says: "may not change these labels of machinesets: a"},
+		"deletes a MachineSet": {
+			do: func(ctx context.Context) error { return f.controller.Delete(ctx, machineSet()) }, says: "may not DELETE machinesets",
+		},
+	} {
+		cases["autoscalers: "+name] = c
 	}
 }
 
@@ -126,6 +188,7 @@ func (f *fence) cases() map[string]fenceCase {
 	f.nodes(cases)
 	f.clusterPolicies(cases)
 	f.nodeFeatures(cases)
+	f.autoscalers(cases)
 	f.others(cases)
 	return cases
 }

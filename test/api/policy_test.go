@@ -56,6 +56,34 @@ func refused(t *testing.T, c client.Client) {
 			spec: `{priority: 1}`,
 			says: []string{"spec.sharing", "Required value"},
 		},
+		"an unknown mode of autoscaling": {
+			spec: `{sharing: {strategy: Exclusive}, autoscaling: {mode: Write}}`,
+			says: []string{"spec.autoscaling.mode", "Unsupported value"},
+		},
+		"a shape that no node has": {
+			spec: `{sharing: {strategy: Exclusive}, autoscaling: {nodeShapes: [{product: NVIDIA-A30, gpusPerNode: 17, nodeGroups: [{kind: EKSNodeGroup, name: a}]}]}}`,
+			says: []string{"spec.autoscaling.nodeShapes[0].gpusPerNode", "less than or equal to 16"},
+		},
+		"a shape by NVIDIA's label": {
+			spec: `{sharing: {strategy: Exclusive}, autoscaling: {nodeShapes: [{product: NVIDIA-A30-SHARED, gpusPerNode: 1, nodeGroups: [{kind: EKSNodeGroup, name: a}]}]}}`,
+			says: []string{"spec.autoscaling.nodeShapes[0].product", "without the suffixes -SHARED"},
+		},
+		"a shape of no node group": {
+			spec: `{sharing: {strategy: Exclusive}, autoscaling: {nodeShapes: [{product: NVIDIA-A30, gpusPerNode: 1}]}}`,
+			says: []string{"spec.autoscaling.nodeShapes[0].nodeGroups", "Required value"},
+		},
+		"a MachineSet without a namespace": {
+			spec: `{sharing: {strategy: Exclusive}, autoscaling: {nodeShapes: [{product: NVIDIA-A30, gpusPerNode: 1, nodeGroups: [{kind: MachineSet, name: a}]}]}}`,
+			says: []string{"spec.autoscaling.nodeShapes[0].nodeGroups[0]", "namespace must be given for MachineDeployment and MachineSet"},
+		},
+		"a NodePool with a namespace": {
+			spec: `{sharing: {strategy: Exclusive}, autoscaling: {nodeShapes: [{product: NVIDIA-A30, gpusPerNode: 1, nodeGroups: [{kind: NodePool, namespace: a, name: a}]}]}}`,
+			says: []string{"spec.autoscaling.nodeShapes[0].nodeGroups[0]", "and only for them"},
+		},
+		"instance types of a MachineSet": {
+			spec: `{sharing: {strategy: Exclusive}, autoscaling: {nodeShapes: [{product: NVIDIA-A30, gpusPerNode: 1, instanceTypes: [a], nodeGroups: [{kind: MachineSet, namespace: a, name: a}]}]}}`,
+			says: []string{"spec.autoscaling.nodeShapes[0].instanceTypes", "for NodePools of Karpenter only"},
+		},
 		"no strategy": {
 			spec: `sharing: {timeSlicing: {replicas: 2}}`,
 			says: []string{"spec.sharing.strategy", "Required value"},

@@ -45,15 +45,19 @@ type Cluster struct {
 type Option func(*options)
 
 type options struct {
-	brief  bool
-	nvidia bool
-	dir    string
-	crds   []string
-	flags  map[string]string
+	brief       bool
+	nvidia      bool
+	autoscalers bool
+	dir         string
+	crds        []string
+	flags       map[string]string
 }
 
 // WithNVIDIA installs the CRDs of NVIDIA's GPU Operator too.
 func WithNVIDIA() Option { return func(o *options) { o.nvidia = true } }
+
+// WithAutoscalers installs stand-ins for the CRDs of Karpenter, Cluster API and OpenShift's Machine API too.
+func WithAutoscalers() Option { return func(o *options) { o.autoscalers = true } }
 
 // WithCRDs installs the CRDs in these folders too.
 func WithCRDs(folders ...string) Option {
@@ -105,6 +109,9 @@ func New(ctx context.Context, opts ...Option) (*Cluster, error) {
 	}
 	if o.nvidia {
 		o.crds = append(o.crds, filepath.Join(root, "test", "env", "nvidia"))
+	}
+	if o.autoscalers {
+		o.crds = append(o.crds, filepath.Join(root, "test", "env", "autoscalers"))
 	}
 	assets, err := Assets(ctx)
 	if err != nil {

@@ -34,6 +34,35 @@ func TestNobodyIsGivenEverything(t *testing.T) {
 	}
 }
 
+// TestOnlyOnRequestTheControllerWritesForAutoscalers: no other role has a right to write them.
+func TestOnlyOnRequestTheControllerWritesForAutoscalers(t *testing.T) {
+	h := newHelm(t)
+	writes := func(values ...string) []string {
+		var roles []string
+		for _, o := range h.render(t, values...) {
+			if o.GetKind() != "ClusterRole" && o.GetKind() != "Role" {
+				continue
+			}
+			for _, rule := range as[rbacv1.ClusterRole](t, o).Rules {
+				ofAutoscalers := slices.ContainsFunc(rule.APIGroups, func(group string) bool {
+					return slices.Contains([]string{"karpenter.sh", "cluster.x-k8s.io", "machine.openshift.io"}, group)
+				})
+				reads := !slices.ContainsFunc(rule.Verbs, func(verb string) bool { return verb != "get" && verb != "list" && verb != "watch" })
+				if ofAutoscalers && !reads && !slices.Contains(roles, o.GetName()) {
+					roles = append(roles, o.GetName())
+				}
+			}
+		}
+		return roles
+	}
+	g := NewWithT(t)
+	g.Expect(writes()).To(BeEmpty())
+	g.Expect(writes("autoscaling.manage=true")).To(Equal([]string{"gpu-sharing-controller-autoscaling"}))
+	binding := as[rbacv1.ClusterRoleBinding](t, find(t, h.render(t, "autoscaling.manage=true"), "ClusterRoleBinding gpu-sharing-controller-autoscaling"))
+	g.Expect(binding.Subjects).To(HaveLen(1))
+	g.Expect(binding.Subjects[0].Name).To(Equal("gpu-sharing-controller"))
+}
+
 func TestPodsSeeNoMoreOfTheNodeThanTheyMust(t *testing.T) {
 	h := newHelm(t)
 	tests := map[string]struct {

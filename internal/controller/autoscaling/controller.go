@@ -59,7 +59,8 @@ type Controller struct {
 
 type refusal struct {
 	autoscaling.Refusal
-	at time.Time
+	content autoscaling.Write
+	at      time.Time
 }
 
 // New returns a controller.

@@ -6,6 +6,7 @@ package autoscaling
 import (
 	"context"
 	"errors"
+	"reflect"
 	"slices"
 	"time"
 
@@ -55,7 +56,8 @@ func (c *Controller) write(ctx context.Context, w *autoscaling.World, writes []a
 	}
 	for _, write := range writes {
 		target := write.Target()
-		if r, is := c.refused[target]; is && w.Now.Sub(r.at) < refusedAgain {
+		content := contentOf(write)
+		if r, is := c.refused[target]; is && w.Now.Sub(r.at) < refusedAgain && reflect.DeepEqual(r.content, content) {
 			continue
 		}
 		err := c.writeOne(ctx, write)
@@ -67,11 +69,21 @@ func (c *Controller) write(ctx context.Context, w *autoscaling.World, writes []a
 			after = sooner(after, staleAgain) // the object changed or went: the next pass decides anew
 		default:
 			log.FromContext(ctx).Error(err, "Writing for the autoscaler", "object", target)
-			c.refused[target] = refusal{autoscaling.Refusal{Forbidden: apierrors.IsForbidden(err), Conflict: apierrors.IsConflict(err), Message: err.Error()}, w.Now}
+			c.refused[target] = refusal{autoscaling.Refusal{Forbidden: apierrors.IsForbidden(err), Conflict: apierrors.IsConflict(err), Message: err.Error()}, content, w.Now}
 			after = sooner(after, staleAgain) // to report it
 		}
 	}
 	return after, nil
+}
+
+// contentOf is what a write writes, whatever the object was before.
+func contentOf(write autoscaling.Write) autoscaling.Write {
+	if write.Annotate != nil {
+		a := *write.Annotate
+		a.ResourceVersion = ""
+		write.Annotate = &a
+	}
+	return write
 }
 
 func sooner(a, b time.Duration) time.Duration {

@@ -1,0 +1,98 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package autoscaling_test
+
+import (
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	pure "github.com/gpusharing/gpu-sharing-operator/internal/autoscaling"
+)
+
+const renamedReplicas = `
+apiVersion: gpusharing.io/v1alpha1
+kind: GPUSharingPolicy
+metadata: {name: research}
+spec:
+  sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 10, renameByDefault: true}}
+  autoscaling:
+    mode: Manage
+    nodeShapes: [{product: Tesla-T4, gpusPerNode: 1, instanceTypes: [gpu.one], nodeGroups: [{kind: NodePool, name: gpu}]}]
+`
+
+const nodePool = "{apiVersion: karpenter.sh/v1, kind: NodePool, metadata: {name: gpu}, spec: {template: {spec: {requirements: []}}}}"
+
+func TestANodeOverlayComesAndGoesWithThePolicy(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, manage)
+	s.apply(nodePool)
+	s.start()
+	s.apply(renamedReplicas)
+	s.reports(v1alpha1.ReasonConfiguring)
+	s.Eventually(s.overlays, wait, poll).Should(HaveLen(1))
+	o := s.overlays()[0]
+	capacity, _, _ := unstructured.NestedStringMap(o.Object, "spec", "capacity")
+	s.Expect(capacity).To(Equal(map[string]string{"nvidia.com/gpu": "0", "nvidia.com/gpu.shared": "10"}))
+	s.Expect(o.GetOwnerReferences()).To(HaveLen(1))
+
+	// Karpenter applies it.
+	o.Object["status"] = map[string]any{"conditions": []any{map[string]any{"type": "Ready", "status": "True", "reason": "Ready", "message": ""}}}
+	s.Expect(s.client.Status().Update(t.Context(), &o)).To(Succeed())
+	s.reports(v1alpha1.ReasonConfigured)
+
+	// A user changes it, so that the operator's next value has two owners.
+	s.Expect(s.client.Patch(t.Context(), &o, client.RawPatch("application/merge-patch+json", []byte(`{"spec": {"weight": 9}}`)), client.FieldOwner("kubectl-edit"))).To(Succeed())
+	s.Expect(s.reports(v1alpha1.ReasonOwnedByOther)).To(ContainSubstring("kubectl-edit"))
+	s.deletePolicy()
+	s.Eventually(s.overlays, wait, poll).Should(BeEmpty())
+}
+
+// TestKindsOfKarpenterThatComeLater: nothing is watched before, and everything is written in the version that is served.
+func TestKindsOfKarpenterThatComeLater(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, manage)
+	s.Expect(s.cluster.Serve(t.Context(), "nodeoverlays.karpenter.sh")).To(Succeed())
+	s.apply(nodePool)
+	s.start()
+	s.apply(renamedReplicas)
+	s.reports(v1alpha1.ReasonOverlayNotServed)
+	s.Expect(s.cluster.Serve(t.Context(), "nodeoverlays.karpenter.sh", "v1beta1")).To(Succeed())
+	s.reports(v1alpha1.ReasonConfiguring)
+	o := &unstructured.UnstructuredList{}
+	o.SetGroupVersionKind(schema.GroupVersionKind{Group: pure.GroupKarpenter, Version: "v1beta1", Kind: "NodeOverlayList"})
+	s.Eventually(func() ([]unstructured.Unstructured, error) {
+		err := s.client.List(t.Context(), o)
+		return o.Items, err
+	}, wait, poll).Should(HaveLen(1))
+}
+
+// TestAClusterWithoutNodeGroups: nothing is reported, and nothing written.
+func TestAClusterWithoutNodeGroups(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	s.node("worker-1", "Tesla-T4", 1, nil, nil)
+	s.start()
+	s.apply("{apiVersion: gpusharing.io/v1alpha1, kind: GPUSharingPolicy, metadata: {name: research}, spec: " +
+		"{sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 8}}}}")
+	s.Consistently(s.groups, 2*time.Second, poll).Should(BeEmpty())
+}
+
+// TestAdviseIsTheDefault: nothing is written, not even with the rights.
+func TestAdviseIsTheDefault(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, manage)
+	s.apply(nodePool)
+	s.node("worker-1", "Tesla-T4", 1, map[string]string{"karpenter.sh/nodepool": "gpu", "node.kubernetes.io/instance-type": "gpu.one"}, nil)
+	s.start()
+	s.apply("{apiVersion: gpusharing.io/v1alpha1, kind: GPUSharingPolicy, metadata: {name: research}, spec: " +
+		"{sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 8, renameByDefault: true}}}}")
+	s.reports(v1alpha1.ReasonAdviceOnly)
+	s.Consistently(s.overlays, 2*time.Second, poll).Should(BeEmpty())
+}
