@@ -163,8 +163,8 @@ func (e *entry) annotate(want map[string]string, wanted *wants) {
 	before := e.last()
 	if !is && s.Annotations[v1alpha1.AnnotationAutoscaling] == "" && removed(before, pairs) {
 		e.written = before.Written
-		e.find(v1alpha1.ReasonRemovedByOther, "Field manager %s removed the annotations of the operator from %s, so the operator leaves it alone. Add them there: %s. "+
-			"Or set spec.autoscaling.mode to Advise and back", cmp.Or(s.LastManager, "of another client"), e.g.Ref, strings.Join(pairs, " "))
+		e.find(v1alpha1.ReasonRemovedByOther, "Another client removed the annotations of the operator from %s, which field manager %s wrote last, so the operator leaves it alone. "+
+			"Add them to the source of that object: %s. Or set spec.autoscaling.mode to Advise and back", e.g.Ref, cmp.Or(s.LastManager, "of another client"), strings.Join(pairs, " "))
 		return
 	}
 	wanted.annotations = append(wanted.annotations, annotationWant{scalable: s, by: e.by, want: want})

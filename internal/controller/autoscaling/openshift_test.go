@@ -174,7 +174,7 @@ func TestAToolThatReplacesTheObject(t *testing.T) {
 	s.reports(v1alpha1.ReasonConfigured)
 	s.Expect(retry.RetryOnConflict(retry.DefaultRetry, func() error {
 		set := s.machineSet()
-		set.SetAnnotations(map[string]string{"team": "a"})
+		set.SetAnnotations(map[string]string{"team": "a", "argocd.argoproj.io/tracking-id": "gpu"})
 		return s.client.Update(s.t.Context(), set, client.FieldOwner("argocd-controller"))
 	})).To(Succeed())
 	s.Expect(s.reports(v1alpha1.ReasonRemovedByOther)).To(ContainSubstring("argocd-controller"))

@@ -29,8 +29,8 @@ import (
 	pure "github.com/gpusharing/gpu-sharing-operator/internal/autoscaling"
 	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/autoscaling"
-	"github.com/gpusharing/gpu-sharing-operator/internal/controller/rollout"
-	"github.com/gpusharing/gpu-sharing-operator/internal/controller/wiring"
+	"github.com/gpusharing/gpu-sharing-operator/internal/controller/gpusharingpolicy"
+	"github.com/gpusharing/gpu-sharing-operator/internal/controller/pluginconfig"
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
 )
 
@@ -73,7 +73,7 @@ func (s *site) start() {
 	s.Expect(err).NotTo(HaveOccurred())
 	skip := true
 	mgr, err := ctrl.NewManager(as, ctrl.Options{
-		Scheme: s.cluster.Scheme, Cache: rollout.CacheOptions(wiring.StandAlone{}), Client: client.Options{Cache: &client.CacheOptions{Unstructured: true}},
+		Scheme: s.cluster.Scheme, Cache: gpusharingpolicy.CacheOptions(pluginconfig.StandAlone{}), Client: client.Options{Cache: &client.CacheOptions{Unstructured: true}},
 		Metrics: server.Options{BindAddress: "0"}, Controller: config.Controller{SkipNameValidation: &skip},
 	})
 	s.Expect(err).NotTo(HaveOccurred())
@@ -83,7 +83,7 @@ func (s *site) start() {
 	s.Expect(err).NotTo(HaveOccurred())
 	clk := clock.RealClock{}
 	s.Expect(autoscaling.New(mgr.GetClient(), autoscaling.Options{
-		Cache: groups, Wiring: wiring.New(mgr.GetClient(), mgr.GetAPIReader(), clk, wiring.StandAlone{}), Clock: clk, Events: events.NewFakeRecorder(1000),
+		Cache: groups, Wiring: pluginconfig.New(mgr.GetClient(), mgr.GetAPIReader(), clk, pluginconfig.StandAlone{}), Clock: clk, Events: events.NewFakeRecorder(1000),
 	}).Register(mgr)).To(Succeed())
 	ctx, stop := context.WithCancel(s.t.Context())
 	done := make(chan error)
