@@ -184,7 +184,7 @@ func againstRules(t *testing.T, spec, platform, label string) {
 	g.Expect(reports(changed, v1alpha1.ReasonStaleTemplate)).To(Equal(stale), changed.Message)
 }
 
-// reports reports whether a group reports a reason, first or beside another.
+// reports is whether a group reports a reason, first or beside another.
 func reports(g autoscaling.Group, reason string) bool {
 	return g.Reason == reason || slices.Contains(reasonsIn(g.Message), reason)
 }

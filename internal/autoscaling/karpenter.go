@@ -38,13 +38,11 @@ const KnownOverlayVersion = GroupKarpenter + "/v1alpha1"
 // karpenter decides on the NodeOverlay of a NodePool and a shape of its nodes.
 func (e *entry) karpenter(wanted *wants) {
 	e.limits()
-	if e.resources[plan.ResourceGPU] > int64(e.shape.count) {
-		if e.by.Spec.Autoscaling.UnrenamedReplicas != v1alpha1.UnrenamedReplicasAnnounce {
-			e.find(v1alpha1.ReasonGPUCountRises, "A new node advertises nvidia.com/gpu %d before it advertises %d, and Karpenter starts further nodes meanwhile. "+
-				"Set renameByDefault: true, or, with rollout.startupTaint: UntilReady, spec.autoscaling.unrenamedReplicas: Announce",
-				e.shape.count, e.resources[plan.ResourceGPU])
-			return
-		}
+	if e.resources[plan.ResourceGPU] > int64(e.shape.count) && e.by.Spec.Autoscaling.UnrenamedReplicas != v1alpha1.UnrenamedReplicasAnnounce {
+		e.find(v1alpha1.ReasonGPUCountRises, "A new node advertises nvidia.com/gpu %d before it advertises %d, and Karpenter starts further nodes meanwhile. "+
+			"Set renameByDefault: true, or, with rollout.startupTaint: UntilReady, spec.autoscaling.unrenamedReplicas: Announce",
+			e.shape.count, e.resources[plan.ResourceGPU])
+		return
 	}
 	requirements := e.requirements()
 	if len(requirements) == 0 {
@@ -59,13 +57,16 @@ func (e *entry) karpenter(wanted *wants) {
 		return
 	}
 	e.paste = append(e.paste, string(want.yaml(e.w.OverlayVersion)))
-	have := e.w.overlay(want.Name)
 	if e.managed() {
 		wanted.overlays = append(wanted.overlays, overlayWant{want, e.by})
 	}
-	if e.refused("NodeOverlay/" + want.Name) {
-		return
+	if !e.refused("NodeOverlay/" + want.Name) {
+		e.compare(e.w.overlay(want.Name), want)
 	}
+}
+
+// compare reports how far the NodeOverlay is as it is wanted; have is nil if there is none.
+func (e *entry) compare(have *Overlay, want Overlay) {
 	switch {
 	case have == nil && !e.managed(), have != nil && have.Policy == "" && !e.managed() && !have.same(want):
 		e.find(v1alpha1.ReasonAdviceOnly, "Karpenter does not know what new nodes of NodePool %s advertise. Create the NodeOverlay that `kubectl gpusharing plan` "+

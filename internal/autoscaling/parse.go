@@ -6,6 +6,7 @@ package autoscaling
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -31,9 +32,7 @@ func NodeOf(node *corev1.Node, gpuNode *v1alpha1.GPUNode) Node {
 // PoolOf reads a NodePool. What it cannot read counts as absent.
 func PoolOf(o *unstructured.Unstructured) Pool {
 	p := Pool{Name: o.GetName(), Labels: map[string]string{labelNodePool: o.GetName()}, Limits: map[string]string{}}
-	for k, v := range stringsIn(o, "spec", "template", "metadata", "labels") {
-		p.Labels[k] = v
-	}
+	maps.Copy(p.Labels, stringsIn(o, "spec", "template", "metadata", "labels"))
 	for _, r := range requirementsIn(o, "spec", "template", "spec", "requirements") {
 		if r.Operator != "In" {
 			continue
@@ -93,9 +92,7 @@ func ScalableOf(o *unstructured.Unstructured) Scalable {
 	if kind.Group == GroupOpenShift {
 		path = []string{"spec", "template", "spec", "metadata", "labels"} // those of metadata are the labels of Machines
 	}
-	for k, v := range stringsIn(o, path...) {
-		s.Labels[k] = v
-	}
+	maps.Copy(s.Labels, stringsIn(o, path...))
 	for k, v := range o.GetAnnotations() {
 		if OfScalable(k) {
 			s.Annotations[k] = v
@@ -125,7 +122,7 @@ func annotationsOf(entry metav1.ManagedFieldsEntry) []string {
 			Annotations map[string]any `json:"f:annotations"`
 		} `json:"f:metadata"`
 	}
-	if json.Unmarshal(entry.FieldsV1.Raw, &fields) != nil {
+	if json.Unmarshal(entry.FieldsV1.GetRawBytes(), &fields) != nil {
 		return nil
 	}
 	var all []string

@@ -5,6 +5,7 @@ package autoscaling_test
 
 import (
 	"fmt"
+	"maps"
 	"testing"
 	"time"
 
@@ -47,9 +48,7 @@ const (
 // node is a node with GPUs of a product.
 func node(name, product string, count int, labels map[string]string) autoscaling.Node {
 	n := autoscaling.Node{Name: name, Labels: map[string]string{"kubernetes.io/hostname": name, "nvidia.com/gpu.present": "true"}, Annotations: map[string]string{}}
-	for k, v := range labels {
-		n.Labels[k] = v
-	}
+	maps.Copy(n.Labels, labels)
 	for i := range count {
 		n.Devices = append(n.Devices, v1alpha1.DeviceStatus{
 			UUID: fmt.Sprintf("GPU-%s-%d", name, i), Index: int32(i), Product: product, MemoryMiB: 40960, ComputeCapability: "8.0", MIGCapable: product == a100,
@@ -61,9 +60,7 @@ func node(name, product string, count int, labels map[string]string) autoscaling
 
 func pool(name string, labels map[string]string) autoscaling.Pool {
 	p := autoscaling.Pool{Name: name, Labels: map[string]string{"karpenter.sh/nodepool": name}, Limits: map[string]string{}}
-	for k, v := range labels {
-		p.Labels[k] = v
-	}
+	maps.Copy(p.Labels, labels)
 	return p
 }
 

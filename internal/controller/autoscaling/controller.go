@@ -108,11 +108,11 @@ func (c *Controller) Reconcile(ctx context.Context, _ Pass) (reconcile.Result, e
 		return reconcile.Result{RequeueAfter: staleAgain}, nil
 	}
 	advice := w.Advise()
-	after, err := c.write(ctx, w, advice.Writes)
+	after := c.write(ctx, w, advice.Writes)
 	if advice.After > 0 && (after == 0 || advice.After < after) {
 		after = advice.After
 	}
-	return reconcile.Result{RequeueAfter: after}, errors.Join(err, c.report(ctx, w, advice))
+	return reconcile.Result{RequeueAfter: after}, c.report(ctx, w, advice)
 }
 
 // gather reads the cluster. What it returns is shared with the caches and must not be changed.

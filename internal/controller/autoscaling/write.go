@@ -44,7 +44,7 @@ func (c *Controller) stale(w *autoscaling.World) bool {
 }
 
 // write writes what is wanted; after is when to try again what was refused.
-func (c *Controller) write(ctx context.Context, w *autoscaling.World, writes []autoscaling.Write) (after time.Duration, err error) {
+func (c *Controller) write(ctx context.Context, w *autoscaling.World, writes []autoscaling.Write) (after time.Duration) {
 	for target, r := range c.refused {
 		if !slices.ContainsFunc(writes, func(write autoscaling.Write) bool { return write.Target() == target }) {
 			delete(c.refused, target) // nobody wants it any more, or it is there
@@ -73,7 +73,7 @@ func (c *Controller) write(ctx context.Context, w *autoscaling.World, writes []a
 			after = sooner(after, staleAgain) // to report it
 		}
 	}
-	return after, nil
+	return after
 }
 
 // contentOf is what a write writes, whatever the object was before.
