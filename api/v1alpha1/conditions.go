@@ -63,6 +63,9 @@ const (
 	ReasonTolerationMissing = "TolerationMissing"
 	// ReasonTaintConflict: a node has a taint of that key and effect with another value, which the operator did not put there.
 	ReasonTaintConflict = "TaintConflict"
+	// ReasonNodeNotInitialized: Karpenter has not initialized a node yet. The taints of the policy follow, because Karpenter takes a new node
+	// with a taint that it does not know for one without room, and starts another.
+	ReasonNodeNotInitialized = "NodeNotInitialized"
 	// ReasonStartupTaintMissing: a NodePool of Karpenter does not list the startup taint, so its nodes start without it.
 	ReasonStartupTaintMissing = "StartupTaintMissing"
 	// ReasonStartupTaintInMachineSet: OpenShift puts the startup taint back, because it is in the MachineSet.

@@ -293,3 +293,27 @@ func TestAFightOverAnotherTaintIsNotBlamedOnTheMachineSet(t *testing.T) {
 	g.Expect(h.Taints).To(ContainElement(startup))
 	g.Expect(c.condition("research").Reason).To(Equal(v1alpha1.ReasonChangedByOthers), c.condition("research").Message)
 }
+
+// TestTaintsOfThePolicyFollowOnceKarpenterHasInitializedTheNode: before that Karpenter takes a node with such a taint for one without room.
+func TestTaintsOfThePolicyFollowOnceKarpenterHasInitializedTheNode(t *testing.T) {
+	g := NewWithT(t)
+	c := joining(func(p *v1alpha1.GPUSharingPolicy) {
+		p.Spec.Taints = []v1alpha1.Taint{{Key: "nvidia.com/gpu", Effect: v1alpha1.TaintEffectNoSchedule}}
+	})
+	h := c.karpenters("b")
+	for range 90 {
+		c.pass()
+		g.Expect(h.Taints).To(BeEmpty())
+		c.tick(time.Second)
+	}
+	condition := c.condition("research")
+	g.Expect(condition.Reason).To(Equal(v1alpha1.ReasonNodeNotInitialized), condition.Message)
+	g.Expect(condition.Message).To(ContainSubstring("node b"))
+	h.Labels["karpenter.sh/initialized"] = "true"
+	c.run(5)
+	g.Expect(h.Taints).To(HaveLen(1))
+	g.Expect(c.condition("research").Reason).To(Equal(v1alpha1.ReasonTaintsPresent))
+	delete(h.Labels, "karpenter.sh/initialized")
+	c.run(5)
+	g.Expect(h.Taints).To(HaveLen(1), "what is there stays")
+}

@@ -66,6 +66,9 @@ func (m *member) wantTaints(by *v1alpha1.GPUSharingPolicy, t tolerance) []corev1
 				reason, message = v1alpha1.ReasonTaintConflict, fmt.Sprintf("somebody else has put the taint %s on the node, which "+
 					"takes the place of %s; remove theirs, or this one from the policy", withValue(has), withValue(taint))
 			}
+		case !there && m.mustStayUntainted():
+			reason, message = v1alpha1.ReasonNodeNotInitialized, "Karpenter has not initialized the node yet, and would start another one for a node with the taint "+
+				withValue(taint)+". The taint follows"
 		case m.world.Wiring.Reason == "":
 			switch reason, message = t.refuses(taint); {
 			case there && t.unknown(taint):
