@@ -52,7 +52,13 @@ func (p *Program) plan(ctx context.Context, f *flags, rest []string) error {
 		return err
 	}
 	preview := text{width: p.Width}
-	preview.plan(w, change{applied: admitted, deleted: f.deleted})
+	edit := change{applied: admitted, deleted: f.deleted}
+	groups, err := readGroups(ctx, c, edit.of(w))
+	if err != nil {
+		return advise(err)
+	}
+	preview.plan(w, edit)
+	preview.nodeGroups(groups, admitted)
 	return p.write(preview.String())
 }
 

@@ -13,7 +13,9 @@
 //   - The time that a machine takes to boot, and drivers to load. Karpenter's kwok provider registers the Node at once.
 //   - A Node as the kubelet registers it. That of the kwok provider advertises the GPUs of its instance type. The tests take them away with
 //     the first report of the kubelet, before the Node gets the label by which the operator finds it.
-//   - More than one pod for each node: the kwok provider gives a NodeClaim the capacity that its pods asked for.
+//   - More pods than replicas that come one after the other: the kwok provider gives a NodeClaim the capacity that its pods asked for, so the
+//     pods of a test come together.
 //
-// Karpenter's ports for metrics and health listen on all addresses of the machine. It has no flag for that.
+// Karpenter's ports for metrics and health listen on all addresses. It has no flag for that, so the tests run in a network namespace of their
+// own.
 package autoscaling

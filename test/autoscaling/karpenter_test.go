@@ -5,6 +5,7 @@ package autoscaling_test
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"testing"
 	"time"
@@ -31,9 +32,19 @@ func (s *site) noMore(nodes int, when string) {
 	}, wait, poll).Should(BeNumerically(">=", until), "Karpenter looks at the pod")
 }
 
-// TestMain silences what controller-runtime would say of not being told where to log to.
+// TestMain silences what controller-runtime would say of not being told where to log to, and gives the tests a network of their own.
 func TestMain(m *testing.M) {
 	log.SetLogger(logr.Discard())
+	if os.Getenv("GPUSHARING_KARPENTER") != "" {
+		code, done, err := inNetworkOfItsOwn()
+		if err != nil {
+			fmt.Fprintln(os.Stderr, "making a network of its own:", err)
+			os.Exit(1)
+		}
+		if done {
+			os.Exit(code)
+		}
+	}
 	os.Exit(m.Run())
 }
 

@@ -70,7 +70,7 @@ type tainted struct {
 }
 
 // newSite starts a cluster in which Karpenter makes nodes with an A100 for pending pods. The nodes start with these taints, a list in YAML.
-func newSite(t *testing.T, startupTaints string) *site {
+func newSite(t *testing.T, startupTaints string, flags ...string) *site {
 	t.Helper()
 	karpenter := os.Getenv("GPUSHARING_KARPENTER")
 	if karpenter == "" {
@@ -95,7 +95,7 @@ func newSite(t *testing.T, startupTaints string) *site {
 	s.recordTaints()
 	s.apply("{apiVersion: karpenter.kwok.sh/v1alpha1, kind: KWOKNodeClass, metadata: {name: default}, spec: {}}")
 	s.apply(fmt.Sprintf(nodePool, startupTaints))
-	s.startKarpenter(karpenter)
+	s.startKarpenter(karpenter, flags...)
 	return s
 }
 
@@ -197,14 +197,16 @@ func (s *site) everTainted() []string {
 	return keys
 }
 
-func (s *site) startKarpenter(program string) {
+func (s *site) startKarpenter(program string, flags ...string) {
 	s.t.Helper()
 	file := filepath.Join(s.dir, "instance-types.json")
 	s.Expect(os.WriteFile(file, []byte(instanceTypes), 0o600)).To(Succeed())
 	port := s.freePort()
 	s.metrics = "http://127.0.0.1:" + port + "/metrics"
-	s.run("karpenter", program, s.cluster.Config, "--disable-leader-election=true", "--log-level=debug", "--instance-types-file-path="+file,
-		"--metrics-port="+port, "--health-probe-port="+s.freePort())
+	s.run("karpenter", program, s.cluster.Config, append([]string{
+		"--disable-leader-election=true", "--log-level=debug", "--instance-types-file-path=" + file,
+		"--metrics-port=" + port, "--health-probe-port=" + s.freePort(), "--feature-gates=NodeOverlay=true",
+	}, flags...)...)
 }
 
 // startController starts the controller that ships, with the rights that it ships with.
@@ -268,18 +270,24 @@ func (s *site) apply(object string) {
 	s.Expect(s.cluster.ApplyObject(s.t.Context(), o)).To(Succeed())
 }
 
-// pendingPod creates a pod that asks for a GPU. It is pending for the rest of the test: the scheduler found no node for it.
+// pendingPod creates a pod that asks for a GPU.
 func (s *site) pendingPod() {
 	s.t.Helper()
+	s.pending("waiting", "nvidia.com/gpu")
+	s.asked = time.Now()
+}
+
+// pending creates a pod that asks for a resource. It is pending for the rest of the test: the scheduler found no node for it.
+func (s *site) pending(name, asksFor string) {
+	s.t.Helper()
 	pod := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Namespace: users, Name: "waiting"},
+		ObjectMeta: metav1.ObjectMeta{Namespace: users, Name: name},
 		Spec: corev1.PodSpec{Containers: []corev1.Container{{
 			Name: "main", Image: "example.invalid/main",
-			Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{"nvidia.com/gpu": resource.MustParse("1")}},
+			Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{corev1.ResourceName(asksFor): resource.MustParse("1")}},
 		}}},
 	}
 	s.Expect(s.client.Create(s.t.Context(), pod)).To(Succeed())
-	s.asked = time.Now()
 	pod.Status.Conditions = []corev1.PodCondition{{
 		Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable, LastTransitionTime: metav1.Now(),
 	}}

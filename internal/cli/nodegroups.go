@@ -1,0 +1,131 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/autoscaling"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+)
+
+// readGroups reads the objects of autoscalers, as far as the cluster has them and the user may read them.
+func readGroups(ctx context.Context, c client.Client, w rollout.World) (autoscaling.World, error) {
+	groups := autoscaling.World{Now: w.Now, Policies: w.Policies, MachineSets: map[string]string{}}
+	for i := range w.Nodes {
+		n := &w.Nodes[i]
+		groups.Nodes = append(groups.Nodes, autoscaling.Node{
+			Name: n.Name, Labels: n.Labels, Annotations: n.Annotations, Devices: n.GPU.Status.Devices, Advertised: n.Allocatable,
+		})
+	}
+	visits := []struct {
+		kind  schema.GroupVersionKind
+		visit func(*unstructured.Unstructured)
+	}{
+		{kindOf(autoscaling.GroupKarpenter, "v1", "NodePool"), func(o *unstructured.Unstructured) { groups.Pools = append(groups.Pools, autoscaling.PoolOf(o)) }},
+		{kindOf(autoscaling.GroupKarpenter, "v1alpha1", "NodeOverlay"), func(o *unstructured.Unstructured) {
+			groups.Overlays = append(groups.Overlays, autoscaling.OverlayOf(o))
+		}},
+		{kindOf(autoscaling.GroupOpenShift, "v1beta1", "Machine"), func(o *unstructured.Unstructured) {
+			if owner := metav1.GetControllerOf(o); owner != nil {
+				groups.MachineSets[o.GetNamespace()+"/"+o.GetName()] = o.GetNamespace() + "/" + owner.Name
+			}
+		}},
+		{kindOf("config.openshift.io", "v1", "ClusterVersion"), func(o *unstructured.Unstructured) {
+			groups.OpenShift, _, _ = unstructured.NestedString(o.Object, "status", "desired", "version")
+		}},
+	}
+	for _, kind := range []schema.GroupVersionKind{
+		kindOf(autoscaling.GroupOpenShift, "v1beta1", "MachineSet"), kindOf(autoscaling.GroupClusterAPI, "v1beta2", "MachineSet"),
+		kindOf(autoscaling.GroupClusterAPI, "v1beta2", "MachineDeployment"),
+	} {
+		visits = append(visits, struct {
+			kind  schema.GroupVersionKind
+			visit func(*unstructured.Unstructured)
+		}{kind, func(o *unstructured.Unstructured) {
+			groups.Scalables = append(groups.Scalables, autoscaling.ScalableOf(o))
+		}})
+	}
+	for _, v := range visits {
+		version, err := eachOf(ctx, c, v.kind, v.visit)
+		if err != nil {
+			return groups, err
+		}
+		if v.kind.Kind == "NodeOverlay" {
+			groups.OverlayVersion = version
+		}
+	}
+	return groups, nil
+}
+
+func kindOf(group, version, kind string) schema.GroupVersionKind {
+	return schema.GroupVersionKind{Group: group, Version: version, Kind: kind}
+}
+
+// eachOf visits the objects of a kind that the cluster may not have, or that the user may not read, and returns its version.
+func eachOf(ctx context.Context, c client.Client, of schema.GroupVersionKind, visit func(*unstructured.Unstructured)) (version string, err error) {
+	kind, err := listOf(c, of)
+	if meta.IsNoMatchError(err) {
+		return "", nil
+	}
+	if err != nil {
+		return "", fmt.Errorf("looking for %s: %w", of.Kind, err)
+	}
+	for more, next := true, ""; more; more = next != "" {
+		list := &unstructured.UnstructuredList{}
+		list.SetGroupVersionKind(kind)
+		err := c.List(ctx, list, client.Limit(page), client.Continue(next))
+		if apierrors.IsForbidden(err) || apierrors.IsNotFound(err) {
+			return kind.GroupVersion().String(), nil
+		}
+		if err != nil {
+			return "", fmt.Errorf("reading %s: %w", of.Kind, err)
+		}
+		for i := range list.Items {
+			visit(&list.Items[i])
+		}
+		next = list.GetContinue()
+	}
+	return kind.GroupVersion().String(), nil
+}
+
+// nodeGroups writes what autoscalers must know of new nodes once these policies exist.
+func (t *text) nodeGroups(w autoscaling.World, policies []v1alpha1.GPUSharingPolicy) {
+	advice := w.Advise()
+	for i := range policies {
+		for _, g := range advice.Groups[policies[i].Name] {
+			t.nodeGroup(policies[i].Name, g)
+		}
+	}
+}
+
+func (t *text) nodeGroup(policy string, g autoscaling.Group) {
+	name := strings.TrimPrefix(g.Namespace+"/"+g.Name, "/")
+	t.WriteString("\n")
+	t.row(0, "", fmt.Sprintf("NODE GROUP %s %s of policy %s: %s, scaled by %s", g.Kind, name, policy, count(int(g.Nodes), "node"), g.Autoscaler))
+	if g.GPUsPerNode > 0 {
+		t.row(2, "GPUs", fmt.Sprintf("%d × %s", g.GPUsPerNode, g.Product))
+	}
+	offers := map[string]int64{}
+	for _, r := range g.Resources {
+		offers[r.Name] = r.Count
+	}
+	if len(offers) > 0 {
+		t.row(2, "advertises", resources(offers))
+	}
+	t.row(2, "autoscaler", fmt.Sprintf("%s: %s", g.Reason, g.Message))
+	for _, block := range g.Paste {
+		t.WriteString("\n" + strings.TrimRight(block, "\n") + "\n")
+	}
+}

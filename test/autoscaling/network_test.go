@@ -1,0 +1,68 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package autoscaling_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"runtime"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// inside is set in the process that has a network of its own.
+const inside = "GPUSHARING_NETWORK"
+
+// inNetworkOfItsOwn runs this program again in a network namespace that has nothing but a loopback interface: Karpenter's ports for metrics
+// and health listen on all addresses, and it has no flag for that. In that process done is false, and the tests run. In the first one done is
+// true, with the exit status of the other.
+func inNetworkOfItsOwn() (code int, done bool, err error) {
+	if os.Getenv(inside) != "" {
+		return 0, false, bringUp()
+	}
+	again := exec.Command("/proc/self/exe", os.Args[1:]...)
+	again.Env = append(os.Environ(), inside+"=1")
+	again.Stdin, again.Stdout, again.Stderr = os.Stdin, os.Stdout, os.Stderr
+	again.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGKILL}
+	if os.Getuid() != 0 {
+		again.SysProcAttr.Cloneflags |= syscall.CLONE_NEWUSER
+		again.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{HostID: os.Getuid(), Size: 1}}
+		again.SysProcAttr.GidMappings = []syscall.SysProcIDMap{{HostID: os.Getgid(), Size: 1}}
+	}
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGQUIT)
+	runtime.LockOSThread() // the signal comes with the end of the thread
+	if err := again.Start(); err != nil {
+		return 0, false, err
+	}
+	go func() {
+		for s := range signals {
+			_ = again.Process.Signal(s)
+		}
+	}()
+	err = again.Wait()
+	if exit, is := errors.AsType[*exec.ExitError](err); is {
+		return max(exit.ExitCode(), 1), true, nil
+	}
+	return 0, true, err
+}
+
+// bringUp brings the loopback interface up.
+func bringUp() error {
+	socket, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("opening a socket: %w", err)
+	}
+	defer func() { _ = unix.Close(socket) }()
+	request, err := unix.NewIfreq("lo")
+	if err != nil {
+		return fmt.Errorf("naming the loopback interface: %w", err)
+	}
+	request.SetUint16(unix.IFF_UP)
+	return unix.IoctlIfreq(socket, unix.SIOCSIFFLAGS, request)
+}
