@@ -28,9 +28,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/nodesim"
 )
 
-// statusPeriod is how often a kubelet publishes what the device plugin offers; first after this time. The kubelet's is 10 s. The rest stands
-// for NVIDIA's container toolkit and validator, which take their time before the device plugin starts. The agent needs the driver only.
-const statusPeriod = 30 * time.Second
+// statusPeriod is how often a kubelet publishes what the device plugin offers. It is the kubelet's own.
+const statusPeriod = 10 * time.Second
 
 // playMachines plays each machine that Karpenter starts. Its Nodes get these taints of the test at once.
 func (s *site) playMachines(taints ...corev1.Taint) {
@@ -78,7 +77,13 @@ func (s *site) play(ctx context.Context, name string, taints []corev1.Taint) {
 	})
 	var parts sync.WaitGroup
 	defer parts.Wait()
-	parts.Go(func() { node.Run(ctx, 200*time.Millisecond) })
+	parts.Go(func() {
+		select {
+		case <-s.toolkit:
+			node.Run(ctx, 200*time.Millisecond)
+		case <-ctx.Done():
+		}
+	})
 	parts.Go(func() { s.runAgent(ctx, name, hardware) })
 }
 

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	. "github.com/onsi/gomega"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
@@ -42,6 +43,7 @@ func (s *site) manageNodes() {
 	s.startController("--karpenter-readiness-taint")
 	s.playMachines()
 	s.narrate()
+	close(s.toolkit)
 }
 
 // TestAPodThatAsksForASharedGPU gets no node without the policy, and exactly one with it, which becomes what the pod asks for.
@@ -59,7 +61,7 @@ func TestAPodThatAsksForASharedGPU(t *testing.T) {
 	s.Eventually(func() string { return s.initialized(s.nodeClaims()[0]) }, wait, poll).Should(Equal("Initialized"))
 	s.Eventually(s.taints, wait, poll).Should(BeEmpty())
 	s.noMore(1, "once the node is ready")
-	s.autoscaling(v1alpha1.ReasonConfigured)
+	s.known()
 
 	s.Expect(s.client.Delete(t.Context(), s.policy())).To(Succeed())
 	s.Eventually(s.overlays, wait, poll).Should(BeEmpty())
@@ -90,7 +92,7 @@ func TestTwelvePodsOnTenReplicas(t *testing.T) {
 	s := newSite(t, "[]")
 	s.manageNodes()
 	s.apply(fmt.Sprintf(shared, tenReplicas))
-	s.autoscaling(v1alpha1.ReasonConfigured)
+	s.known()
 	s.pendingPods(12, "nvidia.com/gpu.shared")
 	s.Eventually(s.nodeClaims, wait, poll).Should(HaveLen(2))
 	s.noMore(2, "for twelve pods")
@@ -106,6 +108,14 @@ func TestWithoutTheFeatureGate(t *testing.T) {
 	s.Eventually(s.overlays, wait, poll).Should(HaveLen(1))
 	s.Expect(s.autoscaling(v1alpha1.ReasonFeatureGateOff)).To(ContainSubstring("--feature-gates=NodeOverlay=true"))
 	s.Expect(s.nodeClaims()).To(BeEmpty())
+}
+
+// known waits until Karpenter knows what new nodes advertise. The NodePool has a limit for nvidia.com/gpu, which does not hold then.
+func (s *site) known() {
+	s.t.Helper()
+	s.Expect(s.autoscaling(v1alpha1.ReasonLimitsNotCounted)).To(ContainSubstring("Set a limit for nvidia.com/gpu.shared"))
+	c, _ := condition.Find(s.policy().Status.Conditions, v1alpha1.ConditionAutoscalingConfigured)
+	s.Expect(c.Status).To(Equal(metav1.ConditionTrue), c.Message)
 }
 
 // autoscaling waits until the condition AutoscalingConfigured has a reason, and returns its message.

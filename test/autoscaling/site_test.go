@@ -55,6 +55,9 @@ type site struct {
 	dir     string
 	// changing is open while no GPU may change its MIG mode.
 	changing chan struct{}
+	// toolkit is open while NVIDIA's container toolkit and validator are not done, without which no device plugin starts. The agent needs the
+	// driver only.
+	toolkit chan struct{}
 	// driver is open while the agents find no driver.
 	driver  chan struct{}
 	asked   time.Time // when the pod was created
@@ -77,12 +80,13 @@ func newSite(t *testing.T, startupTaints string, flags ...string) *site {
 		t.Skip("run by make autoscaling")
 	}
 	module := moduleOf(t, "sigs.k8s.io/karpenter")
-	s := &site{WithT: NewWithT(t), t: t, dir: t.TempDir(), changing: make(chan struct{}), driver: make(chan struct{}), tainted: tainted{keys: map[string]bool{}}}
+	s := &site{WithT: NewWithT(t), t: t, dir: t.TempDir(), changing: make(chan struct{}), driver: make(chan struct{}), toolkit: make(chan struct{}), tainted: tainted{keys: map[string]bool{}}}
 	root, err := os.OpenRoot(s.dir)
 	s.Expect(err).NotTo(HaveOccurred())
 	t.Cleanup(func() { _ = root.Close() })
 	s.root = root
-	s.cluster = env.Start(t, env.WithNVIDIA(), env.WithDir(filepath.Join(s.dir, "api")),
+	s.cluster = env.Start(t, env.WithNVIDIA(), env.WithDir(filepath.Join(s.dir, "api")), env.WithFlag("advertise-address", "192.0.2.1"), // there is no route by which it could find one
+
 		env.WithCRDs(filepath.Join(module, "pkg", "apis", "crds"), filepath.Join(module, "kwok", "apis", "crds")))
 	s.client = s.cluster.Client
 	for _, name := range []string{own, nvidia} {
