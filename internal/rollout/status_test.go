@@ -16,6 +16,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
@@ -198,4 +199,22 @@ func TestWithoutAClusterPolicyNothingIsPausedAndNoMigManagerFenced(t *testing.T)
 		}
 	}
 	g.Expect(h.GPU.Spec.Devices).NotTo(BeEmpty())
+}
+
+// TestWhatAutoscalingReportsIsNotTheRollouts: another controller writes it, with a field manager of its own.
+func TestWhatAutoscalingReportsIsNotTheRollouts(t *testing.T) {
+	g := NewWithT(t)
+	c := joining()
+	p := &c.Policies[0]
+	p.Status.Conditions = append(p.Status.Conditions, metav1.Condition{Type: v1alpha1.ConditionAutoscalingConfigured, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonConfigured})
+	p.Status.NodeGroups = []v1alpha1.NodeGroupStatus{{Kind: v1alpha1.NodeGroupNodePool, Name: "gpu", Reason: v1alpha1.ReasonConfigured}}
+	for _, status := range []v1alpha1.GPUSharingPolicyStatus{
+		rollout.Decide(c.world()).Policies[p.Name], rollout.Undecided(c.Policies, "no", c.Now)[p.Name],
+	} {
+		_, found := condition.Find(status.Conditions, v1alpha1.ConditionAutoscalingConfigured)
+		g.Expect(found).To(BeFalse())
+		g.Expect(status.NodeGroups).To(BeEmpty())
+		_, found = condition.Find(status.Conditions, v1alpha1.ConditionReady)
+		g.Expect(found).To(BeTrue())
+	}
 }

@@ -73,17 +73,19 @@ func (s *site) play(ctx context.Context, name string, taints []corev1.Taint) {
 	}
 	node := nodesim.New(nodesim.Options{
 		Name: name, Client: s.client, Inventory: hardware.Observe, Tell: s.t.Logf,
+		ToolkitMissing: func() bool {
+			select {
+			case <-s.toolkit:
+				return false
+			default:
+				return true
+			}
+		},
 		StatusPeriod: statusPeriod, RestartDelay: time.Second, RetryDelay: time.Second,
 	})
 	var parts sync.WaitGroup
 	defer parts.Wait()
-	parts.Go(func() {
-		select {
-		case <-s.toolkit:
-			node.Run(ctx, 200*time.Millisecond)
-		case <-ctx.Done():
-		}
-	})
+	parts.Go(func() { node.Run(ctx, 200*time.Millisecond) })
 	parts.Go(func() { s.runAgent(ctx, name, hardware) })
 }
 

@@ -59,6 +59,9 @@ type Options struct {
 	// Tell is told what happens on the node. Nil: nobody is.
 	Tell func(format string, args ...any)
 
+	// ToolkitMissing reports whether NVIDIA's container toolkit is not done yet, so that the device plugin finds no GPU. Nil: it is.
+	ToolkitMissing func() bool
+
 	// StatusPeriod is how often the node's status is published. Real: 10 s.
 	StatusPeriod time.Duration
 	// ProjectionDelay is how long a change of a ConfigMap takes to reach a pod that nothing else changes. Real: about 60 s.

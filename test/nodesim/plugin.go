@@ -5,6 +5,7 @@ package nodesim
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -144,6 +145,9 @@ func (n *Node) start(ctx context.Context, state *podState, content string) (*spe
 	config, err := parse(content)
 	if err != nil {
 		return nil, nil, fmt.Errorf("unable to load config: %w", err)
+	}
+	if n.ToolkitMissing != nil && n.ToolkitMissing() {
+		return nil, nil, errors.New("error getting devices: the container toolkit is not done")
 	}
 	inventory, err := n.Inventory(ctx)
 	if err != nil {
