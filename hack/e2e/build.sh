@@ -67,6 +67,10 @@ CGO_ENABLED=1 CGO_CFLAGS="-g -O2 -Wno-deprecated-declarations" CGO_LDFLAGS_ALLOW
 	build_all nvidia nvidia $plugin "-extldflags=-Wl,-z,lazy -X $plugin/internal/info.version=VERSION" \
 	$plugin/cmd/nvidia-device-plugin $plugin/cmd/config-manager $plugin/cmd/gpu-feature-discovery $plugin/cmd/mps-control-daemon
 
+parted=github.com/NVIDIA/mig-parted
+CGO_ENABLED=1 CGO_CFLAGS="-g -O2 -Wno-deprecated-declarations" CGO_LDFLAGS_ALLOW='-Wl,--unresolved-symbols=ignore-in-object-files' \
+	build_all nvidia nvidia-mig $parted "-extldflags=-Wl,-z,lazy" $parted/cmd/nvidia-mig-parted
+
 # As its own image has it, which looks at the node below /host-…; its chart is the one that the GPU Operator's chart has in it.
 nfd=sigs.k8s.io/node-feature-discovery
 CGO_ENABLED=0 build_all nfd nfd $nfd "-X $nfd/pkg/version.version=VERSION -X $nfd/pkg/utils/hostpath.pathPrefix=/host-" \

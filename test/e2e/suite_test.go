@@ -102,6 +102,7 @@ var _ = Describe("On a real node", func() {
 	safetySpecs()
 	prioritySpecs()
 	beforeSpecs()
+	migManagerSpecs()
 	vgpuSpecs()
 	guideSpecs()
 	speedSpecs()

@@ -28,7 +28,7 @@ const (
 
 // operands are the names of all DaemonSets that the GPU Operator renders, as far as it is played here.
 func operands() []string {
-	return []string{PluginName, MPSName, FeaturesName, dcgmName, exporterName, statusName, validatorName}
+	return []string{PluginName, MPSName, FeaturesName, dcgmName, exporterName, statusName, validatorName, ManagerName}
 }
 
 // ReadsConfig reports whether the programs of a DaemonSet, by the value of its pods' label app, read the device plugin's

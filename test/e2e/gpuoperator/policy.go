@@ -46,6 +46,7 @@ type clusterPolicy struct {
 	MIGManager         struct {
 		toggle
 		Config struct {
+			Name    string `json:"name"`
 			Default string `json:"default"`
 		} `json:"config"`
 	} `json:"migManager"`

@@ -56,6 +56,9 @@ func render(p *clusterPolicy) []*appsv1.DaemonSet {
 	if on := p.NodeStatusExporter.Enabled; on != nil && *on { // off where nothing is said
 		operands = append(operands, statusExporter())
 	}
+	if p.MIGManager.enabled() && p.MIGManager.Config.Name != "" {
+		operands = append(operands, manager(p))
+	}
 	operands = append(operands, validator())
 	var sets []*appsv1.DaemonSet
 	for _, o := range operands {

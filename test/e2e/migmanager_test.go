@@ -1,0 +1,97 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
+	"github.com/gpusharing/gpu-sharing-operator/test/e2e/gpuoperator"
+)
+
+// customLayouts is what an administrator has written for mig-manager: layouts of their own.
+const customLayouts = `version: v1
+mig-configs:
+  all-disabled:
+  - {devices: all, mig-enabled: false}
+  mine:
+  - {devices: all, mig-enabled: true, mig-devices: {1g.10gb: 7}}
+`
+
+// On H100, whose MIG mode needs no reset: how NVIDIA's programs reset a GPU is played by the specs of the agent.
+func migManagerSpecs() {
+	Describe("NVIDIA's mig-manager with a ConfigMap of the administrator's", Ordered, Offset(1), func() {
+		const custom = "custom-mig-config"
+		mine := map[string]int64{"nvidia.com/gpu": 14}
+
+		BeforeAll(func(ctx SpecContext) {
+			begin(ctx, sim.H100, sim.H100)
+			configMap := handMade(custom, map[string]string{"config.yaml": customLayouts})
+			Expect(kube.Create(ctx, configMap)).To(Succeed())
+			mergeClusterPolicy(ctx, fmt.Sprintf(`{"spec":{"migManager":{"config":{"name":%q}}}}`, custom))
+			running, stop := context.WithCancel(context.Background())
+			manager := gpuoperator.Manager{Client: kube, Node: nodeName, Program: filepath.Join(bin, "nvidia-mig-parted"), Log: func(format string, args ...any) {
+				_, _ = fmt.Fprintf(GinkgoWriter, "   "+format+"\n", args...)
+			}}
+			go manager.Run(running)
+			DeferCleanup(func(ctx SpecContext) {
+				Expect(client.IgnoreNotFound(kube.DeleteAllOf(ctx, &v1alpha1.GPUSharingPolicy{}))).To(Succeed())
+				label(ctx, gpuoperator.LabelMIGConfig, "all-disabled")
+				expectAllocatable(ctx, map[string]int64{"nvidia.com/gpu": 2})
+				stop()
+				mergeClusterPolicy(ctx, `{"spec":{"migManager":{"config":{"name":null}}}}`)
+				Expect(kube.Delete(ctx, configMap)).To(Succeed())
+				label(ctx, gpuoperator.LabelMIGState, "")
+			})
+		})
+
+		It("partitions by hand as the guide has it, by a label", func(ctx SpecContext) {
+			label(ctx, gpuoperator.LabelMIGConfig, "mine")
+			expectAllocatable(ctx, mine)
+			Eventually(nodeLabels).WithContext(ctx).Should(HaveKeyWithValue(gpuoperator.LabelMIGState, "success"))
+		})
+
+		It("partitions as a policy asks, and the operator keeps the administrator's layouts beside its own", func(ctx SpecContext) {
+			share(ctx, `{strategy: MIG, mig: {actuator: MIGManager, strategy: mixed, layouts: [{fill: 3g.40gb}]}}`)
+			expectAllocatable(ctx, map[string]int64{"nvidia.com/mig-3g.40gb": 4})
+			expectReady(ctx, "shared")
+			Expect(nodeLabels(ctx)).To(And(HaveKeyWithValue(gpuoperator.LabelMIGConfig, HavePrefix("gpusharing-")),
+				HaveKeyWithValue(gpuoperator.LabelMIGState, "success")))
+			name, err := managerConfig(ctx)
+			Expect(err).NotTo(HaveOccurred())
+			ours := &corev1.ConfigMap{}
+			Expect(kube.Get(ctx, client.ObjectKey{Namespace: gpuoperator.Namespace, Name: name}, ours)).To(Succeed())
+			Expect(name).NotTo(Equal(custom))
+			Expect(ours.Data["config.yaml"]).To(And(ContainSubstring("mine:"), ContainSubstring("gpusharing-")))
+			startPod(ctx, "instance", resourceOf("3g.40gb"), 1)
+			Expect(expectRunning(ctx, "instance").uuid()).To(HavePrefix("MIG-"))
+			stopPods(ctx)
+		})
+
+		It("returns to the administrator's layout and ConfigMap when the policy goes", func(ctx SpecContext) {
+			unshare(ctx, mine)
+			Eventually(nodeLabels).WithContext(ctx).Should(And(
+				HaveKeyWithValue(gpuoperator.LabelMIGConfig, "mine"), HaveKeyWithValue(gpuoperator.LabelMIGState, "success")))
+			Eventually(managerConfig).WithContext(ctx).Should(Equal(custom))
+		})
+	})
+}
+
+// managerConfig is the name of the ConfigMap that mig-manager reads.
+func managerConfig(ctx context.Context) (string, error) {
+	p := &unstructured.Unstructured{}
+	p.SetGroupVersionKind(gpuoperator.PolicyKind())
+	err := kube.Get(ctx, client.ObjectKey{Name: gpuoperator.PolicyName}, p)
+	name, _, _ := unstructured.NestedString(p.Object, "spec", "migManager", "config", "name")
+	return name, err
+}
