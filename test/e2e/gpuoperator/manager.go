@@ -49,7 +49,7 @@ func manager(p *clusterPolicy) operand {
 
 // Manager stands for mig-manager on a node: when the label names another layout, it pauses NVIDIA's programs, has NVIDIA's own
 // nvidia-mig-parted apply the layout from the file that its pod has, makes the device nodes, and resumes the programs
-// (NVIDIA/mig-parted pkg/mig/reconfigure/reconfigure.go).
+// (NVIDIA/mig-parted v0.13.1 pkg/mig/reconfigure/reconfigure.go).
 type Manager struct {
 	Client client.Client
 	Node   string
