@@ -154,9 +154,12 @@ func (m *Manager) ended(ctx context.Context) error {
 }
 
 // withModules runs a program that sees the kernel modules of the simulated machine, among which nvidia-mig-parted looks for NVIDIA's.
+// The kernel of this machine may have none, and then no place to show them.
 const withModules = `set -e
 mount --make-rprivate /
-mount --bind ` + driver.Hardware + `/proc/modules /proc/modules
+modules=$(cat ` + driver.Hardware + `/proc/modules)
+mount -t tmpfs none /proc
+echo "$modules" >/proc/modules
 exec "$@"`
 
 // run runs a program with the driver's library and programs, and with mounts of its own.
