@@ -38,7 +38,8 @@ func migManagerSpecs() {
 			begin(ctx, sim.H100, sim.H100)
 			configMap := handMade(custom, map[string]string{"config.yaml": customLayouts})
 			Expect(kube.Create(ctx, configMap)).To(Succeed())
-			mergeClusterPolicy(ctx, fmt.Sprintf(`{"spec":{"migManager":{"config":{"name":%q}}}}`, custom))
+			// node-status-exporter, which NVIDIA's chart leaves off, may have a GPU open just when mig-manager changes its mode.
+			mergeClusterPolicy(ctx, fmt.Sprintf(`{"spec":{"nodeStatusExporter":{"enabled":false},"migManager":{"config":{"name":%q}}}}`, custom))
 			running, stop := context.WithCancel(context.Background())
 			manager := gpuoperator.Manager{Client: kube, Node: nodeName, Program: filepath.Join(bin, "nvidia-mig-parted"), Log: func(format string, args ...any) {
 				_, _ = fmt.Fprintf(GinkgoWriter, "   "+format+"\n", args...)
@@ -49,7 +50,7 @@ func migManagerSpecs() {
 				label(ctx, gpuoperator.LabelMIGConfig, "all-disabled")
 				expectAllocatable(ctx, map[string]int64{"nvidia.com/gpu": 2})
 				stop()
-				mergeClusterPolicy(ctx, `{"spec":{"migManager":{"config":{"name":null}}}}`)
+				mergeClusterPolicy(ctx, `{"spec":{"nodeStatusExporter":{"enabled":true},"migManager":{"config":{"name":null}}}}`)
 				Expect(kube.Delete(ctx, configMap)).To(Succeed())
 				label(ctx, gpuoperator.LabelMIGState, "")
 			})
