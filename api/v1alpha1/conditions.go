@@ -7,12 +7,13 @@ package v1alpha1
 const (
 	// ConditionAccepted says whether a policy governs the nodes that it selects.
 	ConditionAccepted = "Accepted"
-	// ConditionReady says whether a policy's nodes advertise what it asks for, or whether a node's spec is applied.
+	// ConditionReady reports whether a policy's nodes, or a node, advertise what is desired. The controller writes it.
 	ConditionReady = "Ready"
-	// ConditionReconciling is true when the rollout of a policy, or the agent of a node, is at work or waits for something that ends:
-	// a drain, a maintenance window, the budget, an agent that does not report.
+	// ConditionReconciling is true when the rollout of a policy, or on a node, is at work or waits for something that ends: a drain, a
+	// maintenance window, the budget, an agent that does not report. The controller writes it.
 	ConditionReconciling = "Reconciling"
-	// ConditionStalled is true when nothing more happens until the desired state, the node or the cluster is changed.
+	// ConditionStalled is true when nothing more happens until the desired state, the node or the cluster is changed. The controller
+	// writes it.
 	ConditionStalled = "Stalled"
 	// ConditionTainted says whether the nodes of a policy have the taints that it asks for. It is absent if it asks for none.
 	ConditionTainted = "Tainted"
@@ -22,10 +23,12 @@ const (
 	// ConditionAutoscalingConfigured reports whether autoscalers know what new nodes of the policy will advertise. It is absent if no
 	// node group is known. It never makes a policy not Ready.
 	ConditionAutoscalingConfigured = "AutoscalingConfigured"
-	// ConditionDiscovered says whether the agent could read the GPUs of its node.
+	// ConditionDiscovered reports whether the agent could read the GPUs of its node.
 	ConditionDiscovered = "Discovered"
-	// ConditionApplied says whether the GPUs of a node are as its spec wishes.
+	// ConditionApplied reports whether the GPUs of a node match its spec. The agent writes it.
 	ConditionApplied = "Applied"
+	// ConditionApplyStalled is true when the agent can do nothing more until the desired state or the node is changed.
+	ConditionApplyStalled = "ApplyStalled"
 	// ConditionRebootRequired is true when a GPU takes its wished MIG mode only at the next reboot.
 	ConditionRebootRequired = "RebootRequired"
 	// ConditionLicenseMissing is true when a vGPU of the node has no license. It changes nothing about how the GPU is shared.
@@ -398,12 +401,6 @@ const (
 	// AnnotationInstances tells, on a Node, which MIG instances NVIDIA's device plugin has seen: a hash of their UUIDs,
 	// then @ and the UIDs of pods of it that have seen others and have to go first, where there are any.
 	AnnotationInstances = Group + "/instances"
-	// AnnotationWaiting tells, on a GPUNode that no policy governs any more, why its node is not back in the state in
-	// which it was found: <reason>: <message>.
-	AnnotationWaiting = Group + "/waiting"
-	// AnnotationVerified names, on a GPUNode, the wish in its spec once the node has reached and verified it: a hash of its
-	// device-plugin configuration and its devices. Of an earlier wish spec.lastGood tells that.
-	AnnotationVerified = Group + "/verified"
 	// AnnotationRetry is set by users on a GPUNode. Each new value makes the operator try again what failed on the node.
 	AnnotationRetry = Group + "/retry"
 	// AnnotationRestarted tells, on a Node, for which MIG instances, boot and configuration the operator restarted NVIDIA's device

@@ -9,8 +9,9 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-// GPUNode is what the operator knows of one node with GPUs. It has the node's name and goes with the node. Its spec is
-// written by the controller alone, and only when it is safe to apply at once; its status by the node's agent alone.
+// GPUNode is what the operator knows of one node with GPUs. It has the node's name and goes with the node. The controller alone
+// writes its spec, and only when it is safe to apply at once. In its status the controller writes rollout, observedGeneration and
+// the conditions Ready, Reconciling and Stalled; the node's agent writes everything else.
 //
 // +genclient
 // +genclient:nonNamespaced
@@ -33,9 +34,9 @@ type GPUNode struct {
 	// +optional
 	Spec GPUNodeSpec `json:"spec,omitzero"`
 
-	// status is what the agent of the node observed. Its conditions are Unknown until the agent has reported.
+	// status is the observed state of the node. Ready, Reconciling and Stalled are Unknown until the controller has reported.
 	// +optional
-	// +kubebuilder:default={observedGeneration: 0, conditions: {{type: "Ready", status: "Unknown", reason: "AwaitingReport", message: "The agent has not reported yet; if that lasts, look at the pod with app.kubernetes.io/name=gpu-sharing-agent on the node", lastTransitionTime: "1970-01-01T00:00:00Z"}, {type: "Reconciling", status: "Unknown", reason: "AwaitingReport", message: "The agent has not reported yet", lastTransitionTime: "1970-01-01T00:00:00Z"}, {type: "Stalled", status: "Unknown", reason: "AwaitingReport", message: "The agent has not reported yet", lastTransitionTime: "1970-01-01T00:00:00Z"}}}
+	// +kubebuilder:default={observedGeneration: 0, conditions: {{type: "Ready", status: "Unknown", reason: "AwaitingReport", message: "The controller has not reported yet; if that lasts, look at the pod with app.kubernetes.io/name=gpu-sharing-controller and at the agent, app.kubernetes.io/name=gpu-sharing-agent, on the node", lastTransitionTime: "1970-01-01T00:00:00Z"}, {type: "Reconciling", status: "Unknown", reason: "AwaitingReport", message: "The controller has not reported yet", lastTransitionTime: "1970-01-01T00:00:00Z"}, {type: "Stalled", status: "Unknown", reason: "AwaitingReport", message: "The controller has not reported yet", lastTransitionTime: "1970-01-01T00:00:00Z"}}}
 	Status GPUNodeStatus `json:"status,omitzero"`
 }
 
@@ -79,22 +80,14 @@ type GPUNodeSpec struct {
 	// +kubebuilder:validation:MaxLength=63
 	MIGConfigName string `json:"migConfigName,omitempty"`
 
-	// changeTime is when policyName, configName or devices last changed: the deadline for reaching them counts from it.
+	// changeTime is when the controller asked the agent for this desired state, which makes two requests for the same state
+	// different. The deadline for reaching it counts from it, and status.config names it.
 	// +optional
 	ChangeTime metav1.Time `json:"changeTime,omitzero"`
 
-	// lastGood is the last wish before this one that the node reached and verified: what it goes back to when this one fails.
-	// Once the node has verified this one, the annotation gpusharing.io/verified names it, and lastGood counts no longer.
-	// +optional
-	LastGood *NodeSharing `json:"lastGood,omitempty"`
-
-	// failed is the desired state that the node could not reach. It is not tried again before it changes, or the policy, or the annotation
-	// gpusharing.io/retry.
-	// +optional
-	Failed *FailedChange `json:"failed,omitempty"`
-
 	// baseline is the state of the node before the operator first changed it: what it goes back to when no policy
-	// governs it any more.
+	// governs it any more. It is history, and in spec all the same, because it must survive the loss of status, as when the
+	// GPUNode is restored from a backup. The annotation gpusharing.io/baseline of the Node holds a copy.
 	// +optional
 	Baseline *Baseline `json:"baseline,omitempty"`
 
@@ -155,10 +148,13 @@ type FailedChange struct {
 	// +kubebuilder:validation:MaxLength=1024
 	Message string `json:"message,omitempty"`
 	// attempt tells one attempt from the next: a hash of the UID and generation of the policy, and of the annotation
-	// gpusharing.io/retry. With another one the wish is tried again.
+	// gpusharing.io/retry. With another one the desired state is tried again.
 	// +optional
 	// +kubebuilder:validation:MaxLength=63
 	Attempt string `json:"attempt,omitempty"`
+	// time is when it failed. A later spec.changeTime for the same desired state is another attempt.
+	// +optional
+	Time metav1.Time `json:"time,omitzero"`
 }
 
 // Release is how a node goes back to its baseline when no policy governs it any more.
@@ -379,21 +375,27 @@ type MPSWaitingPod struct {
 	User int64 `json:"user"`
 }
 
-// GPUNodeStatus is what the agent of the node observed.
+// GPUNodeStatus is the observed state of a node.
 type GPUNodeStatus struct {
-	// observedGeneration is the generation of the GPUNode that the conditions are about. 0: the agent has not reported yet.
+	// observedGeneration is the generation of the GPUNode that Ready, Reconciling and Stalled are about. 0: the controller has not
+	// reported yet.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
 
-	// conditions: Ready (the spec is applied), Discovered (the GPUs were read), Applied (the steps towards the spec are
-	// done), Reconciling (the agent is at work, or waits), Stalled (only a changed spec helps) and, when true, RebootRequired. One of
-	// Ready, Reconciling and Stalled is true, or all are Unknown.
+	// conditions of the controller: Ready (the node advertises what is desired), Reconciling (a change is at work, or waits for
+	// something that ends) and Stalled (nothing more happens until something is changed), of which one is True or all are Unknown. Conditions of
+	// the agent: Discovered (the GPUs were read), Applied (the GPUs match spec.devices) and, while they are True, RebootRequired and
+	// ApplyStalled.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
 	// +kubebuilder:validation:MaxItems=16
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
+
+	// rollout is how far the controller has brought the node to the desired state. The controller writes it.
+	// +optional
+	Rollout RolloutStatus `json:"rollout,omitzero"`
 
 	// gpus sums up the GPUs of the node by product, such as 2× NVIDIA-A100-SXM4-40GB.
 	// +optional
@@ -437,6 +439,97 @@ type GPUNodeStatus struct {
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=64
 	Devices []DeviceStatus `json:"devices,omitempty"`
+}
+
+// RolloutStatus is how far the controller has brought a node to the desired state. It is written when a node begins to wait, fails or
+// is done, and for a change that takes long; not for each step. Whether the node is ready, and why not, is in the conditions.
+type RolloutStatus struct {
+	// policyName is the name of the policy that governs the node; empty if none does.
+	// +optional
+	// +kubebuilder:validation:MaxLength=253
+	PolicyName string `json:"policyName,omitempty"`
+
+	// state is how far the node is, one of the states of the rollout.
+	// +optional
+	// +kubebuilder:validation:MaxLength=64
+	State string `json:"state,omitempty"`
+
+	// steps bring the GPUs to the desired state, in their order. The agent carries them out.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=64
+	// +kubebuilder:validation:items:MaxLength=256
+	Steps []string `json:"steps,omitempty"`
+
+	// blockers are the pods and processes that use what the steps need to be idle: the first 32.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=32
+	Blockers []BlockerStatus `json:"blockers,omitempty"`
+
+	// resources are the extended resources that the node advertises, and that it is expected to advertise.
+	// +optional
+	// +listType=map
+	// +listMapKey=name
+	// +kubebuilder:validation:MaxItems=16
+	Resources []ResourceCount `json:"resources,omitempty"`
+
+	// lastGood is the last desired state that the node reached and the controller verified: the node is rolled back to it if
+	// another one fails. Absent: the node is rolled back to its baseline.
+	// +optional
+	LastGood *NodeSharing `json:"lastGood,omitempty"`
+
+	// failed is the desired state that the node could not reach. The operator tries it again when it changes, or the policy, or the
+	// annotation gpusharing.io/retry.
+	// +optional
+	Failed *FailedChange `json:"failed,omitempty"`
+}
+
+// BlockerKind is what uses a GPU.
+// +kubebuilder:validation:Enum=Pod;Process
+type BlockerKind string
+
+// The kinds of blockers.
+const (
+	BlockerKindPod     BlockerKind = "Pod"
+	BlockerKindProcess BlockerKind = "Process" // of no pod that exists
+)
+
+// BlockerStatus is a pod or a process that uses what a change needs to be idle.
+type BlockerStatus struct {
+	// kind is Pod, or Process for a process that belongs to no pod.
+	// +required
+	Kind BlockerKind `json:"kind,omitempty"`
+	// namespace of the pod.
+	// +optional
+	// +kubebuilder:validation:MaxLength=63
+	Namespace string `json:"namespace,omitempty"`
+	// name of the pod, or of the program.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	Name string `json:"name,omitempty"`
+	// containerName is the name of the container to which the kubelet has allocated the GPU. Absent if it is not known.
+	// +optional
+	// +kubebuilder:validation:MaxLength=63
+	ContainerName string `json:"containerName,omitempty"`
+	// pid of the process on the node. Absent for pods.
+	// +optional
+	// +kubebuilder:validation:Minimum=1
+	PID int64 `json:"pid,omitempty"`
+	// deviceUUID is the GPU that it uses. Absent if it is not known which.
+	// +optional
+	// +kubebuilder:validation:MaxLength=96
+	DeviceUUID string `json:"deviceUUID,omitempty"`
+	// instance is the id of the MIG instance that it uses; absent if it uses the whole GPU.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	Instance *int32 `json:"instance,omitempty"`
+	// handling is what happens to it, such as "is evicted, as far as PodDisruptionBudgets allow".
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=256
+	Handling string `json:"handling,omitempty"`
 }
 
 // ConfigStatus says which of NVIDIA's programs have a device-plugin configuration before them, so that the node's label

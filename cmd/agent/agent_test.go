@@ -154,7 +154,7 @@ func (n node) share(sharing v1alpha1.DeviceSharing) {
 // ready reports why the desired state is not reached.
 func (n node) ready() error {
 	o := n.get()
-	if condition.IsTrueAt(o.Status.Conditions, v1alpha1.ConditionReady, o.Generation) {
+	if condition.IsTrueAt(o.Status.Conditions, v1alpha1.ConditionApplied, o.Generation) {
 		return nil
 	}
 	return fmt.Errorf("not ready at generation %d: %+v", o.Generation, o.Status.Conditions)

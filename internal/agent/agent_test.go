@@ -18,7 +18,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"sigs.k8s.io/cli-utils/pkg/kstatus/status"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
@@ -219,8 +218,12 @@ func (n *node) expectNoCondition(conditionType string) {
 
 func (n *node) expectReady() {
 	n.Helper()
-	n.expectCondition(v1alpha1.ConditionReady, metav1.ConditionTrue, v1alpha1.ReasonReady)
-	n.Expect(env.Kstatus(n.T, n.get())).To(gomega.Equal(status.CurrentStatus))
+	reason := v1alpha1.ReasonApplied
+	if len(n.get().Spec.Devices) == 0 {
+		reason = v1alpha1.ReasonNoPolicy
+	}
+	n.expectCondition(v1alpha1.ConditionApplied, metav1.ConditionTrue, reason)
+	n.expectNoCondition(v1alpha1.ConditionApplyStalled)
 }
 
 func mig(uuid string, instances ...v1alpha1.InstanceCount) v1alpha1.DeviceSpec {

@@ -65,7 +65,7 @@ func TestManager(t *testing.T) {
 	}
 	ready := func() bool {
 		s := status("node-a")
-		return condition.IsTrue(s.Conditions, v1alpha1.ConditionReady)
+		return condition.IsTrue(s.Conditions, v1alpha1.ConditionApplied)
 	}
 	g.Eventually(ready, "20s").Should(gomega.BeTrue())
 	uuid := status("node-a").Devices[0].UUID

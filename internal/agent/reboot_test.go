@@ -107,7 +107,7 @@ func rebootInVain(s scenario) {
 	n.restartAgent()
 	_, err = n.reconcile()
 	n.Expect(err).NotTo(gomega.HaveOccurred())
-	message := n.expectCondition(v1alpha1.ConditionStalled, metav1.ConditionTrue, v1alpha1.ReasonRebootInVain)
+	message := n.expectCondition(v1alpha1.ConditionApplyStalled, metav1.ConditionTrue, v1alpha1.ReasonRebootInVain)
 	n.Expect(message).To(gomega.ContainSubstring("it was rebooted, and the MIG mode has not changed all the same"))
 	n.again()
 	n.Expect(n.rebooter.Asked()).To(gomega.Equal(1), "not again, however often it looks")

@@ -50,11 +50,11 @@ func rebuild(node *v1alpha1.GPUNode, bootID string, devices []gpu.Device, now ti
 
 // wasDone says whether the last pass found the GPUs as this spec wishes, in this boot, or left them to somebody else.
 func wasDone(node *v1alpha1.GPUNode, bootID string) bool {
-	ready, found := condition.Find(node.Status.Conditions, v1alpha1.ConditionReady)
-	if !found || ready.ObservedGeneration != node.Generation || node.Status.BootID != bootID {
+	applied, found := condition.Find(node.Status.Conditions, v1alpha1.ConditionApplied)
+	if !found || applied.ObservedGeneration != node.Generation || node.Status.BootID != bootID {
 		return false
 	}
-	return ready.Status == metav1.ConditionTrue || ready.Reason == v1alpha1.ReasonChangedByOthers
+	return applied.Status == metav1.ConditionTrue || applied.Reason == v1alpha1.ReasonChangedByOthers
 }
 
 // changedMIG names the GPUs whose MIG mode or instances are not as wished, with what is there.

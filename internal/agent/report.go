@@ -43,11 +43,12 @@ func (c *Controller) report(ctx context.Context, node *v1alpha1.GPUNode, r repor
 	return nil
 }
 
-// status is the whole status after a pass. Without an observation it holds the devices last seen: what an apply leaves
+// status is all that the agent reports after a pass. Without an observation it holds the devices last seen: what an apply leaves
 // out, it deletes.
 func (c *Controller) status(node *v1alpha1.GPUNode, r report) v1alpha1.GPUNodeStatus {
 	status := *node.Status.DeepCopy()
-	status.Config = v1alpha1.ConfigStatus{} // is the ConfigReporter's
+	status.Config = v1alpha1.ConfigStatus{}                                 // is the ConfigReporter's
+	status.Rollout, status.ObservedGeneration = v1alpha1.RolloutStatus{}, 0 // are the controller's
 	if r.failed == nil && !r.aside {
 		status.DriverVersion, status.BootID, status.Devices = r.observed.driverVersion, c.bootID, statusOf(r.observed.devices)
 		status.GPUs, status.MPS = sumOf(status.Devices), r.observed.daemons
@@ -57,35 +58,31 @@ func (c *Controller) status(node *v1alpha1.GPUNode, r report) v1alpha1.GPUNodeSt
 	}
 	able := c.rebooter.Able()
 	status.CanReboot = able == nil
-	conditions, now := status.Conditions, c.clock.Now()
+	conditions, now := own(status.Conditions), c.clock.Now()
 	set := func(s metav1.Condition) {
 		s.ObservedGeneration = node.Generation
 		conditions = condition.Set(conditions, s, now)
 	}
 	set(discovered(r, len(status.Devices)))
-	if s, known := applied(node, r, able); known {
-		set(s)
-	}
+	set(applied(node, r, able))
 	reboot := rebootRequired(r.outcome, able)
 	reboot.ObservedGeneration = node.Generation
 	conditions = condition.SetWhenTrue(conditions, reboot, now)
 	license := licenseMissing(status.Devices)
 	license.ObservedGeneration = node.Generation
 	conditions = condition.SetWhenTrue(conditions, license, now)
-	conditions = condition.Summarise(conditions, metav1.Condition{
-		Type: v1alpha1.ConditionReady, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonReady,
-		Message: ready(node), ObservedGeneration: node.Generation,
-	}, now, v1alpha1.ConditionDiscovered, v1alpha1.ConditionApplied)
-	status.Conditions = condition.SetProgress(conditions, stalled(r.outcome), now)
-	status.ObservedGeneration = node.Generation
+	halted := stalled(r.outcome)
+	halted.ObservedGeneration = node.Generation
+	status.Conditions = condition.SetWhenTrue(conditions, halted, now)
 	return status
 }
 
-func ready(node *v1alpha1.GPUNode) string {
-	if len(node.Spec.Devices) == 0 {
-		return "the GPUs are read, and no policy asks for a change"
+// own returns the conditions that the agent writes: all but the controller's.
+func own(conditions []metav1.Condition) []metav1.Condition {
+	for _, theirs := range []string{v1alpha1.ConditionReady, v1alpha1.ConditionReconciling, v1alpha1.ConditionStalled} {
+		conditions = condition.Remove(conditions, theirs)
 	}
-	return gpus(len(node.Spec.Devices)) + " shared as wished"
+	return conditions
 }
 
 // discovered says whether the GPUs were read. Those last seen are still believed in, so then it is not known.
@@ -107,10 +104,10 @@ func discovered(r report, seen int) metav1.Condition {
 	return c
 }
 
-// applied says whether the GPUs are as wished; that is not known anew if they could not be read and nothing was tried.
-func applied(node *v1alpha1.GPUNode, r report, able error) (c metav1.Condition, known bool) {
+// applied reports whether the GPUs match the spec. It is Unknown if they could not be read and nothing was tried.
+func applied(node *v1alpha1.GPUNode, r report, able error) metav1.Condition {
 	o := r.outcome
-	c = metav1.Condition{Type: v1alpha1.ConditionApplied, Status: metav1.ConditionFalse}
+	c := metav1.Condition{Type: v1alpha1.ConditionApplied, Status: metav1.ConditionFalse}
 	switch {
 	case r.aside:
 		c.Reason = v1alpha1.ReasonMIGManagerPartitioning
@@ -127,7 +124,7 @@ func applied(node *v1alpha1.GPUNode, r report, able error) (c metav1.Condition, 
 	case o.nodes != nil:
 		c.Reason, c.Message = v1alpha1.ReasonDeviceNodesMissing, o.nodes.Error()+"; it is tried again"
 	case r.failed != nil:
-		return c, false
+		c.Status, c.Reason, c.Message = metav1.ConditionUnknown, reasonOf(r.failed), "not known, see Discovered"
 	case len(o.unknown) > 0:
 		c.Reason = v1alpha1.ReasonUnknownDevice
 		c.Message = fmt.Sprintf("the node has no GPU %s (any more); the controller plans anew from status.devices", join(o.unknown))
@@ -143,7 +140,7 @@ func applied(node *v1alpha1.GPUNode, r report, able error) (c metav1.Condition, 
 		c.Status, c.Reason = metav1.ConditionTrue, v1alpha1.ReasonApplied
 		c.Message = gpus(len(node.Spec.Devices)) + " shared as wished"
 	}
-	return c, true
+	return c
 }
 
 // beside is the message of a wish that cannot be met for some GPUs, with what is the matter with the others.
@@ -173,9 +170,9 @@ func failed(o outcome) (reason, message string) {
 	return reason, strings.Join(said, "; ") + "; it is tried again"
 }
 
-// stalled is true when only another wish helps.
+// stalled is true when only another desired state helps.
 func stalled(o outcome) metav1.Condition {
-	c := metav1.Condition{Type: v1alpha1.ConditionStalled, Status: metav1.ConditionFalse}
+	c := metav1.Condition{Type: v1alpha1.ConditionApplyStalled, Status: metav1.ConditionFalse}
 	switch {
 	case o.problem != nil:
 		c.Status, c.Reason, c.Message = metav1.ConditionTrue, o.problem.Reason, o.problem.Message

@@ -81,9 +81,6 @@ func whyNotRestored(n *v1alpha1.GPUNode) string {
 	if n.Spec.Release != nil && n.Spec.Release.ReleasePolicy == v1alpha1.ReleasePolicyRetain {
 		return "its last policy had releasePolicy Retain; select it by a policy with releasePolicy Restore"
 	}
-	if waiting := n.Annotations[v1alpha1.AnnotationWaiting]; waiting != "" {
-		return waiting
-	}
 	if ready, found := condition.Find(n.Status.Conditions, v1alpha1.ConditionReady); found && ready.Status != metav1.ConditionTrue {
 		return fmt.Sprintf("%s: %s", ready.Reason, ready.Message)
 	}

@@ -23,6 +23,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
 )
@@ -127,6 +128,16 @@ func (s *shared) patch(o client.Object, patch string) {
 	s.Expect(s.client.Patch(s.t.Context(), o, client.RawPatch("application/merge-patch+json", []byte(patch)))).To(Succeed())
 }
 
+// report lets the controller report in the status of a GPUNode why its node is not ready.
+func (s *shared) report(gpuNode *v1alpha1.GPUNode, reason, message string) {
+	s.t.Helper()
+	s.Expect(s.client.Get(s.t.Context(), client.ObjectKeyFromObject(gpuNode), gpuNode)).To(Succeed())
+	gpuNode.Status.Conditions = condition.Set(gpuNode.Status.Conditions, metav1.Condition{
+		Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, Reason: reason, Message: message,
+	}, now)
+	s.Expect(s.client.Status().Update(s.t.Context(), gpuNode)).To(Succeed())
+}
+
 // restoreStep is the next step of the way back, as a controller takes it. It is false after the last.
 func (s *shared) restoreStep(step int) bool {
 	s.t.Helper()
@@ -134,7 +145,8 @@ func (s *shared) restoreStep(step int) bool {
 	gpuNode := &v1alpha1.GPUNode{ObjectMeta: metav1.ObjectMeta{Name: "a"}}
 	switch step {
 	case 1:
-		s.patch(gpuNode, `{"spec":{"policyName":null},"metadata":{"annotations":{"gpusharing.io/waiting":"GPUInUse: pod team/train uses GPU 0"}}}`)
+		s.patch(gpuNode, `{"spec":{"policyName":null}}`)
+		s.report(gpuNode, "GPUInUse", "pod team/train uses GPU 0")
 	case 2:
 		s.patch(gpuNode, `{"spec":{"baseline":null,"release":null}}`)
 	case 3:

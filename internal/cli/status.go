@@ -10,8 +10,10 @@ import (
 	"slices"
 	"strings"
 	"text/tabwriter"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/duration"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
@@ -49,7 +51,7 @@ func (p *Program) status(ctx context.Context, f *flags, names []string) error {
 // status writes what is so: all policies and nodes, or the named nodes only.
 func (t *text) status(w rollout.World, only []string) {
 	if len(only) == 0 {
-		t.policies(w.Policies)
+		t.policies(w.Policies, w.Now)
 	}
 	pending := unready(w)
 	slices.SortFunc(w.Nodes, func(a, b rollout.Node) int { return strings.Compare(a.Name, b.Name) })
@@ -70,13 +72,13 @@ func (t *text) status(w rollout.World, only []string) {
 }
 
 // policies writes a table of the policies, and why one is not ready.
-func (t *text) policies(policies []v1alpha1.GPUSharingPolicy) {
+func (t *text) policies(policies []v1alpha1.GPUSharingPolicy, now time.Time) {
 	if len(policies) == 0 {
 		t.row(0, "", "There is no GPUSharingPolicy: all GPUs are as they were found.")
 		return
 	}
 	table := tabwriter.NewWriter(t, 0, 0, 3, ' ', 0)
-	rows := []string{"POLICY\tSTRATEGY\tREADY\tFAILED\tSTATE"}
+	rows := []string{"POLICY\tSTRATEGY\tNODES\tREADY\tUPDATED\tBLOCKED\tSTATUS\tAGE"}
 	var why text
 	why.width = t.width
 	for i := range policies {
@@ -87,7 +89,8 @@ func (t *text) policies(policies []v1alpha1.GPUSharingPolicy) {
 				p.Generation, p.Status.ObservedGeneration, state)
 			state = notObserved
 		}
-		rows = append(rows, fmt.Sprintf("%s\t%s\t%d/%d\t%d\t%s", p.Name, p.Spec.Sharing.Strategy, n.Ready, n.Matched, n.Failed, state))
+		rows = append(rows, fmt.Sprintf("%s\t%s\t%d\t%d\t%d\t%d\t%s\t%s", p.Name, p.Spec.Sharing.Strategy, n.Matched, n.Ready, n.Updated,
+			n.Blocked, state, age(p.CreationTimestamp.Time, now)))
 		if because != "" {
 			why.row(0, "", fmt.Sprintf("why %s: %s", p.Name, because))
 		}
@@ -105,6 +108,14 @@ func (t *text) policies(policies []v1alpha1.GPUSharingPolicy) {
 	_, _ = fmt.Fprintln(table, strings.Join(rows, "\n")) // a strings.Builder takes everything
 	_ = table.Flush()
 	t.WriteString(why.String())
+}
+
+// age is how long ago a time was, as kubectl prints it.
+func age(since, now time.Time) string {
+	if since.IsZero() {
+		return "<unknown>"
+	}
+	return duration.HumanDuration(now.Sub(since))
 }
 
 // notObserved is the state of a policy whose last report is on an earlier generation.
@@ -139,9 +150,6 @@ func (t *text) statusOf(n *rollout.Node, pending pendingNode) {
 			state += " (" + pending.State + ")"
 		}
 	}
-	if waiting := n.GPU.Annotations[v1alpha1.AnnotationWaiting]; waiting != "" && pending.NodeName == "" {
-		state, why, _ = strings.Cut(waiting, ": ")
-	}
 	if !n.AgentReady && pending.NodeName == "" {
 		state, why = v1alpha1.ReasonAgentNotReporting,
 			"the agent on the node is not Ready; look at the pods with app.kubernetes.io/name=gpu-sharing-agent there"
@@ -152,7 +160,30 @@ func (t *text) statusOf(n *rollout.Node, pending pendingNode) {
 	}
 	t.row(2, "advertises", resources(offers(n)))
 	t.rows("plan", pending.Plan)
+	t.rows("blocked by", blockers(&n.GPU))
 	t.picture(n)
+}
+
+// blockers are the pods and processes that block the change of a node, a line for each.
+func blockers(n *v1alpha1.GPUNode) []string {
+	lines := make([]string, 0, len(n.Status.Rollout.Blockers))
+	for _, b := range n.Status.Rollout.Blockers {
+		name := fmt.Sprintf("pod %s/%s", b.Namespace, b.Name)
+		if b.Kind == v1alpha1.BlockerKindProcess {
+			name = fmt.Sprintf("process %d (%s)", b.PID, b.Name)
+		}
+		uses := ""
+		for _, d := range n.Status.Devices {
+			if d.UUID == b.DeviceUUID {
+				uses = fmt.Sprintf(" uses GPU %d", d.Index)
+			}
+		}
+		if b.Instance != nil {
+			uses += fmt.Sprintf(", instance %d", *b.Instance)
+		}
+		lines = append(lines, fmt.Sprintf("%s%s: %s", name, uses, b.Handling))
+	}
+	return slices.Compact(lines)
 }
 
 // offers are the resources that a node advertises.

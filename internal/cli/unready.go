@@ -6,7 +6,10 @@ package cli
 import (
 	"fmt"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
 )
 
@@ -20,10 +23,13 @@ type pendingNode struct {
 	policy string
 }
 
-// unready returns the nodes that are not ready, by name: as their policies list them. A policy lists only its worst nodes, and none
-// before the controller has observed it. The state of the others is decided from their own objects, as the controller decides it.
+// unready returns the nodes that are not ready, by name: as their policies list them, or as their GPUNodes report. The state of those
+// that neither reports, as before the controller has observed a policy, is decided from their objects, as the controller decides it.
 func unready(w rollout.World) map[string]pendingNode {
 	found := map[string]pendingNode{}
+	for i := range w.Nodes {
+		addReported(found, &w.Nodes[i].GPU)
+	}
 	for i := range w.Policies {
 		for _, n := range w.Policies[i].Status.Pending {
 			if n.Reason != v1alpha1.ReasonConflicted {
@@ -44,6 +50,18 @@ func unready(w rollout.World) map[string]pendingNode {
 		addUnlisted(found, p.Name, more, states)
 	}
 	return found
+}
+
+// addReported adds a node that the controller reports as not ready in its GPUNode.
+func addReported(found map[string]pendingNode, n *v1alpha1.GPUNode) {
+	r := n.Status.Rollout
+	c, reported := condition.Find(n.Status.Conditions, v1alpha1.ConditionReady)
+	if !reported || r.PolicyName == "" || r.State == "" || c.Status == metav1.ConditionTrue {
+		return
+	}
+	found[n.Name] = pendingNode{policy: r.PolicyName, PendingNode: v1alpha1.PendingNode{
+		NodeName: n.Name, State: r.State, Reason: c.Reason, Message: c.Message, Plan: r.Steps,
+	}}
 }
 
 // addUnlisted adds the nodes of a policy that it does not list and that are not ready. More is how many these are at least.

@@ -23,7 +23,7 @@ func (DeletePod) isAction()  {}
 func (KeepMPSOff) isAction() {}
 func (AllowMPS) isAction()   {}
 func (SetSpec) isAction()    {}
-func (Tell) isAction()       {}
+func (Report) isAction()     {}
 
 // Target is empty: all nodes read the ConfigMap.
 func (WriteKeys) Target() string { return "" }
@@ -59,10 +59,10 @@ func (a AllowMPS) Target() string { return a.Node }
 func (a SetSpec) Target() string { return a.Node }
 
 // Target is the node.
-func (a Tell) Target() string { return a.Node }
+func (a Report) Target() string { return a.Node }
 
-// For is nobody: it tells only.
-func (Tell) For() PolicyRef { return PolicyRef{} }
+// For is nobody: it reports what is observed, whatever the policy asks for by now.
+func (Report) For() PolicyRef { return PolicyRef{} }
 
 // For is nobody: keys are written for all policies at once.
 func (WriteKeys) For() PolicyRef { return PolicyRef{} }
@@ -151,9 +151,4 @@ func (a AllowMPS) String() string {
 
 func (a SetSpec) String() string { return fmt.Sprintf("set spec of GPUNode %s: %s", a.Node, a.Why) }
 
-func (a Tell) String() string {
-	if a.Reason == "" {
-		return fmt.Sprintf("node %s waits no longer", a.Node)
-	}
-	return fmt.Sprintf("node %s goes back to the state in which it was found: %s", a.Node, a.Message)
-}
+func (a Report) String() string { return fmt.Sprintf("status of GPUNode %s: %s", a.Node, a.Why) }

@@ -55,25 +55,25 @@ func (h *host) report() {
 		return
 	}
 	devices := h.devices()
-	ready := metav1.Condition{
-		Type: v1alpha1.ConditionReady, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonReady, ObservedGeneration: h.GPU.Generation,
+	applied := metav1.Condition{
+		Type: v1alpha1.ConditionApplied, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonApplied, ObservedGeneration: h.GPU.Generation,
 	}
 	steps, err := plan.Node(h.GPU.Spec.Devices, devices)
-	h.GPU.Status.Conditions = nil
+	h.GPU.Status.Conditions = rollout.Reported(h.GPU.Status).Conditions
 	if err != nil || len(steps) > 0 || !h.same(devices) {
-		ready.Status, ready.Reason, ready.Message = metav1.ConditionFalse, v1alpha1.ReasonStepFailed, "it is tried again"
+		applied.Status, applied.Reason, applied.Message = metav1.ConditionFalse, v1alpha1.ReasonStepFailed, "it is tried again"
 	}
 	h.GPU.Status.CanReboot, h.GPU.Status.BootID = h.canReboot, h.bootID()
 	h.reportReboot()
 	if err != nil {
 		h.GPU.Status.Conditions = append(h.GPU.Status.Conditions, metav1.Condition{
-			Type: v1alpha1.ConditionStalled, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonLayoutDoesNotFit,
+			Type: v1alpha1.ConditionApplyStalled, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonLayoutDoesNotFit,
 			Message: err.Error(), ObservedGeneration: h.GPU.Generation,
 		})
 	}
-	applied := ready
-	applied.Type = v1alpha1.ConditionApplied
-	h.GPU.Status.Conditions = append(h.GPU.Status.Conditions, ready, applied)
+	h.GPU.Status.Conditions = append(h.GPU.Status.Conditions, applied, metav1.Condition{
+		Type: v1alpha1.ConditionDiscovered, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonDiscovered, ObservedGeneration: h.GPU.Generation,
+	})
 	h.GPU.Status.Devices = nil
 	for _, d := range devices {
 		h.GPU.Status.Devices = append(h.GPU.Status.Devices, reported(d))

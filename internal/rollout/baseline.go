@@ -42,7 +42,6 @@ func version(n *v1alpha1.GPUNode) string { return fmt.Sprintf("%s/%d", n.UID, n.
 // WithCopy returns the node with the spec of a GPUNode, and with all that the copy of the baseline on the Node has.
 func (n Node) WithCopy(gpuNode *v1alpha1.GPUNode) Node {
 	n.GPU, n.BaselineLost, n.ChangedFor = *gpuNode, false, ""
-	n.GPU.Spec = SpecOf(gpuNode)
 	spec := &n.GPU.Spec
 	var saved savedBaseline
 	if text := n.Annotations[v1alpha1.AnnotationBaseline]; text == "" || json.Unmarshal([]byte(text), &saved) != nil {
@@ -225,20 +224,6 @@ func (v *view) ourKey(key string) bool {
 	}
 	_, written := v.world.Keys[key]
 	return written || v.world.Wiring.ClusterPolicy && deviceplugin.Rendered(key)
-}
-
-// reachedSpec returns the writes for a spec that the node has reached. The copy on the Node comes first: GPUs that it lists and the
-// spec does not are added to the spec again.
-func (v *view) reachedSpec(set SetSpec) []Action {
-	if set.Spec.Baseline == nil {
-		return []Action{set}
-	}
-	patch, text := v.patch("recording the baseline"), copyOf(set.Spec)
-	if v.node.Annotations[v1alpha1.AnnotationBaseline] == text {
-		return []Action{set}
-	}
-	patch.Annotations[v1alpha1.AnnotationBaseline] = &text
-	return []Action{patch, set}
 }
 
 // keepBaseline writes again what either object has lost of the baseline of a node that stays as it is.

@@ -34,22 +34,23 @@ func leftAsIs(spec v1alpha1.GPUNodeSpec) bool { return spec.PolicyName == "" && 
 // restorable returns the GPUs that the operator has changed and the node still has, each in the state to which it returns. A
 // GPU without an entry in the baseline, though the operator changed it, returns to no MIG mode and no MPS daemon: the state
 // of a GPU that nobody has partitioned.
-func restorable(spec v1alpha1.GPUNodeSpec, have []gpu.Device) []v1alpha1.DeviceSpec {
-	if spec.Baseline == nil {
+func restorable(n *v1alpha1.GPUNode, have []gpu.Device) []v1alpha1.DeviceSpec {
+	if n.Spec.Baseline == nil {
 		return nil
 	}
-	devices := present(spec.Baseline.Devices, have)
+	devices := present(n.Spec.Baseline.Devices, have)
 	for _, d := range have {
-		if asked(spec, d.UUID) && !lists(devices, d.UUID) {
+		if asked(n, d.UUID) && !lists(devices, d.UUID) {
 			devices = append(devices, unpartitioned(d.UUID))
 		}
 	}
 	return devices
 }
 
-// asked reports whether the spec, or the last good state in it, asks for a state of a GPU.
-func asked(spec v1alpha1.GPUNodeSpec, uuid string) bool {
-	return lists(spec.Devices, uuid) || spec.LastGood != nil && lists(spec.LastGood.Devices, uuid)
+// asked reports whether the spec, or the last good state, asks for a state of a GPU.
+func asked(n *v1alpha1.GPUNode, uuid string) bool {
+	good := n.Status.Rollout.LastGood
+	return lists(n.Spec.Devices, uuid) || good != nil && lists(good.Devices, uuid)
 }
 
 func unpartitioned(uuid string) v1alpha1.DeviceSpec {
@@ -81,7 +82,7 @@ func (v *view) record(spec *v1alpha1.GPUNodeSpec) {
 func (v *view) before(d gpu.Device) v1alpha1.DeviceSpec {
 	sharing := plan.Observed(d)
 	lost := v.node.GPU.Spec.Baseline == nil && v.inCharge()
-	if lost || asked(v.node.GPU.Spec, d.UUID) || sharing.MPS != nil && sharing.MPS.Owner == v1alpha1.MPSDaemonOwnerGPUSharing {
+	if lost || asked(&v.node.GPU, d.UUID) || sharing.MPS != nil && sharing.MPS.Owner == v1alpha1.MPSDaemonOwnerGPUSharing {
 		return unpartitioned(d.UUID)
 	}
 	return v1alpha1.DeviceSpec{UUID: d.UUID, Sharing: sharing}
@@ -95,13 +96,10 @@ func (v *view) unrecorded() bool {
 	})
 }
 
-// forget removes from a spec the GPUs that the policy does not select and that are back in their baseline.
-func (v *view) forget(spec *v1alpha1.GPUNodeSpec) {
+// withoutRestored leaves out the GPUs that the policy does not select and that are back in their baseline.
+func (v *view) withoutRestored(devices []v1alpha1.DeviceSpec) []v1alpha1.DeviceSpec {
 	if v.wish == nil || v.fallsBack {
-		return
+		return devices
 	}
-	back := func(d v1alpha1.DeviceSpec) bool { return lists(v.wish.Restored, d.UUID) }
-	for _, devices := range []*[]v1alpha1.DeviceSpec{&spec.Devices, &spec.Baseline.Devices, &spec.LastGood.Devices} {
-		*devices = slices.DeleteFunc(slices.Clone(*devices), back)
-	}
+	return slices.DeleteFunc(slices.Clone(devices), func(d v1alpha1.DeviceSpec) bool { return lists(v.wish.Restored, d.UUID) })
 }

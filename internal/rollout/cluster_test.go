@@ -21,6 +21,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/clusterpolicy"
+	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
@@ -130,6 +131,11 @@ func (c *cluster) add(name string, models ...sim.Model) *host {
 func (h *host) makeGPUNode() {
 	h.made++
 	h.GPU = v1alpha1.GPUNode{ObjectMeta: metav1.ObjectMeta{Name: h.Name, Generation: 1, UID: types.UID(fmt.Sprintf("%s-%d", h.Name, h.made))}}
+	for _, conditionType := range []string{v1alpha1.ConditionReady, v1alpha1.ConditionReconciling, v1alpha1.ConditionStalled} {
+		h.GPU.Status.Conditions = append(h.GPU.Status.Conditions, metav1.Condition{ // the default of the API
+			Type: conditionType, Status: metav1.ConditionUnknown, Reason: v1alpha1.ReasonAwaitingReport, LastTransitionTime: metav1.Unix(0, 0),
+		})
+	}
 }
 
 // world is what a pass reads: values of its own.
@@ -229,9 +235,9 @@ func (c *cluster) do(a rollout.Action) {
 		c.keepMPSOff(h)
 	case rollout.AllowMPS:
 		h.features.ours = time.Time{}
-	case rollout.Tell:
-		c.told = append(c.told, a.String())
-		h.annotate(v1alpha1.AnnotationWaiting, a.Note())
+	case rollout.Report:
+		h.setReported(*a.Status.DeepCopy())
+		c.told = append(c.told, h.waits())
 	case rollout.SetSpec:
 		h.setSpec(*a.Spec.DeepCopy())
 	}
@@ -240,16 +246,31 @@ func (c *cluster) do(a rollout.Action) {
 // setSpec stores a spec as the API server does, whose generations count what the agent looks at.
 func (h *host) setSpec(want v1alpha1.GPUNodeSpec) {
 	want.ChangeTime = metav1.NewTime(want.ChangeTime.Truncate(time.Second))
-	spec, verified := rollout.Store(&h.GPU, want)
-	h.GPU.Annotations = maps.Clone(h.GPU.Annotations)
-	patch(h.GPU.Annotations, map[string]*string{v1alpha1.AnnotationVerified: nil})
-	if verified != "" {
-		h.annotate(v1alpha1.AnnotationVerified, verified)
-	}
-	if !reflect.DeepEqual(spec, h.GPU.Spec) {
-		h.GPU.Spec = spec
+	if !reflect.DeepEqual(want, h.GPU.Spec) {
+		h.GPU.Spec = want
 		h.GPU.Generation++
 	}
+}
+
+// setReported stores the controller's part of the status, beside the agent's.
+func (h *host) setReported(status v1alpha1.GPUNodeStatus) {
+	agents := h.agents()
+	h.GPU.Status.ObservedGeneration, h.GPU.Status.Rollout = status.ObservedGeneration, status.Rollout
+	h.GPU.Status.Conditions = append(status.Conditions, agents...)
+}
+
+// agents are the conditions of the agent.
+func (h *host) agents() []metav1.Condition {
+	ours := rollout.Reported(h.GPU.Status).Conditions
+	return slices.DeleteFunc(slices.Clone(h.GPU.Status.Conditions), func(c metav1.Condition) bool { return slices.Contains(ours, c) })
+}
+
+// waits is why a node is not ready, as its GPUNode reports it: <reason>: <message>.
+func (h *host) waits() string {
+	if c, _ := condition.Find(h.GPU.Status.Conditions, v1alpha1.ConditionReady); c.Status == metav1.ConditionFalse {
+		return c.Reason + ": " + c.Message
+	}
+	return ""
 }
 
 // annotate sets an annotation of the GPUNode.

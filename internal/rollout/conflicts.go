@@ -59,7 +59,7 @@ func (v *view) leftToOthers() bool {
 
 // isUnfenced says whether somebody lets NVIDIA's mig-manager back onto a node that was verified without it.
 func (v *view) isUnfenced() bool {
-	return !v.to.final && v.fences() && reached(v.node.GPU.Spec, v.to) && v.node.Labels[v1alpha1.LabelMIGManager] == "true"
+	return !v.to.final && v.fences() && v.reached() && v.node.Labels[v1alpha1.LabelMIGManager] == "true"
 }
 
 // overruledLeft is how long another controller is still left alone that sets a label again.
@@ -112,7 +112,7 @@ func (v *view) contested() (judgement, bool) {
 	message := fmt.Sprintf("%s sets %s=%s on the node again, and the operator selects %s. %s", who, v1alpha1.LabelConfig,
 		v.node.Labels[v1alpha1.LabelConfig], v.to.key, where)
 	j := judgement{State: StateSelecting, reason: v1alpha1.ReasonConfigLabelReset, after: left}
-	if !reached(v.node.GPU.Spec, v.to) {
+	if !v.reached() {
 		j = v.fail(j, v1alpha1.ReasonConfigLabelReset, message)
 		j.after = left
 		return j, true

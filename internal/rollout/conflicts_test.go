@@ -63,7 +63,7 @@ func TestALayoutForAMIGManagerThatIsNotThereIsTold(t *testing.T) {
 	c, h := partitioned()
 	h.Labels["nvidia.com/mig.config"] = "all-1g.5gb"
 	d := rollout.Decide(c.world())
-	g.Expect(d.Actions).To(BeEmpty())
+	g.Expect(changes(d.Actions)).To(BeEmpty())
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonMIGConfigIgnored))
 	g.Expect(d.Nodes[0].Message).To(ContainSubstring(`somebody set nvidia.com/mig.config=all-1g.5gb (it was "all-disabled" before the operator)`))
 	h.Labels["nvidia.com/mig.config"] = "all-disabled"
@@ -212,7 +212,7 @@ func TestANodeIsTakenOverOnlyMinutesAfterTheOtherControllerLeft(t *testing.T) {
 			}
 			g.Expect(h.Taints).To(BeEmpty())
 			g.Expect(h.GPU.Spec.Devices).To(BeEmpty())
-			g.Expect(c.writes).To(Equal(map[string]int{"rollout.PatchNode": 10}), "two for each restart")
+			g.Expect(c.writes).To(Equal(map[string]int{"rollout.PatchNode": 10, "rollout.Report": 10}), "two of each for each restart")
 			test.goes(h)
 			d := c.during(10*time.Minute, 10*time.Second)
 			g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), d.Nodes[0].Message)
@@ -311,14 +311,14 @@ func TestInstancesThatSomebodyKeepsChangingAreLeft(t *testing.T) {
 	g.Expect(h.hardware.CreateInstance(t.Context(), uuid, "1g.5gb", gpu.Placement{Start: 0, Size: 1})).To(Succeed())
 	c.hold(h, "theirs", 0, h.devices()[0].State.Instances[0].ID)
 	h.GPU.Status.Conditions = []metav1.Condition{
-		{Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, ObservedGeneration: h.GPU.Generation, Reason: v1alpha1.ReasonChangedByOthers},
+		{Type: v1alpha1.ConditionApplied, Status: metav1.ConditionFalse, ObservedGeneration: h.GPU.Generation, Reason: v1alpha1.ReasonChangedByOthers},
 		{
-			Type: v1alpha1.ConditionStalled, Status: metav1.ConditionTrue, ObservedGeneration: h.GPU.Generation,
+			Type: v1alpha1.ConditionApplyStalled, Status: metav1.ConditionTrue, ObservedGeneration: h.GPU.Generation,
 			Reason: v1alpha1.ReasonChangedByOthers, Message: "somebody else keeps changing MIG on GPU 0",
 		},
 	}
 	d := rollout.Decide(c.world())
-	g.Expect(d.Actions).To(BeEmpty(), "nobody is kept off or evicted for that")
+	g.Expect(changes(d.Actions)).To(BeEmpty(), "nobody is kept off or evicted for that")
 	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateFailed))
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonChangedByOthers))
 	g.Expect(d.Nodes[0].Message).To(ContainSubstring("somebody else keeps changing MIG on GPU 0"))

@@ -119,7 +119,7 @@ func (v *view) leaves() bool {
 // alone on a node that is taken over as it is.
 func (v *view) withMonitors(now, seen string) string {
 	uids := v.monitors()
-	if len(uids) == 0 || seen == "" && v.node.GPU.Spec.LastGood == nil {
+	if len(uids) == 0 || seen == "" && v.node.GPU.Status.Rollout.LastGood == nil {
 		return now
 	}
 	return now + "@" + strings.Join(uids, ",")
@@ -187,8 +187,8 @@ func (v *view) isPlugin(p Pod) bool {
 // where the plugin reports devices as unhealthy: a plugin that starts anew offers those again. One that has been started lately is
 // left alone: then that is not why. The patch has enumerating delete the pods.
 func (v *view) restartPlugin() (actions []Action, after time.Duration) {
-	ready := condition.IsTrue(v.node.GPU.Status.Conditions, v1alpha1.ConditionReady)
-	if v.node.Annotations[v1alpha1.AnnotationRestarted] == v.occasion() || len(v.node.Unhealthy) > 0 || !ready || !v.visible() {
+	applied := condition.IsTrue(v.node.GPU.Status.Conditions, v1alpha1.ConditionApplied)
+	if v.node.Annotations[v1alpha1.AnnotationRestarted] == v.occasion() || len(v.node.Unhealthy) > 0 || !applied || !v.visible() {
 		return nil, 0
 	}
 	restarts, after := v.restart(rereads, v.isPlugin)

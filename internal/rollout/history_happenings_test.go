@@ -121,12 +121,14 @@ func (c *chronicle) lieEvent(random *rand.Rand) {
 	if h.off {
 		return
 	}
-	for i := range h.GPU.Status.Conditions {
-		h.GPU.Status.Conditions[i].ObservedGeneration = h.GPU.Generation
-		if t := h.GPU.Status.Conditions[i].Type; t == v1alpha1.ConditionReady || t == v1alpha1.ConditionApplied {
-			h.GPU.Status.Conditions[i].Status = metav1.ConditionTrue
+	agents := h.agents()
+	for i := range agents {
+		agents[i].ObservedGeneration = h.GPU.Generation
+		if agents[i].Type == v1alpha1.ConditionApplied {
+			agents[i].Status = metav1.ConditionTrue
 		}
 	}
+	h.GPU.Status.Conditions = append(rollout.Reported(h.GPU.Status).Conditions, agents...)
 	h.lags = true
 	c.tell("the agent of %s reports that all is well, and then nothing any more", h.Name)
 }

@@ -274,8 +274,8 @@ func (c *chronicle) carryOut(a rollout.Action) {
 		c.count["our ConfigMap"]++
 	case rollout.Nudge:
 		c.count["pod "+a.Pod]++
-	case rollout.Tell:
-		c.count["annotations of GPUNode "+h.Name]++
+	case rollout.Report:
+		c.count["status of GPUNode "+h.Name]++
 	}
 	c.do(a)
 	c.wrote(a)
@@ -461,7 +461,7 @@ func (c *chronicle) released() {
 		if retains {
 			continue
 		}
-		if problem := c.unrestored(h); problem != "" && h.GPU.Annotations[v1alpha1.AnnotationWaiting] == "" {
+		if problem := c.unrestored(h); problem != "" && h.waits() == "" {
 			c.breaks("restore", "node %s: %s; nothing says so", h.Name, problem)
 		}
 	}
@@ -472,7 +472,7 @@ func (c *chronicle) released() {
 			}
 		}
 	}
-	if d.Wire && !retains && !slices.ContainsFunc(c.all(), func(h *host) bool { return h.off || h.forsaken || h.GPU.Annotations[v1alpha1.AnnotationWaiting] != "" }) {
+	if d.Wire && !retains && !slices.ContainsFunc(c.all(), func(h *host) bool { return h.off || h.forsaken || h.waits() != "" }) {
 		c.breaks("restore", "the ClusterPolicy still names our ConfigMap")
 	}
 }

@@ -174,8 +174,8 @@ func (v *view) byManager(asks bool) (judgement, bool) {
 // asks says whether the spec asks for the target already, and mig-manager, where that is its business, was asked for it. A spec with
 // the record that the target failed asks for nothing until it is written again: the deadlines of another attempt begin with that.
 func (v *view) asks() bool {
-	f := v.node.GPU.Spec.Failed
-	again := f != nil && !v.fallsBack && f.Hash == v.asked()
+	f := v.node.GPU.Status.Rollout.Failed
+	again := f != nil && !v.fallsBack && f.Hash == v.asked() && !v.superseded(*f)
 	if again || v.releasesAgain() || !wishes(v.node.GPU.Spec, v.to) {
 		return false
 	}
@@ -225,7 +225,7 @@ func (v *view) disrupt(asks bool) judgement {
 	blocked := len(v.blockers) > 0
 	tainted := v.taint() != nil || v.mustStayUntainted() && !blocked
 	switch {
-	case v.ousts() && reached(v.node.GPU.Spec, v.to) && v.labelLeft() > 0:
+	case v.ousts() && v.reached() && v.labelLeft() > 0:
 		return v.besideNVIDIA()
 	case blocked && v.drainMode() == v1alpha1.DrainModeNever:
 		j.reason, j.message = v1alpha1.ReasonGPUInUse, "waiting until nobody uses what must be changed: "+v.inTheWay()
@@ -286,7 +286,7 @@ func (v *view) draining(j judgement) judgement {
 	if left <= 0 {
 		message := fmt.Sprintf("not idle within %s: %s%s", v.drainTimeout(), v.inTheWay(), why)
 		if !v.fallsBack {
-			j.start = append(v.letGo("it did not become idle in time"), v.recordFailure(v1alpha1.ReasonDrainTimedOut, message))
+			j.start = append(v.letGo("it did not become idle in time"), v.recordFailure(v1alpha1.ReasonDrainTimedOut, message)...)
 			j.message = message
 			return j
 		}
@@ -371,7 +371,7 @@ func (v *view) quiescing(j judgement) judgement {
 		return j
 	}
 	message := fmt.Sprintf("not within %s: %s", quiesceTimeout, j.message)
-	j.start, j.message = append(v.letGo("they did not end in time"), v.recordFailure(j.reason, message)), message
+	j.start, j.message = append(v.letGo("they did not end in time"), v.recordFailure(j.reason, message)...), message
 	return j
 }
 
@@ -405,7 +405,7 @@ func (v *view) applying() judgement {
 // for what was reached before, which is waited for.
 func (v *view) timeLeft() (left, timeout time.Duration, limited bool) {
 	since := v.node.GPU.Spec.ChangeTime
-	if since.IsZero() || reached(v.node.GPU.Spec, v.to) {
+	if since.IsZero() || v.reached() {
 		return 0, 0, false
 	}
 	timeout = applyTimeout
@@ -444,8 +444,8 @@ func (v *view) fail(j judgement, reason, message string) judgement {
 		return j // it is not the wish that failed
 	}
 	j.State, j.reason, j.message = StateFailed, reason, message
-	if v.wish != nil && !v.fallsBack && !reached(v.node.GPU.Spec, v.to) {
-		j.actions = append(j.actions, v.recordFailure(reason, message))
+	if v.wish != nil && !v.fallsBack && !v.reached() {
+		j.actions = append(j.actions, v.recordFailure(reason, message)...)
 	}
 	if v.wish == nil { // there is nothing to fall back to: it waits, and holds nobody up
 		j.actions = append(j.actions, v.letGo("it did not get back to its state in time")...)
@@ -473,7 +473,7 @@ func (v *view) verifying() (judgement, bool) {
 		}
 		return j, true
 	}
-	if reached(v.node.GPU.Spec, v.to) || v.to.expected == nil {
+	if v.reached() || v.to.expected == nil {
 		j.State, j.reason = StateDegraded, v1alpha1.ReasonNotAdvertised
 		j.message += cmp.Or(v.sick(), "; look at the pods of NVIDIA's device plugin on the node")
 		j.actions, j.after = v.restartPlugin()
@@ -548,16 +548,12 @@ func (v *view) done() judgement {
 	if v.taint() != nil {
 		j.State, j.reason, j.message = StateReleasing, v1alpha1.ReasonProgressing, "done; the taint of the operator is being removed"
 		j.actions = append(j.actions, Untaint{Node: v.node.Name})
-		if v.heldByOther() {
-			return j
-		}
+		return j // what was reached is recorded after that, together with Ready
 	}
 	if v.to.final && v.overridden() {
 		return v.allowing(j)
 	}
-	if record, differs := v.recordReached(); differs {
-		j.actions = append(j.actions, v.reachedSpec(record)...)
-	}
+	j.actions = append(j.actions, v.recordReached()...)
 	return j
 }
 
@@ -604,7 +600,7 @@ func (v *view) taintNode() Action {
 // agentSays adds to a message what the agent says of why it is not done.
 func (v *view) agentSays(message string) string {
 	for _, c := range v.node.GPU.Status.Conditions {
-		if c.Type == v1alpha1.ConditionReady && c.Status != metav1.ConditionTrue && c.Message != "" &&
+		if c.Type == v1alpha1.ConditionApplied && c.Status != metav1.ConditionTrue && c.Message != "" &&
 			c.ObservedGeneration == v.node.GPU.Generation {
 			return fmt.Sprintf("%s; the agent says %s: %s", message, c.Reason, c.Message)
 		}

@@ -43,7 +43,7 @@ func (v *view) mustStayUntainted() bool {
 
 // startsUntainted reports whether the node is not in service yet, as one with the startup taint, though it has none.
 func (m *member) startsUntainted() bool {
-	return taintsNewNodes(m.by) && m.node.GPU.Spec.LastGood == nil &&
+	return taintsNewNodes(m.by) && m.node.GPU.Status.Rollout.LastGood == nil &&
 		m.mustStayUntainted() && len(m.blockers) == 0
 }
 

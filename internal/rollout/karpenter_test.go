@@ -228,7 +228,10 @@ func TestAChangeWithoutTheTaintHasADeadline(t *testing.T) {
 		})
 		paused := c.Now
 		d := rollout.Decide(c.world())
-		for len(d.Actions) == 0 {
+		for len(changes(d.Actions)) == 0 {
+			for _, a := range d.Actions {
+				c.do(a)
+			}
 			g.Expect(d.Nodes[1].State).To(Equal(rollout.StateQuiescing), "%+v", d.Nodes[1])
 			g.Expect(d.After).To(BeNumerically(">", 0))
 			c.Now = c.Now.Add(d.After)

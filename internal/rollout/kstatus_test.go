@@ -92,6 +92,14 @@ func TestKstatusOfEachState(t *testing.T) {
 			g.Expect(d.Nodes[0].State).To(Equal(state), d.Nodes[0].Message)
 			sane(g, d.Policies["research"], cl.Policies[0].Generation)
 			g.Expect(kstatusOf(t, cl.Policies[0], d.Policies["research"])).To(Equal(c.want), "%+v", d.Policies["research"].Conditions)
+			for _, a := range d.Actions {
+				cl.do(a)
+			}
+			node := cl.hosts[d.Nodes[0].Node].kstatus(t)
+			g.Expect(node).To(Or(Equal(c.want), Equal(status.InProgressStatus)), "%+v", cl.hosts[d.Nodes[0].Node].GPU.Status.Conditions)
+			if c.want != status.InProgressStatus {
+				g.Expect(node).To(Equal(c.want))
+			}
 			cl.Policies[0].Generation++
 			g.Expect(kstatusOf(t, cl.Policies[0], d.Policies["research"])).To(Equal(status.InProgressStatus), "of an edit that nobody has seen")
 		})

@@ -49,7 +49,7 @@ func look(w *World, n *Node, g policy.Governed) *view {
 	case g.By != nil:
 		v.ask()
 	default:
-		v.to = baseline(n.GPU.Spec, v.have)
+		v.to = baseline(&n.GPU, v.have)
 		if v.managed() && v.noManager() != nil {
 			v.to.actuator = "" // it is gone; the agent does it
 		}
@@ -84,7 +84,7 @@ func (v *view) ask() {
 		return
 	}
 	if f := v.failed(); f != nil && f.Reason != v1alpha1.ReasonDrainTimedOut {
-		v.to, v.fallsBack = fallback(v.by.Name, v.node.GPU.Spec, v.have), true
+		v.to, v.fallsBack = fallback(v.by.Name, &v.node.GPU, v.have), true
 		v.to.actuator = actuatorOf(v.by)
 	}
 }
@@ -209,8 +209,8 @@ func (v *view) asked() string {
 
 // failed is the record that what is asked failed on this node; nil if it has not, or is to be tried again.
 func (v *view) failed() *v1alpha1.FailedChange {
-	f := v.node.GPU.Spec.Failed
-	if f == nil || f.Hash != v.asked() || f.Attempt != v.attempt() {
+	f := v.node.GPU.Status.Rollout.Failed
+	if f == nil || f.Hash != v.asked() || f.Attempt != v.attempt() || v.superseded(*f) {
 		return nil
 	}
 	if f.Reason == v1alpha1.ReasonRebootRequired && v.mayReboot() {
@@ -219,13 +219,19 @@ func (v *view) failed() *v1alpha1.FailedChange {
 	return f
 }
 
+// superseded reports whether the agent was asked once more for what failed.
+func (v *view) superseded(f v1alpha1.FailedChange) bool {
+	spec := v.node.GPU.Spec
+	return policy.Hash(spec.ConfigName, spec.Devices) == f.Hash && spec.ChangeTime.After(f.Time.Time)
+}
+
 // busy reports whether the agent is at work on an earlier desired state. One that can do no more before a reboot, which it has
 // no permission for, is not, also if that state is another policy's.
 func (v *view) busy() bool {
 	_, _, stalled := v.stalled()
 	waits := stalled || v.pendsReboot() && v.node.GPU.Spec.Reboot == nil
 	return len(v.node.GPU.Spec.Devices) > 0 && !waits &&
-		!condition.IsTrueAt(v.node.GPU.Status.Conditions, v1alpha1.ConditionReady, v.node.GPU.Generation)
+		!condition.IsTrueAt(v.node.GPU.Status.Conditions, v1alpha1.ConditionApplied, v.node.GPU.Generation)
 }
 
 // disruptive says whether a step is left that needs something idle.
@@ -238,7 +244,7 @@ func (v *view) disruptive() bool {
 // left. Nobody is driven off a node for that: the agent sets it back by itself once the GPU is idle.
 func (v *view) onlyComputeMode() bool {
 	spec := v.node.GPU.Spec
-	return plan.OnlyComputeMode(v.steps) && wishes(spec, v.to) && reached(spec, v.to)
+	return plan.OnlyComputeMode(v.steps) && wishes(spec, v.to) && v.reached()
 }
 
 // closes says whether a step is left for which NVIDIA's clients must have closed their handles.
@@ -272,18 +278,18 @@ func (v *view) applied() bool {
 			awaits = true
 		}
 	}
-	return awaits || condition.IsTrue(v.node.GPU.Status.Conditions, v1alpha1.ConditionReady)
+	return awaits || condition.IsTrue(v.node.GPU.Status.Conditions, v1alpha1.ConditionApplied)
 }
 
 // answered reports whether the agent has looked at the GPUs for the spec as it is.
 func (v *view) answered() bool {
-	c, reported := condition.Find(v.node.GPU.Status.Conditions, v1alpha1.ConditionReady)
+	c, reported := condition.Find(v.node.GPU.Status.Conditions, v1alpha1.ConditionApplied)
 	return reported && c.ObservedGeneration >= v.node.GPU.Generation
 }
 
 // stalled is the message of the agent that only another wish helps.
 func (v *view) stalled() (reason, message string, is bool) {
-	c, ok := condition.Find(v.node.GPU.Status.Conditions, v1alpha1.ConditionStalled)
+	c, ok := condition.Find(v.node.GPU.Status.Conditions, v1alpha1.ConditionApplyStalled)
 	if !ok || c.Status != "True" || c.ObservedGeneration != v.node.GPU.Generation {
 		return "", "", false
 	}

@@ -96,7 +96,7 @@ func (h *host) reportReboot() {
 	if p := h.GPU.Spec.Reboot; p != nil && p.BootID != h.bootID() {
 		required.Reason = v1alpha1.ReasonRebootInVain
 		stalled := required
-		stalled.Type, stalled.Message = v1alpha1.ConditionStalled, "it was rebooted in vain"
+		stalled.Type, stalled.Message = v1alpha1.ConditionApplyStalled, "it was rebooted in vain"
 		h.GPU.Status.Conditions = append(h.GPU.Status.Conditions, stalled)
 	}
 	h.GPU.Status.Conditions = append(h.GPU.Status.Conditions, required)

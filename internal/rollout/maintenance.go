@@ -168,7 +168,7 @@ func setsSpec(a Action) bool {
 // inFlight reports whether the agent has been asked for a policy's desired state that the node has not reached.
 func (v *view) inFlight() bool {
 	spec := v.node.GPU.Spec
-	return spec.PolicyName != "" && spec.ConfigName != "" && !reached(spec, target{key: spec.ConfigName, devices: spec.Devices})
+	return spec.PolicyName != "" && spec.ConfigName != "" && !reached(&v.node.GPU, target{key: spec.ConfigName, devices: spec.Devices})
 }
 
 // protect keeps the device plugin away while the driver is replaced under MIG instances that our agent makes. They are gone
@@ -264,7 +264,7 @@ func (v *view) asksAgain() (j judgement, waits bool) {
 		return j, true
 	}
 	left := spec.ChangeTime.Add(applyTimeout).Sub(v.world.Now)
-	c, reported := condition.Find(v.node.GPU.Status.Conditions, v1alpha1.ConditionReady)
+	c, reported := condition.Find(v.node.GPU.Status.Conditions, v1alpha1.ConditionApplied)
 	j.after = left
 	return j, left > 0 && (!reported || c.ObservedGeneration < v.node.GPU.Generation)
 }

@@ -221,10 +221,9 @@ func (c *cluster) wireMIG(d rollout.Decision) {
 
 // reportAside is what the agent reports while it leaves the driver closed.
 func (h *host) reportAside() {
-	for _, conditionType := range []string{v1alpha1.ConditionApplied, v1alpha1.ConditionReady} {
-		h.GPU.Status.Conditions = slices.DeleteFunc(h.GPU.Status.Conditions, func(c metav1.Condition) bool { return c.Type == conditionType })
-		h.GPU.Status.Conditions = append(h.GPU.Status.Conditions, metav1.Condition{
-			Type: conditionType, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonMIGManagerPartitioning, ObservedGeneration: h.GPU.Generation,
-		})
-	}
+	conditions := slices.DeleteFunc(h.GPU.Status.Conditions, func(c metav1.Condition) bool { return c.Type == v1alpha1.ConditionApplied })
+	h.GPU.Status.Conditions = append(conditions, metav1.Condition{
+		Type: v1alpha1.ConditionApplied, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonMIGManagerPartitioning,
+		ObservedGeneration: h.GPU.Generation,
+	})
 }

@@ -183,7 +183,7 @@ func (r *remembered) consider(w *World, selected, governed policy.Governed, in p
 
 // isStill reports whether nothing is to be done about the node, and no time passes that counts.
 func (m *member) isStill() bool {
-	return len(m.actions) == 0 && m.after == 0 && !m.holds && !m.disturbed() && len(m.tell()) == 0
+	return len(m.actions) == 0 && m.after == 0 && !m.holds && !m.disturbed() && !m.hasNews()
 }
 
 // recall finds what was derived of a node the last time, and derives anew what no longer holds.

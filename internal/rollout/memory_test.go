@@ -265,19 +265,19 @@ func TestANodeIsStillOnlyAsLongAsNothingThatConcernsItChanges(t *testing.T) {
 	}
 }
 
-// TestANoteThatIsLeftIsTakenBack from a node that is as its policy asks.
-func TestANoteThatIsLeftIsTakenBack(t *testing.T) {
+// TestAReportThatIsNotTrueIsCorrected on a node of which nothing else is to be done.
+func TestAReportThatIsNotTrueIsCorrected(t *testing.T) {
 	g := NewWithT(t)
 	c := newCluster()
 	h := c.add("n0", sim.A100)
 	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", timeSlicing(4))}
 	c.run(60)
-	h.annotate(v1alpha1.AnnotationWaiting, "GPUInUse: of a time without a policy")
+	h.GPU.Status.Rollout.State = string(rollout.StateDraining)
 	w := c.world()
 	w.Nodes[0].Version = 1
 	var memory rollout.Memory
 	for range 2 {
-		g.Expect(said(memory.Decide(w).Actions)).To(Equal([]string{"node n0 waits no longer"}))
+		g.Expect(memory.Decide(w).Actions).To(ConsistOf(HaveField("Why", "reporting Ready")))
 	}
 }
 

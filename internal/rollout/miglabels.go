@@ -37,7 +37,7 @@ func (v *view) claimMIG(labels map[string]*string) {
 	is, was := v.node.Labels[v1alpha1.LabelMIGConfig], baseline.Labels[v1alpha1.LabelMIGConfig]
 	_, deployed := v.node.Labels[v1alpha1.LabelMIGManager]
 	replaces := is == "" && deployed || is != "" && (slices.Contains([]string{was, operatorsDefault}, is) || migmanager.Ours(is))
-	if replaces && !reached(v.node.GPU.Spec, v.to) {
+	if replaces && !v.reached() {
 		labels[v1alpha1.LabelMIGConfig] = new(claimed)
 	}
 }

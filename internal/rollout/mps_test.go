@@ -114,7 +114,7 @@ func TestNVIDIAsMPSThatStartsOnTheWayBackIsNotFought(t *testing.T) {
 	c.tick(time.Second)
 	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("2g", 3)))}
 	c.run(1000)
-	g.Expect(h.GPU.Spec.Failed).NotTo(BeNil())
+	g.Expect(h.GPU.Status.Rollout.Failed).NotTo(BeNil())
 	h.Labels[pluginLabel] = "true"
 	c.during(2*time.Hour, 10*time.Second)
 	g.Expect(h.theirs).NotTo(BeNil())
@@ -152,7 +152,7 @@ func TestNVIDIAsMPSThatIsLetBackIsKeptOff(t *testing.T) {
 	c.tick(time.Second)
 	clear(c.writes)
 	d = c.during(10*time.Minute, 10*time.Second)
-	g.Expect(c.writes).To(BeEmpty())
+	g.Expect(c.writes).To(Equal(map[string]int{"rollout.Report": 1}))
 	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateDegraded))
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonMPSCapableReset), d.Nodes[0].Message)
 
@@ -378,7 +378,7 @@ func TestGFDThatNeverCorrectsItself(t *testing.T) {
 	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateFailed))
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonMPSCapableStale))
 	g.Expect(d.Nodes[0].Message).To(ContainSubstring("gpu-operator/nvidia-features-for-a"))
-	g.Expect(h.GPU.Annotations[v1alpha1.AnnotationWaiting]).To(ContainSubstring(v1alpha1.ReasonMPSCapableStale))
+	g.Expect(h.waits()).To(ContainSubstring(v1alpha1.ReasonMPSCapableStale))
 	g.Expect(h.Taints).To(BeEmpty())
 	h.Labels[gfdLabel] = "true"
 	c.tick(time.Second)

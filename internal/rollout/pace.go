@@ -23,6 +23,8 @@ type member struct {
 	still   bool       // nothing is done about it until something changes: all that is said here stays the same
 	brief   brief
 	kept    kept
+	// unserved reports that a policy selects the node, but no policy can be honoured in this cluster.
+	unserved bool
 }
 
 // lost is a node that a policy selects and another one governs.

@@ -133,7 +133,7 @@ func TestAWishThatFailedBeforeTakesNoPlaceOnTop(t *testing.T) {
 	c.steps(5)
 	c.tick(10 * time.Minute)
 	c.steps(3)
-	g.Expect(a.GPU.Spec.Failed.Reason).To(Equal(v1alpha1.ReasonDrainTimedOut))
+	g.Expect(a.GPU.Status.Rollout.Failed.Reason).To(Equal(v1alpha1.ReasonDrainTimedOut))
 	c.end(a, "train")
 	b := c.add("b", sim.A100)
 	b.Taints = []corev1.Taint{taint()}
@@ -148,7 +148,7 @@ func TestAWishThatFailedBeforeTakesNoPlaceOnTop(t *testing.T) {
 func (c *cluster) ready() int {
 	n := 0
 	for _, h := range c.hosts {
-		if rollout.SpecOf(&h.GPU).LastGood != nil {
+		if h.GPU.Status.Rollout.LastGood != nil {
 			n++
 		}
 	}
@@ -186,6 +186,6 @@ func TestAGentleChangeCostsOnePatchOfTheNodeAndDisturbsNobody(t *testing.T) {
 	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate))
 	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 16}))
 	g.Expect(c.writes).To(Equal(map[string]int{
-		"rollout.WriteKeys": 1, "rollout.Nudge": 2, "rollout.PatchNode": 1, "rollout.SetSpec": 2,
+		"rollout.WriteKeys": 1, "rollout.Nudge": 2, "rollout.PatchNode": 1, "rollout.SetSpec": 1, "rollout.Report": 1,
 	}))
 }

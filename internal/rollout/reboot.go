@@ -98,11 +98,14 @@ func (v *view) permitReboot() SetSpec {
 	return SetSpec{Node: v.node.Name, Spec: spec, Policy: v.ref(), Why: "letting the agent reboot the node"}
 }
 
-// withdrawReboot takes back a permission that the agent has not used. A spent one stays, so that no other is given.
-func (v *view) withdrawReboot(spec *v1alpha1.GPUNodeSpec) {
-	if spec.Reboot != nil && spec.Reboot.BootID == v.node.GPU.Status.BootID {
+// withdrawReboot withdraws a permission that the agent has not used, and reports whether there was one. A spent one stays, so that no
+// other is given.
+func (v *view) withdrawReboot(spec *v1alpha1.GPUNodeSpec) bool {
+	withdraws := spec.Reboot != nil && spec.Reboot.BootID == v.node.GPU.Status.BootID
+	if withdraws {
 		spec.Reboot = nil
 	}
+	return withdraws
 }
 
 // stranded reports whether the way back of a node has come to where only a reboot helps, and the operator makes none: it may not, the

@@ -65,14 +65,14 @@ func TestANodeThatCannotBeRestoredReportsWhy(t *testing.T) {
 	c.Wiring = rollout.Wiring{Reason: v1alpha1.ReasonNoDevicePlugin, Message: "there is no ClusterPolicy in this cluster"}
 	d, _ := c.run(60)
 	g.Expect(h.GPU.Spec.Baseline).NotTo(BeNil())
-	g.Expect(h.GPU.Annotations[v1alpha1.AnnotationWaiting]).To(Equal("NoDevicePlugin: there is no ClusterPolicy in this cluster"))
+	g.Expect(h.waits()).To(Equal("NoDevicePlugin: there is no ClusterPolicy in this cluster"))
 	g.Expect(d.Nodes).To(HaveLen(1))
 	g.Expect(d.Nodes[0].State).NotTo(Equal(rollout.StateUpToDate))
 
 	c.Wiring = rollout.Wiring{Ready: true, ClusterPolicy: true, NodeFeatures: true}
 	c.run(60)
 	g.Expect(h.GPU.Spec).To(Equal(v1alpha1.GPUNodeSpec{}))
-	g.Expect(h.GPU.Annotations[v1alpha1.AnnotationWaiting]).To(BeEmpty())
+	g.Expect(h.waits()).To(BeEmpty())
 }
 
 // TestANodeUnderMaintenanceReportsWhyItIsNotRestored: NVIDIA's upgrade of the driver may wait for ever for another node.
@@ -94,13 +94,13 @@ func TestANodeUnderMaintenanceReportsWhyItIsNotRestored(t *testing.T) {
 			c.version["n0"]++
 			c.run(60)
 			g.Expect(h.GPU.Spec.Baseline).NotTo(BeNil())
-			g.Expect(h.GPU.Annotations[v1alpha1.AnnotationWaiting]).To(HavePrefix("DriverUpgrade: Paused for a driver upgrade (" + state + "=upgrade-required)"))
+			g.Expect(h.waits()).To(HavePrefix("DriverUpgrade: Paused for a driver upgrade (" + state + "=upgrade-required)"))
 
 			delete(h.Labels, state)
 			c.version["n0"]++
 			c.run(60)
 			g.Expect(h.GPU.Spec).To(Equal(v1alpha1.GPUNodeSpec{}))
-			g.Expect(h.GPU.Annotations[v1alpha1.AnnotationWaiting]).To(BeEmpty())
+			g.Expect(h.waits()).To(BeEmpty())
 		})
 	}
 }

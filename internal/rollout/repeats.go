@@ -68,6 +68,9 @@ func (r *Repeats) left(a Action, now time.Time) time.Duration {
 	if givesBack(a) {
 		most *= 2 // what was taken before the taking had to wait is given back
 	}
+	if _, reports := a.(Report); reports {
+		most *= 8 // the pods that block a drain end one by one
+	}
 	if len(at) < most {
 		return 0
 	}
@@ -101,8 +104,8 @@ func sameness(a Action) string {
 		return "patch " + a.Node + entries(a.Labels) + entries(a.Annotations)
 	case SetSpec:
 		return fmt.Sprintf("spec %s %s %s", a.Node, a.Why, a.Spec.ConfigName)
-	case Tell:
-		return fmt.Sprintf("tell %s %s", a.Node, a.Reason)
+	case Report:
+		return fmt.Sprintf("report %s %s", a.Node, a.Why)
 	}
 	return fmt.Sprintf("%T %s", a, a.Target())
 }

@@ -40,7 +40,7 @@ func TestNoFightGoesOnWithoutEnd(t *testing.T) {
 	for range 300 {
 		pass(time.Second)
 	}
-	g.Expect(c.writes).To(Equal(map[string]int{"rollout.KeepMPSOff": 8, "rollout.WriteKeys": 8}))
+	g.Expect(c.writes).To(Equal(map[string]int{"rollout.KeepMPSOff": 8, "rollout.WriteKeys": 8, "rollout.Report": 3}))
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonChangedByOthers))
 	g.Expect(d.Nodes[0].Message).To(And(ContainSubstring("NodeFeature zz-gpu-sharing-a"), ContainSubstring("--show-managed-fields")))
 	g.Expect(d.After).To(BeNumerically(">", 50*time.Minute), "it is tried again then")

@@ -36,7 +36,7 @@ func TestAFailedNodeIsTriedAgain(t *testing.T) {
 			again(c, h)
 			d, _ = c.run(60)
 			g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), d.Nodes[0].Message)
-			g.Expect(h.GPU.Spec.Failed).To(BeNil())
+			g.Expect(h.GPU.Status.Rollout.Failed).To(BeNil())
 		})
 	}
 }
@@ -76,5 +76,5 @@ func TestAnotherAttemptHasItsOwnTimeToAdvertise(t *testing.T) {
 	h.broken = nil
 	d = c.during(5*time.Minute, time.Second)
 	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), d.Nodes[0].Message)
-	g.Expect(h.GPU.Spec.Failed).To(BeNil())
+	g.Expect(h.GPU.Status.Rollout.Failed).To(BeNil())
 }

@@ -85,6 +85,7 @@ func staying(w *World, n *Node, selected policy.Governed) member {
 	if selected.By == nil && !retained(n.GPU.Spec) { // no status of a policy reports why it is not restored
 		m.State, m.reason, m.message = StateImpossible, w.Wiring.Reason, w.Wiring.Message
 	}
+	m.unserved = selected.By != nil && w.Wiring.Reason != ""
 	m.slot = m.takes()
 	return m
 }
@@ -140,12 +141,12 @@ func decide(w *World, groups map[string]*group, all []*member, tolerated toleran
 		d.Actions, d.After = w.Repeats.admit(d.Actions, write, w.Now, d.After)
 	}
 	for _, m := range all {
-		d.Actions = append(d.Actions, m.actions...)
 		if !m.still {
-			for _, tell := range m.tell() {
-				d.Actions, d.After = w.Repeats.admit(d.Actions, tell, w.Now, d.After)
+			if report, news := m.reports(); news {
+				d.Actions, d.After = w.Repeats.admit(d.Actions, report, w.Now, d.After)
 			}
 		}
+		d.Actions = append(d.Actions, m.actions...)
 		d.After = Sooner(d.After, m.after)
 		if m.listed() {
 			if d.Nodes == nil {
@@ -177,8 +178,8 @@ func (m *member) inBrief() brief {
 	spec := &m.node.GPU.Spec
 	b := brief{wired: m.wired(), byDefault: m.byDefault(), wiredMIG: m.usesConfigs() && !m.onPaper(), offer: m.offers()}
 	b.configs = [...]string{m.node.Labels[v1alpha1.LabelConfig], spec.ConfigName, ""}
-	if spec.LastGood != nil {
-		b.configs[2] = spec.LastGood.ConfigName
+	if good := m.node.GPU.Status.Rollout.LastGood; good != nil {
+		b.configs[2] = good.ConfigName
 	}
 	return b
 }

@@ -112,7 +112,7 @@ func (v *view) stampSelected(patch PatchNode) {
 		if _, has := v.node.Annotations[v1alpha1.AnnotationOverruled]; has {
 			patch.Annotations[v1alpha1.AnnotationOverruled] = nil
 		}
-	case selects || resumes || !current && !reached(v.node.GPU.Spec, v.to):
+	case selects || resumes || !current && !v.reached():
 		patch.Annotations[v1alpha1.AnnotationSelected] = new(stamp(v.to.key, v.world.Now))
 	}
 }
@@ -238,7 +238,7 @@ func (v *view) differs() []string {
 			differs = append(differs, fmt.Sprintf("%s is %d instead of %d", name, has, want))
 		}
 	}
-	if len(differs) == 0 && !v.onlyComputeMode() && !condition.IsTrue(v.node.GPU.Status.Conditions, v1alpha1.ConditionReady) {
+	if len(differs) == 0 && !v.onlyComputeMode() && !condition.IsTrue(v.node.GPU.Status.Conditions, v1alpha1.ConditionApplied) {
 		differs = append(differs, v.agentSays("the GPUs are not shared as asked"))
 	}
 	return differs

@@ -9,6 +9,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"slices"
+	"time"
 	"unicode/utf8"
 
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -27,9 +28,6 @@ func (v *view) setSpec() SetSpec {
 	spec.MIGActuator, spec.MIGConfigName = v.to.actuator, ""
 	if v.partitions() {
 		spec.MIGConfigName = v.config().Name
-	}
-	if !v.fallsBack {
-		spec.Failed = nil
 	}
 	why := "applying policy " + v.to.policy
 	switch {
@@ -74,30 +72,55 @@ func (v *view) recordBaseline() SetSpec {
 	return SetSpec{Node: v.node.Name, Spec: v.kept(), Policy: v.ref(), Why: "recording the state in which the node was found"}
 }
 
-// recordFailure notes that the wish failed.
-func (v *view) recordFailure(reason, message string) SetSpec {
+// recordFailure records that the desired state failed, and withdraws the permission to reboot the node for it.
+func (v *view) recordFailure(reason, message string) []Action {
 	const most = 1024 // of the schema, in characters
-	spec := v.kept()
-	v.withdrawReboot(&spec)
-	spec.Failed = &v1alpha1.FailedChange{Hash: v.asked(), Reason: reason, Message: cut(message, most), Attempt: v.attempt()}
-	return SetSpec{Node: v.node.Name, Spec: spec, Policy: v.ref(), Why: "recording that the change failed"}
+	failed := &v1alpha1.FailedChange{
+		Hash: v.asked(), Reason: reason, Message: cut(message, most), Attempt: v.attempt(), Time: metav1.NewTime(v.world.Now.Truncate(time.Second)),
+	}
+	status := v1alpha1.GPUNodeStatus{Rollout: v1alpha1.RolloutStatus{LastGood: v.node.GPU.Status.Rollout.LastGood, Failed: failed}}
+	actions := []Action{Report{Node: v.node.Name, Status: status, Policy: v.ref(), Why: "recording that the change failed"}}
+	if spec := *v.node.GPU.Spec.DeepCopy(); v.withdrawReboot(&spec) {
+		actions = append(actions, SetSpec{Node: v.node.Name, Spec: spec, Policy: v.ref(), Why: "withdrawing the permission to reboot the node"})
+	}
+	return actions
 }
 
-// recordReached notes the target as the last good state; a node that is back at its baseline forgets us.
-func (v *view) recordReached() (SetSpec, bool) {
-	var spec v1alpha1.GPUNodeSpec
-	why := "forgetting the node, which is as it was found"
-	if !v.to.final {
-		spec, why = v.kept(), "recording the last good state"
-		spec.Reboot = nil
-		if !v.fallsBack {
-			spec.LastGood, spec.Failed = v.to.sharing(), nil
-			spec.LastGood.Devices = sorted(spec.LastGood.Devices)
-			v.forget(&spec)
+// recordReached records the target as the last good state. A node that is back at its baseline is forgotten.
+func (v *view) recordReached() []Action {
+	if v.to.final {
+		return v.writeReached(v1alpha1.GPUNodeSpec{}, "forgetting the node, which is in its baseline")
+	}
+	spec := v.kept()
+	spec.Reboot = nil
+	var actions []Action
+	if !v.fallsBack {
+		good := v.to.sharing()
+		good.Devices = v.withoutRestored(sorted(good.Devices))
+		spec.Devices, spec.Baseline.Devices = v.withoutRestored(spec.Devices), v.withoutRestored(spec.Baseline.Devices)
+		if last := v.node.GPU.Status.Rollout; last.Failed != nil || !equality.Semantic.DeepEqual(last.LastGood, good) {
+			status := v1alpha1.GPUNodeStatus{Rollout: v1alpha1.RolloutStatus{LastGood: good}}
+			actions = []Action{Report{Node: v.node.Name, Status: status, Policy: v.ref(), Why: "recording the last good state"}}
 		}
 	}
-	differs := v.node.BaselineLost || !equality.Semantic.DeepEqual(spec, v.node.GPU.Spec)
-	return SetSpec{Node: v.node.Name, Spec: spec, Policy: v.ref(), Why: why}, differs
+	return append(actions, v.writeReached(spec, "recording what the node reached")...)
+}
+
+// writeReached writes the spec of a node that has reached it. The copy on the Node comes first: GPUs that it lists and the spec does
+// not are added to the spec again.
+func (v *view) writeReached(spec v1alpha1.GPUNodeSpec, why string) []Action {
+	if !v.node.BaselineLost && equality.Semantic.DeepEqual(spec, v.node.GPU.Spec) {
+		return nil
+	}
+	var actions []Action
+	if spec.Baseline != nil {
+		patch, text := v.patch("recording the baseline"), copyOf(spec)
+		if v.node.Annotations[v1alpha1.AnnotationBaseline] != text {
+			patch.Annotations[v1alpha1.AnnotationBaseline] = &text
+			actions = append(actions, patch)
+		}
+	}
+	return append(actions, SetSpec{Node: v.node.Name, Spec: spec, Policy: v.ref(), Why: why})
 }
 
 // attempt tells one attempt at the desired state from the next: another generation of the policy, or another value of

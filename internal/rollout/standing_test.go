@@ -41,7 +41,7 @@ func TestOfFortyNodesTheWorstTenAreListed(t *testing.T) {
 	c.steps(2)
 	c.pass()
 	c.hosts["worst"].GPU.Status.Conditions = []metav1.Condition{{
-		Type: v1alpha1.ConditionStalled, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonLayoutDoesNotFit,
+		Type: v1alpha1.ConditionApplyStalled, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonLayoutDoesNotFit,
 		Message: "no room", ObservedGeneration: c.hosts["worst"].GPU.Generation,
 	}}
 	c.Policies[0].Spec.NodeSelector = all

@@ -106,7 +106,7 @@ func (m *member) wantStartup(g policy.Governed, awaited *v1alpha1.GPUSharingPoli
 // for a node that has run pods.
 func (m *member) isNew(p *v1alpha1.GPUSharingPolicy) bool {
 	return taintsNewNodes(p) && !p.Spec.Rollout.Paused &&
-		m.node.Created.After(p.CreationTimestamp.Time) && m.node.GPU.Spec.LastGood == nil && m.advertisesNoGPU()
+		m.node.Created.After(p.CreationTimestamp.Time) && m.node.GPU.Status.Rollout.LastGood == nil && m.advertisesNoGPU()
 }
 
 // toleratesStartup says whether NVIDIA's programs can come to a node with the startup taint. Without the device plugin it

@@ -85,7 +85,7 @@ func TestNodesThatAreNotNewAreNotTainted(t *testing.T) {
 		"that were there before":          {policy: taintsNewNodes, node: func(h *host) { h.Created = h.Created.Add(-2 * time.Hour) }},
 		"that offer GPUs to pods already": {policy: taintsNewNodes, node: func(h *host) { h.Allocatable["nvidia.com/gpu"] = 1 }},
 		"that were ready once": {policy: taintsNewNodes, node: func(h *host) {
-			h.GPU.Spec.LastGood = &v1alpha1.NodeSharing{PolicyName: "research", ConfigName: "research-old"}
+			h.GPU.Status.Rollout.LastGood = &v1alpha1.NodeSharing{PolicyName: "research", ConfigName: "research-old"}
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {

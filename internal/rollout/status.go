@@ -227,11 +227,7 @@ func (g *group) stalled(accepted, ready metav1.Condition) metav1.Condition {
 		c.Status = metav1.ConditionTrue
 		return c
 	}
-	ends := func(m *member) bool {
-		return m.State == StateFailed && !m.holds || m.State == StateImpossible || m.reason == v1alpha1.ReasonRolloutHalted ||
-			m.reason == v1alpha1.ReasonInvalidWindow
-	}
-	if len(waiting) > 0 && !slices.ContainsFunc(waiting, func(m *member) bool { return !ends(m) }) {
+	if len(waiting) > 0 && !slices.ContainsFunc(waiting, func(m *member) bool { return !m.ended() }) {
 		c.Status = metav1.ConditionTrue
 	}
 	return c

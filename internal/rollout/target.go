@@ -47,29 +47,30 @@ func targetOf(w policy.Desired) target {
 
 // fallback is where a node goes when the desired state failed: to its last good state, else to its baseline. GPUs that the last
 // good state does not list, since they were deselected or have come later, go to their baseline.
-func fallback(by string, spec v1alpha1.GPUNodeSpec, have []gpu.Device) target {
-	if good := spec.LastGood; good != nil {
+func fallback(by string, n *v1alpha1.GPUNode, have []gpu.Device) target {
+	if good := n.Status.Rollout.LastGood; good != nil {
 		devices := present(good.Devices, have)
-		for _, d := range restorable(spec, have) {
+		for _, d := range restorable(n, have) {
 			if !lists(devices, d.UUID) {
 				devices = append(devices, d)
 			}
 		}
 		return target{policy: by, strategy: good.Strategy, key: good.ConfigName, devices: devices}
 	}
-	t := baseline(spec, have)
+	t := baseline(n, have)
 	t.policy, t.final, t.labels = by, false, nil
 	return t
 }
 
 // baseline is the state in which the node was found.
-func baseline(spec v1alpha1.GPUNodeSpec, have []gpu.Device) target {
+func baseline(n *v1alpha1.GPUNode, have []gpu.Device) target {
+	spec := n.Spec
 	t := target{final: true, before: true, labels: map[string]*string{}}
 	if spec.Baseline == nil {
 		return t
 	}
 	t.key = spec.Baseline.Labels[v1alpha1.LabelConfig]
-	t.devices = served(restorable(spec, have), have)
+	t.devices = served(restorable(n, have), have)
 	if before, had := spec.Baseline.Labels[v1alpha1.LabelMIGManager]; had {
 		t.labels[v1alpha1.LabelMIGManager] = &before
 	}
@@ -112,10 +113,13 @@ func wishes(spec v1alpha1.GPUNodeSpec, t target) bool {
 	return spec.ConfigName == t.key && spec.MIGActuator == t.actuator && sameDevices(spec.Devices, t.devices)
 }
 
-// reached says whether a target is the last good state of a spec.
-func reached(spec v1alpha1.GPUNodeSpec, t target) bool {
-	return spec.LastGood != nil && spec.LastGood.ConfigName == t.key && sameDevices(spec.LastGood.Devices, t.devices)
+// reached reports whether a target is the last good state of a node.
+func reached(n *v1alpha1.GPUNode, t target) bool {
+	good := n.Status.Rollout.LastGood
+	return good != nil && good.ConfigName == t.key && sameDevices(good.Devices, t.devices)
 }
+
+func (v *view) reached() bool { return reached(&v.node.GPU, v.to) }
 
 func sameDevices(a, b []v1alpha1.DeviceSpec) bool {
 	return len(a) == len(b) && !slices.ContainsFunc(a, func(x v1alpha1.DeviceSpec) bool {

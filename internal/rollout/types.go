@@ -83,7 +83,8 @@ type Node struct {
 	// Unhealthy is, by resource, the number of devices that NVIDIA's device plugin has registered and reports as unhealthy:
 	// capacity less allocatable. Nil if there are none.
 	Unhealthy map[string]int64
-	// GPU is the GPUNode of the node: its spec as last written by us, its status as last written by its agent.
+	// GPU is the GPUNode of the node: its spec and status.rollout as last written by the controller, the rest of its status as last
+	// written by its agent.
 	GPU v1alpha1.GPUNode
 	// BaselineLost is true if the GPUNode lacks what the copy of its baseline on the Node has. GPU.Spec has it.
 	BaselineLost bool
@@ -163,7 +164,7 @@ type Pod struct {
 }
 
 // Action is one change of the API. Actions are a closed set: WriteKeys, Nudge, PatchNode, Taint, Untaint, KeepTaints, Evict,
-// DeletePod, KeepMPSOff, AllowMPS, SetSpec and Tell. Each is idempotent, and each stands alone: when one fails the others may still be carried out,
+// DeletePod, KeepMPSOff, AllowMPS, SetSpec and Report. Each is idempotent, and each stands alone: when one fails the others may still be carried out,
 // and what is missing is decided again in the next pass. String is what logs and events print.
 type Action interface {
 	String() string
@@ -274,13 +275,16 @@ type SetSpec struct {
 	Why    string // "applying the policy", "rolling back", "restoring the baseline", "recording the last good state"
 }
 
-// Tell notes on a GPUNode, in the annotation v1alpha1.AnnotationWaiting, why its node does not get back to its state. It
-// is for nodes that no policy governs, since there is no status that could say so.
-type Tell struct {
-	Node string
-	// Reason is one of the constants of the API; empty: there is nothing to say any more.
-	Reason  string
-	Message string
+// Report applies what the controller writes of the status of a GPUNode (server-side): rollout, observedGeneration, and the conditions
+// Ready, Reconciling and Stalled. Status has nothing else.
+type Report struct {
+	Node   string
+	Status v1alpha1.GPUNodeStatus
+	Why    string // "recording the last good state", "reporting GPUInUse"
+	// Policy is the policy that governs the node, if one does. The report is written all the same if the policy changes meanwhile.
+	Policy PolicyRef
+	// Stuck reports that the node cannot return to its baseline as yet, which no policy can report.
+	Stuck bool
 }
 
 // State is how far a node is on its way. It is derived in each pass and never stored.

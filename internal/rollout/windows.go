@@ -170,7 +170,7 @@ func (g *group) outsideWindow(w *World, m *member) (reason, message string) {
 // untouched reports whether all GPUs of the node are still as they were before the change, so that the node can take pods until
 // it is rebooted.
 func (v *view) untouched() bool {
-	before := fallback(v.by.Name, v.node.GPU.Spec, v.have)
+	before := fallback(v.by.Name, &v.node.GPU, v.have)
 	for _, want := range before.devices {
 		at := slices.IndexFunc(v.have, func(d gpu.Device) bool { return d.UUID == want.UUID })
 		if at < 0 || !plan.Same(want.Sharing, plan.Observed(v.have[at])) {

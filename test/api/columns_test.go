@@ -86,7 +86,7 @@ func TestColumnsOfGPUNodes(t *testing.T) {
 	g.Expect(names).To(HaveExactElements("Name", "Policy", "Strategy", "GPUs", "Ready", "Status", "Age"))
 	g.Expect(wide).To(HaveExactElements("Message"))
 	g.Expect(cells).To(And(HaveKeyWithValue("Ready", "Unknown"), HaveKeyWithValue("Status", v1alpha1.ReasonAwaitingReport),
-		HaveKeyWithValue("Message", ContainSubstring("agent has not reported yet"))))
+		HaveKeyWithValue("Message", ContainSubstring("controller has not reported yet"))))
 
 	g.Expect(cluster.Client.Get(t.Context(), client.ObjectKeyFromObject(n), n)).To(Succeed())
 	n.Status.ObservedGeneration, n.Status.GPUs = n.Generation, "2× NVIDIA-A100-SXM4-40GB"

@@ -4,6 +4,7 @@
 package api_test
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -11,6 +12,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	acmeta "k8s.io/client-go/applyconfigurations/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
@@ -35,7 +37,8 @@ func statusOf(uuid string) *ac.GPUNodeStatusApplyConfiguration {
 func TestGPUNode(t *testing.T) {
 	cluster := env.Start(t)
 	g := NewWithT(t)
-	g.Expect(cluster.Apply(t.Context(), "config/default/namespace.yaml", "config/agent/rbac.yaml", "config/agent/admission.yaml")).To(Succeed())
+	g.Expect(cluster.Apply(t.Context(), "config/default/namespace.yaml", "config/rbac/role.yaml", "config/manager/rbac.yaml", "config/agent/rbac.yaml",
+		"config/agent/admission.yaml")).To(Succeed())
 	for _, name := range []string{"node-1", "node-2"} {
 		g.Expect(cluster.Client.Create(t.Context(), &v1alpha1.GPUNode{ObjectMeta: metav1.ObjectMeta{Name: name}})).To(Succeed())
 	}
@@ -46,6 +49,7 @@ func TestGPUNode(t *testing.T) {
 
 	t.Run("is written by two without conflict", func(t *testing.T) { ownership(t, cluster.Client, agent) })
 	t.Run("belongs to one agent", func(t *testing.T) { ownNodeOnly(t, cluster, agent) })
+	t.Run("has a last good state that no agent forges", func(t *testing.T) { forging(t, cluster, agent) })
 	t.Run("refuses what no GPU can be", func(t *testing.T) { impossible(t, cluster.Client) })
 }
 
@@ -156,6 +160,73 @@ func ownNodeOnly(t *testing.T, cluster *env.Cluster, agent client.Client) {
 			g.Expect(err).To(MatchError(ContainSubstring(tc.says)))
 		})
 	}
+}
+
+// forging: with the token of an agent nobody writes what the controller decides by and reports, and the controller writes nothing that
+// the agent observed.
+func forging(t *testing.T, cluster *env.Cluster, agent client.Client) {
+	t.Helper()
+	g, ctx := NewWithT(t), t.Context()
+	controller, err := cluster.ClientAs(ctx, env.Identity{Namespace: "gpu-sharing-operator", ServiceAccount: "gpu-sharing-controller"})
+	g.Expect(err).NotTo(HaveOccurred())
+	condition := func(kind string, status metav1.ConditionStatus) *acmeta.ConditionApplyConfiguration {
+		return acmeta.Condition().WithType(kind).WithStatus(status).WithReason("Test").WithMessage("test").WithObservedGeneration(1).
+			WithLastTransitionTime(metav1.Now())
+	}
+	good := ac.RolloutStatus().WithLastGood(ac.NodeSharing().WithConfigName("research-1").WithDevices(device("GPU-1")))
+	apply := func(c client.Client, manager client.FieldOwner, status *ac.GPUNodeStatusApplyConfiguration) error {
+		return c.Status().Apply(ctx, ac.GPUNode("node-1").WithStatus(status), manager, client.ForceOwnership)
+	}
+	observed := statusOf("GPU-1").WithConditions(condition(v1alpha1.ConditionApplied, metav1.ConditionTrue))
+	reported := ac.GPUNodeStatus().WithRollout(good).WithObservedGeneration(1).WithConditions(condition(v1alpha1.ConditionReady, metav1.ConditionFalse),
+		condition(v1alpha1.ConditionReconciling, metav1.ConditionTrue), condition(v1alpha1.ConditionStalled, metav1.ConditionFalse))
+	g.Expect(apply(agent, agentManager, observed)).To(Succeed())
+	g.Expect(apply(controller, controllerManager, reported)).To(Succeed())
+	n := &v1alpha1.GPUNode{}
+	g.Expect(cluster.Client.Get(ctx, client.ObjectKey{Name: "node-1"}, n)).To(Succeed())
+	g.Expect(n.Status.Rollout.LastGood.ConfigName).To(Equal("research-1"))
+	g.Expect(n.Status.Devices).To(HaveLen(1))
+	g.Expect(n.Status.Conditions).To(HaveLen(4))
+
+	update := func(change func(*v1alpha1.GPUNodeStatus)) error {
+		stolen := n.DeepCopy()
+		change(&stolen.Status)
+		return agent.Status().Patch(ctx, stolen, client.MergeFrom(n))
+	}
+	for name, do := range map[string]func() error{
+		"applies another last good state": func() error {
+			return apply(agent, agentManager, statusOf("GPU-1").WithRollout(ac.RolloutStatus().WithLastGood(ac.NodeSharing().WithConfigName("mine"))))
+		},
+		"patches the last good state": func() error {
+			return update(func(s *v1alpha1.GPUNodeStatus) { s.Rollout.LastGood.ConfigName = "mine" })
+		},
+		"removes the record of the rollout": func() error {
+			return update(func(s *v1alpha1.GPUNodeStatus) { s.Rollout = v1alpha1.RolloutStatus{} })
+		},
+		"reports that the node is ready": func() error {
+			return apply(agent, agentManager, statusOf("GPU-1").WithConditions(condition(v1alpha1.ConditionReady, metav1.ConditionTrue)))
+		},
+		"removes a condition of the controller": func() error {
+			return update(func(s *v1alpha1.GPUNodeStatus) {
+				s.Conditions = slices.DeleteFunc(s.Conditions, func(c metav1.Condition) bool { return c.Type == v1alpha1.ConditionStalled })
+			})
+		},
+		"reports a generation as observed": func() error {
+			return update(func(s *v1alpha1.GPUNodeStatus) { s.ObservedGeneration = 7 })
+		},
+	} {
+		err := do()
+		g.Expect(apierrors.IsForbidden(err)).To(BeTrue(), "an agent %s: %v", name, err)
+		g.Expect(err).To(MatchError(ContainSubstring("the agent may not change these fields and conditions of the status of GPUNode node-1")), name)
+	}
+	for name, status := range map[string]*ac.GPUNodeStatusApplyConfiguration{
+		"devices": statusOf("GPU-9").WithRollout(good), "Applied": ac.GPUNodeStatus().WithConditions(condition(v1alpha1.ConditionApplied, metav1.ConditionFalse)),
+	} {
+		err := apply(controller, controllerManager, status)
+		g.Expect(err).To(MatchError(ContainSubstring("the controller may not change these fields and conditions of the status of GPUNode node-1")), name)
+	}
+	g.Expect(apply(agent, agentManager, statusOf("GPU-2").WithConditions(condition(v1alpha1.ConditionApplied, metav1.ConditionFalse)))).
+		To(Succeed(), "what it observed, beside what the controller reported")
 }
 
 func impossible(t *testing.T, c client.Client) {

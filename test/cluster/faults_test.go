@@ -78,7 +78,7 @@ func draSlice(node string) *resourcev1.ResourceSlice {
 func (f *fleet) verified(node string) bool {
 	f.t.Helper()
 	for _, n := range f.world().Nodes {
-		if good := n.GPU.Spec.LastGood; n.Name == node && good != nil {
+		if good := n.GPU.Status.Rollout.LastGood; n.Name == node && good != nil {
 			return good.ConfigName == n.Labels[v1alpha1.LabelConfig]
 		}
 	}
@@ -108,7 +108,7 @@ func (f *fleet) tainted() {
 			if len(n.Taints) > 0 {
 				return true
 			}
-			done = done && !underway(n.GPU.Spec) && n.GPU.Spec.LastGood != nil
+			done = done && !underway(&n.GPU) && n.GPU.Status.Rollout.LastGood != nil
 		}
 		return done
 	}, time.Minute, pollEvery).Should(BeTrue())

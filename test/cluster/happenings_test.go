@@ -716,9 +716,11 @@ func (s *story) lieEvent(random *rand.Rand) {
 	}
 	p.down.Store(true)
 	for i := range n.Status.Conditions {
-		n.Status.Conditions[i].ObservedGeneration = n.Generation
-		if t := n.Status.Conditions[i].Type; t == v1alpha1.ConditionReady || t == v1alpha1.ConditionApplied {
-			n.Status.Conditions[i].Status = metav1.ConditionTrue
+		switch c := &n.Status.Conditions[i]; c.Type {
+		case v1alpha1.ConditionApplied:
+			c.ObservedGeneration, c.Status = n.Generation, metav1.ConditionTrue
+		case v1alpha1.ConditionDiscovered, v1alpha1.ConditionApplyStalled, v1alpha1.ConditionRebootRequired:
+			c.ObservedGeneration = n.Generation
 		}
 	}
 	s.Expect(client.IgnoreNotFound(s.client.Status().Update(s.t.Context(), n))).To(Or(Succeed(), Satisfy(apierrors.IsConflict)))

@@ -14,6 +14,7 @@ import (
 	. "github.com/onsi/gomega"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -335,6 +336,12 @@ func (s *story) inBudget() {
 	}
 }
 
+// notReady reports whether the GPUNode reports why its node is not ready.
+func notReady(n *v1alpha1.GPUNode) bool {
+	c, found := condition.Find(n.Status.Conditions, v1alpha1.ConditionReady)
+	return found && c.Status == metav1.ConditionFalse
+}
+
 // restored: without policies everything is as it was before the operator, or the GPUNode reports what is not.
 func (s *story) restored() {
 	w := s.world()
@@ -344,7 +351,7 @@ func (s *story) restored() {
 	for i := range w.Nodes {
 		n := &w.Nodes[i]
 		p := s.places[n.Name]
-		if n.GPU.Annotations[v1alpha1.AnnotationWaiting] != "" || p.off {
+		if notReady(&n.GPU) || p.off {
 			before.Nodes = slices.DeleteFunc(before.Nodes, func(o rollout.Node) bool { return o.Name == n.Name })
 			excused = true
 			continue

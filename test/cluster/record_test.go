@@ -126,7 +126,7 @@ func (r *record) account(except ...string) account {
 		if slices.ContainsFunc(n.Taints, func(t corev1.Taint) bool { return t.Key == v1alpha1.TaintChanging }) {
 			tainted[n.Name] = true
 		}
-		if !invariant.Disturbed(n) && !underway(n.GPU.Spec) {
+		if !invariant.Disturbed(n) && !underway(&n.GPU) {
 			delete(changing, n.Name)
 			continue
 		}
@@ -142,11 +142,12 @@ func (r *record) account(except ...string) account {
 }
 
 // underway says whether a GPUNode asks for something that is not reached.
-func underway(spec v1alpha1.GPUNodeSpec) bool {
+func underway(n *v1alpha1.GPUNode) bool {
+	spec := n.Spec
 	if spec.PolicyName == "" || spec.ConfigName == "" {
 		return false
 	}
-	good := spec.LastGood
+	good := n.Status.Rollout.LastGood
 	return good == nil || good.ConfigName != spec.ConfigName || !equality.Semantic.DeepEqual(good.Devices, spec.Devices)
 }
 

@@ -66,13 +66,13 @@ func TestTwentyNodes(t *testing.T) {
 		f.policy("{strategy: MIG, mig: {layouts: [{fill: 2g.10gb}]}}", `{maxUnavailable: 7, maxFailures: 1}`)
 		f.Eventually(func() string { return f.key("n01") }, time.Minute, pollEvery).ShouldNot(Equal(f.key("n02")))
 		f.later(6 * time.Minute)
-		f.Eventually(func() *v1alpha1.FailedChange { return f.spec("n01").Failed }, time.Minute, pollEvery).ShouldNot(BeNil())
+		f.Eventually(func() *v1alpha1.FailedChange { return f.gpuNode("n01").Status.Rollout.Failed }, time.Minute, pollEvery).ShouldNot(BeNil())
 		f.machines[0].deaf.Store(false)
 		f.Eventually(func() string { return f.key("n01") }, time.Minute, pollEvery).Should(Equal(f.key("n02")))
 		f.settled()
 		a := f.record.account()
 		f.Expect(a.order).To(Equal([]string{"n01"}), "no other node was started")
-		f.Expect(f.spec("n01").Failed.Reason).To(Equal(v1alpha1.ReasonNotAdvertised))
+		f.Expect(f.gpuNode("n01").Status.Rollout.Failed.Reason).To(Equal(v1alpha1.ReasonNotAdvertised))
 	})
 
 	f.step("without a policy every node is as it was", func() {
@@ -107,9 +107,11 @@ func (f *fleet) key(node string) string {
 	return ""
 }
 
-func (f *fleet) spec(node string) v1alpha1.GPUNodeSpec {
+func (f *fleet) spec(node string) v1alpha1.GPUNodeSpec { return f.gpuNode(node).Spec }
+
+func (f *fleet) gpuNode(node string) *v1alpha1.GPUNode {
 	f.t.Helper()
 	n := &v1alpha1.GPUNode{}
 	f.Expect(client.IgnoreNotFound(f.client.Get(f.t.Context(), types.NamespacedName{Name: node}, n))).To(Succeed())
-	return n.Spec
+	return n
 }

@@ -124,7 +124,7 @@ func (d *demo) stepFailed(ctx context.Context) (bool, error) {
 	if err := d.cluster.Client.Get(ctx, client.ObjectKey{Name: changedNode}, node); err != nil {
 		return false, fmt.Errorf("reading GPUNode %s: %w", changedNode, err)
 	}
-	ready, _ := condition.Find(node.Status.Conditions, v1alpha1.ConditionReady)
+	ready, _ := condition.Find(node.Status.Conditions, v1alpha1.ConditionApplied)
 	return ready.Reason == v1alpha1.ReasonStepFailed && ready.ObservedGeneration == node.Generation, nil
 }
 

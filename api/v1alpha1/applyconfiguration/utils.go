@@ -23,6 +23,8 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &apiv1alpha1.AutoscalingApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("Baseline"):
 		return &apiv1alpha1.BaselineApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("BlockerStatus"):
+		return &apiv1alpha1.BlockerStatusApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("ConfigStatus"):
 		return &apiv1alpha1.ConfigStatusApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("DeviceSharing"):
@@ -107,6 +109,8 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &apiv1alpha1.ResourceCountApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("Rollout"):
 		return &apiv1alpha1.RolloutApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("RolloutStatus"):
+		return &apiv1alpha1.RolloutStatusApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("Sharing"):
 		return &apiv1alpha1.SharingApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("Taint"):

@@ -106,6 +106,7 @@ func options() controller.TypedOptions[Pass] {
 // +kubebuilder:rbac:groups=gpusharing.io,resources=gpusharingpolicies,verbs=get;list;watch
 // +kubebuilder:rbac:groups=gpusharing.io,resources=gpusharingpolicies/status,verbs=patch
 // +kubebuilder:rbac:groups=gpusharing.io,resources=gpunodes,verbs=get;list;watch;patch
+// +kubebuilder:rbac:groups=gpusharing.io,resources=gpunodes/status,verbs=patch
 // +kubebuilder:rbac:groups="",resources=nodes,verbs=get;list;watch;patch
 // +kubebuilder:rbac:groups="",resources=pods,verbs=get;list;watch;patch;delete
 // +kubebuilder:rbac:groups="",resources=pods/eviction,verbs=create

@@ -22,6 +22,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
 	"github.com/gpusharing/gpu-sharing-operator/internal/deviceplugin"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
@@ -61,10 +62,9 @@ func testTimeSlicing(s *scenario) {
 	s.Expect(s.allocatable("t4")).To(Equal(map[string]int64{"nvidia.com/gpu": 8}))
 	s.Expect(without(without(written, "status"), "patch Pod")).To(Equal([]string{
 		"apply ConfigMap gpu-sharing-device-plugin", "patch ClusterPolicy cluster-policy", "apply GPUNode t4", "patch Node t4",
-		"apply GPUNode t4",
-	}), "the second apply records what was reached")
+	}), "what was reached is recorded in the status")
 	s.Expect(s.gpuNode("t4").Generation).To(Equal(int64(2)), "which is no new wish")
-	s.Expect(s.gpuNode("t4").Annotations).To(HaveKey(v1alpha1.AnnotationVerified))
+	s.Expect(s.gpuNode("t4").Status.Rollout.LastGood).NotTo(BeNil())
 	s.Expect(s.clusterSpec()).To(MatchYAML(`
 devicePlugin: {enabled: true, config: {name: gpu-sharing-device-plugin, default: ` + deviceplugin.Default("mixed").Key + `}}
 mig: {}
@@ -253,9 +253,9 @@ func testRestoreInUse(s *scenario) {
 	s.Expect(s.client.Delete(s.ctx(), s.getPolicy("research"))).To(Succeed())
 	s.settle()
 	const who = "pod default/train (GPU 0, instance 3g.20gb"
-	s.Expect(s.gpuNode("a100").Annotations[v1alpha1.AnnotationWaiting]).To(
-		And(HavePrefix("GPUInUse: waiting for what must be freed"), ContainSubstring(who)))
-	s.Expect(s.announced()).To(ContainElement(And(HavePrefix("Warning GPUInUse node a100 goes back"), ContainSubstring(who))))
+	ready, _ := condition.Find(s.gpuNode("a100").Status.Conditions, v1alpha1.ConditionReady)
+	s.Expect(ready).To(And(HaveField("Reason", "GPUInUse"), HaveField("Message", And(HavePrefix("waiting for what must be freed"), ContainSubstring(who)))))
+	s.Expect(s.announced()).To(ContainElement(And(HavePrefix("Warning GPUInUse Node a100 is not in its baseline yet"), ContainSubstring(who))))
 	s.Expect(m.hardware.SetHolders(d.UUID)).To(Succeed())
 	s.settle()
 	notes := s.gpuNode("a100").Annotations

@@ -61,20 +61,36 @@ func (p *pass) emit(e announcement, regarding, related runtime.Object, note stri
 
 // announce tells about an action, on the policy that asked for it if one did and on the node.
 func (p *pass) announce(a rollout.Action) {
+	if report, is := a.(rollout.Report); is {
+		p.announceReport(report)
+		return
+	}
 	e, announced := eventOf(a)
 	if !announced || p.records(a) {
 		return
 	}
-	node, failure := p.nodeNamed(a.Target()), p.failure(a)
+	node := p.nodeNamed(a.Target())
 	policy, found := p.policies[a.For().Name]
 	switch why := whyOf(a); {
 	case !found:
-		p.emit(e, node, nil, a.String()+failure)
-	case why != "" && failure == "":
+		p.emit(e, node, nil, a.String())
+	case why != "":
 		p.together(e, policy.Name, why, a)
 	default:
-		p.emit(e, policy, node, a.String()+failure)
+		p.emit(e, policy, node, a.String())
 	}
+}
+
+func (p *pass) announceReport(a rollout.Report) {
+	e, note, announced := p.newsOf(a)
+	if !announced {
+		return
+	}
+	if policy, found := p.policies[a.Policy.Name]; found {
+		p.emit(e, policy, p.nodeNamed(a.Node), note)
+		return
+	}
+	p.emit(e, p.nodeNamed(a.Node), nil, note)
 }
 
 // likewise is what a pass does to nodes of a policy for the same reason. It is announced once for all of them: an Event for each of
@@ -123,29 +139,36 @@ func (p *pass) announceTogether() {
 	}
 }
 
-// failure adds to a note why the change of a node failed, where the action records that. The status has no room for many nodes.
-func (p *pass) failure(a rollout.Action) string {
-	set, is := a.(rollout.SetSpec)
-	if !is || set.Spec.Failed == nil || equality.Semantic.DeepEqual(set.Spec.Failed, p.specOf(set.Node).Failed) {
-		return ""
-	}
-	return fmt.Sprintf(": %s: %s", set.Spec.Failed.Reason, set.Spec.Failed.Message)
-}
-
-// records says whether an action only notes in a spec what is so, as every change of a node ends. It is no news.
+// records reports whether an action only notes in a spec what is observed. It is no news.
 func (p *pass) records(a rollout.Action) bool {
 	set, is := a.(rollout.SetSpec)
 	if !is {
 		return false
 	}
 	before, after := p.specOf(set.Node), set.Spec
-	before.LastGood, before.Baseline, after.LastGood, after.Baseline = nil, nil, nil, nil
+	before.Baseline, after.Baseline = nil, nil
 	return equality.Semantic.DeepEqual(before, after)
+}
+
+// newsOf is the event of a report: that a change has failed, or why a node that no policy governs is not in its baseline yet.
+func (p *pass) newsOf(a rollout.Report) (e announcement, note string, announced bool) {
+	failed := a.Status.Rollout.Failed
+	if failed != nil && !equality.Semantic.DeepEqual(failed, p.failedOf(a.Node)) {
+		return announcement{corev1.EventTypeWarning, failed.Reason, "Rollout"}, fmt.Sprintf("Node %s: %s", a.Node, failed.Message), true
+	}
+	have, found := p.gpuNodes[a.Node]
+	if !a.Stuck || !found {
+		return e, "", false
+	}
+	was, _ := condition.Find(have.Status.Conditions, v1alpha1.ConditionReady)
+	is, _ := condition.Find(a.Status.Conditions, v1alpha1.ConditionReady)
+	return announcement{corev1.EventTypeWarning, is.Reason, "Restore"},
+		fmt.Sprintf("Node %s is not in its baseline yet: %s", a.Node, is.Message), was.Reason != is.Reason
 }
 
 // eventOf is the event of an action that changes something which a person may wonder about.
 func eventOf(action rollout.Action) (e announcement, announced bool) {
-	switch a := action.(type) {
+	switch action.(type) {
 	case rollout.Taint:
 		return eventGPUsClosed, true
 	case rollout.Untaint:
@@ -164,8 +187,6 @@ func eventOf(action rollout.Action) (e announcement, announced bool) {
 		return eventMPSDisabled, true
 	case rollout.AllowMPS:
 		return eventMPSEnabled, true
-	case rollout.Tell:
-		return announcement{corev1.EventTypeWarning, a.Reason, "Restore"}, a.Reason != ""
 	default: // keys and nudges change nothing that is visible
 		return announcement{}, false
 	}

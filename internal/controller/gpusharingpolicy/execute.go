@@ -87,7 +87,7 @@ func (p *pass) carryOut(ctx context.Context, a rollout.Action) error {
 		p.repeats.Note(a, p.world.Now)
 		log.FromContext(ctx).Info(a.String(), about(a)...)
 		p.announce(a)
-		p.metrics.did(a, p.specOf(a.Target()))
+		p.metrics.did(a, p.failedOf(a.Target()))
 	}
 	return nil
 }
@@ -98,6 +98,14 @@ func (p *pass) specOf(node string) v1alpha1.GPUNodeSpec {
 		return have.Spec
 	}
 	return v1alpha1.GPUNodeSpec{}
+}
+
+// failedOf is the desired state that failed on a node, as recorded before this pass; nil if none is.
+func (p *pass) failedOf(node string) *v1alpha1.FailedChange {
+	if have, found := p.gpuNodes[node]; found {
+		return have.Status.Rollout.Failed
+	}
+	return nil
 }
 
 // about are the keys and values of an action's log line.
@@ -157,8 +165,8 @@ func (p *pass) do(ctx context.Context, action rollout.Action) (bool, error) {
 		return p.allowMPS(ctx, a)
 	case rollout.SetSpec:
 		return p.setSpec(ctx, a)
-	case rollout.Tell:
-		return p.tell(ctx, a)
+	case rollout.Report:
+		return p.reportNode(ctx, a)
 	default:
 		return false, fmt.Errorf("no way to carry out %T", action)
 	}
@@ -332,19 +340,15 @@ func (p *pass) deletePod(ctx context.Context, a rollout.DeletePod) (bool, error)
 	return ignoreReplaced(p.client.Delete(ctx, pod, client.Preconditions{UID: &uid}))
 }
 
-// setSpec applies the spec of a GPUNode, as it is stored. Its UID keeps the apply from creating a GPUNode that was removed with its node.
+// setSpec applies the spec of a GPUNode. Its UID keeps the apply from creating a GPUNode that was removed with its node.
 func (p *pass) setSpec(ctx context.Context, a rollout.SetSpec) (bool, error) {
 	have, found := p.gpuNodes[a.Node]
 	if !found {
 		return false, nil
 	}
 	want := applyv1alpha1.GPUNode(a.Node).WithUID(have.UID)
-	stored, verified := rollout.Store(have, a.Spec)
-	if verified != "" {
-		want.WithAnnotations(map[string]string{v1alpha1.AnnotationVerified: verified})
-	}
-	if !equality.Semantic.DeepEqual(stored, v1alpha1.GPUNodeSpec{}) {
-		spec, err := ssa.Configuration[applyv1alpha1.GPUNodeSpecApplyConfiguration](stored)
+	if !equality.Semantic.DeepEqual(a.Spec, v1alpha1.GPUNodeSpec{}) {
+		spec, err := ssa.Configuration[applyv1alpha1.GPUNodeSpecApplyConfiguration](a.Spec)
 		if err != nil {
 			return false, err
 		}
@@ -360,26 +364,25 @@ func (p *pass) setSpec(ctx context.Context, a rollout.SetSpec) (bool, error) {
 	return wrote, err
 }
 
-// tell writes an annotation of a GPUNode, or removes it.
-func (p *pass) tell(ctx context.Context, a rollout.Tell) (bool, error) {
+// reportNode applies the controller's part of the status of a GPUNode. Its UID keeps it from another GPUNode of that name.
+func (p *pass) reportNode(ctx context.Context, a rollout.Report) (bool, error) {
 	have, found := p.gpuNodes[a.Node]
 	if !found {
 		return false, nil
 	}
-	var note *string
-	if text := a.Note(); text != "" {
-		note = &text
-	}
-	patch, err := mergePatch(map[string]any{"metadata": map[string]any{
-		"uid": have.UID, "annotations": map[string]*string{v1alpha1.AnnotationWaiting: note},
-	}})
+	status, err := ssa.Configuration[applyv1alpha1.GPUNodeStatusApplyConfiguration](a.Status)
 	if err != nil {
 		return false, err
 	}
-	node := &v1alpha1.GPUNode{ObjectMeta: metav1.ObjectMeta{Name: a.Node}}
-	err = p.client.Patch(ctx, node, patch, client.FieldOwner(fieldManager))
-	p.wrote(gpuNodeKind, a.Node, node.ResourceVersion, err)
-	return ignoreGone(err)
+	want := applyv1alpha1.GPUNode(a.Node).WithUID(have.UID).WithStatus(status)
+	wrote, err := ssa.ApplyStatus(ctx, ssa.Owner{Client: p.client, Name: fieldManager}, have, want, extractStatusWithUID)
+	if wrote || err != nil {
+		p.wrote(gpuNodeKind, a.Node, versionOf(want), err)
+	}
+	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
+		return false, nil // it is gone, or another took its place
+	}
+	return wrote, err
 }
 
 // versionOf is the resource version in the answer to an apply.
@@ -392,6 +395,14 @@ func versionOf(applied *applyv1alpha1.GPUNodeApplyConfiguration) string {
 
 func extractWithUID(have *v1alpha1.GPUNode, manager string) (*applyv1alpha1.GPUNodeApplyConfiguration, error) {
 	was, err := applyv1alpha1.ExtractGPUNode(have, manager)
+	if err != nil {
+		return nil, err
+	}
+	return was.WithUID(have.UID), nil
+}
+
+func extractStatusWithUID(have *v1alpha1.GPUNode, manager string) (*applyv1alpha1.GPUNodeApplyConfiguration, error) {
+	was, err := applyv1alpha1.ExtractGPUNodeStatus(have, manager)
 	if err != nil {
 		return nil, err
 	}

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
@@ -101,14 +102,14 @@ func (m *metrics) forget(policy string) {
 	}
 }
 
-// did counts an action that was carried out on a node whose GPUNode had that spec.
-func (m *metrics) did(a rollout.Action, before v1alpha1.GPUNodeSpec) {
+// did counts an action that was carried out on a node. Before is the desired state that had failed there before; nil: none had.
+func (m *metrics) did(a rollout.Action, before *v1alpha1.FailedChange) {
 	switch a := a.(type) {
 	case rollout.Evict:
 		m.evictions.WithLabelValues(a.Policy.Name).Inc()
-	case rollout.SetSpec:
-		failed := a.Spec.Failed
-		if failed != nil && failed.Reason != v1alpha1.ReasonDrainTimedOut && (before.Failed == nil || *before.Failed != *failed) {
+	case rollout.Report:
+		failed := a.Status.Rollout.Failed
+		if failed != nil && failed.Reason != v1alpha1.ReasonDrainTimedOut && !equality.Semantic.DeepEqual(before, failed) {
 			m.rollbacks.WithLabelValues(a.Policy.Name, failed.Reason).Inc()
 		}
 	}

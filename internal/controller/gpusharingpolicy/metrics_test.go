@@ -46,13 +46,16 @@ func TestMetrics(t *testing.T) {
 		},
 	})
 	by := rollout.PolicyRef{Name: "research"}
-	failed := v1alpha1.GPUNodeSpec{Failed: &v1alpha1.FailedChange{Hash: "w", Reason: v1alpha1.ReasonNotAdvertised}}
-	late := v1alpha1.GPUNodeSpec{Failed: &v1alpha1.FailedChange{Hash: "w", Reason: v1alpha1.ReasonDrainTimedOut}}
-	m.did(rollout.Evict{Policy: by}, v1alpha1.GPUNodeSpec{})
+	failed := &v1alpha1.FailedChange{Hash: "w", Reason: v1alpha1.ReasonNotAdvertised}
+	late := &v1alpha1.FailedChange{Hash: "w", Reason: v1alpha1.ReasonDrainTimedOut}
+	report := func(f *v1alpha1.FailedChange) rollout.Report {
+		return rollout.Report{Policy: by, Status: v1alpha1.GPUNodeStatus{Rollout: v1alpha1.RolloutStatus{Failed: f}}}
+	}
+	m.did(rollout.Evict{Policy: by}, nil)
 	m.refusal(rollout.Evict{Policy: by})
-	m.did(rollout.SetSpec{Policy: by, Spec: failed}, v1alpha1.GPUNodeSpec{})
-	m.did(rollout.SetSpec{Policy: by, Spec: failed}, failed) // on its way back
-	m.did(rollout.SetSpec{Policy: by, Spec: late}, v1alpha1.GPUNodeSpec{})
+	m.did(report(failed), nil)
+	m.did(report(failed), failed) // on its way back
+	m.did(report(late), nil)
 	g.Expect(testutil.GatherAndCompare(registry, strings.NewReader(`
 # HELP gpusharing_evictions_refused_total Evictions that a PodDisruptionBudget refused. Each is asked for again.
 # TYPE gpusharing_evictions_refused_total counter

@@ -103,9 +103,9 @@ func differs[V any](view func(client.Object) (v V, ok bool)) predicate.Predicate
 }
 
 type gpuNodeViewed struct {
-	generation      int64
-	verified, retry string
-	status          v1alpha1.GPUNodeStatus
+	generation int64
+	retry      string
+	status     v1alpha1.GPUNodeStatus
 }
 
 func gpuNodeView(o client.Object) (gpuNodeViewed, bool) {
@@ -114,8 +114,7 @@ func gpuNodeView(o client.Object) (gpuNodeViewed, bool) {
 		return gpuNodeViewed{}, false
 	}
 	return gpuNodeViewed{
-		generation: node.Generation, verified: node.Annotations[v1alpha1.AnnotationVerified],
-		retry: node.Annotations[v1alpha1.AnnotationRetry], status: node.Status,
+		generation: node.Generation, retry: node.Annotations[v1alpha1.AnnotationRetry], status: node.Status,
 	}, true
 }
 

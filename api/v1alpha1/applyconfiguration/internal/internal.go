@@ -59,6 +59,35 @@ var schemaYAML = typed.YAMLObject(`types:
         map:
           elementType:
             scalar: string
+- name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.BlockerKind
+  scalar: string
+- name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.BlockerStatus
+  map:
+    fields:
+    - name: containerName
+      type:
+        scalar: string
+    - name: deviceUUID
+      type:
+        scalar: string
+    - name: handling
+      type:
+        scalar: string
+    - name: instance
+      type:
+        scalar: numeric
+    - name: kind
+      type:
+        namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.BlockerKind
+    - name: name
+      type:
+        scalar: string
+    - name: namespace
+      type:
+        scalar: string
+    - name: pid
+      type:
+        scalar: numeric
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.ComputeMode
   scalar: string
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.ConfigStatus
@@ -197,6 +226,9 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: reason
       type:
         scalar: string
+    - name: time
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Time
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.GPUMatch
   map:
     fields:
@@ -233,18 +265,19 @@ var schemaYAML = typed.YAMLObject(`types:
       default:
         conditions:
         - lastTransitionTime: "1970-01-01T00:00:00Z"
-          message: The agent has not reported yet; if that lasts, look at the pod
-            with app.kubernetes.io/name=gpu-sharing-agent on the node
+          message: The controller has not reported yet; if that lasts, look at the
+            pod with app.kubernetes.io/name=gpu-sharing-controller and at the agent,
+            app.kubernetes.io/name=gpu-sharing-agent, on the node
           reason: AwaitingReport
           status: Unknown
           type: Ready
         - lastTransitionTime: "1970-01-01T00:00:00Z"
-          message: The agent has not reported yet
+          message: The controller has not reported yet
           reason: AwaitingReport
           status: Unknown
           type: Reconciling
         - lastTransitionTime: "1970-01-01T00:00:00Z"
-          message: The agent has not reported yet
+          message: The controller has not reported yet
           reason: AwaitingReport
           status: Unknown
           type: Stalled
@@ -267,12 +300,6 @@ var schemaYAML = typed.YAMLObject(`types:
           elementType:
             namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.DeviceSpec
           elementRelationship: atomic
-    - name: failed
-      type:
-        namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.FailedChange
-    - name: lastGood
-      type:
-        namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.NodeSharing
     - name: migActuator
       type:
         namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MIGActuator
@@ -341,6 +368,9 @@ var schemaYAML = typed.YAMLObject(`types:
           elementType:
             namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Time
           elementRelationship: atomic
+    - name: rollout
+      type:
+        namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.RolloutStatus
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.GPUSharingPolicy
   map:
     fields:
@@ -1036,6 +1066,41 @@ var schemaYAML = typed.YAMLObject(`types:
         list:
           elementType:
             namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MaintenanceWindow
+          elementRelationship: atomic
+- name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.RolloutStatus
+  map:
+    fields:
+    - name: blockers
+      type:
+        list:
+          elementType:
+            namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.BlockerStatus
+          elementRelationship: atomic
+    - name: failed
+      type:
+        namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.FailedChange
+    - name: lastGood
+      type:
+        namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.NodeSharing
+    - name: policyName
+      type:
+        scalar: string
+    - name: resources
+      type:
+        list:
+          elementType:
+            namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.ResourceCount
+          elementRelationship: associative
+          keys:
+          - name
+    - name: state
+      type:
+        scalar: string
+    - name: steps
+      type:
+        list:
+          elementType:
+            scalar: string
           elementRelationship: atomic
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.Sharing
   map:

@@ -5,6 +5,10 @@
 
 package v1alpha1
 
+import (
+	v1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
 // FailedChangeApplyConfiguration represents a declarative configuration of the FailedChange type for use
 // with apply.
 //
@@ -17,8 +21,10 @@ type FailedChangeApplyConfiguration struct {
 	// message says what failed, and where.
 	Message *string `json:"message,omitempty"`
 	// attempt tells one attempt from the next: a hash of the UID and generation of the policy, and of the annotation
-	// gpusharing.io/retry. With another one the wish is tried again.
+	// gpusharing.io/retry. With another one the desired state is tried again.
 	Attempt *string `json:"attempt,omitempty"`
+	// time is when it failed. A later spec.changeTime for the same desired state is another attempt.
+	Time *v1.Time `json:"time,omitempty"`
 }
 
 // FailedChangeApplyConfiguration constructs a declarative configuration of the FailedChange type for use with
@@ -56,5 +62,13 @@ func (b *FailedChangeApplyConfiguration) WithMessage(value string) *FailedChange
 // If called multiple times, the Attempt field is set to the value of the last call.
 func (b *FailedChangeApplyConfiguration) WithAttempt(value string) *FailedChangeApplyConfiguration {
 	b.Attempt = &value
+	return b
+}
+
+// WithTime sets the Time field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Time field is set to the value of the last call.
+func (b *FailedChangeApplyConfiguration) WithTime(value v1.Time) *FailedChangeApplyConfiguration {
+	b.Time = &value
 	return b
 }

@@ -17,14 +17,15 @@ import (
 // GPUNodeApplyConfiguration represents a declarative configuration of the GPUNode type for use
 // with apply.
 //
-// GPUNode is what the operator knows of one node with GPUs. It has the node's name and goes with the node. Its spec is
-// written by the controller alone, and only when it is safe to apply at once; its status by the node's agent alone.
+// GPUNode is what the operator knows of one node with GPUs. It has the node's name and goes with the node. The controller alone
+// writes its spec, and only when it is safe to apply at once. In its status the controller writes rollout, observedGeneration and
+// the conditions Ready, Reconciling and Stalled; the node's agent writes everything else.
 type GPUNodeApplyConfiguration struct {
 	v1.TypeMetaApplyConfiguration    `json:""`
 	*v1.ObjectMetaApplyConfiguration `json:"metadata,omitempty"`
 	// spec is the wish for each GPU of the node, written by the controller.
 	Spec *GPUNodeSpecApplyConfiguration `json:"spec,omitempty"`
-	// status is what the agent of the node observed. Its conditions are Unknown until the agent has reported.
+	// status is the observed state of the node. Ready, Reconciling and Stalled are Unknown until the controller has reported.
 	Status *GPUNodeStatusApplyConfiguration `json:"status,omitempty"`
 }
 

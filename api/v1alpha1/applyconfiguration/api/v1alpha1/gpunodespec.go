@@ -34,16 +34,12 @@ type GPUNodeSpecApplyConfiguration struct {
 	// migConfigName is the config that NVIDIA's mig-manager is to apply now. As long as it is set the agent leaves the
 	// driver closed, since mig-manager may reset GPUs, for which nobody may have it open.
 	MIGConfigName *string `json:"migConfigName,omitempty"`
-	// changeTime is when policyName, configName or devices last changed: the deadline for reaching them counts from it.
+	// changeTime is when the controller asked the agent for this desired state, which makes two requests for the same state
+	// different. The deadline for reaching it counts from it, and status.config names it.
 	ChangeTime *v1.Time `json:"changeTime,omitempty"`
-	// lastGood is the last wish before this one that the node reached and verified: what it goes back to when this one fails.
-	// Once the node has verified this one, the annotation gpusharing.io/verified names it, and lastGood counts no longer.
-	LastGood *NodeSharingApplyConfiguration `json:"lastGood,omitempty"`
-	// failed is the desired state that the node could not reach. It is not tried again before it changes, or the policy, or the annotation
-	// gpusharing.io/retry.
-	Failed *FailedChangeApplyConfiguration `json:"failed,omitempty"`
 	// baseline is the state of the node before the operator first changed it: what it goes back to when no policy
-	// governs it any more.
+	// governs it any more. It is history, and in spec all the same, because it must survive the loss of status, as when the
+	// GPUNode is restored from a backup. The annotation gpusharing.io/baseline of the Node holds a copy.
 	Baseline *BaselineApplyConfiguration `json:"baseline,omitempty"`
 	// release is how the node goes back to its baseline, as the policy that governs it, or governed it last, says.
 	Release *ReleaseApplyConfiguration `json:"release,omitempty"`
@@ -124,22 +120,6 @@ func (b *GPUNodeSpecApplyConfiguration) WithMIGConfigName(value string) *GPUNode
 // If called multiple times, the ChangeTime field is set to the value of the last call.
 func (b *GPUNodeSpecApplyConfiguration) WithChangeTime(value v1.Time) *GPUNodeSpecApplyConfiguration {
 	b.ChangeTime = &value
-	return b
-}
-
-// WithLastGood sets the LastGood field in the declarative configuration to the given value
-// and returns the receiver, so that objects can be built by chaining "With" function invocations.
-// If called multiple times, the LastGood field is set to the value of the last call.
-func (b *GPUNodeSpecApplyConfiguration) WithLastGood(value *NodeSharingApplyConfiguration) *GPUNodeSpecApplyConfiguration {
-	b.LastGood = value
-	return b
-}
-
-// WithFailed sets the Failed field in the declarative configuration to the given value
-// and returns the receiver, so that objects can be built by chaining "With" function invocations.
-// If called multiple times, the Failed field is set to the value of the last call.
-func (b *GPUNodeSpecApplyConfiguration) WithFailed(value *FailedChangeApplyConfiguration) *GPUNodeSpecApplyConfiguration {
-	b.Failed = value
 	return b
 }
 

@@ -13,14 +13,18 @@ import (
 // GPUNodeStatusApplyConfiguration represents a declarative configuration of the GPUNodeStatus type for use
 // with apply.
 //
-// GPUNodeStatus is what the agent of the node observed.
+// GPUNodeStatus is the observed state of a node.
 type GPUNodeStatusApplyConfiguration struct {
-	// observedGeneration is the generation of the GPUNode that the conditions are about. 0: the agent has not reported yet.
+	// observedGeneration is the generation of the GPUNode that Ready, Reconciling and Stalled are about. 0: the controller has not
+	// reported yet.
 	ObservedGeneration *int64 `json:"observedGeneration,omitempty"`
-	// conditions: Ready (the spec is applied), Discovered (the GPUs were read), Applied (the steps towards the spec are
-	// done), Reconciling (the agent is at work, or waits), Stalled (only a changed spec helps) and, when true, RebootRequired. One of
-	// Ready, Reconciling and Stalled is true, or all are Unknown.
+	// conditions of the controller: Ready (the node advertises what is desired), Reconciling (a change is at work, or waits for
+	// something that ends) and Stalled (nothing more happens until something is changed), of which one is True or all are Unknown. Conditions of
+	// the agent: Discovered (the GPUs were read), Applied (the GPUs match spec.devices) and, while they are True, RebootRequired and
+	// ApplyStalled.
 	Conditions []v1.ConditionApplyConfiguration `json:"conditions,omitempty"`
+	// rollout is how far the controller has brought the node to the desired state. The controller writes it.
+	Rollout *RolloutStatusApplyConfiguration `json:"rollout,omitempty"`
 	// gpus sums up the GPUs of the node by product, such as 2× NVIDIA-A100-SXM4-40GB.
 	GPUs *string `json:"gpus,omitempty"`
 	// driverVersion is the version of the NVIDIA driver.
@@ -65,6 +69,14 @@ func (b *GPUNodeStatusApplyConfiguration) WithConditions(values ...*v1.Condition
 		}
 		b.Conditions = append(b.Conditions, *values[i])
 	}
+	return b
+}
+
+// WithRollout sets the Rollout field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Rollout field is set to the value of the last call.
+func (b *GPUNodeStatusApplyConfiguration) WithRollout(value *RolloutStatusApplyConfiguration) *GPUNodeStatusApplyConfiguration {
+	b.Rollout = value
 	return b
 }
 
