@@ -128,17 +128,27 @@ func TestANodeWhoseStatusIsLostIsVerifiedAnew(t *testing.T) {
 
 // TestANodeWhoseStatusIsLostKeepsItsSlot: no other node begins while it is being changed.
 func TestANodeWhoseStatusIsLostKeepsItsSlot(t *testing.T) {
-	for name, reports := range map[string]bool{"and its agent reports": true, "and its agent reports no more": false} {
+	partitioned := func(*v1alpha1.GPUSharingPolicy) {}
+	sliced := func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Sharing = timeSlicing(4) }
+	for name, test := range map[string]struct {
+		asks    func(*v1alpha1.GPUSharingPolicy)
+		reports bool
+	}{
+		"tainted, and its agent reports":           {partitioned, true},
+		"tainted, and its agent reports no more":   {partitioned, false},
+		"untainted, and its agent reports":         {sliced, true},
+		"untainted, and its agent reports no more": {sliced, false},
+	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
-			c, h := toMIG()
+			c, h := toMIG(test.asks)
 			other := c.add("b", sim.A100)
 			for h.GPU.Spec.ConfigName == "" {
 				c.steps(1)
 			}
 			h.broken = func(rollout.World) bool { return true }
 			h.losesStatus()
-			h.lags = !reports
+			h.lags = !test.reports
 			for range 100 {
 				d := c.pass()
 				g.Expect(d.Policies["research"].Nodes.Changing).To(BeEquivalentTo(1))
