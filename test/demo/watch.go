@@ -13,6 +13,7 @@ import (
 
 	eventsv1 "k8s.io/api/events/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -97,8 +98,8 @@ func (d *demo) tellNode(o client.Object, seen map[string]string) {
 		return
 	}
 	now := describeDevices(n.Status.Devices)
-	if ready := meta.FindStatusCondition(n.Status.Conditions, v1alpha1.ConditionReady); ready != nil && ready.Reason != v1alpha1.ReasonReady {
-		now += fmt.Sprintf(" (%s: %s)", ready.Reason, ready.Message)
+	if applied := meta.FindStatusCondition(n.Status.Conditions, v1alpha1.ConditionApplied); applied != nil && applied.Status != metav1.ConditionTrue {
+		now += fmt.Sprintf(" (%s: %s)", applied.Reason, applied.Message)
 	}
 	if seen[n.Name] == now {
 		return

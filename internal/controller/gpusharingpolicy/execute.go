@@ -85,7 +85,11 @@ func (p *pass) carryOut(ctx context.Context, a rollout.Action) error {
 	}
 	if wrote {
 		p.repeats.Note(a, p.world.Now)
-		log.FromContext(ctx).Info(a.String(), about(a)...)
+		logger := log.FromContext(ctx)
+		if _, reports := a.(rollout.Report); reports {
+			logger = logger.V(1) // there may be one for each of thousands of nodes that wait
+		}
+		logger.Info(a.String(), about(a)...)
 		p.announce(a)
 		p.metrics.did(a, p.failedOf(a.Target()))
 	}
