@@ -256,7 +256,7 @@ func (h *host) setSpec(want v1alpha1.GPUNodeSpec) {
 func (h *host) setReported(status v1alpha1.GPUNodeStatus) {
 	agents := h.agents()
 	h.GPU.Status.ObservedGeneration, h.GPU.Status.Rollout = status.ObservedGeneration, status.Rollout
-	h.GPU.Status.Conditions = append(status.Conditions, agents...)
+	h.GPU.Status.Conditions = slices.Concat(status.Conditions, agents)
 }
 
 // agents are the conditions of the agent.

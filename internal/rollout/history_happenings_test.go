@@ -128,7 +128,7 @@ func (c *chronicle) lieEvent(random *rand.Rand) {
 			agents[i].Status = metav1.ConditionTrue
 		}
 	}
-	h.GPU.Status.Conditions = append(rollout.Reported(h.GPU.Status).Conditions, agents...)
+	h.GPU.Status.Conditions = slices.Concat(rollout.Reported(h.GPU.Status).Conditions, agents)
 	h.lags = true
 	c.tell("the agent of %s reports that all is well, and then nothing any more", h.Name)
 }

@@ -13,6 +13,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/internal/migmanager"
@@ -221,9 +222,8 @@ func (c *cluster) wireMIG(d rollout.Decision) {
 
 // reportAside is what the agent reports while it leaves the driver closed.
 func (h *host) reportAside() {
-	conditions := slices.DeleteFunc(h.GPU.Status.Conditions, func(c metav1.Condition) bool { return c.Type == v1alpha1.ConditionApplied })
-	h.GPU.Status.Conditions = append(conditions, metav1.Condition{
+	h.GPU.Status.Conditions = condition.Set(h.GPU.Status.Conditions, metav1.Condition{
 		Type: v1alpha1.ConditionApplied, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonMIGManagerPartitioning,
 		ObservedGeneration: h.GPU.Generation,
-	})
+	}, h.now)
 }

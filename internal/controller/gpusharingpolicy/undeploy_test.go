@@ -19,6 +19,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
@@ -41,7 +42,7 @@ func TestUndeploy(t *testing.T) {
 
 	i.make("deploy")
 	i.runs("gpu-sharing-controller")
-	i.agent = i.asAgent
+	i.agent, i.acts = i.asAgent, i.asController()
 	i.Eventually(i.established).WithTimeout(time.Minute).Should(BeTrue())
 	i.machine("t4", sim.T4)
 	i.machine("a100", sim.A100, sim.A100)
@@ -168,6 +169,19 @@ func (i *installation) asAgent(node string) client.Client {
 	c, err := i.cluster.ClientAs(i.ctx(), env.Identity{
 		Namespace: ownNamespace, ServiceAccount: "gpu-sharing-agent", Pod: node + "-agent", Node: node,
 	})
+	i.Expect(err).NotTo(HaveOccurred())
+	return c
+}
+
+// asController is a client by the name of the controller, which is all that the admission policies look at. Its rights are those of an
+// administrator, because it reads without a cache.
+func (i *installation) asController() client.WithWatch {
+	i.t.Helper()
+	config := rest.CopyConfig(i.cluster.Config)
+	config.Impersonate = rest.ImpersonationConfig{
+		UserName: "system:serviceaccount:" + ownNamespace + ":gpu-sharing-controller", Groups: []string{"system:masters"},
+	}
+	c, err := client.NewWithWatch(config, client.Options{Scheme: i.cluster.Scheme})
 	i.Expect(err).NotTo(HaveOccurred())
 	return c
 }
