@@ -103,7 +103,11 @@ func (v *view) stampInstances(patch PatchNode) {
 			patch.Annotations[v1alpha1.AnnotationInstances] = nil
 		}
 	case now != "" && (selects || resumes || seen == "" && len(leaving) == 0):
-		if seen != now {
+		switch {
+		case seen == now:
+		case resumes && !selects && seen != "":
+			patch.Annotations[v1alpha1.AnnotationInstances] = new(without(now, append(v.plugins(), v.monitors()...)))
+		default:
 			patch.Annotations[v1alpha1.AnnotationInstances] = new(v.withMonitors(now, seen))
 		}
 	}
@@ -119,10 +123,18 @@ func (v *view) leaves() bool {
 // alone on a node that is taken over as it is.
 func (v *view) withMonitors(now, seen string) string {
 	uids := v.monitors()
-	if len(uids) == 0 || seen == "" && v.node.GPU.Status.Rollout.LastGood == nil {
+	if seen == "" && v.node.GPU.Status.Rollout.LastGood == nil {
 		return now
 	}
-	return now + "@" + strings.Join(uids, ",")
+	return without(now, uids)
+}
+
+// without notes instances that are seen once the pods with these UIDs are gone.
+func without(instances string, uids []string) string {
+	if len(uids) == 0 {
+		return instances
+	}
+	return instances + "@" + strings.Join(uids, ",")
 }
 
 // monitors are the UIDs of the pods of DCGM and its exporter that the GPU Operator runs on the node. They see the instances
@@ -139,12 +151,13 @@ func (v *view) monitors() []string {
 	return uids
 }
 
-// stampResumed notes in a patch that lets the device plugin start anew which instances it will see, where another note is there.
+// stampResumed notes in a patch that lets the device plugin start anew which instances it will see, where another note is there. Pods
+// that the pause has not ended yet have seen others, and stay now.
 func (v *view) stampResumed(patch PatchNode) {
 	seen, _ := v.enumerated()
 	now := v.instances()
 	if value, starts := patch.Labels[deployLabels()[0]]; starts && value != nil && seen != "" && now != "" && seen != now {
-		patch.Annotations[v1alpha1.AnnotationInstances] = &now
+		patch.Annotations[v1alpha1.AnnotationInstances] = new(without(now, append(v.plugins(), v.monitors()...)))
 	}
 }
 
