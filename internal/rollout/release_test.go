@@ -104,3 +104,24 @@ func TestANodeUnderMaintenanceReportsWhyItIsNotRestored(t *testing.T) {
 		})
 	}
 }
+
+// TestANodeWhoseReleaseFailsIsNeverAnHourInOneState, since it is tried again each hour. So what waits an hour for it must not ask for
+// a state.
+func TestANodeWhoseReleaseFailsIsNeverAnHourInOneState(t *testing.T) {
+	g := NewWithT(t)
+	c := fleet(1, mig(count("3g", 2)))
+	c.run(200)
+	c.Policies, c.hosts["n0"].lags = nil, true
+	var last rollout.State
+	since, longest := c.Now, time.Duration(0)
+	for end := c.Now.Add(5 * time.Hour); c.Now.Before(end); c.tick(10 * time.Second) {
+		d := c.pass()
+		g.Expect(d.Nodes).To(HaveLen(1))
+		g.Expect(d.Nodes[0].State).NotTo(Equal(rollout.StateUpToDate))
+		if d.Nodes[0].State != last {
+			last, since = d.Nodes[0].State, c.Now
+		}
+		longest = max(longest, c.Now.Sub(since))
+	}
+	g.Expect(longest).To(BeNumerically("<", time.Hour))
+}

@@ -79,6 +79,7 @@ func alerts(t *testing.T, objects []*unstructured.Unstructured) []string {
 	var expressions []string
 	for _, r := range rule.Spec.Groups[0].Rules {
 		g.Expect(r.For+r.Expr).To(MatchRegexp(`^[0-9]+[mh]|\[[0-9]+[mh]\]`), r.Alert+" does not fire at once")
+		g.Expect(r.Expr).NotTo(MatchRegexp(`by \([^)]*state[^)]*\) \(gpusharing_released_node`), r.Alert+" begins to wait anew with each attempt")
 		g.Expect(r.Labels).To(HaveKey("severity"), r.Alert)
 		g.Expect(r.Annotations).To(SatisfyAll(HaveKey("summary"), HaveKey("description")), r.Alert)
 		expressions = append(expressions, r.Expr)
