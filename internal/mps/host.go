@@ -193,9 +193,6 @@ func (h *Host) ensure(ctx context.Context, desired plan.Daemon, thorough bool) e
 	if err != nil {
 		return err
 	}
-	if was.unreadable {
-		was.MultiUser = desired.MultiUser // a daemon that serves the desired users is only limited, which disturbs no client
-	}
 	if was.answers(desired) && !thorough && (!was.Applied || !h.node.DriverLeaves()) {
 		return nil
 	}
@@ -217,7 +214,19 @@ func (h *Host) bring(ctx context.Context, desired plan.Daemon, was record, recor
 			return h.note(was, err)
 		}
 	}
+	if was.unreadable && answers {
+		if was.MultiUser, err = h.usersOf(ctx, desired); err != nil {
+			return err
+		}
+	}
 	return h.settle(ctx, desired, was, heard{percentage: percentage, answers: answers, recorded: recorded})
+}
+
+// usersOf is what a daemon whose record is lost counts as: as desired, so that it is only limited, while clients are connected, whom a new
+// start would end; otherwise as not desired, so that it is started anew, because no other way shows which users it serves.
+func (h *Host) usersOf(ctx context.Context, desired plan.Daemon) (multiUser bool, err error) {
+	servers, err := h.control.Servers(ctx, desired.Resource)
+	return desired.MultiUser == (len(connected(servers)) > 0), err
 }
 
 // heard is what is known of a daemon once it was asked.

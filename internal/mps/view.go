@@ -180,6 +180,9 @@ func (v *View) observe(ctx context.Context, resource string) (Serving, bool, err
 	if err != nil || !answers {
 		return Serving{}, false, err
 	}
+	if r.unreadable { // which GPUs it serves is not known before the MPS pod has written the record again
+		return Serving{}, false, fmt.Errorf("%w in %s", errContent, v.files.path(recordFile(resource)))
+	}
 	s := Serving{Daemon: r.Daemon, External: !recorded, Use: r.Use}
 	s.Resource, s.MultiUser = resource, r.MultiUser
 	if !r.Applied || percentage != r.Answered {
