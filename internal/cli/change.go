@@ -37,9 +37,12 @@ func named(name string) func(v1alpha1.GPUSharingPolicy) bool {
 	return func(p v1alpha1.GPUSharingPolicy) bool { return p.Name == name }
 }
 
-// knows returns an error if one of the policies to delete does not exist.
-func knows(w rollout.World, deleted []string) error {
-	for _, name := range deleted {
+// knows returns an error if one of the policies to delete does not exist, or is to be applied too.
+func knows(w rollout.World, c change) error {
+	for _, name := range c.deleted {
+		if slices.ContainsFunc(c.applied, named(name)) {
+			return fmt.Errorf("policy %q is in a file and in --delete; leave one of them out", name)
+		}
 		if !slices.ContainsFunc(w.Policies, named(name)) {
 			return fmt.Errorf("there is no policy %q to delete; `kubectl get gpusharingpolicies` lists them", name)
 		}
@@ -48,30 +51,55 @@ func knows(w rollout.World, deleted []string) error {
 }
 
 // deleted writes what the deletion of a policy comes to as a whole.
-func (t *text) deleted(name string, before, after []rollout.NodeState) {
-	governed, untouched := 0, []string{}
+func (t *text) deleted(name string, before, after []rollout.NodeState, objects []rollout.Node) {
+	governed, untouched, tainted := 0, []string{}, []string{}
 	for _, n := range before {
 		if n.Policy != name {
 			continue
 		}
 		governed++
+		goes := !slices.ContainsFunc(after, func(a rollout.NodeState) bool { return a.Node == n.Node && a.Policy != "" })
+		has := func(o rollout.Node) bool { return o.Name == n.Node && o.Annotations[v1alpha1.AnnotationTaints] != "" }
+		if goes && slices.ContainsFunc(objects, has) {
+			tainted = append(tainted, n.Node)
+		}
 		if !slices.ContainsFunc(after, func(a rollout.NodeState) bool { return a.Node == n.Node }) {
 			untouched = append(untouched, n.Node)
 		}
 	}
 	t.row(0, "", fmt.Sprintf("POLICY %s (deleted): releases %s", name, count(governed, "node")))
+	if len(tainted) > 0 {
+		t.row(2, "taints", fmt.Sprintf("the operator removes the policy's taints from %s: %s", count(len(tainted), "node"), strings.Join(tainted, ", ")))
+	}
 	if len(untouched) > 0 {
-		t.row(2, "unchanged", fmt.Sprintf("%s, which the operator has not changed: %s", count(len(untouched), "node"), strings.Join(untouched, ", ")))
+		t.row(2, "unchanged", fmt.Sprintf("the GPUs of %s, which the operator has not changed: %s", count(len(untouched), "node"), strings.Join(untouched, ", ")))
 	}
 }
 
-// clusterPolicy writes when NVIDIA's ClusterPolicy is restored: with the last policy, once no node needs the operator's ConfigMap.
-func (t *text) clusterPolicy(w rollout.World, after []rollout.NodeState) {
-	retained := slices.ContainsFunc(after, func(n rollout.NodeState) bool { return n.Retained })
-	if len(w.Policies) > 0 || retained || !w.Wiring.ClusterPolicy {
+// clusterPolicy writes when NVIDIA's ClusterPolicy is restored: once no node needs the operator's ConfigMap any more, and no policy that
+// could change one is left. A paused policy changes none.
+func (t *text) clusterPolicy(w rollout.World, before, after rollout.Decision) {
+	if !w.Wiring.ClusterPolicy || !before.Wire || rollout.Decide(restored(w, after.Nodes)).Wire {
 		return
 	}
+	left := "No policy is left."
+	if len(w.Policies) > 0 {
+		left = "No policy is left that is not paused."
+	}
 	t.WriteString("\n")
-	t.row(0, "", "No policy is left. Once every node is restored the operator restores NVIDIA's ClusterPolicy, which restarts NVIDIA's device "+
+	t.row(0, "", left+" Once every node is restored the operator restores NVIDIA's ClusterPolicy, which restarts NVIDIA's device "+
 		"plugin and GPU Feature Discovery on every GPU node; running pods keep their GPUs.")
+}
+
+// restored is the world once every node that no policy governs is restored.
+func restored(w rollout.World, nodes []rollout.NodeState) rollout.World {
+	w.Nodes = slices.Clone(w.Nodes)
+	for i := range w.Nodes {
+		n := &w.Nodes[i]
+		goesBack := func(s rollout.NodeState) bool { return s.Node == n.Name && s.Policy == "" && !s.Retained }
+		if slices.ContainsFunc(nodes, goesBack) {
+			n.GPU.Spec = v1alpha1.GPUNodeSpec{}
+		}
+	}
+	return w
 }

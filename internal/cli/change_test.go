@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
@@ -58,6 +59,31 @@ func TestPreviewsOfADeletion(t *testing.T) {
 			w.Policies = []v1alpha1.GPUSharingPolicy{research, policy(t, "everywhere", slicing)}
 			return w, change{deleted: []string{"research"}}
 		},
+		"and a paused one is left": func(t *testing.T) (rollout.World, change) {
+			w := world(governed(t, evict))
+			other := policy(t, "other", slicing)
+			other.Spec.Rollout.Paused, other.Spec.NodeSelector = true, &v1alpha1.NodeSelector{MatchLabels: map[string]string{"pool": "b"}}
+			w.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "research", mixedLayout), other}
+			return w, change{deleted: []string{"research"}}
+		},
+		"a policy that was always paused": func(t *testing.T) (rollout.World, change) {
+			w := world(node(t, "a", sim.A100))
+			w.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "research", mixedLayout)}
+			w.Policies[0].Spec.Rollout.Paused = true
+			return w, change{deleted: []string{"research"}}
+		},
+		"and its taints go": func(t *testing.T) (rollout.World, change) {
+			a, b := governed(t, evict), node(t, "b", sim.A100)
+			tainted := policy(t, "research", mixedLayout)
+			tainted.Spec.Taints = []v1alpha1.Taint{{Key: "example.com/shared", Effect: "NoSchedule"}}
+			for _, n := range []*rollout.Node{&a, &b} {
+				n.Taints = []corev1.Taint{{Key: "example.com/shared", Effect: "NoSchedule"}}
+				n.Annotations = map[string]string{v1alpha1.AnnotationTaints: "example.com/shared:NoSchedule"}
+			}
+			w := world(a, b)
+			w.Policies = []v1alpha1.GPUSharingPolicy{tainted}
+			return w, change{deleted: []string{"research"}}
+		},
 		"and another under a new name": func(t *testing.T) (rollout.World, change) {
 			w := world(governed(t, evict))
 			w.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "research", mixedLayout)}
@@ -75,8 +101,10 @@ func TestOnlyAPolicyThatExistsIsDeleted(t *testing.T) {
 	g := NewWithT(t)
 	w := world()
 	w.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "research", slicing)}
-	g.Expect(knows(w, []string{"research"})).To(Succeed())
-	g.Expect(knows(w, []string{"research", "reseach"})).To(MatchError(ContainSubstring(`there is no policy "reseach" to delete`)))
+	g.Expect(knows(w, change{deleted: []string{"research"}})).To(Succeed())
+	g.Expect(knows(w, change{deleted: []string{"research", "reseach"}})).To(MatchError(ContainSubstring(`there is no policy "reseach" to delete`)))
+	both := change{applied: w.Policies, deleted: []string{"research"}}
+	g.Expect(knows(w, both)).To(MatchError(ContainSubstring(`policy "research" is in a file and in --delete`)))
 }
 
 // TestWhatAShareMeans: a policy's effect on the memory of each container, and the slices that a layout leaves unused.

@@ -48,16 +48,16 @@ func (p *Program) plan(ctx context.Context, f *flags, rest []string) error {
 	if err != nil {
 		return advise(err)
 	}
-	if err := knows(w, f.deleted); err != nil {
+	asked := change{applied: admitted, deleted: f.deleted}
+	if err := knows(w, asked); err != nil {
 		return err
 	}
 	preview := text{width: p.Width}
-	edit := change{applied: admitted, deleted: f.deleted}
-	groups, err := readGroups(ctx, c, edit.of(w))
+	groups, err := readGroups(ctx, c, asked.of(w))
 	if err != nil {
 		return advise(err)
 	}
-	preview.plan(w, edit)
+	preview.plan(w, asked)
 	preview.nodeGroups(groups, admitted)
 	return p.write(preview.String())
 }

@@ -32,11 +32,11 @@ func (t *text) plan(w rollout.World, c change) {
 	}
 	for _, name := range c.deleted {
 		t.paragraph()
-		t.deleted(name, before.Nodes, after.Nodes)
+		t.deleted(name, before.Nodes, after.Nodes, w.Nodes)
 		t.nodes(name, was, after.Nodes, w.Nodes)
 	}
 	if len(c.deleted) > 0 {
-		t.clusterPolicy(c.of(w), after.Nodes)
+		t.clusterPolicy(c.of(w), before, after)
 	}
 }
 
