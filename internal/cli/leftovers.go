@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/clusterpolicy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
 )
@@ -145,9 +146,16 @@ func leftClusterPolicies(ctx context.Context, c client.Client) (left []string, e
 	for i := range all.Items {
 		p := &all.Items[i]
 		for _, name := range slices.Sorted(maps.Keys(p.GetAnnotations())) {
-			if strings.HasPrefix(name, ours) {
-				left = append(left, fmt.Sprintf("clusterpolicy/%s has the annotation %s", p.GetName(), name))
+			if !strings.HasPrefix(name, ours) {
+				continue
 			}
+			why := ""
+			if name == v1alpha1.AnnotationTolerations {
+				if why, err = stillTainted(ctx, c, clusterpolicy.OperandsOf(p).Ours); err != nil {
+					return nil, err
+				}
+			}
+			left = append(left, fmt.Sprintf("clusterpolicy/%s has the annotation %s%s", p.GetName(), name, why))
 		}
 		for _, reader := range []string{"devicePlugin", "migManager"} {
 			if at(p, "spec", reader, "config", "name") == pluginConfigMap {
@@ -156,6 +164,25 @@ func leftClusterPolicies(ctx context.Context, c client.Client) (left []string, e
 		}
 	}
 	return left, nil
+}
+
+// stillTainted names a node with a taint that NVIDIA's programs tolerate only by the operator. They keep the toleration as long as it has
+// the taint, because the operator does not remove a taint of which it has no record.
+func stillTainted(ctx context.Context, c client.Client, tolerations []corev1.Toleration) (why string, err error) {
+	err = eachPage(ctx, c, func(nodes *corev1.NodeList) {
+		for i := range nodes.Items {
+			for _, t := range nodes.Items[i].Spec.Taints {
+				if why == "" && clusterpolicy.Tolerates(tolerations, t) {
+					why = fmt.Sprintf(": node/%s has the taint %s:%s, which the operator has no record of; remove the taint, or the toleration "+
+						"and the annotation", nodes.Items[i].Name, t.Key, t.Effect)
+				}
+			}
+		}
+	})
+	if err != nil {
+		return "", fmt.Errorf("reading nodes: %w", err)
+	}
+	return why, nil
 }
 
 func leftConfigMaps(ctx context.Context, c client.Client) (left []string, err error) {

@@ -18,11 +18,13 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	clocktesting "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/clusterpolicy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
@@ -203,6 +205,7 @@ func TestRestore(t *testing.T) {
 		"waits until the last trace is gone":               waitsForTheLastTrace,
 		"takes no failed call for restored":                takesNoFailedCall,
 		"ends with what is left when its time is over":     endsWithWhatIsLeft,
+		"names the taint that keeps a toleration":          namesTheTaint,
 		"deletes nothing under releasePolicy Retain":       refusesRetain,
 		"deletes nothing where no controller runs":         needsAController,
 		"reports a controller that ends meanwhile":         reportsAnEndedController,
@@ -290,6 +293,18 @@ func endsWithWhatIsLeft(s *shared) {
 	_, err = s.run("", "--timeout=10s")
 	s.Expect(err).To(MatchError(ErrNotRestored))
 	s.Expect(err).To(MatchError(ContainSubstring("not known: reading policies: etcd has no leader")))
+}
+
+// namesTheTaint that was on the node before the policy asked for it, so that the operator does not remove it.
+func namesTheTaint(s *shared) {
+	policy := object("nvidia.com/v1", "ClusterPolicy", "", "cluster-policy", map[string]any{})
+	s.Expect(s.client.Patch(s.t.Context(), policy, client.RawPatch(types.MergePatchType, []byte(`{
+		"metadata": {"annotations": {"gpusharing.io/tolerations": "{\"added\":[{\"key\":\"example.com/gpu\",\"operator\":\"Exists\"}]}"}},
+		"spec": {"daemonsets": {"tolerations": [{"key": "example.com/gpu", "operator": "Exists"}]}}}`)),
+		client.FieldOwner(clusterpolicy.FieldManager))).To(Succeed())
+	s.patch(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a"}}, `{"spec":{"taints":[{"key":"example.com/gpu","effect":"NoSchedule"}]}}`)
+	_, err := s.run("", "--yes", "--timeout=10s")
+	s.Expect(err).To(MatchError(ContainSubstring("gpusharing.io/tolerations: node/a has the taint example.com/gpu:NoSchedule")))
 }
 
 func refusesRetain(s *shared) {
