@@ -218,3 +218,14 @@ func TestWhatAutoscalingReportsIsNotTheRollouts(t *testing.T) {
 		g.Expect(found).To(BeTrue())
 	}
 }
+
+// GPU Feature Discovery changes its labels later, by itself.
+func TestANodeIsReadyByWhatItAdvertises(t *testing.T) {
+	g := NewWithT(t)
+	c := fleet(1, timeSlicing(4))
+	c.hosts["n0"].Labels["nvidia.com/gpu.replicas"] = "1"
+	c.run(60)
+	d := c.pass()
+	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate))
+	g.Expect(c.hosts["n0"].Labels).To(HaveKeyWithValue("nvidia.com/gpu.replicas", "1"))
+}
