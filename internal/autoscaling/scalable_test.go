@@ -276,3 +276,13 @@ func TestAMachineSetOfAMachineDeploymentIsNoGroup(t *testing.T) {
 	g.Expect(groups[1].Message).To(ContainSubstring("belongs to MachineDeployment ns/deployment"))
 	g.Expect(w.Advise().Writes[0].Annotate.Ref).To(Equal(deployment.Ref))
 }
+
+// Cluster API copies the annotations of a MachineDeployment to its MachineSets, and users copy MachineSets of OpenShift.
+func TestAnnotationsOnACopyAreNotTheOperators(t *testing.T) {
+	g := NewWithT(t)
+	w := scalable(t, autoscaling.GroupOpenShift, unrenamed, map[string]string{
+		autoscaling.AnnotationGPUCount: "8", v1alpha1.AnnotationAutoscaling: `{"policy":"research","previous":{"` + autoscaling.AnnotationGPUCount + `":"1"}}`,
+	})
+	w.Policies = nil
+	g.Expect(w.Advise().Writes).To(BeEmpty())
+}

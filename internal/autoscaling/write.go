@@ -109,7 +109,9 @@ func (w *World) writes(wanted wants) []Write {
 				all = append(all, Write{Annotate: a})
 			}
 		case s.Annotations[v1alpha1.AnnotationAutoscaling] != "":
-			all = append(all, Write{Annotate: s.restore()})
+			if a := s.restore(); a != nil {
+				all = append(all, Write{Annotate: a})
+			}
 		}
 	}
 	return all
@@ -147,7 +149,7 @@ func (s *Scalable) announce(want annotationWant) *Annotate {
 }
 
 // restore is the write that gives back what was there before the operator: its own annotations become the former ones or go. What another
-// has taken over meanwhile stays.
+// has taken over meanwhile stays. Nil: nothing is left to give back, such as on a copy of an object, which has the annotations of another.
 func (s *Scalable) restore() *Annotate {
 	annotations := map[string]string{}
 	if record := s.record(); record != nil {
@@ -157,7 +159,12 @@ func (s *Scalable) restore() *Annotate {
 			}
 		}
 	}
-	return s.apply(annotations)
+	for key, value := range s.Annotations {
+		if former, stays := annotations[key]; s.owns(key) && (!stays || former != value) {
+			return s.apply(annotations)
+		}
+	}
+	return nil
 }
 
 func (s *Scalable) apply(annotations map[string]string) *Annotate {

@@ -121,7 +121,9 @@ func (c *Controller) writeOne(ctx context.Context, write autoscaling.Write) erro
 	if err := c.client.Apply(ctx, client.ApplyConfigurationFromUnstructured(o), options...); err != nil {
 		return err
 	}
-	c.wrote[write.Target()] = a.ResourceVersion
+	if o.GetResourceVersion() != a.ResourceVersion { // otherwise nothing changed, and no cache will ever show another version
+		c.wrote[write.Target()] = a.ResourceVersion
+	}
 	return nil
 }
 
