@@ -261,6 +261,10 @@ func (e *entry) announce(wanted *wants) {
 		e.find(v1alpha1.ReasonConfigured, "New nodes advertise whole GPUs, which autoscalers know")
 		return
 	}
+	if e.by.Spec.Rollout.Paused {
+		e.find(v1alpha1.ReasonPaused, "The rollout is paused, so new nodes of %s keep whole GPUs, and the autoscaler is told of nothing else. Set rollout.paused: false", e.g.Ref)
+		return
+	}
 	switch e.g.Group {
 	case GroupKarpenter:
 		e.karpenter(wanted)
@@ -279,7 +283,7 @@ func (e *entry) announce(wanted *wants) {
 // severity lists the reasons of groups, what matters most first. Those that it does not list are why a node cannot have the policy.
 var severity = []string{
 	v1alpha1.ReasonNotPermitted, v1alpha1.ReasonWriteFailed, v1alpha1.ReasonInvalidValue, v1alpha1.ReasonOwnedByOther, v1alpha1.ReasonRemovedByOther,
-	v1alpha1.ReasonNodeGroupNotFound, v1alpha1.ReasonNodeGroupNotSelected, v1alpha1.ReasonAmbiguousShape, v1alpha1.ReasonUnknownShape,
+	v1alpha1.ReasonNodeGroupNotFound, v1alpha1.ReasonNodeGroupNotSelected, v1alpha1.ReasonAmbiguousShape, v1alpha1.ReasonUnknownShape, v1alpha1.ReasonPaused,
 	v1alpha1.ReasonOverlayNotServed, v1alpha1.ReasonFeatureGateOff, v1alpha1.ReasonOverlayConflict, v1alpha1.ReasonAcceleratorLabel,
 	v1alpha1.ReasonGPUCountRises, v1alpha1.ReasonResourceNotSupported, v1alpha1.ReasonStaleTemplate, v1alpha1.ReasonMultipleResources,
 	v1alpha1.ReasonAdviceOnly, v1alpha1.ReasonConfiguring, v1alpha1.ReasonLimitsNotCounted, v1alpha1.ReasonScaleDownCandidate,
