@@ -162,7 +162,9 @@ func (e *entry) govern(ranking policy.Ranking, known hardware) {
 	}
 	e.by = ranking.Govern(node).By
 	if e.by == nil && e.shape.nodes == 0 && (!e.shape.declared || isCloud(e.g.Kind)) {
-		e.by = e.w.policy(e.shape.by) // the labels of the nodes that it governed are not known any more, or never were
+		if by := e.w.policy(e.shape.by); by != nil && mayGovern(by, node) {
+			e.by = by // the labels of the nodes that it governed are not known any more, or never were
+		}
 	}
 	if e.by == nil {
 		return
@@ -184,6 +186,30 @@ func (e *entry) govern(ranking policy.Ranking, known hardware) {
 		return
 	}
 	e.resources = wish.Config.Resources
+}
+
+// mayGovern reports whether a policy selects the GPUs of a node and, as far as they are known, its labels.
+func mayGovern(p *v1alpha1.GPUSharingPolicy, n policy.Node) bool {
+	n.Labels = maps.Clone(n.Labels)
+	suppose := func(label, value string) {
+		if _, known := n.Labels[label]; !known {
+			n.Labels[label] = value
+		}
+	}
+	if s := p.Spec.NodeSelector; s != nil {
+		for label, value := range s.MatchLabels {
+			suppose(label, value)
+		}
+		for _, r := range s.MatchExpressions {
+			switch {
+			case r.Operator == v1alpha1.NodeSelectorOperator(metav1.LabelSelectorOpIn) && len(r.Values) > 0:
+				suppose(r.Key, r.Values[0])
+			case r.Operator == v1alpha1.NodeSelectorOperator(metav1.LabelSelectorOpExists):
+				suppose(r.Key, "")
+			}
+		}
+	}
+	return policy.Rank([]v1alpha1.GPUSharingPolicy{*p}).Govern(n).By != nil
 }
 
 func (w *World) policy(name string) *v1alpha1.GPUSharingPolicy {

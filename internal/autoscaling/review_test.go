@@ -21,3 +21,21 @@ func TestAPausedPolicyAnnouncesNothing(t *testing.T) {
 	s := scalable(t, autoscaling.GroupClusterAPI, renamed+"\nrollout: {paused: true}", nil)
 	g.Expect(s.Advise().Writes).To(BeEmpty())
 }
+
+// A policy whose selector was changed away from an empty pool does not govern its new nodes.
+func TestAShapeIsNotRememberedForAPolicyThatNoLongerSelectsTheGroup(t *testing.T) {
+	g := NewWithT(t)
+	w := karpenter(t, renamed+"\nnodeSelector: {matchLabels: {team: a}}\nautoscaling: {mode: Manage}", node("a", t4, 4, inPool("t4.four")))
+	w.Pools[0].Labels["team"], w.Nodes[0].Labels["team"] = "a", "a"
+	w.Nodes[0].Advertised = map[string]int64{shared: 40}
+	group := only(t, w)
+	w.Nodes, w.Policies[0].Status.NodeGroups = nil, []v1alpha1.NodeGroupStatus{group.NodeGroupStatus}
+	g.Expect(w.Advise().Writes).To(HaveLen(1))
+	w.Policies[0].Spec.NodeSelector.MatchLabels["team"] = "b"
+	g.Expect(w.Advise().Writes).To(BeEmpty())
+	w.Policies[0].Spec.NodeSelector = &v1alpha1.NodeSelector{MatchExpressions: []v1alpha1.NodeSelectorRequirement{{Key: "team", Operator: "NotIn", Values: []string{"a"}}}}
+	g.Expect(w.Advise().Writes).To(BeEmpty())
+	w.Policies[0].Spec.NodeSelector = nil
+	w.Policies[0].Spec.GPUSelector = &v1alpha1.GPUMatch{Products: []string{a100}}
+	g.Expect(w.Advise().Groups["research"]).To(BeEmpty())
+}
