@@ -84,7 +84,7 @@ func (w *World) Advise() Advice {
 func (w *World) entries(g *group, ranking policy.Ranking, known hardware) []*entry {
 	shapes, ambiguous := w.shapes(g, known)
 	if len(shapes) == 0 {
-		by := selects(ranking, g)
+		by := selects(ranking, g, ambiguous != "")
 		if by == nil {
 			return nil
 		}
@@ -120,14 +120,17 @@ func example(r Ref) string {
 }
 
 // selects is the policy whose nodeSelector selects the nodes of a group whose GPUs are not known. A policy without a selector is for GPU
-// nodes, and whether these are some is not known.
-func selects(ranking policy.Ranking, g *group) *v1alpha1.GPUSharingPolicy {
+// nodes, and whether these are some is not known, unless hasGPUs.
+func selects(ranking policy.Ranking, g *group, hasGPUs bool) *v1alpha1.GPUSharingPolicy {
 	labels := maps.Clone(g.labels())
 	if len(g.nodes) > 0 {
 		labels = withAll(labels, shapeLabels(g.nodes))
 	}
 	by := ranking.Awaits(policy.Node{Labels: labels})
-	if by == nil || by.Spec.NodeSelector == nil || len(by.Spec.NodeSelector.MatchLabels)+len(by.Spec.NodeSelector.MatchExpressions) == 0 {
+	if by == nil || hasGPUs {
+		return by
+	}
+	if by.Spec.NodeSelector == nil || len(by.Spec.NodeSelector.MatchLabels)+len(by.Spec.NodeSelector.MatchExpressions) == 0 {
 		return nil
 	}
 	return by

@@ -39,3 +39,16 @@ func TestAShapeIsNotRememberedForAPolicyThatNoLongerSelectsTheGroup(t *testing.T
 	w.Policies[0].Spec.GPUSelector = &v1alpha1.GPUMatch{Products: []string{a100}}
 	g.Expect(w.Advise().Groups["research"]).To(BeEmpty())
 }
+
+// A policy without nodeSelector governs nodes whose GPUs are known.
+func TestAmbiguousNodesOfAPolicyWithoutSelector(t *testing.T) {
+	g := NewWithT(t)
+	a, b := node("a", t4, 1, nil), node("b", a100, 1, nil)
+	a.Annotations["machine.openshift.io/machine"], b.Annotations["machine.openshift.io/machine"] = "ns/m-a", "ns/m-b"
+	w := autoscaling.World{
+		Now: now, Policies: []v1alpha1.GPUSharingPolicy{policy(t, "research", unrenamed+"\nautoscaling: {mode: Manage}")}, OpenShift: "4.19.3",
+		Nodes: []autoscaling.Node{a, b}, MachineSets: map[string]string{"ns/m-a": "ns/set", "ns/m-b": "ns/set"},
+		Scalables: []autoscaling.Scalable{machineSet(autoscaling.GroupOpenShift, nil)},
+	}
+	g.Expect(only(t, w).Reason).To(Equal(v1alpha1.ReasonAmbiguousShape))
+}
