@@ -52,3 +52,23 @@ func TestAmbiguousNodesOfAPolicyWithoutSelector(t *testing.T) {
 	}
 	g.Expect(only(t, w).Reason).To(Equal(v1alpha1.ReasonAmbiguousShape))
 }
+
+// A controller that removes one annotation and leaves the record is no other than one that removes both.
+func TestAToolThatRemovesOneAnnotationIsLeftAlone(t *testing.T) {
+	g := NewWithT(t)
+	w := scalable(t, autoscaling.GroupOpenShift, unrenamed, nil)
+	s := &w.Scalables[0]
+	apply(t, s, w.Advise().Writes[0].Annotate)
+	writes := 0
+	for range 20 { // passes
+		w.Policies[0].Status.NodeGroups = []v1alpha1.NodeGroupStatus{only(t, w).NodeGroupStatus}
+		delete(s.Annotations, autoscaling.AnnotationGPUCount)
+		delete(s.Managers, autoscaling.AnnotationGPUCount)
+		for _, write := range w.Advise().Writes {
+			apply(t, s, write.Annotate)
+			writes++
+		}
+	}
+	g.Expect(writes).To(BeNumerically("<=", 1))
+	g.Expect(only(t, w).Reason).To(Equal(v1alpha1.ReasonRemovedByOther))
+}

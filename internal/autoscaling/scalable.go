@@ -140,6 +140,7 @@ func (e *entry) annotate(want map[string]string, wanted *wants) {
 	s := e.g.scalable
 	e.unreadable(want)
 	is := !slices.ContainsFunc(slices.Collect(maps.Keys(want)), func(k string) bool { return s.Annotations[k] != want[k] })
+	missing := slices.ContainsFunc(slices.Collect(maps.Keys(want)), func(k string) bool { _, found := s.Annotations[k]; return !found })
 	pairs := make([]string, 0, len(want))
 	for _, k := range slices.Sorted(maps.Keys(want)) {
 		pairs = append(pairs, k+"="+want[k])
@@ -161,7 +162,7 @@ func (e *entry) annotate(want map[string]string, wanted *wants) {
 		}
 	}
 	before := e.last()
-	if !is && s.Annotations[v1alpha1.AnnotationAutoscaling] == "" && removed(before, pairs) {
+	if (missing || !is && s.Annotations[v1alpha1.AnnotationAutoscaling] == "") && removed(before, pairs) {
 		e.written = before.Written
 		e.find(v1alpha1.ReasonRemovedByOther, "Another client removed the annotations of the operator from %s, which field manager %s wrote last, so the operator leaves it alone. "+
 			"Add them to the source of that object: %s. Or set spec.autoscaling.mode to Advise and back", e.g.Ref, cmp.Or(s.LastManager, "of another client"), strings.Join(pairs, " "))
