@@ -72,3 +72,17 @@ func TestAToolThatRemovesOneAnnotationIsLeftAlone(t *testing.T) {
 	g.Expect(writes).To(BeNumerically("<=", 1))
 	g.Expect(only(t, w).Reason).To(Equal(v1alpha1.ReasonRemovedByOther))
 }
+
+// Without the record, what is ours goes: it was not there before.
+func TestARecordThatAnotherRemoves(t *testing.T) {
+	g := NewWithT(t)
+	w := scalable(t, autoscaling.GroupOpenShift, unrenamed, nil)
+	s := &w.Scalables[0]
+	apply(t, s, w.Advise().Writes[0].Annotate)
+	delete(s.Annotations, v1alpha1.AnnotationAutoscaling)
+	delete(s.Managers, v1alpha1.AnnotationAutoscaling)
+	apply(t, s, w.Advise().Writes[0].Annotate)
+	w.Policies = nil
+	apply(t, s, w.Advise().Writes[0].Annotate)
+	g.Expect(s.Annotations).To(BeEmpty(), "nothing of the operator is left")
+}

@@ -123,7 +123,7 @@ func (s *Scalable) announce(want annotationWant) *Annotate {
 	if record == nil {
 		record = &Record{Previous: map[string]string{}}
 		for key := range want.want {
-			if value, found := s.Annotations[key]; found && (!lost || !s.owns(key)) { // what is ours was not there before
+			if value, found := s.Annotations[key]; found && (!s.owns(key) || !lost && value != want.want[key]) { // what is ours was not there before, unless it was restored
 				record.Previous[key] = value
 			}
 		}
