@@ -202,7 +202,9 @@ func TestOnAWSAGPUIsSelectedByNameAndCount(t *testing.T) {
 func made(t *testing.T, w autoscaling.World) autoscaling.Overlay {
 	t.Helper()
 	NewWithT(t).Expect(w.Advise().Writes).To(HaveLen(1))
-	o := autoscaling.OverlayOf(unstructuredOf(w.Advise().Writes[0].Overlay.Object))
+	applied := unstructuredOf(w.Advise().Writes[0].Overlay.Object)
+	applied.SetManagedFields([]metav1.ManagedFieldsEntry{{Manager: autoscaling.FieldManager, Operation: metav1.ManagedFieldsOperationApply}})
+	o := autoscaling.OverlayOf(applied)
 	o.UID, o.Created = "1", now.Add(-time.Minute)
 	return o
 }

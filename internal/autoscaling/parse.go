@@ -58,7 +58,8 @@ func OverlayOf(o *unstructured.Unstructured) Overlay {
 		Name: o.GetName(), UID: string(o.GetUID()), Created: o.GetCreationTimestamp().Time, Capacity: map[string]string{},
 		Requirements: requirementsIn(o, "spec", "requirements"),
 	}
-	if strings.HasPrefix(v.Name, OverlayPrefix) {
+	ours := func(entry metav1.ManagedFieldsEntry) bool { return entry.Manager == FieldManager }
+	if strings.HasPrefix(v.Name, OverlayPrefix) && slices.ContainsFunc(o.GetManagedFields(), ours) { // a copy has the label too
 		v.Policy = o.GetLabels()[LabelPolicy]
 	}
 	v.Weight, _, _ = unstructured.NestedInt64(o.Object, "spec", "weight")

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	. "github.com/onsi/gomega"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/autoscaling"
@@ -85,4 +87,18 @@ func TestARecordThatAnotherRemoves(t *testing.T) {
 	w.Policies = nil
 	apply(t, s, w.Advise().Writes[0].Annotate)
 	g.Expect(s.Annotations).To(BeEmpty(), "nothing of the operator is left")
+}
+
+// A user who saves the operator's NodeOverlay as YAML and applies it owns it.
+func TestACopyOfANodeOverlayIsTheUsers(t *testing.T) {
+	g := NewWithT(t)
+	w := karpenter(t, renamed+declared)
+	o := unstructuredOf(w.Advise().Writes[0].Overlay.Object)
+	o.SetManagedFields([]metav1.ManagedFieldsEntry{{Manager: autoscaling.FieldManager, Operation: metav1.ManagedFieldsOperationApply}})
+	ours := autoscaling.OverlayOf(o)
+	copied := &unstructured.Unstructured{Object: o.DeepCopy().Object}
+	copied.SetName("gpu-sharing-of-mine")
+	copied.SetManagedFields([]metav1.ManagedFieldsEntry{{Manager: "argocd-controller", Operation: metav1.ManagedFieldsOperationUpdate}})
+	w.Overlays = []autoscaling.Overlay{ours, autoscaling.OverlayOf(copied)}
+	g.Expect(w.Advise().Writes).To(BeEmpty())
 }
