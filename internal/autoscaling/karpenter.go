@@ -60,8 +60,9 @@ func (e *entry) karpenter(wanted *wants) {
 	if e.managed() {
 		wanted.overlays = append(wanted.overlays, overlayWant{want, e.by})
 	}
-	if !e.refused("NodeOverlay/" + want.Name) {
-		e.compare(e.w.overlay(want.Name), want)
+	have := e.w.overlay(want.Name)
+	if writes := e.managed() || have != nil && have.Policy != ""; !writes || !e.refused("NodeOverlay/"+want.Name) {
+		e.compare(have, want)
 	}
 }
 

@@ -102,3 +102,16 @@ func TestACopyOfANodeOverlayIsTheUsers(t *testing.T) {
 	w.Overlays = []autoscaling.Overlay{ours, autoscaling.OverlayOf(copied)}
 	g.Expect(w.Advise().Writes).To(BeEmpty())
 }
+
+// Undoing that is refused is reported too.
+func TestAnOverlayThatCannotBeDeletedIsReported(t *testing.T) {
+	g := NewWithT(t)
+	w := karpenter(t, renamed+declared)
+	o := unstructuredOf(w.Advise().Writes[0].Overlay.Object)
+	o.SetManagedFields([]metav1.ManagedFieldsEntry{{Manager: autoscaling.FieldManager, Operation: metav1.ManagedFieldsOperationApply}})
+	w.Overlays = []autoscaling.Overlay{autoscaling.OverlayOf(o)}
+	w.Policies[0].Spec.Autoscaling.Mode = v1alpha1.AutoscalingModeAdvise
+	g.Expect(w.Advise().Writes[0].Delete).NotTo(BeNil())
+	w.Refused = map[string]autoscaling.Refusal{w.Advise().Writes[0].Target(): {Forbidden: true, Message: "forbidden"}}
+	g.Expect(only(t, w).Reason).To(Equal(v1alpha1.ReasonNotPermitted))
+}

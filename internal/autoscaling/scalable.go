@@ -146,6 +146,9 @@ func (e *entry) annotate(want map[string]string, wanted *wants) {
 		pairs = append(pairs, k+"="+want[k])
 	}
 	if !e.managed() {
+		if s.Annotations[v1alpha1.AnnotationAutoscaling] != "" && s.restore() != nil && e.refused(s.target()) {
+			return
+		}
 		if is {
 			e.find(v1alpha1.ReasonConfigured, "%s announces %s", e.g.Ref, strings.Join(pairs, " "))
 			return

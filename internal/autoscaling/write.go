@@ -69,11 +69,11 @@ func (s *Scalable) target() string { return targetOf(s.Ref) }
 
 func targetOf(r Ref) string { return string(r.Kind) + "." + r.Group + "/" + r.Namespace + "/" + r.Name }
 
-// refused reports that the API server refused the last write to an object.
+// refused reports that the API server refused the last write to an object, which is still wanted.
 func (e *entry) refused(target string) bool {
 	r, is := e.w.Refused[target]
 	switch {
-	case !is || !e.managed():
+	case !is:
 		return false
 	case r.Conflict:
 		e.find(v1alpha1.ReasonOwnedByOther, "Another field manager owns what the operator would write to %s: %s. Remove it there", target, r.Message)
