@@ -63,10 +63,12 @@ func (w *World) Advise() Advice {
 	var wanted wants
 	var entries []*entry
 	groups := w.groups()
+	of := make(map[*group][]*entry, len(groups))
 	for _, g := range groups {
-		entries = append(entries, w.entries(g, ranking, known)...)
+		of[g] = w.entries(g, ranking, known)
+		entries = append(entries, of[g]...)
 	}
-	entries = append(entries, w.missing(groups, ranking, known)...)
+	entries = append(entries, w.missing(groups, of)...)
 	for _, e := range entries {
 		if len(e.findings) == 0 {
 			e.announce(&wanted)
@@ -224,8 +226,9 @@ func (w *World) policy(name string) *v1alpha1.GPUSharingPolicy {
 	return nil
 }
 
-// missing are the groups that policies declare and that either do not exist, or whose nodes the policy will not govern.
-func (w *World) missing(groups []*group, ranking policy.Ranking, known hardware) []*entry {
+// missing are the groups that policies declare and that either do not exist, or whose nodes the policy will not govern. of are the entries
+// of each group.
+func (w *World) missing(groups []*group, of map[*group][]*entry) []*entry {
 	var all []*entry
 	for i := range w.Policies {
 		p := &w.Policies[i]
@@ -234,7 +237,7 @@ func (w *World) missing(groups []*group, ranking policy.Ranking, known hardware)
 		}
 		for _, s := range p.Spec.Autoscaling.NodeShapes {
 			for _, r := range s.NodeGroups {
-				if e := w.declaredGroup(p, r, groups, ranking, known); e != nil {
+				if e := w.declaredGroup(p, r, groups, of); e != nil {
 					all = append(all, e)
 				}
 			}
@@ -244,9 +247,7 @@ func (w *World) missing(groups []*group, ranking policy.Ranking, known hardware)
 }
 
 // declaredGroup is what is wrong with the name of a group in nodeShapes; nil if nothing is.
-func (w *World) declaredGroup(
-	p *v1alpha1.GPUSharingPolicy, r v1alpha1.NodeGroupReference, groups []*group, ranking policy.Ranking, known hardware,
-) *entry {
+func (w *World) declaredGroup(p *v1alpha1.GPUSharingPolicy, r v1alpha1.NodeGroupReference, groups []*group, of map[*group][]*entry) *entry {
 	at := slices.IndexFunc(groups, func(g *group) bool { return g.is(r.Kind, r.Namespace, r.Name) })
 	ref := Ref{Kind: r.Kind, Namespace: r.Namespace, Name: r.Name}
 	if r.Kind == v1alpha1.NodeGroupNodePool {
@@ -262,7 +263,7 @@ func (w *World) declaredGroup(
 		return e
 	}
 	e.g = groups[at]
-	entries := w.entries(groups[at], ranking, known)
+	entries := of[groups[at]]
 	if len(entries) == 0 {
 		e.find(v1alpha1.ReasonNodeGroupNotSelected, "nodeSelector of the policy does not select the labels that new nodes of %s get. Add the labels to the "+
 			"node group, or correct nodeSelector", ref)
