@@ -146,15 +146,7 @@ func (e *entry) annotate(want map[string]string, wanted *wants) {
 		pairs = append(pairs, k+"="+want[k])
 	}
 	if !e.managed() {
-		if s.Annotations[v1alpha1.AnnotationAutoscaling] != "" && s.restore() != nil && e.refused(s.target()) {
-			return
-		}
-		if is {
-			e.find(v1alpha1.ReasonConfigured, "%s announces %s", e.g.Ref, strings.Join(pairs, " "))
-			return
-		}
-		e.find(v1alpha1.ReasonAdviceOnly, "Cluster Autoscaler does not know what new nodes of %s advertise. Annotate it as `kubectl gpusharing plan` prints, or set "+
-			"spec.autoscaling.mode: Manage", e.g.Ref)
+		e.adviseAnnotations(is, pairs)
 		return
 	}
 	for _, k := range slices.Sorted(maps.Keys(want)) {
@@ -181,6 +173,20 @@ func (e *entry) annotate(want map[string]string, wanted *wants) {
 	}
 	e.written = pairs
 	e.find(v1alpha1.ReasonConfigured, "%s announces %s", e.g.Ref, strings.Join(pairs, " "))
+}
+
+// adviseAnnotations reports whether the object has the annotations that its autoscaler needs, for a policy that only advises.
+func (e *entry) adviseAnnotations(is bool, pairs []string) {
+	s := e.g.scalable
+	if s.Annotations[v1alpha1.AnnotationAutoscaling] != "" && s.restore() != nil && e.refused(s.target()) {
+		return
+	}
+	if is {
+		e.find(v1alpha1.ReasonConfigured, "%s announces %s", e.g.Ref, strings.Join(pairs, " "))
+		return
+	}
+	e.find(v1alpha1.ReasonAdviceOnly, "Cluster Autoscaler does not know what new nodes of %s advertise. Annotate it as `kubectl gpusharing plan` prints, or set "+
+		"spec.autoscaling.mode: Manage", e.g.Ref)
 }
 
 // last is what the policy reported of the group last; nil: nothing.

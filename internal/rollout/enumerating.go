@@ -102,15 +102,18 @@ func (v *view) stampInstances(patch PatchNode) {
 		if has {
 			patch.Annotations[v1alpha1.AnnotationInstances] = nil
 		}
-	case now != "" && (selects || resumes || seen == "" && len(leaving) == 0):
-		switch {
-		case seen == now:
-		case resumes && !selects && seen != "":
-			patch.Annotations[v1alpha1.AnnotationInstances] = new(without(now, append(v.plugins(), v.monitors()...)))
-		default:
-			patch.Annotations[v1alpha1.AnnotationInstances] = new(v.withMonitors(now, seen))
-		}
+	case now != "" && now != seen && (selects || resumes || seen == "" && len(leaving) == 0):
+		patch.Annotations[v1alpha1.AnnotationInstances] = new(v.willSee(now, seen, resumes && !selects))
 	}
+}
+
+// willSee notes the instances that will be seen, and the pods that have to go before they are. A device plugin that is only resumed may
+// not have ended, and has then seen others.
+func (v *view) willSee(now, seen string, resumed bool) string {
+	if resumed && seen != "" {
+		return without(now, append(v.plugins(), v.monitors()...))
+	}
+	return v.withMonitors(now, seen)
 }
 
 // leaves reports whether a pod that has to go is still there.
