@@ -116,11 +116,33 @@ func entries(of map[string]*string) string {
 	for _, name := range slices.Sorted(maps.Keys(of)) {
 		list.WriteString(" " + name)
 		if of[name] != nil {
-			value, _, _ := strings.Cut(*of[name], "@")
-			list.WriteString("=" + value)
+			list.WriteString("=" + untimed(*of[name]))
 		}
 	}
 	return list.String()
+}
+
+func untimed(value string) string {
+	value, _, _ = strings.Cut(value, "@")
+	return value
+}
+
+// unstamped is an action without the times in the values that it writes. Its text is the same in each pass, as a status must be that
+// names it.
+func unstamped(a Action) Action {
+	patch, patches := a.(PatchNode)
+	if !patches {
+		return a
+	}
+	of := patch.Annotations
+	patch.Annotations = make(map[string]*string, len(of))
+	for name, value := range of {
+		if value != nil {
+			value = new(untimed(*value))
+		}
+		patch.Annotations[name] = value
+	}
+	return patch
 }
 
 // withhold leaves out what was written too often, and reports that.
@@ -145,7 +167,7 @@ func (m *member) withhold(w *World) {
 	m.actions, m.reason, m.settled = kept, v1alpha1.ReasonChangedByOthers, nil
 	m.message = strings.TrimSuffix(fmt.Sprintf("Another controller undoes again and again what the operator writes (%s). The operator "+
 		"waits until %s. Find the other controller: kubectl get node %s --show-managed-fields -o yaml; %s",
-		held, clock(w.Now.Add(m.after)), m.node.Name, m.message), "; ")
+		unstamped(held), clock(w.Now.Add(m.after)), m.node.Name, m.message), "; ")
 	if !taints {
 		return
 	}

@@ -57,6 +57,28 @@ func TestNoFightGoesOnWithoutEnd(t *testing.T) {
 	g.Expect(c.writes["rollout.WriteKeys"]).To(Equal(writes + 1))
 }
 
+// TestAFightIsReportedOnce: the operator writes the time with the selected configuration. What it reports about a write that has to wait
+// does not change with it.
+func TestAFightIsReportedOnce(t *testing.T) {
+	g := NewWithT(t)
+	c := newCluster()
+	c.Repeats = &rollout.Repeats{}
+	h := c.add("a", sim.A100)
+	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mps(4))}
+	var d rollout.Decision
+	for range 300 {
+		delete(h.Annotations, "gpusharing.io/selected")
+		d = c.memory.decide(c.world())
+		for _, a := range d.Actions {
+			c.do(a)
+			c.Repeats.Note(a, c.Now)
+		}
+		c.tick(time.Second)
+	}
+	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonChangedByOthers))
+	g.Expect(c.writes["rollout.Report"]).To(BeNumerically("<", 10))
+}
+
 // TestAFightLeavesNoNodeTainted: what keeps pods off a node has to wait sooner than what lets them return, which has its limit too.
 func TestAFightLeavesNoNodeTainted(t *testing.T) {
 	g := NewWithT(t)
