@@ -103,7 +103,9 @@ func TestOnAnAPIServer(t *testing.T) {
 		}}}
 		clusterPolicy.SetGroupVersionKind(schema.GroupVersionKind{Group: "nvidia.com", Version: "v1", Kind: "ClusterPolicy"})
 		clusterPolicy.SetName("cluster-policy")
+		clusterPolicy.SetAnnotations(map[string]string{v1alpha1.AnnotationBaseline: `{"config":{"name":"plugin-configs","default":"any"}}`})
 		g.Expect(cluster.Client.Create(t.Context(), clusterPolicy)).To(Succeed())
+		g.Expect(configBefore(t.Context(), cluster.Client)).To(Equal("ConfigMap plugin-configs"), "on which it depends what nodes return to")
 		out, err := run(strings.Replace(research, "spec:", "spec:\n  taints: [{key: team}]", 1), "plan", "-f", "-")
 		g.Expect(err).NotTo(HaveOccurred())
 		g.Expect(strings.Join(strings.Fields(out), " ")).To(ContainSubstring("add {key: team, operator: Exists, effect: NoSchedule} to " +

@@ -16,6 +16,8 @@ import (
 type change struct {
 	applied []v1alpha1.GPUSharingPolicy
 	deleted []string
+	// found names the configuration of the device plugin that the ClusterPolicy named before the operator; empty: none.
+	found string
 }
 
 // of returns the world as it is after the change.
@@ -51,7 +53,7 @@ func knows(w rollout.World, c change) error {
 }
 
 // deleted writes what the deletion of a policy comes to as a whole.
-func (t *text) deleted(name string, before, after []rollout.NodeState, objects []rollout.Node) {
+func (t *text) deleted(name string, c change, w rollout.World, before, after []rollout.NodeState) {
 	governed, untouched, tainted := 0, []string{}, []string{}
 	for _, n := range before {
 		if n.Policy != name {
@@ -60,7 +62,7 @@ func (t *text) deleted(name string, before, after []rollout.NodeState, objects [
 		governed++
 		goes := !slices.ContainsFunc(after, func(a rollout.NodeState) bool { return a.Node == n.Node && a.Policy != "" })
 		has := func(o rollout.Node) bool { return o.Name == n.Node && o.Annotations[v1alpha1.AnnotationTaints] != "" }
-		if goes && slices.ContainsFunc(objects, has) {
+		if goes && slices.ContainsFunc(w.Nodes, has) {
 			tainted = append(tainted, n.Node)
 		}
 		if !slices.ContainsFunc(after, func(a rollout.NodeState) bool { return a.Node == n.Node }) {
@@ -74,6 +76,7 @@ func (t *text) deleted(name string, before, after []rollout.NodeState, objects [
 	if len(untouched) > 0 {
 		t.row(2, "unchanged", fmt.Sprintf("the GPUs of %s, which the operator has not changed: %s", count(len(untouched), "node"), strings.Join(untouched, ", ")))
 	}
+	t.rows("affected", lost(name, c, w, before, after))
 }
 
 // clusterPolicy writes when NVIDIA's ClusterPolicy is restored: once no node needs the operator's ConfigMap any more, and no policy that

@@ -4,6 +4,7 @@
 package cli
 
 import (
+	"strings"
 	"testing"
 
 	. "github.com/onsi/gomega"
@@ -83,6 +84,49 @@ func TestPreviewsOfADeletion(t *testing.T) {
 			w := world(a, b)
 			w.Policies = []v1alpha1.GPUSharingPolicy{tainted}
 			return w, change{deleted: []string{"research"}}
+		},
+		"and workloads find nothing to run on": func(t *testing.T) (rollout.World, change) {
+			a, b := governed(t, evict), governed(t, evict)
+			asking := func(n *rollout.Node, pod, resource string, count int64) {
+				n.Pods = append(n.Pods, rollout.Pod{
+					Namespace: "team", Name: pod, UID: pod, GPU: true, Asks: map[string]int64{resource: count}, Workload: "Deployment team/" + strings.TrimRight(pod, "-12"),
+				})
+			}
+			asking(&a, "small-1", "nvidia.com/mig-1g.5gb", 1)
+			asking(&a, "whole", "nvidia.com/gpu", 1)
+			b.Name, b.GPU.Name, b.Labels["pool"] = "b", "b", "b"
+			asking(&b, "small-2", "nvidia.com/mig-1g.5gb", 1)
+			w := world(a, b, node(t, "c", sim.T4))
+			w.Unscheduled = []rollout.Pod{
+				{Namespace: "team", Name: "waits", GPU: true, Asks: map[string]int64{"nvidia.com/mig-3g.20gb": 1}, Workload: "Job team/waits"},
+				{Namespace: "team", Name: "never", GPU: true, Asks: map[string]int64{"nvidia.com/mig-7g.40gb": 1}, Workload: "Job team/never"},
+				{
+					Namespace: "team", Name: "pinned", GPU: true, Asks: map[string]int64{"nvidia.com/mig-2g.10gb": 1}, Workload: "Job team/pinned",
+					NodeSelector: map[string]string{"pool": "c"},
+				},
+			}
+			w.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "research", mixedLayout)}
+			w.Policies[0].Spec.NodeSelector = &v1alpha1.NodeSelector{MatchExpressions: []v1alpha1.NodeSelectorRequirement{
+				{Key: "pool", Operator: "NotIn", Values: []string{"c"}},
+			}}
+			return w, change{deleted: []string{"research"}}
+		},
+		"and a workload depends on what the administrator configured": func(t *testing.T) (rollout.World, change) {
+			a := governed(t, evict)
+			a.Pods = []rollout.Pod{{Namespace: "team", Name: "small", UID: "x", GPU: true, Asks: map[string]int64{"nvidia.com/mig-1g.5gb": 1}}}
+			a.GPU.Spec.Baseline.Labels = map[string]string{v1alpha1.LabelConfig: "a100-shared"}
+			w := world(a)
+			w.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "research", mixedLayout)}
+			return w, change{deleted: []string{"research"}}
+		},
+		"and the one below shares what two GPUs were asked of": func(t *testing.T) (rollout.World, change) {
+			a := node(t, "a", sim.T4, sim.T4)
+			a.Pods = []rollout.Pod{{Namespace: "team", Name: "two", UID: "x", GPU: true, Asks: map[string]int64{"nvidia.com/gpu": 2}, Workload: "Job team/two"}}
+			w := world(a)
+			whole := policy(t, "whole", `{sharing: {strategy: Exclusive}}`)
+			whole.Spec.Priority = 1
+			w.Policies = []v1alpha1.GPUSharingPolicy{whole, policy(t, "everywhere", slicing)}
+			return w, change{deleted: []string{"whole"}}
 		},
 		"and another under a new name": func(t *testing.T) (rollout.World, change) {
 			w := world(governed(t, evict))

@@ -52,6 +52,9 @@ func (p *Program) plan(ctx context.Context, f *flags, rest []string) error {
 	if err := knows(w, asked); err != nil {
 		return err
 	}
+	if asked.found, err = configBefore(ctx, c); err != nil {
+		return advise(err)
+	}
 	preview := text{width: p.Width}
 	groups, err := readGroups(ctx, c, asked.of(w))
 	if err != nil {

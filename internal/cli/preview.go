@@ -32,7 +32,7 @@ func (t *text) plan(w rollout.World, c change) {
 	}
 	for _, name := range c.deleted {
 		t.paragraph()
-		t.deleted(name, before.Nodes, after.Nodes, w.Nodes)
+		t.deleted(name, c, w, before.Nodes, after.Nodes)
 		t.nodes(name, was, after.Nodes, w.Nodes)
 	}
 	if len(c.deleted) > 0 {

@@ -5,6 +5,7 @@ package cli
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 
 	corev1 "k8s.io/api/core/v1"
@@ -76,6 +77,28 @@ func readClusterPolicy(ctx context.Context, c client.Client, w *rollout.World) e
 // namesOurs reports whether a ClusterPolicy names the operator's ConfigMap for the device plugin.
 func namesOurs(policy *unstructured.Unstructured) bool {
 	return at(policy, "spec", "devicePlugin", "config", "name") == pluginConfigMap
+}
+
+// configBefore names the ConfigMap for the device plugin that NVIDIA's ClusterPolicy named before the operator changed it; empty: none, or
+// the user may not read it.
+func configBefore(ctx context.Context, c client.Client) (string, error) {
+	policy, err := clusterPolicy(ctx, c)
+	switch {
+	case apierrors.IsForbidden(err):
+		return "", nil
+	case err != nil || policy == nil:
+		return "", err
+	}
+	var record struct {
+		Config struct {
+			Name string `json:"name"`
+		} `json:"config"`
+	}
+	_ = json.Unmarshal([]byte(policy.GetAnnotations()[v1alpha1.AnnotationBaseline]), &record) // the operator reports a damaged record
+	if record.Config.Name == "" {
+		return "", nil
+	}
+	return "ConfigMap " + record.Config.Name, nil
 }
 
 // clusterPolicy is the ClusterPolicy that the GPU Operator follows; nil where there is none.
