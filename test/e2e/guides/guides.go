@@ -64,6 +64,8 @@ type Entry struct {
 	Spec []string `json:"spec,omitempty"`
 	Test string   `json:"test,omitempty"`
 	With string   `json:"with,omitempty"`
+	// Alone is why a Go test shows it and the node of `make e2e` does not.
+	Alone string `json:"alone,omitempty"`
 
 	Replay `json:",inline"`
 }

@@ -126,7 +126,7 @@ func TestAnotherEntryIsReplayed(t *testing.T) {
 	}
 }
 
-// TestSpecsExist: an entry that names a spec names one of `make e2e`, and a test one of `make test`.
+// TestSpecsExist: an entry that names a spec names one of `make e2e`, and a test one of `make test`, with the reason.
 func TestSpecsExist(t *testing.T) {
 	specs := literals(t)
 	each(t, func(g *WithT, e *guides.Entry) {
@@ -134,6 +134,7 @@ func TestSpecsExist(t *testing.T) {
 			g.Expect(specs[spec]).To(BeTrue(), "no spec of make e2e is called %q", spec)
 		}
 		if e.Test != "" {
+			g.Expect(e.Alone).NotTo(BeEmpty(), "why does make e2e not replay it?")
 			folder, name, _ := strings.Cut(e.Test, " ")
 			g.Expect(tests(g, folder)).To(ContainElement(name))
 		}
