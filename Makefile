@@ -7,7 +7,9 @@ TOOL := go tool -modfile=hack/tools/go.mod
 BIN  := bin
 TESTFLAGS ?=
 # They wait most of the time, so they begin first and the others run beside them.
-SLOW_TESTS := ./test/cluster ./internal/controller/gpusharingpolicy
+SLOW_TESTS := ./test/cluster ./test/autoscaling ./internal/controller/gpusharingpolicy
+# What the tests beside the real Karpenter run.
+BESIDE_KARPENTER = GPUSHARING_KARPENTER="$$(hack/karpenter/build.sh)" GPUSHARING_CONTROLLER=$(abspath $(BIN))/controller
 KUBECTL ?= kubectl
 # The key with which make release signs, of cosign generate-key-pair.
 KEY ?=
@@ -35,9 +37,10 @@ demo: ## Share the GPUs of simulated A100, H100 and T4 nodes by MIG, MPS and tim
 	@hack/demo.sh
 
 .PHONY: test
-test: kube ## Run every test: pure, convergence, API and reconcilers on a real API server. HISTORIES=100000 plays so many random histories instead of 5200.
+test: kube ## Run every test: pure, convergence, API and reconcilers on a real API server, beside the real Karpenter. HISTORIES=100000 plays so many random histories instead of 5200.
 	@hack/helm/build.sh >/dev/null
-	HISTORIES="$${HISTORIES:-5200}" KUBEBUILDER_ASSETS="$$(hack/kube/build.sh)" \
+	CGO_ENABLED=0 go build -trimpath -o $(BIN)/controller ./cmd/controller
+	HISTORIES="$${HISTORIES:-5200}" $(BESIDE_KARPENTER) KUBEBUILDER_ASSETS="$$(hack/kube/build.sh)" \
 		go test -timeout 40m $(TESTFLAGS) $(SLOW_TESTS) ./...
 
 .PHONY: e2e
@@ -54,10 +57,9 @@ e2e-killed: ## End make e2e at several moments and in several ways, and compare 
 	hack/e2e/killed.sh
 
 .PHONY: autoscaling
-autoscaling: kube ## Test beside the real Karpenter that the controller does not make it start further nodes. A few minutes; the first time longer.
+autoscaling: kube ## Of make test, what runs beside the real Karpenter. A few minutes; the first time longer.
 	CGO_ENABLED=0 go build -trimpath -o $(BIN)/controller ./cmd/controller
-	GPUSHARING_KARPENTER="$$(hack/karpenter/build.sh)" GPUSHARING_CONTROLLER=$(abspath $(BIN))/controller KUBEBUILDER_ASSETS="$$(hack/kube/build.sh)" \
-		go test -count=1 -v -timeout 30m -parallel 4 $(TESTFLAGS) ./test/autoscaling
+	$(BESIDE_KARPENTER) KUBEBUILDER_ASSETS="$$(hack/kube/build.sh)" go test -count=1 -v -timeout 30m $(TESTFLAGS) ./test/autoscaling
 
 .PHONY: bench
 bench: kube ## Measure planning, packing, the API writes of a rollout, MIG beside NVIDIA's mig-parted, and a real node (as root; half an hour).

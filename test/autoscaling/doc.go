@@ -5,8 +5,8 @@
 // its Go module with the kwok provider, whose machines are Node objects and nothing else. The tests play the rest of a machine: the kubelet,
 // NVIDIA's programs (test/nodesim) and a GPU (internal/gpu/sim), which the operator's agent partitions.
 //
-// Only `make autoscaling` runs these tests. Building Karpenter takes three minutes of CPU time, and each test waits for as long as Karpenter
-// takes to look at a pending pod several times: it looks every 10 s.
+// `make test` runs these tests, and `make autoscaling` only these. Building Karpenter takes three minutes of CPU time, once, and each test
+// waits for as long as Karpenter takes to look at a pending pod several times: it looks every 10 s.
 //
 // What they do not show:
 //   - A scheduler. The pod is pending in all tests, also while the node has room for it, so Karpenter looks at it all the time.

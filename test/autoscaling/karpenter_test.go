@@ -5,6 +5,7 @@ package autoscaling_test
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"os"
 	"testing"
@@ -36,6 +37,10 @@ func (s *site) noMore(nodes int, when string) {
 func TestMain(m *testing.M) {
 	log.SetLogger(logr.Discard())
 	if os.Getenv("GPUSHARING_KARPENTER") != "" {
+		if err := flag.Set("test.parallel", "4"); err != nil { // they wait most of the time
+			fmt.Fprintln(os.Stderr, "setting how many tests run at a time:", err)
+			os.Exit(1)
+		}
 		code, done, err := inNetworkOfItsOwn()
 		if err != nil {
 			fmt.Fprintln(os.Stderr, "making a network of its own:", err)

@@ -77,7 +77,7 @@ func newSite(t *testing.T, startupTaints string, flags ...string) *site {
 	t.Helper()
 	karpenter := os.Getenv("GPUSHARING_KARPENTER")
 	if karpenter == "" {
-		t.Skip("run by make autoscaling")
+		t.Skip("run by make test and make autoscaling")
 	}
 	module := moduleOf(t, "sigs.k8s.io/karpenter")
 	s := &site{WithT: NewWithT(t), t: t, dir: t.TempDir(), changing: make(chan struct{}), driver: make(chan struct{}), toolkit: make(chan struct{}), tainted: tainted{keys: map[string]bool{}}}
@@ -211,12 +211,21 @@ func (s *site) startKarpenter(program string, flags ...string) {
 		"--disable-leader-election=true", "--log-level=debug", "--instance-types-file-path=" + file,
 		"--metrics-port=" + port, "--health-probe-port=" + s.freePort(), "--feature-gates=NodeOverlay=true",
 	}, flags...)...)
+	s.Eventually(func() error {
+		connection, err := (&net.Dialer{}).DialContext(s.t.Context(), "tcp", "127.0.0.1:"+port)
+		if err == nil {
+			err = connection.Close()
+		}
+		return err
+	}, wait, poll).Should(Succeed(), "Karpenter serves its metrics")
 }
 
 // startController starts the controller that ships, with the rights that it ships with.
 func (s *site) startController(flags ...string) {
 	s.t.Helper()
 	s.Expect(s.cluster.Apply(s.t.Context(), "config/rbac/role.yaml", "config/manager/rbac.yaml", "config/manager/admission.yaml")).To(Succeed())
+	_, err := os.Stat(os.Getenv("GPUSHARING_CONTROLLER")) // go test keeps no result of another controller
+	s.Expect(err).NotTo(HaveOccurred())
 	config, err := s.cluster.ConfigAs(s.t.Context(), env.Identity{Namespace: own, ServiceAccount: "gpu-sharing-controller"})
 	s.Expect(err).NotTo(HaveOccurred())
 	s.run("controller", os.Getenv("GPUSHARING_CONTROLLER"), config, append(flags, "--namespace="+own, "--health-probe-bind-address=0", "--leader-elect=false")...)
