@@ -143,6 +143,10 @@ type NodeGroupStatus struct {
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253
 	Name string `json:"name,omitempty"`
+	// uid of the MachineDeployment or MachineSet. What was written to another object of that name counts for nothing.
+	// +optional
+	// +kubebuilder:validation:MaxLength=63
+	UID string `json:"uid,omitempty"`
 	// autoscaler is the program that scales groups of this kind: Karpenter or ClusterAutoscaler.
 	// +optional
 	// +kubebuilder:validation:MaxLength=63

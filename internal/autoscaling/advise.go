@@ -340,8 +340,12 @@ func (e *entry) status() v1alpha1.NodeGroupStatus {
 		}
 		messages = append(messages, f.message)
 	}
+	uid := ""
+	if e.g.scalable != nil {
+		uid = e.g.scalable.UID
+	}
 	return v1alpha1.NodeGroupStatus{
-		Kind: e.g.Kind, Namespace: e.g.Namespace, Name: e.g.Name, Autoscaler: e.g.autoscaler(), Nodes: int32(e.shape.nodes),
+		Kind: e.g.Kind, Namespace: e.g.Namespace, Name: e.g.Name, UID: uid, Autoscaler: e.g.autoscaler(), Nodes: int32(e.shape.nodes),
 		Product: e.shape.product, GPUsPerNode: int32(e.shape.count), InstanceTypes: e.shape.instanceTypes[:min(len(e.shape.instanceTypes), 32)],
 		Resources: listed(e.resources), Advertised: listed(e.shape.advertised), Written: e.written,
 		Reason: findings[0].reason, Message: cut(strings.Join(messages, ". "), longest),
@@ -366,6 +370,22 @@ func cut(s string, most int) string {
 	return s
 }
 
+// Listed are the node groups as the status of a policy lists them. If they are too many, those to which the operator has written come first:
+// it must know them again.
+func Listed(groups []Group) []v1alpha1.NodeGroupStatus {
+	var list []v1alpha1.NodeGroupStatus
+	for i := range groups {
+		list = append(list, groups[i].NodeGroupStatus)
+	}
+	if len(list) <= v1alpha1.MostNodeGroups {
+		return list
+	}
+	slices.SortStableFunc(list, func(a, b v1alpha1.NodeGroupStatus) int {
+		return cmp.Compare(min(len(b.Written), 1), min(len(a.Written), 1))
+	})
+	return list[:v1alpha1.MostNodeGroups]
+}
+
 // Condition sums up the node groups of a policy; asked is false if there are none.
 func Condition(groups []Group) (c metav1.Condition, asked bool) {
 	if len(groups) == 0 {
@@ -388,6 +408,9 @@ func Condition(groups []Group) (c metav1.Condition, asked bool) {
 	c.Message = fmt.Sprintf("%s %s: %s", worst.Kind, strings.TrimPrefix(worst.Namespace+"/"+worst.Name, "/"), worst.Message)
 	if same > 1 {
 		c.Message += fmt.Sprintf(". The same holds for %d more node groups, see status.nodeGroups", same-1)
+	}
+	if len(groups) > v1alpha1.MostNodeGroups {
+		c.Message += fmt.Sprintf(". status.nodeGroups lists %d of %d node groups", v1alpha1.MostNodeGroups, len(groups))
 	}
 	return c, true
 }

@@ -4,6 +4,7 @@
 package autoscaling_test
 
 import (
+	"fmt"
 	"testing"
 
 	. "github.com/onsi/gomega"
@@ -114,4 +115,70 @@ func TestAnOverlayThatCannotBeDeletedIsReported(t *testing.T) {
 	g.Expect(w.Advise().Writes[0].Delete).NotTo(BeNil())
 	w.Refused = map[string]autoscaling.Refusal{w.Advise().Writes[0].Target(): {Forbidden: true, Message: "forbidden"}}
 	g.Expect(only(t, w).Reason).To(Equal(v1alpha1.ReasonNotPermitted))
+}
+
+// A MachineSet that is deleted and created again under its name was never annotated.
+func TestAMachineSetThatIsCreatedAgainIsAnnotated(t *testing.T) {
+	g := NewWithT(t)
+	w := scalable(t, autoscaling.GroupOpenShift, unrenamed, nil)
+	apply(t, &w.Scalables[0], w.Advise().Writes[0].Annotate)
+	w.Policies[0].Status.NodeGroups = []v1alpha1.NodeGroupStatus{only(t, w).NodeGroupStatus}
+	g.Expect(w.Policies[0].Status.NodeGroups[0].Written).NotTo(BeEmpty())
+	w.Scalables[0] = machineSet(autoscaling.GroupOpenShift, nil)
+	g.Expect(only(t, w).Reason).To(Equal(v1alpha1.ReasonRemovedByOther), "the same object")
+	w.Scalables[0].UID = "set-2"
+	g.Expect(w.Advise().Writes[0].Annotate.UID).To(Equal("set-2"))
+	g.Expect(only(t, w).Reason).To(Equal(v1alpha1.ReasonConfiguring))
+}
+
+// A tool that deletes what it does not know, such as argocd with prune, is not fought without end.
+func TestAToolThatDeletesTheNodeOverlayIsLeftAlone(t *testing.T) {
+	g := NewWithT(t)
+	w := karpenter(t, renamed+declared)
+	writes := 0
+	for range 20 { // passes
+		for _, write := range w.Advise().Writes {
+			o := unstructuredOf(write.Overlay.Object)
+			o.SetManagedFields([]metav1.ManagedFieldsEntry{{Manager: autoscaling.FieldManager, Operation: metav1.ManagedFieldsOperationApply}})
+			w.Overlays = []autoscaling.Overlay{autoscaling.OverlayOf(o)}
+			writes++
+		}
+		w.Policies[0].Status.NodeGroups = []v1alpha1.NodeGroupStatus{only(t, w).NodeGroupStatus}
+		w.Overlays = nil
+	}
+	g.Expect(writes).To(Equal(1))
+	g.Expect(only(t, w).Reason).To(Equal(v1alpha1.ReasonRemovedByOther))
+	g.Expect(only(t, w).Message).To(ContainSubstring("deleted NodeOverlay gpu-sharing-research-gpu-"))
+
+	// The way back: Advise, then Manage.
+	w.Policies[0].Spec.Autoscaling.Mode = v1alpha1.AutoscalingModeAdvise
+	w.Policies[0].Status.NodeGroups = []v1alpha1.NodeGroupStatus{only(t, w).NodeGroupStatus}
+	w.Policies[0].Spec.Autoscaling.Mode = v1alpha1.AutoscalingModeManage
+	g.Expect(w.Advise().Writes).To(HaveLen(1))
+}
+
+// What does not fit into the status is counted, and what the operator has written to stays known.
+func TestMoreNodeGroupsThanTheStatusLists(t *testing.T) {
+	g := NewWithT(t)
+	w := autoscaling.World{Now: now, OpenShift: "4.19.3", Policies: []v1alpha1.GPUSharingPolicy{policy(t, "research", unrenamed+
+		"\nnodeSelector: {matchLabels: {pool: gpu}}\nautoscaling: {mode: Manage, nodeShapes: [{product: "+a100+", gpusPerNode: 1, nodeGroups: []}]}")}}
+	shape := &w.Policies[0].Spec.Autoscaling.NodeShapes[0]
+	for i := range v1alpha1.MostNodeGroups + 6 {
+		set := machineSet(autoscaling.GroupOpenShift, nil)
+		set.Name, set.UID = fmt.Sprintf("set-%02d", i), fmt.Sprintf("uid-%02d", i)
+		w.Scalables = append(w.Scalables, set)
+		shape.NodeGroups = append(shape.NodeGroups, v1alpha1.NodeGroupReference{Kind: v1alpha1.NodeGroupMachineSet, Namespace: "ns", Name: set.Name})
+	}
+	last := len(w.Scalables) - 1
+	for _, write := range w.Advise().Writes {
+		if write.Annotate.Name == w.Scalables[last].Name {
+			apply(t, &w.Scalables[last], write.Annotate)
+		}
+	}
+	groups := w.Advise().Groups["research"]
+	listed := autoscaling.Listed(groups)
+	g.Expect(listed).To(HaveLen(v1alpha1.MostNodeGroups))
+	g.Expect(listed[0]).To(And(HaveField("Name", w.Scalables[last].Name), HaveField("Written", Not(BeEmpty()))))
+	c, _ := autoscaling.Condition(groups)
+	g.Expect(c.Message).To(HaveSuffix("status.nodeGroups lists 64 of 70 node groups"))
 }

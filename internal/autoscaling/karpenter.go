@@ -57,13 +57,29 @@ func (e *entry) karpenter(wanted *wants) {
 		return
 	}
 	e.paste = append(e.paste, string(want.yaml(e.w.OverlayVersion)))
+	have := e.w.overlay(want.Name)
+	if e.managed() && have == nil && e.wrote(want.Name) {
+		e.written = []string{overlayKind + want.Name}
+		e.find(v1alpha1.ReasonRemovedByOther, "Another client deleted NodeOverlay %s, so the operator does not create it again. Exclude it there, or add what "+
+			"`kubectl gpusharing plan` prints to its source. Then set spec.autoscaling.mode to Advise and back", want.Name)
+		return
+	}
 	if e.managed() {
 		wanted.overlays = append(wanted.overlays, overlayWant{want, e.by})
 	}
-	have := e.w.overlay(want.Name)
-	if writes := e.managed() || have != nil && have.Policy != ""; !writes || !e.refused("NodeOverlay/"+want.Name) {
+	if writes := e.managed() || have != nil && have.Policy != ""; !writes || !e.refused(overlayKind+want.Name) {
 		e.compare(have, want)
 	}
+}
+
+// overlayKind begins the entries of status.nodeGroups[].written for NodeOverlays.
+const overlayKind = "NodeOverlay/"
+
+// wrote reports whether the policy last reported that the NodeOverlay is there. The operator deletes none that it reports.
+func (e *entry) wrote(overlay string) bool {
+	return slices.ContainsFunc(e.by.Status.NodeGroups, func(s v1alpha1.NodeGroupStatus) bool {
+		return e.g.is(s.Kind, s.Namespace, s.Name) && slices.Contains(s.Written, overlayKind+overlay)
+	})
 }
 
 // compare reports how far the NodeOverlay is as it is wanted; have is nil if there is none.
@@ -78,7 +94,7 @@ func (e *entry) compare(have *Overlay, want Overlay) {
 		e.find(v1alpha1.ReasonOwnedByOther, "NodeOverlay %s is not the operator's. Delete it", want.Name)
 	default:
 		if have.Policy != "" {
-			e.written = append(e.written, "NodeOverlay/"+have.Name)
+			e.written = append(e.written, overlayKind+have.Name)
 		}
 		e.judge(have)
 	}

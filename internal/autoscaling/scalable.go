@@ -157,7 +157,7 @@ func (e *entry) annotate(want map[string]string, wanted *wants) {
 		}
 	}
 	before := e.last()
-	if (missing || !is && s.Annotations[v1alpha1.AnnotationAutoscaling] == "") && removed(before, pairs) {
+	if (missing || !is && s.Annotations[v1alpha1.AnnotationAutoscaling] == "") && s.removed(before, pairs) {
 		e.written = before.Written
 		e.find(v1alpha1.ReasonRemovedByOther, "Another client removed the annotations of the operator from %s, which field manager %s wrote last, so the operator leaves it alone. "+
 			"Add them to the source of that object: %s. Or set spec.autoscaling.mode to Advise and back", e.g.Ref, cmp.Or(s.LastManager, "of another client"), strings.Join(pairs, " "))
@@ -200,9 +200,10 @@ func (e *entry) last() *v1alpha1.NodeGroupStatus {
 	return nil
 }
 
-// removed reports whether the operator has written exactly that before, so that its absence is the work of another.
-func removed(before *v1alpha1.NodeGroupStatus, pairs []string) bool {
-	return before != nil && slices.Equal(before.Written, pairs)
+// removed reports whether the operator has written exactly that to the object before, so that its absence is the work of another. An object
+// that was deleted and created again has another UID.
+func (s *Scalable) removed(before *v1alpha1.NodeGroupStatus, pairs []string) bool {
+	return before != nil && (before.UID == "" || before.UID == s.UID) && slices.Equal(before.Written, pairs)
 }
 
 // foreign are the field managers that own an annotation which would have to change. A default of OpenShift's cluster-autoscaler-operator

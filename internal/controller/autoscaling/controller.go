@@ -166,9 +166,7 @@ func (c *Controller) gatherGroups(ctx context.Context, w *autoscaling.World) (er
 	for _, of := range []kind{deployments, sets, openShifts} {
 		each(of, func(o *unstructured.Unstructured) { w.Scalables = append(w.Scalables, autoscaling.ScalableOf(o)) })
 	}
-	each(versionKinds, func(o *unstructured.Unstructured) {
-		w.OpenShift, _, _ = unstructured.NestedString(o.Object, "status", "desired", "version")
-	})
+	each(versionKinds, func(o *unstructured.Unstructured) { w.OpenShift = openShiftVersion(o) })
 	w.MachineSets, err = c.kinds.owners(ctx)
 	return errors.Join(append(errs, err)...)
 }

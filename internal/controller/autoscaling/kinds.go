@@ -139,10 +139,18 @@ func viewOf(cached any) view {
 		s := autoscaling.ScalableOf(o)
 		s.ResourceVersion = ""
 		return view{scalable: s}
-	case nodePools.Kind, versionKinds.Kind:
+	case nodePools.Kind:
 		return view{other: o.GetGeneration()}
+	case versionKinds.Kind:
+		return view{other: openShiftVersion(o)}
 	}
 	return view{other: cached}
+}
+
+// openShiftVersion is the version of OpenShift that a ClusterVersion reports.
+func openShiftVersion(o *unstructured.Unstructured) string {
+	version, _, _ := unstructured.NestedString(o.Object, "status", "desired", "version")
+	return version
 }
 
 // list reads the objects of a kind; the version is empty if the kind is not served.

@@ -246,3 +246,24 @@ func TestANodeTellsItsMachineSet(t *testing.T) {
 	s.Expect(group.Resources).To(Equal([]v1alpha1.NodeResource{{Name: "nvidia.com/gpu", Count: 32}}))
 	s.Expect(s.capacity()).To(HaveKeyWithValue(pure.AnnotationGPUCount, "32"))
 }
+
+// TestAnUpgradeOfOpenShift: the version changes in the status of the ClusterVersion, while its spec stays the same.
+func TestAnUpgradeOfOpenShift(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, manage)
+	s.openShift()
+	version := &unstructured.Unstructured{}
+	version.SetAPIVersion("config.openshift.io/v1")
+	version.SetKind("ClusterVersion")
+	is := func(reported string) {
+		s.Expect(s.client.Get(t.Context(), client.ObjectKey{Name: "version"}, version)).To(Succeed())
+		s.Expect(unstructured.SetNestedField(version.Object, reported, "status", "desired", "version")).To(Succeed())
+		s.Expect(s.client.Status().Update(t.Context(), version)).To(Succeed())
+	}
+	is("4.18.30")
+	s.start()
+	s.apply(eightReplicas)
+	s.Expect(s.reports(v1alpha1.ReasonResourceNotSupported)).To(ContainSubstring("OpenShift is 4.18.30"))
+	is("4.19.0")
+	s.reports(v1alpha1.ReasonConfigured)
+}

@@ -27,13 +27,8 @@ func (c *Controller) report(ctx context.Context, w *autoscaling.World, advice au
 	for i := range w.Policies {
 		p := &w.Policies[i]
 		groups := advice.Groups[p.Name]
-		groups = groups[:min(len(groups), v1alpha1.MostNodeGroups)]
-		var list []v1alpha1.NodeGroupStatus
-		for j := range groups {
-			list = append(list, groups[j].NodeGroupStatus)
-		}
 		is, asked := autoscaling.Condition(groups)
-		errs = append(errs, c.reportPolicy(ctx, p, list, is, asked))
+		errs = append(errs, c.reportPolicy(ctx, p, autoscaling.Listed(groups), is, asked))
 	}
 	return errors.Join(errs...)
 }

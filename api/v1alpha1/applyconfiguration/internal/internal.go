@@ -805,6 +805,9 @@ var schemaYAML = typed.YAMLObject(`types:
           elementRelationship: associative
           keys:
           - name
+    - name: uid
+      type:
+        scalar: string
     - name: written
       type:
         list:

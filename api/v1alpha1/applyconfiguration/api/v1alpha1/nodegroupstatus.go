@@ -20,6 +20,8 @@ type NodeGroupStatusApplyConfiguration struct {
 	Namespace *string `json:"namespace,omitempty"`
 	// name of the node group.
 	Name *string `json:"name,omitempty"`
+	// uid of the MachineDeployment or MachineSet. What was written to another object of that name counts for nothing.
+	UID *string `json:"uid,omitempty"`
 	// autoscaler is the program that scales groups of this kind: Karpenter or ClusterAutoscaler.
 	Autoscaler *string `json:"autoscaler,omitempty"`
 	// nodes is the number of its nodes that the operator has seen.
@@ -70,6 +72,14 @@ func (b *NodeGroupStatusApplyConfiguration) WithNamespace(value string) *NodeGro
 // If called multiple times, the Name field is set to the value of the last call.
 func (b *NodeGroupStatusApplyConfiguration) WithName(value string) *NodeGroupStatusApplyConfiguration {
 	b.Name = &value
+	return b
+}
+
+// WithUID sets the UID field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the UID field is set to the value of the last call.
+func (b *NodeGroupStatusApplyConfiguration) WithUID(value string) *NodeGroupStatusApplyConfiguration {
+	b.UID = &value
 	return b
 }
 
