@@ -170,3 +170,8 @@ func (s *Scalable) restore() *Annotate {
 func (s *Scalable) apply(annotations map[string]string) *Annotate {
 	return &Annotate{Ref: s.Ref, Version: s.Version, UID: s.UID, ResourceVersion: s.ResourceVersion, Annotations: annotations}
 }
+
+// Announces reports whether annotations are on the object that the operator has written and not undone yet.
+func (s *Scalable) Announces() bool {
+	return s.Annotations[v1alpha1.AnnotationAutoscaling] != "" && s.restore() != nil
+}

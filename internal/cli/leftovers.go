@@ -14,9 +14,11 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/autoscaling"
 	"github.com/gpusharing/gpu-sharing-operator/internal/clusterpolicy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
@@ -37,7 +39,7 @@ var managedByUs = client.MatchingLabels{"app.kubernetes.io/managed-by": "gpu-sha
 func Left(ctx context.Context, c client.Client) ([]string, error) {
 	var left []string
 	for _, find := range []func(context.Context, client.Client) ([]string, error){
-		leftPolicies, leftGPUNodes, leftNodes, leftNodeFeatures, leftClusterPolicies, leftConfigMaps,
+		leftPolicies, leftGPUNodes, leftNodes, leftNodeFeatures, leftClusterPolicies, leftConfigMaps, leftForAutoscalers,
 	} {
 		found, err := find(ctx, c)
 		if err != nil {
@@ -198,9 +200,49 @@ func leftConfigMaps(ctx context.Context, c client.Client) (left []string, err er
 	return left, nil
 }
 
+// leftForAutoscalers are NodeOverlays and annotations that the operator has written under autoscaling.mode Manage.
+func leftForAutoscalers(ctx context.Context, c client.Client) (left []string, err error) {
+	for _, of := range []schema.GroupVersionKind{
+		kindOf(autoscaling.GroupKarpenter, "v1alpha1", "NodeOverlay"), kindOf(autoscaling.GroupOpenShift, "v1beta1", "MachineSet"),
+		kindOf(autoscaling.GroupClusterAPI, "v1beta2", "MachineSet"), kindOf(autoscaling.GroupClusterAPI, "v1beta2", "MachineDeployment"),
+	} {
+		kind, err := listOf(c, of)
+		for more, next := err == nil, ""; more; more = err == nil && next != "" {
+			list := &unstructured.UnstructuredList{}
+			list.SetGroupVersionKind(kind)
+			err = c.List(ctx, list, client.Limit(page), client.Continue(next))
+			for i := range list.Items {
+				if what := leftOn(&list.Items[i]); what != "" {
+					left = append(left, what)
+				}
+			}
+			next = list.GetContinue()
+		}
+		if err := unlessNotServed(err, "reading "+of.Kind+"s"); err != nil {
+			return nil, err
+		}
+	}
+	return left, nil
+}
+
+// leftOn is what the operator has left on an object of an autoscaler; empty: nothing.
+func leftOn(o *unstructured.Unstructured) string {
+	const byHand = "the operator removes it if it has the rights of autoscaling.manage=true; otherwise remove it by hand"
+	if o.GetKind() == "NodeOverlay" {
+		if overlay := autoscaling.OverlayOf(o); overlay.Policy != "" {
+			return fmt.Sprintf("nodeoverlay/%s of policy %s exists; %s", overlay.Name, overlay.Policy, byHand)
+		}
+		return ""
+	}
+	if s := autoscaling.ScalableOf(o); s.Announces() {
+		return fmt.Sprintf("%s has annotations of the operator for the autoscaler, recorded in %s; %s", s.Ref, v1alpha1.AnnotationAutoscaling, byHand)
+	}
+	return ""
+}
+
 // unlessNotServed is no error where the API server has no such kind.
 func unlessNotServed(err error, doing string) error {
-	if meta.IsNoMatchError(err) {
+	if err == nil || meta.IsNoMatchError(err) {
 		return nil
 	}
 	return fmt.Errorf("%s: %w", doing, err)

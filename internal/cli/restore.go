@@ -80,7 +80,7 @@ func (p *Program) restoreBy(ctx context.Context, c client.Client, f *flags) erro
 func (p *Program) withoutKinds(ctx context.Context, c client.Client) error {
 	var left []string
 	for _, find := range []func(context.Context, client.Client) ([]string, error){
-		leftNodes, leftNodeFeatures, leftClusterPolicies, leftConfigMaps,
+		leftNodes, leftNodeFeatures, leftClusterPolicies, leftConfigMaps, leftForAutoscalers,
 	} {
 		found, err := find(ctx, c)
 		if err != nil {

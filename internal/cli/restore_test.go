@@ -24,6 +24,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/autoscaling"
 	"github.com/gpusharing/gpu-sharing-operator/internal/clusterpolicy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
@@ -78,9 +79,25 @@ func newShared(t *testing.T, cluster *env.Cluster) *shared {
 	s.create(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{
 		Namespace: "default", Name: pluginConfigMap, Labels: map[string]string(managedByUs),
 	}})
+	s.create(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "machines"}})
+	overlay := nodeOverlay()
+	overlay.SetLabels(map[string]string{autoscaling.LabelPolicy: "research"})
+	set := machineSet()
+	set.SetAnnotations(map[string]string{v1alpha1.AnnotationAutoscaling: `{"policy":"research"}`, autoscaling.AnnotationGPUCount: "8"})
+	for _, o := range []*unstructured.Unstructured{overlay, set} {
+		s.Expect(s.client.Apply(t.Context(), client.ApplyConfigurationFromUnstructured(o), client.FieldOwner(autoscaling.FieldManager))).To(Succeed())
+	}
 	s.renew(s.clock.Now())
 	t.Cleanup(s.clean)
 	return s
+}
+
+func nodeOverlay() *unstructured.Unstructured {
+	return object("karpenter.sh/v1alpha1", "NodeOverlay", "", autoscaling.OverlayPrefix+"research-gpu-0123", map[string]any{})
+}
+
+func machineSet() *unstructured.Unstructured {
+	return object("machine.openshift.io/v1beta1", "MachineSet", "machines", "gpu", map[string]any{})
 }
 
 func object(apiVersion, kind, namespace, name string, metadata map[string]any) *unstructured.Unstructured {
@@ -101,6 +118,7 @@ func (s *shared) clean() {
 	ctx := context.Background()
 	for _, o := range []client.Object{
 		&corev1.Node{}, &v1alpha1.GPUNode{}, &v1alpha1.GPUSharingPolicy{}, object("nvidia.com/v1", "ClusterPolicy", "", "", map[string]any{}),
+		object("karpenter.sh/v1alpha1", "NodeOverlay", "", "", map[string]any{}),
 	} {
 		s.Expect(s.client.DeleteAllOf(ctx, o)).To(Succeed())
 	}
@@ -109,6 +127,7 @@ func (s *shared) clean() {
 	} {
 		s.Expect(s.client.DeleteAllOf(ctx, o, client.InNamespace("gpu-sharing-operator"))).To(Succeed())
 	}
+	s.Expect(s.client.DeleteAllOf(ctx, object("machine.openshift.io/v1beta1", "MachineSet", "", "", map[string]any{}), client.InNamespace("machines"))).To(Succeed())
 	s.Expect(s.client.DeleteAllOf(ctx, &corev1.ConfigMap{}, client.InNamespace("default"), managedByUs)).To(Succeed())
 }
 
@@ -165,6 +184,10 @@ func (s *shared) restoreStep(step int) bool {
 			`{"metadata":{"annotations":{"gpusharing.io/tolerations":null}}}`)
 	case 8:
 		s.Expect(s.client.Delete(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: pluginConfigMap}})).To(Succeed())
+	case 9:
+		s.Expect(s.client.Delete(ctx, nodeOverlay())).To(Succeed())
+	case 10:
+		s.Expect(s.client.Apply(ctx, client.ApplyConfigurationFromUnstructured(machineSet()), client.FieldOwner(autoscaling.FieldManager))).To(Succeed())
 	default:
 		return false
 	}
@@ -200,7 +223,7 @@ func (s *shared) policies() int {
 }
 
 func TestRestore(t *testing.T) {
-	cluster := env.Start(t, env.WithNVIDIA())
+	cluster := env.Start(t, env.WithNVIDIA(), env.WithAutoscalers())
 	for name, test := range map[string]func(*shared){
 		"waits until the last trace is gone":               waitsForTheLastTrace,
 		"takes no failed call for restored":                takesNoFailedCall,
@@ -228,8 +251,8 @@ func waitsForTheLastTrace(s *shared) {
 	}
 	out, err := s.run("", "--yes")
 	s.Expect(err).NotTo(HaveOccurred())
-	s.Expect(steps).To(Equal(8), out)
-	s.Expect(s.clock.waits).To(Equal(8), "not a moment longer")
+	s.Expect(steps).To(Equal(10), out)
+	s.Expect(s.clock.waits).To(Equal(10), "not a moment longer")
 	for _, line := range []string{
 		"gpusharingpolicy/research deleted\n", "node/a is shared by policy research\n",
 		"node/a is not restored yet: GPUInUse: pod team/train uses GPU 0\n",
@@ -238,6 +261,8 @@ func waitsForTheLastTrace(s *shared) {
 		"nodefeature/zz-gpu-sharing-a of the operator exists in namespace gpu-sharing-operator\n",
 		"clusterpolicy/cluster-policy has the annotation gpusharing.io/tolerations\n",
 		"configmap/gpu-sharing-device-plugin of the operator exists in namespace default",
+		"nodeoverlay/gpu-sharing-research-gpu-0123 of policy research exists",
+		"MachineSet machines/gpu has annotations of the operator for the autoscaler",
 	} {
 		s.Expect(out).To(ContainSubstring(line))
 	}
@@ -252,7 +277,7 @@ func takesNoFailedCall(s *shared) {
 			s.Expect(s.client.DeleteAllOf(s.t.Context(), &v1alpha1.GPUSharingPolicy{})).To(Succeed())
 		}
 	}
-	for _, kind := range []string{"GPUSharingPolicy", "GPUNode", "Node", "NodeFeature", "ClusterPolicy", "ConfigMap"} {
+	for _, kind := range []string{"GPUSharingPolicy", "GPUNode", "Node", "NodeFeature", "ClusterPolicy", "ConfigMap", "NodeOverlay", "MachineSet"} {
 		p := policy(s.t, "research", slicing)
 		s.create(&p)
 		calls := 0
@@ -393,7 +418,7 @@ func needsTheKinds(s *shared) {
 	err := p.restoreBy(s.t.Context(), gone, newFlags())
 	s.Expect(err).To(MatchError(And(ContainSubstring("its records of the nodes are gone"), ContainSubstring("node/a has the taint gpusharing.io/changing"))))
 	for step := 3; s.restoreStep(step); step++ {
-		s.Expect(p.restoreBy(s.t.Context(), gone, newFlags()) == nil).To(Equal(step == 8), "after step %d", step)
+		s.Expect(p.restoreBy(s.t.Context(), gone, newFlags()) == nil).To(Equal(step == 10), "after step %d", step)
 	}
 }
 
