@@ -34,7 +34,8 @@ type Program struct {
 const usage = `kubectl gpusharing shows how the GPUs of a cluster are shared, and what a policy would change. Only restore changes something.
 
 Usage:
-  kubectl gpusharing status [NODE...]          the GPUs of the nodes as a picture, and why something is not ready
+  kubectl gpusharing status [NODE...]          the GPUs of the nodes as a picture, and why something is not ready; of more than ten
+                                               nodes a summary, and in detail ten that are not ready
   kubectl gpusharing plan -f POLICY.yaml       what a policy would do to each node, without creating it; -f - reads stdin
   kubectl gpusharing plan --delete NAME        what would become of each node if a policy were deleted, without deleting it
   kubectl gpusharing import                    policies that describe how the GPUs are shared already, for kubectl apply
@@ -96,6 +97,9 @@ type flags struct {
 	files, deleted      []string
 	configMap           string
 	wait, yes           bool
+	policy, product     string
+	notReady, watch     bool
+	output              string
 	timeout             time.Duration
 }
 
@@ -103,6 +107,11 @@ func newFlags() *flags {
 	f := &flags{set: pflag.NewFlagSet("gpusharing", pflag.ContinueOnError)}
 	f.set.SortFlags = false
 	f.set.Usage = func() {}
+	f.set.StringVar(&f.policy, "policy", "", "of status: only nodes that this policy governs")
+	f.set.StringVar(&f.product, "product", "", "of status: only nodes with GPUs of this product, such as NVIDIA-A100-SXM4-40GB")
+	f.set.BoolVar(&f.notReady, "not-ready", false, "of status: only nodes that are not ready")
+	f.set.StringVarP(&f.output, "output", "o", "", "of status: wide (every node in detail), json or yaml")
+	f.set.BoolVarP(&f.watch, "watch", "w", false, "of status: print it again whenever it changes")
 	f.set.StringSliceVarP(&f.files, "filename", "f", nil, "of plan: file with one or several policies")
 	f.set.StringSliceVar(&f.deleted, "delete", nil, "of plan: name of a policy as if it were deleted")
 	f.set.StringVar(&f.configMap, "configmap", "", "of import: NAMESPACE/NAME of the ConfigMap that a device plugin without the GPU Operator reads")

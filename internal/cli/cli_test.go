@@ -244,7 +244,7 @@ func TestStatuses(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			w, only := situation(t)
-			compare(t, "status "+name, func(shown *text) { shown.status(w, only) })
+			compare(t, "status "+name, func(shown *text) { shown.status(w, query{names: only}) })
 		})
 	}
 }
@@ -372,7 +372,7 @@ func TestStatusSaysWhyANodeWithoutAPolicyIsNotBack(t *testing.T) {
 		Message: "not idle within 10m0s: pod team/train (GPU 0)",
 	}}
 	shown := text{width: 120}
-	shown.status(rollout.World{Nodes: []rollout.Node{n}}, nil)
+	shown.status(rollout.World{Nodes: []rollout.Node{n}}, query{})
 	g.Expect(shown.String()).To(And(
 		ContainSubstring("NODE a   no policy   DrainTimedOut\n"), ContainSubstring("not idle within 10m0s: pod team/train (GPU 0)")))
 }

@@ -4,8 +4,8 @@
 package cli
 
 import (
-	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -14,60 +14,104 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/duration"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
 )
 
-// status prints policies and nodes, or some nodes only.
+// watchPoll is how often status --watch looks whether something has changed.
+const watchPoll = 5 * time.Second
+
+// status prints policies and nodes, or some nodes only; with --watch again whenever that changes.
 func (p *Program) status(ctx context.Context, f *flags, names []string) error {
+	if !slices.Contains([]string{"", outputWide, outputJSON, outputYAML}, f.output) {
+		return hint(fmt.Errorf("--output %q is not wide, json or yaml", f.output))
+	}
 	c, err := connect(f)
 	if err != nil {
 		return err
 	}
+	q := query{names: names, policy: f.policy, product: f.product, notReady: f.notReady, all: f.output == outputWide}
+	for printed := ""; ; {
+		now, err := p.statusNow(ctx, c, q, f.output)
+		if err != nil || !f.watch {
+			return errors.Join(err, p.write(now))
+		}
+		if now != printed {
+			if printed != "" {
+				now = "\n" + now
+			}
+			if err := p.write(now); err != nil {
+				return err
+			}
+			printed = strings.TrimPrefix(now, "\n")
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-p.Clock.After(watchPoll):
+		}
+	}
+}
+
+// statusNow is what status prints.
+func (p *Program) statusNow(ctx context.Context, c client.Client, q query, output string) (string, error) {
 	w, err := p.read(ctx, c)
 	if err != nil {
-		return advise(err)
+		return "", advise(err)
 	}
-	for _, name := range names {
-		if !slices.ContainsFunc(w.Nodes, func(n rollout.Node) bool { return n.Name == name }) {
-			return fmt.Errorf("%q is no node with GPUs; `kubectl get gpunodes` lists those that are", name)
-		}
+	if err := q.check(w); err != nil {
+		return "", err
+	}
+	if output == outputJSON || output == outputYAML {
+		return encoded(w, q, output)
 	}
 	shown := text{width: p.Width}
 	why, err := noController(ctx, c, p.Clock.Now())
 	if err != nil {
-		return advise(err)
+		return "", advise(err)
 	}
 	if why != "" {
 		shown.row(0, "", fmt.Sprintf("No controller runs, so nothing changes and what follows may be out of date: %s.", why))
 		shown.WriteString("\n")
 	}
-	shown.status(w, names)
-	return p.write(shown.String())
+	shown.status(w, q)
+	return shown.String(), nil
 }
 
-// status writes what is so: all policies and nodes, or the named nodes only.
-func (t *text) status(w rollout.World, only []string) {
-	if len(only) == 0 {
-		t.policies(w.Policies, w.Now)
-	}
-	pending := unready(w)
-	slices.SortFunc(w.Nodes, func(a, b rollout.Node) int { return strings.Compare(a.Name, b.Name) })
-	for i := range w.Nodes {
-		n := &w.Nodes[i]
-		if len(only) > 0 && !slices.Contains(only, n.Name) {
-			continue
-		}
-		if t.Len() > 0 {
-			t.WriteString("\n")
-		}
-		t.statusOf(n, pending[n.Name])
+// status writes what is so: all policies and nodes, or those that are asked for. Of many nodes it writes a summary, and in detail only the
+// first that are not ready.
+func (t *text) status(w rollout.World, q query) {
+	if len(q.names) == 0 {
+		t.policies(q.policies(w.Policies), w.Now)
 	}
 	if len(w.Nodes) == 0 {
 		t.row(0, "", "No node has a GPUNode. The controller makes one for each node that NVIDIA's GPU Feature Discovery labels "+
 			"nvidia.com/gpu.present=true; look at those labels, and at the controller's log.")
+		return
+	}
+	all := reports(w, q)
+	shown := all
+	if len(all) > mostInDetail && len(q.names) == 0 && !q.all {
+		t.paragraph()
+		t.summary(all)
+		shown = slices.DeleteFunc(slices.Clone(all), func(r report) bool { return r.Ready })
+		shown = shown[:min(len(shown), mostInDetail)]
+	}
+	for i := range shown {
+		t.paragraph()
+		t.statusOf(&shown[i])
+	}
+	switch {
+	case len(all) == 0:
+		t.paragraph()
+		t.row(0, "", "No node is as the flags ask for.")
+	case len(shown) < len(all):
+		t.paragraph()
+		t.row(0, "", fmt.Sprintf("%d more of these nodes are not printed in detail: name nodes, choose them by --policy, --product or --not-ready, or print all by -o wide.",
+			len(all)-len(shown)))
 	}
 }
 
@@ -83,12 +127,7 @@ func (t *text) policies(policies []v1alpha1.GPUSharingPolicy, now time.Time) {
 	why.width = t.width
 	for i := range policies {
 		p, n := &policies[i], policies[i].Status.Nodes
-		state, because := stateOf(p.Status.Conditions)
-		if !observed(p) && p.Status.ObservedGeneration > 0 {
-			because = fmt.Sprintf("the controller has not observed generation %d of the policy; its last report is on generation %d: %s",
-				p.Generation, p.Status.ObservedGeneration, state)
-			state = notObserved
-		}
+		state, because := policyState(p)
 		rows = append(rows, fmt.Sprintf("%s\t%s\t%d\t%d\t%d\t%d\t%s\t%s", p.Name, p.Spec.Sharing.Strategy, n.Matched, n.Ready, n.Updated,
 			n.Blocked, state, age(p.CreationTimestamp.Time, now)))
 		if because != "" {
@@ -108,6 +147,16 @@ func (t *text) policies(policies []v1alpha1.GPUSharingPolicy, now time.Time) {
 	_, _ = fmt.Fprintln(table, strings.Join(rows, "\n")) // a strings.Builder takes everything
 	_ = table.Flush()
 	t.WriteString(why.String())
+}
+
+// policyState is Ready, or the reason and the message why a policy is not.
+func policyState(p *v1alpha1.GPUSharingPolicy) (state, why string) {
+	state, why = stateOf(p.Status.Conditions)
+	if !observed(p) && p.Status.ObservedGeneration > 0 {
+		return notObserved, fmt.Sprintf("the controller has not observed generation %d of the policy; its last report is on generation %d: %s",
+			p.Generation, p.Status.ObservedGeneration, state)
+	}
+	return state, why
 }
 
 // age is how long ago a time was, as kubectl prints it.
@@ -138,30 +187,19 @@ func stateOf(conditions []metav1.Condition) (state, why string) {
 }
 
 // statusOf writes a node with its GPUs.
-func (t *text) statusOf(n *rollout.Node, pending pendingNode) {
+func (t *text) statusOf(r *report) {
 	by := "no policy"
-	if policy := cmp.Or(pending.policy, n.GPU.Spec.PolicyName); policy != "" {
-		by = "policy " + policy
+	if r.Policy != "" {
+		by = "policy " + r.Policy
 	}
-	state, why := stateOf(n.GPU.Status.Conditions)
-	if pending.NodeName != "" {
-		state, why = pending.Reason, pending.Message
-		if pending.State != "" {
-			state += " (" + pending.State + ")"
-		}
+	t.row(0, "", fmt.Sprintf("NODE %s   %s   %s", r.Name, by, r.State))
+	if r.Message != "" {
+		t.row(2, "why", r.Message)
 	}
-	if !n.AgentReady && pending.NodeName == "" {
-		state, why = v1alpha1.ReasonAgentNotReporting,
-			"the agent on the node is not Ready; look at the pods with app.kubernetes.io/name=gpu-sharing-agent there"
-	}
-	t.row(0, "", fmt.Sprintf("NODE %s   %s   %s", n.Name, by, state))
-	if why != "" {
-		t.row(2, "why", why)
-	}
-	t.row(2, "advertises", resources(offers(n)))
-	t.rows("plan", pending.Plan)
-	t.rows("blocked by", blockers(&n.GPU))
-	t.picture(n)
+	t.row(2, "advertises", resources(r.Advertised))
+	t.rows("plan", r.Plan)
+	t.rows("blocked by", r.BlockedBy)
+	t.picture(r.node)
 }
 
 // blockers are the pods and processes that block the change of a node, a line for each.

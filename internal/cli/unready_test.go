@@ -31,7 +31,7 @@ func forty(t *testing.T) rollout.World {
 // printed are the nodes that status prints, each with what stands on its line.
 func printed(w rollout.World) map[string]string {
 	shown := &text{}
-	shown.status(w, nil)
+	shown.status(w, query{all: true})
 	states := map[string]string{}
 	for _, line := range regexp.MustCompile(`(?m)^NODE (\S+)   (.*)$`).FindAllStringSubmatch(shown.String(), -1) {
 		states[line[1]] = line[2]
@@ -80,7 +80,8 @@ func TestOfFortyNodesNoneIsPrintedAsReadyThatIsNot(t *testing.T) {
 		g.Expect(found["a01"].State).To(Equal(string(rollout.StateDraining)))
 		g.Expect(found["a02"].Reason).To(Equal(notListed))
 		shown, n := &text{}, node(t, "a02", sim.A100)
-		shown.statusOf(&n, found["a02"])
+		r := reportOf(&n, found["a02"])
+		shown.statusOf(&r)
 		g.Expect(shown.String()).To(HavePrefix("NODE a02   policy research   NotListed\n  why          policy research counts 1 node "))
 	})
 }

@@ -1,0 +1,186 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+
+	"sigs.k8s.io/yaml"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+)
+
+// The values of --output.
+const (
+	outputWide = "wide"
+	outputJSON = "json"
+	outputYAML = "yaml"
+)
+
+// mostInDetail is how many nodes status prints in detail unless it is asked for more.
+const mostInDetail = 10
+
+// query is which nodes status is asked for. Empty members leave none out.
+type query struct {
+	names           []string
+	policy, product string
+	notReady        bool
+	all             bool // in detail, however many they are
+}
+
+// check returns an error if a node, the policy or the product does not exist.
+func (q query) check(w rollout.World) error {
+	for _, name := range q.names {
+		if !slices.ContainsFunc(w.Nodes, func(n rollout.Node) bool { return n.Name == name }) {
+			return fmt.Errorf("%q is no node with GPUs; `kubectl get gpunodes` lists those that are", name)
+		}
+	}
+	if q.policy != "" && !slices.ContainsFunc(w.Policies, named(q.policy)) {
+		return fmt.Errorf("there is no policy %q; `kubectl get gpusharingpolicies` lists them", q.policy)
+	}
+	if q.product != "" && !slices.ContainsFunc(w.Nodes, func(n rollout.Node) bool { return has(&n, q.product) }) {
+		return fmt.Errorf("no node has GPUs of product %q; write it as the label nvidia.com/gpu.product does", q.product)
+	}
+	return nil
+}
+
+// has reports whether a node has GPUs of a product.
+func has(n *rollout.Node, product string) bool {
+	return slices.ContainsFunc(n.GPU.Status.Devices, func(d v1alpha1.DeviceStatus) bool { return d.Product == product })
+}
+
+// policies are those that are asked for.
+func (q query) policies(all []v1alpha1.GPUSharingPolicy) []v1alpha1.GPUSharingPolicy {
+	if q.policy == "" {
+		return all
+	}
+	return slices.DeleteFunc(slices.Clone(all), func(p v1alpha1.GPUSharingPolicy) bool { return p.Name != q.policy })
+}
+
+// report is what status prints of a node. Its JSON is what -o json and -o yaml print.
+type report struct {
+	node *rollout.Node
+
+	Name string `json:"name"`
+	// Policy governs the node; empty: none does.
+	Policy string `json:"policy,omitempty"`
+	Ready  bool   `json:"ready"`
+	// State is Ready, or the reason why not; Message what to do about it.
+	State      string           `json:"state"`
+	Message    string           `json:"message,omitempty"`
+	Products   []string         `json:"products"`
+	Advertised map[string]int64 `json:"advertised"`
+	Plan       []string         `json:"plan,omitempty"`
+	BlockedBy  []string         `json:"blockedBy,omitempty"`
+}
+
+// reports are those of the nodes that are asked for, by name.
+func reports(w rollout.World, q query) []report {
+	pending := unready(w)
+	var all []report
+	for i := range w.Nodes {
+		r := reportOf(&w.Nodes[i], pending[w.Nodes[i].Name])
+		switch {
+		case len(q.names) > 0 && !slices.Contains(q.names, r.Name), q.policy != "" && r.Policy != q.policy, q.notReady && r.Ready,
+			q.product != "" && !has(r.node, q.product):
+		default:
+			all = append(all, r)
+		}
+	}
+	slices.SortFunc(all, func(a, b report) int { return strings.Compare(a.Name, b.Name) })
+	return all
+}
+
+func reportOf(n *rollout.Node, pending pendingNode) report {
+	r := report{
+		node: n, Name: n.Name, Policy: cmp.Or(pending.policy, n.GPU.Spec.PolicyName), Products: []string{}, Advertised: offers(n),
+		Plan: pending.Plan, BlockedBy: blockers(&n.GPU),
+	}
+	r.State, r.Message = stateOf(n.GPU.Status.Conditions)
+	if pending.NodeName != "" {
+		r.State, r.Message = pending.Reason, pending.Message
+		if pending.State != "" {
+			r.State += " (" + pending.State + ")"
+		}
+	}
+	if !n.AgentReady && pending.NodeName == "" {
+		r.State, r.Message = v1alpha1.ReasonAgentNotReporting,
+			"the agent on the node is not Ready; look at the pods with app.kubernetes.io/name=gpu-sharing-agent there"
+	}
+	r.Ready = r.State == v1alpha1.ReasonReady
+	for _, d := range n.GPU.Status.Devices {
+		if !slices.Contains(r.Products, d.Product) {
+			r.Products = append(r.Products, d.Product)
+		}
+	}
+	return r
+}
+
+// summary writes how many nodes of each policy are in which state, those that are ready first.
+func (t *text) summary(all []report) {
+	type group struct{ policy, state string }
+	counts := map[group]int{}
+	for i := range all {
+		counts[group{all[i].Policy, all[i].State}]++
+	}
+	groups := make([]group, 0, len(counts))
+	for g := range counts {
+		groups = append(groups, g)
+	}
+	slices.SortFunc(groups, func(a, b group) int {
+		ready := func(g group) int {
+			if g.state == v1alpha1.ReasonReady {
+				return 0
+			}
+			return 1
+		}
+		return cmp.Or(strings.Compare(a.policy, b.policy), ready(a)-ready(b), counts[b]-counts[a], strings.Compare(a.state, b.state))
+	})
+	t.row(0, "", fmt.Sprintf("NODES %d", len(all)))
+	for _, g := range groups {
+		by := "no policy"
+		if g.policy != "" {
+			by = "policy " + g.policy
+		}
+		t.row(2, "", fmt.Sprintf("%*d   %s   %s", len(fmt.Sprint(len(all))), counts[g], by, g.state))
+	}
+}
+
+// encoded is the status as JSON or YAML.
+func encoded(w rollout.World, q query, output string) (string, error) {
+	type policyReport struct {
+		Name     string            `json:"name"`
+		Strategy v1alpha1.Strategy `json:"strategy"`
+		Ready    bool              `json:"ready"`
+		State    string            `json:"state"`
+		Message  string            `json:"message,omitempty"`
+	}
+	shown := struct {
+		Policies []policyReport `json:"policies"`
+		Nodes    []report       `json:"nodes"`
+	}{Policies: []policyReport{}, Nodes: reports(w, q)}
+	if shown.Nodes == nil {
+		shown.Nodes = []report{}
+	}
+	policies := q.policies(w.Policies)
+	for i := range policies {
+		state, why := policyState(&policies[i])
+		shown.Policies = append(shown.Policies, policyReport{
+			policies[i].Name, policies[i].Spec.Sharing.Strategy, state == v1alpha1.ReasonReady, state, why,
+		})
+	}
+	data, err := json.MarshalIndent(shown, "", "  ")
+	if err == nil && output == outputYAML {
+		data, err = yaml.JSONToYAML(data)
+	}
+	if err != nil {
+		return "", fmt.Errorf("encoding the status: %w", err)
+	}
+	return strings.TrimRight(string(data), "\n") + "\n", nil
+}

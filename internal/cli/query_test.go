@@ -1,0 +1,105 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+
+	. "github.com/onsi/gomega"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+)
+
+// many is a cluster of nodes with a T4, or an A100 at each fifth. Policy cheap governs those with a T4. Each seventh is not ready.
+func many(t *testing.T, nodes int) rollout.World {
+	t.Helper()
+	t4, a100 := node(t, "", sim.T4), node(t, "", sim.A100)
+	w := rollout.World{Now: now}
+	for i := range nodes {
+		n, name := t4, fmt.Sprintf("node-%04d", i)
+		if i%5 == 0 {
+			n = a100
+		} else {
+			n.GPU.Spec.PolicyName = "cheap"
+		}
+		n.Name, n.GPU.Name = name, name
+		if i%7 == 0 {
+			n.GPU.Status.Conditions = []metav1.Condition{{
+				Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonDrainTimedOut, Message: "not idle: pod team/train",
+			}}
+		}
+		w.Nodes = append(w.Nodes, n)
+	}
+	w.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "cheap", slicing)}
+	w.Policies[0].Spec.NodeSelector = &v1alpha1.NodeSelector{MatchLabels: map[string]string{"pool": "t4"}}
+	return w
+}
+
+// TestStatusOfManyNodes: a summary, and in detail only the first that are not ready.
+func TestStatusOfManyNodes(t *testing.T) {
+	g := NewWithT(t)
+	compare(t, "status of 40 nodes", func(shown *text) { shown.status(many(t, 40), query{}) })
+	printed := func(w rollout.World, q query) string {
+		shown := text{}
+		shown.status(w, q)
+		return shown.String()
+	}
+	all := printed(many(t, 5000), query{})
+	g.Expect(strings.Count(all, "\n")).To(BeNumerically("<", 150), "5,000 nodes")
+	g.Expect(strings.Count(all, "NODE node-")).To(Equal(mostInDetail))
+	g.Expect(strings.Count(printed(many(t, 40), query{all: true}), "NODE node-")).To(Equal(40), "-o wide")
+	g.Expect(strings.Count(printed(many(t, 10), query{}), "NODE node-")).To(Equal(10), "so few are all printed")
+	g.Expect(printed(many(t, 3), query{notReady: true, product: "NVIDIA-A100-SXM4-40GB", policy: "cheap"})).To(HaveSuffix("\nNo node is as the flags ask for.\n"))
+}
+
+// TestStatusFilters: each flag leaves nodes out, and what does not exist is named.
+func TestStatusFilters(t *testing.T) {
+	g := NewWithT(t)
+	w := many(t, 35)
+	names := func(q query) (all []string) {
+		for _, r := range reports(w, q) {
+			all = append(all, strings.TrimPrefix(r.Name, "node-00"))
+		}
+		return all
+	}
+	g.Expect(names(query{})).To(HaveLen(35))
+	g.Expect(names(query{notReady: true})).To(Equal([]string{"00", "07", "14", "21", "28"}))
+	g.Expect(names(query{notReady: true, policy: "cheap"})).To(Equal([]string{"07", "14", "21", "28"}))
+	g.Expect(names(query{product: "NVIDIA-A100-SXM4-40GB"})).To(Equal([]string{"00", "05", "10", "15", "20", "25", "30"}))
+	g.Expect(names(query{names: []string{"node-0007", "node-0008"}, notReady: true})).To(Equal([]string{"07"}))
+	g.Expect(query{names: []string{"node-0007"}, policy: "cheap", product: "Tesla-T4"}.check(w)).To(Succeed())
+	g.Expect(query{names: []string{"x"}}.check(w)).To(MatchError(ContainSubstring(`"x" is no node with GPUs`)))
+	g.Expect(query{policy: "cheep"}.check(w)).To(MatchError(ContainSubstring(`there is no policy "cheep"`)))
+	g.Expect(query{product: "T4"}.check(w)).To(MatchError(ContainSubstring(`no node has GPUs of product "T4"`)))
+}
+
+// TestStatusForPrograms: JSON and YAML hold the same, of all nodes.
+func TestStatusForPrograms(t *testing.T) {
+	g := NewWithT(t)
+	w := many(t, 12)
+	inJSON, err := encoded(w, query{}, outputJSON)
+	g.Expect(err).NotTo(HaveOccurred())
+	inYAML, err := encoded(w, query{}, outputYAML)
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(yaml.YAMLToJSON([]byte(inYAML))).To(MatchJSON(inJSON))
+	var read struct {
+		Policies []map[string]any
+		Nodes    []report
+	}
+	g.Expect(json.Unmarshal([]byte(inJSON), &read)).To(Succeed())
+	g.Expect(read.Policies).To(ConsistOf(And(HaveKeyWithValue("name", "cheap"), HaveKeyWithValue("strategy", "TimeSlicing"), HaveKeyWithValue("ready", false))))
+	g.Expect(read.Nodes).To(HaveLen(12))
+	g.Expect(read.Nodes[7]).To(And(HaveField("Name", "node-0007"), HaveField("Ready", false), HaveField("State", v1alpha1.ReasonDrainTimedOut),
+		HaveField("Policy", "cheap"), HaveField("Products", []string{"Tesla-T4"}), HaveField("Advertised", map[string]int64{"nvidia.com/gpu": 1})))
+	empty, err := encoded(rollout.World{}, query{}, outputJSON)
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(empty).To(MatchJSON(`{"policies": [], "nodes": []}`), "lists, not null")
+}
