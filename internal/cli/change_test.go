@@ -44,31 +44,31 @@ func TestPreviewsOfADeletion(t *testing.T) {
 	for name, situation := range map[string]func(*testing.T) (rollout.World, change){
 		"the last policy": func(t *testing.T) (rollout.World, change) {
 			unchanged := node(t, "b", sim.A100)
-			w := world(holding(governed(t, evict)), unchanged)
+			w := worldOf(holding(governed(t, evict)), unchanged)
 			w.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "research", mixedLayout)}
 			return w, change{deleted: []string{"research"}}
 		},
 		"a policy that retains": func(t *testing.T) (rollout.World, change) {
-			w := world(governed(t, v1alpha1.Release{PolicyName: "research", ReleasePolicy: v1alpha1.ReleasePolicyRetain}))
+			w := worldOf(governed(t, v1alpha1.Release{PolicyName: "research", ReleasePolicy: v1alpha1.ReleasePolicyRetain}))
 			w.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "research", mixedLayout)}
 			return w, change{deleted: []string{"research"}}
 		},
 		"and the one below governs": func(t *testing.T) (rollout.World, change) {
-			w := world(holding(governed(t, evict)))
+			w := worldOf(holding(governed(t, evict)))
 			research := policy(t, "research", mixedLayout)
 			research.Spec.Priority = 1
 			w.Policies = []v1alpha1.GPUSharingPolicy{research, policy(t, "everywhere", slicing)}
 			return w, change{deleted: []string{"research"}}
 		},
 		"and a paused one is left": func(t *testing.T) (rollout.World, change) {
-			w := world(governed(t, evict))
+			w := worldOf(governed(t, evict))
 			other := policy(t, "other", slicing)
 			other.Spec.Rollout.Paused, other.Spec.NodeSelector = true, &v1alpha1.NodeSelector{MatchLabels: map[string]string{"pool": "b"}}
 			w.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "research", mixedLayout), other}
 			return w, change{deleted: []string{"research"}}
 		},
 		"a policy that was always paused": func(t *testing.T) (rollout.World, change) {
-			w := world(node(t, "a", sim.A100))
+			w := worldOf(node(t, "a", sim.A100))
 			w.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "research", mixedLayout)}
 			w.Policies[0].Spec.Rollout.Paused = true
 			return w, change{deleted: []string{"research"}}
@@ -81,7 +81,7 @@ func TestPreviewsOfADeletion(t *testing.T) {
 				n.Taints = []corev1.Taint{{Key: "example.com/shared", Effect: "NoSchedule"}}
 				n.Annotations = map[string]string{v1alpha1.AnnotationTaints: "example.com/shared:NoSchedule"}
 			}
-			w := world(a, b)
+			w := worldOf(a, b)
 			w.Policies = []v1alpha1.GPUSharingPolicy{tainted}
 			return w, change{deleted: []string{"research"}}
 		},
@@ -96,7 +96,7 @@ func TestPreviewsOfADeletion(t *testing.T) {
 			asking(&a, "whole", "nvidia.com/gpu", 1)
 			b.Name, b.GPU.Name, b.Labels["pool"] = "b", "b", "b"
 			asking(&b, "small-2", "nvidia.com/mig-1g.5gb", 1)
-			w := world(a, b, node(t, "c", sim.T4))
+			w := worldOf(a, b, node(t, "c", sim.T4))
 			w.Unscheduled = []rollout.Pod{
 				{Namespace: "team", Name: "waits", GPU: true, Asks: map[string]int64{"nvidia.com/mig-3g.20gb": 1}, Workload: "Job team/waits"},
 				{Namespace: "team", Name: "never", GPU: true, Asks: map[string]int64{"nvidia.com/mig-7g.40gb": 1}, Workload: "Job team/never"},
@@ -115,21 +115,21 @@ func TestPreviewsOfADeletion(t *testing.T) {
 			a := governed(t, evict)
 			a.Pods = []rollout.Pod{{Namespace: "team", Name: "small", UID: "x", GPU: true, Asks: map[string]int64{"nvidia.com/mig-1g.5gb": 1}}}
 			a.GPU.Spec.Baseline.Labels = map[string]string{v1alpha1.LabelConfig: "a100-shared"}
-			w := world(a)
+			w := worldOf(a)
 			w.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "research", mixedLayout)}
 			return w, change{deleted: []string{"research"}}
 		},
 		"and the one below shares what two GPUs were asked of": func(t *testing.T) (rollout.World, change) {
 			a := node(t, "a", sim.T4, sim.T4)
 			a.Pods = []rollout.Pod{{Namespace: "team", Name: "two", UID: "x", GPU: true, Asks: map[string]int64{"nvidia.com/gpu": 2}, Workload: "Job team/two"}}
-			w := world(a)
+			w := worldOf(a)
 			whole := policy(t, "whole", `{sharing: {strategy: Exclusive}}`)
 			whole.Spec.Priority = 1
 			w.Policies = []v1alpha1.GPUSharingPolicy{whole, policy(t, "everywhere", slicing)}
 			return w, change{deleted: []string{"whole"}}
 		},
 		"and another under a new name": func(t *testing.T) (rollout.World, change) {
-			w := world(governed(t, evict))
+			w := worldOf(governed(t, evict))
 			w.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "research", mixedLayout)}
 			return w, change{applied: []v1alpha1.GPUSharingPolicy{policy(t, "science", mixedLayout)}, deleted: []string{"research"}}
 		},
@@ -143,7 +143,7 @@ func TestPreviewsOfADeletion(t *testing.T) {
 
 func TestOnlyAPolicyThatExistsIsDeleted(t *testing.T) {
 	g := NewWithT(t)
-	w := world()
+	w := worldOf()
 	w.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "research", slicing)}
 	g.Expect(knows(w, change{deleted: []string{"research"}})).To(Succeed())
 	g.Expect(knows(w, change{deleted: []string{"research", "reseach"}})).To(MatchError(ContainSubstring(`there is no policy "reseach" to delete`)))
@@ -189,7 +189,7 @@ func TestWhatAShareMeans(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
 			n := node(t, "a", test.model)
-			w := world(n)
+			w := worldOf(n)
 			w.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "p", test.policy)}
 			d := rollout.Decide(w)
 			g.Expect(d.Nodes).To(HaveLen(1))

@@ -126,7 +126,7 @@ const (
 	slicing = `{sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 4}}}`
 )
 
-func world(nodes ...rollout.Node) rollout.World {
+func worldOf(nodes ...rollout.Node) rollout.World {
 	w := rollout.World{Now: now, Nodes: nodes}
 	w.Wiring = wiringOf(&w)
 	return w
@@ -141,22 +141,22 @@ func TestPreviews(t *testing.T) {
 			hold(&a, "daemon", 0, nil)
 			a.Pods[1].Controller = "DaemonSet"
 			b.GPU.Status.Devices[0].Processes = []v1alpha1.ProcessStatus{{PID: 4711, Name: "python"}}
-			return world(a, b, c), policy(t, "research", fmt.Sprintf(toMIG, "Evict"))
+			return worldOf(a, b, c), policy(t, "research", fmt.Sprintf(toMIG, "Evict"))
 		},
 		"time-slicing disturbs nobody": func(t *testing.T) (rollout.World, v1alpha1.GPUSharingPolicy) {
 			a := node(t, "a", sim.T4, sim.T4)
 			hold(&a, "train", 1, nil)
-			return world(a), policy(t, "cheap", slicing)
+			return worldOf(a), policy(t, "cheap", slicing)
 		},
 		"another policy loses a node": func(t *testing.T) (rollout.World, v1alpha1.GPUSharingPolicy) {
-			w := world(node(t, "a", sim.A100), node(t, "b", sim.A100))
+			w := worldOf(node(t, "a", sim.A100), node(t, "b", sim.A100))
 			w.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "everywhere", slicing)}
 			p := policy(t, "research", fmt.Sprintf(toMIG, "WaitForIdle"))
 			p.Spec.Priority, p.Spec.NodeSelector = 1, &v1alpha1.NodeSelector{MatchLabels: map[string]string{"pool": "b"}}
 			return w, p
 		},
 		"a selector that leaves a node out": func(t *testing.T) (rollout.World, v1alpha1.GPUSharingPolicy) {
-			w := world(node(t, "a", sim.T4), node(t, "b", sim.T4))
+			w := worldOf(node(t, "a", sim.T4), node(t, "b", sim.T4))
 			w.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "cheap", slicing)}
 			d := rollout.Decide(w)
 			for i := range w.Nodes {
@@ -171,7 +171,7 @@ func TestPreviews(t *testing.T) {
 			a := node(t, "a", sim.T4)
 			hold(&a, "web", 0, nil)
 			a.Pods[0].Asks, a.Pods[0].Workload = map[string]int64{"nvidia.com/gpu": 1}, "Deployment team/web"
-			w := world(a)
+			w := worldOf(a)
 			w.Unscheduled = []rollout.Pod{{
 				Namespace: "team", Name: "train", GPU: true, Asks: map[string]int64{"nvidia.com/gpu": 8}, Workload: "Job team/train",
 			}}
@@ -182,10 +182,10 @@ func TestPreviews(t *testing.T) {
 		"a change that waits for a maintenance window": func(t *testing.T) (rollout.World, v1alpha1.GPUSharingPolicy) {
 			p := policy(t, "research", fmt.Sprintf(toMIG, "Evict"))
 			p.Spec.Rollout.Windows = []v1alpha1.MaintenanceWindow{{Schedule: "0 22 * * FRI", Duration: "4h", TimeZone: "Europe/Berlin"}}
-			return world(node(t, "a", sim.A100)), p
+			return worldOf(node(t, "a", sim.A100)), p
 		},
 		"nothing to configure": func(t *testing.T) (rollout.World, v1alpha1.GPUSharingPolicy) {
-			w := world(node(t, "a", sim.T4))
+			w := worldOf(node(t, "a", sim.T4))
 			w.Wiring = rollout.Wiring{Reason: v1alpha1.ReasonNoDevicePlugin, Message: "there is no ClusterPolicy; install the GPU Operator"}
 			return w, policy(t, "cheap", slicing)
 		},
@@ -200,7 +200,7 @@ func TestPreviews(t *testing.T) {
 // TestStatuses compares what status prints with testdata/status-*.golden.
 func TestStatuses(t *testing.T) {
 	for name, situation := range map[string]func(*testing.T) (w rollout.World, only []string){
-		"nothing there": func(*testing.T) (rollout.World, []string) { return world(), nil },
+		"nothing there": func(*testing.T) (rollout.World, []string) { return worldOf(), nil },
 		"instances and their holders": func(t *testing.T) (rollout.World, []string) {
 			a := partitioned(t)
 			a.GPU.Spec.PolicyName = "research"
@@ -210,10 +210,10 @@ func TestStatuses(t *testing.T) {
 			a.GPU.Status.Devices[0].Processes = []v1alpha1.ProcessStatus{
 				{PID: 7, Name: "python", PodUID: "uid-web", Instance: of(1)}, {PID: 8, Name: "bench", Instance: of(2)},
 			}
-			return world(a), []string{"a"}
+			return worldOf(a), []string{"a"}
 		},
 		"why policies and nodes are not ready": func(t *testing.T) (rollout.World, []string) {
-			w := world(node(t, "a", sim.A100, sim.A100), node(t, "t", sim.T4), node(t, "u", sim.T4))
+			w := worldOf(node(t, "a", sim.A100, sim.A100), node(t, "t", sim.T4), node(t, "u", sim.T4))
 			hold(&w.Nodes[0], "train", 1, nil)
 			w.Nodes[2].AgentReady = false
 			w.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "research", fmt.Sprintf(toMIG, "Never"))}
@@ -221,7 +221,7 @@ func TestStatuses(t *testing.T) {
 			return w, nil
 		},
 		"a generation that no controller has seen": func(t *testing.T) (rollout.World, []string) {
-			w := world(node(t, "t", sim.T4))
+			w := worldOf(node(t, "t", sim.T4))
 			w.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "cheap", slicing)}
 			w.Policies[0].Status = v1alpha1.GPUSharingPolicyStatus{ObservedGeneration: 1, Nodes: v1alpha1.NodeCounts{Matched: 1, Ready: 1}, Conditions: []metav1.Condition{
 				{Type: v1alpha1.ConditionAccepted, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonAccepted, ObservedGeneration: 1},
@@ -239,7 +239,7 @@ func TestStatuses(t *testing.T) {
 			for i := range 9 {
 				hold(&a, fmt.Sprintf("inference-%d", i), 0, nil)
 			}
-			return world(a), nil
+			return worldOf(a), nil
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

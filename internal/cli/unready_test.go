@@ -22,7 +22,7 @@ func forty(t *testing.T) rollout.World {
 	for i := range 39 {
 		nodes = append(nodes, node(t, fmt.Sprintf("a%02d", i), sim.A100))
 	}
-	w := world(nodes...)
+	w := worldOf(nodes...)
 	w.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "research", fmt.Sprintf(toMIG, "WaitForIdle"))}
 	w.Policies[0].Status = rollout.Decide(w).Policies["research"]
 	return w

@@ -207,7 +207,7 @@ func (v *view) restartPlugin() (actions []Action, after time.Duration) {
 	if v.node.Annotations[v1alpha1.AnnotationRestarted] == v.occasion() || len(v.node.Unhealthy) > 0 || !applied || !v.visible() {
 		return nil, 0
 	}
-	restarts, after := v.restart(rereads, v.isPlugin)
+	restarts, after := v.restart(rereads, func(p Pod) bool { return v.isPlugin(p) })
 	if len(restarts) == 0 {
 		return nil, after
 	}

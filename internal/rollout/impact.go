@@ -61,7 +61,7 @@ func impactOf(w *World, groups map[string]*group, all []*member, waiting []waiti
 			continue // nodes of no policy go back to what they were
 		}
 		for _, m := range g.members {
-			for _, d := range m.demands {
+			for _, d := range m.tally.demands {
 				i.weigh(name, &m.node.Pods[d.pod], d.demand)
 			}
 		}
@@ -97,7 +97,7 @@ func (m *member) offers() offer {
 	if m.wish == nil || m.State == StateFailed || m.State == StateImpossible {
 		return o
 	}
-	o.resources, o.single = m.wish.Config.Resources, m.single
+	o.resources, o.single = m.wish.Config.Resources, m.tally.single
 	return o
 }
 

@@ -60,6 +60,9 @@ type judgement struct {
 	rollback State
 }
 
+// gateFunc is a gate that a change has to pass. It reports what the node waits for, and whether it waits.
+type gateFunc func(*view) (judgement, bool)
+
 // judge derives the state of a node and what to do about it.
 func (v *view) judge() judgement {
 	j := v.judgeNode()
@@ -150,8 +153,8 @@ func (v *view) disrupts(asks bool) bool {
 
 // afterApplying is the state of a node whose GPUs are as its target has them.
 func (v *view) afterApplying() judgement {
-	for _, gate := range []func() (judgement, bool){v.contested, v.selecting, v.enumerating, v.verifying, v.settling} {
-		if j, pending := gate(); pending {
+	for _, gate := range []gateFunc{(*view).contested, (*view).selecting, (*view).enumerating, (*view).verifying, (*view).settling} {
+		if j, pending := gate(v); pending {
 			return j
 		}
 	}
@@ -331,12 +334,12 @@ func latest(a, b time.Time) time.Time {
 
 // quiesce fences NVIDIA's mig-manager and pauses NVIDIA's clients where steps need that, then lets the agent go.
 func (v *view) quiesce(j judgement, asks bool) judgement {
-	gates := []func() (judgement, bool){v.remember, v.fence, v.paused, v.keepMPSOff}
+	gates := []gateFunc{(*view).remember, (*view).fence, (*view).paused, (*view).keepMPSOff}
 	if v.ousts() {
-		gates = []func() (judgement, bool){v.remember, v.fence, v.keepMPSOff, v.paused}
+		gates = []gateFunc{(*view).remember, (*view).fence, (*view).keepMPSOff, (*view).paused}
 	}
 	for _, gate := range gates {
-		if g, pending := gate(); pending {
+		if g, pending := gate(v); pending {
 			g.giveUp = j.giveUp
 			return v.quiescing(g)
 		}

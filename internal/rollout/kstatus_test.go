@@ -11,7 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
-	"sigs.k8s.io/cli-utils/pkg/kstatus/status"
+	kstatus "sigs.k8s.io/cli-utils/pkg/kstatus/status"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
@@ -20,13 +20,13 @@ import (
 )
 
 // kstatusOf is what Flux, Argo CD and kpt conclude from a policy with the status that was decided.
-func kstatusOf(t *testing.T, p v1alpha1.GPUSharingPolicy, s v1alpha1.GPUSharingPolicyStatus) status.Status {
+func kstatusOf(t *testing.T, p v1alpha1.GPUSharingPolicy, s v1alpha1.GPUSharingPolicyStatus) kstatus.Status {
 	t.Helper()
 	g := NewWithT(t)
 	p.TypeMeta, p.Status = metav1.TypeMeta{APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: "GPUSharingPolicy"}, s
 	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&p)
 	g.Expect(err).NotTo(HaveOccurred())
-	result, err := status.Compute(&unstructured.Unstructured{Object: content})
+	result, err := kstatus.Compute(&unstructured.Unstructured{Object: content})
 	g.Expect(err).NotTo(HaveOccurred())
 	return result.Status
 }
@@ -35,30 +35,30 @@ func kstatusOf(t *testing.T, p v1alpha1.GPUSharingPolicy, s v1alpha1.GPUSharingP
 func TestKstatusOfEachState(t *testing.T) {
 	for state, c := range map[rollout.State]struct {
 		situation func() *cluster
-		want      status.Status
+		want      kstatus.Status
 	}{
-		rollout.StateUndiscovered: {func() *cluster { c, h := toMIG(); h.AgentReady = false; return c }, status.InProgressStatus},
+		rollout.StateUndiscovered: {func() *cluster { c, h := toMIG(); h.AgentReady = false; return c }, kstatus.InProgressStatus},
 		rollout.StateImpossible: {func() *cluster {
 			c, _ := toMIG(func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Sharing = mig(count("1g.99gb", 1)) })
 			return c
-		}, status.FailedStatus},
+		}, kstatus.FailedStatus},
 		rollout.StateStaleGentle: {func() *cluster {
 			c, _ := toMIG(func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Sharing = timeSlicing(4) })
 			return c
-		}, status.InProgressStatus},
-		rollout.StateStaleDisruptive: {func() *cluster { c, _ := toMIG(); return c }, status.InProgressStatus},
+		}, kstatus.InProgressStatus},
+		rollout.StateStaleDisruptive: {func() *cluster { c, _ := toMIG(); return c }, kstatus.InProgressStatus},
 		rollout.StateDraining: {func() *cluster {
 			c, h := toMIG()
 			c.hold(h, "train", 1, gpu.WholeGPU)
 			c.pass()
 			c.tick(time.Minute)
 			return c
-		}, status.InProgressStatus},
-		rollout.StateQuiescing: {func() *cluster { c, _ := toMIG(); c.steps(1); return c }, status.InProgressStatus},
-		rollout.StateQuiet:     {func() *cluster { c, _ := toMIG(); c.steps(2); return c }, status.InProgressStatus},
-		rollout.StateApplying:  {func() *cluster { c, _ := toMIG(); c.steps(2); c.pass(); return c }, status.InProgressStatus},
-		rollout.StateSelecting: {func() *cluster { c, _ := slicing(); c.steps(3); return c }, status.InProgressStatus},
-		rollout.StateVerifying: {func() *cluster { c, _ := slicing(); c.steps(3); c.pass(); return c }, status.InProgressStatus},
+		}, kstatus.InProgressStatus},
+		rollout.StateQuiescing: {func() *cluster { c, _ := toMIG(); c.steps(1); return c }, kstatus.InProgressStatus},
+		rollout.StateQuiet:     {func() *cluster { c, _ := toMIG(); c.steps(2); return c }, kstatus.InProgressStatus},
+		rollout.StateApplying:  {func() *cluster { c, _ := toMIG(); c.steps(2); c.pass(); return c }, kstatus.InProgressStatus},
+		rollout.StateSelecting: {func() *cluster { c, _ := slicing(); c.steps(3); return c }, kstatus.InProgressStatus},
+		rollout.StateVerifying: {func() *cluster { c, _ := slicing(); c.steps(3); c.pass(); return c }, kstatus.InProgressStatus},
 		rollout.StateReleasing: {func() *cluster {
 			c, _ := toMIG()
 			for range 60 {
@@ -68,7 +68,7 @@ func TestKstatusOfEachState(t *testing.T) {
 				c.steps(1)
 			}
 			return c
-		}, status.InProgressStatus},
+		}, kstatus.InProgressStatus},
 		rollout.StateFailed: {func() *cluster { // and rolled back
 			c, h := slicing()
 			c.run(60)
@@ -76,14 +76,14 @@ func TestKstatusOfEachState(t *testing.T) {
 			c.Policies[0].Spec.Sharing, c.Policies[0].Generation = timeSlicing(8), 2
 			c.run(400)
 			return c
-		}, status.FailedStatus},
+		}, kstatus.FailedStatus},
 		rollout.StateDegraded: {func() *cluster {
 			c, h := slicing()
 			c.run(60)
 			h.Allocatable["nvidia.com/gpu"] = 1
 			return c
-		}, status.InProgressStatus},
-		rollout.StateUpToDate: {func() *cluster { c, _ := slicing(); c.run(60); return c }, status.CurrentStatus},
+		}, kstatus.InProgressStatus},
+		rollout.StateUpToDate: {func() *cluster { c, _ := slicing(); c.run(60); return c }, kstatus.CurrentStatus},
 	} {
 		t.Run(string(state), func(t *testing.T) {
 			g := NewWithT(t)
@@ -96,12 +96,12 @@ func TestKstatusOfEachState(t *testing.T) {
 				cl.do(a)
 			}
 			node := cl.hosts[d.Nodes[0].Node].kstatus(t)
-			g.Expect(node).To(Or(Equal(c.want), Equal(status.InProgressStatus)), "%+v", cl.hosts[d.Nodes[0].Node].GPU.Status.Conditions)
-			if c.want != status.InProgressStatus {
+			g.Expect(node).To(Or(Equal(c.want), Equal(kstatus.InProgressStatus)), "%+v", cl.hosts[d.Nodes[0].Node].GPU.Status.Conditions)
+			if c.want != kstatus.InProgressStatus {
 				g.Expect(node).To(Equal(c.want))
 			}
 			cl.Policies[0].Generation++
-			g.Expect(kstatusOf(t, cl.Policies[0], d.Policies["research"])).To(Equal(status.InProgressStatus), "of an edit that nobody has seen")
+			g.Expect(kstatusOf(t, cl.Policies[0], d.Policies["research"])).To(Equal(kstatus.InProgressStatus), "of an edit that nobody has seen")
 		})
 	}
 }
@@ -116,31 +116,31 @@ func TestKstatusOfAPolicyThatWaits(t *testing.T) {
 	for name, c := range map[string]struct {
 		situation func() *cluster
 		reason    string // of Ready
-		want      status.Status
+		want      kstatus.Status
 	}{
-		"for the budget":        {func() *cluster { c := twoNodes(); c.pass(); return c }, v1alpha1.ReasonProgressing, status.InProgressStatus},
-		"for a window":          {func() *cluster { c, _ := toMIG(inWindows(tonight)); c.at("2027-03-01T12:00:00Z"); return c }, v1alpha1.ReasonOutsideWindow, status.InProgressStatus},
-		"for nobody's pod":      {func() *cluster { c, h := toMIG(neverEvicting); c.hold(h, "train", 1, gpu.WholeGPU); return c }, v1alpha1.ReasonGPUInUse, status.InProgressStatus},
-		"for its user":          {func() *cluster { c, _ := toMIG(paused); return c }, v1alpha1.ReasonPaused, status.InProgressStatus},
-		"for the ClusterPolicy": {func() *cluster { c, _ := toMIG(); c.Wiring.Ready = false; return c }, v1alpha1.ReasonConfiguringDevicePlugin, status.InProgressStatus},
-		"for other nodes":       {func() *cluster { c, h := toMIG(); h.Labels["pool"] = "x"; return elsewhere(c) }, v1alpha1.ReasonNoMatchingNodes, status.CurrentStatus},
+		"for the budget":        {func() *cluster { c := twoNodes(); c.pass(); return c }, v1alpha1.ReasonProgressing, kstatus.InProgressStatus},
+		"for a window":          {func() *cluster { c, _ := toMIG(inWindows(tonight)); c.at("2027-03-01T12:00:00Z"); return c }, v1alpha1.ReasonOutsideWindow, kstatus.InProgressStatus},
+		"for nobody's pod":      {func() *cluster { c, h := toMIG(neverEvicting); c.hold(h, "train", 1, gpu.WholeGPU); return c }, v1alpha1.ReasonGPUInUse, kstatus.InProgressStatus},
+		"for its user":          {func() *cluster { c, _ := toMIG(paused); return c }, v1alpha1.ReasonPaused, kstatus.InProgressStatus},
+		"for the ClusterPolicy": {func() *cluster { c, _ := toMIG(); c.Wiring.Ready = false; return c }, v1alpha1.ReasonConfiguringDevicePlugin, kstatus.InProgressStatus},
+		"for other nodes":       {func() *cluster { c, h := toMIG(); h.Labels["pool"] = "x"; return elsewhere(c) }, v1alpha1.ReasonNoMatchingNodes, kstatus.CurrentStatus},
 		"for an edit of its windows, with its nodes as desired": {func() *cluster {
 			c, _ := slicing()
 			c.run(60)
 			c.edit(inWindows(window("0 0 30 2 *", "1h")))
 			return c
-		}, v1alpha1.ReasonInvalidWindow, status.FailedStatus},
+		}, v1alpha1.ReasonInvalidWindow, kstatus.FailedStatus},
 		"for an agent on a node that its gpuSelector may select": {func() *cluster {
 			c, _ := slicing()
 			c.Policies[0].Spec.GPUSelector = &v1alpha1.GPUMatch{Products: []string{"NVIDIA-A100-SXM4-40GB"}}
 			c.run(60)
 			c.add("b", sim.A100).GPU.Status.Devices = nil
 			return c
-		}, v1alpha1.ReasonAgentNotReporting, status.InProgressStatus},
+		}, v1alpha1.ReasonAgentNotReporting, kstatus.InProgressStatus},
 		"for an edit of its windows": {func() *cluster {
 			c, _ := toMIG(inWindows(window("0 0 30 2 *", "1h")))
 			return c
-		}, v1alpha1.ReasonInvalidWindow, status.FailedStatus},
+		}, v1alpha1.ReasonInvalidWindow, kstatus.FailedStatus},
 		"for the roll back of a node that failed": {func() *cluster {
 			c, h := slicing()
 			c.run(60)
@@ -154,7 +154,7 @@ func TestKstatusOfAPolicyThatWaits(t *testing.T) {
 				}
 			}
 			return c
-		}, v1alpha1.ReasonNotAdvertised, status.InProgressStatus},
+		}, v1alpha1.ReasonNotAdvertised, kstatus.InProgressStatus},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
@@ -170,7 +170,7 @@ func TestKstatusOfAPolicyThatWaits(t *testing.T) {
 		cl.run(60)
 		cl.Policies[0].Status = rollout.Decide(cl.world()).Policies["research"]
 		s := rollout.Undecided(cl.Policies, "Waiting for the cache", cl.Now)["research"]
-		g.Expect(kstatusOf(t, cl.Policies[0], s)).To(Equal(status.InProgressStatus), "%+v", s.Conditions)
+		g.Expect(kstatusOf(t, cl.Policies[0], s)).To(Equal(kstatus.InProgressStatus), "%+v", s.Conditions)
 	})
 }
 
@@ -200,5 +200,5 @@ func TestAPolicyOfAnEarlierVersionIsNotTakenForObserved(t *testing.T) {
 	p.Generation++
 	s := rollout.Decide(c.world()).Policies["research"]
 	g.Expect(s.ObservedGeneration).To(BeEquivalentTo(1))
-	g.Expect(kstatusOf(t, *p, s)).To(Equal(status.InProgressStatus), "the release is not recorded yet")
+	g.Expect(kstatusOf(t, *p, s)).To(Equal(kstatus.InProgressStatus), "the release is not recorded yet")
 }

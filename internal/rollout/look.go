@@ -33,9 +33,6 @@ type view struct {
 	fallsBack bool   // to is not the wish but what the node falls back to, since the wish failed
 	steps     []plan.Step
 	blockers  []plan.Blocker
-	demands   []podDemand // of the pods of the node
-	counts    []v1alpha1.ResourceCount
-	single    map[string]bool // the resources of which the wish gives a container no more than one
 
 	// What is asked of a node that waits in each pass, and follows from the above. It is found out when it is first asked for.
 	lines *[]string // planned
@@ -356,7 +353,7 @@ func (v *view) undiscovered() (judgement, bool) {
 	case !v.node.AgentReady && v.node.GPU.Spec.MIGConfigName != "" && value == pausedValue:
 		return j, false // NVIDIA's mig-manager, which is driven here, keeps it away
 	case !v.node.AgentReady && value == pausedValue:
-		j.reason, j.message = v1alpha1.ReasonMIGManagerBusy, v.agentAway("NVIDIA's mig-manager is changing the node")
+		j.reason, j.message = v1alpha1.ReasonMIGManagerBusy, agentAway("NVIDIA's mig-manager is changing the node")
 		j.actions = v.takeBackAgent()
 	case !v.node.AgentReady && value != "true":
 		j.message = fmt.Sprintf("the agent does not run on the node, because its label %s is %q; set it to true", v1alpha1.LabelClient, value)

@@ -144,7 +144,7 @@ func (v *view) explained(m maintenance, j judgement) judgement {
 		j.message += ". " + m.message
 		return j
 	case j.State == StateUndiscovered && !v.node.AgentReady:
-		j.message = v.agentAway(m.message)
+		j.message = agentAway(m.message)
 	default:
 		j.message = strings.TrimSuffix(m.message+"; "+j.message, "; ")
 	}
@@ -156,7 +156,7 @@ func (v *view) explained(m maintenance, j judgement) judgement {
 }
 
 // agentAway adds to a message that the agent is away for that reason.
-func (v *view) agentAway(why string) string {
+func agentAway(why string) string {
 	return why + "; the agent leaves the node meanwhile and returns by itself"
 }
 

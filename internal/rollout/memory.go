@@ -52,6 +52,7 @@ type derived struct {
 
 	selected, target string // content of the key that the node selects, and of the one that it is to select
 	view             *view
+	tally            tally
 	judgement        judgement
 	// settled says that the judgement stands until its basis changes: nothing is to be done, and no deadline passes.
 	settled bool
@@ -165,7 +166,7 @@ func (r *remembered) consider(w *World, selected, governed policy.Governed, in p
 		*m = staying(w, n, selected)
 	} else {
 		d := r.recall(w, governed)
-		*m, settled, released = member{view: d.view, judgement: d.judgement, slot: d.slot}, d.settled, d.released
+		*m, settled, released = member{view: d.view, judgement: d.judgement, slot: d.slot, tally: d.tally}, d.settled, d.released
 		if settled {
 			m.settled = &d.state
 		}
@@ -194,8 +195,7 @@ func (r *remembered) recall(w *World, g policy.Governed) *derived {
 		timeless := *w
 		timeless.Now = time.Time{}
 		d = &derived{basis: b, view: look(&timeless, n, g)}
-		d.view.demands = demandsOf(n.Pods)
-		d.view.counts, d.view.single = countsOf(d.view), singleOf(d.view)
+		d.tally = tally{demands: demandsOf(n.Pods), counts: countsOf(d.view), single: singleOf(d.view)}
 		d.released = releases(n, g.By)
 		d.selected, d.target = d.keys(w, n)
 		r.derived = d

@@ -23,8 +23,16 @@ type member struct {
 	still   bool       // nothing is done about it until something changes: all that is said here stays the same
 	brief   brief
 	kept    kept
+	tally   tally
 	// unserved reports that a policy selects the node, but no policy can be honoured in this cluster.
 	unserved bool
+}
+
+// tally is what impact and status count on a node.
+type tally struct {
+	demands []podDemand // of the pods of the node
+	counts  []v1alpha1.ResourceCount
+	single  map[string]bool // the resources of which a container gets no more than one
 }
 
 // lost is a node that a policy selects and another one governs.

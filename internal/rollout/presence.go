@@ -5,6 +5,7 @@ package rollout
 
 import (
 	"fmt"
+	"iter"
 	"strings"
 	"time"
 
@@ -34,16 +35,15 @@ type sighting struct {
 	at     time.Time
 }
 
-// note remembers the signs of a pass, and forgets what is past.
-func (s *Sightings) note(met []*remembered, now time.Time) {
+// note remembers the signs of a pass, the reason for each node or none, and forgets what is past.
+func (s *Sightings) note(signs iter.Seq2[*Node, string], now time.Time) {
 	if s == nil {
 		return
 	}
 	kept := map[string]sighting{}
-	for _, r := range met {
-		n := r.node
-		if r.shown != "" {
-			kept[n.Name] = sighting{reason: r.shown, at: now}
+	for n, reason := range signs {
+		if reason != "" {
+			kept[n.Name] = sighting{reason: reason, at: now}
 		} else if was, seen := s.seen[n.Name]; seen && was.at.After(n.Created) && now.Sub(was.at) < absentFor {
 			kept[n.Name] = was
 		}

@@ -149,7 +149,7 @@ func unstamped(a Action) Action {
 func (m *member) withhold(w *World) {
 	var kept []Action
 	var held Action
-	taints, startup := false, false // of a held action: changes taints for a policy, and takes the startup taint off
+	policyTaints, startup := false, false // of a held action: changes taints for a policy, and takes the startup taint off
 	for _, a := range m.actions {
 		left := w.Repeats.left(a, w.Now)
 		if left == 0 {
@@ -158,7 +158,7 @@ func (m *member) withhold(w *World) {
 		}
 		held, m.after = a, Sooner(m.after, left)
 		keep, keeps := a.(KeepTaints)
-		taints = taints || keeps
+		policyTaints = policyTaints || keeps
 		startup = startup || keeps && !slices.ContainsFunc(keep.Want, isStartup)
 	}
 	if held == nil {
@@ -168,7 +168,7 @@ func (m *member) withhold(w *World) {
 	m.message = strings.TrimSuffix(fmt.Sprintf("Another controller undoes again and again what the operator writes (%s). The operator "+
 		"waits until %s. Find the other controller: kubectl get node %s --show-managed-fields -o yaml; %s",
 		unstamped(held), clock(w.Now.Add(m.after)), m.node.Name, m.message), "; ")
-	if !taints {
+	if !policyTaints {
 		return
 	}
 	m.kept.reason, m.kept.message = m.reason, m.message

@@ -50,7 +50,7 @@ func countsOf(v *view) []v1alpha1.ResourceCount {
 func resources(members []*member, most int) []v1alpha1.ResourceCount {
 	sums := map[string]*v1alpha1.ResourceCount{}
 	for _, m := range members {
-		for _, c := range m.counts {
+		for _, c := range m.tally.counts {
 			sum := sums[c.Name]
 			if sum == nil {
 				sum = &v1alpha1.ResourceCount{Name: c.Name}

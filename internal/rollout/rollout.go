@@ -54,7 +54,13 @@ func (memory *Memory) Decide(w World) Decision {
 		met[i] = memory.meet(n)
 		w.mpsUsers = append(w.mpsUsers, met[i].mpsUsers...)
 	}
-	w.Sightings.note(met, w.Now)
+	w.Sightings.note(func(yield func(*Node, string) bool) {
+		for _, r := range met {
+			if !yield(r.node, r.shown) {
+				return
+			}
+		}
+	}, w.Now)
 	tolerated := tolerate(&w)
 	all := make([]*member, len(met))
 	for i, r := range met {

@@ -39,7 +39,7 @@ func (v *view) pluginFailing(s State) finding {
 	switch {
 	case f.reason == v1alpha1.ReasonConfigManagerFailing:
 		var after time.Duration
-		f.repair, after = v.restart("its config-manager keeps ending", v.configManagerFails)
+		f.repair, after = v.restart("its config-manager keeps ending", func(p Pod) bool { return v.configManagerFails(p) })
 		f.after = Sooner(f.after, after)
 	case f.message != "" && f.reason == "" && (s == StateVerifying || s == StateDegraded):
 		f.reason = v1alpha1.ReasonDevicePluginFailing

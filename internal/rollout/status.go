@@ -166,7 +166,7 @@ func (g *group) ready(accepted metav1.Condition) metav1.Condition {
 			c.Message = "1 node advertises what the policy asks for"
 		}
 	default:
-		c.Reason = g.reason(waiting)
+		c.Reason = reason(waiting)
 		c.Message = fmt.Sprintf("%d of %s ready; %s", len(g.members)-len(waiting), nodes(len(g.members)), sentences(waiting))
 	}
 	return c
@@ -183,7 +183,7 @@ func (g *group) unready() []*member {
 }
 
 // reason is the one that the user should read first: what failed, what holds everything up, then what goes on.
-func (g *group) reason(waiting []*member) string {
+func reason(waiting []*member) string {
 	first := waiting[0].reason
 	for _, m := range waiting {
 		if m.State == StateFailed || m.State == StateImpossible {

@@ -145,7 +145,7 @@ func (g *group) tainted(t tolerance) (c metav1.Condition, asked bool) {
 func (g *group) lacking(t tolerance, taints []corev1.Taint) []kept {
 	var all []kept
 	add := func(reason, message string) {
-		if k := (kept{reason, message}); reason != "" && !slices.Contains(all, k) {
+		if k := (kept{reason: reason, message: message}); reason != "" && !slices.Contains(all, k) {
 			all = append(all, k)
 		}
 	}

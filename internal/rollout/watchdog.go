@@ -33,18 +33,22 @@ type finding struct {
 	after           time.Duration // when to look again; 0: no need
 }
 
+// check finds what is left half-done on a node in a state.
+type check func(*view, State) finding
+
 // watch adds to a judgement what is left half-done on the node. A finding is the reason of a node that has not
 // failed; repairs wait for no place in the budget, since they only give back.
 func (v *view) watch(j judgement) judgement {
-	looks := []func(State) finding{ // the one that matters most comes last
-		v.limitsPending, v.userWaiting, v.mpsUnreachable, v.gpuMissing, v.migConfigIgnored, v.notNeeded, v.notKeptOff, v.computeModeLeft,
-		v.pluginFailing, v.outdated, v.notEnding, v.unfenced, v.managerStuck, v.leftPaused,
+	checks := []check{ // the one that matters most comes last
+		(*view).limitsPending, (*view).userWaiting, (*view).mpsUnreachable, (*view).gpuMissing, (*view).migConfigIgnored,
+		(*view).notNeeded, (*view).notKeptOff, (*view).computeModeLeft, (*view).pluginFailing, (*view).outdated, (*view).notEnding,
+		(*view).unfenced, (*view).managerStuck, (*view).leftPaused,
 	}
 	if _, is := v.maintenance(); is {
-		looks = []func(State) finding{v.notKeptOff, v.leftPaused} // all else follows from the maintenance
+		checks = []check{(*view).notKeptOff, (*view).leftPaused} // all else follows from the maintenance
 	}
-	for _, look := range looks {
-		f := look(j.State)
+	for _, find := range checks {
+		f := find(v, j.State)
 		j.actions, j.after = append(j.actions, f.repair...), Sooner(j.after, f.after)
 		if f.reason == "" {
 			continue

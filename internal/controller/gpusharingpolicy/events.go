@@ -101,8 +101,8 @@ type likewise struct {
 }
 
 // whyOf is the reason of an action that disturbs nobody by itself; empty for others.
-func whyOf(action rollout.Action) string {
-	switch a := action.(type) {
+func whyOf(of rollout.Action) string {
+	switch a := of.(type) {
 	case rollout.SetSpec:
 		return a.Why
 	case rollout.PatchNode:
@@ -167,8 +167,8 @@ func (p *pass) newsOf(a rollout.Report) (e announcement, note string, announced 
 }
 
 // eventOf is the event of an action that changes something which a person may wonder about.
-func eventOf(action rollout.Action) (e announcement, announced bool) {
-	switch action.(type) {
+func eventOf(of rollout.Action) (e announcement, announced bool) {
+	switch of.(type) {
 	case rollout.Taint:
 		return eventGPUsClosed, true
 	case rollout.Untaint:

@@ -145,8 +145,8 @@ func (p *pass) holds(ctx context.Context, ref rollout.PolicyRef) (bool, error) {
 }
 
 // do writes, and says whether it did.
-func (p *pass) do(ctx context.Context, action rollout.Action) (bool, error) {
-	switch a := action.(type) {
+func (p *pass) do(ctx context.Context, next rollout.Action) (bool, error) {
+	switch a := next.(type) {
 	case rollout.WriteKeys:
 		return p.Wiring.WriteKeys(ctx, p.plugin, a.Data)
 	case rollout.Nudge:
@@ -172,7 +172,7 @@ func (p *pass) do(ctx context.Context, action rollout.Action) (bool, error) {
 	case rollout.Report:
 		return p.reportNode(ctx, a)
 	default:
-		return false, fmt.Errorf("no way to carry out %T", action)
+		return false, fmt.Errorf("no way to carry out %T", next)
 	}
 }
 
