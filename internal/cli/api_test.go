@@ -23,7 +23,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
-	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
 )
 
@@ -215,7 +215,7 @@ func waitsForMPSClients(t *testing.T, c client.Client, run func(string, ...strin
 	g.Expect(printed(research, "plan", "-f", "-")).NotTo(ContainSubstring(v1alpha1.ReasonMPSClientsRunning))
 
 	daemon := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "daemon"}, Spec: corev1.PodSpec{
-		NodeName: "a", NodeSelector: map[string]string{rollout.LabelMPSCapable: "true"}, Containers: []corev1.Container{{Name: "main", Image: "example.invalid/x"}},
+		NodeName: "a", NodeSelector: map[string]string{world.LabelMPSCapable: "true"}, Containers: []corev1.Container{{Name: "main", Image: "example.invalid/x"}},
 	}}
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "infer"}, Spec: corev1.PodSpec{
 		NodeName: "a", Containers: []corev1.Container{{Name: "main", Image: "example.invalid/x", Resources: corev1.ResourceRequirements{
@@ -275,7 +275,7 @@ func importsKnown(t *testing.T, c client.Client, run func(string, ...string) (st
 	g.Expect(c.Create(t.Context(), operator)).To(Succeed())
 	g.Expect(printed()).To(ContainSubstring(keep), "the device plugin is a stand-alone one")
 	g.Expect(printed("--configmap", "default/plugin")).To(And(ContainSubstring("replicas: 4"), Not(ContainSubstring("MachineSet"))))
-	patch(n, `{"metadata":{"annotations":{"`+rollout.AnnotationMachine+`":"openshift-machine-api/gpu-a"}}}`)
+	patch(n, `{"metadata":{"annotations":{"`+world.AnnotationMachine+`":"openshift-machine-api/gpu-a"}}}`)
 	g.Expect(printed("--configmap", "default/plugin")).To(ContainSubstring("remove the label from the MachineSet"))
 	patch(n, `{"metadata":{"annotations":null}}`)
 	patch(operator, `{"spec":{"devicePlugin":{"enabled":true}}}`)
@@ -300,7 +300,7 @@ spec:
 `
 
 // populate creates a node with its GPUNode, its agent and the pods on it.
-func populate(t *testing.T, c client.Client, n rollout.Node) {
+func populate(t *testing.T, c client.Client, n world.Node) {
 	t.Helper()
 	g := NewWithT(t)
 	object := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.Name, Labels: n.Labels}}

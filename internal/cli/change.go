@@ -10,6 +10,8 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/group"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
 // change is what plan is asked about: policies that are created or get another spec, and the names of those that are deleted.
@@ -21,7 +23,7 @@ type change struct {
 }
 
 // of returns the world as it is after the change.
-func (c change) of(w rollout.World) rollout.World {
+func (c change) of(w world.World) world.World {
 	w.Policies = slices.DeleteFunc(slices.Clone(w.Policies), func(p v1alpha1.GPUSharingPolicy) bool {
 		return slices.Contains(c.deleted, p.Name)
 	})
@@ -40,7 +42,7 @@ func named(name string) func(v1alpha1.GPUSharingPolicy) bool {
 }
 
 // knows returns an error if one of the policies to delete does not exist, or is to be applied too.
-func knows(w rollout.World, c change) error {
+func knows(w world.World, c change) error {
 	for _, name := range c.deleted {
 		if slices.ContainsFunc(c.applied, named(name)) {
 			return fmt.Errorf("policy %q is in a file and in --delete; leave one of them out", name)
@@ -53,19 +55,19 @@ func knows(w rollout.World, c change) error {
 }
 
 // deleted writes what the deletion of a policy comes to as a whole.
-func (t *text) deleted(name string, c change, w rollout.World, before, after []rollout.NodeState) {
+func (t *text) deleted(name string, c change, w world.World, before, after []group.NodeState) {
 	governed, untouched, tainted := 0, []string{}, []string{}
 	for _, n := range before {
 		if n.Policy != name {
 			continue
 		}
 		governed++
-		goes := !slices.ContainsFunc(after, func(a rollout.NodeState) bool { return a.Node == n.Node && a.Policy != "" })
-		has := func(o rollout.Node) bool { return o.Name == n.Node && o.Annotations[v1alpha1.AnnotationTaints] != "" }
+		goes := !slices.ContainsFunc(after, func(a group.NodeState) bool { return a.Node == n.Node && a.Policy != "" })
+		has := func(o world.Node) bool { return o.Name == n.Node && o.Annotations[v1alpha1.AnnotationTaints] != "" }
 		if goes && slices.ContainsFunc(w.Nodes, has) {
 			tainted = append(tainted, n.Node)
 		}
-		if !slices.ContainsFunc(after, func(a rollout.NodeState) bool { return a.Node == n.Node }) {
+		if !slices.ContainsFunc(after, func(a group.NodeState) bool { return a.Node == n.Node }) {
 			untouched = append(untouched, n.Node)
 		}
 	}
@@ -81,8 +83,8 @@ func (t *text) deleted(name string, c change, w rollout.World, before, after []r
 
 // clusterPolicy writes when NVIDIA's ClusterPolicy is restored: once no node needs the operator's ConfigMap any more, and no policy that
 // could change one is left. A paused policy changes none.
-func (t *text) clusterPolicy(w rollout.World, before, after rollout.Decision) {
-	if !w.Wiring.ClusterPolicy || !before.Wire || rollout.Decide(restored(w, after.Nodes)).Wire {
+func (t *text) clusterPolicy(w world.World, before, after rollout.Decision) {
+	if !w.Plugin.ClusterPolicy || !before.ConfigurePlugin || rollout.Decide(restored(w, after.Nodes)).ConfigurePlugin {
 		return
 	}
 	left := "No policy is left."
@@ -95,11 +97,11 @@ func (t *text) clusterPolicy(w rollout.World, before, after rollout.Decision) {
 }
 
 // restored is the world once every node that no policy governs is restored.
-func restored(w rollout.World, nodes []rollout.NodeState) rollout.World {
+func restored(w world.World, nodes []group.NodeState) world.World {
 	w.Nodes = slices.Clone(w.Nodes)
 	for i := range w.Nodes {
 		n := &w.Nodes[i]
-		goesBack := func(s rollout.NodeState) bool { return s.Node == n.Name && s.Policy == "" && !s.Retained }
+		goesBack := func(s group.NodeState) bool { return s.Node == n.Name && s.Policy == "" && !s.Retained }
 		if slices.ContainsFunc(nodes, goesBack) {
 			n.GPU.Spec = v1alpha1.GPUNodeSpec{}
 		}

@@ -26,12 +26,13 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
 var update = flag.Bool("update", false, "write the golden files anew")
 
 // node is a node of the GPU Operator whose agent reports these GPUs.
-func node(tb testing.TB, name string, models ...sim.Model) rollout.Node {
+func node(tb testing.TB, name string, models ...sim.Model) world.Node {
 	tb.Helper()
 	simulated, err := sim.NewNode(name, models...)
 	if err != nil {
@@ -40,9 +41,9 @@ func node(tb testing.TB, name string, models ...sim.Model) rollout.Node {
 	return nodeWith(tb, name, sim.On(simulated))
 }
 
-func nodeWith(tb testing.TB, name string, hardware *sim.Hardware) rollout.Node {
+func nodeWith(tb testing.TB, name string, hardware *sim.Hardware) world.Node {
 	tb.Helper()
-	n := rollout.Node{
+	n := world.Node{
 		Name: name, AgentReady: true, Allocatable: map[string]int64{},
 		Labels: map[string]string{deployPlugin: "true", v1alpha1.LabelClient: "true", "pool": name},
 	}
@@ -103,8 +104,8 @@ func deviceStatus(d gpu.Device) v1alpha1.DeviceStatus {
 }
 
 // hold lets a pod hold a GPU, or an instance of it.
-func hold(n *rollout.Node, pod string, index int, instance *int32) {
-	n.Pods = append(n.Pods, rollout.Pod{Namespace: "team", Name: pod, UID: "uid-" + pod, GPU: true, Controller: "ReplicaSet"})
+func hold(n *world.Node, pod string, index int, instance *int32) {
+	n.Pods = append(n.Pods, world.Pod{Namespace: "team", Name: pod, UID: "uid-" + pod, GPU: true, Controller: "ReplicaSet"})
 	d := &n.GPU.Status.Devices[index]
 	d.Holders = append(d.Holders, v1alpha1.HolderStatus{Namespace: "team", PodName: pod, ContainerName: "main", Instance: instance})
 }
@@ -126,16 +127,16 @@ const (
 	slicing = `{sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 4}}}`
 )
 
-func worldOf(nodes ...rollout.Node) rollout.World {
-	w := rollout.World{Now: now, Nodes: nodes}
-	w.Wiring = wiringOf(&w)
+func worldOf(nodes ...world.Node) world.World {
+	w := world.World{Now: now, Nodes: nodes}
+	w.Plugin = wiringOf(&w)
 	return w
 }
 
 // TestPreviews compares what plan prints with testdata/plan-*.golden.
 func TestPreviews(t *testing.T) {
-	for name, situation := range map[string]func(*testing.T) (rollout.World, v1alpha1.GPUSharingPolicy){
-		"a MIG layout evicts": func(t *testing.T) (rollout.World, v1alpha1.GPUSharingPolicy) {
+	for name, situation := range map[string]func(*testing.T) (world.World, v1alpha1.GPUSharingPolicy){
+		"a MIG layout evicts": func(t *testing.T) (world.World, v1alpha1.GPUSharingPolicy) {
 			a, b, c := node(t, "a", sim.A100, sim.A100), node(t, "b", sim.A100), node(t, "t", sim.T4)
 			hold(&a, "train", 1, nil)
 			hold(&a, "daemon", 0, nil)
@@ -143,50 +144,50 @@ func TestPreviews(t *testing.T) {
 			b.GPU.Status.Devices[0].Processes = []v1alpha1.ProcessStatus{{PID: 4711, Name: "python"}}
 			return worldOf(a, b, c), policy(t, "research", fmt.Sprintf(toMIG, "Evict"))
 		},
-		"time-slicing disturbs nobody": func(t *testing.T) (rollout.World, v1alpha1.GPUSharingPolicy) {
+		"time-slicing disturbs nobody": func(t *testing.T) (world.World, v1alpha1.GPUSharingPolicy) {
 			a := node(t, "a", sim.T4, sim.T4)
 			hold(&a, "train", 1, nil)
 			return worldOf(a), policy(t, "cheap", slicing)
 		},
-		"another policy loses a node": func(t *testing.T) (rollout.World, v1alpha1.GPUSharingPolicy) {
+		"another policy loses a node": func(t *testing.T) (world.World, v1alpha1.GPUSharingPolicy) {
 			w := worldOf(node(t, "a", sim.A100), node(t, "b", sim.A100))
 			w.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "everywhere", slicing)}
 			p := policy(t, "research", fmt.Sprintf(toMIG, "WaitForIdle"))
 			p.Spec.Priority, p.Spec.NodeSelector = 1, &v1alpha1.NodeSelector{MatchLabels: map[string]string{"pool": "b"}}
 			return w, p
 		},
-		"a selector that leaves a node out": func(t *testing.T) (rollout.World, v1alpha1.GPUSharingPolicy) {
+		"a selector that leaves a node out": func(t *testing.T) (world.World, v1alpha1.GPUSharingPolicy) {
 			w := worldOf(node(t, "a", sim.T4), node(t, "b", sim.T4))
 			w.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "cheap", slicing)}
 			d := rollout.Decide(w)
 			for i := range w.Nodes {
-				w.Nodes[i].Labels[v1alpha1.LabelConfig] = d.Nodes[i].Key
+				w.Nodes[i].Labels[v1alpha1.LabelConfig] = d.Nodes[i].ConfigName
 				w.Nodes[i].GPU.Spec = v1alpha1.GPUNodeSpec{PolicyName: "cheap", Baseline: &v1alpha1.Baseline{}}
 			}
 			p := policy(t, "cheap", slicing)
 			p.Spec.NodeSelector = &v1alpha1.NodeSelector{MatchLabels: map[string]string{"pool": "b"}}
 			return w, p
 		},
-		"a new name and a taint affect workloads": func(t *testing.T) (rollout.World, v1alpha1.GPUSharingPolicy) {
+		"a new name and a taint affect workloads": func(t *testing.T) (world.World, v1alpha1.GPUSharingPolicy) {
 			a := node(t, "a", sim.T4)
 			hold(&a, "web", 0, nil)
 			a.Pods[0].Asks, a.Pods[0].Workload = map[string]int64{"nvidia.com/gpu": 1}, "Deployment team/web"
 			w := worldOf(a)
-			w.Unscheduled = []rollout.Pod{{
+			w.Unscheduled = []world.Pod{{
 				Namespace: "team", Name: "train", GPU: true, Asks: map[string]int64{"nvidia.com/gpu": 8}, Workload: "Job team/train",
 			}}
-			w.Wiring.Operands = &clusterpolicy.Operands{Name: "cluster-policy", Driver: true, Upgrades: true}
+			w.Plugin.Operands = &clusterpolicy.Operands{Name: "cluster-policy", Driver: true, Upgrades: true}
 			return w, policy(t, "cheap", "{taints: [{key: example.com/shared, effect: NoSchedule}], "+
 				"sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 4, renameByDefault: true}}}")
 		},
-		"a change that waits for a maintenance window": func(t *testing.T) (rollout.World, v1alpha1.GPUSharingPolicy) {
+		"a change that waits for a maintenance window": func(t *testing.T) (world.World, v1alpha1.GPUSharingPolicy) {
 			p := policy(t, "research", fmt.Sprintf(toMIG, "Evict"))
 			p.Spec.Rollout.Windows = []v1alpha1.MaintenanceWindow{{Schedule: "0 22 * * FRI", Duration: "4h", TimeZone: "Europe/Berlin"}}
 			return worldOf(node(t, "a", sim.A100)), p
 		},
-		"nothing to configure": func(t *testing.T) (rollout.World, v1alpha1.GPUSharingPolicy) {
+		"nothing to configure": func(t *testing.T) (world.World, v1alpha1.GPUSharingPolicy) {
 			w := worldOf(node(t, "a", sim.T4))
-			w.Wiring = rollout.Wiring{Reason: v1alpha1.ReasonNoDevicePlugin, Message: "there is no ClusterPolicy; install the GPU Operator"}
+			w.Plugin = world.DevicePlugin{Reason: v1alpha1.ReasonNoDevicePlugin, Message: "there is no ClusterPolicy; install the GPU Operator"}
 			return w, policy(t, "cheap", slicing)
 		},
 	} {
@@ -199,9 +200,9 @@ func TestPreviews(t *testing.T) {
 
 // TestStatuses compares what status prints with testdata/status-*.golden.
 func TestStatuses(t *testing.T) {
-	for name, situation := range map[string]func(*testing.T) (w rollout.World, only []string){
-		"nothing there": func(*testing.T) (rollout.World, []string) { return worldOf(), nil },
-		"instances and their holders": func(t *testing.T) (rollout.World, []string) {
+	for name, situation := range map[string]func(*testing.T) (w world.World, only []string){
+		"nothing there": func(*testing.T) (world.World, []string) { return worldOf(), nil },
+		"instances and their holders": func(t *testing.T) (world.World, []string) {
 			a := partitioned(t)
 			a.GPU.Spec.PolicyName = "research"
 			of := func(i int) *int32 { return &a.GPU.Status.Devices[0].Instances[i].ID }
@@ -212,7 +213,7 @@ func TestStatuses(t *testing.T) {
 			}
 			return worldOf(a), []string{"a"}
 		},
-		"why policies and nodes are not ready": func(t *testing.T) (rollout.World, []string) {
+		"why policies and nodes are not ready": func(t *testing.T) (world.World, []string) {
 			w := worldOf(node(t, "a", sim.A100, sim.A100), node(t, "t", sim.T4), node(t, "u", sim.T4))
 			hold(&w.Nodes[0], "train", 1, nil)
 			w.Nodes[2].AgentReady = false
@@ -220,7 +221,7 @@ func TestStatuses(t *testing.T) {
 			w.Policies[0].Status = rollout.Decide(w).Policies["research"]
 			return w, nil
 		},
-		"a generation that no controller has seen": func(t *testing.T) (rollout.World, []string) {
+		"a generation that no controller has seen": func(t *testing.T) (world.World, []string) {
 			w := worldOf(node(t, "t", sim.T4))
 			w.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "cheap", slicing)}
 			w.Policies[0].Status = v1alpha1.GPUSharingPolicyStatus{ObservedGeneration: 1, Nodes: v1alpha1.NodeCounts{Matched: 1, Ready: 1}, Conditions: []metav1.Condition{
@@ -230,7 +231,7 @@ func TestStatuses(t *testing.T) {
 			w.Policies[0].Generation = 2
 			return w, nil
 		},
-		"a GPU shared by MPS": func(t *testing.T) (rollout.World, []string) {
+		"a GPU shared by MPS": func(t *testing.T) (world.World, []string) {
 			a := node(t, "a", sim.H100)
 			a.Allocatable = map[string]int64{"nvidia.com/gpu.shared": 10}
 			a.GPU.Status.Devices[0].Sharing.MPS = &v1alpha1.MPSDaemon{
@@ -250,7 +251,7 @@ func TestStatuses(t *testing.T) {
 }
 
 // partitioned is a node with an A100 in MIG mode.
-func partitioned(t *testing.T) rollout.Node {
+func partitioned(t *testing.T) world.Node {
 	t.Helper()
 	g := NewWithT(t)
 	simulated, err := sim.NewNode("a", sim.A100)
@@ -372,7 +373,7 @@ func TestStatusSaysWhyANodeWithoutAPolicyIsNotBack(t *testing.T) {
 		Message: "not idle within 10m0s: pod team/train (GPU 0)",
 	}}
 	shown := text{width: 120}
-	shown.status(rollout.World{Nodes: []rollout.Node{n}}, query{})
+	shown.status(world.World{Nodes: []world.Node{n}}, query{})
 	g.Expect(shown.String()).To(And(
 		ContainSubstring("NODE a   no policy   DrainTimedOut\n"), ContainSubstring("not idle within 10m0s: pod team/train (GPU 0)")))
 }

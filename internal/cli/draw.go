@@ -12,7 +12,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
-	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
 const (
@@ -37,7 +37,7 @@ type block struct {
 
 // picture draws each GPU of a node: a row with its instances to the scale of their memory slices, below it who holds
 // them, and the names that did not fit.
-func (t *text) picture(n *rollout.Node) {
+func (t *text) picture(n *world.Node) {
 	pods := podsByUID(n)
 	for _, d := range plan.Devices(n.GPU.Status.Devices) {
 		t.row(2, "", heading(d))

@@ -20,6 +20,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/clusterpolicy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/importer"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
 // gpuPresent is the label that NVIDIA's GPU Operator gives to nodes with GPUs.
@@ -65,7 +66,7 @@ func readShared(ctx context.Context, c client.Client, standAlone string) (import
 	if shared.Policies, err = policyNames(ctx, c); err != nil {
 		return shared, err
 	}
-	w := rollout.World{}
+	w := world.World{}
 	if shared.Nodes, err = readSharedNodes(ctx, c, &w); err != nil {
 		return shared, err
 	}
@@ -74,14 +75,14 @@ func readShared(ctx context.Context, c client.Client, standAlone string) (import
 }
 
 // waits is why a policy that is applied now has to wait for clients of NVIDIA's MPS daemons.
-func waits(ctx context.Context, c client.Client, policy *unstructured.Unstructured, w *rollout.World) (string, error) {
+func waits(ctx context.Context, c client.Client, policy *unstructured.Unstructured, w *world.World) (string, error) {
 	if policy == nil || clusterpolicy.Disabled(policy) || namesOurs(policy) {
 		return "", nil
 	}
 	if err := readPods(ctx, c, w); err != nil {
 		return "", err
 	}
-	w.Wiring = rollout.Wiring{ClusterPolicy: true, Operands: new(clusterpolicy.OperandsOf(policy))}
+	w.Plugin = world.DevicePlugin{ClusterPolicy: true, Operands: new(clusterpolicy.OperandsOf(policy))}
 	return rollout.Decide(*w).Held, nil
 }
 
@@ -180,7 +181,7 @@ func migConfigs(ctx context.Context, c client.Client, namespace, name string) (s
 
 // readSharedNodes reads the nodes that have GPUs, and of their agents what those GPUs are, where the operator is installed. It adds
 // the nodes to the world too.
-func readSharedNodes(ctx context.Context, c client.Client, w *rollout.World) ([]importer.Node, error) {
+func readSharedNodes(ctx context.Context, c client.Client, w *world.World) ([]importer.Node, error) {
 	var withGPUs []importer.Node
 	gpuNodes := &v1alpha1.GPUNodeList{}
 	if err := c.List(ctx, gpuNodes); err != nil && !meta.IsNoMatchError(err) {
@@ -190,7 +191,7 @@ func readSharedNodes(ctx context.Context, c client.Client, w *rollout.World) ([]
 	err := eachPage(ctx, c, func(nodes *corev1.NodeList) {
 		for i := range nodes.Items {
 			n := importer.Node{
-				Name: nodes.Items[i].Name, Labels: nodes.Items[i].Labels, Machine: nodes.Items[i].Annotations[rollout.AnnotationMachine],
+				Name: nodes.Items[i].Name, Labels: nodes.Items[i].Labels, Machine: nodes.Items[i].Annotations[world.AnnotationMachine],
 			}
 			known, has := of[n.Name]
 			if has {
@@ -198,7 +199,7 @@ func readSharedNodes(ctx context.Context, c client.Client, w *rollout.World) ([]
 			}
 			if has || n.Labels[gpuPresent] == "true" {
 				withGPUs = append(withGPUs, n)
-				w.Nodes = append(w.Nodes, rollout.NodeOf(&nodes.Items[i], &v1alpha1.GPUNode{}))
+				w.Nodes = append(w.Nodes, world.NodeOf(&nodes.Items[i], &v1alpha1.GPUNode{}))
 			}
 		}
 	})

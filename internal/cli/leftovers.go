@@ -21,7 +21,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/autoscaling"
 	"github.com/gpusharing/gpu-sharing-operator/internal/clusterpolicy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
-	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
 const (
@@ -118,7 +119,7 @@ func leftNodes(ctx context.Context, c client.Client) (left []string, err error) 
 }
 
 func leftNodeFeatures(ctx context.Context, c client.Client) (left []string, err error) {
-	kind, err := listOf(c, rollout.NodeFeatureKind())
+	kind, err := listOf(c, world.NodeFeatureKind())
 	if err != nil {
 		return nil, unlessNotServed(err, "reading NodeFeatures")
 	}
@@ -128,7 +129,7 @@ func leftNodeFeatures(ctx context.Context, c client.Client) (left []string, err 
 		return nil, unlessNotServed(err, "reading NodeFeatures")
 	}
 	for i := range features.Items {
-		if f := &features.Items[i]; f.Name == rollout.OverrideName(f.Labels[rollout.LabelNodeName]) {
+		if f := &features.Items[i]; f.Name == action.OverrideName(f.Labels[world.LabelNodeName]) {
 			left = append(left, fmt.Sprintf("nodefeature/%s of the operator exists in namespace %s", f.Name, f.Namespace))
 		}
 	}

@@ -15,12 +15,15 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
 	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/group"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
 // plan writes what would happen after a change of the policies: of each node that one of them governs then, or now.
-func (t *text) plan(w rollout.World, c change) {
+func (t *text) plan(w world.World, c change) {
 	before, after := rollout.Decide(w), rollout.Decide(c.of(w))
-	was := map[string]rollout.NodeState{}
+	was := map[string]group.NodeState{}
 	for _, n := range before.Nodes {
 		was[n.Node] = n
 	}
@@ -92,8 +95,8 @@ func put(counts map[string]int64, name string, n int64) {
 }
 
 // nodes writes what would be done to each node, and names those on which nothing is.
-func (t *text) nodes(policy string, was map[string]rollout.NodeState, nodes []rollout.NodeState, objects []rollout.Node) {
-	of := map[string]*rollout.Node{}
+func (t *text) nodes(policy string, was map[string]group.NodeState, nodes []group.NodeState, objects []world.Node) {
+	of := map[string]*world.Node{}
 	for i := range objects {
 		of[objects[i].Name] = &objects[i]
 	}
@@ -101,7 +104,7 @@ func (t *text) nodes(policy string, was map[string]rollout.NodeState, nodes []ro
 	for _, n := range nodes {
 		switch before := was[n.Node].Policy; {
 		case n.Policy != policy && before != policy:
-		case n.Policy == policy && n.State == rollout.StateUpToDate:
+		case n.Policy == policy && n.State == state.UpToDate:
 			same = append(same, n.Node)
 		default:
 			t.node(n, before, of[n.Node], policy)
@@ -114,10 +117,10 @@ func (t *text) nodes(policy string, was map[string]rollout.NodeState, nodes []ro
 }
 
 // node writes what would be done to a node.
-func (t *text) node(n rollout.NodeState, before string, object *rollout.Node, policy string) {
+func (t *text) node(n group.NodeState, before string, object *world.Node, policy string) {
 	t.WriteString("\n")
 	t.row(0, "", "NODE "+n.Node+handover(n.Policy, before, policy))
-	if n.State == rollout.StateImpossible || n.State == rollout.StateUndiscovered {
+	if n.State == state.Unsupported || n.State == state.Unknown {
 		t.row(2, "cannot", fmt.Sprintf("%s: %s", n.Reason, n.Message))
 		t.row(2, "advertised", resources(n.Advertised)+", as before")
 		return
@@ -137,8 +140,8 @@ func (t *text) node(n rollout.NodeState, before string, object *rollout.Node, po
 	t.rows("unused", p.unused.lines())
 	t.rows("memory", p.memory.lines())
 	t.rows("steps", steps(n, object.Labels[v1alpha1.LabelConfig]))
-	users := make([]string, 0, len(n.InTheWay))
-	for _, u := range n.InTheWay {
+	users := make([]string, 0, len(n.Blockers))
+	for _, u := range n.Blockers {
 		users = append(users, u.String())
 	}
 	t.rows("in the way", users)
@@ -163,14 +166,14 @@ func handover(by, before, policy string) string {
 }
 
 // steps are those of the agent, word for word, and what the device plugin is told.
-func steps(n rollout.NodeState, selected string) []string {
+func steps(n group.NodeState, selected string) []string {
 	all := slices.Clone(n.Plan)
-	switch n.Key {
+	switch n.ConfigName {
 	case selected:
 	case "":
 		all = append(all, fmt.Sprintf("device plugin: take back the label %s", v1alpha1.LabelConfig))
 	default:
-		all = append(all, "device plugin: select configuration "+n.Key)
+		all = append(all, "device plugin: select configuration "+n.ConfigName)
 	}
 	return all
 }

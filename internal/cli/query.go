@@ -13,7 +13,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
 // The values of --output.
@@ -35,23 +35,23 @@ type query struct {
 }
 
 // check returns an error if a node, the policy or the product does not exist.
-func (q query) check(w rollout.World) error {
+func (q query) check(w world.World) error {
 	for _, name := range q.names {
-		if !slices.ContainsFunc(w.Nodes, func(n rollout.Node) bool { return n.Name == name }) {
+		if !slices.ContainsFunc(w.Nodes, func(n world.Node) bool { return n.Name == name }) {
 			return fmt.Errorf("%q is no node with GPUs; `kubectl get gpunodes` lists those that are", name)
 		}
 	}
 	if q.policy != "" && !slices.ContainsFunc(w.Policies, named(q.policy)) {
 		return fmt.Errorf("there is no policy %q; `kubectl get gpusharingpolicies` lists them", q.policy)
 	}
-	if q.product != "" && !slices.ContainsFunc(w.Nodes, func(n rollout.Node) bool { return has(&n, q.product) }) {
+	if q.product != "" && !slices.ContainsFunc(w.Nodes, func(n world.Node) bool { return has(&n, q.product) }) {
 		return fmt.Errorf("no node has GPUs of product %q; write it as the label nvidia.com/gpu.product does", q.product)
 	}
 	return nil
 }
 
 // has reports whether a node has GPUs of a product.
-func has(n *rollout.Node, product string) bool {
+func has(n *world.Node, product string) bool {
 	return slices.ContainsFunc(n.GPU.Status.Devices, func(d v1alpha1.DeviceStatus) bool { return d.Product == product })
 }
 
@@ -65,7 +65,7 @@ func (q query) policies(all []v1alpha1.GPUSharingPolicy) []v1alpha1.GPUSharingPo
 
 // report is what status prints of a node. Its JSON is what -o json and -o yaml print.
 type report struct {
-	node *rollout.Node
+	node *world.Node
 
 	Name string `json:"name"`
 	// Policy governs the node; empty: none does.
@@ -81,7 +81,7 @@ type report struct {
 }
 
 // reports are those of the nodes that are asked for, by name.
-func reports(w rollout.World, q query) []report {
+func reports(w world.World, q query) []report {
 	pending := unready(w)
 	var all []report
 	for i := range w.Nodes {
@@ -97,7 +97,7 @@ func reports(w rollout.World, q query) []report {
 	return all
 }
 
-func reportOf(n *rollout.Node, pending pendingNode) report {
+func reportOf(n *world.Node, pending pendingNode) report {
 	r := report{
 		node: n, Name: n.Name, Policy: cmp.Or(pending.policy, n.GPU.Spec.PolicyName), Products: []string{}, Advertised: offers(n),
 		Plan: pending.Plan, BlockedBy: blockers(&n.GPU),
@@ -153,7 +153,7 @@ func (t *text) summary(all []report) {
 }
 
 // encoded is the status as JSON or YAML.
-func encoded(w rollout.World, q query, output string) (string, error) {
+func encoded(w world.World, q query, output string) (string, error) {
 	type policyReport struct {
 		Name     string            `json:"name"`
 		Strategy v1alpha1.Strategy `json:"strategy"`

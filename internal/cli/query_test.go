@@ -15,14 +15,14 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
-	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
 // many is a cluster of nodes with a T4, or an A100 at each fifth. Policy cheap governs those with a T4. Each seventh is not ready.
-func many(t *testing.T, nodes int) rollout.World {
+func many(t *testing.T, nodes int) world.World {
 	t.Helper()
 	t4, a100 := node(t, "", sim.T4), node(t, "", sim.A100)
-	w := rollout.World{Now: now}
+	w := world.World{Now: now}
 	for i := range nodes {
 		n, name := t4, fmt.Sprintf("node-%04d", i)
 		if i%5 == 0 {
@@ -47,7 +47,7 @@ func many(t *testing.T, nodes int) rollout.World {
 func TestStatusOfManyNodes(t *testing.T) {
 	g := NewWithT(t)
 	compare(t, "status of 40 nodes", func(shown *text) { shown.status(many(t, 40), query{}) })
-	printed := func(w rollout.World, q query) string {
+	printed := func(w world.World, q query) string {
 		shown := text{}
 		shown.status(w, q)
 		return shown.String()
@@ -99,7 +99,7 @@ func TestStatusForPrograms(t *testing.T) {
 	g.Expect(read.Nodes).To(HaveLen(12))
 	g.Expect(read.Nodes[7]).To(And(HaveField("Name", "node-0007"), HaveField("Ready", false), HaveField("State", v1alpha1.ReasonDrainTimedOut),
 		HaveField("Policy", "cheap"), HaveField("Products", []string{"Tesla-T4"}), HaveField("Advertised", map[string]int64{"nvidia.com/gpu": 1})))
-	empty, err := encoded(rollout.World{}, query{}, outputJSON)
+	empty, err := encoded(world.World{}, query{}, outputJSON)
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(empty).To(MatchJSON(`{"policies": [], "nodes": []}`), "lists, not null")
 }

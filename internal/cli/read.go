@@ -21,6 +21,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
 const (
@@ -32,8 +33,8 @@ const (
 
 // read reads the cluster as the controller sees it, but for our ConfigMap, which decides when something is done and not
 // what. Everybody who may look at nodes and pods may read that; NVIDIA's ClusterPolicy is read by those who may.
-func (p *Program) read(ctx context.Context, c client.Client) (rollout.World, error) {
-	w := rollout.World{Now: p.Clock.Now()}
+func (p *Program) read(ctx context.Context, c client.Client) (world.World, error) {
+	w := world.World{Now: p.Clock.Now()}
 	policies, gpuNodes := &v1alpha1.GPUSharingPolicyList{}, &v1alpha1.GPUNodeList{}
 	if err := c.List(ctx, policies); err != nil {
 		return w, fmt.Errorf("reading policies: %w", err)
@@ -48,7 +49,7 @@ func (p *Program) read(ctx context.Context, c client.Client) (rollout.World, err
 	if err := readPods(ctx, c, &w); err != nil {
 		return w, err
 	}
-	w.Wiring = wiringOf(&w)
+	w.Plugin = wiringOf(&w)
 	if err := readNodeFeatures(ctx, c, &w); err != nil {
 		return w, err
 	}
@@ -57,7 +58,7 @@ func (p *Program) read(ctx context.Context, c client.Client) (rollout.World, err
 }
 
 // readClusterPolicy reads what NVIDIA's ClusterPolicy says of its programs, if there is one and who asks may know.
-func readClusterPolicy(ctx context.Context, c client.Client, w *rollout.World) error {
+func readClusterPolicy(ctx context.Context, c client.Client, w *world.World) error {
 	policy, err := clusterPolicy(ctx, c)
 	if apierrors.IsForbidden(err) {
 		return nil
@@ -65,7 +66,7 @@ func readClusterPolicy(ctx context.Context, c client.Client, w *rollout.World) e
 	if err != nil || policy == nil || clusterpolicy.Disabled(policy) {
 		return err
 	}
-	wiring := &w.Wiring
+	wiring := &w.Plugin
 	wiring.ClusterPolicy, wiring.Operands = true, new(clusterpolicy.OperandsOf(policy))
 	wiring.NoMIGManager = clusterpolicy.NoMIGManager(policy)
 	if !namesOurs(policy) && rollout.Decide(*w).Held != "" {
@@ -159,11 +160,11 @@ func eachPage[T any, List interface {
 }
 
 // readNodes reads the nodes that have GPUs.
-func readNodes(ctx context.Context, c client.Client, w *rollout.World, of map[string]*v1alpha1.GPUNode) error {
+func readNodes(ctx context.Context, c client.Client, w *world.World, of map[string]*v1alpha1.GPUNode) error {
 	err := eachPage(ctx, c, func(nodes *corev1.NodeList) {
 		for i := range nodes.Items {
 			if gpuNode, has := of[nodes.Items[i].Name]; has {
-				w.Nodes = append(w.Nodes, rollout.NodeOf(&nodes.Items[i], gpuNode))
+				w.Nodes = append(w.Nodes, world.NodeOf(&nodes.Items[i], gpuNode))
 			}
 		}
 	})
@@ -174,8 +175,8 @@ func readNodes(ctx context.Context, c client.Client, w *rollout.World, of map[st
 }
 
 // readPods puts the pods on their nodes.
-func readPods(ctx context.Context, c client.Client, w *rollout.World) error {
-	at := make(map[string]*rollout.Node, len(w.Nodes))
+func readPods(ctx context.Context, c client.Client, w *world.World) error {
+	at := make(map[string]*world.Node, len(w.Nodes))
 	for i := range w.Nodes {
 		at[w.Nodes[i].Name] = &w.Nodes[i]
 	}
@@ -183,14 +184,14 @@ func readPods(ctx context.Context, c client.Client, w *rollout.World) error {
 		for i := range pods.Items {
 			pod := &pods.Items[i]
 			n, has := at[pod.Spec.NodeName]
-			if pod.Spec.NodeName == "" && rollout.RequestsGPU(&pod.Spec) && !rollout.Finished(pod) {
-				w.Unscheduled = append(w.Unscheduled, rollout.PodOf(pod, types.NamespacedName{}))
+			if pod.Spec.NodeName == "" && world.RequestsGPU(&pod.Spec) && !world.Finished(pod) {
+				w.Unscheduled = append(w.Unscheduled, world.PodOf(pod, types.NamespacedName{}))
 			}
-			if !has || rollout.Finished(pod) {
+			if !has || world.Finished(pod) {
 				continue
 			}
-			n.Pods = append(n.Pods, rollout.PodOf(pod, types.NamespacedName{}))
-			n.AgentReady = n.AgentReady || rollout.IsReadyAgent(pod)
+			n.Pods = append(n.Pods, world.PodOf(pod, types.NamespacedName{}))
+			n.AgentReady = n.AgentReady || world.IsReadyAgent(pod)
 		}
 	})
 	if err != nil {
@@ -201,8 +202,8 @@ func readPods(ctx context.Context, c client.Client, w *rollout.World) error {
 
 // wiringOf is how NVIDIA's device plugin is installed, as far as the controller and the nodes tell. That it does not read our
 // ConfigMap yet holds a rollout up for seconds, and changes nothing about its plan. If it is for longer, readClusterPolicy says so.
-func wiringOf(w *rollout.World) rollout.Wiring {
-	wiring := rollout.Wiring{Ready: true}
+func wiringOf(w *world.World) world.DevicePlugin {
+	wiring := world.DevicePlugin{Ready: true}
 	for i := range w.Policies {
 		c, reported := condition.Find(w.Policies[i].Status.Conditions, v1alpha1.ConditionAccepted)
 		if reported && (c.Reason == v1alpha1.ReasonNoDevicePlugin || c.Reason == v1alpha1.ReasonDRAStackActive) {
@@ -217,14 +218,14 @@ func wiringOf(w *rollout.World) rollout.Wiring {
 
 // readNodeFeatures reads what the NodeFeatures of Node Feature Discovery say, if there are any. To users who may not read them,
 // the plan shows what happens where they do not forbid anything.
-func readNodeFeatures(ctx context.Context, c client.Client, w *rollout.World) error {
-	at := make(map[string]*rollout.Node, len(w.Nodes))
+func readNodeFeatures(ctx context.Context, c client.Client, w *world.World) error {
+	at := make(map[string]*world.Node, len(w.Nodes))
 	for i := range w.Nodes {
 		at[w.Nodes[i].Name] = &w.Nodes[i]
 	}
 	for more, next := true, ""; more; more = next != "" {
 		list := &unstructured.UnstructuredList{}
-		kind, err := listOf(c, rollout.NodeFeatureKind())
+		kind, err := listOf(c, world.NodeFeatureKind())
 		if err == nil {
 			list.SetGroupVersionKind(kind)
 			err = c.List(ctx, list, client.Limit(page), client.Continue(next))
@@ -232,14 +233,14 @@ func readNodeFeatures(ctx context.Context, c client.Client, w *rollout.World) er
 		if meta.IsNoMatchError(err) || apierrors.IsNotFound(err) {
 			return nil
 		}
-		if w.Wiring.NodeFeatures = true; apierrors.IsForbidden(err) {
+		if w.Plugin.NodeFeatures = true; apierrors.IsForbidden(err) {
 			return nil
 		}
 		if err != nil {
 			return fmt.Errorf("reading NodeFeatures: %w", err)
 		}
 		for i := range list.Items {
-			if n, found := at[list.Items[i].GetLabels()[rollout.LabelNodeName]]; found {
+			if n, found := at[list.Items[i].GetLabels()[world.LabelNodeName]]; found {
 				n.Features = n.Features.With(&list.Items[i], "")
 			}
 		}
@@ -249,7 +250,7 @@ func readNodeFeatures(ctx context.Context, c client.Client, w *rollout.World) er
 }
 
 // podsByUID are the names of the pods on a node.
-func podsByUID(n *rollout.Node) map[string]string {
+func podsByUID(n *world.Node) map[string]string {
 	names := make(map[string]string, len(n.Pods))
 	for _, pod := range n.Pods {
 		names[pod.UID] = pod.Namespace + "/" + pod.Name

@@ -27,7 +27,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/autoscaling"
 	"github.com/gpusharing/gpu-sharing-operator/internal/clusterpolicy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
-	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
 )
 
@@ -72,7 +72,7 @@ func newShared(t *testing.T, cluster *env.Cluster) *shared {
 	}})
 	p := policy(t, "research", slicing)
 	s.create(&p)
-	s.create(object("nfd.k8s-sigs.io/v1alpha1", "NodeFeature", "gpu-sharing-operator", rollout.OverrideName("a"),
+	s.create(object("nfd.k8s-sigs.io/v1alpha1", "NodeFeature", "gpu-sharing-operator", action.OverrideName("a"),
 		map[string]any{"labels": map[string]any{"nfd.node.kubernetes.io/node-name": "a"}}))
 	s.create(object("nvidia.com/v1", "ClusterPolicy", "", "cluster-policy",
 		map[string]any{"annotations": map[string]any{v1alpha1.AnnotationTolerations: "[]"}}))
@@ -178,7 +178,7 @@ func (s *shared) restoreStep(step int) bool {
 		s.patch(node, `{"metadata":{"labels":{"gpusharing.io/mps.capable-overridden":null}}}`)
 	case 6:
 		s.Expect(s.client.Delete(ctx, object("nfd.k8s-sigs.io/v1alpha1", "NodeFeature", "gpu-sharing-operator",
-			rollout.OverrideName("a"), map[string]any{}))).To(Succeed())
+			action.OverrideName("a"), map[string]any{}))).To(Succeed())
 	case 7:
 		s.patch(object("nvidia.com/v1", "ClusterPolicy", "", "cluster-policy", map[string]any{}),
 			`{"metadata":{"annotations":{"gpusharing.io/tolerations":null}}}`)

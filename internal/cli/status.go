@@ -18,7 +18,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
-	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
 // watchPoll is how often status --watch looks whether something has changed.
@@ -83,7 +83,7 @@ func (p *Program) statusNow(ctx context.Context, c client.Client, q query, outpu
 
 // status writes what is so: all policies and nodes, or those that are asked for. Of many nodes it writes a summary, and in detail only the
 // first that are not ready.
-func (t *text) status(w rollout.World, q query) {
+func (t *text) status(w world.World, q query) {
 	if len(q.names) == 0 {
 		t.policies(q.policies(w.Policies), w.Now)
 	}
@@ -225,7 +225,7 @@ func blockers(n *v1alpha1.GPUNode) []string {
 }
 
 // offers are the resources that a node advertises.
-func offers(n *rollout.Node) map[string]int64 {
+func offers(n *world.Node) map[string]int64 {
 	offers := map[string]int64{}
 	for name, count := range n.Allocatable {
 		put(offers, name, count)

@@ -11,6 +11,9 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/group"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
 // notListed is the state of a node that may be one of those which its policy counts as not ready and does not list.
@@ -25,7 +28,7 @@ type pendingNode struct {
 
 // unready returns the nodes that are not ready, by name: as their policies list them, or as their GPUNodes report. The state of those
 // that neither reports, as before the controller has observed a policy, is decided from their objects, as the controller decides it.
-func unready(w rollout.World) map[string]pendingNode {
+func unready(w world.World) map[string]pendingNode {
 	found := map[string]pendingNode{}
 	for i := range w.Nodes {
 		addReported(found, &w.Nodes[i].GPU)
@@ -37,7 +40,7 @@ func unready(w rollout.World) map[string]pendingNode {
 			}
 		}
 	}
-	var states []rollout.NodeState
+	var states []group.NodeState
 	for i := range w.Policies {
 		p := &w.Policies[i]
 		more := unlisted(p)
@@ -65,13 +68,13 @@ func addReported(found map[string]pendingNode, n *v1alpha1.GPUNode) {
 }
 
 // addUnlisted adds the nodes of a policy that it does not list and that are not ready. More is how many these are at least.
-func addUnlisted(found map[string]pendingNode, policy string, more int, states []rollout.NodeState) {
+func addUnlisted(found map[string]pendingNode, policy string, more int, states []group.NodeState) {
 	var rest []string
 	for _, s := range states {
 		if _, listed := found[s.Node]; listed || s.Policy != policy {
 			continue
 		}
-		if s.State == rollout.StateUpToDate {
+		if s.State == state.UpToDate {
 			rest = append(rest, s.Node)
 			continue
 		}
@@ -96,7 +99,7 @@ func unlisted(p *v1alpha1.GPUSharingPolicy) int {
 	n := p.Status.Nodes
 	more := int(n.Matched - n.Conflicted - n.Ready)
 	for _, listed := range p.Status.Pending {
-		if listed.Reason != v1alpha1.ReasonConflicted && listed.State != string(rollout.StateUpToDate) {
+		if listed.Reason != v1alpha1.ReasonConflicted && listed.State != string(state.UpToDate) {
 			more--
 		}
 	}

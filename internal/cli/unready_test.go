@@ -13,12 +13,15 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/group"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
 // forty are 40 nodes, the last of which cannot have MIG, under a policy that partitions them, and the status of that.
-func forty(t *testing.T) rollout.World {
+func forty(t *testing.T) world.World {
 	t.Helper()
-	nodes := []rollout.Node{node(t, "t4", sim.T4)}
+	nodes := []world.Node{node(t, "t4", sim.T4)}
 	for i := range 39 {
 		nodes = append(nodes, node(t, fmt.Sprintf("a%02d", i), sim.A100))
 	}
@@ -29,7 +32,7 @@ func forty(t *testing.T) rollout.World {
 }
 
 // printed are the nodes that status prints, each with what stands on its line.
-func printed(w rollout.World) map[string]string {
+func printed(w world.World) map[string]string {
 	shown := &text{}
 	shown.status(w, query{all: true})
 	states := map[string]string{}
@@ -59,7 +62,7 @@ func TestOfFortyNodesNoneIsPrintedAsReadyThatIsNot(t *testing.T) {
 		w.Policies[0].Status.Pending = nil
 		for i := range v1alpha1.MostPending {
 			w.Policies[0].Status.Pending = append(w.Policies[0].Status.Pending, v1alpha1.PendingNode{
-				NodeName: fmt.Sprintf("a%02d", i), State: string(rollout.StateFailed), Reason: v1alpha1.ReasonApplyTimedOut, Message: "failed",
+				NodeName: fmt.Sprintf("a%02d", i), State: string(state.Failed), Reason: v1alpha1.ReasonApplyTimedOut, Message: "failed",
 			})
 		}
 		states := printed(w)
@@ -70,14 +73,14 @@ func TestOfFortyNodesNoneIsPrintedAsReadyThatIsNot(t *testing.T) {
 	t.Run("the objects of the nodes show fewer than the policy counts", func(t *testing.T) {
 		g := NewWithT(t)
 		found := map[string]pendingNode{"a00": {}}
-		addUnlisted(found, "research", 2, []rollout.NodeState{
-			{Node: "a00", Policy: "research", State: rollout.StateFailed},
-			{Node: "a01", Policy: "research", State: rollout.StateDraining},
-			{Node: "a02", Policy: "research", State: rollout.StateUpToDate},
-			{Node: "b", Policy: "other", State: rollout.StateUpToDate},
+		addUnlisted(found, "research", 2, []group.NodeState{
+			{Node: "a00", Policy: "research", State: state.Failed},
+			{Node: "a01", Policy: "research", State: state.Draining},
+			{Node: "a02", Policy: "research", State: state.UpToDate},
+			{Node: "b", Policy: "other", State: state.UpToDate},
 		})
 		g.Expect(found).To(HaveLen(3))
-		g.Expect(found["a01"].State).To(Equal(string(rollout.StateDraining)))
+		g.Expect(found["a01"].State).To(Equal(string(state.Draining)))
 		g.Expect(found["a02"].Reason).To(Equal(notListed))
 		shown, n := &text{}, node(t, "a02", sim.A100)
 		r := reportOf(&n, found["a02"])

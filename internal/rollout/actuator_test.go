@@ -14,6 +14,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/internal/migmanager"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
 )
 
 // byManager asks for instances, and for NVIDIA's mig-manager to make them.
@@ -44,12 +45,12 @@ func TestMIGManagerPartitionsANodeWithNobodyOnIt(t *testing.T) {
 	d := c.pass()
 	g.Expect(d.Nodes[0].Plan).To(HaveExactElements(
 		MatchRegexp(`^NVIDIA's mig-manager: apply gpusharing-[0-9a-f]{12}, which clears GPU 0, GPU 1$`)), "a mode that changes concerns all GPUs")
-	g.Expect(d.WireMIG).To(BeTrue())
+	g.Expect(d.ConfigureMIGManager).To(BeTrue())
 	c.tick(time.Second)
 	d, _ = c.run(400)
 	g.Expect(c.evicted).To(Equal([]string{"train"}))
 	g.Expect(h.mistakes).To(BeEmpty())
-	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), "%+v", d.Nodes[0])
+	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), "%+v", d.Nodes[0])
 	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 1, "nvidia.com/mig-3g.20gb": 1, "nvidia.com/mig-1g.5gb": 2}))
 	g.Expect(h.applied).To(HaveLen(1))
 	g.Expect(h.Labels).To(HaveKeyWithValue(v1alpha1.LabelMIGManager, "true"), "it is not fenced off")
@@ -64,7 +65,7 @@ func TestMIGManagerPartitionsANodeWithNobodyOnIt(t *testing.T) {
 	g.Expect(h.mistakes).To(BeEmpty())
 	g.Expect(h.devices()[0].State.MIG).To(BeFalse())
 	g.Expect(h.Labels).To(HaveKeyWithValue(v1alpha1.LabelMIGConfig, "all-disabled"))
-	g.Expect(d.WireMIG).To(BeFalse())
+	g.Expect(d.ConfigureMIGManager).To(BeFalse())
 	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 2}))
 }
 
@@ -83,7 +84,7 @@ func TestMIGManagerLeavesAloneWhatIsNotItsBusiness(t *testing.T) {
 	sharing.MIG.Layouts = append(sharing.MIG.Layouts, byManager(count("1g", 7)).MIG.Layouts...)
 	c.Policies[0].Spec.Sharing, c.Policies[0].Generation = sharing, 2
 	d, _ := c.run(400)
-	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), "%+v", d.Nodes[0])
+	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), "%+v", d.Nodes[0])
 	g.Expect(c.evicted).To(Equal([]string{"other"}), "the GPU whose layout changes is cleared, the other one is not")
 	g.Expect(h.mistakes).To(BeEmpty())
 	g.Expect(h.devices()[0].Holders).To(HaveLen(1))
@@ -101,11 +102,11 @@ func TestANodeThatMIGManagerHasPartitionedIsAdoptedAsItIs(t *testing.T) {
 	c.hold(h, "train", 0, h.devices()[0].State.Instances[3].ID)
 	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", byManager(count("1g", 7)), evicting)}
 	d, states := c.run(100)
-	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), "%+v", d.Nodes[0])
-	g.Expect(states["a"]).NotTo(ContainElement(rollout.StateDraining))
+	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), "%+v", d.Nodes[0])
+	g.Expect(states["a"]).NotTo(ContainElement(state.Draining))
 	g.Expect(h.Labels).To(HaveKeyWithValue(v1alpha1.LabelMIGConfig, "all-1g.5gb"))
 	g.Expect(h.applied).To(Equal([]string{"all-1g.5gb"}), "nothing is applied anew")
-	g.Expect(d.WireMIG).To(BeFalse(), "and what mig-manager reads is left alone")
+	g.Expect(d.ConfigureMIGManager).To(BeFalse(), "and what mig-manager reads is left alone")
 	g.Expect(c.evicted).To(BeEmpty())
 }
 
@@ -130,7 +131,7 @@ func TestWhatMIGManagerDoesNotReachGoesBack(t *testing.T) {
 			}
 			c.Policies[0].Spec.Sharing, c.Policies[0].Generation = byManager(count("2g", 3)), 2
 			d, _ := c.run(2500)
-			g.Expect(d.Nodes[0].State).To(Equal(rollout.StateFailed), "%+v", d.Nodes[0])
+			g.Expect(d.Nodes[0].State).To(Equal(state.Failed), "%+v", d.Nodes[0])
 			g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonMIGManagerFailed))
 			g.Expect(d.Nodes[0].Message).To(And(ContainSubstring(says), ContainSubstring("put back to its last good state")))
 			g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/mig-1g.5gb": 7}))
@@ -148,10 +149,10 @@ func TestAMIGManagerThatDoesNotRunIsNamed(t *testing.T) {
 		says    string
 	}{
 		"a stand-alone plugin": {
-			prevent: func(c *cluster, _ *host) { c.Wiring.ClusterPolicy = false }, says: "there is no ClusterPolicy",
+			prevent: func(c *cluster, _ *host) { c.Plugin.ClusterPolicy = false }, says: "there is no ClusterPolicy",
 		},
 		"disabled": {
-			prevent: func(c *cluster, _ *host) { c.Wiring.NoMIGManager = "spec.migManager.enabled is false" },
+			prevent: func(c *cluster, _ *host) { c.Plugin.NoMIGManager = "spec.migManager.enabled is false" },
 			says:    "spec.migManager.enabled is false",
 		},
 		"kept off the node": {
@@ -166,7 +167,7 @@ func TestAMIGManagerThatDoesNotRunIsNamed(t *testing.T) {
 			tt.prevent(c, h)
 			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", byManager(count("1g", 7)), evicting)}
 			d, _ := c.run(10)
-			g.Expect(d.Nodes[0].State).To(Equal(rollout.StateImpossible))
+			g.Expect(d.Nodes[0].State).To(Equal(state.Unsupported))
 			g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonNoMIGManager))
 			g.Expect(d.Nodes[0].Message).To(And(ContainSubstring(tt.says), ContainSubstring("actuator: Agent")))
 			g.Expect(h.Taints).To(BeEmpty())
@@ -189,7 +190,7 @@ func TestTheActuatorMayChange(t *testing.T) {
 	sharing.MIG.Layouts = append(sharing.MIG.Layouts, byManager(count("1g", 7)).MIG.Layouts...)
 	c.Policies[0].Spec.Sharing, c.Policies[0].Generation = sharing, 2
 	d, _ := c.run(400)
-	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), "%+v", d.Nodes[0])
+	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), "%+v", d.Nodes[0])
 	g.Expect(h.Labels).To(HaveKeyWithValue(v1alpha1.LabelMIGManager, "true"))
 	g.Expect(h.mistakes).To(BeEmpty())
 	g.Expect(h.devices()[0].State.Instances[0].UUID).To(Equal(kept.UUID), "when it comes back it finds that nothing is to be done")
@@ -197,7 +198,7 @@ func TestTheActuatorMayChange(t *testing.T) {
 
 	c.Policies[0].Spec.Sharing, c.Policies[0].Generation = mig(count("1g", 7)), 3
 	d, _ = c.run(400)
-	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), "%+v", d.Nodes[0])
+	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), "%+v", d.Nodes[0])
 	g.Expect(h.Labels).To(HaveKeyWithValue(v1alpha1.LabelMIGManager, "false"))
 	g.Expect(h.Labels).To(HaveKeyWithValue(v1alpha1.LabelMIGConfig, "gpu-sharing-operator"), "nothing of mig-manager's is there")
 	g.Expect(h.Labels).NotTo(HaveKey(v1alpha1.LabelMIGConfigState))
@@ -224,7 +225,7 @@ func TestMIGManagerSurvivesAnInterruptionAfterEveryAction(t *testing.T) {
 			c.tick(time.Second)
 		}
 		g.Expect(h.mistakes).To(BeEmpty(), "ended after action %d", cut)
-		g.Expect(rollout.Decide(c.world()).Nodes[0].State).To(Equal(rollout.StateUpToDate), "ended after action %d", cut)
+		g.Expect(rollout.Decide(c.world()).Nodes[0].State).To(Equal(state.UpToDate), "ended after action %d", cut)
 		g.Expect(migmanager.Ours(h.Labels[v1alpha1.LabelMIGConfig])).To(BeTrue())
 		if done < cut {
 			g.Expect(cut).To(BeNumerically(">", 8))

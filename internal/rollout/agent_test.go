@@ -13,7 +13,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
-	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/status"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
 // converge is the agent's pass over the spec.
@@ -33,7 +34,7 @@ func (h *host) converge() {
 			return
 		}
 		step := steps[at]
-		held := step.Closes() && slices.ContainsFunc(h.Pods, func(p rollout.Pod) bool { return p.NodeSelector[pluginLabel] != "" })
+		held := step.Closes() && slices.ContainsFunc(h.Pods, func(p world.Pod) bool { return p.NodeSelector[pluginLabel] != "" })
 		if held || h.leaked(step) || len(plan.Blockers(step, h.devices())) > 0 {
 			return
 		}
@@ -59,7 +60,7 @@ func (h *host) report() {
 		Type: v1alpha1.ConditionApplied, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonApplied, ObservedGeneration: h.GPU.Generation,
 	}
 	steps, err := plan.Node(h.GPU.Spec.Devices, devices)
-	h.GPU.Status.Conditions = rollout.Reported(h.GPU.Status).Conditions
+	h.GPU.Status.Conditions = status.Reported(h.GPU.Status).Conditions
 	if err != nil || len(steps) > 0 || !h.same(devices) {
 		applied.Status, applied.Reason, applied.Message = metav1.ConditionFalse, v1alpha1.ReasonStepFailed, "it is tried again"
 	}

@@ -12,7 +12,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
-	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
 )
 
 // TestTheAgentIsAllowed: the label that the agent's DaemonSet selects is set where no GPU Operator does, with a record, and
@@ -89,7 +89,7 @@ func TestMIGManagerMayTakeTheAgentAway(t *testing.T) {
 	}
 	g.Expect(away).To(BeTrue())
 	d, _ := w.run(10)
-	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), d.Nodes[0].Message)
+	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
 	g.Expect(reasons[v1alpha1.ReasonAgentNotReporting]).To(BeFalse())
 	g.Expect(h.applied).NotTo(BeEmpty())
 }

@@ -45,8 +45,8 @@ func TestTheBaselineSurvivesTheLossOfEitherObject(t *testing.T) {
 					h := c.add("a", sim.A100)
 					h.Labels[v1alpha1.LabelMIGManager] = "true"
 					h.Labels[v1alpha1.LabelConfig], c.byHand = "by-hand", ""
-					c.Keys = map[string]string{"by-hand": "version: v1\n"}
-					c.Wiring.Keys = maps.Clone(c.Keys)
+					c.Configs = map[string]string{"by-hand": "version: v1\n"}
+					c.Plugin.Configs = maps.Clone(c.Configs)
 					c.tick(time.Second)
 					registered, gpus := maps.Clone(h.Labels), h.GPU.Status.Devices[0].Sharing
 					c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", sharing)}

@@ -11,6 +11,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
 // BenchmarkDecide decides on 1000 nodes of 8 GPUs that are up to date: when nothing is known of them, when nothing has
@@ -52,7 +53,7 @@ func BenchmarkWaiting(b *testing.B) {
 }
 
 // upToDate is a world of nodes that are as their policy wishes.
-func upToDate(b *testing.B, sharing v1alpha1.Sharing, nodes int) rollout.World {
+func upToDate(b *testing.B, sharing v1alpha1.Sharing, nodes int) world.World {
 	b.Helper()
 	c := newCluster()
 	c.add("n0", slices.Repeat([]sim.Model{sim.A100}, 8)...)
@@ -86,7 +87,7 @@ func BenchmarkFleet(b *testing.B) {
 			}))
 		}
 		for i := range 10_000 {
-			w.Unscheduled = append(w.Unscheduled, rollout.Pod{
+			w.Unscheduled = append(w.Unscheduled, world.Pod{
 				Namespace: "batch", Name: fmt.Sprint(i), UID: fmt.Sprint(i), GPU: true, Asks: map[string]int64{"nvidia.com/gpu": 1},
 				Workload: fmt.Sprint("Job batch/", i), NodeSelector: map[string]string{"pool": "h100"},
 			})

@@ -16,6 +16,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
 )
 
 // onGPUs selects GPUs by index.
@@ -110,9 +111,9 @@ func TestADeselectedGPUReturnsToItsBaseline(t *testing.T) {
 			g.Expect(h.GPU.Spec.Devices).To(HaveLen(1))
 			g.Expect(h.GPU.Spec.Baseline.Devices).To(HaveLen(1))
 
-			writes := c.writes["rollout.SetSpec"]
+			writes := c.writes["action.SetSpec"]
 			c.run(60)
-			g.Expect(c.writes["rollout.SetSpec"]).To(Equal(writes), "there is nothing left to do")
+			g.Expect(c.writes["action.SetSpec"]).To(Equal(writes), "there is nothing left to do")
 		})
 	}
 }
@@ -178,7 +179,7 @@ func TestAGPUThatAFailedPolicyChangedReturnsToItsBaseline(t *testing.T) {
 	h.breaks(h.Labels[v1alpha1.LabelConfig])
 	c.edit(func(p *v1alpha1.GPUSharingPolicy) { p.Spec.GPUSelector, p.Spec.Sharing = nil, mig(count("1g", 7)) })
 	d, _ := c.run(600)
-	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateFailed))
+	g.Expect(d.Nodes[0].State).To(Equal(state.Failed))
 	g.Expect(h.devices()[1].State.MIG).To(BeFalse())
 	g.Expect(h.devices()[0].State.Instances).To(HaveLen(3))
 }

@@ -26,6 +26,11 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/status"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/taints"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
 const (
@@ -40,7 +45,7 @@ const (
 // cluster is a cluster in miniature: an API server that refuses what the real one refuses, agents over simulated
 // hardware, and NVIDIA's device plugin with its config-manager, which exits when a label names a key that it cannot see.
 type cluster struct {
-	rollout.World
+	world.World
 	hosts   map[string]*host
 	memory  remembering
 	pods    int     // given out so far
@@ -64,15 +69,15 @@ type crash struct {
 
 // host is a node with its hardware.
 type host struct {
-	*rollout.Node
+	*world.Node
 	made     int // GPUNodes of its name
 	hardware *sim.Hardware
 	daemons  map[string]plan.Daemon
 	done     []string       // what the agent did
 	theirs   *gpu.MPSDaemon // of NVIDIA's DaemonSet
 	features features
-	broken   func(rollout.World) bool // the plugin does not advertise what it reads
-	watches  bool                     // the agent reports who sees a key
+	broken   func(world.World) bool // the plugin does not advertise what it reads
+	watches  bool                   // the agent reports who sees a key
 	machine
 	manager
 	fate
@@ -96,9 +101,9 @@ const projectsWithin = 90 * time.Second
 
 func newCluster() *cluster {
 	return &cluster{
-		World: rollout.World{
+		World: world.World{
 			Now:    time.Unix(1_800_000_000, 0),
-			Wiring: rollout.Wiring{Ready: true, ClusterPolicy: true, NodeFeatures: true},
+			Plugin: world.DevicePlugin{Ready: true, ClusterPolicy: true, NodeFeatures: true},
 		},
 		hosts: map[string]*host{}, version: map[string]int{}, writes: map[string]int{},
 	}
@@ -113,7 +118,7 @@ func (c *cluster) add(name string, models ...sim.Model) *host {
 		hardware: sim.On(n), daemons: map[string]plan.Daemon{}, features: features{merged: map[string]bool{}},
 		dcgm: map[string][]string{},
 	}
-	h.Node = &rollout.Node{
+	h.Node = &world.Node{
 		Name: name, AgentReady: true, Allocatable: map[string]int64{}, Annotations: map[string]string{},
 		Labels: map[string]string{
 			"kubernetes.io/hostname": name, pluginLabel: "true", gfdLabel: "true", v1alpha1.LabelClient: "true",
@@ -139,7 +144,7 @@ func (h *host) makeGPUNode() {
 }
 
 // world is what a pass reads: values of its own.
-func (c *cluster) world() rollout.World {
+func (c *cluster) world() world.World {
 	w := c.withoutNodes()
 	for i := range c.Policies {
 		w.Policies = append(w.Policies, *c.Policies[i].DeepCopy())
@@ -151,14 +156,14 @@ func (c *cluster) world() rollout.World {
 }
 
 // withoutNodes is the world without its nodes and policies.
-func (c *cluster) withoutNodes() rollout.World {
+func (c *cluster) withoutNodes() world.World {
 	w := c.World
-	w.Keys, w.Policies, w.Nodes = maps.Clone(c.Keys), nil, nil
+	w.Configs, w.Policies, w.Nodes = maps.Clone(c.Configs), nil, nil
 	return w
 }
 
 // copied is the node as it is now.
-func (h *host) copied() rollout.Node {
+func (h *host) copied() world.Node {
 	n := *h.Node
 	n.Labels, n.Annotations, n.Allocatable, n.Unhealthy = maps.Clone(n.Labels), maps.Clone(n.Annotations), maps.Clone(n.Allocatable), maps.Clone(n.Unhealthy)
 	n.Taints, n.Pods = slices.Clone(n.Taints), slices.Clone(n.Pods)
@@ -168,7 +173,7 @@ func (h *host) copied() rollout.Node {
 
 // hold lets a pod of a user hold a GPU of a node, or an instance of it.
 func (c *cluster) hold(h *host, name string, index, instance int) {
-	h.Pods = append(h.Pods, rollout.Pod{
+	h.Pods = append(h.Pods, world.Pod{
 		Namespace: "user", Name: name, UID: "uid-" + name, Controller: "ReplicaSet", GPU: true, Scheduled: c.Now,
 	})
 	uuid := h.devices()[index].UUID
@@ -184,7 +189,7 @@ func (c *cluster) hold(h *host, name string, index, instance int) {
 
 // end lets a pod of a user end.
 func (c *cluster) end(h *host, name string) {
-	h.Pods = slices.DeleteFunc(h.Pods, func(p rollout.Pod) bool { return p.Name == name })
+	h.Pods = slices.DeleteFunc(h.Pods, func(p world.Pod) bool { return p.Name == name })
 	h.hardware.Update(func(n *sim.Node) {
 		for i := range n.GPUs {
 			n.GPUs[i].Holders = slices.DeleteFunc(n.GPUs[i].Holders, func(o gpu.Holder) bool { return o.Pod == name })
@@ -194,20 +199,20 @@ func (c *cluster) end(h *host, name string) {
 }
 
 // do carries out an action as the executor does.
-func (c *cluster) do(a rollout.Action) {
+func (c *cluster) do(a action.Action) {
 	c.writes[fmt.Sprintf("%T", a)]++
 	h := c.hosts[a.Target()]
 	switch a := a.(type) {
-	case rollout.WriteKeys:
-		c.Keys, c.Copied = maps.Clone(a.Data), maps.Clone(a.Data)
-	case rollout.Nudge:
+	case action.WriteConfigs:
+		c.Configs, c.ConfigsCopy = maps.Clone(a.Data), maps.Clone(a.Data)
+	case action.TriggerSync:
 		c.nudge(h, a)
-	case rollout.PatchNode:
+	case action.PatchNode:
 		c.version[h.Name]++
 		patch(h.Labels, a.Labels)
 		patch(h.Annotations, a.Annotations)
 		c.held(h)
-	case rollout.Taint:
+	case action.Taint:
 		c.version[h.Name]++
 		if !slices.ContainsFunc(h.Taints, func(t corev1.Taint) bool { return t.Key == a.Taint.Key }) {
 			h.Taints = append(h.Taints, a.Taint)
@@ -215,35 +220,35 @@ func (c *cluster) do(a rollout.Action) {
 				h.Annotations[v1alpha1.AnnotationBaseline] = a.Baseline
 			}
 		}
-	case rollout.Untaint:
+	case action.Untaint:
 		c.version[h.Name]++
 		h.Taints = slices.DeleteFunc(h.Taints, func(t corev1.Taint) bool { return t.Key == v1alpha1.TaintChanging })
-	case rollout.KeepTaints:
+	case action.KeepTaints:
 		c.version[h.Name]++
-		taints, record := rollout.Retaint(h.Taints, h.Annotations[v1alpha1.AnnotationTaints], a.Want)
+		taints, record := taints.Retaint(h.Taints, h.Annotations[v1alpha1.AnnotationTaints], a.Want)
 		h.Taints = taints
 		patch(h.Annotations, map[string]*string{v1alpha1.AnnotationTaints: nil})
 		if record != "" {
 			h.Annotations[v1alpha1.AnnotationTaints] = record
 		}
-	case rollout.Evict:
+	case action.Evict:
 		c.evicted = append(c.evicted, a.Pod)
 		c.end(h, a.Pod)
-	case rollout.DeletePod:
+	case action.DeletePod:
 		c.deletePod(h, a.UID)
-	case rollout.KeepMPSOff:
+	case action.KeepMPSOff:
 		c.keepMPSOff(h)
-	case rollout.AllowMPS:
+	case action.AllowMPS:
 		h.features.ours = time.Time{}
-	case rollout.Report:
+	case action.Report:
 		h.setReported(*a.Status.DeepCopy())
 		c.told = append(c.told, h.waits())
-	case rollout.SetSpec:
+	case action.SetSpec:
 		h.setSpec(*a.Spec.DeepCopy())
 	}
 }
 
-// setSpec stores a spec as the API server does, whose generations count what the agent looks at.
+// SetSpec stores a spec as the API server does, whose generations count what the agent looks at.
 func (h *host) setSpec(want v1alpha1.GPUNodeSpec) {
 	want.ChangeTime = metav1.NewTime(want.ChangeTime.Truncate(time.Second))
 	if !reflect.DeepEqual(want, h.GPU.Spec) {
@@ -261,7 +266,7 @@ func (h *host) setReported(status v1alpha1.GPUNodeStatus) {
 
 // agents are the conditions of the agent.
 func (h *host) agents() []metav1.Condition {
-	ours := rollout.Reported(h.GPU.Status).Conditions
+	ours := status.Reported(h.GPU.Status).Conditions
 	return slices.DeleteFunc(slices.Clone(h.GPU.Status.Conditions), func(c metav1.Condition) bool { return slices.Contains(ours, c) })
 }
 
@@ -282,10 +287,10 @@ func (h *host) annotate(name, value string) {
 	h.GPU.Annotations[name] = value
 }
 
-func (c *cluster) nudge(h *host, a rollout.Nudge) {
+func (c *cluster) nudge(h *host, a action.TriggerSync) {
 	for i := range h.Pods {
 		if h.Pods[i].UID == a.UID {
-			h.Pods[i].Nudge = a.Value
+			h.Pods[i].SyncTriggered = a.Value
 			key, _, _ := strings.Cut(a.Value, "@")
 			if _, again := h.plugin.nudged[a.UID+key]; !again {
 				h.plugin.nudged[a.UID+key] = c.Now.Truncate(time.Second)
@@ -305,9 +310,9 @@ func (c *cluster) held(h *host) {
 	}
 }
 
-// deletePod ends a pod of one of NVIDIA's daemon sets, with what runs in it.
+// DeletePod ends a pod of one of NVIDIA's daemon sets, with what runs in it.
 func (c *cluster) deletePod(h *host, uid string) {
-	at := slices.IndexFunc(h.Pods, func(p rollout.Pod) bool { return p.UID == uid })
+	at := slices.IndexFunc(h.Pods, func(p world.Pod) bool { return p.UID == uid })
 	if at < 0 {
 		return
 	}
@@ -361,8 +366,8 @@ func (c *cluster) settle(h *host) {
 // of the ClusterPolicy is replaced; none comes to a node with a taint that it does not tolerate, and none goes for one.
 func (c *cluster) daemonSets(h *host) {
 	for _, label := range []string{pluginLabel, gfdLabel, v1alpha1.LabelMIGManager, dcgmLabel, exporterLabel} {
-		at := slices.IndexFunc(h.Pods, func(p rollout.Pod) bool { return p.NodeSelector[label] != "" })
-		if at >= 0 && c.Wiring.Operands != nil && !slices.Equal(h.Pods[at].Tolerations, c.Wiring.Operands.Tolerations) {
+		at := slices.IndexFunc(h.Pods, func(p world.Pod) bool { return p.NodeSelector[label] != "" })
+		if at >= 0 && c.Plugin.Operands != nil && !slices.Equal(h.Pods[at].Tolerations, c.Plugin.Operands.Tolerations) {
 			h.Pods = slices.Delete(h.Pods, at, at+1)
 			h.plugin.running = false
 			at = -1
@@ -371,16 +376,16 @@ func (c *cluster) daemonSets(h *host) {
 		case wanted && at < 0 && c.keptOff(h):
 		case wanted && at < 0:
 			c.pods++
-			h.Pods = append(h.Pods, rollout.Pod{
+			h.Pods = append(h.Pods, world.Pod{
 				Namespace: "gpu-operator", Name: fmt.Sprintf("nvidia-%d", c.pods), UID: fmt.Sprintf("nvidia-%d", c.pods),
 				Controller: "DaemonSet", NodeSelector: map[string]string{label: "true"},
-				MountsConfig: !monitors(label) && (label != v1alpha1.LabelMIGManager || c.Wiring.MIGReady), Scheduled: c.Now,
+				MountsConfig: !monitors(label) && (label != v1alpha1.LabelMIGManager || c.Plugin.MIGReady), Scheduled: c.Now,
 				Serves: true, Tolerations: c.tolerations(),
 			})
 			if monitors(label) {
 				h.dcgm[h.Pods[len(h.Pods)-1].UID] = append([]string{}, h.instances()...)
 			}
-			h.plugin.seen = maps.Clone(c.Keys) // a new pod is given what is there
+			h.plugin.seen = maps.Clone(c.Configs) // a new pod is given what is there
 		case !wanted && at >= 0:
 			h.Pods = slices.Delete(h.Pods, at, at+1)
 		}
@@ -389,28 +394,28 @@ func (c *cluster) daemonSets(h *host) {
 }
 
 func (c *cluster) tolerations() []corev1.Toleration {
-	if c.Wiring.Operands == nil {
+	if c.Plugin.Operands == nil {
 		return nil
 	}
-	return c.Wiring.Operands.Tolerations
+	return c.Plugin.Operands.Tolerations
 }
 
 // keptOff says whether a taint keeps NVIDIA's programs off a node.
 func (c *cluster) keptOff(h *host) bool {
 	return slices.ContainsFunc(h.Taints, func(t corev1.Taint) bool {
-		return c.Wiring.Operands != nil && t.Effect != corev1.TaintEffectPreferNoSchedule && !clusterpolicy.Tolerates(c.tolerations(), t)
+		return c.Plugin.Operands != nil && t.Effect != corev1.TaintEffectPreferNoSchedule && !clusterpolicy.Tolerates(c.tolerations(), t)
 	})
 }
 
 // tolerate makes exactly these tolerations of the ClusterPolicy ours.
 func (c *cluster) tolerate(ours []corev1.Toleration) {
-	if c.Wiring.Operands == nil {
+	if c.Plugin.Operands == nil {
 		return
 	}
-	o := *c.Wiring.Operands
+	o := *c.Plugin.Operands
 	o.Tolerations = slices.DeleteFunc(slices.Clone(o.Tolerations), func(t corev1.Toleration) bool { return slices.Contains(o.Ours, t) })
 	o.Tolerations, o.Ours = append(o.Tolerations, ours...), ours
-	c.Wiring.Operands = &o
+	c.Plugin.Operands = &o
 }
 
 // endMPS ends NVIDIA's MPS daemon and all that use it.
@@ -458,19 +463,19 @@ func parse(data string) nvidia.Config {
 
 // project shows the ConfigMap to the pods that were nudged, a while ago, and to all of them once the kubelet comes round to it.
 func (c *cluster) project(h *host) {
-	if h.plugin.behind = len(h.readers()) > 0 && !maps.Equal(h.plugin.seen, c.Keys); !h.plugin.behind {
+	if h.plugin.behind = len(h.readers()) > 0 && !maps.Equal(h.plugin.seen, c.Configs); !h.plugin.behind {
 		h.plugin.projected = c.Now
 	} else if c.Now.Sub(h.plugin.projected) >= projectsWithin {
-		h.plugin.seen = maps.Clone(c.Keys)
+		h.plugin.seen = maps.Clone(c.Configs)
 	}
 	takes := time.Second
 	if h.watches && !slices.ContainsFunc(h.readers(), func(uid string) bool { return !slices.Contains(h.GPU.Status.Config.PodUIDs, uid) }) {
 		takes = max(takes, h.plugin.slow)
 	}
 	for _, p := range h.Pods {
-		key, _, nudged := strings.Cut(p.Nudge, "@")
+		key, _, nudged := strings.Cut(p.SyncTriggered, "@")
 		if nudged && c.Now.Sub(h.plugin.nudged[p.UID+key]) >= takes {
-			h.plugin.seen = maps.Clone(c.Keys)
+			h.plugin.seen = maps.Clone(c.Configs)
 		}
 	}
 }
@@ -531,8 +536,8 @@ func (h *host) Stop(_ context.Context, resource string) error {
 // advertise is NVIDIA's device plugin with its config-manager. It enumerates the GPUs when it starts and when another key
 // is selected, and never else.
 func (c *cluster) advertise(h *host) {
-	pod := slices.IndexFunc(h.Pods, func(p rollout.Pod) bool {
-		return p.NodeSelector[pluginLabel] != "" || !c.Wiring.ClusterPolicy && p.MountsConfig
+	pod := slices.IndexFunc(h.Pods, func(p world.Pod) bool {
+		return p.NodeSelector[pluginLabel] != "" || !c.Plugin.ClusterPolicy && p.MountsConfig
 	})
 	if pod < 0 || !h.upgrade.driver() {
 		h.plugin.running = false
@@ -544,7 +549,7 @@ func (c *cluster) advertise(h *host) {
 		h.Pods[pod].ReadySince = c.Now
 		h.plugin.running, h.plugin.selected = true, "default"
 		h.forgetHealth()
-		maps.Copy(h.Allocatable, enumerate(c.Keys["default"], h.healthy()))
+		maps.Copy(h.Allocatable, enumerate(c.Configs["default"], h.healthy()))
 		c.version[h.Name]++
 		return
 	}
@@ -654,8 +659,8 @@ func (c *cluster) pass() rollout.Decision {
 }
 
 // run passes until nothing is left to do, or for so many passes; the states that each node went through are returned.
-func (c *cluster) run(passes int) (d rollout.Decision, states map[string][]rollout.State) {
-	states = map[string][]rollout.State{}
+func (c *cluster) run(passes int) (d rollout.Decision, states map[string][]state.State) {
+	states = map[string][]state.State{}
 	for range passes {
 		d = c.pass()
 		for _, n := range d.Nodes {

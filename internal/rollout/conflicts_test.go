@@ -16,6 +16,9 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/group"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
 // partitioned is a cluster of one node that a policy has partitioned, with NVIDIA's mig-manager kept off it.
@@ -31,7 +34,7 @@ func TestAMIGManagerThatSomebodyLetsBackIsOverruledOnceInAnHour(t *testing.T) {
 	g := NewWithT(t)
 	c, h := partitioned()
 	g.Expect(h.Labels[v1alpha1.LabelMIGManager]).To(Equal("false"))
-	lets := func() rollout.NodeState {
+	lets := func() group.NodeState {
 		h.Labels[v1alpha1.LabelMIGManager] = "true"
 		c.steps(3)
 		return rollout.Decide(c.world()).Nodes[0]
@@ -42,7 +45,7 @@ func TestAMIGManagerThatSomebodyLetsBackIsOverruledOnceInAnHour(t *testing.T) {
 	n := lets()
 	g.Expect(h.Labels[v1alpha1.LabelMIGManager]).To(Equal("true"), "it is not fought over")
 	g.Expect(n.Reason).To(Equal(v1alpha1.ReasonMIGManagerUnfenced))
-	g.Expect(n.State).To(Equal(rollout.StateUpToDate), "what is advertised is as wished")
+	g.Expect(n.State).To(Equal(state.UpToDate), "what is advertised is as wished")
 	g.Expect(n.Message).To(ContainSubstring("it is set back to false at 09:"))
 	d := rollout.Decide(c.world())
 	g.Expect(d.After).To(BeNumerically("~", time.Hour, time.Minute))
@@ -80,12 +83,12 @@ func TestNodesOfOthersAreLeftAlone(t *testing.T) {
 			func(h *host) { h.Slicer = "mig.das.com/1g.5gb" }, v1alpha1.ReasonSlicerActive, "the node lists the resource mig.das.com/1g.5gb",
 		},
 		"NVIDIA's DRA driver": {
-			func(h *host) { h.Pods = append(h.Pods, rollout.Pod{Namespace: "dra", Name: "plugin", DRA: true}) },
+			func(h *host) { h.Pods = append(h.Pods, world.Pod{Namespace: "dra", Name: "plugin", DRA: true}) },
 			v1alpha1.ReasonDRADriverActive, "pod dra/plugin of NVIDIA's DRA driver",
 		},
 		"NVIDIA's DRA driver, whose pod ends": {
 			func(h *host) {
-				h.Pods = append(h.Pods, rollout.Pod{Namespace: "dra", Name: "plugin", DRA: true, Terminating: true})
+				h.Pods = append(h.Pods, world.Pod{Namespace: "dra", Name: "plugin", DRA: true, Terminating: true})
 			},
 			v1alpha1.ReasonDRADriverActive, "pod dra/plugin of NVIDIA's DRA driver",
 		},
@@ -98,7 +101,7 @@ func TestNodesOfOthersAreLeftAlone(t *testing.T) {
 			c, h := toMIG()
 			test.taken(h)
 			d := c.pass()
-			g.Expect(d.Nodes[0].State).To(Equal(rollout.StateImpossible))
+			g.Expect(d.Nodes[0].State).To(Equal(state.Unsupported))
 			g.Expect(d.Nodes[0].Reason).To(Equal(test.reason))
 			g.Expect(d.Nodes[0].Message).To(ContainSubstring(test.says))
 			c.run(10)
@@ -123,26 +126,26 @@ func TestAResourceThatTheSlicerLeftBehindCountsForMinutes(t *testing.T) {
 	g.Expect(d.Nodes[0].Message).To(ContainSubstring("The operator takes the node over at"))
 	g.Expect(h.Taints).To(BeEmpty())
 	d = c.during(4*time.Minute, 10*time.Second)
-	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), d.Nodes[0].Message)
+	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
 	h.Slicer = "mig.das.com/1g.5gb"
-	g.Expect(c.pass().Nodes[0].State).To(Equal(rollout.StateImpossible), "it is back")
+	g.Expect(c.pass().Nodes[0].State).To(Equal(state.Unsupported), "it is back")
 }
 
 // TestASignCountsThoughItsRecordFails: the write that records the other controller fails, and then its plugin restarts.
 func TestASignCountsThoughItsRecordFails(t *testing.T) {
 	g := NewWithT(t)
 	c, h := toMIG(evicting)
-	c.Sightings = &rollout.Sightings{}
+	c.Sightings = &world.Sightings{}
 	h.Slicer = "mig.das.com/1g.5gb"
 	g.Expect(said(rollout.Decide(c.world()).Actions)).To(ContainElement(ContainSubstring("recording that another controller")))
 	h.Slicer = ""
 	c.tick(time.Second)
-	g.Expect(rollout.Decide(c.world()).Nodes[0].State).To(Equal(rollout.StateImpossible), "neither of these writes succeeds")
+	g.Expect(rollout.Decide(c.world()).Nodes[0].State).To(Equal(state.Unsupported), "neither of these writes succeeds")
 	d := c.during(4*time.Minute, 10*time.Second)
-	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateImpossible))
+	g.Expect(d.Nodes[0].State).To(Equal(state.Unsupported))
 	g.Expect(h.Annotations[v1alpha1.AnnotationOtherController]).To(HavePrefix(v1alpha1.ReasonSlicerActive + "@"))
 	d = c.during(3*time.Minute, 10*time.Second)
-	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), "five minutes after it was last seen")
+	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), "five minutes after it was last seen")
 	g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationOtherController))
 }
 
@@ -150,7 +153,7 @@ func TestASignCountsThoughItsRecordFails(t *testing.T) {
 func TestASignCountsThoughAnEarlierOneIsRecorded(t *testing.T) {
 	g := NewWithT(t)
 	c, h := toMIG(evicting)
-	c.Sightings = &rollout.Sightings{}
+	c.Sightings = &world.Sightings{}
 	h.Slicer = "mig.das.com/1g.5gb"
 	c.run(10)
 	h.Slicer = ""
@@ -159,16 +162,16 @@ func TestASignCountsThoughAnEarlierOneIsRecorded(t *testing.T) {
 	rollout.Decide(c.world())
 	h.Slicer = ""
 	d := c.during(4*time.Minute, 10*time.Second)
-	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateImpossible))
+	g.Expect(d.Nodes[0].State).To(Equal(state.Unsupported))
 	d = c.during(3*time.Minute, 10*time.Second)
-	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), d.Nodes[0].Message)
+	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
 }
 
 // TestASignCountsForAPolicyThatComesJustAfterIt: the record of the other controller went with the policy that was there before.
 func TestASignCountsForAPolicyThatComesJustAfterIt(t *testing.T) {
 	g := NewWithT(t)
 	c, h := toMIG(evicting)
-	c.Sightings = &rollout.Sightings{}
+	c.Sightings = &world.Sightings{}
 	h.Slicer = "mig.das.com/1g.5gb"
 	c.run(10)
 	policies := c.Policies
@@ -177,7 +180,7 @@ func TestASignCountsForAPolicyThatComesJustAfterIt(t *testing.T) {
 	g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationOtherController))
 	c.Policies = policies
 	d := c.during(4*time.Minute, 10*time.Second)
-	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateImpossible))
+	g.Expect(d.Nodes[0].State).To(Equal(state.Unsupported))
 }
 
 // TestANodeIsTakenOverOnlyMinutesAfterTheOtherControllerLeft: its plugin restarts, and for a moment nothing shows it.
@@ -191,9 +194,9 @@ func TestANodeIsTakenOverOnlyMinutesAfterTheOtherControllerLeft(t *testing.T) {
 		},
 		"NVIDIA's DRA driver": {
 			func(h *host) {
-				h.Pods = append(h.Pods, rollout.Pod{Namespace: "dra", Name: "plugin", UID: "dra", DRA: true})
+				h.Pods = append(h.Pods, world.Pod{Namespace: "dra", Name: "plugin", UID: "dra", DRA: true})
 			},
-			func(h *host) { h.Pods = slices.DeleteFunc(h.Pods, func(p rollout.Pod) bool { return p.DRA }) },
+			func(h *host) { h.Pods = slices.DeleteFunc(h.Pods, func(p world.Pod) bool { return p.DRA }) },
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -205,17 +208,17 @@ func TestANodeIsTakenOverOnlyMinutesAfterTheOtherControllerLeft(t *testing.T) {
 			for range 5 { // restarts
 				test.goes(h)
 				d := c.during(4*time.Minute, 10*time.Second)
-				g.Expect(d.Nodes[0].State).To(Equal(rollout.StateImpossible))
+				g.Expect(d.Nodes[0].State).To(Equal(state.Unsupported))
 				g.Expect(d.Nodes[0].Message).To(ContainSubstring("The operator takes the node over at"))
 				test.comes(h)
 				c.during(time.Minute, 10*time.Second)
 			}
 			g.Expect(h.Taints).To(BeEmpty())
 			g.Expect(h.GPU.Spec.Devices).To(BeEmpty())
-			g.Expect(c.writes).To(Equal(map[string]int{"rollout.PatchNode": 10, "rollout.Report": 10}), "two of each for each restart")
+			g.Expect(c.writes).To(Equal(map[string]int{"action.PatchNode": 10, "action.Report": 10}), "two of each for each restart")
 			test.goes(h)
 			d := c.during(10*time.Minute, 10*time.Second)
-			g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), d.Nodes[0].Message)
+			g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
 			clear(c.writes)
 			c.during(time.Hour, time.Minute)
 			g.Expect(c.writes).To(BeEmpty(), "it stays so")
@@ -230,8 +233,8 @@ func TestANodeIsTakenOverOnlyMinutesAfterTheOtherControllerLeft(t *testing.T) {
 func TestALabelThatAnotherControllerSetsAgainIsLeft(t *testing.T) {
 	g := NewWithT(t)
 	c, h := slicing()
-	c.Keys = map[string]string{"theirs": "version: v1\n"}
-	c.Wiring.Keys = c.Keys
+	c.Configs = map[string]string{"theirs": "version: v1\n"}
+	c.Plugin.Configs = c.Configs
 	c.run(200)
 	clear(c.writes)
 	h.ConfigWriter = "nodelink-controller"
@@ -242,22 +245,22 @@ func TestALabelThatAnotherControllerSetsAgainIsLeft(t *testing.T) {
 		d = c.pass()
 		c.tick(time.Second)
 	}
-	g.Expect(c.writes["rollout.PatchNode"]).To(BeNumerically("<=", 2))
-	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateDegraded))
+	g.Expect(c.writes["action.PatchNode"]).To(BeNumerically("<=", 2))
+	g.Expect(d.Nodes[0].State).To(Equal(state.Degraded))
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonConfigLabelReset))
 	g.Expect(d.Nodes[0].Message).To(And(
 		ContainSubstring(`Field manager "nodelink-controller" sets nvidia.com/device-plugin.config=theirs on the node again`),
 		ContainSubstring("remove the label from the MachineSet")))
-	h.Annotations[rollout.AnnotationMachine] = "openshift-machine-api/gpu-1"
+	h.Annotations[world.AnnotationMachine] = "openshift-machine-api/gpu-1"
 	g.Expect(c.pass().Nodes[0].Message).To(ContainSubstring("remove the label from the MachineSet of Machine openshift-machine-api/gpu-1"))
 
 	h.ConfigWriter = ""
 	c.tick(d.After)
 	d, _ = c.run(60)
-	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), "set again after an hour, and nobody objects any more")
+	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), "set again after an hour, and nobody objects any more")
 	c.Policies = nil
 	c.run(200)
-	delete(h.Annotations, rollout.AnnotationMachine)
+	delete(h.Annotations, world.AnnotationMachine)
 	g.Expect(h.Annotations).To(BeEmpty())
 }
 
@@ -265,8 +268,8 @@ func TestALabelThatAnotherControllerSetsAgainIsLeft(t *testing.T) {
 func TestALabelThatIsSetAgainBeforeTheNodeIsVerifiedFailsTheChange(t *testing.T) {
 	g := NewWithT(t)
 	c, h := toMIG()
-	c.Keys = map[string]string{"theirs": "version: v1\n"}
-	c.Wiring.Keys = c.Keys
+	c.Configs = map[string]string{"theirs": "version: v1\n"}
+	c.Plugin.Configs = c.Configs
 	h.Labels[v1alpha1.LabelConfig] = "theirs"
 	c.tick(time.Second)
 	var d rollout.Decision
@@ -275,7 +278,7 @@ func TestALabelThatIsSetAgainBeforeTheNodeIsVerifiedFailsTheChange(t *testing.T)
 		h.Labels[v1alpha1.LabelConfig] = "theirs"
 		c.tick(time.Second)
 	}
-	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateFailed))
+	g.Expect(d.Nodes[0].State).To(Equal(state.Failed))
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonConfigLabelReset))
 	g.Expect(h.Taints).To(BeEmpty())
 	g.Expect(h.devices()[0].State.MIG).To(BeFalse())
@@ -295,9 +298,9 @@ func TestTheWriterOfTheConfigLabelIsKnownByTheManagedFields(t *testing.T) {
 		{Manager: "nodelink-controller", Time: at(2), FieldsV1: fields(v1alpha1.LabelConfig)},
 		{Manager: "gpusharing-controller", Time: at(3), FieldsV1: fields(v1alpha1.LabelConfig)},
 	}}}
-	g.Expect(rollout.NodeOf(node, &v1alpha1.GPUNode{}).ConfigWriter).To(Equal("nodelink-controller"))
-	node.ManagedFields = append(rollout.Holding(node), rollout.ConfigWriters(node)...)
-	g.Expect(rollout.NodeOf(node, &v1alpha1.GPUNode{}).ConfigWriter).To(Equal("nodelink-controller"), "as the cache keeps it")
+	g.Expect(world.NodeOf(node, &v1alpha1.GPUNode{}).ConfigWriter).To(Equal("nodelink-controller"))
+	node.ManagedFields = append(world.Holding(node), world.ConfigWriters(node)...)
+	g.Expect(world.NodeOf(node, &v1alpha1.GPUNode{}).ConfigWriter).To(Equal("nodelink-controller"), "as the cache keeps it")
 }
 
 func TestInstancesThatSomebodyKeepsChangingAreLeft(t *testing.T) {
@@ -319,7 +322,7 @@ func TestInstancesThatSomebodyKeepsChangingAreLeft(t *testing.T) {
 	}
 	d := rollout.Decide(c.world())
 	g.Expect(changes(d.Actions)).To(BeEmpty(), "nobody is kept off or evicted for that")
-	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateFailed))
+	g.Expect(d.Nodes[0].State).To(Equal(state.Failed))
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonChangedByOthers))
 	g.Expect(d.Nodes[0].Message).To(ContainSubstring("somebody else keeps changing MIG on GPU 0"))
 }
@@ -330,11 +333,11 @@ func TestOthersAreKnownByWhatTheyPutOnANode(t *testing.T) {
 		"mig.das.com/2g.10gb": resource.MustParse("3"), "mig.das.com/1g.5gb": resource.MustParse("7"),
 		"instaslice.redhat.com/mig-1g.5gb": resource.MustParse("0"), "nvidia.com/gpu": resource.MustParse("1"),
 	}}}
-	n := rollout.NodeOf(node, &v1alpha1.GPUNode{})
+	n := world.NodeOf(node, &v1alpha1.GPUNode{})
 	g.Expect(n.Slicer).To(Equal("mig.das.com/1g.5gb"))
 	g.Expect(n.SlicerLeft).To(Equal("instaslice.redhat.com/mig-1g.5gb"), "it offers nothing")
 	node.Status.Capacity = corev1.ResourceList{"instaslice.redhat.com/mig-1g.5gb": resource.MustParse("2")}
-	g.Expect(rollout.NodeOf(node, &v1alpha1.GPUNode{}).Slicer).To(Equal("instaslice.redhat.com/mig-1g.5gb"), "its devices are unhealthy, and there")
+	g.Expect(world.NodeOf(node, &v1alpha1.GPUNode{}).Slicer).To(Equal("instaslice.redhat.com/mig-1g.5gb"), "its devices are unhealthy, and there")
 	g.Expect(n.Allocatable).To(Equal(map[string]int64{"nvidia.com/gpu": 1}))
 
 	pod := func(label string, containers ...string) *corev1.Pod {
@@ -344,8 +347,8 @@ func TestOthersAreKnownByWhatTheyPutOnANode(t *testing.T) {
 		}
 		return p
 	}
-	g.Expect(rollout.OffersGPUs(pod("nvidia-dra-driver-gpu-component", "compute-domains", "gpus"))).To(BeTrue())
-	g.Expect(rollout.OffersGPUs(pod("dra-driver-nvidia-gpu-component", "gpus"))).To(BeTrue())
-	g.Expect(rollout.OffersGPUs(pod("nvidia-dra-driver-gpu-component", "compute-domains"))).To(BeFalse(), "compute domains only")
-	g.Expect(rollout.OffersGPUs(pod("app", "gpus"))).To(BeFalse())
+	g.Expect(world.OffersGPUs(pod("nvidia-dra-driver-gpu-component", "compute-domains", "gpus"))).To(BeTrue())
+	g.Expect(world.OffersGPUs(pod("dra-driver-nvidia-gpu-component", "gpus"))).To(BeTrue())
+	g.Expect(world.OffersGPUs(pod("nvidia-dra-driver-gpu-component", "compute-domains"))).To(BeFalse(), "compute domains only")
+	g.Expect(world.OffersGPUs(pod("app", "gpus"))).To(BeFalse())
 }

@@ -14,7 +14,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
-	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
 const exporterLabel = "nvidia.com/gpu.deploy.dcgm-exporter"
@@ -30,7 +31,7 @@ func (h *host) monitored() *host {
 
 // leaked says whether a step fails because DCGM keeps a handle of an instance that nobody uses.
 func (h *host) leaked(step plan.Step) bool {
-	return strings.Contains(step.String(), "destroy") && slices.ContainsFunc(h.Pods, func(p rollout.Pod) bool {
+	return strings.Contains(step.String(), "destroy") && slices.ContainsFunc(h.Pods, func(p world.Pod) bool {
 		return len(h.dcgm[p.UID]) > 0
 	})
 }
@@ -41,11 +42,11 @@ func TestDCGMSeesTheInstancesThatAreThere(t *testing.T) {
 	g := NewWithT(t)
 	w := newCluster()
 	h := w.add("a", sim.A100).monitored()
-	current := func(sharing v1alpha1.Sharing) map[rollout.State]bool {
-		states := map[rollout.State]bool{}
+	current := func(sharing v1alpha1.Sharing) map[state.State]bool {
+		states := map[state.State]bool{}
 		w.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", sharing, func(p *v1alpha1.GPUSharingPolicy) { p.Generation = w.generation() })}
 		d, seen := w.run(90)
-		g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), d.Nodes[0].Message)
+		g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
 		for _, s := range seen["a"] {
 			states[s] = true
 		}
@@ -57,9 +58,9 @@ func TestDCGMSeesTheInstancesThatAreThere(t *testing.T) {
 	current(mig(count("1g", 3)))
 	before := h.of(pluginLabel).UID
 	added := current(mig(count("1g", 4)))
-	g.Expect(added).NotTo(HaveKey(rollout.StateQuiescing), "an addition pauses nothing")
+	g.Expect(added).NotTo(HaveKey(state.PausingClients), "an addition pauses nothing")
 	g.Expect(h.of(pluginLabel).UID).To(Equal(before), "and the plugin looks again by itself")
-	g.Expect(current(mig(count("1g", 2)))).To(HaveKey(rollout.StateQuiescing))
+	g.Expect(current(mig(count("1g", 2)))).To(HaveKey(state.PausingClients))
 	current(mig(count("3g", 2)))
 	h.destroy(0)
 	w.run(30)
@@ -103,9 +104,9 @@ func TestValidatorsGoBeforeInstancesAreDestroyed(t *testing.T) {
 	w.Policies[0].Spec.Sharing, w.Policies[0].Generation = mig(count("3g", 2)), 2
 	w.tick(time.Minute)
 	d, _ := w.run(60)
-	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), d.Nodes[0].Message)
+	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
 	g.Expect(w.evicted).To(BeEmpty())
-	g.Expect(w.writes).To(HaveKey("rollout.DeletePod"))
+	g.Expect(w.writes).To(HaveKey("action.DeletePod"))
 }
 
 // TestReadyOutlastsThePluginsFirstMoment: NVIDIA's device plugin advertises its default config at each start, and then starts
@@ -121,11 +122,11 @@ func TestReadyOutlastsThePluginsFirstMoment(t *testing.T) {
 			h := w.add("a", sim.A100)
 			h.flips = true
 			h.plugin.running = false
-			w.Wiring.Keys = map[string]string{"default": ""}
+			w.Plugin.Configs = map[string]string{"default": ""}
 			w.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", sharing)}
 			check := func() {
 				for _, n := range w.pass().Nodes {
-					if n.State == rollout.StateUpToDate || n.State == rollout.StateReleasing {
+					if n.State == state.UpToDate || n.State == state.Releasing {
 						g.Expect(h.plugin.selected).To(Equal(h.Labels[v1alpha1.LabelConfig]), n.State)
 					}
 				}
@@ -135,7 +136,7 @@ func TestReadyOutlastsThePluginsFirstMoment(t *testing.T) {
 				w.tick(time.Second)
 			}
 			d, _ := w.run(5)
-			g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), d.Nodes[0].Message)
+			g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
 			w.deletePod(h, h.of(pluginLabel).UID)
 			w.settle(h)
 			check()
@@ -160,7 +161,7 @@ func TestNoLabelOfMIGManagersLies(t *testing.T) {
 	saw := false
 	for range 60 {
 		d := w.pass()
-		runs := slices.ContainsFunc(h.Pods, func(p rollout.Pod) bool { return p.NodeSelector[v1alpha1.LabelMIGManager] != "" })
+		runs := slices.ContainsFunc(h.Pods, func(p world.Pod) bool { return p.NodeSelector[v1alpha1.LabelMIGManager] != "" })
 		if runs && h.Labels[v1alpha1.LabelMIGConfig] == "gpu-sharing-operator" {
 			h.Labels[v1alpha1.LabelMIGConfigState], saw = "failed", true // the value is no configuration, and its pod has not ended yet
 		}
@@ -169,14 +170,14 @@ func TestNoLabelOfMIGManagersLies(t *testing.T) {
 		if len(h.devices()[0].State.Instances) > 0 {
 			g.Expect(h.Labels).To(HaveKeyWithValue(v1alpha1.LabelMIGConfig, "gpu-sharing-operator"))
 		}
-		if d.Nodes[0].State == rollout.StateUpToDate {
+		if d.Nodes[0].State == state.UpToDate {
 			g.Expect(h.Labels).NotTo(HaveKey(v1alpha1.LabelMIGConfigState))
 		}
 	}
 	g.Expect(saw).To(BeTrue())
-	patches := w.writes["rollout.PatchNode"]
+	patches := w.writes["action.PatchNode"]
 	w.steps(20)
-	g.Expect(w.writes["rollout.PatchNode"]).To(Equal(patches), "nobody is fought")
+	g.Expect(w.writes["action.PatchNode"]).To(Equal(patches), "nobody is fought")
 	w.Policies = nil
 	w.run(90)
 	g.Expect(h.Labels).To(And(HaveKeyWithValue(v1alpha1.LabelMIGConfig, "all-disabled"),

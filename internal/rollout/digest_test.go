@@ -17,6 +17,9 @@ import (
 	"time"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/group"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
 	"github.com/gpusharing/gpu-sharing-operator/test/history"
 )
 
@@ -127,10 +130,10 @@ func TestTheDigestTellsDecisionsApart(t *testing.T) {
 	seen := map[string]string{}
 	for name, d := range map[string]rollout.Decision{
 		"none":    {},
-		"action":  {Actions: []rollout.Action{rollout.Untaint{Node: "a"}}},
-		"another": {Actions: []rollout.Action{rollout.Untaint{Node: "b"}}},
-		"kind":    {Actions: []rollout.Action{rollout.AllowMPS{Node: "a"}}},
-		"state":   {Nodes: []rollout.NodeState{{Node: "a", State: rollout.StateDraining}}},
+		"action":  {Actions: []action.Action{action.Untaint{Node: "a"}}},
+		"another": {Actions: []action.Action{action.Untaint{Node: "b"}}},
+		"kind":    {Actions: []action.Action{action.AllowMPS{Node: "a"}}},
+		"state":   {Nodes: []group.NodeState{{Node: "a", State: state.Draining}}},
 		"later":   {After: time.Second},
 		"map":     {Unmet: map[string][]string{"a": {"x"}}},
 	} {

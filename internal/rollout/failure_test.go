@@ -15,11 +15,14 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
 // breaks lets the plugin of a node advertise nothing under the key that is not good.
 func (h *host) breaks(good string) {
-	h.broken = func(rollout.World) bool { return h.Labels[v1alpha1.LabelConfig] != good }
+	h.broken = func(world.World) bool { return h.Labels[v1alpha1.LabelConfig] != good }
 }
 
 func TestAFailedChangeGoesBackToTheLastGoodState(t *testing.T) {
@@ -37,9 +40,9 @@ func TestAFailedChangeGoesBackToTheLastGoodState(t *testing.T) {
 
 			c.Policies[0].Spec.Sharing, c.Policies[0].Generation = next, 2
 			d, states := c.run(400)
-			g.Expect(states["a"]).To(ContainElement(rollout.StateVerifying))
+			g.Expect(states["a"]).To(ContainElement(state.Verifying))
 			g.Expect(d.Actions).To(BeEmpty())
-			g.Expect(d.Nodes[0].State).To(Equal(rollout.StateFailed))
+			g.Expect(d.Nodes[0].State).To(Equal(state.Failed))
 			g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonNotAdvertised))
 			g.Expect(d.Nodes[0].Message).To(And(
 				ContainSubstring("not advertised within 5m0s"), ContainSubstring("was put back to its last good state")))
@@ -48,7 +51,7 @@ func TestAFailedChangeGoesBackToTheLastGoodState(t *testing.T) {
 			g.Expect(c.hosts["a"].Taints).To(BeEmpty())
 			g.Expect(c.hosts["a"].Labels[pluginLabel]).To(Equal("true"))
 
-			g.Expect(states["b"]).NotTo(ContainElement(rollout.StateApplying), "the rollout is halted")
+			g.Expect(states["b"]).NotTo(ContainElement(state.Applying), "the rollout is halted")
 			g.Expect(d.Nodes[1].Reason).To(Equal(v1alpha1.ReasonRolloutHalted))
 			g.Expect(advertised(c.hosts["b"])).To(Equal(map[string]int64{"nvidia.com/gpu": 4}))
 
@@ -78,7 +81,7 @@ func TestTheFirstChangeThatFailsGoesBackToWhatWasFound(t *testing.T) {
 	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("1g", 7)))}
 	d, _ := c.run(400)
 	g.Expect(d.Actions).To(BeEmpty())
-	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateFailed))
+	g.Expect(d.Nodes[0].State).To(Equal(state.Failed))
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonNotAdvertised))
 	g.Expect(h.Labels).NotTo(HaveKey(v1alpha1.LabelConfig))
 	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 1}))
@@ -102,7 +105,7 @@ func TestANodeThatDoesNotBecomeIdleInTime(t *testing.T) {
 	d := rollout.Decide(c.world())
 	g.Expect(d.Actions).To(BeEmpty())
 	g.Expect(h.Taints).To(BeEmpty(), "it is given back its pods")
-	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateFailed))
+	g.Expect(d.Nodes[0].State).To(Equal(state.Failed))
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonDrainTimedOut))
 	g.Expect(d.Nodes[0].Message).To(And(
 		ContainSubstring("not idle within 10m0s: pod user/train (GPU 1)"), ContainSubstring("tried again when the node is idle")))
@@ -110,7 +113,7 @@ func TestANodeThatDoesNotBecomeIdleInTime(t *testing.T) {
 
 	c.end(h, "train")
 	d, _ = c.run(60)
-	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), "it is idle at last")
+	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), "it is idle at last")
 	g.Expect(h.GPU.Status.Rollout.Failed).To(BeNil())
 }
 
@@ -134,13 +137,13 @@ func TestAnotherAttemptHasTheWholeTimeToApply(t *testing.T) {
 			}
 			h.lags = false
 			d := c.during(20*time.Minute, 10*time.Second)
-			g.Expect(d.Nodes[0].State).To(Equal(rollout.StateFailed))
+			g.Expect(d.Nodes[0].State).To(Equal(state.Failed))
 			g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonDrainTimedOut), d.Nodes[0].Message)
 			c.end(h, "train")
 			retry(c)
 			d, states := c.run(200)
-			g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), d.Nodes[0].Message)
-			g.Expect(states["a"]).NotTo(ContainElement(rollout.StateFailed))
+			g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
+			g.Expect(states["a"]).NotTo(ContainElement(state.Failed))
 			g.Expect(h.GPU.Status.Rollout.Failed).To(BeNil())
 		})
 	}
@@ -172,13 +175,13 @@ func TestOnlyWhoIsInTheWayIsEvicted(t *testing.T) {
 	c.Policies[0].Spec.Sharing, c.Policies[0].Generation = mig(count("2g", 2)), 2
 	evicting(&c.Policies[0])
 	d, _ := c.run(60)
-	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), d.Nodes[0].Message)
+	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
 	g.Expect(c.evicted).To(BeEmpty())
 
 	// Room for a large instance has to be made on both GPUs: one holder is in the way, the other is not.
 	c.Policies[0].Spec.Sharing, c.Policies[0].Generation = mig(count("4g", 1), count("2g", 1)), 3
 	d, _ = c.run(60)
-	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), d.Nodes[0].Message)
+	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
 	g.Expect(c.evicted).To(Equal([]string{"inside"}))
 }
 
@@ -220,7 +223,7 @@ func TestNeverWaitsWithoutATaint(t *testing.T) {
 	g.Expect(h.Taints).To(BeEmpty(), "somebody was quicker")
 	c.end(h, "quick")
 	d, _ = c.run(60)
-	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), d.Nodes[0].Message)
+	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
 }
 
 // TestTimeInWhichAGPUWasInUseIsNoTimeOfTheAgent: a pod comes in the middle, and the policy evicts nobody.
@@ -256,7 +259,7 @@ func TestTimeInWhichAGPUWasInUseIsNoTimeOfTheAgent(t *testing.T) {
 			goes(c, h)
 			for range 300 {
 				for _, n := range c.pass().Nodes {
-					g.Expect(n.State).NotTo(Equal(rollout.StateFailed), n.Message)
+					g.Expect(n.State).NotTo(Equal(state.Failed), n.Message)
 				}
 				c.tick(time.Second)
 			}
@@ -277,12 +280,12 @@ func TestAnAgentLostInTheMiddleIsWaitedFor(t *testing.T) {
 	c.pass() // the spec is set
 	h.AgentReady = false
 	d, _ := c.run(60)
-	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUndiscovered))
+	g.Expect(d.Nodes[0].State).To(Equal(state.Unknown))
 	g.Expect(h.Taints).NotTo(BeEmpty(), "the GPUs may be half-way")
 	g.Expect(d.Policies["research"].Nodes.Changing).To(Equal(int32(1)))
 	h.AgentReady = true
 	d, _ = c.run(60)
-	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), d.Nodes[0].Message)
+	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
 	g.Expect(h.Taints).To(BeEmpty())
 }
 
@@ -297,7 +300,7 @@ func TestAPolicyEditedInEveryStateEndsInTheLastEdit(t *testing.T) {
 		c.steps(n)
 		c.Policies[0].Spec.Sharing, c.Policies[0].Generation = mig(count("1g", 7)), 4
 		d, _ := c.run(100)
-		g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), "%d: %s", n, d.Nodes[0].Message)
+		g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), "%d: %s", n, d.Nodes[0].Message)
 		g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/mig-1g.5gb": 14}))
 		g.Expect(h.Labels[pluginLabel]).To(Equal("true"))
 	}
@@ -327,7 +330,7 @@ func TestWhatSomebodyUndoesIsDoneAgain(t *testing.T) {
 	for name, harm := range map[string]func(*cluster, *host){
 		"the label of the key":        func(_ *cluster, h *host) { delete(h.Labels, v1alpha1.LabelConfig) },
 		"the label to something else": func(_ *cluster, h *host) { h.Labels[v1alpha1.LabelConfig] = "mine" },
-		"the ConfigMap":               func(c *cluster, _ *host) { c.Keys = nil },
+		"the ConfigMap":               func(c *cluster, _ *host) { c.Configs = nil },
 		"mig-manager is let in":       func(_ *cluster, h *host) { h.Labels[v1alpha1.LabelMIGManager] = "true" },
 		"the spec":                    func(_ *cluster, h *host) { h.GPU.Spec.Devices = nil; h.GPU.Generation++ },
 		"a taint of ours by hand": func(_ *cluster, h *host) {
@@ -344,18 +347,18 @@ func TestWhatSomebodyUndoesIsDoneAgain(t *testing.T) {
 			c, h := toMIG()
 			h.Labels[v1alpha1.LabelMIGManager] = "true"
 			d, _ := c.run(60)
-			g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate))
+			g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate))
 			c.tick(time.Hour)
 			harm(c, h)
 			c.advertise(h)
 			c.tick(time.Second)
 			d, _ = c.run(60)
-			g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), d.Nodes[0].Message)
+			g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
 			g.Expect(d.Actions).To(BeEmpty())
 			g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/mig-2g.10gb": 6}))
 			g.Expect(h.Labels[v1alpha1.LabelMIGManager]).To(Equal("false"))
 			g.Expect(h.Taints).To(BeEmpty())
-			g.Expect(c.Keys).To(HaveKey(h.Labels[v1alpha1.LabelConfig]))
+			g.Expect(c.Configs).To(HaveKey(h.Labels[v1alpha1.LabelConfig]))
 			g.Expect(h.plugin.uuids).To(ConsistOf(h.instances()), "the plugin advertises the instances that are there")
 		})
 	}
@@ -376,7 +379,7 @@ func TestARestoreWaitsForUsersAsThePolicySaid(t *testing.T) {
 	g.Expect(changes(d.Actions)).To(BeEmpty())
 	g.Expect(h.Taints).To(BeEmpty())
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonDrainTimedOut))
-	g.Expect(d.Wire).To(BeTrue())
+	g.Expect(d.ConfigurePlugin).To(BeTrue())
 	const who = "pod user/train (GPU 0, instance 2g.10gb at 0:2)"
 	told := slices.Compact(slices.Clone(c.told))
 	g.Expect(told).To(HaveExactElements(BeEmpty(), HavePrefix("GPUInUse: waiting for"), HavePrefix("DrainTimedOut: not idle"),
@@ -404,7 +407,7 @@ func TestAClientThatDoesNotEndIsGivenUp(t *testing.T) {
 		c.pass()
 	}
 	d := rollout.Decide(c.world())
-	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateFailed), d.Nodes[0].Message)
+	g.Expect(d.Nodes[0].State).To(Equal(state.Failed), d.Nodes[0].Message)
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonPausingClients))
 	g.Expect(d.Nodes[0].Message).To(ContainSubstring("waiting until NVIDIA's GPU clients are gone: gpu-operator/nvidia-1"))
 	g.Expect(h.Taints).To(BeEmpty())
@@ -420,8 +423,8 @@ func TestANodeThatIsSharedSoAlreadyIsTakenOverWithoutDisturbance(t *testing.T) {
 	instances := h.devices()[0].State.Instances
 	c.hold(h, "train", 0, instances[0].ID)
 	d, states := c.run(60)
-	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), d.Nodes[0].Message)
-	g.Expect(states["a"]).NotTo(ContainElement(rollout.StateDraining))
+	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
+	g.Expect(states["a"]).NotTo(ContainElement(state.Draining))
 	g.Expect(h.Labels[v1alpha1.LabelMIGManager]).To(Equal("false"))
 	g.Expect(h.GPU.Spec.Baseline.Labels[v1alpha1.LabelMIGManager]).To(Equal("true"))
 	g.Expect(h.devices()[0].State.Instances).To(Equal(instances))
@@ -435,14 +438,14 @@ func TestAnAgentThatIsSlowAfterARebootIsNoFailure(t *testing.T) {
 	h.hardware.Reboot()
 	h.report()
 	d := rollout.Decide(c.world())
-	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateApplying), d.Nodes[0].Message)
+	g.Expect(d.Nodes[0].State).To(Equal(state.Applying), d.Nodes[0].Message)
 }
 
 func TestAClusterWithoutPoliciesIsLeftAlone(t *testing.T) {
 	g := NewWithT(t)
 	c := newCluster()
 	c.add("a", sim.A100)
-	c.Wiring.Keys = map[string]string{"default-1": "version: v1"}
+	c.Plugin.Configs = map[string]string{"default-1": "version: v1"}
 	d := rollout.Decide(c.world())
 	g.Expect(changes(d.Actions)).To(BeEmpty())
 	d.Actions = nil
@@ -466,7 +469,7 @@ func TestARollbackThatNeedsIdleGPUsGivesTheNodeBackMeanwhile(t *testing.T) {
 	g.Expect(d.Actions).To(BeEmpty())
 	g.Expect(h.Taints).To(BeEmpty())
 	g.Expect(c.evicted).To(BeEmpty())
-	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateFailed))
+	g.Expect(d.Nodes[0].State).To(Equal(state.Failed))
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonNotAdvertised))
 	g.Expect(d.Nodes[0].Message).To(And(ContainSubstring("not advertised within 5m0s"),
 		ContainSubstring("waiting until nobody uses what must be changed: pod user/quick (GPU 0, instance 3g.20gb at 0:4)")))
@@ -484,11 +487,11 @@ func TestARollbackThatDrainsInVainLetsGo(t *testing.T) {
 	c.run(60)
 	good := h.GPU.Spec.ConfigName
 	c.Policies[0].Spec.Sharing, c.Policies[0].Generation = mig(count("3g", 2)), 2
-	for rollout.Decide(c.world()).Nodes[0].State != rollout.StateReleasing {
+	for rollout.Decide(c.world()).Nodes[0].State != state.Releasing {
 		c.steps(1)
 	}
 	g.Expect(h.Taints).NotTo(BeEmpty())
-	h.Pods = append(h.Pods, rollout.Pod{Namespace: "user", Name: "tolerates", UID: "tolerates", GPU: true})
+	h.Pods = append(h.Pods, world.Pod{Namespace: "user", Name: "tolerates", UID: "tolerates", GPU: true})
 	c.hold(h, "tolerates", 0, h.devices()[0].State.Instances[0].ID)
 	h.Allocatable["nvidia.com/mig-3g.20gb"] = 3 // not what it must be
 	c.Now = c.Now.Add(6 * time.Minute)
@@ -516,7 +519,7 @@ func TestAChangeThatHasNotBegunIsNotQuiescing(t *testing.T) {
 	h.Labels[v1alpha1.LabelMIGManager] = "true"
 	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("2g", 3)), paused)}
 	d := c.pass()
-	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateStaleGentle), d.Nodes[0].Message)
+	g.Expect(d.Nodes[0].State).To(Equal(state.PendingNonDisruptive), d.Nodes[0].Message)
 	g.Expect(d.Nodes[0].Message).To(ContainSubstring("mig-manager"))
 	g.Expect(h.Labels).To(HaveKeyWithValue(v1alpha1.LabelMIGManager, "true"))
 }
@@ -551,7 +554,7 @@ func TestAReleaseThatFailsIsTriedAgainInAnHour(t *testing.T) {
 			attempts := func(of time.Duration) (taints int) {
 				for range of / (10 * time.Second) {
 					for _, a := range c.pass().Actions {
-						if _, is := a.(rollout.Taint); is {
+						if _, is := a.(action.Taint); is {
 							taints++
 						}
 					}

@@ -16,6 +16,9 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 	"github.com/gpusharing/gpu-sharing-operator/test/invariant"
 )
 
@@ -25,7 +28,7 @@ import (
 func TestEveryFaultInEveryState(t *testing.T) {
 	for name, f := range faults() {
 		t.Run(name, func(t *testing.T) {
-			states := map[rollout.State]bool{}
+			states := map[state.State]bool{}
 			for n := range 18 {
 				o := newOrdeal(t, f.sharing)
 				for range n {
@@ -42,12 +45,12 @@ func TestEveryFaultInEveryState(t *testing.T) {
 				o.intact(fmt.Sprintf("struck after pass %d", n))
 				f.outcome(o)
 			}
-			through := []rollout.State{
-				rollout.StateStaleDisruptive, rollout.StateDraining, rollout.StateQuiet, rollout.StateSelecting,
-				rollout.StateVerifying, rollout.StateUpToDate,
+			through := []state.State{
+				state.PendingDisruptive, state.Draining, state.Idle, state.Selecting,
+				state.Verifying, state.UpToDate,
 			}
 			if f.sharing == nil { // MIG takes several steps
-				through = append(through, rollout.StateQuiescing, rollout.StateApplying)
+				through = append(through, state.PausingClients, state.Applying)
 			}
 			for _, s := range through {
 				NewWithT(t).Expect(states).To(HaveKey(s), "a node was struck in each state")
@@ -123,12 +126,12 @@ func faults() map[string]fault {
 			outcome: func(o *ordeal) { o.inUseOrDone("pod user/train") },
 		},
 		"our ConfigMap is deleted by hand: it is written again": {
-			strike: func(o *ordeal) { o.Keys = nil }, outcome: asThePolicyAsks,
+			strike: func(o *ordeal) { o.Configs = nil }, outcome: asThePolicyAsks,
 		},
 		"our keys are edited by hand: they are written again": {
 			strike: func(o *ordeal) {
-				for key := range o.Keys {
-					o.Keys[key] = "version: v1\n"
+				for key := range o.Configs {
+					o.Configs[key] = "version: v1\n"
 				}
 			}, outcome: asThePolicyAsks,
 		},
@@ -143,12 +146,12 @@ func faults() map[string]fault {
 		},
 		"the ClusterPolicy is deleted and another one made: the rollout stands still, then goes on": {
 			strike: func(o *ordeal) {
-				o.Wiring = rollout.Wiring{Reason: v1alpha1.ReasonNoDevicePlugin, Message: "there is no ClusterPolicy"}
+				o.Plugin = world.DevicePlugin{Reason: v1alpha1.ReasonNoDevicePlugin, Message: "there is no ClusterPolicy"}
 				o.pass()
 				o.pass()
-				o.Wiring = rollout.Wiring{ClusterPolicy: true}
+				o.Plugin = world.DevicePlugin{ClusterPolicy: true}
 				o.pass()
-				o.Wiring.Ready = true
+				o.Plugin.Ready = true
 			}, outcome: asThePolicyAsks,
 		},
 		"NFD begins to ignore our NodeFeatures: nodes that are not served yet stay as they were, and it is named": {
@@ -165,7 +168,7 @@ func faults() map[string]fault {
 		},
 		"the kind NodeFeature is deleted: nodes that are not served yet stay as they were, and it is named": {
 			strike: func(o *ordeal) {
-				o.Wiring.NodeFeatures = false
+				o.Plugin.NodeFeatures = false
 				o.each(func(h *host) { h.features = features{merged: map[string]bool{}} })
 			},
 			outcome: servedOrNamed(v1alpha1.ReasonNoNodeFeatures),
@@ -178,7 +181,7 @@ func faults() map[string]fault {
 type ordeal struct {
 	*cluster
 	*WithT
-	before rollout.World
+	before world.World
 	last   rollout.Decision
 
 	passes    int
@@ -250,8 +253,8 @@ func (o *ordeal) pass() {
 }
 
 // refused says whether the API server does not carry an action out.
-func (o *ordeal) refused(a rollout.Action) bool {
-	if e, evicts := a.(rollout.Evict); evicts {
+func (o *ordeal) refused(a action.Action) bool {
+	if e, evicts := a.(action.Evict); evicts {
 		if e.Pod == o.unanswered {
 			const answerTime = 5 * time.Second // of internal/drain
 			o.Now = o.Now.Add(answerTime)
@@ -264,7 +267,7 @@ func (o *ordeal) refused(a rollout.Action) bool {
 }
 
 // everyOther counts attempts of each write, and says whether this one is to be refused; none is where nothing is counted.
-func everyOther(attempts map[string]int, a rollout.Action) bool {
+func everyOther(attempts map[string]int, a action.Action) bool {
 	if attempts == nil {
 		return false
 	}
@@ -273,7 +276,7 @@ func everyOther(attempts map[string]int, a rollout.Action) bool {
 	return attempts[write]%2 == 1
 }
 
-func (o *ordeal) withinBudget(a rollout.Action) {
+func (o *ordeal) withinBudget(a action.Action) {
 	disturbed := 0
 	for _, h := range o.hosts {
 		if invariant.Disturbed(*h.Node) {
@@ -351,7 +354,7 @@ func (o *ordeal) inUseOrDone(who string) {
 	}
 	for _, n := range o.last.Nodes {
 		if n.Node == "b" {
-			o.Expect(n.State).To(Equal(rollout.StateFailed))
+			o.Expect(n.State).To(Equal(state.Failed))
 			o.Expect(n.Reason).To(Equal(v1alpha1.ReasonDrainTimedOut))
 			o.Expect(n.Message).To(ContainSubstring(who))
 		}
@@ -362,7 +365,7 @@ func (o *ordeal) inUseOrDone(who string) {
 func servedOrNamed(reason string) func(*ordeal) {
 	return func(o *ordeal) {
 		for _, n := range o.last.Nodes {
-			if n.State == rollout.StateUpToDate && n.Reason == v1alpha1.ReasonReady {
+			if n.State == state.UpToDate && n.Reason == v1alpha1.ReasonReady {
 				o.Expect(o.hosts[n.Node].daemons).To(HaveLen(1))
 				continue
 			}

@@ -15,7 +15,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
-	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
 // fate is what happens to a machine that nobody asked for.
@@ -65,7 +65,7 @@ func (c *cluster) returns(h *host) {
 	for uid := range h.dcgm {
 		h.dcgm[uid] = append([]string{}, h.instances()...)
 	}
-	if slices.ContainsFunc(h.Pods, func(p rollout.Pod) bool { return p.NodeSelector[mpsLabel] != "" }) {
+	if slices.ContainsFunc(h.Pods, func(p world.Pod) bool { return p.NodeSelector[mpsLabel] != "" }) {
 		c.startMPS(h)
 	}
 	c.version[h.Name]++
@@ -206,8 +206,8 @@ func (b born) equal(o born) bool {
 }
 
 // userPods are the pods of users on a host.
-func (h *host) userPods() []rollout.Pod {
-	var pods []rollout.Pod
+func (h *host) userPods() []world.Pod {
+	var pods []world.Pod
 	for _, p := range h.Pods {
 		if p.Namespace == "user" {
 			pods = append(pods, p)

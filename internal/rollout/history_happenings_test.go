@@ -13,7 +13,9 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
-	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/status"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
 // happenings are all events that a history may have, by name.
@@ -42,7 +44,7 @@ func (c *chronicle) tell(format string, args ...any) {
 
 func (c *chronicle) upgradeEvent(random *rand.Rand) {
 	h := c.some(random)
-	if h.off || h.upgrade.goesOn() || !c.Wiring.ClusterPolicy {
+	if h.off || h.upgrade.goesOn() || !c.Plugin.ClusterPolicy {
 		return
 	}
 	restart := random.IntN(2) == 0
@@ -64,22 +66,22 @@ func (c *chronicle) upgradeEvent(random *rand.Rand) {
 // crdEvent lets the kind NodeFeature or NVIDIA's ClusterPolicy go, or come back.
 func (c *chronicle) crdEvent(random *rand.Rand) {
 	if random.IntN(2) == 0 {
-		c.Wiring.NodeFeatures = !c.Wiring.NodeFeatures && c.opensCRDs
-		if !c.Wiring.NodeFeatures {
+		c.Plugin.NodeFeatures = !c.Plugin.NodeFeatures && c.opensCRDs
+		if !c.Plugin.NodeFeatures {
 			for _, h := range c.all() {
 				h.features = features{merged: h.features.merged}
 			}
 		}
-		c.tell("the kind NodeFeature is served: %v", c.Wiring.NodeFeatures)
+		c.tell("the kind NodeFeature is served: %v", c.Plugin.NodeFeatures)
 		return
 	}
-	if c.Wiring.Reason == "" {
-		c.Wiring.Reason, c.Wiring.Message = v1alpha1.ReasonNoDevicePlugin, "there is no ClusterPolicy"
+	if c.Plugin.Reason == "" {
+		c.Plugin.Reason, c.Plugin.Message = v1alpha1.ReasonNoDevicePlugin, "there is no ClusterPolicy"
 	} else {
-		c.Wiring.Reason, c.Wiring.Message = "", ""
+		c.Plugin.Reason, c.Plugin.Message = "", ""
 	}
-	c.Wiring.Ready = c.Wiring.Reason == ""
-	c.tell("there is a device plugin that the operator can configure: %v", c.Wiring.Ready)
+	c.Plugin.Ready = c.Plugin.Reason == ""
+	c.tell("there is a device plugin that the operator can configure: %v", c.Plugin.Ready)
 }
 
 // agentEvent takes the agent of a node away, lets it lag, or brings it back.
@@ -128,7 +130,7 @@ func (c *chronicle) lieEvent(random *rand.Rand) {
 			agents[i].Status = metav1.ConditionTrue
 		}
 	}
-	h.GPU.Status.Conditions = slices.Concat(rollout.Reported(h.GPU.Status).Conditions, agents)
+	h.GPU.Status.Conditions = slices.Concat(status.Reported(h.GPU.Status).Conditions, agents)
 	h.lags = true
 	c.tell("the agent of %s reports that all is well, and then nothing any more", h.Name)
 }
@@ -162,7 +164,7 @@ func (c *chronicle) staked(which func(stake) bool) bool {
 
 func (c *chronicle) leadEvent(*rand.Rand) {
 	c.lead()
-	c.memory, c.Repeats, c.Sightings = remembering{}, &rollout.Repeats{}, &rollout.Sightings{}
+	c.memory, c.Repeats, c.Sightings = remembering{}, &action.Repeats{}, &world.Sightings{}
 	for _, h := range c.all() {
 		if h.Annotations[v1alpha1.AnnotationOtherController] == "" {
 			h.sharedAt = time.Time{} // of that a new leader can know nothing
@@ -191,15 +193,15 @@ func (c *chronicle) draEvent(random *rand.Rand) {
 			c.passes(3 + random.IntN(8))
 			h.Slicer, h.SlicerLeft = was, ""
 		}
-		at := slices.IndexFunc(h.Pods, func(p rollout.Pod) bool { return p.DRA })
+		at := slices.IndexFunc(h.Pods, func(p world.Pod) bool { return p.DRA })
 		if at < 0 {
 			continue
 		}
 		c.tell("the pod of NVIDIA's DRA driver of %s restarts", h.Name)
 		h.Pods[at].Terminating, h.Pods[at].EndsBy = true, c.Now.Add(30*time.Second)
 		c.passes(3 + random.IntN(8))
-		pod := rollout.Pod{}
-		h.Pods = slices.DeleteFunc(h.Pods, func(p rollout.Pod) bool {
+		pod := world.Pod{}
+		h.Pods = slices.DeleteFunc(h.Pods, func(p world.Pod) bool {
 			if p.DRA {
 				pod = p
 			}
@@ -227,8 +229,8 @@ func (c *chronicle) breaksEvent(random *rand.Rand) {
 // pluginEvent restarts the pod of NVIDIA's device plugin, as a person does. For a moment there is none that is not ending.
 func (c *chronicle) pluginEvent(random *rand.Rand) {
 	h := c.some(random)
-	isPlugin := func(p rollout.Pod) bool {
-		return p.NodeSelector[pluginLabel] != "" || !c.Wiring.ClusterPolicy && p.MountsConfig
+	isPlugin := func(p world.Pod) bool {
+		return p.NodeSelector[pluginLabel] != "" || !c.Plugin.ClusterPolicy && p.MountsConfig
 	}
 	at := slices.IndexFunc(h.Pods, isPlugin)
 	if h.off || at < 0 {

@@ -19,6 +19,10 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/policy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/group"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
 // breaks notes that an invariant does not hold. The first one counts.
@@ -32,8 +36,8 @@ func (c *chronicle) breaks(invariant, format string, args ...any) {
 
 // pluginRestarts looks whether NVIDIA's device plugin is restarted though it has marked a GPU unhealthy, which it forgets then. Once
 // after each boot it may be: nobody can tell whether it started before the agent made the instances of that boot, or after.
-func (c *chronicle) pluginRestarts(h *host, a rollout.DeletePod) {
-	plugin := slices.ContainsFunc(h.Pods, func(p rollout.Pod) bool { return p.UID == a.UID && p.NodeSelector[pluginLabel] != "" })
+func (c *chronicle) pluginRestarts(h *host, a action.DeletePod) {
+	plugin := slices.ContainsFunc(h.Pods, func(p world.Pod) bool { return p.UID == a.UID && p.NodeSelector[pluginLabel] != "" })
 	slices.Sort(h.plugin.uuids)
 	if plugin && h.booted {
 		h.booted = false
@@ -46,9 +50,9 @@ func (c *chronicle) pluginRestarts(h *host, a rollout.DeletePod) {
 
 // takesOver looks whether a change begins on a node whose GPUs another controller offers, of which a pod or a resource may be
 // away for a moment.
-func (c *chronicle) takesOver(h *host, a rollout.Action) {
-	spec, sets := a.(rollout.SetSpec)
-	_, taints := a.(rollout.Taint)
+func (c *chronicle) takesOver(h *host, a action.Action) {
+	spec, sets := a.(action.SetSpec)
+	_, taints := a.(action.Taint)
 	if a.For().Name != "" && (taints || sets && spec.Why != "" && len(spec.Spec.Devices) > len(h.GPU.Spec.Devices)) && c.Now.Sub(h.sharedAt) < 5*time.Minute {
 		c.breaks("harmless", "node %s is taken over, whose GPUs another controller offers (recorded: %v): %s", h.Name, h.recorded, a)
 	}
@@ -56,13 +60,13 @@ func (c *chronicle) takesOver(h *host, a rollout.Action) {
 
 // opens looks whether a taint that a policy keeps on a node is taken off though the policy still asks for it, and nothing else has
 // changed than that NVIDIA's stand-alone plugin restarts. The taint goes where a program of NVIDIA's does not tolerate it.
-func (c *chronicle) opens(h *host, a rollout.Action) {
-	keep, keeps := a.(rollout.KeepTaints)
+func (c *chronicle) opens(h *host, a action.Action) {
+	keep, keeps := a.(action.KeepTaints)
 	isShared := func(t corev1.Taint) bool { return t.Key == shared.Key }
-	if !keeps || keep.Policy.Name == "" || c.Wiring.ClusterPolicy || c.Wiring.Reason != "" || slices.ContainsFunc(keep.Want, isShared) || !slices.ContainsFunc(h.Taints, isShared) {
+	if !keeps || keep.Policy.Name == "" || c.Plugin.ClusterPolicy || c.Plugin.Reason != "" || slices.ContainsFunc(keep.Want, isShared) || !slices.ContainsFunc(h.Taints, isShared) {
 		return
 	}
-	refuses := func(p rollout.Pod) bool {
+	refuses := func(p world.Pod) bool {
 		return (p.Serves || p.MountsConfig) && !clusterpolicy.Tolerates(p.Tolerations, shared)
 	}
 	if slices.ContainsFunc(c.all(), func(o *host) bool { return slices.ContainsFunc(o.Pods, refuses) }) {
@@ -76,7 +80,7 @@ func (c *chronicle) opens(h *host, a rollout.Action) {
 }
 
 // bystander looks whether a pod that is evicted uses a GPU that the policy selects, or that the operator has changed.
-func (c *chronicle) bystander(h *host, a rollout.Evict) {
+func (c *chronicle) bystander(h *host, a action.Evict) {
 	s, known := c.stakes[a.Pod]
 	if !known {
 		return
@@ -136,14 +140,14 @@ func (c *chronicle) slotted(h *host) []gpu.Device {
 // inBudget looks whether a write disturbs more nodes of a policy than it allows. A policy takes a node over with its first write
 // that taints the node, pauses NVIDIA's clients, sets the spec or names the policy in the copy of the baseline. From then on the
 // node counts in its budget, also while it goes back, and in no other.
-func (c *chronicle) inBudget(h *host, a rollout.Action) {
+func (c *chronicle) inBudget(h *host, a action.Action) {
 	disturbs, takes := false, false
 	switch a := a.(type) {
-	case rollout.Taint:
+	case action.Taint:
 		disturbs = true
-	case rollout.PatchNode:
+	case action.PatchNode:
 		disturbs, takes = a.Annotations[v1alpha1.AnnotationPaused] != nil, a.Annotations[v1alpha1.AnnotationBaseline] != nil
-	case rollout.SetSpec:
+	case action.SetSpec:
 		takes = a.Spec.PolicyName != ""
 	}
 	if by := a.For().Name; (disturbs || takes) && by != "" && by != h.lastPolicy {
@@ -197,7 +201,7 @@ func (c *chronicle) harmless() {
 	for _, name := range slices.Sorted(maps.Keys(c.stakes)) {
 		s := c.stakes[name]
 		h := c.hosts[s.node]
-		if h == nil || !slices.ContainsFunc(h.Pods, func(p rollout.Pod) bool { return p.Name == name && p.Namespace == "user" }) || h.bootID() != s.boot {
+		if h == nil || !slices.ContainsFunc(h.Pods, func(p world.Pod) bool { return p.Name == name && p.Namespace == "user" }) || h.bootID() != s.boot {
 			delete(c.stakes, name)
 			continue
 		}
@@ -232,13 +236,13 @@ func (c *chronicle) desired(h *host) (by *v1alpha1.GPUSharingPolicy, wish policy
 // shared reports whether other controllers offer the GPUs of a node.
 func (h *host) shared() bool { return offered(h.Node) }
 
-func offered(n *rollout.Node) bool {
-	return n.Slicer != "" || n.DRA != "" || slices.ContainsFunc(n.Pods, func(p rollout.Pod) bool { return p.DRA })
+func offered(n *world.Node) bool {
+	return n.Slicer != "" || n.DRA != "" || slices.ContainsFunc(n.Pods, func(p world.Pod) bool { return p.DRA })
 }
 
 // progressed: every machine that runs is as its policy desires, whatever became of the others.
 func (c *chronicle) progressed(d rollout.Decision) {
-	states := map[string]rollout.NodeState{}
+	states := map[string]group.NodeState{}
 	for _, n := range d.Nodes {
 		states[n.Node] = n
 	}
@@ -251,7 +255,7 @@ func (c *chronicle) progressed(d rollout.Decision) {
 		if by == nil || err != nil || h.shared() || s.Reason == v1alpha1.ReasonNoNodeFeatures || h.missesGPU(s) || c.keptFromReboot(h, s) {
 			continue
 		}
-		if s.State != rollout.StateUpToDate {
+		if s.State != state.UpToDate {
 			c.breaks("progress", "node %s is %s (%s) under policy %s: %s", h.Name, s.State, s.Reason, by.Name, s.Message)
 			return
 		}
@@ -264,7 +268,7 @@ func (c *chronicle) progressed(d rollout.Decision) {
 
 // missesGPU reports whether a node waits for a GPU that its policy selects by index, that was in the machine and is not any more. Until
 // it is replaced the policy keeps the node, also where another policy selects the GPUs that are left.
-func (h *host) missesGPU(s rollout.NodeState) bool {
+func (h *host) missesGPU(s group.NodeState) bool {
 	if s.Reason != v1alpha1.ReasonGPUMissing {
 		return false
 	}
@@ -279,7 +283,7 @@ func (h *host) missesGPU(s rollout.NodeState) bool {
 
 // keptFromReboot reports whether a node is not rebooted because that destroys MIG instances on a GPU that its policy does not select,
 // which a person has made there.
-func (c *chronicle) keptFromReboot(h *host, s rollout.NodeState) bool {
+func (c *chronicle) keptFromReboot(h *host, s group.NodeState) bool {
 	const destroys = "because that destroys the MIG instances of GPU "
 	if s.Reason != v1alpha1.ReasonRebootRequired || !h.hardwareNoReset() || !strings.Contains(s.Message, destroys) {
 		return false
@@ -318,8 +322,8 @@ func (c *chronicle) ended(d rollout.Decision) {
 			c.breaks("progress", "node %s is left tainted or with NVIDIA's clients paused (%s)", h.Name, c.states[h.Name])
 		}
 	}
-	passing := []rollout.State{
-		rollout.StateDraining, rollout.StateQuiescing, rollout.StateQuiet, rollout.StateApplying, rollout.StateSelecting, rollout.StateReleasing,
+	passing := []state.State{
+		state.Draining, state.PausingClients, state.Idle, state.Applying, state.Selecting, state.Releasing,
 	}
 	for _, n := range d.Nodes {
 		if h := c.hosts[n.Node]; h != nil && !h.off && h.AgentReady && slices.Contains(passing, n.State) && n.Reason != v1alpha1.ReasonPaused {
@@ -330,7 +334,7 @@ func (c *chronicle) ended(d rollout.Decision) {
 
 // truthful: what is said of each policy and each node at rest is so.
 func (c *chronicle) truthful(d rollout.Decision) {
-	states := map[string]rollout.NodeState{}
+	states := map[string]group.NodeState{}
 	for _, n := range d.Nodes {
 		states[n.Node] = n
 	}
@@ -393,7 +397,7 @@ func (c *chronicle) alive(p *v1alpha1.GPUSharingPolicy, n v1alpha1.PendingNode, 
 			return "there is no maintenance"
 		}
 	case v1alpha1.ReasonGPUInUse, v1alpha1.ReasonDrainTimedOut:
-		named := func(o rollout.Pod) bool { return strings.Contains(n.Message, o.Namespace+"/"+o.Name) }
+		named := func(o world.Pod) bool { return strings.Contains(n.Message, o.Namespace+"/"+o.Name) }
 		if !slices.ContainsFunc(h.Pods, named) && !strings.Contains(n.Message, "process ") {
 			return "no pod that it names is there"
 		}

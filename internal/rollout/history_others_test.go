@@ -15,7 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 	"github.com/gpusharing/gpu-sharing-operator/test/history"
 )
 
@@ -50,14 +50,14 @@ func (c *chronicle) rewriting(random *rand.Rand) (what string, again func() bool
 		edits := random.IntN(2) == 0
 		return fmt.Sprintf("keys of our ConfigMap, content: %v", edits), func() bool {
 			changed := false
-			c.Keys = maps.Clone(c.Keys)
-			for _, key := range slices.Sorted(maps.Keys(c.Keys)) {
+			c.Configs = maps.Clone(c.Configs)
+			for _, key := range slices.Sorted(maps.Keys(c.Configs)) {
 				switch {
-				case c.Wiring.Keys[key] != "" || key == "default":
-				case edits && c.Keys[key] != "version: v1\n":
-					c.Keys[key], changed = "version: v1\n", true
+				case c.Plugin.Configs[key] != "" || key == "default":
+				case edits && c.Configs[key] != "version: v1\n":
+					c.Configs[key], changed = "version: v1\n", true
 				case !edits:
-					delete(c.Keys, key)
+					delete(c.Configs, key)
 					changed = true
 				}
 			}
@@ -77,14 +77,14 @@ func (c *chronicle) rewriting(random *rand.Rand) (what string, again func() bool
 		})
 	case 5:
 		return "tolerations of the ClusterPolicy", func() bool {
-			o := c.Wiring.Operands
+			o := c.Plugin.Operands
 			if o == nil || len(o.Ours) == 0 {
 				return false
 			}
 			without := *o
 			without.Tolerations = slices.DeleteFunc(slices.Clone(o.Tolerations), func(t corev1.Toleration) bool { return slices.Contains(o.Ours, t) })
 			without.Ours = nil
-			c.Wiring.Operands = &without
+			c.Plugin.Operands = &without
 			return true
 		}
 	}
@@ -177,13 +177,13 @@ func (c *chronicle) bounded(when string, most int) {
 // backups are older copies of objects, as a backup tool has them.
 type backups struct {
 	keys     map[string]string
-	nodes    map[string]rollout.Node
+	nodes    map[string]world.Node
 	policies []v1alpha1.GPUSharingPolicy
 }
 
 func (c *chronicle) backUpEvent(*rand.Rand) {
 	w := c.world()
-	c.backups = backups{keys: maps.Clone(c.Keys), nodes: map[string]rollout.Node{}, policies: w.Policies}
+	c.backups = backups{keys: maps.Clone(c.Configs), nodes: map[string]world.Node{}, policies: w.Policies}
 	for _, n := range w.Nodes {
 		c.backups.nodes[n.Name] = n
 	}
@@ -201,7 +201,7 @@ func (c *chronicle) restoreEvent(random *rand.Rand) {
 	old, has := c.backups.nodes[h.Name]
 	switch {
 	case what == 0:
-		c.Keys = maps.Clone(c.backups.keys)
+		c.Configs = maps.Clone(c.backups.keys)
 		c.tell("our ConfigMap is restored from the backup")
 	case what == 1:
 		var restored []v1alpha1.GPUSharingPolicy
@@ -242,7 +242,7 @@ func (c *chronicle) deleteEvent(random *rand.Rand) {
 	h := c.some(random)
 	switch random.IntN(3) {
 	case 0:
-		c.Keys = maps.Clone(c.Wiring.Keys)
+		c.Configs = maps.Clone(c.Plugin.Configs)
 		c.meddled = true
 		c.tell("our ConfigMap is deleted")
 	case 1:

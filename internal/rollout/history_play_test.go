@@ -17,6 +17,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 	"github.com/gpusharing/gpu-sharing-operator/test/history"
 )
 
@@ -37,7 +39,7 @@ func playing(h history.History, tells bool, sum hash.Hash) (broken string, story
 	for _, n := range c.all() {
 		c.tell("node %s in pool %s: %s; slicer %q, labels %v", n.Name, n.pool, n.hardwareSays(), n.Slicer, n.Labels)
 	}
-	c.tell("ClusterPolicy %v, NodeFeature %v, Operands %v", c.Wiring.ClusterPolicy, c.Wiring.NodeFeatures, c.Wiring.Operands != nil)
+	c.tell("ClusterPolicy %v, NodeFeature %v, Operands %v", c.Plugin.ClusterPolicy, c.Plugin.NodeFeatures, c.Plugin.Operands != nil)
 	for i := range c.Policies {
 		c.tell("policy %s: %s", c.Policies[i].Name, history.Says(&c.Policies[i]))
 	}
@@ -105,11 +107,11 @@ const askAgain = 10 * time.Second
 
 // refuses reports whether a PodDisruptionBudget has refused all that was decided, so that nothing wakes the controller.
 func (c *chronicle) refuses(d rollout.Decision) bool {
-	isRefused := func(a rollout.Action) bool {
-		e, is := a.(rollout.Evict)
+	isRefused := func(a action.Action) bool {
+		e, is := a.(action.Evict)
 		return is && c.protected[e.Pod]
 	}
-	return len(d.Actions) > 0 && !slices.ContainsFunc(d.Actions, func(a rollout.Action) bool { return !isRefused(a) })
+	return len(d.Actions) > 0 && !slices.ContainsFunc(d.Actions, func(a action.Action) bool { return !isRefused(a) })
 }
 
 // comesToRest rests for eight hours, in which nothing may go on all the time.
@@ -185,8 +187,8 @@ func (c *chronicle) step(faithful bool) rollout.Decision {
 	c.wireMIG(d)
 	c.standAlone()
 	c.fought()
-	if !d.Wire {
-		c.Keys = maps.Clone(c.Wiring.Keys)
+	if !d.ConfigurePlugin {
+		c.Configs = maps.Clone(c.Plugin.Configs)
 	}
 	for i := range c.Policies {
 		if s, decided := d.Policies[c.Policies[i].Name]; decided {
@@ -202,7 +204,7 @@ func (c *chronicle) step(faithful bool) rollout.Decision {
 }
 
 // seesOthers notes on which nodes the controller sees that another one offers the GPUs.
-func (c *chronicle) seesOthers(w rollout.World) {
+func (c *chronicle) seesOthers(w world.World) {
 	for i := range w.Nodes {
 		h := c.hosts[w.Nodes[i].Name]
 		if h == nil {
@@ -228,28 +230,28 @@ func (c *chronicle) tellStates(d rollout.Decision) {
 // standAlone is the DaemonSet of a stand-alone device plugin.
 func (c *chronicle) standAlone() {
 	for _, h := range c.all() {
-		if c.Wiring.ClusterPolicy || h.off || slices.ContainsFunc(h.Pods, func(p rollout.Pod) bool { return p.MountsConfig }) {
+		if c.Plugin.ClusterPolicy || h.off || slices.ContainsFunc(h.Pods, func(p world.Pod) bool { return p.MountsConfig }) {
 			continue
 		}
 		c.serial++
 		name := fmt.Sprint("plugin-", c.serial)
-		h.Pods = append(h.Pods, rollout.Pod{
+		h.Pods = append(h.Pods, world.Pod{
 			Namespace: "nvidia", Name: name, UID: name, Controller: "DaemonSet", MountsConfig: true, Scheduled: c.Now, Serves: true,
 			Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
 		})
-		h.plugin.running, h.plugin.seen = false, maps.Clone(c.Keys)
+		h.plugin.running, h.plugin.seen = false, maps.Clone(c.Configs)
 	}
 }
 
 // asked reports whether a policy still asks for what is done on its behalf, as the API server says.
-func (c *chronicle) asked(ref rollout.PolicyRef) bool {
+func (c *chronicle) asked(ref action.PolicyRef) bool {
 	return ref.Name == "" || slices.ContainsFunc(c.Policies, func(p v1alpha1.GPUSharingPolicy) bool {
 		return p.Name == ref.Name && p.Generation == ref.Generation
 	})
 }
 
 // carryOut carries an action out, as the API server and what is behind it allow.
-func (c *chronicle) carryOut(a rollout.Action) {
+func (c *chronicle) carryOut(a action.Action) {
 	h := c.hosts[a.Target()]
 	if a.Target() != "" && h == nil {
 		return
@@ -258,23 +260,23 @@ func (c *chronicle) carryOut(a rollout.Action) {
 	c.takesOver(h, a)
 	c.opens(h, a)
 	switch a := a.(type) {
-	case rollout.Evict:
+	case action.Evict:
 		c.evicts(h, a)
 		return
-	case rollout.DeletePod:
+	case action.DeletePod:
 		c.count["restart a pod of "+h.Name]++
 		c.pluginRestarts(h, a)
-	case rollout.SetSpec:
+	case action.SetSpec:
 		c.count["GPUNode "+h.Name]++
-	case rollout.PatchNode, rollout.Taint, rollout.Untaint, rollout.KeepTaints:
+	case action.PatchNode, action.Taint, action.Untaint, action.KeepTaints:
 		c.count["Node "+h.Name]++
-	case rollout.KeepMPSOff, rollout.AllowMPS:
+	case action.KeepMPSOff, action.AllowMPS:
 		c.count["NodeFeature of "+h.Name]++
-	case rollout.WriteKeys:
+	case action.WriteConfigs:
 		c.count["our ConfigMap"]++
-	case rollout.Nudge:
+	case action.TriggerSync:
 		c.count["pod "+a.Pod]++
-	case rollout.Report:
+	case action.Report:
 		c.count["status of GPUNode "+h.Name]++
 	}
 	c.do(a)
@@ -284,14 +286,14 @@ func (c *chronicle) carryOut(a rollout.Action) {
 }
 
 // evicts is the Eviction API. A pod that tolerates every taint comes back at once, by another name.
-func (c *chronicle) evicts(h *host, a rollout.Evict) {
+func (c *chronicle) evicts(h *host, a action.Evict) {
 	kind := c.kinds[a.Pod]
 	if c.protected[a.Pod] {
 		c.count["ask to evict a pod of "+h.Name]++
 	} else {
 		c.count[fmt.Sprintf("evict %s of %s", kind, h.Name)]++
 	}
-	if !slices.ContainsFunc(h.Pods, func(p rollout.Pod) bool { return p.UID == a.UID }) {
+	if !slices.ContainsFunc(h.Pods, func(p world.Pod) bool { return p.UID == a.UID }) {
 		return
 	}
 	c.bystander(h, a)
@@ -322,7 +324,7 @@ func (c *chronicle) evicts(h *host, a rollout.Evict) {
 func (c *chronicle) faultsEnd() {
 	c.tell("the faults end")
 	c.fights = nil
-	c.Wiring.Reason, c.Wiring.Message, c.Wiring.Ready, c.Wiring.NodeFeatures = "", "", true, c.opensCRDs
+	c.Plugin.Reason, c.Plugin.Message, c.Plugin.Ready, c.Plugin.NodeFeatures = "", "", true, c.opensCRDs
 	for _, h := range c.all() {
 		if h.broken != nil {
 			h.plugin.running = false // who repairs it restarts it
@@ -467,12 +469,12 @@ func (c *chronicle) released() {
 	}
 	for _, h := range c.all() {
 		if key := h.Labels[v1alpha1.LabelConfig]; key != "" && !h.off && !slices.Contains(c.theirs[h.Name], v1alpha1.LabelConfig+"="+key) {
-			if _, written := c.Keys[key]; !written {
+			if _, written := c.Configs[key]; !written {
 				c.breaks("restore", "node %s selects config %q, which no ConfigMap holds", h.Name, key)
 			}
 		}
 	}
-	if d.Wire && !retains && !slices.ContainsFunc(c.all(), func(h *host) bool { return h.off || h.forsaken || h.waits() != "" }) {
+	if d.ConfigurePlugin && !retains && !slices.ContainsFunc(c.all(), func(h *host) bool { return h.off || h.forsaken || h.waits() != "" }) {
 		c.breaks("restore", "the ClusterPolicy still names our ConfigMap")
 	}
 }

@@ -12,7 +12,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
-	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
 // podKinds are the kinds of pods of users.
@@ -32,7 +32,7 @@ func (c *chronicle) start(h *host, kind string, random *rand.Rand) {
 	if h.off || h.upgrade.goesOn() || !h.down.IsZero() || tainted && !ignores || requests && len(advertised(h)) == 0 {
 		return
 	}
-	claims := slices.ContainsFunc(h.Pods, func(p rollout.Pod) bool { return p.DRA })
+	claims := slices.ContainsFunc(h.Pods, func(p world.Pod) bool { return p.DRA })
 	if claims != (kind == "claim") && kind != "outside" {
 		return // where NVIDIA's DRA driver offers the GPUs, they are got by claims alone
 	}
@@ -54,7 +54,7 @@ func (c *chronicle) start(h *host, kind string, random *rand.Rand) {
 	}
 	c.serial++
 	name := fmt.Sprintf("%s-%d", kind, c.serial)
-	pod := rollout.Pod{Namespace: "user", Name: name, UID: "uid-" + name, Controller: "ReplicaSet", Scheduled: c.Now}
+	pod := world.Pod{Namespace: "user", Name: name, UID: "uid-" + name, Controller: "ReplicaSet", Scheduled: c.Now}
 	switch kind {
 	case "bare":
 		pod.Controller = ""
@@ -110,7 +110,7 @@ func (c *chronicle) leaveEvent(random *rand.Rand) {
 }
 
 // leaves ends a pod, with its processes.
-func (c *chronicle) leaves(h *host, p rollout.Pod) {
+func (c *chronicle) leaves(h *host, p world.Pod) {
 	h.hardware.Update(func(n *sim.Node) {
 		for i := range n.GPUs {
 			n.GPUs[i].Processes = slices.DeleteFunc(n.GPUs[i].Processes, func(o gpu.Process) bool { return o.PodUID == p.UID })

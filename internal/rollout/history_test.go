@@ -19,7 +19,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/clusterpolicy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
-	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 	"github.com/gpusharing/gpu-sharing-operator/test/history"
 )
 
@@ -46,7 +47,7 @@ type chronicle struct {
 	count     map[string]int    // writes, evictions and restarts, by object
 	fights    []func() bool     // other controllers that set something again and again
 	theirs    map[string][]string
-	before    map[string]rollout.Node
+	before    map[string]world.Node
 	mentioned map[string]bool // generations of policies that a status has named as observed
 	double    bool            // decide with and without memory
 	backups   backups
@@ -69,23 +70,23 @@ func newChronicle(seed uint64) *chronicle {
 	c := &chronicle{
 		simulation: &simulation{cluster: newCluster(), random: rand.New(rand.NewPCG(seed, 0))},
 		stakes:     map[string]stake{}, kinds: map[string]string{}, protected: map[string]bool{}, hangs: map[string]bool{},
-		slots: map[string]int32{}, count: map[string]int{}, theirs: map[string][]string{}, before: map[string]rollout.Node{},
+		slots: map[string]int32{}, count: map[string]int{}, theirs: map[string][]string{}, before: map[string]world.Node{},
 		mentioned: map[string]bool{}, retained: map[string]bool{}, states: map[string]string{}, double: seed%32 == 0,
 	}
-	c.Repeats, c.Sightings = &rollout.Repeats{}, &rollout.Sightings{}
+	c.Repeats, c.Sightings = &action.Repeats{}, &world.Sightings{}
 	random := rand.New(rand.NewPCG(seed, 2))
 	one := func(in int) bool { return random.IntN(in) == 0 }
-	c.Wiring.NodeFeatures, c.Wiring.ClusterPolicy = !one(4), !one(10)
-	c.opensCRDs = c.Wiring.NodeFeatures
-	if one(6) && c.Wiring.ClusterPolicy {
+	c.Plugin.NodeFeatures, c.Plugin.ClusterPolicy = !one(4), !one(10)
+	c.opensCRDs = c.Plugin.NodeFeatures
+	if one(6) && c.Plugin.ClusterPolicy {
 		c.byHand = mpsByHand(3)
 	}
 	if one(5) {
-		c.Keys = map[string]string{"by-hand": "version: v1\n"}
+		c.Configs = map[string]string{"by-hand": "version: v1\n"}
 	}
-	c.Wiring.Keys = maps.Clone(c.Keys)
-	if one(3) && c.Wiring.ClusterPolicy {
-		c.Wiring.Operands = &clusterpolicy.Operands{Name: "cluster-policy", Tolerations: []corev1.Toleration{ofNVIDIA}}
+	c.Plugin.Configs = maps.Clone(c.Configs)
+	if one(3) && c.Plugin.ClusterPolicy {
+		c.Plugin.Operands = &clusterpolicy.Operands{Name: "cluster-policy", Tolerations: []corev1.Toleration{ofNVIDIA}}
 	}
 	for i := range []int{1, 2, 2, 2, 3, 4}[random.IntN(6)] {
 		c.machine(fmt.Sprintf("n%d", i), random)
@@ -113,26 +114,26 @@ func (c *chronicle) machine(name string, random *rand.Rand) {
 	h.pool = []string{"a", "b"}[random.IntN(2)]
 	h.Labels[history.PoolLabel] = h.pool
 	h.Created = c.Now
-	if !c.Wiring.ClusterPolicy {
+	if !c.Plugin.ClusterPolicy {
 		h.Labels = map[string]string{"kubernetes.io/hostname": name, "pool": h.pool}
-		h.Pods = []rollout.Pod{{
+		h.Pods = []world.Pod{{
 			Namespace: "nvidia", Name: "plugin-" + name, UID: "plugin-" + name, Controller: "DaemonSet", MountsConfig: true,
 			Scheduled: c.Now, Serves: true, Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
 		}}
 		h.plugin.running = false
 	}
-	if one(2) && c.Wiring.ClusterPolicy {
+	if one(2) && c.Plugin.ClusterPolicy {
 		h.Labels[v1alpha1.LabelMIGManager] = "true"
 		if one(2) {
 			h.Labels[v1alpha1.LabelMIGConfig], h.Labels[v1alpha1.LabelMIGConfigState] = "all-disabled", "success"
 		}
 	}
-	if one(4) && c.Wiring.ClusterPolicy {
+	if one(4) && c.Plugin.ClusterPolicy {
 		h.monitored()
 	}
-	if _, has := c.Keys["by-hand"]; has && one(2) {
+	if _, has := c.Configs["by-hand"]; has && one(2) {
 		h.Labels[v1alpha1.LabelConfig] = "by-hand"
-		h.plugin.seen = maps.Clone(c.Keys)
+		h.plugin.seen = maps.Clone(c.Configs)
 	}
 	if one(3) {
 		h.Taints = []corev1.Taint{{Key: "team.example/only", Effect: corev1.TaintEffectPreferNoSchedule}}
@@ -145,7 +146,7 @@ func (c *chronicle) machine(name string, random *rand.Rand) {
 		h.virtual()
 	}
 	if one(8) {
-		h.Pods = append(h.Pods, rollout.Pod{Namespace: "nvidia-dra", Name: "dra-" + name, UID: "dra-" + name, Controller: "DaemonSet", DRA: true, Scheduled: c.Now})
+		h.Pods = append(h.Pods, world.Pod{Namespace: "nvidia-dra", Name: "dra-" + name, UID: "dra-" + name, Controller: "DaemonSet", DRA: true, Scheduled: c.Now})
 	} else if one(12) {
 		h.Slicer = "mig.das.com/1g.5gb"
 	}

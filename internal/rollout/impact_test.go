@@ -17,6 +17,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
 func renamed(replicas int32) v1alpha1.Sharing {
@@ -33,15 +34,15 @@ func instancesSliced(s v1alpha1.Sharing, failRequestsGreaterThanOne *bool) v1alp
 }
 
 // asking is a pod of a Deployment that waits for a node.
-func asking(name string, asks map[string]int64) rollout.Pod {
-	return rollout.Pod{Namespace: "team", Name: name, UID: name, GPU: true, Asks: asks, Workload: "Deployment team/" + name}
+func asking(name string, asks map[string]int64) world.Pod {
+	return world.Pod{Namespace: "team", Name: name, UID: name, GPU: true, Asks: asks, Workload: "Deployment team/" + name}
 }
 
 func TestImpact(t *testing.T) {
 	gpus := func(n int64) map[string]int64 { return map[string]int64{"nvidia.com/gpu": n} }
 	for name, test := range map[string]struct {
 		sharing v1alpha1.Sharing
-		pod     rollout.Pod
+		pod     world.Pod
 		other   bool // a second node, of no policy
 		line    string
 	}{
@@ -58,7 +59,7 @@ func TestImpact(t *testing.T) {
 		},
 		"another node offers it": {sharing: renamed(4), pod: asking("web", gpus(1)), other: true},
 		"another node, which the pod does not select": {
-			sharing: renamed(4), other: true, pod: func() rollout.Pod {
+			sharing: renamed(4), other: true, pod: func() world.Pod {
 				p := asking("web", gpus(1))
 				p.NodeSelector = map[string]string{"kubernetes.io/hostname": "a", "nvidia.com/gpu.product": "Tesla-T4"}
 				return p
@@ -102,7 +103,7 @@ func TestImpact(t *testing.T) {
 			if test.other {
 				c.add("b", sim.A100)
 			}
-			c.Unscheduled = []rollout.Pod{test.pod}
+			c.Unscheduled = []world.Pod{test.pod}
 			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", test.sharing, func(p *v1alpha1.GPUSharingPolicy) {
 				p.Spec.NodeSelector = &v1alpha1.NodeSelector{MatchLabels: map[string]string{"pool": "a"}}
 			})}
@@ -129,7 +130,7 @@ func TestPodsOfOneWorkloadAreToldOnce(t *testing.T) {
 	h.Pods[len(h.Pods)-1].Asks, h.Pods[len(h.Pods)-1].Workload = map[string]int64{"nvidia.com/gpu": 1}, "Deployment team/web"
 	ending := asking("web", map[string]int64{"nvidia.com/gpu": 1})
 	ending.Terminating = true
-	c.Unscheduled = []rollout.Pod{asking("web", map[string]int64{"nvidia.com/gpu": 1}), ending}
+	c.Unscheduled = []world.Pod{asking("web", map[string]int64{"nvidia.com/gpu": 1}), ending}
 	g.Expect(rollout.Decide(c.world()).Unmet["research"]).To(ConsistOf(HavePrefix("Deployment team/web (2 pods) asks for nvidia.com/gpu: 1,")))
 }
 
@@ -152,11 +153,11 @@ func TestWhatAPodAsksFor(t *testing.T) {
 			Containers: []corev1.Container{{Resources: limits("nvidia.com/gpu", 1)}, {Resources: limits("nvidia.com/gpu", 1)}},
 		},
 	}
-	p := rollout.PodOf(pod, types.NamespacedName{})
+	p := world.PodOf(pod, types.NamespacedName{})
 	g.Expect(p.Asks).To(Equal(map[string]int64{"nvidia.com/gpu": 3}), "two containers and a sidecar")
 	g.Expect(p.Workload).To(Equal("Deployment team/web"))
 	pod.Labels = nil
-	g.Expect(rollout.PodOf(pod, types.NamespacedName{}).Workload).To(Equal("ReplicaSet team/web-76c5"))
+	g.Expect(world.PodOf(pod, types.NamespacedName{}).Workload).To(Equal("ReplicaSet team/web-76c5"))
 	pod.OwnerReferences = nil
-	g.Expect(rollout.PodOf(pod, types.NamespacedName{}).Workload).To(Equal("pod team/web-76c5-x"))
+	g.Expect(world.PodOf(pod, types.NamespacedName{}).Workload).To(Equal("pod team/web-76c5-x"))
 }

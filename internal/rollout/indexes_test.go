@@ -12,7 +12,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
-	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
 )
 
 // loseGPU takes a GPU out of a machine: the driver counts the others anew.
@@ -99,7 +99,7 @@ func TestANodeWhoseSelectedGPUsAreAllMissingStaysGoverned(t *testing.T) {
 	c.run(300)
 	c.loseGPU(h, 1)
 	d, _ := c.run(60)
-	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateImpossible))
+	g.Expect(d.Nodes[0].State).To(Equal(state.Unsupported))
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonGPUMissing))
 	g.Expect(h.partitionedGPUs()).To(BeEmpty())
 }

@@ -15,12 +15,15 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
 // karpenters lets a node of the NodePool "gpu" join.
 func (c *cluster) karpenters(name string, taints ...corev1.Taint) *host {
 	h := c.join(name, taints...)
-	h.Labels[rollout.LabelNodePool] = "gpu"
+	h.Labels[world.LabelNodePool] = "gpu"
 	return h
 }
 
@@ -28,7 +31,7 @@ func (c *cluster) karpenters(name string, taints ...corev1.Taint) *host {
 // node was given a taint that its NodePool did not list.
 func TestKarpentersNodesGetNoTaintThatKarpenterDoesNotKnow(t *testing.T) {
 	for name, mark := range map[string]func(*host){
-		"with its labels": func(h *host) { h.Labels[rollout.LabelNodePool] = "gpu" },
+		"with its labels": func(h *host) { h.Labels[world.LabelNodePool] = "gpu" },
 		"before it has labelled": func(h *host) {
 			h.Taints = append(h.Taints, corev1.Taint{Key: "karpenter.sh/unregistered", Effect: "NoExecute"})
 		},
@@ -45,7 +48,7 @@ func TestKarpentersNodesGetNoTaintThatKarpenterDoesNotKnow(t *testing.T) {
 				c.tick(time.Second)
 				if i == 5 && had > 0 {
 					h.Taints, had = nil, 0
-					h.Labels[rollout.LabelNodePool] = "gpu"
+					h.Labels[world.LabelNodePool] = "gpu"
 				}
 			}
 			g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/mig-2g.10gb": 3}), "it becomes ready all the same")
@@ -58,7 +61,7 @@ func TestAPolicyNamesTheNodePoolThatLacksTheStartupTaint(t *testing.T) {
 	c := joining(taintsNewNodes)
 	c.karpenters("b")
 	c.karpenters("c")
-	c.NodePools = map[string]rollout.NodePool{"gpu": {StartupTaints: []string{"example.com/other"}}, "idle": {}}
+	c.NodePools = map[string]world.NodePool{"gpu": {StartupTaints: []string{"example.com/other"}}, "idle": {}}
 	c.run(90)
 	condition := c.condition("research")
 	g.Expect(condition.Status).To(Equal(metav1.ConditionFalse), "also once all nodes are ready")
@@ -67,7 +70,7 @@ func TestAPolicyNamesTheNodePoolThatLacksTheStartupTaint(t *testing.T) {
 		ContainSubstring("replaces all nodes of the NodePool"), Not(ContainSubstring("; NodePool")), Not(ContainSubstring("idle"))))
 	g.Expect(rollout.Decide(c.world()).Policies["research"].Nodes.Ready).To(BeEquivalentTo(3), "the nodes are as desired")
 
-	c.NodePools["gpu"] = rollout.NodePool{StartupTaints: []string{v1alpha1.TaintStartup}}
+	c.NodePools["gpu"] = world.NodePool{StartupTaints: []string{v1alpha1.TaintStartup}}
 	g.Expect(c.condition("research").Reason).To(Equal(v1alpha1.ReasonTaintsPresent))
 }
 
@@ -93,11 +96,11 @@ func TestTheStartupTaintHasTheKeyThatTheAutoscalerOfTheNodeIgnores(t *testing.T)
 		key                 string
 	}{
 		"a machine of Cluster API": {annotations: map[string]string{"cluster.x-k8s.io/machine": "gpu-1"}, key: v1alpha1.TaintStartupAutoscaler},
-		"a machine of OpenShift":   {annotations: map[string]string{rollout.AnnotationMachine: "openshift-machine-api/gpu-1"}, key: v1alpha1.TaintStartupAutoscaler},
+		"a machine of OpenShift":   {annotations: map[string]string{world.AnnotationMachine: "openshift-machine-api/gpu-1"}, key: v1alpha1.TaintStartupAutoscaler},
 		"EKS":                      {labels: map[string]string{"eks.amazonaws.com/nodegroup": "gpu"}, key: v1alpha1.TaintStartupAutoscaler},
 		"GKE":                      {labels: map[string]string{"cloud.google.com/gke-nodepool": "gpu"}, key: v1alpha1.TaintStartupAutoscaler},
 		"AKS":                      {labels: map[string]string{"kubernetes.azure.com/agentpool": "gpu"}, key: v1alpha1.TaintStartupAutoscaler},
-		"Karpenter with the flag":  {labels: map[string]string{rollout.LabelNodePool: "gpu"}, key: v1alpha1.TaintStartupReadiness},
+		"Karpenter with the flag":  {labels: map[string]string{world.LabelNodePool: "gpu"}, key: v1alpha1.TaintStartupReadiness},
 		"nothing known":            {key: v1alpha1.TaintStartup},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -128,9 +131,9 @@ func TestTheStartupTaintHasTheKeyThatTheAutoscalerOfTheNodeIgnores(t *testing.T)
 func TestAStartupTaintInAMachineSetIsNamed(t *testing.T) {
 	g := NewWithT(t)
 	c := joining(taintsNewNodes)
-	c.Repeats = &rollout.Repeats{}
+	c.Repeats = &action.Repeats{}
 	h := c.join("b")
-	h.Annotations = map[string]string{rollout.AnnotationMachine: "openshift-machine-api/gpu-1"}
+	h.Annotations = map[string]string{world.AnnotationMachine: "openshift-machine-api/gpu-1"}
 	c.run(90)
 	clear(c.writes)
 	for range 300 {
@@ -142,7 +145,7 @@ func TestAStartupTaintInAMachineSetIsNamed(t *testing.T) {
 		c.tick(time.Second)
 	}
 	h.Taints = []corev1.Taint{startup}
-	g.Expect(c.writes["rollout.KeepTaints"]).To(BeNumerically("<=", 16), "it is no fight without end")
+	g.Expect(c.writes["action.KeepTaints"]).To(BeNumerically("<=", 16), "it is no fight without end")
 	condition := c.condition("research")
 	g.Expect(condition.Reason).To(Equal(v1alpha1.ReasonStartupTaintInMachineSet))
 	g.Expect(condition.Message).To(And(ContainSubstring("MachineSet of Machine openshift-machine-api/gpu-1"), ContainSubstring("gpusharing.io/startup:NoSchedule")))
@@ -223,7 +226,7 @@ func TestAChangeWithoutTheTaintHasADeadline(t *testing.T) {
 			c.tick(time.Second)
 			c.pass()
 		}
-		h.Pods = append(h.Pods, rollout.Pod{
+		h.Pods = append(h.Pods, world.Pod{
 			Namespace: "gpu-operator", Name: "stuck", UID: "stuck", Controller: "DaemonSet", NodeSelector: map[string]string{pluginLabel: "true"},
 		})
 		paused := c.Now
@@ -232,7 +235,7 @@ func TestAChangeWithoutTheTaintHasADeadline(t *testing.T) {
 			for _, a := range d.Actions {
 				c.do(a)
 			}
-			g.Expect(d.Nodes[1].State).To(Equal(rollout.StateQuiescing), "%+v", d.Nodes[1])
+			g.Expect(d.Nodes[1].State).To(Equal(state.PausingClients), "%+v", d.Nodes[1])
 			g.Expect(d.After).To(BeNumerically(">", 0))
 			c.Now = c.Now.Add(d.After)
 			d = rollout.Decide(c.world())
@@ -246,7 +249,7 @@ func TestAChangeWithoutTheTaintHasADeadline(t *testing.T) {
 func TestANewKarpenterNodeWaitsForNoWindow(t *testing.T) {
 	for name, mark := range map[string]func(*host){
 		"of nobody":    func(*host) {},
-		"of Karpenter": func(h *host) { h.Labels[rollout.LabelNodePool] = "gpu" },
+		"of Karpenter": func(h *host) { h.Labels[world.LabelNodePool] = "gpu" },
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
@@ -268,7 +271,7 @@ func TestAStartupTaintThatANodePoolListsIsToleratedAndTakenOff(t *testing.T) {
 	for _, key := range []string{v1alpha1.TaintStartup, v1alpha1.TaintStartupAutoscaler, v1alpha1.TaintStartupReadiness} {
 		g := NewWithT(t)
 		c := joining(taintsNewNodes)
-		c.NodePools = map[string]rollout.NodePool{"gpu": {StartupTaints: []string{key}}}
+		c.NodePools = map[string]world.NodePool{"gpu": {StartupTaints: []string{key}}}
 		h := c.karpenters("b", corev1.Taint{Key: key, Effect: corev1.TaintEffectNoSchedule})
 		c.run(120)
 		g.Expect(h.Taints).To(BeEmpty(), "%s: %s", key, c.condition("research").Message)
@@ -281,9 +284,9 @@ func TestAFightOverAnotherTaintIsNotBlamedOnTheMachineSet(t *testing.T) {
 	g := NewWithT(t)
 	taint := v1alpha1.Taint{Key: "example.com/shared-gpu", Effect: "NoSchedule"}
 	c := joining(taintsNewNodes, func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Taints = []v1alpha1.Taint{taint} })
-	c.Repeats = &rollout.Repeats{}
+	c.Repeats = &action.Repeats{}
 	h := c.join("b", startup)
-	h.Annotations = map[string]string{rollout.AnnotationMachine: "openshift-machine-api/gpu-1"}
+	h.Annotations = map[string]string{world.AnnotationMachine: "openshift-machine-api/gpu-1"}
 	h.AgentReady = false
 	for range 60 {
 		h.Taints = slices.DeleteFunc(slices.Clone(h.Taints), func(t corev1.Taint) bool { return t.Key == taint.Key })

@@ -16,6 +16,9 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
 // onPool selects nodes by their label pool.
@@ -43,10 +46,10 @@ func TestADeletedConfigMapGetsBackWhatOnlyANodeNames(t *testing.T) {
 	b.breaks(good)
 	c.edit(func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Sharing = timeSlicing(8) })
 	c.run(400)
-	g.Expect(c.Keys).To(And(HaveKey(a.Labels[v1alpha1.LabelConfig]), HaveKey(good)))
-	c.Keys = nil // kubectl delete configmap
+	g.Expect(c.Configs).To(And(HaveKey(a.Labels[v1alpha1.LabelConfig]), HaveKey(good)))
+	c.Configs = nil // kubectl delete configmap
 	c.run(20)
-	g.Expect(c.Keys).To(And(HaveKey(a.Labels[v1alpha1.LabelConfig]), HaveKey(good)))
+	g.Expect(c.Configs).To(And(HaveKey(a.Labels[v1alpha1.LabelConfig]), HaveKey(good)))
 	a.plugin.running, b.plugin.running = false, false
 	c.run(20)
 	g.Expect(c.crashes).To(BeEmpty())
@@ -58,9 +61,9 @@ func TestTheFirstPolicyWaitsForClientsOfNVIDIAsMPSDaemons(t *testing.T) {
 	c := newCluster()
 	byHand, other := c.add("by-hand", sim.T4), c.add("other", sim.T4)
 	other.Labels["pool"] = "other"
-	c.Wiring.Operands = &clusterpolicy.Operands{Name: "cluster-policy"}
-	c.Wiring.Ready = false
-	byHand.Pods = append(byHand.Pods, rollout.Pod{
+	c.Plugin.Operands = &clusterpolicy.Operands{Name: "cluster-policy"}
+	c.Plugin.Ready = false
+	byHand.Pods = append(byHand.Pods, world.Pod{
 		Namespace: "gpu-operator", Name: "mps", UID: "mps", Controller: "DaemonSet", NodeSelector: map[string]string{mpsLabel: "true"},
 	})
 	c.hold(byHand, "client", 0, gpu.WholeGPU)
@@ -115,8 +118,8 @@ func TestAPluginThatTheCacheDoesNotShowYetIsWaitedFor(t *testing.T) {
 			c := fleet(1, timeSlicing(4))
 			h := c.hosts["n0"]
 			if standAlone {
-				c.Wiring.ClusterPolicy = false
-				h.Labels, h.Pods = map[string]string{v1alpha1.LabelClient: "true"}, []rollout.Pod{{
+				c.Plugin.ClusterPolicy = false
+				h.Labels, h.Pods = map[string]string{v1alpha1.LabelClient: "true"}, []world.Pod{{
 					Namespace: "nvidia", Name: "plugin", UID: "plugin", Controller: "DaemonSet", MountsConfig: true, Scheduled: c.Now, Serves: true,
 				}}
 			}
@@ -127,14 +130,14 @@ func TestAPluginThatTheCacheDoesNotShowYetIsWaitedFor(t *testing.T) {
 				return rollout.Decide(w)
 			}
 			selects := func(d rollout.Decision) bool {
-				return slices.ContainsFunc(d.Actions, func(a rollout.Action) bool {
-					patch, is := a.(rollout.PatchNode)
+				return slices.ContainsFunc(d.Actions, func(a action.Action) bool {
+					patch, is := a.(action.PatchNode)
 					return is && patch.Labels[v1alpha1.LabelConfig] != nil
 				})
 			}
 			d := late()
 			g.Expect(selects(d)).To(BeFalse(), "%v", d.Actions)
-			g.Expect(d.Nodes[0].State).To(Equal(rollout.StateSelecting))
+			g.Expect(d.Nodes[0].State).To(Equal(state.Selecting))
 			g.Expect(d.After).To(And(BeNumerically(">", 0), BeNumerically("<=", 30*time.Second)))
 			c.tick(d.After)
 			g.Expect(selects(late())).To(BeTrue())

@@ -17,6 +17,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/status"
 )
 
 // kstatusOf is what Flux, Argo CD and kpt conclude from a policy with the status that was decided.
@@ -33,43 +35,43 @@ func kstatusOf(t *testing.T, p v1alpha1.GPUSharingPolicy, s v1alpha1.GPUSharingP
 
 // TestKstatusOfEachState brings the only node of a policy into each state of the state table, and asks kstatus how the policy is doing.
 func TestKstatusOfEachState(t *testing.T) {
-	for state, c := range map[rollout.State]struct {
+	for state, c := range map[state.State]struct {
 		situation func() *cluster
 		want      kstatus.Status
 	}{
-		rollout.StateUndiscovered: {func() *cluster { c, h := toMIG(); h.AgentReady = false; return c }, kstatus.InProgressStatus},
-		rollout.StateImpossible: {func() *cluster {
+		state.Unknown: {func() *cluster { c, h := toMIG(); h.AgentReady = false; return c }, kstatus.InProgressStatus},
+		state.Unsupported: {func() *cluster {
 			c, _ := toMIG(func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Sharing = mig(count("1g.99gb", 1)) })
 			return c
 		}, kstatus.FailedStatus},
-		rollout.StateStaleGentle: {func() *cluster {
+		state.PendingNonDisruptive: {func() *cluster {
 			c, _ := toMIG(func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Sharing = timeSlicing(4) })
 			return c
 		}, kstatus.InProgressStatus},
-		rollout.StateStaleDisruptive: {func() *cluster { c, _ := toMIG(); return c }, kstatus.InProgressStatus},
-		rollout.StateDraining: {func() *cluster {
+		state.PendingDisruptive: {func() *cluster { c, _ := toMIG(); return c }, kstatus.InProgressStatus},
+		state.Draining: {func() *cluster {
 			c, h := toMIG()
 			c.hold(h, "train", 1, gpu.WholeGPU)
 			c.pass()
 			c.tick(time.Minute)
 			return c
 		}, kstatus.InProgressStatus},
-		rollout.StateQuiescing: {func() *cluster { c, _ := toMIG(); c.steps(1); return c }, kstatus.InProgressStatus},
-		rollout.StateQuiet:     {func() *cluster { c, _ := toMIG(); c.steps(2); return c }, kstatus.InProgressStatus},
-		rollout.StateApplying:  {func() *cluster { c, _ := toMIG(); c.steps(2); c.pass(); return c }, kstatus.InProgressStatus},
-		rollout.StateSelecting: {func() *cluster { c, _ := slicing(); c.steps(3); return c }, kstatus.InProgressStatus},
-		rollout.StateVerifying: {func() *cluster { c, _ := slicing(); c.steps(3); c.pass(); return c }, kstatus.InProgressStatus},
-		rollout.StateReleasing: {func() *cluster {
+		state.PausingClients: {func() *cluster { c, _ := toMIG(); c.steps(1); return c }, kstatus.InProgressStatus},
+		state.Idle:           {func() *cluster { c, _ := toMIG(); c.steps(2); return c }, kstatus.InProgressStatus},
+		state.Applying:       {func() *cluster { c, _ := toMIG(); c.steps(2); c.pass(); return c }, kstatus.InProgressStatus},
+		state.Selecting:      {func() *cluster { c, _ := slicing(); c.steps(3); return c }, kstatus.InProgressStatus},
+		state.Verifying:      {func() *cluster { c, _ := slicing(); c.steps(3); c.pass(); return c }, kstatus.InProgressStatus},
+		state.Releasing: {func() *cluster {
 			c, _ := toMIG()
 			for range 60 {
-				if rollout.Decide(c.world()).Nodes[0].State == rollout.StateReleasing {
+				if rollout.Decide(c.world()).Nodes[0].State == state.Releasing {
 					break
 				}
 				c.steps(1)
 			}
 			return c
 		}, kstatus.InProgressStatus},
-		rollout.StateFailed: {func() *cluster { // and rolled back
+		state.Failed: {func() *cluster { // and rolled back
 			c, h := slicing()
 			c.run(60)
 			h.breaks(h.GPU.Spec.ConfigName)
@@ -77,13 +79,13 @@ func TestKstatusOfEachState(t *testing.T) {
 			c.run(400)
 			return c
 		}, kstatus.FailedStatus},
-		rollout.StateDegraded: {func() *cluster {
+		state.Degraded: {func() *cluster {
 			c, h := slicing()
 			c.run(60)
 			h.Allocatable["nvidia.com/gpu"] = 1
 			return c
 		}, kstatus.InProgressStatus},
-		rollout.StateUpToDate: {func() *cluster { c, _ := slicing(); c.run(60); return c }, kstatus.CurrentStatus},
+		state.UpToDate: {func() *cluster { c, _ := slicing(); c.run(60); return c }, kstatus.CurrentStatus},
 	} {
 		t.Run(string(state), func(t *testing.T) {
 			g := NewWithT(t)
@@ -122,7 +124,7 @@ func TestKstatusOfAPolicyThatWaits(t *testing.T) {
 		"for a window":          {func() *cluster { c, _ := toMIG(inWindows(tonight)); c.at("2027-03-01T12:00:00Z"); return c }, v1alpha1.ReasonOutsideWindow, kstatus.InProgressStatus},
 		"for nobody's pod":      {func() *cluster { c, h := toMIG(neverEvicting); c.hold(h, "train", 1, gpu.WholeGPU); return c }, v1alpha1.ReasonGPUInUse, kstatus.InProgressStatus},
 		"for its user":          {func() *cluster { c, _ := toMIG(paused); return c }, v1alpha1.ReasonPaused, kstatus.InProgressStatus},
-		"for the ClusterPolicy": {func() *cluster { c, _ := toMIG(); c.Wiring.Ready = false; return c }, v1alpha1.ReasonConfiguringDevicePlugin, kstatus.InProgressStatus},
+		"for the ClusterPolicy": {func() *cluster { c, _ := toMIG(); c.Plugin.Ready = false; return c }, v1alpha1.ReasonConfiguringDevicePlugin, kstatus.InProgressStatus},
 		"for other nodes":       {func() *cluster { c, h := toMIG(); h.Labels["pool"] = "x"; return elsewhere(c) }, v1alpha1.ReasonNoMatchingNodes, kstatus.CurrentStatus},
 		"for an edit of its windows, with its nodes as desired": {func() *cluster {
 			c, _ := slicing()
@@ -149,7 +151,7 @@ func TestKstatusOfAPolicyThatWaits(t *testing.T) {
 			for range 400 {
 				d := c.pass()
 				c.tick(time.Second)
-				if d.Nodes[0].State == rollout.StateFailed {
+				if d.Nodes[0].State == state.Failed {
 					break
 				}
 			}
@@ -169,7 +171,7 @@ func TestKstatusOfAPolicyThatWaits(t *testing.T) {
 		cl, _ := slicing()
 		cl.run(60)
 		cl.Policies[0].Status = rollout.Decide(cl.world()).Policies["research"]
-		s := rollout.Undecided(cl.Policies, "Waiting for the cache", cl.Now)["research"]
+		s := status.Undecided(cl.Policies, "Waiting for the cache", cl.Now)["research"]
 		g.Expect(kstatusOf(t, cl.Policies[0], s)).To(Equal(kstatus.InProgressStatus), "%+v", s.Conditions)
 	})
 }
@@ -184,7 +186,7 @@ func TestAPolicyOfAnEarlierVersionCanBeReportedAsUndecided(t *testing.T) {
 	g := NewWithT(t)
 	p := policyOf("research", timeSlicing(4))
 	p.Status.Pending = make([]v1alpha1.PendingNode, 32)
-	s := rollout.Undecided([]v1alpha1.GPUSharingPolicy{p}, "Waiting for the cache", newCluster().Now)["research"]
+	s := status.Undecided([]v1alpha1.GPUSharingPolicy{p}, "Waiting for the cache", newCluster().Now)["research"]
 	g.Expect(len(s.Pending)).To(BeNumerically("<=", v1alpha1.MostPending))
 }
 

@@ -19,6 +19,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/migmanager"
 	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
 const managerPaused = "paused-for-mig-change"
@@ -41,8 +42,8 @@ func (c *cluster) partition(h *host) {
 	if !h.acts {
 		return
 	}
-	at := slices.IndexFunc(h.Pods, func(p rollout.Pod) bool { return p.NodeSelector[v1alpha1.LabelMIGManager] != "" })
-	if at >= 0 && h.Pods[at].MountsConfig != c.Wiring.MIGReady && len(h.Taints) == 0 {
+	at := slices.IndexFunc(h.Pods, func(p world.Pod) bool { return p.NodeSelector[v1alpha1.LabelMIGManager] != "" })
+	if at >= 0 && h.Pods[at].MountsConfig != c.Plugin.MIGReady && len(h.Taints) == 0 {
 		h.Pods = slices.Delete(h.Pods, at, at+1) // the daemon set has changed; it does not tolerate our taint
 		at = -1
 	}
@@ -207,16 +208,16 @@ func (h *host) apply(wish []v1alpha1.DeviceSpec) (failed string) {
 
 // wireMIG is what the executor does with the ClusterPolicy.
 func (c *cluster) wireMIG(d rollout.Decision) {
-	c.rewired = d.WireMIG != c.Wiring.MIGReady
+	c.rewired = d.ConfigureMIGManager != c.Plugin.MIGReady
 	if !c.rewired {
 		return
 	}
-	c.Wiring.MIGReady = d.WireMIG
-	if d.WireMIG {
-		if c.Keys == nil {
-			c.Keys = map[string]string{}
+	c.Plugin.MIGReady = d.ConfigureMIGManager
+	if d.ConfigureMIGManager {
+		if c.Configs == nil {
+			c.Configs = map[string]string{}
 		}
-		c.Keys[migmanager.FileKey] = builtIn
+		c.Configs[migmanager.FileKey] = builtIn
 	}
 }
 

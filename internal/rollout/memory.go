@@ -12,6 +12,18 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/policy"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/budget"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/change"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/conflicts"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/gate"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/group"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/repair"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/status"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/taints"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/view"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/workloads"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
 // Memory is what one pass leaves to the next, so that a node of which nothing has changed is not looked at again. It
@@ -19,19 +31,19 @@ import (
 // zero value remembers nothing. It serves one pass at a time.
 type Memory struct {
 	nodes map[string]*remembered
-	queue queue // the pods that wait
-	pass  int   // counts passes
+	queue workloads.Queue // the pods that wait
+	pass  int             // counts passes
 
 	// What concerns all nodes, as the last pass met it. round counts how often that was another than before.
-	wiring Wiring // with another one all nodes are forgotten: it hardly ever changes
-	ranked string // the signature of the policies
+	wiring world.DevicePlugin // with another one all nodes are forgotten: it hardly ever changes
+	ranked string             // the signature of the policies
 	keys   map[string]string
 	round  int
 }
 
 // remembered is what memory keeps of a node, at one version of it.
 type remembered struct {
-	node    *Node // of the last pass that met it
+	node    *world.Node // of the last pass that met it
 	pass    int
 	version int64
 
@@ -40,10 +52,10 @@ type remembered struct {
 	mpsUsers []string // the pods that hold GPUs, where NVIDIA's MPS DaemonSet runs
 
 	// What follows from the node and from what concerns all nodes.
-	round     int      // in which that was found out
-	positions []int    // of the policies that select the node, in the ranking
-	derived   *derived // nil for a node that no policy governs and that stays as it is
-	member    member   // of the last pass
+	round     int          // in which that was found out
+	positions []int        // of the policies that select the node, in the ranking
+	derived   *derived     // nil for a node that no policy governs and that stays as it is
+	member    group.Member // of the last pass
 }
 
 // derived is what was derived of a node that a policy governs or governed, and from what.
@@ -51,13 +63,13 @@ type derived struct {
 	basis
 
 	selected, target string // content of the key that the node selects, and of the one that it is to select
-	view             *view
-	tally            tally
-	judgement        judgement
+	view             *view.View
+	tally            group.Tally
+	judgement        gate.Judgement
 	// settled says that the judgement stands until its basis changes: nothing is to be done, and no deadline passes.
 	settled bool
-	slot    slot
-	state   NodeState // of a settled node
+	slot    group.Slot
+	state   group.NodeState // of a settled node
 	// released is true if the GPUNode records how the policy releases the node.
 	released bool
 }
@@ -65,14 +77,14 @@ type derived struct {
 // basis names all that the view of a node depends on, besides the Node, the wiring and the content of its keys. What is not in it
 // a view must not read: the time, above all.
 type basis struct {
-	sighting   // of another controller that is not recorded on the Node
-	policy     types.UID
-	name       string // of the policy
-	generation int64
+	world.Sighting // of another controller that is not recorded on the Node
+	policy         types.UID
+	name           string // of the policy
+	generation     int64
 }
 
-func basisOf(w *World, n *Node, by *v1alpha1.GPUSharingPolicy) basis {
-	b := basis{sighting: w.Sightings.of(n)}
+func basisOf(w *world.World, n *world.Node, by *v1alpha1.GPUSharingPolicy) basis {
+	b := basis{Sighting: w.Sightings.Of(n)}
 	if by != nil {
 		b.policy, b.name, b.generation = by.UID, by.Name, by.Generation
 	}
@@ -80,25 +92,25 @@ func basisOf(w *World, n *Node, by *v1alpha1.GPUSharingPolicy) basis {
 }
 
 // begin begins a pass.
-func (memory *Memory) begin(w *World, ranking policy.Ranking) {
+func (memory *Memory) begin(w *world.World, ranking policy.Ranking) {
 	memory.pass++
-	if memory.nodes == nil || !reflect.DeepEqual(w.Wiring, memory.wiring) {
-		memory.nodes, memory.wiring = map[string]*remembered{}, w.Wiring
+	if memory.nodes == nil || !reflect.DeepEqual(w.Plugin, memory.wiring) {
+		memory.nodes, memory.wiring = map[string]*remembered{}, w.Plugin
 	}
-	if signature := ranking.Signature(); signature != memory.ranked || !maps.Equal(w.Keys, memory.keys) {
-		memory.ranked, memory.keys = signature, maps.Clone(w.Keys)
+	if signature := ranking.Signature(); signature != memory.ranked || !maps.Equal(w.Configs, memory.keys) {
+		memory.ranked, memory.keys = signature, maps.Clone(w.Configs)
 		memory.round++
 	}
 }
 
 // meet finds what is remembered of a node.
-func (memory *Memory) meet(n *Node) *remembered {
+func (memory *Memory) meet(n *world.Node) *remembered {
 	r := memory.nodes[n.Name]
 	if r == nil || n.Version == 0 || r.version != n.Version {
 		r = &remembered{version: n.Version, round: -1}
-		r.shown, _ = shownBy(n)
-		if servedByMPS(n.Pods) {
-			r.mpsUsers = usersOn(n)
+		r.shown, _ = world.ShownBy(n)
+		if world.ServedByMPS(n.Pods) {
+			r.mpsUsers = world.UsersOn(n)
 		}
 		memory.nodes[n.Name] = r
 	}
@@ -114,117 +126,117 @@ func (memory *Memory) end(met int) {
 }
 
 // place puts a node into the group that paces it, and finds out about it what does not stand from the last pass.
-func (memory *Memory) place(w *World, r *remembered, in placing) *member {
+func (memory *Memory) place(w *world.World, r *remembered, in placing) *group.Member {
 	n, m := r.node, &r.member
 	if r.round != memory.round {
-		r.round, r.positions, m.still = memory.round, in.ranking.Selecting(policyNode(n)), false
+		r.round, r.positions, m.Still = memory.round, in.ranking.Selecting(view.PolicyNode(n)), false
 	}
 	selected := in.ranking.Governed(r.positions)
 	governed := selected
-	if w.Wiring.Reason != "" {
+	if w.Plugin.Reason != "" {
 		governed = policy.Governed{}
 	}
-	if m.still && w.Sightings.of(n) == (sighting{}) {
-		m.world, m.node, m.by, m.over = w, n, governed.By, governed.Over
+	if m.Still && w.Sightings.Of(n) == (world.Sighting{}) {
+		m.World, m.Node, m.Policy, m.Losers = w, n, governed.By, governed.Over
 	} else {
 		r.consider(w, selected, governed, in)
 	}
 	for _, loser := range governed.Over {
-		in.groups[loser.Name].lost = append(in.groups[loser.Name].lost, lost{node: n.Name, to: governed.By.Name})
+		in.groups[loser.Name].Lost = append(in.groups[loser.Name].Lost, group.Lost{Node: n.Name, To: governed.By.Name})
 	}
-	if w.Wiring.Reason == "" && governed.By == nil && !policy.OptedOut(n.Labels) {
-		if p := in.ranking.Awaits(policyNode(n)); p != nil && p.Spec.GPUSelector != nil {
-			in.groups[p.Name].awaited = append(in.groups[p.Name].awaited, n.Name)
+	if w.Plugin.Reason == "" && governed.By == nil && !policy.OptedOut(n.Labels) {
+		if p := in.ranking.Awaits(view.PolicyNode(n)); p != nil && p.Spec.GPUSelector != nil {
+			in.groups[p.Name].Awaited = append(in.groups[p.Name].Awaited, n.Name)
 		}
 	}
-	g := in.group(owner(n, governed.By))
+	g := in.group(world.Owner(n, governed.By))
 	switch {
 	case r.derived == nil:
-		g.idle = append(g.idle, m)
+		g.Idle = append(g.Idle, m)
 		return m
 	case governed.By == nil:
-		g.leaving = append(g.leaving, m)
+		g.Leaving = append(g.Leaving, m)
 		return m
 	}
-	if m.heldByOther() {
+	if m.HeldByOther() {
 		of, held := in.group(n.ChangedFor), *m
-		of.counted = append(of.counted, &held)
-		m.untilExpired()
-		m.slot = slot{} // it needs one of the policy that governs it now
+		of.Counted = append(of.Counted, &held)
+		budget.UntilExpired(m)
+		m.Slot = group.Slot{} // it needs one of the policy that governs it now
 	}
-	g.members = append(g.members, m)
+	g.Members = append(g.Members, m)
 	return m
 }
 
 // consider finds out about a node all that a decision asks.
-func (r *remembered) consider(w *World, selected, governed policy.Governed, in placing) {
+func (r *remembered) consider(w *world.World, selected, governed policy.Governed, in placing) {
 	n, m := r.node, &r.member
-	awaited, settled := in.ranking.Awaits(policyNode(n)), true
+	awaited, settled := in.ranking.Awaits(view.PolicyNode(n)), true
 	var released bool
-	if governed.By == nil && (w.Wiring.Reason != "" || retained(n.GPU.Spec)) {
-		r.derived, released = nil, releases(n, selected.By)
+	if governed.By == nil && (w.Plugin.Reason != "" || view.Retained(n.GPU.Spec)) {
+		r.derived, released = nil, view.Releases(n, selected.By)
 		*m = staying(w, n, selected)
 	} else {
 		d := r.recall(w, governed)
-		*m, settled, released = member{view: d.view, judgement: d.judgement, slot: d.slot, tally: d.tally}, d.settled, d.released
+		*m, settled, released = group.Member{View: d.view, Judgement: d.judgement, Slot: d.slot, Tally: d.tally}, d.settled, d.released
 		if settled {
-			m.settled = &d.state
+			m.Settled = &d.state
 		}
 	}
-	m.keepTaints(selected, awaited, in.tolerated)
+	taints.Keep(m, selected, awaited, in.tolerated)
 	if !released {
-		m.keepRelease(selected.By, in.groups)
+		keepRelease(m, selected.By, in.groups)
 	}
-	m.allowAgent()
-	m.rememberOthers(governed.By != nil)
-	m.brief = m.inBrief()
-	tainted := awaited != nil || selected.By != nil && len(taintsOf(selected.By)) > 0 // what NVIDIA's programs tolerate concerns all nodes
-	m.still = settled && released && !tainted && m.isStill()
+	allowAgent(m)
+	conflicts.Record(m, governed.By != nil)
+	m.Brief = inBrief(m)
+	tainted := awaited != nil || selected.By != nil && len(taints.Of(selected.By)) > 0 // what NVIDIA's programs tolerate concerns all nodes
+	m.Still = settled && released && !tainted && isStill(m)
 }
 
 // isStill reports whether nothing is to be done about the node, and no time passes that counts.
-func (m *member) isStill() bool {
-	return len(m.actions) == 0 && m.after == 0 && !m.holds && !m.disturbed() && !m.hasNews()
+func isStill(m *group.Member) bool {
+	return len(m.Actions) == 0 && m.After == 0 && !m.Holds && !m.Disturbed() && !status.HasNews(m)
 }
 
 // recall finds what was derived of a node the last time, and derives anew what no longer holds.
-func (r *remembered) recall(w *World, g policy.Governed) *derived {
+func (r *remembered) recall(w *world.World, g policy.Governed) *derived {
 	n, d := r.node, r.derived
 	b := basisOf(w, n, g.By)
 	if d == nil || d.basis != b || !d.sameKeys(w, n) {
 		timeless := *w
 		timeless.Now = time.Time{}
-		d = &derived{basis: b, view: look(&timeless, n, g)}
-		d.tally = tally{demands: demandsOf(n.Pods), counts: countsOf(d.view), single: singleOf(d.view)}
-		d.released = releases(n, g.By)
+		d = &derived{basis: b, view: change.Observe(&timeless, n, g)}
+		d.tally = group.Tally{Demands: workloads.DemandsOf(n.Pods), Counts: status.CountsOf(d.view), Single: workloads.SingleOf(d.view)}
+		d.released = view.Releases(n, g.By)
 		d.selected, d.target = d.keys(w, n)
 		r.derived = d
 	}
-	d.view.world, d.view.node, d.view.by, d.view.over = w, n, g.By, g.Over
+	d.view.World, d.view.Node, d.view.Policy, d.view.Losers = w, n, g.By, g.Over
 	if !d.settled {
-		d.judge()
+		d.decide()
 	}
 	return d
 }
 
-func (d *derived) judge() {
-	m := &member{view: d.view, judgement: d.view.watch(d.view.judge())}
-	m.slot = m.takes()
-	m.reclaim()
-	j := m.judgement
-	d.judgement, d.slot = j, m.slot
-	d.settled = j.State == StateUpToDate && len(j.actions)+len(j.start)+len(j.giveUp) == 0 && j.after == 0
+func (d *derived) decide() {
+	m := &group.Member{View: d.view, Judgement: repair.Add(d.view, change.Next(d.view))}
+	m.Slot = budget.SlotOf(m)
+	budget.Reclaim(m)
+	j := m.Judgement
+	d.judgement, d.slot = j, m.Slot
+	d.settled = j.State == state.UpToDate && len(j.Actions)+len(j.Start)+len(j.GiveUp) == 0 && j.After == 0
 	if d.settled {
-		d.state = m.report()
+		d.state = status.Report(m)
 	}
 }
 
 // keys is the content of the keys that the view of a node depends on.
-func (d *derived) keys(w *World, n *Node) (selected, target string) {
-	return w.Keys[n.Labels[v1alpha1.LabelConfig]], w.Keys[d.view.to.key]
+func (d *derived) keys(w *world.World, n *world.Node) (selected, target string) {
+	return w.Configs[n.Labels[v1alpha1.LabelConfig]], w.Configs[d.view.Target.Config]
 }
 
-func (d *derived) sameKeys(w *World, n *Node) bool {
+func (d *derived) sameKeys(w *world.World, n *world.Node) bool {
 	selected, target := d.keys(w, n)
 	return selected == d.selected && target == d.target
 }

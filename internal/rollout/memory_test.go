@@ -17,20 +17,22 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/clusterpolicy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
 // remembering is a memory, and the nodes as it last met them, so that it can be told when one has changed.
 type remembering struct {
 	rollout.Memory
 
-	met   map[string]rollout.Node
+	met   map[string]world.Node
 	specs map[string]v1alpha1.GPUSharingPolicySpec // by name and generation
 }
 
 // decide decides with the memory and without: whatever has happened, the decision is the same.
-func (r *remembering) decide(w rollout.World) rollout.Decision {
+func (r *remembering) decide(w world.World) rollout.Decision {
 	if r.met == nil {
-		r.met, r.specs = map[string]rollout.Node{}, map[string]v1alpha1.GPUSharingPolicySpec{}
+		r.met, r.specs = map[string]world.Node{}, map[string]v1alpha1.GPUSharingPolicySpec{}
 	}
 	for i := range w.Policies {
 		p := &w.Policies[i]
@@ -66,15 +68,15 @@ func TestMemoryHoldsUntilTheVersionChanges(t *testing.T) {
 	var memory rollout.Memory
 	w := c.world()
 	w.Nodes[0].Version = 1
-	g.Expect(memory.Decide(w).Nodes[0].State).To(Equal(rollout.StateUpToDate))
+	g.Expect(memory.Decide(w).Nodes[0].State).To(Equal(state.UpToDate))
 	w = c.world()
 	w.Nodes[0].Version, w.Nodes[0].AgentReady = 1, false
-	g.Expect(memory.Decide(w).Nodes[0].State).To(Equal(rollout.StateUpToDate), "nothing was looked at")
+	g.Expect(memory.Decide(w).Nodes[0].State).To(Equal(state.UpToDate), "nothing was looked at")
 	w.Nodes[0].Version = 2
-	g.Expect(memory.Decide(w).Nodes[0].State).To(Equal(rollout.StateUndiscovered))
+	g.Expect(memory.Decide(w).Nodes[0].State).To(Equal(state.Unknown))
 	w.Nodes[0].Version = 0
 	w.Nodes[0].AgentReady = true
-	g.Expect(memory.Decide(w).Nodes[0].State).To(Equal(rollout.StateUpToDate), "without a version nothing is remembered")
+	g.Expect(memory.Decide(w).Nodes[0].State).To(Equal(state.UpToDate), "without a version nothing is remembered")
 }
 
 // TestMemoryNoticesEveryChangeOfTheWiring: whatever of it changes and changes back, the decision is that of a controller
@@ -90,7 +92,7 @@ func TestMemoryNoticesEveryChangeOfTheWiring(t *testing.T) {
 		"Operands":      {(*clusterpolicy.Operands)(nil), operands("a"), operands("b")},
 		"NoMIGManager":  {"spec.migManager.enabled is false"},
 		"MIGReady":      {true, false},
-		"Keys":          {map[string]string{"default": "a"}, map[string]string{"default": "b"}},
+		"Configs":       {map[string]string{"default": "a"}, map[string]string{"default": "b"}},
 	}
 	under := func(sharing v1alpha1.Sharing, passes int) *cluster {
 		c := newCluster()
@@ -109,21 +111,21 @@ func TestMemoryNoticesEveryChangeOfTheWiring(t *testing.T) {
 		"mig-manager, at work":   under(byManager(layout...), 8),
 		"mig-manager, not begun": under(byManager(layout...), 0),
 	}
-	for i := range reflect.TypeFor[rollout.Wiring]().NumField() {
-		field := reflect.TypeFor[rollout.Wiring]().Field(i).Name
+	for i := range reflect.TypeFor[world.DevicePlugin]().NumField() {
+		field := reflect.TypeFor[world.DevicePlugin]().Field(i).Name
 		t.Run(field, func(t *testing.T) {
 			NewWithT(t).Expect(values).To(HaveKey(field), "give values for a new field here")
 			for name, c := range worlds {
 				g, w := NewWithT(t), c.world()
 				w.Nodes[0].Version = 1
-				before := w.Wiring
+				before := w.Plugin
 				var memory rollout.Memory
 				memory.Decide(w)
 				for _, value := range values[field] {
-					reflect.ValueOf(&w.Wiring).Elem().Field(i).Set(reflect.ValueOf(value))
+					reflect.ValueOf(&w.Plugin).Elem().Field(i).Set(reflect.ValueOf(value))
 					g.Expect(memory.Decide(w)).To(Equal(rollout.Decide(w)), "%s, %v", name, value)
 				}
-				w.Wiring = before
+				w.Plugin = before
 				g.Expect(memory.Decide(w)).To(Equal(rollout.Decide(w)), "%s, as before", name)
 			}
 		})
@@ -190,39 +192,39 @@ func TestANodeThatIsStillCostsNothing(t *testing.T) {
 
 // TestANodeIsStillOnlyAsLongAsNothingThatConcernsItChanges: what is not part of the node, and so not of its version.
 func TestANodeIsStillOnlyAsLongAsNothingThatConcernsItChanges(t *testing.T) {
-	troubled := func(w *rollout.World) { // the status says whether the key is there
-		w.Nodes[0].Pods[0].Troubles, w.Nodes[0].Pods[0].Scheduled = []rollout.Trouble{{Container: "config-manager", Why: "does not start"}}, time.Time{}
+	troubled := func(w *world.World) { // the status says whether the key is there
+		w.Nodes[0].Pods[0].Troubles, w.Nodes[0].Pods[0].Scheduled = []world.Trouble{{Container: "config-manager", Why: "does not start"}}, time.Time{}
 	}
-	for name, test := range map[string]struct{ prepares, changes func(w *rollout.World) }{
-		"the key that it selects": {prepares: troubled, changes: func(w *rollout.World) { w.Keys = nil }},
-		"the key that it selects, in the same map": {prepares: troubled, changes: func(w *rollout.World) {
-			delete(w.Keys, w.Nodes[0].Labels[v1alpha1.LabelConfig])
+	for name, test := range map[string]struct{ prepares, changes func(w *world.World) }{
+		"the key that it selects": {prepares: troubled, changes: func(w *world.World) { w.Configs = nil }},
+		"the key that it selects, in the same map": {prepares: troubled, changes: func(w *world.World) {
+			delete(w.Configs, w.Nodes[0].Labels[v1alpha1.LabelConfig])
 		}},
-		"its policy": {changes: func(w *rollout.World) {
+		"its policy": {changes: func(w *world.World) {
 			w.Policies[0].Generation++
 			w.Policies[0].Spec.Sharing = timeSlicing(8)
 		}},
-		"the policy that governs it": {changes: func(w *rollout.World) {
+		"the policy that governs it": {changes: func(w *world.World) {
 			w.Policies = append(w.Policies, policyOf("urgent", timeSlicing(2), func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Priority = 1 }))
 		}},
-		"that a policy governs it": {changes: func(w *rollout.World) { w.Policies = nil }},
-		"that another controller was seen there": {changes: func(w *rollout.World) {
+		"that a policy governs it": {changes: func(w *world.World) { w.Policies = nil }},
+		"that another controller was seen there": {changes: func(w *world.World) {
 			before := *w
-			before.Nodes, before.Sightings = slices.Clone(w.Nodes), &rollout.Sightings{}
+			before.Nodes, before.Sightings = slices.Clone(w.Nodes), &world.Sightings{}
 			before.Nodes[0].DRA = "DaemonSet nvidia-dra/kubelet-plugin"
 			rollout.Decide(before)
 			w.Sightings = before.Sightings
 		}},
 		"the time, where the agent's label may be set again later": {
-			prepares: func(w *rollout.World) {
+			prepares: func(w *world.World) {
 				delete(w.Nodes[0].Labels, v1alpha1.LabelClient)
 				w.Nodes[0].Annotations[v1alpha1.AnnotationClient] = fmt.Sprintf("true@%d", w.Now.Unix())
 			},
-			changes: func(w *rollout.World) { w.Now = w.Now.Add(time.Hour) },
+			changes: func(w *world.World) { w.Now = w.Now.Add(time.Hour) },
 		},
 		"what NVIDIA's device plugin on another node tolerates": {
-			prepares: func(w *rollout.World) {
-				w.Wiring.ClusterPolicy = false
+			prepares: func(w *world.World) {
+				w.Plugin.ClusterPolicy = false
 				tainting(shared)(&w.Policies[0])
 				for i := range w.Nodes {
 					w.Nodes[i].Taints = []corev1.Taint{shared}
@@ -232,7 +234,7 @@ func TestANodeIsStillOnlyAsLongAsNothingThatConcernsItChanges(t *testing.T) {
 					}
 				}
 			},
-			changes: func(w *rollout.World) {
+			changes: func(w *world.World) {
 				w.Nodes[1].Version++
 				w.Nodes[1].Pods = slices.Clone(w.Nodes[1].Pods)
 				for p := range w.Nodes[1].Pods {
@@ -272,7 +274,7 @@ func TestAReportThatIsNotTrueIsCorrected(t *testing.T) {
 	h := c.add("n0", sim.A100)
 	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", timeSlicing(4))}
 	c.run(60)
-	h.GPU.Status.Rollout.State = string(rollout.StateDraining)
+	h.GPU.Status.Rollout.State = string(state.Draining)
 	w := c.world()
 	w.Nodes[0].Version = 1
 	var memory rollout.Memory
@@ -295,7 +297,7 @@ func TestAReleaseThatIsNotRecordedIsNotReportedAsObserved(t *testing.T) {
 		c.tick(time.Second)
 	}
 	g.Expect(h.GPU.Spec.MIGConfigName).NotTo(BeEmpty())
-	c.Wiring.Reason, c.Wiring.Message = v1alpha1.ReasonNoDevicePlugin, "there is no ClusterPolicy; install the GPU Operator"
+	c.Plugin.Reason, c.Plugin.Message = v1alpha1.ReasonNoDevicePlugin, "there is no ClusterPolicy; install the GPU Operator"
 	c.Policies[0].Spec.ReleasePolicy, c.Policies[0].Generation = v1alpha1.ReleasePolicyRetain, 2
 	for range 50 {
 		c.pass()

@@ -16,16 +16,18 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
 // settled lets one policy ask for a sharing, and runs until nothing is left to do.
-func settled(t *testing.T, c *cluster, s v1alpha1.Sharing) (rollout.Decision, []rollout.State) {
+func settled(t *testing.T, c *cluster, s v1alpha1.Sharing) (rollout.Decision, []state.State) {
 	t.Helper()
 	p := policyOf("research", s, evicting)
 	p.Generation = c.Now.Unix()
 	c.Policies = []v1alpha1.GPUSharingPolicy{p}
 	d, states := c.run(100)
-	NewWithT(t).Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), d.Nodes[0].Message)
+	NewWithT(t).Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
 	NewWithT(t).Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonReady), d.Nodes[0].Message)
 	return d, states["a"]
 }
@@ -85,7 +87,7 @@ func TestNVIDIAsMPSByHand(t *testing.T) {
 			c.tick(time.Minute)
 
 			_, states := settled(t, c, next)
-			g.Expect(states).To(ContainElement(rollout.StateDraining))
+			g.Expect(states).To(ContainElement(state.Draining))
 			g.Expect(c.evicted).To(Equal([]string{"client"}))
 			g.Expect(h.theirs).To(BeNil())
 			g.Expect(h.features.ours.IsZero()).To(Equal(next.MPS == nil))
@@ -134,7 +136,7 @@ func TestNVIDIAsMPSThatStartsOnTheWayBackIsNotFought(t *testing.T) {
 func TestNVIDIAsMPSThatIsLetBackIsKeptOff(t *testing.T) {
 	g := NewWithT(t)
 	c := newCluster()
-	c.byHand, c.Wiring.NodeFeatures, c.nfd.absent = mpsByHand(4), false, true
+	c.byHand, c.Plugin.NodeFeatures, c.nfd.absent = mpsByHand(4), false, true
 	h := c.add("a", sim.A100)
 	settled(t, c, timeSlicing(2))
 	clear(c.writes)
@@ -142,18 +144,18 @@ func TestNVIDIAsMPSThatIsLetBackIsKeptOff(t *testing.T) {
 	c.tick(time.Second)
 	g.Expect(h.theirs).NotTo(BeNil())
 	d := c.during(10*time.Minute, 10*time.Second)
-	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), d.Nodes[0].Message)
+	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
 	g.Expect(h.theirs).To(BeNil())
 	g.Expect(h.Taints).To(BeEmpty())
-	g.Expect(c.writes["rollout.PatchNode"]).To(BeNumerically("<=", 4), "%v", c.writes)
+	g.Expect(c.writes["action.PatchNode"]).To(BeNumerically("<=", 4), "%v", c.writes)
 	g.Expect(h.Labels).To(HaveKeyWithValue(mpsLabel, "false"))
 
 	h.labelledByHand("true")
 	c.tick(time.Second)
 	clear(c.writes)
 	d = c.during(10*time.Minute, 10*time.Second)
-	g.Expect(c.writes).To(Equal(map[string]int{"rollout.Report": 1}))
-	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateDegraded))
+	g.Expect(c.writes).To(Equal(map[string]int{"action.Report": 1}))
+	g.Expect(d.Nodes[0].State).To(Equal(state.Degraded))
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonMPSCapableReset), d.Nodes[0].Message)
 
 	released(t, c)
@@ -177,7 +179,7 @@ func TestAGPUThatNVIDIAsMPSServedIsDeselected(t *testing.T) {
 		onGPUs(0)(p)
 	})
 	d, _ := c.run(400)
-	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), d.Nodes[0].Message)
+	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
 	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/mig-3g.20gb": 2, "nvidia.com/gpu": 1}))
 
 	released(t, c)
@@ -217,16 +219,16 @@ func TestAPlanForetellsTheEvictionsUnderMPS(t *testing.T) {
 			c.Policies = append(c.Policies, other)
 
 			w := c.world()
-			w.Keys = nil
+			w.Configs = nil
 			foretold := rollout.Decide(w).Nodes[0]
 			evicts := []string{}
-			for _, u := range foretold.InTheWay {
+			for _, u := range foretold.Blockers {
 				g.Expect(u.Fate).To(HavePrefix("is evicted"))
 				evicts = append(evicts, strings.TrimPrefix(u.Name, "pod user/"))
 			}
 			g.Expect(evicts).To(ConsistOf(test.evicts))
 			d, _ := c.run(300)
-			g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), d.Nodes[0].Message)
+			g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
 			g.Expect(d.Nodes[0].Policy).To(Equal("other"))
 			g.Expect(c.evicted).To(ConsistOf(test.evicts))
 		})
@@ -244,7 +246,7 @@ func TestNFDForbidsTheOverride(t *testing.T) {
 	before := h.copied()
 	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mps(10), evicting)}
 	d, _ := c.run(300)
-	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateFailed))
+	g.Expect(d.Nodes[0].State).To(Equal(state.Failed))
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonNodeFeatureIgnored))
 	g.Expect(d.Nodes[0].Message).To(And(ContainSubstring("zz-gpu-sharing-a"), ContainSubstring("denyNodeFeatureLabels"),
 		ContainSubstring("nvidia-features-for-a")))
@@ -262,11 +264,11 @@ func TestNFDForbidsTheOverride(t *testing.T) {
 func TestWithoutNodeFeatures(t *testing.T) {
 	g := NewWithT(t)
 	c := newCluster()
-	c.Wiring.NodeFeatures = false
+	c.Plugin.NodeFeatures = false
 	h := c.add("a", sim.A100).labelledByHand("false")
 	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mps(4))}
 	d, _ := c.run(10)
-	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateImpossible))
+	g.Expect(d.Nodes[0].State).To(Equal(state.Unsupported))
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonNoNodeFeatures))
 	g.Expect(d.Nodes[0].Message).To(And(ContainSubstring(mpsLabel+"=false"), ContainSubstring("Install Node Feature Discovery")))
 	g.Expect(h.Labels).NotTo(HaveKey(v1alpha1.LabelConfig))
@@ -296,10 +298,10 @@ func TestNFDDoesNotRun(t *testing.T) {
 // its own label.
 func standAlone() (*cluster, *host) {
 	c := newCluster()
-	c.Wiring.ClusterPolicy, c.Wiring.NodeFeatures = false, false
+	c.Plugin.ClusterPolicy, c.Plugin.NodeFeatures = false, false
 	h := c.add("a", sim.A100)
 	h.Labels = map[string]string{"kubernetes.io/hostname": "a"}
-	h.Pods = []rollout.Pod{{
+	h.Pods = []world.Pod{{
 		Namespace: "nvidia", Name: "plugin", UID: "plugin", Controller: "DaemonSet", MountsConfig: true, Scheduled: c.Now,
 	}}
 	c.advertise(h)
@@ -352,12 +354,12 @@ func TestALabelThatIsSetBackIsNotFoughtOver(t *testing.T) {
 	c, h := standAlone()
 	h.labelledByHand("true")
 	settled(t, c, mps(4))
-	patched := c.writes["rollout.PatchNode"]
+	patched := c.writes["action.PatchNode"]
 	for range 20 {
 		h.labelledByHand("true")
 		c.run(3)
 	}
-	g.Expect(c.writes["rollout.PatchNode"]).To(Equal(patched), "not within an hour")
+	g.Expect(c.writes["action.PatchNode"]).To(Equal(patched), "not within an hour")
 	d := c.pass()
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonMPSCapableReset))
 	g.Expect(d.Nodes[0].Message).To(ContainSubstring("kubectl get node a --show-managed-fields"))
@@ -375,7 +377,7 @@ func TestGFDThatNeverCorrectsItself(t *testing.T) {
 	h.Labels[gfdLabel] = "false" // its pod ends, and what it said stays
 	c.Policies = nil
 	d, _ := c.run(600)
-	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateFailed))
+	g.Expect(d.Nodes[0].State).To(Equal(state.Failed))
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonMPSCapableStale))
 	g.Expect(d.Nodes[0].Message).To(ContainSubstring("gpu-operator/nvidia-features-for-a"))
 	g.Expect(h.waits()).To(ContainSubstring(v1alpha1.ReasonMPSCapableStale))

@@ -13,7 +13,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
-	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
 // nfd is Node Feature Discovery (NFD) in the simulated cluster.
@@ -30,17 +30,17 @@ type features struct {
 }
 
 // seen is what the controller knows of the objects.
-func (f features) seen() rollout.NodeFeatures {
-	n := rollout.NodeFeatures{OverriddenSince: f.ours, Others: f.gfd}
+func (f features) seen() world.NodeFeatures {
+	n := world.NodeFeatures{OverriddenSince: f.ours, Others: f.gfd}
 	if f.gfd != "" {
 		n.Author = "gpu-operator/nvidia-features-for-a"
 	}
 	return n
 }
 
-// keepMPSOff creates our NodeFeature, if the API server has the kind.
+// KeepOff creates our NodeFeature, if the API server has the kind.
 func (c *cluster) keepMPSOff(h *host) {
-	if c.Wiring.NodeFeatures && h.features.ours.IsZero() {
+	if c.Plugin.NodeFeatures && h.features.ours.IsZero() {
 		h.features.ours = c.Now
 	}
 }
@@ -49,7 +49,7 @@ func (c *cluster) keepMPSOff(h *host) {
 // namespace come in the order of their names, a later one overwrites an earlier one, and ours is the last. A label that
 // no object names any more it removes, if it set it.
 func (c *cluster) mergeFeatures(h *host) {
-	if c.nfd.absent || !c.Wiring.NodeFeatures {
+	if c.nfd.absent || !c.Plugin.NodeFeatures {
 		return
 	}
 	want := map[string]string{}
@@ -76,8 +76,8 @@ func (c *cluster) mergeFeatures(h *host) {
 
 // discoverFeatures is GFD, which reads the configuration that the device plugin reads.
 func (c *cluster) discoverFeatures(h *host) {
-	discovers := slices.ContainsFunc(h.Pods, func(p rollout.Pod) bool { return p.NodeSelector[gfdLabel] != "" })
-	if !discovers || !h.plugin.running || !c.Wiring.NodeFeatures {
+	discovers := slices.ContainsFunc(h.Pods, func(p world.Pod) bool { return p.NodeSelector[gfdLabel] != "" })
+	if !discovers || !h.plugin.running || !c.Plugin.NodeFeatures {
 		return
 	}
 	data := h.plugin.seen[h.plugin.selected]
@@ -96,18 +96,18 @@ func sharesByMPS(data string) bool {
 // unmounts the shared memory of our daemons. Its daemon reads the default configuration, whatever the node selects
 // (NVIDIA/k8s-device-plugin v0.18.2 to v0.20.0), and never again.
 func (c *cluster) mpsDaemonSet(h *host) {
-	at := slices.IndexFunc(h.Pods, func(p rollout.Pod) bool { return p.NodeSelector[mpsLabel] != "" })
-	wanted := h.Labels[mpsLabel] == "true" && (h.Labels[pluginLabel] == "true" || !c.Wiring.ClusterPolicy)
+	at := slices.IndexFunc(h.Pods, func(p world.Pod) bool { return p.NodeSelector[mpsLabel] != "" })
+	wanted := h.Labels[mpsLabel] == "true" && (h.Labels[pluginLabel] == "true" || !c.Plugin.ClusterPolicy)
 	selector := map[string]string{mpsLabel: "true"}
-	if c.Wiring.ClusterPolicy {
+	if c.Plugin.ClusterPolicy {
 		selector[pluginLabel] = "true"
 	}
 	switch {
 	case wanted && at < 0 && !c.keptOff(h):
 		c.pods++
-		h.Pods = append(h.Pods, rollout.Pod{
+		h.Pods = append(h.Pods, world.Pod{
 			Namespace: "gpu-operator", Name: fmt.Sprintf("mps-%d", c.pods), UID: fmt.Sprintf("mps-%d", c.pods), Controller: "DaemonSet",
-			NodeSelector: selector, MountsConfig: true, Scheduled: c.Now, Serves: c.Wiring.ClusterPolicy, Tolerations: c.tolerations(),
+			NodeSelector: selector, MountsConfig: true, Scheduled: c.Now, Serves: c.Plugin.ClusterPolicy, Tolerations: c.tolerations(),
 		})
 		c.startMPS(h)
 	case !wanted && at >= 0:

@@ -17,6 +17,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
 )
 
 func unavailable(n string) func(*v1alpha1.GPUSharingPolicy) {
@@ -32,7 +34,7 @@ func started(d rollout.Decision) []string {
 	var nodes []string
 	for _, a := range d.Actions {
 		switch a.(type) {
-		case rollout.Taint, rollout.SetSpec:
+		case action.Taint, action.SetSpec:
 			nodes = append(nodes, a.Target())
 		}
 	}
@@ -164,15 +166,15 @@ func TestAllNodesShareOneWriteOfKeys(t *testing.T) {
 	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("1g", 7)), unavailable("100%"))}
 	d, _ := c.run(100)
 	g.Expect(d.Policies["research"].Nodes.Ready).To(Equal(int32(6)))
-	g.Expect(c.writes["rollout.WriteKeys"]).To(Equal(1))
-	g.Expect(c.Keys).To(HaveLen(2), "a key for each kind of node")
+	g.Expect(c.writes["action.WriteConfigs"]).To(Equal(1))
+	g.Expect(c.Configs).To(HaveLen(2), "a key for each kind of node")
 
 	c.Policies[0].Spec.Sharing, c.Policies[0].Generation = timeSlicing(4), 2
 	c.run(100)
 	c.Policies[0].Spec.Sharing, c.Policies[0].Generation = timeSlicing(8), 3
 	c.run(100)
-	g.Expect(c.writes["rollout.WriteKeys"]).To(Equal(3))
-	g.Expect(c.Keys).To(HaveLen(2), "this one and the one before, which was still selected: older ones are gone")
+	g.Expect(c.writes["action.WriteConfigs"]).To(Equal(3))
+	g.Expect(c.Configs).To(HaveLen(2), "this one and the one before, which was still selected: older ones are gone")
 }
 
 func TestAGentleChangeCostsOnePatchOfTheNodeAndDisturbsNobody(t *testing.T) {
@@ -183,9 +185,9 @@ func TestAGentleChangeCostsOnePatchOfTheNodeAndDisturbsNobody(t *testing.T) {
 	clear(c.writes)
 	c.Policies[0].Spec.Sharing, c.Policies[0].Generation = timeSlicing(8), 2
 	d, _ := c.run(60)
-	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate))
+	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate))
 	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 16}))
 	g.Expect(c.writes).To(Equal(map[string]int{
-		"rollout.WriteKeys": 1, "rollout.Nudge": 2, "rollout.PatchNode": 1, "rollout.SetSpec": 1, "rollout.Report": 1,
+		"action.WriteConfigs": 1, "action.TriggerSync": 2, "action.PatchNode": 1, "action.SetSpec": 1, "action.Report": 1,
 	}))
 }

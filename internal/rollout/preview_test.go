@@ -14,6 +14,9 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/eviction"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
 )
 
 // TestThePreviewIsWhatHappens: what is foretold before the first action, by a paused policy, is what is done later.
@@ -28,7 +31,7 @@ func TestThePreviewIsWhatHappens(t *testing.T) {
 	before := rollout.Decide(c.world()).Nodes[0]
 	g.Expect(before.Reason).To(Equal(v1alpha1.ReasonPaused))
 	g.Expect(before.Advertised).To(Equal(map[string]int64{"nvidia.com/gpu": 2}))
-	g.Expect(before.InTheWay).To(Equal([]rollout.User{
+	g.Expect(before.Blockers).To(Equal([]eviction.Blocker{
 		{Name: "pod user/daemon", Uses: "GPU 1", Fate: "is not evicted, since it would come back at once; end it yourself"},
 		{Name: "pod user/train", Uses: "GPU 0", Fate: "is evicted, as far as PodDisruptionBudgets allow"},
 		{Name: "pod user/web", Uses: "GPU 1", Fate: "is evicted, as far as PodDisruptionBudgets allow"},
@@ -48,11 +51,11 @@ func TestThePreviewIsWhatHappens(t *testing.T) {
 	for range 60 {
 		d := c.pass()
 		for _, a := range d.Actions {
-			if e, is := a.(rollout.Evict); is {
+			if e, is := a.(action.Evict); is {
 				evicted = append(evicted, "pod "+e.Namespace+"/"+e.Pod)
 			}
 		}
-		if d.Nodes[0].State == rollout.StateDraining && len(d.Nodes[0].InTheWay) == 1 {
+		if d.Nodes[0].State == state.Draining && len(d.Nodes[0].Blockers) == 1 {
 			c.end(h, "daemon") // as the preview says
 		}
 		c.tick(time.Second)
@@ -60,16 +63,16 @@ func TestThePreviewIsWhatHappens(t *testing.T) {
 	g.Expect(h.done).To(Equal(before.Plan), "word for word, in that order")
 	slices.Sort(evicted)
 	var foretold []string
-	for _, u := range before.InTheWay {
+	for _, u := range before.Blockers {
 		if strings.HasPrefix(u.Fate, "is evicted") {
 			foretold = append(foretold, u.Name)
 		}
 	}
 	g.Expect(slices.Compact(evicted)).To(Equal(foretold))
 	after := rollout.Decide(c.world()).Nodes[0]
-	g.Expect(after.State).To(Equal(rollout.StateUpToDate), after.Message)
+	g.Expect(after.State).To(Equal(state.UpToDate), after.Message)
 	g.Expect(after.Advertised).To(Equal(before.Expected))
-	g.Expect(h.Labels[v1alpha1.LabelConfig]).To(Equal(before.Key))
+	g.Expect(h.Labels[v1alpha1.LabelConfig]).To(Equal(before.ConfigName))
 }
 
 func TestThePreviewSaysHowLongIsWaited(t *testing.T) {
@@ -86,7 +89,7 @@ func TestThePreviewSaysHowLongIsWaited(t *testing.T) {
 			g := NewWithT(t)
 			c, h := toMIG(test.with)
 			c.hold(h, "train", 0, gpu.WholeGPU)
-			g.Expect(rollout.Decide(c.world()).Nodes[0].InTheWay).To(Equal([]rollout.User{
+			g.Expect(rollout.Decide(c.world()).Nodes[0].Blockers).To(Equal([]eviction.Blocker{
 				{Name: "pod user/train", Uses: "GPU 0", Fate: test.fate},
 			}))
 		})

@@ -14,6 +14,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
 )
 
 // firstGPU asks for MIG on the first GPU of a node alone.
@@ -51,8 +52,8 @@ func TestANodeIsRebootedWhereAGPUCannotBeReset(t *testing.T) {
 	d, states := c.run(400)
 	g.Expect(c.evicted).To(Equal([]string{"train"}), "all GPUs are idle when the node goes down")
 	g.Expect(h.reboots).To(HaveLen(1))
-	g.Expect(states["a"]).To(ContainElements(rollout.StateUndiscovered, rollout.StateSelecting, rollout.StateUpToDate))
-	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), "%+v", d.Nodes[0])
+	g.Expect(states["a"]).To(ContainElements(state.Unknown, state.Selecting, state.UpToDate))
+	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), "%+v", d.Nodes[0])
 	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 1, "nvidia.com/mig-1g.5gb": 7}))
 	g.Expect(h.GPU.Spec.Reboot).To(BeNil(), "the permission goes with the wish that it was for")
 	g.Expect(h.Taints).To(BeEmpty())
@@ -103,7 +104,7 @@ func TestARebootSurvivesAnInterruptionAfterEveryAction(t *testing.T) {
 			c.tick(time.Second)
 		}
 		g.Expect(h.reboots).To(HaveLen(1), "ended after action %d", cut)
-		g.Expect(rollout.Decide(c.world()).Nodes[0].State).To(Equal(rollout.StateUpToDate))
+		g.Expect(rollout.Decide(c.world()).Nodes[0].State).To(Equal(state.UpToDate))
 		if done < cut {
 			g.Expect(cut).To(BeNumerically(">", 8))
 			return
@@ -119,7 +120,7 @@ func TestNoNodeIsRebootedTwiceForOneWish(t *testing.T) {
 	c.Policies = []v1alpha1.GPUSharingPolicy{rebooting(v1alpha1.DrainModeEvict)}
 	d, _ := c.run(2000)
 	g.Expect(h.reboots).To(HaveLen(1))
-	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateFailed))
+	g.Expect(d.Nodes[0].State).To(Equal(state.Failed))
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonRebootInVain))
 	g.Expect(d.Nodes[0].Message).To(And(ContainSubstring("rebooted in vain"), ContainSubstring("put back to its last good state")))
 	g.Expect(h.devices()[0].PendingMIG).To(BeFalse(), "what was asked of the GPU is taken back")
@@ -134,7 +135,7 @@ func TestNoNodeIsRebootedTwiceForOneWish(t *testing.T) {
 	c.Policies[0].Spec.Sharing.MIG.Layouts[0].Instances = []v1alpha1.MIGInstances{count("2g", 3)}
 	d, _ = c.run(400)
 	g.Expect(h.reboots).To(HaveLen(2), "another wish is another reboot")
-	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate))
+	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate))
 }
 
 func TestWhatANodeThatMustNotBeRebootedSays(t *testing.T) {
@@ -162,13 +163,13 @@ func TestWhatANodeThatMustNotBeRebootedSays(t *testing.T) {
 			c.Policies = []v1alpha1.GPUSharingPolicy{rebooting(v1alpha1.DrainModeEvict)}
 			tt.forbid(&c.Policies[0], h)
 			d, _ := c.run(30)
-			g.Expect(d.Nodes[0].State).To(Equal(rollout.StateApplying))
+			g.Expect(d.Nodes[0].State).To(Equal(state.Applying))
 			g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonRebootRequired))
 			g.Expect(d.Nodes[0].Message).To(ContainSubstring(tt.says))
 
 			c.tick(15 * time.Minute)
 			d, _ = c.run(100)
-			g.Expect(d.Nodes[0].State).To(Equal(rollout.StateFailed))
+			g.Expect(d.Nodes[0].State).To(Equal(state.Failed))
 			g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonRebootRequired))
 			g.Expect(d.Nodes[0].Message).To(ContainSubstring(tt.says))
 			g.Expect(h.devices()[0].PendingMIG).To(BeFalse())
@@ -180,7 +181,7 @@ func TestWhatANodeThatMustNotBeRebootedSays(t *testing.T) {
 			c.tick(time.Second)
 			d, _ = c.run(400)
 			g.Expect(h.reboots).To(HaveLen(1), "once it is allowed the same wish is tried again")
-			g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), "%+v", d.Nodes[0])
+			g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), "%+v", d.Nodes[0])
 		})
 	}
 }
@@ -204,7 +205,7 @@ func TestARebootWaitsForWhoMustNotBeEvicted(t *testing.T) {
 			c.tick(time.Minute)
 			d, _ = c.run(400)
 			g.Expect(h.reboots).To(HaveLen(1))
-			g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), "%+v", d.Nodes[0])
+			g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), "%+v", d.Nodes[0])
 		})
 	}
 }
@@ -250,7 +251,7 @@ func TestAPausedRolloutKeepsNoNodeThatAwaitsItsReboot(t *testing.T) {
 	g.Expect(h.reboots).To(BeEmpty())
 	c.Policies[0].Spec.Rollout.Paused = false
 	d, _ := c.run(400)
-	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), d.Nodes[0].Message)
+	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
 	g.Expect(h.reboots).To(HaveLen(1))
 }
 
@@ -273,7 +274,7 @@ func TestARollBackToMPSThatNeedsARebootIsLeftToItsUsers(t *testing.T) {
 	c.during(30*time.Minute, time.Second)
 	version := c.version["a"]
 	d := c.during(2*time.Hour, 10*time.Second)
-	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateFailed), d.Nodes[0].Message)
+	g.Expect(d.Nodes[0].State).To(Equal(state.Failed), d.Nodes[0].Message)
 	g.Expect(d.Nodes[0].Message).To(ContainSubstring("Reboot the node, or set rollout.reboot to IfRequired"))
 	g.Expect(h.Taints).To(BeEmpty())
 	g.Expect(c.version["a"]).To(Equal(version), "nothing is written again and again")
@@ -335,7 +336,7 @@ func TestANodeThatOnlyARebootBringsBackIsLeftToItsUsers(t *testing.T) {
 			version := c.version["a"]
 			d, _ := c.run(4000)
 			g.Expect(d.Nodes).To(HaveLen(1))
-			g.Expect(d.Nodes[0].State).To(Equal(rollout.StateFailed), d.Nodes[0].Message)
+			g.Expect(d.Nodes[0].State).To(Equal(state.Failed), d.Nodes[0].Message)
 			g.Expect(d.Nodes[0].Message).To(ContainSubstring(tt.says))
 			g.Expect(h.Taints).To(BeEmpty())
 			g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationPaused))

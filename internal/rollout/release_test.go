@@ -12,6 +12,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
 func retaining(p *v1alpha1.GPUSharingPolicy) { p.Spec.ReleasePolicy = v1alpha1.ReleasePolicyRetain }
@@ -29,7 +31,7 @@ func TestRetainIsObservedOnceEveryNodeHasIt(t *testing.T) {
 		"the agent does not run":    func(_ *cluster, h *host) { h.AgentReady = false },
 		"the rollout is paused":     func(c *cluster, _ *host) { c.edit(paused) },
 		"the node has opted out":    func(_ *cluster, h *host) { h.Labels[optOutLabel] = "false" },
-		"the device plugin is gone": func(c *cluster, _ *host) { c.Wiring.Reason = v1alpha1.ReasonNoDevicePlugin },
+		"the device plugin is gone": func(c *cluster, _ *host) { c.Plugin.Reason = v1alpha1.ReasonNoDevicePlugin },
 		"instances have to change": func(c *cluster, _ *host) {
 			c.edit(func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Sharing = mig(count("1g", 7)) })
 		},
@@ -44,7 +46,7 @@ func TestRetainIsObservedOnceEveryNodeHasIt(t *testing.T) {
 			g.Expect(c.observed()).To(BeNumerically("<", c.Policies[0].Generation), "the nodes do not have it yet")
 			c.steps(1)
 			g.Expect(c.observed()).To(Equal(c.Policies[0].Generation))
-			h.AgentReady, c.Wiring.Reason = true, ""
+			h.AgentReady, c.Plugin.Reason = true, ""
 			delete(h.Labels, optOutLabel)
 			c.Policies = nil
 			c.run(300)
@@ -62,14 +64,14 @@ func TestANodeThatCannotBeRestoredReportsWhy(t *testing.T) {
 	c.run(60)
 	h := c.hosts["n0"]
 	c.Policies = nil
-	c.Wiring = rollout.Wiring{Reason: v1alpha1.ReasonNoDevicePlugin, Message: "there is no ClusterPolicy in this cluster"}
+	c.Plugin = world.DevicePlugin{Reason: v1alpha1.ReasonNoDevicePlugin, Message: "there is no ClusterPolicy in this cluster"}
 	d, _ := c.run(60)
 	g.Expect(h.GPU.Spec.Baseline).NotTo(BeNil())
 	g.Expect(h.waits()).To(Equal("NoDevicePlugin: there is no ClusterPolicy in this cluster"))
 	g.Expect(d.Nodes).To(HaveLen(1))
-	g.Expect(d.Nodes[0].State).NotTo(Equal(rollout.StateUpToDate))
+	g.Expect(d.Nodes[0].State).NotTo(Equal(state.UpToDate))
 
-	c.Wiring = rollout.Wiring{Ready: true, ClusterPolicy: true, NodeFeatures: true}
+	c.Plugin = world.DevicePlugin{Ready: true, ClusterPolicy: true, NodeFeatures: true}
 	c.run(60)
 	g.Expect(h.GPU.Spec).To(Equal(v1alpha1.GPUNodeSpec{}))
 	g.Expect(h.waits()).To(BeEmpty())
@@ -112,12 +114,12 @@ func TestANodeWhoseReleaseFailsIsNeverAnHourInOneState(t *testing.T) {
 	c := fleet(1, mig(count("3g", 2)))
 	c.run(200)
 	c.Policies, c.hosts["n0"].lags = nil, true
-	var last rollout.State
+	var last state.State
 	since, longest := c.Now, time.Duration(0)
 	for end := c.Now.Add(5 * time.Hour); c.Now.Before(end); c.tick(10 * time.Second) {
 		d := c.pass()
 		g.Expect(d.Nodes).To(HaveLen(1))
-		g.Expect(d.Nodes[0].State).NotTo(Equal(rollout.StateUpToDate))
+		g.Expect(d.Nodes[0].State).NotTo(Equal(state.UpToDate))
 		if d.Nodes[0].State != last {
 			last, since = d.Nodes[0].State, c.Now
 		}

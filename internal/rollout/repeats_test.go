@@ -14,6 +14,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
 )
 
 // TestNoFightGoesOnWithoutEnd: what another controller undoes again and again is written a few times in an hour. The status names
@@ -21,7 +22,7 @@ import (
 func TestNoFightGoesOnWithoutEnd(t *testing.T) {
 	g := NewWithT(t)
 	c := newCluster()
-	c.Repeats = &rollout.Repeats{}
+	c.Repeats = &action.Repeats{}
 	h := c.add("a", sim.A100)
 	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mps(4))}
 	c.run(60)
@@ -29,7 +30,7 @@ func TestNoFightGoesOnWithoutEnd(t *testing.T) {
 	clear(c.writes)
 	var d rollout.Decision
 	pass := func(step time.Duration) {
-		h.features.ours, c.Keys = time.Time{}, nil
+		h.features.ours, c.Configs = time.Time{}, nil
 		d = c.memory.decide(c.world())
 		for _, a := range d.Actions {
 			c.do(a)
@@ -40,21 +41,21 @@ func TestNoFightGoesOnWithoutEnd(t *testing.T) {
 	for range 300 {
 		pass(time.Second)
 	}
-	g.Expect(c.writes).To(Equal(map[string]int{"rollout.KeepMPSOff": 8, "rollout.WriteKeys": 8, "rollout.Report": 3}))
+	g.Expect(c.writes).To(Equal(map[string]int{"action.KeepMPSOff": 8, "action.WriteConfigs": 8, "action.Report": 3}))
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonChangedByOthers))
 	g.Expect(d.Nodes[0].Message).To(And(ContainSubstring("NodeFeature zz-gpu-sharing-a"), ContainSubstring("--show-managed-fields")))
 	g.Expect(d.After).To(BeNumerically(">", 50*time.Minute), "it is tried again then")
 	c.tick(d.After)
 	pass(time.Second)
-	g.Expect(c.writes).To(HaveKeyWithValue("rollout.WriteKeys", 9))
+	g.Expect(c.writes).To(HaveKeyWithValue("action.WriteConfigs", 9))
 
 	for range 20 {
 		pass(time.Second)
 	}
 	c.Policies[0].Spec.Sharing, c.Policies[0].Generation = mps(8), 2
-	writes := c.writes["rollout.WriteKeys"]
+	writes := c.writes["action.WriteConfigs"]
 	pass(time.Second)
-	g.Expect(c.writes["rollout.WriteKeys"]).To(Equal(writes + 1))
+	g.Expect(c.writes["action.WriteConfigs"]).To(Equal(writes + 1))
 }
 
 // TestAFightIsReportedOnce: the operator writes the time with the selected configuration. What it reports about a write that has to wait
@@ -62,7 +63,7 @@ func TestNoFightGoesOnWithoutEnd(t *testing.T) {
 func TestAFightIsReportedOnce(t *testing.T) {
 	g := NewWithT(t)
 	c := newCluster()
-	c.Repeats = &rollout.Repeats{}
+	c.Repeats = &action.Repeats{}
 	h := c.add("a", sim.A100)
 	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mps(4))}
 	var d rollout.Decision
@@ -76,22 +77,22 @@ func TestAFightIsReportedOnce(t *testing.T) {
 		c.tick(time.Second)
 	}
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonChangedByOthers))
-	g.Expect(c.writes["rollout.Report"]).To(BeNumerically("<", 10))
+	g.Expect(c.writes["action.Report"]).To(BeNumerically("<", 10))
 }
 
 // TestAFightLeavesNoNodeTainted: what keeps pods off a node has to wait sooner than what lets them return, which has its limit too.
 func TestAFightLeavesNoNodeTainted(t *testing.T) {
 	g := NewWithT(t)
 	c, h := toMIG()
-	c.Repeats = &rollout.Repeats{}
-	decided := func(after rollout.Action, times int) bool {
+	c.Repeats = &action.Repeats{}
+	decided := func(after action.Action, times int) bool {
 		for range times {
 			c.Repeats.Note(after, c.Now)
 		}
-		return slices.ContainsFunc(rollout.Decide(c.world()).Actions, func(a rollout.Action) bool { return a.String() == after.String() })
+		return slices.ContainsFunc(rollout.Decide(c.world()).Actions, func(a action.Action) bool { return a.String() == after.String() })
 	}
 	rollout.Decide(c.world()) // counts from these policies on
-	taint := rollout.Taint{Node: "a", Taint: corev1.Taint{Key: v1alpha1.TaintChanging, Effect: corev1.TaintEffectNoSchedule}}
+	taint := action.Taint{Node: "a", Taint: corev1.Taint{Key: v1alpha1.TaintChanging, Effect: corev1.TaintEffectNoSchedule}}
 	g.Expect(decided(taint, 0)).To(BeTrue())
 	g.Expect(decided(taint, 8)).To(BeFalse())
 

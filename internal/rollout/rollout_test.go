@@ -14,6 +14,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
 )
 
 // policyOf is a policy with the defaults of the API.
@@ -56,26 +57,26 @@ func TestEachStrategyIsReached(t *testing.T) {
 	for name, c := range map[string]struct {
 		sharing     v1alpha1.Sharing
 		allocatable map[string]int64
-		states      []rollout.State
+		states      []state.State
 	}{
 		"time-slicing": {
 			sharing: timeSlicing(4), allocatable: map[string]int64{"nvidia.com/gpu": 8},
-			states: []rollout.State{
-				rollout.StateStaleGentle, rollout.StateSelecting, rollout.StateUpToDate,
+			states: []state.State{
+				state.PendingNonDisruptive, state.Selecting, state.UpToDate,
 			},
 		},
 		"MPS": {
 			sharing: mps(10), allocatable: map[string]int64{"nvidia.com/gpu": 20},
-			states: []rollout.State{
-				rollout.StateStaleDisruptive, rollout.StateQuiet, rollout.StateSelecting, rollout.StateReleasing, rollout.StateUpToDate,
+			states: []state.State{
+				state.PendingDisruptive, state.Idle, state.Selecting, state.Releasing, state.UpToDate,
 			},
 		},
 		"MIG": {
 			sharing:     mig(count("3g.20gb", 1), count("1g", 3)),
 			allocatable: map[string]int64{"nvidia.com/mig-3g.20gb": 2, "nvidia.com/mig-1g.5gb": 6},
-			states: []rollout.State{
-				rollout.StateStaleDisruptive, rollout.StateQuiescing, rollout.StateQuiet, rollout.StateSelecting,
-				rollout.StateReleasing, rollout.StateUpToDate,
+			states: []state.State{
+				state.PendingDisruptive, state.PausingClients, state.Idle, state.Selecting,
+				state.Releasing, state.UpToDate,
 			},
 		},
 	} {
@@ -115,8 +116,8 @@ func TestUndoPutsBackWhatWasFound(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
 			cl := newCluster()
-			cl.Keys = map[string]string{"by-hand": "version: v1\n"}
-			cl.Wiring.Keys = cl.Keys
+			cl.Configs = map[string]string{"by-hand": "version: v1\n"}
+			cl.Plugin.Configs = cl.Configs
 			node := cl.add("a", sim.A100, sim.A100)
 			node.Labels[v1alpha1.LabelConfig] = "by-hand"
 			node.Labels[v1alpha1.LabelMIGManager] = "true"
@@ -130,12 +131,12 @@ func TestUndoPutsBackWhatWasFound(t *testing.T) {
 			g.Expect(node.GPU.Spec.Baseline.Labels).To(Equal(map[string]string{
 				v1alpha1.LabelConfig: "by-hand", v1alpha1.LabelMIGManager: "true",
 			}))
-			g.Expect(d.Wire).To(BeTrue())
+			g.Expect(d.ConfigurePlugin).To(BeTrue())
 
 			cl.Policies = nil
 			d, _ = cl.run(60)
 			g.Expect(d.Nodes).To(BeEmpty())
-			g.Expect(d.Wire).To(BeFalse())
+			g.Expect(d.ConfigurePlugin).To(BeFalse())
 			g.Expect(node.Labels).To(Equal(labels))
 			g.Expect(node.Annotations).To(Equal(annotations))
 			g.Expect(node.Taints).To(BeEmpty())
@@ -158,23 +159,23 @@ func TestAPoolThatScalesToZeroRestartsNoPlugin(t *testing.T) {
 		p.Spec.NodeSelector = &v1alpha1.NodeSelector{MatchLabels: map[string]string{"pool": "shared"}}
 	})}
 	d, _ := cl.run(60)
-	g.Expect(d.Wire).To(BeTrue())
+	g.Expect(d.ConfigurePlugin).To(BeTrue())
 
 	delete(cl.hosts, "a")
 	d, _ = cl.run(60)
-	g.Expect(d.Wire).To(BeTrue(), "the pool has no node, but the next one is shared too")
+	g.Expect(d.ConfigurePlugin).To(BeTrue(), "the pool has no node, but the next one is shared too")
 
 	cl.Policies[0].Spec.Rollout.Paused, cl.Policies[0].Generation = true, 2
 	d, _ = cl.run(60)
-	g.Expect(d.Wire).To(BeFalse(), "a policy that is paused asks for nothing")
+	g.Expect(d.ConfigurePlugin).To(BeFalse(), "a policy that is paused asks for nothing")
 
 	cl.Policies[0].Spec.Rollout.Paused, cl.Policies[0].Generation = false, 3
-	cl.Wiring.Ready = false
+	cl.Plugin.Ready = false
 	d, _ = cl.run(60)
-	g.Expect(d.Wire).To(BeFalse(), "nothing is restarted for a pool without nodes")
-	cl.Wiring.Ready, cl.Policies = true, nil
+	g.Expect(d.ConfigurePlugin).To(BeFalse(), "nothing is restarted for a pool without nodes")
+	cl.Plugin.Ready, cl.Policies = true, nil
 	d, _ = cl.run(60)
-	g.Expect(d.Wire).To(BeFalse())
+	g.Expect(d.ConfigurePlugin).To(BeFalse())
 }
 
 func TestRetainLeavesTheNodeAsItIs(t *testing.T) {
@@ -192,8 +193,8 @@ func TestRetainLeavesTheNodeAsItIs(t *testing.T) {
 	g.Expect(advertised(node)).To(Equal(map[string]int64{"nvidia.com/mig-1g.5gb": 7}))
 	g.Expect(node.GPU.Spec.PolicyName).To(BeEmpty())
 	g.Expect(node.GPU.Spec.Baseline).NotTo(BeNil())
-	g.Expect(d.Wire).To(BeTrue(), "the label still names a key of ours")
-	g.Expect(cl.Keys).To(HaveKey(labels[v1alpha1.LabelConfig]))
+	g.Expect(d.ConfigurePlugin).To(BeTrue(), "the label still names a key of ours")
+	g.Expect(cl.Configs).To(HaveKey(labels[v1alpha1.LabelConfig]))
 }
 
 // TestPairsOfStrategies goes from each sharing to each other, with and without a user who has to leave first.
@@ -213,14 +214,14 @@ func TestPairsOfStrategies(t *testing.T) {
 				cl.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", first)}
 				d, _ := cl.run(200)
 				g.Expect(d.Policies["research"].Nodes.Ready).To(Equal(int32(3)), "%v", d.Nodes)
-				writes := cl.writes["rollout.WriteKeys"]
+				writes := cl.writes["action.WriteConfigs"]
 
 				cl.Policies[0].Spec.Sharing, cl.Policies[0].Generation = second, 2
 				d, _ = cl.run(200)
 				g.Expect(d.Policies["research"].Nodes.Ready).To(Equal(int32(3)), "%v", d.Nodes)
 				g.Expect(d.Actions).To(BeEmpty())
 				g.Expect(cl.crashes).To(BeEmpty())
-				g.Expect(cl.writes["rollout.WriteKeys"] - writes).To(BeNumerically("<=", 1))
+				g.Expect(cl.writes["action.WriteConfigs"] - writes).To(BeNumerically("<=", 1))
 				for _, h := range cl.hosts {
 					g.Expect(h.Taints).To(BeEmpty())
 					g.Expect(h.Labels[pluginLabel]).To(Equal("true"))

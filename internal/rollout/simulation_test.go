@@ -19,7 +19,9 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
-	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
 // TestRandomisedRollouts lets controllers decide on worlds of which any object may be out of date, end in the middle of
@@ -86,10 +88,10 @@ type simulation struct {
 // cached is what the controller knows: of each object what it was at some time, no earlier than when the controller last
 // wrote it. What others write, it may learn at any time later, of one object before another.
 type cached struct {
-	nodes    map[string]rollout.Node // labels, annotations, taints and what is advertised
+	nodes    map[string]world.Node // labels, annotations, taints and what is advertised
 	gpus     map[string]v1alpha1.GPUNode
-	pods     map[string]rollout.Node // the pods on the node, and whether its agent is Ready
-	features map[string]rollout.NodeFeatures
+	pods     map[string]world.Node // the pods on the node, and whether its agent is Ready
+	features map[string]world.NodeFeatures
 	version  map[string]int // of each Node
 	policies []v1alpha1.GPUSharingPolicy
 	forgets  bool // it may lack even what the controller wrote itself: what must not be
@@ -98,7 +100,7 @@ type cached struct {
 func newSimulation(t *testing.T, seed uint64) *simulation {
 	t.Helper()
 	s := &simulation{cluster: newCluster(), t: t, random: rand.New(rand.NewPCG(seed, 0))}
-	s.Wiring.NodeFeatures = s.random.IntN(3) > 0
+	s.Plugin.NodeFeatures = s.random.IntN(3) > 0
 	if s.random.IntN(3) == 0 {
 		s.byHand = mpsByHand(3)
 	}
@@ -124,8 +126,8 @@ func (s *simulation) host(name string) {
 // lead lets a new controller lead, which waits until its cache shows what the last one wrote.
 func (s *simulation) lead() {
 	s.cache = cached{
-		nodes: map[string]rollout.Node{}, gpus: map[string]v1alpha1.GPUNode{}, pods: map[string]rollout.Node{},
-		features: map[string]rollout.NodeFeatures{}, version: map[string]int{}, forgets: s.cache.forgets,
+		nodes: map[string]world.Node{}, gpus: map[string]v1alpha1.GPUNode{}, pods: map[string]world.Node{},
+		features: map[string]world.NodeFeatures{}, version: map[string]int{}, forgets: s.cache.forgets,
 	}
 	s.read(func() bool { return true })
 }
@@ -151,32 +153,32 @@ func (s *simulation) read(some func() bool) {
 			c.features[n.Name] = n.Features
 		}
 	}
-	maps.DeleteFunc(c.nodes, func(name string, _ rollout.Node) bool { return !here[name] })
+	maps.DeleteFunc(c.nodes, func(name string, _ world.Node) bool { return !here[name] })
 	if some() {
 		c.policies = w.Policies
 	}
 }
 
 // wrote shows the cache an object as the controller has just written it.
-func (s *simulation) wrote(a rollout.Action) {
+func (s *simulation) wrote(a action.Action) {
 	h := s.hosts[a.Target()]
 	if h == nil || s.cache.forgets {
 		return
 	}
 	switch a.(type) {
-	case rollout.PatchNode, rollout.Taint, rollout.Untaint:
+	case action.PatchNode, action.Taint, action.Untaint:
 		s.cache.nodes[h.Name], s.cache.version[h.Name] = h.copied(), s.version[h.Name]
-	case rollout.AllowMPS:
+	case action.AllowMPS:
 		f := s.cache.features[h.Name]
 		f.OverriddenSince = time.Time{}
 		s.cache.features[h.Name] = f
-	case rollout.SetSpec:
+	case action.SetSpec:
 		s.cache.gpus[h.Name] = *h.GPU.DeepCopy()
 	}
 }
 
 // known is the world as the cache has it.
-func (s *simulation) known() rollout.World {
+func (s *simulation) known() world.World {
 	w := s.withoutNodes()
 	w.Policies = s.cache.policies
 	for _, name := range slices.Sorted(maps.Keys(s.cache.nodes)) {
@@ -333,11 +335,11 @@ func (s *simulation) act() {
 }
 
 // locked says whether the API server refuses an action when the Node has changed since it was read.
-func locked(a rollout.Action) bool {
+func locked(a action.Action) bool {
 	switch a := a.(type) {
-	case rollout.Taint, rollout.Untaint, rollout.KeepTaints:
+	case action.Taint, action.Untaint, action.KeepTaints:
 		return true
-	case rollout.PatchNode:
+	case action.PatchNode:
 		return a.Locked
 	}
 	return false
@@ -375,7 +377,7 @@ func (s *simulation) check(before map[string]string) {
 }
 
 // withinBudget counts the nodes that are disturbed after an action.
-func (s *simulation) withinBudget(a rollout.Action) {
+func (s *simulation) withinBudget(a action.Action) {
 	disturbed := 0
 	for _, h := range s.hosts {
 		if !h.upgrade.goesOn() && (len(h.Taints) > 0 || h.Labels[pluginLabel] != "true") {
@@ -405,7 +407,7 @@ func (s *simulation) calm() {
 	g.Expect(d.Actions).To(BeEmpty(), "%v", d.Nodes)
 	g.Expect(s.crashes).To(BeEmpty())
 	for _, n := range d.Nodes {
-		g.Expect(n.State).To(Equal(rollout.StateUpToDate), "%+v", n)
+		g.Expect(n.State).To(Equal(state.UpToDate), "%+v", n)
 		if n.Policy != "" {
 			g.Expect(advertised(s.hosts[n.Node])).To(Equal(n.Expected), n.Node)
 		}
@@ -415,10 +417,10 @@ func (s *simulation) calm() {
 		g.Expect(h.Labels[pluginLabel]).To(Equal("true"))
 		g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationPaused))
 		g.Expect(h.plugin.uuids).To(ConsistOf(h.instances()), h.Name)
-		g.Expect(h.features.ours.IsZero()).To(Equal(len(h.daemons) == 0 || !s.Wiring.NodeFeatures), "%s: %v", h.Name, h.features)
+		g.Expect(h.features.ours.IsZero()).To(Equal(len(h.daemons) == 0 || !s.Plugin.NodeFeatures), "%s: %v", h.Name, h.features)
 	}
 	if len(s.Policies) == 0 {
 		g.Expect(d.Nodes).To(BeEmpty())
-		g.Expect(d.Wire).To(BeFalse())
+		g.Expect(d.ConfigurePlugin).To(BeFalse())
 	}
 }

@@ -15,6 +15,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
 )
 
 // fleet is a cluster of nodes n0, n1, … with one GPU each, and a policy for them.
@@ -124,7 +126,7 @@ func TestANodeThatReturnsIsChangedAnew(t *testing.T) {
 				return gpu.ErrBusy
 			}
 			for range 100 {
-				g.Expect(c.pass().Nodes[0].State).NotTo(Equal(rollout.StateFailed))
+				g.Expect(c.pass().Nodes[0].State).NotTo(Equal(state.Failed))
 				c.tick(time.Second)
 				d = c.pass()
 			}
@@ -183,7 +185,7 @@ func TestADegradedNodeBlocksNobody(t *testing.T) {
 			c.add("other-kind", sim.H100)
 			d := c.during(10*time.Minute, 10*time.Second)
 			g.Expect(d.Policies["research"].Nodes.Ready).To(Equal(int32(3)), "%+v", d.Nodes)
-			g.Expect(d.Nodes[0].State).To(Equal(rollout.StateDegraded))
+			g.Expect(d.Nodes[0].State).To(Equal(state.Degraded))
 			g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonNotAdvertised))
 			g.Expect(d.Nodes[0].Message).To(ContainSubstring("nvidia.com/mig-1g.5gb is 3 instead of 7"))
 			g.Expect(sick.Taints).To(BeEmpty())
@@ -201,7 +203,7 @@ func TestANodeIsRolledBackBeforeOthersAreChanged(t *testing.T) {
 	c.ask(mig(count("3g", 2)))
 	for range 600 {
 		d := c.pass()
-		if n := d.Nodes[0]; n.State == rollout.StateFailed && c.hosts["n0"].Labels[v1alpha1.LabelConfig] != good {
+		if n := d.Nodes[0]; n.State == state.Failed && c.hosts["n0"].Labels[v1alpha1.LabelConfig] != good {
 			g.Expect(c.hosts["n1"].GPU.Spec.ConfigName).To(Equal(good))
 		}
 		c.tick(time.Second)
@@ -250,8 +252,8 @@ func TestASlotIsFreeOnceItsNodeIsGivenBack(t *testing.T) {
 }
 
 // frees reports whether an action makes a node schedulable again.
-func frees(a rollout.Action) bool {
-	_, is := a.(rollout.Untaint)
+func frees(a action.Action) bool {
+	_, is := a.(action.Untaint)
 	return is
 }
 
@@ -316,5 +318,5 @@ func TestADrainThatEndedUnseenIsRecordedAsFailed(t *testing.T) {
 	d := c.during(5*time.Minute, time.Second)
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonDrainTimedOut), d.Nodes[0].Message)
 	g.Expect(c.hosts["n0"].Taints).To(BeEmpty())
-	g.Expect(d.Nodes[1].State).To(Equal(rollout.StateUpToDate), d.Nodes[1].Message)
+	g.Expect(d.Nodes[1].State).To(Equal(state.UpToDate), d.Nodes[1].Message)
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
 )
 
 // TestOfFortyNodesTheWorstTenAreListed: a failed one, two unsupported ones, two blocked ones, and the first of those that wait.
@@ -85,7 +86,7 @@ func TestTheStrategyOfANode(t *testing.T) {
 	c.steps(3)
 	g.Expect(h.GPU.Spec.Strategy).To(Equal(v1alpha1.StrategyMIG))
 	d, _ := c.run(400)
-	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateFailed), d.Nodes[0].Message)
+	g.Expect(d.Nodes[0].State).To(Equal(state.Failed), d.Nodes[0].Message)
 	g.Expect(h.GPU.Spec.Strategy).To(Equal(v1alpha1.StrategyTimeSlicing))
 	c.Policies = nil
 	c.run(60)

@@ -15,6 +15,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/clusterpolicy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
 )
 
 var (
@@ -33,7 +35,7 @@ func taintsNewNodes(p *v1alpha1.GPUSharingPolicy) {
 // the policy is one that needs it.
 func joining(with ...func(*v1alpha1.GPUSharingPolicy)) *cluster {
 	c := newCluster()
-	c.Wiring.Operands = &clusterpolicy.Operands{Name: "cluster-policy", Tolerations: []corev1.Toleration{ofNVIDIA}}
+	c.Plugin.Operands = &clusterpolicy.Operands{Name: "cluster-policy", Tolerations: []corev1.Toleration{ofNVIDIA}}
 	c.add("a", sim.A100)
 	p := policyOf("research", mig(count("2g", 3)), with...)
 	p.CreationTimestamp = metav1.NewTime(c.Now.Add(-time.Hour))
@@ -54,7 +56,7 @@ func TestANewNodeTakesNoPodsBeforeItIsReady(t *testing.T) {
 	g := NewWithT(t)
 	c := joining(taintsNewNodes)
 	g.Expect(c.hosts["a"].Taints).To(BeEmpty(), "it was there before")
-	g.Expect(c.Wiring.Operands.Ours).To(ConsistOf(ofStartup))
+	g.Expect(c.Plugin.Operands.Ours).To(ConsistOf(ofStartup))
 
 	h := c.join("b")
 	c.pass()
@@ -64,7 +66,7 @@ func TestANewNodeTakesNoPodsBeforeItIsReady(t *testing.T) {
 		c.pass()
 	}
 	d := rollout.Decide(c.world())
-	g.Expect(d.Nodes[1].State).To(Equal(rollout.StateUpToDate))
+	g.Expect(d.Nodes[1].State).To(Equal(state.UpToDate))
 	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/mig-2g.10gb": 3}))
 	g.Expect(d.Policies["research"].Nodes.Changing).To(BeZero())
 	c.run(30)
@@ -72,7 +74,7 @@ func TestANewNodeTakesNoPodsBeforeItIsReady(t *testing.T) {
 
 	c.Policies = nil
 	c.run(60)
-	g.Expect(c.Wiring.Operands.Tolerations).To(Equal([]corev1.Toleration{ofNVIDIA}))
+	g.Expect(c.Plugin.Operands.Tolerations).To(Equal([]corev1.Toleration{ofNVIDIA}))
 }
 
 func TestNodesThatAreNotNewAreNotTainted(t *testing.T) {
@@ -100,7 +102,7 @@ func TestNodesThatAreNotNewAreNotTainted(t *testing.T) {
 				test.node(h)
 			}
 			for _, a := range rollout.Decide(c.world()).Actions {
-				g.Expect(a).NotTo(BeAssignableToTypeOf(rollout.KeepTaints{}))
+				g.Expect(a).NotTo(BeAssignableToTypeOf(action.KeepTaints{}))
 			}
 		})
 	}
@@ -126,14 +128,14 @@ func TestANodeThatIsNotMadeReadyKeepsTheStartupTaint(t *testing.T) {
 	c.run(60)
 	g.Expect(h.Taints).To(Equal([]corev1.Taint{startup}))
 	n := rollout.Decide(c.world()).Nodes[1]
-	g.Expect(n.State).To(Equal(rollout.StateImpossible))
+	g.Expect(n.State).To(Equal(state.Unsupported))
 	g.Expect(n.Message).To(HaveSuffix("; the node keeps the taint gpusharing.io/startup:NoSchedule until it is as the policy asks"))
 }
 
 func TestAStartupTaintThatNVIDIADoesNotTolerateIsNotPut(t *testing.T) {
 	g := NewWithT(t)
 	c := joining()
-	c.Wiring.Operands.Upgrades = true
+	c.Plugin.Operands.Upgrades = true
 	taintsNewNodes(&c.Policies[0])
 	h := c.join("b")
 	c.pass()

@@ -17,6 +17,9 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
 // toMIG is a cluster of one node with two GPUs, under a policy that wants three instances on each.
@@ -46,7 +49,7 @@ func TestStates(t *testing.T) {
 	const noActions = ""
 	for name, c := range map[string]struct {
 		situation func() *cluster
-		state     rollout.State
+		state     state.State
 		reason    string
 		message   string // a part of it
 		actions   []string
@@ -54,12 +57,12 @@ func TestStates(t *testing.T) {
 	}{
 		"the agent does not run": {
 			situation: func() *cluster { c, h := toMIG(); h.AgentReady = false; return c },
-			state:     rollout.StateUndiscovered, reason: v1alpha1.ReasonAgentNotReporting, message: "the agent on the node is not Ready",
+			state:     state.Unknown, reason: v1alpha1.ReasonAgentNotReporting, message: "the agent on the node is not Ready",
 			actions: []string{"write keys research-…"},
 		},
 		"the agent has reported nothing": {
 			situation: func() *cluster { c, h := toMIG(); h.GPU.Status.Devices = nil; return c },
-			state:     rollout.StateUndiscovered, reason: v1alpha1.ReasonAgentNotReporting, message: "has not reported any GPU yet",
+			state:     state.Unknown, reason: v1alpha1.ReasonAgentNotReporting, message: "has not reported any GPU yet",
 		},
 		"the agent cannot read the GPUs any more": {
 			situation: func() *cluster {
@@ -69,7 +72,7 @@ func TestStates(t *testing.T) {
 				}}
 				return c
 			},
-			state: rollout.StateUndiscovered, reason: v1alpha1.ReasonAgentNotReporting, message: "driver not loaded",
+			state: state.Unknown, reason: v1alpha1.ReasonAgentNotReporting, message: "driver not loaded",
 			actions: []string{"write keys research-…"},
 		},
 		"the GPU has no such profile": {
@@ -77,28 +80,28 @@ func TestStates(t *testing.T) {
 				c, _ := toMIG(func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Sharing = mig(count("1g.99gb", 1)) })
 				return c
 			},
-			state: rollout.StateImpossible, reason: v1alpha1.ReasonProfileNotAvailable, message: "1g.99gb",
+			state: state.Unsupported, reason: v1alpha1.ReasonProfileNotAvailable, message: "1g.99gb",
 		},
 		"the node has opted out": {
 			situation: func() *cluster { c, h := toMIG(); h.Labels["nvidia.com/gpu.deploy.operands"] = "false"; return c },
-			state:     rollout.StateImpossible, reason: v1alpha1.ReasonNodeOptedOut, message: "nvidia.com/gpu.deploy.operands=false",
+			state:     state.Unsupported, reason: v1alpha1.ReasonNodeOptedOut, message: "nvidia.com/gpu.deploy.operands=false",
 		},
 		"nothing runs and the change is gentle": {
 			situation: func() *cluster {
 				c, _ := toMIG(func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Sharing = timeSlicing(4) })
 				return c
 			},
-			state: rollout.StateStaleGentle, reason: v1alpha1.ReasonProgressing, message: "disturbs nothing",
+			state: state.PendingNonDisruptive, reason: v1alpha1.ReasonProgressing, message: "disturbs nothing",
 			actions: []string{"write keys research-680dc74bf8", "set spec of GPUNode a: applying policy research"},
 		},
 		"the change needs the GPUs idle": {
 			situation: func() *cluster { c, _ := toMIG(); return c },
-			state:     rollout.StateStaleDisruptive, reason: v1alpha1.ReasonProgressing, message: "needs GPUs or instances idle",
+			state:     state.PendingDisruptive, reason: v1alpha1.ReasonProgressing, message: "needs GPUs or instances idle",
 			actions: []string{"write keys research-…", "taint node a with gpusharing.io/changing:NoSchedule"},
 		},
 		"the policy never evicts and the node is in use": {
 			situation: func() *cluster { c, h := toMIG(neverEvicting); c.hold(h, "train", 1, gpu.WholeGPU); return c },
-			state:     rollout.StateStaleDisruptive, reason: v1alpha1.ReasonGPUInUse, message: "pod user/train (GPU 1)",
+			state:     state.PendingDisruptive, reason: v1alpha1.ReasonGPUInUse, message: "pod user/train (GPU 1)",
 			actions: []string{"write keys research-…"},
 		},
 		"tainted, and a pod is waited for": {
@@ -109,7 +112,7 @@ func TestStates(t *testing.T) {
 				c.tick(time.Minute)
 				return c
 			},
-			state: rollout.StateDraining, reason: v1alpha1.ReasonGPUInUse,
+			state: state.Draining, reason: v1alpha1.ReasonGPUInUse,
 			message: "waiting for what must be freed: pod user/train (GPU 1)", actions: []string{noActions}, after: 9 * time.Minute,
 		},
 		"tainted, and a pod is evicted": {
@@ -120,7 +123,7 @@ func TestStates(t *testing.T) {
 				c.tick(time.Minute)
 				return c
 			},
-			state: rollout.StateDraining, reason: v1alpha1.ReasonGPUInUse, message: "pod user/train (GPU 1)",
+			state: state.Draining, reason: v1alpha1.ReasonGPUInUse, message: "pod user/train (GPU 1)",
 			actions: []string{"evict pod user/train: it holds GPU 1"}, after: 9 * time.Minute,
 		},
 		"a process outside pods is named, for nobody can evict it": {
@@ -134,7 +137,7 @@ func TestStates(t *testing.T) {
 				c.tick(time.Second)
 				return c
 			},
-			state: rollout.StateDraining, reason: v1alpha1.ReasonGPUInUse,
+			state: state.Draining, reason: v1alpha1.ReasonGPUInUse,
 			message: "process 4711 (Xorg), which runs outside pods and has to be ended there (GPU 0)",
 			actions: []string{noActions}, after: 599 * time.Second,
 		},
@@ -143,10 +146,10 @@ func TestStates(t *testing.T) {
 				c, h := toMIG()
 				c.pass()
 				c.tick(time.Second)
-				h.Pods = append(h.Pods, rollout.Pod{Namespace: "user", Name: "late", UID: "late", GPU: true, Scheduled: c.Now})
+				h.Pods = append(h.Pods, world.Pod{Namespace: "user", Name: "late", UID: "late", GPU: true, Scheduled: c.Now})
 				return c
 			},
-			state: rollout.StateDraining, reason: v1alpha1.ReasonGPUInUse, message: "pod user/late was placed on the node just now",
+			state: state.Draining, reason: v1alpha1.ReasonGPUInUse, message: "pod user/late was placed on the node just now",
 			actions: []string{noActions}, after: 20 * time.Second,
 		},
 		"drained: NVIDIA's mig-manager is fenced off": {
@@ -156,13 +159,13 @@ func TestStates(t *testing.T) {
 				c.steps(1)
 				return c
 			},
-			state: rollout.StateQuiescing, reason: v1alpha1.ReasonPausingClients, message: "only one may drive MIG",
+			state: state.PausingClients, reason: v1alpha1.ReasonPausingClients, message: "only one may drive MIG",
 			actions: []string{"patch node a (keeping NVIDIA's mig-manager off the node): nvidia.com/gpu.deploy.mig-manager=false " +
 				"nvidia.com/mig.config=gpu-sharing-operator"},
 		},
 		"drained: NVIDIA's clients are paused": {
 			situation: func() *cluster { c, _ := toMIG(); c.steps(1); return c },
-			state:     rollout.StateQuiescing, reason: v1alpha1.ReasonPausingClients, message: "pausing NVIDIA's GPU clients",
+			state:     state.PausingClients, reason: v1alpha1.ReasonPausingClients, message: "pausing NVIDIA's GPU clients",
 			actions: []string{"patch node a (pausing NVIDIA's GPU clients): " + pluginLabel + "=paused-for-mig-change " +
 				gfdLabel + "=paused-for-mig-change gpusharing.io/paused=" + pluginLabel + "," + gfdLabel},
 		},
@@ -173,24 +176,24 @@ func TestStates(t *testing.T) {
 				h.Labels[gfdLabel] = "paused-by-hand"
 				return c
 			},
-			state: rollout.StateQuiescing, reason: v1alpha1.ReasonPausingClients,
+			state: state.PausingClients, reason: v1alpha1.ReasonPausingClients,
 			message: "another controller has set " + gfdLabel + "=paused-by-hand", actions: []string{noActions},
 			after: 899 * time.Second,
 		},
 		"paused: NVIDIA's clients are still there": {
 			situation: func() *cluster { c, _ := toMIG(); c.steps(1); c.pass(); return c },
-			state:     rollout.StateQuiescing, reason: v1alpha1.ReasonPausingClients,
+			state:     state.PausingClients, reason: v1alpha1.ReasonPausingClients,
 			message: "waiting until NVIDIA's GPU clients are gone: gpu-operator/nvidia-1, gpu-operator/nvidia-2", actions: []string{noActions},
 			after: 899 * time.Second,
 		},
 		"nothing is in the way": {
 			situation: func() *cluster { c, _ := toMIG(); c.steps(2); return c },
-			state:     rollout.StateQuiet, reason: v1alpha1.ReasonProgressing, message: "nothing is in the way",
+			state:     state.Idle, reason: v1alpha1.ReasonProgressing, message: "nothing is in the way",
 			actions: []string{"set spec of GPUNode a: applying policy research"},
 		},
 		"the agent is at work": {
 			situation: func() *cluster { c, _ := toMIG(); c.steps(2); c.pass(); return c },
-			state:     rollout.StateApplying, reason: v1alpha1.ReasonApplying, message: "the agent is changing the GPUs",
+			state:     state.Applying, reason: v1alpha1.ReasonApplying, message: "the agent is changing the GPUs",
 			actions: []string{noActions}, after: 15 * time.Minute,
 		},
 		"the agent took too long": {
@@ -205,7 +208,7 @@ func TestStates(t *testing.T) {
 				c.Now = c.Now.Add(15 * time.Minute)
 				return c
 			},
-			state: rollout.StateFailed, reason: v1alpha1.ReasonApplyTimedOut,
+			state: state.Failed, reason: v1alpha1.ReasonApplyTimedOut,
 			message: "not as wished within 15m0s; the agent says RebootRequired: reboot the node",
 			actions: []string{"status of GPUNode a: recording that the change failed"},
 		},
@@ -220,12 +223,12 @@ func TestStates(t *testing.T) {
 				}}
 				return c
 			},
-			state: rollout.StateFailed, reason: v1alpha1.ReasonLayoutDoesNotFit, message: "no room",
+			state: state.Failed, reason: v1alpha1.ReasonLayoutDoesNotFit, message: "no room",
 			actions: []string{"status of GPUNode a: recording that the change failed"},
 		},
 		"applied: the plugin is made to see the key": {
 			situation: func() *cluster { c, _ := slicing(); c.steps(1); return c },
-			state:     rollout.StateSelecting, reason: v1alpha1.ReasonSelecting, message: "making the configuration research-680dc74bf8 visible",
+			state:     state.Selecting, reason: v1alpha1.ReasonSelecting, message: "making the configuration research-680dc74bf8 visible",
 			actions: []string{
 				"nudge pod gpu-operator/nvidia-1 for research-680dc74bf8@1800000001",
 				"nudge pod gpu-operator/nvidia-2 for research-680dc74bf8@1800000001",
@@ -234,12 +237,12 @@ func TestStates(t *testing.T) {
 		},
 		"applied: the plugin sees the key soon": {
 			situation: func() *cluster { c, _ := slicing(); c.steps(2); return c },
-			state:     rollout.StateSelecting, reason: v1alpha1.ReasonSelecting, message: "making the configuration research-680dc74bf8 visible",
+			state:     state.Selecting, reason: v1alpha1.ReasonSelecting, message: "making the configuration research-680dc74bf8 visible",
 			actions: []string{noActions}, after: time.Second,
 		},
 		"applied: the agent has seen that the plugin sees the key": {
 			situation: func() *cluster { c, h := slicing(); h.watches = true; c.steps(2); return c },
-			state:     rollout.StateSelecting, reason: v1alpha1.ReasonSelecting, message: "selecting the configuration",
+			state:     state.Selecting, reason: v1alpha1.ReasonSelecting, message: "selecting the configuration",
 			actions: []string{"patch node a (selecting the configuration research-680dc74bf8): " +
 				"nvidia.com/device-plugin.config=research-680dc74bf8 gpusharing.io/baseline gpusharing.io/selected=research-680dc74bf8@1800000002"},
 		},
@@ -251,17 +254,17 @@ func TestStates(t *testing.T) {
 				h.GPU.Status.Config = v1alpha1.ConfigStatus{Name: spec.ConfigName, ChangeTime: spec.ChangeTime, PodUIDs: []string{"tenant"}}
 				return c
 			},
-			state: rollout.StateSelecting, reason: v1alpha1.ReasonSelecting, message: "making the configuration research-680dc74bf8 visible",
+			state: state.Selecting, reason: v1alpha1.ReasonSelecting, message: "making the configuration research-680dc74bf8 visible",
 			actions: []string{noActions}, after: time.Second,
 		},
 		"applied: the agent watches, and the plugin does not see the key": {
 			situation: func() *cluster { c, h := slicing(); h.neverSees(); c.steps(6); return c },
-			state:     rollout.StateSelecting, reason: v1alpha1.ReasonSelecting, message: "waiting for gpu-operator/nvidia-1, gpu-operator/nvidia-2",
+			state:     state.Selecting, reason: v1alpha1.ReasonSelecting, message: "waiting for gpu-operator/nvidia-1, gpu-operator/nvidia-2",
 			actions: []string{noActions}, after: time.Second,
 		},
 		"applied: a nudge may have come too early, so it is repeated": {
 			situation: func() *cluster { c, h := slicing(); h.neverSees(); c.steps(7); return c },
-			state:     rollout.StateSelecting, reason: v1alpha1.ReasonSelecting, message: "waiting for gpu-operator/nvidia-1, gpu-operator/nvidia-2",
+			state:     state.Selecting, reason: v1alpha1.ReasonSelecting, message: "waiting for gpu-operator/nvidia-1, gpu-operator/nvidia-2",
 			actions: []string{
 				"nudge pod gpu-operator/nvidia-1 for research-680dc74bf8@1800000007",
 				"nudge pod gpu-operator/nvidia-2 for research-680dc74bf8@1800000007",
@@ -270,13 +273,13 @@ func TestStates(t *testing.T) {
 		},
 		"applied: an agent that is silent for too long is not waited for": {
 			situation: func() *cluster { c, h := slicing(); h.neverSees(); c.steps(2); c.tick(3 * time.Minute); return c },
-			state:     rollout.StateSelecting, reason: v1alpha1.ReasonSelecting, message: "selecting the configuration",
+			state:     state.Selecting, reason: v1alpha1.ReasonSelecting, message: "selecting the configuration",
 			actions: []string{"patch node a (selecting the configuration research-680dc74bf8): " +
 				"nvidia.com/device-plugin.config=research-680dc74bf8 gpusharing.io/baseline gpusharing.io/selected=research-680dc74bf8@1800000182"},
 		},
 		"the agent is at work: the plugin is made to see the key meanwhile": {
 			situation: func() *cluster { c, h := slicing(); c.pass(); h.GPU.Status.Conditions = nil; return c },
-			state:     rollout.StateApplying, reason: v1alpha1.ReasonApplying, message: "the agent is changing the GPUs",
+			state:     state.Applying, reason: v1alpha1.ReasonApplying, message: "the agent is changing the GPUs",
 			actions: []string{
 				"nudge pod gpu-operator/nvidia-1 for research-680dc74bf8@1800000000",
 				"nudge pod gpu-operator/nvidia-2 for research-680dc74bf8@1800000000",
@@ -285,7 +288,7 @@ func TestStates(t *testing.T) {
 		},
 		"applied: the key is selected": {
 			situation: func() *cluster { c, _ := slicing(); c.steps(3); return c },
-			state:     rollout.StateSelecting, reason: v1alpha1.ReasonSelecting, message: "selecting the configuration",
+			state:     state.Selecting, reason: v1alpha1.ReasonSelecting, message: "selecting the configuration",
 			actions: []string{"patch node a (selecting the configuration research-680dc74bf8): " +
 				"nvidia.com/device-plugin.config=research-680dc74bf8 gpusharing.io/baseline gpusharing.io/selected=research-680dc74bf8@1800000003"},
 		},
@@ -298,29 +301,29 @@ func TestStates(t *testing.T) {
 				}
 				return c
 			},
-			state: rollout.StateSelecting, reason: v1alpha1.ReasonSelecting,
+			state: state.Selecting, reason: v1alpha1.ReasonSelecting,
 			message: "waiting until these pods have restarted with the operator's ConfigMap: gpu-operator/nvidia-1, gpu-operator/nvidia-2",
 			actions: []string{noActions}, after: 599 * time.Second,
 		},
 		"applied: key and clients in one patch": {
 			situation: func() *cluster { c, _ := toMIG(); c.steps(3); return c },
-			state:     rollout.StateSelecting, reason: v1alpha1.ReasonSelecting, message: "selecting the configuration",
+			state:     state.Selecting, reason: v1alpha1.ReasonSelecting, message: "selecting the configuration",
 			actions: []string{"patch node a (selecting the configuration research-…): nvidia.com/device-plugin.config=research-… " +
 				pluginLabel + "=true " + gfdLabel + "=true gpusharing.io/baseline gpusharing.io/instances=e060f809b7b17966 gpusharing.io/paused- gpusharing.io/selected=research-…"},
 		},
 		"selected: not advertised yet": {
 			situation: func() *cluster { c, _ := slicing(); c.steps(3); c.pass(); return c },
-			state:     rollout.StateVerifying, reason: v1alpha1.ReasonVerifying, message: "nvidia.com/gpu is 2 instead of 8",
+			state:     state.Verifying, reason: v1alpha1.ReasonVerifying, message: "nvidia.com/gpu is 2 instead of 8",
 			actions: []string{noActions}, after: 150 * time.Second, // when the plugin is started anew
 		},
 		"selected: our taint keeps the plugin off, and the kubelet has not noticed that it ended": {
 			situation: func() *cluster { c, h := toMIG(); h.losesPlugin(c); return c },
-			state:     rollout.StateVerifying, reason: v1alpha1.ReasonVerifying, message: "nvidia.com/gpu is 2 instead of 0",
+			state:     state.Verifying, reason: v1alpha1.ReasonVerifying, message: "nvidia.com/gpu is 2 instead of 0",
 			actions: []string{noActions}, after: 30 * time.Second,
 		},
 		"selected: our taint has kept the plugin off for a while": {
 			situation: func() *cluster { c, h := toMIG(); h.losesPlugin(c); c.Now = c.Now.Add(30 * time.Second); return c },
-			state:     rollout.StateVerifying, reason: v1alpha1.ReasonVerifying, message: "nvidia.com/gpu is 2 instead of 0",
+			state:     state.Verifying, reason: v1alpha1.ReasonVerifying, message: "nvidia.com/gpu is 2 instead of 0",
 			actions: []string{"remove our taint from node a"}, after: 30 * time.Second, // when the plugin should be there
 		},
 		"selected: something is advertised that must not be": {
@@ -330,7 +333,7 @@ func TestStates(t *testing.T) {
 				h.Allocatable["nvidia.com/mig-1g.5gb"] = 7
 				return c
 			},
-			state: rollout.StateVerifying, reason: v1alpha1.ReasonVerifying, message: "nvidia.com/mig-1g.5gb is 7 instead of 0",
+			state: state.Verifying, reason: v1alpha1.ReasonVerifying, message: "nvidia.com/mig-1g.5gb is 7 instead of 0",
 			actions: []string{noActions}, after: 149 * time.Second,
 		},
 		"selected: not advertised in time": {
@@ -341,23 +344,23 @@ func TestStates(t *testing.T) {
 				c.Now = c.Now.Add(5 * time.Minute)
 				return c
 			},
-			state: rollout.StateFailed, reason: v1alpha1.ReasonNotAdvertised,
+			state: state.Failed, reason: v1alpha1.ReasonNotAdvertised,
 			message: "not advertised within 5m0s: nvidia.com/gpu is 2 instead of 8",
 			actions: []string{"status of GPUNode a: recording that the change failed"},
 		},
 		"advertised: the taint goes and the state is recorded": {
 			situation: func() *cluster { c, _ := toMIG(); c.steps(4); return c },
-			state:     rollout.StateReleasing, reason: v1alpha1.ReasonProgressing, message: "taint",
+			state:     state.Releasing, reason: v1alpha1.ReasonProgressing, message: "taint",
 			actions: []string{"remove our taint from node a"},
 		},
 		"advertised: the state is recorded": {
 			situation: func() *cluster { c, _ := toMIG(); c.steps(5); return c },
-			state:     rollout.StateUpToDate, reason: v1alpha1.ReasonReady,
+			state:     state.UpToDate, reason: v1alpha1.ReasonReady,
 			actions: []string{"status of GPUNode a: recording the last good state"},
 		},
 		"the instances were made anew under the same key": {
 			situation: func() *cluster { c, h := toMIG(); c.steps(5); h.destroy(0); return c },
-			state:     rollout.StateSelecting, reason: v1alpha1.ReasonSelecting, message: "starting NVIDIA's device plugin anew",
+			state:     state.Selecting, reason: v1alpha1.ReasonSelecting, message: "starting NVIDIA's device plugin anew",
 			actions: []string{"patch node a (starting NVIDIA's device plugin anew, since the MIG instances are not those that it has seen): " +
 				"gpusharing.io/instances=68f0f8cbac7e1efb@nvidia-3"},
 		},
@@ -369,11 +372,11 @@ func TestStates(t *testing.T) {
 				h.Pods = nil
 				return c
 			},
-			state: rollout.StateUpToDate, reason: v1alpha1.ReasonReady, actions: []string{noActions},
+			state: state.UpToDate, reason: v1alpha1.ReasonReady, actions: []string{noActions},
 		},
 		"the instances were made anew, and that the plugin goes is written down": {
 			situation: func() *cluster { c, h := toMIG(); c.steps(5); h.destroy(0); c.pass(); return c },
-			state:     rollout.StateSelecting, reason: v1alpha1.ReasonSelecting, message: "starting NVIDIA's device plugin anew",
+			state:     state.Selecting, reason: v1alpha1.ReasonSelecting, message: "starting NVIDIA's device plugin anew",
 			actions: []string{"delete pod gpu-operator/nvidia-3: it has not seen the MIG instances that are there"},
 		},
 		"the instances were made anew, and the plugin reads another ConfigMap, which is no reason to keep it": {
@@ -384,7 +387,7 @@ func TestStates(t *testing.T) {
 				h.of(pluginLabel).MountsConfig = false
 				return c
 			},
-			state: rollout.StateSelecting, reason: v1alpha1.ReasonSelecting, message: "starting NVIDIA's device plugin anew",
+			state: state.Selecting, reason: v1alpha1.ReasonSelecting, message: "starting NVIDIA's device plugin anew",
 			actions: []string{"patch node a (starting NVIDIA's device plugin anew, since the MIG instances are not those that it has seen): " +
 				"gpusharing.io/instances=68f0f8cbac7e1efb@nvidia-3"}, after: 10*time.Minute - 3*time.Second,
 		},
@@ -392,15 +395,15 @@ func TestStates(t *testing.T) {
 			situation: func() *cluster {
 				c, h := toMIG()
 				c.steps(6)
-				h.Pods = append(h.Pods, rollout.Pod{Namespace: "user", Name: "web"})
+				h.Pods = append(h.Pods, world.Pod{Namespace: "user", Name: "web"})
 				return c
 			},
-			state: rollout.StateUpToDate, reason: v1alpha1.ReasonReady,
+			state: state.UpToDate, reason: v1alpha1.ReasonReady,
 			actions: []string{noActions},
 		},
 		"up to date": {
 			situation: func() *cluster { c, _ := toMIG(); c.steps(6); return c },
-			state:     rollout.StateUpToDate, reason: v1alpha1.ReasonReady,
+			state:     state.UpToDate, reason: v1alpha1.ReasonReady,
 			actions: []string{noActions},
 		},
 		"NVIDIA's driver is being upgraded": {
@@ -409,17 +412,17 @@ func TestStates(t *testing.T) {
 				h.Labels["nvidia.com/gpu-driver-upgrade-state"] = "drain-required"
 				return c
 			},
-			state: rollout.StateStaleDisruptive, reason: v1alpha1.ReasonDriverUpgrade, message: "drain-required",
+			state: state.PendingDisruptive, reason: v1alpha1.ReasonDriverUpgrade, message: "drain-required",
 			actions: []string{"write keys research-…"},
 		},
 		"the device plugin does not read our ConfigMap yet": {
-			situation: func() *cluster { c, _ := toMIG(); c.Wiring.Ready = false; return c },
-			state:     rollout.StateStaleDisruptive, reason: v1alpha1.ReasonConfiguringDevicePlugin, message: "being pointed at the operator's ConfigMap",
+			situation: func() *cluster { c, _ := toMIG(); c.Plugin.Ready = false; return c },
+			state:     state.PendingDisruptive, reason: v1alpha1.ReasonConfiguringDevicePlugin, message: "being pointed at the operator's ConfigMap",
 			actions: []string{"write keys research-…"},
 		},
 		"the rollout is paused": {
 			situation: func() *cluster { c, _ := toMIG(paused); return c },
-			state:     rollout.StateStaleDisruptive, reason: v1alpha1.ReasonPaused, message: "rollout.paused",
+			state:     state.PendingDisruptive, reason: v1alpha1.ReasonPaused, message: "rollout.paused",
 			actions: []string{noActions},
 		},
 		"the rollout is paused while the node drains": {
@@ -430,7 +433,7 @@ func TestStates(t *testing.T) {
 				paused(&c.Policies[0])
 				return c
 			},
-			state: rollout.StateDraining, reason: v1alpha1.ReasonPaused, message: "pod user/train",
+			state: state.Draining, reason: v1alpha1.ReasonPaused, message: "pod user/train",
 			actions: []string{"remove our taint from node a"}, after: 599 * time.Second,
 		},
 	} {
@@ -442,7 +445,7 @@ func TestStates(t *testing.T) {
 			g.Expect(d.Nodes[0].State).To(Equal(c.state), d.Nodes[0].Message)
 			g.Expect(d.Nodes[0].Reason).To(Equal(c.reason), d.Nodes[0].Message)
 			g.Expect(d.Nodes[0].Message).To(ContainSubstring(c.message))
-			if c.state == rollout.StateUpToDate {
+			if c.state == state.UpToDate {
 				g.Expect(d.Nodes[0].Message).To(BeEmpty())
 			}
 			var wanted []any
@@ -500,7 +503,7 @@ func (c *cluster) steps(n int) {
 }
 
 // said is what the actions do, without reports that record nothing.
-func said(actions []rollout.Action) []string {
+func said(actions []action.Action) []string {
 	words := []string{}
 	for _, a := range changes(actions) {
 		words = append(words, fmt.Sprint(a))
@@ -509,9 +512,9 @@ func said(actions []rollout.Action) []string {
 }
 
 // changes are the actions without reports that record nothing.
-func changes(actions []rollout.Action) []rollout.Action {
-	return slices.DeleteFunc(slices.Clone(actions), func(a rollout.Action) bool {
-		r, is := a.(rollout.Report)
+func changes(actions []action.Action) []action.Action {
+	return slices.DeleteFunc(slices.Clone(actions), func(a action.Action) bool {
+		r, is := a.(action.Report)
 		return is && strings.HasPrefix(r.Why, "reporting ")
 	})
 }

@@ -20,6 +20,10 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/status"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
 var update = flag.Bool("update", false, "write the golden files anew")
@@ -80,7 +84,7 @@ func TestStatuses(t *testing.T) {
 		},
 		"no device plugin": func() *cluster {
 			c, _ := toMIG()
-			c.Wiring = rollout.Wiring{Reason: v1alpha1.ReasonNoDevicePlugin, Message: "there is no ClusterPolicy; install the GPU Operator"}
+			c.Plugin = world.DevicePlugin{Reason: v1alpha1.ReasonNoDevicePlugin, Message: "there is no ClusterPolicy; install the GPU Operator"}
 			return c
 		},
 		"two policies for one node": func() *cluster {
@@ -164,7 +168,7 @@ func TestNodesOfAClusterWithoutDevicePluginAreLetGo(t *testing.T) {
 	c, h := toMIG()
 	c.steps(2) // drained and paused
 	g.Expect(h.Taints).NotTo(BeEmpty())
-	c.Wiring = rollout.Wiring{Reason: v1alpha1.ReasonDRAStackActive, Message: "a GPUCluster exists"}
+	c.Plugin = world.DevicePlugin{Reason: v1alpha1.ReasonDRAStackActive, Message: "a GPUCluster exists"}
 	d, _ := c.run(20)
 	g.Expect(d.Actions).To(BeEmpty())
 	g.Expect(h.Taints).To(BeEmpty())
@@ -180,7 +184,7 @@ func TestTheNextPolicyTakesOver(t *testing.T) {
 	c.Policies = c.Policies[1:]
 	d, _ = c.run(60)
 	g.Expect(d.Nodes[0].Policy).To(Equal("second"))
-	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), d.Nodes[0].Message)
+	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
 	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 4}))
 	g.Expect(h.GPU.Spec.PolicyName).To(Equal("second"))
 	g.Expect(h.GPU.Spec.Baseline.Devices[0].Sharing.MIGMode).To(Equal(v1alpha1.MIGModeDisabled))
@@ -189,13 +193,13 @@ func TestTheNextPolicyTakesOver(t *testing.T) {
 func TestWithoutAClusterPolicyNothingIsPausedAndNoMigManagerFenced(t *testing.T) {
 	g := NewWithT(t)
 	c, h := toMIG()
-	c.Wiring.ClusterPolicy = false
+	c.Plugin.ClusterPolicy = false
 	h.Labels[v1alpha1.LabelMIGManager] = "true"
 	for range 5 {
 		d := c.pass()
 		c.Now = c.Now.Add(time.Second)
 		for _, a := range d.Actions {
-			g.Expect(a).NotTo(BeAssignableToTypeOf(rollout.PatchNode{}))
+			g.Expect(a).NotTo(BeAssignableToTypeOf(action.PatchNode{}))
 		}
 	}
 	g.Expect(h.GPU.Spec.Devices).NotTo(BeEmpty())
@@ -209,7 +213,7 @@ func TestWhatAutoscalingReportsIsNotTheRollouts(t *testing.T) {
 	p.Status.Conditions = append(p.Status.Conditions, metav1.Condition{Type: v1alpha1.ConditionAutoscalingConfigured, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonConfigured})
 	p.Status.NodeGroups = []v1alpha1.NodeGroupStatus{{Kind: v1alpha1.NodeGroupNodePool, Name: "gpu", Reason: v1alpha1.ReasonConfigured}}
 	for _, status := range []v1alpha1.GPUSharingPolicyStatus{
-		rollout.Decide(c.world()).Policies[p.Name], rollout.Undecided(c.Policies, "no", c.Now)[p.Name],
+		rollout.Decide(c.world()).Policies[p.Name], status.Undecided(c.Policies, "no", c.Now)[p.Name],
 	} {
 		_, found := condition.Find(status.Conditions, v1alpha1.ConditionAutoscalingConfigured)
 		g.Expect(found).To(BeFalse())
@@ -226,6 +230,6 @@ func TestANodeIsReadyByWhatItAdvertises(t *testing.T) {
 	c.hosts["n0"].Labels["nvidia.com/gpu.replicas"] = "1"
 	c.run(60)
 	d := c.pass()
-	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate))
+	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate))
 	g.Expect(c.hosts["n0"].Labels).To(HaveKeyWithValue("nvidia.com/gpu.replicas", "1"))
 }

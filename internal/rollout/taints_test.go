@@ -17,6 +17,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
 var (
@@ -38,7 +40,7 @@ func tainting(taints ...corev1.Taint) func(*v1alpha1.GPUSharingPolicy) {
 // tainted is a cluster of one node under a policy with taints. NVIDIA's operator runs neither driver nor toolkit.
 func tainted(taints ...corev1.Taint) (*cluster, *host) {
 	c := newCluster()
-	c.Wiring.Operands = &clusterpolicy.Operands{Name: "cluster-policy", Tolerations: []corev1.Toleration{ofNVIDIA}}
+	c.Plugin.Operands = &clusterpolicy.Operands{Name: "cluster-policy", Tolerations: []corev1.Toleration{ofNVIDIA}}
 	h := c.add("a", sim.T4)
 	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", timeSlicing(4), tainting(taints...))}
 	return c, h
@@ -59,7 +61,7 @@ func TestATaintThatNVIDIATolerates(t *testing.T) {
 	g.Expect(h.Annotations).To(HaveKeyWithValue(v1alpha1.AnnotationTaints, "nvidia.com/gpu:NoSchedule"))
 	g.Expect(c.condition("research")).To(And(HaveField("Status", metav1.ConditionTrue), HaveField("Reason", v1alpha1.ReasonTaintsPresent),
 		HaveField("Message", "the nodes of the policy have its taints: nvidia.com/gpu:NoSchedule")))
-	g.Expect(c.Wiring.Operands.Ours).To(BeEmpty(), "NVIDIA's own toleration does")
+	g.Expect(c.Plugin.Operands.Ours).To(BeEmpty(), "NVIDIA's own toleration does")
 
 	h.Taints = []corev1.Taint{theirs}
 	c.run(5)
@@ -81,7 +83,7 @@ func TestATaintThatNVIDIATolerates(t *testing.T) {
 func TestATaintThatAnotherControllerRemovesIsNotReportedAsThere(t *testing.T) {
 	g := NewWithT(t)
 	c, h := tainted(native)
-	c.Repeats = &rollout.Repeats{}
+	c.Repeats = &action.Repeats{}
 	var d rollout.Decision
 	for range 60 {
 		d = c.memory.decide(c.world())
@@ -126,7 +128,7 @@ func TestOfTwoPoliciesTheGoverningOnesTaintsAreKept(t *testing.T) {
 	c.Policies = append(c.Policies, policyOf("better", timeSlicing(2), tainting(prefer), func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Priority = 1 }))
 	c.run(60)
 	g.Expect(h.Taints).To(Equal([]corev1.Taint{prefer}), "and a preference needs no toleration")
-	g.Expect(c.Wiring.Operands.Ours).To(BeEmpty())
+	g.Expect(c.Plugin.Operands.Ours).To(BeEmpty())
 }
 
 // TestTolerationsComeBeforeTaintsAndGoAfterThem watches the order: at no time has a node a taint under which NVIDIA's pods
@@ -145,7 +147,7 @@ func TestTolerationsComeBeforeTaintsAndGoAfterThem(t *testing.T) {
 	}
 	watch(30)
 	g.Expect(h.Taints).To(Equal([]corev1.Taint{shared}))
-	g.Expect(c.Wiring.Operands.Tolerations).To(Equal([]corev1.Toleration{ofNVIDIA, ofShared}))
+	g.Expect(c.Plugin.Operands.Tolerations).To(Equal([]corev1.Toleration{ofNVIDIA, ofShared}))
 	g.Expect(said).To(HaveKey(v1alpha1.ReasonTolerationsChanging))
 	g.Expect(said).To(HaveKey(v1alpha1.ReasonTaintsPresent))
 	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 4}))
@@ -153,7 +155,7 @@ func TestTolerationsComeBeforeTaintsAndGoAfterThem(t *testing.T) {
 	c.Policies = nil
 	watch(60)
 	g.Expect(h.Taints).To(BeEmpty())
-	g.Expect(c.Wiring.Operands.Tolerations).To(Equal([]corev1.Toleration{ofNVIDIA}))
+	g.Expect(c.Plugin.Operands.Tolerations).To(Equal([]corev1.Toleration{ofNVIDIA}))
 	g.Expect(rollout.Decide(c.world()).Nodes).To(BeEmpty())
 }
 
@@ -184,7 +186,7 @@ func TestATolerationStaysWhileATaintNeedsIt(t *testing.T) {
 
 	h.Taints = nil
 	c.run(30)
-	g.Expect(c.Wiring.Operands.Tolerations).To(Equal([]corev1.Toleration{ofNVIDIA}), "it goes with the taint")
+	g.Expect(c.Plugin.Operands.Tolerations).To(Equal([]corev1.Toleration{ofNVIDIA}), "it goes with the taint")
 }
 
 // TestTolerationsAreNotAddedWhereThatHurts: what would restart the driver, or fail what runs, is left to the user, who is
@@ -217,33 +219,33 @@ func TestTolerationsAreNotAddedWhereThatHurts(t *testing.T) {
 			g := NewWithT(t)
 			c, h := tainted(shared)
 			test.operands.Name, test.operands.Tolerations = "cluster-policy", []corev1.Toleration{ofNVIDIA}
-			c.Wiring.Operands = &test.operands
+			c.Plugin.Operands = &test.operands
 			if test.users {
 				c.hold(h, "train", 0, gpu.WholeGPU)
 			}
 			if test.claims {
-				h.Pods = append(h.Pods, rollout.Pod{Namespace: "user", Name: "train", UID: "train", Claim: "user/one-gpu"})
+				h.Pods = append(h.Pods, world.Pod{Namespace: "user", Name: "train", UID: "train", Claim: "user/one-gpu"})
 			}
 			if test.mps {
-				h.Pods = append(h.Pods, rollout.Pod{Name: "mps", NodeSelector: map[string]string{"nvidia.com/mps.capable": "true"}})
+				h.Pods = append(h.Pods, world.Pod{Name: "mps", NodeSelector: map[string]string{"nvidia.com/mps.capable": "true"}})
 			}
 			c.pass()
 			g.Expect(h.Taints).To(BeEmpty())
-			g.Expect(c.Wiring.Operands.Tolerations).To(Equal([]corev1.Toleration{ofNVIDIA}))
+			g.Expect(c.Plugin.Operands.Tolerations).To(Equal([]corev1.Toleration{ofNVIDIA}))
 			g.Expect(c.condition("research")).To(And(HaveField("Reason", v1alpha1.ReasonTolerationMissing), HaveField("Message", HavePrefix(
 				"NVIDIA's programs do not tolerate the taint example.com/shared:NoSchedule, so their pods could not come back to a node "+
 					"that has it; add {key: example.com/shared, operator: Exists, effect: NoSchedule} to spec.daemonsets.tolerations of "+
 					"ClusterPolicy cluster-policy (with Helm: to daemonsets.tolerations) when it suits; the operator does not do so by "+
 					"itself, since "+test.since))))
 
-			o := *c.Wiring.Operands
+			o := *c.Plugin.Operands
 			o.Tolerations = append(o.Tolerations, ofShared)
-			c.Wiring.Operands = &o // the user does it
+			c.Plugin.Operands = &o // the user does it
 			c.run(30)
 			g.Expect(h.Taints).To(Equal([]corev1.Taint{shared}))
 			c.Policies = nil
 			c.run(60)
-			g.Expect(c.Wiring.Operands.Tolerations).To(ContainElement(ofShared), "what the user added stays")
+			g.Expect(c.Plugin.Operands.Tolerations).To(ContainElement(ofShared), "what the user added stays")
 		})
 	}
 }
@@ -251,8 +253,8 @@ func TestTolerationsAreNotAddedWhereThatHurts(t *testing.T) {
 func TestTheDriversPodsTakeATolerationOverLater(t *testing.T) {
 	g := NewWithT(t)
 	c, h := tainted(shared)
-	c.Wiring.Operands.Driver = true
-	h.Pods = append(h.Pods, rollout.Pod{
+	c.Plugin.Operands.Driver = true
+	h.Pods = append(h.Pods, world.Pod{
 		Name: "driver", UID: "driver", Serves: true, Controller: "DaemonSet",
 		NodeSelector: map[string]string{"nvidia.com/gpu.deploy.driver": "true"}, Tolerations: []corev1.Toleration{ofNVIDIA},
 	})
@@ -263,7 +265,7 @@ func TestTheDriversPodsTakeATolerationOverLater(t *testing.T) {
 func TestAPodThatDoesNotTolerateATaintKeepsItOff(t *testing.T) {
 	g := NewWithT(t)
 	c, h := tainted(native)
-	h.Pods = append(h.Pods, rollout.Pod{Namespace: "nfd", Name: "worker", UID: "worker", Serves: true, Controller: "DaemonSet"})
+	h.Pods = append(h.Pods, world.Pod{Namespace: "nfd", Name: "worker", UID: "worker", Serves: true, Controller: "DaemonSet"})
 	c.run(30)
 	g.Expect(h.Taints).To(BeEmpty())
 	g.Expect(c.condition("research")).To(And(HaveField("Reason", v1alpha1.ReasonTolerationsChanging),
@@ -276,9 +278,9 @@ func TestATaintGoesWithItsToleration(t *testing.T) {
 	g := NewWithT(t)
 	c, h := tainted(shared)
 	c.run(30)
-	o := *c.Wiring.Operands
+	o := *c.Plugin.Operands
 	o.Tolerations, o.Ours, o.Taken = []corev1.Toleration{ofNVIDIA}, nil, "helm"
-	c.Wiring.Operands = &o
+	c.Plugin.Operands = &o
 	c.pass()
 	g.Expect(h.Taints).To(BeEmpty())
 	g.Expect(c.condition("research").Reason).To(Equal(v1alpha1.ReasonTolerationMissing))
@@ -289,7 +291,7 @@ func TestATaintGoesWithItsToleration(t *testing.T) {
 func TestAStandAlonePluginIsItsOwnersToChange(t *testing.T) {
 	g := NewWithT(t)
 	c, h := tainted(shared)
-	c.Wiring.ClusterPolicy, c.Wiring.Operands = false, nil
+	c.Plugin.ClusterPolicy, c.Plugin.Operands = false, nil
 	for i := range h.Pods {
 		h.Pods[i].NodeSelector, h.Pods[i].Tolerations = nil, nil
 	}
@@ -316,7 +318,7 @@ func TestAPausedPolicyChangesNoTaint(t *testing.T) {
 	g.Expect(c.condition("research")).To(And(HaveField("Reason", v1alpha1.ReasonPaused), HaveField("Message",
 		"the toleration of example.com/shared:NoSchedule is to be added to ClusterPolicy cluster-policy first, which replaces the "+
 			"pods of NVIDIA's programs node by node")))
-	c.Wiring.Reason, c.Wiring.Message = v1alpha1.ReasonNoDevicePlugin, "there is no ClusterPolicy"
+	c.Plugin.Reason, c.Plugin.Message = v1alpha1.ReasonNoDevicePlugin, "there is no ClusterPolicy"
 	g.Expect(c.condition("research")).To(And(HaveField("Reason", v1alpha1.ReasonNoDevicePlugin), HaveField("Message", "there is no ClusterPolicy")))
 }
 
@@ -324,7 +326,7 @@ func TestWithoutADevicePluginTaintsStayAndGoWithTheirPolicy(t *testing.T) {
 	g := NewWithT(t)
 	c, h := tainted(native)
 	c.run(60)
-	c.Wiring.Reason, c.Wiring.Message = v1alpha1.ReasonNoDevicePlugin, "there is no ClusterPolicy"
+	c.Plugin.Reason, c.Plugin.Message = v1alpha1.ReasonNoDevicePlugin, "there is no ClusterPolicy"
 	c.pass()
 	g.Expect(h.Taints).To(Equal([]corev1.Taint{native}))
 	c.Policies = nil
@@ -340,7 +342,7 @@ func TestRetainKeepsTheTaints(t *testing.T) {
 	c.Policies = nil
 	c.run(60)
 	g.Expect(h.Taints).To(Equal([]corev1.Taint{shared}))
-	g.Expect(c.Wiring.Operands.Ours).To(Equal([]corev1.Toleration{ofShared}))
+	g.Expect(c.Plugin.Operands.Ours).To(Equal([]corev1.Toleration{ofShared}))
 }
 
 // TestATaintStaysWhileAStandAlonePluginHasNoPod, as while its DaemonSet replaces it, and goes once a pod is there that does not

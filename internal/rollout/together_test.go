@@ -12,7 +12,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
-	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
 )
 
 // Without a fabric manager, the GPUs behind NVSwitches are reset together, which the agent learns from a reset.
@@ -36,6 +36,6 @@ func TestGPUsThatAreResetTogetherAreDrainedTogether(t *testing.T) {
 	}
 	d, _ := c.run(400)
 	g.Expect(c.evicted).To(Equal([]string{"train"}))
-	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), "%+v", d.Nodes[0])
+	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), "%+v", d.Nodes[0])
 	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 1, "nvidia.com/mig-1g.5gb": 7}))
 }

@@ -13,7 +13,8 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
-	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
 // TestAGPUThatThePluginReportsUnhealthyStaysOut: a plugin that starts anew would offer it again.
@@ -25,8 +26,8 @@ func TestAGPUThatThePluginReportsUnhealthyStaysOut(t *testing.T) {
 	h.Allocatable["nvidia.com/mig-3g.20gb"] = 0
 	h.Unhealthy = map[string]int64{"nvidia.com/mig-3g.20gb": 2}
 	d := c.during(2*time.Hour, time.Minute)
-	g.Expect(c.writes).NotTo(HaveKey("rollout.DeletePod"))
-	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateDegraded))
+	g.Expect(c.writes).NotTo(HaveKey("action.DeletePod"))
+	g.Expect(d.Nodes[0].State).To(Equal(state.Degraded))
 	g.Expect(d.Nodes[0].Message).To(ContainSubstring("reports devices as unhealthy (2 of nvidia.com/mig-3g.20gb)"))
 }
 
@@ -44,10 +45,10 @@ func TestThePluginIsRestartedOnceForTheInstancesOfABoot(t *testing.T) {
 		}
 	}
 	silent()
-	g.Expect(c.writes["rollout.DeletePod"]).To(Equal(1))
+	g.Expect(c.writes["action.DeletePod"]).To(Equal(1))
 	h.hardware.Update(func(n *sim.Node) { n.Boot++ })
 	silent()
-	g.Expect(c.writes["rollout.DeletePod"]).To(Equal(2))
+	g.Expect(c.writes["action.DeletePod"]).To(Equal(2))
 	c.Policies = nil
 	c.run(200)
 	g.Expect(h.Annotations).To(BeEmpty())
@@ -59,25 +60,25 @@ func TestThePluginIsRestartedOnceIfItReadWhatSomebodyElseWrote(t *testing.T) {
 	c := fleet(1, timeSlicing(4))
 	c.run(200)
 	h := c.hosts["n0"]
-	ours := c.Keys[h.Labels[v1alpha1.LabelConfig]]
-	c.Keys[h.Labels[v1alpha1.LabelConfig]] = "version: v1\n"
+	ours := c.Configs[h.Labels[v1alpha1.LabelConfig]]
+	c.Configs[h.Labels[v1alpha1.LabelConfig]] = "version: v1\n"
 	for _, uid := range h.readers() {
 		c.deletePod(h, uid)
 	}
 	c.tick(time.Second)
 	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 1}))
 	d := c.during(time.Hour, time.Minute)
-	g.Expect(c.Keys[h.Labels[v1alpha1.LabelConfig]]).To(Equal(ours))
-	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), d.Nodes[0].Message)
+	g.Expect(c.Configs[h.Labels[v1alpha1.LabelConfig]]).To(Equal(ours))
+	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
 	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 4}))
-	g.Expect(c.writes["rollout.DeletePod"]).To(Equal(1))
+	g.Expect(c.writes["action.DeletePod"]).To(Equal(1))
 
 	for range 120 { // and it does not help
 		h.Allocatable["nvidia.com/gpu"] = 1
 		c.pass()
 		c.tick(time.Minute)
 	}
-	g.Expect(c.writes["rollout.DeletePod"]).To(Equal(1))
+	g.Expect(c.writes["action.DeletePod"]).To(Equal(1))
 	c.Policies = nil
 	c.run(200)
 	g.Expect(h.Annotations).To(BeEmpty())
@@ -91,15 +92,15 @@ func TestThePluginIsRestartedBeforeAChangeFailsByWhatItRead(t *testing.T) {
 	c.tick(time.Hour)
 	for h.Labels[v1alpha1.LabelConfig] == "" {
 		c.pass()
-		for key := range c.Keys {
-			c.Keys[key] = "version: v1\n"
+		for key := range c.Configs {
+			c.Configs[key] = "version: v1\n"
 		}
 		c.tick(time.Second)
 	}
 	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 1}))
 	d := c.during(10*time.Minute, 10*time.Second)
-	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), d.Nodes[0].Message)
-	g.Expect(c.writes["rollout.DeletePod"]).To(Equal(1))
+	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
+	g.Expect(c.writes["action.DeletePod"]).To(Equal(1))
 }
 
 func TestUnhealthyDevicesAreCapacityThatIsNotAllocatable(t *testing.T) {
@@ -108,7 +109,7 @@ func TestUnhealthyDevicesAreCapacityThatIsNotAllocatable(t *testing.T) {
 		Capacity:    corev1.ResourceList{"nvidia.com/gpu": resource.MustParse("8"), "nvidia.com/hostdev": resource.MustParse("2"), "cpu": resource.MustParse("8")},
 		Allocatable: corev1.ResourceList{"nvidia.com/gpu": resource.MustParse("7"), "cpu": resource.MustParse("7")},
 	}}
-	g.Expect(rollout.NodeOf(node, &v1alpha1.GPUNode{}).Unhealthy).To(Equal(map[string]int64{"nvidia.com/gpu": 1}))
+	g.Expect(world.NodeOf(node, &v1alpha1.GPUNode{}).Unhealthy).To(Equal(map[string]int64{"nvidia.com/gpu": 1}))
 }
 
 // TestWhatAnotherControllerWritesIntoARecordRestartsNoPlugin: such a value tells nothing of what the plugin has seen, and a plugin that
@@ -123,7 +124,7 @@ func TestWhatAnotherControllerWritesIntoARecordRestartsNoPlugin(t *testing.T) {
 		h.Unhealthy = map[string]int64{"nvidia.com/mig-3g.20gb": 1}
 		h.Annotations[v1alpha1.AnnotationInstances] = value
 		c.run(200)
-		g.Expect(c.writes).NotTo(HaveKey("rollout.DeletePod"), "%q", value)
+		g.Expect(c.writes).NotTo(HaveKey("action.DeletePod"), "%q", value)
 		g.Expect(h.Annotations[v1alpha1.AnnotationInstances]).To(Equal(seen), "%q", value)
 	}
 }
@@ -142,13 +143,13 @@ func TestThePluginIsNotRestartedForInstancesThatItSawWhenItWasResumed(t *testing
 	}
 	h.Annotations[v1alpha1.AnnotationPaused] = pluginLabel + "," + gfdLabel
 	c.tick(time.Second)
-	c.Wiring.Reason, c.Wiring.Message = v1alpha1.ReasonNoDevicePlugin, "there is no ClusterPolicy"
+	c.Plugin.Reason, c.Plugin.Message = v1alpha1.ReasonNoDevicePlugin, "there is no ClusterPolicy"
 	c.pass()
 	g.Expect(h.Labels).To(HaveKeyWithValue(pluginLabel, "true"))
 	c.tick(time.Second)
 	h.Unhealthy = map[string]int64{"nvidia.com/mig-3g.20gb": 1}
-	c.Wiring.Reason, c.Wiring.Message = "", ""
+	c.Plugin.Reason, c.Plugin.Message = "", ""
 	c.run(200)
-	g.Expect(c.writes).NotTo(HaveKey("rollout.DeletePod"))
+	g.Expect(c.writes).NotTo(HaveKey("action.DeletePod"))
 	g.Expect(h.Annotations).To(HaveKeyWithValue(v1alpha1.AnnotationInstances, seen))
 }

@@ -16,7 +16,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
-	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
 const driverPaused = "paused-for-driver-upgrade"
@@ -157,7 +158,7 @@ func (h *host) unload() {
 	case u.restart:
 	case h.AgentReady && !u.alone:
 		u.stuck = "the agent"
-	case slices.ContainsFunc(h.Pods, func(p rollout.Pod) bool { return p.NodeSelector[pluginLabel] != "" }):
+	case slices.ContainsFunc(h.Pods, func(p world.Pod) bool { return p.NodeSelector[pluginLabel] != "" }):
 		u.stuck = "NVIDIA's device plugin"
 	default:
 		h.hardware.Update(func(n *sim.Node) {
@@ -245,7 +246,7 @@ func TestDriverUpgrade(t *testing.T) {
 			g.Expect(h.upgrade.goesOn()).To(BeFalse())
 			g.Expect(advertised(h)).To(Equal(want))
 			d, _ := w.run(10)
-			g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), d.Nodes[0].Message)
+			g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
 			g.Expect(reasons).To(HaveKey(v1alpha1.ReasonDriverUpgrade))
 			if !c.upgrade.byHand { // where nothing tells what goes on once the module is unloaded
 				g.Expect(reasons).NotTo(HaveKey(v1alpha1.ReasonAgentNotReporting))
@@ -272,7 +273,7 @@ func TestDriverUpgradeDuringAChange(t *testing.T) {
 				g.Expect(h.upgrade.stuck).To(BeEmpty())
 				g.Expect(h.upgrade.state).To(Equal("upgrade-done"))
 				d, _ := w.run(40)
-				g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), d.Nodes[0].Message)
+				g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
 				g.Expect(advertised(h)).To(Equal(d.Nodes[0].Expected))
 				h.leftNothing(g)
 			})
@@ -311,12 +312,12 @@ func TestMaintenanceHoldsNoSlotForEver(t *testing.T) {
 		ContainSubstring("upgrade of NVIDIA's driver failed"), ContainSubstring("nvidia.com/gpu-driver-upgrade-state=upgrade-required")))
 	g.Expect(b.GPU.Spec.PolicyName).To(BeEmpty())
 	d, _ = w.run(200)
-	g.Expect(d.Nodes[1].State).To(Equal(rollout.StateUpToDate), d.Nodes[1].Message)
+	g.Expect(d.Nodes[1].State).To(Equal(state.UpToDate), d.Nodes[1].Message)
 	g.Expect(d.Nodes[0].Message).To(ContainSubstring("no slot in the budget"))
 	a.hardware.Fail = nil
 	a.Labels[upgradeLabel] = "upgrade-done"
 	d, _ = w.run(60)
-	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), d.Nodes[0].Message)
+	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
 	a.leftNothing(g)
 }
 
@@ -334,14 +335,14 @@ func TestAnAgentThatDoesNotReturnFromAnUpgradeKeepsNoClientsPaused(t *testing.T)
 	c.version[h.Name]++
 	c.during(time.Hour, 10*time.Second)
 	g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationPaused))
-	g.Expect(c.writes["rollout.PatchNode"]).To(BeNumerically("<", 20))
+	g.Expect(c.writes["action.PatchNode"]).To(BeNumerically("<", 20))
 	clear(c.writes)
 	d := c.during(3*time.Hour, 10*time.Second)
 	g.Expect(c.writes).To(BeEmpty())
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonAgentNotReporting))
 	h.AgentReady = true
 	d, _ = c.run(120)
-	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), d.Nodes[0].Message)
+	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
 	h.leftNothing(g)
 }
 
@@ -363,7 +364,7 @@ func TestAfterLongMaintenanceClientsStayPausedUntilTheAgentAnswers(t *testing.T)
 	}
 	h.lags = false
 	d, _ := c.run(120)
-	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), d.Nodes[0].Message)
+	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
 	h.leftNothing(g)
 }
 
@@ -397,13 +398,13 @@ func TestNoChangeBeginsUnderMaintenance(t *testing.T) {
 			maps.Copy(h.Annotations, c.annotations)
 			d, _ := w.run(30)
 			if c.reason == "" {
-				g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), d.Nodes[0].Message)
+				g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
 				return
 			}
 			g.Expect(d.Nodes[0].Reason).To(Equal(c.reason))
 			g.Expect(h.GPU.Spec).To(BeZero())
 			g.Expect(h.Taints).To(BeEmpty())
-			g.Expect(w.writes).NotTo(HaveKey("rollout.PatchNode"))
+			g.Expect(w.writes).NotTo(HaveKey("action.PatchNode"))
 		})
 	}
 }

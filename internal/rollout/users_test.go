@@ -17,6 +17,10 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/timing"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
 // TestAPodThatComesInSpiteOfTheTaintIsNotEvictedForEver: its workload would bring it back each time.
@@ -47,7 +51,7 @@ func TestAPodThatComesInSpiteOfTheTaintIsNotEvictedForEver(t *testing.T) {
 			}
 			g.Expect(len(c.evicted)).To(BeNumerically("<=", test.evictions))
 			g.Expect(c.evicted).NotTo(BeEmpty())
-			g.Expect(d.Nodes[0].State).To(Equal(rollout.StateFailed))
+			g.Expect(d.Nodes[0].State).To(Equal(state.Failed))
 			g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonDrainTimedOut))
 			g.Expect(d.Nodes[0].Message).To(ContainSubstring("which came to the node in spite of the taint"))
 			g.Expect(h.Taints).To(BeEmpty())
@@ -123,7 +127,7 @@ func TestReleasedNodesCountInTheBudgetOfTheirPolicy(t *testing.T) {
 			lost.Labels["pool"] = test.pool
 			for range 120 {
 				for _, a := range rollout.Decide(c.world()).Actions {
-					if _, frees := a.(rollout.Untaint); a.Target() != "n0" || test.taint && !frees {
+					if _, frees := a.(action.Untaint); a.Target() != "n0" || test.taint && !frees {
 						c.do(a)
 					}
 				}
@@ -226,9 +230,9 @@ func TestNetworkCardsAreNoGPUs(t *testing.T) {
 			Limits: corev1.ResourceList{name: resource.MustParse("1")},
 		}}}}
 	}
-	g.Expect(rollout.RequestsGPU(of("nvidia.com/hostdev"))).To(BeFalse(), "NVIDIA Network Operator")
-	g.Expect(rollout.RequestsGPU(of("nvidia.com/gpu.shared"))).To(BeTrue())
-	g.Expect(rollout.RequestsGPU(of("nvidia.com/mig-1g.5gb"))).To(BeTrue())
+	g.Expect(world.RequestsGPU(of("nvidia.com/hostdev"))).To(BeFalse(), "NVIDIA Network Operator")
+	g.Expect(world.RequestsGPU(of("nvidia.com/gpu.shared"))).To(BeTrue())
+	g.Expect(world.RequestsGPU(of("nvidia.com/mig-1g.5gb"))).To(BeTrue())
 }
 
 // TestWhatAPodAsksForIsCountedAsTheSchedulerDoes: in the order in which init containers and sidecars start.
@@ -256,33 +260,33 @@ func TestWhatAPodAsksForIsCountedAsTheSchedulerDoes(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			spec := &corev1.PodSpec{InitContainers: test.init, Containers: []corev1.Container{gpus(test.main)}}
-			NewWithT(t).Expect(rollout.Asks(spec)).To(Equal(map[string]int64{"nvidia.com/gpu": test.want}))
+			NewWithT(t).Expect(world.Asks(spec)).To(Equal(map[string]int64{"nvidia.com/gpu": test.want}))
 		})
 	}
 }
 
 func TestTheSoonerOfTwoTimesIsNeverNever(t *testing.T) {
 	g := NewWithT(t)
-	g.Expect(rollout.Sooner(0, 0)).To(BeZero())
-	g.Expect(rollout.Sooner(time.Minute, 0)).To(Equal(time.Minute))
-	g.Expect(rollout.Sooner(0, time.Minute)).To(Equal(time.Minute))
-	g.Expect(rollout.Sooner(time.Minute, time.Second)).To(Equal(time.Second))
-	g.Expect(rollout.Sooner(-time.Second, time.Minute)).To(Equal(time.Minute))
+	g.Expect(timing.Sooner(0, 0)).To(BeZero())
+	g.Expect(timing.Sooner(time.Minute, 0)).To(Equal(time.Minute))
+	g.Expect(timing.Sooner(0, time.Minute)).To(Equal(time.Minute))
+	g.Expect(timing.Sooner(time.Minute, time.Second)).To(Equal(time.Second))
+	g.Expect(timing.Sooner(-time.Second, time.Minute)).To(Equal(time.Minute))
 }
 
 // TestAGPUThatAnInitContainerHoldsIsInUse however long it runs, though no agent reports it.
 func TestAGPUThatAnInitContainerHoldsIsInUse(t *testing.T) {
 	g := NewWithT(t)
 	c, h := toMIG()
-	h.Pods = append(h.Pods, rollout.Pod{Namespace: "user", Name: "warm-up", UID: "warm-up", GPU: true, InitHolds: true, Scheduled: c.Now})
+	h.Pods = append(h.Pods, world.Pod{Namespace: "user", Name: "warm-up", UID: "warm-up", GPU: true, InitHolds: true, Scheduled: c.Now})
 	c.tick(time.Minute)
 	d := c.during(5*time.Minute, 10*time.Second)
 	g.Expect(h.done).To(BeEmpty())
-	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateDraining))
+	g.Expect(d.Nodes[0].State).To(Equal(state.Draining))
 	g.Expect(d.Nodes[0].Message).To(ContainSubstring("pod user/warm-up (a GPU, by an init container)"))
 	h.Pods[len(h.Pods)-1].InitHolds = false
 	d, _ = c.run(60)
-	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), d.Nodes[0].Message)
+	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
 }
 
 // TestAPodOfWhichNobodyReportsWhatItHoldsIsEvictedOnlyIfItIsInTheWayForSure: it may use a GPU that the policy does not select.
@@ -298,18 +302,18 @@ func TestAPodOfWhichNobodyReportsWhatItHoldsIsEvictedOnlyIfItIsInTheWayForSure(t
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
 			c, h := toMIG(evicting, test.with)
-			h.Pods = append(h.Pods, rollout.Pod{Namespace: "user", Name: "warm-up", UID: "warm-up", GPU: true, InitHolds: true, Scheduled: c.Now})
+			h.Pods = append(h.Pods, world.Pod{Namespace: "user", Name: "warm-up", UID: "warm-up", GPU: true, InitHolds: true, Scheduled: c.Now})
 			c.tick(time.Minute)
-			g.Expect(rollout.Decide(c.world()).Nodes[0].InTheWay[0].Fate).To(HavePrefix(test.says))
+			g.Expect(rollout.Decide(c.world()).Nodes[0].Blockers[0].Fate).To(HavePrefix(test.says))
 			d := c.during(5*time.Minute, 10*time.Second)
 			g.Expect(c.evicted).To(Equal(test.evicted))
 			if test.evicted == nil {
-				g.Expect(d.Nodes[0].State).To(Equal(rollout.StateDraining))
+				g.Expect(d.Nodes[0].State).To(Equal(state.Draining))
 				g.Expect(d.Nodes[0].Message).To(ContainSubstring("because nobody reports which GPU it holds"))
 				h.Pods[len(h.Pods)-1].InitHolds = false
 				d, _ = c.run(60)
 			}
-			g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), d.Nodes[0].Message)
+			g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
 		})
 	}
 }
@@ -318,16 +322,16 @@ func TestAPodOfWhichNobodyReportsWhatItHoldsIsEvictedOnlyIfItIsInTheWayForSure(t
 func TestAGPUThatAClaimHoldsIsInUse(t *testing.T) {
 	g := NewWithT(t)
 	c, h := toMIG()
-	h.Pods = append(h.Pods, rollout.Pod{Namespace: "user", Name: "train", UID: "train", Claim: "user/one-gpu", Scheduled: c.Now})
+	h.Pods = append(h.Pods, world.Pod{Namespace: "user", Name: "train", UID: "train", Claim: "user/one-gpu", Scheduled: c.Now})
 	c.tick(time.Minute)
 	d := c.during(5*time.Minute, 10*time.Second)
 	g.Expect(h.done).To(BeEmpty())
-	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateDraining))
+	g.Expect(d.Nodes[0].State).To(Equal(state.Draining))
 	g.Expect(d.Nodes[0].Message).To(ContainSubstring("pod user/train (GPUs, by ResourceClaim user/one-gpu)"))
 	h.Pods[len(h.Pods)-1].Claim = ""
 	c.version[h.Name]++
 	d, _ = c.run(60)
-	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), d.Nodes[0].Message)
+	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
 }
 
 func TestOnlyInitContainersBeforeTheirEndHoldUnreportedGPUs(t *testing.T) {
@@ -336,11 +340,11 @@ func TestOnlyInitContainersBeforeTheirEndHoldUnreportedGPUs(t *testing.T) {
 	pod := &corev1.Pod{Spec: corev1.PodSpec{InitContainers: []corev1.Container{{Resources: corev1.ResourceRequirements{
 		Limits: corev1.ResourceList{"nvidia.com/gpu": resource.MustParse("1")},
 	}}}}}
-	g.Expect(rollout.HoldsByInit(pod)).To(BeTrue())
+	g.Expect(world.HoldsByInit(pod)).To(BeTrue())
 	pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodInitialized, Status: corev1.ConditionTrue}}
-	g.Expect(rollout.HoldsByInit(pod)).To(BeFalse())
+	g.Expect(world.HoldsByInit(pod)).To(BeFalse())
 	pod.Status.Conditions[0].Status = corev1.ConditionFalse
-	g.Expect(rollout.HoldsByInit(pod)).To(BeTrue())
+	g.Expect(world.HoldsByInit(pod)).To(BeTrue())
 	pod.Spec.InitContainers[0].RestartPolicy = &always
-	g.Expect(rollout.HoldsByInit(pod)).To(BeFalse(), "the kubelet reports what sidecars hold")
+	g.Expect(world.HoldsByInit(pod)).To(BeFalse(), "the kubelet reports what sidecars hold")
 }

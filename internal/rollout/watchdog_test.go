@@ -13,6 +13,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
 const (
@@ -37,7 +39,7 @@ func sliced() (*cluster, *host) {
 }
 
 // of is a pod of NVIDIA's on a node, by the deploy label that starts it.
-func (h *host) of(label string) *rollout.Pod {
+func (h *host) of(label string) *world.Pod {
 	for i := range h.Pods {
 		if h.Pods[i].NodeSelector[label] != "" {
 			return &h.Pods[i]
@@ -51,7 +53,7 @@ func (h *host) of(label string) *rollout.Pod {
 func TestWhatIsLeftHalfDone(t *testing.T) {
 	for name, c := range map[string]struct {
 		situation func() *cluster
-		state     rollout.State
+		state     state.State
 		reason    string
 		message   string   // a part of it
 		actions   []string // past the deadline
@@ -64,13 +66,13 @@ func TestWhatIsLeftHalfDone(t *testing.T) {
 				c.held(h)
 				return c
 			},
-			state: rollout.StateUpToDate, reason: v1alpha1.ReasonClientsLeftPaused,
+			state: state.UpToDate, reason: v1alpha1.ReasonClientsLeftPaused,
 			message: "left paused since 08:00:" /* of the clock of the tests */, after: 15 * time.Minute,
 			actions: []string{"patch node a (resuming NVIDIA's GPU clients, which its mig-manager left paused): " + dcgmLabel + "=true"},
 		},
 		"clients that we paused for an agent that is gone": {
 			situation: func() *cluster { c, h := toMIG(); c.steps(3); h.AgentReady = false; return c },
-			state:     rollout.StateUndiscovered, reason: v1alpha1.ReasonClientsLeftPaused,
+			state:     state.Unknown, reason: v1alpha1.ReasonClientsLeftPaused,
 			message: "for a change that the agent has not ended", after: 14*time.Minute + 58*time.Second,
 			actions: []string{
 				"remove our taint from node a",
@@ -80,7 +82,7 @@ func TestWhatIsLeftHalfDone(t *testing.T) {
 		},
 		"a mig-manager that does not end": {
 			situation: func() *cluster { c, h := sliced(); c.migManager(h, "pending"); return c },
-			state:     rollout.StateUpToDate, reason: v1alpha1.ReasonMIGManagerStuck,
+			state:     state.UpToDate, reason: v1alpha1.ReasonMIGManagerStuck,
 			message: "(nvidia.com/mig.config=all-1g.5gb, nvidia.com/mig.config.state=pending) since", after: 15 * time.Minute,
 		},
 		"a mig-manager that waits for its clients": {
@@ -90,7 +92,7 @@ func TestWhatIsLeftHalfDone(t *testing.T) {
 				c.migManager(h, "pending")
 				return c
 			},
-			state: rollout.StateUpToDate, reason: v1alpha1.ReasonMIGManagerStuck, message: "has not ended", after: 15 * time.Minute,
+			state: state.UpToDate, reason: v1alpha1.ReasonMIGManagerStuck, message: "has not ended", after: 15 * time.Minute,
 		},
 		"a pod of NVIDIA's that does not end": {
 			situation: func() *cluster {
@@ -101,7 +103,7 @@ func TestWhatIsLeftHalfDone(t *testing.T) {
 				p.Terminating, p.EndsBy = true, c.Now
 				return c
 			},
-			state: rollout.StateQuiescing, reason: v1alpha1.ReasonClientsNotEnding,
+			state: state.PausingClients, reason: v1alpha1.ReasonClientsNotEnding,
 			message: "were deleted and do not end: gpu-operator/nvidia-1 (since 08:00:01 UTC)", after: 2 * time.Minute,
 		},
 		"pods that read another ConfigMap": {
@@ -113,7 +115,7 @@ func TestWhatIsLeftHalfDone(t *testing.T) {
 				}
 				return c
 			},
-			state: rollout.StateSelecting, reason: v1alpha1.ReasonDevicePluginOutdated, message: "though the ClusterPolicy names that",
+			state: state.Selecting, reason: v1alpha1.ReasonDevicePluginOutdated, message: "though the ClusterPolicy names that",
 			after: 10*time.Minute - time.Second,
 			actions: []string{
 				"delete pod gpu-operator/nvidia-1: it still reads another ConfigMap than the operator's",
@@ -128,7 +130,7 @@ func TestWhatIsLeftHalfDone(t *testing.T) {
 				h.Pods = h.Pods[1:]
 				return c
 			},
-			state: rollout.StateVerifying, reason: v1alpha1.ReasonDevicePluginFailing,
+			state: state.Verifying, reason: v1alpha1.ReasonDevicePluginFailing,
 			message: "no pod of NVIDIA's device plugin is on the node; look at its daemon set", after: time.Minute,
 		},
 	} {
@@ -159,7 +161,7 @@ func TestWhatIsLeftHalfDone(t *testing.T) {
 
 func TestAConfigManagerThatKeepsEndingIsNamed(t *testing.T) {
 	trouble := func(c *cluster, h *host) {
-		h.of(pluginLabel).Troubles = []rollout.Trouble{{Container: "config-manager", Why: "keeps ending with exit code 1", Ended: c.Now}}
+		h.of(pluginLabel).Troubles = []world.Trouble{{Container: "config-manager", Why: "keeps ending with exit code 1", Ended: c.Now}}
 	}
 	t.Run("though the key is there, which its pod may not see", func(t *testing.T) {
 		g := NewWithT(t)
@@ -206,7 +208,7 @@ func TestAChangeWaitsForAMIGManagerAtWork(t *testing.T) {
 	h.Labels[stateLabel] = "success"
 	c.held(h)
 	d, _ = c.run(60)
-	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate), d.Nodes[0].Message)
+	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
 }
 
 func TestAPauseOfTheDriversManagerIsLeftAlone(t *testing.T) {
@@ -227,7 +229,7 @@ func TestAComputeModeThatSomebodyLeftDrivesNobodyAway(t *testing.T) {
 	h.hardware.Update(func(n *sim.Node) { n.GPUs[1].ComputeMode = gpu.ComputeExclusiveProcess })
 	h.report()
 	d := rollout.Decide(c.world())
-	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateUpToDate))
+	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate))
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonComputeModeLeft))
 	g.Expect(d.Nodes[0].Message).To(ContainSubstring("GPU 1 (EXCLUSIVE_PROCESS): not in the default compute mode"))
 	g.Expect(d.Nodes[0].Message).To(ContainSubstring("now pod user/train (GPU 1)"))

@@ -17,6 +17,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
 func inWindows(windows ...v1alpha1.MaintenanceWindow) func(*v1alpha1.GPUSharingPolicy) {
@@ -158,13 +160,13 @@ func TestTheWayBackWaitsForNoWindow(t *testing.T) {
 		g := NewWithT(t)
 		c, h := toMIG(inWindows(tonight))
 		c.at("2027-03-02T01:59:00Z")
-		h.broken = func(rollout.World) bool { return true }
+		h.broken = func(world.World) bool { return true }
 		c.run(30)
 		g.Expect(h.devices()[0].State.MIG).To(BeTrue(), "the change has reached the GPUs")
 		c.at("2027-03-02T12:00:00Z")
 		h.broken = nil
 		d, _ := c.run(200)
-		g.Expect(d.Nodes[0].State).To(Equal(rollout.StateFailed))
+		g.Expect(d.Nodes[0].State).To(Equal(state.Failed))
 		g.Expect(h.devices()[0].State.MIG).To(BeFalse(), "it is rolled back outside of every window")
 	})
 }
@@ -195,7 +197,7 @@ func TestADrainContinuesWhenItsWindowCloses(t *testing.T) {
 	c, h := drainsAtTheEnd()
 	c.at("2027-03-02T02:01:00Z")
 	d := c.pass()
-	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateDraining))
+	g.Expect(d.Nodes[0].State).To(Equal(state.Draining))
 	g.Expect(h.Taints).NotTo(BeEmpty())
 	c.end(h, "train")
 	c.run(200)
@@ -206,7 +208,7 @@ func TestADrainIsCanceledWhenItsWindowClosesIfThePolicyWantsThat(t *testing.T) {
 	g := NewWithT(t)
 	c, h := drainsAtTheEnd(cancelsDrains)
 	d := c.pass()
-	g.Expect(d.Nodes[0].State).To(Equal(rollout.StateDraining))
+	g.Expect(d.Nodes[0].State).To(Equal(state.Draining))
 	g.Expect(d.After).To(Equal(59*time.Second), "the controller looks again when the window closes")
 	c.tick(d.After)
 	d = c.pass()
@@ -317,7 +319,7 @@ func TestAPolicyWithAnInvalidWindowChangesNothing(t *testing.T) {
 			d := rollout.Decide(w)
 			g.Expect(w.Policies[0].Spec.Rollout.Paused).To(BeFalse(), "the policy itself stays as it is")
 			g.Expect(changes(d.Actions)).To(BeEmpty())
-			g.Expect(d.Wire).To(BeFalse())
+			g.Expect(d.ConfigurePlugin).To(BeFalse())
 			status := d.Policies["research"]
 			for _, of := range []string{v1alpha1.ConditionAccepted, v1alpha1.ConditionReady, v1alpha1.ConditionTainted} {
 				found, _ := condition.Find(status.Conditions, of)

@@ -35,7 +35,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/gpusharingpolicy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/pluginconfig"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
-	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
 )
 
@@ -66,9 +66,9 @@ type fleet struct {
 	dir        string
 	machines   []*machine
 	record     *record
-	before     rollout.World // the cluster before a policy was there
-	evicted    []string      // pods that had to go
-	leader     func()        // ends the controllers
+	before     world.World // the cluster before a policy was there
+	evicted    []string    // pods that had to go
+	leader     func()      // ends the controllers
 }
 
 // skewed is a clock that is ahead.
@@ -260,7 +260,7 @@ func (f *fleet) discovered() bool {
 }
 
 // world is the cluster as the API server has it.
-func (f *fleet) world() rollout.World {
+func (f *fleet) world() world.World {
 	f.t.Helper()
 	ctx := f.t.Context()
 	nodes, gpuNodes, pods, policies := &corev1.NodeList{}, &v1alpha1.GPUNodeList{}, &corev1.PodList{}, &v1alpha1.GPUSharingPolicyList{}
@@ -270,13 +270,13 @@ func (f *fleet) world() rollout.World {
 	configMap := &corev1.ConfigMap{}
 	key := types.NamespacedName{Namespace: nvidiaSpace, Name: pluginconfig.ConfigMapName}
 	f.Expect(client.IgnoreNotFound(f.client.Get(ctx, key, configMap))).To(Succeed())
-	w := rollout.World{
-		Now: f.clock.Now(), Policies: policies.Items, Keys: configMap.Data, Wiring: rollout.Wiring{Ready: true, ClusterPolicy: true, NodeFeatures: true},
+	w := world.World{
+		Now: f.clock.Now(), Policies: policies.Items, Configs: configMap.Data, Plugin: world.DevicePlugin{Ready: true, ClusterPolicy: true, NodeFeatures: true},
 	}
 	for i := range nodes.Items {
 		for j := range gpuNodes.Items {
 			if gpuNodes.Items[j].Name == nodes.Items[i].Name {
-				n := rollout.NodeOf(&nodes.Items[i], &gpuNodes.Items[j])
+				n := world.NodeOf(&nodes.Items[i], &gpuNodes.Items[j])
 				addPods(&n, pods, key)
 				w.Nodes = append(w.Nodes, n)
 			}
@@ -285,12 +285,12 @@ func (f *fleet) world() rollout.World {
 	return w
 }
 
-func addPods(n *rollout.Node, pods *corev1.PodList, configMap types.NamespacedName) {
+func addPods(n *world.Node, pods *corev1.PodList, configMap types.NamespacedName) {
 	for i := range pods.Items {
 		pod := &pods.Items[i]
-		if pod.Spec.NodeName == n.Name && !rollout.Finished(pod) {
-			n.Pods = append(n.Pods, rollout.PodOf(pod, configMap))
-			n.AgentReady = n.AgentReady || rollout.IsReadyAgent(pod)
+		if pod.Spec.NodeName == n.Name && !world.Finished(pod) {
+			n.Pods = append(n.Pods, world.PodOf(pod, configMap))
+			n.AgentReady = n.AgentReady || world.IsReadyAgent(pod)
 		}
 	}
 }

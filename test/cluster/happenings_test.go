@@ -28,7 +28,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/pluginconfig"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
-	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 	"github.com/gpusharing/gpu-sharing-operator/test/history"
 )
 
@@ -227,12 +228,12 @@ func (s *story) joinEvent(random *rand.Rand) {
 
 // recalls notes how a node is before the operator has changed it.
 func (s *story) recalls(name string) {
-	s.before.Nodes = slices.DeleteFunc(s.before.Nodes, func(n rollout.Node) bool { return n.Name == name })
+	s.before.Nodes = slices.DeleteFunc(s.before.Nodes, func(n world.Node) bool { return n.Name == name })
 	s.until("node "+name, func() bool {
 		s.round()
 		for _, n := range s.world().Nodes {
 			if n.Name == name {
-				s.before.Nodes = append(s.before.Nodes, rollout.Node{Name: name, Labels: s.places[name].labels, Allocatable: map[string]int64{}})
+				s.before.Nodes = append(s.before.Nodes, world.Node{Name: name, Labels: s.places[name].labels, Allocatable: map[string]int64{}})
 				return true
 			}
 		}
@@ -498,7 +499,7 @@ func ourNodeFeature(node string) *unstructured.Unstructured {
 	o := &unstructured.Unstructured{}
 	o.SetGroupVersionKind(schema.GroupVersionKind{Group: "nfd.k8s-sigs.io", Version: "v1alpha1", Kind: "NodeFeature"})
 	o.SetNamespace(ownNamespace)
-	o.SetName(rollout.OverrideName(node))
+	o.SetName(action.OverrideName(node))
 	return o
 }
 
@@ -808,7 +809,7 @@ func (s *story) draEvent(random *rand.Rand) {
 
 func draPod(node string) *corev1.Pod {
 	return &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Namespace: nvidiaSpace, Name: "dra-" + node, Labels: map[string]string{rollout.DRALabels()[0]: "kubelet-plugin"}},
+		ObjectMeta: metav1.ObjectMeta{Namespace: nvidiaSpace, Name: "dra-" + node, Labels: map[string]string{world.DRALabels()[0]: "kubelet-plugin"}},
 		Spec:       corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{Name: "gpus", Image: "example.invalid/dra"}}},
 	}
 }

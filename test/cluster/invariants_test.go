@@ -24,7 +24,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/policy"
-	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 	"github.com/gpusharing/gpu-sharing-operator/test/history"
 	"github.com/gpusharing/gpu-sharing-operator/test/invariant"
 )
@@ -177,7 +177,7 @@ func (s *story) hasEnded(pod string) bool {
 }
 
 // desired is what a policy desires of a node as it is; an error where it cannot be.
-func (s *story) desired(n *rollout.Node, policies []v1alpha1.GPUSharingPolicy) (by *v1alpha1.GPUSharingPolicy, wish policy.Desired, err error) {
+func (s *story) desired(n *world.Node, policies []v1alpha1.GPUSharingPolicy) (by *v1alpha1.GPUSharingPolicy, wish policy.Desired, err error) {
 	node := policy.Node{Name: n.Name, Labels: n.Labels, Devices: n.GPU.Status.Devices, Policy: n.GPU.Spec.PolicyName, Numbering: n.GPU.Spec.Numbering}
 	if by = policy.Rank(policies).Govern(node).By; by != nil {
 		wish, err = policy.Ask(by, node)
@@ -186,7 +186,7 @@ func (s *story) desired(n *rollout.Node, policies []v1alpha1.GPUSharingPolicy) (
 }
 
 // differs says how a node differs from what is desired; empty: it does not. The GPUs are looked at, not what is reported of them.
-func (s *story) differs(p *place, n *rollout.Node, wish policy.Desired) string {
+func (s *story) differs(p *place, n *world.Node, wish policy.Desired) string {
 	has := maps.Clone(n.Allocatable)
 	maps.DeleteFunc(has, func(_ string, count int64) bool { return count == 0 })
 	if !maps.Equal(has, wish.Config.Resources) {
@@ -282,7 +282,7 @@ func holdsBack(by *v1alpha1.GPUSharingPolicy, reason string) string {
 func (s *story) shared(node string) bool {
 	slice := draSlice(node)
 	return s.client.Get(s.t.Context(), client.ObjectKeyFromObject(slice), slice) == nil ||
-		slices.ContainsFunc(s.podsOn(node), func(p corev1.Pod) bool { return rollout.OffersGPUs(&p) })
+		slices.ContainsFunc(s.podsOn(node), func(p corev1.Pod) bool { return world.OffersGPUs(&p) })
 }
 
 // progressed: every machine that runs is as its policy desires, whatever became of the others.
@@ -352,7 +352,7 @@ func (s *story) restored() {
 		n := &w.Nodes[i]
 		p := s.places[n.Name]
 		if notReady(&n.GPU) || p.off {
-			before.Nodes = slices.DeleteFunc(before.Nodes, func(o rollout.Node) bool { return o.Name == n.Name })
+			before.Nodes = slices.DeleteFunc(before.Nodes, func(o world.Node) bool { return o.Name == n.Name })
 			excused = true
 			continue
 		}
@@ -404,7 +404,7 @@ func (s *story) writtenByOthers(problem string) bool {
 }
 
 // left says what of the operator is left on a Node, or which label is not as it was; empty: nothing.
-func (s *story) left(p *place, n *rollout.Node) string {
+func (s *story) left(p *place, n *world.Node) string {
 	for _, label := range []string{v1alpha1.LabelConfig, v1alpha1.LabelMIGManager, v1alpha1.LabelMIGConfig, v1alpha1.LabelOverridden} {
 		if is := n.Labels[label]; is != p.labels[label] && !s.theirs[n.Name+" "+label] && (label != v1alpha1.LabelMIGManager || is != "true") {
 			return fmt.Sprintf("label %s is %q and was %q", label, is, p.labels[label])
@@ -424,7 +424,7 @@ func (s *story) left(p *place, n *rollout.Node) string {
 }
 
 // unrestored says how a node differs from what it was before the operator; empty: it does not.
-func (s *story) unrestored(p *place, n *rollout.Node) string {
+func (s *story) unrestored(p *place, n *world.Node) string {
 	if what := s.left(p, n); what != "" {
 		return what
 	}

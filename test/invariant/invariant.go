@@ -15,12 +15,16 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/group"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
 const deployPrefix = "nvidia.com/gpu.deploy."
 
 // Disturbed says whether a node is taken from its users for a change: it keeps pods off, or NVIDIA's programs.
-func Disturbed(n rollout.Node) bool {
+func Disturbed(n world.Node) bool {
 	if _, paused := n.Annotations[v1alpha1.AnnotationPaused]; paused {
 		return true
 	}
@@ -32,13 +36,13 @@ func ours(t corev1.Taint) bool { return t.Key == v1alpha1.TaintChanging }
 // Broken lists what is wrong with a cluster in which nothing goes on any more, compared with what it was before the
 // operator came: no node is left tainted, paused, without its label or without its GPUs, and nothing of the user's is
 // lost. Evicted names the pods (<namespace>/<name>) that had to go.
-func Broken(before, now rollout.World, evicted ...string) []string {
+func Broken(before, now world.World, evicted ...string) []string {
 	var broken []string
-	was := map[string]rollout.Node{}
+	was := map[string]world.Node{}
 	for _, n := range before.Nodes {
 		was[n.Name] = n
 	}
-	state := map[string]rollout.NodeState{}
+	state := map[string]group.NodeState{}
 	for _, s := range rollout.Decide(now).Nodes {
 		state[s.Node] = s
 	}
@@ -47,7 +51,7 @@ func Broken(before, now rollout.World, evicted ...string) []string {
 		if !known {
 			continue
 		}
-		problems := slices.Concat(left(n), label(old, n, now.Keys), gpus(old, n, state[n.Name]), users(old, n, evicted))
+		problems := slices.Concat(left(n), label(old, n, now.Configs), gpus(old, n, state[n.Name]), users(old, n, evicted))
 		for _, p := range problems {
 			broken = append(broken, n.Name+": "+p)
 		}
@@ -56,7 +60,7 @@ func Broken(before, now rollout.World, evicted ...string) []string {
 }
 
 // left is what was taken from a node and not given back.
-func left(n rollout.Node) []string {
+func left(n world.Node) []string {
 	var broken []string
 	if slices.ContainsFunc(n.Taints, ours) {
 		broken = append(broken, "our taint is left")
@@ -65,7 +69,7 @@ func left(n rollout.Node) []string {
 		broken = append(broken, "these are left paused: "+paused)
 	}
 	if serves := sharedByMPS(n); !n.Features.OverriddenSince.IsZero() && !serves {
-		broken = append(broken, "NodeFeature "+rollout.OverrideName(n.Name)+" is left")
+		broken = append(broken, "NodeFeature "+action.OverrideName(n.Name)+" is left")
 	}
 	for name, value := range n.Labels {
 		if strings.HasPrefix(name, deployPrefix) && strings.HasPrefix(value, "paused") {
@@ -76,14 +80,14 @@ func left(n rollout.Node) []string {
 }
 
 // sharedByMPS reports whether the operator's MPS daemons serve a node.
-func sharedByMPS(n rollout.Node) bool {
+func sharedByMPS(n world.Node) bool {
 	return slices.ContainsFunc(n.GPU.Spec.Devices, func(d v1alpha1.DeviceSpec) bool {
 		return d.Sharing.MPS != nil && d.Sharing.MPS.Owner == v1alpha1.MPSDaemonOwnerGPUSharing
 	})
 }
 
 // label compares the selected configuration with what the node was last brought to, or with what it was.
-func label(old, n rollout.Node, keys map[string]string) []string {
+func label(old, n world.Node, keys map[string]string) []string {
 	key := n.Labels[v1alpha1.LabelConfig]
 	want := old.Labels[v1alpha1.LabelConfig]
 	if spec := n.GPU.Spec; spec.ConfigName != "" {
@@ -99,12 +103,12 @@ func label(old, n rollout.Node, keys map[string]string) []string {
 }
 
 // gpus compares what a node advertises with what its policy promises or, if no policy governs it, with what it did.
-func gpus(old, n rollout.Node, s rollout.NodeState) []string {
+func gpus(old, n world.Node, s group.NodeState) []string {
 	offers := offered(n)
 	switch {
 	case len(offers) == 0 && len(offered(old)) > 0:
 		return []string{"no GPU is advertised"}
-	case s.State == rollout.StateUpToDate && s.Policy != "" && !maps.Equal(offers, s.Expected):
+	case s.State == state.UpToDate && s.Policy != "" && !maps.Equal(offers, s.Expected):
 		return []string{fmt.Sprintf("advertised is %v and not %v", offers, s.Expected)}
 	case n.GPU.Spec.Baseline == nil && !maps.Equal(offers, offered(old)):
 		return []string{fmt.Sprintf("advertised is %v and was %v", offers, offered(old))}
@@ -112,14 +116,14 @@ func gpus(old, n rollout.Node, s rollout.NodeState) []string {
 	return nil
 }
 
-func offered(n rollout.Node) map[string]int64 {
+func offered(n world.Node) map[string]int64 {
 	offers := maps.Clone(n.Allocatable)
 	maps.DeleteFunc(offers, func(_ string, count int64) bool { return count == 0 })
 	return offers
 }
 
 // users looks for what somebody else put on the node.
-func users(old, n rollout.Node, evicted []string) []string {
+func users(old, n world.Node, evicted []string) []string {
 	var lost []string
 	for _, t := range old.Taints {
 		if !ours(t) && !slices.ContainsFunc(n.Taints, func(o corev1.Taint) bool { return o.MatchTaint(&t) }) {
@@ -135,7 +139,7 @@ func users(old, n rollout.Node, evicted []string) []string {
 	}
 	for _, p := range old.Pods {
 		name := p.Namespace + "/" + p.Name
-		here := func(o rollout.Pod) bool { return o.UID == p.UID }
+		here := func(o world.Pod) bool { return o.UID == p.UID }
 		if p.Controller != "DaemonSet" && !slices.Contains(evicted, name) && !slices.ContainsFunc(n.Pods, here) {
 			lost = append(lost, fmt.Sprintf("pod %s is lost", name))
 		}

@@ -16,7 +16,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/pluginconfig"
-	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
 // CacheOptions keep the cache small: of each object what decisions depend on, of ConfigMaps ours only. Nothing is cached
@@ -83,7 +83,7 @@ func slimNode(object any) (any, error) {
 	if !isNode {
 		return object, nil
 	}
-	node.ManagedFields = append(rollout.Holding(node), rollout.ConfigWriters(node)...)
+	node.ManagedFields = append(world.Holding(node), world.ConfigWriters(node)...)
 	node.Annotations = ownAnnotations(node.Annotations)
 	node.Spec = corev1.NodeSpec{Taints: node.Spec.Taints}
 	node.Status = corev1.NodeStatus{
@@ -96,7 +96,7 @@ func slimNode(object any) (any, error) {
 func ofNVIDIA(all corev1.ResourceList) corev1.ResourceList {
 	own := corev1.ResourceList{}
 	for name, quantity := range all {
-		if strings.HasPrefix(string(name), nvidiaDomain) || rollout.OfSlicer(string(name)) {
+		if strings.HasPrefix(string(name), nvidiaDomain) || world.OfSlicer(string(name)) {
 			own[name] = quantity
 		}
 	}
@@ -152,9 +152,9 @@ func controllerOf(pod *corev1.Pod) []metav1.OwnerReference {
 // node with a taint. Of pods that ask for GPUs it stands for all tolerations whether they tolerate the operator's taint.
 func serverTolerations(pod *corev1.Pod) []corev1.Toleration {
 	switch {
-	case rollout.Serves(pod) || len(configVolumes(pod.Spec.Volumes)) > 0:
-		return rollout.OwnTolerations(pod.Spec.Tolerations)
-	case rollout.RequestsGPU(&pod.Spec) && rollout.ToleratesChange(pod.Spec.Tolerations):
+	case world.Serves(pod) || len(configVolumes(pod.Spec.Volumes)) > 0:
+		return world.OwnTolerations(pod.Spec.Tolerations)
+	case world.RequestsGPU(&pod.Spec) && world.ToleratesChange(pod.Spec.Tolerations):
 		return []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
 	}
 	return nil
@@ -194,7 +194,7 @@ const everywhere = "kube-root-ca.crt"
 // other pod nothing is kept.
 func draContainers(pod *corev1.Pod) []corev1.Container {
 	var containers []corev1.Container
-	if rollout.OffersGPUs(pod) {
+	if world.OffersGPUs(pod) {
 		for i := range pod.Spec.Containers {
 			containers = append(containers, corev1.Container{Name: pod.Spec.Containers[i].Name})
 		}
@@ -204,7 +204,7 @@ func draContainers(pod *corev1.Pod) []corev1.Container {
 
 // initHolder stands for the init containers that hold GPUs, as long as the pod is not initialized.
 func initHolder(pod *corev1.Pod) []corev1.Container {
-	if !rollout.HoldsByInit(pod) {
+	if !world.HoldsByInit(pod) {
 		return nil
 	}
 	return []corev1.Container{{Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{nvidiaDomain + "gpu": resource.Quantity{}}}}}
@@ -213,19 +213,19 @@ func initHolder(pod *corev1.Pod) []corev1.Container {
 // troubled are the containers of one of NVIDIA's programs that do not run as they should. It is one if a deploy label
 // starts it, or it may read our ConfigMap; of others nothing is kept.
 func troubled(pod *corev1.Pod) []corev1.ContainerStatus {
-	if !rollout.Serves(pod) && len(configVolumes(pod.Spec.Volumes)) == 0 {
+	if !world.Serves(pod) && len(configVolumes(pod.Spec.Volumes)) == 0 {
 		return nil
 	}
-	return rollout.TroubledContainers(pod)
+	return world.TroubledContainers(pod)
 }
 
 // gpuRequest stands for all requests of a pod: those of GPUs and instances, and whether it asks for anything of NVIDIA's.
 func gpuRequest(spec *corev1.PodSpec) *corev1.ResourceRequirements {
-	if !rollout.RequestsGPU(spec) {
+	if !world.RequestsGPU(spec) {
 		return nil
 	}
 	limits := corev1.ResourceList{}
-	for name, n := range rollout.Asks(spec) {
+	for name, n := range world.Asks(spec) {
 		limits[corev1.ResourceName(name)] = *resource.NewQuantity(n, resource.DecimalSI)
 	}
 	if len(limits) == 0 {
@@ -238,12 +238,12 @@ func gpuRequest(spec *corev1.PodSpec) *corev1.ResourceRequirements {
 // Deployment.
 func podLabels(pod *corev1.Pod) map[string]string {
 	var kept map[string]string
-	for _, name := range append(rollout.DRALabels(), labelName, rollout.LabelApp, appsv1.DefaultDeploymentUniqueLabelKey) {
+	for _, name := range append(world.DRALabels(), labelName, world.LabelApp, appsv1.DefaultDeploymentUniqueLabelKey) {
 		value, found := pod.Labels[name]
-		if name == rollout.LabelApp && !rollout.IsValidator(pod) {
+		if name == world.LabelApp && !world.IsValidator(pod) {
 			continue
 		}
-		if !found || name == appsv1.DefaultDeploymentUniqueLabelKey && !rollout.RequestsGPU(&pod.Spec) {
+		if !found || name == appsv1.DefaultDeploymentUniqueLabelKey && !world.RequestsGPU(&pod.Spec) {
 			continue
 		}
 		if kept == nil {

@@ -18,7 +18,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/pluginconfig"
-	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
 )
 
@@ -82,7 +82,7 @@ func TestSlimPods(t *testing.T) {
 			slim, err := slimPod(pod.DeepCopy())
 			g.Expect(err).NotTo(HaveOccurred())
 			ours := types.NamespacedName{Namespace: "gpu-operator", Name: pluginconfig.ConfigMapName}
-			g.Expect(rollout.PodOf(slim.(*corev1.Pod), ours)).To(Equal(rollout.PodOf(pod, ours)))
+			g.Expect(world.PodOf(slim.(*corev1.Pod), ours)).To(Equal(world.PodOf(pod, ours)))
 			view, matters := c.podView(pod)
 			slimView, slimMatters := c.podView(slim.(*corev1.Pod))
 			g.Expect(slimView).To(Equal(view))

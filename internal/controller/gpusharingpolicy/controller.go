@@ -31,6 +31,8 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/pluginconfig"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
 // fieldManager owns GPUNode.spec and the status of policies.
@@ -59,14 +61,14 @@ type Controller struct {
 	client    client.Client
 	metrics   *metrics
 	catchUp   *catchUp
-	changes   changes           // since the last pass
-	known     known             // of the nodes, from the last pass
-	memory    rollout.Memory    // likewise
-	repeats   rollout.Repeats   // what was written in the last hour
-	sightings rollout.Sightings // of other controllers that are not recorded on their Nodes
-	slices    watchedKind       // sliceKind
-	claims    watchedKind       // claimKind
-	nodePools watchedKind       // nodePoolKind
+	changes   changes         // since the last pass
+	known     known           // of the nodes, from the last pass
+	memory    rollout.Memory  // likewise
+	repeats   action.Repeats  // what was written in the last hour
+	sightings world.Sightings // of other controllers that are not recorded on their Nodes
+	slices    watchedKind     // sliceKind
+	claims    watchedKind     // claimKind
+	nodePools watchedKind     // nodePoolKind
 	refusals  refusals
 	deleted   map[string]types.UID // NodeFeatures of ours that the cache may still show, by node
 	// undecided is when the first of the passes began that could not decide; zero if the last one did.
@@ -137,7 +139,7 @@ func (c *Controller) Reconcile(ctx context.Context, _ Pass) (reconcile.Result, e
 			debug.Info("node", "node", n.Node, "policy", n.Policy, "state", n.State, "message", n.Message)
 		}
 	}
-	p := &pass{Controller: c, seen: seen, current: map[rollout.PolicyRef]bool{}, done: map[likewise][]rollout.Action{}}
+	p := &pass{Controller: c, seen: seen, current: map[action.PolicyRef]bool{}, done: map[likewise][]action.Action{}}
 	err = errors.Join(p.execute(ctx, decision), p.report(ctx, decision))
 	return reconcile.Result{RequeueAfter: p.again(decision.After)}, err
 }

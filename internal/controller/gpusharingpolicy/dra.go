@@ -28,7 +28,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/pluginconfig"
-	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
 // +kubebuilder:rbac:groups=apps,resources=daemonsets,verbs=list;watch
@@ -76,7 +76,7 @@ func (c *Controller) gatherDRA(ctx context.Context, nodes map[string]*corev1.Nod
 	}
 	for i := range sets.Items {
 		set := &sets.Items[i]
-		if !rollout.MakesGPUOffers(set) || set.DeletionTimestamp != nil {
+		if !world.MakesGPUOffers(set) || set.DeletionTimestamp != nil {
 			continue
 		}
 		required := nodeaffinity.GetRequiredNodeAffinity(&corev1.Pod{Spec: set.Spec.Template.Spec})
@@ -97,7 +97,7 @@ func (c *Controller) gatherSlices(ctx context.Context, shows map[string]string) 
 	for i := range published {
 		driver, _, _ := unstructured.NestedString(published[i].Object, "spec", "driver")
 		node, _, _ := unstructured.NestedString(published[i].Object, "spec", "nodeName")
-		if driver == rollout.DRADriver && node != "" {
+		if driver == world.DRADriver && node != "" {
 			shows[node] = "ResourceSlice " + published[i].GetName()
 		}
 	}
@@ -129,7 +129,7 @@ func (c *Controller) gatherClaims(ctx context.Context) (map[string]string, error
 // allocatesGPU reports whether a ResourceClaim is allocated from NVIDIA's DRA driver.
 func allocatesGPU(claim *unstructured.Unstructured) bool {
 	results := listIn(claim, "status", "allocation", "devices", "results")
-	return slices.ContainsFunc(results, func(result any) bool { return asMap(result)["driver"] == rollout.DRADriver })
+	return slices.ContainsFunc(results, func(result any) bool { return asMap(result)["driver"] == world.DRADriver })
 }
 
 // listIn is a list in an object, which must not be changed.
@@ -232,7 +232,7 @@ func gpuAllocation(claim *unstructured.Unstructured) map[string]any {
 		reserved = append(reserved, map[string]any{"uid": asMap(pod)["uid"]})
 	}
 	return map[string]any{
-		"allocation":  map[string]any{"devices": map[string]any{"results": []any{map[string]any{"driver": rollout.DRADriver}}}},
+		"allocation":  map[string]any{"devices": map[string]any{"results": []any{map[string]any{"driver": world.DRADriver}}}},
 		"reservedFor": reserved,
 	}
 }
@@ -247,7 +247,7 @@ func slimDaemonSet(object any) (any, error) {
 		Namespace: set.Namespace, Name: set.Name, UID: set.UID, ResourceVersion: set.ResourceVersion, DeletionTimestamp: set.DeletionTimestamp,
 		Generation: set.Generation,
 	}}
-	if rollout.MakesGPUOffers(set) {
+	if world.MakesGPUOffers(set) {
 		pod := &set.Spec.Template
 		slim.Spec.Template.Labels = pod.Labels
 		slim.Spec.Template.Spec.NodeSelector, slim.Spec.Template.Spec.Affinity = pod.Spec.NodeSelector, pod.Spec.Affinity

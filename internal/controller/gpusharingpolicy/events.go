@@ -18,7 +18,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
-	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
 )
 
 // announcement is the kind of a thing that is announced: always the same reason, for the same action.
@@ -60,8 +60,8 @@ func (p *pass) emit(e announcement, regarding, related runtime.Object, note stri
 }
 
 // announce tells about an action, on the policy that asked for it if one did and on the node.
-func (p *pass) announce(a rollout.Action) {
-	if report, is := a.(rollout.Report); is {
+func (p *pass) announce(a action.Action) {
+	if report, is := a.(action.Report); is {
 		p.announceReport(report)
 		return
 	}
@@ -81,7 +81,7 @@ func (p *pass) announce(a rollout.Action) {
 	}
 }
 
-func (p *pass) announceReport(a rollout.Report) {
+func (p *pass) announceReport(a action.Report) {
 	e, note, announced := p.newsOf(a)
 	if !announced {
 		return
@@ -101,17 +101,17 @@ type likewise struct {
 }
 
 // whyOf is the reason of an action that disturbs nobody by itself; empty for others.
-func whyOf(of rollout.Action) string {
+func whyOf(of action.Action) string {
 	switch a := of.(type) {
-	case rollout.SetSpec:
+	case action.SetSpec:
 		return a.Why
-	case rollout.PatchNode:
+	case action.PatchNode:
 		return a.Why
 	}
 	return ""
 }
 
-func (p *pass) together(e announcement, policy, why string, a rollout.Action) {
+func (p *pass) together(e announcement, policy, why string, a action.Action) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	what := likewise{announcement: e, policy: policy, why: why}
@@ -123,7 +123,7 @@ func (p *pass) together(e announcement, policy, why string, a rollout.Action) {
 func (p *pass) announceTogether() {
 	const most = 8 // nodes that a note names
 	for what, actions := range p.done {
-		slices.SortFunc(actions, func(a, b rollout.Action) int { return cmp.Compare(a.Target(), b.Target()) })
+		slices.SortFunc(actions, func(a, b action.Action) int { return cmp.Compare(a.Target(), b.Target()) })
 		note := actions[0].String()
 		if len(actions) > 1 {
 			names := make([]string, 0, most)
@@ -140,8 +140,8 @@ func (p *pass) announceTogether() {
 }
 
 // records reports whether an action only notes in a spec what is observed. It is no news.
-func (p *pass) records(a rollout.Action) bool {
-	set, is := a.(rollout.SetSpec)
+func (p *pass) records(a action.Action) bool {
+	set, is := a.(action.SetSpec)
 	if !is {
 		return false
 	}
@@ -151,7 +151,7 @@ func (p *pass) records(a rollout.Action) bool {
 }
 
 // newsOf is the event of a report: that a change has failed, or why a node that no policy governs is not in its baseline yet.
-func (p *pass) newsOf(a rollout.Report) (e announcement, note string, announced bool) {
+func (p *pass) newsOf(a action.Report) (e announcement, note string, announced bool) {
 	failed := a.Status.Rollout.Failed
 	if failed != nil && !equality.Semantic.DeepEqual(failed, p.failedOf(a.Node)) {
 		return announcement{corev1.EventTypeWarning, failed.Reason, "Rollout"}, fmt.Sprintf("Node %s: %s", a.Node, failed.Message), true
@@ -167,32 +167,32 @@ func (p *pass) newsOf(a rollout.Report) (e announcement, note string, announced 
 }
 
 // eventOf is the event of an action that changes something which a person may wonder about.
-func eventOf(of rollout.Action) (e announcement, announced bool) {
+func eventOf(of action.Action) (e announcement, announced bool) {
 	switch of.(type) {
-	case rollout.Taint:
+	case action.Taint:
 		return eventGPUsClosed, true
-	case rollout.Untaint:
+	case action.Untaint:
 		return eventGPUsOpened, true
-	case rollout.KeepTaints:
+	case action.KeepTaints:
 		return eventPolicyTaints, true
-	case rollout.Evict:
+	case action.Evict:
 		return eventEvicting, true
-	case rollout.SetSpec:
+	case action.SetSpec:
 		return eventDesiredState, true
-	case rollout.PatchNode:
+	case action.PatchNode:
 		return eventNodeLabels, true
-	case rollout.DeletePod:
+	case action.DeletePod:
 		return eventPodRestarted, true
-	case rollout.KeepMPSOff:
+	case action.KeepMPSOff:
 		return eventMPSDisabled, true
-	case rollout.AllowMPS:
+	case action.AllowMPS:
 		return eventMPSEnabled, true
 	default: // keys and nudges change nothing that is visible
 		return announcement{}, false
 	}
 }
 
-func (p *pass) announceRefusal(a rollout.Evict, message string) {
+func (p *pass) announceRefusal(a action.Evict, message string) {
 	if policy, found := p.policies[a.Policy.Name]; found {
 		p.emit(eventEvictBlocked, policy, nil, message)
 	}

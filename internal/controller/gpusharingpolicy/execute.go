@@ -25,6 +25,10 @@ import (
 	applyv1alpha1 "github.com/gpusharing/gpu-sharing-operator/api/v1alpha1/applyconfiguration/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/drain"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/taints"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/timing"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 	"github.com/gpusharing/gpu-sharing-operator/internal/ssa"
 )
 
@@ -33,11 +37,11 @@ type pass struct {
 	*Controller
 	*seen
 
-	mu      sync.Mutex                 // guards what follows, and seen.nodes once actions are carried out
-	current map[rollout.PolicyRef]bool // whether a policy still is at that generation, as far as it was asked
-	blocked bool                       // an eviction was refused for now
-	left    bool                       // the time was up before all was done
-	done    map[likewise][]rollout.Action
+	mu      sync.Mutex                // guards what follows, and seen.nodes once actions are carried out
+	current map[action.PolicyRef]bool // whether a policy still is at that generation, as far as it was asked
+	blocked bool                      // an eviction was refused for now
+	left    bool                      // the time was up before all was done
+	done    map[likewise][]action.Action
 }
 
 // askAgain is when an eviction is asked for again that a PodDisruptionBudget refused: nothing tells when it allows it.
@@ -46,14 +50,14 @@ const askAgain = 10 * time.Second
 // again is when to look again: at the deadline of the decision, or at one of the carrying out.
 func (p *pass) again(after time.Duration) time.Duration {
 	if p.blocked {
-		after = rollout.Sooner(after, askAgain)
+		after = timing.Sooner(after, askAgain)
 	}
-	after = rollout.Sooner(after, p.refusals.left(p.world.Now)) // the status names them until then
+	after = timing.Sooner(after, p.refusals.left(p.world.Now)) // the status names them until then
 	if p.left {
 		after = lookAgain
 	}
 	if o := p.plugin.Overridden; o != nil {
-		after = rollout.Sooner(after, max(o.Until.Sub(p.world.Now), time.Second))
+		after = timing.Sooner(after, max(o.Until.Sub(p.world.Now), time.Second))
 	}
 	return after
 }
@@ -63,7 +67,7 @@ func (p *pass) again(after time.Duration) time.Duration {
 func (p *pass) execute(ctx context.Context, d rollout.Decision) error {
 	var errs []error
 	for _, a := range d.Actions {
-		if _, isKeys := a.(rollout.WriteKeys); isKeys && d.Wire {
+		if _, isKeys := a.(action.WriteConfigs); isKeys && d.ConfigurePlugin {
 			errs = append(errs, p.carryOut(ctx, a))
 		}
 	}
@@ -74,7 +78,7 @@ func (p *pass) execute(ctx context.Context, d rollout.Decision) error {
 }
 
 // carryOut does one thing, unless the policy that asked for it has changed meanwhile.
-func (p *pass) carryOut(ctx context.Context, a rollout.Action) error {
+func (p *pass) carryOut(ctx context.Context, a action.Action) error {
 	holds, err := p.holds(ctx, a.For())
 	if err != nil || !holds {
 		return err
@@ -86,7 +90,7 @@ func (p *pass) carryOut(ctx context.Context, a rollout.Action) error {
 	if wrote {
 		p.repeats.Note(a, p.world.Now)
 		logger := log.FromContext(ctx)
-		if _, reports := a.(rollout.Report); reports {
+		if _, reports := a.(action.Report); reports {
 			logger = logger.V(1) // there may be one for each of thousands of nodes that wait
 		}
 		logger.Info(a.String(), about(a)...)
@@ -113,7 +117,7 @@ func (p *pass) failedOf(node string) *v1alpha1.FailedChange {
 }
 
 // about are the keys and values of an action's log line.
-func about(a rollout.Action) []any {
+func about(a action.Action) []any {
 	var pairs []any
 	if node := a.Target(); node != "" {
 		pairs = append(pairs, "node", node)
@@ -125,7 +129,7 @@ func about(a rollout.Action) []any {
 }
 
 // holds asks the API server, once in a pass for each policy, whether a policy is still as it was decided upon.
-func (p *pass) holds(ctx context.Context, ref rollout.PolicyRef) (bool, error) {
+func (p *pass) holds(ctx context.Context, ref action.PolicyRef) (bool, error) {
 	if ref.Name == "" {
 		return true, nil
 	}
@@ -145,31 +149,31 @@ func (p *pass) holds(ctx context.Context, ref rollout.PolicyRef) (bool, error) {
 }
 
 // do writes, and says whether it did.
-func (p *pass) do(ctx context.Context, next rollout.Action) (bool, error) {
+func (p *pass) do(ctx context.Context, next action.Action) (bool, error) {
 	switch a := next.(type) {
-	case rollout.WriteKeys:
+	case action.WriteConfigs:
 		return p.Wiring.WriteKeys(ctx, p.plugin, a.Data)
-	case rollout.Nudge:
+	case action.TriggerSync:
 		return p.nudge(ctx, a)
-	case rollout.PatchNode:
+	case action.PatchNode:
 		return p.patchNode(ctx, a)
-	case rollout.Taint:
+	case action.Taint:
 		return p.taint(ctx, a)
-	case rollout.Untaint:
+	case action.Untaint:
 		return p.untaint(ctx, a)
-	case rollout.KeepTaints:
+	case action.KeepTaints:
 		return p.keepTaints(ctx, a)
-	case rollout.Evict:
+	case action.Evict:
 		return p.evict(ctx, a)
-	case rollout.DeletePod:
+	case action.DeletePod:
 		return p.deletePod(ctx, a)
-	case rollout.KeepMPSOff:
+	case action.KeepMPSOff:
 		return p.keepMPSOff(ctx, a)
-	case rollout.AllowMPS:
+	case action.AllowMPS:
 		return p.allowMPS(ctx, a)
-	case rollout.SetSpec:
+	case action.SetSpec:
 		return p.setSpec(ctx, a)
-	case rollout.Report:
+	case action.Report:
 		return p.reportNode(ctx, a)
 	default:
 		return false, fmt.Errorf("no way to carry out %T", next)
@@ -179,7 +183,7 @@ func (p *pass) do(ctx context.Context, next rollout.Action) (bool, error) {
 // wire points the device plugin at our ConfigMap, or back to where it was, with what NVIDIA's programs have to tolerate.
 func (p *pass) wire(ctx context.Context, d rollout.Decision) error {
 	p.plugin.Held, p.plugin.KeepStrategy = d.Held, d.KeepStrategy
-	if !d.Wire {
+	if !d.ConfigurePlugin {
 		changed, err := p.Wiring.Unwire(ctx, p.plugin, p.mounted(), d.Tolerations)
 		p.announceWiring(ctx, changed, eventRestored)
 		return err
@@ -191,28 +195,28 @@ func (p *pass) wire(ctx context.Context, d rollout.Decision) error {
 
 // wireMIG points NVIDIA's mig-manager at our ConfigMap, or back to where it was.
 func (p *pass) wireMIG(ctx context.Context, d rollout.Decision) error {
-	if !d.Wire {
+	if !d.ConfigurePlugin {
 		return nil // everything was put back
 	}
 	change := p.Wiring.UnwireMIG
-	if d.WireMIG {
+	if d.ConfigureMIGManager {
 		change = p.Wiring.WireMIG
 	}
 	changed, err := change(ctx, p.plugin)
 	if changed {
-		log.FromContext(ctx).Info("Changed which configurations NVIDIA's mig-manager reads", "ours", d.WireMIG)
+		log.FromContext(ctx).Info("Changed which configurations NVIDIA's mig-manager reads", "ours", d.ConfigureMIGManager)
 	}
 	return err
 }
 
 // mounted says whether a pod mounts our ConfigMap.
 func (p *pass) mounted() bool {
-	return slices.ContainsFunc(p.world.Nodes, func(n rollout.Node) bool {
-		return slices.ContainsFunc(n.Pods, func(pod rollout.Pod) bool { return pod.MountsConfig })
+	return slices.ContainsFunc(p.world.Nodes, func(n world.Node) bool {
+		return slices.ContainsFunc(n.Pods, func(pod world.Pod) bool { return pod.MountsConfig })
 	})
 }
 
-func (p *pass) nudge(ctx context.Context, a rollout.Nudge) (bool, error) {
+func (p *pass) nudge(ctx context.Context, a action.TriggerSync) (bool, error) {
 	patch, err := mergePatch(map[string]any{"metadata": map[string]any{
 		"uid": a.UID, "annotations": map[string]any{v1alpha1.AnnotationNudge: a.Value},
 	}})
@@ -223,7 +227,7 @@ func (p *pass) nudge(ctx context.Context, a rollout.Nudge) (bool, error) {
 	return ignoreReplaced(p.client.Patch(ctx, pod, patch, client.FieldOwner(fieldManager)))
 }
 
-func (p *pass) patchNode(ctx context.Context, a rollout.PatchNode) (bool, error) {
+func (p *pass) patchNode(ctx context.Context, a action.PatchNode) (bool, error) {
 	metadata := map[string]any{}
 	if len(a.Labels) > 0 {
 		metadata["labels"] = a.Labels
@@ -246,7 +250,7 @@ func (p *pass) patchNode(ctx context.Context, a rollout.PatchNode) (bool, error)
 
 // taint writes the taints of a node as it was read. They are one list with several authors, so each such write is refused if
 // anything about the node changed since.
-func (p *pass) taint(ctx context.Context, a rollout.Taint) (bool, error) {
+func (p *pass) taint(ctx context.Context, a action.Taint) (bool, error) {
 	node, found := p.node(a.Node)
 	if !found || slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool { return t.MatchTaint(&a.Taint) }) {
 		return false, nil
@@ -258,7 +262,7 @@ func (p *pass) taint(ctx context.Context, a rollout.Taint) (bool, error) {
 	return p.writeNode(ctx, node, metadata, map[string]any{"taints": append(slices.Clone(node.Spec.Taints), a.Taint)})
 }
 
-func (p *pass) untaint(ctx context.Context, a rollout.Untaint) (bool, error) {
+func (p *pass) untaint(ctx context.Context, a action.Untaint) (bool, error) {
 	node, found := p.node(a.Node)
 	if !found {
 		return false, nil
@@ -272,13 +276,13 @@ func (p *pass) untaint(ctx context.Context, a rollout.Untaint) (bool, error) {
 }
 
 // keepTaints writes the taints that are there for a policy's sake, and in the same patch which of them are ours.
-func (p *pass) keepTaints(ctx context.Context, a rollout.KeepTaints) (bool, error) {
+func (p *pass) keepTaints(ctx context.Context, a action.KeepTaints) (bool, error) {
 	node, found := p.node(a.Node)
 	if !found {
 		return false, nil
 	}
 	record := node.Annotations[v1alpha1.AnnotationTaints]
-	taints, ours := rollout.Retaint(node.Spec.Taints, record, a.Want)
+	taints, ours := taints.Retaint(node.Spec.Taints, record, a.Want)
 	if ours == record && slices.Equal(taints, node.Spec.Taints) {
 		return false, nil
 	}
@@ -322,7 +326,7 @@ func (p *pass) wrote(kind schema.GroupVersionKind, name, version string, err err
 	p.catchUp.wrote(kind, name, version, err, p.world.Now)
 }
 
-func (p *pass) evict(ctx context.Context, a rollout.Evict) (bool, error) {
+func (p *pass) evict(ctx context.Context, a action.Evict) (bool, error) {
 	key := types.NamespacedName{Namespace: a.Namespace, Name: a.Pod}
 	result, err := drain.Evict(ctx, p.client, key, types.UID(a.UID))
 	if err != nil {
@@ -339,13 +343,13 @@ func (p *pass) evict(ctx context.Context, a rollout.Evict) (bool, error) {
 	return result.Outcome == drain.Evicting, nil
 }
 
-func (p *pass) deletePod(ctx context.Context, a rollout.DeletePod) (bool, error) {
+func (p *pass) deletePod(ctx context.Context, a action.DeletePod) (bool, error) {
 	pod, uid := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: a.Namespace, Name: a.Pod}}, types.UID(a.UID)
 	return ignoreReplaced(p.client.Delete(ctx, pod, client.Preconditions{UID: &uid}))
 }
 
 // setSpec applies the spec of a GPUNode. Its UID keeps the apply from creating a GPUNode that was removed with its node.
-func (p *pass) setSpec(ctx context.Context, a rollout.SetSpec) (bool, error) {
+func (p *pass) setSpec(ctx context.Context, a action.SetSpec) (bool, error) {
 	have, found := p.gpuNodes[a.Node]
 	if !found {
 		return false, nil
@@ -369,7 +373,7 @@ func (p *pass) setSpec(ctx context.Context, a rollout.SetSpec) (bool, error) {
 }
 
 // reportNode applies the controller's part of the status of a GPUNode. Its UID keeps it from another GPUNode of that name.
-func (p *pass) reportNode(ctx context.Context, a rollout.Report) (bool, error) {
+func (p *pass) reportNode(ctx context.Context, a action.Report) (bool, error) {
 	have, found := p.gpuNodes[a.Node]
 	if !found {
 		return false, nil

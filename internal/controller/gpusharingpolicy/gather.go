@@ -11,7 +11,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/pluginconfig"
-	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
 const (
@@ -24,7 +24,7 @@ const (
 
 // seen is the cluster as one pass read it: the world to decide on, and the objects to write to.
 type seen struct {
-	world    rollout.World
+	world    world.World
 	plugin   *pluginconfig.Observed
 	policies map[string]*v1alpha1.GPUSharingPolicy
 	nodes    map[string]*corev1.Node
@@ -43,7 +43,7 @@ func (c *Controller) gather(ctx context.Context) (*seen, error) {
 		return nil, err
 	}
 	s.plugin = plugin
-	s.world.Now, s.world.Wiring, s.world.Keys, s.world.Copied = c.Clock.Now(), plugin.Wiring, plugin.Applied, plugin.Copied
+	s.world.Now, s.world.Plugin, s.world.Configs, s.world.ConfigsCopy = c.Clock.Now(), plugin.DevicePlugin, plugin.Applied, plugin.Copied
 	if s.world.NodePools, err = c.gatherNodePools(ctx); err != nil {
 		return nil, err
 	}
@@ -60,7 +60,7 @@ func (c *Controller) gatherPolicies(ctx context.Context) (*seen, error) {
 	if err := c.client.List(ctx, policies); err != nil {
 		return nil, fmt.Errorf("reading policies: %w", err)
 	}
-	s := &seen{world: rollout.World{Policies: policies.Items}, policies: make(map[string]*v1alpha1.GPUSharingPolicy, len(policies.Items))}
+	s := &seen{world: world.World{Policies: policies.Items}, policies: make(map[string]*v1alpha1.GPUSharingPolicy, len(policies.Items))}
 	for i := range policies.Items {
 		s.policies[policies.Items[i].Name] = &policies.Items[i]
 	}
@@ -100,5 +100,5 @@ func (c *Controller) gatherNodes(ctx context.Context, s *seen) error {
 }
 
 func (c *Controller) isReadyAgent(pod *corev1.Pod) bool {
-	return pod.Namespace == c.Namespace && rollout.IsReadyAgent(pod)
+	return pod.Namespace == c.Namespace && world.IsReadyAgent(pod)
 }

@@ -15,6 +15,9 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/group"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
 )
 
 // metrics are what the controller tells Prometheus: gauges of the last decision, and counts of what was carried out.
@@ -103,11 +106,11 @@ func (m *metrics) forget(policy string) {
 }
 
 // did counts an action that was carried out on a node. Before is the desired state that had failed there before; nil: none had.
-func (m *metrics) did(a rollout.Action, before *v1alpha1.FailedChange) {
+func (m *metrics) did(a action.Action, before *v1alpha1.FailedChange) {
 	switch a := a.(type) {
-	case rollout.Evict:
+	case action.Evict:
 		m.evictions.WithLabelValues(a.Policy.Name).Inc()
-	case rollout.Report:
+	case action.Report:
 		failed := a.Status.Rollout.Failed
 		if failed != nil && failed.Reason != v1alpha1.ReasonDrainTimedOut && !equality.Semantic.DeepEqual(before, failed) {
 			m.rollbacks.WithLabelValues(a.Policy.Name, failed.Reason).Inc()
@@ -116,7 +119,7 @@ func (m *metrics) did(a rollout.Action, before *v1alpha1.FailedChange) {
 }
 
 // refusal counts an eviction that was refused.
-func (m *metrics) refusal(a rollout.Evict) { m.refused.WithLabelValues(a.Policy.Name).Inc() }
+func (m *metrics) refusal(a action.Evict) { m.refused.WithLabelValues(a.Policy.Name).Inc() }
 
 // Describe is part of prometheus.Collector.
 func (m *metrics) Describe(to chan<- *prometheus.Desc) {
@@ -147,15 +150,15 @@ func (m *metrics) counters() []*prometheus.CounterVec {
 	return []*prometheus.CounterVec{m.evictions, m.refused, m.rollbacks}
 }
 
-func (m *metrics) collectNodes(to chan<- prometheus.Metric, nodes []rollout.NodeState) {
+func (m *metrics) collectNodes(to chan<- prometheus.Metric, nodes []group.NodeState) {
 	type series struct {
 		policy string
-		state  rollout.State
+		state  state.State
 	}
 	counts := map[series]int{}
 	for _, n := range nodes {
 		counts[series{n.Policy, n.State}]++
-		if n.Policy == "" && n.State != rollout.StateUpToDate {
+		if n.Policy == "" && n.State != state.UpToDate {
 			to <- gauge(m.released, 1, n.Node, string(n.State))
 		}
 	}

@@ -15,6 +15,9 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/group"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
 )
 
 func TestMetrics(t *testing.T) {
@@ -28,12 +31,12 @@ func TestMetrics(t *testing.T) {
 	g.Expect(testutil.GatherAndCompare(registry, strings.NewReader(""))).To(Succeed(), "nothing was decided yet")
 
 	m.decided(rollout.Decision{
-		Nodes: []rollout.NodeState{
-			{Node: "a", Policy: "research", State: rollout.StateUpToDate},
-			{Node: "b", Policy: "research", State: rollout.StateUpToDate},
-			{Node: "c", Policy: "research", State: rollout.StateDraining},
-			{Node: "d", State: rollout.StateSelecting},
-			{Node: "e", State: rollout.StateUpToDate}, // is restored
+		Nodes: []group.NodeState{
+			{Node: "a", Policy: "research", State: state.UpToDate},
+			{Node: "b", Policy: "research", State: state.UpToDate},
+			{Node: "c", Policy: "research", State: state.Draining},
+			{Node: "d", State: state.Selecting},
+			{Node: "e", State: state.UpToDate}, // is restored
 		},
 		Policies: map[string]v1alpha1.GPUSharingPolicyStatus{
 			"research": {
@@ -45,14 +48,14 @@ func TestMetrics(t *testing.T) {
 			"idle": {Conditions: []metav1.Condition{{Type: v1alpha1.ConditionReady, Status: metav1.ConditionTrue}}},
 		},
 	})
-	by := rollout.PolicyRef{Name: "research"}
+	by := action.PolicyRef{Name: "research"}
 	failed := &v1alpha1.FailedChange{Hash: "w", Reason: v1alpha1.ReasonNotAdvertised}
 	late := &v1alpha1.FailedChange{Hash: "w", Reason: v1alpha1.ReasonDrainTimedOut}
-	report := func(f *v1alpha1.FailedChange) rollout.Report {
-		return rollout.Report{Policy: by, Status: v1alpha1.GPUNodeStatus{Rollout: v1alpha1.RolloutStatus{Failed: f}}}
+	report := func(f *v1alpha1.FailedChange) action.Report {
+		return action.Report{Policy: by, Status: v1alpha1.GPUNodeStatus{Rollout: v1alpha1.RolloutStatus{Failed: f}}}
 	}
-	m.did(rollout.Evict{Policy: by}, nil)
-	m.refusal(rollout.Evict{Policy: by})
+	m.did(action.Evict{Policy: by}, nil)
+	m.refusal(action.Evict{Policy: by})
 	m.did(report(failed), nil)
 	m.did(report(failed), failed) // on its way back
 	m.did(report(late), nil)

@@ -21,7 +21,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
 // known is what the controller has read of all nodes from the cache. A reconcile reads again only what has changed, and gives that
@@ -31,12 +31,12 @@ type known struct {
 	configMap types.NamespacedName // the operator's: whether a pod mounts it depends on its name
 	nodes     map[string]*corev1.Node
 	gpuNodes  map[string]*v1alpha1.GPUNode
-	world     []rollout.Node // nodes with a GPUNode, by name
+	world     []world.Node // nodes with a GPUNode, by name
 	versions  int64
 
 	claims map[string]string // by which pods have GPUs, by UID
 
-	unscheduled        []rollout.Pod
+	unscheduled        []world.Pod
 	unscheduledVersion int64
 }
 
@@ -46,8 +46,8 @@ func (k *known) version() int64 {
 }
 
 // put adds the nodes that were read, in place of those of the same names, and removes others.
-func (k *known) put(read []rollout.Node, gone map[string]bool) {
-	var added []rollout.Node
+func (k *known) put(read []world.Node, gone map[string]bool) {
+	var added []world.Node
 	for _, n := range read {
 		n.Version = k.version()
 		if at, found := slices.BinarySearchFunc(k.world, n.Name, byName); found {
@@ -57,18 +57,18 @@ func (k *known) put(read []rollout.Node, gone map[string]bool) {
 		}
 	}
 	if len(gone) > 0 {
-		k.world = slices.DeleteFunc(k.world, func(n rollout.Node) bool { return gone[n.Name] })
+		k.world = slices.DeleteFunc(k.world, func(n world.Node) bool { return gone[n.Name] })
 	}
 	if len(added) > 0 {
 		k.world = append(k.world, added...)
-		slices.SortFunc(k.world, func(a, b rollout.Node) int { return cmp.Compare(a.Name, b.Name) })
+		slices.SortFunc(k.world, func(a, b world.Node) int { return cmp.Compare(a.Name, b.Name) })
 	}
 }
 
-func byName(n rollout.Node, name string) int { return cmp.Compare(n.Name, name) }
+func byName(n world.Node, name string) int { return cmp.Compare(n.Name, name) }
 
 // tell records what other objects report of each node.
-func (k *known) tell(features map[string]rollout.NodeFeatures, dra map[string]string) {
+func (k *known) tell(features map[string]world.NodeFeatures, dra map[string]string) {
 	for i := range k.world {
 		n := &k.world[i]
 		if f, d := features[n.Name], dra[n.Name]; n.Features != f || n.DRA != d {
@@ -84,7 +84,7 @@ func (k *known) claim(claims map[string]string, changed changedNodes) {
 	}
 	for i := range k.world {
 		n := &k.world[i]
-		differs := func(p rollout.Pod) bool { return claims[p.UID] != k.claims[p.UID] }
+		differs := func(p world.Pod) bool { return claims[p.UID] != k.claims[p.UID] }
 		if slices.ContainsFunc(n.Pods, differs) {
 			changed.nodes[n.Name] = true
 		}
@@ -106,7 +106,7 @@ func (c *Controller) readAll(ctx context.Context) error {
 	for i := range gpuNodes.Items {
 		k.gpuNodes[gpuNodes.Items[i].Name] = &gpuNodes.Items[i]
 	}
-	var read []rollout.Node
+	var read []world.Node
 	for i := range nodes.Items {
 		node := &nodes.Items[i]
 		gpuNode, hasGPUs := k.gpuNodes[node.Name]
@@ -127,7 +127,7 @@ func (c *Controller) readAll(ctx context.Context) error {
 // readAgain reads the nodes that have changed.
 func (c *Controller) readAgain(ctx context.Context, changed changedNodes) error {
 	k, gone := &c.known, map[string]bool{}
-	var read []rollout.Node
+	var read []world.Node
 	for name, matters := range changed.nodes {
 		node, gpuNode := &corev1.Node{}, &v1alpha1.GPUNode{}
 		there, err := c.cached(ctx, name, node)
@@ -176,8 +176,8 @@ func (c *Controller) cached(ctx context.Context, name string, into client.Object
 }
 
 // readNode reads a node with its pods. What other objects report of it stays as it was.
-func (c *Controller) readNode(ctx context.Context, node *corev1.Node, gpuNode *v1alpha1.GPUNode) (rollout.Node, error) {
-	n := rollout.NodeOf(node, gpuNode)
+func (c *Controller) readNode(ctx context.Context, node *corev1.Node, gpuNode *v1alpha1.GPUNode) (world.Node, error) {
+	n := world.NodeOf(node, gpuNode)
 	if at, found := slices.BinarySearchFunc(c.known.world, n.Name, byName); found {
 		n.Features, n.DRA = c.known.world[at].Features, c.known.world[at].DRA
 	}
@@ -187,10 +187,10 @@ func (c *Controller) readNode(ctx context.Context, node *corev1.Node, gpuNode *v
 	}
 	for i := range pods.Items {
 		pod := &pods.Items[i]
-		if rollout.Finished(pod) {
+		if world.Finished(pod) {
 			continue
 		}
-		p := rollout.PodOf(pod, c.known.configMap)
+		p := world.PodOf(pod, c.known.configMap)
 		p.Refused, p.Claim = c.refusals.of(p.UID), c.known.claims[p.UID]
 		n.Pods = append(n.Pods, p)
 		n.AgentReady = n.AgentReady || c.isReadyAgent(pod)
@@ -207,8 +207,8 @@ func (c *Controller) readUnscheduled(ctx context.Context) error {
 	k := &c.known
 	k.unscheduled, k.unscheduledVersion = nil, k.version()
 	for i := range pods.Items {
-		if pod := &pods.Items[i]; rollout.RequestsGPU(&pod.Spec) && !rollout.Finished(pod) {
-			k.unscheduled = append(k.unscheduled, rollout.PodOf(pod, k.configMap))
+		if pod := &pods.Items[i]; world.RequestsGPU(&pod.Spec) && !world.Finished(pod) {
+			k.unscheduled = append(k.unscheduled, world.PodOf(pod, k.configMap))
 		}
 	}
 	return nil
@@ -253,7 +253,7 @@ func (c *changes) note(o client.Object, matters bool) {
 		c.node(o.GetName(), matters)
 	case pod.Spec.NodeName != "": // whatever it is that has changed
 		c.node(pod.Spec.NodeName, true)
-	case rollout.RequestsGPU(&pod.Spec):
+	case world.RequestsGPU(&pod.Spec):
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		c.since.unscheduled = true

@@ -29,7 +29,8 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/pluginconfig"
-	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
 // reading is a controller that gathers three nodes with a GPUNode each, and what it reads.
@@ -77,10 +78,10 @@ func newReading(t *testing.T) *reading {
 }
 
 // nodes are the nodes as the next reconcile decides on them, by name.
-func (r *reading) nodes() map[string]rollout.Node {
+func (r *reading) nodes() map[string]world.Node {
 	s, err := r.try()
 	r.Expect(err).NotTo(HaveOccurred())
-	nodes := map[string]rollout.Node{}
+	nodes := map[string]world.Node{}
 	for _, n := range s.world.Nodes {
 		nodes[n.Name] = n
 	}
@@ -170,7 +171,7 @@ func TestAWriteIsReadBackBeforeTheWatchReportsIt(t *testing.T) {
 	r := newReading(t)
 	p := &pass{Controller: r.Controller, seen: &seen{nodes: r.known.nodes}}
 	value := "config"
-	wrote, err := p.patchNode(t.Context(), rollout.PatchNode{Node: "b", Labels: map[string]*string{v1alpha1.LabelConfig: &value}})
+	wrote, err := p.patchNode(t.Context(), action.PatchNode{Node: "b", Labels: map[string]*string{v1alpha1.LabelConfig: &value}})
 	r.Expect(err).NotTo(HaveOccurred())
 	r.Expect(wrote).To(BeTrue())
 	r.Expect(r.nodes()["b"].Labels).To(HaveKeyWithValue(v1alpha1.LabelConfig, "config"))
@@ -223,7 +224,7 @@ func TestPodsWithAGPUByAClaimAreKnown(t *testing.T) {
 		}
 		r.show(claim, resourcev1.SchemeGroupVersion.WithKind("ResourceClaim"))
 	}
-	store(rollout.DRADriver, "job")
+	store(world.DRADriver, "job")
 	r.Expect(held()).To(BeEmpty(), "the API server does not serve the kind yet")
 	kind := resourcev1.SchemeGroupVersion.WithKind("ResourceClaim")
 	r.claims.served.Store(&kind)
@@ -231,9 +232,9 @@ func TestPodsWithAGPUByAClaimAreKnown(t *testing.T) {
 	r.Expect(before["b"].Pods[0].Claim).To(Equal("batch/one-gpu"))
 	store("network.example.com", "job")
 	r.Expect(held()).To(BeEmpty(), "of another driver")
-	store(rollout.DRADriver, "job")
+	store(world.DRADriver, "job")
 	r.Expect(held()).To(Equal("batch/one-gpu"))
-	store(rollout.DRADriver, "another")
+	store(world.DRADriver, "another")
 	after := r.nodes()
 	r.Expect(after["b"].Pods[0].Claim).To(BeEmpty(), "for another pod")
 	r.Expect(after["b"].Version).NotTo(Equal(before["b"].Version))
@@ -246,7 +247,7 @@ func TestNodesOfTheDaemonSetOfNVIDIAsDRADriverAreKnown(t *testing.T) {
 	r.report(r.change("b", label))
 	store := func(name, component string, change func(*corev1.PodSpec)) {
 		set := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "nvidia", Name: name}}
-		set.Spec.Template.Labels = map[string]string{rollout.DRALabels()[0]: component}
+		set.Spec.Template.Labels = map[string]string{world.DRALabels()[0]: component}
 		set.Spec.Template.Spec.Containers = []corev1.Container{{Name: "compute-domains", Image: "image"}, {Name: "gpus", Image: "image"}}
 		change(&set.Spec.Template.Spec)
 		cached, err := slimDaemonSet(set)
@@ -285,13 +286,13 @@ func TestNodesWithAResourceSliceOfNVIDIAsDRADriverAreKnown(t *testing.T) {
 		}, kind)
 	}
 	none := map[string]string{"a": "", "b": "", "c": ""}
-	publish("b-gpus", rollout.DRADriver, new("b"))
+	publish("b-gpus", world.DRADriver, new("b"))
 	r.Expect(r.served()).To(Equal(none), "the API server does not serve the kind yet")
 	r.slices.served.Store(&kind)
 	before := r.nodes()
 	r.Expect(r.served()).To(Equal(map[string]string{"a": "", "b": "ResourceSlice b-gpus", "c": ""}))
 	publish("a-network", "network.example.com", new("a"))
-	publish("shared", rollout.DRADriver, nil)
+	publish("shared", world.DRADriver, nil)
 	r.Expect(r.served()).To(Equal(map[string]string{"a": "", "b": "ResourceSlice b-gpus", "c": ""}),
 		"of another driver, and of GPUs that are on no node")
 	publish("b-gpus", "network.example.com", new("b"))
@@ -321,7 +322,7 @@ func TestTheStartupTaintsOfNodePoolsAreKnown(t *testing.T) {
 	r.nodePools.served.Store(&kind)
 	pools, err = r.gatherNodePools(t.Context())
 	r.Expect(err).NotTo(HaveOccurred())
-	r.Expect(pools).To(Equal(map[string]rollout.NodePool{
+	r.Expect(pools).To(Equal(map[string]world.NodePool{
 		"gpu": {StartupTaints: []string{v1alpha1.TaintStartup, "example.com/other"}}, "plain": {},
 	}))
 }
@@ -335,10 +336,10 @@ func TestARefusalIsForgottenInTime(t *testing.T) {
 	now := r.Clock.Now()
 	r.Expect(r.refusals.note("job", "b", "a budget", now)).To(BeTrue())
 	r.Expect(r.nodes()["b"].Pods[0].Refused).To(Equal("a budget"))
-	p := &pass{Controller: r.Controller, seen: &seen{world: rollout.World{Now: now.Add(20 * time.Second)}, plugin: &pluginconfig.Observed{}}}
+	p := &pass{Controller: r.Controller, seen: &seen{world: world.World{Now: now.Add(20 * time.Second)}, plugin: &pluginconfig.Observed{}}}
 	r.Expect(p.again(0)).To(Equal(40 * time.Second))
 	r.Clock = clocktesting.NewFakePassiveClock(now.Add(time.Minute))
-	s := &seen{plugin: &pluginconfig.Observed{}, world: rollout.World{Now: r.Clock.Now()}}
+	s := &seen{plugin: &pluginconfig.Observed{}, world: world.World{Now: r.Clock.Now()}}
 	r.Expect(r.gatherNodes(t.Context(), s)).To(Succeed())
 	r.Expect(s.world.Nodes[1].Pods[0].Refused).To(BeEmpty())
 	p.world.Now = r.Clock.Now()
@@ -348,7 +349,7 @@ func TestARefusalIsForgottenInTime(t *testing.T) {
 // NVIDIA's chart turns the GPUs of its DRA driver off by leaving a container out.
 func TestTheDRADriverWhoseGPUsAreTurnedOffWakesTheController(t *testing.T) {
 	offers := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Name: "dra", Generation: 1}}
-	offers.Spec.Template.Labels = map[string]string{rollout.DRALabels()[0]: "kubelet-plugin"}
+	offers.Spec.Template.Labels = map[string]string{world.DRALabels()[0]: "kubelet-plugin"}
 	offers.Spec.Template.Spec.Containers = []corev1.Container{{Name: "gpus"}}
 	off := offers.DeepCopy()
 	off.Generation, off.Spec.Template.Spec.Containers = 2, []corev1.Container{{Name: "compute-domains"}}

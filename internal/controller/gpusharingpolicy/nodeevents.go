@@ -11,12 +11,13 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/group"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
 )
 
 // announceNodes tells, on the policy and on the node, of nodes that a person should look at since the last status, and of
 // those that need it no more. A node that the status no longer lists may only have made room for others: then its state decides.
-func (p *pass) announceNodes(policy *v1alpha1.GPUSharingPolicy, pending []v1alpha1.PendingNode, states []rollout.NodeState) {
+func (p *pass) announceNodes(policy *v1alpha1.GPUSharingPolicy, pending []v1alpha1.PendingNode, states []group.NodeState) {
 	was, is := worrying(policy.Status.Pending), worrying(pending)
 	for _, n := range pending {
 		if _, worries := is[n.NodeName]; worries && was[n.NodeName].Reason != n.Reason {
@@ -30,8 +31,8 @@ func (p *pass) announceNodes(policy *v1alpha1.GPUSharingPolicy, pending []v1alph
 			continue
 		}
 		_, worries := is[n.NodeName]
-		if !worries && !slices.ContainsFunc(states, func(s rollout.NodeState) bool {
-			return s.Node == n.NodeName && s.Policy == policy.Name && rollout.Worrying(string(s.State), s.Reason)
+		if !worries && !slices.ContainsFunc(states, func(s group.NodeState) bool {
+			return s.Node == n.NodeName && s.Policy == policy.Name && state.Worrying(string(s.State), s.Reason)
 		}) {
 			e := eventReasonReached
 			e.Reason = v1alpha1.EventRecovered
@@ -43,7 +44,7 @@ func (p *pass) announceNodes(policy *v1alpha1.GPUSharingPolicy, pending []v1alph
 func worrying(pending []v1alpha1.PendingNode) map[string]v1alpha1.PendingNode {
 	found := map[string]v1alpha1.PendingNode{}
 	for _, n := range pending {
-		if rollout.Worrying(n.State, n.Reason) {
+		if state.Worrying(n.State, n.Reason) {
 			found[n.NodeName] = n
 		}
 	}

@@ -16,7 +16,8 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/pluginconfig"
-	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
 // +kubebuilder:rbac:namespace=gpu-sharing-operator,groups=nfd.k8s-sigs.io,resources=nodefeatures,verbs=create;patch;delete
@@ -24,7 +25,7 @@ import (
 // features are what the NodeFeatures of each node say, by node, the UIDs of the operator's own, and the version that is served.
 type features struct {
 	served schema.GroupVersionKind // empty: the kind is not served
-	of     map[string]rollout.NodeFeatures
+	of     map[string]world.NodeFeatures
 	ours   map[string]types.UID
 }
 
@@ -35,8 +36,8 @@ func (c *Controller) gatherFeatures(ctx context.Context, s *seen) error {
 	if err != nil {
 		return err
 	}
-	s.world.Wiring.NodeFeatures = !served.Empty()
-	s.features = features{served: served, of: map[string]rollout.NodeFeatures{}, ours: map[string]types.UID{}}
+	s.world.Plugin.NodeFeatures = !served.Empty()
+	s.features = features{served: served, of: map[string]world.NodeFeatures{}, ours: map[string]types.UID{}}
 	for i := range all {
 		c.addFeature(&s.features, &all[i])
 	}
@@ -53,7 +54,7 @@ func (c *Controller) gatherFeatures(ctx context.Context, s *seen) error {
 }
 
 func (c *Controller) addFeature(to *features, feature *unstructured.Unstructured) {
-	node := feature.GetLabels()[rollout.LabelNodeName]
+	node := feature.GetLabels()[world.LabelNodeName]
 	was := to.of[node]
 	is := was.With(feature, c.Namespace)
 	if is.OverriddenSince != was.OverriddenSince {
@@ -63,20 +64,20 @@ func (c *Controller) addFeature(to *features, feature *unstructured.Unstructured
 }
 
 // keepMPSOff applies the operator's NodeFeature for a node. It goes with the GPUNode.
-func (p *pass) keepMPSOff(ctx context.Context, a rollout.KeepMPSOff) (bool, error) {
+func (p *pass) keepMPSOff(ctx context.Context, a action.KeepMPSOff) (bool, error) {
 	owner, found := p.gpuNodes[a.Node]
 	if !found {
 		return false, nil
 	}
 	want := pluginconfig.NewNodeFeature(p.features.served)
 	want.SetNamespace(p.Namespace)
-	want.SetName(rollout.OverrideName(a.Node))
-	want.SetLabels(map[string]string{rollout.LabelNodeName: a.Node, "app.kubernetes.io/managed-by": "gpu-sharing-operator"})
+	want.SetName(action.OverrideName(a.Node))
+	want.SetLabels(map[string]string{world.LabelNodeName: a.Node, "app.kubernetes.io/managed-by": "gpu-sharing-operator"})
 	want.SetOwnerReferences([]metav1.OwnerReference{{
 		APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: "GPUNode", Name: owner.Name, UID: owner.UID,
 	}})
 	want.Object["spec"] = map[string]any{
-		"labels":   map[string]any{rollout.LabelMPSCapable: "false", v1alpha1.LabelOverridden: "true"},
+		"labels":   map[string]any{world.LabelMPSCapable: "false", v1alpha1.LabelOverridden: "true"},
 		"features": map[string]any{"flags": map[string]any{}, "attributes": map[string]any{}, "instances": map[string]any{}},
 	}
 	err := p.client.Apply(ctx, client.ApplyConfigurationFromUnstructured(want), client.FieldOwner(fieldManager), client.ForceOwnership)
@@ -87,14 +88,14 @@ func (p *pass) keepMPSOff(ctx context.Context, a rollout.KeepMPSOff) (bool, erro
 }
 
 // allowMPS deletes the operator's NodeFeature for a node.
-func (p *pass) allowMPS(ctx context.Context, a rollout.AllowMPS) (bool, error) {
+func (p *pass) allowMPS(ctx context.Context, a action.AllowMPS) (bool, error) {
 	uid, found := p.features.ours[a.Node]
 	if !found {
 		return false, nil
 	}
 	feature := pluginconfig.NewNodeFeature(p.features.served)
 	feature.SetNamespace(p.Namespace)
-	feature.SetName(rollout.OverrideName(a.Node))
+	feature.SetName(action.OverrideName(a.Node))
 	wrote, err := ignoreReplaced(p.client.Delete(ctx, feature, client.Preconditions{UID: &uid}))
 	if meta.IsNoMatchError(err) {
 		return false, nil

@@ -14,7 +14,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/pluginconfig"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
-	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
 )
 
@@ -44,10 +45,10 @@ func testNodeFeature(s *scenario) {
 	s.Expect(asked).To(BeNumerically(">=", 0))
 	s.Expect(told).To(BeNumerically(">", asked))
 	s.Expect(s.gpuNode("t4").Spec.Devices[0].Sharing.MPS.Owner).To(Equal(v1alpha1.MPSDaemonOwnerGPUSharing))
-	s.Expect(s.node("t4").Labels).To(And(HaveKeyWithValue(rollout.LabelMPSCapable, "false"), HaveKeyWithValue(v1alpha1.LabelOverridden, "true")))
+	s.Expect(s.node("t4").Labels).To(And(HaveKeyWithValue(world.LabelMPSCapable, "false"), HaveKeyWithValue(v1alpha1.LabelOverridden, "true")))
 	feature := s.nodeFeature("t4")
 	s.Expect(feature.GetOwnerReferences()).To(ConsistOf(And(HaveField("Kind", "GPUNode"), HaveField("UID", s.gpuNode("t4").UID))))
-	s.Expect(rollout.AsksMPSCapable(feature)).To(Equal("false"))
+	s.Expect(world.AsksMPSCapable(feature)).To(Equal("false"))
 
 	s.Expect(s.client.Delete(s.ctx(), s.getPolicy("research"))).To(Succeed())
 	s.settle()
@@ -92,14 +93,14 @@ func (s *scenario) expectNotOverridden(name string) {
 	labels := s.node(name).Labels
 	s.Expect(labels).NotTo(HaveKey(v1alpha1.LabelOverridden))
 	s.Expect(labels).NotTo(HaveKey(v1alpha1.LabelConfig))
-	s.Expect(labels).To(HaveKeyWithValue(rollout.LabelMPSCapable, "false"), "GPU Feature Discovery says so")
+	s.Expect(labels).To(HaveKeyWithValue(world.LabelMPSCapable, "false"), "GPU Feature Discovery says so")
 }
 
 // nodeFeature is the operator's NodeFeature for a node; nil if there is none.
 func (s *scenario) nodeFeature(node string) *unstructured.Unstructured {
 	s.t.Helper()
 	feature := newNodeFeature()
-	err := s.client.Get(s.ctx(), client.ObjectKey{Namespace: ownNamespace, Name: rollout.OverrideName(node)}, feature)
+	err := s.client.Get(s.ctx(), client.ObjectKey{Namespace: ownNamespace, Name: action.OverrideName(node)}, feature)
 	s.Expect(client.IgnoreNotFound(err)).To(Succeed())
 	if err != nil {
 		return nil
@@ -108,5 +109,5 @@ func (s *scenario) nodeFeature(node string) *unstructured.Unstructured {
 }
 
 func newNodeFeature() *unstructured.Unstructured {
-	return pluginconfig.NewNodeFeature(rollout.NodeFeatureKind())
+	return pluginconfig.NewNodeFeature(world.NodeFeatureKind())
 }

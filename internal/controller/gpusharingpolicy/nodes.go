@@ -11,7 +11,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
 )
 
 // writeFor is after how long a pass begins with no further node. What it leaves the next pass decides anew, from what has
@@ -20,9 +20,9 @@ const writeFor = 5 * time.Second
 
 // executeOnNodes carries out the actions on nodes: those of one node in their order, and some nodes at the same time. It
 // takes the nodes in the order of the actions.
-func (p *pass) executeOnNodes(ctx context.Context, actions []rollout.Action) error {
+func (p *pass) executeOnNodes(ctx context.Context, actions []action.Action) error {
 	nodes := byNode(actions)
-	next := make(chan []rollout.Action)
+	next := make(chan []action.Action)
 	errs := make([]error, max(p.Writers, 1))
 	var writers sync.WaitGroup
 	for i := range errs {
@@ -50,11 +50,11 @@ func (p *pass) executeOnNodes(ctx context.Context, actions []rollout.Action) err
 
 // byNode are the actions of each node, nodes in the order in which they come. Keys come before all nodes, and are not among
 // them.
-func byNode(actions []rollout.Action) [][]rollout.Action {
-	var nodes [][]rollout.Action
+func byNode(actions []action.Action) [][]action.Action {
+	var nodes [][]action.Action
 	at := map[string]int{}
 	for _, a := range actions {
-		if _, isKeys := a.(rollout.WriteKeys); isKeys {
+		if _, isKeys := a.(action.WriteConfigs); isKeys {
 			continue
 		}
 		i, found := at[a.Target()]

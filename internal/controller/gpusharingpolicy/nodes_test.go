@@ -23,7 +23,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/pluginconfig"
-	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
 )
 
 // writing is a pass over ten nodes with three patches each, and what was patched.
@@ -31,7 +31,7 @@ type writing struct {
 	*pass
 
 	clock   *clocktesting.FakeClock
-	actions []rollout.Action
+	actions []action.Action
 
 	wrote map[string][]string // by node
 	fails func(node, why string) error
@@ -46,7 +46,7 @@ func newWriting(writers int) *writing {
 		s.nodes[node.Name] = node
 		builder.WithObjects(node.DeepCopy())
 		for _, value := range []string{"1", "2", "3"} {
-			w.actions = append(w.actions, rollout.PatchNode{Node: node.Name, Labels: map[string]*string{"step": &value}})
+			w.actions = append(w.actions, action.PatchNode{Node: node.Name, Labels: map[string]*string{"step": &value}})
 		}
 	}
 	var mu sync.Mutex
@@ -91,12 +91,12 @@ func TestNodesOfAPassAreAnnouncedTogether(t *testing.T) {
 	g := NewWithT(t)
 	w := newWriting(4)
 	recorder := events.NewFakeRecorder(100)
-	ref := rollout.PolicyRef{Name: "research", Generation: 1}
+	ref := action.PolicyRef{Name: "research", Generation: 1}
 	w.Events, w.policies = recorder, map[string]*v1alpha1.GPUSharingPolicy{ref.Name: {ObjectMeta: metav1.ObjectMeta{Name: ref.Name}}}
-	w.current, w.done = map[rollout.PolicyRef]bool{ref: true}, map[likewise][]rollout.Action{}
+	w.current, w.done = map[action.PolicyRef]bool{ref: true}, map[likewise][]action.Action{}
 	w.actions = nil
 	for i := range 10 {
-		patch := rollout.PatchNode{
+		patch := action.PatchNode{
 			Node: fmt.Sprint("n", i), Labels: map[string]*string{"step": new("1")}, Policy: ref, Why: "selecting research-1",
 		}
 		if i == 3 {

@@ -7,7 +7,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/timing"
 )
 
 // refusals are why the API server refused to evict pods. They stand in the status as long as the controller asks again.
@@ -54,7 +54,7 @@ func (r *refusals) left(now time.Time) (left time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, known := range r.byUID {
-		left = rollout.Sooner(left, max(known.at.Add(refusalLasts).Sub(now), time.Second))
+		left = timing.Sooner(left, max(known.at.Add(refusalLasts).Sub(now), time.Second))
 	}
 	return left
 }

@@ -13,6 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/status"
 )
 
 // undecidedDeadline is how long the controller may go without a decision before every policy reports what it waits for. What it
@@ -44,5 +45,5 @@ func (c *Controller) reportUndecided(ctx context.Context, reason error, now time
 	}
 	message := fmt.Sprintf("The controller has decided nothing about any node since %s: %s", c.undecided.UTC().Format(time.RFC3339), reason)
 	p := &pass{Controller: c, seen: s}
-	return p.report(ctx, rollout.Decision{Policies: rollout.Undecided(s.world.Policies, message, now)})
+	return p.report(ctx, rollout.Decision{Policies: status.Undecided(s.world.Policies, message, now)})
 }

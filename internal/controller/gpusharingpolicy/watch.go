@@ -25,7 +25,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/autoscaling"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/pluginconfig"
-	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
 // gathering is how long events are collected before a pass. While many nodes change, one pass answers many events.
@@ -60,12 +60,12 @@ func (c *Controller) Register(ctx context.Context, mgr manager.Manager) error {
 // draDaemonSetView is the generation of the DaemonSet of NVIDIA's DRA driver. It is no longer that one once its GPUs are turned off.
 func draDaemonSetView(o client.Object) (generation int64, ok bool) {
 	set, is := o.(*appsv1.DaemonSet)
-	return o.GetGeneration(), is && rollout.MakesGPUOffers(set)
+	return o.GetGeneration(), is && world.MakesGPUOffers(set)
 }
 
 // nodeName is empty for pods that are on no node, of which those count that ask for GPUs.
 func nodeName(o client.Object) []string {
-	if pod, isPod := o.(*corev1.Pod); isPod && (pod.Spec.NodeName != "" || rollout.RequestsGPU(&pod.Spec)) {
+	if pod, isPod := o.(*corev1.Pod); isPod && (pod.Spec.NodeName != "" || world.RequestsGPU(&pod.Spec)) {
 		return []string{pod.Spec.NodeName}
 	}
 	return nil
@@ -119,18 +119,18 @@ func gpuNodeView(o client.Object) (gpuNodeViewed, bool) {
 }
 
 // nodeView leaves out heartbeats.
-func nodeView(o client.Object) (rollout.Node, bool) {
+func nodeView(o client.Object) (world.Node, bool) {
 	node, isNode := o.(*corev1.Node)
 	if !isNode {
-		return rollout.Node{}, false
+		return world.Node{}, false
 	}
-	n := rollout.NodeAlone(node)
+	n := world.NodeAlone(node)
 	n.Annotations = ownAnnotations(n.Annotations)
 	return n, true
 }
 
 type podViewed struct {
-	rollout.Pod
+	world.Pod
 	node            string
 	agent, finished bool
 }
@@ -143,17 +143,17 @@ func (c *Controller) podView(o client.Object) (podViewed, bool) {
 		return podViewed{}, false
 	}
 	v := podViewed{
-		Pod:  rollout.PodOf(pod, types.NamespacedName{}),
-		node: pod.Spec.NodeName, agent: c.isReadyAgent(pod), finished: rollout.Finished(pod),
+		Pod:  world.PodOf(pod, types.NamespacedName{}),
+		node: pod.Spec.NodeName, agent: c.isReadyAgent(pod), finished: world.Finished(pod),
 	}
 	v.MountsConfig = c.mayMount(pod)
-	return v, v.GPU || v.DRA || v.MountsConfig || rollout.IsAgent(pod) || rollout.Serves(pod) || v.Validator
+	return v, v.GPU || v.DRA || v.MountsConfig || world.IsAgent(pod) || world.Serves(pod) || v.Validator
 }
 
 // mayMount says whether a pod mounts our ConfigMap, wherever that is.
 func (c *Controller) mayMount(pod *corev1.Pod) bool {
 	for _, name := range c.Wiring.ConfigMapNames() {
-		if rollout.Mounts(pod, name) {
+		if world.Mounts(pod, name) {
 			return true
 		}
 	}
@@ -164,7 +164,7 @@ func (c *Controller) mayMount(pod *corev1.Pod) bool {
 func ownAnnotations(all map[string]string) map[string]string {
 	own := map[string]string{}
 	for name, value := range all {
-		if strings.HasPrefix(name, v1alpha1.Group+"/") || strings.HasPrefix(name, nvidiaDomain) || rollout.OfMaintenance(name) || rollout.OfMachine(name) ||
+		if strings.HasPrefix(name, v1alpha1.Group+"/") || strings.HasPrefix(name, nvidiaDomain) || world.OfMaintenance(name) || world.OfMachine(name) ||
 			autoscaling.OfGroup(name) {
 			own[name] = value
 		}

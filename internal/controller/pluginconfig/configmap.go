@@ -79,17 +79,17 @@ func (w *Wiring) Wire(ctx context.Context, o *Observed, tolerations []corev1.Tol
 
 // point is the ClusterPolicy as it has to be, once all that it will name is written.
 func (w *Wiring) point(ctx context.Context, o *Observed) (*unstructured.Unstructured, error) {
-	if o.wiredBefore() && !wired(o.clusterPolicy, o.defaultKey) && !outdated(o.clusterPolicy, o.Keys) {
+	if o.wiredBefore() && !wired(o.clusterPolicy, o.defaultKey) && !outdated(o.clusterPolicy, o.Configs) {
 		manager, _ := lastWriter(o.clusterPolicy)
 		if overruled := o.baseline.overrule(manager); len(overruled.Overridden) > len(o.baseline.Overridden) {
 			o.baseline = overruled
 			o.baseline.Revision++
 		}
 	}
-	if !contains(o.Applied, o.Keys) || o.record != o.baseline.String() {
-		keys := maps.Clone(o.Keys)
+	if !contains(o.Applied, o.Configs) || o.record != o.baseline.String() {
+		keys := maps.Clone(o.Configs)
 		maps.Copy(keys, o.Applied)
-		maps.Copy(keys, o.Keys)
+		maps.Copy(keys, o.Configs)
 		if _, err := w.WriteKeys(ctx, o, keys); err != nil {
 			return nil, err
 		}
@@ -168,7 +168,7 @@ func (o *Observed) keysToStay() map[string]string {
 	if len(o.theirs()) > 0 {
 		return nil
 	}
-	return o.Keys
+	return o.Configs
 }
 
 // theirs are the keys of the ConfigMap that are not ours.

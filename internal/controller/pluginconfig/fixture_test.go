@@ -107,7 +107,7 @@ func (f *fixture) tryWire(keys map[string]string) error {
 		return err
 	}
 	o.Held, o.KeepStrategy = f.held, f.keepStrategy
-	all := maps.Clone(o.Keys)
+	all := maps.Clone(o.Configs)
 	if all == nil {
 		all = map[string]string{}
 	}

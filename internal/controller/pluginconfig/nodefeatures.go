@@ -11,12 +11,12 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
 // nodeFeature is the kind by which GPU Feature Discovery (GFD) asks Node Feature Discovery (NFD) for labels.
 var nodeFeature = kind{
-	rollout.NodeFeatureKind(), "nodefeatures.nfd.k8s-sigs.io",
+	world.NodeFeatureKind(), "nodefeatures.nfd.k8s-sigs.io",
 }
 
 // +kubebuilder:rbac:groups=nfd.k8s-sigs.io,resources=nodefeatures,verbs=list;watch
@@ -44,9 +44,9 @@ func SlimNodeFeature(cached any) (any, error) {
 	slim.SetUID(feature.GetUID())
 	slim.SetResourceVersion(feature.GetResourceVersion())
 	slim.SetCreationTimestamp(feature.GetCreationTimestamp())
-	slim.SetLabels(map[string]string{rollout.LabelNodeName: feature.GetLabels()[rollout.LabelNodeName]})
-	if value := rollout.AsksMPSCapable(feature); value != "" {
-		if err := unstructured.SetNestedField(slim.Object, value, "spec", "labels", rollout.LabelMPSCapable); err != nil {
+	slim.SetLabels(map[string]string{world.LabelNodeName: feature.GetLabels()[world.LabelNodeName]})
+	if value := world.AsksMPSCapable(feature); value != "" {
+		if err := unstructured.SetNestedField(slim.Object, value, "spec", "labels", world.LabelMPSCapable); err != nil {
 			return nil, fmt.Errorf("reading NodeFeature %s/%s: %w", feature.GetNamespace(), feature.GetName(), err)
 		}
 	}
@@ -55,5 +55,5 @@ func SlimNodeFeature(cached any) (any, error) {
 
 // asksAnew reports whether an update of a NodeFeature changes what it asks for.
 func asksAnew(old, updated *unstructured.Unstructured) bool {
-	return rollout.AsksMPSCapable(old) != rollout.AsksMPSCapable(updated) || old.GetUID() != updated.GetUID() || old.GetLabels()[rollout.LabelNodeName] != updated.GetLabels()[rollout.LabelNodeName]
+	return world.AsksMPSCapable(old) != world.AsksMPSCapable(updated) || old.GetUID() != updated.GetUID() || old.GetLabels()[world.LabelNodeName] != updated.GetLabels()[world.LabelNodeName]
 }

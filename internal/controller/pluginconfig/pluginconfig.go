@@ -31,7 +31,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/clusterpolicy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/deviceplugin"
 	"github.com/gpusharing/gpu-sharing-operator/internal/migmanager"
-	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
 // ConfigMapName is the name of our ConfigMap. The GPU Operator makes it the name of a volume, so it has to be a DNS label
@@ -70,7 +70,7 @@ func New(c client.Client, reader client.Reader, clk clock.PassiveClock, standAlo
 
 // Observed is how NVIDIA's device plugin is installed, and what of ours is there.
 type Observed struct {
-	rollout.Wiring
+	world.DevicePlugin
 	// ConfigMap is ours; its name is empty if there is nowhere to put one.
 	ConfigMap types.NamespacedName
 	// Applied are those of its keys that we applied; nil if it does not exist.
@@ -124,7 +124,7 @@ func (w *Wiring) Observe(ctx context.Context) (*Observed, error) {
 		return o, nil
 	}
 	if o.clusterPolicy == nil {
-		o.Keys = standAloneKeys(o.theirs(), o.Applied)
+		o.Configs = standAloneKeys(o.theirs(), o.Applied)
 		o.Ready = exists(o.configMap)
 		return o, nil
 	}
@@ -150,13 +150,13 @@ func (w *Wiring) observeClusterPolicy(ctx context.Context, o *Observed) error {
 	if err != nil {
 		return err
 	}
-	o.Keys, o.defaultKey = o.baseline.keys(found, unlabelled)
-	o.NoMIGManager = noManager(policy, o.Keys)
+	o.Configs, o.defaultKey = o.baseline.keys(found, unlabelled)
+	o.NoMIGManager = noManager(policy, o.Configs)
 	_, filed := o.Applied[migmanager.FileKey]
 	o.MIGReady = filed && readsOurs(policy)
 	inPlace := wired(policy, o.defaultKey)
-	o.Ready = inPlace && contains(o.Applied, o.Keys)
-	if !inPlace && !outdated(policy, o.Keys) {
+	o.Ready = inPlace && contains(o.Applied, o.Configs)
+	if !inPlace && !outdated(policy, o.Configs) {
 		o.Overridden = o.overridden(w.clock.Now())
 	}
 	if o.Overridden != nil {

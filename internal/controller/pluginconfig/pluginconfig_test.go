@@ -235,7 +235,7 @@ func testLostRecords(f *fixture) {
 	f.Expect(f.client.Patch(f.ctx(), policy, bare)).To(Succeed())
 	o := f.observe()
 	f.Expect(o.Copied).To(HaveKey("research-1"), "what only a node names can be written again")
-	f.Expect(o.Keys).To(HaveKey("any"), "and so can what was copied from a ConfigMap that is gone")
+	f.Expect(o.Configs).To(HaveKey("any"), "and so can what was copied from a ConfigMap that is gone")
 	f.wire(research)
 	f.unwire(false)
 	f.Expect(f.spec(policy)).To(MatchYAML(before))

@@ -1,0 +1,134 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package action
+
+import (
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+)
+
+// Action is one change of the API. Actions are a closed set: WriteConfigs, Nudge, PatchNode, Taint, Untaint, KeepTaints, Evict,
+// DeletePod, KeepMPSOff, AllowMPS, SetSpec and Report. Each is idempotent, and each stands alone: when one fails the others may still be carried out,
+// and what is missing is decided again in the next pass. String is what logs and events print.
+type Action interface {
+	String() string
+	// Target is the name of the node that the action concerns; empty for WriteConfigs.
+	Target() string
+	// For is the policy on whose behalf it is done: zero for what no policy asks for. Before Taint, Evict, SetSpec and
+	// PatchNode of a policy the executor makes sure by one uncached read in each pass that the policy still has this
+	// generation, and otherwise leaves the action out.
+	For() PolicyRef
+	isAction()
+}
+
+// PolicyRef is a policy at a generation.
+type PolicyRef struct {
+	Name       string
+	Generation int64
+}
+
+// WriteConfigs applies our ConfigMap with exactly Data (server-side: keys that we applied before and are not in Data go,
+// keys of others stay). It creates the ConfigMap if there is none. It comes first in a decision.
+type WriteConfigs struct {
+	Data map[string]string
+}
+
+// TriggerSync sets the annotation v1alpha1.AnnotationNudge of a pod that mounts our ConfigMap, so that the kubelet projects the
+// ConfigMap into it at once. A pod that is gone is no error.
+type TriggerSync struct {
+	Node           string
+	Namespace, Pod string
+	UID            string // precondition of the patch
+	Value          string // <key>@<seconds since 1970>
+}
+
+// PatchNode changes labels and annotations of a Node in one patch. A nil value removes the entry; entries that are not
+// named stay. It selects a key, pauses and resumes NVIDIA's clients, and fences NVIDIA's mig-manager.
+type PatchNode struct {
+	Node        string
+	Labels      map[string]*string
+	Annotations map[string]*string
+	Policy      PolicyRef
+	// Why is what the patch is for, in a few words: "selecting research-5f3a1c", "pausing NVIDIA's GPU clients".
+	Why string
+	// Locked says that the patch takes something from the node, so it carries the resource version of the Node that the
+	// world was read from, as Taint does, and is left to the next pass when the Node has changed since.
+	Locked bool
+}
+
+// Taint adds a taint to a node, as a merge patch with optimistic lock (taints are an atomic list). A node that has a
+// taint of that key and effect already is left alone.
+type Taint struct {
+	Node  string
+	Taint corev1.Taint // with TimeAdded
+	// Baseline is the copy of the node's baseline that is written in the same patch (v1alpha1.AnnotationBaseline).
+	Baseline string
+	Policy   PolicyRef
+}
+
+// Untaint removes our taint v1alpha1.TaintChanging, likewise with optimistic lock.
+type Untaint struct {
+	Node string
+}
+
+// KeepTaints makes Want the taints on a node that are there for a policy's sake, besides v1alpha1.TaintChanging: it adds
+// what is missing, takes off what is ours and not among them, and records what is ours in the annotation
+// v1alpha1.AnnotationTaints, in one patch with optimistic lock. Retaint says how.
+type KeepTaints struct {
+	Node   string
+	Want   []corev1.Taint
+	Policy PolicyRef
+}
+
+// Evict asks for the eviction of a pod through the Eviction API, without waiting for it. A refusal by a
+// PodDisruptionBudget (429) is no error: the next pass asks again.
+type Evict struct {
+	Node           string
+	Namespace, Pod string
+	UID            string // precondition of the eviction
+	Why            string // what it holds that must be freed
+	Policy         PolicyRef
+}
+
+// DeletePod deletes a pod of one of NVIDIA's daemon sets, so that it starts anew: the MPS control daemon does not notice
+// a new configuration otherwise. A pod that is gone is no error.
+type DeletePod struct {
+	Node           string
+	Namespace, Pod string
+	UID            string // precondition of the deletion
+	Why            string
+}
+
+// KeepMPSOff applies the operator's NodeFeature for a node, which sets the label nvidia.com/mps.capable to false, so that
+// NVIDIA's MPS DaemonSet has no pod there.
+type KeepMPSOff struct {
+	Node   string
+	Policy PolicyRef
+}
+
+// AllowMPS deletes the operator's NodeFeature for a node. One that is gone is no error.
+type AllowMPS struct {
+	Node string
+}
+
+// SetSpec applies GPUNode.spec as a whole (server-side): what Spec leaves out goes.
+type SetSpec struct {
+	Node   string
+	Spec   v1alpha1.GPUNodeSpec
+	Policy PolicyRef
+	Why    string // "applying the policy", "rolling back", "restoring the baseline", "recording the last good state"
+}
+
+// Report applies what the controller writes of the status of a GPUNode (server-side): rollout, observedGeneration, and the conditions
+// Ready, Reconciling and Stalled. Status has nothing else.
+type Report struct {
+	Node   string
+	Status v1alpha1.GPUNodeStatus
+	Why    string // "recording the last good state", "reporting GPUInUse"
+	// Policy is the policy that governs the node, if one does. The report is written all the same if the policy changes meanwhile.
+	Policy PolicyRef
+	// Stuck reports that the node cannot return to its baseline as yet, which no policy can report.
+	Stuck bool
+}

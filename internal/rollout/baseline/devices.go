@@ -1,0 +1,61 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package baseline
+
+import (
+	"slices"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/view"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
+)
+
+// Record adds to the baseline the GPUs of the target that it does not list.
+func Record(v *view.View, spec *v1alpha1.GPUNodeSpec) {
+	if spec.Baseline == nil {
+		spec.Baseline = found(v)
+	}
+	if v.Policy == nil {
+		return // nothing new is changed
+	}
+	devices := slices.Clone(spec.Baseline.Devices)
+	if view.LeftAsIs(*spec) {
+		devices = slices.DeleteFunc(devices, func(d v1alpha1.DeviceSpec) bool { return !world.Lists(v.Target.Devices, d.UUID) })
+	}
+	for _, d := range v.Devices {
+		if world.Lists(v.Target.Devices, d.UUID) && !world.Lists(devices, d.UUID) {
+			devices = append(devices, before(v, d))
+		}
+	}
+	spec.Baseline.Devices = world.SortedByUUID(devices)
+}
+
+// before returns the state to which a GPU without an entry in the baseline returns: as it is, unless that is the operator's
+// doing.
+func before(v *view.View, d gpu.Device) v1alpha1.DeviceSpec {
+	sharing := plan.Observed(d)
+	lost := v.Node.GPU.Spec.Baseline == nil && inCharge(v)
+	if lost || view.Asked(&v.Node.GPU, d.UUID) || sharing.MPS != nil && sharing.MPS.Owner == v1alpha1.MPSDaemonOwnerGPUSharing {
+		return view.Unpartitioned(d.UUID)
+	}
+	return v1alpha1.DeviceSpec{UUID: d.UUID, Sharing: sharing}
+}
+
+// Unrecorded reports whether the baseline lacks a GPU that is to be changed.
+func Unrecorded(v *view.View) bool {
+	b := v.Node.GPU.Spec.Baseline
+	return b == nil || v.Policy != nil && slices.ContainsFunc(v.Target.Devices, func(d v1alpha1.DeviceSpec) bool {
+		return !world.Lists(b.Devices, d.UUID)
+	})
+}
+
+// WithoutRestored leaves out the GPUs that the policy does not select and that are back in their baseline.
+func WithoutRestored(v *view.View, devices []v1alpha1.DeviceSpec) []v1alpha1.DeviceSpec {
+	if v.Desired == nil || v.FallsBack {
+		return devices
+	}
+	return slices.DeleteFunc(slices.Clone(devices), func(d v1alpha1.DeviceSpec) bool { return world.Lists(v.Desired.Restored, d.UUID) })
+}

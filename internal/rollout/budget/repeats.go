@@ -1,0 +1,54 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package budget
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/format"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/group"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/taints"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/timing"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
+)
+
+// Withhold leaves out what was written too often, and reports that.
+func Withhold(m *group.Member, w *world.World) {
+	var kept []action.Action
+	var held action.Action
+	policyTaints, startup := false, false // of a held action: changes taints for a policy, and takes the startup taint off
+	for _, a := range m.Actions {
+		left := w.Repeats.Left(a, w.Now)
+		if left == 0 {
+			kept = append(kept, a)
+			continue
+		}
+		held, m.After = a, timing.Sooner(m.After, left)
+		keep, keeps := a.(action.KeepTaints)
+		policyTaints = policyTaints || keeps
+		startup = startup || keeps && !slices.ContainsFunc(keep.Want, taints.IsStartup)
+	}
+	if held == nil {
+		return
+	}
+	m.Actions, m.Reason, m.Settled = kept, v1alpha1.ReasonChangedByOthers, nil
+	m.Message = strings.TrimSuffix(fmt.Sprintf("Another controller undoes again and again what the operator writes (%s). The operator "+
+		"waits until %s. Find the other controller: kubectl get node %s --show-managed-fields -o yaml; %s",
+		action.Unstamped(held), format.Clock(w.Now.Add(m.After)), m.Node.Name, m.Message), "; ")
+	if !policyTaints {
+		return
+	}
+	m.Kept.Reason, m.Kept.Message = m.Reason, m.Message
+	if machine, has := m.Node.Annotations[world.AnnotationMachine], taints.StartingUp(m.View); machine != "" && has != nil && startup {
+		m.Kept.Reason = v1alpha1.ReasonStartupTaintInMachineSet
+		m.Kept.Message = fmt.Sprintf("OpenShift puts the taint %s back again and again, so no pod starts there. Remove it from "+
+			"spec.template.spec.taints of the MachineSet of Machine %s, and from spec.taints of that Machine. The operator itself adds a startup taint to new nodes",
+			action.NameOf(*has), machine)
+		m.Message = m.Kept.Message
+	}
+}

@@ -1,0 +1,106 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package change
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/baseline"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/desired"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/gate"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/nvidiamig"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/nvidiamps"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/timing"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/view"
+)
+
+// setGently changes the spec of a node on which nothing has to be idle.
+func setGently(v *view.View) gate.Judgement {
+	j := gate.Judgement{
+		State: state.PendingNonDisruptive, Reason: gate.Underway(v),
+		Message: "the node is not as the policy asks yet; the change disturbs nothing that runs",
+		GiveUp:  gate.GiveBack(v, "the change is held back"),
+	}
+	if fence, pending := nvidiamig.Fence(v); pending {
+		if fence.GiveUp = j.GiveUp; len(fence.Start) > 0 {
+			fence.State = j.State
+		}
+		return fence
+	}
+	if g, pending := nvidiamps.Prepare(v, j); pending {
+		return g
+	}
+	if patch, unsaved := baseline.Unsaved(v); unsaved {
+		j.Start = []action.Action{patch}
+		return j
+	}
+	j.Start = []action.Action{desired.SetSpec(v)}
+	return j
+}
+
+// applying waits for the agent.
+func applying(v *view.View) gate.Judgement {
+	j := gate.Judgement{State: state.Applying, Reason: v1alpha1.ReasonApplying, Message: gate.AgentMessage(v, "the agent is changing the GPUs")}
+	if reason, message, is := v.Stalled(); is {
+		return gate.Fail(v, j, reason, message)
+	}
+	late := v1alpha1.ReasonApplyTimedOut
+	help, waits := view.WaitsForReboot(v)
+	switch {
+	case waits:
+		j.Reason, late = v1alpha1.ReasonRebootRequired, v1alpha1.ReasonRebootRequired
+		j.Message += help
+	case view.Permitted(v):
+		j.Reason = v1alpha1.ReasonRebooting
+	}
+	left, timeout, limited := timeLeft(v)
+	if !limited {
+		return j
+	}
+	if left <= 0 {
+		return gate.Fail(v, j, late, gate.AgentMessage(v, fmt.Sprintf("the GPUs were not as wished within %s", timeout))+help)
+	}
+	j.Actions, j.After = syncAhead(v), left
+	return j
+}
+
+// timeLeft returns how much is left of the time that the agent has for what it was asked, and how long that is. It is not limited
+// for what was reached before, which is waited for.
+func timeLeft(v *view.View) (left, timeout time.Duration, limited bool) {
+	since := v.Node.GPU.Spec.ChangeTime
+	if since.IsZero() || v.Reached() {
+		return 0, 0, false
+	}
+	timeout = timing.ApplyTimeout
+	if _, waits := view.WaitsForReboot(v); !waits && view.Permitted(v) {
+		timeout = timing.RebootTimeout
+	}
+	return since.Add(timeout).Sub(v.World.Now), timeout, true
+}
+
+// gaveUp reports whether the release of the node failed, and the node was given back to its users. There is no other state to go
+// back to. To drain it once more at once, and to pause NVIDIA's clients, would disturb the node again and again.
+func gaveUp(v *view.View) bool {
+	if v.Policy != nil || v.Taint() != nil || !v.Disruptive() {
+		return false
+	}
+	left, _, limited := timeLeft(v)
+	_, _, stalled := v.Stalled()
+	return stalled || limited && left <= 0
+}
+
+// rebooting lets the agent reboot a node that nobody uses, then waits for it.
+func rebooting(v *view.View, j gate.Judgement) gate.Judgement {
+	if view.Permitted(v) {
+		return applying(v)
+	}
+	j.State, j.Reason = state.Idle, v1alpha1.ReasonRebooting
+	j.Message = "a MIG mode changes only at a reboot; nobody uses a GPU of the node, and it is going to be rebooted"
+	j.Start = []action.Action{desired.PermitReboot(v)}
+	return j
+}

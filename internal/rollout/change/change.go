@@ -1,0 +1,129 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package change
+
+import (
+	"fmt"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/conflicts"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/eviction"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/gate"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/maintenance"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/nvidiamig"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/plugin"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/view"
+)
+
+// Next derives the state of a node and what to do about it.
+func Next(v *view.View) gate.Judgement {
+	j := next(v)
+	if m, is := view.UnderMaintenance(v); is {
+		return maintenance.Maintained(v, m, j)
+	}
+	return maintenance.Continued(v, j)
+}
+
+// next judges a node by itself. The order of the questions is the order of a change.
+func next(v *view.View) gate.Judgement {
+	if !v.Node.AgentReady && v.Node.GPU.Spec.Reboot != nil {
+		return maintenance.Down(v)
+	}
+	if j, is := Undiscovered(v); is {
+		return j
+	}
+	if v.Unsupported != nil {
+		return gate.Judgement{
+			State: state.Unsupported, Reason: v.Unsupported.Reason, Message: v.Unsupported.Message, Actions: gate.GiveBack(v, "the policy cannot be honoured here"),
+		}
+	}
+	j := progress(v)
+	if f := view.Failed(v); f != nil && (v.FallsBack || j.State == state.PendingDisruptive) {
+		return failedBefore(v, *f, j)
+	}
+	return j
+}
+
+// failedBefore reports why the wish failed, while the node is on its way back, or waits to become idle after all.
+func failedBefore(v *view.View, f v1alpha1.FailedChange, j gate.Judgement) gate.Judgement {
+	j.Rollback = j.State
+	switch {
+	case !v.FallsBack && len(v.Blockers) == 0:
+		return j // it did not become idle in time, but now it is
+	case !v.FallsBack:
+		j.Start, j.GiveUp, j.Actions = nil, nil, gate.LetGo(v, "it did not become idle in time")
+		j.Message = f.Message + "; it is tried again when the node is idle, a policy for it changes or you annotate the GPUNode (" + retry(v) + "); now " + eviction.Describe(v)
+	case j.State == state.UpToDate:
+		j.Message = f.Message + "; the node was put back to its last good state and is tried again when the policy changes or you annotate the " +
+			"GPUNode: " + retry(v)
+	default:
+		j.Message = fmt.Sprintf("%s; the node goes back to its last good state (%s: %s)", f.Message, j.State, j.Message)
+	}
+	j.State, j.Reason = state.Failed, f.Reason
+	return j
+}
+
+// retry is the command that has a failed node tried again.
+func retry(v *view.View) string {
+	return fmt.Sprintf("kubectl annotate gpunode %s --overwrite %s=$(date +%%s)", v.Node.Name, v1alpha1.AnnotationRetry)
+}
+
+// progress is the state of a node on its way to its target.
+func progress(v *view.View) gate.Judgement {
+	asks := v.Asks()
+	if j, pending := byManager(v, asks); pending {
+		return j
+	}
+	switch {
+	case conflicts.LeavesInstances(v):
+		return applying(v)
+	case asks && view.Stranded(v):
+		return maintenance.AwaitReboot(v)
+	case v.OnlyComputeMode():
+		return afterApplying(v)
+	case asks && gaveUp(v):
+		return applying(v)
+	case disrupts(v, asks):
+		return disrupt(v, asks)
+	case !asks:
+		return setGently(v)
+	}
+	if v.Applied() {
+		return afterApplying(v)
+	}
+	if j, over := nvidiamig.Verify(v); over && v.Partitions() {
+		return j
+	}
+	return applying(v)
+}
+
+// disrupts reports whether the node has to be brought to where its GPUs can be changed. Once the agent is asked, that is only so while
+// somebody is in its way.
+func disrupts(v *view.View, asks bool) bool {
+	return v.Disruptive() && (!asks || len(v.Blockers) > 0 || v.Closes() || view.Ousts(v))
+}
+
+// afterApplying is the state of a node whose GPUs are as its target has them.
+func afterApplying(v *view.View) gate.Judgement {
+	for _, gate := range []gate.Func{contested, selecting, plugin.Enumerating, verifying, settling} {
+		if j, pending := gate(v); pending {
+			return j
+		}
+	}
+	return done(v)
+}
+
+// byManager is the part of NVIDIA's mig-manager, where it partitions the GPUs of the node.
+func byManager(v *view.View, asks bool) (gate.Judgement, bool) {
+	switch {
+	case v.Partitions() && asks && v.Node.GPU.Spec.MIGConfigName != "":
+		return nvidiamig.Drive(v), true
+	case v.Partitions() && !asks && v.Taint() == nil:
+		j, pending := nvidiamig.Prepare(v)
+		j.GiveUp = gate.GiveBack(v, "the change is held back")
+		return j, pending
+	}
+	return gate.Judgement{}, false
+}

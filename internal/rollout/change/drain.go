@@ -1,0 +1,111 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package change
+
+import (
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/format"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/baseline"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/desired"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/eviction"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/gate"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/nvidiamps"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/timing"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/view"
+)
+
+// disrupt brings a node to where its GPUs can be changed: tainted, drained, NVIDIA's clients paused.
+func disrupt(v *view.View, asks bool) gate.Judgement {
+	j := gate.Judgement{State: state.PendingDisruptive, Reason: gate.Underway(v), GiveUp: gate.GiveBack(v, "the change is held back")}
+	blocked := len(v.Blockers) > 0
+	tainted := v.Taint() != nil || view.MustStayUntainted(v) && !blocked
+	switch {
+	case view.Ousts(v) && v.Reached() && nvidiamps.LabelLeft(v) > 0:
+		return nvidiamps.LeaveToNVIDIA(v)
+	case blocked && v.DrainMode() == v1alpha1.DrainModeNever:
+		j.Reason, j.Message = v1alpha1.ReasonGPUInUse, "waiting until nobody uses what must be changed: "+eviction.Describe(v)
+		j.Actions = append(gate.LetGo(v, "the node is in use"), interruptedByUsers(v, asks)...)
+		return j
+	case blocked && !tainted && v.FallsBack: // its time is over: nobody is kept off or evicted any more
+		j.Reason, j.Message = v1alpha1.ReasonGPUInUse, "waiting until nobody uses what must be changed: "+eviction.Describe(v)
+		return j
+	case !tainted:
+		return tainting(v, j)
+	case blocked:
+		return draining(v, j)
+	}
+	if pod, age := eviction.JustBound(v); pod != "" {
+		j.State, j.Reason = state.Draining, v1alpha1.ReasonGPUInUse
+		j.Message = fmt.Sprintf("pod %s was placed on the node just now; waiting for the agent to report what it holds", pod)
+		j.After = timing.ReportAfter - age
+		return j
+	}
+	return quiesce(v, j, asks)
+}
+
+// tainting begins a change: nothing new may come to the node.
+func tainting(v *view.View, j gate.Judgement) gate.Judgement {
+	if g, pending := nvidiamps.Prepare(v, j); pending {
+		return g
+	}
+	j.Message = "the change needs GPUs or instances idle"
+	if len(v.Blockers) > 0 {
+		j.Message += "; in use now: " + eviction.Describe(v)
+	}
+	j.Start = []action.Action{taintNode(v)}
+	return j
+}
+
+// interruptedByUsers records that users of the GPUs interrupt a change, so that the time of the agent begins anew once they are gone.
+func interruptedByUsers(v *view.View, asks bool) []action.Action {
+	if !asks || view.WasInterrupted(v) {
+		return nil
+	}
+	patch := v.Patch("recording that users of the GPUs interrupt the change")
+	patch.Annotations[v1alpha1.AnnotationInterrupted] = new(timing.Stamp(view.StampInUse, v.World.Now))
+	return []action.Action{patch}
+}
+
+// draining waits for the node to become idle, and evicts where the policy says so.
+func draining(v *view.View, j gate.Judgement) gate.Judgement {
+	j.State, j.Reason = state.Draining, v1alpha1.ReasonGPUInUse
+	left := gate.DrainLeft(v)
+	evictions, stay := eviction.Choose(v)
+	why := ""
+	if len(stay) > 0 {
+		why = "; not evicted: " + format.List(stay)
+	}
+	if refused := eviction.Refusals(v); len(refused) > 0 {
+		why += "; " + format.List(refused)
+	}
+	if left <= 0 {
+		message := fmt.Sprintf("not idle within %s: %s%s", v.DrainTimeout(), eviction.Describe(v), why)
+		if !v.FallsBack {
+			j.Start = append(gate.LetGo(v, "it did not become idle in time"), desired.RecordFailure(v, v1alpha1.ReasonDrainTimedOut, message)...)
+			j.Message = message
+			return j
+		}
+		j.Reason, j.Actions = v1alpha1.ReasonDrainTimedOut, gate.LetGo(v, "it did not become idle in time")
+		j.Message = message + "; the node takes pods again meanwhile, and goes back once nobody uses what must be changed"
+		return j
+	}
+	j.Start, j.After = evictions, max(left, 0)
+	j.Message = "waiting for what must be freed: " + eviction.Describe(v) + why
+	return j
+}
+
+func taintNode(v *view.View) action.Action {
+	now := metav1.NewTime(v.World.Now)
+	return action.Taint{
+		Node: v.Node.Name, Policy: v.Ref(), Baseline: baseline.Copied(v),
+		Taint: corev1.Taint{Key: v1alpha1.TaintChanging, Effect: corev1.TaintEffectNoSchedule, TimeAdded: &now},
+	}
+}

@@ -1,0 +1,188 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package change
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
+	"github.com/gpusharing/gpu-sharing-operator/internal/policy"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/conflicts"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/eviction"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/gate"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/nvidiamig"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/nvidiamps"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/view"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
+)
+
+// takeBackAgent lets the agent return where NVIDIA's mig-manager, which we asked, has paused it and given up.
+func takeBackAgent(v *view.View) []action.Action {
+	if !v.Managed() || nvidiamig.Busy(v) {
+		return nil
+	}
+	patch := v.Patch("allowing the agent on the node again, which NVIDIA's mig-manager left paused")
+	patch.Labels[v1alpha1.LabelClient] = new("true")
+	patch.Locked = true
+	return []action.Action{patch}
+}
+
+// Observe derives the view of a node.
+func Observe(w *world.World, n *world.Node, g policy.Governed) *view.View {
+	v := &view.View{World: w, Node: n, Devices: plan.Devices(n.GPU.Status.Devices), Policy: g.By, Losers: g.Over}
+	switch {
+	case g.By != nil:
+		ask(v)
+	default:
+		v.Target = view.Baseline(&n.GPU, v.Devices)
+		if v.Managed() && nvidiamig.Unavailable(v) != nil {
+			v.Target.Actuator = "" // it is gone; the agent does it
+		}
+	}
+	if v.Unsupported == nil {
+		planSteps(v)
+	}
+	return v
+}
+
+// ask finds what the policy wishes of the node, and whether the node is to fall back because it failed.
+func ask(v *view.View) {
+	if v.Unsupported = conflicts.OfferedBy(v); v.Unsupported != nil {
+		return
+	}
+	if len(v.Devices) == 0 {
+		return // nobody knows yet what to ask
+	}
+	w, err := policy.Ask(v.Policy, view.PolicyNode(v.Node))
+	if err != nil {
+		v.Unsupported = asProblem(err)
+		return
+	}
+	v.Desired, v.Target = &w, view.TargetOf(w)
+	v.Target.Strategy, v.Target.Actuator = v.Policy.Spec.Sharing.Strategy, view.ActuatorOf(v.Policy)
+	if v.Managed() {
+		if v.Unsupported = nvidiamig.Unavailable(v); v.Unsupported != nil {
+			return
+		}
+	}
+	if v.Unsupported = nvidiamps.NoNodeFeatures(v); v.Unsupported != nil {
+		return
+	}
+	if f := view.Failed(v); f != nil && f.Reason != v1alpha1.ReasonDrainTimedOut {
+		v.Target, v.FallsBack = view.Fallback(v.Policy.Name, &v.Node.GPU, v.Devices), true
+		v.Target.Actuator = view.ActuatorOf(v.Policy)
+	}
+}
+
+// planSteps finds the steps to the target and who is in their way.
+func planSteps(v *view.View) {
+	steps, err := plan.Node(v.Target.Devices, v.Devices)
+	if err != nil {
+		v.Unsupported = asProblem(err)
+		return
+	}
+	v.Steps = steps
+	if v.Managed() {
+		steps = plan.WithoutMIG(steps)
+	}
+	for _, s := range steps {
+		for _, b := range plan.Blockers(s, v.Devices) {
+			addBlocker(v, b)
+		}
+	}
+	for _, d := range slices.Concat(v.LeavesNVIDIA(), view.Cleared(v)) {
+		addUsers(v, d)
+	}
+	if view.Reboots(v) {
+		for _, d := range v.Devices {
+			addUsers(v, d)
+		}
+	}
+	if v.Disruptive() || view.Reboots(v) {
+		addUnreportedHolders(v)
+	}
+}
+
+// addUnreportedHolders adds the pods of which an init container, or a ResourceClaim, holds a GPU: which one, nobody reports.
+func addUnreportedHolders(v *view.View) {
+	for i := range v.Node.Pods {
+		p := &v.Node.Pods[i]
+		if p.InitHolds && !eviction.Reported(v, *p) || p.Claim != "" && !blocks(v, p) {
+			addBlocker(v, plan.Blocker{Holder: &gpu.Holder{Namespace: p.Namespace, Pod: p.Name, Instance: gpu.WholeGPU}})
+		}
+	}
+}
+
+func blocks(v *view.View, p *world.Pod) bool {
+	return slices.ContainsFunc(v.Blockers, func(b plan.Blocker) bool { return v.PodOf(b) == p })
+}
+
+// addUsers adds all who use a GPU or one of its instances.
+func addUsers(v *view.View, d gpu.Device) {
+	for i := range d.Processes {
+		if !d.Processes[i].MPSServer {
+			addBlocker(v, plan.Blocker{UUID: d.UUID, Instance: d.Processes[i].Instance, Process: &d.Processes[i]})
+		}
+	}
+	for i := range d.Holders {
+		addBlocker(v, plan.Blocker{UUID: d.UUID, Instance: d.Holders[i].Instance, Holder: &d.Holders[i]})
+	}
+}
+
+func addBlocker(v *view.View, b plan.Blocker) {
+	if p := v.PodOf(b); p != nil && p.Validator && v.World.Plugin.ClusterPolicy && v.Closes() {
+		return // it is deleted with NVIDIA's other clients
+	}
+	known := func(o plan.Blocker) bool {
+		return o.UUID == b.UUID && samePointee(o.Process, b.Process) && samePointee(o.Holder, b.Holder)
+	}
+	if !slices.ContainsFunc(v.Blockers, known) {
+		v.Blockers = append(v.Blockers, b)
+	}
+}
+
+func samePointee[T comparable](a, b *T) bool {
+	if a == nil || b == nil {
+		return a == b
+	}
+	return *a == *b
+}
+
+func asProblem(err error) *plan.Problem {
+	if p, is := errors.AsType[*plan.Problem](err); is {
+		return p
+	}
+	return &plan.Problem{Reason: v1alpha1.ReasonStepFailed, Message: err.Error()}
+}
+
+// Undiscovered is the judgement of a node of whose GPUs nothing is known.
+func Undiscovered(v *view.View) (gate.Judgement, bool) {
+	j := gate.Judgement{State: state.Unknown, Reason: v1alpha1.ReasonAgentNotReporting}
+	c, found := condition.Find(v.Node.GPU.Status.Conditions, v1alpha1.ConditionDiscovered)
+	switch value := v.Node.Labels[v1alpha1.LabelClient]; {
+	case !v.Node.AgentReady && v.Node.GPU.Spec.MIGConfigName != "" && value == world.PausedValue:
+		return j, false // NVIDIA's mig-manager, which is driven here, keeps it away
+	case !v.Node.AgentReady && value == world.PausedValue:
+		j.Reason, j.Message = v1alpha1.ReasonMIGManagerBusy, gate.AgentAway("NVIDIA's mig-manager is changing the node")
+		j.Actions = takeBackAgent(v)
+	case !v.Node.AgentReady && value != "true":
+		j.Message = fmt.Sprintf("the agent does not run on the node, because its label %s is %q; set it to true", v1alpha1.LabelClient, value)
+	case !v.Node.AgentReady:
+		j.Message = "the agent on the node is not Ready; look at the pods with app.kubernetes.io/name=gpu-sharing-agent there"
+	case found && c.Status != "True":
+		j.Message = fmt.Sprintf("the agent could not read the GPUs: %s", c.Message)
+	case len(v.Node.GPU.Status.Devices) == 0:
+		j.Message = "the agent has not reported any GPU yet; look at the log of its pod there (app.kubernetes.io/name=gpu-sharing-agent)"
+	default:
+		return j, false
+	}
+	return j, true
+}

@@ -1,0 +1,101 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package change
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/format"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/baseline"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/clients"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/desired"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/gate"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/nvidiamig"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/nvidiamps"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/timing"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/view"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
+)
+
+// paused is the gate before steps that need all handles closed: NVIDIA's clients are stopped and gone. A label of any
+// value but true and false is somebody else's pause, and is left to them.
+func paused(v *view.View) (gate.Judgement, bool) {
+	if !v.Closes() || !v.World.Plugin.ClusterPolicy {
+		return gate.Judgement{}, false
+	}
+	j := gate.Judgement{State: state.PausingClients, Reason: v1alpha1.ReasonPausingClients}
+	for _, name := range world.DeployLabels() {
+		value := v.Node.Labels[name]
+		if value != "" && value != "true" && value != "false" && !slices.Contains(view.Ours(v), name) {
+			j.Message = fmt.Sprintf("another controller has set %s=%s; waiting until it is true or false again", name, value)
+			return j, true
+		}
+	}
+	if patch, pauses := clients.Pause(v); pauses {
+		j.Message, j.Start = "pausing NVIDIA's GPU clients, which must close their handles", []action.Action{patch}
+		return j, true
+	}
+	remain := view.Clients(v, view.Ours(v)...)
+	for _, p := range v.Node.Pods {
+		if !p.Validator {
+			continue
+		}
+		remain = append(remain, p.Namespace+"/"+p.Name)
+		if !p.Terminating {
+			j.Actions = append(j.Actions, gate.DeletePod(v, p, "it is a test of the GPU Operator's validator and holds a GPU"))
+		}
+	}
+	j.Message = "waiting until NVIDIA's GPU clients are gone: " + format.List(remain)
+	return j, len(remain) > 0
+}
+
+// quiesce fences NVIDIA's mig-manager and pauses NVIDIA's clients where steps need that, then lets the agent go.
+func quiesce(v *view.View, j gate.Judgement, asks bool) gate.Judgement {
+	gates := []gate.Func{nvidiamps.Remember, nvidiamig.Fence, paused, nvidiamps.KeepOff}
+	if view.Ousts(v) {
+		gates = []gate.Func{nvidiamps.Remember, nvidiamig.Fence, nvidiamps.KeepOff, paused}
+	}
+	for _, gate := range gates {
+		if g, pending := gate(v); pending {
+			g.GiveUp = j.GiveUp
+			return quiescing(v, g)
+		}
+	}
+	switch {
+	case asks && view.Reboots(v):
+		return rebooting(v, j)
+	case asks:
+		return applying(v)
+	}
+	j.State, j.Message = state.Idle, "nothing is in the way of the change"
+	if patch, unsaved := baseline.Unsaved(v); unsaved {
+		j.Start = []action.Action{patch}
+		return j
+	}
+	j.Start = []action.Action{desired.SetSpec(v)}
+	return j
+}
+
+// quiescing gives NVIDIA's programs their time to end, after that for draining.
+func quiescing(v *view.View, j gate.Judgement) gate.Judgement {
+	left := gate.DrainLeft(v) + timing.QuiesceTimeout
+	if len(j.Start) > 0 || j.State == state.Failed {
+		return j
+	}
+	if left > 0 {
+		j.After = timing.Sooner(j.After, left)
+		return j
+	}
+	if v.FallsBack { // there is no other way back
+		j.Message += fmt.Sprintf("; for more than %s now: delete those pods, or set back that label", timing.QuiesceTimeout)
+		return j
+	}
+	message := fmt.Sprintf("not within %s: %s", timing.QuiesceTimeout, j.Message)
+	j.Start, j.Message = append(gate.LetGo(v, "they did not end in time"), desired.RecordFailure(v, j.Reason, message)...), message
+	return j
+}

@@ -1,0 +1,73 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package eviction
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/view"
+)
+
+// Blocker is a pod, or a process outside pods, that uses what a change needs to be idle.
+type Blocker struct {
+	// Name says who: "pod team/train", "process 4711 (python)".
+	Name string
+	// Uses says what of the node: "GPU 1", "GPU 0, instance 2g.10gb at 2:2".
+	Uses string
+	// Fate says what becomes of it: "is evicted".
+	Fate string
+}
+
+// Blockers are those in the way of the plan, each with what becomes of it.
+func Blockers(v *view.View) []Blocker {
+	users := make([]Blocker, 0, len(v.Blockers))
+	for _, b := range v.Blockers {
+		users = append(users, Blocker{Name: userOf(v, b), Uses: placeOf(v, b), Fate: FateOf(v, b)})
+	}
+	slices.SortFunc(users, func(a, b Blocker) int {
+		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Uses, b.Uses))
+	})
+	return slices.Compact(users)
+}
+
+// userOf is NameOf without what is to be done about a process.
+func userOf(v *view.View, b plan.Blocker) string {
+	if v.PodOf(b) == nil && b.Holder == nil {
+		return fmt.Sprintf("process %d (%s)", b.Process.PID, b.Process.Name)
+	}
+	return nameOf(v, b)
+}
+
+// FateOf says what becomes of a blocker. It follows what evictions does.
+func FateOf(v *view.View, b plan.Blocker) string {
+	p := v.PodOf(b)
+	switch {
+	case p == nil && b.Holder == nil && b.Process.PodUID == "":
+		return "is waited for; it runs outside pods, so end it on the node"
+	case p != nil && p.Terminating:
+		return "is ending already"
+	}
+	switch mode := v.DrainMode(); {
+	case mode == v1alpha1.DrainModeNever:
+		return "is waited for, however long, while the node takes new pods (rollout.drain.mode Never)"
+	case mode != v1alpha1.DrainModeEvict:
+		return fmt.Sprintf("is waited for, up to %s (rollout.drain)", v.DrainTimeout())
+	case p == nil:
+		return "is gone already and is waited for"
+	case returnsAtOnce(p):
+		return "is not evicted, since it would come back at once; end it yourself"
+	case b.UUID == "" && !freesAll(v):
+		return "is not evicted, because nobody reports which GPU it holds, and the change does not need all of them"
+	case returnsDespiteTaint(v, p):
+		return "is not evicted, since another would come in spite of the taint; scale its workload down"
+	}
+	return "is evicted, as far as PodDisruptionBudgets allow"
+}
+
+// String tells who uses what, and what becomes of it.
+func (u Blocker) String() string { return fmt.Sprintf("%s uses %s: %s", u.Name, u.Uses, u.Fate) }

@@ -1,0 +1,119 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package gate
+
+import (
+	"fmt"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/format"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/clients"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/desired"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/timing"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/view"
+)
+
+// Judgement is the state of a node and what follows from it.
+type Judgement struct {
+	state.State
+	Reason, Message string
+	// Actions go on with a change that has begun, or only put right what is ours.
+	Actions []action.Action
+	// Start is the next step of a change that needs a place in the budget. It is an alternative to actions.
+	Start []action.Action
+	// GiveUp is done instead of start when no change may start: it leaves the node as if none had begun.
+	GiveUp []action.Action
+	After  time.Duration // when to look again; 0: no need
+	// Rollback is how far a node with Failed is on its way back; empty: that has not begun.
+	Rollback state.State
+}
+
+// Func is a gate that a change has to pass. It reports what the node waits for, and whether it waits.
+type Func func(*view.View) (Judgement, bool)
+
+// Underway is the reason of a node on which nothing in particular is waited for.
+func Underway(v *view.View) string {
+	if v.Policy == nil {
+		return v1alpha1.ReasonRestoring
+	}
+	return v1alpha1.ReasonProgressing
+}
+
+// Fail gives a wish up: the node falls back. What has been reached before is not given up but waited for.
+func Fail(v *view.View, j Judgement, reason, message string) Judgement {
+	if _, is := view.UnderMaintenance(v); is || view.WasInterrupted(v) {
+		j.Message = message
+		return j // it is not the wish that failed
+	}
+	j.State, j.Reason, j.Message = state.Failed, reason, message
+	if v.Desired != nil && !v.FallsBack && !v.Reached() {
+		j.Actions = append(j.Actions, desired.RecordFailure(v, reason, message)...)
+	}
+	if v.Desired == nil { // there is nothing to fall back to: it waits, and holds nobody up
+		j.Actions = append(j.Actions, LetGo(v, "it did not get back to its state in time")...)
+		if again := v.Node.GPU.Spec.ChangeTime.Add(timing.Patience).Sub(v.World.Now); again > 0 && !v.Managed() {
+			j.After = again
+			j.Message += fmt.Sprintf("; the operator tries again at %s if nobody uses the GPUs then", format.Clock(v.World.Now.Add(again)))
+		}
+	}
+	return j
+}
+
+// GiveBack is LetGo unless the agent is at work on an earlier wish, which holds the node for good reason.
+func GiveBack(v *view.View, why string) []action.Action {
+	if view.Busy(v) {
+		return nil
+	}
+	return LetGo(v, why)
+}
+
+// LetGo takes back what holds a node though its GPUs are not being changed: our taint and our pauses.
+func LetGo(v *view.View, why string) []action.Action {
+	var actions []action.Action
+	if v.Taint() != nil {
+		actions = append(actions, action.Untaint{Node: v.Node.Name})
+	}
+	if patch, resumes := clients.Resume(v); resumes {
+		patch.Why = "resuming NVIDIA's GPU clients: " + why
+		clients.StampResumed(v, patch)
+		actions = append(actions, patch)
+	}
+	return actions
+}
+
+// AgentMessage adds to a message what the agent says of why it is not done.
+func AgentMessage(v *view.View, message string) string {
+	for _, c := range v.Node.GPU.Status.Conditions {
+		if c.Type == v1alpha1.ConditionApplied && c.Status != metav1.ConditionTrue && c.Message != "" &&
+			c.ObservedGeneration == v.Node.GPU.Generation {
+			return fmt.Sprintf("%s; the agent says %s: %s", message, c.Reason, c.Message)
+		}
+	}
+	return message
+}
+
+// AgentAway adds to a message that the agent is away for that reason.
+func AgentAway(why string) string {
+	return why + "; the agent leaves the node meanwhile and returns by itself"
+}
+
+func UntilOverdue(v *view.View, j Judgement) Judgement {
+	if at, was := view.InterruptedAt(v); was {
+		j.After = timing.Sooner(j.After, at.Add(timing.MaintenanceTimeout).Sub(v.World.Now))
+	}
+	return j
+}
+
+// Finding is something that is left half-done on a node, by us or by somebody else.
+type Finding struct {
+	Reason, Message string          // empty: nothing, or not yet
+	Beside          bool            // no change waits for it, so it is the reason of no node that is being changed
+	Repair          []action.Action // what is ours to put right
+	After           time.Duration   // when to look again; 0: no need
+}

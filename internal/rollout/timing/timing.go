@@ -1,0 +1,111 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package timing
+
+import (
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Where a policy asks for it (sharing.mig.actuator: MIGManager), NVIDIA's mig-manager partitions the GPUs in place of our
+// agent. It is driven by one label of the node, which names a configuration in a file that all nodes share, and answers
+// with another. It drains nobody and knows no deadline, so all around it is done here:
+//
+//	prepared  it runs on the node and reads our file, with the configuration in it
+//	drained   nobody uses a GPU that it clears, as for any disruptive change
+//	aside     the spec names the configuration, and the agent has closed the driver
+//	asked     the label names it, the state is removed in the same patch; a stamp on the node tells since when
+//	success   the spec no longer names it, so the agent looks: what counts is what NVML says
+//	failed    or no answer in time: the node goes back to its last good state, in the same way
+//
+// Its own label says true all the while. It pauses NVIDIA's clients itself.
+
+// ManagerTimeout is how long mig-manager may take: it waits five minutes for each of NVIDIA's clients to end.
+const ManagerTimeout = 20 * time.Minute
+
+// Stamp is a key with a time: <key>@<seconds since 1970>.
+func Stamp(key string, at time.Time) string { return key + "@" + strconv.FormatInt(at.Unix(), 10) }
+
+// Stamped is the time of a stamp of that key; ok is false if it is of another key or none.
+func Stamped(value, key string) (at time.Time, ok bool) {
+	seconds, found := strings.CutPrefix(value, key+"@")
+	if !found {
+		return time.Time{}, false
+	}
+	n, err := strconv.ParseInt(seconds, 10, 64)
+	if err != nil {
+		return time.Time{}, false
+	}
+	return time.Unix(n, 0), true
+}
+
+// Patience is how long somebody is left alone who sets back again what we had set back: the same as with the fields of
+// the ClusterPolicy.
+const Patience = time.Hour
+
+// Deadlines of the states that wait for somebody else.
+const (
+	// ApplyTimeout is how long an agent may take. NVIDIA's own tools wait five minutes for each client and reset GPUs in
+	// turn, so a change that is on its way ends well before.
+	ApplyTimeout = 15 * time.Minute
+	// QuiesceTimeout is how long NVIDIA's programs may take to end: as long as its mig-manager waits for each.
+	QuiesceTimeout = 5 * time.Minute
+	// VerifyTimeout is how long a node may take to advertise what was selected. The plugin retries every 30 s, and MPS
+	// under the GPU Operator needs up to three minutes (GFD, NFD, scheduling of the MPS pod).
+	VerifyTimeout = 5 * time.Minute
+	// VisibleAfter is how long after a nudge a new key is visible in a pod, where no agent says when it is: 0.1 to 0.9 s were
+	// measured.
+	VisibleAfter = 2 * time.Second
+	// AgentSilent is how long after a wish an agent that watched a pod may say nothing of it. The kubelet projects by itself
+	// within 90 s.
+	AgentSilent = 3 * time.Minute
+	// PluginRestart is how long a device plugin is left alone before it is started anew.
+	PluginRestart = 10 * time.Minute
+	// PluginAway is how long a node may go without the device plugin under our taint before that is taken for the reason, and how
+	// long a plugin that must be there is waited for if its pod does not show.
+	PluginAway = 30 * time.Second
+	// PluginSettles is how long after NVIDIA's device plugin became Ready it surely runs the configuration that the node selects.
+	// It starts with the default, and its config-manager corrects that once it has read the Node.
+	PluginSettles = 5 * time.Second
+	// ReportAfter is how long after a pod was bound to a node the agent has surely reported what it holds.
+	ReportAfter = 20 * time.Second
+)
+
+func Latest(a, b time.Time) time.Time {
+	if a.Before(b) {
+		return b
+	}
+	return a
+}
+
+// MaintenanceTimeout is how long a node under maintenance keeps its slot in the budget. A driver container that builds the
+// driver takes up to 20 minutes.
+const MaintenanceTimeout = 30 * time.Minute
+
+// NodeFeatureTimeout is how long NFD may take to change the label. It acts once per second.
+const NodeFeatureTimeout = 30 * time.Second
+
+// RebootTimeout is how long a node may take to reboot and its GPUs to be as wished then: a cloud machine is back in
+// minutes, and the GPU Operator's driver container may have to build the driver first.
+const RebootTimeout = 30 * time.Minute
+
+// Sooner is the earlier of two times to look again; 0 is never, and so is less.
+func Sooner(a, b time.Duration) time.Duration {
+	if a <= 0 || b > 0 && b < a {
+		return max(b, 0)
+	}
+	return a
+}
+
+// Deadlines of what is left half-done.
+const (
+	// LeftTimeout is how long NVIDIA's clients may be paused, and its mig-manager at work, while neither says anything new.
+	// It waits five minutes at most for each of its clients, and tells nothing meanwhile (contract §4.4).
+	LeftTimeout = 15 * time.Minute
+	// EndTimeout is how long a pod may still be there after it must have ended.
+	EndTimeout = 2 * time.Minute
+	// OutdatedTimeout is how long pods may go on reading another ConfigMap before they are started anew.
+	OutdatedTimeout = 10 * time.Minute
+)

@@ -1,0 +1,96 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package world
+
+import (
+	"slices"
+)
+
+// PausedValue is what NVIDIA's mig-manager sets deploy labels to meanwhile, so that NVIDIA's other tools recognise it.
+const PausedValue = "paused-for-mig-change"
+
+// DeployLabels start and stop NVIDIA's GPU clients on a node, in the order in which mig-manager pauses them.
+func DeployLabels() []string {
+	return []string{
+		DeployPrefix + "device-plugin", DeployPrefix + "gpu-feature-discovery", DeployPrefix + "dcgm", DeployPrefix + "dcgm-exporter",
+		DeployPrefix + "nvsm",
+	}
+}
+
+// AnnotationMachine names, on a node of OpenShift, the Machine that it belongs to.
+const AnnotationMachine = "machine.openshift.io/machine"
+
+// NVIDIA's upgrade controller takes a node through the states of LabelUpgrade (NVIDIA/k8s-operator-libs pkg/upgrade/consts.go).
+// In pod-restart-required its k8s-driver-manager pauses the deploy labels, unloads the driver, and restores the labels. It
+// does the latter alone where a driver pod restarts by itself.
+const (
+	LabelUpgrade     = NvidiaDomain + "gpu-driver-upgrade-state"
+	LabelUpgradeSkip = NvidiaDomain + "gpu-driver-upgrade.skip"
+	UpgradeRequired  = "upgrade-required"
+	UpgradeDone      = "upgrade-done"
+	UpgradeFailed    = "upgrade-failed"
+	// PausedForUpgrade is in the value of each deploy label that k8s-driver-manager has paused.
+	PausedForUpgrade = "paused-for-driver-upgrade"
+)
+
+// OpenShift's machine-config operator updates a node whose two annotations differ: it cordons, drains and reboots it.
+const (
+	AnnotationCurrentConfig = machineConfig + "currentConfig"
+	AnnotationDesiredConfig = machineConfig + "desiredConfig"
+	machineConfig           = "machineconfiguration.openshift.io/"
+)
+
+// OfMaintenance reports whether an annotation of a Node reports that the node is under maintenance.
+func OfMaintenance(annotation string) bool {
+	return annotation == AnnotationCurrentConfig || annotation == AnnotationDesiredConfig
+}
+
+// The values of v1alpha1.LabelMIGConfigState.
+const (
+	ManagerPending   = "pending"
+	ManagerRebooting = "rebooting"
+	ManagerSuccess   = "success"
+	ManagerFailed    = "failed"
+)
+
+// ManagerAtWork says whether a state of NVIDIA's mig-manager is one in which it has begun and not ended.
+func ManagerAtWork(state string) bool { return state == ManagerPending || state == ManagerRebooting }
+
+// The operator's own MPS daemons serve every node that a policy shares by MPS. NVIDIA's MPS DaemonSet must not be on such a
+// node: it reads the default configuration only, and when it starts it unmounts the shared memory of the daemons that run.
+// It is on each node with the label nvidia.com/mps.capable=true, which GPU Feature Discovery (GFD) asks for as soon as the
+// node selects a configuration that shares by MPS. Node Feature Discovery (NFD) makes the label from NodeFeature objects.
+// The operator keeps the label false:
+//
+//	by NodeFeature   an object of ours overrides that of GFD: under the GPU Operator, and where another object names the label
+//	by hand          where no NodeFeature names the label but a user has set it, or NFD does not answer: a patch of the Node,
+//	                 which records the value before (annotation gpusharing.io/mps-capable)
+//	not at all       where the label is not set, and nothing sets it: a stand-alone device plugin without NFD
+//
+// On the way in: GPUs drained where NVIDIA's daemon serves them, label overridden, label false and no pod of the DaemonSet on
+// the node, spec written. On the way out: our daemons gone, the other configuration selected, GFD's own object says
+// false, override deleted.
+
+const (
+	LabelTrue  = "true"
+	LabelFalse = "false"
+)
+
+// groupLabels are the labels of nodes in groups that Cluster Autoscaler may scale, as the clouds set them: of EKS, GKE and AKS.
+var groupLabels = []string{"eks.amazonaws.com/nodegroup", "cloud.google.com/gke-nodepool", "kubernetes.azure.com/agentpool"}
+
+// annotationClusterAPIMachine names, on a node, its Machine of Cluster API. Source: kubernetes-sigs/cluster-api,
+// api/core/v1beta2/common_types.go.
+const annotationClusterAPIMachine = "cluster.x-k8s.io/machine"
+
+// OfMachine reports whether an annotation of a Node names the Machine that the node belongs to.
+func OfMachine(annotation string) bool {
+	return annotation == AnnotationMachine || annotation == annotationClusterAPIMachine
+}
+
+// InGroup reports whether the node belongs to a group that Cluster Autoscaler may scale.
+func InGroup(n *Node) bool {
+	return n.Annotations[AnnotationMachine] != "" || n.Annotations[annotationClusterAPIMachine] != "" ||
+		slices.ContainsFunc(groupLabels, func(label string) bool { return n.Labels[label] != "" })
+}

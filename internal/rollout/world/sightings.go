@@ -1,0 +1,106 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package world
+
+import (
+	"iter"
+	"slices"
+	"strings"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+)
+
+// OfSlicer says whether an extended resource is one of Red Hat's Dynamic Accelerator Slicer, which offers instances as
+// mig.das.com/<profile>, or of its predecessor InstaSlice (openshift/instaslice-operator).
+func OfSlicer(resource string) bool {
+	return strings.HasPrefix(resource, "mig.das.com/") || strings.HasPrefix(resource, "instaslice.redhat.com/")
+}
+
+// draContainer is the container of the kubelet plugin of NVIDIA's DRA driver that offers GPUs. Where it is left out, the
+// driver serves compute domains only, which are no business of ours.
+const draContainer = "gpus"
+
+// DRALabels are the labels by which the chart of NVIDIA's DRA driver tells its programs apart, since and before the driver
+// was renamed.
+func DRALabels() []string {
+	return []string{"dra-driver-nvidia-gpu-component", "nvidia-dra-driver-gpu-component"}
+}
+
+// OffersGPUs says whether a pod offers GPUs through ResourceClaims: the kubelet plugin of NVIDIA's DRA driver.
+func OffersGPUs(pod *corev1.Pod) bool { return offersGPUs(pod.Labels, &pod.Spec) }
+
+// MakesGPUOffers reports whether the pods of a DaemonSet offer GPUs through ResourceClaims.
+func MakesGPUOffers(set *appsv1.DaemonSet) bool {
+	return offersGPUs(set.Spec.Template.Labels, &set.Spec.Template.Spec)
+}
+
+func offersGPUs(labels map[string]string, spec *corev1.PodSpec) bool {
+	isPlugin := func(label string) bool { return labels[label] == "kubelet-plugin" }
+	return slices.ContainsFunc(DRALabels(), isPlugin) && slices.ContainsFunc(spec.Containers, func(c corev1.Container) bool { return c.Name == draContainer })
+}
+
+// DRADriver is the driver of NVIDIA's that offers GPUs in ResourceSlices.
+const DRADriver = "gpu.nvidia.com"
+
+// Sightings remembers which other controller was seen on each node, and when last, in case the write of the annotation fails or the
+// annotation went with the policy. It is kept by the program that carries decisions out and is lost with it. The zero value has
+// seen none.
+type Sightings struct{ seen map[string]Sighting }
+
+// Sighting is the reason by which another controller was seen on a node, and when last.
+type Sighting struct {
+	Reason string
+	At     time.Time
+}
+
+// Note remembers the signs of a pass, the reason for each node or none, and forgets what is past.
+func (s *Sightings) Note(signs iter.Seq2[*Node, string], now time.Time) {
+	if s == nil {
+		return
+	}
+	kept := map[string]Sighting{}
+	for n, reason := range signs {
+		if reason != "" {
+			kept[n.Name] = Sighting{Reason: reason, At: now}
+		} else if was, seen := s.seen[n.Name]; seen && was.At.After(n.Created) && now.Sub(was.At) < AbsentFor {
+			kept[n.Name] = was
+		}
+	}
+	s.seen = kept
+}
+
+// Of is what was seen on a node a moment ago and is not there any more.
+func (s *Sightings) Of(n *Node) (was Sighting) {
+	if s == nil || len(s.seen) == 0 {
+		return was
+	}
+	if reason, _ := ShownBy(n); reason != "" {
+		return was
+	}
+	return s.seen[n.Name]
+}
+
+// AbsentFor is how long no sign of another controller may be there before the operator takes the node over. A pod of a
+// DaemonSet is replaced within it, its image included; the kubelet deletes the ResourceSlices of a plugin after 30 s.
+const AbsentFor = 5 * time.Minute
+
+// ShownBy is what shows another controller on the node: the reason, and the resource or object. Both are empty if nothing does.
+func ShownBy(n *Node) (reason, object string) {
+	if n.Slicer != "" {
+		return v1alpha1.ReasonSlicerActive, n.Slicer
+	}
+	if n.DRA != "" {
+		return v1alpha1.ReasonDRADriverActive, n.DRA
+	}
+	for i := range n.Pods {
+		if p := &n.Pods[i]; p.DRA {
+			return v1alpha1.ReasonDRADriverActive, "pod " + p.Namespace + "/" + p.Name
+		}
+	}
+	return "", ""
+}
