@@ -20,7 +20,7 @@ import (
 
 const (
 	constants = "api/v1alpha1/conditions.go"
-	states    = "internal/rollout/types.go"
+	states    = "internal/rollout/state/state.go"
 )
 
 func metricSources() []string {
@@ -127,7 +127,10 @@ func writeStates(text *strings.Builder, files *token.FileSet) error {
 	rows := 0
 	ast.Inspect(file, func(n ast.Node) bool {
 		spec, is := n.(*ast.ValueSpec)
-		if !is || len(spec.Values) != 1 || !strings.HasPrefix(spec.Names[0].Name, "State") {
+		if !is || len(spec.Values) != 1 {
+			return true
+		}
+		if of, named := spec.Type.(*ast.Ident); !named || of.Name != "State" {
 			return true
 		}
 		meaning := cmp.Or(oneLine(spec.Comment.Text()), "It advertises what it must.")
@@ -136,7 +139,7 @@ func writeStates(text *strings.Builder, files *token.FileSet) error {
 		return true
 	})
 	if rows == 0 {
-		return fmt.Errorf("%s has no constants State…", states)
+		return fmt.Errorf("%s has no constants of type State", states)
 	}
 	return nil
 }

@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
+// SetsSpec reports whether an action writes GPUNode.spec.
 func SetsSpec(a Action) bool {
 	_, is := a.(SetSpec)
 	return is
@@ -30,6 +31,7 @@ func WithValue(t corev1.Taint) string {
 	return fmt.Sprintf("%s=%s:%s", t.Key, t.Value, t.Effect)
 }
 
+// Names lists taints as kubectl writes them.
 func Names(taints []corev1.Taint) []string {
 	var all []string
 	for _, t := range taints {

@@ -78,6 +78,7 @@ func sees(v *view.View, p world.Pod) (sees, watched bool) {
 	return false, listed && v.World.Now.Sub(since.Time) < timing.AgentSilent
 }
 
+// DeletePod deletes a pod of the node.
 func DeletePod(v *view.View, p world.Pod, why string) action.DeletePod {
 	return action.DeletePod{Node: v.Node.Name, Namespace: p.Namespace, Pod: p.Name, UID: p.UID, Why: why}
 }

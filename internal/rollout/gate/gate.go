@@ -37,6 +37,14 @@ type Judgement struct {
 // Func is a gate that a change has to pass. It reports what the node waits for, and whether it waits.
 type Func func(*view.View) (Judgement, bool)
 
+// Finding is something that is left half-done on a node, by us or by somebody else.
+type Finding struct {
+	Reason, Message string          // empty: nothing, or not yet
+	Beside          bool            // no change waits for it, so it is the reason of no node that is being changed
+	Repair          []action.Action // what is ours to put right
+	After           time.Duration   // when to look again; 0: no need
+}
+
 // Underway is the reason of a node on which nothing in particular is waited for.
 func Underway(v *view.View) string {
 	if v.Policy == nil {
@@ -103,17 +111,10 @@ func AgentAway(why string) string {
 	return why + "; the agent leaves the node meanwhile and returns by itself"
 }
 
+// UntilOverdue has the node decided on again when its interrupted change is overdue.
 func UntilOverdue(v *view.View, j Judgement) Judgement {
 	if at, was := view.InterruptedAt(v); was {
 		j.After = timing.Sooner(j.After, at.Add(timing.MaintenanceTimeout).Sub(v.World.Now))
 	}
 	return j
-}
-
-// Finding is something that is left half-done on a node, by us or by somebody else.
-type Finding struct {
-	Reason, Message string          // empty: nothing, or not yet
-	Beside          bool            // no change waits for it, so it is the reason of no node that is being changed
-	Repair          []action.Action // what is ours to put right
-	After           time.Duration   // when to look again; 0: no need
 }

@@ -18,59 +18,6 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/windows"
 )
 
-// A cluster may have ten thousand pods that wait and thousands of nodes. So that a pass does not cost the product of both, pods with
-// the same request and node selector are one demand, which is compared with the nodes once, and only with those that have one of the
-// labels that it selects.
-
-// Demand names a request of GPUs or instances and a node selector by their hashes: that is what decides where a pod may start.
-type Demand struct{ Asks, Selector uint64 }
-
-// PodDemand is the demand of a pod of a node.
-type PodDemand struct {
-	Demand
-	Pod int // index in Node.Pods
-}
-
-// Offer is what a node offers to pods once it is as its policy asks.
-type Offer struct {
-	Policy    string // that governs the node; empty if none does
-	Labels    map[string]string
-	Resources map[string]int64
-	// Single are the resources of which NVIDIA's device plugin gives a container no more than one.
-	Single map[string]bool
-}
-
-// Stands reports whether the GPUs of the node are not being changed yet, or no longer.
-func (m *Member) Stands() bool {
-	return slices.Contains([]state.State{
-		state.Failed, state.Unsupported, state.Unknown, state.PendingDisruptive, state.Draining, state.PausingClients,
-	}, m.State)
-}
-
-// Member is a node in the group that paces it.
-type Member struct {
-	*view.View
-	gate.Judgement
-	Slot
-	Settled *NodeState // its state, if that stands until something changes
-	Still   bool       // nothing is done about it until something changes: all that is said here stays the same
-	Brief   Brief
-	Kept    Kept
-	Tally   Tally
-	// Unserved reports that a policy selects the node, but no policy can be honoured in this cluster.
-	Unserved bool
-}
-
-// Tally is what impact and status count on a node.
-type Tally struct {
-	Demands []PodDemand // of the pods of the node
-	Counts  []v1alpha1.ResourceCount
-	Single  map[string]bool // the resources of which a container gets no more than one
-}
-
-// Lost is a node that a policy selects and another one governs.
-type Lost struct{ Node, To string }
-
 // Group is the nodes that share the budget of one policy: those that it governs, and those that it releases, also once it is
 // deleted.
 type Group struct {
@@ -95,6 +42,20 @@ type Group struct {
 	Halted   bool
 }
 
+// Member is a node in the group that paces it.
+type Member struct {
+	*view.View
+	gate.Judgement
+	Slot
+	Settled *NodeState // its state, if that stands until something changes
+	Still   bool       // nothing is done about it until something changes: all that is said here stays the same
+	Brief   Brief
+	Kept    Kept
+	Tally   Tally
+	// Unserved reports that a policy selects the node, but no policy can be honoured in this cluster.
+	Unserved bool
+}
+
 // Brief is what a decision asks of each of all nodes. Of a node that stands it is found out once.
 type Brief struct {
 	NeedsPlugin, ByDefault, NeedsMIGManager bool
@@ -102,12 +63,6 @@ type Brief struct {
 	Configs [3]string
 	Offer   Offer
 }
-
-// OnPaper says whether the policy changes nothing as yet.
-func (m *Member) OnPaper() bool { return m.Policy != nil && m.Policy.Spec.Rollout.Paused }
-
-// Listed says whether there is anything to say about the node.
-func (m *Member) Listed() bool { return m.Policy != nil || m.Node.GPU.Spec.Baseline != nil }
 
 // Slot is the slot that a node holds in the budget of its group. A node takes it with the first write of a change and gives
 // it up when the change has succeeded, has failed and was rolled back, or has made no step until the deadline.
@@ -122,6 +77,38 @@ type Slot struct {
 // a taint keeps new pods off and disturbs none.
 type Kept struct {
 	Reason, Message string // why the node lacks a taint of its policy; empty: it does not
+}
+
+// Lost is a node that a policy selects and another one governs.
+type Lost struct{ Node, To string }
+
+// Tally is what impact and status count on a node.
+type Tally struct {
+	Demands []PodDemand // of the pods of the node
+	Counts  []v1alpha1.ResourceCount
+	Single  map[string]bool // the resources of which a container gets no more than one
+}
+
+// A cluster may have ten thousand pods that wait and thousands of nodes. So that a pass does not cost the product of both, pods with
+// the same request and node selector are one demand, which is compared with the nodes once, and only with those that have one of the
+// labels that it selects.
+
+// Demand names a request of GPUs or instances and a node selector by their hashes: that is what decides where a pod may start.
+type Demand struct{ Asks, Selector uint64 }
+
+// PodDemand is the demand of a pod of a node.
+type PodDemand struct {
+	Demand
+	Pod int // index in Node.Pods
+}
+
+// Offer is what a node offers to pods once it is as its policy asks.
+type Offer struct {
+	Policy    string // that governs the node; empty if none does
+	Labels    map[string]string
+	Resources map[string]int64
+	// Single are the resources of which NVIDIA's device plugin gives a container no more than one.
+	Single map[string]bool
 }
 
 // NodeState is what was found out about one node.
@@ -151,6 +138,19 @@ type NodeState struct {
 	// Retained reports whether the node stays as it is because the last policy that governed it has releasePolicy Retain.
 	Retained bool
 }
+
+// Stands reports whether the GPUs of the node are not being changed yet, or no longer.
+func (m *Member) Stands() bool {
+	return slices.Contains([]state.State{
+		state.Failed, state.Unsupported, state.Unknown, state.PendingDisruptive, state.Draining, state.PausingClients,
+	}, m.State)
+}
+
+// OnPaper says whether the policy changes nothing as yet.
+func (m *Member) OnPaper() bool { return m.Policy != nil && m.Policy.Spec.Rollout.Paused }
+
+// Listed says whether there is anything to say about the node.
+func (m *Member) Listed() bool { return m.Policy != nil || m.Node.GPU.Spec.Baseline != nil }
 
 // InvalidWindow is the message of a policy with an invalid maintenance window.
 func (g *Group) InvalidWindow() string {

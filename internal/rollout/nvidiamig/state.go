@@ -33,6 +33,7 @@ func HoldsUpChange(v *view.View) bool {
 	return works && (left > 0 || !view.Fences(v))
 }
 
+// Changing is the message for a node that NVIDIA's mig-manager is changing.
 func Changing(v *view.View) string {
 	return fmt.Sprintf("NVIDIA's mig-manager is changing the node (%s)", view.ManagerState(v))
 }

@@ -124,6 +124,7 @@ func ReadingOthers(v *view.View) []string {
 	return names
 }
 
+// ReadsOthers reports whether a pod of NVIDIA's device plugin or GPU Feature Discovery reads another ConfigMap than the operator's.
 func ReadsOthers(p world.Pod) bool {
 	reads := p.NodeSelector[world.DeployLabels()[0]] != "" || p.NodeSelector[world.DeployLabels()[1]] != ""
 	return reads && !p.MountsConfig

@@ -13,16 +13,16 @@ import (
 type Standing int
 
 const (
-	// NodeFailed: the change failed. The node is tried again only when something changes.
+	// NodeFailed is a node on which the change failed. The node is tried again only when something changes.
 	NodeFailed Standing = iota
-	// NodeUnsupported: the node cannot satisfy the policy.
+	// NodeUnsupported is a node that cannot satisfy the policy.
 	NodeUnsupported
-	// NodeBlocked: the change waits for something that the rollout itself does not bring about: pods or processes that use the GPUs,
+	// NodeBlocked is a node whose change waits for something that the rollout itself does not bring about: pods or processes that use the GPUs,
 	// an agent that does not report, NVIDIA's programs, another controller.
 	NodeBlocked
-	// nodeWaiting: the rollout has not come to the node yet, or is changing it.
-	nodeWaiting
-	// NodeReady: the node advertises what the policy asks for.
+	// NodeWaiting is a node that the rollout has not come to yet, or is changing.
+	NodeWaiting
+	// NodeReady is a node that advertises what the policy asks for.
 	NodeReady
 )
 
@@ -36,7 +36,7 @@ func StandingOf(s State, reason string) Standing {
 	case s == Unsupported:
 		return NodeUnsupported
 	case passes(reason):
-		return nodeWaiting
+		return NodeWaiting
 	}
 	return NodeBlocked
 }

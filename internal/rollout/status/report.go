@@ -25,6 +25,7 @@ func foretold(m *group.Member) []string {
 	return lines
 }
 
+// Report is the state of a node as the CLI, metrics and Events report it.
 func Report(m *group.Member) group.NodeState {
 	if m.Settled != nil {
 		return *m.Settled

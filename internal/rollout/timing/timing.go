@@ -73,6 +73,7 @@ const (
 	ReportAfter = 20 * time.Second
 )
 
+// Latest returns the later of two times.
 func Latest(a, b time.Time) time.Time {
 	if a.Before(b) {
 		return b

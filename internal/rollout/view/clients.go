@@ -92,6 +92,7 @@ func touchesMIG(v *View) bool {
 	})
 }
 
+// Patch is an empty patch of the Node, for what it is needed.
 func (v *View) Patch(why string) action.PatchNode {
 	return action.PatchNode{
 		Node: v.Node.Name, Policy: v.Ref(), Why: why,

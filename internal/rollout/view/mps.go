@@ -18,6 +18,7 @@ func OwnsMPS(devices []v1alpha1.DeviceSpec) bool {
 	return DaemonOf(devices, v1alpha1.MPSDaemonOwnerGPUSharing)
 }
 
+// DaemonOf reports whether a GPU of the list is shared by an MPS daemon of that owner.
 func DaemonOf(devices []v1alpha1.DeviceSpec, owner v1alpha1.MPSDaemonOwner) bool {
 	return slices.ContainsFunc(devices, func(d v1alpha1.DeviceSpec) bool {
 		return d.Sharing.MPS != nil && d.Sharing.MPS.Owner == owner

@@ -16,6 +16,25 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
+// Target is where a node is on its way to: what its policy wishes, its last good state, or its baseline.
+type Target struct {
+	Policy   string
+	Strategy v1alpha1.Strategy // of the policy that asked for it; empty: none did
+	// Actuator is who partitions the GPUs; empty: the agent.
+	Actuator v1alpha1.MIGActuator
+	Config   string // of the device-plugin configuration; empty: the node carries no label
+	Data     string // content of the key; empty if not known
+	Devices  []v1alpha1.DeviceSpec
+	// Expected is what the node must advertise; nil: not known, so it is not verified.
+	Expected map[string]int64
+	// Labels are, besides the key, what labels of the node go back to; a nil value removes the label.
+	Labels map[string]*string
+	// Before says that this is the state in which the node was found.
+	Before bool
+	// Final says that nothing of the operator stays behind: the GPUNode's spec is emptied.
+	Final bool
+}
+
 // ActuatorOf is who partitions the GPUs under a policy; empty for the agent.
 func ActuatorOf(p *v1alpha1.GPUSharingPolicy) v1alpha1.MIGActuator {
 	if p.Spec.Sharing.MIG != nil && p.Spec.Sharing.MIG.Actuator == v1alpha1.MIGActuatorMIGManager {
@@ -80,6 +99,7 @@ func Asked(n *v1alpha1.GPUNode, uuid string) bool {
 	return world.Lists(n.Spec.Devices, uuid) || good != nil && world.Lists(good.Devices, uuid)
 }
 
+// Unpartitioned is a GPU that is not shared and not in MIG mode.
 func Unpartitioned(uuid string) v1alpha1.DeviceSpec {
 	return v1alpha1.DeviceSpec{UUID: uuid, Sharing: v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeDisabled}}
 }
@@ -112,30 +132,13 @@ func Retained(spec v1alpha1.GPUNodeSpec) bool {
 	return spec.Baseline == nil || spec.Release != nil && spec.Release.ReleasePolicy == v1alpha1.ReleasePolicyRetain
 }
 
+// SelectedAt is when the node selected the config of its target; zero if it has not, or if that is not known.
 func SelectedAt(v *View) time.Time {
 	at, _ := timing.Stamped(v.Node.Annotations[v1alpha1.AnnotationSelected], v.Target.Config)
 	return at
 }
 
-// Target is where a node is on its way to: what its policy wishes, its last good state, or its baseline.
-type Target struct {
-	Policy   string
-	Strategy v1alpha1.Strategy // of the policy that asked for it; empty: none did
-	// Actuator is who partitions the GPUs; empty: the agent.
-	Actuator v1alpha1.MIGActuator
-	Config   string // of the device-plugin configuration; empty: the node carries no label
-	Data     string // content of the key; empty if not known
-	Devices  []v1alpha1.DeviceSpec
-	// Expected is what the node must advertise; nil: not known, so it is not verified.
-	Expected map[string]int64
-	// Labels are, besides the key, what labels of the node go back to; a nil value removes the label.
-	Labels map[string]*string
-	// Before says that this is the state in which the node was found.
-	Before bool
-	// Final says that nothing of the operator stays behind: the GPUNode's spec is emptied.
-	Final bool
-}
-
+// Hash identifies the config and the GPUs of the target.
 func (t Target) Hash() string { return policy.Hash(t.Config, t.Devices) }
 
 // Sharing is the target as the spec records it.
@@ -224,6 +227,7 @@ func reached(n *v1alpha1.GPUNode, t Target) bool {
 	return good != nil && good.ConfigName == t.Config && sameDevices(good.Devices, t.Devices)
 }
 
+// Reached reports whether the target was verified before.
 func (v *View) Reached() bool { return reached(&v.Node.GPU, v.Target) }
 
 func sameDevices(a, b []v1alpha1.DeviceSpec) bool {

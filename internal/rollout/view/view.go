@@ -62,6 +62,7 @@ func keepsNVIDIA(v *View, uuid string) bool {
 	return true // not ours to change
 }
 
+// PolicyNode is what a policy needs to know of a node.
 func PolicyNode(n *world.Node) policy.Node {
 	return policy.Node{
 		Name: n.Name, Labels: n.Labels, Devices: n.GPU.Status.Devices, Changed: changed(n.GPU.Spec),
@@ -204,6 +205,7 @@ func (v *View) DrainTimeout() time.Duration {
 	return time.Duration(seconds) * time.Second
 }
 
+// DrainMode is how pods that block the change are handled; WaitForIdle if the policy names none.
 func (v *View) DrainMode() v1alpha1.DrainMode {
 	if mode := v.Rules().Drain.Mode; mode != "" {
 		return mode
@@ -211,6 +213,7 @@ func (v *View) DrainMode() v1alpha1.DrainMode {
 	return v1alpha1.DrainModeWaitForIdle
 }
 
+// Ref names the policy that governs the node, at its generation; zero if none does.
 func (v *View) Ref() action.PolicyRef {
 	if v.Policy == nil {
 		return action.PolicyRef{}
@@ -228,6 +231,7 @@ func Releases(n *world.Node, by *v1alpha1.GPUSharingPolicy) bool {
 	return by == nil || spec.Baseline == nil || spec.PolicyName != by.Name || equality.Semantic.DeepEqual(spec.Release, ReleaseOf(by))
 }
 
+// ReleaseOf is how the policy releases its nodes, as GPUNode.spec records it.
 func ReleaseOf(p *v1alpha1.GPUSharingPolicy) *v1alpha1.Release {
 	return &v1alpha1.Release{
 		PolicyName:     p.Name,

@@ -26,6 +26,7 @@ func demandOf(p *world.Pod) (d group.Demand, asks bool) {
 	return d, true
 }
 
+// DemandsOf lists what the pods of a node request of shared GPUs.
 func DemandsOf(pods []world.Pod) []group.PodDemand {
 	var demands []group.PodDemand
 	for i := range pods {

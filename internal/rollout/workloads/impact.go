@@ -43,6 +43,7 @@ type unmet struct {
 	pods int
 }
 
+// Unmet lists of each policy, by its name, the workloads of which no node meets the request once all policies are in force.
 func Unmet(w *world.World, groups map[string]*group.Group, all []*group.Member, waiting []Waiting) map[string][]string {
 	i := impact{
 		offers: make([]*group.Offer, len(all)), met: map[group.Demand]bool{}, waiting: map[uint64][]string{}, found: map[string]map[unmetKey]*unmet{},

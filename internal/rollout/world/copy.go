@@ -86,6 +86,7 @@ func Owner(n *Node, by *v1alpha1.GPUSharingPolicy) string {
 // CopyOf returns the copy of the baseline in a spec.
 func CopyOf(spec v1alpha1.GPUNodeSpec) string { return SavedOf(spec).Text() }
 
+// SavedOf is the baseline in a spec, as the copy on the Node records it.
 func SavedOf(spec v1alpha1.GPUNodeSpec) SavedBaseline {
 	saved := SavedBaseline{Baseline: *spec.Baseline}
 	if r := spec.Release; r != nil {
@@ -94,6 +95,7 @@ func SavedOf(spec v1alpha1.GPUNodeSpec) SavedBaseline {
 	return saved
 }
 
+// Text is the copy as the annotation of the Node has it.
 func (s SavedBaseline) Text() string {
 	text, err := json.Marshal(s)
 	if err != nil { // cannot be: the types hold strings and numbers only
@@ -102,10 +104,12 @@ func (s SavedBaseline) Text() string {
 	return string(text)
 }
 
+// Lists reports whether a GPU is in a list.
 func Lists(devices []v1alpha1.DeviceSpec, uuid string) bool {
 	return slices.ContainsFunc(devices, func(d v1alpha1.DeviceSpec) bool { return d.UUID == uuid })
 }
 
+// SortedByUUID returns the GPUs in the order of their UUIDs.
 func SortedByUUID(devices []v1alpha1.DeviceSpec) []v1alpha1.DeviceSpec {
 	return slices.SortedFunc(slices.Values(devices), func(a, b v1alpha1.DeviceSpec) int { return cmp.Compare(a.UUID, b.UUID) })
 }

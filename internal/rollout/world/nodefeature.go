@@ -12,18 +12,6 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
 )
 
-// NodeFeatureKind is the kind by which GPU Feature Discovery (GFD) asks Node Feature Discovery (NFD) for labels of a node.
-func NodeFeatureKind() schema.GroupVersionKind {
-	return schema.GroupVersionKind{Group: "nfd.k8s-sigs.io", Version: "v1alpha1", Kind: "NodeFeature"}
-}
-
-const (
-	// LabelNodeName names, on a NodeFeature, the node that it is about.
-	LabelNodeName = "nfd.node.kubernetes.io/node-name"
-	// LabelMPSCapable keeps a pod of NVIDIA's MPS DaemonSet on a node.
-	LabelMPSCapable = NvidiaDomain + "mps.capable"
-)
-
 // NodeFeatures is what the NodeFeature objects of a node say about the label nvidia.com/mps.capable, which keeps a pod of
 // NVIDIA's MPS DaemonSet on the node.
 type NodeFeatures struct {
@@ -35,6 +23,18 @@ type NodeFeatures struct {
 	// Author is the object that Others comes from, as namespace/name; the first by name.
 	Author string
 }
+
+// NodeFeatureKind is the kind by which GPU Feature Discovery (GFD) asks Node Feature Discovery (NFD) for labels of a node.
+func NodeFeatureKind() schema.GroupVersionKind {
+	return schema.GroupVersionKind{Group: "nfd.k8s-sigs.io", Version: "v1alpha1", Kind: "NodeFeature"}
+}
+
+const (
+	// LabelNodeName names, on a NodeFeature, the node that it is about.
+	LabelNodeName = "nfd.node.kubernetes.io/node-name"
+	// LabelMPSCapable keeps a pod of NVIDIA's MPS DaemonSet on a node.
+	LabelMPSCapable = NvidiaDomain + "mps.capable"
+)
 
 // With adds what a NodeFeature says. The namespace is the operator's; empty if it is not known.
 func (f NodeFeatures) With(feature *unstructured.Unstructured, namespace string) NodeFeatures {

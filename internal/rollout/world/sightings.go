@@ -15,6 +15,17 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 )
 
+// Sightings remembers which other controller was seen on each node, and when last, in case the write of the annotation fails or the
+// annotation went with the policy. It is kept by the program that carries decisions out and is lost with it. The zero value has
+// seen none.
+type Sightings struct{ seen map[string]Sighting }
+
+// Sighting is the reason by which another controller was seen on a node, and when last.
+type Sighting struct {
+	Reason string
+	At     time.Time
+}
+
 // OfSlicer says whether an extended resource is one of Red Hat's Dynamic Accelerator Slicer, which offers instances as
 // mig.das.com/<profile>, or of its predecessor InstaSlice (openshift/instaslice-operator).
 func OfSlicer(resource string) bool {
@@ -46,17 +57,6 @@ func offersGPUs(labels map[string]string, spec *corev1.PodSpec) bool {
 
 // DRADriver is the driver of NVIDIA's that offers GPUs in ResourceSlices.
 const DRADriver = "gpu.nvidia.com"
-
-// Sightings remembers which other controller was seen on each node, and when last, in case the write of the annotation fails or the
-// annotation went with the policy. It is kept by the program that carries decisions out and is lost with it. The zero value has
-// seen none.
-type Sightings struct{ seen map[string]Sighting }
-
-// Sighting is the reason by which another controller was seen on a node, and when last.
-type Sighting struct {
-	Reason string
-	At     time.Time
-}
 
 // Note remembers the signs of a pass, the reason for each node or none, and forgets what is past.
 func (s *Sightings) Note(signs iter.Seq2[*Node, string], now time.Time) {

@@ -14,36 +14,6 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
 )
 
-// Users lists the pods that hold GPUs.
-func (w *World) Users() []string {
-	var users []string
-	for i := range w.Nodes {
-		users = append(users, UsersOn(&w.Nodes[i])...)
-	}
-	return users
-}
-
-// UsersOn lists the pods on a node that ask for GPUs, or have some by a ResourceClaim.
-func UsersOn(n *Node) []string {
-	var users []string
-	for p := range n.Pods {
-		if pod := &n.Pods[p]; pod.GPU || pod.Claim != "" {
-			users = append(users, fmt.Sprintf("pod %s/%s", pod.Namespace, pod.Name))
-		}
-	}
-	return users
-}
-
-// ServedByMPS reports whether a pod of NVIDIA's MPS DaemonSet is among the pods of a node.
-func ServedByMPS(pods []Pod) bool {
-	for p := range pods {
-		if pods[p].NodeSelector[LabelMPSCapable] != "" {
-			return true
-		}
-	}
-	return false
-}
-
 // World is everything that a decision depends on, as one pass read it from the cache. Decide changes none of it.
 type World struct {
 	// Now is the time of the pass.
@@ -73,30 +43,6 @@ type World struct {
 	Sightings *Sightings
 	// MpsUsers are the pods that hold GPUs on nodes where NVIDIA's MPS DaemonSet runs. Decide finds them.
 	MpsUsers []string
-}
-
-// DevicePlugin is how NVIDIA's device plugin is installed and whether it reads our ConfigMap.
-type DevicePlugin struct {
-	// Reason is why no policy can be honoured in this cluster: DRAStackActive or NoDevicePlugin. Empty: one can.
-	Reason string
-	// Message says what, where and what to do next; set with Reason, and when something keeps Ready from becoming true.
-	Message string
-	// Ready says that the device plugin is configured to read our ConfigMap. Until then no key is selected on a node.
-	Ready bool
-	// ClusterPolicy says that the GPU Operator runs the device plugin, so that its deploy labels start and stop NVIDIA's
-	// programs on a node. False: a stand-alone device plugin.
-	ClusterPolicy bool
-	// NodeFeatures reports whether the API server has the kind NodeFeature of Node Feature Discovery (NFD).
-	NodeFeatures bool
-	// Operands is what the ClusterPolicy says of NVIDIA's daemon sets; nil with a stand-alone device plugin.
-	Operands *clusterpolicy.Operands
-	// NoMIGManager is why NVIDIA's mig-manager cannot be asked for anything in this cluster; empty: it can.
-	NoMIGManager string
-	// MIGReady says that NVIDIA's mig-manager is configured to read our ConfigMap, and that the file for it is there.
-	MIGReady bool
-	// Configs are the keys that the wiring itself needs in our ConfigMap, each with its content: the default key
-	// (deviceplugin.Default) and those copied from the ConfigMap that was there before us (deviceplugin.Adopt).
-	Configs map[string]string
 }
 
 // Node is a node that has GPUs, with what is on it.
@@ -193,4 +139,58 @@ type Pod struct {
 	Serves bool
 	// Tolerations are its tolerations, but for those that every pod of a daemon set has.
 	Tolerations []corev1.Toleration
+}
+
+// DevicePlugin is how NVIDIA's device plugin is installed and whether it reads our ConfigMap.
+type DevicePlugin struct {
+	// Reason is why no policy can be honoured in this cluster: DRAStackActive or NoDevicePlugin. Empty: one can.
+	Reason string
+	// Message says what, where and what to do next; set with Reason, and when something keeps Ready from becoming true.
+	Message string
+	// Ready says that the device plugin is configured to read our ConfigMap. Until then no key is selected on a node.
+	Ready bool
+	// ClusterPolicy says that the GPU Operator runs the device plugin, so that its deploy labels start and stop NVIDIA's
+	// programs on a node. False: a stand-alone device plugin.
+	ClusterPolicy bool
+	// NodeFeatures reports whether the API server has the kind NodeFeature of Node Feature Discovery (NFD).
+	NodeFeatures bool
+	// Operands is what the ClusterPolicy says of NVIDIA's daemon sets; nil with a stand-alone device plugin.
+	Operands *clusterpolicy.Operands
+	// NoMIGManager is why NVIDIA's mig-manager cannot be asked for anything in this cluster; empty: it can.
+	NoMIGManager string
+	// MIGReady says that NVIDIA's mig-manager is configured to read our ConfigMap, and that the file for it is there.
+	MIGReady bool
+	// Configs are the keys that the wiring itself needs in our ConfigMap, each with its content: the default key
+	// (deviceplugin.Default) and those copied from the ConfigMap that was there before us (deviceplugin.Adopt).
+	Configs map[string]string
+}
+
+// Users lists the pods that hold GPUs.
+func (w *World) Users() []string {
+	var users []string
+	for i := range w.Nodes {
+		users = append(users, UsersOn(&w.Nodes[i])...)
+	}
+	return users
+}
+
+// UsersOn lists the pods on a node that ask for GPUs, or have some by a ResourceClaim.
+func UsersOn(n *Node) []string {
+	var users []string
+	for p := range n.Pods {
+		if pod := &n.Pods[p]; pod.GPU || pod.Claim != "" {
+			users = append(users, fmt.Sprintf("pod %s/%s", pod.Namespace, pod.Name))
+		}
+	}
+	return users
+}
+
+// ServedByMPS reports whether a pod of NVIDIA's MPS DaemonSet is among the pods of a node.
+func ServedByMPS(pods []Pod) bool {
+	for p := range pods {
+		if pods[p].NodeSelector[LabelMPSCapable] != "" {
+			return true
+		}
+	}
+	return false
 }
