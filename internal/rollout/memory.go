@@ -4,8 +4,10 @@
 package rollout
 
 import (
+	"cmp"
 	"maps"
 	"reflect"
+	"slices"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -118,11 +120,48 @@ func (memory *Memory) meet(n *world.Node) *remembered {
 	return r
 }
 
+// meetAll finds what is remembered of each node, by name, and notes the signs of other controllers.
+func (memory *Memory) meetAll(w *world.World) []*remembered {
+	nodes := make([]*world.Node, len(w.Nodes))
+	for i := range w.Nodes {
+		nodes[i] = &w.Nodes[i]
+	}
+	slices.SortFunc(nodes, func(a, b *world.Node) int { return cmp.Compare(a.Name, b.Name) })
+	met := make([]*remembered, len(nodes))
+	for i, n := range nodes {
+		met[i] = memory.meet(n)
+		w.MpsUsers = append(w.MpsUsers, met[i].mpsUsers...)
+	}
+	w.Sightings.Note(func(yield func(*world.Node, string) bool) {
+		for _, r := range met {
+			if !yield(r.node, r.shown) {
+				return
+			}
+		}
+	}, w.Now)
+	return met
+}
+
 // end forgets the nodes that the pass, over so many, did not meet.
 func (memory *Memory) end(met int) {
 	if len(memory.nodes) > met {
 		maps.DeleteFunc(memory.nodes, func(_ string, r *remembered) bool { return r.pass != memory.pass })
 	}
+}
+
+// placing is what nodes are placed by, and where.
+type placing struct {
+	ranking   policy.Ranking
+	groups    map[string]*group.Group
+	tolerated taints.Tolerance
+}
+
+// group returns the group of a policy, which may be gone; that of the empty name has the nodes of which the policy is not known.
+func (in placing) group(name string) *group.Group {
+	if in.groups[name] == nil {
+		in.groups[name] = &group.Group{}
+	}
+	return in.groups[name]
 }
 
 // place puts a node into the group that paces it, and finds out about it what does not stand from the last pass.

@@ -15,26 +15,52 @@
 package rollout
 
 import (
-	"cmp"
 	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/policy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/budget"
-	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/gate"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/group"
-	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/nvidiamig"
-	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/nvidiamps"
-	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/status"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/taints"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/timing"
-	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/view"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/windows"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/workloads"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
+
+// Decision is one safe pass towards what the policies ask.
+type Decision struct {
+	// Actions are what is to be done now, in this order.
+	Actions []action.Action
+	// Policies is the status of each policy by name, complete and ready to be applied: conditions that did not change
+	// keep their last transition time.
+	Policies map[string]v1alpha1.GPUSharingPolicyStatus
+	// Unmet tells of each policy the workloads of which no node meets the request once all policies are in force, a line each.
+	Unmet map[string][]string
+	// Nodes are the states of all nodes that a policy governs or governed, by name.
+	Nodes []group.NodeState
+	// ConfigurePlugin says that the device plugin has to read our ConfigMap: a policy governs some node and is not paused, or a node
+	// is not back at its baseline. Once the ClusterPolicy names our ConfigMap, a policy that governs no node is enough. False: the
+	// ClusterPolicy may be put back to what it was.
+	ConfigurePlugin bool
+	// Held is why devicePlugin.config of the ClusterPolicy must not change now, in either direction; empty if it may.
+	Held string
+	// KeepStrategy is true if a node that no policy changes has GPUs in MIG mode and no config of its own, so that the default
+	// config must offer its instances as mig.strategy of the ClusterPolicy said.
+	KeepStrategy bool
+	// Tolerations are those in the ClusterPolicy that shall be ours: exactly these and no others.
+	Tolerations []corev1.Toleration
+	// ConfigureMIGManager says that NVIDIA's mig-manager has to read our ConfigMap: it partitions the GPUs of some node, or is to go back
+	// to what it did there before.
+	ConfigureMIGManager bool
+	// After is when to decide again though nothing changes, because a deadline or the time of a nudge passes; 0: never.
+	After time.Duration
+}
 
 // Decide is one safe pass towards what the policies ask. The same world gives the same decision, and the world that
 // results from carrying it out gives the next one, so a pass may be cut short anywhere.
@@ -42,176 +68,83 @@ func Decide(w world.World) Decision { return new(Memory).Decide(w) }
 
 // Decide is the function Decide, which does not do again what the memory has kept from the last pass.
 func (memory *Memory) Decide(w world.World) Decision {
-	policies, windows, invalid := windows.Suspend(w.Policies)
-	w.Policies = policies
+	groups := groupsOf(&w)
 	ranking := policy.Rank(w.Policies)
 	memory.begin(&w, ranking)
 	defer memory.end(len(w.Nodes))
 	w.Repeats.Begin(memory.ranked, w.Now)
-	groups := map[string]*group.Group{}
-	for i := range w.Policies {
-		groups[w.Policies[i].Name] = &group.Group{By: &w.Policies[i], Windows: windows[i], Invalid: invalid[i]}
-	}
-	groups[""] = &group.Group{}
-	nodes := make([]*world.Node, len(w.Nodes))
-	for i := range w.Nodes {
-		nodes[i] = &w.Nodes[i]
-	}
-	slices.SortFunc(nodes, func(a, b *world.Node) int { return cmp.Compare(a.Name, b.Name) })
-	met := make([]*remembered, len(nodes))
-	for i, n := range nodes {
-		met[i] = memory.meet(n)
-		w.MpsUsers = append(w.MpsUsers, met[i].mpsUsers...)
-	}
-	w.Sightings.Note(func(yield func(*world.Node, string) bool) {
-		for _, r := range met {
-			if !yield(r.node, r.shown) {
-				return
-			}
-		}
-	}, w.Now)
+
+	met := memory.meetAll(&w)
 	tolerated := taints.Tolerate(&w)
 	all := make([]*group.Member, len(met))
 	for i, r := range met {
 		all[i] = memory.place(&w, r, placing{ranking: ranking, groups: groups, tolerated: tolerated})
 	}
-	return decide(&w, groups, all, tolerated, memory.queue.Of(&w))
-}
 
-// placing is what nodes are placed by, and where.
-type placing struct {
-	ranking   policy.Ranking
-	groups    map[string]*group.Group
-	tolerated taints.Tolerance
-}
-
-// group returns the group of a policy, which may be gone; that of the empty name has the nodes of which the policy is not known.
-func (in placing) group(name string) *group.Group {
-	if in.groups[name] == nil {
-		in.groups[name] = &group.Group{}
-	}
-	return in.groups[name]
-}
-
-// staying is a node that no policy governs, or can, and that stays as it is.
-func staying(w *world.World, n *world.Node, selected policy.Governed) group.Member {
-	m := group.Member{View: &view.View{World: w, Node: n}}
-	m.Judgement = gate.Judgement{State: state.UpToDate, Reason: v1alpha1.ReasonReady, Actions: retain(&m)}
-	if selected.By == nil && !view.Retained(n.GPU.Spec) { // no status of a policy reports why it is not restored
-		m.State, m.Reason, m.Message = state.Unsupported, w.Plugin.Reason, w.Plugin.Message
-	}
-	m.Unserved = selected.By != nil && w.Plugin.Reason != ""
-	m.Slot = budget.SlotOf(&m)
-	return m
-}
-
-// retain leaves a node as it is, without holding it.
-func retain(m *group.Member) []action.Action {
-	actions := gate.LetGo(m.View, "no policy governs the node")
-	if m.Node.GPU.Spec.Baseline == nil && view.Overridden(m.View) {
-		actions = append(actions, nvidiamps.Allow(m.View, true)...)
-	}
-	if spec := m.Node.GPU.Spec; m.World.Plugin.Reason == "" && spec.PolicyName != "" {
-		spec = *spec.DeepCopy()
-		spec.PolicyName, spec.Strategy = "", ""
-		if spec.Baseline == nil {
-			spec = v1alpha1.GPUNodeSpec{}
-		}
-		return append(actions, action.SetSpec{Node: m.Node.Name, Spec: spec, Why: "leaving the node as it is"})
-	}
-	if m.World.Plugin.Reason == "" {
-		actions = append(actions, keepBaseline(m)...)
-	}
-	return actions
-}
-
-// decide decides on all nodes, which come by name.
-func decide(w *world.World, groups map[string]*group.Group, all []*group.Member, tolerated taints.Tolerance, waiting []workloads.Waiting) Decision {
-	d := Decision{Policies: map[string]v1alpha1.GPUSharingPolicyStatus{}, Tolerations: tolerated.Ours, Held: taints.PluginConfigHeld(w)}
-	d.Unmet = workloads.Unmet(w, groups, all, waiting)
+	d := Decision{Policies: map[string]v1alpha1.GPUSharingPolicyStatus{}, Tolerations: tolerated.Ours, Held: taints.PluginConfigHeld(&w)}
+	d.Unmet = workloads.Unmet(&w, groups, all, memory.queue.Of(&w))
 	for name, g := range groups {
-		if name != "" {
-			g.Counted = append(g.Counted, groups[""].Idle...)
-		}
-		budget.Pace(g, w)
-		for _, nodes := range [][]*group.Member{g.Members, g.Leaving, g.Idle} {
-			for _, m := range nodes {
-				budget.Withhold(m, w)
-			}
-		}
+		pace(&w, g, name, groups)
 		if g.By != nil {
-			d.Policies[g.By.Name] = status.Of(g, w, tolerated, d.Unmet[g.By.Name])
+			d.Policies[g.By.Name] = status.Of(g, &w, tolerated, d.Unmet[g.By.Name])
 		}
 	}
+	d.configure(&w, all)
+	for _, m := range all {
+		d.add(&w, m, len(all))
+	}
+	return d
+}
+
+// groupsOf returns the group of each policy by name, as yet without nodes, and that of the nodes of which the policy is not known. It
+// suspends the policies with windows that are invalid.
+func groupsOf(w *world.World) map[string]*group.Group {
+	policies, calendars, invalid := windows.Suspend(w.Policies)
+	w.Policies = policies
+	groups := map[string]*group.Group{"": {}}
+	for i := range w.Policies {
+		groups[w.Policies[i].Name] = &group.Group{By: &w.Policies[i], Windows: calendars[i], Invalid: invalid[i]}
+	}
+	return groups
+}
+
+// pace holds up the nodes of a group that must not change now.
+func pace(w *world.World, g *group.Group, name string, groups map[string]*group.Group) {
+	if name != "" {
+		g.Counted = append(g.Counted, groups[""].Idle...)
+	}
+	budget.Pace(g, w)
+	for _, nodes := range [][]*group.Member{g.Members, g.Leaving, g.Idle} {
+		for _, m := range nodes {
+			budget.Withhold(m, w)
+		}
+	}
+}
+
+// configure decides what NVIDIA's device plugin and mig-manager have to read.
+func (d *Decision) configure(w *world.World, all []*group.Member) {
 	d.ConfigurePlugin = slices.ContainsFunc(all, func(m *group.Member) bool { return m.Brief.NeedsPlugin }) || pluginStaysConfigured(w)
 	d.KeepStrategy = slices.ContainsFunc(all, func(m *group.Member) bool { return m.Brief.ByDefault })
 	d.ConfigureMIGManager = slices.ContainsFunc(all, func(m *group.Member) bool { return m.Brief.NeedsMIGManager })
 	if write, needed := writeConfigs(w, all, d.ConfigureMIGManager); needed && d.ConfigurePlugin {
 		d.Actions, d.After = w.Repeats.Admit(d.Actions, write, w.Now, d.After)
 	}
-	for _, m := range all {
-		if !m.Still {
-			if report, news := status.Reports(m); news {
-				d.Actions, d.After = w.Repeats.Admit(d.Actions, report, w.Now, d.After)
-			}
-		}
-		d.Actions = append(d.Actions, m.Actions...)
-		d.After = timing.Sooner(d.After, m.After)
-		if m.Listed() {
-			if d.Nodes == nil {
-				d.Nodes = make([]group.NodeState, 0, len(all))
-			}
-			d.Nodes = append(d.Nodes, status.Report(m))
+}
+
+// add adds what is done about a node, one of so many, and what is reported of it.
+func (d *Decision) add(w *world.World, m *group.Member, nodes int) {
+	if !m.Still {
+		if report, news := status.Reports(m); news {
+			d.Actions, d.After = w.Repeats.Admit(d.Actions, report, w.Now, d.After)
 		}
 	}
-	return d
-}
-
-func inBrief(m *group.Member) group.Brief {
-	spec := &m.Node.GPU.Spec
-	b := group.Brief{NeedsPlugin: needsPlugin(m), ByDefault: byDefault(m), NeedsMIGManager: nvidiamig.UsesConfigs(m.View) && !m.OnPaper(), Offer: workloads.OfferOf(m)}
-	b.Configs = [...]string{m.Node.Labels[v1alpha1.LabelConfig], spec.ConfigName, ""}
-	if good := m.Node.GPU.Status.Rollout.LastGood; good != nil {
-		b.Configs[2] = good.ConfigName
+	d.Actions = append(d.Actions, m.Actions...)
+	d.After = timing.Sooner(d.After, m.After)
+	if !m.Listed() {
+		return
 	}
-	return b
-}
-
-// needsPlugin says whether the device plugin of the node has to read our ConfigMap: a policy governs it, or did. One that is
-// paused from the start changes nothing, and pointing the plugin at us restarts it on every node.
-func needsPlugin(m *group.Member) bool {
-	return m.Policy != nil && !m.Policy.Spec.Rollout.Paused || m.Node.GPU.Spec.Baseline != nil
-}
-
-// pluginStaysConfigured reports whether the ClusterPolicy keeps naming our ConfigMap though no node needs that now: a policy may govern the
-// next one. To change the ClusterPolicy restarts NVIDIA's programs on every node, and a pool of nodes may scale to zero often.
-func pluginStaysConfigured(w *world.World) bool {
-	return w.Plugin.ClusterPolicy && w.Plugin.Ready && slices.ContainsFunc(w.Policies, func(p v1alpha1.GPUSharingPolicy) bool {
-		return p.DeletionTimestamp.IsZero() && !p.Spec.Rollout.Paused
-	})
-}
-
-// ByDefault reports whether the node gets the default config and has instances.
-func byDefault(m *group.Member) bool {
-	_, labelled := m.Node.Labels[v1alpha1.LabelConfig]
-	return (m.Policy == nil || m.OnPaper()) && m.Node.GPU.Spec.Baseline == nil && !labelled &&
-		slices.ContainsFunc(m.Node.GPU.Status.Devices, func(d v1alpha1.DeviceStatus) bool { return d.Sharing.MIGMode == v1alpha1.MIGModeEnabled })
-}
-
-// keepBaseline writes again what either object has lost of the baseline of a node that stays as it is.
-func keepBaseline(m *group.Member) []action.Action {
-	spec := m.Node.GPU.Spec
-	if spec.Baseline == nil {
-		return nil
+	if d.Nodes == nil {
+		d.Nodes = make([]group.NodeState, 0, nodes)
 	}
-	var actions []action.Action
-	if _, has := m.Node.Annotations[v1alpha1.AnnotationBaseline]; !has {
-		patch := m.Patch("recording the baseline")
-		patch.Annotations[v1alpha1.AnnotationBaseline] = new(world.CopyOf(spec))
-		actions = append(actions, patch)
-	}
-	if m.Node.BaselineLost {
-		actions = append(actions, action.SetSpec{Node: m.Node.Name, Spec: spec, Why: "recording the baseline"})
-	}
-	return actions
+	d.Nodes = append(d.Nodes, status.Report(m))
 }

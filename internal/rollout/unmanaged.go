@@ -1,0 +1,67 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout
+
+import (
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/policy"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/budget"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/gate"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/group"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/nvidiamps"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/view"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
+)
+
+// staying is a node that no policy governs, or can, and that stays as it is.
+func staying(w *world.World, n *world.Node, selected policy.Governed) group.Member {
+	m := group.Member{View: &view.View{World: w, Node: n}}
+	m.Judgement = gate.Judgement{State: state.UpToDate, Reason: v1alpha1.ReasonReady, Actions: retain(&m)}
+	if selected.By == nil && !view.Retained(n.GPU.Spec) { // no status of a policy reports why it is not restored
+		m.State, m.Reason, m.Message = state.Unsupported, w.Plugin.Reason, w.Plugin.Message
+	}
+	m.Unserved = selected.By != nil && w.Plugin.Reason != ""
+	m.Slot = budget.SlotOf(&m)
+	return m
+}
+
+// retain leaves a node as it is, without holding it.
+func retain(m *group.Member) []action.Action {
+	actions := gate.LetGo(m.View, "no policy governs the node")
+	if m.Node.GPU.Spec.Baseline == nil && view.Overridden(m.View) {
+		actions = append(actions, nvidiamps.Allow(m.View, true)...)
+	}
+	if spec := m.Node.GPU.Spec; m.World.Plugin.Reason == "" && spec.PolicyName != "" {
+		spec = *spec.DeepCopy()
+		spec.PolicyName, spec.Strategy = "", ""
+		if spec.Baseline == nil {
+			spec = v1alpha1.GPUNodeSpec{}
+		}
+		return append(actions, action.SetSpec{Node: m.Node.Name, Spec: spec, Why: "leaving the node as it is"})
+	}
+	if m.World.Plugin.Reason == "" {
+		actions = append(actions, keepBaseline(m)...)
+	}
+	return actions
+}
+
+// keepBaseline writes again what either object has lost of the baseline of a node that stays as it is.
+func keepBaseline(m *group.Member) []action.Action {
+	spec := m.Node.GPU.Spec
+	if spec.Baseline == nil {
+		return nil
+	}
+	var actions []action.Action
+	if _, has := m.Node.Annotations[v1alpha1.AnnotationBaseline]; !has {
+		patch := m.Patch("recording the baseline")
+		patch.Annotations[v1alpha1.AnnotationBaseline] = new(world.CopyOf(spec))
+		actions = append(actions, patch)
+	}
+	if m.Node.BaselineLost {
+		actions = append(actions, action.SetSpec{Node: m.Node.Name, Spec: spec, Why: "recording the baseline"})
+	}
+	return actions
+}
