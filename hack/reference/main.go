@@ -7,7 +7,6 @@
 package main
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"go/ast"
@@ -133,8 +132,8 @@ func writeStates(text *strings.Builder, files *token.FileSet) error {
 		if of, named := spec.Type.(*ast.Ident); !named || of.Name != "State" {
 			return true
 		}
-		meaning := cmp.Or(oneLine(spec.Comment.Text()), "It advertises what it must.")
-		fmt.Fprintf(text, "| `%s` | %s |\n", literalOf(spec.Values[0]), cell(capital(strings.TrimSuffix(meaning, ".")+".")))
+		meaning := strings.TrimSuffix(oneLine(spec.Comment.Text()), ".") + "."
+		fmt.Fprintf(text, "| `%s` | %s |\n", literalOf(spec.Values[0]), cell(capital(meaning)))
 		rows++
 		return true
 	})

@@ -52,8 +52,8 @@ func TestOfFortyNodesNoneIsPrintedAsReadyThatIsNot(t *testing.T) {
 		g.Expect(listed[0].NodeName).To(Equal("t4"))
 		states := printed(w)
 		g.Expect(states).To(HaveLen(40))
-		g.Expect(states).To(HaveKeyWithValue("t4", "policy research   MIGNotSupported (Impossible)"))
-		g.Expect(states).To(HaveKeyWithValue("a38", "policy research   WaitingForBudget (StaleDisruptive)"))
+		g.Expect(states).To(HaveKeyWithValue("t4", "policy research   MIGNotSupported (Unsupported)"))
+		g.Expect(states).To(HaveKeyWithValue("a38", "policy research   WaitingForBudget (PendingDisruptive)"))
 		g.Expect(states).NotTo(ContainElement(HaveSuffix("Ready")))
 	})
 	t.Run("ten nodes are worse than the one that is not listed", func(t *testing.T) {
@@ -67,7 +67,7 @@ func TestOfFortyNodesNoneIsPrintedAsReadyThatIsNot(t *testing.T) {
 		}
 		states := printed(w)
 		g.Expect(states).To(HaveKeyWithValue("a09", "policy research   ApplyTimedOut (Failed)"))
-		g.Expect(states).To(HaveKeyWithValue("t4", "policy research   MIGNotSupported (Impossible)"))
+		g.Expect(states).To(HaveKeyWithValue("t4", "policy research   MIGNotSupported (Unsupported)"))
 		g.Expect(states).NotTo(ContainElement(HaveSuffix("Ready")))
 	})
 	t.Run("the objects of the nodes show fewer than the policy counts", func(t *testing.T) {

@@ -53,8 +53,8 @@ func TestOfFortyNodesTheWorstTenAreListed(t *testing.T) {
 		g.Expect(p.Message).NotTo(BeEmpty())
 	}
 	g.Expect(listed).To(HaveExactElements(
-		"worst LayoutDoesNotFit (Failed)", "t4-1 MIGNotSupported (Impossible)", "t4-2 MIGNotSupported (Impossible)",
-		"busy GPUInUse (StaleDisruptive)", "lost AgentNotReporting (Undiscovered)",
+		"worst LayoutDoesNotFit (Failed)", "t4-1 MIGNotSupported (Unsupported)", "t4-2 MIGNotSupported (Unsupported)",
+		"busy GPUInUse (PendingDisruptive)", "lost AgentNotReporting (Unknown)",
 		HavePrefix("a00 "), HavePrefix("a01 "), HavePrefix("a02 "), HavePrefix("a03 "), HavePrefix("a04 "),
 	))
 	g.Expect(s.Nodes).To(Equal(v1alpha1.NodeCounts{Matched: 40, Failed: 3, Waiting: 37, Blocked: 2}))

@@ -49,7 +49,7 @@ func TestStatuses(t *testing.T) {
 			c.pass()
 			return c
 		},
-		"impossible on one node": func() *cluster {
+		"unsupported on one node": func() *cluster {
 			c := newCluster()
 			c.add("a", sim.A100)
 			c.add("t", sim.T4)

@@ -31,7 +31,7 @@ func next(v *view.View) gate.Judgement {
 	if !v.Node.AgentReady && v.Node.GPU.Spec.Reboot != nil {
 		return maintenance.Down(v)
 	}
-	if j, is := Undiscovered(v); is {
+	if j, is := NotReporting(v); is {
 		return j
 	}
 	if v.Unsupported != nil {

@@ -163,8 +163,8 @@ func asProblem(err error) *plan.Problem {
 	return &plan.Problem{Reason: v1alpha1.ReasonStepFailed, Message: err.Error()}
 }
 
-// Undiscovered is the judgement of a node of whose GPUs nothing is known.
-func Undiscovered(v *view.View) (gate.Judgement, bool) {
+// NotReporting is the judgement of a node of whose GPUs nothing is known: its agent does not report.
+func NotReporting(v *view.View) (gate.Judgement, bool) {
 	j := gate.Judgement{State: state.Unknown, Reason: v1alpha1.ReasonAgentNotReporting}
 	c, found := condition.Find(v.Node.GPU.Status.Conditions, v1alpha1.ConditionDiscovered)
 	switch value := v.Node.Labels[v1alpha1.LabelClient]; {

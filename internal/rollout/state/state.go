@@ -3,23 +3,23 @@
 
 package state
 
-// State is how far a node is on its way. It is derived in each pass and never stored.
+// State is how far a node is on its way. It is derived in each reconcile and never stored.
 type State string
 
 // The states, in the order in which a disruptive change goes through them.
 const (
-	Unknown              State = "Undiscovered"    // the agent has not reported the GPUs, or does not run
-	Unsupported          State = "Impossible"      // the wish cannot be met on this node until it or the node changes
-	PendingNonDisruptive State = "StaleGentle"     // differs from the wish; no step needs anything idle
-	PendingDisruptive    State = "StaleDisruptive" // differs from the wish; some step needs a GPU or instance idle
-	Draining             State = "Draining"        // tainted; pods or processes hold what must be freed
-	PausingClients       State = "Quiescing"       // drained; NVIDIA's own clients must close their handles
-	Idle                 State = "Quiet"           // nothing is in the way
-	Applying             State = "Applying"        // the agent changes the GPUs
-	Failed               State = "Failed"          // the wish failed here; the node goes back to its last good state
-	Selecting            State = "Selecting"       // the device-plugin configuration is made visible and selected
-	Verifying            State = "Verifying"       // the node does not yet advertise what it must
-	Releasing            State = "Releasing"       // done but for our taint
-	Degraded             State = "Degraded"        // was up to date and does not advertise that any more; nothing is changed
-	UpToDate             State = "UpToDate"
+	Unknown              State = "Unknown"              // the agent has not reported the GPUs, or does not run
+	Unsupported          State = "Unsupported"          // the node cannot satisfy the policy until the policy or the node changes
+	PendingNonDisruptive State = "PendingNonDisruptive" // differs from the desired state; no step needs a GPU or instance idle
+	PendingDisruptive    State = "PendingDisruptive"    // differs from the desired state; some step needs a GPU or instance idle
+	Draining             State = "Draining"             // tainted; pods or processes use what must be idle
+	PausingClients       State = "PausingClients"       // drained; NVIDIA's own GPU clients must end
+	Idle                 State = "Idle"                 // nothing blocks the change
+	Applying             State = "Applying"             // the agent changes the GPUs
+	Failed               State = "Failed"               // the change failed; the node is rolled back to its last good state
+	Selecting            State = "Selecting"            // the config of the device plugin is made visible and selected
+	Verifying            State = "Verifying"            // the node does not advertise yet what it must
+	Releasing            State = "Releasing"            // done but for the operator's taint
+	Degraded             State = "Degraded"             // was up to date and no longer advertises what it must; nothing is changed
+	UpToDate             State = "UpToDate"             // the node advertises what it must
 )

@@ -73,12 +73,12 @@ func StartingUp(v *view.View) *corev1.Taint {
 // has reported: nobody will make such a node ready, and before that a policy that selects by GPU may still turn out to
 // govern it.
 func wantStartup(m *group.Member, g policy.Governed, awaited *v1alpha1.GPUSharingPolicy, t Tolerance) bool {
-	_, undiscovered := change.Undiscovered(m.View)
+	_, silent := change.NotReporting(m.View)
 	has := StartingUp(m.View) != nil
 	switch {
 	case m.World.Plugin.Reason != "" && g.By != nil:
 		return has // the policy is not honoured yet
-	case g.By == nil && !undiscovered:
+	case g.By == nil && !silent:
 		return false
 	case g.By != nil && m.State == state.UpToDate:
 		return false

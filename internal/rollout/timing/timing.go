@@ -9,19 +9,6 @@ import (
 	"time"
 )
 
-// Where a policy asks for it (sharing.mig.actuator: MIGManager), NVIDIA's mig-manager partitions the GPUs in place of our
-// agent. It is driven by one label of the node, which names a configuration in a file that all nodes share, and answers
-// with another. It drains nobody and knows no deadline, so all around it is done here:
-//
-//	prepared  it runs on the node and reads our file, with the configuration in it
-//	drained   nobody uses a GPU that it clears, as for any disruptive change
-//	aside     the spec names the configuration, and the agent has closed the driver
-//	asked     the label names it, the state is removed in the same patch; a stamp on the node tells since when
-//	success   the spec no longer names it, so the agent looks: what counts is what NVML says
-//	failed    or no answer in time: the node goes back to its last good state, in the same way
-//
-// Its own label says true all the while. It pauses NVIDIA's clients itself.
-
 // ManagerTimeout is how long mig-manager may take: it waits five minutes for each of NVIDIA's clients to end.
 const ManagerTimeout = 20 * time.Minute
 
