@@ -5,8 +5,8 @@ package agent
 
 import (
 	"fmt"
-	"strings"
 
+	"github.com/gpusharing/gpu-sharing-operator/internal/format"
 	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
 )
 
@@ -23,7 +23,7 @@ func blockedBy(s plan.Step, blockers []plan.Blocker) string {
 		}
 		names = append(names, nameOf(b))
 	}
-	return fmt.Sprintf("%s: waiting for %s to leave it", s, join(names))
+	return fmt.Sprintf("%s: waiting for %s to leave it", s, format.Join(names))
 }
 
 // nameOf names who blocks a step, as a user would look for it.
@@ -37,13 +37,6 @@ func nameOf(b plan.Blocker) string {
 		return fmt.Sprintf("process %d (%s)", b.Process.PID, b.Process.Name)
 	}
 	return "somebody"
-}
-
-func join(parts []string) string {
-	if len(parts) < 2 {
-		return strings.Join(parts, "")
-	}
-	return strings.Join(parts[:len(parts)-1], ", ") + " and " + parts[len(parts)-1]
 }
 
 func gpus(n int) string {

@@ -15,6 +15,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	ac "github.com/gpusharing/gpu-sharing-operator/api/v1alpha1/applyconfiguration/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
+	"github.com/gpusharing/gpu-sharing-operator/internal/format"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/mps"
 	"github.com/gpusharing/gpu-sharing-operator/internal/ssa"
@@ -127,13 +128,13 @@ func applied(node *v1alpha1.GPUNode, r report, able error) metav1.Condition {
 		c.Status, c.Reason, c.Message = metav1.ConditionUnknown, reasonOf(r.failed), "not known, see Discovered"
 	case len(o.unknown) > 0:
 		c.Reason = v1alpha1.ReasonUnknownDevice
-		c.Message = fmt.Sprintf("the node has no GPU %s (any more); the controller plans anew from status.devices", join(o.unknown))
+		c.Message = fmt.Sprintf("the node has no GPU %s (any more); the controller plans anew from status.devices", format.Join(o.unknown))
 	case len(o.unmet) > 0 && node.Spec.MIGActuator == v1alpha1.MIGActuatorMIGManager:
 		c.Reason = v1alpha1.ReasonApplying
-		c.Message = join(o.unmet) + ": not as wished, and NVIDIA's mig-manager partitions the GPUs of this node"
+		c.Message = format.Join(o.unmet) + ": not as wished, and NVIDIA's mig-manager partitions the GPUs of this node"
 	case len(o.unmet) > 0:
 		c.Reason = v1alpha1.ReasonApplying
-		c.Message = join(o.unmet) + ": not as wished yet; a change by somebody else, such as the end of NVIDIA's own MPS daemon, is waited for"
+		c.Message = format.Join(o.unmet) + ": not as wished yet; a change by somebody else, such as the end of NVIDIA's own MPS daemon, is waited for"
 	case len(node.Spec.Devices) == 0:
 		c.Status, c.Reason, c.Message = metav1.ConditionTrue, v1alpha1.ReasonNoPolicy, "no policy asks for a change of a GPU"
 	default:
@@ -201,7 +202,7 @@ func rebootRequired(o outcome, able error) metav1.Condition {
 
 // rebootState says where a reboot stands.
 func rebootState(o outcome, able error) string {
-	what := join(o.pending) + " cannot be reset on this node; "
+	what := format.Join(o.pending) + " cannot be reset on this node; "
 	switch {
 	case o.reboot.inVain:
 		return what + "it was rebooted, and the MIG mode has not changed all the same; it is not rebooted again for this; " +
@@ -211,7 +212,7 @@ func rebootState(o outcome, able error) string {
 	case o.reboot.failed != nil:
 		return fmt.Sprintf("%sit could not be rebooted: %v; it is tried again", what, o.reboot.failed)
 	case len(o.reboot.waits) > 0:
-		return what + "it is rebooted once nobody uses its GPUs, now: " + join(o.reboot.waits)
+		return what + "it is rebooted once nobody uses its GPUs, now: " + format.Join(o.reboot.waits)
 	case able != nil:
 		return fmt.Sprintf("%sreboot the node, and the MIG mode changes; the agent cannot do it: %v", what, able)
 	}

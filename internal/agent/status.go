@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/format"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
 )
@@ -45,12 +46,12 @@ func sumOf(devices []v1alpha1.DeviceStatus) string {
 	for i, product := range products {
 		products[i] = fmt.Sprintf("%d× %s", counts[product], cmp.Or(product, "unknown"))
 	}
-	return cut(strings.Join(products, ", "), maxSum)
+	return format.First(strings.Join(products, ", "), maxSum)
 }
 
 func deviceStatus(d gpu.Device) v1alpha1.DeviceStatus {
 	s := v1alpha1.DeviceStatus{
-		UUID: d.UUID, Index: number(d.Index), Product: cut(gpu.ProductLabel(d.Product), maxProduct), MemoryMiB: d.MemoryMiB,
+		UUID: d.UUID, Index: number(d.Index), Product: format.First(gpu.ProductLabel(d.Product), maxProduct), MemoryMiB: d.MemoryMiB,
 		ComputeCapability: d.ComputeCapability.String(), Virtual: d.Virtual, License: v1alpha1.LicenseState(d.License), MIGCapable: d.MIGCapable,
 		ComputeMode: computeMode(d.State.ComputeMode), Sharing: plan.Observed(d),
 		Instances: instances(d.State.Instances), Profiles: profiles(d.Profiles),
@@ -109,7 +110,7 @@ func processes(users []gpu.Process) []v1alpha1.ProcessStatus {
 	sorted := slices.SortedStableFunc(slices.Values(users), func(a, b gpu.Process) int { return cmp.Compare(a.PID, b.PID) })
 	return listed(sorted, maxProcesses, func(p gpu.Process) v1alpha1.ProcessStatus {
 		return v1alpha1.ProcessStatus{
-			PID: int64(p.PID), Name: cut(p.Name, maxName), Instance: instance(p.Instance), PodUID: p.PodUID, ContainerID: p.ContainerID,
+			PID: int64(p.PID), Name: format.First(p.Name, maxName), Instance: instance(p.Instance), PodUID: p.PodUID, ContainerID: p.ContainerID,
 		}
 	}, func(s v1alpha1.ProcessStatus) int64 { return s.PID })
 }
@@ -155,12 +156,4 @@ func instance(id int) *int32 {
 // number is a count, an id or a position of the API, none of which is negative.
 func number(n int) int32 {
 	return int32(min(max(n, 0), math.MaxInt32))
-}
-
-// cut keeps the first characters.
-func cut(s string, most int) string {
-	if runes := []rune(s); len(runes) > most {
-		return string(runes[:most])
-	}
-	return s
 }

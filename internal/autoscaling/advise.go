@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/format"
 	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/policy"
 )
@@ -348,7 +349,7 @@ func (e *entry) status() v1alpha1.NodeGroupStatus {
 		Kind: e.g.Kind, Namespace: e.g.Namespace, Name: e.g.Name, UID: uid, Autoscaler: e.g.autoscaler(), Nodes: int32(e.shape.nodes),
 		Product: e.shape.product, GPUsPerNode: int32(e.shape.count), InstanceTypes: e.shape.instanceTypes[:min(len(e.shape.instanceTypes), 32)],
 		Resources: listed(e.resources), Advertised: listed(e.shape.advertised), Written: e.written,
-		Reason: findings[0].reason, Message: cut(strings.Join(messages, ". "), longest),
+		Reason: findings[0].reason, Message: format.Cut(strings.Join(messages, ". "), longest),
 	}
 }
 
@@ -361,13 +362,6 @@ func listed(counts map[string]int64) []v1alpha1.NodeResource {
 		}
 	}
 	return all
-}
-
-func cut(s string, most int) string {
-	if runes := []rune(s); len(runes) > most {
-		return string(runes[:most-1]) + "…"
-	}
-	return s
 }
 
 // Listed are the node groups as the status of a policy lists them. If they are too many, those to which the operator has written come first:

@@ -13,22 +13,20 @@ import (
 	"slices"
 	"strings"
 	"time"
-	"unicode/utf8"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/format"
 )
 
 // MaxMessage is the longest message of a condition in characters, from the schema of metav1.Condition.
 const MaxMessage = 32768
 
-const ellipsis = "…"
-
 // Set returns the conditions with c in place of the one of its type. The time of the transition is now if the status
 // changed or the condition is new, and is kept otherwise. A message that the API would refuse is cut.
 func Set(conditions []metav1.Condition, c metav1.Condition, now time.Time) []metav1.Condition {
-	c.Message = cut(c.Message)
+	c.Message = format.Cut(strings.ToValidUTF8(c.Message, "�"), MaxMessage)
 	c.LastTransitionTime = metav1.NewTime(now.Truncate(time.Second))
 	if old, found := Find(conditions, c.Type); found && old.Status == c.Status && old.LastTransitionTime.Unix() > 0 { // 0: the API's default
 		c.LastTransitionTime = old.LastTransitionTime
@@ -140,13 +138,4 @@ func firstNotTrue(conditions []metav1.Condition, dependents []string) (metav1.Co
 func sorted(conditions []metav1.Condition) []metav1.Condition {
 	slices.SortFunc(conditions, func(a, b metav1.Condition) int { return cmp.Compare(a.Type, b.Type) })
 	return conditions
-}
-
-// cut makes a message one that the API takes: valid UTF-8 of at most MaxMessage characters.
-func cut(message string) string {
-	message = strings.ToValidUTF8(message, "�")
-	if utf8.RuneCountInString(message) <= MaxMessage {
-		return message
-	}
-	return string([]rune(message)[:MaxMessage-1]) + ellipsis
 }

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/format"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 )
 
@@ -29,5 +30,5 @@ func devices(list []gpu.Device) string {
 	for _, d := range list {
 		parts = append(parts, d.String())
 	}
-	return join(parts)
+	return format.Join(parts)
 }

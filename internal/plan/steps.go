@@ -8,8 +8,8 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 
+	"github.com/gpusharing/gpu-sharing-operator/internal/format"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 )
 
@@ -205,7 +205,7 @@ func (s startMPS) memory() string {
 	if same {
 		return memoryLimit(s.daemon.Devices[0].PinnedMemoryLimitMiB)
 	}
-	return join(limits)
+	return format.Join(limits)
 }
 
 func memoryLimit(mib int64) string {
@@ -252,14 +252,7 @@ func names(goals []goal) string {
 	for _, g := range goals {
 		parts = append(parts, g.device.String())
 	}
-	return join(parts)
-}
-
-func join(parts []string) string {
-	if len(parts) < 2 {
-		return strings.Join(parts, "")
-	}
-	return strings.Join(parts[:len(parts)-1], ", ") + " and " + parts[len(parts)-1]
+	return format.Join(parts)
 }
 
 // only is the UUID of the one GPU; empty if there are several.

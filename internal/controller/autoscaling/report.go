@@ -17,6 +17,7 @@ import (
 	applyv1alpha1 "github.com/gpusharing/gpu-sharing-operator/api/v1alpha1/applyconfiguration/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/autoscaling"
 	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
+	"github.com/gpusharing/gpu-sharing-operator/internal/format"
 	"github.com/gpusharing/gpu-sharing-operator/internal/ssa"
 )
 
@@ -85,17 +86,10 @@ func (c *Controller) reportPolicy(
 		if is.Status == metav1.ConditionFalse && is.Reason != v1alpha1.ReasonAdviceOnly {
 			kind = corev1.EventTypeWarning
 		}
-		c.events.Eventf(p, nil, kind, is.Reason, "Autoscaling", "%s", cut(is.Message))
+		c.events.Eventf(p, nil, kind, is.Reason, "Autoscaling", "%s", format.CutBytes(is.Message, maxNote))
 	}
 	return nil
 }
 
-// cut makes a message one that an Event takes.
-func cut(message string) string {
-	const most = 1000 // bytes, of 1024
-	if len(message) <= most {
-		return message
-	}
-	runes := []rune(message)
-	return string(runes[:min(len(runes), most/4)]) + "…"
-}
+// maxNote is the longest note of an Event in bytes, from the API server's validation.
+const maxNote = 1024

@@ -18,6 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/autoscaling"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/timing"
 )
 
 const (
@@ -51,7 +52,7 @@ func (c *Controller) write(ctx context.Context, w *autoscaling.World, writes []a
 			continue
 		}
 		if age := w.Now.Sub(r.at); age < refusedAgain {
-			after = sooner(after, refusedAgain-age)
+			after = timing.Sooner(after, refusedAgain-age)
 		}
 	}
 	for _, write := range writes {
@@ -66,11 +67,11 @@ func (c *Controller) write(ctx context.Context, w *autoscaling.World, writes []a
 			log.FromContext(ctx).Info("Wrote for the autoscaler", "object", target)
 			delete(c.refused, target)
 		case isOutdated(err):
-			after = sooner(after, staleAgain) // the object changed or went: the next pass decides anew
+			after = timing.Sooner(after, staleAgain) // the object changed or went: the next pass decides anew
 		default:
 			log.FromContext(ctx).Error(err, "Writing for the autoscaler", "object", target)
 			c.refused[target] = refusal{autoscaling.Refusal{Forbidden: apierrors.IsForbidden(err), Conflict: apierrors.IsConflict(err), Message: err.Error()}, content, w.Now}
-			after = sooner(after, staleAgain) // to report it
+			after = timing.Sooner(after, staleAgain) // to report it
 		}
 	}
 	return after
@@ -84,13 +85,6 @@ func contentOf(write autoscaling.Write) autoscaling.Write {
 		write.Annotate = &a
 	}
 	return write
-}
-
-func sooner(a, b time.Duration) time.Duration {
-	if a == 0 || b < a {
-		return b
-	}
-	return a
 }
 
 func (c *Controller) writeOne(ctx context.Context, write autoscaling.Write) error {

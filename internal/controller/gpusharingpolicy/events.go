@@ -18,6 +18,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
+	"github.com/gpusharing/gpu-sharing-operator/internal/format"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
 )
 
@@ -48,15 +49,11 @@ var (
 	eventReasonWaits   = announcement{Type: corev1.EventTypeWarning, Action: "Rollout"}
 )
 
-// maxNote is the longest note of an Event, from the API server's validation.
+// maxNote is the longest note of an Event in bytes, from the API server's validation.
 const maxNote = 1024
 
 func (p *pass) emit(e announcement, regarding, related runtime.Object, note string) {
-	if len(note) > maxNote {
-		const ellipsis = "…"
-		note = string([]rune(note)[:(maxNote-len(ellipsis))/4]) + ellipsis
-	}
-	p.Events.Eventf(regarding, related, e.Type, e.Reason, e.Action, "%s", note)
+	p.Events.Eventf(regarding, related, e.Type, e.Reason, e.Action, "%s", format.CutBytes(note, maxNote))
 }
 
 // announce tells about an action, on the policy that asked for it if one did and on the node.
