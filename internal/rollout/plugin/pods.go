@@ -19,7 +19,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
-// configManager begins the names of the containers that follow the label of the node (contract §2.1).
+// configManager begins the names of the containers that follow the label of the node.
 const configManager = "config-manager"
 
 // pluginStarts is how long the daemon set of the device plugin may take to bring a pod to the node.
