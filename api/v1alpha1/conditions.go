@@ -29,7 +29,7 @@ const (
 	ConditionApplied = "Applied"
 	// ConditionApplyStalled is true when the agent can do nothing more until the desired state or the node is changed.
 	ConditionApplyStalled = "ApplyStalled"
-	// ConditionRebootRequired is true when a GPU takes its wished MIG mode only at the next reboot.
+	// ConditionRebootRequired is true when a GPU takes the desired MIG mode only at the next reboot.
 	ConditionRebootRequired = "RebootRequired"
 	// ConditionLicenseMissing is true when a vGPU of the node has no license. It changes nothing about how the GPU is shared.
 	ConditionLicenseMissing = "LicenseMissing"
@@ -62,7 +62,7 @@ const (
 	ReasonTaintsPresent = "TaintsPresent"
 	// ReasonTolerationsChanging: NVIDIA's programs get the toleration first. The taints follow.
 	ReasonTolerationsChanging = "TolerationsChanging"
-	// ReasonTolerationMissing: NVIDIA's programs do not tolerate a taint, and it is for somebody else to change that.
+	// ReasonTolerationMissing: NVIDIA's programs do not tolerate a taint, and the operator may not change that.
 	ReasonTolerationMissing = "TolerationMissing"
 	// ReasonTaintConflict: a node has a taint of that key and effect with another value, which the operator did not put there.
 	ReasonTaintConflict = "TaintConflict"
@@ -133,7 +133,7 @@ const (
 
 // Reasons of a policy's Ready condition, and of its pending nodes.
 const (
-	// ReasonReady: everything is as it is wished.
+	// ReasonReady: everything matches the desired state.
 	ReasonReady = "Ready"
 	// ReasonAgentNotReporting: the agent of the node does not run or has not reported its GPUs.
 	ReasonAgentNotReporting = "AgentNotReporting"
@@ -185,7 +185,7 @@ const (
 	ReasonProgressing = "Progressing"
 )
 
-// Reasons for which a wish cannot be met on a node until the wish or the node is changed.
+// Reasons for which a node cannot satisfy a policy until the policy or the node is changed.
 const (
 	// ReasonProfileNotAvailable: the GPU has no such MIG profile.
 	ReasonProfileNotAvailable = "ProfileNotAvailable"
@@ -212,7 +212,7 @@ const (
 	ReasonVirtualGPUNotSupported = "VirtualGPUNotSupported"
 	// ReasonProcessesUnknown: the driver does not report which processes use a GPU, so that no disruptive change is safe.
 	ReasonProcessesUnknown = "ProcessesUnknown"
-	// ReasonMIGActive: a GPU in MIG mode is in the way of MPS or time-slicing on the same node.
+	// ReasonMIGActive: a GPU in MIG mode rules out MPS or time-slicing on the same node.
 	ReasonMIGActive = "MIGActive"
 	// ReasonNoMIGManager: the policy asks for NVIDIA's mig-manager, which does not run on the node.
 	ReasonNoMIGManager = "NoMIGManager"
@@ -221,7 +221,7 @@ const (
 	ReasonReplicasDiffer = "ReplicasDiffer"
 )
 
-// Reasons of a node on which somebody left something half-done. Its policy lists such a node in status.pending, also one
+// Reasons of a node on which something is left half-done. Its policy lists such a node in status.pending, also one
 // that advertises what it must.
 const (
 	// ReasonClientsLeftPaused: NVIDIA's GPU clients are paused by their deploy labels though nobody changes anything any more;
@@ -262,7 +262,7 @@ const (
 	ReasonComputeModeLeft = "ComputeModeLeft"
 )
 
-// Reasons of a node on which somebody else works too. It is told to both and not fought over.
+// Reasons of a node on which another controller works too. The operator reports it, and does not fight.
 const (
 	// ReasonSlicerActive: another operator that partitions GPUs, such as Red Hat's Dynamic Accelerator Slicer (InstaSlice),
 	// serves the node; nothing is changed there.
@@ -273,10 +273,10 @@ const (
 	// ReasonConfigLabelReset: another controller sets nvidia.com/device-plugin.config on the node again, after the operator had
 	// selected a configuration by it. The operator sets it at most once in an hour.
 	ReasonConfigLabelReset = "ConfigLabelReset"
-	// ReasonMIGManagerUnfenced: somebody lets NVIDIA's mig-manager back onto a node that the operator partitions. It was set
+	// ReasonMIGManagerUnfenced: a user or another controller lets NVIDIA's mig-manager back onto a node that the operator partitions. It was set
 	// back once, and is left alone for an hour after that.
 	ReasonMIGManagerUnfenced = "MIGManagerUnfenced"
-	// ReasonMIGConfigIgnored: somebody changed nvidia.com/mig.config on a node that the operator partitions, where it has no
+	// ReasonMIGConfigIgnored: a user or another controller changed nvidia.com/mig.config on a node that the operator partitions, where it has no
 	// effect.
 	ReasonMIGConfigIgnored = "MIGConfigIgnored"
 	// ReasonChangedByOthers: another controller undoes again and again what the operator does. If it changes the MIG instances of a
@@ -311,11 +311,11 @@ const (
 	// ReasonPodResourcesFailed: the kubelet's pod resources could not be read, so it is not known which containers hold
 	// the GPUs.
 	ReasonPodResourcesFailed = "PodResourcesFailed"
-	// ReasonApplied: the GPUs are as the spec wishes.
+	// ReasonApplied: the GPUs match the spec.
 	ReasonApplied = "Applied"
 	// ReasonNoPolicy: no policy governs the node.
 	ReasonNoPolicy = "NoPolicy"
-	// ReasonApplyTimedOut: the agent did not bring the GPUs to the wish in time.
+	// ReasonApplyTimedOut: the agent did not bring the GPUs to the desired state in time.
 	ReasonApplyTimedOut = "ApplyTimedOut"
 	// ReasonStepFailed: a step failed and is tried again.
 	ReasonStepFailed = "StepFailed"

@@ -30,7 +30,7 @@ type GPUNode struct {
 	// +optional
 	metav1.ObjectMeta `json:"metadata,omitzero"`
 
-	// spec is the wish for each GPU of the node, written by the controller.
+	// spec is the desired state of each GPU of the node, written by the controller.
 	// +optional
 	Spec GPUNodeSpec `json:"spec,omitzero"`
 
@@ -40,7 +40,7 @@ type GPUNode struct {
 	Status GPUNodeStatus `json:"status,omitzero"`
 }
 
-// GPUNodeSpec is the wish for each GPU of the node.
+// GPUNodeSpec is the desired state of each GPU of the node.
 type GPUNodeSpec struct {
 	// policyName is the name of the GPUSharingPolicy that governs the node; empty if none does.
 	// +optional
@@ -57,7 +57,7 @@ type GPUNodeSpec struct {
 	// +kubebuilder:validation:MaxLength=63
 	ConfigName string `json:"configName,omitempty"`
 
-	// devices are the GPUs to change, and how each shall be. A GPU that is not listed is left as it is.
+	// devices are the GPUs to change, each with its desired state. A GPU that is not listed is left as it is.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=64
@@ -95,7 +95,7 @@ type GPUNodeSpec struct {
 	// +optional
 	Release *Release `json:"release,omitempty"`
 
-	// reboot lets the agent reboot the node once, since a GPU takes its wished MIG mode only so. Absent: the node must not
+	// reboot lets the agent reboot the node once, because a GPU takes the desired MIG mode only so. Absent: the node must not
 	// be rebooted.
 	// +optional
 	Reboot *RebootPermission `json:"reboot,omitempty"`
@@ -116,7 +116,7 @@ type Numbering struct {
 	UUIDs []string `json:"uuids,omitempty"`
 }
 
-// RebootPermission lets the agent end one boot of its node. A second boot it does not end, so that no wish reboots a node
+// RebootPermission lets the agent end one boot of its node. A second boot it does not end, so that no desired state reboots a node
 // twice.
 type RebootPermission struct {
 	// hash names the desired state that needs the reboot: a hash of its device-plugin config and its devices.
@@ -216,7 +216,7 @@ type Baseline struct {
 	Devices []DeviceSpec `json:"devices,omitempty"`
 }
 
-// DeviceSpec is the wish for one GPU.
+// DeviceSpec is the desired state of one GPU.
 type DeviceSpec struct {
 	// uuid of the GPU, as NVML reports it.
 	// +required
@@ -224,7 +224,7 @@ type DeviceSpec struct {
 	// +kubebuilder:validation:MaxLength=96
 	UUID string `json:"uuid,omitempty"`
 
-	// sharing is how the GPU shall be shared.
+	// sharing is how the GPU must be shared.
 	// +optional
 	Sharing DeviceSharing `json:"sharing,omitzero"`
 }
@@ -249,7 +249,7 @@ const (
 	MIGModeDisabled MIGMode = "Disabled"
 )
 
-// DeviceSharing is how one GPU is, or shall be, shared: the normal form to which every strategy reduces. Time-slicing
+// DeviceSharing is how one GPU is, or must be, shared: the normal form to which every strategy reduces. Time-slicing
 // leaves no trace here, for it changes nothing on the GPU: NVIDIA's device plugin advertises it more than once.
 //
 // +kubebuilder:validation:XValidation:rule="self.migMode == 'Enabled' || !has(self.instances)",message="instances need MIG mode"
@@ -293,7 +293,7 @@ type MPSDaemonOwner string
 const (
 	// MPSDaemonOwnerGPUSharing is the MPS pod of this operator.
 	MPSDaemonOwnerGPUSharing MPSDaemonOwner = "GPUSharing"
-	// MPSDaemonOwnerNVIDIA is NVIDIA's own MPS daemon set.
+	// MPSDaemonOwnerNVIDIA is NVIDIA's own MPS DaemonSet.
 	MPSDaemonOwnerNVIDIA MPSDaemonOwner = "NVIDIA"
 )
 
@@ -421,7 +421,7 @@ type GPUNodeStatus struct {
 	// +optional
 	Config ConfigStatus `json:"config,omitzero"`
 
-	// rebuildTimes are when, within the last hour, the agent made MIG instances again that somebody else had changed. It does so
+	// rebuildTimes are when, within the last hour, the agent made MIG instances again that another program had changed. It does so
 	// three times in an hour and then leaves them, so as not to fight.
 	// +optional
 	// +listType=atomic

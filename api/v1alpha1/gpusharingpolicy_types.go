@@ -30,7 +30,7 @@ type GPUSharingPolicy struct {
 	// +optional
 	metav1.ObjectMeta `json:"metadata,omitzero"`
 
-	// spec is what is wished.
+	// spec is the desired state.
 	// +required
 	Spec GPUSharingPolicySpec `json:"spec,omitzero"`
 
@@ -40,7 +40,7 @@ type GPUSharingPolicy struct {
 	Status GPUSharingPolicyStatus `json:"status,omitzero"`
 }
 
-// GPUSharingPolicySpec is the wish: which GPUs, how shared, and how carefully to get there.
+// GPUSharingPolicySpec is the desired state: which GPUs, how shared, and how carefully to get there.
 type GPUSharingPolicySpec struct {
 	// nodeSelector selects nodes by their labels. Absent: every GPU node. Labels that this operator or NVIDIA's programs
 	// write as a consequence of sharing are refused, since selecting by them would undo itself.
@@ -218,8 +218,8 @@ type Rollout struct {
 
 	// reboot says whether a node may be rebooted when a GPU takes its MIG mode only so, since it cannot be reset there
 	// (virtual machines of clouds). IfRequired: all pods of the node that hold a GPU are drained as drain says, and the
-	// node is rebooted, never twice for one wish; its other pods go down with it and come back. Never: the condition
-	// RebootRequired says that somebody has to. Default: Never.
+	// node is rebooted, never twice for one desired state; its other pods go down with it and come back. Never: the condition
+	// RebootRequired says that a user has to. Default: Never.
 	// +optional
 	// +kubebuilder:default=Never
 	Reboot RebootMode `json:"reboot,omitempty"`
@@ -353,7 +353,7 @@ type GPUSharingPolicyStatus struct {
 	// +optional
 	Nodes NodeCounts `json:"nodes,omitzero"`
 
-	// resources are the extended resources that the governed nodes advertise, and what they shall.
+	// resources are the extended resources that the governed nodes advertise, and what they must advertise.
 	// +optional
 	// +listType=map
 	// +listMapKey=name
@@ -463,7 +463,7 @@ type PendingNode struct {
 	// +optional
 	// +kubebuilder:validation:MaxLength=2048
 	Message string `json:"message,omitempty"`
-	// plan lists the steps that bring the node to the wish, in their order, each as the agent will carry it out.
+	// plan lists the steps that bring the node to the desired state, in their order, each as the agent will carry it out.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=64
@@ -476,7 +476,7 @@ type PendingNode struct {
 	// +kubebuilder:validation:MaxItems=16
 	// +kubebuilder:validation:items:MaxLength=512
 	InTheWay []string `json:"inTheWay,omitempty"`
-	// resources are the extended resources that the node advertises now, and what it shall.
+	// resources are the extended resources that the node advertises now, and what it must advertise.
 	// +optional
 	// +listType=map
 	// +listMapKey=name

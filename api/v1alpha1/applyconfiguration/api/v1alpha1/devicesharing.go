@@ -12,7 +12,7 @@ import (
 // DeviceSharingApplyConfiguration represents a declarative configuration of the DeviceSharing type for use
 // with apply.
 //
-// DeviceSharing is how one GPU is, or shall be, shared: the normal form to which every strategy reduces. Time-slicing
+// DeviceSharing is how one GPU is, or must be, shared: the normal form to which every strategy reduces. Time-slicing
 // leaves no trace here, for it changes nothing on the GPU: NVIDIA's device plugin advertises it more than once.
 type DeviceSharingApplyConfiguration struct {
 	// migMode says whether the GPU is in MIG mode.

@@ -8,11 +8,11 @@ package v1alpha1
 // DeviceSpecApplyConfiguration represents a declarative configuration of the DeviceSpec type for use
 // with apply.
 //
-// DeviceSpec is the wish for one GPU.
+// DeviceSpec is the desired state of one GPU.
 type DeviceSpecApplyConfiguration struct {
 	// uuid of the GPU, as NVML reports it.
 	UUID *string `json:"uuid,omitempty"`
-	// sharing is how the GPU shall be shared.
+	// sharing is how the GPU must be shared.
 	Sharing *DeviceSharingApplyConfiguration `json:"sharing,omitempty"`
 }
 

@@ -23,7 +23,7 @@ import (
 type GPUNodeApplyConfiguration struct {
 	v1.TypeMetaApplyConfiguration    `json:""`
 	*v1.ObjectMetaApplyConfiguration `json:"metadata,omitempty"`
-	// spec is the wish for each GPU of the node, written by the controller.
+	// spec is the desired state of each GPU of the node, written by the controller.
 	Spec *GPUNodeSpecApplyConfiguration `json:"spec,omitempty"`
 	// status is the observed state of the node. Ready, Reconciling and Stalled are Unknown until the controller has reported.
 	Status *GPUNodeStatusApplyConfiguration `json:"status,omitempty"`

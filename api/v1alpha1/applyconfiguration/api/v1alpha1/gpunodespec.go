@@ -13,7 +13,7 @@ import (
 // GPUNodeSpecApplyConfiguration represents a declarative configuration of the GPUNodeSpec type for use
 // with apply.
 //
-// GPUNodeSpec is the wish for each GPU of the node.
+// GPUNodeSpec is the desired state of each GPU of the node.
 type GPUNodeSpecApplyConfiguration struct {
 	// policyName is the name of the GPUSharingPolicy that governs the node; empty if none does.
 	PolicyName *string `json:"policyName,omitempty"`
@@ -22,7 +22,7 @@ type GPUNodeSpecApplyConfiguration struct {
 	// configName is the name of the device-plugin config that belongs to devices, a key of the operator's ConfigMap. The
 	// node's label selects it once the agent has applied devices.
 	ConfigName *string `json:"configName,omitempty"`
-	// devices are the GPUs to change, and how each shall be. A GPU that is not listed is left as it is.
+	// devices are the GPUs to change, each with its desired state. A GPU that is not listed is left as it is.
 	Devices []DeviceSpecApplyConfiguration `json:"devices,omitempty"`
 	// numbering are the GPUs by the indexes that they had when gpuSelector.indexes of the policy was resolved on this node. The
 	// operator keeps it while a GPU is missing, because the driver then counts the others anew. Absent if the policy names no
@@ -43,7 +43,7 @@ type GPUNodeSpecApplyConfiguration struct {
 	Baseline *BaselineApplyConfiguration `json:"baseline,omitempty"`
 	// release is how the node goes back to its baseline, as the policy that governs it, or governed it last, says.
 	Release *ReleaseApplyConfiguration `json:"release,omitempty"`
-	// reboot lets the agent reboot the node once, since a GPU takes its wished MIG mode only so. Absent: the node must not
+	// reboot lets the agent reboot the node once, because a GPU takes the desired MIG mode only so. Absent: the node must not
 	// be rebooted.
 	Reboot *RebootPermissionApplyConfiguration `json:"reboot,omitempty"`
 }

@@ -36,7 +36,7 @@ type GPUNodeStatusApplyConfiguration struct {
 	CanReboot *bool `json:"canReboot,omitempty"`
 	// config says which of NVIDIA's programs on the node have the config spec.configName before them.
 	Config *ConfigStatusApplyConfiguration `json:"config,omitempty"`
-	// rebuildTimes are when, within the last hour, the agent made MIG instances again that somebody else had changed. It does so
+	// rebuildTimes are when, within the last hour, the agent made MIG instances again that another program had changed. It does so
 	// three times in an hour and then leaves them, so as not to fight.
 	RebuildTimes []metav1.Time `json:"rebuildTimes,omitempty"`
 	// mps are the MPS control daemons of this operator on the node, by resource.

@@ -21,7 +21,7 @@ import (
 type GPUSharingPolicyApplyConfiguration struct {
 	v1.TypeMetaApplyConfiguration    `json:""`
 	*v1.ObjectMetaApplyConfiguration `json:"metadata,omitempty"`
-	// spec is what is wished.
+	// spec is the desired state.
 	Spec *GPUSharingPolicySpecApplyConfiguration `json:"spec,omitempty"`
 	// status is the observed state. Its conditions are Unknown until the controller has observed the policy.
 	Status *GPUSharingPolicyStatusApplyConfiguration `json:"status,omitempty"`

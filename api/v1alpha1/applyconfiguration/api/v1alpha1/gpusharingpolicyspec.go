@@ -12,7 +12,7 @@ import (
 // GPUSharingPolicySpecApplyConfiguration represents a declarative configuration of the GPUSharingPolicySpec type for use
 // with apply.
 //
-// GPUSharingPolicySpec is the wish: which GPUs, how shared, and how carefully to get there.
+// GPUSharingPolicySpec is the desired state: which GPUs, how shared, and how carefully to get there.
 type GPUSharingPolicySpecApplyConfiguration struct {
 	// nodeSelector selects nodes by their labels. Absent: every GPU node. Labels that this operator or NVIDIA's programs
 	// write as a consequence of sharing are refused, since selecting by them would undo itself.

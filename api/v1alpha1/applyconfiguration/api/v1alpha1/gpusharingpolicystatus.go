@@ -25,7 +25,7 @@ type GPUSharingPolicyStatusApplyConfiguration struct {
 	Conditions []v1.ConditionApplyConfiguration `json:"conditions,omitempty"`
 	// nodes counts the nodes that the policy selects by how far they are.
 	Nodes *NodeCountsApplyConfiguration `json:"nodes,omitempty"`
-	// resources are the extended resources that the governed nodes advertise, and what they shall.
+	// resources are the extended resources that the governed nodes advertise, and what they must advertise.
 	Resources []ResourceCountApplyConfiguration `json:"resources,omitempty"`
 	// nodeGroups are the node groups whose nodes the policy governs or will govern, and what their autoscaler knows: at most 64.
 	NodeGroups []NodeGroupStatusApplyConfiguration `json:"nodeGroups,omitempty"`

@@ -18,12 +18,12 @@ type PendingNodeApplyConfiguration struct {
 	Reason *string `json:"reason,omitempty"`
 	// message says what, where and what to do next.
 	Message *string `json:"message,omitempty"`
-	// plan lists the steps that bring the node to the wish, in their order, each as the agent will carry it out.
+	// plan lists the steps that bring the node to the desired state, in their order, each as the agent will carry it out.
 	Plan []string `json:"plan,omitempty"`
 	// inTheWay lists who uses what the plan needs to be idle, and what becomes of each: which pods are evicted. The first 16
 	// by name.
 	InTheWay []string `json:"inTheWay,omitempty"`
-	// resources are the extended resources that the node advertises now, and what it shall.
+	// resources are the extended resources that the node advertises now, and what it must advertise.
 	Resources []ResourceCountApplyConfiguration `json:"resources,omitempty"`
 }
 

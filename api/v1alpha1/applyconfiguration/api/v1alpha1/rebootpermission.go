@@ -8,7 +8,7 @@ package v1alpha1
 // RebootPermissionApplyConfiguration represents a declarative configuration of the RebootPermission type for use
 // with apply.
 //
-// RebootPermission lets the agent end one boot of its node. A second boot it does not end, so that no wish reboots a node
+// RebootPermission lets the agent end one boot of its node. A second boot it does not end, so that no desired state reboots a node
 // twice.
 type RebootPermissionApplyConfiguration struct {
 	// hash names the desired state that needs the reboot: a hash of its device-plugin config and its devices.

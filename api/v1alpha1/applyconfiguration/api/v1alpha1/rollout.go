@@ -26,8 +26,8 @@ type RolloutApplyConfiguration struct {
 	MaxFailures *int32 `json:"maxFailures,omitempty"`
 	// reboot says whether a node may be rebooted when a GPU takes its MIG mode only so, since it cannot be reset there
 	// (virtual machines of clouds). IfRequired: all pods of the node that hold a GPU are drained as drain says, and the
-	// node is rebooted, never twice for one wish; its other pods go down with it and come back. Never: the condition
-	// RebootRequired says that somebody has to. Default: Never.
+	// node is rebooted, never twice for one desired state; its other pods go down with it and come back. Never: the condition
+	// RebootRequired says that a user has to. Default: Never.
 	Reboot *apiv1alpha1.RebootMode `json:"reboot,omitempty"`
 	// startupTaint decides whether a node that joins the cluster has the taint gpusharing.io/startup. UntilReady: the node has
 	// the taint until it is ready, so that no pod starts on its whole GPUs. Nodes that are older than the policy, or that
