@@ -84,6 +84,18 @@ func (l *Late) Observe(ctx context.Context) (gpu.Inventory, error) {
 	return inventory, err
 }
 
+// Sample implements gpu.Hardware.
+func (l *Late) Sample(ctx context.Context) (gpu.Sample, error) {
+	h, found, err := l.opened()
+	if err != nil {
+		return gpu.Sample{}, err
+	}
+	if err := l.source.Prepare(ctx, found); err != nil {
+		return gpu.Sample{}, err
+	}
+	return h.Sample(ctx)
+}
+
 // note remembers since when library and kernel module differ.
 func (l *Late) note(mismatch bool) {
 	l.mu.Lock()

@@ -60,6 +60,9 @@ func (e *ModuleError) Unwrap() error { return ErrNotSupported }
 type Hardware interface {
 	// Observe reads the whole node once.
 	Observe(ctx context.Context) (Inventory, error)
+	// Sample measures how the GPUs are used. It changes nothing. GPUs that cannot be read are left out and are the error, beside which
+	// the sample has the others.
+	Sample(ctx context.Context) (Sample, error)
 	// SetMIG turns MIG mode of a GPU on or off. ErrResetRequired: the mode is pending until Reset.
 	SetMIG(ctx context.Context, uuid string, enabled bool) error
 	// Reset resets GPUs that nothing uses, all of them or none. It waits a while for a program that has one of them open for

@@ -17,6 +17,11 @@ func (d *Driver) AddProcess(uuid string, p gpu.Process) error {
 	return d.Update(func(s *State) error { return s.Node.AddProcess(uuid, p) })
 }
 
+// SetUse says how a process uses a GPU.
+func (d *Driver) SetUse(uuid string, use gpu.ProcessUse) error {
+	return d.Update(func(s *State) error { return s.Node.SetUse(uuid, use) })
+}
+
 // RemoveProcess ends a process on all GPUs.
 func (d *Driver) RemoveProcess(pid int) error {
 	return d.Update(func(s *State) error {

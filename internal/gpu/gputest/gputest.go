@@ -41,6 +41,8 @@ type Rig interface {
 type Programs interface {
 	// AddProcess puts a process on a GPU or on one of its instances.
 	AddProcess(uuid string, p gpu.Process)
+	// SetUse says how a process uses the GPU.
+	SetUse(uuid string, use gpu.ProcessUse)
 	// RemoveProcess ends a process.
 	RemoveProcess(pid int)
 	// HoldOpen opens the GPUs as another program would, until release.
@@ -95,7 +97,7 @@ type contractCase struct {
 
 func cases() map[string]contractCase {
 	all := map[string]contractCase{}
-	for _, group := range []map[string]contractCase{observing(), settingMode(), instances(), sharing()} {
+	for _, group := range []map[string]contractCase{observing(), sampling(), settingMode(), instances(), sharing()} {
 		maps.Copy(all, group)
 	}
 	return all

@@ -168,9 +168,10 @@ func (r rig) gpu(uuid string, change func(g *sim.GPU)) {
 	}))
 }
 
-func (r rig) AddProcess(uuid string, p gpu.Process) { r.must(r.d.AddProcess(uuid, p)) }
-func (r rig) RemoveProcess(pid int)                 { r.must(r.d.RemoveProcess(pid)) }
-func (r rig) Reboot()                               { r.must(r.d.Reboot()) }
+func (r rig) AddProcess(uuid string, p gpu.Process)  { r.must(r.d.AddProcess(uuid, p)) }
+func (r rig) SetUse(uuid string, use gpu.ProcessUse) { r.must(r.d.SetUse(uuid, use)) }
+func (r rig) RemoveProcess(pid int)                  { r.must(r.d.RemoveProcess(pid)) }
+func (r rig) Reboot()                                { r.must(r.d.Reboot()) }
 
 // HoldOpen opens the GPUs as another process would. The lock of a client is its own also within one process.
 func (r rig) HoldOpen() (release func()) {

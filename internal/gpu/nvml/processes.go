@@ -46,16 +46,16 @@ func listsOf(driverVersion string) lists {
 	return unusable
 }
 
-// readProcesses lists who computes or draws on the GPU and who does so through MPS, each process once per instance.
-func (h *Hardware) readProcesses(handle nvml.Device, d *gpu.Device) error {
-	seen := map[nvml.ProcessInfo]bool{}
+// eachProcess visits who computes or draws on the GPU and who does so through MPS. A process may be in several lists.
+func (h *Hardware) eachProcess(handle nvml.Device, visit func(p nvml.ProcessInfo, throughMPS bool)) error {
 	for _, list := range []struct {
-		call string
-		read func() ([]nvml.ProcessInfo, nvml.Return)
+		call       string
+		read       func() ([]nvml.ProcessInfo, nvml.Return)
+		throughMPS bool
 	}{
-		{"nvmlDeviceGetComputeRunningProcesses", handle.GetComputeRunningProcesses},
-		{"nvmlDeviceGetGraphicsRunningProcesses", handle.GetGraphicsRunningProcesses},
-		{"nvmlDeviceGetMPSComputeRunningProcesses", handle.GetMPSComputeRunningProcesses},
+		{"nvmlDeviceGetComputeRunningProcesses", handle.GetComputeRunningProcesses, false},
+		{"nvmlDeviceGetGraphicsRunningProcesses", handle.GetGraphicsRunningProcesses, false},
+		{"nvmlDeviceGetMPSComputeRunningProcesses", handle.GetMPSComputeRunningProcesses, true},
 	} {
 		if !h.has(list.call) {
 			continue
@@ -65,8 +65,20 @@ func (h *Hardware) readProcesses(handle nvml.Device, d *gpu.Device) error {
 			return failed(list.call, ret)
 		}
 		for _, p := range processes {
-			seen[nvml.ProcessInfo{Pid: p.Pid, GpuInstanceId: p.GpuInstanceId}] = true
+			visit(p, list.throughMPS)
 		}
+	}
+	return nil
+}
+
+// readProcesses lists the processes of a GPU, each once per instance.
+func (h *Hardware) readProcesses(handle nvml.Device, d *gpu.Device) error {
+	seen := map[nvml.ProcessInfo]bool{}
+	err := h.eachProcess(handle, func(p nvml.ProcessInfo, _ bool) {
+		seen[nvml.ProcessInfo{Pid: p.Pid, GpuInstanceId: p.GpuInstanceId}] = true
+	})
+	if err != nil {
+		return err
 	}
 	for p := range seen {
 		d.Processes = append(d.Processes, h.process(p))
@@ -77,11 +89,16 @@ func (h *Hardware) readProcesses(handle nvml.Device, d *gpu.Device) error {
 	return nil
 }
 
-func (h *Hardware) process(p nvml.ProcessInfo) gpu.Process {
-	process := gpu.Process{PID: int(p.Pid), Instance: gpu.WholeGPU}
-	if p.GpuInstanceId != noInstance {
-		process.Instance = int(p.GpuInstanceId)
+// instanceOf is the GPU instance of a process.
+func instanceOf(p nvml.ProcessInfo) int {
+	if p.GpuInstanceId == noInstance {
+		return gpu.WholeGPU
 	}
+	return int(p.GpuInstanceId)
+}
+
+func (h *Hardware) process(p nvml.ProcessInfo) gpu.Process {
+	process := gpu.Process{PID: int(p.Pid), Instance: instanceOf(p)}
 	if name, ret := h.lib.SystemGetProcessName(process.PID); ret == nvml.SUCCESS {
 		program, _, _ := strings.Cut(name, " ")
 		process.Name = path.Base(program)

@@ -43,9 +43,10 @@ func (r rig) gpu(uuid string, change func(g *sim.GPU)) {
 	})
 }
 
-func (r rig) AddProcess(uuid string, p gpu.Process) { r.must(r.h.AddProcess(uuid, p)) }
-func (r rig) RemoveProcess(pid int)                 { r.h.RemoveProcess(pid) }
-func (r rig) Reboot()                               { r.h.Reboot() }
+func (r rig) AddProcess(uuid string, p gpu.Process)  { r.must(r.h.AddProcess(uuid, p)) }
+func (r rig) SetUse(uuid string, use gpu.ProcessUse) { r.must(r.h.SetUse(uuid, use)) }
+func (r rig) RemoveProcess(pid int)                  { r.h.RemoveProcess(pid) }
+func (r rig) Reboot()                                { r.h.Reboot() }
 
 func (r rig) HoldOpen() (release func()) {
 	const other = 900100

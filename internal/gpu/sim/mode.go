@@ -118,7 +118,7 @@ func (n *Node) Reboot() {
 func (n *Node) Reload() {
 	for i := range n.GPUs {
 		g := &n.GPUs[i]
-		g.Processes = nil
+		g.Processes, g.Uses = nil, nil
 		if !g.Spec().ModeSurvivesBoot {
 			g.PendingMIG = false
 		}
@@ -186,5 +186,6 @@ func (n *Node) RemoveProcess(pid int) {
 	for i := range n.GPUs {
 		g := &n.GPUs[i]
 		g.Processes = slices.DeleteFunc(g.Processes, func(p gpu.Process) bool { return p.PID == pid })
+		g.forget(func(u gpu.ProcessUse) bool { return u.PID == pid })
 	}
 }

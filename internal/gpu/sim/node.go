@@ -41,9 +41,10 @@ type GPU struct {
 	MIG         bool
 	PendingMIG  bool
 	ComputeMode gpu.ComputeMode
-	Instances   []GPUInstance // by placement
-	Processes   []gpu.Process // by PID
-	Holders     []gpu.Holder  // not of the hardware's concern; carried for tests
+	Instances   []GPUInstance    // by placement
+	Processes   []gpu.Process    // by PID
+	Uses        []gpu.ProcessUse `json:",omitempty"` // of the processes of which a test says how they use the GPU
+	Holders     []gpu.Holder     // not of the hardware's concern; carried for tests
 }
 
 // GPUInstance is a GPU instance; the instance of package gpu is this with the compute instance that spans it.

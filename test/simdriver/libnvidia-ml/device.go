@@ -178,8 +178,8 @@ func pciInfo(h *C.struct_handle, pci *C.struct_pci_info) C.int {
 //export nvmlDeviceGetMemoryInfo
 func nvmlDeviceGetMemoryInfo(h *C.struct_handle, memory *C.struct_memory) C.int {
 	return onGPU("nvmlDeviceGetMemoryInfo", h, func(_ *simdriver.State, g *sim.GPU) sim.Return {
-		total, ret := memoryOf(g, h)
-		*memory = C.struct_memory{total: total, free: total}
+		m, ret := memoryOf(g, h)
+		*memory = C.struct_memory{total: C.uint64_t(m.Total), used: C.uint64_t(m.Used), free: C.uint64_t(m.Free)}
 		return ret
 	})
 }
@@ -190,25 +190,26 @@ func nvmlDeviceGetMemoryInfo_v2(h *C.struct_handle, memory *C.struct_memory_v2) 
 		if memory.version != version(unsafe.Sizeof(*memory), 2) {
 			return versionMismatch
 		}
-		total, ret := memoryOf(g, h)
-		memory.total, memory.reserved, memory.free, memory.used = total, 0, total, 0
+		m, ret := memoryOf(g, h)
+		memory.total, memory.used, memory.free = C.uint64_t(m.Total), C.uint64_t(m.Used), C.uint64_t(m.Free)
+		memory.reserved = 0
 		return ret
 	})
 }
 
-func memoryOf(g *sim.GPU, h *C.struct_handle) (bytes C.uint64_t, ret sim.Return) {
-	mib := g.Spec().MemoryMiB
+func memoryOf(g *sim.GPU, h *C.struct_handle) (gpu.Memory, sim.Return) {
+	instance := gpu.WholeGPU
 	if h.kind == C.HANDLE_MIG {
-		m, ok := migDevice(g, h)
-		if !ok {
-			return 0, sim.NotFound
+		if _, ok := migDevice(g, h); !ok {
+			return gpu.Memory{}, sim.NotFound
 		}
-		mib = m.profile.MemoryMiB
+		instance = int(h.gi)
 	}
-	if mib == 0 {
-		return 0, sim.NotSupported
+	m := g.Memory(instance)
+	if m == nil {
+		return gpu.Memory{}, sim.NotSupported
 	}
-	return C.uint64_t(mib) << 20, sim.Success
+	return *m, sim.Success
 }
 
 // version is how NVML marks the version of a structure: above its size.

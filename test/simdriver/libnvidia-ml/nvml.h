@@ -44,6 +44,16 @@ struct process {
 	uint32_t gi, ci;
 };
 
+struct process_utilization {
+	uint32_t pid;
+	uint64_t timestamp;
+	uint32_t sm, memory, encoder, decoder;
+};
+
+struct utilization {
+	unsigned int gpu, memory;
+};
+
 struct attributes {
 	uint32_t multiprocessors, copy_engines, decoders, encoders, jpegs, ofas, gi_slices, ci_slices;
 	uint64_t memory_mib;

@@ -9,6 +9,7 @@ import "C"
 import (
 	"fmt"
 	"slices"
+	"time"
 	"unsafe"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
@@ -19,21 +20,35 @@ import (
 // none is the instance of a process that uses no instance.
 const none = 0xFFFFFFFF
 
+// notAvailable is NVML_VALUE_NOT_AVAILABLE.
+const notAvailable = 0xFFFFFFFFFFFFFFFF
+
+// percent is NVML's unit of utilization.
+const percent = 100
+
 // computing lists the processes of a GPU, or of one MIG device: those of MPS clients, or all others.
 func computing(s *simdriver.State, g *sim.GPU, h *C.struct_handle, throughMPS bool) []C.struct_process {
 	var found []C.struct_process
 	for _, p := range g.Processes {
-		client := slices.ContainsFunc(s.MPSClients, func(c simdriver.MPSClient) bool { return c.PID == p.PID })
-		if client != throughMPS || h.kind == C.HANDLE_MIG && p.Instance != int(h.gi) {
+		use := g.Use(p)
+		if isClient(s, use) != throughMPS || h.kind == C.HANDLE_MIG && p.Instance != int(h.gi) {
 			continue
 		}
-		seen := C.struct_process{pid: C.uint32_t(p.PID), used_memory: 256 << 20, gi: none, ci: none}
+		seen := C.struct_process{pid: C.uint32_t(p.PID), used_memory: notAvailable, gi: none, ci: none}
+		if use.MemoryBytes != nil {
+			seen.used_memory = C.uint64_t(*use.MemoryBytes)
+		}
 		if p.Instance != gpu.WholeGPU {
 			seen.gi, seen.ci = C.uint32_t(p.Instance), 0
 		}
 		found = append(found, seen)
 	}
 	return found
+}
+
+// isClient reports whether a process uses its GPU through MPS.
+func isClient(s *simdriver.State, use gpu.ProcessUse) bool {
+	return use.MPSClient || slices.ContainsFunc(s.MPSClients, func(c simdriver.MPSClient) bool { return c.PID == use.PID })
 }
 
 // listProcesses is list, except that NVML tells the length of this list by INSUFFICIENT_SIZE.
@@ -139,5 +154,47 @@ func noGraphics(h *C.struct_handle, count *C.uint) C.int {
 	return onGPU("nvmlDeviceGetGraphicsRunningProcesses", h, func(*simdriver.State, *sim.GPU) sim.Return {
 		*count = 0
 		return sim.Success
+	})
+}
+
+//export nvmlDeviceGetUtilizationRates
+func nvmlDeviceGetUtilizationRates(h *C.struct_handle, rates *C.struct_utilization) C.int {
+	return onGPU("nvmlDeviceGetUtilizationRates", h, func(_ *simdriver.State, g *sim.GPU) sim.Return {
+		u := g.Utilization()
+		if u == nil {
+			return sim.NotSupported
+		}
+		*rates = C.struct_utilization{gpu: C.uint(percent * u.Compute), memory: C.uint(percent * u.Memory)}
+		return sim.Success
+	})
+}
+
+// nvmlDeviceGetProcessUtilization lists the processes that did something lately, and behind them, as drivers do, one that has ended.
+//
+//export nvmlDeviceGetProcessUtilization
+func nvmlDeviceGetProcessUtilization(h *C.struct_handle, into *C.struct_process_utilization, count *C.uint, _ C.uint64_t) C.int {
+	return onGPU("nvmlDeviceGetProcessUtilization", h, func(s *simdriver.State, g *sim.GPU) sim.Return {
+		if g.MIG {
+			return sim.NotSupported
+		}
+		now := C.uint64_t(time.Now().UnixMicro())
+		var found []C.struct_process_utilization
+		for _, p := range g.Processes {
+			if use := g.Use(p); use.Utilization != nil && !isClient(s, use) {
+				found = append(found, C.struct_process_utilization{
+					pid: C.uint32_t(p.PID), timestamp: now,
+					sm: C.uint32_t(percent * use.Utilization.Compute), memory: C.uint32_t(percent * use.Utilization.Memory),
+				})
+			}
+		}
+		if len(found) == 0 {
+			return sim.NotFound
+		}
+		found = append(found, C.struct_process_utilization{pid: found[0].pid, timestamp: now, sm: 1 << 20, memory: 1 << 20})
+		if into == nil {
+			*count = C.uint(len(found))
+			return sim.InsufficientSize
+		}
+		return list(into, count, len(found), func(i int) C.struct_process_utilization { return found[i] })
 	})
 }

@@ -1,0 +1,192 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package nvml
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+)
+
+const (
+	// sampleWindow is how far back the samples of a process's utilization may lie. The driver takes one each second or more often,
+	// and keeps them much longer than they are true.
+	sampleWindow = 5 * time.Second
+	// percent is NVML's unit of utilization.
+	percent = 100
+)
+
+// Sample implements gpu.Hardware.
+func (h *Hardware) Sample(ctx context.Context) (gpu.Sample, error) {
+	var (
+		sample  gpu.Sample
+		partial error
+	)
+	err := h.do(ctx, everyGPU, "sampling the GPUs", func() error {
+		taken, errs, err := h.sample(ctx)
+		if err == nil && ctx.Err() == nil {
+			sample, partial = taken, errs
+		}
+		return errors.Join(err, ctx.Err())
+	})
+	if err != nil { // sample is not read: an abandoned operation may still write it
+		return gpu.Sample{}, err
+	}
+	return sample, partial
+}
+
+// sample measures all GPUs side by side. partial is why some of them are left out.
+func (h *Hardware) sample(ctx context.Context) (sample gpu.Sample, partial, err error) {
+	version, ret := h.lib.SystemGetDriverVersion()
+	if ret != nvml.SUCCESS {
+		return gpu.Sample{}, nil, failed("nvmlSystemGetDriverVersion", ret)
+	}
+	count, ret := h.lib.DeviceGetCount()
+	if ret != nvml.SUCCESS {
+		return gpu.Sample{}, nil, failed("nvmlDeviceGetCount", ret)
+	}
+	devices, errs := make([]gpu.DeviceUse, count), make([]error, count)
+	var measuring sync.WaitGroup
+	for index := range count {
+		measuring.Go(func() {
+			if errs[index] = ctx.Err(); errs[index] == nil {
+				devices[index], errs[index] = h.sampleDevice(index, listsOf(version))
+			}
+		})
+	}
+	measuring.Wait()
+	for index, d := range devices {
+		if errs[index] == nil {
+			sample.Devices = append(sample.Devices, d)
+		} else {
+			errs[index] = fmt.Errorf("sampling GPU %d: %w", index, errs[index])
+		}
+	}
+	return sample, errors.Join(errs...), nil
+}
+
+func (h *Hardware) sampleDevice(index int, lists lists) (gpu.DeviceUse, error) {
+	handle, ret := h.lib.DeviceGetHandleByIndex(index)
+	if ret != nvml.SUCCESS {
+		return gpu.DeviceUse{}, failed("nvmlDeviceGetHandleByIndex", ret)
+	}
+	uuid, ret := handle.GetUUID()
+	if ret != nvml.SUCCESS {
+		return gpu.DeviceUse{}, failed("nvmlDeviceGetUUID", ret)
+	}
+	d := gpu.DeviceUse{UUID: uuid, Memory: h.memory(handle), ProcessesUnknown: lists == unusable}
+	if rates, ret := handle.GetUtilizationRates(); ret == nvml.SUCCESS {
+		d.Utilization = utilization(rates.Gpu, rates.Memory)
+	}
+	if mode, _, ret := handle.GetMigMode(); ret == nvml.SUCCESS && mode == nvml.DEVICE_MIG_ENABLE {
+		d.Instances = h.sampleInstances(handle)
+	}
+	if d.ProcessesUnknown {
+		return d, nil
+	}
+	processes, err := h.sampleProcesses(handle)
+	d.Processes = processes
+	return d, err
+}
+
+// memory is that of a GPU or a MIG device. The second version of the call tells what the driver reserves from what is used.
+func (h *Hardware) memory(handle nvml.Device) *gpu.Memory {
+	if h.has("nvmlDeviceGetMemoryInfo_v2") {
+		if m, ret := handle.GetMemoryInfo_v2(); ret == nvml.SUCCESS {
+			return &gpu.Memory{Total: int64(m.Total), Used: int64(m.Used), Free: int64(m.Free)}
+		}
+	}
+	m, ret := handle.GetMemoryInfo()
+	if ret != nvml.SUCCESS {
+		return nil
+	}
+	return &gpu.Memory{Total: int64(m.Total), Used: int64(m.Used), Free: int64(m.Free)}
+}
+
+// sampleInstances are the MIG devices of a GPU. One that is destroyed meanwhile is left out.
+func (h *Hardware) sampleInstances(handle nvml.Device) []gpu.InstanceUse {
+	count, ret := handle.GetMaxMigDeviceCount()
+	if ret != nvml.SUCCESS {
+		return nil
+	}
+	var instances []gpu.InstanceUse
+	for index := range count {
+		device, ret := handle.GetMigDeviceHandleByIndex(index)
+		if ret != nvml.SUCCESS {
+			continue
+		}
+		id, idRet := device.GetGpuInstanceId()
+		uuid, uuidRet := device.GetUUID()
+		if idRet == nvml.SUCCESS && uuidRet == nvml.SUCCESS {
+			instances = append(instances, gpu.InstanceUse{ID: id, UUID: uuid, Memory: h.memory(device)})
+		}
+	}
+	slices.SortFunc(instances, func(a, b gpu.InstanceUse) int { return a.ID - b.ID })
+	return instances
+}
+
+// sampleProcesses are the processes of all lists of the driver, each once for each instance.
+func (h *Hardware) sampleProcesses(handle nvml.Device) ([]gpu.ProcessUse, error) {
+	type key struct {
+		pid      uint32
+		instance int
+	}
+	seen := map[key]gpu.ProcessUse{}
+	err := h.eachProcess(handle, func(p nvml.ProcessInfo, throughMPS bool) {
+		k := key{p.Pid, instanceOf(p)}
+		use := seen[k]
+		use.PID, use.Instance, use.MPSClient = int(p.Pid), k.instance, use.MPSClient || throughMPS
+		if memory := int64(p.UsedGpuMemory); memory != nvml.VALUE_NOT_AVAILABLE && (use.MemoryBytes == nil || memory > *use.MemoryBytes) {
+			use.MemoryBytes = &memory
+		}
+		seen[k] = use
+	})
+	if err != nil {
+		return nil, err
+	}
+	rates := h.processUtilization(handle)
+	uses := make([]gpu.ProcessUse, 0, len(seen))
+	for k, use := range seen {
+		if !use.MPSClient && use.Instance == gpu.WholeGPU {
+			use.Utilization = rates[k.pid]
+		}
+		uses = append(uses, use)
+	}
+	slices.SortFunc(uses, func(a, b gpu.ProcessUse) int { return cmp.Or(a.PID-b.PID, a.Instance-b.Instance) })
+	return uses, nil
+}
+
+// processUtilization is the last sample of each process that did something lately.
+func (h *Hardware) processUtilization(handle nvml.Device) map[uint32]*gpu.Utilization {
+	if !h.has("nvmlDeviceGetProcessUtilization") {
+		return nil
+	}
+	samples, ret := handle.GetProcessUtilization(uint64(time.Now().Add(-sampleWindow).UnixMicro()))
+	if ret != nvml.SUCCESS {
+		return nil
+	}
+	latest, rates := map[uint32]uint64{}, map[uint32]*gpu.Utilization{}
+	for _, s := range samples {
+		if rate := utilization(s.SmUtil, s.MemUtil); rate != nil && s.TimeStamp >= latest[s.Pid] {
+			latest[s.Pid], rates[s.Pid] = s.TimeStamp, rate
+		}
+	}
+	return rates
+}
+
+// utilization is in NVML's percent. Drivers fill entries of processes that have ended with larger numbers.
+func utilization(compute, memory uint32) *gpu.Utilization {
+	if compute > percent || memory > percent {
+		return nil
+	}
+	return &gpu.Utilization{Compute: float64(compute) / percent, Memory: float64(memory) / percent}
+}

@@ -1,0 +1,46 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package gpu
+
+// Sample is one measurement of how the GPUs of a node are used. A value that the driver does not give is nil, never 0.
+type Sample struct {
+	Devices []DeviceUse // by index
+}
+
+// DeviceUse is how one GPU is used.
+type DeviceUse struct {
+	UUID             string
+	Memory           *Memory       // nil, for example, on a GPU that shares the memory of the host
+	Utilization      *Utilization  // nil in MIG mode (NVML, nvmlDeviceGetUtilizationRates)
+	Instances        []InstanceUse // with a compute instance, by id
+	Processes        []ProcessUse  // by PID
+	ProcessesUnknown bool          // the driver's lists of processes cannot be used, so that Processes is empty
+}
+
+// InstanceUse is how a MIG instance is used.
+type InstanceUse struct {
+	ID     int // of the GPU instance
+	UUID   string
+	Memory *Memory
+}
+
+// Memory is GPU memory in bytes. What the driver reserves for itself counts in none but Total.
+type Memory struct{ Total, Used, Free int64 }
+
+// Utilization is the part of the driver's last sample period, 0 to 1, in which something was at work.
+type Utilization struct {
+	Compute float64 // the streaming multiprocessors
+	Memory  float64 // the memory controller
+}
+
+// ProcessUse is how a process uses a GPU.
+type ProcessUse struct {
+	PID         int
+	Instance    int  // GPU instance id or WholeGPU
+	MPSClient   bool // it uses the GPU through MPS, whose server has the utilization of all its clients
+	MemoryBytes *int64
+	// Utilization is nil for a process that did no work in the last seconds too, since NVML lists only those that did, as well as in
+	// MIG mode and for MPS clients.
+	Utilization *Utilization
+}
