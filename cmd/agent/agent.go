@@ -6,6 +6,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"net/http"
 	"os"
 
 	"k8s.io/apimachinery/pkg/fields"
@@ -16,6 +17,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
+	registry "sigs.k8s.io/controller-runtime/pkg/metrics"
 	"sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
@@ -25,6 +27,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/nvml"
 	"github.com/gpusharing/gpu-sharing-operator/internal/host"
 	"github.com/gpusharing/gpu-sharing-operator/internal/mps"
+	"github.com/gpusharing/gpu-sharing-operator/internal/usage"
 )
 
 // runAgent serves the node until the context ends.
@@ -52,6 +55,9 @@ func runAgent(ctx context.Context, args []string) error {
 		return err
 	}
 	if err := c.Register(mgr); err != nil {
+		return err
+	}
+	if err := serveUsage(ctx, mgr, c); err != nil {
 		return err
 	}
 	processes := host.NewProc(proc)
@@ -86,12 +92,32 @@ func newManager(f agentFlags) (manager.Manager, error) {
 		Scheme:                 scheme,
 		Cache:                  cache.Options{ByObject: map[client.Object]cache.ByObject{&v1alpha1.GPUNode{}: own}},
 		HealthProbeBindAddress: f.healthAddress,
-		Metrics:                server.Options{BindAddress: f.metricsAddress},
+		Metrics: server.Options{
+			BindAddress: f.metricsAddress, SecureServing: true, FilterProvider: agent.Access(clock.RealClock{}),
+		},
 	})
 	if err != nil {
 		return nil, fmt.Errorf("making the manager: %w", err)
 	}
 	return mgr, nil
+}
+
+// serveUsage measures who uses the GPUs whenever the metrics or the usage is read, and never otherwise.
+func serveUsage(ctx context.Context, mgr manager.Manager, c *agent.Controller) error {
+	collector := agent.NewUsageCollector(func() (usage.Report, error) {
+		report, err := c.Usage(ctx)
+		if err != nil {
+			ctrl.Log.Info("Not all GPUs could be measured", "reason", err.Error())
+		}
+		return report, err
+	})
+	if err := registry.Registry.Register(collector); err != nil {
+		return fmt.Errorf("registering the metrics of the GPUs: %w", err)
+	}
+	if err := mgr.AddMetricsServerExtraHandler(usage.Path, http.HandlerFunc(c.ServeUsage)); err != nil {
+		return fmt.Errorf("serving the usage of the GPUs: %w", err)
+	}
+	return nil
 }
 
 // newController wires the agent to the driver, the host and the kubelet.
@@ -100,6 +126,10 @@ func newController(f agentFlags, mgr manager.Manager, proc *os.Root, hardware gp
 	boot, err := processes.ID()
 	if err != nil {
 		return nil, err
+	}
+	root, err := os.OpenRoot(f.hostRoot)
+	if err != nil {
+		return nil, fmt.Errorf("opening the root of the node's file system: %w", err)
 	}
 	control, err := newControl(f.hostFlags)
 	if err != nil {
@@ -111,7 +141,8 @@ func newController(f agentFlags, mgr manager.Manager, proc *os.Root, hardware gp
 	}
 	return agent.New(agent.Config{
 		Node: f.node, BootID: boot, Client: mgr.GetClient(), Reader: mgr.GetAPIReader(), Hardware: hardware,
-		Nodes: driver.NewNodes(f.drivers(), host.Exec{}, f.cdiRoot), MPS: mps.NewView(control), Processes: processes, Rebooter: newRebooter(f, proc), Allocations: allocations,
+		Nodes: driver.NewNodes(f.drivers(), host.Exec{}, f.cdiRoot), MPS: mps.NewView(control), Processes: processes,
+		Containers: host.NewContainerLogs(root), Rebooter: newRebooter(f, proc), Allocations: allocations,
 		Driver: f.drivers().Find, Clock: clock.RealClock{}, Resync: f.resync,
 	}), nil
 }
@@ -131,6 +162,7 @@ func newHardware(node driver.Node, replaced func()) *agent.Late {
 		Open: func(found driver.Driver) gpu.Hardware {
 			return nvml.New(nvml.Options{
 				Library: found.Library, SMI: agent.SMI(host.Exec{}, node.Find), After: clock.RealClock{}.After,
+				Now: clock.RealClock{}.Now,
 			})
 		},
 		Prepare:  func(ctx context.Context, found driver.Driver) error { return found.Prepare(ctx, host.Exec{}) },

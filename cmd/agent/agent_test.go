@@ -5,13 +5,20 @@ package main
 
 import (
 	"context"
+	"crypto/tls"
+	"encoding/json"
 	"fmt"
+	"io"
+	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"testing"
 
 	"github.com/onsi/gomega"
+	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -20,6 +27,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/internal/ssa"
+	"github.com/gpusharing/gpu-sharing-operator/internal/usage"
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
 	"github.com/gpusharing/gpu-sharing-operator/test/simdriver"
 )
@@ -36,10 +44,10 @@ func TestAgent(t *testing.T) {
 	})
 	g.Expect(err).NotTo(gomega.HaveOccurred())
 	g.Expect(cluster.Apply(t.Context(), "config/agent/rbac.yaml", "config/agent/admission.yaml")).To(gomega.Succeed())
-	mpsRoot := filepath.Join(t.TempDir(), "mps")
+	mpsRoot, address := filepath.Join(t.TempDir(), "mps"), freeAddress(t)
 	start(t, "mps-host", "--driver-root="+driver, "--mps-root="+mpsRoot)
 	start(t, "--node-name=n1", "--driver-root="+driver, "--mps-root="+mpsRoot, "--pod-resources-socket=",
-		"--cdi-root=",
+		"--cdi-root=", "--metrics-bind-address="+address,
 		"--health-probe-bind-address=0", "--kubeconfig="+kubeconfig(t, config))
 
 	n := node{T: t, client: cluster.Client}
@@ -64,10 +72,82 @@ func TestAgent(t *testing.T) {
 	g.Expect(n.device().Sharing.MPS).To(gomega.Equal(mps))
 	g.Expect(filepath.Join(mpsRoot, "nvidia.com", "gpu", ".started")).To(gomega.BeAnExistingFile())
 
+	expectUsage(t, cluster, config, "https://"+address)
+
 	n.share(v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeDisabled})
 	g.Eventually(n.ready, "60s", "100ms").Should(gomega.Succeed())
 	g.Expect(n.device().ComputeMode).To(gomega.Equal(v1alpha1.ComputeModeDefault))
 	g.Expect(n.device().Sharing).To(gomega.Equal(v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeDisabled}))
+}
+
+// expectUsage reads what the agent serves about a GPU that is shared by MPS: with the right to, without, and with the agent's own token.
+func expectUsage(t *testing.T, cluster *env.Cluster, agent *rest.Config, address string) {
+	t.Helper()
+	g := gomega.NewWithT(t)
+	for _, o := range []client.Object{
+		&rbacv1.ClusterRole{
+			ObjectMeta: metav1.ObjectMeta{Name: "reads-usage"},
+			Rules:      []rbacv1.PolicyRule{{Verbs: []string{"get"}, NonResourceURLs: []string{"/metrics", usage.Path}}},
+		},
+		&rbacv1.ClusterRoleBinding{
+			ObjectMeta: metav1.ObjectMeta{Name: "reads-usage"},
+			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "reads-usage"},
+			Subjects:   []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: "monitoring", Name: "reader"}},
+		},
+	} {
+		g.Expect(cluster.Client.Create(t.Context(), o)).To(gomega.Succeed())
+	}
+	reader, err := cluster.ConfigAs(t.Context(), env.Identity{Namespace: "monitoring", ServiceAccount: "reader"})
+	g.Expect(err).NotTo(gomega.HaveOccurred())
+	for _, path := range []string{"/metrics", usage.Path} {
+		for token, status := range map[string]int{
+			"": http.StatusUnauthorized, agent.BearerToken: http.StatusForbidden, reader.BearerToken: http.StatusOK,
+		} {
+			code, body := get(t, address+path, token)
+			g.Expect(code).To(gomega.Equal(status), path)
+			if status == http.StatusOK {
+				g.Expect(body).To(gomega.ContainSubstring("NVIDIA-A100-SXM4-40GB"), path)
+			}
+		}
+	}
+	_, body := get(t, address+usage.Path, reader.BearerToken)
+	var report usage.Report
+	g.Expect(json.Unmarshal([]byte(body), &report)).To(gomega.Succeed())
+	g.Expect(report.Units).To(gomega.HaveLen(1))
+	g.Expect(report.Units[0].Strategy).To(gomega.Equal(v1alpha1.StrategyMPS))
+	g.Expect(*report.Units[0].Limits.MemoryBytes).To(gomega.Equal(int64(10000 << 20)))
+	_, body = get(t, address+"/metrics", reader.BearerToken)
+	g.Expect(body).To(gomega.MatchRegexp(`gpusharing_agent_usage_complete\{node="n1"\} 1`))
+	g.Expect(body).To(gomega.ContainSubstring("gpusharing_mps_server_limits_pinned_memory_bytes"))
+}
+
+// get reads a URL over TLS with the agent's own certificate.
+func get(t *testing.T, url, token string) (status int, body string) {
+	t.Helper()
+	g := gomega.NewWithT(t)
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
+	g.Expect(err).NotTo(gomega.HaveOccurred())
+	if token != "" {
+		request.Header.Set("Authorization", "Bearer "+token)
+	}
+	c := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}} //nolint:gosec // it signs its own
+	answer, err := c.Do(request)
+	g.Expect(err).NotTo(gomega.HaveOccurred())
+	defer answer.Body.Close()
+	content, err := io.ReadAll(answer.Body)
+	g.Expect(err).NotTo(gomega.HaveOccurred())
+	return answer.StatusCode, string(content)
+}
+
+// freeAddress is an address at which nobody listens.
+func freeAddress(t *testing.T) string {
+	t.Helper()
+	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	return listener.Addr().String()
 }
 
 // start runs the program until the test ends.

@@ -16,6 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log/zap"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/driver"
+	"github.com/gpusharing/gpu-sharing-operator/internal/usage"
 )
 
 // hostFlags are those of both programs.
@@ -93,7 +94,7 @@ func parseAgentFlags(args []string) (agentFlags, error) {
 			"default: whether environment variable ALLOW_REBOOT is true")
 	set.DurationVar(&f.resync, "resync", time.Minute, "how often the GPUs are looked at without a change of their GPUNode")
 	set.StringVar(&f.healthAddress, "health-probe-bind-address", ":8081", "address of /healthz and /readyz; 0: none")
-	set.StringVar(&f.metricsAddress, "metrics-bind-address", "0", "address of /metrics; 0: none")
+	set.StringVar(&f.metricsAddress, "metrics-bind-address", "0", "address of /metrics and "+usage.Path+", served over TLS to whom the API server lets get them; 0: none")
 	if err := f.parse(set, args); err != nil {
 		return f, err
 	}

@@ -28,6 +28,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
+	"github.com/gpusharing/gpu-sharing-operator/internal/host"
 	hostfake "github.com/gpusharing/gpu-sharing-operator/internal/host/fake"
 	"github.com/gpusharing/gpu-sharing-operator/internal/mps"
 	mpsfake "github.com/gpusharing/gpu-sharing-operator/internal/mps/fake"
@@ -48,6 +49,7 @@ type node struct {
 	between     *between
 	nodes       deviceNodes
 	processes   *hostfake.Processes
+	containers  containers
 	allocations *allocations
 	runner      *hostfake.Runner
 	rebooter    *hostfake.Rebooter
@@ -78,7 +80,7 @@ func (s scenario) node(suffix string, models ...sim.Model) *node {
 	n := &node{
 		T: s.T, Gomega: gomega.NewWithT(s.T), name: s.name + suffix, cluster: s.cluster, hardware: sim.New(models...), mpsRoot: s.TempDir(),
 		processes: hostfake.NewProcesses("boot-1"), allocations: &allocations{}, daemons: mpsfake.NewDaemons(),
-		clock: mpsfake.NewClock(time.Unix(1_800_000_000, 0)),
+		clock: mpsfake.NewClock(time.Unix(1_800_000_000, 0)), containers: containers{},
 	}
 	n.between = &between{Hardware: n.hardware}
 	n.rebooter = &hostfake.Rebooter{Boot: func() {
@@ -107,7 +109,7 @@ func (n *node) restartAgent() {
 	n.Expect(err).NotTo(gomega.HaveOccurred())
 	n.controller = agent.New(agent.Config{
 		Node: n.name, BootID: boot, Client: n.client(), Reader: n.cluster.Client, Hardware: n.between, Nodes: &n.nodes, MPS: n.view,
-		Processes: n.processes, Rebooter: n.rebooter, Allocations: n.allocations, Clock: n.clock, Resync: resync,
+		Processes: n.processes, Containers: n.containers, Rebooter: n.rebooter, Allocations: n.allocations, Clock: n.clock, Resync: resync,
 	})
 }
 
@@ -279,11 +281,23 @@ func (b *between) Close() error {
 	return b.Hardware.Close()
 }
 
+// containers are the containers of the node by ID.
+type containers map[string]host.ContainerName
+
+func (c containers) Names() (map[string]host.ContainerName, error) { return c, nil }
+
 // allocations are what the kubelet says.
 type allocations struct {
-	mu   sync.Mutex
-	list []agent.Allocation
-	err  error
+	mu         sync.Mutex
+	list       []agent.Allocation
+	advertised []string
+	err        error
+}
+
+func (a *allocations) Advertised(context.Context) ([]string, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return slices.Clone(a.advertised), a.err
 }
 
 func (a *allocations) List(context.Context) ([]agent.Allocation, error) {

@@ -34,6 +34,8 @@ type Allocation struct {
 // Allocations tells what the kubelet allocated.
 type Allocations interface {
 	List(ctx context.Context) ([]Allocation, error)
+	// Advertised are the devices that the kubelet can allocate, named as in Allocation.
+	Advertised(ctx context.Context) ([]string, error)
 }
 
 // NoAllocations is for where no kubelet is asked.
@@ -41,6 +43,9 @@ type NoAllocations struct{}
 
 // List implements Allocations.
 func (NoAllocations) List(context.Context) ([]Allocation, error) { return nil, nil }
+
+// Advertised implements Allocations.
+func (NoAllocations) Advertised(context.Context) ([]string, error) { return nil, nil }
 
 // PodResources asks the kubelet's pod resources service (kubernetes/enhancements, KEP 606).
 type PodResources struct{ connection *grpc.ClientConn }
@@ -85,6 +90,21 @@ func (p *PodResources) List(ctx context.Context) ([]Allocation, error) {
 		}
 	}
 	return allocations, nil
+}
+
+// Advertised implements Allocations.
+func (p *PodResources) Advertised(ctx context.Context) ([]string, error) {
+	ctx, cancel := context.WithTimeout(ctx, podResourcesTimeout)
+	defer cancel()
+	response, err := podresources.NewPodResourcesListerClient(p.connection).GetAllocatableResources(ctx, &podresources.AllocatableResourcesRequest{})
+	if err != nil {
+		return nil, fmt.Errorf("listing what the kubelet can allocate: %w", err)
+	}
+	var ids []string
+	for _, devices := range response.GetDevices() {
+		ids = append(ids, devices.GetDeviceIds()...)
+	}
+	return ids, nil
 }
 
 // draDriver is the driver of NVIDIA's that serves GPUs through ResourceClaims.

@@ -20,7 +20,14 @@ import (
 type kubelet struct {
 	podresources.UnimplementedPodResourcesListerServer
 
-	pods []*podresources.PodResources
+	pods        []*podresources.PodResources
+	allocatable []*podresources.ContainerDevices
+}
+
+func (k *kubelet) GetAllocatableResources(
+	context.Context, *podresources.AllocatableResourcesRequest,
+) (*podresources.AllocatableResourcesResponse, error) {
+	return &podresources.AllocatableResourcesResponse{Devices: k.allocatable}, nil
 }
 
 func (k *kubelet) List(context.Context, *podresources.ListPodResourcesRequest) (*podresources.ListPodResourcesResponse, error) {
@@ -58,7 +65,9 @@ func TestPodResources(t *testing.T) {
 	_, err := client.List(t.Context())
 	g.Expect(err).To(gomega.MatchError(gomega.ContainSubstring("listing pod resources: ")), "no kubelet answers yet")
 
-	server := (&kubelet{pods: []*podresources.PodResources{
+	server := (&kubelet{allocatable: []*podresources.ContainerDevices{
+		{ResourceName: "nvidia.com/gpu", DeviceIds: []string{"GPU-2::0", "GPU-2::1"}}, {ResourceName: "nvidia.com/gpu", DeviceIds: []string{"GPU-1"}},
+	}, pods: []*podresources.PodResources{
 		{Namespace: "ml", Name: "train-0", Containers: []*podresources.ContainerResources{
 			{Name: "main", Devices: []*podresources.ContainerDevices{
 				{ResourceName: "nvidia.com/gpu", DeviceIds: []string{"GPU-1", "GPU-2::3"}},
@@ -84,6 +93,8 @@ func TestPodResources(t *testing.T) {
 		{Namespace: "ml", Pod: "claims", Container: "prepared", Claimed: true},
 		{Namespace: "ml", Pod: "claims", Container: "not-prepared", Claimed: true},
 	}))
+
+	g.Expect(client.Advertised(t.Context())).To(gomega.Equal([]string{"GPU-2::0", "GPU-2::1", "GPU-1"}))
 
 	server.Stop()
 	_, err = client.List(t.Context())

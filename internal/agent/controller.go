@@ -69,7 +69,8 @@ type Config struct {
 	Nodes       DeviceNodes // nil: device nodes are none of the agent's business
 	MPS         *mps.View
 	Processes   host.Processes
-	Rebooter    host.Rebooter // nil: the agent must not reboot the node
+	Containers  host.Containers // nil: the containers of processes are not known
+	Rebooter    host.Rebooter   // nil: the agent must not reboot the node
 	Allocations Allocations
 	Driver      func() (driver.Driver, error) // finds the driver that the node has; nil: it does not change
 	Clock       clock.Clock
@@ -86,12 +87,14 @@ type Controller struct {
 	nodes        DeviceNodes
 	mps          *mps.View
 	processes    host.Processes
+	containers   host.Containers
 	rebooter     host.Rebooter
 	allocations  Allocations
 	driver       func() (driver.Driver, error)
 	clock        clock.Clock
 	resync       time.Duration
 	health       health
+	turns        turns
 	metrics      *metrics
 }
 
@@ -100,7 +103,11 @@ func New(c Config) *Controller {
 	if c.Rebooter == nil {
 		c.Rebooter = host.NoReboot("nobody has allowed it")
 	}
+	if c.Containers == nil {
+		c.Containers = host.NoContainers{}
+	}
 	return &Controller{
+		turns: make(turns, 1), containers: c.Containers,
 		node: c.Node, bootID: c.BootID, client: c.Client, reader: c.Reader,
 		owner:    ssa.Owner{Client: c.Client, Name: FieldManager},
 		hardware: c.Hardware, nodes: c.Nodes, mps: c.MPS, processes: c.Processes, rebooter: c.Rebooter, allocations: c.Allocations,
@@ -144,6 +151,15 @@ func (c *Controller) Reconcile(ctx context.Context, node *v1alpha1.GPUNode) (rec
 	if !node.DeletionTimestamp.IsZero() {
 		return reconcile.Result{}, nil
 	}
+	done, err := c.turns.take(ctx)
+	if err != nil {
+		return reconcile.Result{}, err
+	}
+	defer done()
+	return c.reconcile(ctx, node)
+}
+
+func (c *Controller) reconcile(ctx context.Context, node *v1alpha1.GPUNode) (reconcile.Result, error) {
 	if node.Spec.MIGConfigName != "" {
 		return c.finish(ctx, node, report{aside: true})
 	}

@@ -29,6 +29,8 @@ type nobody struct{}
 
 func (nobody) List(context.Context) ([]Allocation, error) { return nil, nil }
 
+func (nobody) Advertised(context.Context) ([]string, error) { return nil, nil }
+
 // on is a controller of this hardware, without a cluster.
 func on(t *testing.T, h gpu.Hardware) *Controller {
 	t.Helper()

@@ -14,7 +14,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
 )
 
-// metrics are what the agent tells Prometheus.
+// metrics are what the agent tells Prometheus of its own work.
 type metrics struct {
 	steps *prometheus.HistogramVec
 }

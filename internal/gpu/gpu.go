@@ -54,15 +54,20 @@ func (e *ModuleError) Error() string {
 // Unwrap returns ErrNotSupported.
 func (e *ModuleError) Unwrap() error { return ErrNotSupported }
 
+// Reader reads the GPUs of one node.
+type Reader interface {
+	// Observe reads the whole node once.
+	Observe(ctx context.Context) (Inventory, error)
+	// Sample measures how the GPUs are used. GPUs that cannot be read are left out and are the error, beside which the sample has the
+	// others.
+	Sample(ctx context.Context) (Sample, error)
+}
+
 // Hardware reads and changes the GPUs of one node. Every method returns when its context ends at the latest, and wraps
 // one of the sentinel errors where one applies. Handles are opened when needed and held until Close: while any is open,
 // a GPU cannot be reset and other programs may find it busy.
 type Hardware interface {
-	// Observe reads the whole node once.
-	Observe(ctx context.Context) (Inventory, error)
-	// Sample measures how the GPUs are used. It changes nothing. GPUs that cannot be read are left out and are the error, beside which
-	// the sample has the others.
-	Sample(ctx context.Context) (Sample, error)
+	Reader
 	// SetMIG turns MIG mode of a GPU on or off. ErrResetRequired: the mode is pending until Reset.
 	SetMIG(ctx context.Context, uuid string, enabled bool) error
 	// Reset resets GPUs that nothing uses, all of them or none. It waits a while for a program that has one of them open for

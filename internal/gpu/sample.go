@@ -11,9 +11,10 @@ type Sample struct {
 // DeviceUse is how one GPU is used.
 type DeviceUse struct {
 	UUID             string
+	Index            int           // NVML's
 	Memory           *Memory       // nil, for example, on a GPU that shares the memory of the host
 	Utilization      *Utilization  // nil in MIG mode (NVML, nvmlDeviceGetUtilizationRates)
-	Instances        []InstanceUse // with a compute instance, by id
+	Instances        []InstanceUse // those with a compute instance, by id
 	Processes        []ProcessUse  // by PID
 	ProcessesUnknown bool          // the driver's lists of processes cannot be used, so that Processes is empty
 }
@@ -26,12 +27,16 @@ type InstanceUse struct {
 }
 
 // Memory is GPU memory in bytes. What the driver reserves for itself counts in none but Total.
-type Memory struct{ Total, Used, Free int64 }
+type Memory struct {
+	Total int64 `json:"total"`
+	Used  int64 `json:"used"`
+	Free  int64 `json:"free"`
+}
 
 // Utilization is the part of the driver's last sample period, 0 to 1, in which something was at work.
 type Utilization struct {
-	Compute float64 // the streaming multiprocessors
-	Memory  float64 // the memory controller
+	Compute float64 `json:"compute"` // the streaming multiprocessors
+	Memory  float64 `json:"memory"`  // the memory controller
 }
 
 // ProcessUse is how a process uses a GPU.

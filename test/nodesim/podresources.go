@@ -57,6 +57,23 @@ func (r *podResources) List(context.Context, *podresourcesv1.ListPodResourcesReq
 	return response, nil
 }
 
+// GetAllocatableResources implements the API: every device that a plugin offers.
+func (r *podResources) GetAllocatableResources(
+	context.Context, *podresourcesv1.AllocatableResourcesRequest,
+) (*podresourcesv1.AllocatableResourcesResponse, error) {
+	r.node.mu.Lock()
+	defer r.node.mu.Unlock()
+	response := &podresourcesv1.AllocatableResourcesResponse{}
+	for resource, e := range r.node.endpoints {
+		devices := &podresourcesv1.ContainerDevices{ResourceName: resource}
+		for _, d := range e.devices {
+			devices.DeviceIds = append(devices.DeviceIds, d.ID)
+		}
+		response.Devices = append(response.Devices, devices)
+	}
+	return response, nil
+}
+
 // Get implements the API.
 func (r *podResources) Get(_ context.Context, request *podresourcesv1.GetPodResourcesRequest) (*podresourcesv1.GetPodResourcesResponse, error) {
 	r.node.mu.Lock()

@@ -36,6 +36,7 @@ func measures(b bench) {
 	b.Expect(sample.Devices).To(HaveLen(len(devices)))
 	for i, d := range sample.Devices {
 		b.Expect(d.UUID).To(Equal(devices[i].UUID))
+		b.Expect(d.Index).To(Equal(i))
 		if d.Memory == nil { // a real GPU that shares the memory of the host
 			b.Expect(devices[i].MemoryMiB).To(BeZero())
 			continue

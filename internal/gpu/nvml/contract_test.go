@@ -99,7 +99,7 @@ func on(t *testing.T, models ...sim.Model) *nvml.Hardware {
 	if err != nil {
 		t.Fatal(err)
 	}
-	h := nvml.New(nvml.Options{Library: library, SMI: smiOf(d), After: atOnce, Module: moduleOf(d)})
+	h := nvml.New(nvml.Options{Library: library, SMI: smiOf(d), After: atOnce, Now: time.Now, Module: moduleOf(d)})
 	t.Cleanup(func() {
 		if err := h.Close(); err != nil {
 			t.Error(err)

@@ -36,6 +36,8 @@ type Options struct {
 	Gather time.Duration
 	// After is the clock by which a reset waits between its attempts. Nil: there is one attempt.
 	After func(time.Duration) <-chan time.Time
+	// Now is the clock by which samples of a process's utilization are too old. Nil: none is.
+	Now func() time.Time
 	// Module reports whether a kernel module is loaded. Nil: /proc/modules says so.
 	Module func(name string) bool
 }

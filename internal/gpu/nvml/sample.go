@@ -83,7 +83,7 @@ func (h *Hardware) sampleDevice(index int, lists lists) (gpu.DeviceUse, error) {
 	if ret != nvml.SUCCESS {
 		return gpu.DeviceUse{}, failed("nvmlDeviceGetUUID", ret)
 	}
-	d := gpu.DeviceUse{UUID: uuid, Memory: h.memory(handle), ProcessesUnknown: lists == unusable}
+	d := gpu.DeviceUse{UUID: uuid, Index: index, Memory: h.memory(handle), ProcessesUnknown: lists == unusable}
 	if rates, ret := handle.GetUtilizationRates(); ret == nvml.SUCCESS {
 		d.Utilization = utilization(rates.Gpu, rates.Memory)
 	}
@@ -130,8 +130,8 @@ func (h *Hardware) sampleInstances(handle nvml.Device) []gpu.InstanceUse {
 			instances = append(instances, gpu.InstanceUse{ID: id, UUID: uuid, Memory: h.memory(device)})
 		}
 	}
-	slices.SortFunc(instances, func(a, b gpu.InstanceUse) int { return a.ID - b.ID })
-	return instances
+	slices.SortStableFunc(instances, func(a, b gpu.InstanceUse) int { return a.ID - b.ID })
+	return slices.CompactFunc(instances, func(a, b gpu.InstanceUse) bool { return a.ID == b.ID })
 }
 
 // sampleProcesses are the processes of all lists of the driver, each once for each instance.
@@ -170,7 +170,11 @@ func (h *Hardware) processUtilization(handle nvml.Device) map[uint32]*gpu.Utiliz
 	if !h.has("nvmlDeviceGetProcessUtilization") {
 		return nil
 	}
-	samples, ret := handle.GetProcessUtilization(uint64(time.Now().Add(-sampleWindow).UnixMicro()))
+	var since uint64
+	if h.options.Now != nil {
+		since = uint64(h.options.Now().Add(-sampleWindow).UnixMicro())
+	}
+	samples, ret := handle.GetProcessUtilization(since)
 	if ret != nvml.SUCCESS {
 		return nil
 	}

@@ -19,7 +19,7 @@ const idleMemory = 256 << 20
 func (n *Node) Sample() gpu.Sample {
 	var sample gpu.Sample
 	for i := range n.GPUs {
-		sample.Devices = append(sample.Devices, n.GPUs[i].sample())
+		sample.Devices = append(sample.Devices, n.GPUs[i].sample(i))
 	}
 	return sample
 }
@@ -91,11 +91,11 @@ func (g *GPU) Utilization() *gpu.Utilization {
 	return &sum
 }
 
-func (g *GPU) sample() gpu.DeviceUse {
-	d := gpu.DeviceUse{UUID: g.UUID, Memory: g.Memory(gpu.WholeGPU), Utilization: g.Utilization()}
+func (g *GPU) sample(index int) gpu.DeviceUse {
+	d := gpu.DeviceUse{UUID: g.UUID, Index: index, Memory: g.Memory(gpu.WholeGPU), Utilization: g.Utilization()}
 	for _, i := range g.Instances {
-		for _, c := range i.Compute {
-			d.Instances = append(d.Instances, gpu.InstanceUse{ID: i.ID, UUID: c.UUID, Memory: g.Memory(i.ID)})
+		if len(i.Compute) > 0 {
+			d.Instances = append(d.Instances, gpu.InstanceUse{ID: i.ID, UUID: i.Compute[0].UUID, Memory: g.Memory(i.ID)})
 		}
 	}
 	slices.SortStableFunc(d.Instances, func(a, b gpu.InstanceUse) int { return a.ID - b.ID })

@@ -1,0 +1,171 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/go-logr/logr"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/metrics/server"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/usage"
+)
+
+const (
+	// reviewTimeout bounds a question to the API server.
+	reviewTimeout = 5 * time.Second
+	// trusted is how long a permission is remembered: a scrape every few seconds is no request each to the API server.
+	trusted = 2 * time.Minute
+	// maxTrusted bounds how many are remembered.
+	maxTrusted = 64
+	// maxReview bounds an answer of the API server.
+	maxReview = 1 << 20
+)
+
+// Access is the filter provider of a metrics server that answers only to clients whom the API server lets get the path: 401 without a
+// valid token, 403 without the right, 500 if the API server cannot be asked. The agent needs no right for it: it asks with the
+// client's own token what that token may do (SelfSubjectAccessReview), which Kubernetes lets every authenticated user ask.
+func Access(now clock.PassiveClock) func(*rest.Config, *http.Client) (server.Filter, error) {
+	return func(config *rest.Config, _ *http.Client) (server.Filter, error) {
+		anonymous := rest.AnonymousClientConfig(config)
+		httpClient, err := rest.HTTPClientFor(anonymous)
+		if err != nil {
+			return nil, fmt.Errorf("making a client for reviews: %w", err)
+		}
+		host, _, err := rest.DefaultServerUrlFor(anonymous)
+		if err != nil {
+			return nil, fmt.Errorf("making a client for reviews: %w", err)
+		}
+		return func(log logr.Logger, next http.Handler) (http.Handler, error) {
+			return &guard{
+				log: log, next: next, client: httpClient, clock: now, known: map[permission]time.Time{},
+				reviews: host.JoinPath("apis/authorization.k8s.io/v1/selfsubjectaccessreviews").String(),
+			}, nil
+		}, nil
+	}
+}
+
+// permission is a token that may get a path.
+type permission struct {
+	token [sha256.Size]byte
+	path  string
+}
+
+type guard struct {
+	log     logr.Logger
+	next    http.Handler
+	client  *http.Client // without credentials of its own
+	reviews string       // URL
+	clock   clock.PassiveClock
+
+	mu    sync.Mutex
+	known map[permission]time.Time // until when
+}
+
+func (g *guard) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	status, err := g.judge(r)
+	if err != nil {
+		g.log.Error(err, "Asking who may read the metrics")
+	}
+	if status != http.StatusOK {
+		http.Error(w, http.StatusText(status), status)
+		return
+	}
+	g.next.ServeHTTP(w, r)
+}
+
+// judge is the status with which a request is refused, or 200.
+func (g *guard) judge(r *http.Request) (int, error) {
+	token := tokenOf(r)
+	if token == "" {
+		return http.StatusUnauthorized, nil
+	}
+	asked := permission{sha256.Sum256([]byte(token)), r.URL.Path}
+	if g.remembers(asked) {
+		return http.StatusOK, nil
+	}
+	status, err := g.review(r.Context(), token, r.URL.Path)
+	if status == http.StatusOK {
+		g.remember(asked)
+	}
+	return status, err
+}
+
+// tokenOf is the bearer token of a request. The API server's proxy takes the usual header away.
+func tokenOf(r *http.Request) string {
+	if token, bearer := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer "); bearer {
+		return token
+	}
+	return r.Header.Get(usage.TokenHeader)
+}
+
+func (g *guard) remembers(p permission) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.clock.Now().Before(g.known[p])
+}
+
+func (g *guard) remember(p permission) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if len(g.known) >= maxTrusted {
+		clear(g.known)
+	}
+	g.known[p] = g.clock.Now().Add(trusted)
+}
+
+// review asks the API server, as the owner of a token, whether they may get a path.
+func (g *guard) review(ctx context.Context, token, path string) (int, error) {
+	ctx, cancel := context.WithTimeout(ctx, reviewTimeout)
+	defer cancel()
+	body, err := json.Marshal(authorizationv1.SelfSubjectAccessReview{
+		TypeMeta: metav1.TypeMeta{APIVersion: authorizationv1.SchemeGroupVersion.String(), Kind: "SelfSubjectAccessReview"},
+		Spec: authorizationv1.SelfSubjectAccessReviewSpec{
+			NonResourceAttributes: &authorizationv1.NonResourceAttributes{Path: path, Verb: "get"},
+		},
+	})
+	if err != nil {
+		return http.StatusInternalServerError, fmt.Errorf("writing a review: %w", err)
+	}
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, g.reviews, bytes.NewReader(body))
+	if err != nil {
+		return http.StatusInternalServerError, fmt.Errorf("writing a review: %w", err)
+	}
+	request.Header.Set("Authorization", "Bearer "+token)
+	request.Header.Set("Content-Type", "application/json")
+	request.Header.Set("Accept", "application/json")
+	answer, err := g.client.Do(request)
+	if err != nil {
+		return http.StatusInternalServerError, fmt.Errorf("asking the API server for a review: %w", err)
+	}
+	defer answer.Body.Close()
+	switch answer.StatusCode {
+	case http.StatusCreated, http.StatusOK:
+	case http.StatusUnauthorized, http.StatusForbidden:
+		return answer.StatusCode, nil
+	default:
+		return http.StatusInternalServerError, fmt.Errorf("asking the API server for a review: %s", answer.Status)
+	}
+	var review authorizationv1.SelfSubjectAccessReview
+	if err := json.NewDecoder(io.LimitReader(answer.Body, maxReview)).Decode(&review); err != nil {
+		return http.StatusInternalServerError, fmt.Errorf("reading a review: %w", err)
+	}
+	if !review.Status.Allowed {
+		return http.StatusForbidden, nil
+	}
+	return http.StatusOK, nil
+}

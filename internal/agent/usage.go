@@ -1,0 +1,152 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"time"
+
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/mps"
+	"github.com/gpusharing/gpu-sharing-operator/internal/usage"
+)
+
+// sampleTimeout bounds a measurement, also the wait for a reconcile. Prometheus waits 10 s for an answer.
+const sampleTimeout = 8 * time.Second
+
+// errAside says why nothing can be measured.
+var errAside = errors.New("NVIDIA's mig-manager is changing the GPUs, so the agent leaves the driver closed")
+
+// turns lets one reconcile or one measurement at a time use the hardware, since either closes it at its end.
+type turns chan struct{}
+
+// take waits for its turn.
+func (t turns) take(ctx context.Context) (done func(), err error) {
+	select {
+	case t <- struct{}{}:
+		return func() { <-t }, nil
+	case <-ctx.Done():
+		return nil, fmt.Errorf("waiting for the agent to have finished with the GPUs: %w", ctx.Err())
+	}
+}
+
+// Usage measures who uses the GPUs. It opens NVML, closes it again and writes nothing. With an error the report has the GPUs that could
+// be read.
+func (c *Controller) Usage(ctx context.Context) (usage.Report, error) {
+	report, err := c.usage(ctx)
+	report.Node = c.node
+	return report, err
+}
+
+func (c *Controller) usage(ctx context.Context) (usage.Report, error) {
+	ctx, cancel := context.WithTimeout(ctx, sampleTimeout)
+	defer cancel()
+	node := &v1alpha1.GPUNode{}
+	if err := c.client.Get(ctx, client.ObjectKey{Name: c.node}, node); err != nil {
+		return usage.Report{}, fmt.Errorf("reading GPUNode %s: %w", c.node, err)
+	}
+	if node.Spec.MIGConfigName != "" {
+		return usage.Report{}, errAside
+	}
+	sample, partial := c.sample(ctx)
+	if partial != nil && len(sample.Devices) == 0 {
+		return usage.Report{}, partial
+	}
+	devices, err := c.allocated(ctx, sample)
+	if err != nil {
+		return usage.Report{}, err
+	}
+	owners, err := c.owners(sample)
+	if err != nil {
+		return usage.Report{}, err
+	}
+	report := usage.Of(node, devices, owners)
+	if partial != nil {
+		report.Incomplete = partial.Error()
+	}
+	return report, partial
+}
+
+func (c *Controller) sample(ctx context.Context) (gpu.Sample, error) {
+	done, err := c.turns.take(ctx)
+	if err != nil {
+		return gpu.Sample{}, err
+	}
+	defer done()
+	sample, err := c.hardware.Sample(ctx)
+	return sample, errors.Join(err, c.hardware.Close())
+}
+
+// allocated adds what the kubelet says of the GPUs. Which GPU a container has by a ResourceClaim is not known: its processes show it.
+func (c *Controller) allocated(ctx context.Context, sample gpu.Sample) ([]usage.Device, error) {
+	allocations, err := c.allocations.List(ctx)
+	if err != nil {
+		return nil, err
+	}
+	advertised, err := c.allocations.Advertised(ctx)
+	if err != nil {
+		return nil, err
+	}
+	devices := make([]usage.Device, 0, len(sample.Devices))
+	for _, use := range sample.Devices {
+		known := gpu.Device{UUID: use.UUID}
+		for _, i := range use.Instances {
+			known.State.Instances = append(known.State.Instances, gpu.Instance{ID: i.ID, UUID: i.UUID})
+		}
+		d := usage.Device{DeviceUse: use, Replicas: map[int]int{}}
+		for _, a := range allocations {
+			if instance, holds := heldInstance(known, a.Device); holds && !a.Claimed {
+				d.Holders = append(d.Holders, gpu.Holder{Namespace: a.Namespace, Pod: a.Pod, Container: a.Container, Instance: instance})
+			}
+		}
+		for _, id := range advertised {
+			if instance, of := heldInstance(known, id); of {
+				d.Replicas[instance]++
+			}
+		}
+		devices = append(devices, d)
+	}
+	return devices, nil
+}
+
+// owners are the containers of the processes that use the GPUs, by PID. The MPS server works for others.
+func (c *Controller) owners(sample gpu.Sample) (map[int]usage.Name, error) {
+	names, err := c.containers.Names()
+	if err != nil {
+		return nil, err
+	}
+	owners := map[int]usage.Name{}
+	for _, d := range sample.Devices {
+		for _, p := range d.Processes {
+			process := c.processes.Describe(p.PID)
+			if name, known := names[process.ContainerID]; known && process.Name != mps.ServerProgram {
+				owners[p.PID] = usage.Name(name)
+			}
+		}
+	}
+	return owners, nil
+}
+
+// ServeUsage answers with a measurement as JSON.
+func (c *Controller) ServeUsage(w http.ResponseWriter, r *http.Request) {
+	report, err := c.Usage(r.Context())
+	if err != nil && report.Incomplete == "" {
+		http.Error(w, err.Error(), http.StatusServiceUnavailable)
+		return
+	}
+	body, err := json.Marshal(report)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_, _ = w.Write(body) // the client has gone
+}

@@ -1,0 +1,226 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package agent_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/onsi/gomega"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/agent"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
+	"github.com/gpusharing/gpu-sharing-operator/internal/host"
+	"github.com/gpusharing/gpu-sharing-operator/internal/usage"
+	"github.com/gpusharing/gpu-sharing-operator/test/env"
+)
+
+const gib = int64(1 << 30)
+
+func TestUsage(t *testing.T) {
+	cluster := env.Start(t)
+	for name, test := range map[string]func(s scenario){
+		"attributes processes to containers":                 attributes,
+		"attributes nothing to the MPS server":               attributesNothingToTheServer,
+		"leaves the driver closed for mig-manager":           measuresNotBesideMIGManager,
+		"waits for a reconcile no longer than it may":        waitsForAReconcile,
+		"lets a reconcile wait for a measurement":            letsAReconcileWait,
+		"serves what it measured, and says why it could not": serves,
+	} {
+		t.Run(name, func(t *testing.T) { test(scenario{T: t, cluster: cluster, name: nodeName(name)}) })
+	}
+}
+
+// busy puts a process of a pod on the first GPU, to which the kubelet allocated one of four replicas.
+func (n *node) busy(pid int, pod string, use gpu.ProcessUse) {
+	n.Helper()
+	id := strings.Repeat("0", 60) + pod[:4]
+	use.PID, use.Instance = pid, gpu.WholeGPU
+	n.Expect(n.hardware.AddProcess(n.uuid(0), gpu.Process{PID: pid, Instance: gpu.WholeGPU})).To(gomega.Succeed())
+	n.Expect(n.hardware.SetUse(n.uuid(0), use)).To(gomega.Succeed())
+	n.processes.Set(pid, host.Process{Name: "python3", PodUID: "uid-" + pod, ContainerID: id})
+	n.containers[id] = host.ContainerName{Namespace: "ml", Pod: pod, Container: "main"}
+	n.allocations.hold(pod, n.uuid(0)+"::1")
+	n.allocations.advertised = []string{n.uuid(0) + "::0", n.uuid(0) + "::1", n.uuid(0) + "::2", n.uuid(0) + "::3"}
+}
+
+func attributes(s scenario) {
+	n := s.node("", sim.A100, sim.T4)
+	n.settle()
+	n.busy(100, "greedy", gpu.ProcessUse{MemoryBytes: new(12 * gib), Utilization: &gpu.Utilization{Compute: 0.5, Memory: 0.25}})
+	n.busy(200, "modest", gpu.ProcessUse{MemoryBytes: new(gib)})
+	n.allocations.claim("by-claim")
+	writes, closed := n.writes, n.between.closed
+
+	collector := agent.NewUsageCollector(func() (usage.Report, error) { return n.controller.Usage(n.Context()) })
+	expected := `
+# HELP gpusharing_agent_usage_complete 1 if all GPUs of the node could be measured for this scrape, otherwise 0; the agent's log has the error.
+# TYPE gpusharing_agent_usage_complete gauge
+gpusharing_agent_usage_complete{node="NODE"} 1
+# HELP gpusharing_container_gpu_memory_share_bytes GPU memory that a container is meant to have: the limit of the MPS server, or the memory divided by the replicas.
+# TYPE gpusharing_container_gpu_memory_share_bytes gauge
+gpusharing_container_gpu_memory_share_bytes{A100 greedy} 1.073741824e+10
+gpusharing_container_gpu_memory_share_bytes{A100 modest} 1.073741824e+10
+# HELP gpusharing_container_gpu_memory_used_bytes GPU memory that the processes of a container use; 0 for a container that holds the GPU and has no process on it.
+# TYPE gpusharing_container_gpu_memory_used_bytes gauge
+gpusharing_container_gpu_memory_used_bytes{A100 greedy} 1.2884901888e+10
+gpusharing_container_gpu_memory_used_bytes{A100 modest} 1.073741824e+09
+# HELP gpusharing_container_gpu_sm_utilization_ratio Part of the driver's last sample period in which the streaming multiprocessors worked for a container, 0 to 1. Absent if they did not lately, for MPS clients and in MIG mode.
+# TYPE gpusharing_container_gpu_sm_utilization_ratio gauge
+gpusharing_container_gpu_sm_utilization_ratio{A100 greedy} 0.5
+# HELP gpusharing_gpu_containers Containers that hold or use a GPU or a MIG instance. Absent for a GPU that has instances.
+# TYPE gpusharing_gpu_containers gauge
+gpusharing_gpu_containers{A100} 2
+gpusharing_gpu_containers{T4} 0
+# HELP gpusharing_gpu_memory_used_bytes Memory of a GPU or a MIG instance that is in use, without what the driver reserves.
+# TYPE gpusharing_gpu_memory_used_bytes gauge
+gpusharing_gpu_memory_used_bytes{A100} 1.3958643712e+10
+gpusharing_gpu_memory_used_bytes{T4} 0
+`
+	labels := func(uuid, index, product, strategy, pod string) string {
+		whole := `{gpu="` + uuid + `",gpu_index="` + index + `",gpu_instance="",`
+		if pod == "" {
+			return whole + `node="` + n.name + `",product="` + product + `",profile="",strategy="` + strategy + `"}`
+		}
+		return `{container="main",` + whole[1:] + `namespace="ml",node="` + n.name + `",pod="` + pod + `",product="` + product +
+			`",profile="",strategy="` + strategy + `"}`
+	}
+	a100 := func(pod string) string { return labels(n.uuid(0), "0", "NVIDIA-A100-SXM4-40GB", "TimeSlicing", pod) }
+	expected = strings.NewReplacer("NODE", n.name, "{T4}", labels(n.uuid(1), "1", "Tesla-T4", "Exclusive", ""),
+		"{A100}", a100(""), "{A100 greedy}", a100("greedy"), "{A100 modest}", a100("modest")).Replace(expected)
+	n.Expect(testutil.CollectAndCompare(collector, strings.NewReader(expected),
+		"gpusharing_agent_usage_complete", "gpusharing_container_gpu_memory_share_bytes", "gpusharing_container_gpu_memory_used_bytes",
+		"gpusharing_container_gpu_sm_utilization_ratio", "gpusharing_gpu_containers", "gpusharing_gpu_memory_used_bytes")).To(gomega.Succeed())
+	n.Expect(n.writes).To(gomega.Equal(writes), "no API write")
+	n.Expect(n.between.closed).To(gomega.Equal(closed+1), "the driver is closed again")
+
+	registry := prometheus.NewPedanticRegistry()
+	n.Expect(registry.Register(collector)).To(gomega.Succeed())
+	problems, err := testutil.GatherAndLint(registry)
+	n.Expect(err).NotTo(gomega.HaveOccurred())
+	n.Expect(problems).To(gomega.BeEmpty())
+
+	n.hardware.RemoveProcess(100)
+	n.allocations.free()
+	n.Expect(testutil.CollectAndCount(collector, "gpusharing_container_gpu_memory_used_bytes")).To(gomega.Equal(1), "a series goes with its container")
+}
+
+func attributesNothingToTheServer(s scenario) {
+	n := s.node("", sim.T4)
+	n.settle()
+	n.busy(100, "mps-pod", gpu.ProcessUse{MemoryBytes: new(gib)})
+	n.allocations.free()
+	n.processes.Set(100, host.Process{Name: "nvidia-cuda-mps-server", PodUID: "uid", ContainerID: strings.Repeat("0", 60) + "mps-"})
+	report, err := n.controller.Usage(n.Context())
+	n.Expect(err).NotTo(gomega.HaveOccurred())
+	n.Expect(report.Units[0].Containers).To(gomega.BeEmpty())
+	n.Expect(report.Units[0].OtherBytes).To(gomega.Equal(gib))
+}
+
+func measuresNotBesideMIGManager(s scenario) {
+	n := s.node("", sim.A100)
+	n.ask(v1alpha1.GPUNodeSpec{MIGActuator: v1alpha1.MIGActuatorMIGManager, MIGConfigName: "all-balanced"})
+	n.hardware.Fail = func(op sim.Op, _ string) error { return errors.New("the driver is open: " + string(op)) }
+	_, err := n.controller.Usage(n.Context())
+	n.Expect(err).To(gomega.MatchError(gomega.ContainSubstring("mig-manager is changing the GPUs")))
+}
+
+// held is hardware that stops at each call until it is let go on.
+type held struct {
+	gpu.Hardware
+
+	reached chan string
+	goOn    chan struct{}
+}
+
+func (h held) Observe(ctx context.Context) (gpu.Inventory, error) {
+	h.reached <- "Observe"
+	<-h.goOn
+	return h.Hardware.Observe(ctx)
+}
+
+func (h held) Sample(ctx context.Context) (gpu.Sample, error) {
+	h.reached <- "Sample"
+	<-h.goOn
+	return h.Hardware.Sample(ctx)
+}
+
+// hold makes the agent stop at each look at the hardware.
+func (n *node) hold() held {
+	h := held{Hardware: n.between.Hardware, reached: make(chan string), goOn: make(chan struct{})}
+	n.between.Hardware = h
+	return h
+}
+
+func waitsForAReconcile(s scenario) {
+	n := s.node("", sim.T4)
+	h := n.hold()
+	done := make(chan error, 1)
+	go func() {
+		_, err := n.controller.Reconcile(n.Context(), n.get())
+		done <- err
+	}()
+	n.Expect(<-h.reached).To(gomega.Equal("Observe"))
+	ctx, cancel := context.WithTimeout(n.Context(), 20*time.Millisecond)
+	defer cancel()
+	_, err := n.controller.Usage(ctx)
+	n.Expect(err).To(gomega.MatchError(gomega.ContainSubstring("waiting for the agent to have finished with the GPUs")))
+	close(h.goOn)
+	n.Expect(<-done).To(gomega.Succeed())
+}
+
+func letsAReconcileWait(s scenario) {
+	n := s.node("", sim.T4)
+	h := n.hold()
+	measured, reconciled := make(chan error, 1), make(chan error, 1)
+	go func() {
+		_, err := n.controller.Usage(n.Context())
+		measured <- err
+	}()
+	n.Expect(<-h.reached).To(gomega.Equal("Sample"))
+	go func() {
+		_, err := n.controller.Reconcile(n.Context(), n.get())
+		reconciled <- err
+	}()
+	n.Consistently(h.reached, "100ms").ShouldNot(gomega.Receive(), "the reconcile would close the driver under the measurement")
+	close(h.goOn)
+	n.Expect(<-measured).To(gomega.Succeed())
+	n.Expect(<-h.reached).To(gomega.Equal("Observe"))
+	n.Expect(<-reconciled).To(gomega.Succeed())
+}
+
+func serves(s scenario) {
+	n := s.node("", sim.T4)
+	n.settle()
+	n.busy(100, "train", gpu.ProcessUse{MemoryBytes: new(gib)})
+	answer := httptest.NewRecorder()
+	n.controller.ServeUsage(answer, httptest.NewRequestWithContext(n.Context(), http.MethodGet, usage.Path, nil))
+	n.Expect(answer.Code).To(gomega.Equal(http.StatusOK))
+	var report usage.Report
+	n.Expect(json.Unmarshal(answer.Body.Bytes(), &report)).To(gomega.Succeed())
+	n.Expect(report.Node).To(gomega.Equal(n.name))
+	n.Expect(report.Units[0].Containers[0].Pod).To(gomega.Equal("train"))
+
+	n.hardware.Fail = func(sim.Op, string) error { return errors.New("GPU is lost") }
+	answer = httptest.NewRecorder()
+	n.controller.ServeUsage(answer, httptest.NewRequestWithContext(n.Context(), http.MethodGet, usage.Path, nil))
+	n.Expect(answer.Code).To(gomega.Equal(http.StatusServiceUnavailable))
+	n.Expect(answer.Body.String()).To(gomega.ContainSubstring("GPU is lost"))
+	n.Expect(testutil.CollectAndCompare(agent.NewUsageCollector(func() (usage.Report, error) { return n.controller.Usage(n.Context()) }),
+		strings.NewReader(`
+# HELP gpusharing_agent_usage_complete 1 if all GPUs of the node could be measured for this scrape, otherwise 0; the agent's log has the error.
+# TYPE gpusharing_agent_usage_complete gauge
+gpusharing_agent_usage_complete{node="`+n.name+`"} 0
+`))).To(gomega.Succeed(), "and nothing else is known")
+}

@@ -1,0 +1,244 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package usage turns a sample of the GPUs of a node into who uses what: each GPU and MIG instance with its containers, what each
+// uses and the share that the node's sharing means it to have. A value that is not known is nil, never 0. It is pure.
+package usage
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+)
+
+// Path is where an agent serves its Report, beside the metrics.
+const Path = "/usage"
+
+// TokenHeader is the header in which the agents take a token that comes through the API server's proxy, which removes Authorization.
+const TokenHeader = "Gpusharing-Token"
+
+// Report is how the GPUs of a node are used. The agents serve it as JSON.
+type Report struct {
+	Node   string `json:"node"`
+	Policy string `json:"policy,omitempty"` // that governs the node
+	// Units are the GPUs by index, each followed by its MIG instances by id.
+	Units []Unit `json:"units"`
+	// Daemons are the MPS control daemons of the operator, by resource.
+	Daemons []Daemon `json:"daemons,omitempty"`
+	// Incomplete is why GPUs are missing; empty: none is.
+	Incomplete string `json:"incomplete,omitempty"`
+}
+
+// Unit is a GPU, or one of its MIG instances.
+type Unit struct {
+	GPU         string            `json:"gpu"` // UUID
+	Index       int               `json:"index"`
+	Product     string            `json:"product,omitempty"`
+	Instance    *int              `json:"instance,omitempty"` // id of the GPU instance; nil: the whole GPU
+	Profile     string            `json:"profile,omitempty"`  // of the instance
+	Partitioned bool              `json:"partitioned,omitempty"`
+	Strategy    v1alpha1.Strategy `json:"strategy"`
+	Memory      *gpu.Memory       `json:"memory,omitempty"`
+	Utilization *gpu.Utilization  `json:"utilization,omitempty"`
+	Replicas    int               `json:"replicas"` // that the node advertises of it
+	Limits      *Limits           `json:"limits,omitempty"`
+	Containers  []Container       `json:"containers,omitempty"` // by use, the largest first
+	// OtherBytes is the memory of processes that belong to no container that is known, such as the MPS server.
+	OtherBytes int64 `json:"otherBytes,omitempty"`
+}
+
+// Limits are those of one client of the MPS server of a GPU.
+type Limits struct {
+	ActiveThreads float64 `json:"activeThreads"`         // 0 to 1
+	MemoryBytes   *int64  `json:"memoryBytes,omitempty"` // nil: no limit
+}
+
+// Daemon is an MPS control daemon.
+type Daemon struct {
+	Resource        string `json:"resource"`
+	Clients         int32  `json:"clients"`
+	OutdatedClients int32  `json:"outdatedClients"` // that connected before the limits last changed
+}
+
+// Name names a container.
+type Name struct {
+	Namespace string `json:"namespace"`
+	Pod       string `json:"pod"`
+	Container string `json:"container"`
+}
+
+// Container is how a container uses a GPU or an instance.
+type Container struct {
+	Name
+
+	MemoryBytes *int64           `json:"memoryBytes,omitempty"`
+	ShareBytes  *int64           `json:"shareBytes,omitempty"`
+	Utilization *gpu.Utilization `json:"utilization,omitempty"`
+	Processes   int              `json:"processes"`
+}
+
+// Over reports whether a container uses more memory than its share.
+func (c Container) Over() bool {
+	return c.MemoryBytes != nil && c.ShareBytes != nil && *c.MemoryBytes > *c.ShareBytes
+}
+
+// Device is a GPU as it was sampled, with what the kubelet says of it.
+type Device struct {
+	gpu.DeviceUse
+
+	// Holders are the containers to which the kubelet allocated it or an instance: one for each replica that a container has.
+	Holders []gpu.Holder
+	// Replicas are how many of it, or of an instance, the node advertises, by instance.
+	Replicas map[int]int
+}
+
+// Of reports on a node. owners are the containers of processes, by PID.
+func Of(node *v1alpha1.GPUNode, devices []Device, owners map[int]Name) Report {
+	r := Report{Node: node.Name, Policy: node.Spec.PolicyName, Units: []Unit{}}
+	for i := range devices {
+		known := status(node, devices[i].UUID)
+		whole := unitOf(known, &devices[i])
+		whole.Partitioned = len(devices[i].Instances) > 0
+		r.Units = append(r.Units, whole.filled(&devices[i], gpu.WholeGPU, owners))
+		for _, instance := range devices[i].Instances {
+			part := unitOf(known, &devices[i])
+			part.Instance, part.Memory, part.Utilization = &instance.ID, instance.Memory, nil
+			part.Profile, part.Limits, part.Strategy = profile(known, instance.UUID), nil, v1alpha1.StrategyMIG
+			part.Replicas = devices[i].Replicas[instance.ID]
+			r.Units = append(r.Units, part.filled(&devices[i], instance.ID, owners))
+		}
+	}
+	slices.SortStableFunc(r.Units, func(a, b Unit) int { return a.Index - b.Index })
+	for _, d := range node.Status.MPS {
+		r.Daemons = append(r.Daemons, Daemon{Resource: d.ResourceName, Clients: d.Clients, OutdatedClients: d.OutdatedClients})
+	}
+	return r
+}
+
+// unitOf is a whole GPU.
+func unitOf(known v1alpha1.DeviceStatus, d *Device) Unit {
+	u := Unit{
+		GPU: d.UUID, Index: d.Index, Product: known.Product, Memory: d.Memory, Utilization: d.Utilization,
+		Replicas: d.Replicas[gpu.WholeGPU],
+	}
+	switch daemon := known.Sharing.MPS; {
+	case known.Sharing.MIGMode == v1alpha1.MIGModeEnabled || len(d.Instances) > 0:
+		u.Strategy = v1alpha1.StrategyMIG
+	case daemon != nil:
+		u.Strategy = v1alpha1.StrategyMPS
+		u.Limits = &Limits{ActiveThreads: float64(daemon.ActiveThreadPercentage) / 100}
+		if daemon.PinnedMemoryLimit != nil {
+			u.Limits.MemoryBytes = new(daemon.PinnedMemoryLimit.Value())
+		}
+	case u.Replicas > 1:
+		u.Strategy = v1alpha1.StrategyTimeSlicing
+	default:
+		u.Strategy = v1alpha1.StrategyExclusive
+	}
+	return u
+}
+
+// filled is the unit with who uses it.
+func (u Unit) filled(d *Device, instance int, owners map[int]Name) Unit {
+	held := map[Name]int{}
+	for _, h := range d.Holders {
+		if h.Instance == instance {
+			held[Name{h.Namespace, h.Pod, h.Container}]++
+		}
+	}
+	containers := map[Name]*Container{}
+	for name, replicas := range held {
+		containers[name] = &Container{Name: name, ShareBytes: u.share(replicas)}
+		if !d.ProcessesUnknown {
+			containers[name].MemoryBytes = new(int64(0))
+		}
+	}
+	for _, p := range d.Processes {
+		if p.Instance != instance {
+			continue
+		}
+		name, owned := owners[p.PID]
+		if !owned {
+			if p.MemoryBytes != nil {
+				u.OtherBytes += *p.MemoryBytes
+			}
+			continue
+		}
+		c, found := containers[name]
+		if !found {
+			c = &Container{Name: name, MemoryBytes: new(int64(0)), ShareBytes: u.share(1)}
+			containers[name] = c
+		}
+		c.add(p)
+	}
+	for _, c := range containers {
+		u.Containers = append(u.Containers, *c)
+	}
+	slices.SortFunc(u.Containers, byUse)
+	return u
+}
+
+// add counts a process. What is not known of one is not known of its container.
+func (c *Container) add(p gpu.ProcessUse) {
+	c.Processes++
+	switch {
+	case p.MemoryBytes == nil || c.MemoryBytes == nil:
+		c.MemoryBytes = nil
+	default:
+		c.MemoryBytes = new(*c.MemoryBytes + *p.MemoryBytes)
+	}
+	if p.Utilization == nil {
+		return // NVML lists no process that did nothing, so that the others are all there is
+	}
+	sum := *p.Utilization
+	if c.Utilization != nil {
+		sum.Compute, sum.Memory = min(1, sum.Compute+c.Utilization.Compute), min(1, sum.Memory+c.Utilization.Memory)
+	}
+	c.Utilization = &sum
+}
+
+// share is the memory that a container with so many replicas is meant to have: what its MPS server lets it have, or the memory of the
+// GPU or the instance divided by its replicas.
+func (u Unit) share(replicas int) *int64 {
+	if u.Limits != nil && u.Limits.MemoryBytes != nil {
+		return new(*u.Limits.MemoryBytes * int64(replicas))
+	}
+	if u.Memory == nil {
+		return nil
+	}
+	all := max(u.Replicas, 1)
+	return new(u.Memory.Total / int64(all) * int64(min(replicas, all)))
+}
+
+// byUse sorts the largest memory first; what is not known comes last.
+func byUse(a, b Container) int {
+	use := func(c Container) int64 {
+		if c.MemoryBytes == nil {
+			return -1
+		}
+		return *c.MemoryBytes
+	}
+	return cmp.Or(cmp.Compare(use(b), use(a)), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Pod, b.Pod),
+		cmp.Compare(a.Container, b.Container))
+}
+
+// status is what the agent last reported of a GPU.
+func status(node *v1alpha1.GPUNode, uuid string) v1alpha1.DeviceStatus {
+	for _, d := range node.Status.Devices {
+		if d.UUID == uuid {
+			return d
+		}
+	}
+	return v1alpha1.DeviceStatus{}
+}
+
+func profile(d v1alpha1.DeviceStatus, uuid string) string {
+	for _, i := range d.Instances {
+		if i.UUID == uuid {
+			return i.Profile
+		}
+	}
+	return ""
+}
