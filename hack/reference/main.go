@@ -23,7 +23,9 @@ const (
 )
 
 func metricSources() []string {
-	return []string{"internal/controller/gpusharingpolicy/metrics.go", "internal/agent/metrics.go"}
+	return []string{
+		"internal/controller/gpusharingpolicy/metrics.go", "internal/agent/metrics.go", "internal/agent/usage_metrics.go",
+	}
 }
 
 func main() {
@@ -180,7 +182,7 @@ func metricsOf(file *ast.File) []metric {
 		}
 		switch name := function.Sel.Name; {
 		case name == "NewDesc":
-			found = append(found, metric{literalOf(call.Args[0]), literalOf(call.Args[1]), list(call.Args[2])})
+			found = append(found, metric{literalOf(call.Args[0]), literalOf(call.Args[1]), list(resolve(file, call.Args[2]))})
 		case strings.HasPrefix(name, "New") && strings.HasSuffix(name, "Vec"):
 			found = append(found, metric{option(call.Args[0], "Name"), option(call.Args[0], "Help"), list(call.Args[1])})
 		}
@@ -207,6 +209,24 @@ func option(e ast.Expr, key string) string {
 	return ""
 }
 
+// resolve is what a function of the file returns, where an expression calls one without arguments.
+func resolve(file *ast.File, e ast.Expr) ast.Expr {
+	call, is := e.(*ast.CallExpr)
+	if !is {
+		return e
+	}
+	for _, d := range file.Decls {
+		f, is := d.(*ast.FuncDecl)
+		if name, named := call.Fun.(*ast.Ident); !is || !named || f.Name.Name != name.Name || len(f.Body.List) != 1 {
+			continue
+		}
+		if returned, is := f.Body.List[0].(*ast.ReturnStmt); is && len(returned.Results) == 1 {
+			return returned.Results[0]
+		}
+	}
+	return e
+}
+
 func list(e ast.Expr) string {
 	values, is := e.(*ast.CompositeLit)
 	if !is {
@@ -220,7 +240,7 @@ func list(e ast.Expr) string {
 }
 
 func writeMetrics(text *strings.Builder, all []metric) error {
-	text.WriteString("\n## Metrics\n\nThe controller serves them to whom the API server lets get `/metrics`; each agent serves its own. " +
+	text.WriteString("\n## Metrics\n\nThe controller serves its own, and each agent those of its node, to whom the API server lets get `/metrics`. " +
 		"Beside these are those of controller-runtime and of Go.\n\n| Metric | Labels | Meaning |\n|---|---|---|\n")
 	for _, m := range all {
 		if m.name == "" || m.help == "" {

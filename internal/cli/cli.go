@@ -31,11 +31,13 @@ type Program struct {
 	Version string
 }
 
-const usage = `kubectl gpusharing shows how the GPUs of a cluster are shared, and what a policy would change. Only restore changes something.
+const help = `kubectl gpusharing shows how the GPUs of a cluster are shared, and what a policy would change. Only restore changes something.
 
 Usage:
   kubectl gpusharing status [NODE...]          the GPUs of the nodes as a picture, and why something is not ready; of more than ten
                                                nodes a summary, and in detail ten that are not ready
+  kubectl gpusharing top [node|policy|pod] [NAME...]
+                                               who uses the GPUs now: memory beside the share of each container, utilization
   kubectl gpusharing plan -f POLICY.yaml       what a policy would do to each node, without creating it; -f - reads stdin
   kubectl gpusharing plan --delete NAME        what would become of each node if a policy were deleted, without deleting it
   kubectl gpusharing import                    policies that describe how the GPUs are shared already, for kubectl apply
@@ -63,6 +65,8 @@ func (p *Program) Run(ctx context.Context, args []string) error {
 	switch command, rest := rest[0], rest[1:]; command {
 	case "status":
 		return p.status(ctx, f, rest)
+	case "top":
+		return p.top(ctx, f, rest)
 	case "plan":
 		return p.plan(ctx, f, rest)
 	case "import":
@@ -72,7 +76,7 @@ func (p *Program) Run(ctx context.Context, args []string) error {
 	case "version":
 		return p.write("kubectl-gpusharing " + p.Version + "\n")
 	case "help":
-		return p.write(usage + f.set.FlagUsages())
+		return p.write(help + f.set.FlagUsages())
 	default:
 		return hint(fmt.Errorf("unknown command %q", command))
 	}
@@ -111,7 +115,7 @@ func newFlags() *flags {
 	f.set.StringVar(&f.product, "product", "", "of status: only nodes with GPUs of this product, such as NVIDIA-A100-SXM4-40GB")
 	f.set.BoolVar(&f.notReady, "not-ready", false, "of status: only nodes that are not ready")
 	f.set.StringVarP(&f.output, "output", "o", "", "of status: wide (every node in detail), json or yaml")
-	f.set.BoolVarP(&f.watch, "watch", "w", false, "of status: print it again whenever it changes")
+	f.set.BoolVarP(&f.watch, "watch", "w", false, "of status: print it again whenever it changes; of top: measure again every 5 seconds")
 	f.set.StringSliceVarP(&f.files, "filename", "f", nil, "of plan: file with one or several policies")
 	f.set.StringSliceVar(&f.deleted, "delete", nil, "of plan: name of a policy as if it were deleted")
 	f.set.StringVar(&f.configMap, "configmap", "", "of import: NAMESPACE/NAME of the ConfigMap that a device plugin without the GPU Operator reads")

@@ -267,8 +267,8 @@ func partitioned(t *testing.T) world.Node {
 	return nodeWith(t, "a", hardware)
 }
 
-// ofTable are the lines of the table of policies.
-var ofTable = regexp.MustCompile(`^POLICY +STRATEGY|^\S+ +(MIG|MPS|TimeSlicing) +\d+ +\d+`)
+// ofTable are the lines of tables.
+var ofTable = regexp.MustCompile(`^ *(MEMORY|POLICY) +(SHARE|NODES) |^ *([\d.]+ GiB|-)  +([\d.]+ GiB|-) |^(research|notebooks|\(none\)) +\d|^POLICY +STRATEGY|^\S+ +(MIG|MPS|TimeSlicing) +\d+ +\d+`)
 
 // compare compares with a golden file what is printed without a terminal, and looks whether all fits into one.
 func compare(t *testing.T, name string, show func(*text)) {

@@ -7,12 +7,14 @@ import (
 	"fmt"
 
 	appsv1 "k8s.io/api/apps/v1"
+	authenticationv1 "k8s.io/api/authentication/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -21,6 +23,15 @@ import (
 
 // connect makes a client of the cluster that the flags name.
 func connect(f *flags) (client.Client, error) {
+	config, err := configOf(f)
+	if err != nil {
+		return nil, err
+	}
+	return clientOf(config)
+}
+
+// configOf finds the cluster that the flags name.
+func configOf(f *flags) (*rest.Config, error) {
 	rules := clientcmd.NewDefaultClientConfigLoadingRules()
 	rules.ExplicitPath = f.kubeconfig
 	overrides := &clientcmd.ConfigOverrides{CurrentContext: f.context}
@@ -29,6 +40,10 @@ func connect(f *flags) (client.Client, error) {
 		return nil, fmt.Errorf("finding the cluster: %w; name it with --kubeconfig and --context", err)
 	}
 	config.UserAgent = "kubectl-gpusharing"
+	return config, nil
+}
+
+func clientOf(config *rest.Config) (client.Client, error) {
 	scheme, err := newScheme()
 	if err != nil {
 		return nil, err
@@ -43,7 +58,7 @@ func connect(f *flags) (client.Client, error) {
 func newScheme() (*runtime.Scheme, error) {
 	scheme := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{
-		corev1.AddToScheme, appsv1.AddToScheme, coordinationv1.AddToScheme, v1alpha1.AddToScheme,
+		corev1.AddToScheme, appsv1.AddToScheme, authenticationv1.AddToScheme, coordinationv1.AddToScheme, v1alpha1.AddToScheme,
 	} {
 		if err := add(scheme); err != nil {
 			return nil, fmt.Errorf("registering the API: %w", err)

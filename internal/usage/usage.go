@@ -176,7 +176,7 @@ func (u Unit) filled(d *Device, instance int, owners map[int]Name) Unit {
 	for _, c := range containers {
 		u.Containers = append(u.Containers, *c)
 	}
-	slices.SortFunc(u.Containers, byUse)
+	slices.SortFunc(u.Containers, ByUse)
 	return u
 }
 
@@ -212,8 +212,8 @@ func (u Unit) share(replicas int) *int64 {
 	return new(u.Memory.Total / int64(all) * int64(min(replicas, all)))
 }
 
-// byUse sorts the largest memory first; what is not known comes last.
-func byUse(a, b Container) int {
+// ByUse sorts the largest memory first; what is not known comes last.
+func ByUse(a, b Container) int {
 	use := func(c Container) int64 {
 		if c.MemoryBytes == nil {
 			return -1

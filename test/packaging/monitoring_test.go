@@ -35,7 +35,7 @@ func offered(t *testing.T) map[string]bool {
 		close(descriptions)
 	}()
 	names := map[string]bool{"up": true}
-	for _, ours := range ownMetric.FindAllStringSubmatch(contents(t, "internal/*/metrics.go", "internal/controller/*/metrics.go"), -1) {
+	for _, ours := range ownMetric.FindAllStringSubmatch(contents(t, "internal/*/*metrics.go", "internal/controller/*/metrics.go"), -1) {
 		names[ours[1]] = true
 	}
 	for d := range descriptions {

@@ -16,22 +16,26 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/rest"
+	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/gpusharing/gpu-sharing-operator/internal/agent"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/metrics"
+	"github.com/gpusharing/gpu-sharing-operator/internal/usage"
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
 )
 
-// endpoint is how Prometheus reads a pod, as far as the PodMonitor of the controller says.
+// endpoint is how Prometheus reads a pod, as far as a PodMonitor says.
 type endpoint struct {
 	Port, Scheme  string
+	HonorLabels   bool
 	Authorization struct {
 		Credentials corev1.SecretKeySelector
 	}
 }
 
 // TestPrometheusMayReadTheMetrics: the token that the chart's PodMonitor sends is that of an account which may read what
-// the controller serves, as the controller asks the API server with the rights that the chart gives it; and nobody else may.
+// controller and agents serve, as these ask the API server with the rights that the chart gives them; and nobody else may.
 func TestPrometheusMayReadTheMetrics(t *testing.T) {
 	g := NewWithT(t)
 	cluster := env.Start(t)
@@ -46,6 +50,7 @@ func TestPrometheusMayReadTheMetrics(t *testing.T) {
 	reads := monitored(g, find(t, objects, "PodMonitor gpu-sharing-controller"))
 	g.Expect(reads.Scheme).To(Equal("https"))
 	controller := as[appsv1.Deployment](t, find(t, objects, "Deployment gpu-sharing-controller")).Spec.Template.Spec
+	agentPod := as[appsv1.DaemonSet](t, find(t, objects, "DaemonSet gpu-sharing-agent")).Spec.Template.Spec
 	g.Expect(controller.Containers[0].Ports).To(ContainElement(HaveField("Name", reads.Port)))
 	secret := &corev1.Secret{}
 	g.Expect(cluster.Client.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: reads.Authorization.Credentials.Name}, secret)).To(Succeed())
@@ -64,8 +69,9 @@ func TestPrometheusMayReadTheMetrics(t *testing.T) {
 	g.Expect(err).NotTo(HaveOccurred())
 	guarded, err := filter(logr.Discard(), http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 	g.Expect(err).NotTo(HaveOccurred())
+	path := "/metrics"
 	answer := func(account string) int {
-		request := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/metrics", nil)
+		request := httptest.NewRequestWithContext(t.Context(), http.MethodGet, path, nil)
 		request.Header.Set("Authorization", "Bearer "+as(account).BearerToken)
 		recorder := httptest.NewRecorder()
 		guarded.ServeHTTP(recorder, request)
@@ -73,6 +79,20 @@ func TestPrometheusMayReadTheMetrics(t *testing.T) {
 	}
 	g.Expect(answer(secret.Annotations[corev1.ServiceAccountNameKey])).To(Equal(http.StatusOK))
 	g.Expect(answer(controller.ServiceAccountName)).To(Equal(http.StatusForbidden))
+
+	agents := monitored(g, find(t, objects, "PodMonitor gpu-sharing-agent"))
+	g.Expect(agents.HonorLabels).To(BeTrue(), "the pods of the series are those that use the GPUs")
+	g.Expect(agents.Scheme).To(Equal("https"))
+	g.Expect(agents.Authorization).To(Equal(reads.Authorization))
+	g.Expect(agentPod.Containers[0].Ports).To(ContainElement(HaveField("Name", agents.Port)))
+	agentFilter, err := agent.Access(clock.RealClock{})(as(agentPod.ServiceAccountName), nil)
+	g.Expect(err).NotTo(HaveOccurred())
+	guarded, err = agentFilter(logr.Discard(), http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	g.Expect(err).NotTo(HaveOccurred())
+	for _, path = range []string{"/metrics", usage.Path} {
+		g.Expect(answer(secret.Annotations[corev1.ServiceAccountNameKey])).To(Equal(http.StatusOK), path)
+		g.Expect(answer(agentPod.ServiceAccountName)).To(Equal(http.StatusForbidden), path)
+	}
 }
 
 func monitored(g Gomega, monitor *unstructured.Unstructured) endpoint {
