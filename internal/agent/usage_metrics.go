@@ -4,6 +4,7 @@
 package agent
 
 import (
+	"slices"
 	"strconv"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -135,7 +136,7 @@ func (c *UsageCollector) unit(gauge emit, node string, u usage.Unit) {
 		}
 	}
 	for _, container := range u.Containers {
-		c.container(gauge, append(labels[:len(labels):len(labels)], container.Namespace, container.Pod, container.Container), container)
+		c.container(gauge, append(slices.Clip(labels), container.Namespace, container.Pod, container.Container), container)
 	}
 }
 

@@ -5,6 +5,7 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -28,7 +29,7 @@ func (p *Program) top(ctx context.Context, f *flags, args []string) error {
 	}
 	for {
 		measured, err := agents.measure(ctx, p.Clock.Now())
-		if ctx.Err() != nil {
+		if f.watch && errors.Is(ctx.Err(), context.Canceled) {
 			return nil // the user ends a watch so
 		}
 		if err != nil {
