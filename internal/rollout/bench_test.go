@@ -52,7 +52,7 @@ func BenchmarkWaiting(b *testing.B) {
 	}
 }
 
-// upToDate is a world of nodes that are as their policy wishes.
+// upToDate is a world of nodes that match the desired state of their policy.
 func upToDate(b *testing.B, sharing v1alpha1.Sharing, nodes int) world.World {
 	b.Helper()
 	c := newCluster()

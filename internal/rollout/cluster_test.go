@@ -87,7 +87,7 @@ type host struct {
 	plugin  struct {
 		selected  string               // what the plugin reads
 		nudged    map[string]time.Time // since when, by pod and key
-		slow      time.Duration        // how long the kubelet takes for a nudge, where the agent watches; otherwise a second
+		slow      time.Duration        // how long the kubelet takes for a sync, where the agent watches; otherwise a second
 		seen      map[string]string    // what the kubelet has projected
 		behind    bool                 // that is not what the ConfigMap holds
 		projected time.Time            // when it last was
@@ -299,7 +299,7 @@ func (c *cluster) nudge(h *host, a action.TriggerSync) {
 	}
 }
 
-// held notes, as the managed fields of a Node do, when somebody said last that he is at work there.
+// held notes, as the managed fields of a Node do, when another controller said last that it works there.
 func (c *cluster) held(h *host) {
 	h.HeldSince = time.Time{}
 	for name, value := range h.Labels {
@@ -310,7 +310,7 @@ func (c *cluster) held(h *host) {
 	}
 }
 
-// DeletePod ends a pod of one of NVIDIA's daemon sets, with what runs in it.
+// DeletePod ends a pod of one of NVIDIA's DaemonSets, with what runs in it.
 func (c *cluster) deletePod(h *host, uid string) {
 	at := slices.IndexFunc(h.Pods, func(p world.Pod) bool { return p.UID == uid })
 	if at < 0 {
@@ -341,7 +341,7 @@ func patch(have map[string]string, with map[string]*string) {
 	}
 }
 
-// settle lets what is not ours catch up: daemon sets, the kubelet, the agent, the plugin.
+// settle lets what is not ours catch up: DaemonSets, the kubelet, the agent, the plugin.
 func (c *cluster) settle(h *host) {
 	h.now = c.Now
 	if h.off {
@@ -461,7 +461,7 @@ func parse(data string) nvidia.Config {
 	return config
 }
 
-// project shows the ConfigMap to the pods that were nudged, a while ago, and to all of them once the kubelet comes round to it.
+// project shows the ConfigMap to the pods of which a sync was triggered a while ago, and to all of them once the kubelet comes round to it.
 func (c *cluster) project(h *host) {
 	if h.plugin.behind = len(h.readers()) > 0 && !maps.Equal(h.plugin.seen, c.Configs); !h.plugin.behind {
 		h.plugin.projected = c.Now
@@ -491,7 +491,7 @@ func (h *host) readers() []string {
 	return uids
 }
 
-// reportConfig is the agent's report of who sees the wished key, if it is one that reports that.
+// reportConfig is the agent's report of who sees the desired key, if it is one that reports that.
 func (h *host) reportConfig() {
 	key := h.GPU.Spec.ConfigName
 	if _, seen := h.plugin.seen[key]; h.watches && seen && key != "" {

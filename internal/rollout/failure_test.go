@@ -178,7 +178,7 @@ func TestOnlyWhoIsInTheWayIsEvicted(t *testing.T) {
 	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
 	g.Expect(c.evicted).To(BeEmpty())
 
-	// Room for a large instance has to be made on both GPUs: one holder is in the way, the other is not.
+	// Room for a large instance has to be made on both GPUs: one holder blocks the change, the other does not.
 	c.Policies[0].Spec.Sharing, c.Policies[0].Generation = mig(count("4g", 1), count("2g", 1)), 3
 	d, _ = c.run(60)
 	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
@@ -453,7 +453,7 @@ func TestAClusterWithoutPoliciesIsLeftAlone(t *testing.T) {
 }
 
 // TestARollbackThatNeedsIdleGPUsGivesTheNodeBackMeanwhile: it keeps nobody off for longer than a drain may take, says who
-// is in the way, and goes on once nobody is.
+// blocks it, and goes on once nothing does.
 func TestARollbackThatNeedsIdleGPUsGivesTheNodeBackMeanwhile(t *testing.T) {
 	g := NewWithT(t)
 	c, h := toMIG(evicting)
@@ -510,8 +510,8 @@ func TestARollbackThatDrainsInVainLetsGo(t *testing.T) {
 	g.Expect(h.Labels[v1alpha1.LabelConfig]).To(Equal(good), d.Nodes[0].Message)
 }
 
-// TestAChangeThatHasNotBegunIsNotQuiescing: to keep NVIDIA's mig-manager off the node is its first step, and it is held back.
-func TestAChangeThatHasNotBegunIsNotQuiescing(t *testing.T) {
+// TestAChangeThatHasNotBegunIsNotPausingClients: to keep NVIDIA's mig-manager off the node is its first step, and it is held back.
+func TestAChangeThatHasNotBegunIsNotPausingClients(t *testing.T) {
 	g := NewWithT(t)
 	c := newCluster()
 	h := c.add("a", sim.H100)

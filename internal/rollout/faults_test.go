@@ -345,7 +345,7 @@ func asThePolicyAsks(o *ordeal) {
 	o.Expect(o.evicted).To(Equal([]string{"train"}))
 }
 
-// inUseOrDone is the outcome that a node which does not become idle was given back, and says who is in the way; unless it
+// inUseOrDone is the outcome that a node which does not become idle was given back, and reports the blockers; unless it
 // was idle before.
 func (o *ordeal) inUseOrDone(who string) {
 	if len(o.evicted) > 0 {

@@ -393,7 +393,7 @@ func (c *chronicle) settles() {
 			}
 		})
 		if !h.off && len(h.sick) > 0 {
-			h.sick, h.plugin.running = nil, false // somebody has repaired it and restarted the plugin
+			h.sick, h.plugin.running = nil, false // a user has repaired it and restarted the plugin
 		}
 		h.report()
 	}

@@ -55,7 +55,7 @@ type chronicle struct {
 	states    map[string]string // that the story has told of last
 	opensCRDs bool
 	sum       hash.Hash // of all that is decided; nil: nobody asks
-	meddled   bool      // somebody else has changed what NVIDIA's config-manager reads
+	meddled   bool      // another controller has changed what NVIDIA's config-manager reads
 }
 
 // stake is what a pod of a user uses.
@@ -155,7 +155,7 @@ func (c *chronicle) machine(name string, random *rand.Rand) {
 	c.version[name]++
 }
 
-// partitionedByHand makes an instance on the first GPU, as somebody has who does without the operator.
+// partitionedByHand makes an instance on the first GPU, as a user has who does without the operator.
 func (h *host) partitionedByHand() {
 	uuid := h.devices()[0].UUID
 	h.hardware.Update(func(n *sim.Node) {

@@ -104,7 +104,7 @@ func TestANodeWhoseSelectedGPUsAreAllMissingStaysGoverned(t *testing.T) {
 	g.Expect(h.partitionedGPUs()).To(BeEmpty())
 }
 
-// TestIndexesThatTheUserEditsAreThoseOfToday: whoever edits them looks at what nvidia-smi prints now.
+// TestIndexesThatTheUserEditsAreThoseOfToday: a user who edits them looks at what nvidia-smi prints now.
 func TestIndexesThatTheUserEditsAreThoseOfToday(t *testing.T) {
 	g := NewWithT(t)
 	c := newCluster()

@@ -24,7 +24,7 @@ type machine struct {
 	required  bool      // the agent has found that only a reboot helps
 	since     time.Time // when it first did
 	down      time.Time // when the machine went down; zero: it runs
-	reboots   []string  // for each its wish, and who used a GPU then
+	reboots   []string  // for each its desired state, and what used a GPU then
 }
 
 // virtual makes a host a virtual machine, whose GPUs cannot be reset.

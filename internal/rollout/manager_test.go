@@ -44,7 +44,7 @@ func (c *cluster) partition(h *host) {
 	}
 	at := slices.IndexFunc(h.Pods, func(p world.Pod) bool { return p.NodeSelector[v1alpha1.LabelMIGManager] != "" })
 	if at >= 0 && h.Pods[at].MountsConfig != c.Plugin.MIGReady && len(h.Taints) == 0 {
-		h.Pods = slices.Delete(h.Pods, at, at+1) // the daemon set has changed; it does not tolerate our taint
+		h.Pods = slices.Delete(h.Pods, at, at+1) // the DaemonSet has changed; it does not tolerate our taint
 		at = -1
 	}
 	if at < 0 {
@@ -97,9 +97,9 @@ mig-configs:
     mig-devices: {1g.5gb: 7}
 `
 
-// wish is what a configuration asks for; nil if it does not cover every GPU.
-func (m migConfig) wish(devices []gpu.Device) []v1alpha1.DeviceSpec {
-	var wish []v1alpha1.DeviceSpec
+// asked is what a configuration asks for; nil if it does not cover every GPU.
+func (m migConfig) asked(devices []gpu.Device) []v1alpha1.DeviceSpec {
+	var asked []v1alpha1.DeviceSpec
 	for _, d := range devices {
 		for _, e := range m {
 			indexes, some := e.Devices.([]any)
@@ -113,13 +113,13 @@ func (m migConfig) wish(devices []gpu.Device) []v1alpha1.DeviceSpec {
 			for profile, n := range e.MIGDevices {
 				s.Instances = append(s.Instances, v1alpha1.InstanceCount{Profile: profile, Count: n})
 			}
-			wish = append(wish, v1alpha1.DeviceSpec{UUID: d.UUID, Sharing: s})
+			asked = append(asked, v1alpha1.DeviceSpec{UUID: d.UUID, Sharing: s})
 		}
 	}
-	if len(wish) != len(devices) {
+	if len(asked) != len(devices) {
 		return nil
 	}
-	return wish
+	return asked
 }
 
 func (h *host) state(state string) {
@@ -130,11 +130,11 @@ func (h *host) state(state string) {
 }
 
 func (h *host) begin(file map[string]migConfig) {
-	wish := file[h.last].wish(h.devices())
+	asked := file[h.last].asked(h.devices())
 	switch {
-	case wish == nil:
+	case asked == nil:
 		h.state("failed") // an unknown name
-	case len(migmanager.Clears(wish, h.devices())) == 0:
+	case len(migmanager.Clears(asked, h.devices())) == 0:
 		h.state("success")
 	default:
 		h.state("pending")
@@ -157,13 +157,13 @@ func (h *host) work(file map[string]migConfig) {
 		outcome = h.mishap(h.last)
 	}
 	switch outcome {
-	case "hangs": // a client that did not end: nothing is put back
+	case "hangs": // a client that did not end: nothing is restored
 		return
 	case "fails":
 	case "lies":
 		outcome = ""
 	default:
-		outcome = h.apply(file[h.last].wish(h.devices()))
+		outcome = h.apply(file[h.last].asked(h.devices()))
 	}
 	for _, label := range managerLabels() {
 		if h.Labels[label] == managerPaused {
@@ -178,12 +178,12 @@ func (h *host) work(file map[string]migConfig) {
 	h.state("success")
 }
 
-// apply changes the GPUs, and says what was in the way.
-func (h *host) apply(wish []v1alpha1.DeviceSpec) (failed string) {
+// apply changes the GPUs, and returns what blocked that.
+func (h *host) apply(asked []v1alpha1.DeviceSpec) (failed string) {
 	if h.AgentReady && h.GPU.Spec.PolicyName != "" && h.GPU.Spec.MIGConfigName == "" && migmanager.Ours(h.last) {
 		h.mistakes = append(h.mistakes, "the agent has the driver open")
 	}
-	for _, d := range migmanager.Clears(wish, h.devices()) {
+	for _, d := range migmanager.Clears(asked, h.devices()) {
 		if len(d.Holders) > 0 {
 			h.mistakes = append(h.mistakes, fmt.Sprintf("pod %s holds GPU %d", d.Holders[0].Pod, d.Index))
 			return "In use by another client"
@@ -196,12 +196,12 @@ func (h *host) apply(wish []v1alpha1.DeviceSpec) (failed string) {
 			g.Instances = nil
 		})
 	}
-	steps, err := plan.Node(wish, h.devices())
+	steps, err := plan.Node(asked, h.devices())
 	for err == nil && len(steps) > 0 {
 		if err := steps[0].Do(context.Background(), plan.Tools{Hardware: h.hardware, MPS: h}); err != nil {
 			return err.Error()
 		}
-		steps, err = plan.Node(wish, h.devices())
+		steps, err = plan.Node(asked, h.devices())
 	}
 	return ""
 }

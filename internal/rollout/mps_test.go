@@ -112,7 +112,7 @@ func TestNVIDIAsMPSThatStartsOnTheWayBackIsNotFought(t *testing.T) {
 	c := newCluster()
 	c.byHand = mpsByHand(4)
 	h := c.add("a", sim.A100)
-	h.Labels[pluginLabel] = "false" // somebody works on the device plugin
+	h.Labels[pluginLabel] = "false" // another controller works on the device plugin
 	c.tick(time.Second)
 	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("2g", 3)))}
 	c.run(1000)
@@ -190,7 +190,7 @@ func TestAGPUThatNVIDIAsMPSServedIsDeselected(t *testing.T) {
 }
 
 // TestAPlanForetellsTheEvictionsUnderMPS: the kubectl plugin, which does not read the operator's ConfigMap, foretells the pods that
-// the controller evicts and no others, whoever serves the GPUs by MPS now.
+// the controller evicts and no others, whichever daemon serves the GPUs by MPS now.
 func TestAPlanForetellsTheEvictionsUnderMPS(t *testing.T) {
 	renamed := mps(4)
 	renamed.MPS.RenameByDefault = new(true)

@@ -21,7 +21,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
-// TestAChangeIsOneGeneration: that a wish was verified is no new generation, so the agent is not woken for it.
+// TestAChangeIsOneGeneration: that a desired state was verified is no new generation, so the agent is not woken for it.
 func TestAChangeIsOneGeneration(t *testing.T) {
 	g := NewWithT(t)
 	c, h := slicing()
@@ -48,7 +48,7 @@ func TestAChangeIsOneGeneration(t *testing.T) {
 	g.Expect(h.kstatus(t)).To(Equal(status.CurrentStatus))
 }
 
-// TestANodeThatBreaksOnceItWasVerified is degraded, is waited for however long it takes, and is what a later wish that fails goes back
+// TestANodeThatBreaksOnceItWasVerified is degraded, is waited for however long it takes, and is what a later change that fails goes back
 // to, though it did not work when that came.
 func TestANodeThatBreaksOnceItWasVerified(t *testing.T) {
 	g := NewWithT(t)

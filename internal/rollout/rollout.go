@@ -46,19 +46,19 @@ type Decision struct {
 	Nodes []group.NodeState
 	// ConfigurePlugin says that the device plugin has to read our ConfigMap: a policy governs some node and is not paused, or a node
 	// is not back at its baseline. Once the ClusterPolicy names our ConfigMap, a policy that governs no node is enough. False: the
-	// ClusterPolicy may be put back to what it was.
+	// ClusterPolicy may be restored.
 	ConfigurePlugin bool
 	// Held is why devicePlugin.config of the ClusterPolicy must not change now, in either direction; empty if it may.
 	Held string
 	// KeepStrategy is true if a node that no policy changes has GPUs in MIG mode and no config of its own, so that the default
 	// config must offer its instances as mig.strategy of the ClusterPolicy said.
 	KeepStrategy bool
-	// Tolerations are those in the ClusterPolicy that shall be ours: exactly these and no others.
+	// Tolerations are those that the operator must have in the ClusterPolicy: exactly these and no others.
 	Tolerations []corev1.Toleration
 	// ConfigureMIGManager says that NVIDIA's mig-manager has to read our ConfigMap: it partitions the GPUs of some node, or is to go back
 	// to what it did there before.
 	ConfigureMIGManager bool
-	// After is when to decide again though nothing changes, because a deadline or the time of a nudge passes; 0: never.
+	// After is when to decide again though nothing changes, because a deadline or the time of a sync passes; 0: never.
 	After time.Duration
 }
 

@@ -272,7 +272,7 @@ func TestAPodThatDoesNotTolerateATaintKeepsItOff(t *testing.T) {
 		HaveField("Message", HavePrefix("node a: waiting until these pods tolerate the taint nvidia.com/gpu:NoSchedule: nfd/worker; "))))
 }
 
-// TestATaintGoesWithItsToleration: when somebody takes the toleration back, the taint goes too, before NVIDIA's pods are
+// TestATaintGoesWithItsToleration: when a user takes the toleration back, the taint goes too, before NVIDIA's pods are
 // replaced and cannot come back.
 func TestATaintGoesWithItsToleration(t *testing.T) {
 	g := NewWithT(t)

@@ -23,7 +23,7 @@ const (
 	leftPaused = "paused-for-mig-change"
 )
 
-// migManager runs NVIDIA's mig-manager on a node: a pod of its own, since the label is somebody else's here.
+// migManager runs NVIDIA's mig-manager on a node: a pod of its own, because the label is another controller's here.
 func (c *cluster) migManager(h *host, state string) {
 	h.Labels[v1alpha1.LabelMIGManager] = "true"
 	h.Labels["nvidia.com/mig.config"], h.Labels[stateLabel] = "all-1g.5gb", state
@@ -48,7 +48,7 @@ func (h *host) of(label string) *world.Pod {
 	panic("no pod with " + label)
 }
 
-// TestWhatIsLeftHalfDone brings a node into what somebody left half-done, and asks what is said and repaired: before its
+// TestWhatIsLeftHalfDone brings a node into what was left half-done, and asks what is reported and repaired: before its
 // deadline nothing, then the reason.
 func TestWhatIsLeftHalfDone(t *testing.T) {
 	for name, c := range map[string]struct {

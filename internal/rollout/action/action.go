@@ -9,7 +9,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 )
 
-// Action is one change of the API. Actions are a closed set: WriteConfigs, Nudge, PatchNode, Taint, Untaint, KeepTaints, Evict,
+// Action is one change of the API. Actions are a closed set: WriteConfigs, TriggerSync, PatchNode, Taint, Untaint, KeepTaints, Evict,
 // DeletePod, KeepMPSOff, AllowMPS, SetSpec and Report. Each is idempotent, and each stands alone: when one fails the others may still be carried out,
 // and what is missing is decided again in the next pass. String is what logs and events print.
 type Action interface {
@@ -92,7 +92,7 @@ type Evict struct {
 	Policy         PolicyRef
 }
 
-// DeletePod deletes a pod of one of NVIDIA's daemon sets, so that it starts anew: the MPS control daemon does not notice
+// DeletePod deletes a pod of one of NVIDIA's DaemonSets, so that it starts anew: the MPS control daemon does not notice
 // a new configuration otherwise. A pod that is gone is no error.
 type DeletePod struct {
 	Node           string

@@ -79,7 +79,7 @@ func (Report) For() PolicyRef { return PolicyRef{} }
 // For is nobody: keys are written for all policies at once.
 func (WriteConfigs) For() PolicyRef { return PolicyRef{} }
 
-// For is nobody: a nudge changes nothing that is visible.
+// For is nobody: a sync changes nothing that is visible.
 func (TriggerSync) For() PolicyRef { return PolicyRef{} }
 
 // For is the policy that governs the node.

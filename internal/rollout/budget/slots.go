@@ -65,7 +65,7 @@ func slotDeadline(v *view.View) time.Time {
 	}
 	until := last.Add(slotTimeout)
 	if !gate.DrainsSince(v).IsZero() { // without its time, as another client may write it, nothing would end the drain
-		until = timing.Latest(until, v.World.Now.Add(gate.DrainLeft(v)+timing.QuiesceTimeout+time.Minute))
+		until = timing.Latest(until, v.World.Now.Add(gate.DrainLeft(v)+timing.PauseTimeout+time.Minute))
 	}
 	return until
 }

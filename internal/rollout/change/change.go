@@ -46,7 +46,7 @@ func next(v *view.View) gate.Judgement {
 	return j
 }
 
-// failedBefore reports why the wish failed, while the node is on its way back, or waits to become idle after all.
+// failedBefore reports why the change failed, while the node is on its way back, or waits to become idle after all.
 func failedBefore(v *view.View, f v1alpha1.FailedChange, j gate.Judgement) gate.Judgement {
 	j.Rollback = j.State
 	switch {
@@ -100,7 +100,7 @@ func progress(v *view.View) gate.Judgement {
 }
 
 // disrupts reports whether the node has to be brought to where its GPUs can be changed. Once the agent is asked, that is only so while
-// somebody is in its way.
+// something blocks it.
 func disrupts(v *view.View, asks bool) bool {
 	return v.Disruptive() && (!asks || len(v.Blockers) > 0 || v.Closes() || view.Ousts(v))
 }

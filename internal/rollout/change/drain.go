@@ -48,7 +48,7 @@ func disrupt(v *view.View, asks bool) gate.Judgement {
 		j.After = timing.ReportAfter - age
 		return j
 	}
-	return quiesce(v, j, asks)
+	return pauseClients(v, j, asks)
 }
 
 // tainting begins a change: nothing new may come to the node.

@@ -53,7 +53,7 @@ func Observe(w *world.World, n *world.Node, g policy.Governed) *view.View {
 	return v
 }
 
-// ask finds what the policy wishes of the node, and whether the node is to fall back because it failed.
+// ask finds the desired state that the policy has for the node, and whether the node is to fall back because it failed.
 func ask(v *view.View) {
 	if v.Unsupported = conflicts.OfferedBy(v); v.Unsupported != nil {
 		return

@@ -23,7 +23,7 @@ import (
 )
 
 // paused is the gate before steps that need all handles closed: NVIDIA's clients are stopped and gone. A label of any
-// value but true and false is somebody else's pause, and is left to them.
+// value but true and false is another controller's pause, and stays.
 func paused(v *view.View) (gate.Judgement, bool) {
 	if !v.Closes() || !v.World.Plugin.ClusterPolicy {
 		return gate.Judgement{}, false
@@ -54,8 +54,8 @@ func paused(v *view.View) (gate.Judgement, bool) {
 	return j, len(remain) > 0
 }
 
-// quiesce fences NVIDIA's mig-manager and pauses NVIDIA's clients where steps need that, then lets the agent go.
-func quiesce(v *view.View, j gate.Judgement, asks bool) gate.Judgement {
+// pauseClients fences NVIDIA's mig-manager and pauses NVIDIA's clients where steps need that, then lets the agent go.
+func pauseClients(v *view.View, j gate.Judgement, asks bool) gate.Judgement {
 	gates := []gate.Func{nvidiamps.Remember, nvidiamig.Fence, paused, nvidiamps.KeepOff}
 	if view.Ousts(v) {
 		gates = []gate.Func{nvidiamps.Remember, nvidiamig.Fence, nvidiamps.KeepOff, paused}
@@ -63,7 +63,7 @@ func quiesce(v *view.View, j gate.Judgement, asks bool) gate.Judgement {
 	for _, gate := range gates {
 		if g, pending := gate(v); pending {
 			g.GiveUp = j.GiveUp
-			return quiescing(v, g)
+			return pausing(v, g)
 		}
 	}
 	switch {
@@ -81,9 +81,9 @@ func quiesce(v *view.View, j gate.Judgement, asks bool) gate.Judgement {
 	return j
 }
 
-// quiescing gives NVIDIA's programs their time to end, after that for draining.
-func quiescing(v *view.View, j gate.Judgement) gate.Judgement {
-	left := gate.DrainLeft(v) + timing.QuiesceTimeout
+// pausing gives NVIDIA's programs their time to end, after that for draining.
+func pausing(v *view.View, j gate.Judgement) gate.Judgement {
+	left := gate.DrainLeft(v) + timing.PauseTimeout
 	if len(j.Start) > 0 || j.State == state.Failed {
 		return j
 	}
@@ -92,10 +92,10 @@ func quiescing(v *view.View, j gate.Judgement) gate.Judgement {
 		return j
 	}
 	if v.FallsBack { // there is no other way back
-		j.Message += fmt.Sprintf("; for more than %s now: delete those pods, or set back that label", timing.QuiesceTimeout)
+		j.Message += fmt.Sprintf("; for more than %s now: delete those pods, or set back that label", timing.PauseTimeout)
 		return j
 	}
-	message := fmt.Sprintf("not within %s: %s", timing.QuiesceTimeout, j.Message)
+	message := fmt.Sprintf("not within %s: %s", timing.PauseTimeout, j.Message)
 	j.Start, j.Message = append(gate.LetGo(v, "they did not end in time"), desired.RecordFailure(v, j.Reason, message)...), message
 	return j
 }

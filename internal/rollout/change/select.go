@@ -191,7 +191,7 @@ func pluginUnseen(v *view.View) time.Duration {
 	return max(v.Node.GPU.Spec.ChangeTime.Add(timing.PluginAway).Sub(v.World.Now), 0)
 }
 
-// syncAhead nudges while the agent is at work, so that the key is visible when it is done.
+// syncAhead triggers syncs while the agent is at work, so that the key is visible when it is done.
 func syncAhead(v *view.View) []action.Action {
 	if _, wait := hidden(v); wait || v.Target.Config == "" || v.Node.Labels[v1alpha1.LabelConfig] == v.Target.Config {
 		return nil

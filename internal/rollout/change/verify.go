@@ -81,7 +81,7 @@ func settling(v *view.View) (gate.Judgement, bool) {
 	return gate.Judgement{}, false
 }
 
-// keepsPluginOff says whether our taint may keep NVIDIA's device plugin off the node, whose daemon set does not tolerate it,
+// keepsPluginOff says whether our taint may keep NVIDIA's device plugin off the node, whose DaemonSet does not tolerate it,
 // and how long the taint may yet stand: no longer where nothing is offered that it would keep pods off, and for a while where
 // the node offers something though no plugin is there. A kubelet that has lost the plugin's end does that for ever.
 func keepsPluginOff(v *view.View) (left time.Duration, is bool) {

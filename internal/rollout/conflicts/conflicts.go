@@ -17,7 +17,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
-// LeavesInstances says whether the agent leaves the instances to somebody else, who changes them again and again.
+// LeavesInstances reports whether the agent leaves the instances to another program, which changes them again and again.
 func LeavesInstances(v *view.View) bool {
 	reason, _, stalled := v.Stalled()
 	return stalled && reason == v1alpha1.ReasonChangedByOthers && view.AsksFor(v.Node.GPU.Spec, v.Target)

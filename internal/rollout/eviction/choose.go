@@ -57,7 +57,7 @@ func placeOf(v *view.View, b plan.Blocker) string {
 	return place
 }
 
-// Refusals are why the API server does not evict pods in the way.
+// Refusals are why the API server does not evict pods that block the change.
 func Refusals(v *view.View) []string {
 	var refused []string
 	for _, b := range v.Blockers {
@@ -69,7 +69,7 @@ func Refusals(v *view.View) []string {
 	return slices.Compact(refused)
 }
 
-// Choose asks for the eviction of the pods in the way, where the policy says so. Pods of daemon sets and of the
+// Choose asks for the eviction of the pods that block the change, where the policy says so. Pods of DaemonSets and of the
 // kubelet itself would come back at once: they stay, and are named.
 func Choose(v *view.View) (evict []action.Action, stay []string) {
 	if v.DrainMode() != "Evict" {

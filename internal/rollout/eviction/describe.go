@@ -23,7 +23,7 @@ type Blocker struct {
 	Fate string
 }
 
-// Blockers are those in the way of the plan, each with what becomes of it.
+// Blockers are the pods and processes that block the plan, each with what becomes of it.
 func Blockers(v *view.View) []Blocker {
 	users := make([]Blocker, 0, len(v.Blockers))
 	for _, b := range v.Blockers {

@@ -37,7 +37,7 @@ type Judgement struct {
 // Func is a gate that a change has to pass. It reports what the node waits for, and whether it waits.
 type Func func(*view.View) (Judgement, bool)
 
-// Finding is something that is left half-done on a node, by us or by somebody else.
+// Finding is something that is left half-done on a node, by the operator or by another controller.
 type Finding struct {
 	Reason, Message string          // empty: nothing, or not yet
 	Beside          bool            // no change waits for it, so it is the reason of no node that is being changed
@@ -53,11 +53,11 @@ func Underway(v *view.View) string {
 	return v1alpha1.ReasonProgressing
 }
 
-// Fail gives a wish up: the node falls back. What has been reached before is not given up but waited for.
+// Fail gives a desired state up: the node falls back. What has been reached before is not given up but waited for.
 func Fail(v *view.View, j Judgement, reason, message string) Judgement {
 	if _, is := view.UnderMaintenance(v); is || view.WasInterrupted(v) {
 		j.Message = message
-		return j // it is not the wish that failed
+		return j // it is not the desired state that failed
 	}
 	j.State, j.Reason, j.Message = state.Failed, reason, message
 	if v.Desired != nil && !v.FallsBack && !v.Reached() {
@@ -73,7 +73,7 @@ func Fail(v *view.View, j Judgement, reason, message string) Judgement {
 	return j
 }
 
-// GiveBack is LetGo unless the agent is at work on an earlier wish, which holds the node for good reason.
+// GiveBack is LetGo unless the agent is at work on an earlier desired state, which holds the node for good reason.
 func GiveBack(v *view.View, why string) []action.Action {
 	if view.Busy(v) {
 		return nil

@@ -121,7 +121,7 @@ type NodeState struct {
 	Reason string
 	// Message says what, where and what to do next; empty when State is UpToDate.
 	Message string
-	// Plan are the steps that bring the GPUs to the wish, as the agent will carry them out.
+	// Plan are the steps that bring the GPUs to the desired state, as the agent will carry them out.
 	Plan []string
 	// Blockers are those who use what the plan needs to be idle, sorted by name.
 	Blockers []eviction.Blocker

@@ -39,7 +39,7 @@ func Maintained(v *view.View, m view.Maintenance, j gate.Judgement) gate.Judgeme
 		j.Actions = append(j.Actions, patch)
 	}
 	if m.Validates && v.Disturbed() {
-		left := v.Node.HeldSince.Add(timing.QuiesceTimeout).Sub(v.World.Now)
+		left := v.Node.HeldSince.Add(timing.PauseTimeout).Sub(v.World.Now)
 		if left <= 0 {
 			j.Actions = gate.LetGo(v, "the driver upgrade waits for them")
 		}

@@ -37,13 +37,13 @@ func Fence(v *view.View) (gate.Judgement, bool) {
 	return j, true
 }
 
-// isUnfenced says whether somebody lets NVIDIA's mig-manager back onto a node that was verified without it.
+// isUnfenced reports whether a user or another controller lets NVIDIA's mig-manager back onto a node that was verified without it.
 func isUnfenced(v *view.View) bool {
 	return !v.Target.Final && view.Fences(v) && v.Reached() && v.Node.Labels[v1alpha1.LabelMIGManager] == "true"
 }
 
 // FencesAgain says whether the label that keeps NVIDIA's mig-manager off the node is to be set, and notes in the patch that
-// somebody is overruled.
+// another controller is overruled.
 func FencesAgain(v *view.View, patch action.PatchNode) bool {
 	manager := v.Node.Labels[v1alpha1.LabelMIGManager]
 	if v.Target.Final || !view.Fences(v) || manager == "" || manager == "false" {
@@ -59,7 +59,7 @@ func FencesAgain(v *view.View, patch action.PatchNode) bool {
 	return true
 }
 
-// Unfenced finds that somebody let NVIDIA's mig-manager back onto the node, again.
+// Unfenced finds that a user or another controller let NVIDIA's mig-manager back onto the node, again.
 func Unfenced(v *view.View, _ state.State) gate.Finding {
 	left := gate.OverruledLeft(v, v1alpha1.LabelMIGManager)
 	if !isUnfenced(v) || left <= 0 {
@@ -73,7 +73,7 @@ func Unfenced(v *view.View, _ state.State) gate.Finding {
 	}
 }
 
-// ConfigIgnored finds that somebody tells NVIDIA's mig-manager what to do on a node where it does not run.
+// ConfigIgnored finds that a user tells NVIDIA's mig-manager what to do on a node where it does not run.
 func ConfigIgnored(v *view.View, _ state.State) gate.Finding {
 	spec := v.Node.GPU.Spec
 	if v.Policy == nil || v.Target.Final || spec.Baseline == nil || !view.Fences(v) || view.AsksManager(v) {

@@ -65,7 +65,7 @@ func UsesConfigs(v *view.View) bool {
 }
 
 // Prepare is the gate before a node is tainted for mig-manager: it runs there and reads our file, in which the
-// configuration is. Its daemon set does not tolerate our taint, so a pod that has to start anew has to do that before.
+// configuration is. Its DaemonSet does not tolerate our taint, so a pod that has to start anew has to do that before.
 func Prepare(v *view.View) (gate.Judgement, bool) {
 	j := gate.Judgement{State: state.PendingDisruptive, Reason: v1alpha1.ReasonConfiguringDevicePlugin}
 	name := view.Config(v).Name
@@ -222,7 +222,7 @@ func mirror(v *view.View, j gate.Judgement, name string, since time.Time) gate.J
 	return j
 }
 
-// giveUpOnManager lets the wish fail, and the agent look at what is there.
+// giveUpOnManager lets the change fail, and the agent look at what is there.
 func giveUpOnManager(v *view.View, j gate.Judgement, reason, message string) gate.Judgement {
 	j = gate.Fail(v, j, reason, message)
 	if len(j.Actions) == 0 { // on the way back, which is not given up

@@ -100,9 +100,9 @@ func awaitMPSPods(v *view.View, j gate.Judgement, pods []string) (gate.Judgement
 	}
 	j.Message = "Waiting until the pods of NVIDIA's MPS DaemonSet are gone: " + format.List(pods)
 	if since := overriddenSince(v); !since.IsZero() {
-		if j.After = since.Add(timing.QuiesceTimeout).Sub(v.World.Now); j.After <= 0 {
+		if j.After = since.Add(timing.PauseTimeout).Sub(v.World.Now); j.After <= 0 {
 			return failKeepingOff(v, j, v1alpha1.ReasonClientsNotEnding, fmt.Sprintf("The pods of NVIDIA's MPS DaemonSet did not end within "+
-				"%s: %s. Look at the kubelet and the container runtime of the node", timing.QuiesceTimeout, format.List(pods)))
+				"%s: %s. Look at the kubelet and the container runtime of the node", timing.PauseTimeout, format.List(pods)))
 		}
 	}
 	return j, true

@@ -22,7 +22,7 @@ import (
 // configManager begins the names of the containers that follow the label of the node.
 const configManager = "config-manager"
 
-// pluginStarts is how long the daemon set of the device plugin may take to bring a pod to the node.
+// pluginStarts is how long the DaemonSet of the device plugin may take to bring a pod to the node.
 const pluginStarts = time.Minute
 
 // Failing finds pods of NVIDIA's that serve the configuration and do not run as they should.
@@ -130,7 +130,7 @@ func ReadsOthers(p world.Pod) bool {
 	return reads && !p.MountsConfig
 }
 
-// Restart deletes pods of NVIDIA's daemon sets on the node, so that they start anew. One that has been started lately is
+// Restart deletes pods of NVIDIA's DaemonSets on the node, so that they start anew. One that has been started lately is
 // left alone: then that does not help.
 func Restart(v *view.View, why string, which func(world.Pod) bool) (actions []action.Action, after time.Duration) {
 	if !v.World.Plugin.ClusterPolicy {

@@ -163,7 +163,7 @@ func outdated(v *view.View, s state.State) gate.Finding {
 }
 
 // computeModeLeft finds GPUs that let only one process in, or none, though no MPS control daemon serves them: the daemon
-// died, or somebody set it by hand.
+// died, or a user set it by hand.
 func computeModeLeft(v *view.View, s state.State) gate.Finding {
 	if s != state.UpToDate {
 		return gate.Finding{} // until then it is a step of the plan, or changes all the time
@@ -197,7 +197,7 @@ func computeModeLeft(v *view.View, s state.State) gate.Finding {
 	return f
 }
 
-// targets says whether the target says how a GPU shall be.
+// targets reports whether the target has a desired state for a GPU.
 func targets(v *view.View, uuid string) bool {
 	for _, d := range v.Target.Devices {
 		if d.UUID == uuid {

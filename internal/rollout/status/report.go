@@ -13,7 +13,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/view"
 )
 
-// foretold are the users in the way, as the status of the policy lists them.
+// foretold are the blockers, as the status of the policy lists them.
 func foretold(m *group.Member) []string {
 	const most, length = 16, 512 // of the schema
 	var lines []string

@@ -171,7 +171,7 @@ func lacking(g *group.Group, t Tolerance, taints []corev1.Taint) []group.Kept {
 }
 
 // Retaint is what the taints of a node and the record of ours become when these are to be ours. A taint that is there
-// without being recorded is somebody else's and stays as it is, but for the startup taint: whoever put it there, it is
+// without being recorded is another controller's and stays as it is, but for the startup taint: no matter what put it there, it is
 // taken off when it is not wanted any more.
 func Retaint(have []corev1.Taint, record string, want []corev1.Taint) (taints []corev1.Taint, newRecord string) {
 	var ours []string

@@ -26,7 +26,7 @@ const labelDriver = world.DeployPrefix + "driver"
 // lose its GPUs. So tolerations come before taints, and go after them.
 type Tolerance struct {
 	world *world.World
-	// Ours are the tolerations in the ClusterPolicy that shall be ours.
+	// Ours are the tolerations that the operator must have in the ClusterPolicy.
 	Ours []corev1.Toleration
 	// coming says that they are not there yet, and are being added.
 	coming bool
@@ -42,7 +42,7 @@ type refusal struct {
 }
 
 // Tolerate finds what the ClusterPolicy has to tolerate. It is changed only when that cannot hurt what runs, since it
-// replaces the pods of all of NVIDIA's daemon sets; what is there too much meanwhile hurts nobody.
+// replaces the pods of all of NVIDIA's DaemonSets; what is there too much meanwhile hurts nobody.
 func Tolerate(w *world.World) Tolerance {
 	t := Tolerance{world: w, known: map[corev1.Taint]refusal{}}
 	o := w.Plugin.Operands
@@ -67,9 +67,9 @@ func Tolerate(w *world.World) Tolerance {
 }
 
 // intolerable are the taints that NVIDIA's programs have to tolerate: those that policies ask for, and those of ours that
-// are still on nodes. Every taint that NVIDIA's programs tolerate only because the operator added the toleration counts too, whoever put
+// are still on nodes. Every taint that NVIDIA's programs tolerate only because the operator added the toleration counts too, no matter what put
 // it there: without the toleration the node would lose its device plugin. So the loss of the record of our taints costs no node its
-// GPUs, also once the node is released. PreferNoSchedule keeps no pod of a daemon set off.
+// GPUs, also once the node is released. PreferNoSchedule keeps no pod of a DaemonSet off.
 func intolerable(w *world.World) []corev1.Taint {
 	var taints []corev1.Taint
 	for i := range w.Policies {
@@ -103,7 +103,7 @@ func Of(p *v1alpha1.GPUSharingPolicy) []corev1.Taint {
 	return taints
 }
 
-// tolerationOf is for the key, so that another value changes no daemon set. Who registers nodes with the startup taint may
+// tolerationOf is for the key, so that another value changes no DaemonSet. Who registers nodes with the startup taint may
 // choose its effect.
 func tolerationOf(taint corev1.Taint) corev1.Toleration {
 	t := corev1.Toleration{Key: taint.Key, Operator: corev1.TolerationOpExists, Effect: taint.Effect}
@@ -197,7 +197,7 @@ func (t Tolerance) refusal(taint corev1.Taint) (reason, message string) {
 		missing, written(tolerationOf(taint)), o.Name, unsafe)
 }
 
-// pluginRefuses says whether the pods of a stand-alone device plugin tolerate a taint: its daemon set is its owner's.
+// pluginRefuses says whether the pods of a stand-alone device plugin tolerate a taint: its DaemonSet is its owner's.
 func (t Tolerance) pluginRefuses(taint corev1.Taint, missing string) (reason, message string) {
 	for i := range t.world.Nodes {
 		for _, p := range t.world.Nodes[i].Pods {
@@ -217,7 +217,7 @@ func (t Tolerance) pluginRefuses(taint corev1.Taint, missing string) (reason, me
 }
 
 // refusesOn says which pods on a node do not tolerate a taint yet; empty: all do. The driver's pods take the toleration
-// over when they are next restarted, and it is their daemon set that counts.
+// over when they are next restarted, and it is their DaemonSet that counts.
 func (t Tolerance) refusesOn(n *world.Node, taint corev1.Taint) (reason, message string) {
 	if taint.Effect == corev1.TaintEffectPreferNoSchedule {
 		return "", ""

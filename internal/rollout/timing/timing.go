@@ -28,24 +28,24 @@ func Stamped(value, key string) (at time.Time, ok bool) {
 	return time.Unix(n, 0), true
 }
 
-// Patience is how long somebody is left alone who sets back again what we had set back: the same as with the fields of
+// Patience is how long another controller is left alone that reverts again what the operator had set once more: the same as with the fields of
 // the ClusterPolicy.
 const Patience = time.Hour
 
-// Deadlines of the states that wait for somebody else.
+// Deadlines of the states that wait for another program.
 const (
 	// ApplyTimeout is how long an agent may take. NVIDIA's own tools wait five minutes for each client and reset GPUs in
 	// turn, so a change that is on its way ends well before.
 	ApplyTimeout = 15 * time.Minute
-	// QuiesceTimeout is how long NVIDIA's programs may take to end: as long as its mig-manager waits for each.
-	QuiesceTimeout = 5 * time.Minute
+	// PauseTimeout is how long NVIDIA's programs may take to end: as long as its mig-manager waits for each.
+	PauseTimeout = 5 * time.Minute
 	// VerifyTimeout is how long a node may take to advertise what was selected. The plugin retries every 30 s, and MPS
 	// under the GPU Operator needs up to three minutes (GFD, NFD, scheduling of the MPS pod).
 	VerifyTimeout = 5 * time.Minute
-	// VisibleAfter is how long after a nudge a new key is visible in a pod, where no agent says when it is: 0.1 to 0.9 s were
+	// VisibleAfter is how long after a sync is triggered a new key is visible in a pod, where no agent says when it is: 0.1 to 0.9 s were
 	// measured.
 	VisibleAfter = 2 * time.Second
-	// AgentSilent is how long after a wish an agent that watched a pod may say nothing of it. The kubelet projects by itself
+	// AgentSilent is how long after a new desired state an agent that watched a pod may say nothing of it. The kubelet projects by itself
 	// within 90 s.
 	AgentSilent = 3 * time.Minute
 	// PluginRestart is how long a device plugin is left alone before it is started anew.
@@ -75,7 +75,7 @@ const MaintenanceTimeout = 30 * time.Minute
 // NodeFeatureTimeout is how long NFD may take to change the label. It acts once per second.
 const NodeFeatureTimeout = 30 * time.Second
 
-// RebootTimeout is how long a node may take to reboot and its GPUs to be as wished then: a cloud machine is back in
+// RebootTimeout is how long a node may take to reboot and its GPUs to match the desired state then: a cloud machine is back in
 // minutes, and the GPU Operator's driver container may have to build the driver first.
 const RebootTimeout = 30 * time.Minute
 

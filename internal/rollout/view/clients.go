@@ -111,7 +111,7 @@ func releasesAgain(v *View) bool {
 	return v.Disruptive() && len(v.Blockers) == 0 && !v.Managed() && !Stranded(v)
 }
 
-// AdvertisesNoGPU says whether the node offers nothing that a pod could get. NVIDIA's daemon sets do not tolerate our
+// AdvertisesNoGPU says whether the node offers nothing that a pod could get. NVIDIA's DaemonSets do not tolerate our
 // taint, so while it stands none of their pods that is not there comes; and where nothing is offered it keeps nobody off.
 func AdvertisesNoGPU(v *View) bool {
 	for name, count := range v.Node.Allocatable {

@@ -20,11 +20,11 @@ import (
 
 // A GPU that cannot be reset takes a new MIG mode only at a reboot. That shows when the agent has tried: the mode is
 // pending then, and everything else of the way there is done. What is left goes the same way as any disruptive change,
-// with the whole node to become idle: taint, drain, and in place of the wish, which the spec has already, the permission
+// with the whole node to become idle: taint, drain, and in place of the desired state, which the spec has already, the permission
 // to end the boot that the agent has reported. In another boot that permission is spent, so the node is never rebooted
-// twice for one wish.
+// twice for one desired state.
 
-// awaitsReboot says whether a GPU takes its wished MIG mode only at a reboot.
+// awaitsReboot reports whether a GPU takes the desired MIG mode only at a reboot.
 func awaitsReboot(v *View) bool {
 	c, found := condition.Find(v.Node.GPU.Status.Conditions, v1alpha1.ConditionRebootRequired)
 	return found && c.Status == metav1.ConditionTrue && AsksFor(v.Node.GPU.Spec, v.Target) &&

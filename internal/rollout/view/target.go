@@ -16,7 +16,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
-// Target is where a node is on its way to: what its policy wishes, its last good state, or its baseline.
+// Target is where a node is on its way to: the desired state of its policy, its last good state, or its baseline.
 type Target struct {
 	Policy   string
 	Strategy v1alpha1.Strategy // of the policy that asked for it; empty: none did
@@ -146,7 +146,7 @@ func (t Target) Sharing() *v1alpha1.NodeSharing {
 	return &v1alpha1.NodeSharing{PolicyName: t.Policy, Strategy: t.Strategy, ConfigName: t.Config, Devices: t.Devices}
 }
 
-// TargetOf is the wish of a policy.
+// TargetOf is the desired state of a policy.
 func TargetOf(w policy.Desired) Target {
 	return Target{
 		Policy: w.Policy, Config: w.Config.Key, Data: w.Config.Data, Devices: w.Devices, Expected: w.Config.Resources,

@@ -31,7 +31,7 @@ type View struct {
 	Unsupported *plan.Problem   // why it cannot be met
 
 	Target    Target // where the node is on its way to
-	FallsBack bool   // to is not the wish but what the node falls back to, since the wish failed
+	FallsBack bool   // Target is not the desired state but what the node falls back to, because the desired state failed
 	Steps     []plan.Step
 	Blockers  []plan.Blocker
 
@@ -70,7 +70,7 @@ func PolicyNode(n *world.Node) policy.Node {
 	}
 }
 
-// DesiredHash names what is asked of the node: the wish of its policy, or its baseline.
+// DesiredHash names what is asked of the node: the desired state of its policy, or its baseline.
 func (v *View) DesiredHash() string {
 	if v.Desired != nil {
 		return v.Desired.Hash()
@@ -111,7 +111,7 @@ func (v *View) Disruptive() bool {
 		slices.ContainsFunc(v.Steps, func(s plan.Step) bool { return s.Needs() > plan.NeedsNothing || s.Closes() })
 }
 
-// OnlyComputeMode says whether the GPUs are as they were verified, but for a compute mode that somebody else set or a daemon
+// OnlyComputeMode says whether the GPUs are as they were verified, but for a compute mode that a user set or a daemon
 // left. Nobody is driven off a node for that: the agent sets it back by itself once the GPU is idle.
 func (v *View) OnlyComputeMode() bool {
 	spec := v.Node.GPU.Spec
@@ -129,7 +129,7 @@ func (v *View) Closes() bool {
 // 276), so NVIDIA's clients are paused for it, as mig-manager pauses them.
 func destroys(s plan.Step) bool { return plan.ChangesMIG(s) && s.Needs() == plan.NeedsInstance }
 
-// Applied says whether the GPUs are as the target wishes, as far as the agent can bring that about: NVIDIA's MPS daemon,
+// Applied reports whether the GPUs match the target, as far as the agent can bring that about: NVIDIA's MPS daemon,
 // with which a node was found, starts only once its configuration is selected.
 // The end of a release is verified by nothing else, so there the agent has to have looked for this very spec: its last report may
 // be older than steps of its own, after which it ended.
@@ -158,7 +158,7 @@ func answered(v *View) bool {
 	return reported && c.ObservedGeneration >= v.Node.GPU.Generation
 }
 
-// Stalled is the message of the agent that only another wish helps.
+// Stalled is the message of the agent that only another desired state helps.
 func (v *View) Stalled() (reason, message string, is bool) {
 	c, ok := condition.Find(v.Node.GPU.Status.Conditions, v1alpha1.ConditionApplyStalled)
 	if !ok || c.Status != "True" || c.ObservedGeneration != v.Node.GPU.Generation {

@@ -95,7 +95,7 @@ func SelectsDeploy(nodeSelector map[string]string) bool {
 	return false
 }
 
-// Holding are the authors of the labels which say that somebody is at work on a node, each with the time of its last
+// Holding are the authors of the labels which say that another controller works on a node, each with the time of its last
 // write and nothing else. There are none where no label says so.
 func Holding(node *corev1.Node) []metav1.ManagedFieldsEntry {
 	var fields []string

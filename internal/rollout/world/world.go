@@ -70,7 +70,7 @@ type Node struct {
 	ChangedFor string
 	// AgentReady says that a pod of the agent on the node is Ready.
 	AgentReady bool
-	// HeldSince is since when, at the latest, a label on it says that somebody is at work there: a deploy label of NVIDIA's
+	// HeldSince is since when, at the latest, a label on it says that another controller works there: a deploy label of NVIDIA's
 	// that is neither true nor false, or mig-manager's state. Zero if none does, or it is not known.
 	HeldSince time.Time
 	// ConfigWriter is the field manager that set the label nvidia.com/device-plugin.config last, if that is another than the
@@ -137,7 +137,7 @@ type Pod struct {
 	// Serves says that it is one of the pods without which the GPUs of the node are not offered: NVIDIA's programs, and the
 	// worker of Node Feature Discovery, whose labels start them.
 	Serves bool
-	// Tolerations are its tolerations, but for those that every pod of a daemon set has.
+	// Tolerations are its tolerations, but for those that every pod of a DaemonSet has.
 	Tolerations []corev1.Toleration
 }
 
@@ -154,7 +154,7 @@ type DevicePlugin struct {
 	ClusterPolicy bool
 	// NodeFeatures reports whether the API server has the kind NodeFeature of Node Feature Discovery (NFD).
 	NodeFeatures bool
-	// Operands is what the ClusterPolicy says of NVIDIA's daemon sets; nil with a stand-alone device plugin.
+	// Operands is what the ClusterPolicy says of NVIDIA's DaemonSets; nil with a stand-alone device plugin.
 	Operands *clusterpolicy.Operands
 	// NoMIGManager is why NVIDIA's mig-manager cannot be asked for anything in this cluster; empty: it can.
 	NoMIGManager string
