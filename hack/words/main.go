@@ -57,7 +57,6 @@ func excepted() map[string]string {
 		"internal/agent":      "wish, in the way, put back",
 		"internal/cli":        "wish, in the way, shall",
 		"internal/controller": "nudge, put back, wish, wiring",
-		"internal/rollout":    "states (Quiescing), Wish, in the way, nudge",
 	}
 }
 

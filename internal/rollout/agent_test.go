@@ -84,8 +84,8 @@ func (h *host) report() {
 // same reports whether the GPUs match the desired state; with nothing left to do for the agent they may still wait for NVIDIA.
 func (h *host) same(devices []gpu.Device) bool {
 	for _, d := range devices {
-		for _, wish := range h.GPU.Spec.Devices {
-			if wish.UUID == d.UUID && !plan.Same(wish.Sharing, plan.Observed(d)) {
+		for _, desired := range h.GPU.Spec.Devices {
+			if desired.UUID == d.UUID && !plan.Same(desired.Sharing, plan.Observed(d)) {
 				return false
 			}
 		}

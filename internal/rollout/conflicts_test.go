@@ -45,7 +45,7 @@ func TestAMIGManagerThatSomebodyLetsBackIsOverruledOnceInAnHour(t *testing.T) {
 	n := lets()
 	g.Expect(h.Labels[v1alpha1.LabelMIGManager]).To(Equal("true"), "it is not fought over")
 	g.Expect(n.Reason).To(Equal(v1alpha1.ReasonMIGManagerUnfenced))
-	g.Expect(n.State).To(Equal(state.UpToDate), "what is advertised is as wished")
+	g.Expect(n.State).To(Equal(state.UpToDate), "what is advertised matches the desired state")
 	g.Expect(n.Message).To(ContainSubstring("it is set back to false at 09:"))
 	d := rollout.Decide(c.world())
 	g.Expect(d.After).To(BeNumerically("~", time.Hour, time.Minute))
@@ -68,7 +68,7 @@ func TestALayoutForAMIGManagerThatIsNotThereIsTold(t *testing.T) {
 	d := rollout.Decide(c.world())
 	g.Expect(changes(d.Actions)).To(BeEmpty())
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonMIGConfigIgnored))
-	g.Expect(d.Nodes[0].Message).To(ContainSubstring(`somebody set nvidia.com/mig.config=all-1g.5gb (it was "all-disabled" before the operator)`))
+	g.Expect(d.Nodes[0].Message).To(ContainSubstring(`a user or another controller set nvidia.com/mig.config=all-1g.5gb (it was "all-disabled" before the operator)`))
 	h.Labels["nvidia.com/mig.config"] = "all-disabled"
 	g.Expect(rollout.Decide(c.world()).Nodes[0].Reason).To(Equal(v1alpha1.ReasonReady))
 }
@@ -317,14 +317,14 @@ func TestInstancesThatSomebodyKeepsChangingAreLeft(t *testing.T) {
 		{Type: v1alpha1.ConditionApplied, Status: metav1.ConditionFalse, ObservedGeneration: h.GPU.Generation, Reason: v1alpha1.ReasonChangedByOthers},
 		{
 			Type: v1alpha1.ConditionApplyStalled, Status: metav1.ConditionTrue, ObservedGeneration: h.GPU.Generation,
-			Reason: v1alpha1.ReasonChangedByOthers, Message: "somebody else keeps changing MIG on GPU 0",
+			Reason: v1alpha1.ReasonChangedByOthers, Message: "another program keeps changing MIG on GPU 0",
 		},
 	}
 	d := rollout.Decide(c.world())
 	g.Expect(changes(d.Actions)).To(BeEmpty(), "nobody is kept off or evicted for that")
 	g.Expect(d.Nodes[0].State).To(Equal(state.Failed))
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonChangedByOthers))
-	g.Expect(d.Nodes[0].Message).To(ContainSubstring("somebody else keeps changing MIG on GPU 0"))
+	g.Expect(d.Nodes[0].Message).To(ContainSubstring("another program keeps changing MIG on GPU 0"))
 }
 
 func TestOthersAreKnownByWhatTheyPutOnANode(t *testing.T) {

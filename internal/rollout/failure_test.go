@@ -45,7 +45,7 @@ func TestAFailedChangeGoesBackToTheLastGoodState(t *testing.T) {
 			g.Expect(d.Nodes[0].State).To(Equal(state.Failed))
 			g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonNotAdvertised))
 			g.Expect(d.Nodes[0].Message).To(And(
-				ContainSubstring("not advertised within 5m0s"), ContainSubstring("was put back to its last good state")))
+				ContainSubstring("not advertised within 5m0s"), ContainSubstring("was rolled back to its last good state")))
 			g.Expect(c.hosts["a"].Labels[v1alpha1.LabelConfig]).To(Equal(good))
 			g.Expect(advertised(c.hosts["a"])).To(Equal(map[string]int64{"nvidia.com/gpu": 4}))
 			g.Expect(c.hosts["a"].Taints).To(BeEmpty())
@@ -67,7 +67,7 @@ func TestAFailedChangeGoesBackToTheLastGoodState(t *testing.T) {
 			c.hosts["a"].broken = nil
 			c.Policies[0].Spec.Sharing, c.Policies[0].Generation = timeSlicing(2), 3
 			d, _ = c.run(200)
-			g.Expect(d.Policies["research"].Nodes.Ready).To(Equal(int32(2)), "another wish is tried: %v", d.Nodes)
+			g.Expect(d.Policies["research"].Nodes.Ready).To(Equal(int32(2)), "another desired state is tried: %v", d.Nodes)
 			g.Expect(c.hosts["a"].GPU.Status.Rollout.Failed).To(BeNil())
 		})
 	}
@@ -220,7 +220,7 @@ func TestNeverWaitsWithoutATaint(t *testing.T) {
 	g.Expect(h.Taints).NotTo(BeEmpty(), "idle now: nobody may come before it is done")
 	c.hold(h, "quick", 0, gpu.WholeGPU)
 	c.steps(2)
-	g.Expect(h.Taints).To(BeEmpty(), "somebody was quicker")
+	g.Expect(h.Taints).To(BeEmpty(), "another controller was quicker")
 	c.end(h, "quick")
 	d, _ = c.run(60)
 	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)

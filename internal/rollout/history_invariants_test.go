@@ -221,16 +221,16 @@ func (c *chronicle) harmless() {
 }
 
 // desired is what a policy desires of a node as it really is; an error where it cannot be.
-func (c *chronicle) desired(h *host) (by *v1alpha1.GPUSharingPolicy, wish policy.Desired, err error) {
+func (c *chronicle) desired(h *host) (by *v1alpha1.GPUSharingPolicy, want policy.Desired, err error) {
 	n := policy.Node{Name: h.Name, Labels: h.Labels}
 	for _, d := range c.slotted(h) {
 		n.Devices = append(n.Devices, reported(d))
 	}
 	by = policy.Rank(c.Policies).Govern(n).By
 	if by != nil {
-		wish, err = policy.Ask(by, n)
+		want, err = policy.Ask(by, n)
 	}
-	return by, wish, err
+	return by, want, err
 }
 
 // shared reports whether other controllers offer the GPUs of a node.
@@ -250,7 +250,7 @@ func (c *chronicle) progressed(d rollout.Decision) {
 		if h.off || h.forsaken {
 			continue
 		}
-		by, wish, err := c.desired(h)
+		by, want, err := c.desired(h)
 		s := states[h.Name]
 		if by == nil || err != nil || h.shared() || s.Reason == v1alpha1.ReasonNoNodeFeatures || h.missesGPU(s) || c.keptFromReboot(h, s) {
 			continue
@@ -259,7 +259,7 @@ func (c *chronicle) progressed(d rollout.Decision) {
 			c.breaks("progress", "node %s is %s (%s) under policy %s: %s", h.Name, s.State, s.Reason, by.Name, s.Message)
 			return
 		}
-		if problem := c.differs(h, wish); problem != "" {
+		if problem := c.differs(h, want); problem != "" {
 			c.breaks("progress", "node %s: %s", h.Name, problem)
 			return
 		}
@@ -294,12 +294,12 @@ func (c *chronicle) keptFromReboot(h *host, s group.NodeState) bool {
 }
 
 // differs says how a node differs from what is desired; empty: it does not.
-func (c *chronicle) differs(h *host, wish policy.Desired) string {
-	if has := advertised(h); !maps.Equal(has, wish.Config.Resources) {
-		return fmt.Sprintf("it advertises %v and not %v", has, wish.Config.Resources)
+func (c *chronicle) differs(h *host, want policy.Desired) string {
+	if has := advertised(h); !maps.Equal(has, want.Config.Resources) {
+		return fmt.Sprintf("it advertises %v and not %v", has, want.Config.Resources)
 	}
 	desired := map[string]v1alpha1.DeviceSharing{}
-	for _, w := range wish.Devices {
+	for _, w := range want.Devices {
 		desired[w.UUID] = w.Sharing
 	}
 	for _, d := range h.devices() {
@@ -344,14 +344,14 @@ func (c *chronicle) truthful(d rollout.Decision) {
 			return o.Type == v1alpha1.ConditionReady && o.Status == "True" && o.ObservedGeneration == p.Generation
 		})
 		for _, h := range c.all() {
-			by, wish, err := c.desired(h)
+			by, want, err := c.desired(h)
 			if !ready || by == nil || by.Name != p.Name || states[h.Name].Policy != p.Name && h.missesGPU(states[h.Name]) {
 				continue
 			}
 			if p.Spec.GPUSelector != nil && len(h.GPU.Status.Devices) == 0 {
 				continue // nobody knows whether the policy selects the node: no agent has ever reported its GPUs
 			}
-			if problem := c.differs(h, wish); err != nil || h.off || problem != "" {
+			if problem := c.differs(h, want); err != nil || h.off || problem != "" {
 				c.breaks("truth", "policy %s is Ready, and node %s is not (off %v, %v): %s", p.Name, h.Name, h.off, err, problem)
 				return
 			}

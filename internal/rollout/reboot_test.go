@@ -55,7 +55,7 @@ func TestANodeIsRebootedWhereAGPUCannotBeReset(t *testing.T) {
 	g.Expect(states["a"]).To(ContainElements(state.Unknown, state.Selecting, state.UpToDate))
 	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), "%+v", d.Nodes[0])
 	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 1, "nvidia.com/mig-1g.5gb": 7}))
-	g.Expect(h.GPU.Spec.Reboot).To(BeNil(), "the permission goes with the wish that it was for")
+	g.Expect(h.GPU.Spec.Reboot).To(BeNil(), "the permission ends with the desired state that it was for")
 	g.Expect(h.Taints).To(BeEmpty())
 
 	c.Policies = nil
@@ -122,7 +122,7 @@ func TestNoNodeIsRebootedTwiceForOneWish(t *testing.T) {
 	g.Expect(h.reboots).To(HaveLen(1))
 	g.Expect(d.Nodes[0].State).To(Equal(state.Failed))
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonRebootInVain))
-	g.Expect(d.Nodes[0].Message).To(And(ContainSubstring("rebooted in vain"), ContainSubstring("put back to its last good state")))
+	g.Expect(d.Nodes[0].Message).To(And(ContainSubstring("rebooted in vain"), ContainSubstring("rolled back to its last good state")))
 	g.Expect(h.devices()[0].PendingMIG).To(BeFalse(), "what was asked of the GPU is taken back")
 	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 2}))
 	g.Expect(h.Taints).To(BeEmpty())
@@ -134,7 +134,7 @@ func TestNoNodeIsRebootedTwiceForOneWish(t *testing.T) {
 	c.Policies[0].Spec.Sharing.MIG.Layouts[0].Fill, c.Policies[0].Generation = "", 2
 	c.Policies[0].Spec.Sharing.MIG.Layouts[0].Instances = []v1alpha1.MIGInstances{count("2g", 3)}
 	d, _ = c.run(400)
-	g.Expect(h.reboots).To(HaveLen(2), "another wish is another reboot")
+	g.Expect(h.reboots).To(HaveLen(2), "another desired state is another reboot")
 	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate))
 }
 
@@ -180,7 +180,7 @@ func TestWhatANodeThatMustNotBeRebootedSays(t *testing.T) {
 			c.Policies[0].Generation++
 			c.tick(time.Second)
 			d, _ = c.run(400)
-			g.Expect(h.reboots).To(HaveLen(1), "once it is allowed the same wish is tried again")
+			g.Expect(h.reboots).To(HaveLen(1), "once it is allowed the same desired state is tried again")
 			g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), "%+v", d.Nodes[0])
 		})
 	}

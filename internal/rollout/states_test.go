@@ -169,7 +169,7 @@ func TestStates(t *testing.T) {
 			actions: []string{"patch node a (pausing NVIDIA's GPU clients): " + pluginLabel + "=paused-for-mig-change " +
 				gfdLabel + "=paused-for-mig-change gpusharing.io/paused=" + pluginLabel + "," + gfdLabel},
 		},
-		"drained: somebody else has paused a client": {
+		"drained: another controller has paused a client": {
 			situation: func() *cluster {
 				c, h := toMIG()
 				c.steps(1)
@@ -186,9 +186,9 @@ func TestStates(t *testing.T) {
 			message: "waiting until NVIDIA's GPU clients are gone: gpu-operator/nvidia-1, gpu-operator/nvidia-2", actions: []string{noActions},
 			after: 899 * time.Second,
 		},
-		"nothing is in the way": {
+		"nothing blocks the change": {
 			situation: func() *cluster { c, _ := toMIG(); c.steps(2); return c },
-			state:     state.Idle, reason: v1alpha1.ReasonProgressing, message: "nothing is in the way",
+			state:     state.Idle, reason: v1alpha1.ReasonProgressing, message: "nothing blocks the change",
 			actions: []string{"set spec of GPUNode a: applying policy research"},
 		},
 		"the agent is at work": {
@@ -209,10 +209,10 @@ func TestStates(t *testing.T) {
 				return c
 			},
 			state: state.Failed, reason: v1alpha1.ReasonApplyTimedOut,
-			message: "not as wished within 15m0s; the agent says RebootRequired: reboot the node",
+			message: "did not match the desired state within 15m0s; the agent says RebootRequired: reboot the node",
 			actions: []string{"status of GPUNode a: recording that the change failed"},
 		},
-		"the agent says that only another wish helps": {
+		"the agent reports that only another desired state helps": {
 			situation: func() *cluster {
 				c, h := toMIG()
 				c.steps(2)
@@ -230,8 +230,8 @@ func TestStates(t *testing.T) {
 			situation: func() *cluster { c, _ := slicing(); c.steps(1); return c },
 			state:     state.Selecting, reason: v1alpha1.ReasonSelecting, message: "making the configuration research-680dc74bf8 visible",
 			actions: []string{
-				"nudge pod gpu-operator/nvidia-1 for research-680dc74bf8@1800000001",
-				"nudge pod gpu-operator/nvidia-2 for research-680dc74bf8@1800000001",
+				"trigger a sync of pod gpu-operator/nvidia-1 for research-680dc74bf8@1800000001",
+				"trigger a sync of pod gpu-operator/nvidia-2 for research-680dc74bf8@1800000001",
 			},
 			after: 2 * time.Second,
 		},
@@ -262,12 +262,12 @@ func TestStates(t *testing.T) {
 			state:     state.Selecting, reason: v1alpha1.ReasonSelecting, message: "waiting for gpu-operator/nvidia-1, gpu-operator/nvidia-2",
 			actions: []string{noActions}, after: time.Second,
 		},
-		"applied: a nudge may have come too early, so it is repeated": {
+		"applied: a sync may have come too early, so it is repeated": {
 			situation: func() *cluster { c, h := slicing(); h.neverSees(); c.steps(7); return c },
 			state:     state.Selecting, reason: v1alpha1.ReasonSelecting, message: "waiting for gpu-operator/nvidia-1, gpu-operator/nvidia-2",
 			actions: []string{
-				"nudge pod gpu-operator/nvidia-1 for research-680dc74bf8@1800000007",
-				"nudge pod gpu-operator/nvidia-2 for research-680dc74bf8@1800000007",
+				"trigger a sync of pod gpu-operator/nvidia-1 for research-680dc74bf8@1800000007",
+				"trigger a sync of pod gpu-operator/nvidia-2 for research-680dc74bf8@1800000007",
 			},
 			after: 2 * time.Second,
 		},
@@ -281,8 +281,8 @@ func TestStates(t *testing.T) {
 			situation: func() *cluster { c, h := slicing(); c.pass(); h.GPU.Status.Conditions = nil; return c },
 			state:     state.Applying, reason: v1alpha1.ReasonApplying, message: "the agent is changing the GPUs",
 			actions: []string{
-				"nudge pod gpu-operator/nvidia-1 for research-680dc74bf8@1800000000",
-				"nudge pod gpu-operator/nvidia-2 for research-680dc74bf8@1800000000",
+				"trigger a sync of pod gpu-operator/nvidia-1 for research-680dc74bf8@1800000000",
+				"trigger a sync of pod gpu-operator/nvidia-2 for research-680dc74bf8@1800000000",
 			},
 			after: 15 * time.Minute,
 		},

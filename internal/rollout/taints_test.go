@@ -65,7 +65,7 @@ func TestATaintThatNVIDIATolerates(t *testing.T) {
 
 	h.Taints = []corev1.Taint{theirs}
 	c.run(5)
-	g.Expect(h.Taints).To(Equal([]corev1.Taint{theirs, native}), "put back when somebody removed it")
+	g.Expect(h.Taints).To(Equal([]corev1.Taint{theirs, native}), "set again when a user removed it")
 
 	c.Policies[0].Generation = 2
 	tainting(corev1.Taint{Key: "nvidia.com/gpu", Value: "shared", Effect: corev1.TaintEffectNoSchedule})(&c.Policies[0])
@@ -116,7 +116,7 @@ func TestATaintThatWasThereStays(t *testing.T) {
 	c.run(60)
 	g.Expect(h.Taints[0].Value).To(Equal("mine"))
 	g.Expect(c.condition("research")).To(And(HaveField("Reason", v1alpha1.ReasonTaintConflict), HaveField("Message",
-		"node a: somebody else has put the taint nvidia.com/gpu=mine:NoSchedule on the node, which takes the place of "+
+		"node a: a user or another controller has put the taint nvidia.com/gpu=mine:NoSchedule on the node, which takes the place of "+
 			"nvidia.com/gpu:NoSchedule; remove theirs, or this one from the policy")))
 }
 
@@ -300,7 +300,7 @@ func TestAStandAlonePluginIsItsOwnersToChange(t *testing.T) {
 	g.Expect(h.Taints).To(BeEmpty())
 	g.Expect(c.condition("research").Message).To(Equal("NVIDIA's programs do not tolerate the taint example.com/shared:NoSchedule, so " +
 		"their pods could not come back to a node that has it; add {key: example.com/shared, operator: Exists, effect: NoSchedule} to " +
-		"the daemon set of pod gpu-operator/nvidia-1 (with Helm: to tolerations)"))
+		"the DaemonSet of pod gpu-operator/nvidia-1 (with Helm: to tolerations)"))
 	h.Pods[0].Tolerations = []corev1.Toleration{ofShared}
 	c.pass()
 	g.Expect(h.Taints).To(Equal([]corev1.Taint{shared}))

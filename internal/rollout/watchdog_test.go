@@ -131,7 +131,7 @@ func TestWhatIsLeftHalfDone(t *testing.T) {
 				return c
 			},
 			state: state.Verifying, reason: v1alpha1.ReasonDevicePluginFailing,
-			message: "no pod of NVIDIA's device plugin is on the node; look at its daemon set", after: time.Minute,
+			message: "no pod of NVIDIA's device plugin is on the node; look at its DaemonSet", after: time.Minute,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

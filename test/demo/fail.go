@@ -83,7 +83,7 @@ func (d *demo) failLayout(ctx, _ context.Context, _ *sync.WaitGroup) error {
 // rolledBack says whether the first node is back at its last good state, and the other was not begun.
 func rolledBack(pending []v1alpha1.PendingNode) bool {
 	return len(pending) == 2 && pending[0].State == string(state.Failed) && pending[1].Reason == v1alpha1.ReasonRolloutHalted &&
-		strings.Contains(pending[0].Message, "was put back to its last good state")
+		strings.Contains(pending[0].Message, "was rolled back to its last good state")
 }
 
 func (d *demo) machineOf(name string) *machine {

@@ -114,7 +114,7 @@ func (a WriteConfigs) String() string {
 }
 
 func (a TriggerSync) String() string {
-	return fmt.Sprintf("nudge pod %s/%s for %s", a.Namespace, a.Pod, a.Value)
+	return fmt.Sprintf("trigger a sync of pod %s/%s for %s", a.Namespace, a.Pod, a.Value)
 }
 
 func (a PatchNode) String() string {

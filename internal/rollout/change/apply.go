@@ -63,7 +63,7 @@ func applying(v *view.View) gate.Judgement {
 		return j
 	}
 	if left <= 0 {
-		return gate.Fail(v, j, late, gate.AgentMessage(v, fmt.Sprintf("the GPUs were not as wished within %s", timeout))+help)
+		return gate.Fail(v, j, late, gate.AgentMessage(v, fmt.Sprintf("the GPUs did not match the desired state within %s", timeout))+help)
 	}
 	j.Actions, j.After = syncAhead(v), left
 	return j

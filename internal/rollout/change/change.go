@@ -56,7 +56,7 @@ func failedBefore(v *view.View, f v1alpha1.FailedChange, j gate.Judgement) gate.
 		j.Start, j.GiveUp, j.Actions = nil, nil, gate.LetGo(v, "it did not become idle in time")
 		j.Message = f.Message + "; it is tried again when the node is idle, a policy for it changes or you annotate the GPUNode (" + retry(v) + "); now " + eviction.Describe(v)
 	case j.State == state.UpToDate:
-		j.Message = f.Message + "; the node was put back to its last good state and is tried again when the policy changes or you annotate the " +
+		j.Message = f.Message + "; the node was rolled back to its last good state and is tried again when the policy changes or you annotate the " +
 			"GPUNode: " + retry(v)
 	default:
 		j.Message = fmt.Sprintf("%s; the node goes back to its last good state (%s: %s)", f.Message, j.State, j.Message)

@@ -72,7 +72,7 @@ func pauseClients(v *view.View, j gate.Judgement, asks bool) gate.Judgement {
 	case asks:
 		return applying(v)
 	}
-	j.State, j.Message = state.Idle, "nothing is in the way of the change"
+	j.State, j.Message = state.Idle, "nothing blocks the change"
 	if patch, unsaved := baseline.Unsaved(v); unsaved {
 		j.Start = []action.Action{patch}
 		return j

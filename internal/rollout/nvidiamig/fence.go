@@ -67,7 +67,7 @@ func Unfenced(v *view.View, _ state.State) gate.Finding {
 	}
 	return gate.Finding{
 		Reason: v1alpha1.ReasonMIGManagerUnfenced, After: left,
-		Message: fmt.Sprintf("somebody sets %s=true again, so NVIDIA's mig-manager runs on a node whose instances the operator makes; "+
+		Message: fmt.Sprintf("a user or another controller sets %s=true again, so NVIDIA's mig-manager runs on a node whose instances the operator makes; "+
 			"it is set back to false at %s; find who does it (kubectl get node %s --show-managed-fields -o yaml), or use "+
 			"sharing.mig.actuator MIGManager", v1alpha1.LabelMIGManager, format.Clock(v.World.Now.Add(left)), v.Node.Name),
 	}
@@ -85,7 +85,7 @@ func ConfigIgnored(v *view.View, _ state.State) gate.Finding {
 	}
 	return gate.Finding{
 		Reason: v1alpha1.ReasonMIGConfigIgnored,
-		Message: fmt.Sprintf("somebody set %s=%s (it was %q before the operator); it has no effect, since policy %s partitions the "+
+		Message: fmt.Sprintf("a user or another controller set %s=%s (it was %q before the operator); it has no effect, since policy %s partitions the "+
 			"node and NVIDIA's mig-manager is kept off; say it in the policy, and set the label back",
 			v1alpha1.LabelMIGConfig, asked, was, v.Policy.Name),
 	}

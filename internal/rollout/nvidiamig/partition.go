@@ -197,7 +197,7 @@ func mirror(v *view.View, j gate.Judgement, name string, since time.Time) gate.J
 	timeout := timing.ManagerTimeout
 	switch state := v.Node.Labels[v1alpha1.LabelMIGConfigState]; {
 	case v.Node.Labels[v1alpha1.LabelMIGConfig] != name:
-		return giveUpOnManager(v, j, v1alpha1.ReasonMIGManagerFailed, fmt.Sprintf("somebody else has set %s=%s; let only one drive "+
+		return giveUpOnManager(v, j, v1alpha1.ReasonMIGManagerFailed, fmt.Sprintf("another controller has set %s=%s; let only one drive "+
 			"NVIDIA's mig-manager", v1alpha1.LabelMIGConfig, v.Node.Labels[v1alpha1.LabelMIGConfig]))
 	case state == world.ManagerSuccess:
 		j.Message = "NVIDIA's mig-manager is done; the agent looks at the GPUs"

@@ -107,7 +107,7 @@ func noPlugin(v *view.View) string {
 		return fmt.Sprintf("no pod of NVIDIA's device plugin is on the node, since its label %s is %q; set it to true if nobody "+
 			"is at work there", label, value)
 	}
-	return "no pod of NVIDIA's device plugin is on the node; look at its daemon set, and whether its pods tolerate the " +
+	return "no pod of NVIDIA's device plugin is on the node; look at its DaemonSet, and whether its pods tolerate the " +
 		"node's taints"
 }
 

@@ -61,7 +61,7 @@ func wantTaints(m *group.Member, by *v1alpha1.GPUSharingPolicy, t Tolerance) []c
 		switch {
 		case at >= 0 && !there: // it was there before us and stays
 			if has := m.Node.Taints[at]; has.Value != taint.Value {
-				reason, message = v1alpha1.ReasonTaintConflict, fmt.Sprintf("somebody else has put the taint %s on the node, which "+
+				reason, message = v1alpha1.ReasonTaintConflict, fmt.Sprintf("a user or another controller has put the taint %s on the node, which "+
 					"takes the place of %s; remove theirs, or this one from the policy", action.WithValue(has), action.WithValue(taint))
 			}
 		case !there && view.MustStayUntainted(m.View):

@@ -205,7 +205,7 @@ func (t Tolerance) pluginRefuses(taint corev1.Taint, missing string) (reason, me
 				continue
 			}
 			if !clusterpolicy.Tolerates(p.Tolerations, taint) {
-				return v1alpha1.ReasonTolerationMissing, fmt.Sprintf("%s; add %s to the daemon set of pod %s/%s (with Helm: to tolerations)",
+				return v1alpha1.ReasonTolerationMissing, fmt.Sprintf("%s; add %s to the DaemonSet of pod %s/%s (with Helm: to tolerations)",
 					missing, written(tolerationOf(taint)), p.Namespace, p.Name)
 			}
 		}
@@ -235,7 +235,7 @@ func (t Tolerance) refusesOn(n *world.Node, taint corev1.Taint) (reason, message
 	}
 	slices.Sort(pods)
 	return v1alpha1.ReasonTolerationsChanging, fmt.Sprintf("waiting until these pods tolerate the taint %s: %s; NVIDIA's operator replaces its own "+
-		"(unless daemonsets.updateStrategy is OnDelete: then delete them), and the others need %s in their daemon set "+
+		"(unless daemonsets.updateStrategy is OnDelete: then delete them), and the others need %s in their DaemonSet "+
 		"(Helm: node-feature-discovery.worker.tolerations)", action.NameOf(taint), format.List(pods), written(tolerationOf(taint)))
 }
 
