@@ -42,7 +42,7 @@ const (
 	nvidia = "gpu-operator"
 	users  = "default"
 
-	wait = 2 * time.Minute
+	wait = 5 * time.Minute // everything else of make test may run beside
 	poll = 100 * time.Millisecond
 )
 
