@@ -2,7 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // kubectl-gpusharing is a plugin of kubectl: in the PATH, it is `kubectl gpusharing`. It exits with 0, or with an error on
-// stderr that says what to do: with 2 where restore ends before everything is restored, otherwise with 1.
+// stderr that says what to do: with 2 where restore ends before everything is restored, with 3 where doctor finds errors,
+// otherwise with 1.
 package main
 
 import (
@@ -37,6 +38,9 @@ func main() {
 func exitCode(err error) int {
 	if errors.Is(err, cli.ErrNotRestored) {
 		return 2
+	}
+	if errors.Is(err, cli.ErrUnhealthy) {
+		return 3
 	}
 	return 1
 }

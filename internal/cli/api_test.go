@@ -95,6 +95,23 @@ func TestOnAnAPIServer(t *testing.T) {
 		_, err = run("", "plan", "--delete", "reserch")
 		g.Expect(err).To(MatchError(ContainSubstring(`there is no policy "reserch" to delete`)))
 	})
+	t.Run("doctor reads the cluster and names what is missing", func(t *testing.T) {
+		g := NewWithT(t)
+		out, err := run("", "doctor")
+		g.Expect(err).To(MatchError(ErrUnhealthy))
+		g.Expect(strings.Join(strings.Fields(out), " ")).To(And(ContainSubstring("error No controller runs: "),
+			ContainSubstring("error 1 node (a): no pod of NVIDIA's device plugin that is ready"), ContainSubstring("warning Policy research is not ready")))
+		_, err = run("", "doctor", "a")
+		g.Expect(err).To(MatchError(ContainSubstring("doctor takes no argument")))
+	})
+	t.Run("status for programs", func(t *testing.T) {
+		g := NewWithT(t)
+		out, err := run("", "status", "-o", "json", "--product", "Tesla-T4")
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(out).To(ContainSubstring(`"name": "a"`))
+		_, err = run("", "status", "-o", "table")
+		g.Expect(err).To(MatchError(ContainSubstring(`--output "table" is not wide, json or yaml`)))
+	})
 	t.Run("import needs to know what the device plugin reads", func(t *testing.T) { importsKnown(t, cluster.Client, run) })
 	t.Run("plan tells what the ClusterPolicy lacks for taints", func(t *testing.T) {
 		g := NewWithT(t)

@@ -41,6 +41,8 @@ Usage:
   kubectl gpusharing plan -f POLICY.yaml       what a policy would do to each node, without creating it; -f - reads stdin
   kubectl gpusharing plan --delete NAME        what would become of each node if a policy were deleted, without deleting it
   kubectl gpusharing import                    policies that describe how the GPUs are shared already, for kubectl apply
+  kubectl gpusharing doctor                    checks the operator and NVIDIA's programs that it needs, and prints what to do; exits with 3
+                                               if there are errors
   kubectl gpusharing restore                   delete all policies, and wait until every node and NVIDIA's ClusterPolicy are
                                                as they were before the operator; exits with 2 if they are not in time
   kubectl gpusharing version                   the version and the commit of this program
@@ -71,6 +73,8 @@ func (p *Program) Run(ctx context.Context, args []string) error {
 		return p.plan(ctx, f, rest)
 	case "import":
 		return p.importPolicies(ctx, f, rest)
+	case "doctor":
+		return p.doctor(ctx, f, rest)
 	case "restore":
 		return p.restore(ctx, f, rest)
 	case "version":

@@ -1,0 +1,203 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/util/version"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+)
+
+// The oldest versions that should work, and those of the device plugin that were tested or should work: the table "Compatibility" of README.md.
+const (
+	leastKubernetes  = "1.30"
+	leastGPUOperator = "v25.3"
+	leastDriver      = "535"
+	firstPlugin      = "v0.19.3"
+	lastPlugin       = "v0.20.0"
+)
+
+// diagnosis collects findings.
+type diagnosis struct{ found []finding }
+
+func (d *diagnosis) add(level, format string, args ...any) {
+	d.found = append(d.found, finding{level, fmt.Sprintf(format, args...)})
+}
+
+func (d *diagnosis) ok(format string, args ...any)    { d.add(levelOK, format, args...) }
+func (d *diagnosis) warn(format string, args ...any)  { d.add(levelWarning, format, args...) }
+func (d *diagnosis) error(format string, args ...any) { d.add(levelError, format, args...) }
+
+// diagnose decides what is right and wrong with an installation.
+func diagnose(is installation) []finding {
+	d := &diagnosis{}
+	if is.missing != "" {
+		d.error("The operator is not installed: %s. Install it, or choose another cluster with --context", is.missing)
+		return d.found
+	}
+	d.controller(is)
+	if len(is.nodes) == 0 {
+		d.error("No node has a GPUNode. The controller makes one for each node with the label nvidia.com/gpu.present=true, which NVIDIA's GPU Feature " +
+			"Discovery sets: look at its pods, and at the controller's log")
+		return d.found
+	}
+	d.agents(is)
+	d.nvidia(is)
+	d.each(is.nodes, levelError, "kubelet older than "+leastKubernetes+". Upgrade Kubernetes", func(n nodeParts) bool { return older(n.kubelet, leastKubernetes) })
+	d.each(is.nodes, levelWarning, "driver older than "+leastDriver+", which is not supported. Upgrade the driver", func(n nodeParts) bool {
+		return older(n.driver, leastDriver)
+	})
+	d.policies(is.world.Policies)
+	return d.found
+}
+
+// controller diagnoses the controller, and its version beside that of this program.
+func (d *diagnosis) controller(is installation) {
+	switch {
+	case is.noController != "":
+		d.error("No controller runs: %s", is.noController)
+	case len(is.controllers) == 0:
+		d.ok("A controller runs")
+	}
+	if len(is.controllers) > 1 {
+		d.error("The operator is installed %d times: %s. Uninstall all but one", len(is.controllers), strings.Join(namesOf(is.controllers), ", "))
+	}
+	for _, c := range is.controllers {
+		if c.ready && is.noController == "" {
+			d.ok("The controller runs: deployment %s, version %s", c.name, known(c.version))
+		}
+		own, _, _ := strings.Cut(is.program, " ")
+		if differ(own, c.version) {
+			d.warn("This program is %s and the controller %s. What plan prints is right if both have one version: install kubectl gpusharing %s", own, c.version, c.version)
+		}
+	}
+}
+
+// agents diagnoses the agents, and their versions beside that of the controller.
+func (d *diagnosis) agents(is installation) {
+	ready := func(n nodeParts) bool {
+		return slices.ContainsFunc(n.agents, func(c component) bool { return c.ready })
+	}
+	d.each(is.nodes, levelError, "no agent. The agent runs where the label nvidia.com/gpu.deploy.client is true: look at daemonset/gpu-sharing-agent", func(n nodeParts) bool {
+		return len(n.agents) == 0
+	})
+	d.each(is.nodes, levelError, "an agent that is not ready. Look at the log of its pod (app.kubernetes.io/name=gpu-sharing-agent)", func(n nodeParts) bool {
+		return len(n.agents) > 0 && !ready(n)
+	})
+	if running := selected(is.nodes, ready); len(running) == len(is.nodes) {
+		d.ok("An agent is ready on %s with GPUs", count(len(running), "node"))
+	}
+	for _, c := range is.controllers {
+		d.each(is.nodes, levelWarning, fmt.Sprintf("an agent of another version than the controller, %s. Wait for the update of daemonset/gpu-sharing-agent, or finish the upgrade", known(c.version)),
+			func(n nodeParts) bool {
+				return slices.ContainsFunc(n.agents, func(a component) bool { return differ(a.version, c.version) })
+			})
+	}
+}
+
+// nvidia diagnoses NVIDIA's programs.
+func (d *diagnosis) nvidia(is installation) {
+	switch {
+	case is.world.Plugin.Reason != "":
+		d.error("%s: %s", is.world.Plugin.Reason, is.world.Plugin.Message)
+	case is.clusterPolicy == "":
+		d.ok("No ClusterPolicy of NVIDIA's GPU Operator was found; the operator configures a stand-alone device plugin")
+	case older(is.gpuOperator, leastGPUOperator):
+		d.warn("NVIDIA's GPU Operator is %s. Before %s MPS does not work: upgrade it", is.gpuOperator, leastGPUOperator)
+	default:
+		d.ok("NVIDIA's GPU Operator has ClusterPolicy %s, version %s", is.clusterPolicy, known(is.gpuOperator))
+	}
+	d.each(is.nodes, levelWarning, "no label of Node Feature Discovery (feature.node.kubernetes.io/…). Look at its worker", func(n nodeParts) bool { return !n.nfd })
+	d.each(is.nodes, levelError, "no pod of NVIDIA's device plugin that is ready, so they offer no GPUs. Look at its DaemonSet, and at the label nvidia.com/gpu.deploy.device-plugin",
+		func(n nodeParts) bool {
+			return !slices.ContainsFunc(n.plugins, func(c component) bool { return c.ready })
+		})
+	versions := map[string]bool{}
+	for _, n := range is.nodes {
+		for _, c := range n.plugins {
+			versions[c.version] = true
+		}
+	}
+	for _, v := range slices.Sorted(maps.Keys(versions)) {
+		if older(v, firstPlugin) || older(lastPlugin, v) {
+			d.warn("NVIDIA's device plugin is %s. Versions %s to %s were tested or should work", v, firstPlugin, lastPlugin)
+		} else {
+			d.ok("NVIDIA's device plugin is %s", known(v))
+		}
+	}
+}
+
+// policies diagnoses the policies.
+func (d *diagnosis) policies(policies []v1alpha1.GPUSharingPolicy) {
+	for i := range policies {
+		if state, why := policyState(&policies[i]); state != v1alpha1.ReasonReady {
+			d.warn("Policy %s is not ready: %s: %s. docs/troubleshooting.md lists what to do about each reason", policies[i].Name, state, why)
+		}
+	}
+}
+
+// each adds a finding about the nodes for which something holds, if there are any.
+func (d *diagnosis) each(nodes []nodeParts, level, has string, holds func(nodeParts) bool) {
+	if names := selected(nodes, holds); len(names) > 0 {
+		d.add(level, "%s: %s", nodesNamed(names), has)
+	}
+}
+
+func selected(nodes []nodeParts, holds func(nodeParts) bool) (names []string) {
+	for _, n := range nodes {
+		if holds(n) {
+			names = append(names, n.name)
+		}
+	}
+	return names
+}
+
+func namesOf(all []component) []string {
+	names := make([]string, len(all))
+	for i := range all {
+		names[i] = all[i].name
+	}
+	return names
+}
+
+func known(version string) string {
+	if version == "" {
+		return "not known"
+	}
+	return version
+}
+
+// older reports whether a version is before another one; false if it is not known.
+func older(is, least string) bool {
+	a, err := parseVersion(is)
+	if err != nil {
+		return false
+	}
+	b, err := parseVersion(least)
+	return err == nil && a.LessThan(b)
+}
+
+// differ reports whether two versions are known and not the same.
+func differ(a, b string) bool {
+	v, err := parseVersion(a)
+	if err != nil {
+		return false
+	}
+	w, err := parseVersion(b)
+	return err == nil && !v.EqualTo(w)
+}
+
+// parseVersion reads a version such as v1.37.1, 1.30 or 535. Errors: it is none, such as a tag named latest.
+func parseVersion(s string) (*version.Version, error) {
+	s = strings.TrimPrefix(s, "v")
+	if s != "" && !strings.Contains(s, ".") {
+		s += ".0"
+	}
+	return version.ParseGeneric(s)
+}

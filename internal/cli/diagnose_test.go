@@ -1,0 +1,133 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+)
+
+// healthy is an installation without a fault, on so many nodes.
+func healthy(t *testing.T, nodes int) installation {
+	t.Helper()
+	is := installation{
+		program: "v0.2.0 (commit 0123)", clusterPolicy: "cluster-policy", gpuOperator: "v26.7.0",
+		controllers: []component{{name: "gpu-sharing-operator/gpu-sharing-controller", version: "0.2.0", ready: true}},
+	}
+	for i := range nodes {
+		is.nodes = append(is.nodes, nodeParts{
+			name: fmt.Sprintf("node-%d", i), kubelet: "v1.37.1", driver: "580.95.05", nfd: true,
+			agents: []component{{name: "a", version: "0.2.0", ready: true}}, plugins: []component{{name: "p", version: "v0.19.3", ready: true}},
+		})
+	}
+	p := policy(t, "cheap", slicing)
+	p.Status.ObservedGeneration = 1
+	p.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionReady, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonReady}}
+	is.world.Policies = []v1alpha1.GPUSharingPolicy{p}
+	return is
+}
+
+// TestDoctor: each fault is one finding, which says what to do.
+func TestDoctor(t *testing.T) {
+	for name, test := range map[string]struct {
+		fault func(*installation)
+		level string
+		says  string
+	}{
+		"nothing":                 {func(*installation) {}, "", ""},
+		"the operator is missing": {func(is *installation) { is.missing = "no kind" }, levelError, "not installed: no kind. Install it"},
+		"no controller runs":      {func(is *installation) { is.noController = "nobody holds the lease" }, levelError, "No controller runs: nobody holds the lease"},
+		"two installations": {func(is *installation) {
+			is.controllers = append(is.controllers, component{name: "b/c", version: "0.2.0", ready: true})
+		}, levelError, "installed 2 times: gpu-sharing-operator/gpu-sharing-controller, b/c"},
+		"an old program":             {func(is *installation) { is.program = "v0.1.0 (commit 0)" }, levelWarning, "This program is v0.1.0 and the controller 0.2.0"},
+		"a program without version":  {func(is *installation) { is.program = "(devel) (commit unknown)" }, "", ""},
+		"no node":                    {func(is *installation) { is.nodes = nil }, levelError, "nvidia.com/gpu.present=true"},
+		"no agent":                   {func(is *installation) { is.nodes[1].agents = nil }, levelError, "1 node (node-1): no agent. "},
+		"an agent that is not ready": {func(is *installation) { is.nodes[1].agents[0].ready = false }, levelError, "1 node (node-1): an agent that is not ready"},
+		"an old agent":               {func(is *installation) { is.nodes[1].agents[0].version = "0.1.0" }, levelWarning, "1 node (node-1): an agent of another version than the controller, 0.2.0"},
+		"no device plugin is configured": {func(is *installation) {
+			is.world.Plugin.Reason, is.world.Plugin.Message = "NoDevicePlugin", "install it"
+		}, levelError, "NoDevicePlugin: install it"},
+		"an old GPU Operator":        {func(is *installation) { is.gpuOperator = "v24.9.2" }, levelWarning, "GPU Operator is v24.9.2. Before v25.3"},
+		"no Node Feature Discovery":  {func(is *installation) { is.nodes[0].nfd = false }, levelWarning, "1 node (node-0): no label of Node Feature Discovery"},
+		"no device plugin":           {func(is *installation) { is.nodes[2].plugins[0].ready = false }, levelError, "1 node (node-2): no pod of NVIDIA's device plugin that is ready"},
+		"an old device plugin":       {func(is *installation) { is.nodes[2].plugins[0].version = "v0.17.4" }, levelWarning, "device plugin is v0.17.4. Versions v0.19.3 to v0.20.0"},
+		"a new device plugin":        {func(is *installation) { is.nodes[2].plugins[0].version = "v0.21.0-ubi9" }, levelWarning, "device plugin is v0.21.0-ubi9"},
+		"an old Kubernetes":          {func(is *installation) { is.nodes[0].kubelet = "v1.29.8+rke2r1" }, levelError, "1 node (node-0): kubelet older than 1.30"},
+		"an old driver":              {func(is *installation) { is.nodes[0].driver = "525.147.05" }, levelWarning, "1 node (node-0): driver older than 535"},
+		"a driver that is not known": {func(is *installation) { is.nodes[0].driver = "" }, "", ""},
+		"a policy that is not ready": {func(is *installation) {
+			is.world.Policies[0].Status.Conditions[0].Status, is.world.Policies[0].Status.Conditions[0].Reason = metav1.ConditionFalse, v1alpha1.ReasonMIGActive
+			is.world.Policies[0].Status.Conditions[0].Message = "GPU 0 is in MIG mode"
+		}, levelWarning, "Policy cheap is not ready: MIGActive: GPU 0 is in MIG mode. docs/troubleshooting.md"},
+		"many nodes": {func(is *installation) {
+			*is = healthy(t, 9)
+			for i := range is.nodes {
+				is.nodes[i].nfd = false
+			}
+		}, levelWarning, "9 nodes (node-0, node-1, node-2, node-3, node-4 and 4 more): no label"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			is := healthy(t, 3)
+			test.fault(&is)
+			var wrong []finding
+			for _, f := range diagnose(is) {
+				if f.level != levelOK {
+					wrong = append(wrong, f)
+				}
+			}
+			if test.level == "" {
+				g.Expect(wrong).To(BeEmpty())
+				return
+			}
+			g.Expect(wrong).To(HaveLen(1))
+			g.Expect(wrong[0].level).To(Equal(test.level))
+			g.Expect(wrong[0].what).To(ContainSubstring(test.says))
+		})
+	}
+	is := healthy(t, 3)
+	is.program, is.nodes[1].agents = "v0.1.0 (commit 0)", nil
+	compare(t, "doctor", func(shown *text) { shown.findings(diagnose(is)) })
+}
+
+// TestCompatibilityIsThatOfTheREADME: the versions that doctor compares with stand in its table.
+func TestCompatibilityIsThatOfTheREADME(t *testing.T) {
+	g := NewWithT(t)
+	readme, err := os.ReadFile("../../README.md")
+	g.Expect(err).NotTo(HaveOccurred())
+	rows := map[string]string{}
+	for line := range strings.Lines(string(readme)) {
+		if cells := strings.Split(line, "|"); len(cells) == 5 {
+			rows[strings.TrimSpace(cells[1])] = line
+		}
+	}
+	for row, versions := range map[string][]string{
+		"Kubernetes": {"| " + leastKubernetes + " and later"}, "NVIDIA's GPU Operator": {"| " + leastGPUOperator + " and later; earlier ones without MPS"},
+		"Device plugin, GPU Feature Discovery, config-manager": {"| " + firstPlugin + " |", "| " + lastPlugin + " |"}, "Driver": {"| " + leastDriver + " and later"},
+	} {
+		for _, version := range versions {
+			g.Expect(rows[row]).To(ContainSubstring(version), row)
+		}
+	}
+}
+
+func TestVersionsOfImages(t *testing.T) {
+	for image, want := range map[string]string{
+		"registry.example.com:5000/gpu/agent:0.2.0": "0.2.0", "agent": "", "registry.example.com:5000/agent": "",
+		"nvcr.io/nvidia/k8s-device-plugin:v0.19.3-ubi9@sha256:ab12": "v0.19.3-ubi9", "agent@sha256:ab12": "",
+	} {
+		NewWithT(t).Expect(versionOf(nil, &corev1.PodSpec{Containers: []corev1.Container{{Image: image}}})).To(Equal(want), image)
+	}
+	NewWithT(t).Expect(versionOf(map[string]string{"app.kubernetes.io/version": "0.3.0"}, &corev1.PodSpec{})).To(Equal("0.3.0"))
+}

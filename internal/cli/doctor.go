@@ -1,0 +1,225 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
+)
+
+// ErrUnhealthy reports that doctor found an error.
+var ErrUnhealthy = errors.New("doctor found errors")
+
+// installation is what doctor reads of a cluster.
+type installation struct {
+	// program is the version of the plugin.
+	program string
+	// missing is why the kinds of the operator cannot be read; empty: they can.
+	missing string
+	// noController is why no controller runs; empty: one does, or the user may not know.
+	noController string
+	controllers  []component
+	world        world.World
+	nodes        []nodeParts
+	clusterPolicy,
+	gpuOperator string // the name of NVIDIA's ClusterPolicy, and the version of the GPU Operator that it is labelled with
+}
+
+// component is a Deployment of the operator, or a pod of a DaemonSet on a node; version is empty if its image tells none.
+type component struct {
+	name, version string
+	ready         bool
+}
+
+// nodeParts are the programs on a node with GPUs that the operator works with.
+type nodeParts struct {
+	name            string
+	kubelet, driver string // versions
+	nfd             bool   // Node Feature Discovery has labelled the node
+	agents, plugins []component
+}
+
+// doctor prints what is wrong with the operator and what it needs.
+func (p *Program) doctor(ctx context.Context, f *flags, rest []string) error {
+	if len(rest) > 0 {
+		return hint(fmt.Errorf("doctor takes no argument, but was given %s", strings.Join(rest, " ")))
+	}
+	c, err := connect(f)
+	if err != nil {
+		return err
+	}
+	is, err := p.examine(ctx, c)
+	if err != nil {
+		return advise(err)
+	}
+	found := diagnose(is)
+	shown := text{width: p.Width}
+	shown.findings(found)
+	if err := p.write(shown.String()); err != nil {
+		return err
+	}
+	if slices.ContainsFunc(found, func(f finding) bool { return f.level == levelError }) {
+		return ErrUnhealthy
+	}
+	return nil
+}
+
+// examine reads a cluster.
+func (p *Program) examine(ctx context.Context, c client.Client) (installation, error) {
+	is := installation{program: p.Version}
+	w, err := p.read(ctx, c)
+	if meta.IsNoMatchError(err) {
+		is.missing = err.Error()
+		return is, nil
+	}
+	if err != nil {
+		return is, err
+	}
+	is.world = w
+	if is.noController, err = noController(ctx, c, p.Clock.Now()); err != nil {
+		return is, err
+	}
+	if err := is.readControllers(ctx, c); err != nil {
+		return is, err
+	}
+	if err := is.readNodes(ctx, c); err != nil {
+		return is, err
+	}
+	policy, err := clusterPolicy(ctx, c)
+	switch {
+	case apierrors.IsForbidden(err):
+		return is, nil
+	case err != nil:
+		return is, err
+	case policy != nil:
+		is.clusterPolicy, is.gpuOperator = policy.GetName(), policy.GetLabels()["app.kubernetes.io/version"]
+	}
+	return is, nil
+}
+
+func (is *installation) readControllers(ctx context.Context, c client.Client) error {
+	deployments := &appsv1.DeploymentList{}
+	if err := c.List(ctx, deployments, client.MatchingLabels{nameLabel: controllerName}); err != nil {
+		return fmt.Errorf("reading the Deployment of the controller: %w", err)
+	}
+	for i := range deployments.Items {
+		d := &deployments.Items[i]
+		is.controllers = append(is.controllers, component{
+			name: d.Namespace + "/" + d.Name, version: versionOf(d.Labels, &d.Spec.Template.Spec), ready: d.Status.AvailableReplicas > 0,
+		})
+	}
+	return nil
+}
+
+// readNodes reads the nodes with GPUs, and the pods of the operator's agent and of NVIDIA's device plugin on them.
+func (is *installation) readNodes(ctx context.Context, c client.Client) error {
+	at := map[string]*nodeParts{}
+	is.nodes = make([]nodeParts, len(is.world.Nodes))
+	for i := range is.world.Nodes {
+		n := &is.world.Nodes[i]
+		is.nodes[i] = nodeParts{name: n.Name, driver: n.GPU.Status.DriverVersion}
+		at[n.Name] = &is.nodes[i]
+	}
+	err := eachPage(ctx, c, func(nodes *corev1.NodeList) {
+		for i := range nodes.Items {
+			if n := at[nodes.Items[i].Name]; n != nil {
+				n.kubelet = nodes.Items[i].Status.NodeInfo.KubeletVersion
+				for label := range nodes.Items[i].Labels {
+					n.nfd = n.nfd || strings.HasPrefix(label, "feature.node.kubernetes.io/")
+				}
+			}
+		}
+	})
+	if err != nil {
+		return fmt.Errorf("reading nodes: %w", err)
+	}
+	err = eachPage(ctx, c, func(pods *corev1.PodList) {
+		for i := range pods.Items {
+			pod := &pods.Items[i]
+			n := at[pod.Spec.NodeName]
+			if n == nil || world.Finished(pod) {
+				continue
+			}
+			part := component{name: pod.Namespace + "/" + pod.Name, version: versionOf(pod.Labels, &pod.Spec), ready: isReady(pod)}
+			switch {
+			case world.IsAgent(pod):
+				n.agents = append(n.agents, part)
+			case isDevicePlugin(pod):
+				n.plugins = append(n.plugins, part)
+			}
+		}
+	})
+	if err != nil {
+		return fmt.Errorf("reading pods: %w", err)
+	}
+	slices.SortFunc(is.nodes, func(a, b nodeParts) int { return strings.Compare(a.name, b.name) })
+	return nil
+}
+
+// isDevicePlugin reports whether a pod is one of NVIDIA's device plugin, by the labels of the GPU Operator, and of the plugin's own chart.
+func isDevicePlugin(pod *corev1.Pod) bool {
+	return pod.Labels["app"] == "nvidia-device-plugin-daemonset" || pod.Labels[nameLabel] == "nvidia-device-plugin"
+}
+
+func isReady(pod *corev1.Pod) bool {
+	return slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
+	})
+}
+
+// versionOf is the version that the labels of an object tell, or the tag of its first image; empty: neither.
+func versionOf(labels map[string]string, spec *corev1.PodSpec) string {
+	if version := labels["app.kubernetes.io/version"]; version != "" || len(spec.Containers) == 0 {
+		return version
+	}
+	image, _, _ := strings.Cut(spec.Containers[0].Image, "@")
+	_, tag, _ := strings.Cut(image[strings.LastIndex(image, "/")+1:], ":")
+	return tag
+}
+
+// The levels of findings.
+const (
+	levelOK      = "ok"
+	levelWarning = "warning"
+	levelError   = "error"
+)
+
+// finding is one thing that doctor says: what is so, and for a warning or an error what to do.
+type finding struct{ level, what string }
+
+// findings writes them, the worst first, and their number.
+func (t *text) findings(all []finding) {
+	levels := []string{levelError, levelWarning, levelOK}
+	slices.SortStableFunc(all, func(a, b finding) int {
+		return cmp.Compare(slices.Index(levels, a.level), slices.Index(levels, b.level))
+	})
+	counts := map[string]int{}
+	for _, f := range all {
+		counts[f.level]++
+		t.row(0, f.level, f.what)
+	}
+	t.WriteString("\n")
+	t.row(0, "", fmt.Sprintf("%s, %s", count(counts[levelError], "error"), count(counts[levelWarning], "warning")))
+}
+
+// nodesNamed names the first few of some nodes, and counts them.
+func nodesNamed(names []string) string {
+	const most = 5
+	if len(names) > most {
+		return fmt.Sprintf("%d nodes (%s and %d more)", len(names), strings.Join(names[:most], ", "), len(names)-most)
+	}
+	return fmt.Sprintf("%s (%s)", count(len(names), "node"), strings.Join(names, ", "))
+}
