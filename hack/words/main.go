@@ -54,9 +54,7 @@ func excepted() map[string]string {
 		// Comments, test names and log lines.
 		"test": "DaemonSet in two words, somebody, wish",
 		// Engine code, in which the words are names of types and states too. Rename these first.
-		"internal/agent":      "wish, in the way, put back",
-		"internal/cli":        "wish, in the way, shall",
-		"internal/controller": "nudge, put back, wish, wiring",
+		"internal/agent": "wish, in the way, put back",
 	}
 }
 

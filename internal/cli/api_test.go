@@ -52,7 +52,7 @@ func TestOnAnAPIServer(t *testing.T) {
 			ContainSubstring("POLICY research (new): selects 1 node\n"),
 			ContainSubstring("\nNODE a\n  advertised   nvidia.com/gpu: 2\n  afterwards   nvidia.com/gpu: 1, nvidia.com/mig-2g.10gb: 3\n"),
 			ContainSubstring("  steps        GPU 0 (NVIDIA-A100-SXM4-40GB): enable MIG mode\n"),
-			ContainSubstring("  in the way   pod team/train uses GPU 0: is waited for, up to 10m0s (rollout.drain)\n"),
+			ContainSubstring("  blocked by   pod team/train uses GPU 0: is waited for, up to 10m0s (rollout.drain)\n"),
 		))
 		all := &v1alpha1.GPUSharingPolicyList{}
 		g.Expect(cluster.Client.List(t.Context(), all)).To(Succeed())

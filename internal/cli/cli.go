@@ -21,7 +21,7 @@ import (
 type Program struct {
 	In  io.Reader
 	Out io.Writer
-	// Interactive says that In is a terminal, at which somebody can confirm.
+	// Interactive says that In is a terminal, at which a user can confirm.
 	Interactive bool
 	// Clock tells the time, from which what has run out is told.
 	Clock clock.Clock

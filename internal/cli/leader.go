@@ -45,7 +45,7 @@ func noController(ctx context.Context, c client.Client, now time.Time) (string, 
 	return why, nil
 }
 
-// stale is why nobody holds a lease; empty if somebody does.
+// stale is why no process holds a lease; empty if one does.
 func stale(lease *coordinationv1.Lease, now time.Time) string {
 	const help = "look at deployment/" + controllerName + " and the log of its pods"
 	spec := lease.Spec

@@ -144,7 +144,7 @@ func (t *text) node(n group.NodeState, before string, object *world.Node, policy
 	for _, u := range n.Blockers {
 		users = append(users, u.String())
 	}
-	t.rows("in the way", users)
+	t.rows("blocked by", users)
 	if n.Message != "" {
 		t.row(2, "at first", fmt.Sprintf("%s: %s", n.Reason, n.Message))
 	}

@@ -31,7 +31,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
 )
 
-// waiting is a clock on which the time that somebody waits passes at once.
+// waiting is a clock on which the time that a caller waits passes at once.
 type waiting struct {
 	*clocktesting.FakeClock
 
@@ -411,7 +411,7 @@ func reportsRights(s *shared) {
 	s.Expect(s.policies()).To(Equal(1))
 }
 
-// needsTheKinds plays a cluster whose kinds somebody has deleted, and with them what the operator knew.
+// needsTheKinds plays a cluster whose kinds a user has deleted, and with them what the operator knew.
 func needsTheKinds(s *shared) {
 	gone := &noKinds{WithWatch: s.client}
 	p := &Program{Out: &strings.Builder{}, Clock: s.clock}

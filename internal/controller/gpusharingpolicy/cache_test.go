@@ -160,9 +160,9 @@ func TestSlimNodesTellTheMachineThatTheyBelongTo(t *testing.T) {
 	}
 }
 
-// TestSlimNodesTellSinceWhenSomebodyIsAtWork: of managed fields only those are kept that tell it, and only while somebody
-// says that he is.
-func TestSlimNodesTellSinceWhenSomebodyIsAtWork(t *testing.T) {
+// TestSlimNodesTellSinceWhenAnotherControllerWorks: of the managed fields only those are kept that tell it, and only while a label
+// reports that.
+func TestSlimNodesTellSinceWhenAnotherControllerWorks(t *testing.T) {
 	const label = "nvidia.com/gpu.deploy.dcgm"
 	at := metav1.Unix(1_800_000_000, 0)
 	for value, since := range map[string]time.Time{"paused-for-mig-change": at.Time, "true": {}, "": {}} {

@@ -202,7 +202,7 @@ func testTookPlace(s *scenario) {
 	anew.Name = "a100"
 	s.fail = func(write string) error {
 		_, paused := s.node("a100").Annotations[v1alpha1.AnnotationPaused]
-		if write == "patch Node a100" && paused { // NVIDIA's clients are resumed: no resource version is in the way
+		if write == "patch Node a100" && paused { // NVIDIA's clients are resumed: no resource version conflicts
 			s.Expect(s.client.Delete(s.ctx(), s.node("a100"))).To(Succeed())
 			s.Expect(s.client.Create(s.ctx(), anew)).To(Succeed())
 		}

@@ -43,7 +43,7 @@ func TestRollout(t *testing.T) {
 		"a taint comes after its toleration, is kept, and goes before it":        testPolicyTaints,
 		"a cluster without a device plugin is told apart from one that has none": testUnsupported,
 		"a GPUNode that went with its node is not created again":                 testGone,
-		"a pod that took another's place is neither nudged nor deleted":          testPodTookPlace,
+		"a pod that took another's place is neither synced nor deleted":          testPodTookPlace,
 		"a paused policy says what would be done, and nothing is":                testPaused,
 		"who changes the ClusterPolicy back is named, and not fought":            testOverridden,
 		"a pod under two budgets is named in an Event":                           testTwoBudgets,
@@ -63,7 +63,7 @@ func testTimeSlicing(s *scenario) {
 	s.Expect(without(without(written, "status"), "patch Pod")).To(Equal([]string{
 		"apply ConfigMap gpu-sharing-device-plugin", "patch ClusterPolicy cluster-policy", "apply GPUNode t4", "patch Node t4",
 	}), "what was reached is recorded in the status")
-	s.Expect(s.gpuNode("t4").Generation).To(Equal(int64(2)), "which is no new wish")
+	s.Expect(s.gpuNode("t4").Generation).To(Equal(int64(2)), "which is no new desired state")
 	s.Expect(s.gpuNode("t4").Status.Rollout.LastGood).NotTo(BeNil())
 	s.Expect(s.clusterSpec()).To(MatchYAML(`
 devicePlugin: {enabled: true, config: {name: gpu-sharing-device-plugin, default: ` + deviceplugin.Default("mixed").Key + `}}
@@ -177,7 +177,7 @@ func testTaintsOfOthers(s *scenario) {
 	s.machine("a100", sim.A100)
 	s.policy("research", migPolicy("WaitForIdle"))
 	theirs := `[{"key":"theirs","effect":"PreferNoSchedule"}]` // one that keeps none of NVIDIA's pods off
-	s.fail = func(write string) error {                        // somebody is faster than the first write to the node
+	s.fail = func(write string) error {                        // another controller is faster than the first write to the node
 		if strings.HasPrefix(write, "patch Node") && s.node("a100").Spec.Taints == nil {
 			s.merge(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a100"}}, `{"spec":{"taints":`+theirs+`}}`)
 		}
@@ -433,7 +433,7 @@ func testPolicyTaints(s *scenario) {
 	node.Spec.Taints = []corev1.Taint{{Key: "others", Effect: corev1.TaintEffectNoSchedule}}
 	s.Expect(s.client.Patch(s.ctx(), node, patch)).To(Succeed())
 	s.settle()
-	s.Expect(s.node("t4").Spec.Taints).To(ConsistOf(HaveField("Key", "others"), shared), "somebody took it off by hand")
+	s.Expect(s.node("t4").Spec.Taints).To(ConsistOf(HaveField("Key", "others"), shared), "a user took it off by hand")
 	node = s.node("t4")
 	patch = client.MergeFrom(node.DeepCopy())
 	node.Spec.Taints = node.Spec.Taints[1:]

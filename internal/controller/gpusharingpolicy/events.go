@@ -184,7 +184,7 @@ func eventOf(of action.Action) (e announcement, announced bool) {
 		return eventMPSDisabled, true
 	case action.AllowMPS:
 		return eventMPSEnabled, true
-	default: // keys and nudges change nothing that is visible
+	default: // configs and syncs change nothing that is visible
 		return announcement{}, false
 	}
 }
@@ -195,7 +195,7 @@ func (p *pass) announceRefusal(a action.Evict, message string) {
 	}
 }
 
-// announceWiring tells about the ClusterPolicy: that it was changed, or that somebody keeps changing it back.
+// announceWiring tells about the ClusterPolicy: that it was changed, or that another controller keeps changing it back.
 func (p *pass) announceWiring(ctx context.Context, changed bool, e announcement) {
 	if changed {
 		note := p.plugin.Describe()

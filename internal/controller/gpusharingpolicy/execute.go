@@ -196,7 +196,7 @@ func (p *pass) wire(ctx context.Context, d rollout.Decision) error {
 // wireMIG points NVIDIA's mig-manager at our ConfigMap, or back to where it was.
 func (p *pass) wireMIG(ctx context.Context, d rollout.Decision) error {
 	if !d.ConfigurePlugin {
-		return nil // everything was put back
+		return nil // everything was restored
 	}
 	change := p.Wiring.UnwireMIG
 	if d.ConfigureMIGManager {

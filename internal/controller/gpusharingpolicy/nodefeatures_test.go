@@ -25,7 +25,7 @@ func TestNodeFeatures(t *testing.T) {
 	for name, test := range map[string]func(*scenario){
 		"it comes before the agent is asked for MPS, and goes with the policy":                   testNodeFeature,
 		"where Node Feature Discovery ignores it, the policy names it and the node is as before": testNodeFeatureIgnored,
-		"it is written again where somebody deletes it":                                          testNodeFeatureDeleted,
+		"it is written again where a user deletes it":                                            testNodeFeatureDeleted,
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newScenario(t, cluster)

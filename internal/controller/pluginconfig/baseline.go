@@ -15,7 +15,7 @@ import (
 )
 
 // baseline is what a ClusterPolicy said before it was pointed at us. It lies as annotation gpusharing.io/baseline on our
-// ConfigMap, written before the ClusterPolicy is, and as a copy on the ClusterPolicy. What somebody changes afterwards to
+// ConfigMap, written before the ClusterPolicy is, and as a copy on the ClusterPolicy. What a user changes afterwards to
 // anything but our own values is recorded in turn: it is what they want once we are gone.
 type baseline struct {
 	ClusterPolicy string    `json:"clusterPolicy"`
@@ -142,7 +142,7 @@ func (b baseline) overrule(manager string) baseline {
 }
 
 // keys are the keys that nodes which no policy governs need, given the content of the ConfigMap that was there before,
-// and the one of them for nodes without a label, whose MIG strategy is given unless somebody has chosen that key. Those
+// and the one of them for nodes without a label, whose MIG strategy is given unless a user has chosen that key. Those
 // of both strategies are there at any time: while one takes the other's place, pods that were started with the first
 // look for it until NVIDIA's operator has replaced them.
 func (b baseline) keys(before map[string]string, unlabelled string) (keys map[string]string, defaultKey string) {

@@ -77,7 +77,7 @@ func outdated(policy *unstructured.Unstructured, keys map[string]string) bool {
 }
 
 // pointed is the ClusterPolicy as it has to be for that, with the baseline as an annotation: a second copy, should
-// somebody delete our ConfigMap.
+// a user delete our ConfigMap.
 func pointed(policy *unstructured.Unstructured, defaultKey, record string) (*unstructured.Unstructured, error) {
 	p := policy.DeepCopy()
 	unstructured.RemoveNestedField(p.Object, strategyPath()...)
@@ -88,7 +88,7 @@ func pointed(policy *unstructured.Unstructured, defaultKey, record string) (*uns
 	)
 }
 
-// restored is the ClusterPolicy as it was before us. Fields that somebody else changed since stay as they are.
+// restored is the ClusterPolicy as it was before us. Fields that another client changed since stay as they are.
 func restored(policy *unstructured.Unstructured, b baseline) (*unstructured.Unstructured, error) {
 	p := policy.DeepCopy()
 	unstructured.RemoveNestedField(p.Object, annotationPath()...)
@@ -125,7 +125,7 @@ type Overridden struct {
 	Message string
 }
 
-// patience is how long somebody is left alone who sets the ClusterPolicy back a second time. Each round restarts
+// patience is how long another controller is left alone that reverts the ClusterPolicy a second time. Each round restarts
 // NVIDIA's programs on every node.
 const patience = time.Hour
 

@@ -125,7 +125,7 @@ func (o *Observed) tolerate(policy *unstructured.Unstructured, ours []corev1.Tol
 }
 
 // Unwire puts the ClusterPolicy back as it was, but for these tolerations, and then, once no pod mounts it any more,
-// removes our ConfigMap. From a ConfigMap of somebody else's it removes our keys. It says whether it changed the
+// removes our ConfigMap. From a ConfigMap of another owner it removes our keys. It says whether it changed the
 // ClusterPolicy.
 func (w *Wiring) Unwire(ctx context.Context, o *Observed, mounted bool, tolerations []corev1.Toleration) (bool, error) {
 	if o.Reason == v1alpha1.ReasonDRAStackActive {
@@ -200,7 +200,7 @@ func (w *Wiring) restore(ctx context.Context, o *Observed, tolerations []corev1.
 	return w.patch(ctx, o.clusterPolicy, want)
 }
 
-// patch changes an object from have to want by one merge patch, unless they are the same. It fails if somebody else
+// patch changes an object from have to want by one merge patch, unless they are the same. It fails if another client
 // changed the object meanwhile, for what they changed may be what is to be recorded.
 func (w *Wiring) patch(ctx context.Context, have, want *unstructured.Unstructured) (bool, error) {
 	diff, err := client.MergeFrom(have).Data(want)

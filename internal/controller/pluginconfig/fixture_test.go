@@ -35,7 +35,7 @@ type fixture struct {
 	client     client.WithWatch
 	clock      *clocktesting.FakePassiveClock
 	standAlone pluginconfig.StandAlone
-	// tolerations are those that shall be ours.
+	// tolerations are those that the operator must have.
 	tolerations []corev1.Toleration
 	// own is the namespace of the operator, held and keepStrategy are what a decision says.
 	own, held    string

@@ -81,7 +81,7 @@ func (w *Wiring) UnwireMIG(ctx context.Context, o *Observed) (bool, error) {
 	return w.patch(ctx, o.clusterPolicy, want)
 }
 
-// restoreManager puts spec.migManager.config back, unless somebody else has changed it since.
+// restoreManager restores spec.migManager.config, unless another client has changed it since.
 func restoreManager(policy *unstructured.Unstructured, b baseline) error {
 	if !readsOurs(policy) {
 		return nil

@@ -62,7 +62,7 @@ func testManager(top *fixture) {
 		f.Expect(f.observe().MIGReady).To(BeFalse())
 		f.wireMIG()
 		f.unwire(false)
-		f.Expect(f.spec(policy)).To(MatchYAML(before), "with the device plugin's it is put back too")
+		f.Expect(f.spec(policy)).To(MatchYAML(before), "with the device plugin's it is restored too")
 		f.Expect(f.client.Delete(f.ctx(), policy)).To(Succeed())
 	}
 }

@@ -1,7 +1,7 @@
 // Copyright The GPU Sharing Operator Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package pluginconfig finds NVIDIA's device plugin and points it at our ConfigMap, once per installation, and puts back what
+// Package pluginconfig finds NVIDIA's device plugin and points it at our ConfigMap, once per installation, and restores what
 // it changed when no policy needs it any more. It decides nothing about nodes.
 //
 //	found                          our ConfigMap                                       what is changed
@@ -35,7 +35,7 @@ import (
 )
 
 // ConfigMapName is the name of our ConfigMap. The GPU Operator makes it the name of a volume, so it has to be a DNS label
-// and differ from the volumes of NVIDIA's daemon sets (contract §2.2).
+// and differ from the volumes of NVIDIA's DaemonSets.
 const ConfigMapName = "gpu-sharing-device-plugin"
 
 // fieldManager owns our keys of the ConfigMap and our fields of the ClusterPolicy.
@@ -82,7 +82,7 @@ type Observed struct {
 	// KeepStrategy says that the default config must have the MIG strategy that the ClusterPolicy had. The caller sets it before
 	// Wire.
 	KeepStrategy bool
-	// Overridden is set while somebody else keeps changing back what we set in the ClusterPolicy.
+	// Overridden is set while another controller keeps reverting what we set in the ClusterPolicy.
 	Overridden *Overridden
 
 	clusterPolicy *unstructured.Unstructured // nil: stand-alone

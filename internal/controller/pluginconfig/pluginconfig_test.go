@@ -59,7 +59,7 @@ func TestWiring(t *testing.T) {
 		"waits for clients of NVIDIA's MPS daemons":                           testHeld,
 		"keeps the keys of the ConfigMap that was there":                      testAdopts,
 		"gives NVIDIA's programs tolerations and takes them back":             testTolerations,
-		"leaves tolerations alone that somebody has written since":            testTolerationsTaken,
+		"leaves tolerations alone that a user has written since":              testTolerationsTaken,
 		"puts the ClusterPolicy back, then removes the ConfigMap":             testUnwire,
 		"finds the record on the ClusterPolicy if the ConfigMap is deleted":   testRecord,
 		"overrules a field manager once and then leaves it alone for an hour": testFight,
@@ -179,7 +179,7 @@ func testUngoverned(f *fixture) {
 	unlabelled := func() string {
 		f.wire(research)
 		observed := f.observe()
-		f.Expect(observed.Overridden).To(BeNil(), "we do not take ourselves for somebody else")
+		f.Expect(observed.Overridden).To(BeNil(), "the operator does not take itself for another controller")
 		f.Expect(observed.Ready).To(BeTrue())
 		return f.spec(policy)
 	}
