@@ -22,15 +22,15 @@ const (
 	maxRounds = 4
 )
 
-// outcome is what became of a wish.
+// outcome is what became of a desired state.
 type outcome struct {
-	problem  *plan.Problem // the wish cannot be met
-	unknown  []string      // UUIDs in the wish that the node does not have
+	problem  *plan.Problem // the desired state cannot be reached
+	unknown  []string      // UUIDs in the spec that the node does not have
 	waits    []string      // what is waited for, in words
 	failures []failure
 	pending  []string // GPUs whose MIG mode waits for a reboot, in words
 	reboot   reboot   // what becomes of those
-	unmet    []string // GPUs that are not as wished though nothing is left to do, in words
+	unmet    []string // GPUs that do not match the desired state though nothing is left to do, in words
 	restored []string // what became of GPUs on which a step failed, in words
 	nodes    error    // why device nodes of MIG instances are missing
 }
@@ -56,19 +56,19 @@ func (o outcome) waiting() bool {
 	return len(o.waits)+len(o.reboot.waits) > 0 || len(o.unmet) > len(o.pending)
 }
 
-// converge carries out plan after plan until nothing is left to do or something is in the way, and returns the last
-// observation. What fails is put back. An error means that there is none.
+// converge carries out plan after plan until nothing is left to do or something blocks it, and returns the last
+// observation. What fails is rolled back. An error means that there is none.
 func (c *Controller) converge(
 	ctx context.Context, spec v1alpha1.GPUNodeSpec, before observation,
 ) (observation, outcome, error) {
-	wish, unknown := split(spec.Devices, before.devices)
-	if err := c.mps.Prune(ctx, kept(wish)); err != nil {
-		return before, outcome{}, notObserved(v1alpha1.ReasonMPSDaemonFailed, "taking back wishes for MPS control daemons", err)
+	desired, unknown := split(spec.Devices, before.devices)
+	if err := c.mps.Prune(ctx, kept(desired)); err != nil {
+		return before, outcome{}, notObserved(v1alpha1.ReasonMPSDaemonFailed, "withdrawing what MPS control daemons were asked for", err)
 	}
 	now := before
 	for round := 1; ; round++ {
 		o := outcome{unknown: unknown}
-		steps, err := plan.Node(wish, now.devices)
+		steps, err := plan.Node(desired, now.devices)
 		if err != nil && !errors.As(err, &o.problem) {
 			return now, o, fmt.Errorf("planning: %w", err)
 		}
@@ -83,29 +83,29 @@ func (c *Controller) converge(
 			return observation{}, o, err
 		}
 		if !acted || len(o.failures)+len(o.waits) > 0 || round == maxRounds {
-			return c.conclude(ctx, wish, before, now, o)
+			return c.conclude(ctx, desired, before, now, o)
 		}
 	}
 }
 
-// conclude puts back what failed and sums up.
+// conclude rolls back what failed and sums up.
 func (c *Controller) conclude(
-	ctx context.Context, wish []v1alpha1.DeviceSpec, before, now observation, o outcome,
+	ctx context.Context, desired []v1alpha1.DeviceSpec, before, now observation, o outcome,
 ) (observation, outcome, error) {
 	o.failures, o.pending = needReboot(o.failures, now.devices)
 	now, err := c.putBack(ctx, before, now, &o)
 	if err != nil {
 		return observation{}, o, err
 	}
-	if o.problem == nil { // which says already what is not as wished
-		o.unmet = unmet(wish, now.devices)
+	if o.problem == nil { // which says already what does not match
+		o.unmet = unmet(desired, now.devices)
 	}
 	return now, o, nil
 }
 
-// split takes out of a wish the GPUs that the node does not have.
-func split(wish []v1alpha1.DeviceSpec, devices []gpu.Device) (known []v1alpha1.DeviceSpec, unknown []string) {
-	for _, spec := range wish {
+// split takes out of a spec the GPUs that the node does not have.
+func split(desired []v1alpha1.DeviceSpec, devices []gpu.Device) (known []v1alpha1.DeviceSpec, unknown []string) {
+	for _, spec := range desired {
 		if _, found := find(devices, spec.UUID); found {
 			known = append(known, spec)
 		} else {
@@ -124,12 +124,12 @@ func find(devices []gpu.Device, uuid string) (gpu.Device, bool) {
 	return gpu.Device{}, false
 }
 
-// kept says of an MPS daemon whether the wish asks for it, or leaves one of its GPUs as it is.
-func kept(wish []v1alpha1.DeviceSpec) func(plan.Daemon) bool {
+// kept reports of an MPS daemon whether the spec asks for it, or leaves one of its GPUs as it is.
+func kept(desired []v1alpha1.DeviceSpec) func(plan.Daemon) bool {
 	return func(d plan.Daemon) bool {
 		return slices.ContainsFunc(d.Devices, func(served plan.DaemonDevice) bool {
-			i := slices.IndexFunc(wish, func(spec v1alpha1.DeviceSpec) bool { return spec.UUID == served.UUID })
-			return i < 0 || wish[i].Sharing.MPS != nil && wish[i].Sharing.MPS.ResourceName == d.Resource
+			i := slices.IndexFunc(desired, func(spec v1alpha1.DeviceSpec) bool { return spec.UUID == served.UUID })
+			return i < 0 || desired[i].Sharing.MPS != nil && desired[i].Sharing.MPS.ResourceName == d.Resource
 		})
 	}
 }
@@ -156,10 +156,10 @@ func remedy(err error) string {
 	return ""
 }
 
-// unmet lists the GPUs that are not as wished.
-func unmet(wish []v1alpha1.DeviceSpec, devices []gpu.Device) []string {
+// unmet lists the GPUs that do not match the desired state.
+func unmet(desired []v1alpha1.DeviceSpec, devices []gpu.Device) []string {
 	var unmet []string
-	for _, spec := range wish {
+	for _, spec := range desired {
 		if d, found := find(devices, spec.UUID); found && !met(spec.Sharing, plan.Observed(d)) {
 			unmet = append(unmet, d.String())
 		}
@@ -167,11 +167,11 @@ func unmet(wish []v1alpha1.DeviceSpec, devices []gpu.Device) []string {
 	return unmet
 }
 
-// met says whether a GPU is as wished. NVIDIA's own MPS daemon comes only when the node's device plugin is configured
+// met reports whether a GPU matches the desired state. NVIDIA's own MPS daemon comes only when the node's device plugin is configured
 // for it, which waits for us: its absence is no difference.
-func met(wish, observed v1alpha1.DeviceSharing) bool {
-	if wish.MPS != nil && wish.MPS.Owner == v1alpha1.MPSDaemonOwnerNVIDIA && observed.MPS == nil {
-		wish.MPS = nil
+func met(desired, observed v1alpha1.DeviceSharing) bool {
+	if desired.MPS != nil && desired.MPS.Owner == v1alpha1.MPSDaemonOwnerNVIDIA && observed.MPS == nil {
+		desired.MPS = nil
 	}
-	return plan.Same(wish, observed)
+	return plan.Same(desired, observed)
 }

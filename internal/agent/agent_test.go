@@ -74,7 +74,7 @@ type scenario struct {
 	name    string // of the node
 }
 
-// node makes a node whose GPUNode has no wish yet.
+// node makes a node whose GPUNode has an empty spec as yet.
 func (s scenario) node(suffix string, models ...sim.Model) *node {
 	s.Helper()
 	n := &node{
@@ -99,7 +99,7 @@ func (s scenario) node(suffix string, models ...sim.Model) *node {
 	}), mps.NewView(control)
 	n.clock.Meanwhile = func() { _ = n.mpsHost.Converge(s.Context(), true) }
 	n.restartAgent()
-	n.wish()
+	n.specify()
 	return n
 }
 
@@ -131,8 +131,8 @@ func (n *node) client() client.Client {
 	})
 }
 
-// wish writes the spec as the controller does.
-func (n *node) wish(devices ...v1alpha1.DeviceSpec) {
+// specify writes the spec as the controller does.
+func (n *node) specify(devices ...v1alpha1.DeviceSpec) {
 	n.Helper()
 	n.ask(v1alpha1.GPUNodeSpec{PolicyName: "research", Devices: devices})
 }
@@ -324,7 +324,7 @@ func (a *allocations) claim(pod string) {
 	a.list = append(a.list, agent.Allocation{Namespace: "ml", Pod: pod, Container: "main", Claimed: true})
 }
 
-// startNVIDIAs starts a daemon as NVIDIA's MPS daemon set does.
+// startNVIDIAs starts a daemon as NVIDIA's MPS DaemonSet does.
 func (n *node) startNVIDIAs() {
 	n.Helper()
 	dir := filepath.Dir(n.pipe("nvidia.com/gpu"))

@@ -50,7 +50,7 @@ const (
 	maxConfigPods = 16
 )
 
-// ConfigReporter reports which of NVIDIA's programs on the node have the wished configuration before them. A node's label
+// ConfigReporter reports which of NVIDIA's programs on the node have the desired configuration before them. A node's label
 // that names a configuration before that makes NVIDIA's config-manager exit.
 type ConfigReporter struct {
 	node      string
@@ -122,7 +122,7 @@ func (r *ConfigReporter) firstSeen(node *v1alpha1.GPUNode) time.Time {
 	return r.first.at
 }
 
-// nextLook is when to look again, by the age of the wish; 0: no need.
+// nextLook is when to look again, by the age of the spec; 0: no need.
 func nextLook(hidden bool, age time.Duration) time.Duration {
 	switch {
 	case hidden && age < lateAfter:

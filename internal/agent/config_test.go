@@ -72,7 +72,7 @@ func TestConfigReporter(t *testing.T) {
 	clock := testclock.NewFakePassiveClock(since.Time)
 	reporter := agent.NewConfigReporter("node-config", cluster.Client, host.NewProc(root), host.NewProc(root), clock)
 
-	wish := func(key string) {
+	desired := func(key string) {
 		want := ac.GPUNode("node-config").WithSpec(ac.GPUNodeSpec().WithConfigName(key).WithChangeTime(since))
 		g.Expect(cluster.Client.Apply(t.Context(), want, client.FieldOwner("gpusharing-controller"), client.ForceOwnership)).To(gomega.Succeed())
 	}
@@ -96,10 +96,10 @@ func TestConfigReporter(t *testing.T) {
 	proc.start(13, "2a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9", "python3", environ)
 	proc.start(14, "2a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9", "config-manager", "PATH=/bin\x00")
 
-	wish("")
-	g.Expect(again()).To(gomega.BeZero(), "nothing is looked for where nothing is wished")
+	desired("")
+	g.Expect(again()).To(gomega.BeZero(), "nothing is looked for where nothing is desired")
 
-	wish("first")
+	desired("first")
 	g.Expect(again()).To(gomega.Equal(50*time.Millisecond), "GPU Feature Discovery does not see it yet")
 	g.Expect(get().Status.Config).To(gomega.BeZero())
 	clock.SetTime(since.Add(time.Second - 1))
@@ -118,10 +118,10 @@ func TestConfigReporter(t *testing.T) {
 
 	g.Expect(os.RemoveAll(filepath.Join(proc.dir, "11"))).To(gomega.Succeed())
 	clock.SetTime(since.Add(time.Hour))
-	g.Expect(again()).To(gomega.BeZero(), "long after a wish nothing is looked for")
+	g.Expect(again()).To(gomega.BeZero(), "long after a change of the spec nothing is looked for")
 	g.Expect(get().Status.Config).To(gomega.Equal(report("first", pluginPod)), "a pod that is gone sees nothing")
 
-	wish("second")
+	desired("second")
 	version := get().ResourceVersion
 	g.Expect(again()).To(gomega.Equal(30 * time.Second))
 	g.Expect(get().Status.Config).To(gomega.Equal(report("first", pluginPod)), "what was reported stays until one sees the other")

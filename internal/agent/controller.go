@@ -5,9 +5,9 @@
 // observed.
 //
 // It keeps nothing between two passes: each one observes, plans, carries out the steps, observes again and reports. So a
-// crash, a reboot that lost the MIG geometry and a change by somebody else are all the same case. It asks nobody for
+// crash, a reboot that lost the MIG geometry and a change by another program are all the same case. It asks nobody for
 // permission, since the controller changes the spec only when that is safe; all the same it looks before each step
-// whether somebody uses what the step needs idle. GPUs are changed side by side; one on which a step fails is put back to
+// whether anything uses what the step needs idle. GPUs are changed side by side; one on which a step fails is rolled back to
 // what it was before the pass and tried again later, and keeps no other from its steps. It writes nothing but the status, at most once in a pass and only if
 // it changed, and holds no NVML handle between passes.
 package agent

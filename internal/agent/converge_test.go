@@ -44,29 +44,29 @@ func on(t *testing.T, h gpu.Hardware) *Controller {
 	})
 }
 
-// pass is what a reconcile does between reading the wish and reporting.
-func pass(t *testing.T, c *Controller, wish []v1alpha1.DeviceSpec) (after observation, o outcome) {
+// pass is what a reconcile does between reading the spec and reporting.
+func pass(t *testing.T, c *Controller, desired []v1alpha1.DeviceSpec) (after observation, o outcome) {
 	t.Helper()
 	before, err := c.observe(t.Context())
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
-	after, o, err = c.converge(t.Context(), v1alpha1.GPUNodeSpec{Devices: wish}, before)
+	after, o, err = c.converge(t.Context(), v1alpha1.GPUNodeSpec{Devices: desired}, before)
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
 	return after, o
 }
 
-// layout is a wish for a GPU; nil is MIG off.
+// layout is a desired state of a GPU; nil is MIG off.
 type layout []v1alpha1.InstanceCount
 
-func (l layout) wish(devices []gpu.Device) []v1alpha1.DeviceSpec {
-	var wish []v1alpha1.DeviceSpec
+func (l layout) desired(devices []gpu.Device) []v1alpha1.DeviceSpec {
+	var desired []v1alpha1.DeviceSpec
 	for _, d := range devices {
 		sharing := v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeDisabled}
 		if l != nil {
 			sharing = v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeEnabled, Instances: l}
 		}
-		wish = append(wish, v1alpha1.DeviceSpec{UUID: d.UUID, Sharing: sharing})
+		desired = append(desired, v1alpha1.DeviceSpec{UUID: d.UUID, Sharing: sharing})
 	}
-	return wish
+	return desired
 }
 
 func layouts(one, two, three, seven string) map[string]layout {
@@ -86,8 +86,8 @@ func layouts(one, two, three, seven string) map[string]layout {
 }
 
 // TestEveryChangeSurvivesEachCallFailing takes two GPUs from every layout to every other one, with each call failing once.
-// Each GPU is then as wished or as before, to the placement, without orphans; the pass says what failed; and the next pass
-// reaches the wish.
+// Each GPU is then as desired or as before, to the placement, without orphans; the pass says what failed; and the next pass
+// reaches the desired state.
 func TestEveryChangeSurvivesEachCallFailing(t *testing.T) {
 	for model, all := range map[sim.Model]map[string]layout{
 		sim.A100: layouts("1g.5gb", "2g.10gb", "3g.20gb", "7g.40gb"),
@@ -96,12 +96,12 @@ func TestEveryChangeSurvivesEachCallFailing(t *testing.T) {
 		for from, start := range all {
 			h := sim.New(model, model)
 			c := on(t, h)
-			wish := start.wish(observed(t, h))
-			_, o := pass(t, c, wish)
+			desired := start.desired(observed(t, h))
+			_, o := pass(t, c, desired)
 			NewWithT(t).Expect(o.retry()).NotTo(HaveOccurred())
 			for to, end := range all {
 				t.Run(fmt.Sprintf("%s from %s to %s", model, from, to), func(t *testing.T) {
-					survivesEachFailure(t, h, end.wish(observed(t, h)))
+					survivesEachFailure(t, h, end.desired(observed(t, h)))
 				})
 			}
 		}
@@ -115,7 +115,7 @@ func observed(t *testing.T, h gpu.Hardware) []gpu.Device {
 	return inv.Devices
 }
 
-func survivesEachFailure(t *testing.T, start *sim.Hardware, wish []v1alpha1.DeviceSpec) {
+func survivesEachFailure(t *testing.T, start *sim.Hardware, desired []v1alpha1.DeviceSpec) {
 	t.Helper()
 	before := observed(t, start)
 	for k := 1; ; k++ {
@@ -131,26 +131,26 @@ func survivesEachFailure(t *testing.T, start *sim.Hardware, wish []v1alpha1.Devi
 			return nil
 		}
 		c := on(t, h)
-		after, o := pass(t, c, wish)
+		after, o := pass(t, c, desired)
 		if calls < k {
-			expectWished(t, wish, after.devices)
+			expectWished(t, desired, after.devices)
 			return
 		}
-		expectPutBack(t, wish, before, after.devices, o, k)
-		after, o = pass(t, c, wish)
+		expectPutBack(t, desired, before, after.devices, o, k)
+		after, o = pass(t, c, desired)
 		NewWithT(t).Expect(o.retry()).NotTo(HaveOccurred())
-		expectWished(t, wish, after.devices)
+		expectWished(t, desired, after.devices)
 	}
 }
 
-func expectWished(t *testing.T, wish []v1alpha1.DeviceSpec, devices []gpu.Device) {
+func expectWished(t *testing.T, desired []v1alpha1.DeviceSpec, devices []gpu.Device) {
 	t.Helper()
 	for i, d := range devices {
-		NewWithT(t).Expect(plan.Same(wish[i].Sharing, plan.Observed(d))).To(BeTrue(), "%+v", d.State)
+		NewWithT(t).Expect(plan.Same(desired[i].Sharing, plan.Observed(d))).To(BeTrue(), "%+v", d.State)
 	}
 }
 
-func expectPutBack(t *testing.T, wish []v1alpha1.DeviceSpec, before, after []gpu.Device, o outcome, k int) {
+func expectPutBack(t *testing.T, desired []v1alpha1.DeviceSpec, before, after []gpu.Device, o outcome, k int) {
 	t.Helper()
 	g := NewWithT(t)
 	g.Expect(o.retry()).To(MatchError(errInjected), "call %d", k)
@@ -159,7 +159,7 @@ func expectPutBack(t *testing.T, wish []v1alpha1.DeviceSpec, before, after []gpu
 		g.Expect(d.PendingMIG).To(Equal(d.State.MIG))
 		g.Expect(slices.ContainsFunc(d.State.Instances, func(i gpu.Instance) bool { return i.Partial })).To(BeFalse())
 		if d.UUID != o.failures[0].step.Device() {
-			g.Expect(plan.Same(wish[i].Sharing, plan.Observed(d))).To(BeTrue(), "the other GPU is as wished after call %d", k)
+			g.Expect(plan.Same(desired[i].Sharing, plan.Observed(d))).To(BeTrue(), "the other GPU matches the desired state after call %d", k)
 			continue
 		}
 		g.Expect(d.State.MIG).To(Equal(before[i].State.MIG), "call %d", k)

@@ -36,7 +36,7 @@ func nameOf(b plan.Blocker) string {
 	case b.Process != nil:
 		return fmt.Sprintf("process %d (%s)", b.Process.PID, b.Process.Name)
 	}
-	return "somebody"
+	return "a program"
 }
 
 func gpus(n int) string {

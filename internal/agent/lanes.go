@@ -14,7 +14,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
 )
 
-// run carries out steps, those of different GPUs side by side. A step that somebody's use blocks, or that fails, ends the
+// run carries out steps, those of different GPUs side by side. A step that a pod or process blocks, or that fails, ends the
 // steps of its GPUs; the others go on. An error means that the node could not be observed.
 func (c *Controller) run(ctx context.Context, steps []plan.Step, now observation, o *outcome) (acted bool, err error) {
 	var ended ended
@@ -109,7 +109,7 @@ func (l lane) do(ctx context.Context, s plan.Step) error {
 	return err
 }
 
-// blockers are who is in the way of a step now.
+// blockers are what blocks a step now.
 func (l lane) blockers(ctx context.Context, s plan.Step) ([]plan.Blocker, error) {
 	if s.Needs() == plan.NeedsNothing {
 		return nil, nil

@@ -20,7 +20,7 @@ import (
 type reboot struct {
 	now    bool     // the node is to be rebooted once that was reported
 	waits  []string // who has to leave a GPU before, in words
-	inVain bool     // the node was rebooted for this wish, and the mode waits all the same
+	inVain bool     // the node was rebooted for this desired state, and the mode waits all the same
 	failed error    // why the node could not be asked to reboot; it is asked again
 }
 
@@ -62,7 +62,7 @@ func usersOf(devices []gpu.Device) []string {
 }
 
 // consider fills in what follows from the permission. Before it says yes it asks the API server, past the cache, whether
-// the wish is still the one that this pass has worked on.
+// the desired state is still the one that this pass has worked on.
 func (c *Controller) consider(ctx context.Context, node *v1alpha1.GPUNode, r *report) error {
 	o := &r.outcome
 	read := r.failed == nil
@@ -89,15 +89,15 @@ func (c *Controller) consider(ctx context.Context, node *v1alpha1.GPUNode, r *re
 }
 
 // knowsOfReboot says whether an earlier pass in this boot has found that only a reboot helps. That does not change because
-// somebody uses the GPU meanwhile, so that it cannot be tried again.
+// a program uses the GPU meanwhile, so that it cannot be tried again.
 func (c *Controller) knowsOfReboot(node *v1alpha1.GPUNode) bool {
 	return node.Status.BootID == c.bootID && condition.IsTrue(node.Status.Conditions, v1alpha1.ConditionRebootRequired)
 }
 
-// stillPending are the GPUs, in words, whose wished MIG mode is pending.
-func stillPending(wish []v1alpha1.DeviceSpec, devices []gpu.Device) []string {
+// stillPending are the GPUs, in words, whose desired MIG mode is pending.
+func stillPending(desired []v1alpha1.DeviceSpec, devices []gpu.Device) []string {
 	var pending []string
-	for _, spec := range wish {
+	for _, spec := range desired {
 		d, found := find(devices, spec.UUID)
 		if found && d.PendingMIG != d.State.MIG && d.PendingMIG == (spec.Sharing.MIGMode == v1alpha1.MIGModeEnabled) {
 			pending = append(pending, d.String())

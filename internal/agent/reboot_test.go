@@ -20,7 +20,7 @@ func inVM(s scenario) *node {
 	s.Helper()
 	n := s.node("", sim.A100, sim.A100)
 	n.hardware.Update(func(h *sim.Node) { h.GPUs[0].NoReset, h.GPUs[1].NoReset = true, true })
-	n.wish(mig(n.uuid(0), instances("1g.5gb", 7)))
+	n.specify(mig(n.uuid(0), instances("1g.5gb", 7)))
 	_, err := n.reconcile()
 	n.Expect(err).NotTo(gomega.HaveOccurred())
 	n.expectCondition(v1alpha1.ConditionRebootRequired, metav1.ConditionTrue, v1alpha1.ReasonRebootRequired)
@@ -39,7 +39,7 @@ func (n *node) again() {
 	n.Expect(n.writes - writes).To(gomega.BeZero())
 }
 
-// permit lets the agent end a boot, for the same wish.
+// permit lets the agent end a boot, for the same desired state.
 func (n *node) permit(bootID string) {
 	n.Helper()
 	n.ask(v1alpha1.GPUNodeSpec{
@@ -159,7 +159,7 @@ func rebootStale(s scenario) {
 	n := inVM(s)
 	n.permit("boot-1")
 	permitted := n.get()
-	n.wish(whole(n.uuid(0)))
+	n.specify(whole(n.uuid(0)))
 	_, err := n.controller.Reconcile(n.Context(), permitted)
 	n.Expect(err).NotTo(gomega.HaveOccurred())
 	n.Expect(n.rebooter.Asked()).To(gomega.BeZero(), "the cache was late")

@@ -17,14 +17,14 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
 )
 
-// How often within what time MIG instances are made again that somebody else changes.
+// How often within what time MIG instances are made again that another program changes.
 const (
 	maxRebuilds   = 3
 	rebuildWindow = time.Hour
 )
 
-// rebuild decides what to do about MIG instances that were as wished and are not any more though neither the wish nor the
-// boot has changed: somebody else changed them. They are made again a few times, and then left. It returns when they were
+// rebuild decides what to do about MIG instances that matched the desired state and do not any more though neither the spec nor the
+// boot has changed: another program changed them. They are made again a few times, and then left. It returns when they were
 // made again within the last hour, this time with it.
 func rebuild(node *v1alpha1.GPUNode, bootID string, devices []gpu.Device, now time.Time) (at []metav1.Time, leave *plan.Problem) {
 	for _, t := range node.Status.RebuildTimes {
@@ -42,13 +42,13 @@ func rebuild(node *v1alpha1.GPUNode, bootID string, devices []gpu.Device, now ti
 	until := at[len(at)-maxRebuilds].Add(rebuildWindow)
 	return at, &plan.Problem{
 		Reason: v1alpha1.ReasonChangedByOthers,
-		Message: fmt.Sprintf("somebody else keeps changing MIG on %s; the agent made it as wished %d times within an hour and leaves it "+
+		Message: fmt.Sprintf("another program keeps changing MIG on %s; the agent restored it %d times within an hour and leaves it "+
 			"until %s UTC; find who does it: nvidia-smi mig by hand, NVIDIA's mig-manager, a MIG service of the host, another operator",
 			strings.Join(changed, "; "), len(at), until.UTC().Format("15:04:05")),
 	}
 }
 
-// wasDone says whether the last pass found the GPUs as this spec wishes, in this boot, or left them to somebody else.
+// wasDone says whether the last pass found the GPUs as this spec asks, in this boot, or left them to another program.
 func wasDone(node *v1alpha1.GPUNode, bootID string) bool {
 	applied, found := condition.Find(node.Status.Conditions, v1alpha1.ConditionApplied)
 	if !found || applied.ObservedGeneration != node.Generation || node.Status.BootID != bootID {
@@ -57,10 +57,10 @@ func wasDone(node *v1alpha1.GPUNode, bootID string) bool {
 	return applied.Status == metav1.ConditionTrue || applied.Reason == v1alpha1.ReasonChangedByOthers
 }
 
-// changedMIG names the GPUs whose MIG mode or instances are not as wished, with what is there.
-func changedMIG(wish []v1alpha1.DeviceSpec, devices []gpu.Device) []string {
+// changedMIG names the GPUs whose MIG mode or instances do not match the desired state, with what is there.
+func changedMIG(desired []v1alpha1.DeviceSpec, devices []gpu.Device) []string {
 	var changed []string
-	for _, spec := range wish {
+	for _, spec := range desired {
 		d, found := find(devices, spec.UUID)
 		if !found {
 			continue

@@ -38,10 +38,10 @@ func TestReconcile(t *testing.T) {
 		"a pod that has a GPU by a ResourceClaim keeps all instances":        waitsForClaim,
 		"converges after a crash behind any step":                            convergesAfterCrash,
 		"rebuilds what a reboot lost":                                        rebuildsAfterReboot,
-		"leaves instances that somebody else keeps changing":                 leavesToOthers,
+		"leaves instances that another program keeps changing":               leavesToOthers,
 		"finishes a GPU instance that a crash left without compute instance": finishesPartial,
-		"puts back a GPU on which a step failed":                             putsBack,
-		"changes the other GPUs beside one for which the wish does not fit":  unfitBeside,
+		"rolls back a GPU on which a step failed":                            putsBack,
+		"changes the other GPUs beside one for which the spec does not fit":  unfitBeside,
 		"says which step failed, retries, and clears the reason":             stepFails,
 		"keeps the devices when NVML fails":                                  keepsDevices,
 		"waits for a driver that is not there, and says why":                 waitsForDriver,
@@ -54,15 +54,15 @@ func TestReconcile(t *testing.T) {
 		"leaves MIG to NVIDIA's mig-manager and the driver closed meanwhile": leavesToManager,
 		"reboots a node of which it may, once that is written":               rebootsOnce,
 		"asks again for a reboot that was not carried out":                   rebootFails,
-		"does not reboot a node twice for one wish":                          rebootInVain,
+		"does not reboot a node twice for one spec":                          rebootInVain,
 		"reboots no node of which a GPU is in use":                           rebootWaits,
 		"says how to allow it to reboot":                                     rebootNotAllowed,
-		"does not reboot for a wish of yesterday":                            rebootStale,
+		"does not reboot for a spec of yesterday":                            rebootStale,
 		"goes on beside a GPU that the node does not have":                   unknownDevice,
 		"shows processes with their pods, and holders":                       showsUsers,
 		"starts MPS, and puts the compute mode back when it goes":            mpsComesAndGoes,
 		"says why MPS does not start":                                        mpsFails,
-		"forgets the wish for a daemon that died before it was stopped":      mpsForgotten,
+		"forgets the request for a daemon that died before it was stopped":   mpsForgotten,
 		"leaves NVIDIA's own MPS daemon alone":                               mpsExternal,
 		"takes MIG to MPS and back":                                          strategiesChange,
 		"is not ready while it cannot report":                                cannotReport,
@@ -103,10 +103,10 @@ func reportsWithoutWish(s scenario) {
 
 func partitionsIdle(s scenario) {
 	n := s.node("", sim.A100)
-	n.wish(mig(n.uuid(0), instances("3g.20gb", 1), instances("1g.5gb", 2)))
+	n.specify(mig(n.uuid(0), instances("3g.20gb", 1), instances("1g.5gb", 2)))
 	n.settle()
 	n.expectReady()
-	n.Expect(n.expectCondition(v1alpha1.ConditionApplied, metav1.ConditionTrue, v1alpha1.ReasonApplied)).To(gomega.Equal("1 GPU shared as wished"))
+	n.Expect(n.expectCondition(v1alpha1.ConditionApplied, metav1.ConditionTrue, v1alpha1.ReasonApplied)).To(gomega.Equal("1 GPU in the desired state"))
 	n.Expect(n.profiles(0)).To(gomega.ConsistOf("3g.20gb", "1g.5gb", "1g.5gb"))
 	d := n.get().Status.Devices[0]
 	n.Expect(d.Sharing.Instances).To(gomega.ConsistOf(instances("3g.20gb", 1), instances("1g.5gb", 2)))
@@ -119,7 +119,7 @@ func partitionsIdle(s scenario) {
 func (s scenario) partitioned(layout ...v1alpha1.InstanceCount) *node {
 	s.Helper()
 	n := s.node("", sim.A100)
-	n.wish(mig(n.uuid(0), layout...))
+	n.specify(mig(n.uuid(0), layout...))
 	n.settle()
 	return n
 }
@@ -130,7 +130,7 @@ func namesWhoUses(s scenario) {
 	n.processes.Set(4242, host.Process{Name: "python3", PodUID: "0a1b-pod"})
 	n.Expect(n.hardware.AddProcess(n.uuid(0), gpu.Process{PID: 4242, Instance: used.ID})).To(gomega.Succeed())
 
-	n.wish(mig(n.uuid(0), instances("7g.40gb", 1)))
+	n.specify(mig(n.uuid(0), instances("7g.40gb", 1)))
 	result, err := n.reconcile()
 	n.Expect(err).NotTo(gomega.HaveOccurred(), "waiting is not an error")
 	n.Expect(result.RequeueAfter).To(gomega.Equal(5*time.Second), "no event tells that a process has ended")
@@ -149,7 +149,7 @@ func namesWhoUses(s scenario) {
 func othersGoOn(s scenario) {
 	n := s.node("", sim.A100, sim.A100)
 	n.Expect(n.hardware.AddProcess(n.uuid(0), gpu.Process{PID: 7, Name: "train", Instance: gpu.WholeGPU})).To(gomega.Succeed())
-	n.wish(mig(n.uuid(0), instances("1g.5gb", 7)), mig(n.uuid(1), instances("1g.5gb", 7)))
+	n.specify(mig(n.uuid(0), instances("1g.5gb", 7)), mig(n.uuid(1), instances("1g.5gb", 7)))
 	n.settle()
 	message := n.expectCondition(v1alpha1.ConditionApplied, metav1.ConditionFalse, v1alpha1.ReasonGPUInUse)
 	n.Expect(message).To(gomega.And(gomega.HavePrefix("GPU 0 ("), gomega.ContainSubstring("enable MIG mode: waiting for process 7 (train)"),
@@ -160,10 +160,10 @@ func othersGoOn(s scenario) {
 
 func othersGoOnBesideMPS(s scenario) {
 	n := s.node("", sim.T4, sim.T4, sim.A100)
-	n.wish(shared(n.uuid(0), 10, 1510), shared(n.uuid(1), 10, 1510))
+	n.specify(shared(n.uuid(0), 10, 1510), shared(n.uuid(1), 10, 1510))
 	n.settle()
 	n.allocations.hold("client", n.uuid(0)+"::3")
-	n.wish(whole(n.uuid(0)), whole(n.uuid(1)), mig(n.uuid(2), instances("1g.5gb", 7)))
+	n.specify(whole(n.uuid(0)), whole(n.uuid(1)), mig(n.uuid(2), instances("1g.5gb", 7)))
 	n.settle()
 	n.expectCondition(v1alpha1.ConditionApplied, metav1.ConditionFalse, v1alpha1.ReasonGPUInUse)
 	n.Expect(n.profiles(2)).To(gomega.HaveLen(7))
@@ -172,7 +172,7 @@ func othersGoOnBesideMPS(s scenario) {
 
 func looksAgain(s scenario) {
 	n := s.partitioned(instances("1g.5gb", 1))
-	n.wish(whole(n.uuid(0)))
+	n.specify(whole(n.uuid(0)))
 	n.between.afterDestroy = func() {
 		n.clock.Step(2 * time.Second)
 		n.Expect(n.hardware.AddProcess(n.uuid(0), gpu.Process{PID: 9, Name: "late", Instance: gpu.WholeGPU})).To(gomega.Succeed())
@@ -190,7 +190,7 @@ func waitsForHolder(s scenario) {
 	n := s.partitioned(instances("2g.10gb", 3))
 	held := n.device(0).State.Instances[1]
 	n.allocations.hold("notebook-0", held.UUID)
-	n.wish(mig(n.uuid(0), instances("7g.40gb", 1)))
+	n.specify(mig(n.uuid(0), instances("7g.40gb", 1)))
 	_, err := n.reconcile()
 	n.Expect(err).NotTo(gomega.HaveOccurred())
 	n.Expect(n.expectCondition(v1alpha1.ConditionApplied, metav1.ConditionFalse, v1alpha1.ReasonGPUInUse)).
@@ -202,7 +202,7 @@ func waitsForClaim(s scenario) {
 	n := s.partitioned(instances("2g.10gb", 3))
 	n.allocations.claim("notebook-0")
 	before := n.device(0).State.Instances
-	n.wish(mig(n.uuid(0), instances("7g.40gb", 1)))
+	n.specify(mig(n.uuid(0), instances("7g.40gb", 1)))
 	_, err := n.reconcile()
 	n.Expect(err).NotTo(gomega.HaveOccurred())
 	n.Expect(n.expectCondition(v1alpha1.ConditionApplied, metav1.ConditionFalse, v1alpha1.ReasonGPUInUse)).
@@ -226,7 +226,7 @@ func convergesAfterCrash(s scenario) {
 			done++
 			return nil
 		}
-		n.wish(mig(n.uuid(0), instances("3g.20gb", 2)))
+		n.specify(mig(n.uuid(0), instances("3g.20gb", 2)))
 		_, _ = n.controller.Reconcile(ctx, n.get())
 		killed := ctx.Err() != nil
 		kill()
@@ -301,7 +301,7 @@ func finishesPartial(s scenario) {
 		}
 		return nil
 	}
-	n.wish(mig(n.uuid(0), instances("1g.5gb", 1)))
+	n.specify(mig(n.uuid(0), instances("1g.5gb", 1)))
 	_, err := n.controller.Reconcile(ctx, n.get())
 	n.Expect(err).To(gomega.HaveOccurred())
 	n.Expect(n.device(0).State.Instances).To(gomega.ConsistOf(gomega.HaveField("Partial", true)))
@@ -312,10 +312,10 @@ func finishesPartial(s scenario) {
 	n.Expect(n.device(0).State.Instances).To(gomega.ConsistOf(gomega.HaveField("Partial", false)))
 }
 
-// putsBack lets a step fail on one of two GPUs, for good: it is what it was, at the same places, and the other as wished.
+// putsBack lets a step fail on one of two GPUs, for good: it is what it was, at the same places, and the other as desired.
 func putsBack(s scenario) {
 	n := s.node("", sim.A100, sim.A100)
-	n.wish(mig(n.uuid(0), instances("2g.10gb", 2), instances("1g.5gb", 1)), whole(n.uuid(1)))
+	n.specify(mig(n.uuid(0), instances("2g.10gb", 2), instances("1g.5gb", 1)), whole(n.uuid(1)))
 	n.settle()
 	before := n.device(0).State.Instances
 	broken := errors.New("nvmlGpuInstanceCreateComputeInstance: ERROR_UNKNOWN")
@@ -327,8 +327,8 @@ func putsBack(s scenario) {
 		}
 		return nil
 	}
-	wish := []v1alpha1.InstanceCount{instances("3g.20gb", 2)}
-	n.wish(mig(n.uuid(0), wish...), mig(n.uuid(1), wish...))
+	desired := []v1alpha1.InstanceCount{instances("3g.20gb", 2)}
+	n.specify(mig(n.uuid(0), desired...), mig(n.uuid(1), desired...))
 	_, err := n.reconcile()
 	n.Expect(err).To(gomega.MatchError(broken))
 	n.Expect(places(n.device(0).State.Instances)).To(gomega.Equal(places(before)))
@@ -352,11 +352,11 @@ func places(list []gpu.Instance) []string {
 // unfitBeside is stalled by one GPU and changes the other all the same.
 func unfitBeside(s scenario) {
 	n := s.node("", sim.A100, sim.A100)
-	n.wish(mig(n.uuid(0), instances("7g.40gb", 2)), mig(n.uuid(1), instances("1g.5gb", 7)))
+	n.specify(mig(n.uuid(0), instances("7g.40gb", 2)), mig(n.uuid(1), instances("1g.5gb", 7)))
 	result, err := n.reconcile()
 	n.Expect(n.get().Status.GPUs).To(gomega.Equal("2× NVIDIA-A100-SXM4-40GB"))
 	n.Expect(err).NotTo(gomega.HaveOccurred())
-	n.Expect(result.RequeueAfter).To(gomega.Equal(resync), "a broken wish is not retried")
+	n.Expect(result.RequeueAfter).To(gomega.Equal(resync), "a spec that cannot be reached is not tried again")
 	n.Expect(n.expectCondition(v1alpha1.ConditionApplyStalled, metav1.ConditionTrue, v1alpha1.ReasonLayoutDoesNotFit)).
 		To(gomega.And(gomega.ContainSubstring("GPU 0"), gomega.Not(gomega.ContainSubstring("GPU 1"))))
 	n.Expect(n.hardware.Writes()).NotTo(gomega.ContainElement(gomega.ContainSubstring(n.uuid(0))))
@@ -373,7 +373,7 @@ func stepFails(s scenario) {
 		}
 		return nil
 	}
-	n.wish(mig(n.uuid(0), instances("1g.5gb", 2)))
+	n.specify(mig(n.uuid(0), instances("1g.5gb", 2)))
 	_, err := n.reconcile()
 	n.Expect(err).To(gomega.MatchError(broken), "so that it is tried again, later each time")
 	message := n.expectCondition(v1alpha1.ConditionApplied, metav1.ConditionFalse, v1alpha1.ReasonStepFailed)
@@ -452,7 +452,7 @@ func needsDeviceNodes(s scenario) {
 	n.settle()
 	n.Expect(n.nodes.ensured).To(gomega.BeZero(), "a node without instances needs none")
 	n.nodes.err = errors.New("2 device nodes are missing in /run/nvidia/driver")
-	n.wish(mig(n.uuid(0), instances("1g.5gb", 2)))
+	n.specify(mig(n.uuid(0), instances("1g.5gb", 2)))
 	_, err := n.reconcile()
 	n.Expect(err).To(gomega.MatchError(n.nodes.err))
 	n.Expect(n.profiles(0)).To(gomega.HaveLen(2), "the instances stay")
@@ -479,7 +479,7 @@ func needsDeviceNodes(s scenario) {
 func kubeletSilent(s scenario) {
 	n := s.partitioned(instances("1g.5gb", 7))
 	n.allocations.err = errors.New("connection refused")
-	n.wish(whole(n.uuid(0)))
+	n.specify(whole(n.uuid(0)))
 	_, err := n.reconcile()
 	n.Expect(err).To(gomega.MatchError(gomega.ContainSubstring("reading the kubelet's pod resources: connection refused")))
 	n.expectCondition(v1alpha1.ConditionDiscovered, metav1.ConditionUnknown, v1alpha1.ReasonPodResourcesFailed)
@@ -493,9 +493,9 @@ func kubeletSilent(s scenario) {
 func stalled(s scenario) {
 	n := s.partitioned(instances("1g.5gb", 1))
 	writes := len(n.hardware.Writes())
-	n.wish(mig(n.uuid(0), instances("1g.10gb", 1), instances("9g.90gb", 1)))
+	n.specify(mig(n.uuid(0), instances("1g.10gb", 1), instances("9g.90gb", 1)))
 	result, err := n.reconcile()
-	n.Expect(err).NotTo(gomega.HaveOccurred(), "a broken wish is not retried")
+	n.Expect(err).NotTo(gomega.HaveOccurred(), "a spec that cannot be reached is not tried again")
 	n.Expect(result.RequeueAfter).To(gomega.Equal(resync))
 	message := n.expectCondition(v1alpha1.ConditionApplyStalled, metav1.ConditionTrue, v1alpha1.ReasonProfileNotAvailable)
 	n.Expect(message).To(gomega.And(gomega.ContainSubstring("GPU 0"), gomega.ContainSubstring("9g.90gb")))
@@ -503,7 +503,7 @@ func stalled(s scenario) {
 	n.expectIdle()
 	n.Expect(n.hardware.Writes()).To(gomega.HaveLen(writes), "the GPU stays as it was")
 
-	n.wish(mig(n.uuid(0), instances("1g.5gb", 2)))
+	n.specify(mig(n.uuid(0), instances("1g.5gb", 2)))
 	n.settle()
 	n.expectReady()
 }
@@ -511,7 +511,7 @@ func stalled(s scenario) {
 func rebootRequired(s scenario) {
 	n := s.node("", sim.A100)
 	n.hardware.Update(func(h *sim.Node) { h.GPUs[0].NoReset = true })
-	n.wish(mig(n.uuid(0), instances("1g.5gb", 7)))
+	n.specify(mig(n.uuid(0), instances("1g.5gb", 7)))
 	result, err := n.reconcile()
 	n.Expect(err).NotTo(gomega.HaveOccurred(), "trying again does not help before a reboot")
 	n.Expect(result.RequeueAfter).To(gomega.Equal(resync))
@@ -530,7 +530,7 @@ func rebootRequired(s scenario) {
 
 func unknownDevice(s scenario) {
 	n := s.node("", sim.A100)
-	n.wish(mig("GPU-gone", instances("1g.5gb", 7)), mig(n.uuid(0), instances("1g.5gb", 7)))
+	n.specify(mig("GPU-gone", instances("1g.5gb", 7)), mig(n.uuid(0), instances("1g.5gb", 7)))
 	n.settle()
 	n.Expect(n.expectCondition(v1alpha1.ConditionApplied, metav1.ConditionFalse, v1alpha1.ReasonUnknownDevice)).
 		To(gomega.ContainSubstring("the node has no GPU GPU-gone (any more)"))
@@ -568,7 +568,7 @@ func showsUsers(s scenario) {
 
 func mpsComesAndGoes(s scenario) {
 	n := s.node("", sim.T4, sim.T4)
-	n.wish(shared(n.uuid(0), 10, 1510), shared(n.uuid(1), 10, 1510))
+	n.specify(shared(n.uuid(0), 10, 1510), shared(n.uuid(1), 10, 1510))
 	n.settle()
 	n.expectReady()
 	n.Expect(n.device(0).State.ComputeMode).To(gomega.Equal(gpu.ComputeExclusiveProcess))
@@ -587,12 +587,12 @@ func mpsComesAndGoes(s scenario) {
 	_, served, err := n.daemons.Connect(client)
 	n.Expect(served, err).To(gomega.BeTrue())
 	waiting := n.daemons.Run(n.pipe("nvidia.com/gpu"), "pod-b", 2000)
-	n.wish(shared(n.uuid(0), 25, 2000), shared(n.uuid(1), 25, 2000))
+	n.specify(shared(n.uuid(0), 25, 2000), shared(n.uuid(1), 25, 2000))
 	n.Expect(n.hardware.AddProcess(n.uuid(0), gpu.Process{PID: 5, Name: "nvidia-cuda-mps-server", MPSServer: true, Instance: gpu.WholeGPU})).To(gomega.Succeed())
 	n.allocations.hold("client", n.uuid(0)+"::3")
 	n.settle()
 	n.expectReady()
-	n.Expect(n.daemons.Get(n.pipe("nvidia.com/gpu")).Defaults.Percentage).To(gomega.Equal(25.0), "limits change beside whoever runs")
+	n.Expect(n.daemons.Get(n.pipe("nvidia.com/gpu")).Defaults.Percentage).To(gomega.Equal(25.0), "limits change beside clients that run")
 	n.Expect(n.get().Status.MPS).To(gomega.Equal([]v1alpha1.MPSStatus{{
 		ResourceName: "nvidia.com/gpu", User: new(int64(1000)), Clients: 1, OutdatedClients: 1, OutdatedPodUIDs: []string{"pod-a"},
 		WaitingPods: []v1alpha1.MPSWaitingPod{{UID: "pod-b", User: 2000}},
@@ -605,7 +605,7 @@ func mpsComesAndGoes(s scenario) {
 	n.daemons.End(client)
 	n.daemons.End(waiting)
 
-	n.wish(whole(n.uuid(0)), whole(n.uuid(1)))
+	n.specify(whole(n.uuid(0)), whole(n.uuid(1)))
 	_, err = n.reconcile()
 	n.Expect(err).NotTo(gomega.HaveOccurred())
 	n.Expect(n.expectCondition(v1alpha1.ConditionApplied, metav1.ConditionFalse, v1alpha1.ReasonGPUInUse)).
@@ -628,7 +628,7 @@ func mpsFails(s scenario) {
 		}
 		return nil
 	})
-	n.wish(shared(n.uuid(0), 10, 1510))
+	n.specify(shared(n.uuid(0), 10, 1510))
 	_, err := n.reconcile()
 	n.Expect(err).To(gomega.HaveOccurred())
 	n.Expect(n.expectCondition(v1alpha1.ConditionApplied, metav1.ConditionFalse, v1alpha1.ReasonMPSDaemonFailed)).
@@ -641,15 +641,15 @@ func mpsFails(s scenario) {
 
 func mpsForgotten(s scenario) {
 	n := s.node("", sim.T4)
-	n.wish(shared(n.uuid(0), 10, 1510))
+	n.specify(shared(n.uuid(0), 10, 1510))
 	n.settle()
 	n.clock.Meanwhile = nil // the MPS pod is gone, and its daemons with it
 	n.daemons.Crash(n.pipe("nvidia.com/gpu"))
-	n.wish(whole(n.uuid(0)))
+	n.specify(whole(n.uuid(0)))
 	n.settle()
 	n.expectReady()
 	n.Expect(n.mpsHost.Converge(s.Context(), true)).To(gomega.Succeed())
-	n.Expect(n.daemons.Get(n.pipe("nvidia.com/gpu"))).To(gomega.BeNil(), "a pod that comes back starts nothing that nobody wishes")
+	n.Expect(n.daemons.Get(n.pipe("nvidia.com/gpu"))).To(gomega.BeNil(), "a pod that comes back starts nothing that no spec asks for")
 }
 
 func mpsExternal(s scenario) {
@@ -659,12 +659,12 @@ func mpsExternal(s scenario) {
 	spec.Sharing.MPS = &v1alpha1.MPSDaemon{
 		ResourceName: "nvidia.com/gpu", Owner: v1alpha1.MPSDaemonOwnerNVIDIA, ActiveThreadPercentage: 50, PinnedMemoryLimit: new(resource.MustParse("1Mi")),
 	}
-	n.wish(spec)
+	n.specify(spec)
 	n.settle()
 	n.expectReady()
 	n.Expect(n.get().Status.Devices[0].Sharing.MPS.Owner).To(gomega.Equal(v1alpha1.MPSDaemonOwnerNVIDIA))
 
-	n.wish(whole(n.uuid(0)))
+	n.specify(whole(n.uuid(0)))
 	result, err := n.reconcile()
 	n.Expect(err).NotTo(gomega.HaveOccurred())
 	n.Expect(result.RequeueAfter).To(gomega.BeNumerically("<", resync))
@@ -673,7 +673,7 @@ func mpsExternal(s scenario) {
 	n.Expect(n.daemons.Get(n.pipe("nvidia.com/gpu")).Commands).NotTo(gomega.ContainElement("quit"))
 
 	n.daemons.Crash(n.pipe("nvidia.com/gpu"))
-	n.wish(spec)
+	n.specify(spec)
 	n.settle()
 	n.expectReady()
 }
@@ -681,17 +681,17 @@ func mpsExternal(s scenario) {
 func strategiesChange(s scenario) {
 	n := s.node("", sim.H100)
 	for range 2 {
-		n.wish(mig(n.uuid(0), instances("1g.10gb", 7)))
+		n.specify(mig(n.uuid(0), instances("1g.10gb", 7)))
 		n.settle()
 		n.expectReady()
 		n.Expect(n.profiles(0)).To(gomega.HaveLen(7))
-		n.wish(shared(n.uuid(0), 25, 20000))
+		n.specify(shared(n.uuid(0), 25, 20000))
 		n.settle()
 		n.expectReady()
 		n.Expect(n.device(0).State.MIG).To(gomega.BeFalse())
 		n.Expect(n.daemons.Get(n.pipe("nvidia.com/gpu"))).NotTo(gomega.BeNil())
 	}
-	n.wish(whole(n.uuid(0)))
+	n.specify(whole(n.uuid(0)))
 	n.settle()
 	n.expectReady()
 	n.Expect(n.device(0).State).To(gomega.Equal(gpu.State{ComputeMode: gpu.ComputeDefault}))

@@ -131,20 +131,21 @@ func applied(node *v1alpha1.GPUNode, r report, able error) metav1.Condition {
 		c.Message = fmt.Sprintf("the node has no GPU %s (any more); the controller plans anew from status.devices", format.Join(o.unknown))
 	case len(o.unmet) > 0 && node.Spec.MIGActuator == v1alpha1.MIGActuatorMIGManager:
 		c.Reason = v1alpha1.ReasonApplying
-		c.Message = format.Join(o.unmet) + ": not as wished, and NVIDIA's mig-manager partitions the GPUs of this node"
+		c.Message = "not in the desired state: " + format.Join(o.unmet) + "; NVIDIA's mig-manager partitions the GPUs of this node"
 	case len(o.unmet) > 0:
 		c.Reason = v1alpha1.ReasonApplying
-		c.Message = format.Join(o.unmet) + ": not as wished yet; a change by somebody else, such as the end of NVIDIA's own MPS daemon, is waited for"
+		c.Message = "not in the desired state yet: " + format.Join(o.unmet) +
+			"; the agent waits for a change by another program, such as the end of NVIDIA's own MPS daemon"
 	case len(node.Spec.Devices) == 0:
 		c.Status, c.Reason, c.Message = metav1.ConditionTrue, v1alpha1.ReasonNoPolicy, "no policy asks for a change of a GPU"
 	default:
 		c.Status, c.Reason = metav1.ConditionTrue, v1alpha1.ReasonApplied
-		c.Message = gpus(len(node.Spec.Devices)) + " shared as wished"
+		c.Message = gpus(len(node.Spec.Devices)) + " in the desired state"
 	}
 	return c
 }
 
-// beside is the message of a wish that cannot be met for some GPUs, with what is the matter with the others.
+// beside is the message of a spec that cannot be reached for some GPUs, with what is the matter with the others.
 func beside(o outcome) string {
 	said := append([]string{o.problem.Message}, o.waits...)
 	if len(o.failures) > 0 {
@@ -154,7 +155,7 @@ func beside(o outcome) string {
 	return strings.Join(said, "; ")
 }
 
-// failed is reason and message of steps that failed: the reason of the first, what each said and what was put back.
+// failed is reason and message of steps that failed: the reason of the first, what each said and what was rolled back.
 func failed(o outcome) (reason, message string) {
 	reason = v1alpha1.ReasonStepFailed
 	switch first := o.failures[0].err; {

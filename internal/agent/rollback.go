@@ -14,7 +14,7 @@ import (
 )
 
 // putBack makes the GPUs on which a step failed what they were before the pass, as far as that can be done, so that what
-// was usable stays so until the wish is tried again. It returns what is so then.
+// was usable stays so until the spec is tried again. It returns what is so then.
 func (c *Controller) putBack(ctx context.Context, before, now observation, o *outcome) (observation, error) {
 	if len(o.failures) == 0 {
 		return now, nil
@@ -41,7 +41,7 @@ func (c *Controller) putBack(ctx context.Context, before, now observation, o *ou
 	return now, nil
 }
 
-// leaves says whether a failure leaves a GPU that has to be put back. One whose MPS daemon does not start has not: to go
+// leaves reports whether a failure leaves a GPU that has to be rolled back. One whose MPS daemon does not start has not: to go
 // back might mean another reset, and the daemon is tried again.
 func (f failure) leaves(uuid string) bool {
 	return !errors.Is(f.err, mps.ErrDaemon) && slices.Contains(plan.GPUs(f.step), uuid)
@@ -57,10 +57,10 @@ func restored(before, now []gpu.Device, back outcome) []string {
 		}
 	}
 	for _, f := range back.failures {
-		said = append(said, "putting back failed: "+f.err.Error())
+		said = append(said, "rolling back failed: "+f.err.Error())
 	}
 	for _, wait := range back.waits {
-		said = append(said, "putting back waits: "+wait)
+		said = append(said, "rolling back waits: "+wait)
 	}
 	return said
 }

@@ -18,7 +18,7 @@ func resetsTogether(s scenario) {
 	n := s.node("", sim.A100, sim.A100)
 	n.hardware.Update(func(h *sim.Node) { h.NVSwitch = true })
 	n.allocations.hold("train", n.uuid(1))
-	n.wish(mig(n.uuid(0), instances("1g.5gb", 7)))
+	n.specify(mig(n.uuid(0), instances("1g.5gb", 7)))
 	_, err := n.reconcile()
 	n.Expect(err).NotTo(gomega.HaveOccurred(), "it is no failure")
 	n.Expect(n.get().Status.Devices[0].ResetPeers).To(gomega.Equal([]string{n.uuid(1)}), "which the controller drains")
@@ -39,7 +39,7 @@ func resetsTogether(s scenario) {
 func namesModule(s scenario) {
 	n := s.node("", sim.A100)
 	n.hardware.Update(func(h *sim.Node) { h.DRM = true })
-	n.wish(mig(n.uuid(0), instances("1g.5gb", 7)))
+	n.specify(mig(n.uuid(0), instances("1g.5gb", 7)))
 	_, err := n.reconcile()
 	n.Expect(err).NotTo(gomega.HaveOccurred())
 	message := n.expectCondition(v1alpha1.ConditionRebootRequired, metav1.ConditionTrue, v1alpha1.ReasonRebootRequired)
