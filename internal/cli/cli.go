@@ -45,6 +45,7 @@ Usage:
                                                if there are errors
   kubectl gpusharing restore                   delete all policies, and wait until every node and NVIDIA's ClusterPolicy are
                                                as they were before the operator; exits with 2 if they are not in time
+  kubectl gpusharing completion                the program kubectl_complete-gpusharing, by which kubectl completes commands, flags and names
   kubectl gpusharing version                   the version and the commit of this program
   kubectl gpusharing help                      this text
 
@@ -53,6 +54,9 @@ Flags:
 
 // Run carries out one command. An error says what to do about it.
 func (p *Program) Run(ctx context.Context, args []string) error {
+	if len(args) > 0 && args[0] == "__complete" { // what follows may be half a flag
+		return p.completions(ctx, args[1:])
+	}
 	f := newFlags()
 	if err := f.set.Parse(args); err != nil {
 		return hint(err)
@@ -77,6 +81,8 @@ func (p *Program) Run(ctx context.Context, args []string) error {
 		return p.doctor(ctx, f, rest)
 	case "restore":
 		return p.restore(ctx, f, rest)
+	case "completion":
+		return p.write(completionScript)
 	case "version":
 		return p.write("kubectl-gpusharing " + p.Version + "\n")
 	case "help":

@@ -1,0 +1,116 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"context"
+	"slices"
+	"strings"
+
+	"github.com/spf13/pflag"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+)
+
+// completionScript is the program kubectl_complete-gpusharing, which kubectl runs to complete the arguments of the plugin
+// (k8s.io/kubectl pkg/cmd/plugin/plugin_completion.go).
+const completionScript = `#!/usr/bin/env sh
+exec kubectl gpusharing __complete "$@"
+`
+
+// The directives that end an answer to kubectl: complete no files, or files (github.com/spf13/cobra ShellCompDirective).
+const (
+	noFiles  = ":4"
+	anyFiles = ":0"
+)
+
+// commands are those that help lists.
+var commands = []string{"completion", "doctor", "help", "import", "plan", "restore", "status", "top", "version"}
+
+// completion is what the last word of a command may become.
+type completion struct {
+	words []string
+	kind  string // words are the names of the objects of a kind
+	files bool   // words are files
+}
+
+// complete decides what the last word may become; value is how much of its value is typed, and flags those before it.
+func complete(args []string) (c completion, value string, f *flags) {
+	f = newFlags()
+	if len(args) == 0 {
+		args = []string{""}
+	}
+	before, word := args[:len(args)-1], args[len(args)-1]
+	flag, typed, isValue := strings.Cut(word, "=")
+	if last := len(before) - 1; last >= 0 && takesValue(f.set, before[last]) {
+		flag, typed, isValue = before[last], word, true
+		before = before[:last]
+	}
+	_ = f.set.Parse(before) // who types sees no errors
+	if isValue {
+		return valuesOf(flag), typed, f
+	}
+	switch {
+	case strings.HasPrefix(word, "-"):
+		f.set.VisitAll(func(flag *pflag.Flag) { c.words = append(c.words, "--"+flag.Name) })
+	case len(f.set.Args()) == 0:
+		c.words = commands
+	case f.set.Arg(0) == "status":
+		c.kind = "GPUNodeList"
+	}
+	return c, word, f
+}
+
+// valuesOf is what the value of a flag may become.
+func valuesOf(flag string) completion {
+	switch flag {
+	case "--policy", "--delete":
+		return completion{kind: "GPUSharingPolicyList"}
+	case "--output", "-o":
+		return completion{words: []string{outputJSON, outputWide, outputYAML}}
+	}
+	return completion{files: true}
+}
+
+// takesValue reports whether the word after a flag is its value.
+func takesValue(set *pflag.FlagSet, word string) bool {
+	var flag *pflag.Flag
+	switch {
+	case strings.HasPrefix(word, "--"):
+		flag = set.Lookup(strings.TrimPrefix(word, "--"))
+	case len(word) == 2 && word[0] == '-':
+		flag = set.ShorthandLookup(word[1:])
+	}
+	return flag != nil && flag.NoOptDefVal == ""
+}
+
+// completions prints what kubectl asks for: a line for each word, and a directive. It prints no names if the cluster does not answer.
+func (p *Program) completions(ctx context.Context, args []string) error {
+	c, value, f := complete(args)
+	if c.kind != "" {
+		c.words = namesIn(ctx, f, c.kind)
+	}
+	words := slices.DeleteFunc(slices.Clone(c.words), func(word string) bool { return !strings.HasPrefix(word, value) })
+	if words = append(words, noFiles); c.files {
+		words[len(words)-1] = anyFiles
+	}
+	return p.write(strings.Join(words, "\n") + "\n")
+}
+
+func namesIn(ctx context.Context, f *flags, kind string) (names []string) {
+	c, err := connect(f)
+	if err != nil {
+		return nil
+	}
+	list := &metav1.PartialObjectMetadataList{}
+	list.SetGroupVersionKind(v1alpha1.SchemeGroupVersion.WithKind(kind))
+	if c.List(ctx, list) != nil {
+		return nil
+	}
+	for i := range list.Items {
+		names = append(names, list.Items[i].Name)
+	}
+	return names
+}
