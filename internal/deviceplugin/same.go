@@ -10,7 +10,7 @@ import (
 )
 
 // served is what of a configuration NVIDIA's MPS control daemon heeds: the names of its resources and their replicas, from
-// which its pipe directories and limits follow (contract §5.2).
+// which its pipe directories and limits follow.
 type served struct {
 	Sharing struct {
 		MPS *struct {

@@ -13,7 +13,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// configuration is a configuration of NVIDIA's device plugin, `version: v1`, as far as it matters (contract §1.1).
+// configuration is a configuration of NVIDIA's device plugin, `version: v1`, as far as it matters.
 type configuration struct {
 	Version string         `yaml:"version"`
 	Flags   map[string]any `yaml:"flags"`
@@ -139,7 +139,7 @@ func (c configuration) lost() []string {
 	return append(notes, r.neutral()...)
 }
 
-// neutral is what the plugin reads and does not heed (contract §1.4).
+// neutral is what the plugin reads and does not heed.
 func (r *replicated) neutral() []string {
 	var notes []string
 	for _, one := range r.Resources {

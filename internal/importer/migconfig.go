@@ -62,7 +62,7 @@ func (c Cluster) labelled(layout string) ([]shape, error) {
 	return gpus, nil
 }
 
-// entry is how some GPUs of a node are partitioned (contract §4.6).
+// entry is how some GPUs of a node are partitioned.
 type entry struct {
 	DeviceFilter any              `yaml:"device-filter"`
 	Devices      any              `yaml:"devices"`
@@ -97,7 +97,7 @@ func (e entry) shape(layout string) (shape, error) {
 // maxIndex is the highest position of a GPU in a node.
 const maxIndex = 63
 
-// builtin is what NVIDIA's own layouts make of a node (contract §4.10).
+// builtin is what NVIDIA's own layouts make of a node.
 func builtin(layout string) ([]shape, error) {
 	switch layout {
 	case "", "all-disabled":

@@ -41,10 +41,10 @@ var (
 	eventPodRestarted  = announcement{corev1.EventTypeNormal, v1alpha1.EventNVIDIAPodRestarted, "DeletePod"}
 	eventMPSDisabled   = announcement{corev1.EventTypeNormal, v1alpha1.EventNVIDIAMPSDisabled, "KeepMPSOff"}
 	eventMPSEnabled    = announcement{corev1.EventTypeNormal, v1alpha1.EventNVIDIAMPSEnabled, "AllowMPS"}
-	eventConfigured    = announcement{corev1.EventTypeNormal, v1alpha1.EventClusterPolicyConfigured, "Wire"}
-	eventRestored      = announcement{corev1.EventTypeNormal, v1alpha1.EventClusterPolicyRestored, "Unwire"}
-	eventRestoreWaits  = announcement{corev1.EventTypeWarning, v1alpha1.EventClusterPolicyRestoreWaiting, "Unwire"}
-	eventReverted      = announcement{corev1.EventTypeWarning, v1alpha1.EventClusterPolicyReverted, "Wire"}
+	eventConfigured    = announcement{corev1.EventTypeNormal, v1alpha1.EventClusterPolicyConfigured, "ConfigureClusterPolicy"}
+	eventRestored      = announcement{corev1.EventTypeNormal, v1alpha1.EventClusterPolicyRestored, "RestoreClusterPolicy"}
+	eventRestoreWaits  = announcement{corev1.EventTypeWarning, v1alpha1.EventClusterPolicyRestoreWaiting, "RestoreClusterPolicy"}
+	eventReverted      = announcement{corev1.EventTypeWarning, v1alpha1.EventClusterPolicyReverted, "ConfigureClusterPolicy"}
 	eventReasonReached = announcement{Type: corev1.EventTypeNormal, Action: "Rollout"}
 	eventReasonWaits   = announcement{Type: corev1.EventTypeWarning, Action: "Rollout"}
 )
