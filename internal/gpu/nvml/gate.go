@@ -78,8 +78,12 @@ type pass struct {
 }
 
 // enter lets an operation in. One that looks at the whole node waits for those that were abandoned, of whose work it would
-// see half. One that will reset comes in beside others that wait to.
+// see half. One that will reset comes in beside others that wait to. One whose caller has gone does not begin: nobody would
+// close what it opens.
 func (g *gate) enter(ctx context.Context, resets bool, uuids ...string) (*pass, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
 	may := func() bool {
 		taken := slices.ContainsFunc(uuids, func(uuid string) bool {
 			return g.busy[uuid] || uuid == everyGPU && g.abandoned > 0

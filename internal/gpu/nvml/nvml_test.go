@@ -111,6 +111,18 @@ func TestACallThatHangsHoldsNobodyLongerThanItsContext(t *testing.T) {
 	g.Expect(inv.Devices[0].PendingMIG).To(BeFalse(), "what was abandoned before its write does not write")
 }
 
+func TestAnOperationWhoseCallerHasGoneDoesNotBegin(t *testing.T) {
+	g := NewWithT(t)
+	h := on(t, sim.T4)
+	gone, cancel := context.WithCancel(t.Context())
+	cancel()
+	for range 100 { // an operation that begins is abandoned only now and then
+		_, err := h.Observe(gone)
+		g.Expect(err).To(MatchError(context.Canceled))
+		g.Expect(h.Close()).To(Succeed())
+	}
+}
+
 func TestReturnsBecomeSentinels(t *testing.T) {
 	cases := map[string]struct {
 		ret  sim.Return
