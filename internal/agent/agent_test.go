@@ -62,8 +62,9 @@ type node struct {
 
 	sharedMemoryReplaced bool // below the daemons, by another program
 
-	writes  int // API requests that write
-	refusal error
+	afterGet func() // a read of the agent
+	writes   int    // API requests that write
+	refusal  error
 }
 
 // scenario is one test on the API server that all share.
@@ -116,6 +117,13 @@ func (n *node) restartAgent() {
 // client counts writes, and refuses them on request.
 func (n *node) client() client.Client {
 	return interceptor.NewClient(n.cluster.Client, interceptor.Funcs{
+		Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, o client.Object, opts ...client.GetOption) error {
+			err := c.Get(ctx, key, o, opts...)
+			if n.afterGet != nil {
+				n.afterGet()
+			}
+			return err
+		},
 		Apply: func(context.Context, client.WithWatch, runtime.ApplyConfiguration, ...client.ApplyOption) error {
 			return errors.New("the agent applies nothing but the status")
 		},

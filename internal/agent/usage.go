@@ -49,14 +49,7 @@ func (c *Controller) Usage(ctx context.Context) (usage.Report, error) {
 func (c *Controller) usage(ctx context.Context) (usage.Report, error) {
 	ctx, cancel := context.WithTimeout(ctx, sampleTimeout)
 	defer cancel()
-	node := &v1alpha1.GPUNode{}
-	if err := c.client.Get(ctx, client.ObjectKey{Name: c.node}, node); err != nil {
-		return usage.Report{}, fmt.Errorf("reading GPUNode %s: %w", c.node, err)
-	}
-	if node.Spec.MIGConfigName != "" {
-		return usage.Report{}, errAside
-	}
-	sample, partial := c.sample(ctx)
+	node, sample, partial := c.sample(ctx)
 	if partial != nil && len(sample.Devices) == 0 {
 		return usage.Report{}, partial
 	}
@@ -75,14 +68,22 @@ func (c *Controller) usage(ctx context.Context) (usage.Report, error) {
 	return report, partial
 }
 
-func (c *Controller) sample(ctx context.Context) (gpu.Sample, error) {
+// sample measures the GPUs of the node, unless they are mig-manager's. Whose they are may change until its turn has come.
+func (c *Controller) sample(ctx context.Context) (*v1alpha1.GPUNode, gpu.Sample, error) {
 	done, err := c.turns.take(ctx)
 	if err != nil {
-		return gpu.Sample{}, err
+		return nil, gpu.Sample{}, err
 	}
 	defer done()
+	node := &v1alpha1.GPUNode{}
+	if err := c.client.Get(ctx, client.ObjectKey{Name: c.node}, node); err != nil {
+		return nil, gpu.Sample{}, fmt.Errorf("reading GPUNode %s: %w", c.node, err)
+	}
+	if node.Spec.MIGConfigName != "" {
+		return nil, gpu.Sample{}, errAside
+	}
 	sample, err := c.hardware.Sample(ctx)
-	return sample, errors.Join(err, c.hardware.Close())
+	return node, sample, errors.Join(err, c.hardware.Close())
 }
 
 // allocated adds what the kubelet says of the GPUs. Which GPU a container has by a ResourceClaim is not known: its processes show it.

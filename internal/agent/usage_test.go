@@ -31,12 +31,13 @@ const gib = int64(1 << 30)
 func TestUsage(t *testing.T) {
 	cluster := env.Start(t)
 	for name, test := range map[string]func(s scenario){
-		"attributes processes to containers":                 attributes,
-		"attributes nothing to the MPS server":               attributesNothingToTheServer,
-		"leaves the driver closed for mig-manager":           measuresNotBesideMIGManager,
-		"waits for a reconcile no longer than it may":        waitsForAReconcile,
-		"lets a reconcile wait for a measurement":            letsAReconcileWait,
-		"serves what it measured, and says why it could not": serves,
+		"attributes processes to containers":                                        attributes,
+		"attributes nothing to the MPS server":                                      attributesNothingToTheServer,
+		"leaves the driver closed for mig-manager":                                  measuresNotBesideMIGManager,
+		"leaves the driver closed for mig-manager, whose turn came while it waited": measuresNotBesideMIGManagerThatCameMeanwhile,
+		"waits for a reconcile no longer than it may":                               waitsForAReconcile,
+		"lets a reconcile wait for a measurement":                                   letsAReconcileWait,
+		"serves what it measured, and says why it could not":                        serves,
 	} {
 		t.Run(name, func(t *testing.T) { test(scenario{T: t, cluster: cluster, name: nodeName(name)}) })
 	}
@@ -134,6 +135,41 @@ func measuresNotBesideMIGManager(s scenario) {
 	n.hardware.Fail = func(op sim.Op, _ string) error { return errors.New("the driver is open: " + string(op)) }
 	_, err := n.controller.Usage(n.Context())
 	n.Expect(err).To(gomega.MatchError(gomega.ContainSubstring("mig-manager is changing the GPUs")))
+}
+
+func measuresNotBesideMIGManagerThatCameMeanwhile(s scenario) {
+	n := s.node("", sim.A100)
+	h := n.hold()
+	reconciled, measured := make(chan error, 1), make(chan error, 1)
+	go func() {
+		_, err := n.controller.Reconcile(n.Context(), n.get())
+		reconciled <- err
+	}()
+	n.Expect(<-h.reached).To(gomega.Equal("Observe"))
+	read := make(chan struct{}, 1)
+	n.afterGet = func() {
+		select {
+		case read <- struct{}{}:
+		default:
+		}
+	}
+	go func() {
+		_, err := n.controller.Usage(n.Context())
+		measured <- err
+	}()
+	select { // one that reads what is asked for before its turn has done so by now
+	case <-read:
+	case <-time.After(200 * time.Millisecond):
+	}
+	n.ask(v1alpha1.GPUNodeSpec{MIGActuator: v1alpha1.MIGActuatorMIGManager, MIGConfigName: "all-balanced"})
+	close(h.goOn)
+	n.Expect(<-reconciled).To(gomega.Succeed())
+	select {
+	case call := <-h.reached:
+		n.Fatalf("%s opens the driver while mig-manager changes the GPUs", call)
+	case err := <-measured:
+		n.Expect(err).To(gomega.MatchError(gomega.ContainSubstring("mig-manager is changing the GPUs")))
+	}
 }
 
 // held is hardware that stops at each call until it is let go on.
