@@ -98,7 +98,7 @@ gpusharing_gpu_memory_used_bytes{T4} 0
 			`",profile="",strategy="` + strategy + `"}`
 	}
 	a100 := func(pod string) string { return labels(n.uuid(0), "0", "NVIDIA-A100-SXM4-40GB", "TimeSlicing", pod) }
-	expected = strings.NewReplacer("NODE", n.name, "{T4}", labels(n.uuid(1), "1", "Tesla-T4", "Exclusive", ""),
+	expected = strings.NewReplacer("NODE", n.name, "{T4}", labels(n.uuid(1), "1", "Tesla-T4", "", ""),
 		"{A100}", a100(""), "{A100 greedy}", a100("greedy"), "{A100 modest}", a100("modest")).Replace(expected)
 	n.Expect(testutil.CollectAndCompare(collector, strings.NewReader(expected),
 		"gpusharing_agent_usage_complete", "gpusharing_container_gpu_memory_share_bytes", "gpusharing_container_gpu_memory_used_bytes",

@@ -39,7 +39,7 @@ type Unit struct {
 	Instance    *int              `json:"instance,omitempty"` // id of the GPU instance; nil: the whole GPU
 	Profile     string            `json:"profile,omitempty"`  // of the instance
 	Partitioned bool              `json:"partitioned,omitempty"`
-	Strategy    v1alpha1.Strategy `json:"strategy"`
+	Strategy    v1alpha1.Strategy `json:"strategy"` // empty: not known, as while the device plugin restarts
 	Memory      *gpu.Memory       `json:"memory,omitempty"`
 	Utilization *gpu.Utilization  `json:"utilization,omitempty"`
 	Replicas    int               `json:"replicas"` // that the node advertises of it
@@ -134,7 +134,7 @@ func unitOf(known v1alpha1.DeviceStatus, d *Device) Unit {
 		}
 	case u.Replicas > 1:
 		u.Strategy = v1alpha1.StrategyTimeSlicing
-	default:
+	case u.Replicas == 1:
 		u.Strategy = v1alpha1.StrategyExclusive
 	}
 	return u
@@ -200,16 +200,15 @@ func (c *Container) add(p gpu.ProcessUse) {
 }
 
 // share is the memory that a container with so many replicas is meant to have: what its MPS server lets it have, or the memory of the
-// GPU or the instance divided by its replicas.
+// GPU or the instance divided by its replicas. The kubelet lists none while the device plugin restarts or calls the GPU unhealthy.
 func (u Unit) share(replicas int) *int64 {
 	if u.Limits != nil && u.Limits.MemoryBytes != nil {
 		return new(*u.Limits.MemoryBytes * int64(replicas))
 	}
-	if u.Memory == nil {
+	if u.Memory == nil || u.Replicas == 0 {
 		return nil
 	}
-	all := max(u.Replicas, 1)
-	return new(u.Memory.Total / int64(all) * int64(min(replicas, all)))
+	return new(u.Memory.Total / int64(u.Replicas) * int64(min(replicas, u.Replicas)))
 }
 
 // ByUse sorts the largest memory first; what is not known comes last.

@@ -176,6 +176,18 @@ func TestWhatIsNotKnownIsAbsent(t *testing.T) {
 	}
 }
 
+// The kubelet lists no device of a device plugin that restarts, and none of a GPU that the plugin calls unhealthy.
+func TestNoShareIsKnownWhileTheGPUIsNotAdvertised(t *testing.T) {
+	g := NewWithT(t)
+	d := device(process(1, 12*gib, 0))
+	d.Replicas = map[int]int{}
+	u := usage.Of(node(v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeDisabled}), []usage.Device{d}, map[int]usage.Name{1: name("greedy")}).Units[0]
+	g.Expect(u.Strategy).To(BeEmpty(), "two pods hold replicas of it, so it is not exclusive")
+	for _, c := range u.Containers {
+		g.Expect(c.ShareBytes).To(BeNil(), "the share of a replica is not the whole GPU")
+	}
+}
+
 func TestAReportSurvivesItsJSON(t *testing.T) {
 	g := NewWithT(t)
 	d := device(process(1, 12*gib, 0.5), gpu.ProcessUse{PID: 2, Instance: gpu.WholeGPU})
