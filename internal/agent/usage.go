@@ -128,8 +128,8 @@ func (c *Controller) owners(sample gpu.Sample) (map[int]usage.Name, error) {
 	for _, d := range sample.Devices {
 		for _, p := range d.Processes {
 			process := c.processes.Describe(p.PID)
-			if name, known := names[process.ContainerID]; known && process.Name != mps.ServerProgram {
-				owners[p.PID] = usage.Name(name)
+			if process.ContainerID != "" && process.Name != mps.ServerProgram {
+				owners[p.PID] = usage.Name(names[process.ContainerID]) // empty where the name of the log was too long for the ID
 			}
 		}
 	}

@@ -32,6 +32,7 @@ func TestUsage(t *testing.T) {
 	cluster := env.Start(t)
 	for name, test := range map[string]func(s scenario){
 		"attributes processes to containers":                                        attributes,
+		"knows not what a container without a name uses":                            knowsNotWhatAnUnnamedContainerUses,
 		"attributes nothing to the MPS server":                                      attributesNothingToTheServer,
 		"leaves the driver closed for mig-manager":                                  measuresNotBesideMIGManager,
 		"leaves the driver closed for mig-manager, whose turn came while it waited": measuresNotBesideMIGManagerThatCameMeanwhile,
@@ -127,6 +128,17 @@ func attributesNothingToTheServer(s scenario) {
 	n.Expect(err).NotTo(gomega.HaveOccurred())
 	n.Expect(report.Units[0].Containers).To(gomega.BeEmpty())
 	n.Expect(report.Units[0].OtherBytes).To(gomega.Equal(gib))
+}
+
+func knowsNotWhatAnUnnamedContainerUses(s scenario) {
+	n := s.node("", sim.T4)
+	n.settle()
+	n.busy(100, "long-name", gpu.ProcessUse{MemoryBytes: new(gib)})
+	clear(n.containers)
+	report, err := n.controller.Usage(n.Context())
+	n.Expect(err).NotTo(gomega.HaveOccurred())
+	n.Expect(report.Units[0].Containers).To(gomega.HaveLen(1))
+	n.Expect(report.Units[0].Containers[0].MemoryBytes).To(gomega.BeNil(), "it is not 0: the process in a container may be its")
 }
 
 func measuresNotBesideMIGManager(s scenario) {

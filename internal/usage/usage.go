@@ -94,7 +94,7 @@ type Device struct {
 	Replicas map[int]int
 }
 
-// Of reports on a node. owners are the containers of processes, by PID.
+// Of reports on a node. owners are the containers of processes, by PID; a Name that is empty is that of a container which is not known.
 func Of(node *v1alpha1.GPUNode, devices []Device, owners map[int]Name) Report {
 	r := Report{Node: node.Name, Policy: node.Spec.PolicyName, Units: []Unit{}}
 	for i := range devices {
@@ -155,12 +155,14 @@ func (u Unit) filled(d *Device, instance int, owners map[int]Name) Unit {
 			containers[name].MemoryBytes = new(int64(0))
 		}
 	}
+	unnamed := false
 	for _, p := range d.Processes {
 		if p.Instance != instance {
 			continue
 		}
 		name, owned := owners[p.PID]
-		if !owned {
+		unnamed = unnamed || owned && name == (Name{})
+		if name == (Name{}) {
 			if p.MemoryBytes != nil {
 				u.OtherBytes += *p.MemoryBytes
 			}
@@ -174,6 +176,9 @@ func (u Unit) filled(d *Device, instance int, owners map[int]Name) Unit {
 		c.add(p)
 	}
 	for _, c := range containers {
+		if unnamed && c.Processes == 0 { // they may be its
+			c.MemoryBytes = nil
+		}
 		u.Containers = append(u.Containers, *c)
 	}
 	slices.SortFunc(u.Containers, ByUse)

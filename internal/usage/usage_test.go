@@ -188,6 +188,17 @@ func TestNoShareIsKnownWhileTheGPUIsNotAdvertised(t *testing.T) {
 	}
 }
 
+// The name of the log of a container with long names is cut, so that its container is not known.
+func TestMemoryOfAContainerThatCannotBeNamedIsNot0(t *testing.T) {
+	g := NewWithT(t)
+	d := device(process(1, 12*gib, 0), process(2, gib, 0))
+	u := usage.Of(node(v1alpha1.DeviceSharing{}), []usage.Device{d}, map[int]usage.Name{1: {}, 2: name("greedy")}).Units[0]
+	g.Expect(u.Containers).To(HaveLen(2))
+	g.Expect(u.Containers[0].MemoryBytes).To(HaveValue(Equal(gib)))
+	g.Expect(u.Containers[1].MemoryBytes).To(BeNil(), "the 12 GiB may be its")
+	g.Expect(u.OtherBytes).To(Equal(12 * gib))
+}
+
 func TestAReportSurvivesItsJSON(t *testing.T) {
 	g := NewWithT(t)
 	d := device(process(1, 12*gib, 0.5), gpu.ProcessUse{PID: 2, Instance: gpu.WholeGPU})
