@@ -91,22 +91,37 @@ func (a *agents) measure(ctx context.Context, now time.Time) ([]measuredNode, er
 	if err := a.client.List(ctx, pods, client.MatchingLabels{"app.kubernetes.io/name": agentName}); err != nil {
 		return nil, fmt.Errorf("listing the agents: %w", err)
 	}
-	running := slices.DeleteFunc(pods.Items, func(p corev1.Pod) bool { return p.Spec.NodeName == "" || !p.DeletionTimestamp.IsZero() })
+	running := slices.DeleteFunc(pods.Items, func(p corev1.Pod) bool {
+		ended := p.Status.Phase == corev1.PodFailed || p.Status.Phase == corev1.PodSucceeded
+		return p.Spec.NodeName == "" || !p.DeletionTimestamp.IsZero() || ended
+	})
 	if len(running) == 0 {
 		return nil, errors.New("no agent runs: look at the DaemonSet gpu-sharing-agent, and at the labels nvidia.com/gpu.present of the nodes")
 	}
-	for _, p := range running {
-		if portOf(&p) == 0 {
-			return nil, errNoMetrics
+	nodes := make([]measuredNode, len(running))
+	// Whoever may make a pod may give it the label of the agents, so that one which cannot be asked must not hide the others.
+	refusals, renewed := make([]error, len(running)), map[string]error{}
+	for i := range running {
+		p := &running[i]
+		if _, asked := renewed[p.Namespace]; !asked && portOf(p) != 0 {
+			renewed[p.Namespace] = a.renew(ctx, p.Namespace, now)
 		}
-		if err := a.renew(ctx, p.Namespace, now); err != nil {
-			return nil, err
+		if refusals[i] = renewed[p.Namespace]; portOf(p) == 0 {
+			refusals[i] = errNoMetrics
+		}
+		if refusals[i] != nil {
+			nodes[i] = failed(p, refusals[i])
 		}
 	}
-	nodes := make([]measuredNode, len(running))
+	if !slices.Contains(refusals, nil) {
+		return nil, refusals[0]
+	}
 	places := make(chan struct{}, askedAtOnce)
 	var asking sync.WaitGroup
 	for i := range running {
+		if refusals[i] != nil {
+			continue
+		}
 		asking.Go(func() {
 			places <- struct{}{}
 			defer func() { <-places }()
@@ -139,6 +154,10 @@ func (a *agents) renew(ctx context.Context, namespace string, now time.Time) err
 	return nil
 }
 
+func failed(p *corev1.Pod, why error) measuredNode {
+	return measuredNode{name: p.Spec.NodeName, failed: fmt.Sprintf("pod %s/%s: %v", p.Namespace, p.Name, why)}
+}
+
 func notAllowed(namespace, why string) error {
 	return fmt.Errorf("%s; ask an administrator to bind the Role gpu-sharing-top to you: kubectl -n %s create rolebinding NAME "+
 		"--role=gpu-sharing-top --user=YOU", why, namespace)
@@ -163,14 +182,12 @@ func (a *agents) ask(ctx context.Context, p *corev1.Pod) measuredNode {
 	target := a.host.JoinPath("api/v1/namespaces", p.Namespace, "pods", fmt.Sprintf("https:%s:%d", p.Name, portOf(p)), "proxy", usage.Path)
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, target.String(), nil)
 	if err != nil {
-		node.failed = err.Error()
-		return node
+		return failed(p, err)
 	}
 	request.Header.Set(usage.TokenHeader, a.tokens[p.Namespace].value)
 	answer, err := a.http.Do(request)
 	if err != nil {
-		node.failed = fmt.Sprintf("pod %s/%s: %v", p.Namespace, p.Name, err)
-		return node
+		return failed(p, err)
 	}
 	defer answer.Body.Close()
 	body, err := io.ReadAll(io.LimitReader(answer.Body, maxUsage))
@@ -180,7 +197,7 @@ func (a *agents) ask(ctx context.Context, p *corev1.Pod) measuredNode {
 		err = refusal(p.Namespace, answer.StatusCode, body)
 	}
 	if err != nil {
-		node.failed = fmt.Sprintf("pod %s/%s: %v", p.Namespace, p.Name, err)
+		return failed(p, err)
 	}
 	return node
 }

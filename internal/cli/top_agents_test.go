@@ -1,0 +1,78 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+)
+
+// asking is a cluster of these pods in which an agent answers with a body. Only the namespace gpus has the account of the reader.
+func asking(t *testing.T, body string, pods ...client.Object) *agents {
+	t.Helper()
+	g := NewWithT(t)
+	scheme, err := newScheme()
+	g.Expect(err).NotTo(HaveOccurred())
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		g.Expect(r.URL.Path).To(HavePrefix("/api/v1/namespaces/gpus/pods/https:agent-"))
+		_, _ = w.Write([]byte(body))
+	}))
+	t.Cleanup(server.Close)
+	host, err := url.Parse(server.URL)
+	g.Expect(err).NotTo(HaveOccurred())
+	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "gpus", Name: reader}}
+	return &agents{
+		client: fake.NewClientBuilder().WithScheme(scheme).WithObjects(append(pods, account)...).Build(),
+		http:   server.Client(), host: host, tokens: map[string]token{},
+	}
+}
+
+func agentOn(namespace, node string, ports ...corev1.ContainerPort) *corev1.Pod {
+	return &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "agent-" + node, Labels: map[string]string{"app.kubernetes.io/name": agentName}},
+		Spec:       corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{Name: "agent", Ports: ports}}},
+	}
+}
+
+var metricsPorts = []corev1.ContainerPort{{Name: metricsPort, ContainerPort: 8443}}
+
+// Whoever may make a pod anywhere may give it the label of the agents.
+func TestAPodThatCallsItselfAnAgentHidesNoNode(t *testing.T) {
+	for title, foreign := range map[string]*corev1.Pod{
+		"without a port": agentOn("tenant", "b"), "without the account of the reader": agentOn("tenant", "b", metricsPorts...),
+	} {
+		t.Run(title, func(t *testing.T) {
+			g := NewWithT(t)
+			nodes, err := asking(t, `{"policy":"research"}`, agentOn("gpus", "a", metricsPorts...), foreign).measure(t.Context(), time.Now())
+			g.Expect(err).NotTo(HaveOccurred())
+			g.Expect(nodes).To(HaveLen(2))
+			g.Expect(nodes[0].report.Policy).To(Equal("research"))
+			g.Expect(nodes[1].failed).To(ContainSubstring("pod tenant/agent-b: "))
+		})
+	}
+}
+
+func TestWithoutMetricsTopSaysHowToTurnThemOn(t *testing.T) {
+	_, err := asking(t, "", agentOn("gpus", "a"), agentOn("gpus", "b")).measure(t.Context(), time.Now())
+	NewWithT(t).Expect(err).To(MatchError(errNoMetrics))
+}
+
+// The kubelet evicted it, and the DaemonSet has made another.
+func TestAnAgentThatHasEndedIsNotAsked(t *testing.T) {
+	g := NewWithT(t)
+	ended := agentOn("gpus", "a", metricsPorts...)
+	ended.Name, ended.Status.Phase = "agent-evicted", corev1.PodFailed
+	nodes, err := asking(t, `{}`, agentOn("gpus", "a", metricsPorts...), ended).measure(t.Context(), time.Now())
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(nodes).To(HaveLen(1))
+}
