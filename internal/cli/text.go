@@ -8,6 +8,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"unicode"
 	"unicode/utf8"
 )
 
@@ -26,10 +27,20 @@ func (t *text) row(indent int, label, content string) {
 		head += fmt.Sprintf("%-*s", column, label)
 	}
 	rest := strings.Repeat(" ", utf8.RuneCountInString(head))
-	for _, line := range wrap(content, t.width-len(rest)) {
+	for _, line := range wrap(printable(content), t.width-len(rest)) {
 		t.WriteString(strings.TrimRight(head+line, " ") + "\n")
 		head = rest
 	}
+}
+
+// printable is a text without what a terminal takes for commands: not all that is printed comes from the API server.
+func printable(s string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) {
+			return utf8.RuneError
+		}
+		return r
+	}, s)
 }
 
 // rows writes a label once, and a line for each content.

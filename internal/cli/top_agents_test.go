@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/url"
+	"strings"
 	"testing"
 	"time"
 
@@ -75,4 +76,21 @@ func TestAnAgentThatHasEndedIsNotAsked(t *testing.T) {
 	nodes, err := asking(t, `{}`, agentOn("gpus", "a", metricsPorts...), ended).measure(t.Context(), time.Now())
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(nodes).To(HaveLen(1))
+}
+
+// An answer may come from an impostor.
+func TestTopSendsTheTerminalNoCommands(t *testing.T) {
+	g := NewWithT(t)
+	body := `{"policy":"\u001b]0;owned\u0007\u009b2J","incomplete":"a\rb","units":[{"gpu":"GPU-1","product":"\u001b[31mT4","containers":[{"namespace":"x","pod":"\u001b[2J","container":"c\td\nNODE z"}]}]}`
+	nodes, err := asking(t, body, agentOn("gpus", "a", metricsPorts...)).measure(t.Context(), time.Now())
+	g.Expect(err).NotTo(HaveOccurred())
+	for _, of := range []string{"node", "pod", "policy"} {
+		shown := &text{}
+		g.Expect(shown.top(of, nodes, nil)).To(Succeed())
+		for _, r := range strings.ReplaceAll(shown.String(), "\n", "") {
+			g.Expect(r).To(BeNumerically(">=", ' '))
+			g.Expect(r < 0x7f || r > 0x9f).To(BeTrue())
+		}
+		g.Expect(shown.String()).NotTo(MatchRegexp(`(?m)^ *NODE z`))
+	}
 }

@@ -279,6 +279,9 @@ func newTable() table {
 }
 
 func (t table) line(cells ...string) {
+	for i := range cells {
+		cells[i] = printable(cells[i])
+	}
 	_, _ = fmt.Fprintln(t.writer, strings.Join(cells, "\t")) // a strings.Builder takes everything
 }
 
