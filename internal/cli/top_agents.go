@@ -30,7 +30,7 @@ import (
 const (
 	agentName = "gpu-sharing-agent"
 	// reader is the account of which top takes a token: an agent never sees what the user may do.
-	reader = "gpu-sharing-metrics"
+	reader = "gpu-sharing-usage"
 	// metricsPort names the port of the agents.
 	metricsPort = "metrics"
 	// tokenLife is the shortest that Kubernetes gives; a token is renewed before that.

@@ -89,8 +89,9 @@ func TestPrometheusMayReadTheMetrics(t *testing.T) {
 	g.Expect(err).NotTo(HaveOccurred())
 	guarded, err = agentFilter(logr.Discard(), http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 	g.Expect(err).NotTo(HaveOccurred())
-	for _, path = range []string{"/metrics", usage.Path} {
-		g.Expect(answer(secret.Annotations[corev1.ServiceAccountNameKey])).To(Equal(http.StatusOK), path)
+	for may, account := range map[string]string{"/metrics": secret.Annotations[corev1.ServiceAccountNameKey], usage.Path: "gpu-sharing-usage"} {
+		path = may
+		g.Expect(answer(account)).To(Equal(http.StatusOK), path)
 		g.Expect(answer(agentPod.ServiceAccountName)).To(Equal(http.StatusForbidden), path)
 	}
 }

@@ -18,7 +18,10 @@ import (
 	. "github.com/onsi/gomega"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -104,6 +107,12 @@ func TestTopNeedsTheRoleOfTheChart(t *testing.T) {
 	g.Expect(tokens).NotTo(BeEmpty())
 	for _, token := range tokens {
 		g.Expect(token).NotTo(ContainSubstring(user.BearerToken), "an agent never sees what the user may do")
+		config := rest.AnonymousClientConfig(cluster.Config)
+		config.BearerToken = token
+		reader, err := kubernetes.NewForConfig(config)
+		g.Expect(err).NotTo(HaveOccurred())
+		_, err = reader.RESTClient().Get().AbsPath("/metrics").DoRaw(t.Context())
+		g.Expect(apierrors.IsForbidden(err)).To(BeTrue(), "a user who may run top may not read the API server's own metrics with that token: %v", err)
 	}
 }
 
