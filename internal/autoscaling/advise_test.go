@@ -232,7 +232,7 @@ func TestWhatKarpenterMakesOfANodeOverlay(t *testing.T) {
 				Requirements: []autoscaling.Requirement{{Key: "karpenter.sh/nodepool", Operator: "In", Values: []string{"cpu"}}},
 			})
 		}, v1alpha1.ReasonConfigured, "knows by NodeOverlay"},
-		"has one of that name of another": {func(_ *autoscaling.World, o *autoscaling.Overlay) { o.Policy = "" }, v1alpha1.ReasonOwnedByOther, "Delete it"},
+		"has one of that name of another": {func(_ *autoscaling.World, o *autoscaling.Overlay) { o.Policy, o.Weight = "", 1 }, v1alpha1.ReasonOwnedByOther, "Delete it"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g, w := NewWithT(t), karpenter(t, renamed+declared)

@@ -182,3 +182,56 @@ func TestMoreNodeGroupsThanTheStatusLists(t *testing.T) {
 	c, _ := autoscaling.Condition(groups)
 	g.Expect(c.Message).To(HaveSuffix("status.nodeGroups lists 64 of 70 node groups"))
 }
+
+// applied is the NodeOverlay that the policy has written, as the API server returns it.
+func applied(t *testing.T, w autoscaling.World) autoscaling.Overlay {
+	t.Helper()
+	o := unstructuredOf(w.Advise().Writes[0].Overlay.Object)
+	o.SetManagedFields([]metav1.ManagedFieldsEntry{{Manager: autoscaling.FieldManager, Operation: metav1.ManagedFieldsOperationApply}})
+	return autoscaling.OverlayOf(o)
+}
+
+// The NodeOverlay of a policy that is deleted and created again at once (kubectl replace --force) still belongs to the deleted one, and the
+// garbage collector deletes it.
+func TestTheNodeOverlayOfAPolicyThatIsCreatedAgain(t *testing.T) {
+	g := NewWithT(t)
+	w := karpenter(t, renamed+declared)
+	w.Policies[0].UID = "policy-1"
+	w.Overlays = []autoscaling.Overlay{applied(t, w)}
+	g.Expect(w.Advise().Writes).To(BeEmpty())
+	w.Policies[0].UID = "policy-2"
+	again := w.Advise()
+	w.Policies[0].Status.NodeGroups = []v1alpha1.NodeGroupStatus{again.Groups["research"][0].NodeGroupStatus}
+	w.Overlays = nil // by the garbage collector
+	g.Expect(only(t, w).Reason).To(Equal(v1alpha1.ReasonConfiguring))
+	g.Expect(w.Advise().Writes).To(HaveLen(1))
+	g.Expect(again.Writes).To(HaveLen(1), "it is given to the new policy before")
+}
+
+// What the operator itself deletes, because the mode is Advise, it creates again once the mode is Manage.
+func TestTheOperatorDoesNotTakeItselfForAnotherClient(t *testing.T) {
+	g := NewWithT(t)
+	w := karpenter(t, renamed+declared)
+	w.Overlays = []autoscaling.Overlay{applied(t, w)}
+	w.Policies[0].Spec.Autoscaling.Mode = v1alpha1.AutoscalingModeAdvise
+	advice := w.Advise()
+	g.Expect(advice.Writes[0].Delete).NotTo(BeNil())
+	w.Policies[0].Status.NodeGroups = []v1alpha1.NodeGroupStatus{advice.Groups["research"][0].NodeGroupStatus}
+	w.Overlays = nil
+	w.Policies[0].Spec.Autoscaling.Mode = v1alpha1.AutoscalingModeManage
+	g.Expect(only(t, w).Reason).To(Equal(v1alpha1.ReasonConfiguring))
+}
+
+// A user who keeps the NodeOverlay in a source of their own, as the status advises, is not told to delete it.
+func TestTheNodeOverlayOfAUserThatIsAsThePolicyAsks(t *testing.T) {
+	g := NewWithT(t)
+	w := karpenter(t, renamed+declared)
+	theirs := applied(t, w)
+	theirs.Policy, theirs.Observed = "", true
+	w.Overlays = []autoscaling.Overlay{theirs}
+	g.Expect(only(t, w).Reason).To(Equal(v1alpha1.ReasonConfigured))
+	g.Expect(only(t, w).Written).To(BeEmpty())
+	g.Expect(w.Advise().Writes).To(BeEmpty())
+	w.Overlays[0].Weight++
+	g.Expect(only(t, w).Reason).To(Equal(v1alpha1.ReasonOwnedByOther))
+}

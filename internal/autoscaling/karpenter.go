@@ -75,7 +75,8 @@ func (e *entry) karpenter(wanted *wants) {
 // overlayKind begins the entries of status.nodeGroups[].written for NodeOverlays.
 const overlayKind = "NodeOverlay/"
 
-// wrote reports whether the policy last reported that the NodeOverlay is there. The operator deletes none that it reports.
+// wrote reports whether the policy last reported that the NodeOverlay is there. The operator reports none that it deletes, or that the
+// garbage collector deletes with an earlier policy of that name.
 func (e *entry) wrote(overlay string) bool {
 	return slices.ContainsFunc(e.by.Status.NodeGroups, func(s v1alpha1.NodeGroupStatus) bool {
 		return e.g.is(s.Kind, s.Namespace, s.Name) && slices.Contains(s.Written, overlayKind+overlay)
@@ -90,10 +91,12 @@ func (e *entry) compare(have *Overlay, want Overlay) {
 			"prints, or set spec.autoscaling.mode: Manage", e.g.Name)
 	case have == nil:
 		e.find(v1alpha1.ReasonConfiguring, "NodeOverlay %s is being created", want.Name)
-	case e.managed() && have.Policy == "":
+	case e.managed() && have.Policy == "" && !have.same(want):
 		e.find(v1alpha1.ReasonOwnedByOther, "NodeOverlay %s is not the operator's. Delete it", want.Name)
+	case e.managed() && have.Policy != "" && !have.of(e.by):
+		e.find(v1alpha1.ReasonConfiguring, "NodeOverlay %s is of a policy of that name that was deleted, and is being given to this one", want.Name)
 	default:
-		if have.Policy != "" {
+		if have.Policy != "" && e.managed() {
 			e.written = append(e.written, overlayKind+have.Name)
 		}
 		e.judge(have)
@@ -252,6 +255,9 @@ func (o *Overlay) same(want Overlay) bool {
 		return a.Key == b.Key && a.Operator == b.Operator && slices.Equal(a.Values, b.Values)
 	})
 }
+
+// of reports whether the NodeOverlay lives as long as a policy. The policy may have been deleted and created again under its name.
+func (o *Overlay) of(p *v1alpha1.GPUSharingPolicy) bool { return o.Owner == string(p.UID) }
 
 func (w *World) overlay(name string) *Overlay {
 	for i := range w.Overlays {

@@ -62,6 +62,11 @@ func OverlayOf(o *unstructured.Unstructured) Overlay {
 	if strings.HasPrefix(v.Name, OverlayPrefix) && slices.ContainsFunc(o.GetManagedFields(), ours) { // a copy has the label too
 		v.Policy = o.GetLabels()[LabelPolicy]
 	}
+	for _, owner := range o.GetOwnerReferences() {
+		if owner.Kind == "GPUSharingPolicy" {
+			v.Owner = string(owner.UID)
+		}
+	}
 	v.Weight, _, _ = unstructured.NestedInt64(o.Object, "spec", "weight")
 	capacity, _, _ := unstructured.NestedMap(o.Object, "spec", "capacity")
 	for name, count := range capacity {

@@ -165,7 +165,9 @@ type Overlay struct {
 	Name string
 	UID  string
 	// Policy is the policy that it was written for by the operator; empty: the operator did not write it.
-	Policy       string
+	Policy string
+	// Owner is the UID of the policy with which the garbage collector deletes it; empty: it outlives all.
+	Owner        string
 	Created      time.Time
 	Weight       int64
 	Requirements []Requirement

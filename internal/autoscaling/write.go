@@ -90,7 +90,7 @@ func (w *World) writes(wanted wants) []Write {
 	var all []Write
 	for _, want := range wanted.overlays {
 		have := w.overlay(want.Name)
-		if have == nil || have.Policy != "" && !have.same(want.Overlay) {
+		if have == nil || have.Policy != "" && (!have.same(want.Overlay) || !have.of(want.by)) {
 			all = append(all, Write{Overlay: &WriteOverlay{Name: want.Name, Object: want.Object(w.OverlayVersion, string(want.by.UID))}})
 		}
 	}
