@@ -53,8 +53,8 @@ func stale(lease *coordinationv1.Lease, now time.Time) string {
 		return fmt.Sprintf("nobody holds lease %s/%s; %s", lease.Namespace, lease.Name, help)
 	}
 	if age := now.Sub(spec.RenewTime.Time); age > time.Duration(*spec.LeaseDurationSeconds)*time.Second+clocksDiffer {
-		return fmt.Sprintf("lease %s/%s was last renewed %s ago, by %s; %s",
-			lease.Namespace, lease.Name, age.Round(time.Second), *spec.HolderIdentity, help)
+		return fmt.Sprintf("lease %s/%s was last renewed at %s, by %s; %s",
+			lease.Namespace, lease.Name, spec.RenewTime.UTC().Format(time.RFC3339), *spec.HolderIdentity, help)
 	}
 	return ""
 }

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"sigs.k8s.io/yaml"
 
@@ -31,7 +32,8 @@ type query struct {
 	names           []string
 	policy, product string
 	notReady        bool
-	all             bool // in detail, however many they are
+	all             bool      // in detail, however many they are
+	ages            time.Time // until when the ages of policies count; zero: until the cluster was read
 }
 
 // check returns an error if a node, the policy or the product does not exist.

@@ -4,13 +4,19 @@
 package cli
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	. "github.com/onsi/gomega"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	clocktesting "k8s.io/utils/clock/testing"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
@@ -102,4 +108,60 @@ func TestStatusForPrograms(t *testing.T) {
 	empty, err := encoded(world.World{}, query{}, outputJSON)
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(empty).To(MatchJSON(`{"policies": [], "nodes": []}`), "lists, not null")
+}
+
+// watched is a clock that lets somebody act whenever the program waits, and ends the program when they are done.
+type watched struct {
+	*clocktesting.FakeClock
+
+	polls int
+	then  func(polls int) bool
+	end   context.CancelFunc
+}
+
+func (w *watched) After(d time.Duration) <-chan time.Time {
+	w.Step(d)
+	if w.polls++; !w.then(w.polls) {
+		w.end()
+		return nil
+	}
+	now := make(chan time.Time, 1)
+	now <- w.Now()
+	return now
+}
+
+// TestStatusWatchPrintsWhatChanges: that time passes is no change, neither for the age of a policy nor for a controller that is gone.
+func TestStatusWatchPrintsWhatChanges(t *testing.T) {
+	g := NewWithT(t)
+	scheme, err := newScheme()
+	g.Expect(err).NotTo(HaveOccurred())
+	p := policy(t, "research", slicing)
+	p.ResourceVersion, p.CreationTimestamp = "", metav1.NewTime(now.Add(-time.Minute))
+	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "gpu-sharing-operator", Name: controllerName}}
+	lease.Spec = coordinationv1.LeaseSpec{
+		HolderIdentity: new("controller-1"), LeaseDurationSeconds: new(int32(15)), RenewTime: &metav1.MicroTime{Time: now.Add(-time.Hour)},
+	}
+	for output, first := range map[string]string{"": "POLICY", outputWide: "POLICY", outputYAML: "nodes:"} {
+		c := fake.NewClientBuilder().WithScheme(scheme).WithObjects(p.DeepCopy(), lease).
+			WithIndex(lease, "metadata.name", func(o client.Object) []string { return []string{o.GetName()} }).Build()
+		ctx, cancel := context.WithCancel(t.Context())
+		var out strings.Builder
+		clock := &watched{FakeClock: clocktesting.NewFakeClock(now), end: cancel, then: func(polls int) bool {
+			if polls == 30 {
+				g.Expect(strings.Count(out.String(), first)).To(Equal(1), out.String())
+				another := p.DeepCopy()
+				another.Name = "another"
+				g.Expect(c.Create(ctx, another)).To(Succeed())
+			}
+			return polls < 60
+		}}
+		f := newFlags()
+		f.watch, f.output = true, output
+		g.Expect((&Program{Out: &out, Clock: clock}).statusBy(ctx, c, f, query{})).To(Succeed())
+		g.Expect(clock.polls).To(Equal(60))
+		g.Expect(strings.Count(out.String(), first)).To(Equal(2), out.String())
+		if output == outputYAML {
+			g.Expect(strings.Split(out.String(), "---\n")).To(HaveLen(2), "documents")
+		}
+	}
 }

@@ -357,7 +357,7 @@ func needsAController(s *shared) {
 	s.renew(s.clock.Now().Add(-10 * time.Minute))
 	_, err := s.run("", "--yes")
 	s.Expect(err).To(MatchError(And(ContainSubstring("no controller runs"), ContainSubstring("Nothing was deleted"),
-		ContainSubstring("lease gpu-sharing-operator/gpu-sharing-controller was last renewed 10m0s ago, by controller-1"))))
+		ContainSubstring("lease gpu-sharing-operator/gpu-sharing-controller was last renewed at 2027-01-15T07:50:00Z, by controller-1"))))
 	s.Expect(s.client.DeleteAllOf(s.t.Context(), &coordinationv1.Lease{}, client.InNamespace("gpu-sharing-operator"))).To(Succeed())
 	_, err = s.run("", "--yes")
 	s.Expect(err).To(MatchError(ContainSubstring("no Deployment with the label app.kubernetes.io/name=gpu-sharing-controller is available")))

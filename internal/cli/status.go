@@ -33,20 +33,29 @@ func (p *Program) status(ctx context.Context, f *flags, names []string) error {
 	if err != nil {
 		return err
 	}
-	q := query{names: names, policy: f.policy, product: f.product, notReady: f.notReady, all: f.output == outputWide}
+	return p.statusBy(ctx, c, f, query{names: names, policy: f.policy, product: f.product, notReady: f.notReady, all: f.output == outputWide})
+}
+
+func (p *Program) statusBy(ctx context.Context, c client.Client, f *flags, q query) error {
 	for printed := ""; ; {
-		now, err := p.statusNow(ctx, c, q, f.output)
+		render, err := p.statusNow(ctx, c, q, f.output)
+		if f.watch && ctx.Err() != nil {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		now, err := render(q.ages)
 		if err != nil || !f.watch {
 			return errors.Join(err, p.write(now))
 		}
 		if now != printed {
-			if printed != "" {
-				now = "\n" + now
-			}
-			if err := p.write(now); err != nil {
+			q.ages = p.Clock.Now() // that a policy grows older is no change
+			now, err = render(q.ages)
+			if err := errors.Join(err, p.write(separator(printed, f.output)+now)); err != nil {
 				return err
 			}
-			printed = strings.TrimPrefix(now, "\n")
+			printed = now
 		}
 		select {
 		case <-ctx.Done():
@@ -56,36 +65,54 @@ func (p *Program) status(ctx context.Context, f *flags, names []string) error {
 	}
 }
 
-// statusNow is what status prints.
-func (p *Program) statusNow(ctx context.Context, c client.Client, q query, output string) (string, error) {
+// separator stands between what was printed before, if something was, and what is printed next.
+func separator(printed, output string) string {
+	switch {
+	case printed == "":
+		return ""
+	case output == outputYAML:
+		return "---\n"
+	}
+	return "\n"
+}
+
+// statusNow reads the cluster and returns what status prints of it, with the ages that policies have at a time.
+func (p *Program) statusNow(ctx context.Context, c client.Client, q query, output string) (render func(ages time.Time) (string, error), err error) {
 	w, err := p.read(ctx, c)
 	if err != nil {
-		return "", advise(err)
+		return nil, advise(err)
 	}
 	if err := q.check(w); err != nil {
-		return "", err
+		return nil, err
 	}
 	if output == outputJSON || output == outputYAML {
-		return encoded(w, q, output)
+		return func(time.Time) (string, error) { return encoded(w, q, output) }, nil
 	}
-	shown := text{width: p.Width}
 	why, err := noController(ctx, c, p.Clock.Now())
 	if err != nil {
-		return "", advise(err)
+		return nil, advise(err)
 	}
-	if why != "" {
-		shown.row(0, "", fmt.Sprintf("No controller runs, so nothing changes and what follows may be out of date: %s.", why))
-		shown.WriteString("\n")
-	}
-	shown.status(w, q)
-	return shown.String(), nil
+	return func(ages time.Time) (string, error) {
+		shown := text{width: p.Width}
+		if why != "" {
+			shown.row(0, "", fmt.Sprintf("No controller runs, so nothing changes and what follows may be out of date: %s.", why))
+			shown.WriteString("\n")
+		}
+		q.ages = ages
+		shown.status(w, q)
+		return shown.String(), nil
+	}, nil
 }
 
 // status writes what is so: all policies and nodes, or those that are asked for. Of many nodes it writes a summary, and in detail only the
 // first that are not ready.
 func (t *text) status(w world.World, q query) {
 	if len(q.names) == 0 {
-		t.policies(q.policies(w.Policies), w.Now)
+		ages := q.ages
+		if ages.IsZero() {
+			ages = w.Now
+		}
+		t.policies(q.policies(w.Policies), ages)
 	}
 	if len(w.Nodes) == 0 {
 		t.row(0, "", "No node has a GPUNode. The controller makes one for each node that NVIDIA's GPU Feature Discovery labels "+
