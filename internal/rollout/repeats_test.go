@@ -4,6 +4,7 @@
 package rollout_test
 
 import (
+	"regexp"
 	"slices"
 	"testing"
 	"time"
@@ -12,9 +13,12 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/clusterpolicy"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
 )
 
 // TestNoFightGoesOnWithoutEnd: what another controller undoes again and again is written a few times in an hour. The status names
@@ -104,4 +108,34 @@ func TestAFightLeavesNoNodeTainted(t *testing.T) {
 		g.Expect(decided(a, 8)).To(BeTrue(), a.String())
 		g.Expect(decided(a, 8)).To(BeFalse(), a.String())
 	}
+}
+
+// TestAFightIsReportedWithTheTimeAtWhichItGoesOn, and not with an earlier one at which something else is due on the node.
+func TestAFightIsReportedWithTheTimeAtWhichItGoesOn(t *testing.T) {
+	g := NewWithT(t)
+	c, h := toMIG()
+	c.Repeats = &action.Repeats{}
+	c.hold(h, "train", 0, gpu.WholeGPU)
+	c.Plugin.Operands = &clusterpolicy.Operands{Name: "cluster-policy", Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}}}
+	c.Policies[0].Spec.Taints = []v1alpha1.Taint{{Key: "team", Effect: "NoSchedule"}}
+	var d rollout.Decision
+	for range 60 {
+		d = c.memory.decide(c.world())
+		for _, a := range d.Actions {
+			c.do(a)
+			c.Repeats.Note(a, c.Now)
+		}
+		h.Taints = slices.DeleteFunc(h.Taints, func(t corev1.Taint) bool { return t.Key == "team" })
+		c.version[h.Name]++
+		c.tick(time.Second)
+	}
+	g.Expect(d.Nodes[0].State).To(Equal(state.Draining))
+	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonChangedByOthers))
+	said := regexp.MustCompile("waits until ([0-9:]+) UTC").FindStringSubmatch(d.Nodes[0].Message)
+	g.Expect(said).To(HaveLen(2), d.Nodes[0].Message)
+	until, err := time.Parse(time.TimeOnly, said[1])
+	g.Expect(err).NotTo(HaveOccurred())
+	now, err := time.Parse(time.TimeOnly, c.Now.UTC().Format(time.TimeOnly))
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(until.Sub(now)).To(BeNumerically(">", 50*time.Minute), d.Nodes[0].Message)
 }

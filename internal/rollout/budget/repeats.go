@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/format"
@@ -21,6 +22,7 @@ import (
 func Withhold(m *group.Member, w *world.World) {
 	var kept []action.Action
 	var held action.Action
+	var again time.Duration               // when the first held action may be carried out
 	policyTaints, startup := false, false // of a held action: changes taints for a policy, and takes the startup taint off
 	for _, a := range m.Actions {
 		left := w.Repeats.Left(a, w.Now)
@@ -28,7 +30,7 @@ func Withhold(m *group.Member, w *world.World) {
 			kept = append(kept, a)
 			continue
 		}
-		held, m.After = a, timing.Sooner(m.After, left)
+		held, again = a, timing.Sooner(again, left)
 		keep, keeps := a.(action.KeepTaints)
 		policyTaints = policyTaints || keeps
 		startup = startup || keeps && !slices.ContainsFunc(keep.Want, taints.IsStartup)
@@ -36,10 +38,11 @@ func Withhold(m *group.Member, w *world.World) {
 	if held == nil {
 		return
 	}
+	m.After = timing.Sooner(m.After, again)
 	m.Actions, m.Reason, m.Settled = kept, v1alpha1.ReasonChangedByOthers, nil
 	m.Message = strings.TrimSuffix(fmt.Sprintf("Another controller undoes again and again what the operator writes (%s). The operator "+
 		"waits until %s. Find the other controller: kubectl get node %s --show-managed-fields -o yaml; %s",
-		action.Unstamped(held), format.Clock(w.Now.Add(m.After)), m.Node.Name, m.Message), "; ")
+		action.Unstamped(held), format.Clock(w.Now.Add(again)), m.Node.Name, m.Message), "; ")
 	if !policyTaints {
 		return
 	}
