@@ -4,6 +4,7 @@
 package rollout_test
 
 import (
+	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -143,4 +144,32 @@ func TestAPluginThatTheCacheDoesNotShowYetIsWaitedFor(t *testing.T) {
 			g.Expect(selects(late())).To(BeTrue())
 		})
 	}
+}
+
+// TestPodsElsewhereAreNoNewsOfANode: a client of NVIDIA's MPS daemon that begins or ends on one node is reported once, on the policy, and not
+// on each of the nodes that wait for it.
+func TestPodsElsewhereAreNoNewsOfANode(t *testing.T) {
+	g := NewWithT(t)
+	c := newCluster()
+	byHand := c.add("by-hand", sim.T4)
+	for i := range 10 {
+		c.add(fmt.Sprint("n", i), sim.T4).Labels["pool"] = "other"
+	}
+	c.Plugin.Operands = &clusterpolicy.Operands{Name: "cluster-policy"}
+	c.Plugin.Ready = false
+	byHand.Pods = append(byHand.Pods, world.Pod{
+		Namespace: "gpu-operator", Name: "mps", UID: "mps", Controller: "DaemonSet", NodeSelector: map[string]string{mpsLabel: "true"},
+	})
+	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", timeSlicing(4), onPool("other"))}
+	for i := range 30 {
+		name := fmt.Sprint("client-", i)
+		c.hold(byHand, name, 0, gpu.WholeGPU)
+		d := c.pass()
+		g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonMPSClientsRunning))
+		ready, _ := condition.Find(d.Policies["research"].Conditions, v1alpha1.ConditionReady)
+		g.Expect(ready.Message).To(ContainSubstring("pod user/" + name))
+		c.end(byHand, name)
+		c.Now = c.Now.Add(time.Second)
+	}
+	g.Expect(c.writes["action.Report"]).To(BeNumerically("<=", 2*11))
 }

@@ -218,7 +218,7 @@ func heldUp(g *group.Group, w *world.World, m *group.Member) (reason, message st
 	case g.By.Spec.Rollout.Paused:
 		return v1alpha1.ReasonPaused, "the rollout is paused; set rollout.paused to false to let it go on"
 	case !w.Plugin.Ready && taints.PluginConfigHeld(w) != "":
-		return v1alpha1.ReasonMPSClientsRunning, "Waiting: " + taints.PluginConfigHeld(w)
+		return v1alpha1.ReasonMPSClientsRunning, fmt.Sprintf("Waiting: %s. The policy names them", taints.PluginConfigChange(w))
 	case !w.Plugin.Ready:
 		return v1alpha1.ReasonConfiguringDevicePlugin, cmp.Or(w.Plugin.Message, "NVIDIA's device plugin is being pointed at the operator's ConfigMap")
 	case nvidiamig.HoldsUpChange(m.View):

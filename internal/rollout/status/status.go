@@ -183,6 +183,9 @@ func ready(g *group.Group, accepted metav1.Condition) metav1.Condition {
 	default:
 		c.Reason = reason(waiting)
 		c.Message = fmt.Sprintf("%d of %s ready; %s", len(g.Members)-len(waiting), nodes(len(g.Members)), sentences(waiting))
+		if c.Reason == v1alpha1.ReasonMPSClientsRunning {
+			c.Message = fmt.Sprintf("Waiting: %s; %s", taints.PluginConfigHeld(waiting[0].World), c.Message)
+		}
 	}
 	return c
 }

@@ -138,8 +138,12 @@ func PluginConfigHeld(w *world.World) string {
 	if w.Plugin.Operands == nil || len(w.MpsUsers) == 0 {
 		return ""
 	}
-	return fmt.Sprintf("changing devicePlugin.config of ClusterPolicy %s restarts NVIDIA's MPS daemons, which ends their clients: %s. "+
-		"The operator changes it once these pods have ended", w.Plugin.Operands.Name, format.List(w.MpsUsers))
+	return fmt.Sprintf("%s: %s. The operator changes it once these pods have ended", PluginConfigChange(w), format.List(w.MpsUsers))
+}
+
+// PluginConfigChange says what a change of devicePlugin.config does, without the pods that PluginConfigHeld names: nodes report it, and no node has news when a pod elsewhere begins or ends.
+func PluginConfigChange(w *world.World) string {
+	return fmt.Sprintf("changing devicePlugin.config of ClusterPolicy %s restarts NVIDIA's MPS daemons, which ends their clients", w.Plugin.Operands.Name)
 }
 
 // refuses says why NVIDIA's programs do not tolerate a taint anywhere, with the reason for it; empty: they do.
