@@ -34,10 +34,12 @@ const (
 	maxTrusted = 64
 	// maxReview bounds an answer of the API server.
 	maxReview = 1 << 20
+	// maxReviews bounds how many questions are under way at once: anybody on the pod network can send tokens that are none.
+	maxReviews = 8
 )
 
 // Access is the filter provider of a metrics server that answers only to clients whom the API server lets get the path: 401 without a
-// valid token, 403 without the right, 500 if the API server cannot be asked. The agent needs no right for it: it asks with the
+// valid token, 403 without the right, 500 if the API server cannot be asked, 503 if too many ask. The agent needs no right for it: it asks with the
 // client's own token what that token may do (SelfSubjectAccessReview), which Kubernetes lets every authenticated user ask.
 func Access(now clock.PassiveClock) func(*rest.Config, *http.Client) (server.Filter, error) {
 	return func(config *rest.Config, _ *http.Client) (server.Filter, error) {
@@ -53,6 +55,7 @@ func Access(now clock.PassiveClock) func(*rest.Config, *http.Client) (server.Fil
 		return func(log logr.Logger, next http.Handler) (http.Handler, error) {
 			return &guard{
 				log: log, next: next, client: httpClient, clock: now, known: map[permission]time.Time{},
+				asking:  make(chan struct{}, maxReviews),
 				reviews: host.JoinPath("apis/authorization.k8s.io/v1/selfsubjectaccessreviews").String(),
 			}, nil
 		}, nil
@@ -71,6 +74,7 @@ type guard struct {
 	client  *http.Client // without credentials of its own
 	reviews string       // URL
 	clock   clock.PassiveClock
+	asking  chan struct{} // holds one for each review under way
 
 	mu    sync.Mutex
 	known map[permission]time.Time // until when
@@ -132,6 +136,12 @@ func (g *guard) remember(p permission) {
 func (g *guard) review(ctx context.Context, token, path string) (int, error) {
 	ctx, cancel := context.WithTimeout(ctx, reviewTimeout)
 	defer cancel()
+	select {
+	case g.asking <- struct{}{}:
+		defer func() { <-g.asking }()
+	case <-ctx.Done():
+		return http.StatusServiceUnavailable, fmt.Errorf("waiting for other reviews: %w", ctx.Err())
+	}
 	body, err := json.Marshal(authorizationv1.SelfSubjectAccessReview{
 		TypeMeta: metav1.TypeMeta{APIVersion: authorizationv1.SchemeGroupVersion.String(), Kind: "SelfSubjectAccessReview"},
 		Spec: authorizationv1.SelfSubjectAccessReviewSpec{

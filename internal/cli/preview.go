@@ -31,12 +31,12 @@ func (t *text) plan(w world.World, c change) {
 		t.paragraph()
 		existed := slices.ContainsFunc(w.Policies, named(policy.Name))
 		t.policy(policy.Name, existed, after.Policies[policy.Name], after.Unmet[policy.Name])
-		t.nodes(policy.Name, was, after.Nodes, w.Nodes)
+		t.nodes(policy.Name, was, after, w.Nodes)
 	}
 	for _, name := range c.deleted {
 		t.paragraph()
 		t.deleted(name, c, w, before.Nodes, after.Nodes)
-		t.nodes(name, was, after.Nodes, w.Nodes)
+		t.nodes(name, was, after, w.Nodes)
 	}
 	if len(c.deleted) > 0 {
 		t.clusterPolicy(c.of(w), before, after)
@@ -95,13 +95,19 @@ func put(counts map[string]int64, name string, n int64) {
 }
 
 // nodes writes what would be done to each node, and names those on which nothing is.
-func (t *text) nodes(policy string, was map[string]group.NodeState, nodes []group.NodeState, objects []world.Node) {
+func (t *text) nodes(policy string, was map[string]group.NodeState, after rollout.Decision, objects []world.Node) {
+	waits := func(n group.NodeState) bool {
+		return n.Policy == policy && n.Reason == v1alpha1.ReasonMPSClientsRunning
+	}
+	if slices.ContainsFunc(after.Nodes, waits) {
+		t.row(2, "at first", fmt.Sprintf("%s: %s", v1alpha1.ReasonMPSClientsRunning, after.Held))
+	}
 	of := map[string]*world.Node{}
 	for i := range objects {
 		of[objects[i].Name] = &objects[i]
 	}
 	var same []string
-	for _, n := range nodes {
+	for _, n := range after.Nodes {
 		switch before := was[n.Node].Policy; {
 		case n.Policy != policy && before != policy:
 		case n.Policy == policy && n.State == state.UpToDate:
