@@ -26,9 +26,7 @@ func TestAFloodOfTokensIsNoFloodOfReviews(t *testing.T) {
 	var reviews, most atomic.Int32
 	arrived, answer := make(chan struct{}, 200), make(chan struct{})
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		now := reviews.Add(1)
-		for was := most.Load(); now > was && !most.CompareAndSwap(was, now); was = most.Load() {
-		}
+		most.Store(max(most.Load(), reviews.Add(1))) // too low at times, but not of hundreds
 		arrived <- struct{}{}
 		<-answer
 		reviews.Add(-1)

@@ -110,7 +110,7 @@ func TestStatusForPrograms(t *testing.T) {
 	g.Expect(empty).To(MatchJSON(`{"policies": [], "nodes": []}`), "lists, not null")
 }
 
-// watched is a clock that lets somebody act whenever the program waits, and ends the program when they are done.
+// watched is a clock that lets a test act whenever the program waits, and ends the program when the test is done.
 type watched struct {
 	*clocktesting.FakeClock
 

@@ -39,8 +39,8 @@ func (p *Program) status(ctx context.Context, f *flags, names []string) error {
 func (p *Program) statusBy(ctx context.Context, c client.Client, f *flags, q query) error {
 	for printed := ""; ; {
 		render, err := p.statusNow(ctx, c, q, f.output)
-		if f.watch && ctx.Err() != nil {
-			return nil
+		if f.watch && errors.Is(ctx.Err(), context.Canceled) {
+			return nil // the user ends a watch so
 		}
 		if err != nil {
 			return err

@@ -99,7 +99,7 @@ func (a *agents) measure(ctx context.Context, now time.Time) ([]measuredNode, er
 		return nil, errors.New("no agent runs: look at the DaemonSet gpu-sharing-agent, and at the labels nvidia.com/gpu.present of the nodes")
 	}
 	nodes := make([]measuredNode, len(running))
-	// Whoever may make a pod may give it the label of the agents, so that one which cannot be asked must not hide the others.
+	// Who may create a pod may give it the label of the agents, so that one which cannot be asked must not hide the others.
 	refusals, renewed := make([]error, len(running)), map[string]error{}
 	for i := range running {
 		p := &running[i]

@@ -47,7 +47,7 @@ func agentOn(namespace, node string, ports ...corev1.ContainerPort) *corev1.Pod 
 
 var metricsPorts = []corev1.ContainerPort{{Name: metricsPort, ContainerPort: 8443}}
 
-// Whoever may make a pod anywhere may give it the label of the agents.
+// Who may create a pod anywhere may give it the label of the agents.
 func TestAPodThatCallsItselfAnAgentHidesNoNode(t *testing.T) {
 	for title, foreign := range map[string]*corev1.Pod{
 		"without a port": agentOn("tenant", "b"), "without the account of the reader": agentOn("tenant", "b", metricsPorts...),
