@@ -18,10 +18,18 @@ import (
 // plugin is the program that kubectl runs as `kubectl gpusharing`.
 const plugin = "kubectl-gpusharing"
 
+const license = "LICENSE"
+
+// completion is the script that kubectl runs to complete the arguments of the plugin. Windows runs no such script.
+const completion = "kubectl_complete-gpusharing"
+
 // pluginArchive is the file that users download, with its name: a zip for Windows, otherwise a tar.gz.
-func pluginArchive(s source, p program, content, license []byte) (string, []byte, error) {
+func pluginArchive(s source, p program, content map[string][]byte) (string, []byte, error) {
 	name := fmt.Sprintf("%s_%s_%s", plugin, s.Version, p.platform())
-	files := []file{{Path: "LICENSE", Content: license}, {Path: programInArchive(p), Content: content, Executable: true}}
+	var files []file
+	for _, path := range inArchive(p) {
+		files = append(files, file{Path: path, Content: content[path], Executable: path != license})
+	}
 	if p.OS == "windows" {
 		data, err := zipped(s, files)
 		return name + ".zip", data, err
@@ -32,6 +40,15 @@ func pluginArchive(s source, p program, content, license []byte) (string, []byte
 	}
 	data, err := gzipped(plain)
 	return name + ".tar.gz", data, err
+}
+
+// inArchive are the names of the files in the archive of a program.
+func inArchive(p program) []string {
+	files := []string{license, programInArchive(p)}
+	if p.OS != "windows" {
+		files = append(files, completion)
+	}
+	return files
 }
 
 func programInArchive(p program) string {
@@ -88,12 +105,16 @@ type download struct {
 func krew(s source, downloads []download) ([]byte, error) {
 	var platforms []any
 	for _, d := range downloads {
+		var files []any
+		for _, path := range inArchive(d.program) {
+			files = append(files, map[string]any{"from": path, "to": "."})
+		}
 		platforms = append(platforms, map[string]any{
 			"selector": map[string]any{"matchLabels": map[string]any{"os": d.program.OS, "arch": d.program.Arch}},
 			"uri":      fmt.Sprintf("%s/releases/download/%s/%s", repository, s.Version, d.name),
 			"sha256":   sum(d.content),
 			"bin":      programInArchive(d.program),
-			"files":    []any{map[string]any{"from": programInArchive(d.program), "to": "."}, map[string]any{"from": "LICENSE", "to": "."}},
+			"files":    files,
 		})
 	}
 	return yaml.Marshal(map[string]any{
@@ -106,6 +127,9 @@ func krew(s source, downloads []download) ([]byte, error) {
 			"shortDescription": "Plan, watch and restore how NVIDIA GPUs are shared",
 			"description": "Prints what a GPUSharingPolicy would change on each node, how the GPUs of nodes are shared now and\n" +
 				"by which pods, describes GPUs that are shared by hand as policies, and restores all nodes.\n",
+			// krew puts only the program in the PATH (kubernetes-sigs/krew issue 812).
+			"caveats": fmt.Sprintf("For completion on Linux and macOS copy a script into the PATH:\n"+
+				"  cp \"${KREW_ROOT:-$HOME/.krew}/store/gpusharing/%s/%s\" \"${KREW_ROOT:-$HOME/.krew}/bin/\"\n", s.Version, completion),
 			"platforms": platforms,
 		},
 	})

@@ -194,21 +194,24 @@ func (r *release) data(name string, files []file, labels map[string]string) (pub
 
 // plugins writes an archive and an SBOM of the kubectl plugin for each platform, and the manifest for krew.
 func (r *release) plugins(context.Context, string) error {
-	license, err := os.ReadFile(filepath.Join(r.tree, "LICENSE"))
-	if err != nil {
-		return fmt.Errorf("reading the licence: %w", err)
+	content := map[string][]byte{}
+	for name, path := range map[string]string{license: license, completion: filepath.Join("internal", "cli", completion)} {
+		var err error
+		if content[name], err = os.ReadFile(filepath.Join(r.tree, path)); err != nil {
+			return fmt.Errorf("reading what lies beside the plugin: %w", err)
+		}
 	}
 	var downloads []download
 	for _, p := range r.programs {
 		if p.Name != plugin {
 			continue
 		}
-		content, err := os.ReadFile(p.File)
-		if err != nil {
+		var err error
+		if content[programInArchive(p)], err = os.ReadFile(p.File); err != nil {
 			return fmt.Errorf("reading a program: %w", err)
 		}
 		d := download{program: p}
-		if d.name, d.content, err = pluginArchive(r.source, p, content, license); err != nil {
+		if d.name, d.content, err = pluginArchive(r.source, p, content); err != nil {
 			return err
 		}
 		if err := r.write(d.name, d.content); err != nil {

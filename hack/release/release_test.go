@@ -41,7 +41,7 @@ func small(t *testing.T, registry string) *release {
 	}
 	g.Expect(os.Mkdir(r.tree, 0o700)).To(Succeed())
 	_, err := output(t.Context(), "../..", nil, "bash", "-c", `git ls-files -z --cached --others --exclude-standard -- \
-		config hack/bundle hack/helm hack/release/debian.txt CHANGELOG.md LICENSE | tar -c --null -T - | tar -x -C "$0"`, r.tree)
+		config hack/bundle hack/helm hack/release/debian.txt internal/cli/kubectl_complete-gpusharing CHANGELOG.md LICENSE | tar -c --null -T - | tar -x -C "$0"`, r.tree)
 	g.Expect(err).NotTo(HaveOccurred())
 	r.packages, err = readDebian(r.tree)
 	g.Expect(err).NotTo(HaveOccurred())
@@ -189,13 +189,16 @@ func TestPluginArchivesAreWhatKrewExpects(t *testing.T) {
 	r := small(t, "registry.example.com/gpu-sharing")
 	program, err := os.ReadFile(r.programs[0].File)
 	g.Expect(err).NotTo(HaveOccurred())
+	script, err := os.ReadFile(filepath.Join("..", "..", "internal", "cli", completion))
+	g.Expect(err).NotTo(HaveOccurred())
 	var manifest struct {
 		Metadata struct{ Name string }
 		Spec     struct {
-			Version   string
-			Platforms []struct {
+			Version, Caveats string
+			Platforms        []struct {
 				Selector         struct{ MatchLabels map[string]string }
 				URI, SHA256, Bin string
+				Files            []struct{ From, To string }
 			}
 		}
 	}
@@ -214,8 +217,42 @@ func TestPluginArchivesAreWhatKrewExpects(t *testing.T) {
 			files, err = untar(content)
 			g.Expect(err).NotTo(HaveOccurred())
 		}
-		g.Expect(files).To(ConsistOf(HaveField("Path", "LICENSE"), file{Path: p.Bin, Executable: true, Content: program}), p.URI)
+		want := []any{HaveField("Path", "LICENSE"), file{Path: p.Bin, Executable: true, Content: program}}
+		if p.Selector.MatchLabels["os"] != "windows" {
+			want = append(want, file{Path: completion, Executable: true, Content: script})
+			completes(t, manifest.Spec.Caveats, files)
+		}
+		g.Expect(files).To(ConsistOf(want...), p.URI)
+		for _, f := range p.Files {
+			g.Expect(files).To(ContainElement(HaveField("Path", f.From)), p.URI)
+			g.Expect(f.To).To(Equal("."))
+		}
+		g.Expect(p.Files).To(HaveLen(len(files)), "krew copies nothing else into its store")
 	}
+}
+
+// completes checks that the command that krew prints puts the script for completion into krew's folder of the PATH.
+func completes(t *testing.T, caveats string, files []file) {
+	t.Helper()
+	g := NewWithT(t)
+	home := t.TempDir()
+	store, path := filepath.Join(home, ".krew", "store", "gpusharing", "v1.2.3-rc.1"), filepath.Join(home, ".krew", "bin")
+	for _, folder := range []string{store, path} {
+		g.Expect(os.MkdirAll(folder, 0o700)).To(Succeed())
+	}
+	for _, f := range files {
+		mode := os.FileMode(0o600)
+		if f.Executable {
+			mode = 0o700
+		}
+		g.Expect(os.WriteFile(filepath.Join(store, f.Path), f.Content, mode)).To(Succeed())
+	}
+	_, command, _ := strings.Cut(caveats, "\n")
+	_, err := output(t.Context(), home, []string{"HOME=" + home, "KREW_ROOT="}, "sh", "-c", command)
+	g.Expect(err).NotTo(HaveOccurred())
+	installed, err := os.Stat(filepath.Join(path, completion))
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(installed.Mode()&0o100).NotTo(BeZero(), "it is a program")
 }
 
 func unzip(t *testing.T, content []byte) []file {

@@ -5,6 +5,7 @@ package cli
 
 import (
 	"context"
+	_ "embed"
 	"slices"
 	"strings"
 
@@ -15,10 +16,10 @@ import (
 )
 
 // completionScript is the program kubectl_complete-gpusharing, which kubectl runs to complete the arguments of the plugin
-// (k8s.io/kubectl pkg/cmd/plugin/plugin_completion.go).
-const completionScript = `#!/usr/bin/env sh
-exec kubectl gpusharing __complete "$@"
-`
+// (k8s.io/kubectl pkg/cmd/plugin/plugin_completion.go). A release has it beside the plugin.
+//
+//go:embed kubectl_complete-gpusharing
+var completionScript string
 
 // The directives that end an answer to kubectl: complete no files, or files (github.com/spf13/cobra ShellCompDirective).
 const (

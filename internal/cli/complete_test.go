@@ -4,11 +4,37 @@
 package cli
 
 import (
+	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 
 	. "github.com/onsi/gomega"
+
+	"github.com/gpusharing/gpu-sharing-operator/test/env"
 )
+
+// TestKubectlAsksThePluginByTheScript: kubectl finds the script in the PATH, which runs the plugin.
+func TestKubectlAsksThePluginByTheScript(t *testing.T) {
+	g := NewWithT(t)
+	assets, err := env.Assets(t.Context())
+	g.Expect(err).NotTo(HaveOccurred())
+	var script strings.Builder
+	g.Expect((&Program{Out: &script}).Run(t.Context(), []string{"completion"})).To(Succeed())
+	folder := t.TempDir()
+	for name, content := range map[string]string{
+		"kubectl_complete-gpusharing": script.String(),
+		"kubectl-gpusharing":          "#!/bin/sh\nprintf '%s\\n' \"asked: $*\" :4\n",
+	} {
+		g.Expect(os.WriteFile(filepath.Join(folder, name), []byte(content), 0o700)).To(Succeed())
+	}
+	kubectl := exec.CommandContext(t.Context(), filepath.Join(assets, "kubectl"), "__complete", "gpusharing", "status", "--policy", "re")
+	kubectl.Env = append(os.Environ(), "PATH="+strings.Join([]string{folder, assets, os.Getenv("PATH")}, string(filepath.ListSeparator)))
+	out, err := kubectl.Output()
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(string(out)).To(Equal("asked: __complete status --policy re\n:4\n"))
+}
 
 // TestCompletions are the answers to kubectl, which ends the command line with the word that is being typed.
 func TestCompletions(t *testing.T) {
