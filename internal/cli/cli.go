@@ -43,6 +43,7 @@ Usage:
   kubectl gpusharing import                    policies that describe how the GPUs are shared already, for kubectl apply
   kubectl gpusharing doctor                    checks the operator and NVIDIA's programs that it needs, and prints what to do; exits with 3
                                                if there are errors
+  kubectl gpusharing must-gather               writes an archive for a bug report, without Secrets; it leaves out, and lists, what you may not read
   kubectl gpusharing restore                   delete all policies, and wait until every node and NVIDIA's ClusterPolicy are
                                                as they were before the operator; exits with 2 if they are not in time
   kubectl gpusharing completion                the program kubectl_complete-gpusharing, by which kubectl completes commands, flags and names
@@ -68,19 +69,11 @@ func (p *Program) Run(ctx context.Context, args []string) error {
 	case len(rest) == 0, f.help:
 		rest = []string{"help"}
 	}
-	switch command, rest := rest[0], rest[1:]; command {
-	case "status":
-		return p.status(ctx, f, rest)
-	case "top":
-		return p.top(ctx, f, rest)
-	case "plan":
-		return p.plan(ctx, f, rest)
-	case "import":
-		return p.importPolicies(ctx, f, rest)
-	case "doctor":
-		return p.doctor(ctx, f, rest)
-	case "restore":
-		return p.restore(ctx, f, rest)
+	command, rest := rest[0], rest[1:]
+	if run, reads := p.onClusters()[command]; reads {
+		return run(ctx, f, rest)
+	}
+	switch command {
 	case "completion":
 		return p.write(completionScript)
 	case "version":
@@ -89,6 +82,13 @@ func (p *Program) Run(ctx context.Context, args []string) error {
 		return p.write(help + f.set.FlagUsages())
 	default:
 		return hint(fmt.Errorf("unknown command %q", command))
+	}
+}
+
+// onClusters are the commands that need a cluster.
+func (p *Program) onClusters() map[string]func(context.Context, *flags, []string) error {
+	return map[string]func(context.Context, *flags, []string) error{
+		"status": p.status, "top": p.top, "plan": p.plan, "import": p.importPolicies, "doctor": p.doctor, "must-gather": p.mustGather, "restore": p.restore,
 	}
 }
 
@@ -114,6 +114,7 @@ type flags struct {
 	policy, product     string
 	notReady, watch     bool
 	output              string
+	nodes               []string
 	timeout             time.Duration
 }
 
@@ -124,7 +125,8 @@ func newFlags() *flags {
 	f.set.StringVar(&f.policy, "policy", "", "of status: only nodes that this policy governs")
 	f.set.StringVar(&f.product, "product", "", "of status: only nodes with GPUs of this product, such as NVIDIA-A100-SXM4-40GB")
 	f.set.BoolVar(&f.notReady, "not-ready", false, "of status: only nodes that are not ready")
-	f.set.StringVarP(&f.output, "output", "o", "", "of status: wide (every node in detail), json or yaml")
+	f.set.StringVarP(&f.output, "output", "o", "", "of status: wide (every node in detail), json or yaml; of must-gather: the file to write")
+	f.set.StringSliceVar(&f.nodes, "nodes", nil, "of must-gather: only these nodes; default: 50 with GPUs, first those that are not ready")
 	f.set.BoolVarP(&f.watch, "watch", "w", false, "of status: print it again whenever it changes; of top: measure again every 5 seconds")
 	f.set.StringSliceVarP(&f.files, "filename", "f", nil, "of plan: file with one or several policies")
 	f.set.StringSliceVar(&f.deleted, "delete", nil, "of plan: name of a policy as if it were deleted")

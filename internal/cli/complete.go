@@ -28,7 +28,7 @@ const (
 )
 
 // commands are those that help lists.
-var commands = []string{"completion", "doctor", "help", "import", "plan", "restore", "status", "top", "version"}
+var commands = []string{"completion", "doctor", "help", "import", "must-gather", "plan", "restore", "status", "top", "version"}
 
 // completion is what the last word of a command may become.
 type completion struct {
@@ -51,7 +51,7 @@ func complete(args []string) (c completion, value string, f *flags) {
 	}
 	_ = f.set.Parse(before) // who types sees no errors
 	if isValue {
-		return valuesOf(flag), typed, f
+		return valuesOf(flag, f.set.Arg(0)), typed, f
 	}
 	switch {
 	case strings.HasPrefix(word, "-"):
@@ -64,12 +64,14 @@ func complete(args []string) (c completion, value string, f *flags) {
 	return c, word, f
 }
 
-// valuesOf is what the value of a flag may become.
-func valuesOf(flag string) completion {
-	switch flag {
-	case "--policy", "--delete":
+// valuesOf is what the value of a flag of a command may become.
+func valuesOf(flag, command string) completion {
+	switch {
+	case flag == "--policy", flag == "--delete":
 		return completion{kind: "GPUSharingPolicyList"}
-	case "--output", "-o":
+	case flag == "--nodes":
+		return completion{kind: "GPUNodeList"}
+	case command != "must-gather" && (flag == "--output" || flag == "-o"):
 		return completion{words: []string{outputJSON, outputWide, outputYAML}}
 	}
 	return completion{files: true}

@@ -50,6 +50,8 @@ func TestCompletions(t *testing.T) {
 		"status --policy research a": {kind: "GPUNodeList"},
 		"plan --delete re":           {kind: "GPUSharingPolicyList"},
 		"status -o ":                 {words: []string{"json", "wide", "yaml"}},
+		"must-gather --nodes a":      {kind: "GPUNodeList"},
+		"must-gather --output ":      {files: true},
 		"plan -f ":                   {files: true},
 		"plan --kubeconfig=":         {files: true},
 		"restore ":                   {},

@@ -200,14 +200,18 @@ const (
 // finding is one thing that doctor says: what is so, and for a warning or an error what to do.
 type finding struct{ level, what string }
 
-// findings writes them, the worst first, and their number.
-func (t *text) findings(all []finding) {
+// worstFirst sorts findings.
+func worstFirst(all []finding) []finding {
 	levels := []string{levelError, levelWarning, levelOK}
-	slices.SortStableFunc(all, func(a, b finding) int {
+	return slices.SortedStableFunc(slices.Values(all), func(a, b finding) int {
 		return cmp.Compare(slices.Index(levels, a.level), slices.Index(levels, b.level))
 	})
+}
+
+// findings writes them, the worst first, and their number.
+func (t *text) findings(all []finding) {
 	counts := map[string]int{}
-	for _, f := range all {
+	for _, f := range worstFirst(all) {
 		counts[f.level]++
 		t.row(0, f.level, f.what)
 	}

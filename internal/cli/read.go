@@ -90,16 +90,21 @@ func configBefore(ctx context.Context, c client.Client) (string, error) {
 	case err != nil || policy == nil:
 		return "", err
 	}
+	if name := configRecorded(policy); name != "" {
+		return "ConfigMap " + name, nil
+	}
+	return "", nil
+}
+
+// configRecorded is the name of the ConfigMap for the device plugin that a ClusterPolicy had before the operator changed it; empty: none.
+func configRecorded(policy *unstructured.Unstructured) string {
 	var record struct {
 		Config struct {
 			Name string `json:"name"`
 		} `json:"config"`
 	}
 	_ = json.Unmarshal([]byte(policy.GetAnnotations()[v1alpha1.AnnotationBaseline]), &record) // the operator reports a damaged record
-	if record.Config.Name == "" {
-		return "", nil
-	}
-	return "ConfigMap " + record.Config.Name, nil
+	return record.Config.Name
 }
 
 // clusterPolicy is the ClusterPolicy that the GPU Operator follows; nil where there is none.

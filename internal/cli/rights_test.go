@@ -4,6 +4,7 @@
 package cli
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -12,6 +13,7 @@ import (
 	"time"
 
 	. "github.com/onsi/gomega"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -19,6 +21,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clocktesting "k8s.io/utils/clock/testing"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
@@ -31,27 +34,20 @@ func TestUsersNeedTheRolesThatErrorsNameAndNoOthers(t *testing.T) {
 	cluster := env.Start(t, env.WithNVIDIA())
 	populate(t, cluster.Client, node(t, "a", sim.A100))
 	g.Expect(cluster.Client.Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "plugin"}})).To(Succeed())
-	roles, err := os.ReadFile("../../config/rbac/users.yaml")
-	g.Expect(err).NotTo(HaveOccurred())
-	for text := range strings.SplitSeq(string(roles), "\n---\n") {
-		role := &rbacv1.ClusterRole{}
-		g.Expect(yaml.UnmarshalStrict([]byte(text), role)).To(Succeed())
-		g.Expect(cluster.Client.Create(t.Context(), role)).To(Succeed())
-	}
 	const view, edit, cli = "gpu-sharing-view", "gpu-sharing-edit", "gpu-sharing-cli"
-	users := map[string][]string{"nobody": nil, "viewer": {view}, "reader": {view, cli}, "editor": {view, edit, cli}}
-	for user, bound := range users {
-		for _, role := range bound {
-			g.Expect(cluster.Client.Create(t.Context(), &rbacv1.ClusterRoleBinding{
-				ObjectMeta: metav1.ObjectMeta{Name: user + "-" + role},
-				RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role},
-				Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: user}},
-			})).To(Succeed())
-		}
+	bindRoles(t, cluster.Client, map[string][]string{"viewer": {view}, "reader": {view, cli}, "editor": {view, edit, cli}})
+	printed := func(user string, args []string) (string, error) {
+		var out strings.Builder
+		p := &Program{In: strings.NewReader(research), Out: &out, Clock: clocktesting.NewFakeClock(now), Width: 100}
+		err := p.Run(t.Context(), append(slices.Clone(args), "--kubeconfig", kubeconfigOf(t, cluster.Config, user)))
+		return out.String(), err
 	}
 	run := func(user string, args []string) error {
-		p := &Program{In: strings.NewReader(research), Out: &strings.Builder{}, Clock: clocktesting.NewFakeClock(now), Width: 100}
-		return p.Run(t.Context(), append(slices.Clone(args), "--kubeconfig", kubeconfigOf(t, cluster.Config, user)))
+		_, err := printed(user, args)
+		if errors.Is(err, ErrUnhealthy) {
+			return nil // it could read everything
+		}
+		return err
 	}
 	for _, tc := range []struct {
 		args []string
@@ -63,6 +59,9 @@ func TestUsersNeedTheRolesThatErrorsNameAndNoOthers(t *testing.T) {
 			lack: map[string][]string{"nobody": {view, cli}, "viewer": {cli}},
 		}, {
 			args: []string{"import", "--configmap", "default/plugin"}, may: []string{"reader", "editor"},
+			lack: map[string][]string{"nobody": {view, cli}, "viewer": {cli}},
+		}, {
+			args: []string{"doctor"}, may: []string{"reader", "editor"},
 			lack: map[string][]string{"nobody": {view, cli}, "viewer": {cli}},
 		}, {
 			args: []string{"plan", "-f", "-"}, may: []string{"editor"},
@@ -85,6 +84,37 @@ func TestUsersNeedTheRolesThatErrorsNameAndNoOthers(t *testing.T) {
 				}
 			}
 		})
+	}
+	t.Run("doctor finds with these roles what an administrator finds", func(t *testing.T) {
+		g := NewWithT(t)
+		g.Expect(cluster.Client.Create(t.Context(), object("nvidia.com/v1", "ClusterPolicy", "", "cluster-policy", map[string]any{}))).To(Succeed())
+		g.Expect(cluster.Client.Create(t.Context(), &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "gpu-sharing-operator", Name: controllerName}})).To(Succeed())
+		found, err := printed("", []string{"doctor"})
+		g.Expect(err).To(MatchError(ErrUnhealthy))
+		g.Expect(found).To(And(ContainSubstring("ClusterPolicy cluster-policy"), ContainSubstring("nobody holds lease")))
+		g.Eventually(func() string { out, _ := printed("reader", []string{"doctor"}); return out }).WithTimeout(time.Minute).Should(Equal(found))
+	})
+}
+
+// bindRoles creates the roles of config/rbac/users.yaml, and binds them to users.
+func bindRoles(t *testing.T, c client.Client, users map[string][]string) {
+	t.Helper()
+	g := NewWithT(t)
+	roles, err := os.ReadFile("../../config/rbac/users.yaml")
+	g.Expect(err).NotTo(HaveOccurred())
+	for text := range strings.SplitSeq(string(roles), "\n---\n") {
+		role := &rbacv1.ClusterRole{}
+		g.Expect(yaml.UnmarshalStrict([]byte(text), role)).To(Succeed())
+		g.Expect(c.Create(t.Context(), role)).To(Succeed())
+	}
+	for user, bound := range users {
+		for _, role := range bound {
+			g.Expect(c.Create(t.Context(), &rbacv1.ClusterRoleBinding{
+				ObjectMeta: metav1.ObjectMeta{Name: user + "-" + role},
+				RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role},
+				Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: user}},
+			})).To(Succeed())
+		}
 	}
 }
 

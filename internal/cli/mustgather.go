@@ -1,0 +1,227 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/client-go/discovery"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/yaml"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
+)
+
+const (
+	// archiveFolder is the folder in the archive.
+	archiveFolder = "gpu-sharing-must-gather"
+	// mostGathered is how many bytes the files of an archive have together, before compression.
+	mostGathered = 128 << 20
+	// nodesGathered is how many nodes are gathered where --nodes names none: first those that are not ready.
+	nodesGathered = 50
+)
+
+// unread is what an archive lacks.
+type unread struct {
+	What   string `json:"what"`
+	Reason string `json:"reason"`
+	// Needs is the right that is missing, and Grant how an administrator gives it; both are empty if none is.
+	Needs string `json:"needs,omitempty"`
+	Grant string `json:"grant,omitempty"`
+}
+
+// gathering collects the files of an archive.
+type gathering struct {
+	client client.Client
+	pods   corev1client.PodsGetter
+
+	files  files
+	unread []unread
+	nodes  []unstructured.Unstructured // all
+	// names are the nodes of which objects are gathered.
+	names []string
+}
+
+// mustGather writes an archive for a bug report.
+func (p *Program) mustGather(ctx context.Context, f *flags, rest []string) error {
+	if len(rest) > 0 {
+		return hint(fmt.Errorf("must-gather takes no argument, but was given %s", strings.Join(rest, " ")))
+	}
+	config, err := configOf(f)
+	if err != nil {
+		return err
+	}
+	c, err := clientOf(config)
+	if err != nil {
+		return err
+	}
+	pods, err := corev1client.NewForConfig(config)
+	if err != nil {
+		return fmt.Errorf("connecting to %s: %w", config.Host, err)
+	}
+	versions, err := discovery.NewDiscoveryClientForConfig(config)
+	if err != nil {
+		return fmt.Errorf("connecting to %s: %w", config.Host, err)
+	}
+	kubernetes, err := versions.ServerVersion()
+	if err != nil {
+		return advise(fmt.Errorf("reading the version of the API server: %w", err))
+	}
+	now := p.Clock.Now().UTC()
+	g := &gathering{client: c, pods: pods, files: files{most: mostGathered}, unread: []unread{}}
+	if err := g.gather(ctx, p, kubernetes.GitVersion, f.nodes); err != nil {
+		return err
+	}
+	content, err := g.files.archive(archiveFolder, now)
+	if err != nil {
+		return err
+	}
+	to := cmp.Or(f.output, archiveFolder+"-"+now.Format("20060102T150405Z")+".tar.gz")
+	const forTheUserOnly = 0o600
+	if err := os.WriteFile(to, content, forTheUserOnly); err != nil {
+		return fmt.Errorf("writing the archive: %w; name another file with --output", err)
+	}
+	return p.write(g.written(to, len(content), p.Width))
+}
+
+// gather reads what an archive has. Errors: the API server does not answer, or there is no such node.
+func (g *gathering) gather(ctx context.Context, p *Program, kubernetes string, nodes []string) error {
+	is, err := p.examine(ctx, g.client)
+	found := diagnose(is)
+	if status := apierrors.APIStatus(nil); err != nil {
+		if !errors.As(err, &status) || apierrors.IsUnauthorized(err) {
+			return advise(err)
+		}
+		found = []finding{{levelError, fmt.Sprintf("doctor could not read the cluster: %v", advise(err))}}
+		g.missed("what doctor reads", err, "the ClusterRoles gpu-sharing-view and gpu-sharing-cli", "")
+	}
+	g.add("doctor.yaml", doctorsReport(found))
+	g.add("versions.yaml", versionsOf(is, kubernetes))
+	if err := g.chooseNodes(ctx, is.world, nodes); err != nil {
+		return err
+	}
+	workloads := g.objects(ctx)
+	g.events(ctx, workloads)
+	g.logs(ctx, workloads)
+	g.add("unread.yaml", g.unread)
+	return nil
+}
+
+// doctorsReport is what doctor prints, the worst first.
+func doctorsReport(found []finding) []map[string]string {
+	report := []map[string]string{}
+	for _, f := range worstFirst(found) {
+		report = append(report, map[string]string{"level": f.level, "finding": f.what})
+	}
+	return report
+}
+
+// versionsOf are the versions that an installation has. Those of agents, kubelets, device plugins and drivers are in pods, nodes and GPUNodes.
+func versionsOf(is installation, kubernetes string) map[string]any {
+	controllers := map[string]string{}
+	for _, c := range is.controllers {
+		controllers[c.name] = known(c.version)
+	}
+	return map[string]any{"kubectl-gpusharing": is.program, "kubernetes": kubernetes, "controllers": controllers, "gpuOperator": known(is.gpuOperator)}
+}
+
+// chooseNodes chooses the nodes of which objects are gathered: those that are named, or all with GPUs; of many first those that are not ready.
+func (g *gathering) chooseNodes(ctx context.Context, w world.World, named []string) error {
+	ready := map[string]bool{} // of the nodes with GPUs
+	for _, r := range reports(w, query{}) {
+		ready[r.Name] = r.Ready
+	}
+	g.nodes = g.list(ctx, kindOf("", "v1", "Node"), "")
+	exists := map[string]bool{}
+	for i := range g.nodes {
+		name := g.nodes[i].GetName()
+		if exists[name] = true; g.nodes[i].GetLabels()[gpuPresent] == world.LabelTrue && !ready[name] {
+			ready[name] = false
+		}
+	}
+	for _, name := range named {
+		if len(g.nodes) > 0 && !exists[name] {
+			return fmt.Errorf("--nodes: there is no node %q; `kubectl get nodes` lists them", name)
+		}
+	}
+	if g.names = named; len(named) > 0 {
+		return nil
+	}
+	names, left := firstNodes(ready, nodesGathered)
+	if g.names = names; left > 0 {
+		g.unread = append(g.unread, unread{
+			What: count(left, "node") + " with GPUs", Reason: fmt.Sprintf("an archive has %d nodes, first those that are not ready; choose others with --nodes", nodesGathered),
+		})
+	}
+	return nil
+}
+
+// firstNodes are at most so many nodes, first those that are not ready, then by name; left is how many others there are.
+func firstNodes(ready map[string]bool, most int) (names []string, left int) {
+	names = slices.SortedFunc(maps.Keys(ready), func(a, b string) int {
+		switch {
+		case ready[a] == ready[b]:
+			return strings.Compare(a, b)
+		case ready[a]:
+			return 1
+		}
+		return -1
+	})
+	if left = len(names) - most; left > 0 {
+		return names[:most], left
+	}
+	return names, 0
+}
+
+// add adds a file with a value as YAML.
+func (g *gathering) add(name string, value any) {
+	content, err := yaml.Marshal(value)
+	if err != nil {
+		g.unread = append(g.unread, unread{What: name, Reason: err.Error()})
+		return
+	}
+	g.addText(name, content)
+}
+
+func (g *gathering) addText(name string, content []byte) {
+	if !g.files.add(name, content) {
+		g.unread = append(g.unread, unread{
+			What: name, Reason: fmt.Sprintf("the archive would have more than %d MiB; choose fewer nodes with --nodes", mostGathered>>20),
+		})
+	}
+}
+
+// missed records what could not be read. It names the right if that is the reason.
+func (g *gathering) missed(what string, err error, needs, grant string) {
+	lacks := unread{What: what, Reason: err.Error()}
+	if apierrors.IsForbidden(err) {
+		lacks.Needs, lacks.Grant = needs, cmp.Or(grant, "an administrator binds the ClusterRoles gpu-sharing-view and gpu-sharing-cli to you")
+	}
+	g.unread = append(g.unread, lacks)
+}
+
+// written is what must-gather prints.
+func (g *gathering) written(file string, size, width int) string {
+	const kib = 1024
+	shown := text{width: width}
+	shown.row(0, "", fmt.Sprintf("Wrote %s (%s, %d KiB).", file, count(len(g.files.content), "file"), (size+kib-1)/kib))
+	shown.row(0, "", "It has no Secrets and no values of environment variables. Names, messages and logs are in it as they are: read them before you publish it.")
+	for _, lacks := range g.unread {
+		shown.row(0, "", fmt.Sprintf("Not in it: %s: %s", lacks.What, lacks.Reason))
+		if lacks.Needs != "" {
+			shown.row(2, "", fmt.Sprintf("It needs %s: %s", lacks.Needs, lacks.Grant))
+		}
+	}
+	return shown.String()
+}
