@@ -4,6 +4,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -22,6 +23,7 @@ type server struct {
 	alive   io.Closer // the server ends when the daemon does, however it ends
 }
 
+// startServer returns once the server is what it will be: no client is served by one that is root still.
 func startServer(self, logs string, uid int) (server, error) {
 	command := exec.Command(self, strconv.Itoa(uid), logs)
 	command.Args[0] = simdriver.MPSServerName // under which the kernel shows it
@@ -29,7 +31,17 @@ func startServer(self, logs string, uid int) (server, error) {
 	if err != nil {
 		return server{}, err
 	}
-	return server{command: command, alive: alive}, command.Start()
+	ready, err := command.StdoutPipe() // closed by the server when it is ready, or with its end
+	if err != nil {
+		return server{}, err
+	}
+	if err := command.Start(); err != nil {
+		return server{}, err
+	}
+	if _, err := io.Copy(io.Discard, ready); err != nil {
+		return server{}, errors.Join(err, alive.Close(), command.Wait())
+	}
+	return server{command: command, alive: alive}, nil
 }
 
 // runServer is the server. It does nothing but be there.
@@ -46,6 +58,9 @@ func runServer(args []string) error {
 		if err := unix.Setuid(uid); err != nil {
 			return err
 		}
+	}
+	if err := os.Stdout.Close(); err != nil {
+		return err
 	}
 	_, err = io.Copy(io.Discard, os.Stdin)
 	return err
