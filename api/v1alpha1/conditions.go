@@ -393,8 +393,8 @@ const (
 	AnnotationMachine = Group + "/machine"
 	// AnnotationOrphaned tells, on a GPUNode, since when its Node is gone.
 	AnnotationOrphaned = Group + "/orphaned"
-	// AnnotationNudge is changed on pods that mount the operator's ConfigMap, so that the kubelet projects it at once.
-	AnnotationNudge = Group + "/config"
+	// AnnotationSync is changed on pods that mount the operator's ConfigMap, so that the kubelet projects it at once.
+	AnnotationSync = Group + "/config"
 	// AnnotationSelected tells, on a Node, which key was selected last and when: <key>@<seconds since 1970>. The deadline
 	// for advertising what the key promises counts from it.
 	AnnotationSelected = Group + "/selected"

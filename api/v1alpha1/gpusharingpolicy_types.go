@@ -443,7 +443,7 @@ type ResourceCount struct {
 // MostPending is the largest number of nodes that status.pending of a policy lists.
 const MostPending = 10
 
-// PendingNode says why a node is not ready.
+// PendingNode says why a node is not ready. The steps, the blockers and the resources of the node are in status.rollout of its GPUNode.
 type PendingNode struct {
 	// nodeName is the name of the node.
 	// +required
@@ -463,25 +463,6 @@ type PendingNode struct {
 	// +optional
 	// +kubebuilder:validation:MaxLength=2048
 	Message string `json:"message,omitempty"`
-	// plan lists the steps that bring the node to the desired state, in their order, each as the agent will carry it out.
-	// +optional
-	// +listType=atomic
-	// +kubebuilder:validation:MaxItems=64
-	// +kubebuilder:validation:items:MaxLength=256
-	Plan []string `json:"plan,omitempty"`
-	// inTheWay lists who uses what the plan needs to be idle, and what becomes of each: which pods are evicted. The first 16
-	// by name.
-	// +optional
-	// +listType=atomic
-	// +kubebuilder:validation:MaxItems=16
-	// +kubebuilder:validation:items:MaxLength=512
-	InTheWay []string `json:"inTheWay,omitempty"`
-	// resources are the extended resources that the node advertises now, and what it must advertise.
-	// +optional
-	// +listType=map
-	// +listMapKey=name
-	// +kubebuilder:validation:MaxItems=16
-	Resources []ResourceCount `json:"resources,omitempty"`
 }
 
 // GPUSharingPolicyList is a list of policies.

@@ -23,9 +23,9 @@ import (
 func TestTheMPSHostEndsADaemonWithoutTheDriversPrograms(t *testing.T) {
 	g := gomega.NewWithT(t)
 	driver, mpsRoot := newDriver(t, sim.A100), filepath.Join(t.TempDir(), "mps")
-	wish := filepath.Join(mpsRoot, "gpusharing", "nvidia.com_gpu.json")
-	g.Expect(os.MkdirAll(filepath.Dir(wish), 0o755)).To(gomega.Succeed())
-	g.Expect(os.WriteFile(wish, []byte(`{"Resource": "nvidia.com/gpu", "ActiveThreadPercentage": 25}`), 0o600)).To(gomega.Succeed())
+	want := filepath.Join(mpsRoot, "gpusharing", "nvidia.com_gpu.json")
+	g.Expect(os.MkdirAll(filepath.Dir(want), 0o755)).To(gomega.Succeed())
+	g.Expect(os.WriteFile(want, []byte(`{"Resource": "nvidia.com/gpu", "ActiveThreadPercentage": 25}`), 0o600)).To(gomega.Succeed())
 	start(t, "mps-host", "--driver-root="+driver, "--mps-root="+mpsRoot)
 	daemon := filepath.Join(mpsRoot, "nvidia.com", "gpu")
 	started, record := filepath.Join(daemon, ".started"), filepath.Join(daemon, ".gpusharing.json")
@@ -33,7 +33,7 @@ func TestTheMPSHostEndsADaemonWithoutTheDriversPrograms(t *testing.T) {
 	g.Expect(processesWith(t, filepath.Join(daemon, "pipe"))).NotTo(gomega.BeEmpty())
 
 	g.Expect(os.Rename(filepath.Join(driver, "usr"), filepath.Join(driver, "away"))).To(gomega.Succeed())
-	g.Expect(os.Remove(wish)).To(gomega.Succeed())
+	g.Expect(os.Remove(want)).To(gomega.Succeed())
 	g.Eventually(func() []int { return processesWith(t, filepath.Join(daemon, "pipe")) }, "30s", "100ms").Should(gomega.BeEmpty())
 	g.Eventually(record, "30s", "100ms").ShouldNot(gomega.BeAnExistingFile())
 }
@@ -44,12 +44,12 @@ func TestADaemonStaysWhileOnlyTheValidatorStartsAgain(t *testing.T) {
 	g := gomega.NewWithT(t)
 	onNode := newDriver(t, sim.A100)
 	validations, mpsRoot := filepath.Join(onNode, "run", "nvidia", "validations"), filepath.Join(t.TempDir(), "mps")
-	wish := filepath.Join(mpsRoot, "gpusharing", "nvidia.com_gpu.json")
-	for _, folder := range []string{validations, filepath.Dir(wish)} {
+	want := filepath.Join(mpsRoot, "gpusharing", "nvidia.com_gpu.json")
+	for _, folder := range []string{validations, filepath.Dir(want)} {
 		g.Expect(os.MkdirAll(folder, 0o755)).To(gomega.Succeed())
 	}
 	for file, content := range map[string]string{
-		wish: `{"Resource": "nvidia.com/gpu", "ActiveThreadPercentage": 25}`,
+		want: `{"Resource": "nvidia.com/gpu", "ActiveThreadPercentage": 25}`,
 		filepath.Join(validations, "driver-ready"):      "NVIDIA_DRIVER_ROOT=/\nNVIDIA_DEV_ROOT=/\n",
 		filepath.Join(validations, ".driver-ctr-ready"): "GDS_ENABLED: false\n",
 	} {
@@ -172,7 +172,7 @@ func TestTheMPSHostGivesTheSharedMemoryBackIfNobodyUsesMPS(t *testing.T) {
 	withOwnMounts(t, func(g *gomega.WithT) {
 		mpsRoot := filepath.Join(t.TempDir(), "mps")
 		shm := filepath.Join(mpsRoot, "shm")
-		wish := filepath.Join(mpsRoot, "gpusharing", "nvidia.com_gpu.json")
+		want := filepath.Join(mpsRoot, "gpusharing", "nvidia.com_gpu.json")
 		hosts := func() {
 			g.Expect(run(t.Context(), []string{"mps-prepare", "--mps-root=" + mpsRoot})).To(gomega.Succeed())
 			ctx, stop := context.WithCancel(t.Context())
@@ -182,13 +182,13 @@ func TestTheMPSHostGivesTheSharedMemoryBackIfNobodyUsesMPS(t *testing.T) {
 			stop()
 			g.Eventually(done, "30s").Should(gomega.Receive(gomega.Succeed()))
 		}
-		g.Expect(os.MkdirAll(filepath.Dir(wish), 0o755)).To(gomega.Succeed())
-		g.Expect(os.WriteFile(wish, []byte(`{"Resource": "nvidia.com/gpu", "ActiveThreadPercentage": 25}`), 0o600)).To(gomega.Succeed())
+		g.Expect(os.MkdirAll(filepath.Dir(want), 0o755)).To(gomega.Succeed())
+		g.Expect(os.WriteFile(want, []byte(`{"Resource": "nvidia.com/gpu", "ActiveThreadPercentage": 25}`), 0o600)).To(gomega.Succeed())
 		hosts()
 		g.Expect(mounted(g, shm)).To(gomega.BeTrue(), "pods go on to have it when the MPS pod starts again")
 
 		record := filepath.Join(mpsRoot, "nvidia.com", "gpu", ".gpusharing.json")
-		g.Expect(os.Remove(wish)).To(gomega.Succeed())
+		g.Expect(os.Remove(want)).To(gomega.Succeed())
 		g.Expect(os.RemoveAll(record)).To(gomega.Succeed())
 		hosts()
 		g.Expect(mounted(g, shm)).To(gomega.BeFalse())

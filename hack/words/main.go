@@ -1,7 +1,7 @@
 // Copyright The GPU Sharing Operator Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// words finds the words that docs/language.md replaces: in comments and strings of Go files, and in docs, manifests and scripts. It
+// words finds the words that docs/language.md replaces: in comments, strings and names of Go files, and in docs, manifests and scripts. It
 // runs at the top of the repository, reads the names of the files from stdin, and ends with 1 if it finds any.
 package main
 
@@ -43,6 +43,14 @@ var words = sync.OnceValue(func() []word {
 	}
 })
 
+// inName is where a part of a name in camel case begins.
+var inName = regexp.MustCompile(`([a-z0-9])([A-Z])`)
+
+// parts are the words of a name in Go. DaemonSet is one, however its first letter is written.
+func parts(name string) string {
+	return strings.ReplaceAll(inName.ReplaceAllString(name, "$1 $2"), "aemon Set", "aemonSet")
+}
+
 // lineEnd is the end of a line, with what begins the next one in a comment.
 var lineEnd = regexp.MustCompile(`[ \t]*\n[ \t]*(//|#)?[ \t]*`)
 
@@ -51,8 +59,6 @@ func excepted() map[string]string {
 	return map[string]string{
 		"docs/language.md": "names the words",
 		"hack/words":       "names the words",
-		// Comments, test names and log lines.
-		"test": "DaemonSet in two words, somebody, wish",
 	}
 }
 
@@ -143,7 +149,7 @@ func exception(file string) string {
 	return ""
 }
 
-// find lists the words in a file; of Go files in comments and strings, since names follow in their own time.
+// find lists the words in a file; of Go files in comments, strings and names.
 func find(file string, content []byte) []finding {
 	var found []finding
 	if path.Ext(file) != ".go" {
@@ -172,8 +178,11 @@ func find(file string, content []byte) []finding {
 		if kind == token.COMMENT {
 			comment, first, last = literal, line, line+strings.Count(literal, "\n")
 		}
-		if kind == token.STRING {
+		switch kind { //nolint:exhaustive // nothing else has words
+		case token.STRING:
 			found = findIn(found, file, line, literal)
+		case token.IDENT:
+			found = findIn(found, file, line, parts(literal))
 		}
 	}
 }

@@ -93,7 +93,7 @@ func (c *Controller) conclude(
 	ctx context.Context, desired []v1alpha1.DeviceSpec, before, now observation, o outcome,
 ) (observation, outcome, error) {
 	o.failures, o.pending = needReboot(o.failures, now.devices)
-	now, err := c.putBack(ctx, before, now, &o)
+	now, err := c.rollBack(ctx, before, now, &o)
 	if err != nil {
 		return observation{}, o, err
 	}

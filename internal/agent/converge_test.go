@@ -133,24 +133,24 @@ func survivesEachFailure(t *testing.T, start *sim.Hardware, desired []v1alpha1.D
 		c := on(t, h)
 		after, o := pass(t, c, desired)
 		if calls < k {
-			expectWished(t, desired, after.devices)
+			expectDesired(t, desired, after.devices)
 			return
 		}
-		expectPutBack(t, desired, before, after.devices, o, k)
+		expectRolledBack(t, desired, before, after.devices, o, k)
 		after, o = pass(t, c, desired)
 		NewWithT(t).Expect(o.retry()).NotTo(HaveOccurred())
-		expectWished(t, desired, after.devices)
+		expectDesired(t, desired, after.devices)
 	}
 }
 
-func expectWished(t *testing.T, desired []v1alpha1.DeviceSpec, devices []gpu.Device) {
+func expectDesired(t *testing.T, desired []v1alpha1.DeviceSpec, devices []gpu.Device) {
 	t.Helper()
 	for i, d := range devices {
 		NewWithT(t).Expect(plan.Same(desired[i].Sharing, plan.Observed(d))).To(BeTrue(), "%+v", d.State)
 	}
 }
 
-func expectPutBack(t *testing.T, desired []v1alpha1.DeviceSpec, before, after []gpu.Device, o outcome, k int) {
+func expectRolledBack(t *testing.T, desired []v1alpha1.DeviceSpec, before, after []gpu.Device, o outcome, k int) {
 	t.Helper()
 	g := NewWithT(t)
 	g.Expect(o.retry()).To(MatchError(errInjected), "call %d", k)

@@ -28,7 +28,7 @@ import (
 func TestReconcile(t *testing.T) {
 	cluster := env.Start(t)
 	for name, test := range map[string]func(scenario){
-		"reports the GPUs of a node that nobody governs":                     reportsWithoutWish,
+		"reports the GPUs of a node that nobody governs":                     reportsWithoutPolicy,
 		"partitions an idle GPU, with the reset that its architecture needs": partitionsIdle,
 		"keeps what is in use and names who uses it":                         namesWhoUses,
 		"lets other GPUs go on beside one that is in use":                    othersGoOn,
@@ -40,7 +40,7 @@ func TestReconcile(t *testing.T) {
 		"rebuilds what a reboot lost":                                        rebuildsAfterReboot,
 		"leaves instances that another program keeps changing":               leavesToOthers,
 		"finishes a GPU instance that a crash left without compute instance": finishesPartial,
-		"rolls back a GPU on which a step failed":                            putsBack,
+		"rolls back a GPU on which a step failed":                            rollsBack,
 		"changes the other GPUs beside one for which the spec does not fit":  unfitBeside,
 		"says which step failed, retries, and clears the reason":             stepFails,
 		"keeps the devices when NVML fails":                                  keepsDevices,
@@ -77,7 +77,7 @@ func nodeName(sentence string) string {
 	return regexp.MustCompile("[^a-z0-9]+").ReplaceAllString(strings.ToLower(sentence), "-")
 }
 
-func reportsWithoutWish(s scenario) {
+func reportsWithoutPolicy(s scenario) {
 	n := s.node("", sim.A100, sim.T4)
 	n.settle()
 	n.expectReady()
@@ -312,8 +312,8 @@ func finishesPartial(s scenario) {
 	n.Expect(n.device(0).State.Instances).To(gomega.ConsistOf(gomega.HaveField("Partial", false)))
 }
 
-// putsBack lets a step fail on one of two GPUs, for good: it is what it was, at the same places, and the other as desired.
-func putsBack(s scenario) {
+// rollsBack lets a step fail on one of two GPUs, for good: it is what it was, at the same places, and the other as desired.
+func rollsBack(s scenario) {
 	n := s.node("", sim.A100, sim.A100)
 	n.specify(mig(n.uuid(0), instances("2g.10gb", 2), instances("1g.5gb", 1)), whole(n.uuid(1)))
 	n.settle()

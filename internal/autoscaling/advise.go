@@ -182,7 +182,7 @@ func (e *entry) govern(ranking policy.Ranking, known hardware) {
 			return
 		}
 	}
-	wish, err := policy.Ask(e.by, node)
+	want, err := policy.Ask(e.by, node)
 	if err != nil {
 		reason := v1alpha1.ReasonUnknownShape
 		if problem, is := errors.AsType[*plan.Problem](err); is {
@@ -191,7 +191,7 @@ func (e *entry) govern(ranking policy.Ranking, known hardware) {
 		e.find(reason, "A node of %s with %d × %s cannot have the policy: %v", e.g.Ref, e.shape.count, e.shape.product, err)
 		return
 	}
-	e.resources = wish.Config.Resources
+	e.resources = want.Config.Resources
 }
 
 // mayGovern reports whether a policy selects the GPUs of a node and, as far as they are known, its labels.

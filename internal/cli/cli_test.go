@@ -26,6 +26,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
@@ -218,7 +219,14 @@ func TestStatuses(t *testing.T) {
 			hold(&w.Nodes[0], "train", 1, nil)
 			w.Nodes[2].AgentReady = false
 			w.Policies = []v1alpha1.GPUSharingPolicy{policy(t, "research", fmt.Sprintf(toMIG, "Never"))}
-			w.Policies[0].Status = rollout.Decide(w).Policies["research"]
+			d := rollout.Decide(w)
+			w.Policies[0].Status = d.Policies["research"]
+			for _, a := range d.Actions {
+				if r, is := a.(action.Report); is {
+					i := slices.IndexFunc(w.Nodes, func(n world.Node) bool { return n.Name == r.Node })
+					w.Nodes[i].GPU.Status.Rollout = r.Status.Rollout
+				}
+			}
 			return w, nil
 		},
 		"a generation that no controller has seen": func(t *testing.T) (world.World, []string) {

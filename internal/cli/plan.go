@@ -28,7 +28,7 @@ func (p *Program) plan(ctx context.Context, f *flags, rest []string) error {
 	if len(rest) > 0 || len(f.files)+len(f.deleted) == 0 {
 		return hint(errNoFile)
 	}
-	wished, err := p.policies(f.files)
+	submitted, err := p.policies(f.files)
 	if err != nil {
 		return err
 	}
@@ -36,8 +36,8 @@ func (p *Program) plan(ctx context.Context, f *flags, rest []string) error {
 	if err != nil {
 		return err
 	}
-	admitted := make([]v1alpha1.GPUSharingPolicy, 0, len(wished))
-	for _, u := range wished {
+	admitted := make([]v1alpha1.GPUSharingPolicy, 0, len(submitted))
+	for _, u := range submitted {
 		policy, err := admit(ctx, c, u)
 		if err != nil {
 			return advise(fmt.Errorf("policy %s: %w", u.GetName(), err))

@@ -102,10 +102,13 @@ func reports(w world.World, q query) []report {
 func reportOf(n *world.Node, pending pendingNode) report {
 	r := report{
 		node: n, Name: n.Name, Policy: cmp.Or(pending.policy, n.GPU.Spec.PolicyName), Products: []string{}, Advertised: offers(n),
-		Plan: pending.Plan, BlockedBy: blockers(&n.GPU),
+		Plan: pending.steps, BlockedBy: blockers(&n.GPU),
 	}
 	r.State, r.Message = stateOf(n.GPU.Status.Conditions)
 	if pending.NodeName != "" {
+		if len(r.Plan) == 0 {
+			r.Plan = n.GPU.Status.Rollout.Steps
+		}
 		r.State, r.Message = pending.Reason, pending.Message
 		if pending.State != "" {
 			r.State += " (" + pending.State + ")"

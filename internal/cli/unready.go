@@ -24,6 +24,7 @@ type pendingNode struct {
 	v1alpha1.PendingNode
 
 	policy string
+	steps  []string // as far as its GPUNode does not report them
 }
 
 // unready returns the nodes that are not ready, by name: as their policies list them, or as their GPUNodes report. The state of those
@@ -63,7 +64,7 @@ func addReported(found map[string]pendingNode, n *v1alpha1.GPUNode) {
 		return
 	}
 	found[n.Name] = pendingNode{policy: r.PolicyName, PendingNode: v1alpha1.PendingNode{
-		NodeName: n.Name, State: r.State, Reason: c.Reason, Message: c.Message, Plan: r.Steps,
+		NodeName: n.Name, State: r.State, Reason: c.Reason, Message: c.Message,
 	}}
 }
 
@@ -79,8 +80,8 @@ func addUnlisted(found map[string]pendingNode, policy string, more int, states [
 			continue
 		}
 		more--
-		found[s.Node] = pendingNode{policy: policy, PendingNode: v1alpha1.PendingNode{
-			NodeName: s.Node, State: string(s.State), Reason: s.Reason, Message: s.Message, Plan: s.Plan,
+		found[s.Node] = pendingNode{policy: policy, steps: s.Plan, PendingNode: v1alpha1.PendingNode{
+			NodeName: s.Node, State: string(s.State), Reason: s.Reason, Message: s.Message,
 		}}
 	}
 	if more <= 0 {

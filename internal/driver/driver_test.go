@@ -323,7 +323,7 @@ func TestProgramsOfTheDriverThatIsThereNow(t *testing.T) {
 }
 
 // A reload of the kernel module may give nvidia-uvm and nvidia-caps other numbers. A daemon that stayed starts its next server with them.
-func TestWhoeverSpeaksWithADaemonShowsItTheNodesOfTheDriverThatIsThereNow(t *testing.T) {
+func TestADaemonIsShownTheDeviceNodesOfTheDriverThatIsThereNow(t *testing.T) {
 	needsRoot(t)
 	m := newMachine(t)
 	m.install(containerRoot)

@@ -86,7 +86,7 @@ type host struct {
 	flips   bool                // the plugin starts with its default, as NVIDIA's does
 	plugin  struct {
 		selected  string               // what the plugin reads
-		nudged    map[string]time.Time // since when, by pod and key
+		synced    map[string]time.Time // since when, by pod and key
 		slow      time.Duration        // how long the kubelet takes for a sync, where the agent watches; otherwise a second
 		seen      map[string]string    // what the kubelet has projected
 		behind    bool                 // that is not what the ConfigMap holds
@@ -124,7 +124,7 @@ func (c *cluster) add(name string, models ...sim.Model) *host {
 			"kubernetes.io/hostname": name, pluginLabel: "true", gfdLabel: "true", v1alpha1.LabelClient: "true",
 		},
 	}
-	h.plugin.nudged = map[string]time.Time{}
+	h.plugin.synced = map[string]time.Time{}
 	h.makeGPUNode()
 	c.hosts[name] = h
 	c.settle(h)
@@ -206,7 +206,7 @@ func (c *cluster) do(a action.Action) {
 	case action.WriteConfigs:
 		c.Configs, c.ConfigsCopy = maps.Clone(a.Data), maps.Clone(a.Data)
 	case action.TriggerSync:
-		c.nudge(h, a)
+		c.sync(h, a)
 	case action.PatchNode:
 		c.version[h.Name]++
 		patch(h.Labels, a.Labels)
@@ -287,13 +287,13 @@ func (h *host) annotate(name, value string) {
 	h.GPU.Annotations[name] = value
 }
 
-func (c *cluster) nudge(h *host, a action.TriggerSync) {
+func (c *cluster) sync(h *host, a action.TriggerSync) {
 	for i := range h.Pods {
 		if h.Pods[i].UID == a.UID {
 			h.Pods[i].SyncTriggered = a.Value
 			key, _, _ := strings.Cut(a.Value, "@")
-			if _, again := h.plugin.nudged[a.UID+key]; !again {
-				h.plugin.nudged[a.UID+key] = c.Now.Truncate(time.Second)
+			if _, again := h.plugin.synced[a.UID+key]; !again {
+				h.plugin.synced[a.UID+key] = c.Now.Truncate(time.Second)
 			}
 		}
 	}
@@ -473,8 +473,8 @@ func (c *cluster) project(h *host) {
 		takes = max(takes, h.plugin.slow)
 	}
 	for _, p := range h.Pods {
-		key, _, nudged := strings.Cut(p.SyncTriggered, "@")
-		if nudged && c.Now.Sub(h.plugin.nudged[p.UID+key]) >= takes {
+		key, _, synced := strings.Cut(p.SyncTriggered, "@")
+		if synced && c.Now.Sub(h.plugin.synced[p.UID+key]) >= takes {
 			h.plugin.seen = maps.Clone(c.Configs)
 		}
 	}

@@ -30,7 +30,7 @@ func partitioned() (*cluster, *host) {
 	return c, h
 }
 
-func TestAMIGManagerThatSomebodyLetsBackIsOverruledOnceInAnHour(t *testing.T) {
+func TestAMIGManagerThatAUserLetsBackIsOverruledOnceInAnHour(t *testing.T) {
 	g := NewWithT(t)
 	c, h := partitioned()
 	g.Expect(h.Labels[v1alpha1.LabelMIGManager]).To(Equal("false"))
@@ -303,7 +303,7 @@ func TestTheWriterOfTheConfigLabelIsKnownByTheManagedFields(t *testing.T) {
 	g.Expect(world.NodeOf(node, &v1alpha1.GPUNode{}).ConfigWriter).To(Equal("nodelink-controller"), "as the cache keeps it")
 }
 
-func TestInstancesThatSomebodyKeepsChangingAreLeft(t *testing.T) {
+func TestInstancesThatOthersKeepChangingAreLeft(t *testing.T) {
 	g := NewWithT(t)
 	c, h := partitioned()
 	evicting(&c.Policies[0])

@@ -162,7 +162,7 @@ func TestMaxFailuresLetsOthersGoOn(t *testing.T) {
 	g.Expect(d.Policies["research"].Nodes.Ready).To(Equal(int32(2)), "%v", d.Nodes)
 }
 
-func TestOnlyWhoIsInTheWayIsEvicted(t *testing.T) {
+func TestOnlyBlockersAreEvicted(t *testing.T) {
 	g := NewWithT(t)
 	c, h := toMIG()
 	c.run(60)
@@ -326,7 +326,7 @@ func TestAPolicyDeletedInEveryStateLeavesNothingBehind(t *testing.T) {
 	}
 }
 
-func TestWhatSomebodyUndoesIsDoneAgain(t *testing.T) {
+func TestWhatAUserUndoesIsDoneAgain(t *testing.T) {
 	for name, harm := range map[string]func(*cluster, *host){
 		"the label of the key":        func(_ *cluster, h *host) { delete(h.Labels, v1alpha1.LabelConfig) },
 		"the label to something else": func(_ *cluster, h *host) { h.Labels[v1alpha1.LabelConfig] = "mine" },

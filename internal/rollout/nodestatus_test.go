@@ -76,8 +76,8 @@ func TestANodeThatBreaksOnceItWasVerified(t *testing.T) {
 	g.Expect(h.Labels[v1alpha1.LabelConfig]).To(Equal(good))
 }
 
-// TestAWishThatSomebodyEditsIsVerifiedAnew: what was verified is what lastGood holds, and nothing else.
-func TestAWishThatSomebodyEditsIsVerifiedAnew(t *testing.T) {
+// TestADesiredStateThatAUserEditsIsVerifiedAnew: what was verified is what lastGood holds, and nothing else.
+func TestADesiredStateThatAUserEditsIsVerifiedAnew(t *testing.T) {
 	g := NewWithT(t)
 	c, h := slicing()
 	c.run(60)

@@ -126,9 +126,9 @@ func TestANodeWhosePausesAreLeftHoldsItsPlace(t *testing.T) {
 	}
 }
 
-// TestAWishThatFailedBeforeTakesNoPlaceOnTop: the record that it did stays while others are asked for, and another node may
+// TestADesiredStateThatFailedBeforeTakesNoSlotOnTop: the record that it did stays while others are asked for, and another node may
 // have begun with one of those.
-func TestAWishThatFailedBeforeTakesNoPlaceOnTop(t *testing.T) {
+func TestADesiredStateThatFailedBeforeTakesNoSlotOnTop(t *testing.T) {
 	g := NewWithT(t)
 	c, a := toMIG()
 	c.hold(a, "train", 1, gpu.WholeGPU)

@@ -37,11 +37,11 @@ func TestThePreviewIsWhatHappens(t *testing.T) {
 		{Name: "pod user/web", Uses: "GPU 1", Fate: "is evicted, as far as PodDisruptionBudgets allow"},
 	}))
 
-	pending := rollout.Decide(c.world()).Policies["research"].Pending[0]
-	g.Expect(pending.Plan).To(Equal(before.Plan))
-	g.Expect(pending.InTheWay).To(HaveLen(3))
-	g.Expect(pending.InTheWay[1]).To(Equal("pod user/train uses GPU 0: is evicted, as far as PodDisruptionBudgets allow"))
-	g.Expect(pending.Resources).To(Equal([]v1alpha1.ResourceCount{
+	c.pass()
+	reported := h.GPU.Status.Rollout
+	g.Expect(reported.Steps).To(Equal(before.Plan))
+	g.Expect(reported.Blockers).To(HaveLen(3))
+	g.Expect(reported.Resources).To(Equal([]v1alpha1.ResourceCount{
 		{Name: "nvidia.com/gpu", Advertised: 2}, {Name: "nvidia.com/mig-2g.10gb", Expected: 6},
 	}))
 	g.Expect(h.done).To(BeEmpty())

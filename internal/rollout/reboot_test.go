@@ -112,7 +112,7 @@ func TestARebootSurvivesAnInterruptionAfterEveryAction(t *testing.T) {
 	}
 }
 
-func TestNoNodeIsRebootedTwiceForOneWish(t *testing.T) {
+func TestNoNodeIsRebootedTwiceForOneDesiredState(t *testing.T) {
 	g := NewWithT(t)
 	c := newCluster()
 	h := c.add("a", sim.A100, sim.A100).virtual()

@@ -109,7 +109,7 @@ func advertised(h *host) map[string]int64 {
 	return found
 }
 
-func TestUndoPutsBackWhatWasFound(t *testing.T) {
+func TestUndoRestoresWhatWasFound(t *testing.T) {
 	for name, sharing := range map[string]v1alpha1.Sharing{
 		"time-slicing": timeSlicing(4), "MPS": mps(10), "MIG": mig(count("3g.20gb", 1), count("1g", 3)),
 	} {

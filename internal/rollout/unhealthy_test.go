@@ -54,8 +54,8 @@ func TestThePluginIsRestartedOnceForTheInstancesOfABoot(t *testing.T) {
 	g.Expect(h.Annotations).To(BeEmpty())
 }
 
-// TestThePluginIsRestartedOnceIfItReadWhatSomebodyElseWrote: it reads the ConfigMap only when it starts or another key is selected.
-func TestThePluginIsRestartedOnceIfItReadWhatSomebodyElseWrote(t *testing.T) {
+// TestThePluginIsRestartedOnceIfItReadWhatAnotherControllerWrote: it reads the ConfigMap only when it starts or another key is selected.
+func TestThePluginIsRestartedOnceIfItReadWhatAnotherControllerWrote(t *testing.T) {
 	g := NewWithT(t)
 	c := fleet(1, timeSlicing(4))
 	c.run(200)

@@ -289,8 +289,8 @@ func TestAGPUThatAnInitContainerHoldsIsInUse(t *testing.T) {
 	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
 }
 
-// TestAPodOfWhichNobodyReportsWhatItHoldsIsEvictedOnlyIfItIsInTheWayForSure: it may use a GPU that the policy does not select.
-func TestAPodOfWhichNobodyReportsWhatItHoldsIsEvictedOnlyIfItIsInTheWayForSure(t *testing.T) {
+// TestAPodWhoseGPUsAreNotReportedIsEvictedOnlyIfItBlocksForSure: it may use a GPU that the policy does not select.
+func TestAPodWhoseGPUsAreNotReportedIsEvictedOnlyIfItBlocksForSure(t *testing.T) {
 	for name, test := range map[string]struct {
 		with    func(*v1alpha1.GPUSharingPolicy)
 		evicted []string

@@ -220,7 +220,7 @@ func TestAPauseOfTheDriversManagerIsLeftAlone(t *testing.T) {
 	g.Expect(rollout.Decide(c.world()).Actions).To(BeEmpty())
 }
 
-func TestAComputeModeThatSomebodyLeftDrivesNobodyAway(t *testing.T) {
+func TestAComputeModeThatAUserLeftEvictsNoPod(t *testing.T) {
 	g := NewWithT(t)
 	c, h := slicing()
 	evicting(&c.Policies[0])

@@ -89,7 +89,7 @@ func ownership(t *testing.T, controller, agent client.Client) {
 	applySpec(device("GPU-2"))
 	n2 := get()
 	g.Expect(n2.Spec.Devices).To(HaveExactElements(HaveField("UUID", "GPU-2")), "what an apply leaves out goes")
-	g.Expect(n2.Generation).To(Equal(n.Generation+1), "a changed wish is a new generation")
+	g.Expect(n2.Generation).To(Equal(n.Generation+1), "a changed spec is a new generation")
 	g.Expect(n2.Status).To(Equal(n.Status))
 
 	g.Expect(controller.Apply(ctx, ac.GPUNode("node-1").WithStatus(statusOf("GPU-9")), controllerManager)).To(Succeed())
@@ -125,7 +125,7 @@ func ownNodeOnly(t *testing.T, cluster *env.Cluster, agent client.Client) {
 			do:   func() error { return status(stranger, "node-1") },
 			says: "only the agent on node node-1 may write the status of its GPUNode; this request is from system:serviceaccount:gpu-sharing-operator:gpu-sharing-agent, on no node",
 		},
-		"does not write its own wish": {
+		"does not write its own spec": {
 			do: func() error {
 				return agent.Apply(ctx, ac.GPUNode("node-1").WithSpec(ac.GPUNodeSpec().WithPolicyName("mine")), agentManager)
 			},

@@ -271,14 +271,14 @@ func (b *bench) agent(t *testing.T, to [8]layout) func() error {
 	n, err := b.driver.Node()
 	g.Expect(err).NotTo(HaveOccurred())
 	devices := n.Observe().Devices
-	var wish []v1alpha1.DeviceSpec
+	var want []v1alpha1.DeviceSpec
 	for i, l := range to {
-		wish = append(wish, v1alpha1.DeviceSpec{UUID: devices[i].UUID, Sharing: sharing(l)})
+		want = append(want, v1alpha1.DeviceSpec{UUID: devices[i].UUID, Sharing: sharing(l)})
 	}
-	spec, err := ssa.Configuration[ac.GPUNodeSpecApplyConfiguration](v1alpha1.GPUNodeSpec{Devices: wish})
+	spec, err := ssa.Configuration[ac.GPUNodeSpecApplyConfiguration](v1alpha1.GPUNodeSpec{Devices: want})
 	g.Expect(err).NotTo(HaveOccurred())
-	// A GPUNode of its own for each run: in one that the agent has brought to its wish, a GPU that is back where a scenario
-	// begins is one that somebody else changes, which the agent leaves alone in the end.
+	// A GPUNode of its own for each run: in one that the agent has brought to its desired state, a GPU that is back where a scenario
+	// begins is one that another program changes, which the agent leaves alone in the end.
 	old := &v1alpha1.GPUNode{ObjectMeta: metav1.ObjectMeta{Name: nodeName}}
 	g.Expect(client.IgnoreNotFound(b.cluster.Client.Delete(t.Context(), old))).To(Succeed())
 	object := ac.GPUNode(nodeName).WithSpec(spec)

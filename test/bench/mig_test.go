@@ -107,7 +107,7 @@ func scenarios() []scenario {
 		{name: "one GPU of eight: 7×1g → 3g+2g+2g", from: names.sevenths, to: names.oneMixed, destroy: 7},
 		{name: "one GPU of eight: whole → 7×1g beside 7×1g", from: names.oneWhole, to: names.sevenths, bound: 0.34},
 		{name: "no change", from: names.mix, to: names.mix},
-		{name: "a wish that does not fit: 3×3g", from: names.sevenths, to: names.tooMuch, unfit: true},
+		{name: "a layout that does not fit: 3×3g", from: names.sevenths, to: names.tooMuch, unfit: true},
 	}
 }
 

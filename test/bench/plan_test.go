@@ -110,7 +110,7 @@ func TestPackingBound(t *testing.T) {
 
 func ratio(took, bound time.Duration) float64 { return float64(took) / float64(bound) }
 
-// node is an 8-GPU node that is to be repartitioned: every GPU has another layout than it shall have, and work on it.
+// node is an 8-GPU node that is to be repartitioned: every GPU has another layout than is desired, and work on it.
 func node(tb testing.TB, m sim.Model) ([]gpu.Device, v1alpha1.Sharing) {
 	tb.Helper()
 	models := slices.Repeat([]sim.Model{m}, 8)
@@ -123,24 +123,24 @@ func node(tb testing.TB, m sim.Model) ([]gpu.Device, v1alpha1.Sharing) {
 		NewWithT(tb).Expect(err).NotTo(HaveOccurred())
 		have[i] = occupied(d, map[string]int{small.Name: 3})
 	}
-	wish := v1alpha1.Sharing{Strategy: v1alpha1.StrategyMIG, MIG: &v1alpha1.MIG{Layouts: []v1alpha1.MIGLayout{{
+	want := v1alpha1.Sharing{Strategy: v1alpha1.StrategyMIG, MIG: &v1alpha1.MIG{Layouts: []v1alpha1.MIGLayout{{
 		Instances: []v1alpha1.MIGInstances{{Profile: "1g", Count: 2}, {Profile: "2g", Count: 1}},
 	}}}}
-	return have, wish
+	return have, want
 }
 
 // TestPlanningBound resolves a policy for a node with 8 GPUs and plans it.
 func TestPlanningBound(t *testing.T) {
 	for _, m := range []sim.Model{sim.A100, sim.H100, "rtx-pro-6000-blackwell-96gb"} {
 		t.Run(string(m), func(t *testing.T) {
-			have, wish := node(t, m)
-			specs, err := plan.Resolve(wish, have)
+			have, want := node(t, m)
+			specs, err := plan.Resolve(want, have)
 			NewWithT(t).Expect(err).NotTo(HaveOccurred())
 			steps, err := plan.Node(specs, have)
 			NewWithT(t).Expect(err).NotTo(HaveOccurred())
 			NewWithT(t).Expect(steps).NotTo(BeEmpty())
 			took := fastest(50, func() {
-				specs, _ := plan.Resolve(wish, have)
+				specs, _ := plan.Resolve(want, have)
 				_, _ = plan.Node(specs, have)
 			})
 			t.Logf("%d steps planned in %s: %.2f of the bound", len(steps), took, ratio(took, planningBound))
@@ -164,9 +164,9 @@ func BenchmarkPack(b *testing.B) {
 func BenchmarkNode(b *testing.B) {
 	for _, m := range []sim.Model{sim.A100, sim.H100} {
 		b.Run(string(m), func(b *testing.B) {
-			have, wish := node(b, m)
+			have, want := node(b, m)
 			for b.Loop() {
-				specs, err := plan.Resolve(wish, have)
+				specs, err := plan.Resolve(want, have)
 				if err != nil {
 					b.Fatal(err)
 				}

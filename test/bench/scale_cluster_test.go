@@ -46,7 +46,7 @@ const (
 	kindRecord  = "GPUNode annotations: verified"
 	kindAgent   = "GPUNode statuses, by agents"
 	kindNode    = "Node patches"
-	kindNudge   = "pod patches (nudges)"
+	kindSync    = "pod patches (syncs)"
 	kindEvent   = "Events"
 	kindPolicy  = "policy statuses"
 	kindKubelet = "Node statuses, by kubelets"
@@ -56,7 +56,7 @@ const (
 // kinds are the writes by resource and subresource. Whatever else is written is shown under its own name. Of the writes of
 // GPUNodes those that make a new generation are specs.
 var kinds = map[string]string{
-	"gpunodes": kindRecord, "gpunodes/status": kindAgent, "nodes": kindNode, "nodes/status": kindKubelet, "pods": kindNudge,
+	"gpunodes": kindRecord, "gpunodes/status": kindAgent, "nodes": kindNode, "nodes/status": kindKubelet, "pods": kindSync,
 	"events": kindEvent, "gpusharingpolicies/status": kindPolicy, "leases": kindLease,
 }
 

@@ -50,7 +50,7 @@ type fleet struct {
 
 	mu     sync.Mutex
 	failed error
-	wishes map[string]string // of nodes whose agents have told that all see their keys
+	wants  map[string]string // of nodes whose agents have told that all see their keys
 }
 
 func newFleet(t *testing.T, c client.Client, cached cache.Cache, nodes int) *fleet {
@@ -59,7 +59,7 @@ func newFleet(t *testing.T, c client.Client, cached cache.Cache, nodes int) *fle
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
 	t.Cleanup(func() { _ = root.Close() })
 	view := mps.NewView(mps.NewControl(hostfake.NewRunner(), root, clock.RealClock{}))
-	f := &fleet{client: c, cache: cached, agents: map[string]*agent.Controller{}, wishes: map[string]string{}}
+	f := &fleet{client: c, cache: cached, agents: map[string]*agent.Controller{}, wants: map[string]string{}}
 	for i := range nodes {
 		name := fmt.Sprintf("node-%04d", i)
 		models := make([]sim.Model, gpusPerNode)
@@ -162,7 +162,7 @@ func (f *fleet) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	err = f.watch(ctx, &corev1.Pod{}, func(o client.Object) string { return o.GetAnnotations()[v1alpha1.AnnotationNudge] }, f.project)
+	err = f.watch(ctx, &corev1.Pod{}, func(o client.Object) string { return o.GetAnnotations()[v1alpha1.AnnotationSync] }, f.project)
 	if err != nil {
 		return err
 	}
@@ -237,7 +237,7 @@ func (f *fleet) agent(ctx context.Context, name string) error {
 	return err
 }
 
-// project is the kubelet, which shows the ConfigMap to pods that were nudged, and the agent, which reports when all that
+// project is the kubelet, which shows the ConfigMap to pods whose volumes it was triggered to sync, and the agent, which reports when all that
 // read it see the key.
 func (f *fleet) project(ctx context.Context, name string) error {
 	node := &v1alpha1.GPUNode{}
@@ -250,37 +250,37 @@ func (f *fleet) project(ctx context.Context, name string) error {
 		if err := f.cache.Get(ctx, client.ObjectKey{Namespace: nvidiaSpace, Name: app + "-" + name}, pod); err != nil {
 			return client.IgnoreNotFound(err)
 		}
-		if key, _, _ := strings.Cut(pod.Annotations[v1alpha1.AnnotationNudge], "@"); key == "" || key != node.Spec.ConfigName {
+		if key, _, _ := strings.Cut(pod.Annotations[v1alpha1.AnnotationSync], "@"); key == "" || key != node.Spec.ConfigName {
 			return nil
 		}
 		config.WithPodUIDs(string(pod.UID))
 	}
-	want := ac.GPUNode(name).WithStatus(ac.GPUNodeStatus().WithConfig(config))
-	wish := node.Spec.ConfigName + node.Spec.ChangeTime.String()
-	if f.told(name) == wish { // which the cache may not show yet
+	report := ac.GPUNode(name).WithStatus(ac.GPUNodeStatus().WithConfig(config))
+	shown := node.Spec.ConfigName + node.Spec.ChangeTime.String()
+	if f.told(name) == shown { // which the cache may not show yet
 		return nil
 	}
-	err := f.client.Status().Apply(ctx, want, client.FieldOwner(agent.FieldManager+"-config"), client.ForceOwnership)
+	err := f.client.Status().Apply(ctx, report, client.FieldOwner(agent.FieldManager+"-config"), client.ForceOwnership)
 	if err == nil {
-		f.tell(name, wish)
+		f.tell(name, shown)
 	}
 	return err
 }
 
-// told is the wish of a node of which its agent has told that all see its key.
+// told is the desired state of a node of which its agent has reported that all see its key.
 func (f *fleet) told(node string) string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.wishes[node]
+	return f.wants[node]
 }
 
-func (f *fleet) tell(node, wish string) {
+func (f *fleet) tell(node, want string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.wishes[node] = wish
+	f.wants[node] = want
 }
 
-// The names of NVIDIA's daemon sets that read the configuration.
+// The names of NVIDIA's DaemonSets that read the configuration.
 const (
 	appDevicePlugin     = "nvidia-device-plugin-daemonset"
 	appFeatureDiscovery = "gpu-feature-discovery"

@@ -35,7 +35,7 @@ const gpusPerNode = 8
 const (
 	specWritesBound   = 1 // per changed node
 	recordWritesBound = 1 // that it was verified
-	statusWritesBound = 2 // by each agent: for the wish, and for its key
+	statusWritesBound = 2 // by each agent: for the desired state, and for its key
 	residentAt1000    = 128 << 20
 	residentPerNode   = 60 << 10
 	steadyShareBound  = 0.01

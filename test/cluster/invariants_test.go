@@ -177,23 +177,23 @@ func (s *story) hasEnded(pod string) bool {
 }
 
 // desired is what a policy desires of a node as it is; an error where it cannot be.
-func (s *story) desired(n *world.Node, policies []v1alpha1.GPUSharingPolicy) (by *v1alpha1.GPUSharingPolicy, wish policy.Desired, err error) {
+func (s *story) desired(n *world.Node, policies []v1alpha1.GPUSharingPolicy) (by *v1alpha1.GPUSharingPolicy, want policy.Desired, err error) {
 	node := policy.Node{Name: n.Name, Labels: n.Labels, Devices: n.GPU.Status.Devices, Policy: n.GPU.Spec.PolicyName, Numbering: n.GPU.Spec.Numbering}
 	if by = policy.Rank(policies).Govern(node).By; by != nil {
-		wish, err = policy.Ask(by, node)
+		want, err = policy.Ask(by, node)
 	}
-	return by, wish, err
+	return by, want, err
 }
 
 // differs says how a node differs from what is desired; empty: it does not. The GPUs are looked at, not what is reported of them.
-func (s *story) differs(p *place, n *world.Node, wish policy.Desired) string {
+func (s *story) differs(p *place, n *world.Node, want policy.Desired) string {
 	has := maps.Clone(n.Allocatable)
 	maps.DeleteFunc(has, func(_ string, count int64) bool { return count == 0 })
-	if !maps.Equal(has, wish.Config.Resources) {
-		return fmt.Sprintf("it advertises %v and not %v", has, wish.Config.Resources)
+	if !maps.Equal(has, want.Config.Resources) {
+		return fmt.Sprintf("it advertises %v and not %v", has, want.Config.Resources)
 	}
 	desired := map[string]v1alpha1.DeviceSharing{}
-	for _, w := range wish.Devices {
+	for _, w := range want.Devices {
 		desired[w.UUID] = w.Sharing
 	}
 	for _, d := range p.devices() {
@@ -220,8 +220,8 @@ func (s *story) truthful() {
 		ready := condition.IsTrueAt(p.Status.Conditions, v1alpha1.ConditionReady, p.Generation)
 		for j := range w.Nodes {
 			n := &w.Nodes[j]
-			if by, wish, err := s.desired(n, w.Policies); ready && by != nil && by.Name == p.Name {
-				if problem := s.differs(s.places[n.Name], n, wish); err != nil || problem != "" {
+			if by, want, err := s.desired(n, w.Policies); ready && by != nil && by.Name == p.Name {
+				if problem := s.differs(s.places[n.Name], n, want); err != nil || problem != "" {
 					s.breaks("truth", "policy %s is Ready, and node %s is not (%v): %s", p.Name, n.Name, err, problem)
 				}
 			}
@@ -291,7 +291,7 @@ func (s *story) progressed() {
 	for i := range w.Nodes {
 		n := &w.Nodes[i]
 		p := s.places[n.Name]
-		by, wish, err := s.desired(n, w.Policies)
+		by, want, err := s.desired(n, w.Policies)
 		if p.off || by == nil || err != nil || s.shared(n.Name) {
 			continue
 		}
@@ -304,7 +304,7 @@ func (s *story) progressed() {
 			}
 			said = fmt.Sprintf("%s (%s): %s", o.State, o.Reason, o.Message)
 		}
-		if problem := cmp.Or(s.differs(p, n, wish), said); problem != "" {
+		if problem := cmp.Or(s.differs(p, n, want), said); problem != "" {
 			s.breaks("progress", "node %s under policy %s: %s; %s", n.Name, by.Name, problem, said)
 		}
 		if slices.ContainsFunc(n.Taints, func(t corev1.Taint) bool { return t.Key == v1alpha1.TaintChanging }) || n.Annotations[v1alpha1.AnnotationPaused] != "" {

@@ -53,7 +53,7 @@ func TestAbridge(t *testing.T) {
 			event: eventsv1.Event{Regarding: policy, Related: node, Note: "patch node n (selecting the configuration k): a=b c=d"},
 			about: "n", note: "selecting the configuration k",
 		},
-		"a wish": {
+		"a desired state": {
 			event: eventsv1.Event{Regarding: policy, Related: node, Note: "set spec of GPUNode n: applying policy p"},
 			about: "n", note: "applying policy p",
 		},

@@ -137,9 +137,9 @@ func (d *demo) dateBack(ctx context.Context) error {
 	base := node.DeepCopy()
 	node.Spec.ChangeTime = metav1.NewTime(time.Now().Add(left - agentsTime))
 	if err := d.cluster.Client.Patch(ctx, node, client.MergeFrom(base)); err != nil {
-		return fmt.Errorf("dating the wish for %s back: %w", changedNode, err)
+		return fmt.Errorf("dating the change of %s back: %w", changedNode, err)
 	}
-	d.story.say(changedNode, "an agent has %s for a change; the demo does not wait for that and dates the wish back", agentsTime)
+	d.story.say(changedNode, "an agent has %s for a change; the demo does not wait for that and dates the change back", agentsTime)
 	return nil
 }
 

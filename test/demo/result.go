@@ -125,7 +125,7 @@ func (d *demo) showInvitation() {
 export KUBECONFIG=%s
 export PATH=$PWD/%s:%s:$PATH     # our kubectl plugin, and kubectl
 
-1. Look around: the GPUs as a picture, what is wished and what is so, and what a node's agent sees:
+1. Look around: the GPUs as a picture, what is desired and what is so, and what a node's agent sees:
      kubectl gpusharing status
      kubectl get gpusharing
      kubectl get gpunode gpu-a100 -o yaml
@@ -134,8 +134,8 @@ export PATH=$PWD/%s:%s:$PATH     # our kubectl plugin, and kubectl
      kubectl patch gsp time-slicing-t4 --type merge -p '{"spec":{"sharing":{"timeSlicing":{"replicas":8}}}}'
      kubectl get node gpu-t4 -o jsonpath='{.status.allocatable}'
 
-3. Let a pod hold an instance and ask for another layout. Nothing in use is taken away, and the policy says who is in the
-   way; delete the pod, and the node follows:
+3. Let a pod hold an instance and ask for another layout. Nothing in use is taken away, and the node's status names what
+   blocks; delete the pod, and the node follows:
      kubectl apply -f test/demo/holder.yaml
      kubectl patch gsp mig-a100 --type merge -p '{"spec":{"sharing":{"mig":{"layouts":[{"fill":"1g"}]}}}}'
      kubectl get gsp mig-a100 -o wide

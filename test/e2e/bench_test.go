@@ -99,7 +99,7 @@ func speedSpecs() {
 			}
 		})
 
-		It("(b) the guides: the ConfigMap edited, the daemon set restarted", func(ctx SpecContext) {
+		It("(b) the guides: the ConfigMap edited, the DaemonSet restarted", func(ctx SpecContext) {
 			choose(ctx, "edited")
 			expectAllocatable(ctx, replicated(5))
 			for i := range count["b"] {
@@ -308,7 +308,7 @@ func printSpeed(samples map[string][]time.Duration, remarks []string) {
 	row("way", "runs", "median", "worst", "median / floor", "worst / floor's worst")
 	row("---", "---", "---", "---", "---", "---")
 	names := map[string]string{
-		"a": "(a) floor: label by hand, key projected", "b": "(b) guides: edit the ConfigMap, restart the daemon set",
+		"a": "(a) floor: label by hand, key projected", "b": "(b) guides: edit the ConfigMap, restart the DaemonSet",
 		"c": "(c) add a key, wait for it in the pod, then label", "d": "(d) kubectl apply of a changed policy",
 	}
 	floor, floorWorst := summary(samples["a"])

@@ -93,8 +93,13 @@ func replay(ctx context.Context, s guides.Replay) {
 // preview has the plugin print what a policy would do, or its deletion, and checks that nothing is done.
 func preview(ctx context.Context, s guides.Replay) {
 	GinkgoHelper()
-	before, err := offered(ctx)
-	Expect(err).NotTo(HaveOccurred())
+	var before map[string]int64
+	Eventually(func(g Gomega) { // the device plugin may be between two registrations with the kubelet
+		var err error
+		before, err = offered(ctx)
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(before).NotTo(BeEmpty())
+	}).WithContext(ctx).Should(Succeed())
 	if s.Holding != nil {
 		hold(ctx, *s.Holding)
 	}

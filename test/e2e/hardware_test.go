@@ -111,7 +111,7 @@ func restartClients(ctx context.Context) {
 	}
 }
 
-// notReady says which pods of a namespace are not Ready, or are among those that must go, and which daemon sets and
+// notReady says which pods of a namespace are not Ready, or are among those that must go, and which DaemonSets and
 // deployments have fewer than they want.
 func notReady(ctx context.Context, namespace string, mustGo ...string) ([]string, error) {
 	pods, sets, deployments := &corev1.PodList{}, &appsv1.DaemonSetList{}, &appsv1.DeploymentList{}
@@ -125,7 +125,7 @@ func notReady(ctx context.Context, namespace string, mustGo ...string) ([]string
 		s := &sets.Items[i]
 		if s.Status.ObservedGeneration != s.Generation || s.Status.NumberReady != s.Status.DesiredNumberScheduled ||
 			s.Spec.UpdateStrategy.Type != appsv1.OnDeleteDaemonSetStrategyType && s.Status.UpdatedNumberScheduled != s.Status.DesiredNumberScheduled {
-			found = append(found, fmt.Sprintf("daemon set %s has %d of %d", s.Name, s.Status.NumberReady, s.Status.DesiredNumberScheduled))
+			found = append(found, fmt.Sprintf("DaemonSet %s has %d of %d", s.Name, s.Status.NumberReady, s.Status.DesiredNumberScheduled))
 		}
 	}
 	for i := range deployments.Items {

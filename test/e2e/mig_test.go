@@ -63,7 +63,7 @@ func migSpecsOf(c migCase) {
 			HaveKeyWithValue("nvidia.com/mig-"+c.small+".count", "4")))
 	})
 
-	It("keeps what runs, names it while it is in the way, and goes on when it ends", func(ctx SpecContext) {
+	It("keeps what runs, names it while it blocks, and goes on when it ends", func(ctx SpecContext) {
 		startPod(ctx, "holder", resourceOf(c.large), 1)
 		holds := expectRunning(ctx, "holder").uuid()
 		share(ctx, `{strategy: MIG, mig: {strategy: single, layouts: [{fill: 1g}]}}`)

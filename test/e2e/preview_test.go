@@ -27,20 +27,24 @@ func manifest(name, spec string) string {
 	return fmt.Sprintf("{apiVersion: %s, kind: GPUSharingPolicy, metadata: {name: %s}, spec: %s}\n", v1alpha1.SchemeGroupVersion, name, spec)
 }
 
-// expectPreview waits until a policy that is paused says what it would do to the node, and what becomes of the only one who
-// is in the way.
-func expectPreview(ctx context.Context, policy string, who, fate string) v1alpha1.PendingNode {
+// expectPreview waits until the node reports what a policy that is paused would do to it, and what becomes of the only blocker.
+func expectPreview(ctx context.Context, policy string, pod, handling string) v1alpha1.RolloutStatus {
 	GinkgoHelper()
-	var found v1alpha1.PendingNode
+	var found v1alpha1.RolloutStatus
 	Eventually(func(g Gomega) {
 		p := &v1alpha1.GPUSharingPolicy{}
 		g.Expect(kube.Get(ctx, client.ObjectKey{Name: policy}, p)).To(Succeed())
 		g.Expect(p.Status.Pending).To(HaveLen(1), "%s", explain(ctx, p))
-		found = p.Status.Pending[0]
-		g.Expect(found.NodeName).To(Equal(nodeName))
-		g.Expect(found.Reason).To(Equal(v1alpha1.ReasonPaused), found.Message)
-		g.Expect(found.Plan).NotTo(BeEmpty())
-		g.Expect(found.InTheWay).To(ConsistOf(And(HavePrefix(who), ContainSubstring(fate))))
+		pending := p.Status.Pending[0]
+		g.Expect(pending.NodeName).To(Equal(nodeName))
+		g.Expect(pending.Reason).To(Equal(v1alpha1.ReasonPaused), pending.Message)
+		n := &v1alpha1.GPUNode{}
+		g.Expect(kube.Get(ctx, client.ObjectKey{Name: nodeName}, n)).To(Succeed())
+		found = n.Status.Rollout
+		g.Expect(found.Steps).NotTo(BeEmpty())
+		g.Expect(found.Blockers).To(HaveLen(1))
+		g.Expect(found.Blockers[0].Name).To(Equal(pod))
+		g.Expect(found.Blockers[0].Handling).To(ContainSubstring(handling))
 	}).WithContext(ctx).Should(Succeed())
 	return found
 }

@@ -44,7 +44,7 @@ func resilienceSpecs() {
 			before = expectSettled(ctx)
 		})
 
-		It("a key that somebody garbles never reaches the device plugin, and is put right", func(ctx SpecContext) {
+		It("a key that a user garbles never reaches the device plugin, and is restored", func(ctx SpecContext) {
 			key := selectedKey(ctx)
 			good := keys(ctx)[key]
 			Expect(good).NotTo(BeEmpty())
@@ -54,7 +54,7 @@ func resilienceSpecs() {
 			Expect(restarts(ctx)).To(Equal(before))
 		})
 
-		It("a key that somebody deletes is there again before anything needs it", func(ctx SpecContext) {
+		It("a key that a user deletes is there again before anything needs it", func(ctx SpecContext) {
 			key := selectedKey(ctx)
 			patchKeys(ctx, fmt.Sprintf(`{"data":{%q:null}}`, key))
 			Eventually(func() map[string]string { return keys(ctx) }).WithContext(ctx).Should(HaveKey(key))
@@ -62,7 +62,7 @@ func resilienceSpecs() {
 			Expect(restarts(ctx)).To(Equal(before))
 		})
 
-		It("a ConfigMap that somebody deletes is there again, and edits go on", func(ctx SpecContext) {
+		It("a ConfigMap that a user deletes is there again, and edits go on", func(ctx SpecContext) {
 			Expect(kube.Delete(ctx, handMade(ourConfigMap, nil))).To(Succeed())
 			Eventually(func() map[string]string { return keys(ctx) }).WithContext(ctx).Should(HaveKey(selectedKey(ctx)))
 			share(ctx, `{strategy: TimeSlicing, timeSlicing: {replicas: 5}}`)

@@ -24,7 +24,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/simdriver"
 )
 
-// layout is a policy that evicts what is in the way of a layout of one A100.
+// layout is a policy that evicts what blocks a layout of one A100.
 func layout(instances string) string {
 	return fmt.Sprintf(`{rollout: {drain: {mode: Evict}}, sharing: {strategy: MIG, mig: {strategy: mixed, layouts: [{instances: [%s]}]}}}`, instances)
 }
@@ -112,7 +112,7 @@ func safetySpecs() {
 			Expect(err).NotTo(HaveOccurred())
 
 			apply(ctx, "layout", paused(second))
-			foretold := expectPreview(ctx, "layout", "pod default/"+evicted+" uses", "is evicted")
+			foretold := expectPreview(ctx, "layout", evicted, "is evicted")
 			Expect(foretold.Resources).To(ConsistOf(
 				v1alpha1.ResourceCount{Name: "nvidia.com/mig-3g.20gb", Advertised: 1, Expected: 1},
 				v1alpha1.ResourceCount{Name: profile, Advertised: 4},
@@ -120,7 +120,7 @@ func safetySpecs() {
 			Eventually(affected).WithContext(ctx).WithArguments("layout").Should(And(
 				ContainSubstring("Deployment default/train asks for "+profile+": 1, which no node offers then"), Not(ContainSubstring("bystander"))))
 			said := kubectl(ctx, manifest("layout", layout(second)), "gpusharing", "plan", "-f", "-")
-			for _, line := range append(foretold.Plan, foretold.InTheWay...) {
+			for _, line := range append(foretold.Steps, "pod "+users+"/"+evicted+" uses") {
 				Expect(said).To(ContainSubstring(line), "the plan that kubectl prints is the same")
 			}
 			Consistently(offered, "2s").WithContext(ctx).Should(Equal(advertisedFirst))

@@ -27,7 +27,7 @@ type found struct {
 	Offered             map[string]int64
 	// ConfigMaps are those in NVIDIA's namespace, with their keys.
 	ConfigMaps map[string]map[string]string
-	// ClusterPolicy is its spec, and Templates the pods of NVIDIA's daemon sets.
+	// ClusterPolicy is its spec, and Templates the pods of NVIDIA's DaemonSets.
 	ClusterPolicy any
 	Templates     map[string]corev1.PodTemplateSpec
 	// GPUs is the state of each GPU's hardware, in words.

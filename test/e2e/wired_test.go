@@ -41,7 +41,7 @@ func unwired(ctx context.Context) error {
 	}
 	for i := range sets.Items {
 		if s := &sets.Items[i]; mountsOurs(&s.Spec.Template.Spec) || s.Status.ObservedGeneration != s.Generation {
-			return fmt.Errorf("daemon set %s mounts ConfigMap %s", s.Name, ourConfigMap)
+			return fmt.Errorf("DaemonSet %s mounts ConfigMap %s", s.Name, ourConfigMap)
 		}
 	}
 	return nil

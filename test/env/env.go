@@ -64,7 +64,7 @@ func WithCRDs(folders ...string) Option {
 	return func(o *options) { o.crds = append(o.crds, folders...) }
 }
 
-// WithInterruptions lets the API server end within seconds, whoever watches: see Interrupt.
+// WithInterruptions lets the API server end within seconds, even with watches open: see Interrupt.
 func WithInterruptions() Option { return func(o *options) { o.brief = true } }
 
 // WithFlag sets a flag of the API server.

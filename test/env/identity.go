@@ -29,7 +29,7 @@ type Identity struct {
 // tokenSeconds is how long a token is valid: longer than any test or demo runs.
 const tokenSeconds = 12 * 60 * 60
 
-// ConfigAs is the configuration of a client that is somebody. Namespace, service account and pod are created where they
+// ConfigAs is the configuration of a client with an identity. Namespace, service account and pod are created where they
 // do not exist; what they may do is up to the RBAC objects that were applied.
 func (c *Cluster) ConfigAs(ctx context.Context, id Identity) (*rest.Config, error) {
 	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: id.Namespace, Name: id.ServiceAccount}}
@@ -52,7 +52,7 @@ func (c *Cluster) ConfigAs(ctx context.Context, id Identity) (*rest.Config, erro
 	return config, nil
 }
 
-// ClientAs is a client, not cached, that is somebody.
+// ClientAs is a client, not cached, with an identity.
 func (c *Cluster) ClientAs(ctx context.Context, id Identity) (client.Client, error) {
 	config, err := c.ConfigAs(ctx, id)
 	if err != nil {
@@ -77,7 +77,7 @@ func (c *Cluster) token(ctx context.Context, account *corev1.ServiceAccount, pod
 	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: &seconds}}
 	if bound {
 		if err := c.Client.Get(ctx, client.ObjectKeyFromObject(pod), pod); err != nil {
-			return "", fmt.Errorf("reading the pod %s/%s that a token shall be bound to: %w", pod.Namespace, pod.Name, err)
+			return "", fmt.Errorf("reading the pod %s/%s to which a token is bound: %w", pod.Namespace, pod.Name, err)
 		}
 		request.Spec.BoundObjectRef = &authenticationv1.BoundObjectReference{
 			APIVersion: "v1", Kind: "Pod", Name: pod.Name, UID: pod.UID,

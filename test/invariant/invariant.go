@@ -122,7 +122,7 @@ func offered(n world.Node) map[string]int64 {
 	return offers
 }
 
-// users looks for what somebody else put on the node.
+// users looks for what others put on the node.
 func users(old, n world.Node, evicted []string) []string {
 	var lost []string
 	for _, t := range old.Taints {

@@ -20,17 +20,17 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/clusterpolicy"
 )
 
-// labelTemplate tells pods of one template of a daemon set from those of another.
+// labelTemplate tells pods of one template of a DaemonSet from those of another.
 const labelTemplate = appsv1.DefaultDaemonSetUniqueLabelKey
 
-// runDaemonSets is the daemon-set controller, as far as this node is concerned: one pod of each daemon set whose node
-// selector matches, none of the others, and a new pod for a new template unless the daemon set waits for the old one to
+// runDaemonSets is the DaemonSet controller, as far as this node is concerned: one pod of each DaemonSet whose node
+// selector matches, none of the others, and a new pod for a new template unless the DaemonSet waits for the old one to
 // be deleted. No pod comes to a node with a taint that it does not tolerate; one that is there stays, unless the taint is
 // NoExecute (kubernetes pkg/controller/daemon: NodeShouldRunDaemonPod).
 func (n *Node) runDaemonSets(ctx context.Context, node *corev1.Node, pods []corev1.Pod) error {
 	sets := &appsv1.DaemonSetList{}
 	if err := n.Client.List(ctx, sets); err != nil {
-		return fmt.Errorf("listing the daemon sets for node %s: %w", n.Name, err)
+		return fmt.Errorf("listing the DaemonSets for node %s: %w", n.Name, err)
 	}
 	for _, set := range sets.Items {
 		if err := n.runDaemonSet(ctx, node, &set, podsOf(&set, pods)); err != nil {
@@ -60,7 +60,7 @@ func (n *Node) runDaemonSet(ctx context.Context, node *corev1.Node, set *appsv1.
 			continue
 		}
 		if err := client.IgnoreNotFound(n.Client.Delete(ctx, &p)); err != nil {
-			return fmt.Errorf("deleting pod %s of daemon set %s: %w", p.Name, set.Name, err)
+			return fmt.Errorf("deleting pod %s of DaemonSet %s: %w", p.Name, set.Name, err)
 		}
 	}
 	return nil
@@ -68,7 +68,7 @@ func (n *Node) runDaemonSet(ctx context.Context, node *corev1.Node, set *appsv1.
 
 func tolerates(tolerations []corev1.Toleration, taints []corev1.Taint) bool {
 	return !slices.ContainsFunc(taints, func(t corev1.Taint) bool {
-		ofState := strings.HasPrefix(t.Key, "node.kubernetes.io/") // tolerated by every daemon set
+		ofState := strings.HasPrefix(t.Key, "node.kubernetes.io/") // tolerated by every DaemonSet
 		return !ofState && t.Effect != corev1.TaintEffectPreferNoSchedule && !clusterpolicy.Tolerates(tolerations, t)
 	})
 }
@@ -93,7 +93,7 @@ func (n *Node) createPod(ctx context.Context, set *appsv1.DaemonSet, template st
 	pod.Labels[labelTemplate] = template
 	pod.Spec.NodeName = n.Name
 	if err := n.Client.Create(ctx, pod); err != nil {
-		return fmt.Errorf("creating a pod of daemon set %s on node %s: %w", set.Name, n.Name, err)
+		return fmt.Errorf("creating a pod of DaemonSet %s on node %s: %w", set.Name, n.Name, err)
 	}
 	return nil
 }

@@ -1,7 +1,7 @@
 // Copyright The GPU Sharing Operator Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nodesim plays the programs that tests and demo do not run: the kubelet, the daemon-set controller and NVIDIA's
+// Package nodesim plays the programs that tests and demo do not run: the kubelet, the DaemonSet controller and NVIDIA's
 // stack (GPU Operator, device plugin with its config-manager, GPU Feature Discovery, MPS DaemonSet) and Node Feature
 // Discovery, as far as this operator can tell
 // them from the real ones.

@@ -84,7 +84,7 @@ func (w *world) label(key, value string) {
 	w.Expect(w.c.Patch(w.ctx, node, client.RawPatch("application/merge-patch+json", body))).To(Succeed())
 }
 
-// pod finds the pod of a daemon set on the node, if there is one.
+// pod finds the pod of a DaemonSet on the node, if there is one.
 func (w *world) pod(app string) *corev1.Pod {
 	pods := &corev1.PodList{}
 	w.Expect(w.c.List(w.ctx, pods, client.MatchingLabels{"app": app}, client.MatchingFields{"spec.nodeName": w.name})).To(Succeed())
@@ -153,7 +153,7 @@ func TestNode(t *testing.T) {
 		w.pass()
 		w.Expect(w.allocatable()).To(HaveKeyWithValue("nvidia.com/gpu", int64(3)))
 	})
-	t.Run("keeps what it had while the key is not visible, until a nudge", func(*testing.T) {
+	t.Run("keeps what it had while the key is not visible, until a sync is triggered", func(*testing.T) {
 		w.configMap(map[string]string{"three": slicing(3), "five": slicing(5)})
 		w.label("nvidia.com/device-plugin.config", "five")
 		w.pass()

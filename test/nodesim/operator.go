@@ -22,7 +22,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/clusterpolicy"
 )
 
-// GPUOperator plays NVIDIA's GPU Operator: it renders its daemon sets from the ClusterPolicy that counts and says so in
+// GPUOperator plays NVIDIA's GPU Operator: it renders its DaemonSets from the ClusterPolicy that counts and says so in
 // its status.
 type GPUOperator struct {
 	Client    client.Client
@@ -31,7 +31,7 @@ type GPUOperator struct {
 	Tell      func(format string, args ...any)
 }
 
-// operand is one of the GPU Operator's daemon sets.
+// operand is one of the GPU Operator's DaemonSets.
 type operand struct {
 	app    string
 	deploy string // its deploy label is nvidia.com/gpu.deploy.<deploy>
@@ -65,7 +65,7 @@ func (o *GPUOperator) Run(ctx context.Context, interval time.Duration) {
 	}
 }
 
-// Pass renders the daemon sets of the oldest ClusterPolicy (active_config.go, getSingletonClusterPolicy). Others it
+// Pass renders the DaemonSets of the oldest ClusterPolicy (active_config.go, getSingletonClusterPolicy). Others it
 // ignores.
 func (o *GPUOperator) Pass(ctx context.Context) error {
 	list := &unstructured.UnstructuredList{}
@@ -114,7 +114,7 @@ func (o *GPUOperator) setState(ctx context.Context, policy *unstructured.Unstruc
 	return nil
 }
 
-// apply creates or replaces a daemon set when what is rendered differs from what was rendered last; what others changed
+// apply creates or replaces a DaemonSet when what is rendered differs from what was rendered last; what others changed
 // meanwhile stays until then (the annotation nvidia.com/last-applied-hash).
 func (o *GPUOperator) apply(ctx context.Context, want *appsv1.DaemonSet) error {
 	want.Annotations = map[string]string{annotationHash: templateHash(want)}
@@ -125,10 +125,10 @@ func (o *GPUOperator) apply(ctx context.Context, want *appsv1.DaemonSet) error {
 	} else if err == nil && have.Annotations[annotationHash] != want.Annotations[annotationHash] {
 		want.ResourceVersion = have.ResourceVersion
 		err = o.Client.Update(ctx, want)
-		o.Tell("GPU Operator: rolls daemon set %s out anew", want.Name)
+		o.Tell("GPU Operator: rolls DaemonSet %s out anew", want.Name)
 	}
 	if err != nil {
-		return fmt.Errorf("applying daemon set %s: %w", want.Name, err)
+		return fmt.Errorf("applying DaemonSet %s: %w", want.Name, err)
 	}
 	return nil
 }

@@ -159,11 +159,11 @@ func TestOLMUsersGetAgentAndMPSPodsWithTheBundlesRightsAlone(t *testing.T) {
 	g.Expect(u.daemonSet(t, "gpu-sharing-mps").ResourceVersion).To(Equal(mps.ResourceVersion))
 
 	edited := agent.DeepCopy()
-	edited.Spec.Template.Spec.Containers[0].Image = "somebody/else"
+	edited.Spec.Template.Spec.Containers[0].Image = "another/image"
 	g.Expect(u.Client.Patch(t.Context(), edited, client.MergeFrom(agent))).To(Succeed())
 	_, err = u.controller.Reconcile(t.Context(), u.owner)
 	g.Expect(err).NotTo(HaveOccurred())
-	g.Expect(u.daemonSet(t, "gpu-sharing-agent").Spec.Template.Spec.Containers[0].Image).To(Equal(agentImage), "what somebody changed is put back")
+	g.Expect(u.daemonSet(t, "gpu-sharing-agent").Spec.Template.Spec.Containers[0].Image).To(Equal(agentImage), "what a user changed is restored")
 }
 
 func TestWithoutOpenShiftNoSCCIsMissed(t *testing.T) {
@@ -174,7 +174,7 @@ func TestWithoutOpenShiftNoSCCIsMissed(t *testing.T) {
 	u.daemonSet(t, "gpu-sharing-agent")
 }
 
-func TestTheProgramPutsBackWhatSomebodyDeletes(t *testing.T) {
+func TestTheProgramRestoresWhatAUserDeletes(t *testing.T) {
 	u := newUnderOLM(t, true)
 	g := NewWithT(t)
 	u.startProgram(t)

@@ -133,7 +133,7 @@ func (d *Driver) Connected() ([]sim.Client, error) {
 	return d.connected()
 }
 
-// connected is Connected for whoever holds the lock.
+// connected is Connected, under the lock.
 func (d *Driver) connected() ([]sim.Client, error) {
 	entries, err := fs.ReadDir(d.state.FS(), clientsFolder)
 	if errors.Is(err, os.ErrNotExist) {

@@ -108,7 +108,7 @@ func linkAlternatives(root string, layout Layout) error {
 	return errors.Join(errs...)
 }
 
-// linkKernel shows in <root>/proc what the kernel module shows. Where a proc file system is mounted, whoever mounted it
+// linkKernel shows in <root>/proc what the kernel module shows. Where a proc file system is mounted, the one who mounted it
 // puts that in place.
 func linkKernel(root string) error {
 	if _, err := os.Lstat(filepath.Join(root, "proc/self")); err == nil {

@@ -190,7 +190,7 @@ func (d *Driver) Update(change func(*State) error) error {
 }
 
 // UpdateAlways is Update that keeps what change has done although it returns an error, as a call does that takes note of
-// a wish and refuses to act on it.
+// a request and refuses to act on it.
 func (d *Driver) UpdateAlways(change func(*State) error) error {
 	var refused error
 	err := d.Update(func(s *State) error {
@@ -255,7 +255,7 @@ func lock(f *os.File, err error) (unlock func(), _ error) {
 	if err != nil {
 		return nil, err
 	}
-	_ = f.Chmod(0o666) // fails for whoever did not make it, and who needs no more than that another user did
+	_ = f.Chmod(0o666) // fails for a user who did not make it, and who needs no more than that another user did
 	if err := flock(f, unix.LOCK_EX); err != nil {
 		_ = f.Close()
 		return nil, fmt.Errorf("locking %s: %w", f.Name(), err)

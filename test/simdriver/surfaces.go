@@ -24,7 +24,7 @@ const (
 
 const (
 	// pciDevices is the PCI bus, which NVIDIA's mig-parted reads beside NVML. It lies in the driver root as it would in the
-	// root of the node; whoever runs such a program mounts it where the program looks.
+	// root of the node; the one who runs such a program mounts it where the program looks.
 	pciDevices = "sys/bus/pci/devices"
 	// kernelFolder, in the folder of the state, is what the kernel module shows in /proc. There every program that may
 	// change the state may change it too.

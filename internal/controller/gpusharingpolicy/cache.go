@@ -130,7 +130,7 @@ func slimPod(object any) (any, error) {
 
 func podAnnotations(all map[string]string) map[string]string {
 	var kept map[string]string // most pods have none, and there are many pods
-	for _, name := range []string{corev1.MirrorPodAnnotationKey, v1alpha1.AnnotationNudge} {
+	for _, name := range []string{corev1.MirrorPodAnnotationKey, v1alpha1.AnnotationSync} {
 		if value, found := all[name]; found {
 			if kept == nil {
 				kept = map[string]string{}

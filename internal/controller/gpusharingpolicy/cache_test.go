@@ -41,7 +41,7 @@ func TestSlimPods(t *testing.T) {
 		},
 		"a mirror": func(p *corev1.Pod) { p.Annotations[corev1.MirrorPodAnnotationKey] = "x" },
 		"one of NVIDIA's clients that reads our ConfigMap": func(p *corev1.Pod) {
-			p.Namespace, p.Annotations[v1alpha1.AnnotationNudge] = "gpu-operator", "key@1"
+			p.Namespace, p.Annotations[v1alpha1.AnnotationSync] = "gpu-operator", "key@1"
 			p.Spec.NodeSelector = map[string]string{"nvidia.com/gpu.deploy.device-plugin": "true"}
 			p.Spec.Volumes = []corev1.Volume{{Name: "x", VolumeSource: corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{
 				LocalObjectReference: corev1.LocalObjectReference{Name: pluginconfig.ConfigMapName},

@@ -333,10 +333,10 @@ func testPodTookPlace(s *scenario) {
 	s.policy("research", timeSlicing(4))
 	s.settle()
 	s.policy("research", timeSlicing(6))
-	nudged := s.replaceBefore("patch Pod ")
+	synced := s.replaceBefore("patch Pod ")
 	s.settle()
 	s.expectReady("research")
-	s.expectThere(nudged)
+	s.expectThere(synced)
 
 	s.policy("research", `{sharing: {strategy: MIG, mig: {layouts: [{fill: 1g.5gb}]}}}`)
 	s.settle()

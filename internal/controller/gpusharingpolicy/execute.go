@@ -154,7 +154,7 @@ func (p *pass) do(ctx context.Context, next action.Action) (bool, error) {
 	case action.WriteConfigs:
 		return p.Wiring.WriteKeys(ctx, p.plugin, a.Data)
 	case action.TriggerSync:
-		return p.nudge(ctx, a)
+		return p.sync(ctx, a)
 	case action.PatchNode:
 		return p.patchNode(ctx, a)
 	case action.Taint:
@@ -216,9 +216,9 @@ func (p *pass) mounted() bool {
 	})
 }
 
-func (p *pass) nudge(ctx context.Context, a action.TriggerSync) (bool, error) {
+func (p *pass) sync(ctx context.Context, a action.TriggerSync) (bool, error) {
 	patch, err := mergePatch(map[string]any{"metadata": map[string]any{
-		"uid": a.UID, "annotations": map[string]any{v1alpha1.AnnotationNudge: a.Value},
+		"uid": a.UID, "annotations": map[string]any{v1alpha1.AnnotationSync: a.Value},
 	}})
 	if err != nil {
 		return false, err

@@ -35,7 +35,7 @@ type WriteConfigs struct {
 	Data map[string]string
 }
 
-// TriggerSync sets the annotation v1alpha1.AnnotationNudge of a pod that mounts our ConfigMap, so that the kubelet projects the
+// TriggerSync sets the annotation v1alpha1.AnnotationSync of a pod that mounts our ConfigMap, so that the kubelet projects the
 // ConfigMap into it at once. A pod that is gone is no error.
 type TriggerSync struct {
 	Node           string

@@ -75,9 +75,9 @@ func selecting(v *view.View) (gate.Judgement, bool) {
 			j.After = left
 			return j, true
 		}
-		if nudges, left, unseen := gate.TriggerSyncs(v); len(unseen) > 0 {
+		if syncs, left, unseen := gate.TriggerSyncs(v); len(unseen) > 0 {
 			j.Message = fmt.Sprintf("making the configuration %s visible to NVIDIA's device plugin; waiting for %s", v.Target.Config, format.List(unseen))
-			j.Actions, j.After = nudges, left
+			j.Actions, j.After = syncs, left
 			return j, true
 		}
 	}
@@ -196,6 +196,6 @@ func syncAhead(v *view.View) []action.Action {
 	if _, wait := hidden(v); wait || v.Target.Config == "" || v.Node.Labels[v1alpha1.LabelConfig] == v.Target.Config {
 		return nil
 	}
-	nudges, _, _ := gate.TriggerSyncs(v)
-	return nudges
+	syncs, _, _ := gate.TriggerSyncs(v)
+	return syncs
 }

@@ -43,20 +43,20 @@ func Overrule(v *view.View, patch action.PatchNode, label string) {
 
 // TriggerSyncs makes the kubelet project the ConfigMap into the pods that mount it and do not see the key yet, again and again:
 // one that comes before the kubelet knows of the key is lost. left is when to look again.
-func TriggerSyncs(v *view.View) (nudges []action.Action, left time.Duration, unseen []string) {
+func TriggerSyncs(v *view.View) (syncs []action.Action, left time.Duration, unseen []string) {
 	for _, p := range v.Node.Pods {
 		if !p.MountsConfig || p.Terminating {
 			continue
 		}
-		at, nudged := timing.Stamped(p.SyncTriggered, v.Target.Config)
+		at, synced := timing.Stamped(p.SyncTriggered, v.Target.Config)
 		age := v.World.Now.Sub(at)
 		sees, watched := sees(v, p)
-		if sees || !watched && nudged && age >= timing.VisibleAfter {
+		if sees || !watched && synced && age >= timing.VisibleAfter {
 			continue
 		}
 		unseen = append(unseen, p.Namespace+"/"+p.Name)
-		if !nudged || age >= timing.VisibleAfter {
-			nudges = append(nudges, action.TriggerSync{
+		if !synced || age >= timing.VisibleAfter {
+			syncs = append(syncs, action.TriggerSync{
 				Node: v.Node.Name, Namespace: p.Namespace, Pod: p.Name, UID: p.UID, Value: timing.Stamp(v.Target.Config, v.World.Now),
 			})
 			age = 0
@@ -64,7 +64,7 @@ func TriggerSyncs(v *view.View) (nudges []action.Action, left time.Duration, uns
 		left = max(left, timing.VisibleAfter-age)
 	}
 	slices.Sort(unseen)
-	return nudges, left, unseen
+	return syncs, left, unseen
 }
 
 // sees says whether a pod has the key before it as the agent reports it, and watched whether the agent will: it saw the

@@ -168,8 +168,8 @@ func aside(v *view.View) bool {
 func request(v *view.View, j *gate.Judgement, name string) {
 	j.Message = fmt.Sprintf("making the configuration %s visible to NVIDIA's mig-manager", name)
 	for _, p := range view.ManagerPods(v) {
-		at, nudged := timing.Stamped(p.SyncTriggered, name)
-		if !nudged {
+		at, synced := timing.Stamped(p.SyncTriggered, name)
+		if !synced {
 			j.Actions = append(j.Actions, action.TriggerSync{
 				Node: v.Node.Name, Namespace: p.Namespace, Pod: p.Name, UID: p.UID, Value: timing.Stamp(name, v.World.Now),
 			})

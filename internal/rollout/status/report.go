@@ -13,18 +13,6 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/view"
 )
 
-// foretold are the blockers, as the status of the policy lists them.
-func foretold(m *group.Member) []string {
-	const most, length = 16, 512 // of the schema
-	var lines []string
-	for _, u := range eviction.Blockers(m.View) {
-		if len(lines) < most {
-			lines = append(lines, format.Cut(u.String(), length))
-		}
-	}
-	return lines
-}
-
 // Report is the state of a node as the CLI, metrics and Events report it.
 func Report(m *group.Member) group.NodeState {
 	if m.Settled != nil {

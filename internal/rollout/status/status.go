@@ -111,8 +111,7 @@ func pending(g *group.Group) []v1alpha1.PendingNode {
 	var pending []v1alpha1.PendingNode
 	for _, m := range listed[:min(len(listed), most)] {
 		pending = append(pending, v1alpha1.PendingNode{
-			NodeName: m.Node.Name, State: string(m.State), Reason: m.Reason, Message: format.Cut(m.Message, length), Plan: planned(m.View),
-			InTheWay: foretold(m), Resources: resources([]*group.Member{m}, mostOfANode),
+			NodeName: m.Node.Name, State: string(m.State), Reason: m.Reason, Message: format.Cut(m.Message, length),
 		})
 	}
 	for _, l := range g.Lost[:min(len(g.Lost), most-len(pending))] {
@@ -140,7 +139,7 @@ func accepted(g *group.Group, w *world.World) metav1.Condition {
 			"compare nodeSelector with `kubectl get nodes --show-labels` and gpuSelector with `kubectl get gpunodes`"
 	case g.By.Spec.Rollout.Paused:
 		c.Status, c.Reason = metav1.ConditionTrue, v1alpha1.ReasonPaused
-		c.Message = "the rollout is paused; status.pending says what would be done"
+		c.Message = "the rollout is paused; `kubectl gpusharing status` says what would be done, and status.rollout of each GPUNode"
 	default:
 		c.Status, c.Reason = metav1.ConditionTrue, v1alpha1.ReasonAccepted
 		c.Message = fmt.Sprintf("the policy governs %s", nodes(len(g.Members)))

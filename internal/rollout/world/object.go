@@ -125,7 +125,7 @@ func PodOf(pod *corev1.Pod, configMap types.NamespacedName) Pod {
 		Scheduled:     scheduledAt(pod),
 		NodeSelector:  pod.Spec.NodeSelector,
 		MountsConfig:  pod.Namespace == configMap.Namespace && Mounts(pod, configMap.Name),
-		SyncTriggered: pod.Annotations[v1alpha1.AnnotationNudge],
+		SyncTriggered: pod.Annotations[v1alpha1.AnnotationSync],
 	}
 	if pod.DeletionTimestamp != nil {
 		p.EndsBy = pod.DeletionTimestamp.Time

@@ -126,7 +126,7 @@ type Pod struct {
 	DRA bool
 	// MountsConfig says that one of its volumes is our ConfigMap.
 	MountsConfig bool
-	// SyncTriggered is the value of its annotation v1alpha1.AnnotationNudge.
+	// SyncTriggered is the value of its annotation v1alpha1.AnnotationSync.
 	SyncTriggered string
 	// Validator says that it is a test workload of the GPU Operator's validator, which holds a GPU or an instance.
 	Validator bool

@@ -107,7 +107,7 @@ func (d *Driver) start() error {
 }
 
 // Stop takes the driver away as a driver container does that ends: the file that says that it is ready first, then its
-// mount, whoever still uses it.
+// mount, even if a program still uses it.
 func (d *Driver) Stop() error {
 	err := errors.Join(d.PreStop(), remove(driverReady), d.stopDaemons())
 	if d.Layout == Container {

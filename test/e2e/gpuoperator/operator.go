@@ -5,8 +5,8 @@
 // DaemonSets from the ClusterPolicy as the GPU Operator does, and labels the nodes on which Node Feature Discovery found a
 // GPU. The programs in the DaemonSets are NVIDIA's own.
 //
-// What it does follows NVIDIA/gpu-operator v26.7: which volumes, environment and containers a daemon set gets in
-// controllers/object_controls.go, and that a daemon set is written only when what is rendered has changed, so that what
+// What it does follows NVIDIA/gpu-operator v26.7: which volumes, environment and containers a DaemonSet gets in
+// controllers/object_controls.go, and that a DaemonSet is written only when what is rendered has changed, so that what
 // others write to it stays until then.
 package gpuoperator
 
@@ -105,7 +105,7 @@ func (o *Operator) reconcile(ctx context.Context) error {
 	return errors.Join(append(errs, o.labelNodes(ctx, p), o.report(ctx, found))...)
 }
 
-// applySet writes a daemon set if it differs from what was rendered last.
+// applySet writes a DaemonSet if it differs from what was rendered last.
 func (o *Operator) applySet(ctx context.Context, set *appsv1.DaemonSet) error {
 	hash := fnv.New64a()
 	_, _ = fmt.Fprintf(hash, "%v", set.Spec.String())
@@ -116,7 +116,7 @@ func (o *Operator) applySet(ctx context.Context, set *appsv1.DaemonSet) error {
 		return nil
 	}
 	if client.IgnoreNotFound(err) != nil {
-		return fmt.Errorf("reading the daemon set %s: %w", set.Name, err)
+		return fmt.Errorf("reading the DaemonSet %s: %w", set.Name, err)
 	}
 	if err != nil {
 		return o.client.Create(ctx, set)
@@ -124,7 +124,7 @@ func (o *Operator) applySet(ctx context.Context, set *appsv1.DaemonSet) error {
 	before := now.DeepCopy()
 	now.Annotations, now.Spec = set.Annotations, set.Spec
 	if err := o.client.Patch(ctx, now, client.MergeFrom(before)); err != nil {
-		return fmt.Errorf("writing the daemon set %s: %w", set.Name, err)
+		return fmt.Errorf("writing the DaemonSet %s: %w", set.Name, err)
 	}
 	return nil
 }

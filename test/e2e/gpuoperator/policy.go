@@ -11,7 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
-// clusterPolicy is what of the ClusterPolicy the daemon sets depend on.
+// clusterPolicy is what of the ClusterPolicy the DaemonSets depend on.
 type clusterPolicy struct {
 	CDI struct {
 		// Enabled is true if it is unset.

@@ -21,7 +21,7 @@ const Image = "nvcr.io/nvidia/k8s-device-plugin:v0.19.3"
 
 // operand is one of NVIDIA's programs, before the configuration of the device plugin is added to it.
 type operand struct {
-	// name of the daemon set, and the value of its pods' label app.
+	// name of the DaemonSet, and the value of its pods' label app.
 	name, account string
 	// labels of the pods besides app.
 	labels       map[string]string

@@ -60,7 +60,7 @@ type Node struct {
 	Client kubernetes.Interface
 
 	options Options
-	// power is held by whoever stops and starts programs.
+	// power is held while programs are stopped or started.
 	power sync.Mutex
 	lost  atomic.Int64
 	// kubelets counts those that were started.

@@ -44,7 +44,7 @@ type Options struct {
 	// Visible are folders that the machine must see. Most are visible anyway; this is for those that lie on another
 	// file system than the root.
 	Visible []string
-	// Kept is a folder to which the machine writes what shall outlive it, such as logs. Empty: none.
+	// Kept is a folder to which the machine writes what must outlive it, such as logs. Empty: none.
 	Kept string
 }
 

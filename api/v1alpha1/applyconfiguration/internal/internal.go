@@ -911,35 +911,15 @@ var schemaYAML = typed.YAMLObject(`types:
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.PendingNode
   map:
     fields:
-    - name: inTheWay
-      type:
-        list:
-          elementType:
-            scalar: string
-          elementRelationship: atomic
     - name: message
       type:
         scalar: string
     - name: nodeName
       type:
         scalar: string
-    - name: plan
-      type:
-        list:
-          elementType:
-            scalar: string
-          elementRelationship: atomic
     - name: reason
       type:
         scalar: string
-    - name: resources
-      type:
-        list:
-          elementType:
-            namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.ResourceCount
-          elementRelationship: associative
-          keys:
-          - name
     - name: state
       type:
         scalar: string

@@ -8,7 +8,7 @@ package v1alpha1
 // PendingNodeApplyConfiguration represents a declarative configuration of the PendingNode type for use
 // with apply.
 //
-// PendingNode says why a node is not ready.
+// PendingNode says why a node is not ready. The steps, the blockers and the resources of the node are in status.rollout of its GPUNode.
 type PendingNodeApplyConfiguration struct {
 	// nodeName is the name of the node.
 	NodeName *string `json:"nodeName,omitempty"`
@@ -18,13 +18,6 @@ type PendingNodeApplyConfiguration struct {
 	Reason *string `json:"reason,omitempty"`
 	// message says what, where and what to do next.
 	Message *string `json:"message,omitempty"`
-	// plan lists the steps that bring the node to the desired state, in their order, each as the agent will carry it out.
-	Plan []string `json:"plan,omitempty"`
-	// inTheWay lists who uses what the plan needs to be idle, and what becomes of each: which pods are evicted. The first 16
-	// by name.
-	InTheWay []string `json:"inTheWay,omitempty"`
-	// resources are the extended resources that the node advertises now, and what it must advertise.
-	Resources []ResourceCountApplyConfiguration `json:"resources,omitempty"`
 }
 
 // PendingNodeApplyConfiguration constructs a declarative configuration of the PendingNode type for use with
@@ -62,38 +55,5 @@ func (b *PendingNodeApplyConfiguration) WithReason(value string) *PendingNodeApp
 // If called multiple times, the Message field is set to the value of the last call.
 func (b *PendingNodeApplyConfiguration) WithMessage(value string) *PendingNodeApplyConfiguration {
 	b.Message = &value
-	return b
-}
-
-// WithPlan adds the given value to the Plan field in the declarative configuration
-// and returns the receiver, so that objects can be build by chaining "With" function invocations.
-// If called multiple times, values provided by each call will be appended to the Plan field.
-func (b *PendingNodeApplyConfiguration) WithPlan(values ...string) *PendingNodeApplyConfiguration {
-	for i := range values {
-		b.Plan = append(b.Plan, values[i])
-	}
-	return b
-}
-
-// WithInTheWay adds the given value to the InTheWay field in the declarative configuration
-// and returns the receiver, so that objects can be build by chaining "With" function invocations.
-// If called multiple times, values provided by each call will be appended to the InTheWay field.
-func (b *PendingNodeApplyConfiguration) WithInTheWay(values ...string) *PendingNodeApplyConfiguration {
-	for i := range values {
-		b.InTheWay = append(b.InTheWay, values[i])
-	}
-	return b
-}
-
-// WithResources adds the given value to the Resources field in the declarative configuration
-// and returns the receiver, so that objects can be build by chaining "With" function invocations.
-// If called multiple times, values provided by each call will be appended to the Resources field.
-func (b *PendingNodeApplyConfiguration) WithResources(values ...*ResourceCountApplyConfiguration) *PendingNodeApplyConfiguration {
-	for i := range values {
-		if values[i] == nil {
-			panic("nil value passed to WithResources")
-		}
-		b.Resources = append(b.Resources, *values[i])
-	}
 	return b
 }
