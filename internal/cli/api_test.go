@@ -182,6 +182,19 @@ func TestOnAnAPIServer(t *testing.T) {
 			"lease gpu-sharing-operator/gpu-sharing-controller was last renewed at 2027-01-15T07:50:00Z, by one; look at deployment/gpu-sharing-controller"))
 		g.Expect(renewed(time.Second, "")).To(ContainSubstring("nobody holds lease gpu-sharing-operator/gpu-sharing-controller"))
 	})
+	t.Run("doctor names the fields that an old CRD lacks", func(t *testing.T) {
+		g := NewWithT(t)
+		definition := object("apiextensions.k8s.io/v1", "CustomResourceDefinition", "", "gpunodes.gpusharing.io", map[string]any{})
+		without := client.RawPatch(types.JSONPatchType, []byte(`[{"op":"remove","path":"/spec/versions/0/schema/openAPIV3Schema/properties/status/properties/driverVersion"}]`))
+		out, err := run("", "doctor")
+		g.Expect(err).To(MatchError(ErrUnhealthy))
+		g.Expect(out).NotTo(ContainSubstring("The CRD of"))
+		g.Expect(cluster.Client.Patch(t.Context(), definition, without)).To(Succeed())
+		g.Eventually(func() string {
+			out, _ := run("", "doctor")
+			return strings.Join(strings.Fields(out), " ")
+		}).WithTimeout(time.Minute).Should(ContainSubstring("The CRD of GPUNode is older than this program: it lacks status.driverVersion. Apply"))
+	})
 	t.Run("a cluster without the operator is told as such", func(t *testing.T) {
 		g := NewWithT(t)
 		for _, name := range []string{"gpusharingpolicies.gpusharing.io", "gpunodes.gpusharing.io"} {

@@ -42,6 +42,7 @@ func diagnose(is installation) []finding {
 		return d.found
 	}
 	d.controller(is)
+	d.definitions(is)
 	if len(is.nodes) == 0 {
 		d.error("No node has a GPUNode. The controller makes one for each node with the label nvidia.com/gpu.present=true, which NVIDIA's GPU Feature " +
 			"Discovery sets: look at its pods, and at the controller's log")
@@ -77,6 +78,29 @@ func (d *diagnosis) controller(is installation) {
 			d.warn("This program is %s and the controller %s. What plan prints is right if both have one version: install kubectl gpusharing %s", own, c.version, c.version)
 		}
 	}
+}
+
+// definitions diagnoses the CRDs: the API server drops fields that they lack from all that is written. A controller of another version than
+// this program may need other fields.
+func (d *diagnosis) definitions(is installation) {
+	own, _, _ := strings.Cut(is.program, " ")
+	level := levelError
+	if slices.ContainsFunc(is.controllers, func(c component) bool { return differ(own, c.version) }) {
+		level = levelWarning
+	}
+	for _, s := range is.skews {
+		d.add(level, "The CRD of %s is older than this program: it lacks %s. Apply the CRDs of the operator's version: helm upgrade with crds.install=true, "+
+			"or kubectl apply --server-side -f config/crd", s.kind, firstOf(s.lacks))
+	}
+}
+
+// firstOf names the first few, and counts the others.
+func firstOf(names []string) string {
+	const most = 5
+	if len(names) > most {
+		return fmt.Sprintf("%s and %d more", strings.Join(names[:most], ", "), len(names)-most)
+	}
+	return strings.Join(names, ", ")
 }
 
 // agents diagnoses the agents, and their versions beside that of the controller.

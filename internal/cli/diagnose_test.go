@@ -49,8 +49,11 @@ func TestDoctor(t *testing.T) {
 		"two installations": {func(is *installation) {
 			is.controllers = append(is.controllers, component{name: "b/c", version: "0.2.0", ready: true})
 		}, levelError, "installed 2 times: gpu-sharing-operator/gpu-sharing-controller, b/c"},
-		"an old program":             {func(is *installation) { is.program = "v0.1.0 (commit 0)" }, levelWarning, "This program is v0.1.0 and the controller 0.2.0"},
-		"a program without version":  {func(is *installation) { is.program = "(devel) (commit unknown)" }, "", ""},
+		"an old program":            {func(is *installation) { is.program = "v0.1.0 (commit 0)" }, levelWarning, "This program is v0.1.0 and the controller 0.2.0"},
+		"a program without version": {func(is *installation) { is.program = "(devel) (commit unknown)" }, "", ""},
+		"an old CRD": {func(is *installation) {
+			is.skews = []skew{{"GPUNode", []string{"spec.a", "status.b"}}}
+		}, levelError, "The CRD of GPUNode is older than this program: it lacks spec.a, status.b. Apply the CRDs"},
 		"no node":                    {func(is *installation) { is.nodes = nil }, levelError, "nvidia.com/gpu.present=true"},
 		"no agent":                   {func(is *installation) { is.nodes[1].agents = nil }, levelError, "1 node (node-1): no agent. "},
 		"an agent that is not ready": {func(is *installation) { is.nodes[1].agents[0].ready = false }, levelError, "1 node (node-1): an agent that is not ready"},

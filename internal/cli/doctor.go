@@ -15,6 +15,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/openapi"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
@@ -32,6 +34,7 @@ type installation struct {
 	// noController is why no controller runs; empty: one does, or the user may not know.
 	noController string
 	controllers  []component
+	skews        []skew
 	world        world.World
 	nodes        []nodeParts
 	clusterPolicy,
@@ -57,11 +60,19 @@ func (p *Program) doctor(ctx context.Context, f *flags, rest []string) error {
 	if len(rest) > 0 {
 		return hint(fmt.Errorf("doctor takes no argument, but was given %s", strings.Join(rest, " ")))
 	}
-	c, err := connect(f)
+	config, err := configOf(f)
 	if err != nil {
 		return err
 	}
-	is, err := p.examine(ctx, c)
+	c, err := clientOf(config)
+	if err != nil {
+		return err
+	}
+	server, err := discovery.NewDiscoveryClientForConfig(config)
+	if err != nil {
+		return fmt.Errorf("connecting to %s: %w", config.Host, err)
+	}
+	is, err := p.examine(ctx, c, server.OpenAPIV3())
 	if err != nil {
 		return advise(err)
 	}
@@ -77,8 +88,8 @@ func (p *Program) doctor(ctx context.Context, f *flags, rest []string) error {
 	return nil
 }
 
-// examine reads a cluster.
-func (p *Program) examine(ctx context.Context, c client.Client) (installation, error) {
+// examine reads a cluster, whose API server publishes the schemas of its kinds.
+func (p *Program) examine(ctx context.Context, c client.Client, published openapi.Client) (installation, error) {
 	is := installation{program: p.Version}
 	w, err := p.read(ctx, c)
 	if meta.IsNoMatchError(err) {
@@ -89,6 +100,9 @@ func (p *Program) examine(ctx context.Context, c client.Client) (installation, e
 		return is, err
 	}
 	is.world = w
+	if is.skews, err = readSkews(published); err != nil && !apierrors.IsForbidden(err) {
+		return is, err
+	}
 	if is.noController, err = noController(ctx, c, p.Clock.Now()); err != nil {
 		return is, err
 	}

@@ -70,17 +70,13 @@ func (p *Program) mustGather(ctx context.Context, f *flags, rest []string) error
 	if err != nil {
 		return fmt.Errorf("connecting to %s: %w", config.Host, err)
 	}
-	versions, err := discovery.NewDiscoveryClientForConfig(config)
+	server, err := discovery.NewDiscoveryClientForConfig(config)
 	if err != nil {
 		return fmt.Errorf("connecting to %s: %w", config.Host, err)
 	}
-	kubernetes, err := versions.ServerVersion()
-	if err != nil {
-		return advise(fmt.Errorf("reading the version of the API server: %w", err))
-	}
 	now := p.Clock.Now().UTC()
 	g := &gathering{client: c, pods: pods, files: files{most: mostGathered}, unread: []unread{}}
-	if err := g.gather(ctx, p, kubernetes.GitVersion, f.nodes); err != nil {
+	if err := g.gather(ctx, p, server, f.nodes); err != nil {
 		return err
 	}
 	content, err := g.files.archive(archiveFolder, now)
@@ -96,8 +92,12 @@ func (p *Program) mustGather(ctx context.Context, f *flags, rest []string) error
 }
 
 // gather reads what an archive has. Errors: the API server does not answer, or there is no such node.
-func (g *gathering) gather(ctx context.Context, p *Program, kubernetes string, nodes []string) error {
-	is, err := p.examine(ctx, g.client)
+func (g *gathering) gather(ctx context.Context, p *Program, server discovery.DiscoveryInterface, nodes []string) error {
+	kubernetes, err := server.ServerVersion()
+	if err != nil {
+		return advise(fmt.Errorf("reading the version of the API server: %w", err))
+	}
+	is, err := p.examine(ctx, g.client, server.OpenAPIV3())
 	found := diagnose(is)
 	if status := apierrors.APIStatus(nil); err != nil {
 		if !errors.As(err, &status) || apierrors.IsUnauthorized(err) {
@@ -107,7 +107,7 @@ func (g *gathering) gather(ctx context.Context, p *Program, kubernetes string, n
 		g.missed("what doctor reads", err, "the ClusterRoles gpu-sharing-view and gpu-sharing-cli", "")
 	}
 	g.add("doctor.yaml", doctorsReport(found))
-	g.add("versions.yaml", versionsOf(is, kubernetes))
+	g.add("versions.yaml", versionsOf(is, kubernetes.GitVersion))
 	if err := g.chooseNodes(ctx, is.world, nodes); err != nil {
 		return err
 	}
@@ -208,7 +208,9 @@ func (g *gathering) missed(what string, err error, needs, grant string) {
 	if apierrors.IsForbidden(err) {
 		lacks.Needs, lacks.Grant = needs, cmp.Or(grant, "an administrator binds the ClusterRoles gpu-sharing-view and gpu-sharing-cli to you")
 	}
-	g.unread = append(g.unread, lacks)
+	if !slices.Contains(g.unread, lacks) {
+		g.unread = append(g.unread, lacks)
+	}
 }
 
 // written is what must-gather prints.
