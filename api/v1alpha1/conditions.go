@@ -150,7 +150,8 @@ const (
 	ReasonWaitingForBudget = "WaitingForBudget"
 	// ReasonRolloutHalted: as many nodes failed as maxFailures allows; no further node is started.
 	ReasonRolloutHalted = "RolloutHalted"
-	// ReasonGPUInUse: a process or a pod holds a GPU, or an instance, that the change needs to be idle.
+	// ReasonGPUInUse: a process or a pod holds a GPU, or an instance, that the change needs to be idle, or a pod has to
+	// leave the node before its reboot (drain.beforeReboot AllPods).
 	ReasonGPUInUse = "GPUInUse"
 	// ReasonDrainTimedOut: the node did not become idle in the time that the policy allows.
 	ReasonDrainTimedOut = "DrainTimedOut"

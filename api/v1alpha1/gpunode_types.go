@@ -485,7 +485,7 @@ type RolloutStatus struct {
 	Failed *FailedChange `json:"failed,omitempty"`
 }
 
-// BlockerKind is what uses a GPU.
+// BlockerKind is what blocks a change.
 // +kubebuilder:validation:Enum=Pod;Process
 type BlockerKind string
 
@@ -495,7 +495,8 @@ const (
 	BlockerKindProcess BlockerKind = "Process" // of no pod that exists
 )
 
-// BlockerStatus is a pod or a process that uses what a change needs to be idle.
+// BlockerStatus is a pod or a process that uses what a change needs to be idle, or a pod on a node that is to be empty before its reboot
+// (drain.beforeReboot AllPods).
 type BlockerStatus struct {
 	// kind is Pod, or Process for a process that belongs to no pod.
 	// +required
@@ -517,7 +518,7 @@ type BlockerStatus struct {
 	// +optional
 	// +kubebuilder:validation:Minimum=1
 	PID int64 `json:"pid,omitempty"`
-	// deviceUUID is the GPU that it uses. Absent if it is not known which.
+	// deviceUUID is the GPU that it uses. Absent if it is not known which, or if it uses none.
 	// +optional
 	// +kubebuilder:validation:MaxLength=96
 	DeviceUUID string `json:"deviceUUID,omitempty"`

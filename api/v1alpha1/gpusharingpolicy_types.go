@@ -204,7 +204,8 @@ type Rollout struct {
 	// +optional
 	Paused bool `json:"paused,omitempty"`
 
-	// drain decides what happens to pods that hold a GPU or a MIG instance that a change needs to be idle.
+	// drain decides what happens to pods that hold a GPU or a MIG instance that a change needs to be idle, and to the other
+	// pods of a node that has to be rebooted.
 	// +optional
 	// +kubebuilder:default={}
 	Drain Drain `json:"drain,omitzero"`
@@ -218,8 +219,8 @@ type Rollout struct {
 
 	// reboot says whether a node may be rebooted when a GPU takes its MIG mode only so, since it cannot be reset there
 	// (virtual machines of clouds). IfRequired: all pods of the node that hold a GPU are drained as drain says, and the
-	// node is rebooted, never twice for one desired state; its other pods go down with it and come back. Never: the condition
-	// RebootRequired says that a user has to. Default: Never.
+	// node is rebooted, never twice for one desired state; its other pods go down with it and come back, unless
+	// drain.beforeReboot is AllPods. Never: the condition RebootRequired says that a user has to. Default: Never.
 	// +optional
 	// +kubebuilder:default=Never
 	Reboot RebootMode `json:"reboot,omitempty"`
@@ -303,6 +304,16 @@ const (
 	DrainModeNever       DrainMode = "Never"
 )
 
+// BeforeReboot decides which pods a node is drained of before the operator reboots it.
+// +kubebuilder:validation:Enum=GPUPods;AllPods
+type BeforeReboot string
+
+// The pods that a node is drained of before a reboot.
+const (
+	BeforeRebootGPUPods BeforeReboot = "GPUPods"
+	BeforeRebootAllPods BeforeReboot = "AllPods"
+)
+
 // Drain decides how the GPUs of a node become idle for a change.
 type Drain struct {
 	// mode. WaitForIdle: new GPU pods are kept off the node by a taint, those that run are left to finish, for as long
@@ -319,6 +330,15 @@ type Drain struct {
 	// +kubebuilder:validation:Minimum=30
 	// +kubebuilder:validation:Maximum=604800
 	TimeoutSeconds int32 `json:"timeoutSeconds,omitempty"`
+
+	// beforeReboot decides which pods the node is drained of before the operator reboots it (rollout.reboot IfRequired). GPUPods:
+	// those that hold a GPU; the others go down with the node. AllPods: all pods, by mode and within timeoutSeconds, but mirrors
+	// of static pods, pods of DaemonSets, pods that have finished and the operator's own. As pods that hold a GPU, they are
+	// evicted also if they have an emptyDir volume, whose content is lost, or no controller that replaces them.
+	// Default: GPUPods.
+	// +optional
+	// +kubebuilder:default=GPUPods
+	BeforeReboot BeforeReboot `json:"beforeReboot,omitempty"`
 }
 
 // ReleasePolicy decides what happens to nodes that a policy releases.

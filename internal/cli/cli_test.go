@@ -145,6 +145,26 @@ func TestPreviews(t *testing.T) {
 			b.GPU.Status.Devices[0].Processes = []v1alpha1.ProcessStatus{{PID: 4711, Name: "python"}}
 			return worldOf(a, b, c), policy(t, "research", fmt.Sprintf(toMIG, "Evict"))
 		},
+		"a reboot that other pods block": func(t *testing.T) (world.World, v1alpha1.GPUSharingPolicy) {
+			a := node(t, "a", sim.A100)
+			hold(&a, "train", 0, nil)
+			for name, controller := range map[string]string{"web": "ReplicaSet", "log-shipper": "DaemonSet", "by-hand": ""} {
+				a.Pods = append(a.Pods, world.Pod{Namespace: "team", Name: name, UID: name, Controller: controller})
+			}
+			p := policy(t, "research", fmt.Sprintf(toMIG, "Evict"))
+			p.Spec.Rollout.Reboot, p.Spec.Rollout.Drain.BeforeReboot = v1alpha1.RebootModeIfRequired, v1alpha1.BeforeRebootAllPods
+			w := worldOf(a)
+			w.Policies = []v1alpha1.GPUSharingPolicy{p}
+			asked := rollout.Decide(w).Nodes[0]
+			n := &w.Nodes[0].GPU
+			n.Spec = v1alpha1.GPUNodeSpec{PolicyName: "research", ConfigName: asked.ConfigName, Devices: asked.Devices, Baseline: &v1alpha1.Baseline{}}
+			n.Status.CanReboot = true
+			n.Status.Conditions = append(n.Status.Conditions, metav1.Condition{
+				Type: v1alpha1.ConditionRebootRequired, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonRebootRequired,
+			})
+			w.Policies[0].Spec.Rollout.Reboot = v1alpha1.RebootModeNever // until now
+			return w, p
+		},
 		"time-slicing disturbs nobody": func(t *testing.T) (world.World, v1alpha1.GPUSharingPolicy) {
 			a := node(t, "a", sim.T4, sim.T4)
 			hold(&a, "train", 1, nil)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/clusterpolicy"
+	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/policy"
@@ -79,10 +80,43 @@ func (c *chronicle) opens(h *host, a action.Action) {
 	}
 }
 
-// bystander looks whether a pod that is evicted uses a GPU that the policy selects, or that the operator has changed.
+// empties reports whether a node is to be drained of all pods before its reboot, by the policy on whose behalf something is done, or the
+// last one that governed it.
+func (c *chronicle) empties(h *host, by string) bool {
+	drain := v1alpha1.Drain{}
+	if r := h.GPU.Spec.Release; r != nil && by == "" {
+		drain = r.Drain
+	}
+	for i := range c.Policies {
+		if c.Policies[i].Name == by {
+			drain = c.Policies[i].Spec.Rollout.Drain
+		}
+	}
+	return drain.BeforeReboot == v1alpha1.BeforeRebootAllPods
+}
+
+// rebootsEmpty looks whether a node that is to be drained of all pods before its reboot has one, as the controller sees it, when the
+// reboot is permitted.
+func (c *chronicle) rebootsEmpty(h *host, a action.SetSpec) {
+	if p := a.Spec.Reboot; p == nil || h.GPU.Spec.Reboot != nil && *h.GPU.Spec.Reboot == *p || !c.empties(h, a.For().Name) {
+		return
+	}
+	for _, p := range c.cache.pods[h.Name].Pods {
+		if p.Controller != "DaemonSet" && !p.Mirror {
+			c.breaks("harmless", "node %s is rebooted under pod %s, and its policy drains it of all pods", h.Name, p.Name)
+		}
+	}
+}
+
+// bystander looks whether a pod that is evicted uses a GPU that the policy selects, or that the operator has changed. Others are evicted
+// before a reboot alone.
 func (c *chronicle) bystander(h *host, a action.Evict) {
-	s, known := c.stakes[a.Pod]
-	if !known {
+	known := c.cache.gpus[h.Name]
+	if strings.HasPrefix(c.kinds[a.Pod], "cpu") && (!condition.IsTrue(known.Status.Conditions, v1alpha1.ConditionRebootRequired) || !c.empties(h, a.For().Name)) {
+		c.breaks("harmless", "%s is evicted for policy %q, which uses no GPU", a.Pod, a.Policy.Name)
+	}
+	s, holds := c.stakes[a.Pod]
+	if !holds {
 		return
 	}
 	if c.kinds[a.Pod] == "claim" {

@@ -268,6 +268,7 @@ func (c *chronicle) carryOut(a action.Action) {
 		c.pluginRestarts(h, a)
 	case action.SetSpec:
 		c.count["GPUNode "+h.Name]++
+		c.rebootsEmpty(h, a)
 	case action.PatchNode, action.Taint, action.Untaint, action.KeepTaints:
 		c.count["Node "+h.Name]++
 	case action.KeepMPSOff, action.AllowMPS:
@@ -314,7 +315,10 @@ func (c *chronicle) evicts(h *host, a action.Evict) {
 		}
 	}
 	c.evicted = append(c.evicted, a.Pod)
-	if kind == "tolerant" || kind == "daemon" || kind == "static" {
+	switch kind {
+	case "cpu-tolerant":
+		c.startBeside(h, kind)
+	case "tolerant", "daemon", "static":
 		c.start(h, kind, rand.New(rand.NewPCG(uint64(len(c.evicted)), 4)))
 	}
 }

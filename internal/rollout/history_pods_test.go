@@ -15,7 +15,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
-// podKinds are the kinds of pods of users.
+// podKinds are the kinds of pods of users that use a GPU.
 func podKinds() []string {
 	return []string{"replica", "replica", "tolerant", "bare", "static", "daemon", "init", "process", "outside", "protected", "hanging", "claim"}
 }
@@ -92,6 +92,16 @@ func (c *chronicle) start(h *host, kind string, random *rand.Rand) {
 	c.kinds[name] = kind
 	c.protected[name], c.hangs[name] = kind == "protected", kind == "hanging"
 	c.tell("pod %s comes to GPU %d of %s", name, index, h.Name)
+}
+
+// startBeside lets a pod come to a node that uses no GPU: of kind cpu, or cpu-tolerant.
+func (c *chronicle) startBeside(h *host, kind string) {
+	name := fmt.Sprintf("%s-of-%s-%d", kind, h.Name, len(c.kinds))
+	h.Pods = append(h.Pods, world.Pod{
+		Namespace: "user", Name: name, UID: "uid-" + name, Controller: "ReplicaSet", Scheduled: c.Now, Tolerates: kind == "cpu-tolerant",
+	})
+	c.kinds[name] = kind
+	c.tell("pod %s comes to %s", name, h.Name)
 }
 
 func (c *chronicle) addProcess(h *host, uuid string, p gpu.Process) {

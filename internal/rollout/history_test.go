@@ -150,6 +150,10 @@ func (c *chronicle) machine(name string, random *rand.Rand) {
 	} else if one(12) {
 		h.Slicer = "mig.das.com/1g.5gb"
 	}
+	c.startBeside(h, "cpu")
+	if len(models) > 1 {
+		c.startBeside(h, "cpu-tolerant")
+	}
 	h.watches, h.plugin.slow = one(2), time.Duration(random.IntN(4))*time.Second
 	h.remember()
 	c.version[name]++

@@ -98,7 +98,7 @@ func (s *story) evicts(name string, status int) {
 		}
 	}
 	s.mu.Unlock()
-	if kind == "bystander" {
+	if kind == "bystander" && !s.mayEmpty() {
 		s.breaks("harmless", "%s is evicted, which has no GPU", name)
 	}
 	for _, id := range held {
@@ -106,6 +106,20 @@ func (s *story) evicts(name string, status int) {
 			s.breaks("harmless", "%s is evicted, and no policy selects its GPU %s", name, uuid)
 		}
 	}
+}
+
+// mayEmpty reports whether a policy drains nodes of all their pods before a reboot, or one did that may still release nodes.
+func (s *story) mayEmpty() bool {
+	s.facts.RLock()
+	defer s.facts.RUnlock()
+	for _, versions := range s.policies {
+		for i := range versions {
+			if versions[i].Spec.Rollout.Drain.BeforeReboot == v1alpha1.BeforeRebootAllPods {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // gpuOf is the GPU that a device of the kubelet is a part of: a GPU, a MIG device, or a replica of one of them.

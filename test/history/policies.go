@@ -110,8 +110,8 @@ func Says(p *v1alpha1.GPUSharingPolicy) string {
 		says += fmt.Sprintf(" on %+v", *p.Spec.GPUSelector)
 	}
 	r := p.Spec.Rollout
-	return fmt.Sprintf("%s, %s, maxUnavailable %s, maxFailures %d, paused %v, reboot %s, startupTaint %s, %d taints, %s", says, r.Drain.Mode, r.MaxUnavailable,
-		r.MaxFailures, r.Paused, r.Reboot, r.StartupTaint, len(p.Spec.Taints), p.Spec.ReleasePolicy)
+	return fmt.Sprintf("%s, %s, maxUnavailable %s, maxFailures %d, paused %v, reboot %s %s, startupTaint %s, %d taints, %s", says, r.Drain.Mode, r.MaxUnavailable,
+		r.MaxFailures, r.Paused, r.Reboot, r.Drain.BeforeReboot, r.StartupTaint, len(p.Spec.Taints), p.Spec.ReleasePolicy)
 }
 
 func sharing(random *rand.Rand) v1alpha1.Sharing {
@@ -141,7 +141,9 @@ func rollout(r *v1alpha1.Rollout, random *rand.Rand) {
 	r.MaxUnavailable = new(intstr.FromInt32(int32(1 + random.IntN(2))))
 	r.Drain.Mode = modes[random.IntN(len(modes))]
 	r.MaxFailures = []int32{1, 2, 5}[random.IntN(3)]
-	r.Reboot = []v1alpha1.RebootMode{v1alpha1.RebootModeNever, v1alpha1.RebootModeIfRequired}[random.IntN(2)]
+	reboots := random.IntN(4)
+	r.Reboot = []v1alpha1.RebootMode{v1alpha1.RebootModeNever, v1alpha1.RebootModeIfRequired}[reboots%2]
+	r.Drain.BeforeReboot = []v1alpha1.BeforeReboot{v1alpha1.BeforeRebootGPUPods, v1alpha1.BeforeRebootAllPods}[reboots/2]
 	if random.IntN(4) == 0 {
 		r.StartupTaint = v1alpha1.StartupTaintUntilReady
 	}

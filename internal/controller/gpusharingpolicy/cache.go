@@ -149,12 +149,12 @@ func controllerOf(pod *corev1.Pod) []metav1.OwnerReference {
 }
 
 // serverTolerations are those of the pods without which the GPUs of a node are not offered: whether they could come back to a
-// node with a taint. Of pods that ask for GPUs it stands for all tolerations whether they tolerate the operator's taint.
+// node with a taint. Of pods that may be drained it stands for all tolerations whether they tolerate the operator's taint.
 func serverTolerations(pod *corev1.Pod) []corev1.Toleration {
 	switch {
 	case world.Serves(pod) || len(configVolumes(pod.Spec.Volumes)) > 0:
 		return world.OwnTolerations(pod.Spec.Tolerations)
-	case world.RequestsGPU(&pod.Spec) && world.ToleratesChange(pod.Spec.Tolerations):
+	case world.Drains(pod) && world.ToleratesChange(pod.Spec.Tolerations):
 		return []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
 	}
 	return nil

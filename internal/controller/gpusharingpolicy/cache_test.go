@@ -4,6 +4,7 @@
 package gpusharingpolicy
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -74,6 +75,14 @@ func TestSlimPods(t *testing.T) {
 			p.Namespace, p.Labels[labelName] = "own", "gpu-sharing-agent"
 			p.Status.Conditions = append(p.Status.Conditions, corev1.PodCondition{Type: corev1.PodReady, Status: corev1.ConditionTrue})
 		},
+		"one that tolerates every taint": func(p *corev1.Pod) {
+			p.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
+		},
+		"one of a DaemonSet that tolerates every taint": func(p *corev1.Pod) {
+			p.OwnerReferences = []metav1.OwnerReference{{Kind: "DaemonSet", Controller: &yes}}
+			p.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
+		},
+		"the controller":     func(p *corev1.Pod) { p.Namespace, p.Labels[labelName] = "own", "gpu-sharing-controller" },
 		"one that has ended": func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -87,7 +96,10 @@ func TestSlimPods(t *testing.T) {
 			slimView, slimMatters := c.podView(slim.(*corev1.Pod))
 			g.Expect(slimView).To(Equal(view))
 			g.Expect(slimMatters).To(Equal(matters))
-			g.Expect(matters).To(Equal(name != "a bystander" && name != "a mirror" && name != "one of a DaemonSet" && name != "one that has ended"))
+			g.Expect(matters).To(Equal(!slices.Contains([]string{
+				"a bystander", "a mirror", "one of a DaemonSet", "one that has ended", "one that tolerates every taint",
+				"one of a DaemonSet that tolerates every taint", "the controller",
+			}, name)))
 			g.Expect(slim.(*corev1.Pod).Size()).To(BeNumerically("<", pod.Size()/2))
 			again, err := slimPod(slim.(*corev1.Pod).DeepCopy())
 			g.Expect(err).NotTo(HaveOccurred())

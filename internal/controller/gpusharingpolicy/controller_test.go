@@ -26,6 +26,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/deviceplugin"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
+	hostfake "github.com/gpusharing/gpu-sharing-operator/internal/host/fake"
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
 )
 
@@ -47,6 +48,7 @@ func TestRollout(t *testing.T) {
 		"a paused policy says what would be done, and nothing is":                testPaused,
 		"who changes the ClusterPolicy back is named, and not fought":            testOverridden,
 		"a pod under two budgets is named in an Event":                           testTwoBudgets,
+		"a node is rebooted once its other pods have left it, as a policy says":  testEmptied,
 		"the DaemonSet of NVIDIA's DRA driver keeps its nodes":                   testDRADaemonSet,
 	} {
 		t.Run(name, func(t *testing.T) { test(newScenario(t, cluster)) })
@@ -236,6 +238,48 @@ func testEviction(s *scenario) {
 	s.Expect(s.allocatable("a100")).To(Equal(map[string]int64{"nvidia.com/mig-3g.20gb": 4}))
 	s.Expect(s.node("a100").Spec.Taints).To(BeEmpty())
 	s.Expect(s.client.Get(s.ctx(), client.ObjectKeyFromObject(bystander), bystander)).To(Succeed())
+}
+
+// testEmptied: a pod that holds no GPU is evicted, and its budget holds; those of DaemonSets and the operator's own stay.
+func testEmptied(s *scenario) {
+	rebooter := &hostfake.Rebooter{Boot: func() {}} // it is rebooted later
+	s.boots = rebooter
+	m := s.machine("a100", sim.A100)
+	m.hardware.Update(func(n *sim.Node) { n.GPUs[0].NoReset = true })
+	web := s.pod("default", "web", "a100", func(p *corev1.Pod) {
+		p.Labels = map[string]string{"app": "web"}
+		p.Spec.Volumes = []corev1.Volume{{Name: "scratch", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}}}
+	})
+	s.others()
+	budget := s.budget("web")
+	s.policy("research", "{rollout: {reboot: IfRequired, drain: {mode: Evict, beforeReboot: AllPods}}, "+
+		"sharing: {strategy: MIG, mig: {layouts: [{fill: 3g.20gb}]}}}")
+	var tried []string
+	s.Eventually(func() []string {
+		tried = append(tried, slices.DeleteFunc(s.evictions(), func(w string) bool { return !strings.HasPrefix(w, "eviction ") })...)
+		return tried
+	}, "20s", "1ms").ShouldNot(BeEmpty())
+	for range 3 {
+		s.evictions()
+	}
+	s.Expect(tried).To(ConsistOf("eviction Pod web"))
+	s.Expect(s.gpuNode("a100").Status.Rollout.Blockers).To(ConsistOf(v1alpha1.BlockerStatus{
+		Kind: v1alpha1.BlockerKindPod, Namespace: "default", Name: "web", Handling: "is evicted, as far as PodDisruptionBudgets allow",
+	}))
+	s.Expect(s.expectCondition("research", v1alpha1.ConditionReady, metav1.ConditionFalse, v1alpha1.ReasonGPUInUse)).
+		To(ContainSubstring("pod default/web (the node, which must be rebooted)"))
+	s.Expect(s.announced()).To(ContainElement(HavePrefix("Warning EvictionBlocked pod default/web is not evicted: Cannot evict")))
+	s.Expect(s.gpuNode("a100").Spec.Reboot).To(BeNil())
+	s.Expect(rebooter.Asked()).To(BeZero())
+
+	s.Expect(s.client.Delete(s.ctx(), budget)).To(Succeed())
+	s.evictions()
+	s.Expect(s.client.Get(s.ctx(), client.ObjectKeyFromObject(web), web)).To(Satisfy(isGoing(web)))
+	s.Expect(client.IgnoreNotFound(s.client.Delete(s.ctx(), web, client.GracePeriodSeconds(0)))).To(Succeed())
+	s.Eventually(func() int { s.evictions(); return rebooter.Asked() }, "20s", "1ms").Should(Equal(1))
+	agent := &corev1.Pod{}
+	s.Expect(s.client.Get(s.ctx(), types.NamespacedName{Namespace: ownNamespace, Name: "a100-agent"}, agent)).To(Succeed())
+	s.Expect(agent.DeletionTimestamp).To(BeNil())
 }
 
 func testRestoreInUse(s *scenario) {

@@ -21,6 +21,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
@@ -221,6 +222,9 @@ type changes struct {
 	mu      sync.Mutex
 	watched bool // false: nobody reports changes, so everything is read each time
 	since   changedNodes
+	// rebootDue are the nodes of which a GPU waits for a reboot, by name. The reboot may wait for any pod there, so each wakes the
+	// controller; elsewhere those do that a decision depends on.
+	rebootDue map[string]bool
 }
 
 type changedNodes struct {
@@ -260,6 +264,26 @@ func (c *changes) note(o client.Object, matters bool) {
 	}
 }
 
+// due notes whether a node is due to be rebooted, by its GPUNode, and reports of a pod whether it is on such a node.
+func (c *changes) due(o client.Object, gone bool) (wakes bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch o := o.(type) {
+	case *corev1.Pod:
+		return c.rebootDue[o.Spec.NodeName]
+	case *v1alpha1.GPUNode:
+		switch {
+		case gone || !condition.IsTrue(o.Status.Conditions, v1alpha1.ConditionRebootRequired):
+			delete(c.rebootDue, o.Name)
+		case c.rebootDue == nil:
+			c.rebootDue = map[string]bool{o.Name: true}
+		default:
+			c.rebootDue[o.Name] = true
+		}
+	}
+	return false
+}
+
 // watch begins to note. The handler notes every change, and triggers a reconcile for those that matter to a decision.
 func (c *changes) watch(matters predicate.Predicate) handler.TypedEventHandler[client.Object, Pass] {
 	c.watched = true
@@ -267,19 +291,21 @@ func (c *changes) watch(matters predicate.Predicate) handler.TypedEventHandler[c
 	next := wake()
 	return handler.TypedFuncs[client.Object, Pass]{
 		CreateFunc: func(ctx context.Context, e event.TypedCreateEvent[client.Object], q queue) {
-			if c.note(e.Object, true); matters.Create(e) {
+			wakes := c.due(e.Object, false)
+			if c.note(e.Object, true); wakes || matters.Create(e) {
 				next.Create(ctx, e, q)
 			}
 		},
 		UpdateFunc: func(ctx context.Context, e event.TypedUpdateEvent[client.Object], q queue) {
-			does := matters.Update(e)
+			does := c.due(e.ObjectNew, false) || matters.Update(e)
 			c.note(e.ObjectOld, does || !isNode(e.ObjectOld)) // a pod that was on no node may be on one
 			if c.note(e.ObjectNew, does || !isNode(e.ObjectNew)); does {
 				next.Update(ctx, e, q)
 			}
 		},
 		DeleteFunc: func(ctx context.Context, e event.TypedDeleteEvent[client.Object], q queue) {
-			if c.note(e.Object, true); matters.Delete(e) {
+			wakes := c.due(e.Object, true)
+			if c.note(e.Object, true); wakes || matters.Delete(e) {
 				next.Delete(ctx, e, q)
 			}
 		},

@@ -382,3 +382,43 @@ func TestPendingPodsAreReadAgainWhenOneChanges(t *testing.T) {
 	r.Expect(s.world.UnscheduledVersion).NotTo(Equal(version))
 	r.Expect(s.world.Nodes[2].Pods).To(HaveLen(1), "the pod is on its node")
 }
+
+// TestEachPodOfANodeThatIsDueToBeRebootedWakesTheController, because the reboot may wait for it. Elsewhere only those do that a decision
+// depends on.
+func TestEachPodOfANodeThatIsDueToBeRebootedWakesTheController(t *testing.T) {
+	g, ctx := NewWithT(t), t.Context()
+	c := New(nil, Options{Wiring: pluginconfig.New(nil, nil, nil, pluginconfig.StandAlone{})})
+	queue := workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[Pass]())
+	defer queue.ShutDown()
+	wakes := 0
+	counting := wakeCounter{TypedRateLimitingInterface: queue, wakes: &wakes}
+	pods, nodes := c.changes.watch(differs(c.podView)), c.changes.watch(differs(gpuNodeView))
+	pod := func(node string) *corev1.Pod { return &corev1.Pod{Spec: corev1.PodSpec{NodeName: node}} }
+	woken := func(node string) int {
+		wakes = 0
+		pods.Create(ctx, event.TypedCreateEvent[client.Object]{Object: pod(node)}, counting)
+		pods.Update(ctx, event.TypedUpdateEvent[client.Object]{ObjectOld: pod(node), ObjectNew: pod(node)}, counting)
+		pods.Delete(ctx, event.TypedDeleteEvent[client.Object]{Object: pod(node)}, counting)
+		return wakes
+	}
+	due, done := &v1alpha1.GPUNode{ObjectMeta: metav1.ObjectMeta{Name: "a"}}, &v1alpha1.GPUNode{ObjectMeta: metav1.ObjectMeta{Name: "a"}}
+	due.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionRebootRequired, Status: metav1.ConditionTrue}}
+	g.Expect(woken("a")).To(BeZero())
+	nodes.Update(ctx, event.TypedUpdateEvent[client.Object]{ObjectOld: done, ObjectNew: due}, counting)
+	g.Expect(woken("a")).To(Equal(3))
+	g.Expect(woken("b")).To(BeZero())
+	nodes.Update(ctx, event.TypedUpdateEvent[client.Object]{ObjectOld: due, ObjectNew: done}, counting)
+	g.Expect(woken("a")).To(BeZero(), "the node was rebooted")
+	nodes.Create(ctx, event.TypedCreateEvent[client.Object]{Object: due}, counting)
+	g.Expect(woken("a")).To(Equal(3), "a controller that starts anew")
+	nodes.Delete(ctx, event.TypedDeleteEvent[client.Object]{Object: due}, counting)
+	g.Expect(woken("a")).To(BeZero(), "the node is gone")
+}
+
+// wakeCounter counts how often the controller is woken.
+type wakeCounter struct {
+	workqueue.TypedRateLimitingInterface[Pass]
+	wakes *int
+}
+
+func (w wakeCounter) AddAfter(Pass, time.Duration) { *w.wakes++ }

@@ -39,6 +39,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/gpusharingpolicy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/pluginconfig"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
+	"github.com/gpusharing/gpu-sharing-operator/internal/host"
 	hostfake "github.com/gpusharing/gpu-sharing-operator/internal/host/fake"
 	"github.com/gpusharing/gpu-sharing-operator/internal/mps"
 	mpsfake "github.com/gpusharing/gpu-sharing-operator/internal/mps/fake"
@@ -69,6 +70,7 @@ type scenario struct {
 	fail   func(write string) error
 	agent  func(node string) client.Client // whose rights an agent has; nil: an administrator's
 	noMPS  bool                            // no MPS pod runs, so agents that are to share by MPS fail
+	boots  host.Rebooter                   // of the agents; nil: they must not reboot their nodes
 	doubt  bool                            // writes are carried out, and their answers are lost
 }
 
@@ -172,6 +174,7 @@ func (s *scenario) machine(name string, models ...sim.Model) *machine {
 	m.agent = agent.New(agent.Config{
 		Node: name, BootID: "boot", Client: s.agentClient(name), Hardware: m.hardware, MPS: view, Clock: s.clock,
 		Processes: hostfake.NewProcesses("boot"), Allocations: agent.NoAllocations{}, Resync: time.Minute,
+		Rebooter: s.boots, Reader: s.client,
 	})
 	for range 3 { // until its labels have come the way through GFD and NFD
 		s.others()

@@ -109,6 +109,23 @@ func planSteps(v *view.View) {
 	if v.Disruptive() || view.Reboots(v) {
 		addUnreportedHolders(v)
 	}
+	if view.Empties(v) {
+		addOtherPods(v)
+	}
+}
+
+// addOtherPods adds the pods that hold no GPU. Those that would come back at once, and the operator's own, go down with the node.
+func addOtherPods(v *view.View) {
+	for i := range v.Node.Pods {
+		if p := &v.Node.Pods[i]; !p.ReturnsAtOnce() && !p.Own && !blocks(v, p) {
+			addBlocker(v, unknownUse(p))
+		}
+	}
+}
+
+// unknownUse is a pod as a blocker of which no agent reports that it uses a GPU.
+func unknownUse(p *world.Pod) plan.Blocker {
+	return plan.Blocker{Holder: &gpu.Holder{Namespace: p.Namespace, Pod: p.Name, Instance: gpu.WholeGPU}, Instance: gpu.WholeGPU}
 }
 
 // addUnreportedHolders adds the pods of which an init container, or a ResourceClaim, holds a GPU: which one, nobody reports.
@@ -116,7 +133,7 @@ func addUnreportedHolders(v *view.View) {
 	for i := range v.Node.Pods {
 		p := &v.Node.Pods[i]
 		if p.InitHolds && !eviction.Reported(v, *p) || p.Claim != "" && !blocks(v, p) {
-			addBlocker(v, plan.Blocker{Holder: &gpu.Holder{Namespace: p.Namespace, Pod: p.Name, Instance: gpu.WholeGPU}})
+			addBlocker(v, unknownUse(p))
 		}
 	}
 }

@@ -43,8 +43,11 @@ func nameOf(v *view.View, b plan.Blocker) string {
 func placeOf(v *view.View, b plan.Blocker) string {
 	at := slices.IndexFunc(v.Devices, func(d gpu.Device) bool { return d.UUID == b.UUID })
 	if at < 0 {
-		if p := v.PodOf(b); p != nil && p.Claim != "" {
+		switch p := v.PodOf(b); {
+		case p != nil && p.Claim != "":
 			return "GPUs, by ResourceClaim " + p.Claim
+		case onlyOnNode(v, b):
+			return "the node, which must be rebooted"
 		}
 		return "a GPU, by an init container"
 	}
@@ -55,6 +58,12 @@ func placeOf(v *view.View, b plan.Blocker) string {
 		}
 	}
 	return place
+}
+
+// onlyOnNode reports whether a blocker is a pod that holds no GPU, and blocks the reboot of its node.
+func onlyOnNode(v *view.View, b plan.Blocker) bool {
+	p := v.PodOf(b)
+	return b.UUID == "" && p != nil && p.Claim == "" && !p.InitHolds
 }
 
 // Refusals are why the API server does not evict pods that block the change.
@@ -70,7 +79,8 @@ func Refusals(v *view.View) []string {
 }
 
 // Choose asks for the eviction of the pods that block the change, where the policy says so. Pods of DaemonSets and of the
-// kubelet itself would come back at once: they stay, and are named.
+// kubelet itself would come back at once: they stay, and are named. Whether a pod has a controller or an emptyDir volume makes no
+// difference.
 func Choose(v *view.View) (evict []action.Action, stay []string) {
 	if v.DrainMode() != "Evict" {
 		return nil, nil
@@ -84,7 +94,7 @@ func Choose(v *view.View) (evict []action.Action, stay []string) {
 		seen[p.UID] = true
 		switch {
 		case p.Terminating:
-		case returnsAtOnce(p):
+		case p.ReturnsAtOnce():
 			stay = append(stay, fmt.Sprintf("pod %s/%s, which would come back at once", p.Namespace, p.Name))
 		case b.UUID == "" && !freesAll(v):
 			stay = append(stay, fmt.Sprintf("pod %s/%s, because nobody reports which GPU it holds, and the change does not need all of them",
@@ -95,7 +105,7 @@ func Choose(v *view.View) (evict []action.Action, stay []string) {
 		default:
 			evict = append(evict, action.Evict{
 				Node: v.Node.Name, Namespace: p.Namespace, Pod: p.Name, UID: p.UID, Policy: v.Ref(),
-				Why: "it holds " + placeOf(v, b),
+				Why: why(v, b),
 			})
 		}
 	}
@@ -104,8 +114,13 @@ func Choose(v *view.View) (evict []action.Action, stay []string) {
 	return evict, stay
 }
 
-// returnsAtOnce says whether eviction would not help: a DaemonSet, or the kubelet itself, brings the pod back at once.
-func returnsAtOnce(p *world.Pod) bool { return p.Mirror || p.Controller == "DaemonSet" }
+// why is the reason of an eviction.
+func why(v *view.View, b plan.Blocker) string {
+	if onlyOnNode(v, b) {
+		return "it runs on " + placeOf(v, b)
+	}
+	return "it holds " + placeOf(v, b)
+}
 
 // freesAll reports whether the change needs every GPU and every MIG instance of the node idle, so that a pod is in its way whichever of
 // them the pod holds.

@@ -13,11 +13,11 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/view"
 )
 
-// Blocker is a pod, or a process outside pods, that uses what a change needs to be idle.
+// Blocker is a pod, or a process outside pods, that uses what a change needs to be idle, or a pod that blocks the reboot of its node.
 type Blocker struct {
 	// Name says who: "pod team/train", "process 4711 (python)".
 	Name string
-	// Uses says what of the node: "GPU 1", "GPU 0, instance 2g.10gb at 2:2".
+	// Uses says what of the node: "GPU 1", "GPU 0, instance 2g.10gb at 2:2", "the node, which must be rebooted".
 	Uses string
 	// Fate says what becomes of it: "is evicted".
 	Fate string
@@ -59,7 +59,7 @@ func FateOf(v *view.View, b plan.Blocker) string {
 		return fmt.Sprintf("is waited for, up to %s (rollout.drain)", v.DrainTimeout())
 	case p == nil:
 		return "is gone already and is waited for"
-	case returnsAtOnce(p):
+	case p.ReturnsAtOnce():
 		return "is not evicted, since it would come back at once; end it yourself"
 	case b.UUID == "" && !freesAll(v):
 		return "is not evicted, because nobody reports which GPU it holds, and the change does not need all of them"

@@ -57,6 +57,12 @@ func RebootDestroys(v *View) string {
 // Reboots says whether what is left to do is to reboot the node.
 func Reboots(v *View) bool { return awaitsReboot(v) && mayReboot(v) }
 
+// Empties reports whether all that is left to do is to reboot the node, which the policy does only once the node's other pods have left it
+// too. Once the reboot is permitted nothing waits for them any more.
+func Empties(v *View) bool {
+	return Reboots(v) && !Permitted(v) && v.Rules().Drain.BeforeReboot == v1alpha1.BeforeRebootAllPods
+}
+
 // Permitted says whether the agent has, or had, the permission to reboot the node for the target.
 func Permitted(v *View) bool {
 	p := v.Node.GPU.Spec.Reboot

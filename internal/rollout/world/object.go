@@ -74,6 +74,7 @@ const (
 	// agentName is the label app.kubernetes.io/name of the agents' pods.
 	agentName = "gpu-sharing-agent"
 	labelName = "app.kubernetes.io/name"
+	daemonSet = "DaemonSet"
 	// NvidiaDomain is the domain of NVIDIA's resources, labels and annotations.
 	NvidiaDomain = "nvidia.com/"
 )
@@ -138,8 +139,8 @@ func PodOf(pod *corev1.Pod, configMap types.NamespacedName) Pod {
 	if p.GPU {
 		p.Asks, p.Workload = asksOf(&pod.Spec), workloadOf(pod)
 		p.InitHolds = HoldsByInit(pod)
-		p.Tolerates = ToleratesChange(pod.Spec.Tolerations)
 	}
+	p.Own, p.Tolerates = IsOwn(pod), Drains(pod) && ToleratesChange(pod.Spec.Tolerations)
 	p.Serves = Serves(pod) || p.MountsConfig
 	if p.Serves {
 		p.Tolerations = OwnTolerations(pod.Spec.Tolerations)
@@ -180,6 +181,19 @@ func readySince(pod *corev1.Pod) time.Time {
 
 // IsAgent says whether a pod is one of the agents'.
 func IsAgent(pod *corev1.Pod) bool { return pod.Labels[labelName] == agentName }
+
+// IsOwn reports whether a pod is one of the operator's, by its label app.kubernetes.io/name. A pod of a user with such a label is not
+// drained before a reboot, and goes down with the node.
+func IsOwn(pod *corev1.Pod) bool {
+	return slices.Contains([]string{agentName, "gpu-sharing-controller", "gpu-sharing-mps", "gpu-sharing-operands"}, pod.Labels[labelName])
+}
+
+// Drains reports whether a change may have to wait for a pod: it asks for GPUs, or it belongs to no DaemonSet, so that it may have to
+// leave the node before a reboot.
+func Drains(pod *corev1.Pod) bool {
+	owner := metav1.GetControllerOfNoCopy(pod)
+	return owner == nil || owner.Kind != daemonSet || RequestsGPU(&pod.Spec)
+}
 
 // featureDiscovery is the label app.kubernetes.io/name of Node Feature Discovery's pods.
 const featureDiscovery = "node-feature-discovery"

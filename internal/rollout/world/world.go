@@ -116,8 +116,10 @@ type Pod struct {
 	// Refused is why the API server refused to evict it when the controller last asked, and what to do about it; empty: it did
 	// not, or has not been asked for a minute.
 	Refused string
-	// Tolerates reports that it tolerates v1alpha1.TaintChanging; set for pods that ask for GPUs.
+	// Tolerates reports that it tolerates v1alpha1.TaintChanging; not set for pods of DaemonSets that ask for no GPU.
 	Tolerates bool
+	// Own reports that it is one of the operator's own: its controller, an agent or an MPS pod.
+	Own bool
 	// Scheduled is when it was bound to the node: the last transition of its condition PodScheduled. Zero if not known.
 	Scheduled time.Time
 	// NodeSelector is spec.nodeSelector: NVIDIA's programs select the deploy label that starts and stops them.
@@ -140,6 +142,9 @@ type Pod struct {
 	// Tolerations are its tolerations, but for those that every pod of a DaemonSet has.
 	Tolerations []corev1.Toleration
 }
+
+// ReturnsAtOnce reports whether eviction would not help: a DaemonSet, or the kubelet itself, brings the pod back at once.
+func (p *Pod) ReturnsAtOnce() bool { return p.Mirror || p.Controller == daemonSet }
 
 // DevicePlugin is how NVIDIA's device plugin is installed and whether it reads our ConfigMap.
 type DevicePlugin struct {

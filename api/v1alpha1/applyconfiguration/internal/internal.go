@@ -59,6 +59,8 @@ var schemaYAML = typed.YAMLObject(`types:
         map:
           elementType:
             scalar: string
+- name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.BeforeReboot
+  scalar: string
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.BlockerKind
   scalar: string
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.BlockerStatus
@@ -201,6 +203,10 @@ var schemaYAML = typed.YAMLObject(`types:
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.Drain
   map:
     fields:
+    - name: beforeReboot
+      type:
+        namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.BeforeReboot
+      default: GPUPods
     - name: mode
       type:
         namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.DrainMode

@@ -12,7 +12,8 @@ import (
 // BlockerStatusApplyConfiguration represents a declarative configuration of the BlockerStatus type for use
 // with apply.
 //
-// BlockerStatus is a pod or a process that uses what a change needs to be idle.
+// BlockerStatus is a pod or a process that uses what a change needs to be idle, or a pod on a node that is to be empty before its reboot
+// (drain.beforeReboot AllPods).
 type BlockerStatusApplyConfiguration struct {
 	// kind is Pod, or Process for a process that belongs to no pod.
 	Kind *apiv1alpha1.BlockerKind `json:"kind,omitempty"`
@@ -24,7 +25,7 @@ type BlockerStatusApplyConfiguration struct {
 	ContainerName *string `json:"containerName,omitempty"`
 	// pid of the process on the node. Absent for pods.
 	PID *int64 `json:"pid,omitempty"`
-	// deviceUUID is the GPU that it uses. Absent if it is not known which.
+	// deviceUUID is the GPU that it uses. Absent if it is not known which, or if it uses none.
 	DeviceUUID *string `json:"deviceUUID,omitempty"`
 	// instance is the id of the MIG instance that it uses; absent if it uses the whole GPU.
 	Instance *int32 `json:"instance,omitempty"`

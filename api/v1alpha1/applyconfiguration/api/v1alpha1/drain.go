@@ -21,6 +21,12 @@ type DrainApplyConfiguration struct {
 	// timeoutSeconds is how long to wait for the node to become idle before it is given back its pods and counted as
 	// failed. Default: 600.
 	TimeoutSeconds *int32 `json:"timeoutSeconds,omitempty"`
+	// beforeReboot decides which pods the node is drained of before the operator reboots it (rollout.reboot IfRequired). GPUPods:
+	// those that hold a GPU; the others go down with the node. AllPods: all pods, by mode and within timeoutSeconds, but mirrors
+	// of static pods, pods of DaemonSets, pods that have finished and the operator's own. As pods that hold a GPU, they are
+	// evicted also if they have an emptyDir volume, whose content is lost, or no controller that replaces them.
+	// Default: GPUPods.
+	BeforeReboot *apiv1alpha1.BeforeReboot `json:"beforeReboot,omitempty"`
 }
 
 // DrainApplyConfiguration constructs a declarative configuration of the Drain type for use with
@@ -42,5 +48,13 @@ func (b *DrainApplyConfiguration) WithMode(value apiv1alpha1.DrainMode) *DrainAp
 // If called multiple times, the TimeoutSeconds field is set to the value of the last call.
 func (b *DrainApplyConfiguration) WithTimeoutSeconds(value int32) *DrainApplyConfiguration {
 	b.TimeoutSeconds = &value
+	return b
+}
+
+// WithBeforeReboot sets the BeforeReboot field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the BeforeReboot field is set to the value of the last call.
+func (b *DrainApplyConfiguration) WithBeforeReboot(value apiv1alpha1.BeforeReboot) *DrainApplyConfiguration {
+	b.BeforeReboot = &value
 	return b
 }

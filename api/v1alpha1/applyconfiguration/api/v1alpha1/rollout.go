@@ -20,14 +20,15 @@ type RolloutApplyConfiguration struct {
 	MaxUnavailable *intstr.IntOrString `json:"maxUnavailable,omitempty"`
 	// paused holds back every change; status then says what would be done. Default: false.
 	Paused *bool `json:"paused,omitempty"`
-	// drain decides what happens to pods that hold a GPU or a MIG instance that a change needs to be idle.
+	// drain decides what happens to pods that hold a GPU or a MIG instance that a change needs to be idle, and to the other
+	// pods of a node that has to be rebooted.
 	Drain *DrainApplyConfiguration `json:"drain,omitempty"`
 	// maxFailures is how many nodes may fail before no further node is started. Default: 1.
 	MaxFailures *int32 `json:"maxFailures,omitempty"`
 	// reboot says whether a node may be rebooted when a GPU takes its MIG mode only so, since it cannot be reset there
 	// (virtual machines of clouds). IfRequired: all pods of the node that hold a GPU are drained as drain says, and the
-	// node is rebooted, never twice for one desired state; its other pods go down with it and come back. Never: the condition
-	// RebootRequired says that a user has to. Default: Never.
+	// node is rebooted, never twice for one desired state; its other pods go down with it and come back, unless
+	// drain.beforeReboot is AllPods. Never: the condition RebootRequired says that a user has to. Default: Never.
 	Reboot *apiv1alpha1.RebootMode `json:"reboot,omitempty"`
 	// startupTaint decides whether a node that joins the cluster has the taint gpusharing.io/startup. UntilReady: the node has
 	// the taint until it is ready, so that no pod starts on its whole GPUs. Nodes that are older than the policy, or that
