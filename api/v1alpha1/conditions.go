@@ -23,6 +23,9 @@ const (
 	// ConditionAutoscalingConfigured reports whether autoscalers know what new nodes of the policy will advertise. It is absent if no
 	// node group is known. It never makes a policy not Ready.
 	ConditionAutoscalingConfigured = "AutoscalingConfigured"
+	// ConditionMemoryPressure is true when the memory guard of a policy finds a GPU almost full while a container uses more than its share.
+	// It never makes a policy not Ready.
+	ConditionMemoryPressure = "MemoryPressure"
 	// ConditionDiscovered reports whether the agent could read the GPUs of its node.
 	ConditionDiscovered = "Discovered"
 	// ConditionApplied reports whether the GPUs of a node match its spec. The agent writes it.
@@ -129,6 +132,12 @@ const (
 const (
 	// ReasonRequestNotOffered: no node will offer what the workloads ask for; the message says what to change.
 	ReasonRequestNotOffered = "RequestNotOffered"
+)
+
+// Reasons of a policy's MemoryPressure condition.
+const (
+	// ReasonContainerOverShare: containers use more than their share while their GPUs are almost full; the message names the first of them.
+	ReasonContainerOverShare = "ContainerOverShare"
 )
 
 // Reasons of a policy's Ready condition, and of its pending nodes.
@@ -352,6 +361,8 @@ const (
 	EventEvicting = "Evicting"
 	// EventEvictionBlocked: a PodDisruptionBudget does not allow an eviction for now; it is asked for again.
 	EventEvictionBlocked = "EvictionBlocked"
+	// EventMemoryPressure: a container uses more than its share of a GPU that is almost full.
+	EventMemoryPressure = "MemoryPressure"
 	// EventDesiredStateChanged: the controller changed the spec of a GPUNode. Nodes that change together for the same reason have
 	// one Event.
 	EventDesiredStateChanged = "DesiredStateChanged"

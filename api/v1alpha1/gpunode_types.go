@@ -10,8 +10,8 @@ import (
 )
 
 // GPUNode is what the operator knows of one node with GPUs. It has the node's name and goes with the node. The controller alone
-// writes its spec, and only when it is safe to apply at once. In its status the controller writes rollout, observedGeneration and
-// the conditions Ready, Reconciling and Stalled; the node's agent writes everything else.
+// writes its spec, and only when it is safe to apply at once. In its status the controller writes rollout, observedGeneration,
+// memoryEvictions and the conditions Ready, Reconciling and Stalled; the node's agent writes everything else.
 //
 // +genclient
 // +genclient:nonNamespaced
@@ -99,6 +99,10 @@ type GPUNodeSpec struct {
 	// be rebooted.
 	// +optional
 	Reboot *RebootPermission `json:"reboot,omitempty"`
+
+	// memoryGuard is the memory guard of the policy that governs the node. Absent: the agent measures only while it is read.
+	// +optional
+	MemoryGuard *MemoryGuard `json:"memoryGuard,omitempty"`
 }
 
 // Numbering are the GPUs of a node by index.
@@ -439,6 +443,102 @@ type GPUNodeStatus struct {
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=64
 	Devices []DeviceStatus `json:"devices,omitempty"`
+
+	// memoryPressure lists the GPUs that the agent finds almost full while a container uses more than its share, for as long as
+	// spec.memoryGuard asks. The agent writes it when a GPU or its container is another one than before, and with mode Evict every
+	// minute while the pressure lasts.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=64
+	MemoryPressure []MemoryPressure `json:"memoryPressure,omitempty"`
+
+	// memoryEvictions are the pods that the controller evicted for the memory guard, as far as they limit further evictions: those of the
+	// ten minutes before the last one. The controller writes it.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=64
+	MemoryEvictions []MemoryEviction `json:"memoryEvictions,omitempty"`
+}
+
+// MemoryPressure is a GPU that is almost full while a container uses more than its share. Figures are those of observedTime.
+type MemoryPressure struct {
+	// deviceUUID is the GPU.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=96
+	DeviceUUID string `json:"deviceUUID,omitempty"`
+	// sinceTime is when the GPU was first measured as almost full. It has been almost full in every measurement after that.
+	// +required
+	SinceTime metav1.Time `json:"sinceTime,omitzero"`
+	// observedTime is when the agent last wrote this.
+	// +required
+	ObservedTime metav1.Time `json:"observedTime,omitzero"`
+	// totalBytes is the memory of the GPU.
+	// +required
+	// +kubebuilder:validation:Minimum=1
+	TotalBytes int64 `json:"totalBytes,omitempty"`
+	// freeBytes is the memory of the GPU that is free.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	FreeBytes int64 `json:"freeBytes"`
+	// container is the one that exceeds its share the most.
+	// +required
+	Container MemoryUser `json:"container,omitzero"`
+	// neighbours are the pods of the other containers on the GPU, as namespace/name: the first 16.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=16
+	// +kubebuilder:validation:items:MaxLength=320
+	Neighbours []string `json:"neighbours,omitempty"`
+}
+
+// MemoryUser is a container that uses the memory of a GPU.
+type MemoryUser struct {
+	// namespace of the pod.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=63
+	Namespace string `json:"namespace,omitempty"`
+	// podName is the name of the pod.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	PodName string `json:"podName,omitempty"`
+	// containerName is the name of the container.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=63
+	ContainerName string `json:"containerName,omitempty"`
+	// usedBytes is the memory of the GPU that its processes use.
+	// +required
+	// +kubebuilder:validation:Minimum=1
+	UsedBytes int64 `json:"usedBytes,omitempty"`
+	// shareBytes is the memory of the GPU that it is meant to use.
+	// +required
+	// +kubebuilder:validation:Minimum=1
+	ShareBytes int64 `json:"shareBytes,omitempty"`
+}
+
+// MemoryEviction is an eviction that the controller asked for because of the memory guard.
+type MemoryEviction struct {
+	// time of the request.
+	// +required
+	Time metav1.Time `json:"time,omitzero"`
+	// deviceUUID is the GPU that was almost full.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=96
+	DeviceUUID string `json:"deviceUUID,omitempty"`
+	// namespace of the pod.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=63
+	Namespace string `json:"namespace,omitempty"`
+	// podName is the name of the pod.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	PodName string `json:"podName,omitempty"`
 }
 
 // RolloutStatus is how far the controller has brought a node to the desired state. It is written when a node begins to wait, fails or

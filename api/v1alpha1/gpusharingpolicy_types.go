@@ -362,7 +362,8 @@ type GPUSharingPolicyStatus struct {
 	// Reconciling (the rollout goes on, or waits for a node, a drain, a window or the budget), Stalled (the rollout goes on only after a
 	// change of the policy, a node or the cluster), Tainted (if the policy asks for taints, whether they are there), AutoscalingConfigured
 	// (if its nodes belong to node groups, whether autoscalers know what new nodes will advertise) and, when true,
-	// WorkloadsAffected (workloads ask for what no node offers then). One of Ready, Reconciling and Stalled is true, or all are Unknown.
+	// WorkloadsAffected (workloads ask for what no node offers then) and MemoryPressure (the memory guard finds a container over its share on a
+	// GPU that is almost full). One of Ready, Reconciling and Stalled is true, or all are Unknown.
 	// +optional
 	// +listType=map
 	// +listMapKey=type

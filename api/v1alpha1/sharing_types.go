@@ -63,6 +63,65 @@ type TimeSlicing struct {
 	// +optional
 	// +kubebuilder:default=true
 	FailRequestsGreaterThanOne *bool `json:"failRequestsGreaterThanOne,omitempty"`
+
+	// memoryGuard watches the memory of the GPUs and reports containers that use more than their share while a GPU is almost full,
+	// or evicts their pods. It isolates nothing: an allocation can fail before the guard acts. If you need isolation, use MIG.
+	// Absent: no guard, and the agents measure only while they are read.
+	// +optional
+	MemoryGuard *MemoryGuard `json:"memoryGuard,omitempty"`
+}
+
+// MemoryGuardMode decides what happens to a container that uses more than its share of the memory of a GPU that is almost full.
+// +kubebuilder:validation:Enum=Report;Evict
+type MemoryGuardMode string
+
+// The modes of the memory guard.
+const (
+	MemoryGuardReport MemoryGuardMode = "Report"
+	MemoryGuardEvict  MemoryGuardMode = "Evict"
+)
+
+// MemoryGuard acts when a time-sliced GPU is almost full and a container uses more than its share of the memory. It never acts on a
+// container within its share.
+type MemoryGuard struct {
+	// mode. Report: an Event on the pod and the policy, the condition MemoryPressure of the policy, and a metric. Evict: the same, and the
+	// controller evicts the pod of the container that exceeds its share the most, through the Eviction API, so PodDisruptionBudgets
+	// hold. It evicts no pod of a DaemonSet and no static pod, at most one pod for a GPU in a minute, and no pod twice in ten minutes.
+	// Default: Report.
+	// +optional
+	// +kubebuilder:default=Report
+	Mode MemoryGuardMode `json:"mode,omitempty"`
+
+	// memoryPerContainer is the share of a container: the GPU memory that it is meant to use, such as 4Gi. A container with two replicas
+	// has twice as much. Default: the GPU's memory divided by replicas.
+	// +optional
+	// +kubebuilder:validation:XIntOrString
+	// +kubebuilder:validation:MaxLength=16
+	// +kubebuilder:validation:XValidation:rule="quantity(string(self)).isGreaterThan(quantity('0')) && quantity(string(self)).isLessThan(quantity('1Pi')) && int(quantity(string(self)).asApproximateFloat() + 0.5) % 1048576 == 0 && quantity(string(self)).sub(int(quantity(string(self)).asApproximateFloat() + 0.5)).compareTo(quantity('0')) == 0",message="must be a whole number of MiB, such as 512Mi, 4Gi or 1.5Gi"
+	// +kubebuilder:validation:XValidation:rule="quantity(string(self)).isLessThan(quantity('1Ti'))",message="must be less than 1Ti, more than any GPU has"
+	MemoryPerContainer *resource.Quantity `json:"memoryPerContainer,omitempty"`
+
+	// pressure is when a GPU counts as almost full.
+	// +optional
+	// +kubebuilder:default={}
+	Pressure MemoryPressureThreshold `json:"pressure,omitzero"`
+
+	// gracePeriodSeconds is how long a GPU must be almost full, without a break, before the guard acts. Default: 60.
+	// +optional
+	// +kubebuilder:default=60
+	// +kubebuilder:validation:Minimum=10
+	// +kubebuilder:validation:Maximum=3600
+	GracePeriodSeconds int32 `json:"gracePeriodSeconds,omitempty"`
+}
+
+// MemoryPressureThreshold is when a GPU counts as almost full.
+type MemoryPressureThreshold struct {
+	// freeBelow is the part of the GPU's memory below which its free memory must be, from 1% to 50%. Default: 5%.
+	// +optional
+	// +kubebuilder:default="5%"
+	// +kubebuilder:validation:MaxLength=3
+	// +kubebuilder:validation:XValidation:rule="self.matches('^([1-9]|[1-4][0-9]|50)%$')",message="must be a percentage from 1% to 50%, such as 5%"
+	FreeBelow string `json:"freeBelow,omitempty"`
 }
 
 // MPS is NVIDIA's sharing.mps for the resource nvidia.com/gpu, and the limits of its control daemon.

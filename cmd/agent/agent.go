@@ -65,6 +65,9 @@ func runAgent(ctx context.Context, args []string) error {
 	if err := configs.Register(mgr); err != nil {
 		return err
 	}
+	if err := agent.NewMemoryGuard(f.node, mgr.GetClient(), c.Usage, clock.RealClock{}).Register(mgr); err != nil {
+		return err
+	}
 	if err := mgr.AddReadyzCheck("agent", c.Ready); err != nil {
 		return fmt.Errorf("adding the readiness check: %w", err)
 	}

@@ -31,6 +31,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/autoscaling"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/gpunode"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/gpusharingpolicy"
+	"github.com/gpusharing/gpu-sharing-operator/internal/controller/memoryguard"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/metrics"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/pluginconfig"
 	"github.com/gpusharing/gpu-sharing-operator/internal/version"
@@ -147,6 +148,10 @@ func register(ctx context.Context, mgr manager.Manager, f flags) error {
 		return err
 	}
 	if err := registerAutoscaling(mgr, clk, f); err != nil {
+		return err
+	}
+	err = memoryguard.New(mgr.GetClient(), memoryguard.Options{Reader: mgr.GetAPIReader(), Clock: clk, Events: mgr.GetEventRecorder(name)}).Register(mgr)
+	if err != nil {
 		return err
 	}
 	if err := mgr.Add(newRest()); err != nil {

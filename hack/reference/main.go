@@ -24,7 +24,8 @@ const (
 
 func metricSources() []string {
 	return []string{
-		"internal/controller/gpusharingpolicy/metrics.go", "internal/agent/metrics.go", "internal/agent/usage_metrics.go",
+		"internal/controller/gpusharingpolicy/metrics.go", "internal/controller/memoryguard/metrics.go",
+		"internal/agent/metrics.go", "internal/agent/usage_metrics.go",
 	}
 }
 

@@ -50,6 +50,7 @@ func (c *Controller) status(node *v1alpha1.GPUNode, r report) v1alpha1.GPUNodeSt
 	status := *node.Status.DeepCopy()
 	status.Config = v1alpha1.ConfigStatus{}                                 // is the ConfigReporter's
 	status.Rollout, status.ObservedGeneration = v1alpha1.RolloutStatus{}, 0 // are the controller's
+	status.MemoryPressure, status.MemoryEvictions = nil, nil                // are the MemoryGuard's and the controller's
 	if r.failed == nil && !r.aside {
 		status.DriverVersion, status.BootID, status.Devices = r.observed.driverVersion, c.bootID, statusOf(r.observed.devices)
 		status.GPUs, status.MPS = sumOf(status.Devices), r.observed.daemons

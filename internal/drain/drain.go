@@ -54,7 +54,7 @@ func Evict(ctx context.Context, c client.Client, key types.NamespacedName, uid t
 	case pod.UID != uid || pod.DeletionTimestamp != nil:
 		return Result{Outcome: Gone}, nil
 	}
-	if why, is := protected(pod); is {
+	if why, is := NeverEvicted(pod); is {
 		return Result{Outcome: Protected, Message: fmt.Sprintf("pod %s %s", key, why)}, nil
 	}
 	return request(ctx, c, pod)
@@ -86,8 +86,8 @@ func request(ctx context.Context, c client.Client, pod *corev1.Pod) (Result, err
 	}
 }
 
-// protected says why a pod is never evicted.
-func protected(pod *corev1.Pod) (why string, is bool) {
+// NeverEvicted returns why a pod is never evicted, and whether that is so.
+func NeverEvicted(pod *corev1.Pod) (why string, is bool) {
 	if _, mirrors := pod.Annotations[corev1.MirrorPodAnnotationKey]; mirrors {
 		return "mirrors a static pod, which only its node can stop", true
 	}

@@ -47,6 +47,8 @@ type Unit struct {
 	Containers  []Container       `json:"containers,omitempty"` // by use, the largest first
 	// OtherBytes is the memory of processes that belong to no container that is known, such as the MPS server.
 	OtherBytes int64 `json:"otherBytes,omitempty"`
+
+	meant *int64 // the share of one replica as the policy's memory guard says; nil: it does not
 }
 
 // Limits are those of one client of the MPS server of a GPU.
@@ -99,11 +101,11 @@ func Of(node *v1alpha1.GPUNode, devices []Device, owners map[int]Name) Report {
 	r := Report{Node: node.Name, Policy: node.Spec.PolicyName, Units: []Unit{}}
 	for i := range devices {
 		known := status(node, devices[i].UUID)
-		whole := unitOf(known, &devices[i])
+		whole := unitOf(known, &devices[i], node.Spec.MemoryGuard)
 		whole.Partitioned = len(devices[i].Instances) > 0
 		r.Units = append(r.Units, whole.filled(&devices[i], gpu.WholeGPU, owners))
 		for _, instance := range devices[i].Instances {
-			part := unitOf(known, &devices[i])
+			part := unitOf(known, &devices[i], node.Spec.MemoryGuard)
 			part.Instance, part.Memory, part.Utilization = &instance.ID, instance.Memory, nil
 			part.Profile, part.Limits, part.Strategy = profile(known, instance.UUID), nil, v1alpha1.StrategyMIG
 			part.Replicas = devices[i].Replicas[instance.ID]
@@ -118,7 +120,7 @@ func Of(node *v1alpha1.GPUNode, devices []Device, owners map[int]Name) Report {
 }
 
 // unitOf is a whole GPU.
-func unitOf(known v1alpha1.DeviceStatus, d *Device) Unit {
+func unitOf(known v1alpha1.DeviceStatus, d *Device, guard *v1alpha1.MemoryGuard) Unit {
 	u := Unit{
 		GPU: d.UUID, Index: d.Index, Product: known.Product, Memory: d.Memory, Utilization: d.Utilization,
 		Replicas: d.Replicas[gpu.WholeGPU],
@@ -134,6 +136,9 @@ func unitOf(known v1alpha1.DeviceStatus, d *Device) Unit {
 		}
 	case u.Replicas > 1:
 		u.Strategy = v1alpha1.StrategyTimeSlicing
+		if guard != nil && guard.MemoryPerContainer != nil {
+			u.meant = new(guard.MemoryPerContainer.Value())
+		}
 	case u.Replicas == 1:
 		u.Strategy = v1alpha1.StrategyExclusive
 	}
@@ -205,10 +210,13 @@ func (c *Container) add(p gpu.ProcessUse) {
 }
 
 // share is the memory that a container with so many replicas is meant to have: what its MPS server lets it have, or the memory of the
-// GPU or the instance divided by its replicas. The kubelet lists none while the device plugin restarts or calls the GPU unhealthy.
+// GPU or the instance divided by its replicas, or what the policy's memory guard says. The kubelet lists none while the device plugin restarts or calls the GPU unhealthy.
 func (u Unit) share(replicas int) *int64 {
 	if u.Limits != nil && u.Limits.MemoryBytes != nil {
 		return new(*u.Limits.MemoryBytes * int64(replicas))
+	}
+	if u.meant != nil {
+		return new(*u.meant * int64(replicas))
 	}
 	if u.Memory == nil || u.Replicas == 0 {
 		return nil

@@ -59,6 +59,16 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &apiv1alpha1.InstanceStatusApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("MaintenanceWindow"):
 		return &apiv1alpha1.MaintenanceWindowApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("MemoryEviction"):
+		return &apiv1alpha1.MemoryEvictionApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("MemoryGuard"):
+		return &apiv1alpha1.MemoryGuardApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("MemoryPressure"):
+		return &apiv1alpha1.MemoryPressureApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("MemoryPressureThreshold"):
+		return &apiv1alpha1.MemoryPressureThresholdApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("MemoryUser"):
+		return &apiv1alpha1.MemoryUserApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("MIG"):
 		return &apiv1alpha1.MIGApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("MIGInstances"):

@@ -59,12 +59,14 @@ func (p *pass) reportPolicy(
 	return nil
 }
 
-// ownStatus is the status of a policy without what the autoscaling controller reports.
+// ownStatus is the status of a policy without what the controllers of autoscaling and of the memory guard report.
 func ownStatus(policy *v1alpha1.GPUSharingPolicy) v1alpha1.GPUSharingPolicyStatus {
 	own := policy.Status
 	own.NodeGroups = nil
-	if _, reported := condition.Find(own.Conditions, v1alpha1.ConditionAutoscalingConfigured); reported {
-		own.Conditions = condition.Remove(own.Conditions, v1alpha1.ConditionAutoscalingConfigured)
+	for _, another := range []string{v1alpha1.ConditionAutoscalingConfigured, v1alpha1.ConditionMemoryPressure} {
+		if _, reported := condition.Find(own.Conditions, another); reported {
+			own.Conditions = condition.Remove(own.Conditions, another)
+		}
 	}
 	return own
 }

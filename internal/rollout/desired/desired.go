@@ -66,9 +66,10 @@ func SetSpec(v *view.View) action.SetSpec {
 func kept(v *view.View) v1alpha1.GPUNodeSpec {
 	spec := *v.Node.GPU.Spec.DeepCopy()
 	baseline.Record(v, &spec)
-	spec.PolicyName, spec.Strategy = v.Target.Policy, v.Target.Strategy
+	spec.PolicyName, spec.Strategy, spec.MemoryGuard = v.Target.Policy, v.Target.Strategy, nil
 	switch {
 	case v.Policy != nil:
+		spec.MemoryGuard = view.GuardOf(v.Policy)
 		spec.Release = view.ReleaseOf(v.Policy)
 		spec.Numbering = policy.Number(v.Policy, view.PolicyNode(v.Node))
 	case world.Owner(v.Node, nil) != "":

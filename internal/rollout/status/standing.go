@@ -20,8 +20,8 @@ func Undecided(policies []v1alpha1.GPUSharingPolicy, message string, now time.Ti
 	all := make(map[string]v1alpha1.GPUSharingPolicyStatus, len(policies))
 	for i := range policies {
 		s := *policies[i].Status.DeepCopy()
-		s.NodeGroups, s.Conditions = nil, condition.Remove(s.Conditions, v1alpha1.ConditionAutoscalingConfigured) // another controller's
-		s.Pending = s.Pending[:min(len(s.Pending), v1alpha1.MostPending)]                                         // earlier versions listed more, which the API server refuses now
+		s.NodeGroups, s.Conditions = nil, own(s.Conditions)
+		s.Pending = s.Pending[:min(len(s.Pending), v1alpha1.MostPending)] // earlier versions listed more, which the API server refuses now
 		for _, kind := range []string{v1alpha1.ConditionAccepted, v1alpha1.ConditionReady} {
 			last, reported := condition.Find(s.Conditions, kind)
 			if reported && last.Status != metav1.ConditionUnknown && kind == v1alpha1.ConditionAccepted {

@@ -31,12 +31,17 @@ func observed(g *group.Group) int64 {
 	return cmp.Or(g.By.Status.ObservedGeneration, last.ObservedGeneration)
 }
 
+// own are the conditions of a policy without those that the controllers of autoscaling and of the memory guard report.
+func own(conditions []metav1.Condition) []metav1.Condition {
+	return condition.Remove(condition.Remove(conditions, v1alpha1.ConditionAutoscalingConfigured), v1alpha1.ConditionMemoryPressure)
+}
+
 // Of is what is so with a policy.
 func Of(g *group.Group, w *world.World, tolerated taints.Tolerance, unmet []string) v1alpha1.GPUSharingPolicyStatus {
 	s := v1alpha1.GPUSharingPolicyStatus{
 		Nodes: counts(g), Resources: resources(g.Members, mostResources), Pending: pending(g), NextWindowTime: g.NextWindow,
 	}
-	s.Conditions = condition.Remove(g.By.Status.Conditions, v1alpha1.ConditionAutoscalingConfigured) // another controller's
+	s.Conditions = own(g.By.Status.Conditions)
 	observed := observed(g)
 	s.ObservedGeneration = observed
 	set := func(c metav1.Condition, found func([]metav1.Condition, metav1.Condition) []metav1.Condition) {

@@ -241,3 +241,11 @@ func ReleaseOf(p *v1alpha1.GPUSharingPolicy) *v1alpha1.Release {
 		Reboot:         p.Spec.Rollout.Reboot,
 	}
 }
+
+// GuardOf is the memory guard of a policy; nil if it has none.
+func GuardOf(p *v1alpha1.GPUSharingPolicy) *v1alpha1.MemoryGuard {
+	if p.Spec.Sharing.TimeSlicing == nil {
+		return nil
+	}
+	return p.Spec.Sharing.TimeSlicing.MemoryGuard.DeepCopy()
+}

@@ -306,6 +306,9 @@ var schemaYAML = typed.YAMLObject(`types:
           elementType:
             namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.DeviceSpec
           elementRelationship: atomic
+    - name: memoryGuard
+      type:
+        namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MemoryGuard
     - name: migActuator
       type:
         namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MIGActuator
@@ -359,6 +362,18 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: gpus
       type:
         scalar: string
+    - name: memoryEvictions
+      type:
+        list:
+          elementType:
+            namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MemoryEviction
+          elementRelationship: atomic
+    - name: memoryPressure
+      type:
+        list:
+          elementType:
+            namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MemoryPressure
+          elementRelationship: atomic
     - name: mps
       type:
         list:
@@ -718,6 +733,93 @@ var schemaYAML = typed.YAMLObject(`types:
       type:
         scalar: string
       default: UTC
+- name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MemoryEviction
+  map:
+    fields:
+    - name: deviceUUID
+      type:
+        scalar: string
+    - name: namespace
+      type:
+        scalar: string
+    - name: podName
+      type:
+        scalar: string
+    - name: time
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Time
+- name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MemoryGuard
+  map:
+    fields:
+    - name: gracePeriodSeconds
+      type:
+        scalar: numeric
+      default: 60
+    - name: memoryPerContainer
+      type:
+        namedType: io.k8s.apimachinery.pkg.api.resource.Quantity
+    - name: mode
+      type:
+        namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MemoryGuardMode
+      default: Report
+    - name: pressure
+      type:
+        namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MemoryPressureThreshold
+      default: {}
+- name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MemoryGuardMode
+  scalar: string
+- name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MemoryPressure
+  map:
+    fields:
+    - name: container
+      type:
+        namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MemoryUser
+    - name: deviceUUID
+      type:
+        scalar: string
+    - name: freeBytes
+      type:
+        scalar: numeric
+    - name: neighbours
+      type:
+        list:
+          elementType:
+            scalar: string
+          elementRelationship: atomic
+    - name: observedTime
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Time
+    - name: sinceTime
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Time
+    - name: totalBytes
+      type:
+        scalar: numeric
+- name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MemoryPressureThreshold
+  map:
+    fields:
+    - name: freeBelow
+      type:
+        scalar: string
+      default: 5%
+- name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MemoryUser
+  map:
+    fields:
+    - name: containerName
+      type:
+        scalar: string
+    - name: namespace
+      type:
+        scalar: string
+    - name: podName
+      type:
+        scalar: string
+    - name: shareBytes
+      type:
+        scalar: numeric
+    - name: usedBytes
+      type:
+        scalar: numeric
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.NodeCounts
   map:
     fields:
@@ -1132,6 +1234,9 @@ var schemaYAML = typed.YAMLObject(`types:
       type:
         scalar: boolean
       default: true
+    - name: memoryGuard
+      type:
+        namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MemoryGuard
     - name: renameByDefault
       type:
         scalar: boolean

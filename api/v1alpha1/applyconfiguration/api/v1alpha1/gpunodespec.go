@@ -46,6 +46,8 @@ type GPUNodeSpecApplyConfiguration struct {
 	// reboot lets the agent reboot the node once, because a GPU takes the desired MIG mode only so. Absent: the node must not
 	// be rebooted.
 	Reboot *RebootPermissionApplyConfiguration `json:"reboot,omitempty"`
+	// memoryGuard is the memory guard of the policy that governs the node. Absent: the agent measures only while it is read.
+	MemoryGuard *MemoryGuardApplyConfiguration `json:"memoryGuard,omitempty"`
 }
 
 // GPUNodeSpecApplyConfiguration constructs a declarative configuration of the GPUNodeSpec type for use with
@@ -144,5 +146,13 @@ func (b *GPUNodeSpecApplyConfiguration) WithRelease(value *ReleaseApplyConfigura
 // If called multiple times, the Reboot field is set to the value of the last call.
 func (b *GPUNodeSpecApplyConfiguration) WithReboot(value *RebootPermissionApplyConfiguration) *GPUNodeSpecApplyConfiguration {
 	b.Reboot = value
+	return b
+}
+
+// WithMemoryGuard sets the MemoryGuard field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the MemoryGuard field is set to the value of the last call.
+func (b *GPUNodeSpecApplyConfiguration) WithMemoryGuard(value *MemoryGuardApplyConfiguration) *GPUNodeSpecApplyConfiguration {
+	b.MemoryGuard = value
 	return b
 }

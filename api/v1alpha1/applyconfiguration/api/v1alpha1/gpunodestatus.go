@@ -43,6 +43,13 @@ type GPUNodeStatusApplyConfiguration struct {
 	MPS []MPSStatusApplyConfiguration `json:"mps,omitempty"`
 	// devices are the GPUs of the node.
 	Devices []DeviceStatusApplyConfiguration `json:"devices,omitempty"`
+	// memoryPressure lists the GPUs that the agent finds almost full while a container uses more than its share, for as long as
+	// spec.memoryGuard asks. The agent writes it when a GPU or its container is another one than before, and with mode Evict every
+	// minute while the pressure lasts.
+	MemoryPressure []MemoryPressureApplyConfiguration `json:"memoryPressure,omitempty"`
+	// memoryEvictions are the pods that the controller evicted for the memory guard, as far as they limit further evictions: those of the
+	// ten minutes before the last one. The controller writes it.
+	MemoryEvictions []MemoryEvictionApplyConfiguration `json:"memoryEvictions,omitempty"`
 }
 
 // GPUNodeStatusApplyConfiguration constructs a declarative configuration of the GPUNodeStatus type for use with
@@ -152,6 +159,32 @@ func (b *GPUNodeStatusApplyConfiguration) WithDevices(values ...*DeviceStatusApp
 			panic("nil value passed to WithDevices")
 		}
 		b.Devices = append(b.Devices, *values[i])
+	}
+	return b
+}
+
+// WithMemoryPressure adds the given value to the MemoryPressure field in the declarative configuration
+// and returns the receiver, so that objects can be build by chaining "With" function invocations.
+// If called multiple times, values provided by each call will be appended to the MemoryPressure field.
+func (b *GPUNodeStatusApplyConfiguration) WithMemoryPressure(values ...*MemoryPressureApplyConfiguration) *GPUNodeStatusApplyConfiguration {
+	for i := range values {
+		if values[i] == nil {
+			panic("nil value passed to WithMemoryPressure")
+		}
+		b.MemoryPressure = append(b.MemoryPressure, *values[i])
+	}
+	return b
+}
+
+// WithMemoryEvictions adds the given value to the MemoryEvictions field in the declarative configuration
+// and returns the receiver, so that objects can be build by chaining "With" function invocations.
+// If called multiple times, values provided by each call will be appended to the MemoryEvictions field.
+func (b *GPUNodeStatusApplyConfiguration) WithMemoryEvictions(values ...*MemoryEvictionApplyConfiguration) *GPUNodeStatusApplyConfiguration {
+	for i := range values {
+		if values[i] == nil {
+			panic("nil value passed to WithMemoryEvictions")
+		}
+		b.MemoryEvictions = append(b.MemoryEvictions, *values[i])
 	}
 	return b
 }

@@ -19,6 +19,10 @@ type TimeSlicingApplyConfiguration struct {
 	// failRequestsGreaterThanOne refuses a container that asks for more than one replica, since two replicas are not
 	// twice the GPU and may be the same one. Default: true. NVIDIA's default is false; its documentation advises true.
 	FailRequestsGreaterThanOne *bool `json:"failRequestsGreaterThanOne,omitempty"`
+	// memoryGuard watches the memory of the GPUs and reports containers that use more than their share while a GPU is almost full,
+	// or evicts their pods. It isolates nothing: an allocation can fail before the guard acts. If you need isolation, use MIG.
+	// Absent: no guard, and the agents measure only while they are read.
+	MemoryGuard *MemoryGuardApplyConfiguration `json:"memoryGuard,omitempty"`
 }
 
 // TimeSlicingApplyConfiguration constructs a declarative configuration of the TimeSlicing type for use with
@@ -48,5 +52,13 @@ func (b *TimeSlicingApplyConfiguration) WithRenameByDefault(value bool) *TimeSli
 // If called multiple times, the FailRequestsGreaterThanOne field is set to the value of the last call.
 func (b *TimeSlicingApplyConfiguration) WithFailRequestsGreaterThanOne(value bool) *TimeSlicingApplyConfiguration {
 	b.FailRequestsGreaterThanOne = &value
+	return b
+}
+
+// WithMemoryGuard sets the MemoryGuard field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the MemoryGuard field is set to the value of the last call.
+func (b *TimeSlicingApplyConfiguration) WithMemoryGuard(value *MemoryGuardApplyConfiguration) *TimeSlicingApplyConfiguration {
+	b.MemoryGuard = value
 	return b
 }

@@ -1,0 +1,341 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package memoryguard reports, for policies with a memory guard, the containers that agents find over their share on GPUs that are
+// almost full, and evicts their pods where the policy says so. Its one request goes over all nodes:
+//
+//	GPUNode.status.memoryPressure → memoryguard.Judge (pure) → record, evict → Events, metrics, the condition MemoryPressure
+//
+// The record in GPUNode.status.memoryEvictions comes before the eviction, so that no restart and no lost answer makes the controller evict
+// more than the rates allow. An eviction that a PodDisruptionBudget refuses leaves no record.
+package memoryguard
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	ac "github.com/gpusharing/gpu-sharing-operator/api/v1alpha1/applyconfiguration/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/drain"
+	"github.com/gpusharing/gpu-sharing-operator/internal/memoryguard"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/ssa"
+)
+
+// FieldManager owns status.memoryEvictions of the GPUNodes and the condition MemoryPressure of the policies.
+const FieldManager = "gpusharing-controller-memory-guard"
+
+// refusedAgain is when an eviction is asked for again that a PodDisruptionBudget refused: nothing tells when it allows it.
+const refusedAgain = 30 * time.Second
+
+// Pass is the one request that the controller knows: look at everything.
+type Pass struct{}
+
+// Options are what a controller needs beside a client.
+type Options struct {
+	Reader client.Reader // past the cache
+	Clock  clock.PassiveClock
+	Events events.EventRecorder
+}
+
+// Controller guards the memory of time-sliced GPUs.
+type Controller struct {
+	client  client.Client
+	reader  client.Reader
+	clock   clock.PassiveClock
+	events  events.EventRecorder
+	metrics *metrics
+	// announced are the reports that Events were made of, as long as they last. A controller that begins to lead announces them once more.
+	announced map[key]bool
+	// refused is why the API server refused to evict a pod, and when to ask again.
+	refused map[key]refusal
+}
+
+// key is one stretch of pressure on a GPU by one container.
+type key struct {
+	node, gpu, namespace, pod, container string
+	since                                int64
+}
+
+type refusal struct {
+	message string
+	until   time.Time
+}
+
+// New returns a controller.
+func New(c client.Client, o Options) *Controller {
+	return &Controller{
+		client: c, reader: o.Reader, clock: o.Clock, events: o.Events, metrics: newMetrics(),
+		announced: map[key]bool{}, refused: map[key]refusal{},
+	}
+}
+
+// Name of the controller.
+func (*Controller) Name() string { return "memoryguard" }
+
+// +kubebuilder:rbac:groups=gpusharing.io,resources=gpusharingpolicies,verbs=get;list;watch
+// +kubebuilder:rbac:groups=gpusharing.io,resources=gpusharingpolicies/status,verbs=patch
+// +kubebuilder:rbac:groups=gpusharing.io,resources=gpunodes,verbs=get;list;watch
+// +kubebuilder:rbac:groups=gpusharing.io,resources=gpunodes/status,verbs=patch
+// +kubebuilder:rbac:groups="",resources=pods,verbs=get;list;watch
+// +kubebuilder:rbac:groups="",resources=pods/eviction,verbs=create
+// +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create;patch
+
+// pass is one look at everything.
+type pass struct {
+	*Controller
+
+	now   time.Time
+	lasts map[key]bool
+	after time.Duration
+}
+
+// finding is a report that counts, with what becomes of its pod.
+type finding struct{ text, fate string }
+
+// Reconcile judges what agents report, evicts, and reports on the policies.
+func (c *Controller) Reconcile(ctx context.Context, _ Pass) (reconcile.Result, error) {
+	policies, nodes := &v1alpha1.GPUSharingPolicyList{}, &v1alpha1.GPUNodeList{}
+	if err := c.client.List(ctx, policies); err != nil {
+		return reconcile.Result{}, fmt.Errorf("reading policies: %w", err)
+	}
+	if err := c.client.List(ctx, nodes, client.UnsafeDisableDeepCopy); err != nil {
+		return reconcile.Result{}, fmt.Errorf("reading GPUNodes: %w", err)
+	}
+	slices.SortFunc(nodes.Items, func(a, b v1alpha1.GPUNode) int { return cmp.Compare(a.Name, b.Name) })
+	p := &pass{Controller: c, now: c.clock.Now(), lasts: map[key]bool{}}
+	var errs []error
+	found := map[string]int{}
+	for i := range policies.Items {
+		policy := &policies.Items[i]
+		var findings []finding
+		if guard := guardOf(policy); guard != nil {
+			for j := range nodes.Items {
+				if nodes.Items[j].Spec.PolicyName == policy.Name {
+					more, err := p.node(ctx, policy, *guard, &nodes.Items[j])
+					findings, errs = append(findings, more...), append(errs, err)
+				}
+			}
+			found[policy.Name] = len(findings)
+		}
+		errs = append(errs, p.report(ctx, policy, findings))
+	}
+	c.metrics.found(found)
+	p.forget()
+	return reconcile.Result{RequeueAfter: p.after}, errors.Join(errs...)
+}
+
+func guardOf(p *v1alpha1.GPUSharingPolicy) *v1alpha1.MemoryGuard {
+	if p.Spec.Sharing.TimeSlicing == nil || !p.DeletionTimestamp.IsZero() {
+		return nil
+	}
+	return p.Spec.Sharing.TimeSlicing.MemoryGuard
+}
+
+// node goes over what the agent of a node reports.
+func (p *pass) node(
+	ctx context.Context, policy *v1alpha1.GPUSharingPolicy, guard v1alpha1.MemoryGuard, node *v1alpha1.GPUNode,
+) ([]finding, error) {
+	var findings []finding
+	var errs []error
+	for _, pressure := range node.Status.MemoryPressure {
+		if !memoryguard.Exceeds(guard, pressure) {
+			continue // of a former guard: the agent reports anew
+		}
+		of := incident{policy: policy, guard: guard, node: node, pressure: pressure, key: keyOf(node.Name, pressure)}
+		pod, err := p.pod(ctx, p.client, pressure)
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		of.pod = pod
+		fate, err := p.handle(ctx, of)
+		errs = append(errs, err)
+		findings = append(findings, finding{memoryguard.Describe(node.Name, pressure), fate})
+	}
+	return findings, errors.Join(errs...)
+}
+
+// incident is a report of an agent with what it is about.
+type incident struct {
+	key
+
+	policy   *v1alpha1.GPUSharingPolicy
+	guard    v1alpha1.MemoryGuard
+	node     *v1alpha1.GPUNode
+	pressure v1alpha1.MemoryPressure
+	pod      *corev1.Pod // nil: it is gone
+}
+
+func keyOf(node string, p v1alpha1.MemoryPressure) key {
+	return key{node, p.DeviceUUID, p.Container.Namespace, p.Container.PodName, p.Container.ContainerName, p.SinceTime.Unix()}
+}
+
+// handle announces a report that is new, and evicts the pod if it is time. It returns what becomes of the pod.
+func (p *pass) handle(ctx context.Context, of incident) (fate string, err error) {
+	p.lasts[of.key] = true
+	if !p.announced[of.key] {
+		p.announced[of.key] = true
+		p.announce(of, corev1.EventTypeWarning, v1alpha1.EventMemoryPressure, "Report", memoryguard.Describe(of.node.Name, of.pressure))
+	}
+	judgement := memoryguard.Judge(p.caseOf(of))
+	if !judgement.Evict {
+		p.lookAgain(judgement.After)
+		return judgement.Why, nil
+	}
+	if r, refused := p.refused[of.key]; refused && p.now.Before(r.until) {
+		p.lookAgain(r.until.Sub(p.now))
+		return r.message, nil
+	}
+	return p.evict(ctx, of)
+}
+
+func (p *pass) caseOf(of incident) memoryguard.Case {
+	return memoryguard.Case{
+		Guard: of.guard, Node: of.node.Name, Pressure: of.pressure, Pod: facts(of.pod), Evicted: of.node.Status.MemoryEvictions, Now: p.now,
+	}
+}
+
+// evict judges once more by what the API server has, records the eviction, and asks for it.
+func (p *pass) evict(ctx context.Context, of incident) (fate string, err error) {
+	live, err := p.live(ctx, of)
+	if err != nil || live.node == nil {
+		return "", err
+	}
+	judgement := memoryguard.Judge(p.caseOf(live))
+	if !judgement.Evict {
+		p.lookAgain(judgement.After)
+		return judgement.Why, nil
+	}
+	before := memoryguard.Counting(live.node.Status.MemoryEvictions, p.now)
+	err = p.record(ctx, live.node, memoryguard.Recorded(before, live.pressure, p.now), live.node.ResourceVersion)
+	if apierrors.IsConflict(err) {
+		p.lookAgain(time.Second)
+		return "the GPUNode has changed meanwhile", nil
+	}
+	if err != nil {
+		return "", err
+	}
+	result, err := drain.Evict(ctx, p.client, client.ObjectKeyFromObject(live.pod), live.pod.UID)
+	text := memoryguard.Describe(of.node.Name, live.pressure)
+	switch {
+	case err != nil:
+		return "", err // it may have been carried out, so the record stays
+	case result.Outcome == drain.Evicting:
+		delete(p.refused, of.key)
+		p.metrics.evicted(of.policy.Name)
+		log.FromContext(ctx).Info("Evicting a pod for the memory guard", "node", of.node.Name, "policy", of.policy.Name,
+			"namespace", live.pod.Namespace, "pod", live.pod.Name, "gpu", of.gpu)
+		p.announce(live, corev1.EventTypeWarning, v1alpha1.EventEvicting, "Evict", "Evicting the pod. "+text)
+		return "evicting the pod", nil
+	case result.Outcome == drain.Blocked:
+		p.refuse(live, result.Message)
+	}
+	return result.Message, p.record(ctx, live.node, before, "")
+}
+
+// refuse notes an eviction that the API server refused for now, and announces it if it is news.
+func (p *pass) refuse(of incident, message string) {
+	p.metrics.refused(of.policy.Name)
+	if p.refused[of.key].message != message {
+		p.announce(of, corev1.EventTypeWarning, v1alpha1.EventEvictionBlocked, "Evict", message)
+	}
+	p.refused[of.key] = refusal{message: message, until: p.now.Add(refusedAgain)}
+	p.lookAgain(refusedAgain)
+}
+
+// live is an incident as the API server has it. Its node is nil if the agent reports it no more.
+func (p *pass) live(ctx context.Context, of incident) (incident, error) {
+	node := &v1alpha1.GPUNode{}
+	err := p.reader.Get(ctx, client.ObjectKey{Name: of.node.Name}, node)
+	if apierrors.IsNotFound(err) {
+		return incident{}, nil
+	}
+	if err != nil {
+		return incident{}, fmt.Errorf("reading GPUNode %s: %w", of.node.Name, err)
+	}
+	i := slices.IndexFunc(node.Status.MemoryPressure, func(m v1alpha1.MemoryPressure) bool { return keyOf(node.Name, m) == of.key })
+	if i < 0 || node.UID != of.node.UID || node.Spec.PolicyName != of.policy.Name {
+		return incident{}, nil
+	}
+	of.node, of.pressure = node, node.Status.MemoryPressure[i]
+	of.pod, err = p.pod(ctx, p.reader, of.pressure)
+	return of, err
+}
+
+// pod reads the pod of a report; nil if there is none.
+func (p *pass) pod(ctx context.Context, from client.Reader, of v1alpha1.MemoryPressure) (*corev1.Pod, error) {
+	name := types.NamespacedName{Namespace: of.Container.Namespace, Name: of.Container.PodName}
+	pod := &corev1.Pod{}
+	switch err := from.Get(ctx, name, pod); {
+	case apierrors.IsNotFound(err):
+		return nil, nil //nolint:nilnil // a pod that is gone is no error
+	case err != nil:
+		return nil, fmt.Errorf("reading pod %s: %w", name, err)
+	}
+	return pod, nil
+}
+
+func facts(pod *corev1.Pod) memoryguard.Pod {
+	if pod == nil {
+		return memoryguard.Pod{}
+	}
+	protected, _ := drain.NeverEvicted(pod)
+	return memoryguard.Pod{
+		Found: true, Node: pod.Spec.NodeName, Created: pod.CreationTimestamp.Time, RequestsGPU: world.RequestsGPU(&pod.Spec),
+		Ends: pod.DeletionTimestamp != nil || world.Finished(pod), Protected: protected,
+	}
+}
+
+// record writes the evictions that count. With a version it is refused if the GPUNode has changed since.
+func (p *pass) record(ctx context.Context, node *v1alpha1.GPUNode, evictions []v1alpha1.MemoryEviction, version string) error {
+	want := ac.GPUNode(node.Name).WithUID(node.UID)
+	if version != "" {
+		want.WithResourceVersion(version)
+	}
+	if len(evictions) > 0 {
+		status, err := ssa.Configuration[ac.GPUNodeStatusApplyConfiguration](v1alpha1.GPUNodeStatus{MemoryEvictions: evictions})
+		if err != nil {
+			return err
+		}
+		want.WithStatus(status)
+	}
+	err := p.client.Status().Apply(ctx, want, client.FieldOwner(FieldManager), client.ForceOwnership)
+	if client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("recording evictions on GPUNode %s: %w", node.Name, err)
+	}
+	return nil
+}
+
+func (p *pass) lookAgain(after time.Duration) {
+	if after > 0 && (p.after == 0 || after < p.after) {
+		p.after = after
+	}
+}
+
+// forget drops what was remembered of reports that are no more.
+func (p *pass) forget() {
+	for k := range p.announced {
+		if !p.lasts[k] {
+			delete(p.announced, k)
+		}
+	}
+	for k := range p.refused {
+		if !p.lasts[k] {
+			delete(p.refused, k)
+		}
+	}
+}

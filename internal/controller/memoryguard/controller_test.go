@@ -1,0 +1,405 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package memoryguard_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/client-go/tools/events"
+	clocktesting "k8s.io/utils/clock/testing"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	ac "github.com/gpusharing/gpu-sharing-operator/api/v1alpha1/applyconfiguration/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
+	"github.com/gpusharing/gpu-sharing-operator/internal/controller/memoryguard"
+	"github.com/gpusharing/gpu-sharing-operator/internal/ssa"
+	"github.com/gpusharing/gpu-sharing-operator/test/env"
+)
+
+const gib = int64(1 << 30)
+
+// site is a cluster with one policy, one node and the controller with the rights and the fence that it ships with.
+type site struct {
+	*WithT
+	t          *testing.T
+	cluster    *env.Cluster
+	as         client.WithWatch // the controller
+	controller *memoryguard.Controller
+	clock      *clocktesting.FakePassiveClock
+	events     *events.FakeRecorder
+	writes     int
+	evictions  int  // asked for
+	lost       bool // the answer to an eviction is
+}
+
+func TestMemoryGuard(t *testing.T) {
+	cluster := env.Start(t)
+	NewWithT(t).Expect(cluster.Apply(t.Context(), "config/default/namespace.yaml", "config/rbac/role.yaml", "config/manager/rbac.yaml",
+		"config/manager/admission.yaml")).To(Succeed())
+	for name, test := range map[string]func(s *site){
+		"a policy that reports evicts nothing":                    reports,
+		"the pod is evicted, and no other":                        evicts,
+		"one pod for a GPU in a minute":                           onceAMinute,
+		"a pod of that name not twice in ten minutes":             notTwice,
+		"a PodDisruptionBudget holds, and counts as no eviction":  budgetHolds,
+		"a pod of a DaemonSet stays":                              daemonSetStays,
+		"a pod that requests no GPU stays":                        noGPUStays,
+		"a pod of another node stays":                             anotherNodeStays,
+		"a lost answer counts as an eviction":                     lostAnswer,
+		"a report that ended after the cache was read is ignored": endedMeanwhile,
+	} {
+		t.Run(name, func(t *testing.T) { test(newSite(t, cluster)) })
+	}
+}
+
+func newSite(t *testing.T, cluster *env.Cluster) *site {
+	t.Helper()
+	s := &site{
+		WithT: NewWithT(t), t: t, cluster: cluster, events: events.NewFakeRecorder(1000),
+		clock: clocktesting.NewFakePassiveClock(time.Now().Add(time.Hour)), // pods are created before
+	}
+	as, err := cluster.ConfigAs(t.Context(), env.Identity{Namespace: "gpu-sharing-operator", ServiceAccount: "gpu-sharing-controller"})
+	s.Expect(err).NotTo(HaveOccurred())
+	s.as, err = client.NewWithWatch(as, client.Options{Scheme: cluster.Scheme})
+	s.Expect(err).NotTo(HaveOccurred())
+	s.restart()
+	s.Expect(cluster.Client.Create(t.Context(), &v1alpha1.GPUNode{
+		ObjectMeta: metav1.ObjectMeta{Name: "n1"}, Spec: v1alpha1.GPUNodeSpec{PolicyName: "research"},
+	})).To(Succeed())
+	t.Cleanup(func() {
+		ctx := context.Background()
+		s.Expect(cluster.Client.DeleteAllOf(ctx, &v1alpha1.GPUNode{})).To(Succeed())
+		s.Expect(cluster.Client.DeleteAllOf(ctx, &v1alpha1.GPUSharingPolicy{})).To(Succeed())
+		s.Expect(cluster.Client.DeleteAllOf(ctx, &corev1.Pod{}, client.InNamespace("default"), client.GracePeriodSeconds(0))).To(Succeed())
+		s.Expect(cluster.Client.DeleteAllOf(ctx, &policyv1.PodDisruptionBudget{}, client.InNamespace("default"))).To(Succeed())
+	})
+	return s
+}
+
+// restart starts the controller anew: all that it knew is gone.
+func (s *site) restart() { s.restartReading(s.cluster.Client) }
+
+func (s *site) restartReading(reader client.Reader) {
+	s.controller = memoryguard.New(s.client(), memoryguard.Options{Reader: reader, Clock: s.clock, Events: s.events})
+}
+
+// client counts what the controller writes and asks for.
+func (s *site) client() client.Client {
+	return interceptor.NewClient(s.as, interceptor.Funcs{
+		SubResourceApply: func(
+			ctx context.Context, c client.Client, sub string, o runtime.ApplyConfiguration, opts ...client.SubResourceApplyOption,
+		) error {
+			s.writes++
+			return c.SubResource(sub).Apply(ctx, o, opts...)
+		},
+		SubResourceCreate: func(
+			ctx context.Context, c client.Client, sub string, o, body client.Object, opts ...client.SubResourceCreateOption,
+		) error {
+			s.evictions++
+			if s.lost {
+				return errors.New("the connection was lost")
+			}
+			return c.SubResource(sub).Create(ctx, o, body, opts...)
+		},
+	})
+}
+
+func (s *site) policy(mode v1alpha1.MemoryGuardMode) {
+	s.t.Helper()
+	s.Expect(s.cluster.Client.Create(s.t.Context(), &v1alpha1.GPUSharingPolicy{
+		ObjectMeta: metav1.ObjectMeta{Name: "research"},
+		Spec: v1alpha1.GPUSharingPolicySpec{Sharing: v1alpha1.Sharing{Strategy: v1alpha1.StrategyTimeSlicing, TimeSlicing: &v1alpha1.TimeSlicing{
+			Replicas: 4, MemoryGuard: &v1alpha1.MemoryGuard{Mode: mode},
+		}}},
+	})).To(Succeed())
+}
+
+// pod creates a pod that runs on the node and requests a GPU.
+func (s *site) pod(name string, change func(*corev1.Pod)) {
+	s.t.Helper()
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, Labels: map[string]string{"app": name}},
+		Spec: corev1.PodSpec{NodeName: "n1", Containers: []corev1.Container{{
+			Name: "main", Image: "example.invalid/main",
+			Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{"nvidia.com/gpu": resource.MustParse("1")}},
+		}}},
+	}
+	if change != nil {
+		change(pod)
+	}
+	s.Expect(s.cluster.Client.Create(s.t.Context(), pod)).To(Succeed())
+	pod.Status.Phase = corev1.PodRunning
+	pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
+	s.Expect(s.cluster.Client.Status().Update(s.t.Context(), pod)).To(Succeed())
+}
+
+// stays reports whether a pod is there and was not evicted.
+func (s *site) stays(name string) bool {
+	s.t.Helper()
+	pod := &corev1.Pod{}
+	err := s.cluster.Client.Get(s.t.Context(), client.ObjectKey{Namespace: "default", Name: name}, pod)
+	s.Expect(client.IgnoreNotFound(err)).To(Succeed())
+	return err == nil && pod.DeletionTimestamp == nil
+}
+
+// over reports, as the agent does, that pods use more than their shares: each on a GPU of its own.
+func (s *site) over(pods ...string) {
+	s.t.Helper()
+	now := s.clock.Now()
+	var pressure []v1alpha1.MemoryPressure
+	for _, name := range pods {
+		gpu, pod, _ := strings.Cut(name, "/")
+		pressure = append(pressure, v1alpha1.MemoryPressure{
+			DeviceUUID: gpu, SinceTime: metav1.NewTime(now.Add(-2 * time.Minute)), ObservedTime: metav1.NewTime(now),
+			TotalBytes: 40 * gib, FreeBytes: gib, Neighbours: []string{"default/modest"},
+			Container: v1alpha1.MemoryUser{Namespace: "default", PodName: pod, ContainerName: "main", UsedBytes: 30 * gib, ShareBytes: 10 * gib},
+		})
+	}
+	s.report(pressure)
+}
+
+func (s *site) report(pressure []v1alpha1.MemoryPressure) {
+	s.t.Helper()
+	want := ac.GPUNode("n1")
+	if len(pressure) > 0 {
+		status, err := ssa.Configuration[ac.GPUNodeStatusApplyConfiguration](v1alpha1.GPUNodeStatus{MemoryPressure: pressure})
+		s.Expect(err).NotTo(HaveOccurred())
+		want.WithStatus(status)
+	}
+	s.Expect(s.cluster.Client.Status().Apply(s.t.Context(), want, client.FieldOwner("gpusharing-agent-guard"), client.ForceOwnership)).To(Succeed())
+}
+
+func (s *site) reconcile() reconcile.Result {
+	s.t.Helper()
+	result, err := s.controller.Reconcile(s.t.Context(), memoryguard.Pass{})
+	s.Expect(err).NotTo(HaveOccurred())
+	return result
+}
+
+// pass lets time pass.
+func (s *site) pass(d time.Duration) { s.clock.SetTime(s.clock.Now().Add(d)) }
+
+// condition is the message of the policy's condition; empty: it is not true.
+func (s *site) condition() string {
+	s.t.Helper()
+	p := &v1alpha1.GPUSharingPolicy{}
+	s.Expect(s.cluster.Client.Get(s.t.Context(), client.ObjectKey{Name: "research"}, p)).To(Succeed())
+	c, _ := condition.Find(p.Status.Conditions, v1alpha1.ConditionMemoryPressure)
+	if c.Status == metav1.ConditionTrue {
+		s.Expect(c.Reason).To(Equal(v1alpha1.ReasonContainerOverShare))
+		s.Expect(c.ObservedGeneration).To(Equal(p.Generation))
+	}
+	return c.Message
+}
+
+func (s *site) records() []string {
+	s.t.Helper()
+	n := &v1alpha1.GPUNode{}
+	s.Expect(s.cluster.Client.Get(s.t.Context(), client.ObjectKey{Name: "n1"}, n)).To(Succeed())
+	names := []string{}
+	for _, e := range n.Status.MemoryEvictions {
+		names = append(names, e.DeviceUUID+"/"+e.PodName)
+	}
+	return names
+}
+
+func (s *site) announced() (all []string) {
+	for {
+		select {
+		case e := <-s.events.Events:
+			all = append(all, e)
+		default:
+			return all
+		}
+	}
+}
+
+const greedy = "Container main of pod default/greedy uses 30.0 GiB of GPU GPU-1 on node n1, its share is 10.0 GiB; 1.0 GiB of 40.0 GiB are " +
+	"free; neighbours: default/modest"
+
+func reports(s *site) {
+	s.policy(v1alpha1.MemoryGuardReport)
+	s.pod("greedy", nil)
+	s.reconcile()
+	s.Expect(s.writes).To(BeZero(), "nothing to report")
+	s.over("GPU-1/greedy")
+	s.reconcile()
+	s.Expect(s.condition()).To(Equal(greedy))
+	s.Expect(s.announced()).To(Equal([]string{"Warning MemoryPressure " + greedy, "Warning MemoryPressure " + greedy}), "on the pod and on the policy")
+	writes := s.writes
+	s.pass(time.Hour)
+	s.reconcile()
+	s.Expect(s.writes).To(Equal(writes))
+	s.Expect(s.announced()).To(BeEmpty())
+	s.Expect(s.evictions).To(BeZero())
+	s.Expect(s.stays("greedy")).To(BeTrue())
+
+	s.report(nil)
+	s.reconcile()
+	s.Expect(s.condition()).To(BeEmpty())
+}
+
+func evicts(s *site) {
+	s.policy(v1alpha1.MemoryGuardEvict)
+	s.pod("greedy", nil)
+	s.pod("modest", nil)
+	s.over("GPU-1/greedy")
+	s.reconcile()
+	s.Expect(s.stays("greedy")).To(BeFalse())
+	s.Expect(s.stays("modest")).To(BeTrue())
+	s.Expect(s.records()).To(Equal([]string{"GPU-1/greedy"}))
+	s.Expect(s.condition()).To(Equal(greedy + " (evicting the pod)"))
+	s.Expect(s.announced()).To(ContainElement("Warning Evicting Evicting the pod. " + greedy))
+	s.restart()
+	s.reconcile()
+	s.Expect(s.evictions).To(Equal(1))
+}
+
+func onceAMinute(s *site) {
+	s.policy(v1alpha1.MemoryGuardEvict)
+	for _, name := range []string{"greedy", "second", "elsewhere"} {
+		s.pod(name, nil)
+	}
+	s.over("GPU-1/greedy")
+	s.reconcile()
+	s.restart()
+	s.over("GPU-1/second", "GPU-2/elsewhere")
+	s.pass(10 * time.Second)
+	again := s.reconcile().RequeueAfter
+	s.Expect(s.stays("second")).To(BeTrue())
+	s.Expect(s.stays("elsewhere")).To(BeFalse(), "on another GPU")
+	s.Expect(s.condition()).To(ContainSubstring("less than a minute ago"))
+	s.Expect(again).To(BeNumerically("~", 50*time.Second, time.Second))
+	s.pass(again)
+	s.reconcile()
+	s.Expect(s.stays("second")).To(BeFalse())
+}
+
+func notTwice(s *site) {
+	s.policy(v1alpha1.MemoryGuardEvict)
+	s.pod("greedy", nil)
+	s.over("GPU-1/greedy")
+	s.reconcile()
+	s.Expect(s.cluster.Client.DeleteAllOf(s.t.Context(), &corev1.Pod{}, client.InNamespace("default"), client.GracePeriodSeconds(0))).To(Succeed())
+	s.pod("greedy", nil) // of a StatefulSet, which gives the name again
+	s.restart()
+	s.pass(9 * time.Minute)
+	s.over("GPU-2/greedy")
+	again := s.reconcile().RequeueAfter
+	s.Expect(s.stays("greedy")).To(BeTrue())
+	s.Expect(again).To(BeNumerically("~", time.Minute, time.Second))
+	s.pass(again)
+	s.reconcile()
+	s.Expect(s.stays("greedy")).To(BeFalse())
+}
+
+func budgetHolds(s *site) {
+	s.policy(v1alpha1.MemoryGuardEvict)
+	s.pod("greedy", nil)
+	all := intstr.FromString("100%")
+	b := &policyv1.PodDisruptionBudget{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "budget"},
+		Spec: policyv1.PodDisruptionBudgetSpec{
+			MinAvailable: &all, Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "greedy"}},
+		},
+	}
+	s.Expect(s.cluster.Client.Create(s.t.Context(), b)).To(Succeed())
+	b.Status = policyv1.PodDisruptionBudgetStatus{ObservedGeneration: b.Generation, ExpectedPods: 1, DesiredHealthy: 1, CurrentHealthy: 1}
+	s.Expect(s.cluster.Client.Status().Update(s.t.Context(), b)).To(Succeed())
+	s.over("GPU-1/greedy")
+	s.Expect(s.reconcile().RequeueAfter).To(Equal(30 * time.Second))
+	s.Expect(s.stays("greedy")).To(BeTrue())
+	s.Expect(s.condition()).To(ContainSubstring("violate the pod's disruption budget"))
+	s.Expect(s.announced()).To(ContainElement(ContainSubstring("EvictionBlocked")))
+	s.Expect(s.records()).To(BeEmpty(), "it was not evicted")
+	s.pass(10 * time.Second)
+	s.Expect(s.reconcile().RequeueAfter).To(Equal(20 * time.Second))
+	s.Expect(s.evictions).To(Equal(1), "it is not asked for again so soon")
+
+	s.Expect(s.cluster.Client.Delete(s.t.Context(), b)).To(Succeed())
+	s.pass(20 * time.Second)
+	s.reconcile()
+	s.Expect(s.stays("greedy")).To(BeFalse())
+	s.Expect(s.records()).To(Equal([]string{"GPU-1/greedy"}))
+}
+
+func daemonSetStays(s *site) {
+	s.policy(v1alpha1.MemoryGuardEvict)
+	s.pod("greedy", func(p *corev1.Pod) {
+		p.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "DaemonSet", Name: "owner", UID: "1", Controller: new(true)}}
+	})
+	s.kept("belongs to DaemonSet owner")
+}
+
+func noGPUStays(s *site) {
+	s.policy(v1alpha1.MemoryGuardEvict)
+	s.pod("greedy", func(p *corev1.Pod) { p.Spec.Containers[0].Resources = corev1.ResourceRequirements{} })
+	s.kept("requests no GPU")
+}
+
+func anotherNodeStays(s *site) {
+	s.policy(v1alpha1.MemoryGuardEvict)
+	s.pod("greedy", func(p *corev1.Pod) { p.Spec.NodeName = "n2" })
+	s.kept("not on this node")
+}
+
+// kept checks that a pod that an agent reports is not evicted, and that the policy says why.
+func (s *site) kept(why string) {
+	s.t.Helper()
+	s.over("GPU-1/greedy")
+	s.reconcile()
+	s.Expect(s.stays("greedy")).To(BeTrue())
+	s.Expect(s.evictions).To(BeZero())
+	s.Expect(s.records()).To(BeEmpty())
+	s.Expect(s.condition()).To(ContainSubstring(why))
+}
+
+func lostAnswer(s *site) {
+	s.policy(v1alpha1.MemoryGuardEvict)
+	s.pod("greedy", nil)
+	s.over("GPU-1/greedy")
+	s.lost = true
+	_, err := s.controller.Reconcile(s.t.Context(), memoryguard.Pass{})
+	s.Expect(err).To(MatchError(ContainSubstring("the connection was lost")))
+	s.Expect(s.records()).To(Equal([]string{"GPU-1/greedy"}), "it may have been carried out")
+	s.lost = false
+	s.restart()
+	s.reconcile()
+	s.Expect(s.evictions).To(Equal(1))
+}
+
+func endedMeanwhile(s *site) {
+	s.policy(v1alpha1.MemoryGuardEvict)
+	s.pod("greedy", nil)
+	s.over("GPU-1/greedy")
+	s.restartReading(ended{s.cluster.Client})
+	s.reconcile()
+	s.Expect(s.evictions).To(BeZero())
+	s.Expect(s.stays("greedy")).To(BeTrue())
+}
+
+// ended is an API server in which the pressure has ended.
+type ended struct{ client.Reader }
+
+func (e ended) Get(ctx context.Context, key client.ObjectKey, o client.Object, opts ...client.GetOption) error {
+	err := e.Reader.Get(ctx, key, o, opts...)
+	if n, is := o.(*v1alpha1.GPUNode); is {
+		n.Status.MemoryPressure = nil
+	}
+	return err
+}

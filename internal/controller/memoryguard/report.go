@@ -1,0 +1,85 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package memoryguard
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	ac "github.com/gpusharing/gpu-sharing-operator/api/v1alpha1/applyconfiguration/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
+	"github.com/gpusharing/gpu-sharing-operator/internal/format"
+	"github.com/gpusharing/gpu-sharing-operator/internal/ssa"
+)
+
+const (
+	// maxNote is the longest note of an Event in bytes, from the API server's validation.
+	maxNote = 1024
+	// maxNamed is how many findings the condition of a policy names.
+	maxNamed = 3
+)
+
+// report applies the condition MemoryPressure of a policy, and nothing else of its status.
+func (p *pass) report(ctx context.Context, policy *v1alpha1.GPUSharingPolicy, findings []finding) error {
+	is := metav1.Condition{
+		Type: v1alpha1.ConditionMemoryPressure, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonContainerOverShare,
+		ObservedGeneration: policy.Generation, Message: messageOf(findings),
+	}
+	if len(findings) > 0 {
+		is.Status = metav1.ConditionTrue
+	}
+	var was, own []metav1.Condition
+	if c, reported := condition.Find(policy.Status.Conditions, is.Type); reported {
+		was = append(was, c)
+	}
+	if c, reported := condition.Find(condition.SetWhenTrue(was, is, p.now), is.Type); reported {
+		own = append(own, c)
+	}
+	if equality.Semantic.DeepEqual(was, own) {
+		return nil
+	}
+	want := ac.GPUSharingPolicy(policy.Name)
+	if len(own) > 0 {
+		status, err := ssa.Configuration[ac.GPUSharingPolicyStatusApplyConfiguration](v1alpha1.GPUSharingPolicyStatus{Conditions: own})
+		if err != nil {
+			return err
+		}
+		want.WithStatus(status)
+	}
+	_, err := ssa.ApplyStatus(ctx, ssa.Owner{Client: p.client, Name: FieldManager}, policy, want, ac.ExtractGPUSharingPolicyStatus)
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("reporting on policy %s: %w", policy.Name, err)
+	}
+	return nil
+}
+
+func messageOf(findings []finding) string {
+	lines := make([]string, 0, maxNamed+1)
+	for _, f := range findings[:min(len(findings), maxNamed)] {
+		text := f.text
+		if f.fate != "" {
+			text += " (" + f.fate + ")"
+		}
+		lines = append(lines, text)
+	}
+	if more := len(findings) - maxNamed; more > 0 {
+		lines = append(lines, fmt.Sprintf("%d more GPUs, see status.memoryPressure of the GPUNodes", more))
+	}
+	return strings.Join(lines, ". ")
+}
+
+// announce tells of an incident on the pod and on the policy.
+func (p *pass) announce(of incident, kind, reason, action, note string) {
+	note = format.CutBytes(note, maxNote)
+	if of.pod != nil {
+		p.events.Eventf(of.pod, of.policy, kind, reason, action, "%s", note)
+	}
+	p.events.Eventf(of.policy, of.node, kind, reason, action, "%s", note)
+}

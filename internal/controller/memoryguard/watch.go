@@ -1,0 +1,68 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package memoryguard
+
+import (
+	"context"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/client-go/util/workqueue"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	registry "sigs.k8s.io/controller-runtime/pkg/metrics"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+)
+
+const (
+	// gathering is how long events are collected before a pass, which goes over all GPUNodes.
+	gathering   = time.Second
+	passTimeout = time.Minute
+	minBackoff  = 500 * time.Millisecond
+	maxBackoff  = time.Minute
+)
+
+// Register makes the controller run in a manager.
+func (c *Controller) Register(mgr manager.Manager) error {
+	shared, err := c.metrics.register(registry.Registry)
+	if err != nil {
+		return err
+	}
+	c.metrics = shared
+	return builder.TypedControllerManagedBy[Pass](mgr).
+		Named(c.Name()).
+		WithOptions(controller.TypedOptions[Pass]{
+			MaxConcurrentReconciles: 1, ReconciliationTimeout: passTimeout,
+			RateLimiter: workqueue.NewTypedItemExponentialFailureRateLimiter[Pass](minBackoff, maxBackoff),
+		}).
+		Watches(&v1alpha1.GPUSharingPolicy{}, wake(), builder.WithPredicates(predicate.GenerationChangedPredicate{})).
+		Watches(&v1alpha1.GPUNode{}, wake(), builder.WithPredicates(predicate.Funcs{UpdateFunc: differs})).
+		Complete(c)
+}
+
+// differs reports whether what a pass reads of a GPUNode has changed.
+func differs(e event.UpdateEvent) bool {
+	was, areNodes := e.ObjectOld.(*v1alpha1.GPUNode)
+	is, all := e.ObjectNew.(*v1alpha1.GPUNode)
+	return !areNodes || !all || was.Spec.PolicyName != is.Spec.PolicyName ||
+		!equality.Semantic.DeepEqual(was.Status.MemoryPressure, is.Status.MemoryPressure)
+}
+
+// wake puts the one request into the queue, once for all that happens within a short time.
+func wake() handler.TypedEventHandler[client.Object, Pass] {
+	type queue = workqueue.TypedRateLimitingInterface[Pass]
+	add := func(q queue) { q.AddAfter(Pass{}, gathering) }
+	return handler.TypedFuncs[client.Object, Pass]{
+		CreateFunc:  func(_ context.Context, _ event.TypedCreateEvent[client.Object], q queue) { add(q) },
+		UpdateFunc:  func(_ context.Context, _ event.TypedUpdateEvent[client.Object], q queue) { add(q) },
+		DeleteFunc:  func(_ context.Context, _ event.TypedDeleteEvent[client.Object], q queue) { add(q) },
+		GenericFunc: func(_ context.Context, _ event.TypedGenericEvent[client.Object], q queue) { add(q) },
+	}
+}

@@ -1,0 +1,131 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package memoryguard
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/format"
+)
+
+const (
+	// perGPU and perPod are the shortest times between two evictions for one GPU, and of one pod.
+	perGPU, perPod = time.Minute, 10 * time.Minute
+	// maxRecords is the bound of the API's list, and so of the evictions from one node in ten minutes.
+	maxRecords = 64
+	// fresh is how old a report may be that evicts a pod, and ahead how far the clock of its node may be ahead.
+	fresh, ahead = 2 * time.Minute, 30 * time.Second
+)
+
+// Pod is what the controller knows by itself of the pod that an agent names.
+type Pod struct {
+	Found       bool
+	Node        string // that it is bound to
+	Created     time.Time
+	RequestsGPU bool
+	Ends        bool   // it is terminating, or has ended
+	Protected   string // why it is never evicted; empty: it may be
+}
+
+// Case is one report of an agent, and what the controller judges it by.
+type Case struct {
+	Guard    v1alpha1.MemoryGuard // of the policy
+	Node     string
+	Pressure v1alpha1.MemoryPressure
+	Pod      Pod
+	Evicted  []v1alpha1.MemoryEviction // those recorded of the node
+	Now      time.Time
+}
+
+// Judgement is whether the controller evicts the pod of a Case.
+type Judgement struct {
+	Evict bool
+	Why   string        // it does not; empty in mode Report
+	After time.Duration // when to judge again without a new report; 0: no need
+}
+
+// Judge decides. An agent is believed about the memory of its own GPUs only: whether the pod is on its node, requests a GPU and may be
+// evicted, and how many pods were evicted lately, the controller knows by itself.
+func Judge(c Case) Judgement {
+	p := c.Pressure
+	age := c.Now.Sub(p.ObservedTime.Time)
+	switch {
+	case c.Guard.Mode != v1alpha1.MemoryGuardEvict:
+		return Judgement{}
+	case !Exceeds(c.Guard, p):
+		return Judgement{Why: "the report does not match the policy any more"}
+	case age > fresh || age < -ahead:
+		return Judgement{Why: fmt.Sprintf("the agent's report is not of the last %s", fresh)}
+	case !c.Pod.Found || c.Pod.Created.After(p.ObservedTime.Time):
+		return Judgement{Why: "the pod is gone"}
+	case c.Pod.Node != c.Node:
+		return Judgement{Why: "the pod is not on this node"}
+	case c.Pod.Ends:
+		return Judgement{Why: "the pod is ending"}
+	case !c.Pod.RequestsGPU:
+		return Judgement{Why: "the pod requests no GPU"}
+	case c.Pod.Protected != "":
+		return Judgement{Why: "the pod " + c.Pod.Protected}
+	}
+	return c.paced()
+}
+
+// paced keeps the rates.
+func (c Case) paced() Judgement {
+	counting := Counting(c.Evicted, c.Now)
+	if len(counting) >= maxRecords {
+		return Judgement{Why: fmt.Sprintf("%d pods of this node were evicted in the last ten minutes", maxRecords), After: perGPU}
+	}
+	for _, e := range counting {
+		same := e.Namespace == c.Pressure.Container.Namespace && e.PodName == c.Pressure.Container.PodName
+		if left := perPod - c.Now.Sub(e.Time.Time); same && left > 0 {
+			return Judgement{Why: "the pod was evicted less than ten minutes ago", After: left}
+		}
+		if left := perGPU - c.Now.Sub(e.Time.Time); e.DeviceUUID == c.Pressure.DeviceUUID && left > 0 {
+			return Judgement{Why: "another pod was evicted from this GPU less than a minute ago", After: left}
+		}
+	}
+	return Judgement{Evict: true}
+}
+
+// Exceeds reports whether a report shows by its own figures what the guard of the policy asks for.
+func Exceeds(spec v1alpha1.MemoryGuard, p v1alpha1.MemoryPressure) bool {
+	return p.Container.UsedBytes > p.Container.ShareBytes && almostFull(spec, p.FreeBytes, p.TotalBytes) &&
+		(spec.MemoryPerContainer == nil || p.Container.ShareBytes >= spec.MemoryPerContainer.Value()) &&
+		p.ObservedTime.Sub(p.SinceTime.Time) >= grace(spec)
+}
+
+// Recorded adds an eviction to those recorded of a node, and removes those that count no more. Its time is rounded up to a second, as
+// the API server keeps no parts.
+func Recorded(all []v1alpha1.MemoryEviction, p v1alpha1.MemoryPressure, now time.Time) []v1alpha1.MemoryEviction {
+	return append(Counting(all, now), v1alpha1.MemoryEviction{
+		Time: seconds(now.Add(time.Second - 1)), DeviceUUID: p.DeviceUUID, Namespace: p.Container.Namespace, PodName: p.Container.PodName,
+	})
+}
+
+// Counting are the evictions that still count.
+func Counting(all []v1alpha1.MemoryEviction, now time.Time) []v1alpha1.MemoryEviction {
+	var counting []v1alpha1.MemoryEviction
+	for _, e := range all {
+		if now.Sub(e.Time.Time) < perPod {
+			counting = append(counting, e)
+		}
+	}
+	return counting
+}
+
+// Describe is what a report means: the container, what it uses, its share, what is free and who else is on the GPU.
+func Describe(node string, p v1alpha1.MemoryPressure) string {
+	text := fmt.Sprintf("Container %s of pod %s/%s uses %s of GPU %s on node %s, its share is %s; %s of %s are free",
+		p.Container.ContainerName, p.Container.Namespace, p.Container.PodName, gib(p.Container.UsedBytes), p.DeviceUUID, node,
+		gib(p.Container.ShareBytes), gib(p.FreeBytes), gib(p.TotalBytes))
+	if len(p.Neighbours) > 0 {
+		text += "; neighbours: " + format.List(p.Neighbours)
+	}
+	return text
+}
+
+func gib(bytes int64) string { return fmt.Sprintf("%.1f GiB", float64(bytes)/(1<<30)) }
