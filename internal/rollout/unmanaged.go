@@ -36,7 +36,7 @@ func retain(m *group.Member) []action.Action {
 	}
 	if spec := m.Node.GPU.Spec; m.World.Plugin.Reason == "" && spec.PolicyName != "" {
 		spec = *spec.DeepCopy()
-		spec.PolicyName, spec.Strategy = "", ""
+		spec.PolicyName, spec.Strategy, spec.MemoryGuard = "", "", nil
 		if spec.Baseline == nil {
 			spec = v1alpha1.GPUNodeSpec{}
 		}

@@ -96,6 +96,18 @@ func TestTwoReplicasAreTwoShares(t *testing.T) {
 	g.Expect(r.Units[0].Containers[0].Over()).To(BeFalse())
 }
 
+func TestTheMemoryGuardOfThePolicySaysTheShare(t *testing.T) {
+	g := NewWithT(t)
+	n := node(v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeDisabled})
+	n.Spec.MemoryGuard = &v1alpha1.MemoryGuard{MemoryPerContainer: new(resource.MustParse("4Gi"))}
+	d := device(process(1, 5*gib, 0))
+	d.Holders = append(d.Holders, holder("idle", gpu.WholeGPU))
+	containers := usage.Of(n, []usage.Device{d}, map[int]usage.Name{1: name("greedy")}).Units[0].Containers
+	g.Expect(*containers[0].ShareBytes).To(Equal(4 * gib))
+	g.Expect(containers[0].Over()).To(BeTrue())
+	g.Expect(*containers[1].ShareBytes).To(Equal(8*gib), "two replicas are two shares")
+}
+
 func TestAGPUThatIsNotSharedIsOneShare(t *testing.T) {
 	g := NewWithT(t)
 	d := device(process(1, 30*gib, 0))

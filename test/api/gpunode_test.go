@@ -178,7 +178,8 @@ func forging(t *testing.T, cluster *env.Cluster, agent client.Client) {
 		return c.Status().Apply(ctx, ac.GPUNode("node-1").WithStatus(status), manager, client.ForceOwnership)
 	}
 	observed := statusOf("GPU-1").WithConditions(condition(v1alpha1.ConditionApplied, metav1.ConditionTrue))
-	reported := ac.GPUNodeStatus().WithRollout(good).WithObservedGeneration(1).WithConditions(condition(v1alpha1.ConditionReady, metav1.ConditionFalse),
+	eviction := ac.MemoryEviction().WithTime(metav1.Now()).WithDeviceUUID("GPU-1").WithNamespace("ml").WithPodName("greedy")
+	reported := ac.GPUNodeStatus().WithRollout(good).WithObservedGeneration(1).WithMemoryEvictions(eviction).WithConditions(condition(v1alpha1.ConditionReady, metav1.ConditionFalse),
 		condition(v1alpha1.ConditionReconciling, metav1.ConditionTrue), condition(v1alpha1.ConditionStalled, metav1.ConditionFalse))
 	g.Expect(apply(agent, agentManager, observed)).To(Succeed())
 	g.Expect(apply(controller, controllerManager, reported)).To(Succeed())
@@ -210,6 +211,9 @@ func forging(t *testing.T, cluster *env.Cluster, agent client.Client) {
 			return update(func(s *v1alpha1.GPUNodeStatus) {
 				s.Conditions = slices.DeleteFunc(s.Conditions, func(c metav1.Condition) bool { return c.Type == v1alpha1.ConditionStalled })
 			})
+		},
+		"removes the record of evictions": func() error {
+			return update(func(s *v1alpha1.GPUNodeStatus) { s.MemoryEvictions = nil })
 		},
 		"reports a generation as observed": func() error {
 			return update(func(s *v1alpha1.GPUNodeStatus) { s.ObservedGeneration = 7 })

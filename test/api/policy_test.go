@@ -135,6 +135,18 @@ func refused(t *testing.T, c client.Client) {
 			spec: `sharing: {strategy: TimeSlicing, timeSlicing: {replicas: "4"}}`,
 			says: []string{"spec.sharing.timeSlicing.replicas", "must be of type integer"},
 		},
+		"a memory guard that is no mode":                  guardRefused(`mode: Kill`, "mode", "Unsupported value"),
+		"a memory guard for almost no free memory":        guardRefused(`pressure: {freeBelow: 0%}`, "pressure.freeBelow", "must be a percentage from 1% to 50%"),
+		"a memory guard for more than half of the memory": guardRefused(`pressure: {freeBelow: 51%}`, "pressure.freeBelow", "must be a percentage from 1% to 50%"),
+		"a memory guard for an amount of free memory":     guardRefused(`pressure: {freeBelow: 2G}`, "pressure.freeBelow", "must be a percentage from 1% to 50%"),
+		"a memory guard that acts at once":                guardRefused(`gracePeriodSeconds: 9`, "gracePeriodSeconds", "greater than or equal to 10"),
+		"a memory guard that waits for hours":             guardRefused(`gracePeriodSeconds: 3601`, "gracePeriodSeconds", "less than or equal to 3600"),
+		"a memory guard with no memory":                   guardRefused(`memoryPerContainer: 0Gi`, "memoryPerContainer", "must be a whole number of MiB"),
+		"a memory guard with more memory than any GPU":    guardRefused(`memoryPerContainer: 1024Gi`, "memoryPerContainer", "must be less than 1Ti"),
+		"a memory guard for MPS": {
+			spec: `sharing: {strategy: MPS, mps: {replicas: 2, memoryGuard: {}}}`,
+			says: []string{`unknown field "spec.sharing.mps.memoryGuard"`},
+		},
 		"one MPS replica": {
 			spec: `sharing: {strategy: MPS, mps: {replicas: 1}}`,
 			says: []string{"spec.sharing.mps.replicas", "should be greater than or equal to 2"},
@@ -349,6 +361,13 @@ type refusal = struct {
 	says []string
 }
 
+func guardRefused(guard, field, reason string) refusal {
+	return refusal{
+		spec: "sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 2, memoryGuard: {" + guard + "}}}",
+		says: []string{"spec.sharing.timeSlicing.memoryGuard." + field, reason},
+	}
+}
+
 func profileRefused(profile, reason string) refusal {
 	return refusal{
 		spec: fmt.Sprintf(migWith, profile),
@@ -377,24 +396,27 @@ func selectorRefused(selector, field, reason string) refusal {
 func accepted(t *testing.T, c client.Client) {
 	t.Helper()
 	cases := map[string]string{
-		"the least":                          `sharing: {strategy: Exclusive}`,
-		"the most time-sliced replicas":      `sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 256}}`,
-		"MPS for all users":                  `sharing: {strategy: MPS, mps: {replicas: 4, multiUser: true}}`,
-		"the most MPS replicas":              `sharing: {strategy: MPS, mps: {replicas: 48, activeThreadPercentage: 100, pinnedMemoryLimit: 1023Gi}}`,
-		"a memory limit of one and a half":   `sharing: {strategy: MPS, mps: {replicas: 2, pinnedMemoryLimit: 1.5Gi}}`,
-		"a memory limit of odd MiB":          `sharing: {strategy: MPS, mps: {replicas: 2, pinnedMemoryLimit: 8155Mi}}`,
-		"a memory limit of many GiB":         `sharing: {strategy: MPS, mps: {replicas: 2, pinnedMemoryLimit: 143771Mi}}`,
-		"a memory limit by a fraction":       `sharing: {strategy: MPS, mps: {replicas: 2, pinnedMemoryLimit: "0.0009765625Gi"}}`,
-		"a memory limit in bytes":            `sharing: {strategy: MPS, mps: {replicas: 2, pinnedMemoryLimit: 1073741824}}`,
-		"a profile with media extensions":    fmt.Sprintf(migWith, "1g.10gb+me"),
-		"a profile with all media engines":   fmt.Sprintf(migWith, "1g.24gb+me.all"),
-		"a profile without media engines":    fmt.Sprintf(migWith, "1g.24gb-me"),
-		"a profile with graphics":            fmt.Sprintf(migWith, "1g.24gb+gfx"),
-		"a profile by its slices":            fmt.Sprintf(migWith, "7g"),
-		"one profile under single":           `sharing: {strategy: MIG, mig: {strategy: single, layouts: [{instances: [{profile: 3g, count: 2}]}]}}`,
-		"whole GPUs shared beside instances": `sharing: {strategy: MIG, mig: {layouts: [{gpus: {indexes: [0]}, fill: 1g}], timeSlicing: {wholeGPUReplicas: 256}}}`,
-		"a percentage of the nodes":          `{sharing: {strategy: Exclusive}, rollout: {maxUnavailable: 100%}}`,
-		"a label of NVIDIA's that is stable": `{sharing: {strategy: Exclusive}, nodeSelector: {matchLabels: {nvidia.com/gpu.present: "true", nvidia.com/gpu.family: ampere}}}`,
+		"the least":                               `sharing: {strategy: Exclusive}`,
+		"the most time-sliced replicas":           `sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 256}}`,
+		"MPS for all users":                       `sharing: {strategy: MPS, mps: {replicas: 4, multiUser: true}}`,
+		"the most MPS replicas":                   `sharing: {strategy: MPS, mps: {replicas: 48, activeThreadPercentage: 100, pinnedMemoryLimit: 1023Gi}}`,
+		"a memory limit of one and a half":        `sharing: {strategy: MPS, mps: {replicas: 2, pinnedMemoryLimit: 1.5Gi}}`,
+		"a memory limit of odd MiB":               `sharing: {strategy: MPS, mps: {replicas: 2, pinnedMemoryLimit: 8155Mi}}`,
+		"a memory limit of many GiB":              `sharing: {strategy: MPS, mps: {replicas: 2, pinnedMemoryLimit: 143771Mi}}`,
+		"a memory limit by a fraction":            `sharing: {strategy: MPS, mps: {replicas: 2, pinnedMemoryLimit: "0.0009765625Gi"}}`,
+		"a memory limit in bytes":                 `sharing: {strategy: MPS, mps: {replicas: 2, pinnedMemoryLimit: 1073741824}}`,
+		"a profile with media extensions":         fmt.Sprintf(migWith, "1g.10gb+me"),
+		"a profile with all media engines":        fmt.Sprintf(migWith, "1g.24gb+me.all"),
+		"a profile without media engines":         fmt.Sprintf(migWith, "1g.24gb-me"),
+		"a profile with graphics":                 fmt.Sprintf(migWith, "1g.24gb+gfx"),
+		"a profile by its slices":                 fmt.Sprintf(migWith, "7g"),
+		"one profile under single":                `sharing: {strategy: MIG, mig: {strategy: single, layouts: [{instances: [{profile: 3g, count: 2}]}]}}`,
+		"whole GPUs shared beside instances":      `sharing: {strategy: MIG, mig: {layouts: [{gpus: {indexes: [0]}, fill: 1g}], timeSlicing: {wholeGPUReplicas: 256}}}`,
+		"a percentage of the nodes":               `{sharing: {strategy: Exclusive}, rollout: {maxUnavailable: 100%}}`,
+		"a label of NVIDIA's that is stable":      `{sharing: {strategy: Exclusive}, nodeSelector: {matchLabels: {nvidia.com/gpu.present: "true", nvidia.com/gpu.family: ampere}}}`,
+		"a memory guard with defaults":            `sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 4, memoryGuard: {}}}`,
+		"a memory guard with all":                 `sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 4, memoryGuard: {mode: Evict, memoryPerContainer: 8Gi, pressure: {freeBelow: 50%}, gracePeriodSeconds: 3600}}}`,
+		"a memory guard of the least free memory": `sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 4, memoryGuard: {pressure: {freeBelow: 1%}, gracePeriodSeconds: 10}}}`,
 		"everything at once": `
 nodeSelector:
   matchLabels: {pool: research}
