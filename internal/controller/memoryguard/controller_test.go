@@ -264,7 +264,7 @@ func evicts(s *site) {
 	s.Expect(s.stays("modest")).To(BeTrue())
 	s.Expect(s.records()).To(Equal([]string{"GPU-1/greedy"}))
 	s.Expect(s.condition()).To(Equal(greedy + " (evicting the pod)"))
-	s.Expect(s.announced()).To(ContainElement("Warning Evicting Evicting the pod. " + greedy))
+	s.Expect(s.announced()).To(ContainElement("Warning Evicting " + "Evicting the pod. " + greedy))
 	s.restart()
 	s.reconcile()
 	s.Expect(s.evictions).To(Equal(1))
