@@ -91,6 +91,7 @@ var _ = Describe("On a real node", func() {
 	mpsDeniedSpecs()
 	resilienceSpecs()
 	restSpecs()
+	usageSpecs()
 	mistakeSpecs()
 	lifecycleSpecs()
 	migSpecs()
