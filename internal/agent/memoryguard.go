@@ -81,7 +81,7 @@ func (m *MemoryGuard) Reconcile(ctx context.Context, node *v1alpha1.GPUNode) (re
 	now := m.clock.Now()
 	var found []v1alpha1.MemoryPressure
 	m.watch, found = m.watch.Next(*spec, measured.Units, now)
-	return reconcile.Result{RequeueAfter: m.watch.Interval()}, m.report(ctx, node, memoryguard.Kept(spec.Mode, node.Status.MemoryPressure, found, now))
+	return reconcile.Result{RequeueAfter: m.watch.Interval()}, m.report(ctx, node, memoryguard.Kept(*spec, node.Status.MemoryPressure, found, now))
 }
 
 // report writes which GPUs are under pressure, if that changed. A node that is gone needs none.

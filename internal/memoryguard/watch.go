@@ -75,8 +75,8 @@ func (w Watch) Next(spec v1alpha1.MemoryGuard, units []usage.Unit, now time.Time
 }
 
 // Kept returns what to report of the GPUs that are under pressure: what was reported before of those with the same container, so that
-// figures alone cause no write. In mode Evict a report is renewed, because the controller evicts for no report that is old.
-func Kept(mode v1alpha1.MemoryGuardMode, reported, found []v1alpha1.MemoryPressure, now time.Time) []v1alpha1.MemoryPressure {
+// figures alone cause no write. One that does not show what the policy asks for now is replaced. In mode Evict a report is renewed, because the controller evicts for no report that is old.
+func Kept(spec v1alpha1.MemoryGuard, reported, found []v1alpha1.MemoryPressure, now time.Time) []v1alpha1.MemoryPressure {
 	last := map[string]v1alpha1.MemoryPressure{}
 	for _, p := range reported {
 		last[p.DeviceUUID] = p
@@ -84,7 +84,7 @@ func Kept(mode v1alpha1.MemoryGuardMode, reported, found []v1alpha1.MemoryPressu
 	var kept []v1alpha1.MemoryPressure
 	for _, p := range found {
 		was, is := last[p.DeviceUUID]
-		if is && sameContainer(was.Container, p.Container) && (mode != v1alpha1.MemoryGuardEvict || now.Sub(was.ObservedTime.Time) < RenewEvery) {
+		if is && Exceeds(spec, was) && sameShare(was.Container, p.Container) && (spec.Mode != v1alpha1.MemoryGuardEvict || now.Sub(was.ObservedTime.Time) < RenewEvery) {
 			p = was
 		}
 		kept = append(kept, p)
@@ -92,8 +92,8 @@ func Kept(mode v1alpha1.MemoryGuardMode, reported, found []v1alpha1.MemoryPressu
 	return kept
 }
 
-func sameContainer(a, b v1alpha1.MemoryUser) bool {
-	return a.Namespace == b.Namespace && a.PodName == b.PodName && a.ContainerName == b.ContainerName
+func sameShare(a, b v1alpha1.MemoryUser) bool {
+	return a.Namespace == b.Namespace && a.PodName == b.PodName && a.ContainerName == b.ContainerName && a.ShareBytes == b.ShareBytes
 }
 
 func timeSliced(u *usage.Unit) bool {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	. "github.com/onsi/gomega"
+	"k8s.io/apimachinery/pkg/api/resource"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
@@ -133,11 +134,38 @@ func TestFiguresAloneAreNoNewReport(t *testing.T) {
 	u.Containers[0].MemoryBytes = new(31 * gib)
 	later := sampled(spec(v1alpha1.MemoryGuardReport), lasting(u, 2*time.Minute)...)
 	now := start.Add(2 * time.Minute)
-	g.Expect(memoryguard.Kept(v1alpha1.MemoryGuardReport, was, later, now)).To(Equal(was))
-	g.Expect(memoryguard.Kept(v1alpha1.MemoryGuardEvict, was, later, now)).To(Equal(later), "the controller evicts for no report that is old")
-	g.Expect(memoryguard.Kept(v1alpha1.MemoryGuardEvict, was, later, now.Add(-time.Second))).To(Equal(was))
+	g.Expect(memoryguard.Kept(spec(v1alpha1.MemoryGuardReport), was, later, now)).To(Equal(was))
+	g.Expect(memoryguard.Kept(spec(v1alpha1.MemoryGuardEvict), was, later, now)).To(Equal(later), "the controller evicts for no report that is old")
+	g.Expect(memoryguard.Kept(spec(v1alpha1.MemoryGuardEvict), was, later, now.Add(-time.Second))).To(Equal(was))
 	u.Containers[0].Pod = "another"
 	another := sampled(spec(v1alpha1.MemoryGuardReport), lasting(u, 2*time.Minute)...)
-	g.Expect(memoryguard.Kept(v1alpha1.MemoryGuardReport, was, another, now)).To(Equal(another))
-	g.Expect(memoryguard.Kept(v1alpha1.MemoryGuardReport, was, nil, now)).To(BeEmpty())
+	g.Expect(memoryguard.Kept(spec(v1alpha1.MemoryGuardReport), was, another, now)).To(Equal(another))
+	g.Expect(memoryguard.Kept(spec(v1alpha1.MemoryGuardReport), was, nil, now)).To(BeEmpty())
+}
+
+// TestAReportIsMadeAnewIfThePolicyAsksForAnother: otherwise the controller ignores it, for as long as the pressure lasts.
+func TestAReportIsMadeAnewIfThePolicyAsksForAnother(t *testing.T) {
+	for name, change := range map[string]func(*v1alpha1.MemoryGuard, *usage.Unit){
+		"a longer grace period": func(s *v1alpha1.MemoryGuard, _ *usage.Unit) { s.GracePeriodSeconds = 300 },
+		"less free memory": func(s *v1alpha1.MemoryGuard, u *usage.Unit) {
+			s.Pressure.FreeBelow = "2%"
+			u.Memory = &gpu.Memory{Total: 40 * gib, Free: gib / 4}
+		},
+		"a larger share": func(s *v1alpha1.MemoryGuard, u *usage.Unit) {
+			s.MemoryPerContainer = new(resource.MustParse("12Gi"))
+			u.Containers[0].ShareBytes = new(12 * gib)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			was := sampled(spec(v1alpha1.MemoryGuardReport), lasting(full(), time.Minute)...)
+			changed, u := spec(v1alpha1.MemoryGuardReport), full()
+			change(&changed, &u)
+			found := sampled(changed, lasting(u, time.Hour)...)
+			kept := memoryguard.Kept(changed, was, found, start.Add(time.Hour))
+			g.Expect(kept).To(HaveLen(1))
+			g.Expect(memoryguard.Exceeds(changed, kept[0])).To(BeTrue())
+			g.Expect(kept[0].Container.ShareBytes).To(Equal(found[0].Container.ShareBytes))
+		})
+	}
 }
