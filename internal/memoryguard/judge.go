@@ -5,6 +5,7 @@ package memoryguard
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
@@ -32,12 +33,13 @@ type Pod struct {
 
 // Case is one report of an agent, and what the controller judges it by.
 type Case struct {
-	Guard    v1alpha1.MemoryGuard // of the policy
-	Node     string
-	Pressure v1alpha1.MemoryPressure
-	Pod      Pod
-	Evicted  []v1alpha1.MemoryEviction // those recorded of the node
-	Now      time.Time
+	Guard     v1alpha1.MemoryGuard // of the policy
+	Node      string
+	Pressure  v1alpha1.MemoryPressure
+	Pod       Pod
+	Evicted   []v1alpha1.MemoryEviction // those recorded of the node
+	Elsewhere []v1alpha1.MemoryEviction // those of a pod of that name, recorded of other nodes
+	Now       time.Time
 }
 
 // Judgement is whether the controller evicts the pod of a Case.
@@ -79,7 +81,7 @@ func (c Case) paced() Judgement {
 	if len(counting) >= maxRecords {
 		return Judgement{Why: fmt.Sprintf("%d pods of this node were evicted in the last ten minutes", maxRecords), After: perGPU}
 	}
-	for _, e := range counting {
+	for _, e := range slices.Concat(counting, c.Elsewhere) {
 		same := e.Namespace == c.Pressure.Container.Namespace && e.PodName == c.Pressure.Container.PodName
 		if left := perPod - c.Now.Sub(e.Time.Time); same && left > 0 {
 			return Judgement{Why: "the pod was evicted less than ten minutes ago", After: left}

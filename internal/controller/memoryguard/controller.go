@@ -99,6 +99,7 @@ type pass struct {
 	*Controller
 
 	now   time.Time
+	nodes []v1alpha1.GPUNode
 	lasts map[key]bool
 	after time.Duration
 }
@@ -116,7 +117,7 @@ func (c *Controller) Reconcile(ctx context.Context, _ Pass) (reconcile.Result, e
 		return reconcile.Result{}, fmt.Errorf("reading GPUNodes: %w", err)
 	}
 	slices.SortFunc(nodes.Items, func(a, b v1alpha1.GPUNode) int { return cmp.Compare(a.Name, b.Name) })
-	p := &pass{Controller: c, now: c.clock.Now(), lasts: map[key]bool{}}
+	p := &pass{Controller: c, now: c.clock.Now(), nodes: nodes.Items, lasts: map[key]bool{}}
 	var errs []error
 	found := map[string]int{}
 	for i := range policies.Items {
@@ -205,8 +206,22 @@ func (p *pass) handle(ctx context.Context, of incident) (fate string, err error)
 
 func (p *pass) caseOf(of incident) memoryguard.Case {
 	return memoryguard.Case{
-		Guard: of.guard, Node: of.node.Name, Pressure: of.pressure, Pod: facts(of.pod), Evicted: of.node.Status.MemoryEvictions, Now: p.now,
+		Guard: of.guard, Node: of.node.Name, Pressure: of.pressure, Pod: facts(of.pod), Evicted: of.node.Status.MemoryEvictions,
+		Elsewhere: p.elsewhere(of), Now: p.now,
 	}
+}
+
+// elsewhere are the evictions of the pod from other nodes: one of a StatefulSet starts again with its name, on any node.
+func (p *pass) elsewhere(of incident) []v1alpha1.MemoryEviction {
+	var found []v1alpha1.MemoryEviction
+	for i := range p.nodes {
+		for _, e := range p.nodes[i].Status.MemoryEvictions {
+			if p.nodes[i].Name != of.node.Name && e.Namespace == of.namespace && e.PodName == of.key.pod {
+				found = append(found, e)
+			}
+		}
+	}
+	return found
 }
 
 // evict judges once more by what the API server has, records the eviction, and asks for it.

@@ -56,6 +56,7 @@ func TestMemoryGuard(t *testing.T) {
 		"the pod is evicted, and no other":                        evicts,
 		"one pod for a GPU in a minute":                           onceAMinute,
 		"a pod of that name not twice in ten minutes":             notTwice,
+		"nor on another node, where it was started again":         notTwiceElsewhere,
 		"a PodDisruptionBudget holds, and counts as no eviction":  budgetHolds,
 		"a pod of a DaemonSet stays":                              daemonSetStays,
 		"a pod that requests no GPU stays":                        noGPUStays,
@@ -160,6 +161,11 @@ func (s *site) stays(name string) bool {
 // over reports, as the agent does, that pods use more than their shares: each on a GPU of its own.
 func (s *site) over(pods ...string) {
 	s.t.Helper()
+	s.overOn("n1", pods...)
+}
+
+func (s *site) overOn(node string, pods ...string) {
+	s.t.Helper()
 	now := s.clock.Now()
 	var pressure []v1alpha1.MemoryPressure
 	for _, name := range pods {
@@ -170,12 +176,12 @@ func (s *site) over(pods ...string) {
 			Container: v1alpha1.MemoryUser{Namespace: "default", PodName: pod, ContainerName: "main", UsedBytes: 30 * gib, ShareBytes: 10 * gib},
 		})
 	}
-	s.report(pressure)
+	s.report(node, pressure)
 }
 
-func (s *site) report(pressure []v1alpha1.MemoryPressure) {
+func (s *site) report(node string, pressure []v1alpha1.MemoryPressure) {
 	s.t.Helper()
-	want := ac.GPUNode("n1")
+	want := ac.GPUNode(node)
 	if len(pressure) > 0 {
 		status, err := ssa.Configuration[ac.GPUNodeStatusApplyConfiguration](v1alpha1.GPUNodeStatus{MemoryPressure: pressure})
 		s.Expect(err).NotTo(HaveOccurred())
@@ -249,7 +255,7 @@ func reports(s *site) {
 	s.Expect(s.evictions).To(BeZero())
 	s.Expect(s.stays("greedy")).To(BeTrue())
 
-	s.report(nil)
+	s.report("n1", nil)
 	s.reconcile()
 	s.Expect(s.condition()).To(BeEmpty())
 }
@@ -300,6 +306,28 @@ func notTwice(s *site) {
 	s.restart()
 	s.pass(9 * time.Minute)
 	s.over("GPU-2/greedy")
+	again := s.reconcile().RequeueAfter
+	s.Expect(s.stays("greedy")).To(BeTrue())
+	s.Expect(again).To(BeNumerically("~", time.Minute, time.Second))
+	s.pass(again)
+	s.reconcile()
+	s.Expect(s.stays("greedy")).To(BeFalse())
+}
+
+func notTwiceElsewhere(s *site) {
+	s.policy(v1alpha1.MemoryGuardEvict)
+	s.pod("greedy", nil)
+	s.over("GPU-1/greedy")
+	s.reconcile()
+	s.over()
+	s.Expect(s.cluster.Client.DeleteAllOf(s.t.Context(), &corev1.Pod{}, client.InNamespace("default"), client.GracePeriodSeconds(0))).To(Succeed())
+	s.Expect(s.cluster.Client.Create(s.t.Context(), &v1alpha1.GPUNode{
+		ObjectMeta: metav1.ObjectMeta{Name: "n2"}, Spec: v1alpha1.GPUNodeSpec{PolicyName: "research"},
+	})).To(Succeed())
+	s.pod("greedy", func(p *corev1.Pod) { p.Spec.NodeName = "n2" })
+	s.restart()
+	s.pass(9 * time.Minute)
+	s.overOn("n2", "GPU-2/greedy")
 	again := s.reconcile().RequeueAfter
 	s.Expect(s.stays("greedy")).To(BeTrue())
 	s.Expect(again).To(BeNumerically("~", time.Minute, time.Second))
