@@ -34,6 +34,7 @@ type Pod struct {
 // Case is one report of an agent, and what the controller judges it by.
 type Case struct {
 	Guard     v1alpha1.MemoryGuard // of the policy
+	Replicas  int32                // of the policy
 	Node      string
 	Pressure  v1alpha1.MemoryPressure
 	Pod       Pod
@@ -57,11 +58,11 @@ func Judge(c Case) Judgement {
 	switch {
 	case c.Guard.Mode != v1alpha1.MemoryGuardEvict:
 		return Judgement{}
-	case !Exceeds(c.Guard, p):
+	case !Exceeds(c.Guard, p) || !Meant(c.Guard, c.Replicas, p):
 		return Judgement{Why: "the report does not match the policy any more"}
 	case age > fresh || age < -ahead:
 		return Judgement{Why: fmt.Sprintf("the agent's report is not of the last %s", fresh)}
-	case !c.Pod.Found || c.Pod.Created.After(p.ObservedTime.Time):
+	case !c.Pod.Found || c.Pod.Created.After(p.ObservedTime.Add(-ahead)):
 		return Judgement{Why: "the pod is gone"}
 	case c.Pod.Node != c.Node:
 		return Judgement{Why: "the pod is not on this node"}
@@ -98,6 +99,11 @@ func Exceeds(spec v1alpha1.MemoryGuard, p v1alpha1.MemoryPressure) bool {
 	return p.Container.UsedBytes > p.Container.ShareBytes && almostFull(spec, p.FreeBytes, p.TotalBytes) &&
 		(spec.MemoryPerContainer == nil || p.Container.ShareBytes >= spec.MemoryPerContainer.Value()) &&
 		p.ObservedTime.Sub(p.SinceTime.Time) >= grace(spec)
+}
+
+// Meant reports whether the share of a report is no smaller than the policy's, as it is in a report of a former policy.
+func Meant(spec v1alpha1.MemoryGuard, replicas int32, p v1alpha1.MemoryPressure) bool {
+	return spec.MemoryPerContainer != nil || replicas == 0 || p.Container.ShareBytes >= p.TotalBytes/int64(replicas)
 }
 
 // Recorded adds an eviction to those recorded of a node, and removes those that count no more. Its time is rounded up to a second, as

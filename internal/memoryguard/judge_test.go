@@ -58,6 +58,9 @@ func TestThePodIsNotEvicted(t *testing.T) {
 		"within the share that the policy says now": {func(c *memoryguard.Case) {
 			c.Guard.MemoryPerContainer = new(resource.MustParse("20Gi"))
 		}, "does not match the policy", 0},
+		"within the memory divided by the replicas that the policy says now": {func(c *memoryguard.Case) {
+			c.Replicas, c.Pressure.Container.UsedBytes, c.Pressure.Container.ShareBytes = 4, 9*gib, 8*gib
+		}, "does not match the policy", 0},
 		"with enough free memory for the policy": {func(c *memoryguard.Case) { c.Guard.Pressure.FreeBelow = "2%" }, "does not match the policy", 0},
 		"before the grace period of the policy":  {func(c *memoryguard.Case) { c.Guard.GracePeriodSeconds = 61 }, "does not match the policy", 0},
 		"for a report that is old":               {func(c *memoryguard.Case) { c.Now = start.Add(3*time.Minute + time.Second) }, "not of the last 2m", 0},
@@ -65,6 +68,9 @@ func TestThePodIsNotEvicted(t *testing.T) {
 		"if it is gone":                          {func(c *memoryguard.Case) { c.Pod = memoryguard.Pod{} }, "gone", 0},
 		"if it took the place of the one that was meant": {func(c *memoryguard.Case) {
 			c.Pod.Created = start.Add(65 * time.Second)
+		}, "gone", 0},
+		"if it took the place of the one that was meant, as a clock that is ahead has it": {func(c *memoryguard.Case) {
+			c.Pod.Created = start.Add(35 * time.Second)
 		}, "gone", 0},
 		"on another node":       {func(c *memoryguard.Case) { c.Pod.Node = "n2" }, "not on this node", 0},
 		"if it ends":            {func(c *memoryguard.Case) { c.Pod.Ends = true }, "ending", 0},

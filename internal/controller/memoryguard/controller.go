@@ -153,7 +153,7 @@ func (p *pass) node(
 	var findings []finding
 	var errs []error
 	for _, pressure := range node.Status.MemoryPressure {
-		if !memoryguard.Exceeds(guard, pressure) {
+		if !memoryguard.Exceeds(guard, pressure) || !memoryguard.Meant(guard, policy.Spec.Sharing.TimeSlicing.Replicas, pressure) {
 			continue // of a former guard: the agent reports anew
 		}
 		of := incident{policy: policy, guard: guard, node: node, pressure: pressure, key: keyOf(node.Name, pressure)}
@@ -206,8 +206,8 @@ func (p *pass) handle(ctx context.Context, of incident) (fate string, err error)
 
 func (p *pass) caseOf(of incident) memoryguard.Case {
 	return memoryguard.Case{
-		Guard: of.guard, Node: of.node.Name, Pressure: of.pressure, Pod: facts(of.pod), Evicted: of.node.Status.MemoryEvictions,
-		Elsewhere: p.elsewhere(of), Now: p.now,
+		Guard: of.guard, Replicas: of.policy.Spec.Sharing.TimeSlicing.Replicas, Node: of.node.Name, Pressure: of.pressure, Pod: facts(of.pod),
+		Evicted: of.node.Status.MemoryEvictions, Elsewhere: p.elsewhere(of), Now: p.now,
 	}
 }
 
