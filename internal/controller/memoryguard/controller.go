@@ -41,6 +41,9 @@ const FieldManager = "gpusharing-controller-memory-guard"
 // refusedAgain is when an eviction is asked for again that a PodDisruptionBudget refused: nothing tells when it allows it.
 const refusedAgain = 30 * time.Second
 
+// pressureAgain is when a report is looked at again, since nothing tells that its pod has gone where the agent has gone too.
+const pressureAgain = 2 * time.Minute
+
 // Pass is the one request that the controller knows: look at everything.
 type Pass struct{}
 
@@ -162,7 +165,11 @@ func (p *pass) node(
 			errs = append(errs, err)
 			continue
 		}
+		if pod == nil || pod.Spec.NodeName != node.Name {
+			continue // it has gone, or the agent is not to be believed
+		}
 		of.pod = pod
+		p.lookAgain(pressureAgain)
 		fate, err := p.handle(ctx, of)
 		errs = append(errs, err)
 		findings = append(findings, finding{memoryguard.Describe(node.Name, pressure), fate})

@@ -61,6 +61,8 @@ func TestMemoryGuard(t *testing.T) {
 		"a pod of a DaemonSet stays":                              daemonSetStays,
 		"a pod that requests no GPU stays":                        noGPUStays,
 		"a pod of another node stays":                             anotherNodeStays,
+		"no Event on a pod of another node":                       noEventElsewhere,
+		"a pod that is gone is no pressure":                       goneIsNoPressure,
 		"a lost answer counts as an eviction":                     lostAnswer,
 		"a report that ended after the cache was read is ignored": endedMeanwhile,
 	} {
@@ -383,7 +385,46 @@ func noGPUStays(s *site) {
 func anotherNodeStays(s *site) {
 	s.policy(v1alpha1.MemoryGuardEvict)
 	s.pod("greedy", func(p *corev1.Pod) { p.Spec.NodeName = "n2" })
-	s.kept("not on this node")
+	s.kept("")
+	s.Expect(s.condition()).To(BeEmpty(), "an agent is not believed about pods of other nodes")
+}
+
+// noEventElsewhere: an agent that was taken over names pods of other nodes.
+func noEventElsewhere(s *site) {
+	s.policy(v1alpha1.MemoryGuardReport)
+	s.pod("greedy", func(p *corev1.Pod) { p.Spec.NodeName = "n2" })
+	s.over("GPU-1/greedy")
+	told := &told{EventRecorder: s.events}
+	s.controller = memoryguard.New(s.client(), memoryguard.Options{Reader: s.cluster.Client, Clock: s.clock, Events: told})
+	s.reconcile()
+	s.Expect(told.pods).To(BeEmpty())
+}
+
+// told remembers the pods that have Events.
+type told struct {
+	events.EventRecorder
+
+	pods []string
+}
+
+func (r *told) Eventf(regarding, _ runtime.Object, _, _, _, _ string, _ ...any) {
+	if pod, is := regarding.(*corev1.Pod); is {
+		r.pods = append(r.pods, pod.Name)
+	}
+}
+
+// goneIsNoPressure: the agent of a node that was lost does not take its report back.
+func goneIsNoPressure(s *site) {
+	s.policy(v1alpha1.MemoryGuardReport)
+	s.pod("greedy", nil)
+	s.over("GPU-1/greedy")
+	again := s.reconcile().RequeueAfter
+	s.Expect(again).To(Equal(2*time.Minute), "nothing else makes it look again")
+	s.Expect(s.condition()).NotTo(BeEmpty())
+	s.Expect(s.cluster.Client.DeleteAllOf(s.t.Context(), &corev1.Pod{}, client.InNamespace("default"), client.GracePeriodSeconds(0))).To(Succeed())
+	s.pass(again)
+	s.reconcile()
+	s.Expect(s.condition()).To(BeEmpty())
 }
 
 // kept checks that a pod that an agent reports is not evicted, and that the policy says why.
