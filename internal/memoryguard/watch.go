@@ -8,6 +8,7 @@
 package memoryguard
 
 import (
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -32,7 +33,13 @@ const (
 // Watch is since when GPUs, by UUID, have been almost full in each sample.
 type Watch map[string]stretch
 
-type stretch struct{ since, seen time.Time }
+type stretch struct {
+	since, seen time.Time
+	named       usage.Name // the container that was found last
+}
+
+// names reports whether a container was found last and exceeds its share still.
+func (s stretch) names(c usage.Container) bool { return c.Name == s.named && c.Over() }
 
 // Interval is how long after a sample the next one is due.
 func (w Watch) Interval() time.Duration {
@@ -54,11 +61,15 @@ func (w Watch) Next(spec v1alpha1.MemoryGuard, units []usage.Unit, now time.Time
 		}
 		s, was := w[u.GPU]
 		if !was || now.Sub(s.seen) > maxGap || now.Before(s.seen) {
-			s.since = now
+			s = stretch{since: now}
 		}
 		s.seen = now
-		next[u.GPU] = s
 		worst, known := offender(u.Containers)
+		if i := slices.IndexFunc(u.Containers, s.names); known && i >= 0 && spec.Mode != v1alpha1.MemoryGuardEvict {
+			worst = u.Containers[i] // or two that take turns are a new report with each sample
+		}
+		s.named = worst.Name
+		next[u.GPU] = s
 		if !known || now.Sub(s.since) < grace(spec) {
 			continue
 		}

@@ -169,3 +169,24 @@ func TestAReportIsMadeAnewIfThePolicyAsksForAnother(t *testing.T) {
 		})
 	}
 }
+
+// TestTwoContainersThatTakeTurnsAreOneReport: what they use changes with each sample, and each report is a write and an Event.
+func TestTwoContainersThatTakeTurnsAreOneReport(t *testing.T) {
+	g := NewWithT(t)
+	s, w, now := spec(v1alpha1.MemoryGuardReport), memoryguard.Watch{}, start
+	var reported, found []v1alpha1.MemoryPressure
+	changes := 0
+	for i := range 120 {
+		u := full()
+		u.Containers = []usage.Container{
+			container("a", new(19*gib+int64(i%2)), new(10*gib)), container("b", new(19*gib+int64(1-i%2)), new(10*gib)),
+		}
+		w, found = w.Next(s, []usage.Unit{u}, now)
+		kept := memoryguard.Kept(s, reported, found, now)
+		if len(kept) != len(reported) || len(kept) > 0 && kept[0].Container.PodName != reported[0].Container.PodName {
+			changes++
+		}
+		reported, now = kept, now.Add(5*time.Second)
+	}
+	g.Expect(changes).To(Equal(1))
+}
