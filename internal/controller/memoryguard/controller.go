@@ -254,6 +254,9 @@ func (p *pass) evict(ctx context.Context, of incident) (fate string, err error) 
 	result, err := drain.Evict(ctx, p.client, client.ObjectKeyFromObject(live.pod), live.pod.UID)
 	text := memoryguard.Describe(of.node.Name, live.pressure)
 	switch {
+	case apierrors.IsForbidden(err):
+		result.Message = err.Error()
+		p.refuse(live, result.Message)
 	case err != nil:
 		return "", err // it may have been carried out, so the record stays
 	case result.Outcome == drain.Evicting:

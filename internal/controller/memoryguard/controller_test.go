@@ -13,6 +13,7 @@ import (
 	. "github.com/onsi/gomega"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -45,6 +46,7 @@ type site struct {
 	writes     int
 	evictions  int  // asked for
 	lost       bool // the answer to an eviction is
+	denied     bool // evictions are, as by an admission webhook
 }
 
 func TestMemoryGuard(t *testing.T) {
@@ -63,6 +65,7 @@ func TestMemoryGuard(t *testing.T) {
 		"a pod of another node stays":                             anotherNodeStays,
 		"no Event on a pod of another node":                       noEventElsewhere,
 		"a pod that is gone is no pressure":                       goneIsNoPressure,
+		"a webhook that denies it counts as no eviction":          denied,
 		"a lost answer counts as an eviction":                     lostAnswer,
 		"a report that ended after the cache was read is ignored": endedMeanwhile,
 	} {
@@ -114,6 +117,9 @@ func (s *site) client() client.Client {
 			ctx context.Context, c client.Client, sub string, o, body client.Object, opts ...client.SubResourceCreateOption,
 		) error {
 			s.evictions++
+			if s.denied {
+				return apierrors.NewForbidden(corev1.Resource("pods"), o.GetName(), errors.New("admission webhook denied the request"))
+			}
 			if s.lost {
 				return errors.New("the connection was lost")
 			}
@@ -436,6 +442,18 @@ func (s *site) kept(why string) {
 	s.Expect(s.evictions).To(BeZero())
 	s.Expect(s.records()).To(BeEmpty())
 	s.Expect(s.condition()).To(ContainSubstring(why))
+}
+
+func denied(s *site) {
+	s.policy(v1alpha1.MemoryGuardEvict)
+	s.pod("greedy", nil)
+	s.over("GPU-1/greedy")
+	s.denied = true
+	result, err := s.controller.Reconcile(s.t.Context(), memoryguard.Pass{})
+	s.Expect(s.records()).To(BeEmpty(), "it was not carried out")
+	s.Expect(err).NotTo(HaveOccurred())
+	s.Expect(result.RequeueAfter).To(Equal(30 * time.Second))
+	s.Expect(s.condition()).To(ContainSubstring("admission webhook denied the request"))
 }
 
 func lostAnswer(s *site) {
