@@ -245,3 +245,26 @@ func TestAPodThatReturnsBeforeARebootDespiteTheTaintIsNamed(t *testing.T) {
 	g.Expect(h.Taints).To(BeEmpty())
 	g.Expect(h.ready().Status).To(Equal(metav1.ConditionFalse))
 }
+
+// TestAReleasedNodeThatWaitsForItsPodsNamesThem, however long it waits: the agent has not failed.
+func TestAReleasedNodeThatWaitsForItsPodsNamesThem(t *testing.T) {
+	g := NewWithT(t)
+	c := newCluster()
+	h := c.add("a", sim.A100).virtual()
+	c.Policies = []v1alpha1.GPUSharingPolicy{emptying(v1alpha1.DrainModeNever)}
+	c.run(400)
+	g.Expect(h.reboots).To(HaveLen(1))
+	c.runs(h, "web")
+	c.Policies = nil
+	d := c.during(3*time.Hour, 10*time.Second)
+	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonGPUInUse), d.Nodes[0].Message)
+	g.Expect(d.Nodes[0].Message).To(ContainSubstring("pod user/web (the node, which must be rebooted)"))
+	g.Expect(h.Taints).To(BeEmpty())
+	version := c.version["a"]
+	c.during(3*time.Hour, 10*time.Second)
+	g.Expect(c.version["a"]).To(Equal(version), "nothing is written again and again")
+	c.end(h, "web")
+	c.during(10*time.Minute, time.Second)
+	g.Expect(h.reboots).To(HaveLen(2))
+	g.Expect(h.GPU.Spec).To(Equal(v1alpha1.GPUNodeSpec{}), "it is back")
+}

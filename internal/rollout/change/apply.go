@@ -89,6 +89,9 @@ func gaveUp(v *view.View) bool {
 	if v.Policy != nil || v.Taint() != nil || !v.Disruptive() {
 		return false
 	}
+	if len(v.Blockers) > 0 && v.DrainMode() == v1alpha1.DrainModeNever {
+		return false // it is left to those who use it, and neither drained nor paused
+	}
 	left, _, limited := timeLeft(v)
 	_, _, stalled := v.Stalled()
 	return stalled || limited && left <= 0
