@@ -268,3 +268,25 @@ func TestAReleasedNodeThatWaitsForItsPodsNamesThem(t *testing.T) {
 	g.Expect(h.reboots).To(HaveLen(2))
 	g.Expect(h.GPU.Spec).To(Equal(v1alpha1.GPUNodeSpec{}), "it is back")
 }
+
+// TestNobodyIsSaidToBeEvictedOnceTheTimeForDrainingIsOver: the node waits until they are gone by themselves.
+func TestNobodyIsSaidToBeEvictedOnceTheTimeForDrainingIsOver(t *testing.T) {
+	g := NewWithT(t)
+	c := newCluster()
+	h := c.add("a", sim.A100).virtual()
+	c.runs(h, "web")
+	c.Policies = []v1alpha1.GPUSharingPolicy{emptying(v1alpha1.DrainModeEvict)}
+	for !h.required {
+		c.steps(1)
+	}
+	for range 120 {
+		for _, a := range rollout.Decide(c.world()).Actions {
+			if _, evicts := a.(action.Evict); !evicts { // a PodDisruptionBudget refuses that
+				c.do(a)
+			}
+		}
+		c.tick(10 * time.Second)
+	}
+	g.Expect(h.waits()).To(HavePrefix(v1alpha1.ReasonDrainTimedOut))
+	g.Expect(h.GPU.Status.Rollout.Blockers).To(ConsistOf(HaveField("Handling", "is waited for, however long: the time for draining is over, and the node takes new pods")))
+}

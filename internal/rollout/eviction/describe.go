@@ -51,6 +51,8 @@ func FateOf(v *view.View, b plan.Blocker) string {
 		return "is waited for; it runs outside pods, so end it on the node"
 	case p != nil && p.Terminating:
 		return "is ending already"
+	case drainIsOver(v):
+		return "is waited for, however long: the time for draining is over, and the node takes new pods"
 	}
 	switch mode := v.DrainMode(); {
 	case mode == v1alpha1.DrainModeNever:
@@ -67,6 +69,15 @@ func FateOf(v *view.View, b plan.Blocker) string {
 		return "is not evicted, since another would come in spite of the taint; scale its workload down"
 	}
 	return "is evicted, as far as PodDisruptionBudgets allow"
+}
+
+// drainIsOver reports whether nobody is evicted or kept off any more, though the change still waits for its blockers.
+func drainIsOver(v *view.View) bool {
+	if v.FallsBack {
+		return v.Taint() == nil
+	}
+	f := view.Failed(v)
+	return f != nil && f.Reason == v1alpha1.ReasonDrainTimedOut
 }
 
 // String tells who uses what, and what becomes of it.
