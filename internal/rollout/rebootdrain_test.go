@@ -4,6 +4,7 @@
 package rollout_test
 
 import (
+	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -289,4 +290,24 @@ func TestNobodyIsSaidToBeEvictedOnceTheTimeForDrainingIsOver(t *testing.T) {
 	}
 	g.Expect(h.waits()).To(HavePrefix(v1alpha1.ReasonDrainTimedOut))
 	g.Expect(h.GPU.Status.Rollout.Blockers).To(ConsistOf(HaveField("Handling", "is waited for, however long: the time for draining is over, and the node takes new pods")))
+}
+
+// TestANodeWithManyPodsIsDecidedOnQuickly: each of its pods that changes leads to a decision.
+func TestANodeWithManyPodsIsDecidedOnQuickly(t *testing.T) {
+	g := NewWithT(t)
+	c := newCluster()
+	h := c.add("a", sim.A100).virtual()
+	const pods = 1500
+	for i := range pods {
+		c.runs(h, fmt.Sprintf("web-with-a-long-name-%d", i))
+	}
+	c.Policies = []v1alpha1.GPUSharingPolicy{emptying(v1alpha1.DrainModeWaitForIdle)}
+	for !h.required {
+		c.steps(1)
+	}
+	w := c.world()
+	start := time.Now()
+	d := rollout.Decide(w)
+	g.Expect(time.Since(start)).To(BeNumerically("<", 5*time.Second), "the time does not grow with the cube of the pods")
+	g.Expect(d.Nodes[0].Blockers).To(HaveLen(pods))
 }

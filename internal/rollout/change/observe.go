@@ -116,8 +116,12 @@ func planSteps(v *view.View) {
 
 // addOtherPods adds the pods that hold no GPU. Those that would come back at once, and the operator's own, go down with the node.
 func addOtherPods(v *view.View) {
+	known := map[*world.Pod]bool{} // a node may have hundreds of pods
+	for _, b := range v.Blockers {
+		known[v.PodOf(b)] = true
+	}
 	for i := range v.Node.Pods {
-		if p := &v.Node.Pods[i]; !p.ReturnsAtOnce() && !p.Own && !blocks(v, p) {
+		if p := &v.Node.Pods[i]; !p.ReturnsAtOnce() && !p.Own && !known[p] {
 			addBlocker(v, unknownUse(p))
 		}
 	}
