@@ -8,6 +8,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 	"sync"
 
@@ -270,7 +271,7 @@ func (c *changes) due(o client.Object, gone bool) (wakes bool) {
 	defer c.mu.Unlock()
 	switch o := o.(type) {
 	case *corev1.Pod:
-		return c.rebootDue[o.Spec.NodeName]
+		return c.rebootDue[o.Spec.NodeName] && world.Drains(o)
 	case *v1alpha1.GPUNode:
 		switch {
 		case gone || !condition.IsTrue(o.Status.Conditions, v1alpha1.ConditionRebootRequired):
@@ -282,6 +283,15 @@ func (c *changes) due(o client.Object, gone bool) (wakes bool) {
 		}
 	}
 	return false
+}
+
+// blocksAnew reports whether a pod differs in what the drain of its node depends on. Most updates of a pod, as of its readiness, are of
+// nothing else.
+func blocksAnew(e event.TypedUpdateEvent[client.Object]) bool {
+	old, isPod := e.ObjectOld.(*corev1.Pod)
+	updated, still := e.ObjectNew.(*corev1.Pod)
+	return !isPod || !still || old.UID != updated.UID || old.Spec.NodeName != updated.Spec.NodeName || world.Finished(old) != world.Finished(updated) ||
+		!reflect.DeepEqual(world.PodOf(old, types.NamespacedName{}), world.PodOf(updated, types.NamespacedName{}))
 }
 
 // watch begins to note. The handler notes every change, and triggers a reconcile for those that matter to a decision.
@@ -297,7 +307,7 @@ func (c *changes) watch(matters predicate.Predicate) handler.TypedEventHandler[c
 			}
 		},
 		UpdateFunc: func(ctx context.Context, e event.TypedUpdateEvent[client.Object], q queue) {
-			does := c.due(e.ObjectNew, false) || matters.Update(e)
+			does := c.due(e.ObjectNew, false) && blocksAnew(e) || matters.Update(e)
 			c.note(e.ObjectOld, does || !isNode(e.ObjectOld)) // a pod that was on no node may be on one
 			if c.note(e.ObjectNew, does || !isNode(e.ObjectNew)); does {
 				next.Update(ctx, e, q)

@@ -394,10 +394,20 @@ func TestEachPodOfANodeThatIsDueToBeRebootedWakesTheController(t *testing.T) {
 	counting := wakeCounter{TypedRateLimitingInterface: queue, wakes: &wakes}
 	pods, nodes := c.changes.watch(differs(c.podView)), c.changes.watch(differs(gpuNodeView))
 	pod := func(node string) *corev1.Pod { return &corev1.Pod{Spec: corev1.PodSpec{NodeName: node}} }
+	ending, ready, daemon := pod("a"), pod("a"), pod("a")
+	ending.DeletionTimestamp = &metav1.Time{Time: time.Now()}
+	ready.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
+	daemon.OwnerReferences = []metav1.OwnerReference{{Kind: "DaemonSet", Controller: new(true)}}
 	woken := func(node string) int {
 		wakes = 0
 		pods.Create(ctx, event.TypedCreateEvent[client.Object]{Object: pod(node)}, counting)
+		ending.Spec.NodeName, ready.Spec.NodeName, daemon.Spec.NodeName = node, node, node
+		pods.Update(ctx, event.TypedUpdateEvent[client.Object]{ObjectOld: pod(node), ObjectNew: ending}, counting)
+		before := wakes
 		pods.Update(ctx, event.TypedUpdateEvent[client.Object]{ObjectOld: pod(node), ObjectNew: pod(node)}, counting)
+		pods.Update(ctx, event.TypedUpdateEvent[client.Object]{ObjectOld: pod(node), ObjectNew: ready}, counting)
+		pods.Create(ctx, event.TypedCreateEvent[client.Object]{Object: daemon}, counting)
+		g.Expect(wakes).To(Equal(before), "no drain waits for what is the same, for a readiness, or for a pod of a DaemonSet")
 		pods.Delete(ctx, event.TypedDeleteEvent[client.Object]{Object: pod(node)}, counting)
 		return wakes
 	}
