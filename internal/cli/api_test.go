@@ -348,17 +348,17 @@ func populate(t *testing.T, c client.Client, n world.Node) {
 	for _, namespace := range []string{"team", "gpu-sharing-operator"} {
 		g.Expect(c.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}})).To(Succeed())
 	}
-	pod := func(namespace, name string, labels map[string]string) {
+	pod := func(namespace, name, container string, labels map[string]string) {
 		p := &corev1.Pod{
 			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, Labels: labels},
-			Spec:       corev1.PodSpec{NodeName: n.Name, Containers: []corev1.Container{{Name: "main", Image: "example.invalid/x"}}},
+			Spec:       corev1.PodSpec{NodeName: n.Name, Containers: []corev1.Container{{Name: container, Image: "example.invalid/x"}, {Name: "proxy", Image: "example.invalid/x"}}},
 		}
 		g.Expect(c.Create(t.Context(), p)).To(Succeed())
 		p.Status = corev1.PodStatus{Phase: corev1.PodRunning, Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}}
 		g.Expect(c.Status().Update(t.Context(), p)).To(Succeed())
 	}
 	for _, p := range n.Pods {
-		pod(p.Namespace, p.Name, nil)
+		pod(p.Namespace, p.Name, "main", nil)
 	}
-	pod("gpu-sharing-operator", "agent", map[string]string{"app.kubernetes.io/name": "gpu-sharing-agent"})
+	pod("gpu-sharing-operator", "agent", "agent", map[string]string{"app.kubernetes.io/name": "gpu-sharing-agent"})
 }

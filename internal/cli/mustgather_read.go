@@ -142,7 +142,7 @@ func (g *gathering) workloads(ctx context.Context, policies []unstructured.Unstr
 	// The operator's pods are found without the right to read DaemonSets too.
 	pod, seen := kindOf("", "v1", "Pod"), map[types.UID]bool{}
 	var pods []unstructured.Unstructured
-	for _, name := range []string{controllerName, agentName, mpsName, operandsName} {
+	for _, name := range ownNames {
 		pods = append(pods, g.list(ctx, pod, "", client.MatchingLabels{nameLabel: name})...)
 	}
 	for _, namespace := range slices.Sorted(maps.Keys(namespaces)) {
@@ -268,11 +268,11 @@ func (g *gathering) logs(ctx context.Context, workloads []unstructured.Unstructu
 	}
 }
 
-// logsOf gathers the logs of the containers of a pod. It reports whether the user may not read logs in its namespace.
+// logsOf gathers the logs of the operator's containers of a pod. It reports whether the user may not read logs in its namespace.
 func (g *gathering) logsOf(ctx context.Context, pod *corev1.Pod) (forbidden bool) {
 	for _, status := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
 		for _, previous := range []bool{false, true} {
-			if previous && status.RestartCount == 0 {
+			if !slices.Contains(ownContainers, status.Name) || previous && status.RestartCount == 0 {
 				continue
 			}
 			err := g.log(ctx, pod, status.Name, previous)

@@ -88,10 +88,13 @@ func TestMustGather(t *testing.T) {
 		g := NewWithT(t)
 		files, _, out, err := run(t, "")
 		g.Expect(err).NotTo(HaveOccurred())
-		g.Expect(files).To(HaveKeyWithValue(archiveFolder+"/logs/gpu-sharing-operator/agent/main.log", "last 2000 lines of main, previous false\n"))
-		g.Expect(files).To(HaveKeyWithValue(archiveFolder+"/logs/gpu-sharing-operator/agent/main.previous.log", "last 2000 lines of main, previous true\n"))
+		g.Expect(files).To(HaveKeyWithValue(archiveFolder+"/logs/gpu-sharing-operator/agent/agent.log", "last 2000 lines of agent, previous false\n"))
+		g.Expect(files).To(HaveKeyWithValue(archiveFolder+"/logs/gpu-sharing-operator/agent/agent.previous.log", "last 2000 lines of agent, previous true\n"))
 		g.Expect(files).To(HaveKeyWithValue(archiveFolder+"/unread.yaml", "[]\n"))
 		g.Expect(out).NotTo(ContainSubstring("Not in it"))
+		for name := range files {
+			g.Expect(name).NotTo(Or(ContainSubstring("proxy"), ContainSubstring("notebook")), "what is not the operator's may log anything")
+		}
 	})
 	t.Run("only the nodes that are named", func(t *testing.T) {
 		g := NewWithT(t)
@@ -146,6 +149,11 @@ func secretive(t *testing.T, c client.Client) {
 	g.Expect(yaml.Unmarshal([]byte(research), &planned)).To(Succeed())
 	for _, o := range []client.Object{
 		&corev1.Node{ObjectMeta: meta("", "b", map[string]string{gpuPresent: "true"})},
+		&corev1.Pod{
+			ObjectMeta: meta("gpu-sharing-operator", "notebook", map[string]string{nameLabel: "gpu-sharing-notebook"}),
+			Spec:       corev1.PodSpec{NodeName: "a", Containers: []corev1.Container{container}},
+			Status:     corev1.PodStatus{ContainerStatuses: []corev1.ContainerStatus{{Name: "controller", Image: "i", ImageID: "i"}}},
+		},
 		&corev1.Secret{ObjectMeta: meta("gpu-sharing-operator", "token", nil), StringData: map[string]string{"token": hidden}},
 		&corev1.ConfigMap{ObjectMeta: meta("default", "by-hand", nil), Data: map[string]string{"any": "sharing: {timeSlicing: {}}"}},
 		&corev1.ConfigMap{ObjectMeta: meta("default", "alone", nil), Data: map[string]string{"any": "version: v1"}},
@@ -174,7 +182,8 @@ func secretive(t *testing.T, c client.Client) {
 	}
 	status := client.RawPatch(types.MergePatchType, []byte(`{"status":{"namespace":"default","state":"ready"}}`))
 	g.Expect(c.Status().Patch(t.Context(), clusterPolicy, status)).To(Succeed())
-	restarted := client.RawPatch(types.MergePatchType, []byte(`{"status":{"containerStatuses":[{"name":"main","image":"i","imageID":"i","ready":true,"restartCount":1}]}}`))
+	restarted := client.RawPatch(types.MergePatchType, []byte(`{"status":{"containerStatuses":[
+		{"name":"agent","image":"i","imageID":"i","ready":true,"restartCount":1},{"name":"proxy","image":"i","imageID":"i","ready":true,"restartCount":1}]}}`))
 	g.Expect(c.Status().Patch(t.Context(), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "gpu-sharing-operator", Name: "agent"}}, restarted)).To(Succeed())
 	kubelet := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		q := r.URL.Query()

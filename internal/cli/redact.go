@@ -158,22 +158,24 @@ func annotations(all any) any {
 
 const nvidiaDomain = "nvidia.com"
 
-// isOurs reports whether the labels are those of the operator's Deployments, DaemonSets and pods.
-func isOurs(labels map[string]string) bool {
-	return strings.HasPrefix(labels[nameLabel], "gpu-sharing-")
-}
+// ownNames are the values of nameLabel of the operator's workloads. Others that begin so are a user's.
+var ownNames = []string{controllerName, agentName, mpsName, operandsName}
 
-// dropArgs removes the arguments of containers, except those of the operator's own programs: none of their flags is secret. Another
-// container may have been added to their pods.
+// isOurs reports whether the labels are those of the operator's Deployments, DaemonSets and pods.
+func isOurs(labels map[string]string) bool { return slices.Contains(ownNames, labels[nameLabel]) }
+
+// ownContainers are those of the operator's programs. Another container may have been added to their pods.
+var ownContainers = []string{"controller", "agent", "operands", "prepare", "mps"}
+
+// dropArgs removes the arguments of containers, except those of the operator's own programs: none of their flags is secret.
 func dropArgs(workload map[string]any, ours bool) {
-	own := []string{"controller", "agent", "operands", "prepare", "mps"}
 	for _, path := range [][]string{{"spec"}, {"spec", "template", "spec"}} {
 		for _, list := range []string{"containers", "initContainers"} {
 			containers, _, _ := unstructured.NestedFieldNoCopy(workload, append(slices.Clone(path), list)...)
 			items, _ := containers.([]any)
 			for _, item := range items {
 				container, _ := item.(map[string]any)
-				if name, _ := container["name"].(string); !ours || !slices.Contains(own, name) {
+				if name, _ := container["name"].(string); !ours || !slices.Contains(ownContainers, name) {
 					delete(container, "args")
 				}
 			}

@@ -48,6 +48,12 @@ func TestRedact(t *testing.T) {
 				{name: agent, image: i, args: [--resync=1m], env: [{name: A}, {name: B}]}, {name: proxy}],
 				volumes: [{name: v}, {name: w, configMap: {name: c}}, {name: x}]}, status: {phase: Running, containerStatuses: [{name: agent, restartCount: 1}]}}`,
 		},
+		"a workload of a user that has a name like the operator's": {
+			`{apiVersion: apps/v1, kind: Deployment, metadata: {name: d, labels: {app.kubernetes.io/name: gpu-sharing-notebook}}, spec: {template: {spec: {
+				containers: [{name: agent, args: [--token=` + hidden + `]}]}}}}`,
+			`{apiVersion: apps/v1, kind: Deployment, metadata: {name: d, labels: {app.kubernetes.io/name: gpu-sharing-notebook}}, spec: {template: {spec: {
+				containers: [{name: agent}]}}}}`,
+		},
 		"a DaemonSet of NVIDIA's": {
 			`{apiVersion: apps/v1, kind: DaemonSet, metadata: {name: d}, spec: {template: {metadata: {annotations: {x: ` + hidden + `}, labels: {a: b}}, spec: {
 				initContainers: [{name: agent, args: [` + hidden + `], env: [{name: A, value: ` + hidden + `}]}], imagePullSecrets: [{name: ` + hidden + `}]}}}, status: {numberReady: 2}}`,
