@@ -84,11 +84,22 @@ func (p *Program) mustGather(ctx context.Context, f *flags, rest []string) error
 		return err
 	}
 	to := cmp.Or(f.output, archiveFolder+"-"+now.Format("20060102T150405Z")+".tar.gz")
-	const forTheUserOnly = 0o600
-	if err := os.WriteFile(to, content, forTheUserOnly); err != nil {
+	if err := writeNew(to, content); err != nil {
 		return fmt.Errorf("writing the archive: %w; name another file with --output", err)
 	}
 	return p.write(g.written(to, len(content), p.Width))
+}
+
+// writeNew writes a file that only the user can read. It is an error if there is one already: another may be able to read that.
+func writeNew(name string, content []byte) (err error) {
+	const forTheUserOnly = 0o600
+	file, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, forTheUserOnly)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, file.Close()) }()
+	_, err = file.Write(content)
+	return err
 }
 
 // gather reads what an archive has. Errors: the API server does not answer, or there is no such node.

@@ -243,3 +243,15 @@ func TestAnArchiveIsBounded(t *testing.T) {
 	g.Expect(gathered.files.content).To(And(HaveLen(2), HaveKey("a"), HaveKey("c")))
 	g.Expect(gathered.unread).To(ConsistOf(HaveField("What", "b")))
 }
+
+// TestAnArchiveReplacesNoFile, of which the rights, and what it has, are another's.
+func TestAnArchiveReplacesNoFile(t *testing.T) {
+	g := NewWithT(t)
+	name := filepath.Join(t.TempDir(), "a.tar.gz")
+	g.Expect(writeNew(name, []byte("first"))).To(Succeed())
+	info, err := os.Stat(name)
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(info.Mode().Perm()).To(Equal(os.FileMode(0o600)))
+	g.Expect(writeNew(name, []byte("second"))).To(MatchError(os.ErrExist))
+	g.Expect(os.ReadFile(name)).To(BeEquivalentTo("first"))
+}
