@@ -125,8 +125,7 @@ func (g *gathering) gather(ctx context.Context, p *Program, server discovery.Dis
 	workloads := g.objects(ctx)
 	g.events(ctx, workloads)
 	g.logs(ctx, workloads)
-	g.add("unread.yaml", g.unread)
-	return nil
+	return g.addUnread()
 }
 
 // doctorsReport is what doctor prints, the worst first.
@@ -203,6 +202,17 @@ func (g *gathering) add(name string, value any) {
 		return
 	}
 	g.addText(name, content)
+}
+
+// addUnread adds the file of what the archive lacks, which it has also if it is full.
+func (g *gathering) addUnread() error {
+	content, err := yaml.Marshal(g.unread)
+	if err != nil {
+		return fmt.Errorf("listing what the archive lacks: %w", err)
+	}
+	g.files.most += len(content)
+	g.addText("unread.yaml", content)
+	return nil
 }
 
 func (g *gathering) addText(name string, content []byte) {

@@ -244,6 +244,16 @@ func TestAnArchiveIsBounded(t *testing.T) {
 	g.Expect(gathered.unread).To(ConsistOf(HaveField("What", "b")))
 }
 
+// TestTheArchiveSaysWhatItLacksAlsoIfItIsFull.
+func TestTheArchiveSaysWhatItLacksAlsoIfItIsFull(t *testing.T) {
+	g := NewWithT(t)
+	gathered := &gathering{files: files{most: 10}}
+	gathered.addText("a", []byte("1234567890"))
+	gathered.addText("b", []byte("1"))
+	g.Expect(gathered.addUnread()).To(Succeed())
+	g.Expect(gathered.files.content).To(HaveKeyWithValue("unread.yaml", ContainSubstring("what: b")))
+}
+
 // TestAnArchiveReplacesNoFile, of which the rights, and what it has, are another's.
 func TestAnArchiveReplacesNoFile(t *testing.T) {
 	g := NewWithT(t)
