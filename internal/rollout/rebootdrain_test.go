@@ -311,3 +311,25 @@ func TestANodeWithManyPodsIsDecidedOnQuickly(t *testing.T) {
 	g.Expect(time.Since(start)).To(BeNumerically("<", 5*time.Second), "the time does not grow with the cube of the pods")
 	g.Expect(d.Nodes[0].Blockers).To(HaveLen(pods))
 }
+
+// TestANewNodeOfKarpenterIsNotEmptied: the taint that this needs would make Karpenter start another one, for which the same holds.
+func TestANewNodeOfKarpenterIsNotEmptied(t *testing.T) {
+	g := NewWithT(t)
+	c := newCluster()
+	h := c.add("a", sim.A100).virtual()
+	h.Labels[world.LabelNodePool] = "gpus"
+	c.runs(h, "web")
+	c.Policies = []v1alpha1.GPUSharingPolicy{emptying(v1alpha1.DrainModeEvict)}
+	for range 200 {
+		c.steps(1)
+		g.Expect(h.Taints).To(BeEmpty())
+	}
+	g.Expect(h.reboots).To(HaveLen(1))
+	g.Expect(c.evicted).To(BeEmpty())
+
+	h.Labels[world.LabelInitialized] = world.LabelTrue
+	c.Policies = nil
+	c.run(400)
+	g.Expect(h.reboots).To(HaveLen(2))
+	g.Expect(c.evicted).To(Equal([]string{"web"}), "it is in service")
+}
