@@ -33,8 +33,10 @@ import (
 const (
 	// logLines, logBytes and logTimeout bound the log of a container.
 	logLines, logBytes, logTimeout = 2000, 4 << 20, 30 * time.Second
-	mpsName, operandsName          = "gpu-sharing-mps", "gpu-sharing-operands"
-	featureDiscovery               = "node-feature-discovery"
+	// logsTimeout bounds all logs together: each kubelet that does not answer costs logTimeout.
+	logsTimeout           = 3 * time.Minute
+	mpsName, operandsName = "gpu-sharing-mps", "gpu-sharing-operands"
+	featureDiscovery      = "node-feature-discovery"
 )
 
 // nvidias are the values of nameLabel of NVIDIA's workloads that no deploy label of a node starts, and of those that they need.
@@ -253,6 +255,8 @@ func (g *gathering) events(ctx context.Context, workloads []unstructured.Unstruc
 
 // logs gathers the logs of the operator's pods.
 func (g *gathering) logs(ctx context.Context, workloads []unstructured.Unstructured) {
+	ctx, cancel := context.WithTimeout(ctx, logsTimeout)
+	defer cancel()
 	forbidden := map[string]bool{}
 	for i := range workloads {
 		pod := &corev1.Pod{}

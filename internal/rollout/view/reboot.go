@@ -61,7 +61,7 @@ func Reboots(v *View) bool { return awaitsReboot(v) && mayReboot(v) }
 // too. Once the reboot is permitted nothing waits for them any more. A new node of Karpenter is not emptied: that needs the taint, for which
 // Karpenter would start another node, with pods of its own.
 func Empties(v *View) bool {
-	return Reboots(v) && !Permitted(v) && !(MustStayUntainted(v) && v.Taint() == nil) && v.Rules().Drain.BeforeReboot == v1alpha1.BeforeRebootAllPods
+	return Reboots(v) && !Permitted(v) && (!MustStayUntainted(v) || v.Taint() != nil) && v.Rules().Drain.BeforeReboot == v1alpha1.BeforeRebootAllPods
 }
 
 // Permitted says whether the agent has, or had, the permission to reboot the node for the target.
