@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpusharing/gpu-sharing-operator/test/e2e/driver"
@@ -58,7 +59,7 @@ type Manager struct {
 	// Log gets what the program prints.
 	Log func(format string, args ...any)
 
-	applied string
+	applied string // what was begun last, and by which pod: one that starts applies what the label names
 }
 
 // Run works until the context ends.
@@ -82,17 +83,16 @@ func (m *Manager) look(ctx context.Context) error {
 	}
 	pods, err := m.pods(ctx, ManagerName)
 	if err != nil || len(pods) == 0 || !running(&pods[0]) {
-		m.applied = "" // a pod that starts applies what the label names
 		return err
 	}
-	name := node.Labels[LabelMIGConfig]
-	if name == "" || name == m.applied {
+	name, pod := node.Labels[LabelMIGConfig], &pods[0]
+	if name == "" || m.applied == string(pod.UID)+" "+name {
 		return nil
 	}
-	m.applied = name
+	m.applied = string(pod.UID) + " " + name
 	paused := map[string]string{}
 	for _, operand := range []string{"device-plugin", "gpu-feature-discovery", "dcgm-exporter", "dcgm"} {
-		if node.Labels[LabelDeploy+operand] == "true" {
+		if is := node.Labels[LabelDeploy+operand]; is == "true" || is == pausedForMIG { // by a pod that ended in the middle
 			paused[LabelDeploy+operand] = pausedForMIG
 		}
 	}
@@ -102,9 +102,15 @@ func (m *Manager) look(ctx context.Context) error {
 		return err
 	}
 	state := "success"
-	if err := m.reconfigure(ctx, string(pods[0].UID), name); err != nil {
+	if err := m.reconfigure(ctx, string(pod.UID), name); err != nil {
 		m.Log("mig-manager stand-in: %v", err)
 		state = "failed"
+	}
+	switch err := m.Client.Get(ctx, client.ObjectKeyFromObject(pod), pod); {
+	case apierrors.IsNotFound(err) || err == nil && !running(pod):
+		return nil // its program ended in the middle, and resumed nothing
+	case err != nil:
+		return fmt.Errorf("reading the pod of mig-manager: %w", err)
 	}
 	for key := range paused {
 		paused[key] = "true"
