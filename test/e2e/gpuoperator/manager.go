@@ -90,6 +90,11 @@ func (m *Manager) look(ctx context.Context) error {
 		return nil
 	}
 	m.applied = string(pod.UID) + " " + name
+	return m.change(ctx, node, pod, name)
+}
+
+// change has a pod apply a layout between pausing and resuming NVIDIA's programs. A pod that ends in the middle resumes nothing.
+func (m *Manager) change(ctx context.Context, node *corev1.Node, pod *corev1.Pod, name string) error {
 	paused := map[string]string{}
 	for _, operand := range []string{"device-plugin", "gpu-feature-discovery", "dcgm-exporter", "dcgm"} {
 		if is := node.Labels[LabelDeploy+operand]; is == "true" || is == pausedForMIG { // by a pod that ended in the middle
@@ -108,7 +113,7 @@ func (m *Manager) look(ctx context.Context) error {
 	}
 	switch err := m.Client.Get(ctx, client.ObjectKeyFromObject(pod), pod); {
 	case apierrors.IsNotFound(err) || err == nil && !running(pod):
-		return nil // its program ended in the middle, and resumed nothing
+		return nil
 	case err != nil:
 		return fmt.Errorf("reading the pod of mig-manager: %w", err)
 	}
