@@ -444,7 +444,8 @@ const (
 	// those and no others are removed again.
 	AnnotationTolerations = Group + "/tolerations"
 	// AnnotationMPSCapable records, on a Node, the value that the label nvidia.com/mps.capable had before the operator set it
-	// to false, and when the operator did so last: <value>@<seconds since 1970>. The value is empty if there was no label.
+	// to false, and when the operator did so last: <value>@<seconds since 1970>. The value is empty if there was no label. On the
+	// operator's NodeFeature it records when the operator applied it: false@<seconds since 1970>.
 	AnnotationMPSCapable = Group + "/mps-capable"
 	// AnnotationMIGConfig tells, on a Node, which configuration NVIDIA's mig-manager was asked for last and when:
 	// <name>@<seconds since 1970>.

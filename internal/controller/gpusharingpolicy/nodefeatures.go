@@ -17,6 +17,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/pluginconfig"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/timing"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
@@ -73,6 +74,7 @@ func (p *pass) keepMPSOff(ctx context.Context, a action.KeepMPSOff) (bool, error
 	want.SetNamespace(p.Namespace)
 	want.SetName(action.OverrideName(a.Node))
 	want.SetLabels(map[string]string{world.LabelNodeName: a.Node, "app.kubernetes.io/managed-by": "gpu-sharing-operator"})
+	want.SetAnnotations(map[string]string{v1alpha1.AnnotationMPSCapable: timing.Stamp(world.LabelFalse, p.world.Now)})
 	want.SetOwnerReferences([]metav1.OwnerReference{{
 		APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: "GPUNode", Name: owner.Name, UID: owner.UID,
 	}})

@@ -6,6 +6,7 @@ package gpusharingpolicy_test
 import (
 	"slices"
 	"testing"
+	"time"
 
 	. "github.com/onsi/gomega"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -15,6 +16,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/pluginconfig"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
 )
@@ -26,6 +28,7 @@ func TestNodeFeatures(t *testing.T) {
 		"it comes before the agent is asked for MPS, and goes with the policy":                   testNodeFeature,
 		"where Node Feature Discovery ignores it, the policy names it and the node is as before": testNodeFeatureIgnored,
 		"it is written again where a user deletes it":                                            testNodeFeatureDeleted,
+		"Node Feature Discovery has its time also if the clock of the controller is ahead":       testNodeFeatureAhead,
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newScenario(t, cluster)
@@ -73,6 +76,25 @@ func testNodeFeatureIgnored(s *scenario) {
 	s.Expect(s.nodeFeature("t4")).To(BeNil())
 	s.expectNotOverridden("t4")
 	s.Expect(s.node("t4").Spec.Taints).To(BeEmpty())
+}
+
+func testNodeFeatureAhead(s *scenario) {
+	s.machine("t4", sim.T4)
+	s.clock.Step(time.Hour) // the API server's clock is not
+	s.policy("research", byMPS)
+	for s.nodeFeature("t4") == nil {
+		s.others()
+		_, err := s.pass()
+		s.Expect(err).NotTo(HaveOccurred())
+	}
+	for range 3 {
+		_, err := s.pass()
+		s.Expect(err).NotTo(HaveOccurred())
+	}
+	s.Expect(s.getPolicy("research").Status.Pending).To(ConsistOf(HaveField("Reason", v1alpha1.ReasonDisablingNVIDIAMPS)))
+	s.settle()
+	s.Expect(s.node("t4").Labels).To(HaveKeyWithValue(v1alpha1.LabelOverridden, "true"))
+	s.Expect(s.getPolicy("research").Status.Pending).To(ConsistOf(HaveField("State", string(state.Applying))))
 }
 
 func testNodeFeatureDeleted(s *scenario) {

@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
@@ -45,6 +46,9 @@ func SlimNodeFeature(cached any) (any, error) {
 	slim.SetResourceVersion(feature.GetResourceVersion())
 	slim.SetCreationTimestamp(feature.GetCreationTimestamp())
 	slim.SetLabels(map[string]string{world.LabelNodeName: feature.GetLabels()[world.LabelNodeName]})
+	if at, stamped := feature.GetAnnotations()[v1alpha1.AnnotationMPSCapable]; stamped {
+		slim.SetAnnotations(map[string]string{v1alpha1.AnnotationMPSCapable: at})
+	}
 	if value := world.AsksMPSCapable(feature); value != "" {
 		if err := unstructured.SetNestedField(slim.Object, value, "spec", "labels", world.LabelMPSCapable); err != nil {
 			return nil, fmt.Errorf("reading NodeFeature %s/%s: %w", feature.GetNamespace(), feature.GetName(), err)

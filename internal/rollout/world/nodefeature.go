@@ -9,13 +9,15 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/timing"
 )
 
 // NodeFeatures is what the NodeFeature objects of a node say about the label nvidia.com/mps.capable, which keeps a pod of
 // NVIDIA's MPS DaemonSet on the node.
 type NodeFeatures struct {
-	// OverriddenSince is when the operator's object was created, which sets the label to false. Zero: there is none.
+	// OverriddenSince is when the operator applied its object, which sets the label to false. Zero: there is none.
 	OverriddenSince time.Time
 	// Others is the value in the objects of others: true if one of them says true, false if one names the label. Empty: none
 	// names it.
@@ -40,7 +42,7 @@ const (
 func (f NodeFeatures) With(feature *unstructured.Unstructured, namespace string) NodeFeatures {
 	named := feature.GetName() == action.OverrideName(feature.GetLabels()[LabelNodeName])
 	if named && (namespace == "" || feature.GetNamespace() == namespace) {
-		f.OverriddenSince = feature.GetCreationTimestamp().Time
+		f.OverriddenSince = appliedAt(feature)
 		return f
 	}
 	value := AsksMPSCapable(feature)
@@ -55,6 +57,16 @@ func (f NodeFeatures) With(feature *unstructured.Unstructured, namespace string)
 		f.Others, f.Author = value, author
 	}
 	return f
+}
+
+// appliedAt is when the operator applied its NodeFeature: by the clock of its controller, which may be ahead of the API server's, unless the
+// object has been restored since.
+func appliedAt(feature *unstructured.Unstructured) time.Time {
+	created := feature.GetCreationTimestamp().Time
+	if at, stamped := timing.Stamped(feature.GetAnnotations()[v1alpha1.AnnotationMPSCapable], LabelFalse); stamped && at.After(created) {
+		return at
+	}
+	return created
 }
 
 // AsksMPSCapable is the value that a NodeFeature asks for as the label nvidia.com/mps.capable; empty if it does not name it.
