@@ -12,6 +12,7 @@ package gpuoperator
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"hash/fnv"
@@ -107,11 +108,13 @@ func (o *Operator) reconcile(ctx context.Context) error {
 
 // applySet writes a DaemonSet if it differs from what was rendered last.
 func (o *Operator) applySet(ctx context.Context, set *appsv1.DaemonSet) error {
-	hash := fnv.New64a()
-	_, _ = fmt.Fprintf(hash, "%v", set.Spec.String())
-	set.Annotations = map[string]string{hashKey: fmt.Sprintf("%x", hash.Sum64())}
+	hash, err := hashOf(set)
+	if err != nil {
+		return err
+	}
+	set.Annotations = map[string]string{hashKey: hash}
 	now := &appsv1.DaemonSet{}
-	err := o.client.Get(ctx, client.ObjectKeyFromObject(set), now)
+	err = o.client.Get(ctx, client.ObjectKeyFromObject(set), now)
 	if err == nil && now.Annotations[hashKey] == set.Annotations[hashKey] {
 		return nil
 	}
@@ -127,6 +130,15 @@ func (o *Operator) applySet(ctx context.Context, set *appsv1.DaemonSet) error {
 		return fmt.Errorf("writing the DaemonSet %s: %w", set.Name, err)
 	}
 	return nil
+}
+
+// hashOf is that of what is rendered. Its String would have addresses in it.
+func hashOf(set *appsv1.DaemonSet) (string, error) {
+	hash := fnv.New64a()
+	if err := json.NewEncoder(hash).Encode(set.Spec); err != nil {
+		return "", fmt.Errorf("hashing the DaemonSet %s: %w", set.Name, err)
+	}
+	return fmt.Sprintf("%x", hash.Sum64()), nil
 }
 
 // remove removes DaemonSets, if they are there.
