@@ -57,7 +57,7 @@ func runAgent(ctx context.Context, args []string) error {
 	if err := c.Register(mgr); err != nil {
 		return err
 	}
-	if err := serveUsage(ctx, mgr, c); err != nil {
+	if err := serveUsage(ctx, f, mgr, c); err != nil {
 		return err
 	}
 	processes := host.NewProc(proc)
@@ -105,8 +105,8 @@ func newManager(f agentFlags) (manager.Manager, error) {
 	return mgr, nil
 }
 
-// serveUsage measures who uses the GPUs whenever the metrics or the usage is read, and never otherwise.
-func serveUsage(ctx context.Context, mgr manager.Manager, c *agent.Controller) error {
+// serveUsage measures who uses the GPUs whenever the metrics or the usage is read, and otherwise at the sampling interval, if there is one.
+func serveUsage(ctx context.Context, f agentFlags, mgr manager.Manager, c *agent.Controller) error {
 	collector := agent.NewUsageCollector(func() (usage.Report, error) {
 		report, err := c.Usage(ctx)
 		if err != nil {
@@ -117,7 +117,18 @@ func serveUsage(ctx context.Context, mgr manager.Manager, c *agent.Controller) e
 	if err := registry.Registry.Register(collector); err != nil {
 		return fmt.Errorf("registering the metrics of the GPUs: %w", err)
 	}
-	if err := mgr.AddMetricsServerExtraHandler(usage.Path, http.HandlerFunc(c.ServeUsage)); err != nil {
+	sampler := agent.NewSampler(f.node, f.samplingInterval, c.Usage, clock.RealClock{})
+	if err := mgr.Add(sampler); err != nil {
+		return fmt.Errorf("adding the sampler of the GPUs: %w", err)
+	}
+	handler := func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Query().Has(usage.HistoryQuery) {
+			sampler.ServeHTTP(w, r)
+			return
+		}
+		c.ServeUsage(w, r)
+	}
+	if err := mgr.AddMetricsServerExtraHandler(usage.Path, http.HandlerFunc(handler)); err != nil {
 		return fmt.Errorf("serving the usage of the GPUs: %w", err)
 	}
 	return nil

@@ -76,7 +76,11 @@ type agentFlags struct {
 	resync             time.Duration
 	healthAddress      string
 	metricsAddress     string
+	samplingInterval   time.Duration
 }
+
+// minSampling is the shortest sampling interval: a measurement may take seconds where it has to open the driver.
+const minSampling = 5 * time.Second
 
 func parseAgentFlags(args []string) (agentFlags, error) {
 	var f agentFlags
@@ -95,6 +99,8 @@ func parseAgentFlags(args []string) (agentFlags, error) {
 	set.DurationVar(&f.resync, "resync", time.Minute, "how often the GPUs are looked at without a change of their GPUNode")
 	set.StringVar(&f.healthAddress, "health-probe-bind-address", ":8081", "address of /healthz and /readyz; 0: none")
 	set.StringVar(&f.metricsAddress, "metrics-bind-address", "0", "address of /metrics and "+usage.Path+", served over TLS to whom the API server lets get them; 0: none")
+	set.DurationVar(&f.samplingInterval, "sampling-interval", 0,
+		"how often the GPUs are measured without a reader, to keep peaks and distributions in memory for kubectl gpusharing advise; 0: never")
 	if err := f.parse(set, args); err != nil {
 		return f, err
 	}
@@ -103,6 +109,12 @@ func parseAgentFlags(args []string) (agentFlags, error) {
 	}
 	if f.resync <= 0 {
 		return f, fmt.Errorf("--resync must be longer than 0, not %s", f.resync)
+	}
+	if f.samplingInterval != 0 && f.samplingInterval < minSampling {
+		return f, fmt.Errorf("--sampling-interval must be 0 or at least %s, not %s", minSampling, f.samplingInterval)
+	}
+	if f.samplingInterval != 0 && f.metricsAddress == "0" {
+		return f, errors.New("--sampling-interval needs --metrics-bind-address, at which the agent serves what it keeps")
 	}
 	return f, nil
 }

@@ -29,7 +29,15 @@ func TestAgentFlags(t *testing.T) {
 		},
 		"a driver that is found":   {args: []string{"--host-root=/host", "--driver-root=auto", "--container-root=/"}, env: "n1"},
 		"a host root that is none": {args: []string{"--host-root="}, env: "n1", err: `--host-root must be an absolute path, not ""`},
-		"a resync of nothing":      {args: []string{"--resync=0"}, env: "n1", err: "--resync must be longer than 0, not 0s"},
+		"a sampling interval":      {args: []string{"--sampling-interval=15s", "--metrics-bind-address=:8443"}, env: "n1"},
+		"a sampling interval that is too short": {
+			args: []string{"--sampling-interval=1s"}, env: "n1", err: "--sampling-interval must be 0 or at least 5s, not 1s",
+		},
+		"samples that nobody can read": {
+			args: []string{"--sampling-interval=15s"}, env: "n1",
+			err: "--sampling-interval needs --metrics-bind-address, at which the agent serves what it keeps",
+		},
+		"a resync of nothing": {args: []string{"--resync=0"}, env: "n1", err: "--resync must be longer than 0, not 0s"},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {

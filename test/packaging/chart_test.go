@@ -163,6 +163,8 @@ func TestValuesThatMakeNoSenseAreRefused(t *testing.T) {
 		"an update of no node":                   {"agent.maxUnavailable=0%", "at '/agent/maxUnavailable': '0%' does not match pattern"},
 		"a log level that is none":               {"logLevel=verbose", "at '/logLevel': value must be one of 'error', 'info', 'debug'"},
 		"a monitor of metrics that nobody gives": {"metrics.podMonitor.enabled=true", "at '/metrics/enabled': value must be true"},
+		"samples that nobody can read":           {"metrics.sampling.interval=60s", "at '/metrics/enabled': value must be true"},
+		"a sampling interval without a unit":     {"metrics.enabled=true,metrics.sampling.interval=60x", "at '/metrics/sampling/interval'"},
 		"alerts on what nobody measures":         {"metrics.enabled=true,metrics.prometheusRule.enabled=true", "at '/metrics/podMonitor/enabled': value must be true"},
 		"a quota for no pod":                     {"priorityClassQuota.pods=0", "at '/priorityClassQuota/pods': minimum: got 0, want 3"},
 		"a port that is none":                    {"networkPolicy.apiServerPorts[0]=0", "at '/networkPolicy/apiServerPorts/0': minimum: got 0, want 1"},

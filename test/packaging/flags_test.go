@@ -38,7 +38,7 @@ func haveTheFlagsOfTheirPods(t *testing.T, bin string) {
 
 	h := newHelm(t)
 	pods := h.render(t, everything()...)
-	pods = append(pods, h.render(t, "logLevel=2", "metrics.enabled=true")...)
+	pods = append(pods, h.render(t, "logLevel=2", "metrics.enabled=true", "metrics.sampling.interval=60s")...)
 	pods = append(pods, read(t, "config/operands/deployment.yaml")...)
 	programs := map[string]string{"controller": "controller", "operands": "controller", "agent": "agent", "mps": "agent", "prepare": "agent"}
 	started := map[string]bool{}
