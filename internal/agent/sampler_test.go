@@ -34,19 +34,20 @@ func TestASamplerMeasuresAtItsIntervalAndServesWhatItKeeps(t *testing.T) {
 	g := gomega.NewWithT(t)
 	began := time.Date(2027, 1, 1, 0, 0, 0, 0, time.UTC)
 	clock := clocktesting.NewFakeClock(began)
-	measured := make(chan error)
+	type outcome struct{ err error }
+	measured := make(chan outcome)
 	s := agent.NewSampler("n1", time.Minute, func(context.Context) (usage.Report, error) {
-		err := <-measured
+		result := <-measured
 		used := gib
 		return usage.Report{Node: "n1", Units: []usage.Unit{{
 			GPU: "GPU-1", Containers: []usage.Container{{Name: usage.Name{Namespace: "ml", Pod: "train", Container: "main"}, MemoryBytes: &used}},
-		}}}, err
+		}}}, result.err
 	}, clock)
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- s.Start(ctx) }()
 	g.Eventually(clock.HasWaiters, "30s").Should(gomega.BeTrue())
-	for _, result := range []error{nil, errors.New("GPU is lost")} {
+	for _, result := range []outcome{{}, {errors.New("GPU is lost")}} {
 		g.Consistently(measured, "50ms").ShouldNot(gomega.BeSent(result), "not before its time")
 		clock.Step(time.Minute)
 		g.Eventually(measured, "30s").Should(gomega.BeSent(result))

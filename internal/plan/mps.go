@@ -28,7 +28,7 @@ func resolveMPS(m v1alpha1.MPS, selected []gpu.Device) ([]v1alpha1.DeviceSpec, e
 		if err := virtual(d); err != nil {
 			return nil, err
 		}
-		if most := maxClients(d); m.Replicas > most {
+		if most := MaxClients(d); m.Replicas > most {
 			return nil, problem(v1alpha1.ReasonMPSClientLimitExceeded, "%s serves at most %d MPS clients at compute capability %s, and "+
 				"sharing.mps.replicas is %d; use %d or fewer, or leave the GPU's node out of the policy",
 				d, most, d.ComputeCapability, m.Replicas, most)
@@ -52,9 +52,9 @@ func resolveMPS(m v1alpha1.MPS, selected []gpu.Device) ([]v1alpha1.DeviceSpec, e
 	return specs, nil
 }
 
-// maxClients is how many clients MPS serves on a GPU. NVIDIA's daemon refuses to start with more replicas
+// MaxClients is how many clients MPS serves on a GPU. NVIDIA's daemon refuses to start with more replicas
 // (NVIDIA/k8s-device-plugin, cmd/mps-control-daemon/mps/device.go: maxClients).
-func maxClients(d gpu.Device) int32 {
+func MaxClients(d gpu.Device) int32 {
 	if d.ComputeCapability.AtLeast(7, 5) {
 		return 48
 	}

@@ -1,0 +1,166 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package advice
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/mig"
+	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
+)
+
+// Option is a way to share the GPUs of a fleet.
+type Option struct {
+	Name    string // such as "MIG, 7 × 1g.5gb"
+	Sharing v1alpha1.Sharing
+	// Shares are what one GPU is divided into.
+	Shares []Share
+	// Against is why it does not fit; empty: it fits. Notes are what else to know.
+	Against, Notes []string
+}
+
+// Share is a part of a GPU that one container gets, a number of times.
+type Share struct {
+	Name      string // of the profile
+	Count     int
+	MemoryMiB int64   // 0: not known
+	Compute   float64 // part of the streaming multiprocessors, 0 to 1
+}
+
+// room is how many containers find a share at the same time.
+func (o Option) room(f Fleet) int {
+	room := 0
+	for _, s := range o.Shares {
+		room += s.Count * f.GPUs
+	}
+	return room
+}
+
+// The largest numbers of replicas that the API takes.
+const (
+	maxReplicas = 256
+	minReplicas = 2
+)
+
+// options are the ways to share the GPUs, the one that is advised first if it fits: isolated ones before others, and of these the
+// smallest, which leaves the most room.
+func (f Fleet) options() []Option {
+	options := f.partitions()
+	replicas := max(minReplicas, (f.Concurrent+f.GPUs-1)/f.GPUs)
+	if !f.Device.Virtual {
+		options = append(options, f.mps(min(replicas, int(plan.MaxClients(f.Device)))), f.timeSlicing(min(replicas, maxReplicas)))
+	}
+	return append(options, Option{
+		Name: "Exclusive", Sharing: v1alpha1.Sharing{Strategy: v1alpha1.StrategyExclusive},
+		Shares: []Share{{Name: "a GPU", Count: 1, MemoryMiB: f.Device.MemoryMiB, Compute: 1}},
+	})
+}
+
+func (f Fleet) mps(replicas int) Option {
+	return Option{
+		Name:    fmt.Sprintf("MPS with %d replicas", replicas),
+		Sharing: v1alpha1.Sharing{Strategy: v1alpha1.StrategyMPS, MPS: &v1alpha1.MPS{Replicas: int32(replicas)}},
+		Shares: []Share{{
+			Name: fmt.Sprintf("1/%d of a GPU", replicas), Count: replicas, MemoryMiB: f.Device.MemoryMiB / int64(replicas), Compute: 1 / float64(replicas),
+		}},
+	}
+}
+
+func (f Fleet) timeSlicing(replicas int) Option {
+	return Option{
+		Name:    fmt.Sprintf("TimeSlicing with %d replicas", replicas),
+		Sharing: v1alpha1.Sharing{Strategy: v1alpha1.StrategyTimeSlicing, TimeSlicing: &v1alpha1.TimeSlicing{Replicas: int32(replicas)}},
+		Shares:  []Share{{Name: "a GPU", Count: replicas, MemoryMiB: f.Device.MemoryMiB, Compute: 1}},
+	}
+}
+
+// partitions are the layouts of MIG instances: of one profile each, the smallest first, and one of several if the containers need it.
+func (f Fleet) partitions() []Option {
+	var options []Option
+	profiles := f.profiles()
+	for _, p := range profiles {
+		n := mig.Fill(f.Device, p)
+		if n < minReplicas {
+			continue // the whole GPU is not shared
+		}
+		options = append(options, Option{
+			Name:   fmt.Sprintf("MIG, %d × %s", n, p.Name),
+			Shares: []Share{f.instances(p, n)},
+			Notes:  []string{"each instance is advertised as nvidia.com/gpu"},
+			Sharing: v1alpha1.Sharing{Strategy: v1alpha1.StrategyMIG, MIG: &v1alpha1.MIG{
+				Strategy: v1alpha1.MIGStrategySingle, Layouts: []v1alpha1.MIGLayout{{Fill: v1alpha1.MIGProfile(p.Name)}},
+			}},
+		})
+	}
+	if o, found := f.layout(profiles); found {
+		options = append(options, o)
+	}
+	return options
+}
+
+func (f Fleet) instances(p gpu.Profile, n int) Share {
+	return Share{Name: p.Name, Count: n, MemoryMiB: p.MemoryMiB, Compute: float64(p.Slices) / float64(f.Device.ComputeSlices())}
+}
+
+// profiles are those without extra engines, the smallest first.
+func (f Fleet) profiles() []gpu.Profile {
+	plain := slices.DeleteFunc(slices.Clone(f.Device.Profiles), func(p gpu.Profile) bool {
+		name, err := mig.ParseName(p.Name)
+		return err != nil || name.Compute != 0 || len(name.With)+len(name.Without) > 0
+	})
+	slices.SortFunc(plain, func(a, b gpu.Profile) int {
+		return cmp.Or(cmp.Compare(a.MemoryMiB, b.MemoryMiB), cmp.Compare(a.Slices, b.Slices), cmp.Compare(a.Name, b.Name))
+	})
+	return plain
+}
+
+// layout gives each container the smallest instance that holds it, where one profile is not enough, and fills up with the smallest.
+func (f Fleet) layout(profiles []gpu.Profile) (Option, bool) {
+	need := map[string]int{}
+	for _, c := range f.Containers {
+		at := slices.IndexFunc(profiles, func(p gpu.Profile) bool { return c.fits(f.instances(p, 1)) && c.works(f.instances(p, 1)) })
+		if at < 0 {
+			return Option{}, false
+		}
+		need[profiles[at].Name] += c.Held
+	}
+	if len(need) < 2 { //nolint:mnd // one profile is an option of its own
+		return Option{}, false
+	}
+	layout := map[string]int{}
+	for name, held := range need {
+		layout[name] = (min(held, f.Concurrent) + f.GPUs - 1) / f.GPUs
+	}
+	if _, err := mig.Pack(f.Device, layout); err != nil {
+		return Option{}, false
+	}
+	smallest := profiles[slices.IndexFunc(profiles, func(p gpu.Profile) bool { return need[p.Name] > 0 })].Name
+	for fits := true; fits; {
+		layout[smallest]++
+		if _, err := mig.Pack(f.Device, layout); err != nil {
+			layout[smallest]--
+			fits = false
+		}
+	}
+	o := Option{Sharing: v1alpha1.Sharing{Strategy: v1alpha1.StrategyMIG, MIG: &v1alpha1.MIG{
+		Strategy: v1alpha1.MIGStrategyMixed, Layouts: []v1alpha1.MIGLayout{{}},
+	}}}
+	var parts []string
+	for _, p := range slices.Backward(profiles) {
+		if n := layout[p.Name]; n > 0 {
+			parts = append(parts, fmt.Sprintf("%d × %s", n, p.Name))
+			o.Shares = append(o.Shares, f.instances(p, n))
+			o.Sharing.MIG.Layouts[0].Instances = append(o.Sharing.MIG.Layouts[0].Instances,
+				v1alpha1.MIGInstances{Profile: v1alpha1.MIGProfile(p.Name), Count: int32(n)})
+		}
+	}
+	o.Name = "MIG, " + strings.Join(parts, " and ")
+	o.Notes = []string{"pods request the instance that they need, such as nvidia.com/mig-" + smallest}
+	return o, true
+}

@@ -1,0 +1,105 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package advice
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/format"
+)
+
+// labelHostname names one node.
+const labelHostname = "kubernetes.io/hostname"
+
+// policyFor is a policy that shares the GPUs of a fleet, and of no other nodes of another policy, in a way; or why there is none. The
+// policy that governs the nodes keeps its name if it governs no others.
+func (c Cluster) policyFor(f Fleet, sharing v1alpha1.Sharing) (policy *v1alpha1.GPUSharingPolicy, why string) {
+	if len(f.Others) > 0 {
+		return nil, "containers of other namespaces use these nodes too: " + format.List(f.Others)
+	}
+	policy = &v1alpha1.GPUSharingPolicy{
+		TypeMeta:   metav1.TypeMeta{APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: "GPUSharingPolicy"},
+		ObjectMeta: metav1.ObjectMeta{Name: name(f.Device.Product)},
+	}
+	at := slices.IndexFunc(c.Policies, func(p v1alpha1.GPUSharingPolicy) bool { return p.Name == f.Policy })
+	switch {
+	case f.Policy != "" && at < 0:
+		return nil, fmt.Sprintf("policy %s, which governs these nodes, is not there any more", f.Policy)
+	case at >= 0 && c.Policies[at].Spec.GPUSelector != nil && len(c.Policies[at].Spec.GPUSelector.Indexes) > 0:
+		return nil, fmt.Sprintf("policy %s selects GPUs by their indexes, and advice is for whole nodes", f.Policy)
+	case at >= 0:
+		c.Policies[at].Spec.DeepCopyInto(&policy.Spec)
+		policy.Name = f.Policy
+	}
+	policy.Spec.Sharing = keep(policy.Spec.Sharing, sharing)
+	governed := 0
+	for _, n := range c.Nodes {
+		if n.Policy == f.Policy {
+			governed++
+		}
+	}
+	if at >= 0 && governed == len(f.Nodes) {
+		return policy, ""
+	}
+	policy.Spec.GPUSelector = &v1alpha1.GPUMatch{Products: []string{f.Device.Product}}
+	if c.Scope.Node != "" {
+		policy.Spec.NodeSelector = &v1alpha1.NodeSelector{MatchLabels: map[string]string{labelHostname: f.Nodes[0].Hostname}}
+	}
+	if at >= 0 { // it must take these nodes from the present policy
+		policy.Name = name(f.Policy + "-" + f.suffix(c.Scope))
+		policy.Spec.Priority++
+	} else {
+		if c.Scope.Node != "" {
+			policy.Name = name(f.Device.Product + "-" + f.suffix(c.Scope))
+		}
+		for i := range c.Policies { // the youngest of equal priority takes no node from another
+			policy.Spec.Priority = min(policy.Spec.Priority, c.Policies[i].Spec.Priority)
+		}
+	}
+	for n, base := 2, policy.Name; c.taken(policy.Name); n++ {
+		policy.Name = fmt.Sprintf("%s-%d", base, n)
+	}
+	return policy, ""
+}
+
+// suffix tells a policy from the one that it is made of.
+func (f Fleet) suffix(s Scope) string {
+	if s.Node != "" {
+		return s.Node
+	}
+	return f.Device.Product
+}
+
+func (c Cluster) taken(name string) bool {
+	return slices.ContainsFunc(c.Policies, func(p v1alpha1.GPUSharingPolicy) bool { return p.Name == name })
+}
+
+// keep is the sharing with what a present one of the same strategy says beside the shares.
+func keep(present, sharing v1alpha1.Sharing) v1alpha1.Sharing {
+	kept := *sharing.DeepCopy()
+	switch {
+	case present.TimeSlicing != nil && kept.TimeSlicing != nil:
+		replicas := kept.TimeSlicing.Replicas
+		kept.TimeSlicing = present.TimeSlicing.DeepCopy()
+		kept.TimeSlicing.Replicas = replicas
+	case present.MPS != nil && kept.MPS != nil:
+		kept.MPS.MultiUser, kept.MPS.RenameByDefault = present.MPS.MultiUser, present.MPS.RenameByDefault
+	case present.MIG != nil && kept.MIG != nil:
+		kept.MIG.Actuator = present.MIG.Actuator
+	}
+	return kept
+}
+
+// name makes the name of a policy of a text.
+func name(s string) string {
+	const most = 50
+	s = regexp.MustCompile(`[^a-z0-9]+`).ReplaceAllString(strings.ToLower(s), "-")
+	return strings.Trim(s[:min(len(s), most)], "-")
+}
