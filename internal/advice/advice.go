@@ -110,6 +110,12 @@ func Of(c Cluster) ([]Advice, error) {
 		}
 		return nil, fmt.Errorf("there is nothing to advise from: %s", format.Join(lacks))
 	}
+	if c.Scope.Namespace != "" {
+		groups = slices.DeleteFunc(groups, func(f Fleet) bool { return len(f.Containers) == 0 })
+		if len(groups) == 0 {
+			return nil, fmt.Errorf("no container of namespace %s used a GPU in that time", c.Scope.Namespace)
+		}
+	}
 	lacks = append(lacks, c.Seen.Lacks...)
 	advised := make([]Advice, 0, len(groups))
 	for _, f := range groups {

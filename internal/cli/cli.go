@@ -38,6 +38,9 @@ Usage:
                                                nodes a summary, and in detail ten that are not ready
   kubectl gpusharing top [node|policy|pod] [NAME...]
                                                who uses the GPUs now: memory beside the share of each container, utilization
+  kubectl gpusharing advise [policy|node|namespace NAME]
+                                               which ways to share the GPUs fit what the containers on them used, a policy for the best one,
+                                               and what it would change
   kubectl gpusharing plan -f POLICY.yaml       what a policy would do to each node, without creating it; -f - reads stdin
   kubectl gpusharing plan --delete NAME        what would become of each node if a policy were deleted, without deleting it
   kubectl gpusharing import                    policies that describe how the GPUs are shared already, for kubectl apply
@@ -88,7 +91,7 @@ func (p *Program) Run(ctx context.Context, args []string) error {
 // onClusters are the commands that need a cluster.
 func (p *Program) onClusters() map[string]func(context.Context, *flags, []string) error {
 	return map[string]func(context.Context, *flags, []string) error{
-		"status": p.status, "top": p.top, "plan": p.plan, "import": p.importPolicies, "doctor": p.doctor, "must-gather": p.mustGather, "restore": p.restore,
+		"status": p.status, "top": p.top, "advise": p.adviseSharing, "plan": p.plan, "import": p.importPolicies, "doctor": p.doctor, "must-gather": p.mustGather, "restore": p.restore,
 	}
 }
 
@@ -116,6 +119,8 @@ type flags struct {
 	output              string
 	nodes               []string
 	timeout             time.Duration
+	prometheus          string
+	window, minAge      time.Duration
 }
 
 func newFlags() *flags {
@@ -134,6 +139,9 @@ func newFlags() *flags {
 	f.set.BoolVar(&f.wait, "wait", true, "of restore: wait until everything is as before")
 	f.set.DurationVar(&f.timeout, "timeout", restoreTimeout, "of restore: how long to wait")
 	f.set.BoolVarP(&f.yes, "yes", "y", false, "of restore: delete the policies without asking")
+	f.set.StringVar(&f.prometheus, "prometheus", "", "of advise: URL of a Prometheus that reads the agents; default: what the agents keep in memory")
+	f.set.DurationVar(&f.window, "window", adviseWindow, "of advise: how far back Prometheus is asked")
+	f.set.DurationVar(&f.minAge, "min-age", adviseMinAge, "of advise: how long a node must have been observed at the least")
 	f.set.StringVar(&f.context, "context", "", "context of the kubeconfig to use; default: the current one")
 	f.set.StringVar(&f.kubeconfig, "kubeconfig", "", "kubeconfig to use; default: the environment variable KUBECONFIG, then ~/.kube/config")
 	f.set.BoolVarP(&f.help, "help", "h", false, "show the help")
@@ -143,5 +151,11 @@ func newFlags() *flags {
 
 // restoreTimeout is how long restore waits unless --timeout says otherwise: long enough for a drain and a reboot.
 const restoreTimeout = 30 * time.Minute
+
+// The defaults of advise: work repeats by the day or by the week.
+const (
+	adviseWindow = 7 * 24 * time.Hour
+	adviseMinAge = 24 * time.Hour
+)
 
 var errNoFile = errors.New("plan needs a policy: -f POLICY.yaml, -f - for stdin, or --delete NAME")

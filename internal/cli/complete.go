@@ -28,7 +28,7 @@ const (
 )
 
 // commands are those that help lists.
-var commands = []string{"completion", "doctor", "help", "import", "must-gather", "plan", "restore", "status", "top", "version"}
+var commands = []string{"advise", "completion", "doctor", "help", "import", "must-gather", "plan", "restore", "status", "top", "version"}
 
 // completion is what the last word of a command may become.
 type completion struct {
@@ -60,8 +60,23 @@ func complete(args []string) (c completion, value string, f *flags) {
 		c.words = commands
 	case f.set.Arg(0) == "status":
 		c.kind = "GPUNodeList"
+	case f.set.Arg(0) == "advise":
+		c = adviseArgument(f.set.Args()[1:])
 	}
 	return c, word, f
+}
+
+// adviseArgument is what the next argument of advise may become.
+func adviseArgument(before []string) completion {
+	switch {
+	case len(before) == 0:
+		return completion{words: []string{"namespace", "node", "policy"}}
+	case len(before) == 1 && before[0] == "policy":
+		return completion{kind: "GPUSharingPolicyList"}
+	case len(before) == 1 && before[0] == "node":
+		return completion{kind: "GPUNodeList"}
+	}
+	return completion{}
 }
 
 // valuesOf is what the value of a flag of a command may become.
@@ -71,6 +86,8 @@ func valuesOf(flag, command string) completion {
 		return completion{kind: "GPUSharingPolicyList"}
 	case flag == "--nodes":
 		return completion{kind: "GPUNodeList"}
+	case slices.Contains([]string{"--prometheus", "--window", "--min-age"}, flag):
+		return completion{}
 	case command != "must-gather" && (flag == "--output" || flag == "-o"):
 		return completion{words: []string{outputJSON, outputWide, outputYAML}}
 	}

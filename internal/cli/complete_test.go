@@ -55,6 +55,11 @@ func TestCompletions(t *testing.T) {
 		"plan -f ":                   {files: true},
 		"plan --kubeconfig=":         {files: true},
 		"restore ":                   {},
+		"advise ":                    {words: []string{"namespace", "node", "policy"}},
+		"advise policy ":             {kind: "GPUSharingPolicyList"},
+		"advise node a":              {kind: "GPUNodeList"},
+		"advise namespace ":          {},
+		"advise --min-age ":          {},
 		"plan --nonsense ":           {words: nil},
 	} {
 		t.Run(line, func(t *testing.T) {

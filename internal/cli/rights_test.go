@@ -67,6 +67,9 @@ func TestUsersNeedTheRolesThatErrorsNameAndNoOthers(t *testing.T) {
 			args: []string{"plan", "-f", "-"}, may: []string{"editor"},
 			lack: map[string][]string{"nobody": {view, cli, edit}, "reader": {edit}},
 		}, {
+			args: []string{"advise", "--prometheus", answering(t, "", seenOn("a", "train"))}, may: []string{"reader", "editor"},
+			lack: map[string][]string{"nobody": {view, cli}, "viewer": {cli}},
+		}, {
 			args: []string{"restore", "--yes"}, may: []string{"editor"},
 			lack: map[string][]string{"nobody": {view, cli, edit}, "viewer": {cli, edit}},
 		},
@@ -85,6 +88,16 @@ func TestUsersNeedTheRolesThatErrorsNameAndNoOthers(t *testing.T) {
 			}
 		})
 	}
+	t.Run("advise prints a policy without the right to plan, and names the role", func(t *testing.T) {
+		g := NewWithT(t)
+		address := answering(t, "", seenOn("a", "train"))
+		out, err := printed("reader", []string{"advise", "--prometheus", address})
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(out).To(And(ContainSubstring("kind: GPUSharingPolicy"), ContainSubstring("What it changes is not shown"), ContainSubstring(edit)))
+		out, err = printed("editor", []string{"advise", "--prometheus", address})
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(out).To(ContainSubstring("What it would change, as kubectl gpusharing plan prints it:"))
+	})
 	t.Run("doctor finds with these roles what an administrator finds", func(t *testing.T) {
 		g := NewWithT(t)
 		g.Expect(cluster.Client.Create(t.Context(), object("nvidia.com/v1", "ClusterPolicy", "", "cluster-policy", map[string]any{}))).To(Succeed())

@@ -46,9 +46,10 @@ var errNoMetrics = errors.New("the agents serve no usage: turn it on with metric
 
 // measuredNode is what the agent of a node measured, or why it did not.
 type measuredNode struct {
-	name   string
-	report usage.Report
-	failed string
+	name    string
+	report  usage.Report
+	history usage.History // in place of the report, if that was asked for
+	failed  string
 }
 
 // agents asks the agents of a cluster, through the API server.
@@ -85,8 +86,37 @@ func dial(f *flags) (*agents, error) {
 	return &agents{client: c, http: httpClient, host: host, tokens: map[string]token{}}, nil
 }
 
-// measure asks all agents, a few at a time.
+// errNoHistory says what advise needs.
+var errNoHistory = errors.New("the agents keep no history and no Prometheus is named: give --prometheus URL, or set metrics.sampling.interval of the " +
+	"Helm chart and wait for --min-age (docs/monitoring.md)")
+
+// histories asks all agents what they keep. lacks names those that keep nothing or do not answer.
+func (a *agents) histories(ctx context.Context, now time.Time) (histories []usage.History, lacks []string, err error) {
+	nodes, err := a.gather(ctx, now, usage.HistoryQuery, func(n *measuredNode) any { return &n.history })
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, n := range nodes {
+		if n.failed != "" {
+			lacks = append(lacks, fmt.Sprintf("node %s: %s", n.name, n.failed))
+			continue
+		}
+		n.history.Node = n.name // an agent speaks for no other node
+		histories = append(histories, n.history)
+	}
+	if len(histories) == 0 {
+		return nil, nil, fmt.Errorf("%w. %s", errNoHistory, lacks[0])
+	}
+	return histories, lacks, nil
+}
+
+// measure has all agents measure.
 func (a *agents) measure(ctx context.Context, now time.Time) ([]measuredNode, error) {
+	return a.gather(ctx, now, "", func(n *measuredNode) any { return &n.report })
+}
+
+// gather asks all agents, a few at a time.
+func (a *agents) gather(ctx context.Context, now time.Time, query string, into func(*measuredNode) any) ([]measuredNode, error) {
 	pods := &corev1.PodList{}
 	if err := a.client.List(ctx, pods, client.MatchingLabels{"app.kubernetes.io/name": agentName}); err != nil {
 		return nil, fmt.Errorf("listing the agents: %w", err)
@@ -125,7 +155,7 @@ func (a *agents) measure(ctx context.Context, now time.Time) ([]measuredNode, er
 		asking.Go(func() {
 			places <- struct{}{}
 			defer func() { <-places }()
-			nodes[i] = a.ask(ctx, &running[i])
+			nodes[i] = a.ask(ctx, &running[i], query, into)
 		})
 	}
 	asking.Wait()
@@ -175,11 +205,12 @@ func portOf(p *corev1.Pod) int32 {
 }
 
 // ask asks one agent.
-func (a *agents) ask(ctx context.Context, p *corev1.Pod) measuredNode {
+func (a *agents) ask(ctx context.Context, p *corev1.Pod, query string, into func(*measuredNode) any) measuredNode {
 	ctx, cancel := context.WithTimeout(ctx, measureTimeout)
 	defer cancel()
 	node := measuredNode{name: p.Spec.NodeName}
 	target := a.host.JoinPath("api/v1/namespaces", p.Namespace, "pods", fmt.Sprintf("https:%s:%d", p.Name, portOf(p)), "proxy", usage.Path)
+	target.RawQuery = query
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, target.String(), nil)
 	if err != nil {
 		return failed(p, err)
@@ -192,7 +223,7 @@ func (a *agents) ask(ctx context.Context, p *corev1.Pod) measuredNode {
 	defer answer.Body.Close()
 	body, err := io.ReadAll(io.LimitReader(answer.Body, maxUsage))
 	if err == nil && answer.StatusCode == http.StatusOK {
-		err = json.Unmarshal(body, &node.report)
+		err = json.Unmarshal(body, into(&node))
 	} else if err == nil {
 		err = refusal(p.Namespace, answer.StatusCode, body)
 	}

@@ -1,0 +1,98 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package advice
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/usage"
+)
+
+// Query names a question to Prometheus.
+type Query string
+
+// The questions. Each has an answer for a node or for a container on a node.
+const (
+	QueryTime       Query = "time"       // seconds for which a node was observed
+	QueryConcurrent Query = "concurrent" // most GPUs and instances held at the same time on a node
+	QueryHeld       Query = "held"       // most GPUs and instances that a container held at the same time
+	QueryMemory     Query = "memory"     // most memory that a container used, in bytes
+	QueryCompute    Query = "compute"    // largest utilization by a container, 0 to 1
+	QueryCompute95  Query = "compute95"  // utilization that 95 of 100 samples of a container did not exceed
+)
+
+// resolution is how often the questions that have to count look into the past. What begins and ends in between is not counted.
+const resolution = 5 * time.Minute
+
+// Queries are the questions in PromQL, over a time that ends now. Only containers of the namespace are asked for, or all if it is empty;
+// QueryHeld, QueryMemory and those after them always ask for all.
+func Queries(window time.Duration, namespace string) map[Query]string {
+	over := fmt.Sprintf("%.0fs", window.Seconds())
+	steps := fmt.Sprintf("[%s:%.0fs]", over, resolution.Seconds())
+	// A scrape's own labels change with the agent's pod, and must count nothing twice.
+	held := func(selector string) string {
+		return fmt.Sprintf("max by (node, gpu, gpu_instance, namespace, pod, container) (gpusharing_container_gpu_memory_share_bytes%[1]s"+
+			" or gpusharing_container_gpu_memory_used_bytes%[1]s)", selector)
+	}
+	selector := ""
+	if namespace != "" {
+		selector = fmt.Sprintf("{namespace=%q}", namespace)
+	}
+	const container = "max by (node, namespace, pod, container)"
+	return map[Query]string{
+		QueryTime:       fmt.Sprintf("sum_over_time((max by (node) (gpusharing_agent_usage_complete))%s) * %.0f", steps, resolution.Seconds()),
+		QueryConcurrent: fmt.Sprintf("max_over_time((count by (node) (%s))%s)", held(selector), steps),
+		QueryHeld:       fmt.Sprintf("max_over_time((count by (node, namespace, pod, container) (%s))%s)", held(""), steps),
+		QueryMemory:     fmt.Sprintf("%s (max_over_time(gpusharing_container_gpu_memory_used_bytes[%s]))", container, over),
+		QueryCompute:    fmt.Sprintf("%s (max_over_time(gpusharing_container_gpu_sm_utilization_ratio[%s]))", container, over),
+		QueryCompute95:  fmt.Sprintf("%s (quantile_over_time(%g, gpusharing_container_gpu_sm_utilization_ratio[%s]))", container, often, over),
+	}
+}
+
+// Sample is a part of an answer of Prometheus.
+type Sample struct {
+	Labels map[string]string
+	Value  float64
+}
+
+// FromPrometheus is what Prometheus answered to the Queries.
+func FromPrometheus(answers map[Query][]Sample) Seen {
+	s := Seen{Source: "Prometheus", Time: map[string]time.Duration{}, Concurrent: map[string]int{}}
+	for _, a := range answers[QueryTime] {
+		s.Time[a.Labels["node"]] = time.Duration(a.Value * float64(time.Second))
+	}
+	for _, a := range answers[QueryConcurrent] {
+		s.Concurrent[a.Labels["node"]] = int(a.Value)
+	}
+	memory, compute, compute95 := byContainer(answers[QueryMemory]), byContainer(answers[QueryCompute]), byContainer(answers[QueryCompute95])
+	for _, a := range answers[QueryHeld] {
+		key := keyOf(a.Labels)
+		c := Container{Name: key.Name, Node: key.node, Held: int(a.Value), Compute: compute[key], Compute95: compute95[key]}
+		if used := memory[key]; used != nil {
+			c.MemoryBytes = new(int64(*used))
+		}
+		s.Containers = append(s.Containers, c)
+	}
+	return s
+}
+
+// key is a container on a node.
+type key struct {
+	usage.Name
+
+	node string
+}
+
+func keyOf(labels map[string]string) key {
+	return key{usage.Name{Namespace: labels["namespace"], Pod: labels["pod"], Container: labels["container"]}, labels["node"]}
+}
+
+func byContainer(samples []Sample) map[key]*float64 {
+	of := map[key]*float64{}
+	for _, s := range samples {
+		of[keyOf(s.Labels)] = &s.Value
+	}
+	return of
+}

@@ -1,0 +1,174 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/advice"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
+)
+
+// commentWidth is how long the comments beside a policy are.
+const commentWidth = 110
+
+// labelHostname names one node.
+const labelHostname = "kubernetes.io/hostname"
+
+// adviseSharing prints which ways to share GPUs fit what containers used, and a policy for the best. All but the policy is comments.
+func (p *Program) adviseSharing(ctx context.Context, f *flags, args []string) error {
+	scope, err := scopeOf(args)
+	if err != nil {
+		return err
+	}
+	if f.minAge <= 0 || f.prometheus != "" && f.window < f.minAge {
+		return hint(fmt.Errorf("--min-age must be longer than 0, and --window as long at the least, not %s and %s", f.minAge, f.window))
+	}
+	agents, err := dial(f)
+	if err != nil {
+		return err
+	}
+	w, err := p.read(ctx, agents.client)
+	if err != nil {
+		return advise(err)
+	}
+	if err := scopeExists(w, scope); err != nil {
+		return err
+	}
+	cluster := advice.Cluster{Policies: w.Policies, MinAge: f.minAge, Scope: scope}
+	if cluster.Seen, err = p.seen(ctx, f, agents, scope.Namespace); err != nil {
+		return advise(err)
+	}
+	for i := range w.Nodes {
+		n := &w.Nodes[i]
+		cluster.Nodes = append(cluster.Nodes, advice.Node{
+			Name: n.Name, Hostname: n.Labels[labelHostname], Policy: n.GPU.Spec.PolicyName, Devices: n.GPU.Status.Devices,
+		})
+	}
+	all, err := advice.Of(cluster)
+	if err != nil {
+		return fmt.Errorf("%w; wait, or lower --min-age", err)
+	}
+	var out strings.Builder
+	for i, a := range all {
+		if i > 0 {
+			out.WriteString("\n")
+		}
+		comment(&out, a.Lines()...)
+		if err := printPolicy(ctx, &out, agents.client, w, a); err != nil {
+			return advise(err)
+		}
+	}
+	return p.write(out.String())
+}
+
+// scopeOf reads the arguments of advise.
+func scopeOf(args []string) (advice.Scope, error) {
+	const both = 2
+	switch {
+	case len(args) == 0:
+		return advice.Scope{}, nil
+	case len(args) == both && args[0] == "policy":
+		return advice.Scope{Policy: args[1]}, nil
+	case len(args) == both && args[0] == "node":
+		return advice.Scope{Node: args[1]}, nil
+	case len(args) == both && args[0] == "namespace":
+		return advice.Scope{Namespace: args[1]}, nil
+	}
+	return advice.Scope{}, hint(fmt.Errorf("advise takes nothing, or policy, node or namespace and a name, not %q", strings.Join(args, " ")))
+}
+
+func scopeExists(w world.World, s advice.Scope) error {
+	q := query{policy: s.Policy}
+	if s.Node != "" {
+		q.names = []string{s.Node}
+	}
+	return q.check(w)
+}
+
+// seen is what Prometheus or the agents have observed.
+func (p *Program) seen(ctx context.Context, f *flags, agents *agents, namespace string) (advice.Seen, error) {
+	if f.prometheus != "" {
+		return askPrometheus(ctx, f.prometheus, advice.Queries(f.window, namespace), p.Clock.Now())
+	}
+	histories, lacks, err := agents.histories(ctx, p.Clock.Now())
+	if err != nil {
+		return advice.Seen{}, err
+	}
+	seen := advice.FromAgents(histories, namespace)
+	seen.Lacks = append(seen.Lacks, lacks...)
+	return seen, nil
+}
+
+// printPolicy prints the policy and what it would change, or that it would change nothing.
+func printPolicy(ctx context.Context, out *strings.Builder, c client.Client, w world.World, a advice.Advice) error {
+	if a.Policy == nil {
+		return nil
+	}
+	document, err := a.YAML()
+	if err != nil {
+		return err
+	}
+	submitted, err := parse([]byte(document))
+	if err != nil {
+		return err
+	}
+	admitted, err := admit(ctx, c, submitted[0])
+	switch {
+	case apierrors.IsForbidden(err):
+		out.WriteString("---\n" + document)
+		comment(out, "What it changes is not shown, because you may not create policies, not even in a dry run: "+advise(err).Error())
+		return nil
+	case err != nil:
+		return fmt.Errorf("policy %s: %w", a.Policy.Name, err)
+	}
+	same := func(p v1alpha1.GPUSharingPolicy) bool {
+		return p.Name == admitted.Name && equality.Semantic.DeepEqual(p.Spec, admitted.Spec)
+	}
+	if slices.ContainsFunc(w.Policies, same) {
+		comment(out, fmt.Sprintf("Policy %s shares these GPUs so already.", admitted.Name))
+		return nil
+	}
+	out.WriteString("---\n" + document)
+	preview := text{width: commentWidth}
+	preview.plan(w, change{applied: []v1alpha1.GPUSharingPolicy{*admitted}})
+	comment(out, "What it would change, as kubectl gpusharing plan prints it:")
+	for line := range strings.Lines(preview.String()) {
+		out.WriteString(strings.TrimRight("#   "+inline(strings.TrimRight(line, "\n")), " ") + "\n")
+	}
+	return nil
+}
+
+// comment writes paragraphs as comments of YAML.
+func comment(out *strings.Builder, paragraphs ...string) {
+	for _, paragraph := range paragraphs {
+		for i, line := range wrap(inline(paragraph), commentWidth) {
+			lead := "# "
+			if i > 0 {
+				lead = "#   "
+			}
+			out.WriteString(lead + line + "\n")
+		}
+	}
+}
+
+// inline is a text without what ends a line of YAML. Names come from agents and from Prometheus, and what follows is applied.
+func inline(s string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.In(r, unicode.Zl, unicode.Zp) {
+			return utf8.RuneError
+		}
+		return r
+	}, printable(s))
+}

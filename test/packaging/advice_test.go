@@ -1,0 +1,83 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package packaging_test
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	"sigs.k8s.io/yaml"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/advice"
+)
+
+// series is a series of the agents, scraped once a minute from an agent at an address.
+func series(metric, address, labels, values string) map[string]string {
+	return map[string]string{"series": fmt.Sprintf(`%s{job="gpu-sharing-agent", instance=%q, node="a", %s}`, metric, address, labels), "values": values}
+}
+
+// TestQueriesOfAdvice plays series to the queries of `kubectl gpusharing advise`, with Prometheus' own promtool.
+func TestQueriesOfAdvice(t *testing.T) {
+	const (
+		used, share, sm = "gpusharing_container_gpu_memory_used_bytes", "gpusharing_container_gpu_memory_share_bytes", "gpusharing_container_gpu_sm_utilization_ratio"
+		before, after   = "10.0.0.1:8443", "10.0.0.9:8443"
+		// Two containers on one GPU, of which the first has another GPU too. The second begins when the agent's pod is replaced.
+		train  = `gpu="GPU-1", gpu_index="0", gpu_instance="", namespace="team", pod="train", container="main"`
+		second = `gpu="GPU-2", gpu_index="1", gpu_instance="", namespace="team", pod="train", container="main"`
+		web    = `gpu="GPU-1", gpu_index="0", gpu_instance="", namespace="x", pod="web", container="main"`
+	)
+	input := []map[string]string{
+		series("gpusharing_agent_usage_complete", before, `namespace="gpus"`, "1x59 stale"),
+		series("gpusharing_agent_usage_complete", after, `namespace="gpus"`, "_x60 1x29 0x29"),
+		series(share, before, train, "10x59 stale"), series(share, after, train, "_x60 10x59"),
+		series(used, before, train, "1+1x29 5x29 stale"), series(used, after, train, "_x60 7x59"),
+		series(share, before, second, "10x59 stale"), series(share, after, second, "_x60 10x59"),
+		series(used, before, second, "0x59 stale"), series(used, after, second, "_x60 0x59"),
+		series(used, after, web, "_x60 3x59"), // its share is not known
+		series(sm, before, train, "0.1x59 stale"), series(sm, after, train, "_x60 0.1x54 0.9x1"),
+	}
+	container := func(pod, namespace string) string {
+		return fmt.Sprintf(`{node="a", namespace=%q, pod=%q, container="main"}`, namespace, pod)
+	}
+	type sample struct {
+		Labels string  `json:"labels"`
+		Value  float64 `json:"value"`
+	}
+	want := func(namespace string) map[advice.Query][]sample {
+		both := map[advice.Query][]sample{
+			advice.QueryTime:       {{`{node="a"}`, 85 * 60}}, // the steps of five minutes in which all GPUs were measured
+			advice.QueryConcurrent: {{`{node="a"}`, 3}},
+			advice.QueryHeld:       {{container("train", "team"), 2}, {container("web", "x"), 1}},
+			advice.QueryMemory:     {{container("train", "team"), 30}, {container("web", "x"), 3}},
+			advice.QueryCompute:    {{container("train", "team"), 0.9}},
+			advice.QueryCompute95:  {{container("train", "team"), 0.1}},
+		}
+		if namespace != "" {
+			both[advice.QueryConcurrent] = []sample{{`{node="a"}`, 1}}
+		}
+		return both
+	}
+	tests := []map[string]any{}
+	for _, namespace := range []string{"", "x"} {
+		for name, query := range advice.Queries(2*time.Hour, namespace) {
+			tests = append(tests, map[string]any{"expr": query, "eval_time": "2h", "exp_samples": want(namespace)[name]})
+		}
+	}
+	file := filepath.Join(t.TempDir(), "advice.yaml")
+	data, err := yaml.Marshal(map[string]any{"evaluation_interval": "1m", "tests": []map[string]any{
+		{"name": "advise", "interval": "1m", "input_series": input, "promql_expr_test": tests},
+	}})
+	g := NewWithT(t)
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(os.WriteFile(file, data, 0o600)).To(Succeed())
+	promtool := strings.TrimSpace(run(t, exec.CommandContext(t.Context(), path(t, "hack/promtool/build.sh"))))
+	out, err := exec.CommandContext(t.Context(), promtool, "test", "rules", file).CombinedOutput()
+	g.Expect(err).NotTo(HaveOccurred(), string(out))
+}
