@@ -359,7 +359,8 @@ const (
 	EventPolicyTaintsChanged = "PolicyTaintsChanged"
 	// EventEvicting: a pod that holds what must be freed is being evicted.
 	EventEvicting = "Evicting"
-	// EventEvictionBlocked: a PodDisruptionBudget does not allow an eviction for now; it is asked for again.
+	// EventEvictionBlocked: a PodDisruptionBudget does not allow an eviction for now, or the API server denies one of the memory guard;
+	// it is asked for again.
 	EventEvictionBlocked = "EvictionBlocked"
 	// EventMemoryPressure: a container uses more than its share of a GPU that is almost full.
 	EventMemoryPressure = "MemoryPressure"

@@ -13,7 +13,9 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/onsi/gomega"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -47,7 +49,7 @@ func TestAgent(t *testing.T) {
 	mpsRoot, address := filepath.Join(t.TempDir(), "mps"), freeAddress(t)
 	start(t, "mps-host", "--driver-root="+driver, "--mps-root="+mpsRoot)
 	start(t, "--node-name=n1", "--driver-root="+driver, "--mps-root="+mpsRoot, "--pod-resources-socket=",
-		"--cdi-root=", "--metrics-bind-address="+address,
+		"--cdi-root=", "--metrics-bind-address="+address, "--sampling-interval=5s",
 		"--health-probe-bind-address=0", "--kubeconfig="+kubeconfig(t, config))
 
 	n := node{T: t, client: cluster.Client}
@@ -99,17 +101,23 @@ func expectUsage(t *testing.T, cluster *env.Cluster, agent *rest.Config, address
 	}
 	reader, err := cluster.ConfigAs(t.Context(), env.Identity{Namespace: "monitoring", ServiceAccount: "reader"})
 	g.Expect(err).NotTo(gomega.HaveOccurred())
-	for _, path := range []string{"/metrics", usage.Path} {
+	for _, path := range []string{"/metrics", usage.Path, usage.Path + "?" + usage.HistoryQuery} {
 		for token, status := range map[string]int{
 			"": http.StatusUnauthorized, agent.BearerToken: http.StatusForbidden, reader.BearerToken: http.StatusOK,
 		} {
 			code, body := get(t, address+path, token)
 			g.Expect(code).To(gomega.Equal(status), path)
-			if status == http.StatusOK {
+			if status == http.StatusOK && !strings.HasSuffix(path, usage.HistoryQuery) {
 				g.Expect(body).To(gomega.ContainSubstring("NVIDIA-A100-SXM4-40GB"), path)
 			}
 		}
 	}
+	g.Eventually(func() (h usage.History) {
+		_, body := get(t, address+usage.Path+"?"+usage.HistoryQuery, reader.BearerToken)
+		g.Expect(json.Unmarshal([]byte(body), &h)).To(gomega.Succeed())
+		return h
+	}, "60s", "100ms").Should(gomega.SatisfyAll(
+		gomega.HaveField("Node", "n1"), gomega.HaveField("Interval", 5*time.Second), gomega.HaveField("Samples", gomega.BeNumerically(">", 0))))
 	_, body := get(t, address+usage.Path, reader.BearerToken)
 	var report usage.Report
 	g.Expect(json.Unmarshal([]byte(body), &report)).To(gomega.Succeed())

@@ -51,7 +51,7 @@ func TestTopNeedsTheRoleOfTheChart(t *testing.T) {
 	agentsConfig, err := cluster.ConfigAs(t.Context(), env.Identity{Namespace: namespace, ServiceAccount: "gpu-sharing-agent"})
 	g.Expect(err).NotTo(HaveOccurred())
 
-	var tokens []string
+	var tokens, queries []string
 	filter, err := agent.Access(clock.RealClock{})(agentsConfig, nil)
 	g.Expect(err).NotTo(HaveOccurred())
 	guarded, err := filter(logr.Discard(), http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -65,20 +65,22 @@ func TestTopNeedsTheRoleOfTheChart(t *testing.T) {
 	}))
 	g.Expect(err).NotTo(HaveOccurred())
 	address, port := serveTLS(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		queries = append(queries, r.URL.RawQuery)
 		tokens = append(tokens, r.Header.Get(usage.TokenHeader)+r.Header.Get("Authorization"))
 		guarded.ServeHTTP(w, r)
 	}))
 	pod := agentPod("n1", port)
-	top := func() (string, error) {
+	plugin := func(command string) (string, error) {
 		content, err := env.Kubeconfig(user)
 		g.Expect(err).NotTo(HaveOccurred())
 		file := filepath.Join(t.TempDir(), "kubeconfig")
 		g.Expect(os.WriteFile(file, content, 0o600)).To(Succeed())
 		var out strings.Builder
 		program := &cli.Program{Out: &out, Clock: clock.RealClock{}}
-		err = program.Run(t.Context(), []string{"top", "--kubeconfig", file})
+		err = program.Run(t.Context(), []string{command, "--kubeconfig", file})
 		return out.String(), err
 	}
+	top := func() (string, error) { return plugin("top") }
 	bind := func(o client.Object) { g.Expect(c.Create(t.Context(), o)).To(Succeed()) }
 	alice := []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: "people", Name: "alice"}}
 
@@ -104,6 +106,12 @@ func TestTopNeedsTheRoleOfTheChart(t *testing.T) {
 		RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: "gpu-sharing-top"},
 	})
 	g.Eventually(top, "20s").Should(SatisfyAll(ContainSubstring("NODE n1   research"), MatchRegexp(`8\.0 GiB +4\.0 GiB +- +! +ml/greedy main`)))
+	bind(&rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: "alice-view"}, Subjects: alice,
+		RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "gpu-sharing-view"},
+	})
+	g.Eventually(func() error { _, err := plugin("advise"); return err }, "20s").Should(MatchError(ContainSubstring("no node with GPUs is there to advise on")))
+	g.Expect(queries).To(ContainElement(usage.HistoryQuery), "the API server's proxy hands the query on")
 	g.Expect(tokens).NotTo(BeEmpty())
 	for _, token := range tokens {
 		g.Expect(token).NotTo(ContainSubstring(user.BearerToken), "an agent never sees what the user may do")

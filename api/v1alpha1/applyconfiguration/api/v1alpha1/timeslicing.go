@@ -21,7 +21,7 @@ type TimeSlicingApplyConfiguration struct {
 	FailRequestsGreaterThanOne *bool `json:"failRequestsGreaterThanOne,omitempty"`
 	// memoryGuard watches the memory of the GPUs and reports containers that use more than their share while a GPU is almost full,
 	// or evicts their pods. It isolates nothing: an allocation can fail before the guard acts. If you need isolation, use MIG.
-	// Absent: no guard, and the agents measure only while they are read.
+	// Absent: no guard. The agents then measure only while they are read, or at their sampling interval.
 	MemoryGuard *MemoryGuardApplyConfiguration `json:"memoryGuard,omitempty"`
 }
 
