@@ -49,6 +49,7 @@ func TestAHistoryHasPeaksAndDistributions(t *testing.T) {
 	g.Expect(a.Memory.Peak).To(Equal(float64(3 * gib)))
 	g.Expect(a.Memory.Quantile(0.5, usage.MemoryBounds())).To(Equal(float64(gib)), "two of four samples use 1 GiB at most")
 	g.Expect(a.Compute.Peak).To(Equal(0.22))
+	g.Expect(a.Compute.Quantile(0.3, usage.ComputeBounds())).To(Equal(0.1), "the upper end of a range belongs to it")
 	g.Expect(a.Compute.Quantile(0.6, usage.ComputeBounds())).To(Equal(0.15), "the sample without a value counts for none")
 	g.Expect(a.Compute.Quantile(0.95, usage.ComputeBounds())).To(Equal(0.22), "never more than the peak")
 }
