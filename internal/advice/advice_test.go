@@ -199,9 +199,12 @@ func TestAdvice(t *testing.T) {
 	}
 	big := append(equal(4, 3.1, 0.1), using("x", "train-0", gib(7.9), new(0.1)), using("x", "train-1", gib(7.9), nil))
 	for name, c := range map[string]advice.Cluster{
-		"14 small containers on A100s":             governed(on(gpus(a100, 2), equal(14, 3.1, 0.12)...), slicing),
-		"some containers need a larger instance":   on(gpus(a100, 1), big...),
-		"small containers on T4s":                  governed(on(gpus(t4, 2), equal(8, 2, 0.2)...), slicing),
+		"14 small containers on A100s":           governed(on(gpus(a100, 2), equal(14, 3.1, 0.12)...), slicing),
+		"some containers need a larger instance": on(gpus(a100, 1), big...),
+		"small containers on T4s":                governed(on(gpus(t4, 2), equal(8, 2, 0.2)...), slicing),
+		"MPS for several users on T4s": governed(on(gpus(t4, 1), equal(3, 2, 0.2)...), v1alpha1.GPUSharingPolicySpec{Sharing: v1alpha1.Sharing{
+			Strategy: v1alpha1.StrategyMPS, MPS: &v1alpha1.MPS{Replicas: 2, MultiUser: new(true), RenameByDefault: new(true), ActiveThreadPercentage: new(int32(50))},
+		}}),
 		"several tenants on T4s":                   on(gpus(t4, 1), append(equal(2, 2, 0.2), using("x", "a", gib(1), nil))...),
 		"a container that fills the GPU":           on(gpus(t4, 2), equal(2, 12, 0.98)...),
 		"containers that fit in no way":            on(gpus(t4, 1), equal(3, 12, 0.98)...),
@@ -295,5 +298,7 @@ func TestTheMemoryOfAgentsIsWhatTheyHaveSeen(t *testing.T) {
 	g.Expect(byPod["moved"].Held).To(Equal(1), "one GPU after the other")
 	g.Expect(byPod["moved"].Compute95).To(BeNil(), "it is not 0")
 	g.Expect(byPod["unknown"].MemoryBytes).To(BeNil(), "it is not 0")
+	shift := usage.History{Node: "a", Containers: []usage.Observed{seen("early", "GPU-0", 0, 1, 1, 0), seen("late", "GPU-0", 1, 2, 1, 0)}}
+	g.Expect(advice.FromAgents([]usage.History{shift}, "").Concurrent).To(Equal(map[string]int{"a": 2}), "one sample has both")
 	g.Expect(advice.FromAgents([]usage.History{history}, "x").Concurrent).To(Equal(map[string]int{"a": 1}))
 }

@@ -26,55 +26,58 @@ func (c Cluster) policyFor(f Fleet, sharing v1alpha1.Sharing) (policy *v1alpha1.
 	}
 	policy = &v1alpha1.GPUSharingPolicy{
 		TypeMeta:   metav1.TypeMeta{APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: "GPUSharingPolicy"},
-		ObjectMeta: metav1.ObjectMeta{Name: name(f.Device.Product)},
+		ObjectMeta: metav1.ObjectMeta{Name: f.Policy},
 	}
-	at := slices.IndexFunc(c.Policies, func(p v1alpha1.GPUSharingPolicy) bool { return p.Name == f.Policy })
-	switch {
-	case f.Policy != "" && at < 0:
-		return nil, fmt.Sprintf("policy %s, which governs these nodes, is not there any more", f.Policy)
-	case at >= 0 && c.Policies[at].Spec.GPUSelector != nil && len(c.Policies[at].Spec.GPUSelector.Indexes) > 0:
-		return nil, fmt.Sprintf("policy %s selects GPUs by their indexes, and advice is for whole nodes", f.Policy)
-	case at >= 0:
+	if f.Policy != "" {
+		at := slices.IndexFunc(c.Policies, func(p v1alpha1.GPUSharingPolicy) bool { return p.Name == f.Policy })
+		if at < 0 {
+			return nil, fmt.Sprintf("policy %s, which governs these nodes, is not there any more", f.Policy)
+		}
 		c.Policies[at].Spec.DeepCopyInto(&policy.Spec)
-		policy.Name = f.Policy
+	}
+	if s := policy.Spec.GPUSelector; s != nil && len(s.Indexes) > 0 {
+		return nil, fmt.Sprintf("policy %s selects GPUs by their indexes, and advice is for whole nodes", f.Policy)
 	}
 	policy.Spec.Sharing = keep(policy.Spec.Sharing, sharing)
+	if !c.governsOnly(f) {
+		c.narrow(policy, f)
+	}
+	return policy, ""
+}
+
+// governsOnly reports whether a policy governs the nodes of a fleet, and no others.
+func (c Cluster) governsOnly(f Fleet) bool {
 	governed := 0
 	for _, n := range c.Nodes {
 		if n.Policy == f.Policy {
 			governed++
 		}
 	}
-	if at >= 0 && governed == len(f.Nodes) {
-		return policy, ""
-	}
+	return f.Policy != "" && governed == len(f.Nodes)
+}
+
+// narrow makes a policy one of its own, for the nodes of a fleet alone. It takes them from the policy that governs them, and no node from
+// another.
+func (c Cluster) narrow(policy *v1alpha1.GPUSharingPolicy, f Fleet) {
+	parts := []string{f.Policy, f.Device.Product}
 	policy.Spec.GPUSelector = &v1alpha1.GPUMatch{Products: []string{f.Device.Product}}
 	if c.Scope.Node != "" {
 		policy.Spec.NodeSelector = &v1alpha1.NodeSelector{MatchLabels: map[string]string{labelHostname: f.Nodes[0].Hostname}}
+		parts = append(parts, c.Scope.Node)
 	}
-	if at >= 0 { // it must take these nodes from the present policy
-		policy.Name = name(f.Policy + "-" + f.suffix(c.Scope))
+	if f.Policy != "" {
 		policy.Spec.Priority++
-	} else {
-		if c.Scope.Node != "" {
-			policy.Name = name(f.Device.Product + "-" + f.suffix(c.Scope))
-		}
-		for i := range c.Policies { // the youngest of equal priority takes no node from another
+	}
+	for i := range c.Policies { // the youngest of equal priority takes no node from another
+		if f.Policy == "" {
 			policy.Spec.Priority = min(policy.Spec.Priority, c.Policies[i].Spec.Priority)
 		}
 	}
-	for n, base := 2, policy.Name; c.taken(policy.Name); n++ {
+	base := name(strings.Join(parts, "-"))
+	policy.Name = base
+	for n := 2; c.taken(policy.Name); n++ {
 		policy.Name = fmt.Sprintf("%s-%d", base, n)
 	}
-	return policy, ""
-}
-
-// suffix tells a policy from the one that it is made of.
-func (f Fleet) suffix(s Scope) string {
-	if s.Node != "" {
-		return s.Node
-	}
-	return f.Device.Product
 }
 
 func (c Cluster) taken(name string) bool {

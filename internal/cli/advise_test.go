@@ -92,7 +92,8 @@ func TestAdviseOnAnAPIServer(t *testing.T) {
 		ContainSubstring("\n# MIG, 7 × 1g.5gb fits: "), ContainSubstring("\n# Advised: MIG, 7 × 1g.5gb.\n---\n"),
 		ContainSubstring("#   POLICY nvidia-a100-sxm4-40gb (new): selects 1 node\n"), ContainSubstring("nvidia.com/gpu: 7\n"),
 	))
-	for line := range strings.Lines(out[:strings.Index(out, "---\n")]) {
+	words, _, _ := strings.Cut(out, "---\n")
+	for line := range strings.Lines(words) {
 		g.Expect(line).To(HavePrefix("# "), "a name from elsewhere gets nothing into the policy")
 	}
 	all := &v1alpha1.GPUSharingPolicyList{}

@@ -28,7 +28,7 @@ func newMetrics() *metrics {
 		}, []string{"policy"}),
 		holds: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "gpusharing_memory_guard_evictions_refused_total",
-			Help: "Evictions for the memory guard of a policy that the API server refused, because of a PodDisruptionBudget or "+
+			Help: "Evictions for the memory guard of a policy that the API server refused, because of a PodDisruptionBudget or " +
 				"because it denies the request. Each is asked for again while the pressure lasts.",
 		}, []string{"policy"}),
 	}
