@@ -3,7 +3,7 @@
 
 // The controller turns all policies and all nodes into a desired state for each node, and brings it to the nodes one safe step at a
 // time. One of several replicas leads. Run as `controller operands` it is another program: where OLM installs the operator,
-// it installs the agent.
+// it installs the agent. Run as `controller check` it prints what is missing, and ends: the pod of `helm test` does.
 package main
 
 import (
@@ -71,6 +71,9 @@ func run(ctx context.Context, args []string) error {
 	}
 	if len(args) > 0 && args[0] == "operands" {
 		return runOperands(ctx, args[1:])
+	}
+	if len(args) > 0 && args[0] == "check" {
+		return runCheck(ctx, args[1:], os.Stdout)
 	}
 	f, err := parseFlags(args)
 	if err != nil {

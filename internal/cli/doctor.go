@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/openapi"
+	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
@@ -64,28 +65,46 @@ func (p *Program) doctor(ctx context.Context, f *flags, rest []string) error {
 	if err != nil {
 		return err
 	}
-	c, err := clientOf(config)
-	if err != nil {
-		return err
-	}
-	server, err := discovery.NewDiscoveryClientForConfig(config)
-	if err != nil {
-		return fmt.Errorf("connecting to %s: %w", config.Host, err)
-	}
-	is, err := p.examine(ctx, c, server.OpenAPIV3())
+	found, err := p.diagnoseCluster(ctx, config)
 	if err != nil {
 		return advise(err)
 	}
-	found := diagnose(is)
+	return p.report(found)
+}
+
+// diagnoseCluster reads a cluster and decides what is right and wrong with the operator there.
+func (p *Program) diagnoseCluster(ctx context.Context, config *rest.Config) ([]finding, error) {
+	c, err := clientOf(config)
+	if err != nil {
+		return nil, err
+	}
+	server, err := discovery.NewDiscoveryClientForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("connecting to %s: %w", config.Host, err)
+	}
+	is, err := p.examine(ctx, c, server.OpenAPIV3())
+	if err != nil {
+		return nil, err
+	}
+	return diagnose(is), nil
+}
+
+// report prints findings. It is an error if one of them is.
+func (p *Program) report(found []finding) error {
 	shown := text{width: p.Width}
 	shown.findings(found)
 	if err := p.write(shown.String()); err != nil {
 		return err
 	}
-	if slices.ContainsFunc(found, func(f finding) bool { return f.level == levelError }) {
+	if unhealthy(found) {
 		return ErrUnhealthy
 	}
 	return nil
+}
+
+// unhealthy reports whether one of some findings is an error.
+func unhealthy(found []finding) bool {
+	return slices.ContainsFunc(found, func(f finding) bool { return f.level == levelError })
 }
 
 // examine reads a cluster, whose API server publishes the schemas of its kinds.

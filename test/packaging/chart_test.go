@@ -45,6 +45,7 @@ func TestChartHasNoFieldThatKubernetesDoesNotKnow(t *testing.T) {
 		"DaemonSet":                        known[appsv1.DaemonSet],
 		"Deployment":                       known[appsv1.Deployment],
 		"NetworkPolicy":                    known[networkingv1.NetworkPolicy],
+		"Pod":                              known[corev1.Pod],
 		"PodDisruptionBudget":              known[policyv1.PodDisruptionBudget],
 		"ResourceQuota":                    known[corev1.ResourceQuota],
 		"Role":                             known[rbacv1.Role],

@@ -36,6 +36,8 @@ func TestAPIServerTakesTheChart(t *testing.T) {
 	for _, ns := range []string{namespace, "nvidia-device-plugin"} {
 		NewWithT(t).Expect(cluster.Client.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: ns}})).To(Succeed())
 	}
+	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: checkName}}
+	NewWithT(t).Expect(cluster.Client.Create(t.Context(), account)).To(Succeed(), "without it no pod is admitted")
 	for _, o := range objects {
 		if foreign(o) {
 			continue
@@ -69,6 +71,7 @@ func TestPodSecurity(t *testing.T) {
 
 	controller := as[appsv1.Deployment](t, find(t, objects, "Deployment gpu-sharing-controller"))
 	g.Expect(judge(controller.Spec.Template.Spec)).To(Succeed(), "the controller keeps to the restricted profile")
+	g.Expect(judge(as[corev1.Pod](t, find(t, objects, "Pod "+checkName)).Spec)).To(Succeed(), "the check keeps to the restricted profile")
 	for _, daemonSet := range []string{"DaemonSet gpu-sharing-agent", "DaemonSet gpu-sharing-mps"} {
 		err := judge(as[appsv1.DaemonSet](t, find(t, objects, daemonSet)).Spec.Template.Spec)
 		g.Expect(err).To(MatchError(SatisfyAll(

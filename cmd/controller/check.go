@@ -1,0 +1,60 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"k8s.io/utils/clock"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client/config"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/cli"
+	"github.com/gpusharing/gpu-sharing-operator/internal/version"
+)
+
+type checkFlags struct {
+	rights  string
+	timeout time.Duration
+}
+
+func parseCheckFlags(args []string) (checkFlags, error) {
+	var f checkFlags
+	set := flag.NewFlagSet("controller check", flag.ContinueOnError)
+	config.RegisterFlags(set)
+	set.StringVar(&f.rights, "rights", "/rights/rbac.yaml", "file with the Roles, ClusterRoles and bindings that the operator's accounts must have")
+	set.DurationVar(&f.timeout, "timeout", 2*time.Minute, "how long to look again while there are errors")
+	if err := set.Parse(args); err != nil {
+		return f, err
+	}
+	if set.NArg() > 0 {
+		return f, fmt.Errorf("unknown argument %q; see check --help", set.Arg(0))
+	}
+	return f, nil
+}
+
+// runCheck prints what is missing for the operator to work. It is what the pod of `helm test` runs, and writes nothing.
+func runCheck(ctx context.Context, args []string, out io.Writer) error {
+	f, err := parseCheckFlags(args)
+	if err != nil {
+		return err
+	}
+	rights, err := os.ReadFile(f.rights)
+	if err != nil {
+		return fmt.Errorf("reading --rights: %w", err)
+	}
+	config, err := ctrl.GetConfig()
+	if err != nil {
+		return fmt.Errorf("finding the API server: %w", err)
+	}
+	config.UserAgent = "gpu-sharing-check"
+	config.QPS = -1 // the API server's priority and fairness paces clients
+	program := &cli.Program{Out: out, Clock: clock.RealClock{}, Version: version.String()}
+	return program.Check(ctx, config, rights, f.timeout)
+}

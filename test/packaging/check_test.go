@@ -1,0 +1,243 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package packaging_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	appsv1 "k8s.io/api/apps/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/test/env"
+)
+
+const checkName = "gpu-sharing-check"
+
+// checkKinds are the kinds of all that a test of the release creates.
+var checkKinds = []string{"ServiceAccount", "ClusterRole", "ClusterRoleBinding", "ConfigMap", "Pod"}
+
+func TestTheCheckReadsAndNothingElse(t *testing.T) {
+	g := NewWithT(t)
+	objects := newHelm(t).render(t)
+	for _, rule := range as[rbacv1.ClusterRole](t, find(t, objects, "ClusterRole "+checkName)).Rules {
+		if slices.Equal(rule.Resources, []string{"subjectaccessreviews"}) {
+			g.Expect(rule.Verbs).To(Equal([]string{"create"}), "a question")
+			continue
+		}
+		g.Expect(rule.Verbs).To(Equal([]string{"list"}), "%v", rule.Resources)
+	}
+	for _, kind := range checkKinds {
+		annotations := find(t, objects, kind+" "+checkName).GetAnnotations()
+		g.Expect(annotations).To(HaveKeyWithValue("helm.sh/hook", "test"), kind)
+		g.Expect(annotations).To(HaveKeyWithValue("helm.sh/hook-delete-policy", "before-hook-creation,hook-succeeded"), kind)
+	}
+	pod := as[corev1.Pod](t, find(t, objects, "Pod "+checkName))
+	controller := as[appsv1.Deployment](t, find(t, objects, "Deployment gpu-sharing-controller")).Spec.Template.Spec
+	g.Expect(pod.Spec.Containers[0].Image).To(Equal(controller.Containers[0].Image))
+	g.Expect(pod.Spec.ServiceAccountName).To(Equal(checkName))
+	g.Expect(pod.Spec.RestartPolicy).To(Equal(corev1.RestartPolicyNever))
+}
+
+// TestHelmTestSaysWhatIsMissing runs the real Helm and the real program with the token of its pod. Only the kubelet is played.
+func TestHelmTestSaysWhatIsMissing(t *testing.T) {
+	i := newInstallation(t)
+	g := NewWithT(t)
+	i.do(t, "install", release, i.chart, "--create-namespace")
+	agent := i.play(t)
+	printed := i.runChecks(t)
+	there := func() []string {
+		var found []string
+		for _, kind := range checkKinds {
+			o := object("v1", kind, namespace, checkName)
+			if strings.HasPrefix(kind, "ClusterRole") {
+				o = object("rbac.authorization.k8s.io/v1", kind, "", checkName)
+			}
+			if i.exists(t, o) {
+				found = append(found, kind)
+			}
+		}
+		return found
+	}
+
+	i.do(t, "test", release)
+	g.Expect(<-printed).To(SatisfyAll(
+		ContainSubstring("ServiceAccount "+namespace+"/gpu-sharing-agent has its rights"),
+		ContainSubstring("ServiceAccount "+namespace+"/gpu-sharing-controller has its rights"), ContainSubstring("0 errors"),
+	))
+	g.Expect(there()).To(BeEmpty(), "what a test created goes with its success")
+
+	g.Expect(i.Client.Delete(t.Context(), agent, client.GracePeriodSeconds(0))).To(Succeed())
+	role := &rbacv1.ClusterRole{}
+	g.Expect(i.Client.Get(t.Context(), client.ObjectKey{Name: "gpu-sharing-controller"}, role)).To(Succeed())
+	for r := range role.Rules {
+		if slices.Contains(role.Rules[r].Resources, "clusterpolicies") {
+			role.Rules[r].Verbs = slices.DeleteFunc(role.Rules[r].Verbs, func(verb string) bool { return verb == "patch" })
+		}
+	}
+	g.Expect(i.Client.Update(t.Context(), role)).To(Succeed())
+	i.dropField(t, "gpunodes.gpusharing.io", "status", "driverVersion")
+	_, err := i.try(t, "test", release)
+	g.Expect(err).To(HaveOccurred())
+	g.Expect(<-printed).To(SatisfyAll(
+		ContainSubstring("1 node (n1): no agent"), ContainSubstring("gpu-sharing-controller may not patch clusterpolicies.nvidia.com"),
+		ContainSubstring("The CRD of GPUNode is older than this program: it lacks status.driverVersion"), ContainSubstring("3 errors"),
+	))
+	g.Expect(there()).To(ConsistOf("Pod"), "whose log says why, and which may do nothing any more")
+}
+
+// dropField removes a field from the schema of a CRD.
+func (i installation) dropField(t *testing.T, crd string, fields ...string) {
+	t.Helper()
+	g := NewWithT(t)
+	o := object("apiextensions.k8s.io/v1", "CustomResourceDefinition", "", crd)
+	g.Expect(i.exists(t, o)).To(BeTrue())
+	versions, _, err := unstructured.NestedSlice(o.Object, "spec", "versions")
+	g.Expect(err).NotTo(HaveOccurred())
+	path := []string{"schema", "openAPIV3Schema"}
+	for _, field := range fields {
+		path = append(path, "properties", field)
+	}
+	version, _ := versions[0].(map[string]any)
+	_, found, err := unstructured.NestedFieldNoCopy(version, path...)
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(found).To(BeTrue())
+	unstructured.RemoveNestedField(version, path...)
+	g.Expect(unstructured.SetNestedSlice(o.Object, versions, "spec", "versions")).To(Succeed())
+	g.Expect(i.Client.Update(t.Context(), o)).To(Succeed())
+}
+
+// play plays a cluster in which the operator works on one node. It returns the pod of the agent.
+func (i installation) play(t *testing.T) (agent *corev1.Pod) {
+	t.Helper()
+	g := NewWithT(t)
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{
+		Name: "n1", Labels: map[string]string{"nvidia.com/gpu.present": "true", "feature.node.kubernetes.io/pci-10de.present": "true"},
+	}}
+	g.Expect(i.Client.Create(t.Context(), node)).To(Succeed())
+	node.Status.NodeInfo.KubeletVersion = "v1.37.1"
+	g.Expect(i.Client.Status().Update(t.Context(), node)).To(Succeed())
+	g.Eventually(func() error {
+		return i.Client.Create(t.Context(), &v1alpha1.GPUNode{ObjectMeta: metav1.ObjectMeta{Name: node.Name}})
+	}, 30*time.Second).Should(Succeed())
+	g.Expect(client.IgnoreAlreadyExists(i.Client.Create(t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "default"}}))).To(Succeed())
+	for _, app := range []string{"gpu-sharing-agent", "nvidia-device-plugin"} {
+		pod := &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: app, Labels: map[string]string{"app.kubernetes.io/name": app}},
+			Spec:       corev1.PodSpec{NodeName: node.Name, Containers: []corev1.Container{{Name: "main", Image: "example.invalid/x:v0.19.3"}}},
+		}
+		g.Expect(i.Client.Create(t.Context(), pod)).To(Succeed())
+		pod.Status = corev1.PodStatus{Phase: corev1.PodRunning, Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}}
+		g.Expect(i.Client.Status().Update(t.Context(), pod)).To(Succeed())
+		if app == "gpu-sharing-agent" {
+			agent = pod
+		}
+	}
+	deployment := &appsv1.Deployment{}
+	g.Expect(i.Client.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: "gpu-sharing-controller"}, deployment)).To(Succeed())
+	deployment.Status = appsv1.DeploymentStatus{Replicas: 2, ReadyReplicas: 2, AvailableReplicas: 2}
+	g.Expect(i.Client.Status().Update(t.Context(), deployment)).To(Succeed())
+	g.Expect(i.Client.Create(t.Context(), &coordinationv1.Lease{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "gpu-sharing-controller"},
+		Spec: coordinationv1.LeaseSpec{
+			HolderIdentity: new("controller"), LeaseDurationSeconds: new(int32(3600)), RenewTime: &metav1.MicroTime{Time: clock.RealClock{}.Now()},
+		},
+	})).To(Succeed())
+	return agent
+}
+
+// runChecks does what a kubelet does with the pods of the check, until the test ends: it runs the program with the token of the pod. What
+// the program prints comes out of the channel.
+func (i installation) runChecks(t *testing.T) <-chan string {
+	t.Helper()
+	g := NewWithT(t)
+	program := filepath.Join(t.TempDir(), "controller")
+	build := exec.CommandContext(t.Context(), "go", "build", "-o", program, "./cmd/controller")
+	build.Dir = path(t)
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	run(t, build)
+	ctx, stop := context.WithCancel(t.Context())
+	pods, err := i.Client.Watch(ctx, &corev1.PodList{}, client.InNamespace(namespace), client.MatchingFields{"metadata.name": checkName})
+	g.Expect(err).NotTo(HaveOccurred())
+	printed, ended := make(chan string, 1), make(chan struct{})
+	go func() {
+		defer close(ended)
+		for event := range pods.ResultChan() {
+			pod, isPod := event.Object.(*corev1.Pod)
+			switch {
+			case !isPod:
+			case pod.DeletionTimestamp != nil:
+				_ = i.Client.Delete(ctx, pod, client.GracePeriodSeconds(0)) // it may be gone
+			case pod.Status.Phase == corev1.PodPending:
+				out, err := i.runCheck(ctx, t, program, pod)
+				if ended := i.end(ctx, pod, err); ended != nil && !apierrors.IsNotFound(ended) {
+					t.Error(ended)
+				}
+				printed <- out
+			}
+		}
+	}()
+	t.Cleanup(func() {
+		pods.Stop()
+		stop()
+		<-ended
+	})
+	return printed
+}
+
+func (i installation) runCheck(ctx context.Context, t *testing.T, program string, pod *corev1.Pod) (string, error) {
+	t.Helper()
+	config, err := i.ConfigAs(ctx, env.Identity{Namespace: namespace, ServiceAccount: pod.Spec.ServiceAccountName, Pod: pod.Name})
+	if err != nil {
+		return "", err
+	}
+	rights := &corev1.ConfigMap{}
+	if err := i.Client.Get(ctx, client.ObjectKey{Namespace: namespace, Name: pod.Spec.Volumes[0].ConfigMap.Name}, rights); err != nil {
+		return "", err
+	}
+	kubeconfig, err := env.Kubeconfig(config)
+	if err != nil {
+		return "", err
+	}
+	folder := t.TempDir()
+	var failed []error
+	for name, content := range map[string]string{"rbac.yaml": rights.Data["rbac.yaml"], "kubeconfig": string(kubeconfig)} {
+		failed = append(failed, os.WriteFile(filepath.Join(folder, name), []byte(content), 0o600))
+	}
+	if err := errors.Join(failed...); err != nil {
+		return "", err
+	}
+	args := slices.Clone(pod.Spec.Containers[0].Args)
+	for n := range args {
+		args[n] = strings.Replace(args[n], pod.Spec.Containers[0].VolumeMounts[0].MountPath, folder, 1)
+	}
+	args = append(args, "--kubeconfig="+filepath.Join(folder, "kubeconfig"), "--timeout=10s")
+	out, err := exec.CommandContext(ctx, program, args...).CombinedOutput()
+	return string(out), err
+}
+
+// end writes what a kubelet says of a pod whose only program has ended.
+func (i installation) end(ctx context.Context, pod *corev1.Pod, failed error) error {
+	pod.Status.Phase = corev1.PodSucceeded
+	if failed != nil {
+		pod.Status.Phase = corev1.PodFailed
+	}
+	return i.Client.Status().Update(ctx, pod)
+}
