@@ -23,7 +23,7 @@ rules:
 kind: Role
 metadata: {namespace: a, name: here}
 rules:
-- {apiGroups: [coordination.k8s.io], resources: [leases], resourceNames: [x, y], verbs: [get]}
+- {apiGroups: [coordination.k8s.io], resources: [leases], resourceNames: [x, z], verbs: [get]}
 ---
 kind: ClusterRole
 metadata: {name: here}
@@ -53,7 +53,7 @@ func TestGrantsOfManifests(t *testing.T) {
 		says[one.account] = append(says[one.account], one.String())
 	}
 	g.Expect(says).To(Equal(map[types.NamespacedName][]string{
-		{Namespace: "a", Name: "one"}: {"get leases.coordination.k8s.io x in namespace a", "get leases.coordination.k8s.io y in namespace a"},
+		{Namespace: "a", Name: "one"}: {"get leases.coordination.k8s.io x in namespace a", "get leases.coordination.k8s.io z in namespace a"},
 		{Namespace: "a", Name: "two"}: {"patch nodes", "patch pods/eviction", "get /metrics"},
 	}))
 	_, err = grantsOf([]byte("kind: [Role"))

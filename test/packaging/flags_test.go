@@ -6,6 +6,7 @@ package packaging_test
 import (
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	. "github.com/onsi/gomega"
@@ -40,10 +41,10 @@ func haveTheFlagsOfTheirPods(t *testing.T, bin string) {
 	pods := h.render(t, everything()...)
 	pods = append(pods, h.render(t, "logLevel=2", "metrics.enabled=true", "metrics.sampling.interval=60s")...)
 	pods = append(pods, read(t, "config/operands/deployment.yaml")...)
-	programs := map[string]string{"controller": "controller", "operands": "controller", "agent": "agent", "mps": "agent", "prepare": "agent"}
+	programs := map[string]string{"controller": "controller", "check": "controller", "operands": "controller", "agent": "agent", "mps": "agent", "prepare": "agent"}
 	started := map[string]bool{}
 	for _, o := range pods {
-		if o.GetKind() != "Deployment" && o.GetKind() != "DaemonSet" {
+		if !slices.Contains([]string{"Deployment", "DaemonSet", "Pod"}, o.GetKind()) {
 			continue
 		}
 		pod := podOf(t, o).Spec
