@@ -38,23 +38,17 @@ func (p *Program) Check(ctx context.Context, config *rest.Config, manifests []by
 	for until := p.Clock.Now().Add(timeout); ; {
 		found, err := p.checkOnce(ctx, config, granted)
 		healthy := err == nil && !unhealthy(found)
-		if !healthy && p.Clock.Now().Before(until) && sleep(ctx, checkEvery) {
-			continue
+		if !healthy && p.Clock.Now().Before(until) {
+			select {
+			case <-p.Clock.After(checkEvery):
+				continue
+			case <-ctx.Done():
+			}
 		}
 		if err != nil {
 			return err
 		}
 		return p.report(found)
-	}
-}
-
-// sleep waits for a time. It reports whether the context outlasts it.
-func sleep(ctx context.Context, duration time.Duration) bool {
-	select {
-	case <-ctx.Done():
-		return false
-	case <-time.After(duration):
-		return true
 	}
 }
 
