@@ -23,14 +23,18 @@ const (
 	QueryCompute95  Query = "compute95"  // utilization that 95 of 100 samples of a container did not exceed
 )
 
-// resolution is how often the questions that have to count look into the past. What begins and ends in between is not counted.
-const resolution = 5 * time.Minute
+// resolution is how often the questions that have to count look into a time in the past: about two thousand times, every five minutes of a
+// week. What begins and ends in between is not counted. Prometheus itself takes a series for gone after five minutes.
+func resolution(window time.Duration) time.Duration {
+	const steps, finest, coarsest = 2000, 30 * time.Second, 5 * time.Minute
+	return min(max(window/steps, finest), coarsest).Truncate(time.Second)
+}
 
 // Queries are the questions in PromQL, over a time that ends now. Only containers of the namespace are asked for, or all if it is empty;
 // QueryHeld, QueryMemory and those after them always ask for all.
 func Queries(window time.Duration, namespace string) map[Query]string {
-	over := fmt.Sprintf("%.0fs", window.Seconds())
-	steps := fmt.Sprintf("[%s:%.0fs]", over, resolution.Seconds())
+	over, step := fmt.Sprintf("%.0fs", window.Seconds()), resolution(window).Seconds()
+	steps := fmt.Sprintf("[%s:%.0fs]", over, step)
 	// A scrape's own labels change with the agent's pod, and must count nothing twice.
 	held := func(selector string) string {
 		return fmt.Sprintf("max by (node, gpu, gpu_instance, namespace, pod, container) (gpusharing_container_gpu_memory_share_bytes%[1]s"+
@@ -42,7 +46,7 @@ func Queries(window time.Duration, namespace string) map[Query]string {
 	}
 	const container = "max by (node, namespace, pod, container)"
 	return map[Query]string{
-		QueryTime:       fmt.Sprintf("sum_over_time((max by (node) (gpusharing_agent_usage_complete))%s) * %.0f", steps, resolution.Seconds()),
+		QueryTime:       fmt.Sprintf("sum_over_time((max by (node) (gpusharing_agent_usage_complete))%s) * %.0f", steps, step),
 		QueryConcurrent: fmt.Sprintf("max_over_time((count by (node) (%s))%s)", held(selector), steps),
 		QueryHeld:       fmt.Sprintf("max_over_time((count by (node, namespace, pod, container) (%s))%s)", held(""), steps),
 		QueryMemory:     fmt.Sprintf("%s (max_over_time(gpusharing_container_gpu_memory_used_bytes[%s]))", container, over),

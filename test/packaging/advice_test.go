@@ -52,7 +52,7 @@ func TestQueriesOfAdvice(t *testing.T) {
 	}
 	want := func(namespace string) map[advice.Query][]sample {
 		both := map[advice.Query][]sample{
-			advice.QueryTime:       {{`{node="a"}`, 85 * 60}}, // the steps of five minutes in which all GPUs were measured
+			advice.QueryTime:       {{`{node="a"}`, 89.5 * 60}}, // the steps of half a minute in which all GPUs were measured
 			advice.QueryConcurrent: {{`{node="a"}`, 3}},
 			advice.QueryHeld:       {{container("train", "team"), 2}, {container("web", "x"), 1}},
 			advice.QueryMemory:     {{container("train", "team"), 30}, {container("web", "x"), 3}},
