@@ -4,7 +4,9 @@
 package cli
 
 import (
+	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -27,6 +29,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/autoscaling"
+	"github.com/gpusharing/gpu-sharing-operator/internal/clusterpolicy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
@@ -188,12 +191,32 @@ func (g *gathering) configMaps(ctx context.Context, policies, workloads []unstru
 		}
 	}
 	for i := range workloads {
-		read[standAloneConfigMap(&workloads[i])] = true
+		if name := standAloneConfigMap(&workloads[i]); !read[name] {
+			read[name] = false // a user who may create Deployments may label one so, and name any ConfigMap
+		}
 	}
 	for _, name := range slices.SortedFunc(maps.Keys(read), func(a, b types.NamespacedName) int { return strings.Compare(a.String(), b.String()) }) {
 		if name.Namespace != "" && name.Name != "" {
-			g.get(ctx, kind, name)
+			g.configMap(ctx, name, read[name])
 		}
+	}
+}
+
+// configMap gathers a ConfigMap, if it exists. One that is not known to be NVIDIA's is gathered only if the operator has written to it,
+// which the API server records.
+func (g *gathering) configMap(ctx context.Context, name types.NamespacedName, known bool) {
+	o := &unstructured.Unstructured{}
+	o.SetGroupVersionKind(kindOf("", "v1", "ConfigMap"))
+	err := g.client.Get(ctx, name, o)
+	written := slices.ContainsFunc(o.GetManagedFields(), func(f metav1.ManagedFieldsEntry) bool { return f.Manager == clusterpolicy.FieldManager })
+	switch {
+	case apierrors.IsNotFound(err):
+	case err != nil:
+		g.missed("ConfigMap "+name.String(), err, "get configmaps", "")
+	case !known && !written:
+		g.unread = append(g.unread, unread{What: "ConfigMap " + name.String(), Reason: "a Deployment names it, but the operator has not written to it"})
+	default:
+		g.write(o)
 	}
 }
 
@@ -299,13 +322,13 @@ func (g *gathering) log(ctx context.Context, pod *corev1.Pod, container string, 
 	ctx, cancel := context.WithTimeout(ctx, logTimeout)
 	defer cancel()
 	stream, err := g.pods.Pods(pod.Namespace).GetLogs(pod.Name, &corev1.PodLogOptions{
-		Container: container, Previous: previous, TailLines: new(int64(logLines)), LimitBytes: new(int64(logBytes)),
+		Container: container, Previous: previous, TailLines: new(int64(logLines)), // with LimitBytes the last lines would be missing
 	}).Stream(ctx) // of which the error has the reason
 	if err != nil {
 		return err
 	}
 	defer func() { _ = stream.Close() }() // it was read
-	content, err := io.ReadAll(io.LimitReader(stream, logBytes))
+	content, err := lastOf(stream, logBytes)
 	if err != nil {
 		return fmt.Errorf("reading the log: %w", err)
 	}
@@ -314,4 +337,27 @@ func (g *gathering) log(ctx context.Context, pod *corev1.Pod, container string, 
 	}
 	g.addText(path.Join("logs", pod.Namespace, pod.Name, container+".log"), content)
 	return nil
+}
+
+// lastOf reads a text to its end and returns its last lines, of at most so many bytes together. It holds about twice as many.
+func lastOf(text io.Reader, most int) ([]byte, error) {
+	var last []byte
+	const atOnce = 32 << 10
+	for part, cut := make([]byte, atOnce), false; ; {
+		n, err := text.Read(part)
+		last = append(last, part[:n]...)
+		if len(last) > 2*most || err != nil && len(last) > most {
+			last, cut = append(last[:0], last[len(last)-most:]...), true
+		}
+		switch {
+		case err == nil:
+		case !errors.Is(err, io.EOF):
+			return nil, err
+		default:
+			if _, rest, found := bytes.Cut(last, []byte("\n")); cut && found {
+				last = rest
+			}
+			return last, nil
+		}
+	}
 }

@@ -18,6 +18,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"testing/iotest"
 	"time"
 
 	. "github.com/onsi/gomega"
@@ -30,6 +31,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/clusterpolicy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
 )
@@ -60,7 +62,7 @@ func TestMustGather(t *testing.T) {
 		g := NewWithT(t)
 		files, content, out, err := run(t, "reader")
 		g.Expect(err).NotTo(HaveOccurred())
-		g.Expect(files).To(HaveLen(17), "%v", out)
+		g.Expect(files).To(HaveLen(18), "%v", out)
 		for name, has := range map[string]string{
 			"doctor.yaml": "No controller runs", "versions.yaml": "kubectl-gpusharing: v0.2.0", "gpusharingpolicies/research.yaml": "2g.10gb",
 			"gpunodes/a.yaml": "uuid:", "nodes/a.yaml": "allocatable:", "nodes/b.yaml": "nvidia.com/gpu.present",
@@ -78,7 +80,8 @@ func TestMustGather(t *testing.T) {
 		var lacks []unread
 		g.Expect(yaml.Unmarshal([]byte(files[archiveFolder+"/unread.yaml"]), &lacks)).To(Succeed())
 		g.Expect(lacks).To(ConsistOf(And(HaveField("What", "logs in namespace gpu-sharing-operator"), HaveField("Grant", And(
-			ContainSubstring("kubectl -n gpu-sharing-operator create role gpu-sharing-logs --verb=get --resource=pods/log"), ContainSubstring("create rolebinding"))))))
+			ContainSubstring("kubectl -n gpu-sharing-operator create role gpu-sharing-logs --verb=get --resource=pods/log"), ContainSubstring("create rolebinding")))),
+			HaveField("What", "ConfigMap default/anothers")), "a tenant named that ConfigMap")
 		g.Expect(out).To(And(ContainSubstring("Not in it: logs in namespace gpu-sharing-operator: "), ContainSubstring("create rolebinding gpu-sharing-logs")))
 		_, again, _, err := run(t, "reader")
 		g.Expect(err).NotTo(HaveOccurred())
@@ -86,12 +89,11 @@ func TestMustGather(t *testing.T) {
 	})
 	t.Run("logs for a user who may read them", func(t *testing.T) {
 		g := NewWithT(t)
-		files, _, out, err := run(t, "")
+		files, _, _, err := run(t, "")
 		g.Expect(err).NotTo(HaveOccurred())
 		g.Expect(files).To(HaveKeyWithValue(archiveFolder+"/logs/gpu-sharing-operator/agent/agent.log", "last 2000 lines of agent, previous false\n"))
 		g.Expect(files).To(HaveKeyWithValue(archiveFolder+"/logs/gpu-sharing-operator/agent/agent.previous.log", "last 2000 lines of agent, previous true\n"))
-		g.Expect(files).To(HaveKeyWithValue(archiveFolder+"/unread.yaml", "[]\n"))
-		g.Expect(out).NotTo(ContainSubstring("Not in it"))
+		g.Expect(files[archiveFolder+"/unread.yaml"]).To(And(ContainSubstring("default/anothers"), Not(ContainSubstring("logs"))))
 		for name := range files {
 			g.Expect(name).NotTo(Or(ContainSubstring("proxy"), ContainSubstring("notebook")), "what is not the operator's may log anything")
 		}
@@ -157,6 +159,11 @@ func secretive(t *testing.T, c client.Client) {
 		&corev1.Secret{ObjectMeta: meta("gpu-sharing-operator", "token", nil), StringData: map[string]string{"token": hidden}},
 		&corev1.ConfigMap{ObjectMeta: meta("default", "by-hand", nil), Data: map[string]string{"any": "sharing: {timeSlicing: {}}"}},
 		&corev1.ConfigMap{ObjectMeta: meta("default", "alone", nil), Data: map[string]string{"any": "version: v1"}},
+		&corev1.ConfigMap{ObjectMeta: meta("default", "anothers", nil), Data: map[string]string{"any": hidden}},
+		&appsv1.Deployment{
+			ObjectMeta: meta("team", "mine", map[string]string{nameLabel: controllerName}),
+			Spec:       appsv1.DeploymentSpec{Selector: selector, Template: template(nil, "--device-plugin-namespace=default", "--device-plugin-configmap=anothers")},
+		},
 		&corev1.ConfigMap{ObjectMeta: meta("gpu-sharing-operator", pluginConfigMap, managedByUs), Data: map[string]string{"slice-4": "version: v1"}},
 		&corev1.ConfigMap{ObjectMeta: meta("gpu-sharing-operator", "other", nil), Data: map[string]string{"token": hidden}},
 		&appsv1.Deployment{
@@ -180,6 +187,9 @@ func secretive(t *testing.T, c client.Client) {
 	} {
 		g.Expect(c.Create(t.Context(), o)).To(Succeed(), "%T %s", o, o.GetName())
 	}
+	written := client.RawPatch(types.MergePatchType, []byte(`{"data":{"slice-4":"version: v1"}}`))
+	alone := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "alone"}}
+	g.Expect(c.Patch(t.Context(), alone, written, client.FieldOwner(clusterpolicy.FieldManager))).To(Succeed())
 	status := client.RawPatch(types.MergePatchType, []byte(`{"status":{"namespace":"default","state":"ready"}}`))
 	g.Expect(c.Status().Patch(t.Context(), clusterPolicy, status)).To(Succeed())
 	restarted := client.RawPatch(types.MergePatchType, []byte(`{"status":{"containerStatuses":[
@@ -187,7 +197,7 @@ func secretive(t *testing.T, c client.Client) {
 	g.Expect(c.Status().Patch(t.Context(), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "gpu-sharing-operator", Name: "agent"}}, restarted)).To(Succeed())
 	kubelet := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		q := r.URL.Query()
-		_, _ = fmt.Fprintf(w, "last %s lines of %s, previous %t\n", q.Get("tailLines"), filepath.Base(r.URL.Path), q.Get("previous") == "true")
+		_, _ = fmt.Fprintf(w, "last %s lines of %s, previous %t%s\n", q.Get("tailLines"), filepath.Base(r.URL.Path), q.Get("previous") == "true", q.Get("limitBytes"))
 	}))
 	t.Cleanup(kubelet.Close)
 	host, port, err := net.SplitHostPort(kubelet.Listener.Addr().String())
@@ -220,6 +230,21 @@ func extracted(t *testing.T, archive []byte) map[string]string {
 		g.Expect(err).NotTo(HaveOccurred())
 		found[header.Name], last = string(content), header.Name
 	}
+}
+
+// TestTheEndOfALongLogIsKept: what went wrong last stands there.
+func TestTheEndOfALongLogIsKept(t *testing.T) {
+	for text, want := range map[string]string{
+		"one\ntwo\n": "one\ntwo\n", "first\nsecond\nthird\n": "third\n", "no line is as long as this": "ong as this", "": "",
+	} {
+		for _, read := range []func(io.Reader) io.Reader{iotest.OneByteReader, iotest.DataErrReader} {
+			got, err := lastOf(read(strings.NewReader(text)), 11)
+			NewWithT(t).Expect(err).NotTo(HaveOccurred())
+			NewWithT(t).Expect(string(got)).To(Equal(want))
+		}
+	}
+	_, err := lastOf(iotest.TimeoutReader(strings.NewReader("x")), 11)
+	NewWithT(t).Expect(err).To(MatchError(iotest.ErrTimeout))
 }
 
 // TestNodesThatAreNotReadyComeFirst: an archive has so many nodes.

@@ -37,7 +37,12 @@ var (
 		"volumes": {"name": nil, "hostPath": nil, "emptyDir": nil, "configMap": {"name": nil}},
 	}
 	keptContainerStatus = kept{
-		"name": nil, "image": nil, "imageID": nil, "ready": nil, "started": nil, "restartCount": nil, "state": nil, "lastState": nil,
+		"name": nil, "image": nil, "imageID": nil, "ready": nil, "started": nil, "restartCount": nil, "state": keptState, "lastState": keptState,
+	}
+	// keptState has no message of a container that ended: its program writes that.
+	keptState = kept{
+		"waiting": nil, "running": nil,
+		"terminated": {"exitCode": nil, "signal": nil, "reason": nil, "startedAt": nil, "finishedAt": nil},
 	}
 	keptWorkload = kept{
 		"spec": {

@@ -43,10 +43,12 @@ func TestRedact(t *testing.T) {
 				{name: agent, image: i, args: [--resync=1m], command: [` + hidden + `], env: [{name: A, value: ` + hidden + `}, {name: B, valueFrom: {secretKeyRef: {name: ` + hidden + `}}}],
 				 envFrom: [{secretRef: {name: ` + hidden + `}}], livenessProbe: {httpGet: {httpHeaders: [{value: ` + hidden + `}]}}, lifecycle: {preStop: {exec: {command: [` + hidden + `]}}}},
 				{name: proxy, args: [--token=` + hidden + `]}], volumes: [{name: v, secret: {secretName: ` + hidden + `}}, {name: w, configMap: {name: c}}, {name: x, csi: {volumeAttributes: {t: ` + hidden + `}}}]},
-				status: {phase: Running, podIP: ` + hidden + `, containerStatuses: [{name: agent, restartCount: 1}]}}`,
+				status: {phase: Running, podIP: ` + hidden + `, containerStatuses: [{name: agent, restartCount: 1,
+				state: {waiting: {reason: CrashLoopBackOff, message: back-off}}, lastState: {terminated: {exitCode: 1, reason: Error, message: ` + hidden + `}}}]}}`,
 			`{apiVersion: v1, kind: Pod, metadata: {name: p, labels: {app.kubernetes.io/name: gpu-sharing-agent}}, spec: {nodeName: a, containers: [
 				{name: agent, image: i, args: [--resync=1m], env: [{name: A}, {name: B}]}, {name: proxy}],
-				volumes: [{name: v}, {name: w, configMap: {name: c}}, {name: x}]}, status: {phase: Running, containerStatuses: [{name: agent, restartCount: 1}]}}`,
+				volumes: [{name: v}, {name: w, configMap: {name: c}}, {name: x}]}, status: {phase: Running, containerStatuses: [{name: agent, restartCount: 1,
+				state: {waiting: {reason: CrashLoopBackOff, message: back-off}}, lastState: {terminated: {exitCode: 1, reason: Error}}}]}}`,
 		},
 		"a workload of a user that has a name like the operator's": {
 			`{apiVersion: apps/v1, kind: Deployment, metadata: {name: d, labels: {app.kubernetes.io/name: gpu-sharing-notebook}}, spec: {template: {spec: {
