@@ -188,6 +188,9 @@ func TestAdvice(t *testing.T) {
 	second := func(c advice.Cluster, n advice.Node) advice.Cluster {
 		c.Nodes = append(c.Nodes, n)
 		c.Seen.Time[n.Name] = 2 * day
+		if n.Name == "young" {
+			c.Seen.Time[n.Name] = time.Hour
+		}
 		return c
 	}
 	scoped := func(c advice.Cluster, s advice.Scope) advice.Cluster {
@@ -205,12 +208,14 @@ func TestAdvice(t *testing.T) {
 		"MPS for several users on T4s": governed(on(gpus(t4, 1), equal(3, 2, 0.2)...), v1alpha1.GPUSharingPolicySpec{Sharing: v1alpha1.Sharing{
 			Strategy: v1alpha1.StrategyMPS, MPS: &v1alpha1.MPS{Replicas: 2, MultiUser: new(true), RenameByDefault: new(true), ActiveThreadPercentage: new(int32(50))},
 		}}),
-		"several tenants on T4s":                   on(gpus(t4, 1), append(equal(2, 2, 0.2), using("x", "a", gib(1), nil))...),
-		"a container that fills the GPU":           on(gpus(t4, 2), equal(2, 12, 0.98)...),
-		"containers that fit in no way":            on(gpus(t4, 1), equal(3, 12, 0.98)...),
-		"memory that the driver does not report":   on(gpus(a100, 2), using("team", "a", nil, nil), using("team", "b", gib(1), nil)),
-		"nobody used the GPUs":                     on(gpus(a100, 1)),
-		"one node of a policy of several products": second(governed(on(gpus(a100, 1), equal(3, 3, 0.1)...), slicing), advice.Node{Name: "b", Policy: "research", Devices: gpus(t4, 1)}),
+		"several tenants on T4s":                      on(gpus(t4, 1), append(equal(2, 2, 0.2), using("x", "a", gib(1), nil))...),
+		"a container that fills the GPU":              on(gpus(t4, 2), equal(2, 12, 0.98)...),
+		"containers that fit in no way":               on(gpus(t4, 1), equal(3, 12, 0.98)...),
+		"memory that the driver does not report":      on(gpus(a100, 2), using("team", "a", nil, nil), using("team", "b", gib(1), nil)),
+		"nobody used the GPUs":                        on(gpus(a100, 1)),
+		"one node of a policy of several products":    second(governed(on(gpus(a100, 1), equal(3, 3, 0.1)...), slicing), advice.Node{Name: "b", Policy: "research", Devices: gpus(t4, 1)}),
+		"a young node of the same policy":             second(governed(on(gpus(a100, 1), equal(3, 3, 0.1)...), slicing), advice.Node{Name: "young", Policy: "research", Devices: gpus(a100, 1)}),
+		"one node of a policy":                        scoped(second(governed(on(gpus(a100, 1), equal(3, 3, 0.1)...), slicing), advice.Node{Name: "b", Policy: "research", Devices: gpus(a100, 1)}), advice.Scope{Node: "a"}),
 		"one node":                                    scoped(second(on(gpus(a100, 1), equal(3, 3, 0.1)...), advice.Node{Name: "b", Devices: gpus(a100, 1)}), advice.Scope{Node: "a"}),
 		"a namespace that is alone":                   scoped(on(gpus(a100, 1), equal(3, 3, 0.1)...), advice.Scope{Namespace: "team"}),
 		"a namespace beside others":                   scoped(on(gpus(a100, 1), big...), advice.Scope{Namespace: "x"}),

@@ -45,15 +45,14 @@ func (c Cluster) policyFor(f Fleet, sharing v1alpha1.Sharing) (policy *v1alpha1.
 	return policy, ""
 }
 
-// governsOnly reports whether a policy governs the nodes of a fleet, and no others.
+// governsOnly reports whether a policy governs the nodes of a fleet, and none with other GPUs or out of scope. One that was not observed for
+// long enough is shared with its like.
 func (c Cluster) governsOnly(f Fleet) bool {
-	governed := 0
-	for _, n := range c.Nodes {
-		if n.Policy == f.Policy {
-			governed++
-		}
+	other := func(n Node) bool {
+		return n.Policy == f.Policy && (c.Scope.Node != "" && n.Name != c.Scope.Node ||
+			slices.ContainsFunc(n.Devices, func(d v1alpha1.DeviceStatus) bool { return d.Product != f.Device.Product }))
 	}
-	return f.Policy != "" && governed == len(f.Nodes)
+	return f.Policy != "" && !slices.ContainsFunc(c.Nodes, other)
 }
 
 // narrow makes a policy one of its own, for the nodes of a fleet alone. It takes them from the policy that governs them, and no node from
