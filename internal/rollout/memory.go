@@ -14,6 +14,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/policy"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/budget"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/change"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/conflicts"
@@ -68,6 +69,7 @@ type derived struct {
 	view             *view.View
 	tally            group.Tally
 	judgement        gate.Judgement
+	actions          []action.Action // that wait for no slot
 	// settled says that the judgement stands until its basis changes: nothing is to be done, and no deadline passes.
 	settled bool
 	slot    group.Slot
@@ -217,7 +219,8 @@ func (r *remembered) consider(w *world.World, selected, governed policy.Governed
 		*m = staying(w, n, selected)
 	} else {
 		d := r.recall(w, governed)
-		*m, settled, released = group.Member{View: d.view, Judgement: d.judgement, Slot: d.slot, Tally: d.tally}, d.settled, d.released
+		*m = group.Member{View: d.view, Judgement: d.judgement, Actions: d.actions, Slot: d.slot, Tally: d.tally}
+		settled, released = d.settled, d.released
 		if settled {
 			m.Settled = &d.state
 		}
@@ -259,12 +262,12 @@ func (r *remembered) recall(w *world.World, g policy.Governed) *derived {
 }
 
 func (d *derived) decide() {
-	m := &group.Member{View: d.view, Judgement: repair.Add(d.view, change.Next(d.view))}
+	m := &group.Member{View: d.view}
+	m.Judgement, m.Actions = repair.Add(d.view, change.Next(d.view))
 	m.Slot = budget.SlotOf(m)
 	budget.Reclaim(m)
-	j := m.Judgement
-	d.judgement, d.slot = j, m.Slot
-	d.settled = j.State == state.UpToDate && len(j.Actions)+len(j.Start)+len(j.GiveUp) == 0 && j.After == 0
+	d.judgement, d.actions, d.slot = m.Judgement, slices.Clip(m.Actions), m.Slot
+	d.settled = m.State == state.UpToDate && len(m.Actions) == 0 && m.Next == nil && m.After == 0
 	if d.settled {
 		d.state = status.Report(m)
 	}

@@ -19,7 +19,7 @@ import (
 // staying is a node that no policy governs, or can, and that stays as it is.
 func staying(w *world.World, n *world.Node, selected policy.Governed) group.Member {
 	m := group.Member{View: &view.View{World: w, Node: n}}
-	m.Judgement = gate.Judgement{State: state.UpToDate, Reason: v1alpha1.ReasonReady, Actions: retain(&m)}
+	m.Judgement, m.Actions = gate.Judgement{State: state.UpToDate, Reason: v1alpha1.ReasonReady}, retain(&m)
 	if selected.By == nil && !view.Retained(n.GPU.Spec) { // no status of a policy reports why it is not restored
 		m.State, m.Reason, m.Message = state.Unsupported, w.Plugin.Reason, w.Plugin.Message
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/gate"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/group"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/nvidiamig"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
@@ -29,18 +30,19 @@ func Pace(g *group.Group, w *world.World) {
 	g.Halted = g.By != nil && g.Failures >= int(max(g.By.Spec.Rollout.MaxFailures, 1))
 	b := newBudget(g)
 	for _, m := range order(g) {
-		if len(m.Start) == 0 && len(m.GiveUp) == 0 {
+		step, asks := m.Next.(gate.Step)
+		if !asks {
 			continue
 		}
 		reason, message := heldUp(g, w, m)
 		if reason == "" {
-			reason, message = b.goOn(m)
+			reason, message = b.goOn(m, step)
 		}
 		if reason != "" {
 			wait(m, reason, message)
 			continue
 		}
-		m.Actions = append(m.Actions, m.Start...)
+		m.Actions = append(m.Actions, step.Start...)
 	}
 }
 
@@ -115,8 +117,8 @@ func (b *budget) unproven(m *group.Member) bool {
 
 // goOn says why a node may not go on, if it may not. One that holds a place may, unless that would disturb more nodes than
 // there are places: one whose slot had expired may hold one on top of them.
-func (b *budget) goOn(m *group.Member) (reason, message string) {
-	taints := slices.ContainsFunc(m.Start, func(a action.Action) bool { _, is := a.(action.Taint); return is })
+func (b *budget) goOn(m *group.Member, step gate.Step) (reason, message string) {
+	taints := slices.ContainsFunc(step.Start, func(a action.Action) bool { _, is := a.(action.Taint); return is })
 	disturbs := taints && !m.Disturbed() || m.Disturbed() && !m.Holds
 	switch {
 	case disturbs && b.disturbed >= b.places, taints && b.disturbed > b.places: // pauses that protect a node wait for no slot
@@ -148,7 +150,8 @@ func (b *budget) take(m *group.Member) (reason, message string) {
 
 // wait holds a node back.
 func wait(m *group.Member, reason, message string) {
-	m.Actions = append(m.Actions, m.GiveUp...)
+	_, step := gate.Split(m.Next)
+	m.Actions = append(m.Actions, step.GiveUp...)
 	UntilExpired(m)
 	m.Reason = reason
 	if m.Message != "" {

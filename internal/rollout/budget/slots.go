@@ -40,12 +40,18 @@ func SlotOf(m *group.Member) group.Slot {
 func hasBegun(m *group.Member) bool {
 	changing := []state.State{state.Applying, state.Selecting, state.Verifying, state.Releasing}
 	if m.State == state.Failed {
-		return m.Disturbed() || slices.Contains(changing, m.Rollback) || m.Policy != nil && len(m.Start)+len(m.Actions) > 0
+		return m.Disturbed() || slices.Contains(changing, m.Rollback) || m.Policy != nil && acts(m)
 	}
 	if m.State == state.Unsupported {
 		return m.Disturbed()
 	}
 	return m.Disturbed() || slices.Contains(changing, m.State) || m.InFlight()
+}
+
+// acts reports whether anything is done about the node, or will be once it has a slot.
+func acts(m *group.Member) bool {
+	_, step := gate.Split(m.Next)
+	return len(m.Actions)+len(step.Start) > 0
 }
 
 // slotDeadline is the deadline of the slot. It counts from the last step that the controller has recorded.
@@ -73,7 +79,7 @@ func slotDeadline(v *view.View) time.Time {
 // Reclaim ends a change whose slot has expired: the node takes pods again and NVIDIA's clients run again. Where the agent was
 // lost in the middle the controller records that, so that the change begins anew once the agent is back.
 func Reclaim(m *group.Member) {
-	if len(m.Start)+len(m.Actions) == 0 {
+	if !acts(m) {
 		UntilExpired(m)
 	}
 	if _, is := view.UnderMaintenance(m.View); is || !m.Expired {
@@ -83,10 +89,11 @@ func Reclaim(m *group.Member) {
 		return // NVIDIA's device plugin must not start before the agent has made its instances again
 	}
 	if m.Disturbed() {
-		if slices.ContainsFunc(m.Start, action.Frees) { // with the record that the change failed, or the node would take the next slot again
-			m.Actions = append(m.Actions, m.Start...)
+		_, step := gate.Split(m.Next)
+		if slices.ContainsFunc(step.Start, action.Frees) { // with the record that the change failed, or the node would take the next slot again
+			m.Actions = append(m.Actions, step.Start...)
 		}
-		m.Start, m.GiveUp = nil, nil
+		m.Next = nil
 		if !slices.ContainsFunc(m.Actions, action.Frees) {
 			m.Actions = append(m.Actions, gate.LetGo(m.View, "the change has made no step in time")...)
 		}

@@ -47,7 +47,7 @@ func outsideWindow(g *group.Group, w *world.World, m *group.Member) (reason, mes
 	}
 	g.NextWindow = new(metav1.NewTime(changes))
 	if view.Reboots(m.View) && untouched(m.View) {
-		m.GiveUp = gate.LetGo(m.View, "the reboot waits for a maintenance window")
+		m.Next = gate.Step{GiveUp: gate.LetGo(m.View, "the reboot waits for a maintenance window")}
 	}
 	return v1alpha1.ReasonOutsideWindow, fmt.Sprintf("Waiting for a maintenance window (rollout.windows): the next one opens at %s",
 		changes.Format(time.RFC3339))

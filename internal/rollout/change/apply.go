@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/baseline"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/desired"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/gate"
@@ -24,22 +23,21 @@ func setGently(v *view.View) gate.Judgement {
 	j := gate.Judgement{
 		State: state.PendingNonDisruptive, Reason: gate.Underway(v),
 		Message: "the node is not as the policy asks yet; the change disturbs nothing that runs",
-		GiveUp:  gate.GiveBack(v, "the change is held back"),
 	}
 	if fence, pending := nvidiamig.Fence(v); pending {
-		if fence.GiveUp = j.GiveUp; len(fence.Start) > 0 {
+		if _, step := gate.Split(fence.Next); len(step.Start) > 0 {
 			fence.State = j.State
 		}
 		return fence
 	}
-	if g, pending := nvidiamps.Prepare(v, j); pending {
+	if g, pending := nvidiamps.Prepare(v, j.State); pending {
 		return g
 	}
 	if patch, unsaved := baseline.Unsaved(v); unsaved {
-		j.Start = []action.Action{patch}
+		j.Next = gate.WithSlot(v, patch)
 		return j
 	}
-	j.Start = []action.Action{desired.SetSpec(v)}
+	j.Next = gate.WithSlot(v, desired.SetSpec(v))
 	return j
 }
 
@@ -65,7 +63,7 @@ func applying(v *view.View) gate.Judgement {
 	if left <= 0 {
 		return gate.Fail(v, j, late, gate.AgentMessage(v, fmt.Sprintf("the GPUs did not match the desired state within %s", timeout))+help)
 	}
-	j.Actions, j.After = syncAhead(v), left
+	j.Next, j.After = gate.AtOnce(syncAhead(v)...), left
 	return j
 }
 
@@ -104,6 +102,6 @@ func rebooting(v *view.View, j gate.Judgement) gate.Judgement {
 	}
 	j.State, j.Reason = state.Idle, v1alpha1.ReasonRebooting
 	j.Message = "a MIG mode changes only at a reboot; nobody uses a GPU of the node, and it is going to be rebooted"
-	j.Start = []action.Action{desired.PermitReboot(v)}
+	j.Next = gate.WithSlot(v, desired.PermitReboot(v))
 	return j
 }

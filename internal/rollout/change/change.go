@@ -36,7 +36,8 @@ func next(v *view.View) gate.Judgement {
 	}
 	if v.Unsupported != nil {
 		return gate.Judgement{
-			State: state.Unsupported, Reason: v.Unsupported.Reason, Message: v.Unsupported.Message, Actions: gate.GiveBack(v, "the policy cannot be honoured here"),
+			State: state.Unsupported, Reason: v.Unsupported.Reason, Message: v.Unsupported.Message,
+			Next: gate.AtOnce(gate.GiveBack(v, "the policy cannot be honoured here")...),
 		}
 	}
 	j := progress(v)
@@ -53,7 +54,7 @@ func failedBefore(v *view.View, f v1alpha1.FailedChange, j gate.Judgement) gate.
 	case !v.FallsBack && len(v.Blockers) == 0:
 		return j // it did not become idle in time, but now it is
 	case !v.FallsBack:
-		j.Start, j.GiveUp, j.Actions = nil, nil, gate.LetGo(v, "it did not become idle in time")
+		j.Next = gate.AtOnce(gate.LetGo(v, "it did not become idle in time")...)
 		j.Message = f.Message + "; it is tried again when the node is idle, a policy for it changes or you annotate the GPUNode (" + retry(v) + "); now " + eviction.Describe(v)
 	case j.State == state.UpToDate:
 		j.Message = f.Message + "; the node was rolled back to its last good state and is tried again when the policy changes or you annotate the " +
@@ -121,9 +122,7 @@ func byManager(v *view.View, asks bool) (gate.Judgement, bool) {
 	case v.Partitions() && asks && v.Node.GPU.Spec.MIGConfigName != "":
 		return nvidiamig.Drive(v), true
 	case v.Partitions() && !asks && v.Taint() == nil:
-		j, pending := nvidiamig.Prepare(v)
-		j.GiveUp = gate.GiveBack(v, "the change is held back")
-		return j, pending
+		return nvidiamig.Prepare(v)
 	}
 	return gate.Judgement{}, false
 }

@@ -24,7 +24,7 @@ import (
 
 // disrupt brings a node to where its GPUs can be changed: tainted, drained, NVIDIA's clients paused.
 func disrupt(v *view.View, asks bool) gate.Judgement {
-	j := gate.Judgement{State: state.PendingDisruptive, Reason: gate.Underway(v), GiveUp: gate.GiveBack(v, "the change is held back")}
+	j := gate.Judgement{State: state.PendingDisruptive, Reason: gate.Underway(v), Next: gate.WithSlot(v)}
 	blocked := len(v.Blockers) > 0
 	tainted := v.Taint() != nil || view.MustStayUntainted(v) && !blocked
 	switch {
@@ -32,7 +32,7 @@ func disrupt(v *view.View, asks bool) gate.Judgement {
 		return nvidiamps.LeaveToNVIDIA(v)
 	case blocked && v.DrainMode() == v1alpha1.DrainModeNever:
 		j.Reason, j.Message = v1alpha1.ReasonGPUInUse, "waiting until nobody uses what must be changed: "+eviction.Describe(v)
-		j.Actions = append(gate.LetGo(v, "the node is in use"), interruptedByUsers(v, asks)...)
+		j.Next = gate.AtOnce(append(gate.LetGo(v, "the node is in use"), interruptedByUsers(v, asks)...)...)
 		return j
 	case blocked && !tainted && v.FallsBack: // its time is over: nobody is kept off or evicted any more
 		j.Reason, j.Message = v1alpha1.ReasonGPUInUse, "waiting until nobody uses what must be changed: "+eviction.Describe(v)
@@ -53,14 +53,14 @@ func disrupt(v *view.View, asks bool) gate.Judgement {
 
 // tainting begins a change: nothing new may come to the node.
 func tainting(v *view.View, j gate.Judgement) gate.Judgement {
-	if g, pending := nvidiamps.Prepare(v, j); pending {
+	if g, pending := nvidiamps.Prepare(v, j.State); pending {
 		return g
 	}
 	j.Message = "the change needs GPUs or instances idle"
 	if len(v.Blockers) > 0 {
 		j.Message += "; in use now: " + eviction.Describe(v)
 	}
-	j.Start = []action.Action{taintNode(v)}
+	j.Next = gate.WithSlot(v, taintNode(v))
 	return j
 }
 
@@ -89,15 +89,16 @@ func draining(v *view.View, j gate.Judgement) gate.Judgement {
 	if left <= 0 {
 		message := fmt.Sprintf("not idle within %s: %s%s", v.DrainTimeout(), eviction.Describe(v), why)
 		if !v.FallsBack {
-			j.Start = append(gate.LetGo(v, "it did not become idle in time"), desired.RecordFailure(v, v1alpha1.ReasonDrainTimedOut, message)...)
+			record := desired.RecordFailure(v, v1alpha1.ReasonDrainTimedOut, message)
+			j.Next = gate.WithSlot(v, append(gate.LetGo(v, "it did not become idle in time"), record...)...)
 			j.Message = message
 			return j
 		}
-		j.Reason, j.Actions = v1alpha1.ReasonDrainTimedOut, gate.LetGo(v, "it did not become idle in time")
+		j.Reason, j.Next = v1alpha1.ReasonDrainTimedOut, gate.AtOnce(gate.LetGo(v, "it did not become idle in time")...)
 		j.Message = message + "; the node takes pods again meanwhile, and goes back once nobody uses what must be changed"
 		return j
 	}
-	j.Start, j.After = evictions, max(left, 0)
+	j.Next, j.After = gate.WithSlot(v, evictions...), max(left, 0)
 	j.Message = "waiting for what must be freed: " + eviction.Describe(v) + why
 	return j
 }

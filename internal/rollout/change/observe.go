@@ -193,7 +193,7 @@ func NotReporting(v *view.View) (gate.Judgement, bool) {
 		return j, false // NVIDIA's mig-manager, which is driven here, keeps it away
 	case !v.Node.AgentReady && value == world.PausedValue:
 		j.Reason, j.Message = v1alpha1.ReasonMIGManagerBusy, gate.AgentAway("NVIDIA's mig-manager is changing the node")
-		j.Actions = takeBackAgent(v)
+		j.Next = gate.AtOnce(takeBackAgent(v)...)
 	case !v.Node.AgentReady && value != "true":
 		j.Message = fmt.Sprintf("the agent does not run on the node, because its label %s is %q; set it to true", v1alpha1.LabelClient, value)
 	case !v.Node.AgentReady:

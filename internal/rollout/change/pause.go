@@ -28,7 +28,7 @@ func paused(v *view.View) (gate.Judgement, bool) {
 	if !v.Closes() || !v.World.Plugin.ClusterPolicy {
 		return gate.Judgement{}, false
 	}
-	j := gate.Judgement{State: state.PausingClients, Reason: v1alpha1.ReasonPausingClients}
+	j := gate.Judgement{State: state.PausingClients, Reason: v1alpha1.ReasonPausingClients, Next: gate.WithSlot(v)}
 	for _, name := range world.DeployLabels() {
 		value := v.Node.Labels[name]
 		if value != "" && value != "true" && value != "false" && !slices.Contains(view.Ours(v), name) {
@@ -37,18 +37,22 @@ func paused(v *view.View) (gate.Judgement, bool) {
 		}
 	}
 	if patch, pauses := clients.Pause(v); pauses {
-		j.Message, j.Start = "pausing NVIDIA's GPU clients, which must close their handles", []action.Action{patch}
+		j.Message, j.Next = "pausing NVIDIA's GPU clients, which must close their handles", gate.WithSlot(v, patch)
 		return j, true
 	}
 	remain := view.Clients(v, view.Ours(v)...)
+	var deletions []action.Action
 	for _, p := range v.Node.Pods {
 		if !p.Validator {
 			continue
 		}
 		remain = append(remain, p.Namespace+"/"+p.Name)
 		if !p.Terminating {
-			j.Actions = append(j.Actions, gate.DeletePod(v, p, "it is a test of the GPU Operator's validator and holds a GPU"))
+			deletions = append(deletions, gate.DeletePod(v, p, "it is a test of the GPU Operator's validator and holds a GPU"))
 		}
+	}
+	if len(deletions) > 0 {
+		j.Next = gate.AtOnce(deletions...)
 	}
 	j.Message = "waiting until NVIDIA's GPU clients are gone: " + format.List(remain)
 	return j, len(remain) > 0
@@ -62,7 +66,6 @@ func pauseClients(v *view.View, j gate.Judgement, asks bool) gate.Judgement {
 	}
 	for _, gate := range gates {
 		if g, pending := gate(v); pending {
-			g.GiveUp = j.GiveUp
 			return pausing(v, g)
 		}
 	}
@@ -74,17 +77,17 @@ func pauseClients(v *view.View, j gate.Judgement, asks bool) gate.Judgement {
 	}
 	j.State, j.Message = state.Idle, "nothing blocks the change"
 	if patch, unsaved := baseline.Unsaved(v); unsaved {
-		j.Start = []action.Action{patch}
+		j.Next = gate.WithSlot(v, patch)
 		return j
 	}
-	j.Start = []action.Action{desired.SetSpec(v)}
+	j.Next = gate.WithSlot(v, desired.SetSpec(v))
 	return j
 }
 
 // pausing gives NVIDIA's programs their time to end, after that for draining.
 func pausing(v *view.View, j gate.Judgement) gate.Judgement {
 	left := gate.DrainLeft(v) + timing.PauseTimeout
-	if len(j.Start) > 0 || j.State == state.Failed {
+	if _, step := gate.Split(j.Next); len(step.Start) > 0 || j.State == state.Failed {
 		return j
 	}
 	if left > 0 {
@@ -96,6 +99,7 @@ func pausing(v *view.View, j gate.Judgement) gate.Judgement {
 		return j
 	}
 	message := fmt.Sprintf("not within %s: %s", timing.PauseTimeout, j.Message)
-	j.Start, j.Message = append(gate.LetGo(v, "they did not end in time"), desired.RecordFailure(v, j.Reason, message)...), message
+	j.Next = gate.WithSlot(v, append(gate.LetGo(v, "they did not end in time"), desired.RecordFailure(v, j.Reason, message)...)...)
+	j.Message = message
 	return j
 }

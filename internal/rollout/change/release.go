@@ -21,13 +21,13 @@ func done(v *view.View) gate.Judgement {
 	j := gate.Judgement{State: state.UpToDate, Reason: v1alpha1.ReasonReady}
 	if v.Taint() != nil {
 		j.State, j.Reason, j.Message = state.Releasing, v1alpha1.ReasonProgressing, "done; the taint of the operator is being removed"
-		j.Actions = append(j.Actions, action.Untaint{Node: v.Node.Name})
+		j.Next = gate.AtOnce(action.Untaint{Node: v.Node.Name})
 		return j // what was reached is recorded after that, together with Ready
 	}
 	if v.Target.Final && view.Overridden(v) {
 		return allowing(v, j)
 	}
-	j.Actions = append(j.Actions, desired.RecordReached(v)...)
+	j.Next = gate.AtOnce(desired.RecordReached(v)...)
 	return j
 }
 

@@ -77,7 +77,7 @@ func selecting(v *view.View) (gate.Judgement, bool) {
 		}
 		if syncs, left, unseen := gate.TriggerSyncs(v); len(unseen) > 0 {
 			j.Message = fmt.Sprintf("making the configuration %s visible to NVIDIA's device plugin; waiting for %s", v.Target.Config, format.List(unseen))
-			j.Actions, j.After = syncs, left
+			j.Next, j.After = gate.AtOnce(syncs...), left
 			return j, true
 		}
 	}
@@ -89,7 +89,7 @@ func selecting(v *view.View) (gate.Judgement, bool) {
 		j.Message = "resuming NVIDIA's GPU clients"
 	}
 	selected.Why = j.Message
-	j.Actions = []action.Action{selected}
+	j.Next = gate.AtOnce(selected)
 	return j, true
 }
 

@@ -35,14 +35,15 @@ func verifying(v *view.View) (gate.Judgement, bool) {
 	}
 	if left, is := keepsPluginOff(v); is {
 		if j.After = left; left <= 0 {
-			j.Actions = []action.Action{action.Untaint{Node: v.Node.Name}}
+			j.Next = gate.AtOnce(action.Untaint{Node: v.Node.Name})
 		}
 		return j, true
 	}
 	if v.Reached() || v.Target.Expected == nil {
 		j.State, j.Reason = state.Degraded, v1alpha1.ReasonNotAdvertised
 		j.Message += cmp.Or(plugin.Unhealthy(v), "; look at the pods of NVIDIA's device plugin on the node")
-		j.Actions, j.After = plugin.RestartOnce(v)
+		restarts, after := plugin.RestartOnce(v)
+		j.Next, j.After = gate.AtOnce(restarts...), after
 		return j, true
 	}
 	since := timing.Latest(view.SelectedAt(v), v.Node.GPU.Spec.ChangeTime.Time) // another attempt may find its config selected since the former one
@@ -56,8 +57,8 @@ func verifying(v *view.View) (gate.Judgement, bool) {
 	if j.After = left - timing.VerifyTimeout/2; j.After > 0 {
 		return j, true
 	}
-	actions, after := plugin.RestartOnce(v) // it may have read what another controller had written into the ConfigMap
-	j.Actions, j.After = actions, timing.Sooner(left, after)
+	restarts, after := plugin.RestartOnce(v) // it may have read what another controller had written into the ConfigMap
+	j.Next, j.After = gate.AtOnce(restarts...), timing.Sooner(left, after)
 	return j, true
 }
 

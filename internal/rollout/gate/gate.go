@@ -23,13 +23,8 @@ import (
 type Judgement struct {
 	state.State
 	Reason, Message string
-	// Actions go on with a change that has begun, or only put right what is ours.
-	Actions []action.Action
-	// Start is the next step of a change that needs a place in the budget. It is an alternative to actions.
-	Start []action.Action
-	// GiveUp is done instead of start when no change may start: it leaves the node as if none had begun.
-	GiveUp []action.Action
-	After  time.Duration // when to look again; 0: no need
+	Next            Next
+	After           time.Duration // when to look again; 0: no need
 	// Rollback is how far a node with Failed is on its way back; empty: that has not begun.
 	Rollback state.State
 }
@@ -60,16 +55,18 @@ func Fail(v *view.View, j Judgement, reason, message string) Judgement {
 		return j // it is not the desired state that failed
 	}
 	j.State, j.Reason, j.Message = state.Failed, reason, message
+	actions, _ := Split(j.Next)
 	if v.Desired != nil && !v.FallsBack && !v.Reached() {
-		j.Actions = append(j.Actions, desired.RecordFailure(v, reason, message)...)
+		actions = append(actions, desired.RecordFailure(v, reason, message)...)
 	}
 	if v.Desired == nil { // there is nothing to fall back to: it waits, and holds nobody up
-		j.Actions = append(j.Actions, LetGo(v, "it did not get back to its state in time")...)
+		actions = append(actions, LetGo(v, "it did not get back to its state in time")...)
 		if again := v.Node.GPU.Spec.ChangeTime.Add(timing.Patience).Sub(v.World.Now); again > 0 && !v.Managed() {
 			j.After = again
 			j.Message += fmt.Sprintf("; the operator tries again at %s if nobody uses the GPUs then", format.Clock(v.World.Now.Add(again)))
 		}
 	}
+	j.Next = AtOnce(actions...)
 	return j
 }
 

@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/eviction"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/gate"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
@@ -47,6 +48,8 @@ type Member struct {
 	*view.View
 	gate.Judgement
 	Slot
+	// Actions are what is done about the node now. The step of its judgement (Judgement.Next) is among them once the budget allows it.
+	Actions []action.Action
 	Settled *NodeState // its state, if that stands until something changes
 	Still   bool       // nothing is done about it until something changes: all that is said here stays the same
 	Brief   Brief

@@ -24,27 +24,28 @@ import (
 // Maintained is the judgement of a node under maintenance. What has not reached the GPUs yet is given up. What has is
 // interrupted, and its deadlines begin anew afterwards.
 func Maintained(v *view.View, m view.Maintenance, j gate.Judgement) gate.Judgement {
+	act, step := gate.Split(j.Next)
+	actions := slices.DeleteFunc(slices.Concat(act, step.GiveUp), action.SetsSpec)
 	if again, waits := AsksAgain(v); waits && m.Validates && j.State != state.Unknown {
 		j = again
-	} else {
-		actions := slices.DeleteFunc(slices.Concat(j.Actions, j.GiveUp), action.SetsSpec)
-		j.Start, j.GiveUp, j.Actions = nil, nil, actions
+		actions, _ = gate.Split(again.Next)
 	}
 	if _, recorded := view.InterruptedAt(v); !recorded && (v.InFlight() || m.Unloads && view.MakesInstances(v)) {
 		patch := v.Patch("recording that maintenance interrupts the node")
 		patch.Annotations[v1alpha1.AnnotationInterrupted] = new(timing.Stamp(view.StampMaintenance, v.World.Now))
-		j.Actions = append(j.Actions, patch)
+		actions = append(actions, patch)
 	}
 	if patch, pauses := protect(v, m); pauses {
-		j.Actions = append(j.Actions, patch)
+		actions = append(actions, patch)
 	}
 	if m.Validates && v.Disturbed() {
 		left := v.Node.HeldSince.Add(timing.PauseTimeout).Sub(v.World.Now)
 		if left <= 0 {
-			j.Actions = gate.LetGo(v, "the driver upgrade waits for them")
+			actions = gate.LetGo(v, "the driver upgrade waits for them")
 		}
 		j.After = timing.Sooner(j.After, left)
 	}
+	j.Next = gate.AtOnce(actions...)
 	return explained(v, m, j)
 }
 
@@ -99,7 +100,7 @@ func AsksAgain(v *view.View) (j gate.Judgement, waits bool) {
 	spec := *v.Node.GPU.Spec.DeepCopy()
 	if !spec.ChangeTime.After(at) {
 		spec.ChangeTime = metav1.NewTime(v.World.Now)
-		j.Actions = []action.Action{action.SetSpec{Node: v.Node.Name, Spec: spec, Policy: v.Ref(), Why: why}}
+		j.Next = gate.AtOnce(action.SetSpec{Node: v.Node.Name, Spec: spec, Policy: v.Ref(), Why: why})
 		j.After = time.Second // an interruption of less than that
 		return j, true
 	}
@@ -125,7 +126,8 @@ func Continued(v *view.View, j gate.Judgement) gate.Judgement {
 	}
 	_, maintained := view.InterruptedAt(v)
 	if patch, pauses := clients.KeepPluginAway(v); waits && maintained && pauses && !view.Overdue(v) {
-		again.Actions = append(again.Actions, patch)
+		actions, _ := gate.Split(again.Next)
+		again.Next = gate.AtOnce(append(actions, patch)...)
 	}
 	if waits {
 		return gate.UntilOverdue(v, again)
@@ -135,5 +137,5 @@ func Continued(v *view.View, j gate.Judgement) gate.Judgement {
 	if _, has := v.Node.Annotations[v1alpha1.AnnotationSelected]; has && v.Target.Config != "" {
 		patch.Annotations[v1alpha1.AnnotationSelected] = new(timing.Stamp(v.Target.Config, v.World.Now))
 	}
-	return gate.Judgement{State: j.State, Reason: j.Reason, Message: j.Message, Actions: []action.Action{patch}}
+	return gate.Judgement{State: j.State, Reason: j.Reason, Message: j.Message, Next: gate.AtOnce(patch)}
 }

@@ -30,7 +30,8 @@ func Down(v *view.View) gate.Judgement {
 // AwaitReboot leaves a stranded node to its users until an administrator reboots it. There is no other state to go back to, and to drain
 // it once more, or to pause NVIDIA's clients, would bring nothing.
 func AwaitReboot(v *view.View) gate.Judgement {
-	j := gate.Judgement{State: state.Failed, Reason: v1alpha1.ReasonRebootRequired, Actions: gate.LetGo(v, "only a reboot of the node helps")}
+	j := gate.Judgement{State: state.Failed, Reason: v1alpha1.ReasonRebootRequired}
+	j.Next = gate.AtOnce(gate.LetGo(v, "only a reboot of the node helps")...)
 	what := gate.AgentMessage(v, "A MIG mode of the node changes only at a reboot")
 	reason, message, stalled := v.Stalled()
 	switch {

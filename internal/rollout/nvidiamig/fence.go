@@ -22,7 +22,7 @@ func Fence(v *view.View) (gate.Judgement, bool) {
 	if !view.Fences(v) {
 		return gate.Judgement{}, false
 	}
-	j := gate.Judgement{State: state.PausingClients, Reason: v1alpha1.ReasonPausingClients}
+	j := gate.Judgement{State: state.PausingClients, Reason: v1alpha1.ReasonPausingClients, Next: gate.WithSlot(v)}
 	if value == "" || value == "false" {
 		remain := view.Clients(v, v1alpha1.LabelMIGManager)
 		j.Message = "waiting until NVIDIA's mig-manager is gone: " + format.List(remain)
@@ -33,7 +33,7 @@ func Fence(v *view.View) (gate.Judgement, bool) {
 	baseline.ClaimMIG(v, patch.Labels)
 	baseline.SaveBaseline(v, patch)
 	patch.Locked = true // on a Node that was restored from a backup meanwhile, the copy of the baseline would be missing
-	j.Message, j.Start = "NVIDIA's mig-manager is being kept off the node, since only one may drive MIG", []action.Action{patch}
+	j.Message, j.Next = "NVIDIA's mig-manager is being kept off the node, since only one may drive MIG", gate.WithSlot(v, patch)
 	return j, true
 }
 

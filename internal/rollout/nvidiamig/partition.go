@@ -67,7 +67,7 @@ func UsesConfigs(v *view.View) bool {
 // Prepare is the gate before a node is tainted for mig-manager: it runs there and reads our file, in which the
 // configuration is. Its DaemonSet does not tolerate our taint, so a pod that has to start anew has to do that before.
 func Prepare(v *view.View) (gate.Judgement, bool) {
-	j := gate.Judgement{State: state.PendingDisruptive, Reason: v1alpha1.ReasonConfiguringDevicePlugin}
+	j := gate.Judgement{State: state.PendingDisruptive, Reason: v1alpha1.ReasonConfiguringDevicePlugin, Next: gate.WithSlot(v)}
 	name := view.Config(v).Name
 	file, err := migmanager.Parse(v.World.Configs[migmanager.FileKey])
 	_, written := file[name]
@@ -78,7 +78,7 @@ func Prepare(v *view.View) (gate.Judgement, bool) {
 		j.Message = fmt.Sprintf("writing the configuration %s for NVIDIA's mig-manager into the ConfigMap", name)
 	case v.Node.Labels[v1alpha1.LabelMIGManager] == "false":
 		j.Message = "letting NVIDIA's mig-manager come back to the node"
-		j.Start = []action.Action{unfence(v)}
+		j.Next = gate.WithSlot(v, unfence(v))
 	case !managerReads(v):
 		j.Message = "waiting until NVIDIA's mig-manager runs on the node with the operator's ConfigMap; look at the pods with " +
 			"app=nvidia-mig-manager there"
@@ -167,10 +167,11 @@ func aside(v *view.View) bool {
 // another value only, so one that is there already is taken away first.
 func request(v *view.View, j *gate.Judgement, name string) {
 	j.Message = fmt.Sprintf("making the configuration %s visible to NVIDIA's mig-manager", name)
+	var syncs []action.Action
 	for _, p := range view.ManagerPods(v) {
 		at, synced := timing.Stamped(p.SyncTriggered, name)
 		if !synced {
-			j.Actions = append(j.Actions, action.TriggerSync{
+			syncs = append(syncs, action.TriggerSync{
 				Node: v.Node.Name, Namespace: p.Namespace, Pod: p.Name, UID: p.UID, Value: timing.Stamp(name, v.World.Now),
 			})
 			j.After = timing.VisibleAfter
@@ -178,7 +179,8 @@ func request(v *view.View, j *gate.Judgement, name string) {
 		}
 		j.After = max(j.After, at.Add(timing.VisibleAfter).Sub(v.World.Now))
 	}
-	if len(j.Actions) > 0 || j.After > 0 {
+	if len(syncs) > 0 || j.After > 0 {
+		j.Next = gate.AtOnce(syncs...)
 		return
 	}
 	j.Message = "asking NVIDIA's mig-manager for the configuration " + name
@@ -189,7 +191,7 @@ func request(v *view.View, j *gate.Judgement, name string) {
 		patch.Labels[v1alpha1.LabelMIGConfig], patch.Labels[v1alpha1.LabelMIGConfigState] = &name, nil
 		patch.Annotations[v1alpha1.AnnotationMIGConfig] = new(timing.Stamp(name, v.World.Now))
 	}
-	j.Actions = []action.Action{patch}
+	j.Next = gate.AtOnce(patch)
 }
 
 // mirror says what mig-manager says, and gives it the deadline that it does not have.
@@ -201,7 +203,7 @@ func mirror(v *view.View, j gate.Judgement, name string, since time.Time) gate.J
 			"NVIDIA's mig-manager", v1alpha1.LabelMIGConfig, v.Node.Labels[v1alpha1.LabelMIGConfig]))
 	case state == world.ManagerSuccess:
 		j.Message = "NVIDIA's mig-manager is done; the agent looks at the GPUs"
-		j.Actions = []action.Action{desired.LookAgain(v, "letting the agent look at what NVIDIA's mig-manager did")}
+		j.Next = gate.AtOnce(desired.LookAgain(v, "letting the agent look at what NVIDIA's mig-manager did"))
 		return j
 	case state == world.ManagerFailed:
 		return giveUpOnManager(v, j, v1alpha1.ReasonMIGManagerFailed,
@@ -225,8 +227,8 @@ func mirror(v *view.View, j gate.Judgement, name string, since time.Time) gate.J
 // giveUpOnManager lets the change fail, and the agent look at what is there.
 func giveUpOnManager(v *view.View, j gate.Judgement, reason, message string) gate.Judgement {
 	j = gate.Fail(v, j, reason, message)
-	if len(j.Actions) == 0 { // on the way back, which is not given up
-		j.Actions = []action.Action{desired.LookAgain(v, "letting the agent look at what NVIDIA's mig-manager left")}
+	if j.Next == nil { // on the way back, which is not given up
+		j.Next = gate.AtOnce(desired.LookAgain(v, "letting the agent look at what NVIDIA's mig-manager left"))
 	}
 	j.After = 0
 	return j

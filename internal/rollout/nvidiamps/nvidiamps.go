@@ -40,14 +40,14 @@ func NoNodeFeatures(v *view.View) *plan.Problem {
 }
 
 // Prepare keeps NVIDIA's MPS DaemonSet off a node that it does not serve, before the node is drained: that disturbs
-// nobody, and where it cannot be done nobody is evicted for nothing.
-func Prepare(v *view.View, j gate.Judgement) (gate.Judgement, bool) {
+// nobody, and where it cannot be done nobody is evicted for nothing. Meanwhile the node stays in the state before.
+func Prepare(v *view.View, before state.State) (gate.Judgement, bool) {
 	if len(v.LeavesNVIDIA()) > 0 {
 		return gate.Judgement{}, false
 	}
 	g, pending := KeepOff(v)
-	if g.GiveUp = j.GiveUp; g.State != state.Failed {
-		g.State = j.State
+	if g.State != state.Failed {
+		g.State = before
 	}
 	return g, pending
 }
@@ -59,7 +59,7 @@ func Remember(v *view.View) (gate.Judgement, bool) {
 	}
 	return gate.Judgement{
 		State: state.PausingClients, Reason: gate.Underway(v), Message: "Recording the state in which the node was found",
-		Start: []action.Action{desired.RecordBaseline(v)},
+		Next: gate.WithSlot(v, desired.RecordBaseline(v)),
 	}, true
 }
 
@@ -68,11 +68,11 @@ func KeepOff(v *view.View) (gate.Judgement, bool) {
 	if !view.ExcludesNVIDIA(v) || view.ServesMPS(v) {
 		return gate.Judgement{}, false
 	}
-	j := gate.Judgement{State: state.PausingClients, Reason: v1alpha1.ReasonDisablingNVIDIAMPS}
+	j := gate.Judgement{State: state.PausingClients, Reason: v1alpha1.ReasonDisablingNVIDIAMPS, Next: gate.WithSlot(v)}
 	switch {
 	case view.ByNodeFeature(v) && v.Node.Features.OverriddenSince.IsZero():
 		j.Message = fmt.Sprintf("Keeping NVIDIA's MPS DaemonSet off the node by NodeFeature %s", action.OverrideName(v.Node.Name))
-		j.Start = []action.Action{action.KeepMPSOff{Node: v.Node.Name, Policy: v.Ref()}}
+		j.Next = gate.WithSlot(v, action.KeepMPSOff{Node: v.Node.Name, Policy: v.Ref()})
 	case keptOff(v):
 		return awaitMPSPods(v, j, mpsPods(v))
 	case view.ByNodeFeature(v) && !unanswered(v):
@@ -148,7 +148,7 @@ func labelByHand(v *view.View, j gate.Judgement) (gate.Judgement, bool) {
 		return failKeepingOff(v, j, v1alpha1.ReasonMPSCapableReset, labelReset(v))
 	}
 	j.Message = fmt.Sprintf("Keeping NVIDIA's MPS DaemonSet off the node by %s=false", world.LabelMPSCapable)
-	j.Start = []action.Action{patchMPSCapable(v)}
+	j.Next = gate.WithSlot(v, patchMPSCapable(v))
 	return j, true
 }
 
@@ -156,7 +156,7 @@ func labelByHand(v *view.View, j gate.Judgement) (gate.Judgement, bool) {
 func failKeepingOff(v *view.View, j gate.Judgement, reason, message string) (gate.Judgement, bool) {
 	j.After = 0
 	if v.Desired != nil {
-		j.Actions = gate.LetGo(v, "NVIDIA's MPS DaemonSet cannot be kept off the node")
+		j.Next = gate.AtOnce(gate.LetGo(v, "NVIDIA's MPS DaemonSet cannot be kept off the node")...)
 	}
 	return gate.Fail(v, j, reason, message), true
 }
@@ -165,7 +165,7 @@ func failKeepingOff(v *view.View, j gate.Judgement, reason, message string) (gat
 func LeaveToNVIDIA(v *view.View) gate.Judgement {
 	return gate.Judgement{
 		State: state.Degraded, Reason: v1alpha1.ReasonMPSCapableReset, Message: labelReset(v), After: LabelLeft(v),
-		Actions: gate.LetGo(v, "another client lets NVIDIA's MPS daemon back"),
+		Next: gate.AtOnce(gate.LetGo(v, "another client lets NVIDIA's MPS daemon back")...),
 	}
 }
 

@@ -43,7 +43,7 @@ func Enumerating(v *view.View) (gate.Judgement, bool) {
 		}
 		patch := v.Patch(j.Message)
 		patch.Annotations[v1alpha1.AnnotationInstances] = new(now + "@" + strings.Join(append(plugins, clients.Monitors(v)...), ","))
-		j.Actions = []action.Action{patch}
+		j.Next = gate.AtOnce(patch)
 		return j, true
 	}
 	why := unseenInstances
@@ -51,18 +51,20 @@ func Enumerating(v *view.View) (gate.Judgement, bool) {
 		why, j.Message = rereads, "starting NVIDIA's device plugin anew, since it does not advertise what it must"
 	}
 	waits, plugin := false, false
+	var deletions []action.Action
 	for _, p := range v.Node.Pods {
 		if !slices.Contains(leaving, p.UID) {
 			continue
 		}
 		waits, plugin = true, plugin || clients.IsPlugin(v, p)
 		if !p.Terminating {
-			j.Actions = append(j.Actions, gate.DeletePod(v, p, why))
+			deletions = append(deletions, gate.DeletePod(v, p, why))
 		}
 	}
 	if !plugin {
 		j.Message = "restarting NVIDIA's DCGM, which does not notice new MIG instances"
 	}
+	j.Next = gate.AtOnce(deletions...)
 	return j, waits
 }
 

@@ -28,8 +28,9 @@ import (
 type check func(*view.View, state.State) gate.Finding
 
 // Add adds to a judgement what is left half-done on the node. A finding is the reason of a node that has not
-// failed; repairs wait for no place in the budget, since they only give back.
-func Add(v *view.View, j gate.Judgement) gate.Judgement {
+// failed; repairs wait for no slot in the budget, since they only give back. It returns them after what the judgement has done at once.
+func Add(v *view.View, j gate.Judgement) (gate.Judgement, []action.Action) {
+	actions, _ := gate.Split(j.Next)
 	checks := []check{ // the one that matters most comes last
 		limitsPending, userWaiting, mpsUnreachable, gpuMissing, nvidiamig.ConfigIgnored,
 		nvidiamps.NotNeeded, nvidiamps.NotKeptOff, computeModeLeft, plugin.Failing, outdated, notEnding,
@@ -40,7 +41,7 @@ func Add(v *view.View, j gate.Judgement) gate.Judgement {
 	}
 	for _, find := range checks {
 		f := find(v, j.State)
-		j.Actions, j.After = append(j.Actions, f.Repair...), timing.Sooner(j.After, f.After)
+		actions, j.After = append(actions, f.Repair...), timing.Sooner(j.After, f.After)
 		if f.Reason == "" {
 			continue
 		}
@@ -51,7 +52,7 @@ func Add(v *view.View, j gate.Judgement) gate.Judgement {
 		j.Reason = f.Reason
 		j.Message = strings.TrimSuffix(f.Message+"; "+j.Message, "; ")
 	}
-	return j
+	return j, actions
 }
 
 // gpuMissing finds that GPUs are missing which the policy selects by index.
