@@ -7,11 +7,11 @@
 //	world ─→ taints.Tolerate ─→ for each node: change.Observe, change.Next, repair.Add, taints.Keep ─→ group
 //	─→ workloads.Unmet, budget.Pace, status.Of, writeConfigs ─→ Decision
 //
-// Each package below has one subject, and imports only what is to its right or below:
+// Each package below has one subject, and imports only what is further to the right or below:
 //
-//	rollout: status: taints → budget, workloads → change, repair
-//	change, repair → plugin, nvidiamig, nvidiamps, maintenance, conflicts, eviction → gate
-//	gate: clients, desired → baseline → view → world → action → state, timing
+//	rollout → budget, status → taints → change → conflicts, repair, workloads
+//	→ group, maintenance, nvidiamig, nvidiamps, plugin → gate → clients, desired → baseline, eviction
+//	→ view → world → action → state, timing, windows
 package rollout
 
 import (
