@@ -33,7 +33,7 @@ func (h *Host) giveUp(ctx context.Context) error {
 		recorded = append(recorded, was)
 		servers, err := h.control.Servers(ctx, resource)
 		if err != nil {
-			err = h.endUnreachable(ctx, was)
+			err = h.daemons.endUnreachable(ctx, was)
 		} else if clients := connected(servers); len(clients) > 0 {
 			err = fmt.Errorf("client %d of %s: %w", clients[0], resource, errInUse)
 		}
@@ -43,7 +43,7 @@ func (h *Host) giveUp(ctx context.Context) error {
 	}
 	var errs []error
 	for _, was := range recorded {
-		errs = append(errs, h.quit(ctx, was))
+		errs = append(errs, h.daemons.quit(ctx, was))
 	}
 	return errors.Join(errs...)
 }

@@ -18,48 +18,51 @@ const pipeVariable = "CUDA_MPS_PIPE_DIRECTORY"
 // errInUse says that a daemon is not ended although it does not answer.
 var errInUse = fmt.Errorf("%w does not answer, and pods use it: waiting until it answers or they have ended", ErrDaemon)
 
+// stopper ends daemons of ours, also those that do not answer.
+type stopper struct{ tools }
+
 // quit ends a daemon of ours: by its process if it does not answer, or does not do what it is told. One that is in use stays.
-func (h *Host) quit(ctx context.Context, was record) error {
+func (s stopper) quit(ctx context.Context, was record) error {
 	resource := was.Daemon.Resource
-	_, answers, err := h.control.ask(ctx, resource)
+	_, answers, err := s.control.ask(ctx, resource)
 	if err != nil {
 		return err
 	}
 	var failed error
 	if answers {
-		failed = h.control.Quit(ctx, resource)
+		failed = s.control.Quit(ctx, resource)
 		if failed == nil || ctx.Err() != nil {
 			return failed
 		}
-		if servers, err := h.control.Servers(ctx, resource); err == nil && len(connected(servers)) > 0 {
+		if servers, err := s.control.Servers(ctx, resource); err == nil && len(connected(servers)) > 0 {
 			return failed
 		}
 	}
-	err = h.endUnreachable(ctx, was)
+	err = s.endUnreachable(ctx, was)
 	switch {
 	case failed != nil && errors.Is(err, errInUse):
 		return failed
 	case err != nil:
 		return errors.Join(failed, err)
 	}
-	return h.control.Quit(ctx, resource)
+	return s.control.Quit(ctx, resource)
 }
 
 // endUnreachable ends a daemon of ours that runs and does not answer, by its process: the driver's programs are away while the
 // driver's container restarts, and a daemon may hang. A daemon that is in use stays, which is an error. A daemon that does not
 // run is none.
-func (h *Host) endUnreachable(ctx context.Context, was record) error {
+func (s stopper) endUnreachable(ctx context.Context, was record) error {
 	resource := was.Daemon.Resource
-	daemons, servers, err := h.running(resource)
+	daemons, servers, err := s.running(resource)
 	if err != nil || len(daemons) == 0 {
 		return err
 	}
-	given, err := podsOf(resource, h.processes)
+	given, err := podsOf(resource, s.processes)
 	if err != nil {
 		return err
 	}
 	use := Use{Pods: given, Clients: slices.DeleteFunc(slices.Clone(was.Use.Clients), func(pid int) bool {
-		_, runs := h.processes.User(pid)
+		_, runs := s.processes.User(pid)
 		return !runs
 	})}
 	if !use.idle() {
@@ -67,10 +70,10 @@ func (h *Host) endUnreachable(ctx context.Context, was record) error {
 	}
 	var errs []error
 	for _, pid := range slices.Concat(daemons, servers) {
-		errs = append(errs, h.processes.Kill(pid))
+		errs = append(errs, s.processes.Kill(pid))
 	}
-	err = settling().poll(ctx, h.clock, func() (bool, error) {
-		daemons, servers, err := h.running(resource)
+	err = settling().poll(ctx, s.clock, func() (bool, error) {
+		daemons, servers, err := s.running(resource)
 		return len(daemons)+len(servers) == 0 && err == nil, err
 	})
 	if err := errors.Join(append(errs, err)...); err != nil {
@@ -82,18 +85,18 @@ func (h *Host) endUnreachable(ctx context.Context, was record) error {
 
 // running finds the processes of a daemon of ours and of its servers. NVIDIA's has another pipe directory, since its pod mounts
 // the MPS root elsewhere. A program that asks a daemon has no arguments.
-func (h *Host) running(resource string) (daemons, servers []int, err error) {
-	given, err := h.processes.WithVariable(pipeVariable)
+func (s stopper) running(resource string) (daemons, servers []int, err error) {
+	given, err := s.processes.WithVariable(pipeVariable)
 	if err != nil {
 		return nil, nil, err //nolint:wrapcheck // names what it did
 	}
 	for pid, pipe := range given {
-		if pipe != h.files.path(resource, PipeFolder) {
+		if pipe != s.files.path(resource, PipeFolder) {
 			continue
 		}
-		switch h.processes.Describe(pid).Name {
+		switch s.processes.Describe(pid).Name {
 		case controlProgram:
-			if len(h.processes.Arguments(pid)) > 1 {
+			if len(s.processes.Arguments(pid)) > 1 {
 				daemons = append(daemons, pid)
 			}
 		case ServerProgram:

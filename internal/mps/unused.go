@@ -14,65 +14,73 @@ import (
 // last pod and the moment when k8s-driver-manager unloads the module lies what the kubelet needs to clean up, half a second.
 const unusedPoll = 100 * time.Millisecond
 
+// unusedServers ends the servers that keep the old driver loaded though they serve no pod, while the driver's container ends.
+type unusedServers struct {
+	tools
+
+	silent              map[string]time.Time // until when a daemon that did not answer is not asked, by resource
+	driverContainerSeen bool                 // it was ready while this process ran
+}
+
 // driverContainerEnds reports whether the container of NVIDIA's driver was ready and is not any more: its pod is being deleted,
 // or its successor is not ready yet. On a node that never had such a container, or where it ended before this process started,
 // nothing is known of it.
-func (h *Host) driverContainerEnds() bool {
-	ready := h.node.DriverContainerReady()
-	h.driverContainerSeen = h.driverContainerSeen || ready
-	return h.driverContainerSeen && !ready
+func (u *unusedServers) driverContainerEnds() bool {
+	ready := u.node.DriverContainerReady()
+	u.driverContainerSeen = u.driverContainerSeen || ready
+	return u.driverContainerSeen && !ready
 }
 
-// endUnusedServers ends the servers that serve no pod: they have the GPUs open, so that the module of the driver cannot be
+// end ends the servers that serve no pod: they have the GPUs open, so that the module of the driver cannot be
 // unloaded. The daemons stay: pods can start until NVIDIA's device plugin stops, and the next client starts another server. The processes
 // of the node are looked through once for all daemons, since the driver may be away for long.
-func (h *Host) endUnusedServers(ctx context.Context, resources ...string) error {
+func (u *unusedServers) end(ctx context.Context, resources ...string) error {
 	if len(resources) == 0 {
 		return nil
 	}
-	given, err := h.processes.WithVariable(pipeVariable)
+	given, err := u.processes.WithVariable(pipeVariable)
 	if err != nil {
 		return err //nolint:wrapcheck // names what it did
 	}
 	var errs []error
 	for _, resource := range resources {
-		if len(podsAmong(given, resource, h.processes)) == 0 && !h.clock.Now().Before(h.silent[resource]) {
-			errs = append(errs, h.endServersWithoutPods(ctx, resource))
+		if len(podsAmong(given, resource, u.processes)) == 0 && !u.clock.Now().Before(u.silent[resource]) {
+			errs = append(errs, u.endOf(ctx, resource))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-func (h *Host) endServersWithoutPods(ctx context.Context, resource string) error {
-	servers, err := h.control.Servers(ctx, resource)
+func (u *unusedServers) endOf(ctx context.Context, resource string) error {
+	servers, err := u.control.Servers(ctx, resource)
 	if err != nil { // a daemon that does not answer is the business of ensure and end, which must not wait for the next question
-		h.silent[resource] = h.clock.Now().Add(healthPoll)
+		u.silent[resource] = u.clock.Now().Add(healthPoll)
 		return nil //nolint:nilerr // see above
 	}
 	servers = slices.DeleteFunc(servers, func(s Server) bool { return len(s.Clients) > 0 })
 	if len(servers) == 0 {
 		return nil
 	}
-	pods, err := podsOf(resource, h.processes) // one may have started while the daemon was asked, and be about to connect
+	pods, err := podsOf(resource, u.processes) // one may have started while the daemon was asked, and be about to connect
 	if err != nil || len(pods) > 0 {
 		return err
 	}
 	var errs []error
 	for _, s := range servers {
-		errs = append(errs, h.control.EndServer(ctx, resource, s.PID))
+		errs = append(errs, u.control.EndServer(ctx, resource, s.PID))
 	}
 	return errors.Join(errs...)
 }
 
 // served are the resources whose daemon had a server at the last look. It asks no daemon. Where that server has ended, another one may
 // have started for a client of another user.
-func (h *Host) served() []string {
-	resources, err := h.files.resources(recordName)
+func (u *unusedServers) served() []string {
+	resources, err := u.files.resources(recordName)
 	if err != nil {
 		return nil // which the next Converge reports
 	}
 	return slices.DeleteFunc(resources, func(resource string) bool {
-		was, _, err := h.files.record(resource)
+		was, _, err := u.files.record(resource)
 		return err != nil || was.Use.Server == 0
 	})
 }

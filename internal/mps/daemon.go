@@ -1,0 +1,277 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package mps
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"time"
+
+	"github.com/go-logr/logr"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
+)
+
+// idleTime is how long a server without clients stays: long enough for the next job of a series, short enough that the
+// unload of a driver is tried again after it. The next client starts another server.
+const idleTime = 10 * time.Second
+
+// errExternal says that a daemon is not ours to change.
+var errExternal = fmt.Errorf("%w: NVIDIA's own MPS DaemonSet serves this resource; "+
+	"waiting until it has ended, which it does where the label nvidia.com/mps.capable of the node is not true", ErrDaemon)
+
+// errDriverLeaves says why a daemon does not run: it would keep the old driver loaded.
+var errDriverLeaves = fmt.Errorf("%w: stopped because the NVIDIA driver of the node is about to change and no pod uses MPS; "+
+	"it starts once the driver is ready", ErrDaemon)
+
+// keeper keeps each daemon as desired:
+//
+//	ensure → asked → start or limit (apply) | look after it (keep) | start it again with another driver (renew) | make room for one (yield)
+//	end    → not desired any more
+type keeper struct {
+	stopper
+
+	idle map[int]time.Time // since when a server has no clients, by PID
+}
+
+// end ends a daemon of ours. Its record goes last, so that a crash before that does not disown the daemon.
+func (k *keeper) end(ctx context.Context, resource string) error {
+	was, recorded, err := k.files.record(resource)
+	if err != nil || !recorded {
+		return err
+	}
+	if err := k.quit(ctx, was); err != nil {
+		return k.notStopped(was, err)
+	}
+	logr.FromContextOrDiscard(ctx).Info("Stopped MPS", "resource", resource)
+	return k.files.remove(recordFile(resource))
+}
+
+// ensure makes a daemon as desired.
+func (k *keeper) ensure(ctx context.Context, desired plan.Daemon, thorough bool) error {
+	if err := checkResource(desired.Resource); err != nil {
+		return err
+	}
+	was, recorded, err := k.files.record(desired.Resource)
+	if err != nil {
+		return err
+	}
+	if was.answers(desired) && !thorough && (!was.Applied || !k.node.DriverLeaves()) {
+		return nil
+	}
+	return k.bring(ctx, desired, was, recorded)
+}
+
+// bring asks a daemon and makes it as desired.
+func (k *keeper) bring(ctx context.Context, desired plan.Daemon, was record, recorded bool) error {
+	percentage, answers, err := k.control.ask(ctx, desired.Resource)
+	if err != nil {
+		return err
+	}
+	if recorded && !answers {
+		err := k.endUnreachable(ctx, was)
+		if errors.Is(err, errInUse) && k.node.DriverLeaves() {
+			return nil // it stays, and answers once the driver is back
+		}
+		if err != nil {
+			return k.note(was, err)
+		}
+	}
+	if was.unreadable && answers {
+		if was.MultiUser, err = k.usersOf(ctx, desired); err != nil {
+			return err
+		}
+	}
+	return k.settle(ctx, desired, was, heard{percentage: percentage, answers: answers, recorded: recorded})
+}
+
+// usersOf is what a daemon whose record is lost counts as: as desired, so that it is only limited, while clients are connected, whom a new
+// start would end; otherwise as not desired, so that it is started anew, because no other way shows which users it serves.
+func (k *keeper) usersOf(ctx context.Context, desired plan.Daemon) (multiUser bool, err error) {
+	servers, err := k.control.Servers(ctx, desired.Resource)
+	return desired.MultiUser == (len(connected(servers)) > 0), err
+}
+
+// heard is what is known of a daemon once it was asked.
+type heard struct {
+	percentage        int // of the multiprocessors, that it answered
+	answers, recorded bool
+}
+
+// settle makes a daemon as desired that was asked.
+func (k *keeper) settle(ctx context.Context, desired plan.Daemon, was record, is heard) error {
+	switch {
+	case is.answers && !is.recorded:
+		return errExternal
+	case k.node.DriverLeaves():
+		return k.yield(ctx, desired, was, is.answers)
+	case is.answers && k.outlived(was):
+		return k.renew(ctx, desired, was)
+	case is.answers && was.answers(desired) && was.Applied && is.percentage == was.Answered:
+		return k.keep(ctx, was)
+	}
+	return k.apply(ctx, desired, was, is.answers)
+}
+
+// outlived reports whether a daemon was started with another version of the driver than the node has now. Servers that it starts
+// would be of that version.
+func (k *keeper) outlived(was record) bool {
+	now := k.node.DriverVersion()
+	return was.DriverVersion != "" && now != "" && now != was.DriverVersion
+}
+
+// renew starts a daemon again with the driver that the node has now. Pods that use no GPU at this moment find the new one. While a
+// client is connected, the kernel module is still that of the daemon.
+func (k *keeper) renew(ctx context.Context, desired plan.Daemon, was record) error {
+	servers, err := k.control.Servers(ctx, desired.Resource)
+	if err != nil {
+		return err
+	}
+	if len(connected(servers)) > 0 {
+		return nil
+	}
+	if err := k.quit(ctx, was); err != nil {
+		return k.note(was, fmt.Errorf("stopping %w for %s, which belongs to driver %s: %w", ErrDaemon, desired.Resource, was.DriverVersion, err))
+	}
+	return k.apply(ctx, desired, was, false)
+}
+
+// keep looks at a daemon that runs as desired: whether it still has its limits, and how it is used.
+func (k *keeper) keep(ctx context.Context, was record) error {
+	limited, err := k.control.Limited(ctx, was.Daemon)
+	if err != nil {
+		return err
+	}
+	if !limited {
+		return k.apply(ctx, was.Daemon, was, true)
+	}
+	now := was
+	now.Error = ""
+	if now.Use, err = k.look(ctx, was.Daemon, was.Use.Outdated); err != nil {
+		return err
+	}
+	if reflect.DeepEqual(now, was) {
+		return nil
+	}
+	return k.files.write(recordFile(was.Daemon.Resource), now)
+}
+
+// look finds how a daemon is used, and ends a server that has had no clients for a while.
+func (k *keeper) look(ctx context.Context, d plan.Daemon, outdated []int) (Use, error) {
+	servers, err := k.control.Servers(ctx, d.Resource)
+	if err != nil {
+		return Use{}, err
+	}
+	for _, s := range servers {
+		since, was := k.idle[s.PID]
+		switch {
+		case len(s.Clients) > 0:
+			delete(k.idle, s.PID)
+		case !was:
+			k.idle[s.PID] = k.clock.Now()
+		case k.node.DriverLeaves() || k.clock.Since(since) >= idleTime:
+			delete(k.idle, s.PID)
+			if err := k.control.EndServer(ctx, d.Resource, s.PID); err != nil {
+				return Use{}, err
+			}
+		}
+	}
+	return k.use(d, servers, outdated)
+}
+
+// use finds how a daemon with these servers is used, and whether it can be.
+func (k *keeper) use(d plan.Daemon, servers []Server, outdated []int) (Use, error) {
+	use, err := useOf(d, servers, outdated, k.processes)
+	use.Unreachable = !k.node.SharesMemory()
+	return use, err
+}
+
+// yield stops a daemon that would keep the driver loaded which is about to be replaced. A daemon that has clients stays, and so
+// does one whose pods may connect at any time.
+func (k *keeper) yield(ctx context.Context, desired plan.Daemon, was record, answers bool) error {
+	now := was
+	now.Daemon = desired
+	if answers {
+		use, err := k.look(ctx, was.Daemon, was.Use.Outdated)
+		if err != nil {
+			return err
+		}
+		now.Use, now.Error = use, ""
+	}
+	if !answers || now.Use.idle() {
+		now = record{Daemon: desired, Error: errDriverLeaves.Error()}
+		if err := k.quit(ctx, was); err != nil {
+			return k.notStopped(was, err)
+		}
+	} else if !sameDaemon(was.Daemon, desired) {
+		return nil // later: until then the record is that of the daemon that runs
+	}
+	if reflect.DeepEqual(now, was) {
+		return nil
+	}
+	return k.files.write(recordFile(desired.Resource), now)
+}
+
+// apply starts a daemon, or limits the one that answers, with the record written before and after. A daemon that serves users
+// otherwise is started anew.
+func (k *keeper) apply(ctx context.Context, desired plan.Daemon, was record, answers bool) error {
+	now := record{Daemon: desired, Use: was.Use, MultiUser: was.MultiUser, DriverVersion: was.DriverVersion}
+	if err := k.files.write(recordFile(desired.Resource), now); err != nil {
+		return err
+	}
+	if answers && was.MultiUser != desired.MultiUser {
+		if err := k.quit(ctx, was); err != nil {
+			return k.failed(now, err)
+		}
+		answers = false
+	}
+	did, do := "Started MPS", k.control.Start
+	if answers {
+		did, do = "Limited MPS", k.control.Limit
+	} else {
+		now.Use, now.DriverVersion = Use{}, k.node.DriverVersion()
+	}
+	if err := do(ctx, desired); err != nil {
+		return k.failed(now, err)
+	}
+	percentage, err := k.control.Ask(ctx, desired.Resource)
+	if err != nil {
+		return k.failed(now, err)
+	}
+	now.Applied, now.Answered, now.MultiUser = true, percentage, desired.MultiUser
+	servers, err := k.control.Servers(ctx, desired.Resource)
+	if err != nil {
+		return k.failed(now, err)
+	}
+	if now.Use, err = k.use(desired, servers, connected(servers)); err != nil { // the connected clients keep the limits that they have
+		return k.failed(now, err)
+	}
+	logr.FromContextOrDiscard(ctx).Info(did, "resource", desired.Resource, "activeThreadPercentage", desired.ActiveThreadPercentage,
+		"multiUser", desired.MultiUser, "clientsWithFormerLimits", len(now.Use.Outdated))
+	return k.files.write(recordFile(desired.Resource), now)
+}
+
+// failed records why a daemon does not run as desired.
+func (k *keeper) failed(now record, why error) error {
+	err := fmt.Errorf("starting %w for %s: %w", ErrDaemon, now.Daemon.Resource, why)
+	now.Applied, now.Error = false, err.Error()
+	return errors.Join(err, k.files.write(recordFile(now.Daemon.Resource), now))
+}
+
+// notStopped records why a daemon does not stop, and returns it.
+func (k *keeper) notStopped(was record, why error) error {
+	return k.note(was, fmt.Errorf("stopping %w for %s: %w", ErrDaemon, was.Daemon.Resource, why))
+}
+
+// note records why a daemon of ours, which may go on running as it is recorded, is not as desired, and returns it.
+func (k *keeper) note(was record, why error) error {
+	now := was
+	now.Error = why.Error()
+	if was.Error == now.Error || errors.Is(why, context.Canceled) {
+		return why
+	}
+	return errors.Join(why, k.files.write(recordFile(was.Daemon.Resource), now))
+}
