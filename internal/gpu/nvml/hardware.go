@@ -13,13 +13,9 @@ package nvml
 
 import (
 	"context"
-	"fmt"
 	"os"
 	"strings"
-	"sync"
 	"time"
-
-	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 )
@@ -43,31 +39,29 @@ type Options struct {
 }
 
 // Hardware is gpu.Hardware on NVML.
+//
+//	Hardware  what may be done: observe.go, sample.go, change.go, reset.go
+//	reader    what NVML tells of one GPU, for an observation, a change or a reset
+//	sampler   what is measured of one GPU
+//	library   the driver's library, which one operation after the other finds open, and the gate before it
 type Hardware struct {
-	options Options
-	lib     nvml.Interface
-	gate    *gate
-	group   group
+	reader
 
-	door sync.Mutex // who opens or closes the library
-	open bool
+	options Options
+	group   group
 }
 
 var _ gpu.Hardware = (*Hardware)(nil)
 
 // New opens nothing yet. Use one Hardware per process: go-nvml binds the process to the first library that it opens.
 func New(o Options) *Hardware {
-	var library []nvml.LibraryOption
-	if o.Library != "" {
-		library = append(library, nvml.WithLibraryPath(o.Library))
-	}
 	if o.Gather == 0 {
 		o.Gather = 100 * time.Millisecond
 	}
 	if o.Module == nil {
 		o.Module = moduleLoaded
 	}
-	return &Hardware{options: o, lib: nvml.New(library...), gate: newGate()}
+	return &Hardware{reader: reader{newLibrary(o.Library)}, options: o}
 }
 
 // moduleLoaded reads the kernel's list of modules, which every container sees.
@@ -84,95 +78,5 @@ func moduleLoaded(name string) bool {
 	return false
 }
 
-// Close gives back every handle. An operation that hangs is not waited for: its handles remain with it.
-func (h *Hardware) Close() error {
-	open, ok := h.gate.shut()
-	if !ok {
-		return fmt.Errorf("closing NVML: %w: an operation has not returned", gpu.ErrBusy)
-	}
-	defer open()
-	return h.shutdown()
-}
-
-// do runs one operation on the open library and returns at its end, or at the end of ctx if that is earlier.
-func (h *Hardware) do(ctx context.Context, uuid, what string, operation func() error) error {
-	p, err := h.gate.enter(ctx, false, uuid)
-	if err != nil {
-		return fmt.Errorf("%s: %w", what, err)
-	}
-	return h.carryOut(ctx, p, what, operation)
-}
-
-// carryOut runs an operation that the gate has let in.
-func (h *Hardware) carryOut(ctx context.Context, p *pass, what string, operation func() error) error {
-	done := make(chan error, 1)
-	go func() {
-		err := h.opened(ctx, operation)
-		p.leave() // before the caller is told, who may close
-		done <- err
-	}()
-	select {
-	case err := <-done:
-		if err != nil {
-			return fmt.Errorf("%s: %w", what, err)
-		}
-		return nil
-	case <-ctx.Done():
-		p.abandon()
-		return fmt.Errorf("%s: NVML has not returned: %w", what, ctx.Err())
-	}
-}
-
-func (h *Hardware) opened(ctx context.Context, operation func() error) error {
-	if err := h.ensureOpen(); err != nil {
-		return err
-	}
-	if err := ctx.Err(); err != nil { // opening takes its time
-		return err
-	}
-	return operation()
-}
-
-func (h *Hardware) ensureOpen() error {
-	h.door.Lock()
-	defer h.door.Unlock()
-	if h.open {
-		return nil
-	}
-	if err := failed("nvmlInit", h.lib.InitWithFlags(nvml.INIT_FLAG_NO_GPUS)); err != nil { // vfio-pci may have all GPUs
-		return fmt.Errorf("opening the driver's library %s: %w", h.options.Library, err)
-	}
-	h.open = true
-	return nil
-}
-
-func (h *Hardware) shutdown() error {
-	h.door.Lock()
-	defer h.door.Unlock()
-	if !h.open {
-		return nil
-	}
-	h.open = false
-	return failed("nvmlShutdown", h.lib.Shutdown())
-}
-
-// has says whether the driver has a call. Calling one that it has not ends the process.
-func (h *Hardware) has(symbol string) bool {
-	return h.lib.Extensions().LookupSymbol(symbol) == nil
-}
-
-// write makes a call that changes the hardware, unless the context has ended and its caller with it.
-func write(ctx context.Context, call string, do func() nvml.Return) error {
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	return failed(call, do())
-}
-
-func (h *Hardware) device(uuid string) (nvml.Device, error) {
-	d, ret := h.lib.DeviceGetHandleByUUID(uuid)
-	if ret == nvml.ERROR_INVALID_ARGUMENT { // what drivers say of a UUID that they do not know
-		ret = nvml.ERROR_NOT_FOUND
-	}
-	return d, failed("nvmlDeviceGetHandleByUUID", ret)
-}
+// Close implements gpu.Hardware: it gives back every handle. An operation that hangs is not waited for: its handles remain with it.
+func (h *Hardware) Close() error { return h.close() }

@@ -84,8 +84,11 @@ func (h *Hardware) observeStill(ctx context.Context, index int, lists lists) (gp
 	}
 }
 
-func (h *Hardware) observeDevice(index int, lists lists) (gpu.Device, error) {
-	handle, ret := h.lib.DeviceGetHandleByIndex(index)
+// reader reads one GPU. It changes nothing.
+type reader struct{ *library }
+
+func (r reader) observeDevice(index int, lists lists) (gpu.Device, error) {
+	handle, ret := r.lib.DeviceGetHandleByIndex(index)
 	if ret != nvml.SUCCESS {
 		return gpu.Device{}, failed("nvmlDeviceGetHandleByIndex", ret)
 	}
@@ -94,7 +97,7 @@ func (h *Hardware) observeDevice(index int, lists lists) (gpu.Device, error) {
 		return gpu.Device{}, err
 	}
 	d.Index = index
-	readProcesses := h.readProcesses
+	readProcesses := r.readProcesses
 	if lists == unusable {
 		readProcesses = func(_ nvml.Device, d *gpu.Device) error {
 			d.ProcessesUnknown = true
@@ -102,7 +105,7 @@ func (h *Hardware) observeDevice(index int, lists lists) (gpu.Device, error) {
 		}
 	}
 	for _, read := range []func(nvml.Device, *gpu.Device) error{
-		h.readVirtual, readComputeMode, readMIGMode, h.readMIG, readProcesses,
+		r.readVirtual, readComputeMode, readMIGMode, r.readMIG, readProcesses,
 	} {
 		if err := read(handle, &d); err != nil {
 			return gpu.Device{}, err
@@ -135,8 +138,8 @@ func busID(pci nvml.PciInfo) string {
 	return fmt.Sprintf("%04x:%02x:%02x.0", pci.Domain, pci.Bus, pci.Device)
 }
 
-func (h *Hardware) readVirtual(handle nvml.Device, d *gpu.Device) error {
-	if !h.has("nvmlDeviceGetVirtualizationMode") {
+func (r reader) readVirtual(handle nvml.Device, d *gpu.Device) error {
+	if !r.has("nvmlDeviceGetVirtualizationMode") {
 		return nil
 	}
 	mode, ret := handle.GetVirtualizationMode()
@@ -145,7 +148,7 @@ func (h *Hardware) readVirtual(handle nvml.Device, d *gpu.Device) error {
 	}
 	d.Virtual = mode == nvml.GPU_VIRTUALIZATION_MODE_VGPU
 	if ret == nvml.SUCCESS && d.Virtual {
-		d.License = h.license(handle)
+		d.License = r.license(handle)
 	}
 	return failed("nvmlDeviceGetVirtualizationMode", ret)
 }
@@ -154,8 +157,8 @@ func (h *Hardware) readVirtual(handle nvml.Device, d *gpu.Device) error {
 const licensableFeatures = "nvmlDeviceGetGridLicensableFeatures_v4"
 
 // license is that of a vGPU. A license changes nothing about how GPUs are shared, so a failure to read it fails no observation.
-func (h *Hardware) license(handle nvml.Device) gpu.License {
-	if !h.has(licensableFeatures) {
+func (r reader) license(handle nvml.Device) gpu.License {
+	if !r.has(licensableFeatures) {
 		return gpu.LicenseUnknown
 	}
 	features, ret := handle.GetGridLicensableFeatures()
@@ -192,11 +195,11 @@ func readMIGMode(handle nvml.Device, d *gpu.Device) error {
 	return failed("nvmlDeviceGetMigMode", ret)
 }
 
-func (h *Hardware) readMIG(handle nvml.Device, d *gpu.Device) error {
+func (r reader) readMIG(handle nvml.Device, d *gpu.Device) error {
 	if !d.MIGCapable {
 		return nil
 	}
-	all, err := h.profiles(handle)
+	all, err := r.profiles(handle)
 	if err != nil {
 		return err
 	}

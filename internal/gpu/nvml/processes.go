@@ -47,7 +47,7 @@ func listsOf(driverVersion string) lists {
 }
 
 // eachProcess visits who computes or draws on the GPU and who does so through MPS. A process may be in several lists.
-func (h *Hardware) eachProcess(handle nvml.Device, visit func(p nvml.ProcessInfo, throughMPS bool)) error {
+func (r reader) eachProcess(handle nvml.Device, visit func(p nvml.ProcessInfo, throughMPS bool)) error {
 	for _, list := range []struct {
 		call       string
 		read       func() ([]nvml.ProcessInfo, nvml.Return)
@@ -57,7 +57,7 @@ func (h *Hardware) eachProcess(handle nvml.Device, visit func(p nvml.ProcessInfo
 		{"nvmlDeviceGetGraphicsRunningProcesses", handle.GetGraphicsRunningProcesses, false},
 		{"nvmlDeviceGetMPSComputeRunningProcesses", handle.GetMPSComputeRunningProcesses, true},
 	} {
-		if !h.has(list.call) {
+		if !r.has(list.call) {
 			continue
 		}
 		processes, ret := list.read()
@@ -72,16 +72,16 @@ func (h *Hardware) eachProcess(handle nvml.Device, visit func(p nvml.ProcessInfo
 }
 
 // readProcesses lists the processes of a GPU, each once per instance.
-func (h *Hardware) readProcesses(handle nvml.Device, d *gpu.Device) error {
+func (r reader) readProcesses(handle nvml.Device, d *gpu.Device) error {
 	seen := map[nvml.ProcessInfo]bool{}
-	err := h.eachProcess(handle, func(p nvml.ProcessInfo, _ bool) {
+	err := r.eachProcess(handle, func(p nvml.ProcessInfo, _ bool) {
 		seen[nvml.ProcessInfo{Pid: p.Pid, GpuInstanceId: p.GpuInstanceId}] = true
 	})
 	if err != nil {
 		return err
 	}
 	for p := range seen {
-		d.Processes = append(d.Processes, h.process(p))
+		d.Processes = append(d.Processes, r.process(p))
 	}
 	slices.SortFunc(d.Processes, func(a, b gpu.Process) int {
 		return cmp.Or(a.PID-b.PID, a.Instance-b.Instance)
@@ -97,9 +97,9 @@ func instanceOf(p nvml.ProcessInfo) int {
 	return int(p.GpuInstanceId)
 }
 
-func (h *Hardware) process(p nvml.ProcessInfo) gpu.Process {
+func (r reader) process(p nvml.ProcessInfo) gpu.Process {
 	process := gpu.Process{PID: int(p.Pid), Instance: instanceOf(p)}
-	if name, ret := h.lib.SystemGetProcessName(process.PID); ret == nvml.SUCCESS {
+	if name, ret := r.lib.SystemGetProcessName(process.PID); ret == nvml.SUCCESS {
 		program, _, _ := strings.Cut(name, " ")
 		process.Name = path.Base(program)
 	}

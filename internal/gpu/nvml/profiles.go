@@ -22,7 +22,7 @@ type profile struct {
 
 // profiles lists the MIG profiles of a GPU by driver id. A driver that describes them in MIG mode only has none to list
 // outside of it.
-func (h *Hardware) profiles(d nvml.Device) ([]profile, error) {
+func (r reader) profiles(d nvml.Device) ([]profile, error) {
 	memory, ret := d.GetMemoryInfo()
 	if ret != nvml.SUCCESS {
 		return nil, failed("nvmlDeviceGetMemoryInfo", ret)
@@ -41,7 +41,7 @@ func (h *Hardware) profiles(d nvml.Device) ([]profile, error) {
 		}
 		name, ok := profileName(enum, info, memory.Total)
 		if !ok {
-			name, ok = h.nameByDriver(d, enum)
+			name, ok = r.nameByDriver(d, enum)
 		}
 		if ok && info.InstanceCount > 0 {
 			found = append(found, profile{name, info})
@@ -51,8 +51,8 @@ func (h *Hardware) profiles(d nvml.Device) ([]profile, error) {
 	return slices.CompactFunc(found, func(a, b profile) bool { return a.info.Id == b.info.Id }), nil
 }
 
-func (h *Hardware) nameByDriver(d nvml.Device, enum int) (string, bool) {
-	if !h.has("nvmlDeviceGetGpuInstanceProfileInfoV") {
+func (r reader) nameByDriver(d nvml.Device, enum int) (string, bool) {
+	if !r.has("nvmlDeviceGetGpuInstanceProfileInfoV") {
 		return "", false
 	}
 	info, ret := d.GetGpuInstanceProfileInfoV(enum).V2()
@@ -60,8 +60,8 @@ func (h *Hardware) nameByDriver(d nvml.Device, enum int) (string, bool) {
 	return name, ret == nvml.SUCCESS && name != ""
 }
 
-func (h *Hardware) profile(d nvml.Device, name string) (profile, error) {
-	all, err := h.profiles(d)
+func (r reader) profile(d nvml.Device, name string) (profile, error) {
+	all, err := r.profiles(d)
 	if err != nil {
 		return profile{}, err
 	}

@@ -32,7 +32,7 @@ func (h *Hardware) Sample(ctx context.Context) (gpu.Sample, error) {
 		partial error
 	)
 	err := h.do(ctx, everyGPU, "sampling the GPUs", func() error {
-		taken, errs, err := h.sample(ctx)
+		taken, errs, err := sampler{reader: h.reader, now: h.options.Now}.sample(ctx)
 		if err == nil && ctx.Err() == nil {
 			sample, partial = taken, errs
 		}
@@ -44,13 +44,20 @@ func (h *Hardware) Sample(ctx context.Context) (gpu.Sample, error) {
 	return sample, partial
 }
 
+// sampler measures how GPUs are used.
+type sampler struct {
+	reader
+
+	now func() time.Time // Options.Now
+}
+
 // sample measures all GPUs side by side. partial is why some of them are left out.
-func (h *Hardware) sample(ctx context.Context) (sample gpu.Sample, partial, err error) {
-	version, ret := h.lib.SystemGetDriverVersion()
+func (s sampler) sample(ctx context.Context) (sample gpu.Sample, partial, err error) {
+	version, ret := s.lib.SystemGetDriverVersion()
 	if ret != nvml.SUCCESS {
 		return gpu.Sample{}, nil, failed("nvmlSystemGetDriverVersion", ret)
 	}
-	count, ret := h.lib.DeviceGetCount()
+	count, ret := s.lib.DeviceGetCount()
 	if ret != nvml.SUCCESS {
 		return gpu.Sample{}, nil, failed("nvmlDeviceGetCount", ret)
 	}
@@ -59,7 +66,7 @@ func (h *Hardware) sample(ctx context.Context) (sample gpu.Sample, partial, err 
 	for index := range count {
 		measuring.Go(func() {
 			if errs[index] = ctx.Err(); errs[index] == nil {
-				devices[index], errs[index] = h.sampleDevice(index, listsOf(version))
+				devices[index], errs[index] = s.sampleDevice(index, listsOf(version))
 			}
 		})
 	}
@@ -74,8 +81,8 @@ func (h *Hardware) sample(ctx context.Context) (sample gpu.Sample, partial, err 
 	return sample, errors.Join(errs...), nil
 }
 
-func (h *Hardware) sampleDevice(index int, lists lists) (gpu.DeviceUse, error) {
-	handle, ret := h.lib.DeviceGetHandleByIndex(index)
+func (s sampler) sampleDevice(index int, lists lists) (gpu.DeviceUse, error) {
+	handle, ret := s.lib.DeviceGetHandleByIndex(index)
 	if ret != nvml.SUCCESS {
 		return gpu.DeviceUse{}, failed("nvmlDeviceGetHandleByIndex", ret)
 	}
@@ -83,24 +90,24 @@ func (h *Hardware) sampleDevice(index int, lists lists) (gpu.DeviceUse, error) {
 	if ret != nvml.SUCCESS {
 		return gpu.DeviceUse{}, failed("nvmlDeviceGetUUID", ret)
 	}
-	d := gpu.DeviceUse{UUID: uuid, Index: index, Memory: h.memory(handle), ProcessesUnknown: lists == unusable}
+	d := gpu.DeviceUse{UUID: uuid, Index: index, Memory: s.memory(handle), ProcessesUnknown: lists == unusable}
 	if rates, ret := handle.GetUtilizationRates(); ret == nvml.SUCCESS {
 		d.Utilization = utilization(rates.Gpu, rates.Memory)
 	}
 	if mode, _, ret := handle.GetMigMode(); ret == nvml.SUCCESS && mode == nvml.DEVICE_MIG_ENABLE {
-		d.Instances = h.sampleInstances(handle)
+		d.Instances = s.sampleInstances(handle)
 	}
 	if d.ProcessesUnknown {
 		return d, nil
 	}
-	processes, err := h.sampleProcesses(handle)
+	processes, err := s.sampleProcesses(handle)
 	d.Processes = processes
 	return d, err
 }
 
 // memory is that of a GPU or a MIG device. The second version of the call tells what the driver reserves from what is used.
-func (h *Hardware) memory(handle nvml.Device) *gpu.Memory {
-	if h.has("nvmlDeviceGetMemoryInfo_v2") {
+func (s sampler) memory(handle nvml.Device) *gpu.Memory {
+	if s.has("nvmlDeviceGetMemoryInfo_v2") {
 		if m, ret := handle.GetMemoryInfo_v2(); ret == nvml.SUCCESS {
 			return &gpu.Memory{Total: int64(m.Total), Used: int64(m.Used), Free: int64(m.Free)}
 		}
@@ -113,7 +120,7 @@ func (h *Hardware) memory(handle nvml.Device) *gpu.Memory {
 }
 
 // sampleInstances are the MIG devices of a GPU. One that is destroyed meanwhile is left out.
-func (h *Hardware) sampleInstances(handle nvml.Device) []gpu.InstanceUse {
+func (s sampler) sampleInstances(handle nvml.Device) []gpu.InstanceUse {
 	count, ret := handle.GetMaxMigDeviceCount()
 	if ret != nvml.SUCCESS {
 		return nil
@@ -127,7 +134,7 @@ func (h *Hardware) sampleInstances(handle nvml.Device) []gpu.InstanceUse {
 		id, idRet := device.GetGpuInstanceId()
 		uuid, uuidRet := device.GetUUID()
 		if idRet == nvml.SUCCESS && uuidRet == nvml.SUCCESS {
-			instances = append(instances, gpu.InstanceUse{ID: id, UUID: uuid, Memory: h.memory(device)})
+			instances = append(instances, gpu.InstanceUse{ID: id, UUID: uuid, Memory: s.memory(device)})
 		}
 	}
 	slices.SortStableFunc(instances, func(a, b gpu.InstanceUse) int { return a.ID - b.ID })
@@ -135,13 +142,13 @@ func (h *Hardware) sampleInstances(handle nvml.Device) []gpu.InstanceUse {
 }
 
 // sampleProcesses are the processes of all lists of the driver, each once for each instance.
-func (h *Hardware) sampleProcesses(handle nvml.Device) ([]gpu.ProcessUse, error) {
+func (s sampler) sampleProcesses(handle nvml.Device) ([]gpu.ProcessUse, error) {
 	type key struct {
 		pid      uint32
 		instance int
 	}
 	seen := map[key]gpu.ProcessUse{}
-	err := h.eachProcess(handle, func(p nvml.ProcessInfo, throughMPS bool) {
+	err := s.eachProcess(handle, func(p nvml.ProcessInfo, throughMPS bool) {
 		k := key{p.Pid, instanceOf(p)}
 		use := seen[k]
 		use.PID, use.Instance, use.MPSClient = int(p.Pid), k.instance, use.MPSClient || throughMPS
@@ -153,7 +160,7 @@ func (h *Hardware) sampleProcesses(handle nvml.Device) ([]gpu.ProcessUse, error)
 	if err != nil {
 		return nil, err
 	}
-	rates := h.processUtilization(handle)
+	rates := s.processUtilization(handle)
 	uses := make([]gpu.ProcessUse, 0, len(seen))
 	for k, use := range seen {
 		if !use.MPSClient && use.Instance == gpu.WholeGPU {
@@ -166,13 +173,13 @@ func (h *Hardware) sampleProcesses(handle nvml.Device) ([]gpu.ProcessUse, error)
 }
 
 // processUtilization is the last sample of each process that did something lately.
-func (h *Hardware) processUtilization(handle nvml.Device) map[uint32]*gpu.Utilization {
-	if !h.has("nvmlDeviceGetProcessUtilization") {
+func (s sampler) processUtilization(handle nvml.Device) map[uint32]*gpu.Utilization {
+	if !s.has("nvmlDeviceGetProcessUtilization") {
 		return nil
 	}
 	var since uint64
-	if h.options.Now != nil {
-		since = uint64(h.options.Now().Add(-sampleWindow).UnixMicro())
+	if s.now != nil {
+		since = uint64(s.now().Add(-sampleWindow).UnixMicro())
 	}
 	samples, ret := handle.GetProcessUtilization(since)
 	if ret != nvml.SUCCESS {

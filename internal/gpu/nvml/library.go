@@ -1,0 +1,126 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package nvml
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+)
+
+// library is the driver's library. The first operation opens it, and the gate says which operations run at the same time.
+type library struct {
+	path string // empty: where the dynamic linker finds it
+	lib  nvml.Interface
+	gate *gate
+
+	door sync.Mutex // who opens or closes the library
+	open bool
+}
+
+// newLibrary opens nothing yet.
+func newLibrary(path string) *library {
+	var options []nvml.LibraryOption
+	if path != "" {
+		options = append(options, nvml.WithLibraryPath(path))
+	}
+	return &library{path: path, lib: nvml.New(options...), gate: newGate()}
+}
+
+// close gives back every handle. An operation that hangs is not waited for: its handles remain with it.
+func (l *library) close() error {
+	open, ok := l.gate.shut()
+	if !ok {
+		return fmt.Errorf("closing NVML: %w: an operation has not returned", gpu.ErrBusy)
+	}
+	defer open()
+	return l.shutdown()
+}
+
+// do runs one operation on the open library and returns at its end, or at the end of ctx if that is earlier.
+func (l *library) do(ctx context.Context, uuid, what string, operation func() error) error {
+	p, err := l.gate.enter(ctx, false, uuid)
+	if err != nil {
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	return l.carryOut(ctx, p, what, operation)
+}
+
+// carryOut runs an operation that the gate has let in.
+func (l *library) carryOut(ctx context.Context, p *pass, what string, operation func() error) error {
+	done := make(chan error, 1)
+	go func() {
+		err := l.opened(ctx, operation)
+		p.leave() // before the caller is told, who may close
+		done <- err
+	}()
+	select {
+	case err := <-done:
+		if err != nil {
+			return fmt.Errorf("%s: %w", what, err)
+		}
+		return nil
+	case <-ctx.Done():
+		p.abandon()
+		return fmt.Errorf("%s: NVML has not returned: %w", what, ctx.Err())
+	}
+}
+
+func (l *library) opened(ctx context.Context, operation func() error) error {
+	if err := l.ensureOpen(); err != nil {
+		return err
+	}
+	if err := ctx.Err(); err != nil { // opening takes its time
+		return err
+	}
+	return operation()
+}
+
+func (l *library) ensureOpen() error {
+	l.door.Lock()
+	defer l.door.Unlock()
+	if l.open {
+		return nil
+	}
+	if err := failed("nvmlInit", l.lib.InitWithFlags(nvml.INIT_FLAG_NO_GPUS)); err != nil { // vfio-pci may have all GPUs
+		return fmt.Errorf("opening the driver's library %s: %w", l.path, err)
+	}
+	l.open = true
+	return nil
+}
+
+func (l *library) shutdown() error {
+	l.door.Lock()
+	defer l.door.Unlock()
+	if !l.open {
+		return nil
+	}
+	l.open = false
+	return failed("nvmlShutdown", l.lib.Shutdown())
+}
+
+// has says whether the driver has a call. Calling one that it has not ends the process.
+func (l *library) has(symbol string) bool {
+	return l.lib.Extensions().LookupSymbol(symbol) == nil
+}
+
+// write makes a call that changes the hardware, unless the context has ended and its caller with it.
+func write(ctx context.Context, call string, do func() nvml.Return) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	return failed(call, do())
+}
+
+func (l *library) device(uuid string) (nvml.Device, error) {
+	d, ret := l.lib.DeviceGetHandleByUUID(uuid)
+	if ret == nvml.ERROR_INVALID_ARGUMENT { // what drivers say of a UUID that they do not know
+		ret = nvml.ERROR_NOT_FOUND
+	}
+	return d, failed("nvmlDeviceGetHandleByUUID", ret)
+}
