@@ -56,9 +56,12 @@ func (o outcome) waiting() bool {
 	return len(o.waits)+len(o.reboot.waits) > 0 || len(o.unmet) > len(o.pending)
 }
 
+// converger brings the GPUs to a desired state.
+type converger struct{ observer }
+
 // converge carries out plan after plan until nothing is left to do or something blocks it, and returns the last
 // observation. What fails is rolled back. An error means that there is none.
-func (c *Controller) converge(
+func (c converger) converge(
 	ctx context.Context, spec v1alpha1.GPUNodeSpec, before observation,
 ) (observation, outcome, error) {
 	desired, unknown := split(spec.Devices, before.devices)
@@ -89,7 +92,7 @@ func (c *Controller) converge(
 }
 
 // conclude rolls back what failed and sums up.
-func (c *Controller) conclude(
+func (c converger) conclude(
 	ctx context.Context, desired []v1alpha1.DeviceSpec, before, now observation, o outcome,
 ) (observation, outcome, error) {
 	o.failures, o.pending = needReboot(o.failures, now.devices)

@@ -78,24 +78,36 @@ type Config struct {
 }
 
 // Controller reconciles the GPUNode of one node.
+//
+//	observer   what is on the node: observe.go
+//	converger  plan after plan, side by side on different GPUs, and what failed rolled back: act.go, lanes.go, rollback.go
+//	meter      who uses the GPUs, whenever that is asked: usage.go
 type Controller struct {
-	node, bootID string
-	client       client.Client
-	reader       client.Reader
-	owner        ssa.Owner
-	hardware     gpu.Hardware
-	nodes        DeviceNodes
-	mps          *mps.View
-	processes    host.Processes
-	containers   host.Containers
-	rebooter     host.Rebooter
-	allocations  Allocations
-	driver       func() (driver.Driver, error)
-	clock        clock.Clock
-	resync       time.Duration
-	health       health
-	turns        turns
-	metrics      *metrics
+	tools
+	converger
+	meter
+
+	bootID   string
+	reader   client.Reader
+	owner    ssa.Owner
+	nodes    DeviceNodes
+	rebooter host.Rebooter
+	driver   func() (driver.Driver, error)
+	resync   time.Duration
+	health   health
+}
+
+// tools are what several parts of the agent work with.
+type tools struct {
+	node        string
+	client      client.Client
+	hardware    gpu.Hardware
+	mps         *mps.View
+	processes   host.Processes
+	allocations Allocations
+	clock       clock.Clock
+	turns       turns
+	metrics     *metrics
 }
 
 // New makes a controller.
@@ -106,12 +118,14 @@ func New(c Config) *Controller {
 	if c.Containers == nil {
 		c.Containers = host.NoContainers{}
 	}
+	t := tools{
+		node: c.Node, client: c.Client, hardware: c.Hardware, mps: c.MPS, processes: c.Processes, allocations: c.Allocations,
+		clock: c.Clock, turns: make(turns, 1), metrics: newMetrics(),
+	}
 	return &Controller{
-		turns: make(turns, 1), containers: c.Containers,
-		node: c.Node, bootID: c.BootID, client: c.Client, reader: c.Reader,
-		owner:    ssa.Owner{Client: c.Client, Name: FieldManager},
-		hardware: c.Hardware, nodes: c.Nodes, mps: c.MPS, processes: c.Processes, rebooter: c.Rebooter, allocations: c.Allocations,
-		driver: c.Driver, clock: c.Clock, resync: c.Resync, metrics: newMetrics(),
+		tools: t, converger: converger{observer{t}}, meter: meter{tools: t, containers: c.Containers},
+		bootID: c.BootID, reader: c.Reader, owner: ssa.Owner{Client: c.Client, Name: FieldManager},
+		nodes: c.Nodes, rebooter: c.Rebooter, driver: c.Driver, resync: c.Resync,
 	}
 }
 

@@ -16,7 +16,7 @@ import (
 
 // run carries out steps, those of different GPUs side by side. A step that a pod or process blocks, or that fails, ends the
 // steps of its GPUs; the others go on. An error means that the node could not be observed.
-func (c *Controller) run(ctx context.Context, steps []plan.Step, now observation, o *outcome) (acted bool, err error) {
+func (c converger) run(ctx context.Context, steps []plan.Step, now observation, o *outcome) (acted bool, err error) {
 	var ended ended
 	seen := &sight{now: now}
 	for _, stage := range plan.Stages(steps) {
@@ -37,13 +37,13 @@ func (c *Controller) run(ctx context.Context, steps []plan.Step, now observation
 }
 
 // stage carries out the lanes of a stage side by side.
-func (c *Controller) stage(ctx context.Context, stage []plan.Lane, ended ended, seen *sight) []result {
+func (c converger) stage(ctx context.Context, stage []plan.Lane, ended ended, seen *sight) []result {
 	results := make([]result, len(stage))
 	meeting := newMeeting(stage)
 	var running sync.WaitGroup
 	for i, steps := range stage {
 		running.Go(func() {
-			l := lane{Controller: c, seen: seen, hardware: meeting.member(c.hardware)}
+			l := lane{converger: c, seen: seen, hardware: meeting.member(c.hardware)}
 			defer l.hardware.leave()
 			results[i] = l.run(ctx, steps, slices.Clone(ended))
 		})
@@ -63,7 +63,7 @@ type result struct {
 
 // lane carries out steps one after the other.
 type lane struct {
-	*Controller
+	converger
 
 	seen     *sight
 	hardware *member
@@ -114,7 +114,7 @@ func (l lane) blockers(ctx context.Context, s plan.Step) ([]plan.Blocker, error)
 	if s.Needs() == plan.NeedsNothing {
 		return nil, nil
 	}
-	now, err := l.seen.fresh(ctx, l.Controller)
+	now, err := l.seen.fresh(ctx, l.observer)
 	if err != nil {
 		return nil, err
 	}
@@ -128,14 +128,14 @@ type sight struct {
 }
 
 // fresh is an observation of the moment in which it is asked for, or of shortly before.
-func (s *sight) fresh(ctx context.Context, c *Controller) (observation, error) {
-	asked := c.clock.Now()
+func (s *sight) fresh(ctx context.Context, o observer) (observation, error) {
+	asked := o.clock.Now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if asked.Sub(s.now.at) < freshFor {
 		return s.now, nil
 	}
-	now, err := c.observe(ctx)
+	now, err := o.observe(ctx)
 	if err != nil {
 		return observation{}, err
 	}

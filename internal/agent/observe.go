@@ -61,26 +61,29 @@ func missingReason(s driver.State) string {
 	return v1alpha1.ReasonDriverNotFound
 }
 
+// observer looks at the node.
+type observer struct{ tools }
+
 // observe looks at the GPUs, at the MPS daemons that serve them and at who uses them.
-func (c *Controller) observe(ctx context.Context) (observation, error) {
+func (o observer) observe(ctx context.Context) (observation, error) {
 	ctx, cancel := context.WithTimeout(ctx, observeTimeout)
 	defer cancel()
-	at := c.clock.Now()
-	inventory, err := c.hardware.Observe(ctx)
+	at := o.clock.Now()
+	inventory, err := o.hardware.Observe(ctx)
 	if err != nil {
 		return observation{}, notRead(err)
 	}
-	serving, err := c.mps.Observe(ctx)
+	serving, err := o.mps.Observe(ctx)
 	if err != nil {
 		return observation{}, notObserved(v1alpha1.ReasonMPSDaemonFailed, "looking for MPS control daemons", err)
 	}
-	allocations, err := c.allocations.List(ctx)
+	allocations, err := o.allocations.List(ctx)
 	if err != nil {
 		return observation{}, notObserved(v1alpha1.ReasonPodResourcesFailed, "reading the kubelet's pod resources", err)
 	}
 	devices := mps.Assign(inventory.Devices, serving)
 	for i := range devices {
-		devices[i].Processes = c.described(devices[i].Processes)
+		devices[i].Processes = o.described(devices[i].Processes)
 		devices[i].Holders = append(slices.Clone(devices[i].Holders), holdersOf(devices[i], allocations)...)
 		slices.SortStableFunc(devices[i].Holders, byPod)
 		devices[i].Holders = slices.Compact(devices[i].Holders)
@@ -89,11 +92,11 @@ func (c *Controller) observe(ctx context.Context) (observation, error) {
 }
 
 // described adds what the host knows of processes to what NVML does.
-func (c *Controller) described(processes []gpu.Process) []gpu.Process {
+func (o observer) described(processes []gpu.Process) []gpu.Process {
 	described := slices.Clone(processes)
 	for i := range described {
 		p := &described[i]
-		on := c.processes.Describe(p.PID)
+		on := o.processes.Describe(p.PID)
 		p.Name = cmp.Or(on.Name, p.Name)
 		p.PodUID = cmp.Or(on.PodUID, p.PodUID)
 		p.ContainerID = cmp.Or(on.ContainerID, p.ContainerID)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/host"
 	"github.com/gpusharing/gpu-sharing-operator/internal/mps"
 	"github.com/gpusharing/gpu-sharing-operator/internal/usage"
 )
@@ -37,26 +38,33 @@ func (t turns) take(ctx context.Context) (done func(), err error) {
 	}
 }
 
+// meter measures who uses the GPUs.
+type meter struct {
+	tools
+
+	containers host.Containers
+}
+
 // Usage measures who uses the GPUs. It opens NVML, closes it again and writes nothing. With an error the report has the GPUs that could
 // be read.
-func (c *Controller) Usage(ctx context.Context) (usage.Report, error) {
-	report, err := c.usage(ctx)
-	report.Node = c.node
+func (m meter) Usage(ctx context.Context) (usage.Report, error) {
+	report, err := m.usage(ctx)
+	report.Node = m.node
 	return report, err
 }
 
-func (c *Controller) usage(ctx context.Context) (usage.Report, error) {
+func (m meter) usage(ctx context.Context) (usage.Report, error) {
 	ctx, cancel := context.WithTimeout(ctx, sampleTimeout)
 	defer cancel()
-	node, sample, partial := c.sample(ctx)
+	node, sample, partial := m.sample(ctx)
 	if partial != nil && len(sample.Devices) == 0 {
 		return usage.Report{}, partial
 	}
-	devices, err := c.allocated(ctx, sample)
+	devices, err := m.allocated(ctx, sample)
 	if err != nil {
 		return usage.Report{}, err
 	}
-	owners, err := c.owners(sample)
+	owners, err := m.owners(sample)
 	if err != nil {
 		return usage.Report{}, err
 	}
@@ -68,30 +76,30 @@ func (c *Controller) usage(ctx context.Context) (usage.Report, error) {
 }
 
 // sample measures the GPUs of the node, unless they are mig-manager's. Whose they are may change until its turn has come.
-func (c *Controller) sample(ctx context.Context) (*v1alpha1.GPUNode, gpu.Sample, error) {
-	done, err := c.turns.take(ctx)
+func (m meter) sample(ctx context.Context) (*v1alpha1.GPUNode, gpu.Sample, error) {
+	done, err := m.turns.take(ctx)
 	if err != nil {
 		return nil, gpu.Sample{}, err
 	}
 	defer done()
 	node := &v1alpha1.GPUNode{}
-	if err := c.client.Get(ctx, client.ObjectKey{Name: c.node}, node); err != nil {
-		return nil, gpu.Sample{}, fmt.Errorf("reading GPUNode %s: %w", c.node, err)
+	if err := m.client.Get(ctx, client.ObjectKey{Name: m.node}, node); err != nil {
+		return nil, gpu.Sample{}, fmt.Errorf("reading GPUNode %s: %w", m.node, err)
 	}
 	if node.Spec.MIGConfigName != "" {
 		return nil, gpu.Sample{}, errAside
 	}
-	sample, err := c.hardware.Sample(ctx)
-	return node, sample, errors.Join(err, c.hardware.Close())
+	sample, err := m.hardware.Sample(ctx)
+	return node, sample, errors.Join(err, m.hardware.Close())
 }
 
 // allocated adds what the kubelet says of the GPUs. Which GPU a container has by a ResourceClaim is not known: its processes show it.
-func (c *Controller) allocated(ctx context.Context, sample gpu.Sample) ([]usage.Device, error) {
-	allocations, err := c.allocations.List(ctx)
+func (m meter) allocated(ctx context.Context, sample gpu.Sample) ([]usage.Device, error) {
+	allocations, err := m.allocations.List(ctx)
 	if err != nil {
 		return nil, err
 	}
-	advertised, err := c.allocations.Advertised(ctx)
+	advertised, err := m.allocations.Advertised(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -118,15 +126,15 @@ func (c *Controller) allocated(ctx context.Context, sample gpu.Sample) ([]usage.
 }
 
 // owners are the containers of the processes that use the GPUs, by PID. The MPS server works for others.
-func (c *Controller) owners(sample gpu.Sample) (map[int]usage.Name, error) {
-	names, err := c.containers.Names()
+func (m meter) owners(sample gpu.Sample) (map[int]usage.Name, error) {
+	names, err := m.containers.Names()
 	if err != nil {
 		return nil, err
 	}
 	owners := map[int]usage.Name{}
 	for _, d := range sample.Devices {
 		for _, p := range d.Processes {
-			process := c.processes.Describe(p.PID)
+			process := m.processes.Describe(p.PID)
 			if process.ContainerID != "" && process.Name != mps.ServerProgram {
 				owners[p.PID] = usage.Name(names[process.ContainerID]) // empty where the name of the log was too long for the ID
 			}
@@ -136,8 +144,8 @@ func (c *Controller) owners(sample gpu.Sample) (map[int]usage.Name, error) {
 }
 
 // ServeUsage answers with a measurement as JSON.
-func (c *Controller) ServeUsage(w http.ResponseWriter, r *http.Request) {
-	report, err := c.Usage(r.Context())
+func (m meter) ServeUsage(w http.ResponseWriter, r *http.Request) {
+	report, err := m.Usage(r.Context())
 	if err != nil && report.Incomplete == "" {
 		http.Error(w, err.Error(), http.StatusServiceUnavailable)
 		return
