@@ -139,7 +139,7 @@ func (c *Controller) Reconcile(ctx context.Context, _ Pass) (reconcile.Result, e
 			debug.Info("node", "node", n.Node, "policy", n.Policy, "state", n.State, "message", n.Message)
 		}
 	}
-	p := &pass{Controller: c, seen: seen, current: map[action.PolicyRef]bool{}, done: map[likewise][]action.Action{}}
+	p := newPass(c, seen)
 	err = errors.Join(p.execute(ctx, decision), p.report(ctx, decision))
 	return reconcile.Result{RequeueAfter: p.again(decision.After)}, err
 }

@@ -9,11 +9,13 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/tools/events"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
@@ -52,42 +54,52 @@ var (
 // maxNote is the longest note of an Event in bytes, from the API server's validation.
 const maxNote = 1024
 
-func (p *pass) emit(e announcement, regarding, related runtime.Object, note string) {
-	p.Events.Eventf(regarding, related, e.Type, e.Reason, e.Action, "%s", format.CutBytes(note, maxNote))
+// announcer reports what a pass does, as Events on policies and nodes.
+type announcer struct {
+	*seen
+
+	recorder events.EventRecorder
+
+	mu   sync.Mutex // guards what follows
+	done map[likewise][]action.Action
+}
+
+func (an *announcer) emit(e announcement, regarding, related runtime.Object, note string) {
+	an.recorder.Eventf(regarding, related, e.Type, e.Reason, e.Action, "%s", format.CutBytes(note, maxNote))
 }
 
 // announce tells about an action, on the policy that asked for it if one did and on the node.
-func (p *pass) announce(a action.Action) {
+func (an *announcer) announce(a action.Action) {
 	if report, is := a.(action.Report); is {
-		p.announceReport(report)
+		an.announceReport(report)
 		return
 	}
 	e, announced := eventOf(a)
-	if !announced || p.records(a) {
+	if !announced || an.records(a) {
 		return
 	}
-	node := p.nodeNamed(a.Target())
-	policy, found := p.policies[a.For().Name]
+	node := an.nodeNamed(a.Target())
+	policy, found := an.policies[a.For().Name]
 	switch why := whyOf(a); {
 	case !found:
-		p.emit(e, node, nil, a.String())
+		an.emit(e, node, nil, a.String())
 	case why != "":
-		p.together(e, policy.Name, why, a)
+		an.together(e, policy.Name, why, a)
 	default:
-		p.emit(e, policy, node, a.String())
+		an.emit(e, policy, node, a.String())
 	}
 }
 
-func (p *pass) announceReport(a action.Report) {
-	e, note, announced := p.newsOf(a)
+func (an *announcer) announceReport(a action.Report) {
+	e, note, announced := an.newsOf(a)
 	if !announced {
 		return
 	}
-	if policy, found := p.policies[a.Policy.Name]; found {
-		p.emit(e, policy, p.nodeNamed(a.Node), note)
+	if policy, found := an.policies[a.Policy.Name]; found {
+		an.emit(e, policy, an.nodeNamed(a.Node), note)
 		return
 	}
-	p.emit(e, p.nodeNamed(a.Node), nil, note)
+	an.emit(e, an.nodeNamed(a.Node), nil, note)
 }
 
 // likewise is what a pass does to nodes of a policy for the same reason. It is announced once for all of them: an Event for each of
@@ -108,18 +120,18 @@ func whyOf(of action.Action) string {
 	return ""
 }
 
-func (p *pass) together(e announcement, policy, why string, a action.Action) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+func (an *announcer) together(e announcement, policy, why string, a action.Action) {
+	an.mu.Lock()
+	defer an.mu.Unlock()
 	what := likewise{announcement: e, policy: policy, why: why}
-	p.done[what] = append(p.done[what], a)
+	an.done[what] = append(an.done[what], a)
 }
 
 // announceTogether announces what was done to several nodes. The first of them is the related object: Events that differ in their notes
 // only are taken for one that repeats, and the notes of the later ones are lost (client-go's tools/events).
-func (p *pass) announceTogether() {
+func (an *announcer) announceTogether() {
 	const most = 8 // nodes that a note names
-	for what, actions := range p.done {
+	for what, actions := range an.done {
 		slices.SortFunc(actions, func(a, b action.Action) int { return cmp.Compare(a.Target(), b.Target()) })
 		note := actions[0].String()
 		if len(actions) > 1 {
@@ -132,28 +144,28 @@ func (p *pass) announceTogether() {
 				note += fmt.Sprintf(" and %d more", more)
 			}
 		}
-		p.emit(what.announcement, p.policies[what.policy], p.nodeNamed(actions[0].Target()), note)
+		an.emit(what.announcement, an.policies[what.policy], an.nodeNamed(actions[0].Target()), note)
 	}
 }
 
 // records reports whether an action only notes in a spec what is observed. It is no news.
-func (p *pass) records(a action.Action) bool {
+func (an *announcer) records(a action.Action) bool {
 	set, is := a.(action.SetSpec)
 	if !is {
 		return false
 	}
-	before, after := p.specOf(set.Node), set.Spec
+	before, after := an.specOf(set.Node), set.Spec
 	before.Baseline, after.Baseline = nil, nil
 	return equality.Semantic.DeepEqual(before, after)
 }
 
 // newsOf is the event of a report: that a change has failed, or why a node that no policy governs is not in its baseline yet.
-func (p *pass) newsOf(a action.Report) (e announcement, note string, announced bool) {
+func (an *announcer) newsOf(a action.Report) (e announcement, note string, announced bool) {
 	failed := a.Status.Rollout.Failed
-	if failed != nil && !equality.Semantic.DeepEqual(failed, p.failedOf(a.Node)) {
+	if failed != nil && !equality.Semantic.DeepEqual(failed, an.failedOf(a.Node)) {
 		return announcement{corev1.EventTypeWarning, failed.Reason, "Rollout"}, fmt.Sprintf("Node %s: %s", a.Node, failed.Message), true
 	}
-	have, found := p.gpuNodes[a.Node]
+	have, found := an.gpuNodes[a.Node]
 	if !a.Stuck || !found {
 		return e, "", false
 	}
@@ -189,29 +201,29 @@ func eventOf(of action.Action) (e announcement, announced bool) {
 	}
 }
 
-func (p *pass) announceRefusal(a action.Evict, message string) {
-	if policy, found := p.policies[a.Policy.Name]; found {
-		p.emit(eventEvictBlocked, policy, nil, message)
+func (an *announcer) announceRefusal(a action.Evict, message string) {
+	if policy, found := an.policies[a.Policy.Name]; found {
+		an.emit(eventEvictBlocked, policy, nil, message)
 	}
 }
 
 // announceWiring tells about the ClusterPolicy: that it was changed, or that another controller keeps changing it back.
-func (p *pass) announceWiring(ctx context.Context, changed bool, e announcement) {
+func (an *announcer) announceWiring(ctx context.Context, changed bool, e announcement) {
 	if changed {
-		note := p.plugin.Describe()
+		note := an.plugin.Describe()
 		log.FromContext(ctx).Info("changed the ClusterPolicy: " + note)
-		p.emit(e, p.plugin.Subject(), nil, note)
+		an.emit(e, an.plugin.Subject(), nil, note)
 	}
-	if why := p.plugin.Waits(); why != "" && e == eventRestored {
-		p.emit(eventRestoreWaits, p.plugin.Subject(), nil, "The ClusterPolicy is not restored yet: "+why)
+	if why := an.plugin.Waits(); why != "" && e == eventRestored {
+		an.emit(eventRestoreWaits, an.plugin.Subject(), nil, "The ClusterPolicy is not restored yet: "+why)
 	}
-	if o := p.plugin.Overridden; o != nil && e == eventConfigured {
-		p.emit(eventReverted, p.plugin.Subject(), nil, o.Message)
+	if o := an.plugin.Overridden; o != nil && e == eventConfigured {
+		an.emit(eventReverted, an.plugin.Subject(), nil, o.Message)
 	}
 }
 
 // announceReasons tells of the conditions of a policy that have a new reason. Reconciling and Stalled have the reason of Ready.
-func (p *pass) announceReasons(policy *v1alpha1.GPUSharingPolicy, conditions []metav1.Condition) {
+func (an *announcer) announceReasons(policy *v1alpha1.GPUSharingPolicy, conditions []metav1.Condition) {
 	for _, c := range conditions {
 		follows := c.Type == v1alpha1.ConditionReconciling || c.Type == v1alpha1.ConditionStalled
 		old, had := condition.Find(policy.Status.Conditions, c.Type)
@@ -224,6 +236,6 @@ func (p *pass) announceReasons(policy *v1alpha1.GPUSharingPolicy, conditions []m
 			e = eventReasonWaits
 		}
 		e.Reason = c.Reason
-		p.emit(e, policy, nil, c.Message)
+		an.emit(e, policy, nil, c.Message)
 	}
 }

@@ -6,8 +6,11 @@ package gpusharingpolicy
 import (
 	"context"
 	"fmt"
+	"slices"
+	"sync"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/pluginconfig"
@@ -27,9 +30,11 @@ type seen struct {
 	world    world.World
 	plugin   *pluginconfig.Observed
 	policies map[string]*v1alpha1.GPUSharingPolicy
-	nodes    map[string]*corev1.Node
 	gpuNodes map[string]*v1alpha1.GPUNode
 	features features
+
+	mu    sync.Mutex // guards what follows once actions are carried out
+	nodes map[string]*corev1.Node
 }
 
 // gather reads the cluster, from the cache. What it returns is shared with the cache and must not be changed.
@@ -101,4 +106,51 @@ func (c *Controller) gatherNodes(ctx context.Context, s *seen) error {
 
 func (c *Controller) isReadyAgent(pod *corev1.Pod) bool {
 	return pod.Namespace == c.Namespace && world.IsReadyAgent(pod)
+}
+
+// specOf is the spec of a GPUNode before this pass.
+func (s *seen) specOf(node string) v1alpha1.GPUNodeSpec {
+	if have, found := s.gpuNodes[node]; found {
+		return have.Spec
+	}
+	return v1alpha1.GPUNodeSpec{}
+}
+
+// failedOf is the desired state that failed on a node, as recorded before this pass; nil if none is.
+func (s *seen) failedOf(node string) *v1alpha1.FailedChange {
+	if have, found := s.gpuNodes[node]; found {
+		return have.Status.Rollout.Failed
+	}
+	return nil
+}
+
+// mounted says whether a pod mounts our ConfigMap.
+func (s *seen) mounted() bool {
+	return slices.ContainsFunc(s.world.Nodes, func(n world.Node) bool {
+		return slices.ContainsFunc(n.Pods, func(pod world.Pod) bool { return pod.MountsConfig })
+	})
+}
+
+// node is a node as it was read, or as it was after the last write.
+func (s *seen) node(name string) (*corev1.Node, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	node, found := s.nodes[name]
+	return node, found
+}
+
+// wrote keeps a node as it is after a write.
+func (s *seen) wrote(node *corev1.Node) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.nodes[node.Name] = node
+}
+
+// nodeNamed is a node as the subject of an event.
+func (s *seen) nodeNamed(name string) *corev1.Node {
+	node := &corev1.Node{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}, ObjectMeta: metav1.ObjectMeta{Name: name}}
+	if found, is := s.node(name); is {
+		node.UID = found.UID
+	}
+	return node
 }

@@ -169,9 +169,9 @@ func TestAHeartbeatIsNoOtherVersionOfTheNode(t *testing.T) {
 // The cache may show a write of ours before the watch reports it, and then the next reconcile decides on what was written.
 func TestAWriteIsReadBackBeforeTheWatchReportsIt(t *testing.T) {
 	r := newReading(t)
-	p := &pass{Controller: r.Controller, seen: &seen{nodes: r.known.nodes}}
+	p := newPass(r.Controller, &seen{nodes: r.known.nodes})
 	value := "config"
-	wrote, err := p.patchNode(t.Context(), action.PatchNode{Node: "b", Labels: map[string]*string{v1alpha1.LabelConfig: &value}})
+	wrote, err := p.writer.patchNode(t.Context(), action.PatchNode{Node: "b", Labels: map[string]*string{v1alpha1.LabelConfig: &value}})
 	r.Expect(err).NotTo(HaveOccurred())
 	r.Expect(wrote).To(BeTrue())
 	r.Expect(r.nodes()["b"].Labels).To(HaveKeyWithValue(v1alpha1.LabelConfig, "config"))
@@ -336,7 +336,7 @@ func TestARefusalIsForgottenInTime(t *testing.T) {
 	now := r.Clock.Now()
 	r.Expect(r.refusals.note("job", "b", "a budget", now)).To(BeTrue())
 	r.Expect(r.nodes()["b"].Pods[0].Refused).To(Equal("a budget"))
-	p := &pass{Controller: r.Controller, seen: &seen{world: world.World{Now: now.Add(20 * time.Second)}, plugin: &pluginconfig.Observed{}}}
+	p := newPass(r.Controller, &seen{world: world.World{Now: now.Add(20 * time.Second)}, plugin: &pluginconfig.Observed{}})
 	r.Expect(p.again(0)).To(Equal(40 * time.Second))
 	r.Clock = clocktesting.NewFakePassiveClock(now.Add(time.Minute))
 	s := &seen{plugin: &pluginconfig.Observed{}, world: world.World{Now: r.Clock.Now()}}

@@ -7,9 +7,6 @@ import (
 	"fmt"
 	"slices"
 
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/group"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
@@ -17,13 +14,13 @@ import (
 
 // announceNodes tells, on the policy and on the node, of nodes that a person should look at since the last status, and of
 // those that need it no more. A node that the status no longer lists may only have made room for others: then its state decides.
-func (p *pass) announceNodes(policy *v1alpha1.GPUSharingPolicy, pending []v1alpha1.PendingNode, states []group.NodeState) {
+func (an *announcer) announceNodes(policy *v1alpha1.GPUSharingPolicy, pending []v1alpha1.PendingNode, states []group.NodeState) {
 	was, is := worrying(policy.Status.Pending), worrying(pending)
 	for _, n := range pending {
 		if _, worries := is[n.NodeName]; worries && was[n.NodeName].Reason != n.Reason {
 			e := eventReasonWaits
 			e.Reason = n.Reason
-			p.emitBoth(e, policy, n.NodeName, fmt.Sprintf("node %s: %s", n.NodeName, n.Message))
+			an.emitBoth(e, policy, n.NodeName, fmt.Sprintf("node %s: %s", n.NodeName, n.Message))
 		}
 	}
 	for _, n := range policy.Status.Pending {
@@ -36,7 +33,7 @@ func (p *pass) announceNodes(policy *v1alpha1.GPUSharingPolicy, pending []v1alph
 		}) {
 			e := eventReasonReached
 			e.Reason = v1alpha1.EventRecovered
-			p.emitBoth(e, policy, n.NodeName, fmt.Sprintf("node %s: no longer %s", n.NodeName, n.Reason))
+			an.emitBoth(e, policy, n.NodeName, fmt.Sprintf("node %s: no longer %s", n.NodeName, n.Reason))
 		}
 	}
 }
@@ -52,17 +49,8 @@ func worrying(pending []v1alpha1.PendingNode) map[string]v1alpha1.PendingNode {
 }
 
 // emitBoth tells the policy and the node, where those who work on it look.
-func (p *pass) emitBoth(e announcement, policy *v1alpha1.GPUSharingPolicy, name, note string) {
-	node := p.nodeNamed(name)
-	p.emit(e, policy, node, note)
-	p.emit(e, node, policy, note)
-}
-
-// nodeNamed is a node as the subject of an event.
-func (p *pass) nodeNamed(name string) *corev1.Node {
-	node := &corev1.Node{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}, ObjectMeta: metav1.ObjectMeta{Name: name}}
-	if found, is := p.node(name); is {
-		node.UID = found.UID
-	}
-	return node
+func (an *announcer) emitBoth(e announcement, policy *v1alpha1.GPUSharingPolicy, name, note string) {
+	node := an.nodeNamed(name)
+	an.emit(e, policy, node, note)
+	an.emit(e, node, policy, note)
 }

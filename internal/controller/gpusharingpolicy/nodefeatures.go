@@ -65,16 +65,16 @@ func (c *Controller) addFeature(to *features, feature *unstructured.Unstructured
 }
 
 // keepMPSOff applies the operator's NodeFeature for a node. It goes with the GPUNode.
-func (p *pass) keepMPSOff(ctx context.Context, a action.KeepMPSOff) (bool, error) {
-	owner, found := p.gpuNodes[a.Node]
+func (w *writer) keepMPSOff(ctx context.Context, a action.KeepMPSOff) (bool, error) {
+	owner, found := w.gpuNodes[a.Node]
 	if !found {
 		return false, nil
 	}
-	want := pluginconfig.NewNodeFeature(p.features.served)
-	want.SetNamespace(p.Namespace)
+	want := pluginconfig.NewNodeFeature(w.features.served)
+	want.SetNamespace(w.Namespace)
 	want.SetName(action.OverrideName(a.Node))
 	want.SetLabels(map[string]string{world.LabelNodeName: a.Node, "app.kubernetes.io/managed-by": "gpu-sharing-operator"})
-	want.SetAnnotations(map[string]string{v1alpha1.AnnotationMPSCapable: timing.Stamp(world.LabelFalse, p.world.Now)})
+	want.SetAnnotations(map[string]string{v1alpha1.AnnotationMPSCapable: timing.Stamp(world.LabelFalse, w.world.Now)})
 	want.SetOwnerReferences([]metav1.OwnerReference{{
 		APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: "GPUNode", Name: owner.Name, UID: owner.UID,
 	}})
@@ -82,7 +82,7 @@ func (p *pass) keepMPSOff(ctx context.Context, a action.KeepMPSOff) (bool, error
 		"labels":   map[string]any{world.LabelMPSCapable: "false", v1alpha1.LabelOverridden: "true"},
 		"features": map[string]any{"flags": map[string]any{}, "attributes": map[string]any{}, "instances": map[string]any{}},
 	}
-	err := p.client.Apply(ctx, client.ApplyConfigurationFromUnstructured(want), client.FieldOwner(fieldManager), client.ForceOwnership)
+	err := w.client.Apply(ctx, client.ApplyConfigurationFromUnstructured(want), client.FieldOwner(fieldManager), client.ForceOwnership)
 	if meta.IsNoMatchError(err) {
 		return false, nil // the kind has gone since, and the next pass sees that
 	}
@@ -90,22 +90,22 @@ func (p *pass) keepMPSOff(ctx context.Context, a action.KeepMPSOff) (bool, error
 }
 
 // allowMPS deletes the operator's NodeFeature for a node.
-func (p *pass) allowMPS(ctx context.Context, a action.AllowMPS) (bool, error) {
-	uid, found := p.features.ours[a.Node]
+func (w *writer) allowMPS(ctx context.Context, a action.AllowMPS) (bool, error) {
+	uid, found := w.features.ours[a.Node]
 	if !found {
 		return false, nil
 	}
-	feature := pluginconfig.NewNodeFeature(p.features.served)
-	feature.SetNamespace(p.Namespace)
+	feature := pluginconfig.NewNodeFeature(w.features.served)
+	feature.SetNamespace(w.Namespace)
 	feature.SetName(action.OverrideName(a.Node))
-	wrote, err := ignoreReplaced(p.client.Delete(ctx, feature, client.Preconditions{UID: &uid}))
+	wrote, err := ignoreReplaced(w.client.Delete(ctx, feature, client.Preconditions{UID: &uid}))
 	if meta.IsNoMatchError(err) {
 		return false, nil
 	}
 	if wrote {
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		p.deleted[a.Node] = uid
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.deleted[a.Node] = uid
 	}
 	return wrote, err
 }

@@ -9,8 +9,6 @@ import (
 	"sync"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
 )
 
@@ -44,7 +42,7 @@ func (p *pass) executeOnNodes(ctx context.Context, actions []action.Action) erro
 	}
 	close(next)
 	writers.Wait()
-	p.announceTogether()
+	p.announcer.announceTogether()
 	return errors.Join(errs...)
 }
 
@@ -65,18 +63,4 @@ func byNode(actions []action.Action) [][]action.Action {
 		nodes[i] = append(nodes[i], a)
 	}
 	return nodes
-}
-
-// node is a node as it was read, or as it was after the last write.
-func (p *pass) node(name string) (*corev1.Node, bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	node, found := p.nodes[name]
-	return node, found
-}
-
-func (p *pass) refused() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.blocked = true
 }

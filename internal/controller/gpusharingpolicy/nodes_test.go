@@ -64,7 +64,7 @@ func newWriting(writers int) *writing {
 			return nil
 		},
 	})
-	w.pass = &pass{seen: s, Controller: New(c, Options{Clock: w.clock, Events: events.NewFakeRecorder(100), Writers: writers})}
+	w.pass = newPass(New(c, Options{Clock: w.clock, Events: events.NewFakeRecorder(100), Writers: writers}), s)
 	return w
 }
 
@@ -92,8 +92,8 @@ func TestNodesOfAPassAreAnnouncedTogether(t *testing.T) {
 	w := newWriting(4)
 	recorder := events.NewFakeRecorder(100)
 	ref := action.PolicyRef{Name: "research", Generation: 1}
-	w.Events, w.policies = recorder, map[string]*v1alpha1.GPUSharingPolicy{ref.Name: {ObjectMeta: metav1.ObjectMeta{Name: ref.Name}}}
-	w.current, w.done = map[action.PolicyRef]bool{ref: true}, map[likewise][]action.Action{}
+	w.announcer.recorder, w.policies = recorder, map[string]*v1alpha1.GPUSharingPolicy{ref.Name: {ObjectMeta: metav1.ObjectMeta{Name: ref.Name}}}
+	w.current[ref] = true
 	w.actions = nil
 	for i := range 10 {
 		patch := action.PatchNode{

@@ -53,8 +53,8 @@ func (p *pass) reportPolicy(
 		return fmt.Errorf("reporting on policy %s: %w", policy.Name, err)
 	}
 	if wrote {
-		p.announceReasons(policy, status.Conditions)
-		p.announceNodes(policy, status.Pending, nodes)
+		p.announcer.announceReasons(policy, status.Conditions)
+		p.announcer.announceNodes(policy, status.Pending, nodes)
 	}
 	return nil
 }
