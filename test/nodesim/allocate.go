@@ -16,7 +16,7 @@ type allocatedDevice struct {
 }
 
 // admit allocates the devices that a pod asks for, once. A pod that cannot have them fails for good, as with the kubelet.
-func (n *Node) admit(state *podState) {
+func (k *kubelet) admit(state *podState) {
 	if state.admitted || state.refused != "" {
 		return
 	}
@@ -26,10 +26,10 @@ func (n *Node) admit(state *podState) {
 			if !isExtended(name) {
 				continue
 			}
-			got, err := n.allocate(c.Name, string(name), int(quantity.Value()), devices)
+			got, err := k.allocate(c.Name, string(name), int(quantity.Value()), devices)
 			if err != nil {
 				state.refused = "Allocate failed due to " + err.Error()
-				n.Tell("kubelet: pod %s/%s is refused: %s", state.pod.Namespace, state.pod.Name, state.refused)
+				k.Tell("kubelet: pod %s/%s is refused: %s", state.pod.Namespace, state.pod.Name, state.refused)
 				return
 			}
 			devices = append(devices, got...)
@@ -44,15 +44,15 @@ func isExtended(name corev1.ResourceName) bool {
 
 // allocate picks free devices of a resource, first those whose GPU or instance has the fewest replicas given away, as the
 // plugin's policy "distributed" prefers.
-func (n *Node) allocate(container, resource string, count int, mine []allocatedDevice) ([]allocatedDevice, error) {
-	e, ok := n.endpoints[resource]
+func (k *kubelet) allocate(container, resource string, count int, mine []allocatedDevice) ([]allocatedDevice, error) {
+	e, ok := k.endpoints[resource]
 	if !ok || e.gone {
 		return nil, fmt.Errorf("no healthy devices present; cannot allocate unhealthy devices %s, which is unexpected", resource)
 	}
 	if e.failGreaterThanOne && count > 1 {
 		return nil, fmt.Errorf("rpc error: invalid request: maximum request size for shared resources is 1; found %d, which is unexpected", count)
 	}
-	taken, load := n.taken(mine, e)
+	taken, load := k.taken(mine, e)
 	free := slices.DeleteFunc(slices.Clone(e.devices), func(d advertised) bool { return taken[d.ID] })
 	if len(free) < count {
 		return nil, fmt.Errorf("requested number of devices unavailable for %s. Requested: %d, Available: %d, which is unexpected",
@@ -66,12 +66,12 @@ func (n *Node) allocate(container, resource string, count int, mine []allocatedD
 	return got, nil
 }
 
-func (n *Node) taken(mine []allocatedDevice, e *endpoint) (taken map[string]bool, load map[string]int) {
+func (k *kubelet) taken(mine []allocatedDevice, e *endpoint) (taken map[string]bool, load map[string]int) {
 	taken, load = map[string]bool{}, map[string]int{}
 	for _, d := range mine {
 		taken[d.id] = true
 	}
-	for _, state := range n.pods {
+	for _, state := range k.pods {
 		for _, d := range state.devices {
 			taken[d.id] = true
 		}
@@ -85,11 +85,11 @@ func (n *Node) taken(mine []allocatedDevice, e *endpoint) (taken map[string]bool
 }
 
 // Allocations returns the IDs of the devices that the kubelet has allocated to each pod of the node, by namespace/name.
-func (n *Node) Allocations() map[string][]string {
-	n.mu.Lock()
-	defer n.mu.Unlock()
+func (k *kubelet) Allocations() map[string][]string {
+	k.mu.Lock()
+	defer k.mu.Unlock()
 	all := map[string][]string{}
-	for _, state := range n.pods {
+	for _, state := range k.pods {
 		for _, d := range state.devices {
 			name := state.pod.Namespace + "/" + state.pod.Name
 			all[name] = append(all[name], d.id)

@@ -23,17 +23,20 @@ import (
 // labelTemplate tells pods of one template of a DaemonSet from those of another.
 const labelTemplate = appsv1.DefaultDaemonSetUniqueLabelKey
 
+// daemonSets runs the DaemonSets on the node.
+type daemonSets struct{ *machine }
+
 // runDaemonSets is the DaemonSet controller, as far as this node is concerned: one pod of each DaemonSet whose node
 // selector matches, none of the others, and a new pod for a new template unless the DaemonSet waits for the old one to
 // be deleted. No pod comes to a node with a taint that it does not tolerate; one that is there stays, unless the taint is
 // NoExecute (kubernetes pkg/controller/daemon: NodeShouldRunDaemonPod).
-func (n *Node) runDaemonSets(ctx context.Context, node *corev1.Node, pods []corev1.Pod) error {
+func (d daemonSets) runDaemonSets(ctx context.Context, node *corev1.Node, pods []corev1.Pod) error {
 	sets := &appsv1.DaemonSetList{}
-	if err := n.Client.List(ctx, sets); err != nil {
-		return fmt.Errorf("listing the DaemonSets for node %s: %w", n.Name, err)
+	if err := d.Client.List(ctx, sets); err != nil {
+		return fmt.Errorf("listing the DaemonSets for node %s: %w", d.Name, err)
 	}
 	for _, set := range sets.Items {
-		if err := n.runDaemonSet(ctx, node, &set, podsOf(&set, pods)); err != nil {
+		if err := d.runDaemonSet(ctx, node, &set, podsOf(&set, pods)); err != nil {
 			return err
 		}
 	}
@@ -47,19 +50,19 @@ func podsOf(set *appsv1.DaemonSet, pods []corev1.Pod) []corev1.Pod {
 	})
 }
 
-func (n *Node) runDaemonSet(ctx context.Context, node *corev1.Node, set *appsv1.DaemonSet, pods []corev1.Pod) error {
+func (d daemonSets) runDaemonSet(ctx context.Context, node *corev1.Node, set *appsv1.DaemonSet, pods []corev1.Pod) error {
 	wanted := set.DeletionTimestamp == nil &&
 		labels.SelectorFromSet(set.Spec.Template.Spec.NodeSelector).Matches(labels.Set(node.Labels))
 	template := templateHash(set)
 	if wanted && len(pods) == 0 && tolerates(set.Spec.Template.Spec.Tolerations, node.Spec.Taints) {
-		return n.createPod(ctx, set, template)
+		return d.createPod(ctx, set, template)
 	}
 	for _, p := range pods {
 		outdated := p.Labels[labelTemplate] != template && set.Spec.UpdateStrategy.Type != appsv1.OnDeleteDaemonSetStrategyType
 		if wanted && !outdated || p.DeletionTimestamp != nil {
 			continue
 		}
-		if err := client.IgnoreNotFound(n.Client.Delete(ctx, &p)); err != nil {
+		if err := client.IgnoreNotFound(d.Client.Delete(ctx, &p)); err != nil {
 			return fmt.Errorf("deleting pod %s of DaemonSet %s: %w", p.Name, set.Name, err)
 		}
 	}
@@ -83,7 +86,7 @@ func templateHash(set *appsv1.DaemonSet) string {
 	return strconv.FormatUint(uint64(hash.Sum32()), 16)
 }
 
-func (n *Node) createPod(ctx context.Context, set *appsv1.DaemonSet, template string) error {
+func (d daemonSets) createPod(ctx context.Context, set *appsv1.DaemonSet, template string) error {
 	pod := &corev1.Pod{
 		ObjectMeta: *set.Spec.Template.ObjectMeta.DeepCopy(),
 		Spec:       *set.Spec.Template.Spec.DeepCopy(),
@@ -91,9 +94,9 @@ func (n *Node) createPod(ctx context.Context, set *appsv1.DaemonSet, template st
 	pod.Namespace, pod.GenerateName = set.Namespace, set.Name+"-"
 	pod.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(set, appsv1.SchemeGroupVersion.WithKind("DaemonSet"))}
 	pod.Labels[labelTemplate] = template
-	pod.Spec.NodeName = n.Name
-	if err := n.Client.Create(ctx, pod); err != nil {
-		return fmt.Errorf("creating a pod of DaemonSet %s on node %s: %w", set.Name, n.Name, err)
+	pod.Spec.NodeName = d.Name
+	if err := d.Client.Create(ctx, pod); err != nil {
+		return fmt.Errorf("creating a pod of DaemonSet %s on node %s: %w", set.Name, d.Name, err)
 	}
 	return nil
 }

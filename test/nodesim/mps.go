@@ -16,23 +16,23 @@ const appMPS = "nvidia-device-plugin-mps-control-daemon"
 // daemons and mounts a new one (cmd/mps-control-daemon/mount/mount-shm.go). Its config-manager links the default
 // configuration, whatever the label of the node says, and its signal never reaches the daemon (cmd/config-manager, v0.18.2
 // to v0.20.0). So the daemon serves what the default configuration shares by MPS, else nothing.
-func (n *Node) runMPS(ctx context.Context, state *podState) bool {
+func (d devicePlugin) runMPS(ctx context.Context, state *podState) bool {
 	if state.mps {
 		return true
 	}
 	config, err := parse(state.defaultConfig())
 	if err != nil {
-		n.crashed(state, err.Error())
+		d.crashed(state, err.Error())
 		return false
 	}
 	state.mps = true
-	if n.MountShm != nil {
-		n.MountShm(ctx)
+	if d.MountShm != nil {
+		d.MountShm(ctx)
 	}
 	if config.Sharing.SharingStrategy() == spec.SharingStrategyMPS {
-		n.Tell("NVIDIA's MPS daemon: serves what the default configuration says")
+		d.Tell("NVIDIA's MPS daemon: serves what the default configuration says")
 	} else {
-		n.Tell("NVIDIA's MPS daemon: no devices are configured for MPS sharing; waiting indefinitely")
+		d.Tell("NVIDIA's MPS daemon: no devices are configured for MPS sharing; waiting indefinitely")
 	}
 	return true
 }

@@ -43,27 +43,34 @@ func nodeFeatureKind() schema.GroupVersionKind {
 	return schema.GroupVersionKind{Group: "nfd.k8s-sigs.io", Version: "v1alpha1", Kind: "NodeFeature"}
 }
 
+// discovery is GPU Feature Discovery and Node Feature Discovery, which label the node.
+type discovery struct {
+	*machine
+
+	merged time.Time // when nfd-master last looked at the NodeFeatures
+}
+
 // discoverFeatures is GPU Feature Discovery (GFD): it asks for labels by an object in its own namespace (k8s-device-plugin
 // internal/lm/output.go). Without its pod, the object stays as it is.
-func (n *Node) discoverFeatures(ctx context.Context) error {
-	namespace := n.featureDiscovery()
+func (d *discovery) discoverFeatures(ctx context.Context) error {
+	namespace := d.featureDiscovery()
 	if namespace == "" {
 		return nil
 	}
-	inventory, err := n.Inventory(ctx)
+	inventory, err := d.Inventory(ctx)
 	if err != nil {
 		return nil //nolint:nilerr // GPU Feature Discovery leaves its labels, and the kubelet and the DaemonSets work on
 	}
 	labels := map[string]any{}
-	for key, value := range n.featureLabels(inventory.Devices) {
+	for key, value := range d.featureLabels(inventory.Devices) {
 		if value != nil {
 			labels[key] = *value
 		}
 	}
 	feature := &unstructured.Unstructured{}
 	feature.SetGroupVersionKind(nodeFeatureKind())
-	key := client.ObjectKey{Namespace: namespace, Name: "nvidia-features-for-" + n.Name}
-	err = n.Client.Get(ctx, key, feature)
+	key := client.ObjectKey{Namespace: namespace, Name: "nvidia-features-for-" + d.Name}
+	err = d.Client.Get(ctx, key, feature)
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("reading NodeFeature %s: %w", key, err)
 	}
@@ -77,12 +84,12 @@ func (n *Node) discoverFeatures(ctx context.Context) error {
 	}
 	feature.SetNamespace(key.Namespace)
 	feature.SetName(key.Name)
-	feature.SetLabels(map[string]string{labelNodeName: n.Name})
+	feature.SetLabels(map[string]string{labelNodeName: d.Name})
 	feature.Object["spec"] = spec
 	if exists {
-		err = n.Client.Update(ctx, feature)
+		err = d.Client.Update(ctx, feature)
 	} else {
-		err = n.Client.Create(ctx, feature)
+		err = d.Client.Create(ctx, feature)
 	}
 	if err != nil {
 		return fmt.Errorf("writing NodeFeature %s: %w", key, err)
@@ -92,22 +99,22 @@ func (n *Node) discoverFeatures(ctx context.Context) error {
 
 // mergeFeatures is nfd-master, as far as this node is concerned: it makes one set of labels of all objects that are about the
 // node, a later object overwrites an earlier one, and labels that no object names any more go.
-func (n *Node) mergeFeatures(ctx context.Context, node *corev1.Node) error {
-	now := n.Clock.Now()
-	if now.Sub(n.merged) < mergePeriod {
+func (d *discovery) mergeFeatures(ctx context.Context, node *corev1.Node) error {
+	now := d.Clock.Now()
+	if now.Sub(d.merged) < mergePeriod {
 		return nil
 	}
-	n.merged = now
+	d.merged = now
 	all := &unstructured.UnstructuredList{}
 	all.SetGroupVersionKind(nodeFeatureKind().GroupVersion().WithKind("NodeFeatureList"))
-	err := n.Client.List(ctx, all, client.MatchingLabels{labelNodeName: n.Name})
+	err := d.Client.List(ctx, all, client.MatchingLabels{labelNodeName: d.Name})
 	if meta.IsNoMatchError(err) {
 		return nil // NFD, which brings the kind, is not installed
 	}
 	if err != nil {
-		return fmt.Errorf("listing the NodeFeatures of node %s: %w", n.Name, err)
+		return fmt.Errorf("listing the NodeFeatures of node %s: %w", d.Name, err)
 	}
-	want, err := n.NFD.merge(all.Items)
+	want, err := d.NFD.merge(all.Items)
 	if err != nil {
 		return err
 	}
@@ -132,8 +139,8 @@ func (n *Node) mergeFeatures(ctx context.Context, node *corev1.Node) error {
 	if err != nil {
 		return err
 	}
-	if err := n.Client.Patch(ctx, node, client.RawPatch("application/merge-patch+json", body)); err != nil {
-		return fmt.Errorf("labelling node %s: %w", n.Name, err)
+	if err := d.Client.Patch(ctx, node, client.RawPatch("application/merge-patch+json", body)); err != nil {
+		return fmt.Errorf("labelling node %s: %w", d.Name, err)
 	}
 	return nil
 }
@@ -165,10 +172,10 @@ func (f NFD) merge(features []unstructured.Unstructured) (map[string]string, err
 }
 
 // featureDiscovery is the namespace of the pod of GFD on the node; empty if there is none.
-func (n *Node) featureDiscovery() string {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	for _, state := range n.pods {
+func (d *discovery) featureDiscovery() string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, state := range d.pods {
 		if state.pod.Labels["app"] == appFeatureDiscovery {
 			return state.pod.Namespace
 		}

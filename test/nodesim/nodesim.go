@@ -82,19 +82,24 @@ type Program interface {
 	Stop()
 }
 
-// Node plays one node.
+// Node plays one node: what all its programs know of it (machine), the kubelet with what it runs, the DaemonSet controller as far as it
+// concerns the node, and the discovery of features.
 type Node struct {
-	Options
+	*machine
 
-	mu          sync.Mutex // guards what the pod-resources server reads
-	pods        map[types.UID]*podState
-	endpoints   map[string]*endpoint // of device plugins, by resource
-	published   map[string]counts    // by resource, as last published
-	publishedAt time.Time
-	merged      time.Time // when nfd-master last looked at the NodeFeatures
+	*kubelet
+	daemonSets
+	*discovery
 }
 
-type counts struct{ capacity, allocatable int }
+// machine is what the programs of a node know of it.
+type machine struct {
+	Options
+
+	mu        sync.Mutex // guards what the pod-resources server reads
+	pods      map[types.UID]*podState
+	endpoints map[string]*endpoint // of device plugins, by resource
+}
 
 // New is a node that is not registered yet; the first Pass does that.
 func New(o Options) *Node {
@@ -108,8 +113,10 @@ func New(o Options) *Node {
 	if o.Tell == nil {
 		o.Tell = func(string, ...any) {}
 	}
+	m := &machine{Options: o, pods: map[types.UID]*podState{}, endpoints: map[string]*endpoint{}}
 	return &Node{
-		Options: o, pods: map[types.UID]*podState{}, endpoints: map[string]*endpoint{}, published: map[string]counts{},
+		machine: m, daemonSets: daemonSets{m}, discovery: &discovery{machine: m},
+		kubelet: &kubelet{machine: m, plugin: devicePlugin{m}, published: map[string]counts{}},
 	}
 }
 

@@ -42,25 +42,28 @@ type endpoint struct {
 	failGreaterThanOne bool
 }
 
+// devicePlugin does what NVIDIA's device plugin and MPS DaemonSet do in their pods.
+type devicePlugin struct{ *machine }
+
 // runPlugin is one turn of the config-manager (cmd/config-manager) and of the plugin.
-func (n *Node) runPlugin(ctx context.Context, node *corev1.Node, state *podState) bool {
+func (d devicePlugin) runPlugin(ctx context.Context, node *corev1.Node, state *podState) bool {
 	if state.plugin == nil {
 		state.plugin = &plugin{}
 	}
 	p := state.plugin
 	key, content, err := state.selectConfig(node)
 	if err != nil {
-		n.missingKey(state, err)
+		d.missingKey(state, err)
 		return false
 	}
-	now := n.Clock.Now()
+	now := d.Clock.Now()
 	switch {
 	case !p.started && now.Before(state.restart):
 		return false
 	case !p.started, p.key != key:
-		n.load(ctx, state, key, content)
+		d.load(ctx, state, key, content)
 	case len(p.unhealthy) > 0 && !now.Before(p.retry):
-		n.load(ctx, state, key, content)
+		d.load(ctx, state, key, content)
 	default:
 		state.waiting = "" // the key has become visible
 	}
@@ -101,24 +104,24 @@ func (s *podState) env(name string) string {
 
 // missingKey: the config-manager exits and is started again; a plugin that runs keeps what it had, one that does not is
 // stuck behind its init container.
-func (n *Node) missingKey(state *podState, err error) {
+func (d devicePlugin) missingKey(state *podState, err error) {
 	state.waiting = err.Error()
-	if n.Clock.Now().Before(state.restart) {
+	if d.Clock.Now().Before(state.restart) {
 		return
 	}
-	n.crashed(state, err.Error())
-	n.Tell("config-manager: %v; it exits and is started again", err)
+	d.crashed(state, err.Error())
+	d.Tell("config-manager: %v; it exits and is started again", err)
 }
 
 // load is the plugin's start, or its restart on SIGHUP: it reads the configuration and looks at the GPUs.
-func (n *Node) load(ctx context.Context, state *podState, key, content string) {
+func (d devicePlugin) load(ctx context.Context, state *podState, key, content string) {
 	p := state.plugin
-	n.unregister(p)
-	config, resources, err := n.start(ctx, state, content)
+	d.unregister(p)
+	config, resources, err := d.start(ctx, state, content)
 	if err != nil { // the process exits and takes the node's GPUs with it
 		p.started = false
-		n.crashed(state, err.Error())
-		n.Tell("device plugin: %v; it exits, and the node advertises no GPU", err)
+		d.crashed(state, err.Error())
+		d.Tell("device plugin: %v; it exits, and the node advertises no GPU", err)
 		return
 	}
 	news := !p.started || p.key != key
@@ -126,11 +129,11 @@ func (n *Node) load(ctx context.Context, state *podState, key, content string) {
 	p.started, p.key, p.config, p.strategy = true, key, config, migStrategy(config, state.environment())
 	p.resources, p.unhealthy = resources, nil
 	if config.Sharing.SharingStrategy() == spec.SharingStrategyMPS {
-		n.dropUnanswered(ctx, p, news)
+		d.dropUnanswered(ctx, p, news)
 	}
-	n.registerPlugin(p)
+	d.registerPlugin(p)
 	if news {
-		n.Tell("device plugin: loaded %s", configName(key))
+		d.Tell("device plugin: loaded %s", configName(key))
 	}
 }
 
@@ -141,15 +144,15 @@ func configName(key string) string {
 	return "configuration " + key
 }
 
-func (n *Node) start(ctx context.Context, state *podState, content string) (*spec.Config, map[string][]advertised, error) {
+func (d devicePlugin) start(ctx context.Context, state *podState, content string) (*spec.Config, map[string][]advertised, error) {
 	config, err := parse(content)
 	if err != nil {
 		return nil, nil, fmt.Errorf("unable to load config: %w", err)
 	}
-	if n.ToolkitMissing != nil && n.ToolkitMissing() {
+	if d.ToolkitMissing != nil && d.ToolkitMissing() {
 		return nil, nil, errors.New("error getting devices: the container toolkit is not done")
 	}
-	inventory, err := n.Inventory(ctx)
+	inventory, err := d.Inventory(ctx)
 	if err != nil {
 		return nil, nil, fmt.Errorf("error getting devices: %w", err)
 	}
@@ -162,17 +165,17 @@ func (s *podState) environment() environment {
 }
 
 // dropUnanswered: the plugin registers a resource that is shared by MPS only once its daemon answers, and tries again.
-func (n *Node) dropUnanswered(ctx context.Context, p *plugin, tell bool) {
+func (d devicePlugin) dropUnanswered(ctx context.Context, p *plugin, tell bool) {
 	for _, r := range slices.Sorted(maps.Keys(p.resources)) {
-		if !isReplica(p.resources[r]) || n.MPSAnswers != nil && n.MPSAnswers(ctx, r) {
+		if !isReplica(p.resources[r]) || d.MPSAnswers != nil && d.MPSAnswers(ctx, r) {
 			continue
 		}
 		delete(p.resources, r)
 		p.unhealthy = append(p.unhealthy, r)
 	}
-	p.retry = n.Clock.Now().Add(n.RetryDelay)
+	p.retry = d.Clock.Now().Add(d.RetryDelay)
 	if len(p.unhealthy) > 0 && tell {
-		n.Tell("device plugin: error waiting for MPS daemon of %s; it tries again", strings.Join(p.unhealthy, ", "))
+		d.Tell("device plugin: error waiting for MPS daemon of %s; it tries again", strings.Join(p.unhealthy, ", "))
 	}
 }
 
@@ -181,10 +184,10 @@ func isReplica(devices []advertised) bool {
 }
 
 // registerPlugin tells the kubelet of the plugin's resources.
-func (n *Node) registerPlugin(p *plugin) {
+func (d devicePlugin) registerPlugin(p *plugin) {
 	sharing := p.config.Sharing.ReplicatedResources()
 	for name, devices := range p.resources {
-		n.endpoints[name] = &endpoint{
+		d.endpoints[name] = &endpoint{
 			devices: devices, failGreaterThanOne: isReplica(devices) && refusesMany(p.config, sharing),
 		}
 	}
@@ -196,9 +199,9 @@ func refusesMany(config *spec.Config, sharing *spec.ReplicatedResources) bool {
 }
 
 // unregister is what the kubelet sees when the plugin's sockets close.
-func (n *Node) unregister(p *plugin) {
+func (d devicePlugin) unregister(p *plugin) {
 	for name := range p.resources {
-		if e, ok := n.endpoints[name]; ok {
+		if e, ok := d.endpoints[name]; ok {
 			e.gone = true
 		}
 	}
@@ -206,10 +209,10 @@ func (n *Node) unregister(p *plugin) {
 }
 
 // loaded is the configuration that the plugin of the node runs with.
-func (n *Node) loaded() (*spec.Config, string) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	for _, state := range n.pods {
+func (m *machine) loaded() (*spec.Config, string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, state := range m.pods {
 		if state.plugin != nil && state.plugin.started {
 			return state.plugin.config, state.plugin.strategy
 		}

@@ -21,11 +21,11 @@ import (
 // podResources serves the kubelet's pod-resources API of a node.
 type podResources struct {
 	podresourcesv1.UnimplementedPodResourcesListerServer
-	node *Node
+	machine *machine
 }
 
 // ServePodResources serves the pod-resources API on a socket until the context ends.
-func (n *Node) ServePodResources(ctx context.Context, socket string) error {
+func (k *kubelet) ServePodResources(ctx context.Context, socket string) error {
 	if err := os.MkdirAll(filepath.Dir(socket), 0o755); err != nil {
 		return fmt.Errorf("making the folder of the pod-resources socket: %w", err)
 	}
@@ -37,7 +37,7 @@ func (n *Node) ServePodResources(ctx context.Context, socket string) error {
 		return fmt.Errorf("listening for pod-resources requests: %w", err)
 	}
 	server := grpc.NewServer()
-	podresourcesv1.RegisterPodResourcesListerServer(server, &podResources{node: n})
+	podresourcesv1.RegisterPodResourcesListerServer(server, &podResources{machine: k.machine})
 	go func() {
 		<-ctx.Done()
 		server.Stop()
@@ -48,10 +48,10 @@ func (n *Node) ServePodResources(ctx context.Context, socket string) error {
 
 // List implements the API: every pod of the node, with the devices of its containers by resource.
 func (r *podResources) List(context.Context, *podresourcesv1.ListPodResourcesRequest) (*podresourcesv1.ListPodResourcesResponse, error) {
-	r.node.mu.Lock()
-	defer r.node.mu.Unlock()
+	r.machine.mu.Lock()
+	defer r.machine.mu.Unlock()
 	response := &podresourcesv1.ListPodResourcesResponse{}
-	for _, state := range r.node.pods {
+	for _, state := range r.machine.pods {
 		response.PodResources = append(response.PodResources, state.podResources())
 	}
 	return response, nil
@@ -61,10 +61,10 @@ func (r *podResources) List(context.Context, *podresourcesv1.ListPodResourcesReq
 func (r *podResources) GetAllocatableResources(
 	context.Context, *podresourcesv1.AllocatableResourcesRequest,
 ) (*podresourcesv1.AllocatableResourcesResponse, error) {
-	r.node.mu.Lock()
-	defer r.node.mu.Unlock()
+	r.machine.mu.Lock()
+	defer r.machine.mu.Unlock()
 	response := &podresourcesv1.AllocatableResourcesResponse{}
-	for resource, e := range r.node.endpoints {
+	for resource, e := range r.machine.endpoints {
 		devices := &podresourcesv1.ContainerDevices{ResourceName: resource}
 		for _, d := range e.devices {
 			devices.DeviceIds = append(devices.DeviceIds, d.ID)
@@ -76,9 +76,9 @@ func (r *podResources) GetAllocatableResources(
 
 // Get implements the API.
 func (r *podResources) Get(_ context.Context, request *podresourcesv1.GetPodResourcesRequest) (*podresourcesv1.GetPodResourcesResponse, error) {
-	r.node.mu.Lock()
-	defer r.node.mu.Unlock()
-	for _, state := range r.node.pods {
+	r.machine.mu.Lock()
+	defer r.machine.mu.Unlock()
+	for _, state := range r.machine.pods {
 		if state.pod.Namespace == request.PodNamespace && state.pod.Name == request.PodName {
 			return &podresourcesv1.GetPodResourcesResponse{PodResources: state.podResources()}, nil
 		}

@@ -33,66 +33,75 @@ type podState struct {
 	devices   []allocatedDevice // of its containers
 }
 
+// kubelet runs the pods of the node, gives them devices, and publishes the status of the node.
+type kubelet struct {
+	*machine
+
+	plugin      devicePlugin      // what the containers of NVIDIA's DaemonSets do
+	published   map[string]counts // by resource, as last published
+	publishedAt time.Time
+}
+
 // syncPods is one turn of the kubelet's loop over its pods.
-func (n *Node) syncPods(ctx context.Context, node *corev1.Node, pods []corev1.Pod) error {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.forgetGone(pods)
+func (k *kubelet) syncPods(ctx context.Context, node *corev1.Node, pods []corev1.Pod) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.forgetGone(pods)
 	var errs []error
 	for i := range pods {
-		if err := n.syncPod(ctx, node, &pods[i]); err != nil {
+		if err := k.syncPod(ctx, node, &pods[i]); err != nil {
 			errs = append(errs, fmt.Errorf("pod %s/%s: %w", pods[i].Namespace, pods[i].Name, err))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-func (n *Node) forgetGone(pods []corev1.Pod) {
+func (k *kubelet) forgetGone(pods []corev1.Pod) {
 	here := map[types.UID]bool{}
 	for i := range pods {
 		here[pods[i].UID] = true
 	}
-	for uid, state := range n.pods {
+	for uid, state := range k.pods {
 		if !here[uid] {
-			n.stop(state)
-			delete(n.pods, uid)
+			k.stop(state)
+			delete(k.pods, uid)
 		}
 	}
 }
 
-func (n *Node) syncPod(ctx context.Context, node *corev1.Node, pod *corev1.Pod) error {
-	state, ok := n.pods[pod.UID]
+func (k *kubelet) syncPod(ctx context.Context, node *corev1.Node, pod *corev1.Pod) error {
+	state, ok := k.pods[pod.UID]
 	if !ok {
 		state = &podState{volumes: map[string]*projection{}}
-		n.pods[pod.UID] = state
+		k.pods[pod.UID] = state
 	}
 	touched := state.pod == nil || !equality.Semantic.DeepEqual(state.pod.Annotations, pod.Annotations)
 	state.pod = pod
 	if pod.DeletionTimestamp != nil {
-		return n.finish(ctx, state)
+		return k.finish(ctx, state)
 	}
 	if pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
-		n.stop(state)
+		k.stop(state)
 		return nil
 	}
-	if n.admit(state); state.refused != "" {
-		return n.report(ctx, state, false)
+	if k.admit(state); state.refused != "" {
+		return k.report(ctx, state, false)
 	}
-	if err := n.project(ctx, state, touched); err != nil {
+	if err := k.project(ctx, state, touched); err != nil {
 		return err
 	}
-	ready := n.runContainers(ctx, node, state)
-	return n.report(ctx, state, ready)
+	ready := k.runContainers(ctx, node, state)
+	return k.report(ctx, state, ready)
 }
 
 // finish ends a pod that is being deleted, and lets its object go.
-func (n *Node) finish(ctx context.Context, state *podState) error {
-	n.stop(state)
-	err := n.Client.Delete(ctx, state.pod, client.GracePeriodSeconds(0), client.Preconditions{UID: &state.pod.UID})
+func (k *kubelet) finish(ctx context.Context, state *podState) error {
+	k.stop(state)
+	err := k.Client.Delete(ctx, state.pod, client.GracePeriodSeconds(0), client.Preconditions{UID: &state.pod.UID})
 	return client.IgnoreNotFound(err)
 }
 
-func (n *Node) stop(state *podState) {
+func (k *kubelet) stop(state *podState) {
 	if state.program != nil {
 		state.program.Stop()
 		state.program = nil
@@ -102,55 +111,55 @@ func (n *Node) stop(state *podState) {
 		state.closeNVML = nil
 	}
 	if state.plugin != nil {
-		n.unregister(state.plugin)
+		k.plugin.unregister(state.plugin)
 		state.plugin = nil
 	}
 	state.devices = nil
 }
 
-func (n *Node) stopPrograms() {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	for _, state := range n.pods {
-		n.stop(state)
+func (k *kubelet) stopPrograms() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, state := range k.pods {
+		k.stop(state)
 	}
 }
 
 // runContainers lets the containers of a pod do what they do, and says whether the pod is ready.
-func (n *Node) runContainers(ctx context.Context, node *corev1.Node, state *podState) bool {
+func (k *kubelet) runContainers(ctx context.Context, node *corev1.Node, state *podState) bool {
 	if missing := state.missingVolume(); missing != "" {
 		state.waiting = missing
 		return false
 	}
-	n.openNVML(state)
+	k.openNVML(state)
 	if state.pod.Labels["app"] == appDevicePlugin {
-		return n.runPlugin(ctx, node, state)
+		return k.plugin.runPlugin(ctx, node, state)
 	}
 	if state.pod.Labels["app"] == appMPS {
-		return n.runMPS(ctx, state)
+		return k.plugin.runMPS(ctx, state)
 	}
-	return n.runProgram(ctx, state)
+	return k.runProgram(ctx, state)
 }
 
 // runProgram keeps the process of a pod running.
-func (n *Node) runProgram(ctx context.Context, state *podState) bool {
-	if n.Start == nil {
+func (k *kubelet) runProgram(ctx context.Context, state *podState) bool {
+	if k.Start == nil {
 		state.waiting = ""
 		return true
 	}
 	if state.program != nil && !state.program.Alive() {
-		n.Tell("kubelet: the program of pod %s ended; it is started again", state.pod.Name)
+		k.Tell("kubelet: the program of pod %s ended; it is started again", state.pod.Name)
 		state.program.Stop()
 		state.program = nil
-		n.crashed(state, "CrashLoopBackOff: the program ended")
+		k.crashed(state, "CrashLoopBackOff: the program ended")
 	}
 	if state.program == nil {
-		if n.Clock.Now().Before(state.restart) {
+		if k.Clock.Now().Before(state.restart) {
 			return false
 		}
-		program, err := n.Start(ctx, state.pod)
+		program, err := k.Start(ctx, state.pod)
 		if err != nil {
-			n.crashed(state, err.Error())
+			k.crashed(state, err.Error())
 			return false
 		}
 		state.waiting = ""
@@ -163,30 +172,30 @@ func (n *Node) runProgram(ctx context.Context, state *podState) bool {
 }
 
 // crashed counts a restart and says when the next start is due.
-func (n *Node) crashed(state *podState, why string) {
+func (m *machine) crashed(state *podState, why string) {
 	state.restarts++
 	state.waiting = why
-	state.restart = n.Clock.Now().Add(n.RestartDelay)
+	state.restart = m.Clock.Now().Add(m.RestartDelay)
 }
 
 // openNVML: these of NVIDIA's programs keep the driver open for as long as they run.
-func (n *Node) openNVML(state *podState) {
-	if n.OpenNVML == nil || state.closeNVML != nil {
+func (k *kubelet) openNVML(state *podState) {
+	if k.OpenNVML == nil || state.closeNVML != nil {
 		return
 	}
 	switch state.pod.Labels["app"] {
 	case appDevicePlugin, "nvidia-dcgm", "nvidia-dcgm-exporter":
-		if closeNVML, err := n.OpenNVML(); err == nil {
+		if closeNVML, err := k.OpenNVML(); err == nil {
 			state.closeNVML = closeNVML
 		}
 	}
 }
 
 // report writes the status of a pod, if it changed.
-func (n *Node) report(ctx context.Context, state *podState, ready bool) error {
+func (k *kubelet) report(ctx context.Context, state *podState, ready bool) error {
 	pod := state.pod
 	want := pod.Status.DeepCopy()
-	now := metav1.NewTime(n.Clock.Now())
+	now := metav1.NewTime(k.Clock.Now())
 	if want.StartTime == nil {
 		want.StartTime = &now
 	}
@@ -206,7 +215,7 @@ func (n *Node) report(ctx context.Context, state *podState, ready bool) error {
 	}
 	base := pod.DeepCopy()
 	pod.Status = *want
-	return client.IgnoreNotFound(n.Client.Status().Patch(ctx, pod, client.MergeFrom(base)))
+	return client.IgnoreNotFound(k.Client.Status().Patch(ctx, pod, client.MergeFrom(base)))
 }
 
 func setCondition(status *corev1.PodStatus, kind corev1.PodConditionType, is bool, now metav1.Time) {

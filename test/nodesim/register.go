@@ -32,27 +32,27 @@ const (
 )
 
 // register makes sure that the Node exists, as a kubelet does when it starts.
-func (n *Node) register(ctx context.Context) (*corev1.Node, error) {
-	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.Name, Labels: n.registrationLabels()}}
-	err := n.Client.Get(ctx, client.ObjectKeyFromObject(node), node)
+func (k *kubelet) register(ctx context.Context) (*corev1.Node, error) {
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: k.Name, Labels: k.registrationLabels()}}
+	err := k.Client.Get(ctx, client.ObjectKeyFromObject(node), node)
 	if apierrors.IsNotFound(err) {
-		return n.create(ctx, node)
+		return k.create(ctx, node)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("reading node %s: %w", n.Name, err)
+		return nil, fmt.Errorf("reading node %s: %w", k.Name, err)
 	}
 	return node, nil
 }
 
-func (n *Node) create(ctx context.Context, node *corev1.Node) (*corev1.Node, error) {
-	if err := n.Client.Create(ctx, node); err != nil {
-		return nil, fmt.Errorf("registering node %s: %w", n.Name, err)
+func (k *kubelet) create(ctx context.Context, node *corev1.Node) (*corev1.Node, error) {
+	if err := k.Client.Create(ctx, node); err != nil {
+		return nil, fmt.Errorf("registering node %s: %w", k.Name, err)
 	}
 	// The API server taints a new node as not ready; the node controller would take that off again.
 	base := node.DeepCopy()
 	node.Spec.Taints = nil
-	if err := n.Client.Patch(ctx, node, client.MergeFrom(base)); err != nil {
-		return nil, fmt.Errorf("untainting the new node %s: %w", n.Name, err)
+	if err := k.Client.Patch(ctx, node, client.MergeFrom(base)); err != nil {
+		return nil, fmt.Errorf("untainting the new node %s: %w", k.Name, err)
 	}
 	base = node.DeepCopy()
 	amounts := corev1.ResourceList{
@@ -62,25 +62,25 @@ func (n *Node) create(ctx context.Context, node *corev1.Node) (*corev1.Node, err
 	node.Status.Capacity, node.Status.Allocatable = amounts, amounts
 	node.Status.Conditions = []corev1.NodeCondition{{
 		Type: corev1.NodeReady, Status: corev1.ConditionTrue, Reason: "KubeletReady", Message: "simulated",
-		LastHeartbeatTime: metav1.NewTime(n.Clock.Now()), LastTransitionTime: metav1.NewTime(n.Clock.Now()),
+		LastHeartbeatTime: metav1.NewTime(k.Clock.Now()), LastTransitionTime: metav1.NewTime(k.Clock.Now()),
 	}}
-	if err := n.Client.Status().Patch(ctx, node, client.MergeFrom(base)); err != nil {
-		return nil, fmt.Errorf("reporting the new node %s ready: %w", n.Name, err)
+	if err := k.Client.Status().Patch(ctx, node, client.MergeFrom(base)); err != nil {
+		return nil, fmt.Errorf("reporting the new node %s ready: %w", k.Name, err)
 	}
 	return node, nil
 }
 
-func (n *Node) registrationLabels() map[string]string {
+func (m *machine) registrationLabels() map[string]string {
 	labels := map[string]string{
-		corev1.LabelHostname: n.Name, corev1.LabelOSStable: "linux", corev1.LabelArchStable: "amd64", labelPresent: "true",
+		corev1.LabelHostname: m.Name, corev1.LabelOSStable: "linux", corev1.LabelArchStable: "amd64", labelPresent: "true",
 	}
-	maps.Copy(labels, n.Labels)
+	maps.Copy(labels, m.Labels)
 	return labels
 }
 
 // labelNode sets the labels of the GPU Operator.
-func (n *Node) labelNode(ctx context.Context, node *corev1.Node) error {
-	inventory, err := n.Inventory(ctx)
+func (d *discovery) labelNode(ctx context.Context, node *corev1.Node) error {
+	inventory, err := d.Inventory(ctx)
 	if err != nil {
 		return nil //nolint:nilerr // GPU Feature Discovery leaves its labels, and the kubelet and the DaemonSets work on
 	}
@@ -97,8 +97,8 @@ func (n *Node) labelNode(ctx context.Context, node *corev1.Node) error {
 	if err != nil {
 		return err
 	}
-	if err := n.Client.Patch(ctx, node, client.RawPatch("application/merge-patch+json", body)); err != nil {
-		return fmt.Errorf("labelling node %s: %w", n.Name, err)
+	if err := d.Client.Patch(ctx, node, client.RawPatch("application/merge-patch+json", body)); err != nil {
+		return fmt.Errorf("labelling node %s: %w", d.Name, err)
 	}
 	return nil
 }
@@ -131,12 +131,12 @@ func migCapable(gpus []gpu.Device) bool {
 }
 
 // featureLabels are the labels of GPU Feature Discovery that say how the GPUs are shared (internal/lm).
-func (n *Node) featureLabels(gpus []gpu.Device) map[string]*string {
+func (d *discovery) featureLabels(gpus []gpu.Device) map[string]*string {
 	labels := map[string]*string{"nvidia.com/mig.capable": new(strconv.FormatBool(migCapable(gpus)))}
 	if len(gpus) == 0 {
 		return labels
 	}
-	config, strategy := n.loaded()
+	config, strategy := d.loaded()
 	sharing := config.Sharing.SharingStrategy()
 	product := strings.ReplaceAll(gpus[0].Product, " ", "-")
 	replicas := 1

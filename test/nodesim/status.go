@@ -15,35 +15,37 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
+type counts struct{ capacity, allocatable int }
+
 // publish writes the extended resources into the node's status when the period has passed and they changed.
-func (n *Node) publish(ctx context.Context, node *corev1.Node) error {
-	if n.Clock.Since(n.publishedAt) < n.StatusPeriod {
+func (k *kubelet) publish(ctx context.Context, node *corev1.Node) error {
+	if k.Clock.Since(k.publishedAt) < k.StatusPeriod {
 		return nil
 	}
-	want := n.resources()
+	want := k.resources()
 	base := node.DeepCopy()
 	for name, c := range want {
 		node.Status.Capacity[corev1.ResourceName(name)] = *resource.NewQuantity(int64(c.capacity), resource.DecimalSI)
 		node.Status.Allocatable[corev1.ResourceName(name)] = *resource.NewQuantity(int64(c.allocatable), resource.DecimalSI)
 	}
-	n.publishedAt = n.Clock.Now()
-	if maps.Equal(want, n.published) {
+	k.publishedAt = k.Clock.Now()
+	if maps.Equal(want, k.published) {
 		return nil
 	}
-	if err := n.Client.Status().Patch(ctx, node, client.MergeFrom(base)); err != nil {
-		return fmt.Errorf("publishing the status of node %s: %w", n.Name, err)
+	if err := k.Client.Status().Patch(ctx, node, client.MergeFrom(base)); err != nil {
+		return fmt.Errorf("publishing the status of node %s: %w", k.Name, err)
 	}
-	n.published = want
-	n.Tell("kubelet: the node advertises %s", describe(want))
+	k.published = want
+	k.Tell("kubelet: the node advertises %s", describe(want))
 	return nil
 }
 
 // resources counts the devices of each resource. One that a plugin no longer serves stays, with nothing to allocate.
-func (n *Node) resources() map[string]counts {
-	n.mu.Lock()
-	defer n.mu.Unlock()
+func (k *kubelet) resources() map[string]counts {
+	k.mu.Lock()
+	defer k.mu.Unlock()
 	all := map[string]counts{}
-	for name, e := range n.endpoints {
+	for name, e := range k.endpoints {
 		c := counts{capacity: len(e.devices), allocatable: len(e.devices)}
 		if e.gone {
 			c.allocatable = 0

@@ -20,22 +20,22 @@ type projection struct {
 }
 
 // project brings ConfigMaps into a pod: at once when the pod is new or was changed, otherwise after the delay.
-func (n *Node) project(ctx context.Context, state *podState, touched bool) error {
+func (k *kubelet) project(ctx context.Context, state *podState, touched bool) error {
 	for _, volume := range state.pod.Spec.Volumes {
 		if volume.ConfigMap == nil {
 			continue
 		}
 		name := volume.ConfigMap.Name
 		old, ok := state.volumes[name]
-		if ok && old.data != nil && !touched && n.Clock.Since(old.since) < n.ProjectionDelay {
+		if ok && old.data != nil && !touched && k.Clock.Since(old.since) < k.ProjectionDelay {
 			continue
 		}
 		configMap := &corev1.ConfigMap{}
-		err := n.Client.Get(ctx, types.NamespacedName{Namespace: state.pod.Namespace, Name: name}, configMap)
+		err := k.Client.Get(ctx, types.NamespacedName{Namespace: state.pod.Namespace, Name: name}, configMap)
 		if err != nil && !apierrors.IsNotFound(err) {
 			return fmt.Errorf("projecting ConfigMap %s: %w", name, err)
 		}
-		state.volumes[name] = &projection{data: dataOf(configMap, err == nil), since: n.Clock.Now()}
+		state.volumes[name] = &projection{data: dataOf(configMap, err == nil), since: k.Clock.Now()}
 	}
 	return nil
 }
