@@ -27,17 +27,20 @@ const clientsFolder = "clients"
 // Client is a program that has the driver open. It holds a lock that the kernel lets go of when the program ends, however
 // it ends, and that is seen across PID namespaces.
 type Client struct {
-	driver *Driver
+	driver *store
 	name   string // of the file, in the folder of the state
 	file   *os.File
 	what   sim.Client
 }
 
+// clients are the programs that have the driver open.
+type clients struct{ *store }
+
 // Connect notes that this process has the driver open, and with it every GPU, as NVML and DCGM do.
-func (d *Driver) Connect() (*Client, error) { return d.ConnectAs(sim.Client{}) }
+func (d clients) Connect() (*Client, error) { return d.ConnectAs(sim.Client{}) }
 
 // ConnectAs notes that this process has opened what a client says. Its PID is filled in.
-func (d *Driver) ConnectAs(what sim.Client) (*Client, error) {
+func (d clients) ConnectAs(what sim.Client) (*Client, error) {
 	if err := makeShared(d.state, clientsFolder); err != nil && !errors.Is(err, os.ErrPermission) { // another user has made it
 		return nil, err
 	}
@@ -54,7 +57,7 @@ func (d *Driver) ConnectAs(what sim.Client) (*Client, error) {
 	if err := errors.Join(f.Chmod(0o644), flock(f, unix.LOCK_EX)); err != nil {
 		return nil, fmt.Errorf("noting a client: %w", err)
 	}
-	c := &Client{driver: d, name: name, file: f, what: what}
+	c := &Client{driver: d.store, name: name, file: f, what: what}
 	if err := c.write(); err != nil {
 		return nil, fmt.Errorf("noting a client: %w", err)
 	}
@@ -62,7 +65,7 @@ func (d *Driver) ConnectAs(what sim.Client) (*Client, error) {
 }
 
 // OpenFor opens every GPU for a while, as a program does that looks at them once.
-func (d *Driver) OpenFor(ctx context.Context, duration time.Duration) error {
+func (d clients) OpenFor(ctx context.Context, duration time.Duration) error {
 	c, err := d.Connect()
 	if err != nil {
 		return err
@@ -124,7 +127,7 @@ func (c *Client) Disconnect() error {
 
 // Connected lists the programs that have the driver open; a process several times if it has it open through several
 // libraries. Files of programs that ended without closing are removed.
-func (d *Driver) Connected() ([]sim.Client, error) {
+func (d clients) Connected() ([]sim.Client, error) {
 	unlock, err := d.lock()
 	if err != nil {
 		return nil, err
@@ -134,7 +137,7 @@ func (d *Driver) Connected() ([]sim.Client, error) {
 }
 
 // connected is Connected, under the lock.
-func (d *Driver) connected() ([]sim.Client, error) {
+func (d clients) connected() ([]sim.Client, error) {
 	entries, err := fs.ReadDir(d.state.FS(), clientsFolder)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil
@@ -162,7 +165,7 @@ func (d *Driver) connected() ([]sim.Client, error) {
 }
 
 // Marks are the files that programs keep open as long as they have the driver open.
-func (d *Driver) Marks() ([]fs.FileInfo, error) {
+func (d clients) Marks() ([]fs.FileInfo, error) {
 	entries, err := fs.ReadDir(d.state.FS(), clientsFolder)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("listing clients: %w", err)
@@ -176,7 +179,7 @@ func (d *Driver) Marks() ([]fs.FileInfo, error) {
 	return marks, nil
 }
 
-func (d *Driver) locked(name string) bool {
+func (d clients) locked(name string) bool {
 	f, err := d.state.Open(name)
 	if err != nil {
 		return false
@@ -186,7 +189,7 @@ func (d *Driver) locked(name string) bool {
 }
 
 // WithClients is UpdateAlways with the programs that have the driver open as clients of the node.
-func (d *Driver) WithClients(change func(*State) error) error {
+func (d clients) WithClients(change func(*State) error) error {
 	return d.UpdateAlways(func(s *State) error {
 		connected, err := d.connected()
 		if err != nil {

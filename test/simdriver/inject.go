@@ -12,18 +12,21 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 )
 
+// injector makes happen what no program of the root does: processes on GPUs, faults, latencies and events.
+type injector struct{ *store }
+
 // AddProcess puts a process on a GPU: on a GPU instance, or on gpu.WholeGPU.
-func (d *Driver) AddProcess(uuid string, p gpu.Process) error {
+func (d injector) AddProcess(uuid string, p gpu.Process) error {
 	return d.Update(func(s *State) error { return s.Node.AddProcess(uuid, p) })
 }
 
 // SetUse says how a process uses a GPU.
-func (d *Driver) SetUse(uuid string, use gpu.ProcessUse) error {
+func (d injector) SetUse(uuid string, use gpu.ProcessUse) error {
 	return d.Update(func(s *State) error { return s.Node.SetUse(uuid, use) })
 }
 
 // RemoveProcess ends a process on all GPUs.
-func (d *Driver) RemoveProcess(pid int) error {
+func (d injector) RemoveProcess(pid int) error {
 	return d.Update(func(s *State) error {
 		s.remove(pid)
 		return nil
@@ -40,7 +43,7 @@ const MPSServerName = "nvidia-cuda-mps-server"
 
 // UseMPS puts a client and its server on the GPUs with these minor numbers; none are all GPUs that are not in MIG mode. The
 // server stays there when the client leaves.
-func (d *Driver) UseMPS(pipeDirectory string, server, client int, minors []string) error {
+func (d injector) UseMPS(pipeDirectory string, server, client int, minors []string) error {
 	return d.Update(func(s *State) error {
 		if !slices.Contains(s.MPSServers, MPSServer{PID: server, PipeDirectory: pipeDirectory}) {
 			s.MPSServers = append(s.MPSServers, MPSServer{PID: server, PipeDirectory: pipeDirectory})
@@ -66,10 +69,10 @@ func (d *Driver) UseMPS(pipeDirectory string, server, client int, minors []strin
 }
 
 // EndMPSClient takes an MPS client off its GPUs.
-func (d *Driver) EndMPSClient(pid int) error { return d.RemoveProcess(pid) }
+func (d injector) EndMPSClient(pid int) error { return d.RemoveProcess(pid) }
 
 // EndMPSServer takes an MPS server off its GPUs, and its clients.
-func (d *Driver) EndMPSServer(pid int) error {
+func (d injector) EndMPSServer(pid int) error {
 	return d.Update(func(s *State) error {
 		for _, client := range s.ClientsOf(pid) {
 			s.remove(client)
@@ -103,7 +106,7 @@ func (s *State) ClientsOf(server int) []int {
 }
 
 // EndMPS ends the MPS servers of a pipe directory, and with them their clients.
-func (d *Driver) EndMPS(pipeDirectory string) error {
+func (d injector) EndMPS(pipeDirectory string) error {
 	return d.Update(func(s *State) error {
 		for _, server := range s.ServersOf(pipeDirectory) {
 			for _, client := range s.ClientsOf(server) {
@@ -117,7 +120,7 @@ func (d *Driver) EndMPS(pipeDirectory string) error {
 }
 
 // AddFault makes calls fail or hang.
-func (d *Driver) AddFault(f Fault) error {
+func (d injector) AddFault(f Fault) error {
 	return d.Update(func(s *State) error {
 		s.Faults = append(s.Faults, f)
 		return nil
@@ -125,7 +128,7 @@ func (d *Driver) AddFault(f Fault) error {
 }
 
 // ClearFaults lets all calls succeed again. Calls that hang go on hanging.
-func (d *Driver) ClearFaults() error {
+func (d injector) ClearFaults() error {
 	return d.Update(func(s *State) error {
 		s.Faults = nil
 		return nil
@@ -133,7 +136,7 @@ func (d *Driver) ClearFaults() error {
 }
 
 // SetLatency says how long a call takes; "*" stands for all calls that are not named.
-func (d *Driver) SetLatency(call string, latency time.Duration) error {
+func (d injector) SetLatency(call string, latency time.Duration) error {
 	return d.Update(func(s *State) error {
 		if s.Latency == nil {
 			s.Latency = map[string]time.Duration{}
@@ -144,7 +147,7 @@ func (d *Driver) SetLatency(call string, latency time.Duration) error {
 }
 
 // Raise tells an event to those who wait for it, such as an Xid error.
-func (d *Driver) Raise(uuid string, kind, data uint64) error {
+func (d injector) Raise(uuid string, kind, data uint64) error {
 	return d.Update(func(s *State) error {
 		serial := 1
 		if len(s.Events) > 0 {

@@ -192,7 +192,7 @@ func RunFabricManager() error {
 }
 
 // Persistent reports whether nvidia-persistenced has a GPU open.
-func (d *Driver) Persistent(uuid string) bool {
+func (d clients) Persistent(uuid string) bool {
 	clients, err := d.Connected()
 	return err == nil && slices.ContainsFunc(clients, func(c sim.Client) bool { return c.Program == persistenced && c.Opens(uuid) })
 }

@@ -68,11 +68,20 @@ type Fault struct {
 // GPUReset is the call that a fault of nvidia-smi --gpu-reset names.
 const GPUReset = "nvidia-smi --gpu-reset"
 
-// Driver is a driver root. It may be used by several goroutines and processes. It keeps the folder of the state open, as a
-// program keeps the kernel module open: that works on when the root is unmounted.
+// Driver is a driver root: its state, the programs that have the driver open, and what a test does to it. It may be used by several
+// goroutines and processes.
 type Driver struct {
+	*store
+
+	clients
+	injector
+}
+
+// store is the state of a driver root. It keeps its folder open, as a program keeps the kernel module open: that works on when the root is
+// unmounted.
+type store struct {
 	root  string
-	state *os.Root // closed when the Driver is no longer reachable
+	state *os.Root // closed when the store is no longer reachable
 
 	mu     sync.Mutex
 	stamp  stamp
@@ -96,7 +105,8 @@ func Open(root string) (*Driver, error) {
 	if err != nil {
 		return nil, fmt.Errorf("opening the simulated driver: %w", err)
 	}
-	d := &Driver{root: root, state: state}
+	s := &store{root: root, state: state}
+	d := &Driver{store: s, clients: clients{s}, injector: injector{s}}
 	if _, err := d.Read(); err != nil {
 		return nil, errors.Join(fmt.Errorf("opening the simulated driver: %w", err), state.Close())
 	}
@@ -147,10 +157,10 @@ func ownFile() (string, error) {
 }
 
 // Root is the path of the driver root.
-func (d *Driver) Root() string { return d.root }
+func (d *store) Root() string { return d.root }
 
 // Read is the state now, shared with others who read it: it must not be changed.
-func (d *Driver) Read() (*State, error) {
+func (d *store) Read() (*State, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	now, err := d.stampNow()
@@ -169,7 +179,7 @@ func (d *Driver) Read() (*State, error) {
 }
 
 // Update changes the state while nobody else does. If change fails, nothing is changed and its error is returned.
-func (d *Driver) Update(change func(*State) error) error {
+func (d *store) Update(change func(*State) error) error {
 	unlock, err := d.lock()
 	if err != nil {
 		return err
@@ -191,7 +201,7 @@ func (d *Driver) Update(change func(*State) error) error {
 
 // UpdateAlways is Update that keeps what change has done although it returns an error, as a call does that takes note of
 // a request and refuses to act on it.
-func (d *Driver) UpdateAlways(change func(*State) error) error {
+func (d *store) UpdateAlways(change func(*State) error) error {
 	var refused error
 	err := d.Update(func(s *State) error {
 		refused = change(s)
@@ -233,7 +243,7 @@ func save(state *os.Root, s *State) error {
 	return state.Rename(next, stateFile)
 }
 
-func (d *Driver) stampNow() (stamp, error) {
+func (d *store) stampNow() (stamp, error) {
 	info, err := d.state.Stat(stateFile)
 	if err != nil {
 		return stamp{}, err
@@ -246,7 +256,7 @@ func (d *Driver) stampNow() (stamp, error) {
 }
 
 // lock takes the lock of the state.
-func (d *Driver) lock() (unlock func(), err error) {
+func (d *store) lock() (unlock func(), err error) {
 	return lock(d.state.OpenFile(lockFile, os.O_CREATE|os.O_RDWR, 0o644))
 }
 
@@ -273,7 +283,7 @@ func flock(f *os.File, how int) error {
 }
 
 // Record notes a call that changes the hardware, or tries to, in the log of calls.
-func (d *Driver) Record(program, call, gpu, outcome string) {
+func (d *store) Record(program, call, gpu, outcome string) {
 	f, err := d.state.OpenFile(callsFile, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
 	if err != nil {
 		return // the log is for people; the hardware works without
@@ -284,7 +294,7 @@ func (d *Driver) Record(program, call, gpu, outcome string) {
 }
 
 // Take finds the fault that a call runs into, if any, and counts it; and how long the call takes otherwise.
-func (d *Driver) Take(call, gpu string) (Fault, time.Duration, error) {
+func (d *store) Take(call, gpu string) (Fault, time.Duration, error) {
 	s, err := d.Read()
 	if err != nil {
 		return Fault{}, 0, err

@@ -88,7 +88,7 @@ func (s smi) do(command string) error {
 	has := s.options.has
 	switch {
 	case command == "mig":
-		return s.mig()
+		return migCommand{s}.do()
 	case command == "compute-policy":
 		return s.computePolicy()
 	case has("-r"):

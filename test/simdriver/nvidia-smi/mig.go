@@ -14,7 +14,10 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/simdriver"
 )
 
-func (s smi) mig() error {
+// migCommand is nvidia-smi mig: the instances of the chosen GPUs.
+type migCommand struct{ smi }
+
+func (s migCommand) do() error {
 	has := s.options.has
 	switch {
 	case has("-lgip"):
@@ -37,7 +40,7 @@ func (s smi) mig() error {
 
 const rule = "+-----------------------------------------------------------------------------+"
 
-func (s smi) listProfiles() error {
+func (s migCommand) listProfiles() error {
 	s.say("%s\n| GPU instance profiles:                                                      |", rule)
 	s.say("| GPU   Name               ID    Instances   Memory     P2P    SM    DEC   ENC  |")
 	s.say("|                                Free/Total   GiB              CE    JPEG  OFA  |\n%s", rule)
@@ -54,7 +57,7 @@ func (s smi) listProfiles() error {
 	})
 }
 
-func (s smi) listPlacements() error {
+func (s migCommand) listPlacements() error {
 	return s.show(func(_ *simdriver.State, index int, g *sim.GPU) {
 		for _, p := range g.Spec().Profiles {
 			starts := strings.Trim(strings.ReplaceAll(fmt.Sprint(p.Starts), " ", ","), "[]")
@@ -63,13 +66,13 @@ func (s smi) listPlacements() error {
 	})
 }
 
-func (s smi) listInstances() error {
+func (s migCommand) listInstances() error {
 	return s.showInstances("GPU instances", func(index int, p sim.Profile, i sim.GPUInstance) {
 		s.say("| %3d  %-18s %5d  %8d        %6s |", index, "MIG "+p.Name, p.ID, i.ID, i.Placement)
 	})
 }
 
-func (s smi) listCompute() error {
+func (s migCommand) listCompute() error {
 	return s.showInstances("compute instances", func(index int, p sim.Profile, i sim.GPUInstance) {
 		for _, c := range i.Compute {
 			s.say("| %3d  %4d  %-18s %5d  %10d:%d |", index, i.ID, "MIG "+computeName(p, c), c.ID, c.Start, c.Slices)
@@ -77,7 +80,7 @@ func (s smi) listCompute() error {
 	})
 }
 
-func (s smi) showInstances(what string, one func(index int, p sim.Profile, i sim.GPUInstance)) error {
+func (s migCommand) showInstances(what string, one func(index int, p sim.Profile, i sim.GPUInstance)) error {
 	found := false
 	err := s.show(func(_ *simdriver.State, index int, g *sim.GPU) {
 		for _, i := range g.Instances {
@@ -96,7 +99,7 @@ func (s smi) showInstances(what string, one func(index int, p sim.Profile, i sim
 }
 
 // create serves -cgi, whose items are driver ids or names, each with a placement or not: 9,3g.20gb:4.
-func (s smi) create() error {
+func (s migCommand) create() error {
 	_, compute := s.options["-C"]
 	return s.each("nvmlDeviceCreateGpuInstance", func(state *simdriver.State, g *sim.GPU) error {
 		for item := range strings.SplitSeq(s.options["-cgi"], ",") {
@@ -137,7 +140,7 @@ func wanted(g *sim.GPU, item string) (sim.Profile, *gpu.Placement, error) {
 	return profiles[i], &gpu.Placement{Start: at, Size: profiles[i].Size}, nil
 }
 
-func (s smi) destroyCompute() error {
+func (s migCommand) destroyCompute() error {
 	return s.each("nvmlComputeInstanceDestroy", func(state *simdriver.State, g *sim.GPU) error {
 		for _, i := range s.selected(g) {
 			for _, c := range slices.Clone(i.Compute) {
@@ -151,7 +154,7 @@ func (s smi) destroyCompute() error {
 	})
 }
 
-func (s smi) destroy() error {
+func (s migCommand) destroy() error {
 	return s.each("nvmlGpuInstanceDestroy", func(state *simdriver.State, g *sim.GPU) error {
 		for _, i := range s.selected(g) {
 			if err := state.Node.DestroyGPUInstance(g.UUID, i.ID); err != nil {
@@ -164,7 +167,7 @@ func (s smi) destroy() error {
 }
 
 // selected lists the GPU instances that -gi names, all without.
-func (s smi) selected(g *sim.GPU) []sim.GPUInstance {
+func (s migCommand) selected(g *sim.GPU) []sim.GPUInstance {
 	ids, given := s.options["-gi"]
 	var found []sim.GPUInstance
 	for _, i := range g.Instances {
