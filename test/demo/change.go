@@ -7,10 +7,6 @@ import (
 	"context"
 	"fmt"
 	"sync"
-
-	"sigs.k8s.io/controller-runtime/pkg/client"
-
-	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 )
 
 // What the change is about: a pod holds an instance of a node while the node's policy asks for another layout, in which
@@ -30,7 +26,7 @@ func (d *demo) changeLayout(ctx, _ context.Context, _ *sync.WaitGroup) error {
 		return err
 	}
 	var held string
-	err := d.until(ctx, func() (yes bool, err error) {
+	err := until(ctx, func() (yes bool, err error) {
 		held, err = d.heldInstance(ctx)
 		return held != "", err
 	})
@@ -44,7 +40,7 @@ func (d *demo) changeLayout(ctx, _ context.Context, _ *sync.WaitGroup) error {
 	if err := d.runKubectl(ctx, "apply", "-f", layout); err != nil {
 		return err
 	}
-	if err := d.until(ctx, func() (bool, error) { return d.allReady(ctx) }); err != nil {
+	if err := until(ctx, func() (bool, error) { return d.allReady(ctx) }); err != nil {
 		return err
 	}
 	still, err := d.heldInstance(ctx)
@@ -56,22 +52,4 @@ func (d *demo) changeLayout(ctx, _ context.Context, _ *sync.WaitGroup) error {
 	}
 	d.story.say(changedNode, "the pod still holds %s", still)
 	return d.showKubectl(ctx, "gpusharing", "status", changedNode)
-}
-
-// heldInstance is the instance that the pod holds, as the node's agent reports it; empty while it reports none.
-func (d *demo) heldInstance(ctx context.Context) (string, error) {
-	node := &v1alpha1.GPUNode{}
-	if err := d.cluster.Client.Get(ctx, client.ObjectKey{Name: changedNode}, node); err != nil {
-		return "", fmt.Errorf("reading GPUNode %s: %w", changedNode, err)
-	}
-	for _, device := range node.Status.Devices {
-		for _, h := range device.Holders {
-			for _, i := range device.Instances {
-				if h.Instance != nil && *h.Instance == i.ID {
-					return fmt.Sprintf("instance %s at %d:%d of GPU %d (%s)", i.Profile, i.Start, i.Size, device.Index, i.UUID), nil
-				}
-			}
-		}
-	}
-	return "", nil
 }

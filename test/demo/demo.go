@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -35,19 +34,14 @@ type options struct {
 // demo is one run.
 type demo struct {
 	options
-	dir        string
-	story      *story
-	cluster    *env.Cluster
-	kubeconfig string
-	kubectl    string
-	machines   []*machine
-	was        map[string]string // what each node advertised before, by name
-	result     []row             // of each node, once every policy was Ready
-	before     snapshot          // of everything that is not ours, before the operator came
-	ready      bool              // every policy was Ready
+	site
+	user
 
-	mu   sync.Mutex
-	told map[string]string // what was told last, by node
+	dir    string
+	was    map[string]string // what each node advertised before, by name
+	result []row             // of each node, once every policy was Ready
+	before snapshot          // of everything that is not ours, before the operator came
+	ready  bool              // every policy was Ready
 }
 
 // gpuOperator is the namespace of NVIDIA's operator, ours that of this one.
@@ -207,7 +201,7 @@ func (d *demo) startNodes(ctx, background context.Context, running *sync.WaitGro
 	}
 	d.was = map[string]string{}
 	for _, m := range d.machines {
-		if err := d.until(ctx, func() (bool, error) {
+		if err := until(ctx, func() (bool, error) {
 			d.was[m.name], err = d.advertises(ctx, m.name)
 			return d.was[m.name] != nothing, err
 		}); err != nil {
@@ -219,8 +213,8 @@ func (d *demo) startNodes(ctx, background context.Context, running *sync.WaitGro
 }
 
 // settled is the snapshot once two in a row are alike.
-func (d *demo) settled(ctx context.Context) (last snapshot, err error) {
-	err = d.until(ctx, func() (bool, error) {
+func (d *site) settled(ctx context.Context) (last snapshot, err error) {
+	err = until(ctx, func() (bool, error) {
 		now, err := d.snapshot(ctx)
 		same := last != nil && len(last.differences(now)) == 0
 		last = now
@@ -236,7 +230,7 @@ func (d *demo) startController(ctx, background context.Context, running *sync.Wa
 		"config/agent/rbac.yaml", "config/agent/admission.yaml", "config/agent/agent.yaml", "config/agent/mps.yaml"); err != nil {
 		return err
 	}
-	d.narrate(background)
+	(&narrator{site: d.site, story: d.story, told: map[string]string{}}).narrate(background)
 	p, err := d.runController(ctx)
 	if err != nil {
 		return err
@@ -245,7 +239,7 @@ func (d *demo) startController(ctx, background context.Context, running *sync.Wa
 		<-background.Done()
 		p.Stop()
 	})
-	return d.until(ctx, func() (bool, error) {
+	return until(ctx, func() (bool, error) {
 		nodes := &v1alpha1.GPUNodeList{}
 		if err := d.cluster.Client.List(ctx, nodes); err != nil {
 			return false, err
@@ -289,7 +283,7 @@ func (d *demo) applyPolicies(ctx, _ context.Context, _ *sync.WaitGroup) error {
 			return err
 		}
 	}
-	if err := d.until(ctx, func() (bool, error) { return d.allReady(ctx) }); err != nil {
+	if err := until(ctx, func() (bool, error) { return d.allReady(ctx) }); err != nil {
 		return err
 	}
 	denied, err := env.Denied(ctx, d.cluster.Config, env.Fence)
@@ -304,31 +298,6 @@ func (d *demo) applyPolicies(ctx, _ context.Context, _ *sync.WaitGroup) error {
 	case <-time.After(500 * time.Millisecond):
 	}
 	return nil
-}
-
-// runKubectl runs kubectl as a user would, and shows what it says.
-func (d *demo) runKubectl(ctx context.Context, args ...string) error {
-	out, err := d.askKubectl(ctx, args...)
-	if err != nil {
-		return err
-	}
-	d.story.say("you", "kubectl %s → %s", strings.Join(args, " "), out)
-	return nil
-}
-
-// askKubectl runs kubectl, which finds our plugin in the path.
-func (d *demo) askKubectl(ctx context.Context, args ...string) (string, error) {
-	programs, err := filepath.Abs(d.programs)
-	if err != nil {
-		return "", err
-	}
-	cmd := exec.CommandContext(ctx, d.kubectl, args...)
-	cmd.Env = append(os.Environ(), "KUBECONFIG="+d.kubeconfig, "PATH="+programs+":"+os.Getenv("PATH"))
-	out, err := cmd.CombinedOutput()
-	if err != nil {
-		return "", fmt.Errorf("kubectl %s: %w\n%s", strings.Join(args, " "), err, out)
-	}
-	return strings.TrimSpace(string(out)), nil
 }
 
 func (d *demo) allReady(ctx context.Context) (bool, error) {
@@ -348,7 +317,7 @@ func (d *demo) allReady(ctx context.Context) (bool, error) {
 }
 
 // until asks again and again until it is so.
-func (d *demo) until(ctx context.Context, so func() (bool, error)) error {
+func until(ctx context.Context, so func() (bool, error)) error {
 	ticker := time.NewTicker(100 * time.Millisecond)
 	defer ticker.Stop()
 	for {

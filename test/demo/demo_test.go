@@ -77,7 +77,7 @@ func TestAbridge(t *testing.T) {
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
-			about, note := (&demo{}).abridge(&tc.event)
+			about, note := abridge(&tc.event)
 			g.Expect(about).To(Equal(tc.about))
 			g.Expect(note).To(Equal(tc.note))
 		})

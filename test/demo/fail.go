@@ -14,7 +14,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
 	"github.com/gpusharing/gpu-sharing-operator/test/simdriver"
@@ -43,14 +42,14 @@ func (d *demo) failLayout(ctx, _ context.Context, _ *sync.WaitGroup) error {
 	if err := d.runKubectl(ctx, "apply", "-f", failing); err != nil {
 		return err
 	}
-	if err := d.until(ctx, func() (bool, error) { return d.stepFailed(ctx) }); err != nil {
+	if err := until(ctx, func() (bool, error) { return d.stepFailed(ctx) }); err != nil {
 		return err
 	}
 	if err := d.dateBack(ctx); err != nil {
 		return err
 	}
 	var pending []v1alpha1.PendingNode
-	err = d.until(ctx, func() (bool, error) {
+	err = until(ctx, func() (bool, error) {
 		pending, err = d.pending(ctx)
 		return err == nil && rolledBack(pending), err
 	})
@@ -58,7 +57,7 @@ func (d *demo) failLayout(ctx, _ context.Context, _ *sync.WaitGroup) error {
 		return err
 	}
 	var now string
-	err = d.until(ctx, func() (bool, error) { // the device plugin has been started anew, and the kubelet tells so a moment later
+	err = until(ctx, func() (bool, error) { // the device plugin has been started anew, and the kubelet tells so a moment later
 		now, err = d.advertisedBy(ctx, changedNode, otherNode)
 		return now == before, err
 	})
@@ -77,22 +76,13 @@ func (d *demo) failLayout(ctx, _ context.Context, _ *sync.WaitGroup) error {
 	if err := d.runKubectl(ctx, "apply", "-f", layout); err != nil {
 		return err
 	}
-	return d.until(ctx, func() (bool, error) { return d.allReady(ctx) })
+	return until(ctx, func() (bool, error) { return d.allReady(ctx) })
 }
 
 // rolledBack says whether the first node is back at its last good state, and the other was not begun.
 func rolledBack(pending []v1alpha1.PendingNode) bool {
 	return len(pending) == 2 && pending[0].State == string(state.Failed) && pending[1].Reason == v1alpha1.ReasonRolloutHalted &&
 		strings.Contains(pending[0].Message, "was rolled back to its last good state")
-}
-
-func (d *demo) machineOf(name string) *machine {
-	for _, m := range d.machines {
-		if m.name == name {
-			return m
-		}
-	}
-	return nil
 }
 
 // breakGPU lets the driver refuse to destroy instances of a GPU.
@@ -104,28 +94,6 @@ func (m *machine) breakGPU(ctx context.Context, index int) error {
 	return m.driver.AddFault(simdriver.Fault{
 		Call: "nvmlComputeInstanceDestroy", GPU: inventory.Devices[index].UUID, Return: sim.Unknown,
 	})
-}
-
-func (d *demo) advertisedBy(ctx context.Context, nodes ...string) (string, error) {
-	var all []string
-	for _, node := range nodes {
-		one, err := d.advertises(ctx, node)
-		if err != nil {
-			return "", err
-		}
-		all = append(all, one)
-	}
-	return strings.Join(all, "; "), nil
-}
-
-// stepFailed says whether the agent of the node has reported that the change fails.
-func (d *demo) stepFailed(ctx context.Context) (bool, error) {
-	node := &v1alpha1.GPUNode{}
-	if err := d.cluster.Client.Get(ctx, client.ObjectKey{Name: changedNode}, node); err != nil {
-		return false, fmt.Errorf("reading GPUNode %s: %w", changedNode, err)
-	}
-	ready, _ := condition.Find(node.Status.Conditions, v1alpha1.ConditionApplied)
-	return ready.Reason == v1alpha1.ReasonStepFailed && ready.ObservedGeneration == node.Generation, nil
 }
 
 // dateBack lets the time of the agent be over soon. The agent goes on trying meanwhile, and the demo does not wait for it.
@@ -141,17 +109,4 @@ func (d *demo) dateBack(ctx context.Context) error {
 	}
 	d.story.say(changedNode, "an agent has %s for a change; the demo does not wait for that and dates the change back", agentsTime)
 	return nil
-}
-
-// pending are the nodes of the policy that are not ready, of its present generation.
-func (d *demo) pending(ctx context.Context) ([]v1alpha1.PendingNode, error) {
-	policy := &v1alpha1.GPUSharingPolicy{}
-	if err := d.cluster.Client.Get(ctx, client.ObjectKey{Name: changedPolicy}, policy); err != nil {
-		return nil, fmt.Errorf("reading policy %s: %w", changedPolicy, err)
-	}
-	ready, _ := condition.Find(policy.Status.Conditions, v1alpha1.ConditionReady)
-	if ready.ObservedGeneration != policy.Generation {
-		return nil, nil
-	}
-	return policy.Status.Pending, nil
 }

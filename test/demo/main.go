@@ -77,7 +77,7 @@ func run(args []string) error {
 	if err := os.Setenv(marker, dir); err != nil {
 		return err
 	}
-	d := &demo{options: o, dir: dir, story: newStory(os.Stdout), told: map[string]string{}}
+	d := &demo{options: o, dir: dir, user: user{story: newStory(os.Stdout), plugins: o.programs}}
 	err = d.play(ctx)
 	if ctx.Err() != nil {
 		d.story.say("", "stopped; cleaning up")

@@ -8,38 +8,14 @@ import (
 	"fmt"
 	"io"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"text/tabwriter"
 
-	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 )
-
-// nothing is what a node without GPUs advertises.
-const nothing = "-"
-
-// advertises is what a node offers to pods of NVIDIA's resources.
-func (d *demo) advertises(ctx context.Context, name string) (string, error) {
-	node := &corev1.Node{}
-	if err := d.cluster.Client.Get(ctx, client.ObjectKey{Name: name}, node); err != nil {
-		return nothing, client.IgnoreNotFound(err)
-	}
-	var parts []string
-	for resource, quantity := range node.Status.Allocatable {
-		if short, is := strings.CutPrefix(string(resource), "nvidia.com/"); is && !quantity.IsZero() {
-			parts = append(parts, fmt.Sprintf("%s: %s", short, quantity.String()))
-		}
-	}
-	if len(parts) == 0 {
-		return nothing, nil
-	}
-	slices.Sort(parts)
-	return strings.Join(parts, ", "), nil
-}
 
 // row is what the demo is about, for one node.
 type row struct {
@@ -58,16 +34,6 @@ func (d *demo) noteResult(ctx, _ context.Context, _ *sync.WaitGroup) error {
 		d.result = append(d.result, r)
 	}
 	return d.showKubectl(ctx, "get", "gpusharingpolicies")
-}
-
-// showKubectl shows what kubectl says, as it is.
-func (d *demo) showKubectl(ctx context.Context, args ...string) error {
-	out, err := d.askKubectl(ctx, args...)
-	if err != nil {
-		return err
-	}
-	d.story.show("\n$ kubectl " + strings.Join(args, " ") + "\n" + out)
-	return nil
 }
 
 func (d *demo) row(ctx context.Context, name string) (row, error) {

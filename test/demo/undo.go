@@ -45,7 +45,7 @@ func (s snapshot) differences(now snapshot) []string {
 }
 
 // snapshot reads the nodes, the ClusterPolicy, the GPU Operator's ConfigMaps, the NodeFeatures, and the hardware itself.
-func (d *demo) snapshot(ctx context.Context) (snapshot, error) {
+func (d *site) snapshot(ctx context.Context) (snapshot, error) {
 	s := snapshot{}
 	policies := &unstructured.UnstructuredList{}
 	policies.SetGroupVersionKind(schema.GroupVersionKind{Group: "nvidia.com", Version: "v1", Kind: "ClusterPolicyList"})
@@ -77,7 +77,7 @@ func (d *demo) snapshot(ctx context.Context) (snapshot, error) {
 	return s, nil
 }
 
-func (d *demo) snapshotNode(ctx context.Context, m *machine, s snapshot) error {
+func (d *site) snapshotNode(ctx context.Context, m *machine, s snapshot) error {
 	node := &corev1.Node{}
 	if err := d.cluster.Client.Get(ctx, client.ObjectKey{Name: m.name}, node); err != nil {
 		return fmt.Errorf("reading node %s: %w", m.name, err)
@@ -111,7 +111,7 @@ func (d *demo) undo(ctx, _ context.Context, _ *sync.WaitGroup) error {
 		}
 	}
 	var differences []string
-	err := d.until(ctx, func() (bool, error) {
+	err := until(ctx, func() (bool, error) {
 		now, err := d.snapshot(ctx)
 		differences = d.before.differences(now)
 		return len(differences) == 0, err

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"regexp"
 	"strings"
+	"sync"
 	"time"
 
 	eventsv1 "k8s.io/api/events/v1"
@@ -20,17 +21,27 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 )
 
+// narrator tells what happens while the demo runs.
+type narrator struct {
+	site
+
+	story *story
+
+	mu   sync.Mutex
+	told map[string]string // what was told last, by node
+}
+
 // narrate tells of what the controller announces as Events and of what the agents report, until the context ends.
-func (d *demo) narrate(ctx context.Context) {
-	go d.follow(ctx, &eventsv1.EventList{}, d.tellEvent)
+func (n *narrator) narrate(ctx context.Context) {
+	go n.follow(ctx, &eventsv1.EventList{}, n.tellEvent)
 	seen := map[string]string{}
-	go d.follow(ctx, &v1alpha1.GPUNodeList{}, func(o client.Object) { d.tellNode(o, seen) })
+	go n.follow(ctx, &v1alpha1.GPUNodeList{}, func(o client.Object) { n.tellNode(o, seen) })
 }
 
 // follow calls tell for every change of the objects of a list's kind.
-func (d *demo) follow(ctx context.Context, list client.ObjectList, tell func(client.Object)) {
+func (n *narrator) follow(ctx context.Context, list client.ObjectList, tell func(client.Object)) {
 	for ctx.Err() == nil {
-		w, err := d.cluster.Client.Watch(ctx, list)
+		w, err := n.cluster.Client.Watch(ctx, list)
 		if err != nil {
 			select {
 			case <-ctx.Done():
@@ -47,23 +58,23 @@ func (d *demo) follow(ctx context.Context, list client.ObjectList, tell func(cli
 }
 
 // tellEvent tells what the controller announces, shorter than the Event does: about its node, and without the labels.
-func (d *demo) tellEvent(o client.Object) {
+func (n *narrator) tellEvent(o client.Object) {
 	e, ok := o.(*eventsv1.Event)
 	if !ok || e.ReportingController != "gpu-sharing-controller" || e.Series != nil {
 		return
 	}
-	node, note := d.abridge(e)
-	d.mu.Lock()
-	again := d.told[node] == note
-	d.told[node] = note
-	d.mu.Unlock()
+	node, note := abridge(e)
+	n.mu.Lock()
+	again := n.told[node] == note
+	n.told[node] = note
+	n.mu.Unlock()
 	if !again {
-		d.story.say(node, "controller: %s", note)
+		n.story.say(node, "controller: %s", note)
 	}
 }
 
 // abridge finds the node, or else the object, that an Event is about and says in few words what it tells.
-func (d *demo) abridge(e *eventsv1.Event) (about, note string) {
+func abridge(e *eventsv1.Event) (about, note string) {
 	node, note := "", e.Note
 	switch {
 	case e.Regarding.Kind == "Node":
@@ -92,25 +103,25 @@ var (
 )
 
 // tellNode tells of a GPUNode what has changed since it was told of last.
-func (d *demo) tellNode(o client.Object, seen map[string]string) {
-	n, ok := o.(*v1alpha1.GPUNode)
-	if !ok || len(n.Status.Devices) == 0 {
+func (n *narrator) tellNode(o client.Object, seen map[string]string) {
+	node, ok := o.(*v1alpha1.GPUNode)
+	if !ok || len(node.Status.Devices) == 0 {
 		return
 	}
-	now := describeDevices(n.Status.Devices)
-	if applied := meta.FindStatusCondition(n.Status.Conditions, v1alpha1.ConditionApplied); applied != nil && applied.Status != metav1.ConditionTrue {
+	now := describeDevices(node.Status.Devices)
+	if applied := meta.FindStatusCondition(node.Status.Conditions, v1alpha1.ConditionApplied); applied != nil && applied.Status != metav1.ConditionTrue {
 		now += fmt.Sprintf(" (%s: %s)", applied.Reason, applied.Message)
 	}
-	if seen[n.Name] == now {
+	if seen[node.Name] == now {
 		return
 	}
-	seen[n.Name] = now
-	for _, m := range d.machines {
-		if calls := m.newCalls(); m.name == n.Name && calls != "" {
-			d.story.say(n.Name, "driver: %s", calls)
+	seen[node.Name] = now
+	for _, m := range n.machines {
+		if calls := m.newCalls(); m.name == node.Name && calls != "" {
+			n.story.say(node.Name, "driver: %s", calls)
 		}
 	}
-	d.story.say(n.Name, "agent: %s", now)
+	n.story.say(node.Name, "agent: %s", now)
 }
 
 // describeDevices is how the GPUs of a node are shared, those that are alike together.
