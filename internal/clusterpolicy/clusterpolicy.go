@@ -3,7 +3,7 @@
 
 // Package clusterpolicy reads NVIDIA's ClusterPolicy, whose Go types are no module that can be imported: which one counts,
 // and what it says of the DaemonSets that NVIDIA's operator makes of it. It knows how their tolerations are changed and
-// restored. It is pure.
+// restored. It is pure: internal/controller/pluginconfig patches the ClusterPolicy.
 package clusterpolicy
 
 import (

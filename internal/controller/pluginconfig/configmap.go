@@ -6,17 +6,12 @@ package pluginconfig
 import (
 	"context"
 	"fmt"
-	"maps"
-	"slices"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	corev1ac "k8s.io/client-go/applyconfigurations/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/clusterpolicy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/ssa"
 )
 
@@ -51,117 +46,6 @@ func (w *Wiring) WriteKeys(ctx context.Context, o *Observed, data map[string]str
 	return wrote, nil
 }
 
-// Wire points the ClusterPolicy at our ConfigMap, after making sure that the ConfigMap holds all keys that nodes need and
-// the record of what was there before, and makes exactly these tolerations ours, in one patch: each replaces NVIDIA's pods.
-// It says whether it changed the ClusterPolicy.
-func (w *Wiring) Wire(ctx context.Context, o *Observed, tolerations []corev1.Toleration) (bool, error) {
-	if o.Reason != "" || o.clusterPolicy == nil {
-		return false, nil
-	}
-	want := o.clusterPolicy
-	o.keepStrategy()
-	if !o.Ready && o.Overridden == nil && (o.Held == "" || !o.repoints()) {
-		pointed, err := w.point(ctx, o)
-		if err != nil {
-			return false, err
-		}
-		want = pointed
-	}
-	if o.Overridden == nil { // who replaces the whole ClusterPolicy removes the tolerations too
-		tolerated, err := o.tolerate(want, tolerations)
-		if err != nil {
-			return false, err
-		}
-		want = tolerated
-	}
-	return w.patch(ctx, o.clusterPolicy, want)
-}
-
-// point is the ClusterPolicy as it has to be, once all that it will name is written.
-func (w *Wiring) point(ctx context.Context, o *Observed) (*unstructured.Unstructured, error) {
-	if o.wiredBefore() && !wired(o.clusterPolicy, o.defaultKey) && !outdated(o.clusterPolicy, o.Configs) {
-		manager, _ := lastWriter(o.clusterPolicy)
-		if overruled := o.baseline.overrule(manager); len(overruled.Overridden) > len(o.baseline.Overridden) {
-			o.baseline = overruled
-			o.baseline.Revision++
-		}
-	}
-	if !contains(o.Applied, o.Configs) || o.record != o.baseline.String() {
-		keys := maps.Clone(o.Configs)
-		maps.Copy(keys, o.Applied)
-		maps.Copy(keys, o.Configs)
-		if _, err := w.WriteKeys(ctx, o, keys); err != nil {
-			return nil, err
-		}
-	}
-	want, err := pointed(o.clusterPolicy, o.defaultKey, o.record)
-	if err != nil {
-		return nil, fmt.Errorf("pointing ClusterPolicy %s at ConfigMap %s: %w", o.clusterPolicy.GetName(), o.ConfigMap, err)
-	}
-	o.did = append(o.did, fmt.Sprintf("spec.devicePlugin.config names ConfigMap %s and spec.mig.strategy is empty, so that each node's "+
-		"key counts; what they were is recorded", o.ConfigMap))
-	return want, nil
-}
-
-// tolerate makes exactly these tolerations of the ClusterPolicy ours.
-func (o *Observed) tolerate(policy *unstructured.Unstructured, ours []corev1.Toleration) (*unstructured.Unstructured, error) {
-	if slices.Equal(ours, o.Operands.Ours) {
-		return policy, nil
-	}
-	want, err := clusterpolicy.WithTolerations(policy, ours)
-	if err != nil {
-		return nil, fmt.Errorf("changing the tolerations of ClusterPolicy %s: %w", policy.GetName(), err)
-	}
-	says := "spec.daemonsets.tolerations has none of the operator's"
-	if len(ours) > 0 {
-		keys := make([]string, 0, len(ours))
-		for _, t := range ours {
-			keys = append(keys, t.Key)
-		}
-		says = "spec.daemonsets.tolerations has those of the operator for " + strings.Join(keys, ", ") + ", which taints of policies need"
-	}
-	o.did = append(o.did, says)
-	return want, nil
-}
-
-// Unwire puts the ClusterPolicy back as it was, but for these tolerations, and then, once no pod mounts it any more,
-// removes our ConfigMap. From a ConfigMap of another owner it removes our keys. It says whether it changed the
-// ClusterPolicy.
-func (w *Wiring) Unwire(ctx context.Context, o *Observed, mounted bool, tolerations []corev1.Toleration) (bool, error) {
-	if o.Reason == v1alpha1.ReasonDRAStackActive {
-		return false, nil
-	}
-	if o.Waits() != "" {
-		return false, nil
-	}
-	changed, err := w.restore(ctx, o, tolerations)
-	if err != nil {
-		return false, err
-	}
-	remove := o.leftovers
-	if exists(o.copied) {
-		remove = append(remove, *o.copied)
-	}
-	switch {
-	case o.clusterPolicy != nil && exists(o.configMap):
-		remove = append(remove, *o.configMap)
-	case o.ConfigMap.Name != "" && o.Applied != nil:
-		if _, err := w.WriteKeys(ctx, o, o.keysToStay()); err != nil {
-			return changed, err
-		}
-	}
-	standAlone := o.clusterPolicy == nil && o.ConfigMap.Name != ""
-	if mounted && !standAlone { // a stand-alone plugin mounts its own ConfigMap, which is not removed
-		return changed, nil
-	}
-	for i := range remove {
-		if err := w.remove(ctx, &remove[i]); err != nil {
-			return changed, err
-		}
-	}
-	return changed, nil
-}
-
 // keysToStay are the keys that a stand-alone plugin's ConfigMap keeps without us: one that is all ours still serves the
 // nodes without a label.
 func (o *Observed) keysToStay() map[string]string {
@@ -180,41 +64,6 @@ func (o *Observed) theirs() map[string]string {
 		}
 	}
 	return theirs
-}
-
-func (w *Wiring) restore(ctx context.Context, o *Observed, tolerations []corev1.Toleration) (bool, error) {
-	if o.clusterPolicy == nil {
-		return false, nil
-	}
-	want, err := restored(o.clusterPolicy, o.baseline)
-	if err != nil {
-		return false, fmt.Errorf("putting ClusterPolicy %s back: %w", o.clusterPolicy.GetName(), err)
-	}
-	o.did = append(o.did, "spec.devicePlugin.config and spec.mig.strategy are what they were before the operator changed them")
-	if o.Operands.Taken != "" { // what is recorded is no longer so
-		unstructured.RemoveNestedField(want.Object, "metadata", "annotations", v1alpha1.AnnotationTolerations)
-	}
-	if want, err = o.tolerate(want, tolerations); err != nil {
-		return false, err
-	}
-	return w.patch(ctx, o.clusterPolicy, want)
-}
-
-// patch changes an object from have to want by one merge patch, unless they are the same. It fails if another client
-// changed the object meanwhile, for what they changed may be what is to be recorded.
-func (w *Wiring) patch(ctx context.Context, have, want *unstructured.Unstructured) (bool, error) {
-	diff, err := client.MergeFrom(have).Data(want)
-	if err != nil {
-		return false, fmt.Errorf("comparing %s %s: %w", have.GetKind(), have.GetName(), err)
-	}
-	if string(diff) == "{}" {
-		return false, nil
-	}
-	patch := client.MergeFromWithOptions(have, client.MergeFromWithOptimisticLock{})
-	if err := w.client.Patch(ctx, want, patch, client.FieldOwner(fieldManager)); err != nil {
-		return false, fmt.Errorf("patching %s %s: %w", have.GetKind(), have.GetName(), err)
-	}
-	return true, nil
 }
 
 func (w *Wiring) remove(ctx context.Context, configMap *corev1.ConfigMap) error {
