@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"maps"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -90,7 +91,7 @@ func (s *sources) operands() (*corev1.ConfigMap, error) {
 	}
 	for key, files := range map[string][]string{
 		"owned.yaml": {"config/agent/agent.yaml"},
-		"kept.yaml":  {"config/agent/mps.yaml", "config/agent/admission.yaml", "config/manager/admission.yaml", "config/openshift/scc.yaml"},
+		"kept.yaml":  {"config/agent/rbac.yaml", "config/openshift/scc.yaml", "config/agent/mps.yaml", "config/agent/admission.yaml", "config/manager/admission.yaml"},
 	} {
 		objects, err := s.withoutRBAC(files)
 		if err != nil {
@@ -101,14 +102,32 @@ func (s *sources) operands() (*corev1.ConfigMap, error) {
 	return operands, nil
 }
 
-// withoutRBAC are the objects of files, without those that give rights: OLM gives these.
+// keptAccount is the account of the MPS pods, which stay when the operator is uninstalled. OLM deletes the accounts to which it gives
+// rights, so this one is none of them.
+const keptAccount = "gpu-sharing-mps"
+
+// withoutRBAC are the objects of files, without those that give rights: OLM gives these, but to keptAccount. What that account needs on
+// OpenShift, the SecurityContextConstraints gives it by its users.
 func (s *sources) withoutRBAC(files []string) ([][]byte, error) {
 	var objects [][]byte
 	for _, file := range files {
 		err := s.each(file, func(document []byte, kind string) error {
-			if !slices.Contains([]string{"Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding", "ServiceAccount"}, kind) {
-				objects = append(objects, append(bytes.TrimSpace(document), '\n'))
+			document = append(bytes.TrimSpace(document), '\n')
+			switch kind {
+			case "Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding":
+				return nil
+			case "ServiceAccount":
+				if !bytes.Contains(document, []byte("name: "+keptAccount+"\n")) {
+					return nil
+				}
+			case "SecurityContextConstraints":
+				const nobody = "\nusers: []\n"
+				if !bytes.Contains(document, []byte(nobody)) {
+					return fmt.Errorf("it has no line %q", strings.TrimSpace(nobody))
+				}
+				document = bytes.Replace(document, []byte(nobody), []byte("\nusers: [\"system:serviceaccount:gpu-sharing-operator:"+keptAccount+"\"]\n"), 1)
 			}
+			objects = append(objects, document)
 			return nil
 		})
 		if err != nil {

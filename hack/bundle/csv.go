@@ -102,7 +102,9 @@ func (r rbac) permissions(kind string) []operators.StrategyDeploymentPermissions
 				continue
 			}
 			for _, subject := range binding.Subjects {
-				rules[subject.Name] = append(rules[subject.Name], role.Rules...)
+				if subject.Name != keptAccount {
+					rules[subject.Name] = append(rules[subject.Name], role.Rules...)
+				}
 			}
 		}
 	}

@@ -143,6 +143,12 @@ func TestOLMUsersGetAgentAndMPSPodsWithTheBundlesRightsAlone(t *testing.T) {
 	g.Expect(mps.Spec.Template.Spec.InitContainers[0].Image).To(Equal(agentImage))
 	g.Expect(agent.OwnerReferences).To(ConsistOf(HaveField("UID", u.owner.UID)), "it goes with the operator")
 	g.Expect(mps.OwnerReferences).To(BeEmpty(), "MPS clients live on when the operator is uninstalled")
+	account := &corev1.ServiceAccount{}
+	g.Expect(u.Client.Get(t.Context(), types.NamespacedName{Namespace: olmNamespace, Name: mps.Spec.Template.Spec.ServiceAccountName}, account)).To(Succeed())
+	g.Expect(account.OwnerReferences).To(BeEmpty(), "MPS pods can be created again when the operator is uninstalled")
+	constraints := object("security.openshift.io/v1", "SecurityContextConstraints", "", "gpu-sharing-node")
+	g.Expect(u.Client.Get(t.Context(), client.ObjectKeyFromObject(constraints), constraints)).To(Succeed())
+	g.Expect(constraints.Object["users"]).To(Equal([]any{"system:serviceaccount:" + olmNamespace + ":" + account.Name}), "also on OpenShift")
 	for _, o := range []client.Object{
 		object("security.openshift.io/v1", "SecurityContextConstraints", "", "gpu-sharing-node"),
 		object("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicy", "", "gpu-sharing-agent-own-node"),

@@ -21,6 +21,7 @@ import (
 	"io"
 	"io/fs"
 	"slices"
+	"strings"
 
 	appsv1 "k8s.io/api/apps/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -52,11 +53,35 @@ func (c *Controller) objects(owner *appsv1.Deployment) ([]*unstructured.Unstruct
 		if o.GetNamespace() != "" {
 			o.SetNamespace(owner.Namespace)
 		}
+		if err := setAccounts(o, owner.Namespace); err != nil {
+			return nil, err
+		}
 		if err := setImages(o, c.images); err != nil {
 			return nil, err
 		}
 	}
 	return all, nil
+}
+
+// setAccounts puts the ServiceAccounts that a SecurityContextConstraints names as its users into a namespace.
+func setAccounts(o *unstructured.Unstructured, namespace string) error {
+	users, found, err := unstructured.NestedStringSlice(o.Object, "users")
+	if err != nil {
+		return fmt.Errorf("reading the users of %s %s: %w", o.GetKind(), o.GetName(), err)
+	}
+	if !found {
+		return nil
+	}
+	const account = "system:serviceaccount:"
+	for i, user := range users {
+		if _, name, _ := strings.Cut(strings.TrimPrefix(user, account), ":"); strings.HasPrefix(user, account) {
+			users[i] = account + namespace + ":" + name
+		}
+	}
+	if err := unstructured.SetNestedStringSlice(o.Object, users, "users"); err != nil {
+		return fmt.Errorf("naming the users of %s %s: %w", o.GetKind(), o.GetName(), err)
+	}
+	return nil
 }
 
 func read(manifests fs.FS, file string) ([]*unstructured.Unstructured, error) {
