@@ -95,6 +95,8 @@ done
 CGO_ENABLED=0 go build -trimpath -ldflags "-s -w" -o "$bin/controller" ./cmd/controller
 CGO_ENABLED=1 go build -trimpath -ldflags "-s -w" -o "$bin/agent" ./cmd/agent
 CGO_ENABLED=0 go build -trimpath -ldflags "-s -w" -o "$bin/kubectl-gpusharing" ./cmd/kubectl-gpusharing
+# What publishes the operator, and the registry to which it does.
+(cd hack/release && CGO_ENABLED=0 go build -trimpath -ldflags "-s -w" -o "$bin/release" . && CGO_ENABLED=0 go build -trimpath -ldflags "-s -w" -o "$bin/registry" ./registry)
 # Static: they run in images that hold nothing else.
 for program in $(cd test/e2e/programs && ls); do
 	CGO_ENABLED=0 go build -trimpath -ldflags "-s -w" -o "$bin/$program" "./test/e2e/programs/$program"

@@ -30,6 +30,7 @@ const (
 type settings struct {
 	root, out, registry, key string
 	keyless, unsigned        bool
+	trial                    trialSettings
 }
 
 func main() {
@@ -41,8 +42,15 @@ func main() {
 	flag.StringVar(&set.key, "key", "", "private key that `cosign generate-key-pair` wrote; its password: environment variable COSIGN_PASSWORD")
 	flag.BoolVar(&set.keyless, "keyless", false, "sign with the identity of the workflow instead of a key")
 	flag.BoolVar(&set.unsigned, "unsigned", false, "push without signatures")
+	flag.StringVar(&set.trial.images, "trial", "", "push the chart as it lies in the root with these images, and nothing else: NAME=ARCHIVE,NAME=ARCHIVE")
+	flag.StringVar(&set.trial.version, "as", "", "of -trial: the version; empty: that of the chart")
+	flag.StringVar(&set.trial.helm, "helm", "", "of -trial: the program helm")
 	flag.Parse()
-	err := run(ctx, set)
+	do := run
+	if set.trial.images != "" {
+		do = trial
+	}
+	err := do(ctx, set)
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "release:", err)

@@ -4,18 +4,15 @@
 package main
 
 import (
-	"io"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
-	"github.com/distribution/distribution/v3/configuration"
-	"github.com/distribution/distribution/v3/registry/handlers"
-	_ "github.com/distribution/distribution/v3/registry/storage/driver/filesystem" // keeps what is pushed in a folder
 	. "github.com/onsi/gomega"
-	"github.com/sirupsen/logrus"
+
+	"github.com/gpusharing/gpu-sharing-operator/hack/release/internal/loopback"
 )
 
 // aRegistry is distribution's, on loopback, and the folder in which it keeps what is pushed.
@@ -23,16 +20,8 @@ type aRegistry struct{ host, folder string }
 
 func newRegistry(t *testing.T) aRegistry {
 	t.Helper()
-	logrus.SetOutput(io.Discard)
 	folder := t.TempDir()
-	config := &configuration.Configuration{
-		Storage: configuration.Storage{
-			"filesystem": {"rootdirectory": folder},
-			"delete":     {"enabled": true},
-		},
-	}
-	config.Log.AccessLog.Disabled = true
-	server := httptest.NewServer(handlers.NewApp(t.Context(), config))
+	server := httptest.NewServer(loopback.Registry(t.Context(), folder))
 	t.Cleanup(server.Close)
 	return aRegistry{host: strings.TrimPrefix(server.URL, "http://"), folder: folder}
 }

@@ -54,6 +54,8 @@ var _ = BeforeSuite(func(ctx SpecContext) {
 	for _, i := range images(ctx) {
 		archives = append(archives, write(i))
 	}
+	startRegistry(ctx)
+	publish(ctx, root, "", operatorImages(ctx, bin))
 	DeferCleanup(stopNode)
 	build(ctx)
 }, NodeTimeout(15*time.Minute))

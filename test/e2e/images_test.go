@@ -23,7 +23,7 @@ func pauseImage() image.Image {
 	}
 }
 
-// images are those that pods run, besides pause.
+// images are those that pods run, besides pause and the operator's, which are pulled from a registry.
 func images(ctx context.Context) []image.Image {
 	workload := image.Image{
 		Name: workloadImage, Entrypoint: []string{"/workload"}, User: "65532:65532",
@@ -32,7 +32,7 @@ func images(ctx context.Context) []image.Image {
 	operand := image.Image{
 		Name: gpuoperator.ClientImage, Files: map[string]string{"/nvidia-operand": filepath.Join(bin, "nvidia-operand")},
 	}
-	return append(operatorImages(ctx), workload, nvidiaImage(ctx), operand, nfdPrograms())
+	return []image.Image{workload, nvidiaImage(ctx), operand, nfdPrograms()}
 }
 
 // nvidiaImage has NVIDIA's programs, the C library that they need, and the shell that the GPU Operator's scripts need:

@@ -14,8 +14,12 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 )
 
-// release is what the README calls the operator's release.
-const release = "gpu-sharing-operator"
+const (
+	// release is what the README calls the operator's release.
+	release = "gpu-sharing-operator"
+	// checkName is the pod of `helm test`.
+	checkName = "gpu-sharing-check"
+)
 
 func lifecycleSpecs() {
 	Describe("The operator itself", Ordered, Offset(1), func() {
@@ -28,6 +32,11 @@ func lifecycleSpecs() {
 			expectReady(ctx, "shared")
 		})
 
+		It("finds nothing missing by helm test, which leaves nothing", func(ctx SpecContext) {
+			helm(ctx, "test", release, "--namespace", operatorNamespace)
+			Expect(podUIDs(ctx, checkName)).To(BeEmpty())
+		})
+
 		It("is upgraded by Helm without a word to what runs: clients of MPS keep their daemon", func(ctx SpecContext) {
 			startPod(ctx, "client", "nvidia.com/gpu", 1)
 			expectRunning(ctx, "client")
@@ -36,7 +45,7 @@ func lifecycleSpecs() {
 			Expect(err).NotTo(HaveOccurred())
 			agents, err := podUIDs(ctx, "gpu-sharing-agent")
 			Expect(err).NotTo(HaveOccurred())
-			helm(ctx, "upgrade", release, "config/helm", "--namespace", operatorNamespace, "--set", "logLevel=debug")
+			upgradeOperator(ctx, "logLevel=debug")
 			expectOtherAgents(ctx, agents)
 			expectReady(ctx, "shared")
 			Expect(podUIDs(ctx, "gpu-sharing-mps")).To(Equal(daemons))

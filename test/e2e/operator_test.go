@@ -30,32 +30,20 @@ const operatorNamespace = "gpu-sharing-operator"
 // agentProgram is the agent in its image.
 const agentProgram = "/usr/bin/gpu-sharing-agent"
 
-// operatorImages are ours, as the Dockerfile makes them: the controller static and alone, the agent
+// operatorImages are ours, of the programs in a folder, as the Dockerfile makes them: the controller static and alone, the agent
 // with the C library.
-func operatorImages(ctx context.Context) []image.Image {
-	version := chartVersion()
+func operatorImages(ctx context.Context, programs string) []image.Image {
 	controller := image.Image{
-		Name: "ghcr.io/gpusharing/gpu-sharing-controller:" + version, Entrypoint: []string{"/controller"}, User: "65532:65532",
-		Files: map[string]string{"/controller": filepath.Join(bin, "controller")},
+		Name: controllerImage, Entrypoint: []string{"/controller"}, User: "65532:65532",
+		Files: map[string]string{"/controller": filepath.Join(programs, "controller")},
 	}
 	agent, err := image.Image{
-		Name: "ghcr.io/gpusharing/gpu-sharing-agent:" + version, Entrypoint: []string{agentProgram},
+		Name: agentImage, Entrypoint: []string{agentProgram},
 		Env:   []string{"PATH=/usr/bin:/bin"},
-		Files: map[string]string{agentProgram: filepath.Join(bin, "agent")},
-	}.WithLibrariesOf(ctx, filepath.Join(bin, "agent"))
+		Files: map[string]string{agentProgram: filepath.Join(programs, "agent")},
+	}.WithLibrariesOf(ctx, filepath.Join(programs, "agent"))
 	Expect(err).NotTo(HaveOccurred())
 	return []image.Image{controller, agent}
-}
-
-// chartVersion is the version of our chart, which the images that it names have.
-func chartVersion() string {
-	raw, err := os.ReadFile(filepath.Join(root, "config", "helm", "Chart.yaml"))
-	Expect(err).NotTo(HaveOccurred())
-	var chart struct {
-		AppVersion string `json:"appVersion"`
-	}
-	Expect(yaml.Unmarshal(raw, &chart)).To(Succeed())
-	return chart.AppVersion
 }
 
 // helm runs Helm as an administrator, in this checkout.
@@ -68,14 +56,19 @@ func helm(ctx context.Context, args ...string) {
 	Expect(err).NotTo(HaveOccurred(), "helm %s:\n%s", strings.Join(args, " "), out)
 }
 
-// documentedInstall is how the README says that the operator is installed: the arguments of helm.
+// documentedInstall is how the README says that the operator is installed: the arguments of helm. The registry is this machine's, which
+// has no TLS.
 func documentedInstall() []string {
 	GinkgoHelper()
 	raw, err := os.ReadFile(filepath.Join(root, "README.md"))
 	Expect(err).NotTo(HaveOccurred())
 	commands := regexp.MustCompile(`(?m)^helm (install .*)$`).FindAllSubmatch(raw, -1)
 	Expect(commands).To(HaveLen(1), "the README has one command that installs the operator")
-	return strings.Fields(string(commands[0][1]))
+	command := os.Expand(string(commands[0][1]), func(name string) string {
+		Expect(name).To(Equal("REGISTRY"))
+		return registryAddress + registryFolder
+	})
+	return append(strings.Fields(command), "--plain-http")
 }
 
 // installOperator installs the operator as the README says, word for word, and waits until its pods are Ready.
@@ -83,6 +76,16 @@ func installOperator(ctx context.Context) {
 	GinkgoHelper()
 	helm(ctx, documentedInstall()...)
 	Eventually(func() ([]string, error) { return notReady(ctx, operatorNamespace) }).WithContext(ctx).Should(BeEmpty())
+}
+
+// upgradeOperator upgrades the operator to the version in the registry, with values as for helm --set.
+func upgradeOperator(ctx context.Context, values ...string) {
+	GinkgoHelper()
+	args := []string{"upgrade", release, chartReference, "--plain-http", "--namespace", operatorNamespace}
+	for _, value := range values {
+		args = append(args, "--set", value)
+	}
+	helm(ctx, args...)
 }
 
 // share applies a policy for all GPU nodes; sharing is its spec.sharing as YAML.

@@ -71,7 +71,7 @@ func allowReboot(ctx context.Context, allow string) {
 	GinkgoHelper()
 	agents, err := podUIDs(ctx, "gpu-sharing-agent")
 	Expect(err).NotTo(HaveOccurred())
-	helm(ctx, "upgrade", release, "config/helm", "--namespace", operatorNamespace, "--set", "agent.allowReboot="+allow)
+	upgradeOperator(ctx, "agent.allowReboot="+allow)
 	expectOtherAgents(ctx, agents)
 }
 

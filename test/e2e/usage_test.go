@@ -79,7 +79,7 @@ func usageSpecs() {
 // serveMetrics has the agents measure for those who may read them, as docs/monitoring.md says.
 func serveMetrics(ctx context.Context, serve bool) {
 	GinkgoHelper()
-	helm(ctx, "upgrade", release, "config/helm", "--namespace", operatorNamespace, "--set", fmt.Sprintf("metrics.enabled=%t", serve))
+	upgradeOperator(ctx, fmt.Sprintf("metrics.enabled=%t", serve))
 	Eventually(func() ([]string, error) { return notReady(ctx, operatorNamespace) }).WithContext(ctx).Should(BeEmpty())
 }
 
