@@ -38,6 +38,7 @@ Usage:
                                                nodes a summary, and in detail ten that are not ready
   kubectl gpusharing top [node|policy|pod] [NAME...]
                                                who uses the GPUs now: memory beside the share of each container, utilization
+  kubectl gpusharing dashboard                 serves both as a page for your browser, on this machine alone and with your rights, until it is interrupted
   kubectl gpusharing advise [policy|node|namespace NAME]
                                                which ways to share the GPUs fit what the containers on them used, a policy for the best one,
                                                and what it would change
@@ -91,7 +92,7 @@ func (p *Program) Run(ctx context.Context, args []string) error {
 // onClusters are the commands that need a cluster.
 func (p *Program) onClusters() map[string]func(context.Context, *flags, []string) error {
 	return map[string]func(context.Context, *flags, []string) error{
-		"status": p.status, "top": p.top, "advise": p.adviseSharing, "plan": p.plan, "import": p.importPolicies, "doctor": p.doctor, "must-gather": p.mustGather, "restore": p.restore,
+		"status": p.status, "top": p.top, "dashboard": p.dashboard, "advise": p.adviseSharing, "plan": p.plan, "import": p.importPolicies, "doctor": p.doctor, "must-gather": p.mustGather, "restore": p.restore,
 	}
 }
 
@@ -121,6 +122,7 @@ type flags struct {
 	timeout             time.Duration
 	prometheus          string
 	window, minAge      time.Duration
+	port                uint16
 }
 
 func newFlags() *flags {
@@ -133,6 +135,7 @@ func newFlags() *flags {
 	f.set.StringVarP(&f.output, "output", "o", "", "of status: wide (every node in detail), json or yaml; of must-gather: the file to write")
 	f.set.StringSliceVar(&f.nodes, "nodes", nil, "of must-gather: only these nodes; default: 50 with GPUs, first those that are not ready")
 	f.set.BoolVarP(&f.watch, "watch", "w", false, "of status: print it again whenever it changes; of top: measure again every 5 seconds")
+	f.set.Uint16Var(&f.port, "port", 0, "of dashboard: port on 127.0.0.1; default: one that is free")
 	f.set.StringSliceVarP(&f.files, "filename", "f", nil, "of plan: file with one or several policies")
 	f.set.StringSliceVar(&f.deleted, "delete", nil, "of plan: name of a policy as if it were deleted")
 	f.set.StringVar(&f.configMap, "configmap", "", "of import: NAMESPACE/NAME of the ConfigMap that a device plugin without the GPU Operator reads")

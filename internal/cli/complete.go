@@ -28,7 +28,7 @@ const (
 )
 
 // commands are those that help lists.
-var commands = []string{"advise", "completion", "doctor", "help", "import", "must-gather", "plan", "restore", "status", "top", "version"}
+var commands = []string{"advise", "completion", "dashboard", "doctor", "help", "import", "must-gather", "plan", "restore", "status", "top", "version"}
 
 // completion is what the last word of a command may become.
 type completion struct {

@@ -32,6 +32,7 @@ const (
 type block struct {
 	start, size int
 	name        string // what it is: a profile; empty: nothing is there
+	instance    int    // its id, or gpu.WholeGPU
 	users       []string
 }
 
@@ -53,6 +54,12 @@ func heading(d gpu.Device) string {
 		const mibPerGiB = 1024
 		parts = append(parts, fmt.Sprintf("%.0f GiB", float64(d.MemoryMiB)/mibPerGiB))
 	}
+	return strings.Join(append(parts, modes(d)...), "   ")
+}
+
+// modes are how a GPU is shared, as far as the GPU itself shows it: time-slicing leaves no trace there.
+func modes(d gpu.Device) []string {
+	var parts []string
 	switch m := d.State.MPS; {
 	case d.State.MIG:
 		parts = append(parts, "MIG")
@@ -68,13 +75,13 @@ func heading(d gpu.Device) string {
 	if d.PendingMIG != d.State.MIG {
 		parts = append(parts, "MIG mode changes at the next reset")
 	}
-	return strings.Join(parts, "   ")
+	return parts
 }
 
 // blocksOf divides a GPU into its instances and the room between them.
 func blocksOf(d gpu.Device, pods map[string]string) (total int, blocks []block) {
 	if !d.State.MIG {
-		return wholeSlices, []block{{size: wholeSlices, name: wholeGPU, users: usersOf(d, gpu.WholeGPU, pods)}}
+		return wholeSlices, []block{{size: wholeSlices, name: wholeGPU, instance: gpu.WholeGPU, users: usersOf(d, gpu.WholeGPU, pods)}}
 	}
 	total = max(d.MemorySlices(), 1)
 	for _, i := range d.State.Instances {
@@ -88,7 +95,7 @@ func blocksOf(d gpu.Device, pods map[string]string) (total int, blocks []block) 
 		if i.Placement.Start > at {
 			blocks = append(blocks, block{start: at, size: i.Placement.Start - at})
 		}
-		b := block{start: i.Placement.Start, size: i.Placement.Size, name: i.Profile, users: usersOf(d, i.ID, pods)}
+		b := block{start: i.Placement.Start, size: i.Placement.Size, name: i.Profile, instance: i.ID, users: usersOf(d, i.ID, pods)}
 		if i.Partial {
 			b.name += " incomplete"
 		}

@@ -20,6 +20,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
 // plan prints what policies would do, and what the deletion of others would. The API server checks and completes the former in a
@@ -36,33 +37,36 @@ func (p *Program) plan(ctx context.Context, f *flags, rest []string) error {
 	if err != nil {
 		return err
 	}
-	admitted := make([]v1alpha1.GPUSharingPolicy, 0, len(submitted))
+	asked, w, err := p.ask(ctx, c, submitted, f.deleted)
+	if err != nil {
+		return err
+	}
+	preview, err := previewText(ctx, c, w, asked, p.Width)
+	if err != nil {
+		return err
+	}
+	return p.write(preview)
+}
+
+// ask lets the API server check policies in a dry run, and reads the cluster that they and the deletion of others would change.
+func (p *Program) ask(ctx context.Context, c client.Client, submitted []*unstructured.Unstructured, deleted []string) (change, world.World, error) {
+	asked := change{deleted: deleted}
 	for _, u := range submitted {
 		policy, err := admit(ctx, c, u)
 		if err != nil {
-			return advise(fmt.Errorf("policy %s: %w", u.GetName(), err))
+			return asked, world.World{}, advise(fmt.Errorf("policy %s: %w", u.GetName(), err))
 		}
-		admitted = append(admitted, *policy)
+		asked.applied = append(asked.applied, *policy)
 	}
 	w, err := p.read(ctx, c)
 	if err != nil {
-		return advise(err)
+		return asked, w, advise(err)
 	}
-	asked := change{applied: admitted, deleted: f.deleted}
 	if err := knows(w, asked); err != nil {
-		return err
+		return asked, w, err
 	}
-	if asked.found, err = configBefore(ctx, c); err != nil {
-		return advise(err)
-	}
-	preview := text{width: p.Width}
-	groups, err := readGroups(ctx, c, asked.of(w))
-	if err != nil {
-		return advise(err)
-	}
-	preview.plan(w, asked)
-	preview.nodeGroups(groups, admitted)
-	return p.write(preview.String())
+	asked.found, err = configBefore(ctx, c)
+	return asked, w, advise(err)
 }
 
 // policies reads the policies of files.

@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
@@ -67,7 +68,8 @@ func (q query) policies(all []v1alpha1.GPUSharingPolicy) []v1alpha1.GPUSharingPo
 
 // report is what status prints of a node. Its JSON is what -o json and -o yaml print.
 type report struct {
-	node *world.Node
+	node     *world.Node
+	standing state.Standing
 
 	Name string `json:"name"`
 	// Policy governs the node; empty: none does.
@@ -105,11 +107,13 @@ func reportOf(n *world.Node, pending pendingNode) report {
 		Plan: pending.steps, BlockedBy: blockers(&n.GPU),
 	}
 	r.State, r.Message = stateOf(n.GPU.Status.Conditions)
+	r.standing = state.StandingOf("", r.State)
 	if pending.NodeName != "" {
 		if len(r.Plan) == 0 {
 			r.Plan = n.GPU.Status.Rollout.Steps
 		}
 		r.State, r.Message = pending.Reason, pending.Message
+		r.standing = state.StandingOf(state.State(pending.State), pending.Reason)
 		if pending.State != "" {
 			r.State += " (" + pending.State + ")"
 		}
@@ -118,7 +122,9 @@ func reportOf(n *world.Node, pending pendingNode) report {
 		r.State, r.Message = v1alpha1.ReasonAgentNotReporting,
 			"the agent on the node is not Ready; look at the pods with app.kubernetes.io/name=gpu-sharing-agent there"
 	}
-	r.Ready = r.State == v1alpha1.ReasonReady
+	if r.Ready = r.State == v1alpha1.ReasonReady; r.Ready {
+		r.standing = state.NodeReady
+	}
 	for _, d := range n.GPU.Status.Devices {
 		if !slices.Contains(r.Products, d.Product) {
 			r.Products = append(r.Products, d.Product)

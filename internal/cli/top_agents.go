@@ -71,6 +71,11 @@ func dial(f *flags) (*agents, error) {
 	if err != nil {
 		return nil, err
 	}
+	return agentsOf(config)
+}
+
+// agentsOf are the agents of a cluster.
+func agentsOf(config *rest.Config) (*agents, error) {
 	c, err := clientOf(config)
 	if err != nil {
 		return nil, err

@@ -1,0 +1,210 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/client-go/tools/clientcmd"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/dashboard"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
+)
+
+const (
+	// drawEvery is how often the page changes at most.
+	drawEvery = 200 * time.Millisecond
+	// previewWidth is how wide the text of a preview is, in characters.
+	previewWidth = 110
+)
+
+// dashboard serves a page of the cluster on this machine, until it is interrupted.
+func (p *Program) dashboard(ctx context.Context, f *flags, rest []string) error {
+	if len(rest) > 0 {
+		return hint(fmt.Errorf("dashboard takes no arguments, but has %q", strings.Join(rest, " ")))
+	}
+	config, err := configOf(f)
+	if err != nil {
+		return err
+	}
+	asked, err := agentsOf(config)
+	if err != nil {
+		return err
+	}
+	for _, list := range []client.ObjectList{&v1alpha1.GPUSharingPolicyList{}, &v1alpha1.GPUNodeList{}} {
+		if err := asked.client.List(ctx, list, client.Limit(1)); err != nil {
+			return advise(fmt.Errorf("reading the cluster: %w", err))
+		}
+	}
+	seen, err := newWatched(config)
+	if err != nil {
+		return err
+	}
+	b := &board{program: p, agents: asked, seen: seen, hub: dashboard.NewHub(), cluster: clusterOf(f, config.Host)}
+	server := &dashboard.Server{Hub: b.hub, Clock: p.Clock, Preview: b.preview}
+	listener, address, err := server.Listen(ctx, f.port)
+	if err != nil {
+		return err
+	}
+	err = p.write(fmt.Sprintf("Open %s\nThe address has a secret: whoever has it sees, on this machine, what you may see. Interrupt this command to end the page.\n", address))
+	if err != nil {
+		return errors.Join(err, listener.Close())
+	}
+	ctx, stop := context.WithCancel(ctx)
+	var parts sync.WaitGroup
+	defer parts.Wait()
+	defer stop()
+	parts.Go(func() { seen.run(ctx) })
+	parts.Go(func() { b.draw(ctx) })
+	parts.Go(func() { b.measure(ctx) })
+	return server.Serve(ctx, listener)
+}
+
+// clusterOf names a cluster by the context of the kubeconfig, if it has one, and its API server.
+func clusterOf(f *flags, host string) string {
+	rules := clientcmd.NewDefaultClientConfigLoadingRules()
+	rules.ExplicitPath = f.kubeconfig
+	name := f.context
+	if raw, err := rules.Load(); err == nil && name == "" {
+		name = raw.CurrentContext
+	}
+	if name == "" {
+		return host
+	}
+	return name + " (" + host + ")"
+}
+
+// board draws the page again whenever something has changed.
+type board struct {
+	program *Program
+	agents  *agents
+	seen    *watched
+	hub     *dashboard.Hub
+	cluster string
+
+	mu       sync.Mutex
+	measured map[string]measuredNode
+	// unmeasured is why nothing is measured, and stopped why no controller acts; empty: something is, one does.
+	unmeasured, stopped string
+}
+
+// draw shows the page, and shows it again after each change.
+func (b *board) draw(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-b.seen.changed:
+		}
+		if b.seen.settled() {
+			if err := b.hub.Show(b.sight().page()); err != nil {
+				b.note(func() { b.stopped = err.Error() })
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-b.program.Clock.After(drawEvery):
+		}
+	}
+}
+
+// measure asks the agents who uses the GPUs, as long as a browser shows the page: agents measure only while they are asked.
+func (b *board) measure(ctx context.Context) {
+	for b.hub.Read(ctx) == nil {
+		nodes, err := b.agents.measure(ctx, b.program.Clock.Now())
+		stopped, leaderErr := noController(ctx, b.agents.client, b.program.Clock.Now())
+		if ctx.Err() != nil {
+			return
+		}
+		byNode := map[string]measuredNode{}
+		for _, n := range nodes {
+			byNode[n.name] = n
+		}
+		b.note(func() {
+			b.measured, b.unmeasured, b.stopped = byNode, "", ""
+			if err != nil {
+				b.unmeasured = advise(err).Error()
+			}
+			if leaderErr == nil {
+				b.stopped = stopped
+			}
+		})
+		select {
+		case <-ctx.Done():
+			return
+		case <-b.program.Clock.After(topInterval):
+		}
+		if !b.hub.IsRead() {
+			b.note(func() { b.measured = nil }) // the next reader is not shown what was measured long ago
+		}
+	}
+}
+
+// note changes what is known beside the objects.
+func (b *board) note(change func()) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	change()
+	b.seen.mark()
+}
+
+// sight is all that is known now.
+func (b *board) sight() sight {
+	w, blind, missing := b.seen.world(b.program.Clock.Now())
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	s := sight{cluster: b.cluster, world: w, measured: b.measured, blind: blind}
+	if b.stopped != "" {
+		s.notes = append(s.notes, fmt.Sprintf("No controller runs, so nothing changes and what is shown may be out of date: %s.", b.stopped))
+	}
+	s.notes = append(s.notes, missing...)
+	if b.unmeasured != "" {
+		s.notes = append(s.notes, "Memory and utilization: "+b.unmeasured)
+	}
+	return s
+}
+
+// preview answers what plan prints, with the GPUs before and after.
+func (b *board) preview(ctx context.Context, q dashboard.Question) (dashboard.Answer, error) {
+	var submitted []*unstructured.Unstructured
+	if strings.TrimSpace(q.Policies) != "" {
+		var err error
+		if submitted, err = parse([]byte(q.Policies)); err != nil {
+			return dashboard.Answer{}, err
+		}
+	}
+	if len(submitted)+len(q.Delete) == 0 {
+		return dashboard.Answer{}, errors.New("a preview needs a policy to apply, or one to delete")
+	}
+	asked, w, err := b.program.ask(ctx, b.agents.client, submitted, q.Delete)
+	if err != nil {
+		return dashboard.Answer{}, err
+	}
+	shown, err := previewText(ctx, b.agents.client, w, asked, previewWidth)
+	if err != nil {
+		return dashboard.Answer{}, err
+	}
+	return dashboard.Answer{Text: shown, Nodes: previewsOf(w, asked)}, nil
+}
+
+// previewText is what plan prints of a change.
+func previewText(ctx context.Context, c client.Client, w world.World, asked change, width int) (string, error) {
+	groups, err := readGroups(ctx, c, asked.of(w))
+	if err != nil {
+		return "", advise(err)
+	}
+	preview := text{width: width}
+	preview.plan(w, asked)
+	preview.nodeGroups(groups, asked.applied)
+	return preview.String(), nil
+}

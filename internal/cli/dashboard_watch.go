@@ -1,0 +1,229 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/rest"
+	toolscache "k8s.io/client-go/tools/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
+)
+
+// byNode is the index of pods by the node that they are bound to.
+const byNode = "node"
+
+// watched keeps what the page is made of up to date, by watches with the rights of the user.
+type watched struct {
+	policies, gpuNodes, nodes, pods *kind
+	changed                         chan struct{} // has a value once something has changed
+
+	mu    sync.Mutex
+	stale map[string]bool // nodes of which something has changed
+	known map[string]world.Node
+}
+
+// kind is a kind of objects that is watched.
+type kind struct {
+	toolscache.SharedIndexInformer
+	// without is what the page lacks without it.
+	without string
+
+	mu     sync.Mutex
+	failed error // of the last list or watch
+}
+
+func newWatched(config *rest.Config) (*watched, error) {
+	scheme, err := newScheme()
+	if err != nil {
+		return nil, err
+	}
+	c, err := client.NewWithWatch(config, client.Options{Scheme: scheme})
+	if err != nil {
+		return nil, fmt.Errorf("connecting to %s: %w", config.Host, err)
+	}
+	w := &watched{changed: make(chan struct{}, 1), stale: map[string]bool{}, known: map[string]world.Node{}}
+	w.policies = w.kindOf(c, "policies are not shown as they are now", &v1alpha1.GPUSharingPolicy{}, &v1alpha1.GPUSharingPolicyList{}, nil)
+	w.gpuNodes = w.kindOf(c, "GPUs are not shown as they are now", &v1alpha1.GPUNode{}, &v1alpha1.GPUNodeList{}, nil)
+	w.nodes = w.kindOf(c, "what the nodes advertise is not shown as it is now", &corev1.Node{}, &corev1.NodeList{}, nil)
+	w.pods = w.kindOf(c, "processes are not shown with their pods, and agents that are not Ready are not reported", &corev1.Pod{}, &corev1.PodList{},
+		toolscache.Indexers{byNode: func(o any) ([]string, error) {
+			if pod, is := o.(*corev1.Pod); is && pod.Spec.NodeName != "" {
+				return []string{pod.Spec.NodeName}, nil
+			}
+			return nil, nil
+		}})
+	return w, nil
+}
+
+// kindOf watches a kind; indexers may be nil.
+func (w *watched) kindOf(c client.WithWatch, without string, object client.Object, list client.ObjectList, indexers toolscache.Indexers) *kind {
+	k := &kind{without: without}
+	options := func(o metav1.ListOptions) *client.ListOptions {
+		return &client.ListOptions{Limit: o.Limit, Continue: o.Continue, Raw: &o}
+	}
+	source := &toolscache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			into, _ := list.DeepCopyObject().(client.ObjectList)
+			err := c.List(ctx, into, options(o))
+			w.report(ctx, k, err)
+			return into, err
+		},
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			into, _ := list.DeepCopyObject().(client.ObjectList)
+			events, err := c.Watch(ctx, into, options(o))
+			w.report(ctx, k, err)
+			return events, err
+		},
+	}
+	k.SharedIndexInformer = toolscache.NewSharedIndexInformerWithOptions(source, object, toolscache.SharedIndexInformerOptions{Indexers: indexers})
+	// The informer has not started, so neither returns an error.
+	_ = k.SetTransform(func(o any) (any, error) {
+		if object, is := o.(client.Object); is {
+			object.SetManagedFields(nil)
+		}
+		return o, nil
+	})
+	_ = k.SetWatchErrorHandlerWithContext(func(context.Context, *toolscache.Reflector, error) {}) // the page says it, not the terminal
+	_, _ = k.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
+		AddFunc: w.touch, DeleteFunc: w.touch, UpdateFunc: func(before, after any) { w.touch(before); w.touch(after) },
+	})
+	return k
+}
+
+// run watches until the context ends.
+func (w *watched) run(ctx context.Context) {
+	var kinds sync.WaitGroup
+	for _, k := range w.kinds() {
+		kinds.Go(func() { k.RunWithContext(ctx) })
+		kinds.Go(func() {
+			toolscache.WaitForCacheSync(ctx.Done(), k.HasSynced)
+			w.mark()
+		})
+	}
+	kinds.Wait()
+}
+
+func (w *watched) kinds() []*kind { return []*kind{w.policies, w.gpuNodes, w.nodes, w.pods} }
+
+// report keeps why a kind cannot be read, or that it can.
+func (w *watched) report(ctx context.Context, k *kind, err error) {
+	if ctx.Err() != nil {
+		return
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.failed = err
+	w.mark()
+}
+
+// missing is why a kind cannot be read; nil: it can.
+func (k *kind) missing() error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.failed
+}
+
+// settled reports whether each kind was read, or cannot be.
+func (w *watched) settled() bool {
+	return !slices.ContainsFunc(w.kinds(), func(k *kind) bool { return !k.HasSynced() && k.missing() == nil })
+}
+
+// mark reports that something has changed.
+func (w *watched) mark() {
+	select {
+	case w.changed <- struct{}{}:
+	default:
+	}
+}
+
+// touch reports that an object has changed.
+func (w *watched) touch(o any) {
+	if gone, is := o.(toolscache.DeletedFinalStateUnknown); is {
+		o = gone.Obj
+	}
+	w.mu.Lock()
+	switch o := o.(type) {
+	case *corev1.Pod:
+		w.stale[o.Spec.NodeName] = true
+	case *corev1.Node:
+		w.stale[o.Name] = true
+	case *v1alpha1.GPUNode:
+		w.stale[o.Name] = true
+	}
+	w.mu.Unlock()
+	w.mark()
+}
+
+// world is the cluster as it is known now, as read returns it, with what is missing. blind reports that the Nodes are missing.
+func (w *watched) world(now time.Time) (known world.World, blind bool, missing []string) {
+	for _, k := range w.kinds() {
+		if err := k.missing(); err != nil {
+			missing = append(missing, strings.ToUpper(k.without[:1])+k.without[1:]+": "+advise(err).Error())
+		}
+	}
+	blind = !w.nodes.HasSynced()
+	w.mu.Lock()
+	stale := w.stale
+	w.stale = map[string]bool{}
+	w.mu.Unlock()
+	for name := range stale {
+		if n, found := w.node(name, blind); found {
+			w.known[name] = n
+		} else {
+			delete(w.known, name)
+		}
+	}
+	known.Now = now
+	for _, o := range w.policies.GetStore().List() {
+		if policy, is := o.(*v1alpha1.GPUSharingPolicy); is {
+			known.Policies = append(known.Policies, *policy)
+		}
+	}
+	for _, n := range w.known {
+		n.AgentReady = n.AgentReady || !w.pods.HasSynced()
+		known.Nodes = append(known.Nodes, n)
+	}
+	slices.SortFunc(known.Nodes, func(a, b world.Node) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortFunc(known.Policies, func(a, b v1alpha1.GPUSharingPolicy) int { return strings.Compare(a.Name, b.Name) })
+	known.Plugin = wiringOf(&known)
+	return known, blind, missing
+}
+
+// node is a node with its GPUs and pods, if it has GPUs.
+func (w *watched) node(name string, blind bool) (world.Node, bool) {
+	o, found, _ := w.gpuNodes.GetStore().GetByKey(name) // a store in memory has no errors
+	gpuNode, is := o.(*v1alpha1.GPUNode)
+	if !found || !is {
+		return world.Node{}, false
+	}
+	n := world.Node{Name: name, GPU: *gpuNode}
+	o, found, _ = w.nodes.GetStore().GetByKey(name)
+	if node, is := o.(*corev1.Node); found && is {
+		n = world.NodeOf(node, gpuNode)
+	} else if !blind {
+		return world.Node{}, false
+	}
+	pods, _ := w.pods.GetIndexer().ByIndex(byNode, name) // the index exists
+	for _, o := range pods {
+		if pod, is := o.(*corev1.Pod); is && !world.Finished(pod) {
+			n.Pods = append(n.Pods, world.PodOf(pod, types.NamespacedName{}))
+			n.AgentReady = n.AgentReady || world.IsReadyAgent(pod)
+		}
+	}
+	return n, true
+}
