@@ -1,0 +1,170 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package browser
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/chromedp/cdproto/cdp"
+	"github.com/chromedp/cdproto/page"
+	"github.com/chromedp/chromedp"
+	. "github.com/onsi/gomega"
+	"k8s.io/utils/clock"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/dashboard"
+)
+
+// serve serves a page that the test itself fills, and returns its address.
+func serve(t *testing.T, hub *dashboard.Hub) string {
+	t.Helper()
+	g := NewWithT(t)
+	server := &dashboard.Server{Hub: hub, Clock: clock.RealClock{}}
+	ctx, stop := context.WithCancel(t.Context())
+	listener, address, err := server.Listen(ctx, 0)
+	g.Expect(err).NotTo(HaveOccurred())
+	var serving sync.WaitGroup
+	serving.Go(func() { g.Expect(server.Serve(ctx, listener)).To(Succeed()) })
+	t.Cleanup(func() { stop(); serving.Wait() })
+	return address
+}
+
+const gib = int64(1 << 30)
+
+// fleet is a page with many nodes, each with 8 GPUs of 7 instances; round tells one value of a node from another.
+func fleet(nodes int, round func(node int) int) dashboard.Page {
+	p := dashboard.Page{Cluster: "fleet", Notes: []string{}, Policies: []dashboard.Policy{
+		{Name: "research", Strategy: "MIG", Matched: int32(nodes), Ready: int32(nodes), State: "Ready", Tone: dashboard.ToneReady},
+	}}
+	for i := range nodes {
+		n := dashboard.Node{
+			Name: fmt.Sprintf("node-%04d", i), Policy: "research", State: "Ready", Tone: dashboard.ToneReady, Products: []string{"NVIDIA-A100-SXM4-40GB"},
+			Namespaces: []string{"team"}, Resources: []dashboard.Resource{{Name: "nvidia.com/mig-1g.5gb", Now: new(int64(56))}},
+		}
+		for index := range 8 {
+			g := dashboard.GPU{
+				UUID: fmt.Sprintf("GPU-%d-%d", i, index), Index: index, Product: "NVIDIA-A100-SXM4-40GB", Sharing: "MIG", MemoryBytes: 40 * gib,
+				Memory: &dashboard.Memory{Used: int64(round(i)%40) * gib, Total: 40 * gib}, Drawing: dashboard.Drawing{Slices: 8},
+			}
+			for slot := range 7 {
+				pod := fmt.Sprintf("team/train-%d-%d-%d", i, index, slot)
+				g.Drawing.Blocks = append(g.Drawing.Blocks, dashboard.Block{Size: 1, Name: "1g.5gb", Holders: []string{pod}})
+				g.Containers = append(g.Containers, dashboard.Container{
+					Name: pod + " main", Where: fmt.Sprintf("instance %d", slot), UsedBytes: new(int64(round(i)%5) * gib), ShareBytes: new(5 * gib),
+				})
+			}
+			g.Drawing.Blocks = append(g.Drawing.Blocks, dashboard.Block{Size: 1})
+			n.GPUs = append(n.GPUs, g)
+		}
+		p.Nodes = append(p.Nodes, n)
+	}
+	return p
+}
+
+// TestNoTaskIsLong: the page of 500 nodes, of which 50 change each second, always answers within 100 ms.
+func TestNoTaskIsLong(t *testing.T) {
+	const nodes, perSecond, longest = 500, 50, 100
+	g := NewWithT(t)
+	hub := dashboard.NewHub()
+	rounds := make([]int, nodes)
+	show := func() { g.Expect(hub.Show(fleet(nodes, func(i int) int { return rounds[i] }))).To(Succeed()) }
+	show()
+	b := open(t, "about:blank")
+	address := serve(t, hub)
+	b.do(chromedp.Func(func(ctx context.Context, target *chromedp.Target) error {
+		_, err := cdp.Call(ctx, target, page.AddScriptToEvaluateOnNewDocument, page.AddScriptToEvaluateOnNewDocumentParams{
+			Source: `window.tasks = []; new PerformanceObserver((list) => {
+				for (const e of list.getEntries()) window.tasks.push(e.duration);
+			}).observe({type: "longtask", buffered: true});`,
+		})
+		return err
+	}), chromedp.Navigate(address))
+	b.eventually(`document.querySelectorAll("#nodes > li .gpu").length`, nodes*8)
+	loaded := read[[]float64](b, `window.tasks`)
+	next := 0
+	for range 10 {
+		for range 5 { // as the command does: what changed in 200 ms
+			for range perSecond / 5 {
+				rounds[next%nodes]++
+				next++
+			}
+			show()
+			time.Sleep(200 * time.Millisecond)
+		}
+		b.do(chromedp.KeyEvent("\t"))
+	}
+	last := fmt.Sprintf("node-%04d", (next-1)%nodes)
+	b.eventually(`[...document.querySelectorAll("#nodes > li")].find((c) => c.querySelector("button").textContent === "`+last+
+		`").querySelector("[role=meter]").getAttribute("aria-valuenow")`, fmt.Sprint(int64(rounds[(next-1)%nodes])*gib))
+	tasks := read[[]float64](b, `window.tasks`)
+	t.Logf("tasks over 50 ms: %.0f while 500 nodes were loaded, then %.0f in 10 s in which %d nodes changed in a second", loaded, tasks[len(loaded):], perSecond)
+	for _, task := range tasks {
+		g.Expect(task).To(BeNumerically("<", longest), "a task of the page, in milliseconds")
+	}
+	g.Expect(b.complained()).To(BeEmpty())
+}
+
+// markup is what must stay text.
+const markup = `<img src=x onerror="window.injected=1"><script>window.injected=1</script>"><svg onload=window.injected=1>&lt;b&gt;`
+
+// hostile is a page in which each text is markup.
+func hostile() dashboard.Page {
+	p := fleet(1, func(int) int { return 3 })
+	p.Cluster, p.Notes = markup, []string{markup}
+	p.Policies[0] = dashboard.Policy{Name: markup, Strategy: markup, Matched: 1, State: markup, Message: markup, Tone: dashboard.ToneFailed}
+	n := &p.Nodes[0]
+	n.Name, n.Policy, n.State, n.Message, n.Products, n.Namespaces = markup, markup, markup, markup, []string{markup}, []string{markup}
+	n.Steps, n.Blockers, n.Notes, n.Resources = []string{markup}, []string{markup}, []string{markup}, []dashboard.Resource{{Name: markup}}
+	gpu := &n.GPUs[0]
+	gpu.UUID, gpu.Product, gpu.Sharing, gpu.Others = markup, markup, markup, []string{markup}
+	gpu.Drawing.Blocks[0] = dashboard.Block{Size: 1, Name: markup, Holders: []string{markup}}
+	gpu.Containers[0].Name, gpu.Containers[0].Where = markup, markup
+	return p
+}
+
+func TestNoTextBecomesMarkup(t *testing.T) {
+	g := NewWithT(t)
+	hub := dashboard.NewHub()
+	g.Expect(hub.Show(hostile())).To(Succeed())
+	address := serve(t, hub)
+	b := open(t, address)
+	b.eventually(`document.querySelectorAll("#nodes > li").length`, 1)
+	b.eventually(`document.querySelectorAll("#by-policy option").length`, 2)
+	b.do(chromedp.Click("#nodes button"), chromedp.WaitVisible("#detail table"))
+	for _, selector := range []string{
+		"#cluster", "#notes li", "#policies h3", "#policies .state", "#policies .message", "#nodes h3 button", "#nodes .state", "#nodes .message",
+		"#nodes .block .what", "#nodes .block .who", "#nodes .uses li", "#detail h2", "#detail ol li", "#detail td", "#by-policy option:nth-child(2)",
+		"#by-product option:nth-child(2)", "#by-namespace option:nth-child(2)", "#preview-delete option:nth-child(2)",
+	} {
+		g.Expect(b.text(selector)).To(ContainSubstring(markup), selector)
+	}
+	g.Expect(read[bool](b, `"injected" in window`)).To(BeFalse())
+	g.Expect(read[int](b, `document.querySelectorAll("img, script, svg, b, iframe, object").length`)).To(Equal(2), "the page's own picture and script")
+	g.Expect(b.complained()).To(BeEmpty())
+	g.Expect(b.foreign(address)).To(BeEmpty())
+	// And if the page made markup of a text all the same, the browser would not let it.
+	g.Expect(read[string](b, `(() => { try { document.body.innerHTML = "<b>x</b>"; return "it was let"; } catch (e) { return e.name; } })()`)).To(Equal("TypeError"))
+	b.do(chromedp.Evaluate[chromedp.Void](`{ const elsewhere = document.createElement("img"); elsewhere.src = "http://127.0.0.1:1/x"; document.body.append(elsewhere); }`))
+	g.Eventually(func() string { return strings.Join(b.complained(), "\n") }, patience).Should(ContainSubstring("Content Security Policy"))
+}
+
+// TestPicture makes the picture of the docs, if PICTURE names a file.
+func TestPicture(t *testing.T) {
+	file := os.Getenv("PICTURE")
+	if file == "" {
+		return
+	}
+	g := NewWithT(t)
+	hub := dashboard.NewHub()
+	g.Expect(hub.Show(shown())).To(Succeed())
+	b := open(t, serve(t, hub))
+	b.eventually(`document.querySelectorAll("#nodes > li").length`, 4)
+	b.do(chromedp.EmulateViewport(1280, 980), chromedp.Sleep(time.Second))
+	g.Expect(os.WriteFile(file, get(b, chromedp.CaptureScreenshot()), 0o644)).To(Succeed())
+}
