@@ -45,7 +45,7 @@ func (p *Program) dashboard(ctx context.Context, f *flags, rest []string) error 
 			return advise(fmt.Errorf("reading the cluster: %w", err))
 		}
 	}
-	seen, err := newWatched(config)
+	seen, err := newWatches(config)
 	if err != nil {
 		return err
 	}
@@ -87,7 +87,7 @@ func clusterOf(f *flags, host string) string {
 type board struct {
 	program *Program
 	agents  *agents
-	seen    *watched
+	seen    *watches
 	hub     *dashboard.Hub
 	cluster string
 

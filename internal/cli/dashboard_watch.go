@@ -27,8 +27,8 @@ import (
 // byNode is the index of pods by the node that they are bound to.
 const byNode = "node"
 
-// watched keeps what the page is made of up to date, by watches with the rights of the user.
-type watched struct {
+// watches keep what the page is made of up to date, with the rights of the user.
+type watches struct {
 	policies, gpuNodes, nodes, pods *kind
 	changed                         chan struct{} // has a value once something has changed
 
@@ -37,7 +37,7 @@ type watched struct {
 	known map[string]world.Node
 }
 
-// kind is a kind of objects that is watched.
+// kind is a kind of objects that the page is made of.
 type kind struct {
 	toolscache.SharedIndexInformer
 	// without is what the page lacks without it.
@@ -47,7 +47,7 @@ type kind struct {
 	failed error // of the last list or watch
 }
 
-func newWatched(config *rest.Config) (*watched, error) {
+func newWatches(config *rest.Config) (*watches, error) {
 	scheme, err := newScheme()
 	if err != nil {
 		return nil, err
@@ -56,7 +56,7 @@ func newWatched(config *rest.Config) (*watched, error) {
 	if err != nil {
 		return nil, fmt.Errorf("connecting to %s: %w", config.Host, err)
 	}
-	w := &watched{changed: make(chan struct{}, 1), stale: map[string]bool{}, known: map[string]world.Node{}}
+	w := &watches{changed: make(chan struct{}, 1), stale: map[string]bool{}, known: map[string]world.Node{}}
 	w.policies = w.kindOf(c, "policies are not shown as they are now", &v1alpha1.GPUSharingPolicy{}, &v1alpha1.GPUSharingPolicyList{}, nil)
 	w.gpuNodes = w.kindOf(c, "GPUs are not shown as they are now", &v1alpha1.GPUNode{}, &v1alpha1.GPUNodeList{}, nil)
 	w.nodes = w.kindOf(c, "what the nodes advertise is not shown as it is now", &corev1.Node{}, &corev1.NodeList{}, nil)
@@ -71,7 +71,7 @@ func newWatched(config *rest.Config) (*watched, error) {
 }
 
 // kindOf watches a kind; indexers may be nil.
-func (w *watched) kindOf(c client.WithWatch, without string, object client.Object, list client.ObjectList, indexers toolscache.Indexers) *kind {
+func (w *watches) kindOf(c client.WithWatch, without string, object client.Object, list client.ObjectList, indexers toolscache.Indexers) *kind {
 	k := &kind{without: without}
 	options := func(o metav1.ListOptions) *client.ListOptions {
 		return &client.ListOptions{Limit: o.Limit, Continue: o.Continue, Raw: &o}
@@ -106,7 +106,7 @@ func (w *watched) kindOf(c client.WithWatch, without string, object client.Objec
 }
 
 // run watches until the context ends.
-func (w *watched) run(ctx context.Context) {
+func (w *watches) run(ctx context.Context) {
 	var kinds sync.WaitGroup
 	for _, k := range w.kinds() {
 		kinds.Go(func() { k.RunWithContext(ctx) })
@@ -118,10 +118,10 @@ func (w *watched) run(ctx context.Context) {
 	kinds.Wait()
 }
 
-func (w *watched) kinds() []*kind { return []*kind{w.policies, w.gpuNodes, w.nodes, w.pods} }
+func (w *watches) kinds() []*kind { return []*kind{w.policies, w.gpuNodes, w.nodes, w.pods} }
 
 // report keeps why a kind cannot be read, or that it can.
-func (w *watched) report(ctx context.Context, k *kind, err error) {
+func (w *watches) report(ctx context.Context, k *kind, err error) {
 	if ctx.Err() != nil {
 		return
 	}
@@ -139,12 +139,12 @@ func (k *kind) missing() error {
 }
 
 // settled reports whether each kind was read, or cannot be.
-func (w *watched) settled() bool {
+func (w *watches) settled() bool {
 	return !slices.ContainsFunc(w.kinds(), func(k *kind) bool { return !k.HasSynced() && k.missing() == nil })
 }
 
 // mark reports that something has changed.
-func (w *watched) mark() {
+func (w *watches) mark() {
 	select {
 	case w.changed <- struct{}{}:
 	default:
@@ -152,7 +152,7 @@ func (w *watched) mark() {
 }
 
 // touch reports that an object has changed.
-func (w *watched) touch(o any) {
+func (w *watches) touch(o any) {
 	if gone, is := o.(toolscache.DeletedFinalStateUnknown); is {
 		o = gone.Obj
 	}
@@ -170,7 +170,7 @@ func (w *watched) touch(o any) {
 }
 
 // world is the cluster as it is known now, as read returns it, with what is missing. blind reports that the Nodes are missing.
-func (w *watched) world(now time.Time) (known world.World, blind bool, missing []string) {
+func (w *watches) world(now time.Time) (known world.World, blind bool, missing []string) {
 	for _, k := range w.kinds() {
 		if err := k.missing(); err != nil {
 			missing = append(missing, strings.ToUpper(k.without[:1])+k.without[1:]+": "+advise(err).Error())
@@ -205,7 +205,7 @@ func (w *watched) world(now time.Time) (known world.World, blind bool, missing [
 }
 
 // node is a node with its GPUs and pods, if it has GPUs.
-func (w *watched) node(name string, blind bool) (world.Node, bool) {
+func (w *watches) node(name string, blind bool) (world.Node, bool) {
 	o, found, _ := w.gpuNodes.GetStore().GetByKey(name) // a store in memory has no errors
 	gpuNode, is := o.(*v1alpha1.GPUNode)
 	if !found || !is {

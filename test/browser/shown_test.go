@@ -40,7 +40,7 @@ func shown() dashboard.Page {
 			{Name: "inference", Strategy: "MPS", Matched: 1, Ready: 1, Updated: 1, State: "Ready", Tone: dashboard.ToneReady},
 			{Name: "notebooks", Strategy: "TimeSlicing", Matched: 1, Ready: 1, Updated: 1, State: "Ready", Tone: dashboard.ToneReady},
 			{
-				Name: "training", Strategy: "MIG", Matched: 2, Ready: 1, Updated: 1, Blocked: 1, State: "WaitingForPods", Tone: dashboard.ToneBlocked,
+				Name: "training", Strategy: "MIG", Matched: 2, Ready: 1, Updated: 1, Blocked: 1, State: "GPUInUse", Tone: dashboard.ToneBlocked,
 				Message: "1 of 2 nodes is not ready: gpu-a100-b waits for pod ml/finetune-0",
 			},
 		},
@@ -58,7 +58,7 @@ func shown() dashboard.Page {
 				}},
 			},
 			{
-				Name: "gpu-a100-b", Policy: "training", State: "WaitingForPods (Draining)", Tone: dashboard.ToneBlocked, Products: []string{a100}, Namespaces: []string{"ml"},
+				Name: "gpu-a100-b", Policy: "training", State: "GPUInUse (Draining)", Tone: dashboard.ToneBlocked, Products: []string{a100}, Namespaces: []string{"ml"},
 				Message:   "Waiting until 14:20 for pods that use GPU 0 (rollout.drain)",
 				Blockers:  []string{"pod ml/finetune-0 uses GPU 0: is waited for, up to 10m0s (rollout.drain)"},
 				Resources: []dashboard.Resource{count("nvidia.com/gpu", 1, 0), count("nvidia.com/mig-1g.5gb", 0, 1), count("nvidia.com/mig-2g.10gb", 0, 1), count("nvidia.com/mig-3g.20gb", 0, 1)},
