@@ -61,6 +61,11 @@ autoscaling: kube ## Of make test, what runs beside the real Karpenter. A few mi
 	CGO_ENABLED=0 go build -trimpath -o $(BIN)/controller ./cmd/controller
 	$(BESIDE_KARPENTER) KUBEBUILDER_ASSETS="$$(hack/kube/build.sh)" go test -count=1 -v -timeout 30m $(TESTFLAGS) ./test/autoscaling
 
+.PHONY: browser-test
+browser-test: kube ## Test the page of kubectl gpusharing dashboard in Chromium: one that is installed, or Debian's, which apt-get downloads into the cache.
+	@chromium=$$(hack/chromium/build.sh) && assets=$$(hack/kube/build.sh) && cd test/browser && \
+		CHROMIUM="$$chromium" KUBEBUILDER_ASSETS="$$assets" go test -count=1 -v -timeout 20m $(TESTFLAGS) ./...
+
 .PHONY: bench
 bench: kube ## Measure planning, packing, the API writes of a rollout, MIG beside NVIDIA's mig-parted, and a real node (as root; half an hour).
 	go test -run '^$$' -bench . -benchtime 1s ./internal/... ./test/bench/...

@@ -10,6 +10,10 @@ if ! go mod tidy -diff; then
 	echo "verify: go.mod or go.sum differ from what the code needs; run 'go mod tidy' and commit the result" >&2
 	exit 1
 fi
+if ! (cd test/browser && go mod tidy -diff); then
+	echo "verify: go.mod or go.sum of test/browser differ from what its code and the operator need; run 'go mod tidy' there and commit the result" >&2
+	exit 1
+fi
 if ! git diff --exit-code -- "${generated[@]}"; then
 	echo "verify: the files above are not as their sources say; run 'make generate bundle' and commit the result" >&2
 	exit 1

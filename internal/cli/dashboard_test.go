@@ -180,6 +180,25 @@ func TestDashboardOnAnAPIServer(t *testing.T) {
 	g.Expect(s.notes()).To(ContainElement(HavePrefix("Memory and utilization: the agents serve no usage: turn it on with metrics.enabled=true")))
 	g.Expect(s.notes()).To(ContainElement(HavePrefix("No controller runs, so nothing changes")))
 
+	t.Run("a preview is what plan prints, and changes nothing", func(t *testing.T) {
+		g := NewWithT(t)
+		question, err := json.Marshal(dashboard.Question{Policies: research})
+		g.Expect(err).NotTo(HaveOccurred())
+		var answer dashboard.Answer
+		g.Expect(json.NewDecoder(s.ask(t.Context(), http.MethodPost, "/api/preview", bytes.NewReader(question))).Decode(&answer)).To(Succeed())
+		g.Expect(answer.Text).To(Equal(printed(research, "plan", "-f", "-")))
+		g.Expect(answer.Nodes).To(HaveLen(1))
+		all := &v1alpha1.GPUSharingPolicyList{}
+		g.Expect(cluster.Client.List(t.Context(), all)).To(Succeed())
+		g.Expect(all.Items).NotTo(ContainElement(HaveField("Spec.Sharing.Strategy", v1alpha1.StrategyMIG)))
+		for body, says := range map[string]string{
+			`{}`: "a preview needs a policy", `{"delete": ["none"]}`: `there is no policy "none" to delete`, `{"policies": "kind: Pod"}`: "plan takes policies only",
+		} {
+			refused, err := io.ReadAll(s.ask(t.Context(), http.MethodPost, "/api/preview", strings.NewReader(body)))
+			g.Expect(err).NotTo(HaveOccurred())
+			g.Expect(string(refused)).To(ContainSubstring(says))
+		}
+	})
 	t.Run("a change of each kind is shown", func(t *testing.T) {
 		g := NewWithT(t)
 		gpuNode := &v1alpha1.GPUNode{ObjectMeta: metav1.ObjectMeta{Name: "a"}}
@@ -208,25 +227,6 @@ func TestDashboardOnAnAPIServer(t *testing.T) {
 		g.Expect(cluster.Client.Delete(t.Context(), &v1alpha1.GPUNode{ObjectMeta: metav1.ObjectMeta{Name: "b"}})).To(Succeed())
 		g.Eventually(func() string { return s.node("b").Name }, patience).Should(BeEmpty())
 		g.Eventually(same, patience).Should(Succeed())
-	})
-	t.Run("a preview is what plan prints, and changes nothing", func(t *testing.T) {
-		g := NewWithT(t)
-		question, err := json.Marshal(dashboard.Question{Policies: research})
-		g.Expect(err).NotTo(HaveOccurred())
-		var answer dashboard.Answer
-		g.Expect(json.NewDecoder(s.ask(t.Context(), http.MethodPost, "/api/preview", bytes.NewReader(question))).Decode(&answer)).To(Succeed())
-		g.Expect(answer.Text).To(Equal(printed(research, "plan", "-f", "-")))
-		g.Expect(answer.Nodes).To(HaveLen(1))
-		all := &v1alpha1.GPUSharingPolicyList{}
-		g.Expect(cluster.Client.List(t.Context(), all)).To(Succeed())
-		g.Expect(all.Items).NotTo(ContainElement(HaveField("Spec.Sharing.Strategy", v1alpha1.StrategyMIG)))
-		for body, says := range map[string]string{
-			`{}`: "a preview needs a policy", `{"delete": ["none"]}`: `there is no policy "none" to delete`, `{"policies": "kind: Pod"}`: "plan takes policies only",
-		} {
-			refused, err := io.ReadAll(s.ask(t.Context(), http.MethodPost, "/api/preview", strings.NewReader(body)))
-			g.Expect(err).NotTo(HaveOccurred())
-			g.Expect(string(refused)).To(ContainSubstring(says))
-		}
 	})
 	t.Run("without a right it says what is missing", func(t *testing.T) {
 		g := NewWithT(t)

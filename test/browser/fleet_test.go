@@ -77,6 +77,8 @@ func TestNoTaskIsLong(t *testing.T) {
 	address := serve(t, hub)
 	b := open(t, "about:blank")
 	next := 0
+	pace := time.NewTicker(200 * time.Millisecond)
+	defer pace.Stop()
 	tasks := b.tasks(func() {
 		b.do(chromedp.Navigate(address))
 		b.eventually(`document.querySelectorAll("#nodes > li .gpu").length`, nodes*8)
@@ -87,7 +89,7 @@ func TestNoTaskIsLong(t *testing.T) {
 					next++
 				}
 				show()
-				time.Sleep(200 * time.Millisecond)
+				<-pace.C
 			}
 			b.do(chromedp.KeyEvent(kb.Tab))
 		}
@@ -147,17 +149,19 @@ func TestNoTextBecomesMarkup(t *testing.T) {
 	g.Eventually(func() string { return strings.Join(b.complained(), "\n") }, patience).Should(ContainSubstring("Content Security Policy"))
 }
 
-// TestPicture makes the picture of the docs, if PICTURE names a file.
+// TestPicture is no test: it makes the picture of the docs, if PICTURE names a file.
 func TestPicture(t *testing.T) {
 	file := os.Getenv("PICTURE")
 	if file == "" {
-		return
+		t.Skip("PICTURE names no file")
 	}
 	g := NewWithT(t)
 	hub := dashboard.NewHub()
 	g.Expect(hub.Show(shown())).To(Succeed())
 	b := open(t, serve(t, hub))
 	b.eventually(`document.querySelectorAll("#nodes > li").length`, 4)
-	b.do(chromedp.EmulateViewport(1280, 980), chromedp.Sleep(time.Second))
+	b.do(chromedp.EmulateViewport(1280, 980))
+	b.eventually(`document.querySelector("#count").textContent`, "4 nodes")
+	b.eventually(`new Set([...document.querySelectorAll("#by-namespace option")].map((o) => o.value)).size`, 5)
 	g.Expect(os.WriteFile(file, get(b, chromedp.CaptureScreenshot()), 0o644)).To(Succeed())
 }
