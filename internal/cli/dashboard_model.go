@@ -36,7 +36,7 @@ type sight struct {
 
 // page is what the page shows: what status prints, and what top prints.
 func (s sight) page() dashboard.Page {
-	p := dashboard.Page{Cluster: s.cluster, Policies: []dashboard.Policy{}, Notes: slices.Concat([]string{}, s.notes)}
+	p := dashboard.Page{Cluster: s.cluster, Policies: []dashboard.Policy{}, Notes: append([]string{}, s.notes...), Nodes: []dashboard.Node{}}
 	for i := range s.world.Policies {
 		p.Policies = append(p.Policies, policyCard(&s.world.Policies[i]))
 	}

@@ -4,6 +4,7 @@
 package cli
 
 import (
+	"encoding/json"
 	"slices"
 	"testing"
 
@@ -181,6 +182,22 @@ func TestACardSaysWhyItsNodeIsNotReady(t *testing.T) {
 		{Name: "nvidia.com/gpu", Now: new(int64(1)), Then: new(int64(0))}, {Name: "nvidia.com/mig-1g.5gb", Now: new(int64(0)), Then: new(int64(7))},
 	}))
 	g.Expect(page.Nodes[2].State).To(Equal(v1alpha1.ReasonAgentNotReporting))
+}
+
+// The page takes a list that is empty for a list.
+func TestAnEmptyListIsNoNull(t *testing.T) {
+	for title, s := range map[string]sight{
+		"an empty cluster": {}, "an empty node": {world: worldOf(world.Node{Name: "a"})}, "a node": {world: worldOf(ready(node(t, "a", sim.T4)))},
+	} {
+		g := NewWithT(t)
+		page := s.page()
+		whole, err := json.Marshal(struct {
+			dashboard.Page
+			Nodes []dashboard.Node
+		}{page, page.Nodes})
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(string(whole)).NotTo(ContainSubstring("null"), title)
+	}
 }
 
 func TestWhatAnUnreadableNodeAdvertisesIsNotKnown(t *testing.T) {

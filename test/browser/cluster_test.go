@@ -172,7 +172,7 @@ func TestDashboard(t *testing.T) {
 	t.Run("by keyboard", func(t *testing.T) {
 		b.T = t
 		focused := `document.activeElement.textContent`
-		b.do(chromedp.Evaluate[chromedp.Void](`document.activeElement.blur(), document.querySelector("#by-text").focus()`), chromedp.KeyEvent(kb.Tab))
+		b.do(chromedp.Evaluate[chromedp.Void](`document.activeElement.blur(), document.querySelector("#by-text").focus()`), chromedp.KeyEvent(kb.Tab), chromedp.KeyEvent(kb.Home))
 		b.eventually(focused, "gpu-a")
 		b.do(chromedp.KeyEvent(kb.ArrowDown))
 		b.eventually(focused, "gpu-b")
@@ -203,6 +203,7 @@ func TestDashboard(t *testing.T) {
 		b.do(chromedp.Click("#ask"), chromedp.WaitVisible("#preview-policies"),
 			chromedp.Evaluate[chromedp.Void](`document.querySelector("#preview-policies").value = `+quoted(policy)), chromedp.Click("#preview-run"))
 		b.eventually(`document.querySelector("#preview-text").hidden`, false)
+		t.Log(b.text("#preview-text"))
 		g.Expect(b.text("#preview-text")).To(ContainSubstring("POLICY small (new)"))
 		g.Expect(b.text("#preview-nodes")).To(And(ContainSubstring("gpu-a"), Not(ContainSubstring("gpu-b"))))
 		g.Expect(b.text(`[aria-label="GPU 0 before"]`)).To(ContainSubstring("3g.20gb ml/train-0"))

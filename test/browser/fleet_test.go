@@ -160,7 +160,7 @@ func TestPicture(t *testing.T) {
 	g.Expect(hub.Show(shown())).To(Succeed())
 	b := open(t, serve(t, hub))
 	b.eventually(`document.querySelectorAll("#nodes > li").length`, 4)
-	b.do(chromedp.EmulateViewport(1280, 980))
+	b.do(chromedp.EmulateViewport(1280, 1130))
 	b.eventually(`document.querySelector("#count").textContent`, "4 nodes")
 	b.eventually(`new Set([...document.querySelectorAll("#by-namespace option")].map((o) => o.value)).size`, 5)
 	g.Expect(os.WriteFile(file, get(b, chromedp.CaptureScreenshot()), 0o644)).To(Succeed())
