@@ -10,9 +10,11 @@ func held(name string, pods ...string) dashboard.Block {
 }
 
 func uses(name string, used, share int64, compute float64) dashboard.Container {
-	return dashboard.Container{
-		Name: name + " main", UsedBytes: new(used * gib / 10), ShareBytes: new(share * gib / 10), Utilization: &compute, Over: used > share,
+	c := dashboard.Container{Name: name + " main", UsedBytes: new(used * gib / 10), ShareBytes: new(share * gib / 10), Over: used > share}
+	if compute > 0 {
+		c.Utilization = &compute
 	}
+	return c
 }
 
 func count(name string, now, then int64) dashboard.Resource {
@@ -54,7 +56,7 @@ func shown() dashboard.Page {
 						instance("3g.20gb", 4, 184, 195, "ml/train-resnet-0"), instance("2g.10gb", 2, 62, 97, "vision/labels-7c9d"),
 						instance("1g.5gb", 1, 41, 47, "ml/notebook-0"), {Size: 1},
 					}},
-					Containers: []dashboard.Container{uses("ml/train-resnet-0", 184, 195, 0.91), uses("vision/labels-7c9d", 62, 97, 0.4), uses("ml/notebook-0", 41, 47, 0.05)},
+					Containers: []dashboard.Container{uses("ml/train-resnet-0", 184, 195, 0), uses("vision/labels-7c9d", 62, 97, 0), uses("ml/notebook-0", 41, 47, 0)},
 				}},
 			},
 			{

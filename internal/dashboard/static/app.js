@@ -102,7 +102,7 @@ function drawCard(node) {
   card.state = marked;
   card.about.textContent = [node.policy ? `policy ${node.policy}` : "no policy", ...node.resources.map(resource)].join(" · ");
   const messages = [node.message, ...(node.blockers ?? []).map((b) => `Blocked by ${b}`), ...(node.notes ?? [])].filter(Boolean);
-  card.message.textContent = messages.join(" ");
+  card.message.textContent = messages.join("\n");
   card.message.hidden = messages.length === 0;
   drawGPUs(card, node.gpus);
   card.element.hidden = !matches(card);
