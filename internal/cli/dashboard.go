@@ -55,7 +55,7 @@ func (p *Program) dashboard(ctx context.Context, f *flags, rest []string) error 
 	if err != nil {
 		return err
 	}
-	err = p.write(fmt.Sprintf("Open %s\nThe address has a secret: whoever has it sees, on this machine, what you may see. Interrupt this command to end the page.\n", address))
+	err = p.write(fmt.Sprintf("Open %s\nThe address has a secret: with it any user of this machine sees what you may see. Interrupt this command to end the page.\n", address))
 	if err != nil {
 		return errors.Join(err, listener.Close())
 	}

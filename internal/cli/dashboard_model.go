@@ -346,7 +346,7 @@ func markNew(after *dashboard.Drawing, want, have gpu.State) {
 		same := func(x gpu.Instance) bool {
 			return x.Profile == b.Name && x.Placement == gpu.Placement{Start: at, Size: b.Size}
 		}
-		b.New = b.Name != "" && !(have.MIG && slices.ContainsFunc(have.Instances, same))
+		b.New = b.Name != "" && (!have.MIG || !slices.ContainsFunc(have.Instances, same))
 		at += b.Size
 	}
 }

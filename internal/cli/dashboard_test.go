@@ -144,7 +144,8 @@ func TestDashboardOnAnAPIServer(t *testing.T) {
 			Products, BlockedBy          []string
 			Advertised                   map[string]int64
 		}
-	}) {
+	},
+	) {
 		g.Expect(json.Unmarshal([]byte(printed("", "status", "-o", "json")), &s)).To(Succeed())
 		return s
 	}

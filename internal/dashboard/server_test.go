@@ -8,6 +8,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"io"
 	"net"
 	"net/http"
 	"net/url"
@@ -52,8 +53,15 @@ func serve(t *testing.T) *served {
 	return s
 }
 
+// answer is what the page answered.
+type answer struct {
+	StatusCode int
+	Header     http.Header
+	Body       io.Reader
+}
+
 // ask sends a request with the token, as change makes it.
-func (s *served) ask(method, path, body string, change func(*http.Request)) *http.Response {
+func (s *served) ask(method, path, body string, change func(*http.Request)) answer {
 	s.Helper()
 	g := NewWithT(s.T)
 	r, err := http.NewRequestWithContext(s.Context(), method, s.base+path, strings.NewReader(body))
@@ -62,10 +70,10 @@ func (s *served) ask(method, path, body string, change func(*http.Request)) *htt
 	if change != nil {
 		change(r)
 	}
-	answer, err := http.DefaultClient.Do(r)
+	got, err := http.DefaultClient.Do(r)
 	g.Expect(err).NotTo(HaveOccurred())
-	s.Cleanup(func() { _ = answer.Body.Close() })
-	return answer
+	s.Cleanup(func() { _ = got.Body.Close() })
+	return answer{got.StatusCode, got.Header, got.Body}
 }
 
 func TestOnlyThePageItselfReadsTheCluster(t *testing.T) {

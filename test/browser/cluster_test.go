@@ -89,6 +89,7 @@ func populate(t *testing.T, c client.Client) {
 			Profiles: []v1alpha1.ProfileStatus{
 				{Name: "1g.5gb", ID: 19, Slices: 1, Max: 7, Size: 1, MemoryMiB: 4864, Starts: []int32{0, 1, 2, 3, 4, 5, 6}},
 				{Name: "3g.20gb", ID: 9, Slices: 3, Max: 2, Size: 4, MemoryMiB: 19968, Starts: []int32{0, 4}},
+				{Name: "7g.40gb", ID: 0, Slices: 7, Max: 1, Size: 8, MemoryMiB: 40192, Starts: []int32{0}},
 			},
 			Holders: []v1alpha1.HolderStatus{{Namespace: "ml", PodName: "train-0", ContainerName: "main", Instance: new(int32(1))}},
 		}},
@@ -203,7 +204,6 @@ func TestDashboard(t *testing.T) {
 		b.do(chromedp.Click("#ask"), chromedp.WaitVisible("#preview-policies"),
 			chromedp.Evaluate[chromedp.Void](`document.querySelector("#preview-policies").value = `+quoted(policy)), chromedp.Click("#preview-run"))
 		b.eventually(`document.querySelector("#preview-text").hidden`, false)
-		t.Log(b.text("#preview-text"))
 		g.Expect(b.text("#preview-text")).To(ContainSubstring("POLICY small (new)"))
 		g.Expect(b.text("#preview-nodes")).To(And(ContainSubstring("gpu-a"), Not(ContainSubstring("gpu-b"))))
 		g.Expect(b.text(`[aria-label="GPU 0 before"]`)).To(ContainSubstring("3g.20gb ml/train-0"))

@@ -43,8 +43,15 @@ function draw() {
     else dropCard(name);
     if (performance.now() > until) break;
   }
+  if (pending.size === 0) {
+    for (const card of approaching) {
+      approaching.delete(card);
+      if (card.near) drawGPUs(card, card.data.gpus);
+      if (performance.now() > until) break;
+    }
+  }
   later();
-  if (pending.size > 0) schedule();
+  if (pending.size + approaching.size > 0) schedule();
 }
 
 // What sums up all cards is drawn a few times in a second.
@@ -74,6 +81,27 @@ function position(name) {
   return low;
 }
 
+// The GPUs of a card are in the document only while it is near what is seen: the Tab key and a search make a browser lay out all that is
+// in the document, which of 500 nodes takes seconds. What a card says in words is always there.
+const approaching = new Set(); // cards that have come near and whose GPUs are not drawn yet
+const cardOf = new WeakMap(); // by its element
+const nearby = new IntersectionObserver((entries) => {
+  for (const entry of entries) {
+    const card = cardOf.get(entry.target);
+    card.near = entry.isIntersecting;
+    if (card.near) {
+      approaching.add(card);
+      schedule();
+      continue;
+    }
+    approaching.delete(card);
+    if (card.gpus.size === 0) continue;
+    if (entry.boundingClientRect.height > 0) card.element.style.minHeight = entry.boundingClientRect.height + "px";
+    card.gpus.clear();
+    card.body.replaceChildren();
+  }
+}, { rootMargin: "800px 0px" });
+
 function newCard(name) {
   const card = {
     element: make("li", "card"), button: make("button", "", name), state: make("span"), about: make("p", "muted"),
@@ -88,6 +116,8 @@ function newCard(name) {
   nodes.insertBefore(card.element, at < names.length ? cards.get(names[at]).element : null);
   names.splice(at, 0, name);
   cards.set(name, card);
+  cardOf.set(card.element, card);
+  nearby.observe(card.element);
   return card;
 }
 
@@ -104,13 +134,15 @@ function drawCard(node) {
   const messages = [node.message, ...(node.blockers ?? []).map((b) => `Blocked by ${b}`), ...(node.notes ?? [])].filter(Boolean);
   card.message.textContent = messages.join("\n");
   card.message.hidden = messages.length === 0;
-  drawGPUs(card, node.gpus);
+  if (card.near) drawGPUs(card, node.gpus);
+  else if (!card.element.style.minHeight) card.element.style.minHeight = 5 + 7 * node.gpus.length + "rem"; // about as high as it will be
   card.element.hidden = !matches(card);
   if (opened === node.name) drawDetail();
 }
 
 // drawGPUs draws those GPUs of a card again that are not as they were.
 function drawGPUs(card, gpus) {
+  card.element.style.minHeight = "";
   const seen = new Set();
   let before = null;
   for (const value of gpus) {
@@ -141,6 +173,8 @@ function dropCard(name) {
     const next = shown().find((other) => other !== name);
     if (next) moveTo(next, card.button === document.activeElement);
   }
+  nearby.unobserve(card.element);
+  approaching.delete(card);
   card.element.remove();
   cards.delete(name);
   names.splice(position(name), 1);
