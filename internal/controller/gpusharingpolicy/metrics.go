@@ -36,7 +36,7 @@ func newMetrics() *metrics {
 			"Nodes that a policy governs, or that go back to the state in which they were found (no policy), by how far they are.",
 			[]string{"policy", "state"}, nil),
 		released: prometheus.NewDesc("gpusharing_released_node",
-			"1 for each node (target) that no policy governs any more and that is not restored yet, by how far it is.",
+			"1 for each node (target) that no policy governs any more and that is not restored yet, by how far it is; absent while it waits for a slot in the budget.",
 			[]string{"target", "state"}, nil),
 		expected: prometheus.NewDesc("gpusharing_resource_expected",
 			"What the nodes of a policy advertise of an extended resource once all of them are ready.",
@@ -158,7 +158,7 @@ func (m *metrics) collectNodes(to chan<- prometheus.Metric, nodes []group.NodeSt
 	counts := map[series]int{}
 	for _, n := range nodes {
 		counts[series{n.Policy, n.State}]++
-		if n.Policy == "" && n.State != state.UpToDate {
+		if n.Policy == "" && n.State != state.UpToDate && n.Reason != v1alpha1.ReasonWaitingForBudget {
 			to <- gauge(m.released, 1, n.Node, string(n.State))
 		}
 	}

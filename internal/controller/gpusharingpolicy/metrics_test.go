@@ -37,6 +37,7 @@ func TestMetrics(t *testing.T) {
 			{Node: "c", Policy: "research", State: state.Draining},
 			{Node: "d", State: state.Selecting},
 			{Node: "e", State: state.UpToDate}, // is restored
+			{Node: "f", State: state.Selecting, Reason: v1alpha1.ReasonWaitingForBudget},
 		},
 		Policies: map[string]v1alpha1.GPUSharingPolicyStatus{
 			"research": {
@@ -70,11 +71,11 @@ gpusharing_evictions_total{policy="idle"} 0
 gpusharing_evictions_total{policy="research"} 1
 # HELP gpusharing_nodes Nodes that a policy governs, or that go back to the state in which they were found (no policy), by how far they are.
 # TYPE gpusharing_nodes gauge
-gpusharing_nodes{policy="",state="Selecting"} 1
+gpusharing_nodes{policy="",state="Selecting"} 2
 gpusharing_nodes{policy="",state="UpToDate"} 1
 gpusharing_nodes{policy="research",state="Draining"} 1
 gpusharing_nodes{policy="research",state="UpToDate"} 2
-# HELP gpusharing_released_node 1 for each node (target) that no policy governs any more and that is not restored yet, by how far it is.
+# HELP gpusharing_released_node 1 for each node (target) that no policy governs any more and that is not restored yet, by how far it is; absent while it waits for a slot in the budget.
 # TYPE gpusharing_released_node gauge
 gpusharing_released_node{state="Selecting",target="d"} 1
 # HELP gpusharing_resource_advertised What the nodes of a policy advertise of an extended resource now.
