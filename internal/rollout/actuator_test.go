@@ -4,17 +4,20 @@
 package rollout_test
 
 import (
+	"slices"
 	"testing"
 	"time"
 
 	. "github.com/onsi/gomega"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/format"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/internal/migmanager"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
 // byManager asks for instances, and for NVIDIA's mig-manager to make them.
@@ -232,4 +235,106 @@ func TestMIGManagerSurvivesAnInterruptionAfterEveryAction(t *testing.T) {
 			return
 		}
 	}
+}
+
+// releasedTo is a node that a policy had mig-manager partition, and that has just got the label back that it had before: one that mig-manager
+// failed to apply before, if it asks for instances, and can apply now.
+func releasedTo(g Gomega, c *cluster, name string) *host {
+	h := withManager(c, sim.A100)
+	h.mishap = func(of string) string { return map[string]string{name: "fails"}[of] }
+	h.Labels[v1alpha1.LabelMIGConfig] = name
+	for range 20 {
+		c.tick(time.Second)
+	}
+	g.Expect(h.devices()[0].State.MIG).To(BeFalse())
+	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", byManager(count("2g", 3)), evicting)}
+	d := c.during(5*time.Minute, time.Second)
+	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), "%+v", d.Nodes[0])
+	c.Policies = nil
+	for range 400 {
+		if c.pass(); h.Labels[v1alpha1.LabelMIGConfig] == name {
+			break
+		}
+		c.tick(time.Second)
+	}
+	g.Expect(h.Labels).To(HaveKeyWithValue(v1alpha1.LabelMIGConfig, name))
+	g.Expect(h.Labels).NotTo(HaveKey(v1alpha1.LabelMIGConfigState), "what it says next is its answer")
+	h.mishap = nil
+	return h
+}
+
+// TestMIGManagerKeepsItsPodUntilItHasAppliedTheLabelOfBefore: a pod that is replaced in the middle leaves NVIDIA's clients paused.
+func TestMIGManagerKeepsItsPodUntilItHasAppliedTheLabelOfBefore(t *testing.T) {
+	for outcome, layout := range map[string]int{"": 7, "fails": 0} {
+		t.Run("it "+outcome, func(t *testing.T) {
+			g := NewWithT(t)
+			c := newCluster()
+			h := releasedTo(g, c, "all-1g.5gb")
+			h.mishap = func(string) string { return outcome }
+			c.tick(time.Second)
+			g.Expect(h.began).NotTo(BeZero())
+			for !h.began.IsZero() {
+				d := c.pass()
+				g.Expect(d.ConfigureMIGManager).To(BeTrue())
+				g.Expect(d.Nodes).To(HaveLen(1))
+				g.Expect(d.Nodes[0].State).To(Equal(state.Releasing))
+				g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonMIGManagerBusy))
+				g.Expect(d.Nodes[0].Message).To(ContainSubstring("nvidia.com/mig.config=all-1g.5gb, nvidia.com/mig.config.state=pending"))
+				g.Expect(d.Nodes[0].Blockers).To(BeEmpty(), "the GPUs are not the operator's any more")
+				c.tick(time.Second)
+			}
+			d := c.during(time.Minute, time.Second) // its pod that comes then tries again what failed
+			g.Expect(h.mistakes).To(BeEmpty())
+			g.Expect(d.Nodes).To(BeEmpty(), "%+v", d.Nodes)
+			g.Expect(d.ConfigureMIGManager).To(BeFalse())
+			g.Expect(h.GPU.Spec).To(Equal(v1alpha1.GPUNodeSpec{}))
+			g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationMIGConfig))
+			g.Expect(h.Labels).To(And(HaveKeyWithValue(v1alpha1.LabelMIGConfig, "all-1g.5gb"), HaveKeyWithValue(pluginLabel, "true")))
+			g.Expect(h.Taints).To(BeEmpty())
+			g.Expect(h.devices()[0].State.Instances).To(HaveLen(layout), "what it made of the GPUs stays")
+		})
+	}
+}
+
+// TestMIGManagerThatDoesNotAnswerIsWaitedForWithinItsTime, and one that has no pod on the node is not.
+func TestMIGManagerThatDoesNotAnswerIsWaitedForWithinItsTime(t *testing.T) {
+	g := NewWithT(t)
+	c := newCluster()
+	h := releasedTo(g, c, "all-1g.5gb")
+	h.mishap = func(string) string { return "hangs" }
+	since := c.Now
+	w := c.world()
+	w.Nodes[0].Pods = slices.DeleteFunc(w.Nodes[0].Pods, func(p world.Pod) bool { return p.NodeSelector[v1alpha1.LabelMIGManager] != "" })
+	g.Expect(rollout.Decide(w).ConfigureMIGManager).To(BeFalse(), "no pod is there that could be replaced")
+
+	d := c.during(19*time.Minute, 10*time.Second)
+	g.Expect(d.ConfigureMIGManager).To(BeTrue())
+	g.Expect(d.Nodes[0].Message).To(ContainSubstring(", until " + format.Clock(since.Add(20*time.Minute)) + " at the latest"))
+	g.Expect(d.After).To(And(BeNumerically(">", 0), BeNumerically("<=", 70*time.Second)), "it needs no event")
+	for d.ConfigureMIGManager {
+		g.Expect(c.Now).To(BeTemporally("<", since.Add(21*time.Minute)))
+		c.tick(time.Second)
+		d = c.pass()
+	}
+	c.pass()
+	g.Expect(h.Labels).To(And(HaveKeyWithValue(pluginLabel, "true"), HaveKeyWithValue(v1alpha1.LabelClient, "true")), "nothing is left paused")
+	d, _ = c.run(10)
+	g.Expect(d.Nodes).To(BeEmpty(), "%+v", d.Nodes)
+	g.Expect(h.GPU.Spec).To(Equal(v1alpha1.GPUNodeSpec{}))
+	g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationMIGConfig))
+	g.Expect(h.Taints).To(BeEmpty())
+}
+
+// TestALabelThatChangesWhileMIGManagerAnswersStays: it is the administrator's, and so is what becomes of the GPUs.
+func TestALabelThatChangesWhileMIGManagerAnswersStays(t *testing.T) {
+	g := NewWithT(t)
+	c := newCluster()
+	h := releasedTo(g, c, "all-disabled")
+	h.Labels[v1alpha1.LabelMIGConfig] = "all-1g.5gb"
+	d := c.during(2*time.Minute, time.Second)
+	g.Expect(d.Nodes).To(BeEmpty(), "%+v", d.Nodes)
+	g.Expect(h.mistakes).To(BeEmpty())
+	g.Expect(h.Labels).To(HaveKeyWithValue(v1alpha1.LabelMIGConfig, "all-1g.5gb"))
+	g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationMIGConfig))
+	g.Expect(h.devices()[0].State.Instances).To(HaveLen(7))
 }

@@ -44,6 +44,9 @@ func (c *cluster) partition(h *host) {
 	}
 	at := slices.IndexFunc(h.Pods, func(p world.Pod) bool { return p.NodeSelector[v1alpha1.LabelMIGManager] != "" })
 	if at >= 0 && h.Pods[at].MountsConfig != c.Plugin.MIGReady && len(h.Taints) == 0 {
+		if !h.began.IsZero() {
+			h.mistakes = append(h.mistakes, "the pod is replaced while it applies "+h.last)
+		}
 		h.Pods = slices.Delete(h.Pods, at, at+1) // the DaemonSet has changed; it does not tolerate our taint
 		at = -1
 	}

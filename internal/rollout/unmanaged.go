@@ -10,6 +10,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/budget"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/gate"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/group"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/nvidiamig"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/nvidiamps"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/view"
@@ -44,6 +45,9 @@ func retain(m *group.Member) []action.Action {
 	}
 	if m.World.Plugin.Reason == "" {
 		actions = append(actions, keepBaseline(m)...)
+		if patch, stamped := nvidiamig.Forget(m.View); stamped && m.Node.GPU.Spec.Baseline == nil {
+			actions = append(actions, patch)
+		}
 	}
 	return actions
 }

@@ -31,6 +31,9 @@ func next(v *view.View) gate.Judgement {
 	if !v.Node.AgentReady && v.Node.GPU.Spec.Reboot != nil {
 		return maintenance.Down(v)
 	}
+	if nvidiamig.Released(v) {
+		return released(v)
+	}
 	if j, is := NotReporting(v); is {
 		return j
 	}

@@ -47,7 +47,7 @@ func Observe(w *world.World, n *world.Node, g policy.Governed) *view.View {
 			v.Target.Actuator = "" // it is gone; the agent does it
 		}
 	}
-	if v.Unsupported == nil {
+	if v.Unsupported == nil && !nvidiamig.Released(v) {
 		planSteps(v)
 	}
 	return v

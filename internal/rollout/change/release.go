@@ -10,11 +10,35 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/desired"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/gate"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/nvidiamig"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/nvidiamps"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/view"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
+
+// released is the state of a node whose GPUs are the administrator's again, and NVIDIA's mig-manager applies what they ask for. The operator
+// changes them no more, so it needs no report of the agent.
+func released(v *view.View) gate.Judgement {
+	for _, gate := range []gate.Func{selecting, nvidiamig.Answered, agentLeftPaused} {
+		if j, pending := gate(v); pending {
+			return j
+		}
+	}
+	return done(v)
+}
+
+// agentLeftPaused lets the agent return where mig-manager has paused it and given up.
+func agentLeftPaused(v *view.View) (gate.Judgement, bool) {
+	if v.Node.Labels[v1alpha1.LabelClient] != world.PausedValue {
+		return gate.Judgement{}, false
+	}
+	actions := takeBackAgent(v)
+	return gate.Judgement{
+		State: state.Releasing, Reason: gate.Underway(v), Message: "NVIDIA's mig-manager left the agent paused; it is allowed on the node again",
+		Next: gate.AtOnce(actions...),
+	}, len(actions) > 0
+}
 
 // done removes our taint and records what was reached.
 func done(v *view.View) gate.Judgement {

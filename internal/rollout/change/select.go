@@ -140,9 +140,7 @@ func selectPatch(v *view.View) (patch action.PatchNode, resumes, complete bool) 
 
 // stampSelected notes when the key was selected, as far as anybody needs to know: until the node has advertised it.
 func stampSelected(v *view.View, patch action.PatchNode) {
-	if _, asked := v.Node.Annotations[v1alpha1.AnnotationMIGConfig]; asked {
-		patch.Annotations[v1alpha1.AnnotationMIGConfig] = nil
-	}
+	nvidiamig.StampAsked(v, patch)
 	at, has := v.Node.Annotations[v1alpha1.AnnotationSelected]
 	_, current := timing.Stamped(at, v.Target.Config)
 	_, selects := patch.Labels[v1alpha1.LabelConfig]

@@ -59,9 +59,10 @@ func Configs(v *view.View) map[string]string {
 	return configs
 }
 
-// UsesConfigs says whether mig-manager has to read our file for the node's sake.
+// UsesConfigs reports whether mig-manager has to read our file for the node's sake.
 func UsesConfigs(v *view.View) bool {
-	return v.Partitions() || v.Node.GPU.Spec.MIGConfigName != "" || migmanager.Ours(v.Node.Labels[v1alpha1.LabelMIGConfig])
+	_, releases := Answered(v)
+	return releases || v.Partitions() || v.Node.GPU.Spec.MIGConfigName != "" || migmanager.Ours(v.Node.Labels[v1alpha1.LabelMIGConfig])
 }
 
 // Prepare is the gate before a node is tainted for mig-manager: it runs there and reads our file, in which the
@@ -252,17 +253,4 @@ func Clearing(v *view.View) string {
 		cleared = append(cleared, fmt.Sprintf("GPU %d", d.Index))
 	}
 	return fmt.Sprintf("NVIDIA's mig-manager: apply %s, which clears %s", view.Config(v).Name, strings.Join(cleared, ", "))
-}
-
-// ReleaseLabels are the labels of mig-manager's that a node goes back to when nothing of ours is to be applied there.
-func ReleaseLabels(v *view.View, labels map[string]*string) {
-	if v.Managed() && !v.Target.Final || !migmanager.Ours(v.Node.Labels[v1alpha1.LabelMIGConfig]) {
-		return
-	}
-	labels[v1alpha1.LabelMIGConfig] = nil
-	if b := v.Node.GPU.Spec.Baseline; b != nil {
-		if before, had := b.Labels[v1alpha1.LabelMIGConfig]; had {
-			labels[v1alpha1.LabelMIGConfig] = &before
-		}
-	}
 }

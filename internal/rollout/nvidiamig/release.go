@@ -1,0 +1,107 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package nvidiamig
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/format"
+	"github.com/gpusharing/gpu-sharing-operator/internal/migmanager"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/gate"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/timing"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/view"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
+)
+
+// A node that returns to its baseline gets the label back that mig-manager had before. mig-manager applies what it names, which may be another
+// layout than the one in which the node was found, and from then on the GPUs are the administrator's. The ClusterPolicy keeps naming the
+// operator's ConfigMap until mig-manager has answered: to change that replaces the pod of mig-manager, which in the middle of its work would leave
+// NVIDIA's clients paused.
+
+// ReleaseLabels are the labels of mig-manager's that a node goes back to when nothing of ours is to be applied there. Its state is removed
+// with that, so that the next one is its answer.
+func ReleaseLabels(v *view.View, labels map[string]*string) {
+	if v.Managed() && !v.Target.Final || !migmanager.Ours(v.Node.Labels[v1alpha1.LabelMIGConfig]) {
+		return
+	}
+	labels[v1alpha1.LabelMIGConfig] = nil
+	b := v.Node.GPU.Spec.Baseline
+	if b == nil {
+		return
+	}
+	if before, had := b.Labels[v1alpha1.LabelMIGConfig]; had {
+		labels[v1alpha1.LabelMIGConfig] = &before
+		if v.Managed() {
+			labels[v1alpha1.LabelMIGConfigState] = nil
+		}
+	}
+}
+
+// StampAsked notes in the patch of a release since when mig-manager has its label back, and removes the stamp of anything else that it was
+// asked for.
+func StampAsked(v *view.View, patch action.PatchNode) {
+	if name := patch.Labels[v1alpha1.LabelMIGConfig]; v.Target.Final && v.Managed() && name != nil && *name != "" {
+		patch.Annotations[v1alpha1.AnnotationMIGConfig] = new(timing.Stamp(*name, v.World.Now))
+		return
+	}
+	if _, asked := v.Node.Annotations[v1alpha1.AnnotationMIGConfig]; asked && !Released(v) {
+		patch.Annotations[v1alpha1.AnnotationMIGConfig] = nil
+	}
+}
+
+// Released reports whether mig-manager has the label back that it had before, so that the GPUs are not the operator's any more.
+func Released(v *view.View) bool {
+	_, is := releasedAt(v)
+	return is
+}
+
+func releasedAt(v *view.View) (at time.Time, is bool) {
+	stamp := v.Node.Annotations[v1alpha1.AnnotationMIGConfig]
+	name, _, _ := strings.Cut(stamp, "@")
+	at, is = timing.Stamped(stamp, name)
+	return at, is && v.Target.Final && v.Managed() && name != "" && !migmanager.Ours(name)
+}
+
+// answersBy is until when the answer of mig-manager to its label of before is waited for; ok is false if it has answered, or has no pod on the
+// node that could.
+func answersBy(v *view.View) (by time.Time, ok bool) {
+	at, released := releasedAt(v)
+	if !released || len(view.ManagerPods(v)) == 0 {
+		return time.Time{}, false
+	}
+	switch v.Node.Labels[v1alpha1.LabelMIGConfigState] {
+	case world.ManagerSuccess, world.ManagerFailed:
+		return time.Time{}, false
+	case world.ManagerRebooting:
+		return at.Add(timing.RebootTimeout), true
+	}
+	return at.Add(timing.ManagerTimeout), true
+}
+
+// Answered is the gate before a node is forgotten: mig-manager has answered to its label of before, or the time for that is over.
+func Answered(v *view.View) (gate.Judgement, bool) {
+	by, waits := answersBy(v)
+	left := by.Sub(v.World.Now)
+	if !waits || left <= 0 {
+		return gate.Judgement{}, false
+	}
+	return gate.Judgement{
+		State: state.Releasing, Reason: v1alpha1.ReasonMIGManagerBusy, After: left,
+		Message: fmt.Sprintf("Waiting for NVIDIA's mig-manager, which has its former label again (%s), until %s at the latest; then the "+
+			"ClusterPolicy is restored, which restarts mig-manager", view.ManagerState(v), format.Clock(by)),
+	}, true
+}
+
+// Forget removes the stamp from a node that is forgotten, and reports whether there was one.
+func Forget(v *view.View) (patch action.PatchNode, is bool) {
+	patch = v.Patch("forgetting what NVIDIA's mig-manager was asked for")
+	patch.Annotations[v1alpha1.AnnotationMIGConfig] = nil
+	_, is = v.Node.Annotations[v1alpha1.AnnotationMIGConfig]
+	return patch, is
+}
