@@ -294,7 +294,7 @@ func (s *story) start(p *place, kind string, random *rand.Rand) {
 		pod.Spec.Containers[0].Resources.Limits = corev1.ResourceList{corev1.ResourceName(resource): one}
 	}
 	s.facts.Lock()
-	s.kinds[name] = kind
+	s.kinds[name], s.homes[name] = kind, p.name
 	s.facts.Unlock()
 	s.Expect(s.client.Create(s.t.Context(), pod)).To(Succeed())
 	if kind == "process" && !s.opens(p.devices()[random.IntN(len(p.devices()))], p, pod) {

@@ -5,6 +5,7 @@ package cluster_test
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"maps"
 	"net/http"
@@ -75,7 +76,7 @@ func (s *story) bounded(when string, most int) {
 // evicts looks at an eviction that the controller has asked for.
 func (s *story) evicts(name string, status int) {
 	s.facts.RLock()
-	kind := s.kinds[name]
+	kind, home := s.kinds[name], s.homes[name]
 	s.facts.RUnlock()
 	var at *place
 	var held []string
@@ -98,8 +99,8 @@ func (s *story) evicts(name string, status int) {
 		}
 	}
 	s.mu.Unlock()
-	if kind == "bystander" && !s.mayEmpty() {
-		s.breaks("harmless", "%s is evicted, which has no GPU", name)
+	if kind == "bystander" && (!s.mayEmpty() || !s.mustReboot(home)) {
+		s.breaks("harmless", "%s is evicted from %s, which has no GPU", name, home)
 	}
 	for _, id := range held {
 		if uuid := at.gpuOf(id); uuid != "" && !s.mayChange(at, uuid) {
@@ -120,6 +121,19 @@ func (s *story) mayEmpty() bool {
 		}
 	}
 	return false
+}
+
+// mustReboot reports whether a node must be rebooted, as the controller may know it: its cache is a little behind, and the record too.
+func (s *story) mustReboot(node string) bool {
+	n := &v1alpha1.GPUNode{}
+	if err := s.client.Get(context.Background(), client.ObjectKey{Name: node}, n); client.IgnoreNotFound(err) != nil {
+		return true // nobody can tell
+	}
+	return rebootRequired(n) || s.record.mustReboot(node)
+}
+
+func rebootRequired(n *v1alpha1.GPUNode) bool {
+	return condition.IsTrue(n.Status.Conditions, v1alpha1.ConditionRebootRequired)
 }
 
 // gpuOf is the GPU that a device of the kubelet is a part of: a GPU, a MIG device, or a replica of one of them.

@@ -93,6 +93,28 @@ func (r *record) begin() {
 	r.from = len(r.happened)
 }
 
+// behind is by how many changes of an object the cache of the controller may be behind.
+const behind = 8
+
+// mustReboot reports whether one of the last changes of a GPUNode left it with the report that its node must be rebooted.
+func (r *record) mustReboot(node string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	seen := 0
+	for _, h := range slices.Backward(r.happened) {
+		if h.gpu == nil || h.node != node {
+			continue
+		}
+		if rebootRequired(h.gpu) {
+			return true
+		}
+		if seen++; seen == behind {
+			return false
+		}
+	}
+	return false
+}
+
 // account is what a rollout did to the nodes.
 type account struct {
 	most    int      // nodes that were changing at the same moment

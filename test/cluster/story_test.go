@@ -59,6 +59,7 @@ type story struct {
 	places   map[string]*place
 	policies map[string][]v1alpha1.GPUSharingPolicy // all that a policy ever was, by name
 	kinds    map[string]string                      // of the pods of users, by name
+	homes    map[string]string                      // their nodes
 
 	mu     sync.Mutex // guards what follows
 	count  map[string]int
@@ -99,7 +100,7 @@ func newStory(t *testing.T, site *fleet, seed uint64) *story {
 	f.t, f.WithT, f.clock, f.dir = t, NewWithT(t), &skewed{}, t.TempDir()
 	s := &story{
 		fleet: &f, random: rand.New(rand.NewPCG(seed, 0)), places: map[string]*place{}, policies: map[string][]v1alpha1.GPUSharingPolicy{},
-		kinds: map[string]string{}, theirs: map[string]bool{}, count: map[string]int{}, gone: map[string]string{}, ends: map[string]bool{},
+		kinds: map[string]string{}, homes: map[string]string{}, theirs: map[string]bool{}, count: map[string]int{}, gone: map[string]string{}, ends: map[string]bool{},
 	}
 	t.Cleanup(s.empty)
 	watched := func(c *rest.Config, note func(*http.Request, int, string)) *rest.Config {
