@@ -88,6 +88,9 @@ func replay(ctx context.Context, s guides.Replay) {
 	for key, value := range s.Labels {
 		Eventually(nodeLabels).WithContext(ctx).Should(HaveKeyWithValue(key, value))
 	}
+	if s.Programs {
+		expectOperandsReady(ctx)
+	}
 }
 
 // preview has the plugin print what a policy would do, or its deletion, and checks that nothing is done.

@@ -53,23 +53,33 @@ func startPod(ctx context.Context, name string, asks corev1.ResourceName, count 
 // of the spec does.
 func startDeployment(ctx context.Context, name string, asks corev1.ResourceName) (stop func(context.Context)) {
 	GinkgoHelper()
-	d := &appsv1.Deployment{
+	return deploy(ctx, &appsv1.Deployment{
 		ObjectMeta: metav1.ObjectMeta{Namespace: users, Name: name},
-		Spec: appsv1.DeploymentSpec{
-			Selector: &metav1.LabelSelector{MatchLabels: named(name)},
-			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: named(name)}, Spec: asking(asks, 1)},
-		},
-	}
-	Expect(kube.Create(ctx, d)).To(Succeed())
+		Spec:       appsv1.DeploymentSpec{Selector: selecting(name), Template: template(name, asking(asks, 1))},
+	})
+}
+
+// deploy creates what makes pods. What it returns ends it, as the end of the spec does.
+func deploy(ctx context.Context, workload client.Object) (stop func(context.Context)) {
+	GinkgoHelper()
+	Expect(kube.Create(ctx, workload)).To(Succeed())
 	stop = func(ctx context.Context) {
 		GinkgoHelper()
 		// What it has made goes before it does, so that nothing makes pods any more once it is gone.
-		Expect(client.IgnoreNotFound(kube.Delete(ctx, d, client.PropagationPolicy(metav1.DeletePropagationForeground)))).To(Succeed())
-		Eventually(func() error { return kube.Get(ctx, client.ObjectKeyFromObject(d), &appsv1.Deployment{}) }).WithContext(ctx).
+		Expect(client.IgnoreNotFound(kube.Delete(ctx, workload, client.PropagationPolicy(metav1.DeletePropagationForeground)))).To(Succeed())
+		Eventually(func() error { return kube.Get(ctx, client.ObjectKeyFromObject(workload), workload) }).WithContext(ctx).
 			Should(MatchError(ContainSubstring("not found")))
 	}
 	DeferCleanup(stop)
 	return stop
+}
+
+func selecting(name string) *metav1.LabelSelector {
+	return &metav1.LabelSelector{MatchLabels: named(name)}
+}
+
+func template(name string, spec corev1.PodSpec) corev1.PodTemplateSpec {
+	return corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: named(name)}, Spec: spec}
 }
 
 func named(name string) map[string]string { return map[string]string{"name": name} }

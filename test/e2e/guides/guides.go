@@ -86,13 +86,16 @@ type Replay struct {
 	Plan []string `json:"plan,omitempty"`
 	// Apart is how the policy keeps other pods off the node, while the entry is replayed.
 	Apart *Apart `json:"apart,omitempty"`
-	// Reboots reports that the GPUs cannot be reset, so that the policy takes effect by a reboot.
+	// Reboots reports that the GPUs cannot be reset, so that the policy takes effect by a reboot. Pods that use no GPU leave the node before
+	// that if the policy says so, and stay there otherwise.
 	Reboots bool `json:"reboots,omitempty"`
 	// Refused is the reason for which the policy is not satisfied, in its status.
 	Refused string `json:"refused,omitempty"`
 	// Advertised is what the kubelet then advertises, and Labels are labels that the node then has.
 	Advertised map[string]int64  `json:"advertised,omitempty"`
 	Labels     map[string]string `json:"labels,omitempty"`
+	// Programs reports that NVIDIA's programs then all run.
+	Programs bool `json:"programs,omitempty"`
 	// Pods use what is advertised.
 	Pods *Pods `json:"pods,omitempty"`
 	// Limits are those of MPS as a workload asks for them.
