@@ -7,6 +7,8 @@ import (
 	"context"
 	"fmt"
 	"path/filepath"
+	"strconv"
+	"sync/atomic"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -79,11 +81,24 @@ func migManagerSpecs() {
 			stopPods(ctx)
 		})
 
-		It("returns to the administrator's layout and ConfigMap when the policy goes", func(ctx SpecContext) {
+		It("returns to the administrator's layout and ConfigMap when the policy goes, and answers before its pod is replaced", func(ctx SpecContext) {
+			answered := firstVersion(ctx, &corev1.NodeList{}, func(o client.Object) bool {
+				labels := o.GetLabels()
+				return labels[gpuoperator.LabelMIGConfig] == "mine" && labels[gpuoperator.LabelMIGState] == "success"
+			})
+			policies := &unstructured.UnstructuredList{}
+			policies.SetGroupVersionKind(gpuoperator.PolicyKind())
+			restored := firstVersion(ctx, policies, func(o client.Object) bool {
+				p, is := o.(*unstructured.Unstructured)
+				return is && configOf(p) == custom
+			})
 			unshare(ctx, mine)
 			Eventually(nodeLabels).WithContext(ctx).Should(And(
 				HaveKeyWithValue(gpuoperator.LabelMIGConfig, "mine"), HaveKeyWithValue(gpuoperator.LabelMIGState, "success")))
 			Eventually(managerConfig).WithContext(ctx).Should(Equal(custom))
+			Eventually(restored).WithContext(ctx).ShouldNot(BeZero())
+			Eventually(answered).WithContext(ctx).ShouldNot(BeZero())
+			Expect(answered()).To(BeNumerically("<", restored()), "resource versions are the order in which it happened")
 		})
 	})
 }
@@ -93,6 +108,31 @@ func managerConfig(ctx context.Context) (string, error) {
 	p := &unstructured.Unstructured{}
 	p.SetGroupVersionKind(gpuoperator.PolicyKind())
 	err := kube.Get(ctx, client.ObjectKey{Name: gpuoperator.PolicyName}, p)
-	name, _, _ := unstructured.NestedString(p.Object, "spec", "migManager", "config", "name")
-	return name, err
+	return configOf(p), err
+}
+
+func configOf(clusterPolicy *unstructured.Unstructured) string {
+	name, _, _ := unstructured.NestedString(clusterPolicy.Object, "spec", "migManager", "config", "name")
+	return name
+}
+
+// firstVersion watches objects from now on. What it returns is the resource version of the first one that is as asked; 0: none was yet.
+func firstVersion(ctx context.Context, list client.ObjectList, is func(client.Object) bool) func() uint64 {
+	GinkgoHelper()
+	w, err := kube.Watch(ctx, list)
+	Expect(err).NotTo(HaveOccurred())
+	DeferCleanup(w.Stop)
+	var first atomic.Uint64
+	go func() {
+		for event := range w.ResultChan() {
+			o, known := event.Object.(client.Object)
+			if !known || !is(o) {
+				continue
+			}
+			if version, err := strconv.ParseUint(o.GetResourceVersion(), 10, 64); err == nil {
+				first.CompareAndSwap(0, version)
+			}
+		}
+	}()
+	return first.Load
 }
