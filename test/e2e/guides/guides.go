@@ -72,8 +72,6 @@ type Entry struct {
 
 // Replay is how an entry is replayed: by a policy, by the deletion of the policy, or by pods that use what is advertised.
 type Replay struct {
-	// Later is what the operator cannot do yet; the entry is pending until then.
-	Later string `json:"later,omitempty"`
 	// GPUs are put into the node first.
 	GPUs []sim.Model `json:"gpus,omitempty"`
 	// Holding are pods that hold what the policy changes. It evicts them.

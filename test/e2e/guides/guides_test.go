@@ -89,8 +89,7 @@ func TestNothingOfAGuideIsLeftOut(t *testing.T) {
 func TestEachEntryIsReplayedOrNotOurs(t *testing.T) {
 	each(t, func(g *WithT, e *guides.Entry) {
 		ways := map[string]bool{
-			"not ours": e.NotOurs != "", "later": e.Later != "", "a spec": len(e.Spec) > 0, "a test": e.Test != "",
-			"with another": e.With != "", "replayed": e.Replayed(),
+			"not ours": e.NotOurs != "", "a spec": len(e.Spec) > 0, "a test": e.Test != "", "with another": e.With != "", "replayed": e.Replayed(),
 		}
 		var found []string
 		for way, is := range ways {
@@ -128,7 +127,7 @@ func TestAnotherEntryIsReplayed(t *testing.T) {
 
 // TestSpecsExist: an entry that names a spec names one of `make e2e`, and a test one of `make test`, with the reason.
 func TestSpecsExist(t *testing.T) {
-	specs := literals(t)
+	specs := specsOf(t)
 	each(t, func(g *WithT, e *guides.Entry) {
 		for _, spec := range e.Spec {
 			g.Expect(specs[spec]).To(BeTrue(), "no spec of make e2e is called %q", spec)
@@ -141,8 +140,9 @@ func TestSpecsExist(t *testing.T) {
 	})
 }
 
-// literals are the strings in the tests of `make e2e`, which the names of specs are.
-func literals(t *testing.T) map[string]bool {
+// specsOf are the texts of the specs of `make e2e`: what It and Describe are called with, and the titles of those that are made in a loop.
+// A spec that is pending is none.
+func specsOf(t *testing.T) map[string]bool {
 	t.Helper()
 	g := NewWithT(t)
 	files, err := filepath.Glob(filepath.Join("..", "*_test.go"))
@@ -153,7 +153,7 @@ func literals(t *testing.T) map[string]bool {
 		parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, 0)
 		g.Expect(err).NotTo(HaveOccurred())
 		ast.Inspect(parsed, func(n ast.Node) bool {
-			if literal, is := n.(*ast.BasicLit); is && literal.Kind == token.STRING {
+			if literal, is := textOf(n).(*ast.BasicLit); is && literal.Kind == token.STRING {
 				if text, err := strconv.Unquote(literal.Value); err == nil {
 					found[text] = true
 				}
@@ -162,6 +162,21 @@ func literals(t *testing.T) map[string]bool {
 		})
 	}
 	return found
+}
+
+// textOf is the text of a spec; nil: the node is none.
+func textOf(n ast.Node) ast.Expr {
+	switch n := n.(type) {
+	case *ast.CallExpr:
+		if called, is := n.Fun.(*ast.Ident); is && (called.Name == "It" || called.Name == "Describe") && len(n.Args) > 0 {
+			return n.Args[0]
+		}
+	case *ast.KeyValueExpr:
+		if key, is := n.Key.(*ast.Ident); is && key.Name == "title" {
+			return n.Value
+		}
+	}
+	return nil
 }
 
 // tests are the names of the tests in a folder.
