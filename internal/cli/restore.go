@@ -37,59 +37,66 @@ func (p *Program) restore(ctx context.Context, f *flags, rest []string) error {
 	if err != nil {
 		return err
 	}
-	return p.restoreBy(ctx, c, f)
+	return restoration{Program: p, client: c}.run(ctx, f)
 }
 
-func (p *Program) restoreBy(ctx context.Context, c client.Client, f *flags) error {
+// restoration is one run of restore on a cluster.
+type restoration struct {
+	*Program
+
+	client client.Client
+}
+
+func (r restoration) run(ctx context.Context, f *flags) error {
 	policies := &v1alpha1.GPUSharingPolicyList{}
-	if err := c.List(ctx, policies); meta.IsNoMatchError(err) {
-		return p.withoutKinds(ctx, c)
+	if err := r.client.List(ctx, policies); meta.IsNoMatchError(err) {
+		return r.withoutKinds(ctx)
 	} else if err != nil {
 		return adviseRestore(fmt.Errorf("reading policies: %w", err))
 	}
-	if err := retaining(ctx, c, policies); err != nil {
+	if err := retaining(ctx, r.client, policies); err != nil {
 		return adviseRestore(err)
 	}
-	left, err := Left(ctx, c)
+	left, err := Left(ctx, r.client)
 	if err != nil {
 		return adviseRestore(err)
 	}
 	if len(left) == 0 {
-		return p.write("Restored: there was nothing to restore.\n")
+		return r.write("Restored: there was nothing to restore.\n")
 	}
-	why, err := noController(ctx, c, p.Clock.Now())
+	why, err := noController(ctx, r.client, r.Clock.Now())
 	if err != nil {
 		return err
 	}
 	if why != "" {
 		return fmt.Errorf("no controller runs, and only the controller restores nodes: %s. Nothing was deleted. Left:\n%s", why, indented(left))
 	}
-	if err := p.confirm(policies, f.yes); err != nil {
+	if err := r.confirm(policies, f.yes); err != nil {
 		return err
 	}
-	if err := p.deletePolicies(ctx, c, policies); err != nil {
+	if err := r.deletePolicies(ctx, policies); err != nil {
 		return adviseRestore(err)
 	}
 	if !f.wait {
-		return p.write("The controller restores the nodes now. `kubectl gpusharing restore` waits until it has.\n")
+		return r.write("The controller restores the nodes now. `kubectl gpusharing restore` waits until it has.\n")
 	}
-	return p.awaitRestored(ctx, c, f.timeout)
+	return r.awaitRestored(ctx, f.timeout)
 }
 
 // withoutKinds looks at a cluster without the operator's kinds: nothing was ever shared there, or its records are lost.
-func (p *Program) withoutKinds(ctx context.Context, c client.Client) error {
+func (r restoration) withoutKinds(ctx context.Context) error {
 	var left []string
 	for _, find := range []func(context.Context, client.Client) ([]string, error){
 		leftNodes, leftNodeFeatures, leftClusterPolicies, leftConfigMaps, leftForAutoscalers,
 	} {
-		found, err := find(ctx, c)
+		found, err := find(ctx, r.client)
 		if err != nil {
 			return adviseRestore(err)
 		}
 		left = append(left, found...)
 	}
 	if len(left) == 0 {
-		return p.write("Nothing to restore: the kinds of the operator are not installed, and nothing of it is left.\n")
+		return r.write("Nothing to restore: the kinds of the operator are not installed, and nothing of it is left.\n")
 	}
 	return fmt.Errorf("the kinds of the operator are not installed, and with them its records of the nodes are gone. "+
 		"Install it again or correct by hand what is left:\n%s", indented(left))
@@ -123,7 +130,7 @@ func retaining(ctx context.Context, c client.Client, policies *v1alpha1.GPUShari
 }
 
 // confirm asks whether the policies are to be deleted.
-func (p *Program) confirm(policies *v1alpha1.GPUSharingPolicyList, yes bool) error {
+func (r restoration) confirm(policies *v1alpha1.GPUSharingPolicyList, yes bool) error {
 	if yes || len(policies.Items) == 0 {
 		return nil
 	}
@@ -131,29 +138,29 @@ func (p *Program) confirm(policies *v1alpha1.GPUSharingPolicyList, yes bool) err
 	for i := range policies.Items {
 		names[i] = "gpusharingpolicy/" + policies.Items[i].Name
 	}
-	if !p.Interactive {
+	if !r.Interactive {
 		return fmt.Errorf("restore deletes all policies; confirm that by --yes:\n%s", indented(names))
 	}
 	question := fmt.Sprintf("You are about to delete %s and to restore the nodes:\n%s\nDo you want to continue? (y/N): ",
 		count(len(names), "GPUSharingPolicy object"), indented(names))
-	if err := p.write(question); err != nil {
+	if err := r.write(question); err != nil {
 		return err
 	}
-	answer, err := bufio.NewReader(p.In).ReadString('\n')
+	answer, err := bufio.NewReader(r.In).ReadString('\n')
 	if !slices.Contains([]string{"y", "yes"}, strings.ToLower(strings.TrimSpace(answer))) {
 		return errors.Join(errors.New("canceled: nothing was deleted"), err)
 	}
 	return nil
 }
 
-func (p *Program) deletePolicies(ctx context.Context, c client.Client, policies *v1alpha1.GPUSharingPolicyList) error {
+func (r restoration) deletePolicies(ctx context.Context, policies *v1alpha1.GPUSharingPolicyList) error {
 	for i := range policies.Items {
 		policy := &policies.Items[i]
-		err := c.Delete(ctx, policy, client.Preconditions{UID: &policy.UID})
+		err := r.client.Delete(ctx, policy, client.Preconditions{UID: &policy.UID})
 		if client.IgnoreNotFound(err) != nil {
 			return fmt.Errorf("deleting policy %s: %w", policy.Name, err)
 		}
-		if err := p.write(fmt.Sprintf("gpusharingpolicy/%s deleted\n", policy.Name)); err != nil {
+		if err := r.write(fmt.Sprintf("gpusharingpolicy/%s deleted\n", policy.Name)); err != nil {
 			return err
 		}
 	}
@@ -162,21 +169,21 @@ func (p *Program) deletePolicies(ctx context.Context, c client.Client, policies 
 
 // awaitRestored waits until nothing is left, and prints what is whenever that changes. While the API server does not answer,
 // nothing is known, and nothing counts as restored.
-func (p *Program) awaitRestored(ctx context.Context, c client.Client, timeout time.Duration) error {
-	deadline, told := p.Clock.Now().Add(timeout), ""
+func (r restoration) awaitRestored(ctx context.Context, timeout time.Duration) error {
+	deadline, told := r.Clock.Now().Add(timeout), ""
 	for {
-		status, err := p.whatIsLeft(ctx, c)
+		status, err := r.whatIsLeft(ctx)
 		if err != nil {
 			return err
 		}
 		if status == "" {
-			return p.write("Restored: every node, and NVIDIA's ClusterPolicy, is as it was before the operator.\n")
+			return r.write("Restored: every node, and NVIDIA's ClusterPolicy, is as it was before the operator.\n")
 		}
-		if !p.Clock.Now().Before(deadline) {
+		if !r.Clock.Now().Before(deadline) {
 			return fmt.Errorf("%w within %s. The controller continues; run the command again to wait on. Left:\n%s", ErrNotRestored, timeout, status)
 		}
 		if status != told {
-			if err := p.write("Waiting:\n" + status + "\n"); err != nil {
+			if err := r.write("Waiting:\n" + status + "\n"); err != nil {
 				return err
 			}
 			told = status
@@ -184,15 +191,15 @@ func (p *Program) awaitRestored(ctx context.Context, c client.Client, timeout ti
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("%w: interrupted. The controller continues; run the command again to wait on. Left:\n%s", ErrNotRestored, status)
-		case <-p.Clock.After(restorePoll):
+		case <-r.Clock.After(restorePoll):
 		}
 	}
 }
 
 // whatIsLeft tells what is left, or that it is not known. It is empty only if everything is restored. The error is one that
 // time does not heal.
-func (p *Program) whatIsLeft(ctx context.Context, c client.Client) (string, error) {
-	left, err := Left(ctx, c)
+func (r restoration) whatIsLeft(ctx context.Context) (string, error) {
+	left, err := Left(ctx, r.client)
 	switch {
 	case meta.IsNoMatchError(err), apierrors.IsForbidden(err), apierrors.IsUnauthorized(err):
 		return "", fmt.Errorf("%w, as far as is known: %w", ErrNotRestored, adviseRestore(err))
@@ -201,7 +208,7 @@ func (p *Program) whatIsLeft(ctx context.Context, c client.Client) (string, erro
 	case len(left) == 0:
 		return "", nil
 	}
-	if why, err := noController(ctx, c, p.Clock.Now()); err == nil && why != "" {
+	if why, err := noController(ctx, r.client, r.Clock.Now()); err == nil && why != "" {
 		left = append([]string{"no controller runs: " + why}, left...)
 	}
 	return indented(left), nil

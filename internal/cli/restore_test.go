@@ -210,7 +210,7 @@ func (s *shared) run(answer string, args ...string) (string, error) {
 			return c.List(ctx, list, opts...)
 		},
 	})
-	err := p.restoreBy(s.t.Context(), c, f)
+	err := restoration{Program: p, client: c}.run(s.t.Context(), f)
 	return out.String(), err
 }
 
@@ -415,10 +415,10 @@ func reportsRights(s *shared) {
 func needsTheKinds(s *shared) {
 	gone := &noKinds{WithWatch: s.client}
 	p := &Program{Out: &strings.Builder{}, Clock: s.clock}
-	err := p.restoreBy(s.t.Context(), gone, newFlags())
+	err := restoration{Program: p, client: gone}.run(s.t.Context(), newFlags())
 	s.Expect(err).To(MatchError(And(ContainSubstring("its records of the nodes are gone"), ContainSubstring("node/a has the taint gpusharing.io/changing"))))
 	for step := 3; s.restoreStep(step); step++ {
-		s.Expect(p.restoreBy(s.t.Context(), gone, newFlags()) == nil).To(Equal(step == 10), "after step %d", step)
+		s.Expect(restoration{Program: p, client: gone}.run(s.t.Context(), newFlags()) == nil).To(Equal(step == 10), "after step %d", step)
 	}
 }
 
