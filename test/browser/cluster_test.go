@@ -128,8 +128,8 @@ func TestDashboard(t *testing.T) {
 	t.Run("it shows what the API server has", func(t *testing.T) {
 		b.T = t
 		g := NewWithT(t)
-		g.Expect(read[string](b, blocks("gpu-a"))).To(Equal("3g.20gb|ml/train-0|4;1g.5gb|free|1;unused||1;1g.5gb|free|1;unused||1"))
-		g.Expect(read[string](b, blocks("gpu-b"))).To(Equal("replica|team/notebook-0|1;3 replicas|free|3"))
+		b.eventually(blocks("gpu-a"), "3g.20gb|ml/train-0|4;1g.5gb|free|1;unused||1;1g.5gb|free|1;unused||1")
+		b.eventually(blocks("gpu-b"), "replica|team/notebook-0|1;3 replicas|free|3")
 		g.Expect(b.text("#policies")).To(And(ContainSubstring("notebooks"), ContainSubstring("TimeSlicing")))
 		g.Expect(b.text("#nodes > li:nth-child(1)")).To(And(ContainSubstring("nvidia.com/mig-1g.5gb: 2"), ContainSubstring("nvidia.com/mig-3g.20gb: 1"),
 			ContainSubstring("NVIDIA-A100-SXM4-40GB"), ContainSubstring("no policy")))

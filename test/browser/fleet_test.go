@@ -10,8 +10,10 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/chromedp/chromedp"
+	"github.com/chromedp/chromedp/kb"
 	. "github.com/onsi/gomega"
 	"k8s.io/utils/clock"
 
@@ -62,6 +64,46 @@ func fleet(nodes int, round func(node int) int) dashboard.Page {
 		p.Nodes = append(p.Nodes, n)
 	}
 	return p
+}
+
+// TestNoTaskIsLong: the page of 500 nodes, of which 50 change each second, always answers within 100 ms.
+func TestNoTaskIsLong(t *testing.T) {
+	const nodes, perSecond, longest = 500, 50, 100 * time.Millisecond
+	g := NewWithT(t)
+	hub := dashboard.NewHub()
+	rounds := make([]int, nodes)
+	show := func() { g.Expect(hub.Show(fleet(nodes, func(i int) int { return rounds[i] }))).To(Succeed()) }
+	show()
+	address := serve(t, hub)
+	b := open(t, "about:blank")
+	next := 0
+	pace := time.NewTicker(200 * time.Millisecond)
+	defer pace.Stop()
+	tasks := b.tasks(func() {
+		b.do(chromedp.Navigate(address))
+		b.eventually(`document.querySelectorAll("#nodes > li").length`, nodes)
+		for range 10 {
+			for range 5 { // as the command does: what changed in 200 ms
+				for range perSecond / 5 {
+					rounds[next%nodes]++
+					next++
+				}
+				show()
+				<-pace.C
+			}
+			b.do(chromedp.KeyEvent(kb.Tab), chromedp.Evaluate[chromedp.Void](`scrollBy(0, 3000)`))
+		}
+		last := fmt.Sprintf("node-%04d", (next-1)%nodes)
+		b.eventually(`(() => { const card = document.querySelector('button[data-name="`+last+`"]').closest("li"); card.scrollIntoView();
+			return card.querySelector("[role=meter]")?.getAttribute("aria-valuenow"); })()`,
+			fmt.Sprint(int64(rounds[(next-1)%nodes])*gib))
+	})
+	for _, task := range tasks[:min(len(tasks), 8)] {
+		t.Logf("a task used a processor for %v, in %v: %v", task.busy, task.wall, task.what)
+	}
+	g.Expect(tasks[0].busy).To(BeNumerically(">", 0), "the trace has times of processors")
+	g.Expect(tasks[0].busy).To(BeNumerically("<", longest), "the longest task of the page")
+	g.Expect(b.complained()).To(BeEmpty())
 }
 
 // markup is what must stay text.
