@@ -56,6 +56,7 @@ for program in etcd kube-apiserver kubectl kube-controller-manager kube-schedule
 done
 
 ln -sfn "$("$top/hack/helm/build.sh")" "$bin/helm"
+ln -sfn "$("$top/hack/prometheus/build.sh" prometheus)" "$bin/prometheus"
 
 containerd=github.com/containerd/containerd/v2
 CGO_ENABLED=0 build_all containerd containerd $containerd "-X $containerd/version.Version=VERSION" \

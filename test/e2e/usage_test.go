@@ -23,35 +23,62 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 )
 
-// usageSpecs are about a Tesla T4 of 15 GiB that two pods share: one uses 13.5 GiB of it, and the other one 1 GiB.
 func usageSpecs() {
-	Describe("A pod that uses more than its share of a time-sliced GPU", Ordered, Offset(1), func() {
+	Describe("Who uses the GPUs", Ordered, Offset(1), func() {
+		var metrics *prometheus
+		BeforeAll(func(ctx SpecContext) {
+			begin(ctx, sim.T4)
+			serveMetrics(ctx, true)
+			metrics = startPrometheus(ctx)
+		})
+		AfterAll(func(ctx SpecContext) { serveMetrics(ctx, false) })
+		AfterEach(func(ctx SpecContext) {
+			_, err := metrics.look(ctx)
+			Expect(err).NotTo(HaveOccurred())
+		})
+		overShareSpecs(&metrics)
+		attributionSpecs(&metrics)
+
+		It("is what the dashboard shows: each of its queries has had data", func(ctx SpecContext) {
+			Eventually(metrics.look).WithContext(ctx).Should(BeEmpty())
+		})
+	})
+}
+
+// overShareSpecs are about a Tesla T4 of 15 GiB that two pods share: one uses 13.5 GiB of it, and the other one 1 GiB.
+func overShareSpecs(metrics **prometheus) {
+	Context("when a pod uses more than its share of a time-sliced GPU", func() {
 		const greedy, modest = "greedy", "modest"
 		guarded := func(mode v1alpha1.MemoryGuardMode) string {
 			return fmt.Sprintf("{strategy: TimeSlicing, timeSlicing: {replicas: 2, memoryGuard: {mode: %s, gracePeriodSeconds: 10}}}", mode)
 		}
 		BeforeAll(func(ctx SpecContext) {
-			begin(ctx, sim.T4)
 			share(ctx, `{strategy: TimeSlicing, timeSlicing: {replicas: 2}}`)
 			expectAllocatable(ctx, map[string]int64{"nvidia.com/gpu": 2})
 			expectReady(ctx, "shared")
-			serveMetrics(ctx, true)
 		})
-		AfterAll(func(ctx SpecContext) { serveMetrics(ctx, false) })
 		var endGreedy func()
 		BeforeEach(func(ctx SpecContext) {
 			startPod(ctx, greedy, "nvidia.com/gpu", 1)
 			startPod(ctx, modest, "nvidia.com/gpu", 1)
-			endGreedy = useMemory(ctx, greedy, 27<<29)
-			useMemory(ctx, modest, 1<<30)
+			endGreedy = useWholeGPU(ctx, greedy, 27<<29)
+			useWholeGPU(ctx, modest, 1<<30)
 		})
 
 		It("is marked by top, with its share and its neighbour", func(ctx SpecContext) {
 			Eventually(func() string { return kubectl(ctx, "", "gpusharing", "top") }).WithContext(ctx).Should(And(
 				MatchRegexp(`Tesla-T4 +TimeSlicing, 2 replicas`),
 				ContainSubstring("14.5 GiB of 15.0 GiB"),
-				MatchRegexp(`13\.5 GiB +7\.5 GiB +\S+ +! +`+users+"/"+greedy+" main"),
-				MatchRegexp(`1\.0 GiB +7\.5 GiB +\S+ +`+users+"/"+modest+" main")))
+				MatchRegexp(`13\.5 GiB +7\.5 GiB +\S+ +\S+ +! +`+users+"/"+greedy+" main"),
+				MatchRegexp(`1\.0 GiB +7\.5 GiB +.*`+users+"/"+modest+" main")))
+		})
+
+		It("is named by an alert of Prometheus, with its neighbour", func(ctx SpecContext) {
+			Eventually((*metrics).value).WithContext(ctx).WithArguments(
+				`gpusharing_container_gpu_memory_used_bytes{namespace="` + users + `",pod="` + greedy + `",container="main",strategy="TimeSlicing"}`).
+				Should(HaveValue(BeEquivalentTo(27 << 29)))
+			Eventually((*metrics).firing).WithContext(ctx).WithArguments("GPUSharingMemoryPressure").Should(And(
+				HaveLen(1), HaveKeyWithValue(users+"/"+greedy, ContainSubstring(users+"/"+modest))))
 		})
 
 		It("is evicted by nobody without a guard, and reported by one that reports", func(ctx SpecContext) {
@@ -76,6 +103,60 @@ func usageSpecs() {
 	})
 }
 
+// attributionSpecs are about containers whose use DCGM-Exporter cannot tell apart.
+func attributionSpecs(metrics **prometheus) {
+	It("is known of MPS clients, beside the limits of their server", func(ctx SpecContext) {
+		begin(ctx, sim.A100)
+		share(ctx, `{strategy: MPS, mps: {replicas: 4, activeThreadPercentage: 25, pinnedMemoryLimit: 8Gi, multiUser: true}}`)
+		expectAllocatable(ctx, map[string]int64{"nvidia.com/gpu": 4})
+		expectReady(ctx, "shared")
+		uses := map[string]int64{"first": 3 << 30, "second": 6 << 30}
+		for name := range uses {
+			startPod(ctx, name, "nvidia.com/gpu", 1)
+		}
+		for name, bytes := range uses {
+			useByMPS(ctx, name, bytes)
+		}
+		expectUse(ctx, *metrics, "MPS", 8<<30, uses)
+		Eventually((*metrics).value).WithContext(ctx).WithArguments(`gpusharing_mps_server_limits_active_thread_ratio`).Should(HaveValue(Equal(0.25)))
+		Eventually((*metrics).value).WithContext(ctx).WithArguments(`gpusharing_mps_clients`).Should(HaveValue(Equal(2.0)))
+		Eventually(func() string { return kubectl(ctx, "", "gpusharing", "top") }).WithContext(ctx).Should(And(
+			MatchRegexp(`3\.0 GiB +8\.0 GiB +.*`+users+"/first main"), MatchRegexp(`6\.0 GiB +8\.0 GiB +.*`+users+"/second main")))
+	})
+
+	It("is known of containers on MIG instances", func(ctx SpecContext) {
+		begin(ctx, sim.A100)
+		share(ctx, `{strategy: MIG, mig: {strategy: mixed, layouts: [{instances: [{profile: 3g.20gb, count: 2}]}]}}`)
+		expectAllocatable(ctx, map[string]int64{"nvidia.com/mig-3g.20gb": 2})
+		expectReady(ctx, "shared")
+		uses := map[string]int64{"first": 3 << 30, "second": 6 << 30}
+		for name := range uses {
+			startPod(ctx, name, resourceOf("3g.20gb"), 1)
+		}
+		for name, bytes := range uses {
+			useInstance(ctx, name, bytes)
+		}
+		n, err := gpus.Node()
+		Expect(err).NotTo(HaveOccurred())
+		share := n.GPUs[0].Memory(n.GPUs[0].Instances[0].ID).Total
+		expectUse(ctx, *metrics, "MIG", share, uses)
+		Eventually(func() string { return kubectl(ctx, "", "gpusharing", "top", "pod") }).WithContext(ctx).Should(And(
+			MatchRegexp(`3\.0 GiB.*`+users+"/first main"), MatchRegexp(`6\.0 GiB.*`+users+"/second main")))
+	})
+}
+
+// expectUse waits until Prometheus has what users' pods use of the memory, each beside the same share.
+func expectUse(ctx context.Context, metrics *prometheus, strategy string, share int64, uses map[string]int64) {
+	GinkgoHelper()
+	for name, bytes := range uses {
+		labels := fmt.Sprintf(`{namespace=%q,pod=%q,container="main",strategy=%q}`, users, name, strategy)
+		Eventually(metrics.value).WithContext(ctx).WithArguments("gpusharing_container_gpu_memory_used_bytes" + labels).
+			Should(HaveValue(BeEquivalentTo(bytes)), "of %s", name)
+		Eventually(metrics.value).WithContext(ctx).WithArguments("gpusharing_container_gpu_memory_share_bytes" + labels).
+			Should(HaveValue(BeEquivalentTo(share)), "of %s", name)
+	}
+}
+
 // serveMetrics has the agents measure for those who may read them, as docs/monitoring.md says.
 func serveMetrics(ctx context.Context, serve bool) {
 	GinkgoHelper()
@@ -83,16 +164,53 @@ func serveMetrics(ctx context.Context, serve bool) {
 	Eventually(func() ([]string, error) { return notReady(ctx, operatorNamespace) }).WithContext(ctx).Should(BeEmpty())
 }
 
-// useMemory has the program of a user's pod use so many bytes of the memory of its GPU, until end is called or the spec ends.
-func useMemory(ctx context.Context, name string, bytes int64) (end func()) {
+// useWholeGPU has the program of a user's pod use so many bytes of the memory of its GPU, and half of its multiprocessors, until end is called or
+// the spec ends.
+func useWholeGPU(ctx context.Context, name string, bytes int64) (end func()) {
 	GinkgoHelper()
 	uuid := expectRunning(ctx, name).uuid()
-	pid := process(ctx, name)
-	Expect(gpus.AddProcess(uuid, gpu.Process{PID: pid, Name: "workload", Instance: gpu.WholeGPU})).To(Succeed())
-	Expect(gpus.SetUse(uuid, gpu.ProcessUse{PID: pid, Instance: gpu.WholeGPU, MemoryBytes: &bytes})).To(Succeed())
-	end = func() { Expect(gpus.RemoveProcess(pid)).To(Succeed()) }
+	return use(ctx, name, uuid, gpu.ProcessUse{
+		Instance: gpu.WholeGPU, MemoryBytes: &bytes, Utilization: &gpu.Utilization{Compute: 0.5, Memory: 0.25},
+	})
+}
+
+// useInstance has it use so many bytes of the memory of its MIG instance.
+func useInstance(ctx context.Context, name string, bytes int64) {
+	GinkgoHelper()
+	of := expectRunning(ctx, name).uuid()
+	n, err := gpus.Node()
+	Expect(err).NotTo(HaveOccurred())
+	for _, g := range n.GPUs {
+		for _, i := range g.Instances {
+			for _, c := range i.Compute {
+				if c.UUID == of {
+					use(ctx, name, g.UUID, gpu.ProcessUse{Instance: i.ID, MemoryBytes: &bytes})
+					return
+				}
+			}
+		}
+	}
+	Fail("the driver has no instance " + of)
+}
+
+func use(ctx context.Context, name, uuid string, what gpu.ProcessUse) (end func()) {
+	GinkgoHelper()
+	what.PID = process(ctx, name)
+	Expect(gpus.AddProcess(uuid, gpu.Process{PID: what.PID, Name: "workload", Instance: what.Instance})).To(Succeed())
+	Expect(gpus.SetUse(uuid, what)).To(Succeed())
+	end = func() { Expect(gpus.RemoveProcess(what.PID)).To(Succeed()) }
 	DeferCleanup(end)
 	return end
+}
+
+// useByMPS has a user's program, which MPS serves, use so many bytes of the memory of its GPU.
+func useByMPS(ctx context.Context, name string, bytes int64) {
+	GinkgoHelper()
+	expectServed(ctx, name)
+	what := gpu.ProcessUse{PID: process(ctx, name), Instance: gpu.WholeGPU, MPSClient: true, MemoryBytes: &bytes}
+	n, err := gpus.Node()
+	Expect(err).NotTo(HaveOccurred())
+	Expect(gpus.SetUse(n.GPUs[0].UUID, what)).To(Succeed())
 }
 
 // process is the number of the program in the one container of a user's pod.

@@ -11,7 +11,7 @@ import (
 
 // TestAlerts plays series to the chart's alerts, with Prometheus' own promtool.
 func TestAlerts(t *testing.T) {
-	promtool := strings.TrimSpace(run(t, exec.CommandContext(t.Context(), path(t, "hack/promtool/build.sh"))))
+	promtool := strings.TrimSpace(run(t, exec.CommandContext(t.Context(), path(t, "hack/prometheus/build.sh"), "promtool")))
 	command := exec.CommandContext(t.Context(), promtool, "test", "rules", "alerts.yaml")
 	command.Dir = path(t, "test/packaging/testdata")
 	if out, err := command.CombinedOutput(); err != nil {
