@@ -150,9 +150,9 @@ func expectUse(ctx context.Context, metrics *prometheus, strategy string, share 
 	GinkgoHelper()
 	for name, bytes := range uses {
 		labels := fmt.Sprintf(`{namespace=%q,pod=%q,container="main",strategy=%q}`, users, name, strategy)
-		Eventually(metrics.value).WithContext(ctx).WithArguments("gpusharing_container_gpu_memory_used_bytes" + labels).
+		Eventually(metrics.value).WithContext(ctx).WithArguments("gpusharing_container_gpu_memory_used_bytes"+labels).
 			Should(HaveValue(BeEquivalentTo(bytes)), "of %s", name)
-		Eventually(metrics.value).WithContext(ctx).WithArguments("gpusharing_container_gpu_memory_share_bytes" + labels).
+		Eventually(metrics.value).WithContext(ctx).WithArguments("gpusharing_container_gpu_memory_share_bytes"+labels).
 			Should(HaveValue(BeEquivalentTo(share)), "of %s", name)
 	}
 }
