@@ -141,7 +141,7 @@ func attributionSpecs(metrics **prometheus) {
 		share := n.GPUs[0].Memory(n.GPUs[0].Instances[0].ID).Total
 		expectUse(ctx, *metrics, "MIG", share, uses)
 		Eventually(func() string { return kubectl(ctx, "", "gpusharing", "top", "pod") }).WithContext(ctx).Should(And(
-			MatchRegexp(`3\.0 GiB.*`+users+"/first main"), MatchRegexp(`6\.0 GiB.*`+users+"/second main")))
+			MatchRegexp(`3\.0 GiB.* `+users+` +first +main .*3g\.20gb`), MatchRegexp(`6\.0 GiB.* `+users+` +second +main .*3g\.20gb`)))
 	})
 }
 
