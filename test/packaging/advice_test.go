@@ -77,7 +77,7 @@ func TestQueriesOfAdvice(t *testing.T) {
 	g := NewWithT(t)
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(os.WriteFile(file, data, 0o600)).To(Succeed())
-	promtool := strings.TrimSpace(run(t, exec.CommandContext(t.Context(), path(t, "hack/promtool/build.sh"))))
+	promtool := strings.TrimSpace(run(t, exec.CommandContext(t.Context(), path(t, "hack/prometheus/build.sh"), "promtool")))
 	out, err := exec.CommandContext(t.Context(), promtool, "test", "rules", file).CombinedOutput()
 	g.Expect(err).NotTo(HaveOccurred(), string(out))
 }
