@@ -67,9 +67,10 @@ browser-test: kube ## Test the page of kubectl gpusharing dashboard in Chromium:
 		CHROMIUM="$$chromium" KUBEBUILDER_ASSETS="$$assets" go test -count=1 -v -timeout 20m $(TESTFLAGS) ./...
 
 .PHONY: bench
-bench: kube ## Measure planning, packing, the API writes of a rollout, MIG beside NVIDIA's mig-parted, and a real node (as root; half an hour).
+bench: kube ## Measure planning, packing, the API writes of a rollout, MIG beside NVIDIA's mig-parted, what sampling costs, and a real node (as root; half an hour).
 	go test -run '^$$' -bench . -benchtime 1s ./internal/... ./test/bench/...
 	MIG_BENCH=1 KUBEBUILDER_ASSETS="$$(hack/kube/build.sh)" go test -count=1 -v -timeout 30m -run '^TestMIGBesideMIGParted$$' ./test/bench
+	SAMPLING_BENCH=1 KUBEBUILDER_ASSETS="$$(hack/kube/build.sh)" go test -count=1 -v -timeout 30m -run '^TestSampling$$' ./test/bench
 	$(MAKE) bench-pass
 	$(MAKE) bench-scale
 	$(MAKE) bench-node

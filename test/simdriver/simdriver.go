@@ -33,6 +33,9 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 )
 
+// CountEnv names a file in which the library of NVML writes how often a process has called the driver, whenever the process closes it.
+const CountEnv = "SIMDRIVER_CALLS"
+
 // Spec says which GPUs a node has, and how its driver is installed.
 type Spec struct {
 	Name          string // of the node; nodes with different names have GPUs with different UUIDs
