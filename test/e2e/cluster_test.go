@@ -42,6 +42,8 @@ var (
 	gpus     *simdriver.Driver
 	// stopBeside ends what runs beside the specs: what stands for the GPU Operator, and the healing of the kubelet.
 	stopBeside = func() {}
+	// apart are the processes of machines other than the node: the registry, and Prometheus.
+	apart []int
 	// lost is how often the kubelet lost NVIDIA's device plugin on nodes that are gone.
 	lost int
 )
@@ -69,7 +71,8 @@ func build(ctx context.Context) {
 		GinkgoWriter.Printf("   %s after %s\n", what, time.Since(began).Round(100*time.Millisecond))
 	}
 	started, err := node.Start(ctx, node.Options{
-		Name: nodeName, Bin: bin, Pause: write(pauseImage()), PauseImage: pauseImage().Name, StatusEvery: statusEvery(), Log: GinkgoWriter,
+		Name: nodeName, Bin: bin, Pause: write(pauseImage()), PauseImage: pauseImage().Name,
+		Apart: func() []int { return apart }, StatusEvery: statusEvery(), Log: GinkgoWriter,
 	})
 	Expect(err).NotTo(HaveOccurred())
 	machine = started

@@ -196,9 +196,25 @@ func expectSettled(ctx context.Context) map[string]int32 {
 	GinkgoHelper()
 	Eventually(wired).WithContext(ctx).Should(Succeed())
 	expectOperandsReady(ctx)
+	Eventually(ending).WithContext(ctx).Should(BeEmpty(), "pods that others have replaced")
 	before, err := restarts(ctx)
 	Expect(err).NotTo(HaveOccurred())
 	return before
+}
+
+// ending are the pods of NVIDIA's programs that are asked to end.
+func ending(ctx context.Context) ([]string, error) {
+	pods := &corev1.PodList{}
+	if err := kube.List(ctx, pods, client.InNamespace(gpuoperator.Namespace)); err != nil {
+		return nil, fmt.Errorf("listing pods: %w", err)
+	}
+	var names []string
+	for i := range pods.Items {
+		if pods.Items[i].DeletionTimestamp != nil {
+			names = append(names, pods.Items[i].Name)
+		}
+	}
+	return names, nil
 }
 
 // restarts counts the restarts of every container of NVIDIA's and of users', with the pods' names, so that a pod that

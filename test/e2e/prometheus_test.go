@@ -60,6 +60,7 @@ func startPrometheus(ctx context.Context) *prometheus {
 		"--storage.tsdb.path="+filepath.Join(folder, "data"), "--web.listen-address="+prometheusAddress, "--log.level=warn")
 	cmd.Stdout, cmd.Stderr = &log, &log
 	Expect(cmd.Start()).To(Succeed())
+	apart = append(apart, cmd.Process.Pid)
 	DeferCleanup(func() error {
 		if err := cmd.Process.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
 			return err

@@ -35,6 +35,7 @@ func startRegistry(ctx context.Context) {
 	serve := exec.Command(filepath.Join(bin, "registry"), registryAddress, folder)
 	serve.Stdout, serve.Stderr = GinkgoWriter, GinkgoWriter
 	Expect(serve.Start()).To(Succeed())
+	apart = append(apart, serve.Process.Pid)
 	DeferCleanup(func() {
 		_ = serve.Process.Kill()
 		_ = serve.Wait() // it was killed

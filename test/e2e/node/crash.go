@@ -14,7 +14,7 @@ import (
 func (n *Node) Crash() error {
 	n.power.Lock()
 	defer n.power.Unlock()
-	spared := []int{1, os.Getpid()}
+	spared := n.spared()
 	var stays []*program
 	for _, p := range n.programs {
 		if p.name != "kubelet" && p.name != "containerd" {
@@ -35,9 +35,12 @@ func (n *Node) Wipe() error {
 	n.power.Lock()
 	defer n.power.Unlock()
 	n.programs = nil
-	return powerOff([]int{1, os.Getpid()}, "/run/containerd", "/run/netns", "/run/nvidia", "/run/cdi", "/var/lib/kubelet",
+	return powerOff(n.spared(), "/run/containerd", "/run/netns", "/run/nvidia", "/run/cdi", "/var/lib/kubelet",
 		"/var/lib/containerd", "/var/lib/etcd", "/var/lib/cni")
 }
+
+// spared are the processes that are not the node's.
+func (n *Node) spared() []int { return append([]int{1, os.Getpid()}, n.options.Apart()...) }
 
 // powerOff ends all processes that are not spared, and empties folders.
 func powerOff(spared []int, folders ...string) error {

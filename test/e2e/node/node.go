@@ -46,6 +46,8 @@ type Options struct {
 	Pause string
 	// PauseImage is its name.
 	PauseImage string
+	// Apart are the processes of other machines, which go on when this one's power goes.
+	Apart func() []int
 	// StatusEvery is how often the kubelet computes and publishes its status. Kubernetes' default is 10s.
 	StatusEvery time.Duration
 	// Log gets what happens, as it happens.
