@@ -126,10 +126,7 @@ func (b *board) measure(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		byNode := map[string]measuredNode{}
-		for _, n := range nodes {
-			byNode[n.name] = n
-		}
+		byNode := measuredByNode(nodes)
 		b.note(func() {
 			b.measured, b.unmeasured, b.stopped = byNode, "", ""
 			if err != nil {
@@ -148,6 +145,18 @@ func (b *board) measure(ctx context.Context) {
 			b.note(func() { b.measured = nil }) // the next reader is not shown what was measured long ago
 		}
 	}
+}
+
+// measuredByNode are the nodes by their names. Who may create a pod may give it the label of the agents: one that was not measured must not
+// hide the agent of its node.
+func measuredByNode(nodes []measuredNode) map[string]measuredNode {
+	of := map[string]measuredNode{}
+	for _, n := range nodes {
+		if had, is := of[n.name]; !is || had.failed != "" {
+			of[n.name] = n
+		}
+	}
+	return of
 }
 
 // note changes what is known beside the objects.

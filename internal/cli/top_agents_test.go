@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/url"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -60,6 +61,25 @@ func TestAPodThatCallsItselfAnAgentHidesNoNode(t *testing.T) {
 			g.Expect(nodes[0].report.Policy).To(Equal("research"))
 			g.Expect(nodes[1].failed).To(ContainSubstring("pod tenant/agent-b: "))
 		})
+	}
+}
+
+// The page has one card for each node.
+func TestAPodThatCallsItselfAnAgentHidesNoMeasurementFromThePage(t *testing.T) {
+	for _, name := range []string{"a-first", "z-last"} {
+		g := NewWithT(t)
+		foreign := agentOn("tenant", "a", metricsPorts...)
+		foreign.Name = name
+		asked := asking(t, `{"policy":"research"}`, agentOn("gpus", "a", metricsPorts...), foreign)
+		nodes, err := asked.measure(t.Context(), time.Now())
+		g.Expect(err).NotTo(HaveOccurred())
+		slices.Reverse(nodes)
+		for range 2 {
+			of := measuredByNode(nodes)
+			g.Expect(of["a"].failed).To(BeEmpty(), name)
+			g.Expect(of["a"].report.Policy).To(Equal("research"), name)
+			slices.Reverse(nodes)
+		}
 	}
 }
 
