@@ -184,8 +184,12 @@ func replicasOn(n *world.Node, devices []gpu.Device) map[string]int {
 func gpuCard(d gpu.Device, replicas int, units []usage.Unit, pods map[string]string) dashboard.GPU {
 	const bytesPerMiB = 1 << 20
 	card := dashboard.GPU{UUID: d.UUID, Index: d.Index, Product: gpu.ProductLabel(d.Product), MemoryBytes: d.MemoryMiB * bytesPerMiB}
-	var containers []usage.Container
-	where := map[usage.Name]string{}
+	type use struct {
+		usage.Container
+
+		where string
+	}
+	var uses []use
 	instances := map[int]usage.Unit{}
 	for _, u := range units {
 		if u.Instance == nil {
@@ -199,16 +203,17 @@ func gpuCard(d gpu.Device, replicas int, units []usage.Unit, pods map[string]str
 			card.OtherBytes += u.OtherBytes
 		}
 		for _, c := range u.Containers {
-			containers = append(containers, c)
+			where := ""
 			if u.Instance != nil {
-				where[c.Name] = strings.TrimPrefix(place(&u), fmt.Sprintf("GPU %d, ", u.Index))
+				where = strings.TrimPrefix(place(&u), fmt.Sprintf("GPU %d, ", u.Index))
 			}
+			uses = append(uses, use{c, where})
 		}
 	}
-	slices.SortStableFunc(containers, usage.ByUse)
-	for _, c := range containers {
+	slices.SortStableFunc(uses, func(a, b use) int { return usage.ByUse(a.Container, b.Container) })
+	for _, c := range uses {
 		card.Containers = append(card.Containers, dashboard.Container{
-			Name: c.Namespace + "/" + c.Pod + " " + c.Name.Container, Where: where[c.Name], UsedBytes: c.MemoryBytes, ShareBytes: c.ShareBytes,
+			Name: c.Namespace + "/" + c.Pod + " " + c.Name.Container, Where: c.where, UsedBytes: c.MemoryBytes, ShareBytes: c.ShareBytes,
 			Utilization: computeOf(c.Utilization), Over: c.Over(),
 		})
 	}

@@ -5,6 +5,7 @@ package cli
 
 import (
 	"encoding/json"
+	"fmt"
 	"slices"
 	"testing"
 
@@ -144,6 +145,25 @@ func TestAnInstanceIsShownWithItsOwnMemory(t *testing.T) {
 	}
 	g.Expect(with).To(Equal([]string{d.Instances[1].Profile}), "no other instance")
 	g.Expect(card.GPUs[d.Index].Containers[0].Where).To(HavePrefix("instance "))
+}
+
+func TestAContainerWithTwoInstancesIsShownInEach(t *testing.T) {
+	g := NewWithT(t)
+	n := ready(partitioned(t))
+	d := n.GPU.Status.Devices[0]
+	var units []usage.Unit
+	for at, used := range []int64{8, 4} {
+		id := int(d.Instances[at].ID)
+		units = append(units, usage.Unit{GPU: d.UUID, Instance: &id, Profile: d.Instances[at].Profile, Containers: []usage.Container{using("train", used, 10, 0)}})
+	}
+	card := sight{world: worldOf(n), measured: map[string]measuredNode{n.Name: {name: n.Name, report: usage.Report{Units: units}}}}.page().Nodes[0]
+	var where []string
+	for _, c := range card.GPUs[0].Containers {
+		where = append(where, c.Where)
+	}
+	g.Expect(where).To(Equal([]string{
+		fmt.Sprintf("instance %d %s", d.Instances[0].ID, d.Instances[0].Profile), fmt.Sprintf("instance %d %s", d.Instances[1].ID, d.Instances[1].Profile),
+	}))
 }
 
 func TestACardSaysWhyItsNodeIsNotReady(t *testing.T) {
