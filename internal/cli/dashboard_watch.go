@@ -201,6 +201,7 @@ func (w *watches) world(now time.Time) (known world.World, blind bool, missing [
 	slices.SortFunc(known.Nodes, func(a, b world.Node) int { return strings.Compare(a.Name, b.Name) })
 	slices.SortFunc(known.Policies, func(a, b v1alpha1.GPUSharingPolicy) int { return strings.Compare(a.Name, b.Name) })
 	known.Plugin = wiringOf(&known)
+	known.Plugin.NodeFeatures = true // as read has it for a user who may not know: nothing is forbidden for what was not read
 	return known, blind, missing
 }
 

@@ -1,0 +1,38 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"testing"
+
+	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
+)
+
+// TestThePageForbidsNothingThatItHasNotRead: the page reads no NodeFeatures, which says nothing about whether there are any.
+func TestThePageForbidsNothingThatItHasNotRead(t *testing.T) {
+	g := NewWithT(t)
+	seen, err := newWatches(&rest.Config{Host: "http://127.0.0.1:1"})
+	g.Expect(err).NotTo(HaveOccurred())
+	n := node(t, "a", sim.T4)
+	n.Labels[world.LabelMPSCapable] = "false"
+	object := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a", Labels: n.Labels}}
+	p := policy(t, "shared", `{sharing: {strategy: MPS, mps: {replicas: 4}}}`) // which the controller has not observed yet
+	n.GPU.Name = "a"
+	for k, o := range map[*kind]any{seen.policies: &p, seen.gpuNodes: &n.GPU, seen.nodes: object} {
+		g.Expect(k.GetStore().Add(o)).To(Succeed())
+		seen.touch(o)
+	}
+	w, _, _ := seen.world(now)
+	cards := sight{world: w}.page().Nodes
+	g.Expect(cards).To(HaveLen(1))
+	g.Expect(cards[0].Policy).To(Equal("shared"))
+	g.Expect(cards[0].State).NotTo(ContainSubstring(v1alpha1.ReasonNoNodeFeatures))
+}
