@@ -70,6 +70,9 @@ func (d *diagnosis) controller(is installation) {
 		d.error("The operator is installed %d times: %s. Uninstall all but one", len(is.controllers), strings.Join(namesOf(is.controllers), ", "))
 	}
 	for _, c := range is.controllers {
+		if !c.ready && is.noController == "" {
+			d.error("No pod of deployment %s is available, though the lease of the controller is held: look at the log of its pods", c.name)
+		}
 		if c.ready && is.noController == "" {
 			d.ok("The controller runs: deployment %s, version %s", c.name, known(c.version))
 		}

@@ -49,8 +49,9 @@ func TestDoctor(t *testing.T) {
 		"two installations": {func(is *installation) {
 			is.controllers = append(is.controllers, component{name: "b/c", version: "0.2.0", ready: true})
 		}, levelError, "installed 2 times: gpu-sharing-operator/gpu-sharing-controller, b/c"},
-		"an old program":            {func(is *installation) { is.program = "v0.1.0 (commit 0)" }, levelWarning, "This program is v0.1.0 and the controller 0.2.0"},
-		"a program without version": {func(is *installation) { is.program = "(devel) (commit unknown)" }, "", ""},
+		"no pod of the controller is available": {func(is *installation) { is.controllers[0].ready = false }, levelError, "No pod of deployment gpu-sharing-operator/gpu-sharing-controller is available"},
+		"an old program":                        {func(is *installation) { is.program = "v0.1.0 (commit 0)" }, levelWarning, "This program is v0.1.0 and the controller 0.2.0"},
+		"a program without version":             {func(is *installation) { is.program = "(devel) (commit unknown)" }, "", ""},
 		"an old CRD": {func(is *installation) {
 			is.skews = []skew{{"GPUNode", []string{"spec.a", "status.b"}}}
 		}, levelError, "The CRD of GPUNode is older than this program: it lacks spec.a, status.b. Apply the CRDs"},
