@@ -43,9 +43,14 @@ func diagnose(is installation) []finding {
 	}
 	d.controller(is)
 	d.definitions(is)
+	if len(is.unknown) > 0 {
+		d.error("%s: the labels of a node with GPUs (%s), and no GPUNode. The controller makes one: look at its log", nodesNamed(is.unknown), is.selector())
+	}
 	if len(is.nodes) == 0 {
-		d.error("No node has a GPUNode. The controller makes one for each node with the label nvidia.com/gpu.present=true, which NVIDIA's GPU Feature " +
-			"Discovery sets: look at its pods, and at the controller's log")
+		if len(is.unknown) == 0 {
+			d.warn("No node has GPUs: none has the labels %s, as where autoscalers have removed all. If there is one, look at the pods of NVIDIA's GPU "+
+				"Feature Discovery, which sets nvidia.com/gpu.present", is.selector())
+		}
 		return d.found
 	}
 	d.agents(is)

@@ -10,8 +10,10 @@ import (
 	"testing"
 
 	. "github.com/onsi/gomega"
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 )
@@ -55,10 +57,12 @@ func TestDoctor(t *testing.T) {
 		"an old CRD": {func(is *installation) {
 			is.skews = []skew{{"GPUNode", []string{"spec.a", "status.b"}}}
 		}, levelError, "The CRD of GPUNode is older than this program: it lacks spec.a, status.b. Apply the CRDs"},
-		"no node":                    {func(is *installation) { is.nodes = nil }, levelError, "nvidia.com/gpu.present=true"},
-		"no agent":                   {func(is *installation) { is.nodes[1].agents = nil }, levelError, "1 node (node-1): no agent. "},
-		"an agent that is not ready": {func(is *installation) { is.nodes[1].agents[0].ready = false }, levelError, "1 node (node-1): an agent that is not ready"},
-		"an old agent":               {func(is *installation) { is.nodes[1].agents[0].version = "0.1.0" }, levelWarning, "1 node (node-1): an agent of another version than the controller, 0.2.0"},
+		"no node, as in a pool at zero": {func(is *installation) { is.nodes = nil }, levelWarning, "nvidia.com/gpu.present=true"},
+		"no GPUNode":                    {func(is *installation) { is.nodes, is.unknown = nil, []string{"a"} }, levelError, "1 node (a): the labels of a node with GPUs"},
+		"no GPUNode of one node":        {func(is *installation) { is.unknown = []string{"a"} }, levelError, "1 node (a): the labels of a node with GPUs"},
+		"no agent":                      {func(is *installation) { is.nodes[1].agents = nil }, levelError, "1 node (node-1): no agent. "},
+		"an agent that is not ready":    {func(is *installation) { is.nodes[1].agents[0].ready = false }, levelError, "1 node (node-1): an agent that is not ready"},
+		"an old agent":                  {func(is *installation) { is.nodes[1].agents[0].version = "0.1.0" }, levelWarning, "1 node (node-1): an agent of another version than the controller, 0.2.0"},
 		"no device plugin is configured": {func(is *installation) {
 			is.world.Plugin.Reason, is.world.Plugin.Message = "NoDevicePlugin", "install it"
 		}, levelError, "NoDevicePlugin: install it"},
@@ -134,4 +138,21 @@ func TestVersionsOfImages(t *testing.T) {
 		NewWithT(t).Expect(versionOf(nil, &corev1.PodSpec{Containers: []corev1.Container{{Image: image}}})).To(Equal(want), image)
 	}
 	NewWithT(t).Expect(versionOf(map[string]string{"app.kubernetes.io/version": "0.3.0"}, &corev1.PodSpec{})).To(Equal("0.3.0"))
+}
+
+// TestNodesThatTheControllerSelectsHaveAGPUNode: which nodes have GPUs the controller is told.
+func TestNodesThatTheControllerSelectsHaveAGPUNode(t *testing.T) {
+	g := NewWithT(t)
+	scheme, err := newScheme()
+	g.Expect(err).NotTo(HaveOccurred())
+	deployment := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: "x", Name: "c", Labels: map[string]string{nameLabel: controllerName}}}
+	deployment.Spec.Template.Spec.Containers = []corev1.Container{{Args: []string{"--leader-elect", "--node-selector=pool=gpu"}}}
+	c := fake.NewClientBuilder().WithScheme(scheme).WithObjects(deployment,
+		&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a", Labels: map[string]string{"pool": "gpu"}}},
+		&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "b", Labels: map[string]string{"nvidia.com/gpu.present": "true"}}},
+		&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "c", Labels: map[string]string{"pool": "gpu"}}}).Build()
+	is := installation{world: worldOf(node(t, "c"))}
+	g.Expect(is.readControllers(t.Context(), c)).To(Succeed())
+	g.Expect(is.readNodes(t.Context(), c)).To(Succeed())
+	g.Expect(is.unknown).To(Equal([]string{"a"}))
 }

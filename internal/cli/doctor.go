@@ -15,6 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/openapi"
 	"k8s.io/client-go/rest"
@@ -38,8 +39,23 @@ type installation struct {
 	skews        []skew
 	world        world.World
 	nodes        []nodeParts
+	// nodeSelector is which nodes have GPUs as the controller is told; nil: not known.
+	nodeSelector labels.Selector
+	// unknown are the nodes that it selects and that have no GPUNode.
+	unknown []string
 	clusterPolicy,
 	gpuOperator string // the name of NVIDIA's ClusterPolicy, and the version of the GPU Operator that it is labelled with
+}
+
+// defaultSelector is which nodes have GPUs unless the controller is told otherwise.
+const defaultSelector = "nvidia.com/gpu.present=true"
+
+// selector is which nodes have GPUs, as text.
+func (is *installation) selector() string {
+	if is.nodeSelector == nil {
+		return defaultSelector
+	}
+	return is.nodeSelector.String()
 }
 
 // component is a Deployment of the operator, or a pod of a DaemonSet on a node; version is empty if its image tells none.
@@ -153,6 +169,23 @@ func (is *installation) readControllers(ctx context.Context, c client.Client) er
 		is.controllers = append(is.controllers, component{
 			name: d.Namespace + "/" + d.Name, version: versionOf(d.Labels, &d.Spec.Template.Spec), ready: d.Status.AvailableReplicas > 0,
 		})
+		if selector := nodeSelectorOf(&d.Spec.Template.Spec); selector != nil {
+			is.nodeSelector = selector
+		}
+	}
+	return nil
+}
+
+// nodeSelectorOf is which nodes have GPUs by the flag of a controller; nil: it has none that can be read.
+func nodeSelectorOf(spec *corev1.PodSpec) labels.Selector {
+	for _, c := range spec.Containers {
+		for _, arg := range c.Args {
+			if value, is := strings.CutPrefix(arg, "--node-selector="); is {
+				if selector, err := labels.Parse(value); err == nil {
+					return selector
+				}
+			}
+		}
 	}
 	return nil
 }
@@ -166,8 +199,15 @@ func (is *installation) readNodes(ctx context.Context, c client.Client) error {
 		is.nodes[i] = nodeParts{name: n.Name, driver: n.GPU.Status.DriverVersion}
 		at[n.Name] = &is.nodes[i]
 	}
-	err := eachPage(ctx, c, func(nodes *corev1.NodeList) {
+	selector, err := labels.Parse(is.selector())
+	if err != nil {
+		return fmt.Errorf("reading which nodes have GPUs: %w", err)
+	}
+	err = eachPage(ctx, c, func(nodes *corev1.NodeList) {
 		for i := range nodes.Items {
+			if object := &nodes.Items[i]; at[object.Name] == nil && object.DeletionTimestamp == nil && selector.Matches(labels.Set(object.Labels)) {
+				is.unknown = append(is.unknown, object.Name)
+			}
 			if n := at[nodes.Items[i].Name]; n != nil {
 				n.kubelet = nodes.Items[i].Status.NodeInfo.KubeletVersion
 				for label := range nodes.Items[i].Labels {
