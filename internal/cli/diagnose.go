@@ -53,6 +53,10 @@ func diagnose(is installation) []finding {
 		}
 		return d.found
 	}
+	d.each(is.nodes, levelWarning, "not Ready, so that the operator's and NVIDIA's programs may be missing there. Look at the node", func(n nodeParts) bool { return n.down })
+	if up := slices.DeleteFunc(slices.Clone(is.nodes), func(n nodeParts) bool { return n.down }); len(up) > 0 {
+		is.nodes = up // a node that is down says nothing about the operator; if all are, that is no reason to call it healthy
+	}
 	d.agents(is)
 	d.nvidia(is)
 	d.each(is.nodes, levelError, "kubelet older than "+leastKubernetes+". Upgrade Kubernetes", func(n nodeParts) bool { return older(n.kubelet, leastKubernetes) })

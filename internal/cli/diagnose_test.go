@@ -62,7 +62,10 @@ func TestDoctor(t *testing.T) {
 		"no GPUNode of one node":        {func(is *installation) { is.unknown = []string{"a"} }, levelError, "1 node (a): the labels of a node with GPUs"},
 		"no agent":                      {func(is *installation) { is.nodes[1].agents = nil }, levelError, "1 node (node-1): no agent. "},
 		"an agent that is not ready":    {func(is *installation) { is.nodes[1].agents[0].ready = false }, levelError, "1 node (node-1): an agent that is not ready"},
-		"an old agent":                  {func(is *installation) { is.nodes[1].agents[0].version = "0.1.0" }, levelWarning, "1 node (node-1): an agent of another version than the controller, 0.2.0"},
+		"a node that is down": {func(is *installation) {
+			is.nodes[1].down, is.nodes[1].agents, is.nodes[1].plugins[0].ready = true, nil, false
+		}, levelWarning, "1 node (node-1): not Ready"},
+		"an old agent": {func(is *installation) { is.nodes[1].agents[0].version = "0.1.0" }, levelWarning, "1 node (node-1): an agent of another version than the controller, 0.2.0"},
 		"no device plugin is configured": {func(is *installation) {
 			is.world.Plugin.Reason, is.world.Plugin.Message = "NoDevicePlugin", "install it"
 		}, levelError, "NoDevicePlugin: install it"},

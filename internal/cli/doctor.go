@@ -69,6 +69,7 @@ type nodeParts struct {
 	name            string
 	kubelet, driver string // versions
 	nfd             bool   // Node Feature Discovery has labelled the node
+	down            bool   // Kubernetes says that the node is not Ready
 	agents, plugins []component
 }
 
@@ -210,6 +211,9 @@ func (is *installation) readNodes(ctx context.Context, c client.Client) error {
 			}
 			if n := at[nodes.Items[i].Name]; n != nil {
 				n.kubelet = nodes.Items[i].Status.NodeInfo.KubeletVersion
+				n.down = slices.ContainsFunc(nodes.Items[i].Status.Conditions, func(c corev1.NodeCondition) bool {
+					return c.Type == corev1.NodeReady && c.Status != corev1.ConditionTrue
+				})
 				for label := range nodes.Items[i].Labels {
 					n.nfd = n.nfd || strings.HasPrefix(label, "feature.node.kubernetes.io/")
 				}
