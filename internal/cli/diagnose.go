@@ -82,6 +82,10 @@ func (d *diagnosis) controller(is installation) {
 		if !c.ready && is.noController == "" {
 			d.error("No pod of deployment %s is available, though the lease of the controller is held: look at the log of its pods", c.name)
 		}
+		if c.ready && c.updating {
+			d.error("The update of deployment %s to version %s is not done: its former pods may still act. Wait for it, or look at its pods", c.name, known(c.version))
+			continue
+		}
 		if c.ready && is.noController == "" {
 			d.ok("The controller runs: deployment %s, version %s", c.name, known(c.version))
 		}

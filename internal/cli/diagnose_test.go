@@ -65,6 +65,8 @@ func TestDoctor(t *testing.T) {
 		"a node that is down": {func(is *installation) {
 			is.nodes[1].down, is.nodes[1].agents, is.nodes[1].plugins[0].ready = true, nil, false
 		}, levelWarning, "1 node (node-1): not Ready"},
+		"an update of the controller that does not end": {func(is *installation) { is.controllers[0].updating = true }, levelError,
+			"The update of deployment gpu-sharing-operator/gpu-sharing-controller to version 0.2.0 is not done"},
 		"an old agent": {func(is *installation) { is.nodes[1].agents[0].version = "0.1.0" }, levelWarning, "1 node (node-1): an agent of another version than the controller, 0.2.0"},
 		"no device plugin is configured": {func(is *installation) {
 			is.world.Plugin.Reason, is.world.Plugin.Message = "NoDevicePlugin", "install it"
@@ -158,4 +160,24 @@ func TestNodesThatTheControllerSelectsHaveAGPUNode(t *testing.T) {
 	g.Expect(is.readControllers(t.Context(), c)).To(Succeed())
 	g.Expect(is.readNodes(t.Context(), c)).To(Succeed())
 	g.Expect(is.unknown).To(Equal([]string{"a"}))
+}
+
+// TestAnUpdateOfTheControllerIsNotDoneBeforeItsPodsAreNew: the version of a Deployment is not yet that of its pods.
+func TestAnUpdateOfTheControllerIsNotDoneBeforeItsPodsAreNew(t *testing.T) {
+	for title, tc := range map[string]struct {
+		status   appsv1.DeploymentStatus
+		updating bool
+	}{
+		"done":                       {appsv1.DeploymentStatus{ObservedGeneration: 2, Replicas: 2, UpdatedReplicas: 2, AvailableReplicas: 2}, false},
+		"one pod finds no place":     {appsv1.DeploymentStatus{ObservedGeneration: 2, Replicas: 2, UpdatedReplicas: 2, AvailableReplicas: 1}, false},
+		"not begun":                  {appsv1.DeploymentStatus{ObservedGeneration: 1, Replicas: 2, UpdatedReplicas: 2, AvailableReplicas: 2}, true},
+		"the new pod does not start": {appsv1.DeploymentStatus{ObservedGeneration: 2, Replicas: 3, UpdatedReplicas: 1, AvailableReplicas: 2}, true},
+		"an old pod is left":         {appsv1.DeploymentStatus{ObservedGeneration: 2, Replicas: 3, UpdatedReplicas: 2, AvailableReplicas: 3}, true},
+	} {
+		t.Run(title, func(t *testing.T) {
+			g := NewWithT(t)
+			d := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Generation: 2}, Spec: appsv1.DeploymentSpec{Replicas: new(int32(2))}, Status: tc.status}
+			g.Expect(isUpdating(d)).To(Equal(tc.updating))
+		})
+	}
 }

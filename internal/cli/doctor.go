@@ -62,6 +62,7 @@ func (is *installation) selector() string {
 type component struct {
 	name, version string
 	ready         bool
+	updating      bool // of a Deployment: pods of a former version may run
 }
 
 // nodeParts are the programs on a node with GPUs that the operator works with.
@@ -169,12 +170,20 @@ func (is *installation) readControllers(ctx context.Context, c client.Client) er
 		d := &deployments.Items[i]
 		is.controllers = append(is.controllers, component{
 			name: d.Namespace + "/" + d.Name, version: versionOf(d.Labels, &d.Spec.Template.Spec), ready: d.Status.AvailableReplicas > 0,
+			updating: isUpdating(d),
 		})
 		if selector := nodeSelectorOf(&d.Spec.Template.Spec); selector != nil {
 			is.nodeSelector = selector
 		}
 	}
 	return nil
+}
+
+// isUpdating reports whether not all pods of a Deployment are as it says, as `kubectl rollout status` decides it, but that one may be
+// unavailable.
+func isUpdating(d *appsv1.Deployment) bool {
+	s := &d.Status
+	return s.ObservedGeneration < d.Generation || d.Spec.Replicas != nil && s.UpdatedReplicas < *d.Spec.Replicas || s.Replicas > s.UpdatedReplicas
 }
 
 // nodeSelectorOf is which nodes have GPUs by the flag of a controller; nil: it has none that can be read.

@@ -152,7 +152,9 @@ func (i installation) play(t *testing.T) (agent *corev1.Pod) {
 	}
 	deployment := &appsv1.Deployment{}
 	g.Expect(i.Client.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: "gpu-sharing-controller"}, deployment)).To(Succeed())
-	deployment.Status = appsv1.DeploymentStatus{Replicas: 2, ReadyReplicas: 2, AvailableReplicas: 2}
+	deployment.Status = appsv1.DeploymentStatus{
+		ObservedGeneration: deployment.Generation, Replicas: 2, UpdatedReplicas: 2, ReadyReplicas: 2, AvailableReplicas: 2,
+	}
 	g.Expect(i.Client.Status().Update(t.Context(), deployment)).To(Succeed())
 	g.Expect(i.Client.Create(t.Context(), &coordinationv1.Lease{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "gpu-sharing-controller"},
