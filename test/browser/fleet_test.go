@@ -23,8 +23,14 @@ import (
 // serve serves a page that the test itself fills, and returns its address.
 func serve(t *testing.T, hub *dashboard.Hub) string {
 	t.Helper()
+	return serveWith(t, hub, nil)
+}
+
+// serveWith serves a page as serve does, with an answer to previews.
+func serveWith(t *testing.T, hub *dashboard.Hub, preview func(context.Context, dashboard.Question) (dashboard.Answer, error)) string {
+	t.Helper()
 	g := NewWithT(t)
-	server := &dashboard.Server{Hub: hub, Clock: clock.RealClock{}}
+	server := &dashboard.Server{Hub: hub, Clock: clock.RealClock{}, Preview: preview}
 	ctx, stop := context.WithCancel(t.Context())
 	listener, address, err := server.Listen(ctx, 0)
 	g.Expect(err).NotTo(HaveOccurred())

@@ -345,24 +345,40 @@ function drawFilters() {
 by("ask").addEventListener("click", () => by("preview").showModal());
 by("preview-run").addEventListener("click", ask);
 
-async function ask() {
-  by("preview-state").textContent = "Asking the API server…";
+for (const id of ["preview-policies", "preview-delete"]) by(id).addEventListener("input", forget);
+by("preview").addEventListener("close", () => {
+  if (!by("preview").open) forget(); // the event may come after the dialog was opened again
+});
+
+// forget takes away the answer to a question that is not what is asked any more, and does not wait for one.
+let asked = new AbortController();
+function forget() {
+  asked.abort();
+  asked = new AbortController();
+  by("preview-state").textContent = "";
   by("preview-nodes").replaceChildren();
   by("preview-text").hidden = true;
+}
+
+async function ask() {
+  forget();
+  const { signal } = asked;
+  by("preview-state").textContent = "Asking the API server…";
   const chosen = by("preview-delete").value;
   try {
     const response = await fetch("api/preview", {
-      method: "POST", headers: { ...authorized(), "Content-Type": "application/json" },
+      signal, method: "POST", headers: { ...authorized(), "Content-Type": "application/json" },
       body: JSON.stringify({ policies: by("preview-policies").value, delete: chosen ? [chosen] : [] }),
     });
     if (!response.ok) throw new Error(await response.text());
     const answer = await response.json();
+    if (signal.aborted) return;
     by("preview-state").textContent = answer.nodes.length === 0 ? "No GPU changes." : `GPUs of ${answer.nodes.length} nodes change.`;
     by("preview-nodes").replaceChildren(...answer.nodes.map(preview));
     by("preview-text").textContent = answer.text;
     by("preview-text").hidden = false;
   } catch (error) {
-    by("preview-state").textContent = error.message;
+    if (!signal.aborted) by("preview-state").textContent = error.message;
   }
 }
 

@@ -1,0 +1,55 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package browser
+
+import (
+	"context"
+	"strings"
+	"testing"
+
+	"github.com/chromedp/chromedp"
+	"github.com/chromedp/chromedp/kb"
+	. "github.com/onsi/gomega"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/dashboard"
+)
+
+// TestAPreviewIsOfWhatWasAskedLast: an answer that comes late is of another question, and one of a question that was changed is of none.
+func TestAPreviewIsOfWhatWasAskedLast(t *testing.T) {
+	g := NewWithT(t)
+	hub := dashboard.NewHub()
+	page := dashboard.Page{Cluster: "x", Notes: []string{}, Nodes: []dashboard.Node{}}
+	for _, name := range []string{"fast", "slow"} {
+		page.Policies = append(page.Policies, dashboard.Policy{Name: name, State: "Ready", Tone: dashboard.ToneReady})
+	}
+	g.Expect(hub.Show(page)).To(Succeed())
+	late, answered := make(chan struct{}), make(chan struct{})
+	b := open(t, serveWith(t, hub, func(ctx context.Context, q dashboard.Question) (dashboard.Answer, error) {
+		if strings.Join(q.Delete, "") == "slow" {
+			select {
+			case <-late:
+			case <-ctx.Done():
+			}
+			defer close(answered)
+		}
+		return dashboard.Answer{Text: "of " + strings.Join(q.Delete, ""), Nodes: []dashboard.NodePreview{}}, nil
+	}))
+	deletion := func(of string) {
+		b.do(chromedp.Click(`[data-policy="`+of+`"]`), chromedp.WaitVisible("#preview-run"))
+	}
+	b.eventually(`document.querySelectorAll("#policies button").length`, 2)
+	b.do(chromedp.Evaluate[chromedp.Void](`{ window.settled = 0; const real = fetch;
+		window.fetch = (url, ...rest) => { const answer = real(url, ...rest); if (url === "api/preview") answer.catch(() => {}).then(() => settled++); return answer; }; }`))
+	deletion("slow")
+	b.do(chromedp.KeyEvent(kb.Escape))
+	deletion("fast")
+	b.eventually(`document.querySelector("#preview-text").textContent`, "of fast")
+	close(late)
+	<-answered
+	b.eventually(`settled`, 2)
+	b.do(chromedp.Evaluate[chromedp.Void](`fetch("/app.js").then((r) => r.text())`, chromedp.EvalAwaitPromise)) // by then the page has read the answer
+	g.Expect(b.text("#preview-text")).To(Equal("of fast"))
+	b.do(chromedp.Evaluate[chromedp.Void](`{ const t = document.querySelector("#preview-policies"); t.value = "x"; t.dispatchEvent(new Event("input")); }`))
+	b.eventually(`document.querySelector("#preview-text").hidden`, true)
+}
