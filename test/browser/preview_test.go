@@ -5,11 +5,11 @@ package browser
 
 import (
 	"context"
+	"net/http"
 	"strings"
 	"testing"
 
 	"github.com/chromedp/chromedp"
-	"github.com/chromedp/chromedp/kb"
 	. "github.com/onsi/gomega"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/dashboard"
@@ -36,13 +36,13 @@ func TestAPreviewIsOfWhatWasAskedLast(t *testing.T) {
 		return dashboard.Answer{Text: "of " + strings.Join(q.Delete, ""), Nodes: []dashboard.NodePreview{}}, nil
 	}))
 	deletion := func(of string) {
-		b.do(chromedp.Click(`[data-policy="`+of+`"]`), chromedp.WaitVisible("#preview-run"))
+		b.do(chromedp.Evaluate[chromedp.Void](`document.querySelector('[data-policy="` + of + `"]').click()`))
 	}
 	b.eventually(`document.querySelectorAll("#policies button").length`, 2)
 	b.do(chromedp.Evaluate[chromedp.Void](`{ window.settled = 0; const real = fetch;
 		window.fetch = (url, ...rest) => { const answer = real(url, ...rest); if (url === "api/preview") answer.catch(() => {}).then(() => settled++); return answer; }; }`))
 	deletion("slow")
-	b.do(chromedp.KeyEvent(kb.Escape))
+	b.do(chromedp.Evaluate[chromedp.Void](`document.querySelector("#preview .close").click()`))
 	deletion("fast")
 	b.eventually(`document.querySelector("#preview-text").textContent`, "of fast")
 	close(late)
@@ -52,4 +52,23 @@ func TestAPreviewIsOfWhatWasAskedLast(t *testing.T) {
 	g.Expect(b.text("#preview-text")).To(Equal("of fast"))
 	b.do(chromedp.Evaluate[chromedp.Void](`{ const t = document.querySelector("#preview-policies"); t.value = "x"; t.dispatchEvent(new Event("input")); }`))
 	b.eventually(`document.querySelector("#preview-text").hidden`, true)
+}
+
+// TestThePageIsNotLiveBeforeItKnowsTheCluster: an empty page would look like an empty cluster.
+func TestThePageIsNotLiveBeforeItKnowsTheCluster(t *testing.T) {
+	hub := dashboard.NewHub()
+	b := open(t, serve(t, hub))
+	b.eventually(`document.querySelector("#live").textContent`, "Reading the cluster…")
+	NewWithT(t).Expect(hub.Show(dashboard.Page{Cluster: "x", Notes: []string{}, Policies: []dashboard.Policy{}})).To(Succeed())
+	b.eventually(`document.querySelector("#live").textContent`, "Live")
+}
+
+// TestAPreviewSaysThatTheCommandHasEnded: the browser's own words say nothing to a user.
+func TestAPreviewSaysThatTheCommandHasEnded(t *testing.T) {
+	hub := dashboard.NewHub()
+	NewWithT(t).Expect(hub.Show(dashboard.Page{Cluster: "x", Notes: []string{}, Policies: []dashboard.Policy{}})).To(Succeed())
+	b := open(t, serveWith(t, hub, func(context.Context, dashboard.Question) (dashboard.Answer, error) { panic(http.ErrAbortHandler) }))
+	b.eventually(`document.querySelector("#live").textContent`, "Live")
+	b.do(chromedp.Evaluate[chromedp.Void](`document.querySelector("#ask").click(), document.querySelector("#preview-run").click()`))
+	b.eventually(`document.querySelector("#preview-state").textContent.startsWith("The command does not answer")`, true)
 }

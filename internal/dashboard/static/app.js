@@ -378,7 +378,9 @@ async function ask() {
     by("preview-text").textContent = answer.text;
     by("preview-text").hidden = false;
   } catch (error) {
-    if (!signal.aborted) by("preview-state").textContent = error.message;
+    if (signal.aborted) return;
+    const lost = error instanceof TypeError; // of which the browser says only that it failed
+    by("preview-state").textContent = lost ? "The command does not answer: see whether kubectl gpusharing dashboard still runs." : error.message;
   }
 }
 
@@ -427,7 +429,7 @@ async function follow(signal, heard) {
       take(JSON.parse(line), first);
       first = false;
     }
-    live("Live", "ready");
+    live(first ? "Reading the cluster…" : "Live", first ? "working" : "ready");
   }
 }
 
