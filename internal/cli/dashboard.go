@@ -121,19 +121,20 @@ func (b *board) draw(ctx context.Context) {
 // measure asks the agents who uses the GPUs, as long as a browser shows the page: agents measure only while they are asked.
 func (b *board) measure(ctx context.Context) {
 	for b.hub.Read(ctx) == nil {
-		nodes, err := b.agents.measure(ctx, b.program.Clock.Now())
 		stopped, leaderErr := noController(ctx, b.agents.client, b.program.Clock.Now())
+		if leaderErr != nil {
+			stopped = "" // not known; the note about what else cannot be read is there
+		}
+		b.note(func() { b.stopped = stopped }) // many agents that do not answer take minutes
+		nodes, err := b.agents.measure(ctx, b.program.Clock.Now())
 		if ctx.Err() != nil {
 			return
 		}
 		byNode := measuredByNode(nodes)
 		b.note(func() {
-			b.measured, b.unmeasured, b.stopped = byNode, "", ""
+			b.measured, b.unmeasured = byNode, ""
 			if err != nil {
 				b.unmeasured = advise(err).Error()
-			}
-			if leaderErr == nil {
-				b.stopped = stopped
 			}
 		})
 		select {
@@ -142,7 +143,7 @@ func (b *board) measure(ctx context.Context) {
 		case <-b.program.Clock.After(topInterval):
 		}
 		if !b.hub.IsRead() {
-			b.note(func() { b.measured = nil }) // the next reader is not shown what was measured long ago
+			b.note(func() { b.measured, b.unmeasured, b.stopped = nil, "", "" }) // the next reader is not shown what was so long ago
 		}
 	}
 }

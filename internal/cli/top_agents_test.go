@@ -4,19 +4,25 @@
 package cli
 
 import (
+	"context"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	. "github.com/onsi/gomega"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/dashboard"
 )
 
 // asking is a cluster of these pods in which an agent answers with a body. Only the namespace gpus has the account of the reader.
@@ -33,8 +39,9 @@ func asking(t *testing.T, body string, pods ...client.Object) *agents {
 	host, err := url.Parse(server.URL)
 	g.Expect(err).NotTo(HaveOccurred())
 	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "gpus", Name: reader}}
+	named := func(o client.Object) []string { return []string{o.GetName()} }
 	return &agents{
-		client: fake.NewClientBuilder().WithScheme(scheme).WithObjects(append(pods, account)...).Build(),
+		client: fake.NewClientBuilder().WithScheme(scheme).WithObjects(append(pods, account)...).WithIndex(&coordinationv1.Lease{}, "metadata.name", named).Build(),
 		http:   server.Client(), host: host, tokens: map[string]token{},
 	}
 }
@@ -113,4 +120,35 @@ func TestTopSendsTheTerminalNoCommands(t *testing.T) {
 		}
 		g.Expect(shown.String()).NotTo(MatchRegexp(`(?m)^ *NODE z`))
 	}
+}
+
+// TestThePageSaysThatNoControllerRunsBeforeAgentsAnswer: those that do not answer take 15 seconds each.
+func TestThePageSaysThatNoControllerRunsBeforeAgentsAnswer(t *testing.T) {
+	g := NewWithT(t)
+	asked := asking(t, "", agentOn("gpus", "a", metricsPorts...))
+	hangs := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }))
+	host, err := url.Parse(hangs.URL)
+	g.Expect(err).NotTo(HaveOccurred())
+	asked.host = host
+	b := &board{program: &Program{Clock: clock.RealClock{}}, agents: asked, seen: &watches{changed: make(chan struct{}, 1)}, hub: dashboard.NewHub()}
+	server := &dashboard.Server{Hub: b.hub, Clock: clock.RealClock{}}
+	ctx, stop := context.WithCancel(t.Context())
+	listener, address, err := server.Listen(ctx, 0)
+	g.Expect(err).NotTo(HaveOccurred())
+	page, token, _ := strings.Cut(address, "#")
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, page+"api/stream", nil)
+	g.Expect(err).NotTo(HaveOccurred())
+	request.Header.Set("Authorization", "Bearer "+token)
+	var parts sync.WaitGroup
+	t.Cleanup(func() { stop(); parts.Wait(); hangs.Close() })
+	parts.Go(func() { g.Expect(server.Serve(ctx, listener)).To(Succeed()) })
+	reads, err := http.DefaultClient.Do(request)
+	g.Expect(err).NotTo(HaveOccurred())
+	t.Cleanup(func() { _ = reads.Body.Close() })
+	parts.Go(func() { b.measure(ctx) })
+	g.Eventually(func() string {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		return b.stopped
+	}, measureTimeout/2).Should(ContainSubstring("no Deployment"))
 }
