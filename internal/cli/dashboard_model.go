@@ -58,6 +58,8 @@ func policyCard(p *v1alpha1.GPUSharingPolicy) dashboard.Policy {
 	switch {
 	case card.State == v1alpha1.ReasonReady:
 		card.Tone = dashboard.ToneReady
+	case card.State == notObserved:
+		card.Tone = dashboard.ToneWorking
 	case stalled.Status == metav1.ConditionTrue:
 		card.Tone = dashboard.ToneFailed
 	case n.Blocked > 0:

@@ -263,3 +263,18 @@ func TestAPreviewDrawsGPUsBeforeAndAfter(t *testing.T) {
 		NewWithT(t).Expect(previewsOf(worldOf(n), change{})).To(BeEmpty())
 	})
 }
+
+// TestAPolicyThatWasCorrectedHasNotFailed: what the controller said of an earlier generation is not about this one.
+func TestAPolicyThatWasCorrectedHasNotFailed(t *testing.T) {
+	g := NewWithT(t)
+	p := policy(t, "research", slicing)
+	p.Status.ObservedGeneration, p.Status.Nodes.Blocked = 1, 1
+	p.Status.Conditions = []metav1.Condition{
+		{Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonNotAdvertised},
+		{Type: v1alpha1.ConditionStalled, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonNotAdvertised},
+	}
+	g.Expect(policyCard(&p).Tone).To(Equal(dashboard.ToneFailed))
+	p.Generation = 2
+	g.Expect(policyCard(&p).State).To(Equal(notObserved))
+	g.Expect(policyCard(&p).Tone).To(Equal(dashboard.ToneWorking))
+}
