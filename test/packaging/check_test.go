@@ -24,6 +24,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/yaml"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
@@ -54,6 +55,24 @@ func TestTheCheckReadsAndNothingElse(t *testing.T) {
 	g.Expect(pod.Spec.Containers[0].Image).To(Equal(controller.Containers[0].Image))
 	g.Expect(pod.Spec.ServiceAccountName).To(Equal(checkName))
 	g.Expect(pod.Spec.RestartPolicy).To(Equal(corev1.RestartPolicyNever))
+}
+
+// TestTheCheckKnowsWhoReadsMetrics: without these rights neither Prometheus nor `kubectl gpusharing top` reads the agents.
+func TestTheCheckKnowsWhoReadsMetrics(t *testing.T) {
+	for value, reads := range map[string]bool{"metrics.enabled=true": true, "metrics.enabled=false": false} {
+		g := NewWithT(t)
+		rights := as[corev1.ConfigMap](t, find(t, newHelm(t).render(t, value), "ConfigMap "+checkName)).Data["rbac.yaml"]
+		bound := map[string]bool{}
+		for _, document := range strings.Split(rights, "\n---\n") {
+			var o rbacv1.ClusterRoleBinding
+			g.Expect(yaml.Unmarshal([]byte(document), &o)).To(Succeed())
+			for _, s := range o.Subjects {
+				bound[s.Name] = true
+			}
+		}
+		g.Expect(bound).To(HaveKey("gpu-sharing-agent"), value)
+		g.Expect(bound["gpu-sharing-usage"] && bound["gpu-sharing-metrics"]).To(Equal(reads), value)
+	}
 }
 
 // TestHelmTestSaysWhatIsMissing runs the real Helm and the real program with the token of its pod. Only the kubelet is played.
