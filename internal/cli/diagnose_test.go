@@ -181,3 +181,20 @@ func TestAnUpdateOfTheControllerIsNotDoneBeforeItsPodsAreNew(t *testing.T) {
 		})
 	}
 }
+
+// TestAPodOfATenantIsNoAgent: who may create a pod may give it the label of the agents.
+func TestAPodOfATenantIsNoAgent(t *testing.T) {
+	for namespace, agents := range map[string]int{"x": 1, "tenant": 0} {
+		g := NewWithT(t)
+		scheme, err := newScheme()
+		g.Expect(err).NotTo(HaveOccurred())
+		deployment := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: "x", Name: "c", Labels: map[string]string{nameLabel: controllerName}}}
+		pod := agentOn(namespace, "a")
+		pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
+		c := fake.NewClientBuilder().WithScheme(scheme).WithObjects(deployment, pod, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a"}}).Build()
+		is := installation{world: worldOf(node(t, "a"))}
+		g.Expect(is.readControllers(t.Context(), c)).To(Succeed())
+		g.Expect(is.readNodes(t.Context(), c)).To(Succeed())
+		g.Expect(is.nodes[0].agents).To(HaveLen(agents), namespace)
+	}
+}

@@ -241,7 +241,7 @@ func (is *installation) readNodes(ctx context.Context, c client.Client) error {
 			}
 			part := component{name: pod.Namespace + "/" + pod.Name, version: versionOf(pod.Labels, &pod.Spec), ready: isReady(pod)}
 			switch {
-			case world.IsAgent(pod):
+			case world.IsAgent(pod) && is.isOf(pod.Namespace):
 				n.agents = append(n.agents, part)
 			case isDevicePlugin(pod):
 				n.plugins = append(n.plugins, part)
@@ -253,6 +253,11 @@ func (is *installation) readNodes(ctx context.Context, c client.Client) error {
 	}
 	slices.SortFunc(is.nodes, func(a, b nodeParts) int { return strings.Compare(a.name, b.name) })
 	return nil
+}
+
+// isOf reports whether the agents of the controller run in a namespace: in its own. Who may create a pod elsewhere may give it their label.
+func (is *installation) isOf(namespace string) bool {
+	return len(is.controllers) == 0 || slices.ContainsFunc(is.controllers, func(c component) bool { return strings.HasPrefix(c.name, namespace+"/") })
 }
 
 // isDevicePlugin reports whether a pod is one of NVIDIA's device plugin, by the labels of the GPU Operator, and of the plugin's own chart.
