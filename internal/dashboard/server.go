@@ -32,6 +32,8 @@ const (
 	beat = 5 * time.Second
 	// writeTimeout is how long a browser may take to accept an update.
 	writeTimeout = 30 * time.Second
+	// previewTimeout is how long the API server may take for a preview.
+	previewTimeout = time.Minute
 	// ContentPolicy lets the browser load, and connect to, nothing but this server, and lets no text become markup or script.
 	ContentPolicy = "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; " +
 		"require-trusted-types-for 'script'; trusted-types 'none'"
@@ -183,7 +185,12 @@ func (s *Server) preview(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "reading the question: "+err.Error(), http.StatusBadRequest)
 		return
 	}
-	answer, err := s.Preview(r.Context(), asked)
+	ctx, cancel := context.WithTimeout(r.Context(), previewTimeout)
+	defer cancel()
+	answer, err := s.Preview(ctx, asked)
+	if errors.Is(err, context.DeadlineExceeded) {
+		err = fmt.Errorf("the API server did not answer within %s: %w", previewTimeout, err)
+	}
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusUnprocessableEntity)
 		return

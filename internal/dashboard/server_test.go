@@ -35,7 +35,10 @@ func serve(t *testing.T) *served {
 	t.Helper()
 	g := NewWithT(t)
 	s := &served{T: t, hub: dashboard.NewHub()}
-	server := &dashboard.Server{Hub: s.hub, Clock: clock.RealClock{}, Preview: func(_ context.Context, q dashboard.Question) (dashboard.Answer, error) {
+	server := &dashboard.Server{Hub: s.hub, Clock: clock.RealClock{}, Preview: func(ctx context.Context, q dashboard.Question) (dashboard.Answer, error) {
+		if _, ends := ctx.Deadline(); q.Policies == "slow" && ends {
+			return dashboard.Answer{}, context.DeadlineExceeded
+		}
 		if q.Policies == "wrong" {
 			return dashboard.Answer{}, errors.New("it holds no GPUSharingPolicy")
 		}
@@ -178,6 +181,9 @@ func TestAPreviewIsAnsweredOrRefusedWithItsReason(t *testing.T) {
 	code, text = answered(`{"policies": "wrong"}`)
 	g.Expect(code).To(Equal(http.StatusUnprocessableEntity))
 	g.Expect(text).To(ContainSubstring("it holds no GPUSharingPolicy"))
+	code, text = answered(`{"policies": "slow"}`)
+	g.Expect(code).To(Equal(http.StatusUnprocessableEntity), "an API server that does not answer is not waited for without end")
+	g.Expect(text).To(ContainSubstring("did not answer within 1m0s"))
 	code, _ = answered(`{"policies": "` + strings.Repeat("x", 2<<20) + `"}`)
 	g.Expect(code).To(Equal(http.StatusBadRequest))
 }
