@@ -101,6 +101,9 @@ func (s sight) card(r *report) dashboard.Node {
 	if m.report.Incomplete != "" {
 		card.Notes = append(card.Notes, "Measured in part: "+m.report.Incomplete)
 	}
+	for _, name := range slices.Sorted(maps.Keys(n.Unhealthy)) {
+		card.Notes = append(card.Notes, fmt.Sprintf("%d of %s are unhealthy, so no pod gets them: look at the log of NVIDIA's device plugin", n.Unhealthy[name], name))
+	}
 	for _, d := range m.report.Daemons {
 		if d.OutdatedClients > 0 {
 			card.Notes = append(card.Notes, fmt.Sprintf("%s: %d of %s keep the former limits until they end", d.Resource, d.OutdatedClients, count(int(d.Clients), "MPS client")))
@@ -159,7 +162,8 @@ func (s sight) resources(r *report) []dashboard.Resource {
 // same resource have the same number. 0: not known.
 func replicasOn(n *world.Node, devices []gpu.Device) map[string]int {
 	of, gpus := map[string]string{}, map[string]int{}
-	shared := n.Allocatable[plan.ResourceGPU] == 0
+	all := func(resource string) int { return int(n.Allocatable[resource] + n.Unhealthy[resource]) }
+	shared := all(plan.ResourceGPU) == 0
 	for _, d := range devices {
 		switch {
 		case d.State.MIG:
@@ -175,7 +179,7 @@ func replicasOn(n *world.Node, devices []gpu.Device) map[string]int {
 	}
 	replicas := map[string]int{}
 	for uuid, resource := range of {
-		if advertised := int(n.Allocatable[resource]); advertised%gpus[resource] == 0 {
+		if advertised := all(resource); advertised%gpus[resource] == 0 {
 			replicas[uuid] = advertised / gpus[resource]
 		}
 	}

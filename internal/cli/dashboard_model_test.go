@@ -86,6 +86,15 @@ func TestReplicasAreDrawnEachWithItsHolder(t *testing.T) {
 		g.Expect(card.GPUs[0].Drawing.Blocks).To(Equal([]dashboard.Block{drawn(wholeSlices, wholeGPU, "team/infer", "team/train")}))
 		g.Expect(card.GPUs[0].Sharing).To(BeEmpty(), "it is not known")
 	})
+	t.Run("with those of a GPU that is unhealthy", func(t *testing.T) {
+		g := NewWithT(t)
+		sick := n
+		sick.Allocatable, sick.Unhealthy = map[string]int64{"nvidia.com/gpu": 4}, map[string]int64{"nvidia.com/gpu": 4}
+		card := sight{world: worldOf(sick)}.page().Nodes[0]
+		g.Expect(card.GPUs[0].Sharing).To(Equal("TimeSlicing, 4 replicas"))
+		g.Expect(card.GPUs[1].Sharing).To(Equal("TimeSlicing, 4 replicas"))
+		g.Expect(card.Notes).To(Equal([]string{"4 of nvidia.com/gpu are unhealthy, so no pod gets them: look at the log of NVIDIA's device plugin"}))
+	})
 	t.Run("a process that holds no replica is named", func(t *testing.T) {
 		g := NewWithT(t)
 		with := n
