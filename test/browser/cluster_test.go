@@ -133,7 +133,7 @@ func TestDashboard(t *testing.T) {
 		g.Expect(b.text("#policies")).To(And(ContainSubstring("notebooks"), ContainSubstring("TimeSlicing")))
 		g.Expect(b.text("#nodes > li:nth-child(1)")).To(And(ContainSubstring("nvidia.com/mig-1g.5gb: 2"), ContainSubstring("nvidia.com/mig-3g.20gb: 1"),
 			ContainSubstring("NVIDIA-A100-SXM4-40GB"), ContainSubstring("no policy")))
-		g.Expect(b.text("#notes")).To(ContainSubstring("metrics.enabled=true"), "why nothing is measured")
+		b.eventually(`document.querySelector("#notes").textContent.includes("metrics.enabled=true")`, true) // why nothing is measured
 		width := read[float64](b, `(() => { const [x, y] = document.querySelectorAll("#nodes .block"); return x.getBoundingClientRect().width / y.getBoundingClientRect().width; })()`)
 		g.Expect(width).To(BeNumerically("~", 4, 0.6), "to scale: 4 slices beside 1")
 	})
