@@ -65,8 +65,10 @@ func TestDoctor(t *testing.T) {
 		"a node that is down": {func(is *installation) {
 			is.nodes[1].down, is.nodes[1].agents, is.nodes[1].plugins[0].ready = true, nil, false
 		}, levelWarning, "1 node (node-1): not Ready"},
-		"an update of the controller that does not end": {func(is *installation) { is.controllers[0].updating = true }, levelError,
-			"The update of deployment gpu-sharing-operator/gpu-sharing-controller to version 0.2.0 is not done"},
+		"an update of the controller that does not end": {
+			func(is *installation) { is.controllers[0].updating = true }, levelError,
+			"The update of deployment gpu-sharing-operator/gpu-sharing-controller to version 0.2.0 is not done",
+		},
 		"an old agent": {func(is *installation) { is.nodes[1].agents[0].version = "0.1.0" }, levelWarning, "1 node (node-1): an agent of another version than the controller, 0.2.0"},
 		"no device plugin is configured": {func(is *installation) {
 			is.world.Plugin.Reason, is.world.Plugin.Message = "NoDevicePlugin", "install it"

@@ -215,17 +215,11 @@ func (is *installation) readNodes(ctx context.Context, c client.Client) error {
 	}
 	err = eachPage(ctx, c, func(nodes *corev1.NodeList) {
 		for i := range nodes.Items {
-			if object := &nodes.Items[i]; at[object.Name] == nil && object.DeletionTimestamp == nil && selector.Matches(labels.Set(object.Labels)) {
-				is.unknown = append(is.unknown, object.Name)
-			}
-			if n := at[nodes.Items[i].Name]; n != nil {
-				n.kubelet = nodes.Items[i].Status.NodeInfo.KubeletVersion
-				n.down = slices.ContainsFunc(nodes.Items[i].Status.Conditions, func(c corev1.NodeCondition) bool {
-					return c.Type == corev1.NodeReady && c.Status != corev1.ConditionTrue
-				})
-				for label := range nodes.Items[i].Labels {
-					n.nfd = n.nfd || strings.HasPrefix(label, "feature.node.kubernetes.io/")
-				}
+			node := &nodes.Items[i]
+			if n := at[node.Name]; n != nil {
+				n.observe(node)
+			} else if node.DeletionTimestamp == nil && selector.Matches(labels.Set(node.Labels)) {
+				is.unknown = append(is.unknown, node.Name)
 			}
 		}
 	})
@@ -234,17 +228,8 @@ func (is *installation) readNodes(ctx context.Context, c client.Client) error {
 	}
 	err = eachPage(ctx, c, func(pods *corev1.PodList) {
 		for i := range pods.Items {
-			pod := &pods.Items[i]
-			n := at[pod.Spec.NodeName]
-			if n == nil || world.Finished(pod) {
-				continue
-			}
-			part := component{name: pod.Namespace + "/" + pod.Name, version: versionOf(pod.Labels, &pod.Spec), ready: isReady(pod)}
-			switch {
-			case world.IsAgent(pod) && is.isOf(pod.Namespace):
-				n.agents = append(n.agents, part)
-			case isDevicePlugin(pod):
-				n.plugins = append(n.plugins, part)
+			if n := at[pods.Items[i].Spec.NodeName]; n != nil {
+				is.place(&pods.Items[i], n)
 			}
 		}
 	})
@@ -253,6 +238,31 @@ func (is *installation) readNodes(ctx context.Context, c client.Client) error {
 	}
 	slices.SortFunc(is.nodes, func(a, b nodeParts) int { return strings.Compare(a.name, b.name) })
 	return nil
+}
+
+// observe adds what the Node says.
+func (n *nodeParts) observe(node *corev1.Node) {
+	n.kubelet = node.Status.NodeInfo.KubeletVersion
+	n.down = slices.ContainsFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
+		return c.Type == corev1.NodeReady && c.Status != corev1.ConditionTrue
+	})
+	for label := range node.Labels {
+		n.nfd = n.nfd || strings.HasPrefix(label, "feature.node.kubernetes.io/")
+	}
+}
+
+// place adds a pod to the parts of its node, if it is one.
+func (is *installation) place(pod *corev1.Pod, n *nodeParts) {
+	if world.Finished(pod) {
+		return
+	}
+	part := component{name: pod.Namespace + "/" + pod.Name, version: versionOf(pod.Labels, &pod.Spec), ready: isReady(pod)}
+	switch {
+	case world.IsAgent(pod) && is.isOf(pod.Namespace):
+		n.agents = append(n.agents, part)
+	case isDevicePlugin(pod):
+		n.plugins = append(n.plugins, part)
+	}
 }
 
 // isOf reports whether the agents of the controller run in a namespace: in its own. Who may create a pod elsewhere may give it their label.

@@ -63,7 +63,7 @@ func TestTheCheckKnowsWhoReadsMetrics(t *testing.T) {
 		g := NewWithT(t)
 		rights := as[corev1.ConfigMap](t, find(t, newHelm(t).render(t, value), "ConfigMap "+checkName)).Data["rbac.yaml"]
 		bound := map[string]bool{}
-		for _, document := range strings.Split(rights, "\n---\n") {
+		for document := range strings.SplitSeq(rights, "\n---\n") {
 			var o rbacv1.ClusterRoleBinding
 			g.Expect(yaml.Unmarshal([]byte(document), &o)).To(Succeed())
 			for _, s := range o.Subjects {
