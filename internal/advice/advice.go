@@ -36,9 +36,8 @@ type Cluster struct {
 
 // Node is a node with GPUs.
 type Node struct {
-	Name string
-	// Hostname is the label kubernetes.io/hostname.
-	Hostname string
+	Name   string
+	Labels map[string]string
 	// Policy governs the node; empty: none does.
 	Policy  string
 	Devices []v1alpha1.DeviceStatus
@@ -137,13 +136,9 @@ func (c Cluster) groups() (groups []Fleet, lacks []string) {
 		if c.Scope.Policy != "" && n.Policy != c.Scope.Policy || c.Scope.Node != "" && n.Name != c.Scope.Node || len(n.Devices) == 0 {
 			continue
 		}
-		products := map[string]bool{}
-		for _, d := range n.Devices {
-			products[d.Product] = true
-		}
 		seen := c.Seen.Time[n.Name]
 		switch {
-		case len(products) > 1:
+		case n.mixed():
 			mixed = append(mixed, n.Name)
 			continue
 		case seen == 0 || seen < c.MinAge:
@@ -164,6 +159,11 @@ func (c Cluster) groups() (groups []Fleet, lacks []string) {
 	}
 	slices.SortStableFunc(groups, func(a, b Fleet) int { return cmp.Compare(a.Policy, b.Policy) })
 	return groups, lacks
+}
+
+// mixed reports whether the node has GPUs of several products.
+func (n Node) mixed() bool {
+	return slices.ContainsFunc(n.Devices, func(d v1alpha1.DeviceStatus) bool { return d.Product != n.Devices[0].Product })
 }
 
 // empty is a GPU of a product before anything is changed. Its MIG profiles are the driver's, or those of the catalogue, since some drivers

@@ -63,7 +63,7 @@ func gpus(product string, n int) []v1alpha1.DeviceStatus {
 // on is a cluster of the node a, observed for six days, with these containers at the same time.
 func on(devices []v1alpha1.DeviceStatus, containers ...advice.Container) advice.Cluster {
 	return advice.Cluster{
-		Nodes: []advice.Node{{Name: "a", Hostname: "a.example", Devices: devices}}, MinAge: day,
+		Nodes: []advice.Node{{Name: "a", Labels: map[string]string{"kubernetes.io/hostname": "a.example"}, Devices: devices}}, MinAge: day,
 		Seen: advice.Seen{
 			Source: "Prometheus", Time: map[string]time.Duration{"a": 6 * day}, Containers: containers,
 			Concurrent: map[string]int{"a": len(containers)},

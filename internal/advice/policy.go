@@ -5,6 +5,7 @@ package advice
 
 import (
 	"fmt"
+	"math"
 	"regexp"
 	"slices"
 	"strings"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/format"
+	"github.com/gpusharing/gpu-sharing-operator/internal/policy"
 )
 
 // labelHostname names one node.
@@ -20,29 +22,32 @@ const labelHostname = "kubernetes.io/hostname"
 
 // policyFor is a policy that shares the GPUs of a fleet, and of no other nodes of another policy, in a way; or why there is none. The
 // policy that governs the nodes keeps its name if it governs no others.
-func (c Cluster) policyFor(f Fleet, sharing v1alpha1.Sharing) (policy *v1alpha1.GPUSharingPolicy, why string) {
+func (c Cluster) policyFor(f Fleet, sharing v1alpha1.Sharing) (p *v1alpha1.GPUSharingPolicy, why string) {
 	if len(f.Others) > 0 {
 		return nil, "containers of other namespaces use these nodes too: " + format.List(f.Others)
 	}
-	policy = &v1alpha1.GPUSharingPolicy{
+	p = &v1alpha1.GPUSharingPolicy{
 		TypeMeta:   metav1.TypeMeta{APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: "GPUSharingPolicy"},
 		ObjectMeta: metav1.ObjectMeta{Name: f.Policy},
 	}
 	if f.Policy != "" {
-		at := slices.IndexFunc(c.Policies, func(p v1alpha1.GPUSharingPolicy) bool { return p.Name == f.Policy })
+		at := slices.IndexFunc(c.Policies, func(known v1alpha1.GPUSharingPolicy) bool { return known.Name == f.Policy })
 		if at < 0 {
 			return nil, fmt.Sprintf("policy %s, which governs these nodes, is not there any more", f.Policy)
 		}
-		c.Policies[at].Spec.DeepCopyInto(&policy.Spec)
+		c.Policies[at].Spec.DeepCopyInto(&p.Spec)
 	}
-	if s := policy.Spec.GPUSelector; s != nil && len(s.Indexes) > 0 {
+	if s := p.Spec.GPUSelector; s != nil && len(s.Indexes) > 0 {
 		return nil, fmt.Sprintf("policy %s selects GPUs by their indexes, and advice is for whole nodes", f.Policy)
 	}
-	policy.Spec.Sharing = keep(policy.Spec.Sharing, sharing)
+	p.Spec.Sharing = keep(p.Spec.Sharing, sharing)
 	if !c.governsOnly(f) {
-		c.narrow(policy, f)
+		c.narrow(p, f)
+		if why := c.leaveOut(p, f); why != "" {
+			return nil, why
+		}
 	}
-	return policy, ""
+	return p, ""
 }
 
 // governsOnly reports whether a policy governs the nodes of a fleet, and none with other GPUs or out of scope. One that was not observed for
@@ -57,26 +62,55 @@ func (c Cluster) governsOnly(f Fleet) bool {
 
 // narrow makes a policy one of its own, for the nodes of a fleet alone. It takes them from the policy that governs them, and no node from
 // another.
-func (c Cluster) narrow(policy *v1alpha1.GPUSharingPolicy, f Fleet) {
+func (c Cluster) narrow(p *v1alpha1.GPUSharingPolicy, f Fleet) {
 	parts := []string{f.Policy, f.Device.Product}
-	policy.Spec.GPUSelector = &v1alpha1.GPUMatch{Products: []string{f.Device.Product}}
+	p.Spec.GPUSelector = &v1alpha1.GPUMatch{Products: []string{f.Device.Product}}
 	if c.Scope.Node != "" {
-		policy.Spec.NodeSelector = &v1alpha1.NodeSelector{MatchLabels: map[string]string{labelHostname: f.Nodes[0].Hostname}}
+		p.Spec.NodeSelector = &v1alpha1.NodeSelector{MatchLabels: map[string]string{labelHostname: f.Nodes[0].Labels[labelHostname]}}
 		parts = append(parts, c.Scope.Node)
 	}
 	if f.Policy != "" {
-		policy.Spec.Priority++
+		p.Spec.Priority++
 	}
 	for i := range c.Policies { // the youngest of equal priority takes no node from another
 		if f.Policy == "" {
-			policy.Spec.Priority = min(policy.Spec.Priority, c.Policies[i].Spec.Priority)
+			p.Spec.Priority = min(p.Spec.Priority, c.Policies[i].Spec.Priority)
 		}
 	}
 	base := name(strings.Join(parts, "-"))
-	policy.Name = base
-	for n := 2; c.taken(policy.Name); n++ {
-		policy.Name = fmt.Sprintf("%s-%d", base, n)
+	p.Name = base
+	for n := 2; c.taken(p.Name); n++ {
+		p.Name = fmt.Sprintf("%s-%d", base, n)
 	}
+}
+
+// leaveOut keeps a policy from nodes that no advice is for and that it would take: those of another policy, and those with GPUs of several
+// products. It returns why it cannot.
+func (c Cluster) leaveOut(narrowed *v1alpha1.GPUSharingPolicy, f Fleet) (why string) {
+	const mostValues = 64 // that the API takes
+	candidate := narrowed.DeepCopy()
+	candidate.CreationTimestamp = metav1.Unix(math.MaxInt32, 0)
+	ranking := policy.Rank(append(slices.Clone(c.Policies), *candidate))
+	var names, hosts []string
+	for _, n := range c.Nodes {
+		governed := ranking.Govern(policy.Node{Labels: n.Labels, Devices: n.Devices}).By
+		if governed == nil || governed.Name != candidate.Name || n.Policy == f.Policy && !n.mixed() {
+			continue
+		}
+		names, hosts = append(names, n.Name), append(hosts, n.Labels[labelHostname])
+	}
+	if len(hosts) == 0 {
+		return ""
+	}
+	if len(hosts) > mostValues || slices.Contains(hosts, "") {
+		return "it would change nodes for which no advice is given: " + format.List(names)
+	}
+	if narrowed.Spec.NodeSelector == nil {
+		narrowed.Spec.NodeSelector = &v1alpha1.NodeSelector{}
+	}
+	narrowed.Spec.NodeSelector.MatchExpressions = append(narrowed.Spec.NodeSelector.MatchExpressions,
+		v1alpha1.NodeSelectorRequirement{Key: labelHostname, Operator: "NotIn", Values: hosts})
+	return ""
 }
 
 func (c Cluster) taken(name string) bool {

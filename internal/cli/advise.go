@@ -23,9 +23,6 @@ import (
 // commentWidth is how long the comments beside a policy are.
 const commentWidth = 110
 
-// labelHostname names one node.
-const labelHostname = "kubernetes.io/hostname"
-
 // adviseSharing prints which ways to share GPUs fit what containers used, and a policy for the best. All but the policy is comments.
 func (p *Program) adviseSharing(ctx context.Context, f *flags, args []string) error {
 	scope, err := scopeOf(args)
@@ -53,7 +50,7 @@ func (p *Program) adviseSharing(ctx context.Context, f *flags, args []string) er
 	for i := range w.Nodes {
 		n := &w.Nodes[i]
 		cluster.Nodes = append(cluster.Nodes, advice.Node{
-			Name: n.Name, Hostname: n.Labels[labelHostname], Policy: n.GPU.Spec.PolicyName, Devices: n.GPU.Status.Devices,
+			Name: n.Name, Labels: n.Labels, Policy: n.GPU.Spec.PolicyName, Devices: n.GPU.Status.Devices,
 		})
 	}
 	all, err := advice.Of(cluster)

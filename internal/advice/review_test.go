@@ -1,0 +1,61 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package advice_test
+
+import (
+	"testing"
+
+	. "github.com/onsi/gomega"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/advice"
+	"github.com/gpusharing/gpu-sharing-operator/internal/policy"
+)
+
+// governs names the policy that would govern a node once the printed ones are applied.
+func governs(c advice.Cluster, printed []advice.Advice, n advice.Node) string {
+	all := append([]v1alpha1.GPUSharingPolicy{}, c.Policies...)
+	for _, a := range printed {
+		a.Policy.CreationTimestamp = metav1.Now()
+		all = append(all, *a.Policy)
+	}
+	g := policy.Rank(all).Govern(policy.Node{Labels: n.Labels, Devices: n.Devices})
+	if g.By == nil {
+		return ""
+	}
+	return g.By.Name
+}
+
+// TestAPolicyTakesNoOtherNodes: of several products, or of another policy.
+func TestAPolicyTakesNoOtherNodes(t *testing.T) {
+	research := v1alpha1.GPUSharingPolicy{ObjectMeta: metav1.ObjectMeta{Name: "research", CreationTimestamp: metav1.Unix(2, 0)}}
+	older := v1alpha1.GPUSharingPolicy{ObjectMeta: metav1.ObjectMeta{Name: "older", CreationTimestamp: metav1.Unix(1, 0)}}
+	older.Spec.NodeSelector = &v1alpha1.NodeSelector{MatchLabels: map[string]string{"kubernetes.io/hostname": "b.example"}}
+	both := append(gpus(a100, 1), gpus(t4, 1)...)
+	for name, tc := range map[string]struct {
+		policies []v1alpha1.GPUSharingPolicy
+		of       string
+		other    advice.Node
+	}{
+		"several products, governed":   {[]v1alpha1.GPUSharingPolicy{research}, "research", advice.Node{Policy: "research", Devices: both}},
+		"several products, ungoverned": {nil, "", advice.Node{Devices: both}},
+		"another policy":               {[]v1alpha1.GPUSharingPolicy{older, research}, "research", advice.Node{Policy: "older", Devices: gpus(a100, 1)}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			c := on(gpus(a100, 1), equal(3, 3, 0.1)...)
+			c.Policies, c.Nodes[0].Policy = tc.policies, tc.of
+			tc.other.Name, tc.other.Labels = "b", map[string]string{"kubernetes.io/hostname": "b.example"}
+			c.Nodes = append(c.Nodes, tc.other, advice.Node{Name: "c", Policy: tc.of, Devices: gpus(t4, 1)})
+			c.Scope.Policy = tc.of
+			all, err := advice.Of(c)
+			g.Expect(err).NotTo(HaveOccurred())
+			g.Expect(all).To(HaveLen(1))
+			g.Expect(all[0].Policy).NotTo(BeNil())
+			g.Expect(governs(c, all, c.Nodes[0])).To(Equal(all[0].Policy.Name))
+			g.Expect(governs(c, all, c.Nodes[1])).To(Equal(tc.other.Policy), "no advice is for it")
+		})
+	}
+}
