@@ -32,6 +32,8 @@ type Cluster struct {
 	// MinAge is how long a node must have been observed at the least.
 	MinAge time.Duration
 	Scope  Scope
+
+	advised []string // names of the policies that were advised already
 }
 
 // Node is a node with GPUs.
@@ -123,6 +125,9 @@ func Of(c Cluster) ([]Advice, error) {
 		lacks = nil // it holds for the cluster, so once is enough
 		if a.Best != nil {
 			a.Policy, a.NoPolicy = c.policyFor(f, a.Best.Sharing)
+		}
+		if a.Policy != nil {
+			c.advised = append(c.advised, a.Policy.Name)
 		}
 		advised = append(advised, a)
 	}

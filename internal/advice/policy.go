@@ -114,7 +114,7 @@ func (c Cluster) leaveOut(narrowed *v1alpha1.GPUSharingPolicy, f Fleet) (why str
 }
 
 func (c Cluster) taken(name string) bool {
-	return slices.ContainsFunc(c.Policies, func(p v1alpha1.GPUSharingPolicy) bool { return p.Name == name })
+	return slices.Contains(c.advised, name) || slices.ContainsFunc(c.Policies, func(p v1alpha1.GPUSharingPolicy) bool { return p.Name == name })
 }
 
 // keep is the sharing with what a present one of the same strategy says beside the shares.

@@ -59,3 +59,25 @@ func TestAPolicyTakesNoOtherNodes(t *testing.T) {
 		})
 	}
 }
+
+// TestPoliciesOfOneOutputHaveNamesOfTheirOwn: one that has the name of another would replace it.
+func TestPoliciesOfOneOutputHaveNamesOfTheirOwn(t *testing.T) {
+	g := NewWithT(t)
+	const long = "team-research-inference-cluster"
+	c := on(gpus(a100, 1), equal(3, 3, 0.1)...)
+	c.Policies = []v1alpha1.GPUSharingPolicy{{ObjectMeta: metav1.ObjectMeta{Name: long}}}
+	other := gpus(a100, 1)
+	other[0].Product, other[0].MemoryMiB = "NVIDIA-A100-SXM4-80GB", 81920
+	c.Nodes[0].Policy = long
+	c.Nodes = append(c.Nodes, advice.Node{Name: "b", Policy: long, Devices: other})
+	c.Seen.Time["b"], c.Seen.Concurrent["b"] = c.Seen.Time["a"], 3
+	for _, container := range equal(3, 3, 0.1) {
+		container.Node = "b"
+		c.Seen.Containers = append(c.Seen.Containers, container)
+	}
+	all, err := advice.Of(c)
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(all).To(HaveLen(2))
+	g.Expect(all[0].Policy.Name).NotTo(Equal(all[1].Policy.Name))
+	g.Expect([]string{all[0].Policy.Name, all[1].Policy.Name}).NotTo(ContainElement(long))
+}
