@@ -20,6 +20,9 @@ import (
 // labelHostname names one node.
 const labelHostname = "kubernetes.io/hostname"
 
+// maxPriority is the highest priority that the API takes.
+const maxPriority = 1000000
+
 // policyFor is a policy that shares the GPUs of a fleet, and of no other nodes of another policy, in a way; or why there is none. The
 // policy that governs the nodes keeps its name if it governs no others.
 func (c Cluster) policyFor(f Fleet, sharing v1alpha1.Sharing) (p *v1alpha1.GPUSharingPolicy, why string) {
@@ -42,6 +45,9 @@ func (c Cluster) policyFor(f Fleet, sharing v1alpha1.Sharing) (p *v1alpha1.GPUSh
 	}
 	p.Spec.Sharing = keep(p.Spec.Sharing, sharing)
 	if !c.governsOnly(f) {
+		if f.Policy != "" && p.Spec.Priority >= maxPriority {
+			return nil, fmt.Sprintf("policy %s has the highest priority that there is, so no other can take nodes from it; lower its priority", f.Policy)
+		}
 		c.narrow(p, f)
 		if why := c.leaveOut(p, f); why != "" {
 			return nil, why

@@ -81,3 +81,16 @@ func TestPoliciesOfOneOutputHaveNamesOfTheirOwn(t *testing.T) {
 	g.Expect(all[0].Policy.Name).NotTo(Equal(all[1].Policy.Name))
 	g.Expect([]string{all[0].Policy.Name, all[1].Policy.Name}).NotTo(ContainElement(long))
 }
+
+// TestAPriorityThatCannotBeHigher: the API takes none above a million.
+func TestAPriorityThatCannotBeHigher(t *testing.T) {
+	g := NewWithT(t)
+	c := on(gpus(a100, 1), equal(3, 3, 0.1)...)
+	c.Policies = []v1alpha1.GPUSharingPolicy{{ObjectMeta: metav1.ObjectMeta{Name: "research"}}}
+	c.Policies[0].Spec.Priority = 1000000
+	c.Nodes[0].Policy = "research"
+	c.Nodes = append(c.Nodes, advice.Node{Name: "b", Policy: "research", Devices: gpus(t4, 1)})
+	a := adviseOne(t, c)
+	g.Expect(a.Policy).To(BeNil())
+	g.Expect(a.NoPolicy).To(ContainSubstring("lower its priority"))
+}
