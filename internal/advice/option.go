@@ -82,6 +82,9 @@ func (f Fleet) timeSlicing(replicas int) Option {
 
 // partitions are the layouts of MIG instances: of one profile each, the smallest first, and one of several if the containers need it.
 func (f Fleet) partitions() []Option {
+	if !f.Device.MIGCapable {
+		return nil // the catalogue knows the product's profiles all the same
+	}
 	var options []Option
 	profiles := f.profiles()
 	for _, p := range profiles {

@@ -94,3 +94,13 @@ func TestAPriorityThatCannotBeHigher(t *testing.T) {
 	g.Expect(a.Policy).To(BeNil())
 	g.Expect(a.NoPolicy).To(ContainSubstring("lower its priority"))
 }
+
+// TestNoInstancesOfAGPUWithoutMIG: of a product that can, where the driver or the platform cannot.
+func TestNoInstancesOfAGPUWithoutMIG(t *testing.T) {
+	g := NewWithT(t)
+	devices := gpus(a100, 1)
+	devices[0].MIGCapable = false
+	for _, o := range adviseOne(t, on(devices, equal(3, 3, 0.1)...)).Options {
+		g.Expect(o.Name).NotTo(HavePrefix("MIG"))
+	}
+}
