@@ -138,7 +138,7 @@ func (f Fleet) layout(profiles []gpu.Profile) (Option, bool) {
 	}
 	layout := map[string]int{}
 	for name, held := range need {
-		layout[name] = (min(held, f.Concurrent) + f.GPUs - 1) / f.GPUs
+		layout[name] = (max(1, min(held, f.Concurrent)) + f.GPUs - 1) / f.GPUs
 	}
 	if _, err := mig.Pack(f.Device, layout); err != nil {
 		return Option{}, false

@@ -4,7 +4,10 @@
 package advice
 
 import (
+	"cmp"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/usage"
@@ -71,9 +74,17 @@ func FromPrometheus(answers map[Query][]Sample) Seen {
 		s.Concurrent[a.Labels["node"]] = int(a.Value)
 	}
 	memory, compute, compute95 := byContainer(answers[QueryMemory]), byContainer(answers[QueryCompute]), byContainer(answers[QueryCompute95])
+	held := map[key]int{}
+	for _, query := range []Query{QueryMemory, QueryCompute, QueryCompute95} { // what is too short to be counted still used something
+		for _, a := range answers[query] {
+			held[keyOf(a.Labels)] = 1
+		}
+	}
 	for _, a := range answers[QueryHeld] {
-		key := keyOf(a.Labels)
-		c := Container{Name: key.Name, Node: key.node, Held: int(a.Value), Compute: compute[key], Compute95: compute95[key]}
+		held[keyOf(a.Labels)] = int(a.Value)
+	}
+	for _, key := range slices.SortedFunc(maps.Keys(held), byName) {
+		c := Container{Name: key.Name, Node: key.node, Held: held[key], Compute: compute[key], Compute95: compute95[key]}
 		if used := memory[key]; used != nil {
 			c.MemoryBytes = new(int64(*used))
 		}
@@ -87,6 +98,10 @@ type key struct {
 	usage.Name
 
 	node string
+}
+
+func byName(a, b key) int {
+	return cmp.Or(cmp.Compare(a.node, b.node), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Pod, b.Pod), cmp.Compare(a.Container, b.Container))
 }
 
 func keyOf(labels map[string]string) key {

@@ -104,3 +104,18 @@ func TestNoInstancesOfAGPUWithoutMIG(t *testing.T) {
 		g.Expect(o.Name).NotTo(HavePrefix("MIG"))
 	}
 }
+
+// TestAShortContainerCounts: one that began and ended between two looks into the past still used its memory.
+func TestAShortContainerCounts(t *testing.T) {
+	g := NewWithT(t)
+	labels := map[string]string{"node": "a", "namespace": "team", "pod": "job", "container": "main"}
+	seen := advice.FromPrometheus(map[advice.Query][]advice.Sample{
+		advice.QueryTime:      {{Labels: map[string]string{"node": "a"}, Value: 6 * 24 * 3600}},
+		advice.QueryMemory:    {{Labels: labels, Value: 30 << 30}},
+		advice.QueryCompute95: {{Labels: labels, Value: 0.9}},
+	})
+	g.Expect(seen.Containers).To(HaveLen(1))
+	g.Expect(*seen.Containers[0].MemoryBytes).To(Equal(int64(30 << 30)))
+	g.Expect(*seen.Containers[0].Compute95).To(Equal(0.9))
+	g.Expect(seen.Containers[0].Held).To(Equal(1))
+}
