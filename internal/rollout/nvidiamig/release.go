@@ -44,13 +44,19 @@ func ReleaseLabels(v *view.View, labels map[string]*string) {
 }
 
 // StampAsked notes in the patch of a release since when mig-manager has its label back, and removes the stamp of anything else that it was
-// asked for.
+// asked for. One from a clock that was ahead is written anew: its time would end late.
 func StampAsked(v *view.View, patch action.PatchNode) {
 	if name := patch.Labels[v1alpha1.LabelMIGConfig]; v.Target.Final && v.Managed() && name != nil && *name != "" {
 		patch.Annotations[v1alpha1.AnnotationMIGConfig] = new(timing.Stamp(*name, v.World.Now))
 		return
 	}
-	if _, asked := v.Node.Annotations[v1alpha1.AnnotationMIGConfig]; asked && !Released(v) {
+	if at, released := releasedAt(v); released {
+		if name, _, _ := strings.Cut(v.Node.Annotations[v1alpha1.AnnotationMIGConfig], "@"); at.After(v.World.Now) {
+			patch.Annotations[v1alpha1.AnnotationMIGConfig] = new(timing.Stamp(name, v.World.Now))
+		}
+		return
+	}
+	if _, asked := v.Node.Annotations[v1alpha1.AnnotationMIGConfig]; asked {
 		patch.Annotations[v1alpha1.AnnotationMIGConfig] = nil
 	}
 }
