@@ -102,18 +102,19 @@ func (g *gate) enter(ctx context.Context, resets bool, uuids ...string) (*pass, 
 	return &pass{gate: g, uuids: uuids}, nil
 }
 
-// leave ends the operation.
-func (p *pass) leave() {
+// leave ends the operation, and reports whether its caller had gone.
+func (p *pass) leave() (abandoned bool) {
 	p.now(func() {
 		p.over = true
 		p.calls--
 		for _, uuid := range p.uuids {
 			delete(p.busy, uuid)
 		}
-		if p.abandoned {
+		if abandoned = p.abandoned; abandoned {
 			p.gate.abandoned--
 		}
 	})
+	return abandoned
 }
 
 // abandon notes that the caller has gone.

@@ -56,7 +56,9 @@ func (l *library) carryOut(ctx context.Context, p *pass, what string, operation 
 	done := make(chan error, 1)
 	go func() {
 		err := l.opened(ctx, operation)
-		p.leave() // before the caller is told, who may close
+		if p.leave() { // before the caller is told, who may close
+			_ = l.close() // the caller could not, and nobody else may for long; an operation that goes on has a caller of its own
+		}
 		done <- err
 	}()
 	select {
