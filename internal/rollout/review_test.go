@@ -10,6 +10,8 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
 )
 
 // TestMIGManagerIsNotWaitedForBecauseAClockWasAhead: another controller, whose clock was a day ahead, wrote since when mig-manager was asked.
@@ -24,4 +26,24 @@ func TestMIGManagerIsNotWaitedForBecauseAClockWasAhead(t *testing.T) {
 	g.Expect(d.Nodes).To(BeEmpty(), "%+v", d.Nodes)
 	g.Expect(h.GPU.Spec).To(Equal(v1alpha1.GPUNodeSpec{}))
 	g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationMIGConfig))
+}
+
+// TestTheReasonToWaitForMIGManagerHoldsBesideOtherNodes: where mig-manager partitions another node the ClusterPolicy is not restored.
+func TestTheReasonToWaitForMIGManagerHoldsBesideOtherNodes(t *testing.T) {
+	g := NewWithT(t)
+	c := newCluster()
+	h := releasedTo(g, c, "all-1g.5gb")
+	h.mishap = func(string) string { return "hangs" }
+	other := c.add("b", sim.A100)
+	other.acts, other.Labels["pool"] = true, "other"
+	other.Labels[v1alpha1.LabelMIGManager], other.Labels[v1alpha1.LabelMIGConfig] = "true", "all-disabled"
+	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("other", byManager(count("2g", 3)), evicting, func(p *v1alpha1.GPUSharingPolicy) {
+		p.Spec.NodeSelector = &v1alpha1.NodeSelector{MatchLabels: map[string]string{"pool": "other"}}
+	})}
+	d := c.during(5*time.Minute, time.Second)
+	g.Expect(d.Nodes).To(HaveLen(2))
+	g.Expect(d.Nodes[0].State).To(Equal(state.Releasing), "%+v", d.Nodes[0])
+	g.Expect(d.Nodes[0].Message).NotTo(ContainSubstring("then the ClusterPolicy is restored"))
+	d = c.during(25*time.Minute, 10*time.Second)
+	g.Expect(d.ConfigureMIGManager).To(BeTrue())
 }

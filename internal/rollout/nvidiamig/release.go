@@ -99,8 +99,8 @@ func Answered(v *view.View) (gate.Judgement, bool) {
 	}
 	return gate.Judgement{
 		State: state.Releasing, Reason: v1alpha1.ReasonMIGManagerBusy, After: left,
-		Message: fmt.Sprintf("Waiting for NVIDIA's mig-manager, which has its former label again (%s), until %s at the latest; then the "+
-			"ClusterPolicy is restored, which restarts mig-manager", view.ManagerState(v), format.Clock(by)),
+		Message: fmt.Sprintf("Waiting for NVIDIA's mig-manager, which has its former label again (%s), until %s at the latest; a change of the "+
+			"ClusterPolicy before that would restart mig-manager", view.ManagerState(v), format.Clock(by)),
 	}, true
 }
 
