@@ -47,3 +47,36 @@ func TestTheReasonToWaitForMIGManagerHoldsBesideOtherNodes(t *testing.T) {
 	d = c.during(25*time.Minute, 10*time.Second)
 	g.Expect(d.ConfigureMIGManager).To(BeTrue())
 }
+
+// TestMIGManagerKeepsItsPodBesideTheNextPolicy: one that governs the node before mig-manager has answered.
+func TestMIGManagerKeepsItsPodBesideTheNextPolicy(t *testing.T) {
+	for name, next := range map[string]v1alpha1.Sharing{"TimeSlicing": timeSlicing(4), "MIG": mig(count("3g", 2)), "MPS": mps(4)} {
+		for _, outcome := range []string{"", "hangs", "fails"} {
+			for _, after := range []int{1, 5} {
+				t.Run(name+outcome, func(t *testing.T) {
+					g := NewWithT(t)
+					c := newCluster()
+					h := releasedTo(g, c, "all-1g.5gb")
+					h.mishap = func(string) string {
+						if c.Plugin.MIGReady { // its next pod succeeds
+							return outcome
+						}
+						return ""
+					}
+					for range after {
+						c.tick(time.Second)
+						c.pass()
+					}
+					c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("next", next, evicting)}
+					d := c.during(40*time.Minute, 5*time.Second)
+					g.Expect(d.ConfigureMIGManager).To(BeFalse())
+					g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), "%+v", d.Nodes[0])
+					g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationMIGConfig))
+					if outcome != "hangs" {
+						g.Expect(h.mistakes).To(BeEmpty())
+					}
+				})
+			}
+		}
+	}
+}

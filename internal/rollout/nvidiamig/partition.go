@@ -61,8 +61,7 @@ func Configs(v *view.View) map[string]string {
 
 // UsesConfigs reports whether mig-manager has to read our file for the node's sake.
 func UsesConfigs(v *view.View) bool {
-	_, releases := Answered(v)
-	return releases || v.Partitions() || v.Node.GPU.Spec.MIGConfigName != "" || migmanager.Ours(v.Node.Labels[v1alpha1.LabelMIGConfig])
+	return answering(v) || v.Partitions() || v.Node.GPU.Spec.MIGConfigName != "" || migmanager.Ours(v.Node.Labels[v1alpha1.LabelMIGConfig])
 }
 
 // Prepare is the gate before a node is tainted for mig-manager: it runs there and reads our file, in which the

@@ -56,7 +56,7 @@ func StampAsked(v *view.View, patch action.PatchNode) {
 		}
 		return
 	}
-	if _, asked := v.Node.Annotations[v1alpha1.AnnotationMIGConfig]; asked {
+	if _, asked := v.Node.Annotations[v1alpha1.AnnotationMIGConfig]; asked && !answering(v) {
 		patch.Annotations[v1alpha1.AnnotationMIGConfig] = nil
 	}
 }
@@ -68,17 +68,23 @@ func Released(v *view.View) bool {
 }
 
 func releasedAt(v *view.View) (at time.Time, is bool) {
+	at, is = formerSince(v)
+	return at, is && v.Target.Final && v.Managed()
+}
+
+// formerSince is since when mig-manager has the label back that it had before; another policy may govern the node since.
+func formerSince(v *view.View) (at time.Time, is bool) {
 	stamp := v.Node.Annotations[v1alpha1.AnnotationMIGConfig]
 	name, _, _ := strings.Cut(stamp, "@")
 	at, is = timing.Stamped(stamp, name)
-	return at, is && v.Target.Final && v.Managed() && name != "" && !migmanager.Ours(name)
+	return at, is && name != "" && !migmanager.Ours(name)
 }
 
 // answersBy is until when the answer of mig-manager to its label of before is waited for; ok is false if it has answered, or has no pod on the
 // node that could.
 func answersBy(v *view.View) (by time.Time, ok bool) {
-	at, released := releasedAt(v)
-	if !released || len(view.ManagerPods(v)) == 0 {
+	at, former := formerSince(v)
+	if !former || v.Node.GPU.Spec.Baseline == nil || len(view.ManagerPods(v)) == 0 {
 		return time.Time{}, false
 	}
 	switch v.Node.Labels[v1alpha1.LabelMIGConfigState] {
@@ -88,6 +94,25 @@ func answersBy(v *view.View) (by time.Time, ok bool) {
 		return at.Add(timing.RebootTimeout), true
 	}
 	return at.Add(timing.ManagerTimeout), true
+}
+
+// answering reports whether mig-manager still has time to answer.
+func answering(v *view.View) bool {
+	by, waits := answersBy(v)
+	return waits && by.After(v.World.Now)
+}
+
+// Answering finds that mig-manager is still at work on its label of before under another policy, and forgets that once it is over: its
+// next pod may begin anew, and is the administrator's.
+func Answering(v *view.View, _ state.State) gate.Finding {
+	if _, former := formerSince(v); !former || Released(v) {
+		return gate.Finding{}
+	}
+	if by, _ := answersBy(v); answering(v) {
+		return gate.Finding{After: by.Sub(v.World.Now)}
+	}
+	patch, _ := Forget(v)
+	return gate.Finding{Repair: []action.Action{patch}}
 }
 
 // Answered is the gate before a node is forgotten: mig-manager has answered to its label of before, or the time for that is over.

@@ -32,7 +32,7 @@ type check func(*view.View, state.State) gate.Finding
 func Add(v *view.View, j gate.Judgement) (gate.Judgement, []action.Action) {
 	actions, _ := gate.Split(j.Next)
 	checks := []check{ // the one that matters most comes last
-		limitsPending, userWaiting, mpsUnreachable, gpuMissing, nvidiamig.ConfigIgnored,
+		limitsPending, userWaiting, mpsUnreachable, gpuMissing, nvidiamig.ConfigIgnored, nvidiamig.Answering,
 		nvidiamps.NotNeeded, nvidiamps.NotKeptOff, computeModeLeft, plugin.Failing, outdated, notEnding,
 		nvidiamig.Unfenced, nvidiamig.Stuck, leftPaused,
 	}
