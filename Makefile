@@ -71,9 +71,7 @@ bench: kube ## Measure planning, packing, the API writes of a rollout, MIG besid
 	go test -run '^$$' -bench . -benchtime 1s ./internal/... ./test/bench/...
 	MIG_BENCH=1 KUBEBUILDER_ASSETS="$$(hack/kube/build.sh)" go test -count=1 -v -timeout 30m -run '^TestMIGBesideMIGParted$$' ./test/bench
 	SAMPLING_BENCH=1 KUBEBUILDER_ASSETS="$$(hack/kube/build.sh)" go test -count=1 -v -timeout 30m -run '^TestSampling$$' ./test/bench
-	$(MAKE) bench-pass
-	$(MAKE) bench-scale
-	$(MAKE) bench-node
+	$(MAKE) --keep-going bench-pass bench-scale bench-node
 
 .PHONY: bench-pass
 bench-pass: kube ## Measure the CPU time of one reconcile at 100 and 5,000 nodes beside 10,000 pending pods and 20 policies. PASS=100 is shorter.
