@@ -18,6 +18,7 @@ type UsageCollector struct {
 
 	complete                                                    *prometheus.Desc
 	memoryTotal, memoryUsed, memoryFree, utilization            *prometheus.Desc
+	instanceSM, instanceBandwidth                               *prometheus.Desc
 	containers, replicas, limitThreads, limitMemory             *prometheus.Desc
 	containerMemory, containerShare, containerSM, containerRate *prometheus.Desc
 	clients, outdated                                           *prometheus.Desc
@@ -50,6 +51,10 @@ func NewUsageCollector(measure func() (usage.Report, error)) *UsageCollector {
 			"Memory of a GPU or a MIG instance that is free.", unitLabels(), nil),
 		utilization: prometheus.NewDesc("gpusharing_gpu_utilization_ratio",
 			"Part of the driver's last sample period in which kernels ran on a GPU, 0 to 1. Absent in MIG mode.", unitLabels(), nil),
+		instanceSM: prometheus.NewDesc("gpusharing_gpu_sm_utilization_ratio",
+			"Part of the streaming multiprocessors of a MIG instance that were busy while it was measured, 0 to 1. Hopper and later.", unitLabels(), nil),
+		instanceBandwidth: prometheus.NewDesc("gpusharing_gpu_memory_bandwidth_utilization_ratio",
+			"Part of the memory bandwidth of a MIG instance that was used while it was measured, 0 to 1. Hopper and later.", unitLabels(), nil),
 		containers: prometheus.NewDesc("gpusharing_gpu_containers",
 			"Containers that hold or use a GPU or a MIG instance. Absent for a GPU that has instances.", unitLabels(), nil),
 		replicas: prometheus.NewDesc("gpusharing_gpu_replicas",
@@ -62,7 +67,8 @@ func NewUsageCollector(measure func() (usage.Report, error)) *UsageCollector {
 			"GPU memory that the processes of a container use; 0 for a container that holds the GPU and has no process on it.",
 			containerLabels(), nil),
 		containerShare: prometheus.NewDesc("gpusharing_container_gpu_memory_share_bytes",
-			"GPU memory that a container is meant to have: the limit of the MPS server, or the memory divided by the replicas.",
+			"GPU memory that a container is meant to have: the limit of the MPS server, what the policy's memory guard says, or the memory divided "+
+				"by the replicas.",
 			containerLabels(), nil),
 		containerSM: prometheus.NewDesc("gpusharing_container_gpu_sm_utilization_ratio",
 			"Part of the driver's last sample period in which the streaming multiprocessors worked for a container, 0 to 1. Absent if they did "+
@@ -81,7 +87,7 @@ func NewUsageCollector(measure func() (usage.Report, error)) *UsageCollector {
 // Describe implements prometheus.Collector.
 func (c *UsageCollector) Describe(descriptions chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		c.complete, c.memoryTotal, c.memoryUsed, c.memoryFree, c.utilization, c.containers, c.replicas, c.limitThreads, c.limitMemory,
+		c.complete, c.memoryTotal, c.memoryUsed, c.memoryFree, c.utilization, c.instanceSM, c.instanceBandwidth, c.containers, c.replicas, c.limitThreads, c.limitMemory,
 		c.containerMemory, c.containerShare, c.containerSM, c.containerRate, c.clients, c.outdated,
 	} {
 		descriptions <- d
@@ -122,7 +128,12 @@ func (c *UsageCollector) unit(gauge emit, node string, u usage.Unit) {
 		gauge(c.memoryUsed, float64(u.Memory.Used), labels...)
 		gauge(c.memoryFree, float64(u.Memory.Free), labels...)
 	}
-	if u.Utilization != nil {
+	switch {
+	case u.Utilization == nil:
+	case u.Instance != nil:
+		gauge(c.instanceSM, u.Utilization.Compute, labels...)
+		gauge(c.instanceBandwidth, u.Utilization.Memory, labels...)
+	default:
 		gauge(c.utilization, u.Utilization.Compute, labels...)
 	}
 	if !u.Partitioned {

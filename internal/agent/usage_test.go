@@ -9,6 +9,7 @@ import (
 	"errors"
 	"net/http"
 	"net/http/httptest"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -33,6 +34,7 @@ func TestUsage(t *testing.T) {
 	for name, test := range map[string]func(s scenario){
 		"attributes processes to containers":                                        attributes,
 		"knows not what a container without a name uses":                            knowsNotWhatAnUnnamedContainerUses,
+		"measures MIG instances and their containers":                               measuresMIGInstances,
 		"attributes nothing to the MPS server":                                      attributesNothingToTheServer,
 		"leaves the driver closed for mig-manager":                                  measuresNotBesideMIGManager,
 		"leaves the driver closed for mig-manager, whose turn came while it waited": measuresNotBesideMIGManagerThatCameMeanwhile,
@@ -70,7 +72,7 @@ func attributes(s scenario) {
 # HELP gpusharing_agent_usage_complete 1 if all GPUs of the node could be measured for this scrape, otherwise 0; the agent's log has the error.
 # TYPE gpusharing_agent_usage_complete gauge
 gpusharing_agent_usage_complete{node="NODE"} 1
-# HELP gpusharing_container_gpu_memory_share_bytes GPU memory that a container is meant to have: the limit of the MPS server, or the memory divided by the replicas.
+# HELP gpusharing_container_gpu_memory_share_bytes GPU memory that a container is meant to have: the limit of the MPS server, what the policy's memory guard says, or the memory divided by the replicas.
 # TYPE gpusharing_container_gpu_memory_share_bytes gauge
 gpusharing_container_gpu_memory_share_bytes{A100 greedy} 1.073741824e+10
 gpusharing_container_gpu_memory_share_bytes{A100 modest} 1.073741824e+10
@@ -116,6 +118,65 @@ gpusharing_gpu_memory_used_bytes{T4} 0
 	n.hardware.RemoveProcess(100)
 	n.allocations.free()
 	n.Expect(testutil.CollectAndCount(collector, "gpusharing_container_gpu_memory_used_bytes")).To(gomega.Equal(1), "a series goes with its container")
+}
+
+func measuresMIGInstances(s scenario) {
+	n := s.node("", sim.H100)
+	n.specify(mig(n.uuid(0), instances("3g.40gb", 2)))
+	n.settle()
+	instance := n.get().Status.Devices[0].Instances[0]
+	use := gpu.ProcessUse{
+		PID: 100, Instance: int(instance.ID), MemoryBytes: new(5 * gib), Utilization: &gpu.Utilization{Compute: 0.75, Memory: 0.25},
+	}
+	n.Expect(n.hardware.AddProcess(n.uuid(0), gpu.Process{PID: 100, Instance: use.Instance})).To(gomega.Succeed())
+	n.Expect(n.hardware.SetUse(n.uuid(0), use)).To(gomega.Succeed())
+	id := strings.Repeat("0", 64)
+	n.processes.Set(100, host.Process{Name: "python3", PodUID: "uid-train", ContainerID: id})
+	n.containers[id] = host.ContainerName{Namespace: "ml", Pod: "train", Container: "main"}
+	n.allocations.hold("train", instance.UUID)
+	n.allocations.advertised = []string{instance.UUID, n.get().Status.Devices[0].Instances[1].UUID}
+	report, err := n.controller.Usage(n.Context())
+	n.Expect(err).NotTo(gomega.HaveOccurred())
+	n.Expect(report.Units).To(gomega.HaveLen(3))
+	busy := report.Units[1]
+	if *busy.Instance != use.Instance {
+		busy = report.Units[2]
+	}
+	n.Expect(busy.Utilization).To(gomega.Equal(use.Utilization))
+	n.Expect(busy.Containers).To(gomega.HaveLen(1))
+	n.Expect(busy.Containers[0].Pod).To(gomega.Equal("train"))
+	n.Expect(busy.Containers[0].MemoryBytes).To(gomega.HaveValue(gomega.Equal(5 * gib)))
+
+	collector := agent.NewUsageCollector(func() (usage.Report, error) { return report, nil })
+	values, err := gathered(collector)
+	n.Expect(err).NotTo(gomega.HaveOccurred())
+	id = strconv.Itoa(use.Instance)
+	n.Expect(values["gpusharing_gpu_sm_utilization_ratio"]).To(gomega.HaveKeyWithValue(id, 0.75))
+	n.Expect(values["gpusharing_gpu_memory_bandwidth_utilization_ratio"]).To(gomega.HaveKeyWithValue(id, 0.25))
+	n.Expect(values["gpusharing_container_gpu_memory_used_bytes"]).To(gomega.Equal(map[string]float64{id: float64(5 * gib)}))
+	n.Expect(values).NotTo(gomega.HaveKey("gpusharing_gpu_utilization_ratio"), "of the GPU the driver reports none in MIG mode")
+	n.Expect(values["gpusharing_gpu_containers"]).To(gomega.HaveLen(2), "and none of the GPU itself")
+}
+
+// gathered are the values of a collector by metric and instance.
+func gathered(collector prometheus.Collector) (map[string]map[string]float64, error) {
+	registry := prometheus.NewPedanticRegistry()
+	if err := registry.Register(collector); err != nil {
+		return nil, err
+	}
+	families, err := registry.Gather()
+	values := map[string]map[string]float64{}
+	for _, f := range families {
+		values[f.GetName()] = map[string]float64{}
+		for _, m := range f.GetMetric() {
+			for _, l := range m.GetLabel() {
+				if l.GetName() == "gpu_instance" {
+					values[f.GetName()][l.GetValue()] = m.GetGauge().GetValue()
+				}
+			}
+		}
+	}
+	return values, err
 }
 
 func attributesNothingToTheServer(s scenario) {

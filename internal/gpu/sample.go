@@ -13,7 +13,7 @@ type DeviceUse struct {
 	UUID             string
 	Index            int           // NVML's
 	Memory           *Memory       // nil, for example, on a GPU that shares the memory of the host
-	Utilization      *Utilization  // nil in MIG mode (NVML, nvmlDeviceGetUtilizationRates)
+	Utilization      *Utilization  // nil in MIG mode (NVML, nvmlDeviceGetUtilizationRates), in which the instances have it
 	Instances        []InstanceUse // those with a compute instance, by id
 	Processes        []ProcessUse  // by PID
 	ProcessesUnknown bool          // the driver's lists of processes cannot be used, so that Processes is empty
@@ -24,6 +24,9 @@ type InstanceUse struct {
 	ID     int // of the GPU instance
 	UUID   string
 	Memory *Memory
+	// Utilization is that of the instance's own part of the GPU while it was measured: of its streaming multiprocessors those that were busy,
+	// and of its memory bandwidth what was used. Nil before Hopper, and where the driver does not report it (NVML, "GPM").
+	Utilization *Utilization
 }
 
 // Memory is GPU memory in bytes. What the driver reserves for itself counts in none but Total.
@@ -33,7 +36,7 @@ type Memory struct {
 	Free  int64 `json:"free"`
 }
 
-// Utilization is the part of the driver's last sample period, 0 to 1, in which something was at work.
+// Utilization is the part of the driver's last sample period, 0 to 1, in which something was at work. InstanceUse has another definition.
 type Utilization struct {
 	Compute float64 `json:"compute"` // the streaming multiprocessors
 	Memory  float64 `json:"memory"`  // the memory controller

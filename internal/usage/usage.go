@@ -41,8 +41,8 @@ type Unit struct {
 	Partitioned bool              `json:"partitioned,omitempty"`
 	Strategy    v1alpha1.Strategy `json:"strategy"` // empty: not known, as while the device plugin restarts
 	Memory      *gpu.Memory       `json:"memory,omitempty"`
-	Utilization *gpu.Utilization  `json:"utilization,omitempty"`
-	Replicas    int               `json:"replicas"` // that the node advertises of it
+	Utilization *gpu.Utilization  `json:"utilization,omitempty"` // of an instance: of its own part of the GPU
+	Replicas    int               `json:"replicas"`              // that the node advertises of it
 	Limits      *Limits           `json:"limits,omitempty"`
 	Containers  []Container       `json:"containers,omitempty"` // by use, the largest first
 	// OtherBytes is the memory of processes that belong to no container that is known, such as the MPS server.
@@ -106,7 +106,7 @@ func Of(node *v1alpha1.GPUNode, devices []Device, owners map[int]Name) Report {
 		r.Units = append(r.Units, whole.filled(&devices[i], gpu.WholeGPU, owners))
 		for _, instance := range devices[i].Instances {
 			part := unitOf(known, &devices[i], node.Spec.MemoryGuard)
-			part.Instance, part.Memory, part.Utilization = &instance.ID, instance.Memory, nil
+			part.Instance, part.Memory, part.Utilization = &instance.ID, instance.Memory, instance.Utilization
 			part.Profile, part.Limits, part.Strategy = profile(known, instance.UUID), nil, v1alpha1.StrategyMIG
 			part.Replicas = devices[i].Replicas[instance.ID]
 			r.Units = append(r.Units, part.filled(&devices[i], instance.ID, owners))

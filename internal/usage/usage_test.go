@@ -151,7 +151,7 @@ func TestInstances(t *testing.T) {
 	n := node(v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeEnabled}, v1alpha1.InstanceStatus{ID: 9, Profile: "1g.5gb", UUID: "MIG-9"})
 	d := device(gpu.ProcessUse{PID: 1, Instance: 9, MemoryBytes: new(4 * gib)})
 	d.Instances = []gpu.InstanceUse{
-		{ID: 9, UUID: "MIG-9", Memory: &gpu.Memory{Total: 5 * gib}}, {ID: 10, UUID: "MIG-10", Memory: &gpu.Memory{Total: 5 * gib}},
+		{ID: 9, UUID: "MIG-9", Memory: &gpu.Memory{Total: 5 * gib}, Utilization: &gpu.Utilization{Compute: 0.5}}, {ID: 10, UUID: "MIG-10", Memory: &gpu.Memory{Total: 5 * gib}},
 	}
 	d.Holders, d.Replicas, d.Utilization = []gpu.Holder{holder("train", 9)}, map[int]int{9: 1, 10: 2}, nil
 	r := usage.Of(n, []usage.Device{d}, map[int]usage.Name{1: name("train")})
@@ -161,6 +161,8 @@ func TestInstances(t *testing.T) {
 	g.Expect(*r.Units[1].Instance).To(Equal(9))
 	g.Expect(r.Units[1].Profile).To(Equal("1g.5gb"))
 	g.Expect(r.Units[1].Strategy).To(Equal(v1alpha1.StrategyMIG))
+	g.Expect(r.Units[1].Utilization).To(Equal(&gpu.Utilization{Compute: 0.5}))
+	g.Expect(r.Units[2].Utilization).To(BeNil(), "the driver does not report it")
 	g.Expect(r.Units[1].Containers).To(Equal([]usage.Container{
 		{Name: name("train"), MemoryBytes: new(4 * gib), ShareBytes: new(5 * gib), Processes: 1},
 	}))

@@ -18,6 +18,7 @@ func sampling() map[string]contractCase {
 		"does not measure what the driver does not report":      {models: []string{gb10}, changes: true, check: measuresNothingUnknown},
 		"measures MPS clients, but not their utilization":       {models: []string{t4}, changes: true, check: measuresMPSClients},
 		"measures instances and their processes":                {models: []string{h100}, changes: true, check: measuresInstances},
+		"measures no utilization of instances before Hopper":    {models: []string{a100}, changes: true, check: measuresNoCounters},
 		"measures nothing for a context that has ended":         {models: []string{t4}, check: measuresInTime},
 		"measures between two observations, which stay as seen": {models: []string{t4}, check: measuresOnly},
 	}
@@ -102,7 +103,7 @@ func measuresInstances(b bench) {
 	instances := b.device(0).State.Instances
 	used := instances[1]
 	b.Rig.AddProcess(uuid, gpu.Process{PID: 900001, Name: "python3", Instance: used.ID})
-	use := gpu.ProcessUse{PID: 900001, Instance: used.ID, MemoryBytes: new(int64(5 << 30)), Utilization: &gpu.Utilization{Compute: 1}}
+	use := gpu.ProcessUse{PID: 900001, Instance: used.ID, MemoryBytes: new(int64(5 << 30)), Utilization: &gpu.Utilization{Compute: 0.75, Memory: 0.25}}
 	b.Rig.SetUse(uuid, use)
 	use.Utilization = nil
 	d := b.sample().Devices[0]
@@ -115,11 +116,26 @@ func measuresInstances(b bench) {
 		if i.ID == used.ID {
 			b.Expect(i.UUID).To(Equal(used.UUID))
 			b.Expect(i.Memory.Used).To(Equal(int64(5 << 30)))
+			b.Expect(i.Utilization).To(Equal(&gpu.Utilization{Compute: 0.75, Memory: 0.25}))
 		} else {
 			b.Expect(i.Memory.Used).To(BeZero())
+			b.Expect(i.Utilization).To(Equal(&gpu.Utilization{}), "it is known that nothing works on it")
 		}
 	}
 	b.Expect(d.Memory.Used).To(Equal(int64(5 << 30)))
+}
+
+func measuresNoCounters(b bench) {
+	uuid := b.migOn()
+	b.Expect(b.create(uuid, "3g.20gb", 0, 4)).To(Succeed())
+	used := b.device(0).State.Instances[0]
+	b.Rig.AddProcess(uuid, gpu.Process{PID: 900001, Name: "python3", Instance: used.ID})
+	b.Rig.SetUse(uuid, gpu.ProcessUse{
+		PID: 900001, Instance: used.ID, MemoryBytes: new(int64(5 << 30)), Utilization: &gpu.Utilization{Compute: 1},
+	})
+	d := b.sample().Devices[0]
+	b.Expect(d.Instances).To(HaveLen(1))
+	b.Expect(d.Instances[0].Utilization).To(BeNil())
 }
 
 func measuresInTime(b bench) {

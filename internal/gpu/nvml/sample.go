@@ -66,7 +66,7 @@ func (s sampler) sample(ctx context.Context) (sample gpu.Sample, partial, err er
 	for index := range count {
 		measuring.Go(func() {
 			if errs[index] = ctx.Err(); errs[index] == nil {
-				devices[index], errs[index] = s.sampleDevice(index, listsOf(version))
+				devices[index], errs[index] = s.sampleDevice(ctx, index, listsOf(version))
 			}
 		})
 	}
@@ -81,7 +81,7 @@ func (s sampler) sample(ctx context.Context) (sample gpu.Sample, partial, err er
 	return sample, errors.Join(errs...), nil
 }
 
-func (s sampler) sampleDevice(index int, lists lists) (gpu.DeviceUse, error) {
+func (s sampler) sampleDevice(ctx context.Context, index int, lists lists) (gpu.DeviceUse, error) {
 	handle, ret := s.lib.DeviceGetHandleByIndex(index)
 	if ret != nvml.SUCCESS {
 		return gpu.DeviceUse{}, failed("nvmlDeviceGetHandleByIndex", ret)
@@ -95,7 +95,7 @@ func (s sampler) sampleDevice(index int, lists lists) (gpu.DeviceUse, error) {
 		d.Utilization = utilization(rates.Gpu, rates.Memory)
 	}
 	if mode, _, ret := handle.GetMigMode(); ret == nvml.SUCCESS && mode == nvml.DEVICE_MIG_ENABLE {
-		d.Instances = s.sampleInstances(handle)
+		d.Instances = s.sampleInstances(ctx, handle)
 	}
 	if d.ProcessesUnknown {
 		return d, nil
@@ -120,7 +120,7 @@ func (s sampler) memory(handle nvml.Device) *gpu.Memory {
 }
 
 // sampleInstances are the MIG devices of a GPU. One that is destroyed meanwhile is left out.
-func (s sampler) sampleInstances(handle nvml.Device) []gpu.InstanceUse {
+func (s sampler) sampleInstances(ctx context.Context, handle nvml.Device) []gpu.InstanceUse {
 	count, ret := handle.GetMaxMigDeviceCount()
 	if ret != nvml.SUCCESS {
 		return nil
@@ -138,7 +138,9 @@ func (s sampler) sampleInstances(handle nvml.Device) []gpu.InstanceUse {
 		}
 	}
 	slices.SortStableFunc(instances, func(a, b gpu.InstanceUse) int { return a.ID - b.ID })
-	return slices.CompactFunc(instances, func(a, b gpu.InstanceUse) bool { return a.ID == b.ID })
+	instances = slices.CompactFunc(instances, func(a, b gpu.InstanceUse) bool { return a.ID == b.ID })
+	s.sampleUtilization(ctx, handle, instances)
+	return instances
 }
 
 // sampleProcesses are the processes of all lists of the driver, each once for each instance.

@@ -91,11 +91,34 @@ func (g *GPU) Utilization() *gpu.Utilization {
 	return &sum
 }
 
+// Counts reports whether the GPU has the counters of NVML's GPU performance monitoring: Hopper and later, and not a vGPU that has a part of
+// an instance (NVML API reference, "GPM").
+func (g *GPU) Counts() bool {
+	const hopper = 9
+	return g.Spec().ComputeCapability.Major >= hopper && !g.Spec().Virtual
+}
+
+// InstanceUtilization is that of one of the GPU's instances; nil where the GPU has no counters.
+func (g *GPU) InstanceUtilization(instance int) *gpu.Utilization {
+	if _, err := g.instance(instance); err != nil || !g.Counts() {
+		return nil
+	}
+	var sum gpu.Utilization
+	for _, u := range g.Uses {
+		if u.Instance == instance && u.Utilization != nil {
+			sum.Compute, sum.Memory = min(1, sum.Compute+u.Utilization.Compute), min(1, sum.Memory+u.Utilization.Memory)
+		}
+	}
+	return &sum
+}
+
 func (g *GPU) sample(index int) gpu.DeviceUse {
 	d := gpu.DeviceUse{UUID: g.UUID, Index: index, Memory: g.Memory(gpu.WholeGPU), Utilization: g.Utilization()}
 	for _, i := range g.Instances {
 		if len(i.Compute) > 0 {
-			d.Instances = append(d.Instances, gpu.InstanceUse{ID: i.ID, UUID: i.Compute[0].UUID, Memory: g.Memory(i.ID)})
+			d.Instances = append(d.Instances, gpu.InstanceUse{
+				ID: i.ID, UUID: i.Compute[0].UUID, Memory: g.Memory(i.ID), Utilization: g.InstanceUtilization(i.ID),
+			})
 		}
 	}
 	slices.SortStableFunc(d.Instances, func(a, b gpu.InstanceUse) int { return a.ID - b.ID })

@@ -27,6 +27,8 @@ func main() {}
 const (
 	uninitialized   sim.Return = 1
 	moduleMismatch  sim.Return = 18 // the library belongs to another version of the driver than the kernel module
+	noMemory        sim.Return = 20
+	noData          sim.Return = 21
 	versionMismatch sim.Return = 25
 )
 
@@ -41,10 +43,11 @@ type library struct {
 	calls   atomic.Int64
 	handles map[C.struct_handle]*C.struct_handle
 	sets    []*eventSet
+	samples map[int]gpmSample // by number
 }
 
 // loaded is the one library of the process, as in NVML.
-var loaded = &library{handles: map[C.struct_handle]*C.struct_handle{}} //nolint:gochecknoglobals // a C library is global
+var loaded = &library{handles: map[C.struct_handle]*C.struct_handle{}, samples: map[int]gpmSample{}} //nolint:gochecknoglobals // a C library is global
 
 func (l *library) open() sim.Return {
 	l.mu.Lock()
@@ -89,6 +92,10 @@ func (l *library) shut() sim.Return {
 		_ = l.client.Disconnect() // the lock is gone in any case
 		if file := os.Getenv(simdriver.CountEnv); file != "" {
 			_ = os.WriteFile(file, strconv.AppendInt(nil, l.calls.Load(), 10), 0o600) // who measures misses it
+		}
+		if len(l.samples) > 0 { // NVML itself does not say that a program grows for ever
+			clear(l.samples)
+			return sim.InUse
 		}
 	}
 	return sim.Success
@@ -192,7 +199,7 @@ func meetFault(d *simdriver.Driver, s *simdriver.State, name string, h *C.struct
 }
 
 func uuidOf(s *simdriver.State, h *C.struct_handle) string {
-	if h == nil || int(h.gpu) >= len(s.Node.GPUs) || h.kind == C.HANDLE_EVENTS {
+	if h == nil || int(h.gpu) >= len(s.Node.GPUs) || h.kind == C.HANDLE_EVENTS || h.kind == C.HANDLE_GPM {
 		return ""
 	}
 	return s.Node.GPUs[h.gpu].UUID

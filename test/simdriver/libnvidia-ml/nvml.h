@@ -9,13 +9,13 @@
 
 #include <stdint.h>
 
-enum { HANDLE_GPU = 1, HANDLE_MIG, HANDLE_GI, HANDLE_CI, HANDLE_EVENTS };
+enum { HANDLE_GPU = 1, HANDLE_MIG, HANDLE_GI, HANDLE_CI, HANDLE_EVENTS, HANDLE_GPM };
 
 struct handle {
 	int kind;
 	int gpu; // index
 	int gi;  // id of the GPU instance
-	int ci;  // id of the compute instance, or number of the event set
+	int ci;  // id of the compute instance, or number of the event set or of the GPM sample
 };
 
 struct pci_info {
@@ -52,6 +52,22 @@ struct process_utilization {
 
 struct utilization {
 	unsigned int gpu, memory;
+};
+
+struct gpm_support {
+	uint32_t version, supported;
+};
+
+struct gpm_metric {
+	uint32_t id, ret;
+	double value;
+	const char *short_name, *long_name, *unit;
+};
+
+struct gpm_metrics {
+	uint32_t version, count;
+	struct handle *first, *second;
+	struct gpm_metric metrics[333];
 };
 
 struct attributes {
