@@ -14,14 +14,18 @@ import (
 	"os/signal"
 	_ "time/tzdata" // the image of the controller has no time zones, and neither has every machine
 
+	"github.com/go-logr/logr"
 	"golang.org/x/term"
+	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/cli"
 	"github.com/gpusharing/gpu-sharing-operator/internal/version"
 )
 
 func main() {
+	quiet()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	program := &cli.Program{
 		In: os.Stdin, Out: os.Stdout, Interactive: term.IsTerminal(int(os.Stdin.Fd())), Clock: clock.RealClock{}, Width: width(),
@@ -33,6 +37,13 @@ func main() {
 		fmt.Fprintln(os.Stderr, "error:", err)
 		os.Exit(exitCode(err))
 	}
+}
+
+// quiet keeps what the libraries log off the terminal: they warn of a watch that ends, and of a logger that was not set. What the user must
+// know is in the output or in the error.
+func quiet() {
+	log.SetLogger(logr.Discard())
+	klog.SetLogger(logr.Discard())
 }
 
 func exitCode(err error) int {

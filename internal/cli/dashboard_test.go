@@ -9,6 +9,7 @@ import (
 	"context"
 	"encoding/json"
 	"io"
+	"net"
 	"net/http"
 	"net/url"
 	"regexp"
@@ -22,6 +23,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -115,9 +117,85 @@ func (s *shownPage) notes() []string {
 	return slices.Clone(s.page.Notes)
 }
 
+// proxy is between a program and the API server. While it is closed it lets nothing through, and ends no connection: as a network that is
+// gone does.
+type proxy struct {
+	address string
+
+	mu    sync.Mutex
+	opens *sync.Cond
+	shut  bool
+}
+
+func proxyTo(t *testing.T, host string) *proxy {
+	t.Helper()
+	g := NewWithT(t)
+	target, err := url.Parse(host)
+	g.Expect(err).NotTo(HaveOccurred())
+	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	g.Expect(err).NotTo(HaveOccurred())
+	p := &proxy{address: listener.Addr().String()}
+	p.opens = sync.NewCond(&p.mu)
+	var running sync.WaitGroup
+	ctx, stop := context.WithCancel(t.Context())
+	running.Go(func() {
+		for {
+			from, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			to, err := (&net.Dialer{}).DialContext(ctx, "tcp", target.Host)
+			if err != nil {
+				_ = from.Close()
+				continue
+			}
+			context.AfterFunc(ctx, func() { _, _ = from.Close(), to.Close() })
+			running.Go(func() { p.carry(to, from) })
+			running.Go(func() { p.carry(from, to) })
+		}
+	})
+	t.Cleanup(func() {
+		stop()
+		_ = listener.Close()
+		p.open(true)
+		running.Wait()
+	})
+	return p
+}
+
+// carry carries bytes one way, until one side ends.
+func (p *proxy) carry(to, from net.Conn) {
+	defer func() { _, _ = to.Close(), from.Close() }()
+	buffer := make([]byte, 32<<10)
+	for {
+		n, err := from.Read(buffer)
+		p.mu.Lock()
+		for p.shut {
+			p.opens.Wait()
+		}
+		p.mu.Unlock()
+		if err != nil {
+			return
+		}
+		if _, err := to.Write(buffer[:n]); err != nil {
+			return
+		}
+	}
+}
+
+// open lets everything through, or nothing.
+func (p *proxy) open(is bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.shut = !is
+	p.opens.Broadcast()
+}
+
 // TestDashboardOnAnAPIServer: what the page shows is what the API server has, soon after each change.
 func TestDashboardOnAnAPIServer(t *testing.T) {
 	const patience = time.Minute
+	t.Setenv("HTTP2_READ_IDLE_TIMEOUT_SECONDS", "1") // client-go's own are half a minute and 15 seconds
+	t.Setenv("HTTP2_PING_TIMEOUT_SECONDS", "1")
 	g := NewWithT(t)
 	cluster := env.Start(t, env.WithNVIDIA())
 	n := node(t, "a", sim.A100, sim.T4)
@@ -228,6 +306,29 @@ func TestDashboardOnAnAPIServer(t *testing.T) {
 		g.Expect(cluster.Client.Delete(t.Context(), &v1alpha1.GPUNode{ObjectMeta: metav1.ObjectMeta{Name: "b"}})).To(Succeed())
 		g.Eventually(func() string { return s.node("b").Name }, patience).Should(BeEmpty())
 		g.Eventually(same, patience).Should(Succeed())
+	})
+	t.Run("it says so where the API server sends nothing any more, and shows what is so once it does again", func(t *testing.T) {
+		g := NewWithT(t)
+		between := proxyTo(t, cluster.Config.Host)
+		behind := rest.CopyConfig(cluster.Config)
+		behind.Host = "https://" + between.address
+		s := startDashboard(t, kubeconfigOf(t, behind, "editor"))
+		stale := []any{
+			HavePrefix("Policies are not shown as they are now: "), HavePrefix("GPUs are not shown as they are now: "),
+			HavePrefix("What the nodes advertise is not shown as it is now: "), HavePrefix("Processes are not shown with their pods"),
+		}
+		g.Eventually(func() string { return s.node("a").Name }, patience).Should(Equal("a"))
+		g.Expect(s.notes()).NotTo(ContainElement(Or(HavePrefix("Policies are not"), HavePrefix("GPUs are not"))))
+		between.open(false)
+		g.Eventually(s.notes, patience).Should(ContainElements(stale...))
+		g.Expect(s.node("a").Name).To(Equal("a"), "what was so last is shown still")
+		third := node(t, "c", sim.T4)
+		g.Expect(cluster.Client.Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "c"}})).To(Succeed())
+		g.Expect(cluster.Client.Create(t.Context(), &v1alpha1.GPUNode{ObjectMeta: metav1.ObjectMeta{Name: "c"}, Spec: third.GPU.Spec})).To(Succeed())
+		between.open(true)
+		g.Eventually(func() string { return s.node("c").Name }, 2*patience).Should(Equal("c"))
+		g.Eventually(s.notes, patience).ShouldNot(ContainElement(Or(HavePrefix("Policies are not"), HavePrefix("GPUs are not"))))
+		g.Expect(cluster.Client.Delete(t.Context(), &v1alpha1.GPUNode{ObjectMeta: metav1.ObjectMeta{Name: "c"}})).To(Succeed())
 	})
 	t.Run("without a right it says what is missing", func(t *testing.T) {
 		g := NewWithT(t)

@@ -5,7 +5,9 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -79,14 +81,20 @@ func (w *watches) kindOf(c client.WithWatch, without string, object client.Objec
 	source := &toolscache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			into, _ := list.DeepCopyObject().(client.ObjectList)
+			answered := w.ask(ctx, k)
 			err := c.List(ctx, into, options(o))
-			w.report(ctx, k, err)
+			answered(err)
 			return into, err
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 			into, _ := list.DeepCopyObject().(client.ObjectList)
+			answered := w.ask(ctx, k)
 			events, err := c.Watch(ctx, into, options(o))
-			w.report(ctx, k, err)
+			if err == nil && isEmpty(events) {
+				answered(errUnanswered)
+			} else {
+				answered(err)
+			}
 			return events, err
 		},
 	}
@@ -105,6 +113,44 @@ func (w *watches) kindOf(c client.WithWatch, without string, object client.Objec
 	return k
 }
 
+// errUnanswered is why a kind cannot be read while the network is gone.
+var errUnanswered = errors.New("the API server does not answer, and is asked again")
+
+// answerTimeout is how long the API server may take to begin an answer before the page says so. client-go itself finds after 45 seconds that
+// a connection is dead, and tries for minutes before it returns an error.
+const answerTimeout = 10 * time.Second
+
+// ask notes that a kind is asked for: if no answer comes for a while, the page says so. What was answered is nil, or why the kind cannot be read.
+func (w *watches) ask(ctx context.Context, k *kind) (answered func(error)) {
+	over := false
+	note := func(err error) {
+		if ctx.Err() == nil {
+			k.failed = err
+			w.mark()
+		}
+	}
+	late := time.AfterFunc(answerTimeout, func() {
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		if !over {
+			note(errUnanswered)
+		}
+	})
+	return func(err error) {
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		over = true
+		late.Stop()
+		note(err)
+	}
+}
+
+// isEmpty reports whether a watch is the empty one that client-go returns, without an error, if a connection took too long or broke off
+// (rest.Request.Watch). With it what is known would pass for what is so now.
+func isEmpty(events watch.Interface) bool {
+	return reflect.TypeOf(events) == reflect.TypeOf(watch.NewEmptyWatch())
+}
+
 // run watches until the context ends.
 func (w *watches) run(ctx context.Context) {
 	var kinds sync.WaitGroup
@@ -119,17 +165,6 @@ func (w *watches) run(ctx context.Context) {
 }
 
 func (w *watches) kinds() []*kind { return []*kind{w.policies, w.gpuNodes, w.nodes, w.pods} }
-
-// report keeps why a kind cannot be read, or that it can.
-func (w *watches) report(ctx context.Context, k *kind, err error) {
-	if ctx.Err() != nil {
-		return
-	}
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.failed = err
-	w.mark()
-}
 
 // missing is why a kind cannot be read; nil: it can.
 func (k *kind) missing() error {
