@@ -30,8 +30,10 @@ const (
 	maxQuestion = 1 << 20
 	// beat is how often a browser hears from a page on which nothing changes; one that hears nothing for longer knows that it is not live.
 	beat = 5 * time.Second
-	// writeTimeout is how long a browser may take to accept an update.
+	// writeTimeout is how long a browser may take to accept an answer, or one update of the stream.
 	writeTimeout = 30 * time.Second
+	// readTimeout is how long a browser may take to send a question, and idleTimeout how long its connection stays open without a request.
+	readTimeout, idleTimeout = 30 * time.Second, 2 * time.Minute
 	// previewTimeout is how long the API server may take for a preview.
 	previewTimeout = time.Minute
 	// ContentPolicy lets the browser load, and connect to, nothing but this server, and lets no text become markup or script.
@@ -68,7 +70,7 @@ func (s *Server) Listen(ctx context.Context, port uint16) (net.Listener, string,
 // Serve serves until the context ends.
 func (s *Server) Serve(ctx context.Context, listener net.Listener) error {
 	server := &http.Server{
-		Handler: s.handler(), ReadHeaderTimeout: 10 * time.Second, MaxHeaderBytes: 16 << 10,
+		Handler: s.handler(), ReadHeaderTimeout: 10 * time.Second, IdleTimeout: idleTimeout, MaxHeaderBytes: 16 << 10,
 		BaseContext: func(net.Listener) context.Context { return ctx }, // ends the streams
 	}
 	stop := context.AfterFunc(ctx, func() { _ = server.Close() })
@@ -82,7 +84,7 @@ func (s *Server) Serve(ctx context.Context, listener net.Listener) error {
 // handler serves the files of the page to this machine, and the cluster to those who have the token.
 func (s *Server) handler() http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /{file...}", file)
+	mux.HandleFunc("GET /{file...}", s.file)
 	mux.Handle("GET /api/stream", s.withToken(s.stream))
 	mux.Handle("POST /api/preview", s.withToken(s.preview))
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -134,7 +136,7 @@ var contentType = map[string]string{
 }
 
 // file serves a file of the page.
-func file(w http.ResponseWriter, r *http.Request) {
+func (s *Server) file(w http.ResponseWriter, r *http.Request) {
 	name := r.PathValue("file")
 	if name == "" {
 		name = "index.html"
@@ -145,7 +147,14 @@ func file(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	w.Header().Set("Content-Type", contentType[path.Ext(name)])
-	_, _ = w.Write(content) // a browser that has gone needs none
+	s.write(w, content)
+}
+
+// write ends an answer, for which a browser is not waited for long.
+func (s *Server) write(w http.ResponseWriter, content []byte) {
+	if http.NewResponseController(w).SetWriteDeadline(s.Clock.Now().Add(writeTimeout)) == nil {
+		_, _ = w.Write(content) // a browser that has gone needs none
+	}
 }
 
 // stream sends the page, and then each change of it, as lines of JSON, or an empty line where nothing has changed for a while.
@@ -181,8 +190,15 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request) {
 // preview answers a Question.
 func (s *Server) preview(w http.ResponseWriter, r *http.Request) {
 	var asked Question
+	control := http.NewResponseController(w)
+	if control.SetReadDeadline(s.Clock.Now().Add(readTimeout)) != nil {
+		return // the connection is gone
+	}
 	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxQuestion)).Decode(&asked); err != nil {
 		http.Error(w, "reading the question: "+err.Error(), http.StatusBadRequest)
+		return
+	}
+	if control.SetReadDeadline(time.Time{}) != nil { // a browser that waits for its answer sends nothing
 		return
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), previewTimeout)
@@ -201,5 +217,5 @@ func (s *Server) preview(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	w.Header().Set("Content-Type", "application/json")
-	_, _ = w.Write(content) // a browser that has gone needs none
+	s.write(w, content)
 }

@@ -8,6 +8,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -33,9 +34,15 @@ type served struct {
 
 func serve(t *testing.T) *served {
 	t.Helper()
+	return serveBy(t, clock.RealClock{})
+}
+
+// serveBy serves by a clock.
+func serveBy(t *testing.T, now clock.Clock) *served {
+	t.Helper()
 	g := NewWithT(t)
 	s := &served{T: t, hub: dashboard.NewHub()}
-	server := &dashboard.Server{Hub: s.hub, Clock: clock.RealClock{}, Preview: func(ctx context.Context, q dashboard.Question) (dashboard.Answer, error) {
+	server := &dashboard.Server{Hub: s.hub, Clock: now, Preview: func(ctx context.Context, q dashboard.Question) (dashboard.Answer, error) {
 		if _, ends := ctx.Deadline(); q.Policies == "slow" && ends {
 			return dashboard.Answer{}, context.DeadlineExceeded
 		}
@@ -186,6 +193,39 @@ func TestAPreviewIsAnsweredOrRefusedWithItsReason(t *testing.T) {
 	g.Expect(text).To(ContainSubstring("did not answer within 1m0s"))
 	code, _ = answered(`{"policies": "` + strings.Repeat("x", 2<<20) + `"}`)
 	g.Expect(code).To(Equal(http.StatusBadRequest))
+}
+
+// late is a clock on which all time that a browser has is over.
+type late struct{ clock.RealClock }
+
+func (late) Now() time.Time { return time.Now().Add(-time.Hour) }
+
+func TestABrowserThatTakesOrSendsNothingIsNotWaitedForWithoutEnd(t *testing.T) {
+	s := serveBy(t, late{})
+	NewWithT(t).Expect(s.hub.Show(dashboard.Page{})).To(Succeed())
+	for _, request := range []struct{ method, path, body string }{
+		{http.MethodGet, "/app.js", ""}, {http.MethodGet, "/api/stream", ""}, {http.MethodPost, "/api/preview", `{"policies": "mine"}`},
+	} {
+		g := NewWithT(t)
+		r, err := http.NewRequestWithContext(t.Context(), request.method, s.base+request.path, strings.NewReader(request.body))
+		g.Expect(err).NotTo(HaveOccurred())
+		r.Header.Set("Authorization", "Bearer "+s.token)
+		answer, err := http.DefaultClient.Do(r)
+		if err == nil { // the page has refused what did not come in time
+			g.Expect(answer.StatusCode).To(Equal(http.StatusBadRequest), request.path)
+			g.Expect(answer.Body.Close()).To(Succeed())
+		}
+	}
+	g := NewWithT(t)
+	connection, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", s.host)
+	g.Expect(err).NotTo(HaveOccurred())
+	defer func() { _ = connection.Close() }()
+	_, err = fmt.Fprintf(connection, "POST /api/preview HTTP/1.1\r\nHost: %s\r\nAuthorization: Bearer %s\r\nContent-Length: 100\r\n\r\n{", s.host, s.token)
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(connection.SetReadDeadline(time.Now().Add(time.Minute))).To(Succeed())
+	said, err := bufio.NewReader(connection).ReadString('\n')
+	g.Expect(err).NotTo(HaveOccurred(), "half a question is refused")
+	g.Expect(said).To(ContainSubstring("400 Bad Request"))
 }
 
 // line is one of the stream.
