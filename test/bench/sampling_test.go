@@ -49,14 +49,19 @@ const (
 	scrapeInterval  = 15 * time.Second // Prometheus' own default is a minute; the chart's is 30 s
 )
 
-// TestSampling measures the shipped agent while Prometheus scrapes it: 8 GPUs, each of which 48 containers share. Each of them is a process
-// in a cgroup as the kubelet makes it.
+// TestSampling measures the shipped agent while Prometheus scrapes it: 8 GPUs, each of which 48 containers share, and 8 GPUs with 7 MIG
+// instances each. Each container is a process in a cgroup as the kubelet makes it.
 func TestSampling(t *testing.T) {
 	if os.Getenv(samplingEnv) == "" {
 		t.Skip("set " + samplingEnv + "=1, or make bench")
 	}
-	g := NewWithT(t)
-	s := newSampled(t)
+	t.Run("replicas", func(t *testing.T) { newSampled(t, sim.A100, replicas).measure("8 GPUs × 48 containers") })
+	t.Run("instances", func(t *testing.T) { newSampled(t, sim.H100, instances).measure("8 GPUs × 7 instances × 1 container") })
+}
+
+// measure prints what scrapes cost.
+func (s *sampled) measure(of string) {
+	s.t.Helper()
 	s.scrape() // the first loads what the others share
 	before, began, calls, writes := s.processorTime(), time.Now(), s.calls(), s.writes()
 	for range scrapes {
@@ -66,18 +71,20 @@ func TestSampling(t *testing.T) {
 	each := used / scrapes
 	table := bufio.NewWriter(os.Stdout)
 	row := func(what, is, aim string) { _, _ = fmt.Fprintf(table, "| %s | %s | %s |\n", what, is, aim) }
-	row("8 GPUs × 48 containers, each scrape", "", "aim")
+	row(of+", each scrape", "", "aim")
 	row("---", "---", "---")
 	row("agent's CPU", each.Round(10*time.Microsecond).String(), "")
 	row("… at one scrape each 15 s", fmt.Sprintf("%.2f %% of a core", 100*each.Seconds()/scrapeInterval.Seconds()), "≤ 1 %")
 	row("time until the answer is read", (took / scrapes).Round(time.Millisecond).String(), "")
 	row("calls of NVML", strconv.FormatInt((s.calls()-calls)/scrapes, 10), "")
-	row("series", strconv.Itoa(strings.Count(s.scrape(), "\ngpusharing_container_gpu_memory_used_bytes{")), "")
-	row("agent's resident memory", fmt.Sprintf("%d MiB", s.resident()>>20), "≤ 64 MiB")
-	row("… of it its own, without pages of files", fmt.Sprintf("%d MiB", s.own()>>20), "")
+	row("agent's resident memory", fmt.Sprintf("%d MiB", s.memory("VmRSS")>>20), "≤ 64 MiB")
+	program, driver := s.mapped("/agent"), s.mapped("/libnvidia-ml.so")
+	row("… of it pages of its program, a file", fmt.Sprintf("%d MiB", program>>20), "")
+	row("… of it pages of the simulated driver, a file", fmt.Sprintf("%d MiB", driver>>20), "")
+	row("… of it what Go holds for the agent", fmt.Sprintf("%d MiB", s.held()>>20), "")
 	row("writes to the API, all scrapes", strconv.FormatInt(s.writes()-writes, 10), "0")
-	g.Expect(table.Flush()).To(Succeed())
-	g.Expect(s.writes()-writes).To(BeZero(), "a sample is written nowhere")
+	s.Expect(table.Flush()).To(Succeed())
+	s.Expect(s.writes()-writes).To(BeZero(), "a sample is written nowhere")
 }
 
 // sampled is a node whose agent is scraped.
@@ -88,12 +95,50 @@ type sampled struct {
 	host    string // the root of the node's file system
 	cluster *env.Cluster
 	driver  *simdriver.Driver
+	spots   []spot
 	agent   *exec.Cmd
 	url     string
 	token   string
 }
 
-func newSampled(t *testing.T) *sampled {
+// spot is what one container has.
+type spot struct {
+	uuid     string // of the GPU
+	instance int
+	device   string // as the kubelet names it
+}
+
+// replicas are those of GPUs that many containers share.
+func replicas(node *sim.Node) (spots []spot, err error) {
+	for i := range node.GPUs {
+		for c := range containersOfGPU {
+			spots = append(spots, spot{node.GPUs[i].UUID, gpu.WholeGPU, fmt.Sprintf("%s::%d", node.GPUs[i].UUID, c)})
+		}
+	}
+	return spots, nil
+}
+
+// instances partitions each GPU into the smallest MIG instances.
+func instances(node *sim.Node) (spots []spot, err error) {
+	for i := range node.GPUs {
+		uuid := node.GPUs[i].UUID
+		if _, err := node.SetMIG(uuid, true, 0); err != nil {
+			return nil, err
+		}
+		for start := range node.GPUs[i].Spec().ComputeSlices {
+			const all = 1 // slices of the instance
+			if err := node.CreatePartial(uuid, "1g.10gb", gpu.Placement{Start: start, Size: 1}, all); err != nil {
+				return nil, err
+			}
+		}
+		for _, instance := range node.GPUs[i].Instances {
+			spots = append(spots, spot{uuid, instance.ID, instance.Compute[0].UUID})
+		}
+	}
+	return spots, nil
+}
+
+func newSampled(t *testing.T, model sim.Model, divide func(*sim.Node) ([]spot, error)) *sampled {
 	t.Helper()
 	s := &sampled{WithT: NewWithT(t), t: t, host: t.TempDir(), cluster: env.Start(t)}
 	cache, err := simdriver.CacheDir()
@@ -101,8 +146,12 @@ func newSampled(t *testing.T) *sampled {
 	programs, err := simdriver.Build(t.Context(), cache)
 	s.Expect(err).NotTo(HaveOccurred())
 	s.Expect(os.MkdirAll(filepath.Join(s.host, "driver", "dev"), 0o755)).To(Succeed()) // of its own, as a driver container has it
-	s.driver, err = simdriver.New(filepath.Join(s.host, "driver"), programs, simdriver.Times(nodeName, sim.A100, 8))
+	s.driver, err = simdriver.New(filepath.Join(s.host, "driver"), programs, simdriver.Times(nodeName, model, 8))
 	s.Expect(err).NotTo(HaveOccurred())
+	s.Expect(s.driver.Update(func(state *simdriver.State) error {
+		s.spots, err = divide(&state.Node)
+		return err
+	})).To(Succeed())
 	s.fill()
 	s.startAgent()
 	return s
@@ -114,33 +163,26 @@ func (s *sampled) fill() {
 	logs := filepath.Join(s.host, "var", "log", "containers")
 	s.Expect(os.MkdirAll(logs, 0o755)).To(Succeed())
 	top := s.cgroups()
-	n, err := s.driver.Node()
-	s.Expect(err).NotTo(HaveOccurred())
 	kubelet := &podResources{}
-	pids := map[string][]int{}
-	for i := range n.GPUs {
-		for c := range containersOfGPU {
-			number, name := i*containersOfGPU+c, fmt.Sprintf("pod-%d-%d", i, c)
-			id := fmt.Sprintf("%064x", number)
-			group := filepath.Join(top, "kubepods", fmt.Sprintf("pod%08x-0000-0000-0000-000000000000", number), id)
-			pids[n.GPUs[i].UUID] = append(pids[n.GPUs[i].UUID], s.process(group))
-			s.Expect(os.WriteFile(filepath.Join(logs, name+"_users_main-"+id+".log"), nil, 0o600)).To(Succeed())
-			kubelet.add(name, fmt.Sprintf("%s::%d", n.GPUs[i].UUID, c))
-		}
+	pids := make([]int, len(s.spots))
+	for number, spot := range s.spots {
+		name, id := fmt.Sprintf("pod-%d", number), fmt.Sprintf("%064x", number)
+		group := filepath.Join(top, "kubepods", fmt.Sprintf("pod%08x-0000-0000-0000-000000000000", number), id)
+		pids[number] = s.process(group)
+		s.Expect(os.WriteFile(filepath.Join(logs, name+"_users_main-"+id+".log"), nil, 0o600)).To(Succeed())
+		kubelet.add(name, spot.device)
 	}
 	kubelet.serve(s.t, filepath.Join(s.host, "kubelet.sock"))
 	s.Expect(s.driver.Update(func(state *simdriver.State) error {
-		for uuid, of := range pids {
-			for _, pid := range of {
-				if err := state.Node.AddProcess(uuid, gpu.Process{PID: pid, Instance: gpu.WholeGPU}); err != nil {
-					return err
-				}
-				use := gpu.ProcessUse{
-					PID: pid, Instance: gpu.WholeGPU, MemoryBytes: new(int64(512 << 20)), Utilization: &gpu.Utilization{Compute: 0.02, Memory: 0.01},
-				}
-				if err := state.Node.SetUse(uuid, use); err != nil {
-					return err
-				}
+		for number, spot := range s.spots {
+			use := gpu.ProcessUse{
+				PID: pids[number], Instance: spot.instance, MemoryBytes: new(int64(512 << 20)), Utilization: &gpu.Utilization{Compute: 0.02, Memory: 0.01},
+			}
+			if err := state.Node.AddProcess(spot.uuid, gpu.Process{PID: use.PID, Instance: use.Instance}); err != nil {
+				return err
+			}
+			if err := state.Node.SetUse(spot.uuid, use); err != nil {
+				return err
 			}
 		}
 		return nil
@@ -222,8 +264,8 @@ func (s *sampled) startAgent() {
 	s.Eventually(func() int {
 		body, _ := s.get()
 		return strings.Count(body, "\n"+series)
-	}, "2m", "1s").Should(Equal(8*containersOfGPU), "all containers are seen")
-	s.Expect(s.scrape()).To(ContainSubstring(`namespace="users",node="bench",pod="pod-7-47"`))
+	}, "2m", "1s").Should(Equal(len(s.spots)), "all containers are seen")
+	s.Expect(s.scrape()).To(ContainSubstring(fmt.Sprintf(`namespace="users",node="bench",pod="pod-%d"`, len(s.spots)-1)))
 }
 
 // reader is the token of an account that may read metrics.
@@ -299,9 +341,38 @@ func (s *sampled) processorTime() time.Duration {
 	return time.Duration(ticks) * time.Second / 100
 }
 
-func (s *sampled) resident() int64 { return s.memory("VmRSS") }
+// mapped is how much of a file, which the agent has mapped, is resident.
+func (s *sampled) mapped(file string) (sum int64) {
+	s.t.Helper()
+	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps", s.agent.Process.Pid))
+	s.Expect(err).NotTo(HaveOccurred())
+	of := false
+	for line := range strings.Lines(string(raw)) {
+		fields := strings.Fields(line)
+		switch {
+		case !strings.HasSuffix(fields[0], ":"): // a mapping: address, rights, offset, device, inode and perhaps path
+			of = strings.Contains(fields[len(fields)-1], file)
+		case of && fields[0] == "Rss:":
+			kib, err := strconv.ParseInt(fields[1], 10, 64)
+			s.Expect(err).NotTo(HaveOccurred())
+			sum += kib << 10
+		}
+	}
+	return sum
+}
 
-func (s *sampled) own() int64 { return s.memory("RssAnon") }
+// held is what the agent's Go runtime has from the system and has not given back. The simulated driver, a Go library, has a runtime of its own.
+func (s *sampled) held() int64 {
+	s.t.Helper()
+	value := func(name string) float64 {
+		found := regexp.MustCompile(`(?m)^` + name + ` (\S+)$`).FindStringSubmatch(s.scrape())
+		s.Expect(found).NotTo(BeNil())
+		n, err := strconv.ParseFloat(found[1], 64)
+		s.Expect(err).NotTo(HaveOccurred())
+		return n
+	}
+	return int64(value("go_memstats_sys_bytes") - value("go_memstats_heap_released_bytes"))
+}
 
 func (s *sampled) memory(field string) int64 {
 	s.t.Helper()
