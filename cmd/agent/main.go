@@ -12,13 +12,21 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"runtime/debug"
 
 	ctrl "sigs.k8s.io/controller-runtime"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/version"
 )
 
+// garbage is how much more memory than it holds the program takes before it collects garbage, in percent, unless GOGC says so. It runs on
+// every node with GPUs and mostly waits, so memory counts for more than the processor.
+const garbage = 50
+
 func main() {
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(garbage)
+	}
 	if err := run(ctrl.SetupSignalHandler(), os.Args[1:]); err != nil && !errors.Is(err, flag.ErrHelp) {
 		fmt.Fprintln(os.Stderr, "agent:", err)
 		os.Exit(1)
