@@ -104,6 +104,19 @@ func TestSMIListsGPUsAndMIGDevices(t *testing.T) {
 	g.Expect(out).To(Equal("0, NVIDIA A100-SXM4-40GB, Enabled\n1, Tesla T4, [N/A]\n"))
 }
 
+func TestSMISaysItsVersionAsLongAsTheDriverIsLoaded(t *testing.T) {
+	g := NewWithT(t)
+	d := root(t)
+	n, err := d.Node()
+	g.Expect(err).NotTo(HaveOccurred())
+	out, status := smi(t, d, "--version")
+	g.Expect(status).To(BeZero(), out)
+	g.Expect(out).To(ContainSubstring("NVIDIA-SMI version  : "+n.DriverVersion), "also on a node whose GPUs have all been passed to virtual machines")
+	g.Expect(d.UnloadModule()).To(Succeed())
+	out, status = smi(t, d, "--version")
+	g.Expect(status).To(Equal(9), out)
+}
+
 func TestSMIResets(t *testing.T) {
 	g := NewWithT(t)
 	d := root(t, sim.A100)

@@ -32,6 +32,21 @@ func (s smi) show(one func(state *simdriver.State, index int, g *sim.GPU)) error
 	return nil
 }
 
+// version lists the versions of the program, of the library and of the kernel module. It looks at no GPU.
+func (s smi) version() error {
+	state, err := s.driver.Read()
+	if err != nil {
+		return err
+	}
+	own := simdriver.OwnVersion()
+	nvml := own
+	if parts := strings.Split(own, "."); len(parts) > 2 {
+		nvml = strings.Join(parts[:2], ".")
+	}
+	s.say("NVIDIA-SMI version  : %s\nNVML version        : %s\nDRIVER version      : %s", own, nvml, state.Node.DriverVersion)
+	return nil
+}
+
 func (s smi) list() error {
 	return s.show(func(_ *simdriver.State, index int, g *sim.GPU) {
 		s.say("GPU %d: %s (UUID: %s)", index, g.Spec().Product, g.UUID)

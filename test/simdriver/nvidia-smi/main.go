@@ -103,8 +103,10 @@ func (s smi) do(command string) error {
 		return s.list()
 	case has("--query-gpu"):
 		return s.query()
+	case has("--version"):
+		return s.version()
 	case has("-h"):
-		s.say("nvidia-smi of the simulated driver: -L, -r, -c, -mig, -pm, -q, --query-gpu, each with -i; mig; compute-policy.")
+		s.say("nvidia-smi of the simulated driver: -L, -r, -c, -mig, -pm, -q, --query-gpu, each with -i; mig; compute-policy; --version.")
 		return nil
 	case has("-q"):
 		return s.details()
@@ -174,7 +176,7 @@ func (o options) has(name string) bool {
 // known maps each option to its short name; those that take a value end in =.
 func known() map[string]string {
 	return map[string]string{
-		"-L": "-L", "--list-gpus": "-L", "-q": "-q", "--query": "-q", "-h": "-h", "--help": "-h",
+		"-L": "-L", "--list-gpus": "-L", "-q": "-q", "--query": "-q", "-h": "-h", "--help": "-h", "--version": "--version",
 		"-i": "-i=", "--id": "-i=", "-r": "-r", "--gpu-reset": "-r", "-c": "-c=", "--compute-mode": "-c=",
 		"-mig": "-mig=", "--multi-instance-gpu": "-mig=", "-pm": "-pm=", "--persistence-mode": "-pm=",
 		"--query-gpu": "--query-gpu=", "--format": "--format=",
