@@ -23,8 +23,11 @@ packages=()
 command -v cc >/dev/null || packages+=(gcc libc6-dev)
 if [ ${#packages[@]} -gt 0 ]; then
 	echo ">> installing ${packages[*]} with apt-get" >&2
-	apt-get update -qq >&2
-	DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends "${packages[@]}" >&2
+	# Two builds may run side by side, also of two checkouts, and others install packages too. Only the lock of dpkg has a timeout.
+	mkdir -p "$cache"
+	flock "$cache/.apt.lock" apt-get update -qq >&2
+	DEBIAN_FRONTEND=noninteractive flock "$cache/.apt.lock" \
+		apt-get install -o DPkg::Lock::Timeout=300 -qq -y --no-install-recommends "${packages[@]}" >&2
 fi
 
 # build_all FOLDER-OF-GO.MOD NAME MODULE LDFLAGS PACKAGE… builds into $cache/NAME-<version of MODULE>, what is not there yet.
@@ -83,6 +86,16 @@ CGO_ENABLED=1 CGO_CFLAGS="-g -O2 -Wno-deprecated-declarations" CGO_LDFLAGS_ALLOW
 	build_all nvidia nvidia-toolkit $toolkit "-extldflags=-Wl,-z,lazy" \
 	$toolkit/cmd/nvidia-ctk $toolkit/cmd/nvidia-cdi-hook $toolkit/cmd/nvidia-container-runtime
 CGO_ENABLED=0 build_all nvidia nvidia-toolkit $toolkit "" ./nri
+
+# NVIDIA's DRA driver, in a folder of its own: the hook in its CDI specifications is that of another container toolkit. Its chart, and
+# what else its image holds, lies in the folder of its module.
+dra=sigs.k8s.io/dra-driver-nvidia-gpu
+mkdir -p "$bin/dra"
+CGO_ENABLED=1 CGO_CFLAGS="-g -O2 -Wno-deprecated-declarations" CGO_LDFLAGS_ALLOW='-Wl,--unresolved-symbols=ignore-in-object-files' \
+	bin=$bin/dra build_all dra nvidia-dra $dra "-extldflags=-Wl,-z,lazy -X $dra/internal/info.version=VERSION" $dra/cmd/gpu-kubelet-plugin
+CGO_ENABLED=1 CGO_CFLAGS="-g -O2 -Wno-deprecated-declarations" CGO_LDFLAGS_ALLOW='-Wl,--unresolved-symbols=ignore-in-object-files' \
+	bin=$bin/dra build_all dra nvidia-toolkit $toolkit "-extldflags=-Wl,-z,lazy" $toolkit/cmd/nvidia-cdi-hook
+ln -sfn "$(cd "$top/hack/dra" && go mod download $dra && go list -m -f '{{.Dir}}' $dra)" "$bin/dra/module"
 
 cd "$top"
 mkdir -p "$bin/driver"
