@@ -66,22 +66,9 @@ var _ = BeforeSuite(func(ctx SpecContext) {
 // installs it.
 func build(ctx context.Context) {
 	GinkgoHelper()
-	began := time.Now()
-	say := func(what string) {
-		GinkgoWriter.Printf("   %s after %s\n", what, time.Since(began).Round(100*time.Millisecond))
-	}
-	started, err := node.Start(ctx, node.Options{
-		Name: nodeName, Bin: bin, Pause: write(pauseImage()), PauseImage: pauseImage().Name,
-		Apart: func() []int { return apart }, StatusEvery: statusEvery(), Log: GinkgoWriter,
-	})
-	Expect(err).NotTo(HaveOccurred())
-	machine = started
-	for _, archive := range archives {
-		Expect(machine.Import(ctx, archive)).To(Succeed())
-	}
+	say := sinceNow()
+	startNode(ctx)
 	say("images imported")
-	connect()
-	restrictUsers(ctx)
 	installCRDs()
 	fit(ctx, sim.A100, sim.A100)
 	installGPUOperator(ctx)
@@ -91,22 +78,55 @@ func build(ctx context.Context) {
 	say("operator installed")
 }
 
+// startNode starts a node without GPUs.
+func startNode(ctx context.Context) {
+	GinkgoHelper()
+	started, err := node.Start(ctx, node.Options{
+		Name: nodeName, Bin: bin, Pause: write(pauseImage()), PauseImage: pauseImage().Name,
+		Apart: func() []int { return apart }, StatusEvery: statusEvery(), Log: GinkgoWriter,
+	})
+	Expect(err).NotTo(HaveOccurred())
+	machine = started
+	for _, archive := range archives {
+		Expect(machine.Import(ctx, archive)).To(Succeed())
+	}
+	connect()
+	restrictUsers(ctx)
+}
+
+// sinceNow prints what is done, and how long after now.
+func sinceNow() (say func(what string)) {
+	began := time.Now()
+	return func(what string) {
+		GinkgoWriter.Printf("   %s after %s\n", what, time.Since(began).Round(100*time.Millisecond))
+	}
+}
+
 // broken says that a spec failed, and so that nobody knows what the node is like.
 var broken bool
+
+// onDRA says that the node has NVIDIA's DRA driver, and neither the GPU Operator nor its device plugin.
+var onDRA bool
 
 var _ = ReportAfterEach(func(spec SpecReport) { broken = broken || spec.Failed() })
 
 // rebuild makes the cluster anew, so that what a spec leaves when it fails is no other's failure.
 func rebuild(ctx context.Context) {
 	GinkgoHelper()
-	GinkgoWriter.Println("   a spec before this one failed: the node is built anew")
+	GinkgoWriter.Println("   a spec before this one failed, or needed another stack: the node is built anew")
+	wipe()
+	build(ctx)
+}
+
+// wipe removes the node with all that runs on it.
+func wipe() {
+	GinkgoHelper()
 	stopBeside()
 	stopDriver()
-	gpus = nil
+	gpus, fitted = nil, nil
 	lost += machine.Lost()
 	Expect(machine.Wipe()).To(Succeed())
-	build(ctx)
-	broken = false
+	broken, onDRA = false, false
 }
 
 // stopNode keeps the logs, if they are asked for.

@@ -36,10 +36,11 @@ func nextNode() string {
 }
 
 // begin gives a container of specs a node that nobody shares or uses, with these GPUs. If it has others they are replaced
-// and what has the driver open starts anew, as after a visit to the data centre. After a failure the node is built anew.
+// and what has the driver open starts anew, as after a visit to the data centre. After a failure, and after specs on
+// NVIDIA's DRA driver, the node is built anew.
 func begin(ctx context.Context, models ...sim.Model) {
 	GinkgoHelper()
-	if broken {
+	if broken || onDRA {
 		rebuild(ctx)
 	} else {
 		stopPods(ctx)
@@ -58,7 +59,7 @@ func begin(ctx context.Context, models ...sim.Model) {
 // these GPUs and nothing failed: what these specs prove does not depend on it.
 func goOn(ctx context.Context, models ...sim.Model) {
 	GinkgoHelper()
-	if broken || !slices.Equal(models, fitted) {
+	if broken || onDRA || !slices.Equal(models, fitted) {
 		begin(ctx, models...)
 		return
 	}

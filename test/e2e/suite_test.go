@@ -63,9 +63,10 @@ func outliving(root string) string {
 // bin/e2e points at.
 func visible(root string) []string {
 	folders := []string{root}
-	links, _ := filepath.Glob(filepath.Join(root, "bin", "e2e", "*")) // the pattern is not malformed
+	links, _ := filepath.Glob(filepath.Join(root, "bin", "e2e", "*")) // the patterns are not malformed
+	others, _ := filepath.Glob(filepath.Join(root, "bin", "e2e", "dra", "*"))
 	seen := map[string]bool{}
-	for _, link := range links {
+	for _, link := range append(links, others...) {
 		target, err := filepath.EvalSymlinks(link)
 		if err == nil && target != link && !seen[filepath.Dir(target)] {
 			seen[filepath.Dir(target)] = true
@@ -106,6 +107,7 @@ var _ = Describe("On a real node", func() {
 	migManagerSpecs()
 	vgpuSpecs()
 	guideSpecs()
+	draByHandSpecs()
 	speedSpecs()
 })
 

@@ -57,9 +57,16 @@ func (d *Driver) makeDevices() error {
 			return err
 		}
 	}
-	probe := d.command("/usr/bin/nvidia-smi")
-	if out, err := probe.CombinedOutput(); err != nil {
-		return fmt.Errorf("making device files by nvidia-smi: %w: %s", err, out)
+	if err := d.SMI(); err != nil {
+		return fmt.Errorf("making device files: %w", err)
+	}
+	return nil
+}
+
+// SMI runs nvidia-smi in the driver's root, as an administrator does in the driver container.
+func (d *Driver) SMI(args ...string) error {
+	if out, err := d.command("/usr/bin/nvidia-smi", args...).CombinedOutput(); err != nil {
+		return fmt.Errorf("nvidia-smi %s: %w: %s", strings.Join(args, " "), err, out)
 	}
 	return nil
 }
