@@ -277,8 +277,7 @@ const (
 	// ReasonSlicerActive: another operator that partitions GPUs, such as Red Hat's Dynamic Accelerator Slicer (InstaSlice),
 	// serves the node; nothing is changed there.
 	ReasonSlicerActive = "SlicerActive"
-	// ReasonDRADriverActive: NVIDIA's DRA driver offers the GPUs of the node through ResourceClaims; nothing is changed
-	// there.
+	// ReasonDRADriverActive: NVIDIA's DRA driver and its device plugin both offer the GPUs of the node; nothing is changed there.
 	ReasonDRADriverActive = "DRADriverActive"
 	// ReasonConfigLabelReset: another controller sets nvidia.com/device-plugin.config on the node again, after the operator had
 	// selected a configuration by it. The operator sets it at most once in an hour.
@@ -293,6 +292,31 @@ const (
 	// GPU, the agent makes them three times within an hour. Everything else is written eight times within an hour while no policy
 	// changes. After that the operator waits until the hour is over.
 	ReasonChangedByOthers = "ChangedByOthers"
+)
+
+// Reasons of a node whose GPUs NVIDIA's DRA driver serves.
+const (
+	// ReasonNotOnDRA: the policy asks for something that NVIDIA's DRA driver does not offer. The node stays as it was.
+	ReasonNotOnDRA = "NotOnDRA"
+	// ReasonDRAUnavailable: this Kubernetes serves no DeviceTaintRules, or no extended resources of DeviceClasses. The node stays as it was.
+	ReasonDRAUnavailable = "DRAUnavailable"
+	// ReasonDRADriverUnknown: the ResourceSlices of NVIDIA's DRA driver have another form than those that the operator knows.
+	ReasonDRADriverUnknown = "DRADriverUnknown"
+	// ReasonDRADriverFailing: the pod of NVIDIA's DRA driver on the node does not run as it should.
+	ReasonDRADriverFailing = "DRADriverFailing"
+	// ReasonDRASharesDiffer: the number of shares that NVIDIA's DRA driver gives each GPU is another than the policy needs. The driver
+	// has one number for all nodes, which the administrator sets.
+	ReasonDRASharesDiffer = "DRASharesDiffer"
+	// ReasonDynamicMIGActive: NVIDIA's DRA driver makes and destroys MIG instances itself, so the operator does not.
+	ReasonDynamicMIGActive = "DynamicMIGActive"
+	// ReasonDeviceClassConflict: a DeviceClass of another owner has the name of the operator's and serves another resource, or no
+	// DeviceClass serves nvidia.com/gpu.
+	ReasonDeviceClassConflict = "DeviceClassConflict"
+	// ReasonNotPublished: the ResourceSlices of the node do not show the GPUs and instances that are there, by UUID.
+	ReasonNotPublished = "NotPublished"
+	// ReasonDeviceGone: pods of the node wait for a device that NVIDIA's DRA driver no longer publishes. Each must be deleted, because
+	// nothing allocates another one to it.
+	ReasonDeviceGone = "DeviceGone"
 )
 
 // Reasons of Events about nodes, besides those above.
@@ -406,6 +430,10 @@ const (
 	AnnotationMachine = Group + "/machine"
 	// AnnotationOrphaned tells, on a GPUNode, since when its Node is gone.
 	AnnotationOrphaned = Group + "/orphaned"
+	// LabelManagedBy has the value ManagedByOperator on the operator's own DeviceClasses and DeviceTaintRules.
+	LabelManagedBy = "app.kubernetes.io/managed-by"
+	// ManagedByOperator is the value of LabelManagedBy.
+	ManagedByOperator = "gpu-sharing-operator"
 	// AnnotationSync is changed on pods that mount the operator's ConfigMap, so that the kubelet projects it at once.
 	AnnotationSync = Group + "/config"
 	// AnnotationSelected tells, on a Node, which key was selected last and when: <key>@<seconds since 1970>. The deadline

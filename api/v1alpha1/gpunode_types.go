@@ -52,7 +52,8 @@ type GPUNodeSpec struct {
 	Strategy Strategy `json:"strategy,omitempty"`
 
 	// configName is the name of the device-plugin config that belongs to devices, a key of the operator's ConfigMap. The
-	// node's label selects it once the agent has applied devices.
+	// node's label selects it once the agent has applied devices. Where NVIDIA's DRA driver serves the node, it is dra:<hash> and only names
+	// what is asked for.
 	// +optional
 	// +kubebuilder:validation:MaxLength=63
 	ConfigName string `json:"configName,omitempty"`
@@ -586,26 +587,28 @@ type RolloutStatus struct {
 }
 
 // BlockerKind is what blocks a change.
-// +kubebuilder:validation:Enum=Pod;Process
+// +kubebuilder:validation:Enum=Pod;Process;ResourceClaim
 type BlockerKind string
 
 // The kinds of blockers.
 const (
 	BlockerKindPod     BlockerKind = "Pod"
 	BlockerKindProcess BlockerKind = "Process" // of no pod that exists
+	// BlockerKindResourceClaim is a ResourceClaim that has a device of the node though no pod of the node uses the claim.
+	BlockerKindResourceClaim BlockerKind = "ResourceClaim"
 )
 
 // BlockerStatus is a pod or a process that uses what a change needs to be idle, or a pod on a node that is to be empty before its reboot
 // (drain.beforeReboot AllPods).
 type BlockerStatus struct {
-	// kind is Pod, or Process for a process that belongs to no pod.
+	// kind is Pod, or Process for a process that belongs to no pod, or ResourceClaim for one that has a device and that no pod of the node uses.
 	// +required
 	Kind BlockerKind `json:"kind,omitempty"`
-	// namespace of the pod.
+	// namespace of the pod or ResourceClaim.
 	// +optional
 	// +kubebuilder:validation:MaxLength=63
 	Namespace string `json:"namespace,omitempty"`
-	// name of the pod, or of the program.
+	// name of the pod or ResourceClaim, or of the program.
 	// +required
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253

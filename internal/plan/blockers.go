@@ -16,6 +16,7 @@ type Blocker struct {
 	Instance int    // or gpu.WholeGPU
 	Process  *gpu.Process
 	Holder   *gpu.Holder
+	Claim    string // a ResourceClaim that has it though no pod of the node uses the claim, as namespace/name
 }
 
 // Blockers lists all that block a step: by index of the GPU, then instance, processes before holders. An MPS

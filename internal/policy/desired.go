@@ -14,6 +14,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/deviceplugin"
+	"github.com/gpusharing/gpu-sharing-operator/internal/dra"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
 )
@@ -75,17 +76,24 @@ func Ask(p *v1alpha1.GPUSharingPolicy, n Node) (Desired, error) {
 		return Desired{}, err
 	}
 	restored := restored(n.Changed, all, selected)
-	if err := partial(p, after(restored, all), selected, replicas); err != nil {
+	if err := partial(p, n.Stack, after(restored, all), selected, replicas); err != nil {
 		return Desired{}, err
 	}
 	devices = append(devices, restored...)
 	slices.SortFunc(devices, func(a, b v1alpha1.DeviceSpec) int { return cmp.Compare(a.UUID, b.UUID) })
-	config, err := deviceplugin.Render(p.Name, p.Spec.Sharing,
-		deviceplugin.Node{Devices: n.Devices, Desired: devices, Replicas: replicas})
+	config, err := render(p, n.Stack, deviceplugin.Node{Devices: n.Devices, Desired: devices, Replicas: replicas})
 	if err != nil {
 		return Desired{}, err
 	}
 	return Desired{Policy: p.Name, Devices: devices, Restored: restored, Config: config}, nil
+}
+
+// render is the configuration of the program that offers the GPUs of the node.
+func render(p *v1alpha1.GPUSharingPolicy, stack dra.Stack, n deviceplugin.Node) (deviceplugin.Config, error) {
+	if stack == dra.Driver {
+		return dra.Render(p.Spec.Sharing, n)
+	}
+	return deviceplugin.Render(p.Name, p.Spec.Sharing, n)
 }
 
 // restored lists the changed GPUs that the node still has and that the policy does not select. NVIDIA's MPS daemon, which served one
@@ -137,9 +145,9 @@ func optedOut(n Node) error {
 	return nil
 }
 
-// partial rejects a selection that leaves out GPUs which NVIDIA's device plugin would share too: it has one number of
-// replicas for a resource of a node. replicas are those of MIG instances, by profile.
-func partial(p *v1alpha1.GPUSharingPolicy, all, selected []gpu.Device, replicas map[string]int32) error {
+// partial rejects a selection that leaves out GPUs which NVIDIA's device plugin, or its DRA driver, would share too: either has one number
+// of replicas for a resource of a node. replicas are those of MIG instances, by profile.
+func partial(p *v1alpha1.GPUSharingPolicy, stack dra.Stack, all, selected []gpu.Device, replicas map[string]int32) error {
 	var left []string
 	for _, d := range all {
 		isSelected := slices.ContainsFunc(selected, func(s gpu.Device) bool { return s.UUID == d.UUID })
@@ -150,10 +158,14 @@ func partial(p *v1alpha1.GPUSharingPolicy, all, selected []gpu.Device, replicas 
 	if len(left) == 0 {
 		return nil
 	}
+	program := "device plugin"
+	if stack == dra.Driver {
+		program = "DRA driver"
+	}
 	return &plan.Problem{
 		Reason: v1alpha1.ReasonPartialSelection,
-		Message: fmt.Sprintf("gpuSelector leaves out %s, but NVIDIA's device plugin shares all GPUs of a node alike under %s; "+
-			"select all GPUs of the node, or leave the node out of nodeSelector", strings.Join(left, ", "), shares(p.Spec.Sharing)),
+		Message: fmt.Sprintf("gpuSelector leaves out %s, but NVIDIA's %s shares all GPUs of a node alike under %s; "+
+			"select all GPUs of the node, or leave the node out of nodeSelector", strings.Join(left, ", "), program, shares(p.Spec.Sharing)),
 	}
 }
 

@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/dra"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
 )
@@ -31,6 +32,8 @@ type Node struct {
 	Devices []v1alpha1.DeviceStatus
 	// Changed are the GPUs that the operator has changed, each in its state before that.
 	Changed []v1alpha1.DeviceSpec
+	// Stack is which of NVIDIA's programs offers its GPUs; empty: the device plugin.
+	Stack dra.Stack
 	// Policy governs the node by what is recorded, and Numbering are the indexes of the GPUs as they were resolved for it.
 	Policy    string
 	Numbering *v1alpha1.Numbering

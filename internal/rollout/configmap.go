@@ -32,7 +32,7 @@ func writeConfigs(w *world.World, all []*group.Member, wireMIG bool) (action.Wri
 		for _, config := range m.Brief.Configs {
 			name(config)
 		}
-		if m.Desired != nil && (m.Desired.Config.Key != last || m.Desired.Config.Data != want[last]) {
+		if m.Desired != nil && !m.ByDriver() && (m.Desired.Config.Key != last || m.Desired.Config.Data != want[last]) {
 			want[m.Desired.Config.Key], last = m.Desired.Config.Data, ""
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/dra"
 	"github.com/gpusharing/gpu-sharing-operator/internal/policy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/budget"
@@ -55,6 +56,7 @@ type remembered struct {
 	mpsUsers []string // the pods that hold GPUs, where NVIDIA's MPS DaemonSet runs
 
 	// What follows from the node and from what concerns all nodes.
+	stack     dra.Stack
 	round     int          // in which that was found out
 	positions []int        // of the policies that select the node, in the ranking
 	derived   *derived     // nil for a node that no policy governs and that stays as it is
@@ -82,13 +84,17 @@ type derived struct {
 // a view must not read: the time, above all.
 type basis struct {
 	world.Sighting // of another controller that is not recorded on the Node
+	dra            string // what of the cluster matters where NVIDIA's DRA driver serves the node
 	policy         types.UID
 	name           string // of the policy
 	generation     int64
 }
 
-func basisOf(w *world.World, n *world.Node, by *v1alpha1.GPUSharingPolicy) basis {
+func basisOf(w *world.World, n *world.Node, by *v1alpha1.GPUSharingPolicy, stack dra.Stack) basis {
 	b := basis{Sighting: w.Sightings.Of(n)}
+	if stack == dra.Driver {
+		b.dra = w.DRA.Signature()
+	}
 	if by != nil {
 		b.policy, b.name, b.generation = by.UID, by.Name, by.Generation
 	}
@@ -105,6 +111,28 @@ func (memory *Memory) begin(w *world.World, ranking policy.Ranking) {
 		memory.ranked, memory.keys = signature, maps.Clone(w.Configs)
 		memory.round++
 	}
+}
+
+// rank finds which policies select each node, and how many shares they ask of NVIDIA's DRA driver, of which all its nodes have the same.
+func (memory *Memory) rank(w *world.World, met []*remembered, ranking policy.Ranking) {
+	w.DRA.Asked = dra.Asked{}
+	for _, r := range met {
+		if r.round != memory.round {
+			r.round, r.positions, r.stack, r.member.Still = memory.round, ranking.Selecting(view.PolicyNode(r.node)), w.StackOf(r.node), false
+		}
+		if r.stack != dra.Driver {
+			continue
+		}
+		if by := ranking.Governed(r.positions).By; by != nil && asksWhole(by) {
+			w.DRA.Asked.Add(dra.Shares(by.Spec.Sharing), by.Name)
+		}
+	}
+}
+
+// asksWhole reports whether a policy shares whole GPUs, so that the number of shares matters to it.
+func asksWhole(p *v1alpha1.GPUSharingPolicy) bool {
+	strategy := p.Spec.Sharing.Strategy
+	return strategy == v1alpha1.StrategyTimeSlicing || strategy == v1alpha1.StrategyExclusive
 }
 
 // meet finds what is remembered of a node.
@@ -169,12 +197,9 @@ func (in placing) group(name string) *group.Group {
 // place puts a node into the group that paces it, and finds out about it what does not stand from the last pass.
 func (memory *Memory) place(w *world.World, r *remembered, in placing) *group.Member {
 	n, m := r.node, &r.member
-	if r.round != memory.round {
-		r.round, r.positions, m.Still = memory.round, in.ranking.Selecting(view.PolicyNode(n)), false
-	}
 	selected := in.ranking.Governed(r.positions)
-	governed := selected
-	if w.Plugin.Reason != "" {
+	governed, unserved := selected, w.Plugin.Reason != "" && r.stack != dra.Driver
+	if unserved {
 		governed = policy.Governed{}
 	}
 	if m.Still && w.Sightings.Of(n) == (world.Sighting{}) {
@@ -185,7 +210,7 @@ func (memory *Memory) place(w *world.World, r *remembered, in placing) *group.Me
 	for _, loser := range governed.Over {
 		in.groups[loser.Name].Lost = append(in.groups[loser.Name].Lost, group.Lost{Node: n.Name, To: governed.By.Name})
 	}
-	if w.Plugin.Reason == "" && governed.By == nil && !policy.OptedOut(n.Labels) {
+	if !unserved && governed.By == nil && !policy.OptedOut(n.Labels) {
 		if p := in.ranking.Awaits(view.PolicyNode(n)); p != nil && p.Spec.GPUSelector != nil {
 			in.groups[p.Name].Awaited = append(in.groups[p.Name].Awaited, n.Name)
 		}
@@ -214,7 +239,8 @@ func (r *remembered) consider(w *world.World, selected, governed policy.Governed
 	n, m := r.node, &r.member
 	awaited, settled := in.ranking.Awaits(view.PolicyNode(n)), true
 	var released bool
-	if governed.By == nil && (w.Plugin.Reason != "" || view.Retained(n.GPU.Spec)) {
+	unserved := w.Plugin.Reason != "" && r.stack != dra.Driver
+	if governed.By == nil && (unserved || view.Retained(n.GPU.Spec)) {
 		r.derived, released = nil, view.Releases(n, selected.By)
 		*m = staying(w, n, selected)
 	} else {
@@ -233,7 +259,7 @@ func (r *remembered) consider(w *world.World, selected, governed policy.Governed
 	conflicts.Record(m, governed.By != nil)
 	m.Brief = inBrief(m)
 	tainted := awaited != nil || selected.By != nil && len(taints.Of(selected.By)) > 0 // what NVIDIA's programs tolerate concerns all nodes
-	m.Still = settled && released && !tainted && isStill(m)
+	m.Still = settled && released && !tainted && r.stack != dra.Driver && isStill(m) // what the driver offers concerns all its nodes
 }
 
 // isStill reports whether nothing is to be done about the node, and no time passes that counts.
@@ -244,7 +270,7 @@ func isStill(m *group.Member) bool {
 // recall finds what was derived of a node the last time, and derives anew what no longer holds.
 func (r *remembered) recall(w *world.World, g policy.Governed) *derived {
 	n, d := r.node, r.derived
-	b := basisOf(w, n, g.By)
+	b := basisOf(w, n, g.By, r.stack)
 	if d == nil || d.basis != b || !d.sameKeys(w, n) {
 		timeless := *w
 		timeless.Now = time.Time{}

@@ -27,7 +27,7 @@ func inBrief(m *group.Member) group.Brief {
 // needsPlugin says whether the device plugin of the node has to read our ConfigMap: a policy governs it, or did. One that is
 // paused from the start changes nothing, and pointing the plugin at us restarts it on every node.
 func needsPlugin(m *group.Member) bool {
-	return m.Policy != nil && !m.Policy.Spec.Rollout.Paused || m.Node.GPU.Spec.Baseline != nil
+	return !m.ByDriver() && (m.Policy != nil && !m.Policy.Spec.Rollout.Paused || m.Node.GPU.Spec.Baseline != nil)
 }
 
 // pluginStaysConfigured reports whether the ClusterPolicy keeps naming our ConfigMap though no node needs that now: a policy may govern the
@@ -41,6 +41,6 @@ func pluginStaysConfigured(w *world.World) bool {
 // byDefault reports whether the node gets the default config and has instances.
 func byDefault(m *group.Member) bool {
 	_, labelled := m.Node.Labels[v1alpha1.LabelConfig]
-	return (m.Policy == nil || m.OnPaper()) && m.Node.GPU.Spec.Baseline == nil && !labelled &&
+	return !m.ByDriver() && (m.Policy == nil || m.OnPaper()) && m.Node.GPU.Spec.Baseline == nil && !labelled &&
 		slices.ContainsFunc(m.Node.GPU.Status.Devices, func(d v1alpha1.DeviceStatus) bool { return d.Sharing.MIGMode == v1alpha1.MIGModeEnabled })
 }

@@ -10,7 +10,7 @@
 // Each package below has one subject, and imports only what is further to the right or below:
 //
 //	rollout → budget, status → taints → change → conflicts, repair, workloads
-//	→ group, maintenance, nvidiamig, nvidiamps, plugin → gate → clients, desired → baseline, eviction
+//	→ group, maintenance, nvidiadra, nvidiamig, nvidiamps, plugin → gate → clients, desired → baseline, eviction
 //	→ view → world → action → state, timing, windows
 package rollout
 
@@ -75,6 +75,7 @@ func (memory *Memory) Decide(w world.World) Decision {
 	w.Repeats.Begin(memory.ranked, w.Now)
 
 	met := memory.meetAll(&w)
+	memory.rank(&w, met, ranking)
 	tolerated := taints.Tolerate(&w)
 	all := make([]*group.Member, len(met))
 	for i, r := range met {
@@ -90,6 +91,7 @@ func (memory *Memory) Decide(w world.World) Decision {
 		}
 	}
 	d.configure(&w, all)
+	d.configureDRA(&w, all)
 	for _, m := range all {
 		d.add(&w, m, len(all))
 	}

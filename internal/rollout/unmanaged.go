@@ -19,12 +19,12 @@ import (
 
 // staying is a node that no policy governs, or can, and that stays as it is.
 func staying(w *world.World, n *world.Node, selected policy.Governed) group.Member {
-	m := group.Member{View: &view.View{World: w, Node: n}}
+	m := group.Member{View: &view.View{World: w, Node: n, Stack: w.StackOf(n)}}
 	m.Judgement, m.Actions = gate.Judgement{State: state.UpToDate, Reason: v1alpha1.ReasonReady}, retain(&m)
 	if selected.By == nil && !view.Retained(n.GPU.Spec) { // no status of a policy reports why it is not restored
 		m.State, m.Reason, m.Message = state.Unsupported, w.Plugin.Reason, w.Plugin.Message
 	}
-	m.Unserved = selected.By != nil && w.Plugin.Reason != ""
+	m.Unserved = selected.By != nil && m.NoPlugin()
 	m.Slot = budget.SlotOf(&m)
 	return m
 }
@@ -35,7 +35,7 @@ func retain(m *group.Member) []action.Action {
 	if m.Node.GPU.Spec.Baseline == nil && view.Overridden(m.View) {
 		actions = append(actions, nvidiamps.Allow(m.View, true)...)
 	}
-	if spec := m.Node.GPU.Spec; m.World.Plugin.Reason == "" && spec.PolicyName != "" {
+	if spec := m.Node.GPU.Spec; !m.NoPlugin() && spec.PolicyName != "" {
 		spec = *spec.DeepCopy()
 		spec.PolicyName, spec.Strategy, spec.MemoryGuard = "", "", nil
 		if spec.Baseline == nil {
@@ -43,7 +43,7 @@ func retain(m *group.Member) []action.Action {
 		}
 		return append(actions, action.SetSpec{Node: m.Node.Name, Spec: spec, Why: "leaving the node as it is"})
 	}
-	if m.World.Plugin.Reason == "" {
+	if !m.NoPlugin() {
 		actions = append(actions, keepBaseline(m)...)
 		if patch, stamped := nvidiamig.Forget(m.View); stamped && m.Node.GPU.Spec.Baseline == nil {
 			actions = append(actions, patch)

@@ -4,19 +4,22 @@
 package action
 
 import (
+	"time"
+
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/dra"
 )
 
 // Action is one change of the API. Actions are a closed set: WriteConfigs, TriggerSync, PatchNode, Taint, Untaint, KeepTaints, Evict,
-// DeletePod, KeepMPSOff, AllowMPS, SetSpec and Report. Each is idempotent, and each stands alone: when one fails the others may still be carried out,
+// DeletePod, KeepMPSOff, AllowMPS, TaintDevices, UntaintDevices, WriteClass, DeleteClass, SetSpec and Report. Each is idempotent, and each stands alone: when one fails the others may still be carried out,
 // and what is missing is decided again in the next pass. String is what logs and events print.
 type Action interface {
 	String() string
-	// Target is the name of the node that the action concerns; empty for WriteConfigs.
+	// Target is the name of the node that the action concerns; empty for WriteConfigs, WriteClass and DeleteClass.
 	Target() string
-	// For is the policy on whose behalf it is done: zero for what no policy asks for. Before Taint, Evict, SetSpec and
+	// For is the policy on whose behalf it is done: zero for what no policy asks for. Before Taint, TaintDevices, Evict, SetSpec and
 	// PatchNode of a policy the executor makes sure by one uncached read in each pass that the policy still has this
 	// generation, and otherwise leaves the action out.
 	For() PolicyRef
@@ -112,6 +115,25 @@ type KeepMPSOff struct {
 type AllowMPS struct {
 	Node string
 }
+
+// TaintDevices applies the operator's DeviceTaintRule for a node, which keeps new pods off all devices that NVIDIA's DRA driver publishes
+// there. Pods that have one stay.
+type TaintDevices struct {
+	Node   string
+	Since  time.Time // when the taint is added
+	Policy PolicyRef
+}
+
+// UntaintDevices deletes that rule. One that is gone is no error.
+type UntaintDevices struct {
+	Node string
+}
+
+// WriteClass applies the operator's DeviceClass for a MIG profile, so that pods get its instances by an extended resource.
+type WriteClass struct{ Class dra.Write }
+
+// DeleteClass deletes a DeviceClass of the operator's. One that is gone is no error.
+type DeleteClass struct{ Name string }
 
 // SetSpec applies GPUNode.spec as a whole (server-side): what Spec leaves out goes.
 type SetSpec struct {

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/dra"
 	"github.com/gpusharing/gpu-sharing-operator/internal/format"
 )
 
@@ -32,6 +33,14 @@ func (DeletePod) isAction() {}
 func (KeepMPSOff) isAction() {}
 
 func (AllowMPS) isAction() {}
+
+func (TaintDevices) isAction() {}
+
+func (UntaintDevices) isAction() {}
+
+func (WriteClass) isAction() {}
+
+func (DeleteClass) isAction() {}
 
 func (SetSpec) isAction() {}
 
@@ -66,6 +75,18 @@ func (a KeepMPSOff) Target() string { return a.Node }
 
 // Target is the node.
 func (a AllowMPS) Target() string { return a.Node }
+
+// Target is the node.
+func (a TaintDevices) Target() string { return a.Node }
+
+// Target is the node.
+func (a UntaintDevices) Target() string { return a.Node }
+
+// Target is empty: a class serves all nodes.
+func (WriteClass) Target() string { return "" }
+
+// Target is empty: a class serves all nodes.
+func (DeleteClass) Target() string { return "" }
 
 // Target is the node.
 func (a SetSpec) Target() string { return a.Node }
@@ -105,6 +126,18 @@ func (a KeepMPSOff) For() PolicyRef { return a.Policy }
 
 // For is nobody: the node no longer needs it.
 func (AllowMPS) For() PolicyRef { return PolicyRef{} }
+
+// For is the policy that governs the node.
+func (a TaintDevices) For() PolicyRef { return a.Policy }
+
+// For is nobody: a rule of ours is never kept for a policy's sake.
+func (UntaintDevices) For() PolicyRef { return PolicyRef{} }
+
+// For is nobody: a class serves all policies at once.
+func (WriteClass) For() PolicyRef { return PolicyRef{} }
+
+// For is nobody: nothing needs the class any more.
+func (DeleteClass) For() PolicyRef { return PolicyRef{} }
 
 // For is the policy that governs the node.
 func (a SetSpec) For() PolicyRef { return a.Policy }
@@ -159,6 +192,22 @@ func (a KeepMPSOff) String() string {
 
 func (a AllowMPS) String() string {
 	return fmt.Sprintf("delete NodeFeature %s, which kept NVIDIA's MPS DaemonSet off node %s", OverrideName(a.Node), a.Node)
+}
+
+func (a TaintDevices) String() string {
+	return fmt.Sprintf("keep new pods off the GPUs of node %s by DeviceTaintRule %s", a.Node, dra.RuleName(a.Node))
+}
+
+func (a UntaintDevices) String() string {
+	return fmt.Sprintf("delete DeviceTaintRule %s, which kept new pods off the GPUs of node %s", dra.RuleName(a.Node), a.Node)
+}
+
+func (a WriteClass) String() string {
+	return fmt.Sprintf("write DeviceClass %s, by which pods get %s", a.Class.Name, a.Class.Resource)
+}
+
+func (a DeleteClass) String() string {
+	return fmt.Sprintf("delete DeviceClass %s, which nothing needs any more", a.Name)
 }
 
 func (a SetSpec) String() string { return fmt.Sprintf("set spec of GPUNode %s: %s", a.Node, a.Why) }

@@ -15,6 +15,15 @@ func SetsSpec(a Action) bool {
 	return is
 }
 
+// KeepsOff reports whether an action keeps new pods off the GPUs of a node.
+func KeepsOff(a Action) bool {
+	switch a.(type) {
+	case Taint, TaintDevices:
+		return true
+	}
+	return false
+}
+
 // OverrideName is the name of the operator's NodeFeature for a node. NFD reads the objects outside its own namespace in
 // the order of their names, and a later one overwrites an earlier one (NFD pkg/nfd-master/nfd-master.go). So the name must
 // sort after nvidia-features-for-<node> of GFD.

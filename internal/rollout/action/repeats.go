@@ -107,6 +107,10 @@ func sameness(a Action) string {
 		return fmt.Sprintf("spec %s %s %s", a.Node, a.Why, a.Spec.ConfigName)
 	case Report:
 		return fmt.Sprintf("report %s %s", a.Node, a.Why)
+	case WriteClass:
+		return "class " + a.Class.Name
+	case DeleteClass:
+		return "no class " + a.Name
 	}
 	return fmt.Sprintf("%T %s", a, a.Target())
 }
@@ -148,6 +152,9 @@ func Unstamped(a Action) Action {
 
 // Frees reports whether an action makes the node schedulable again.
 func Frees(a Action) bool {
-	_, is := a.(Untaint)
-	return is
+	switch a.(type) {
+	case Untaint, UntaintDevices:
+		return true
+	}
+	return false
 }

@@ -114,6 +114,22 @@ func inCharge(v *view.View) bool {
 	return selected || ourMIGConfig(v) || ourKey(v, v.Node.Labels[v1alpha1.LabelConfig])
 }
 
+// UnselectConfig takes the label that selects a configuration of the operator's back to the baseline, on a node that NVIDIA's DRA driver
+// serves now: nothing reads it there. The label of another author stays.
+func UnselectConfig(v *view.View, labels map[string]*string) {
+	delete(labels, v1alpha1.LabelConfig)
+	value, has := v.Node.Labels[v1alpha1.LabelConfig]
+	if !has || !ourKey(v, value) {
+		return
+	}
+	labels[v1alpha1.LabelConfig] = nil
+	if b := v.Node.GPU.Spec.Baseline; b != nil {
+		if before, had := b.Labels[v1alpha1.LabelConfig]; had {
+			labels[v1alpha1.LabelConfig] = &before
+		}
+	}
+}
+
 // ourMIGConfig reports whether the value of nvidia.com/mig.config is one that the operator writes.
 func ourMIGConfig(v *view.View) bool {
 	config := v.Node.Labels[v1alpha1.LabelMIGConfig]

@@ -118,7 +118,7 @@ func (b *budget) unproven(m *group.Member) bool {
 // goOn says why a node may not go on, if it may not. One that holds a place may, unless that would disturb more nodes than
 // there are places: one whose slot had expired may hold one on top of them.
 func (b *budget) goOn(m *group.Member, step gate.Step) (reason, message string) {
-	taints := slices.ContainsFunc(step.Start, func(a action.Action) bool { _, is := a.(action.Taint); return is })
+	taints := slices.ContainsFunc(step.Start, action.KeepsOff)
 	disturbs := taints && !m.Disturbed() || m.Disturbed() && !m.Holds
 	switch {
 	case disturbs && b.disturbed >= b.places, taints && b.disturbed > b.places: // pauses that protect a node wait for no slot
@@ -220,9 +220,9 @@ func heldUp(g *group.Group, w *world.World, m *group.Member) (reason, message st
 		return v1alpha1.ReasonInvalidWindow, g.InvalidWindow()
 	case g.By.Spec.Rollout.Paused:
 		return v1alpha1.ReasonPaused, "the rollout is paused; set rollout.paused to false to let it go on"
-	case !w.Plugin.Ready && taints.PluginConfigHeld(w) != "":
+	case !w.Plugin.Ready && !m.ByDriver() && taints.PluginConfigHeld(w) != "":
 		return v1alpha1.ReasonMPSClientsRunning, fmt.Sprintf("Waiting: %s. The policy names them", taints.PluginConfigChange(w))
-	case !w.Plugin.Ready:
+	case !w.Plugin.Ready && !m.ByDriver():
 		return v1alpha1.ReasonConfiguringDevicePlugin, cmp.Or(w.Plugin.Message, "NVIDIA's device plugin is being pointed at the operator's ConfigMap")
 	case nvidiamig.HoldsUpChange(m.View):
 		return waitsForManager(m)

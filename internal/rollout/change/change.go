@@ -11,6 +11,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/eviction"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/gate"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/maintenance"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/nvidiadra"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/nvidiamig"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/plugin"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
@@ -111,7 +112,11 @@ func disrupts(v *view.View, asks bool) bool {
 
 // afterApplying is the state of a node whose GPUs are as its target has them.
 func afterApplying(v *view.View) gate.Judgement {
-	for _, gate := range []gate.Func{contested, selecting, plugin.Enumerating, verifying, settling} {
+	gates := []gate.Func{contested, selecting, plugin.Enumerating, verifying, settling}
+	if v.ByDriver() {
+		gates = []gate.Func{selecting, nvidiadra.Publishing}
+	}
+	for _, gate := range gates {
 		if j, pending := gate(v); pending {
 			return j
 		}

@@ -26,7 +26,7 @@ import (
 func disrupt(v *view.View, asks bool) gate.Judgement {
 	j := gate.Judgement{State: state.PendingDisruptive, Reason: gate.Underway(v), Next: gate.WithSlot(v)}
 	blocked := len(v.Blockers) > 0
-	tainted := v.Taint() != nil || view.MustStayUntainted(v) && !blocked
+	tainted := v.Tainted() || view.MustStayUntainted(v) && !blocked
 	switch {
 	case view.Ousts(v) && v.Reached() && nvidiamps.LabelLeft(v) > 0:
 		return nvidiamps.LeaveToNVIDIA(v)
@@ -41,6 +41,9 @@ func disrupt(v *view.View, asks bool) gate.Judgement {
 		return tainting(v, j)
 	case blocked:
 		return draining(v, j)
+	}
+	if g, waits := settlingClaims(v, j); waits {
+		return g
 	}
 	if pod, age := eviction.JustBound(v); pod != "" {
 		j.State, j.Reason = state.Draining, v1alpha1.ReasonGPUInUse
@@ -60,8 +63,23 @@ func tainting(v *view.View, j gate.Judgement) gate.Judgement {
 	if len(v.Blockers) > 0 {
 		j.Message += "; in use now: " + eviction.Describe(v)
 	}
-	j.Next = gate.WithSlot(v, taintNode(v))
+	j.Next = gate.WithSlot(v, taintNode(v)...)
 	return j
+}
+
+// settlingClaims waits a moment after the devices of the node were tainted: the scheduler may have allocated one just before, and the
+// claim that tells so follows.
+func settlingClaims(v *view.View, j gate.Judgement) (gate.Judgement, bool) {
+	if !v.ByDriver() || v.Node.Ruled.IsZero() {
+		return gate.Judgement{}, false
+	}
+	left := v.Node.Ruled.Add(timing.ClaimsSettle).Sub(v.World.Now)
+	if left <= 0 {
+		return gate.Judgement{}, false
+	}
+	j.State, j.Reason, j.After = state.Draining, v1alpha1.ReasonGPUInUse, left
+	j.Message = "the devices of the node were tainted just now; waiting for the claims of pods that were allocated one before"
+	return j, true
 }
 
 // interruptedByUsers records that users of the GPUs interrupt a change, so that the time of the agent begins anew once they are gone.
@@ -103,10 +121,19 @@ func draining(v *view.View, j gate.Judgement) gate.Judgement {
 	return j
 }
 
-func taintNode(v *view.View) action.Action {
+// taintNode keeps new pods off the GPUs of the node. Where NVIDIA's DRA driver serves it, pods that use no GPU still come.
+func taintNode(v *view.View) []action.Action {
 	now := metav1.NewTime(v.World.Now)
-	return action.Taint{
-		Node: v.Node.Name, Policy: v.Ref(), Baseline: baseline.Copied(v),
-		Taint: corev1.Taint{Key: v1alpha1.TaintChanging, Effect: corev1.TaintEffectNoSchedule, TimeAdded: &now},
+	if !v.ByDriver() {
+		return []action.Action{action.Taint{
+			Node: v.Node.Name, Policy: v.Ref(), Baseline: baseline.Copied(v),
+			Taint: corev1.Taint{Key: v1alpha1.TaintChanging, Effect: corev1.TaintEffectNoSchedule, TimeAdded: &now},
+		}}
 	}
+	var actions []action.Action
+	patch := v.Patch("recording the baseline")
+	if baseline.SaveBaseline(v, patch); len(patch.Annotations) > 0 {
+		actions = append(actions, patch)
+	}
+	return append(actions, action.TaintDevices{Node: v.Node.Name, Policy: v.Ref(), Since: now.Time})
 }

@@ -10,11 +10,13 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
+	"github.com/gpusharing/gpu-sharing-operator/internal/dra"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/policy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/conflicts"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/nvidiadra"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/eviction"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/gate"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/nvidiamig"
@@ -37,12 +39,12 @@ func takeBackAgent(v *view.View) []action.Action {
 
 // Observe derives the view of a node.
 func Observe(w *world.World, n *world.Node, g policy.Governed) *view.View {
-	v := &view.View{World: w, Node: n, Devices: plan.Devices(n.GPU.Status.Devices), Policy: g.By, Losers: g.Over}
+	v := &view.View{World: w, Node: n, Devices: plan.Devices(n.GPU.Status.Devices), Stack: w.StackOf(n), Policy: g.By, Losers: g.Over}
 	switch {
 	case g.By != nil:
 		ask(v)
 	default:
-		v.Target = view.Baseline(&n.GPU, v.Devices)
+		v.Target = v.OnStack(view.Baseline(&n.GPU, v.Devices))
 		if v.Managed() && nvidiamig.Unavailable(v) != nil {
 			v.Target.Actuator = "" // it is gone; the agent does it
 		}
@@ -61,13 +63,19 @@ func ask(v *view.View) {
 	if len(v.Devices) == 0 {
 		return // nobody knows yet what to ask
 	}
-	w, err := policy.Ask(v.Policy, view.PolicyNode(v.Node))
+	w, err := policy.Ask(v.Policy, v.AskedNode())
 	if err != nil {
 		v.Unsupported = asProblem(err)
 		return
 	}
 	v.Desired, v.Target = &w, view.TargetOf(w)
 	v.Target.Strategy, v.Target.Actuator = v.Policy.Spec.Sharing.Strategy, view.ActuatorOf(v.Policy)
+	if v.ByDriver() {
+		v.Target.Shares = dra.Shares(v.Policy.Spec.Sharing)
+		if v.Unsupported = nvidiadra.Lacks(v); v.Unsupported != nil {
+			return
+		}
+	}
 	if v.Managed() {
 		if v.Unsupported = nvidiamig.Unavailable(v); v.Unsupported != nil {
 			return
@@ -77,7 +85,7 @@ func ask(v *view.View) {
 		return
 	}
 	if f := view.Failed(v); f != nil && f.Reason != v1alpha1.ReasonDrainTimedOut {
-		v.Target, v.FallsBack = view.Fallback(v.Policy.Name, &v.Node.GPU, v.Devices), true
+		v.Target, v.FallsBack = v.OnStack(view.Fallback(v.Policy.Name, v.LastOnStack(), v.Devices)), true
 		v.Target.Actuator = view.ActuatorOf(v.Policy)
 	}
 }
@@ -136,10 +144,58 @@ func unknownUse(p *world.Pod) plan.Blocker {
 func addUnreportedHolders(v *view.View) {
 	for i := range v.Node.Pods {
 		p := &v.Node.Pods[i]
-		if p.InitHolds && !eviction.Reported(v, *p) || p.Claim != "" && !blocks(v, p) {
+		if p.InitHolds && !eviction.Reported(v, *p) && !v.ByDriver() || p.Claim != "" && !blocks(v, p) && !v.ByDriver() {
 			addBlocker(v, unknownUse(p))
 		}
 	}
+	if v.ByDriver() {
+		addClaims(v)
+	}
+}
+
+// addClaims adds who has devices of the node by ResourceClaims: pods, also those whose containers have not started yet, and claims that no
+// pod of the node uses as yet. A device that the node does not publish counts as any of its GPUs.
+func addClaims(v *view.View) {
+	for _, c := range v.Node.Claims {
+		for _, device := range c.Of(v.Node.Name) {
+			uuid, instance, known := v.Node.Published.Locate(device, v.Node.GPU.Status.Devices)
+			if known && !view.Reboots(v) && !slices.ContainsFunc(v.Steps, func(s plan.Step) bool { return blocksOn(s, v, uuid, instance) }) {
+				continue
+			}
+			for _, b := range claimants(v, c) {
+				if b.Instance = instance; known {
+					b.UUID = uuid
+				}
+				if b.Claim != "" || !blocks(v, v.PodOf(b)) {
+					addBlocker(v, b)
+				}
+			}
+		}
+	}
+}
+
+// blocksOn reports whether who uses an instance blocks a step. If only the GPU is known, any of its instances may be the one.
+func blocksOn(s plan.Step, v *view.View, uuid string, instance int) bool {
+	if plan.Blocks(s, uuid, instance) {
+		return true
+	}
+	at := slices.IndexFunc(v.Devices, func(d gpu.Device) bool { return d.UUID == uuid })
+	return at >= 0 && v.Devices[at].State.MIG && instance == gpu.WholeGPU &&
+		slices.ContainsFunc(v.Devices[at].State.Instances, func(i gpu.Instance) bool { return plan.Blocks(s, uuid, i.ID) })
+}
+
+// claimants are the pods of the node for which a claim is reserved, or the claim itself if there are none.
+func claimants(v *view.View, c dra.Claim) []plan.Blocker {
+	var all []plan.Blocker
+	for i := range v.Node.Pods {
+		if p := &v.Node.Pods[i]; slices.Contains(c.Pods, p.UID) {
+			all = append(all, unknownUse(p))
+		}
+	}
+	if len(all) == 0 {
+		return []plan.Blocker{{Claim: c.Name, Instance: gpu.WholeGPU}}
+	}
+	return all
 }
 
 func blocks(v *view.View, p *world.Pod) bool {
@@ -163,7 +219,7 @@ func addBlocker(v *view.View, b plan.Blocker) {
 		return // it is deleted with NVIDIA's other clients
 	}
 	known := func(o plan.Blocker) bool {
-		return o.UUID == b.UUID && samePointee(o.Process, b.Process) && samePointee(o.Holder, b.Holder)
+		return o.UUID == b.UUID && o.Claim == b.Claim && samePointee(o.Process, b.Process) && samePointee(o.Holder, b.Holder)
 	}
 	if !slices.ContainsFunc(v.Blockers, known) {
 		v.Blockers = append(v.Blockers, b)

@@ -7,7 +7,6 @@ import (
 	"fmt"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/desired"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/gate"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/nvidiamig"
@@ -45,7 +44,7 @@ func done(v *view.View) gate.Judgement {
 	j := gate.Judgement{State: state.UpToDate, Reason: v1alpha1.ReasonReady}
 	if v.Taint() != nil {
 		j.State, j.Reason, j.Message = state.Releasing, v1alpha1.ReasonProgressing, "done; the taint of the operator is being removed"
-		j.Next = gate.AtOnce(action.Untaint{Node: v.Node.Name})
+		j.Next = gate.AtOnce(gate.Untaint(v)...)
 		return j // what was reached is recorded after that, together with Ready
 	}
 	if v.Target.Final && view.Overridden(v) {

@@ -15,6 +15,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/baseline"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/clients"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/gate"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/nvidiadra"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/nvidiamig"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/plugin"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
@@ -26,7 +27,7 @@ import (
 // configReset reports whether another controller set the label that selects a configuration after the operator had.
 func configReset(v *view.View) bool {
 	_, selected := timing.Stamped(v.Node.Annotations[v1alpha1.AnnotationSelected], v.Target.Config)
-	return selected && v.Target.Config != "" && !v.Target.Final && v.Node.Labels[v1alpha1.LabelConfig] != v.Target.Config
+	return selected && v.Target.Config != "" && !v.Target.Final && !v.ByDriver() && v.Node.Labels[v1alpha1.LabelConfig] != v.Target.Config
 }
 
 // contested leaves a label alone for an hour that another controller sets again and again. A change that is not verified yet
@@ -65,7 +66,7 @@ func selecting(v *view.View) (gate.Judgement, bool) {
 		return gate.Judgement{}, false
 	}
 	j := gate.Judgement{State: state.Selecting, Reason: v1alpha1.ReasonSelecting}
-	if _, changes := selected.Labels[v1alpha1.LabelConfig]; changes && v.Target.Config != "" {
+	if _, changes := selected.Labels[v1alpha1.LabelConfig]; changes && v.Target.Config != "" && !v.ByDriver() {
 		if message, wait := hidden(v); wait {
 			j.Message = message
 			return j, true
@@ -83,6 +84,8 @@ func selecting(v *view.View) (gate.Judgement, bool) {
 	}
 	j.Message = fmt.Sprintf("selecting the configuration %s", v.Target.Config)
 	switch {
+	case v.ByDriver():
+		j.Message = "recording what NVIDIA's DRA driver must publish"
 	case v.Target.Config == "":
 		j.Message = "taking back the label " + v1alpha1.LabelConfig
 	case resume && len(selected.Labels) > 0 && v.Node.Labels[v1alpha1.LabelConfig] == v.Target.Config:
@@ -104,7 +107,10 @@ func selectPatch(v *view.View) (patch action.PatchNode, resumes, complete bool) 
 		delete(labels, v1alpha1.LabelMIGManager) // the operator never removes it: it is another machine, or another controller's work
 	}
 	labels[v1alpha1.LabelConfig] = nil
-	if v.Target.Config != "" {
+	switch {
+	case v.ByDriver():
+		baseline.UnselectConfig(v, labels)
+	case v.Target.Config != "":
 		labels[v1alpha1.LabelConfig] = new(v.Target.Config)
 	}
 	if nvidiamig.FencesAgain(v, patch) {
@@ -128,7 +134,11 @@ func selectPatch(v *view.View) (patch action.PatchNode, resumes, complete bool) 
 		}
 	}
 	stampSelected(v, patch)
-	plugin.StampInstances(v, patch)
+	if v.ByDriver() {
+		nvidiadra.DropStamps(v, patch)
+	} else {
+		plugin.StampInstances(v, patch)
+	}
 	switch {
 	case v.Target.Final:
 		baseline.DropCopy(v, patch)
@@ -191,7 +201,7 @@ func pluginUnseen(v *view.View) time.Duration {
 
 // syncAhead triggers syncs while the agent is at work, so that the key is visible when it is done.
 func syncAhead(v *view.View) []action.Action {
-	if _, wait := hidden(v); wait || v.Target.Config == "" || v.Node.Labels[v1alpha1.LabelConfig] == v.Target.Config {
+	if _, wait := hidden(v); wait || v.ByDriver() || v.Target.Config == "" || v.Node.Labels[v1alpha1.LabelConfig] == v.Target.Config {
 		return nil
 	}
 	syncs, _, _ := gate.TriggerSyncs(v)

@@ -13,7 +13,6 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
-	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/clients"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/gate"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/plugin"
@@ -35,7 +34,7 @@ func verifying(v *view.View) (gate.Judgement, bool) {
 	}
 	if left, is := keepsPluginOff(v); is {
 		if j.After = left; left <= 0 {
-			j.Next = gate.AtOnce(action.Untaint{Node: v.Node.Name})
+			j.Next = gate.AtOnce(gate.Untaint(v)...)
 		}
 		return j, true
 	}
@@ -108,7 +107,7 @@ func differs(v *view.View) []string {
 	for name := range v.Target.Expected {
 		names[name] = true
 	}
-	for name, count := range v.Node.Allocatable {
+	for name, count := range v.Node.Offered(v.Stack) {
 		if count != 0 && world.OfGPU(name) {
 			names[name] = true
 		}

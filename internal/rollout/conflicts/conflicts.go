@@ -23,6 +23,9 @@ func LeavesInstances(v *view.View) bool {
 	return stalled && reason == v1alpha1.ReasonChangedByOthers && view.AsksFor(v.Node.GPU.Spec, v.Target)
 }
 
+// A node that NVIDIA's DRA driver alone serves is the policy's too. It carries the annotation all the same, so that nothing is done for the
+// device plugin while the driver restarts.
+
 // Another controller that offers the GPUs of a node shows by a pod, a DaemonSet, a ResourceSlice or the name of a resource.
 // Each of them goes for a moment when its plugin restarts, so presence is remembered on the Node, in the annotation
 // v1alpha1.AnnotationOtherController: the reason, and once all signs are gone the reason and the time. After AbsentFor without
@@ -44,9 +47,9 @@ func signOf(n *world.Node) (reason, message string) {
 		return reason, fmt.Sprintf("the node lists the resource %s, so Red Hat's Dynamic Accelerator Slicer (InstaSlice) "+
 			"partitions its GPUs, and two must not; leave the node out of nodeSelector, or uninstall the slicer", object)
 	}
-	return reason, fmt.Sprintf("%s of NVIDIA's DRA driver offers the GPUs of the node through ResourceClaims, and pods of both "+
-		"sides would get the same ones; leave the node out of nodeSelector, or turn the driver's GPUs off "+
-		"(resources.gpus.enabled=false of its chart)", object)
+	return reason, fmt.Sprintf("%s of NVIDIA's DRA driver offers the GPUs of the node through ResourceClaims, and the device plugin "+
+		"offers them too, so that pods of both sides would get the same ones. Drain the node, then keep one of them off it: the "+
+		"device plugin by the label %s=false, or the driver by the affinity of its chart", object, world.DeployLabels()[0])
 }
 
 // remembered is which other controller the annotation names, or was seen after what it says; since is when its last sign went, zero
@@ -71,6 +74,9 @@ func remembered(v *view.View) (reason string, since time.Time) {
 // honoured there.
 func OfferedBy(v *view.View) *plan.Problem {
 	if reason, message := signOf(v.Node); reason != "" {
+		if reason == v1alpha1.ReasonDRADriverActive && v.ByDriver() {
+			return nil // alone
+		}
 		return &plan.Problem{Reason: reason, Message: message}
 	}
 	reason, since := remembered(v)
@@ -115,6 +121,8 @@ func noteOfOthers(v *view.View) (value, why string, left time.Duration) {
 	reason, _ := signOf(v.Node)
 	was, since := remembered(v)
 	switch {
+	case reason != "" && v.ByDriver():
+		return reason, "recording that NVIDIA's DRA driver serves the GPUs", 0
 	case reason != "":
 		return reason, "recording that another controller offers the GPUs", 0
 	case was == "" && gone != "":

@@ -34,6 +34,8 @@ func nameOf(v *view.View, b plan.Blocker) string {
 		return fmt.Sprintf("pod %s/%s", p.Namespace, p.Name)
 	case b.Holder != nil:
 		return fmt.Sprintf("pod %s/%s", b.Holder.Namespace, b.Holder.Pod)
+	case b.Claim != "":
+		return "ResourceClaim " + b.Claim
 	case b.Process.PodUID != "":
 		return fmt.Sprintf("process %d (%s) of a pod that is gone", b.Process.PID, b.Process.Name)
 	}
@@ -46,6 +48,8 @@ func placeOf(v *view.View, b plan.Blocker) string {
 		switch p := v.PodOf(b); {
 		case p != nil && p.Claim != "":
 			return "GPUs, by ResourceClaim " + p.Claim
+		case b.Claim != "":
+			return "GPUs that the node does not publish"
 		case onlyOnNode(v, b):
 			return "the node, which must be rebooted"
 		}
@@ -63,7 +67,7 @@ func placeOf(v *view.View, b plan.Blocker) string {
 // onlyOnNode reports whether a blocker is a pod that holds no GPU, and blocks the reboot of its node.
 func onlyOnNode(v *view.View, b plan.Blocker) bool {
 	p := v.PodOf(b)
-	return b.UUID == "" && p != nil && p.Claim == "" && !p.InitHolds
+	return b.UUID == "" && p != nil && p.Claim == "" && (!p.InitHolds || v.ByDriver())
 }
 
 // Refusals are why the API server does not evict pods that block the change.
@@ -160,7 +164,7 @@ func returnsDespiteTaint(v *view.View, p *world.Pod) bool {
 func JustBound(v *view.View) (name string, age time.Duration) {
 	for _, p := range v.Node.Pods {
 		age := v.World.Now.Sub(p.Scheduled)
-		if p.GPU && !p.Terminating && !p.Scheduled.IsZero() && age < timing.ReportAfter && !Reported(v, p) {
+		if p.GPU && p.Claim == "" && !p.Terminating && !p.Scheduled.IsZero() && age < timing.ReportAfter && !Reported(v, p) {
 			return p.Namespace + "/" + p.Name, age
 		}
 	}

@@ -37,7 +37,7 @@ func Blockers(v *view.View) []Blocker {
 
 // userOf is NameOf without what is to be done about a process.
 func userOf(v *view.View, b plan.Blocker) string {
-	if v.PodOf(b) == nil && b.Holder == nil {
+	if v.PodOf(b) == nil && b.Holder == nil && b.Claim == "" {
 		return fmt.Sprintf("process %d (%s)", b.Process.PID, b.Process.Name)
 	}
 	return nameOf(v, b)
@@ -47,6 +47,8 @@ func userOf(v *view.View, b plan.Blocker) string {
 func FateOf(v *view.View, b plan.Blocker) string {
 	p := v.PodOf(b)
 	switch {
+	case b.Claim != "":
+		return "is waited for; no pod of the node uses it, so delete it unless one is to come"
 	case p == nil && b.Holder == nil && b.Process.PodUID == "":
 		return "is waited for; it runs outside pods, so end it on the node"
 	case p != nil && p.Terminating:

@@ -5,8 +5,10 @@ package gate
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
@@ -78,12 +80,21 @@ func GiveBack(v *view.View, why string) []action.Action {
 	return LetGo(v, why)
 }
 
-// LetGo takes back what holds a node though its GPUs are not being changed: our taint and our pauses.
-func LetGo(v *view.View, why string) []action.Action {
+// Untaint takes our taint off the node and its devices, wherever it is.
+func Untaint(v *view.View) []action.Action {
 	var actions []action.Action
-	if v.Taint() != nil {
+	if slices.ContainsFunc(v.Node.Taints, func(t corev1.Taint) bool { return t.Key == v1alpha1.TaintChanging }) {
 		actions = append(actions, action.Untaint{Node: v.Node.Name})
 	}
+	if !v.Node.Ruled.IsZero() {
+		actions = append(actions, action.UntaintDevices{Node: v.Node.Name})
+	}
+	return actions
+}
+
+// LetGo takes back what holds a node though its GPUs are not being changed: our taint and our pauses.
+func LetGo(v *view.View, why string) []action.Action {
+	actions := Untaint(v)
 	if patch, resumes := clients.Resume(v); resumes {
 		patch.Why = "resuming NVIDIA's GPU clients: " + why
 		clients.StampResumed(v, patch)

@@ -27,6 +27,9 @@ const pluginStarts = time.Minute
 
 // Failing finds pods of NVIDIA's that serve the configuration and do not run as they should.
 func Failing(v *view.View, s state.State) gate.Finding {
+	if v.ByDriver() {
+		return gate.Finding{} // NVIDIA's DRA driver serves the node
+	}
 	if !slices.Contains([]state.State{state.Selecting, state.Verifying, state.Degraded, state.UpToDate, state.Failed}, s) {
 		return gate.Finding{} // nobody waits for them
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/eviction"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/gate"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/nvidiadra"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/nvidiamig"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/nvidiamps"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/plugin"
@@ -33,7 +34,7 @@ func Add(v *view.View, j gate.Judgement) (gate.Judgement, []action.Action) {
 	actions, _ := gate.Split(j.Next)
 	checks := []check{ // the one that matters most comes last
 		limitsPending, userWaiting, mpsUnreachable, gpuMissing, nvidiamig.ConfigIgnored, nvidiamig.Answering,
-		nvidiamps.NotNeeded, nvidiamps.NotKeptOff, computeModeLeft, plugin.Failing, outdated, notEnding,
+		nvidiadra.Hanging, nvidiadra.Failing, nvidiamps.NotNeeded, nvidiamps.NotKeptOff, computeModeLeft, plugin.Failing, outdated, notEnding,
 		nvidiamig.Unfenced, nvidiamig.Stuck, leftPaused,
 	}
 	if _, is := view.UnderMaintenance(v); is {
@@ -149,7 +150,7 @@ func notEnding(v *view.View, s state.State) gate.Finding {
 // our ConfigMap, as with updateStrategy OnDelete, and starts them anew.
 func outdated(v *view.View, s state.State) gate.Finding {
 	since, names := v.Node.GPU.Spec.ChangeTime, plugin.ReadingOthers(v)
-	if s != state.Selecting || len(names) == 0 || since.IsZero() || !v.World.Plugin.Ready {
+	if v.ByDriver() || s != state.Selecting || len(names) == 0 || since.IsZero() || !v.World.Plugin.Ready {
 		return gate.Finding{}
 	}
 	if left := since.Add(timing.OutdatedTimeout).Sub(v.World.Now); left > 0 {

@@ -34,7 +34,7 @@ func CountsOf(v *view.View) []v1alpha1.ResourceCount {
 			counts[name] = c
 		}
 	}
-	for name, count := range v.Node.Allocatable {
+	for name, count := range v.Node.Offered(v.Stack) {
 		if count != 0 && world.OfGPU(name) {
 			c := counts[name]
 			c.Advertised = count
@@ -72,9 +72,9 @@ func resources(members []*group.Member, most int) []v1alpha1.ResourceCount {
 }
 
 // offered is what a node advertises of GPUs and instances.
-func offered(n *world.Node) map[string]int64 {
+func offered(v *view.View) map[string]int64 {
 	offers := map[string]int64{}
-	for name, count := range n.Allocatable {
+	for name, count := range v.Node.Offered(v.Stack) {
 		if count != 0 && world.OfGPU(name) {
 			offers[name] = count
 		}

@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -226,6 +227,9 @@ func blockerStatuses(m *group.Member) []v1alpha1.BlockerStatus {
 			s.Namespace, s.Name = p.Namespace, p.Name
 		case b.Holder != nil:
 			s.Namespace, s.Name = b.Holder.Namespace, b.Holder.Pod
+		case b.Claim != "":
+			s.Kind = v1alpha1.BlockerKindResourceClaim
+			s.Namespace, s.Name, _ = strings.Cut(b.Claim, "/")
 		default:
 			s.Kind, s.Name, s.PID = v1alpha1.BlockerKindProcess, cmp.Or(b.Process.Name, "unknown"), int64(b.Process.PID)
 		}

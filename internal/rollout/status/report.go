@@ -20,7 +20,7 @@ func Report(m *group.Member) group.NodeState {
 	}
 	s := group.NodeState{
 		Node: m.Node.Name, State: m.State, Reason: m.Reason, Message: m.Message, Plan: planned(m.View),
-		Blockers: eviction.Blockers(m.View), ConfigName: m.Target.Config, Advertised: offered(m.Node), Devices: m.Target.Devices,
+		Blockers: eviction.Blockers(m.View), ConfigName: m.Target.Config, Advertised: offered(m.View), Devices: m.Target.Devices,
 		Retained: m.Policy == nil && view.Retained(m.Node.GPU.Spec),
 	}
 	if m.Policy != nil {

@@ -132,7 +132,7 @@ func pending(g *group.Group) []v1alpha1.PendingNode {
 func accepted(g *group.Group, w *world.World) metav1.Condition {
 	c := metav1.Condition{Type: v1alpha1.ConditionAccepted, Status: metav1.ConditionFalse}
 	switch {
-	case w.Plugin.Reason != "":
+	case w.Plugin.Reason != "" && len(g.Members) == 0:
 		c.Reason, c.Message = w.Plugin.Reason, w.Plugin.Message
 	case g.Invalid != nil:
 		c.Reason, c.Message = v1alpha1.ReasonInvalidWindow, g.InvalidWindow()

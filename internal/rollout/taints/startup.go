@@ -76,7 +76,7 @@ func wantStartup(m *group.Member, g policy.Governed, awaited *v1alpha1.GPUSharin
 	_, silent := change.NotReporting(m.View)
 	has := StartingUp(m.View) != nil
 	switch {
-	case m.World.Plugin.Reason != "" && g.By != nil:
+	case m.NoPlugin() && g.By != nil:
 		return has // the policy is not honoured yet
 	case g.By == nil && !silent:
 		return false
@@ -100,7 +100,7 @@ func isNew(m *group.Member, p *v1alpha1.GPUSharingPolicy) bool {
 // toleratesStartup says whether NVIDIA's programs can come to a node with the startup taint. Without the device plugin it
 // would never be ready.
 func toleratesStartup(m *group.Member, t Tolerance) bool {
-	if m.World.Plugin.Reason != "" {
+	if m.NoPlugin() {
 		return false
 	}
 	taint := startupTaint(m.View)
@@ -117,7 +117,7 @@ func toleratesStartup(m *group.Member, t Tolerance) bool {
 // explainStartup adds to the message of a node that it takes no pods, and what keeps it from becoming ready.
 func explainStartup(m *group.Member, g policy.Governed, t Tolerance) {
 	has := StartingUp(m.View)
-	if has == nil || g.By == nil || m.World.Plugin.Reason != "" {
+	if has == nil || g.By == nil || m.NoPlugin() {
 		return
 	}
 	says := fmt.Sprintf("the node keeps the taint %s until it is as the policy asks", action.NameOf(*has))

@@ -67,7 +67,7 @@ func wantTaints(m *group.Member, by *v1alpha1.GPUSharingPolicy, t Tolerance) []c
 		case !there && view.MustStayUntainted(m.View):
 			reason, message = v1alpha1.ReasonNodeNotInitialized, "Karpenter has not initialized the node yet, and would start another one for a node with the taint "+
 				action.WithValue(taint)+". The taint follows"
-		case m.World.Plugin.Reason == "":
+		case !m.NoPlugin():
 			switch reason, message = t.refuses(taint); {
 			case there && t.unknown(taint):
 				reason = ""
@@ -147,7 +147,9 @@ func lacking(g *group.Group, t Tolerance, taints []corev1.Taint) []group.Kept {
 			all = append(all, k)
 		}
 	}
-	add(t.world.Plugin.Reason, t.world.Plugin.Message)
+	if len(g.Members) == 0 { // otherwise NVIDIA's DRA driver serves all of them
+		add(t.world.Plugin.Reason, t.world.Plugin.Message)
+	}
 	if g.Invalid != nil {
 		add(v1alpha1.ReasonInvalidWindow, g.InvalidWindow())
 	}

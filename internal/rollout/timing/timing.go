@@ -56,6 +56,9 @@ const (
 	// PluginSettles is how long after NVIDIA's device plugin became Ready it surely runs the configuration that the node selects.
 	// It starts with the default, and its config-manager corrects that once it has read the Node.
 	PluginSettles = 5 * time.Second
+	// ClaimsSettle is how long after the devices of a node were tainted a claim may still be allocated by a scheduler that had not seen
+	// the taint.
+	ClaimsSettle = 3 * time.Second
 	// ReportAfter is how long after a pod was bound to a node the agent has surely reported what it holds.
 	ReportAfter = 20 * time.Second
 )

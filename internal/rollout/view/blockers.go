@@ -16,7 +16,7 @@ func (v *View) PodOf(b plan.Blocker) *world.Pod {
 		if b.Holder != nil {
 			return p.Namespace == b.Holder.Namespace && p.Name == b.Holder.Pod
 		}
-		return b.Process.PodUID != "" && p.UID == b.Process.PodUID
+		return b.Process != nil && b.Process.PodUID != "" && p.UID == b.Process.PodUID
 	})
 	if at < 0 {
 		return nil

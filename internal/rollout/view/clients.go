@@ -114,7 +114,7 @@ func releasesAgain(v *View) bool {
 // AdvertisesNoGPU says whether the node offers nothing that a pod could get. NVIDIA's DaemonSets do not tolerate our
 // taint, so while it stands none of their pods that is not there comes; and where nothing is offered it keeps nobody off.
 func AdvertisesNoGPU(v *View) bool {
-	for name, count := range v.Node.Allocatable {
+	for name, count := range v.Node.Offered(v.Stack) {
 		if count != 0 && world.OfGPU(name) {
 			return false
 		}
@@ -127,7 +127,7 @@ func AdvertisesNoGPU(v *View) bool {
 // begins without the taint, however long the node has waited for NVIDIA's driver and for its turn. Its time counts from when NVIDIA's
 // clients were paused (DrainsSince): before that it keeps nobody waiting.
 func MustStayUntainted(v *View) bool {
-	return world.IsKarpenters(v.Node) && v.Node.Labels[world.LabelInitialized] != world.LabelTrue
+	return !v.ByDriver() && world.IsKarpenters(v.Node) && v.Node.Labels[world.LabelInitialized] != world.LabelTrue
 }
 
 // ManagerPods are the pods of NVIDIA's mig-manager on the node.

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/dra"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/migmanager"
 	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
@@ -27,6 +28,8 @@ type Target struct {
 	Devices  []v1alpha1.DeviceSpec
 	// Expected is what the node must advertise; nil: not known, so it is not verified.
 	Expected map[string]int64
+	// Shares is how many claims must be able to share a GPU where NVIDIA's DRA driver serves the node; 0: any number.
+	Shares int64
 	// Labels are, besides the key, what labels of the node go back to; a nil value removes the label.
 	Labels map[string]*string
 	// Before says that this is the state in which the node was found.
@@ -168,6 +171,24 @@ func Fallback(by string, n *v1alpha1.GPUNode, have []gpu.Device) Target {
 	t := Baseline(n, have)
 	t.Policy, t.Final, t.Labels = by, false, nil
 	return t
+}
+
+// OnStack is a target without what only NVIDIA's device plugin reads, where its DRA driver serves the node.
+func (v *View) OnStack(t Target) Target {
+	if v.ByDriver() && !dra.IsConfig(t.Config) {
+		t.Config, t.Data = "", ""
+	}
+	return t
+}
+
+// LastOnStack is the GPUNode of the node without a last good state that the other one of NVIDIA's programs served: nothing there reads its
+// configuration.
+func (v *View) LastOnStack() *v1alpha1.GPUNode {
+	n := v.Node.GPU
+	if good := n.Status.Rollout.LastGood; good != nil && dra.IsConfig(good.ConfigName) != v.ByDriver() {
+		n.Status.Rollout.LastGood = nil
+	}
+	return &n
 }
 
 // Baseline is the state in which the node was found.

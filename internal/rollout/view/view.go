@@ -9,9 +9,11 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
+	"github.com/gpusharing/gpu-sharing-operator/internal/dra"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/policy"
@@ -24,6 +26,7 @@ type View struct {
 	World   *world.World
 	Node    *world.Node
 	Devices []gpu.Device
+	Stack   dra.Stack // which of NVIDIA's programs offers the GPUs of the node
 
 	Policy      *v1alpha1.GPUSharingPolicy // governs the node; nil if none does
 	Losers      []*v1alpha1.GPUSharingPolicy
@@ -62,13 +65,26 @@ func keepsNVIDIA(v *View, uuid string) bool {
 	return true // not ours to change
 }
 
-// PolicyNode is what a policy needs to know of a node.
+// PolicyNode is what a policy needs to know of a node to select it.
 func PolicyNode(n *world.Node) policy.Node {
 	return policy.Node{
 		Name: n.Name, Labels: n.Labels, Devices: n.GPU.Status.Devices, Changed: changed(n.GPU.Spec),
 		Policy: n.GPU.Spec.PolicyName, Numbering: n.GPU.Spec.Numbering,
 	}
 }
+
+// AskedNode is what a policy needs to know of the node to ask something of it.
+func (v *View) AskedNode() policy.Node {
+	n := PolicyNode(v.Node)
+	n.Stack = v.Stack
+	return n
+}
+
+// ByDriver reports whether NVIDIA's DRA driver alone offers the GPUs of the node.
+func (v *View) ByDriver() bool { return v.Stack == dra.Driver }
+
+// NoPlugin reports whether the node would need NVIDIA's device plugin, and the cluster has none that the operator can configure.
+func (v *View) NoPlugin() bool { return v.World.Plugin.Reason != "" && !v.ByDriver() }
 
 // DesiredHash names what is asked of the node: the desired state of its policy, or its baseline.
 func (v *View) DesiredHash() string {
@@ -167,14 +183,26 @@ func (v *View) Stalled() (reason, message string, is bool) {
 	return c.Reason, c.Message, true
 }
 
-// Taint is our taint on the node; nil if there is none.
+// Taint is our taint on the node or, where we have none there, on its devices (DeviceTaintRule); nil if there is neither.
 func (v *View) Taint() *corev1.Taint {
 	for i := range v.Node.Taints {
 		if v.Node.Taints[i].Key == v1alpha1.TaintChanging {
 			return &v.Node.Taints[i]
 		}
 	}
-	return nil
+	if v.Node.Ruled.IsZero() {
+		return nil
+	}
+	since := metav1.NewTime(v.Node.Ruled)
+	return &corev1.Taint{Key: v1alpha1.TaintChanging, Effect: corev1.TaintEffectNoSchedule, TimeAdded: &since}
+}
+
+// Tainted reports whether our taint keeps new pods off the GPUs, in the form that the stack of the node heeds.
+func (v *View) Tainted() bool {
+	if v.ByDriver() {
+		return !v.Node.Ruled.IsZero()
+	}
+	return slices.ContainsFunc(v.Node.Taints, func(t corev1.Taint) bool { return t.Key == v1alpha1.TaintChanging })
 }
 
 // Disturbed says whether the node is kept from its users: by our taint, or by our pauses, of which the write that takes them

@@ -85,7 +85,7 @@ func Unmet(w *world.World, groups map[string]*group.Group, all []*group.Member, 
 
 // OfferOf is what the node offers in the end: what it does now, where nothing changes or nothing can.
 func OfferOf(m *group.Member) group.Offer {
-	o := group.Offer{Labels: m.Node.Labels, Resources: m.Node.Allocatable}
+	o := group.Offer{Labels: m.Node.Labels, Resources: m.Node.Offered(m.Stack)}
 	if m.Policy != nil {
 		o.Policy = m.Policy.Name
 	}
@@ -98,7 +98,7 @@ func OfferOf(m *group.Member) group.Offer {
 
 // SingleOf returns the resources of which a container gets no more than one once the node matches its policy; nil: none.
 func SingleOf(v *view.View) map[string]bool {
-	if v.Desired == nil || !deviceplugin.RefusesMoreThanOne(v.Policy.Spec.Sharing) {
+	if v.Desired == nil || v.ByDriver() || !deviceplugin.RefusesMoreThanOne(v.Policy.Spec.Sharing) {
 		return nil
 	}
 	single := map[string]bool{}

@@ -131,10 +131,11 @@ func PodOf(pod *corev1.Pod, configMap types.NamespacedName) Pod {
 	if pod.DeletionTimestamp != nil {
 		p.EndsBy = pod.DeletionTimestamp.Time
 	}
-	if p.MountsConfig || SelectsDeploy(p.NodeSelector) {
+	if p.MountsConfig || SelectsDeploy(p.NodeSelector) || OffersGPUs(pod) {
 		p.Troubles = troublesOf(pod)
 	}
 	p.DRA, p.Validator = OffersGPUs(pod), IsValidator(pod)
+	p.DynamicMIG = p.DRA && MakesInstances(&pod.Spec)
 	p.ReadySince = readySince(pod)
 	if p.GPU {
 		p.Asks, p.Workload = asksOf(&pod.Spec), workloadOf(pod)
@@ -145,6 +146,7 @@ func PodOf(pod *corev1.Pod, configMap types.NamespacedName) Pod {
 	if p.Serves {
 		p.Tolerations = OwnTolerations(pod.Spec.Tolerations)
 	}
+	p.Starting = pod.Spec.NodeName != "" && pod.Status.Phase == corev1.PodPending && Drains(pod)
 	_, p.Mirror = pod.Annotations[corev1.MirrorPodAnnotationKey]
 	if owner := metav1.GetControllerOfNoCopy(pod); owner != nil {
 		p.Controller = owner.Kind
@@ -198,11 +200,11 @@ func Drains(pod *corev1.Pod) bool {
 // featureDiscovery is the label app.kubernetes.io/name of Node Feature Discovery's pods.
 const featureDiscovery = "node-feature-discovery"
 
-// Serves says whether a pod is one of NVIDIA's programs, which a deploy label keeps on the node, or of Node Feature
+// Serves says whether a pod is one of NVIDIA's programs, which a deploy label keeps on the node, of its DRA driver, or of Node Feature
 // Discovery, whose labels make NVIDIA's operator set those. A stand-alone device plugin is known by the ConfigMap that it
 // reads.
 func Serves(pod *corev1.Pod) bool {
-	return pod.Labels[labelName] == featureDiscovery || SelectsDeploy(pod.Spec.NodeSelector)
+	return pod.Labels[labelName] == featureDiscovery || SelectsDeploy(pod.Spec.NodeSelector) || OffersGPUs(pod)
 }
 
 // OwnTolerations are the tolerations that a pod was given by its author. The others are about the state of a node, and the

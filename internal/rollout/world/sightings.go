@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/dra"
 )
 
 // Sightings remembers which other controller was seen on each node, and when last, in case the write of the annotation fails or the
@@ -55,8 +56,23 @@ func offersGPUs(labels map[string]string, spec *corev1.PodSpec) bool {
 	return slices.ContainsFunc(DRALabels(), isPlugin) && slices.ContainsFunc(spec.Containers, func(c corev1.Container) bool { return c.Name == draContainer })
 }
 
+// featureGates is the variable of that container that lists the feature gates of the driver, as name=value by comma.
+const featureGates = "FEATURE_GATES"
+
+// MakesInstances reports whether the kubelet plugin of NVIDIA's DRA driver makes MIG instances on demand, by its feature gates.
+func MakesInstances(spec *corev1.PodSpec) bool {
+	for i := range spec.Containers {
+		for _, variable := range spec.Containers[i].Env {
+			if variable.Name == featureGates && slices.Contains(strings.Split(variable.Value, ","), "DynamicMIG=true") {
+				return true
+			}
+		}
+	}
+	return false
+}
+
 // DRADriver is the driver of NVIDIA's that offers GPUs in ResourceSlices.
-const DRADriver = "gpu.nvidia.com"
+const DRADriver = dra.DriverName
 
 // Note remembers the signs of a pass, the reason for each node or none, and forgets what is past.
 func (s *Sightings) Note(signs iter.Seq2[*Node, string], now time.Time) {
@@ -94,6 +110,11 @@ func ShownBy(n *Node) (reason, object string) {
 	if n.Slicer != "" {
 		return v1alpha1.ReasonSlicerActive, n.Slicer
 	}
+	return shownByDRA(n)
+}
+
+// shownByDRA is what shows NVIDIA's DRA driver on the node.
+func shownByDRA(n *Node) (reason, object string) {
 	if n.DRA != "" {
 		return v1alpha1.ReasonDRADriverActive, n.DRA
 	}

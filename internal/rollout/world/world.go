@@ -11,6 +11,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/clusterpolicy"
+	"github.com/gpusharing/gpu-sharing-operator/internal/dra"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
 )
 
@@ -32,6 +33,8 @@ type World struct {
 	Unscheduled []Pod
 	// NodePools are the NodePools of Karpenter, by name; nil: none, or not known.
 	NodePools map[string]NodePool
+	// DRA is what of the cluster matters where NVIDIA's DRA driver serves GPUs.
+	DRA DRA
 	// ReadinessTaint says that nodes that Karpenter made get the startup taint v1alpha1.TaintStartupReadiness, since every Karpenter
 	// of the cluster is v1.13 or newer. False: Karpenter's nodes get none from the operator.
 	ReadinessTaint bool
@@ -84,6 +87,12 @@ type Node struct {
 	// DRA is an object, besides pods, by which NVIDIA's DRA driver shows that it offers the GPUs of the node, such as
 	// "DaemonSet nvidia-dra/kubelet-plugin"; empty: none does.
 	DRA string
+	// Published is what the ResourceSlices of NVIDIA's DRA driver show of the node; nil: there are none.
+	Published *dra.Pool
+	// Claims are the ResourceClaims to which devices of the node are allocated, by name.
+	Claims []dra.Claim
+	// Ruled is since when the operator's DeviceTaintRule keeps new pods off the GPUs of the node; zero: there is none.
+	Ruled time.Time
 	// Features is what the NodeFeature objects of the node say about the label nvidia.com/mps.capable.
 	Features NodeFeatures
 	// Pods are the pods bound to the node that have not finished (phase neither Succeeded nor Failed).
@@ -113,6 +122,8 @@ type Pod struct {
 	// Claim is the ResourceClaim, as namespace/name, by which it has GPUs of NVIDIA's DRA driver; empty: it has none, or nobody
 	// reports that.
 	Claim string
+	// Starting reports that it is bound to the node and none of its containers has started yet; of pods that ask for GPUs or have a claim.
+	Starting bool
 	// Refused is why the API server refused to evict it when the controller last asked, and what to do about it; empty: it did
 	// not, or has not been asked for a minute.
 	Refused string
@@ -126,6 +137,8 @@ type Pod struct {
 	NodeSelector map[string]string
 	// DRA says that it offers GPUs through ResourceClaims: the kubelet plugin of NVIDIA's DRA driver.
 	DRA bool
+	// DynamicMIG says that the feature gate DynamicMIG of that driver is on.
+	DynamicMIG bool
 	// MountsConfig says that one of its volumes is our ConfigMap.
 	MountsConfig bool
 	// SyncTriggered is the value of its annotation v1alpha1.AnnotationSync.

@@ -1,0 +1,137 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package dra
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+)
+
+// Claim is a ResourceClaim that is allocated from NVIDIA's DRA driver, or names a DeviceClass.
+type Claim struct {
+	// Name is namespace/name.
+	Name string
+	// Classes are the DeviceClasses that its requests name.
+	Classes []string
+	// Devices are allocated to it. Those for administrators (adminAccess) are left out: they hold nothing.
+	Devices []Allocated
+	// Pods are the UIDs of the pods for which it is reserved.
+	Pods []string
+}
+
+// Allocated is a device that is allocated to a claim.
+type Allocated struct{ Pool, Device string }
+
+// ClaimOf reads what matters of a ResourceClaim, of any version since v1beta1; ok is false if nothing of it does.
+func ClaimOf(namespace, name string, object map[string]any) (c Claim, ok bool) {
+	c = Claim{Name: namespace + "/" + name}
+	for _, listed := range asList(asMap(asMap(object["spec"])["devices"])["requests"]) {
+		c.Classes = append(c.Classes, classesOf(asMap(listed))...)
+	}
+	slices.Sort(c.Classes)
+	c.Classes = slices.Compact(c.Classes)
+	status := asMap(object["status"])
+	for _, listed := range asList(asMap(asMap(status["allocation"])["devices"])["results"]) {
+		result := asMap(listed)
+		if admin, _ := result["adminAccess"].(bool); admin || asString(result["driver"]) != DriverName {
+			continue
+		}
+		c.Devices = append(c.Devices, Allocated{Pool: asString(result["pool"]), Device: asString(result["device"])})
+	}
+	slices.SortFunc(c.Devices, func(a, b Allocated) int { return cmp.Or(cmp.Compare(a.Pool, b.Pool), cmp.Compare(a.Device, b.Device)) })
+	for _, listed := range asList(status["reservedFor"]) {
+		if consumer := asMap(listed); asString(consumer["resource"]) == "pods" || consumer["resource"] == nil {
+			c.Pods = append(c.Pods, asString(consumer["uid"]))
+		}
+	}
+	return c, len(c.Devices) > 0 || slices.ContainsFunc(c.Classes, Ours)
+}
+
+// classesOf are the classes that a request names: itself, in one of its alternatives or, since v1, in its exact request.
+func classesOf(request map[string]any) []string {
+	var classes []string
+	add := func(of map[string]any) {
+		if name := asString(of["deviceClassName"]); name != "" {
+			classes = append(classes, name)
+		}
+	}
+	add(request)
+	add(asMap(request["exactly"]))
+	for _, alternative := range asList(request["firstAvailable"]) {
+		add(asMap(alternative))
+	}
+	return classes
+}
+
+// Object is the claim as ClaimOf reads it, for a cache that keeps nothing else.
+func (c Claim) Object() map[string]any {
+	requests, results, pods := make([]any, 0, len(c.Classes)), make([]any, 0, len(c.Devices)), make([]any, 0, len(c.Pods))
+	for _, class := range c.Classes {
+		requests = append(requests, map[string]any{"deviceClassName": class})
+	}
+	for _, d := range c.Devices {
+		results = append(results, map[string]any{"driver": DriverName, "pool": d.Pool, "device": d.Device})
+	}
+	for _, uid := range c.Pods {
+		pods = append(pods, map[string]any{"uid": uid})
+	}
+	return map[string]any{
+		"spec":   map[string]any{"devices": map[string]any{"requests": requests}},
+		"status": map[string]any{"allocation": map[string]any{"devices": map[string]any{"results": results}}, "reservedFor": pods},
+	}
+}
+
+// Of are the names of the devices of a pool that are allocated to the claim.
+func (c Claim) Of(pool string) []string {
+	var names []string
+	for _, d := range c.Devices {
+		if d.Pool == pool {
+			names = append(names, d.Device)
+		}
+	}
+	return names
+}
+
+// Locate finds the GPU and the instance that a device is, by the UUID that the pool shows. The instance is gpu.WholeGPU where the device is
+// a GPU, or where only its GPU is known; ok is false if not even that is.
+func (p *Pool) Locate(name string, have []v1alpha1.DeviceStatus) (uuid string, instance int, ok bool) {
+	if d, is := p.Named(name); is && d.UUID != "" {
+		for i := range have {
+			if have[i].UUID == d.UUID {
+				return d.UUID, gpu.WholeGPU, true
+			}
+			for _, instance := range have[i].Instances {
+				if instance.UUID == d.UUID {
+					return have[i].UUID, int(instance.ID), true
+				}
+			}
+		}
+		if d.Parent != "" { // an instance that was destroyed: what has its place now is not known
+			return d.Parent, gpu.WholeGPU, slices.ContainsFunc(have, func(h v1alpha1.DeviceStatus) bool { return h.UUID == d.Parent })
+		}
+	}
+	return "", gpu.WholeGPU, false
+}
+
+// Gone lists the devices of a pool that are allocated to the claim and that a complete pool does not show: what is to be prepared with
+// one of them hangs.
+func (c Claim) Gone(name string, p *Pool) []string {
+	if p == nil || !p.Complete {
+		return nil
+	}
+	var gone []string
+	for _, device := range c.Of(name) {
+		if _, is := p.Named(device); !is {
+			gone = append(gone, device)
+		}
+	}
+	return gone
+}
+
+// String names the claim for a message.
+func (c Claim) String() string { return fmt.Sprintf("ResourceClaim %s", c.Name) }

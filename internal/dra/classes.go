@@ -1,0 +1,122 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package dra
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
+)
+
+const (
+	// namePrefix begins the names of all objects of the operator in the group resource.k8s.io.
+	namePrefix = "gpusharing-"
+	// classPrefix begins the names of the operator's DeviceClasses.
+	classPrefix = namePrefix + "mig-"
+	// resourcePrefix begins the extended resources of MIG instances, as NVIDIA's device plugin names them.
+	resourcePrefix = "nvidia.com/mig-"
+)
+
+// RuleName is the name of the operator's DeviceTaintRule for a node.
+func RuleName(node string) string { return namePrefix + node }
+
+// RuledNode is the node of the operator's DeviceTaintRule of that name; ok is false if the name is another's.
+func RuledNode(rule string) (node string, ok bool) { return strings.CutPrefix(rule, namePrefix) }
+
+// ResourceOf is the extended resource of the instances of a profile. NVIDIA's device plugin writes a dot for a plus sign, which no name
+// of a resource may have.
+func ResourceOf(profile string) string { return resourcePrefix + strings.ReplaceAll(profile, "+", ".") }
+
+// ClassName is the name of the operator's DeviceClass for a profile.
+func ClassName(profile string) string {
+	return classPrefix + strings.ToLower(strings.ReplaceAll(profile, "+", "."))
+}
+
+// Ours reports whether a DeviceClass has the name of one of the operator's.
+func Ours(class string) bool { return strings.HasPrefix(class, classPrefix) }
+
+// Selector is the CEL expression by which the operator's DeviceClass selects the instances of a profile.
+func Selector(profile string) string {
+	return fmt.Sprintf("device.driver == '%[1]s' && device.attributes['%[1]s'].type == 'mig' && device.attributes['%[1]s'].profile == '%[2]s'", DriverName, profile)
+}
+
+// Class is a DeviceClass.
+type Class struct {
+	Name string
+	// Resource is the extended resource that it serves; empty if none.
+	Resource string
+	// Own says that it has the label by which the operator tells its objects.
+	Own bool
+	// Age orders classes by their time of creation, in seconds since 1970: of two with the same resource the scheduler uses the later one.
+	Age int64
+}
+
+// Offering returns the class by which pods get an extended resource: the one that the scheduler uses. ok is false if there is none.
+func Offering(classes []Class, resource string) (c Class, ok bool) {
+	for _, candidate := range classes {
+		newer := candidate.Age > c.Age || candidate.Age == c.Age && candidate.Name < c.Name
+		if candidate.Resource == resource && (!ok || newer) {
+			c, ok = candidate, true
+		}
+	}
+	return c, ok
+}
+
+// ClassProblem says why pods cannot get the instances of a profile by its resource; nil if they can, or will once the operator has made
+// its class.
+func ClassProblem(classes []Class, profile string) *plan.Problem {
+	resource, name := ResourceOf(profile), ClassName(profile)
+	if _, offered := Offering(classes, resource); offered {
+		return nil
+	}
+	at := slices.IndexFunc(classes, func(c Class) bool { return c.Name == name })
+	switch {
+	case at < 0:
+		return nil
+	case !classes[at].Own:
+		return &plan.Problem{
+			Reason: v1alpha1.ReasonDeviceClassConflict,
+			Message: fmt.Sprintf("DeviceClass %s exists and is not the operator's, and it does not serve %s. Give it extendedResourceName: %s, or "+
+				"delete it", name, resource, resource),
+		}
+	}
+	return &plan.Problem{
+		Reason: v1alpha1.ReasonDRAUnavailable,
+		Message: fmt.Sprintf("The API server drops extendedResourceName from DeviceClass %s, so no pod can get %s. Turn on the feature gate "+
+			"DRAExtendedResource of kube-apiserver, kube-scheduler and kubelet, or use Kubernetes 1.36 or newer", name, resource),
+	}
+}
+
+// Write is a DeviceClass of the operator's that must exist.
+type Write struct{ Name, Resource, Profile string }
+
+// Classes decides which DeviceClasses of the operator must be written, and which must be deleted, so that pods get the instances of these
+// profiles. A class that serves the resource of a profile already is used, whoever made it: two classes with one resource make the
+// scheduler forget the name when one of them goes. named reports whether a pod or claim names a class or its resource: such a class stays.
+func Classes(have []Class, profiles []string, named func(Class) bool) (write []Write, remove []string) {
+	wanted := map[string]bool{}
+	for _, profile := range profiles {
+		name, resource := ClassName(profile), ResourceOf(profile)
+		if wanted[name] {
+			continue
+		}
+		wanted[name] = true
+		_, offered := Offering(have, resource)
+		foreign := slices.ContainsFunc(have, func(c Class) bool { return c.Name == name && !c.Own })
+		if !offered && !foreign { // one of the operator's that lost its resource is written again
+			write = append(write, Write{Name: name, Resource: resource, Profile: profile})
+		}
+	}
+	for _, c := range have {
+		if c.Own && Ours(c.Name) && !wanted[c.Name] && !named(c) {
+			remove = append(remove, c.Name)
+		}
+	}
+	slices.SortFunc(write, func(a, b Write) int { return strings.Compare(a.Name, b.Name) })
+	slices.Sort(remove)
+	return write, remove
+}

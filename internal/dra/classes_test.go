@@ -1,0 +1,130 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package dra_test
+
+import (
+	"testing"
+
+	. "github.com/onsi/gomega"
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/dra"
+)
+
+func TestNamesOfClasses(t *testing.T) {
+	for profile, want := range map[string][2]string{
+		"1g.5gb":    {"gpusharing-mig-1g.5gb", "nvidia.com/mig-1g.5gb"},
+		"1g.5gb+me": {"gpusharing-mig-1g.5gb.me", "nvidia.com/mig-1g.5gb.me"},
+	} {
+		g := NewWithT(t)
+		g.Expect([2]string{dra.ClassName(profile), dra.ResourceOf(profile)}).To(Equal(want))
+		g.Expect(validation.IsDNS1123Subdomain(dra.ClassName(profile))).To(BeEmpty())
+		g.Expect(dra.Ours(dra.ClassName(profile))).To(BeTrue())
+	}
+	node, is := dra.RuledNode(dra.RuleName("n1"))
+	NewWithT(t).Expect([]any{node, is}).To(Equal([]any{"n1", true}))
+}
+
+func TestWhichClassesMustExist(t *testing.T) {
+	own := func(name, resource string) dra.Class { return dra.Class{Name: name, Resource: resource, Own: true} }
+	nobody := func(dra.Class) bool { return false }
+	write := dra.Write{Name: "gpusharing-mig-1g.5gb", Resource: "nvidia.com/mig-1g.5gb", Profile: "1g.5gb"}
+	for name, c := range map[string]struct {
+		have     []dra.Class
+		profiles []string
+		named    func(dra.Class) bool
+		write    []dra.Write
+		remove   []string
+	}{
+		"none yet":                      {profiles: []string{"1g.5gb", "1g.5gb"}, write: []dra.Write{write}},
+		"it exists":                     {profiles: []string{"1g.5gb"}, have: []dra.Class{own(write.Name, write.Resource)}},
+		"another's serves the resource": {profiles: []string{"1g.5gb"}, have: []dra.Class{{Name: "team-a", Resource: write.Resource}}},
+		"another's has the name":        {profiles: []string{"1g.5gb"}, have: []dra.Class{{Name: write.Name}}},
+		"it lost its resource":          {profiles: []string{"1g.5gb"}, have: []dra.Class{own(write.Name, "")}, write: []dra.Write{write}},
+		"nobody needs it any more":      {have: []dra.Class{own(write.Name, write.Resource)}, remove: []string{write.Name}},
+		"a pod names it": {
+			have: []dra.Class{own(write.Name, write.Resource)}, named: func(c dra.Class) bool { return c.Resource == write.Resource },
+		},
+		"those of others stay": {have: []dra.Class{{Name: "gpu.nvidia.com", Resource: "nvidia.com/gpu"}, {Name: write.Name}, own("other", "")}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			if c.named == nil {
+				c.named = nobody
+			}
+			write, remove := dra.Classes(c.have, c.profiles, c.named)
+			g.Expect(write).To(Equal(c.write))
+			g.Expect(remove).To(Equal(c.remove))
+		})
+	}
+}
+
+func TestOfTwoClassesTheLaterOneServes(t *testing.T) {
+	classes := []dra.Class{{Name: "b", Resource: "r", Age: 5}, {Name: "a", Resource: "r", Age: 5}, {Name: "old", Resource: "r", Age: 1}, {Name: "x", Age: 9}}
+	c, is := dra.Offering(classes, "r")
+	NewWithT(t).Expect([]any{c.Name, is}).To(Equal([]any{"a", true}))
+	_, is = dra.Offering(classes, "none")
+	NewWithT(t).Expect(is).To(BeFalse())
+}
+
+func TestWhyNoClassCanServe(t *testing.T) {
+	for name, c := range map[string]struct {
+		have   []dra.Class
+		reason string
+	}{
+		"none yet":               {},
+		"it exists":              {have: []dra.Class{{Name: "gpusharing-mig-1g.5gb", Resource: "nvidia.com/mig-1g.5gb", Own: true}}},
+		"another's serves":       {have: []dra.Class{{Name: "x", Resource: "nvidia.com/mig-1g.5gb"}, {Name: "gpusharing-mig-1g.5gb"}}},
+		"another's has the name": {have: []dra.Class{{Name: "gpusharing-mig-1g.5gb", Resource: "a/b"}}, reason: v1alpha1.ReasonDeviceClassConflict},
+		"the feature gate is off": {
+			have: []dra.Class{{Name: "gpusharing-mig-1g.5gb", Own: true}}, reason: v1alpha1.ReasonDRAUnavailable,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			problem := dra.ClassProblem(c.have, "1g.5gb")
+			if c.reason == "" {
+				NewWithT(t).Expect(problem).To(BeNil())
+				return
+			}
+			NewWithT(t).Expect(problem).To(HaveField("Reason", c.reason))
+		})
+	}
+}
+
+func TestWhatToSetForShares(t *testing.T) {
+	pool := func(shares int64) *dra.Pool {
+		return &dra.Pool{Complete: true, Devices: []dra.Device{{Name: "gpu-0", Type: "gpu", UUID: "GPU-a", Shares: shares}}}
+	}
+	for name, c := range map[string]struct {
+		pool  *dra.Pool
+		want  int64
+		asked dra.Asked
+		says  []string
+	}{
+		"as it is":            {pool: pool(4), want: 4},
+		"nothing is known":    {pool: &dra.Pool{}, want: 4},
+		"no slices":           {want: 4},
+		"to be switched on":   {pool: pool(1), want: 4, says: []string{"publishes no shares", "featureGates.ConsumableShares=true and consumableShares=4"}},
+		"to be raised":        {pool: pool(2), want: 4, says: []string{"publishes 2 shares", "consumableShares=4", "no running pod"}},
+		"to be lowered":       {pool: pool(8), want: 4, says: []string{"consumableShares=4", "Pods that have shares keep them"}},
+		"to be switched off":  {pool: pool(4), want: 1, says: []string{"needs whole GPUs", "First drain", "consumableShares=disabled"}},
+		"by memory":           {pool: pool(0), want: 4, says: []string{"unlimited or memory", "consumableShares=4"}},
+		"two policies differ": {pool: pool(2), want: 4, asked: dra.Asked{2: {"b"}, 4: {"a"}}, says: []string{"policy b needs 2 shares", "one number for all nodes"}},
+		"whole GPUs beside":   {pool: pool(1), want: 4, asked: dra.Asked{1: {"b"}, 4: {"a"}}, says: []string{"policy b needs whole GPUs"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			problem := dra.SharesProblem(c.pool, c.want, "a", c.asked)
+			if len(c.says) == 0 {
+				g.Expect(problem).To(BeNil())
+				return
+			}
+			g.Expect(problem).To(HaveField("Reason", v1alpha1.ReasonDRASharesDiffer))
+			for _, part := range c.says {
+				g.Expect(problem.Message).To(ContainSubstring(part))
+			}
+		})
+	}
+}

@@ -1,0 +1,128 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package dra
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"strings"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/deviceplugin"
+	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
+)
+
+// configPrefix begins the names of what nodes of the DRA driver are asked for. No ConfigMap may have such a key, and no label such a value.
+const configPrefix = "dra:"
+
+// IsConfig reports whether a config name is one of Render.
+func IsConfig(name string) bool { return strings.HasPrefix(name, configPrefix) }
+
+// Render is what a policy's sharing means on a node whose GPUs NVIDIA's DRA driver offers, in the form of the device plugin's
+// configuration: a name that differs whenever the resources do, and the resources that pods can request then. It has no document: nothing
+// on the node reads one. Errors: a *plan.Problem for what the driver lacks.
+func Render(s v1alpha1.Sharing, n deviceplugin.Node) (deviceplugin.Config, error) {
+	if err := lacking(s, n.Replicas); err != nil {
+		return deviceplugin.Config{}, err
+	}
+	c := deviceplugin.Config{Resources: map[string]int64{}, Replicas: map[string]int32{}}
+	shares := int64(1)
+	if s.Strategy == v1alpha1.StrategyTimeSlicing {
+		shares = int64(s.TimeSlicing.Replicas)
+	}
+	desired := map[string]v1alpha1.DeviceSharing{}
+	for _, d := range n.Desired {
+		desired[d.UUID] = d.Sharing
+	}
+	for i := range n.Devices {
+		sharing, selected := desired[n.Devices[i].UUID]
+		if !selected {
+			sharing = n.Devices[i].Sharing
+		}
+		if sharing.MIGMode != v1alpha1.MIGModeEnabled {
+			c.Resources[plan.ResourceGPU] += shares
+			continue
+		}
+		for _, instance := range sharing.Instances {
+			c.Resources[ResourceOf(instance.Profile)] += int64(instance.Count)
+		}
+	}
+	if shares > 1 {
+		c.Replicas[plan.ResourceGPU] = s.TimeSlicing.Replicas
+	}
+	c.Key = nameOf(s.Strategy, c.Resources, shares)
+	return c, nil
+}
+
+// nameOf names what a node is asked for.
+func nameOf(strategy v1alpha1.Strategy, resources map[string]int64, shares int64) string {
+	const hashed = 5
+	content, err := json.Marshal(struct {
+		Strategy  v1alpha1.Strategy
+		Resources map[string]int64
+		Shares    int64
+	}{strategy, resources, shares})
+	if err != nil { // cannot be: strings and numbers only
+		return configPrefix
+	}
+	sum := sha256.Sum256(content)
+	return configPrefix + hex.EncodeToString(sum[:hashed])
+}
+
+// Shares is how many claims a policy's sharing lets share a GPU.
+func Shares(s v1alpha1.Sharing) int64 {
+	if s.Strategy == v1alpha1.StrategyTimeSlicing && s.TimeSlicing != nil {
+		return int64(s.TimeSlicing.Replicas)
+	}
+	return 1
+}
+
+// lacking says what in a policy's sharing NVIDIA's DRA driver cannot do. replicas are those of MIG instances, by profile.
+func lacking(s v1alpha1.Sharing, replicas map[string]int32) error {
+	switch s.Strategy {
+	case v1alpha1.StrategyMPS:
+		return notOffered("MPS", "its MPS control daemon serves one ResourceClaim, and each pod that requests nvidia.com/gpu has a claim of its own, so no two such pods "+
+			"would share a GPU", "Use TimeSlicing or MIG")
+	case v1alpha1.StrategyTimeSlicing:
+		switch t := s.TimeSlicing; {
+		case isTrue(t.RenameByDefault):
+			return notOffered("renameByDefault", "its DeviceClass gpu.nvidia.com offers shares as nvidia.com/gpu", "Set sharing.timeSlicing.renameByDefault to false")
+		case t.MemoryGuard != nil:
+			return notOffered("memoryGuard", "the kubelet does not report how many shares a GPU has, so the share of a container is not known", "Remove sharing.timeSlicing.memoryGuard")
+		}
+	case v1alpha1.StrategyMIG:
+		return lackingForMIG(s.MIG, replicas)
+	case v1alpha1.StrategyExclusive:
+	}
+	return nil
+}
+
+func lackingForMIG(m *v1alpha1.MIG, replicas map[string]int32) error {
+	switch {
+	case m.Strategy == v1alpha1.MIGStrategySingle:
+		return notOffered("strategy single", "nvidia.com/gpu is the resource of its DeviceClass for whole GPUs, and a resource must have one class", "Set sharing.mig.strategy to mixed")
+	case m.Actuator == v1alpha1.MIGActuatorMIGManager:
+		return notOffered("actuator MIGManager", "NVIDIA's mig-manager neither drains ResourceClaims nor restarts the driver", "Set sharing.mig.actuator to Agent")
+	case m.TimeSlicing != nil && m.TimeSlicing.WholeGPUReplicas != nil:
+		return notOffered("wholeGPUReplicas", "it has one number of shares for all GPUs of the cluster", "Remove sharing.mig.timeSlicing")
+	}
+	for profile, n := range replicas {
+		if n > 1 {
+			return notOffered("replicas of "+profile, "a pod takes all multiprocessors of an instance, so the driver shares whole GPUs only", "Remove replicas from sharing.mig.layouts")
+		}
+	}
+	return nil
+}
+
+// notOffered is what the driver lacks, why, and what to do.
+func notOffered(what, why, remedy string) error {
+	return &plan.Problem{
+		Reason:  v1alpha1.ReasonNotOnDRA,
+		Message: fmt.Sprintf("NVIDIA's DRA driver serves the node and offers no %s: %s. %s, or leave the node out of nodeSelector", what, why, remedy),
+	}
+}
+
+func isTrue(b *bool) bool { return b != nil && *b }

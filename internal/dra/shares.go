@@ -1,0 +1,98 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package dra
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/format"
+	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
+)
+
+// The driver has one number of shares for all GPUs of all nodes, since its chart has one DaemonSet. To change it restarts the driver on
+// every node at once, so that is the administrator's: the operator says what to set, and compares.
+
+// Asked is how many claims must be able to share a GPU, by the policies that ask for whole GPUs on nodes of the driver.
+type Asked map[int64][]string
+
+// Add notes that a policy asks for so many shares.
+func (a Asked) Add(shares int64, policy string) {
+	if !slices.Contains(a[shares], policy) {
+		a[shares] = append(a[shares], policy)
+		slices.Sort(a[shares])
+	}
+}
+
+// String names what is asked for, so that two values can be compared.
+func (a Asked) String() string {
+	var parts []string
+	for _, shares := range slices.Sorted(maps.Keys(a)) {
+		parts = append(parts, fmt.Sprintf("%d: %s", shares, strings.Join(a[shares], ", ")))
+	}
+	return strings.Join(parts, "; ")
+}
+
+// SharesProblem says what to set so that a GPU of a node has the shares that the policy wants, and which other policies on nodes of the
+// driver want another number; nil if the pool shows that number, or nothing yet.
+func SharesProblem(p *Pool, want int64, policy string, asked Asked) *plan.Problem {
+	have, known := p.Shares()
+	if !known || have == want {
+		return nil
+	}
+	is := fmt.Sprintf("%d shares", have)
+	switch have {
+	case 0:
+		is = "no number of shares (consumableShares is unlimited or memory)"
+	case 1:
+		is = "no shares"
+	}
+	message := fmt.Sprintf("NVIDIA's DRA driver publishes %s for each GPU of the node, and policy %s needs %s. ", is, policy, wanted(want))
+	if others := against(asked, want); len(others) > 0 {
+		return &plan.Problem{
+			Reason: v1alpha1.ReasonDRASharesDiffer,
+			Message: message + fmt.Sprintf("The driver has one number for all nodes, and %s. Give all of them the same replicas, or leave the nodes of "+
+				"the driver out of all but one", format.List(others)),
+		}
+	}
+	return &plan.Problem{Reason: v1alpha1.ReasonDRASharesDiffer, Message: message + remedy(have, want)}
+}
+
+func wanted(shares int64) string {
+	if shares == 1 {
+		return "whole GPUs"
+	}
+	return fmt.Sprintf("%d shares", shares)
+}
+
+// against are the policies that ask for another number.
+func against(asked Asked, want int64) []string {
+	var others []string
+	for _, shares := range slices.Sorted(maps.Keys(asked)) {
+		if shares == want {
+			continue
+		}
+		for _, policy := range asked[shares] {
+			others = append(others, fmt.Sprintf("policy %s needs %s", policy, wanted(shares)))
+		}
+	}
+	return others
+}
+
+// remedy is the value to set, and in which order. A pod that holds a whole GPU keeps it, and one more that gets a GPU of which shares are in
+// use hangs, so switching off needs idle GPUs (device_state.go of the driver).
+func remedy(have, want int64) string {
+	if want == 1 {
+		return "First drain the pods that use GPUs from the nodes of the driver, because a GPU whose shares are in use would be given to a pod that then hangs. " +
+			"Then set consumableShares=disabled and featureGates.ConsumableShares=false in its chart (with a GPUCluster: in its spec for the driver)"
+	}
+	values := fmt.Sprintf("Set featureGates.ConsumableShares=true and consumableShares=%d in its chart (with a GPUCluster: in its spec for the driver)", want)
+	if have > want {
+		return values + ". Pods that have shares keep them; new ones start once fewer are in use"
+	}
+	return values + ". The upgrade restarts the driver on every node, and no running pod"
+}

@@ -1,0 +1,85 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package nvidiadra
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/dra"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/view"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
+)
+
+// Lacks says what Kubernetes or NVIDIA's DRA driver lacks for the target of the node; nil if nothing is lacking.
+func Lacks(v *view.View) *plan.Problem {
+	for _, find := range []func(*view.View) *plan.Problem{driverLacks, kubernetesLacks, classesLack, sharesDiffer} {
+		if problem := find(v); problem != nil {
+			return problem
+		}
+	}
+	return nil
+}
+
+func driverLacks(v *view.View) *plan.Problem {
+	if slices.ContainsFunc(v.Node.Pods, func(p world.Pod) bool { return p.DynamicMIG }) {
+		return dra.DynamicMIG("FEATURE_GATES of its pod on the node")
+	}
+	return v.Node.Published.Unusable()
+}
+
+// kubernetesLacks says what the API server does not serve. Taints of devices are needed where instances go.
+func kubernetesLacks(v *view.View) *plan.Problem {
+	partitions := slices.ContainsFunc(v.Target.Devices, func(d v1alpha1.DeviceSpec) bool { return d.Sharing.MIGMode == v1alpha1.MIGModeEnabled }) ||
+		slices.ContainsFunc(v.Devices, func(d gpu.Device) bool { return d.State.MIG })
+	lack := ""
+	switch {
+	case !v.World.DRA.ServesClasses:
+		lack = "no DeviceClasses of resource.k8s.io/v1 with an extended resource, so pods cannot request nvidia.com/gpu of NVIDIA's DRA driver. Use Kubernetes 1.36 or newer"
+	case partitions && !v.World.DRA.ServesRules:
+		lack = "no DeviceTaintRules, which keep new pods off the GPUs while they are changed. Use Kubernetes 1.37, or 1.36 with the feature gate DRADeviceTaintRules"
+	default:
+		return nil
+	}
+	return &plan.Problem{Reason: v1alpha1.ReasonDRAUnavailable, Message: "The API server serves " + lack + ", or leave the node out of nodeSelector"}
+}
+
+func classesLack(v *view.View) *plan.Problem {
+	for _, profile := range Profiles(v.Target.Devices) {
+		if problem := dra.ClassProblem(v.World.DRA.Classes, profile); problem != nil {
+			return problem
+		}
+	}
+	if _, offered := dra.Offering(v.World.DRA.Classes, plan.ResourceGPU); offered || v.Target.Expected[plan.ResourceGPU] == 0 {
+		return nil
+	}
+	return &plan.Problem{
+		Reason: v1alpha1.ReasonDeviceClassConflict,
+		Message: fmt.Sprintf("No DeviceClass serves %s, so no pod gets a GPU of the node by it. The chart of NVIDIA's DRA driver makes gpu.nvidia.com with "+
+			"extendedResourceName %s; upgrade or repair it", plan.ResourceGPU, plan.ResourceGPU),
+	}
+}
+
+// sharesDiffer compares the shares of whole GPUs with what the policy needs. Nodes without whole GPUs need no number.
+func sharesDiffer(v *view.View) *plan.Problem {
+	if v.Target.Expected[plan.ResourceGPU] == 0 {
+		return nil
+	}
+	return dra.SharesProblem(v.Node.Published, v.Target.Shares, v.Policy.Name, v.World.DRA.Asked)
+}
+
+// Profiles are the MIG profiles of which the GPUs are to have instances, each once.
+func Profiles(devices []v1alpha1.DeviceSpec) []string {
+	var profiles []string
+	for _, d := range devices {
+		for _, i := range d.Sharing.Instances {
+			profiles = append(profiles, i.Profile)
+		}
+	}
+	slices.Sort(profiles)
+	return slices.Compact(profiles)
+}
