@@ -22,6 +22,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/clusterpolicy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
+	"github.com/gpusharing/gpu-sharing-operator/internal/dra"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
@@ -59,6 +60,9 @@ type cluster struct {
 	told    []string
 	version map[string]int // of each Node
 	writes  map[string]int // by kind of action
+
+	dropsNames bool     // the feature gate DRAExtendedResource is off
+	orphans    []string // DeviceTaintRules of nodes that are gone
 }
 
 // crash is an end of NVIDIA's config-manager, because the label of its node names a key that it cannot see.
@@ -76,6 +80,7 @@ type host struct {
 	done     []string       // what the agent did
 	theirs   *gpu.MPSDaemon // of NVIDIA's DaemonSet
 	features features
+	driver   driver
 	broken   func(world.World) bool // the plugin does not advertise what it reads
 	watches  bool                   // the agent reports who sees a key
 	machine
@@ -159,6 +164,7 @@ func (c *cluster) world() world.World {
 func (c *cluster) withoutNodes() world.World {
 	w := c.World
 	w.Configs, w.Policies, w.Nodes = maps.Clone(c.Configs), nil, nil
+	w.DRA.Ruled, w.DRA.Named = c.ruled(), c.named()
 	return w
 }
 
@@ -166,7 +172,7 @@ func (c *cluster) withoutNodes() world.World {
 func (h *host) copied() world.Node {
 	n := *h.Node
 	n.Labels, n.Annotations, n.Allocatable, n.Unhealthy = maps.Clone(n.Labels), maps.Clone(n.Annotations), maps.Clone(n.Allocatable), maps.Clone(n.Unhealthy)
-	n.Taints, n.Pods = slices.Clone(n.Taints), slices.Clone(n.Pods)
+	n.Taints, n.Pods, n.Claims = slices.Clone(n.Taints), slices.Clone(n.Pods), slices.Clone(n.Claims)
 	n.Features = h.features.seen()
 	return n.WithCopy(n.GPU.DeepCopy())
 }
@@ -190,6 +196,7 @@ func (c *cluster) hold(h *host, name string, index, instance int) {
 // end lets a pod of a user end.
 func (c *cluster) end(h *host, name string) {
 	h.Pods = slices.DeleteFunc(h.Pods, func(p world.Pod) bool { return p.Name == name })
+	h.Claims = slices.DeleteFunc(h.Claims, func(claim dra.Claim) bool { return slices.Contains(claim.Pods, "uid-"+name) })
 	h.hardware.Update(func(n *sim.Node) {
 		for i := range n.GPUs {
 			n.GPUs[i].Holders = slices.DeleteFunc(n.GPUs[i].Holders, func(o gpu.Holder) bool { return o.Pod == name })
@@ -240,6 +247,16 @@ func (c *cluster) do(a action.Action) {
 		c.keepMPSOff(h)
 	case action.AllowMPS:
 		h.features.ours = time.Time{}
+	case action.TaintDevices:
+		h.Ruled = a.Since
+	case action.UntaintDevices:
+		if c.orphans = slices.DeleteFunc(c.orphans, func(node string) bool { return node == a.Node }); h != nil {
+			h.Ruled = time.Time{}
+		}
+	case action.WriteClass:
+		c.writeClass(a.Class)
+	case action.DeleteClass:
+		c.DRA.Classes = slices.DeleteFunc(slices.Clone(c.DRA.Classes), func(class dra.Class) bool { return class.Name == a.Name })
 	case action.Report:
 		h.setReported(*a.Status.DeepCopy())
 		c.told = append(c.told, h.waits())
@@ -359,6 +376,7 @@ func (c *cluster) settle(h *host) {
 	h.reportConfig()
 	h.goDown()
 	c.advertise(h)
+	c.publish(h)
 	c.discoverFeatures(h)
 }
 

@@ -143,8 +143,11 @@ func record(v *view.View, now string, pods []world.Pod) action.PatchNode {
 	return patch
 }
 
-// DropStamps removes what was recorded of restarts from a node that is released.
+// DropStamps removes what was recorded of restarts from a node that is released, once the driver publishes its baseline.
 func DropStamps(v *view.View, patch action.PatchNode) {
+	if v.Target.Final && len(v.Node.Published.Differs(v.Node.GPU.Status.Devices, v.Target.Shares)) > 0 {
+		return
+	}
 	for _, name := range []string{v1alpha1.AnnotationInstances, v1alpha1.AnnotationRestarted} {
 		if _, has := v.Node.Annotations[name]; has && v.Target.Final {
 			patch.Annotations[name] = nil

@@ -1,0 +1,454 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout_test
+
+import (
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/dra"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/group"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
+)
+
+// onDRA is a cluster with one node that NVIDIA's DRA driver serves, and a policy for it.
+func onDRA(s v1alpha1.Sharing, with ...func(*v1alpha1.GPUSharingPolicy)) (*cluster, *host) {
+	c := newCluster()
+	c.Plugin = world.DevicePlugin{Reason: v1alpha1.ReasonNoDevicePlugin, Message: "there is no ClusterPolicy"}
+	h := c.addDRA("a", sim.A100, sim.A100)
+	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", s, with...)}
+	return c, h
+}
+
+// reshare gives the only policy another sharing.
+func (c *cluster) reshare(s v1alpha1.Sharing) {
+	c.Policies[0].Spec.Sharing = s
+	c.Policies[0].Generation++
+}
+
+func one(d rollout.Decision) group.NodeState { return d.Nodes[0] }
+
+func TestMIGWhereTheDRADriverServes(t *testing.T) {
+	g := NewWithT(t)
+	c, h := onDRA(mig(count("1g", 7)), evicting)
+	before := h.Published
+	g.Expect(c.allocate(h, "train", "nvidia.com/gpu")).To(Equal("gpu-0"))
+	d, states := c.run(120)
+	g.Expect(one(d).State).To(Equal(state.UpToDate), one(d).Message)
+	g.Expect(states["a"]).To(ContainElements(state.Draining, state.Verifying, state.Releasing))
+	g.Expect(c.evicted).To(ConsistOf("train"))
+	g.Expect(c.classes()).To(Equal(map[string]string{"gpu.nvidia.com": "nvidia.com/gpu", "gpusharing-mig-1g.5gb": "nvidia.com/mig-1g.5gb"}))
+	g.Expect(h.Published.Published()).To(Equal(map[string]int64{"nvidia.com/mig-1g.5gb": 14}))
+	g.Expect(one(d).Advertised).To(Equal(one(d).Expected))
+	g.Expect(h.Ruled).To(BeZero())
+	g.Expect(h.untouched()).To(BeEmpty())
+	g.Expect(c.Configs).To(BeNil(), "nothing reads a configuration")
+	g.Expect(c.writes["action.DeletePod"]).To(Equal(1), "the driver is restarted once")
+	g.Expect(d.Policies["research"].Resources).To(ConsistOf(v1alpha1.ResourceCount{Name: "nvidia.com/mig-1g.5gb", Expected: 14, Advertised: 14}))
+	for range 14 {
+		c.pods++
+		g.Expect(c.allocate(h, "p"+string(rune('a'+c.pods)), "nvidia.com/mig-1g.5gb")).NotTo(BeEmpty())
+	}
+	g.Expect(c.allocate(h, "onemore", "nvidia.com/mig-1g.5gb")).To(BeEmpty())
+	g.Expect(h.hanging()).To(BeEmpty())
+	clear(c.writes)
+	c.during(time.Hour, time.Minute)
+	g.Expect(c.writes).To(BeEmpty(), "it stays so")
+
+	c.Policies = nil
+	d, _ = c.run(120)
+	g.Expect(d.Nodes).To(BeEmpty())
+	g.Expect(h.Published).To(Equal(before))
+	g.Expect(c.classes()).To(Equal(map[string]string{"gpu.nvidia.com": "nvidia.com/gpu"}))
+	g.Expect(h.Ruled).To(BeZero())
+	g.Expect(h.Annotations).To(BeEmpty())
+	g.Expect(h.GPU.Spec).To(Equal(v1alpha1.GPUNodeSpec{}))
+}
+
+// TestInstancesAreAddedBesidePodsThatRun: nobody is kept off or evicted, and the restart of the driver disturbs none.
+func TestInstancesAreAddedBesidePodsThatRun(t *testing.T) {
+	g := NewWithT(t)
+	c, h := onDRA(mig(count("1g", 3)), evicting)
+	c.run(120)
+	device := c.allocate(h, "train", "nvidia.com/mig-1g.5gb")
+	was, _ := h.Published.Named(device)
+	clear(c.writes)
+	c.reshare(mig(count("1g", 4)))
+	d, _ := c.run(120)
+	g.Expect(one(d).State).To(Equal(state.UpToDate), one(d).Message)
+	g.Expect(c.writes).NotTo(HaveKey("action.TaintDevices"))
+	g.Expect(c.evicted).To(BeEmpty())
+	is, _ := h.Published.Named(device)
+	g.Expect(is).To(Equal(was))
+	g.Expect(h.Published.Published()).To(Equal(map[string]int64{"nvidia.com/mig-1g.5gb": 8}))
+}
+
+// TestARepartitionKeepsAPodOnItsInstance that the new layout has too.
+func TestARepartitionKeepsAPodOnItsInstance(t *testing.T) {
+	g := NewWithT(t)
+	c, h := onDRA(mig(count("1g", 7)), evicting)
+	c.run(120)
+	device := c.allocate(h, "train", "nvidia.com/mig-1g.5gb")
+	was, _ := h.Published.Named(device)
+	c.reshare(mig(count("1g", 1), count("2g", 2)))
+	d, _ := c.run(120)
+	g.Expect(one(d).State).To(Equal(state.UpToDate), one(d).Message)
+	g.Expect(c.evicted).To(BeEmpty())
+	is, _ := h.Published.Named(device)
+	g.Expect(is).To(Equal(was))
+	g.Expect(c.classes()).To(HaveKey("gpusharing-mig-2g.10gb"))
+}
+
+// TestAPodThatIsAllocatedJustBeforeTheRuleIsDrained: its claim shows a moment after the taint.
+func TestAPodThatIsAllocatedJustBeforeTheRuleIsDrained(t *testing.T) {
+	g := NewWithT(t)
+	c, h := onDRA(mig(count("1g", 7)), evicting)
+	for h.Ruled.IsZero() {
+		c.pass()
+	}
+	ruled := h.Ruled
+	h.Ruled = time.Time{}
+	g.Expect(c.allocate(h, "late", "nvidia.com/gpu")).NotTo(BeEmpty(), "by a scheduler that has not seen the rule")
+	h.Ruled = ruled
+	for i := range h.Pods {
+		if h.Pods[i].Name == "late" {
+			h.Pods[i].Starting = true
+		}
+	}
+	h.hardware.Update(func(n *sim.Node) { n.GPUs[0].Holders = nil }) // no container of it has started, so the agent reports nothing
+	h.report()
+	d, _ := c.run(120)
+	g.Expect(c.evicted).To(ConsistOf("late"))
+	g.Expect(one(d).State).To(Equal(state.UpToDate), one(d).Message)
+	g.Expect(h.hanging()).To(BeEmpty())
+}
+
+func TestAClaimThatHoldsADeviceBlocksAndIsNamed(t *testing.T) {
+	g := NewWithT(t)
+	c, h := onDRA(mig(count("1g", 7)), evicting)
+	h.Claims = []dra.Claim{{Name: "team/reserved", Devices: []dra.Allocated{{Pool: "a", Device: "gpu-0"}}}}
+	d := c.during(time.Minute, time.Second)
+	g.Expect(one(d).State).To(Equal(state.Draining))
+	g.Expect(one(d).Message).To(ContainSubstring("ResourceClaim team/reserved (GPU 0)"))
+	g.Expect(h.GPU.Status.Rollout.Blockers).To(ContainElement(And(
+		HaveField("Kind", v1alpha1.BlockerKindResourceClaim), HaveField("Namespace", "team"), HaveField("Name", "reserved"),
+		HaveField("Handling", ContainSubstring("delete it unless one is to come")))))
+	g.Expect(h.GPU.Spec.Devices).To(BeEmpty())
+	h.Claims = nil
+	d, _ = c.run(120)
+	g.Expect(one(d).State).To(Equal(state.UpToDate), one(d).Message)
+}
+
+// TestAnUnknownDeviceCountsAsAnyGPU: the driver restarts without one that a claim still has.
+func TestAnUnknownDeviceCountsAsAnyGPU(t *testing.T) {
+	g := NewWithT(t)
+	c, h := onDRA(mig(count("1g", 7)), evicting)
+	h.Claims = []dra.Claim{{Name: "team/reserved", Devices: []dra.Allocated{{Pool: "a", Device: "gpu-9"}}}, {Name: "team/elsewhere", Devices: []dra.Allocated{{Pool: "b", Device: "gpu-0"}}}}
+	d := c.during(time.Minute, time.Second)
+	g.Expect(one(d).Message).To(And(ContainSubstring("ResourceClaim team/reserved (GPUs that the node does not publish)"), Not(ContainSubstring("elsewhere"))))
+	g.Expect(h.GPU.Spec.Devices).To(BeEmpty())
+}
+
+// TestADriverThatDoesNotComeBackFailsTheChange, and the node returns to what it was.
+func TestADriverThatDoesNotComeBackFailsTheChange(t *testing.T) {
+	g := NewWithT(t)
+	c, h := onDRA(mig(count("1g", 7)), evicting)
+	h.driver.broken = true
+	d := c.during(5*time.Minute, time.Second)
+	g.Expect(one(d).State).To(Equal(state.Verifying))
+	g.Expect(one(d).Message).To(ContainSubstring("instance 1g.5gb at 0 of GPU 0"))
+	d = c.during(5*time.Minute, time.Second)
+	g.Expect(one(d).State).To(Equal(state.Failed))
+	g.Expect(one(d).Reason).To(Equal(v1alpha1.ReasonNotPublished))
+	g.Expect(h.devices()[0].State.MIG).To(BeFalse(), "rolled back")
+	g.Expect(h.Ruled).To(BeZero())
+	g.Expect(h.Published.Differs(h.GPU.Status.Devices, 1)).To(BeEmpty())
+
+	h.driver.broken = false
+	h.annotate(v1alpha1.AnnotationRetry, "1")
+	d, _ = c.run(120)
+	g.Expect(one(d).State).To(Equal(state.UpToDate), one(d).Message)
+}
+
+// TestTheDriverIsRestartedAfterARebootOnly where it started before the agent had made the instances again.
+func TestTheDriverIsRestartedAfterARebootOnly(t *testing.T) {
+	g := NewWithT(t)
+	c, h := onDRA(mig(count("1g", 7)), evicting)
+	c.run(120)
+	names := func() (names []string) {
+		for _, d := range h.Published.Devices {
+			names = append(names, d.Name)
+		}
+		return names
+	}
+	before := names()
+	h.hardware.Reboot()
+	h.Pods, h.Published = nil, h.shown() // as a driver that started first
+	c.tick(time.Second)
+	c.tick(time.Second)
+	h.Published = &dra.Pool{Complete: true}
+	clear(c.writes)
+	d, _ := c.run(240)
+	g.Expect(one(d).State).To(Equal(state.UpToDate), one(d).Message)
+	g.Expect(names()).To(Equal(before), "so that the same pods run again on the same claims")
+	g.Expect(c.writes["action.DeletePod"]).To(Equal(1))
+	g.Expect(c.writes).NotTo(HaveKey("action.TaintDevices"))
+}
+
+func TestSharesAreTheAdministrators(t *testing.T) {
+	g := NewWithT(t)
+	c, h := onDRA(timeSlicing(4))
+	d := c.during(time.Minute, time.Second)
+	g.Expect(one(d).State).To(Equal(state.Unsupported))
+	g.Expect(one(d).Reason).To(Equal(v1alpha1.ReasonDRASharesDiffer))
+	g.Expect(one(d).Message).To(ContainSubstring("featureGates.ConsumableShares=true and consumableShares=4"))
+	g.Expect(c.writes).NotTo(HaveKey("action.SetSpec"))
+
+	h.driver.shares, h.driver.uid = 4, "" // a Helm upgrade restarts it
+	c.tick(time.Second)
+	d, _ = c.run(120)
+	g.Expect(one(d).State).To(Equal(state.UpToDate), one(d).Message)
+	g.Expect(one(d).Advertised).To(Equal(map[string]int64{"nvidia.com/gpu": 8}))
+	g.Expect(c.writes).NotTo(HaveKey("action.TaintDevices"))
+
+	c.reshare(v1alpha1.Sharing{Strategy: v1alpha1.StrategyExclusive})
+	d = c.during(time.Minute, time.Second)
+	g.Expect(one(d).Message).To(And(ContainSubstring("First drain the pods"), ContainSubstring("consumableShares=disabled")))
+}
+
+func TestPoliciesThatNeedDifferentSharesAreNamed(t *testing.T) {
+	g := NewWithT(t)
+	c, h := onDRA(timeSlicing(4))
+	c.addDRA("b", sim.T4)
+	for name, of := range map[string]*v1alpha1.GPUSharingPolicy{"a": &c.Policies[0]} {
+		of.Spec.NodeSelector = &v1alpha1.NodeSelector{MatchLabels: map[string]string{"kubernetes.io/hostname": name}}
+	}
+	other := policyOf("other", timeSlicing(2), func(p *v1alpha1.GPUSharingPolicy) {
+		p.Spec.NodeSelector = &v1alpha1.NodeSelector{MatchLabels: map[string]string{"kubernetes.io/hostname": "b"}}
+	})
+	c.Policies = append(c.Policies, other)
+	h.driver.shares, h.driver.uid, c.hosts["b"].driver.shares, c.hosts["b"].driver.uid = 4, "", 4, ""
+	c.tick(time.Second)
+	d := c.during(time.Minute, time.Second)
+	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
+	g.Expect(d.Nodes[1].Reason).To(Equal(v1alpha1.ReasonDRASharesDiffer))
+	g.Expect(d.Nodes[1].Message).To(ContainSubstring("policy research needs 4 shares"))
+}
+
+// TestNotOnDRA: a reason each, and the node stays as it was.
+func TestNotOnDRA(t *testing.T) {
+	dynamic := func(c *cluster, h *host) {
+		h.Pods = append(h.Pods, world.Pod{Namespace: "nvidia-dra", Name: "p", UID: "p", DRA: true, DynamicMIG: true})
+	}
+	for name, c := range map[string]struct {
+		sharing v1alpha1.Sharing
+		with    func(*cluster, *host)
+		reason  string
+		says    string
+	}{
+		"MPS":        {sharing: mps(4), reason: v1alpha1.ReasonNotOnDRA, says: "serves one ResourceClaim"},
+		"DynamicMIG": {sharing: mig(count("1g", 7)), with: dynamic, reason: v1alpha1.ReasonDynamicMIGActive, says: "featureGates.DynamicMIG=false"},
+		"a Kubernetes without DeviceTaintRules": {
+			sharing: mig(count("1g", 7)), with: func(c *cluster, _ *host) { c.DRA.ServesRules = false }, reason: v1alpha1.ReasonDRAUnavailable, says: "Kubernetes 1.37",
+		},
+		"a Kubernetes without extended resources of classes": {
+			sharing: mig(count("1g", 7)), with: func(c *cluster, _ *host) { c.DRA.ServesClasses = false }, reason: v1alpha1.ReasonDRAUnavailable, says: "Kubernetes 1.36",
+		},
+		"a class of another owner": {
+			sharing: mig(count("1g", 7)), with: func(c *cluster, _ *host) { c.DRA.Classes = append(c.DRA.Classes, dra.Class{Name: "gpusharing-mig-1g.5gb"}) },
+			reason: v1alpha1.ReasonDeviceClassConflict, says: "is not the operator's",
+		},
+		"no class for whole GPUs": {
+			sharing: v1alpha1.Sharing{Strategy: v1alpha1.StrategyExclusive}, with: func(c *cluster, _ *host) { c.DRA.Classes = nil },
+			reason: v1alpha1.ReasonDeviceClassConflict, says: "No DeviceClass serves nvidia.com/gpu",
+		},
+		"a driver of an unknown version": {
+			sharing: mig(count("1g", 7)), with: func(_ *cluster, h *host) { h.Published = &dra.Pool{Complete: true, Devices: []dra.Device{{Name: "gpu-0"}}} },
+			reason: v1alpha1.ReasonDRADriverUnknown, says: "v0.4 or newer",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			cluster, h := onDRA(c.sharing, evicting)
+			if c.with != nil {
+				c.with(cluster, h)
+			}
+			d := cluster.during(10*time.Minute, 10*time.Second)
+			g.Expect(one(d).State).To(Equal(state.Unsupported))
+			g.Expect(one(d).Reason).To(Equal(c.reason))
+			g.Expect(one(d).Message).To(ContainSubstring(c.says))
+			g.Expect(cluster.evicted).To(BeEmpty())
+			g.Expect(h.GPU.Spec.Devices).To(BeEmpty())
+			g.Expect(h.Ruled).To(BeZero())
+			g.Expect(cluster.writes["action.DeletePod"]).To(BeZero())
+		})
+	}
+}
+
+func TestAFeatureGateThatDropsTheResourceIsNamed(t *testing.T) {
+	g := NewWithT(t)
+	c, h := onDRA(mig(count("1g", 7)), evicting)
+	c.dropsNames = true
+	d := c.during(10*time.Minute, 10*time.Second)
+	g.Expect(one(d).Reason).To(Equal(v1alpha1.ReasonDRAUnavailable))
+	g.Expect(one(d).Message).To(ContainSubstring("DRAExtendedResource"))
+	g.Expect(h.Ruled).To(BeZero())
+	g.Expect(c.writes["action.WriteClass"]).To(BeNumerically("<=", 61))
+	c.dropsNames = false
+	c.Policies = nil
+	c.run(300)
+	g.Expect(c.classes()).NotTo(HaveKey("gpusharing-mig-1g.5gb"))
+	g.Expect(h.devices()[0].State.MIG).To(BeFalse())
+}
+
+// TestAClassOfTheAdministratorIsUsed, since two classes with one resource make the scheduler forget it.
+func TestAClassOfTheAdministratorIsUsed(t *testing.T) {
+	g := NewWithT(t)
+	c, h := onDRA(mig(count("1g", 7)), evicting)
+	c.DRA.Classes = append(c.DRA.Classes, dra.Class{Name: "small", Resource: "nvidia.com/mig-1g.5gb"})
+	d, _ := c.run(120)
+	g.Expect(one(d).State).To(Equal(state.UpToDate), one(d).Message)
+	g.Expect(c.classes()).To(HaveLen(2))
+	g.Expect(c.allocate(h, "train", "nvidia.com/mig-1g.5gb")).NotTo(BeEmpty())
+	c.end(h, "train")
+	c.Policies = nil
+	c.run(120)
+	g.Expect(c.classes()).To(HaveKey("small"))
+}
+
+func TestAClassStaysWhileAPodNamesItsResource(t *testing.T) {
+	g := NewWithT(t)
+	c, _ := onDRA(mig(count("1g", 7)), evicting)
+	c.run(120)
+	c.Unscheduled = []world.Pod{{Namespace: "user", Name: "waits", Asks: map[string]int64{"nvidia.com/mig-1g.5gb": 1}}}
+	c.Policies = nil
+	c.run(120)
+	g.Expect(c.classes()).To(HaveKey("gpusharing-mig-1g.5gb"))
+	c.Unscheduled = nil
+	c.run(10)
+	g.Expect(c.classes()).NotTo(HaveKey("gpusharing-mig-1g.5gb"))
+}
+
+func TestAPodThatHangsOnADeviceThatIsGoneIsNamed(t *testing.T) {
+	g := NewWithT(t)
+	c, h := onDRA(mig(count("1g", 7)), evicting)
+	c.run(120)
+	c.claim(h, "stuck", "gpu-0-mig-7g40gb-0-0", "gpusharing-mig-7g.40gb", "nvidia.com/mig-7g.40gb")
+	d := c.pass()
+	g.Expect(one(d).State).To(Equal(state.UpToDate))
+	g.Expect(one(d).Reason).To(Equal(v1alpha1.ReasonDeviceGone))
+	g.Expect(one(d).Message).To(And(ContainSubstring("pod user/stuck (gpu-0-mig-7g40gb-0-0)"), ContainSubstring("Delete them")))
+	c.end(h, "stuck")
+	g.Expect(one(c.pass()).Reason).To(Equal(v1alpha1.ReasonReady))
+}
+
+// TestEachNodeByWhatServesIt: a policy for a node of the device plugin and one of the DRA driver, and what becomes of a node that moves.
+func TestEachNodeByWhatServesIt(t *testing.T) {
+	g := NewWithT(t)
+	c := newCluster()
+	c.Sightings = &world.Sightings{}
+	plugin, driver := c.add("a", sim.A100), c.addDRA("b", sim.A100)
+	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("1g", 7)), evicting)}
+	d, _ := c.run(240)
+	for _, n := range d.Nodes {
+		g.Expect(n.State).To(Equal(state.UpToDate), n.Message)
+		g.Expect(n.Advertised).To(Equal(map[string]int64{"nvidia.com/mig-1g.5gb": 7}))
+	}
+	g.Expect(plugin.Labels).To(HaveKey(v1alpha1.LabelConfig))
+	g.Expect(driver.untouched()).To(BeEmpty())
+	g.Expect(plugin.Ruled).To(BeZero())
+
+	c.switchOver(plugin, true)
+	d = c.during(2*time.Minute, time.Second)
+	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
+	g.Expect(plugin.Labels).NotTo(HaveKey(v1alpha1.LabelConfig), "nothing reads it there any more")
+
+	plugin.Labels[pluginLabel] = "true"
+	d = c.during(time.Minute, time.Second)
+	g.Expect(d.Nodes[0].State).To(Equal(state.Unsupported))
+	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonDRADriverActive))
+	g.Expect(d.Nodes[0].Message).To(ContainSubstring("the device plugin offers them too"))
+
+	c.switchOver(plugin, false)
+	d = c.during(10*time.Minute, time.Second)
+	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
+	g.Expect(plugin.Labels).To(HaveKey(v1alpha1.LabelConfig))
+
+	c.Policies = nil
+	c.run(240)
+	for _, h := range []*host{plugin, driver} {
+		g.Expect(h.Annotations).To(BeEmpty())
+		g.Expect(h.devices()[0].State.MIG).To(BeFalse())
+		g.Expect(h.Labels).NotTo(HaveKey(v1alpha1.LabelConfig))
+	}
+}
+
+// TestAClusterWithoutADevicePlugin: nodes of the driver are governed, and others report that there is none.
+func TestAClusterWithoutADevicePlugin(t *testing.T) {
+	g := NewWithT(t)
+	c, _ := onDRA(mig(count("1g", 7)), evicting)
+	bare := c.add("bare", sim.A100)
+	d, _ := c.run(240)
+	g.Expect(d.Nodes).To(HaveLen(1))
+	g.Expect(one(d).State).To(Equal(state.UpToDate), one(d).Message)
+	g.Expect(d.Policies["research"].Conditions).To(ContainElement(And(HaveField("Type", v1alpha1.ConditionAccepted), HaveField("Status", BeEquivalentTo("True")))))
+	g.Expect(bare.waits()).To(HavePrefix(v1alpha1.ReasonNoDevicePlugin))
+	c.hosts = map[string]*host{"bare": bare}
+	d = c.pass()
+	g.Expect(d.Policies["research"].Conditions).To(ContainElement(And(HaveField("Type", v1alpha1.ConditionAccepted), HaveField("Reason", v1alpha1.ReasonNoDevicePlugin))))
+}
+
+func TestARuleOfANodeThatIsGoneIsDeleted(t *testing.T) {
+	g := NewWithT(t)
+	c, _ := onDRA(mig(count("1g", 7)))
+	c.orphans = []string{"gone"}
+	c.run(10)
+	g.Expect(c.orphans).To(BeEmpty())
+}
+
+// TestTheBudgetCountsTaintedDevices: a second node waits, and the first with a new layout goes alone.
+func TestTheBudgetCountsTaintedDevices(t *testing.T) {
+	g := NewWithT(t)
+	c, a := onDRA(mig(count("1g", 7)), evicting)
+	b := c.addDRA("b", sim.A100)
+	most := 0
+	for range 120 {
+		c.pass()
+		c.tick(time.Second)
+		ruled := 0
+		for _, h := range []*host{a, b} {
+			if !h.Ruled.IsZero() {
+				ruled++
+			}
+		}
+		most = max(most, ruled)
+	}
+	g.Expect(most).To(Equal(1))
+	for _, n := range c.pass().Nodes {
+		g.Expect(n.State).To(Equal(state.UpToDate), n.Message)
+	}
+}
+
+// TestADrainThatEndsInVainLiftsTheRule.
+func TestADrainThatEndsInVainLiftsTheRule(t *testing.T) {
+	g := NewWithT(t)
+	c, h := onDRA(mig(count("1g", 7)))
+	c.allocate(h, "train", "nvidia.com/gpu")
+	c.during(time.Minute, time.Second)
+	g.Expect(h.Ruled).NotTo(BeZero())
+	d := c.during(11*time.Minute, time.Second)
+	g.Expect(one(d).Reason).To(Equal(v1alpha1.ReasonDrainTimedOut))
+	g.Expect(h.Ruled).To(BeZero())
+	g.Expect(c.evicted).To(BeEmpty())
+	g.Expect(h.devices()[0].Holders).To(ContainElement(HaveField("Pod", "train")))
+	g.Expect(h.devices()[0].State.MIG).To(BeFalse())
+	g.Expect(h.devices()[0].Holders[0].Instance).To(Equal(gpu.WholeGPU))
+}
