@@ -190,13 +190,17 @@ func configVolumes(all []corev1.Volume) []corev1.Volume {
 // everywhere is the ConfigMap that every pod projects.
 const everywhere = "kube-root-ca.crt"
 
-// draContainers are what tells the kubelet plugin of NVIDIA's DRA driver from others: the names of its containers. Of any
+// draContainers are what tells the kubelet plugin of NVIDIA's DRA driver from others, and whether it makes instances on demand: the names of
+// its containers, and that feature gate. Of any
 // other pod nothing is kept.
 func draContainers(pod *corev1.Pod) []corev1.Container {
 	var containers []corev1.Container
 	if world.OffersGPUs(pod) {
 		for i := range pod.Spec.Containers {
 			containers = append(containers, corev1.Container{Name: pod.Spec.Containers[i].Name})
+		}
+		if world.MakesInstances(&pod.Spec) {
+			containers[0].Env = world.MakingInstances()
 		}
 	}
 	return containers

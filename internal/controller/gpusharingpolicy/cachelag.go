@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
@@ -35,10 +36,10 @@ type catchUp struct {
 	reader   client.Reader // not cached
 	mu       sync.Mutex    // guards expected while actions are carried out
 	expected map[object]expectation
-	begun    bool // how far all objects are was read
+	begun    map[schema.GroupVersionKind]bool // how far all objects of a kind are was read
 }
 
-// object is a Node or a GPUNode.
+// object is a Node, a GPUNode or a DeviceTaintRule.
 type object struct {
 	kind schema.GroupVersionKind
 	name string
@@ -91,8 +92,12 @@ func inDoubt(err error) bool {
 
 // lacks names an object that the cache does not show yet as it must; empty if there is none. It is an error if that takes
 // too long.
-func (c *catchUp) lacks(ctx context.Context, cache client.Reader, now time.Time) (string, error) {
-	if err := c.begin(ctx, now); err != nil {
+func (c *catchUp) lacks(ctx context.Context, cache client.Reader, now time.Time, rules *schema.GroupVersionKind) (string, error) {
+	kinds := []schema.GroupVersionKind{nodeKind, gpuNodeKind}
+	if rules != nil {
+		kinds = append(kinds, *rules)
+	}
+	if err := c.begin(ctx, now, kinds); err != nil {
 		return "", err
 	}
 	lacking := ""
@@ -110,12 +115,12 @@ func (c *catchUp) lacks(ctx context.Context, cache client.Reader, now time.Time)
 	return lacking, nil
 }
 
-// begin reads, once, how far all objects are.
-func (c *catchUp) begin(ctx context.Context, now time.Time) error {
-	if c.begun {
-		return nil
-	}
-	for _, kind := range []schema.GroupVersionKind{nodeKind, gpuNodeKind} {
+// begin reads, once, how far all objects of each kind are.
+func (c *catchUp) begin(ctx context.Context, now time.Time, kinds []schema.GroupVersionKind) error {
+	for _, kind := range kinds {
+		if c.begun[kind] {
+			continue
+		}
 		page := &metav1.PartialObjectMetadataList{}
 		for more := true; more; more = page.Continue != "" {
 			page.SetGroupVersionKind(kind.GroupVersion().WithKind(kind.Kind + "List"))
@@ -126,8 +131,11 @@ func (c *catchUp) begin(ctx context.Context, now time.Time) error {
 				c.expected[object{kind, page.Items[i].Name}] = expectation{version: page.Items[i].ResourceVersion, since: now}
 			}
 		}
+		if c.begun == nil {
+			c.begun = map[schema.GroupVersionKind]bool{}
+		}
+		c.begun[kind] = true
 	}
-	c.begun = true
 	return nil
 }
 
@@ -170,10 +178,15 @@ func versionIn(ctx context.Context, from client.Reader, into client.Object, o ob
 }
 
 func typed(kind schema.GroupVersionKind) client.Object {
-	if kind == nodeKind {
+	switch kind {
+	case nodeKind:
 		return &corev1.Node{}
+	case gpuNodeKind:
+		return &v1alpha1.GPUNode{}
 	}
-	return &v1alpha1.GPUNode{}
+	rule := &unstructured.Unstructured{}
+	rule.SetGroupVersionKind(kind)
+	return rule
 }
 
 func metadata(kind schema.GroupVersionKind) client.Object {

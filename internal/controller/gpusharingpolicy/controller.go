@@ -58,19 +58,23 @@ type Options struct {
 
 // Controller moves the cluster towards what the policies ask.
 type Controller struct {
-	client    client.Client
-	metrics   *metrics
-	catchUp   *catchUp
-	changes   changes         // since the last pass
-	known     known           // of the nodes, from the last pass
-	memory    rollout.Memory  // likewise
-	repeats   action.Repeats  // what was written in the last hour
-	sightings world.Sightings // of other controllers that are not recorded on their Nodes
-	slices    watchedKind     // sliceKind
-	claims    watchedKind     // claimKind
-	nodePools watchedKind     // nodePoolKind
-	refusals  refusals
-	deleted   map[string]types.UID // NodeFeatures of ours that the cache may still show, by node
+	client       client.Client
+	metrics      *metrics
+	catchUp      *catchUp
+	changes      changes              // since the last pass
+	known        known                // of the nodes, from the last pass
+	memory       rollout.Memory       // likewise
+	repeats      action.Repeats       // what was written in the last hour
+	sightings    world.Sightings      // of other controllers that are not recorded on their Nodes
+	slices       watchedKind          // sliceKind
+	claims       watchedKind          // claimKind
+	classes      watchedKind          // classKind
+	rules        watchedKind          // ruleKind
+	pools        map[string]knownPool // what is published of each node, from the last pass
+	nodePools    watchedKind          // nodePoolKind
+	refusals     refusals
+	deleted      map[string]types.UID // NodeFeatures of ours that the cache may still show, by node
+	deletedRules map[types.UID]bool   // DeviceTaintRules of ours that the cache may still show
 	// undecided is when the first of the passes began that could not decide; zero if the last one did.
 	undecided time.Time
 	Options
@@ -81,6 +85,7 @@ func New(c client.Client, o Options) *Controller {
 	return &Controller{
 		client: c, metrics: newMetrics(), Options: o, deleted: map[string]types.UID{},
 		slices: watchedKind{GroupKind: sliceKind}, claims: watchedKind{GroupKind: claimKind},
+		classes: watchedKind{GroupKind: classKind}, rules: watchedKind{GroupKind: ruleKind}, deletedRules: map[types.UID]bool{},
 		nodePools: watchedKind{GroupKind: nodePoolKind},
 		catchUp:   &catchUp{reader: o.Reader, expected: map[object]expectation{}},
 	}
@@ -116,7 +121,7 @@ func options() controller.TypedOptions[Pass] {
 
 // Reconcile moves the cluster one safe pass towards what the policies ask.
 func (c *Controller) Reconcile(ctx context.Context, _ Pass) (reconcile.Result, error) {
-	lacking, err := c.catchUp.lacks(ctx, c.client, c.Clock.Now())
+	lacking, err := c.catchUp.lacks(ctx, c.client, c.Clock.Now(), c.rules.served.Load())
 	if err != nil {
 		return c.wait(ctx, err, 0)
 	}

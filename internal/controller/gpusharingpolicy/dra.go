@@ -6,8 +6,10 @@ package gpusharingpolicy
 import (
 	"context"
 	"fmt"
+	"maps"
 	"reflect"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -17,6 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
@@ -27,18 +30,23 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/pluginconfig"
+	"github.com/gpusharing/gpu-sharing-operator/internal/dra"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
 // +kubebuilder:rbac:groups=apps,resources=daemonsets,verbs=list;watch
 // +kubebuilder:rbac:groups=resource.k8s.io,resources=resourceclaims;resourceslices,verbs=list;watch
+// +kubebuilder:rbac:groups=resource.k8s.io,resources=deviceclasses;devicetaintrules,verbs=get;list;watch;create;patch;delete
 
 // DRA drivers publish devices in slices, and pods have devices by claims. Clusters before Kubernetes 1.32, and some after, serve
-// neither.
+// neither. Classes offer devices to pods, and rules keep new pods off them; rules are on by default since Kubernetes 1.37.
 var (
 	sliceKind = schema.GroupKind{Group: "resource.k8s.io", Kind: "ResourceSlice"}
 	claimKind = schema.GroupKind{Group: "resource.k8s.io", Kind: "ResourceClaim"}
+	classKind = schema.GroupKind{Group: "resource.k8s.io", Kind: "DeviceClass"}
+	ruleKind  = schema.GroupKind{Group: "resource.k8s.io", Kind: "DeviceTaintRule"}
 )
 
 // serveAgain is how often the API server is asked for these kinds while it does not serve them.
@@ -48,6 +56,8 @@ const serveAgain = time.Minute
 type watchedKind struct {
 	schema.GroupKind
 	served atomic.Pointer[schema.GroupVersionKind]
+	// awaited reports that it is not known yet whether the API server serves the kind.
+	awaited atomic.Bool
 }
 
 // list reads all objects of the kind from the cache. There are none as long as the kind is not watched.
@@ -64,15 +74,41 @@ func (k *watchedKind) list(ctx context.Context, c client.Client) ([]unstructured
 	return list.Items, nil
 }
 
-// gatherDRA finds by which objects NVIDIA's DRA driver shows on which nodes, besides its pods.
-func (c *Controller) gatherDRA(ctx context.Context, nodes map[string]*corev1.Node) (map[string]string, error) {
-	shows := map[string]string{}
-	if err := c.gatherSlices(ctx, shows); err != nil {
-		return nil, err
+// seenDRA is what the objects of NVIDIA's DRA driver, and of Kubernetes around it, tell.
+type seenDRA struct {
+	cluster world.DRA
+	nodes   map[string]nodeDRA   // by node; the pool of a node has its name
+	claimed map[string]string    // by which claim a pod has GPUs, by its UID
+	rules   map[string]types.UID // of the operator, by node
+	foreign map[string]bool      // nodes for which a DeviceTaintRule of that name has no label of the operator's
+	classes map[string]types.UID // by name
+}
+
+// nodeDRA is what they tell of one node.
+type nodeDRA struct {
+	sign      string
+	published *dra.Pool
+	claims    []dra.Claim
+	ruled     time.Time
+}
+
+// gatherDRA reads what is not read of each node by itself. Errors: pluginconfig.ErrNotSynced, while a node shows the driver and it is not
+// known yet what the API server serves.
+func (c *Controller) gatherDRA(ctx context.Context) (*seenDRA, error) {
+	d := &seenDRA{nodes: map[string]nodeDRA{}, claimed: map[string]string{}, rules: map[string]types.UID{}, foreign: map[string]bool{}, classes: map[string]types.UID{}}
+	for _, gather := range []func(context.Context, *seenDRA) error{c.gatherSlices, c.gatherClaims, c.gatherClasses, c.gatherRules} {
+		if err := gather(ctx, d); err != nil {
+			return nil, err
+		}
 	}
+	return d, nil
+}
+
+// gatherDaemonSets finds the nodes for which NVIDIA's DRA driver has a DaemonSet, also while its pod is away.
+func (c *Controller) gatherDaemonSets(ctx context.Context, d *seenDRA, nodes map[string]*corev1.Node) error {
 	sets := &appsv1.DaemonSetList{}
 	if err := c.client.List(ctx, sets, client.UnsafeDisableDeepCopy); err != nil {
-		return nil, fmt.Errorf("reading DaemonSets: %w", err)
+		return fmt.Errorf("reading DaemonSets: %w", err)
 	}
 	for i := range sets.Items {
 		set := &sets.Items[i]
@@ -82,54 +118,153 @@ func (c *Controller) gatherDRA(ctx context.Context, nodes map[string]*corev1.Nod
 		required := nodeaffinity.GetRequiredNodeAffinity(&corev1.Pod{Spec: set.Spec.Template.Spec})
 		for n := range nodes {
 			if is, err := required.Match(nodes[n]); is && err == nil {
-				shows[n] = fmt.Sprintf("DaemonSet %s/%s", set.Namespace, set.Name)
+				of := d.nodes[n]
+				of.sign = fmt.Sprintf("DaemonSet %s/%s", set.Namespace, set.Name)
+				d.nodes[n] = of
 			}
-		}
-	}
-	return shows, nil
-}
-
-func (c *Controller) gatherSlices(ctx context.Context, shows map[string]string) error {
-	published, err := c.slices.list(ctx, c.client)
-	if err != nil {
-		return err
-	}
-	for i := range published {
-		driver, _, _ := unstructured.NestedString(published[i].Object, "spec", "driver")
-		node, _, _ := unstructured.NestedString(published[i].Object, "spec", "nodeName")
-		if driver == world.DRADriver && node != "" {
-			shows[node] = "ResourceSlice " + published[i].GetName()
 		}
 	}
 	return nil
 }
 
-// gatherClaims finds the pods for which a ResourceClaim is allocated from NVIDIA's DRA driver: the claim, by the UID of the pod. An
-// allocation precedes the start of the pod, and older kubelets do not report to the agent who has GPUs by claims.
-func (c *Controller) gatherClaims(ctx context.Context) (map[string]string, error) {
+// gatherSlices reads what is published of each node. A pool is read again only where one of its slices has changed.
+func (c *Controller) gatherSlices(ctx context.Context, d *seenDRA) error {
+	published, err := c.slices.list(ctx, c.client)
+	if err != nil {
+		return err
+	}
+	slices.SortFunc(published, func(a, b unstructured.Unstructured) int { return strings.Compare(a.GetName(), b.GetName()) })
+	of := map[string][]*unstructured.Unstructured{}
+	for i := range published {
+		driver, _, _ := unstructured.NestedString(published[i].Object, "spec", "driver")
+		node, _, _ := unstructured.NestedString(published[i].Object, "spec", "nodeName")
+		if driver == world.DRADriver && node != "" {
+			of[node] = append(of[node], &published[i])
+		}
+	}
+	pools := make(map[string]knownPool, len(of))
+	for node, its := range of {
+		var version strings.Builder
+		for _, slice := range its {
+			fmt.Fprintf(&version, "%s/%s ", slice.GetUID(), slice.GetResourceVersion())
+		}
+		pool, known := c.pools[node]
+		if !known || pool.version != version.String() {
+			read := make([]dra.Slice, 0, len(its))
+			for _, slice := range its {
+				read = append(read, dra.SliceOf(slice.Object))
+			}
+			pool = knownPool{version: version.String(), pool: new(dra.PoolOf(read))}
+		}
+		pools[node] = pool
+		d.nodes[node] = nodeDRA{sign: "ResourceSlice " + its[len(its)-1].GetName(), published: pool.pool}
+	}
+	c.pools = pools
+	return nil
+}
+
+// knownPool is a pool as it was read from slices of that version.
+type knownPool struct {
+	version string
+	pool    *dra.Pool
+}
+
+// gatherClaims finds which devices are allocated by NVIDIA's DRA driver, and to which pods. An allocation precedes the start of the pod,
+// and older kubelets do not report to the agent who has GPUs by claims.
+func (c *Controller) gatherClaims(ctx context.Context, d *seenDRA) error {
 	claims, err := c.claims.list(ctx, c.client)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	holds := map[string]string{}
 	for i := range claims {
-		claim := &claims[i]
-		if !allocatesGPU(claim) {
+		claim, counts := dra.ClaimOf(claims[i].GetNamespace(), claims[i].GetName(), claims[i].Object)
+		if !counts {
 			continue
 		}
-		for _, pod := range listIn(claim, "status", "reservedFor") {
-			if uid, _, _ := unstructured.NestedString(asMap(pod), "uid"); uid != "" {
-				holds[uid] = claim.GetNamespace() + "/" + claim.GetName()
+		d.cluster.Named = append(d.cluster.Named, claim.Classes...)
+		pools := map[string]bool{}
+		for _, device := range claim.Devices {
+			if of := d.nodes[device.Pool]; !pools[device.Pool] {
+				pools[device.Pool] = true
+				of.claims = append(of.claims, claim)
+				d.nodes[device.Pool] = of
+			}
+		}
+		for _, uid := range claim.Pods {
+			if len(claim.Devices) > 0 {
+				d.claimed[uid] = claim.Name
 			}
 		}
 	}
-	return holds, nil
+	slices.Sort(d.cluster.Named)
+	d.cluster.Named = slices.Compact(d.cluster.Named)
+	for _, of := range d.nodes {
+		slices.SortFunc(of.claims, func(a, b dra.Claim) int { return strings.Compare(a.Name, b.Name) })
+	}
+	return nil
 }
 
-// allocatesGPU reports whether a ResourceClaim is allocated from NVIDIA's DRA driver.
-func allocatesGPU(claim *unstructured.Unstructured) bool {
-	results := listIn(claim, "status", "allocation", "devices", "results")
-	return slices.ContainsFunc(results, func(result any) bool { return asMap(result)["driver"] == world.DRADriver })
+func (c *Controller) gatherClasses(ctx context.Context, d *seenDRA) error {
+	classes, err := c.classes.list(ctx, c.client)
+	if err != nil {
+		return err
+	}
+	served := c.classes.served.Load()
+	d.cluster.ServesClasses = served != nil && served.Version == "v1" // earlier versions have no extended resource that is on by default
+	for i := range classes {
+		d.cluster.Classes = append(d.cluster.Classes, dra.ClassOf(&classes[i]))
+		d.classes[classes[i].GetName()] = classes[i].GetUID()
+	}
+	slices.SortFunc(d.cluster.Classes, func(a, b dra.Class) int { return strings.Compare(a.Name, b.Name) })
+	return nil
+}
+
+// gatherRules reads the operator's DeviceTaintRules. One that was deleted is gone, also while the cache still shows it: a node whose rule is
+// gone must not be taken for one that new pods are kept off.
+func (c *Controller) gatherRules(ctx context.Context, d *seenDRA) error {
+	rules, err := c.rules.list(ctx, c.client)
+	if err != nil {
+		return err
+	}
+	d.cluster.ServesRules = c.rules.served.Load() != nil
+	shown := map[types.UID]bool{}
+	for i := range rules {
+		uid := rules[i].GetUID()
+		node, since, ours := dra.RuleOf(&rules[i])
+		if shown[uid] = true; !ours {
+			if named, is := dra.RuledNode(rules[i].GetName()); is {
+				d.foreign[named] = true
+			}
+			continue
+		}
+		if c.deletedRules[uid] || rules[i].GetDeletionTimestamp() != nil {
+			continue
+		}
+		d.rules[node] = uid
+		d.cluster.Ruled = append(d.cluster.Ruled, node)
+		of := d.nodes[node]
+		of.ruled = since
+		d.nodes[node] = of
+	}
+	maps.DeleteFunc(c.deletedRules, func(uid types.UID, _ bool) bool { return !shown[uid] })
+	slices.Sort(d.cluster.Ruled)
+	return nil
+}
+
+// awaitsDRA reports whether a node shows the driver though it is not known yet what the API server serves of its kinds.
+func (c *Controller) awaitsDRA(nodes []world.Node) bool {
+	unknown := false
+	for _, kind := range c.kindsOfDRA() {
+		unknown = unknown || kind.awaited.Load()
+	}
+	return unknown && slices.ContainsFunc(nodes, func(n world.Node) bool {
+		reason, _ := world.ShownBy(&n)
+		return reason == v1alpha1.ReasonDRADriverActive
+	})
+}
+
+func (c *Controller) kindsOfDRA() []*watchedKind {
+	return []*watchedKind{&c.slices, &c.claims, &c.classes, &c.rules}
 }
 
 // listIn is a list in an object, which must not be changed.
@@ -144,14 +279,17 @@ func asMap(value any) map[string]any {
 	return m
 }
 
-// watchKind wakes the controller when an object of a kind changes, as soon as the API server serves the kind. Nothing waits for
-// that: a pod or the DaemonSet shows NVIDIA's DRA driver too, and the agent reports what pods hold.
+// watchKind wakes the controller when an object of a kind changes, as soon as the API server serves the kind. Only nodes of NVIDIA's DRA
+// driver wait for that.
 func (c *Controller) watchKind(kind *watchedKind, mgr manager.Manager) source.TypedSource[Pass] {
+	kind.awaited.Store(true)
 	return source.TypedFunc[Pass](func(ctx context.Context, queue workqueue.TypedRateLimitingInterface[Pass]) error {
 		go func() {
 			_ = wait.PollUntilContextCancel(ctx, serveAgain, true, func(ctx context.Context) (bool, error) {
 				err := kind.watch(ctx, mgr, func() { queue.AddAfter(Pass{}, gathering) })
-				if err != nil && !meta.IsNoMatchError(err) {
+				if meta.IsNoMatchError(err) {
+					kind.awaited.Store(false)
+				} else if err != nil {
 					log.FromContext(ctx).Error(err, "watching a kind", "kind", kind.Kind)
 				}
 				return err == nil, nil
@@ -182,6 +320,7 @@ func (k *watchedKind) watch(ctx context.Context, mgr manager.Manager, wake func(
 	}, toolscache.HandlerOptions{})
 	if err == nil && toolscache.WaitForCacheSync(ctx.Done(), informer.HasSynced) {
 		k.served.Store(&mapping.GroupVersionKind)
+		k.awaited.Store(false)
 		wake() // the objects count from now on
 	}
 	return err
@@ -205,13 +344,21 @@ func slimOthers(cached any) (any, error) {
 	slim := &unstructured.Unstructured{Object: map[string]any{}}
 	switch object.GroupVersionKind().GroupKind() {
 	case sliceKind:
-		spec := asMap(object.Object["spec"])
-		slim.Object["spec"] = map[string]any{"driver": spec["driver"], "nodeName": spec["nodeName"]}
+		slim.Object = dra.Slim(object.Object)
+	case classKind:
+		slim.Object["spec"] = map[string]any{"extendedResourceName": asMap(object.Object["spec"])["extendedResourceName"]}
+		slim.SetLabels(ownLabel(object))
+		slim.SetCreationTimestamp(object.GetCreationTimestamp())
+	case ruleKind:
+		slim.Object["spec"] = map[string]any{"taint": asMap(object.Object["spec"])["taint"]}
+		slim.SetLabels(ownLabel(object))
+		slim.SetCreationTimestamp(object.GetCreationTimestamp())
+		slim.SetDeletionTimestamp(object.GetDeletionTimestamp())
 	case nodePoolKind:
 		slim.Object["spec"] = startupTaints(object)
 	case claimKind:
-		if allocatesGPU(object) {
-			slim.Object["status"] = gpuAllocation(object)
+		if claim, counts := dra.ClaimOf(object.GetNamespace(), object.GetName(), object.Object); counts {
+			slim.Object = claim.Object()
 		}
 	default:
 		return pluginconfig.SlimNodeFeature(cached)
@@ -224,17 +371,12 @@ func slimOthers(cached any) (any, error) {
 	return slim, nil
 }
 
-// gpuAllocation is what the cache keeps of the status of a ResourceClaim: that it is allocated from NVIDIA's DRA driver, and for whom.
-func gpuAllocation(claim *unstructured.Unstructured) map[string]any {
-	pods := listIn(claim, "status", "reservedFor")
-	reserved := make([]any, 0, len(pods))
-	for _, pod := range pods {
-		reserved = append(reserved, map[string]any{"uid": asMap(pod)["uid"]})
+// ownLabel is the label by which the operator tells its objects, if an object has it.
+func ownLabel(object *unstructured.Unstructured) map[string]string {
+	if value, has := object.GetLabels()[v1alpha1.LabelManagedBy]; has {
+		return map[string]string{v1alpha1.LabelManagedBy: value}
 	}
-	return map[string]any{
-		"allocation":  map[string]any{"devices": map[string]any{"results": []any{map[string]any{"driver": world.DRADriver}}}},
-		"reservedFor": reserved,
-	}
+	return nil
 }
 
 // slimDaemonSet keeps of DaemonSets what tells that of NVIDIA's DRA driver and its nodes. Of others nothing is kept.

@@ -178,9 +178,9 @@ func (an *announcer) newsOf(a action.Report) (e announcement, note string, annou
 // eventOf is the event of an action that changes something which a person may wonder about.
 func eventOf(of action.Action) (e announcement, announced bool) {
 	switch of.(type) {
-	case action.Taint:
+	case action.Taint, action.TaintDevices:
 		return eventGPUsClosed, true
-	case action.Untaint:
+	case action.Untaint, action.UntaintDevices:
 		return eventGPUsOpened, true
 	case action.KeepTaints:
 		return eventPolicyTaints, true

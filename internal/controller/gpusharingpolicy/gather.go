@@ -32,6 +32,7 @@ type seen struct {
 	policies map[string]*v1alpha1.GPUSharingPolicy
 	gpuNodes map[string]*v1alpha1.GPUNode
 	features features
+	dra      *seenDRA
 
 	mu    sync.Mutex // guards what follows once actions are carried out
 	nodes map[string]*corev1.Node
@@ -80,11 +81,11 @@ func (c *Controller) gatherNodes(ctx context.Context, s *seen) error {
 	changed, watched := c.changes.take()
 	complete := watched && k.complete && k.configMap == s.plugin.ConfigMap
 	k.complete, k.configMap = false, s.plugin.ConfigMap // an error below loses what was taken
-	claims, err := c.gatherClaims(ctx)
+	dra, err := c.gatherDRA(ctx)
 	if err != nil {
 		return err
 	}
-	k.claim(claims, changed)
+	k.claim(dra.claimed, changed)
 	if complete {
 		err = c.readAgain(ctx, changed)
 	} else {
@@ -93,12 +94,15 @@ func (c *Controller) gatherNodes(ctx context.Context, s *seen) error {
 	if err != nil {
 		return err
 	}
-	dra, err := c.gatherDRA(ctx, k.nodes)
-	if err != nil {
+	if err := c.gatherDaemonSets(ctx, dra, k.nodes); err != nil {
 		return err
 	}
-	k.tell(s.features.of, dra)
+	k.tell(s.features.of, dra.nodes)
+	if c.awaitsDRA(k.world) {
+		return fmt.Errorf("the kinds of resource.k8s.io: %w", pluginconfig.ErrNotSynced)
+	}
 	k.complete = true
+	s.dra, s.world.DRA = dra, dra.cluster
 	s.nodes, s.gpuNodes = k.nodes, k.gpuNodes
 	s.world.Nodes, s.world.Unscheduled, s.world.UnscheduledVersion = k.world, k.unscheduled, k.unscheduledVersion
 	return nil

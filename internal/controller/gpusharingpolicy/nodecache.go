@@ -70,11 +70,13 @@ func (k *known) put(read []world.Node, gone map[string]bool) {
 func byName(n world.Node, name string) int { return cmp.Compare(n.Name, name) }
 
 // tell records what other objects report of each node.
-func (k *known) tell(features map[string]world.NodeFeatures, dra map[string]string) {
+func (k *known) tell(features map[string]world.NodeFeatures, dra map[string]nodeDRA) {
 	for i := range k.world {
 		n := &k.world[i]
-		if f, d := features[n.Name], dra[n.Name]; n.Features != f || n.DRA != d {
-			n.Features, n.DRA, n.Version = f, d, k.version()
+		f, d := features[n.Name], dra[n.Name]
+		was := nodeDRA{sign: n.DRA, published: n.Published, claims: n.Claims, ruled: n.Ruled}
+		if n.Features != f || !reflect.DeepEqual(was, d) {
+			n.Features, n.DRA, n.Published, n.Claims, n.Ruled, n.Version = f, d.sign, d.published, d.claims, d.ruled, k.version()
 		}
 	}
 }
@@ -181,7 +183,8 @@ func (c *Controller) cached(ctx context.Context, name string, into client.Object
 func (c *Controller) readNode(ctx context.Context, node *corev1.Node, gpuNode *v1alpha1.GPUNode) (world.Node, error) {
 	n := world.NodeOf(node, gpuNode)
 	if at, found := slices.BinarySearchFunc(c.known.world, n.Name, byName); found {
-		n.Features, n.DRA = c.known.world[at].Features, c.known.world[at].DRA
+		was := &c.known.world[at]
+		n.Features, n.DRA, n.Published, n.Claims, n.Ruled = was.Features, was.DRA, was.Published, was.Claims, was.Ruled
 	}
 	pods := &corev1.PodList{}
 	if err := c.client.List(ctx, pods, client.MatchingFields{nodeNameField: n.Name}, client.UnsafeDisableDeepCopy); err != nil {

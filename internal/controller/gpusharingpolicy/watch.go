@@ -52,6 +52,8 @@ func (c *Controller) Register(ctx context.Context, mgr manager.Manager) error {
 		Watches(&appsv1.DaemonSet{}, wake(), builder.WithPredicates(differs(draDaemonSetView))).
 		WatchesRawSource(c.watchKind(&c.slices, mgr)).
 		WatchesRawSource(c.watchKind(&c.claims, mgr)).
+		WatchesRawSource(c.watchKind(&c.classes, mgr)).
+		WatchesRawSource(c.watchKind(&c.rules, mgr)).
 		WatchesRawSource(c.watchKind(&c.nodePools, mgr)).
 		WatchesRawSource(pluginconfig.Source(c.Wiring, mgr.GetCache(), Pass{})).
 		Complete(c)

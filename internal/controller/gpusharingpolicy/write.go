@@ -23,7 +23,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
 )
 
-// writer writes what actions say: of Nodes in writenode.go, of GPUNodes in writegpunode.go, of NodeFeatures in nodefeatures.go, the rest
+// writer writes what actions say: of Nodes in writenode.go, of GPUNodes in writegpunode.go, of NodeFeatures in nodefeatures.go, of resource.k8s.io in writedra.go, the rest
 // here. What is gone, or was replaced, is no error: the next pass looks at what is there.
 type writer struct {
 	*Controller
@@ -58,6 +58,14 @@ func (w *writer) do(ctx context.Context, next action.Action) (bool, error) {
 		return w.keepMPSOff(ctx, a)
 	case action.AllowMPS:
 		return w.allowMPS(ctx, a)
+	case action.TaintDevices:
+		return w.taintDevices(ctx, a)
+	case action.UntaintDevices:
+		return w.untaintDevices(ctx, a)
+	case action.WriteClass:
+		return w.writeClass(ctx, a)
+	case action.DeleteClass:
+		return w.deleteClass(ctx, a)
 	case action.SetSpec:
 		return w.setSpec(ctx, a)
 	case action.Report:

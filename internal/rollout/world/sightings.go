@@ -56,14 +56,23 @@ func offersGPUs(labels map[string]string, spec *corev1.PodSpec) bool {
 	return slices.ContainsFunc(DRALabels(), isPlugin) && slices.ContainsFunc(spec.Containers, func(c corev1.Container) bool { return c.Name == draContainer })
 }
 
-// featureGates is the variable of that container that lists the feature gates of the driver, as name=value by comma.
-const featureGates = "FEATURE_GATES"
+// The variable of that container that lists the feature gates of the driver, as name=value by comma, and the gate by which the driver makes
+// MIG instances on demand.
+const (
+	featureGates = "FEATURE_GATES"
+	dynamicMIG   = "DynamicMIG=true"
+)
+
+// MakingInstances is that gate as the environment of the container has it.
+func MakingInstances() []corev1.EnvVar {
+	return []corev1.EnvVar{{Name: featureGates, Value: dynamicMIG}}
+}
 
 // MakesInstances reports whether the kubelet plugin of NVIDIA's DRA driver makes MIG instances on demand, by its feature gates.
 func MakesInstances(spec *corev1.PodSpec) bool {
 	for i := range spec.Containers {
 		for _, variable := range spec.Containers[i].Env {
-			if variable.Name == featureGates && slices.Contains(strings.Split(variable.Value, ","), "DynamicMIG=true") {
+			if variable.Name == featureGates && slices.Contains(strings.Split(variable.Value, ","), dynamicMIG) {
 				return true
 			}
 		}

@@ -15,11 +15,11 @@ import (
 // BlockerStatus is a pod or a process that uses what a change needs to be idle, or a pod on a node that is to be empty before its reboot
 // (drain.beforeReboot AllPods).
 type BlockerStatusApplyConfiguration struct {
-	// kind is Pod, or Process for a process that belongs to no pod.
+	// kind is Pod, or Process for a process that belongs to no pod, or ResourceClaim for one that has a device and that no pod of the node uses.
 	Kind *apiv1alpha1.BlockerKind `json:"kind,omitempty"`
-	// namespace of the pod.
+	// namespace of the pod or ResourceClaim.
 	Namespace *string `json:"namespace,omitempty"`
-	// name of the pod, or of the program.
+	// name of the pod or ResourceClaim, or of the program.
 	Name *string `json:"name,omitempty"`
 	// containerName is the name of the container to which the kubelet has allocated the GPU. Absent if it is not known.
 	ContainerName *string `json:"containerName,omitempty"`

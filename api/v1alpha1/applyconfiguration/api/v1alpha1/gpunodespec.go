@@ -20,7 +20,8 @@ type GPUNodeSpecApplyConfiguration struct {
 	// strategy is the strategy of the policy that asked for devices. Absent if none did.
 	Strategy *apiv1alpha1.Strategy `json:"strategy,omitempty"`
 	// configName is the name of the device-plugin config that belongs to devices, a key of the operator's ConfigMap. The
-	// node's label selects it once the agent has applied devices.
+	// node's label selects it once the agent has applied devices. Where NVIDIA's DRA driver serves the node, it is dra:<hash> and only names
+	// what is asked for.
 	ConfigName *string `json:"configName,omitempty"`
 	// devices are the GPUs to change, each with its desired state. A GPU that is not listed is left as it is.
 	Devices []DeviceSpecApplyConfiguration `json:"devices,omitempty"`
