@@ -20,6 +20,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/dra"
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
 )
 
@@ -93,6 +95,8 @@ func fencedObjects() []client.Object {
 		},
 		&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "workload"}, Spec: corev1.PodSpec{Containers: container}},
 		clusterPolicy(), machineSet(), nodeOverlay("theirs", nil, nil), nodeOverlay("gpu-sharing-old", ownOverlay, nil),
+		draObject("DeviceClass", "gpu.nvidia.com", nil, map[string]any{}), draObject("DeviceClass", "gpusharing-mig-theirs", nil, map[string]any{}),
+		draObject("DeviceTaintRule", "gpusharing-theirs", nil, dra.NewRule("theirs", time.Unix(0, 0)).Object["spec"]),
 	}
 }
 
@@ -157,6 +161,72 @@ func (f *fence) autoscalers(cases map[string]fenceCase) {
 	}
 }
 
+// draObject is an object of resource.k8s.io.
+func draObject(kind, name string, labels map[string]string, spec any) *unstructured.Unstructured {
+	u := &unstructured.Unstructured{Object: map[string]any{"spec": spec}}
+	u.SetGroupVersionKind(schema.GroupVersionKind{Group: "resource.k8s.io", Version: "v1", Kind: kind})
+	u.SetName(name)
+	u.SetLabels(labels)
+	return u
+}
+
+func (f *fence) dra(cases map[string]fenceCase) {
+	own := map[string]string{v1alpha1.LabelManagedBy: v1alpha1.ManagedByOperator}
+	write := func(kind, name string, labels map[string]string, spec any) func(context.Context) error {
+		return func(ctx context.Context) error {
+			return f.controller.Apply(ctx, client.ApplyConfigurationFromUnstructured(draObject(kind, name, labels, spec)), client.FieldOwner("gpusharing-controller"), client.ForceOwnership)
+		}
+	}
+	remove := func(kind, name string) func(context.Context) error {
+		return func(ctx context.Context) error { return f.controller.Delete(ctx, draObject(kind, name, nil, map[string]any{})) }
+	}
+	class := func(resource string) map[string]any {
+		return map[string]any{"extendedResourceName": resource, "selectors": []any{map[string]any{"cel": map[string]any{"expression": dra.Selector("1g.5gb")}}}}
+	}
+	rule := func(change func(selector, taint map[string]any)) map[string]any {
+		selector := map[string]any{"driver": "gpu.nvidia.com", "pool": "node-1"}
+		taint := map[string]any{"key": "gpusharing.io/changing", "effect": "NoSchedule"}
+		change(selector, taint)
+		return map[string]any{"deviceSelector": selector, "taint": taint}
+	}
+	const owner, taints = "only that have its label and whose names begin with gpusharing-", "may taint devices of NVIDIA's driver in one pool only"
+	for name, c := range map[string]fenceCase{
+		"offers instances": {do: func(ctx context.Context) error {
+			if err := write("DeviceClass", "gpusharing-mig-1g.5gb", own, class("nvidia.com/mig-1g.5gb"))(ctx); err != nil {
+				return err
+			}
+			return remove("DeviceClass", "gpusharing-mig-1g.5gb")(ctx)
+		}},
+		"keeps new pods off the GPUs of a node": {do: func(ctx context.Context) error {
+			made := dra.NewRule("node-1", time.Unix(1_800_000_000, 0))
+			if err := write("DeviceTaintRule", made.GetName(), own, made.Object["spec"])(ctx); err != nil {
+				return err
+			}
+			return remove("DeviceTaintRule", made.GetName())(ctx)
+		}},
+		"offers whole GPUs":                   {do: write("DeviceClass", "gpusharing-mig-all", own, class("nvidia.com/gpu")), says: "may offer MIG instances through DeviceClasses, and nothing else"},
+		"writes a class of another name":      {do: write("DeviceClass", "mig", own, class("nvidia.com/mig-1g.5gb")), says: owner},
+		"writes a class without its label":    {do: write("DeviceClass", "gpusharing-mig-1g.5gb", nil, class("nvidia.com/mig-1g.5gb")), says: owner},
+		"takes a class of another owner over": {do: write("DeviceClass", "gpusharing-mig-theirs", own, class("nvidia.com/mig-1g.5gb")), says: owner},
+		"deletes the class of NVIDIA's chart": {do: remove("DeviceClass", "gpu.nvidia.com"), says: owner},
+		"deletes a rule of another owner":     {do: remove("DeviceTaintRule", "gpusharing-theirs"), says: owner},
+		"evicts by a rule": {
+			do: write("DeviceTaintRule", "gpusharing-a", own, rule(func(_, taint map[string]any) { taint["effect"] = "NoExecute" })), says: taints,
+		},
+		"taints with another key": {
+			do: write("DeviceTaintRule", "gpusharing-a", own, rule(func(_, taint map[string]any) { taint["key"] = "example.com/a" })), says: taints,
+		},
+		"taints devices of another driver": {
+			do: write("DeviceTaintRule", "gpusharing-a", own, rule(func(selector, _ map[string]any) { selector["driver"] = "example.com" })), says: taints,
+		},
+		"taints every node": {
+			do: write("DeviceTaintRule", "gpusharing-a", own, rule(func(selector, _ map[string]any) { delete(selector, "pool") })), says: taints,
+		},
+	} {
+		cases["DRA: it "+name] = c
+	}
+}
+
 func clusterPolicy() *unstructured.Unstructured {
 	u := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{
 		"operator":     map[string]any{"defaultRuntime": "containerd"},
@@ -189,6 +259,7 @@ func (f *fence) cases() map[string]fenceCase {
 	f.clusterPolicies(cases)
 	f.nodeFeatures(cases)
 	f.autoscalers(cases)
+	f.dra(cases)
 	f.others(cases)
 	return cases
 }
