@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/dra"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
@@ -315,4 +316,96 @@ func TestAskRefuses(t *testing.T) {
 			g.Expect(problem.Message).To(ContainSubstring(c.message))
 		})
 	}
+}
+
+// TestBothStacks: the same policies on the same GPUs, where NVIDIA's device plugin serves them and where its DRA driver does. Pods request
+// the same resources on both, or there is a reason.
+func TestBothStacks(t *testing.T) {
+	slices := func(replicas int32, change func(*v1alpha1.TimeSlicing)) v1alpha1.Sharing {
+		s := v1alpha1.Sharing{Strategy: v1alpha1.StrategyTimeSlicing, TimeSlicing: &v1alpha1.TimeSlicing{Replicas: replicas}}
+		if change != nil {
+			change(s.TimeSlicing)
+		}
+		return s
+	}
+	managed := layouts(v1alpha1.MIGStrategyMixed, v1alpha1.MIGLayout{Fill: "1g"})
+	managed.MIG.Actuator = v1alpha1.MIGActuatorMIGManager
+	for name, c := range map[string]struct {
+		models    []sim.Model
+		sharing   v1alpha1.Sharing
+		resources map[string]int64 // on both
+		refused   string           // by the driver: part of the message
+	}{
+		"Exclusive": {
+			models: []sim.Model{sim.A100, sim.T4}, sharing: v1alpha1.Sharing{Strategy: v1alpha1.StrategyExclusive}, resources: map[string]int64{"nvidia.com/gpu": 2},
+		},
+		"TimeSlicing": {models: []sim.Model{sim.A100, sim.T4}, sharing: slices(4, nil), resources: map[string]int64{"nvidia.com/gpu": 8}},
+		"TimeSlicing, renamed": {
+			models: []sim.Model{sim.T4}, sharing: slices(4, func(t *v1alpha1.TimeSlicing) { t.RenameByDefault = new(true) }),
+			resources: map[string]int64{"nvidia.com/gpu.shared": 4}, refused: "no renameByDefault",
+		},
+		"TimeSlicing with a memory guard": {
+			models: []sim.Model{sim.T4}, sharing: slices(4, func(t *v1alpha1.TimeSlicing) { t.MemoryGuard = &v1alpha1.MemoryGuard{} }),
+			resources: map[string]int64{"nvidia.com/gpu": 4}, refused: "no memoryGuard",
+		},
+		"MPS": {models: []sim.Model{sim.A100}, sharing: mps, resources: map[string]int64{"nvidia.com/gpu": 4}, refused: "no MPS"},
+		"MIG": {
+			models: []sim.Model{sim.A100, sim.T4},
+			sharing: layouts(v1alpha1.MIGStrategyMixed, v1alpha1.MIGLayout{
+				GPUs: &v1alpha1.GPUMatch{Products: []string{"*A100*"}}, Instances: []v1alpha1.MIGInstances{{Profile: "1g", Count: 2}, {Profile: "1g.5gb+me", Count: 1}, {Profile: "3g", Count: 1}},
+			}),
+			resources: map[string]int64{"nvidia.com/mig-1g.5gb": 2, "nvidia.com/mig-1g.5gb.me": 1, "nvidia.com/mig-3g.20gb": 1, "nvidia.com/gpu": 1},
+		},
+		"MIG, single": {
+			models: []sim.Model{sim.A100}, sharing: layouts(v1alpha1.MIGStrategySingle, v1alpha1.MIGLayout{Fill: "1g"}),
+			resources: map[string]int64{"nvidia.com/gpu": 7}, refused: "no strategy single",
+		},
+		"MIG by NVIDIA's mig-manager": {
+			models: []sim.Model{sim.A100}, sharing: managed, resources: map[string]int64{"nvidia.com/mig-1g.5gb": 7}, refused: "no actuator MIGManager",
+		},
+		"MIG with shared instances": {
+			models: []sim.Model{sim.A100},
+			sharing: layouts(v1alpha1.MIGStrategyMixed, v1alpha1.MIGLayout{
+				Fill: "1g", TimeSlicing: []v1alpha1.MIGReplicas{{Profile: "1g", Replicas: 2}},
+			}),
+			resources: map[string]int64{"nvidia.com/mig-1g.5gb": 14}, refused: "no replicas of 1g.5gb",
+		},
+		"MIG beside shared GPUs": {
+			models:    []sim.Model{sim.A100, sim.T4},
+			sharing:   wholeShared(layouts(v1alpha1.MIGStrategyMixed, v1alpha1.MIGLayout{GPUs: &v1alpha1.GPUMatch{Products: []string{"*A100*"}}, Fill: "1g"})),
+			resources: map[string]int64{"nvidia.com/mig-1g.5gb": 7, "nvidia.com/gpu": 4}, refused: "no wholeGPUReplicas",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			p, n := named("p", sharing(c.sharing)), nodeWith(t, c.models...)
+			plugin, err := policy.Ask(&p, n)
+			g.Expect(err).NotTo(HaveOccurred())
+			g.Expect(plugin.Config.Resources).To(Equal(c.resources))
+			n.Stack = dra.Driver
+			driver, err := policy.Ask(&p, n)
+			if c.refused != "" {
+				var problem *plan.Problem
+				g.Expect(errors.As(err, &problem)).To(BeTrue(), "%v", err)
+				g.Expect(problem.Reason).To(Equal(v1alpha1.ReasonNotOnDRA))
+				g.Expect(problem.Message).To(ContainSubstring(c.refused))
+				return
+			}
+			g.Expect(err).NotTo(HaveOccurred())
+			g.Expect(driver.Config.Resources).To(Equal(c.resources))
+			g.Expect(driver.Devices).To(Equal(plugin.Devices), "the agent partitions alike")
+			g.Expect(driver.Config.Data).To(BeEmpty())
+			g.Expect(dra.IsConfig(driver.Config.Key)).To(BeTrue())
+			g.Expect(dra.IsConfig(plugin.Config.Key)).To(BeFalse())
+			g.Expect(driver.Hash()).NotTo(Equal(plugin.Hash()), "to move a node from one to the other is a change")
+		})
+	}
+	t.Run("a selection of some GPUs is refused on both", func(t *testing.T) {
+		for stack, program := range map[dra.Stack]string{dra.DevicePlugin: "device plugin", dra.Driver: "DRA driver"} {
+			p, n := named("p", sharing(slicing), onGPUs(v1alpha1.GPUMatch{Indexes: []int32{0}})), nodeWith(t, sim.A100, sim.T4)
+			n.Stack = stack
+			_, err := policy.Ask(&p, n)
+			NewWithT(t).Expect(err).To(MatchError(ContainSubstring("NVIDIA's " + program + " shares all GPUs of a node alike")))
+		}
+	})
 }

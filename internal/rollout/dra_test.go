@@ -263,7 +263,9 @@ func TestNotOnDRA(t *testing.T) {
 			sharing: mig(count("1g", 7)), with: func(c *cluster, _ *host) { c.DRA.ServesClasses = false }, reason: v1alpha1.ReasonDRAUnavailable, says: "Kubernetes 1.36",
 		},
 		"a class of another owner": {
-			sharing: mig(count("1g", 7)), with: func(c *cluster, _ *host) { c.DRA.Classes = append(c.DRA.Classes, dra.Class{Name: "gpusharing-mig-1g.5gb"}) },
+			sharing: mig(count("1g", 7)), with: func(c *cluster, _ *host) {
+				c.DRA.Classes = append(c.DRA.Classes, dra.Class{Name: "gpusharing-mig-1g.5gb"})
+			},
 			reason: v1alpha1.ReasonDeviceClassConflict, says: "is not the operator's",
 		},
 		"no class for whole GPUs": {
@@ -271,7 +273,9 @@ func TestNotOnDRA(t *testing.T) {
 			reason: v1alpha1.ReasonDeviceClassConflict, says: "No DeviceClass serves nvidia.com/gpu",
 		},
 		"a driver of an unknown version": {
-			sharing: mig(count("1g", 7)), with: func(_ *cluster, h *host) { h.Published = &dra.Pool{Complete: true, Devices: []dra.Device{{Name: "gpu-0"}}} },
+			sharing: mig(count("1g", 7)), with: func(_ *cluster, h *host) {
+				h.Published = &dra.Pool{Complete: true, Devices: []dra.Device{{Name: "gpu-0"}}}
+			},
 			reason: v1alpha1.ReasonDRADriverUnknown, says: "v0.4 or newer",
 		},
 	} {

@@ -83,7 +83,7 @@ type derived struct {
 // basis names all that the view of a node depends on, besides the Node, the wiring and the content of its keys. What is not in it
 // a view must not read: the time, above all.
 type basis struct {
-	world.Sighting // of another controller that is not recorded on the Node
+	world.Sighting        // of another controller that is not recorded on the Node
 	dra            string // what of the cluster matters where NVIDIA's DRA driver serves the node
 	policy         types.UID
 	name           string // of the policy
@@ -259,7 +259,7 @@ func (r *remembered) consider(w *world.World, selected, governed policy.Governed
 	conflicts.Record(m, governed.By != nil)
 	m.Brief = inBrief(m)
 	tainted := awaited != nil || selected.By != nil && len(taints.Of(selected.By)) > 0 // what NVIDIA's programs tolerate concerns all nodes
-	m.Still = settled && released && !tainted && r.stack != dra.Driver && isStill(m) // what the driver offers concerns all its nodes
+	m.Still = settled && released && !tainted && r.stack != dra.Driver && isStill(m)   // what the driver offers concerns all its nodes
 }
 
 // isStill reports whether nothing is to be done about the node, and no time passes that counts.

@@ -178,7 +178,9 @@ func (f *fence) dra(cases map[string]fenceCase) {
 		}
 	}
 	remove := func(kind, name string) func(context.Context) error {
-		return func(ctx context.Context) error { return f.controller.Delete(ctx, draObject(kind, name, nil, map[string]any{})) }
+		return func(ctx context.Context) error {
+			return f.controller.Delete(ctx, draObject(kind, name, nil, map[string]any{}))
+		}
 	}
 	class := func(resource string) map[string]any {
 		return map[string]any{"extendedResourceName": resource, "selectors": []any{map[string]any{"cel": map[string]any{"expression": dra.Selector("1g.5gb")}}}}
