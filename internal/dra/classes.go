@@ -95,7 +95,7 @@ func ClassProblem(classes []Class, profile string) *plan.Problem {
 type Write struct{ Name, Resource, Profile string }
 
 // Classes decides which DeviceClasses of the operator must be written, and which must be deleted, so that pods get the instances of these
-// profiles. A class that serves the resource of a profile already is used, whoever made it: two classes with one resource make the
+// profiles. A class that serves the resource of a profile already is used, also one of an administrator: two classes with one resource make the
 // scheduler forget the name when one of them goes. named reports whether a pod or claim names a class or its resource: such a class stays.
 func Classes(have []Class, profiles []string, named func(Class) bool) (write []Write, remove []string) {
 	wanted := map[string]bool{}

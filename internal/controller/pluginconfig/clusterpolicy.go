@@ -47,9 +47,9 @@ func pointerAt(o *unstructured.Unstructured, path ...string) *string {
 }
 
 func draStackActive(clusters []unstructured.Unstructured) (reason, message string) {
-	return v1alpha1.ReasonDRAStackActive, fmt.Sprintf("GPUCluster %s exists: NVIDIA's DRA driver serves the GPUs of this "+
-		"cluster, and there is no device plugin to configure; share GPUs through ResourceClaims, or replace the "+
-		"GPUCluster by a ClusterPolicy", clusters[0].GetName())
+	return v1alpha1.ReasonDRAStackActive, fmt.Sprintf("GPUCluster %s exists: NVIDIA's DRA driver serves the GPUs of this cluster, and there is "+
+		"no device plugin to configure. Policies govern the nodes that the driver serves, and this is none: look at the pods of the driver there, "+
+		"or replace the GPUCluster by a ClusterPolicy", clusters[0].GetName())
 }
 
 func noDevicePlugin(policy *unstructured.Unstructured) string {

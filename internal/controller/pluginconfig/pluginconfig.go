@@ -5,7 +5,7 @@
 // it changed when no policy needs it any more. It decides nothing about nodes.
 //
 //	found                          our ConfigMap                                       what is changed
-//	GPUCluster                     none: DRAStackActive                                nothing
+//	GPUCluster                     none: DRAStackActive, but for nodes of the driver   nothing
 //	ClusterPolicy (the oldest)     gpu-sharing-device-plugin in its status.namespace   devicePlugin.config, mig.strategy,
 //	                                                                                   daemonsets.tolerations if taints need it
 //	neither, but flags name both   the one that they name, which may have other keys   nothing

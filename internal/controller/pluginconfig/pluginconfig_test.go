@@ -86,8 +86,8 @@ func testReasons(top *fixture) {
 		"a GPUCluster": {
 			cluster: true,
 			reason:  v1alpha1.ReasonDRAStackActive,
-			message: "GPUCluster dra exists: NVIDIA's DRA driver serves the GPUs of this cluster, and there is no device " +
-				"plugin to configure; share GPUs through ResourceClaims, or replace the GPUCluster by a ClusterPolicy",
+			message: "GPUCluster dra exists: NVIDIA's DRA driver serves the GPUs of this cluster, and there is no device plugin to configure. " +
+				"Policies govern the nodes that the driver serves, and this is none: look at the pods of the driver there, or replace the GPUCluster by a ClusterPolicy",
 		},
 		"a ClusterPolicy that disables the device plugin": {
 			spec: "spec: {devicePlugin: {enabled: false}}", namespace: true,
