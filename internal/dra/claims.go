@@ -45,7 +45,7 @@ func ClaimOf(namespace, name string, object map[string]any) (c Claim, ok bool) {
 	}
 	slices.SortFunc(c.Devices, func(a, b Allocated) int { return cmp.Or(cmp.Compare(a.Pool, b.Pool), cmp.Compare(a.Device, b.Device)) })
 	for _, listed := range asList(status["reservedFor"]) {
-		if consumer := asMap(listed); asString(consumer["resource"]) == "pods" || consumer["resource"] == nil {
+		if consumer := asMap(listed); slices.Contains([]string{"pods", ""}, asString(consumer["resource"])) {
 			c.Pods = append(c.Pods, asString(consumer["uid"]))
 		}
 	}

@@ -142,10 +142,13 @@ func DynamicMIG(sign string) *plan.Problem {
 // Differs lists how what the pool shows differs from the GPUs and instances that the agent reports, by UUID; empty if it does not. Shares
 // is how many claims must be able to share a GPU; 0: any number.
 func (p *Pool) Differs(have []v1alpha1.DeviceStatus, shares int64) []string {
-	if p == nil || len(p.Devices) == 0 && len(expected(have)) > 0 {
-		return []string{"no device is published"}
+	if p == nil || len(p.Devices) == 0 {
+		if len(expected(have)) > 0 {
+			return []string{"no device is published"}
+		}
+		return nil
 	}
-	if !p.Complete && len(p.Devices) > 0 {
+	if !p.Complete {
 		return []string{"the ResourceSlices of the newest generation are not all there"}
 	}
 	shown := map[string]Device{}

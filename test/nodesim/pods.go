@@ -29,6 +29,8 @@ type podState struct {
 	program   Program
 	plugin    *plugin           // of a device-plugin pod
 	mps       bool              // of NVIDIA's MPS DaemonSet: it has started
+	claimed   bool              // it has devices by ResourceClaims
+	hangs     bool              // one of them does not exist
 	closeNVML func() error      // of a pod that has NVML open
 	devices   []allocatedDevice // of its containers
 }
@@ -40,6 +42,7 @@ type kubelet struct {
 	plugin      devicePlugin      // what the containers of NVIDIA's DaemonSets do
 	published   map[string]counts // by resource, as last published
 	publishedAt time.Time
+	publisher   publisher // what of NVIDIA's DRA driver is there
 }
 
 // syncPods is one turn of the kubelet's loop over its pods.
@@ -48,6 +51,9 @@ func (k *kubelet) syncPods(ctx context.Context, node *corev1.Node, pods []corev1
 	defer k.mu.Unlock()
 	k.forgetGone(pods)
 	var errs []error
+	if err := k.expireSlices(ctx); err != nil {
+		errs = append(errs, fmt.Errorf("deleting ResourceSlices: %w", err))
+	}
 	for i := range pods {
 		if err := k.syncPod(ctx, node, &pods[i]); err != nil {
 			errs = append(errs, fmt.Errorf("pod %s/%s: %w", pods[i].Namespace, pods[i].Name, err))
@@ -83,6 +89,12 @@ func (k *kubelet) syncPod(ctx context.Context, node *corev1.Node, pod *corev1.Po
 	if pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
 		k.stop(state)
 		return nil
+	}
+	if err := k.prepare(ctx, state); err != nil {
+		return err
+	}
+	if state.hangs {
+		return k.report(ctx, state, false)
 	}
 	if k.admit(state); state.refused != "" {
 		return k.report(ctx, state, false)
@@ -132,6 +144,9 @@ func (k *kubelet) runContainers(ctx context.Context, node *corev1.Node, state *p
 		return false
 	}
 	k.openNVML(state)
+	if isDRA(state.pod) {
+		return k.runDRA(ctx, state)
+	}
 	if state.pod.Labels["app"] == appDevicePlugin {
 		return k.plugin.runPlugin(ctx, node, state)
 	}
@@ -203,7 +218,7 @@ func (k *kubelet) report(ctx context.Context, state *podState, ready bool) error
 	switch {
 	case state.refused != "":
 		want.Phase, want.Reason, want.Message = corev1.PodFailed, "UnexpectedAdmissionError", state.refused
-	case !ready && len(state.volumes) > 0 && state.missingVolume() != "":
+	case state.hangs, !ready && len(state.volumes) > 0 && state.missingVolume() != "":
 		want.Phase = corev1.PodPending
 	}
 	setCondition(want, corev1.PodScheduled, true, now)

@@ -1,0 +1,176 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster_test
+
+import (
+	"context"
+	"slices"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/dra"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
+	"github.com/gpusharing/gpu-sharing-operator/test/env"
+	"github.com/gpusharing/gpu-sharing-operator/test/nodesim"
+)
+
+// TestDRA: one policy for a node of NVIDIA's device plugin and one of its DRA driver, with the controllers and agents that ship, their
+// rights, and the API server's own DeviceClasses, DeviceTaintRules, ResourceSlices and ResourceClaims.
+func TestDRA(t *testing.T) {
+	f := newSite(t)
+	f.apply(clusterPolicy)
+	f.record = newRecord(f)
+	f.runNVIDIA()
+	set, class := nodesim.NewDRADriver(nvidiaSpace, map[string]string{"test.example/dra": "true"})
+	f.Expect(f.client.Create(t.Context(), set)).To(Succeed())
+	f.Expect(f.client.Create(t.Context(), class)).To(Succeed())
+	served := map[string]string{"test.example/dra": "true", "nvidia.com/gpu.deploy.device-plugin": "false"}
+	for name, labels := range map[string]map[string]string{"n01": nil, "n02": served} {
+		m := newMachine(f, name, labels, sim.A100)
+		m.boot(f)
+		f.background(func(ctx context.Context) { m.node.Run(ctx, 300*time.Millisecond) })
+		f.machines = append(f.machines, m)
+	}
+	f.runAgents()
+	f.leader = f.lead()
+	scheduler := nodesim.DRAScheduler{Client: f.client}
+	schedule := func(name, resource string) string {
+		t.Helper()
+		why, err := scheduler.Schedule(t.Context(), requesting(name, resource), "n02")
+		f.Expect(err).NotTo(HaveOccurred())
+		return why
+	}
+	f.Eventually(func() []string { return f.devices("n02") }, time.Minute, pollEvery).Should(Equal([]string{"gpu-0"}))
+
+	f.step("instances on both, under the same names", func() {
+		f.Expect(schedule("whole", "nvidia.com/gpu")).To(BeEmpty())
+		f.Eventually(func() corev1.PodPhase { return f.phase("whole") }, time.Minute, pollEvery).Should(Equal(corev1.PodRunning))
+		f.policy(sevenEach, "{maxUnavailable: 2, drain: {mode: Evict}}")
+		f.Eventually(func() corev1.PodPhase { return f.phase("whole") }, time.Minute, pollEvery).Should(BeEmpty(), "its claim tells that it holds the GPU")
+		f.ready()
+		f.Expect(f.devices("n02")).To(HaveLen(7))
+		f.Expect(f.resources("n01")).To(Equal(map[string]int64{"nvidia.com/mig-1g.5gb": 7}))
+		f.Expect(f.rules()).To(BeEmpty())
+		f.Expect(f.classes()).To(HaveKeyWithValue("gpusharing-mig-1g.5gb", "nvidia.com/mig-1g.5gb"))
+		f.Expect(f.configOf("n02")).To(BeEmpty())
+	})
+	f.step("unchanged pods get them, and one more than there are does not", func() {
+		for _, name := range []string{"a", "b", "c", "d", "e", "f", "g"} {
+			f.Expect(schedule(name, "nvidia.com/mig-1g.5gb")).To(BeEmpty())
+			f.Eventually(func() corev1.PodPhase { return f.phase(name) }, time.Minute, pollEvery).Should(Equal(corev1.PodRunning))
+		}
+		f.Expect(schedule("h", "nvidia.com/mig-1g.5gb")).To(Equal("cannot allocate all claims"))
+	})
+	f.step("a repartition keeps a pod on its instance and evicts the others", func() {
+		for _, name := range []string{"b", "c", "d", "e", "f", "g"} {
+			f.Expect(f.client.Delete(t.Context(), requesting(name, ""), client.GracePeriodSeconds(0))).To(Succeed())
+		}
+		f.Expect(f.client.DeleteAllOf(t.Context(), &resourcev1.ResourceClaim{}, client.InNamespace(users), client.MatchingFields{})).To(Succeed())
+		f.Expect(f.client.Delete(t.Context(), requesting("a", ""), client.GracePeriodSeconds(0))).To(Succeed())
+		f.policy("{strategy: MIG, mig: {layouts: [{fill: 3g}]}}", "{maxUnavailable: 2, drain: {mode: Evict}}")
+		f.ready()
+		f.Expect(f.devices("n02")).To(HaveLen(2))
+	})
+	f.step("undo leaves slices and classes as before", func() {
+		f.Expect(f.client.Delete(t.Context(), &v1alpha1.GPUSharingPolicy{ObjectMeta: metav1.ObjectMeta{Name: "research"}})).To(Succeed())
+		f.Eventually(func() []string { return f.devices("n02") }, time.Minute, pollEvery).Should(Equal([]string{"gpu-0"}))
+		f.Eventually(f.classes, time.Minute, pollEvery).Should(Equal(map[string]string{"gpu.nvidia.com": "nvidia.com/gpu"}))
+		f.Eventually(f.rules, time.Minute, pollEvery).Should(BeEmpty())
+		f.Eventually(func() map[string]string { return f.ours("n02") }, time.Minute, pollEvery).Should(BeEmpty())
+	})
+	f.Expect(env.Denied(t.Context(), f.cluster.Config, env.Fence)).To(BeZero(), "every write is inside the fence")
+}
+
+func requesting(name, resource string) *corev1.Pod {
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: users, Name: name, Labels: map[string]string{"app": name}},
+		Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "main", Image: "example.invalid/main"}}},
+	}
+	if resource != "" {
+		pod.Spec.Containers[0].Resources.Limits = corev1.ResourceList{corev1.ResourceName(resource): one}
+	}
+	return pod
+}
+
+// phase of a pod of a user; empty if it is gone.
+func (f *fleet) phase(name string) corev1.PodPhase {
+	pod := &corev1.Pod{}
+	f.Expect(client.IgnoreNotFound(f.client.Get(f.t.Context(), types.NamespacedName{Namespace: users, Name: name}, pod))).To(Succeed())
+	return pod.Status.Phase
+}
+
+// devices are the names of those that the slices of a node show.
+func (f *fleet) devices(node string) []string {
+	list := &resourcev1.ResourceSliceList{}
+	f.Expect(f.client.List(f.t.Context(), list)).To(Succeed())
+	var names []string
+	for _, s := range list.Items {
+		for _, d := range s.Spec.Devices {
+			if *s.Spec.NodeName == node {
+				names = append(names, d.Name)
+			}
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+func (f *fleet) rules() []string {
+	list := &resourcev1.DeviceTaintRuleList{}
+	f.Expect(f.client.List(f.t.Context(), list)).To(Succeed())
+	var names []string
+	for _, r := range list.Items {
+		names = append(names, r.Name)
+	}
+	return names
+}
+
+// classes are all DeviceClasses, with their resources.
+func (f *fleet) classes() map[string]string {
+	list := &resourcev1.DeviceClassList{}
+	f.Expect(f.client.List(f.t.Context(), list)).To(Succeed())
+	found := map[string]string{}
+	for _, c := range list.Items {
+		found[c.Name] = *c.Spec.ExtendedResourceName
+	}
+	return found
+}
+
+func (f *fleet) node(name string) *corev1.Node {
+	node := &corev1.Node{}
+	f.Expect(f.client.Get(f.t.Context(), types.NamespacedName{Name: name}, node)).To(Succeed())
+	return node
+}
+
+// resources are those of NVIDIA's that a node lists as allocatable, above 0.
+func (f *fleet) resources(node string) map[string]int64 {
+	found := map[string]int64{}
+	for name, quantity := range f.node(node).Status.Allocatable {
+		if n := quantity.Value(); n > 0 && (name == "nvidia.com/gpu" || dra.ResourceOf("1g.5gb") == string(name)) {
+			found[string(name)] = n
+		}
+	}
+	return found
+}
+
+func (f *fleet) configOf(node string) string { return f.node(node).Labels[v1alpha1.LabelConfig] }
+
+// ours are the annotations of the operator on a node, but for that of the label which lets agents run.
+func (f *fleet) ours(node string) map[string]string {
+	found := map[string]string{}
+	for name, value := range f.node(node).Annotations {
+		if len(name) > len(v1alpha1.Group) && name[:len(v1alpha1.Group)] == v1alpha1.Group && name != v1alpha1.AnnotationClient {
+			found[name] = value
+		}
+	}
+	return found
+}

@@ -1,0 +1,333 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package nodesim
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+)
+
+// NVIDIA's DRA driver, as it was measured with v0.5.0 on Kubernetes 1.37: it enumerates the GPUs once, when its pod starts; the kubelet
+// deletes its ResourceSlices 30 s after it is gone; a pod that was allocated a device which does not exist waits for ever.
+
+const (
+	draDriver    = "gpu.nvidia.com"
+	draComponent = "dra-driver-nvidia-gpu-component"
+	draPlugin    = "kubelet-plugin"
+	// draShares is the variable of its container that has the number of shares of a GPU.
+	draShares = "CONSUMABLE_SHARES"
+	// slicesOutlive is how long the kubelet keeps the slices of a driver that is gone.
+	slicesOutlive = 30 * time.Second
+)
+
+// NewDRADriver is the DaemonSet of NVIDIA's DRA driver for the nodes with these labels, and its class for whole GPUs.
+func NewDRADriver(namespace string, nodes map[string]string) (*appsv1.DaemonSet, *resourcev1.DeviceClass) {
+	labels := map[string]string{draComponent: draPlugin}
+	set := &appsv1.DaemonSet{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "dra-driver-nvidia-gpu-kubelet-plugin"},
+		Spec: appsv1.DaemonSetSpec{
+			Selector: &metav1.LabelSelector{MatchLabels: labels},
+			Template: corev1.PodTemplateSpec{
+				ObjectMeta: metav1.ObjectMeta{Labels: labels},
+				Spec: corev1.PodSpec{
+					NodeSelector: nodes, Containers: []corev1.Container{{Name: "gpus", Image: "example.invalid/simulated"}},
+					Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
+				},
+			},
+		},
+	}
+	class := &resourcev1.DeviceClass{
+		ObjectMeta: metav1.ObjectMeta{Name: draDriver},
+		Spec: resourcev1.DeviceClassSpec{
+			ExtendedResourceName: new("nvidia.com/gpu"),
+			Selectors: []resourcev1.DeviceSelector{{CEL: &resourcev1.CELDeviceSelector{
+				Expression: "device.driver == 'gpu.nvidia.com' && device.attributes['gpu.nvidia.com'].type == 'gpu'",
+			}}},
+		},
+	}
+	return set, class
+}
+
+// publisher is the driver's kubelet plugin on the node, and the kubelet that cleans up behind it.
+type publisher struct {
+	by    types.UID // the pod that has published; empty: none
+	gone  time.Time // since when there is no such pod
+	there bool      // slices are published
+}
+
+// isDRA reports whether a pod is the driver's kubelet plugin.
+func isDRA(pod *corev1.Pod) bool { return pod.Labels[draComponent] == draPlugin }
+
+// runDRA starts the driver in its pod: it publishes what is there now.
+func (k *kubelet) runDRA(ctx context.Context, state *podState) bool {
+	if k.publisher.by == state.pod.UID {
+		return true
+	}
+	inventory, err := k.Inventory(ctx)
+	if err != nil {
+		k.crashed(state, err.Error())
+		return false
+	}
+	if err := k.publishSlice(ctx, devicesOf(inventory.Devices, state.env(draShares))); err != nil {
+		k.crashed(state, err.Error())
+		return false
+	}
+	k.publisher = publisher{by: state.pod.UID, there: true}
+	state.waiting = ""
+	k.Tell("NVIDIA's DRA driver: published what is there")
+	return true
+}
+
+// publishSlice writes the one slice of the node.
+func (k *kubelet) publishSlice(ctx context.Context, devices []resourcev1.Device) error {
+	want := &resourcev1.ResourceSlice{
+		ObjectMeta: metav1.ObjectMeta{Name: sliceName(k.Name)},
+		Spec: resourcev1.ResourceSliceSpec{
+			Driver: draDriver, NodeName: &k.Name, Pool: resourcev1.ResourcePool{Name: k.Name, Generation: 1, ResourceSliceCount: 1}, Devices: devices,
+		},
+	}
+	have := &resourcev1.ResourceSlice{}
+	err := k.Client.Get(ctx, client.ObjectKeyFromObject(want), have)
+	if apierrors.IsNotFound(err) {
+		return k.Client.Create(ctx, want)
+	}
+	if err != nil {
+		return err
+	}
+	have.Spec.Devices = devices
+	return k.Client.Update(ctx, have)
+}
+
+func sliceName(node string) string { return node + "-" + draDriver }
+
+// expireSlices deletes the slices of a driver that is gone for long enough.
+func (k *kubelet) expireSlices(ctx context.Context) error {
+	p := &k.publisher
+	if _, runs := k.pods[p.by]; runs || !p.there {
+		p.gone = time.Time{}
+		return nil
+	}
+	switch now := k.Clock.Now(); {
+	case p.gone.IsZero():
+		p.gone = now
+	case now.Sub(p.gone) >= slicesOutlive:
+		err := k.Client.Delete(ctx, &resourcev1.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: sliceName(k.Name)}})
+		if client.IgnoreNotFound(err) != nil {
+			return err
+		}
+		*p = publisher{}
+	}
+	return nil
+}
+
+// devicesOf are the GPUs and instances as the driver publishes them. A GPU in MIG mode is none.
+func devicesOf(gpus []gpu.Device, shares string) []resourcev1.Device {
+	var devices []resourcev1.Device
+	for _, d := range gpus {
+		if !d.State.MIG {
+			devices = append(devices, withShares(device(fmt.Sprintf("gpu-%d", d.Index), map[string]string{"type": "gpu", "uuid": d.UUID}), shares))
+			continue
+		}
+		for _, i := range d.State.Instances {
+			if !i.Partial {
+				devices = append(devices, device(instanceName(d, i), map[string]string{"type": "mig", "uuid": i.UUID, "profile": i.Profile, "parentUUID": d.UUID}))
+			}
+		}
+	}
+	slices.SortFunc(devices, func(a, b resourcev1.Device) int { return cmp.Compare(a.Name, b.Name) })
+	return devices
+}
+
+// instanceName is the name that the driver gives an instance: it tells where it is, and is used again.
+func instanceName(d gpu.Device, i gpu.Instance) string {
+	profile := strings.ToLower(strings.NewReplacer(".", "", "+", "-").Replace(i.Profile))
+	return fmt.Sprintf("gpu-%d-mig-%s-19-%d", d.Index, profile, i.Placement.Start)
+}
+
+func device(name string, attributes map[string]string) resourcev1.Device {
+	d := resourcev1.Device{Name: name, Attributes: map[resourcev1.QualifiedName]resourcev1.DeviceAttribute{}}
+	for attribute, value := range attributes {
+		d.Attributes[resourcev1.QualifiedName(attribute)] = resourcev1.DeviceAttribute{StringValue: &value}
+	}
+	return d
+}
+
+func withShares(d resourcev1.Device, shares string) resourcev1.Device {
+	if n, err := strconv.ParseInt(shares, 10, 64); err == nil && n > 1 {
+		d.AllowMultipleAllocations = new(true)
+		each, all := *resource.NewQuantity(1, resource.DecimalSI), *resource.NewQuantity(n, resource.DecimalSI)
+		d.Capacity = map[resourcev1.QualifiedName]resourcev1.DeviceCapacity{"shares": {Value: all, RequestPolicy: &resourcev1.CapacityRequestPolicy{
+			Default: &each, ValidRange: &resourcev1.CapacityRequestPolicyRange{Min: &each, Max: &all, Step: &each},
+		}}}
+	}
+	return d
+}
+
+// prepare prepares the devices that are allocated to a pod by claims, once. One that does not exist is tried again for ever.
+func (k *kubelet) prepare(ctx context.Context, state *podState) error {
+	if state.admitted || state.claimed && !state.hangs {
+		return nil
+	}
+	missing, claimed, err := k.prepared(ctx, state.pod)
+	if err != nil {
+		return err
+	}
+	state.claimed, state.hangs = claimed, missing != ""
+	if state.hangs {
+		state.waiting = missing
+	}
+	return nil
+}
+
+// prepared reports whether the devices are there that are allocated to a pod by claims; claimed, whether any is.
+func (k *kubelet) prepared(ctx context.Context, pod *corev1.Pod) (missing string, claimed bool, err error) {
+	claims := &resourcev1.ResourceClaimList{}
+	if err := k.Client.List(ctx, claims, client.InNamespace(pod.Namespace)); err != nil {
+		return "", false, err
+	}
+	for i := range claims.Items {
+		c := &claims.Items[i]
+		reserved := slices.ContainsFunc(c.Status.ReservedFor, func(r resourcev1.ResourceClaimConsumerReference) bool { return r.UID == pod.UID })
+		if !reserved || c.Status.Allocation == nil {
+			continue
+		}
+		inventory, err := k.Inventory(ctx)
+		if err != nil {
+			return "", true, err
+		}
+		there := devicesOf(inventory.Devices, "")
+		for _, result := range c.Status.Allocation.Devices.Results {
+			claimed = true
+			if !slices.ContainsFunc(there, func(d resourcev1.Device) bool { return d.Name == result.Device }) {
+				missing = "FailedPrepareDynamicResources: device " + result.Device + " does not exist"
+			}
+		}
+	}
+	return missing, claimed, nil
+}
+
+// DRAScheduler is the part of Kubernetes' scheduler that serves extended resources by DeviceClasses: it allocates a free, untainted device
+// that a slice of the node shows to a claim of its own, and binds the pod.
+type DRAScheduler struct{ Client client.Client }
+
+// Schedule puts a pod that requests one of an extended resource on a node, and says why not if that is so.
+func (s DRAScheduler) Schedule(ctx context.Context, pod *corev1.Pod, node string) (why string, err error) {
+	wants := ""
+	for name := range pod.Spec.Containers[0].Resources.Limits {
+		wants = string(name)
+	}
+	class, err := s.classOf(ctx, wants)
+	if err != nil || class == "" {
+		return "Insufficient " + wants, err
+	}
+	device, err := s.free(ctx, node, wants)
+	if err != nil || device == "" {
+		return "cannot allocate all claims", err
+	}
+	if err := s.Client.Create(ctx, pod); err != nil {
+		return "", err
+	}
+	claim := &resourcev1.ResourceClaim{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: pod.Namespace, Name: pod.Name + "-extended-resources", Annotations: map[string]string{resourcev1.ExtendedResourceClaimAnnotation: "true"},
+			OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Pod", Name: pod.Name, UID: pod.UID, Controller: new(true)}},
+		},
+		Spec: resourcev1.ResourceClaimSpec{Devices: resourcev1.DeviceClaim{Requests: []resourcev1.DeviceRequest{{
+			Name: "container-0-request-0", Exactly: &resourcev1.ExactDeviceRequest{DeviceClassName: class, AllocationMode: resourcev1.DeviceAllocationModeExactCount, Count: 1},
+		}}}},
+	}
+	if err := s.Client.Create(ctx, claim); err != nil {
+		return "", err
+	}
+	claim.Status = resourcev1.ResourceClaimStatus{
+		Allocation: &resourcev1.AllocationResult{Devices: resourcev1.DeviceAllocationResult{Results: []resourcev1.DeviceRequestAllocationResult{{
+			Request: "container-0-request-0", Driver: draDriver, Pool: node, Device: device,
+		}}}},
+		ReservedFor: []resourcev1.ResourceClaimConsumerReference{{Resource: "pods", Name: pod.Name, UID: pod.UID}},
+	}
+	if err := s.Client.Status().Update(ctx, claim); err != nil {
+		return "", err
+	}
+	return "", s.Client.SubResource("binding").Create(ctx, pod, &corev1.Binding{Target: corev1.ObjectReference{Kind: "Node", Name: node}})
+}
+
+// classOf is the class that serves an extended resource: the one created last.
+func (s DRAScheduler) classOf(ctx context.Context, name string) (string, error) {
+	classes := &resourcev1.DeviceClassList{}
+	if err := s.Client.List(ctx, classes); err != nil {
+		return "", err
+	}
+	found, last := "", time.Time{}
+	for _, c := range classes.Items {
+		if c.Spec.ExtendedResourceName != nil && *c.Spec.ExtendedResourceName == name && !c.CreationTimestamp.Time.Before(last) {
+			found, last = c.Name, c.CreationTimestamp.Time
+		}
+	}
+	return found, nil
+}
+
+// free is a device of the node that matches a resource and that nothing holds or taints; empty if there is none.
+func (s DRAScheduler) free(ctx context.Context, node, wants string) (string, error) {
+	rules, claims, published := &resourcev1.DeviceTaintRuleList{}, &resourcev1.ResourceClaimList{}, &resourcev1.ResourceSliceList{}
+	for _, list := range []client.ObjectList{rules, claims, published} {
+		if err := s.Client.List(ctx, list); err != nil {
+			return "", err
+		}
+	}
+	for _, r := range rules.Items {
+		selects := r.Spec.DeviceSelector
+		if selects != nil && (selects.Pool == nil || *selects.Pool == node) && (selects.Driver == nil || *selects.Driver == draDriver) && selects.Device == nil {
+			return "", nil
+		}
+	}
+	used := map[string]bool{}
+	for _, c := range claims.Items {
+		if c.Status.Allocation == nil {
+			continue
+		}
+		for _, result := range c.Status.Allocation.Devices.Results {
+			if result.Pool == node {
+				used[result.Device] = true
+			}
+		}
+	}
+	for _, slice := range published.Items {
+		for _, d := range slice.Spec.Devices {
+			if slice.Spec.NodeName != nil && *slice.Spec.NodeName == node && !used[d.Name] && offers(d, wants) {
+				return d.Name, nil
+			}
+		}
+	}
+	return "", nil
+}
+
+// offers reports whether a device matches the class that serves a resource.
+func offers(d resourcev1.Device, wants string) bool {
+	text := func(name string) string {
+		if a := d.Attributes[resourcev1.QualifiedName(name)].StringValue; a != nil {
+			return *a
+		}
+		return ""
+	}
+	if text("type") == "gpu" {
+		return wants == "nvidia.com/gpu"
+	}
+	return wants == "nvidia.com/mig-"+strings.ReplaceAll(text("profile"), "+", ".")
+}
