@@ -43,6 +43,7 @@ func TestDRA(t *testing.T) {
 	f.runAgents()
 	f.leader = f.lead()
 	scheduler := nodesim.DRAScheduler{Client: f.client}
+	f.background(func(ctx context.Context) { scheduler.Run(ctx, 200*time.Millisecond) })
 	schedule := func(name, resource string) string {
 		t.Helper()
 		why, err := scheduler.Schedule(t.Context(), requesting(name, resource), "n02")
@@ -70,15 +71,16 @@ func TestDRA(t *testing.T) {
 		}
 		f.Expect(schedule("h", "nvidia.com/mig-1g.5gb")).To(Equal("cannot allocate all claims"))
 	})
-	f.step("a repartition keeps a pod on its instance and evicts the others", func() {
+	f.step("a repartition keeps a pod on its instance", func() {
 		for _, name := range []string{"b", "c", "d", "e", "f", "g"} {
 			f.Expect(f.client.Delete(t.Context(), requesting(name, ""), client.GracePeriodSeconds(0))).To(Succeed())
 		}
-		f.Expect(f.client.DeleteAllOf(t.Context(), &resourcev1.ResourceClaim{}, client.InNamespace(users), client.MatchingFields{})).To(Succeed())
-		f.Expect(f.client.Delete(t.Context(), requesting("a", ""), client.GracePeriodSeconds(0))).To(Succeed())
-		f.policy("{strategy: MIG, mig: {layouts: [{fill: 3g}]}}", "{maxUnavailable: 2, drain: {mode: Evict}}")
+		kept := f.deviceOf("a")
+		f.policy("{strategy: MIG, mig: {layouts: [{instances: [{profile: 1g.5gb, count: 1}, {profile: 2g.10gb, count: 2}]}]}}", "{maxUnavailable: 2, drain: {mode: Evict}}")
 		f.ready()
-		f.Expect(f.devices("n02")).To(HaveLen(2))
+		f.Expect(f.devices("n02")).To(And(HaveLen(3), ContainElement(kept)))
+		f.Expect(f.phase("a")).To(Equal(corev1.PodRunning))
+		f.Expect(f.client.Delete(t.Context(), requesting("a", ""), client.GracePeriodSeconds(0))).To(Succeed())
 	})
 	f.step("undo leaves slices and classes as before", func() {
 		f.Expect(f.client.Delete(t.Context(), &v1alpha1.GPUSharingPolicy{ObjectMeta: metav1.ObjectMeta{Name: "research"}})).To(Succeed())
@@ -122,6 +124,13 @@ func (f *fleet) devices(node string) []string {
 	}
 	slices.Sort(names)
 	return names
+}
+
+// deviceOf is the device that is allocated to a pod of a user.
+func (f *fleet) deviceOf(pod string) string {
+	claim := &resourcev1.ResourceClaim{}
+	f.Expect(f.client.Get(f.t.Context(), types.NamespacedName{Namespace: users, Name: pod + "-extended-resources"}, claim)).To(Succeed())
+	return claim.Status.Allocation.Devices.Results[0].Device
 }
 
 func (f *fleet) rules() []string {

@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
@@ -266,6 +267,40 @@ func (s DRAScheduler) Schedule(ctx context.Context, pod *corev1.Pod, node string
 		return "", err
 	}
 	return "", s.Client.SubResource("binding").Create(ctx, pod, &corev1.Binding{Target: corev1.ObjectReference{Kind: "Node", Name: node}})
+}
+
+// Run deletes the claims of pods that are gone, as Kubernetes' garbage collector does, until the context ends.
+func (s DRAScheduler) Run(ctx context.Context, interval time.Duration) {
+	ticker := clock.RealClock{}.NewTicker(interval)
+	defer ticker.Stop()
+	for {
+		_ = s.collect(ctx) // it is tried again
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C():
+		}
+	}
+}
+
+func (s DRAScheduler) collect(ctx context.Context) error {
+	claims, pods := &resourcev1.ResourceClaimList{}, &corev1.PodList{}
+	if err := s.Client.List(ctx, claims); err != nil { // first: a claim that comes later may be of a pod that is not listed
+		return err
+	}
+	if err := s.Client.List(ctx, pods); err != nil {
+		return err
+	}
+	for i := range claims.Items {
+		owner := metav1.GetControllerOf(&claims.Items[i])
+		if owner == nil || slices.ContainsFunc(pods.Items, func(p corev1.Pod) bool { return p.UID == owner.UID }) {
+			continue
+		}
+		if err := client.IgnoreNotFound(s.Client.Delete(ctx, &claims.Items[i])); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // classOf is the class that serves an extended resource: the one created last.
