@@ -85,7 +85,7 @@ func TestWhyNoClassCanServe(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			problem := dra.ClassProblem(c.have, "1g.5gb")
 			if c.reason == "" {
-				NewWithT(t).Expect(problem).To(BeNil())
+				NewWithT(t).Expect(problem).To(BeZero())
 				return
 			}
 			NewWithT(t).Expect(problem).To(HaveField("Reason", c.reason))
@@ -118,7 +118,7 @@ func TestWhatToSetForShares(t *testing.T) {
 			g := NewWithT(t)
 			problem := dra.SharesProblem(c.pool, c.want, "a", c.asked)
 			if len(c.says) == 0 {
-				g.Expect(problem).To(BeNil())
+				g.Expect(problem).To(BeZero())
 				return
 			}
 			g.Expect(problem).To(HaveField("Reason", v1alpha1.ReasonDRASharesDiffer))

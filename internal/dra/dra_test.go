@@ -88,7 +88,8 @@ func gpus() []v1alpha1.DeviceStatus {
 		{
 			UUID: migGPU, Index: 1, Sharing: v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeEnabled},
 			Instances: []v1alpha1.InstanceStatus{
-				{ID: 7, Profile: "1g.5gb", Start: 0, Size: 1, UUID: "MIG-0"}, {ID: 8, Profile: "1g.5gb", Start: 1, Size: 1, UUID: "MIG-1"},
+				{ID: 7, Profile: "1g.5gb", Start: 0, Size: 1, UUID: "MIG-0"},
+				{ID: 8, Profile: "1g.5gb", Start: 1, Size: 1, UUID: "MIG-1"},
 				{ID: 9, Profile: "1g.5gb", Start: 2, Size: 1}, // without its compute instance
 			},
 		},
@@ -193,7 +194,7 @@ func TestAPoolThatTellsNothing(t *testing.T) {
 		})
 	}
 	p := published(t, true, slice(1, 1, all()...))
-	NewWithT(t).Expect(p.Unusable()).To(BeNil())
+	NewWithT(t).Expect(p.Unusable()).To(BeZero())
 }
 
 func claim(results ...resourcev1.DeviceRequestAllocationResult) *resourcev1.ResourceClaim {

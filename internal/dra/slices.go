@@ -159,15 +159,11 @@ func (p *Pool) Differs(have []v1alpha1.DeviceStatus, shares int64) []string {
 	}
 	var differs []string
 	for _, want := range expected(have) {
-		d, is := shown[want.UUID]
-		delete(shown, want.UUID)
-		switch {
-		case !is:
+		is, found := shown[want.UUID]
+		if delete(shown, want.UUID); !found {
 			differs = append(differs, want.Name+" is missing")
-		case d.Type != want.Type || d.Profile != want.Profile || d.Type == typeMIG && d.Parent != "" && d.Parent != want.Parent:
-			differs = append(differs, fmt.Sprintf("%s is published as %s %s", want.Name, d.Type, d.Profile))
-		case d.Type == typeGPU && shares != 0 && d.Shares != shares:
-			differs = append(differs, fmt.Sprintf("%s has %d shares instead of %d", want.Name, d.Shares, shares))
+		} else if how := want.differs(is, shares); how != "" {
+			differs = append(differs, want.Name+how)
 		}
 	}
 	for _, d := range shown {
@@ -175,6 +171,17 @@ func (p *Pool) Differs(have []v1alpha1.DeviceStatus, shares int64) []string {
 	}
 	slices.Sort(differs)
 	return differs
+}
+
+// differs says how a device that is published under its UUID is another than wanted; empty if it is not.
+func (want Device) differs(is Device, shares int64) string {
+	switch {
+	case is.Type != want.Type || is.Profile != want.Profile || is.Parent != "" && is.Parent != want.Parent:
+		return fmt.Sprintf(" is published as %s %s", is.Type, is.Profile)
+	case is.Type == typeGPU && shares != 0 && is.Shares != shares:
+		return fmt.Sprintf(" has %d shares instead of %d", is.Shares, shares)
+	}
+	return ""
 }
 
 // expected are the devices that the driver publishes for these GPUs, named for a message. It publishes no GPU in MIG mode, and no

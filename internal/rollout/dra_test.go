@@ -245,7 +245,7 @@ func TestPoliciesThatNeedDifferentSharesAreNamed(t *testing.T) {
 
 // TestNotOnDRA: a reason each, and the node stays as it was.
 func TestNotOnDRA(t *testing.T) {
-	dynamic := func(c *cluster, h *host) {
+	dynamic := func(_ *cluster, h *host) {
 		h.Pods = append(h.Pods, world.Pod{Namespace: "nvidia-dra", Name: "p", UID: "p", DRA: true, DynamicMIG: true})
 	}
 	for name, c := range map[string]struct {

@@ -326,23 +326,10 @@ func (s DRAScheduler) free(ctx context.Context, node, wants string) (string, err
 			return "", err
 		}
 	}
-	for _, r := range rules.Items {
-		selects := r.Spec.DeviceSelector
-		if selects != nil && (selects.Pool == nil || *selects.Pool == node) && (selects.Driver == nil || *selects.Driver == draDriver) && selects.Device == nil {
-			return "", nil
-		}
+	if slices.ContainsFunc(rules.Items, func(r resourcev1.DeviceTaintRule) bool { return taintsAll(r.Spec.DeviceSelector, node) }) {
+		return "", nil
 	}
-	used := map[string]bool{}
-	for _, c := range claims.Items {
-		if c.Status.Allocation == nil {
-			continue
-		}
-		for _, result := range c.Status.Allocation.Devices.Results {
-			if result.Pool == node {
-				used[result.Device] = true
-			}
-		}
-	}
+	used := inUse(claims.Items, node)
 	for _, slice := range published.Items {
 		for _, d := range slice.Spec.Devices {
 			if slice.Spec.NodeName != nil && *slice.Spec.NodeName == node && !used[d.Name] && offers(d, wants) {
@@ -351,6 +338,27 @@ func (s DRAScheduler) free(ctx context.Context, node, wants string) (string, err
 		}
 	}
 	return "", nil
+}
+
+// taintsAll reports whether a rule taints all devices of a node.
+func taintsAll(selects *resourcev1.DeviceTaintSelector, node string) bool {
+	return selects != nil && (selects.Pool == nil || *selects.Pool == node) && (selects.Driver == nil || *selects.Driver == draDriver) && selects.Device == nil
+}
+
+// inUse are the devices of a node that are allocated to claims.
+func inUse(claims []resourcev1.ResourceClaim, node string) map[string]bool {
+	used := map[string]bool{}
+	for i := range claims {
+		if claims[i].Status.Allocation == nil {
+			continue
+		}
+		for _, result := range claims[i].Status.Allocation.Devices.Results {
+			if result.Pool == node {
+				used[result.Device] = true
+			}
+		}
+	}
+	return used
 }
 
 // offers reports whether a device matches the class that serves a resource.

@@ -58,20 +58,12 @@ func (w *writer) do(ctx context.Context, next action.Action) (bool, error) {
 		return w.keepMPSOff(ctx, a)
 	case action.AllowMPS:
 		return w.allowMPS(ctx, a)
-	case action.TaintDevices:
-		return w.taintDevices(ctx, a)
-	case action.UntaintDevices:
-		return w.untaintDevices(ctx, a)
-	case action.WriteClass:
-		return w.writeClass(ctx, a)
-	case action.DeleteClass:
-		return w.deleteClass(ctx, a)
 	case action.SetSpec:
 		return w.setSpec(ctx, a)
 	case action.Report:
 		return w.reportNode(ctx, a)
 	default:
-		return false, fmt.Errorf("no way to carry out %T", next)
+		return w.doDRA(ctx, next)
 	}
 }
 

@@ -16,6 +16,22 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
 )
 
+// doDRA writes objects of resource.k8s.io.
+func (w *writer) doDRA(ctx context.Context, next action.Action) (bool, error) {
+	switch a := next.(type) {
+	case action.TaintDevices:
+		return w.taintDevices(ctx, a)
+	case action.UntaintDevices:
+		return w.untaintDevices(ctx, a)
+	case action.WriteClass:
+		return w.writeClass(ctx, a)
+	case action.DeleteClass:
+		return w.deleteClass(ctx, a)
+	default:
+		return false, fmt.Errorf("no way to carry out %T", next)
+	}
+}
+
 // taintDevices applies the operator's DeviceTaintRule for a node. The next pass waits until the cache shows it: a node that has one counts
 // in the budget.
 func (w *writer) taintDevices(ctx context.Context, a action.TaintDevices) (bool, error) {

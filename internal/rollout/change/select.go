@@ -106,13 +106,7 @@ func selectPatch(v *view.View) (patch action.PatchNode, resumes, complete bool) 
 	if _, has := v.Node.Labels[v1alpha1.LabelMIGManager]; !has {
 		delete(labels, v1alpha1.LabelMIGManager) // the operator never removes it: it is another machine, or another controller's work
 	}
-	labels[v1alpha1.LabelConfig] = nil
-	switch {
-	case v.ByDriver():
-		baseline.UnselectConfig(v, labels)
-	case v.Target.Config != "":
-		labels[v1alpha1.LabelConfig] = new(v.Target.Config)
-	}
+	selectConfig(v, labels)
 	if nvidiamig.FencesAgain(v, patch) {
 		labels[v1alpha1.LabelMIGManager] = new("false")
 	}
@@ -134,11 +128,7 @@ func selectPatch(v *view.View) (patch action.PatchNode, resumes, complete bool) 
 		}
 	}
 	stampSelected(v, patch)
-	if v.ByDriver() {
-		nvidiadra.DropStamps(v, patch)
-	} else {
-		plugin.StampInstances(v, patch)
-	}
+	stampSeen(v, patch)
 	switch {
 	case v.Target.Final:
 		baseline.DropCopy(v, patch)
@@ -146,6 +136,27 @@ func selectPatch(v *view.View) (patch action.PatchNode, resumes, complete bool) 
 		baseline.SaveBaseline(v, patch)
 	}
 	return patch, resumes, len(patch.Labels) == 0 && len(patch.Annotations) == 0
+}
+
+// selectConfig adds to the labels the one that selects the configuration of the target. Where NVIDIA's DRA driver serves the node nothing
+// reads one.
+func selectConfig(v *view.View, labels map[string]*string) {
+	labels[v1alpha1.LabelConfig] = nil
+	switch {
+	case v.ByDriver():
+		baseline.UnselectConfig(v, labels)
+	case v.Target.Config != "":
+		labels[v1alpha1.LabelConfig] = new(v.Target.Config)
+	}
+}
+
+// stampSeen notes in a patch which instances NVIDIA's program will see that offers them.
+func stampSeen(v *view.View, patch action.PatchNode) {
+	if v.ByDriver() {
+		nvidiadra.DropStamps(v, patch)
+		return
+	}
+	plugin.StampInstances(v, patch)
 }
 
 // stampSelected notes when the key was selected, as far as anybody needs to know: until the node has advertised it.

@@ -36,7 +36,7 @@ func driverLacks(v *view.View) *plan.Problem {
 func kubernetesLacks(v *view.View) *plan.Problem {
 	partitions := slices.ContainsFunc(v.Target.Devices, func(d v1alpha1.DeviceSpec) bool { return d.Sharing.MIGMode == v1alpha1.MIGModeEnabled }) ||
 		slices.ContainsFunc(v.Devices, func(d gpu.Device) bool { return d.State.MIG })
-	lack := ""
+	var lack string
 	switch {
 	case !v.World.DRA.ServesClasses:
 		lack = "no DeviceClasses of resource.k8s.io/v1 with an extended resource, so pods cannot request nvidia.com/gpu of NVIDIA's DRA driver. Use Kubernetes 1.36 or newer"
