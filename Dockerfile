@@ -15,13 +15,14 @@ RUN go mod download
 COPY api api
 COPY cmd cmd
 COPY internal internal
-# What --version prints: .git is not here.
+# What --version prints: .git is not here. With the tag gRPC does not link html/template, for which the linker would keep every method of
+# Kubernetes' API: the agent, and what it takes of the memory, would be larger by 10 MB.
 ARG VERSION
 ARG COMMIT
 RUN symbols=github.com/gpusharing/gpu-sharing-operator/internal/version && \
     flags="-s -w -X $symbols.version=$VERSION -X $symbols.commit=$COMMIT" && \
     CGO_ENABLED=0 go build -trimpath -ldflags="$flags" -o /out/controller ./cmd/controller && \
-    CGO_ENABLED=1 go build -trimpath -ldflags="$flags" -o /out/agent ./cmd/agent
+    CGO_ENABLED=1 go build -trimpath -tags grpcnotrace -ldflags="$flags" -o /out/agent ./cmd/agent
 
 # What the agent needs besides itself: Debian's C library.
 FROM golang:${GO_VERSION}-${DEBIAN} AS root

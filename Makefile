@@ -123,7 +123,7 @@ undeploy: ## Restore, then remove the operator, its kinds and its namespace. Not
 build: ## Build controller, agent and kubectl plugin into bin/. The agent needs a C compiler, the others do not.
 	CGO_ENABLED=0 go build -trimpath -o $(BIN)/controller ./cmd/controller
 	CGO_ENABLED=0 go build -trimpath -o $(BIN)/kubectl-gpusharing ./cmd/kubectl-gpusharing
-	CGO_ENABLED=1 go build -trimpath -o $(BIN)/agent ./cmd/agent
+	CGO_ENABLED=1 go build -trimpath -tags grpcnotrace -o $(BIN)/agent ./cmd/agent
 
 .PHONY: run
 run: ## Run the controller on this machine against the cluster of KUBECONFIG, without agents, once make install was run there.

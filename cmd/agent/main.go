@@ -12,6 +12,7 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"runtime"
 	"runtime/debug"
 
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -21,12 +22,13 @@ import (
 
 // garbage is how much more memory than it holds the program takes before it collects garbage, in percent, unless GOGC says so. It runs on
 // every node with GPUs and mostly waits, so memory counts for more than the processor.
-const garbage = 50
+const garbage = 25
 
 func main() {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(garbage)
 	}
+	runtime.MemProfileRate = 0 // a profile of the memory, which nobody can read here, takes memory
 	if err := run(ctrl.SetupSignalHandler(), os.Args[1:]); err != nil && !errors.Is(err, flag.ErrHelp) {
 		fmt.Fprintln(os.Stderr, "agent:", err)
 		os.Exit(1)

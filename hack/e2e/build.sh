@@ -107,7 +107,7 @@ for program in $(cd test/simdriver && ls -d nvidia-* nv-*); do
 done
 # As the Dockerfile builds them.
 CGO_ENABLED=0 go build -trimpath -ldflags "-s -w" -o "$bin/controller" ./cmd/controller
-CGO_ENABLED=1 go build -trimpath -ldflags "-s -w" -o "$bin/agent" ./cmd/agent
+CGO_ENABLED=1 go build -trimpath -tags grpcnotrace -ldflags "-s -w" -o "$bin/agent" ./cmd/agent
 CGO_ENABLED=0 go build -trimpath -ldflags "-s -w" -o "$bin/kubectl-gpusharing" ./cmd/kubectl-gpusharing
 # What publishes the operator, and the registry to which it does.
 (cd hack/release && CGO_ENABLED=0 go build -trimpath -ldflags "-s -w" -o "$bin/release" . && CGO_ENABLED=0 go build -trimpath -ldflags "-s -w" -o "$bin/registry" ./registry)

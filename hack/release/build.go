@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"golang.org/x/mod/semver"
@@ -65,12 +66,16 @@ func build(ctx context.Context, s source, folder, to string, p program) (program
 	env := []string{
 		"GOOS=" + p.OS, "GOARCH=" + p.Arch, "CGO_ENABLED=0", "GOFLAGS=", "GOAMD64=v1", "GOARM64=v8.0", "GOEXPERIMENT=", "GOWORK=off",
 	}
+	var tags []string
 	if p.Name == "agent" {
+		tags = []string{"-tags", "grpcnotrace"} // as in the Dockerfile
 		env = append(env, "CGO_ENABLED=1", "CC="+compiler(p.Arch), "CGO_CFLAGS=-O2 -Wno-deprecated-declarations", "CGO_LDFLAGS=")
 	}
-	_, err := output(ctx, folder, env, "go", "build", "-trimpath", "-buildvcs=false",
+	args := slices.Concat([]string{"build", "-trimpath", "-buildvcs=false"}, tags, []string{
 		"-ldflags", fmt.Sprintf("-s -w -X %s.version=%s -X %s.commit=%s", symbols, s.Version, symbols, s.Commit),
-		"-o", p.File, "./cmd/"+p.Name)
+		"-o", p.File, "./cmd/" + p.Name,
+	})
+	_, err := output(ctx, folder, env, "go", args...)
 	return p, err
 }
 

@@ -229,7 +229,7 @@ func (s *sampled) startAgent() {
 	s.t.Helper()
 	ctx := s.t.Context()
 	program := filepath.Join(s.t.TempDir(), "agent")
-	out, err := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags", "-s -w", "-o", program, "../../cmd/agent").CombinedOutput()
+	out, err := exec.CommandContext(ctx, "go", "build", "-trimpath", "-tags", "grpcnotrace", "-ldflags", "-s -w", "-o", program, "../../cmd/agent").CombinedOutput()
 	s.Expect(err).NotTo(HaveOccurred(), string(out))
 	s.Expect(s.cluster.Client.Apply(ctx, ac.GPUNode(nodeName), client.FieldOwner("test"))).To(Succeed())
 	config, err := s.cluster.ConfigAs(ctx, env.Identity{
