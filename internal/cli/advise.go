@@ -5,18 +5,22 @@ package cli
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"unicode"
 	"unicode/utf8"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/advice"
+	"github.com/gpusharing/gpu-sharing-operator/internal/format"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
@@ -137,6 +141,12 @@ func printPolicy(ctx context.Context, out *strings.Builder, c client.Client, w w
 		comment(out, fmt.Sprintf("Policy %s shares these GPUs so already.", admitted.Name))
 		return nil
 	}
+	if at := slices.IndexFunc(w.Policies, named(admitted.Name)); at >= 0 {
+		if left := unremovable(&w.Policies[at], admitted); len(left) > 0 {
+			comment(out, fmt.Sprintf("kubectl apply would leave %s in policy %s, because it did not set it. Change the policy where it is managed, or pipe "+
+				"this output to `kubectl replace -f -`, which also removes the labels and annotations of the policy.", format.List(left), admitted.Name))
+		}
+	}
 	out.WriteString("---\n" + document)
 	preview := text{width: commentWidth}
 	preview.plan(w, change{applied: []v1alpha1.GPUSharingPolicy{*admitted}})
@@ -145,6 +155,42 @@ func printPolicy(ctx context.Context, out *strings.Builder, c client.Client, w w
 		out.WriteString(strings.TrimRight("#   "+inline(strings.TrimRight(line, "\n")), " ") + "\n")
 	}
 	return nil
+}
+
+// unremovable are the fields of a policy that kubectl apply would leave, though the policy is to have them no more: those that it has not set.
+func unremovable(present, wanted *v1alpha1.GPUSharingPolicy) []string {
+	var applied struct {
+		Spec map[string]any `json:"spec"`
+	}
+	_ = json.Unmarshal([]byte(present.Annotations[corev1.LastAppliedConfigAnnotation]), &applied) // one that is damaged sets nothing
+	return beyond("spec", fieldsOf(present.Spec), fieldsOf(wanted.Spec), applied.Spec)
+}
+
+// fieldsOf is a spec as JSON has it.
+func fieldsOf(spec v1alpha1.GPUSharingPolicySpec) map[string]any {
+	fields := map[string]any{}
+	if raw, err := json.Marshal(spec); err == nil { // one that came as JSON
+		_ = json.Unmarshal(raw, &fields)
+	}
+	return fields
+}
+
+// beyond are the fields that one has, that are not wanted, and that were not applied.
+func beyond(path string, has, wanted, applied map[string]any) (left []string) {
+	for _, name := range slices.Sorted(maps.Keys(has)) {
+		inner, _ := has[name].(map[string]any)
+		want, wants := wanted[name]
+		was, set := applied[name]
+		switch {
+		case !wants && !set:
+			left = append(left, path+"."+name)
+		case wants && inner != nil:
+			deeper, _ := want.(map[string]any)
+			before, _ := was.(map[string]any)
+			left = append(left, beyond(path+"."+name, inner, deeper, before)...)
+		}
+	}
+	return left
 }
 
 // comment writes paragraphs as comments of YAML.

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
 	clocktesting "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -113,6 +114,20 @@ func TestAdviseOnAnAPIServer(t *testing.T) {
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(out).To(HaveSuffix("# Policy nvidia-a100-sxm4-40gb shares these GPUs so already.\n"))
 	g.Expect(c.Delete(t.Context(), printed[0])).To(Succeed())
+
+	byOthers := policy(t, "research", slicing)
+	g.Expect(c.Create(t.Context(), &byOthers)).To(Succeed())
+	g.Expect(govern(t, c, "one", "research")).To(Succeed())
+	const left = "kubectl apply would leave spec.sharing.timeSlicing in policy research, because it did not set it."
+	out, err = run("", "advise", "policy", "research", "--prometheus", address)
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(strings.ReplaceAll(out, "\n#   ", " ")).To(And(ContainSubstring(left), ContainSubstring("\n---\napiVersion: ")))
+	byOthers.Annotations = map[string]string{corev1.LastAppliedConfigAnnotation: `{"spec": {"sharing": {"strategy": "TimeSlicing", "timeSlicing": {"replicas": 4}}}}`}
+	g.Expect(c.Update(t.Context(), &byOthers)).To(Succeed())
+	out, err = run("", "advise", "policy", "research", "--prometheus", address)
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(out).To(And(ContainSubstring("Advised: MIG"), Not(ContainSubstring("kubectl apply"))), "it removes what it has set")
+	g.Expect(c.Delete(t.Context(), &byOthers)).To(Succeed())
 	g.Expect(govern(t, c, "one", "")).To(Succeed())
 
 	_, err = run("", "advise", "--prometheus", address, "--min-age", "145h")
