@@ -21,7 +21,7 @@ import (
 )
 
 // patience is how long something that is expected may take on a busy machine.
-const patience = time.Minute
+const patience = 5 * time.Minute
 
 // tab is a tab of the browser, with all that it asked the network for and all that it complained about.
 type tab struct {

@@ -46,8 +46,9 @@ function draw() {
   if (pending.size === 0) {
     for (const card of approaching) {
       approaching.delete(card);
-      if (card.near) drawGPUs(card, card.data.gpus);
-      if (performance.now() > until) break;
+      if (!card.near) continue;
+      drawGPUs(card, card.data.gpus);
+      break; // to lay out the GPUs of a node takes the browser longer than to draw them
     }
   }
   later();
