@@ -53,6 +53,9 @@ func (p *Program) read(ctx context.Context, c client.Client) (world.World, error
 	if err := readNodeFeatures(ctx, c, &w); err != nil {
 		return w, err
 	}
+	if err := readDRA(ctx, c, &w); err != nil {
+		return w, err
+	}
 	err := readClusterPolicy(ctx, c, &w)
 	return w, err
 }

@@ -4,8 +4,12 @@
 package world
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
+	"time"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/dra"
 )
@@ -56,4 +60,70 @@ func (n *Node) Offered(stack dra.Stack) map[string]int64 {
 		return n.Published.Published()
 	}
 	return n.Allocatable
+}
+
+// DRAObjects are the objects of resource.k8s.io as they are listed, of the versions that the API server prefers.
+type DRAObjects struct {
+	Slices, Claims, Classes, Rules []unstructured.Unstructured
+	// ServesClasses and ServesRules are those of DRA.
+	ServesClasses, ServesRules bool
+}
+
+// AddTo adds to a world what they tell of the cluster, of each node and of its pods. A program that keeps a cache reads them one by one.
+func (o DRAObjects) AddTo(w *World) {
+	w.DRA.ServesClasses, w.DRA.ServesRules = o.ServesClasses, o.ServesRules
+	for i := range o.Classes {
+		w.DRA.Classes = append(w.DRA.Classes, dra.ClassOf(&o.Classes[i]))
+	}
+	slices.SortFunc(w.DRA.Classes, func(a, b dra.Class) int { return cmp.Compare(a.Name, b.Name) })
+	published, claimed, ruled := o.read(w)
+	for i := range w.Nodes {
+		n := &w.Nodes[i]
+		if found := published[n.Name]; found != nil {
+			n.Published = new(dra.PoolOf(found))
+			n.DRA = cmp.Or(n.DRA, "ResourceSlices")
+		}
+		n.Claims, n.Ruled = claimed[n.Name], ruled[n.Name]
+		for p := range n.Pods {
+			for _, c := range n.Claims {
+				if slices.Contains(c.Pods, n.Pods[p].UID) {
+					n.Pods[p].Claim = c.Name
+				}
+			}
+		}
+	}
+}
+
+// read reads the slices, claims and rules of each node.
+func (o DRAObjects) read(w *World) (published map[string][]dra.Slice, claimed map[string][]dra.Claim, ruled map[string]time.Time) {
+	published, claimed, ruled = map[string][]dra.Slice{}, map[string][]dra.Claim{}, map[string]time.Time{}
+	for i := range o.Slices {
+		driver, _, _ := unstructured.NestedString(o.Slices[i].Object, "spec", "driver")
+		node, _, _ := unstructured.NestedString(o.Slices[i].Object, "spec", "nodeName")
+		if driver == dra.DriverName && node != "" {
+			published[node] = append(published[node], dra.SliceOf(o.Slices[i].Object))
+		}
+	}
+	for i := range o.Claims {
+		claim, counts := dra.ClaimOf(o.Claims[i].GetNamespace(), o.Claims[i].GetName(), o.Claims[i].Object)
+		if !counts {
+			continue
+		}
+		w.DRA.Named = append(w.DRA.Named, claim.Classes...)
+		for at, d := range claim.Devices {
+			if at == 0 || d.Pool != claim.Devices[at-1].Pool { // they are sorted
+				claimed[d.Pool] = append(claimed[d.Pool], claim)
+			}
+		}
+	}
+	for i := range o.Rules {
+		if node, since, ours := dra.RuleOf(&o.Rules[i]); ours {
+			ruled[node] = since
+			w.DRA.Ruled = append(w.DRA.Ruled, node)
+		}
+	}
+	slices.Sort(w.DRA.Named)
+	w.DRA.Named = slices.Compact(w.DRA.Named)
+	slices.Sort(w.DRA.Ruled)
+	return published, claimed, ruled
 }

@@ -1,0 +1,48 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout_test
+
+import (
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/yaml"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/dra"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
+)
+
+// TestTheObjectsOfDRAAreJoined to what a decision needs of the cluster, of each node and of its pods.
+func TestTheObjectsOfDRAAreJoined(t *testing.T) {
+	g := NewWithT(t)
+	read := func(text string) []unstructured.Unstructured {
+		var o unstructured.Unstructured
+		g.Expect(yaml.Unmarshal([]byte(text), &o.Object)).To(Succeed())
+		return []unstructured.Unstructured{o}
+	}
+	rule := dra.NewRule("a", time.Unix(1_800_000_000, 0))
+	w := world.World{Nodes: []world.Node{{Name: "a", Pods: []world.Pod{{Namespace: "team", Name: "train", UID: "uid-1"}, {UID: "uid-2"}}}, {Name: "b"}}}
+	world.DRAObjects{
+		ServesClasses: true, ServesRules: true, Rules: []unstructured.Unstructured{*rule},
+		Slices: read(`{metadata: {name: s}, spec: {driver: gpu.nvidia.com, nodeName: a, pool: {name: a, generation: 1, resourceSliceCount: 1},
+			devices: [{name: gpu-0, attributes: {type: {string: gpu}, uuid: {string: GPU-a}}}]}}`),
+		Claims: read(`{metadata: {namespace: team, name: one}, spec: {devices: {requests: [{name: r, exactly: {deviceClassName: gpu.nvidia.com}}]}},
+			status: {reservedFor: [{resource: pods, name: train, uid: uid-1}],
+			allocation: {devices: {results: [{driver: gpu.nvidia.com, pool: a, device: gpu-0}]}}}}`),
+		Classes: read(`{metadata: {name: gpu.nvidia.com}, spec: {extendedResourceName: nvidia.com/gpu}}`),
+	}.AddTo(&w)
+	a, b := w.Nodes[0], w.Nodes[1]
+	g.Expect(w.StackOf(&a)).To(Equal(dra.Driver))
+	g.Expect(w.StackOf(&b)).To(Equal(dra.DevicePlugin))
+	g.Expect(a.Offered(dra.Driver)).To(Equal(map[string]int64{"nvidia.com/gpu": 1}))
+	g.Expect(a.Claims).To(HaveLen(1))
+	g.Expect([]string{a.Pods[0].Claim, a.Pods[1].Claim}).To(Equal([]string{"team/one", ""}))
+	g.Expect(a.Ruled.Unix()).To(Equal(int64(1_800_000_000)))
+	g.Expect(w.DRA.Ruled).To(Equal([]string{"a"}))
+	g.Expect(w.DRA.Named).To(Equal([]string{"gpu.nvidia.com"}))
+	g.Expect(w.DRA.Classes).To(ConsistOf(HaveField("Resource", "nvidia.com/gpu")))
+	g.Expect(b).To(Equal(world.Node{Name: "b"}))
+}
