@@ -24,10 +24,9 @@ const podResourcesTimeout = 5 * time.Second
 type Allocation struct {
 	Namespace, Pod, Container string
 	// Device is the device plugin's name of it: the UUID of a GPU or of a MIG device, and for a replica of one ::n after
-	// that. Empty for a device of a ResourceClaim.
+	// that. For a device of a ResourceClaim it is the name of NVIDIA's DRA driver, or empty before the claim is prepared.
 	Device string
-	// Claimed reports that the container has GPUs of the node by a ResourceClaim, served by NVIDIA's DRA driver. Its names of
-	// devices are used again for others, so which GPUs it has is not known.
+	// Claimed reports that the container has the device by a ResourceClaim.
 	Claimed bool
 }
 
@@ -82,9 +81,9 @@ func (p *PodResources) List(ctx context.Context) ([]Allocation, error) {
 					})
 				}
 			}
-			if claimsGPU(container) {
+			for _, device := range claimed(container) {
 				allocations = append(allocations, Allocation{
-					Namespace: pod.GetNamespace(), Pod: pod.GetName(), Container: container.GetName(), Claimed: true,
+					Namespace: pod.GetNamespace(), Pod: pod.GetName(), Container: container.GetName(), Device: device, Claimed: true,
 				})
 			}
 		}
@@ -107,51 +106,26 @@ func (p *PodResources) Advertised(ctx context.Context) ([]string, error) {
 	return ids, nil
 }
 
-// draDriver is the driver of NVIDIA's that serves GPUs through ResourceClaims.
-const draDriver = "gpu.nvidia.com"
-
-// claimsGPU reports whether a container has a GPU or an instance by a ResourceClaim, also one that is not prepared yet.
-func claimsGPU(container *podresources.ContainerResources) bool {
-	for _, claim := range container.GetDynamicResources() {
-		if len(claim.GetClaimResources()) == 0 {
-			return true // not prepared yet, so nobody says which driver serves it
-		}
-		for _, resource := range claim.GetClaimResources() {
-			if resource.GetDriverName() == draDriver {
-				return true
-			}
-		}
-	}
-	return false
-}
-
-// holdersOf are the containers that hold a GPU, a replica of it or one of its instances. One that has a GPU by a ResourceClaim
-// counts for each GPU and each instance.
+// holdersOf are the containers that hold a GPU, a replica of it or one of its instances.
 func holdersOf(d gpu.Device, allocations []Allocation) []gpu.Holder {
 	var holders []gpu.Holder
 	for _, a := range allocations {
-		if a.Claimed {
-			for _, instance := range everyInstance(d) {
-				holders = append(holders, gpu.Holder{Namespace: a.Namespace, Pod: a.Pod, Container: a.Container, Instance: instance})
-			}
-			continue
-		}
-		if instance, holds := heldInstance(d, a.Device); holds {
-			holders = append(holders, gpu.Holder{
-				Namespace: a.Namespace, Pod: a.Pod, Container: a.Container, Instance: instance,
-			})
+		for _, instance := range held(d, a) {
+			holders = append(holders, gpu.Holder{Namespace: a.Namespace, Pod: a.Pod, Container: a.Container, Instance: instance})
 		}
 	}
 	return holders
 }
 
-// everyInstance are the instances of a GPU, and the whole.
-func everyInstance(d gpu.Device) []int {
-	all := []int{gpu.WholeGPU}
-	for _, i := range d.State.Instances {
-		all = append(all, i.ID)
+// held are the instances of a GPU that a container holds by an allocation.
+func held(d gpu.Device, a Allocation) []int {
+	if a.Claimed {
+		return claimedInstances(d, a.Device)
 	}
-	return all
+	if instance, holds := heldInstance(d, a.Device); holds {
+		return []int{instance}
+	}
+	return nil
 }
 
 // heldInstance says which instance of a GPU a device of the device plugin is. The forms of its id:

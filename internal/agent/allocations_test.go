@@ -90,7 +90,7 @@ func TestPodResources(t *testing.T) {
 		{Namespace: "ml", Pod: "train-0", Container: "main", Device: "GPU-1"},
 		{Namespace: "ml", Pod: "train-0", Container: "main", Device: "GPU-2::3"},
 		{Namespace: "ml", Pod: "train-0", Container: "main", Device: "MIG-4"},
-		{Namespace: "ml", Pod: "claims", Container: "prepared", Claimed: true},
+		{Namespace: "ml", Pod: "claims", Container: "prepared", Device: "gpu-0", Claimed: true},
 		{Namespace: "ml", Pod: "claims", Container: "not-prepared", Claimed: true},
 	}))
 

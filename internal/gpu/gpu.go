@@ -94,6 +94,7 @@ type Inventory struct {
 type Device struct {
 	UUID              string
 	Index             int    // NVML's, which is the order of the PCI addresses
+	Minor             int    // of its device file, such as 0 of /dev/nvidia0; -1: unknown
 	PCIBusID          string // domain:bus:device.function in lower case, such as 0000:07:00.0
 	Product           string // NVML's name, such as "NVIDIA A100-SXM4-40GB"
 	MemoryMiB         int64

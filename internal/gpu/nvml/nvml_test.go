@@ -160,7 +160,7 @@ func TestAnObservationIsWholeOrFails(t *testing.T) {
 	for _, call := range []string{
 		"nvmlInit", "nvmlSystemGetDriverVersion", "nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex", "nvmlDeviceGetUUID",
 		"nvmlDeviceGetName", "nvmlDeviceGetPciInfo", "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetCudaComputeCapability",
-		"nvmlDeviceGetVirtualizationMode", "nvmlDeviceGetComputeMode", "nvmlDeviceGetMigMode",
+		"nvmlDeviceGetMinorNumber", "nvmlDeviceGetVirtualizationMode", "nvmlDeviceGetComputeMode", "nvmlDeviceGetMigMode",
 		"nvmlDeviceGetGpuInstanceProfileInfo", "nvmlDeviceGetGpuInstancePossiblePlacements", "nvmlDeviceGetMaxMigDeviceCount",
 		"nvmlDeviceGetGpuInstances", "nvmlGpuInstanceGetInfo", "nvmlGpuInstanceGetComputeInstances", "nvmlComputeInstanceGetInfo",
 		"nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetMPSComputeRunningProcesses",

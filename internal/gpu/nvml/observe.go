@@ -105,7 +105,7 @@ func (r reader) observeDevice(index int, lists lists) (gpu.Device, error) {
 		}
 	}
 	for _, read := range []func(nvml.Device, *gpu.Device) error{
-		r.readVirtual, readComputeMode, readMIGMode, r.readMIG, readProcesses,
+		readMinor, r.readVirtual, readComputeMode, readMIGMode, r.readMIG, readProcesses,
 	} {
 		if err := read(handle, &d); err != nil {
 			return gpu.Device{}, err
@@ -136,6 +136,16 @@ func identity(handle nvml.Device) (gpu.Device, error) {
 // busID is the kernel's form of a PCI address: a domain of four digits where NVML has eight, and lower case.
 func busID(pci nvml.PciInfo) string {
 	return fmt.Sprintf("%04x:%02x:%02x.0", pci.Domain, pci.Bus, pci.Device)
+}
+
+func readMinor(handle nvml.Device, d *gpu.Device) error {
+	minor, ret := handle.GetMinorNumber()
+	if ret == nvml.ERROR_NOT_SUPPORTED {
+		d.Minor = -1
+		return nil
+	}
+	d.Minor = minor
+	return failed("nvmlDeviceGetMinorNumber", ret)
 }
 
 func (r reader) readVirtual(handle nvml.Device, d *gpu.Device) error {

@@ -21,7 +21,7 @@ func (n *Node) Observe() gpu.Inventory {
 func (g *GPU) observe(index int) gpu.Device {
 	spec := g.Spec()
 	d := gpu.Device{
-		UUID: g.UUID, Index: index, PCIBusID: g.PCIBusID, Product: spec.Product, MemoryMiB: spec.MemoryMiB,
+		UUID: g.UUID, Index: index, Minor: index, PCIBusID: g.PCIBusID, Product: spec.Product, MemoryMiB: spec.MemoryMiB,
 		ComputeCapability: spec.ComputeCapability, Virtual: spec.Virtual, MIGCapable: spec.MIGCapable(),
 		PendingMIG: g.PendingMIG, Processes: slices.Clone(g.Processes), Holders: slices.Clone(g.Holders),
 		State: gpu.State{MIG: g.MIG, ComputeMode: g.ComputeMode},
