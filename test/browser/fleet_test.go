@@ -75,7 +75,7 @@ func fleet(nodes int, round func(node int) int) dashboard.Page {
 // TestNoTaskIsLong: the page of 500 nodes, of which 50 change each second, always answers within 100 ms. What is the page's own fault takes
 // long each time, and what other programs on the machine cost, which share the caches of its processors, does not.
 func TestNoTaskIsLong(t *testing.T) {
-	const longest, times = 100 * time.Millisecond, 3
+	const longest, times = 100 * time.Millisecond, 5
 	var best time.Duration
 	for range times {
 		if best = longestTask(t); best < longest {
@@ -95,14 +95,13 @@ func longestTask(t *testing.T) time.Duration {
 	show := func() { g.Expect(hub.Show(fleet(nodes, func(i int) int { return rounds[i] }))).To(Succeed()) }
 	show()
 	address := serve(t, hub)
-	b := open(t, address) // once before: what a browser loads with its first page is not the page's
+	b := open(t, address) // once before: what a process of the browser loads with its first page is not the page's
 	b.eventually(`document.querySelectorAll("#nodes > li").length`, nodes)
-	b.do(chromedp.Navigate("about:blank"))
 	next := 0
 	pace := time.NewTicker(200 * time.Millisecond)
 	defer pace.Stop()
 	tasks := b.tasks(func() {
-		b.do(chromedp.Navigate(address))
+		b.do(chromedp.Reload())
 		b.eventually(`document.querySelectorAll("#nodes > li").length`, nodes)
 		for range 10 {
 			for range 5 { // as the command does: what changed in 200 ms

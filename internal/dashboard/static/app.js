@@ -478,4 +478,4 @@ document.addEventListener("visibilitychange", () => {
   else connect();
 });
 
-connect();
+setTimeout(connect); // a task of its own, since a browser takes its time to begin with a page
