@@ -238,13 +238,19 @@ func until(ctx context.Context, want map[string]int64, do func()) time.Duration 
 // kubectl runs kubectl as an administrator and returns what it says.
 func kubectl(ctx context.Context, input string, args ...string) string {
 	GinkgoHelper()
+	out, err := tryKubectl(ctx, input, args...)
+	Expect(err).NotTo(HaveOccurred(), "kubectl %s:\n%s", strings.Join(args, " "), out)
+	return out
+}
+
+// tryKubectl is kubectl where it may fail.
+func tryKubectl(ctx context.Context, input string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, filepath.Join(bin, "kubectl"), args...)
 	// It finds our plugin beside it.
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+node.AdminConfig, "HOME=/tmp", "PATH="+bin+":"+os.Getenv("PATH"))
 	cmd.Stdin = strings.NewReader(input)
 	out, err := cmd.CombinedOutput()
-	Expect(err).NotTo(HaveOccurred(), "kubectl %s:\n%s", strings.Join(args, " "), out)
-	return string(out)
+	return string(out), err
 }
 
 // choose names a key in the node's label; empty: none.

@@ -71,7 +71,9 @@ func details(spec types.SpecReport) string {
 	}
 	parts := []string{spec.RunTime.Round(100 * time.Millisecond).String()}
 	for _, entry := range spec.ReportEntries {
-		parts = append(parts, entry.Name+" "+entry.StringRepresentation())
+		if entry.Visibility != ReportEntryVisibilityNever { // what a command printed is for the report as JSON alone
+			parts = append(parts, entry.Name+" "+entry.StringRepresentation())
+		}
 	}
 	return " (" + strings.Join(parts, "; ") + ")"
 }

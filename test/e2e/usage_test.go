@@ -14,6 +14,7 @@ import (
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
+	"github.com/onsi/gomega/types"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -28,19 +29,74 @@ func usageSpecs() {
 		var metrics *prometheus
 		BeforeAll(func(ctx SpecContext) {
 			begin(ctx, sim.T4)
-			serveMetrics(ctx, true)
+			serveMetrics(ctx, "metrics.enabled=true", "metrics.sampling.interval=5s")
 			metrics = startPrometheus(ctx)
 		})
-		AfterAll(func(ctx SpecContext) { serveMetrics(ctx, false) })
+		AfterAll(func(ctx SpecContext) { serveMetrics(ctx, "metrics.enabled=false") })
 		AfterEach(func(ctx SpecContext) {
 			_, err := metrics.look(ctx)
 			Expect(err).NotTo(HaveOccurred())
 		})
+		adviceSpecs(&metrics) // first: what the others use is seen from then on
 		overShareSpecs(&metrics)
 		attributionSpecs(&metrics)
 
 		It("is what the dashboard shows: each of its queries has had data", func(ctx SpecContext) {
 			Eventually(metrics.look).WithContext(ctx).Should(BeEmpty())
+		})
+	})
+}
+
+// adviceSpecs are about a Tesla T4 of 15 GiB that two pods of a namespace share: together they use 4 GiB of it.
+func adviceSpecs(metrics **prometheus) {
+	Context("when the containers would fit a better strategy", func() {
+		const advised = "# Advised: MPS with 2 replicas."
+		BeforeAll(func(ctx SpecContext) {
+			kubectl(ctx, `{apiVersion: gpusharing.io/v1alpha1, kind: GPUSharingPolicy, metadata: {name: shared}, spec: {
+				sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 2}}}}`, "apply", "-f", "-")
+			expectAllocatable(ctx, map[string]int64{"nvidia.com/gpu": 2})
+			expectReady(ctx, "shared")
+		})
+		BeforeEach(func(ctx SpecContext) {
+			for name, bytes := range map[string]int64{"large": 3 << 30, "small": 1 << 30} {
+				startPod(ctx, name, "nvidia.com/gpu", 1)
+				useWholeGPU(ctx, name, bytes)
+			}
+		})
+		// expectAdvice waits until what was observed suffices, and applies what is printed in a dry run.
+		expectAdvice := func(ctx context.Context, source string, args ...string) {
+			GinkgoHelper()
+			advise := append([]string{"gpusharing", "advise", "policy", "shared"}, args...)
+			var said string
+			Eventually(func(g Gomega) {
+				var err error
+				said, err = tryKubectl(ctx, "", advise...)
+				g.Expect(err).NotTo(HaveOccurred(), said)
+				g.Expect(strings.ReplaceAll(said, "\n#   ", " ")).To(And(
+					ContainSubstring("2 containers, at most 2 at the same time"), ContainSubstring(source),
+					ContainSubstring("3.0 GiB ("+users+"/large main) and 50 %"), ContainSubstring(advised), ContainSubstring("# What it would change")))
+			}).WithContext(ctx).Should(Succeed())
+			applied := kubectl(ctx, said, "apply", "--dry-run=server", "-f", "-", "-o", "yaml")
+			Expect(applied).To(And(ContainSubstring("name: shared"), ContainSubstring("strategy: MPS"), ContainSubstring("replicas: 2")))
+			AddReportEntry("kubectl "+strings.Join(advise, " "), said, ReportEntryVisibilityNever)
+		}
+
+		It("is what advise prints from the memory of the agents, as a policy that can be applied", func(ctx SpecContext) {
+			expectAdvice(ctx, "by the memory of the agents", "--min-age=20s")
+		})
+
+		It("is what advise prints from Prometheus", func(ctx SpecContext) {
+			Eventually((*metrics).value).WithContext(ctx).WithArguments(
+				`gpusharing_container_gpu_memory_used_bytes{namespace="` + users + `",pod="large"}`).Should(HaveValue(BeEquivalentTo(3 << 30)))
+			expectAdvice(ctx, "by Prometheus", "--prometheus=http://"+prometheusAddress, "--window=5m", "--min-age=30s")
+		})
+
+		It("is not advised from less than the time given by --min-age", func(ctx SpecContext) {
+			for _, source := range []string{"--window=24h", "--prometheus=http://" + prometheusAddress} {
+				said, err := tryKubectl(ctx, "", "gpusharing", "advise", source, "--min-age=24h")
+				Expect(err).To(HaveOccurred())
+				Expect(said).To(And(ContainSubstring("observed for less than --min-age 24 hours"), ContainSubstring(nodeName), Not(ContainSubstring("kind:"))))
+			}
 		})
 	})
 }
@@ -66,11 +122,11 @@ func overShareSpecs(metrics **prometheus) {
 		})
 
 		It("is marked by top, with its share and its neighbour", func(ctx SpecContext) {
-			Eventually(func() string { return kubectl(ctx, "", "gpusharing", "top") }).WithContext(ctx).Should(And(
+			expectTop(ctx, "a time-sliced GPU",
 				MatchRegexp(`Tesla-T4 +TimeSlicing, 2 replicas`),
 				ContainSubstring("14.5 GiB of 15.0 GiB"),
 				MatchRegexp(`13\.5 GiB +7\.5 GiB +\S+ +\S+ +! +`+users+"/"+greedy+" main"),
-				MatchRegexp(`1\.0 GiB +7\.5 GiB +.*`+users+"/"+modest+" main")))
+				MatchRegexp(`1\.0 GiB +7\.5 GiB +.*`+users+"/"+modest+" main"))
 		})
 
 		It("is named by an alert of Prometheus, with its neighbour", func(ctx SpecContext) {
@@ -120,18 +176,19 @@ func attributionSpecs(metrics **prometheus) {
 		expectUse(ctx, *metrics, "MPS", 8<<30, uses)
 		Eventually((*metrics).value).WithContext(ctx).WithArguments(`gpusharing_mps_server_limits_active_thread_ratio`).Should(HaveValue(Equal(0.25)))
 		Eventually((*metrics).value).WithContext(ctx).WithArguments(`gpusharing_mps_clients`).Should(HaveValue(Equal(2.0)))
-		Eventually(func() string { return kubectl(ctx, "", "gpusharing", "top") }).WithContext(ctx).Should(And(
-			MatchRegexp(`3\.0 GiB +8\.0 GiB +.*`+users+"/first main"), MatchRegexp(`6\.0 GiB +8\.0 GiB +.*`+users+"/second main")))
+		expectTop(ctx, "clients of MPS", ContainSubstring("MPS, 4 replicas, each client at most 8.0 GiB and 25 % of the threads"),
+			MatchRegexp(`3\.0 GiB +8\.0 GiB +.*`+users+"/first main"), MatchRegexp(`6\.0 GiB +8\.0 GiB +.*`+users+"/second main"))
 	})
 
 	It("is known of containers on MIG instances", func(ctx SpecContext) {
-		begin(ctx, sim.A100)
-		share(ctx, `{strategy: MIG, mig: {strategy: mixed, layouts: [{instances: [{profile: 3g.20gb, count: 2}]}]}}`)
-		expectAllocatable(ctx, map[string]int64{"nvidia.com/mig-3g.20gb": 2})
+		const profile = "3g.40gb"
+		begin(ctx, sim.H100) // of which NVML reports the utilization of instances
+		share(ctx, `{strategy: MIG, mig: {strategy: mixed, layouts: [{instances: [{profile: `+profile+`, count: 2}]}]}}`)
+		expectAllocatable(ctx, map[string]int64{"nvidia.com/mig-" + profile: 2})
 		expectReady(ctx, "shared")
 		uses := map[string]int64{"first": 3 << 30, "second": 6 << 30}
 		for name := range uses {
-			startPod(ctx, name, resourceOf("3g.20gb"), 1)
+			startPod(ctx, name, resourceOf(profile), 1)
 		}
 		for name, bytes := range uses {
 			useInstance(ctx, name, bytes)
@@ -140,9 +197,23 @@ func attributionSpecs(metrics **prometheus) {
 		Expect(err).NotTo(HaveOccurred())
 		share := n.GPUs[0].Memory(n.GPUs[0].Instances[0].ID).Total
 		expectUse(ctx, *metrics, "MIG", share, uses)
-		Eventually(func() string { return kubectl(ctx, "", "gpusharing", "top", "pod") }).WithContext(ctx).Should(And(
-			MatchRegexp(`3\.0 GiB.* `+users+` +first +main .*3g\.20gb`), MatchRegexp(`6\.0 GiB.* `+users+` +second +main .*3g\.20gb`)))
+		Eventually((*metrics).value).WithContext(ctx).WithArguments(`count(gpusharing_gpu_sm_utilization_ratio == 0.5)`).Should(HaveValue(Equal(2.0)))
+		expectTop(ctx, "MIG instances", MatchRegexp(`instance \d+ +3g\.40gb +utilization 50 %`),
+			MatchRegexp(`3\.0 GiB .*`+users+"/first main"), MatchRegexp(`6\.0 GiB .*`+users+"/second main"))
+		Expect(kubectl(ctx, "", "gpusharing", "top", "pod")).To(And(
+			MatchRegexp(`3\.0 GiB.* `+users+` +first +main .*3g\.40gb`), MatchRegexp(`6\.0 GiB.* `+users+` +second +main .*3g\.40gb`)))
 	})
+}
+
+// expectTop waits until top prints what is expected, and adds that to the report: docs/monitoring.md shows it.
+func expectTop(ctx context.Context, of string, expected ...types.GomegaMatcher) {
+	GinkgoHelper()
+	var printed string
+	Eventually(func() string {
+		printed = kubectl(ctx, "", "gpusharing", "top")
+		return printed
+	}).WithContext(ctx).Should(And(expected...))
+	AddReportEntry("kubectl gpusharing top: "+of, printed, ReportEntryVisibilityNever)
 }
 
 // expectUse waits until Prometheus has what users' pods use of the memory, each beside the same share.
@@ -158,9 +229,9 @@ func expectUse(ctx context.Context, metrics *prometheus, strategy string, share 
 }
 
 // serveMetrics has the agents measure for those who may read them, as docs/monitoring.md says.
-func serveMetrics(ctx context.Context, serve bool) {
+func serveMetrics(ctx context.Context, values ...string) {
 	GinkgoHelper()
-	upgradeOperator(ctx, fmt.Sprintf("metrics.enabled=%t", serve))
+	upgradeOperator(ctx, values...)
 	Eventually(func() ([]string, error) { return notReady(ctx, operatorNamespace) }).WithContext(ctx).Should(BeEmpty())
 }
 
@@ -174,7 +245,7 @@ func useWholeGPU(ctx context.Context, name string, bytes int64) (end func()) {
 	})
 }
 
-// useInstance has it use so many bytes of the memory of its MIG instance.
+// useInstance has it use so many bytes of the memory of its MIG instance, and half of its multiprocessors.
 func useInstance(ctx context.Context, name string, bytes int64) {
 	GinkgoHelper()
 	of := expectRunning(ctx, name).uuid()
@@ -184,7 +255,9 @@ func useInstance(ctx context.Context, name string, bytes int64) {
 		for _, i := range g.Instances {
 			for _, c := range i.Compute {
 				if c.UUID == of {
-					use(ctx, name, g.UUID, gpu.ProcessUse{Instance: i.ID, MemoryBytes: &bytes})
+					use(ctx, name, g.UUID, gpu.ProcessUse{
+						Instance: i.ID, MemoryBytes: &bytes, Utilization: &gpu.Utilization{Compute: 0.5, Memory: 0.25},
+					})
 					return
 				}
 			}
