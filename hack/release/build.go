@@ -33,9 +33,12 @@ func programs() []program {
 	for _, arch := range nodes() {
 		all = append(all, program{Name: "controller", OS: "linux", Arch: arch}, program{Name: "agent", OS: "linux", Arch: arch})
 	}
-	for _, system := range []string{"linux", "darwin", "windows"} {
+	for _, system := range []string{"linux", "darwin", windows} {
 		for _, arch := range nodes() {
 			all = append(all, program{Name: plugin, OS: system, Arch: arch})
+			if system == windows {
+				all = append(all, program{Name: completion, OS: system, Arch: arch})
+			}
 		}
 	}
 	return all
@@ -59,7 +62,7 @@ func checkCompilers() error {
 // build builds a program of the source that lies in a folder. The same source, Go and C compiler make the same bytes.
 func build(ctx context.Context, s source, folder, to string, p program) (program, error) {
 	p.File = filepath.Join(to, p.platform(), p.Name)
-	if p.OS == "windows" {
+	if p.OS == windows {
 		p.File += ".exe"
 	}
 	const symbols = "github.com/gpusharing/gpu-sharing-operator/internal/version"

@@ -20,8 +20,10 @@ const plugin = "kubectl-gpusharing"
 
 const license = "LICENSE"
 
-// completion is the script that kubectl runs to complete the arguments of the plugin. Windows runs no such script.
+// completion is what kubectl runs to complete the arguments of the plugin: a script, and on Windows a program.
 const completion = "kubectl_complete-gpusharing"
+
+const windows = "windows"
 
 // pluginArchive is the file that users download, with its name: a zip for Windows, otherwise a tar.gz.
 func pluginArchive(s source, p program, content map[string][]byte) (string, []byte, error) {
@@ -30,7 +32,7 @@ func pluginArchive(s source, p program, content map[string][]byte) (string, []by
 	for _, path := range inArchive(p) {
 		files = append(files, file{Path: path, Content: content[path], Executable: path != license})
 	}
-	if p.OS == "windows" {
+	if p.OS == windows {
 		data, err := zipped(s, files)
 		return name + ".zip", data, err
 	}
@@ -43,19 +45,14 @@ func pluginArchive(s source, p program, content map[string][]byte) (string, []by
 }
 
 // inArchive are the names of the files in the archive of a program.
-func inArchive(p program) []string {
-	files := []string{license, programInArchive(p)}
-	if p.OS != "windows" {
-		files = append(files, completion)
-	}
-	return files
-}
+func inArchive(p program) []string { return []string{license, p.named(plugin), p.named(completion)} }
 
-func programInArchive(p program) string {
-	if p.OS == "windows" {
-		return plugin + ".exe"
+// named is how a program is called where p runs.
+func (p program) named(name string) string {
+	if p.OS == windows {
+		return name + ".exe"
 	}
-	return plugin
+	return name
 }
 
 func gzipped(content []byte) ([]byte, error) {
@@ -113,7 +110,7 @@ func krew(s source, downloads []download) ([]byte, error) {
 			"selector": map[string]any{"matchLabels": map[string]any{"os": d.program.OS, "arch": d.program.Arch}},
 			"uri":      fmt.Sprintf("%s/releases/download/%s/%s", repository, s.Version, d.name),
 			"sha256":   sum(d.content),
-			"bin":      programInArchive(d.program),
+			"bin":      d.program.named(plugin),
 			"files":    files,
 		})
 	}
@@ -128,8 +125,10 @@ func krew(s source, downloads []download) ([]byte, error) {
 			"description": "Prints what a GPUSharingPolicy would change on each node, how the GPUs of nodes are shared now and\n" +
 				"by which pods, describes GPUs that are shared by hand as policies, and restores all nodes.\n",
 			// krew puts only the program in the PATH (kubernetes-sigs/krew issue 812).
-			"caveats": fmt.Sprintf("For completion on Linux and macOS copy a script into the PATH:\n"+
-				"  cp \"${KREW_ROOT:-$HOME/.krew}/store/gpusharing/%s/%s\" \"${KREW_ROOT:-$HOME/.krew}/bin/\"\n", s.Version, completion),
+			"caveats": fmt.Sprintf("For completion copy a file into the PATH. On Linux and macOS:\n"+
+				"  cp \"${KREW_ROOT:-$HOME/.krew}/store/gpusharing/%[1]s/%[2]s\" \"${KREW_ROOT:-$HOME/.krew}/bin/\"\n"+
+				"On Windows, where kubectl completes gpusharing.exe:\n"+
+				"  copy \"%%USERPROFILE%%\\.krew\\store\\gpusharing\\%[1]s\\%[2]s.exe\" \"%%USERPROFILE%%\\.krew\\bin\"\n", s.Version, completion),
 			"platforms": platforms,
 		},
 	})

@@ -194,34 +194,30 @@ func (r *release) data(name string, files []file, labels map[string]string) (pub
 
 // plugins writes an archive and an SBOM of the kubectl plugin for each platform, and the manifest for krew.
 func (r *release) plugins(context.Context, string) error {
-	content := map[string][]byte{}
-	for name, path := range map[string]string{license: license, completion: filepath.Join("internal", "cli", completion)} {
-		var err error
-		if content[name], err = os.ReadFile(filepath.Join(r.tree, path)); err != nil {
-			return fmt.Errorf("reading what lies beside the plugin: %w", err)
-		}
-	}
 	var downloads []download
 	for _, p := range r.programs {
+		if p.Name != plugin && p.Name != completion {
+			continue
+		}
+		bom, err := sbom(r.source, p, nil)
+		if err != nil {
+			return err
+		}
+		if err := r.write(filepath.Join("sbom", p.Name+"_"+p.platform()+".cdx.json"), bom); err != nil {
+			return err
+		}
 		if p.Name != plugin {
 			continue
 		}
-		var err error
-		if content[programInArchive(p)], err = os.ReadFile(p.File); err != nil {
-			return fmt.Errorf("reading a program: %w", err)
+		content, err := r.besidePlugin(p)
+		if err != nil {
+			return err
 		}
 		d := download{program: p}
 		if d.name, d.content, err = pluginArchive(r.source, p, content); err != nil {
 			return err
 		}
 		if err := r.write(d.name, d.content); err != nil {
-			return err
-		}
-		bom, err := sbom(r.source, p, nil)
-		if err != nil {
-			return err
-		}
-		if err := r.write(filepath.Join("sbom", plugin+"_"+p.platform()+".cdx.json"), bom); err != nil {
 			return err
 		}
 		downloads = append(downloads, d)
@@ -231,6 +227,26 @@ func (r *release) plugins(context.Context, string) error {
 		return err
 	}
 	return r.write("gpusharing.yaml", manifest)
+}
+
+// besidePlugin reads the plugin of a platform and what lies beside it in its archive, by their names there.
+func (r *release) besidePlugin(p program) (map[string][]byte, error) {
+	files := map[string]string{
+		license: filepath.Join(r.tree, license), p.named(plugin): p.File, p.named(completion): filepath.Join(r.tree, "internal", "cli", completion),
+	}
+	for _, other := range r.programs {
+		if other.Name == completion && other.platform() == p.platform() {
+			files[p.named(completion)] = other.File
+		}
+	}
+	content := map[string][]byte{}
+	for name, file := range files {
+		var err error
+		if content[name], err = os.ReadFile(file); err != nil {
+			return nil, fmt.Errorf("reading what is in the plugin's archive: %w", err)
+		}
+	}
+	return content, nil
 }
 
 // texts writes the release notes, the provenance, and which digest each image and artifact has.

@@ -191,6 +191,14 @@ func TestPluginArchivesAreWhatKrewExpects(t *testing.T) {
 	g.Expect(err).NotTo(HaveOccurred())
 	script, err := os.ReadFile(filepath.Join("..", "..", "internal", "cli", completion))
 	g.Expect(err).NotTo(HaveOccurred())
+	for i := range r.programs {
+		if p := &r.programs[i]; p.Name == completion {
+			g.Expect(p.OS).To(Equal(windows), "elsewhere it is a script")
+			p.File += "-of-" + p.Arch
+			g.Expect(os.WriteFile(p.File, []byte(p.Arch), 0o600)).To(Succeed())
+		}
+	}
+	g.Expect(r.plugins(t.Context(), "")).To(Succeed())
 	var manifest struct {
 		Metadata struct{ Name string }
 		Spec     struct {
@@ -217,12 +225,15 @@ func TestPluginArchivesAreWhatKrewExpects(t *testing.T) {
 			files, err = untar(content)
 			g.Expect(err).NotTo(HaveOccurred())
 		}
-		want := []any{HaveField("Path", "LICENSE"), file{Path: p.Bin, Executable: true, Content: program}}
-		if p.Selector.MatchLabels["os"] != "windows" {
-			want = append(want, file{Path: completion, Executable: true, Content: script})
+		completing := file{Path: completion, Executable: true, Content: script}
+		if p.Selector.MatchLabels["os"] == "windows" { // where kubectl calls the plugin gpusharing.exe, and runs no script
+			completing = file{Path: "kubectl_complete-gpusharing.exe", Executable: true, Content: []byte(p.Selector.MatchLabels["arch"])}
+			g.Expect(p.Bin).To(Equal("kubectl-gpusharing.exe"))
+			g.Expect(manifest.Spec.Caveats).To(ContainSubstring(`\store\gpusharing\v1.2.3-rc.1\kubectl_complete-gpusharing.exe" `))
+		} else {
 			completes(t, manifest.Spec.Caveats, files)
 		}
-		g.Expect(files).To(ConsistOf(want...), p.URI)
+		g.Expect(files).To(ConsistOf(HaveField("Path", "LICENSE"), file{Path: p.Bin, Executable: true, Content: program}, completing), p.URI)
 		for _, f := range p.Files {
 			g.Expect(files).To(ContainElement(HaveField("Path", f.From)), p.URI)
 			g.Expect(f.To).To(Equal("."))
@@ -247,7 +258,7 @@ func completes(t *testing.T, caveats string, files []file) {
 		}
 		g.Expect(os.WriteFile(filepath.Join(store, f.Path), f.Content, mode)).To(Succeed())
 	}
-	_, command, _ := strings.Cut(caveats, "\n")
+	command := regexp.MustCompile(`(?m)^  cp .*$`).FindString(caveats)
 	_, err := output(t.Context(), home, []string{"HOME=" + home, "KREW_ROOT="}, "sh", "-c", command)
 	g.Expect(err).NotTo(HaveOccurred())
 	installed, err := os.Stat(filepath.Join(path, completion))

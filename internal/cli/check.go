@@ -48,7 +48,7 @@ func (p *Program) Check(ctx context.Context, config *rest.Config, manifests []by
 		if err != nil {
 			return err
 		}
-		return p.report(found)
+		return p.report(found, "")
 	}
 }
 

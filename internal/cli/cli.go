@@ -11,6 +11,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -74,6 +76,9 @@ func (p *Program) Run(ctx context.Context, args []string) error {
 		rest = []string{"help"}
 	}
 	command, rest := rest[0], rest[1:]
+	if err := f.check(command); err != nil {
+		return hint(err)
+	}
 	if run, reads := p.onClusters()[command]; reads {
 		return run(ctx, f, rest)
 	}
@@ -132,7 +137,8 @@ func newFlags() *flags {
 	f.set.StringVar(&f.policy, "policy", "", "of status: only nodes that this policy governs")
 	f.set.StringVar(&f.product, "product", "", "of status: only nodes with GPUs of this product, such as NVIDIA-A100-SXM4-40GB")
 	f.set.BoolVar(&f.notReady, "not-ready", false, "of status: only nodes that are not ready")
-	f.set.StringVarP(&f.output, "output", "o", "", "of status: wide (every node in detail), json or yaml; of must-gather: the file to write")
+	f.set.StringVarP(&f.output, "output", "o", "",
+		"of status: wide (every node in detail), json or yaml; of top, plan and doctor: json or yaml; of must-gather: the file to write")
 	f.set.StringSliceVar(&f.nodes, "nodes", nil, "of must-gather: only these nodes; default: 50 with GPUs, first those that are not ready")
 	f.set.BoolVarP(&f.watch, "watch", "w", false, "of status: print it again whenever it changes; of top: measure again every 5 seconds")
 	f.set.Uint16Var(&f.port, "port", 0, "of dashboard: port on 127.0.0.1; default: one that is free")
@@ -150,6 +156,38 @@ func newFlags() *flags {
 	f.set.BoolVarP(&f.help, "help", "h", false, "show the help")
 	f.set.BoolVar(&f.version, "version", false, "show the version and the commit of this program")
 	return f
+}
+
+// takenBy are the commands that take a flag. All take one that is not here.
+var takenBy = map[string][]string{
+	"policy": {"status"}, "product": {"status"}, "not-ready": {"status"}, "watch": {"status", "top"},
+	"output": {"status", "top", "plan", "doctor", "must-gather"}, "nodes": {"must-gather"}, "port": {"dashboard"},
+	"filename": {"plan"}, "delete": {"plan"}, "configmap": {"import"}, "wait": {"restore"}, "timeout": {"restore"}, "yes": {"restore"},
+	"prometheus": {"advise"}, "window": {"advise"}, "min-age": {"advise"},
+}
+
+// takes reports whether a command takes a flag.
+func takes(command, flag string) bool {
+	commands, limited := takenBy[flag]
+	return !limited || slices.Contains(commands, command)
+}
+
+// check returns an error if a flag is given that the command does not take, or a format in which it does not print.
+func (f *flags) check(command string) error {
+	if !slices.Contains(commands, command) || command == "help" {
+		return nil
+	}
+	var err error
+	f.set.Visit(func(flag *pflag.Flag) {
+		if !takes(command, flag.Name) {
+			err = fmt.Errorf("%s does not take --%s, which is a flag of %s", command, flag.Name, strings.Join(takenBy[flag.Name], ", "))
+		}
+	})
+	formats, limited := formatsOf[command]
+	if err == nil && limited && f.output != "" && !slices.Contains(formats, f.output) {
+		return fmt.Errorf("--output %q of %s is not one of %s", f.output, command, strings.Join(formats, ", "))
+	}
+	return err
 }
 
 // restoreTimeout is how long restore waits unless --timeout says otherwise: long enough for a drain and a reboot.

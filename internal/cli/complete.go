@@ -6,6 +6,7 @@ package cli
 import (
 	"context"
 	_ "embed"
+	"maps"
 	"slices"
 	"strings"
 
@@ -33,7 +34,7 @@ var commands = []string{"advise", "completion", "dashboard", "doctor", "help", "
 // completion is what the last word of a command may become.
 type completion struct {
 	words []string
-	kind  string // words are the names of the objects of a kind
+	kind  string // words are the names of the objects of a kind, or contexts
 	files bool   // words are files
 }
 
@@ -55,25 +56,31 @@ func complete(args []string) (c completion, value string, f *flags) {
 	}
 	switch {
 	case strings.HasPrefix(word, "-"):
-		f.set.VisitAll(func(flag *pflag.Flag) { c.words = append(c.words, "--"+flag.Name) })
+		f.set.VisitAll(func(flag *pflag.Flag) {
+			if len(f.set.Args()) == 0 || takes(f.set.Arg(0), flag.Name) {
+				c.words = append(c.words, "--"+flag.Name)
+			}
+		})
 	case len(f.set.Args()) == 0:
 		c.words = commands
 	case f.set.Arg(0) == "status":
 		c.kind = "GPUNodeList"
-	case f.set.Arg(0) == "advise":
-		c = adviseArgument(f.set.Args()[1:])
+	case f.set.Arg(0) == "advise" && len(f.set.Args()) <= 2:
+		c = argument(f.set.Args()[1:], "namespace", "node", "policy")
+	case f.set.Arg(0) == "top":
+		c = argument(f.set.Args()[1:], "node", "pod", "policy")
 	}
 	return c, word, f
 }
 
-// adviseArgument is what the next argument of advise may become.
-func adviseArgument(before []string) completion {
+// argument is what the next argument may become of a command that takes one of some kinds, and then names.
+func argument(before []string, kinds ...string) completion {
 	switch {
 	case len(before) == 0:
-		return completion{words: []string{"namespace", "node", "policy"}}
-	case len(before) == 1 && before[0] == "policy":
+		return completion{words: kinds}
+	case before[0] == "policy":
 		return completion{kind: "GPUSharingPolicyList"}
-	case len(before) == 1 && before[0] == "node":
+	case before[0] == "node":
 		return completion{kind: "GPUNodeList"}
 	}
 	return completion{}
@@ -86,12 +93,12 @@ func valuesOf(flag, command string) completion {
 		return completion{kind: "GPUSharingPolicyList"}
 	case flag == "--nodes":
 		return completion{kind: "GPUNodeList"}
-	case slices.Contains([]string{"--prometheus", "--window", "--min-age"}, flag):
-		return completion{}
+	case flag == "--context":
+		return completion{kind: contexts}
 	case command != "must-gather" && (flag == "--output" || flag == "-o"):
-		return completion{words: []string{outputJSON, outputWide, outputYAML}}
+		return completion{words: formatsOf[command]}
 	}
-	return completion{files: true}
+	return completion{files: slices.Contains([]string{"--filename", "-f", "--kubeconfig", "--output", "-o"}, flag)}
 }
 
 // takesValue reports whether the word after a flag is its value.
@@ -119,7 +126,17 @@ func (p *Program) completions(ctx context.Context, args []string) error {
 	return p.write(strings.Join(words, "\n") + "\n")
 }
 
+// contexts is the kind of what the kubeconfig has.
+const contexts = "contexts"
+
 func namesIn(ctx context.Context, f *flags, kind string) (names []string) {
+	if kind == contexts {
+		config, err := loading(f).Load()
+		if err != nil {
+			return nil
+		}
+		return slices.Sorted(maps.Keys(config.Contexts))
+	}
 	c, err := connect(f)
 	if err != nil {
 		return nil

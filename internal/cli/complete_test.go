@@ -15,25 +15,32 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
 )
 
-// TestKubectlAsksThePluginByTheScript: kubectl finds the script in the PATH, which runs the plugin.
-func TestKubectlAsksThePluginByTheScript(t *testing.T) {
+// TestKubectlAsksThePluginForCompletions: kubectl finds the script, or the program, in the PATH, which runs the plugin.
+func TestKubectlAsksThePluginForCompletions(t *testing.T) {
 	g := NewWithT(t)
 	assets, err := env.Assets(t.Context())
 	g.Expect(err).NotTo(HaveOccurred())
 	var script strings.Builder
 	g.Expect((&Program{Out: &script}).Run(t.Context(), []string{"completion"})).To(Succeed())
-	folder := t.TempDir()
-	for name, content := range map[string]string{
-		"kubectl_complete-gpusharing": script.String(),
-		"kubectl-gpusharing":          "#!/bin/sh\nprintf '%s\\n' \"asked: $*\" :4\n",
-	} {
-		g.Expect(os.WriteFile(filepath.Join(folder, name), []byte(content), 0o700)).To(Succeed())
-	}
-	kubectl := exec.CommandContext(t.Context(), filepath.Join(assets, "kubectl"), "__complete", "gpusharing", "status", "--policy", "re")
-	kubectl.Env = append(os.Environ(), "PATH="+strings.Join([]string{folder, assets, os.Getenv("PATH")}, string(filepath.ListSeparator)))
-	out, err := kubectl.Output()
+	program := filepath.Join(t.TempDir(), "program")
+	build := exec.CommandContext(t.Context(), "go", "build", "-o", program, "../../cmd/kubectl_complete-gpusharing")
+	g.Expect(build.Run()).To(Succeed())
+	built, err := os.ReadFile(program)
 	g.Expect(err).NotTo(HaveOccurred())
-	g.Expect(string(out)).To(Equal("asked: __complete status --policy re\n:4\n"))
+	for name, completes := range map[string]string{"the script": script.String(), "the program, as on Windows": string(built)} {
+		folder := t.TempDir()
+		for name, content := range map[string]string{
+			"kubectl_complete-gpusharing": completes,
+			"kubectl-gpusharing":          "#!/bin/sh\nfor word; do printf '<%s>' \"$word\"; done; printf '\\n:4\\n'\n",
+		} {
+			g.Expect(os.WriteFile(filepath.Join(folder, name), []byte(content), 0o700)).To(Succeed())
+		}
+		kubectl := exec.CommandContext(t.Context(), filepath.Join(assets, "kubectl"), "__complete", "gpusharing", "status", "--policy", "a b", "")
+		kubectl.Env = append(os.Environ(), "PATH="+strings.Join([]string{folder, assets, os.Getenv("PATH")}, string(filepath.ListSeparator)))
+		out, err := kubectl.Output()
+		g.Expect(err).NotTo(HaveOccurred(), name)
+		g.Expect(string(out)).To(Equal("<__complete><status><--policy><a b><>\n:4\n"), name)
+	}
 }
 
 // TestCompletions are the answers to kubectl, which ends the command line with the word that is being typed.
@@ -59,7 +66,14 @@ func TestCompletions(t *testing.T) {
 		"advise policy ":             {kind: "GPUSharingPolicyList"},
 		"advise node a":              {kind: "GPUNodeList"},
 		"advise namespace ":          {},
+		"advise node a ":             {},
 		"advise --min-age ":          {},
+		"top ":                       {words: []string{"node", "pod", "policy"}},
+		"top policy a ":              {kind: "GPUSharingPolicyList"},
+		"top node ":                  {kind: "GPUNodeList"},
+		"top -o ":                    {words: []string{"json", "yaml"}},
+		"dashboard --port ":          {},
+		"status --context ":          {kind: contexts},
 		"plan --nonsense ":           {words: nil},
 	} {
 		t.Run(line, func(t *testing.T) {
@@ -72,10 +86,14 @@ func TestCompletions(t *testing.T) {
 		})
 	}
 	flags, typed, _ := complete([]string{"status", "--no"})
-	NewWithT(t).Expect(flags.words).To(ContainElements("--not-ready", "--policy"))
+	NewWithT(t).Expect(flags.words).To(And(ContainElements("--not-ready", "--policy", "--context"), Not(ContainElement("--port"))), "those of the command")
 	NewWithT(t).Expect(typed).To(Equal("--no"))
+	config := filepath.Join(t.TempDir(), "config")
+	NewWithT(t).Expect(os.WriteFile(config, []byte("contexts: [{name: west}, {name: east}, {name: eagle}]\n"), 0o600)).To(Succeed())
+	t.Setenv("KUBECONFIG", config)
 	for line, want := range map[string]string{
-		"status -o ya": "yaml\n:4\n", "status --output=w": "wide\n:4\n", "pl": "plan\n:4\n", "status --not": "--not-ready\n:4\n", "plan -f x": ":0\n",
+		"status --context ea": "eagle\neast\n:4\n",
+		"status -o ya":        "yaml\n:4\n", "status --output=w": "wide\n:4\n", "pl": "plan\n:4\n", "status --not": "--not-ready\n:4\n", "plan -f x": ":0\n",
 		"status --kubeconfig /no/such/file ": ":4\n",
 	} {
 		var out strings.Builder

@@ -33,15 +33,20 @@ func connect(f *flags) (client.Client, error) {
 
 // configOf finds the cluster that the flags name.
 func configOf(f *flags) (*rest.Config, error) {
-	rules := clientcmd.NewDefaultClientConfigLoadingRules()
-	rules.ExplicitPath = f.kubeconfig
 	overrides := &clientcmd.ConfigOverrides{CurrentContext: f.context}
-	config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, overrides).ClientConfig()
+	config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(loading(f), overrides).ClientConfig()
 	if err != nil {
 		return nil, fmt.Errorf("finding the cluster: %w; name it with --kubeconfig and --context", err)
 	}
 	config.UserAgent = "kubectl-gpusharing"
 	return config, nil
+}
+
+// loading is where the kubeconfig is.
+func loading(f *flags) *clientcmd.ClientConfigLoadingRules {
+	rules := clientcmd.NewDefaultClientConfigLoadingRules()
+	rules.ExplicitPath = f.kubeconfig
+	return rules
 }
 
 func clientOf(config *rest.Config) (client.Client, error) {

@@ -87,7 +87,7 @@ func (p *Program) doctor(ctx context.Context, f *flags, rest []string) error {
 	if err != nil {
 		return advise(err)
 	}
-	return p.report(found)
+	return p.report(found, f.output)
 }
 
 // diagnoseCluster reads a cluster and decides what is right and wrong with the operator there.
@@ -107,17 +107,28 @@ func (p *Program) diagnoseCluster(ctx context.Context, config *rest.Config) ([]f
 	return diagnose(is), nil
 }
 
-// report prints findings. It is an error if one of them is.
-func (p *Program) report(found []finding) error {
-	shown := text{width: p.Width}
-	shown.findings(found)
-	if err := p.write(shown.String()); err != nil {
+// report prints findings; output is json, yaml, or empty for text. It is an error if one of them is.
+func (p *Program) report(found []finding, output string) error {
+	shown, err := reportAs(found, p.Width, output)
+	if err != nil {
+		return err
+	}
+	if err := p.write(shown); err != nil {
 		return err
 	}
 	if unhealthy(found) {
 		return ErrUnhealthy
 	}
 	return nil
+}
+
+func reportAs(found []finding, width int, output string) (string, error) {
+	if output != "" {
+		return marshal(map[string]any{"findings": doctorsReport(found)}, output)
+	}
+	shown := text{width: width}
+	shown.findings(found)
+	return shown.String(), nil
 }
 
 // unhealthy reports whether one of some findings is an error.

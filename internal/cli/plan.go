@@ -41,7 +41,12 @@ func (p *Program) plan(ctx context.Context, f *flags, rest []string) error {
 	if err != nil {
 		return err
 	}
-	preview, err := previewText(ctx, c, w, asked, p.Width)
+	var preview string
+	if f.output != "" {
+		preview, err = marshal(planOf(w, asked), f.output)
+	} else {
+		preview, err = previewText(ctx, c, w, asked, p.Width)
+	}
 	if err != nil {
 		return err
 	}

@@ -25,6 +25,23 @@ const (
 	outputYAML = "yaml"
 )
 
+// formatsOf are the values of --output that commands take, except must-gather, of which it is a file.
+var formatsOf = map[string][]string{
+	"status": {outputJSON, outputWide, outputYAML}, "top": {outputJSON, outputYAML}, "plan": {outputJSON, outputYAML}, "doctor": {outputJSON, outputYAML},
+}
+
+// marshal is a value as JSON or YAML, which programs read.
+func marshal(value any, output string) (string, error) {
+	data, err := json.MarshalIndent(value, "", "  ")
+	if err == nil && output == outputYAML {
+		data, err = yaml.JSONToYAML(data)
+	}
+	if err != nil {
+		return "", fmt.Errorf("writing %s: %w", output, err)
+	}
+	return strings.TrimRight(string(data), "\n") + "\n", nil
+}
+
 // mostInDetail is how many nodes status prints in detail unless it is asked for more.
 const mostInDetail = 10
 
@@ -186,12 +203,5 @@ func encoded(w world.World, q query, output string) (string, error) {
 			policies[i].Name, policies[i].Spec.Sharing.Strategy, state == v1alpha1.ReasonReady, state, why,
 		})
 	}
-	data, err := json.MarshalIndent(shown, "", "  ")
-	if err == nil && output == outputYAML {
-		data, err = yaml.JSONToYAML(data)
-	}
-	if err != nil {
-		return "", fmt.Errorf("encoding the status: %w", err)
-	}
-	return strings.TrimRight(string(data), "\n") + "\n", nil
+	return marshal(shown, output)
 }

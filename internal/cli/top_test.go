@@ -71,7 +71,9 @@ func TestTop(t *testing.T) {
 	} {
 		t.Run(title, func(t *testing.T) {
 			compare(t, "top "+title, func(shown *text) {
-				NewWithT(t).Expect(shown.top(tc.of, measuredFleet(), tc.only)).To(Succeed())
+				chosen, err := choose(tc.of, measuredFleet(), tc.only)
+				NewWithT(t).Expect(err).NotTo(HaveOccurred())
+				shown.top(tc.of, chosen)
 			})
 		})
 	}
@@ -79,7 +81,7 @@ func TestTop(t *testing.T) {
 
 func TestTopNamesWhatItDoesNotKnow(t *testing.T) {
 	for of, name := range map[string]string{"node": "z", "policy": "z", "pod": "z"} {
-		err := (&text{}).top(of, measuredFleet(), []string{name})
+		_, err := choose(of, measuredFleet(), []string{name})
 		NewWithT(t).Expect(err).To(MatchError(ContainSubstring("no GPU is measured for " + of + ` "z"`)))
 	}
 }

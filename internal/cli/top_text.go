@@ -25,21 +25,15 @@ const (
 	percent  = 100
 )
 
-// top writes who uses the GPUs: all, or those of some names.
-func (t *text) top(of string, nodes []measuredNode, only []string) error {
-	for _, name := range only {
-		if !slices.ContainsFunc(nodes, func(n measuredNode) bool { return n.has(of, name) }) {
-			return fmt.Errorf("no GPU is measured for %s %q; `kubectl gpusharing top` lists them all", of, name)
-		}
-	}
-	shown := func(name string) bool { return len(only) == 0 || slices.Contains(only, name) }
+// top writes who uses the GPUs.
+func (t *text) top(of string, nodes []measuredNode) {
 	switch of {
 	case "policy":
-		t.topPolicies(nodes, shown)
+		t.topPolicies(nodes)
 	case "pod":
-		t.topPods(nodes, shown)
+		t.topPods(nodes)
 	default:
-		t.topNodes(nodes, shown)
+		t.topNodes(nodes)
 	}
 	if strings.Contains(t.String(), " "+overMark+" ") {
 		t.row(0, "", overMark+" uses more memory than its share")
@@ -49,7 +43,6 @@ func (t *text) top(of string, nodes []measuredNode, only []string) error {
 			t.notMeasured(n)
 		}
 	}
-	return nil
 }
 
 // has reports whether something of that name is on a node.
@@ -75,11 +68,8 @@ func (t *text) notMeasured(n measuredNode) {
 	}
 }
 
-func (t *text) topNodes(nodes []measuredNode, shown func(string) bool) {
+func (t *text) topNodes(nodes []measuredNode) {
 	for _, n := range nodes {
-		if !shown(n.name) {
-			continue
-		}
 		if n.failed == "" {
 			t.row(0, "", fmt.Sprintf("NODE %s   %s", n.name, cmp.Or(n.report.Policy, "no policy")))
 		}
@@ -143,7 +133,7 @@ func (t *text) containers(u *usage.Unit, indent int) {
 }
 
 // topPods writes all containers, the largest first.
-func (t *text) topPods(nodes []measuredNode, shown func(string) bool) {
+func (t *text) topPods(nodes []measuredNode) {
 	type row struct {
 		usage.Container
 
@@ -153,9 +143,7 @@ func (t *text) topPods(nodes []measuredNode, shown func(string) bool) {
 	for _, n := range nodes {
 		for i := range n.report.Units {
 			for _, c := range n.report.Units[i].Containers {
-				if shown(c.Pod) {
-					rows = append(rows, row{c, n.name + " " + place(&n.report.Units[i])})
-				}
+				rows = append(rows, row{c, n.name + " " + place(&n.report.Units[i])})
 			}
 		}
 	}
@@ -177,7 +165,7 @@ func place(u *usage.Unit) string {
 }
 
 // topPolicies sums up the nodes of each policy, the one that uses the most memory first.
-func (t *text) topPolicies(nodes []measuredNode, shown func(string) bool) {
+func (t *text) topPolicies(nodes []measuredNode) {
 	type sum struct {
 		name                          string
 		nodes, gpus, containers, over int
@@ -185,7 +173,7 @@ func (t *text) topPolicies(nodes []measuredNode, shown func(string) bool) {
 	}
 	sums := map[string]*sum{}
 	for _, n := range nodes {
-		if n.failed != "" || !shown(n.report.Policy) {
+		if n.failed != "" {
 			continue
 		}
 		s := sums[n.report.Policy]
