@@ -329,17 +329,21 @@ func (g *gathering) log(ctx context.Context, pod *corev1.Pod, container string, 
 	}
 	defer func() { _ = stream.Close() }() // it was read
 	content, err := lastOf(stream, logBytes)
-	if err != nil {
-		return fmt.Errorf("reading the log: %w", err)
-	}
 	if previous {
 		container += ".previous"
 	}
-	g.addText(path.Join("logs", pod.Namespace, pod.Name, container+".log"), content)
+	name := path.Join("logs", pod.Namespace, pod.Name, container+".log")
+	if err == nil || len(content) > 0 {
+		g.addText(name, content)
+	}
+	if err != nil {
+		return fmt.Errorf("reading the log: %w; %s has the %d bytes that came before", err, name, len(content))
+	}
 	return nil
 }
 
-// lastOf reads a text to its end and returns its last lines, of at most so many bytes together. It holds about twice as many.
+// lastOf reads a text to its end and returns its last lines, of at most so many bytes together. It holds about twice as many. If it cannot
+// read on, it returns the last of what it has read, and why.
 func lastOf(text io.Reader, most int) ([]byte, error) {
 	var last []byte
 	const atOnce = 32 << 10
@@ -349,15 +353,15 @@ func lastOf(text io.Reader, most int) ([]byte, error) {
 		if len(last) > 2*most || err != nil && len(last) > most {
 			last, cut = append(last[:0], last[len(last)-most:]...), true
 		}
-		switch {
-		case err == nil:
-		case !errors.Is(err, io.EOF):
-			return nil, err
-		default:
-			if _, rest, found := bytes.Cut(last, []byte("\n")); cut && found {
-				last = rest
-			}
-			return last, nil
+		if err == nil {
+			continue
 		}
+		if _, rest, found := bytes.Cut(last, []byte("\n")); cut && found {
+			last = rest
+		}
+		if errors.Is(err, io.EOF) {
+			err = nil
+		}
+		return last, err
 	}
 }

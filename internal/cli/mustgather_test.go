@@ -26,6 +26,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/rest"
 	clocktesting "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
@@ -243,8 +245,29 @@ func TestTheEndOfALongLogIsKept(t *testing.T) {
 			NewWithT(t).Expect(string(got)).To(Equal(want))
 		}
 	}
-	_, err := lastOf(iotest.TimeoutReader(strings.NewReader("x")), 11)
+	got, err := lastOf(iotest.TimeoutReader(strings.NewReader("x")), 11)
 	NewWithT(t).Expect(err).To(MatchError(iotest.ErrTimeout))
+	NewWithT(t).Expect(string(got)).To(Equal("x"), "what came before")
+}
+
+// TestWhatCameOfALogBeforeItWasCutOffIsKept: a kubelet that answers slowly, or not to the end, is one of which the log matters most.
+func TestWhatCameOfALogBeforeItWasCutOffIsKept(t *testing.T) {
+	g := NewWithT(t)
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = io.WriteString(w, "first\nsecond\n")
+		g.Expect(http.NewResponseController(w).Flush()).To(Succeed())
+		panic(http.ErrAbortHandler)
+	}))
+	t.Cleanup(server.Close)
+	pods, err := corev1client.NewForConfig(&rest.Config{Host: server.URL})
+	g.Expect(err).NotTo(HaveOccurred())
+	gathered := &gathering{pods: pods, files: files{most: mostGathered}}
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "x", Name: "agent-0"}}
+	pod.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "agent"}}
+	g.Expect(gathered.logsOf(t.Context(), pod)).To(BeFalse())
+	g.Expect(gathered.files.content).To(HaveKeyWithValue("logs/x/agent-0/agent.log", []byte("first\nsecond\n")))
+	g.Expect(gathered.unread).To(ConsistOf(And(HaveField("What", "log of container agent of pod x/agent-0"),
+		HaveField("Reason", ContainSubstring("logs/x/agent-0/agent.log has the 13 bytes that came before")))))
 }
 
 // TestNodesThatAreNotReadyComeFirst: an archive has so many nodes.
