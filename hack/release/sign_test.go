@@ -4,10 +4,15 @@
 package main
 
 import (
+	"encoding/json"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
+	"github.com/google/go-containerregistry/pkg/name"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
 	. "github.com/onsi/gomega"
 )
 
@@ -54,6 +59,14 @@ func TestSignaturesAndAttestationsVerifyWithCosign(t *testing.T) {
 		references = append(references, reference)
 	}
 
+	t.Run("what is signed of an image is its SBOM", func(t *testing.T) {
+		g := NewWithT(t)
+		for image, file := range r.sboms {
+			statement := attested(t, image, "https://cyclonedx.org/bom")
+			g.Expect(statement.Subject).To(ConsistOf(HaveField("Digest", HaveKeyWithValue("sha256", image[len(image)-64:]))))
+			g.Expect(statement.Predicate).To(MatchJSON(read(t, r, file)))
+		}
+	})
 	t.Run("not with another key", func(t *testing.T) {
 		g := NewWithT(t)
 		g.Expect(other.verify(t.Context(), references[1])).To(MatchError(ContainSubstring("invalid signature")))
@@ -67,6 +80,25 @@ func TestSignaturesAndAttestationsVerifyWithCosign(t *testing.T) {
 		reference, err := unsigned.byDigest()
 		g.Expect(err).NotTo(HaveOccurred())
 		g.Expect(ours.verify(t.Context(), reference)).To(MatchError(ContainSubstring("no signatures found")))
+	})
+	t.Run("not once a byte has changed", func(t *testing.T) {
+		g := NewWithT(t)
+		bySignature, byStatement, byContent := references[0], references[2], references[3]
+		registry.damage(t, layerOf(t, stored(t, bySignature, "sig")))
+		g.Expect(ours.verify(t.Context(), bySignature)).NotTo(Succeed(), "of the signature")
+		registry.damage(t, layerOf(t, stored(t, byStatement, "att")))
+		g.Expect(ours.verify(t.Context(), byStatement)).To(Succeed())
+		g.Expect(ours.verifyAttestation(t.Context(), byStatement, "slsaprovenance1")).NotTo(Succeed(), "of the provenance")
+		_, digest, _ := strings.Cut(byContent, "@")
+		registry.damage(t, digest)
+		g.Expect(ours.verify(t.Context(), byContent)).NotTo(Succeed(), "of what is signed")
+		for image := range r.sboms {
+			if strings.HasPrefix(image, r.published[1].Name+"@") {
+				registry.damage(t, layerOf(t, stored(t, image, "att")))
+				g.Expect(ours.verify(t.Context(), image)).To(Succeed())
+				g.Expect(ours.verifyAttestation(t.Context(), image, "cyclonedx")).NotTo(Succeed(), "of the SBOM")
+			}
+		}
 	})
 	t.Run("the checksums, until one changes", func(t *testing.T) {
 		g := NewWithT(t)
@@ -82,4 +114,53 @@ func TestSignaturesAndAttestationsVerifyWithCosign(t *testing.T) {
 func TestWhatIsPushedMustBeSigned(t *testing.T) {
 	err := run(t.Context(), settings{root: "../..", out: t.TempDir(), registry: "127.0.0.1:1/x"})
 	NewWithT(t).Expect(err).To(MatchError(ContainSubstring("KEY=cosign.key")))
+}
+
+// stored is what cosign stores about an image in the registry: its signature (sig), or the statements about it (att).
+func stored(t *testing.T, reference, kind string) v1.Image {
+	t.Helper()
+	g := NewWithT(t)
+	repository, digest, _ := strings.Cut(reference, "@")
+	tag, err := name.NewTag(repository + ":" + strings.Replace(digest, ":", "-", 1) + "." + kind)
+	g.Expect(err).NotTo(HaveOccurred())
+	img, err := remote.Image(tag)
+	g.Expect(err).NotTo(HaveOccurred())
+	return img
+}
+
+// layerOf is the digest of the last layer of what cosign stores.
+func layerOf(t *testing.T, img v1.Image) string {
+	t.Helper()
+	g := NewWithT(t)
+	manifest, err := img.Manifest()
+	g.Expect(err).NotTo(HaveOccurred())
+	return manifest.Layers[len(manifest.Layers)-1].Digest.String()
+}
+
+// statement is one of in-toto (https://github.com/in-toto/attestation).
+type statement struct {
+	PredicateType string
+	Subject       []struct{ Digest map[string]string }
+	Predicate     json.RawMessage
+}
+
+// attested is the statement of a kind that is stored about an image.
+func attested(t *testing.T, reference, kind string) statement {
+	t.Helper()
+	g := NewWithT(t)
+	layers, err := stored(t, reference, "att").Layers()
+	g.Expect(err).NotTo(HaveOccurred())
+	for _, layer := range layers {
+		content, err := layer.Uncompressed()
+		g.Expect(err).NotTo(HaveOccurred())
+		var envelope struct{ Payload []byte }
+		g.Expect(json.NewDecoder(content).Decode(&envelope)).To(Succeed())
+		var s statement
+		g.Expect(json.Unmarshal(envelope.Payload, &s)).To(Succeed())
+		if s.PredicateType == kind {
+			return s
+		}
+	}
+	t.Fatalf("%s has no statement %s", reference, kind)
+	return statement{}
 }
