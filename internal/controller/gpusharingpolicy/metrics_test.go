@@ -18,6 +18,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/group"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
 func TestMetrics(t *testing.T) {
@@ -105,4 +106,20 @@ gpusharing_rollout_start_timestamp_seconds{policy="research"} 1.8e+09
 	count, err := testutil.GatherAndCount(registry)
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(count).To(Equal(4), "what was told of a policy goes with it")
+}
+
+// TestAPolicyWithoutNodesIsNotWaitedFor: a pool that an autoscaler scaled to zero is ready, so no alert on a policy that is not ready fires.
+func TestAPolicyWithoutNodesIsNotWaitedFor(t *testing.T) {
+	g := NewWithT(t)
+	registry := prometheus.NewPedanticRegistry()
+	m, err := newMetrics().register(registry)
+	g.Expect(err).NotTo(HaveOccurred())
+	idle := v1alpha1.GPUSharingPolicy{ObjectMeta: metav1.ObjectMeta{Name: "idle"}, Spec: v1alpha1.GPUSharingPolicySpec{Sharing: v1alpha1.Sharing{
+		Strategy: v1alpha1.StrategyTimeSlicing, TimeSlicing: &v1alpha1.TimeSlicing{Replicas: 4},
+	}}}
+	decision := rollout.Decide(world.World{Now: time.Unix(1_800_000_000, 0), Policies: []v1alpha1.GPUSharingPolicy{idle}})
+	g.Expect(decision.Policies).To(HaveKey("idle"))
+	m.decided(decision)
+	g.Expect(testutil.GatherAndCount(registry, "gpusharing_evictions_total")).To(Equal(1))
+	g.Expect(testutil.GatherAndCount(registry, "gpusharing_rollout_start_timestamp_seconds")).To(BeZero())
 }
