@@ -4,6 +4,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"flag"
 	"fmt"
@@ -50,8 +51,8 @@ func parseFlags(args []string) (flags, error) {
 		v1alpha1.TaintStartupReadiness+" until they are ready (startupTaint: UntilReady)")
 	set.BoolVar(&f.leaderElect, "leader-elect", true, "act only while holding the lease, so that several replicas may run")
 	set.StringVar(&f.healthAddress, "health-probe-bind-address", ":8081", "address of /healthz and /readyz; 0: none")
-	set.StringVar(&f.metricsAddress, "metrics-bind-address", "0",
-		"address of /metrics, served over TLS to whom the API server lets get it; 0: none")
+	set.StringVar(&f.metricsAddress, "metrics-bind-address", cmp.Or(os.Getenv(metricsVariable), "0"),
+		"address of /metrics, served over TLS to whom the API server lets get it; 0: none; default: environment variable "+metricsVariable)
 	set.Bool("version", false, "print version and commit, and exit")
 	if err := set.Parse(args); err != nil {
 		return f, err

@@ -4,11 +4,15 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
 	"fmt"
+	"net"
 	"os"
+	"strconv"
+	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -33,7 +37,11 @@ type operandFlags struct {
 	manifests     string
 	agentImage    string
 	healthAddress string
+	metrics       agentinstall.Metrics // of the agents
 }
+
+// The environment variables that a Subscription of OLM may set (spec.config.env), since nobody can give a program flags there.
+const metricsVariable, samplingVariable = "METRICS_BIND_ADDRESS", "SAMPLING_INTERVAL"
 
 func parseOperandFlags(args []string) (operandFlags, error) {
 	f := operandFlags{agentImage: os.Getenv(agentImageVariable)}
@@ -46,11 +54,19 @@ func parseOperandFlags(args []string) (operandFlags, error) {
 	set.StringVar(&f.owner.Name, "owner", "gpu-sharing-operands", "Deployment that this program runs in")
 	set.StringVar(&f.manifests, "manifests", "/manifests", "folder with owned.yaml and kept.yaml")
 	set.StringVar(&f.healthAddress, "health-probe-bind-address", ":8081", "address of /healthz and /readyz; 0: none")
+	metrics := set.String("metrics-bind-address", cmp.Or(os.Getenv(metricsVariable), "0"),
+		"where the agents serve /metrics and /usage, such as :8443; 0: nowhere; default: environment variable "+metricsVariable)
+	sampling := set.String("sampling-interval", os.Getenv(samplingVariable),
+		"how often the agents measure without a reader, such as 60s; default: environment variable "+samplingVariable+", or never")
 	if err := set.Parse(args); err != nil {
 		return f, err
 	}
 	if set.NArg() > 0 {
 		return f, fmt.Errorf("unknown argument %q; see operands --help", set.Arg(0))
+	}
+	var err error
+	if f.metrics, err = agentMetrics(*metrics, *sampling); err != nil {
+		return f, err
 	}
 	if f.owner.Namespace == "" {
 		return f, errors.New("--namespace, or the environment variable POD_NAMESPACE, must name the namespace")
@@ -60,6 +76,31 @@ func parseOperandFlags(args []string) (operandFlags, error) {
 	}
 	ctrl.SetLogger(zap.New(zap.UseFlagOptions(&logging)))
 	return f, nil
+}
+
+// agentMetrics is how the agents serve what they measure, at an address, and how often they measure.
+func agentMetrics(address, interval string) (agentinstall.Metrics, error) {
+	if address == "0" {
+		if interval != "" {
+			return agentinstall.Metrics{}, fmt.Errorf("--sampling-interval (%s) needs --metrics-bind-address (%s): nobody could read the samples", samplingVariable, metricsVariable)
+		}
+		return agentinstall.Metrics{}, nil
+	}
+	m := agentinstall.Metrics{Args: []string{"--metrics-bind-address=" + address}}
+	_, port, err := net.SplitHostPort(address)
+	if err == nil {
+		m.Port, err = strconv.Atoi(port)
+	}
+	if err != nil {
+		return m, fmt.Errorf("--metrics-bind-address (%s) %q must have a port, such as :8443: %w", metricsVariable, address, err)
+	}
+	if interval != "" {
+		if _, err := time.ParseDuration(interval); err != nil {
+			return m, fmt.Errorf("--sampling-interval (%s): %w", samplingVariable, err)
+		}
+		m.Args = append(m.Args, "--sampling-interval="+interval)
+	}
+	return m, nil
 }
 
 // runOperands installs, where OLM installed the controller, what OLM cannot install.
@@ -87,7 +128,7 @@ func runOperands(ctx context.Context, args []string) error {
 		return fmt.Errorf("making the manager: %w", err)
 	}
 	err = agentinstall.New(mgr.GetClient(), agentinstall.Options{
-		Owner: f.owner, Manifests: os.DirFS(f.manifests), Images: map[string]string{agentImage: f.agentImage},
+		Owner: f.owner, Manifests: os.DirFS(f.manifests), Images: map[string]string{agentImage: f.agentImage}, Metrics: f.metrics,
 	}).Register(mgr)
 	if err != nil {
 		return err

@@ -4,9 +4,12 @@
 package main
 
 import (
+	"cmp"
 	"testing"
 
 	"github.com/onsi/gomega"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/controller/agentinstall"
 )
 
 func TestOperandFlags(t *testing.T) {
@@ -35,6 +38,40 @@ func TestOperandFlags(t *testing.T) {
 			g.Expect(f.owner.String()).To(gomega.Equal("operators/gpu-sharing-operands"))
 			g.Expect(f.agentImage).To(gomega.Equal("registry/agent:1"))
 			g.Expect(f.manifests).To(gomega.Equal("/manifests"))
+		})
+	}
+}
+
+// TestASubscriptionTurnsMetricsOn: by the environment, which is all that OLM lets a user set.
+func TestASubscriptionTurnsMetricsOn(t *testing.T) {
+	for title, tc := range map[string]struct {
+		address, interval, err string
+		want                   agentinstall.Metrics
+	}{
+		"nothing is set":         {},
+		"metrics":                {address: ":8443", want: agentinstall.Metrics{Args: []string{"--metrics-bind-address=:8443"}, Port: 8443}},
+		"metrics and samples":    {address: ":9", interval: "60s", want: agentinstall.Metrics{Args: []string{"--metrics-bind-address=:9", "--sampling-interval=60s"}, Port: 9}},
+		"samples alone":          {interval: "60s", err: "nobody could read the samples"},
+		"no port":                {address: "8443", err: `METRICS_BIND_ADDRESS) "8443" must have a port`},
+		"an interval of no unit": {address: ":1", interval: "60", err: "SAMPLING_INTERVAL): time: missing unit"},
+	} {
+		t.Run(title, func(t *testing.T) {
+			g := gomega.NewWithT(t)
+			for name, value := range map[string]string{
+				"POD_NAMESPACE": "operators", "RELATED_IMAGE_AGENT": "registry/agent:1", "METRICS_BIND_ADDRESS": tc.address, "SAMPLING_INTERVAL": tc.interval,
+			} {
+				t.Setenv(name, value)
+			}
+			f, err := parseOperandFlags(nil)
+			if tc.err != "" {
+				g.Expect(err).To(gomega.MatchError(gomega.ContainSubstring(tc.err)))
+				return
+			}
+			g.Expect(err).NotTo(gomega.HaveOccurred())
+			g.Expect(f.metrics).To(gomega.Equal(tc.want))
+			controller, err := parseFlags(nil)
+			g.Expect(err).NotTo(gomega.HaveOccurred())
+			g.Expect(controller.metricsAddress).To(gomega.Equal(cmp.Or(tc.address, "0")))
 		})
 	}
 }

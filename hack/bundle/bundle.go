@@ -66,6 +66,9 @@ func (s *sources) bundle() (map[string][]byte, error) {
 	if err := s.userRoles(files); err != nil {
 		return nil, err
 	}
+	if err := s.topRole(files); err != nil {
+		return nil, err
+	}
 	files["bundle.Dockerfile"], err = s.dockerfile()
 	return files, err
 }
@@ -79,6 +82,23 @@ func (s *sources) userRoles(files map[string][]byte) error {
 		}
 		files["manifests/"+role.Name+".clusterrole.yaml"] = append([]byte(generated), append(bytes.TrimSpace(document), '\n')...)
 		return nil
+	})
+}
+
+// topRole adds the Role that users of `kubectl gpusharing top` need. OLM puts it into the namespace of the operator.
+func (s *sources) topRole(files map[string][]byte) error {
+	return s.each("config/metrics/rbac.yaml", func(document []byte, kind string) error {
+		if kind != "Role" {
+			return nil
+		}
+		var role rbacv1.Role
+		if err := sigsyaml.UnmarshalStrict(document, &role); err != nil {
+			return fmt.Errorf("decoding a role: %w", err)
+		}
+		role.Namespace = ""
+		content, err := marshal(role)
+		files["manifests/"+role.Name+".role.yaml"] = append([]byte(generated), content...)
+		return err
 	})
 }
 

@@ -99,6 +99,7 @@ func (s *sources) readDeployments() error {
 func (s *sources) readRBAC() error {
 	for _, file := range []string{
 		"config/rbac/role.yaml", "config/manager/rbac.yaml", "config/agent/rbac.yaml", "config/openshift/scc.yaml", "config/operands/rbac.yaml",
+		"config/metrics/rbac.yaml",
 	} {
 		err := s.each(file, func(document []byte, kind string) error {
 			switch kind {

@@ -40,7 +40,7 @@ type underOLM struct {
 	controller *agentinstall.Controller
 }
 
-func newUnderOLM(t *testing.T, openshift bool) underOLM {
+func newUnderOLM(t *testing.T, openshift bool, metrics ...string) underOLM {
 	t.Helper()
 	g := NewWithT(t)
 	cluster := env.Start(t)
@@ -71,6 +71,7 @@ func newUnderOLM(t *testing.T, openshift bool) underOLM {
 	u.controller = agentinstall.New(c, agentinstall.Options{
 		Owner:     types.NamespacedName{Namespace: olmNamespace, Name: account},
 		Manifests: manifests, Images: map[string]string{"gpu-sharing-agent": agentImage},
+		Metrics: agentinstall.Metrics{Args: metrics, Port: 8443},
 	})
 	return u
 }
@@ -178,6 +179,26 @@ func TestWithoutOpenShiftNoSCCIsMissed(t *testing.T) {
 	_, err := u.controller.Reconcile(t.Context(), u.owner)
 	g.Expect(err).NotTo(HaveOccurred())
 	u.daemonSet(t, "gpu-sharing-agent")
+}
+
+// TestOLMUsersTurnMetricsOnAsHelmDoes: the agents then serve what Helm's agents serve, and so `kubectl gpusharing top` finds their port.
+func TestOLMUsersTurnMetricsOnAsHelmDoes(t *testing.T) {
+	u := newUnderOLM(t, false, "--metrics-bind-address=:8443", "--sampling-interval=60s")
+	g := NewWithT(t)
+	_, err := u.controller.Reconcile(t.Context(), u.owner)
+	g.Expect(err).NotTo(HaveOccurred())
+	byHelm := podOf(t, find(t, newHelm(t).render(t, "metrics.enabled=true", "metrics.sampling.interval=60s"), "DaemonSet gpu-sharing-agent")).Spec.Containers[0]
+	agent := u.daemonSet(t, "gpu-sharing-agent").Spec.Template.Spec.Containers[0]
+	g.Expect(agent.Args).To(ConsistOf(byHelm.Args))
+	ports := map[string]int32{}
+	for _, port := range agent.Ports {
+		ports[port.Name] = port.ContainerPort
+	}
+	g.Expect(ports).To(Equal(map[string]int32{"metrics": 8443, "health": 8081}))
+	g.Expect(u.daemonSet(t, "gpu-sharing-mps").Spec.Template.Spec.Containers[0].Ports).To(BeEmpty())
+	top := as[rbacv1.Role](t, read(t, "config/bundle/manifests/gpu-sharing-top.role.yaml")[0])
+	g.Expect(top.Namespace).To(BeEmpty(), "OLM puts it where the operator is")
+	g.Expect(top.Rules).To(Equal(as[rbacv1.Role](t, find(t, newHelm(t).render(t, "metrics.enabled=true"), "Role gpu-sharing-top")).Rules))
 }
 
 func TestTheProgramRestoresWhatAUserDeletes(t *testing.T) {

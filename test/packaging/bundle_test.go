@@ -136,7 +136,7 @@ func TestBundleIsOfTheSameReleaseAsTheChart(t *testing.T) {
 
 func TestBundleGivesTheSameRightsAsTheChart(t *testing.T) {
 	g := NewWithT(t)
-	rendered := withoutTests(newHelm(t).render(t, "openshift.enabled=true"))
+	rendered := withoutTests(newHelm(t).render(t, "openshift.enabled=true", "metrics.enabled=true"))
 	install := readCSV(t).Spec.Install.Spec
 	for kind, given := range map[string][]permissions{"ClusterRole": install.ClusterPermissions, "Role": install.Permissions} {
 		inChart := rulesOf(t, rendered, kind)

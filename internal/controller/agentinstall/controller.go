@@ -33,6 +33,16 @@ type Options struct {
 	Manifests fs.FS
 	// Images that the objects name, and what is put in their place.
 	Images map[string]string
+	// Metrics is how the agents serve what they measure.
+	Metrics Metrics
+}
+
+// Metrics is how the containers named agent serve what they measure. Helm's value metrics does the same.
+type Metrics struct {
+	// Args turn it on; none: it is off.
+	Args []string
+	// Port on which they serve.
+	Port int
 }
 
 // Controller applies the objects.
@@ -41,11 +51,12 @@ type Controller struct {
 	owner     types.NamespacedName
 	manifests fs.FS
 	images    map[string]string
+	metrics   Metrics
 }
 
 // New returns a controller.
 func New(c client.Client, o Options) *Controller {
-	return &Controller{client: c, owner: o.Owner, manifests: o.Manifests, images: o.Images}
+	return &Controller{client: c, owner: o.Owner, manifests: o.Manifests, images: o.Images, metrics: o.Metrics}
 }
 
 // Name of the controller.

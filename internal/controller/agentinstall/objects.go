@@ -35,6 +35,9 @@ const (
 	keptFile  = "kept.yaml"
 )
 
+// agentContainer is the name of the container of an agent, and metricsPort that of its port, by which its readers find it.
+const agentContainer, metricsPort = "agent", "metrics"
+
 // objects reads what is to be applied for a Deployment.
 func (c *Controller) objects(owner *appsv1.Deployment) ([]*unstructured.Unstructured, error) {
 	owned, err := read(c.manifests, ownedFile)
@@ -56,7 +59,7 @@ func (c *Controller) objects(owner *appsv1.Deployment) ([]*unstructured.Unstruct
 		if err := setAccounts(o, owner.Namespace); err != nil {
 			return nil, err
 		}
-		if err := setImages(o, c.images); err != nil {
+		if err := setContainers(o, c.images, c.metrics); err != nil {
 			return nil, err
 		}
 	}
@@ -106,9 +109,9 @@ func read(manifests fs.FS, file string) ([]*unstructured.Unstructured, error) {
 	}
 }
 
-// setImages replaces the images of a workload by those of the same name. An image that nobody named is refused: it would
-// be pulled from wherever the nodes look first.
-func setImages(o *unstructured.Unstructured, images map[string]string) error {
+// setContainers puts the images of the same name into a workload, and turns the metrics of its agents on. An image that nobody named is
+// refused: it would be pulled from wherever the nodes look first.
+func setContainers(o *unstructured.Unstructured, images map[string]string, metrics Metrics) error {
 	for _, list := range []string{"initContainers", "containers"} {
 		path := []string{"spec", "template", "spec", list}
 		containers, found, err := unstructured.NestedSlice(o.Object, path...)
@@ -119,18 +122,18 @@ func setImages(o *unstructured.Unstructured, images map[string]string) error {
 			continue
 		}
 		for _, container := range containers {
-			if err := setImage(container, images); err != nil {
+			if err := setContainer(container, images, metrics); err != nil {
 				return fmt.Errorf("one of the %s of %s %s: %w", list, o.GetKind(), o.GetName(), err)
 			}
 		}
 		if err := unstructured.SetNestedSlice(o.Object, containers, path...); err != nil {
-			return fmt.Errorf("naming the images of %s %s: %w", o.GetKind(), o.GetName(), err)
+			return fmt.Errorf("writing the %s of %s %s: %w", list, o.GetKind(), o.GetName(), err)
 		}
 	}
 	return nil
 }
 
-func setImage(container any, images map[string]string) error {
+func setContainer(container any, images map[string]string, metrics Metrics) error {
 	fields, isObject := container.(map[string]any)
 	if !isObject {
 		return errors.New("is no object")
@@ -140,5 +143,14 @@ func setImage(container any, images map[string]string) error {
 		return fmt.Errorf("nobody named the image %v", fields["image"])
 	}
 	fields["image"] = image
+	if fields["name"] != agentContainer || len(metrics.Args) == 0 {
+		return nil
+	}
+	args, _ := fields["args"].([]any)
+	for _, arg := range metrics.Args {
+		args = append(args, arg)
+	}
+	ports, _ := fields["ports"].([]any)
+	fields["args"], fields["ports"] = args, append(ports, map[string]any{"name": metricsPort, "containerPort": int64(metrics.Port)})
 	return nil
 }
