@@ -20,8 +20,8 @@ import (
 )
 
 type checkFlags struct {
-	rights  string
-	timeout time.Duration
+	rights   string
+	patience cli.Patience
 }
 
 func parseCheckFlags(args []string) (checkFlags, error) {
@@ -29,7 +29,8 @@ func parseCheckFlags(args []string) (checkFlags, error) {
 	set := flag.NewFlagSet("controller check", flag.ContinueOnError)
 	config.RegisterFlags(set)
 	set.StringVar(&f.rights, "rights", "/rights/rbac.yaml", "file with the Roles, ClusterRoles and bindings that the operator's accounts must have")
-	set.DurationVar(&f.timeout, "timeout", 2*time.Minute, "how long to look again while there are errors")
+	set.DurationVar(&f.patience.Timeout, "timeout", 2*time.Minute, "how long to look again while there are errors")
+	set.DurationVar(&f.patience.Update, "update-timeout", 4*time.Minute, "how long to look again while an update of the agents goes on")
 	if err := set.Parse(args); err != nil {
 		return f, err
 	}
@@ -56,5 +57,5 @@ func runCheck(ctx context.Context, args []string, out io.Writer) error {
 	config.UserAgent = "gpu-sharing-check"
 	config.QPS = -1 // the API server's priority and fairness paces clients
 	program := &cli.Program{Out: out, Clock: clock.RealClock{}, Version: version.String()}
-	return program.Check(ctx, config, rights, f.timeout)
+	return program.Check(ctx, config, rights, f.patience)
 }

@@ -110,7 +110,7 @@ func TestOnAnAPIServer(t *testing.T) {
 		g.Expect(err).NotTo(HaveOccurred())
 		g.Expect(out).To(ContainSubstring(`"name": "a"`))
 		_, err = run("", "status", "-o", "table")
-		g.Expect(err).To(MatchError(ContainSubstring(`--output "table" is not wide, json or yaml`)))
+		g.Expect(err).To(MatchError(ContainSubstring(`--output "table" of status is not one of json, wide, yaml`)))
 	})
 	t.Run("import needs to know what the device plugin reads", func(t *testing.T) { importsKnown(t, cluster.Client, run) })
 	t.Run("plan tells what the ClusterPolicy lacks for taints", func(t *testing.T) {

@@ -28,17 +28,19 @@ import (
 const checkEvery = 2 * time.Second
 
 // Check prints what doctor finds, and the rights that manifests grant to the operator's accounts and the API server does not: what the pod
-// of `helm test` does. Manifests are YAML documents. It looks again until nothing is an error, at most for the timeout: agents take a moment
-// after an installation. Errors: ErrUnhealthy, or the API server does not answer, or the account of the check lacks rights.
-func (p *Program) Check(ctx context.Context, config *rest.Config, manifests []byte, timeout time.Duration) error {
+// of `helm test` does. Manifests are YAML documents. It looks again until nothing is an error, as long as the patience lasts: agents take a
+// moment after an installation, and an upgrade replaces them a few at a time. Errors: ErrUnhealthy, or the API server does not answer, or the
+// account of the check lacks rights.
+func (p *Program) Check(ctx context.Context, config *rest.Config, manifests []byte, wait Patience) error {
 	granted, err := grantsOf(manifests)
 	if err != nil {
 		return err
 	}
-	for until := p.Clock.Now().Add(timeout); ; {
-		found, err := p.checkOnce(ctx, config, granted)
-		healthy := err == nil && !unhealthy(found)
-		if !healthy && p.Clock.Now().Before(until) {
+	for w := (checkWait{Patience: wait, since: p.Clock.Now()}); ; {
+		is, rights, err := p.checkOnce(ctx, config, granted)
+		updated, updating := is.updated()
+		again, goesOn := w.look(p.Clock.Now(), updated, updating)
+		if again && (err != nil || unhealthy(append(diagnose(is), rights...))) {
 			select {
 			case <-p.Clock.After(checkEvery):
 				continue
@@ -48,21 +50,49 @@ func (p *Program) Check(ctx context.Context, config *rest.Config, manifests []by
 		if err != nil {
 			return err
 		}
-		return p.report(found, "")
+		is.updateGoesOn = goesOn
+		return p.report(append(diagnose(is), rights...), "")
 	}
 }
 
-func (p *Program) checkOnce(ctx context.Context, config *rest.Config, granted []grant) ([]finding, error) {
-	found, err := p.diagnoseCluster(ctx, config)
+// Patience is how long a check waits.
+type Patience struct {
+	// Timeout is how long it looks again while there are errors.
+	Timeout time.Duration
+	// Update is how long it looks again while an update of the agents goes on, which is one that has reached another node within Timeout.
+	Update time.Duration
+}
+
+// checkWait is a check that waits.
+type checkWait struct {
+	Patience
+
+	since, progress time.Time // of the last progress of an update
+	updated         int
+}
+
+// look decides after a look at the cluster whether to look again if there are errors, and whether an update of the agents goes on.
+func (w *checkWait) look(now time.Time, updated int, updating bool) (again, goesOn bool) {
+	if updated > w.updated {
+		w.updated, w.progress = updated, now
+	}
+	goesOn = updating && now.Sub(w.progress) < w.Timeout
+	waited := now.Sub(w.since)
+	return waited < w.Timeout || goesOn && waited < w.Update, goesOn
+}
+
+// checkOnce reads what doctor reads, and finds what rights are missing.
+func (p *Program) checkOnce(ctx context.Context, config *rest.Config, granted []grant) (installation, []finding, error) {
+	is, err := p.examineCluster(ctx, config)
 	if err != nil {
-		return nil, err
+		return is, nil, err
 	}
 	c, err := clientOf(config)
 	if err != nil {
-		return nil, err
+		return is, nil, err
 	}
 	missing, err := missingGrants(ctx, c, granted)
-	return append(found, rightsFindings(granted, missing)...), err
+	return is, rightsFindings(granted, missing), err
 }
 
 // grant is one right of a ServiceAccount. One of resource and path is set.

@@ -5,6 +5,7 @@ package cli
 
 import (
 	"testing"
+	"time"
 
 	. "github.com/onsi/gomega"
 	"k8s.io/apimachinery/pkg/types"
@@ -70,4 +71,37 @@ func TestRightsThatAreMissingAreNamed(t *testing.T) {
 		finding{levelOK, "ServiceAccount a/one has its rights"},
 		finding{levelError, "ServiceAccount a/two may not patch nodes, patch pods/eviction. Its Roles or their bindings were changed or deleted: " +
 			"helm upgrade creates them again"}))
+}
+
+// TestACheckWaitsForAnUpdateThatGoesOn: helm test follows helm upgrade, and hundreds of nodes take longer than the test waits for errors.
+func TestACheckWaitsForAnUpdateThatGoesOn(t *testing.T) {
+	type look struct {
+		after         time.Duration
+		updated       int
+		updating      bool
+		again, goesOn bool
+	}
+	const minute = time.Minute
+	for title, looks := range map[string][]look{
+		"no update":                      {{0, 9, false, true, false}, {minute, 9, false, true, false}, {2 * minute, 9, false, false, false}},
+		"an update that goes on":         {{0, 0, true, true, false}, {minute, 4, true, true, true}, {2 * minute, 8, true, true, true}, {239 * time.Second, 8, true, true, true}},
+		"one that goes on for too long":  {{0, 1, true, true, true}, {3 * minute, 8, true, true, true}, {4 * minute, 12, true, false, true}},
+		"one that stands still":          {{0, 0, true, true, false}, {minute, 4, true, true, true}, {179 * time.Second, 4, true, true, true}, {3 * minute, 4, true, false, false}},
+		"one whose first agents go down": {{0, 4, true, true, true}, {minute, 3, true, true, true}, {2 * minute, 4, true, false, false}},
+		"one that ends":                  {{0, 4, true, true, true}, {3 * minute, 9, false, false, false}},
+	} {
+		t.Run(title, func(t *testing.T) {
+			w := checkWait{Patience: Patience{Timeout: 2 * minute, Update: 4 * minute}, since: now}
+			for _, l := range looks {
+				again, goesOn := w.look(now.Add(l.after), l.updated, l.updating)
+				NewWithT(t).Expect([]bool{again, goesOn}).To(Equal([]bool{l.again, l.goesOn}), "after %s", l.after)
+			}
+		})
+	}
+	g := NewWithT(t)
+	is := healthy(t, 3)
+	is.agentSets, is.nodes[2].agents, is.updateGoesOn = []agentSet{{"x/agents", 3, 1, true}}, nil, true
+	g.Expect(unhealthy(diagnose(is))).To(BeFalse(), "a release that is being upgraded is not rolled back")
+	g.Expect(diagnose(is)).To(ContainElement(finding{levelWarning,
+		"The update of daemonset x/agents goes on: 2 agents of 3 nodes to be replaced. Wait for it, or look at the pods that are not ready"}))
 }

@@ -19,6 +19,7 @@ const (
 	leastKubernetes  = "1.30"
 	leastGPUOperator = "v25.3"
 	leastDriver      = "535"
+	leastNFD         = "v0.17"
 	firstPlugin      = "v0.19.3"
 	lastPlugin       = "v0.20.0"
 )
@@ -54,6 +55,7 @@ func diagnose(is installation) []finding {
 		return d.found
 	}
 	d.each(is.nodes, levelWarning, "not Ready, so that the operator's and NVIDIA's programs may be missing there. Look at the node", func(n nodeParts) bool { return n.down })
+	d.updates(is)
 	if up := slices.DeleteFunc(slices.Clone(is.nodes), func(n nodeParts) bool { return n.down }); len(up) > 0 {
 		is.nodes = up // a node that is down says nothing about the operator; if all are, that is no reason to call it healthy
 	}
@@ -119,15 +121,33 @@ func firstOf(names []string) string {
 	return strings.Join(names, ", ")
 }
 
+// updates diagnoses updates of the agents.
+func (d *diagnosis) updates(is installation) {
+	level, what := levelError, "is not done"
+	if is.updateGoesOn {
+		level, what = levelWarning, "goes on"
+	}
+	for _, set := range is.agentSets {
+		if left := is.outdated(set); !set.observed || left > 0 {
+			d.add(level, "The update of daemonset %s %s: %s of %s to be replaced. Wait for it, or look at the pods that are not ready", set.name, what,
+				count(left, "agent"), count(set.nodes, "node"))
+		}
+	}
+}
+
 // agents diagnoses the agents, and their versions beside that of the controller.
 func (d *diagnosis) agents(is installation) {
 	ready := func(n nodeParts) bool {
 		return slices.ContainsFunc(n.agents, func(c component) bool { return c.ready })
 	}
-	d.each(is.nodes, levelError, "no agent. The agent runs where the label nvidia.com/gpu.deploy.client is true: look at daemonset/gpu-sharing-agent", func(n nodeParts) bool {
+	level := levelError
+	if is.updateGoesOn {
+		level = levelWarning
+	}
+	d.each(is.nodes, level, "no agent. The agent runs where the label nvidia.com/gpu.deploy.client is true: look at daemonset/gpu-sharing-agent", func(n nodeParts) bool {
 		return len(n.agents) == 0
 	})
-	d.each(is.nodes, levelError, "an agent that is not ready. Look at the log of its pod (app.kubernetes.io/name=gpu-sharing-agent)", func(n nodeParts) bool {
+	d.each(is.nodes, level, "an agent that is not ready. Look at the log of its pod (app.kubernetes.io/name=gpu-sharing-agent)", func(n nodeParts) bool {
 		return len(n.agents) > 0 && !ready(n)
 	})
 	if running := selected(is.nodes, ready); len(running) == len(is.nodes) {
@@ -157,6 +177,10 @@ func (d *diagnosis) nvidia(is installation) {
 	d.each(is.nodes, levelError, "no pod of NVIDIA's device plugin that is ready, so they offer no GPUs. Look at its DaemonSet, and at the label nvidia.com/gpu.deploy.device-plugin",
 		func(n nodeParts) bool {
 			return !slices.ContainsFunc(n.plugins, func(c component) bool { return c.ready })
+		})
+	d.each(is.nodes, levelWarning, "Node Feature Discovery older than "+leastNFD+", without which MPS does not work beside NVIDIA's MPS DaemonSet. Upgrade it",
+		func(n nodeParts) bool {
+			return slices.ContainsFunc(n.discovery, func(c component) bool { return older(c.version, leastNFD) })
 		})
 	versions := map[string]bool{}
 	for _, n := range is.nodes {

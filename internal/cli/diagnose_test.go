@@ -69,12 +69,26 @@ func TestDoctor(t *testing.T) {
 			func(is *installation) { is.controllers[0].updating = true }, levelError,
 			"The update of deployment gpu-sharing-operator/gpu-sharing-controller to version 0.2.0 is not done",
 		},
+		"an update of the agents": {
+			func(is *installation) { is.agentSets = []agentSet{{"x/agents", 3, 1, true}} }, levelError,
+			"The update of daemonset x/agents is not done: 2 agents of 3 nodes to be replaced",
+		},
+		"an update of the agents that Kubernetes has not seen": {
+			func(is *installation) { is.agentSets = []agentSet{{"x/agents", 3, 3, false}} }, levelError, "The update of daemonset x/agents is not done",
+		},
+		"an update of the agents that is done but on a node that is down": {
+			func(is *installation) { is.agentSets, is.nodes[0].down = []agentSet{{"x/agents", 3, 2, true}}, true }, levelWarning, "1 node (node-0): not Ready",
+		},
 		"an old agent": {func(is *installation) { is.nodes[1].agents[0].version = "0.1.0" }, levelWarning, "1 node (node-1): an agent of another version than the controller, 0.2.0"},
 		"no device plugin is configured": {func(is *installation) {
 			is.world.Plugin.Reason, is.world.Plugin.Message = "NoDevicePlugin", "install it"
 		}, levelError, "NoDevicePlugin: install it"},
-		"an old GPU Operator":        {func(is *installation) { is.gpuOperator = "v24.9.2" }, levelWarning, "GPU Operator is v24.9.2. Before v25.3"},
-		"no Node Feature Discovery":  {func(is *installation) { is.nodes[0].nfd = false }, levelWarning, "1 node (node-0): no label of Node Feature Discovery"},
+		"an old GPU Operator":       {func(is *installation) { is.gpuOperator = "v24.9.2" }, levelWarning, "GPU Operator is v24.9.2. Before v25.3"},
+		"no Node Feature Discovery": {func(is *installation) { is.nodes[0].nfd = false }, levelWarning, "1 node (node-0): no label of Node Feature Discovery"},
+		"an old Node Feature Discovery": {
+			func(is *installation) { is.nodes[1].discovery = []component{{version: "v0.16.3-minimal"}} }, levelWarning,
+			"1 node (node-1): Node Feature Discovery older than v0.17",
+		},
 		"no device plugin":           {func(is *installation) { is.nodes[2].plugins[0].ready = false }, levelError, "1 node (node-2): no pod of NVIDIA's device plugin that is ready"},
 		"an old device plugin":       {func(is *installation) { is.nodes[2].plugins[0].version = "v0.17.4" }, levelWarning, "device plugin is v0.17.4. Versions v0.19.3 to v0.20.0"},
 		"a new device plugin":        {func(is *installation) { is.nodes[2].plugins[0].version = "v0.21.0-ubi9" }, levelWarning, "device plugin is v0.21.0-ubi9"},
@@ -130,6 +144,7 @@ func TestCompatibilityIsThatOfTheREADME(t *testing.T) {
 	for row, versions := range map[string][]string{
 		"Kubernetes": {"| " + leastKubernetes + " and later"}, "NVIDIA's GPU Operator": {"| " + leastGPUOperator + " and later; earlier ones without MPS"},
 		"Device plugin, GPU Feature Discovery, config-manager": {"| " + firstPlugin + " |", "| " + lastPlugin + " |"}, "Driver": {"| " + leastDriver + " and later"},
+		"Node Feature Discovery": {"| " + leastNFD + " and later"},
 	} {
 		for _, version := range versions {
 			g.Expect(rows[row]).To(ContainSubstring(version), row)

@@ -36,6 +36,9 @@ type installation struct {
 	// noController is why no controller runs; empty: one does, or the user may not know.
 	noController string
 	controllers  []component
+	agentSets    []agentSet
+	// updateGoesOn says that the agents of further nodes were updated a short while ago.
+	updateGoesOn bool
 	skews        []skew
 	world        world.World
 	nodes        []nodeParts
@@ -65,6 +68,13 @@ type component struct {
 	updating      bool // of a Deployment: pods of a former version may run
 }
 
+// agentSet is a DaemonSet of agents. Of the nodes for which it has an agent, updated have one as it is now, or none yet.
+type agentSet struct {
+	name           string
+	nodes, updated int
+	observed       bool // Kubernetes has seen what it is now
+}
+
 // nodeParts are the programs on a node with GPUs that the operator works with.
 type nodeParts struct {
 	name            string
@@ -72,6 +82,7 @@ type nodeParts struct {
 	nfd             bool   // Node Feature Discovery has labelled the node
 	down            bool   // Kubernetes says that the node is not Ready
 	agents, plugins []component
+	discovery       []component // of Node Feature Discovery
 }
 
 // doctor prints what is wrong with the operator and what it needs.
@@ -83,28 +94,24 @@ func (p *Program) doctor(ctx context.Context, f *flags, rest []string) error {
 	if err != nil {
 		return err
 	}
-	found, err := p.diagnoseCluster(ctx, config)
+	is, err := p.examineCluster(ctx, config)
 	if err != nil {
 		return advise(err)
 	}
-	return p.report(found, f.output)
+	return p.report(diagnose(is), f.output)
 }
 
-// diagnoseCluster reads a cluster and decides what is right and wrong with the operator there.
-func (p *Program) diagnoseCluster(ctx context.Context, config *rest.Config) ([]finding, error) {
+// examineCluster reads the cluster of a configuration.
+func (p *Program) examineCluster(ctx context.Context, config *rest.Config) (installation, error) {
 	c, err := clientOf(config)
 	if err != nil {
-		return nil, err
+		return installation{}, err
 	}
 	server, err := discovery.NewDiscoveryClientForConfig(config)
 	if err != nil {
-		return nil, fmt.Errorf("connecting to %s: %w", config.Host, err)
+		return installation{}, fmt.Errorf("connecting to %s: %w", config.Host, err)
 	}
-	is, err := p.examine(ctx, c, server.OpenAPIV3())
-	if err != nil {
-		return nil, err
-	}
-	return diagnose(is), nil
+	return p.examine(ctx, c, server.OpenAPIV3())
 }
 
 // report prints findings; output is json, yaml, or empty for text. It is an error if one of them is.
@@ -157,6 +164,9 @@ func (p *Program) examine(ctx context.Context, c client.Client, published openap
 	if err := is.readControllers(ctx, c); err != nil {
 		return is, err
 	}
+	if err := is.readAgentSets(ctx, c); err != nil {
+		return is, err
+	}
 	if err := is.readNodes(ctx, c); err != nil {
 		return is, err
 	}
@@ -188,6 +198,42 @@ func (is *installation) readControllers(ctx context.Context, c client.Client) er
 		}
 	}
 	return nil
+}
+
+func (is *installation) readAgentSets(ctx context.Context, c client.Client) error {
+	sets := &appsv1.DaemonSetList{}
+	if err := c.List(ctx, sets, client.MatchingLabels{nameLabel: agentName}); err != nil {
+		return fmt.Errorf("reading the DaemonSet of the agents: %w", err)
+	}
+	for i := range sets.Items {
+		d := &sets.Items[i]
+		if is.isOf(d.Namespace) {
+			is.agentSets = append(is.agentSets, agentSet{
+				name: d.Namespace + "/" + d.Name, nodes: int(d.Status.DesiredNumberScheduled), updated: int(d.Status.UpdatedNumberScheduled),
+				observed: d.Status.ObservedGeneration >= d.Generation,
+			})
+		}
+	}
+	return nil
+}
+
+// outdated is how many agents an update of a DaemonSet has still to replace. That of a node that is down it cannot.
+func (is *installation) outdated(of agentSet) int {
+	down := 0
+	for _, n := range is.nodes {
+		if n.down {
+			down++
+		}
+	}
+	return max(of.nodes-of.updated-down, 0)
+}
+
+// updated is how many agents are as they should be, and whether others are being updated.
+func (is *installation) updated() (agents int, updating bool) {
+	for _, set := range is.agentSets {
+		agents, updating = agents+set.updated, updating || !set.observed || is.outdated(set) > 0
+	}
+	return agents, updating
 }
 
 // isUpdating reports whether not all pods of a Deployment are as it says, as `kubectl rollout status` decides it, but that one may be
@@ -273,6 +319,8 @@ func (is *installation) place(pod *corev1.Pod, n *nodeParts) {
 		n.agents = append(n.agents, part)
 	case isDevicePlugin(pod):
 		n.plugins = append(n.plugins, part)
+	case pod.Labels[nameLabel] == featureDiscovery:
+		n.discovery = append(n.discovery, part)
 	}
 }
 

@@ -74,7 +74,7 @@ func TestChartHasWhatWasGeneratedAsItIs(t *testing.T) {
 	files := []string{
 		"config/crd/gpusharing.io_gpunodes.yaml", "config/crd/gpusharing.io_gpusharingpolicies.yaml",
 		"config/rbac/role.yaml", "config/manager/rbac.yaml", "config/agent/rbac.yaml",
-		"config/agent/admission.yaml", "config/openshift/scc.yaml",
+		"config/agent/admission.yaml", "config/openshift/scc.yaml", "config/metrics/rbac.yaml",
 	}
 	rendered := newHelm(t).render(t, everything()...)
 	for _, file := range files {
@@ -167,6 +167,7 @@ func TestValuesThatMakeNoSenseAreRefused(t *testing.T) {
 		"samples that nobody can read":           {"metrics.sampling.interval=60s", "at '/metrics/enabled': value must be true"},
 		"a sampling interval without a unit":     {"metrics.enabled=true,metrics.sampling.interval=60x", "at '/metrics/sampling/interval'"},
 		"alerts on what nobody measures":         {"metrics.enabled=true,metrics.prometheusRule.enabled=true", "at '/metrics/podMonitor/enabled': value must be true"},
+		"an OpenShift that is none":              {"openshift.enabled=maybe", "at '/openshift/enabled': value must be one of true, false, 'auto'"},
 		"a quota for no pod":                     {"priorityClassQuota.pods=0", "at '/priorityClassQuota/pods': minimum: got 0, want 3"},
 		"a port that is none":                    {"networkPolicy.apiServerPorts[0]=0", "at '/networkPolicy/apiServerPorts/0': minimum: got 0, want 1"},
 	}
@@ -217,4 +218,52 @@ func TestNotesNameTheCommandThatRestores(t *testing.T) {
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(string(notes)).To(ContainSubstring("\n     kubectl gpusharing restore\n"))
 	g.Expect(string(notes)).NotTo(ContainSubstring(".spec.policyName"), "a node without a policy may still be on its way back")
+}
+
+// TestOpenShiftIsDetected: a cluster that has the kind gets the SecurityContextConstraints, unless it is told otherwise.
+func TestOpenShiftIsDetected(t *testing.T) {
+	const constraints = "SecurityContextConstraints gpu-sharing-node"
+	for title, tc := range map[string]struct {
+		args []string
+		has  bool
+	}{
+		"another cluster":          {nil, false},
+		"OpenShift":                {[]string{"--api-versions", "security.openshift.io/v1/SecurityContextConstraints"}, true},
+		"OpenShift, switched off":  {[]string{"--api-versions", "security.openshift.io/v1/SecurityContextConstraints", "--set", "openshift.enabled=false"}, false},
+		"OpenShift in a rendering": {[]string{"--set", "openshift.enabled=true"}, true},
+	} {
+		t.Run(title, func(t *testing.T) {
+			g := NewWithT(t)
+			objects, err := newHelm(t).template(t, tc.args...)
+			g.Expect(err).NotTo(HaveOccurred())
+			g.Expect(slices.ContainsFunc(objects, func(o *unstructured.Unstructured) bool { return name(o) == constraints })).To(Equal(tc.has))
+		})
+	}
+}
+
+// TestPodsMayReachWhatTheValuesSay: DNS, by the port of OpenShift's too, and the API server.
+func TestPodsMayReachWhatTheValuesSay(t *testing.T) {
+	objects := newHelm(t).render(t, "networkPolicy.enabled=true", "networkPolicy.apiServerPorts={443}")
+	for _, program := range []string{"gpu-sharing-controller", "gpu-sharing-agent"} {
+		g := NewWithT(t)
+		var ports []string
+		for _, rule := range as[networkingv1.NetworkPolicy](t, find(t, objects, "NetworkPolicy "+program)).Spec.Egress {
+			g.Expect(rule.To).To(BeEmpty())
+			for _, port := range rule.Ports {
+				ports = append(ports, string(*port.Protocol)+" "+port.Port.String())
+			}
+		}
+		g.Expect(ports).To(ConsistOf("UDP 53", "TCP 53", "UDP 5353", "TCP 5353", "TCP 443"), program)
+	}
+}
+
+// TestNotesSayWhatToDoWhereNoPodIsCreated: GKE's admission refuses the pods, and Helm reports success.
+func TestNotesSayWhatToDoWhereNoPodIsCreated(t *testing.T) {
+	g := NewWithT(t)
+	h := newHelm(t)
+	for value, says := range map[string]bool{"priorityClassQuota.enabled=false": true, "priorityClassQuota.enabled=true": false} {
+		notes, err := h.run(t, "install", release, h.chart, "--dry-run=client", "--set", value)
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(strings.Contains(notes, `"insufficient quota to match these scopes" (GKE)? Upgrade with --set priorityClassQuota.enabled=true.`)).To(Equal(says), value)
+	}
 }

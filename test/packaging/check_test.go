@@ -76,8 +76,10 @@ func TestTheCheckKnowsWhoReadsMetrics(t *testing.T) {
 }
 
 // TestHelmTestSaysWhatIsMissing runs the real Helm and the real program with the token of its pod. Only the kubelet is played.
-func TestHelmTestSaysWhatIsMissing(t *testing.T) {
-	i := newInstallation(t)
+func TestHelmTestSaysWhatIsMissing(t *testing.T) { withEachHelm(t, helmTestSaysWhatIsMissing) }
+
+func helmTestSaysWhatIsMissing(t *testing.T, i installation) {
+	t.Helper()
 	g := NewWithT(t)
 	i.do(t, "install", release, i.chart, "--create-namespace")
 	agent := i.play(t)
@@ -102,6 +104,18 @@ func TestHelmTestSaysWhatIsMissing(t *testing.T) {
 		ContainSubstring("ServiceAccount "+namespace+"/gpu-sharing-controller has its rights"), ContainSubstring("0 errors"),
 	))
 	g.Expect(there()).To(BeEmpty(), "what a test created goes with its success")
+
+	i.do(t, "upgrade", release, i.chart, "--set", "logLevel=debug")
+	tested := make(chan error, 1)
+	go func() {
+		_, err := i.try(t, "test", release)
+		tested <- err
+	}()
+	g.Eventually(there, time.Minute).Should(ContainElement("Pod"))
+	g.Expect(tested).NotTo(Receive(), "it waits for the update of the agents")
+	i.updateAgents(t, 1, 1)
+	g.Expect(<-tested).NotTo(HaveOccurred())
+	g.Expect(<-printed).To(ContainSubstring("0 errors"))
 
 	g.Expect(i.Client.Delete(t.Context(), agent, client.GracePeriodSeconds(0))).To(Succeed())
 	role := &rbacv1.ClusterRole{}
@@ -169,6 +183,7 @@ func (i installation) play(t *testing.T) (agent *corev1.Pod) {
 			agent = pod
 		}
 	}
+	i.updateAgents(t, 1, 1)
 	deployment := &appsv1.Deployment{}
 	g.Expect(i.Client.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: "gpu-sharing-controller"}, deployment)).To(Succeed())
 	deployment.Status = appsv1.DeploymentStatus{
@@ -182,6 +197,16 @@ func (i installation) play(t *testing.T) (agent *corev1.Pod) {
 		},
 	})).To(Succeed())
 	return agent
+}
+
+// updateAgents plays the controller of DaemonSets: so many of some agents are as the DaemonSet is now.
+func (i installation) updateAgents(t *testing.T, updated, of int32) {
+	t.Helper()
+	g := NewWithT(t)
+	agents := &appsv1.DaemonSet{}
+	g.Expect(i.Client.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: "gpu-sharing-agent"}, agents)).To(Succeed())
+	agents.Status = appsv1.DaemonSetStatus{ObservedGeneration: agents.Generation, DesiredNumberScheduled: of, UpdatedNumberScheduled: updated}
+	g.Expect(i.Client.Status().Update(t.Context(), agents)).To(Succeed())
 }
 
 // runChecks does what a kubelet does with the pods of the check, until the test ends: it runs the program with the token of the pod. What

@@ -132,7 +132,14 @@ type installation struct {
 	kubeconfig string
 }
 
-func newInstallation(t *testing.T) installation {
+// withEachHelm runs a test in a cluster of its own with each version of Helm that users have.
+func withEachHelm(t *testing.T, test func(*testing.T, installation)) {
+	for title, script := range map[string]string{"Helm 3": helm3, "Helm 4": helm4} {
+		t.Run(title, func(t *testing.T) { test(t, newInstallation(t, helmOf(t, script))) })
+	}
+}
+
+func newInstallation(t *testing.T, h helm) installation {
 	t.Helper()
 	g := NewWithT(t)
 	cluster := env.Start(t)
@@ -140,7 +147,7 @@ func newInstallation(t *testing.T) installation {
 	g.Expect(err).NotTo(HaveOccurred())
 	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
 	g.Expect(os.WriteFile(kubeconfig, data, 0o600)).To(Succeed())
-	i := installation{helm: newHelm(t), Cluster: cluster, kubeconfig: kubeconfig}
+	i := installation{helm: h, Cluster: cluster, kubeconfig: kubeconfig}
 	i.removeCRDs(t)
 	return i
 }
@@ -203,8 +210,10 @@ func previous(t *testing.T, chart string) string {
 	return older
 }
 
-func TestInstallUpgradeUninstall(t *testing.T) {
-	i := newInstallation(t)
+func TestInstallUpgradeUninstall(t *testing.T) { withEachHelm(t, installUpgradeUninstall) }
+
+func installUpgradeUninstall(t *testing.T, i installation) {
+	t.Helper()
 	g := NewWithT(t)
 	crd := object("apiextensions.k8s.io/v1", "CustomResourceDefinition", "", "gpusharingpolicies.gpusharing.io")
 	shortNames := func() []string {

@@ -28,10 +28,15 @@ type helm struct {
 	env            []string
 }
 
-func newHelm(tb testing.TB) helm {
+// The scripts that build the versions of Helm that users have.
+const helm3, helm4 = "hack/helm3/build.sh", "hack/helm/build.sh"
+
+func newHelm(tb testing.TB) helm { return helmOf(tb, helm4) }
+
+func helmOf(tb testing.TB, script string) helm {
 	tb.Helper()
 	return helm{
-		program: strings.TrimSpace(run(tb, exec.CommandContext(tb.Context(), path(tb, "hack/helm/build.sh")))),
+		program: strings.TrimSpace(run(tb, exec.CommandContext(tb.Context(), path(tb, script)))),
 		chart:   path(tb, "config/helm"),
 		env:     []string{"HELM_CACHE_HOME=" + tb.TempDir(), "HELM_CONFIG_HOME=" + tb.TempDir(), "HELM_DATA_HOME=" + tb.TempDir()},
 	}
