@@ -267,3 +267,15 @@ func TestNotesSayWhatToDoWhereNoPodIsCreated(t *testing.T) {
 		g.Expect(strings.Contains(notes, `"insufficient quota to match these scopes" (GKE)? Upgrade with --set priorityClassQuota.enabled=true.`)).To(Equal(says), value)
 	}
 }
+
+// TestHelm3RendersWhatHelm4Renders: users have either.
+func TestHelm3RendersWhatHelm4Renders(t *testing.T) {
+	objects := func(script string) map[string]map[string]any {
+		found := map[string]map[string]any{}
+		for _, o := range helmOf(t, script).render(t, everything()...) {
+			found[name(o)] = o.Object
+		}
+		return found
+	}
+	NewWithT(t).Expect(objects(helm3)).To(Equal(objects(helm4)))
+}
