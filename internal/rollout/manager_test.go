@@ -28,7 +28,8 @@ const managerPaused = "paused-for-mig-change"
 // another value of its label and applies what the label says when it starts; it pauses NVIDIA's clients and waits until
 // they are gone; it clears a GPU before it makes instances, and all GPUs where the mode of one changes; it drains nobody.
 type manager struct {
-	acts     bool // otherwise its pod does nothing
+	acts     bool          // otherwise its pod does nothing
+	starts   time.Duration // how long its pod takes to start
 	runs     bool
 	last     string    // what it was asked for last
 	began    time.Time // when it began with that; zero: it is at rest
@@ -52,6 +53,9 @@ func (c *cluster) partition(h *host) {
 	}
 	if at < 0 {
 		h.runs, h.last, h.began = false, "", time.Time{}
+		return
+	}
+	if c.Now.Sub(h.Pods[at].Scheduled) < h.starts {
 		return
 	}
 	if name := h.Labels[v1alpha1.LabelMIGConfig]; name != h.last {

@@ -9,6 +9,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/desired"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/gate"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/nvidiadra"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/nvidiamig"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/nvidiamps"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
@@ -19,12 +20,34 @@ import (
 // released is the state of a node whose GPUs are the administrator's again, and NVIDIA's mig-manager applies what they ask for. The operator
 // changes them no more, so it needs no report of the agent.
 func released(v *view.View) gate.Judgement {
-	for _, gate := range []gate.Func{selecting, nvidiamig.Answered, agentLeftPaused} {
+	gates := []gate.Func{selecting, nvidiamig.Answered, agentLeftPaused}
+	if !v.Managed() {
+		gates = []gate.Func{selecting, published, tainted, nvidiamig.Answered} // the pod of mig-manager does not tolerate the taint, and has yet to come
+	}
+	for _, gate := range gates {
 		if j, pending := gate(v); pending {
 			return j
 		}
 	}
 	return done(v)
+}
+
+// published is the gate that NVIDIA's DRA driver, where it serves the node, publishes what is there. It is not waited for longer than after a
+// change: the desired state of the agent may be reached no more.
+func published(v *view.View) (gate.Judgement, bool) {
+	if !v.ByDriver() {
+		return gate.Judgement{}, false
+	}
+	j, pending := nvidiadra.Publishing(v)
+	return j, pending && j.State == state.Verifying
+}
+
+// tainted removes our taint.
+func tainted(v *view.View) (gate.Judgement, bool) {
+	return gate.Judgement{
+		State: state.Releasing, Reason: v1alpha1.ReasonProgressing, Message: "done; the taint of the operator is being removed",
+		Next: gate.AtOnce(gate.Untaint(v)...),
+	}, v.Taint() != nil
 }
 
 // agentLeftPaused lets the agent return where mig-manager has paused it and given up.
@@ -41,12 +64,10 @@ func agentLeftPaused(v *view.View) (gate.Judgement, bool) {
 
 // done removes our taint and records what was reached.
 func done(v *view.View) gate.Judgement {
-	j := gate.Judgement{State: state.UpToDate, Reason: v1alpha1.ReasonReady}
-	if v.Taint() != nil {
-		j.State, j.Reason, j.Message = state.Releasing, v1alpha1.ReasonProgressing, "done; the taint of the operator is being removed"
-		j.Next = gate.AtOnce(gate.Untaint(v)...)
+	if j, is := tainted(v); is {
 		return j // what was reached is recorded after that, together with Ready
 	}
+	j := gate.Judgement{State: state.UpToDate, Reason: v1alpha1.ReasonReady}
 	if v.Target.Final && view.Overridden(v) {
 		return allowing(v, j)
 	}

@@ -5,7 +5,6 @@ package conflicts
 
 import (
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
@@ -56,9 +55,10 @@ func signOf(n *world.Node) (reason, message string) {
 // if that is not recorded.
 func remembered(v *view.View) (reason string, since time.Time) {
 	note, noted := v.Node.Annotations[v1alpha1.AnnotationOtherController]
-	if note != slicerGone {
-		reason, _, _ = strings.Cut(note, "@")
-		since, _ = timing.Stamped(note, reason)
+	if key, at, gone := timing.Parse(note); gone {
+		reason, since = key, at
+	} else if note != slicerGone {
+		reason = note
 	}
 	was := v.World.Sightings.Of(v.Node)
 	switch {

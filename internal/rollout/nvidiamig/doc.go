@@ -3,8 +3,8 @@
 
 // Package nvidiamig keeps NVIDIA's mig-manager off a node that the agent partitions, or drives it where a policy asks for that.
 //
-//	agent:       Fence → NVIDIA's mig-manager is gone → … → released: its label is restored
-//	mig-manager: Prepare → drained → Drive → Verify → … → released: its label is restored → Answered
+//	agent:       Fence → NVIDIA's mig-manager is gone → … → Released: its labels are restored, it comes back → Answered
+//	mig-manager: Prepare → drained → Drive → Verify → … → Released: its label is restored → Answered
 //
 // Where a policy asks for it (sharing.mig.actuator: MIGManager), NVIDIA's mig-manager partitions the GPUs in place of our
 // agent. It is driven by one label of the node, which names a configuration in a file that all nodes share, and answers

@@ -17,15 +17,18 @@ func Stamp(key string, at time.Time) string { return key + "@" + strconv.FormatI
 
 // Stamped is the time of a stamp of that key; ok is false if it is of another key or none.
 func Stamped(value, key string) (at time.Time, ok bool) {
-	seconds, found := strings.CutPrefix(value, key+"@")
-	if !found {
-		return time.Time{}, false
-	}
+	is, at, ok := Parse(value)
+	return at, ok && is == key
+}
+
+// Parse returns the key and the time of a stamp; ok is false if value is none.
+func Parse(value string) (key string, at time.Time, ok bool) {
+	key, seconds, found := strings.Cut(value, "@")
 	n, err := strconv.ParseInt(seconds, 10, 64)
-	if err != nil {
-		return time.Time{}, false
+	if !found || err != nil {
+		return "", time.Time{}, false
 	}
-	return time.Unix(n, 0), true
+	return key, time.Unix(n, 0), true
 }
 
 // Patience is how long another controller is left alone that reverts again what the operator had set once more: the same as with the fields of
@@ -53,6 +56,8 @@ const (
 	// PluginAway is how long a node may go without the device plugin under our taint before that is taken for the reason, and how
 	// long a plugin that must be there is waited for if its pod does not show.
 	PluginAway = 30 * time.Second
+	// ManagerReturns is how long the pod of NVIDIA's mig-manager may take to come back to a node, and to begin with what its label names.
+	ManagerReturns = 30 * time.Second
 	// PluginSettles is how long after NVIDIA's device plugin became Ready it surely runs the configuration that the node selects.
 	// It starts with the default, and its config-manager corrects that once it has read the Node.
 	PluginSettles = 5 * time.Second
