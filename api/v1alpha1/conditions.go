@@ -444,6 +444,9 @@ const (
 	AnnotationInstances = Group + "/instances"
 	// AnnotationRetry is set by users on a GPUNode. Each new value makes the operator try again what failed on the node.
 	AnnotationRetry = Group + "/retry"
+	// AnnotationAllowFewerNodes is set by users, with value true, on the DaemonSet gpu-sharing-mps in the update that leaves out nodes. Without
+	// it the API server denies that update, because Kubernetes would end the MPS pods on those nodes, and with them all MPS clients there.
+	AnnotationAllowFewerNodes = Group + "/allow-fewer-nodes"
 	// AnnotationRestarted tells, on a Node, for which MIG instances, boot and configuration the operator restarted NVIDIA's device
 	// plugin, which did not advertise what it must. It does so once.
 	AnnotationRestarted = Group + "/plugin-restarted"

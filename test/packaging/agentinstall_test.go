@@ -156,6 +156,8 @@ func TestOLMUsersGetAgentAndMPSPodsWithTheBundlesRightsAlone(t *testing.T) {
 		object("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicyBinding", "", "gpu-sharing-agent-own-node"),
 		object("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicy", "", "gpu-sharing-controller-fence"),
 		object("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicyBinding", "", "gpu-sharing-controller-fence"),
+		object("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicy", "", "gpu-sharing-mps-nodes"),
+		object("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicyBinding", "", "gpu-sharing-mps-nodes"),
 	} {
 		g.Expect(u.Client.Get(t.Context(), client.ObjectKeyFromObject(o), o)).To(Succeed())
 	}

@@ -1,0 +1,96 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package packaging_test
+
+import (
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+)
+
+// TestNobodyTakesNodesFromTheMPSPodsByTheWay: Kubernetes would end the MPS pods on those nodes, and with them all MPS clients. Argo CD renders
+// the chart without a look at the cluster and applies it, as this test does.
+func TestNobodyTakesNodesFromTheMPSPodsByTheWay(t *testing.T) {
+	i := newInstallation(t, helmOf(t, helm4))
+	i.do(t, "install", release, i.chart, "--create-namespace", "--set", "gpuNodes.selector.pool=shared")
+	mps := client.ObjectKey{Namespace: namespace, Name: "gpu-sharing-mps"}
+	// sync does as Argo CD does with the chart and values.
+	sync := func(values ...string) error {
+		objects := i.render(t, append(values, "gpuNodes.selector.pool=shared")...)
+		return i.Client.Apply(t.Context(), client.ApplyConfigurationFromUnstructured(find(t, objects, "DaemonSet gpu-sharing-mps")),
+			client.ForceOwnership, client.FieldOwner("argocd-controller"))
+	}
+	change := func(edit func(*appsv1.DaemonSet), opts ...client.UpdateOption) error {
+		d := &appsv1.DaemonSet{}
+		if err := i.Client.Get(t.Context(), mps, d); err != nil {
+			return err
+		}
+		edit(d)
+		return i.Client.Update(t.Context(), d, opts...)
+	}
+	NewWithT(t).Eventually(func() error {
+		return change(func(d *appsv1.DaemonSet) { d.Spec.Template.Spec.NodeSelector["zone"] = "a" }, client.DryRunAll)
+	}, 30*time.Second).ShouldNot(Succeed(), "an admission policy takes effect a moment after it was applied")
+
+	t.Run("a selector with another label is refused, and the message says what to do", func(t *testing.T) {
+		g := NewWithT(t)
+		g.Expect(sync("gpuNodes.selector.zone=a")).To(MatchError(SatisfyAll(
+			ContainSubstring("DaemonSet "+namespace+"/gpu-sharing-mps would leave out nodes, by nodeSelector zone=a"),
+			ContainSubstring("end the MPS pods there"), ContainSubstring("mps.changeSelector=true"), ContainSubstring(v1alpha1.AnnotationAllowFewerNodes+"=true"))))
+		d := &appsv1.DaemonSet{}
+		g.Expect(i.Client.Get(t.Context(), mps, d)).To(Succeed())
+		g.Expect(d.Spec.Template.Spec.NodeSelector).NotTo(HaveKey("zone"))
+	})
+	t.Run("so is another value of a label", func(t *testing.T) {
+		NewWithT(t).Expect(change(func(d *appsv1.DaemonSet) { d.Spec.Template.Spec.NodeSelector["pool"] = "other" })).
+			To(MatchError(ContainSubstring("nodeSelector pool=other")))
+	})
+	t.Run("so is an affinity", func(t *testing.T) {
+		NewWithT(t).Expect(change(func(d *appsv1.DaemonSet) { d.Spec.Template.Spec.Affinity = onlyZone("a") })).
+			To(MatchError(ContainSubstring("another nodeAffinity")))
+	})
+	t.Run("so are fewer tolerations", func(t *testing.T) {
+		NewWithT(t).Expect(sync("gpuNodes.tolerations[0].key=nvidia.com/gpu", "gpuNodes.tolerations[0].operator=Exists")).
+			To(MatchError(ContainSubstring("fewer tolerations")))
+	})
+	t.Run("what ends no pod is not", func(t *testing.T) {
+		g := NewWithT(t)
+		g.Expect(sync("mps.podLabels.team=gpu", "images.agent.tag=v9")).To(Succeed())
+		g.Expect(change(func(d *appsv1.DaemonSet) {
+			d.Spec.Template.Spec.Tolerations = append(d.Spec.Template.Spec.Tolerations, corev1.Toleration{Key: "new", Operator: corev1.TolerationOpExists})
+			delete(d.Spec.Template.Spec.NodeSelector, "pool")
+		})).To(Succeed())
+		g.Expect(change(func(d *appsv1.DaemonSet) { d.Spec.Template.Spec.NodeSelector = nil })).To(Succeed())
+	})
+	t.Run("what says that it is meant is not, and the next change is again", func(t *testing.T) {
+		g := NewWithT(t)
+		g.Expect(sync()).To(MatchError(ContainSubstring("nodeSelector")), "the case before took the labels away")
+		g.Expect(sync("gpuNodes.selector.zone=a", "mps.changeSelector=true")).To(Succeed())
+		g.Expect(change(func(d *appsv1.DaemonSet) { d.Spec.Template.Spec.Affinity = onlyZone("a") })).To(Succeed(), "the annotation is there still")
+		g.Expect(sync("gpuNodes.selector.zone=a")).To(Succeed())
+		g.Expect(change(func(d *appsv1.DaemonSet) { d.Spec.Template.Spec.Affinity = onlyZone("b") })).
+			To(MatchError(ContainSubstring("another nodeAffinity")))
+	})
+	t.Run("Helm refuses before it changes anything, and widens without a question", func(t *testing.T) {
+		g := NewWithT(t)
+		_, err := i.try(t, "upgrade", release, i.chart, "--set", "gpuNodes.selector.pool=other")
+		g.Expect(err).To(MatchError(ContainSubstring("gpuNodes.selector changes from")))
+		i.do(t, "upgrade", release, i.chart, "--force-conflicts", "--set", "gpuNodes.selector.zone=a")
+	})
+}
+
+// onlyZone requires nodes of a zone.
+func onlyZone(zone string) *corev1.Affinity {
+	return &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
+		NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{
+			{Key: "zone", Operator: corev1.NodeSelectorOpIn, Values: []string{zone}},
+		}}},
+	}}}
+}
