@@ -4,15 +4,16 @@
 package packaging_test
 
 import (
+	"context"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
 	. "github.com/onsi/gomega"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -22,6 +23,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
+	"github.com/gpusharing/gpu-sharing-operator/test/previous"
 )
 
 // foreign are kinds that others bring.
@@ -191,23 +193,12 @@ func (i installation) exists(t *testing.T, o *unstructured.Unstructured) bool {
 	return err == nil
 }
 
-// previous is the chart as an earlier version might have been: with another schema of policies.
-func previous(t *testing.T, chart string) string {
+// previousChart is the chart of the previous release.
+func previousChart(t *testing.T) string {
 	t.Helper()
-	g := NewWithT(t)
-	older := filepath.Join(t.TempDir(), "chart")
-	g.Expect(os.CopyFS(older, os.DirFS(chart))).To(Succeed())
-	for file, edit := range map[string][2]string{
-		"Chart.yaml": {"ersion: 0.1.0", "ersion: 0.0.9"},
-		"files/crd/gpusharing.io_gpusharingpolicies.yaml": {"- gsp", "- gsp\n    - older"},
-	} {
-		data, err := os.ReadFile(filepath.Join(older, file))
-		g.Expect(err).NotTo(HaveOccurred())
-		edited := strings.ReplaceAll(string(data), edit[0], edit[1])
-		g.Expect(edited).NotTo(Equal(string(data)))
-		g.Expect(os.WriteFile(filepath.Join(older, file), []byte(edited), 0o600)).To(Succeed())
-	}
-	return older
+	chart := filepath.Join(t.TempDir(), "chart")
+	NewWithT(t).Expect(previous.Folder(t.Context(), "config/helm", chart)).To(Succeed())
+	return chart
 }
 
 func TestInstallUpgradeUninstall(t *testing.T) { withEachHelm(t, installUpgradeUninstall) }
@@ -216,16 +207,17 @@ func installUpgradeUninstall(t *testing.T, i installation) {
 	t.Helper()
 	g := NewWithT(t)
 	crd := object("apiextensions.k8s.io/v1", "CustomResourceDefinition", "", "gpusharingpolicies.gpusharing.io")
-	shortNames := func() []string {
+	schema := func() apiextensionsv1.JSONSchemaProps {
 		g.Expect(i.exists(t, crd)).To(BeTrue())
-		names, _, err := unstructured.NestedStringSlice(crd.Object, "spec", "names", "shortNames")
-		g.Expect(err).NotTo(HaveOccurred())
-		return names
+		return *as[apiextensionsv1.CustomResourceDefinition](t, crd).Spec.Versions[0].Schema.OpenAPIV3Schema
+	}
+	of := func(read func(context.Context, string) ([]byte, error)) apiextensionsv1.JSONSchemaProps {
+		return schemaOf(t, read, "config/crd/gpusharing.io_gpusharingpolicies.yaml")
 	}
 
-	out := i.do(t, "install", release, previous(t, i.chart), "--create-namespace")
+	out := i.do(t, "install", release, previousChart(t), "--create-namespace")
 	g.Expect(out).To(ContainSubstring("kubectl get gpunodes"), "it says what is next")
-	g.Expect(shortNames()).To(ConsistOf("gsp", "older"))
+	g.Expect(schema()).To(Equal(of(previous.File)))
 	policy := &v1alpha1.GPUSharingPolicy{
 		ObjectMeta: metav1.ObjectMeta{Name: "shared"},
 		Spec: v1alpha1.GPUSharingPolicySpec{Sharing: v1alpha1.Sharing{
@@ -236,7 +228,7 @@ func installUpgradeUninstall(t *testing.T, i installation) {
 
 	out = i.do(t, "upgrade", release, i.chart)
 	g.Expect(out).To(ContainSubstring("MPS pods keep their version until they are deleted"))
-	g.Expect(shortNames()).To(ConsistOf("gsp"), "the CRD is that of the new version")
+	g.Expect(schema()).To(Equal(of(today)), "the CRD is that of the new version")
 	i.expectSame(t, policy)
 
 	const narrower = "gpuNodes.selector.pool=shared"

@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# Builds controller and agent of the previous release from its commit, once, into a cache outside git, and lays its chart beside them.
+# Only the folder goes to stdout; progress goes to stderr. test/previous says which commit that is, and why.
+#
+#   hack/previous/build.sh
+set -euo pipefail
+
+top=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+commit=$(sed -n 's/^const Commit = "\([0-9a-f]\{40\}\)"$/\1/p' "$top/test/previous/previous.go")
+: "${commit:?test/previous/previous.go has no constant Commit with 40 digits}"
+cache=${GPUSHARING_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/gpu-sharing-operator}
+folder=$cache/previous-$commit
+mkdir -p "$folder"
+
+# Two builds may run side by side: the second waits for the first.
+exec 9>"$folder/.lock"
+flock 9
+
+if [ ! -d "$folder/release" ]; then
+	if ! git -C "$top" cat-file -e "$commit^{commit}" 2>/dev/null; then
+		echo "previous release: the history of $top lacks commit $commit. If the clone is shallow, run: git fetch --unshallow" >&2
+		exit 1
+	fi
+	echo ">> building the previous release from commit ${commit:0:12} (once; some minutes on two cores)" >&2
+	# What a build that was killed left.
+	rm -rf "$folder/source" "$folder/new"
+	git -C "$top" worktree prune
+	git -C "$top" worktree add --quiet --detach "$folder/source" "$commit" >&2
+	trap 'git -C "$top" worktree remove --force "$folder/source"' EXIT
+	mkdir "$folder/new"
+	(
+		cd "$folder/source"
+		CGO_ENABLED=0 go build -trimpath -ldflags "-s -w" -o "$folder/new/controller" ./cmd/controller
+		CGO_ENABLED=1 CGO_CFLAGS="-g -O2 -Wno-deprecated-declarations" go build -trimpath -ldflags "-s -w" -o "$folder/new/agent" ./cmd/agent
+	)
+	mkdir "$folder/new/config"
+	cp -R "$folder/source/config/helm" "$folder/new/config/helm"
+	# Renamed once it is complete, so that an interrupted build leaves nothing that looks finished.
+	mv "$folder/new" "$folder/release"
+fi
+echo "$folder/release"

@@ -1,0 +1,70 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package previous knows the previous release: the operator as it was at an earlier commit of this repository. Tests upgrade from it, and
+// run its parts beside those of today. hack/previous/build.sh builds its programs from a git worktree.
+package previous
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+)
+
+// Commit is the commit of the previous release. It is the first one whose objects today's API stores without any loss: since then, the CRDs
+// have only gained fields. Its parent's policies have fields in their status that are gone today; before 38b1aa5 the controller kept the
+// last good state and what failed in the spec of a GPUNode, and before 1010f43 other fields of both kinds had other names, so that
+// a policy of then is none today. No release is tagged before it.
+const Commit = "282d74a8e7c5462360cbbe3a8051cc6cea834a1d"
+
+// Version is the version as which tests publish the previous release.
+const Version = "0.0.9"
+
+// File returns a file of the previous release, by its path from the top of the repository, whose checkout is the working directory or is
+// above it. It fails where the history lacks the commit, as in a shallow clone.
+func File(ctx context.Context, path string) ([]byte, error) { return file(ctx, Commit, path) }
+
+// FileBefore is File for the parent of the commit.
+func FileBefore(ctx context.Context, path string) ([]byte, error) { return file(ctx, Commit+"^", path) }
+
+// Folder writes the files below a folder of the previous release to another folder, which need not exist.
+func Folder(ctx context.Context, path, to string) error {
+	names, err := git(ctx, Commit, path, "ls-tree", "-r", "-z", "--name-only", "--full-tree", Commit, path)
+	if err != nil {
+		return err
+	}
+	for name := range strings.SplitSeq(strings.TrimSuffix(string(names), "\x00"), "\x00") {
+		content, err := File(ctx, name)
+		if err != nil {
+			return err
+		}
+		at := filepath.Join(to, strings.TrimPrefix(name, path))
+		if err := os.MkdirAll(filepath.Dir(at), 0o755); err != nil { //nolint:gosec // for everybody to read
+			return fmt.Errorf("writing a file of the previous release: %w", err)
+		}
+		if err := os.WriteFile(at, content, 0o644); err != nil { //nolint:gosec // likewise
+			return fmt.Errorf("writing a file of the previous release: %w", err)
+		}
+	}
+	return nil
+}
+
+func file(ctx context.Context, commit, path string) ([]byte, error) {
+	return git(ctx, commit, path, "show", commit+":"+path)
+}
+
+func git(ctx context.Context, commit, path string, args ...string) ([]byte, error) {
+	var stderr bytes.Buffer
+	command := exec.CommandContext(ctx, "git", args...)
+	command.Stderr = &stderr
+	content, err := command.Output()
+	if err != nil {
+		return nil, fmt.Errorf("reading %s of the previous release, commit %s (if the clone is shallow, run git fetch --unshallow): %w: %s",
+			path, commit, err, bytes.TrimSpace(stderr.Bytes()))
+	}
+	return content, nil
+}
