@@ -23,9 +23,12 @@ const (
 	// ConditionAutoscalingConfigured reports whether autoscalers know what new nodes of the policy will advertise. It is absent if no
 	// node group is known. It never makes a policy not Ready.
 	ConditionAutoscalingConfigured = "AutoscalingConfigured"
-	// ConditionMemoryPressure is true when the memory guard of a policy finds a GPU almost full while a container uses more than its share.
-	// It never makes a policy not Ready.
+	// ConditionMemoryPressure is true when the memory guard of a policy finds a GPU almost full while a container uses more than its share, and
+	// Unknown if the agents of some nodes do not measure. It never makes a policy not Ready.
 	ConditionMemoryPressure = "MemoryPressure"
+	// ConditionMemoryGuarded is true, on a GPUNode whose policy has a memory guard, if the agent measures for it. An agent that is older than
+	// the guard does not report it for the generation that has the guard.
+	ConditionMemoryGuarded = "MemoryGuarded"
 	// ConditionDiscovered reports whether the agent could read the GPUs of its node.
 	ConditionDiscovered = "Discovered"
 	// ConditionApplied reports whether the GPUs of a node match its spec. The agent writes it.
@@ -138,6 +141,9 @@ const (
 const (
 	// ReasonContainerOverShare: containers use more than their share while their GPUs are almost full; the message names the first of them.
 	ReasonContainerOverShare = "ContainerOverShare"
+	// ReasonNotMeasured: the agents of some nodes have not reported for two minutes that they measure, as agents that are older than the
+	// memory guard.
+	ReasonNotMeasured = "NotMeasured"
 )
 
 // Reasons of a policy's Ready condition, and of its pending nodes.
@@ -327,6 +333,8 @@ const (
 
 // Reasons of a GPUNode's conditions.
 const (
+	// ReasonMeasuring: the agent measures for the memory guard of the policy.
+	ReasonMeasuring = "Measuring"
 	// ReasonDiscovered: the GPUs were read.
 	ReasonDiscovered = "Discovered"
 	// ReasonNVMLFailed: NVML could not be loaded or failed.

@@ -14,6 +14,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/agent"
+	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
@@ -28,6 +29,7 @@ func TestMemoryGuard(t *testing.T) {
 		"reports nothing while the driver gives nothing":   reportsNothingUnknown,
 		"takes the share from the policy":                  takesTheShareFromThePolicy,
 		"leaves the driver closed while mig-manager works": leavesTheDriverToMIGManager,
+		"says of each generation that it measures":         saysThatItMeasures,
 	} {
 		t.Run(name, func(t *testing.T) { test(scenario{T: t, cluster: cluster, name: nodeName(name)}) })
 	}
@@ -177,4 +179,21 @@ type opened struct {
 func (o opened) Sample(context.Context) (gpu.Sample, error) {
 	o.fail("the driver was opened")
 	return gpu.Sample{}, nil
+}
+
+func saysThatItMeasures(s scenario) {
+	n := s.guarded(guardOf(v1alpha1.MemoryGuardReport))
+	says := func() bool {
+		now := n.get()
+		return condition.IsTrueAt(now.Status.Conditions, v1alpha1.ConditionMemoryGuarded, now.Generation)
+	}
+	n.Expect(says()).To(gomega.BeTrue())
+	n.ask(v1alpha1.GPUNodeSpec{PolicyName: "research", MemoryGuard: guardOf(v1alpha1.MemoryGuardEvict)})
+	n.Expect(says()).To(gomega.BeFalse(), "not yet of the new one")
+	n.settle()
+	n.Expect(says()).To(gomega.BeTrue())
+	n.ask(v1alpha1.GPUNodeSpec{PolicyName: "research"})
+	n.settle()
+	_, found := condition.Find(n.get().Status.Conditions, v1alpha1.ConditionMemoryGuarded)
+	n.Expect(found).To(gomega.BeFalse())
 }

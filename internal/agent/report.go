@@ -67,6 +67,9 @@ func (c *Controller) status(node *v1alpha1.GPUNode, r report) v1alpha1.GPUNodeSt
 	}
 	set(discovered(r, len(status.Devices)))
 	set(applied(node, r, able))
+	guarded := memoryGuarded(node)
+	guarded.ObservedGeneration = node.Generation
+	conditions = condition.SetWhenTrue(conditions, guarded, now)
 	reboot := rebootRequired(r.outcome, able)
 	reboot.ObservedGeneration = node.Generation
 	conditions = condition.SetWhenTrue(conditions, reboot, now)
@@ -85,6 +88,18 @@ func own(conditions []metav1.Condition) []metav1.Condition {
 		conditions = condition.Remove(conditions, theirs)
 	}
 	return conditions
+}
+
+// memoryGuarded says whether the agent measures for a memory guard. The controller asks for that, because an older agent does not.
+func memoryGuarded(node *v1alpha1.GPUNode) metav1.Condition {
+	c := metav1.Condition{
+		Type: v1alpha1.ConditionMemoryGuarded, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonMeasuring,
+		Message: "The agent measures for the memory guard of the policy",
+	}
+	if node.Spec.MemoryGuard != nil {
+		c.Status = metav1.ConditionTrue
+	}
+	return c
 }
 
 // discovered says whether the GPUs were read. Those last seen are still believed in, so then it is not known.

@@ -44,6 +44,9 @@ const refusedAgain = 30 * time.Second
 // pressureAgain is when a report is looked at again, since nothing tells that its pod has gone where the agent has gone too.
 const pressureAgain = 2 * time.Minute
 
+// silentFor is how long an agent may take to report that it measures: it reports a new spec within seconds.
+const silentFor = 2 * time.Minute
+
 // Pass is the one request that the controller knows: look at everything.
 type Pass struct{}
 
@@ -65,6 +68,8 @@ type Controller struct {
 	announced map[key]bool
 	// refused is why the API server refused to evict a pod, and when to ask again.
 	refused map[key]refusal
+	// silent is since when the agents of nodes have not reported that they measure.
+	silent map[string]time.Time
 }
 
 // key is one stretch of pressure on a GPU by one container.
@@ -82,7 +87,7 @@ type refusal struct {
 func New(c client.Client, o Options) *Controller {
 	return &Controller{
 		client: c, reader: o.Reader, clock: o.Clock, events: o.Events, metrics: newMetrics(),
-		announced: map[key]bool{}, refused: map[key]refusal{},
+		announced: map[key]bool{}, refused: map[key]refusal{}, silent: map[string]time.Time{},
 	}
 }
 
@@ -104,6 +109,7 @@ type pass struct {
 	now   time.Time
 	nodes []v1alpha1.GPUNode
 	lasts map[key]bool
+	quiet map[string]bool // the nodes that are in silent still
 	after time.Duration
 }
 
@@ -120,22 +126,26 @@ func (c *Controller) Reconcile(ctx context.Context, _ Pass) (reconcile.Result, e
 		return reconcile.Result{}, fmt.Errorf("reading GPUNodes: %w", err)
 	}
 	slices.SortFunc(nodes.Items, func(a, b v1alpha1.GPUNode) int { return cmp.Compare(a.Name, b.Name) })
-	p := &pass{Controller: c, now: c.clock.Now(), nodes: nodes.Items, lasts: map[key]bool{}}
+	p := &pass{Controller: c, now: c.clock.Now(), nodes: nodes.Items, lasts: map[key]bool{}, quiet: map[string]bool{}}
 	var errs []error
 	found := map[string]int{}
 	for i := range policies.Items {
 		policy := &policies.Items[i]
 		var findings []finding
+		var unmeasured []string
 		if guard := guardOf(policy); guard != nil {
 			for j := range nodes.Items {
 				if nodes.Items[j].Spec.PolicyName == policy.Name {
 					more, err := p.node(ctx, policy, *guard, &nodes.Items[j])
 					findings, errs = append(findings, more...), append(errs, err)
+					if p.unmeasured(&nodes.Items[j]) {
+						unmeasured = append(unmeasured, nodes.Items[j].Name)
+					}
 				}
 			}
 			found[policy.Name] = len(findings)
 		}
-		errs = append(errs, p.report(ctx, policy, findings))
+		errs = append(errs, p.report(ctx, policy, findings, unmeasured))
 	}
 	c.metrics.found(found)
 	p.forget()
@@ -147,6 +157,22 @@ func guardOf(p *v1alpha1.GPUSharingPolicy) *v1alpha1.MemoryGuard {
 		return nil
 	}
 	return p.Spec.Sharing.TimeSlicing.MemoryGuard
+}
+
+// unmeasured reports whether the agent of a node has not reported for silentFor that it measures for the guard.
+func (p *pass) unmeasured(node *v1alpha1.GPUNode) bool {
+	if measured(node) {
+		return false
+	}
+	p.quiet[node.Name] = true
+	since, known := p.silent[node.Name]
+	if !known {
+		since = p.now
+		p.silent[node.Name] = since
+	}
+	left := since.Add(silentFor).Sub(p.now)
+	p.lookAgain(left)
+	return left <= 0
 }
 
 // node goes over what the agent of a node reports.
@@ -361,6 +387,11 @@ func (p *pass) forget() {
 	for k := range p.refused {
 		if !p.lasts[k] {
 			delete(p.refused, k)
+		}
+	}
+	for node := range p.silent {
+		if !p.quiet[node] {
+			delete(p.silent, node)
 		}
 	}
 }

@@ -68,6 +68,7 @@ func TestMemoryGuard(t *testing.T) {
 		"a webhook that denies it counts as no eviction":          denied,
 		"a lost answer counts as an eviction":                     lostAnswer,
 		"a report that ended after the cache was read is ignored": endedMeanwhile,
+		"an agent that does not know the guard is named":          olderAgent,
 	} {
 		t.Run(name, func(t *testing.T) { test(newSite(t, cluster)) })
 	}
@@ -489,4 +490,52 @@ func (e ended) Get(ctx context.Context, key client.ObjectKey, o client.Object, o
 		n.Status.MemoryPressure = nil
 	}
 	return err
+}
+
+// olderAgent reports as an agent of a release before the memory guard does, which carries on the conditions that it does not know.
+func olderAgent(s *site) {
+	s.policy(v1alpha1.MemoryGuardEvict)
+	s.guard(30)
+	s.measures()
+	s.reconcile()
+	s.Expect(s.condition()).To(BeEmpty())
+	s.guard(60)
+	s.Expect(s.reconcile().RequeueAfter).To(BeNumerically("~", 2*time.Minute, time.Second), "an agent takes a moment")
+	s.Expect(s.condition()).To(BeEmpty())
+	s.pass(2 * time.Minute)
+	s.reconcile()
+	s.Expect(s.condition()).To(SatisfyAll(ContainSubstring("The agents of 1 nodes (n1) have not reported"), ContainSubstring("daemonset/gpu-sharing-agent")))
+	writes := s.writes
+	s.pass(time.Hour)
+	s.reconcile()
+	s.Expect(s.writes).To(Equal(writes), "it is said once")
+	s.measures()
+	s.reconcile()
+	s.Expect(s.condition()).To(BeEmpty(), "the agent is updated")
+	s.Expect(s.evictions).To(BeZero())
+}
+
+// guard gives the node a memory guard, as the controller of rollouts does.
+func (s *site) guard(grace int32) {
+	s.t.Helper()
+	n := &v1alpha1.GPUNode{}
+	s.Expect(s.cluster.Client.Get(s.t.Context(), client.ObjectKey{Name: "n1"}, n)).To(Succeed())
+	n.Spec.MemoryGuard = &v1alpha1.MemoryGuard{
+		Mode: v1alpha1.MemoryGuardEvict, GracePeriodSeconds: grace, Pressure: v1alpha1.MemoryPressureThreshold{FreeBelow: "5%"},
+	}
+	s.Expect(s.cluster.Client.Update(s.t.Context(), n)).To(Succeed())
+}
+
+// measures reports, as the agent does of each generation, that it measures.
+func (s *site) measures() {
+	s.t.Helper()
+	n := &v1alpha1.GPUNode{}
+	s.Expect(s.cluster.Client.Get(s.t.Context(), client.ObjectKey{Name: "n1"}, n)).To(Succeed())
+	status := v1alpha1.GPUNodeStatus{Conditions: condition.Set(nil, metav1.Condition{
+		Type: v1alpha1.ConditionMemoryGuarded, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonMeasuring, ObservedGeneration: n.Generation,
+	}, s.clock.Now())}
+	configuration, err := ssa.Configuration[ac.GPUNodeStatusApplyConfiguration](status)
+	s.Expect(err).NotTo(HaveOccurred())
+	s.Expect(s.cluster.Client.Status().Apply(s.t.Context(), ac.GPUNode("n1").WithStatus(configuration), client.FieldOwner("gpusharing-agent"),
+		client.ForceOwnership)).To(Succeed())
 }

@@ -26,21 +26,21 @@ const (
 	maxNamed = 3
 )
 
-// report applies the condition MemoryPressure of a policy, and nothing else of its status.
-func (p *pass) report(ctx context.Context, policy *v1alpha1.GPUSharingPolicy, findings []finding) error {
-	is := metav1.Condition{
-		Type: v1alpha1.ConditionMemoryPressure, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonContainerOverShare,
-		ObservedGeneration: policy.Generation, Message: messageOf(findings),
-	}
-	if len(findings) > 0 {
-		is.Status = metav1.ConditionTrue
-	}
+// report applies the condition MemoryPressure of a policy, which is there if there are findings or nodes that are not measured, and nothing
+// else of its status.
+func (p *pass) report(ctx context.Context, policy *v1alpha1.GPUSharingPolicy, findings []finding, unmeasured []string) error {
+	is := metav1.Condition{Type: v1alpha1.ConditionMemoryPressure, ObservedGeneration: policy.Generation}
 	var was, own []metav1.Condition
 	if c, reported := condition.Find(policy.Status.Conditions, is.Type); reported {
 		was = append(was, c)
 	}
-	if c, reported := condition.Find(condition.SetWhenTrue(was, is, p.now), is.Type); reported {
-		own = append(own, c)
+	switch {
+	case len(findings) > 0:
+		is.Status, is.Reason, is.Message = metav1.ConditionTrue, v1alpha1.ReasonContainerOverShare, messageOf(findings)
+		own = condition.Set(was, is, p.now)
+	case len(unmeasured) > 0:
+		is.Status, is.Reason, is.Message = metav1.ConditionUnknown, v1alpha1.ReasonNotMeasured, unmeasuredMessage(unmeasured)
+		own = condition.Set(was, is, p.now)
 	}
 	if equality.Semantic.DeepEqual(was, own) {
 		return nil
@@ -58,6 +58,15 @@ func (p *pass) report(ctx context.Context, policy *v1alpha1.GPUSharingPolicy, fi
 		return fmt.Errorf("reporting on policy %s: %w", policy.Name, err)
 	}
 	return nil
+}
+
+func unmeasuredMessage(nodes []string) string {
+	named := strings.Join(nodes[:min(len(nodes), maxNamed)], ", ")
+	if more := len(nodes) - maxNamed; more > 0 {
+		named = fmt.Sprintf("%s and %d more", named, more)
+	}
+	return fmt.Sprintf("The agents of %d nodes (%s) have not reported for two minutes that they measure for the memory guard. If they are older than the "+
+		"controller, wait for the update of daemonset/gpu-sharing-agent; otherwise look at their pods", len(nodes), named)
 }
 
 func messageOf(findings []finding) string {

@@ -19,6 +19,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
 )
 
 const (
@@ -51,8 +52,13 @@ func (c *Controller) Register(mgr manager.Manager) error {
 func differs(e event.UpdateEvent) bool {
 	was, areNodes := e.ObjectOld.(*v1alpha1.GPUNode)
 	is, all := e.ObjectNew.(*v1alpha1.GPUNode)
-	return !areNodes || !all || was.Spec.PolicyName != is.Spec.PolicyName ||
+	return !areNodes || !all || was.Spec.PolicyName != is.Spec.PolicyName || measured(was) != measured(is) ||
 		!equality.Semantic.DeepEqual(was.Status.MemoryPressure, is.Status.MemoryPressure)
+}
+
+// measured reports whether a node has no guard, or its agent reports that it measures.
+func measured(n *v1alpha1.GPUNode) bool {
+	return n.Spec.MemoryGuard == nil || condition.IsTrueAt(n.Status.Conditions, v1alpha1.ConditionMemoryGuarded, n.Generation)
 }
 
 // wake puts the one request into the queue, once for all that happens within a short time.
