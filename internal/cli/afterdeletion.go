@@ -77,7 +77,7 @@ func (c change) afterwards(w world.World, states []group.NodeState) []afterwards
 	policies := c.of(w).Policies
 	for i := range w.Nodes {
 		n := &w.Nodes[i]
-		o := afterwards{labels: n.Labels, resources: n.Allocatable, shared: func(string) bool { return false }}
+		o := afterwards{labels: n.Labels, resources: n.Offered(w.StackOf(n)), shared: func(string) bool { return false }}
 		at := slices.IndexFunc(states, func(s group.NodeState) bool { return s.Node == n.Name })
 		if at >= 0 {
 			o.become(&states[at], n, policies)

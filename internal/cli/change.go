@@ -20,6 +20,8 @@ type change struct {
 	deleted []string
 	// found names the configuration of the device plugin that the ClusterPolicy named before the operator; empty: none.
 	found string
+	// lacks is what is not known, because the user may not read it.
+	lacks []string
 }
 
 // of returns the world as it is after the change.

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -93,6 +94,8 @@ type board struct {
 
 	mu       sync.Mutex
 	measured map[string]measuredNode
+	// driver is what NVIDIA's DRA driver publishes, and what is around it.
+	driver driverObjects
 	// unmeasured is why nothing is measured, and stopped why no controller acts; empty: something is, one does.
 	unmeasured, stopped string
 }
@@ -125,11 +128,17 @@ func (b *board) measure(ctx context.Context) {
 		if leaderErr != nil {
 			stopped = "" // not known; the note about what else cannot be read is there
 		}
-		b.note(func() { b.stopped = stopped }) // many agents that do not answer take minutes
+		driver, driverErr := readDRA(ctx, b.agents.client)
+		b.note(func() { // many agents that do not answer take minutes
+			if b.stopped = stopped; driverErr == nil {
+				b.driver = driver
+			}
+		})
 		nodes, err := b.agents.measure(ctx, b.program.Clock.Now())
 		if ctx.Err() != nil {
 			return
 		}
+		_ = driver.share(nodes) // what it lacks is among the notes already
 		byNode := measuredByNode(nodes)
 		b.note(func() {
 			b.measured, b.unmeasured = byNode, ""
@@ -173,11 +182,12 @@ func (b *board) sight() sight {
 	w, blind, missing := b.seen.world(b.program.Clock.Now())
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	lacks := b.driver.tell(&w)
 	s := sight{cluster: b.cluster, world: w, measured: b.measured, blind: blind}
 	if b.stopped != "" {
 		s.notes = append(s.notes, fmt.Sprintf("No controller runs, so nothing changes and what is shown may be out of date: %s.", b.stopped))
 	}
-	s.notes = append(s.notes, missing...)
+	s.notes = slices.Concat(s.notes, missing, lacks)
 	if b.unmeasured != "" {
 		s.notes = append(s.notes, "Memory and utilization: "+b.unmeasured)
 	}
@@ -214,6 +224,7 @@ func previewText(ctx context.Context, c client.Client, w world.World, asked chan
 		return "", advise(err)
 	}
 	preview := text{width: width}
+	preview.lacking(asked.lacks)
 	preview.plan(w, asked)
 	preview.nodeGroups(groups, asked.applied)
 	return preview.String(), nil

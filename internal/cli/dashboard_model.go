@@ -15,6 +15,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
 	"github.com/gpusharing/gpu-sharing-operator/internal/dashboard"
+	"github.com/gpusharing/gpu-sharing-operator/internal/dra"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
@@ -90,6 +91,9 @@ func (s sight) card(r *report) dashboard.Node {
 		Name: r.Name, Policy: r.Policy, State: r.State, Tone: toneOf(r.standing), Message: r.Message, Products: r.Products,
 		Resources: s.resources(r), Steps: r.Plan, Blockers: r.BlockedBy, GPUs: []dashboard.GPU{}, Namespaces: []string{},
 	}
+	if r.Stack != dra.DevicePlugin {
+		card.Notes = append(card.Notes, "Offered by "+programOf(r.Stack))
+	}
 	m, measured := s.measured[r.Name]
 	units := map[string][]usage.Unit{}
 	for _, u := range m.report.Units {
@@ -109,8 +113,8 @@ func (s sight) card(r *report) dashboard.Node {
 			card.Notes = append(card.Notes, fmt.Sprintf("%s: %d of %s keep the former limits until they end", d.Resource, d.OutdatedClients, count(int(d.Clients), "MPS client")))
 		}
 	}
-	devices, pods, namespaces := plan.Devices(n.GPU.Status.Devices), podsByUID(n), map[string]bool{}
-	replicas := replicasOn(n, devices)
+	devices, pods, namespaces := devicesOf(n), podsByUID(n), map[string]bool{}
+	replicas := replicasOn(n, n.Offered(r.Stack), devices)
 	for _, d := range devices {
 		card.GPUs = append(card.GPUs, gpuCard(d, replicas[d.UUID], units[d.UUID], pods))
 		for _, h := range d.Holders {
@@ -160,9 +164,9 @@ func (s sight) resources(r *report) []dashboard.Resource {
 
 // replicasOn is how often each GPU that is not in MIG mode is advertised, by UUID, as far as what the node advertises tells: GPUs of the
 // same resource have the same number. 0: not known.
-func replicasOn(n *world.Node, devices []gpu.Device) map[string]int {
+func replicasOn(n *world.Node, offered map[string]int64, devices []gpu.Device) map[string]int {
 	of, gpus := map[string]string{}, map[string]int{}
-	all := func(resource string) int { return int(n.Allocatable[resource] + n.Unhealthy[resource]) }
+	all := func(resource string) int { return int(offered[resource] + n.Unhealthy[resource]) }
 	shared := all(plan.ResourceGPU) == 0
 	for _, d := range devices {
 		switch {
@@ -310,7 +314,7 @@ func previewsOf(w world.World, c change) []dashboard.NodePreview {
 	for _, n := range rollout.Decide(c.of(w)).Nodes {
 		settled := n.State == state.Unsupported || n.State == state.Unknown || n.State == state.UpToDate || n.Retained
 		if object, found := of[n.Node]; found && !settled && (asked(n.Policy) || asked(was[n.Node])) {
-			if preview := previewOf(n, object); len(preview.GPUs) > 0 {
+			if preview := previewOf(n, w.StackOf(object), object); len(preview.GPUs) > 0 {
 				previews = append(previews, preview)
 			}
 		}
@@ -319,10 +323,10 @@ func previewsOf(w world.World, c change) []dashboard.NodePreview {
 }
 
 // previewOf draws the GPUs of a node that change.
-func previewOf(n group.NodeState, object *world.Node) dashboard.NodePreview {
+func previewOf(n group.NodeState, stack dra.Stack, object *world.Node) dashboard.NodePreview {
 	preview := dashboard.NodePreview{Name: n.Node}
-	devices, pods := plan.Devices(object.GPU.Status.Devices), podsByUID(object)
-	before := replicasOn(object, devices)
+	devices, pods := devicesOf(object), podsByUID(object)
+	before := replicasOn(object, object.Offered(stack), devices)
 	for _, d := range devices {
 		at := slices.IndexFunc(n.Devices, func(s v1alpha1.DeviceSpec) bool { return s.UUID == d.UUID })
 		if at < 0 {

@@ -12,6 +12,9 @@ import (
 	"k8s.io/apimachinery/pkg/util/version"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/dra"
+	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
 // The oldest versions that should work, and those of the device plugin that were tested or should work: the table "Compatibility" of README.md.
@@ -22,6 +25,9 @@ const (
 	leastNFD         = "v0.17"
 	firstPlugin      = "v0.19.3"
 	lastPlugin       = "v0.20.0"
+	// leastForDRA is the Kubernetes, and testedDRA the version of NVIDIA's DRA driver, for nodes that this driver serves.
+	leastForDRA = "1.36"
+	testedDRA   = "v0.5.0"
 )
 
 // diagnosis collects findings.
@@ -61,6 +67,7 @@ func diagnose(is installation) []finding {
 	}
 	d.agents(is)
 	d.nvidia(is)
+	d.dra(is)
 	d.each(is.nodes, levelError, "kubelet older than "+leastKubernetes+". Upgrade Kubernetes", func(n nodeParts) bool { return older(n.kubelet, leastKubernetes) })
 	d.each(is.nodes, levelWarning, "driver older than "+leastDriver+", which is not supported. Upgrade the driver", func(n nodeParts) bool {
 		return older(n.driver, leastDriver)
@@ -166,6 +173,7 @@ func (d *diagnosis) nvidia(is installation) {
 	switch {
 	case is.world.Plugin.Reason != "":
 		d.error("%s: %s", is.world.Plugin.Reason, is.world.Plugin.Message)
+	case is.clusterPolicy == "" && !slices.ContainsFunc(is.nodes, usesPlugin): // NVIDIA's DRA driver serves them all
 	case is.clusterPolicy == "":
 		d.ok("No ClusterPolicy of NVIDIA's GPU Operator was found; the operator configures a stand-alone device plugin")
 	case older(is.gpuOperator, leastGPUOperator):
@@ -176,7 +184,7 @@ func (d *diagnosis) nvidia(is installation) {
 	d.each(is.nodes, levelWarning, "no label of Node Feature Discovery (feature.node.kubernetes.io/…). Look at its worker", func(n nodeParts) bool { return !n.nfd })
 	d.each(is.nodes, levelError, "no pod of NVIDIA's device plugin that is ready, so they offer no GPUs. Look at its DaemonSet, and at the label nvidia.com/gpu.deploy.device-plugin",
 		func(n nodeParts) bool {
-			return !slices.ContainsFunc(n.plugins, func(c component) bool { return c.ready })
+			return usesPlugin(n) && !slices.ContainsFunc(n.plugins, func(c component) bool { return c.ready })
 		})
 	d.each(is.nodes, levelWarning, "Node Feature Discovery older than "+leastNFD+", without which MPS does not work beside NVIDIA's MPS DaemonSet. Upgrade it",
 		func(n nodeParts) bool {
@@ -193,6 +201,70 @@ func (d *diagnosis) nvidia(is installation) {
 			d.warn("NVIDIA's device plugin is %s. Versions %s to %s were tested or should work", v, firstPlugin, lastPlugin)
 		} else {
 			d.ok("NVIDIA's device plugin is %s", known(v))
+		}
+	}
+}
+
+// usesPlugin reports whether the device plugin is to serve a node.
+func usesPlugin(n nodeParts) bool { return n.stack != dra.Driver }
+
+// dra diagnoses NVIDIA's DRA driver, and what Kubernetes has around it, where it serves nodes.
+func (d *diagnosis) dra(is installation) {
+	for _, lacks := range is.lacks {
+		d.warn("%s", lacks)
+	}
+	d.each(is.nodes, levelError, "NVIDIA's device plugin and its DRA driver offer the same GPUs, so that pods of both get the same ones. Drain each node and keep one of "+
+		"them off it (docs/dra.md)", func(n nodeParts) bool { return n.stack == dra.Both })
+	if !slices.ContainsFunc(is.nodes, func(n nodeParts) bool { return !usesPlugin(n) }) {
+		return
+	}
+	ready := func(n nodeParts) bool {
+		return slices.ContainsFunc(n.drivers, func(c component) bool { return c.ready })
+	}
+	d.each(is.nodes, levelError, "no pod of NVIDIA's DRA driver that is ready, so no new pod gets their GPUs. Look at its DaemonSet, whose pods have the label "+
+		world.DRALabels()[0]+"=kubelet-plugin", func(n nodeParts) bool { return !usesPlugin(n) && !ready(n) })
+	versions := map[string]bool{}
+	for _, n := range is.nodes {
+		for _, c := range n.drivers {
+			versions[c.version] = true
+		}
+	}
+	for _, v := range slices.Sorted(maps.Keys(versions)) {
+		if differ(v, testedDRA) {
+			d.warn("NVIDIA's DRA driver is %s. Version %s was tested", v, testedDRA)
+		} else {
+			d.ok("NVIDIA's DRA driver is %s", known(v))
+		}
+	}
+	d.each(is.nodes, levelError, "kubelet older than "+leastForDRA+", where NVIDIA's DRA driver serves the GPUs. Upgrade Kubernetes, or serve them by the device plugin",
+		func(n nodeParts) bool { return !usesPlugin(n) && older(n.kubelet, leastForDRA) })
+	d.classes(is.world.DRA)
+}
+
+// classes diagnoses DeviceClasses and DeviceTaintRules.
+func (d *diagnosis) classes(w world.DRA) {
+	if !w.ServesRules {
+		d.warn("The API server serves no DeviceTaintRules, so policies with the strategy MIG change nothing where NVIDIA's DRA driver serves the GPUs. Use " +
+			"Kubernetes 1.37, or 1.36 with the feature gate DRADeviceTaintRules")
+	}
+	if !w.ServesClasses {
+		d.error("The API server serves no DeviceClasses of resource.k8s.io/v1, so pods cannot request GPUs of NVIDIA's DRA driver by a resource name. Use Kubernetes %s or newer",
+			leastForDRA)
+		return
+	}
+	if _, offered := dra.Offering(w.Classes, plan.ResourceGPU); !offered {
+		d.warn("No DeviceClass serves %s, so no pod gets a whole GPU of NVIDIA's DRA driver by it. Its chart creates gpu.nvidia.com with it: upgrade or repair it", plan.ResourceGPU)
+	}
+	by := map[string][]string{}
+	for _, c := range w.Classes {
+		if c.Resource != "" {
+			by[c.Resource] = append(by[c.Resource], c.Name)
+		}
+	}
+	for _, resource := range slices.Sorted(maps.Keys(by)) {
+		if names := by[resource]; len(names) > 1 {
+			d.warn("The DeviceClasses %s all serve %s. When one of them is deleted, the scheduler may forget the name, and pods that request it wait. Keep one",
+				strings.Join(names, ", "), resource)
 		}
 	}
 }

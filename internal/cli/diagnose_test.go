@@ -16,6 +16,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/dra"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
 // healthy is an installation without a fault, on so many nodes.
@@ -36,6 +38,16 @@ func healthy(t *testing.T, nodes int) installation {
 	p.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionReady, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonReady}}
 	is.world.Policies = []v1alpha1.GPUSharingPolicy{p}
 	return is
+}
+
+// drivenIn is a fault of an installation in which NVIDIA's DRA driver serves node-1.
+func drivenIn(fault func(*installation)) func(*installation) {
+	return func(is *installation) {
+		n := &is.nodes[1]
+		n.stack, n.plugins, n.drivers = dra.Driver, nil, []component{{name: "d", version: "v0.5.0", ready: true}}
+		is.world.DRA = world.DRA{ServesClasses: true, ServesRules: true, Classes: []dra.Class{{Name: "gpu.nvidia.com", Resource: "nvidia.com/gpu"}}}
+		fault(is)
+	}
 }
 
 // TestDoctor: each fault is one finding, which says what to do.
@@ -99,6 +111,21 @@ func TestDoctor(t *testing.T) {
 			is.world.Policies[0].Status.Conditions[0].Status, is.world.Policies[0].Status.Conditions[0].Reason = metav1.ConditionFalse, v1alpha1.ReasonMIGActive
 			is.world.Policies[0].Status.Conditions[0].Message = "GPU 0 is in MIG mode"
 		}, levelWarning, "Policy cheap is not ready: MIGActive: GPU 0 is in MIG mode. docs/troubleshooting.md"},
+		"NVIDIA's DRA driver serves a node": {drivenIn(func(*installation) {}), "", ""},
+		"NVIDIA's DRA driver serves all nodes": {drivenIn(func(is *installation) {
+			is.nodes, is.clusterPolicy = is.nodes[1:2], ""
+		}), "", ""},
+		"both stacks on a node":        {drivenIn(func(is *installation) { is.nodes[0].stack = dra.Both }), levelError, "1 node (node-0): NVIDIA's device plugin and its DRA driver offer the same GPUs"},
+		"NVIDIA's DRA driver is away":  {drivenIn(func(is *installation) { is.nodes[1].drivers = nil }), levelError, "1 node (node-1): no pod of NVIDIA's DRA driver that is ready"},
+		"another DRA driver":           {drivenIn(func(is *installation) { is.nodes[1].drivers[0].version = "v0.6.0" }), levelWarning, "NVIDIA's DRA driver is v0.6.0. Version v0.5.0 was tested"},
+		"a Kubernetes too old for DRA": {drivenIn(func(is *installation) { is.nodes[1].kubelet = "v1.35.4" }), levelError, "1 node (node-1): kubelet older than 1.36, where NVIDIA's DRA driver"},
+		"no taints of devices":         {drivenIn(func(is *installation) { is.world.DRA.ServesRules = false }), levelWarning, "serves no DeviceTaintRules"},
+		"no classes of v1":             {drivenIn(func(is *installation) { is.world.DRA.ServesClasses = false }), levelError, "serves no DeviceClasses of resource.k8s.io/v1"},
+		"no class for whole GPUs":      {drivenIn(func(is *installation) { is.world.DRA.Classes = nil }), levelWarning, "No DeviceClass serves nvidia.com/gpu"},
+		"a right that the user lacks":  {drivenIn(func(is *installation) { is.lacks = []string{"You may not list ResourceClaims"} }), levelWarning, "You may not list ResourceClaims"},
+		"two classes for one resource": {drivenIn(func(is *installation) {
+			is.world.DRA.Classes = append(is.world.DRA.Classes, dra.Class{Name: "mine", Resource: "nvidia.com/gpu"})
+		}), levelWarning, "The DeviceClasses gpu.nvidia.com, mine all serve nvidia.com/gpu"},
 		"many nodes": {func(is *installation) {
 			*is = healthy(t, 9)
 			for i := range is.nodes {
@@ -142,7 +169,7 @@ func TestCompatibilityIsThatOfTheREADME(t *testing.T) {
 		}
 	}
 	for row, versions := range map[string][]string{
-		"Kubernetes": {"| " + leastKubernetes + " and later"}, "NVIDIA's GPU Operator": {"| " + leastGPUOperator + " and later; earlier ones without MPS"},
+		"Kubernetes": {"| " + leastKubernetes + " and later"}, "NVIDIA's DRA driver": {"| " + testedDRA + " on Kubernetes 1.37.1", "Kubernetes " + leastForDRA + " and later"}, "NVIDIA's GPU Operator": {"| " + leastGPUOperator + " and later; earlier ones without MPS"},
 		"Device plugin, GPU Feature Discovery, config-manager": {"| " + firstPlugin + " |", "| " + lastPlugin + " |"}, "Driver": {"| " + leastDriver + " and later"},
 		"Node Feature Discovery": {"| " + leastNFD + " and later"},
 	} {

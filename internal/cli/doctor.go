@@ -21,6 +21,7 @@ import (
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/gpusharing/gpu-sharing-operator/internal/dra"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
@@ -41,6 +42,7 @@ type installation struct {
 	updateGoesOn bool
 	skews        []skew
 	world        world.World
+	lacks        []string // what is not known of NVIDIA's DRA driver, because the user may not read it
 	nodes        []nodeParts
 	// nodeSelector is which nodes have GPUs as the controller is told; nil: not known.
 	nodeSelector labels.Selector
@@ -81,8 +83,10 @@ type nodeParts struct {
 	kubelet, driver string // versions
 	nfd             bool   // Node Feature Discovery has labelled the node
 	down            bool   // Kubernetes says that the node is not Ready
+	stack           dra.Stack
 	agents, plugins []component
 	discovery       []component // of Node Feature Discovery
+	drivers         []component // NVIDIA's DRA driver
 }
 
 // doctor prints what is wrong with the operator and what it needs.
@@ -146,7 +150,7 @@ func unhealthy(found []finding) bool {
 // examine reads a cluster, whose API server publishes the schemas of its kinds.
 func (p *Program) examine(ctx context.Context, c client.Client, published openapi.Client) (installation, error) {
 	is := installation{program: p.Version}
-	w, err := p.read(ctx, c)
+	w, lacks, err := p.read(ctx, c)
 	if meta.IsNoMatchError(err) {
 		is.missing = err.Error()
 		return is, nil
@@ -154,7 +158,7 @@ func (p *Program) examine(ctx context.Context, c client.Client, published openap
 	if err != nil {
 		return is, err
 	}
-	is.world = w
+	is.world, is.lacks = w, lacks
 	if is.skews, err = readSkews(published); err != nil && !apierrors.IsForbidden(err) {
 		return is, err
 	}
@@ -257,13 +261,13 @@ func nodeSelectorOf(spec *corev1.PodSpec) labels.Selector {
 	return nil
 }
 
-// readNodes reads the nodes with GPUs, and the pods of the operator's agent and of NVIDIA's device plugin on them.
+// readNodes reads the nodes with GPUs, and the pods of the operator's agent and of NVIDIA's device plugin and DRA driver on them.
 func (is *installation) readNodes(ctx context.Context, c client.Client) error {
 	at := map[string]*nodeParts{}
 	is.nodes = make([]nodeParts, len(is.world.Nodes))
 	for i := range is.world.Nodes {
 		n := &is.world.Nodes[i]
-		is.nodes[i] = nodeParts{name: n.Name, driver: n.GPU.Status.DriverVersion}
+		is.nodes[i] = nodeParts{name: n.Name, driver: n.GPU.Status.DriverVersion, stack: is.world.StackOf(n)}
 		at[n.Name] = &is.nodes[i]
 	}
 	selector, err := labels.Parse(is.selector())
@@ -321,6 +325,8 @@ func (is *installation) place(pod *corev1.Pod, n *nodeParts) {
 		n.plugins = append(n.plugins, part)
 	case pod.Labels[nameLabel] == featureDiscovery:
 		n.discovery = append(n.discovery, part)
+	case world.OffersGPUs(pod):
+		n.drivers = append(n.drivers, part)
 	}
 }
 

@@ -11,7 +11,6 @@ import (
 	"unicode/utf8"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
-	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
@@ -40,7 +39,7 @@ type block struct {
 // them, and the names that did not fit.
 func (t *text) picture(n *world.Node) {
 	pods := podsByUID(n)
-	for _, d := range plan.Devices(n.GPU.Status.Devices) {
+	for _, d := range devicesOf(n) {
 		t.row(2, "", heading(d))
 		total, blocks := blocksOf(d, pods)
 		t.draw(total, blocks)

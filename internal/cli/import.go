@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -18,6 +19,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/clusterpolicy"
+	"github.com/gpusharing/gpu-sharing-operator/internal/dra"
 	"github.com/gpusharing/gpu-sharing-operator/internal/importer"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
@@ -70,20 +72,43 @@ func readShared(ctx context.Context, c client.Client, standAlone string) (import
 	if shared.Nodes, err = readSharedNodes(ctx, c, &w); err != nil {
 		return shared, err
 	}
-	shared.Waits, err = waits(ctx, c, policy, &w)
-	return shared, err
+	w.Plugin.ClusterPolicy = policy != nil && !clusterpolicy.Disabled(policy)
+	if err := readDriven(ctx, c, &shared, &w); err != nil {
+		return shared, err
+	}
+	shared.Waits = waits(policy, &w)
+	return shared, nil
+}
+
+// readDriven reads what NVIDIA's DRA driver shows of the nodes, and the pods.
+func readDriven(ctx context.Context, c client.Client, shared *importer.Cluster, w *world.World) error {
+	if err := readPods(ctx, c, w); err != nil {
+		return err
+	}
+	driver, err := readDRA(ctx, c)
+	if err != nil {
+		return err
+	}
+	shared.Lacks = driver.tell(w)
+	shared.Classes = w.DRA.Classes
+	for i := range w.Nodes {
+		n := &w.Nodes[i]
+		if stack := w.StackOf(n); stack != dra.DevicePlugin {
+			shared.Nodes[i].Driver = &importer.Driver{
+				Alone: stack == dra.Driver, Pool: n.Published, MakesInstances: slices.ContainsFunc(n.Pods, func(p world.Pod) bool { return p.DynamicMIG }),
+			}
+		}
+	}
+	return nil
 }
 
 // waits is why a policy that is applied now has to wait for clients of NVIDIA's MPS daemons.
-func waits(ctx context.Context, c client.Client, policy *unstructured.Unstructured, w *world.World) (string, error) {
+func waits(policy *unstructured.Unstructured, w *world.World) string {
 	if policy == nil || clusterpolicy.Disabled(policy) || namesOurs(policy) {
-		return "", nil
-	}
-	if err := readPods(ctx, c, w); err != nil {
-		return "", err
+		return ""
 	}
 	w.Plugin = world.DevicePlugin{ClusterPolicy: true, Operands: new(clusterpolicy.OperandsOf(policy))}
-	return rollout.Decide(*w).Held, nil
+	return rollout.Decide(*w).Held
 }
 
 // keepLabels is what to do as long as it is not known what the device plugin reads.
@@ -198,7 +223,7 @@ func readSharedNodes(ctx context.Context, c client.Client, w *world.World) ([]im
 				n.Policy, n.Devices = known.Spec.PolicyName, known.Status.Devices
 			}
 			if has || n.Labels[gpuPresent] == "true" {
-				withGPUs = append(withGPUs, n)
+				withGPUs = append(withGPUs, n) // in the order of the nodes of the world
 				w.Nodes = append(w.Nodes, world.NodeOf(&nodes.Items[i], &v1alpha1.GPUNode{}))
 			}
 		}

@@ -40,7 +40,7 @@ var managedByUs = client.MatchingLabels{"app.kubernetes.io/managed-by": "gpu-sha
 func Left(ctx context.Context, c client.Client) ([]string, error) {
 	var left []string
 	for _, find := range []func(context.Context, client.Client) ([]string, error){
-		leftPolicies, leftGPUNodes, leftNodes, leftNodeFeatures, leftClusterPolicies, leftConfigMaps, leftForAutoscalers,
+		leftPolicies, leftGPUNodes, leftNodes, leftNodeFeatures, leftClusterPolicies, leftConfigMaps, leftForAutoscalers, leftOfDRA,
 	} {
 		found, err := find(ctx, c)
 		if err != nil {
@@ -239,6 +239,27 @@ func leftOn(o *unstructured.Unstructured) string {
 		return fmt.Sprintf("%s has annotations of the operator for the autoscaler, recorded in %s; %s", s.Ref, v1alpha1.AnnotationAutoscaling, byHand)
 	}
 	return ""
+}
+
+// leftOfDRA are the operator's DeviceClasses and DeviceTaintRules.
+func leftOfDRA(ctx context.Context, c client.Client) (left []string, err error) {
+	for _, of := range []struct{ kind, why string }{
+		{kindClass, "a pod or ResourceClaim may still name it"}, {kindRule, "it keeps new pods off the devices of its node"},
+	} {
+		all := &metav1.PartialObjectMetadataList{}
+		kind, err := listOf(c, kindOf(draGroup, "v1", of.kind))
+		if err == nil {
+			all.SetGroupVersionKind(kind)
+			err = c.List(ctx, all, managedByUs)
+		}
+		if err := unlessNotServed(err, "reading "+of.kind+" objects"); err != nil {
+			return nil, err
+		}
+		for i := range all.Items {
+			left = append(left, fmt.Sprintf("%s/%s of the operator exists; %s", strings.ToLower(of.kind), all.Items[i].Name, of.why))
+		}
+	}
+	return left, nil
 }
 
 // unlessNotServed is no error where the API server has no such kind.

@@ -30,6 +30,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/autoscaling"
 	"github.com/gpusharing/gpu-sharing-operator/internal/clusterpolicy"
+	"github.com/gpusharing/gpu-sharing-operator/internal/dra"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
@@ -93,6 +94,7 @@ func (g *gathering) objects(ctx context.Context) (workloads []unstructured.Unstr
 	named := client.MatchingFieldsSelector{Selector: fields.OneTermEqualSelector("metadata.name", controllerName)}
 	g.each(g.list(ctx, kindOf("coordination.k8s.io", "v1", "Lease"), "", named), nil)
 	g.each(g.list(ctx, kindOf(autoscaling.GroupKarpenter, "v1alpha1", "NodeOverlay"), ""), nil)
+	g.dra(ctx)
 	g.each(g.list(ctx, world.NodeFeatureKind(), ""), func(o *unstructured.Unstructured) bool {
 		return slices.Contains(g.names, o.GetLabels()[world.LabelNodeName])
 	})
@@ -166,7 +168,28 @@ func (g *gathering) workloads(ctx context.Context, policies []unstructured.Unstr
 // isProgram reports whether a workload or a pod, of which the path leads to the specification of the pod, is the operator's or NVIDIA's.
 func isProgram(o *unstructured.Unstructured, podSpec ...string) bool {
 	selector, _, _ := unstructured.NestedStringMap(o.Object, append(podSpec, "nodeSelector")...)
-	return isOurs(o.GetLabels()) || slices.Contains(nvidias, o.GetLabels()[nameLabel]) || o.GetLabels()["app"] == "gpu-operator" || world.SelectsDeploy(selector)
+	return isOurs(o.GetLabels()) || slices.Contains(nvidias, o.GetLabels()[nameLabel]) || o.GetLabels()["app"] == "gpu-operator" || world.SelectsDeploy(selector) || isDRADriver(o.GetLabels())
+}
+
+// isDRADriver reports whether labels are those of a program of NVIDIA's DRA driver.
+func isDRADriver(labels map[string]string) bool {
+	return slices.ContainsFunc(world.DRALabels(), func(label string) bool { return labels[label] != "" })
+}
+
+// dra gathers what NVIDIA's DRA driver publishes of the chosen nodes, which claims have devices of them, the
+// classes by which pods get GPUs, and all taints of devices.
+func (g *gathering) dra(ctx context.Context) {
+	g.each(g.list(ctx, kindOf(draGroup, "v1", kindSlice), ""), func(o *unstructured.Unstructured) bool {
+		return at(o, "spec", "driver") == dra.DriverName && slices.Contains(g.names, at(o, "spec", "nodeName"))
+	})
+	g.each(g.list(ctx, kindOf(draGroup, "v1", kindClaim), ""), func(o *unstructured.Unstructured) bool {
+		claim, counts := dra.ClaimOf(o.GetNamespace(), o.GetName(), o.Object)
+		return counts && slices.ContainsFunc(claim.Devices, func(d dra.Allocated) bool { return slices.Contains(g.names, d.Pool) })
+	})
+	g.each(g.list(ctx, kindOf(draGroup, "v1", kindClass), ""), func(o *unstructured.Unstructured) bool {
+		return world.OfGPU(dra.ClassOf(o).Resource) || dra.Ours(o.GetName())
+	})
+	g.each(g.list(ctx, kindOf(draGroup, "v1", kindRule), ""), nil)
 }
 
 // isNear reports whether a pod is on a chosen node, or is no pod of a DaemonSet.

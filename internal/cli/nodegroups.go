@@ -26,7 +26,7 @@ func readGroups(ctx context.Context, c client.Client, w world.World) (autoscalin
 	for i := range w.Nodes {
 		n := &w.Nodes[i]
 		groups.Nodes = append(groups.Nodes, autoscaling.Node{
-			Name: n.Name, Labels: n.Labels, Annotations: n.Annotations, Devices: n.GPU.Status.Devices, Advertised: n.Allocatable,
+			Name: n.Name, Labels: n.Labels, Annotations: n.Annotations, Devices: n.GPU.Status.Devices, Advertised: n.Offered(w.StackOf(n)),
 		})
 	}
 	visits := []struct {

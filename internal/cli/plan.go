@@ -63,10 +63,11 @@ func (p *Program) ask(ctx context.Context, c client.Client, submitted []*unstruc
 		}
 		asked.applied = append(asked.applied, *policy)
 	}
-	w, err := p.read(ctx, c)
+	w, lacks, err := p.read(ctx, c)
 	if err != nil {
 		return asked, w, advise(err)
 	}
+	asked.lacks = lacks
 	if err := knows(w, asked); err != nil {
 		return asked, w, err
 	}

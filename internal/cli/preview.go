@@ -13,6 +13,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
+	"github.com/gpusharing/gpu-sharing-operator/internal/dra"
 	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/group"
@@ -31,7 +32,9 @@ func (t *text) plan(w world.World, c change) {
 		t.paragraph()
 		existed := slices.ContainsFunc(w.Policies, named(policy.Name))
 		t.policy(policy.Name, existed, after.Policies[policy.Name], after.Unmet[policy.Name])
+		t.rows("classes", classesOf(after))
 		t.nodes(policy.Name, was, after, w.Nodes)
+		t.stacks(policy.Name, c.of(w), after)
 	}
 	for _, name := range c.deleted {
 		t.paragraph()
@@ -171,12 +174,16 @@ func handover(by, before, policy string) string {
 	return ""
 }
 
-// steps are those of the agent, word for word, and what the device plugin is told.
+// steps are those of the agent, word for word, and what NVIDIA's device plugin or DRA driver is told.
 func steps(n group.NodeState, selected string) []string {
 	all := slices.Clone(n.Plan)
-	switch n.ConfigName {
-	case selected:
-	case "":
+	switch {
+	case dra.IsConfig(n.ConfigName):
+		if len(all) > 0 {
+			all = append(all, "NVIDIA's DRA driver: restart its pod on the node, so that it publishes these GPUs; running pods keep theirs")
+		}
+	case n.ConfigName == selected:
+	case n.ConfigName == "":
 		all = append(all, fmt.Sprintf("device plugin: take back the label %s", v1alpha1.LabelConfig))
 	default:
 		all = append(all, "device plugin: select configuration "+n.ConfigName)

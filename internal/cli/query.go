@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/dra"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
@@ -92,6 +93,8 @@ type report struct {
 	// Policy governs the node; empty: none does.
 	Policy string `json:"policy,omitempty"`
 	Ready  bool   `json:"ready"`
+	// Stack is which of NVIDIA's programs offers the GPUs: DevicePlugin, DRA, or Both.
+	Stack dra.Stack `json:"stack"`
 	// State is Ready, or the reason why not; Message what to do about it.
 	State      string           `json:"state"`
 	Message    string           `json:"message,omitempty"`
@@ -106,7 +109,7 @@ func reports(w world.World, q query) []report {
 	pending := unready(w)
 	var all []report
 	for i := range w.Nodes {
-		r := reportOf(&w.Nodes[i], pending[w.Nodes[i].Name])
+		r := reportOf(&w.Nodes[i], w.StackOf(&w.Nodes[i]), pending[w.Nodes[i].Name])
 		switch {
 		case len(q.names) > 0 && !slices.Contains(q.names, r.Name), q.policy != "" && r.Policy != q.policy, q.notReady && r.Ready,
 			q.product != "" && !has(r.node, q.product):
@@ -118,10 +121,10 @@ func reports(w world.World, q query) []report {
 	return all
 }
 
-func reportOf(n *world.Node, pending pendingNode) report {
+func reportOf(n *world.Node, stack dra.Stack, pending pendingNode) report {
 	r := report{
-		node: n, Name: n.Name, Policy: cmp.Or(pending.policy, n.GPU.Spec.PolicyName), Products: []string{}, Advertised: offers(n),
-		Plan: pending.steps, BlockedBy: blockers(&n.GPU),
+		node: n, Name: n.Name, Policy: cmp.Or(pending.policy, n.GPU.Spec.PolicyName), Products: []string{}, Advertised: offers(n, stack),
+		Stack: stack, Plan: pending.steps, BlockedBy: blockers(&n.GPU),
 	}
 	r.State, r.Message = stateOf(n.GPU.Status.Conditions)
 	r.standing = state.StandingOf("", r.State)

@@ -32,32 +32,34 @@ const (
 )
 
 // read reads the cluster as the controller sees it, but for our ConfigMap, which decides when something is done and not
-// what. Everybody who may look at nodes and pods may read that; NVIDIA's ClusterPolicy is read by those who may.
-func (p *Program) read(ctx context.Context, c client.Client) (world.World, error) {
-	w := world.World{Now: p.Clock.Now()}
+// what. Everybody who may look at nodes and pods may read that; NVIDIA's ClusterPolicy and what its DRA driver publishes are read by those
+// who may. lacks is what is not known of the latter to others.
+func (p *Program) read(ctx context.Context, c client.Client) (w world.World, lacks []string, err error) {
+	w = world.World{Now: p.Clock.Now()}
 	policies, gpuNodes := &v1alpha1.GPUSharingPolicyList{}, &v1alpha1.GPUNodeList{}
 	if err := c.List(ctx, policies); err != nil {
-		return w, fmt.Errorf("reading policies: %w", err)
+		return w, nil, fmt.Errorf("reading policies: %w", err)
 	}
 	if err := c.List(ctx, gpuNodes); err != nil {
-		return w, fmt.Errorf("reading GPUNodes: %w", err)
+		return w, nil, fmt.Errorf("reading GPUNodes: %w", err)
 	}
 	w.Policies = policies.Items
 	if err := readNodes(ctx, c, &w, byName(gpuNodes)); err != nil {
-		return w, err
+		return w, nil, err
 	}
 	if err := readPods(ctx, c, &w); err != nil {
-		return w, err
+		return w, nil, err
 	}
 	w.Plugin = wiringOf(&w)
 	if err := readNodeFeatures(ctx, c, &w); err != nil {
-		return w, err
+		return w, nil, err
 	}
-	if err := readDRA(ctx, c, &w); err != nil {
-		return w, err
+	driver, err := readDRA(ctx, c)
+	if err != nil {
+		return w, nil, err
 	}
-	err := readClusterPolicy(ctx, c, &w)
-	return w, err
+	lacks = driver.tell(&w)
+	return w, lacks, readClusterPolicy(ctx, c, &w)
 }
 
 // readClusterPolicy reads what NVIDIA's ClusterPolicy says of its programs, if there is one and who asks may know.

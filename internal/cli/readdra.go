@@ -6,6 +6,7 @@ package cli
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -13,48 +14,115 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/dra"
+	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
-// readDRA reads what is served of NVIDIA's DRA driver and around it. To users who may not read that, nodes of the driver show by its pods
-// alone, and the plan says what it would need.
-func readDRA(ctx context.Context, c client.Client, w *world.World) error {
-	var o world.DRAObjects
-	for kind, into := range map[string]*[]unstructured.Unstructured{
-		"ResourceSlice": &o.Slices, "ResourceClaim": &o.Claims, "DeviceClass": &o.Classes, "DeviceTaintRule": &o.Rules,
-	} {
-		served, err := listAll(ctx, c, schema.GroupVersionKind{Group: "resource.k8s.io", Version: "v1", Kind: kind}, into)
-		if err != nil {
-			return fmt.Errorf("reading %ss: %w", kind, err)
-		}
-		o.ServesClasses = o.ServesClasses || kind == "DeviceClass" && served.Version == "v1"
-		o.ServesRules = o.ServesRules || kind == "DeviceTaintRule" && !served.Empty()
-	}
-	o.AddTo(w)
-	return nil
+// The kinds around NVIDIA's DRA driver.
+const (
+	kindSlice = "ResourceSlice"
+	kindClaim = "ResourceClaim"
+	kindClass = "DeviceClass"
+	kindRule  = "DeviceTaintRule"
+)
+
+// withoutDRA is what is not known without each of them, in the order in which it is printed. DeviceTaintRules tell only how far a change is.
+var withoutDRA = []struct{ kind, plural, lacks string }{
+	{kindSlice, "ResourceSlices", "what NVIDIA's DRA driver publishes is not known, and no number of shares is compared"},
+	{kindClaim, "ResourceClaims", "pods and claims that have a device by a ResourceClaim are not named, unless the agent reports them"},
+	{kindClass, "DeviceClasses", "the DeviceClass gpu.nvidia.com of the driver's chart is taken for granted, and no other is known"},
+	{kindRule, "DeviceTaintRules", "it is not known which nodes' devices are tainted"},
 }
 
-// listAll reads all objects of a kind, a page at a time, in the version that is served; empty if none is. What the user may not read is not
-// there.
-func listAll(ctx context.Context, c client.Client, kind schema.GroupVersionKind, into *[]unstructured.Unstructured) (schema.GroupVersionKind, error) {
-	served, err := listOf(c, kind)
-	if meta.IsNoMatchError(err) {
-		return schema.GroupVersionKind{}, nil
-	}
-	if err != nil {
-		return served, err
-	}
-	for more, next := true, ""; more; more = next != "" {
-		list := &unstructured.UnstructuredList{}
-		list.SetGroupVersionKind(served)
-		err := c.List(ctx, list, client.Limit(page), client.Continue(next))
-		if apierrors.IsForbidden(err) || apierrors.IsNotFound(err) {
-			return served, nil
+// driverObjects are the objects of resource.k8s.io, as far as the API server serves them and the user may read them.
+type driverObjects struct {
+	of     map[string][]unstructured.Unstructured // by kind
+	served map[string]string                      // the version, by kind
+	unread map[string]bool                        // kinds that the user may not read
+}
+
+// readDRA reads what NVIDIA's DRA driver publishes, and what Kubernetes has around it. Clusters before Kubernetes 1.34 serve less.
+func readDRA(ctx context.Context, c client.Client) (driverObjects, error) {
+	o := driverObjects{of: map[string][]unstructured.Unstructured{}, served: map[string]string{}, unread: map[string]bool{}}
+	for _, w := range withoutDRA {
+		kind, err := listOf(c, schema.GroupVersionKind{Group: draGroup, Version: "v1", Kind: w.kind})
+		if meta.IsNoMatchError(err) {
+			continue
 		}
 		if err != nil {
-			return served, err
+			return o, fmt.Errorf("reading %s: %w", w.plural, err)
 		}
-		*into, next = append(*into, list.Items...), list.GetContinue()
+		o.served[w.kind] = kind.Version
+		for more, next := true, ""; more; more = next != "" {
+			list := &unstructured.UnstructuredList{}
+			list.SetGroupVersionKind(kind)
+			err := c.List(ctx, list, client.Limit(page), client.Continue(next))
+			if apierrors.IsForbidden(err) {
+				o.unread[w.kind] = true
+				break
+			}
+			if err != nil {
+				return o, fmt.Errorf("reading %s: %w", w.plural, err)
+			}
+			o.of[w.kind] = append(o.of[w.kind], list.Items...)
+			next = list.GetContinue()
+		}
 	}
-	return served, nil
+	return o, nil
+}
+
+// draGroup is the API group of dynamic resource allocation.
+const draGroup = "resource.k8s.io"
+
+// tell puts into the world what the controller reads of these objects. It returns what is not known because the user may not read it,
+// where NVIDIA's DRA driver serves a node.
+func (o *driverObjects) tell(w *world.World) (lacks []string) {
+	w.DRA = world.DRA{}
+	for i := range w.Nodes {
+		n := &w.Nodes[i]
+		n.Pods = slices.Clone(n.Pods) // another reader may have them
+		for p := range n.Pods {
+			n.Pods[p].Claim = ""
+		}
+	}
+	world.DRAObjects{
+		Slices: o.of[kindSlice], Claims: o.of[kindClaim], Classes: o.of[kindClass], Rules: o.of[kindRule],
+		ServesClasses: o.served[kindClass] == "v1", ServesRules: o.served[kindRule] != "",
+	}.AddTo(w)
+	if o.unread[kindClass] {
+		w.DRA.Classes = []dra.Class{{Name: dra.DriverName, Resource: plan.ResourceGPU}}
+	}
+	for i := range w.Nodes {
+		// Its DaemonSet may be there while its pod and ResourceSlices are not: the controller has recorded that.
+		if n := &w.Nodes[i]; n.DRA == "" && n.Annotations[v1alpha1.AnnotationOtherController] == v1alpha1.ReasonDRADriverActive {
+			n.DRA = "the annotation " + v1alpha1.AnnotationOtherController
+		}
+	}
+	if !slices.ContainsFunc(w.Nodes, func(n world.Node) bool { return w.StackOf(&n) != dra.DevicePlugin }) {
+		return nil
+	}
+	for _, without := range withoutDRA {
+		if o.unread[without.kind] {
+			lacks = append(lacks, fmt.Sprintf("You may not list %s, so %s. Ask an administrator to bind the ClusterRole gpu-sharing-cli of the installed "+
+				"version to you", without.plural, without.lacks))
+		}
+	}
+	return lacks
+}
+
+// pools are what is published, by node.
+func (o *driverObjects) pools() map[string]*dra.Pool {
+	published, pools := map[string][]dra.Slice{}, map[string]*dra.Pool{}
+	for i := range o.of[kindSlice] {
+		object := &o.of[kindSlice][i]
+		if n := at(object, "spec", "nodeName"); n != "" && at(object, "spec", "driver") == dra.DriverName {
+			published[n] = append(published[n], dra.SliceOf(object.Object))
+		}
+	}
+	for n, its := range published {
+		pools[n] = new(dra.PoolOf(its))
+	}
+	return pools
 }

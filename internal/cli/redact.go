@@ -64,10 +64,17 @@ var (
 
 // keptKinds is what redact keeps of each kind beside its metadata.
 var keptKinds = map[schema.GroupKind]kept{
-	{Group: v1alpha1.Group, Kind: "GPUSharingPolicy"}:                  keptWhole,
-	{Group: v1alpha1.Group, Kind: "GPUNode"}:                           keptWhole,
-	{Group: autoscaling.GroupKarpenter, Kind: "NodeOverlay"}:           keptWhole,
-	{Group: "coordination.k8s.io", Kind: "Lease"}:                      keptWhole,
+	{Group: v1alpha1.Group, Kind: "GPUSharingPolicy"}:        keptWhole,
+	{Group: v1alpha1.Group, Kind: "GPUNode"}:                 keptWhole,
+	{Group: autoscaling.GroupKarpenter, Kind: "NodeOverlay"}: keptWhole,
+	{Group: "coordination.k8s.io", Kind: "Lease"}:            keptWhole,
+	{Group: draGroup, Kind: kindSlice}:                       keptWhole,
+	{Group: draGroup, Kind: kindRule}:                        keptWhole,
+	// Configurations of drivers are free text.
+	{Group: draGroup, Kind: kindClass}: {"spec": {"selectors": nil, "extendedResourceName": nil}},
+	{Group: draGroup, Kind: kindClaim}: {
+		"spec": {"devices": {"requests": nil}}, "status": {"allocation": {"devices": {"results": nil}, "nodeSelector": nil}, "reservedFor": nil},
+	},
 	{Group: "apps", Kind: "Deployment"}:                                keptWorkload,
 	{Group: "apps", Kind: "DaemonSet"}:                                 keptWorkload,
 	{Kind: "ConfigMap"}:                                                {"data": nil},

@@ -18,6 +18,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
+	"github.com/gpusharing/gpu-sharing-operator/internal/dra"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
@@ -75,7 +76,7 @@ func separator(printed, output string) string {
 
 // statusNow reads the cluster and returns what status prints of it, with the ages that policies have at a time.
 func (p *Program) statusNow(ctx context.Context, c client.Client, q query, output string) (render func(ages time.Time) (string, error), err error) {
-	w, err := p.read(ctx, c)
+	w, lacks, err := p.read(ctx, c)
 	if err != nil {
 		return nil, advise(err)
 	}
@@ -95,6 +96,7 @@ func (p *Program) statusNow(ctx context.Context, c client.Client, q query, outpu
 			shown.row(0, "", fmt.Sprintf("No controller runs, so nothing changes and what follows may be out of date: %s.", why))
 			shown.WriteString("\n")
 		}
+		shown.lacking(lacks)
 		q.ages = ages
 		shown.status(w, q)
 		return shown.String(), nil
@@ -220,6 +222,9 @@ func (t *text) statusOf(r *report) {
 	if r.Message != "" {
 		t.row(2, "why", r.Message)
 	}
+	if r.Stack != dra.DevicePlugin {
+		t.row(2, "stack", programOf(r.Stack))
+	}
 	t.row(2, "advertises", resources(r.Advertised))
 	t.rows("plan", r.Plan)
 	t.rows("blocked by", r.BlockedBy)
@@ -231,8 +236,12 @@ func blockers(n *v1alpha1.GPUNode) []string {
 	lines := make([]string, 0, len(n.Status.Rollout.Blockers))
 	for _, b := range n.Status.Rollout.Blockers {
 		name := fmt.Sprintf("pod %s/%s", b.Namespace, b.Name)
-		if b.Kind == v1alpha1.BlockerKindProcess {
+		switch b.Kind {
+		case v1alpha1.BlockerKindProcess:
 			name = fmt.Sprintf("process %d (%s)", b.PID, b.Name)
+		case v1alpha1.BlockerKindResourceClaim:
+			name = fmt.Sprintf("ResourceClaim %s/%s", b.Namespace, b.Name)
+		case v1alpha1.BlockerKindPod:
 		}
 		uses := ""
 		for _, d := range n.Status.Devices {
@@ -248,10 +257,10 @@ func blockers(n *v1alpha1.GPUNode) []string {
 	return slices.Compact(lines)
 }
 
-// offers are the resources that a node advertises.
-func offers(n *world.Node) map[string]int64 {
+// offers are the resources that a node advertises, or that NVIDIA's DRA driver publishes for it.
+func offers(n *world.Node, stack dra.Stack) map[string]int64 {
 	offers := map[string]int64{}
-	for name, count := range n.Allocatable {
+	for name, count := range n.Offered(stack) {
 		put(offers, name, count)
 	}
 	return offers

@@ -37,7 +37,12 @@ func (p *Program) top(ctx context.Context, f *flags, args []string) error {
 		if err != nil {
 			return advise(err)
 		}
-		shown, err := p.topAs(f, of, measured, args)
+		driver, err := readDRA(ctx, agents.client)
+		if err != nil {
+			return advise(err)
+		}
+		lacks := driver.share(measured)
+		shown, err := p.topAs(f, of, measured, args, lacks)
 		if err != nil {
 			return err
 		}
@@ -56,8 +61,8 @@ func (p *Program) top(ctx context.Context, f *flags, args []string) error {
 	}
 }
 
-// topAs is what top prints of what was measured: all, or what has one of some names.
-func (p *Program) topAs(f *flags, of string, measured []measuredNode, names []string) (string, error) {
+// topAs is what top prints of what was measured: all, or what has one of some names. lacks are what is not known of it.
+func (p *Program) topAs(f *flags, of string, measured []measuredNode, names, lacks []string) (string, error) {
 	chosen, err := choose(of, measured, names)
 	if err != nil {
 		return "", err
@@ -69,6 +74,7 @@ func (p *Program) topAs(f *flags, of string, measured []measuredNode, names []st
 	if f.watch && p.Width > 0 {
 		shown.WriteString("\x1b[H\x1b[2J") // a terminal: home, and clear
 	}
+	shown.lacking(lacks)
 	shown.top(of, chosen)
 	return shown.String(), nil
 }

@@ -11,6 +11,7 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/dra"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/group"
@@ -83,7 +84,7 @@ func TestOfFortyNodesNoneIsPrintedAsReadyThatIsNot(t *testing.T) {
 		g.Expect(found["a01"].State).To(Equal(string(state.Draining)))
 		g.Expect(found["a02"].Reason).To(Equal(notListed))
 		shown, n := &text{}, node(t, "a02", sim.A100)
-		r := reportOf(&n, found["a02"])
+		r := reportOf(&n, dra.DevicePlugin, found["a02"])
 		shown.statusOf(&r)
 		g.Expect(shown.String()).To(HavePrefix("NODE a02   policy research   NotListed\n  why          policy research counts 1 node "))
 	})

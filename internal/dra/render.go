@@ -121,7 +121,7 @@ func lackingForMIG(m *v1alpha1.MIG, replicas map[string]int32) error {
 func notOffered(what, why, remedy string) error {
 	return &plan.Problem{
 		Reason:  v1alpha1.ReasonNotOnDRA,
-		Message: fmt.Sprintf("NVIDIA's DRA driver serves the node and offers no %s: %s. %s, or leave the node out of nodeSelector", what, why, remedy),
+		Message: fmt.Sprintf("NVIDIA's DRA driver offers no %s: %s. %s, or leave its nodes out of nodeSelector", what, why, remedy),
 	}
 }
 

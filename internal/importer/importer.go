@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package importer describes by policies how the GPUs of a cluster are shared already: by keys of NVIDIA's device-plugin
-// ConfigMap, labels on nodes, MIG instances. It is pure.
+// ConfigMap, labels on nodes, MIG instances, or by NVIDIA's DRA driver. It is pure.
 //
 // A policy that it writes changes nothing on the nodes that it selects. What no policy can say is told in words, never
 // left out in silence.
@@ -15,6 +15,7 @@ import (
 	"strings"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/dra"
 )
 
 // Cluster is how GPUs are shared in a cluster.
@@ -35,6 +36,10 @@ type Cluster struct {
 	Nodes []Node
 	// Policies are the names of the policies that exist already.
 	Policies []string
+	// Classes are the DeviceClasses, where NVIDIA's DRA driver serves a node.
+	Classes []dra.Class
+	// Lacks is what is not known of that, because the user may not read it.
+	Lacks []string
 	// Waits is why a policy that is applied now has to wait before it changes anything; empty: it need not.
 	Waits string
 }
@@ -49,6 +54,8 @@ type Node struct {
 	Machine string
 	// Devices are its GPUs as its agent reported them; none if no agent runs there yet.
 	Devices []v1alpha1.DeviceStatus
+	// Driver is what NVIDIA's DRA driver shows of it; nil: the device plugin serves it.
+	Driver *Driver
 }
 
 // labelHostname names one node, and so do the names of those that an autoscaler adds.
@@ -84,7 +91,8 @@ type found struct {
 
 // Describe describes a cluster. The same cluster gives the same description.
 func Describe(c Cluster) Description {
-	d := Description{Unknown: c.Unread != "", Waits: c.Waits}
+	byPlugin := func(n Node) bool { return n.Driver == nil }
+	d := Description{Unknown: c.Unread != "" && slices.ContainsFunc(c.Nodes, byPlugin), Waits: c.Waits}
 	var groups []*group
 	nodes := slices.SortedFunc(slices.Values(c.Nodes), func(a, b Node) int { return strings.Compare(a.Name, b.Name) })
 	rest := notes{}
@@ -102,7 +110,7 @@ func Describe(c Cluster) Description {
 		groups = join(groups, f)
 	}
 	d.Policies = policiesOf(groups, nodes, c.Policies)
-	d.Rest = append(c.unused(nodes), rest.list()...)
+	d.Rest = slices.Concat(c.unused(nodes), c.Lacks, rest.list())
 	return d
 }
 
@@ -145,6 +153,9 @@ func named(nodes []string) string {
 
 // describe finds how a node is shared; why says that no policy is to describe it.
 func (c Cluster) describe(n *Node) (f found, why string) {
+	if n.Driver != nil {
+		return c.driven(n)
+	}
 	f.node = n
 	if c.Unread != "" {
 		return f, c.Unread

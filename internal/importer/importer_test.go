@@ -5,6 +5,7 @@ package importer_test
 
 import (
 	"flag"
+	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
@@ -14,6 +15,7 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/dra"
 	"github.com/gpusharing/gpu-sharing-operator/internal/importer"
 )
 
@@ -251,6 +253,30 @@ func TestDescribe(t *testing.T) {
 			Waits: "changing devicePlugin.config of ClusterPolicy cluster-policy ends pod team/train",
 			Nodes: []importer.Node{ofMachine(node("a", labels{configLabel: "slice-4"}, whole(0))), ofMachine(node("b", nil, whole(0)))},
 		},
+		"nodes-of-the-dra-driver": {
+			Unread:  "its ConfigMap is not known; name it by --configmap NAMESPACE/NAME",
+			Classes: []dra.Class{{Name: "gpu.nvidia.com", Resource: "nvidia.com/gpu"}, {Name: "team-small", Resource: "nvidia.com/mig-1g.5gb"}},
+			Nodes: []importer.Node{
+				driven(node("mig", labels{"pool": "notebooks"}, cut(0, count("1g.5gb", 7)), cut(1, count("1g.5gb", 7))), 1),
+				driven(node("mig-2", labels{"pool": "inference"}, cut(0, count("2g.10gb", 3)), whole(1)), 4),
+				driven(node("shared", labels{"pool": "ci"}, whole(0), whole(1)), 4),
+				driven(node("shared-2", labels{"pool": "ci"}), 4, dra.Device{Name: "gpu-0", Type: "gpu", UUID: "GPU-x", Shares: 4}),
+				driven(node("by-hand", labels{"pool": "hand"}), 1, instance("GPU-x", "3g.20gb", 0), instance("GPU-x", "3g.20gb", 4), instance("GPU-y", "3g.20gb", 0), instance("GPU-y", "3g.20gb", 4)),
+				driven(node("unlike", nil), 1, instance("GPU-x", "3g.20gb", 0), instance("GPU-y", "7g.40gb", 0)),
+				driven(node("whole", nil, whole(0)), 1),
+				driven(node("unlimited", nil, whole(0)), 0),
+				driven(node("too-many", nil, whole(0)), 1000),
+				driven(node("nothing", nil), 1),
+			},
+			Lacks: []string{"You may not list DeviceTaintRules, so it is not known which nodes' devices are tainted"},
+		},
+		"what-no-policy-can-say-of-the-dra-driver": {
+			Nodes: []importer.Node{
+				with(driven(node("both", nil, whole(0)), 1), func(d *importer.Driver) { d.Alone = false }),
+				with(driven(node("dynamic", nil, whole(0)), 1), func(d *importer.Driver) { d.MakesInstances = true }),
+				driven(node("on-demand", nil, whole(0)), 1, dra.Device{Name: "gpu-0-mig-1g5gb-19-0", Type: "mig", Profile: "1g.5gb"}),
+			},
+		},
 		"gpus-that-differ": {
 			MIGStrategy: "mixed",
 			Nodes:       []importer.Node{node("a", nil, whole(0), cut(1, count("1g.5gb", 7)), cut(2, balanced...), cut(3, balanced...))},
@@ -272,6 +298,25 @@ func TestDescribe(t *testing.T) {
 			g.Expect(text).To(Equal(string(want)), "go test -update writes the golden files anew")
 		})
 	}
+}
+
+// driven is a node that NVIDIA's DRA driver alone serves, which publishes its GPUs or these devices.
+func driven(n importer.Node, shares int64, devices ...dra.Device) importer.Node {
+	for i := range n.Devices {
+		devices = append(devices, dra.Device{Name: "gpu-0", Type: "gpu", UUID: n.Devices[i].UUID, Shares: shares})
+	}
+	n.Driver = &importer.Driver{Alone: true, Pool: &dra.Pool{Complete: true, Devices: devices}}
+	return n
+}
+
+func with(n importer.Node, change func(*importer.Driver)) importer.Node {
+	change(n.Driver)
+	return n
+}
+
+// instance is a MIG instance as NVIDIA's DRA driver publishes it.
+func instance(of, profile string, start int) dra.Device {
+	return dra.Device{Name: fmt.Sprintf("%s-%s-%d", of, profile, start), Type: "mig", UUID: fmt.Sprintf("MIG-%s-%d", of, start), Profile: profile, Parent: of, Shares: 1}
 }
 
 // ofMachine is a node of OpenShift.

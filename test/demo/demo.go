@@ -53,14 +53,14 @@ const (
 // samples are the policies that are applied, in this order.
 func samples() []string {
 	return []string{
-		"config/samples/mig-a100.yaml", "config/samples/mps-h100.yaml", "config/samples/time-slicing-t4.yaml",
+		"config/samples/mig-a100.yaml", "config/samples/mps-h100.yaml", "config/samples/time-slicing-t4.yaml", "test/demo/mig-a30.yaml",
 	}
 }
 
 func fleet() []simdriver.Spec {
 	return []simdriver.Spec{
 		simdriver.Times(changedNode, sim.A100, 2), simdriver.Times(otherNode, sim.A100, 2),
-		simdriver.Times("gpu-h100", sim.H100, 2), simdriver.Times("gpu-t4", sim.T4, 2),
+		simdriver.Times("gpu-h100", sim.H100, 2), simdriver.Times("gpu-t4", sim.T4, 2), simdriver.Times(draNode, sim.A30, 2),
 	}
 }
 
@@ -93,7 +93,7 @@ func (d *demo) play(ctx context.Context) error {
 type act = func(limited, background context.Context, running *sync.WaitGroup) error
 
 func (d *demo) acts() []act {
-	acts := []act{d.startCluster, d.startNodes, d.startController, d.applyPolicies, d.noteResult}
+	acts := []act{d.startCluster, d.startNodes, d.startController, d.applyPolicies, d.noteResult, d.runOnDRA}
 	if !d.keep {
 		acts = append(acts, d.changeLayout, d.failLayout, d.undo)
 	}
@@ -158,6 +158,9 @@ func (d *demo) startCluster(ctx, background context.Context, running *sync.WaitG
 		return fmt.Errorf("creating namespace %s: %w", gpuOperator, err)
 	}
 	if err := cluster.Apply(ctx, "test/demo/cluster-policy.yaml"); err != nil {
+		return err
+	}
+	if err := d.installDRADriver(ctx); err != nil {
 		return err
 	}
 	operator := &nodesim.GPUOperator{
@@ -277,7 +280,7 @@ func (d *demo) runController(ctx context.Context) (*process, error) {
 }
 
 func (d *demo) applyPolicies(ctx, _ context.Context, _ *sync.WaitGroup) error {
-	d.story.chapter("Three policies are applied")
+	d.story.chapter("Four policies are applied")
 	for _, sample := range samples() {
 		if err := d.runKubectl(ctx, "apply", "-f", sample); err != nil {
 			return err

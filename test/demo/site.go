@@ -26,7 +26,7 @@ type site struct {
 // nothing is what a node without GPUs advertises.
 const nothing = "-"
 
-// advertises is what a node offers to pods of NVIDIA's resources.
+// advertises is what a node offers to pods of NVIDIA's resources: what the kubelet lists, or what NVIDIA's DRA driver publishes.
 func (s *site) advertises(ctx context.Context, name string) (string, error) {
 	node := &corev1.Node{}
 	if err := s.cluster.Client.Get(ctx, client.ObjectKey{Name: name}, node); err != nil {
@@ -37,6 +37,13 @@ func (s *site) advertises(ctx context.Context, name string) (string, error) {
 		if short, is := strings.CutPrefix(string(resource), "nvidia.com/"); is && !quantity.IsZero() {
 			parts = append(parts, fmt.Sprintf("%s: %s", short, quantity.String()))
 		}
+	}
+	published, err := s.published(ctx, name)
+	if err != nil {
+		return nothing, err
+	}
+	for resource, count := range published {
+		parts = append(parts, fmt.Sprintf("%s: %d", strings.TrimPrefix(resource, "nvidia.com/"), count))
 	}
 	if len(parts) == 0 {
 		return nothing, nil

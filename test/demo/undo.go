@@ -44,7 +44,8 @@ func (s snapshot) differences(now snapshot) []string {
 	return found
 }
 
-// snapshot reads the nodes, the ClusterPolicy, the GPU Operator's ConfigMaps, the NodeFeatures, and the hardware itself.
+// snapshot reads the nodes, the ClusterPolicy, the GPU Operator's ConfigMaps, the NodeFeatures, what NVIDIA's DRA driver publishes, and the
+// hardware itself.
 func (d *site) snapshot(ctx context.Context) (snapshot, error) {
 	s := snapshot{}
 	policies := &unstructured.UnstructuredList{}
@@ -68,6 +69,9 @@ func (d *site) snapshot(ctx context.Context) (snapshot, error) {
 	}
 	for _, f := range features.Items {
 		s.put(fmt.Sprintf("NodeFeature %s/%s", f.GetNamespace(), f.GetName()), f.Object["spec"])
+	}
+	if err := d.snapshotDRA(ctx, s); err != nil {
+		return nil, err
 	}
 	for _, m := range d.machines {
 		if err := d.snapshotNode(ctx, m, s); err != nil {
@@ -113,8 +117,11 @@ func (d *demo) undo(ctx, _ context.Context, _ *sync.WaitGroup) error {
 	var differences []string
 	err := until(ctx, func() (bool, error) {
 		now, err := d.snapshot(ctx)
+		if err != nil {
+			return false, err
+		}
 		differences = d.before.differences(now)
-		return len(differences) == 0, err
+		return len(differences) == 0, nil
 	})
 	if err != nil {
 		return fmt.Errorf("%w: not everything went back to what it was:\n  %s", err, strings.Join(differences, "\n  "))

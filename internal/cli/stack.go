@@ -1,0 +1,184 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/dra"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/group"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
+)
+
+// programOf names what offers the GPUs of a node.
+func programOf(s dra.Stack) string {
+	switch s {
+	case dra.Driver:
+		return "NVIDIA's DRA driver"
+	case dra.Both:
+		return "NVIDIA's device plugin and its DRA driver, both for the same GPUs"
+	case dra.DevicePlugin:
+	}
+	return "NVIDIA's device plugin"
+}
+
+// lacking writes what is not known, because the user may not read it.
+func (t *text) lacking(lacks []string) {
+	for _, what := range lacks {
+		t.row(0, "", what+".")
+	}
+	if len(lacks) > 0 {
+		t.WriteString("\n")
+	}
+}
+
+// stacks writes what offers the GPUs of the nodes that a policy governs, and what would change for pods if the other program did. In a
+// cluster without dynamic resource allocation there is no other.
+func (t *text) stacks(policy string, w world.World, after rollout.Decision) {
+	driven := slices.ContainsFunc(w.Nodes, func(n world.Node) bool { return w.StackOf(&n) != dra.DevicePlugin })
+	if !w.DRA.ServesClasses && !driven {
+		return
+	}
+	moved := rollout.Decide(movedOver(w)).Nodes
+	type line struct {
+		stack dra.Stack
+		moved string
+	}
+	var order []line
+	nodes := map[line][]string{}
+	for _, n := range after.Nodes {
+		at := slices.IndexFunc(w.Nodes, func(o world.Node) bool { return o.Name == n.Node })
+		if n.Policy != policy || at < 0 || n.State == state.Unknown {
+			continue
+		}
+		l := line{stack: w.StackOf(&w.Nodes[at])}
+		if then := slices.IndexFunc(moved, func(m group.NodeState) bool { return m.Node == n.Node }); then >= 0 && l.stack != dra.Both {
+			l.moved = afterMove(l.stack, &n, &moved[then], sharesOf(policy, w))
+		}
+		if nodes[l] == nil {
+			order = append(order, l)
+		}
+		nodes[l] = append(nodes[l], n.Node)
+	}
+	for _, l := range order {
+		t.WriteString("\n")
+		t.row(0, "", fmt.Sprintf("STACK %s on %s: %s", programOf(l.stack), count(len(nodes[l]), "node"), strings.Join(nodes[l], ", ")))
+		if l.moved != "" {
+			t.row(2, "if moved", l.moved)
+		}
+	}
+}
+
+// sharesOf is the number of shares that a policy needs of each GPU on nodes of NVIDIA's DRA driver.
+func sharesOf(policy string, w world.World) int64 {
+	at := slices.IndexFunc(w.Policies, named(policy))
+	if at < 0 {
+		return 1
+	}
+	return dra.Shares(w.Policies[at].Spec.Sharing)
+}
+
+// afterMove is what pods can request of a node once the other one of NVIDIA's programs offers its GPUs.
+func afterMove(stack dra.Stack, now, then *group.NodeState, shares int64) string {
+	to := dra.Driver
+	if stack == dra.Driver {
+		to = dra.DevicePlugin
+	}
+	says := "to " + programOf(to) + ": "
+	switch {
+	case then.State == state.Unsupported || then.State == state.Unknown:
+		return says + fmt.Sprintf("%s: %s", then.Reason, then.Message)
+	case now.State != state.Unsupported && maps.Equal(now.Expected, then.Expected):
+		says += "the same resources"
+	default:
+		says += resources(then.Expected)
+	}
+	if to == dra.Driver && shares > 1 {
+		says += fmt.Sprintf(", with featureGates.ConsumableShares=true and consumableShares=%d in its chart, for all its nodes", shares)
+	}
+	return says + ". docs/dra.md has the order"
+}
+
+// movedOver is the world once the other one of NVIDIA's programs offers the GPUs of each node.
+func movedOver(w world.World) world.World {
+	if _, offered := dra.Offering(w.DRA.Classes, plan.ResourceGPU); !offered {
+		w.DRA.Classes = append(slices.Clone(w.DRA.Classes), dra.Class{Name: dra.DriverName, Resource: plan.ResourceGPU}) // its chart brings it
+	}
+	w.Nodes = slices.Clone(w.Nodes)
+	for i := range w.Nodes {
+		n := &w.Nodes[i]
+		stack := w.StackOf(n)
+		n.Labels, n.Annotations = maps.Clone(n.Labels), maps.Clone(n.Annotations)
+		delete(n.Annotations, v1alpha1.AnnotationOtherController)
+		n.Published, n.Claims, n.DRA, n.Allocatable = nil, nil, "", nil
+		offers := func(p world.Pod) bool { return p.DRA || p.NodeSelector[deployPlugin] != "" }
+		n.Pods = slices.DeleteFunc(slices.Clone(n.Pods), offers)
+		if stack == dra.DevicePlugin {
+			n.DRA = "the move"
+			n.Labels[deployPlugin] = world.LabelFalse
+		} else if w.Plugin.ClusterPolicy {
+			n.Labels[deployPlugin] = "true"
+		}
+	}
+	return w
+}
+
+// classesOf are the DeviceClasses that the operator would make or delete.
+func classesOf(d rollout.Decision) (lines []string) {
+	for _, a := range d.Actions {
+		switch a := a.(type) {
+		case action.WriteClass:
+			lines = append(lines, fmt.Sprintf("creates DeviceClass %s, by which pods get %s", a.Class.Name, a.Class.Resource))
+		case action.DeleteClass:
+			lines = append(lines, "deletes DeviceClass "+a.Name+", which nothing names any more")
+		}
+	}
+	return lines
+}
+
+// devicesOf are the GPUs of a node as its agent reports them. Which GPU or instance a pod has by a ResourceClaim is not known to the agent,
+// which therefore counts the pod for each of them: it is what the claim and the ResourceSlices say.
+func devicesOf(n *world.Node) []gpu.Device {
+	devices := plan.Devices(n.GPU.Status.Devices)
+	located := map[string]bool{} // pods, as namespace/name
+	pods := podsByUID(n)
+	type held struct {
+		uuid string
+		gpu.Holder
+	}
+	var holders []held
+	for _, claim := range n.Claims {
+		for _, device := range claim.Of(n.Name) {
+			uuid, instance, known := n.Published.Locate(device, n.GPU.Status.Devices)
+			for _, uid := range claim.Pods {
+				name, here := pods[uid]
+				if !known || !here {
+					continue
+				}
+				located[name] = true
+				namespace, pod, _ := strings.Cut(name, "/")
+				holders = append(holders, held{uuid, gpu.Holder{Namespace: namespace, Pod: pod, Instance: instance}})
+			}
+		}
+	}
+	for i := range devices {
+		d := &devices[i]
+		d.Holders = slices.DeleteFunc(slices.Clone(d.Holders), func(h gpu.Holder) bool { return located[h.Namespace+"/"+h.Pod] })
+		for _, h := range holders {
+			if h.uuid == d.UUID {
+				d.Holders = append(d.Holders, h.Holder)
+			}
+		}
+	}
+	return devices
+}
