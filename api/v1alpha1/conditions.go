@@ -222,6 +222,8 @@ const (
 	ReasonNoNodeFeatures = "NoNodeFeatures"
 	// ReasonMPSMultiUserNotSupported: sharing.mps.multiUser is set for a GPU older than Volta.
 	ReasonMPSMultiUserNotSupported = "MPSMultiUserNotSupported"
+	// ReasonTimeSliceNotSupported: sharing.timeSlicing.interval names an interval, and the driver has none for a GPU.
+	ReasonTimeSliceNotSupported = "TimeSliceNotSupported"
 	// ReasonMemoryLimitExceeded: the MPS pinned memory limit is more than the GPU has.
 	ReasonMemoryLimitExceeded = "MemoryLimitExceeded"
 	// ReasonVirtualGPUNotSupported: the node's GPUs are virtual and cannot be shared further.

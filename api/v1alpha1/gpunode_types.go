@@ -254,8 +254,8 @@ const (
 	MIGModeDisabled MIGMode = "Disabled"
 )
 
-// DeviceSharing is how one GPU is, or must be, shared: the normal form to which every strategy reduces. Time-slicing
-// leaves no trace here, for it changes nothing on the GPU: NVIDIA's device plugin advertises it more than once.
+// DeviceSharing is how one GPU is, or must be, shared: the normal form to which every strategy reduces. Of time-slicing it has the interval
+// alone, for nothing else changes on the GPU: NVIDIA's device plugin advertises it more than once.
 //
 // +kubebuilder:validation:XValidation:rule="self.migMode == 'Enabled' || !has(self.instances)",message="instances need MIG mode"
 // +kubebuilder:validation:XValidation:rule="self.migMode == 'Disabled' || !has(self.mps)",message="MPS is not supported on GPUs in MIG mode"
@@ -274,6 +274,11 @@ type DeviceSharing struct {
 	// mps is the MPS control daemon that serves the GPU; absent if none does.
 	// +optional
 	MPS *MPSDaemon `json:"mps,omitempty"`
+
+	// timeSliceInterval is how long a process keeps the GPU before another one takes its turn. Absent: it is not to be changed or, in
+	// status, was not read. In MIG mode it does not apply.
+	// +optional
+	TimeSliceInterval TimeSliceInterval `json:"timeSliceInterval,omitempty"`
 }
 
 // InstanceCount is a number of MIG instances of one profile.

@@ -64,12 +64,31 @@ type TimeSlicing struct {
 	// +kubebuilder:default=true
 	FailRequestsGreaterThanOne *bool `json:"failRequestsGreaterThanOne,omitempty"`
 
+	// interval is how long a process keeps a GPU before another one takes its turn: Default, Short, Medium or Long, as the driver has
+	// them (nvidia-smi compute-policy --set-timeslice). NVIDIA publishes no durations. A short interval answers sooner, a long one
+	// switches less often. The agent sets it on each selected GPU, again after a reset or a reboot, and restores the former one in the
+	// end. Running pods are not disturbed. Absent: the interval is neither read nor changed.
+	// +optional
+	Interval TimeSliceInterval `json:"interval,omitempty"`
+
 	// memoryGuard watches the memory of the GPUs and reports containers that use more than their share while a GPU is almost full,
 	// or evicts their pods. It isolates nothing: an allocation can fail before the guard acts. If you need isolation, use MIG.
 	// Absent: no guard. The agents then measure only while they are read, or at their sampling interval.
 	// +optional
 	MemoryGuard *MemoryGuard `json:"memoryGuard,omitempty"`
 }
+
+// TimeSliceInterval is how long a process keeps a GPU before another one takes its turn.
+// +kubebuilder:validation:Enum=Default;Short;Medium;Long
+type TimeSliceInterval string
+
+// The intervals, as NVIDIA's DRA driver names them. nvidia-smi numbers them from 0.
+const (
+	TimeSliceIntervalDefault TimeSliceInterval = "Default"
+	TimeSliceIntervalShort   TimeSliceInterval = "Short"
+	TimeSliceIntervalMedium  TimeSliceInterval = "Medium"
+	TimeSliceIntervalLong    TimeSliceInterval = "Long"
+)
 
 // MemoryGuardMode decides what happens to a container that uses more than its share of the memory of a GPU that is almost full.
 // +kubebuilder:validation:Enum=Report;Evict

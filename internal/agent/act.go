@@ -24,15 +24,16 @@ const (
 
 // outcome is what became of a desired state.
 type outcome struct {
-	problem  *plan.Problem // the desired state cannot be reached
-	unknown  []string      // UUIDs in the spec that the node does not have
-	waits    []string      // what is waited for, in words
-	failures []failure
-	pending  []string // GPUs whose MIG mode waits for a reboot, in words
-	reboot   reboot   // what becomes of those
-	unmet    []string // GPUs that do not match the desired state though nothing is left to do, in words
-	restored []string // what became of GPUs on which a step failed, in words
-	nodes    error    // why device nodes of MIG instances are missing
+	problem    *plan.Problem // the desired state cannot be reached
+	unknown    []string      // UUIDs in the spec that the node does not have
+	waits      []string      // what is waited for, in words
+	failures   []failure
+	pending    []string // GPUs whose MIG mode waits for a reboot, in words
+	reboot     reboot   // what becomes of those
+	unrecorded []string // UUIDs of GPUs whose former time slice is not in the baseline yet
+	unmet      []string // GPUs that do not match the desired state though nothing is left to do, in words
+	restored   []string // what became of GPUs on which a step failed, in words
+	nodes      error    // why device nodes of MIG instances are missing
 }
 
 // failure is a step that failed.
@@ -71,7 +72,9 @@ func (c converger) converge(
 	now := before
 	for round := 1; ; round++ {
 		o := outcome{unknown: unknown}
-		steps, err := plan.Node(desired, now.devices)
+		var allowed []v1alpha1.DeviceSpec
+		allowed, o.unrecorded = plan.WithoutUnrecorded(desired, baselineOf(spec), now.devices)
+		steps, err := plan.Node(allowed, now.devices)
 		if err != nil && !errors.As(err, &o.problem) {
 			return now, o, fmt.Errorf("planning: %w", err)
 		}
@@ -89,6 +92,14 @@ func (c converger) converge(
 			return c.conclude(ctx, desired, before, now, o)
 		}
 	}
+}
+
+// baselineOf are the GPUs of the baseline in a spec.
+func baselineOf(spec v1alpha1.GPUNodeSpec) []v1alpha1.DeviceSpec {
+	if spec.Baseline == nil {
+		return nil
+	}
+	return spec.Baseline.Devices
 }
 
 // conclude rolls back what failed and sums up.
@@ -176,5 +187,5 @@ func met(desired, observed v1alpha1.DeviceSharing) bool {
 	if desired.MPS != nil && desired.MPS.Owner == v1alpha1.MPSDaemonOwnerNVIDIA && observed.MPS == nil {
 		desired.MPS = nil
 	}
-	return plan.Same(desired, observed)
+	return plan.Met(desired, observed)
 }

@@ -123,7 +123,7 @@ func New(c Config) *Controller {
 		clock: c.Clock, turns: make(turns, 1), metrics: newMetrics(),
 	}
 	return &Controller{
-		tools: t, converger: converger{observer{t}}, meter: meter{tools: t, containers: c.Containers},
+		tools: t, converger: converger{observer{tools: t}}, meter: meter{tools: t, containers: c.Containers},
 		bootID: c.BootID, reader: c.Reader, owner: ssa.Owner{Client: c.Client, Name: FieldManager},
 		nodes: c.Nodes, rebooter: c.Rebooter, driver: c.Driver, resync: c.Resync,
 	}
@@ -177,7 +177,8 @@ func (c *Controller) reconcile(ctx context.Context, node *v1alpha1.GPUNode) (rec
 	if node.Spec.MIGConfigName != "" {
 		return c.finish(ctx, node, report{aside: true})
 	}
-	before, err := c.observe(ctx)
+	work := converger{c.forSpec(node.Spec)}
+	before, err := work.observe(ctx)
 	if err != nil {
 		return c.finish(ctx, node, report{failed: err})
 	}
@@ -185,7 +186,7 @@ func (c *Controller) reconcile(ctx context.Context, node *v1alpha1.GPUNode) (rec
 	if leave != nil && node.Spec.MIGActuator != v1alpha1.MIGActuatorMIGManager {
 		return c.finish(ctx, node, report{observed: before, outcome: outcome{problem: leave}, rebuilds: rebuilds})
 	}
-	after, result, err := c.converge(ctx, node.Spec, before)
+	after, result, err := work.converge(ctx, node.Spec, before)
 	if err == nil {
 		result.nodes = c.ensureNodes(ctx, node.Spec)
 	}

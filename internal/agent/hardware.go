@@ -144,6 +144,20 @@ func (l *Late) SetComputeMode(ctx context.Context, uuid string, mode gpu.Compute
 	return l.do(func(h gpu.Hardware) error { return h.SetComputeMode(ctx, uuid, mode) })
 }
 
+// TimeSlices implements gpu.Hardware.
+func (l *Late) TimeSlices(ctx context.Context, uuids ...string) (map[string]gpu.TimeSlice, error) {
+	h, _, err := l.opened()
+	if err != nil {
+		return nil, err
+	}
+	return h.TimeSlices(ctx, uuids...)
+}
+
+// SetTimeSlice implements gpu.Hardware.
+func (l *Late) SetTimeSlice(ctx context.Context, uuid string, slice gpu.TimeSlice) error {
+	return l.do(func(h gpu.Hardware) error { return h.SetTimeSlice(ctx, uuid, slice) })
+}
+
 // Close implements gpu.Hardware. What was never opened needs no closing.
 func (l *Late) Close() error {
 	l.mu.Lock()

@@ -15,6 +15,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/driver"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/mps"
+	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
 )
 
 // observation is one look at the node, complete or not at all: who decides on half of it destroys what is in use.
@@ -62,7 +63,22 @@ func missingReason(s driver.State) string {
 }
 
 // observer looks at the node.
-type observer struct{ tools }
+type observer struct {
+	tools
+
+	timed []string // UUIDs of the GPUs whose time slice is read, those for which the spec names one
+}
+
+// forSpec is the observer of what a spec is about.
+func (o observer) forSpec(spec v1alpha1.GPUNodeSpec) observer {
+	o.timed = nil
+	for _, d := range spec.Devices {
+		if plan.Timed(d.Sharing) {
+			o.timed = append(o.timed, d.UUID)
+		}
+	}
+	return o
+}
 
 // observe looks at the GPUs, at the MPS daemons that serve them and at who uses them.
 func (o observer) observe(ctx context.Context) (observation, error) {
@@ -71,6 +87,9 @@ func (o observer) observe(ctx context.Context) (observation, error) {
 	at := o.clock.Now()
 	inventory, err := o.hardware.Observe(ctx)
 	if err != nil {
+		return observation{}, notRead(err)
+	}
+	if err := o.readTimeSlices(ctx, inventory.Devices); err != nil {
 		return observation{}, notRead(err)
 	}
 	serving, err := o.mps.Observe(ctx)
@@ -89,6 +108,27 @@ func (o observer) observe(ctx context.Context) (observation, error) {
 		devices[i].Holders = slices.Compact(devices[i].Holders)
 	}
 	return observation{driverVersion: inventory.DriverVersion, daemons: mpsStatus(serving), devices: devices, at: at}, nil
+}
+
+// readTimeSlices adds the time slices that matter. A GPU in MIG mode has none.
+func (o observer) readTimeSlices(ctx context.Context, devices []gpu.Device) error {
+	var uuids []string
+	for _, d := range devices {
+		if !d.State.MIG && slices.Contains(o.timed, d.UUID) {
+			uuids = append(uuids, d.UUID)
+		}
+	}
+	if len(uuids) == 0 {
+		return nil
+	}
+	read, err := o.hardware.TimeSlices(ctx, uuids...)
+	if err != nil {
+		return err
+	}
+	for i := range devices {
+		devices[i].State.TimeSlice = read[devices[i].UUID]
+	}
+	return nil
 }
 
 // described adds what the host knows of processes to what NVML does.

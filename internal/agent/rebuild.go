@@ -4,6 +4,7 @@
 package agent
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -42,8 +43,8 @@ func rebuild(node *v1alpha1.GPUNode, bootID string, devices []gpu.Device, now ti
 	until := at[len(at)-maxRebuilds].Add(rebuildWindow)
 	return at, &plan.Problem{
 		Reason: v1alpha1.ReasonChangedByOthers,
-		Message: fmt.Sprintf("another program keeps changing MIG on %s; the agent restored it %d times within an hour and leaves it "+
-			"until %s UTC; find who does it: nvidia-smi mig by hand, NVIDIA's mig-manager, a MIG service of the host, another operator",
+		Message: fmt.Sprintf("another program keeps changing MIG or the time-slice interval on %s; the agent restored it %d times within an hour and leaves it "+
+			"until %s UTC; find who does it: nvidia-smi mig or compute-policy by hand, NVIDIA's mig-manager, a MIG service of the host, another operator",
 			strings.Join(changed, "; "), len(at), until.UTC().Format("15:04:05")),
 	}
 }
@@ -67,15 +68,18 @@ func changedMIG(desired []v1alpha1.DeviceSpec, devices []gpu.Device) []string {
 		}
 		is, want := plan.Observed(d), spec.Sharing
 		is.MPS, want.MPS = nil, nil
-		if !plan.Same(is, want) {
-			changed = append(changed, fmt.Sprintf("%s (%s)", d, partition(is)))
+		if !plan.Met(want, is) {
+			changed = append(changed, fmt.Sprintf("%s (%s)", d, partition(is, want)))
 		}
 	}
 	return changed
 }
 
 // partition says how a GPU is partitioned.
-func partition(s v1alpha1.DeviceSharing) string {
+func partition(s, want v1alpha1.DeviceSharing) string {
+	if s.MIGMode == want.MIGMode && s.TimeSliceInterval != want.TimeSliceInterval {
+		return "now with time-slice interval " + cmp.Or(string(s.TimeSliceInterval), "unknown")
+	}
 	if s.MIGMode != v1alpha1.MIGModeEnabled {
 		return "now without MIG"
 	}

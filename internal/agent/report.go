@@ -148,6 +148,9 @@ func applied(node *v1alpha1.GPUNode, r report, able error) metav1.Condition {
 	case len(o.unmet) > 0 && node.Spec.MIGActuator == v1alpha1.MIGActuatorMIGManager:
 		c.Reason = v1alpha1.ReasonApplying
 		c.Message = "not in the desired state: " + format.Join(o.unmet) + "; NVIDIA's mig-manager partitions the GPUs of this node"
+	case len(o.unrecorded) > 0 && len(o.unmet) == len(o.unrecorded):
+		c.Reason = v1alpha1.ReasonApplying
+		c.Message = "the time-slice interval of " + format.Join(o.unmet) + " is set once the controller has recorded the former one in spec.baseline"
 	case len(o.unmet) > 0:
 		c.Reason = v1alpha1.ReasonApplying
 		c.Message = "not in the desired state yet: " + format.Join(o.unmet) +

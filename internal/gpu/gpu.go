@@ -80,6 +80,11 @@ type Hardware interface {
 	DestroyInstance(ctx context.Context, uuid string, id int) error
 	// SetComputeMode says how many processes may use a GPU without MPS.
 	SetComputeMode(ctx context.Context, uuid string, mode ComputeMode) error
+	// TimeSlices reads the time slices of GPUs, by UUID. It is no part of Observe, since it takes a program of the driver's for each GPU.
+	TimeSlices(ctx context.Context, uuids ...string) (map[string]TimeSlice, error)
+	// SetTimeSlice says how long a process keeps a GPU before another one takes its turn. Nothing that runs is disturbed.
+	// ErrNotSupported: the driver has no time slice for the GPU, or not in MIG mode.
+	SetTimeSlice(ctx context.Context, uuid string, slice TimeSlice) error
 	// Close gives back every handle. The next call opens them again.
 	Close() error
 }
@@ -127,6 +132,25 @@ type State struct {
 	Instances   []Instance // by placement
 	ComputeMode ComputeMode
 	MPS         *MPSDaemon // nil when no daemon serves the GPU
+	TimeSlice   TimeSlice  // empty when it was not read, or is not to be changed
+}
+
+// TimeSlice is how long a process keeps a GPU before another one takes its turn. NVIDIA publishes no durations.
+type TimeSlice string
+
+// The time slices. The driver begins with the default one after each reset and each time that it is loaded.
+const (
+	TimeSliceUnread  TimeSlice = ""
+	TimeSliceNone    TimeSlice = "None" // the driver shows none for the GPU
+	TimeSliceDefault TimeSlice = "Default"
+	TimeSliceShort   TimeSlice = "Short"
+	TimeSliceMedium  TimeSlice = "Medium"
+	TimeSliceLong    TimeSlice = "Long"
+)
+
+// TimeSlices are those that can be set, each at the place that is its number for nvidia-smi compute-policy --set-timeslice.
+func TimeSlices() []TimeSlice {
+	return []TimeSlice{TimeSliceDefault, TimeSliceShort, TimeSliceMedium, TimeSliceLong}
 }
 
 // ComputeCapability is the version of a GPU's architecture.

@@ -98,7 +98,7 @@ func Clears(desired []v1alpha1.DeviceSpec, have []gpu.Device) []gpu.Device {
 		}
 		partial := slices.ContainsFunc(d.State.Instances, func(i gpu.Instance) bool { return i.Partial })
 		want.MPS, is.MPS = nil, nil
-		if partial || !plan.Same(want, is) {
+		if partial || !plan.Met(want, is) {
 			differ = append(differ, d)
 		}
 	}

@@ -80,7 +80,7 @@ func sameProfile(a, b v1alpha1.ProfileStatus) bool {
 }
 
 func state(s *v1alpha1.DeviceStatus) gpu.State {
-	have := gpu.State{MIG: s.Sharing.MIGMode == v1alpha1.MIGModeEnabled}
+	have := gpu.State{MIG: s.Sharing.MIGMode == v1alpha1.MIGModeEnabled, TimeSlice: gpu.TimeSlice(s.Sharing.TimeSliceInterval)}
 	switch s.ComputeMode {
 	case v1alpha1.ComputeModeExclusiveProcess:
 		have.ComputeMode = gpu.ComputeExclusiveProcess

@@ -25,6 +25,9 @@ func Diff(d gpu.Device, want gpu.State) []Step {
 	if !want.MIG && d.State.ComputeMode != want.ComputeMode {
 		steps = append(steps, setComputeMode{device: d, mode: want.ComputeMode})
 	}
+	if !want.MIG && want.TimeSlice != gpu.TimeSliceUnread && d.State.TimeSlice != want.TimeSlice {
+		steps = append(steps, setTimeSlice{device: d, slice: want.TimeSlice})
+	}
 	for _, i := range missing(d, want) {
 		steps = append(steps, createInstance{device: d, instance: i})
 	}

@@ -32,7 +32,7 @@ func goalsOf(desired []v1alpha1.DeviceSpec, have []gpu.Device) ([]goal, error) {
 		if spec := specOf(desired, d.UUID); spec != nil {
 			want, err := Want(spec.Sharing, d)
 			if err == nil {
-				err = processesKnown(d, want)
+				err = cmp.Or(timeSliceKnown(d, want), processesKnown(d, want))
 			}
 			if err != nil {
 				problems = append(problems, err)

@@ -27,7 +27,7 @@ func resolveMIG(m v1alpha1.MIG, selected []gpu.Device) ([]v1alpha1.DeviceSpec, e
 		return nil, err
 	}
 	if m.TimeSlicing != nil && m.TimeSlicing.WholeGPUReplicas != nil {
-		if _, err := resolveTimeSlicing(without(partitions, selected)); err != nil {
+		if _, err := resolveTimeSlicing(v1alpha1.TimeSlicing{}, without(partitions, selected)); err != nil {
 			return nil, err
 		}
 	}

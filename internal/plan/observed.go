@@ -17,7 +17,11 @@ import (
 // a plan removes them.
 func Observed(d gpu.Device) v1alpha1.DeviceSharing {
 	if !d.State.MIG {
-		return v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeDisabled, MPS: observedMPS(d)}
+		s := v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeDisabled, MPS: observedMPS(d)}
+		if slices.Contains(gpu.TimeSlices(), d.State.TimeSlice) {
+			s.TimeSliceInterval = v1alpha1.TimeSliceInterval(d.State.TimeSlice)
+		}
+		return s
 	}
 	count := map[string]int{}
 	for _, i := range d.State.Instances {
@@ -54,10 +58,18 @@ func observedMPS(d gpu.Device) *v1alpha1.MPSDaemon {
 	return daemon
 }
 
-// Same reports whether two desired states, or a desired state and what is observed, are the same, whatever the order of their instances. The
-// limits of NVIDIA's own MPS daemon are not ours to keep, so they do not count.
+// Met reports whether what is observed of a GPU is its desired state. The time slice counts only where that names one.
+func Met(desired, observed v1alpha1.DeviceSharing) bool {
+	if !Timed(desired) {
+		desired.TimeSliceInterval, observed.TimeSliceInterval = "", ""
+	}
+	return Same(desired, observed)
+}
+
+// Same reports whether two desired states are the same, whatever the order of their instances. The limits of NVIDIA's own MPS daemon are not
+// ours to keep, so they do not count.
 func Same(a, b v1alpha1.DeviceSharing) bool {
-	return a.MIGMode == b.MIGMode && maps.Equal(byProfile(a.Instances), byProfile(b.Instances)) && sameMPS(a.MPS, b.MPS)
+	return a.TimeSliceInterval == b.TimeSliceInterval && a.MIGMode == b.MIGMode && maps.Equal(byProfile(a.Instances), byProfile(b.Instances)) && sameMPS(a.MPS, b.MPS)
 }
 
 func sameMPS(a, b *v1alpha1.MPSDaemon) bool {

@@ -6,7 +6,7 @@
 //
 // The order inside a plan is written twice only, in Node for the node and in Diff for one GPU:
 //
-//	stop MPS → of each GPU: destroy instances → MIG mode → compute mode → create instances → set MPS limits, start MPS
+//	stop MPS → of each GPU: destroy instances → MIG mode → compute mode → time slice → create instances → set MPS limits, start MPS
 //
 // Stages says what of it may be done side by side, since GPUs do not wait for each other where they need not; Back is the
 // plan that takes GPUs back to what they were.

@@ -19,7 +19,7 @@ func Resolve(s v1alpha1.Sharing, selected []gpu.Device) ([]v1alpha1.DeviceSpec, 
 	case v1alpha1.StrategyExclusive:
 		return wholeGPUs(selected), nil
 	case v1alpha1.StrategyTimeSlicing:
-		return resolveTimeSlicing(selected)
+		return resolveTimeSlicing(*s.TimeSlicing, selected)
 	case v1alpha1.StrategyMPS:
 		return resolveMPS(*s.MPS, selected)
 	case v1alpha1.StrategyMIG:

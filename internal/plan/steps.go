@@ -143,6 +143,27 @@ func (s setComputeMode) Do(ctx context.Context, t Tools) error {
 	return nil
 }
 
+// setTimeSlice says how long a process keeps a GPU before another one takes its turn.
+type setTimeSlice struct {
+	device gpu.Device
+	slice  gpu.TimeSlice
+}
+
+func (s setTimeSlice) String() string {
+	return fmt.Sprintf("%s: set time-slice interval %s", s.device, s.slice)
+}
+
+func (s setTimeSlice) Device() string { return s.device.UUID }
+func (s setTimeSlice) Needs() Scope   { return NeedsNothing }
+func (s setTimeSlice) Closes() bool   { return false }
+
+func (s setTimeSlice) Do(ctx context.Context, t Tools) error {
+	if err := t.Hardware.SetTimeSlice(ctx, s.device.UUID, s.slice); err != nil {
+		return fmt.Errorf("%s: setting time-slice interval %s: %w", s.device, s.slice, err)
+	}
+	return nil
+}
+
 // OnlyComputeMode reports whether nothing but compute modes is left to do.
 func OnlyComputeMode(steps []Step) bool {
 	other := func(s Step) bool {

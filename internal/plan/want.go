@@ -16,17 +16,25 @@ import (
 // Want is the state that a GPU must have to be shared as desired, with the instances placed so that as many as possible
 // of those that are there are kept. Errors: *Problem.
 func Want(s v1alpha1.DeviceSharing, d gpu.Device) (gpu.State, error) {
-	switch {
-	case s.MIGMode == v1alpha1.MIGModeEnabled:
+	if s.MIGMode == v1alpha1.MIGModeEnabled {
 		return wantMIG(s.Instances, d)
-	case s.MPS != nil && s.MPS.Owner == v1alpha1.MPSDaemonOwnerNVIDIA: // which sets the compute mode, too
-		return gpu.State{ComputeMode: d.State.ComputeMode, MPS: daemonOf(*s.MPS)}, nil
-	case s.MPS != nil:
-		return gpu.State{ComputeMode: gpu.ComputeExclusiveProcess, MPS: daemonOf(*s.MPS)}, nil
-	case d.Virtual: // the compute mode is its host's
-		return gpu.State{ComputeMode: d.State.ComputeMode}, nil
 	}
-	return gpu.State{ComputeMode: gpu.ComputeDefault}, nil
+	want := wantWhole(s, d)
+	want.TimeSlice = gpu.TimeSlice(s.TimeSliceInterval)
+	return want, nil
+}
+
+// wantWhole is the state of a GPU outside of MIG mode.
+func wantWhole(s v1alpha1.DeviceSharing, d gpu.Device) gpu.State {
+	switch {
+	case s.MPS != nil && s.MPS.Owner == v1alpha1.MPSDaemonOwnerNVIDIA: // which sets the compute mode, too
+		return gpu.State{ComputeMode: d.State.ComputeMode, MPS: daemonOf(*s.MPS)}
+	case s.MPS != nil:
+		return gpu.State{ComputeMode: gpu.ComputeExclusiveProcess, MPS: daemonOf(*s.MPS)}
+	case d.Virtual: // the compute mode is its host's
+		return gpu.State{ComputeMode: d.State.ComputeMode}
+	}
+	return gpu.State{ComputeMode: gpu.ComputeDefault}
 }
 
 // wantMIG places the instances. In MIG mode the compute mode is always the default one and cannot be changed

@@ -71,6 +71,7 @@ func Ask(p *v1alpha1.GPUSharingPolicy, n Node) (Desired, error) {
 	if err != nil {
 		return Desired{}, err
 	}
+	devices = plan.WithFormer(devices, n.Changed)
 	replicas, err := plan.Replicas(p.Spec.Sharing, selected)
 	if err != nil {
 		return Desired{}, err

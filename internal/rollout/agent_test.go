@@ -25,7 +25,7 @@ func (h *host) converge() {
 	h.required = h.required && slices.ContainsFunc(h.devices(), func(d gpu.Device) bool { return d.PendingMIG != d.State.MIG })
 	failed := map[string]bool{} // GPUs whose steps have ended early
 	for {
-		steps, err := plan.Node(h.GPU.Spec.Devices, h.devices())
+		steps, err := plan.Node(h.allowed(), h.devices())
 		if h.GPU.Spec.MIGActuator == v1alpha1.MIGActuatorMIGManager {
 			steps = plan.WithoutMIG(steps)
 		}
@@ -46,6 +46,16 @@ func (h *host) converge() {
 	}
 }
 
+// allowed is the desired state as far as the agent may set it now.
+func (h *host) allowed() []v1alpha1.DeviceSpec {
+	var baseline []v1alpha1.DeviceSpec
+	if h.GPU.Spec.Baseline != nil {
+		baseline = h.GPU.Spec.Baseline.Devices
+	}
+	now, _ := plan.WithoutUnrecorded(h.GPU.Spec.Devices, baseline, h.devices())
+	return now
+}
+
 // report is the agent's status of the node.
 func (h *host) report() {
 	if !h.AgentReady || h.lags || h.blind() {
@@ -59,7 +69,7 @@ func (h *host) report() {
 	applied := metav1.Condition{
 		Type: v1alpha1.ConditionApplied, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonApplied, ObservedGeneration: h.GPU.Generation,
 	}
-	steps, err := plan.Node(h.GPU.Spec.Devices, devices)
+	steps, err := plan.Node(h.allowed(), devices)
 	h.GPU.Status.Conditions = status.Reported(h.GPU.Status).Conditions
 	if err != nil || len(steps) > 0 || !h.same(devices) {
 		applied.Status, applied.Reason, applied.Message = metav1.ConditionFalse, v1alpha1.ReasonStepFailed, "it is tried again"
@@ -85,7 +95,7 @@ func (h *host) report() {
 func (h *host) same(devices []gpu.Device) bool {
 	for _, d := range devices {
 		for _, desired := range h.GPU.Spec.Devices {
-			if desired.UUID == d.UUID && !plan.Same(desired.Sharing, plan.Observed(d)) {
+			if desired.UUID == d.UUID && !plan.Met(desired.Sharing, plan.Observed(d)) {
 				return false
 			}
 		}

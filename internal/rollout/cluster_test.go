@@ -74,15 +74,16 @@ type crash struct {
 // host is a node with its hardware.
 type host struct {
 	*world.Node
-	made     int // GPUNodes of its name
-	hardware *sim.Hardware
-	daemons  map[string]plan.Daemon
-	done     []string       // what the agent did
-	theirs   *gpu.MPSDaemon // of NVIDIA's DaemonSet
-	features features
-	driver   driver
-	broken   func(world.World) bool // the plugin does not advertise what it reads
-	watches  bool                   // the agent reports who sees a key
+	made        int // GPUNodes of its name
+	hardware    *sim.Hardware
+	daemons     map[string]plan.Daemon
+	done        []string       // what the agent did
+	theirs      *gpu.MPSDaemon // of NVIDIA's DaemonSet
+	features    features
+	driver      driver
+	broken      func(world.World) bool // the plugin does not advertise what it reads
+	watches     bool                   // the agent reports who sees a key
+	noTimeSlice bool                   // the driver has none for the GPUs
 	machine
 	manager
 	fate
@@ -524,6 +525,11 @@ func (h *host) devices() []gpu.Device {
 		panic(err)
 	}
 	for i := range inventory.Devices {
+		d := &inventory.Devices[i]
+		timed := func(s v1alpha1.DeviceSpec) bool { return s.UUID == d.UUID && plan.Timed(s.Sharing) }
+		if !d.State.MIG && slices.ContainsFunc(h.GPU.Spec.Devices, timed) {
+			d.State.TimeSlice = h.timeSlice(d.UUID)
+		}
 		inventory.Devices[i].State.MPS = h.theirs
 		for resource, d := range h.daemons {
 			for _, served := range d.Devices {
@@ -537,6 +543,17 @@ func (h *host) devices() []gpu.Device {
 		}
 	}
 	return inventory.Devices
+}
+
+// timeSlice is that of a GPU, whether or not the agent reads it.
+func (h *host) timeSlice(uuid string) (slice gpu.TimeSlice) {
+	h.hardware.Update(func(n *sim.Node) {
+		var err error
+		if slice, err = n.TimeSlice(uuid); err != nil || h.noTimeSlice {
+			slice = gpu.TimeSliceNone
+		}
+	})
+	return slice
 }
 
 // Start implements plan.MPS.

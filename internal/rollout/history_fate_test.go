@@ -169,7 +169,8 @@ func (h *host) countsAnew() {
 // changedByUs reports whether the agent has changed the mode or the instances of a GPU.
 func (h *host) changedByUs(uuid string) bool {
 	for i, write := range h.hardware.Writes() {
-		if !h.manual[i] && strings.Contains(write, uuid) && !strings.HasPrefix(write, string(sim.OpSetComputeMode)) {
+		ofMIG := !strings.HasPrefix(write, string(sim.OpSetComputeMode)) && !strings.HasPrefix(write, string(sim.OpSetTimeSlice))
+		if !h.manual[i] && strings.Contains(write, uuid) && ofMIG {
 			return true
 		}
 	}

@@ -338,7 +338,7 @@ func (c *chronicle) differs(h *host, want policy.Desired) string {
 	}
 	for _, d := range h.devices() {
 		want, selected := desired[d.UUID]
-		if selected && !plan.Same(want, plan.Observed(d)) {
+		if selected && !plan.Met(want, plan.Observed(d)) {
 			return fmt.Sprintf("GPU %d is %+v and not %+v", d.Index, plan.Observed(d), want)
 		}
 		if !selected && h.changedByUs(d.UUID) && !bornAs(d).equal(h.born[d.UUID]) {
@@ -474,6 +474,9 @@ func (c *chronicle) unrestored(h *host) string {
 		}
 		if d.State.ComputeMode != gpu.ComputeDefault && h.theirs == nil {
 			return fmt.Sprintf("GPU %d is in compute mode %s", d.Index, d.State.ComputeMode)
+		}
+		if slice := h.timeSlice(d.UUID); slice != gpu.TimeSliceDefault && slice != gpu.TimeSliceNone {
+			return fmt.Sprintf("GPU %d has time slice %s", d.Index, slice)
 		}
 	}
 	switch {

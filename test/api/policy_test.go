@@ -119,6 +119,14 @@ func refused(t *testing.T, c client.Client) {
 			spec: `sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 2, renameByDefaults: true}}`,
 			says: []string{`unknown field "spec.sharing.timeSlicing.renameByDefaults"`},
 		},
+		"a time slice that there is not": {
+			spec: `sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 2, interval: Longer}}`,
+			says: []string{"spec.sharing.timeSlicing.interval", `supported values: "Default", "Short", "Medium", "Long"`},
+		},
+		"a time slice beside another strategy": {
+			spec: `sharing: {strategy: MPS, mps: {replicas: 2, interval: Short}}`,
+			says: []string{`unknown field "spec.sharing.mps.interval"`},
+		},
 		"no replicas to time-slice": {
 			spec: `sharing: {strategy: TimeSlicing, timeSlicing: {renameByDefault: true}}`,
 			says: []string{"spec.sharing.timeSlicing.replicas", "Required value"},

@@ -231,7 +231,7 @@ func (s *story) differs(p *place, n *world.Node, want policy.Desired) string {
 				is.MPS = reported.Sharing.MPS
 			}
 		}
-		if _, selected := desired[d.UUID]; selected && !plan.Same(want, is) {
+		if _, selected := desired[d.UUID]; selected && !plan.Met(want, is) {
 			return fmt.Sprintf("GPU %d is %+v and not %+v", d.Index, is, want)
 		} else if !selected && bornAs(d) != p.born[d.UUID] {
 			return fmt.Sprintf("GPU %d, which is not selected, is %+v and came as %+v", d.Index, bornAs(d), p.born[d.UUID])

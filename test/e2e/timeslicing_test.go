@@ -10,6 +10,7 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 )
 
@@ -61,6 +62,20 @@ func timeSlicingSpecs() {
 			Expect(restarts(ctx)).To(Equal(before))
 		}, NodeTimeout(20*time.Minute))
 
+		It("sets the interval at once, beside running pods, and restores the former one", func(ctx SpecContext) {
+			startPod(ctx, "takes-turns", "nvidia.com/gpu", 1)
+			expectRunning(ctx, "takes-turns")
+			before := expectSettled(ctx)
+			Eventually(timeSlices).WithContext(ctx).Should(HaveEach(gpu.TimeSliceDefault))
+			share(ctx, `{strategy: TimeSlicing, timeSlicing: {replicas: 4, interval: Short}}`)
+			Eventually(timeSlices).WithContext(ctx).Should(HaveEach(gpu.TimeSliceShort))
+			expectReady(ctx, "shared")
+			share(ctx, `{strategy: TimeSlicing, timeSlicing: {replicas: 4}}`)
+			Eventually(timeSlices).WithContext(ctx).Should(HaveEach(gpu.TimeSliceDefault))
+			expectReady(ctx, "shared")
+			Expect(restarts(ctx)).To(Equal(before))
+		})
+
 		It("advertises replicas under another name if the policy says so, and takes the old name away", func(ctx SpecContext) {
 			share(ctx, `{strategy: TimeSlicing, timeSlicing: {replicas: 3, renameByDefault: true}}`)
 			expectAllocatable(ctx, map[string]int64{"nvidia.com/gpu.shared": 6})
@@ -72,6 +87,19 @@ func timeSlicingSpecs() {
 			expectPending(ctx, "old-name", "Insufficient nvidia.com/gpu")
 		})
 	})
+}
+
+// timeSlices are those of the GPUs, as the driver has them.
+func timeSlices(g Gomega) []gpu.TimeSlice {
+	n, err := gpus.Node()
+	g.Expect(err).NotTo(HaveOccurred())
+	var all []gpu.TimeSlice
+	for i := range n.GPUs {
+		slice, err := n.TimeSlice(n.GPUs[i].UUID)
+		g.Expect(err).NotTo(HaveOccurred())
+		all = append(all, slice)
+	}
+	return all
 }
 
 func exclusiveSpecs() {

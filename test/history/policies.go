@@ -103,6 +103,9 @@ func Says(p *v1alpha1.GPUSharingPolicy) string {
 	if p.Spec.Sharing.MIG != nil {
 		says += fmt.Sprint(p.Spec.Sharing.MIG.Layouts[0].Instances)
 	}
+	if t := p.Spec.Sharing.TimeSlicing; t != nil {
+		says += fmt.Sprint(" ", t.Replicas, " ", t.Interval)
+	}
 	if p.Spec.NodeSelector != nil {
 		says += fmt.Sprint(" for ", p.Spec.NodeSelector.MatchLabels)
 	}
@@ -118,6 +121,11 @@ func sharing(random *rand.Rand) v1alpha1.Sharing {
 	timeSlicing := func(replicas int32) v1alpha1.Sharing {
 		return v1alpha1.Sharing{Strategy: v1alpha1.StrategyTimeSlicing, TimeSlicing: &v1alpha1.TimeSlicing{Replicas: replicas}}
 	}
+	timed := func(interval v1alpha1.TimeSliceInterval) v1alpha1.Sharing {
+		s := timeSlicing(4)
+		s.TimeSlicing.Interval = interval
+		return s
+	}
 	mps := func(replicas int32) v1alpha1.Sharing {
 		return v1alpha1.Sharing{Strategy: v1alpha1.StrategyMPS, MPS: &v1alpha1.MPS{Replicas: replicas}}
 	}
@@ -132,6 +140,7 @@ func sharing(random *rand.Rand) v1alpha1.Sharing {
 	sharings := []v1alpha1.Sharing{
 		{Strategy: v1alpha1.StrategyExclusive},
 		timeSlicing(2), timeSlicing(4), mps(4), mps(10), mig(count("1g", 7)), mig(count("3g", 1), count("1g", 2)), mig(count("2g", 3)),
+		timed(v1alpha1.TimeSliceIntervalShort), timed(v1alpha1.TimeSliceIntervalLong),
 	}
 	return sharings[random.IntN(len(sharings))]
 }

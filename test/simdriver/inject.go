@@ -162,7 +162,7 @@ func (d injector) Raise(uuid string, kind, data uint64) error {
 func (d *Driver) Reboot() error {
 	return d.Update(func(s *State) error {
 		s.Node.Reboot()
-		s.MPSServers, s.MPSClients, s.TimeSlices, s.Unloaded = nil, nil, nil, false
+		s.MPSServers, s.MPSClients, s.Unloaded = nil, nil, false
 		return nil
 	})
 }

@@ -22,7 +22,7 @@ func (d *Driver) UnloadModule() error {
 			return fmt.Errorf("%w by %s", ErrModuleInUse, user)
 		}
 		s.Node.Reload()
-		s.TimeSlices, s.Unloaded = nil, true
+		s.Unloaded = true
 		return nil
 	})
 }

@@ -30,7 +30,6 @@ const (
 // State is what all programs of a node share.
 type State struct {
 	Node       sim.Node
-	TimeSlices map[string]int           // by GPU UUID, as nvidia-smi compute-policy sets them
 	MPSServers []MPSServer              // that MPS control daemons have started
 	MPSClients []MPSClient              // that are connected to them
 	Events     []Event                  // that programs waiting for events have not missed

@@ -28,6 +28,8 @@ const (
 	OpCreateComputeInstance Op = "CreateComputeInstance"
 	OpDestroyInstance       Op = "DestroyInstance"
 	OpSetComputeMode        Op = "SetComputeMode"
+	OpTimeSlices            Op = "TimeSlices"
+	OpSetTimeSlice          Op = "SetTimeSlice"
 )
 
 // Hardware serves a Node as gpu.Hardware. It may be used by several goroutines.
@@ -242,6 +244,31 @@ func (h *Hardware) SetComputeMode(ctx context.Context, uuid string, mode gpu.Com
 		}
 		return h.node.SetComputeMode(uuid, mode)
 	})
+}
+
+// TimeSlices implements gpu.Hardware.
+func (h *Hardware) TimeSlices(ctx context.Context, uuids ...string) (map[string]gpu.TimeSlice, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	found := map[string]gpu.TimeSlice{}
+	for _, uuid := range uuids {
+		err := h.allowed(ctx, OpTimeSlices, uuid)
+		if err == nil {
+			found[uuid], err = h.node.TimeSlice(uuid)
+		}
+		if errors.Is(err, gpu.ErrNotSupported) {
+			found[uuid], err = gpu.TimeSliceNone, nil
+		}
+		if err != nil {
+			return nil, fmt.Errorf("reading the time slice of GPU %s: %w", uuid, err)
+		}
+	}
+	return found, nil
+}
+
+// SetTimeSlice implements gpu.Hardware.
+func (h *Hardware) SetTimeSlice(ctx context.Context, uuid string, slice gpu.TimeSlice) error {
+	return h.write(ctx, OpSetTimeSlice, uuid, string(slice), func() error { return h.node.SetTimeSlice(uuid, slice) })
 }
 
 // Close implements gpu.Hardware.

@@ -4,6 +4,7 @@
 package sim
 
 import (
+	"cmp"
 	"slices"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
@@ -129,6 +130,7 @@ func (n *Node) Reload() {
 func (g *GPU) clear() {
 	g.Instances = nil
 	g.ComputeMode = gpu.ComputeDefault
+	g.Slice = gpu.TimeSliceUnread
 	g.activate()
 }
 
@@ -148,6 +150,34 @@ func (n *Node) SetComputeMode(uuid string, mode gpu.ComputeMode) error {
 	}
 	g.ComputeMode = mode
 	return nil
+}
+
+// TimeSlice reads the time slice of a GPU. There is none for GPUs before Volta: of Pascal, NVIDIA refuses it on the Tesla P4
+// (kubernetes-sigs/dra-driver-nvidia-gpu issue 41). A vGPU and a GPU in MIG mode are taken to have none either, the worst that could be.
+func (n *Node) TimeSlice(uuid string) (gpu.TimeSlice, error) {
+	g, err := n.GPU(uuid)
+	if err != nil {
+		return gpu.TimeSliceUnread, err
+	}
+	if g.MIG || g.Spec().Virtual || !g.Spec().ComputeCapability.AtLeast(7, 0) {
+		return gpu.TimeSliceUnread, refuse(NotSupported, "GPU %s has no time slice", g.PCIBusID)
+	}
+	return cmp.Or(g.Slice, gpu.TimeSliceDefault), nil
+}
+
+// SetTimeSlice sets the time slice of a GPU, whoever uses it.
+func (n *Node) SetTimeSlice(uuid string, slice gpu.TimeSlice) error {
+	if !slices.Contains(gpu.TimeSlices(), slice) {
+		return refuse(InvalidArgument, "%q is no time slice", slice)
+	}
+	if _, err := n.TimeSlice(uuid); err != nil {
+		return err
+	}
+	g, err := n.GPU(uuid)
+	if err == nil {
+		g.Slice = slice
+	}
+	return err
 }
 
 // Open notes that a program has the driver open.

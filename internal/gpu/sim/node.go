@@ -41,6 +41,7 @@ type GPU struct {
 	MIG         bool
 	PendingMIG  bool
 	ComputeMode gpu.ComputeMode
+	Slice       gpu.TimeSlice    `json:",omitempty"` // empty: the default one
 	Instances   []GPUInstance    // by placement
 	Processes   []gpu.Process    // by PID
 	Uses        []gpu.ProcessUse `json:",omitempty"` // of the processes of which a test says how they use the GPU

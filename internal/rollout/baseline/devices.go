@@ -31,6 +31,20 @@ func Record(v *view.View, spec *v1alpha1.GPUNodeSpec) {
 		}
 	}
 	spec.Baseline.Devices = world.SortedByUUID(devices)
+	recordIntervals(v, spec)
+}
+
+// recordIntervals adds the time-slice intervals that the agent has found and not changed yet: it sets one only where the baseline has the
+// former one.
+func recordIntervals(v *view.View, spec *v1alpha1.GPUNodeSpec) (found bool) {
+	spec.Baseline.Devices, found = plan.WithFound(spec.Baseline.Devices, v.Node.GPU.Spec.Devices, v.Devices)
+	return found
+}
+
+// IntervalsFound reports whether the baseline lacks intervals that the agent has found, and waits for it.
+func IntervalsFound(v *view.View) bool {
+	spec := v.Node.GPU.Spec.DeepCopy()
+	return spec.Baseline != nil && recordIntervals(v, spec)
 }
 
 // before returns the state to which a GPU without an entry in the baseline returns: as it is, unless that is the operator's
@@ -39,7 +53,11 @@ func before(v *view.View, d gpu.Device) v1alpha1.DeviceSpec {
 	sharing := plan.Observed(d)
 	lost := v.Node.GPU.Spec.Baseline == nil && inCharge(v)
 	if lost || view.Asked(&v.Node.GPU, d.UUID) || sharing.MPS != nil && sharing.MPS.Owner == v1alpha1.MPSDaemonOwnerGPUSharing {
-		return view.Unpartitioned(d.UUID)
+		was := view.Unpartitioned(d.UUID)
+		if slices.ContainsFunc(v.Target.Devices, func(t v1alpha1.DeviceSpec) bool { return t.UUID == d.UUID && plan.Timed(t.Sharing) }) {
+			was.Sharing.TimeSliceInterval = v1alpha1.TimeSliceIntervalDefault // what it has may be the operator's doing
+		}
+		return was
 	}
 	return v1alpha1.DeviceSpec{UUID: d.UUID, Sharing: sharing}
 }

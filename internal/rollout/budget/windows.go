@@ -59,7 +59,7 @@ func untouched(v *view.View) bool {
 	before := view.Fallback(v.Policy.Name, &v.Node.GPU, v.Devices)
 	for _, want := range before.Devices {
 		at := slices.IndexFunc(v.Devices, func(d gpu.Device) bool { return d.UUID == want.UUID })
-		if at < 0 || !plan.Same(want.Sharing, plan.Observed(v.Devices[at])) {
+		if at < 0 || !plan.Met(want.Sharing, plan.Observed(v.Devices[at])) {
 			return false
 		}
 	}

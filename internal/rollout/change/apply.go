@@ -47,6 +47,10 @@ func applying(v *view.View) gate.Judgement {
 	if reason, message, is := v.Stalled(); is {
 		return gate.Fail(v, j, reason, message)
 	}
+	if baseline.IntervalsFound(v) {
+		j.Next = gate.WithSlot(v, desired.RecordBaseline(v))
+		return j
+	}
 	late := v1alpha1.ReasonApplyTimedOut
 	help, waits := view.WaitsForReboot(v)
 	switch {

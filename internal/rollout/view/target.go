@@ -160,8 +160,9 @@ func TargetOf(w policy.Desired) Target {
 // good state does not list, since they were deselected or have come later, go to their baseline.
 func Fallback(by string, n *v1alpha1.GPUNode, have []gpu.Device) Target {
 	if good := n.Status.Rollout.LastGood; good != nil {
-		devices := present(good.Devices, have)
-		for _, d := range restorable(n, have) {
+		before := restorable(n, have)
+		devices := plan.WithFormer(present(good.Devices, have), before)
+		for _, d := range before {
 			if !world.Lists(devices, d.UUID) {
 				devices = append(devices, d)
 			}

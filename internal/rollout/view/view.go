@@ -156,7 +156,7 @@ func (v *View) Applied() bool {
 	awaits := false
 	for _, d := range v.Devices {
 		for _, want := range v.Target.Devices {
-			if want.UUID != d.UUID || plan.Same(want.Sharing, plan.Observed(d)) {
+			if want.UUID != d.UUID || plan.Met(want.Sharing, plan.Observed(d)) {
 				continue
 			}
 			if want.Sharing.MPS == nil || want.Sharing.MPS.Owner != v1alpha1.MPSDaemonOwnerNVIDIA || d.State.MPS != nil {

@@ -63,11 +63,23 @@ func (n Node) WithCopy(gpuNode *v1alpha1.GPUNode) Node {
 			both.Devices = append(both.Devices, d)
 		}
 	}
-	if len(both.Devices) > len(spec.Baseline.Devices) {
+	intervals := addIntervals(both.Devices, saved.Devices)
+	if intervals || len(both.Devices) > len(spec.Baseline.Devices) {
 		both.Devices = SortedByUUID(both.Devices)
 		spec.Baseline, n.BaselineLost = both, true
 	}
 	return n
+}
+
+// addIntervals adds the time-slice intervals that entries lack, and reports whether there are any.
+func addIntervals(entries, saved []v1alpha1.DeviceSpec) (added bool) {
+	for i := range entries {
+		at := slices.IndexFunc(saved, func(d v1alpha1.DeviceSpec) bool { return d.UUID == entries[i].UUID })
+		if at >= 0 && entries[i].Sharing.TimeSliceInterval == "" && saved[at].Sharing.TimeSliceInterval != "" {
+			entries[i].Sharing.TimeSliceInterval, added = saved[at].Sharing.TimeSliceInterval, true
+		}
+	}
+	return added
 }
 
 // Owner returns the policy in whose budget a node counts: the one that governs it, or the one that releases it. The copy on the

@@ -148,41 +148,47 @@ func onOff(value string) (on, ok bool) {
 	return false, false
 }
 
-// computePolicy sets or lists time slices: 0 default, 1 short, 2 medium, 3 long.
+// computePolicy sets or lists time slices.
 func (s smi) computePolicy() error {
 	value, set := s.options["--set-timeslice"]
 	if !set {
 		return s.listTimeSlices()
 	}
-	slice, err := strconv.Atoi(value)
-	if err != nil || slice < 0 || slice > 3 {
+	number, err := strconv.Atoi(value)
+	if err != nil || number < 0 || number >= len(gpu.TimeSlices()) {
 		return &sim.Error{Return: sim.InvalidArgument, Why: "\"" + value + "\" is no time slice"}
 	}
-	return s.finished(s.each("nvidia-smi compute-policy", func(state *simdriver.State, g *sim.GPU) error {
-		if !g.Spec().ComputeCapability.AtLeast(7, 0) {
-			return &sim.Error{Return: sim.NotSupported, Why: "GPU " + busID(g)}
+	slice := gpu.TimeSlices()[number]
+	err = s.each("nvidia-smi compute-policy", func(state *simdriver.State, g *sim.GPU) error {
+		err := state.Node.SetTimeSlice(g.UUID, slice)
+		if refusal, refused := errors.AsType[*sim.Error](err); refused {
+			refusal.Why = fmt.Sprintf("Failed to set timeslice policy with value %s for GPU %d ", slice, indexOf(state, g))
 		}
-		if state.TimeSlices == nil {
-			state.TimeSlices = map[string]int{}
-		}
-		state.TimeSlices[g.UUID] = slice
-		s.say("Successfully set compute policy for GPU %s.", busID(g))
-		return nil
-	}))
+		return err
+	})
+	if refusal, refused := errors.AsType[*sim.Error](err); refused {
+		s.say("%s", said(refusal))
+		return &sim.Error{Return: refusal.Return, Why: "Failed to set timeslice for requested devices "}
+	}
+	return s.finished(err)
 }
 
+// listTimeSlices prints a table. NVIDIA documents no format of it, so this one is a guess.
 func (s smi) listTimeSlices() error {
-	state, err := s.driver.Read()
-	if err != nil {
-		return err
-	}
-	gpus, err := s.chosen(state)
-	if err != nil {
-		return err
-	}
-	names := []string{"Default", "Short", "Medium", "Long"}
-	for _, g := range gpus {
-		s.say("GPU %s\n    Timeslice: %s", busID(g), names[state.TimeSlices[g.UUID]])
-	}
-	return nil
+	const line = "+---------------------------------------------+"
+	s.say("%s\n| GPU compute policies:                       |\n| GPU     Policy                    Value     |", line)
+	s.say("%s", strings.ReplaceAll(line, "-", "="))
+	err := s.show(func(state *simdriver.State, index int, g *sim.GPU) {
+		value := "N/A"
+		if slice, err := state.Node.TimeSlice(g.UUID); err == nil {
+			value = string(slice)
+		}
+		s.say("| %3d     %-25s %-9s |", index, "Timeslice", value)
+	})
+	s.say("%s", line)
+	return err
+}
+
+func indexOf(state *simdriver.State, g *sim.GPU) int {
+	return slices.IndexFunc(state.Node.GPUs, func(o sim.GPU) bool { return o.UUID == g.UUID })
 }

@@ -122,6 +122,9 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: mps
       type:
         namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MPSDaemon
+    - name: timeSliceInterval
+      type:
+        namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.TimeSliceInterval
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.DeviceSpec
   map:
     fields:
@@ -1227,6 +1230,8 @@ var schemaYAML = typed.YAMLObject(`types:
         scalar: string
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.TaintEffect
   scalar: string
+- name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.TimeSliceInterval
+  scalar: string
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.TimeSlicing
   map:
     fields:
@@ -1234,6 +1239,9 @@ var schemaYAML = typed.YAMLObject(`types:
       type:
         scalar: boolean
       default: true
+    - name: interval
+      type:
+        namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.TimeSliceInterval
     - name: memoryGuard
       type:
         namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.MemoryGuard

@@ -12,8 +12,8 @@ import (
 // DeviceSharingApplyConfiguration represents a declarative configuration of the DeviceSharing type for use
 // with apply.
 //
-// DeviceSharing is how one GPU is, or must be, shared: the normal form to which every strategy reduces. Time-slicing
-// leaves no trace here, for it changes nothing on the GPU: NVIDIA's device plugin advertises it more than once.
+// DeviceSharing is how one GPU is, or must be, shared: the normal form to which every strategy reduces. Of time-slicing it has the interval
+// alone, for nothing else changes on the GPU: NVIDIA's device plugin advertises it more than once.
 type DeviceSharingApplyConfiguration struct {
 	// migMode says whether the GPU is in MIG mode.
 	MIGMode *apiv1alpha1.MIGMode `json:"migMode,omitempty"`
@@ -21,6 +21,9 @@ type DeviceSharingApplyConfiguration struct {
 	Instances []InstanceCountApplyConfiguration `json:"instances,omitempty"`
 	// mps is the MPS control daemon that serves the GPU; absent if none does.
 	MPS *MPSDaemonApplyConfiguration `json:"mps,omitempty"`
+	// timeSliceInterval is how long a process keeps the GPU before another one takes its turn. Absent: it is not to be changed or, in
+	// status, was not read. In MIG mode it does not apply.
+	TimeSliceInterval *apiv1alpha1.TimeSliceInterval `json:"timeSliceInterval,omitempty"`
 }
 
 // DeviceSharingApplyConfiguration constructs a declarative configuration of the DeviceSharing type for use with
@@ -55,5 +58,13 @@ func (b *DeviceSharingApplyConfiguration) WithInstances(values ...*InstanceCount
 // If called multiple times, the MPS field is set to the value of the last call.
 func (b *DeviceSharingApplyConfiguration) WithMPS(value *MPSDaemonApplyConfiguration) *DeviceSharingApplyConfiguration {
 	b.MPS = value
+	return b
+}
+
+// WithTimeSliceInterval sets the TimeSliceInterval field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the TimeSliceInterval field is set to the value of the last call.
+func (b *DeviceSharingApplyConfiguration) WithTimeSliceInterval(value apiv1alpha1.TimeSliceInterval) *DeviceSharingApplyConfiguration {
+	b.TimeSliceInterval = &value
 	return b
 }

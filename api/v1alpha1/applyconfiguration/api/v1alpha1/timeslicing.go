@@ -5,6 +5,10 @@
 
 package v1alpha1
 
+import (
+	apiv1alpha1 "github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+)
+
 // TimeSlicingApplyConfiguration represents a declarative configuration of the TimeSlicing type for use
 // with apply.
 //
@@ -19,6 +23,11 @@ type TimeSlicingApplyConfiguration struct {
 	// failRequestsGreaterThanOne refuses a container that asks for more than one replica, since two replicas are not
 	// twice the GPU and may be the same one. Default: true. NVIDIA's default is false; its documentation advises true.
 	FailRequestsGreaterThanOne *bool `json:"failRequestsGreaterThanOne,omitempty"`
+	// interval is how long a process keeps a GPU before another one takes its turn: Default, Short, Medium or Long, as the driver has
+	// them (nvidia-smi compute-policy --set-timeslice). NVIDIA publishes no durations. A short interval answers sooner, a long one
+	// switches less often. The agent sets it on each selected GPU, again after a reset or a reboot, and restores the former one in the
+	// end. Running pods are not disturbed. Absent: the interval is neither read nor changed.
+	Interval *apiv1alpha1.TimeSliceInterval `json:"interval,omitempty"`
 	// memoryGuard watches the memory of the GPUs and reports containers that use more than their share while a GPU is almost full,
 	// or evicts their pods. It isolates nothing: an allocation can fail before the guard acts. If you need isolation, use MIG.
 	// Absent: no guard. The agents then measure only while they are read, or at their sampling interval.
@@ -52,6 +61,14 @@ func (b *TimeSlicingApplyConfiguration) WithRenameByDefault(value bool) *TimeSli
 // If called multiple times, the FailRequestsGreaterThanOne field is set to the value of the last call.
 func (b *TimeSlicingApplyConfiguration) WithFailRequestsGreaterThanOne(value bool) *TimeSlicingApplyConfiguration {
 	b.FailRequestsGreaterThanOne = &value
+	return b
+}
+
+// WithInterval sets the Interval field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Interval field is set to the value of the last call.
+func (b *TimeSlicingApplyConfiguration) WithInterval(value apiv1alpha1.TimeSliceInterval) *TimeSlicingApplyConfiguration {
+	b.Interval = &value
 	return b
 }
 

@@ -1,0 +1,109 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package agent_test
+
+import (
+	"errors"
+	"time"
+
+	"github.com/onsi/gomega"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
+)
+
+func timed(uuid string, interval v1alpha1.TimeSliceInterval) v1alpha1.DeviceSpec {
+	return v1alpha1.DeviceSpec{UUID: uuid, Sharing: v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeDisabled, TimeSliceInterval: interval}}
+}
+
+// timeSlice is that of the first GPU.
+func (n *node) timeSlice() (slice gpu.TimeSlice) {
+	n.hardware.Update(func(s *sim.Node) { slice = s.GPUs[0].Slice })
+	return slice
+}
+
+// setByHand is what nvidia-smi compute-policy does on the node.
+func (n *node) setByHand(slice gpu.TimeSlice) {
+	n.hardware.Update(func(s *sim.Node) { n.Expect(s.SetTimeSlice(s.GPUs[0].UUID, slice)).To(gomega.Succeed()) })
+}
+
+// asksTimed asks for an interval, the former one recorded.
+func (n *node) asksTimed(interval, former v1alpha1.TimeSliceInterval) {
+	n.ask(v1alpha1.GPUNodeSpec{
+		PolicyName: "research", Devices: []v1alpha1.DeviceSpec{timed(n.uuid(0), interval)},
+		Baseline: &v1alpha1.Baseline{Devices: []v1alpha1.DeviceSpec{timed(n.uuid(0), former)}},
+	})
+}
+
+func setsTimeSlice(s scenario) {
+	n := s.node("", sim.T4)
+	n.setByHand(gpu.TimeSliceMedium)
+	n.Expect(n.hardware.AddProcess(n.uuid(0), gpu.Process{PID: 1, Name: "python3", Instance: gpu.WholeGPU})).To(gomega.Succeed())
+	n.specify(timed(n.uuid(0), v1alpha1.TimeSliceIntervalShort))
+	n.settle()
+	n.Expect(n.timeSlice()).To(gomega.Equal(gpu.TimeSliceMedium))
+	n.Expect(n.get().Status.Devices[0].Sharing.TimeSliceInterval).To(gomega.Equal(v1alpha1.TimeSliceIntervalMedium), "reported, to be recorded")
+	n.Expect(n.expectCondition(v1alpha1.ConditionApplied, metav1.ConditionFalse, v1alpha1.ReasonApplying)).
+		To(gomega.ContainSubstring("is set once the controller has recorded the former one"))
+
+	n.asksTimed(v1alpha1.TimeSliceIntervalShort, v1alpha1.TimeSliceIntervalMedium)
+	n.settle()
+	n.expectReady()
+	n.Expect(n.timeSlice()).To(gomega.Equal(gpu.TimeSliceShort), "while a process uses the GPU")
+	n.Expect(n.get().Status.Devices[0].Sharing.TimeSliceInterval).To(gomega.Equal(v1alpha1.TimeSliceIntervalShort))
+
+	n.hardware.Reboot()
+	n.processes.Reboot("boot-2")
+	n.restartAgent()
+	n.settle()
+	n.Expect(n.timeSlice()).To(gomega.Equal(gpu.TimeSliceShort))
+
+	n.specify()
+	n.settle()
+	n.Expect(n.get().Status.Devices[0].Sharing.TimeSliceInterval).To(gomega.BeEmpty())
+}
+
+func noTimeSlice(s scenario) {
+	n := s.node("", sim.VGPU)
+	n.specify(timed(n.uuid(0), v1alpha1.TimeSliceIntervalLong))
+	n.settle()
+	n.Expect(n.expectCondition(v1alpha1.ConditionApplyStalled, metav1.ConditionTrue, v1alpha1.ReasonTimeSliceNotSupported)).
+		To(gomega.ContainSubstring("Remove sharing.timeSlicing.interval"))
+	n.Expect(n.hardware.Writes()).To(gomega.BeEmpty())
+}
+
+func leavesTimeSlice(s scenario) {
+	n := s.node("", sim.T4)
+	n.asksTimed(v1alpha1.TimeSliceIntervalShort, v1alpha1.TimeSliceIntervalDefault)
+	n.settle()
+	for range 3 {
+		n.setByHand(gpu.TimeSliceLong)
+		n.settle()
+		n.Expect(n.timeSlice()).To(gomega.Equal(gpu.TimeSliceShort))
+		n.clock.Step(time.Minute)
+	}
+	n.setByHand(gpu.TimeSliceLong)
+	n.settle()
+	n.Expect(n.timeSlice()).To(gomega.Equal(gpu.TimeSliceLong))
+	n.Expect(n.expectCondition(v1alpha1.ConditionApplyStalled, metav1.ConditionTrue, v1alpha1.ReasonChangedByOthers)).
+		To(gomega.ContainSubstring("now with time-slice interval Long"))
+}
+
+func readsNoTimeSlice(s scenario) {
+	n := s.node("", sim.T4)
+	n.hardware.Fail = func(op sim.Op, _ string) error {
+		if op == sim.OpTimeSlices {
+			return errors.New("nvidia-smi is run")
+		}
+		return nil
+	}
+	n.specify(timed(n.uuid(0), ""))
+	n.settle()
+	n.expectReady()
+	n.specify(timed(n.uuid(0), v1alpha1.TimeSliceIntervalShort))
+	_, err := n.reconcile()
+	n.Expect(err).To(gomega.MatchError(gomega.ContainSubstring("nvidia-smi is run")))
+}
