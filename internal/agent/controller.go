@@ -177,7 +177,7 @@ func (c *Controller) reconcile(ctx context.Context, node *v1alpha1.GPUNode) (rec
 	if node.Spec.MIGConfigName != "" {
 		return c.finish(ctx, node, report{aside: true})
 	}
-	work := converger{c.forSpec(node.Spec)}
+	work := converger{c.of(node)}
 	before, err := work.observe(ctx)
 	if err != nil {
 		return c.finish(ctx, node, report{failed: err})

@@ -66,13 +66,17 @@ func missingReason(s driver.State) string {
 type observer struct {
 	tools
 
-	timed []string // UUIDs of the GPUs whose time slice is read, those for which the spec names one
+	timed  []string                  // UUIDs of the GPUs whose time slice is read, those for which the spec names one
+	before map[string][]gpu.Instance // by UUID, as last reported
 }
 
-// forSpec is the observer of what a spec is about.
-func (o observer) forSpec(spec v1alpha1.GPUNodeSpec) observer {
-	o.timed = nil
-	for _, d := range spec.Devices {
+// of is the observer of what a GPUNode is about.
+func (o observer) of(node *v1alpha1.GPUNode) observer {
+	o.timed, o.before = nil, map[string][]gpu.Instance{}
+	for _, d := range plan.Devices(node.Status.Devices) {
+		o.before[d.UUID] = d.State.Instances
+	}
+	for _, d := range node.Spec.Devices {
 		if plan.Timed(d.Sharing) {
 			o.timed = append(o.timed, d.UUID)
 		}
@@ -102,6 +106,7 @@ func (o observer) observe(ctx context.Context) (observation, error) {
 	}
 	devices := mps.Assign(inventory.Devices, serving)
 	for i := range devices {
+		devices[i].Before = o.before[devices[i].UUID]
 		devices[i].Processes = o.described(devices[i].Processes)
 		devices[i].Holders = append(slices.Clone(devices[i].Holders), holdersOf(devices[i], allocations)...)
 		slices.SortStableFunc(devices[i].Holders, byPod)

@@ -38,6 +38,7 @@ func TestReconcile(t *testing.T) {
 		"a pod that has a GPU by a ResourceClaim keeps all instances":        waitsForClaim,
 		"converges after a crash behind any step":                            convergesAfterCrash,
 		"rebuilds what a reboot lost":                                        rebuildsAfterReboot,
+		"rebuilds at the places that the instances had":                      rebuildsInPlace,
 		"leaves instances that another program keeps changing":               leavesToOthers,
 		"sets a time slice once the former one is recorded, and again":       setsTimeSlice,
 		"is stalled by a time slice that the driver does not have":           noTimeSlice,
@@ -256,6 +257,39 @@ func rebuildsAfterReboot(s scenario) {
 	n.expectReady()
 	n.Expect(n.profiles(0)).To(gomega.HaveLen(7))
 	n.Expect(n.get().Status.BootID).To(gomega.Equal("boot-2"))
+}
+
+// rebuildsInPlace: the instances do not lie where a GPU without any would get them, since one that was there stayed where it was.
+func rebuildsInPlace(s scenario) {
+	n := s.node("", sim.A100)
+	n.hardware.Update(func(h *sim.Node) {
+		_, err := h.SetMIG(h.GPUs[0].UUID, true, 0)
+		n.Expect(err).NotTo(gomega.HaveOccurred())
+		n.Expect(h.CreatePartial(h.GPUs[0].UUID, "1g.5gb", gpu.Placement{Start: 2, Size: 1}, 1)).To(gomega.Succeed())
+	})
+	n.specify(mig(n.uuid(0), instances("1g.5gb", 1), instances("3g.20gb", 1)))
+	n.settle()
+	places := n.places()
+	n.Expect(places).To(gomega.ContainElement("1g.5gb at 2:1"))
+	for _, boot := range []string{"boot-2", "boot-3"} {
+		n.hardware.Reboot()
+		n.processes.Reboot(boot)
+		n.restartAgent()
+		n.settle()
+		n.Expect(n.places()).To(gomega.Equal(places))
+	}
+	n.Expect(n.hardware.DestroyInstance(n.Context(), n.uuid(0), n.device(0).State.Instances[0].ID)).To(gomega.Succeed())
+	n.settle()
+	n.Expect(n.places()).To(gomega.Equal(places), "one that another program destroyed")
+}
+
+// places are the instances of the first GPU, with their placements.
+func (n *node) places() []string {
+	var places []string
+	for _, i := range n.device(0).State.Instances {
+		places = append(places, i.Profile+" at "+i.Placement.String())
+	}
+	return places
 }
 
 // leavesToOthers: instances that vanish are made again three times in an hour, and then left until the hour is over.

@@ -56,7 +56,7 @@ func heading(d gpu.Device) string {
 	return strings.Join(append(parts, modes(d)...), "   ")
 }
 
-// modes are how a GPU is shared, as far as the GPU itself shows it: time-slicing leaves no trace there.
+// modes are how a GPU is shared, as far as the GPU itself shows it: of time-slicing the interval alone, where a policy names one.
 func modes(d gpu.Device) []string {
 	var parts []string
 	switch m := d.State.MPS; {
@@ -70,6 +70,9 @@ func modes(d gpu.Device) []string {
 		parts = append(parts, "virtual, without a license")
 	case d.Virtual:
 		parts = append(parts, "virtual")
+	}
+	if d.State.TimeSlice != gpu.TimeSliceUnread {
+		parts = append(parts, "time-slice interval "+string(d.State.TimeSlice))
 	}
 	if d.PendingMIG != d.State.MIG {
 		parts = append(parts, "MIG mode changes at the next reset")

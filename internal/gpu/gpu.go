@@ -110,10 +110,11 @@ type Device struct {
 	PendingMIG        bool      // the MIG mode after the next reset; equals State.MIG when nothing is pending
 	Profiles          []Profile // MIG profiles by driver id; known for MIG capable GPUs, on some drivers only in MIG mode
 	State             State
-	Processes         []Process // that use the GPU, by PID
-	ProcessesUnknown  bool      // the driver's lists of processes cannot be used, so that Processes is empty
-	ResetPeers        []string  // UUIDs of the GPUs that must be reset with it, as far as a reset has told, by index
-	Holders           []Holder  // to whom the kubelet allocated it, by namespace, pod and container
+	Before            []Instance // as last reported. If they were lost, as by a reboot, they return to their places
+	Processes         []Process  // that use the GPU, by PID
+	ProcessesUnknown  bool       // the driver's lists of processes cannot be used, so that Processes is empty
+	ResetPeers        []string   // UUIDs of the GPUs that must be reset with it, as far as a reset has told, by index
+	Holders           []Holder   // to whom the kubelet allocated it, by namespace, pod and container
 }
 
 // License is whether a vGPU has the license of NVIDIA's that it needs. Without one the guest's driver slows it down.

@@ -6,6 +6,7 @@ package plan
 import (
 	"cmp"
 	"errors"
+	"maps"
 	"slices"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
@@ -51,12 +52,32 @@ func wantMIG(instances []v1alpha1.InstanceCount, d gpu.Device) (gpu.State, error
 	for _, i := range instances {
 		want[i.Profile] += int(i.Count)
 	}
+	if places, lost := formerPlaces(d, want); lost {
+		state.Instances = places
+		return state, nil
+	}
 	packing, err := mig.Pack(d, want)
 	if err != nil {
 		return gpu.State{}, packingProblem(err)
 	}
 	state.Instances = slices.SortedFunc(slices.Values(slices.Concat(packing.Keep, packing.Create)), byPlacement)
 	return state, nil
+}
+
+// formerPlaces are the places that the instances of a GPU had, and ok if they are the desired ones and some are lost: DRA's names of devices
+// have the place, so that pods run again on the same ResourceClaims after a reboot.
+func formerPlaces(d gpu.Device, want map[string]int) (places []gpu.Instance, ok bool) {
+	before := map[string]int{}
+	for _, i := range d.Before {
+		if !i.Partial {
+			before[i.Profile]++
+			places = append(places, gpu.Instance{Profile: i.Profile, Placement: i.Placement})
+		}
+	}
+	strange := func(i gpu.Instance) bool { return i.Partial || !slices.ContainsFunc(places, alike(i)) }
+	ok = maps.Equal(before, want) && len(d.State.Instances) < len(places) && !slices.ContainsFunc(d.State.Instances, strange)
+	slices.SortFunc(places, byPlacement)
+	return places, ok
 }
 
 // packingProblem is the problem that an error of mig is to the user.
