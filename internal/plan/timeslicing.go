@@ -23,7 +23,7 @@ func resolveTimeSlicing(t v1alpha1.TimeSlicing, selected []gpu.Device) ([]v1alph
 	return specs, nil
 }
 
-// The former interval of a GPU is known only once somebody has asked for another one: the agent reads intervals only where the desired
+// The former interval of a GPU is known only once a policy has asked for another one: the agent reads intervals only where the desired
 // state names one. So it first reports what it reads, and sets nothing before the baseline has that.
 //
 //	controller: desired interval → agent: reports the former one → controller: baseline → agent: sets the desired one

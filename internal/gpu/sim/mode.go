@@ -165,7 +165,7 @@ func (n *Node) TimeSlice(uuid string) (gpu.TimeSlice, error) {
 	return cmp.Or(g.Slice, gpu.TimeSliceDefault), nil
 }
 
-// SetTimeSlice sets the time slice of a GPU, whoever uses it.
+// SetTimeSlice sets the time slice of a GPU, also while it is used.
 func (n *Node) SetTimeSlice(uuid string, slice gpu.TimeSlice) error {
 	if !slices.Contains(gpu.TimeSlices(), slice) {
 		return refuse(InvalidArgument, "%q is no time slice", slice)
