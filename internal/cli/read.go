@@ -59,7 +59,8 @@ func (p *Program) read(ctx context.Context, c client.Client) (w world.World, lac
 		return w, nil, err
 	}
 	lacks = driver.tell(&w)
-	return w, lacks, readClusterPolicy(ctx, c, &w)
+	err = readClusterPolicy(ctx, c, &w)
+	return w, lacks, err
 }
 
 // readClusterPolicy reads what NVIDIA's ClusterPolicy says of its programs, if there is one and who asks may know.

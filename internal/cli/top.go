@@ -30,18 +30,13 @@ func (p *Program) top(ctx context.Context, f *flags, args []string) error {
 		return err
 	}
 	for printed := ""; ; {
-		measured, err := agents.measure(ctx, p.Clock.Now())
+		measured, lacks, err := agents.measureShared(ctx, p.Clock.Now())
 		if f.watch && errors.Is(ctx.Err(), context.Canceled) {
 			return nil // the user ends a watch so
 		}
 		if err != nil {
 			return advise(err)
 		}
-		driver, err := readDRA(ctx, agents.client)
-		if err != nil {
-			return advise(err)
-		}
-		lacks := driver.share(measured)
 		shown, err := p.topAs(f, of, measured, args, lacks)
 		if err != nil {
 			return err

@@ -4,8 +4,10 @@
 package cli
 
 import (
+	"context"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/dra"
@@ -32,6 +34,18 @@ func (o *driverObjects) share(nodes []measuredNode) (lacks []string) {
 			"administrator to bind the ClusterRole gpu-sharing-cli to you", nodesNamed(unknown)))
 	}
 	return lacks
+}
+
+// measureShared is measure, and adds what ResourceSlices tell.
+func (a *agents) measureShared(ctx context.Context, now time.Time) (nodes []measuredNode, lacks []string, err error) {
+	if nodes, err = a.measure(ctx, now); err != nil {
+		return nil, nil, err
+	}
+	driver, err := readDRA(ctx, a.client)
+	if err != nil {
+		return nil, nil, err
+	}
+	return nodes, driver.share(nodes), nil
 }
 
 // shareUnit fills in how often the pool offers a GPU or an instance, and with that the shares of its containers.
