@@ -50,6 +50,18 @@ func TestRedact(t *testing.T) {
 				volumes: [{name: v}, {name: w, configMap: {name: c}}, {name: x}]}, status: {phase: Running, containerStatuses: [{name: agent, restartCount: 1,
 				state: {waiting: {reason: CrashLoopBackOff, message: back-off}}, lastState: {terminated: {exitCode: 1, reason: Error}}}]}}`,
 		},
+		"a DeviceClass, without the configuration of its driver": {
+			`{apiVersion: resource.k8s.io/v1, kind: DeviceClass, metadata: {name: c}, spec: {extendedResourceName: nvidia.com/gpu, selectors: [{cel: {expression: e}}],
+				config: [{opaque: {driver: d, parameters: {x: ` + hidden + `}}}]}}`,
+			`{apiVersion: resource.k8s.io/v1, kind: DeviceClass, metadata: {name: c}, spec: {extendedResourceName: nvidia.com/gpu, selectors: [{cel: {expression: e}}]}}`,
+		},
+		"a ResourceClaim, without the configuration of its driver": {
+			`{apiVersion: resource.k8s.io/v1, kind: ResourceClaim, metadata: {name: c, namespace: team}, spec: {devices: {requests: [{name: r}],
+				config: [{opaque: {parameters: {x: ` + hidden + `}}}]}}, status: {reservedFor: [{resource: pods, name: p, uid: u}], devices: [{data: {x: ` + hidden + `}}],
+				allocation: {devices: {results: [{driver: gpu.nvidia.com, pool: a, device: gpu-0}], config: [{opaque: {parameters: {x: ` + hidden + `}}}]}}}}`,
+			`{apiVersion: resource.k8s.io/v1, kind: ResourceClaim, metadata: {name: c, namespace: team}, spec: {devices: {requests: [{name: r}]}},
+				status: {reservedFor: [{resource: pods, name: p, uid: u}], allocation: {devices: {results: [{driver: gpu.nvidia.com, pool: a, device: gpu-0}]}}}}`,
+		},
 		"a workload of a user that has a name like the operator's": {
 			`{apiVersion: apps/v1, kind: Deployment, metadata: {name: d, labels: {app.kubernetes.io/name: gpu-sharing-notebook}}, spec: {template: {spec: {
 				containers: [{name: agent, args: [--token=` + hidden + `]}]}}}}`,
