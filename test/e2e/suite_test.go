@@ -108,6 +108,7 @@ var _ = Describe("On a real node", func() {
 	vgpuSpecs()
 	guideSpecs()
 	draByHandSpecs()
+	draPolicySpecs()
 	speedSpecs()
 })
 

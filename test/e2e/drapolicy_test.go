@@ -1,0 +1,155 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"context"
+	"fmt"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
+)
+
+// What the operator names its DeviceClasses and its DeviceTaintRule of the node.
+const (
+	ownClasses = "gpusharing-mig-"
+	ownRule    = "gpusharing-" + nodeName
+)
+
+func draPolicySpecs() {
+	Describe("A policy where NVIDIA's DRA driver serves the GPUs", Ordered, Offset(1), func() {
+		var devices map[string]draDevice
+		var classes []string
+		BeforeAll(func(ctx SpecContext) {
+			beginDRA(ctx, sim.A100, sim.A100)
+			var err error
+			devices, err = published(ctx)
+			Expect(err).NotTo(HaveOccurred())
+			classes, err = deviceClasses(ctx)
+			Expect(err).NotTo(HaveOccurred())
+			installOperator(ctx)
+		})
+		draMIGSpecs()
+
+		It("leaves ResourceSlices and DeviceClasses as they were when it is deleted", func(ctx SpecContext) {
+			stopPods(ctx)
+			Expect(kube.DeleteAllOf(ctx, &v1alpha1.GPUSharingPolicy{})).To(Succeed())
+			Eventually(published).WithContext(ctx).Should(Equal(devices))
+			Eventually(deviceClasses).WithContext(ctx).Should(ConsistOf(classes))
+			Eventually(taintRules).WithContext(ctx).Should(BeEmpty())
+			startPod(ctx, "whole-again", "nvidia.com/gpu", 2)
+			Expect(expectRunning(ctx, "whole-again").uuids()).To(HaveLen(2))
+		})
+
+		It("shares GPUs once the driver has the number of shares that the policy names", func(ctx SpecContext) {
+			share(ctx, `{strategy: TimeSlicing, timeSlicing: {replicas: 4}}`)
+			Eventually(statusOf).WithContext(ctx).WithArguments("shared").Should(And(
+				ContainSubstring(v1alpha1.ReasonDRASharesDiffer), ContainSubstring("consumableShares=4")))
+			shareDRA(ctx, 4)
+			expectReady(ctx, "shared")
+			for i := range 9 {
+				startPod(ctx, holderName(i), "nvidia.com/gpu", 1)
+			}
+			expectSharing(ctx, map[string]int{"gpu-0": 4, "gpu-1": 4})
+		})
+	})
+}
+
+func draMIGSpecs() {
+	It("makes MIG instances, and an unchanged pod gets one", func(ctx SpecContext) {
+		timed("from idle to Ready in", func() {
+			share(ctx, `{strategy: MIG, mig: {strategy: mixed, layouts: [{fill: 1g.5gb}]}}`)
+			expectReady(ctx, "shared")
+		})
+		Expect(published(ctx)).To(And(HaveLen(14), Equal(devicesOfDriver(0))))
+		Expect(deviceClasses(ctx)).To(ContainElement(ownClasses + "1g.5gb"))
+		startPod(ctx, "instance", resourceOf("1g.5gb"), 1)
+		Expect(expectRunning(ctx, "instance")).To(beExactly(allocatedUUID(ctx, "instance")))
+	})
+
+	It("keeps the device of a pod that runs when the layout changes", func(ctx SpecContext) {
+		startPod(ctx, "keeps", resourceOf("1g.5gb"), 1)
+		keeps := expectRunning(ctx, "keeps").uuid()
+		share(ctx, `{strategy: MIG, mig: {strategy: mixed, layouts: [{instances: [{profile: 1g.5gb, count: 1}, {profile: 3g.20gb, count: 1}]}]}}`)
+		expectReady(ctx, "shared")
+		Expect(published(ctx)).To(And(HaveLen(4), Equal(devicesOfDriver(0))))
+		Expect(allocatedUUID(ctx, "keeps")).To(Equal(keeps))
+		Expect(restarts(ctx)).To(HaveKeyWithValue(users+"/keeps/main", int32(0)))
+	})
+
+	It("keeps new pods off the devices while one blocks the change, and names the one that does", func(ctx SpecContext) {
+		startClaiming(ctx, "holder", ownClasses+"3g.20gb")
+		Eventually(phase).WithContext(ctx).WithArguments("holder").Should(Equal(corev1.PodRunning))
+		share(ctx, `{strategy: MIG, mig: {strategy: mixed, layouts: [{instances: [{profile: 1g.5gb, count: 2}]}]}}`)
+		Eventually(func() error { return ready(ctx, "shared") }).WithContext(ctx).
+			Should(MatchError(And(ContainSubstring(v1alpha1.ReasonGPUInUse), ContainSubstring(users+"/holder"))))
+		Expect(taintRules(ctx)).To(HaveKeyWithValue(ownRule, resourcev1.DeviceTaintSelector{Driver: new(draDriver), Pool: new(nodeName)}))
+		startPod(ctx, "late", resourceOf("1g.5gb"), 1)
+		expectPending(ctx, "late", noDevice)
+		Expect(phase(ctx, "holder")).To(Equal(corev1.PodRunning))
+		stopPod(ctx, "holder")
+		expectReady(ctx, "shared")
+		Expect(taintRules(ctx)).To(BeEmpty())
+		Expect(expectRunning(ctx, "late")).To(beExactly(allocatedUUID(ctx, "late")))
+	})
+}
+
+// startClaiming starts a user's pod with a ResourceClaim of its own for one device of a class.
+func startClaiming(ctx context.Context, name, class string) {
+	GinkgoHelper()
+	claim := &resourcev1.ResourceClaim{
+		ObjectMeta: metav1.ObjectMeta{Namespace: users, Name: name},
+		Spec: resourcev1.ResourceClaimSpec{Devices: resourcev1.DeviceClaim{Requests: []resourcev1.DeviceRequest{
+			{Name: "gpu", Exactly: &resourcev1.ExactDeviceRequest{DeviceClassName: class}},
+		}}},
+	}
+	Expect(kube.Create(ctx, claim)).To(Succeed())
+	DeferCleanup(func(ctx SpecContext) { Expect(client.IgnoreNotFound(kube.Delete(ctx, claim))).To(Succeed()) })
+	startPod(ctx, name, "", 0, func(spec *corev1.PodSpec) {
+		spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimName: &name}}
+		spec.Containers[0].Resources = corev1.ResourceRequirements{Claims: []corev1.ResourceClaim{{Name: "gpu"}}}
+	})
+}
+
+// phase is that of a user's pod.
+func phase(ctx context.Context, name string) (corev1.PodPhase, error) {
+	pod := &corev1.Pod{}
+	err := kube.Get(ctx, client.ObjectKey{Namespace: users, Name: name}, pod)
+	return pod.Status.Phase, err
+}
+
+// deviceClasses are the names of all DeviceClasses.
+func deviceClasses(ctx context.Context) ([]string, error) {
+	list := &resourcev1.DeviceClassList{}
+	if err := kube.List(ctx, list); err != nil {
+		return nil, fmt.Errorf("listing DeviceClasses: %w", err)
+	}
+	var names []string
+	for i := range list.Items {
+		names = append(names, list.Items[i].Name)
+	}
+	return names, nil
+}
+
+// taintRules are what all DeviceTaintRules select, by name.
+func taintRules(ctx context.Context) (map[string]resourcev1.DeviceTaintSelector, error) {
+	list := &resourcev1.DeviceTaintRuleList{}
+	if err := kube.List(ctx, list); err != nil {
+		return nil, fmt.Errorf("listing DeviceTaintRules: %w", err)
+	}
+	found := map[string]resourcev1.DeviceTaintSelector{}
+	for i := range list.Items {
+		if s := list.Items[i].Spec.DeviceSelector; s != nil {
+			found[list.Items[i].Name] = *s
+		}
+	}
+	return found, nil
+}
