@@ -100,6 +100,33 @@ func draMIGSpecs() {
 		Expect(taintRules(ctx)).To(BeEmpty())
 		Expect(expectRunning(ctx, "late")).To(beExactly(allocatedUUID(ctx, "late")))
 	})
+
+	It("makes the instances again where they were when the machine boots anew, so that the same pod runs on its claim", func(ctx SpecContext) {
+		share(ctx, `{strategy: MIG, mig: {strategy: mixed, layouts: [{fill: 1g.5gb}]}}`)
+		expectReady(ctx, "shared")
+		startPod(ctx, "stays", resourceOf("1g.5gb"), 1)
+		expectRunning(ctx, "stays")
+		share(ctx, `{strategy: MIG, mig: {strategy: mixed, layouts: [{instances: [{profile: 1g.5gb, count: 1}, {profile: 3g.20gb, count: 1}]}]}}`)
+		expectReady(ctx, "shared")
+		before, err := published(ctx)
+		Expect(err).NotTo(HaveOccurred())
+		claims, err := allocated(ctx)
+		Expect(err).NotTo(HaveOccurred())
+		pods, err := podsOnNode(ctx)
+		Expect(err).NotTo(HaveOccurred())
+		crash(ctx)
+		Expect(gpus.Reboot()).To(Succeed())
+		Expect(instances()).To(BeEmpty())
+		boot(ctx)
+		timed("from kubelet Ready to the pod's restart in", func() {
+			Eventually(restarts).WithContext(ctx).Should(HaveKeyWithValue(users+"/stays/main", BeNumerically(">", 0)))
+		})
+		Expect(expectRunning(ctx, "stays")).To(beExactly(allocatedUUID(ctx, "stays")))
+		Expect(allocated(ctx)).To(Equal(claims))
+		Expect(podsOnNode(ctx)).To(Equal(pods))
+		Expect(published(ctx)).To(And(HaveLen(len(before)), Equal(devicesOfDriver(0))))
+		expectReady(ctx, "shared")
+	})
 }
 
 // startClaiming starts a user's pod with a ResourceClaim of its own for one device of a class.
