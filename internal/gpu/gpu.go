@@ -63,11 +63,23 @@ type Reader interface {
 	Sample(ctx context.Context) (Sample, error)
 }
 
+// Sharer says how the processes of a GPU share it.
+type Sharer interface {
+	// SetComputeMode says how many processes may use a GPU without MPS.
+	SetComputeMode(ctx context.Context, uuid string, mode ComputeMode) error
+	// TimeSlices reads the time slices of GPUs, by UUID. It is no part of Observe, since it takes a program of the driver's for each GPU.
+	TimeSlices(ctx context.Context, uuids ...string) (map[string]TimeSlice, error)
+	// SetTimeSlice says how long a process keeps a GPU before another one takes its turn. Nothing that runs is disturbed.
+	// ErrNotSupported: the driver has no time slice for the GPU, or not in MIG mode.
+	SetTimeSlice(ctx context.Context, uuid string, slice TimeSlice) error
+}
+
 // Hardware reads and changes the GPUs of one node. Every method returns when its context ends at the latest, and wraps
 // one of the sentinel errors where one applies. Handles are opened when needed and held until Close: while any is open,
 // a GPU cannot be reset and other programs may find it busy.
 type Hardware interface {
 	Reader
+	Sharer
 	// SetMIG turns MIG mode of a GPU on or off. ErrResetRequired: the mode is pending until Reset.
 	SetMIG(ctx context.Context, uuid string, enabled bool) error
 	// Reset resets GPUs that nothing uses, all of them or none. It waits a while for a program that has one of them open for
@@ -78,13 +90,6 @@ type Hardware interface {
 	CreateInstance(ctx context.Context, uuid, profile string, at Placement) error
 	// DestroyInstance destroys a GPU instance and its compute instances.
 	DestroyInstance(ctx context.Context, uuid string, id int) error
-	// SetComputeMode says how many processes may use a GPU without MPS.
-	SetComputeMode(ctx context.Context, uuid string, mode ComputeMode) error
-	// TimeSlices reads the time slices of GPUs, by UUID. It is no part of Observe, since it takes a program of the driver's for each GPU.
-	TimeSlices(ctx context.Context, uuids ...string) (map[string]TimeSlice, error)
-	// SetTimeSlice says how long a process keeps a GPU before another one takes its turn. Nothing that runs is disturbed.
-	// ErrNotSupported: the driver has no time slice for the GPU, or not in MIG mode.
-	SetTimeSlice(ctx context.Context, uuid string, slice TimeSlice) error
 	// Close gives back every handle. The next call opens them again.
 	Close() error
 }
