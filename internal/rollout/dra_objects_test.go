@@ -8,12 +8,35 @@ import (
 	"time"
 
 	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/dra"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
+
+// TestAPodThatDoesNotStartOnItsDevice is known by its claims: also one that ran before its node was rebooted.
+func TestAPodThatDoesNotStartOnItsDevice(t *testing.T) {
+	ready := []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
+	claimed := corev1.PodStatus{ExtendedResourceClaimStatus: &corev1.PodExtendedResourceClaimStatus{}}
+	for name, c := range map[string]struct {
+		pod  corev1.Pod
+		want bool
+	}{
+		"created just now":      {corev1.Pod{Spec: corev1.PodSpec{NodeName: "a"}, Status: claimed}, true},
+		"running and ready":     {corev1.Pod{Spec: corev1.PodSpec{NodeName: "a"}, Status: corev1.PodStatus{Phase: corev1.PodRunning, ExtendedResourceClaimStatus: claimed.ExtendedResourceClaimStatus, Conditions: ready}}, false},
+		"after a reboot":        {corev1.Pod{Spec: corev1.PodSpec{NodeName: "a"}, Status: corev1.PodStatus{Phase: corev1.PodRunning, ExtendedResourceClaimStatus: claimed.ExtendedResourceClaimStatus}}, true},
+		"by a claim of its own": {corev1.Pod{Spec: corev1.PodSpec{NodeName: "a", ResourceClaims: []corev1.PodResourceClaim{{}}}}, true},
+		"without a claim":       {corev1.Pod{Spec: corev1.PodSpec{NodeName: "a"}}, false},
+		"on no node":            {corev1.Pod{Status: claimed}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			NewWithT(t).Expect(world.PodOf(&c.pod, types.NamespacedName{}).Starting).To(Equal(c.want))
+		})
+	}
+}
 
 // TestTheObjectsOfDRAAreJoined to what a decision needs of the cluster, of each node and of its pods.
 func TestTheObjectsOfDRAAreJoined(t *testing.T) {

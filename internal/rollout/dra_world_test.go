@@ -6,6 +6,7 @@ package rollout_test
 import (
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"time"
@@ -26,6 +27,7 @@ type driver struct {
 	broken bool // it starts, and publishes nothing new
 	shares int64
 	uid    string    // of the pod that has published
+	boot   string    // in which it runs
 	gone   time.Time // since when there is none
 }
 
@@ -63,6 +65,15 @@ func (c *cluster) switchOver(h *host, toDRA bool) {
 func (c *cluster) publish(h *host) {
 	if !h.driver.serves {
 		return
+	}
+	h.Claims = slices.DeleteFunc(slices.Clone(h.Claims), func(claim dra.Claim) bool { // Kubernetes collects those of pods that are gone
+		return len(claim.Pods) > 0 && !slices.ContainsFunc(h.Pods, func(p world.Pod) bool { return slices.Contains(claim.Pods, p.UID) })
+	})
+	if boot := h.bootID(); h.driver.boot != boot {
+		if h.driver.boot != "" {
+			h.Pods = slices.DeleteFunc(h.Pods, func(p world.Pod) bool { return p.DRA })
+		}
+		h.driver.boot = boot
 	}
 	at := slices.IndexFunc(h.Pods, func(p world.Pod) bool { return p.DRA })
 	if at < 0 {
@@ -231,4 +242,49 @@ func (h *host) untouched() (changed []string) {
 		changed = append(changed, t.Key)
 	}
 	return changed
+}
+
+// serveByDRA lets NVIDIA's DRA driver alone serve a node of a history.
+func (c *chronicle) serveByDRA(h *host) {
+	c.DRA.ServesClasses, c.DRA.ServesRules = true, true
+	if len(c.DRA.Classes) == 0 {
+		c.DRA.Classes = []dra.Class{{Name: "gpu.nvidia.com", Resource: "nvidia.com/gpu"}}
+	}
+	h.Labels[pluginLabel] = "false"
+	delete(h.Labels, v1alpha1.LabelConfig)
+	h.driver, h.DRA = driver{serves: true, shares: 1}, "DaemonSet nvidia-dra/kubelet-plugin"
+	c.settle(h)
+}
+
+// startByClaim lets a pod come to a node of the driver: to what the slices show, or past all that.
+func (c *chronicle) startByClaim(h *host, kind string, random *rand.Rand) {
+	if kind == "outside" || kind == "process" || h.Published == nil || len(h.Published.Devices) == 0 {
+		return
+	}
+	resources := slices.Sorted(maps.Keys(h.Published.Published()))
+	c.serial++
+	name := fmt.Sprintf("claim-%d", c.serial)
+	device := c.allocate(h, name, resources[random.IntN(len(resources))])
+	if device == "" {
+		return
+	}
+	c.kinds[name] = "allocated"
+	c.tell("pod %s is allocated %s of %s", name, device, h.Name)
+	for _, d := range h.devices() {
+		for _, o := range d.Holders {
+			if o.Pod != name {
+				continue
+			}
+			s := stake{node: h.Name, uuid: d.UUID, mig: d.State.MIG, boot: h.bootID()}
+			for _, i := range d.State.Instances {
+				if i.ID == o.Instance {
+					s.instance = i.UUID
+				}
+			}
+			c.stakes[name] = s
+		}
+	}
+	if slices.Contains(h.hanging(), name) {
+		c.tell("pod %s hangs: %s does not exist", name, device)
+	}
 }

@@ -4,13 +4,16 @@
 package rollout_test
 
 import (
+	"cmp"
 	"maps"
 	"os"
 	"runtime"
 	"runtime/debug"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/gpusharing/gpu-sharing-operator/test/history"
@@ -63,6 +66,34 @@ func TestHistories(t *testing.T) {
 		broken, story := play(h, true)
 		t.Errorf("seed %d breaks %s\n%s\n\nPlay it again: HISTORY='%s' go test ./internal/rollout -run TestHistories -v", seed, broken, strings.Join(story, "\n"), h)
 	}
+}
+
+// onDriver is the first seed of histories in which NVIDIA's DRA driver serves most of the nodes.
+const onDriver = uint64(1) << 40
+
+// TestHistoriesOfTheDRADriver plays histories in which NVIDIA's DRA driver serves two of three nodes: it enumerates once, its slices outlive it
+// by 30 s, a scheduler allocates what they show, and a pod that was allocated a device which is gone waits for ever. The invariants are
+// those of TestHistories. HISTORIES_OF_DRA=1000 plays so many.
+func TestHistoriesOfTheDRADriver(t *testing.T) {
+	defer debug.SetGCPercent(debug.SetGCPercent(400))
+	many, err := strconv.ParseUint(cmp.Or(os.Getenv("HISTORIES_OF_DRA"), "150"), 10, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var next atomic.Uint64
+	var workers sync.WaitGroup
+	for range runtime.GOMAXPROCS(0) {
+		workers.Go(func() {
+			for seed := next.Add(1); seed <= many; seed = next.Add(1) {
+				if h := historyOf(onDriver + seed); breaks(h) != "" {
+					h = history.Shrink(h, breaks(h), breaks)
+					broken, story := play(h, true)
+					t.Errorf("%s\n%s\n\nPlay it again: HISTORY='%s' go test ./internal/rollout -run TestHistories$ -v", broken, strings.Join(story, "\n"), h)
+				}
+			}
+		})
+	}
+	workers.Wait()
 }
 
 // breaks is what a history breaks.

@@ -4,6 +4,7 @@
 package rollout_test
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -16,6 +17,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/clusterpolicy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
+	"github.com/gpusharing/gpu-sharing-operator/internal/dra"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/policy"
@@ -53,7 +55,10 @@ func (c *chronicle) pluginRestarts(h *host, a action.DeletePod) {
 // away for a moment.
 func (c *chronicle) takesOver(h *host, a action.Action) {
 	spec, sets := a.(action.SetSpec)
-	_, taints := a.(action.Taint)
+	taints := action.KeepsOff(a)
+	if h != nil && h.Slicer == "" && c.StackOf(h.Node) == dra.Driver {
+		return // the device plugin has left: its pods block the change until they end, and no other comes
+	}
 	if a.For().Name != "" && (taints || sets && spec.Why != "" && len(spec.Spec.Devices) > len(h.GPU.Spec.Devices)) && c.Now.Sub(h.sharedAt) < 5*time.Minute {
 		c.breaks("harmless", "node %s is taken over, whose GPUs another controller offers (recorded: %v): %s", h.Name, h.recorded, a)
 	}
@@ -179,6 +184,8 @@ func (c *chronicle) inBudget(h *host, a action.Action) {
 	switch a := a.(type) {
 	case action.Taint:
 		disturbs = true
+	case action.TaintDevices:
+		disturbs = true
 	case action.PatchNode:
 		disturbs, takes = a.Annotations[v1alpha1.AnnotationPaused] != nil, a.Annotations[v1alpha1.AnnotationBaseline] != nil
 	case action.SetSpec:
@@ -198,7 +205,7 @@ func (c *chronicle) inBudget(h *host, a action.Action) {
 			continue
 		}
 		_, paused := o.Annotations[v1alpha1.AnnotationPaused]
-		if paused || slices.ContainsFunc(o.Taints, func(t corev1.Taint) bool { return t.Key == v1alpha1.TaintChanging }) {
+		if paused || !o.Ruled.IsZero() || slices.ContainsFunc(o.Taints, func(t corev1.Taint) bool { return t.Key == v1alpha1.TaintChanging }) {
 			disturbed++
 		}
 	}
@@ -256,7 +263,7 @@ func (c *chronicle) harmless() {
 
 // desired is what a policy desires of a node as it really is; an error where it cannot be.
 func (c *chronicle) desired(h *host) (by *v1alpha1.GPUSharingPolicy, want policy.Desired, err error) {
-	n := policy.Node{Name: h.Name, Labels: h.Labels}
+	n := policy.Node{Name: h.Name, Labels: h.Labels, Stack: c.StackOf(h.Node)}
 	for _, d := range c.slotted(h) {
 		n.Devices = append(n.Devices, reported(d))
 	}
@@ -264,14 +271,21 @@ func (c *chronicle) desired(h *host) (by *v1alpha1.GPUSharingPolicy, want policy
 	if by != nil {
 		want, err = policy.Ask(by, n)
 	}
+	if err == nil && by != nil && n.Stack == dra.Driver && want.Config.Resources["nvidia.com/gpu"] > 0 && dra.Shares(by.Spec.Sharing) != h.driver.shares {
+		err = errShares
+	}
 	return by, want, err
 }
 
-// shared reports whether other controllers offer the GPUs of a node.
+// errShares is why a node of NVIDIA's DRA driver is not as its policy desires: the administrator has set another number of shares.
+var errShares = errors.New("the driver gives each GPU another number of shares")
+
+// shared reports whether other controllers offer the GPUs of a node. NVIDIA's DRA driver alone is none.
 func (h *host) shared() bool { return offered(h.Node) }
 
 func offered(n *world.Node) bool {
-	return n.Slicer != "" || n.DRA != "" || slices.ContainsFunc(n.Pods, func(p world.Pod) bool { return p.DRA })
+	w := world.World{Plugin: world.DevicePlugin{ClusterPolicy: true}}
+	return n.Slicer != "" || w.StackOf(n) != dra.Driver && (n.DRA != "" || slices.ContainsFunc(n.Pods, func(p world.Pod) bool { return p.DRA }))
 }
 
 // progressed: every machine that runs is as its policy desires, whatever became of the others.
@@ -329,7 +343,14 @@ func (c *chronicle) keptFromReboot(h *host, s group.NodeState) bool {
 
 // differs says how a node differs from what is desired; empty: it does not.
 func (c *chronicle) differs(h *host, want policy.Desired) string {
-	if has := advertised(h); !maps.Equal(has, want.Config.Resources) {
+	has := advertised(h)
+	if c.StackOf(h.Node) == dra.Driver {
+		if stale := h.Published.Differs(h.GPU.Status.Devices, 0); len(stale) > 0 {
+			return fmt.Sprintf("its slices are stale: %v", stale)
+		}
+		has = h.Published.Published()
+	}
+	if !maps.Equal(has, want.Config.Resources) {
 		return fmt.Sprintf("it advertises %v and not %v", has, want.Config.Resources)
 	}
 	desired := map[string]v1alpha1.DeviceSharing{}
@@ -352,7 +373,7 @@ func (c *chronicle) differs(h *host, want policy.Desired) string {
 func (c *chronicle) ended(d rollout.Decision) {
 	for _, h := range c.all() {
 		_, paused := h.Annotations[v1alpha1.AnnotationPaused]
-		if !h.off && (paused || len(withoutOurs(h.Taints)) < len(h.Taints)) {
+		if !h.off && (paused || len(withoutOurs(h.Taints)) < len(h.Taints) || !h.Ruled.IsZero()) {
 			c.breaks("progress", "node %s is left tainted or with NVIDIA's clients paused (%s)", h.Name, c.states[h.Name])
 		}
 	}
@@ -480,6 +501,8 @@ func (c *chronicle) unrestored(h *host) string {
 		}
 	}
 	switch {
+	case !h.Ruled.IsZero():
+		return "a DeviceTaintRule is left"
 	case len(h.daemons) > 0:
 		return "MPS daemons of the operator run"
 	case !h.features.ours.IsZero():

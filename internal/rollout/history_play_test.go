@@ -277,6 +277,10 @@ func (c *chronicle) carryOut(a action.Action) {
 		c.count["our ConfigMap"]++
 	case action.TriggerSync:
 		c.count["pod "+a.Pod]++
+	case action.TaintDevices, action.UntaintDevices:
+		c.count["rule of "+h.Name]++
+	case action.WriteClass, action.DeleteClass:
+		c.count["DeviceClasses"]++
 	case action.Report:
 		c.count["status of GPUNode "+h.Name]++
 	}
@@ -476,6 +480,11 @@ func (c *chronicle) released() {
 			if _, written := c.Configs[key]; !written {
 				c.breaks("restore", "node %s selects config %q, which no ConfigMap holds", h.Name, key)
 			}
+		}
+	}
+	for _, class := range c.DRA.Classes {
+		if class.Own && !retains && !slices.ContainsFunc(c.all(), func(h *host) bool { return h.off || h.forsaken || h.waits() != "" }) {
+			c.breaks("restore", "DeviceClass %s is left", class.Name)
 		}
 	}
 	if d.ConfigurePlugin && !retains && !slices.ContainsFunc(c.all(), func(h *host) bool { return h.off || h.forsaken || h.waits() != "" }) {

@@ -32,6 +32,10 @@ func (c *chronicle) start(h *host, kind string, random *rand.Rand) {
 	if h.off || h.upgrade.goesOn() || !h.down.IsZero() || tainted && !ignores || requests && len(advertised(h)) == 0 {
 		return
 	}
+	if h.driver.serves {
+		c.startByClaim(h, kind, random)
+		return
+	}
 	claims := slices.ContainsFunc(h.Pods, func(p world.Pod) bool { return p.DRA })
 	if claims != (kind == "claim") && kind != "outside" {
 		return // where NVIDIA's DRA driver offers the GPUs, they are got by claims alone

@@ -33,6 +33,7 @@ func kinds() []string { return slices.Sorted(maps.Keys(happenings())) }
 // chronicle is a history as it takes place, in the cluster in miniature. The controller reads a cache that may be out of
 // date, and its passes may end early, as in TestRandomisedRollouts.
 type chronicle struct {
+	seed uint64
 	*simulation
 
 	story     []string // what has happened, for people
@@ -71,7 +72,7 @@ func newChronicle(seed uint64) *chronicle {
 		simulation: &simulation{cluster: newCluster(), random: rand.New(rand.NewPCG(seed, 0))},
 		stakes:     map[string]stake{}, kinds: map[string]string{}, protected: map[string]bool{}, hangs: map[string]bool{},
 		slots: map[string]int32{}, count: map[string]int{}, theirs: map[string][]string{}, before: map[string]world.Node{},
-		mentioned: map[string]bool{}, retained: map[string]bool{}, states: map[string]string{}, double: seed%32 == 0,
+		seed: seed, mentioned: map[string]bool{}, retained: map[string]bool{}, states: map[string]string{}, double: seed%32 == 0,
 	}
 	c.Repeats, c.Sightings = &action.Repeats{}, &world.Sightings{}
 	random := rand.New(rand.NewPCG(seed, 2))
@@ -156,6 +157,9 @@ func (c *chronicle) machine(name string, random *rand.Rand) {
 	}
 	h.watches, h.plugin.slow = one(2), time.Duration(random.IntN(4))*time.Second
 	h.remember()
+	if dice := rand.New(rand.NewPCG(c.seed, uint64(c.serial+len(c.hosts)))); c.seed >= onDriver && c.Plugin.ClusterPolicy && !h.shared() && dice.IntN(3) > 0 {
+		c.serveByDRA(h)
+	}
 	c.version[name]++
 }
 

@@ -166,7 +166,7 @@ func (s *simulation) wrote(a action.Action) {
 		return
 	}
 	switch a.(type) {
-	case action.PatchNode, action.Taint, action.Untaint:
+	case action.PatchNode, action.Taint, action.Untaint, action.TaintDevices, action.UntaintDevices:
 		s.cache.nodes[h.Name], s.cache.version[h.Name] = h.copied(), s.version[h.Name]
 	case action.AllowMPS:
 		f := s.cache.features[h.Name]

@@ -103,7 +103,7 @@ func (c *cluster) upgrading(h *host) {
 	case "pod-restart-required":
 		c.manageDriver(h)
 	case "validation-required":
-		if h.plugin.running {
+		if h.plugin.running || h.driver.serves { // which takes no part
 			h.upgradeTo("uncordon-required")
 		}
 	case "uncordon-required":

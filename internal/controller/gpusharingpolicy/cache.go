@@ -109,6 +109,7 @@ func slimPod(object any) (any, error) {
 	if !isPod {
 		return object, nil
 	}
+	claims := world.HasClaims(pod)
 	pod.ManagedFields = nil
 	pod.Annotations = podAnnotations(pod.Annotations)
 	pod.Labels = podLabels(pod)
@@ -121,6 +122,9 @@ func slimPod(object any) (any, error) {
 		Volumes:        configVolumes(pod.Spec.Volumes),
 		Tolerations:    serverTolerations(pod),
 		Resources:      gpuRequest(&pod.Spec),
+	}
+	if claims {
+		pod.Spec.ResourceClaims = []corev1.PodResourceClaim{{}} // stands for all of them
 	}
 	pod.Status = corev1.PodStatus{
 		Phase: pod.Status.Phase, Conditions: slimConditions(pod.Status.Conditions), ContainerStatuses: troubled(pod),

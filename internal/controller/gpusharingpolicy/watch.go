@@ -149,7 +149,7 @@ func (c *Controller) podView(o client.Object) (podViewed, bool) {
 		node: pod.Spec.NodeName, agent: c.isReadyAgent(pod), finished: world.Finished(pod),
 	}
 	v.MountsConfig = c.mayMount(pod)
-	return v, v.GPU || v.DRA || v.MountsConfig || world.IsAgent(pod) || world.Serves(pod) || v.Validator
+	return v, v.GPU || v.Starting || v.DRA || v.MountsConfig || world.IsAgent(pod) || world.Serves(pod) || v.Validator
 }
 
 // mayMount says whether a pod mounts our ConfigMap, wherever that is.

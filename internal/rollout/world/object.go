@@ -146,12 +146,23 @@ func PodOf(pod *corev1.Pod, configMap types.NamespacedName) Pod {
 	if p.Serves {
 		p.Tolerations = OwnTolerations(pod.Spec.Tolerations)
 	}
-	p.Starting = pod.Spec.NodeName != "" && pod.Status.Phase == corev1.PodPending && Drains(pod)
+	p.Starting = pod.Spec.NodeName != "" && HasClaims(pod) && !isReady(pod)
 	_, p.Mirror = pod.Annotations[corev1.MirrorPodAnnotationKey]
 	if owner := metav1.GetControllerOfNoCopy(pod); owner != nil {
 		p.Controller = owner.Kind
 	}
 	return p
+}
+
+// HasClaims reports whether a pod has devices by ResourceClaims, its own or those that serve its extended resources.
+func HasClaims(pod *corev1.Pod) bool {
+	return len(pod.Spec.ResourceClaims) > 0 || pod.Status.ExtendedResourceClaimStatus != nil
+}
+
+func isReady(pod *corev1.Pod) bool {
+	return slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
+	})
 }
 
 // Finished says whether a pod has ended and holds nothing any more.

@@ -122,7 +122,8 @@ type Pod struct {
 	// Claim is the ResourceClaim, as namespace/name, by which it has GPUs of NVIDIA's DRA driver; empty: it has none, or nobody
 	// reports that.
 	Claim string
-	// Starting reports that it is bound to the node and none of its containers has started yet; of pods that ask for GPUs or have a claim.
+	// Starting reports that it has devices by ResourceClaims, is bound to the node and is not Ready: its containers have not started yet, or
+	// not again after a reboot.
 	Starting bool
 	// Refused is why the API server refused to evict it when the controller last asked, and what to do about it; empty: it did
 	// not, or has not been asked for a minute.
