@@ -4,6 +4,7 @@
 package cli
 
 import (
+	"maps"
 	"slices"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
@@ -87,9 +88,7 @@ func plannedNodeOf(n group.NodeState, was, selected string) plannedNode {
 		Name: n.Node, FormerPolicy: was, Policy: n.Policy, State: string(n.State), Reason: n.Reason, Message: n.Message,
 		Advertised: map[string]int64{}, Expected: n.Expected, Steps: append([]string{}, steps(n, selected)...),
 	}
-	for name, number := range n.Advertised {
-		planned.Advertised[name] = number
-	}
+	maps.Copy(planned.Advertised, n.Advertised)
 	for _, b := range n.Blockers {
 		planned.BlockedBy = append(planned.BlockedBy, b.String())
 	}

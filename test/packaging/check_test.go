@@ -163,7 +163,7 @@ func (l *logs) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.NotFound(w, r)
 		return
 	}
-	fmt.Fprint(w, l)
+	_, _ = fmt.Fprint(w, l)
 }
 
 // dropField removes a field from the schema of a CRD.
@@ -201,7 +201,7 @@ func (i installation) play(t *testing.T, kubelet http.Handler) (agent *corev1.Po
 	g.Expect(isTCP).To(BeTrue())
 	node.Status.NodeInfo.KubeletVersion = "v1.37.1"
 	node.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: address.IP.String()}}
-	node.Status.DaemonEndpoints.KubeletEndpoint.Port = int32(address.Port) //nolint:gosec // a port
+	node.Status.DaemonEndpoints.KubeletEndpoint.Port = int32(address.Port)
 	g.Expect(i.Client.Status().Update(t.Context(), node)).To(Succeed())
 	g.Eventually(func() error {
 		return i.Client.Create(t.Context(), &v1alpha1.GPUNode{ObjectMeta: metav1.ObjectMeta{Name: node.Name}})

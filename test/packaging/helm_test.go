@@ -31,7 +31,10 @@ type helm struct {
 // The scripts that build the versions of Helm that users have.
 const helm3, helm4 = "hack/helm3/build.sh", "hack/helm/build.sh"
 
-func newHelm(tb testing.TB) helm { return helmOf(tb, helm4) }
+func newHelm(tb testing.TB) helm {
+	tb.Helper()
+	return helmOf(tb, helm4)
+}
 
 func helmOf(tb testing.TB, script string) helm {
 	tb.Helper()

@@ -4,6 +4,7 @@
 package packaging_test
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"os"
@@ -90,7 +91,7 @@ func narrowed(was, is apiextensionsv1.JSONSchemaProps, path string) (tighter []s
 		tighter = append(tighter, path+" has another pattern")
 	}
 	for _, value := range was.Enum {
-		if is.Enum != nil && !slices.ContainsFunc(is.Enum, func(v apiextensionsv1.JSON) bool { return string(v.Raw) == string(value.Raw) }) {
+		if is.Enum != nil && !slices.ContainsFunc(is.Enum, func(v apiextensionsv1.JSON) bool { return bytes.Equal(v.Raw, value.Raw) }) {
 			tighter = append(tighter, fmt.Sprintf("%s may not be %s", path, value.Raw))
 		}
 	}

@@ -43,10 +43,10 @@ func Folder(ctx context.Context, path, to string) error {
 			return err
 		}
 		at := filepath.Join(to, strings.TrimPrefix(name, path))
-		if err := os.MkdirAll(filepath.Dir(at), 0o755); err != nil { //nolint:gosec // for everybody to read
+		if err := os.MkdirAll(filepath.Dir(at), 0o755); err != nil {
 			return fmt.Errorf("writing a file of the previous release: %w", err)
 		}
-		if err := os.WriteFile(at, content, 0o644); err != nil { //nolint:gosec // likewise
+		if err := os.WriteFile(at, content, 0o644); err != nil {
 			return fmt.Errorf("writing a file of the previous release: %w", err)
 		}
 	}
