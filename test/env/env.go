@@ -64,6 +64,9 @@ func WithCRDs(folders ...string) Option {
 	return func(o *options) { o.crds = append(o.crds, folders...) }
 }
 
+// WithOwnCRDs installs the operator's CRDs of this folder instead of those of today.
+func WithOwnCRDs(folder string) Option { return func(o *options) { o.crds[0] = folder } }
+
 // WithInterruptions lets the API server end within seconds, even with watches open: see Interrupt.
 func WithInterruptions() Option { return func(o *options) { o.brief = true } }
 
