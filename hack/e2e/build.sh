@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds every program that a real node runs, and lays them side by side in bin/e2e of this checkout: Kubernetes' and
 # containerd's and NVIDIA's from their Go modules, once per version, in the cache of hack/kube/build.sh; ours from this
-# checkout. Only the folder goes to stdout; progress goes to stderr.
+# checkout; and those of the previous release from its commit. Only the folder goes to stdout; progress goes to stderr.
 #
 #   hack/e2e/build.sh
 set -euo pipefail
@@ -96,6 +96,8 @@ CGO_ENABLED=1 CGO_CFLAGS="-g -O2 -Wno-deprecated-declarations" CGO_LDFLAGS_ALLOW
 CGO_ENABLED=1 CGO_CFLAGS="-g -O2 -Wno-deprecated-declarations" CGO_LDFLAGS_ALLOW='-Wl,--unresolved-symbols=ignore-in-object-files' \
 	bin=$bin/dra build_all dra nvidia-toolkit $toolkit "-extldflags=-Wl,-z,lazy" $toolkit/cmd/nvidia-cdi-hook
 ln -sfn "$(cd "$top/hack/dra" && go mod download $dra && go list -m -f '{{.Dir}}' $dra)" "$bin/dra/module"
+
+ln -sfn "$("$top/hack/previous/build.sh")" "$bin/previous"
 
 cd "$top"
 mkdir -p "$bin/driver"

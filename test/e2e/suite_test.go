@@ -95,6 +95,7 @@ var _ = Describe("On a real node", func() {
 	usageSpecs()
 	mistakeSpecs()
 	lifecycleSpecs()
+	previousSpecs()
 	migSpecs()
 	mixtureSpecs()
 	openSpecs()
