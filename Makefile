@@ -52,6 +52,10 @@ e2e: ## Test on a real node: containerd, kubelet, NVIDIA's programs, our images 
 		exec ../../bin/e2e/e2e.test -test.v -test.timeout=60m -ginkgo.v -ginkgo.no-color -ginkgo.timeout=55m \
 		-ginkgo.json-report=$(E2E_LAST)/report.json $${focus:+-ginkgo.focus="$$focus"}
 
+.PHONY: e2e-upgrade
+e2e-upgrade: ## Test on a real node the upgrade from the previous release, which is built from its commit and published, with live policies. As root, minutes.
+	GPUSHARING_E2E_PREVIOUS=1 $(MAKE) --no-print-directory e2e FOCUS='An upgrade from the previous release'
+
 .PHONY: e2e-killed
 e2e-killed: ## End make e2e at several moments and in several ways, and compare what the machine holds before and after.
 	hack/e2e/killed.sh
