@@ -281,10 +281,9 @@ func (c *chronicle) desired(h *host) (by *v1alpha1.GPUSharingPolicy, want policy
 var errShares = errors.New("the driver gives each GPU another number of shares")
 
 // shared reports whether other controllers offer the GPUs of a node. NVIDIA's DRA driver alone is none.
-func (h *host) shared() bool { return offered(h.Node) }
+func (c *chronicle) shared(h *host) bool { return offered(&c.World, h.Node) }
 
-func offered(n *world.Node) bool {
-	w := world.World{Plugin: world.DevicePlugin{ClusterPolicy: true}}
+func offered(w *world.World, n *world.Node) bool {
 	return n.Slicer != "" || w.StackOf(n) != dra.Driver && (n.DRA != "" || slices.ContainsFunc(n.Pods, func(p world.Pod) bool { return p.DRA }))
 }
 
@@ -300,7 +299,7 @@ func (c *chronicle) progressed(d rollout.Decision) {
 		}
 		by, want, err := c.desired(h)
 		s := states[h.Name]
-		if by == nil || err != nil || h.shared() || s.Reason == v1alpha1.ReasonNoNodeFeatures || h.missesGPU(s) || c.keptFromReboot(h, s) {
+		if by == nil || err != nil || c.shared(h) || s.Reason == v1alpha1.ReasonNoNodeFeatures || h.missesGPU(s) || c.keptFromReboot(h, s) {
 			continue
 		}
 		if s.State != state.UpToDate {
@@ -444,7 +443,7 @@ func (c *chronicle) alive(p *v1alpha1.GPUSharingPolicy, n v1alpha1.PendingNode, 
 	case v1alpha1.ReasonConfiguringDevicePlugin:
 		return "all is configured"
 	case v1alpha1.ReasonDRADriverActive, v1alpha1.ReasonSlicerActive:
-		if !h.shared() {
+		if !c.shared(h) {
 			return "nobody else offers the GPUs"
 		}
 	case v1alpha1.ReasonDriverUpgrade, v1alpha1.ReasonNodeMaintenance:

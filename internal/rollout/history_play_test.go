@@ -210,7 +210,7 @@ func (c *chronicle) seesOthers(w world.World) {
 		if h == nil {
 			continue
 		}
-		if offered(&w.Nodes[i]) {
+		if offered(&w, &w.Nodes[i]) {
 			h.sharedAt = c.Now
 		}
 		h.recorded = h.recorded || h.Annotations[v1alpha1.AnnotationOtherController] != ""
@@ -442,7 +442,7 @@ func (c *chronicle) released() {
 		d := c.step(true)
 		for _, h := range c.all() {
 			by, _, err := c.desired(h)
-			if by == nil || err != nil || h.off || h.shared() {
+			if by == nil || err != nil || h.off || c.shared(h) {
 				continue
 			}
 			for _, o := range d.Policies[by.Name].Conditions {

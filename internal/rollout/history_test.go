@@ -157,7 +157,7 @@ func (c *chronicle) machine(name string, random *rand.Rand) {
 	}
 	h.watches, h.plugin.slow = one(2), time.Duration(random.IntN(4))*time.Second
 	h.remember()
-	if dice := rand.New(rand.NewPCG(c.seed, uint64(c.serial+len(c.hosts)))); c.seed >= onDriver && c.Plugin.ClusterPolicy && !h.shared() && dice.IntN(3) > 0 {
+	if dice := rand.New(rand.NewPCG(c.seed, uint64(c.serial+len(c.hosts)))); c.seed >= onDriver && c.Plugin.ClusterPolicy && !c.shared(h) && dice.IntN(3) > 0 {
 		c.serveByDRA(h)
 	}
 	c.version[name]++
