@@ -111,6 +111,7 @@ func helmTestSaysWhatIsMissing(t *testing.T, i installation) {
 	g.Expect(there()).To(BeEmpty(), "what a test created goes with its success")
 
 	i.do(t, "upgrade", release, i.chart, "--set", "logLevel=debug")
+	i.updateController(t)
 	tested := make(chan error, 1)
 	go func() {
 		_, err := i.try(t, "test", release)
@@ -220,12 +221,7 @@ func (i installation) play(t *testing.T, kubelet http.Handler) (agent *corev1.Po
 		}
 	}
 	i.updateAgents(t, 1, 1)
-	deployment := &appsv1.Deployment{}
-	g.Expect(i.Client.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: "gpu-sharing-controller"}, deployment)).To(Succeed())
-	deployment.Status = appsv1.DeploymentStatus{
-		ObservedGeneration: deployment.Generation, Replicas: 2, UpdatedReplicas: 2, ReadyReplicas: 2, AvailableReplicas: 2,
-	}
-	g.Expect(i.Client.Status().Update(t.Context(), deployment)).To(Succeed())
+	i.updateController(t)
 	g.Expect(i.Client.Create(t.Context(), &coordinationv1.Lease{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "gpu-sharing-controller"},
 		Spec: coordinationv1.LeaseSpec{
@@ -233,6 +229,18 @@ func (i installation) play(t *testing.T, kubelet http.Handler) (agent *corev1.Po
 		},
 	})).To(Succeed())
 	return agent
+}
+
+// updateController plays the controller of Deployments: all pods of the operator's controller are as its Deployment is now.
+func (i installation) updateController(t *testing.T) {
+	t.Helper()
+	g := NewWithT(t)
+	deployment := &appsv1.Deployment{}
+	g.Expect(i.Client.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: "gpu-sharing-controller"}, deployment)).To(Succeed())
+	deployment.Status = appsv1.DeploymentStatus{
+		ObservedGeneration: deployment.Generation, Replicas: 2, UpdatedReplicas: 2, ReadyReplicas: 2, AvailableReplicas: 2,
+	}
+	g.Expect(i.Client.Status().Update(t.Context(), deployment)).To(Succeed())
 }
 
 // updateAgents plays the controller of DaemonSets: so many of some agents are as the DaemonSet is now.
