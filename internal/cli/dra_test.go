@@ -339,3 +339,11 @@ func TestRestoreNamesWhatIsLeftOfTheOperatorsClassesAndRules(t *testing.T) {
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(left).To(ConsistOf(HavePrefix("deviceclass/gpusharing-mig-1g.5gb of the operator exists"), HavePrefix("devicetaintrule/gpusharing-a of the operator exists")))
 }
+
+// TestANodeWithoutLabelsCanBeMovedInThought: the page of the dashboard previews policies for such nodes too.
+func TestANodeWithoutLabelsCanBeMovedInThought(t *testing.T) {
+	w := world.World{Plugin: world.DevicePlugin{ClusterPolicy: true}, Nodes: []world.Node{{Name: "bare"}}}
+	moved := movedOver(w)
+	NewWithT(t).Expect(moved.StackOf(&moved.Nodes[0])).To(Equal(dra.Driver))
+	NewWithT(t).Expect(w.Nodes[0].Labels).To(BeNil(), "the world that was read stays as it is")
+}

@@ -118,7 +118,9 @@ func movedOver(w world.World) world.World {
 	for i := range w.Nodes {
 		n := &w.Nodes[i]
 		stack := w.StackOf(n)
-		n.Labels, n.Annotations = maps.Clone(n.Labels), maps.Clone(n.Annotations)
+		labels := map[string]string{}
+		maps.Copy(labels, n.Labels)
+		n.Labels, n.Annotations = labels, maps.Clone(n.Annotations)
 		delete(n.Annotations, v1alpha1.AnnotationOtherController)
 		n.Published, n.Claims, n.DRA, n.Allocatable = nil, nil, "", nil
 		offers := func(p world.Pod) bool { return p.DRA || p.NodeSelector[deployPlugin] != "" }
