@@ -104,7 +104,7 @@ func afterMove(stack dra.Stack, now, then *group.NodeState, shares int64) string
 		says += resources(then.Expected)
 	}
 	if to == dra.Driver && shares > 1 {
-		says += fmt.Sprintf(", with featureGates.ConsumableShares=true and consumableShares=%d in its chart, for all its nodes", shares)
+		says += ", with " + dra.Values(shares) + ", for all its nodes"
 	}
 	return says + ". docs/dra.md has the order"
 }

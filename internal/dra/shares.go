@@ -83,6 +83,11 @@ func against(asked Asked, want int64) []string {
 	return others
 }
 
+// Values names the values of the driver's chart that give each GPU so many shares, more than one.
+func Values(shares int64) string {
+	return fmt.Sprintf("featureGates.ConsumableShares=true and consumableShares=%d in its chart", shares)
+}
+
 // remedy is the value to set, and in which order. A pod that holds a whole GPU keeps it, and one more that gets a GPU of which shares are in
 // use hangs, so switching off needs idle GPUs (device_state.go of the driver).
 func remedy(have, want int64) string {
@@ -90,7 +95,7 @@ func remedy(have, want int64) string {
 		return "First drain the pods that use GPUs from the nodes of the driver, because a GPU whose shares are in use would be given to a pod that then hangs. " +
 			"Then set consumableShares=disabled and featureGates.ConsumableShares=false in its chart (with a GPUCluster: in its spec for the driver)"
 	}
-	values := fmt.Sprintf("Set featureGates.ConsumableShares=true and consumableShares=%d in its chart (with a GPUCluster: in its spec for the driver)", want)
+	values := "Set " + Values(want) + " (with a GPUCluster: in its spec for the driver)"
 	if have > want {
 		return values + ". Pods that have shares keep them; new ones start once fewer are in use"
 	}
