@@ -423,7 +423,7 @@ type NodeCounts struct {
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	Failed int32 `json:"failed"`
-	// updated is the number of nodes whose GPUs are as the policy asks and which select its device-plugin config. Those of them that are
+	// updated is the number of nodes whose GPUs are in the desired state and which select its device-plugin config. Those of them that are
 	// not ready do not advertise yet, or no longer, what the policy asks for.
 	// +optional
 	// +kubebuilder:validation:Minimum=0

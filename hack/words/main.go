@@ -40,6 +40,8 @@ var words = sync.OnceValue(func() []word {
 		of(`daemon sets?`, "DaemonSet"),
 		of(`put(s|ting)? back`, "restore, roll back"),
 		of(`quiesc(e|es|ed|ing)`, "drain"),
+		of(`as the policy asks`, "in the desired state"),
+		of(`as (it|they) (was|were) found`, "baseline, former state"),
 	}
 })
 

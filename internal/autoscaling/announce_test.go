@@ -223,7 +223,7 @@ func TestTheOperatorDoesNotTakeItselfForAnotherClient(t *testing.T) {
 }
 
 // A user who keeps the NodeOverlay in a source of their own, as the status advises, is not told to delete it.
-func TestTheNodeOverlayOfAUserThatIsAsThePolicyAsks(t *testing.T) {
+func TestTheNodeOverlayOfAUserInItsDesiredState(t *testing.T) {
 	g := NewWithT(t)
 	w := karpenter(t, renamed+declared)
 	theirs := applied(t, w)

@@ -43,7 +43,7 @@ type plannedNode struct {
 	State   string `json:"state"`
 	Reason  string `json:"reason"`
 	Message string `json:"message,omitempty"`
-	// Advertised are the resources that the node offers now. Expected are those that it offers once it is as the policy asks; it is absent
+	// Advertised are the resources that the node offers now. Expected are those that it offers once it is in the desired state; it is absent
 	// where no policy governs the node.
 	Advertised map[string]int64 `json:"advertised"`
 	Expected   map[string]int64 `json:"expected,omitempty"`

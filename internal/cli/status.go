@@ -144,7 +144,7 @@ func (t *text) status(w world.World, q query) {
 // policies writes a table of the policies, and why one is not ready.
 func (t *text) policies(policies []v1alpha1.GPUSharingPolicy, now time.Time) {
 	if len(policies) == 0 {
-		t.row(0, "", "There is no GPUSharingPolicy: all GPUs are as they were found.")
+		t.row(0, "", "There is no GPUSharingPolicy: all GPUs are in their former state.")
 		return
 	}
 	table := tabwriter.NewWriter(t, 0, 0, 3, ' ', 0)

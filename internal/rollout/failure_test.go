@@ -590,8 +590,8 @@ func (h *host) stalls() {
 	})
 }
 
-// TestAReleaseEndsOnlyWithAnAnswerOfTheAgent: it ended in the middle of a change, so its last report says that the GPUs are as they were
-// found.
+// TestAReleaseEndsOnlyWithAnAnswerOfTheAgent: it ended in the middle of a change, so its last report says that the GPUs are
+// restored.
 func TestAReleaseEndsOnlyWithAnAnswerOfTheAgent(t *testing.T) {
 	g := NewWithT(t)
 	c := newCluster()

@@ -73,19 +73,19 @@ type fault struct {
 func faults() map[string]fault {
 	return map[string]fault{
 		"the API server is away for a minute: the rollout goes on": {
-			strike: func(o *ordeal) { o.away(time.Minute) }, outcome: asThePolicyAsks,
+			strike: func(o *ordeal) { o.away(time.Minute) }, outcome: inDesiredState,
 		},
 		"every write is refused once for throttling: it is made again": {
-			strike: func(o *ordeal) { o.attempts = map[string]int{} }, outcome: asThePolicyAsks,
+			strike: func(o *ordeal) { o.attempts = map[string]int{} }, outcome: inDesiredState,
 		},
 		"every write is refused for a minute for throttling: the rollout goes on": {
-			strike: func(o *ordeal) { o.throttled = o.Now.Add(time.Minute) }, outcome: asThePolicyAsks,
+			strike: func(o *ordeal) { o.throttled = o.Now.Add(time.Minute) }, outcome: inDesiredState,
 		},
 		"every write that must not overtake another is refused once with a conflict: it is decided anew": {
-			strike: func(o *ordeal) { o.conflicts = map[string]int{} }, outcome: asThePolicyAsks,
+			strike: func(o *ordeal) { o.conflicts = map[string]int{} }, outcome: inDesiredState,
 		},
 		"the leader is killed after each write: the next one goes on": {
-			strike: func(o *ordeal) { o.mortal = true }, outcome: asThePolicyAsks,
+			strike: func(o *ordeal) { o.mortal = true }, outcome: inDesiredState,
 		},
 		"an agent is lost in the middle of a step: it is waited for": {
 			strike: func(o *ordeal) {
@@ -95,10 +95,10 @@ func faults() map[string]fault {
 					o.pass()
 				}
 				h.hardware.Fail, h.AgentReady = nil, true
-			}, outcome: asThePolicyAsks,
+			}, outcome: inDesiredState,
 		},
 		"a node is deleted while it changes, and comes back as a new one: it is changed anew": {
-			strike: func(o *ordeal) { delete(o.hosts, "a"); o.pass(); o.join("a") }, outcome: asThePolicyAsks,
+			strike: func(o *ordeal) { delete(o.hosts, "a"); o.pass(); o.join("a") }, outcome: inDesiredState,
 		},
 		"the policy is edited three times: the last edit counts": {
 			strike: func(o *ordeal) {
@@ -108,7 +108,7 @@ func faults() map[string]fault {
 					o.pass()
 					o.pass()
 				}
-			}, outcome: asThePolicyAsks,
+			}, outcome: inDesiredState,
 		},
 		"a budget never allows the eviction: the node is given back and the pod named": {
 			strike:  func(o *ordeal) { o.protected = "train" },
@@ -119,30 +119,30 @@ func faults() map[string]fault {
 			outcome: func(o *ordeal) { o.inUseOrDone("pod user/train") },
 		},
 		"an eviction is carried out and not answered: the rollout goes on": {
-			strike: func(o *ordeal) { o.unanswered = "train" }, outcome: asThePolicyAsks,
+			strike: func(o *ordeal) { o.unanswered = "train" }, outcome: inDesiredState,
 		},
 		"a pod that was told to go does not: the node is given back and the pod named": {
 			strike:  func(o *ordeal) { o.hangs = "train" },
 			outcome: func(o *ordeal) { o.inUseOrDone("pod user/train") },
 		},
 		"our ConfigMap is deleted by hand: it is written again": {
-			strike: func(o *ordeal) { o.Configs = nil }, outcome: asThePolicyAsks,
+			strike: func(o *ordeal) { o.Configs = nil }, outcome: inDesiredState,
 		},
 		"our keys are edited by hand: they are written again": {
 			strike: func(o *ordeal) {
 				for key := range o.Configs {
 					o.Configs[key] = "version: v1\n"
 				}
-			}, outcome: asThePolicyAsks,
+			}, outcome: inDesiredState,
 		},
 		"the label that selects our key is removed by hand: it is set again": {
-			strike: func(o *ordeal) { o.each(func(h *host) { delete(h.Labels, v1alpha1.LabelConfig) }) }, outcome: asThePolicyAsks,
+			strike: func(o *ordeal) { o.each(func(h *host) { delete(h.Labels, v1alpha1.LabelConfig) }) }, outcome: inDesiredState,
 		},
 		"our taint is removed by hand: it is added again while it is needed": {
-			strike: func(o *ordeal) { o.each(func(h *host) { h.Taints = withoutOurs(h.Taints) }) }, outcome: asThePolicyAsks,
+			strike: func(o *ordeal) { o.each(func(h *host) { h.Taints = withoutOurs(h.Taints) }) }, outcome: inDesiredState,
 		},
 		"NVIDIA's clients are resumed by hand: they are paused again while it is needed": {
-			strike: func(o *ordeal) { o.each(func(h *host) { h.Labels[pluginLabel], h.Labels[gfdLabel] = "true", "true" }) }, outcome: asThePolicyAsks,
+			strike: func(o *ordeal) { o.each(func(h *host) { h.Labels[pluginLabel], h.Labels[gfdLabel] = "true", "true" }) }, outcome: inDesiredState,
 		},
 		"the ClusterPolicy is deleted and another one made: the rollout stands still, then goes on": {
 			strike: func(o *ordeal) {
@@ -152,7 +152,7 @@ func faults() map[string]fault {
 				o.Plugin = world.DevicePlugin{ClusterPolicy: true}
 				o.pass()
 				o.Plugin.Ready = true
-			}, outcome: asThePolicyAsks,
+			}, outcome: inDesiredState,
 		},
 		"NFD begins to ignore our NodeFeatures: nodes that are not served yet stay as they were, and it is named": {
 			strike: func(o *ordeal) { o.nfd.denies = true }, outcome: servedOrNamed(v1alpha1.ReasonNodeFeatureIgnored),
@@ -161,7 +161,7 @@ func faults() map[string]fault {
 		"our NodeFeatures are deleted by hand: they are written again": {
 			strike: func(o *ordeal) { o.each(func(h *host) { h.features.ours = time.Time{} }) },
 			outcome: func(o *ordeal) {
-				asThePolicyAsks(o)
+				inDesiredState(o)
 				o.each(func(h *host) { o.Expect(h.features.ours).NotTo(BeZero()) })
 			},
 			sharing: new(mps(4)), intrudes: true,
@@ -339,8 +339,8 @@ func (o *ordeal) intact(when string) {
 	}
 }
 
-// asThePolicyAsks is the outcome that every node is, and that nobody but the holder had to go.
-func asThePolicyAsks(o *ordeal) {
+// inDesiredState is the outcome that every node is, and that nobody but the holder had to go.
+func inDesiredState(o *ordeal) {
 	o.Expect(o.last.Policies["research"].Nodes.Ready).To(Equal(int32(3)), "%v", o.last.Nodes)
 	o.Expect(o.evicted).To(Equal([]string{"train"}))
 }
@@ -349,7 +349,7 @@ func asThePolicyAsks(o *ordeal) {
 // was idle before.
 func (o *ordeal) inUseOrDone(who string) {
 	if len(o.evicted) > 0 {
-		asThePolicyAsks(o)
+		inDesiredState(o)
 		return
 	}
 	for _, n := range o.last.Nodes {
@@ -361,7 +361,7 @@ func (o *ordeal) inUseOrDone(who string) {
 	}
 }
 
-// servedOrNamed is the outcome that each node is as the policy asks, or was not begun with, for that reason.
+// servedOrNamed is the outcome that each node is in the desired state, or was not begun with, for that reason.
 func servedOrNamed(reason string) func(*ordeal) {
 	return func(o *ordeal) {
 		for _, n := range o.last.Nodes {

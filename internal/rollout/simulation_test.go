@@ -28,7 +28,7 @@ import (
 // their actions and be followed by others, and find agents gone, nodes replaced and users coming and going, while the
 // policy is edited, deleted and written anew. Whatever happens: no more nodes than the budget allows are disturbed, no
 // node loses what a pod uses, NVIDIA's config-manager never meets a key that it cannot see; and once the faults end
-// everything is as the policy asks, or as it was before.
+// everything is in the desired state, or as it was before.
 func TestRandomisedRollouts(t *testing.T) {
 	for seed := range seeds(t, 40) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {

@@ -129,7 +129,7 @@ func TestANodeThatIsNotMadeReadyKeepsTheStartupTaint(t *testing.T) {
 	g.Expect(h.Taints).To(Equal([]corev1.Taint{startup}))
 	n := rollout.Decide(c.world()).Nodes[1]
 	g.Expect(n.State).To(Equal(state.Unsupported))
-	g.Expect(n.Message).To(HaveSuffix("; the node keeps the taint gpusharing.io/startup:NoSchedule until it is as the policy asks"))
+	g.Expect(n.Message).To(HaveSuffix("; the node keeps the taint gpusharing.io/startup:NoSchedule until it is in the desired state"))
 }
 
 func TestAStartupTaintThatNVIDIADoesNotTolerateIsNotPut(t *testing.T) {

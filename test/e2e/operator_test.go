@@ -150,7 +150,7 @@ func explain(ctx context.Context, p *v1alpha1.GPUSharingPolicy) string {
 	return b.String()
 }
 
-// unshare ends users' pods, deletes the policies and waits until the node is as it was found.
+// unshare ends users' pods, deletes the policies and waits until the node is restored.
 func unshare(ctx context.Context, want map[string]int64) {
 	GinkgoHelper()
 	stopPods(ctx)

@@ -22,7 +22,7 @@ import (
 func setGently(v *view.View) gate.Judgement {
 	j := gate.Judgement{
 		State: state.PendingNonDisruptive, Reason: gate.Underway(v),
-		Message: "the node is not as the policy asks yet; the change disturbs nothing that runs",
+		Message: "the node is not in the desired state yet; the change disturbs nothing that runs",
 	}
 	if fence, pending := nvidiamig.Fence(v); pending {
 		if _, step := gate.Split(fence.Next); len(step.Start) > 0 {

@@ -120,7 +120,7 @@ func explainStartup(m *group.Member, g policy.Governed, t Tolerance) {
 	if has == nil || g.By == nil || m.NoPlugin() {
 		return
 	}
-	says := fmt.Sprintf("the node keeps the taint %s until it is as the policy asks", action.NameOf(*has))
+	says := fmt.Sprintf("the node keeps the taint %s until it is in the desired state", action.NameOf(*has))
 	if _, message := t.refuses(*has); message != "" {
 		says += "; " + message
 	}

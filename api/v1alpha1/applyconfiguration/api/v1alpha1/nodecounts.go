@@ -21,7 +21,7 @@ type NodeCountsApplyConfiguration struct {
 	Waiting *int32 `json:"waiting,omitempty"`
 	// failed is the number of nodes on which the change failed or is impossible.
 	Failed *int32 `json:"failed,omitempty"`
-	// updated is the number of nodes whose GPUs are as the policy asks and which select its device-plugin config. Those of them that are
+	// updated is the number of nodes whose GPUs are in the desired state and which select its device-plugin config. Those of them that are
 	// not ready do not advertise yet, or no longer, what the policy asks for.
 	Updated *int32 `json:"updated,omitempty"`
 	// blocked is the number of nodes, changing or waiting, whose change waits for something that the rollout does not bring about: pods
