@@ -126,6 +126,13 @@ func (s *sources) operands() (*corev1.ConfigMap, error) {
 // rights, so this one is none of them.
 const keptAccount = "gpu-sharing-mps"
 
+// agentLabels are the labels of the agent's DaemonSet and of its pods, and versionLabel is added to them, as the chart does: OLM's images have
+// a digest, by which kubectl gpusharing doctor knows no version.
+const (
+	agentLabels  = "  labels: &labels\n    app.kubernetes.io/name: gpu-sharing-agent\n"
+	versionLabel = "app.kubernetes.io/version"
+)
+
 // withoutRBAC are the objects of files, without those that give rights: OLM gives these, but to keptAccount. What that account needs on
 // OpenShift, the SecurityContextConstraints gives it by its users.
 func (s *sources) withoutRBAC(files []string) ([][]byte, error) {
@@ -140,6 +147,8 @@ func (s *sources) withoutRBAC(files []string) ([][]byte, error) {
 				if !bytes.Contains(document, []byte("name: "+keptAccount+"\n")) {
 					return nil
 				}
+			case "DaemonSet":
+				document = bytes.Replace(document, []byte(agentLabels), fmt.Appendf(nil, "%s    %s: %q\n", agentLabels, versionLabel, s.version), 1)
 			case "SecurityContextConstraints":
 				const nobody = "\nusers: []\n"
 				if !bytes.Contains(document, []byte(nobody)) {

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io/fs"
+	"maps"
 	"slices"
 	"strings"
 
@@ -73,8 +74,10 @@ func (s *sources) installStrategy() operators.NamedInstallStrategy {
 		for i := range pod.Containers {
 			s.nameImages(&pod.Containers[i])
 		}
+		labels := maps.Clone(d.Spec.Template.Labels)
+		labels[versionLabel] = s.version
 		strategy.StrategySpec.DeploymentSpecs = append(strategy.StrategySpec.DeploymentSpecs,
-			operators.StrategyDeploymentSpec{Name: d.Name, Label: d.Spec.Template.Labels, Spec: d.Spec})
+			operators.StrategyDeploymentSpec{Name: d.Name, Label: labels, Spec: d.Spec})
 	}
 	strategy.StrategySpec.ClusterPermissions = s.rbac.permissions("ClusterRole")
 	strategy.StrategySpec.Permissions = s.rbac.permissions("Role")

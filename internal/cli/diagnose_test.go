@@ -189,6 +189,16 @@ func TestVersionsOfImages(t *testing.T) {
 	NewWithT(t).Expect(versionOf(map[string]string{"app.kubernetes.io/version": "0.3.0"}, &corev1.PodSpec{})).To(Equal("0.3.0"))
 }
 
+// TestTheVersionOfAnAgentByDigestIsThatOfItsLabel: as charts and bundles of a release install it.
+func TestTheVersionOfAnAgentByDigestIsThatOfItsLabel(t *testing.T) {
+	agent := agentOn("x", "a")
+	agent.Labels["app.kubernetes.io/version"] = "0.1.0"
+	agent.Spec.Containers = []corev1.Container{{Image: "registry.example.com/agent@sha256:ab12"}}
+	is, on := installation{}, nodeParts{}
+	is.place(agent, &on)
+	NewWithT(t).Expect(on.agents).To(HaveExactElements(component{name: "x/agent-a", version: "0.1.0"}))
+}
+
 // TestNodesThatTheControllerSelectsHaveAGPUNode: which nodes have GPUs the controller is told.
 func TestNodesThatTheControllerSelectsHaveAGPUNode(t *testing.T) {
 	g := NewWithT(t)

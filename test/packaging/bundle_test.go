@@ -14,9 +14,11 @@ import (
 
 	. "github.com/onsi/gomega"
 	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/version"
+	sigsyaml "sigs.k8s.io/yaml"
 )
 
 const csvFile = "config/bundle/manifests/gpu-sharing-operator.clusterserviceversion.yaml"
@@ -90,8 +92,9 @@ type csv struct {
 			Spec struct {
 				ClusterPermissions, Permissions []permissions
 				Deployments                     []struct {
-					Name string
-					Spec appsv1.DeploymentSpec
+					Name  string
+					Label map[string]string
+					Spec  appsv1.DeploymentSpec
 				}
 			}
 		}
@@ -132,6 +135,26 @@ func TestBundleIsOfTheSameReleaseAsTheChart(t *testing.T) {
 		images = append(images, image.Image)
 	}
 	g.Expect(images).To(ConsistOf(controller.Spec.Template.Spec.Containers[0].Image, agent.Spec.Template.Spec.Containers[0].Image))
+}
+
+// Images that are named by digest tell no version: kubectl gpusharing doctor reads it from these labels. They are in no selector, which
+// Kubernetes lets nobody change.
+func TestVersionsStandInTheLabelsOfDeploymentsAndAgents(t *testing.T) {
+	g := NewWithT(t)
+	released := HaveKeyWithValue("app.kubernetes.io/version", read(t, "config/helm/Chart.yaml")[0].Object["appVersion"])
+	digest := "sha256:" + strings.Repeat("0", 64)
+	rendered := newHelm(t).render(t, "images.agent.digest="+digest, "images.controller.digest="+digest)
+	g.Expect(find(t, rendered, "Deployment gpu-sharing-controller").GetLabels()).To(released)
+	for _, d := range readCSV(t).Spec.Install.Spec.Deployments {
+		g.Expect(d.Label).To(released, d.Name)
+	}
+	operands := as[corev1.ConfigMap](t, read(t, "config/bundle/manifests/gpu-sharing-operands.configmap.yaml")[0]).Data["owned.yaml"]
+	var installed appsv1.DaemonSet
+	g.Expect(sigsyaml.Unmarshal([]byte(operands), &installed)).To(Succeed())
+	for _, agents := range []appsv1.DaemonSet{as[appsv1.DaemonSet](t, find(t, rendered, "DaemonSet gpu-sharing-agent")), installed} {
+		g.Expect(agents.Spec.Template.Labels).To(released)
+		g.Expect(agents.Spec.Selector.MatchLabels).NotTo(released)
+	}
 }
 
 func TestBundleGivesTheSameRightsAsTheChart(t *testing.T) {

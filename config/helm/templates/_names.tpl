@@ -1,4 +1,5 @@
-{{/* The labels of every object. A pod's own labels hold nothing that changes with the version, or each would be restarted. */}}
+{{/* The labels of every object. Of pods, only the agent's have the version, by which kubectl gpusharing doctor knows it where the image has a
+digest: a changed label replaces the pods, and an agent's image changes with the version anyhow. */}}
 {{- define "gpusharing.labels" -}}
 app.kubernetes.io/part-of: gpu-sharing-operator
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
