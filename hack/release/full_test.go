@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	. "github.com/onsi/gomega"
 )
@@ -29,10 +30,12 @@ func TestTwoBuildsOfACommitAreTheSame(t *testing.T) {
 			t.Setenv("GOCACHE", t.TempDir())
 		}
 		set := settings{root: folder, out: filepath.Join(folder, "dist"), registry: registry.host + "/gpu-sharing", key: key}
+		begin := time.Now()
 		g.Expect(run(t.Context(), set)).To(Succeed())
 		content, err := os.ReadFile(filepath.Join(set.out, checksums))
 		g.Expect(err).NotTo(HaveOccurred())
 		sums = append(sums, string(content))
+		t.Logf("built and pushed from %s in %s:\n%s", folder, time.Since(begin).Round(time.Second), content)
 	}
 	g.Expect(sums[1]).To(Equal(sums[0]))
 }

@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -195,7 +196,8 @@ func TestPluginArchivesAreWhatKrewExpects(t *testing.T) {
 		if p := &r.programs[i]; p.Name == completion {
 			g.Expect(p.OS).To(Equal(windows), "elsewhere it is a script")
 			p.File += "-of-" + p.Arch
-			g.Expect(os.WriteFile(p.File, []byte(p.Arch), 0o600)).To(Succeed())
+			// What is appended changes no program, and its SBOM is read from it.
+			g.Expect(os.WriteFile(p.File, slices.Concat(program, []byte(p.Arch)), 0o600)).To(Succeed())
 		}
 	}
 	g.Expect(r.plugins(t.Context(), "")).To(Succeed())
@@ -227,7 +229,7 @@ func TestPluginArchivesAreWhatKrewExpects(t *testing.T) {
 		}
 		completing := file{Path: completion, Executable: true, Content: script}
 		if p.Selector.MatchLabels["os"] == "windows" { // where kubectl calls the plugin gpusharing.exe, and runs no script
-			completing = file{Path: "kubectl_complete-gpusharing.exe", Executable: true, Content: []byte(p.Selector.MatchLabels["arch"])}
+			completing = file{Path: "kubectl_complete-gpusharing.exe", Executable: true, Content: slices.Concat(program, []byte(p.Selector.MatchLabels["arch"]))}
 			g.Expect(p.Bin).To(Equal("kubectl-gpusharing.exe"))
 			g.Expect(manifest.Spec.Caveats).To(ContainSubstring(`\store\gpusharing\v1.2.3-rc.1\kubectl_complete-gpusharing.exe" `))
 		} else {
