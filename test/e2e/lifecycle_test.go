@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 )
 
@@ -71,6 +72,37 @@ func lifecycleSpecs() {
 			share(ctx, `{strategy: MPS, mps: {replicas: 5}}`)
 			expectAllocatable(ctx, map[string]int64{"nvidia.com/gpu": 10})
 			expectReady(ctx, "shared")
+		})
+	})
+
+	Describe("The operator with live policies", Ordered, Offset(1), func() {
+		It("restores everything by kubectl gpusharing restore, so that Helm uninstalls it and nothing else changes", func(ctx SpecContext) {
+			begin(ctx, sim.A100, sim.A100)
+			before := settled(ctx)
+			apply(ctx, "partitioned", `{priority: 10, sharing: {strategy: MIG, mig: {strategy: mixed,
+				layouts: [{gpus: {indexes: [0]}, instances: [{profile: 3g.20gb, count: 1}, {profile: 1g.5gb, count: 3}]}, {gpus: {indexes: [1]}, fill: 2g.10gb}]}}}`)
+			share(ctx, `{strategy: MPS, mps: {replicas: 4}}`) // that governs no node, but would once the other is deleted
+			expectAllocatable(ctx, map[string]int64{"nvidia.com/mig-3g.20gb": 1, "nvidia.com/mig-1g.5gb": 3, "nvidia.com/mig-2g.10gb": 3})
+			expectReady(ctx, "partitioned")
+
+			Expect(kubectl(ctx, "", "gpusharing", "restore", "--yes", "--timeout", patience.String())).To(ContainSubstring("Restored: "))
+			policies := &v1alpha1.GPUSharingPolicyList{}
+			Expect(kube.List(ctx, policies)).To(Succeed())
+			Expect(policies.Items).To(BeEmpty())
+			Eventually(look).WithContext(ctx).Should(Equal(before), "restored while the operator runs, also what NVIDIA's programs set once they have read it")
+			expectOperandsReady(ctx)
+			Eventually(ending).WithContext(ctx).Should(BeEmpty())
+			restored, err := restarts(ctx)
+			Expect(err).NotTo(HaveOccurred())
+
+			helm(ctx, "uninstall", release, "--namespace", operatorNamespace)
+			for _, name := range []string{"gpu-sharing-agent", "gpu-sharing-controller"} {
+				Eventually(podUIDs).WithContext(ctx).WithArguments(name).Should(BeEmpty())
+			}
+			Consistently(look, "3s").WithContext(ctx).Should(Equal(before))
+			Expect(restarts(ctx)).To(Equal(restored))
+			giveUpLease(ctx) // Helm took the right to do it before they had ended
+			installOperator(ctx)
 		})
 	})
 }
