@@ -26,7 +26,7 @@ func resolveTimeSlicing(t v1alpha1.TimeSlicing, selected []gpu.Device) ([]v1alph
 // The former interval of a GPU is known only once a policy has asked for another one: the agent reads intervals only where the desired
 // state names one. So it first reports what it reads, and sets nothing before the baseline has that.
 //
-//	controller: desired interval → agent: reports the former one → controller: baseline → agent: sets the desired one
+//	controller: desired interval → agent: reports the former one → controller: baseline, on the Node and then in the GPUNode → agent: sets the desired one
 
 // WithFormer returns the desired state of a node with the former intervals of the GPUs for which it names none, from their baseline.
 func WithFormer(desired, baseline []v1alpha1.DeviceSpec) []v1alpha1.DeviceSpec {

@@ -11,6 +11,7 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
 )
@@ -37,12 +38,15 @@ func TestTheBaselineSurvivesTheLossOfEitherObject(t *testing.T) {
 			delete(h.Annotations, v1alpha1.AnnotationBaseline)
 		},
 	} {
-		for strategy, sharing := range map[string]v1alpha1.Sharing{"MIG": mig(count("3g.20gb", 2)), "time-slicing": timeSlicing(4), "MPS": mps(4)} {
+		for strategy, sharing := range map[string]v1alpha1.Sharing{
+			"MIG": mig(count("3g.20gb", 2)), "time-slicing": timeSlicing(4), "an interval": interval(v1alpha1.TimeSliceIntervalShort), "MPS": mps(4),
+		} {
 			t.Run(name+"/"+strategy, func(t *testing.T) {
 				for after := range 14 {
 					g := NewWithT(t)
 					c := newCluster()
 					h := c.add("a", sim.A100)
+					h.found(gpu.TimeSliceMedium)
 					h.Labels[v1alpha1.LabelMIGManager] = "true"
 					h.Labels[v1alpha1.LabelConfig], c.byHand = "by-hand", ""
 					c.Configs = map[string]string{"by-hand": "version: v1\n"}
@@ -60,6 +64,7 @@ func TestTheBaselineSurvivesTheLossOfEitherObject(t *testing.T) {
 					g.Expect(h.Labels).To(Equal(registered), "after %d passes", after)
 					g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationBaseline))
 					g.Expect(h.GPU.Status.Devices[0].Sharing).To(Equal(gpus), "after %d passes", after)
+					g.Expect(h.slices()).To(HaveEach(gpu.TimeSliceMedium), "after %d passes", after)
 					g.Expect(h.GPU.Spec).To(Equal(v1alpha1.GPUNodeSpec{}))
 					g.Expect(c.crashes).To(BeEmpty())
 				}

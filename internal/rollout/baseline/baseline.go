@@ -29,6 +29,7 @@ func copyAtTarget(v *view.View) string {
 	}
 	spec := *v.Node.GPU.Spec.DeepCopy()
 	Record(v, &spec)
+	spec.Baseline.Devices, _ = withFound(v, spec.Baseline.Devices)
 	spec.Release = view.ReleaseOf(v.Policy)
 	saved := world.SavedOf(spec)
 	if neverAsked(v) {

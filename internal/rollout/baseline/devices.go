@@ -9,6 +9,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/view"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
@@ -31,20 +32,26 @@ func Record(v *view.View, spec *v1alpha1.GPUNodeSpec) {
 		}
 	}
 	spec.Baseline.Devices = world.SortedByUUID(devices)
-	recordIntervals(v, spec)
 }
 
-// recordIntervals adds the time-slice intervals that the agent has found and not changed yet: it sets one only where the baseline has the
-// former one.
-func recordIntervals(v *view.View, spec *v1alpha1.GPUNodeSpec) (found bool) {
-	spec.Baseline.Devices, found = plan.WithFound(spec.Baseline.Devices, v.Node.GPU.Spec.Devices, v.Devices)
-	return found
+// The agent sets an interval as soon as GPUNode.spec has the former one, and then nothing else tells what that was. So the copy on the Node
+// gets a former interval first, and the GPUNode takes it from there, as it takes all that it lacks (world.Node.WithCopy).
+
+// FoundIntervals is the patch that records the time-slice intervals that the agent has found and waits to change; ok if there are any.
+func FoundIntervals(v *view.View) (patch action.PatchNode, ok bool) {
+	patch = v.Patch("recording the time-slice intervals that the GPUs had")
+	if b := v.Node.GPU.Spec.Baseline; b != nil {
+		_, ok = withFound(v, b.Devices)
+	}
+	if ok {
+		SaveBaseline(v, patch)
+	}
+	return patch, len(patch.Annotations) > 0
 }
 
-// IntervalsFound reports whether the baseline lacks intervals that the agent has found, and waits for it.
-func IntervalsFound(v *view.View) bool {
-	spec := v.Node.GPU.Spec.DeepCopy()
-	return spec.Baseline != nil && recordIntervals(v, spec)
+// withFound adds the intervals that the agent has found and has not changed yet.
+func withFound(v *view.View, devices []v1alpha1.DeviceSpec) (with []v1alpha1.DeviceSpec, found bool) {
+	return plan.WithFound(devices, v.Node.GPU.Spec.Devices, v.Devices)
 }
 
 // before returns the state to which a GPU without an entry in the baseline returns: as it is, unless that is the operator's

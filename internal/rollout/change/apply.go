@@ -47,7 +47,11 @@ func applying(v *view.View) gate.Judgement {
 	if reason, message, is := v.Stalled(); is {
 		return gate.Fail(v, j, reason, message)
 	}
-	if baseline.IntervalsFound(v) {
+	if patch, found := baseline.FoundIntervals(v); found {
+		j.Next = gate.WithSlot(v, patch)
+		return j
+	}
+	if v.Node.BaselineLost {
 		j.Next = gate.WithSlot(v, desired.RecordBaseline(v))
 		return j
 	}

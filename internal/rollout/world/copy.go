@@ -17,7 +17,7 @@ import (
 // so it costs no write of its own. Where the two differ
 //
 //	labels   are those of the GPUNode; those of the copy count if the GPUNode has no baseline
-//	GPUs     are those of both; the entry of the GPUNode counts where both have one
+//	GPUs     are those of both; the entry of the GPUNode counts where both have one, with the time-slice interval of the copy if it has none
 //
 // What is missing in either is written again. If both are lost, what the operator itself has written is not taken for what was
 // found (theirs).
