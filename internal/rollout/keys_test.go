@@ -110,15 +110,18 @@ func TestTheDefaultConfigKeepsTheStrategyForNodesThatNoPolicyChanges(t *testing.
 	}
 }
 
-// TestAPluginThatTheCacheDoesNotShowYetIsWaitedFor: the Node advertises GPUs, so that a pod of the plugin runs there, which need not see
-// the config yet. A plugin that is gone though the kubelet goes on advertising is not waited for any longer than that.
+// TestAPluginThatTheCacheDoesNotShowYetIsWaitedFor: its pod runs, or just starts and advertises nothing yet, and need not see the config
+// that the Node is to select. A plugin that is not on the node is not waited for any longer than that.
 func TestAPluginThatTheCacheDoesNotShowYetIsWaitedFor(t *testing.T) {
-	for name, standAlone := range map[string]bool{"GPU Operator": false, "stand-alone plugin": true} {
+	for name, of := range map[string]struct{ standAlone, starts bool }{
+		"GPU Operator": {}, "GPU Operator, the plugin starts": {starts: true},
+		"stand-alone plugin": {standAlone: true}, "stand-alone plugin, which starts": {standAlone: true, starts: true},
+	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
 			c := fleet(1, timeSlicing(4))
 			h := c.hosts["n0"]
-			if standAlone {
+			if of.standAlone {
 				c.Plugin.ClusterPolicy = false
 				h.Labels, h.Pods = map[string]string{v1alpha1.LabelClient: "true"}, []world.Pod{{
 					Namespace: "nvidia", Name: "plugin", UID: "plugin", Controller: "DaemonSet", MountsConfig: true, Scheduled: c.Now, Serves: true,
@@ -128,6 +131,9 @@ func TestAPluginThatTheCacheDoesNotShowYetIsWaitedFor(t *testing.T) {
 			late := func() rollout.Decision {
 				w := c.world()
 				w.Nodes[0].Pods = nil
+				if of.starts {
+					w.Nodes[0].Allocatable = map[string]int64{"nvidia.com/gpu": 0}
+				}
 				return rollout.Decide(w)
 			}
 			selects := func(d rollout.Decision) bool {

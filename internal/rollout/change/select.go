@@ -72,7 +72,7 @@ func selecting(v *view.View) (gate.Judgement, bool) {
 			return j, true
 		}
 		if left := pluginUnseen(v); left > 0 {
-			j.Message = "Waiting for the device plugin: the node advertises GPUs, and the controller does not see the plugin's pod yet"
+			j.Message = "Waiting for the device plugin: the controller does not see the plugin's pod yet, which may not see the configuration"
 			j.After = left
 			return j, true
 		}
@@ -199,12 +199,13 @@ func hidden(v *view.View) (message string, is bool) {
 	return "", false
 }
 
-// pluginUnseen is how long to wait yet for the pod of NVIDIA's device plugin on a node that advertises GPUs. The cache may show a
-// Node earlier than the pods on it, and a pod that has just started need not see the config that the Node is to select.
+// pluginUnseen is how long to wait yet for the pod of NVIDIA's device plugin on a node that may have one. The cache may show a Node
+// earlier than the pods on it, and a pod that has just started need not see the config that the Node is to select. It advertises
+// nothing yet then, so what the Node advertises does not tell whether there is one.
 func pluginUnseen(v *view.View) time.Duration {
 	runs := func(p world.Pod) bool { return clients.IsPlugin(v, p) && !p.Terminating }
 	off := v.World.Plugin.ClusterPolicy && v.Node.Labels[world.DeployLabels()[0]] != world.LabelTrue
-	if off || view.AdvertisesNoGPU(v) || slices.ContainsFunc(v.Node.Pods, runs) {
+	if off || slices.ContainsFunc(v.Node.Pods, runs) {
 		return 0
 	}
 	return max(v.Node.GPU.Spec.ChangeTime.Add(timing.PluginAway).Sub(v.World.Now), 0)
