@@ -79,7 +79,7 @@ func TestAReleaseEndsWhereTheFormerLabelAsksForAnotherLayout(t *testing.T) {
 				g.Expect(h.applied).To(Equal([]string{found.label}), "what it makes of the GPUs is the administrator's")
 				g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationMIGConfig))
 				for kind, n := range c.writes {
-					g.Expect(n).To(BeNumerically("<=", 3), kind)
+					g.Expect(n).To(BeNumerically("<=", 4), kind)
 				}
 			})
 		}

@@ -306,6 +306,36 @@ func TestANodeThatAnotherPolicyTookOverIsGivenBackAtTheDeadline(t *testing.T) {
 	g.Expect(c.changing()).To(BeEmpty())
 }
 
+// TestANodeOnItsWayBackTakesNoSlotOfAnotherPolicy: it is released by a policy that was deleted, and comes to another one, of which a node is
+// changing already, in each moment of the release. It counts as the former policy's until it has no taint.
+func TestANodeOnItsWayBackTakesNoSlotOfAnotherPolicy(t *testing.T) {
+	for begun := range 8 {
+		for released := range 8 {
+			t.Run(fmt.Sprintf("%d/%d", begun+1, released), func(t *testing.T) {
+				g := NewWithT(t)
+				c := newCluster()
+				changing, moves := c.add("changing", sim.A100), c.add("moves", sim.A100)
+				changing.Labels["pool"], moves.Labels["pool"] = "b", "a"
+				c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("b", mig(count("3g", 2)), onPool("b")), policyOf("a", mps(4), onPool("a"))}
+				changing.lags = true
+				c.steps(begun + 1)
+				g.Expect(c.changing()).To(ContainElement("changing"))
+				c.Policies = c.Policies[:1]
+				c.steps(released)
+				moves.Labels["pool"] = "b"
+				c.version["moves"]++
+				for range 20 {
+					for _, a := range changes(c.pass().Actions) {
+						g.Expect(a.Target() == "moves" && a.For().Name == "b").To(BeFalse(), "%v", a)
+					}
+					c.tick(time.Second)
+				}
+				g.Expect(c.changing()).To(Equal([]string{"changing"}))
+			})
+		}
+	}
+}
+
 // TestADrainThatEndedUnseenIsRecordedAsFailed: no controller ran while the time for draining and the slot ended. Without the record the
 // node would take the next slot again, and no other node had its turn.
 func TestADrainThatEndedUnseenIsRecordedAsFailed(t *testing.T) {

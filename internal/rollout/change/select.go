@@ -129,10 +129,7 @@ func selectPatch(v *view.View) (patch action.PatchNode, resumes, complete bool) 
 	}
 	stampSelected(v, patch)
 	stampSeen(v, patch)
-	switch {
-	case v.Target.Final:
-		baseline.DropCopy(v, patch)
-	case !v.HeldByOther():
+	if !v.Target.Final && !v.HeldByOther() {
 		baseline.SaveBaseline(v, patch)
 	}
 	return patch, resumes, len(patch.Labels) == 0 && len(patch.Annotations) == 0

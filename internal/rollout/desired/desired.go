@@ -76,7 +76,7 @@ func kept(v *view.View) v1alpha1.GPUNodeSpec {
 		if spec.Release == nil {
 			spec.Release = &v1alpha1.Release{}
 		}
-		spec.Release.PolicyName = world.Owner(v.Node, nil) // the copy on the Node goes before the taint does
+		spec.Release.PolicyName = world.Owner(v.Node, nil) // the copy on the Node may be lost
 	}
 	return spec
 }
@@ -103,7 +103,7 @@ func RecordFailure(v *view.View, reason, message string) []action.Action {
 // RecordReached records the target as the last good state. A node that is back at its baseline is forgotten.
 func RecordReached(v *view.View) []action.Action {
 	if v.Target.Final {
-		return writeReached(v, v1alpha1.GPUNodeSpec{}, "forgetting the node, which is in its baseline")
+		return forget(v)
 	}
 	spec := kept(v)
 	spec.Reboot = nil
@@ -118,6 +118,17 @@ func RecordReached(v *view.View) []action.Action {
 		}
 	}
 	return append(actions, writeReached(v, spec, "recording what the node reached")...)
+}
+
+// forget removes both records of the baseline. The copy on the Node names the policy in whose budget the node counts, so it goes last of
+// what the Node has: another policy may govern the node already, and must not count a taint as its own for which it had no slot.
+func forget(v *view.View) []action.Action {
+	var actions []action.Action
+	patch := v.Patch("forgetting the baseline")
+	if baseline.DropCopy(v, patch); len(patch.Annotations) > 0 {
+		actions = append(actions, patch)
+	}
+	return append(actions, writeReached(v, v1alpha1.GPUNodeSpec{}, "forgetting the node, which is in its baseline")...)
 }
 
 // writeReached writes the spec of a node that has reached it. The copy on the Node comes first: GPUs that it lists and the spec does
