@@ -6,7 +6,6 @@ package history
 import (
 	"fmt"
 	"math/rand/v2"
-	"os"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -141,9 +140,7 @@ func sharing(random *rand.Rand) v1alpha1.Sharing {
 	sharings := []v1alpha1.Sharing{
 		{Strategy: v1alpha1.StrategyExclusive},
 		timeSlicing(2), timeSlicing(4), mps(4), mps(10), mig(count("1g", 7)), mig(count("3g", 1), count("1g", 2)), mig(count("2g", 3)),
-	}
-	if os.Getenv("HISTORIES_OF_INTERVALS") != "" { // other histories under the same seeds
-		sharings = append(sharings, timed(v1alpha1.TimeSliceIntervalShort), timed(v1alpha1.TimeSliceIntervalLong))
+		timed(v1alpha1.TimeSliceIntervalShort), timed(v1alpha1.TimeSliceIntervalLong),
 	}
 	return sharings[random.IntN(len(sharings))]
 }
