@@ -4,6 +4,7 @@
 package rollout_test
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -455,4 +456,61 @@ func TestADrainThatEndsInVainLiftsTheRule(t *testing.T) {
 	g.Expect(h.devices()[0].Holders).To(ContainElement(HaveField("Pod", "train")))
 	g.Expect(h.devices()[0].State.MIG).To(BeFalse())
 	g.Expect(h.devices()[0].Holders[0].Instance).To(Equal(gpu.WholeGPU))
+}
+
+// TestTheDriversInstancesAreItsOwnOnceDynamicMIGIsOn: an administrator turns the gate on where a policy is in force. The driver destroys all
+// instances when it starts and makes others later. The agent makes none and destroys none, also when the policy goes.
+func TestTheDriversInstancesAreItsOwnOnceDynamicMIGIsOn(t *testing.T) {
+	g := NewWithT(t)
+	c, h := onDRA(mig(count("1g", 7)), evicting)
+	c.run(120)
+	for i := range h.Pods {
+		h.Pods[i].DynamicMIG = h.Pods[i].DRA
+	}
+	g.Expect(one(c.pass()).Reason).To(Equal(v1alpha1.ReasonDynamicMIGActive))
+	c.during(time.Minute, time.Second)
+	g.Expect(h.GPU.Spec.Devices).To(BeEmpty())
+	g.Expect(h.GPU.Spec.Baseline).NotTo(BeNil())
+	h.hardware.Update(func(n *sim.Node) {
+		for i := range n.GPUs {
+			n.GPUs[i].Instances = nil
+		}
+	})
+	d := c.during(2*time.Minute, time.Second)
+	g.Expect(one(d).Reason).To(Equal(v1alpha1.ReasonDynamicMIGActive))
+	g.Expect(h.instances()).To(BeEmpty(), "the agent has made them again: %v", h.done)
+	g.Expect(c.classes()).To(HaveKey("gpusharing-mig-1g.5gb"))
+
+	done := len(h.done)
+	c.Policies = nil
+	clear(c.writes)
+	c.during(10*time.Minute, time.Second)
+	g.Expect(h.done[done:]).To(BeEmpty())
+	g.Expect(h.GPU.Spec).To(BeZero())
+	g.Expect(h.Annotations).To(BeEmpty())
+	g.Expect(c.writes).NotTo(HaveKey("action.DeletePod"))
+}
+
+// TestDynamicMIGThatIsOffAgainBringsThePolicyBack, with the baseline that was recorded before.
+func TestDynamicMIGThatIsOffAgainBringsThePolicyBack(t *testing.T) {
+	g := NewWithT(t)
+	c, h := onDRA(mig(count("1g", 7)), evicting)
+	c.run(120)
+	for i := range h.Pods {
+		h.Pods[i].DynamicMIG = h.Pods[i].DRA
+	}
+	c.during(time.Minute, time.Second)
+	h.hardware.Update(func(n *sim.Node) {
+		for i := range n.GPUs {
+			n.GPUs[i].Instances = nil
+		}
+	})
+	h.Pods = slices.DeleteFunc(h.Pods, func(p world.Pod) bool { return p.DRA })
+	d := c.during(5*time.Minute, time.Second)
+	g.Expect(one(d).State).To(Equal(state.UpToDate), one(d).Message)
+	g.Expect(h.instances()).To(HaveLen(14))
+	c.Policies = nil
+	c.run(240)
+	g.Expect(h.devices()[0].State.MIG).To(BeFalse())
+	g.Expect(h.GPU.Spec).To(BeZero())
 }

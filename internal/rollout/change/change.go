@@ -8,6 +8,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/conflicts"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/desired"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/eviction"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/gate"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/maintenance"
@@ -34,6 +35,12 @@ func next(v *view.View) gate.Judgement {
 	}
 	if nvidiamig.Released(v) {
 		return released(v)
+	}
+	if problem := nvidiadra.Dynamic(v); problem != nil && len(v.Node.GPU.Spec.Devices) > 0 { // also while the agent is away: it would make them again
+		return gate.Judgement{
+			State: state.Unsupported, Reason: problem.Reason, Message: problem.Message,
+			Next: gate.AtOnce(desired.Withdraw(v, "leaving the MIG instances to NVIDIA's DRA driver")),
+		}
 	}
 	if j, is := NotReporting(v); is {
 		return j

@@ -48,6 +48,9 @@ func Observe(w *world.World, n *world.Node, g policy.Governed) *view.View {
 		if v.Managed() && nvidiamig.Unavailable(v) != nil {
 			v.Target.Actuator = "" // it is gone; the agent does it
 		}
+		if nvidiadra.Dynamic(v) != nil {
+			v.Target.Devices = nil // the instances are the driver's
+		}
 	}
 	if v.Unsupported == nil && !nvidiamig.Released(v) {
 		planSteps(v)

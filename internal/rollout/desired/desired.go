@@ -62,6 +62,13 @@ func SetSpec(v *view.View) action.SetSpec {
 	return action.SetSpec{Node: v.Node.Name, Spec: spec, Policy: v.Ref(), Why: why}
 }
 
+// Withdraw asks the agent for nothing any more, and keeps the baseline.
+func Withdraw(v *view.View, why string) action.SetSpec {
+	spec := *v.Node.GPU.Spec.DeepCopy()
+	spec.ConfigName, spec.Devices, spec.Reboot, spec.MIGConfigName, spec.ChangeTime = "", nil, nil, "", metav1.NewTime(v.World.Now)
+	return action.SetSpec{Node: v.Node.Name, Spec: spec, Policy: v.Ref(), Why: why}
+}
+
 // kept is the spec with what every change keeps, the baseline of each GPU recorded before its first.
 func kept(v *view.View) v1alpha1.GPUNodeSpec {
 	spec := *v.Node.GPU.Spec.DeepCopy()

@@ -26,10 +26,25 @@ func Lacks(v *view.View) *plan.Problem {
 }
 
 func driverLacks(v *view.View) *plan.Problem {
+	if problem := Dynamic(v); problem != nil {
+		return problem
+	}
+	return v.Node.Published.Unusable()
+}
+
+// Dynamic is the problem of a driver that makes MIG instances on demand, alone or beside the device plugin: the instances of the node are
+// its own, and the operator neither makes nor destroys any. Nil: it makes none.
+func Dynamic(v *view.View) *plan.Problem {
+	if v.Stack == dra.DevicePlugin {
+		return nil
+	}
 	if slices.ContainsFunc(v.Node.Pods, func(p world.Pod) bool { return p.DynamicMIG }) {
 		return dra.DynamicMIG("FEATURE_GATES of its pod on the node")
 	}
-	return v.Node.Published.Unusable()
+	if problem := v.Node.Published.Unusable(); problem != nil && problem.Reason == v1alpha1.ReasonDynamicMIGActive {
+		return problem
+	}
+	return nil
 }
 
 // kubernetesLacks says what the API server does not serve. Taints of devices are needed where instances go.

@@ -35,6 +35,9 @@ const restarts = "it has not seen the GPUs and MIG instances that are there"
 // Publishing is the gate that NVIDIA's DRA driver publishes the GPUs and instances as the agent reports them, by UUID, and that classes
 // offer them.
 func Publishing(v *view.View) (gate.Judgement, bool) {
+	if Dynamic(v) != nil {
+		return gate.Judgement{}, false // what it publishes is not what the agent sees
+	}
 	shown := v.Node.Published.Differs(v.Node.GPU.Status.Devices, v.Target.Shares)
 	differs := append(slices.Clone(shown), unoffered(v)...)
 	if len(differs) == 0 && !v.OnlyComputeMode() && !condition.IsTrue(v.Node.GPU.Status.Conditions, v1alpha1.ConditionApplied) {
@@ -145,7 +148,7 @@ func record(v *view.View, now string, pods []world.Pod) action.PatchNode {
 
 // DropStamps removes what was recorded of restarts from a node that is released, once the driver publishes its baseline.
 func DropStamps(v *view.View, patch action.PatchNode) {
-	if v.Target.Final && len(v.Node.Published.Differs(v.Node.GPU.Status.Devices, v.Target.Shares)) > 0 {
+	if v.Target.Final && Dynamic(v) == nil && len(v.Node.Published.Differs(v.Node.GPU.Status.Devices, v.Target.Shares)) > 0 {
 		return
 	}
 	for _, name := range []string{v1alpha1.AnnotationInstances, v1alpha1.AnnotationRestarted} {
