@@ -71,6 +71,62 @@ func TestDCGMSeesTheInstancesThatAreThere(t *testing.T) {
 	g.Expect(h.GPU.Spec).To(BeZero())
 }
 
+// TestDCGMIsAwayWhereTheGPUOperatorRunsNoDevicePlugin: NVIDIA's DRA driver is installed beside a GPU Operator whose ClusterPolicy has
+// devicePlugin.enabled false, or beside one that runs the device plugin on other nodes. DCGM and its exporter run by the same deploy labels,
+// and keep handles of instances.
+func TestDCGMIsAwayWhereTheGPUOperatorRunsNoDevicePlugin(t *testing.T) {
+	for name, plugin := range map[string]world.DevicePlugin{
+		"devicePlugin.enabled false":    {Reason: v1alpha1.ReasonNoDevicePlugin},
+		"device plugin on other nodes":  {Ready: true, ClusterPolicy: true, NodeFeatures: true},
+		"a GPU Operator of its own CRD": {Reason: v1alpha1.ReasonDRAStackActive},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			c, h := onDRA(mig(count("1g", 7)), evicting)
+			c.Plugin = plugin
+			h.monitored().Labels[v1alpha1.LabelMIGManager] = "true"
+			d, _ := c.run(120)
+			g.Expect(one(d).State).To(Equal(state.UpToDate), one(d).Message)
+			g.Expect(h.dcgm[h.of(dcgmLabel).UID]).To(ConsistOf(h.instances()))
+			g.Expect(h.Labels).To(HaveKeyWithValue(v1alpha1.LabelMIGManager, "false"), "only one may drive MIG")
+			c.reshare(mig(count("3g", 2)))
+			d, states := c.run(240)
+			g.Expect(one(d).State).To(Equal(state.UpToDate), one(d).Message)
+			g.Expect(states["a"]).To(ContainElement(state.PausingClients))
+			for _, label := range []string{dcgmLabel, exporterLabel} {
+				g.Expect(h.dcgm[h.of(label).UID]).To(ConsistOf(h.instances()), label)
+			}
+			c.Policies = nil
+			c.run(240)
+			g.Expect(h.devices()[0].State.MIG).To(BeFalse())
+			g.Expect(h.Labels).To(And(HaveKeyWithValue(dcgmLabel, "true"), HaveKeyWithValue(v1alpha1.LabelMIGManager, "true")))
+			g.Expect(h.Annotations).To(BeEmpty())
+		})
+	}
+}
+
+// TestDCGMSeesTheInstancesOfANodeOfTheDRADriver: what only adds instances pauses nothing, and restarts DCGM once with the driver.
+func TestDCGMSeesTheInstancesOfANodeOfTheDRADriver(t *testing.T) {
+	g := NewWithT(t)
+	c, h := onDRA(mig(count("1g", 3)), evicting)
+	h.monitored()
+	c.run(120)
+	clear(c.writes)
+	c.reshare(mig(count("1g", 4)))
+	d, states := c.run(120)
+	g.Expect(one(d).State).To(Equal(state.UpToDate), one(d).Message)
+	g.Expect(states["a"]).NotTo(ContainElement(state.PausingClients))
+	for _, label := range []string{dcgmLabel, exporterLabel} {
+		g.Expect(h.dcgm[h.of(label).UID]).To(ConsistOf(h.instances()), label)
+	}
+	g.Expect(c.writes["action.DeletePod"]).To(Equal(3), "the driver, DCGM and its exporter")
+	clear(c.writes)
+	c.reshare(mig(count("2g", 3)))
+	c.run(240)
+	g.Expect(c.writes["action.DeletePod"]).To(Equal(1), "the driver: DCGM was away during the change")
+	g.Expect(h.dcgm[h.of(dcgmLabel).UID]).To(ConsistOf(h.instances()))
+}
+
 func (c *cluster) generation() int64 {
 	if len(c.Policies) == 0 {
 		return 1

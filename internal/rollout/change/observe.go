@@ -218,7 +218,7 @@ func addUsers(v *view.View, d gpu.Device) {
 }
 
 func addBlocker(v *view.View, b plan.Blocker) {
-	if p := v.PodOf(b); p != nil && p.Validator && v.World.Plugin.ClusterPolicy && v.Closes() {
+	if p := v.PodOf(b); p != nil && p.Validator && v.ByGPUOperator() && v.Closes() {
 		return // it is deleted with NVIDIA's other clients
 	}
 	known := func(o plan.Blocker) bool {

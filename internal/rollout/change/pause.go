@@ -25,7 +25,7 @@ import (
 // paused is the gate before steps that need all handles closed: NVIDIA's clients are stopped and gone. A label of any
 // value but true and false is another controller's pause, and stays.
 func paused(v *view.View) (gate.Judgement, bool) {
-	if !v.Closes() || !v.World.Plugin.ClusterPolicy {
+	if !v.Closes() || !v.ByGPUOperator() {
 		return gate.Judgement{}, false
 	}
 	j := gate.Judgement{State: state.PausingClients, Reason: v1alpha1.ReasonPausingClients, Next: gate.WithSlot(v)}

@@ -54,8 +54,7 @@ func Without(instances string, uids []string) string {
 func Monitors(v *view.View) []string {
 	var uids []string
 	for _, p := range v.Node.Pods {
-		selects := p.NodeSelector[world.DeployPrefix+"dcgm"] != "" || p.NodeSelector[world.DeployPrefix+"dcgm-exporter"] != ""
-		if selects && p.Controller == "DaemonSet" && v.World.Plugin.ClusterPolicy {
+		if IsMonitor(v, p) {
 			uids = append(uids, p.UID)
 		}
 	}
@@ -63,9 +62,18 @@ func Monitors(v *view.View) []string {
 	return uids
 }
 
+// IsMonitor reports whether a pod is one of Monitors.
+func IsMonitor(v *view.View, p world.Pod) bool {
+	selects := p.NodeSelector[world.DeployPrefix+"dcgm"] != "" || p.NodeSelector[world.DeployPrefix+"dcgm-exporter"] != ""
+	return selects && p.Controller == "DaemonSet" && v.ByGPUOperator()
+}
+
 // StampResumed notes in a patch that lets the device plugin start anew which instances it will see, where another note is there. Pods
 // that the pause has not ended yet have seen others, and stay now.
 func StampResumed(v *view.View, patch action.PatchNode) {
+	if v.ByDriver() {
+		return // there the note is about NVIDIA's DRA driver, which goes on running
+	}
 	seen, _ := Enumerated(v)
 	now := InstancesHash(v)
 	if value, starts := patch.Labels[world.DeployLabels()[0]]; starts && value != nil && seen != "" && now != "" && seen != now {

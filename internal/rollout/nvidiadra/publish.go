@@ -25,7 +25,8 @@ import (
 )
 
 // The driver looks at the GPUs when its kubelet plugin starts, and never else. So after a change its pod on the node is deleted: pods that
-// run keep what they have. The annotation gpusharing.io/instances has, as beside the device plugin, what the driver will have seen once
+// run keep what they have. DCGM and its exporter look at the instances when they start too, so they are deleted with it unless they have
+// started since the change. The annotation gpusharing.io/instances has, as beside the device plugin, what the driver will have seen once
 // the pods that it lists are gone; it is written before a pod is deleted, so that this happens once for the GPUs and the boot. Should the
 // pod have been replaced just before without the cache showing that, gpusharing.io/plugin-restarted allows one restart more.
 
@@ -96,11 +97,11 @@ func restart(v *view.View) (next gate.Next, after time.Duration) {
 	pods := pods(v)
 	seen, leaving := clients.Enumerated(v)
 	if now := occasion(v); seen != now && len(pods) > 0 {
-		return gate.AtOnce(record(v, now, pods)), 0
+		return gate.AtOnce(record(v, now, append(slices.Clone(pods), unaware(v)...))), 0
 	}
 	var deletions []action.Action
 	waits := false
-	for _, p := range pods {
+	for _, p := range v.Node.Pods {
 		if !slices.Contains(leaving, p.UID) {
 			continue
 		}
@@ -156,6 +157,14 @@ func DropStamps(v *view.View, patch action.PatchNode) {
 			patch.Annotations[name] = nil
 		}
 	}
+}
+
+// unaware are the pods of DCGM and its exporter that were on the node before the change was done, so they have not seen its instances.
+func unaware(v *view.View) []world.Pod {
+	changed := view.SelectedAt(v)
+	return slices.DeleteFunc(slices.Clone(v.Node.Pods), func(p world.Pod) bool {
+		return !clients.IsMonitor(v, p) || !changed.IsZero() && p.Scheduled.After(changed)
+	})
 }
 
 // pods are those of the driver's kubelet plugin on the node.

@@ -75,7 +75,7 @@ func gpuMissing(v *view.View, _ state.State) gate.Finding {
 // leftPaused finds NVIDIA's clients paused though nobody changes anything: by us, on a node whose agent is gone, or by a
 // mig-manager that ended on its way. k8s-driver-manager pauses them with another value, and is left alone.
 func leftPaused(v *view.View, s state.State) gate.Finding {
-	if !v.World.Plugin.ClusterPolicy || v.Node.HeldSince.IsZero() {
+	if !v.ByGPUOperator() || v.Node.HeldSince.IsZero() {
 		return gate.Finding{}
 	}
 	left := v.Node.HeldSince.Add(timing.LeftTimeout).Sub(v.World.Now)

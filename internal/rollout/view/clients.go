@@ -63,6 +63,12 @@ func Overlaid(v *View) []string {
 	return overlaid
 }
 
+// ByGPUOperator reports whether deploy labels start and stop NVIDIA's programs on the node. A GPU Operator whose device plugin is off runs the
+// others by them all the same. Beside NVIDIA's DRA driver the labels themselves are its sign, because nothing of the ClusterPolicy is configured.
+func (v *View) ByGPUOperator() bool {
+	return v.World.Plugin.ClusterPolicy || v.ByDriver() && slices.ContainsFunc(world.DeployLabels(), func(name string) bool { return v.Node.Labels[name] != "" })
+}
+
 // Clients are the pods on the node that one of the deploy labels keeps there.
 func Clients(v *View, deploy ...string) []string {
 	var names []string
@@ -77,7 +83,7 @@ func Clients(v *View, deploy ...string) []string {
 
 // Fences says whether NVIDIA's mig-manager has to stay off the node.
 func Fences(v *View) bool {
-	return v.World.Plugin.ClusterPolicy && !v.Managed() && touchesMIG(v)
+	return v.ByGPUOperator() && !v.Managed() && touchesMIG(v)
 }
 
 // touchesMIG says whether MIG mode is on somewhere on the node or will be.

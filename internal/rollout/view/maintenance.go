@@ -81,7 +81,7 @@ func pausedForUpgrade(v *View) string {
 // MakesInstances reports whether the agent has been asked for MIG instances.
 func MakesInstances(v *View) bool {
 	spec := v.Node.GPU.Spec
-	return v.World.Plugin.ClusterPolicy && spec.MIGActuator == "" &&
+	return v.ByGPUOperator() && spec.MIGActuator == "" &&
 		slices.ContainsFunc(spec.Devices, func(d v1alpha1.DeviceSpec) bool { return d.Sharing.MIGMode == v1alpha1.MIGModeEnabled })
 }
 
