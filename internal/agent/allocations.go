@@ -24,7 +24,7 @@ const podResourcesTimeout = 5 * time.Second
 type Allocation struct {
 	Namespace, Pod, Container string
 	// Device is the device plugin's name of it: the UUID of a GPU or of a MIG device, and for a replica of one ::n after
-	// that. For a device of a ResourceClaim it is the name of NVIDIA's DRA driver, or empty before the claim is prepared.
+	// that. For a device of a ResourceClaim it is the name of NVIDIA's DRA driver.
 	Device string
 	// Claimed reports that the container has the device by a ResourceClaim.
 	Claimed bool

@@ -91,7 +91,6 @@ func TestPodResources(t *testing.T) {
 		{Namespace: "ml", Pod: "train-0", Container: "main", Device: "GPU-2::3"},
 		{Namespace: "ml", Pod: "train-0", Container: "main", Device: "MIG-4"},
 		{Namespace: "ml", Pod: "claims", Container: "prepared", Device: "gpu-0", Claimed: true},
-		{Namespace: "ml", Pod: "claims", Container: "not-prepared", Claimed: true},
 	}))
 
 	g.Expect(client.Advertised(t.Context())).To(gomega.Equal([]string{"GPU-2::0", "GPU-2::1", "GPU-1"}))

@@ -16,14 +16,11 @@ import (
 // draDriver is the driver of NVIDIA's that serves GPUs through ResourceClaims.
 const draDriver = "gpu.nvidia.com"
 
-// claimed are the names of the devices that a container has from NVIDIA's DRA driver. A claim that is not prepared yet counts as a device
-// without a name: the kubelet does not know yet which driver serves it.
+// claimed are the names of the devices that a container has from NVIDIA's DRA driver. A claim that the kubelet has not prepared yet gives it
+// none: the container has not started, and the claim may be of another driver. What is allocated to it the controller reads in the claim.
 func claimed(container *podresources.ContainerResources) []string {
 	var names []string
 	for _, claim := range container.GetDynamicResources() {
-		if len(claim.GetClaimResources()) == 0 {
-			names = append(names, "")
-		}
 		for _, resource := range claim.GetClaimResources() {
 			if resource.GetDriverName() == draDriver {
 				names = append(names, resource.GetDeviceName())

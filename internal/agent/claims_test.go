@@ -39,7 +39,6 @@ func TestTheInstanceOfAClaimIsFoundByItsPlace(t *testing.T) {
 		"an instance that is gone":                   {split, "gpu-1-mig-1g5gb-19-2", all},
 		"an instance in whose place is another":      {split, "gpu-1-mig-2g10gb-14-0", all},
 		"a GPU that is in MIG mode by now":           {split, "gpu-1", all},
-		"a claim that is not prepared":               {split, "", all},
 		"a name that the driver does not have today": {split, "gpu-vfio-0", all},
 		"a GPU of unknown number":                    {unknown, "gpu-0", all},
 	} {

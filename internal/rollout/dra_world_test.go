@@ -288,3 +288,16 @@ func (c *chronicle) startByClaim(h *host, kind string, random *rand.Rand) {
 		c.tell("pod %s hangs: %s does not exist", name, device)
 	}
 }
+
+// waitsToStart lets a pod wait for its claim to be prepared: no container has started, so the kubelet reports no device of it.
+func (h *host) waitsToStart(name string) {
+	for i := range h.Pods {
+		h.Pods[i].Starting = h.Pods[i].Starting || h.Pods[i].Name == name
+	}
+	h.hardware.Update(func(n *sim.Node) {
+		for i := range n.GPUs {
+			n.GPUs[i].Holders = slices.DeleteFunc(n.GPUs[i].Holders, func(o gpu.Holder) bool { return o.Pod == name })
+		}
+	})
+	h.report()
+}

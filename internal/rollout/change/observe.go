@@ -157,8 +157,10 @@ func addUnreportedHolders(v *view.View) {
 }
 
 // addClaims adds who has devices of the node by ResourceClaims: pods, also those whose containers have not started yet, and claims that no
-// pod of the node uses as yet. A device that the node does not publish counts as any of its GPUs.
+// pod of the node uses as yet. A device that the node does not publish counts as any of its GPUs, until NVIDIA's DRA driver publishes all that
+// is there: then it is gone.
 func addClaims(v *view.View) {
+	gone := len(v.Node.Published.Differs(v.Node.GPU.Status.Devices, 0)) == 0
 	for _, c := range v.Node.Claims {
 		for _, device := range c.Of(v.Node.Name) {
 			uuid, instance, known := v.Node.Published.Locate(device, v.Node.GPU.Status.Devices)
@@ -168,6 +170,8 @@ func addClaims(v *view.View) {
 			for _, b := range claimants(v, c) {
 				if b.Instance = instance; known {
 					b.UUID = uuid
+				} else if gone && v.PodOf(b) != nil && v.PodOf(b).Starting {
+					continue // it cannot start, so it has nothing that the change could take away
 				}
 				if b.Claim != "" || !blocks(v, v.PodOf(b)) {
 					addBlocker(v, b)

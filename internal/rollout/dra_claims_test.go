@@ -1,0 +1,59 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout_test
+
+import (
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
+)
+
+// TestAPodThatWaitsForAnotherDriverBlocksNothing: a pod waits for a network device or its compute domain, for as long as another node is not
+// there. It has no GPU of the node by any claim.
+func TestAPodThatWaitsForAnotherDriverBlocksNothing(t *testing.T) {
+	g := NewWithT(t)
+	c, h := onDRA(mig(count("1g", 3)), evicting)
+	c.run(120)
+	h.Pods = append(h.Pods, world.Pod{
+		Namespace: "user", Name: "domain", UID: "uid-domain", Controller: "ReplicaSet", Scheduled: c.Now.Add(-time.Hour), Starting: true,
+	})
+	c.reshare(mig(count("2g", 3)))
+	d, _ := c.run(240)
+	g.Expect(one(d).State).To(Equal(state.UpToDate), one(d).Message)
+	g.Expect(c.evicted).To(BeEmpty())
+}
+
+// TestAPodThatIsNotPreparedBlocksByWhatItIsAllocated: the kubelet reports nothing of it, and its claim does.
+func TestAPodThatIsNotPreparedBlocksByWhatItIsAllocated(t *testing.T) {
+	g := NewWithT(t)
+	c, h := onDRA(mig(count("1g", 7)))
+	c.run(120)
+	c.claim(h, "waits", deviceName(h.devices()[0], h.devices()[0].State.Instances[0]), "gpusharing-mig-1g.5gb", "nvidia.com/mig-1g.5gb")
+	h.waitsToStart("waits")
+	held := h.devices()[0].State.Instances[0].UUID
+	c.reshare(mig(count("7g", 1)))
+	d := c.during(time.Minute, time.Second)
+	g.Expect(one(d).Message).To(ContainSubstring("pod user/waits (GPU 0, instance 1g.5gb at"))
+	g.Expect(h.instances()).To(ContainElement(held))
+}
+
+// TestAPodThatHangsOnADeviceThatIsGoneBlocksNothing: it cannot start, whatever the change does. DeviceGone names it before and after.
+func TestAPodThatHangsOnADeviceThatIsGoneBlocksNothing(t *testing.T) {
+	g := NewWithT(t)
+	c, h := onDRA(mig(count("1g", 3)), evicting)
+	c.run(120)
+	c.claim(h, "stuck", "gpu-0-mig-7g40gb-0-0", "gpusharing-mig-7g.40gb", "nvidia.com/mig-7g.40gb")
+	g.Expect(one(c.pass()).Reason).To(Equal(v1alpha1.ReasonDeviceGone))
+	c.reshare(mig(count("1g", 1), count("2g", 2)))
+	d := c.during(5*time.Minute, time.Second)
+	g.Expect(one(d).State).To(Equal(state.UpToDate), one(d).Message)
+	g.Expect(one(d).Reason).To(Equal(v1alpha1.ReasonDeviceGone))
+	g.Expect(h.Published.Published()).To(Equal(map[string]int64{"nvidia.com/mig-1g.5gb": 2, "nvidia.com/mig-2g.10gb": 4}))
+	g.Expect(c.evicted).To(BeEmpty())
+}
