@@ -306,7 +306,8 @@ const (
 const (
 	// ReasonNotOnDRA: the policy asks for something that NVIDIA's DRA driver does not offer. The node stays as it was.
 	ReasonNotOnDRA = "NotOnDRA"
-	// ReasonDRAUnavailable: this Kubernetes serves no DeviceTaintRules, or no extended resources of DeviceClasses. The node stays as it was.
+	// ReasonDRAUnavailable: this Kubernetes serves no DeviceTaintRules, or no extended resources of DeviceClasses, or the DeviceTaintRule of the
+	// node is not the operator's. The node stays as it was.
 	ReasonDRAUnavailable = "DRAUnavailable"
 	// ReasonDRADriverUnknown: the ResourceSlices of NVIDIA's DRA driver have another form than those that the operator knows.
 	ReasonDRADriverUnknown = "DRADriverUnknown"

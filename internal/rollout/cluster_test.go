@@ -249,7 +249,9 @@ func (c *cluster) do(a action.Action) {
 	case action.AllowMPS:
 		h.features.ours = time.Time{}
 	case action.TaintDevices:
-		h.Ruled = a.Since
+		if c.DRA.ServesRules && !h.RuleTaken && !h.driver.refused {
+			h.Ruled = a.Since
+		}
 	case action.UntaintDevices:
 		if c.orphans = slices.DeleteFunc(c.orphans, func(node string) bool { return node == a.Node }); h != nil {
 			h.Ruled = time.Time{}

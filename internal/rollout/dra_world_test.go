@@ -23,12 +23,13 @@ const slicesOutlive = 30 * time.Second
 
 // driver is NVIDIA's DRA driver on a host, as it was measured: it enumerates the GPUs once, when its pod starts.
 type driver struct {
-	serves bool // its DaemonSet selects the node
-	broken bool // it starts, and publishes nothing new
-	shares int64
-	uid    string    // of the pod that has published
-	boot   string    // in which it runs
-	gone   time.Time // since when there is none
+	serves  bool // its DaemonSet selects the node
+	broken  bool // it starts, and publishes nothing new
+	refused bool // an admission webhook refuses the DeviceTaintRule of the node
+	shares  int64
+	uid     string    // of the pod that has published
+	boot    string    // in which it runs
+	gone    time.Time // since when there is none
 }
 
 // addDRA adds a node that NVIDIA's DRA driver alone serves, and what its chart and Kubernetes 1.37 bring.

@@ -80,7 +80,6 @@ type seenDRA struct {
 	nodes   map[string]nodeDRA   // by node; the pool of a node has its name
 	claimed map[string]string    // by which claim a pod has GPUs, by its UID
 	rules   map[string]types.UID // of the operator, by node
-	foreign map[string]bool      // nodes for which a DeviceTaintRule of that name has no label of the operator's
 	classes map[string]types.UID // by name
 }
 
@@ -90,12 +89,13 @@ type nodeDRA struct {
 	published *dra.Pool
 	claims    []dra.Claim
 	ruled     time.Time
+	ruleTaken bool
 }
 
 // gatherDRA reads what is not read of each node by itself. Errors: pluginconfig.ErrNotSynced, while a node shows the driver and it is not
 // known yet what the API server serves.
 func (c *Controller) gatherDRA(ctx context.Context) (*seenDRA, error) {
-	d := &seenDRA{nodes: map[string]nodeDRA{}, claimed: map[string]string{}, rules: map[string]types.UID{}, foreign: map[string]bool{}, classes: map[string]types.UID{}}
+	d := &seenDRA{nodes: map[string]nodeDRA{}, claimed: map[string]string{}, rules: map[string]types.UID{}, classes: map[string]types.UID{}}
 	for _, gather := range []func(context.Context, *seenDRA) error{c.gatherSlices, c.gatherClaims, c.gatherClasses, c.gatherRules} {
 		if err := gather(ctx, d); err != nil {
 			return nil, err
@@ -233,7 +233,9 @@ func (c *Controller) gatherRules(ctx context.Context, d *seenDRA) error {
 		node, since, ours := dra.RuleOf(&rules[i])
 		if shown[uid] = true; !ours {
 			if named, is := dra.RuledNode(rules[i].GetName()); is {
-				d.foreign[named] = true
+				of := d.nodes[named]
+				of.ruleTaken = true
+				d.nodes[named] = of
 			}
 			continue
 		}

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
@@ -81,6 +82,9 @@ func (p *pass) carryOut(ctx context.Context, a action.Action) error {
 		return err
 	}
 	wrote, err := p.writer.do(ctx, a)
+	if _, taints := a.(action.TaintDevices); taints && (apierrors.IsForbidden(err) || apierrors.IsInvalid(err)) {
+		p.repeats.Note(a, p.world.Now) // so that a node that is refused its rule each time takes no turn of others
+	}
 	if err != nil {
 		return fmt.Errorf("%s: %w", a, err)
 	}

@@ -35,6 +35,10 @@ func Pace(g *group.Group, w *world.World) {
 			continue
 		}
 		reason, message := heldUp(g, w, m)
+		if withheld := func(a action.Action) bool { return w.Repeats.Left(a, w.Now) > 0 }; reason == "" && !m.Holds && slices.ContainsFunc(step.Start, withheld) {
+			m.Actions = append(m.Actions, step.Start...) // Withhold leaves them out, so the node takes nobody's turn
+			continue
+		}
 		if reason == "" {
 			reason, message = b.goOn(m, step)
 		}

@@ -43,6 +43,11 @@ func Withhold(m *group.Member, w *world.World) {
 	m.Message = strings.TrimSuffix(fmt.Sprintf("Another controller undoes again and again what the operator writes (%s). The operator "+
 		"waits until %s. Find the other controller: kubectl get node %s --show-managed-fields -o yaml; %s",
 		action.Unstamped(held), format.Clock(w.Now.Add(again)), m.Node.Name, m.Message), "; ")
+	if _, rule := held.(action.TaintDevices); rule {
+		m.Message = strings.TrimSuffix(fmt.Sprintf("Another controller deletes or refuses again and again what the operator writes (%s). The operator waits "+
+			"until %s. Look for an admission webhook or policy that refuses it: the log of the operator's controller has the error; %s",
+			action.Unstamped(held), format.Clock(w.Now.Add(again)), m.Message), "; ")
+	}
 	if !policyTaints {
 		return
 	}

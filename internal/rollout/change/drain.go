@@ -16,6 +16,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/desired"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/eviction"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/gate"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/nvidiadra"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/nvidiamps"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/timing"
@@ -58,6 +59,10 @@ func disrupt(v *view.View, asks bool) gate.Judgement {
 func tainting(v *view.View, j gate.Judgement) gate.Judgement {
 	if g, pending := nvidiamps.Prepare(v, j.State); pending {
 		return g
+	}
+	if problem := nvidiadra.NoRule(v); problem != nil && v.ByDriver() {
+		j.Reason, j.Message = problem.Reason, problem.Message // the node holds no slot meanwhile
+		return j
 	}
 	j.Message = "the change needs GPUs or instances idle"
 	if len(v.Blockers) > 0 {

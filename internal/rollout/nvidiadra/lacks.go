@@ -51,16 +51,36 @@ func Dynamic(v *view.View) *plan.Problem {
 func kubernetesLacks(v *view.View) *plan.Problem {
 	partitions := slices.ContainsFunc(v.Target.Devices, func(d v1alpha1.DeviceSpec) bool { return d.Sharing.MIGMode == v1alpha1.MIGModeEnabled }) ||
 		slices.ContainsFunc(v.Devices, func(d gpu.Device) bool { return d.State.MIG })
-	var lack string
+	if problem := NoRule(v); partitions && v.World.DRA.ServesClasses && problem != nil {
+		return problem
+	}
+	if v.World.DRA.ServesClasses {
+		return nil
+	}
+	return &plan.Problem{
+		Reason: v1alpha1.ReasonDRAUnavailable,
+		Message: "The API server serves no DeviceClasses of resource.k8s.io/v1 with an extended resource, so pods cannot request nvidia.com/gpu of NVIDIA's DRA driver. " +
+			"Use Kubernetes 1.36 or newer, or leave the node out of nodeSelector",
+	}
+}
+
+// NoRule says why the operator cannot have a DeviceTaintRule for the node, which keeps new pods off its GPUs while they are changed; nil if it can.
+func NoRule(v *view.View) *plan.Problem {
+	var message string
 	switch {
-	case !v.World.DRA.ServesClasses:
-		lack = "no DeviceClasses of resource.k8s.io/v1 with an extended resource, so pods cannot request nvidia.com/gpu of NVIDIA's DRA driver. Use Kubernetes 1.36 or newer"
-	case partitions && !v.World.DRA.ServesRules:
-		lack = "no DeviceTaintRules, which keep new pods off the GPUs while they are changed. Use Kubernetes 1.37, or 1.36 with the feature gate DRADeviceTaintRules"
+	case !v.World.DRA.ServesRules:
+		message = "The API server serves no DeviceTaintRules, which keep new pods off the GPUs while they are changed. Use Kubernetes 1.37, or 1.36 with the feature gate " +
+			"DRADeviceTaintRules"
+	case v.Node.RuleTaken:
+		message = fmt.Sprintf("DeviceTaintRule %s exists and is not the operator's, which needs one of that name to keep new pods off the GPUs while they are changed. "+
+			"Delete it", dra.RuleName(v.Node.Name))
 	default:
 		return nil
 	}
-	return &plan.Problem{Reason: v1alpha1.ReasonDRAUnavailable, Message: "The API server serves " + lack + ", or leave the node out of nodeSelector"}
+	if v.Policy != nil {
+		message += ", or leave the node out of nodeSelector"
+	}
+	return &plan.Problem{Reason: v1alpha1.ReasonDRAUnavailable, Message: message}
 }
 
 func classesLack(v *view.View) *plan.Problem {

@@ -76,14 +76,14 @@ func (o DRAObjects) AddTo(w *World) {
 		w.DRA.Classes = append(w.DRA.Classes, dra.ClassOf(&o.Classes[i]))
 	}
 	slices.SortFunc(w.DRA.Classes, func(a, b dra.Class) int { return cmp.Compare(a.Name, b.Name) })
-	published, claimed, ruled := o.read(w)
+	published, claimed, ruled, taken := o.read(w)
 	for i := range w.Nodes {
 		n := &w.Nodes[i]
 		if found := published[n.Name]; found != nil {
 			n.Published = new(dra.PoolOf(found))
 			n.DRA = cmp.Or(n.DRA, "ResourceSlices")
 		}
-		n.Claims, n.Ruled = claimed[n.Name], ruled[n.Name]
+		n.Claims, n.Ruled, n.RuleTaken = claimed[n.Name], ruled[n.Name], taken[n.Name]
 		for p := range n.Pods {
 			for _, c := range n.Claims {
 				if slices.Contains(c.Pods, n.Pods[p].UID) {
@@ -95,8 +95,8 @@ func (o DRAObjects) AddTo(w *World) {
 }
 
 // read reads the slices, claims and rules of each node.
-func (o DRAObjects) read(w *World) (published map[string][]dra.Slice, claimed map[string][]dra.Claim, ruled map[string]time.Time) {
-	published, claimed, ruled = map[string][]dra.Slice{}, map[string][]dra.Claim{}, map[string]time.Time{}
+func (o DRAObjects) read(w *World) (published map[string][]dra.Slice, claimed map[string][]dra.Claim, ruled map[string]time.Time, taken map[string]bool) {
+	published, claimed, ruled, taken = map[string][]dra.Slice{}, map[string][]dra.Claim{}, map[string]time.Time{}, map[string]bool{}
 	for i := range o.Slices {
 		driver, _, _ := unstructured.NestedString(o.Slices[i].Object, "spec", "driver")
 		node, _, _ := unstructured.NestedString(o.Slices[i].Object, "spec", "nodeName")
@@ -120,10 +120,12 @@ func (o DRAObjects) read(w *World) (published map[string][]dra.Slice, claimed ma
 		if node, since, ours := dra.RuleOf(&o.Rules[i]); ours {
 			ruled[node] = since
 			w.DRA.Ruled = append(w.DRA.Ruled, node)
+		} else if named, is := dra.RuledNode(o.Rules[i].GetName()); is {
+			taken[named] = true
 		}
 	}
 	slices.Sort(w.DRA.Named)
 	w.DRA.Named = slices.Compact(w.DRA.Named)
 	slices.Sort(w.DRA.Ruled)
-	return published, claimed, ruled
+	return published, claimed, ruled, taken
 }
