@@ -8,15 +8,21 @@ set -euo pipefail
 top=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 commit=$(sed -n 's/^const Commit = "\([0-9a-f]\{40\}\)"$/\1/p' "$top/test/previous/previous.go")
 : "${commit:?test/previous/previous.go has no constant Commit with 40 digits}"
+version=$(sed -n 's/^const Version = "\(.*\)"$/\1/p' "$top/test/previous/previous.go")
+: "${version:?test/previous/previous.go has no constant Version}"
 cache=${GPUSHARING_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/gpu-sharing-operator}
 folder=$cache/previous-$commit
+release=$folder/v$version
+# Go sees no commit in a worktree.
+package=github.com/gpusharing/gpu-sharing-operator/internal/version
+ldflags="-s -w -X $package.version=v$version -X $package.commit=$commit"
 mkdir -p "$folder"
 
 # Two builds may run side by side: the second waits for the first.
 exec 9>"$folder/.lock"
 flock 9
 
-if [ ! -d "$folder/release" ]; then
+if [ ! -d "$release" ]; then
 	if ! git -C "$top" cat-file -e "$commit^{commit}" 2>/dev/null; then
 		echo "previous release: the history of $top lacks commit $commit. If the clone is shallow, run: git fetch --unshallow" >&2
 		exit 1
@@ -30,12 +36,12 @@ if [ ! -d "$folder/release" ]; then
 	mkdir "$folder/new"
 	(
 		cd "$folder/source"
-		CGO_ENABLED=0 go build -trimpath -ldflags "-s -w" -o "$folder/new/controller" ./cmd/controller
-		CGO_ENABLED=1 CGO_CFLAGS="-g -O2 -Wno-deprecated-declarations" go build -trimpath -ldflags "-s -w" -o "$folder/new/agent" ./cmd/agent
+		CGO_ENABLED=0 go build -trimpath -ldflags "$ldflags" -o "$folder/new/controller" ./cmd/controller
+		CGO_ENABLED=1 CGO_CFLAGS="-g -O2 -Wno-deprecated-declarations" go build -trimpath -ldflags "$ldflags" -o "$folder/new/agent" ./cmd/agent
 	)
 	mkdir "$folder/new/config"
 	cp -R "$folder/source/config/helm" "$folder/new/config/helm"
 	# Renamed once it is complete, so that an interrupted build leaves nothing that looks finished.
-	mv "$folder/new" "$folder/release"
+	mv "$folder/new" "$release"
 fi
-echo "$folder/release"
+echo "$release"

@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -65,6 +66,11 @@ func previousSpecs() {
 	Describe("An upgrade from the previous release", Ordered, Offset(1), func() {
 		BeforeAll(func(ctx SpecContext) {
 			begin(ctx, sim.A100, sim.A100)
+			for _, program := range []string{"controller", "agent"} {
+				printed, err := exec.CommandContext(ctx, filepath.Join(bin, "previous", program), "--version").Output()
+				Expect(err).NotTo(HaveOccurred())
+				Expect(strings.TrimSpace(string(printed))).To(Equal(fmt.Sprintf("v%s (commit %s)", previous.Version, previous.Commit)))
+			}
 			publish(ctx, filepath.Join(bin, "previous"), previous.Version, operatorImages(ctx, filepath.Join(bin, "previous")))
 			removeOperator(ctx)
 			helm(ctx, append(documentedInstall(), "--version", previous.Version)...)
