@@ -175,11 +175,14 @@ func (d *diagnosis) nvidia(is installation) {
 		d.error("%s: %s", is.world.Plugin.Reason, is.world.Plugin.Message)
 	case is.clusterPolicy == "" && !slices.ContainsFunc(is.nodes, usesPlugin): // NVIDIA's DRA driver serves them all
 	case is.clusterPolicy == "":
-		d.ok("No ClusterPolicy of NVIDIA's GPU Operator was found; the operator configures a stand-alone device plugin")
+		d.ok("No ClusterPolicy of NVIDIA's GPU Operator was found")
 	case older(is.gpuOperator, leastGPUOperator):
 		d.warn("NVIDIA's GPU Operator is %s. Before %s MPS does not work: upgrade it", is.gpuOperator, leastGPUOperator)
 	default:
 		d.ok("NVIDIA's GPU Operator has ClusterPolicy %s, version %s", is.clusterPolicy, known(is.gpuOperator))
+	}
+	if is.standAlone {
+		d.standAlone(is)
 	}
 	d.each(is.nodes, levelWarning, "no label of Node Feature Discovery (feature.node.kubernetes.io/…). Look at its worker", func(n nodeParts) bool { return !n.nfd })
 	d.each(is.nodes, levelError, "no pod of NVIDIA's device plugin that is ready, so they offer no GPUs. Look at its DaemonSet, and at the label nvidia.com/gpu.deploy.device-plugin",

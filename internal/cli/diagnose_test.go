@@ -50,6 +50,47 @@ func drivenIn(fault func(*installation)) func(*installation) {
 	}
 }
 
+// aloneIn is an installation without the GPU Operator, whose device plugins read one ConfigMap, and whose controller was told another.
+func aloneIn(read, told string) func(*installation) {
+	return func(is *installation) {
+		is.clusterPolicy, is.gpuOperator, is.standAlone = "", "", true
+		is.told.Namespace, is.told.Name, _ = strings.Cut(told, "/")
+		for i := range is.nodes {
+			config := &is.nodes[i].plugins[0].config
+			config.Namespace, config.Name, _ = strings.Cut(read, "/")
+		}
+	}
+}
+
+// TestTheConfigMapOfADevicePluginIsThatOfItsConfigManager: the pod also mounts what is none.
+func TestTheConfigMapOfADevicePluginIsThatOfItsConfigManager(t *testing.T) {
+	g := NewWithT(t)
+	pod := agentOn("p", "a")
+	pod.Labels = map[string]string{nameLabel: "nvidia-device-plugin"}
+	pod.Spec.Volumes = []corev1.Volume{
+		{Name: "config", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}},
+		{Name: "certificates", VolumeSource: configMapVolume("certificates")},
+		{Name: "available-configs", VolumeSource: configMapVolume("configs")},
+	}
+	mounts := []corev1.VolumeMount{{Name: "config", MountPath: "/config"}, {Name: "certificates", MountPath: "/etc"}, {Name: "available-configs", MountPath: "/available"}}
+	pod.Spec.Containers = []corev1.Container{{Name: "plugin", VolumeMounts: mounts}}
+	read := func() string {
+		var is installation
+		var n nodeParts
+		is.place(pod, &n)
+		return n.plugins[0].config.String()
+	}
+	g.Expect(read()).To(Equal("p/"), "a plugin alone follows no label of its node")
+	pod.Spec.Containers = append(pod.Spec.Containers, corev1.Container{
+		Name: "sidecar", VolumeMounts: mounts, Env: []corev1.EnvVar{{Name: "CONFIG_FILE_SRCDIR", Value: "/available"}},
+	})
+	g.Expect(read()).To(Equal("p/configs"))
+}
+
+func configMapVolume(name string) corev1.VolumeSource {
+	return corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: corev1.LocalObjectReference{Name: name}}}
+}
+
 // TestDoctor: each fault is one finding, which says what to do.
 func TestDoctor(t *testing.T) {
 	for name, test := range map[string]struct {
@@ -95,8 +136,12 @@ func TestDoctor(t *testing.T) {
 		"no device plugin is configured": {func(is *installation) {
 			is.world.Plugin.Reason, is.world.Plugin.Message = "NoDevicePlugin", "install it"
 		}, levelError, "NoDevicePlugin: install it"},
-		"an old GPU Operator":       {func(is *installation) { is.gpuOperator = "v24.9.2" }, levelWarning, "GPU Operator is v24.9.2. Before v25.3"},
-		"no Node Feature Discovery": {func(is *installation) { is.nodes[0].nfd = false }, levelWarning, "1 node (node-0): no label of Node Feature Discovery"},
+		"a stand-alone device plugin":                  {aloneIn("p/configs", "p/configs"), "", ""},
+		"a stand-alone device plugin that is not told": {aloneIn("p/configs", ""), levelError, "Upgrade the operator with --set devicePlugin.namespace=p,devicePlugin.configMap=configs"},
+		"another stand-alone device plugin than told":  {aloneIn("p/configs", "p/other"), levelError, "reads ConfigMap p/configs, and the controller was told p/other"},
+		"a stand-alone device plugin without a config": {aloneIn("p/", ""), levelError, "in namespace p is not the GPU Operator's and reads no ConfigMap"},
+		"an old GPU Operator":                          {func(is *installation) { is.gpuOperator = "v24.9.2" }, levelWarning, "GPU Operator is v24.9.2. Before v25.3"},
+		"no Node Feature Discovery":                    {func(is *installation) { is.nodes[0].nfd = false }, levelWarning, "1 node (node-0): no label of Node Feature Discovery"},
 		"an old Node Feature Discovery": {
 			func(is *installation) { is.nodes[1].discovery = []component{{version: "v0.16.3-minimal"}} }, levelWarning,
 			"1 node (node-1): Node Feature Discovery older than v0.17",

@@ -16,11 +16,13 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/openapi"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/gpusharing/gpu-sharing-operator/internal/clusterpolicy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/dra"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
@@ -50,6 +52,10 @@ type installation struct {
 	unknown []string
 	clusterPolicy,
 	gpuOperator string // the name of NVIDIA's ClusterPolicy, and the version of the GPU Operator that it is labelled with
+	// standAlone says that no GPU Operator runs the device plugin; false also if the user may not know.
+	standAlone bool
+	// told is the ConfigMap of a stand-alone device plugin that the flags of the controller name.
+	told types.NamespacedName
 }
 
 // defaultSelector is which nodes have GPUs unless the controller is told otherwise.
@@ -68,6 +74,8 @@ type component struct {
 	name, version string
 	ready         bool
 	updating      bool // of a Deployment: pods of a former version may run
+	// config is of a device plugin the ConfigMap that it reads; without a name: none.
+	config types.NamespacedName
 }
 
 // agentSet is a DaemonSet of agents. Of the nodes for which it has an agent, updated have one as it is now, or none yet.
@@ -180,7 +188,9 @@ func (p *Program) examine(ctx context.Context, c client.Client, published openap
 		return is, nil
 	case err != nil:
 		return is, err
-	case policy != nil:
+	}
+	is.standAlone = policy == nil || clusterpolicy.Disabled(policy)
+	if policy != nil {
 		is.clusterPolicy, is.gpuOperator = policy.GetName(), policy.GetLabels()["app.kubernetes.io/version"]
 	}
 	return is, nil
@@ -197,6 +207,7 @@ func (is *installation) readControllers(ctx context.Context, c client.Client) er
 			name: d.Namespace + "/" + d.Name, version: versionOf(d.Labels, &d.Spec.Template.Spec), ready: d.Status.AvailableReplicas > 0,
 			updating: isUpdating(d),
 		})
+		is.told = standAloneOf(d)
 		if selector := nodeSelectorOf(&d.Spec.Template.Spec); selector != nil {
 			is.nodeSelector = selector
 		}
@@ -322,6 +333,7 @@ func (is *installation) place(pod *corev1.Pod, n *nodeParts) {
 	case world.IsAgent(pod) && is.isOf(pod.Namespace):
 		n.agents = append(n.agents, part)
 	case isDevicePlugin(pod):
+		part.config = configRead(pod)
 		n.plugins = append(n.plugins, part)
 	case pod.Labels[nameLabel] == featureDiscovery:
 		n.discovery = append(n.discovery, part)

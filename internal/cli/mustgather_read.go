@@ -249,18 +249,7 @@ func standAloneConfigMap(o *unstructured.Unstructured) types.NamespacedName {
 	if o.GetKind() != "Deployment" || o.GetLabels()[nameLabel] != controllerName || runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, &deployment) != nil {
 		return types.NamespacedName{}
 	}
-	var named types.NamespacedName
-	for _, container := range deployment.Spec.Template.Spec.Containers {
-		for _, arg := range container.Args {
-			switch flag, value, _ := strings.Cut(arg, "="); flag {
-			case "--device-plugin-namespace":
-				named.Namespace = value
-			case "--device-plugin-configmap":
-				named.Name = value
-			}
-		}
-	}
-	return named
+	return standAloneOf(&deployment)
 }
 
 // events gathers the Events that the operator has written, and those about policies, GPUNodes, workloads and pods.

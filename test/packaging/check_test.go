@@ -85,7 +85,7 @@ func TestHelmTestSaysWhatIsMissing(t *testing.T) { withEachHelm(t, helmTestSaysW
 func helmTestSaysWhatIsMissing(t *testing.T, i installation) {
 	t.Helper()
 	g := NewWithT(t)
-	i.do(t, "install", release, i.chart, "--create-namespace")
+	i.do(t, "install", release, i.chart, "--create-namespace", "--set", "devicePlugin.namespace="+namespace+",devicePlugin.configMap=plugin-configs")
 	printed := &logs{}
 	agent := i.play(t, printed)
 	i.runChecks(t, printed)
@@ -213,6 +213,9 @@ func (i installation) play(t *testing.T, kubelet http.Handler) (agent *corev1.Po
 			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: app, Labels: map[string]string{"app.kubernetes.io/name": app}},
 			Spec:       corev1.PodSpec{NodeName: node.Name, Containers: []corev1.Container{{Name: "main", Image: "example.invalid/x:v0.19.3"}}},
 		}
+		if app == "nvidia-device-plugin" {
+			readsConfigMap(&pod.Spec, "plugin-configs")
+		}
 		g.Expect(i.Client.Create(t.Context(), pod)).To(Succeed())
 		pod.Status = corev1.PodStatus{Phase: corev1.PodRunning, Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}}
 		g.Expect(i.Client.Status().Update(t.Context(), pod)).To(Succeed())
@@ -229,6 +232,17 @@ func (i installation) play(t *testing.T, kubelet http.Handler) (agent *corev1.Po
 		},
 	})).To(Succeed())
 	return agent
+}
+
+// readsConfigMap makes a pod read a ConfigMap by NVIDIA's config-manager, as in NVIDIA's chart of the device plugin.
+func readsConfigMap(spec *corev1.PodSpec, name string) {
+	spec.Volumes = append(spec.Volumes, corev1.Volume{Name: "available-configs", VolumeSource: corev1.VolumeSource{
+		ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: corev1.LocalObjectReference{Name: name}},
+	}})
+	spec.Containers = append(spec.Containers, corev1.Container{
+		Name: "config-manager", Image: "example.invalid/x:v0.19.3", Env: []corev1.EnvVar{{Name: "CONFIG_FILE_SRCDIR", Value: "/available-configs"}},
+		VolumeMounts: []corev1.VolumeMount{{Name: "available-configs", MountPath: "/available-configs"}},
+	})
 }
 
 // updateController plays the controller of Deployments: all pods of the operator's controller are as its Deployment is now.

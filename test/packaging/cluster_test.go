@@ -135,16 +135,17 @@ type installation struct {
 }
 
 // withEachHelm runs a test in a cluster of its own with each version of Helm that users have.
-func withEachHelm(t *testing.T, test func(*testing.T, installation)) {
+func withEachHelm(t *testing.T, test func(*testing.T, installation), options ...env.Option) {
+	t.Helper()
 	for title, script := range map[string]string{"Helm 3": helm3, "Helm 4": helm4} {
-		t.Run(title, func(t *testing.T) { test(t, newInstallation(t, helmOf(t, script))) })
+		t.Run(title, func(t *testing.T) { test(t, newInstallation(t, helmOf(t, script), options...)) })
 	}
 }
 
-func newInstallation(t *testing.T, h helm) installation {
+func newInstallation(t *testing.T, h helm, options ...env.Option) installation {
 	t.Helper()
 	g := NewWithT(t)
-	cluster := env.Start(t)
+	cluster := env.Start(t, options...)
 	data, err := env.Kubeconfig(cluster.Config)
 	g.Expect(err).NotTo(HaveOccurred())
 	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")

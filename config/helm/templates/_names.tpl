@@ -100,3 +100,63 @@ imagePullSecrets:
 {{- end -}}
 {{- join "," $pairs -}}
 {{- end }}
+
+{{/* true if the namespace needs a quota for the system priority classes: on GKE, where versions of Kubernetes are such as v1.34.1-gke.2037001. */}}
+{{- define "gpusharing.needsQuota" -}}
+{{- $enabled := toString .Values.priorityClassQuota.enabled -}}
+{{- if or (eq $enabled "true") (and (eq $enabled "auto") (contains "-gke." .Capabilities.KubeVersion.Version)) -}}
+true
+{{- end -}}
+{{- end }}
+
+{{/*
+The namespace of NVIDIA's device plugin and the ConfigMap that it reads, where no GPU Operator runs it, as JSON; empty: there is none, or it is
+not known. A value counts before the plugin that NVIDIA's chart has installed, and that before what the last upgrade found: the plugin may be
+away for a while. `helm template` and Argo CD know no cluster.
+*/}}
+{{- define "gpusharing.devicePlugin" -}}
+{{- $found := dict "namespace" .Values.devicePlugin.namespace "configMap" .Values.devicePlugin.configMap -}}
+{{- if not $found.namespace -}}
+{{- $readers := include "gpusharing.standAlonePlugins" . | fromJsonArray -}}
+{{- $found = include "gpusharing.devicePluginBefore" . | fromJson -}}
+{{- if eq (len $readers) 1 }}{{ $found = first $readers }}{{ end -}}
+{{- end -}}
+{{ toJson $found }}
+{{- end }}
+
+{{/* Each ConfigMap that a device plugin of NVIDIA's chart reads, as it names the volume for its config-manager. None where the GPU Operator runs one. */}}
+{{- define "gpusharing.standAlonePlugins" -}}
+{{- $found := list -}}
+{{- $ofOperator := false -}}
+{{- if .Capabilities.APIVersions.Has "nvidia.com/v1/ClusterPolicy" -}}
+{{- range (lookup "nvidia.com/v1" "ClusterPolicy" "" "").items -}}
+{{- if dig "spec" "devicePlugin" "enabled" true . }}{{ $ofOperator = true }}{{ end -}}
+{{- end -}}
+{{- end -}}
+{{- if not $ofOperator -}}
+{{- range $set := (lookup "apps/v1" "DaemonSet" "" "").items -}}
+{{- $commands := list -}}
+{{- range $set.spec.template.spec.containers }}{{ $commands = concat $commands (.command | default list) }}{{ end -}}
+{{- range $set.spec.template.spec.volumes -}}
+{{- if and (eq .name "available-configs") .configMap (has "nvidia-device-plugin" $commands) -}}
+{{- $found = append $found (dict "namespace" $set.metadata.namespace "configMap" .configMap.name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{ uniq $found | toJson }}
+{{- end }}
+
+{{/* What the controller that is installed was told, as long as the namespace is there. */}}
+{{- define "gpusharing.devicePluginBefore" -}}
+{{- $found := dict "namespace" "" "configMap" "" -}}
+{{- $spec := (lookup "apps/v1" "Deployment" .Release.Namespace "gpu-sharing-controller").spec | default dict -}}
+{{- range dig "template" "spec" "containers" list $spec -}}
+{{- range .args -}}
+{{- if hasPrefix "--device-plugin-namespace=" . }}{{ $_ := set $found "namespace" (trimPrefix "--device-plugin-namespace=" .) }}{{ end -}}
+{{- if hasPrefix "--device-plugin-configmap=" . }}{{ $_ := set $found "configMap" (trimPrefix "--device-plugin-configmap=" .) }}{{ end -}}
+{{- end -}}
+{{- end -}}
+{{- if and $found.namespace (not (lookup "v1" "Namespace" "" $found.namespace)) }}{{ $found = dict "namespace" "" "configMap" "" }}{{ end -}}
+{{ toJson $found }}
+{{- end }}
