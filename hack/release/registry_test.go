@@ -4,6 +4,7 @@
 package main
 
 import (
+	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
@@ -20,8 +21,14 @@ type aRegistry struct{ host, folder string }
 
 func newRegistry(t *testing.T) aRegistry {
 	t.Helper()
+	return newRegistryBehind(t, func(registry http.Handler) http.Handler { return registry })
+}
+
+// newRegistryBehind is a registry behind what stands between it and its users.
+func newRegistryBehind(t *testing.T, between func(http.Handler) http.Handler) aRegistry {
+	t.Helper()
 	folder := t.TempDir()
-	server := httptest.NewServer(loopback.Registry(t.Context(), folder))
+	server := httptest.NewServer(between(loopback.Registry(t.Context(), folder)))
 	t.Cleanup(server.Close)
 	return aRegistry{host: strings.TrimPrefix(server.URL, "http://"), folder: folder}
 }

@@ -5,6 +5,7 @@ package main
 
 import (
 	"encoding/json"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -109,6 +110,58 @@ func TestSignaturesAndAttestationsVerifyWithCosign(t *testing.T) {
 		g.Expect(os.WriteFile(sums, content, 0o600)).To(Succeed())
 		g.Expect(ours.verifyFile(t.Context(), sums)).NotTo(Succeed())
 	})
+}
+
+// TestNothingIsReleasedThatTheRegistryDamages: make release verifies what it pushed as a user would. A registry may accept and lose.
+func TestNothingIsReleasedThatTheRegistryDamages(t *testing.T) {
+	_, key := newKey(t)
+	var spoil func(http.ResponseWriter, *http.Request) bool
+	registry := newRegistryBehind(t, func(registry http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if spoil == nil || !spoil(w, r) {
+				registry.ServeHTTP(w, r)
+			}
+		})
+	})
+	r := small(t, registry.host+"/gpu-sharing")
+	var err error
+	r.tree, err = filepath.Abs("../..") // cosign is built from there
+	NewWithT(t).Expect(err).NotTo(HaveOccurred())
+	loses := func(kind string) func(http.ResponseWriter, *http.Request) bool {
+		return func(w http.ResponseWriter, r *http.Request) bool {
+			if r.Method != http.MethodPut || !strings.HasSuffix(r.URL.Path, kind) {
+				return false
+			}
+			w.WriteHeader(http.StatusCreated)
+			return true
+		}
+	}
+	for _, tc := range []struct {
+		title, says string
+		spoil       func(http.ResponseWriter, *http.Request) bool
+	}{
+		{"what is in an image", "is damaged in the registry", func(w http.ResponseWriter, r *http.Request) bool {
+			if r.Method != http.MethodGet || !strings.Contains(r.URL.Path, "/blobs/sha256:") {
+				return false
+			}
+			_, err := w.Write([]byte("another content"))
+			return err == nil
+		}},
+		{"a signature", "no signatures found", loses(".sig")},
+		{"a statement", "attestation", loses(".att")},
+		{"nothing", "", nil},
+	} {
+		t.Run(tc.title, func(t *testing.T) {
+			g := NewWithT(t)
+			spoil = tc.spoil
+			err := publish(t.Context(), settings{registry: r.registry, key: key}, r)
+			if tc.says == "" {
+				g.Expect(err).NotTo(HaveOccurred())
+				return
+			}
+			g.Expect(err).To(MatchError(ContainSubstring(tc.says)))
+		})
+	}
 }
 
 func TestWhatIsPushedMustBeSigned(t *testing.T) {
