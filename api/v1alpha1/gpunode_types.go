@@ -580,6 +580,12 @@ type RolloutStatus struct {
 	// +kubebuilder:validation:MaxItems=16
 	Resources []ResourceCount `json:"resources,omitempty"`
 
+	// shares is how many ResourceClaims can share each whole GPU of the node, as the ResourceSlices of NVIDIA's DRA driver show it: 1 if
+	// each claim has a GPU alone. Absent unless that driver alone serves the node, and while it publishes no device or no number.
+	// +optional
+	// +kubebuilder:validation:Minimum=1
+	Shares int64 `json:"shares,omitempty"`
+
 	// lastGood is the last desired state that the node reached and the controller verified: the node is rolled back to it if
 	// another one fails. Absent: the node is rolled back to its baseline.
 	// +optional

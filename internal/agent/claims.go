@@ -55,6 +55,24 @@ func claimedInstances(d gpu.Device, name string) []int {
 	return everyInstance(d)
 }
 
+// claimedUnit is the GPU or instance that a device of NVIDIA's DRA driver is. Unlike claimedInstances, which must not miss what is in use, it
+// shows nothing where the name says nothing, or names what is not there.
+func claimedUnit(d gpu.DeviceUse, name string) (instance int, holds bool) {
+	parts := claimedDevice.FindStringSubmatch(name)
+	if parts == nil || d.Minor < 0 || parts[1] != strconv.Itoa(d.Minor) {
+		return 0, false
+	}
+	if parts[2] == "" {
+		return gpu.WholeGPU, len(d.Instances) == 0
+	}
+	for _, i := range d.Instances {
+		if parts[2] == strconv.Itoa(i.ProfileID) && parts[3] == strconv.Itoa(i.Start) {
+			return i.ID, true
+		}
+	}
+	return 0, false
+}
+
 // profileID is the driver's number of a profile; -1: unknown.
 func profileID(d gpu.Device, name string) int {
 	i := slices.IndexFunc(d.Profiles, func(p gpu.Profile) bool { return p.Name == name })

@@ -93,7 +93,7 @@ func (m meter) sample(ctx context.Context) (*v1alpha1.GPUNode, gpu.Sample, error
 	return node, sample, errors.Join(err, m.hardware.Close())
 }
 
-// allocated adds what the kubelet says of the GPUs. Which GPU a container has by a ResourceClaim is not known: its processes show it.
+// allocated adds what the kubelet says of the GPUs. It knows no replicas of what NVIDIA's DRA driver offers.
 func (m meter) allocated(ctx context.Context, sample gpu.Sample) ([]usage.Device, error) {
 	allocations, err := m.allocations.List(ctx)
 	if err != nil {
@@ -111,7 +111,11 @@ func (m meter) allocated(ctx context.Context, sample gpu.Sample) ([]usage.Device
 		}
 		d := usage.Device{DeviceUse: use, Replicas: map[int]int{}}
 		for _, a := range allocations {
-			if instance, holds := heldInstance(known, a.Device); holds && !a.Claimed {
+			instance, holds := heldInstance(known, a.Device)
+			if a.Claimed {
+				instance, holds = claimedUnit(use, a.Device)
+			}
+			if holds {
 				d.Holders = append(d.Holders, gpu.Holder{Namespace: a.Namespace, Pod: a.Pod, Container: a.Container, Instance: instance})
 			}
 		}

@@ -7,8 +7,10 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -35,6 +37,7 @@ func TestUsage(t *testing.T) {
 		"attributes processes to containers":                                        attributes,
 		"knows not what a container without a name uses":                            knowsNotWhatAnUnnamedContainerUses,
 		"measures MIG instances and their containers":                               measuresMIGInstances,
+		"attributes containers by the devices of their claims":                      attributesClaims,
 		"attributes nothing to the MPS server":                                      attributesNothingToTheServer,
 		"leaves the driver closed for mig-manager":                                  measuresNotBesideMIGManager,
 		"leaves the driver closed for mig-manager, whose turn came while it waited": measuresNotBesideMIGManagerThatCameMeanwhile,
@@ -156,6 +159,52 @@ func measuresMIGInstances(s scenario) {
 	n.Expect(values["gpusharing_container_gpu_memory_used_bytes"]).To(gomega.Equal(map[string]float64{id: float64(5 * gib)}))
 	n.Expect(values).NotTo(gomega.HaveKey("gpusharing_gpu_utilization_ratio"), "of the GPU the driver reports none in MIG mode")
 	n.Expect(values["gpusharing_gpu_containers"]).To(gomega.HaveLen(2), "and none of the GPU itself")
+}
+
+// attributesClaims: NVIDIA's DRA driver serves the node, so the kubelet lists devices of claims, and none as allocatable.
+func attributesClaims(s scenario) {
+	n := s.node("", sim.A100, sim.H100, sim.T4)
+	n.specify(mig(n.uuid(0), instances("2g.10gb", 1), instances("1g.5gb", 2)))
+	n.settle()
+	first := n.get().Status.Devices[0]
+	second := first.Instances[slices.IndexFunc(first.Instances, func(i v1alpha1.InstanceStatus) bool { return i.Profile == "2g.10gb" })]
+	n.allocations.list = []agent.Allocation{
+		{Namespace: "ml", Pod: "part", Container: "main", Device: fmt.Sprintf("gpu-0-mig-2g10gb-14-%d", second.Start), Claimed: true},
+		{Namespace: "ml", Pod: "gone", Container: "main", Device: "gpu-0-mig-3g20gb-9-4", Claimed: true},
+		{Namespace: "ml", Pod: "odd", Container: "main", Device: "gpu-0", Claimed: true},
+		{Namespace: "ml", Pod: "whole", Container: "main", Device: "gpu-2", Claimed: true},
+		{Namespace: "ml", Pod: "starting", Container: "main", Claimed: true},
+	}
+	n.rollout(v1alpha1.RolloutStatus{Shares: 4})
+	report, err := n.controller.Usage(n.Context())
+	n.Expect(err).NotTo(gomega.HaveOccurred())
+	held := map[string][]string{}
+	for _, u := range report.Units {
+		what := strconv.Itoa(u.Index)
+		if u.Instance != nil {
+			what += " " + u.Profile
+			n.Expect(u.Replicas).To(gomega.Equal(1), "a claim has all of an instance")
+		} else if !u.Partitioned {
+			n.Expect(u.Replicas).To(gomega.Equal(4), "of GPU "+what)
+		}
+		for _, c := range u.Containers {
+			held[c.Pod] = append(held[c.Pod], what)
+			n.Expect(c.ShareBytes).To(gomega.HaveValue(gomega.Equal(u.Memory.Total / int64(u.Replicas))))
+		}
+	}
+	n.Expect(held).To(gomega.Equal(map[string][]string{"part": {"0 2g.10gb"}, "whole": {"2"}}), "what a name does not tell is not shown")
+	values, err := gathered(agent.NewUsageCollector(func() (usage.Report, error) { return report, nil }))
+	n.Expect(err).NotTo(gomega.HaveOccurred())
+	n.Expect(values["gpusharing_gpu_replicas"]).To(gomega.HaveKeyWithValue("", 4.0))
+	n.Expect(values["gpusharing_container_gpu_memory_share_bytes"]).To(gomega.HaveLen(2))
+}
+
+// rollout is what the controller reports of the node.
+func (n *node) rollout(is v1alpha1.RolloutStatus) {
+	n.Helper()
+	has := n.get()
+	has.Status.Rollout = is
+	n.Expect(n.cluster.Client.Status().Update(n.Context(), has)).To(gomega.Succeed())
 }
 
 // gathered are the values of a collector by metric and instance.

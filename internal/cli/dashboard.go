@@ -138,7 +138,6 @@ func (b *board) measure(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		_ = driver.share(nodes) // what it lacks is among the notes already
 		byNode := measuredByNode(nodes)
 		b.note(func() {
 			b.measured, b.unmeasured = byNode, ""

@@ -18,10 +18,8 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/dra"
-	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
-	"github.com/gpusharing/gpu-sharing-operator/internal/usage"
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
 )
 
@@ -189,30 +187,6 @@ func TestStatusShowsADRANodeAsOthers(t *testing.T) {
 	card := sight{world: w}.page().Nodes[0]
 	NewWithT(t).Expect(card.Notes).To(ContainElement("Offered by NVIDIA's DRA driver"))
 	NewWithT(t).Expect(card.Resources).To(HaveLen(3))
-}
-
-// TestTopKnowsTheSharesOfTheDRADriver, which the kubelet does not list.
-func TestTopKnowsTheSharesOfTheDRADriver(t *testing.T) {
-	g := NewWithT(t)
-	n := driven(t, node(t, "a", sim.A100))
-	c := using("train", 12, 0, 0.5)
-	c.ShareBytes = nil
-	measured := func() []measuredNode {
-		u := usage.Unit{GPU: n.GPU.Status.Devices[0].UUID, Memory: &gpu.Memory{Total: 40 << 30, Used: 12 << 30}, Containers: []usage.Container{c}}
-		return []measuredNode{{name: "a", report: usage.Report{Node: "a", Units: []usage.Unit{u}}}}
-	}
-	o := inCluster(published(&n, 4))
-	nodes := measured()
-	g.Expect(o.share(nodes)).To(BeEmpty())
-	unit := nodes[0].report.Units[0]
-	g.Expect([]any{unit.Replicas, unit.Strategy, *unit.Containers[0].ShareBytes}).To(Equal([]any{4, v1alpha1.StrategyTimeSlicing, int64(10 << 30)}))
-	g.Expect(unit.Containers[0].Over()).To(BeTrue())
-
-	o = inCluster()
-	o.unread[kindSlice] = true
-	nodes = measured()
-	g.Expect(o.share(nodes)).To(ConsistOf(ContainSubstring("You may not list ResourceSlices, so the shares of containers are not known on 1 node (a)")))
-	g.Expect(nodes[0].report.Units[0].Replicas).To(BeZero())
 }
 
 // TestWhatAUserMayNotReadIsSaid, and nothing else is claimed in its place.

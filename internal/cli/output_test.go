@@ -60,7 +60,7 @@ func TestTopForPrograms(t *testing.T) {
 	printed := func(output, of string, names ...string) string {
 		f := newFlags()
 		f.output, f.watch = output, true
-		text, err := (&Program{Width: 80}).topAs(f, of, measuredFleet(), names, nil)
+		text, err := (&Program{Width: 80}).topAs(f, of, measuredFleet(), names)
 		g.Expect(err).NotTo(HaveOccurred())
 		return text
 	}

@@ -111,18 +111,3 @@ func (o *driverObjects) tell(w *world.World) (lacks []string) {
 	}
 	return lacks
 }
-
-// pools are what is published, by node.
-func (o *driverObjects) pools() map[string]*dra.Pool {
-	published, pools := map[string][]dra.Slice{}, map[string]*dra.Pool{}
-	for i := range o.of[kindSlice] {
-		object := &o.of[kindSlice][i]
-		if n := at(object, "spec", "nodeName"); n != "" && at(object, "spec", "driver") == dra.DriverName {
-			published[n] = append(published[n], dra.SliceOf(object.Object))
-		}
-	}
-	for n, its := range published {
-		pools[n] = new(dra.PoolOf(its))
-	}
-	return pools
-}

@@ -30,14 +30,14 @@ func (p *Program) top(ctx context.Context, f *flags, args []string) error {
 		return err
 	}
 	for printed := ""; ; {
-		measured, lacks, err := agents.measureShared(ctx, p.Clock.Now())
+		measured, err := agents.measure(ctx, p.Clock.Now())
 		if f.watch && errors.Is(ctx.Err(), context.Canceled) {
 			return nil // the user ends a watch so
 		}
 		if err != nil {
 			return advise(err)
 		}
-		shown, err := p.topAs(f, of, measured, args, lacks)
+		shown, err := p.topAs(f, of, measured, args)
 		if err != nil {
 			return err
 		}
@@ -56,8 +56,8 @@ func (p *Program) top(ctx context.Context, f *flags, args []string) error {
 	}
 }
 
-// topAs is what top prints of what was measured: all, or what has one of some names. lacks are what is not known of it.
-func (p *Program) topAs(f *flags, of string, measured []measuredNode, names, lacks []string) (string, error) {
+// topAs is what top prints of what was measured: all, or what has one of some names.
+func (p *Program) topAs(f *flags, of string, measured []measuredNode, names []string) (string, error) {
 	chosen, err := choose(of, measured, names)
 	if err != nil {
 		return "", err
@@ -69,7 +69,6 @@ func (p *Program) topAs(f *flags, of string, measured []measuredNode, names, lac
 	if f.watch && p.Width > 0 {
 		shown.WriteString("\x1b[H\x1b[2J") // a terminal: home, and clear
 	}
-	shown.lacking(lacks)
 	shown.top(of, chosen)
 	return shown.String(), nil
 }

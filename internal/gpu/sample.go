@@ -12,6 +12,7 @@ type Sample struct {
 type DeviceUse struct {
 	UUID             string
 	Index            int           // NVML's
+	Minor            int           // of its device file; -1: unknown
 	Memory           *Memory       // nil, for example, on a GPU that shares the memory of the host
 	Utilization      *Utilization  // nil in MIG mode (NVML, nvmlDeviceGetUtilizationRates), in which the instances have it
 	Instances        []InstanceUse // those with a compute instance, by id
@@ -21,9 +22,11 @@ type DeviceUse struct {
 
 // InstanceUse is how a MIG instance is used.
 type InstanceUse struct {
-	ID     int // of the GPU instance
-	UUID   string
-	Memory *Memory
+	ID        int // of the GPU instance
+	UUID      string
+	ProfileID int // the driver's number of its profile; -1: unknown, and Start with it
+	Start     int // the memory slice at which it begins
+	Memory    *Memory
 	// Utilization is that of the instance's own part of the GPU while it was measured: of its streaming multiprocessors those that were busy,
 	// and of its memory bandwidth what was used. Nil before Hopper, and where the driver does not report it (NVML, "GPM").
 	Utilization *Utilization

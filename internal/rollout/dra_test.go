@@ -218,6 +218,7 @@ func TestSharesAreTheAdministrators(t *testing.T) {
 	d, _ = c.run(120)
 	g.Expect(one(d).State).To(Equal(state.UpToDate), one(d).Message)
 	g.Expect(one(d).Advertised).To(Equal(map[string]int64{"nvidia.com/gpu": 8}))
+	g.Expect(h.GPU.Status.Rollout.Shares).To(Equal(int64(4)), "of which the agent learns the share of a container")
 	g.Expect(c.writes).NotTo(HaveKey("action.TaintDevices"))
 
 	c.reshare(v1alpha1.Sharing{Strategy: v1alpha1.StrategyExclusive})

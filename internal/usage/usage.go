@@ -42,7 +42,7 @@ type Unit struct {
 	Strategy    v1alpha1.Strategy `json:"strategy"` // empty: not known, as while the device plugin restarts
 	Memory      *gpu.Memory       `json:"memory,omitempty"`
 	Utilization *gpu.Utilization  `json:"utilization,omitempty"` // of an instance: of its own part of the GPU
-	Replicas    int               `json:"replicas"`              // that the node advertises of it
+	Replicas    int               `json:"replicas"`              // that the node offers of it
 	Limits      *Limits           `json:"limits,omitempty"`
 	Containers  []Container       `json:"containers,omitempty"` // by use, the largest first
 	// OtherBytes is the memory of processes that belong to no container that is known, such as the MPS server.
@@ -92,23 +92,38 @@ type Device struct {
 
 	// Holders are the containers to which the kubelet allocated it or an instance: one for each replica that a container has.
 	Holders []gpu.Holder
-	// Replicas are how many of it, or of an instance, the node advertises, by instance.
+	// Replicas are how many of it, or of an instance, the kubelet can allocate, by instance. It knows of none that NVIDIA's DRA driver
+	// offers.
 	Replicas map[int]int
+}
+
+// offered is how often the node offers the GPU, or an instance: as the kubelet lists it, or as the ResourceSlices of NVIDIA's DRA driver show
+// it. The driver shares whole GPUs alone, and publishes none in MIG mode.
+func (d *Device) offered(instance int, known v1alpha1.DeviceStatus, shares int64) int {
+	switch {
+	case d.Replicas[instance] > 0 || shares == 0:
+		return d.Replicas[instance]
+	case instance != gpu.WholeGPU:
+		return 1
+	case known.Sharing.MIGMode == v1alpha1.MIGModeEnabled || len(d.Instances) > 0:
+		return 0
+	}
+	return int(shares)
 }
 
 // Of reports on a node. owners are the containers of processes, by PID; a Name that is empty is that of a container which is not known.
 func Of(node *v1alpha1.GPUNode, devices []Device, owners map[int]Name) Report {
 	r := Report{Node: node.Name, Policy: node.Spec.PolicyName, Units: []Unit{}}
 	for i := range devices {
-		known := status(node, devices[i].UUID)
-		whole := unitOf(known, &devices[i], node.Spec.MemoryGuard)
+		known, shares := status(node, devices[i].UUID), node.Status.Rollout.Shares
+		whole := unitOf(known, &devices[i], shares, node.Spec.MemoryGuard)
 		whole.Partitioned = len(devices[i].Instances) > 0
 		r.Units = append(r.Units, whole.filled(&devices[i], gpu.WholeGPU, owners))
 		for _, instance := range devices[i].Instances {
-			part := unitOf(known, &devices[i], node.Spec.MemoryGuard)
+			part := unitOf(known, &devices[i], shares, node.Spec.MemoryGuard)
 			part.Instance, part.Memory, part.Utilization = &instance.ID, instance.Memory, instance.Utilization
 			part.Profile, part.Limits, part.Strategy = profile(known, instance.UUID), nil, v1alpha1.StrategyMIG
-			part.Replicas = devices[i].Replicas[instance.ID]
+			part.Replicas = devices[i].offered(instance.ID, known, shares)
 			r.Units = append(r.Units, part.filled(&devices[i], instance.ID, owners))
 		}
 	}
@@ -120,10 +135,10 @@ func Of(node *v1alpha1.GPUNode, devices []Device, owners map[int]Name) Report {
 }
 
 // unitOf is a whole GPU.
-func unitOf(known v1alpha1.DeviceStatus, d *Device, guard *v1alpha1.MemoryGuard) Unit {
+func unitOf(known v1alpha1.DeviceStatus, d *Device, shares int64, guard *v1alpha1.MemoryGuard) Unit {
 	u := Unit{
 		GPU: d.UUID, Index: d.Index, Product: known.Product, Memory: d.Memory, Utilization: d.Utilization,
-		Replicas: d.Replicas[gpu.WholeGPU],
+		Replicas: d.offered(gpu.WholeGPU, known, shares),
 	}
 	switch daemon := known.Sharing.MPS; {
 	case known.Sharing.MIGMode == v1alpha1.MIGModeEnabled || len(d.Instances) > 0:

@@ -223,3 +223,47 @@ func TestAReportSurvivesItsJSON(t *testing.T) {
 	g.Expect(json.Unmarshal(raw, &read)).To(Succeed())
 	g.Expect(read).To(Equal(r))
 }
+
+// TestWhatNVIDIAsDRADriverOffers: the kubelet lists none of it as a device, so that the number of shares is the one that the ResourceSlices show.
+func TestWhatNVIDIAsDRADriverOffers(t *testing.T) {
+	whole, split := v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeDisabled}, v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeEnabled}
+	instance := gpu.InstanceUse{ID: 7, UUID: "MIG-7", Memory: &gpu.Memory{Total: 5 * gib}}
+	for name, c := range map[string]struct {
+		sharing   v1alpha1.DeviceSharing
+		shares    int64
+		plugin    int // the replicas that the kubelet lists
+		instances []gpu.InstanceUse
+		replicas  []int
+		strategy  v1alpha1.Strategy
+		share     int64
+	}{
+		"four shares":                {sharing: whole, shares: 4, replicas: []int{4}, strategy: v1alpha1.StrategyTimeSlicing, share: 10 * gib},
+		"whole GPUs":                 {sharing: whole, shares: 1, replicas: []int{1}, strategy: v1alpha1.StrategyExclusive, share: 40 * gib},
+		"the device plugin":          {sharing: whole, plugin: 2, replicas: []int{2}, strategy: v1alpha1.StrategyTimeSlicing, share: 20 * gib},
+		"the device plugin has come": {sharing: whole, shares: 4, plugin: 2, replicas: []int{2}, strategy: v1alpha1.StrategyTimeSlicing, share: 20 * gib},
+		"nothing is published":       {sharing: whole, replicas: []int{0}},
+		"an instance":                {sharing: split, shares: 4, instances: []gpu.InstanceUse{instance}, replicas: []int{0, 1}, strategy: v1alpha1.StrategyMIG},
+		"MIG mode without instances": {sharing: split, shares: 4, replicas: []int{0}, strategy: v1alpha1.StrategyMIG},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			n, d := node(c.sharing), device()
+			n.Status.Rollout.Shares = c.shares
+			d.Instances, d.Replicas = c.instances, map[int]int{gpu.WholeGPU: c.plugin}
+			d.Holders = []gpu.Holder{holder("train", gpu.WholeGPU), holder("part", 7)}
+			units := usage.Of(n, []usage.Device{d}, nil).Units
+			var replicas []int
+			for _, u := range units {
+				replicas = append(replicas, u.Replicas)
+			}
+			g.Expect(replicas).To(Equal(c.replicas))
+			g.Expect(units[0].Strategy).To(Equal(c.strategy))
+			if c.share > 0 {
+				g.Expect(units[0].Containers[0].ShareBytes).To(HaveValue(Equal(c.share)))
+			}
+			if len(units) > 1 {
+				g.Expect(units[1].Containers).To(Equal([]usage.Container{{Name: usage.Name{Namespace: "ml", Pod: "part", Container: "main"}, MemoryBytes: new(int64(0)), ShareBytes: new(5 * gib)}}))
+			}
+		})
+	}
+}

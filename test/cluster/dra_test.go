@@ -71,6 +71,10 @@ func TestDRA(t *testing.T) {
 		}
 		f.Expect(schedule("h", "nvidia.com/mig-1g.5gb")).To(Equal("cannot allocate all claims"))
 	})
+	f.step("the agent knows by the claims which container has which instance", func() {
+		f.Eventually(func() map[string]int { return f.held("n02") }, time.Minute, pollEvery).Should(Equal(
+			map[string]int{"a": 1, "b": 1, "c": 1, "d": 1, "e": 1, "f": 1, "g": 1}), "each one instance")
+	})
 	f.step("a repartition, with a pod on an instance", func() {
 		for _, name := range []string{"b", "c", "d", "e", "f", "g"} {
 			f.Expect(f.client.Delete(t.Context(), requesting(name, ""), client.GracePeriodSeconds(0))).To(Succeed())
@@ -89,6 +93,20 @@ func TestDRA(t *testing.T) {
 		f.Eventually(func() map[string]string { return f.ours("n02") }, time.Minute, pollEvery).Should(BeEmpty())
 	})
 	f.Expect(env.Denied(t.Context(), f.cluster.Config, env.Fence)).To(BeZero(), "every write is inside the fence")
+}
+
+// held is how many GPUs and instances the containers of each pod hold, as the agent of a node measures it. Each is offered once.
+func (f *fleet) held(node string) map[string]int {
+	m := f.machines[slices.IndexFunc(f.machines, func(m *machine) bool { return m.name == node })]
+	report, err := m.usage(f.t.Context())
+	f.Expect(err).NotTo(HaveOccurred())
+	held := map[string]int{}
+	for _, u := range report.Units {
+		for _, c := range u.Containers {
+			held[c.Pod] += u.Replicas
+		}
+	}
+	return held
 }
 
 func requesting(name, resource string) *corev1.Pod {

@@ -24,9 +24,11 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/agent"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
+	"github.com/gpusharing/gpu-sharing-operator/internal/host"
 	hostfake "github.com/gpusharing/gpu-sharing-operator/internal/host/fake"
 	"github.com/gpusharing/gpu-sharing-operator/internal/mps"
 	mpsfake "github.com/gpusharing/gpu-sharing-operator/internal/mps/fake"
+	"github.com/gpusharing/gpu-sharing-operator/internal/usage"
 	"github.com/gpusharing/gpu-sharing-operator/test/nodesim"
 )
 
@@ -52,6 +54,7 @@ type machine struct {
 	deaf     atomic.Bool  // NVIDIA's device plugin cannot read the GPUs
 	looks    atomic.Int64 // so often the agent has observed the GPUs
 	touches  func(op sim.Op, uuid string, instance int) error
+	usage    func(context.Context) (usage.Report, error) // as its agent measures it
 }
 
 var errDown = errors.New("the agent does not run")
@@ -126,11 +129,18 @@ func (m *machine) agent(f *fleet, mgr manager.Manager, resync time.Duration) {
 	f.Expect(err).NotTo(HaveOccurred())
 	f.t.Cleanup(func() { _ = allocations.Close() })
 	boot := fmt.Sprintf("boot-%d", m.boots)
-	f.Expect(agent.New(agent.Config{
+	controller := agent.New(agent.Config{
 		Node: m.name, BootID: boot, Client: mgr.GetClient(), Reader: mgr.GetAPIReader(), Hardware: m.gated(), Clock: f.clock, MPS: m.view,
-		Processes: hostfake.NewProcesses(boot), Rebooter: m.reboots, Allocations: allocations, Resync: resync,
-	}).Register(mgr)).To(Succeed())
+		Processes: hostfake.NewProcesses(boot), Containers: noContainers{}, Rebooter: m.reboots, Allocations: allocations, Resync: resync,
+	})
+	m.usage = controller.Usage
+	f.Expect(controller.Register(mgr)).To(Succeed())
 }
+
+// noContainers: no process uses the GPUs.
+type noContainers struct{}
+
+func (noContainers) Names() (map[string]host.ContainerName, error) { return nil, nil }
 
 // inventory is what NVIDIA's programs read.
 func (m *machine) inventory(ctx context.Context) (gpu.Inventory, error) {

@@ -17,7 +17,7 @@ type allocatedDevice struct {
 
 // admit allocates the devices that a pod asks for, once. A pod that cannot have them fails for good, as with the kubelet.
 func (k *kubelet) admit(state *podState) {
-	if state.admitted || state.refused != "" || state.claimed {
+	if state.admitted || state.refused != "" || len(state.claims) > 0 {
 		return
 	}
 	var devices []allocatedDevice

@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	podresourcesv1 "k8s.io/kubelet/pkg/apis/podresources/v1"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -143,7 +144,7 @@ func devicesOf(gpus []gpu.Device, shares string) []resourcev1.Device {
 	var devices []resourcev1.Device
 	for _, d := range gpus {
 		if !d.State.MIG {
-			devices = append(devices, withShares(device(fmt.Sprintf("gpu-%d", d.Index), map[string]string{"type": "gpu", "uuid": d.UUID}), shares))
+			devices = append(devices, withShares(device(fmt.Sprintf("gpu-%d", d.Minor), map[string]string{"type": "gpu", "uuid": d.UUID}), shares))
 			continue
 		}
 		for _, i := range d.State.Instances {
@@ -159,7 +160,13 @@ func devicesOf(gpus []gpu.Device, shares string) []resourcev1.Device {
 // instanceName is the name that the driver gives an instance: it tells where it is, and is used again.
 func instanceName(d gpu.Device, i gpu.Instance) string {
 	profile := strings.ToLower(strings.NewReplacer(".", "", "+", "-").Replace(i.Profile))
-	return fmt.Sprintf("gpu-%d-mig-%s-19-%d", d.Index, profile, i.Placement.Start)
+	id := -1
+	for _, p := range d.Profiles {
+		if p.Name == i.Profile {
+			id = p.ID
+		}
+	}
+	return fmt.Sprintf("gpu-%d-mig-%s-%d-%d", d.Minor, profile, id, i.Placement.Start)
 }
 
 func device(name string, attributes map[string]string) resourcev1.Device {
@@ -183,45 +190,96 @@ func withShares(d resourcev1.Device, shares string) resourcev1.Device {
 
 // prepare prepares the devices that are allocated to a pod by claims, once. One that does not exist is tried again for ever.
 func (k *kubelet) prepare(ctx context.Context, state *podState) error {
-	if state.admitted || state.claimed && !state.hangs {
+	if state.admitted || len(state.claims) > 0 && !state.hangs {
 		return nil
 	}
-	missing, claimed, err := k.prepared(ctx, state.pod)
+	missing, claims, err := k.prepared(ctx, state.pod)
 	if err != nil {
 		return err
 	}
-	state.claimed, state.hangs = claimed, missing != ""
+	state.claims, state.hangs = claims, missing != ""
 	if state.hangs {
 		state.waiting = missing
 	}
 	return nil
 }
 
-// prepared reports whether the devices are there that are allocated to a pod by claims; claimed, whether any is.
-func (k *kubelet) prepared(ctx context.Context, pod *corev1.Pod) (missing string, claimed bool, err error) {
-	claims := &resourcev1.ResourceClaimList{}
-	if err := k.Client.List(ctx, claims, client.InNamespace(pod.Namespace)); err != nil {
-		return "", false, err
+// prepared are the claims of a pod, by name, with the devices that are prepared. One of which a device is missing has none.
+func (k *kubelet) prepared(ctx context.Context, pod *corev1.Pod) (missing string, claims map[string][]string, err error) {
+	list := &resourcev1.ResourceClaimList{}
+	if err := k.Client.List(ctx, list, client.InNamespace(pod.Namespace)); err != nil {
+		return "", nil, err
 	}
-	for i := range claims.Items {
-		c := &claims.Items[i]
+	claims = map[string][]string{}
+	for i := range list.Items {
+		c := &list.Items[i]
 		reserved := slices.ContainsFunc(c.Status.ReservedFor, func(r resourcev1.ResourceClaimConsumerReference) bool { return r.UID == pod.UID })
 		if !reserved || c.Status.Allocation == nil {
 			continue
 		}
 		inventory, err := k.Inventory(ctx)
 		if err != nil {
-			return "", true, err
+			return "", nil, err
 		}
 		there := devicesOf(inventory.Devices, "")
+		var devices []string
+		absent := ""
 		for _, result := range c.Status.Allocation.Devices.Results {
-			claimed = true
+			devices = append(devices, result.Device)
 			if !slices.ContainsFunc(there, func(d resourcev1.Device) bool { return d.Name == result.Device }) {
-				missing = "FailedPrepareDynamicResources: device " + result.Device + " does not exist"
+				absent = "FailedPrepareDynamicResources: device " + result.Device + " does not exist"
+			}
+		}
+		if claims[c.Name] = devices; absent != "" {
+			claims[c.Name], missing = nil, absent
+		}
+	}
+	return missing, claims, nil
+}
+
+// claimsOf are the names of the claims of a container: those that it names, and that of its extended resources (kubelet
+// pkg/kubelet/cm/dra/manager.go, GetContainerClaimInfos).
+func claimsOf(pod *corev1.Pod, c *corev1.Container) []string {
+	var names []string
+	for _, wanted := range pod.Spec.ResourceClaims {
+		if !slices.ContainsFunc(c.Resources.Claims, func(r corev1.ResourceClaim) bool { return r.Name == wanted.Name }) {
+			continue
+		}
+		if wanted.ResourceClaimName != nil {
+			names = append(names, *wanted.ResourceClaimName)
+		}
+		for _, made := range pod.Status.ResourceClaimStatuses {
+			if made.Name == wanted.Name && made.ResourceClaimName != nil {
+				names = append(names, *made.ResourceClaimName)
 			}
 		}
 	}
-	return missing, claimed, nil
+	if extended := pod.Status.ExtendedResourceClaimStatus; extended != nil && slices.ContainsFunc(extended.RequestMappings,
+		func(m corev1.ContainerExtendedResourceRequest) bool { return m.ContainerName == c.Name }) {
+		names = append(names, extended.ResourceClaimName)
+	}
+	return names
+}
+
+// dynamicResources are the claims of a container as the kubelet lists them: with their devices once these are prepared. It lists none if it
+// does not know one of them yet (kubelet pkg/kubelet/cm/container_manager_linux.go, GetDynamicResources).
+func (s *podState) dynamicResources(pool string, c *corev1.Container) []*podresourcesv1.DynamicResource {
+	var resources []*podresourcesv1.DynamicResource
+	for _, name := range claimsOf(s.pod, c) {
+		devices, known := s.claims[name]
+		if !known {
+			return nil
+		}
+		claim := &podresourcesv1.DynamicResource{ClaimName: name, ClaimNamespace: s.pod.Namespace}
+		for _, device := range devices {
+			claim.ClaimResources = append(claim.ClaimResources, &podresourcesv1.ClaimResource{
+				DriverName: draDriver, PoolName: pool, DeviceName: device,
+				CdiDevices: []*podresourcesv1.CDIDevice{{Name: "k8s.gpu.nvidia.com/claim=" + name + "-" + device}},
+			})
+		}
+		resources = append(resources, claim)
+	}
+	return resources
 }
 
 // DRAScheduler is the part of Kubernetes' scheduler that serves extended resources by DeviceClasses: it allocates a free, untainted device
@@ -264,6 +322,15 @@ func (s DRAScheduler) Schedule(ctx context.Context, pod *corev1.Pod, node string
 		ReservedFor: []resourcev1.ResourceClaimConsumerReference{{Resource: "pods", Name: pod.Name, UID: pod.UID}},
 	}
 	if err := s.Client.Status().Update(ctx, claim); err != nil {
+		return "", err
+	}
+	pod.Status.ExtendedResourceClaimStatus = &corev1.PodExtendedResourceClaimStatus{
+		ResourceClaimName: claim.Name,
+		RequestMappings: []corev1.ContainerExtendedResourceRequest{{
+			ContainerName: pod.Spec.Containers[0].Name, ResourceName: wants, RequestName: "container-0-request-0",
+		}},
+	}
+	if err := s.Client.Status().Update(ctx, pod); err != nil {
 		return "", err
 	}
 	return "", s.Client.SubResource("binding").Create(ctx, pod, &corev1.Binding{Target: corev1.ObjectReference{Kind: "Node", Name: node}})

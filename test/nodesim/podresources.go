@@ -52,7 +52,7 @@ func (r *podResources) List(context.Context, *podresourcesv1.ListPodResourcesReq
 	defer r.machine.mu.Unlock()
 	response := &podresourcesv1.ListPodResourcesResponse{}
 	for _, state := range r.machine.pods {
-		response.PodResources = append(response.PodResources, state.podResources())
+		response.PodResources = append(response.PodResources, state.podResources(r.machine.Name))
 	}
 	return response, nil
 }
@@ -80,16 +80,16 @@ func (r *podResources) Get(_ context.Context, request *podresourcesv1.GetPodReso
 	defer r.machine.mu.Unlock()
 	for _, state := range r.machine.pods {
 		if state.pod.Namespace == request.PodNamespace && state.pod.Name == request.PodName {
-			return &podresourcesv1.GetPodResourcesResponse{PodResources: state.podResources()}, nil
+			return &podresourcesv1.GetPodResourcesResponse{PodResources: state.podResources(r.machine.Name)}, nil
 		}
 	}
 	return nil, status.Errorf(codes.NotFound, "pod %s in namespace %s not found", request.PodName, request.PodNamespace)
 }
 
-func (s *podState) podResources() *podresourcesv1.PodResources {
+func (s *podState) podResources(node string) *podresourcesv1.PodResources {
 	pod := &podresourcesv1.PodResources{Name: s.pod.Name, Namespace: s.pod.Namespace}
 	for _, c := range s.pod.Spec.Containers {
-		container := &podresourcesv1.ContainerResources{Name: c.Name}
+		container := &podresourcesv1.ContainerResources{Name: c.Name, DynamicResources: s.dynamicResources(node, &c)}
 		for _, d := range s.devices {
 			if d.container == c.Name {
 				container.Devices = append(container.Devices, &podresourcesv1.ContainerDevices{

@@ -27,12 +27,12 @@ type podState struct {
 	waiting  string // why its containers do not run
 
 	program   Program
-	plugin    *plugin           // of a device-plugin pod
-	mps       bool              // of NVIDIA's MPS DaemonSet: it has started
-	claimed   bool              // it has devices by ResourceClaims
-	hangs     bool              // one of them does not exist
-	closeNVML func() error      // of a pod that has NVML open
-	devices   []allocatedDevice // of its containers
+	plugin    *plugin             // of a device-plugin pod
+	mps       bool                // of NVIDIA's MPS DaemonSet: it has started
+	claims    map[string][]string // its ResourceClaims, by name, with the devices that are prepared
+	hangs     bool                // a device of one of them does not exist
+	closeNVML func() error        // of a pod that has NVML open
+	devices   []allocatedDevice   // of its containers
 }
 
 // kubelet runs the pods of the node, gives them devices, and publishes the status of the node.
@@ -88,6 +88,7 @@ func (k *kubelet) syncPod(ctx context.Context, node *corev1.Node, pod *corev1.Po
 	}
 	if pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
 		k.stop(state)
+		state.claims = nil
 		return nil
 	}
 	if err := k.prepare(ctx, state); err != nil {

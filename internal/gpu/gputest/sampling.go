@@ -38,6 +38,7 @@ func measures(b bench) {
 	for i, d := range sample.Devices {
 		b.Expect(d.UUID).To(Equal(devices[i].UUID))
 		b.Expect(d.Index).To(Equal(i))
+		b.Expect(d.Minor).To(Equal(devices[i].Minor))
 		if d.Memory == nil { // a real GPU that shares the memory of the host
 			b.Expect(devices[i].MemoryMiB).To(BeZero())
 			continue
@@ -110,8 +111,10 @@ func measuresInstances(b bench) {
 	b.Expect(d.Utilization).To(BeNil(), "the driver does not report it in MIG mode")
 	b.Expect(d.Processes).To(Equal([]gpu.ProcessUse{use}))
 	b.Expect(d.Instances).To(HaveLen(2))
-	for _, i := range d.Instances {
+	for at, i := range d.Instances {
 		b.Expect(i.UUID).To(HavePrefix("MIG-"))
+		b.Expect([]int{i.ID, i.Start}).To(Equal([]int{instances[at].ID, instances[at].Placement.Start}), "either list is in the same order here")
+		b.Expect(b.device(0).Profiles).To(ContainElement(SatisfyAll(HaveField("Name", instances[at].Profile), HaveField("ID", i.ProfileID))))
 		b.Expect(i.Memory.Total).To(SatisfyAll(BeNumerically(">", 30<<30), BeNumerically("<", 41<<30)))
 		if i.ID == used.ID {
 			b.Expect(i.UUID).To(Equal(used.UUID))

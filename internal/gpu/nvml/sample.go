@@ -90,7 +90,10 @@ func (s sampler) sampleDevice(ctx context.Context, index int, lists lists) (gpu.
 	if ret != nvml.SUCCESS {
 		return gpu.DeviceUse{}, failed("nvmlDeviceGetUUID", ret)
 	}
-	d := gpu.DeviceUse{UUID: uuid, Index: index, Memory: s.memory(handle), ProcessesUnknown: lists == unusable}
+	d := gpu.DeviceUse{UUID: uuid, Index: index, Minor: -1, Memory: s.memory(handle), ProcessesUnknown: lists == unusable}
+	if minor, ret := handle.GetMinorNumber(); ret == nvml.SUCCESS {
+		d.Minor = minor
+	}
 	if rates, ret := handle.GetUtilizationRates(); ret == nvml.SUCCESS {
 		d.Utilization = utilization(rates.Gpu, rates.Memory)
 	}
@@ -134,13 +137,27 @@ func (s sampler) sampleInstances(ctx context.Context, handle nvml.Device) []gpu.
 		id, idRet := device.GetGpuInstanceId()
 		uuid, uuidRet := device.GetUUID()
 		if idRet == nvml.SUCCESS && uuidRet == nvml.SUCCESS {
-			instances = append(instances, gpu.InstanceUse{ID: id, UUID: uuid, Memory: s.memory(device)})
+			profile, start := placeOf(handle, id)
+			instances = append(instances, gpu.InstanceUse{ID: id, UUID: uuid, ProfileID: profile, Start: start, Memory: s.memory(device)})
 		}
 	}
 	slices.SortStableFunc(instances, func(a, b gpu.InstanceUse) int { return a.ID - b.ID })
 	instances = slices.CompactFunc(instances, func(a, b gpu.InstanceUse) bool { return a.ID == b.ID })
 	s.sampleUtilization(ctx, handle, instances)
 	return instances
+}
+
+// placeOf is the driver's number of the profile of a GPU instance and where the instance begins; -1 if it is destroyed meanwhile.
+func placeOf(handle nvml.Device, id int) (profile, start int) {
+	instance, ret := handle.GetGpuInstanceById(id)
+	if ret != nvml.SUCCESS {
+		return -1, -1
+	}
+	info, ret := instance.GetInfo()
+	if ret != nvml.SUCCESS {
+		return -1, -1
+	}
+	return int(info.ProfileId), int(info.Placement.Start)
 }
 
 // sampleProcesses are the processes of all lists of the driver, each once for each instance.

@@ -113,11 +113,12 @@ func (g *GPU) InstanceUtilization(instance int) *gpu.Utilization {
 }
 
 func (g *GPU) sample(index int) gpu.DeviceUse {
-	d := gpu.DeviceUse{UUID: g.UUID, Index: index, Memory: g.Memory(gpu.WholeGPU), Utilization: g.Utilization()}
+	d := gpu.DeviceUse{UUID: g.UUID, Index: index, Minor: index, Memory: g.Memory(gpu.WholeGPU), Utilization: g.Utilization()}
 	for _, i := range g.Instances {
 		if len(i.Compute) > 0 {
 			d.Instances = append(d.Instances, gpu.InstanceUse{
-				ID: i.ID, UUID: i.Compute[0].UUID, Memory: g.Memory(i.ID), Utilization: g.InstanceUtilization(i.ID),
+				ID: i.ID, UUID: i.Compute[0].UUID, ProfileID: i.Profile, Start: i.Placement.Start,
+				Memory: g.Memory(i.ID), Utilization: g.InstanceUtilization(i.ID),
 			})
 		}
 	}

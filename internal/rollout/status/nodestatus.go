@@ -156,6 +156,9 @@ func nodeStatus(m *group.Member, have v1alpha1.GPUNodeStatus, record v1alpha1.Ro
 	}
 	s.Conditions = condition.SetProgress(s.Conditions, problem, now)
 	sortConditions(s.Conditions)
+	if m.ByDriver() {
+		s.Rollout.Shares, _ = m.Node.Published.Shares()
+	}
 	if !m.Listed() {
 		return s
 	}

@@ -1187,6 +1187,9 @@ var schemaYAML = typed.YAMLObject(`types:
           elementRelationship: associative
           keys:
           - name
+    - name: shares
+      type:
+        scalar: numeric
     - name: state
       type:
         scalar: string

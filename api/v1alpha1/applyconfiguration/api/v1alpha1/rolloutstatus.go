@@ -21,6 +21,9 @@ type RolloutStatusApplyConfiguration struct {
 	Blockers []BlockerStatusApplyConfiguration `json:"blockers,omitempty"`
 	// resources are the extended resources that the node advertises, and that it is expected to advertise.
 	Resources []ResourceCountApplyConfiguration `json:"resources,omitempty"`
+	// shares is how many ResourceClaims can share each whole GPU of the node, as the ResourceSlices of NVIDIA's DRA driver show it: 1 if
+	// each claim has a GPU alone. Absent unless that driver alone serves the node, and while it publishes no device or no number.
+	Shares *int64 `json:"shares,omitempty"`
 	// lastGood is the last desired state that the node reached and the controller verified: the node is rolled back to it if
 	// another one fails. Absent: the node is rolled back to its baseline.
 	LastGood *NodeSharingApplyConfiguration `json:"lastGood,omitempty"`
@@ -84,6 +87,14 @@ func (b *RolloutStatusApplyConfiguration) WithResources(values ...*ResourceCount
 		}
 		b.Resources = append(b.Resources, *values[i])
 	}
+	return b
+}
+
+// WithShares sets the Shares field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Shares field is set to the value of the last call.
+func (b *RolloutStatusApplyConfiguration) WithShares(value int64) *RolloutStatusApplyConfiguration {
+	b.Shares = &value
 	return b
 }
 
