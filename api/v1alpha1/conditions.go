@@ -316,10 +316,13 @@ const (
 	// ReasonDRASharesDiffer: the number of shares that NVIDIA's DRA driver gives each GPU is another than the policy needs. The driver
 	// has one number for all nodes, which the administrator sets.
 	ReasonDRASharesDiffer = "DRASharesDiffer"
+	// ReasonDRAIntervalDiffers: the DeviceClass of whole GPUs does not give them the time slice that the policy needs, or the feature gate
+	// TimeSlicingSettings of NVIDIA's DRA driver is off. Both are the administrator's.
+	ReasonDRAIntervalDiffers = "DRAIntervalDiffers"
 	// ReasonDynamicMIGActive: NVIDIA's DRA driver makes and destroys MIG instances itself, so the operator does not.
 	ReasonDynamicMIGActive = "DynamicMIGActive"
-	// ReasonDeviceClassConflict: a DeviceClass of another owner has the name of the operator's and serves another resource, or no
-	// DeviceClass serves nvidia.com/gpu.
+	// ReasonDeviceClassConflict: a DeviceClass of another owner has the name of the operator's and serves another resource, no
+	// DeviceClass serves nvidia.com/gpu, or several serve one resource.
 	ReasonDeviceClassConflict = "DeviceClassConflict"
 	// ReasonNotPublished: the ResourceSlices of the node do not show the GPUs and instances that are there, by UUID.
 	ReasonNotPublished = "NotPublished"

@@ -92,7 +92,7 @@ func (o *driverObjects) tell(w *world.World) (lacks []string) {
 		ServesClasses: o.served[kindClass] == "v1", ServesRules: o.served[kindRule] != "",
 	}.AddTo(w)
 	if o.unread[kindClass] {
-		w.DRA.Classes = []dra.Class{{Name: dra.DriverName, Resource: plan.ResourceGPU}}
+		w.DRA.Classes = []dra.Class{{Name: dra.DriverName, Resource: plan.ResourceGPU, Unread: true}}
 	}
 	for i := range w.Nodes {
 		// Its DaemonSet may be there while its pod and ResourceSlices are not: the controller has recorded that.

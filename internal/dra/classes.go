@@ -49,6 +49,10 @@ type Class struct {
 	Name string
 	// Resource is the extended resource that it serves; empty if none.
 	Resource string
+	// Strategy is the sharing strategy that its config gives whole GPUs, and Interval the time slice; empty if it gives none.
+	Strategy, Interval string
+	// Unread says that only Name and Resource are known.
+	Unread bool
 	// Own says that it has the label by which the operator tells its objects.
 	Own bool
 	// Age orders classes by their time of creation, in seconds since 1970: of two with the same resource the scheduler uses the later one.

@@ -13,8 +13,9 @@ import (
 
 // ClassOf reads a DeviceClass.
 func ClassOf(object *unstructured.Unstructured) Class {
+	strategy, interval := sharingOf(object.Object)
 	return Class{
-		Name: object.GetName(), Resource: asString(asMap(object.Object["spec"])["extendedResourceName"]),
+		Name: object.GetName(), Resource: asString(asMap(object.Object["spec"])["extendedResourceName"]), Strategy: strategy, Interval: interval,
 		Own: isOwn(object), Age: object.GetCreationTimestamp().Unix(),
 	}
 }

@@ -90,9 +90,6 @@ func lacking(s v1alpha1.Sharing, replicas map[string]int32) error {
 		switch t := s.TimeSlicing; {
 		case isTrue(t.RenameByDefault):
 			return notOffered("renameByDefault", "its DeviceClass gpu.nvidia.com offers shares as nvidia.com/gpu", "Set sharing.timeSlicing.renameByDefault to false")
-		case t.Interval != "":
-			return notOffered("interval", "the driver itself sets the time slices of GPUs, as config of its DeviceClass gpu.nvidia.com or of a ResourceClaim says",
-				"Remove sharing.timeSlicing.interval")
 		case t.MemoryGuard != nil:
 			return notOffered("memoryGuard", "the kubelet does not report how many shares a GPU has, so the share of a container is not known", "Remove sharing.timeSlicing.memoryGuard")
 		}

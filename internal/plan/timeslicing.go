@@ -40,6 +40,15 @@ func WithFormer(desired, baseline []v1alpha1.DeviceSpec) []v1alpha1.DeviceSpec {
 	return desired
 }
 
+// WithoutIntervals returns the desired state of a node on which another program sets the intervals.
+func WithoutIntervals(desired []v1alpha1.DeviceSpec) []v1alpha1.DeviceSpec {
+	desired = slices.Clone(desired)
+	for i := range desired {
+		desired[i].Sharing.TimeSliceInterval = ""
+	}
+	return desired
+}
+
 // WithFound returns the baseline of a node with the intervals of GPUs that it lacks, and ok if there are any.
 func WithFound(baseline, desired []v1alpha1.DeviceSpec, have []gpu.Device) (with []v1alpha1.DeviceSpec, ok bool) {
 	with = slices.Clone(baseline)

@@ -81,6 +81,9 @@ func Ask(p *v1alpha1.GPUSharingPolicy, n Node) (Desired, error) {
 		return Desired{}, err
 	}
 	devices = append(devices, restored...)
+	if n.Stack == dra.Driver { // it sets them itself
+		devices = plan.WithoutIntervals(devices)
+	}
 	slices.SortFunc(devices, func(a, b v1alpha1.DeviceSpec) int { return cmp.Compare(a.UUID, b.UUID) })
 	config, err := render(p, n.Stack, deviceplugin.Node{Devices: n.Devices, Desired: devices, Replicas: replicas})
 	if err != nil {

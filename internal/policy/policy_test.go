@@ -335,11 +335,16 @@ func TestBothStacks(t *testing.T) {
 		sharing   v1alpha1.Sharing
 		resources map[string]int64 // on both
 		refused   string           // by the driver: part of the message
+		interval  bool             // which the agent sets beside the device plugin alone
 	}{
 		"Exclusive": {
 			models: []sim.Model{sim.A100, sim.T4}, sharing: v1alpha1.Sharing{Strategy: v1alpha1.StrategyExclusive}, resources: map[string]int64{"nvidia.com/gpu": 2},
 		},
 		"TimeSlicing": {models: []sim.Model{sim.A100, sim.T4}, sharing: slices(4, nil), resources: map[string]int64{"nvidia.com/gpu": 8}},
+		"TimeSlicing with an interval": {
+			models: []sim.Model{sim.T4}, sharing: slices(4, func(t *v1alpha1.TimeSlicing) { t.Interval = v1alpha1.TimeSliceIntervalLong }),
+			resources: map[string]int64{"nvidia.com/gpu": 4}, interval: true,
+		},
 		"TimeSlicing, renamed": {
 			models: []sim.Model{sim.T4}, sharing: slices(4, func(t *v1alpha1.TimeSlicing) { t.RenameByDefault = new(true) }),
 			resources: map[string]int64{"nvidia.com/gpu.shared": 4}, refused: "no renameByDefault",
@@ -393,6 +398,10 @@ func TestBothStacks(t *testing.T) {
 			}
 			g.Expect(err).NotTo(HaveOccurred())
 			g.Expect(driver.Config.Resources).To(Equal(c.resources))
+			if c.interval {
+				g.Expect(driver.Devices).NotTo(Equal(plugin.Devices))
+				plugin.Devices[0].Sharing.TimeSliceInterval = ""
+			}
 			g.Expect(driver.Devices).To(Equal(plugin.Devices), "the agent partitions alike")
 			g.Expect(driver.Config.Data).To(BeEmpty())
 			g.Expect(dra.IsConfig(driver.Config.Key)).To(BeTrue())

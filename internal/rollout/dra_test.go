@@ -226,6 +226,38 @@ func TestSharesAreTheAdministrators(t *testing.T) {
 	g.Expect(one(d).Message).To(And(ContainSubstring("First drain the pods"), ContainSubstring("consumableShares=disabled")))
 }
 
+// TestTheTimeSliceIsTheAdministrators: it is the config of the class that offers GPUs, and the agent sets none.
+func TestTheTimeSliceIsTheAdministrators(t *testing.T) {
+	g := NewWithT(t)
+	s := timeSlicing(4)
+	s.TimeSlicing.Interval = v1alpha1.TimeSliceIntervalMedium
+	c, h := onDRA(s)
+	h.driver.shares, h.driver.uid = 4, ""
+	c.tick(time.Second)
+	refused := func(why string) {
+		t.Helper()
+		d := c.during(time.Minute, time.Second)
+		g.Expect(one(d).State).To(Equal(state.Unsupported))
+		g.Expect(one(d).Reason).To(Equal(v1alpha1.ReasonDRAIntervalDiffers))
+		g.Expect(one(d).Message).To(ContainSubstring(why))
+	}
+	refused("feature gate TimeSlicingSettings of NVIDIA's DRA driver is off")
+	g.Expect(c.writes).NotTo(HaveKey("action.SetSpec"))
+
+	h.driver.slices = true // a Helm upgrade restarts it
+	h.Pods = slices.DeleteFunc(h.Pods, func(p world.Pod) bool { return p.DRA })
+	refused("DeviceClass gpu.nvidia.com gives GPUs no time slice")
+
+	c.DRA.Classes[0].Strategy, c.DRA.Classes[0].Interval = "TimeSlicing", "Medium"
+	d, _ := c.run(120)
+	g.Expect(one(d).State).To(Equal(state.UpToDate), one(d).Message)
+	g.Expect(h.GPU.Spec.Devices).To(HaveEach(HaveField("Sharing.TimeSliceInterval", BeEmpty())), "the driver sets it")
+	g.Expect(h.GPU.Spec.Devices).NotTo(BeEmpty())
+
+	c.DRA.Classes[0].Interval = "Long"
+	refused("gives GPUs time slice Long")
+}
+
 func TestPoliciesThatNeedDifferentSharesAreNamed(t *testing.T) {
 	g := NewWithT(t)
 	c, h := onDRA(timeSlicing(4))

@@ -27,6 +27,7 @@ type driver struct {
 	broken  bool // it starts, and publishes nothing new
 	refused bool // an admission webhook refuses the DeviceTaintRule of the node
 	shares  int64
+	slices  bool      // its feature gate TimeSlicingSettings is on
 	uid     string    // of the pod that has published
 	boot    string    // in which it runs
 	gone    time.Time // since when there is none
@@ -86,7 +87,7 @@ func (c *cluster) publish(h *host) {
 		}
 		c.pods++
 		uid := fmt.Sprintf("dra-%d", c.pods)
-		h.Pods = append(h.Pods, world.Pod{Namespace: "nvidia-dra", Name: uid, UID: uid, Controller: "DaemonSet", DRA: true, Serves: true, Scheduled: c.Now})
+		h.Pods = append(h.Pods, world.Pod{Namespace: "nvidia-dra", Name: uid, UID: uid, Controller: "DaemonSet", DRA: true, SetsTimeSlices: h.driver.slices, Serves: true, Scheduled: c.Now})
 		return // it starts after that
 	}
 	if p := &h.Pods[at]; p.UID != h.driver.uid && c.Now.After(p.Scheduled) {

@@ -203,9 +203,7 @@ func draContainers(pod *corev1.Pod) []corev1.Container {
 		for i := range pod.Spec.Containers {
 			containers = append(containers, corev1.Container{Name: pod.Spec.Containers[i].Name})
 		}
-		if world.MakesInstances(&pod.Spec) {
-			containers[0].Env = world.MakingInstances()
-		}
+		containers[0].Env = world.Gates(&pod.Spec)
 	}
 	return containers
 }

@@ -13,12 +13,15 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/yaml"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/pluginconfig"
+	"github.com/gpusharing/gpu-sharing-operator/internal/dra"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
 )
@@ -71,6 +74,12 @@ func TestSlimPods(t *testing.T) {
 			p.Labels["nvidia-dra-driver-gpu-component"] = "kubelet-plugin"
 			p.Spec.Containers = append(p.Spec.Containers, corev1.Container{Name: "compute-domains"}, corev1.Container{Name: "gpus"})
 		},
+		"that plugin with feature gates": func(p *corev1.Pod) {
+			p.Labels["dra-driver-nvidia-gpu-component"] = "kubelet-plugin"
+			p.Spec.Containers = append(p.Spec.Containers, corev1.Container{
+				Name: "gpus", Env: []corev1.EnvVar{{Name: "FEATURE_GATES", Value: "MPSSupport=true,TimeSlicingSettings=true,DynamicMIG=true"}},
+			})
+		},
 		"an agent": func(p *corev1.Pod) {
 			p.Namespace, p.Labels[labelName] = "own", "gpu-sharing-agent"
 			p.Status.Conditions = append(p.Status.Conditions, corev1.PodCondition{Type: corev1.PodReady, Status: corev1.ConditionTrue})
@@ -106,6 +115,23 @@ func TestSlimPods(t *testing.T) {
 			g.Expect(again).To(Equal(slim))
 		})
 	}
+}
+
+// TestSlimClasses: what is left of a DeviceClass in the cache tells the same.
+func TestSlimClasses(t *testing.T) {
+	g := NewWithT(t)
+	class := &unstructured.Unstructured{}
+	g.Expect(yaml.Unmarshal([]byte(`{apiVersion: resource.k8s.io/v1, kind: DeviceClass,
+		metadata: {name: gpu.nvidia.com, creationTimestamp: "2026-11-22T10:00:00Z", labels: {app.kubernetes.io/managed-by: gpu-sharing-operator, team: a}},
+		spec: {extendedResourceName: nvidia.com/gpu, selectors: [{cel: {expression: "device.driver == 'gpu.nvidia.com'"}}],
+			config: [{opaque: {driver: gpu.nvidia.com, parameters: {apiVersion: resource.nvidia.com/v1beta1, kind: GpuConfig,
+				sharing: {strategy: TimeSlicing, timeSlicingConfig: {interval: Long}}}}}]}}`), &class.Object)).To(Succeed())
+	slim, err := slimOthers(class.DeepCopy())
+	g.Expect(err).NotTo(HaveOccurred())
+	of := dra.ClassOf(slim.(*unstructured.Unstructured))
+	g.Expect(of).To(Equal(dra.ClassOf(class)))
+	g.Expect(of).To(And(HaveField("Interval", "Long"), HaveField("Own", true), HaveField("Resource", "nvidia.com/gpu"), HaveField("Age", Not(BeZero()))))
+	g.Expect(slim.(*unstructured.Unstructured).Object["spec"]).NotTo(HaveKey("selectors"))
 }
 
 // usualPod has what every pod has.

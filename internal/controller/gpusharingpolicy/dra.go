@@ -348,7 +348,8 @@ func slimOthers(cached any) (any, error) {
 	case sliceKind:
 		slim.Object = dra.Slim(object.Object)
 	case classKind:
-		slim.Object["spec"] = map[string]any{"extendedResourceName": asMap(object.Object["spec"])["extendedResourceName"]}
+		spec := asMap(object.Object["spec"])
+		slim.Object["spec"] = map[string]any{"extendedResourceName": spec["extendedResourceName"], "config": spec["config"]}
 		slim.SetLabels(ownLabel(object))
 		slim.SetCreationTimestamp(object.GetCreationTimestamp())
 	case ruleKind:

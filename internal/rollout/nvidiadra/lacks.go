@@ -17,7 +17,7 @@ import (
 
 // Lacks says what Kubernetes or NVIDIA's DRA driver lacks for the target of the node; nil if nothing is lacking.
 func Lacks(v *view.View) *plan.Problem {
-	for _, find := range []func(*view.View) *plan.Problem{driverLacks, kubernetesLacks, classesLack, sharesDiffer} {
+	for _, find := range []func(*view.View) *plan.Problem{driverLacks, kubernetesLacks, classesLack, sharesDiffer, intervalDiffers} {
 		if problem := find(v); problem != nil {
 			return problem
 		}
@@ -105,6 +105,20 @@ func sharesDiffer(v *view.View) *plan.Problem {
 		return nil
 	}
 	return dra.SharesProblem(v.Node.Published, v.Target.Shares, v.Policy.Name, v.World.DRA.Asked)
+}
+
+// intervalDiffers compares the time slice that the DeviceClass of whole GPUs gives them with what the policy needs.
+func intervalDiffers(v *view.View) *plan.Problem {
+	if v.Target.Expected[plan.ResourceGPU] == 0 {
+		return nil
+	}
+	off := ""
+	for _, p := range pods(v) {
+		if !p.SetsTimeSlices && !p.Terminating {
+			off = p.Namespace + "/" + p.Name
+		}
+	}
+	return dra.IntervalProblem(v.World.DRA.Classes, dra.Interval(v.Policy.Spec.Sharing), v.Policy.Name, off)
 }
 
 // Profiles are the MIG profiles of which the GPUs are to have instances, each once.

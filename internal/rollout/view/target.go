@@ -174,8 +174,12 @@ func Fallback(by string, n *v1alpha1.GPUNode, have []gpu.Device) Target {
 	return t
 }
 
-// OnStack is a target without what only NVIDIA's device plugin reads, where its DRA driver serves the node.
+// OnStack is a target without what only NVIDIA's device plugin reads, where its DRA driver serves the node. That driver sets time slices
+// itself; in its baseline the node has the former ones.
 func (v *View) OnStack(t Target) Target {
+	if v.ByDriver() && !t.Final {
+		t.Devices = plan.WithoutIntervals(t.Devices)
+	}
 	if v.ByDriver() && !dra.IsConfig(t.Config) {
 		t.Config, t.Data = "", ""
 	}

@@ -135,7 +135,7 @@ func PodOf(pod *corev1.Pod, configMap types.NamespacedName) Pod {
 		p.Troubles = troublesOf(pod)
 	}
 	p.DRA, p.Validator = OffersGPUs(pod), IsValidator(pod)
-	p.DynamicMIG = p.DRA && MakesInstances(&pod.Spec)
+	p.DynamicMIG, p.SetsTimeSlices = p.DRA && MakesInstances(&pod.Spec), p.DRA && SetsTimeSlices(&pod.Spec)
 	p.ReadySince = readySince(pod)
 	if p.GPU {
 		p.Asks, p.Workload = asksOf(&pod.Spec), workloadOf(pod)

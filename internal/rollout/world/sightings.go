@@ -56,23 +56,38 @@ func offersGPUs(labels map[string]string, spec *corev1.PodSpec) bool {
 	return slices.ContainsFunc(DRALabels(), isPlugin) && slices.ContainsFunc(spec.Containers, func(c corev1.Container) bool { return c.Name == draContainer })
 }
 
-// The variable of that container that lists the feature gates of the driver, as name=value by comma, and the gate by which the driver makes
-// MIG instances on demand.
+// The variable of that container that lists the feature gates of the driver, as name=value by comma, and the gate by which the driver makes MIG
+// instances on demand.
 const (
 	featureGates = "FEATURE_GATES"
-	dynamicMIG   = "DynamicMIG=true"
+	dynamicMIG   = "DynamicMIG"
 )
 
-// MakingInstances is that gate as the environment of the container has it.
-func MakingInstances() []corev1.EnvVar {
-	return []corev1.EnvVar{{Name: featureGates, Value: dynamicMIG}}
+// Gates are the feature gates of the driver that matter here and are on, as the environment of a container; nil if there are none.
+func Gates(spec *corev1.PodSpec) []corev1.EnvVar {
+	var on []string
+	for _, gate := range []string{dynamicMIG, dra.TimeSlicingSettings} {
+		if gateIsOn(spec, gate) {
+			on = append(on, gate+"=true")
+		}
+	}
+	if len(on) == 0 {
+		return nil
+	}
+	return []corev1.EnvVar{{Name: featureGates, Value: strings.Join(on, ",")}}
 }
 
 // MakesInstances reports whether the kubelet plugin of NVIDIA's DRA driver makes MIG instances on demand, by its feature gates.
-func MakesInstances(spec *corev1.PodSpec) bool {
+func MakesInstances(spec *corev1.PodSpec) bool { return gateIsOn(spec, dynamicMIG) }
+
+// SetsTimeSlices reports whether it sets the time slices of GPUs, by its feature gates.
+func SetsTimeSlices(spec *corev1.PodSpec) bool { return gateIsOn(spec, dra.TimeSlicingSettings) }
+
+// gateIsOn reports whether a feature gate of the driver that is off by default is on.
+func gateIsOn(spec *corev1.PodSpec, gate string) bool {
 	for i := range spec.Containers {
 		for _, variable := range spec.Containers[i].Env {
-			if variable.Name == featureGates && slices.Contains(strings.Split(variable.Value, ","), dynamicMIG) {
+			if variable.Name == featureGates && slices.Contains(strings.Split(variable.Value, ","), gate+"=true") {
 				return true
 			}
 		}

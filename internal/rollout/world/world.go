@@ -142,6 +142,8 @@ type Pod struct {
 	DRA bool
 	// DynamicMIG says that the feature gate DynamicMIG of that driver is on.
 	DynamicMIG bool
+	// SetsTimeSlices says that the feature gate TimeSlicingSettings of that driver is on.
+	SetsTimeSlices bool
 	// MountsConfig says that one of its volumes is our ConfigMap.
 	MountsConfig bool
 	// SyncTriggered is the value of its annotation v1alpha1.AnnotationSync.
