@@ -23,7 +23,12 @@ import (
 
 // plan writes what would happen after a change of the policies: of each node that one of them governs then, or now.
 func (t *text) plan(w world.World, c change) {
-	before, after := rollout.Decide(w), rollout.Decide(c.of(w))
+	changed := c.of(w)
+	before, after := rollout.Decide(w), rollout.Decide(changed)
+	var moved []group.NodeState
+	if hasTwoStacks(&changed) && len(c.applied) > 0 {
+		moved = rollout.Decide(movedOver(changed)).Nodes
+	}
 	was := map[string]group.NodeState{}
 	for _, n := range before.Nodes {
 		was[n.Node] = n
@@ -34,7 +39,7 @@ func (t *text) plan(w world.World, c change) {
 		t.policy(policy.Name, existed, after.Policies[policy.Name], after.Unmet[policy.Name])
 		t.rows("classes", classesOf(after))
 		t.nodes(policy.Name, was, after, w.Nodes)
-		t.stacks(policy.Name, c.of(w), after)
+		t.stacks(policy.Name, &changed, after.Nodes, moved)
 	}
 	for _, name := range c.deleted {
 		t.paragraph()
@@ -42,7 +47,7 @@ func (t *text) plan(w world.World, c change) {
 		t.nodes(name, was, after, w.Nodes)
 	}
 	if len(c.deleted) > 0 {
-		t.clusterPolicy(c.of(w), before, after)
+		t.clusterPolicy(changed, before, after)
 	}
 }
 

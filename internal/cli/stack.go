@@ -42,21 +42,24 @@ func (t *text) lacking(lacks []string) {
 	}
 }
 
-// stacks writes what offers the GPUs of the nodes that a policy governs, and what would change for pods if the other program did. In a
-// cluster without dynamic resource allocation there is no other.
-func (t *text) stacks(policy string, w world.World, after rollout.Decision) {
-	driven := slices.ContainsFunc(w.Nodes, func(n world.Node) bool { return w.StackOf(&n) != dra.DevicePlugin })
-	if !w.DRA.ServesClasses && !driven {
+// hasTwoStacks reports whether the GPUs of the cluster can be offered by either of NVIDIA's programs: it has dynamic resource allocation.
+func hasTwoStacks(w *world.World) bool {
+	return w.DRA.ServesClasses || slices.ContainsFunc(w.Nodes, func(n world.Node) bool { return w.StackOf(&n) != dra.DevicePlugin })
+}
+
+// stacks writes what offers the GPUs of the nodes that a policy governs, and what would change for pods if the other program did: moved are
+// the nodes then. In a cluster without dynamic resource allocation there is no other.
+func (t *text) stacks(policy string, w *world.World, now, moved []group.NodeState) {
+	if !hasTwoStacks(w) {
 		return
 	}
-	moved := rollout.Decide(movedOver(w)).Nodes
 	type line struct {
 		stack dra.Stack
 		moved string
 	}
 	var order []line
 	nodes := map[line][]string{}
-	for _, n := range after.Nodes {
+	for _, n := range now {
 		at := slices.IndexFunc(w.Nodes, func(o world.Node) bool { return o.Name == n.Node })
 		if n.Policy != policy || at < 0 || n.State == state.Unknown {
 			continue
@@ -80,7 +83,7 @@ func (t *text) stacks(policy string, w world.World, after rollout.Decision) {
 }
 
 // sharesOf is the number of shares that a policy needs of each GPU on nodes of NVIDIA's DRA driver.
-func sharesOf(policy string, w world.World) int64 {
+func sharesOf(policy string, w *world.World) int64 {
 	at := slices.IndexFunc(w.Policies, named(policy))
 	if at < 0 {
 		return 1
