@@ -258,16 +258,13 @@ func (d *diagnosis) classes(w world.DRA) {
 	if _, offered := dra.Offering(w.Classes, plan.ResourceGPU); !offered {
 		d.warn("No DeviceClass serves %s, so no pod gets a whole GPU of NVIDIA's DRA driver by it. Its chart creates gpu.nvidia.com with it: upgrade or repair it", plan.ResourceGPU)
 	}
-	by := map[string][]string{}
+	served := map[string]bool{}
 	for _, c := range w.Classes {
-		if c.Resource != "" {
-			by[c.Resource] = append(by[c.Resource], c.Name)
-		}
+		served[c.Resource] = c.Resource != ""
 	}
-	for _, resource := range slices.Sorted(maps.Keys(by)) {
-		if names := by[resource]; len(names) > 1 {
-			d.warn("The DeviceClasses %s all serve %s. When one of them is deleted, the scheduler may forget the name, and pods that request it wait. Keep one",
-				strings.Join(names, ", "), resource)
+	for _, resource := range slices.Sorted(maps.Keys(served)) {
+		if duplicates := dra.Duplicates(w.Classes, resource); duplicates != "" && served[resource] {
+			d.warn("%s", duplicates)
 		}
 	}
 }

@@ -169,8 +169,8 @@ func TestDoctor(t *testing.T) {
 		"no class for whole GPUs":      {drivenIn(func(is *installation) { is.world.DRA.Classes = nil }), levelWarning, "No DeviceClass serves nvidia.com/gpu"},
 		"a right that the user lacks":  {drivenIn(func(is *installation) { is.lacks = []string{"You may not list ResourceClaims"} }), levelWarning, "You may not list ResourceClaims"},
 		"two classes for one resource": {drivenIn(func(is *installation) {
-			is.world.DRA.Classes = append(is.world.DRA.Classes, dra.Class{Name: "mine", Resource: "nvidia.com/gpu"})
-		}), levelWarning, "The DeviceClasses gpu.nvidia.com, mine all serve nvidia.com/gpu"},
+			is.world.DRA.Classes = append(is.world.DRA.Classes, dra.Class{Name: "mine", Resource: "nvidia.com/gpu", Age: 1 << 40}, dra.Class{Name: "x"}, dra.Class{Name: "y"})
+		}), levelWarning, "DeviceClasses gpu.nvidia.com, mine all serve nvidia.com/gpu, and the scheduler uses mine. When"},
 		"many nodes": {func(is *installation) {
 			*is = healthy(t, 9)
 			for i := range is.nodes {

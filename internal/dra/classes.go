@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/format"
 	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
 )
 
@@ -68,6 +69,26 @@ func Offering(classes []Class, resource string) (c Class, ok bool) {
 		}
 	}
 	return c, ok
+}
+
+// Duplicates says what to do about several classes that serve one extended resource, whoever made them; empty if there are not two. The
+// scheduler uses one of them. When any of them goes, it forgets the resource until one that is left is written again
+// (k8s.io/dynamic-resource-allocation deviceclass/extendedresourcecache, v0.37).
+func Duplicates(classes []Class, resource string) string {
+	var names []string
+	for _, c := range classes {
+		if c.Resource == resource {
+			names = append(names, c.Name)
+		}
+	}
+	if len(names) < 2 {
+		return ""
+	}
+	slices.Sort(names)
+	used, _ := Offering(classes, resource)
+	return fmt.Sprintf("DeviceClasses %s all serve %s, and the scheduler uses %s. When one of them is deleted, the scheduler can forget %s, and pods that request it stay "+
+		"Pending. Keep one, then have the scheduler read it again: kubectl annotate deviceclass %s --overwrite read-again=$(date +%%s)",
+		format.List(names), resource, used.Name, resource, used.Name)
 }
 
 // ClassProblem says why pods cannot get the instances of a profile by its resource; nil if they can, or will once the operator has made

@@ -362,15 +362,34 @@ func TestAClassOfTheAdministratorIsUsed(t *testing.T) {
 	g.Expect(c.classes()).To(HaveKey("small"))
 }
 
-func TestAClassStaysWhileAPodNamesItsResource(t *testing.T) {
+// TestTwoClassesForOneResourceAreNamed, also those of others that come later: when one of them goes, the scheduler forgets the resource.
+func TestTwoClassesForOneResourceAreNamed(t *testing.T) {
 	g := NewWithT(t)
-	c, _ := onDRA(mig(count("1g", 7)), evicting)
+	c, _ := onDRA(v1alpha1.Sharing{Strategy: v1alpha1.StrategyExclusive})
+	d, _ := c.run(120)
+	g.Expect(one(d).Reason).To(Equal(v1alpha1.ReasonReady))
+	c.DRA.Classes = append(c.DRA.Classes, dra.Class{Name: "mine", Resource: "nvidia.com/gpu", Age: 1 << 40}, dra.Class{Name: "small", Resource: "nvidia.com/mig-1g.5gb"})
+	d = c.pass()
+	g.Expect(one(d).State).To(Equal(state.UpToDate))
+	g.Expect(one(d).Reason).To(Equal(v1alpha1.ReasonDeviceClassConflict))
+	g.Expect(one(d).Message).To(And(ContainSubstring("DeviceClasses gpu.nvidia.com, mine all serve nvidia.com/gpu, and the scheduler uses mine"),
+		ContainSubstring("kubectl annotate deviceclass mine"), Not(ContainSubstring("mig-1g.5gb"))))
+	c.DRA.Classes = slices.DeleteFunc(c.DRA.Classes, func(c dra.Class) bool { return c.Name == "mine" })
+	g.Expect(one(c.pass()).Reason).To(Equal(v1alpha1.ReasonReady))
+}
+
+func TestAClassStaysWhileAPodOrClaimNamesIt(t *testing.T) {
+	g := NewWithT(t)
+	c, h := onDRA(mig(count("1g", 7)), evicting)
 	c.run(120)
 	c.Unscheduled = []world.Pod{{Namespace: "user", Name: "waits", Asks: map[string]int64{"nvidia.com/mig-1g.5gb": 1}}}
 	c.Policies = nil
 	c.run(120)
 	g.Expect(c.classes()).To(HaveKey("gpusharing-mig-1g.5gb"))
-	c.Unscheduled = nil
+	c.Unscheduled, h.Claims = nil, []dra.Claim{{Name: "team/waits", Classes: []string{"gpusharing-mig-1g.5gb"}}}
+	c.run(10)
+	g.Expect(c.classes()).To(HaveKey("gpusharing-mig-1g.5gb"), "a claim that is not allocated names it")
+	h.Claims = nil
 	c.run(10)
 	g.Expect(c.classes()).NotTo(HaveKey("gpusharing-mig-1g.5gb"))
 }

@@ -5,5 +5,5 @@
 // restart by which it looks at the GPUs again, and the proof that it publishes them.
 //
 //	Lacks → … GPUs changed → Publishing: not as the agent reports → pod deleted, once → published | late → failed
-//	Hanging, Failing: what is left half-done
+//	Duplicated, Hanging, Failing: what is left half-done
 package nvidiadra

@@ -5,11 +5,13 @@ package nvidiadra
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/dra"
 	"github.com/gpusharing/gpu-sharing-operator/internal/format"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/gate"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
@@ -44,6 +46,23 @@ func Hanging(v *view.View, s state.State) gate.Finding {
 		Message: fmt.Sprintf("These pods were allocated devices that no longer exist, and cannot start: %s. Delete them, so that their workloads "+
 			"make others", format.List(slices.Compact(hanging))),
 	}
+}
+
+// Duplicated finds that several DeviceClasses serve a resource of the node: another one was made after the operator had looked for an owner.
+func Duplicated(v *view.View, s state.State) gate.Finding {
+	if !v.ByDriver() || v.Policy == nil || s != state.UpToDate {
+		return gate.Finding{}
+	}
+	var says []string
+	for _, resource := range slices.Sorted(maps.Keys(v.Target.Expected)) {
+		if duplicates := dra.Duplicates(v.World.DRA.Classes, resource); duplicates != "" {
+			says = append(says, duplicates)
+		}
+	}
+	if len(says) == 0 {
+		return gate.Finding{}
+	}
+	return gate.Finding{Reason: v1alpha1.ReasonDeviceClassConflict, Beside: true, Message: strings.Join(says, ". ")}
 }
 
 // startsWithin is how long the DaemonSet of the driver may take to bring a pod to the node.

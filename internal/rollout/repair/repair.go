@@ -34,7 +34,7 @@ func Add(v *view.View, j gate.Judgement) (gate.Judgement, []action.Action) {
 	actions, _ := gate.Split(j.Next)
 	checks := []check{ // the one that matters most comes last
 		limitsPending, userWaiting, mpsUnreachable, gpuMissing, nvidiamig.ConfigIgnored, nvidiamig.Answering,
-		nvidiadra.Hanging, nvidiadra.Failing, nvidiamps.NotNeeded, nvidiamps.NotKeptOff, computeModeLeft, plugin.Failing, outdated, notEnding,
+		nvidiadra.Duplicated, nvidiadra.Hanging, nvidiadra.Failing, nvidiamps.NotNeeded, nvidiamps.NotKeptOff, computeModeLeft, plugin.Failing, outdated, notEnding,
 		nvidiamig.Unfenced, nvidiamig.Stuck, leftPaused,
 	}
 	if _, is := view.UnderMaintenance(v); is {
