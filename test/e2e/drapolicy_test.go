@@ -6,6 +6,7 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"strings"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -15,6 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 )
 
@@ -59,6 +61,33 @@ func draPolicySpecs() {
 				startPod(ctx, holderName(i), "nvidia.com/gpu", 1)
 			}
 			expectSharing(ctx, map[string]int{"gpu-0": 4, "gpu-1": 4})
+			serveMetrics(ctx, "metrics.enabled=true")
+			expectTop(ctx, "NVIDIA's DRA driver", MatchRegexp(`GPU 0 .* TimeSlicing, 4 replicas`), MatchRegexp(`GPU 1 .* TimeSlicing, 4 replicas`),
+				WithTransform(func(printed string) int { return strings.Count(printed, " "+users+"/") }, Equal(8)), MatchRegexp(`10\.0 GiB +- +`+users+`/`))
+			serveMetrics(ctx, "metrics.enabled=false")
+		})
+
+		It("has the driver give GPUs the time slice that its class names", func(ctx SpecContext) {
+			stopPods(ctx)
+			share(ctx, `{strategy: TimeSlicing, timeSlicing: {replicas: 4, interval: Medium}}`)
+			Eventually(statusOf).WithContext(ctx).WithArguments("shared").Should(And(
+				ContainSubstring(v1alpha1.ReasonDRAIntervalDiffers), ContainSubstring("featureGates.TimeSlicingSettings=true")))
+			installDRA(ctx, "featureGates.ConsumableShares=true", "consumableShares=4", "featureGates.TimeSlicingSettings=true")
+			Eventually(statusOf).WithContext(ctx).WithArguments("shared").Should(And(
+				ContainSubstring(v1alpha1.ReasonDRAIntervalDiffers), ContainSubstring("gives GPUs no time slice")))
+			configure := func(ctx context.Context, config string) {
+				kubectl(ctx, "", "patch", "deviceclass", "gpu.nvidia.com", "--type=merge", "--patch", "{spec: {config: "+config+"}}")
+			}
+			configure(ctx, `[{opaque: {driver: gpu.nvidia.com, parameters: {apiVersion: resource.nvidia.com/v1beta1, kind: GpuConfig,
+				sharing: {strategy: TimeSlicing, timeSlicingConfig: {interval: Medium}}}}}]`)
+			DeferCleanup(configure, "null")
+			expectReady(ctx, "shared")
+			expectDRAReady(ctx, 4)
+			startPod(ctx, "sliced", "nvidia.com/gpu", 1)
+			uuid := expectRunning(ctx, "sliced").uuid()
+			n, err := gpus.Node()
+			Expect(err).NotTo(HaveOccurred())
+			Expect(n.TimeSlice(uuid)).To(Equal(gpu.TimeSliceMedium))
 		})
 	})
 }
