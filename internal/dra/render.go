@@ -87,11 +87,8 @@ func lacking(s v1alpha1.Sharing, replicas map[string]int32) error {
 		return notOffered("MPS", "its MPS control daemon serves one ResourceClaim, and each pod that requests nvidia.com/gpu has a claim of its own, so no two such pods "+
 			"would share a GPU", "Use TimeSlicing or MIG")
 	case v1alpha1.StrategyTimeSlicing:
-		switch t := s.TimeSlicing; {
-		case isTrue(t.RenameByDefault):
+		if isTrue(s.TimeSlicing.RenameByDefault) {
 			return notOffered("renameByDefault", "its DeviceClass gpu.nvidia.com offers shares as nvidia.com/gpu", "Set sharing.timeSlicing.renameByDefault to false")
-		case t.MemoryGuard != nil:
-			return notOffered("memoryGuard", "the kubelet does not report how many shares a GPU has, so the share of a container is not known", "Remove sharing.timeSlicing.memoryGuard")
 		}
 	case v1alpha1.StrategyMIG:
 		return lackingForMIG(s.MIG, replicas)

@@ -351,7 +351,7 @@ func TestBothStacks(t *testing.T) {
 		},
 		"TimeSlicing with a memory guard": {
 			models: []sim.Model{sim.T4}, sharing: slices(4, func(t *v1alpha1.TimeSlicing) { t.MemoryGuard = &v1alpha1.MemoryGuard{} }),
-			resources: map[string]int64{"nvidia.com/gpu": 4}, refused: "no memoryGuard",
+			resources: map[string]int64{"nvidia.com/gpu": 4},
 		},
 		"MPS": {models: []sim.Model{sim.A100}, sharing: mps, resources: map[string]int64{"nvidia.com/gpu": 4}, refused: "no MPS"},
 		"MIG": {

@@ -26,7 +26,8 @@ type TimeSlicingApplyConfiguration struct {
 	// interval is how long a process keeps a GPU before another one takes its turn: Default, Short, Medium or Long, as the driver has
 	// them (nvidia-smi compute-policy --set-timeslice). NVIDIA publishes no durations. A short interval answers sooner, a long one
 	// switches less often. The agent sets it on each selected GPU, again after a reset or a reboot, and restores the former one in the
-	// end. Running pods are not disturbed. Absent: the interval is neither read nor changed.
+	// end. Running pods are not disturbed. On nodes of NVIDIA's DRA driver the config of the DeviceClass that serves nvidia.com/gpu must have
+	// it: the driver sets it, and the operator compares. Absent: the interval is neither read nor changed.
 	Interval *apiv1alpha1.TimeSliceInterval `json:"interval,omitempty"`
 	// memoryGuard watches the memory of the GPUs and reports containers that use more than their share while a GPU is almost full,
 	// or evicts their pods. It isolates nothing: an allocation can fail before the guard acts. If you need isolation, use MIG.
