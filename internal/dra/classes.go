@@ -71,7 +71,7 @@ func Offering(classes []Class, resource string) (c Class, ok bool) {
 	return c, ok
 }
 
-// Duplicates says what to do about several classes that serve one extended resource, whoever made them; empty if there are not two. The
+// Duplicates says what to do about several classes that serve one extended resource; empty if there are not two. The
 // scheduler uses one of them. When any of them goes, it forgets the resource until one that is left is written again
 // (k8s.io/dynamic-resource-allocation deviceclass/extendedresourcecache, v0.37).
 func Duplicates(classes []Class, resource string) string {
