@@ -22,6 +22,9 @@ type Claim struct {
 	Devices []Allocated
 	// Pods are the UIDs of the pods for which it is reserved.
 	Pods []string
+	// Shared reports that no pod owns it, so that any number of pods can name it. Kubernetes makes the others for one pod each, of a template or
+	// of extended resources, and deletes them with the pod.
+	Shared bool
 }
 
 // Allocated is a device that is allocated to a claim.
@@ -29,7 +32,7 @@ type Allocated struct{ Pool, Device string }
 
 // ClaimOf reads what matters of a ResourceClaim, of any version since v1beta1; ok is false if nothing of it does.
 func ClaimOf(namespace, name string, object map[string]any) (c Claim, ok bool) {
-	c = Claim{Name: namespace + "/" + name}
+	c = Claim{Name: namespace + "/" + name, Shared: !slices.ContainsFunc(asList(asMap(object["metadata"])["ownerReferences"]), isPod)}
 	for _, listed := range asList(asMap(asMap(object["spec"])["devices"])["requests"]) {
 		c.Classes = append(c.Classes, classesOf(asMap(listed))...)
 	}
@@ -51,6 +54,9 @@ func ClaimOf(namespace, name string, object map[string]any) (c Claim, ok bool) {
 	}
 	return c, len(c.Devices) > 0 || slices.ContainsFunc(c.Classes, Ours)
 }
+
+// isPod reports whether an owner reference names a pod.
+func isPod(owner any) bool { return asString(asMap(owner)["kind"]) == "Pod" }
 
 // classesOf are the classes that a request names: itself, in one of its alternatives or, since v1, in its exact request.
 func classesOf(request map[string]any) []string {
@@ -80,10 +86,14 @@ func (c Claim) Object() map[string]any {
 	for _, uid := range c.Pods {
 		pods = append(pods, map[string]any{"uid": uid})
 	}
-	return map[string]any{
+	object := map[string]any{
 		"spec":   map[string]any{"devices": map[string]any{"requests": requests}},
 		"status": map[string]any{"allocation": map[string]any{"devices": map[string]any{"results": results}}, "reservedFor": pods},
 	}
+	if !c.Shared {
+		object["metadata"] = map[string]any{"ownerReferences": []any{map[string]any{"kind": "Pod"}}}
+	}
+	return object
 }
 
 // Of are the names of the devices of a pool that are allocated to the claim.

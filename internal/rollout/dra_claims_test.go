@@ -57,3 +57,39 @@ func TestAPodThatHangsOnADeviceThatIsGoneBlocksNothing(t *testing.T) {
 	g.Expect(h.Published.Published()).To(Equal(map[string]int64{"nvidia.com/mig-1g.5gb": 2, "nvidia.com/mig-2g.10gb": 4}))
 	g.Expect(c.evicted).To(BeEmpty())
 }
+
+// TestPodsThatShareAClaimAreNotEvictedForNothing: the pods of a Deployment name one ResourceClaim. A claim that is allocated is not allocated anew, so
+// the DeviceTaintRule keeps no further pod of it off the node (kubernetes pkg/scheduler/framework/plugins/dynamicresources, PreFilter).
+func TestPodsThatShareAClaimAreNotEvictedForNothing(t *testing.T) {
+	g := NewWithT(t)
+	c, h := onDRA(mig(count("1g", 7)), evicting)
+	c.claim(h, "train", "gpu-0", "gpu.nvidia.com", "nvidia.com/gpu")
+	h.Claims[0].Shared = true
+	d := c.during(5*time.Minute, time.Second)
+	g.Expect(one(d).State).To(Equal(state.Draining))
+	g.Expect(one(d).Message).To(And(ContainSubstring("ResourceClaim user/train, which pods can share"), ContainSubstring("Scale its workload down")))
+	g.Expect(h.GPU.Status.Rollout.Blockers).To(ContainElement(HaveField("Handling", ContainSubstring("is not evicted, because another would come by the same ResourceClaim"))))
+	d = c.during(6*time.Minute, time.Second)
+	g.Expect(one(d).Reason).To(Equal(v1alpha1.ReasonDrainTimedOut))
+	g.Expect(h.Ruled).To(BeZero())
+	g.Expect(c.evicted).To(BeEmpty())
+	c.end(h, "train") // its Deployment is scaled down
+	d, _ = c.run(240)
+	g.Expect(one(d).State).To(Equal(state.UpToDate), one(d).Message)
+}
+
+// TestAPodThatNobodyMakesAgainIsEvictedFromItsClaim, also if it made the claim itself.
+func TestAPodThatNobodyMakesAgainIsEvictedFromItsClaim(t *testing.T) {
+	g := NewWithT(t)
+	c, h := onDRA(mig(count("1g", 7)), evicting)
+	c.claim(h, "train", "gpu-0", "gpu.nvidia.com", "nvidia.com/gpu")
+	h.Claims[0].Shared = true
+	for i := range h.Pods {
+		if h.Pods[i].Name == "train" {
+			h.Pods[i].Controller = ""
+		}
+	}
+	d, _ := c.run(240)
+	g.Expect(one(d).State).To(Equal(state.UpToDate), one(d).Message)
+	g.Expect(c.evicted).To(ConsistOf("train"))
+}

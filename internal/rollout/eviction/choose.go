@@ -103,6 +103,9 @@ func Choose(v *view.View) (evict []action.Action, stay []string) {
 		case b.UUID == "" && !freesAll(v):
 			stay = append(stay, fmt.Sprintf("pod %s/%s, because nobody reports which GPU it holds, and the change does not need all of them",
 				p.Namespace, p.Name))
+		case comesBackByClaim(v, p) != "":
+			stay = append(stay, fmt.Sprintf("pod %s/%s, because another would come in its place in spite of the DeviceTaintRule: ResourceClaim %s, which pods can share, "+
+				"stays allocated. Scale its workload down", p.Namespace, p.Name, comesBackByClaim(v, p)))
 		case returnsDespiteTaint(v, p):
 			stay = append(stay, fmt.Sprintf("pod %s/%s, which came to the node in spite of the taint, as another would after it; "+
 				"scale its workload down", p.Namespace, p.Name))
@@ -157,6 +160,21 @@ func returnsDespiteTaint(v *view.View, p *world.Pod) bool {
 	}
 	after := p.Scheduled.Sub(t.TimeAdded.Time)
 	return after > raceTime || p.Tolerates && after > 0
+}
+
+// comesBackByClaim is the ResourceClaim by which what takes the place of an evicted pod would get the same device, in spite of the operator's
+// DeviceTaintRule; empty if there is none. The scheduler looks at taints when it allocates a claim, and one that no pod owns stays allocated as long
+// as a pod uses it (kubernetes pkg/scheduler/framework/plugins/dynamicresources).
+func comesBackByClaim(v *view.View, p *world.Pod) string {
+	if !v.ByDriver() || p.Controller == "" {
+		return ""
+	}
+	for _, c := range v.Node.Claims {
+		if c.Shared && slices.Contains(c.Pods, p.UID) {
+			return c.Name
+		}
+	}
+	return ""
 }
 
 // JustBound is a pod that asks for a GPU and was bound to the node so recently that the agent may not have reported what

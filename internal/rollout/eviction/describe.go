@@ -67,6 +67,8 @@ func FateOf(v *view.View, b plan.Blocker) string {
 		return "is not evicted, since it would come back at once; end it yourself"
 	case b.UUID == "" && !freesAll(v):
 		return "is not evicted, because nobody reports which GPU it holds, and the change does not need all of them"
+	case comesBackByClaim(v, p) != "":
+		return "is not evicted, because another would come by the same ResourceClaim, in spite of the DeviceTaintRule; scale its workload down"
 	case returnsDespiteTaint(v, p):
 		return "is not evicted, since another would come in spite of the taint; scale its workload down"
 	}
