@@ -10,6 +10,7 @@ import (
 	. "github.com/onsi/gomega"
 	resourcev1 "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
@@ -221,11 +222,17 @@ func TestWhatAClaimHolds(t *testing.T) {
 	c, counts := dra.ClaimOf("team", "train", object)
 	g.Expect(counts).To(BeTrue())
 	g.Expect(c).To(Equal(dra.Claim{
-		Name: "team/train", Classes: []string{"gpu.nvidia.com", "gpusharing-mig-1g.5gb"}, Pods: []string{"uid-p"},
+		Name: "team/train", Shared: true, Classes: []string{"gpu.nvidia.com", "gpusharing-mig-1g.5gb"}, Pods: []string{"uid-p"},
 		Devices: []dra.Allocated{{Pool: "n1", Device: "gpu-1-mig-1g5gb-19-0"}, {Pool: "n2", Device: "gpu-0"}},
 	}))
 	again, _ := dra.ClaimOf("team", "train", c.Object())
 	g.Expect(again).To(Equal(c), "as the cache keeps it")
+	forOne := claim(result(dra.DriverName, "n1", "gpu-0"))
+	forOne.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Pod", Name: "p", UID: "uid-p"}}
+	own, _ := dra.ClaimOf("team", "train", asObject(t, forOne))
+	g.Expect(own.Shared).To(BeFalse(), "it was made for one pod")
+	kept, _ := dra.ClaimOf("team", "train", own.Object())
+	g.Expect(kept).To(Equal(own))
 	g.Expect(c.Of("n1")).To(Equal([]string{"gpu-1-mig-1g5gb-19-0"}))
 
 	pool := published(t, true, slice(1, 1, all()...))
