@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
 	clocktesting "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -66,7 +67,7 @@ func published(n *world.Node, shares int64) unstructured.Unstructured {
 
 // claimed is the ResourceClaim that the scheduler makes for a pod which requests an extended resource.
 func claimed(node, pod, device string) unstructured.Unstructured {
-	return ofDRA(kindClaim, "team", pod+"-extended-resources", map[string]any{
+	claim := ofDRA(kindClaim, "team", pod+"-extended-resources", map[string]any{
 		"spec": map[string]any{"devices": map[string]any{"requests": []any{map[string]any{
 			"name": "container-0-request-0", "exactly": map[string]any{"deviceClassName": dra.DriverName, "allocationMode": "ExactCount", "count": int64(1)},
 		}}}},
@@ -77,6 +78,8 @@ func claimed(node, pod, device string) unstructured.Unstructured {
 			"reservedFor": []any{map[string]any{"resource": "pods", "name": pod, "uid": "uid-" + pod}},
 		},
 	})
+	claim.SetOwnerReferences([]metav1.OwnerReference{{APIVersion: "v1", Kind: "Pod", Name: pod, UID: types.UID("uid-" + pod), Controller: new(true)}})
+	return claim
 }
 
 // ofChart is the class of the driver's chart.
