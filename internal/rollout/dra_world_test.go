@@ -271,6 +271,11 @@ func (c *chronicle) startByClaim(h *host, kind string, random *rand.Rand) {
 		return
 	}
 	c.kinds[name] = "allocated"
+	if c.serial%6 == 0 {
+		at := slices.IndexFunc(h.Claims, func(claim dra.Claim) bool { return claim.Name == "user/"+name })
+		h.Claims[at].Shared = true
+		c.tell("pod %s has its device by a claim that other pods may share", name)
+	}
 	c.tell("pod %s is allocated %s of %s", name, device, h.Name)
 	for _, d := range h.devices() {
 		for _, o := range d.Holders {
