@@ -12,6 +12,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
+	"github.com/gpusharing/gpu-sharing-operator/test/simdriver"
 )
 
 func timeSlicingSpecs() {
@@ -66,12 +67,12 @@ func timeSlicingSpecs() {
 			startPod(ctx, "takes-turns", "nvidia.com/gpu", 1)
 			expectRunning(ctx, "takes-turns")
 			before := expectSettled(ctx)
-			Eventually(timeSlices).WithContext(ctx).Should(HaveEach(gpu.TimeSliceDefault))
+			setByHand(gpu.TimeSliceMedium)
 			share(ctx, `{strategy: TimeSlicing, timeSlicing: {replicas: 4, interval: Short}}`)
 			Eventually(timeSlices).WithContext(ctx).Should(HaveEach(gpu.TimeSliceShort))
 			expectReady(ctx, "shared")
 			share(ctx, `{strategy: TimeSlicing, timeSlicing: {replicas: 4}}`)
-			Eventually(timeSlices).WithContext(ctx).Should(HaveEach(gpu.TimeSliceDefault))
+			Eventually(timeSlices).WithContext(ctx).Should(HaveEach(gpu.TimeSliceMedium))
 			expectReady(ctx, "shared")
 			Expect(restarts(ctx)).To(Equal(before))
 		})
@@ -87,6 +88,19 @@ func timeSlicingSpecs() {
 			expectPending(ctx, "old-name", "Insufficient nvidia.com/gpu")
 		})
 	})
+}
+
+// setByHand sets the time slice of each GPU, as an administrator does by nvidia-smi compute-policy.
+func setByHand(slice gpu.TimeSlice) {
+	GinkgoHelper()
+	Expect(gpus.Update(func(s *simdriver.State) error {
+		for i := range s.Node.GPUs {
+			if err := s.Node.SetTimeSlice(s.Node.GPUs[i].UUID, slice); err != nil {
+				return err
+			}
+		}
+		return nil
+	})).To(Succeed())
 }
 
 // timeSlices are those of the GPUs, as the driver has them.
