@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	clocktesting "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/dra"
@@ -323,4 +324,28 @@ func TestANodeWithoutLabelsCanBeMovedInThought(t *testing.T) {
 	moved := movedOver(w)
 	NewWithT(t).Expect(moved.StackOf(&moved.Nodes[0])).To(Equal(dra.Driver))
 	NewWithT(t).Expect(w.Nodes[0].Labels).To(BeNil(), "the world that was read stays as it is")
+}
+
+// TestTheStackOfANodeIsTheControllersWhereTheGPUOperatorRunsNoDevicePlugin: its ClusterPolicy has devicePlugin.enabled false, and its nodes
+// have nvidia.com/gpu.deploy.device-plugin=true all the same (NVIDIA/gpu-operator controllers/state_manager.go sets it on each GPU node). The
+// controller takes them for nodes of the driver, since pluginconfig reports ClusterPolicy false.
+func TestTheStackOfANodeIsTheControllersWhereTheGPUOperatorRunsNoDevicePlugin(t *testing.T) {
+	g := NewWithT(t)
+	scheme, err := newScheme()
+	g.Expect(err).NotTo(HaveOccurred())
+	kind := clusterPolicyKind()
+	scheme.AddKnownTypeWithName(kind, &unstructured.Unstructured{})
+	scheme.AddKnownTypeWithName(kind.GroupVersion().WithKind(kind.Kind+"List"), &unstructured.UnstructuredList{})
+	disabled := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{"devicePlugin": map[string]any{"enabled": false}}}}
+	disabled.SetGroupVersionKind(kind)
+	disabled.SetName("cluster-policy")
+	c := fake.NewClientBuilder().WithScheme(scheme).WithObjects(disabled).Build()
+
+	a := driven(t, node(t, "a", sim.A100))
+	a.Labels[deployPlugin] = world.LabelTrue
+	w := worldOf(a)
+	o := inCluster(published(&a, 1), ofChart())
+	g.Expect(o.tell(&w)).To(BeEmpty())
+	g.Expect(readClusterPolicy(t.Context(), c, &w)).To(Succeed())
+	g.Expect(w.StackOf(&w.Nodes[0])).To(Equal(dra.Driver))
 }

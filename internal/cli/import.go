@@ -72,7 +72,7 @@ func readShared(ctx context.Context, c client.Client, standAlone string) (import
 	if shared.Nodes, err = readSharedNodes(ctx, c, &w); err != nil {
 		return shared, err
 	}
-	w.Plugin.ClusterPolicy = policy != nil && !clusterpolicy.Disabled(policy)
+	w.Plugin.ClusterPolicy = clusterpolicy.RunsPlugin(policy)
 	if err := readDriven(ctx, c, &shared, &w); err != nil {
 		return shared, err
 	}
@@ -104,7 +104,7 @@ func readDriven(ctx context.Context, c client.Client, shared *importer.Cluster, 
 
 // waits is why a policy that is applied now has to wait for clients of NVIDIA's MPS daemons.
 func waits(policy *unstructured.Unstructured, w *world.World) string {
-	if policy == nil || clusterpolicy.Disabled(policy) || namesOurs(policy) {
+	if !clusterpolicy.RunsPlugin(policy) || namesOurs(policy) {
 		return ""
 	}
 	w.Plugin = world.DevicePlugin{ClusterPolicy: true, Operands: new(clusterpolicy.OperandsOf(policy))}
@@ -116,7 +116,7 @@ const keepLabels = "Until then keep the labels " + v1alpha1.LabelConfig + ", whi
 
 // readConfigs reads the configurations of the device plugin.
 func readConfigs(ctx context.Context, c client.Client, shared *importer.Cluster, policy *unstructured.Unstructured, standAlone string) error {
-	byOperator := policy != nil && !clusterpolicy.Disabled(policy)
+	byOperator := clusterpolicy.RunsPlugin(policy)
 	var configMap types.NamespacedName
 	switch {
 	case byOperator && standAlone != "":

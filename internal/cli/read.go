@@ -58,9 +58,10 @@ func (p *Program) read(ctx context.Context, c client.Client) (w world.World, lac
 	if err != nil {
 		return w, nil, err
 	}
-	lacks = driver.tell(&w)
-	err = readClusterPolicy(ctx, c, &w)
-	return w, lacks, err
+	if err := readClusterPolicy(ctx, c, &w); err != nil {
+		return w, nil, err
+	}
+	return w, driver.tell(&w), nil
 }
 
 // readClusterPolicy reads what NVIDIA's ClusterPolicy says of its programs, if there is one and who asks may know.
@@ -69,11 +70,14 @@ func readClusterPolicy(ctx context.Context, c client.Client, w *world.World) err
 	if apierrors.IsForbidden(err) {
 		return nil
 	}
-	if err != nil || policy == nil || clusterpolicy.Disabled(policy) {
+	if err != nil {
 		return err
 	}
 	wiring := &w.Plugin
-	wiring.ClusterPolicy, wiring.Operands = true, new(clusterpolicy.OperandsOf(policy))
+	if wiring.ClusterPolicy = clusterpolicy.RunsPlugin(policy); !wiring.ClusterPolicy {
+		return nil
+	}
+	wiring.Operands = new(clusterpolicy.OperandsOf(policy))
 	wiring.NoMIGManager = clusterpolicy.NoMIGManager(policy)
 	if !namesOurs(policy) && rollout.Decide(*w).Held != "" {
 		wiring.Ready = false // and everything waits until it is

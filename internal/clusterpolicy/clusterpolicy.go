@@ -29,9 +29,11 @@ func Oldest(policies []unstructured.Unstructured) *unstructured.Unstructured {
 	return &oldest
 }
 
-// Disabled says that the GPU Operator is told not to run the device plugin.
-func Disabled(policy *unstructured.Unstructured) bool {
-	return !enabled(policy, true, "devicePlugin", "enabled")
+// RunsPlugin reports whether the GPU Operator runs the device plugin, by its ClusterPolicy; nil: there is none. The deploy labels of its nodes
+// do not tell that: it sets nvidia.com/gpu.deploy.device-plugin also where the plugin is disabled (NVIDIA/gpu-operator
+// controllers/state_manager.go).
+func RunsPlugin(policy *unstructured.Unstructured) bool {
+	return policy != nil && enabled(policy, true, "devicePlugin", "enabled")
 }
 
 // NoMIGManager says why NVIDIA's mig-manager cannot be asked for anything; empty: as far as the ClusterPolicy says, it can.

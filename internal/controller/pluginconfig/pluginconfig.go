@@ -190,7 +190,7 @@ func (w *Wiring) keysBefore(ctx context.Context, o *Observed) (map[string]string
 
 // locate says where our ConfigMap belongs, or why nowhere.
 func (w *Wiring) locate(o *Observed, policy *unstructured.Unstructured) {
-	if policy != nil && !clusterpolicy.Disabled(policy) {
+	if clusterpolicy.RunsPlugin(policy) {
 		o.ConfigMap = types.NamespacedName{Namespace: namespaceOf(policy), Name: ConfigMapName}
 		if o.ConfigMap.Namespace == "" {
 			o.ConfigMap.Namespace = w.standAlone.Namespace
