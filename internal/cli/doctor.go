@@ -189,7 +189,7 @@ func (p *Program) examine(ctx context.Context, c client.Client, published openap
 	case err != nil:
 		return is, err
 	}
-	is.standAlone = policy == nil || clusterpolicy.Disabled(policy)
+	is.standAlone = !clusterpolicy.RunsPlugin(policy)
 	if policy != nil {
 		is.clusterPolicy, is.gpuOperator = policy.GetName(), policy.GetLabels()["app.kubernetes.io/version"]
 	}

@@ -37,6 +37,34 @@ func ClassName(profile string) string {
 	return classPrefix + strings.ToLower(strings.ReplaceAll(profile, "+", "."))
 }
 
+// implicitPrefix begins the extended resource that every DeviceClass has beside the one that it names (k8s.io/api/resource/v1,
+// ResourceDeviceClassPrefix).
+const implicitPrefix = "deviceclass.resource.kubernetes.io/"
+
+// AskedBy is the extended resource of MIG instances that pods get by a resource of theirs: that one itself, or the one of the operator's
+// DeviceClass that they name by its implicit resource.
+func AskedBy(resource string) string {
+	if profile, is := strings.CutPrefix(resource, implicitPrefix+classPrefix); is {
+		return resourcePrefix + profile
+	}
+	return resource
+}
+
+// Means reports whether a profile of a policy's layout, exact (1g.10gb+me) or a number of slices (1g+me), can be that of one of the operator's
+// classes.
+func Means(profile, class string) bool {
+	if ClassName(profile) == class {
+		return true
+	}
+	size, attributes := profile, ""
+	if at := strings.IndexAny(profile, "+-"); at >= 0 {
+		size, attributes = profile[:at], profile[at:]
+	}
+	rest, is := strings.CutPrefix(class, classPrefix+size+".")
+	_, with, sized := strings.Cut(rest, "gb")
+	return is && sized && with == strings.ReplaceAll(attributes, "+", ".")
+}
+
 // Ours reports whether a DeviceClass has the name of one of the operator's.
 func Ours(class string) bool { return strings.HasPrefix(class, classPrefix) }
 
@@ -56,6 +84,10 @@ type Class struct {
 	Unread bool
 	// Own says that it has the label by which the operator tells its objects.
 	Own bool
+	// Selector is the CEL expression by which it selects devices; empty if it has none, or more than one. Of the operator's only.
+	Selector string
+	// Configured says that it has more than selectors and a resource, such as a configuration of its devices. Of the operator's only.
+	Configured bool
 	// Age orders classes by their time of creation, in seconds since 1970: of two with the same resource the scheduler uses the later one.
 	Age int64
 }
@@ -121,7 +153,8 @@ type Write struct{ Name, Resource, Profile string }
 
 // Classes decides which DeviceClasses of the operator must be written, and which must be deleted, so that pods get the instances of these
 // profiles. A class that serves the resource of a profile already is used, also one of an administrator: two classes with one resource make the
-// scheduler forget the name when one of them goes. named reports whether a pod or claim names a class or its resource: such a class stays.
+// scheduler forget the name when one of them goes. One of the operator's that another client edited is written again. A configuration that it was
+// given is another field manager's: such a class is deleted, and the next pass writes it if it is needed. named reports whether a pod or claim names a class or its resource: such a class stays.
 func Classes(have []Class, profiles []string, named func(Class) bool) (write []Write, remove []string) {
 	wanted := map[string]bool{}
 	for _, profile := range profiles {
@@ -132,12 +165,16 @@ func Classes(have []Class, profiles []string, named func(Class) bool) (write []W
 		wanted[name] = true
 		_, offered := Offering(have, resource)
 		foreign := slices.ContainsFunc(have, func(c Class) bool { return c.Name == name && !c.Own })
-		if !offered && !foreign { // one of the operator's that lost its resource is written again
+		edited := slices.ContainsFunc(have, func(c Class) bool {
+			return c.Name == name && c.Resource == resource && c.Selector != Selector(profile)
+		})
+		configured := slices.ContainsFunc(have, func(c Class) bool { return c.Name == name && c.Configured })
+		if (!offered || edited) && !foreign && !configured { // one of the operator's that lost its resource is written again
 			write = append(write, Write{Name: name, Resource: resource, Profile: profile})
 		}
 	}
 	for _, c := range have {
-		if c.Own && Ours(c.Name) && !wanted[c.Name] && !named(c) {
+		if c.Own && Ours(c.Name) && (c.Configured || !wanted[c.Name] && !named(c)) {
 			remove = append(remove, c.Name)
 		}
 	}

@@ -5,8 +5,10 @@ package dra_test
 
 import (
 	"testing"
+	"time"
 
 	. "github.com/onsi/gomega"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
@@ -27,8 +29,30 @@ func TestNamesOfClasses(t *testing.T) {
 	NewWithT(t).Expect([]any{node, is}).To(Equal([]any{"n1", true}))
 }
 
+func TestWhatAPolicysProfileMeans(t *testing.T) {
+	for _, c := range []struct {
+		profile, class string
+		want           bool
+	}{
+		{"1g.5gb", "gpusharing-mig-1g.5gb", true},
+		{"1g", "gpusharing-mig-1g.5gb", true},
+		{"1g", "gpusharing-mig-1g.5gb.me", false},
+		{"1g+me", "gpusharing-mig-1g.10gb.me", true},
+		{"1g+me.all", "gpusharing-mig-1g.10gb.me.all", true},
+		{"1g-me", "gpusharing-mig-1g.24gb-me", true},
+		{"1g.10gb", "gpusharing-mig-1g.5gb", false},
+		{"1g.10gb", "gpusharing-mig-1g.10gb.me", false},
+		{"2g", "gpusharing-mig-1g.5gb", false},
+		{"1g", "team-a", false},
+	} {
+		NewWithT(t).Expect(dra.Means(c.profile, c.class)).To(Equal(c.want), "%s %s", c.profile, c.class)
+	}
+	NewWithT(t).Expect(dra.AskedBy("deviceclass.resource.kubernetes.io/gpusharing-mig-1g.5gb.me")).To(Equal("nvidia.com/mig-1g.5gb.me"))
+	NewWithT(t).Expect(dra.AskedBy("deviceclass.resource.kubernetes.io/other")).To(Equal("deviceclass.resource.kubernetes.io/other"))
+}
+
 func TestWhichClassesMustExist(t *testing.T) {
-	own := func(name, resource string) dra.Class { return dra.Class{Name: name, Resource: resource, Own: true} }
+	own := func(name, resource string) dra.Class { return dra.Class{Name: name, Resource: resource, Own: true, Selector: dra.Selector("1g.5gb")} }
 	nobody := func(dra.Class) bool { return false }
 	write := dra.Write{Name: "gpusharing-mig-1g.5gb", Resource: "nvidia.com/mig-1g.5gb", Profile: "1g.5gb"}
 	for name, c := range map[string]struct {
@@ -43,6 +67,10 @@ func TestWhichClassesMustExist(t *testing.T) {
 		"another's serves the resource": {profiles: []string{"1g.5gb"}, have: []dra.Class{{Name: "team-a", Resource: write.Resource}}},
 		"another's has the name":        {profiles: []string{"1g.5gb"}, have: []dra.Class{{Name: write.Name}}},
 		"it lost its resource":          {profiles: []string{"1g.5gb"}, have: []dra.Class{own(write.Name, "")}, write: []dra.Write{write}},
+		"another client gave it a configuration": {
+			profiles: []string{"1g.5gb"}, have: []dra.Class{{Name: write.Name, Resource: write.Resource, Own: true, Selector: dra.Selector("1g.5gb"), Configured: true}},
+			remove: []string{write.Name},
+		},
 		"nobody needs it any more":      {have: []dra.Class{own(write.Name, write.Resource)}, remove: []string{write.Name}},
 		"a pod names it": {
 			have: []dra.Class{own(write.Name, write.Resource)}, named: func(c dra.Class) bool { return c.Resource == write.Resource },
@@ -125,6 +153,48 @@ func TestWhatToSetForShares(t *testing.T) {
 			for _, part := range c.says {
 				g.Expect(problem.Message).To(ContainSubstring(part))
 			}
+		})
+	}
+}
+
+// TestAClassOfTheOperatorsIsRepaired: a user, or a tool that copies one class over another, changed what it selects, or gave it a configuration.
+// Pods that request 1g.5gb get other instances by it.
+func TestAClassOfTheOperatorsIsRepaired(t *testing.T) {
+	for name, change := range map[string]func(spec map[string]any){
+		"its selector names another profile": func(spec map[string]any) {
+			spec["selectors"] = []any{map[string]any{"cel": map[string]any{"expression": dra.Selector("7g.40gb")}}}
+		},
+		"it has no selector": func(spec map[string]any) { delete(spec, "selectors") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			object := dra.NewClass(dra.Write{Name: dra.ClassName("1g.5gb"), Resource: dra.ResourceOf("1g.5gb"), Profile: "1g.5gb"})
+			change(object.Object["spec"].(map[string]any))
+			write, _ := dra.Classes([]dra.Class{dra.ClassOf(object)}, []string{"1g.5gb"}, func(dra.Class) bool { return false })
+			g.Expect(write).To(HaveLen(1), "as a lost extendedResourceName is repaired")
+		})
+	}
+}
+
+// TestARuleThatTaintsNothingIsNoRule: somebody set its effect to None, or narrowed its selector to one device. New pods come to the node.
+func TestARuleThatTaintsNothingIsNoRule(t *testing.T) {
+	for name, change := range map[string]func(o *unstructured.Unstructured) error{
+		"effect None": func(o *unstructured.Unstructured) error {
+			return unstructured.SetNestedField(o.Object, "None", "spec", "taint", "effect")
+		},
+		"one device": func(o *unstructured.Unstructured) error {
+			return unstructured.SetNestedField(o.Object, "gpu-7", "spec", "deviceSelector", "device")
+		},
+		"another pool": func(o *unstructured.Unstructured) error {
+			return unstructured.SetNestedField(o.Object, "b", "spec", "deviceSelector", "pool")
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			rule := dra.NewRule("a", time.Unix(1_800_000_000, 0))
+			g.Expect(change(rule)).To(Succeed())
+			_, _, ok := dra.RuleOf(rule)
+			g.Expect(ok).To(BeFalse())
 		})
 	}
 }

@@ -13,11 +13,31 @@ import (
 
 // ClassOf reads a DeviceClass.
 func ClassOf(object *unstructured.Unstructured) Class {
+	spec := asMap(object.Object["spec"])
 	strategy, interval := sharingOf(object.Object)
-	return Class{
-		Name: object.GetName(), Resource: asString(asMap(object.Object["spec"])["extendedResourceName"]), Strategy: strategy, Interval: interval,
+	c := Class{
+		Name: object.GetName(), Resource: asString(spec["extendedResourceName"]), Strategy: strategy, Interval: interval,
 		Own: isOwn(object), Age: object.GetCreationTimestamp().Unix(),
 	}
+	if !c.Own {
+		return c
+	}
+	if selectors := asList(spec["selectors"]); len(selectors) == 1 {
+		c.Selector = asString(asMap(asMap(selectors[0])["cel"])["expression"])
+	}
+	for field, value := range spec {
+		c.Configured = c.Configured || field != "selectors" && field != "extendedResourceName" && value != nil
+	}
+	return c
+}
+
+// SlimClass keeps of the spec of a DeviceClass what ClassOf reads.
+func SlimClass(object *unstructured.Unstructured) map[string]any {
+	spec := asMap(object.Object["spec"])
+	if isOwn(object) {
+		return spec
+	}
+	return map[string]any{"extendedResourceName": spec["extendedResourceName"], "config": spec["config"]}
 }
 
 // isOwn reports whether an object has the label of the operator's.
@@ -25,9 +45,10 @@ func isOwn(object *unstructured.Unstructured) bool {
 	return object.GetLabels()[v1alpha1.LabelManagedBy] == v1alpha1.ManagedByOperator
 }
 
-// RuleOf reads a DeviceTaintRule of the operator's: its node, and since when it taints the devices of it. ok is false if it is another's.
+// RuleOf reads a DeviceTaintRule of the operator's: its node, and since when it taints the devices of it. ok is false if it is another's, or if
+// another client edited it so that it does not taint all devices of the node any more (Edited).
 func RuleOf(object *unstructured.Unstructured) (node string, since time.Time, ok bool) {
-	if node, ok = RuledNode(object.GetName()); !ok || !isOwn(object) {
+	if node, ok = ruleOfOurs(object); !ok || !taintsAll(object, node) {
 		return "", time.Time{}, false
 	}
 	since = object.GetCreationTimestamp().Time
@@ -36,6 +57,31 @@ func RuleOf(object *unstructured.Unstructured) (node string, since time.Time, ok
 		since = added
 	}
 	return node, since, true
+}
+
+// EditedRule is the node of a DeviceTaintRule of the operator's that does not taint all devices of the node, because another client edited it; ok
+// is false if the rule is another's, or whole.
+func EditedRule(object *unstructured.Unstructured) (node string, ok bool) {
+	node, ok = ruleOfOurs(object)
+	return node, ok && !taintsAll(object, node)
+}
+
+func ruleOfOurs(object *unstructured.Unstructured) (node string, ok bool) {
+	node, ok = RuledNode(object.GetName())
+	return node, ok && isOwn(object)
+}
+
+// taintsAll reports whether a DeviceTaintRule keeps new pods off all devices of a node, as NewRule does.
+func taintsAll(object *unstructured.Unstructured, node string) bool {
+	spec := asMap(object.Object["spec"])
+	taint, selector := asMap(spec["taint"]), asMap(spec["deviceSelector"])
+	for field, value := range selector {
+		if field != "driver" && field != "pool" && value != nil {
+			return false // it narrows them
+		}
+	}
+	return asString(taint["key"]) == v1alpha1.TaintChanging && asString(taint["effect"]) == "NoSchedule" &&
+		asString(selector["driver"]) == DriverName && asString(selector["pool"]) == node
 }
 
 // NewRule is the operator's DeviceTaintRule for a node: it keeps new pods off all devices of the node, and evicts none. The pool of a node

@@ -6,6 +6,7 @@ package rollout
 import (
 	"slices"
 
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/dra"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/group"
@@ -14,7 +15,7 @@ import (
 )
 
 // configureDRA decides which DeviceClasses must exist where NVIDIA's DRA driver serves nodes, and removes DeviceTaintRules of nodes that are
-// gone. A class stays while a node has instances of its profile, or is to have some, and while a pod or ResourceClaim names it.
+// gone, and those that another client edited. A class stays while a node has instances of its profile, or is to have some, and while a policy, pod or ResourceClaim names it.
 func (d *Decision) configureDRA(w *world.World, all []*group.Member) {
 	var profiles []string
 	nodes := make(map[string]bool, len(w.DRA.Ruled))
@@ -32,6 +33,9 @@ func (d *Decision) configureDRA(w *world.World, all []*group.Member) {
 	}
 	for _, name := range remove {
 		d.Actions, d.After = w.Repeats.Admit(d.Actions, action.DeleteClass{Name: name}, w.Now, d.After)
+	}
+	for _, node := range w.DRA.Edited { // the change that needs it makes another one
+		d.Actions, d.After = w.Repeats.Admit(d.Actions, action.UntaintDevices{Node: node}, w.Now, d.After)
 	}
 	for _, node := range w.DRA.Ruled {
 		if !nodes[node] {
@@ -52,8 +56,17 @@ func profilesOn(m *group.Member) []string {
 	return profiles
 }
 
-// isNamed reports whether a pod or a ResourceClaim asks for devices of a class.
+// isNamed reports whether a pod, a ResourceClaim or a policy names a class. A policy also does while no node has its instances: an autoscaler
+// that has none left starts one for a pod only where the class is there.
 func isNamed(w *world.World, c dra.Class) bool {
+	for i := range w.Policies {
+		if m := w.Policies[i].Spec.Sharing.MIG; m != nil && w.Policies[i].DeletionTimestamp.IsZero() && slices.ContainsFunc(m.Layouts, func(l v1alpha1.MIGLayout) bool {
+			return l.Fill != "" && dra.Means(string(l.Fill), c.Name) ||
+				slices.ContainsFunc(l.Instances, func(i v1alpha1.MIGInstances) bool { return dra.Means(string(i.Profile), c.Name) })
+		}) {
+			return true
+		}
+	}
 	asks := func(p world.Pod) bool { return c.Resource != "" && p.Asks[c.Resource] > 0 }
 	return slices.Contains(w.DRA.Named, c.Name) || slices.ContainsFunc(w.Unscheduled, asks) ||
 		slices.ContainsFunc(w.Nodes, func(n world.Node) bool { return slices.ContainsFunc(n.Pods, asks) })

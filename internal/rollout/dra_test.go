@@ -9,12 +9,16 @@ import (
 	"time"
 
 	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/dra"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/group"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
@@ -33,6 +37,16 @@ func onDRA(s v1alpha1.Sharing, with ...func(*v1alpha1.GPUSharingPolicy)) (*clust
 func (c *cluster) reshare(s v1alpha1.Sharing) {
 	c.Policies[0].Spec.Sharing = s
 	c.Policies[0].Generation++
+}
+
+// noted is a pass of a controller that counts what it writes.
+func (c *cluster) noted(step time.Duration) rollout.Decision {
+	d := c.pass()
+	for _, a := range d.Actions {
+		c.Repeats.Note(a, c.Now)
+	}
+	c.tick(step)
+	return d
 }
 
 func one(d rollout.Decision) group.NodeState { return d.Nodes[0] }
@@ -334,12 +348,16 @@ func TestNotOnDRA(t *testing.T) {
 func TestAFeatureGateThatDropsTheResourceIsNamed(t *testing.T) {
 	g := NewWithT(t)
 	c, h := onDRA(mig(count("1g", 7)), evicting)
-	c.dropsNames = true
-	d := c.during(10*time.Minute, 10*time.Second)
+	c.dropsNames, c.Repeats = true, &action.Repeats{}
+	var d rollout.Decision
+	for range 60 {
+		d = c.noted(10 * time.Second)
+	}
 	g.Expect(one(d).Reason).To(Equal(v1alpha1.ReasonDRAUnavailable))
 	g.Expect(one(d).Message).To(ContainSubstring("DRAExtendedResource"))
 	g.Expect(h.Ruled).To(BeZero())
-	g.Expect(c.writes["action.WriteClass"]).To(BeNumerically("<=", 61))
+	g.Expect(c.writes["action.WriteClass"]).To(BeNumerically("<", 10))
+	g.Expect(c.writes).NotTo(HaveKey("action.DeleteClass"))
 	c.dropsNames = false
 	c.Policies = nil
 	c.run(300)
@@ -390,6 +408,40 @@ func TestAClassStaysWhileAPodOrClaimNamesIt(t *testing.T) {
 	c.run(10)
 	g.Expect(c.classes()).To(HaveKey("gpusharing-mig-1g.5gb"), "a claim that is not allocated names it")
 	h.Claims = nil
+	c.run(10)
+	g.Expect(c.classes()).NotTo(HaveKey("gpusharing-mig-1g.5gb"))
+}
+
+// TestAClassStaysWhileAPodNamesItByItsImplicitResource: each class also serves deviceclass.resource.kubernetes.io/<class>.
+func TestAClassStaysWhileAPodNamesItByItsImplicitResource(t *testing.T) {
+	g := NewWithT(t)
+	c, _ := onDRA(mig(count("1g", 7)), evicting)
+	c.run(120)
+	one := resource.MustParse("1")
+	pod := world.PodOf(&corev1.Pod{Spec: corev1.PodSpec{Containers: []corev1.Container{{
+		Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{"deviceclass.resource.kubernetes.io/gpusharing-mig-1g.5gb": one}},
+	}}}}, types.NamespacedName{})
+	g.Expect(pod.GPU).To(BeTrue())
+	c.Unscheduled = []world.Pod{pod}
+	c.Policies = nil
+	c.run(120)
+	g.Expect(c.classes()).To(HaveKey("gpusharing-mig-1g.5gb"))
+	c.Unscheduled = nil
+	c.run(10)
+	g.Expect(c.classes()).NotTo(HaveKey("gpusharing-mig-1g.5gb"))
+}
+
+// TestAClassStaysWhileAPolicyNamesIt: a pool of nodes scales to zero. Without the class no autoscaler can tell that a new node would serve a
+// pod, and nothing creates it before there is one.
+func TestAClassStaysWhileAPolicyNamesIt(t *testing.T) {
+	g := NewWithT(t)
+	c, _ := onDRA(mig(count("1g", 7)), evicting)
+	c.run(120)
+	g.Expect(c.classes()).To(HaveKey("gpusharing-mig-1g.5gb"))
+	c.hosts = map[string]*host{}
+	c.run(10)
+	g.Expect(c.classes()).To(HaveKey("gpusharing-mig-1g.5gb"))
+	c.reshare(mig(count("2g", 3)))
 	c.run(10)
 	g.Expect(c.classes()).NotTo(HaveKey("gpusharing-mig-1g.5gb"))
 }
@@ -461,6 +513,40 @@ func TestAClusterWithoutADevicePlugin(t *testing.T) {
 	c.hosts = map[string]*host{"bare": bare}
 	d = c.pass()
 	g.Expect(d.Policies["research"].Conditions).To(ContainElement(And(HaveField("Type", v1alpha1.ConditionAccepted), HaveField("Reason", v1alpha1.ReasonNoDevicePlugin))))
+}
+
+// TestARuleThatAnotherClientEditedIsMadeAnew: it does not taint all devices of the node, so the node counts as not tainted.
+func TestARuleThatAnotherClientEditedIsMadeAnew(t *testing.T) {
+	g := NewWithT(t)
+	c, h := onDRA(mig(count("1g", 7)))
+	c.Repeats = &action.Repeats{}
+	c.allocate(h, "train", "nvidia.com/gpu")
+	for h.Ruled.IsZero() {
+		c.pass()
+	}
+	h.Ruled, c.DRA.Edited = time.Time{}, []string{"a"} // as the next pass reads it
+	clear(c.writes)
+	c.pass()
+	c.DRA.Edited = nil
+	g.Expect(h.Ruled).NotTo(BeZero())
+	g.Expect(c.writes).To(And(HaveKeyWithValue("action.UntaintDevices", 1), HaveKeyWithValue("action.TaintDevices", 1)))
+}
+
+// TestAClassThatAnotherClientEditsIsRepairedNotForEver.
+func TestAClassThatAnotherClientEditsIsRepairedNotForEver(t *testing.T) {
+	g := NewWithT(t)
+	c, _ := onDRA(mig(count("1g", 7)), evicting)
+	c.run(120)
+	c.Repeats = &action.Repeats{}
+	for range 120 {
+		for i := range c.DRA.Classes {
+			if c.DRA.Classes[i].Own {
+				c.DRA.Classes[i].Selector = dra.Selector("7g.40gb")
+			}
+		}
+		c.noted(10 * time.Second)
+	}
+	g.Expect(c.writes["action.WriteClass"]).To(And(BeNumerically(">", 3), BeNumerically("<", 10)))
 }
 
 func TestARuleOfANodeThatIsGoneIsDeleted(t *testing.T) {

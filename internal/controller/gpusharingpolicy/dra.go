@@ -231,7 +231,13 @@ func (c *Controller) gatherRules(ctx context.Context, d *seenDRA) error {
 	for i := range rules {
 		uid := rules[i].GetUID()
 		node, since, ours := dra.RuleOf(&rules[i])
-		if shown[uid] = true; !ours {
+		shown[uid] = true
+		if edited, is := dra.EditedRule(&rules[i]); is && !c.deletedRules[uid] {
+			d.rules[edited] = uid
+			d.cluster.Edited = append(d.cluster.Edited, edited)
+			continue
+		}
+		if !ours {
 			if named, is := dra.RuledNode(rules[i].GetName()); is {
 				of := d.nodes[named]
 				of.ruleTaken = true
@@ -250,6 +256,7 @@ func (c *Controller) gatherRules(ctx context.Context, d *seenDRA) error {
 	}
 	maps.DeleteFunc(c.deletedRules, func(uid types.UID, _ bool) bool { return !shown[uid] })
 	slices.Sort(d.cluster.Ruled)
+	slices.Sort(d.cluster.Edited)
 	return nil
 }
 
@@ -348,12 +355,11 @@ func slimOthers(cached any) (any, error) {
 	case sliceKind:
 		slim.Object = dra.Slim(object.Object)
 	case classKind:
-		spec := asMap(object.Object["spec"])
-		slim.Object["spec"] = map[string]any{"extendedResourceName": spec["extendedResourceName"], "config": spec["config"]}
+		slim.Object["spec"] = dra.SlimClass(object)
 		slim.SetLabels(ownLabel(object))
 		slim.SetCreationTimestamp(object.GetCreationTimestamp())
 	case ruleKind:
-		slim.Object["spec"] = map[string]any{"taint": asMap(object.Object["spec"])["taint"]}
+		slim.Object["spec"] = object.Object["spec"]
 		slim.SetLabels(ownLabel(object))
 		slim.SetCreationTimestamp(object.GetCreationTimestamp())
 		slim.SetDeletionTimestamp(object.GetDeletionTimestamp())

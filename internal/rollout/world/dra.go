@@ -26,6 +26,8 @@ type DRA struct {
 	Named []string
 	// Ruled are the nodes for which the operator has a DeviceTaintRule, also those that are gone.
 	Ruled []string
+	// Edited are the nodes whose DeviceTaintRule of the operator another client edited, so that it does not taint all devices.
+	Edited []string
 	// Asked is how many shares policies need of the GPUs on nodes of the driver. Decide finds them.
 	Asked dra.Asked
 }
@@ -122,6 +124,9 @@ func (o DRAObjects) read(w *World) (published map[string][]dra.Slice, claimed ma
 			w.DRA.Ruled = append(w.DRA.Ruled, node)
 		} else if named, is := dra.RuledNode(o.Rules[i].GetName()); is {
 			taken[named] = true
+		}
+		if node, edited := dra.EditedRule(&o.Rules[i]); edited {
+			w.DRA.Edited = append(w.DRA.Edited, node)
 		}
 	}
 	slices.Sort(w.DRA.Named)

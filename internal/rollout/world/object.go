@@ -16,6 +16,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/clusterpolicy"
+	"github.com/gpusharing/gpu-sharing-operator/internal/dra"
 )
 
 // asksOf sums what a pod asks for of GPUs and instances, as the scheduler does: its containers and sidecars together, or an
@@ -24,8 +25,8 @@ func asksOf(spec *corev1.PodSpec) map[string]int64 {
 	together, sidecars, most := map[string]int64{}, map[string]int64{}, map[string]int64{}
 	each := func(r *corev1.ResourceRequirements, do func(name string, n int64)) {
 		for name, quantity := range r.Limits {
-			if n := quantity.Value(); n != 0 && OfGPU(string(name)) {
-				do(string(name), n)
+			if resource := dra.AskedBy(string(name)); quantity.Value() != 0 && OfGPU(resource) {
+				do(resource, quantity.Value())
 			}
 		}
 	}
@@ -283,7 +284,7 @@ func Asks(spec *corev1.PodSpec) map[string]int64 { return asksOf(spec) }
 func hasGPU(r *corev1.ResourceRequirements) bool {
 	for _, list := range []corev1.ResourceList{r.Limits, r.Requests} {
 		for name := range list {
-			if OfGPU(string(name)) {
+			if OfGPU(dra.AskedBy(string(name))) {
 				return true
 			}
 		}
