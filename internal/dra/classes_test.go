@@ -52,7 +52,9 @@ func TestWhatAPolicysProfileMeans(t *testing.T) {
 }
 
 func TestWhichClassesMustExist(t *testing.T) {
-	own := func(name, resource string) dra.Class { return dra.Class{Name: name, Resource: resource, Own: true, Selector: dra.Selector("1g.5gb")} }
+	own := func(name, resource string) dra.Class {
+		return dra.Class{Name: name, Resource: resource, Own: true, Selector: dra.Selector("1g.5gb")}
+	}
 	nobody := func(dra.Class) bool { return false }
 	write := dra.Write{Name: "gpusharing-mig-1g.5gb", Resource: "nvidia.com/mig-1g.5gb", Profile: "1g.5gb"}
 	for name, c := range map[string]struct {
@@ -71,7 +73,7 @@ func TestWhichClassesMustExist(t *testing.T) {
 			profiles: []string{"1g.5gb"}, have: []dra.Class{{Name: write.Name, Resource: write.Resource, Own: true, Selector: dra.Selector("1g.5gb"), Configured: true}},
 			remove: []string{write.Name},
 		},
-		"nobody needs it any more":      {have: []dra.Class{own(write.Name, write.Resource)}, remove: []string{write.Name}},
+		"nobody needs it any more": {have: []dra.Class{own(write.Name, write.Resource)}, remove: []string{write.Name}},
 		"a pod names it": {
 			have: []dra.Class{own(write.Name, write.Resource)}, named: func(c dra.Class) bool { return c.Resource == write.Resource },
 		},

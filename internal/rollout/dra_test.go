@@ -652,3 +652,27 @@ func TestDynamicMIGThatIsOffAgainBringsThePolicyBack(t *testing.T) {
 	g.Expect(h.devices()[0].State.MIG).To(BeFalse())
 	g.Expect(h.GPU.Spec).To(BeZero())
 }
+
+// TestTheTaintsOfAPolicyComeToNodesOfTheDriver, in a cluster without a device plugin: the pods of the driver tell what they tolerate.
+func TestTheTaintsOfAPolicyComeToNodesOfTheDriver(t *testing.T) {
+	g := NewWithT(t)
+	c, h := onDRA(v1alpha1.Sharing{Strategy: v1alpha1.StrategyExclusive}, func(p *v1alpha1.GPUSharingPolicy) {
+		p.Spec.Taints = []v1alpha1.Taint{{Key: "nvidia.com/gpu", Value: "whole", Effect: "NoSchedule"}}
+	})
+	d := c.during(time.Minute, time.Second)
+	g.Expect(h.Taints).To(BeEmpty())
+	g.Expect(d.Policies["research"].Conditions).To(ContainElement(And(
+		HaveField("Reason", v1alpha1.ReasonTolerationMissing), HaveField("Message", ContainSubstring("kubeletPlugin.tolerations")))))
+	for i := range h.Pods {
+		h.Pods[i].Tolerations = []corev1.Toleration{{Key: "nvidia.com/gpu", Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule}}
+	}
+	d = c.during(time.Minute, time.Second)
+	g.Expect(h.Taints).To(ContainElement(HaveField("Key", "nvidia.com/gpu")), "%v", d.Policies["research"].Conditions)
+	g.Expect(d.Policies["research"].Conditions).To(ContainElement(And(HaveField("Type", v1alpha1.ConditionTainted), HaveField("Status", BeEquivalentTo("True")))))
+
+	for i := range h.Pods {
+		h.Pods[i].Tolerations = nil
+	}
+	c.during(time.Minute, time.Second)
+	g.Expect(h.Taints).To(BeEmpty(), "the next pod of the driver could not come")
+}

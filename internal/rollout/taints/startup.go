@@ -104,7 +104,7 @@ func toleratesStartup(m *group.Member, t Tolerance) bool {
 		return false
 	}
 	taint := startupTaint(m.View)
-	reason, message := t.refuses(taint)
+	reason, message := t.refuses(taint, t.byDriver(m.View))
 	if reason == "" {
 		reason, message = t.refusesOn(m.Node, taint)
 	}
@@ -121,7 +121,7 @@ func explainStartup(m *group.Member, g policy.Governed, t Tolerance) {
 		return
 	}
 	says := fmt.Sprintf("the node keeps the taint %s until it is in the desired state", action.NameOf(*has))
-	if _, message := t.refuses(*has); message != "" {
+	if _, message := t.refuses(*has, t.byDriver(m.View)); message != "" {
 		says += "; " + message
 	}
 	if m.Message != "" {

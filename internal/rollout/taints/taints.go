@@ -68,8 +68,8 @@ func wantTaints(m *group.Member, by *v1alpha1.GPUSharingPolicy, t Tolerance) []c
 			reason, message = v1alpha1.ReasonNodeNotInitialized, "Karpenter has not initialized the node yet, and would start another one for a node with the taint "+
 				action.WithValue(taint)+". The taint follows"
 		case !m.NoPlugin():
-			switch reason, message = t.refuses(taint); {
-			case there && t.unknown(taint):
+			switch reason, message = t.refuses(taint, t.byDriver(m.View)); {
+			case there && t.unknown(taint, t.byDriver(m.View)):
 				reason = ""
 			case reason == "" && !there:
 				reason, message = t.refusesOn(m.Node, taint)
@@ -155,7 +155,9 @@ func lacking(g *group.Group, t Tolerance, taints []corev1.Taint) []group.Kept {
 	}
 	if len(all) == 0 {
 		for _, taint := range taints {
-			add(t.refuses(taint))
+			for _, byDriver := range t.programsOf(g) {
+				add(t.refuses(taint, byDriver))
+			}
 		}
 	}
 	for _, message := range startupMissing(g, t.world) {

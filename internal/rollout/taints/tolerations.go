@@ -15,6 +15,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/clusterpolicy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/format"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/group"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/view"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
@@ -32,7 +34,13 @@ type Tolerance struct {
 	coming bool
 	// unsafe is why the ClusterPolicy is left as it is though it lacks some; empty: it does not.
 	unsafe string
-	known  map[corev1.Taint]refusal // what refuses has found out
+	known  map[asked]refusal // what refuses has found out
+}
+
+// asked is a taint, and whether NVIDIA's DRA driver has to tolerate it rather than the device plugin.
+type asked struct {
+	corev1.Taint
+	byDriver bool
 }
 
 // refusal is why NVIDIA's programs do not tolerate a taint, or are not known to.
@@ -44,7 +52,7 @@ type refusal struct {
 // Tolerate finds what the ClusterPolicy has to tolerate. It is changed only when that cannot hurt what runs, since it
 // replaces the pods of all of NVIDIA's DaemonSets; what is there too much meanwhile hurts nobody.
 func Tolerate(w *world.World) Tolerance {
-	t := Tolerance{world: w, known: map[corev1.Taint]refusal{}}
+	t := Tolerance{world: w, known: map[asked]refusal{}}
 	o := w.Plugin.Operands
 	if o == nil {
 		return t
@@ -146,36 +154,60 @@ func PluginConfigChange(w *world.World) string {
 	return fmt.Sprintf("changing devicePlugin.config of ClusterPolicy %s restarts NVIDIA's MPS daemons, which ends their clients", w.Plugin.Operands.Name)
 }
 
+// byDriver reports whether the pods of NVIDIA's DRA driver tell what is tolerated on a node: where the GPU Operator runs no device plugin, and the
+// driver alone serves the node.
+func (t Tolerance) byDriver(v *view.View) bool {
+	return v.ByDriver() && t.world.Plugin.Operands == nil && !t.world.Plugin.ClusterPolicy
+}
+
+// programsOf are the values of byDriver of the nodes of a group; that of a node of the device plugin if it has none.
+func (t Tolerance) programsOf(g *group.Group) []bool {
+	var all []bool
+	for _, m := range g.Members {
+		if is := t.byDriver(m.View); !slices.Contains(all, is) {
+			all = append(all, is)
+		}
+	}
+	if len(all) == 0 {
+		return []bool{false}
+	}
+	return all
+}
+
 // refuses says why NVIDIA's programs do not tolerate a taint anywhere, with the reason for it; empty: they do.
-func (t Tolerance) refuses(taint corev1.Taint) (reason, message string) {
+func (t Tolerance) refuses(taint corev1.Taint, byDriver bool) (reason, message string) {
 	taint.TimeAdded = nil
-	r, known := t.known[taint]
+	r, known := t.known[asked{taint, byDriver}]
 	if !known {
-		r.reason, r.message = t.refusal(taint)
-		r.unknown = r.reason != "" && t.world.Plugin.Operands == nil && !t.seesPlugin()
-		t.known[taint] = r
+		r.reason, r.message = t.refusal(taint, byDriver)
+		r.unknown = r.reason != "" && t.world.Plugin.Operands == nil && len(t.pods(byDriver)) == 0
+		t.known[asked{taint, byDriver}] = r
 	}
 	return r.reason, r.message
 }
 
-// unknown reports whether nothing tells at present what NVIDIA's programs tolerate: a stand-alone plugin has no pod while its
-// DaemonSet replaces it.
-func (t Tolerance) unknown(taint corev1.Taint) bool {
+// unknown reports whether nothing tells at present what NVIDIA's programs tolerate: a stand-alone plugin, and the DRA driver, have no pod while
+// their DaemonSet replaces it.
+func (t Tolerance) unknown(taint corev1.Taint, byDriver bool) bool {
 	taint.TimeAdded = nil
-	return t.known[taint].unknown
+	return t.known[asked{taint, byDriver}].unknown
 }
 
-// seesPlugin reports whether a pod of a stand-alone device plugin is there that does not end.
-func (t Tolerance) seesPlugin() bool {
+// pods are those of a stand-alone device plugin, or of NVIDIA's DRA driver, that do not end.
+func (t Tolerance) pods(byDriver bool) []*world.Pod {
+	var pods []*world.Pod
 	for i := range t.world.Nodes {
-		if slices.ContainsFunc(t.world.Nodes[i].Pods, func(p world.Pod) bool { return p.MountsConfig && !p.Terminating }) {
-			return true
+		for p := range t.world.Nodes[i].Pods {
+			pod := &t.world.Nodes[i].Pods[p]
+			if is := byDriver && pod.DRA || !byDriver && pod.MountsConfig; is && !pod.Terminating {
+				pods = append(pods, pod)
+			}
 		}
 	}
-	return false
+	return pods
 }
 
-func (t Tolerance) refusal(taint corev1.Taint) (reason, message string) {
+func (t Tolerance) refusal(taint corev1.Taint, byDriver bool) (reason, message string) {
 	o, w := t.world.Plugin.Operands, t.world
 	missing := fmt.Sprintf("NVIDIA's programs do not tolerate the taint %s, so their pods could not come back to a node that has it", action.NameOf(taint))
 	switch {
@@ -184,7 +216,7 @@ func (t Tolerance) refusal(taint corev1.Taint) (reason, message string) {
 	case o == nil && w.Plugin.ClusterPolicy:
 		return v1alpha1.ReasonTolerationMissing, "the ClusterPolicy could not be read, so it is not known what NVIDIA's programs tolerate"
 	case o == nil:
-		return t.pluginRefuses(taint, missing)
+		return t.podsRefuse(taint, byDriver, missing)
 	case clusterpolicy.Tolerates(o.Tolerations, taint):
 		return "", ""
 	case t.coming:
@@ -201,21 +233,21 @@ func (t Tolerance) refusal(taint corev1.Taint) (reason, message string) {
 		missing, written(tolerationOf(taint)), o.Name, unsafe)
 }
 
-// pluginRefuses says whether the pods of a stand-alone device plugin tolerate a taint: its DaemonSet is its owner's.
-func (t Tolerance) pluginRefuses(taint corev1.Taint, missing string) (reason, message string) {
-	for i := range t.world.Nodes {
-		for _, p := range t.world.Nodes[i].Pods {
-			if !p.MountsConfig || p.Terminating {
-				continue
-			}
-			if !clusterpolicy.Tolerates(p.Tolerations, taint) {
-				return v1alpha1.ReasonTolerationMissing, fmt.Sprintf("%s; add %s to the DaemonSet of pod %s/%s (with Helm: to tolerations)",
-					missing, written(tolerationOf(taint)), p.Namespace, p.Name)
-			}
+// podsRefuse says whether the pods of a stand-alone device plugin, or of NVIDIA's DRA driver, tolerate a taint: their DaemonSet is its owner's.
+func (t Tolerance) podsRefuse(taint corev1.Taint, byDriver bool, missing string) (reason, message string) {
+	program, value := "NVIDIA's device plugin", "tolerations"
+	if byDriver {
+		program, value = "NVIDIA's DRA driver", "kubeletPlugin.tolerations"
+	}
+	pods := t.pods(byDriver)
+	for _, p := range pods {
+		if !clusterpolicy.Tolerates(p.Tolerations, taint) {
+			return v1alpha1.ReasonTolerationMissing, fmt.Sprintf("%s; add %s to the DaemonSet of pod %s/%s (with Helm: to %s)",
+				missing, written(tolerationOf(taint)), p.Namespace, p.Name, value)
 		}
 	}
-	if !t.seesPlugin() {
-		return v1alpha1.ReasonTolerationsChanging, "no pod of NVIDIA's device plugin is there yet that would tell what it tolerates"
+	if len(pods) == 0 {
+		return v1alpha1.ReasonTolerationsChanging, fmt.Sprintf("no pod of %s is there yet that would tell what it tolerates", program)
 	}
 	return "", ""
 }
