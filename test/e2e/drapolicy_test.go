@@ -76,10 +76,10 @@ func draPolicySpecs() {
 			Eventually(statusOf).WithContext(ctx).WithArguments("shared").Should(And(
 				ContainSubstring(v1alpha1.ReasonDRAIntervalDiffers), ContainSubstring("gives GPUs no time slice")))
 			configure := func(ctx context.Context, config string) {
-				kubectl(ctx, "", "patch", "deviceclass", "gpu.nvidia.com", "--type=merge", "--patch", "{spec: {config: "+config+"}}")
+				kubectl(ctx, "", "patch", "deviceclass", "gpu.nvidia.com", "--type=merge", "--patch", `{"spec": {"config": `+config+"}}")
 			}
-			configure(ctx, `[{opaque: {driver: gpu.nvidia.com, parameters: {apiVersion: resource.nvidia.com/v1beta1, kind: GpuConfig,
-				sharing: {strategy: TimeSlicing, timeSlicingConfig: {interval: Medium}}}}}]`)
+			configure(ctx, `[{"opaque": {"driver": "gpu.nvidia.com", "parameters": {"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig",
+				"sharing": {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Medium"}}}}}]`)
 			DeferCleanup(configure, "null")
 			expectReady(ctx, "shared")
 			expectDRAReady(ctx, 4)
