@@ -104,6 +104,14 @@ type GPUNodeSpec struct {
 	// memoryGuard is the memory guard of the policy that governs the node. Absent: the agent measures only while it is read.
 	// +optional
 	MemoryGuard *MemoryGuard `json:"memoryGuard,omitempty"`
+
+	// adminClaims are the ResourceClaims, as namespace/name, by which pods of the node have devices of NVIDIA's DRA driver with adminAccess
+	// and no others, such as monitors. Their containers block no change.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=64
+	// +kubebuilder:validation:items:MaxLength=317
+	AdminClaims []string `json:"adminClaims,omitempty"`
 }
 
 // Numbering are the GPUs of a node by index.

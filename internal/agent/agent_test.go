@@ -329,7 +329,7 @@ func (a *allocations) hold(pod, device string) {
 func (a *allocations) claim(pod string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.list = append(a.list, agent.Allocation{Namespace: "ml", Pod: pod, Container: "main", Claimed: true})
+	a.list = append(a.list, agent.Allocation{Namespace: "ml", Pod: pod, Container: "main", Claim: "ml/claim"})
 }
 
 // startNVIDIAs starts a daemon as NVIDIA's MPS DaemonSet does.

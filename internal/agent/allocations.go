@@ -6,6 +6,7 @@ package agent
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -26,8 +27,8 @@ type Allocation struct {
 	// Device is the device plugin's name of it: the UUID of a GPU or of a MIG device, and for a replica of one ::n after
 	// that. For a device of a ResourceClaim it is the name of NVIDIA's DRA driver.
 	Device string
-	// Claimed reports that the container has the device by a ResourceClaim.
-	Claimed bool
+	// Claim is the ResourceClaim by which the container has the device, as namespace/name; empty: it has it of the device plugin.
+	Claim string
 }
 
 // Allocations tells what the kubelet allocated.
@@ -82,9 +83,8 @@ func (p *PodResources) List(ctx context.Context) ([]Allocation, error) {
 				}
 			}
 			for _, device := range claimed(container) {
-				allocations = append(allocations, Allocation{
-					Namespace: pod.GetNamespace(), Pod: pod.GetName(), Container: container.GetName(), Device: device, Claimed: true,
-				})
+				device.Namespace, device.Pod, device.Container = pod.GetNamespace(), pod.GetName(), container.GetName()
+				allocations = append(allocations, device)
 			}
 		}
 	}
@@ -117,9 +117,14 @@ func holdersOf(d gpu.Device, allocations []Allocation) []gpu.Holder {
 	return holders
 }
 
+// withoutAdmin leaves out what containers have by the given ResourceClaims: those with adminAccess, by which nothing is held.
+func withoutAdmin(allocations []Allocation, claims []string) []Allocation {
+	return slices.DeleteFunc(slices.Clone(allocations), func(a Allocation) bool { return a.Claim != "" && slices.Contains(claims, a.Claim) })
+}
+
 // held are the instances of a GPU that a container holds by an allocation.
 func held(d gpu.Device, a Allocation) []int {
-	if a.Claimed {
+	if a.Claim != "" {
 		return claimedInstances(d, a.Device)
 	}
 	if instance, holds := heldInstance(d, a.Device); holds {

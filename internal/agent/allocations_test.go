@@ -78,7 +78,7 @@ func TestPodResources(t *testing.T) {
 		{Namespace: "web", Name: "no-gpu"},
 		{Namespace: "ml", Name: "claims", Containers: []*podresources.ContainerResources{
 			{Name: "prepared", DynamicResources: []*podresources.DynamicResource{
-				{ClaimResources: []*podresources.ClaimResource{{DriverName: "gpu.nvidia.com", DeviceName: "gpu-0"}}},
+				{ClaimNamespace: "ml", ClaimName: "one", ClaimResources: []*podresources.ClaimResource{{DriverName: "gpu.nvidia.com", DeviceName: "gpu-0"}}},
 			}},
 			{Name: "not-prepared", DynamicResources: []*podresources.DynamicResource{{ClaimName: "later"}}},
 			{Name: "network", DynamicResources: []*podresources.DynamicResource{
@@ -90,7 +90,7 @@ func TestPodResources(t *testing.T) {
 		{Namespace: "ml", Pod: "train-0", Container: "main", Device: "GPU-1"},
 		{Namespace: "ml", Pod: "train-0", Container: "main", Device: "GPU-2::3"},
 		{Namespace: "ml", Pod: "train-0", Container: "main", Device: "MIG-4"},
-		{Namespace: "ml", Pod: "claims", Container: "prepared", Device: "gpu-0", Claimed: true},
+		{Namespace: "ml", Pod: "claims", Container: "prepared", Device: "gpu-0", Claim: "ml/one"},
 	}))
 
 	g.Expect(client.Advertised(t.Context())).To(gomega.Equal([]string{"GPU-2::0", "GPU-2::1", "GPU-1"}))

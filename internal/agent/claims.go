@@ -16,18 +16,20 @@ import (
 // draDriver is the driver of NVIDIA's that serves GPUs through ResourceClaims.
 const draDriver = "gpu.nvidia.com"
 
-// claimed are the names of the devices that a container has from NVIDIA's DRA driver. A claim that the kubelet has not prepared yet gives it
+// claimed are the devices that a container has from NVIDIA's DRA driver. A claim that the kubelet has not prepared yet gives it
 // none: the container has not started, and the claim may be of another driver. What is allocated to it the controller reads in the claim.
-func claimed(container *podresources.ContainerResources) []string {
-	var names []string
+func claimed(container *podresources.ContainerResources) []Allocation {
+	var devices []Allocation
 	for _, claim := range container.GetDynamicResources() {
 		for _, resource := range claim.GetClaimResources() {
 			if resource.GetDriverName() == draDriver {
-				names = append(names, resource.GetDeviceName())
+				devices = append(devices, Allocation{
+					Device: resource.GetDeviceName(), Claim: claim.GetClaimNamespace() + "/" + claim.GetClaimName(),
+				})
 			}
 		}
 	}
-	return names
+	return devices
 }
 
 // The names that NVIDIA's DRA driver gives devices (kubernetes-sigs/dra-driver-nvidia-gpu, cmd/gpu-kubelet-plugin, CanonicalName): a GPU by

@@ -43,7 +43,7 @@ func TestTheInstanceOfAClaimIsFoundByItsPlace(t *testing.T) {
 		"a GPU of unknown number":                    {unknown, "gpu-0", all},
 	} {
 		t.Run(title, func(t *testing.T) {
-			a := Allocation{Device: c.name, Claimed: true}
+			a := Allocation{Device: c.name, Claim: "ml/claim"}
 			gomega.NewWithT(t).Expect(held(c.device, a)).To(gomega.Equal(c.want))
 		})
 	}

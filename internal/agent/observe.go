@@ -66,13 +66,14 @@ func missingReason(s driver.State) string {
 type observer struct {
 	tools
 
+	admin  []string                  // ResourceClaims whose containers hold nothing
 	timed  []string                  // UUIDs of the GPUs whose time slice is read, those for which the spec names one
 	before map[string][]gpu.Instance // by UUID, as last reported
 }
 
 // of is the observer of what a GPUNode is about.
 func (o observer) of(node *v1alpha1.GPUNode) observer {
-	o.timed, o.before = nil, map[string][]gpu.Instance{}
+	o.admin, o.timed, o.before = node.Spec.AdminClaims, nil, map[string][]gpu.Instance{}
 	for _, d := range plan.Devices(node.Status.Devices) {
 		o.before[d.UUID] = d.State.Instances
 	}
@@ -104,6 +105,7 @@ func (o observer) observe(ctx context.Context) (observation, error) {
 	if err != nil {
 		return observation{}, notObserved(v1alpha1.ReasonPodResourcesFailed, "reading the kubelet's pod resources", err)
 	}
+	allocations = withoutAdmin(allocations, o.admin)
 	devices := mps.Assign(inventory.Devices, serving)
 	for i := range devices {
 		devices[i].Before = o.before[devices[i].UUID]

@@ -60,7 +60,7 @@ func (m meter) usage(ctx context.Context) (usage.Report, error) {
 	if partial != nil && len(sample.Devices) == 0 {
 		return usage.Report{}, partial
 	}
-	devices, err := m.allocated(ctx, sample)
+	devices, err := m.allocated(ctx, node, sample)
 	if err != nil {
 		return usage.Report{}, err
 	}
@@ -94,11 +94,12 @@ func (m meter) sample(ctx context.Context) (*v1alpha1.GPUNode, gpu.Sample, error
 }
 
 // allocated adds what the kubelet says of the GPUs. It knows no replicas of what NVIDIA's DRA driver offers.
-func (m meter) allocated(ctx context.Context, sample gpu.Sample) ([]usage.Device, error) {
+func (m meter) allocated(ctx context.Context, node *v1alpha1.GPUNode, sample gpu.Sample) ([]usage.Device, error) {
 	allocations, err := m.allocations.List(ctx)
 	if err != nil {
 		return nil, err
 	}
+	allocations = withoutAdmin(allocations, node.Spec.AdminClaims)
 	advertised, err := m.allocations.Advertised(ctx)
 	if err != nil {
 		return nil, err
@@ -112,7 +113,7 @@ func (m meter) allocated(ctx context.Context, sample gpu.Sample) ([]usage.Device
 		d := usage.Device{DeviceUse: use, Replicas: map[int]int{}}
 		for _, a := range allocations {
 			instance, holds := heldInstance(known, a.Device)
-			if a.Claimed {
+			if a.Claim != "" {
 				instance, holds = claimedUnit(use, a.Device)
 			}
 			if holds {

@@ -164,16 +164,20 @@ func measuresMIGInstances(s scenario) {
 // attributesClaims: NVIDIA's DRA driver serves the node, so the kubelet lists devices of claims, and none as allocatable.
 func attributesClaims(s scenario) {
 	n := s.node("", sim.A100, sim.H100, sim.T4)
-	n.specify(mig(n.uuid(0), instances("2g.10gb", 1), instances("1g.5gb", 2)))
+	n.ask(v1alpha1.GPUNodeSpec{
+		PolicyName: "research", AdminClaims: []string{"ml/admin"},
+		Devices: []v1alpha1.DeviceSpec{mig(n.uuid(0), instances("2g.10gb", 1), instances("1g.5gb", 2))},
+	})
 	n.settle()
 	first := n.get().Status.Devices[0]
 	second := first.Instances[slices.IndexFunc(first.Instances, func(i v1alpha1.InstanceStatus) bool { return i.Profile == "2g.10gb" })]
 	n.allocations.list = []agent.Allocation{
-		{Namespace: "ml", Pod: "part", Container: "main", Device: fmt.Sprintf("gpu-0-mig-2g10gb-14-%d", second.Start), Claimed: true},
-		{Namespace: "ml", Pod: "gone", Container: "main", Device: "gpu-0-mig-3g20gb-9-4", Claimed: true},
-		{Namespace: "ml", Pod: "odd", Container: "main", Device: "gpu-0", Claimed: true},
-		{Namespace: "ml", Pod: "whole", Container: "main", Device: "gpu-2", Claimed: true},
-		{Namespace: "ml", Pod: "starting", Container: "main", Claimed: true},
+		{Namespace: "ml", Pod: "part", Container: "main", Device: fmt.Sprintf("gpu-0-mig-2g10gb-14-%d", second.Start), Claim: "ml/claim"},
+		{Namespace: "ml", Pod: "gone", Container: "main", Device: "gpu-0-mig-3g20gb-9-4", Claim: "ml/claim"},
+		{Namespace: "ml", Pod: "odd", Container: "main", Device: "gpu-0", Claim: "ml/claim"},
+		{Namespace: "ml", Pod: "whole", Container: "main", Device: "gpu-2", Claim: "ml/claim"},
+		{Namespace: "ml", Pod: "starting", Container: "main", Claim: "ml/claim"},
+		{Namespace: "ml", Pod: "monitor", Container: "main", Device: "gpu-2", Claim: "ml/admin"},
 	}
 	n.rollout(v1alpha1.RolloutStatus{Shares: 4})
 	report, err := n.controller.Usage(n.Context())

@@ -18,8 +18,8 @@ type Claim struct {
 	Name string
 	// Classes are the DeviceClasses that its requests name.
 	Classes []string
-	// Devices are allocated to it. Those for administrators (adminAccess) are left out: they hold nothing.
-	Devices []Allocated
+	// Devices are allocated to it. Those for administrators (adminAccess) are Admin: they hold nothing.
+	Devices, Admin []Allocated
 	// Pods are the UIDs of the pods for which it is reserved.
 	Pods []string
 	// Shared reports that no pod owns it, so that any number of pods can name it. Kubernetes makes the others for one pod each, of a template or
@@ -41,18 +41,25 @@ func ClaimOf(namespace, name string, object map[string]any) (c Claim, ok bool) {
 	status := asMap(object["status"])
 	for _, listed := range asList(asMap(asMap(status["allocation"])["devices"])["results"]) {
 		result := asMap(listed)
-		if admin, _ := result["adminAccess"].(bool); admin || asString(result["driver"]) != DriverName {
+		if asString(result["driver"]) != DriverName {
 			continue
 		}
-		c.Devices = append(c.Devices, Allocated{Pool: asString(result["pool"]), Device: asString(result["device"])})
+		d := Allocated{Pool: asString(result["pool"]), Device: asString(result["device"])}
+		if admin, _ := result["adminAccess"].(bool); admin {
+			c.Admin = append(c.Admin, d)
+		} else {
+			c.Devices = append(c.Devices, d)
+		}
 	}
-	slices.SortFunc(c.Devices, func(a, b Allocated) int { return cmp.Or(cmp.Compare(a.Pool, b.Pool), cmp.Compare(a.Device, b.Device)) })
+	byName := func(a, b Allocated) int { return cmp.Or(cmp.Compare(a.Pool, b.Pool), cmp.Compare(a.Device, b.Device)) }
+	slices.SortFunc(c.Devices, byName)
+	slices.SortFunc(c.Admin, byName)
 	for _, listed := range asList(status["reservedFor"]) {
 		if consumer := asMap(listed); slices.Contains([]string{"pods", ""}, asString(consumer["resource"])) {
 			c.Pods = append(c.Pods, asString(consumer["uid"]))
 		}
 	}
-	return c, len(c.Devices) > 0 || slices.ContainsFunc(c.Classes, Ours)
+	return c, len(c.Devices)+len(c.Admin) > 0 || slices.ContainsFunc(c.Classes, Ours)
 }
 
 // isPod reports whether an owner reference names a pod.
@@ -83,6 +90,9 @@ func (c Claim) Object() map[string]any {
 	for _, d := range c.Devices {
 		results = append(results, map[string]any{"driver": DriverName, "pool": d.Pool, "device": d.Device})
 	}
+	for _, d := range c.Admin {
+		results = append(results, map[string]any{"driver": DriverName, "pool": d.Pool, "device": d.Device, "adminAccess": true})
+	}
 	for _, uid := range c.Pods {
 		pods = append(pods, map[string]any{"uid": uid})
 	}
@@ -96,10 +106,22 @@ func (c Claim) Object() map[string]any {
 	return object
 }
 
-// Of are the names of the devices of a pool that are allocated to the claim.
-func (c Claim) Of(pool string) []string {
+// Pools are the pools of its devices, each once.
+func (c Claim) Pools() []string {
+	var pools []string
+	for _, d := range slices.Concat(c.Devices, c.Admin) {
+		pools = append(pools, d.Pool)
+	}
+	slices.Sort(pools)
+	return slices.Compact(pools)
+}
+
+// Of are the names of the devices of a pool that are allocated to the claim, without those for administrators.
+func (c Claim) Of(pool string) []string { return named(c.Devices, pool) }
+
+func named(devices []Allocated, pool string) []string {
 	var names []string
-	for _, d := range c.Devices {
+	for _, d := range devices {
 		if d.Pool == pool {
 			names = append(names, d.Device)
 		}
@@ -135,7 +157,7 @@ func (c Claim) Gone(name string, p *Pool) []string {
 		return nil
 	}
 	var gone []string
-	for _, device := range c.Of(name) {
+	for _, device := range append(c.Of(name), named(c.Admin, name)...) {
 		if _, is := p.Named(device); !is {
 			gone = append(gone, device)
 		}

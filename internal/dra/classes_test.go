@@ -178,7 +178,7 @@ func TestAClassOfTheOperatorsIsRepaired(t *testing.T) {
 	}
 }
 
-// TestARuleThatTaintsNothingIsNoRule: somebody set its effect to None, or narrowed its selector to one device. New pods come to the node.
+// TestARuleThatTaintsNothingIsNoRule: a user set its effect to None, or narrowed its selector to one device. New pods come to the node.
 func TestARuleThatTaintsNothingIsNoRule(t *testing.T) {
 	for name, change := range map[string]func(o *unstructured.Unstructured) error{
 		"effect None": func(o *unstructured.Unstructured) error {

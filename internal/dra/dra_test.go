@@ -224,6 +224,7 @@ func TestWhatAClaimHolds(t *testing.T) {
 	g.Expect(c).To(Equal(dra.Claim{
 		Name: "team/train", Shared: true, Classes: []string{"gpu.nvidia.com", "gpusharing-mig-1g.5gb"}, Pods: []string{"uid-p"},
 		Devices: []dra.Allocated{{Pool: "n1", Device: "gpu-1-mig-1g5gb-19-0"}, {Pool: "n2", Device: "gpu-0"}},
+		Admin:   []dra.Allocated{{Pool: "n1", Device: "gpu-5"}},
 	}))
 	again, _ := dra.ClaimOf("team", "train", c.Object())
 	g.Expect(again).To(Equal(c), "as the cache keeps it")
@@ -233,12 +234,13 @@ func TestWhatAClaimHolds(t *testing.T) {
 	g.Expect(own.Shared).To(BeFalse(), "it was made for one pod")
 	kept, _ := dra.ClaimOf("team", "train", own.Object())
 	g.Expect(kept).To(Equal(own))
+	g.Expect(c.Pools()).To(Equal([]string{"n1", "n2"}))
 	g.Expect(c.Of("n1")).To(Equal([]string{"gpu-1-mig-1g5gb-19-0"}))
 
 	pool := published(t, true, slice(1, 1, all()...))
-	g.Expect(c.Gone("n1", &pool)).To(BeEmpty())
+	g.Expect(c.Gone("n1", &pool)).To(Equal([]string{"gpu-5"}), "a monitor is prepared by its devices too")
 	without := published(t, true, slice(2, 1, all()[0]))
-	g.Expect(c.Gone("n1", &without)).To(Equal([]string{"gpu-1-mig-1g5gb-19-0"}))
+	g.Expect(c.Gone("n1", &without)).To(Equal([]string{"gpu-1-mig-1g5gb-19-0", "gpu-5"}))
 	incomplete := published(t, true, slice(2, 2, all()[0]))
 	g.Expect(c.Gone("n1", &incomplete)).To(BeEmpty(), "what is missing may be in the slice that is not there")
 

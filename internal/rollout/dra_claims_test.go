@@ -93,3 +93,38 @@ func TestAPodThatNobodyMakesAgainIsEvictedFromItsClaim(t *testing.T) {
 	g.Expect(one(d).State).To(Equal(state.UpToDate), one(d).Message)
 	g.Expect(c.evicted).To(ConsistOf("train"))
 }
+
+// TestAMonitorWithAdminAccessBlocksNothing: the kubelet lists its devices as those of any claim, and the agent leaves them out by its spec.
+func TestAMonitorWithAdminAccessBlocksNothing(t *testing.T) {
+	g := NewWithT(t)
+	c, h := onDRA(mig(count("1g", 7)), evicting)
+	c.monitor(h, "exporter")
+	d, _ := c.run(240)
+	g.Expect(one(d).State).To(Equal(state.UpToDate), one(d).Message)
+	g.Expect(h.GPU.Spec.AdminClaims).To(Equal([]string{"monitoring/exporter"}))
+	c.end(h, "exporter") // its DaemonSet replaces it
+	c.monitor(h, "next")
+	c.reshare(mig(count("3g", 2)))
+	d, _ = c.run(240)
+	g.Expect(one(d).State).To(Equal(state.UpToDate), one(d).Message)
+	g.Expect(h.GPU.Spec.AdminClaims).To(Equal([]string{"monitoring/next"}))
+	g.Expect(c.evicted).To(BeEmpty())
+	clear(c.writes)
+	c.during(time.Hour, time.Minute)
+	g.Expect(c.writes).To(BeEmpty(), "it stays so")
+	c.Policies = nil
+	c.run(240)
+	g.Expect(h.devices()[0].State.MIG).To(BeFalse())
+	g.Expect(h.GPU.Spec).To(Equal(v1alpha1.GPUNodeSpec{}))
+}
+
+// TestAMonitorThatHasADeviceOfItsOwnBlocks: what of the claim is for administrators cannot be told from the rest by the agent.
+func TestAMonitorThatHasADeviceOfItsOwnBlocks(t *testing.T) {
+	g := NewWithT(t)
+	c, h := onDRA(mig(count("1g", 7)))
+	c.monitor(h, "exporter")
+	h.Claims[0].Devices = h.Claims[0].Admin[:1]
+	d := c.during(time.Minute, time.Second)
+	g.Expect(one(d).Message).To(ContainSubstring("pod user/exporter"))
+	g.Expect(h.GPU.Spec.AdminClaims).To(BeEmpty())
+}

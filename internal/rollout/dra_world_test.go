@@ -308,3 +308,29 @@ func (h *host) waitsToStart(name string) {
 	})
 	h.report()
 }
+
+// isAdmins reports whether a container has its device by a claim that the spec names as one of administrators, so that the agent leaves it out.
+func (h *host) isAdmins(o gpu.Holder) bool {
+	return slices.ContainsFunc(h.Claims, func(c dra.Claim) bool {
+		return slices.Contains(h.GPU.Spec.AdminClaims, c.Name) && slices.Contains(c.Pods, "uid-"+o.Pod)
+	})
+}
+
+// monitor lets a pod of a DaemonSet have all GPUs and instances that the driver publishes, by a claim with adminAccess, in spite of any taint.
+func (c *cluster) monitor(h *host, name string) {
+	claim := dra.Claim{Name: "monitoring/" + name, Classes: []string{"gpu.nvidia.com"}, Pods: []string{"uid-" + name}}
+	for _, d := range h.Published.Devices {
+		claim.Admin = append(claim.Admin, dra.Allocated{Pool: h.Name, Device: d.Name})
+	}
+	h.Claims = append(h.Claims, claim)
+	h.Pods = append(h.Pods, world.Pod{Namespace: "user", Name: name, UID: "uid-" + name, Controller: "DaemonSet", Scheduled: c.Now})
+	for _, d := range h.devices() {
+		if !d.State.MIG {
+			h.holds(d.UUID, gpu.WholeGPU, name)
+		}
+		for _, i := range d.State.Instances {
+			h.holds(d.UUID, i.ID, name)
+		}
+	}
+	h.report()
+}

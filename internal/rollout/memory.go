@@ -255,6 +255,9 @@ func (r *remembered) consider(w *world.World, selected, governed policy.Governed
 	if !released {
 		keepRelease(m, selected.By, in.groups)
 	}
+	if m.View != nil {
+		keepAdminClaims(m)
+	}
 	allowAgent(m)
 	conflicts.Record(m, governed.By != nil)
 	m.Brief = inBrief(m)

@@ -25,3 +25,16 @@ func keepRelease(m *group.Member, by *v1alpha1.GPUSharingPolicy, groups map[stri
 		Node: m.Node.Name, Spec: spec, Policy: action.PolicyRef{Name: by.Name, Generation: by.Generation}, Why: "recording how the policy releases the node",
 	})
 }
+
+// keepAdminClaims records on a node of NVIDIA's DRA driver which claims are for administrators, so that its agent does not take their containers
+// for users.
+func keepAdminClaims(m *group.Member) {
+	spec, want := m.Node.GPU.Spec, view.AdminClaims(m.Node)
+	governed := m.Policy != nil || spec.Baseline != nil
+	if !governed || !m.ByDriver() || slices.Equal(want, spec.AdminClaims) || slices.ContainsFunc(m.Actions, action.SetsSpec) {
+		return
+	}
+	spec = *spec.DeepCopy()
+	spec.AdminClaims = want
+	m.Actions = append(m.Actions, action.SetSpec{Node: m.Node.Name, Spec: spec, Policy: m.Ref(), Why: "recording the ResourceClaims of monitors"})
+}

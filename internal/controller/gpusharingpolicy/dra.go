@@ -182,13 +182,10 @@ func (c *Controller) gatherClaims(ctx context.Context, d *seenDRA) error {
 			continue
 		}
 		d.cluster.Named = append(d.cluster.Named, claim.Classes...)
-		pools := map[string]bool{}
-		for _, device := range claim.Devices {
-			if of := d.nodes[device.Pool]; !pools[device.Pool] {
-				pools[device.Pool] = true
-				of.claims = append(of.claims, claim)
-				d.nodes[device.Pool] = of
-			}
+		for _, pool := range claim.Pools() {
+			of := d.nodes[pool]
+			of.claims = append(of.claims, claim)
+			d.nodes[pool] = of
 		}
 		for _, uid := range claim.Pods {
 			if len(claim.Devices) > 0 {

@@ -74,6 +74,7 @@ func kept(v *view.View) v1alpha1.GPUNodeSpec {
 	spec := *v.Node.GPU.Spec.DeepCopy()
 	baseline.Record(v, &spec)
 	spec.PolicyName, spec.Strategy, spec.MemoryGuard = v.Target.Policy, v.Target.Strategy, nil
+	spec.AdminClaims = view.AdminClaims(v.Node)
 	switch {
 	case v.Policy != nil:
 		spec.MemoryGuard = view.GuardOf(v.Policy)

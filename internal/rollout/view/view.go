@@ -277,3 +277,16 @@ func GuardOf(p *v1alpha1.GPUSharingPolicy) *v1alpha1.MemoryGuard {
 	}
 	return p.Spec.Sharing.TimeSlicing.MemoryGuard.DeepCopy()
 }
+
+// AdminClaims are the ResourceClaims by which pods of the node have devices with adminAccess and no others, as GPUNode.spec records them. Further
+// ones than that can hold count as users.
+func AdminClaims(n *world.Node) []string {
+	const most = 64 // of the schema
+	var names []string
+	for _, c := range n.Claims {
+		if slices.Contains(c.Pools(), n.Name) && len(c.Of(n.Name)) == 0 && len(names) < most {
+			names = append(names, c.Name)
+		}
+	}
+	return names
+}

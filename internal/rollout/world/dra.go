@@ -88,7 +88,7 @@ func (o DRAObjects) AddTo(w *World) {
 		n.Claims, n.Ruled, n.RuleTaken = claimed[n.Name], ruled[n.Name], taken[n.Name]
 		for p := range n.Pods {
 			for _, c := range n.Claims {
-				if slices.Contains(c.Pods, n.Pods[p].UID) {
+				if len(c.Of(n.Name)) > 0 && slices.Contains(c.Pods, n.Pods[p].UID) {
 					n.Pods[p].Claim = c.Name
 				}
 			}
@@ -112,10 +112,8 @@ func (o DRAObjects) read(w *World) (published map[string][]dra.Slice, claimed ma
 			continue
 		}
 		w.DRA.Named = append(w.DRA.Named, claim.Classes...)
-		for at, d := range claim.Devices {
-			if at == 0 || d.Pool != claim.Devices[at-1].Pool { // they are sorted
-				claimed[d.Pool] = append(claimed[d.Pool], claim)
-			}
+		for _, pool := range claim.Pools() {
+			claimed[pool] = append(claimed[pool], claim)
 		}
 	}
 	for i := range o.Rules {

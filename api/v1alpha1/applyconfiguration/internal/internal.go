@@ -294,6 +294,12 @@ var schemaYAML = typed.YAMLObject(`types:
 - name: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.GPUNodeSpec
   map:
     fields:
+    - name: adminClaims
+      type:
+        list:
+          elementType:
+            scalar: string
+          elementRelationship: atomic
     - name: baseline
       type:
         namedType: com.github.gpusharing.gpu-sharing-operator.api.v1alpha1.Baseline

@@ -49,6 +49,9 @@ type GPUNodeSpecApplyConfiguration struct {
 	Reboot *RebootPermissionApplyConfiguration `json:"reboot,omitempty"`
 	// memoryGuard is the memory guard of the policy that governs the node. Absent: the agent measures only while it is read.
 	MemoryGuard *MemoryGuardApplyConfiguration `json:"memoryGuard,omitempty"`
+	// adminClaims are the ResourceClaims, as namespace/name, by which pods of the node have devices of NVIDIA's DRA driver with adminAccess
+	// and no others, such as monitors. Their containers block no change.
+	AdminClaims []string `json:"adminClaims,omitempty"`
 }
 
 // GPUNodeSpecApplyConfiguration constructs a declarative configuration of the GPUNodeSpec type for use with
@@ -155,5 +158,15 @@ func (b *GPUNodeSpecApplyConfiguration) WithReboot(value *RebootPermissionApplyC
 // If called multiple times, the MemoryGuard field is set to the value of the last call.
 func (b *GPUNodeSpecApplyConfiguration) WithMemoryGuard(value *MemoryGuardApplyConfiguration) *GPUNodeSpecApplyConfiguration {
 	b.MemoryGuard = value
+	return b
+}
+
+// WithAdminClaims adds the given value to the AdminClaims field in the declarative configuration
+// and returns the receiver, so that objects can be build by chaining "With" function invocations.
+// If called multiple times, values provided by each call will be appended to the AdminClaims field.
+func (b *GPUNodeSpecApplyConfiguration) WithAdminClaims(values ...string) *GPUNodeSpecApplyConfiguration {
+	for i := range values {
+		b.AdminClaims = append(b.AdminClaims, values[i])
+	}
 	return b
 }
