@@ -11,6 +11,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/view"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
 // Blocker is a pod, or a process outside pods, that uses what a change needs to be idle, or a pod that blocks the reboot of its node.
@@ -63,6 +64,13 @@ func FateOf(v *view.View, b plan.Blocker) string {
 		return fmt.Sprintf("is waited for, up to %s (rollout.drain)", v.DrainTimeout())
 	case p == nil:
 		return "is gone already and is waited for"
+	}
+	return fateOfPod(v, b, p)
+}
+
+// fateOfPod says what becomes of a pod where the policy says Evict.
+func fateOfPod(v *view.View, b plan.Blocker, p *world.Pod) string {
+	switch {
 	case p.ReturnsAtOnce():
 		return "is not evicted, since it would come back at once; end it yourself"
 	case b.UUID == "" && !freesAll(v):
