@@ -61,7 +61,8 @@ func (p *Program) read(ctx context.Context, c client.Client) (w world.World, lac
 	if err := readClusterPolicy(ctx, c, &w); err != nil {
 		return w, nil, err
 	}
-	return w, driver.tell(&w), nil
+	lacks = driver.tell(&w)
+	return w, lacks, nil
 }
 
 // readClusterPolicy reads what NVIDIA's ClusterPolicy says of its programs, if there is one and who asks may know.

@@ -154,7 +154,8 @@ type Write struct{ Name, Resource, Profile string }
 // Classes decides which DeviceClasses of the operator must be written, and which must be deleted, so that pods get the instances of these
 // profiles. A class that serves the resource of a profile already is used, also one of an administrator: two classes with one resource make the
 // scheduler forget the name when one of them goes. One of the operator's that another client edited is written again. A configuration that it was
-// given is another field manager's: such a class is deleted, and the next pass writes it if it is needed. named reports whether a pod or claim names a class or its resource: such a class stays.
+// given is another field manager's: such a class is deleted, and the next pass writes it if it is needed. named reports whether a policy,
+// pod or claim names a class or its resource: such a class stays.
 func Classes(have []Class, profiles []string, named func(Class) bool) (write []Write, remove []string) {
 	wanted := map[string]bool{}
 	for _, profile := range profiles {
@@ -163,13 +164,7 @@ func Classes(have []Class, profiles []string, named func(Class) bool) (write []W
 			continue
 		}
 		wanted[name] = true
-		_, offered := Offering(have, resource)
-		foreign := slices.ContainsFunc(have, func(c Class) bool { return c.Name == name && !c.Own })
-		edited := slices.ContainsFunc(have, func(c Class) bool {
-			return c.Name == name && c.Resource == resource && c.Selector != Selector(profile)
-		})
-		configured := slices.ContainsFunc(have, func(c Class) bool { return c.Name == name && c.Configured })
-		if (!offered || edited) && !foreign && !configured { // one of the operator's that lost its resource is written again
+		if lacks(have, profile) {
 			write = append(write, Write{Name: name, Resource: resource, Profile: profile})
 		}
 	}
@@ -181,4 +176,17 @@ func Classes(have []Class, profiles []string, named func(Class) bool) (write []W
 	slices.SortFunc(write, func(a, b Write) int { return strings.Compare(a.Name, b.Name) })
 	slices.Sort(remove)
 	return write, remove
+}
+
+// lacks reports whether the operator's class of a profile must be written: nothing serves its resource, or another client edited it.
+func lacks(have []Class, profile string) bool {
+	resource := ResourceOf(profile)
+	_, offered := Offering(have, resource)
+	at := slices.IndexFunc(have, func(c Class) bool { return c.Name == ClassName(profile) })
+	if at < 0 {
+		return !offered
+	}
+	is := have[at]
+	edited := is.Resource == resource && is.Selector != Selector(profile)
+	return is.Own && !is.Configured && (!offered || edited) // one that lost its resource too
 }

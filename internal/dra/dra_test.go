@@ -268,3 +268,37 @@ func TestWhereADeviceIs(t *testing.T) {
 		})
 	}
 }
+
+// TestADeviceThatTheDriverTaintsIsNotOffered: with its feature gate NVMLDeviceHealthCheck the driver taints devices that are unhealthy
+// (cmd/gpu-kubelet-plugin/driver.go, deviceHealthEvents). Beside the device plugin such a GPU is reported and counts as not advertised.
+func TestADeviceThatTheDriverTaintsIsNotOffered(t *testing.T) {
+	g := NewWithT(t)
+	device := func(name, uuid string) map[string]any {
+		return map[string]any{"name": name, "attributes": map[string]any{"type": map[string]any{"string": "gpu"}, "uuid": map[string]any{"string": uuid}}}
+	}
+	sick := device("gpu-1", "GPU-b")
+	sick["taints"] = []any{map[string]any{"key": "gpu.nvidia.com/xid", "value": "79", "effect": "NoSchedule"}}
+	pool := dra.PoolOf([]dra.Slice{dra.SliceOf(dra.Slim(map[string]any{"spec": map[string]any{
+		"driver": dra.DriverName, "nodeName": "a", "pool": map[string]any{"name": "a", "generation": int64(1), "resourceSliceCount": int64(1)},
+		"devices": []any{device("gpu-0", "GPU-a"), sick},
+	}}))})
+	g.Expect(pool.Published()).To(Equal(map[string]int64{"nvidia.com/gpu": 1}))
+	have := []v1alpha1.DeviceStatus{{UUID: "GPU-a", Sharing: v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeDisabled}}, {UUID: "GPU-b", Index: 1, Sharing: v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeDisabled}}}
+	g.Expect(pool.Differs(have, 0)).NotTo(BeEmpty())
+	g.Expect(pool.Stale(have, 0)).To(BeEmpty(), "a driver that starts anew would offer it again")
+}
+
+// TestAGPUThatIsLostIsNoReasonToRestartTheDriver: neither are its instances. One that is in MIG mode now is.
+func TestAGPUThatIsLostIsNoReasonToRestartTheDriver(t *testing.T) {
+	g := NewWithT(t)
+	pool := dra.Pool{Complete: true, Devices: []dra.Device{
+		{Name: "gpu-0", Type: "gpu", UUID: "GPU-a", Shares: 1},
+		{Name: "gpu-1", Type: "gpu", UUID: "GPU-b", Shares: 1},
+		{Name: "gpu-2-mig", Type: "mig", UUID: "MIG-c", Parent: "GPU-c", Profile: "1g.5gb", Shares: 1},
+	}}
+	have := []v1alpha1.DeviceStatus{{UUID: "GPU-a", Sharing: v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeDisabled}}}
+	g.Expect(pool.Differs(have, 1)).To(HaveLen(2))
+	g.Expect(pool.Stale(have, 1)).To(BeEmpty())
+	have = append(have, v1alpha1.DeviceStatus{UUID: "GPU-b", Sharing: v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeEnabled}})
+	g.Expect(pool.Stale(have, 1)).To(ConsistOf("gpu-1 (GPU-b) is published and gone"))
+}

@@ -36,6 +36,9 @@ type Device struct {
 	Profile, Parent string
 	// Shares is how many claims can share it; 1 if the driver shares no GPUs, 0 if it limits them by memory or not at all.
 	Shares int64
+	// Tainted is the taint by which the driver itself keeps new pods off it, as key=value, such as one for a GPU that is unhealthy (its feature
+	// gate NVMLDeviceHealthCheck); empty if there is none.
+	Tainted string
 }
 
 // Slice is what of a ResourceSlice matters here.
@@ -79,6 +82,9 @@ func (p *Pool) Published() map[string]int64 {
 		return counts
 	}
 	for _, d := range p.Devices {
+		if d.Tainted != "" {
+			continue
+		}
 		switch d.Type {
 		case typeGPU:
 			counts[plan.ResourceGPU] += max(d.Shares, 1)
@@ -123,7 +129,7 @@ func (p *Pool) Unusable() *plan.Problem {
 			return &plan.Problem{
 				Reason: v1alpha1.ReasonDRADriverUnknown,
 				Message: fmt.Sprintf("Device %s in the ResourceSlices of the node has no type, UUID or profile, so this version of NVIDIA's DRA driver is "+
-					"not known to the operator. Install v0.4 or newer of its chart", d.Name),
+					"not known to the operator. Install v0.5.0 of its chart, with which the operator was tried", d.Name),
 			}
 		}
 	}
@@ -139,9 +145,14 @@ func DynamicMIG(sign string) *plan.Problem {
 	}
 }
 
-// Differs lists how what the pool shows differs from the GPUs and instances that the agent reports, by UUID; empty if it does not. Shares
+// Differs lists how what the pool offers differs from the GPUs and instances that the agent reports, by UUID; empty if it does not. Shares
 // is how many claims must be able to share a GPU; 0: any number.
 func (p *Pool) Differs(have []v1alpha1.DeviceStatus, shares int64) []string {
+	return append(p.Stale(have, shares), p.away(have)...)
+}
+
+// Stale is what of Differs another look of the driver at the GPUs can change.
+func (p *Pool) Stale(have []v1alpha1.DeviceStatus, shares int64) []string {
 	if p == nil || len(p.Devices) == 0 {
 		if len(expected(have)) > 0 {
 			return []string{"no device is published"}
@@ -167,10 +178,40 @@ func (p *Pool) Differs(have []v1alpha1.DeviceStatus, shares int64) []string {
 		}
 	}
 	for _, d := range shown {
-		differs = append(differs, fmt.Sprintf("%s (%s) is published and gone", d.Name, d.UUID))
+		if !lost(d, have) {
+			differs = append(differs, fmt.Sprintf("%s (%s) is published and gone", d.Name, d.UUID))
+		}
 	}
 	slices.Sort(differs)
 	return differs
+}
+
+// away lists the devices that the driver taints, and those whose GPU the agent does not see any more. A driver that starts anew would offer the
+// former again, and does not start if a GPU answers with an error (cmd/gpu-kubelet-plugin/nvlib.go of the driver).
+func (p *Pool) away(have []v1alpha1.DeviceStatus) []string {
+	if p == nil || !p.Complete {
+		return nil
+	}
+	var away []string
+	for _, d := range p.Devices {
+		switch {
+		case lost(d, have):
+			away = append(away, fmt.Sprintf("%s (%s) is published, and its GPU is lost", d.Name, d.UUID))
+		case d.Tainted != "":
+			away = append(away, fmt.Sprintf("%s (%s) has the taint %s of the driver", d.Name, d.UUID, d.Tainted))
+		}
+	}
+	return away
+}
+
+// lost reports whether the GPU that a device is, or is part of, is not among those that the agent reports.
+func lost(d Device, have []v1alpha1.DeviceStatus) bool {
+	uuid := d.UUID
+	if d.Type == typeMIG {
+		uuid = d.Parent
+	}
+	return (d.Type == typeGPU || d.Type == typeMIG) && uuid != "" &&
+		!slices.ContainsFunc(have, func(h v1alpha1.DeviceStatus) bool { return h.UUID == uuid })
 }
 
 // differs says how a device that is published under its UUID is another than wanted; empty if it is not.
@@ -242,6 +283,11 @@ func deviceOf(listed map[string]any) Device {
 		return asString(asMap(a)["string"])
 	}
 	d.Type, d.UUID, d.Profile, d.Parent = text("type"), text("uuid"), text("profile"), text("parentUUID")
+	for _, listed := range asList(listed["taints"]) {
+		if taint := asMap(listed); slices.Contains([]string{"NoSchedule", "NoExecute"}, asString(taint["effect"])) {
+			d.Tainted = strings.TrimSuffix(asString(taint["key"])+"="+asString(taint["value"]), "=")
+		}
+	}
 	multiple, _ := listed["allowMultipleAllocations"].(bool)
 	shares, limited := capacity["shares"]
 	if !limited {
@@ -291,6 +337,9 @@ func slimDevice(listed map[string]any) map[string]any {
 	slim["attributes"], slim["capacity"] = attributes, capacity
 	if multiple, has := body["allowMultipleAllocations"]; has {
 		slim["allowMultipleAllocations"] = multiple
+	}
+	if taints, has := body["taints"]; has {
+		slim["taints"] = taints
 	}
 	return slim
 }

@@ -324,7 +324,7 @@ func TestNotOnDRA(t *testing.T) {
 			sharing: mig(count("1g", 7)), with: func(_ *cluster, h *host) {
 				h.Published = &dra.Pool{Complete: true, Devices: []dra.Device{{Name: "gpu-0"}}}
 			},
-			reason: v1alpha1.ReasonDRADriverUnknown, says: "v0.4 or newer",
+			reason: v1alpha1.ReasonDRADriverUnknown, says: "v0.5.0",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -675,4 +675,67 @@ func TestTheTaintsOfAPolicyComeToNodesOfTheDriver(t *testing.T) {
 	}
 	c.during(time.Minute, time.Second)
 	g.Expect(h.Taints).To(BeEmpty(), "the next pod of the driver could not come")
+}
+
+// TestADriverThatIsUpgradedIsNotRestarted: its pod is replaced and takes a minute to start, as an image does that is pulled. The kubelet
+// deletes the slices meanwhile. Nothing of the GPUs has changed.
+func TestADriverThatIsUpgradedIsNotRestarted(t *testing.T) {
+	g := NewWithT(t)
+	c, h := onDRA(v1alpha1.Sharing{Strategy: v1alpha1.StrategyExclusive})
+	d, _ := c.run(120)
+	g.Expect(one(d).State).To(Equal(state.UpToDate), one(d).Message)
+	clear(c.writes)
+	h.replaceDriver(c)
+	h.driver.serves = false // its container starts
+	for i := range 90 {
+		if i == 30 {
+			h.Published = nil
+		}
+		if i == 60 {
+			h.driver.serves = true
+		}
+		c.pass()
+		c.tick(time.Second)
+	}
+	d, _ = c.run(60)
+	g.Expect(one(d).State).To(Equal(state.UpToDate), one(d).Message)
+	g.Expect(c.writes).NotTo(HaveKey("action.DeletePod"), "%v", c.writes)
+}
+
+// replaceDriver is an upgrade of the driver: another pod, which has not started yet.
+func (h *host) replaceDriver(c *cluster) {
+	h.Pods = slices.DeleteFunc(h.Pods, func(p world.Pod) bool { return p.DRA })
+	h.Pods = append(h.Pods, world.Pod{Namespace: "nvidia-dra", Name: "new", UID: "dra-new", Controller: "DaemonSet", DRA: true, Serves: true, Scheduled: c.Now})
+}
+
+// TestADriverThatStartsAfterARebootIsNotRestarted: the agent reports before the driver has started, which waits for the GPU driver. It sees
+// the GPUs that are there when it starts.
+func TestADriverThatStartsAfterARebootIsNotRestarted(t *testing.T) {
+	g := NewWithT(t)
+	c, h := onDRA(mig(count("1g", 7)), evicting)
+	c.run(120)
+	clear(c.writes)
+	h.hardware.Reboot()
+	c.tick(time.Second)
+	h.replaceDriver(c)
+	h.driver.serves, h.driver.boot, h.Published = false, h.bootID(), nil // the kubelet has deleted the slices, and its container starts
+	c.during(time.Minute, time.Second)
+	h.driver.serves = true
+	d := c.during(5*time.Minute, time.Second)
+	g.Expect(one(d).State).To(Equal(state.UpToDate), one(d).Message)
+	g.Expect(c.writes["action.DeletePod"]).To(BeZero(), "%v", c.writes)
+}
+
+// TestAGPUThatIsLostRestartsNoDriver: a GPU falls off the bus, in the same boot. The driver has tainted it (GPU_LOST) and serves the others. A driver
+// that starts anew enumerates all GPUs, and ends if one of them answers with an error (cmd/gpu-kubelet-plugin/nvlib.go). docs/faults.md: "does not
+// restart the plugin, because that would offer the GPU again".
+func TestAGPUThatIsLostRestartsNoDriver(t *testing.T) {
+	g := NewWithT(t)
+	c, h := onDRA(v1alpha1.Sharing{Strategy: v1alpha1.StrategyExclusive})
+	c.run(120)
+	clear(c.writes)
+	h.hardware.Update(func(n *sim.Node) { n.GPUs = n.GPUs[:1] })
+	c.during(10*time.Minute, time.Second)
+	g.Expect(h.GPU.Status.Devices).To(HaveLen(1))
+	g.Expect(c.writes["action.DeletePod"]).To(BeZero(), "%v", c.writes)
 }

@@ -39,8 +39,12 @@ func Publishing(v *view.View) (gate.Judgement, bool) {
 	if Dynamic(v) != nil {
 		return gate.Judgement{}, false // what it publishes is not what the agent sees
 	}
-	shown := v.Node.Published.Differs(v.Node.GPU.Status.Devices, v.Target.Shares)
-	differs := append(slices.Clone(shown), unoffered(v)...)
+	stale := v.Node.Published.Stale(v.Node.GPU.Status.Devices, v.Target.Shares)
+	differs := stale
+	if !v.Target.Final { // a release does not wait for a GPU that is unhealthy
+		differs = v.Node.Published.Differs(v.Node.GPU.Status.Devices, v.Target.Shares)
+	}
+	differs = append(slices.Clone(differs), unoffered(v)...)
 	if len(differs) == 0 && !v.OnlyComputeMode() && !condition.IsTrue(v.Node.GPU.Status.Conditions, v1alpha1.ConditionApplied) {
 		differs = append(differs, gate.AgentMessage(v, "the GPUs are not shared as asked"))
 	}
@@ -51,7 +55,7 @@ func Publishing(v *view.View) (gate.Judgement, bool) {
 		State: state.Verifying, Reason: v1alpha1.ReasonVerifying,
 		Message: "NVIDIA's DRA driver does not publish yet what it must: " + format.List(differs),
 	}
-	if len(shown) > 0 {
+	if len(stale) > 0 {
 		j.Next, j.After = restart(v)
 	}
 	if j.Next != nil {
@@ -97,6 +101,9 @@ func restart(v *view.View) (next gate.Next, after time.Duration) {
 	pods := pods(v)
 	seen, leaving := clients.Enumerated(v)
 	if now := occasion(v); seen != now && len(pods) > 0 {
+		if left, starts := starting(v, pods); starts {
+			return nil, left
+		}
 		return gate.AtOnce(record(v, now, append(slices.Clone(pods), unaware(v)...))), 0
 	}
 	var deletions []action.Action
@@ -114,6 +121,24 @@ func restart(v *view.View) (next gate.Next, after time.Duration) {
 		return gate.AtOnce(deletions...), 0
 	}
 	return restartAgain(v, pods)
+}
+
+// publishesWithin is how long a driver may take to publish after its pod became Ready.
+const publishesWithin = 10 * time.Second
+
+// starting reports whether a pod of the driver is on its way to publish what is there: it looks at the GPUs when it starts. after is when to
+// look again; 0: when the pod changes.
+func starting(v *view.View, pods []world.Pod) (after time.Duration, is bool) {
+	for _, p := range pods {
+		if p.Terminating {
+			continue
+		}
+		left := p.ReadySince.Add(publishesWithin).Sub(v.World.Now)
+		if is = is || p.ReadySince.IsZero() || left > 0; left > 0 {
+			after = timing.Sooner(after, left)
+		}
+	}
+	return after, is
 }
 
 // restartAgain restarts pods that have run for long enough to publish, at most once for the GPUs and the boot.
@@ -149,7 +174,7 @@ func record(v *view.View, now string, pods []world.Pod) action.PatchNode {
 
 // DropStamps removes what was recorded of restarts from a node that is released, once the driver publishes its baseline.
 func DropStamps(v *view.View, patch action.PatchNode) {
-	if v.Target.Final && Dynamic(v) == nil && len(v.Node.Published.Differs(v.Node.GPU.Status.Devices, v.Target.Shares)) > 0 {
+	if v.Target.Final && Dynamic(v) == nil && len(v.Node.Published.Stale(v.Node.GPU.Status.Devices, v.Target.Shares)) > 0 {
 		return
 	}
 	for _, name := range []string{v1alpha1.AnnotationInstances, v1alpha1.AnnotationRestarted} {
