@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
@@ -206,13 +207,27 @@ func (d *demo) startNodes(ctx, background context.Context, running *sync.WaitGro
 	for _, m := range d.machines {
 		if err := until(ctx, func() (bool, error) {
 			d.was[m.name], err = d.advertises(ctx, m.name)
-			return d.was[m.name] != nothing, err
+			if d.was[m.name] == nothing || err != nil {
+				return false, err
+			}
+			return d.discovered(ctx, m.name)
 		}); err != nil {
 			return err
 		}
 	}
 	d.before, err = d.settled(ctx)
 	return err
+}
+
+// discovered reports whether Node Feature Discovery has labelled a node with what GPU Feature Discovery found. That comes after its GPUs are
+// advertised, and later still on a machine that is busy.
+func (d *demo) discovered(ctx context.Context, name string) (bool, error) {
+	node := &corev1.Node{}
+	if err := d.cluster.Client.Get(ctx, client.ObjectKey{Name: name}, node); err != nil {
+		return false, fmt.Errorf("reading Node %s: %w", name, err)
+	}
+	_, labelled := node.Labels["nvidia.com/gpu.product"]
+	return labelled, nil
 }
 
 // settled is the snapshot once two in a row are alike.
