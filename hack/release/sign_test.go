@@ -127,9 +127,9 @@ func TestNothingIsReleasedThatTheRegistryDamages(t *testing.T) {
 	var err error
 	r.tree, err = filepath.Abs("../..") // cosign is built from there
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
-	loses := func(kind string) func(http.ResponseWriter, *http.Request) bool {
+	loses := func(of, kind string) func(http.ResponseWriter, *http.Request) bool {
 		return func(w http.ResponseWriter, r *http.Request) bool {
-			if r.Method != http.MethodPut || !strings.HasSuffix(r.URL.Path, kind) {
+			if r.Method != http.MethodPut || !strings.Contains(r.URL.Path, of+"/manifests/") || !strings.HasSuffix(r.URL.Path, kind) {
 				return false
 			}
 			w.WriteHeader(http.StatusCreated)
@@ -147,8 +147,9 @@ func TestNothingIsReleasedThatTheRegistryDamages(t *testing.T) {
 			_, err := w.Write([]byte("another content"))
 			return err == nil
 		}},
-		{"a signature", "no signatures found", loses(".sig")},
-		{"a statement", "attestation", loses(".att")},
+		{"the signature of an image", "no signatures found", loses(agentName, ".sig")},
+		{"the signature of the chart", "no signatures found", loses(chartName, ".sig")},
+		{"a statement", "attestation", loses(bundleName, ".att")},
 		{"nothing", "", nil},
 	} {
 		t.Run(tc.title, func(t *testing.T) {
