@@ -131,6 +131,10 @@ func TestSlimClasses(t *testing.T) {
 	of := dra.ClassOf(slim.(*unstructured.Unstructured))
 	g.Expect(of).To(Equal(dra.ClassOf(class)))
 	g.Expect(of).To(And(HaveField("Interval", "Long"), HaveField("Own", true), HaveField("Resource", "nvidia.com/gpu"), HaveField("Age", Not(BeZero()))))
+	g.Expect(slim.(*unstructured.Unstructured).Object["spec"]).To(HaveKey("selectors"), "which tell whether another client edited one of the operator's")
+	class.SetLabels(nil)
+	slim, err = slimOthers(class.DeepCopy())
+	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(slim.(*unstructured.Unstructured).Object["spec"]).NotTo(HaveKey("selectors"))
 }
 
