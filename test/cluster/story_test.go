@@ -82,6 +82,7 @@ type place struct {
 type born struct {
 	mig       bool
 	instances string
+	timeSlice gpu.TimeSlice
 }
 
 func bornAs(d gpu.Device) born {
@@ -90,7 +91,7 @@ func bornAs(d gpu.Device) born {
 		profiles = append(profiles, i.Profile)
 	}
 	slices.Sort(profiles)
-	return born{mig: d.State.MIG, instances: strings.Join(profiles, ",")}
+	return born{mig: d.State.MIG, instances: strings.Join(profiles, ","), timeSlice: d.State.TimeSlice}
 }
 
 // newStory makes the cluster of a seed on the API server of a site, which it leaves empty.
@@ -263,7 +264,15 @@ func (s *story) join(name string, random *rand.Rand) {
 
 func (p *place) devices() []gpu.Device {
 	var devices []gpu.Device
-	p.hardware.Update(func(n *sim.Node) { devices = n.Observe().Devices })
+	p.hardware.Update(func(n *sim.Node) {
+		devices = n.Observe().Devices
+		for i := range devices {
+			var err error
+			if devices[i].State.TimeSlice, err = n.TimeSlice(devices[i].UUID); err != nil {
+				devices[i].State.TimeSlice = gpu.TimeSliceNone
+			}
+		}
+	})
 	return devices
 }
 
