@@ -629,6 +629,29 @@ func TestTheDriversInstancesAreItsOwnOnceDynamicMIGIsOn(t *testing.T) {
 	g.Expect(c.writes).NotTo(HaveKey("action.DeletePod"))
 }
 
+// TestTheDaemonSetTellsOfDynamicMIGWhileItsPodIsAway: the gate is turned on by an upgrade, and the image of the new pod takes minutes. The kubelet has
+// deleted the slices, so that neither they nor a pod tell of the gate.
+func TestTheDaemonSetTellsOfDynamicMIGWhileItsPodIsAway(t *testing.T) {
+	for name, sharing := range map[string]v1alpha1.Sharing{"a layout in force": mig(count("1g", 7)), "another one": mig(count("3g", 2))} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			c, h := onDRA(mig(count("1g", 7)), evicting)
+			c.run(120)
+			done := len(h.done)
+			h.DynamicMIG, h.driver.serves, h.Published = true, false, nil
+			h.Pods = slices.DeleteFunc(h.Pods, func(p world.Pod) bool { return p.DRA })
+			c.reshare(sharing)
+			h.hardware.Update(func(n *sim.Node) { n.GPUs[0].Instances = nil }) // the driver has begun
+			d := c.during(10*time.Minute, time.Second)
+			g.Expect(one(d).Reason).To(Equal(v1alpha1.ReasonDynamicMIGActive))
+			g.Expect(one(d).Message).To(ContainSubstring("FEATURE_GATES of DaemonSet nvidia-dra/kubelet-plugin"))
+			g.Expect(h.GPU.Spec.Devices).To(BeEmpty())
+			g.Expect(h.done[done:]).To(BeEmpty())
+			g.Expect(h.Ruled).To(BeZero())
+		})
+	}
+}
+
 // TestDynamicMIGThatIsOffAgainBringsThePolicyBack, with the baseline that was recorded before.
 func TestDynamicMIGThatIsOffAgainBringsThePolicyBack(t *testing.T) {
 	g := NewWithT(t)

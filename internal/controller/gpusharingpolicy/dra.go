@@ -85,11 +85,12 @@ type seenDRA struct {
 
 // nodeDRA is what they tell of one node.
 type nodeDRA struct {
-	sign      string
-	published *dra.Pool
-	claims    []dra.Claim
-	ruled     time.Time
-	ruleTaken bool
+	sign       string
+	dynamicMIG bool // by the feature gates of the DaemonSet
+	published  *dra.Pool
+	claims     []dra.Claim
+	ruled      time.Time
+	ruleTaken  bool
 }
 
 // gatherDRA reads what is not read of each node by itself. Errors: pluginconfig.ErrNotSynced, while a node shows the driver and it is not
@@ -119,7 +120,7 @@ func (c *Controller) gatherDaemonSets(ctx context.Context, d *seenDRA, nodes map
 		for n := range nodes {
 			if is, err := required.Match(nodes[n]); is && err == nil {
 				of := d.nodes[n]
-				of.sign = fmt.Sprintf("DaemonSet %s/%s", set.Namespace, set.Name)
+				of.sign, of.dynamicMIG = fmt.Sprintf("DaemonSet %s/%s", set.Namespace, set.Name), world.MakesInstances(&set.Spec.Template.Spec)
 				d.nodes[n] = of
 			}
 		}
@@ -402,6 +403,7 @@ func slimDaemonSet(object any) (any, error) {
 		for i := range pod.Spec.Containers {
 			slim.Spec.Template.Spec.Containers = append(slim.Spec.Template.Spec.Containers, corev1.Container{Name: pod.Spec.Containers[i].Name})
 		}
+		slim.Spec.Template.Spec.Containers[0].Env = world.Gates(&pod.Spec)
 	}
 	return slim, nil
 }

@@ -271,6 +271,23 @@ func TestNodesOfTheDaemonSetOfNVIDIAsDRADriverAreKnown(t *testing.T) {
 		}}}
 	})
 	r.Expect(r.served()).To(Equal(map[string]string{"a": "DaemonSet nvidia/plugin", "b": "", "c": "DaemonSet nvidia/plugin"}))
+	before := r.nodes()
+	r.Expect(before["b"].DynamicMIG).To(BeFalse())
+	gates := func(value string) func(*corev1.PodSpec) {
+		return func(pod *corev1.PodSpec) {
+			inZone(pod)
+			pod.Containers[1].Env = []corev1.EnvVar{{Name: "FEATURE_GATES", Value: value}}
+		}
+	}
+	store("plugin", "kubelet-plugin", gates("ContextualLogging=true, DynamicMIG=True"))
+	after := r.nodes()
+	r.Expect(after["b"].DynamicMIG).To(BeTrue(), "also while no pod tells")
+	r.Expect(after["b"].Version).NotTo(Equal(before["b"].Version))
+	r.Expect(after["a"].DynamicMIG).To(BeFalse())
+	r.report(r.change("b", label))
+	r.Expect(r.nodes()["b"].DynamicMIG).To(BeTrue())
+	store("plugin", "kubelet-plugin", gates("DynamicMIG=false"))
+	r.Expect(r.nodes()["b"].DynamicMIG).To(BeFalse())
 	store("plugin", "kubelet-plugin", func(pod *corev1.PodSpec) { pod.Containers = pod.Containers[:1] })
 	r.Expect(r.served()).To(Equal(map[string]string{"a": "", "b": "", "c": ""}), "its GPUs are turned off")
 }

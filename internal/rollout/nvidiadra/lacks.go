@@ -41,6 +41,9 @@ func Dynamic(v *view.View) *plan.Problem {
 	if slices.ContainsFunc(v.Node.Pods, func(p world.Pod) bool { return p.DynamicMIG }) {
 		return dra.DynamicMIG("FEATURE_GATES of its pod on the node")
 	}
+	if v.Node.DynamicMIG {
+		return dra.DynamicMIG("FEATURE_GATES of " + v.Node.DRA)
+	}
 	if problem := v.Node.Published.Unusable(); problem != nil && problem.Reason == v1alpha1.ReasonDynamicMIGActive {
 		return problem
 	}

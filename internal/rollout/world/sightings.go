@@ -6,6 +6,7 @@ package world
 import (
 	"iter"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -87,9 +88,20 @@ func SetsTimeSlices(spec *corev1.PodSpec) bool { return gateIsOn(spec, dra.TimeS
 func gateIsOn(spec *corev1.PodSpec, gate string) bool {
 	for i := range spec.Containers {
 		for _, variable := range spec.Containers[i].Env {
-			if variable.Name == featureGates && slices.Contains(strings.Split(variable.Value, ","), gate+"=true") {
+			if variable.Name == featureGates && isSet(variable.Value, gate) {
 				return true
 			}
+		}
+	}
+	return false
+}
+
+// isSet reports whether a list of feature gates sets one, as k8s.io/component-base/featuregate reads it.
+func isSet(list, gate string) bool {
+	for listed := range strings.SplitSeq(list, ",") {
+		name, value, _ := strings.Cut(listed, "=")
+		if on, err := strconv.ParseBool(strings.TrimSpace(value)); err == nil && on && strings.TrimSpace(name) == gate {
+			return true
 		}
 	}
 	return false

@@ -87,6 +87,9 @@ type Node struct {
 	// DRA is an object, besides pods, by which NVIDIA's DRA driver shows that it offers the GPUs of the node, such as
 	// "DaemonSet nvidia-dra/kubelet-plugin"; empty: none does.
 	DRA string
+	// DynamicMIG says that the DaemonSet of that driver has its feature gate DynamicMIG on, so that the next pod on the node makes MIG instances
+	// on demand, also while there is no pod.
+	DynamicMIG bool
 	// Published is what the ResourceSlices of NVIDIA's DRA driver show of the node; nil: there are none.
 	Published *dra.Pool
 	// Claims are the ResourceClaims to which devices of the node are allocated, by name.
