@@ -156,7 +156,6 @@ func classesOf(d rollout.Decision) (lines []string) {
 func devicesOf(n *world.Node) []gpu.Device {
 	devices := plan.Devices(n.GPU.Status.Devices)
 	located := map[string]bool{} // pods, as namespace/name
-	pods := podsByUID(n)
 	type held struct {
 		uuid string
 		gpu.Holder
@@ -165,14 +164,11 @@ func devicesOf(n *world.Node) []gpu.Device {
 	for _, claim := range n.Claims {
 		for _, device := range claim.Of(n.Name) {
 			uuid, instance, known := n.Published.Locate(device, n.GPU.Status.Devices)
-			for _, uid := range claim.Pods {
-				name, here := pods[uid]
-				if !known || !here {
-					continue
+			for p := range n.Pods {
+				if pod := &n.Pods[p]; known && pod.Has(claim) {
+					located[pod.Namespace+"/"+pod.Name] = true
+					holders = append(holders, held{uuid, gpu.Holder{Namespace: pod.Namespace, Pod: pod.Name, Instance: instance}})
 				}
-				located[name] = true
-				namespace, pod, _ := strings.Cut(name, "/")
-				holders = append(holders, held{uuid, gpu.Holder{Namespace: namespace, Pod: pod, Instance: instance}})
 			}
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
@@ -22,6 +23,9 @@ type Claim struct {
 	Devices, Admin []Allocated
 	// Pods are the UIDs of the pods for which it is reserved.
 	Pods []string
+	// Others are further objects for which it is reserved. A PodGroup stands for all pods that belong to it (feature gate
+	// DRAWorkloadResourceClaims of Kubernetes 1.37).
+	Others []Consumer
 	// Shared reports that no pod owns it, so that any number of pods can name it. Kubernetes makes the others for one pod each, of a template or
 	// of extended resources, and deletes them with the pod.
 	Shared bool
@@ -29,6 +33,28 @@ type Claim struct {
 
 // Allocated is a device that is allocated to a claim.
 type Allocated struct{ Pool, Device string }
+
+// Consumer is an object for which a claim is reserved, in the namespace of the claim.
+type Consumer struct{ APIGroup, Resource, Name string }
+
+// IsPodGroup reports whether it is a PodGroup (k8s.io/dynamic-resource-allocation/resourceclaim, IsReservedForPod).
+func (c Consumer) IsPodGroup() bool {
+	return c.APIGroup == "scheduling.k8s.io" && c.Resource == "podgroups"
+}
+
+// String names it for a message.
+func (c Consumer) String() string {
+	if c.IsPodGroup() {
+		return "PodGroup " + c.Name
+	}
+	return strings.Trim(c.Resource+"."+c.APIGroup, ".") + " " + c.Name
+}
+
+// ReservedFor reports whether the claim is reserved for a pod: for itself, or for the PodGroup of that name to which it belongs.
+func (c Claim) ReservedFor(namespace, uid, podGroup string) bool {
+	return slices.Contains(c.Pods, uid) || podGroup != "" && strings.HasPrefix(c.Name, namespace+"/") &&
+		slices.ContainsFunc(c.Others, func(o Consumer) bool { return o.IsPodGroup() && o.Name == podGroup })
+}
 
 // ClaimOf reads what matters of a ResourceClaim, of any version since v1beta1; ok is false if nothing of it does.
 func ClaimOf(namespace, name string, object map[string]any) (c Claim, ok bool) {
@@ -55,8 +81,11 @@ func ClaimOf(namespace, name string, object map[string]any) (c Claim, ok bool) {
 	slices.SortFunc(c.Devices, byName)
 	slices.SortFunc(c.Admin, byName)
 	for _, listed := range asList(status["reservedFor"]) {
-		if consumer := asMap(listed); slices.Contains([]string{"pods", ""}, asString(consumer["resource"])) {
+		consumer := asMap(listed)
+		if slices.Contains([]string{"pods", ""}, asString(consumer["resource"])) {
 			c.Pods = append(c.Pods, asString(consumer["uid"]))
+		} else {
+			c.Others = append(c.Others, Consumer{asString(consumer["apiGroup"]), asString(consumer["resource"]), asString(consumer["name"])})
 		}
 	}
 	return c, len(c.Devices)+len(c.Admin) > 0 || slices.ContainsFunc(c.Classes, Ours)
@@ -83,7 +112,7 @@ func classesOf(request map[string]any) []string {
 
 // Object is the claim as ClaimOf reads it, for a cache that keeps nothing else.
 func (c Claim) Object() map[string]any {
-	requests, results, pods := make([]any, 0, len(c.Classes)), make([]any, 0, len(c.Devices)), make([]any, 0, len(c.Pods))
+	requests, results, consumers := make([]any, 0, len(c.Classes)), make([]any, 0, len(c.Devices)), make([]any, 0, len(c.Pods))
 	for _, class := range c.Classes {
 		requests = append(requests, map[string]any{"deviceClassName": class})
 	}
@@ -94,11 +123,14 @@ func (c Claim) Object() map[string]any {
 		results = append(results, map[string]any{"driver": DriverName, "pool": d.Pool, "device": d.Device, "adminAccess": true})
 	}
 	for _, uid := range c.Pods {
-		pods = append(pods, map[string]any{"uid": uid})
+		consumers = append(consumers, map[string]any{"uid": uid})
+	}
+	for _, o := range c.Others {
+		consumers = append(consumers, map[string]any{"apiGroup": o.APIGroup, "resource": o.Resource, "name": o.Name})
 	}
 	object := map[string]any{
 		"spec":   map[string]any{"devices": map[string]any{"requests": requests}},
-		"status": map[string]any{"allocation": map[string]any{"devices": map[string]any{"results": results}}, "reservedFor": pods},
+		"status": map[string]any{"allocation": map[string]any{"devices": map[string]any{"results": results}}, "reservedFor": consumers},
 	}
 	if !c.Shared {
 		object["metadata"] = map[string]any{"ownerReferences": []any{map[string]any{"kind": "Pod"}}}

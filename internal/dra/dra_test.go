@@ -230,7 +230,16 @@ func TestWhatAClaimHolds(t *testing.T) {
 	g.Expect(again).To(Equal(c), "as the cache keeps it")
 	forOne := claim(result(dra.DriverName, "n1", "gpu-0"))
 	forOne.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Pod", Name: "p", UID: "uid-p"}}
+	forOne.Status.ReservedFor = []resourcev1.ResourceClaimConsumerReference{
+		{APIGroup: "scheduling.k8s.io", Resource: "podgroups", Name: "gang", UID: "uid-gang"}, {APIGroup: "example.com", Resource: "runs", Name: "r", UID: "uid-r"},
+	}
 	own, _ := dra.ClaimOf("team", "train", asObject(t, forOne))
+	g.Expect(own.Others).To(HaveExactElements(HaveField("String()", "PodGroup gang"), HaveField("String()", "runs.example.com r")))
+	g.Expect(own.ReservedFor("team", "uid-worker", "gang")).To(BeTrue())
+	g.Expect(own.ReservedFor("team", "uid-worker", "")).To(BeFalse())
+	g.Expect(own.ReservedFor("another", "uid-worker", "gang")).To(BeFalse())
+	g.Expect(own.ReservedFor("team", "uid-worker", "r")).To(BeFalse())
+	g.Expect(c.ReservedFor("team", "uid-p", "")).To(BeTrue())
 	g.Expect(own.Shared).To(BeFalse(), "it was made for one pod")
 	kept, _ := dra.ClaimOf("team", "train", own.Object())
 	g.Expect(kept).To(Equal(own))

@@ -10,6 +10,7 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/dra"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
@@ -127,4 +128,41 @@ func TestAMonitorThatHasADeviceOfItsOwnBlocks(t *testing.T) {
 	d := c.during(time.Minute, time.Second)
 	g.Expect(one(d).Message).To(ContainSubstring("pod user/exporter"))
 	g.Expect(h.GPU.Spec.AdminClaims).To(BeEmpty())
+}
+
+// gang lets a pod run that has a GPU by a claim that is reserved for its PodGroup (k8s.io/dynamic-resource-allocation/resourceclaim,
+// IsReservedForPod).
+func gang(c *cluster, h *host) {
+	c.claim(h, "worker", "gpu-0", "gpu.nvidia.com", "nvidia.com/gpu")
+	h.Claims[0].Shared, h.Claims[0].Pods = true, nil
+	h.Claims[0].Others = []dra.Consumer{{APIGroup: "scheduling.k8s.io", Resource: "podgroups", Name: "gang"}}
+	for i := range h.Pods {
+		if h.Pods[i].Name == "worker" {
+			h.Pods[i].PodGroup, h.Pods[i].Controller = "gang", "Job"
+		}
+	}
+}
+
+// TestAPodOfAPodGroupIsNamedInPlaceOfItsClaim: nobody is told to delete a claim that a pod uses.
+func TestAPodOfAPodGroupIsNamedInPlaceOfItsClaim(t *testing.T) {
+	g := NewWithT(t)
+	c, h := onDRA(mig(count("1g", 7)), evicting)
+	gang(c, h)
+	d := c.during(time.Minute, time.Second)
+	g.Expect(h.GPU.Status.Rollout.Blockers).NotTo(BeEmpty())
+	for _, b := range h.GPU.Status.Rollout.Blockers {
+		g.Expect(b.Kind).To(Equal(v1alpha1.BlockerKindPod))
+		g.Expect(b.Name).To(Equal("worker"))
+		g.Expect(b.Handling).To(ContainSubstring("another would come by the same ResourceClaim"))
+	}
+	g.Expect(one(d).Message).To(ContainSubstring("pod user/worker"))
+	g.Expect(c.evicted).To(BeEmpty(), "the claim stays allocated to its group")
+
+	c.end(h, "worker") // and another node has the group's other pods
+	c.during(time.Minute, time.Second)
+	g.Expect(h.GPU.Status.Rollout.Blockers).To(ConsistOf(And(HaveField("Name", "worker"), HaveField("Kind", v1alpha1.BlockerKindResourceClaim),
+		HaveField("Handling", "is waited for; it is reserved for PodGroup gang, so end its pods"))))
+	h.Claims = nil // the group is over
+	d, _ = c.run(240)
+	g.Expect(one(d).State).To(Equal(state.UpToDate), one(d).Message)
 }

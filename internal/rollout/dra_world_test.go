@@ -69,7 +69,7 @@ func (c *cluster) publish(h *host) {
 		return
 	}
 	h.Claims = slices.DeleteFunc(slices.Clone(h.Claims), func(claim dra.Claim) bool { // Kubernetes collects those of pods that are gone
-		return len(claim.Pods) > 0 && !slices.ContainsFunc(h.Pods, func(p world.Pod) bool { return slices.Contains(claim.Pods, p.UID) })
+		return len(claim.Pods) > 0 && len(claim.Others) == 0 && !slices.ContainsFunc(h.Pods, func(p world.Pod) bool { return slices.Contains(claim.Pods, p.UID) })
 	})
 	if boot := h.bootID(); h.driver.boot != boot {
 		if h.driver.boot != "" {

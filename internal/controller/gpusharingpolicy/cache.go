@@ -109,7 +109,7 @@ func slimPod(object any) (any, error) {
 	if !isPod {
 		return object, nil
 	}
-	claims := world.HasClaims(pod)
+	claims, group := world.HasClaims(pod), pod.Spec.SchedulingGroup
 	pod.ManagedFields = nil
 	pod.Annotations = podAnnotations(pod.Annotations)
 	pod.Labels = podLabels(pod)
@@ -125,6 +125,7 @@ func slimPod(object any) (any, error) {
 	}
 	if claims {
 		pod.Spec.ResourceClaims = []corev1.PodResourceClaim{{}} // stands for all of them
+		pod.Spec.SchedulingGroup = group
 	}
 	pod.Status = corev1.PodStatus{
 		Phase: pod.Status.Phase, Conditions: slimConditions(pod.Status.Conditions), ContainerStatuses: troubled(pod),

@@ -80,6 +80,10 @@ func TestSlimPods(t *testing.T) {
 				Name: "gpus", Env: []corev1.EnvVar{{Name: "FEATURE_GATES", Value: "MPSSupport=true,TimeSlicingSettings=true,DynamicMIG=true"}},
 			})
 		},
+		"one of a PodGroup that has a ResourceClaim": func(p *corev1.Pod) {
+			p.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimName: new("train")}}
+			p.Spec.SchedulingGroup = &corev1.PodSchedulingGroup{PodGroupName: new("gang")}
+		},
 		"an agent": func(p *corev1.Pod) {
 			p.Namespace, p.Labels[labelName] = "own", "gpu-sharing-agent"
 			p.Status.Conditions = append(p.Status.Conditions, corev1.PodCondition{Type: corev1.PodReady, Status: corev1.ConditionTrue})

@@ -4,6 +4,7 @@
 package gpusharingpolicy
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -78,7 +79,7 @@ func (k *watchedKind) list(ctx context.Context, c client.Client) ([]unstructured
 type seenDRA struct {
 	cluster world.DRA
 	nodes   map[string]nodeDRA   // by node; the pool of a node has its name
-	claimed map[string]string    // by which claim a pod has GPUs, by its UID
+	claimed map[string]string    // by which claim a pod has GPUs, by its UID or PodGroup
 	rules   map[string]types.UID // of the operator, by node
 	classes map[string]types.UID // by name
 }
@@ -188,9 +189,15 @@ func (c *Controller) gatherClaims(ctx context.Context, d *seenDRA) error {
 			of.claims = append(of.claims, claim)
 			d.nodes[pool] = of
 		}
+		if len(claim.Devices) == 0 {
+			continue
+		}
 		for _, uid := range claim.Pods {
-			if len(claim.Devices) > 0 {
-				d.claimed[uid] = claim.Name
+			d.claimed[uid] = claim.Name
+		}
+		for _, o := range claim.Others {
+			if o.IsPodGroup() {
+				d.claimed[podGroup(claims[i].GetNamespace(), o.Name)] = claim.Name
 			}
 		}
 	}
@@ -200,6 +207,14 @@ func (c *Controller) gatherClaims(ctx context.Context, d *seenDRA) error {
 		slices.SortFunc(of.claims, func(a, b dra.Claim) int { return strings.Compare(a.Name, b.Name) })
 	}
 	return nil
+}
+
+// podGroup names a PodGroup as no UID of a pod is.
+func podGroup(namespace, name string) string { return namespace + "/" + name }
+
+// claimOf is by which claim a pod has GPUs; empty: by none.
+func claimOf(p *world.Pod, claims map[string]string) string {
+	return cmp.Or(claims[p.UID], claims[podGroup(p.Namespace, p.PodGroup)])
 }
 
 func (c *Controller) gatherClasses(ctx context.Context, d *seenDRA) error {

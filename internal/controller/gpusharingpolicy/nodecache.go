@@ -89,7 +89,7 @@ func (k *known) claim(claims map[string]string, changed changedNodes) {
 	}
 	for i := range k.world {
 		n := &k.world[i]
-		differs := func(p world.Pod) bool { return claims[p.UID] != k.claims[p.UID] }
+		differs := func(p world.Pod) bool { return claimOf(&p, claims) != claimOf(&p, k.claims) }
 		if slices.ContainsFunc(n.Pods, differs) {
 			changed.nodes[n.Name] = true
 		}
@@ -198,7 +198,7 @@ func (c *Controller) readNode(ctx context.Context, node *corev1.Node, gpuNode *v
 			continue
 		}
 		p := world.PodOf(pod, c.known.configMap)
-		p.Refused, p.Claim = c.refusals.of(p.UID), c.known.claims[p.UID]
+		p.Refused, p.Claim = c.refusals.of(p.UID), claimOf(&p, c.known.claims)
 		n.Pods = append(n.Pods, p)
 		n.AgentReady = n.AgentReady || c.isReadyAgent(pod)
 	}

@@ -239,6 +239,16 @@ func TestPodsWithAGPUByAClaimAreKnown(t *testing.T) {
 	r.Expect(after["b"].Pods[0].Claim).To(BeEmpty(), "for another pod")
 	r.Expect(after["b"].Version).NotTo(Equal(before["b"].Version))
 	r.Expect(after["a"].Version).To(Equal(before["a"].Version))
+
+	member := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "batch", Name: "member", UID: "member"}, Spec: corev1.PodSpec{
+		NodeName: "b", SchedulingGroup: &corev1.PodSchedulingGroup{PodGroupName: new("gang")}, ResourceClaims: []corev1.PodResourceClaim{{Name: "gpu"}},
+	}}
+	r.Expect(r.client.Create(t.Context(), member)).To(Succeed())
+	r.changes.note(member, true)
+	r.Expect(r.nodes()["b"].Pods).NotTo(ContainElement(HaveField("Claim", "batch/one-gpu")))
+	claim.Status.ReservedFor = []resourcev1.ResourceClaimConsumerReference{{APIGroup: "scheduling.k8s.io", Resource: "podgroups", Name: "gang", UID: "gang"}}
+	r.show(claim, resourcev1.SchemeGroupVersion.WithKind("ResourceClaim"))
+	r.Expect(r.nodes()["b"].Pods).To(ContainElement(And(HaveField("Name", "member"), HaveField("Claim", "batch/one-gpu"))), "reserved for its PodGroup")
 }
 
 // The cache keeps of the DaemonSet of NVIDIA's DRA driver what tells its nodes, and of others nothing.

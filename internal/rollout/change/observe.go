@@ -195,7 +195,7 @@ func blocksOn(s plan.Step, v *view.View, uuid string, instance int) bool {
 func claimants(v *view.View, c dra.Claim) []plan.Blocker {
 	var all []plan.Blocker
 	for i := range v.Node.Pods {
-		if p := &v.Node.Pods[i]; slices.Contains(c.Pods, p.UID) {
+		if p := &v.Node.Pods[i]; p.Has(c) {
 			all = append(all, unknownUse(p))
 		}
 	}

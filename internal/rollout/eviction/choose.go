@@ -170,7 +170,7 @@ func comesBackByClaim(v *view.View, p *world.Pod) string {
 		return ""
 	}
 	for _, c := range v.Node.Claims {
-		if c.Shared && slices.Contains(c.Pods, p.UID) {
+		if c.Shared && p.Has(c) {
 			return c.Name
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/format"
 	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/view"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
@@ -49,7 +50,7 @@ func FateOf(v *view.View, b plan.Blocker) string {
 	p := v.PodOf(b)
 	switch {
 	case b.Claim != "":
-		return "is waited for; no pod of the node uses it, so delete it unless one is to come"
+		return fateOfClaim(v, b.Claim)
 	case p == nil && b.Holder == nil && b.Process.PodUID == "":
 		return "is waited for; it runs outside pods, so end it on the node"
 	case p != nil && p.Terminating:
@@ -66,6 +67,20 @@ func FateOf(v *view.View, b plan.Blocker) string {
 		return "is gone already and is waited for"
 	}
 	return fateOfPod(v, b, p)
+}
+
+// fateOfClaim says what becomes of a ResourceClaim for which no pod of the node is known.
+func fateOfClaim(v *view.View, name string) string {
+	for _, c := range v.Node.Claims {
+		if c.Name == name && len(c.Others) > 0 {
+			others := make([]string, 0, len(c.Others))
+			for _, o := range c.Others {
+				others = append(others, o.String())
+			}
+			return fmt.Sprintf("is waited for; it is reserved for %s, so end its pods", format.List(others))
+		}
+	}
+	return "is waited for; no pod of the node uses it, so delete it unless one is to come"
 }
 
 // fateOfPod says what becomes of a pod where the policy says Evict.

@@ -32,7 +32,7 @@ func Hanging(v *view.View, s state.State) gate.Finding {
 			continue
 		}
 		for _, p := range v.Node.Pods {
-			if p.Starting && !p.Terminating && slices.Contains(c.Pods, p.UID) {
+			if p.Starting && !p.Terminating && p.Has(c) {
 				hanging = append(hanging, fmt.Sprintf("pod %s/%s (%s)", p.Namespace, p.Name, strings.Join(gone, ", ")))
 			}
 		}

@@ -32,6 +32,9 @@ type DRA struct {
 	Asked dra.Asked
 }
 
+// Has reports whether a ResourceClaim is reserved for the pod.
+func (p *Pod) Has(c dra.Claim) bool { return c.ReservedFor(p.Namespace, p.UID, p.PodGroup) }
+
 // Signature differs if something of the cluster differs on which the view of a node of the driver depends.
 func (d *DRA) Signature() string {
 	return fmt.Sprintf("%v %t %t %s", d.Classes, d.ServesClasses, d.ServesRules, d.Asked)
@@ -88,7 +91,7 @@ func (o DRAObjects) AddTo(w *World) {
 		n.Claims, n.Ruled, n.RuleTaken = claimed[n.Name], ruled[n.Name], taken[n.Name]
 		for p := range n.Pods {
 			for _, c := range n.Claims {
-				if len(c.Of(n.Name)) > 0 && slices.Contains(c.Pods, n.Pods[p].UID) {
+				if len(c.Of(n.Name)) > 0 && n.Pods[p].Has(c) {
 					n.Pods[p].Claim = c.Name
 				}
 			}

@@ -148,6 +148,9 @@ func PodOf(pod *corev1.Pod, configMap types.NamespacedName) Pod {
 		p.Tolerations = OwnTolerations(pod.Spec.Tolerations)
 	}
 	p.Starting = pod.Spec.NodeName != "" && HasClaims(pod) && !isReady(pod)
+	if group := pod.Spec.SchedulingGroup; group != nil && group.PodGroupName != nil && HasClaims(pod) {
+		p.PodGroup = *group.PodGroupName
+	}
 	_, p.Mirror = pod.Annotations[corev1.MirrorPodAnnotationKey]
 	if owner := metav1.GetControllerOfNoCopy(pod); owner != nil {
 		p.Controller = owner.Kind

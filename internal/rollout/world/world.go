@@ -127,6 +127,8 @@ type Pod struct {
 	// Claim is the ResourceClaim, as namespace/name, by which it has GPUs of NVIDIA's DRA driver; empty: it has none, or nobody
 	// reports that.
 	Claim string
+	// PodGroup to which it belongs, in its namespace; set for pods that have devices by ResourceClaims.
+	PodGroup string
 	// Starting reports that it has devices by ResourceClaims, is bound to the node and is not Ready: its containers have not started yet, or
 	// not again after a reboot.
 	Starting bool
