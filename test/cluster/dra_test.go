@@ -19,6 +19,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/dra"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
 	"github.com/gpusharing/gpu-sharing-operator/test/nodesim"
 )
@@ -52,6 +53,27 @@ func TestDRA(t *testing.T) {
 	}
 	f.Eventually(func() []string { return f.devices("n02") }, time.Minute, pollEvery).Should(Equal([]string{"gpu-0"}))
 
+	byClaim := func(pod *corev1.Pod, claim *resourcev1.ResourceClaim) {
+		t.Helper()
+		pod.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "device", ResourceClaimName: &claim.Name}}
+		pod.Spec.Containers[0].Resources.Claims = []corev1.ResourceClaim{{Name: "device"}}
+		why, err := scheduler.ScheduleByClaim(t.Context(), pod, "n02", claim)
+		f.Expect(err).NotTo(HaveOccurred())
+		f.Expect(why).To(BeEmpty())
+	}
+	f.step("a monitor, and pods that wait for devices of other drivers", func() {
+		namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: users}}
+		admins := []byte(`{"metadata": {"labels": {"resource.kubernetes.io/admin-access": "true"}}}`)
+		f.Expect(f.client.Patch(t.Context(), namespace, client.RawPatch(types.MergePatchType, admins))).To(Succeed())
+		byClaim(requesting("monitor", ""), f.claim("monitor", "gpu.nvidia.com", true))
+		byClaim(requesting("network", ""), f.claim("network", "nic.example.com", false))
+		byClaim(requesting("domain", ""), f.claim("domain", "compute-domain.nvidia.com", false))
+		f.Eventually(func() corev1.PodPhase { return f.phase("monitor") }, time.Minute, pollEvery).Should(Equal(corev1.PodRunning))
+	})
+	beside := func() []corev1.PodPhase {
+		return []corev1.PodPhase{f.phase("monitor"), f.phase("network"), f.phase("domain")}
+	}
+	besides := []corev1.PodPhase{corev1.PodRunning, corev1.PodPending, corev1.PodPending}
 	f.step("instances on both, under the same names", func() {
 		f.Expect(schedule("whole", "nvidia.com/gpu")).To(BeEmpty())
 		f.Eventually(func() corev1.PodPhase { return f.phase("whole") }, time.Minute, pollEvery).Should(Equal(corev1.PodRunning))
@@ -63,6 +85,24 @@ func TestDRA(t *testing.T) {
 		f.Expect(f.rules()).To(BeEmpty())
 		f.Expect(f.classes()).To(HaveKeyWithValue("gpusharing-mig-1g.5gb", "nvidia.com/mig-1g.5gb"))
 		f.Expect(f.configOf("n02")).To(BeEmpty())
+		f.Expect(beside()).To(Equal(besides), "nobody is evicted who holds nothing")
+	})
+	f.step("the driver is upgraded, and its image is pulled for longer than its slices live", func() {
+		m := f.machines[1]
+		m.pulls.Store(true)
+		f.Expect(f.client.DeleteAllOf(t.Context(), &corev1.Pod{}, client.InNamespace(nvidiaSpace), client.HasLabels{world.DRALabels()[0]})).To(Succeed())
+		f.Eventually(func() int { return f.driversStarting() }, time.Minute, pollEvery).Should(Equal(1))
+		f.Expect(schedule("late", "nvidia.com/mig-1g.5gb")).To(BeEmpty(), "the slices are still there")
+		f.Eventually(func() corev1.PodPhase { return f.phase("late") }, time.Minute, pollEvery).Should(Equal(corev1.PodPending))
+		f.later(31 * time.Second)
+		f.Eventually(func() []string { return f.devices("n02") }, time.Minute, pollEvery).Should(BeEmpty())
+		f.later(30 * time.Second)
+		f.Consistently(func() corev1.PodPhase { return f.phase("late") }, 2*time.Second, pollEvery).Should(Equal(corev1.PodPending), "no driver prepares its claim")
+		m.pulls.Store(false)
+		f.Eventually(func() corev1.PodPhase { return f.phase("late") }, time.Minute, pollEvery).Should(Equal(corev1.PodRunning))
+		f.ready()
+		f.Expect(f.devices("n02")).To(HaveLen(7))
+		f.Expect(f.client.Delete(t.Context(), requesting("late", ""), client.GracePeriodSeconds(0))).To(Succeed())
 	})
 	f.step("unchanged pods get them, and one more than there are does not", func() {
 		for _, name := range []string{"a", "b", "c", "d", "e", "f", "g"} {
@@ -92,7 +132,55 @@ func TestDRA(t *testing.T) {
 		f.Eventually(f.rules, time.Minute, pollEvery).Should(BeEmpty())
 		f.Eventually(func() map[string]string { return f.ours("n02") }, time.Minute, pollEvery).Should(BeEmpty())
 	})
+	f.step("pods that share a claim", func() {
+		claim := f.claim("shared", "gpu.nvidia.com", false)
+		for _, name := range []string{"first", "second"} {
+			pod := requesting(name, "")
+			pod.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "training", UID: "training", Controller: new(true)}}
+			byClaim(pod, claim)
+			f.Eventually(func() corev1.PodPhase { return f.phase(name) }, time.Minute, pollEvery).Should(Equal(corev1.PodRunning))
+		}
+		f.policy(sevenEach, "{maxUnavailable: 2, drain: {mode: Evict}}")
+		f.Eventually(func() string { return f.waits("n02") }, time.Minute, pollEvery).Should(ContainSubstring("ResourceClaim %s/shared, which pods can share", users))
+		for _, name := range []string{"first", "second"} {
+			f.Expect(f.phase(name)).To(Equal(corev1.PodRunning))
+			f.Expect(f.client.Delete(t.Context(), requesting(name, ""), client.GracePeriodSeconds(0))).To(Succeed())
+		}
+		f.ready()
+		f.Expect(f.devices("n02")).To(HaveLen(7))
+		f.Expect(beside()).To(Equal(besides))
+	})
 	f.Expect(env.Denied(t.Context(), f.cluster.Config, env.Fence)).To(BeZero(), "every write is inside the fence")
+}
+
+// claim makes a ResourceClaim for one device of a class, or for administrators all that the class matches.
+func (f *fleet) claim(name, class string, admin bool) *resourcev1.ResourceClaim {
+	claim := &resourcev1.ResourceClaim{
+		ObjectMeta: metav1.ObjectMeta{Namespace: users, Name: name},
+		Spec: resourcev1.ResourceClaimSpec{Devices: resourcev1.DeviceClaim{Requests: []resourcev1.DeviceRequest{{
+			Name: "device", Exactly: &resourcev1.ExactDeviceRequest{DeviceClassName: class},
+		}}}},
+	}
+	if admin {
+		claim.Spec.Devices.Requests[0].Exactly.AdminAccess = new(true)
+		claim.Spec.Devices.Requests[0].Exactly.AllocationMode = resourcev1.DeviceAllocationModeAll
+	}
+	f.Expect(f.client.Create(f.t.Context(), claim)).To(Succeed())
+	return claim
+}
+
+// driversStarting is how many pods of NVIDIA's DRA driver are not ready.
+func (f *fleet) driversStarting() int {
+	list, starting := &corev1.PodList{}, 0
+	f.Expect(f.client.List(f.t.Context(), list, client.InNamespace(nvidiaSpace), client.HasLabels{world.DRALabels()[0]})).To(Succeed())
+	for _, p := range list.Items {
+		for _, c := range p.Status.Conditions {
+			if c.Type == corev1.PodReady && c.Status == corev1.ConditionFalse {
+				starting++
+			}
+		}
+	}
+	return starting
 }
 
 // held is how many GPUs and instances the containers of each pod hold, as the agent of a node measures it. Each is offered once.

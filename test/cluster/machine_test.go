@@ -28,6 +28,7 @@ import (
 	hostfake "github.com/gpusharing/gpu-sharing-operator/internal/host/fake"
 	"github.com/gpusharing/gpu-sharing-operator/internal/mps"
 	mpsfake "github.com/gpusharing/gpu-sharing-operator/internal/mps/fake"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 	"github.com/gpusharing/gpu-sharing-operator/internal/usage"
 	"github.com/gpusharing/gpu-sharing-operator/test/nodesim"
 )
@@ -51,6 +52,7 @@ type machine struct {
 	boots    int
 	reboots  *hostfake.Rebooter
 	down     atomic.Bool  // the agent is lost
+	pulls    atomic.Bool  // the image of NVIDIA's DRA driver is being pulled
 	deaf     atomic.Bool  // NVIDIA's device plugin cannot read the GPUs
 	looks    atomic.Int64 // so often the agent has observed the GPUs
 	touches  func(op sim.Op, uuid string, instance int) error
@@ -87,6 +89,8 @@ func (m *machine) boot(f *fleet) (halt func()) {
 	m.node = nodesim.New(nodesim.Options{
 		Name: m.name, Labels: m.labels, Client: f.sim, Clock: f.clock, Inventory: m.inventory, MPSAnswers: m.answers, Start: m.start,
 		StatusPeriod: 100 * time.Millisecond, RestartDelay: 500 * time.Millisecond, RetryDelay: 500 * time.Millisecond,
+		Pulls:        func(pod *corev1.Pod) bool { return m.pulls.Load() && world.OffersGPUs(pod) },
+		OtherDrivers: map[string]func() error{"compute-domain.nvidia.com": func() error { return errors.New("the domain is not ready") }},
 	})
 	root, err := os.OpenRoot(m.dir)
 	f.Expect(err).NotTo(HaveOccurred())

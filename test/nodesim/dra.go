@@ -6,7 +6,9 @@ package nodesim
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -72,6 +74,14 @@ type publisher struct {
 	by    types.UID // the pod that has published; empty: none
 	gone  time.Time // since when there is no such pod
 	there bool      // slices are published
+	// shares is how many claims a GPU is prepared for.
+	shares int64
+}
+
+// preparedClaim is a claim that NVIDIA's driver has prepared, for however many pods of the node.
+type preparedClaim struct {
+	devices []string
+	holds   []string // without those for administrators
 }
 
 // isDRA reports whether a pod is the driver's kubelet plugin.
@@ -91,7 +101,8 @@ func (k *kubelet) runDRA(ctx context.Context, state *podState) bool {
 		k.crashed(state, err.Error())
 		return false
 	}
-	k.publisher = publisher{by: state.pod.UID, there: true}
+	shares, _ := strconv.ParseInt(state.env(draShares), 10, 64)
+	k.publisher = publisher{by: state.pod.UID, there: true, shares: max(shares, 1)}
 	state.waiting = ""
 	k.Tell("NVIDIA's DRA driver: published what is there")
 	return true
@@ -188,53 +199,150 @@ func withShares(d resourcev1.Device, shares string) resourcev1.Device {
 	return d
 }
 
-// prepare prepares the devices that are allocated to a pod by claims, once. One that does not exist is tried again for ever.
+// prepare prepares the claims of a pod, before its containers start. Where a driver does not answer, a device does not exist or a driver refuses,
+// the kubelet tries again and again.
 func (k *kubelet) prepare(ctx context.Context, state *podState) error {
-	if state.admitted || len(state.claims) > 0 && !state.hangs {
+	if state.admitted || len(state.claims) > 0 && !state.hangs || k.Clock.Now().Before(state.restart) {
 		return nil
 	}
-	missing, claims, err := k.prepared(ctx, state.pod)
-	if err != nil {
+	names := []string{}
+	for i := range state.pod.Spec.Containers {
+		names = append(names, claimsOf(state.pod, &state.pod.Spec.Containers[i])...)
+	}
+	slices.Sort(names)
+	known, claims, err := k.known(ctx, state.pod, slices.Compact(names))
+	if err == nil {
+		err = k.prepareAll(ctx, known, claims)
+	}
+	if apiError := apierrors.APIStatus(nil); errors.As(err, &apiError) && !apierrors.IsNotFound(err) {
 		return err
 	}
-	state.claims, state.hangs = claims, missing != ""
+	state.claims, state.hangs = claims, err != nil
 	if state.hangs {
-		state.waiting = missing
+		state.waiting = "FailedPrepareDynamicResources: " + err.Error()
+		state.restart = k.Clock.Now().Add(k.RestartDelay)
 	}
 	return nil
 }
 
-// prepared are the claims of a pod, by name, with the devices that are prepared. One of which a device is missing has none.
-func (k *kubelet) prepared(ctx context.Context, pod *corev1.Pod) (missing string, claims map[string][]string, err error) {
-	list := &resourcev1.ResourceClaimList{}
-	if err := k.Client.List(ctx, list, client.InNamespace(pod.Namespace)); err != nil {
-		return "", nil, err
-	}
-	claims = map[string][]string{}
-	for i := range list.Items {
-		c := &list.Items[i]
-		reserved := slices.ContainsFunc(c.Status.ReservedFor, func(r resourcev1.ResourceClaimConsumerReference) bool { return r.UID == pod.UID })
-		if !reserved || c.Status.Allocation == nil {
-			continue
+// known are the claims of a pod of which the kubelet takes notice: of none while a driver of one of them is not registered (kubelet
+// pkg/kubelet/cm/dra/manager.go, prepareResources).
+func (k *kubelet) known(ctx context.Context, pod *corev1.Pod, names []string) ([]*resourcev1.ResourceClaim, map[string][]string, error) {
+	var known []*resourcev1.ResourceClaim
+	claims := map[string][]string{}
+	for _, name := range names {
+		c := &resourcev1.ResourceClaim{}
+		if err := k.Client.Get(ctx, types.NamespacedName{Namespace: pod.Namespace, Name: name}, c); err != nil {
+			return nil, nil, err
 		}
-		inventory, err := k.Inventory(ctx)
-		if err != nil {
-			return "", nil, err
+		if !reservedFor(c, pod) || c.Status.Allocation == nil {
+			return nil, nil, fmt.Errorf("pod %s is not allowed to use ResourceClaim %s", pod.Name, name)
 		}
-		there := devicesOf(inventory.Devices, "")
-		var devices []string
-		absent := ""
 		for _, result := range c.Status.Allocation.Devices.Results {
-			devices = append(devices, result.Device)
-			if !slices.ContainsFunc(there, func(d resourcev1.Device) bool { return d.Name == result.Device }) {
-				absent = "FailedPrepareDynamicResources: device " + result.Device + " does not exist"
+			_, other := k.OtherDrivers[result.Driver]
+			if serves := other || result.Driver == draDriver && k.serves(); !serves {
+				return nil, nil, fmt.Errorf("DRA driver %s is not registered", result.Driver)
 			}
 		}
-		if claims[c.Name] = devices; absent != "" {
-			claims[c.Name], missing = nil, absent
+		known, claims[name] = append(known, c), nil
+	}
+	return known, claims, nil
+}
+
+// serves reports whether a pod of NVIDIA's driver runs on the node and has registered.
+func (k *kubelet) serves() bool {
+	state, runs := k.pods[k.publisher.by]
+	return runs && state.pod.DeletionTimestamp == nil
+}
+
+func reservedFor(c *resourcev1.ResourceClaim, pod *corev1.Pod) bool {
+	return slices.ContainsFunc(c.Status.ReservedFor, func(r resourcev1.ResourceClaimConsumerReference) bool {
+		group := pod.Spec.SchedulingGroup
+		return r.UID == pod.UID || r.Resource == "podgroups" && group != nil && group.PodGroupName != nil && *group.PodGroupName == r.Name
+	})
+}
+
+// prepareAll fills in the devices that are prepared: all of a claim, or none.
+func (k *kubelet) prepareAll(ctx context.Context, known []*resourcev1.ResourceClaim, claims map[string][]string) error {
+	inventory, err := k.Inventory(ctx)
+	if err != nil {
+		return err
+	}
+	there := devicesOf(inventory.Devices, "")
+	for _, c := range known {
+		if prepared, is := k.prepared[c.UID]; is {
+			claims[c.Name] = prepared.devices
+			continue
+		}
+		p := preparedClaim{}
+		for _, result := range c.Status.Allocation.Devices.Results {
+			if err := k.prepareDevice(c, result, there); err != nil {
+				return fmt.Errorf("NodePrepareResources failed for ResourceClaim %s: %w", c.Name, err)
+			}
+			if result.Driver == draDriver {
+				p.devices = append(p.devices, result.Device)
+			}
+			if result.Driver == draDriver && !isAdmins(result) {
+				p.holds = append(p.holds, result.Device)
+			}
+		}
+		k.prepared[c.UID], claims[c.Name] = p, p.devices
+	}
+	return nil
+}
+
+// prepareDevice refuses what NVIDIA's driver refuses (cmd/gpu-kubelet-plugin/device_state.go).
+func (k *kubelet) prepareDevice(c *resourcev1.ResourceClaim, result resourcev1.DeviceRequestAllocationResult, there []resourcev1.Device) error {
+	if result.Driver != draDriver {
+		return k.OtherDrivers[result.Driver]()
+	}
+	at := slices.IndexFunc(there, func(d resourcev1.Device) bool { return d.Name == result.Device })
+	switch {
+	case at < 0:
+		return fmt.Errorf("device %s does not exist", result.Device)
+	case isAdmins(result) && textOf(there[at], "type") != "gpu":
+		return errors.New("requests admin access on a non-full-GPU device, which is not supported")
+	case isAdmins(result):
+		return nil
+	}
+	users := int64(0)
+	for _, p := range k.prepared {
+		if slices.Contains(p.holds, result.Device) {
+			users++
 		}
 	}
-	return missing, claims, nil
+	if users >= k.publisher.shares {
+		return fmt.Errorf("device %s is already allocated to a different claim than %s", result.Device, c.Name)
+	}
+	return nil
+}
+
+func isAdmins(result resourcev1.DeviceRequestAllocationResult) bool {
+	return result.AdminAccess != nil && *result.AdminAccess
+}
+
+// unprepare forgets the claims of which no pod of the node is left.
+func (k *kubelet) unprepare(ctx context.Context) error {
+	if len(k.prepared) == 0 || !k.serves() {
+		return nil // the driver gives them back, once it answers
+	}
+	list := &resourcev1.ResourceClaimList{}
+	if err := k.Client.List(ctx, list); err != nil {
+		return err
+	}
+	maps.DeleteFunc(k.prepared, func(uid types.UID, _ preparedClaim) bool {
+		at := slices.IndexFunc(list.Items, func(c resourcev1.ResourceClaim) bool { return c.UID == uid })
+		if at < 0 {
+			return true
+		}
+		for _, state := range k.pods {
+			if _, uses := state.claims[list.Items[at].Name]; uses && state.pod.Namespace == list.Items[at].Namespace {
+				return false
+			}
+		}
+		return true
+	})
+	return nil
 }
 
 // claimsOf are the names of the claims of a container: those that it names, and that of its extended resources (kubelet
@@ -336,7 +444,61 @@ func (s DRAScheduler) Schedule(ctx context.Context, pod *corev1.Pod, node string
 	return "", s.Client.SubResource("binding").Create(ctx, pod, &corev1.Binding{Target: corev1.ObjectReference{Kind: "Node", Name: node}})
 }
 
-// Run deletes the claims of pods that are gone, as Kubernetes' garbage collector does, until the context ends.
+// ScheduleByClaim puts a pod on a node that names a claim. The first one has the claim allocated: its devices, or, for administrators, all that the
+// node shows. For every further one the claim is reserved as it is, in spite of taints (kubernetes
+// pkg/scheduler/framework/plugins/dynamicresources).
+func (s DRAScheduler) ScheduleByClaim(ctx context.Context, pod *corev1.Pod, node string, claim *resourcev1.ResourceClaim) (why string, err error) {
+	if claim.Status.Allocation == nil {
+		results, err := s.allocate(ctx, node, claim)
+		if err != nil || len(results) == 0 {
+			return "cannot allocate all claims", err
+		}
+		claim.Status.Allocation = &resourcev1.AllocationResult{Devices: resourcev1.DeviceAllocationResult{Results: results}}
+	}
+	if err := s.Client.Create(ctx, pod); err != nil {
+		return "", err
+	}
+	claim.Status.ReservedFor = append(claim.Status.ReservedFor, resourcev1.ResourceClaimConsumerReference{Resource: "pods", Name: pod.Name, UID: pod.UID})
+	if err := s.Client.Status().Update(ctx, claim); err != nil {
+		return "", err
+	}
+	return "", s.Client.SubResource("binding").Create(ctx, pod, &corev1.Binding{Target: corev1.ObjectReference{Kind: "Node", Name: node}})
+}
+
+// allocate finds devices for the requests of a claim. A request of a class that is not NVIDIA's has a device of the class's name as driver.
+func (s DRAScheduler) allocate(ctx context.Context, node string, claim *resourcev1.ResourceClaim) ([]resourcev1.DeviceRequestAllocationResult, error) {
+	var results []resourcev1.DeviceRequestAllocationResult
+	for _, r := range claim.Spec.Devices.Requests {
+		if r.Exactly.DeviceClassName != draDriver {
+			results = append(results, resourcev1.DeviceRequestAllocationResult{Request: r.Name, Driver: r.Exactly.DeviceClassName, Pool: node, Device: "device-0"})
+			continue
+		}
+		if r.Exactly.AdminAccess != nil && *r.Exactly.AdminAccess {
+			published := &resourcev1.ResourceSliceList{}
+			if err := s.Client.List(ctx, published); err != nil {
+				return nil, err
+			}
+			for _, slice := range published.Items {
+				for _, d := range slice.Spec.Devices {
+					if slice.Spec.NodeName != nil && *slice.Spec.NodeName == node && textOf(d, "type") == "gpu" {
+						results = append(results, resourcev1.DeviceRequestAllocationResult{
+							Request: r.Name, Driver: draDriver, Pool: node, Device: d.Name, AdminAccess: new(true),
+						})
+					}
+				}
+			}
+			continue
+		}
+		device, err := s.free(ctx, node, "nvidia.com/gpu")
+		if err != nil || device == "" {
+			return nil, err
+		}
+		results = append(results, resourcev1.DeviceRequestAllocationResult{Request: r.Name, Driver: draDriver, Pool: node, Device: device})
+	}
+	return results, nil
+}
+
+// Run deletes the claims of pods that are gone, and gives back what pods that are gone had by claims that they shared, as Kubernetes' garbage collector does, until the context ends.
 func (s DRAScheduler) Run(ctx context.Context, interval time.Duration) {
 	ticker := clock.RealClock{}.NewTicker(interval)
 	defer ticker.Stop()
@@ -359,11 +521,27 @@ func (s DRAScheduler) collect(ctx context.Context) error {
 		return err
 	}
 	for i := range claims.Items {
-		owner := metav1.GetControllerOf(&claims.Items[i])
-		if owner == nil || slices.ContainsFunc(pods.Items, func(p corev1.Pod) bool { return p.UID == owner.UID }) {
+		c := &claims.Items[i]
+		gone := func(uid types.UID) bool {
+			return !slices.ContainsFunc(pods.Items, func(p corev1.Pod) bool { return p.UID == uid })
+		}
+		if owner := metav1.GetControllerOf(c); owner != nil && gone(owner.UID) {
+			if err := client.IgnoreNotFound(s.Client.Delete(ctx, c)); err != nil {
+				return err
+			}
 			continue
 		}
-		if err := client.IgnoreNotFound(s.Client.Delete(ctx, &claims.Items[i])); err != nil {
+		before := len(c.Status.ReservedFor)
+		c.Status.ReservedFor = slices.DeleteFunc(c.Status.ReservedFor, func(r resourcev1.ResourceClaimConsumerReference) bool {
+			return r.Resource == "pods" && gone(r.UID)
+		})
+		if len(c.Status.ReservedFor) == before {
+			continue
+		}
+		if len(c.Status.ReservedFor) == 0 {
+			c.Status.Allocation = nil
+		}
+		if err := client.IgnoreNotFound(s.Client.Status().Update(ctx, c)); err != nil {
 			return err
 		}
 	}
@@ -393,13 +571,10 @@ func (s DRAScheduler) free(ctx context.Context, node, wants string) (string, err
 			return "", err
 		}
 	}
-	if slices.ContainsFunc(rules.Items, func(r resourcev1.DeviceTaintRule) bool { return taintsAll(r.Spec.DeviceSelector, node) }) {
-		return "", nil
-	}
 	used := inUse(claims.Items, node)
 	for _, slice := range published.Items {
 		for _, d := range slice.Spec.Devices {
-			if slice.Spec.NodeName != nil && *slice.Spec.NodeName == node && !used[d.Name] && offers(d, wants) {
+			if slice.Spec.NodeName != nil && *slice.Spec.NodeName == node && used[d.Name] < sharesOf(d) && offers(d, wants) && !tainted(rules.Items, node, d) {
 				return d.Name, nil
 			}
 		}
@@ -407,21 +582,40 @@ func (s DRAScheduler) free(ctx context.Context, node, wants string) (string, err
 	return "", nil
 }
 
-// taintsAll reports whether a rule taints all devices of a node.
-func taintsAll(selects *resourcev1.DeviceTaintSelector, node string) bool {
-	return selects != nil && (selects.Pool == nil || *selects.Pool == node) && (selects.Driver == nil || *selects.Driver == draDriver) && selects.Device == nil
+// tainted reports whether a device is tainted by its driver or by a rule, so that nothing that does not tolerate it is allocated. A taint with the
+// effect None is a dry run.
+func tainted(rules []resourcev1.DeviceTaintRule, node string, d resourcev1.Device) bool {
+	keepsOff := func(t resourcev1.DeviceTaint) bool {
+		return t.Effect == resourcev1.DeviceTaintEffectNoSchedule || t.Effect == resourcev1.DeviceTaintEffectNoExecute
+	}
+	return slices.ContainsFunc(d.Taints, keepsOff) || slices.ContainsFunc(rules, func(r resourcev1.DeviceTaintRule) bool {
+		return keepsOff(r.Spec.Taint) && selects(r.Spec.DeviceSelector, node, d.Name)
+	})
 }
 
-// inUse are the devices of a node that are allocated to claims.
-func inUse(claims []resourcev1.ResourceClaim, node string) map[string]bool {
-	used := map[string]bool{}
+// selects reports whether a rule is about a device. A rule without a selector is about none (k8s.io/api/resource/v1, DeviceTaintRuleSpec).
+func selects(s *resourcev1.DeviceTaintSelector, node, name string) bool {
+	return s != nil && (s.Pool == nil || *s.Pool == node) && (s.Driver == nil || *s.Driver == draDriver) && (s.Device == nil || *s.Device == name)
+}
+
+// sharesOf is how many claims can have a device.
+func sharesOf(d resourcev1.Device) int64 {
+	if shares, has := d.Capacity["shares"]; has {
+		return shares.Value.Value()
+	}
+	return 1
+}
+
+// inUse counts the claims to which each device of a node is allocated, without those of administrators and of other drivers.
+func inUse(claims []resourcev1.ResourceClaim, node string) map[string]int64 {
+	used := map[string]int64{}
 	for i := range claims {
 		if claims[i].Status.Allocation == nil {
 			continue
 		}
 		for _, result := range claims[i].Status.Allocation.Devices.Results {
-			if result.Pool == node {
-				used[result.Device] = true
+			if result.Driver == draDriver && result.Pool == node && !isAdmins(result) {
+				used[result.Device]++
 			}
 		}
 	}
@@ -430,14 +624,16 @@ func inUse(claims []resourcev1.ResourceClaim, node string) map[string]bool {
 
 // offers reports whether a device matches the class that serves a resource.
 func offers(d resourcev1.Device, wants string) bool {
-	text := func(name string) string {
-		if a := d.Attributes[resourcev1.QualifiedName(name)].StringValue; a != nil {
-			return *a
-		}
-		return ""
-	}
-	if text("type") == "gpu" {
+	if textOf(d, "type") == "gpu" {
 		return wants == "nvidia.com/gpu"
 	}
-	return wants == "nvidia.com/mig-"+strings.ReplaceAll(text("profile"), "+", ".")
+	return wants == "nvidia.com/mig-"+strings.ReplaceAll(textOf(d, "profile"), "+", ".")
+}
+
+// textOf is an attribute of a device; empty if it has none.
+func textOf(d resourcev1.Device, name string) string {
+	if a := d.Attributes[resourcev1.QualifiedName(name)].StringValue; a != nil {
+		return *a
+	}
+	return ""
 }

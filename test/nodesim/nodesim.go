@@ -62,6 +62,13 @@ type Options struct {
 	// ToolkitMissing reports whether NVIDIA's container toolkit is not done yet, so that the device plugin finds no GPU. Nil: it is.
 	ToolkitMissing func() bool
 
+	// OtherDrivers are further DRA drivers that run on the node, such as that of a network device, each with its answer when it is to prepare a
+	// claim. A driver that is not listed is not there.
+	OtherDrivers map[string]func() error
+
+	// Pulls reports whether an image of a pod is being pulled, so that its containers have not started. Nil: all images are there.
+	Pulls func(*corev1.Pod) bool
+
 	// StatusPeriod is how often the node's status is published. Real: 10 s.
 	StatusPeriod time.Duration
 	// ProjectionDelay is how long a change of a ConfigMap takes to reach a pod that nothing else changes. Real: about 60 s.
@@ -116,7 +123,7 @@ func New(o Options) *Node {
 	m := &machine{Options: o, pods: map[types.UID]*podState{}, endpoints: map[string]*endpoint{}}
 	return &Node{
 		machine: m, daemonSets: daemonSets{m}, discovery: &discovery{machine: m},
-		kubelet: &kubelet{machine: m, plugin: devicePlugin{m}, published: map[string]counts{}},
+		kubelet: &kubelet{machine: m, plugin: devicePlugin{m}, published: map[string]counts{}, prepared: map[types.UID]preparedClaim{}},
 	}
 }
 

@@ -30,7 +30,7 @@ type podState struct {
 	plugin    *plugin             // of a device-plugin pod
 	mps       bool                // of NVIDIA's MPS DaemonSet: it has started
 	claims    map[string][]string // its ResourceClaims, by name, with the devices that are prepared
-	hangs     bool                // a device of one of them does not exist
+	hangs     bool                // one of them cannot be prepared
 	closeNVML func() error        // of a pod that has NVML open
 	devices   []allocatedDevice   // of its containers
 }
@@ -43,6 +43,7 @@ type kubelet struct {
 	published   map[string]counts // by resource, as last published
 	publishedAt time.Time
 	publisher   publisher // what of NVIDIA's DRA driver is there
+	prepared    map[types.UID]preparedClaim
 }
 
 // syncPods is one turn of the kubelet's loop over its pods.
@@ -53,6 +54,9 @@ func (k *kubelet) syncPods(ctx context.Context, node *corev1.Node, pods []corev1
 	var errs []error
 	if err := k.expireSlices(ctx); err != nil {
 		errs = append(errs, fmt.Errorf("deleting ResourceSlices: %w", err))
+	}
+	if err := k.unprepare(ctx); err != nil {
+		errs = append(errs, fmt.Errorf("giving back claims: %w", err))
 	}
 	for i := range pods {
 		if err := k.syncPod(ctx, node, &pods[i]); err != nil {
@@ -142,6 +146,10 @@ func (k *kubelet) stopPrograms() {
 func (k *kubelet) runContainers(ctx context.Context, node *corev1.Node, state *podState) bool {
 	if missing := state.missingVolume(); missing != "" {
 		state.waiting = missing
+		return false
+	}
+	if k.Pulls != nil && k.Pulls(state.pod) {
+		state.waiting = "ContainerCreating"
 		return false
 	}
 	k.openNVML(state)
