@@ -135,9 +135,8 @@ func PodOf(pod *corev1.Pod, configMap types.NamespacedName) Pod {
 	if p.MountsConfig || SelectsDeploy(p.NodeSelector) || OffersGPUs(pod) {
 		p.Troubles = troublesOf(pod)
 	}
-	p.DRA, p.Validator = OffersGPUs(pod), IsValidator(pod)
-	p.DynamicMIG, p.SetsTimeSlices = p.DRA && MakesInstances(&pod.Spec), p.DRA && SetsTimeSlices(&pod.Spec)
-	p.ReadySince = readySince(pod)
+	p.Validator, p.ReadySince = IsValidator(pod), readySince(pod)
+	addDRA(&p, pod)
 	if p.GPU {
 		p.Asks, p.Workload = asksOf(&pod.Spec), workloadOf(pod)
 		p.InitHolds = HoldsByInit(pod)
@@ -147,15 +146,25 @@ func PodOf(pod *corev1.Pod, configMap types.NamespacedName) Pod {
 	if p.Serves {
 		p.Tolerations = OwnTolerations(pod.Spec.Tolerations)
 	}
-	p.Starting = pod.Spec.NodeName != "" && HasClaims(pod) && !isReady(pod)
-	if group := pod.Spec.SchedulingGroup; group != nil && group.PodGroupName != nil && HasClaims(pod) {
-		p.PodGroup = *group.PodGroupName
-	}
 	_, p.Mirror = pod.Annotations[corev1.MirrorPodAnnotationKey]
 	if owner := metav1.GetControllerOfNoCopy(pod); owner != nil {
 		p.Controller = owner.Kind
 	}
 	return p
+}
+
+// addDRA adds what matters of a pod of NVIDIA's DRA driver, or of one that has devices by ResourceClaims.
+func addDRA(p *Pod, pod *corev1.Pod) {
+	if p.DRA = OffersGPUs(pod); p.DRA {
+		p.DynamicMIG, p.SetsTimeSlices = MakesInstances(&pod.Spec), SetsTimeSlices(&pod.Spec)
+	}
+	if !HasClaims(pod) {
+		return
+	}
+	p.Starting = pod.Spec.NodeName != "" && !isReady(pod)
+	if group := pod.Spec.SchedulingGroup; group != nil && group.PodGroupName != nil {
+		p.PodGroup = *group.PodGroupName
+	}
 }
 
 // HasClaims reports whether a pod has devices by ResourceClaims, its own or those that serve its extended resources.
