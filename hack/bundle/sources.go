@@ -6,6 +6,7 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -53,19 +54,14 @@ func (s *sources) readBase() error {
 }
 
 // chartImage is an image in the chart's values.
-type chartImage struct{ Repository, Digest string }
-
-// reference names the image by its digest if the chart has one, as that of a release has, and otherwise by the version.
-func (i chartImage) reference(version string) string {
-	if i.Digest != "" {
-		return i.Repository + "@" + i.Digest
-	}
-	return i.Repository + ":" + version
-}
+type chartImage struct{ Repository string }
 
 // readChart takes version and images from the chart, so that both packages are of one release.
 func (s *sources) readChart() error {
-	var chart struct{ Version string }
+	var chart struct {
+		Version     string
+		Annotations map[string]string
+	}
 	if err := s.read("config/helm/Chart.yaml", &chart); err != nil {
 		return err
 	}
@@ -78,9 +74,10 @@ func (s *sources) readChart() error {
 		return err
 	}
 	s.version = chart.Version
-	s.images = map[string]string{
-		"gpu-sharing-controller": values.Images.Controller.reference(chart.Version),
-		"gpu-sharing-agent":      values.Images.Agent.reference(chart.Version),
+	s.images = map[string]string{}
+	for name, image := range map[string]chartImage{"controller": values.Images.Controller, "agent": values.Images.Agent} {
+		// The chart of a release names its images by their digests.
+		s.images["gpu-sharing-"+name] = cmp.Or(chart.Annotations["gpusharing.io/"+name+"-image"], image.Repository+":"+chart.Version)
 	}
 	return nil
 }

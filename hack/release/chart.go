@@ -20,8 +20,9 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// pin writes the version and the digests of the images into the chart of a source. Everything else that names images is made
-// from the chart.
+// pin writes the version, the registry and the digests of the images into the chart of a source. Everything else that names images is made
+// from the chart. The digests are no values of the chart: `helm upgrade --reuse-values` would keep those of the former release, and a tag
+// that a user gives would count less.
 func pin(s source, folder, registry string, digests map[string]v1.Hash) error {
 	chart := filepath.Join(folder, "config", "helm", "Chart.yaml")
 	data, err := os.ReadFile(chart)
@@ -32,20 +33,20 @@ func pin(s source, folder, registry string, digests map[string]v1.Hash) error {
 	if err := yaml.Unmarshal(data, &was); err != nil {
 		return fmt.Errorf("reading the chart: %w", err)
 	}
+	const annotations = "\nannotations:\n"
+	pinned := annotations
+	var images [][2]string
+	for _, name := range sorted(digests) {
+		pinned += fmt.Sprintf("  gpusharing.io/%s-image: %s/%s@%s\n", strings.TrimPrefix(name, "gpu-sharing-"), registry, name, digests[name])
+		images = append(images, [2]string{"repository: " + defaultRegistry + "/" + name + "\n", "repository: " + registry + "/" + name + "\n"})
+	}
 	err = replace(chart, [][2]string{
 		{"\nversion: " + was.Version + "\n", "\nversion: " + s.number() + "\n"},
 		{"\nappVersion: " + was.AppVersion + "\n", "\nappVersion: " + s.number() + "\n"},
+		{annotations, pinned},
 	})
 	if err != nil {
 		return err
-	}
-	var images [][2]string
-	for _, name := range sorted(digests) {
-		const rest = "\n    tag: \"\"\n    digest: \""
-		images = append(images, [2]string{
-			"repository: " + defaultRegistry + "/" + name + rest + `"`,
-			"repository: " + registry + "/" + name + rest + digests[name].String() + `"`,
-		})
 	}
 	return replace(filepath.Join(folder, "config", "helm", "values.yaml"), images)
 }

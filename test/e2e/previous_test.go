@@ -118,13 +118,13 @@ func previousSpecs() {
 		}
 
 		It("goes on with agents that are not upgraded yet", func(ctx SpecContext) {
-			upgradeTo(ctx, "", append(documentedUpgrade(), "--set", "images.agent.tag="+previous.Version, "--set", "images.agent.digest=")...)
+			upgradeTo(ctx, "", append(documentedUpgrade(), "--set", "images.agent.tag="+previous.Version)...)
 			expectEachStrategy(ctx)
 		})
 
 		It("goes on with agents and CRDs that are ahead of the controller", func(ctx SpecContext) {
 			upgradeTo(ctx, previous.Version, append(documentedUpgrade(), "--version", previous.Version, "--set", "crds.install=false",
-				"--set", "images.agent.tag="+chartVersion(), "--set", "images.agent.digest=")...)
+				"--set", "images.agent.tag="+chartVersion())...)
 			expectEachStrategy(ctx)
 		})
 	})

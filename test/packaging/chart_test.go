@@ -19,6 +19,7 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/util/validation"
 )
 
 func TestChartRendersWithEveryPreset(t *testing.T) {
@@ -152,7 +153,8 @@ func TestValuesThatMakeNoSenseAreRefused(t *testing.T) {
 		"a crowd of controllers":                 {"controller.replicas=6", "at '/controller/replicas': maximum: got 6, want 5"},
 		"a device plugin in no place":            {"devicePlugin.configMap=a", "at '/devicePlugin/namespace': minLength: got 0, want 1"},
 		"a device plugin without a ConfigMap":    {"devicePlugin.namespace=a", "at '/devicePlugin/configMap': minLength: got 0, want 1"},
-		"a ConfigMap that cannot name a volume":  {"devicePlugin.namespace=a,devicePlugin.configMap=a.b", "at '/devicePlugin/configMap': 'a.b' does not match pattern"},
+		"a name that no ConfigMap can have":      {"devicePlugin.namespace=a,devicePlugin.configMap=a..b", "at '/devicePlugin/configMap': 'a..b' does not match pattern"},
+		"a value of an earlier release is gone":  {"metrics.sampling=null", "Upgrade with --reset-then-reuse-values instead of --reuse-values"},
 		"a relative driver root":                 {"driver.root=run/nvidia", "at '/driver/root': 'run/nvidia' does not match pattern"},
 		"the root as the folder of MPS":          {"mps.root=/", "at '/mps/root': '/' does not match pattern"},
 		"half a digest":                          {"images.agent.digest=sha256:12", "at '/images/agent/digest': 'sha256:12' does not match pattern"},
@@ -176,6 +178,16 @@ func TestValuesThatMakeNoSenseAreRefused(t *testing.T) {
 			_, err := h.template(t, "--set", tc.value)
 			NewWithT(t).Expect(err).To(MatchError(ContainSubstring(tc.says)))
 		})
+	}
+}
+
+// TestAnyConfigMapOfADevicePluginCanBeNamed: NVIDIA's chart adds -configs to its name, which has up to 63 characters.
+func TestAnyConfigMapOfADevicePluginCanBeNamed(t *testing.T) {
+	for _, name := range []string{"plugin.configs", strings.Repeat("a", 63) + "-configs", strings.Repeat("a", 253)} {
+		NewWithT(t).Expect(validation.IsDNS1123Subdomain(name)).To(BeEmpty())
+		objects := newHelm(t).render(t, "devicePlugin.namespace=nvidia,devicePlugin.configMap="+name)
+		controller := podOf(t, find(t, objects, "Deployment gpu-sharing-controller"))
+		NewWithT(t).Expect(controller.Spec.Containers[0].Args).To(ContainElement("--device-plugin-configmap=" + name))
 	}
 }
 

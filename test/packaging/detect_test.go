@@ -94,6 +94,29 @@ func findsTheDevicePlugin(t *testing.T, i installation) {
 	g.Expect(i.told(t)).To(Equal([]string{"plugin-b", "mine"}), "a value counts before what is found")
 }
 
+// TestHelmForgetsADevicePluginThatTheGPUOperatorReplaced: not while the plugin is there, whose ConfigMap may have the operator's keys.
+func TestHelmForgetsADevicePluginThatTheGPUOperatorReplaced(t *testing.T) {
+	withEachHelm(t, func(t *testing.T, i installation) {
+		t.Helper()
+		g := NewWithT(t)
+		i.installPlugin(t, "plugin-a")
+		i.do(t, "install", release, i.chart, "--create-namespace")
+		plugin := []string{"plugin-a", "plugin-a-configs"}
+		g.Expect(i.told(t)).To(Equal(plugin))
+		policy := object("nvidia.com/v1", "ClusterPolicy", "", "cluster-policy")
+		g.Expect(unstructured.SetNestedMap(policy.Object, map[string]any{"enabled": true}, "spec", "devicePlugin")).To(Succeed())
+		g.Expect(i.Client.Create(t.Context(), policy)).To(Succeed())
+		i.do(t, "upgrade", release, i.chart)
+		g.Expect(i.told(t)).To(Equal(plugin), "both are there")
+
+		i.uninstallPlugin(t, "plugin-a")
+		g.Expect(i.do(t, "upgrade", release, i.chart)).NotTo(ContainSubstring("runs without the GPU Operator"))
+		g.Expect(i.told(t)).To(BeEmpty())
+		role := object("rbac.authorization.k8s.io/v1", "Role", "plugin-a", "gpu-sharing-controller-device-plugin")
+		g.Expect(i.exists(t, role)).To(BeFalse())
+	}, env.WithNVIDIA())
+}
+
 // GKE names itself in the version of Kubernetes.
 func TestHelmBringsTheQuotaOnGKE(t *testing.T) {
 	plain, err := discovery.NewDiscoveryClientForConfigOrDie(env.Start(t).Config).ServerVersion()

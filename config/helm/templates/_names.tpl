@@ -1,17 +1,37 @@
-{{/* The labels of every object. Of pods, only the agent's have the version, by which kubectl gpusharing doctor knows it where the image has a
-digest: a changed label replaces the pods, and an agent's image changes with the version anyhow. */}}
+{{/* The labels of every object. */}}
 {{- define "gpusharing.labels" -}}
-app.kubernetes.io/part-of: gpu-sharing-operator
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+{{ include "gpusharing.labelsOfAnyVersion" . }}
+{{- end }}
+
+{{- define "gpusharing.labelsOfAnyVersion" -}}
+app.kubernetes.io/part-of: gpu-sharing-operator
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 
-{{/* An image by digest if it has one, else by tag, else by the version of the chart. */}}
+{{/* The version of an image as a label, by which kubectl gpusharing doctor knows it where the image has a digest: its tag, or the version of the
+chart. No label for another digest without a tag, or a tag that cannot be a label. */}}
+{{- define "gpusharing.versionLabel" -}}
+{{- $image := index .root.Values.images .name -}}
+{{- $version := $image.tag | default (empty $image.digest | ternary .root.Chart.AppVersion "") -}}
+{{- if regexMatch "^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$" $version -}}
+app.kubernetes.io/version: {{ $version | quote }}
+{{- end -}}
+{{- end }}
+
+{{/*
+An image by the digest or else the tag that the values have. Without both the image of the release, by the digest that make release notes in Chart.yaml:
+were it a value, an upgrade with --reuse-values would keep the former one. An image from another repository, by the version of the chart: a copy
+may have another digest.
+*/}}
 {{- define "gpusharing.image" -}}
 {{- $image := index .root.Values.images .name -}}
+{{- $released := index .root.Chart.Annotations (printf "gpusharing.io/%s-image" .name) -}}
 {{- if $image.digest -}}
 {{ $image.repository }}@{{ $image.digest }}
+{{- else if and (not $image.tag) (hasPrefix (print $image.repository "@") $released) -}}
+{{ $released }}
 {{- else -}}
 {{ $image.repository }}:{{ $image.tag | default .root.Chart.AppVersion }}
 {{- end -}}
@@ -112,35 +132,38 @@ true
 {{/*
 The namespace of NVIDIA's device plugin and the ConfigMap that it reads, where no GPU Operator runs it, as JSON; empty: there is none, or it is
 not known. A value counts before the plugin that NVIDIA's chart has installed, and that before what the last upgrade found: the plugin may be
-away for a while. `helm template` and Argo CD know no cluster.
+away for a while, unless the GPU Operator runs one instead. `helm template` and Argo CD know no cluster.
 */}}
 {{- define "gpusharing.devicePlugin" -}}
 {{- $found := dict "namespace" .Values.devicePlugin.namespace "configMap" .Values.devicePlugin.configMap -}}
 {{- if not $found.namespace -}}
-{{- $readers := include "gpusharing.standAlonePlugins" . | fromJsonArray -}}
 {{- $found = include "gpusharing.devicePluginBefore" . | fromJson -}}
-{{- if eq (len $readers) 1 }}{{ $found = first $readers }}{{ end -}}
+{{- $readers := include "gpusharing.standAlonePlugins" . | fromJsonArray -}}
+{{- if include "gpusharing.ofGPUOperator" . -}}
+{{- if not (has $found $readers) }}{{ $found = dict "namespace" "" "configMap" "" }}{{ end -}}
+{{- else if eq (len $readers) 1 }}{{ $found = first $readers }}{{ end -}}
 {{- end -}}
 {{ toJson $found }}
 {{- end }}
 
-{{/* Each ConfigMap that a device plugin of NVIDIA's chart reads, as it names the volume for its config-manager. None where the GPU Operator runs one. */}}
-{{- define "gpusharing.standAlonePlugins" -}}
-{{- $found := list -}}
-{{- $ofOperator := false -}}
+{{/* true if NVIDIA's GPU Operator runs the device plugin. */}}
+{{- define "gpusharing.ofGPUOperator" -}}
 {{- if .Capabilities.APIVersions.Has "nvidia.com/v1/ClusterPolicy" -}}
 {{- range (lookup "nvidia.com/v1" "ClusterPolicy" "" "").items -}}
-{{- if dig "spec" "devicePlugin" "enabled" true . }}{{ $ofOperator = true }}{{ end -}}
+{{- if dig "spec" "devicePlugin" "enabled" true . }}true{{ end -}}
 {{- end -}}
 {{- end -}}
-{{- if not $ofOperator -}}
+{{- end }}
+
+{{/* Each ConfigMap that a device plugin of NVIDIA's chart reads, as it names the volume for its config-manager. */}}
+{{- define "gpusharing.standAlonePlugins" -}}
+{{- $found := list -}}
 {{- range $set := (lookup "apps/v1" "DaemonSet" "" "").items -}}
 {{- $commands := list -}}
 {{- range $set.spec.template.spec.containers }}{{ $commands = concat $commands (.command | default list) }}{{ end -}}
 {{- range $set.spec.template.spec.volumes -}}
 {{- if and (eq .name "available-configs") .configMap (has "nvidia-device-plugin" $commands) -}}
 {{- $found = append $found (dict "namespace" $set.metadata.namespace "configMap" .configMap.name) -}}
-{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

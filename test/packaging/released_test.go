@@ -1,0 +1,141 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package packaging_test
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	. "github.com/onsi/gomega"
+	appsv1 "k8s.io/api/apps/v1"
+)
+
+// released is the chart as make release pins it (hack/release, pin), with a version and the images of the controller and the agent.
+func released(t *testing.T, version string) (chart, controller, agent string) {
+	t.Helper()
+	g := NewWithT(t)
+	chart = filepath.Join(t.TempDir(), "chart")
+	g.Expect(os.CopyFS(chart, os.DirFS(path(t, "config/helm")))).To(Succeed())
+	image := func(name string) string {
+		return fmt.Sprintf("ghcr.io/gpusharing/gpu-sharing-%s@sha256:%x", name, sha256.Sum256([]byte(name+version)))
+	}
+	controller, agent = image("controller"), image("agent")
+	metadata := filepath.Join(chart, "Chart.yaml")
+	content, err := os.ReadFile(metadata)
+	g.Expect(err).NotTo(HaveOccurred())
+	text := string(content)
+	for was, is := range map[string]string{
+		"\nversion: 0.1.0\n":    "\nversion: " + version + "\n",
+		"\nappVersion: 0.1.0\n": "\nappVersion: " + version + "\n",
+		"\nannotations:\n":      "\nannotations:\n  gpusharing.io/controller-image: " + controller + "\n  gpusharing.io/agent-image: " + agent + "\n",
+	} {
+		g.Expect(strings.Count(text, was)).To(Equal(1), was)
+		text = strings.Replace(text, was, is, 1)
+	}
+	g.Expect(os.WriteFile(metadata, []byte(text), 0o600)).To(Succeed())
+	return chart, controller, agent
+}
+
+// TestTheChartOfAReleaseRunsTheImagesThatTheValuesName: a copy that docker pull, tag and push made has another digest than the release's.
+func TestTheChartOfAReleaseRunsTheImagesThatTheValuesName(t *testing.T) {
+	h := newHelm(t)
+	var controller, agent string
+	h.chart, controller, agent = released(t, "0.2.0")
+	const mirror, own = "mirror.example.com/gpu/agent", "ghcr.io/gpusharing/gpu-sharing-agent"
+	digest := "@sha256:" + strings.Repeat("1", 64)
+	for title, tc := range map[string]struct {
+		values []string
+		image  string
+	}{
+		"those of the release":  {image: agent},
+		"a tag":                 {[]string{"images.agent.tag=dev"}, own + ":dev"},
+		"a mirror":              {[]string{"images.agent.repository=" + mirror}, mirror + ":0.2.0"},
+		"a mirror and a tag":    {[]string{"images.agent.repository=" + mirror, "images.agent.tag=0.2.0-mirrored"}, mirror + ":0.2.0-mirrored"},
+		"a mirror and a digest": {[]string{"images.agent.repository=" + mirror, "images.agent.digest=" + digest[1:]}, mirror + digest},
+		"a mirror whose name begins as the release": {[]string{"images.agent.repository=" + own + "-copy"}, own + "-copy:0.2.0"},
+	} {
+		t.Run(title, func(t *testing.T) {
+			g := NewWithT(t)
+			objects := h.render(t, tc.values...)
+			for workload, image := range map[string]string{
+				"DaemonSet gpu-sharing-agent": tc.image, "DaemonSet gpu-sharing-mps": tc.image, "Deployment gpu-sharing-controller": controller,
+			} {
+				g.Expect(podOf(t, find(t, objects, workload)).Spec.Containers[0].Image).To(Equal(image), workload)
+			}
+		})
+	}
+}
+
+// TestTheVersionLabelIsThatOfTheImage: kubectl gpusharing doctor compares the versions of controller and agents by it.
+func TestTheVersionLabelIsThatOfTheImage(t *testing.T) {
+	h := newHelm(t)
+	h.chart, _, _ = released(t, "0.2.0")
+	digest := "digest=sha256:" + strings.Repeat("1", 64)
+	for title, tc := range map[string]struct{ values, version string }{
+		"that of the release":       {"", "0.2.0"},
+		"a tag":                     {"tag=0.0.9", "0.0.9"},
+		"a mirror":                  {"repository=mirror.example.com/gpu", "0.2.0"},
+		"a digest":                  {digest, ""},
+		"a digest, and what it has": {digest + ",tag=0.0.9", "0.0.9"},
+		"a tag that is no label":    {"tag=_" + strings.Repeat("9", 70), ""},
+	} {
+		t.Run(title, func(t *testing.T) {
+			g := NewWithT(t)
+			var values []string
+			for value := range strings.SplitSeq(tc.values, ",") {
+				if value != "" {
+					values = append(values, "images.agent."+value, "images.controller."+value)
+				}
+			}
+			objects := h.render(t, values...)
+			agents := as[appsv1.DaemonSet](t, find(t, objects, "DaemonSet gpu-sharing-agent"))
+			controller := find(t, objects, "Deployment gpu-sharing-controller")
+			for _, labels := range []map[string]string{agents.Spec.Template.Labels, agents.Labels, controller.GetLabels()} {
+				g.Expect(labels["app.kubernetes.io/version"]).To(Equal(tc.version), "%v", slices.Sorted(maps.Keys(labels)))
+			}
+		})
+	}
+}
+
+// TestAnUpgradeThatReusesValuesRunsTheNewImages: Helm then takes the former defaults too, so that the images of a release are none of them.
+func TestAnUpgradeThatReusesValuesRunsTheNewImages(t *testing.T) {
+	withEachHelm(t, func(t *testing.T, i installation) {
+		t.Helper()
+		g := NewWithT(t)
+		before, _, _ := released(t, "0.2.0")
+		now, newController, newAgent := released(t, "0.3.0")
+		i.do(t, "install", release, before, "--create-namespace", "--set", "logLevel=debug")
+		i.do(t, "upgrade", release, now, "--reuse-values")
+		controller, agent := object("apps/v1", "Deployment", namespace, "gpu-sharing-controller"), object("apps/v1", "DaemonSet", namespace, "gpu-sharing-agent")
+		g.Expect(i.exists(t, controller)).To(BeTrue())
+		g.Expect(i.exists(t, agent)).To(BeTrue())
+		pod := as[appsv1.DaemonSet](t, agent).Spec.Template
+		g.Expect(pod.Labels).To(HaveKeyWithValue("app.kubernetes.io/version", "0.3.0"))
+		g.Expect(pod.Spec.Containers[0].Image).To(Equal(newAgent))
+		g.Expect(pod.Spec.Containers[0].Args).To(ContainElement("--zap-log-level=debug"), "what a user gave")
+		g.Expect(podOf(t, controller).Spec.Containers[0].Image).To(Equal(newController))
+	})
+}
+
+// TestAnUpgradeThatReusesThePreviousValuesSaysWhatToDo: the defaults of the previous release lack a value, and a release of it had digests there.
+func TestAnUpgradeThatReusesThePreviousValuesSaysWhatToDo(t *testing.T) {
+	withEachHelm(t, func(t *testing.T, i installation) {
+		t.Helper()
+		g := NewWithT(t)
+		i.do(t, "install", release, previousChart(t), "--create-namespace", "--set", "logLevel=debug")
+		_, err := i.try(t, "upgrade", release, i.chart, "--reuse-values")
+		g.Expect(err).To(MatchError(ContainSubstring("Upgrade with --reset-then-reuse-values instead of --reuse-values")))
+		g.Expect(err).NotTo(MatchError(ContainSubstring("/metrics/enabled")), "the user gave no value of it")
+		i.do(t, "upgrade", release, i.chart, "--reset-then-reuse-values")
+		controller := object("apps/v1", "Deployment", namespace, "gpu-sharing-controller")
+		g.Expect(i.exists(t, controller)).To(BeTrue())
+		g.Expect(podOf(t, controller).Spec.Containers[0].Args).To(ContainElement("--zap-log-level=debug"), "what a user gave")
+	})
+}
