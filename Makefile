@@ -13,6 +13,8 @@ BESIDE_KARPENTER = GPUSHARING_KARPENTER="$$(hack/karpenter/build.sh)" GPUSHARING
 KUBECTL ?= kubectl
 # The key with which make release signs, of cosign generate-key-pair.
 KEY ?=
+# The tag that make release releases, where the commit has several.
+TAG ?=
 CONTAINER_TOOL ?= docker
 # Where docker-push puts the images and deploy takes them from, such as registry.example.com/gpu-sharing; and their tag.
 REGISTRY ?=
@@ -159,7 +161,7 @@ helm: manifests ## Lint the Helm chart and package it into dist/.
 
 .PHONY: release
 release: ## Make everything that a release is from the commit that is checked out, into dist/. REGISTRY=registry.example.com/gpu-sharing KEY=cosign.key pushes, signs and verifies it.
-	cd hack/release && go run . -registry='$(REGISTRY)' -key='$(abspath $(KEY))' $(if $(KEYLESS),-keyless) $(if $(UNSIGNED),-unsigned)
+	cd hack/release && go run . -registry='$(REGISTRY)' -tag='$(TAG)' -key='$(abspath $(KEY))' $(if $(KEYLESS),-keyless) $(if $(UNSIGNED),-unsigned)
 
 .PHONY: release-test
 release-test: ## Test make release against a real registry on this machine, with small programs instead of ours. FULL=1: with ours, built twice.

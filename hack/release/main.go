@@ -28,9 +28,9 @@ const (
 )
 
 type settings struct {
-	root, out, registry, key string
-	keyless, unsigned        bool
-	trial                    trialSettings
+	root, out, registry, key, tag string
+	keyless, unsigned             bool
+	trial                         trialSettings
 }
 
 func main() {
@@ -39,6 +39,7 @@ func main() {
 	flag.StringVar(&set.root, "root", "../..", "top folder of the repository")
 	flag.StringVar(&set.out, "out", "../../dist", "folder that is made; what was there is deleted")
 	flag.StringVar(&set.registry, "registry", "", "registry and folder to push to, such as ghcr.io/gpusharing; empty: nothing is pushed")
+	flag.StringVar(&set.tag, "tag", "", "the tag that is released, where the commit has several; empty: the highest")
 	flag.StringVar(&set.key, "key", "", "private key that `cosign generate-key-pair` wrote; its password: environment variable COSIGN_PASSWORD")
 	flag.BoolVar(&set.keyless, "keyless", false, "sign with the identity of the workflow instead of a key")
 	flag.BoolVar(&set.unsigned, "unsigned", false, "push without signatures")
@@ -74,10 +75,13 @@ func run(ctx context.Context, set settings) error {
 	if set.registry != "" && set.key == "" && !set.keyless && !set.unsigned {
 		return errors.New("what is pushed is signed: give KEY=cosign.key, or UNSIGNED=1 for a trial")
 	}
+	if _, err := newSigner("", set.key, set.keyless); err != nil { // before minutes of building
+		return err
+	}
 	if err := checkCompilers(); err != nil {
 		return err
 	}
-	s, err := readSource(ctx, set.root)
+	s, err := readSource(ctx, set.root, set.tag)
 	if err != nil {
 		return err
 	}

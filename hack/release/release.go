@@ -15,7 +15,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// checksums is the file with the SHA-256 of all others, as `sha256sum --check` reads it.
+// checksums is the file with the SHA-256 of all other files that can be downloaded, those of no folder, as `sha256sum --check` reads it.
+// What is in folders is in an image or artifact, whose digest is in digests.json.
 const checksums = "SHA256SUMS"
 
 // release is what is made of a commit.
@@ -94,7 +95,7 @@ func (r *release) image(name string) (published, error) {
 		if err != nil {
 			return published{}, err
 		}
-		file := filepath.Join("sbom", name+"_"+p.platform()+".cdx.json")
+		file := name + "_" + p.platform() + ".cdx.json"
 		if err := r.write(file, bom); err != nil {
 			return published{}, err
 		}
@@ -203,7 +204,7 @@ func (r *release) plugins(context.Context, string) error {
 		if err != nil {
 			return err
 		}
-		if err := r.write(filepath.Join("sbom", p.Name+"_"+p.platform()+".cdx.json"), bom); err != nil {
+		if err := r.write(p.Name+"_"+p.platform()+".cdx.json", bom); err != nil {
 			return err
 		}
 		if p.Name != plugin {
@@ -249,7 +250,7 @@ func (r *release) besidePlugin(p program) (map[string][]byte, error) {
 	return content, nil
 }
 
-// texts writes the release notes, the provenance, and which digest each image and artifact has.
+// texts writes the release notes, the provenance, which digest each image and artifact has, and the script that the docs name.
 func (r *release) texts(ctx context.Context, _ string) error {
 	changelog, err := os.ReadFile(filepath.Join(r.tree, "CHANGELOG.md"))
 	if err != nil {
@@ -275,7 +276,13 @@ func (r *release) texts(ctx context.Context, _ string) error {
 	if err != nil {
 		return fmt.Errorf("writing the digests: %w", err)
 	}
-	for name, content := range map[string][]byte{"release-notes.md": []byte(text), "provenance.json": statement, "digests.json": list} {
+	unlabel, err := os.ReadFile(filepath.Join(r.tree, "hack", "install", "unlabel.sh"))
+	if err != nil {
+		return fmt.Errorf("reading what removes a label after the operator: %w", err)
+	}
+	for name, content := range map[string][]byte{
+		"release-notes.md": []byte(text), "provenance.json": statement, "digests.json": list, "unlabel.sh": unlabel,
+	} {
 		if err := r.write(name, content); err != nil {
 			return err
 		}
@@ -283,7 +290,7 @@ func (r *release) texts(ctx context.Context, _ string) error {
 	return nil
 }
 
-// checksums writes those of all that was written.
+// checksums writes those of all files that can be downloaded.
 func (r *release) checksums() error {
 	files, err := readFolder(r.out)
 	if err != nil {
@@ -291,8 +298,8 @@ func (r *release) checksums() error {
 	}
 	var lines strings.Builder
 	for _, f := range files {
-		if !f.Folder {
-			fmt.Fprintf(&lines, "%s  %s\n", sum(f.Content), filepath.ToSlash(f.Path))
+		if !f.Folder && filepath.Base(f.Path) == f.Path {
+			fmt.Fprintf(&lines, "%s  %s\n", sum(f.Content), f.Path)
 		}
 	}
 	return r.write(checksums, []byte(lines.String()))

@@ -21,6 +21,7 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	. "github.com/onsi/gomega"
+	"github.com/operator-framework/api/pkg/operators/v1alpha1"
 	"github.com/operator-framework/operator-registry/alpha/declcfg"
 	"github.com/operator-framework/operator-registry/alpha/property"
 	"sigs.k8s.io/yaml"
@@ -42,7 +43,7 @@ func small(t *testing.T, registry string) *release {
 	}
 	g.Expect(os.Mkdir(r.tree, 0o700)).To(Succeed())
 	_, err := output(t.Context(), "../..", nil, "bash", "-c", `git ls-files -z --cached --others --exclude-standard -- \
-		config hack/bundle hack/helm hack/release/debian.txt internal/cli/kubectl_complete-gpusharing CHANGELOG.md LICENSE | tar -c --null -T - | tar -x -C "$0"`, r.tree)
+		config hack/bundle hack/helm hack/install hack/release/debian.txt internal/cli/kubectl_complete-gpusharing CHANGELOG.md LICENSE | tar -c --null -T - | tar -x -C "$0"`, r.tree)
 	g.Expect(err).NotTo(HaveOccurred())
 	r.packages, err = readDebian(r.tree)
 	g.Expect(err).NotTo(HaveOccurred())
@@ -185,6 +186,36 @@ func expectPinned(t *testing.T, r *release, manifests string) {
 	}
 }
 
+// TestTheDocsSayWhereTheCatalogIs: its image has no program that serves it, so that OLM needs a CatalogSource that extracts it.
+func TestTheDocsSayWhereTheCatalogIs(t *testing.T) {
+	g := NewWithT(t)
+	docs, err := os.ReadFile("../../docs/install.md")
+	g.Expect(err).NotTo(HaveOccurred())
+	line := regexp.MustCompile("`grpcPodConfig: (.*)`").FindSubmatch(docs)
+	g.Expect(line).To(HaveLen(2))
+	var documented v1alpha1.GrpcPodConfig
+	g.Expect(yaml.UnmarshalStrict(line[1], &documented)).To(Succeed())
+	r := small(t, "registry.example.com/gpu-sharing")
+	p := r.published[4]
+	g.Expect(p.Name).To(HaveSuffix("/" + catalogName))
+	manifest, err := p.Index.IndexManifest()
+	g.Expect(err).NotTo(HaveOccurred())
+	img, err := p.Index.Image(manifest.Manifests[0].Digest)
+	g.Expect(err).NotTo(HaveOccurred())
+	layers, err := img.Layers()
+	g.Expect(err).NotTo(HaveOccurred())
+	content, err := layers[0].Compressed()
+	g.Expect(err).NotTo(HaveOccurred())
+	var packed bytes.Buffer
+	_, err = packed.ReadFrom(content)
+	g.Expect(err).NotTo(HaveOccurred())
+	files, err := untar(packed.Bytes())
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(files).To(HaveLen(1))
+	g.Expect("/" + files[0].Path).To(HavePrefix(documented.ExtractContent.CatalogDir + "/"))
+	g.Expect(documented.ExtractContent.CacheDir).To(BeEmpty(), "it has no cache")
+}
+
 func TestPluginArchivesAreWhatKrewExpects(t *testing.T) {
 	g := NewWithT(t)
 	r := small(t, "registry.example.com/gpu-sharing")
@@ -301,8 +332,8 @@ func TestSBOMHasTheModulesThatAreLinked(t *testing.T) {
 	goVersion, err := exec.CommandContext(t.Context(), "go", "env", "GOVERSION").Output()
 	g.Expect(err).NotTo(HaveOccurred())
 	stdlib := "pkg:golang/stdlib@" + strings.TrimPrefix(strings.TrimSpace(string(goVersion)), "go")
-	g.Expect(packages("sbom/gpu-sharing-controller_linux_arm64.cdx.json")).To(ConsistOf(stdlib, HavePrefix("pkg:golang/golang.org/x/mod@v")))
-	g.Expect(packages("sbom/gpu-sharing-agent_linux_arm64.cdx.json")).To(ConsistOf(stdlib, HavePrefix("pkg:golang/golang.org/x/mod@v"),
+	g.Expect(packages("gpu-sharing-controller_linux_arm64.cdx.json")).To(ConsistOf(stdlib, HavePrefix("pkg:golang/golang.org/x/mod@v")))
+	g.Expect(packages("gpu-sharing-agent_linux_arm64.cdx.json")).To(ConsistOf(stdlib, HavePrefix("pkg:golang/golang.org/x/mod@v"),
 		HavePrefix("pkg:deb/debian/libc6@2.36-"), HavePrefix("pkg:deb/debian/libgcc-s1@"), HavePrefix("pkg:deb/debian/gcc-12-base@")))
 }
 

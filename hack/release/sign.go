@@ -40,8 +40,10 @@ func newSigner(cosign, key string, keyless bool) (*signer, error) {
 		return nil, nil //nolint:nilnil // nobody signs
 	}
 	public := strings.TrimSuffix(key, filepath.Ext(key)) + ".pub"
-	if _, err := os.Stat(public); err != nil {
-		return nil, fmt.Errorf("the public key beside %s, as `cosign generate-key-pair` writes it: %w", key, err)
+	for _, file := range []string{key, public} {
+		if _, err := os.Stat(file); err != nil {
+			return nil, fmt.Errorf("signing needs both files that `cosign generate-key-pair` writes, %s and %s: %w", key, public, err)
+		}
 	}
 	return &signer{cosign: cosign, key: key, public: public}, nil
 }

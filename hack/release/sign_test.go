@@ -170,6 +170,22 @@ func TestWhatIsPushedMustBeSigned(t *testing.T) {
 	NewWithT(t).Expect(err).To(MatchError(ContainSubstring("KEY=cosign.key")))
 }
 
+// TestAKeyThatIsMissingIsNoticedBeforeAnythingIsBuilt: a build takes minutes, and what was in dist/ is deleted.
+func TestAKeyThatIsMissingIsNoticedBeforeAnythingIsBuilt(t *testing.T) {
+	g := NewWithT(t)
+	folder := t.TempDir()
+	key, public := filepath.Join(folder, "our.key"), filepath.Join(folder, "our.pub")
+	// There is no source, so that nothing can be built.
+	set := settings{root: filepath.Join(folder, "none"), out: filepath.Join(folder, "dist"), registry: "registry.example.com/x", key: key}
+	for _, missing := range []string{key, public} {
+		g.Expect(run(t.Context(), set)).To(MatchError(ContainSubstring("stat " + missing)))
+		g.Expect(os.WriteFile(missing, nil, 0o600)).To(Succeed())
+	}
+	g.Expect(run(t.Context(), set)).To(MatchError(ContainSubstring("none")))
+	set.keyless = true
+	g.Expect(run(t.Context(), set)).To(MatchError(ContainSubstring("exclude each other")))
+}
+
 // stored is what cosign stores about an image in the registry: its signature (sig), or the statements about it (att).
 func stored(t *testing.T, reference, kind string) v1.Image {
 	t.Helper()

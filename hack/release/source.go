@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -29,8 +30,9 @@ type source struct {
 // number is the version without the v, as Helm, OLM and image tags have it.
 func (s source) number() string { return strings.TrimPrefix(s.Version, "v") }
 
-// readSource reads the commit that is checked out in a folder. It refuses a folder that differs from its commit.
-func readSource(ctx context.Context, folder string) (source, error) {
+// readSource reads the commit that is checked out in a folder, whose version is that of a tag or, if none is named, of its highest one. It refuses
+// a folder that differs from its commit, and a tag that the commit does not have.
+func readSource(ctx context.Context, folder, tag string) (source, error) {
 	git := func(args ...string) (string, error) {
 		return output(ctx, folder, nil, "git", args...)
 	}
@@ -62,7 +64,14 @@ func readSource(ctx context.Context, folder string) (source, error) {
 		return source{}, err
 	}
 	s := source{Commit: commit, Time: time.Unix(unix, 0).UTC()}
-	s.Version = version(strings.Fields(tags), strings.Fields(earlier), commit, s.Time)
+	of := strings.Fields(tags)
+	if tag != "" {
+		if highest([]string{tag}) == "" || !slices.Contains(of, tag) {
+			return source{}, fmt.Errorf("TAG=%s is no version, such as v1.2.3, among the tags of commit %s: %v", tag, commit, of)
+		}
+		of = []string{tag}
+	}
+	s.Version = version(of, strings.Fields(earlier), commit, s.Time)
 	return s, nil
 }
 

@@ -50,16 +50,25 @@ func TestOnlyACommitIsReleased(t *testing.T) {
 	git("commit", "-q", "-m", "x")
 	git("tag", "v0.1.0")
 	write("ignored.go", "package x")
-	s, err := readSource(t.Context(), folder)
+	s, err := readSource(t.Context(), folder, "")
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(s.Version).To(Equal("v0.1.0"))
+	git("tag", "v0.1.0-rc.1")
+	git("tag", "latest")
+	s, err = readSource(t.Context(), folder, "v0.1.0-rc.1")
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(s.Version).To(Equal("v0.1.0-rc.1"), "the workflow runs for each tag")
+	for _, tag := range []string{"latest", "v0.2.0"} {
+		_, err = readSource(t.Context(), folder, tag)
+		g.Expect(err).To(MatchError(ContainSubstring("TAG=" + tag + " is no version")))
+	}
 	g.Expect(s.export(t.Context(), folder, exported)).To(Succeed())
 	files, err := readFolder(exported)
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(files).To(ConsistOf(HaveField("Path", "committed.go"), HaveField("Path", ".gitignore")))
 
 	write("untracked.go", "package x")
-	_, err = readSource(t.Context(), folder)
+	_, err = readSource(t.Context(), folder, "")
 	g.Expect(err).To(MatchError(ContainSubstring("untracked.go")))
 }
 
