@@ -163,6 +163,7 @@ func TestOnAnAPIServer(t *testing.T) {
 		out, err := run("", "status")
 		g.Expect(err).NotTo(HaveOccurred())
 		g.Expect(out).To(HavePrefix("No controller runs, so nothing changes and what follows may be out of date: no Deployment with"))
+		g.Expect(cluster.Client.Create(t.Context(), deploymentIn("gpu-sharing-operator"))).To(Succeed())
 		lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "gpu-sharing-operator", Name: controllerName}}
 		renewed := func(before time.Duration, holder string) string {
 			lease.ResourceVersion = ""

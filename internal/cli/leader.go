@@ -4,8 +4,10 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -23,9 +25,10 @@ const (
 	clocksDiffer = time.Minute
 )
 
-// noController is why no controller acts: empty if one does, or if who asks may not know.
+// noController is why no controller acts: empty if one does, or if who asks may not know. The lease of a controller is in the namespace of its
+// Deployment. Who may write in another namespace may create a lease of that name there, and a Deployment, so that each one must be alive.
 func noController(ctx context.Context, c client.Client, now time.Time) (string, error) {
-	leases := &coordinationv1.LeaseList{}
+	leases, deployments := &coordinationv1.LeaseList{}, &appsv1.DeploymentList{}
 	named := client.MatchingFieldsSelector{Selector: fields.OneTermEqualSelector("metadata.name", controllerName)}
 	err := c.List(ctx, leases, named)
 	switch {
@@ -33,16 +36,48 @@ func noController(ctx context.Context, c client.Client, now time.Time) (string, 
 		return "", nil
 	case err != nil:
 		return "", fmt.Errorf("reading the lease of the controller: %w", err)
-	case len(leases.Items) == 0:
-		return noDeployment(ctx, c)
 	}
-	why := ""
-	for i := range leases.Items {
-		if why = stale(&leases.Items[i], now); why == "" {
-			return "", nil
+	err = c.List(ctx, deployments, client.MatchingLabels{nameLabel: controllerName})
+	switch {
+	case apierrors.IsForbidden(err):
+		return noLease(leases.Items, now), nil
+	case err != nil:
+		return "", fmt.Errorf("reading the Deployment of the controller: %w", err)
+	}
+	for i := range deployments.Items {
+		if why := inactive(&deployments.Items[i], leases.Items, now); why != "" {
+			return why, nil
 		}
 	}
-	return why, nil
+	if len(deployments.Items) == 0 {
+		return cmp.Or(noLease(leases.Items, now), unavailable), nil
+	}
+	return "", nil
+}
+
+// unavailable is why no controller acts where no Deployment runs one.
+const unavailable = "no Deployment with the label " + nameLabel + "=" + controllerName + " is available"
+
+// inactive is why the controller of a Deployment does not act; empty if it does. It has no lease where it runs with --leader-elect=false.
+func inactive(d *appsv1.Deployment, leases []coordinationv1.Lease, now time.Time) string {
+	own := slices.IndexFunc(leases, func(l coordinationv1.Lease) bool { return l.Namespace == d.Namespace })
+	switch {
+	case own >= 0:
+		return stale(&leases[own], now)
+	case d.Status.AvailableReplicas == 0:
+		return unavailable
+	}
+	return ""
+}
+
+// noLease is why nobody holds any of some leases; empty if one is held, or there is none.
+func noLease(leases []coordinationv1.Lease, now time.Time) (why string) {
+	for i := range leases {
+		if why = stale(&leases[i], now); why == "" {
+			return ""
+		}
+	}
+	return why
 }
 
 // stale is why no process holds a lease; empty if one does.
@@ -57,22 +92,4 @@ func stale(lease *coordinationv1.Lease, now time.Time) string {
 			lease.Namespace, lease.Name, spec.RenewTime.UTC().Format(time.RFC3339), *spec.HolderIdentity, help)
 	}
 	return ""
-}
-
-// noDeployment is why no controller acts in a cluster without its lease, as where it runs with --leader-elect=false.
-func noDeployment(ctx context.Context, c client.Client) (string, error) {
-	deployments := &appsv1.DeploymentList{}
-	err := c.List(ctx, deployments, client.MatchingLabels{nameLabel: controllerName})
-	switch {
-	case apierrors.IsForbidden(err):
-		return "", nil
-	case err != nil:
-		return "", fmt.Errorf("reading the Deployment of the controller: %w", err)
-	}
-	for i := range deployments.Items {
-		if deployments.Items[i].Status.AvailableReplicas > 0 {
-			return "", nil
-		}
-	}
-	return fmt.Sprintf("no Deployment with the label %s=%s is available", nameLabel, controllerName), nil
 }

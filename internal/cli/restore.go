@@ -74,7 +74,11 @@ func (r restoration) run(ctx context.Context, f *flags) error {
 	if err := r.confirm(policies, f.yes); err != nil {
 		return err
 	}
-	if err := r.deletePolicies(ctx, policies); err != nil {
+	switch deleted, err := r.deletePolicies(ctx, policies); {
+	case err != nil && deleted > 0:
+		return fmt.Errorf("%w: %d of %s deleted, and the controller restores their nodes. Run the command again for the rest: %w",
+			ErrNotRestored, deleted, count(len(policies.Items), "GPUSharingPolicy object"), adviseRestore(err))
+	case err != nil:
 		return adviseRestore(err)
 	}
 	if !f.wait {
@@ -153,18 +157,20 @@ func (r restoration) confirm(policies *v1alpha1.GPUSharingPolicyList, yes bool) 
 	return nil
 }
 
-func (r restoration) deletePolicies(ctx context.Context, policies *v1alpha1.GPUSharingPolicyList) error {
+// deletePolicies deletes them one after another, and tells how many it has deleted.
+func (r restoration) deletePolicies(ctx context.Context, policies *v1alpha1.GPUSharingPolicyList) (deleted int, err error) {
 	for i := range policies.Items {
 		policy := &policies.Items[i]
 		err := r.client.Delete(ctx, policy, client.Preconditions{UID: &policy.UID})
 		if client.IgnoreNotFound(err) != nil {
-			return fmt.Errorf("deleting policy %s: %w", policy.Name, err)
+			return deleted, fmt.Errorf("deleting policy %s: %w", policy.Name, err)
 		}
+		deleted++
 		if err := r.write(fmt.Sprintf("gpusharingpolicy/%s deleted\n", policy.Name)); err != nil {
-			return err
+			return deleted, err
 		}
 	}
-	return nil
+	return deleted, nil
 }
 
 // awaitRestored waits until nothing is left, and prints what is whenever that changes. While the API server does not answer,

@@ -5,6 +5,7 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -21,6 +22,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	clocktesting "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
@@ -87,6 +89,7 @@ func newShared(t *testing.T, cluster *env.Cluster) *shared {
 	for _, o := range []*unstructured.Unstructured{overlay, set} {
 		s.Expect(s.client.Apply(t.Context(), client.ApplyConfigurationFromUnstructured(o), client.FieldOwner(autoscaling.FieldManager))).To(Succeed())
 	}
+	s.create(deploymentIn("gpu-sharing-operator"))
 	s.renew(s.clock.Now())
 	t.Cleanup(s.clean)
 	return s
@@ -134,12 +137,8 @@ func (s *shared) clean() {
 // renew lets the leader of the controllers renew its lease at a time.
 func (s *shared) renew(at time.Time) {
 	s.t.Helper()
-	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "gpu-sharing-operator", Name: controllerName}}
-	s.Expect(client.IgnoreNotFound(s.client.Delete(s.t.Context(), lease))).To(Succeed())
-	lease.ResourceVersion = ""
-	lease.Spec = coordinationv1.LeaseSpec{
-		HolderIdentity: new("controller-1"), LeaseDurationSeconds: new(int32(15)), RenewTime: &metav1.MicroTime{Time: at},
-	}
+	lease := leaseIn("gpu-sharing-operator", at)
+	s.Expect(client.IgnoreNotFound(s.client.Delete(s.t.Context(), lease.DeepCopy()))).To(Succeed())
 	s.create(lease)
 }
 
@@ -434,4 +433,38 @@ func (n *noKinds) List(ctx context.Context, list client.ObjectList, opts ...clie
 		return &meta.NoKindMatchError{GroupKind: gvk.GroupKind(), SearchedVersions: []string{gvk.Version}}
 	}
 	return n.WithWatch.List(ctx, list, opts...)
+}
+
+// TestARestoreThatHasBegunDoesNotSayThatItDidNot: exit code 1 says that it did not begin. After the first policy is deleted a failure has code 2.
+func TestARestoreThatHasBegunDoesNotSayThatItDidNot(t *testing.T) {
+	scheme, err := newScheme()
+	NewWithT(t).Expect(err).NotTo(HaveOccurred())
+	for failing, begun := range map[int]bool{1: false, 2: true} {
+		t.Run(fmt.Sprintf("deletion %d fails", failing), func(t *testing.T) {
+			g := NewWithT(t)
+			a, b, lease := policy(t, "a", slicing), policy(t, "b", slicing), leaseIn("gpu-sharing-operator", now)
+			a.ResourceVersion, b.ResourceVersion = "", ""
+			deletions := 0
+			c := fake.NewClientBuilder().WithScheme(scheme).WithObjects(&a, &b, lease, deploymentIn("gpu-sharing-operator")).
+				WithIndex(lease, "metadata.name", byFieldName).
+				WithInterceptorFuncs(interceptor.Funcs{
+					Delete: func(ctx context.Context, c client.WithWatch, o client.Object, opts ...client.DeleteOption) error {
+						if deletions++; deletions == failing {
+							return apierrors.NewServiceUnavailable("etcd has no leader")
+						}
+						return c.Delete(ctx, o, opts...)
+					},
+				}).Build()
+			f, out := newFlags(), &strings.Builder{}
+			g.Expect(f.set.Parse([]string{"--yes", "--timeout=1m"})).To(Succeed())
+			p := &Program{In: strings.NewReader(""), Out: out, Clock: &waiting{FakeClock: clocktesting.NewFakeClock(now)}}
+			err := restoration{Program: p, client: c}.run(t.Context(), f)
+			g.Expect(err).To(MatchError(ContainSubstring("etcd has no leader")))
+			g.Expect(errors.Is(err, ErrNotRestored)).To(Equal(begun), "exit code 2: %v", err)
+			g.Expect(strings.Contains(out.String(), "gpusharingpolicy/a deleted")).To(Equal(begun))
+			if begun {
+				g.Expect(err).To(MatchError(And(ContainSubstring("1 of 2 GPUSharingPolicy objects deleted"), ContainSubstring("Run the command again"))))
+			}
+		})
+	}
 }
