@@ -183,8 +183,17 @@ func (t *text) summary(all []report) {
 	}
 }
 
+// doubts are why the status may not be what is so.
+type doubts struct {
+	// NoController is why no controller runs, so that nothing changes and what the objects say may be out of date; empty: one does, or the
+	// user may not know.
+	NoController string `json:"noController,omitempty"`
+	// Unread is what is not known, because the user may not read it.
+	Unread []string `json:"unread,omitempty"`
+}
+
 // encoded is the status as JSON or YAML.
-func encoded(w world.World, q query, output string) (string, error) {
+func encoded(w world.World, q query, about doubts, output string) (string, error) {
 	type policyReport struct {
 		Name     string            `json:"name"`
 		Strategy v1alpha1.Strategy `json:"strategy"`
@@ -193,9 +202,11 @@ func encoded(w world.World, q query, output string) (string, error) {
 		Message  string            `json:"message,omitempty"`
 	}
 	shown := struct {
+		doubts
+
 		Policies []policyReport `json:"policies"`
 		Nodes    []report       `json:"nodes"`
-	}{Policies: []policyReport{}, Nodes: reports(w, q)}
+	}{doubts: about, Policies: []policyReport{}, Nodes: reports(w, q)}
 	if shown.Nodes == nil {
 		shown.Nodes = []report{}
 	}

@@ -91,9 +91,9 @@ func TestStatusFilters(t *testing.T) {
 func TestStatusForPrograms(t *testing.T) {
 	g := NewWithT(t)
 	w := many(t, 12)
-	inJSON, err := encoded(w, query{}, outputJSON)
+	inJSON, err := encoded(w, query{}, doubts{}, outputJSON)
 	g.Expect(err).NotTo(HaveOccurred())
-	inYAML, err := encoded(w, query{}, outputYAML)
+	inYAML, err := encoded(w, query{}, doubts{}, outputYAML)
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(yaml.YAMLToJSON([]byte(inYAML))).To(MatchJSON(inJSON))
 	var read struct {
@@ -105,7 +105,7 @@ func TestStatusForPrograms(t *testing.T) {
 	g.Expect(read.Nodes).To(HaveLen(12))
 	g.Expect(read.Nodes[7]).To(And(HaveField("Name", "node-0007"), HaveField("Ready", false), HaveField("State", v1alpha1.ReasonDrainTimedOut),
 		HaveField("Policy", "cheap"), HaveField("Products", []string{"Tesla-T4"}), HaveField("Advertised", map[string]int64{"nvidia.com/gpu": 1})))
-	empty, err := encoded(world.World{}, query{}, outputJSON)
+	empty, err := encoded(world.World{}, query{}, doubts{}, outputJSON)
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(empty).To(MatchJSON(`{"policies": [], "nodes": []}`), "lists, not null")
 }
@@ -164,4 +164,36 @@ func TestStatusWatchPrintsWhatChanges(t *testing.T) {
 			g.Expect(strings.Split(out.String(), "---\n")).To(HaveLen(2), "documents")
 		}
 	}
+}
+
+// TestStatusTellsProgramsThatNoControllerRuns: otherwise a program takes ready: true of days ago for what is so now.
+func TestStatusTellsProgramsThatNoControllerRuns(t *testing.T) {
+	scheme, err := newScheme()
+	NewWithT(t).Expect(err).NotTo(HaveOccurred())
+	p := policy(t, "research", slicing)
+	p.ResourceVersion = ""
+	for _, output := range []string{"", outputJSON, outputYAML} {
+		for says, renewed := range map[string]time.Time{"": now, "last renewed at 2027-01-12T08:00:00Z": now.Add(-72 * time.Hour)} {
+			t.Run(output+says, func(t *testing.T) {
+				g := NewWithT(t)
+				lease, deployment := leaseIn("gpu-sharing-operator", renewed), deploymentIn("gpu-sharing-operator")
+				c := fake.NewClientBuilder().WithScheme(scheme).WithObjects(p.DeepCopy(), lease, deployment).WithIndex(lease, "metadata.name", byFieldName).Build()
+				render, err := (&Program{Clock: clocktesting.NewFakeClock(now)}).statusNow(t.Context(), c, query{}, output)
+				g.Expect(err).NotTo(HaveOccurred())
+				shown, err := render(now)
+				g.Expect(err).NotTo(HaveOccurred())
+				shown = strings.Join(strings.Fields(shown), " ")
+				g.Expect(shown).To(ContainSubstring(says))
+				g.Expect(strings.Contains(strings.ToLower(shown), "no controller runs") || strings.Contains(shown, "noController")).To(Equal(says != ""), shown)
+			})
+		}
+	}
+}
+
+// TestStatusTellsProgramsWhatIsNotKnown: as the text does.
+func TestStatusTellsProgramsWhatIsNotKnown(t *testing.T) {
+	g := NewWithT(t)
+	shown, err := encoded(world.World{}, query{}, doubts{Unread: []string{"DeviceClasses are not known"}}, outputYAML)
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(shown).To(ContainSubstring("unread:\n- DeviceClasses are not known\n"))
 }

@@ -83,12 +83,14 @@ func (p *Program) statusNow(ctx context.Context, c client.Client, q query, outpu
 	if err := q.check(w); err != nil {
 		return nil, err
 	}
-	if output == outputJSON || output == outputYAML {
-		return func(time.Time) (string, error) { return encoded(w, q, output) }, nil
-	}
 	why, err := noController(ctx, c, p.Clock.Now())
 	if err != nil {
 		return nil, advise(err)
+	}
+	if output == outputJSON || output == outputYAML {
+		return func(time.Time) (string, error) {
+			return encoded(w, q, doubts{NoController: why, Unread: lacks}, output)
+		}, nil
 	}
 	return func(ages time.Time) (string, error) {
 		shown := text{width: p.Width}
