@@ -100,10 +100,10 @@ func TestACheckWaitsForAnUpdateThatGoesOn(t *testing.T) {
 	}
 	g := NewWithT(t)
 	is := healthy(t, 3)
-	is.agentSets, is.nodes[2].agents, is.updateGoesOn = []agentSet{{"x/agents", 3, 1, true}}, nil, true
+	is.agentSets, is.nodes[2].agents, is.updateGoesOn = []agentSet{{"x/agents", 3, 2, 1, true}}, nil, true
 	g.Expect(unhealthy(diagnose(is))).To(BeFalse(), "a release that is being upgraded is not rolled back")
 	g.Expect(diagnose(is)).To(ContainElement(finding{
 		levelWarning,
-		"The update of daemonset x/agents goes on: 2 agents of 3 nodes to be replaced. Wait for it, or look at the pods that are not ready",
+		"The update of daemonset x/agents goes on: 1 agent of 3 nodes to be replaced. Wait for it, or look at the pods that are not ready",
 	}))
 }

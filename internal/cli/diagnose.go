@@ -128,7 +128,7 @@ func firstOf(names []string) string {
 	return strings.Join(names, ", ")
 }
 
-// updates diagnoses updates of the agents.
+// updates diagnoses updates of the agents, and agents that Kubernetes does not create.
 func (d *diagnosis) updates(is installation) {
 	level, what := levelError, "is not done"
 	if is.updateGoesOn {
@@ -138,6 +138,11 @@ func (d *diagnosis) updates(is installation) {
 		if left := is.outdated(set); !set.observed || left > 0 {
 			d.add(level, "The update of daemonset %s %s: %s of %s to be replaced. Wait for it, or look at the pods that are not ready", set.name, what,
 				count(left, "agent"), count(set.nodes, "node"))
+		}
+		if absent := is.absent(set); set.observed && absent > 0 {
+			namespace, name, _ := strings.Cut(set.name, "/")
+			d.add(level, "daemonset %s has no pod on %d of %s. Its Events say why pods cannot be created, such as Pod Security or a quota: "+
+				"kubectl -n %s describe daemonset %s", set.name, absent, count(set.nodes, "node"), namespace, name)
 		}
 	}
 }

@@ -123,14 +123,14 @@ func TestDoctor(t *testing.T) {
 			"The update of deployment gpu-sharing-operator/gpu-sharing-controller to version 0.2.0 is not done",
 		},
 		"an update of the agents": {
-			func(is *installation) { is.agentSets = []agentSet{{"x/agents", 3, 1, true}} }, levelError,
+			func(is *installation) { is.agentSets = []agentSet{{"x/agents", 3, 3, 1, true}} }, levelError,
 			"The update of daemonset x/agents is not done: 2 agents of 3 nodes to be replaced",
 		},
 		"an update of the agents that Kubernetes has not seen": {
-			func(is *installation) { is.agentSets = []agentSet{{"x/agents", 3, 3, false}} }, levelError, "The update of daemonset x/agents is not done",
+			func(is *installation) { is.agentSets = []agentSet{{"x/agents", 3, 3, 3, false}} }, levelError, "The update of daemonset x/agents is not done",
 		},
 		"an update of the agents that is done but on a node that is down": {
-			func(is *installation) { is.agentSets, is.nodes[0].down = []agentSet{{"x/agents", 3, 2, true}}, true }, levelWarning, "1 node (node-0): not Ready",
+			func(is *installation) { is.agentSets, is.nodes[0].down = []agentSet{{"x/agents", 3, 3, 2, true}}, true }, levelWarning, "1 node (node-0): not Ready",
 		},
 		"an old agent": {func(is *installation) { is.nodes[1].agents[0].version = "0.1.0" }, levelWarning, "1 node (node-1): an agent of another version than the controller, 0.2.0"},
 		"no device plugin is configured": {func(is *installation) {
@@ -295,5 +295,28 @@ func TestAPodOfATenantIsNoAgent(t *testing.T) {
 		g.Expect(is.readControllers(t.Context(), c)).To(Succeed())
 		g.Expect(is.readNodes(t.Context(), c)).To(Succeed())
 		g.Expect(is.nodes[0].agents).To(HaveLen(agents), namespace)
+	}
+}
+
+// TestAgentsThatCannotBeCreatedAreNoUpdate: where the cluster enforces Pod Security or a quota, the DaemonSet of the agents wants a pod on each
+// node and gets none. There is nothing to replace and no pod to look at.
+func TestAgentsThatCannotBeCreatedAreNoUpdate(t *testing.T) {
+	g := NewWithT(t)
+	is := healthy(t, 3)
+	is.agentSets = []agentSet{{name: "gpu-sharing-operator/gpu-sharing-agent", nodes: 3, observed: true}}
+	for i := range is.nodes {
+		is.nodes[i].agents = nil
+	}
+	found := diagnose(is)
+	for _, f := range found {
+		g.Expect(f.what).NotTo(ContainSubstring("to be replaced"))
+	}
+	g.Expect(found).To(ContainElement(finding{levelError, "daemonset gpu-sharing-operator/gpu-sharing-agent has no pod on 3 of 3 nodes. Its Events say why pods " +
+		"cannot be created, such as Pod Security or a quota: kubectl -n gpu-sharing-operator describe daemonset gpu-sharing-agent"}))
+	_, updating := is.updated()
+	g.Expect(updating).To(BeTrue(), "helm test looks again: they may come")
+	is.nodes[0].down, is.agentSets[0].present, is.agentSets[0].updated = true, 2, 2
+	for _, f := range diagnose(is) {
+		g.Expect(f.what).NotTo(ContainSubstring("has no pod"), "a node that is down runs none")
 	}
 }

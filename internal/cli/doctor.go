@@ -78,11 +78,11 @@ type component struct {
 	config types.NamespacedName
 }
 
-// agentSet is a DaemonSet of agents. Of the nodes for which it has an agent, updated have one as it is now, or none yet.
+// agentSet is a DaemonSet of agents. Of the nodes on which one is to run, present have one, and updated one as it is now.
 type agentSet struct {
-	name           string
-	nodes, updated int
-	observed       bool // Kubernetes has seen what it is now
+	name                    string
+	nodes, present, updated int
+	observed                bool // Kubernetes has seen what it is now
 }
 
 // nodeParts are the programs on a node with GPUs that the operator works with.
@@ -224,8 +224,8 @@ func (is *installation) readAgentSets(ctx context.Context, c client.Client) erro
 		d := &sets.Items[i]
 		if is.isOf(d.Namespace) {
 			is.agentSets = append(is.agentSets, agentSet{
-				name: d.Namespace + "/" + d.Name, nodes: int(d.Status.DesiredNumberScheduled), updated: int(d.Status.UpdatedNumberScheduled),
-				observed: d.Status.ObservedGeneration >= d.Generation,
+				name: d.Namespace + "/" + d.Name, nodes: int(d.Status.DesiredNumberScheduled), present: int(d.Status.CurrentNumberScheduled),
+				updated: int(d.Status.UpdatedNumberScheduled), observed: d.Status.ObservedGeneration >= d.Generation,
 			})
 		}
 	}
@@ -233,20 +233,19 @@ func (is *installation) readAgentSets(ctx context.Context, c client.Client) erro
 }
 
 // outdated is how many agents an update of a DaemonSet has still to replace. That of a node that is down it cannot.
-func (is *installation) outdated(of agentSet) int {
-	down := 0
-	for _, n := range is.nodes {
-		if n.down {
-			down++
-		}
-	}
-	return max(of.nodes-of.updated-down, 0)
+func (is *installation) outdated(of agentSet) int { return max(of.present-of.updated-is.down(), 0) }
+
+// absent is on how many nodes that are up a DaemonSet has no agent though one is to run there.
+func (is *installation) absent(of agentSet) int { return max(of.nodes-of.present-is.down(), 0) }
+
+func (is *installation) down() int {
+	return len(selected(is.nodes, func(n nodeParts) bool { return n.down }))
 }
 
-// updated is how many agents are as they should be, and whether others are being updated.
+// updated is how many agents are as they should be, and whether others are being updated, or made.
 func (is *installation) updated() (agents int, updating bool) {
 	for _, set := range is.agentSets {
-		agents, updating = agents+set.updated, updating || !set.observed || is.outdated(set) > 0
+		agents, updating = agents+set.updated, updating || !set.observed || is.outdated(set)+is.absent(set) > 0
 	}
 	return agents, updating
 }

@@ -263,7 +263,9 @@ func (i installation) updateAgents(t *testing.T, updated, of int32) {
 	g := NewWithT(t)
 	agents := &appsv1.DaemonSet{}
 	g.Expect(i.Client.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: "gpu-sharing-agent"}, agents)).To(Succeed())
-	agents.Status = appsv1.DaemonSetStatus{ObservedGeneration: agents.Generation, DesiredNumberScheduled: of, UpdatedNumberScheduled: updated}
+	agents.Status = appsv1.DaemonSetStatus{
+		ObservedGeneration: agents.Generation, DesiredNumberScheduled: of, CurrentNumberScheduled: of, UpdatedNumberScheduled: updated,
+	}
 	g.Expect(i.Client.Status().Update(t.Context(), agents)).To(Succeed())
 }
 
