@@ -28,6 +28,8 @@ type metrics struct {
 	nodes, released, expected, advertised, oversubscription, started *prometheus.Desc
 
 	evictions, refused, rollbacks *prometheus.CounterVec
+
+	lastRollback *prometheus.GaugeVec
 }
 
 func newMetrics() *metrics {
@@ -48,7 +50,8 @@ func newMetrics() *metrics {
 			"How many containers share what advertises one of an extended resource, the highest among the nodes; 1 if none do.",
 			[]string{"policy", "resource"}, nil),
 		started: prometheus.NewDesc("gpusharing_rollout_start_timestamp_seconds",
-			"Since when a policy is not ready, in seconds since 1970; absent for one that is. Its age is time() minus this.",
+			"Since when a policy is not ready, in seconds since 1970; absent for one that is, that is paused, or that waits for its maintenance window. "+
+				"Its age is time() minus this.",
 			[]string{"policy"}, nil),
 		evictions: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "gpusharing_evictions_total",
@@ -61,6 +64,10 @@ func newMetrics() *metrics {
 		rollbacks: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "gpusharing_rollbacks_total",
 			Help: "Changes that failed on a node, which then goes back to its last good state, by the reason of the failure.",
+		}, []string{"policy", "reason"}),
+		lastRollback: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "gpusharing_last_rollback_timestamp_seconds",
+			Help: "When a change failed on a node last, which then goes back to its last good state, in seconds since 1970, by the reason of the failure.",
 		}, []string{"policy", "reason"}),
 	}
 }
@@ -100,9 +107,11 @@ func (m *metrics) decided(d rollout.Decision) {
 }
 
 func (m *metrics) forget(policy string) {
+	of := prometheus.Labels{"policy": policy}
 	for _, c := range m.counters() {
-		c.DeletePartialMatch(prometheus.Labels{"policy": policy})
+		c.DeletePartialMatch(of)
 	}
+	m.lastRollback.DeletePartialMatch(of)
 }
 
 // did counts an action that was carried out on a node. Before is the desired state that had failed there before; nil: none had.
@@ -114,6 +123,7 @@ func (m *metrics) did(a action.Action, before *v1alpha1.FailedChange) {
 		failed := a.Status.Rollout.Failed
 		if failed != nil && failed.Reason != v1alpha1.ReasonDrainTimedOut && !equality.Semantic.DeepEqual(before, failed) {
 			m.rollbacks.WithLabelValues(a.Policy.Name, failed.Reason).Inc()
+			m.lastRollback.WithLabelValues(a.Policy.Name, failed.Reason).Set(float64(failed.Time.Unix()))
 		}
 	}
 }
@@ -129,6 +139,7 @@ func (m *metrics) Describe(to chan<- *prometheus.Desc) {
 	for _, c := range m.counters() {
 		c.Describe(to)
 	}
+	m.lastRollback.Describe(to)
 }
 
 // Collect is part of prometheus.Collector.
@@ -136,6 +147,7 @@ func (m *metrics) Collect(to chan<- prometheus.Metric) {
 	for _, c := range m.counters() {
 		c.Collect(to)
 	}
+	m.lastRollback.Collect(to)
 	d := m.last.Load()
 	if d == nil {
 		return
@@ -173,9 +185,14 @@ func (m *metrics) collectPolicy(to chan<- prometheus.Metric, policy string, s v1
 		to <- gauge(m.advertised, float64(r.Advertised), policy, r.Name)
 		to <- gauge(m.oversubscription, float64(max(r.Oversubscription, 1)), policy, r.Name)
 	}
-	if c, found := condition.Find(s.Conditions, v1alpha1.ConditionReady); found && c.Status != metav1.ConditionTrue {
+	if c, found := condition.Find(s.Conditions, v1alpha1.ConditionReady); found && c.Status != metav1.ConditionTrue && !asAsked(c.Reason) {
 		to <- gauge(m.started, float64(c.LastTransitionTime.Unix()), policy)
 	}
+}
+
+// asAsked reports whether a policy is not ready because its user wants it so, for as long as he wants.
+func asAsked(reason string) bool {
+	return reason == v1alpha1.ReasonPaused || reason == v1alpha1.ReasonOutsideWindow
 }
 
 func gauge(d *prometheus.Desc, value float64, labels ...string) prometheus.Metric {

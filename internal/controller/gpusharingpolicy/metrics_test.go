@@ -51,7 +51,7 @@ func TestMetrics(t *testing.T) {
 		},
 	})
 	by := action.PolicyRef{Name: "research"}
-	failed := &v1alpha1.FailedChange{Hash: "w", Reason: v1alpha1.ReasonNotAdvertised}
+	failed := &v1alpha1.FailedChange{Hash: "w", Reason: v1alpha1.ReasonNotAdvertised, Time: metav1.NewTime(time.Unix(1_800_000_100, 0))}
 	late := &v1alpha1.FailedChange{Hash: "w", Reason: v1alpha1.ReasonDrainTimedOut}
 	report := func(f *v1alpha1.FailedChange) action.Report {
 		return action.Report{Policy: by, Status: v1alpha1.GPUNodeStatus{Rollout: v1alpha1.RolloutStatus{Failed: f}}}
@@ -70,6 +70,9 @@ gpusharing_evictions_refused_total{policy="research"} 1
 # TYPE gpusharing_evictions_total counter
 gpusharing_evictions_total{policy="idle"} 0
 gpusharing_evictions_total{policy="research"} 1
+# HELP gpusharing_last_rollback_timestamp_seconds When a change failed on a node last, which then goes back to its last good state, in seconds since 1970, by the reason of the failure.
+# TYPE gpusharing_last_rollback_timestamp_seconds gauge
+gpusharing_last_rollback_timestamp_seconds{policy="research",reason="NotAdvertised"} 1.8000001e+09
 # HELP gpusharing_nodes Nodes that a policy governs, or that go back to the state in which they were found (no policy), by how far they are.
 # TYPE gpusharing_nodes gauge
 gpusharing_nodes{policy="",state="Selecting"} 2
@@ -94,7 +97,7 @@ gpusharing_rollbacks_total{policy="idle",reason="ApplyTimedOut"} 0
 gpusharing_rollbacks_total{policy="idle",reason="NotAdvertised"} 0
 gpusharing_rollbacks_total{policy="research",reason="ApplyTimedOut"} 0
 gpusharing_rollbacks_total{policy="research",reason="NotAdvertised"} 1
-# HELP gpusharing_rollout_start_timestamp_seconds Since when a policy is not ready, in seconds since 1970; absent for one that is. Its age is time() minus this.
+# HELP gpusharing_rollout_start_timestamp_seconds Since when a policy is not ready, in seconds since 1970; absent for one that is, that is paused, or that waits for its maintenance window. Its age is time() minus this.
 # TYPE gpusharing_rollout_start_timestamp_seconds gauge
 gpusharing_rollout_start_timestamp_seconds{policy="research"} 1.8e+09
 `))).To(Succeed())
@@ -122,4 +125,21 @@ func TestAPolicyWithoutNodesIsNotWaitedFor(t *testing.T) {
 	m.decided(decision)
 	g.Expect(testutil.GatherAndCount(registry, "gpusharing_evictions_total")).To(Equal(1))
 	g.Expect(testutil.GatherAndCount(registry, "gpusharing_rollout_start_timestamp_seconds")).To(BeZero())
+}
+
+// TestAPolicyThatWaitsAsItsUserAskedIsNotOverdue: GPUSharingPolicyNotReady goes by this series. A paused policy, or one with a weekly window, is
+// not ready for as long as its user wants.
+func TestAPolicyThatWaitsAsItsUserAskedIsNotOverdue(t *testing.T) {
+	for reason, series := range map[string]int{v1alpha1.ReasonOutsideWindow: 0, v1alpha1.ReasonPaused: 0, v1alpha1.ReasonInvalidWindow: 1, v1alpha1.ReasonGPUInUse: 1} {
+		t.Run(reason, func(t *testing.T) {
+			g := NewWithT(t)
+			registry := prometheus.NewPedanticRegistry()
+			m, err := newMetrics().register(registry)
+			g.Expect(err).NotTo(HaveOccurred())
+			m.decided(rollout.Decision{Policies: map[string]v1alpha1.GPUSharingPolicyStatus{"mig": {Conditions: []metav1.Condition{{
+				Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, Reason: reason, LastTransitionTime: metav1.NewTime(time.Unix(1_800_000_000, 0)),
+			}}}}})
+			g.Expect(testutil.GatherAndCount(registry, "gpusharing_rollout_start_timestamp_seconds")).To(Equal(series))
+		})
+	}
 }
