@@ -302,8 +302,15 @@ func removeOperator(ctx context.Context) {
 		crd.SetName(name)
 		kept = append(kept, crd)
 	}
+	for _, kind := range []string{"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"} {
+		guard := &unstructured.Unstructured{}
+		guard.SetAPIVersion("admissionregistration.k8s.io/v1")
+		guard.SetKind(kind)
+		guard.SetName("gpu-sharing-mps-nodes")
+		kept = append(kept, guard)
+	}
 	for _, o := range kept {
-		Expect(kube.Delete(ctx, o)).To(Succeed())
+		Expect(client.IgnoreNotFound(kube.Delete(ctx, o))).To(Succeed(), "the previous release does not keep all of them")
 	}
 	for _, o := range kept {
 		Eventually(func() error { return kube.Get(ctx, client.ObjectKeyFromObject(o), o) }).WithContext(ctx).

@@ -4,6 +4,8 @@
 package packaging_test
 
 import (
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -84,6 +86,67 @@ func TestNobodyTakesNodesFromTheMPSPodsByTheWay(t *testing.T) {
 		g.Expect(err).To(MatchError(ContainSubstring("gpuNodes.selector changes from")))
 		i.do(t, "upgrade", release, i.chart, "--force-conflicts", "--set", "gpuNodes.selector.zone=a")
 	})
+}
+
+// TestAnInstallationOverKeptMPSPodsLeavesOutNoNodes: the MPS pods outlive helm uninstall, and with them what guards their nodes. Fewer
+// tolerations end MPS pods as another selector does.
+func TestAnInstallationOverKeptMPSPodsLeavesOutNoNodes(t *testing.T) {
+	i := newInstallation(t, helmOf(t, helm4))
+	g := NewWithT(t)
+	const (
+		fewer = "gpuNodes.tolerations[0].key=nvidia.com/gpu,gpuNodes.tolerations[0].operator=Exists,gpuNodes.tolerations[0].effect=," +
+			"gpuNodes.tolerations[1].key=spot,gpuNodes.tolerations[1].operator=Exists,gpuNodes.tolerations[1].effect=NoExecute," +
+			"gpuNodes.tolerations[1].tolerationSeconds=1000000"
+		meant = "mps.changeSelector=true"
+	)
+	refused := func(err error, field string) {
+		t.Helper()
+		g.Expect(err).To(MatchError(SatisfyAll(ContainSubstring(field+" changes from"), ContainSubstring("Drain these nodes of MPS clients first"), ContainSubstring(meant))))
+	}
+	i.do(t, "install", release, i.chart, "--create-namespace")
+	_, err := i.try(t, "upgrade", release, i.chart, "--set", fewer)
+	refused(err, "gpuNodes.tolerations")
+
+	out := i.do(t, "uninstall", release)
+	for _, kind := range []string{"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"} {
+		g.Expect(i.exists(t, object("admissionregistration.k8s.io/v1", kind, "", "gpu-sharing-mps-nodes"))).To(BeTrue())
+		g.Expect(out).To(ContainSubstring("[" + kind + "] gpu-sharing-mps-nodes"))
+		g.Expect(i.exists(t, object("admissionregistration.k8s.io/v1", kind, "", "gpu-sharing-agent-own-node"))).To(BeFalse())
+	}
+	narrower := find(t, i.render(t, fewer), "DaemonSet gpu-sharing-mps")
+	g.Eventually(func() error {
+		return i.Client.Apply(t.Context(), client.ApplyConfigurationFromUnstructured(narrower.DeepCopy()), client.ForceOwnership,
+			client.FieldOwner("argocd-controller"), client.DryRunAll)
+	}, 30*time.Second).Should(MatchError(ContainSubstring("fewer tolerations")), "what knows no cluster, as Argo CD")
+	_, err = i.try(t, "install", release, i.chart, "--set", fewer+",agent.admissionPolicy.enabled=false")
+	refused(err, "gpuNodes.tolerations")
+	_, err = i.try(t, "install", release, i.chart, "--set", "gpuNodes.selector.pool=shared")
+	refused(err, "gpuNodes.selector")
+
+	i.do(t, "install", release, i.chart, "--set", fewer+","+meant)
+	i.do(t, "upgrade", release, i.chart, "--set", fewer)
+	_, err = i.try(t, "upgrade", release, i.chart, "--set", strings.Replace(fewer, "1000000", "1000001", 1))
+	refused(err, "gpuNodes.tolerations")
+	i.do(t, "upgrade", release, i.chart)
+}
+
+// TestArgoCDAppliesTheGuardOfTheMPSNodesBeforeTheMPSPods: an update of the DaemonSet that comes first is not denied. Argo CD applies wave
+// after wave, and in one wave the kinds that it does not know last.
+// https://github.com/argoproj/argo-cd/blob/master/gitops-engine/pkg/sync/sync_tasks.go
+func TestArgoCDAppliesTheGuardOfTheMPSNodesBeforeTheMPSPods(t *testing.T) {
+	objects := newHelm(t).render(t)
+	wave := func(name string) int {
+		number, given := find(t, objects, name).GetAnnotations()["argocd.argoproj.io/sync-wave"]
+		if !given {
+			return 0
+		}
+		n, err := strconv.Atoi(number)
+		NewWithT(t).Expect(err).NotTo(HaveOccurred())
+		return n
+	}
+	for _, guard := range []string{"ValidatingAdmissionPolicy gpu-sharing-mps-nodes", "ValidatingAdmissionPolicyBinding gpu-sharing-mps-nodes"} {
+		NewWithT(t).Expect(wave(guard)).To(BeNumerically("<", wave("DaemonSet gpu-sharing-mps")), guard)
+	}
 }
 
 // onlyZone requires nodes of a zone.

@@ -132,6 +132,7 @@ func TestMPSClientsOutliveUpgradeAndUninstall(t *testing.T) {
 	for _, needed := range []string{
 		"DaemonSet gpu-sharing-mps", "ServiceAccount gpu-sharing-mps", "SecurityContextConstraints gpu-sharing-node",
 		"Role gpu-sharing-node", "RoleBinding gpu-sharing-node",
+		"ValidatingAdmissionPolicy gpu-sharing-mps-nodes", "ValidatingAdmissionPolicyBinding gpu-sharing-mps-nodes",
 		"CustomResourceDefinition gpunodes.gpusharing.io", "CustomResourceDefinition gpusharingpolicies.gpusharing.io",
 	} {
 		g.Expect(find(t, objects, needed).GetAnnotations()).To(HaveKeyWithValue("helm.sh/resource-policy", "keep"), needed)

@@ -112,6 +112,19 @@ imagePullSecrets:
 {{- end }}
 {{- end }}
 
+{{/* Tolerations as texts that are the same for the same toleration, as JSON. One of everything stands for all others. */}}
+{{- define "gpusharing.tolerations" -}}
+{{- $texts := list -}}
+{{- range . -}}
+{{- $seconds := "" -}}
+{{- if hasKey . "tolerationSeconds" }}{{ $seconds = int64 .tolerationSeconds | toString }}{{ end -}}
+{{- $text := printf "%s %s %s %s %s" (.operator | default "Equal") (.key | default "") (.value | default "") (.effect | default "") $seconds -}}
+{{- if eq (trim $text) "Exists" }}{{ $text = "Exists of all" }}{{ end -}}
+{{- $texts = append $texts $text -}}
+{{- end -}}
+{{ toJson $texts }}
+{{- end }}
+
 {{/* gpuNodes.selector as kubectl writes it: a=b,c=d. */}}
 {{- define "gpusharing.nodeSelector" -}}
 {{- $pairs := list -}}
