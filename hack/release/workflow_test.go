@@ -29,30 +29,49 @@ while [ $# -gt 0 ]; do
 done
 `
 
-// uploaded runs the step of the workflow that makes the release on GitHub, in the folder above dist/. It returns the folder with what can be
-// downloaded then, and the options of gh.
-func uploaded(t *testing.T, folder, tag string) (downloads, options string) {
+// step is the script of the workflow's step that runs a command.
+func step(t *testing.T, command string) string {
 	t.Helper()
 	g := NewWithT(t)
 	content, err := os.ReadFile("../../.github/workflows/release.yaml")
 	g.Expect(err).NotTo(HaveOccurred())
 	var workflow struct {
 		Jobs struct {
-			Release struct{ Steps []struct{ Name, Run string } }
+			Release struct{ Steps []struct{ Run string } }
 		}
 	}
 	g.Expect(yaml.Unmarshal(content, &workflow)).To(Succeed())
-	steps := workflow.Jobs.Release.Steps
-	last := steps[len(steps)-1]
-	g.Expect(last.Run).To(ContainSubstring("gh release create"))
+	var scripts []string
+	for _, s := range workflow.Jobs.Release.Steps {
+		if strings.Contains(s.Run, command) {
+			scripts = append(scripts, s.Run)
+		}
+	}
+	g.Expect(scripts).To(HaveLen(1))
+	return scripts[0]
+}
+
+// TestTheWorkflowReleasesTheTagForWhichItRuns: the commit may have another one, which is higher.
+func TestTheWorkflowReleasesTheTagForWhichItRuns(t *testing.T) {
+	g := NewWithT(t)
+	printed, err := output(t.Context(), "../..", []string{"MAKEFLAGS=--just-print", "GITHUB_REF_NAME=v1.2.3-rc.1"}, "sh", "-e", "-c", step(t, "make release"))
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(printed).To(MatchRegexp(`go run \. .*-tag='v1\.2\.3-rc\.1' .*-keyless`))
+}
+
+// uploaded runs the step of the workflow that makes the release on GitHub, in the folder above dist/. It returns the folder with what can be
+// downloaded then, and the options of gh.
+func uploaded(t *testing.T, folder, tag string) (downloads, options string) {
+	t.Helper()
+	g := NewWithT(t)
 	programs, noted := t.TempDir(), filepath.Join(t.TempDir(), "options")
 	downloads = t.TempDir()
 	g.Expect(os.WriteFile(filepath.Join(programs, "gh"), []byte(gh), 0o700)).To(Succeed())
-	_, err = output(t.Context(), folder, []string{
+	_, err := output(t.Context(), folder, []string{
 		"PATH=" + programs + ":" + os.Getenv("PATH"), "GITHUB_REF_NAME=" + tag, "DOWNLOADS=" + downloads, "OPTIONS=" + noted,
-	}, "sh", "-e", "-c", last.Run)
+	}, "sh", "-e", "-c", step(t, "gh release create"))
 	g.Expect(err).NotTo(HaveOccurred())
-	content, err = os.ReadFile(noted)
+	content, err := os.ReadFile(noted)
 	g.Expect(err).NotTo(HaveOccurred())
 	return downloads, string(content)
 }
