@@ -13,7 +13,6 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/dra"
-	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
@@ -230,7 +229,7 @@ func (d *diagnosis) dra(is installation) {
 		return slices.ContainsFunc(n.drivers, func(c component) bool { return c.ready })
 	}
 	d.each(is.nodes, levelError, "no pod of NVIDIA's DRA driver that is ready, so no new pod gets their GPUs. Look at its DaemonSet, whose pods have the label "+
-		world.DRALabels()[0]+"=kubelet-plugin", func(n nodeParts) bool { return !usesPlugin(n) && !ready(n) })
+		world.DRALabels()[0]+"=kubelet-plugin, or with a GPUCluster app=nvidia-dra-driver-kubelet-plugin", func(n nodeParts) bool { return !usesPlugin(n) && !ready(n) })
 	versions := map[string]bool{}
 	for _, n := range is.nodes {
 		for _, c := range n.drivers {
@@ -259,9 +258,6 @@ func (d *diagnosis) classes(w world.DRA) {
 		d.error("The API server serves no DeviceClasses of resource.k8s.io/v1, so pods cannot request GPUs of NVIDIA's DRA driver by a resource name. Use Kubernetes %s or newer",
 			leastForDRA)
 		return
-	}
-	if _, offered := dra.Offering(w.Classes, plan.ResourceGPU); !offered {
-		d.warn("No DeviceClass serves %s, so no pod gets a whole GPU of NVIDIA's DRA driver by it. Its chart creates gpu.nvidia.com with it: upgrade or repair it", plan.ResourceGPU)
 	}
 	served := map[string]bool{}
 	for _, c := range w.Classes {

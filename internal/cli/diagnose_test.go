@@ -166,7 +166,6 @@ func TestDoctor(t *testing.T) {
 		"a Kubernetes too old for DRA": {drivenIn(func(is *installation) { is.nodes[1].kubelet = "v1.35.4" }), levelError, "1 node (node-1): kubelet older than 1.36, where NVIDIA's DRA driver"},
 		"no taints of devices":         {drivenIn(func(is *installation) { is.world.DRA.ServesRules = false }), levelWarning, "serves no DeviceTaintRules"},
 		"no classes of v1":             {drivenIn(func(is *installation) { is.world.DRA.ServesClasses = false }), levelError, "serves no DeviceClasses of resource.k8s.io/v1"},
-		"no class for whole GPUs":      {drivenIn(func(is *installation) { is.world.DRA.Classes = nil }), levelWarning, "No DeviceClass serves nvidia.com/gpu"},
 		"a right that the user lacks":  {drivenIn(func(is *installation) { is.lacks = []string{"You may not list ResourceClaims"} }), levelWarning, "You may not list ResourceClaims"},
 		"two classes for one resource": {drivenIn(func(is *installation) {
 			is.world.DRA.Classes = append(is.world.DRA.Classes, dra.Class{Name: "mine", Resource: "nvidia.com/gpu", Age: 1 << 40}, dra.Class{Name: "x"}, dra.Class{Name: "y"})

@@ -306,7 +306,7 @@ func TestCommandsReadNVIDIAsDRADriver(t *testing.T) {
 func TestRestoreNamesWhatIsLeftOfTheOperatorsClassesAndRules(t *testing.T) {
 	g := NewWithT(t)
 	cluster := env.Start(t)
-	class := dra.NewClass(dra.Write{Name: "gpusharing-mig-1g.5gb", Resource: "nvidia.com/mig-1g.5gb", Profile: "1g.5gb"})
+	class := dra.NewClass(dra.ForInstances("1g.5gb"))
 	rule, other := dra.NewRule("a", now), ofChart()
 	class.SetGroupVersionKind(kindOf(draGroup, "v1", kindClass))
 	rule.SetGroupVersionKind(kindOf(draGroup, "v1", kindRule))

@@ -173,7 +173,8 @@ func isProgram(o *unstructured.Unstructured, podSpec ...string) bool {
 
 // isDRADriver reports whether labels are those of a program of NVIDIA's DRA driver.
 func isDRADriver(labels map[string]string) bool {
-	return slices.ContainsFunc(world.DRALabels(), func(label string) bool { return labels[label] != "" })
+	return strings.HasPrefix(labels[world.LabelApp], "nvidia-dra-driver") || // with a GPUCluster
+		slices.ContainsFunc(world.DRALabels(), func(label string) bool { return label != world.LabelApp && labels[label] != "" })
 }
 
 // dra gathers what NVIDIA's DRA driver publishes of the chosen nodes, which claims have devices of them, the

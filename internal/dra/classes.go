@@ -16,8 +16,9 @@ import (
 const (
 	// namePrefix begins the names of all objects of the operator in the group resource.k8s.io.
 	namePrefix = "gpusharing-"
-	// classPrefix begins the names of the operator's DeviceClasses.
+	// classPrefix begins the names of the operator's DeviceClasses for MIG instances, and gpuClass is the name of the one for whole GPUs.
 	classPrefix = namePrefix + "mig-"
+	gpuClass    = namePrefix + "gpu"
 	// resourcePrefix begins the extended resources of MIG instances, as NVIDIA's device plugin names them.
 	resourcePrefix = "nvidia.com/mig-"
 )
@@ -41,11 +42,14 @@ func ClassName(profile string) string {
 // ResourceDeviceClassPrefix).
 const implicitPrefix = "deviceclass.resource.kubernetes.io/"
 
-// AskedBy is the extended resource of MIG instances that pods get by a resource of theirs: that one itself, or the one of the operator's
+// AskedBy is the extended resource of GPUs or MIG instances that pods get by a resource of theirs: that one itself, or the one of the operator's
 // DeviceClass that they name by its implicit resource.
 func AskedBy(resource string) string {
 	if profile, is := strings.CutPrefix(resource, implicitPrefix+classPrefix); is {
 		return resourcePrefix + profile
+	}
+	if resource == implicitPrefix+gpuClass {
+		return plan.ResourceGPU
 	}
 	return resource
 }
@@ -66,11 +70,22 @@ func Means(profile, class string) bool {
 }
 
 // Ours reports whether a DeviceClass has the name of one of the operator's.
-func Ours(class string) bool { return strings.HasPrefix(class, classPrefix) }
+func Ours(class string) bool { return strings.HasPrefix(class, classPrefix) || class == gpuClass }
 
-// Selector is the CEL expression by which the operator's DeviceClass selects the instances of a profile.
-func Selector(profile string) string {
-	return fmt.Sprintf("device.driver == '%[1]s' && device.attributes['%[1]s'].type == 'mig' && device.attributes['%[1]s'].profile == '%[2]s'", DriverName, profile)
+// Write is a DeviceClass of the operator's that must exist: its name, the extended resource that it serves, and the CEL expression by which it
+// selects devices.
+type Write struct{ Name, Resource, Selector string }
+
+// ForInstances is the operator's class of the instances of a profile.
+func ForInstances(profile string) Write {
+	return Write{Name: ClassName(profile), Resource: ResourceOf(profile), Selector: fmt.Sprintf(
+		"device.driver == '%[1]s' && device.attributes['%[1]s'].type == 'mig' && device.attributes['%[1]s'].profile == '%[2]s'", DriverName, profile)}
+}
+
+// ForGPUs is the operator's class of whole GPUs. It is needed where the GPU Operator runs the driver for a GPUCluster: the class gpu.nvidia.com
+// that it keeps there serves no extended resource (manifests/state-dra-driver, v26.7.0). The one of the driver's chart does.
+func ForGPUs() Write {
+	return Write{Name: gpuClass, Resource: plan.ResourceGPU, Selector: fmt.Sprintf("device.driver == '%[1]s' && device.attributes['%[1]s'].type == 'gpu'", DriverName)}
 }
 
 // Class is a DeviceClass.
@@ -123,14 +138,13 @@ func Duplicates(classes []Class, resource string) string {
 		format.List(names), resource, used.Name, resource, used.Name)
 }
 
-// ClassProblem says why pods cannot get the instances of a profile by its resource; nil if they can, or will once the operator has made
-// its class.
-func ClassProblem(classes []Class, profile string) *plan.Problem {
-	resource, name := ResourceOf(profile), ClassName(profile)
-	if _, offered := Offering(classes, resource); offered {
+// ClassProblem says why pods cannot get GPUs or instances by the resource of a class; nil if they can, or will once the operator has made
+// the class.
+func ClassProblem(classes []Class, w Write) *plan.Problem {
+	if _, offered := Offering(classes, w.Resource); offered {
 		return nil
 	}
-	at := slices.IndexFunc(classes, func(c Class) bool { return c.Name == name })
+	at := slices.IndexFunc(classes, func(c Class) bool { return c.Name == w.Name })
 	switch {
 	case at < 0:
 		return nil
@@ -138,35 +152,28 @@ func ClassProblem(classes []Class, profile string) *plan.Problem {
 		return &plan.Problem{
 			Reason: v1alpha1.ReasonDeviceClassConflict,
 			Message: fmt.Sprintf("DeviceClass %s exists and is not the operator's, and it does not serve %s. Give it extendedResourceName: %s, or "+
-				"delete it", name, resource, resource),
+				"delete it", w.Name, w.Resource, w.Resource),
 		}
 	}
 	return &plan.Problem{
 		Reason: v1alpha1.ReasonDRAUnavailable,
 		Message: fmt.Sprintf("The API server drops extendedResourceName from DeviceClass %s, so no pod can get %s. Turn on the feature gate "+
-			"DRAExtendedResource of kube-apiserver, kube-scheduler and kubelet, or use Kubernetes 1.36 or newer", name, resource),
+			"DRAExtendedResource of kube-apiserver, kube-scheduler and kubelet, or use Kubernetes 1.36 or newer", w.Name, w.Resource),
 	}
 }
 
-// Write is a DeviceClass of the operator's that must exist.
-type Write struct{ Name, Resource, Profile string }
-
-// Classes decides which DeviceClasses of the operator must be written, and which must be deleted, so that pods get the instances of these
-// profiles. A class that serves the resource of a profile already is used, also one of an administrator: two classes with one resource make the
+// Classes decides which DeviceClasses of the operator must be written, and which must be deleted, so that pods get what these classes are for.
+// A class that serves the resource already is used, also one of an administrator: two classes with one resource make the
 // scheduler forget the name when one of them goes. One of the operator's that another client edited is written again. A configuration that it was
 // given is another field manager's: such a class is deleted, and the next pass writes it if it is needed. named reports whether a policy,
 // pod or claim names a class or its resource: such a class stays.
-func Classes(have []Class, profiles []string, named func(Class) bool) (write []Write, remove []string) {
+func Classes(have []Class, want []Write, named func(Class) bool) (write []Write, remove []string) {
 	wanted := map[string]bool{}
-	for _, profile := range profiles {
-		name, resource := ClassName(profile), ResourceOf(profile)
-		if wanted[name] {
-			continue
+	for _, w := range want {
+		if !wanted[w.Name] && lacks(have, w) {
+			write = append(write, w)
 		}
-		wanted[name] = true
-		if lacks(have, profile) {
-			write = append(write, Write{Name: name, Resource: resource, Profile: profile})
-		}
+		wanted[w.Name] = true
 	}
 	for _, c := range have {
 		if c.Own && Ours(c.Name) && (c.Configured || !wanted[c.Name] && !named(c)) {
@@ -178,15 +185,14 @@ func Classes(have []Class, profiles []string, named func(Class) bool) (write []W
 	return write, remove
 }
 
-// lacks reports whether the operator's class of a profile must be written: nothing serves its resource, or another client edited it.
-func lacks(have []Class, profile string) bool {
-	resource := ResourceOf(profile)
-	_, offered := Offering(have, resource)
-	at := slices.IndexFunc(have, func(c Class) bool { return c.Name == ClassName(profile) })
+// lacks reports whether a class of the operator's must be written: nothing serves its resource, or another client edited it.
+func lacks(have []Class, w Write) bool {
+	_, offered := Offering(have, w.Resource)
+	at := slices.IndexFunc(have, func(c Class) bool { return c.Name == w.Name })
 	if at < 0 {
 		return !offered
 	}
 	is := have[at]
-	edited := is.Resource == resource && is.Selector != Selector(profile)
+	edited := is.Resource == w.Resource && is.Selector != w.Selector
 	return is.Own && !is.Configured && (!offered || edited) // one that lost its resource too
 }

@@ -48,32 +48,38 @@ func TestWhatAPolicysProfileMeans(t *testing.T) {
 		NewWithT(t).Expect(dra.Means(c.profile, c.class)).To(Equal(c.want), "%s %s", c.profile, c.class)
 	}
 	NewWithT(t).Expect(dra.AskedBy("deviceclass.resource.kubernetes.io/gpusharing-mig-1g.5gb.me")).To(Equal("nvidia.com/mig-1g.5gb.me"))
+	NewWithT(t).Expect(dra.AskedBy("deviceclass.resource.kubernetes.io/gpusharing-gpu")).To(Equal("nvidia.com/gpu"))
 	NewWithT(t).Expect(dra.AskedBy("deviceclass.resource.kubernetes.io/other")).To(Equal("deviceclass.resource.kubernetes.io/other"))
 }
 
 func TestWhichClassesMustExist(t *testing.T) {
 	own := func(name, resource string) dra.Class {
-		return dra.Class{Name: name, Resource: resource, Own: true, Selector: dra.Selector("1g.5gb")}
+		return dra.Class{Name: name, Resource: resource, Own: true, Selector: dra.ForInstances("1g.5gb").Selector}
 	}
 	nobody := func(dra.Class) bool { return false }
-	write := dra.Write{Name: "gpusharing-mig-1g.5gb", Resource: "nvidia.com/mig-1g.5gb", Profile: "1g.5gb"}
+	write, whole := dra.ForInstances("1g.5gb"), dra.ForGPUs()
 	for name, c := range map[string]struct {
-		have     []dra.Class
-		profiles []string
-		named    func(dra.Class) bool
-		write    []dra.Write
-		remove   []string
+		have   []dra.Class
+		want   []dra.Write
+		named  func(dra.Class) bool
+		write  []dra.Write
+		remove []string
 	}{
-		"none yet":                      {profiles: []string{"1g.5gb", "1g.5gb"}, write: []dra.Write{write}},
-		"it exists":                     {profiles: []string{"1g.5gb"}, have: []dra.Class{own(write.Name, write.Resource)}},
-		"another's serves the resource": {profiles: []string{"1g.5gb"}, have: []dra.Class{{Name: "team-a", Resource: write.Resource}}},
-		"another's has the name":        {profiles: []string{"1g.5gb"}, have: []dra.Class{{Name: write.Name}}},
-		"it lost its resource":          {profiles: []string{"1g.5gb"}, have: []dra.Class{own(write.Name, "")}, write: []dra.Write{write}},
+		"none yet":                      {want: []dra.Write{write, write}, write: []dra.Write{write}},
+		"it exists":                     {want: []dra.Write{write}, have: []dra.Class{own(write.Name, write.Resource)}},
+		"another's serves the resource": {want: []dra.Write{write}, have: []dra.Class{{Name: "team-a", Resource: write.Resource}}},
+		"another's has the name":        {want: []dra.Write{write}, have: []dra.Class{{Name: write.Name}}},
+		"it lost its resource":          {want: []dra.Write{write}, have: []dra.Class{own(write.Name, "")}, write: []dra.Write{write}},
 		"another client gave it a configuration": {
-			profiles: []string{"1g.5gb"}, have: []dra.Class{{Name: write.Name, Resource: write.Resource, Own: true, Selector: dra.Selector("1g.5gb"), Configured: true}},
+			want: []dra.Write{write}, have: []dra.Class{{Name: write.Name, Resource: write.Resource, Own: true, Selector: write.Selector, Configured: true}},
 			remove: []string{write.Name},
 		},
-		"nobody needs it any more": {have: []dra.Class{own(write.Name, write.Resource)}, remove: []string{write.Name}},
+		"NVIDIA's class for whole GPUs serves no resource, as with a GPUCluster": {
+			want: []dra.Write{whole}, have: []dra.Class{{Name: "gpu.nvidia.com"}}, write: []dra.Write{whole},
+		},
+		"NVIDIA's class for whole GPUs serves the resource": {want: []dra.Write{whole}, have: []dra.Class{{Name: "gpu.nvidia.com", Resource: "nvidia.com/gpu"}}},
+		"nobody needs one for whole GPUs any more":          {have: []dra.Class{own(whole.Name, whole.Resource)}, remove: []string{whole.Name}},
+		"nobody needs it any more":                          {have: []dra.Class{own(write.Name, write.Resource)}, remove: []string{write.Name}},
 		"a pod names it": {
 			have: []dra.Class{own(write.Name, write.Resource)}, named: func(c dra.Class) bool { return c.Resource == write.Resource },
 		},
@@ -84,7 +90,7 @@ func TestWhichClassesMustExist(t *testing.T) {
 			if c.named == nil {
 				c.named = nobody
 			}
-			write, remove := dra.Classes(c.have, c.profiles, c.named)
+			write, remove := dra.Classes(c.have, c.want, c.named)
 			g.Expect(write).To(Equal(c.write))
 			g.Expect(remove).To(Equal(c.remove))
 		})
@@ -113,7 +119,7 @@ func TestWhyNoClassCanServe(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			problem := dra.ClassProblem(c.have, "1g.5gb")
+			problem := dra.ClassProblem(c.have, dra.ForInstances("1g.5gb"))
 			if c.reason == "" {
 				NewWithT(t).Expect(problem).To(BeZero())
 				return
@@ -164,15 +170,15 @@ func TestWhatToSetForShares(t *testing.T) {
 func TestAClassOfTheOperatorsIsRepaired(t *testing.T) {
 	for name, change := range map[string]func(spec map[string]any){
 		"its selector names another profile": func(spec map[string]any) {
-			spec["selectors"] = []any{map[string]any{"cel": map[string]any{"expression": dra.Selector("7g.40gb")}}}
+			spec["selectors"] = []any{map[string]any{"cel": map[string]any{"expression": dra.ForInstances("7g.40gb").Selector}}}
 		},
 		"it has no selector": func(spec map[string]any) { delete(spec, "selectors") },
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
-			object := dra.NewClass(dra.Write{Name: dra.ClassName("1g.5gb"), Resource: dra.ResourceOf("1g.5gb"), Profile: "1g.5gb"})
+			object := dra.NewClass(dra.ForInstances("1g.5gb"))
 			change(object.Object["spec"].(map[string]any))
-			write, _ := dra.Classes([]dra.Class{dra.ClassOf(object)}, []string{"1g.5gb"}, func(dra.Class) bool { return false })
+			write, _ := dra.Classes([]dra.Class{dra.ClassOf(object)}, []dra.Write{dra.ForInstances("1g.5gb")}, func(dra.Class) bool { return false })
 			g.Expect(write).To(HaveLen(1), "as a lost extendedResourceName is repaired")
 		})
 	}

@@ -65,7 +65,8 @@ func IntervalProblem(classes []Class, want v1alpha1.TimeSliceInterval, policy, o
 	}
 	if off != "" {
 		return intervalDiffers("The feature gate %s of NVIDIA's DRA driver is off (FEATURE_GATES of pod %s), so it sets no time slice, and policy %s needs %s. "+
-			"Set featureGates.%s=true in its chart, or remove sharing.timeSlicing.interval", TimeSlicingSettings, off, policy, want, TimeSlicingSettings)
+			"Set featureGates.%s=true in its chart (in a GPUCluster: in spec.draDriver), or remove sharing.timeSlicing.interval", TimeSlicingSettings, off, policy, want,
+			TimeSlicingSettings)
 	}
 	has := "no time slice"
 	switch {
@@ -76,10 +77,14 @@ func IntervalProblem(classes []Class, want v1alpha1.TimeSliceInterval, policy, o
 	case class.Strategy != "":
 		has = "sharing strategy " + class.Strategy
 	}
+	set := "set in spec.config of the class"
+	if class.Own {
+		set = fmt.Sprintf("make a DeviceClass of your own with the selector of %s and extendedResourceName %s, and set in its spec.config", class.Name, plan.ResourceGPU)
+	}
 	return intervalDiffers("DeviceClass %s gives GPUs %s by its config, and policy %s needs %s. First drain the pods that use GPUs from the nodes of NVIDIA's DRA "+
-		"driver, because a pod that shares a GPU with claims of another config hangs. Then set in spec.config of the class, for driver %s, "+
+		"driver, because a pod that shares a GPU with claims of another config hangs. Then %s, for driver %s, "+
 		"{apiVersion: resource.nvidia.com/v1beta1, kind: %s, sharing: {strategy: %s, timeSlicingConfig: {interval: %s}}}. Or remove "+
-		"sharing.timeSlicing.interval", class.Name, has, policy, want, DriverName, configKind, timeSlicing, want)
+		"sharing.timeSlicing.interval", class.Name, has, policy, want, set, DriverName, configKind, timeSlicing, want)
 }
 
 func intervalDiffers(format string, of ...any) *plan.Problem {

@@ -93,11 +93,11 @@ func NewRule(node string, since time.Time) *unstructured.Unstructured {
 	})
 }
 
-// NewClass is the operator's DeviceClass for a MIG profile.
+// NewClass is a DeviceClass of the operator's.
 func NewClass(w Write) *unstructured.Unstructured {
 	return owned(w.Name, map[string]any{
 		"extendedResourceName": w.Resource,
-		"selectors":            []any{map[string]any{"cel": map[string]any{"expression": Selector(w.Profile)}}},
+		"selectors":            []any{map[string]any{"cel": map[string]any{"expression": w.Selector}}},
 	})
 }
 

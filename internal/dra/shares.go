@@ -83,9 +83,11 @@ func against(asked Asked, want int64) []string {
 	return others
 }
 
-// Values names the values of the driver's chart that give each GPU so many shares, more than one.
+// Values names what gives each GPU so many shares, more than one: values of the driver's chart, or fields of the GPUCluster, in which the
+// number is a variable of the driver (NVIDIA/gpu-operator api/nvidia/v1alpha1/gpucluster_types.go, v26.7.0).
 func Values(shares int64) string {
-	return fmt.Sprintf("featureGates.ConsumableShares=true and consumableShares=%d in its chart", shares)
+	return fmt.Sprintf("featureGates.ConsumableShares=true and consumableShares=%d in its chart (in a GPUCluster: featureGates: {ConsumableShares: true} and "+
+		"gpus.kubeletPlugin.env: [{name: CONSUMABLE_SHARES, value: \"%d\"}] in spec.draDriver)", shares, shares)
 }
 
 // remedy is the value to set, and in which order. A pod that holds a whole GPU keeps it, and one more that gets a GPU of which shares are in
@@ -93,9 +95,10 @@ func Values(shares int64) string {
 func remedy(have, want int64) string {
 	if want == 1 {
 		return "First drain the pods that use GPUs from the nodes of the driver, because a GPU whose shares are in use would be given to a pod that then hangs. " +
-			"Then set consumableShares=disabled and featureGates.ConsumableShares=false in its chart (with a GPUCluster: in its spec for the driver)"
+			"Then set consumableShares=disabled and featureGates.ConsumableShares=false in its chart (in a GPUCluster: remove the variable CONSUMABLE_SHARES and the " +
+			"feature gate from spec.draDriver)"
 	}
-	values := "Set " + Values(want) + " (with a GPUCluster: in its spec for the driver)"
+	values := "Set " + Values(want)
 	if have > want {
 		return values + ". Pods that have shares keep them; new ones start once fewer are in use"
 	}

@@ -13,7 +13,8 @@ import (
 
 // The agent has the driver open, so it runs where v1alpha1.LabelClient is true: k8s-driver-manager and mig-manager pause that
 // label and wait until the pods that select it are gone. The GPU Operator sets it since v26.7. On other nodes we do, once in
-// an hour at most, and never change another value.
+// an hour at most, and never change another value. For a GPUCluster the GPU Operator removes it, and the agent runs by
+// world.LabelDRADriver.
 
 const (
 	labelOperands = world.DeployPrefix + "operands" // false: no deploy label stays on the node
@@ -25,7 +26,7 @@ const (
 // allowAgent sets the label that the agent's DaemonSet selects where it is absent.
 func allowAgent(m *group.Member) {
 	labels := m.Node.Labels
-	if labels[v1alpha1.LabelClient] != "" || labels[labelOperands] == "false" || labels[labelPresent] == "false" {
+	if world.OfGPUCluster(m.Node) || labels[v1alpha1.LabelClient] != "" || labels[labelOperands] == "false" || labels[labelPresent] == "false" {
 		return
 	}
 	if at, did := timing.Stamped(m.Node.Annotations[v1alpha1.AnnotationClient], clientSet); did && m.World.Now.Sub(at) < timing.Patience {

@@ -17,17 +17,17 @@ import (
 // configureDRA decides which DeviceClasses must exist where NVIDIA's DRA driver serves nodes, and removes DeviceTaintRules of nodes that are
 // gone, and those that another client edited. A class stays while a node has instances of its profile, or is to have some, and while a policy, pod or ResourceClaim names it.
 func (d *Decision) configureDRA(w *world.World, all []*group.Member) {
-	var profiles []string
+	var classes []dra.Write
 	nodes := make(map[string]bool, len(w.DRA.Ruled))
 	for _, m := range all {
 		if len(w.DRA.Ruled) > 0 {
 			nodes[m.Node.Name] = true
 		}
 		if m.ByDriver() && !m.OnPaper() {
-			profiles = append(profiles, profilesOn(m)...)
+			classes = append(classes, classesOn(m)...)
 		}
 	}
-	write, remove := dra.Classes(w.DRA.Classes, profiles, func(c dra.Class) bool { return isNamed(w, c) })
+	write, remove := dra.Classes(w.DRA.Classes, classes, func(c dra.Class) bool { return isNamed(w, c) })
 	for _, class := range write {
 		d.Actions, d.After = w.Repeats.Admit(d.Actions, action.WriteClass{Class: class}, w.Now, d.After)
 	}
@@ -44,30 +44,34 @@ func (d *Decision) configureDRA(w *world.World, all []*group.Member) {
 	}
 }
 
-// profilesOn are the MIG profiles that the operator offers on a node, or is to offer.
-func profilesOn(m *group.Member) []string {
+// classesOn are the classes of what the operator offers on a node, or is to offer.
+func classesOn(m *group.Member) []dra.Write {
 	if m.Unsupported != nil && m.Node.GPU.Spec.Baseline == nil {
 		return nil
 	}
-	profiles := nvidiadra.Profiles(m.Node.GPU.Spec.Devices)
-	if m.Policy != nil {
-		profiles = append(profiles, nvidiadra.Profiles(m.Target.Devices)...)
-	}
-	return profiles
+	return append(nvidiadra.ClassesOf(m.Node.GPU.Spec.Devices), nvidiadra.Classes(m.View)...)
 }
 
 // isNamed reports whether a pod, a ResourceClaim or a policy names a class. A policy also does while no node has its instances: an autoscaler
 // that has none left starts one for a pod only where the class is there.
 func isNamed(w *world.World, c dra.Class) bool {
 	for i := range w.Policies {
-		if m := w.Policies[i].Spec.Sharing.MIG; m != nil && w.Policies[i].DeletionTimestamp.IsZero() && slices.ContainsFunc(m.Layouts, func(l v1alpha1.MIGLayout) bool {
-			return l.Fill != "" && dra.Means(string(l.Fill), c.Name) ||
-				slices.ContainsFunc(l.Instances, func(i v1alpha1.MIGInstances) bool { return dra.Means(string(i.Profile), c.Name) })
-		}) {
+		if w.Policies[i].DeletionTimestamp.IsZero() && names(w.Policies[i].Spec.Sharing, c.Name) {
 			return true
 		}
 	}
 	asks := func(p world.Pod) bool { return c.Resource != "" && p.Asks[c.Resource] > 0 }
 	return slices.Contains(w.DRA.Named, c.Name) || slices.ContainsFunc(w.Unscheduled, asks) ||
 		slices.ContainsFunc(w.Nodes, func(n world.Node) bool { return slices.ContainsFunc(n.Pods, asks) })
+}
+
+// names reports whether a policy's sharing offers what a class of the operator's is for.
+func names(s v1alpha1.Sharing, class string) bool {
+	if s.MIG == nil {
+		return class == dra.ForGPUs().Name && s.Strategy != v1alpha1.StrategyMPS
+	}
+	return slices.ContainsFunc(s.MIG.Layouts, func(l v1alpha1.MIGLayout) bool {
+		return l.Fill != "" && dra.Means(string(l.Fill), class) ||
+			slices.ContainsFunc(l.Instances, func(i v1alpha1.MIGInstances) bool { return dra.Means(string(i.Profile), class) })
+	})
 }

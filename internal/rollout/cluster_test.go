@@ -386,7 +386,7 @@ func (c *cluster) settle(h *host) {
 // daemonSets starts and ends the pods of NVIDIA's programs by their deploy labels. A pod with other tolerations than those
 // of the ClusterPolicy is replaced; none comes to a node with a taint that it does not tolerate, and none goes for one.
 func (c *cluster) daemonSets(h *host) {
-	for _, label := range []string{pluginLabel, gfdLabel, v1alpha1.LabelMIGManager, dcgmLabel, exporterLabel} {
+	for _, label := range append([]string{pluginLabel, gfdLabel, v1alpha1.LabelMIGManager}, monitorLabels()...) {
 		at := slices.IndexFunc(h.Pods, func(p world.Pod) bool { return p.NodeSelector[label] != "" })
 		if at >= 0 && c.Plugin.Operands != nil && !slices.Equal(h.Pods[at].Tolerations, c.Plugin.Operands.Tolerations) {
 			h.Pods = slices.Delete(h.Pods, at, at+1)

@@ -351,4 +351,7 @@ func TestOthersAreKnownByWhatTheyPutOnANode(t *testing.T) {
 	g.Expect(world.OffersGPUs(pod("dra-driver-nvidia-gpu-component", "gpus"))).To(BeTrue())
 	g.Expect(world.OffersGPUs(pod("nvidia-dra-driver-gpu-component", "compute-domains"))).To(BeFalse(), "compute domains only")
 	g.Expect(world.OffersGPUs(pod("app", "gpus"))).To(BeFalse())
+	managed := pod("app", "compute-domains", "gpus")
+	managed.Labels["app"] = "nvidia-dra-driver-kubelet-plugin"
+	g.Expect(world.OffersGPUs(managed)).To(BeTrue(), "the GPU Operator runs it for a GPUCluster")
 }

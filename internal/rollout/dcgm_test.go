@@ -20,7 +20,10 @@ import (
 
 const exporterLabel = "nvidia.com/gpu.deploy.dcgm-exporter"
 
-func monitors(label string) bool { return label == dcgmLabel || label == exporterLabel }
+// monitorLabels start DCGM and its exporter, of a ClusterPolicy and of a GPUCluster.
+func monitorLabels() []string { return []string{dcgmLabel, exporterLabel, dcgmLabel + "-dra", exporterLabel + "-dra"} }
+
+func monitors(label string) bool { return slices.Contains(monitorLabels(), label) }
 
 // monitored is a host on which the GPU Operator runs DCGM and its exporter. They keep handles of the instances that were there
 // when they started, and notice no others.

@@ -316,9 +316,9 @@ func TestNotOnDRA(t *testing.T) {
 			},
 			reason: v1alpha1.ReasonDeviceClassConflict, says: "is not the operator's",
 		},
-		"no class for whole GPUs": {
-			sharing: v1alpha1.Sharing{Strategy: v1alpha1.StrategyExclusive}, with: func(c *cluster, _ *host) { c.DRA.Classes = nil },
-			reason: v1alpha1.ReasonDeviceClassConflict, says: "No DeviceClass serves nvidia.com/gpu",
+		"a class of another owner for whole GPUs": {
+			sharing: v1alpha1.Sharing{Strategy: v1alpha1.StrategyExclusive}, with: func(c *cluster, _ *host) { c.DRA.Classes = []dra.Class{{Name: "gpusharing-gpu"}} },
+			reason: v1alpha1.ReasonDeviceClassConflict, says: "DeviceClass gpusharing-gpu exists and is not the operator's, and it does not serve nvidia.com/gpu",
 		},
 		"a driver of an unknown version": {
 			sharing: mig(count("1g", 7)), with: func(_ *cluster, h *host) {
@@ -541,7 +541,7 @@ func TestAClassThatAnotherClientEditsIsRepairedNotForEver(t *testing.T) {
 	for range 120 {
 		for i := range c.DRA.Classes {
 			if c.DRA.Classes[i].Own {
-				c.DRA.Classes[i].Selector = dra.Selector("7g.40gb")
+				c.DRA.Classes[i].Selector = dra.ForInstances("7g.40gb").Selector
 			}
 		}
 		c.noted(10 * time.Second)

@@ -202,7 +202,7 @@ func (c *cluster) classes() map[string]string {
 
 // writeClass is the API server, which drops the resource where its feature gate is off.
 func (c *cluster) writeClass(w dra.Write) {
-	class := dra.Class{Name: w.Name, Resource: w.Resource, Own: true, Selector: dra.Selector(w.Profile), Age: c.Now.Unix()}
+	class := dra.Class{Name: w.Name, Resource: w.Resource, Own: true, Selector: w.Selector, Age: c.Now.Unix()}
 	c.DRA.Classes = append(slices.DeleteFunc(slices.Clone(c.DRA.Classes), func(other dra.Class) bool { return other.Name == w.Name }), class)
 	if c.dropsNames {
 		c.DRA.Classes[len(c.DRA.Classes)-1].Resource = ""

@@ -134,7 +134,11 @@ func (c *cluster) manageDriver(h *host) {
 	case !u.unloaded && !slices.ContainsFunc(driverLabels(), func(name string) bool { return strings.Contains(h.Labels[name], driverPaused) }):
 		for _, name := range driverLabels() {
 			switch value := h.Labels[name]; value {
-			case "", "false":
+			case "":
+				if name != v1alpha1.LabelClient && name != world.LabelDRADriver {
+					h.Labels[name] = ""
+				}
+			case "false":
 			case "true":
 				h.Labels[name] = driverPaused
 			default:
@@ -149,7 +153,13 @@ func (c *cluster) manageDriver(h *host) {
 	}
 }
 
-func driverLabels() []string { return []string{pluginLabel, gfdLabel, dcgmLabel, v1alpha1.LabelClient} }
+// driverLabels are labels that k8s-driver-manager pauses. Where one is absent it sets the empty value, but for the last two
+// (NVIDIA/k8s-driver-manager cmd/driver-manager/main.go, v0.12.0).
+func driverLabels() []string {
+	return []string{pluginLabel, gfdLabel, dcgmLabel, draValidatorLabel, dcgmLabel + "-dra", exporterLabel + "-dra", v1alpha1.LabelClient, world.LabelDRADriver}
+}
+
+const draValidatorLabel = "nvidia.com/gpu.deploy.dra-validator"
 
 // unload takes the module out, with all MIG instances, and restores the labels.
 func (h *host) unload() {
@@ -187,7 +197,7 @@ func (u *upgrade) driver() bool { return u.state != "pod-restart-required" || !u
 
 // attend brings the agent to the node and takes it away, by its deploy label and as the driver is there.
 func (h *host) attend() {
-	switch runs := h.Labels[v1alpha1.LabelClient] == "true" && h.upgrade.driver(); {
+	switch runs := h.selected() && h.upgrade.driver(); {
 	case !runs && h.AgentReady:
 		h.AgentReady, h.upgrade.leaves = false, true
 	case runs && h.upgrade.leaves:
@@ -195,10 +205,18 @@ func (h *host) attend() {
 	}
 }
 
+// selected reports whether a DaemonSet of the agent selects the node.
+func (h *host) selected() bool {
+	if by := h.Labels[world.LabelDRADriver]; by == "true" || by == driverPaused {
+		return by == "true" && h.Labels[draValidatorLabel] != driverPaused && h.Labels[v1alpha1.LabelClient] != "false"
+	}
+	return h.Labels[v1alpha1.LabelClient] == "true"
+}
+
 // awaitsAgents says whether an agent returns by itself.
 func (c *cluster) awaitsAgents() bool {
 	for _, h := range c.hosts {
-		if h.upgrade.goesOn() || h.upgrade.leaves && h.Labels[v1alpha1.LabelClient] == "true" {
+		if h.upgrade.goesOn() || h.upgrade.leaves && h.selected() {
 			return true
 		}
 	}

@@ -182,15 +182,18 @@ func (f *fence) dra(cases map[string]fenceCase) {
 			return f.controller.Delete(ctx, draObject(kind, name, nil, map[string]any{}))
 		}
 	}
-	class := func(resource string) map[string]any {
-		return map[string]any{"extendedResourceName": resource, "selectors": []any{map[string]any{"cel": map[string]any{"expression": dra.Selector("1g.5gb")}}}}
+	with := func(resource, selector string) map[string]any {
+		return map[string]any{"extendedResourceName": resource, "selectors": []any{map[string]any{"cel": map[string]any{"expression": selector}}}}
 	}
+	class := func(resource string) map[string]any { return with(resource, dra.ForInstances("1g.5gb").Selector) }
+	whole := dra.ForGPUs()
 	rule := func(change func(selector, taint map[string]any)) map[string]any {
 		selector := map[string]any{"driver": "gpu.nvidia.com", "pool": "node-1"}
 		taint := map[string]any{"key": "gpusharing.io/changing", "effect": "NoSchedule"}
 		change(selector, taint)
 		return map[string]any{"deviceSelector": selector, "taint": taint}
 	}
+	const offers = "may offer MIG instances and whole GPUs through DeviceClasses, and nothing else"
 	const owner, taints = "only that have its label and whose names begin with gpusharing-", "may taint devices of NVIDIA's driver in one pool only"
 	for name, c := range map[string]fenceCase{
 		"offers instances": {do: func(ctx context.Context) error {
@@ -206,7 +209,15 @@ func (f *fence) dra(cases map[string]fenceCase) {
 			}
 			return remove("DeviceTaintRule", made.GetName())(ctx)
 		}},
-		"offers whole GPUs":                   {do: write("DeviceClass", "gpusharing-mig-all", own, class("nvidia.com/gpu")), says: "may offer MIG instances through DeviceClasses, and nothing else"},
+		"offers whole GPUs": {do: func(ctx context.Context) error {
+			if err := write("DeviceClass", whole.Name, own, with(whole.Resource, whole.Selector))(ctx); err != nil {
+				return err
+			}
+			return remove("DeviceClass", whole.Name)(ctx)
+		}},
+		"offers whole GPUs as instances":      {do: write("DeviceClass", "gpusharing-mig-all", own, with("nvidia.com/gpu", whole.Selector)), says: offers},
+		"offers instances as whole GPUs":      {do: write("DeviceClass", whole.Name, own, class("nvidia.com/gpu")), says: offers},
+		"offers instances by the other class": {do: write("DeviceClass", whole.Name, own, class("nvidia.com/mig-1g.5gb")), says: offers},
 		"writes a class of another name":      {do: write("DeviceClass", "mig", own, class("nvidia.com/mig-1g.5gb")), says: owner},
 		"writes a class without its label":    {do: write("DeviceClass", "gpusharing-mig-1g.5gb", nil, class("nvidia.com/mig-1g.5gb")), says: owner},
 		"takes a class of another owner over": {do: write("DeviceClass", "gpusharing-mig-theirs", own, class("nvidia.com/mig-1g.5gb")), says: owner},

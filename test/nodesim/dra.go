@@ -85,7 +85,9 @@ type preparedClaim struct {
 }
 
 // isDRA reports whether a pod is the driver's kubelet plugin.
-func isDRA(pod *corev1.Pod) bool { return pod.Labels[draComponent] == draPlugin }
+func isDRA(pod *corev1.Pod) bool {
+	return pod.Labels[draComponent] == draPlugin || pod.Labels["app"] == draApp
+}
 
 // runDRA starts the driver in its pod: it publishes what is there now.
 func (k *kubelet) runDRA(ctx context.Context, state *podState) bool {

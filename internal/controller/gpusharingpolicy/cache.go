@@ -245,9 +245,9 @@ func gpuRequest(spec *corev1.PodSpec) *corev1.ResourceRequirements {
 // Deployment.
 func podLabels(pod *corev1.Pod) map[string]string {
 	var kept map[string]string
-	for _, name := range append(world.DRALabels(), labelName, world.LabelApp, appsv1.DefaultDeploymentUniqueLabelKey) {
+	for _, name := range append(world.DRALabels(), labelName, appsv1.DefaultDeploymentUniqueLabelKey) {
 		value, found := pod.Labels[name]
-		if name == world.LabelApp && !world.IsValidator(pod) {
+		if name == world.LabelApp && !world.IsValidator(pod) && !world.IsDRAPlugin(pod.Labels) {
 			continue
 		}
 		if !found || name == appsv1.DefaultDeploymentUniqueLabelKey && !world.RequestsGPU(&pod.Spec) {

@@ -251,14 +251,14 @@ func asProblem(err error) *plan.Problem {
 func NotReporting(v *view.View) (gate.Judgement, bool) {
 	j := gate.Judgement{State: state.Unknown, Reason: v1alpha1.ReasonAgentNotReporting}
 	c, found := condition.Find(v.Node.GPU.Status.Conditions, v1alpha1.ConditionDiscovered)
-	switch value := v.Node.Labels[v1alpha1.LabelClient]; {
+	switch value := v.Node.Labels[world.AgentLabel(v.Node)]; {
 	case !v.Node.AgentReady && v.Node.GPU.Spec.MIGConfigName != "" && value == world.PausedValue:
 		return j, false // NVIDIA's mig-manager, which is driven here, keeps it away
 	case !v.Node.AgentReady && value == world.PausedValue:
 		j.Reason, j.Message = v1alpha1.ReasonMIGManagerBusy, gate.AgentAway("NVIDIA's mig-manager is changing the node")
 		j.Next = gate.AtOnce(takeBackAgent(v)...)
 	case !v.Node.AgentReady && value != "true":
-		j.Message = fmt.Sprintf("the agent does not run on the node, because its label %s is %q; set it to true", v1alpha1.LabelClient, value)
+		j.Message = fmt.Sprintf("the agent does not run on the node, because its label %s is %q; set it to true", world.AgentLabel(v.Node), value)
 	case !v.Node.AgentReady:
 		j.Message = "the agent on the node is not Ready; look at the pods with app.kubernetes.io/name=gpu-sharing-agent there"
 	case found && c.Status != "True":

@@ -64,7 +64,7 @@ func Monitors(v *view.View) []string {
 
 // IsMonitor reports whether a pod is one of Monitors.
 func IsMonitor(v *view.View, p world.Pod) bool {
-	selects := p.NodeSelector[world.DeployPrefix+"dcgm"] != "" || p.NodeSelector[world.DeployPrefix+"dcgm-exporter"] != ""
+	selects := slices.ContainsFunc(world.MonitorLabels(), func(name string) bool { return p.NodeSelector[name] != "" })
 	return selects && p.Controller == "DaemonSet" && v.ByGPUOperator()
 }
 

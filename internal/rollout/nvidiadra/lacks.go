@@ -87,19 +87,33 @@ func NoRule(v *view.View) *plan.Problem {
 }
 
 func classesLack(v *view.View) *plan.Problem {
-	for _, profile := range Profiles(v.Target.Devices) {
-		if problem := dra.ClassProblem(v.World.DRA.Classes, profile); problem != nil {
+	for _, class := range Classes(v) {
+		if problem := dra.ClassProblem(v.World.DRA.Classes, class); problem != nil {
 			return problem
 		}
 	}
-	if _, offered := dra.Offering(v.World.DRA.Classes, plan.ResourceGPU); offered || v.Target.Expected[plan.ResourceGPU] == 0 {
+	return nil
+}
+
+// Classes are the DeviceClasses by which pods get what a policy asks of the node, unless others serve the same resources.
+func Classes(v *view.View) []dra.Write {
+	if v.Policy == nil {
 		return nil
 	}
-	return &plan.Problem{
-		Reason: v1alpha1.ReasonDeviceClassConflict,
-		Message: fmt.Sprintf("No DeviceClass serves %s, so no pod gets a GPU of the node by it. The chart of NVIDIA's DRA driver makes gpu.nvidia.com with "+
-			"extendedResourceName %s; upgrade or repair it", plan.ResourceGPU, plan.ResourceGPU),
+	classes := ClassesOf(v.Target.Devices)
+	if v.Target.Expected[plan.ResourceGPU] > 0 {
+		classes = append(classes, dra.ForGPUs())
 	}
+	return classes
+}
+
+// ClassesOf are those of the MIG instances that the GPUs are to have.
+func ClassesOf(devices []v1alpha1.DeviceSpec) []dra.Write {
+	var classes []dra.Write
+	for _, profile := range profiles(devices) {
+		classes = append(classes, dra.ForInstances(profile))
+	}
+	return classes
 }
 
 // sharesDiffer compares the shares of whole GPUs with what the policy needs. Nodes without whole GPUs need no number.
@@ -124,8 +138,8 @@ func intervalDiffers(v *view.View) *plan.Problem {
 	return dra.IntervalProblem(v.World.DRA.Classes, dra.Interval(v.Policy.Spec.Sharing), v.Policy.Name, off)
 }
 
-// Profiles are the MIG profiles of which the GPUs are to have instances, each once.
-func Profiles(devices []v1alpha1.DeviceSpec) []string {
+// profiles are the MIG profiles of which the GPUs are to have instances, each once.
+func profiles(devices []v1alpha1.DeviceSpec) []string {
 	var profiles []string
 	for _, d := range devices {
 		for _, i := range d.Sharing.Instances {

@@ -67,13 +67,10 @@ func Publishing(v *view.View) (gate.Judgement, bool) {
 
 // unoffered lists the resources of the target that no DeviceClass offers yet.
 func unoffered(v *view.View) []string {
-	if v.Policy == nil {
-		return nil
-	}
 	var lacking []string
-	for _, profile := range Profiles(v.Target.Devices) {
-		if _, offered := dra.Offering(v.World.DRA.Classes, dra.ResourceOf(profile)); !offered {
-			lacking = append(lacking, "no DeviceClass serves "+dra.ResourceOf(profile))
+	for _, class := range Classes(v) {
+		if _, offered := dra.Offering(v.World.DRA.Classes, class.Resource); !offered {
+			lacking = append(lacking, "no DeviceClass serves "+class.Resource)
 		}
 	}
 	return lacking

@@ -5,17 +5,41 @@ package world
 
 import (
 	"slices"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 )
 
 // PausedValue is what NVIDIA's mig-manager sets deploy labels to meanwhile, so that NVIDIA's other tools recognise it.
 const PausedValue = "paused-for-mig-change"
 
-// DeployLabels start and stop NVIDIA's GPU clients on a node, in the order in which mig-manager pauses them.
+// DeployLabels start and stop NVIDIA's GPU clients on a node, in the order in which mig-manager pauses them, and then those that the GPU
+// Operator runs for a GPUCluster.
 func DeployLabels() []string {
 	return []string{
 		DeployPrefix + "device-plugin", DeployPrefix + "gpu-feature-discovery", DeployPrefix + "dcgm", DeployPrefix + "dcgm-exporter",
-		DeployPrefix + "nvsm",
+		DeployPrefix + "nvsm", DeployPrefix + "dcgm-dra", DeployPrefix + "dcgm-exporter-dra",
 	}
+}
+
+// MonitorLabels start and stop DCGM and its exporter, of a ClusterPolicy and of a GPUCluster.
+func MonitorLabels() []string {
+	return []string{DeployPrefix + "dcgm", DeployPrefix + "dcgm-exporter", DeployPrefix + "dcgm-dra", DeployPrefix + "dcgm-exporter-dra"}
+}
+
+// LabelDRADriver starts and stops NVIDIA's DRA driver on the nodes of a GPUCluster, where the GPU Operator sets it and removes the labels that
+// only programs of a ClusterPolicy have, whatever their value, v1alpha1.LabelClient and v1alpha1.LabelMIGManager among them
+// (controllers/nodelabeling_controller.go, v26.7.0).
+const LabelDRADriver = DeployPrefix + "dra-driver"
+
+// OfGPUCluster reports whether the GPU Operator runs NVIDIA's DRA driver on a node, for a GPUCluster.
+func OfGPUCluster(n *Node) bool { return n.Labels[LabelDRADriver] != "" }
+
+// AgentLabel is the label that starts and stops the agent on a node.
+func AgentLabel(n *Node) string {
+	if OfGPUCluster(n) {
+		return LabelDRADriver
+	}
+	return v1alpha1.LabelClient
 }
 
 // AnnotationMachine names, on a node of OpenShift, the Machine that it belongs to.

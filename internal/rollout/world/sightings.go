@@ -38,10 +38,23 @@ func OfSlicer(resource string) bool {
 // driver serves compute domains only, which are no business of ours.
 const draContainer = "gpus"
 
-// DRALabels are the labels by which the chart of NVIDIA's DRA driver tells its programs apart, since and before the driver
-// was renamed.
+// DRALabels are the labels by which NVIDIA tells the programs of its DRA driver apart: those of the driver's chart, since and before the
+// driver was renamed, and the one of the GPU Operator, which runs the driver for a GPUCluster (manifests/state-dra-driver, v26.7.0).
 func DRALabels() []string {
-	return []string{"dra-driver-nvidia-gpu-component", "nvidia-dra-driver-gpu-component"}
+	return []string{"dra-driver-nvidia-gpu-component", "nvidia-dra-driver-gpu-component", LabelApp}
+}
+
+// draPlugins are the values that those labels have on the kubelet plugin of the driver.
+var draPlugins = []string{"kubelet-plugin", "kubelet-plugin", "nvidia-dra-driver-kubelet-plugin"}
+
+// IsDRAPlugin reports whether labels of a pod are those of the kubelet plugin of NVIDIA's DRA driver.
+func IsDRAPlugin(labels map[string]string) bool {
+	for i, name := range DRALabels() {
+		if labels[name] == draPlugins[i] {
+			return true
+		}
+	}
+	return false
 }
 
 // OffersGPUs says whether a pod offers GPUs through ResourceClaims: the kubelet plugin of NVIDIA's DRA driver.
@@ -53,8 +66,7 @@ func MakesGPUOffers(set *appsv1.DaemonSet) bool {
 }
 
 func offersGPUs(labels map[string]string, spec *corev1.PodSpec) bool {
-	isPlugin := func(label string) bool { return labels[label] == "kubelet-plugin" }
-	return slices.ContainsFunc(DRALabels(), isPlugin) && slices.ContainsFunc(spec.Containers, func(c corev1.Container) bool { return c.Name == draContainer })
+	return IsDRAPlugin(labels) && slices.ContainsFunc(spec.Containers, func(c corev1.Container) bool { return c.Name == draContainer })
 }
 
 // The variable of that container that lists the feature gates of the driver, as name=value by comma, and the gate by which the driver makes MIG

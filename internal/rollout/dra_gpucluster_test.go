@@ -1,0 +1,146 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout_test
+
+import (
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/dra"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
+)
+
+// gpuCluster is the GPU Operator v26.7.0 on a host where a GPUCluster has it run NVIDIA's DRA driver: it removes the labels that only programs of a
+// ClusterPolicy have, and sets its own where they are absent or empty (controllers/nodelabeling_controller.go).
+type gpuCluster struct{ swept map[string]int }
+
+func (g gpuCluster) label(labels map[string]string) {
+	own := map[string]bool{}
+	for _, name := range []string{"driver", "dra-driver", "dra-validator", "dcgm-dra", "dcgm-exporter-dra"} {
+		own[name] = true
+		if labels["nvidia.com/gpu.deploy."+name] == "" {
+			labels["nvidia.com/gpu.deploy."+name] = "true"
+		}
+	}
+	for _, name := range slices.Collect(maps.Keys(labels)) {
+		if rest, is := strings.CutPrefix(name, "nvidia.com/gpu.deploy."); is && !own[rest] && rest != "nvsm" && rest != "vgpu-manager" {
+			g.swept[name]++
+			delete(labels, name)
+		}
+	}
+}
+
+// onGPUCluster is a cluster of one node where the GPU Operator runs NVIDIA's DRA driver for a GPUCluster. Its class for whole GPUs serves no
+// extended resource.
+func onGPUCluster(s v1alpha1.Sharing) (*cluster, *host, gpuCluster) {
+	c, h := onDRA(s, evicting)
+	c.Plugin = world.DevicePlugin{Reason: v1alpha1.ReasonDRAStackActive, Message: "a GPUCluster exists"}
+	c.DRA.Classes = []dra.Class{{Name: "gpu.nvidia.com"}}
+	labeller := gpuCluster{swept: map[string]int{}}
+	labeller.label(h.Labels)
+	clear(labeller.swept)
+	c.settle(h)
+	return c, h, labeller
+}
+
+// until passes for a while beside the GPU Operator, which labels the nodes again and again.
+func (g gpuCluster) until(c *cluster, h *host, passes int) (last state.State) {
+	for range passes {
+		if d := c.pass(); len(d.Nodes) > 0 {
+			last = one(d).State
+		}
+		g.label(h.Labels)
+		c.tick(time.Second)
+	}
+	return last
+}
+
+// TestAGPUClusterIsNotFought: the operator sets no label that the GPU Operator removes there, DCGM is away while instances are destroyed and has
+// seen those that are there, and undo leaves what was.
+func TestAGPUClusterIsNotFought(t *testing.T) {
+	g := NewWithT(t)
+	c, h, labeller := onGPUCluster(mig(count("1g", 7)))
+	before, published := maps.Clone(h.Labels), h.Published
+	for _, layout := range []v1alpha1.Sharing{mig(count("1g", 7)), mig(count("3g", 2))} {
+		c.reshare(layout)
+		g.Expect(labeller.until(c, h, 120)).To(Equal(state.UpToDate), one(c.pass()).Message)
+		for _, label := range monitorLabels()[2:] {
+			g.Expect(h.dcgm[h.of(label).UID]).To(ConsistOf(h.instances()), label)
+		}
+	}
+	g.Expect(c.classes()).To(HaveKeyWithValue("gpusharing-mig-3g.20gb", "nvidia.com/mig-3g.20gb"))
+	g.Expect(c.classes()).NotTo(HaveKey("gpusharing-gpu"), "there is no whole GPU")
+	c.Policies = nil
+	labeller.until(c, h, 120)
+	g.Expect(labeller.swept).To(BeEmpty(), "the operator wrote none of them")
+	g.Expect(h.Labels).To(Equal(before))
+	g.Expect(h.Published.Devices).To(Equal(published.Devices))
+	g.Expect(c.classes()).To(Equal(map[string]string{"gpu.nvidia.com": ""}))
+}
+
+// TestWholeGPUsOfAGPUCluster: no class of the GPU Operator serves nvidia.com/gpu, so the operator's does, while a policy or pod names it.
+func TestWholeGPUsOfAGPUCluster(t *testing.T) {
+	g := NewWithT(t)
+	c, h, labeller := onGPUCluster(timeSlicing(4))
+	h.driver.shares, h.Published = 4, nil
+	h.driver.uid = "" // it is restarted with the shares that its administrator sets
+	g.Expect(labeller.until(c, h, 60)).To(Equal(state.UpToDate), one(c.pass()).Message)
+	g.Expect(c.classes()).To(Equal(map[string]string{"gpu.nvidia.com": "", "gpusharing-gpu": "nvidia.com/gpu"}))
+	g.Expect(c.allocate(h, "train", "nvidia.com/gpu")).To(Equal("gpu-0"))
+	c.Policies = nil
+	labeller.until(c, h, 60)
+	g.Expect(c.classes()).To(HaveKey("gpusharing-gpu"), "a pod names it")
+	c.end(h, "train")
+	labeller.until(c, h, 60)
+	g.Expect(c.classes()).To(Equal(map[string]string{"gpu.nvidia.com": ""}))
+}
+
+// TestTheAgentOfAGPUCluster runs by another label there, which says where to look.
+func TestTheAgentOfAGPUCluster(t *testing.T) {
+	g := NewWithT(t)
+	c := newCluster()
+	h := c.addDRA("a", sim.A100)
+	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("1g", 7)))}
+	gpuCluster{swept: map[string]int{}}.label(h.Labels)
+	h.Labels[world.LabelDRADriver], h.AgentReady = "false", false
+	c.Now = c.Now.Add(time.Hour)
+	d := one(c.pass())
+	g.Expect(d.Reason).To(Equal(v1alpha1.ReasonAgentNotReporting))
+	g.Expect(d.Message).To(ContainSubstring("its label nvidia.com/gpu.deploy.dra-driver is %q", "false"))
+	g.Expect(h.Labels).NotTo(HaveKey(v1alpha1.LabelClient))
+}
+
+// TestADriverUpgradeOnAGPUCluster: the agent leaves before the module is unloaded, and the instances are there again afterwards.
+func TestADriverUpgradeOnAGPUCluster(t *testing.T) {
+	for name, u := range map[string]upgrade{"in full": {builds: 5 * time.Minute}, "of the pod only": {restart: true}} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			c, h, labeller := onGPUCluster(mig(count("2g", 3)))
+			g.Expect(labeller.until(c, h, 120)).To(Equal(state.UpToDate))
+			before := maps.Clone(h.Labels)
+			h.begins(u)
+			labeller.until(c, h, 1500)
+			g.Expect(h.upgrade.stuck).To(BeEmpty())
+			g.Expect(h.upgrade.goesOn()).To(BeFalse())
+			g.Expect(labeller.until(c, h, 60)).To(Equal(state.UpToDate), one(c.pass()).Message)
+			g.Expect(h.instances()).To(HaveLen(6), "three on each GPU")
+			delete(h.Labels, upgradeLabel)
+			for name, value := range h.Labels {
+				if value == "" {
+					delete(h.Labels, name)
+				}
+			}
+			g.Expect(h.Labels).To(Equal(before))
+			g.Expect(h.Ruled).To(BeZero())
+		})
+	}
+}

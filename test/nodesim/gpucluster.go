@@ -1,0 +1,138 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package nodesim
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"sync"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+// GPUCluster is NVIDIA's GPU Operator v26.7.0 where a GPUCluster has it run the DRA driver: its labels on nodes, the DaemonSets that they start
+// and stop, and the DeviceClass of whole GPUs. Sources: controllers/nodelabeling_controller.go, manifests/state-dra-driver and
+// manifests/state-dcgm-exporter of NVIDIA/gpu-operator.
+type GPUCluster struct {
+	Client    client.Client
+	Namespace string
+
+	mu    sync.Mutex
+	swept map[string]int
+}
+
+// draApp is the label app of the driver's kubelet plugin there.
+const draApp = "nvidia-dra-driver-kubelet-plugin"
+
+// clusterLabels are set to true where they are absent or empty. Another value stays, since k8s-driver-manager pauses a program by one.
+func clusterLabels() []string {
+	return []string{"driver", "dra-driver", "dra-validator", "dcgm-dra", "dcgm-exporter-dra"}
+}
+
+// sweptLabels are removed, whatever their value: those that only programs of a ClusterPolicy have.
+func sweptLabels() []string {
+	return []string{
+		"device-plugin", "gpu-feature-discovery", "container-toolkit", "dcgm", "dcgm-exporter", "node-status-exporter", "operator-validator", "client", "mig-manager",
+		"sandbox-device-plugin", "kata-sandbox-device-plugin", "sandbox-validator", "vfio-manager", "kata-manager", "cc-manager", "vgpu-device-manager",
+	}
+}
+
+// Run reconciles until the context ends.
+func (o *GPUCluster) Run(ctx context.Context, interval time.Duration) {
+	for ctx.Err() == nil {
+		_ = o.Pass(ctx) // the next one tries again
+		select {
+		case <-ctx.Done():
+		case <-time.After(interval):
+		}
+	}
+}
+
+// Swept is how often each label was removed from a node that had it.
+func (o *GPUCluster) Swept() map[string]int {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return maps.Clone(o.swept)
+}
+
+// Pass reconciles once.
+func (o *GPUCluster) Pass(ctx context.Context) error {
+	for _, object := range []client.Object{o.class(), o.daemonSet(draApp, "dra-driver", "gpus"), o.daemonSet("nvidia-dcgm-exporter-dra", "dcgm-exporter-dra", "nvidia-dcgm-exporter-dra")} {
+		if err := o.Client.Create(ctx, object); client.IgnoreAlreadyExists(err) != nil {
+			return fmt.Errorf("creating %s: %w", object.GetName(), err)
+		}
+	}
+	nodes := &corev1.NodeList{}
+	if err := o.Client.List(ctx, nodes); err != nil {
+		return fmt.Errorf("listing nodes: %w", err)
+	}
+	for i := range nodes.Items {
+		if err := o.label(ctx, &nodes.Items[i]); err != nil && !apierrors.IsConflict(err) {
+			return err
+		}
+	}
+	return nil
+}
+
+func (o *GPUCluster) label(ctx context.Context, n *corev1.Node) error {
+	base := n.DeepCopy()
+	if n.Labels["nvidia.com/gpu.present"] != "true" {
+		return nil
+	}
+	for _, name := range sweptLabels() {
+		if _, has := n.Labels[deployPrefix+name]; has {
+			o.mu.Lock()
+			if o.swept == nil {
+				o.swept = map[string]int{}
+			}
+			o.swept[deployPrefix+name]++
+			o.mu.Unlock()
+			delete(n.Labels, deployPrefix+name)
+		}
+	}
+	for _, name := range clusterLabels() {
+		if n.Labels[deployPrefix+name] == "" {
+			n.Labels[deployPrefix+name] = "true"
+		}
+	}
+	if maps.Equal(n.Labels, base.Labels) {
+		return nil
+	}
+	if err := o.Client.Patch(ctx, n, client.MergeFrom(base)); err != nil {
+		return fmt.Errorf("labelling node %s: %w", n.Name, err)
+	}
+	return nil
+}
+
+// class serves no extended resource.
+func (o *GPUCluster) class() *resourcev1.DeviceClass {
+	_, class := NewDRADriver(o.Namespace, nil)
+	class.Spec.ExtendedResourceName = nil
+	return class
+}
+
+func (o *GPUCluster) daemonSet(app, deploy, container string) *appsv1.DaemonSet {
+	labels := map[string]string{"app": app}
+	return &appsv1.DaemonSet{
+		ObjectMeta: metav1.ObjectMeta{Namespace: o.Namespace, Name: app},
+		Spec: appsv1.DaemonSetSpec{
+			Selector: &metav1.LabelSelector{MatchLabels: labels},
+			Template: corev1.PodTemplateSpec{
+				ObjectMeta: metav1.ObjectMeta{Labels: labels},
+				Spec: corev1.PodSpec{
+					NodeSelector: map[string]string{deployPrefix + deploy: "true"},
+					Containers:   []corev1.Container{{Name: container, Image: "example.invalid/simulated"}},
+					Tolerations:  []corev1.Toleration{{Key: "nvidia.com/gpu", Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule}},
+				},
+			},
+		},
+	}
+}
