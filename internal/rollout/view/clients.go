@@ -81,9 +81,9 @@ func Clients(v *View, deploy ...string) []string {
 	return names
 }
 
-// Fences says whether NVIDIA's mig-manager has to stay off the node. With a GPUCluster there is none, and the GPU Operator removes its label.
+// Fences says whether NVIDIA's mig-manager has to stay off the node.
 func Fences(v *View) bool {
-	return v.ByGPUOperator() && !world.OfGPUCluster(v.Node) && !v.Managed() && touchesMIG(v)
+	return v.ByGPUOperator() && !v.Managed() && touchesMIG(v)
 }
 
 // touchesMIG says whether MIG mode is on somewhere on the node or will be.

@@ -27,7 +27,7 @@ func MonitorLabels() []string {
 }
 
 // LabelDRADriver starts and stops NVIDIA's DRA driver on the nodes of a GPUCluster, where the GPU Operator sets it and removes the labels that
-// only programs of a ClusterPolicy have, whatever their value, v1alpha1.LabelClient and v1alpha1.LabelMIGManager among them
+// only programs of a ClusterPolicy have, whatever their value, v1alpha1.LabelClient among them
 // (controllers/nodelabeling_controller.go, v26.7.0).
 const LabelDRADriver = DeployPrefix + "dra-driver"
 
