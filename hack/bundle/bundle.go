@@ -5,15 +5,19 @@ package main
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"io/fs"
 	"maps"
 	"slices"
 	"strings"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/util/strategicpatch"
 	sigsyaml "sigs.k8s.io/yaml"
 )
 
@@ -102,6 +106,9 @@ func (s *sources) topRole(files map[string][]byte) error {
 	})
 }
 
+// agentFile is the agent's first DaemonSet, and draPatch is what the second one has otherwise.
+const agentFile, draPatch = "config/agent/daemonset/agent.yaml", "config/agent/dra/patch.yaml"
+
 // operands is the ConfigMap from which internal/controller/agentinstall installs what a bundle cannot hold.
 func (s *sources) operands() (*corev1.ConfigMap, error) {
 	operands := &corev1.ConfigMap{
@@ -110,7 +117,7 @@ func (s *sources) operands() (*corev1.ConfigMap, error) {
 		Data:       map[string]string{},
 	}
 	for key, files := range map[string][]string{
-		"owned.yaml": {"config/agent/agent.yaml"},
+		"owned.yaml": {agentFile},
 		"kept.yaml":  {"config/agent/rbac.yaml", "config/openshift/scc.yaml", "config/agent/mps.yaml", "config/agent/admission.yaml", "config/manager/admission.yaml"},
 	} {
 		objects, err := s.withoutRBAC(files)
@@ -119,15 +126,38 @@ func (s *sources) operands() (*corev1.ConfigMap, error) {
 		}
 		operands.Data[key] = string(bytes.Join(objects, []byte("---\n")))
 	}
+	dra, err := s.draAgent()
+	if err != nil {
+		return nil, err
+	}
+	operands.Data["owned.yaml"] += "---\n" + string(dra)
 	return operands, nil
+}
+
+// draAgent is the agent's second DaemonSet, as config/agent/dra makes it of the first.
+func (s *sources) draAgent() ([]byte, error) {
+	var agent, patch map[string]any
+	if err := errors.Join(s.read(agentFile, &agent), s.read(draPatch, &patch)); err != nil {
+		return nil, err
+	}
+	patched, err := strategicpatch.StrategicMergeMapPatch(agent, patch, appsv1.DaemonSet{})
+	if err != nil {
+		return nil, fmt.Errorf("applying %s: %w", draPatch, err)
+	}
+	for _, path := range [][]string{{"metadata"}, {"spec", "template", "metadata"}} {
+		if err := unstructured.SetNestedField(patched, s.version, append(path, "labels", versionLabel)...); err != nil {
+			return nil, fmt.Errorf("labelling the agents: %w", err)
+		}
+	}
+	return sigsyaml.Marshal(patched)
 }
 
 // keptAccount is the account of the MPS pods, which stay when the operator is uninstalled. OLM deletes the accounts to which it gives
 // rights, so this one is none of them.
 const keptAccount = "gpu-sharing-mps"
 
-// agentLabels are the labels of the agent's DaemonSet and of its pods, and versionLabel is added to them, as the chart does: OLM's images have
-// a digest, by which kubectl gpusharing doctor knows no version.
+// agentLabels are the labels of the agent's first DaemonSet and of its pods, and versionLabel is added to them, as the chart does: OLM's
+// images have a digest, by which kubectl gpusharing doctor knows no version.
 const (
 	agentLabels  = "  labels: &labels\n    app.kubernetes.io/name: gpu-sharing-agent\n"
 	versionLabel = "app.kubernetes.io/version"

@@ -245,7 +245,7 @@ func (d *demo) startController(ctx, background context.Context, running *sync.Wa
 	d.story.chapter("The GPU Sharing Operator is installed: it looks, and changes nothing")
 	if err := d.cluster.Apply(ctx, "config/default/namespace.yaml", "config/rbac/role.yaml", "config/manager/rbac.yaml",
 		"config/manager/admission.yaml",
-		"config/agent/rbac.yaml", "config/agent/admission.yaml", "config/agent/agent.yaml", "config/agent/mps.yaml"); err != nil {
+		"config/agent/rbac.yaml", "config/agent/admission.yaml", "config/agent/daemonset/agent.yaml", "config/agent/mps.yaml"); err != nil {
 		return err
 	}
 	(&narrator{site: d.site, story: d.story, told: map[string]string{}}).narrate(background)

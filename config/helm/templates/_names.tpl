@@ -87,21 +87,6 @@ nodeSelector:
 {{ include "gpusharing.ofNodePods" . }}
 {{- end }}
 
-{{/* Where the agents run. NVIDIA's k8s-driver-manager and mig-manager pause the label, and wait for the pods that select it
-here (they do not look at affinity). A k8s-driver-manager before v0.12 does not know it, but pauses the other label. */}}
-{{- define "gpusharing.whereClientsRun" -}}
-nodeSelector:
-  {{- toYaml .Values.gpuNodes.selector | nindent 2 }}
-  nvidia.com/gpu.deploy.client: "true"
-affinity:
-  nodeAffinity:
-    requiredDuringSchedulingIgnoredDuringExecution:
-      nodeSelectorTerms:
-      - matchExpressions:
-        - {key: nvidia.com/gpu.deploy.container-toolkit, operator: NotIn, values: [paused-for-driver-upgrade]}
-{{ include "gpusharing.ofNodePods" . }}
-{{- end }}
-
 {{/* What the pods of a node have in common. */}}
 {{- define "gpusharing.ofNodePods" -}}
 tolerations:
