@@ -155,9 +155,11 @@ func (d *diagnosis) agents(is installation) {
 	if is.updateGoesOn {
 		level = levelWarning
 	}
-	d.each(is.nodes, level, "no agent. The agent runs where the label nvidia.com/gpu.deploy.client is true: look at daemonset/gpu-sharing-agent", func(n nodeParts) bool {
-		return len(n.agents) == 0
+	d.each(is.nodes, level, "no agent. The agent runs where the label nvidia.com/gpu.deploy.client is true: look at daemonset/"+agentName, func(n nodeParts) bool {
+		return len(n.agents) == 0 && !n.draAgent
 	})
+	d.each(is.nodes, level, "no agent. With a GPUCluster it runs where the label nvidia.com/gpu.deploy.dra-driver is true and nvidia.com/gpu.deploy.dra-validator is not paused: "+
+		"look at daemonset/"+draAgentName, func(n nodeParts) bool { return len(n.agents) == 0 && n.draAgent })
 	d.each(is.nodes, level, "an agent that is not ready. Look at the log of its pod (app.kubernetes.io/name=gpu-sharing-agent)", func(n nodeParts) bool {
 		return len(n.agents) > 0 && !ready(n)
 	})
@@ -165,7 +167,7 @@ func (d *diagnosis) agents(is installation) {
 		d.ok("An agent is ready on %s with GPUs", count(len(running), "node"))
 	}
 	for _, c := range is.controllers {
-		d.each(is.nodes, levelWarning, fmt.Sprintf("an agent of another version than the controller, %s. Wait for the update of daemonset/gpu-sharing-agent, or finish the upgrade", known(c.version)),
+		d.each(is.nodes, levelWarning, fmt.Sprintf("an agent of another version than the controller, %s. Wait for the update of their DaemonSet, or finish the upgrade", known(c.version)),
 			func(n nodeParts) bool {
 				return slices.ContainsFunc(n.agents, func(a component) bool { return differ(a.version, c.version) })
 			})

@@ -123,14 +123,20 @@ func TestDoctor(t *testing.T) {
 			"The update of deployment gpu-sharing-operator/gpu-sharing-controller to version 0.2.0 is not done",
 		},
 		"an update of the agents": {
-			func(is *installation) { is.agentSets = []agentSet{{"x/agents", 3, 3, 1, true}} }, levelError,
+			func(is *installation) { is.agentSets = []agentSet{{"x/agents", 3, 3, 1, true, false}} }, levelError,
 			"The update of daemonset x/agents is not done: 2 agents of 3 nodes to be replaced",
 		},
 		"an update of the agents that Kubernetes has not seen": {
-			func(is *installation) { is.agentSets = []agentSet{{"x/agents", 3, 3, 3, false}} }, levelError, "The update of daemonset x/agents is not done",
+			func(is *installation) { is.agentSets = []agentSet{{"x/agents", 3, 3, 3, false, false}} }, levelError, "The update of daemonset x/agents is not done",
 		},
 		"an update of the agents that is done but on a node that is down": {
-			func(is *installation) { is.agentSets, is.nodes[0].down = []agentSet{{"x/agents", 3, 3, 2, true}}, true }, levelWarning, "1 node (node-0): not Ready",
+			func(is *installation) {
+				is.agentSets, is.nodes[0].down = []agentSet{{"x/agents", 3, 3, 2, true, false}}, true
+			}, levelWarning, "1 node (node-0): not Ready",
+		},
+		"no agent beside the DRA driver of a GPUCluster": {
+			func(is *installation) { is.nodes[1].agents, is.nodes[1].draAgent = nil, true }, levelError,
+			"1 node (node-1): no agent. With a GPUCluster it runs where the label nvidia.com/gpu.deploy.dra-driver is true",
 		},
 		"an old agent": {func(is *installation) { is.nodes[1].agents[0].version = "0.1.0" }, levelWarning, "1 node (node-1): an agent of another version than the controller, 0.2.0"},
 		"no device plugin is configured": {func(is *installation) {
@@ -199,6 +205,22 @@ func TestDoctor(t *testing.T) {
 	is := healthy(t, 3)
 	is.program, is.nodes[1].agents = "v0.1.0 (commit 0)", nil
 	compare(t, "doctor", func(shown *text) { shown.findings(diagnose(is)) })
+}
+
+// TestOneAgentIsExpectedOnANode: of the DaemonSet that NVIDIA's labels choose. A node that is down keeps only that one from being updated.
+func TestOneAgentIsExpectedOnANode(t *testing.T) {
+	g := NewWithT(t)
+	is := healthy(t, 4)
+	for i, label := range []string{"", "true", "paused-for-driver-upgrade", "false"} {
+		is.nodes[i].observe(&corev1.Node{
+			ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"nvidia.com/gpu.deploy.dra-driver": label}},
+			Status:     corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionUnknown}}},
+		})
+		g.Expect(is.nodes[i].draAgent).To(Equal(label != ""), label)
+	}
+	is.nodes[2].down = false
+	g.Expect(is.outdated(agentSet{nodes: 5, present: 5, updated: 1})).To(Equal(2))
+	g.Expect(is.outdated(agentSet{nodes: 5, present: 5, updated: 1, dra: true})).To(Equal(3))
 }
 
 // TestCompatibilityIsThatOfTheREADME: the versions that doctor compares with stand in its table.

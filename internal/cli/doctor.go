@@ -78,11 +78,12 @@ type component struct {
 	config types.NamespacedName
 }
 
-// agentSet is a DaemonSet of agents. Of the nodes on which one is to run, present have one, and updated one as it is now.
+// agentSet is one of the two DaemonSets of agents. Of the nodes on which one is to run, present have one, and updated one as it is now.
 type agentSet struct {
 	name                    string
 	nodes, present, updated int
 	observed                bool // Kubernetes has seen what it is now
+	dra                     bool // of the nodes where a GPUCluster installs NVIDIA's DRA driver
 }
 
 // nodeParts are the programs on a node with GPUs that the operator works with.
@@ -92,6 +93,7 @@ type nodeParts struct {
 	nfd             bool   // Node Feature Discovery has labelled the node
 	down            bool   // Kubernetes says that the node is not Ready
 	stack           dra.Stack
+	draAgent        bool // its agent is one of the DaemonSet draAgentName
 	agents, plugins []component
 	discovery       []component // of Node Feature Discovery
 	drivers         []component // NVIDIA's DRA driver
@@ -225,7 +227,7 @@ func (is *installation) readAgentSets(ctx context.Context, c client.Client) erro
 		if is.isOf(d.Namespace) {
 			is.agentSets = append(is.agentSets, agentSet{
 				name: d.Namespace + "/" + d.Name, nodes: int(d.Status.DesiredNumberScheduled), present: int(d.Status.CurrentNumberScheduled),
-				updated: int(d.Status.UpdatedNumberScheduled), observed: d.Status.ObservedGeneration >= d.Generation,
+				updated: int(d.Status.UpdatedNumberScheduled), observed: d.Status.ObservedGeneration >= d.Generation, dra: d.Name == draAgentName,
 			})
 		}
 	}
@@ -233,13 +235,13 @@ func (is *installation) readAgentSets(ctx context.Context, c client.Client) erro
 }
 
 // outdated is how many agents an update of a DaemonSet has still to replace. That of a node that is down it cannot.
-func (is *installation) outdated(of agentSet) int { return max(of.present-of.updated-is.down(), 0) }
+func (is *installation) outdated(of agentSet) int { return max(of.present-of.updated-is.down(of), 0) }
 
 // absent is on how many nodes that are up a DaemonSet has no agent though one is to run there.
-func (is *installation) absent(of agentSet) int { return max(of.nodes-of.present-is.down(), 0) }
+func (is *installation) absent(of agentSet) int { return max(of.nodes-of.present-is.down(of), 0) }
 
-func (is *installation) down() int {
-	return len(selected(is.nodes, func(n nodeParts) bool { return n.down }))
+func (is *installation) down(of agentSet) int {
+	return len(selected(is.nodes, func(n nodeParts) bool { return n.down && n.draAgent == of.dra }))
 }
 
 // updated is how many agents are as they should be, and whether others are being updated, or made.
@@ -311,12 +313,16 @@ func (is *installation) readNodes(ctx context.Context, c client.Client) error {
 	return nil
 }
 
+// draAgentName is the DaemonSet of the agents where a GPUCluster installs NVIDIA's DRA driver. The label of their pods is agentName, too.
+const draAgentName = agentName + "-dra"
+
 // observe adds what the Node says.
 func (n *nodeParts) observe(node *corev1.Node) {
 	n.kubelet = node.Status.NodeInfo.KubeletVersion
 	n.down = slices.ContainsFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
 		return c.Type == corev1.NodeReady && c.Status != corev1.ConditionTrue
 	})
+	n.draAgent = node.Labels[world.LabelDRADriver] != ""
 	for label := range node.Labels {
 		n.nfd = n.nfd || strings.HasPrefix(label, "feature.node.kubernetes.io/")
 	}

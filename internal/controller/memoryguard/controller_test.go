@@ -505,7 +505,7 @@ func olderAgent(s *site) {
 	s.Expect(s.condition()).To(BeEmpty())
 	s.pass(2 * time.Minute)
 	s.reconcile()
-	s.Expect(s.condition()).To(SatisfyAll(ContainSubstring("The agents of 1 nodes (n1) have not reported"), ContainSubstring("daemonset/gpu-sharing-agent")))
+	s.Expect(s.condition()).To(SatisfyAll(ContainSubstring("The agents of 1 nodes (n1) have not reported"), ContainSubstring("wait for the update of their DaemonSet")))
 	writes := s.writes
 	s.pass(time.Hour)
 	s.reconcile()

@@ -66,7 +66,7 @@ func unmeasuredMessage(nodes []string) string {
 		named = fmt.Sprintf("%s and %d more", named, more)
 	}
 	return fmt.Sprintf("The agents of %d nodes (%s) have not reported for two minutes that they measure for the memory guard. If they are older than the "+
-		"controller, wait for the update of daemonset/gpu-sharing-agent; otherwise look at their pods", len(nodes), named)
+		"controller, wait for the update of their DaemonSet; otherwise look at their pods", len(nodes), named)
 }
 
 func messageOf(findings []finding) string {
