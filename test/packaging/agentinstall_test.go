@@ -143,6 +143,9 @@ func TestOLMUsersGetAgentAndMPSPodsWithTheBundlesRightsAlone(t *testing.T) {
 	g.Expect(mps.Spec.Template.Spec.Containers[0].Image).To(Equal(agentImage))
 	g.Expect(mps.Spec.Template.Spec.InitContainers[0].Image).To(Equal(agentImage))
 	g.Expect(agent.OwnerReferences).To(ConsistOf(HaveField("UID", u.owner.UID)), "it goes with the operator")
+	dra := u.daemonSet(t, "gpu-sharing-agent-dra")
+	g.Expect(dra.Spec.Template.Spec.Containers[0].Image).To(Equal(agentImage))
+	g.Expect(dra.OwnerReferences).To(Equal(agent.OwnerReferences))
 	g.Expect(mps.OwnerReferences).To(BeEmpty(), "MPS clients live on when the operator is uninstalled")
 	account := &corev1.ServiceAccount{}
 	g.Expect(u.Client.Get(t.Context(), types.NamespacedName{Namespace: olmNamespace, Name: mps.Spec.Template.Spec.ServiceAccountName}, account)).To(Succeed())
@@ -190,13 +193,15 @@ func TestOLMUsersTurnMetricsOnAsHelmDoes(t *testing.T) {
 	_, err := u.controller.Reconcile(t.Context(), u.owner)
 	g.Expect(err).NotTo(HaveOccurred())
 	byHelm := podOf(t, find(t, newHelm(t).render(t, "metrics.enabled=true", "metrics.sampling.interval=60s"), "DaemonSet gpu-sharing-agent")).Spec.Containers[0]
-	agent := u.daemonSet(t, "gpu-sharing-agent").Spec.Template.Spec.Containers[0]
-	g.Expect(agent.Args).To(ConsistOf(byHelm.Args))
-	ports := map[string]int32{}
-	for _, port := range agent.Ports {
-		ports[port.Name] = port.ContainerPort
+	for _, name := range []string{"gpu-sharing-agent", "gpu-sharing-agent-dra"} {
+		agent := u.daemonSet(t, name).Spec.Template.Spec.Containers[0]
+		g.Expect(agent.Args).To(ConsistOf(byHelm.Args), name)
+		ports := map[string]int32{}
+		for _, port := range agent.Ports {
+			ports[port.Name] = port.ContainerPort
+		}
+		g.Expect(ports).To(Equal(map[string]int32{"metrics": 8443, "health": 8081}), name)
 	}
-	g.Expect(ports).To(Equal(map[string]int32{"metrics": 8443, "health": 8081}))
 	g.Expect(u.daemonSet(t, "gpu-sharing-mps").Spec.Template.Spec.Containers[0].Ports).To(BeEmpty())
 	top := as[rbacv1.Role](t, read(t, "config/bundle/manifests/gpu-sharing-top.role.yaml")[0])
 	g.Expect(top.Namespace).To(BeEmpty(), "OLM puts it where the operator is")

@@ -18,7 +18,6 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/version"
-	sigsyaml "sigs.k8s.io/yaml"
 )
 
 const csvFile = "config/bundle/manifests/gpu-sharing-operator.clusterserviceversion.yaml"
@@ -147,13 +146,22 @@ func TestVersionsStandInTheLabelsOfDeploymentsAndAgents(t *testing.T) {
 	for _, d := range readCSV(t).Spec.Install.Spec.Deployments {
 		g.Expect(d.Label).To(released, d.Name)
 	}
-	operands := as[corev1.ConfigMap](t, read(t, "config/bundle/manifests/gpu-sharing-operands.configmap.yaml")[0]).Data["owned.yaml"]
-	var installed appsv1.DaemonSet
-	g.Expect(sigsyaml.Unmarshal([]byte(operands), &installed)).To(Succeed())
-	for _, agents := range []appsv1.DaemonSet{as[appsv1.DaemonSet](t, find(t, rendered, "DaemonSet gpu-sharing-agent")), installed} {
-		g.Expect(agents.Spec.Template.Labels).To(released)
-		g.Expect(agents.Spec.Selector.MatchLabels).NotTo(released)
+	for _, objects := range [][]*unstructured.Unstructured{rendered, installedByOLM(t)} {
+		for _, name := range []string{"DaemonSet gpu-sharing-agent", "DaemonSet gpu-sharing-agent-dra"} {
+			agents := as[appsv1.DaemonSet](t, find(t, objects, name))
+			g.Expect(agents.Spec.Template.Labels).To(released, name)
+			g.Expect(agents.Spec.Selector.MatchLabels).NotTo(released, name)
+		}
 	}
+}
+
+// installedByOLM is what internal/controller/agentinstall installs from the bundle and what goes with the operator.
+func installedByOLM(t *testing.T) []*unstructured.Unstructured {
+	t.Helper()
+	operands := as[corev1.ConfigMap](t, read(t, "config/bundle/manifests/gpu-sharing-operands.configmap.yaml")[0])
+	objects, err := decode(operands.Data["owned.yaml"])
+	NewWithT(t).Expect(err).NotTo(HaveOccurred())
+	return objects
 }
 
 func TestBundleGivesTheSameRightsAsTheChart(t *testing.T) {

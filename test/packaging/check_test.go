@@ -261,12 +261,15 @@ func (i installation) updateController(t *testing.T) {
 func (i installation) updateAgents(t *testing.T, updated, of int32) {
 	t.Helper()
 	g := NewWithT(t)
-	agents := &appsv1.DaemonSet{}
-	g.Expect(i.Client.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: "gpu-sharing-agent"}, agents)).To(Succeed())
-	agents.Status = appsv1.DaemonSetStatus{
-		ObservedGeneration: agents.Generation, DesiredNumberScheduled: of, CurrentNumberScheduled: of, UpdatedNumberScheduled: updated,
+	for name, status := range map[string]appsv1.DaemonSetStatus{
+		"gpu-sharing-agent": {DesiredNumberScheduled: of, CurrentNumberScheduled: of, UpdatedNumberScheduled: updated}, "gpu-sharing-agent-dra": {}, // no node has a GPUCluster
+	} {
+		agents := &appsv1.DaemonSet{}
+		g.Expect(i.Client.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: name}, agents)).To(Succeed())
+		status.ObservedGeneration = agents.Generation
+		agents.Status = status
+		g.Expect(i.Client.Status().Update(t.Context(), agents)).To(Succeed())
 	}
-	g.Expect(i.Client.Status().Update(t.Context(), agents)).To(Succeed())
 }
 
 // runChecks does what the scheduler and a kubelet do with the pods of the check, until the test ends: it runs the program with the token of

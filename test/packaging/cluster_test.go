@@ -74,7 +74,7 @@ func TestPodSecurity(t *testing.T) {
 	controller := as[appsv1.Deployment](t, find(t, objects, "Deployment gpu-sharing-controller"))
 	g.Expect(judge(controller.Spec.Template.Spec)).To(Succeed(), "the controller keeps to the restricted profile")
 	g.Expect(judge(as[corev1.Pod](t, find(t, objects, "Pod "+checkName)).Spec)).To(Succeed(), "the check keeps to the restricted profile")
-	for _, daemonSet := range []string{"DaemonSet gpu-sharing-agent", "DaemonSet gpu-sharing-mps"} {
+	for _, daemonSet := range []string{"DaemonSet gpu-sharing-agent", "DaemonSet gpu-sharing-agent-dra", "DaemonSet gpu-sharing-mps"} {
 		err := judge(as[appsv1.DaemonSet](t, find(t, objects, daemonSet)).Spec.Template.Spec)
 		g.Expect(err).To(MatchError(SatisfyAll(
 			ContainSubstring("host namespaces (hostPID=true)"), ContainSubstring("privileged (container"),
@@ -113,7 +113,7 @@ func TestThePresetForGKEAdmitsThePodsOfTheChart(t *testing.T) {
 		pod.Spec.ServiceAccountName = ""
 		return cluster.Client.Create(t.Context(), pod)
 	}
-	workloads := []string{"Deployment gpu-sharing-controller", "DaemonSet gpu-sharing-agent", "DaemonSet gpu-sharing-mps"}
+	workloads := []string{"Deployment gpu-sharing-controller", "DaemonSet gpu-sharing-agent", "DaemonSet gpu-sharing-agent-dra", "DaemonSet gpu-sharing-mps"}
 	for _, workload := range workloads {
 		g.Expect(create(workload)).To(MatchError(ContainSubstring("insufficient quota to match these scopes")), workload)
 	}
@@ -250,6 +250,7 @@ func installUpgradeUninstall(t *testing.T, i installation) {
 		g.Expect(out).To(ContainSubstring("["+o.GetKind()+"] "+o.GetName()), "it says what stays")
 	}
 	g.Expect(i.exists(t, object("apps/v1", "DaemonSet", namespace, "gpu-sharing-agent"))).To(BeFalse())
+	g.Expect(i.exists(t, object("apps/v1", "DaemonSet", namespace, "gpu-sharing-agent-dra"))).To(BeFalse())
 	g.Expect(i.exists(t, object("apps/v1", "Deployment", namespace, "gpu-sharing-controller"))).To(BeFalse())
 	g.Expect(i.exists(t, object("rbac.authorization.k8s.io/v1", "ClusterRole", "", "gpu-sharing-controller"))).To(BeFalse())
 	i.expectSame(t, policy)

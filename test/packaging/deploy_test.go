@@ -32,7 +32,8 @@ func TestDeployTakesTheImagesOfTheRegistry(t *testing.T) {
 			objects, err := decode(run(t, deploy))
 			g.Expect(err).NotTo(HaveOccurred())
 			for workload, image := range map[string]string{
-				"Deployment gpu-sharing-controller": of.controller, "DaemonSet gpu-sharing-agent": of.agent, "DaemonSet gpu-sharing-mps": of.agent,
+				"Deployment gpu-sharing-controller": of.controller, "DaemonSet gpu-sharing-agent": of.agent, "DaemonSet gpu-sharing-agent-dra": of.agent,
+				"DaemonSet gpu-sharing-mps": of.agent,
 			} {
 				g.Expect(podOf(t, find(t, objects, workload)).Spec.Containers[0].Image).To(Equal(image), workload)
 			}

@@ -40,7 +40,8 @@ func TestChartAndKustomizeInstallTheSame(t *testing.T) {
 		find(t, sources, wanted)
 		find(t, rendered, wanted)
 	}
-	for _, workload := range []string{"Deployment gpu-sharing-controller", "DaemonSet gpu-sharing-agent", "DaemonSet gpu-sharing-mps"} {
+	workloads := []string{"Deployment gpu-sharing-controller", "DaemonSet gpu-sharing-agent", "DaemonSet gpu-sharing-agent-dra", "DaemonSet gpu-sharing-mps"}
+	for _, workload := range workloads {
 		ours, theirs := podOf(t, find(t, rendered, workload)), podOf(t, find(t, sources, workload))
 		container, its := ours.Spec.Containers[0], theirs.Spec.Containers[0]
 		g.Expect(container.Args).To(ContainElements(its.Args), workload)
@@ -54,6 +55,9 @@ func TestChartAndKustomizeInstallTheSame(t *testing.T) {
 		g.Expect(ours.Spec.Volumes).To(ConsistOf(theirs.Spec.Volumes), workload)
 		g.Expect(ours.Spec.HostPID).To(Equal(theirs.Spec.HostPID), workload)
 		g.Expect(ours.Spec.NodeSelector).To(Equal(theirs.Spec.NodeSelector), workload)
+		if workload != "Deployment gpu-sharing-controller" { // the chart spreads its two replicas
+			g.Expect(ours.Spec.Affinity).To(Equal(theirs.Spec.Affinity), workload)
+		}
 		g.Expect(ours.Spec.PriorityClassName).To(Equal(theirs.Spec.PriorityClassName), workload)
 		g.Expect(ours.Spec.ServiceAccountName).To(Equal(theirs.Spec.ServiceAccountName), workload)
 		g.Expect(ours.Spec.SecurityContext).To(Equal(theirs.Spec.SecurityContext), workload)

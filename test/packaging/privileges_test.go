@@ -4,7 +4,6 @@
 package packaging_test
 
 import (
-	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -13,8 +12,6 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
-	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apimachinery/pkg/selection"
 )
 
 func TestNobodyIsGivenEverything(t *testing.T) {
@@ -139,54 +136,6 @@ func TestMPSClientsOutliveUpgradeAndUninstall(t *testing.T) {
 	}
 }
 
-// selects reports whether node selector and affinity of a pod let it run on a node with these labels.
-func selects(t *testing.T, pod corev1.PodSpec, node labels.Set) bool {
-	t.Helper()
-	selector := labels.SelectorFromSet(pod.NodeSelector)
-	if pod.Affinity != nil {
-		terms := pod.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms
-		NewWithT(t).Expect(terms).To(HaveLen(1))
-		for _, e := range terms[0].MatchExpressions {
-			required, err := labels.NewRequirement(e.Key, selection.Operator(strings.ToLower(string(e.Operator))), e.Values)
-			NewWithT(t).Expect(err).NotTo(HaveOccurred())
-			selector = selector.Add(*required)
-		}
-	}
-	return selector.Matches(node)
-}
-
-// k8s-driver-manager waits for pods whose node selector has the label of GPU clients. Before v0.12 it pauses only the labels of NVIDIA's
-// own programs, of which mig-manager leaves that of the container toolkit alone.
-func TestTheAgentLeavesWhenTheDriverIsReplacedAndTheMPSPodStays(t *testing.T) {
-	h := newHelm(t)
-	objects := h.render(t)
-	runs := func(set string, node map[string]string) bool {
-		on := labels.Set{"nvidia.com/gpu.present": "true"}
-		maps.Copy(on, node)
-		return selects(t, as[appsv1.DaemonSet](t, find(t, objects, "DaemonSet "+set)).Spec.Template.Spec, on)
-	}
-	const client, toolkit = "nvidia.com/gpu.deploy.client", "nvidia.com/gpu.deploy.container-toolkit"
-	for title, tc := range map[string]struct {
-		labels map[string]string
-		agent  bool
-	}{
-		"at rest":                               {labels: map[string]string{client: "true", toolkit: "true"}, agent: true},
-		"beside a stand-alone plugin":           {labels: map[string]string{client: "true"}, agent: true},
-		"by k8s-driver-manager v0.12":           {labels: map[string]string{client: "paused-for-driver-upgrade", toolkit: "paused-for-driver-upgrade"}},
-		"by k8s-driver-manager before v0.12":    {labels: map[string]string{client: "true", toolkit: "paused-for-driver-upgrade"}},
-		"while mig-manager v0.15 changes GPUs":  {labels: map[string]string{client: "paused-for-mig-change", toolkit: "true"}},
-		"before the controller allows an agent": {labels: map[string]string{toolkit: "true"}},
-	} {
-		t.Run(title, func(t *testing.T) {
-			g := NewWithT(t)
-			g.Expect(runs("gpu-sharing-agent", tc.labels)).To(Equal(tc.agent))
-			g.Expect(runs("gpu-sharing-mps", tc.labels)).To(BeTrue(), "clients of a daemon end with its pod")
-		})
-	}
-	agent := as[appsv1.DaemonSet](t, find(t, objects, "DaemonSet gpu-sharing-agent")).Spec.Template.Spec
-	NewWithT(t).Expect(agent.NodeSelector).To(HaveKey(client), "k8s-driver-manager sees no affinity")
-}
-
 func TestImages(t *testing.T) {
 	h := newHelm(t)
 	digest := "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
@@ -202,7 +151,7 @@ func TestImages(t *testing.T) {
 		t.Run(title, func(t *testing.T) {
 			g := NewWithT(t)
 			objects := h.render(t, append(tc.values, "images.pullSecrets[0].name=mirror")...)
-			for _, daemonSet := range []string{"DaemonSet gpu-sharing-agent", "DaemonSet gpu-sharing-mps"} {
+			for _, daemonSet := range []string{"DaemonSet gpu-sharing-agent", "DaemonSet gpu-sharing-agent-dra", "DaemonSet gpu-sharing-mps"} {
 				pod := as[appsv1.DaemonSet](t, find(t, objects, daemonSet)).Spec.Template.Spec
 				g.Expect(pod.Containers[0].Image).To(Equal(tc.image))
 				g.Expect(pod.ImagePullSecrets).To(ConsistOf(corev1.LocalObjectReference{Name: "mirror"}))
