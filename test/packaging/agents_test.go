@@ -19,7 +19,7 @@ import (
 // The DaemonSets of agents: on a node one of them has a pod, or none.
 const agentSet, draAgentSet = "gpu-sharing-agent", "gpu-sharing-agent-dra"
 
-// The values by which NVIDIA's programs stop a GPU clientLabel, and the labels of which they have these values.
+// The values by which NVIDIA's programs stop a GPU client, and the labels of which they have these values.
 const (
 	forUpgrade, forMIG = "paused-for-driver-upgrade", "paused-for-mig-change"
 
