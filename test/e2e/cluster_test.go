@@ -71,7 +71,7 @@ func build(ctx context.Context) {
 	say("images imported")
 	installCRDs()
 	fit(ctx, sim.A100, sim.A100)
-	installGPUOperator(ctx)
+	installGPUOperator(ctx, clusterPolicy())
 	Eventually(offered).WithContext(ctx).Should(HaveKeyWithValue("nvidia.com/gpu", int64(2)))
 	say("NVIDIA's device plugin advertises")
 	installOperator(ctx)
@@ -105,8 +105,8 @@ func sinceNow() (say func(what string)) {
 // broken says that a spec failed, and so that nobody knows what the node is like.
 var broken bool
 
-// onDRA says that the node has NVIDIA's DRA driver, and neither the GPU Operator nor its device plugin.
-var onDRA bool
+// onDRA says that the node has NVIDIA's DRA driver, and not its device plugin; onGPUCluster, that the GPU Operator runs the driver.
+var onDRA, onGPUCluster bool
 
 var _ = ReportAfterEach(func(spec SpecReport) { broken = broken || spec.Failed() })
 
@@ -126,7 +126,7 @@ func wipe() {
 	gpus, fitted = nil, nil
 	lost += machine.Lost()
 	Expect(machine.Wipe()).To(Succeed())
-	broken, onDRA = false, false
+	broken, onDRA, onGPUCluster = false, false, false
 }
 
 // stopNode keeps the logs, if they are asked for.
@@ -160,18 +160,18 @@ func restrictUsers(ctx context.Context) {
 
 func installCRDs() {
 	_, err := envtest.InstallCRDs(machine.Config, envtest.CRDInstallOptions{Paths: []string{
-		filepath.Join(root, "test", "env", "nvidia", "clusterpolicies.yaml"),
+		filepath.Join(root, "test", "env", "nvidia", "clusterpolicies.yaml"), filepath.Join(root, "test", "env", "nvidia", "gpuclusters.yaml"),
 	}, ErrorIfPathMissing: true})
 	Expect(err).NotTo(HaveOccurred())
 }
 
 // installGPUOperator installs Node Feature Discovery and what stands for the GPU Operator, in one namespace as the GPU
-// Operator's chart does, and waits for nothing.
-func installGPUOperator(ctx context.Context) {
+// Operator's chart does, with the ClusterPolicy or the GPUCluster, and waits for nothing.
+func installGPUOperator(ctx context.Context, with *unstructured.Unstructured) {
 	operator := gpuoperator.New(kube, GinkgoWriter)
 	Expect(operator.Install(ctx)).To(Succeed())
 	installNFD(ctx, gpuoperator.Namespace)
-	Expect(kube.Create(ctx, clusterPolicy())).To(Succeed())
+	Expect(kube.Create(ctx, with)).To(Succeed())
 	runBeside(operator.Run, machine.Heal)
 }
 

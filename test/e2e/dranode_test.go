@@ -40,7 +40,7 @@ const (
 // specs before it needed another one, or failed.
 func beginDRA(ctx context.Context, models ...sim.Model) {
 	GinkgoHelper()
-	if broken || !onDRA || !slices.Equal(models, fitted) {
+	if broken || !onDRA || onGPUCluster || !slices.Equal(models, fitted) {
 		wipe()
 		buildDRA(ctx, models...)
 	}

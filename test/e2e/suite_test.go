@@ -112,6 +112,7 @@ var _ = Describe("On a real node", func() {
 	guideSpecs()
 	draByHandSpecs()
 	draPolicySpecs()
+	gpuClusterSpecs()
 	speedSpecs()
 })
 

@@ -45,7 +45,7 @@ var deployed = []string{
 }
 
 // labelNodes gives every node the labels that the GPU Operator owns.
-func (o *Operator) labelNodes(ctx context.Context, p *clusterPolicy) error {
+func (o *Operator) labelNodes(ctx context.Context, labelled func(now map[string]string) map[string]string) error {
 	nodes := &corev1.NodeList{}
 	if err := o.client.List(ctx, nodes); err != nil {
 		return fmt.Errorf("listing nodes: %w", err)
@@ -54,7 +54,7 @@ func (o *Operator) labelNodes(ctx context.Context, p *clusterPolicy) error {
 	for i := range nodes.Items {
 		node := &nodes.Items[i]
 		before := node.DeepCopy()
-		node.Labels = labelled(node.Labels, p)
+		node.Labels = labelled(node.Labels)
 		if !maps.Equal(node.Labels, before.Labels) {
 			errs = append(errs, o.client.Patch(ctx, node, client.MergeFrom(before)))
 		}
@@ -69,13 +69,7 @@ func labelled(now map[string]string, p *clusterPolicy) map[string]string {
 	if labels == nil {
 		labels = map[string]string{}
 	}
-	onPCI := slices.ContainsFunc(pciLabels, func(key string) bool { return labels[key] == "true" })
-	switch {
-	case onPCI:
-		labels[LabelPresent] = "true"
-	case labels[LabelPresent] == "true":
-		labels[LabelPresent] = "false"
-	}
+	labelPresent(labels)
 	if labels[LabelPresent] != "true" || labels[noOperands] == "false" {
 		for _, operand := range deployed {
 			delete(labels, LabelDeploy+operand)
@@ -95,6 +89,17 @@ func labelled(now map[string]string, p *clusterPolicy) map[string]string {
 		labels[LabelMIGConfig] = migDisabled
 	}
 	return labels
+}
+
+// labelPresent sets, in a node's labels, the one that says whether it has GPUs.
+func labelPresent(labels map[string]string) {
+	onPCI := slices.ContainsFunc(pciLabels, func(key string) bool { return labels[key] == "true" })
+	switch {
+	case onPCI:
+		labels[LabelPresent] = "true"
+	case labels[LabelPresent] == "true":
+		labels[LabelPresent] = "false"
+	}
 }
 
 // migCapable reports whether a node's GPUs can be partitioned, by GPU Feature Discovery's label or else by their product.

@@ -43,6 +43,32 @@ func TestLabels(t *testing.T) {
 	}
 }
 
+// TestLabelsOfAGPUCluster: those of the device plugin's programs go, whatever their value, and what pauses a program of the GPUCluster stays.
+func TestLabelsOfAGPUCluster(t *testing.T) {
+	const deployDriver, validator = LabelDeploy + "dra-driver", LabelDeploy + "dra-validator"
+	onPCI := map[string]string{pciLabels[0]: "true"}
+	for name, c := range map[string]struct {
+		labels, want map[string]string
+	}{
+		"no GPU":     {map[string]string{deployClient: "true"}, map[string]string{LabelPresent: "", deployDriver: "", deployClient: ""}},
+		"a GPU":      {onPCI, map[string]string{LabelPresent: "true", deployDriver: "true", validator: "true", deployPlugin: "", deployClient: ""}},
+		"swept":      {with(onPCI, deployClient, "paused-for-mig-change", deployPlugin, "true", migManager, "true"), map[string]string{deployClient: "", deployPlugin: "", migManager: ""}},
+		"paused":     {with(onPCI, validator, "paused-for-driver-upgrade"), map[string]string{validator: "paused-for-driver-upgrade", deployDriver: "true"}},
+		"empty":      {with(onPCI, validator, ""), map[string]string{validator: "true"}},
+		"others":     {with(onPCI, noOperands, "false", LabelDeploy+"vgpu-manager", "true"), map[string]string{deployDriver: "true", LabelDeploy + "vgpu-manager": "true"}},
+		"a GPU gone": {map[string]string{LabelPresent: "true", deployDriver: "true"}, map[string]string{LabelPresent: "false", deployDriver: ""}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := clusterLabelled(c.labels)
+			for key, want := range c.want {
+				if got[key] != want {
+					t.Errorf("label %s is %q, expected %q", key, got[key], want)
+				}
+			}
+		})
+	}
+}
+
 func TestNoLayoutWithoutDefault(t *testing.T) {
 	labels := map[string]string{pciLabels[0]: "true", labelCapable: "true"}
 	for name, change := range map[string]func(*clusterPolicy){

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package gpuoperator stands for the parts of NVIDIA's GPU Operator that decide how NVIDIA's programs run: it renders their
-// DaemonSets from the ClusterPolicy as the GPU Operator does, and labels the nodes on which Node Feature Discovery found a
+// DaemonSets from the ClusterPolicy or the GPUCluster as the GPU Operator does, and labels the nodes on which Node Feature Discovery found a
 // GPU. The programs in the DaemonSets are NVIDIA's own.
 //
 // What it does follows NVIDIA/gpu-operator v26.7: which volumes, environment and containers a DaemonSet gets in
@@ -83,11 +83,18 @@ func (o *Operator) Run(ctx context.Context) {
 }
 
 func (o *Operator) reconcile(ctx context.Context) error {
+	cluster, exists, err := o.cluster(ctx)
+	if err != nil {
+		return err
+	}
+	if exists {
+		return o.runCluster(ctx, cluster)
+	}
 	found := &unstructured.Unstructured{}
 	found.SetGroupVersionKind(PolicyKind())
-	err := o.client.Get(ctx, client.ObjectKey{Name: PolicyName}, found)
+	err = o.client.Get(ctx, client.ObjectKey{Name: PolicyName}, found)
 	if client.IgnoreNotFound(err) == nil && err != nil || meta.IsNoMatchError(err) {
-		return o.remove(ctx, operands()...)
+		return o.remove(ctx, append(operands(), DRAName)...)
 	}
 	if err != nil {
 		return fmt.Errorf("reading the ClusterPolicy: %w", err)
@@ -103,7 +110,7 @@ func (o *Operator) reconcile(ctx context.Context) error {
 		off = slices.DeleteFunc(off, func(name string) bool { return name == set.Name })
 	}
 	errs = append(errs, o.remove(ctx, off...))
-	return errors.Join(append(errs, o.labelNodes(ctx, p), o.report(ctx, found))...)
+	return errors.Join(append(errs, o.labelNodes(ctx, func(now map[string]string) map[string]string { return labelled(now, p) }), o.report(ctx, found))...)
 }
 
 // applySet writes a DaemonSet if it differs from what was rendered last.
