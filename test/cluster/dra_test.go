@@ -14,6 +14,7 @@ import (
 	resourcev1 "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
@@ -247,7 +248,7 @@ func (f *fleet) classes() map[string]string {
 	f.Expect(f.client.List(f.t.Context(), list)).To(Succeed())
 	found := map[string]string{}
 	for _, c := range list.Items {
-		found[c.Name] = *c.Spec.ExtendedResourceName
+		found[c.Name] = ptr.Deref(c.Spec.ExtendedResourceName, "")
 	}
 	return found
 }

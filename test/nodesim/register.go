@@ -78,8 +78,11 @@ func (m *machine) registrationLabels() map[string]string {
 	return labels
 }
 
-// labelNode sets the labels of the GPU Operator.
+// labelNode sets the labels of the GPU Operator, unless it runs NVIDIA's DRA driver for a GPUCluster.
 func (d *discovery) labelNode(ctx context.Context, node *corev1.Node) error {
+	if node.Labels[deployPrefix+"dra-driver"] != "" {
+		return nil
+	}
 	inventory, err := d.Inventory(ctx)
 	if err != nil {
 		return nil //nolint:nilerr // GPU Feature Discovery leaves its labels, and the kubelet and the DaemonSets work on
