@@ -21,7 +21,9 @@ import (
 const exporterLabel = "nvidia.com/gpu.deploy.dcgm-exporter"
 
 // monitorLabels start DCGM and its exporter, of a ClusterPolicy and of a GPUCluster.
-func monitorLabels() []string { return []string{dcgmLabel, exporterLabel, dcgmLabel + "-dra", exporterLabel + "-dra"} }
+func monitorLabels() []string {
+	return []string{dcgmLabel, exporterLabel, dcgmLabel + "-dra", exporterLabel + "-dra"}
+}
 
 func monitors(label string) bool { return slices.Contains(monitorLabels(), label) }
 
