@@ -83,11 +83,16 @@ func against(asked Asked, want int64) []string {
 	return others
 }
 
-// Values names what gives each GPU so many shares, more than one: values of the driver's chart, or fields of the GPUCluster, in which the
-// number is a variable of the driver (NVIDIA/gpu-operator api/nvidia/v1alpha1/gpucluster_types.go, v26.7.0).
+// Values names the values of the driver's chart that give each GPU so many shares, more than one.
 func Values(shares int64) string {
-	return fmt.Sprintf("featureGates.ConsumableShares=true and consumableShares=%d in its chart (in a GPUCluster: featureGates: {ConsumableShares: true} and "+
-		"gpus.kubeletPlugin.env: [{name: CONSUMABLE_SHARES, value: \"%d\"}] in spec.draDriver)", shares, shares)
+	return fmt.Sprintf("featureGates.ConsumableShares=true and consumableShares=%d in its chart", shares)
+}
+
+// fields names what does so in a GPUCluster, where the number is a variable of the driver (NVIDIA/gpu-operator
+// api/nvidia/v1alpha1/gpucluster_types.go, v26.7.0).
+func fields(shares int64) string {
+	return fmt.Sprintf("(in a GPUCluster: featureGates: {ConsumableShares: true} and gpus.kubeletPlugin.env: [{name: CONSUMABLE_SHARES, value: \"%d\"}] in "+
+		"spec.draDriver)", shares)
 }
 
 // remedy is the value to set, and in which order. A pod that holds a whole GPU keeps it, and one more that gets a GPU of which shares are in
@@ -98,7 +103,7 @@ func remedy(have, want int64) string {
 			"Then set consumableShares=disabled and featureGates.ConsumableShares=false in its chart (in a GPUCluster: remove the variable CONSUMABLE_SHARES and the " +
 			"feature gate from spec.draDriver)"
 	}
-	values := "Set " + Values(want)
+	values := "Set " + Values(want) + " " + fields(want)
 	if have > want {
 		return values + ". Pods that have shares keep them; new ones start once fewer are in use"
 	}
