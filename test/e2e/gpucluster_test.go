@@ -67,6 +67,8 @@ func gpuClusterSpecs() {
 			const validator = gpuoperator.LabelDeploy + "dra-validator"
 			before, err := published(ctx)
 			Expect(err).NotTo(HaveOccurred())
+			startPod(ctx, "keeps", resourceOf("1g.5gb"), 1)
+			expectRunning(ctx, "keeps")
 			label(ctx, validator, "paused-for-driver-upgrade")
 			Eventually(podUIDs).WithContext(ctx).WithArguments(name).Should(BeEmpty())
 			label(ctx, validator, "true")
@@ -74,7 +76,7 @@ func gpuClusterSpecs() {
 			Eventually(func() ([]string, error) { return notReady(ctx, operatorNamespace) }).WithContext(ctx).Should(BeEmpty())
 			expectReady(ctx, "shared")
 			Expect(published(ctx)).To(Equal(before))
-			Expect(restarts(ctx)).To(HaveKeyWithValue(users+"/instance/main", int32(0)))
+			Expect(restarts(ctx)).To(HaveKeyWithValue(users+"/keeps/main", int32(0)))
 		})
 
 		It("offers whole GPUs to unchanged pods by a class of its own", func(ctx SpecContext) {
