@@ -471,6 +471,10 @@ const (
 	// its agent was lost, and when: maintenance@<seconds since 1970> or agent-lost@<seconds since 1970>. The change continues
 	// after that, with new deadlines.
 	AnnotationInterrupted = Group + "/interrupted"
+	// AnnotationBeside lists, on a DeviceClass of the operator's, the other DeviceClasses that served the same extended resource when it was
+	// written. It is written again when they change: when one of several goes, Kubernetes' scheduler forgets the resource until one that is left is
+	// written.
+	AnnotationBeside = Group + "/beside"
 	// AnnotationAutoscaling records, on the object of a node group, the annotations for the autoscaler before the operator wrote them, and
 	// the policy that asked for that.
 	AnnotationAutoscaling = Group + "/autoscaling"

@@ -72,9 +72,9 @@ func Means(profile, class string) bool {
 // Ours reports whether a DeviceClass has the name of one of the operator's.
 func Ours(class string) bool { return strings.HasPrefix(class, classPrefix) || class == gpuClass }
 
-// Write is a DeviceClass of the operator's that must exist: its name, the extended resource that it serves, and the CEL expression by which it
-// selects devices.
-type Write struct{ Name, Resource, Selector string }
+// Write is a DeviceClass of the operator's that must exist: its name, the extended resource that it serves, the CEL expression by which it
+// selects devices, and the other classes of its resource, by comma.
+type Write struct{ Name, Resource, Selector, Beside string }
 
 // ForInstances is the operator's class of the instances of a profile.
 func ForInstances(profile string) Write {
@@ -101,6 +101,8 @@ type Class struct {
 	Own bool
 	// Selector is the CEL expression by which it selects devices; empty if it has none, or more than one. Of the operator's only.
 	Selector string
+	// Beside are the other classes of its resource for which it was last written, by comma. Of the operator's only.
+	Beside string
 	// Configured says that it has more than selectors and a resource, such as a configuration of its devices. Of the operator's only.
 	Configured bool
 	// Age orders classes by their time of creation, in seconds since 1970: of two with the same resource the scheduler uses the later one.
@@ -157,8 +159,9 @@ func ClassProblem(classes []Class, w Write) *plan.Problem {
 	}
 	return &plan.Problem{
 		Reason: v1alpha1.ReasonDRAUnavailable,
-		Message: fmt.Sprintf("The API server drops extendedResourceName from DeviceClass %s, so no pod can get %s. Turn on the feature gate "+
-			"DRAExtendedResource of kube-apiserver, kube-scheduler and kubelet, or use Kubernetes 1.36 or newer", w.Name, w.Resource),
+		Message: fmt.Sprintf("DeviceClass %s of the operator does not have extendedResourceName: %s, so no pod can get that. If another client edits the "+
+			"class, stop it: the operator writes it again, a few times in an hour, unless the policy is paused. If the API server drops the field, turn on the "+
+			"feature gate DRAExtendedResource of kube-apiserver, kube-scheduler and kubelet, or use Kubernetes 1.36 or newer", w.Name, w.Resource),
 	}
 }
 
@@ -166,23 +169,57 @@ func ClassProblem(classes []Class, w Write) *plan.Problem {
 // A class that serves the resource already is used, also one of an administrator: two classes with one resource make the
 // scheduler forget the name when one of them goes. One of the operator's that another client edited is written again. A configuration that it was
 // given is another field manager's: such a class is deleted, and the next pass writes it if it is needed. named reports whether a policy,
-// pod or claim names a class or its resource: such a class stays.
+// pod or claim names a class or its resource: such a class stays. So does one beside another class of its resource, which the scheduler would
+// forget: it is written again when the other one comes or goes, so that the scheduler reads it.
 func Classes(have []Class, want []Write, named func(Class) bool) (write []Write, remove []string) {
 	wanted := map[string]bool{}
 	for _, w := range want {
 		if !wanted[w.Name] && lacks(have, w) {
+			w.Beside = beside(have, w.Name, w.Resource)
 			write = append(write, w)
 		}
 		wanted[w.Name] = true
 	}
 	for _, c := range have {
-		if c.Own && Ours(c.Name) && (c.Configured || !wanted[c.Name] && !named(c)) {
+		if !c.Own || !Ours(c.Name) {
+			continue
+		}
+		others := beside(have, c.Name, c.Resource)
+		again, known := asWritten(c)
+		again.Beside = others
+		switch {
+		case others == "" && (c.Configured || !wanted[c.Name] && !named(c)):
 			remove = append(remove, c.Name)
+		case others != c.Beside && known && !slices.ContainsFunc(write, func(w Write) bool { return w.Name == c.Name }):
+			write = append(write, again)
 		}
 	}
 	slices.SortFunc(write, func(a, b Write) int { return strings.Compare(a.Name, b.Name) })
 	slices.Sort(remove)
 	return write, remove
+}
+
+// beside are the other classes that serve the resource of a class, by comma; empty if it has none.
+func beside(have []Class, name, resource string) string {
+	var others []string
+	for _, c := range have {
+		if resource != "" && c.Resource == resource && c.Name != name {
+			others = append(others, c.Name)
+		}
+	}
+	slices.Sort(others)
+	return strings.Join(others, ",")
+}
+
+// asWritten is a class of the operator's as it was written; known is false if another client edited it.
+func asWritten(c Class) (w Write, known bool) {
+	_, quoted, _ := strings.Cut(c.Selector, ".profile == '")
+	for _, w := range []Write{ForGPUs(), ForInstances(strings.TrimSuffix(quoted, "'"))} {
+		if w.Name == c.Name && w.Resource == c.Resource && w.Selector == c.Selector {
+			return w, true
+		}
+	}
+	return Write{}, false
 }
 
 // lacks reports whether a class of the operator's must be written: nothing serves its resource, or another client edited it.

@@ -56,6 +56,10 @@ func TestWhichClassesMustExist(t *testing.T) {
 	own := func(name, resource string) dra.Class {
 		return dra.Class{Name: name, Resource: resource, Own: true, Selector: dra.ForInstances("1g.5gb").Selector}
 	}
+	beside := func(c dra.Class, others string) dra.Class {
+		c.Beside = others
+		return c
+	}
 	nobody := func(dra.Class) bool { return false }
 	write, whole := dra.ForInstances("1g.5gb"), dra.ForGPUs()
 	for name, c := range map[string]struct {
@@ -82,6 +86,18 @@ func TestWhichClassesMustExist(t *testing.T) {
 		"nobody needs it any more":                          {have: []dra.Class{own(write.Name, write.Resource)}, remove: []string{write.Name}},
 		"a pod names it": {
 			have: []dra.Class{own(write.Name, write.Resource)}, named: func(c dra.Class) bool { return c.Resource == write.Resource },
+		},
+		"nobody needs it beside another's, and the scheduler would forget the resource": {
+			have:  []dra.Class{own(write.Name, write.Resource), {Name: "b", Resource: write.Resource}, {Name: "a", Resource: write.Resource}},
+			write: []dra.Write{{Name: write.Name, Resource: write.Resource, Selector: write.Selector, Beside: "a,b"}},
+		},
+		"another's came and was noted": {have: []dra.Class{beside(own(write.Name, write.Resource), "a"), {Name: "a", Resource: write.Resource}}},
+		"another's went, and the scheduler has forgotten the resource": {
+			want: []dra.Write{write}, have: []dra.Class{beside(own(write.Name, write.Resource), "a")}, write: []dra.Write{write},
+		},
+		"another's went, and nobody needs it": {have: []dra.Class{beside(own(write.Name, write.Resource), "a")}, remove: []string{write.Name}},
+		"a configuration beside another's": {
+			have: []dra.Class{{Name: write.Name, Resource: write.Resource, Own: true, Selector: "true", Configured: true}, {Name: "a", Resource: write.Resource}},
 		},
 		"those of others stay": {have: []dra.Class{{Name: "gpu.nvidia.com", Resource: "nvidia.com/gpu"}, {Name: write.Name}, own("other", "")}},
 	} {

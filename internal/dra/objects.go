@@ -22,6 +22,7 @@ func ClassOf(object *unstructured.Unstructured) Class {
 	if !c.Own {
 		return c
 	}
+	c.Beside = object.GetAnnotations()[v1alpha1.AnnotationBeside]
 	if selectors := asList(spec["selectors"]); len(selectors) == 1 {
 		c.Selector = asString(asMap(asMap(selectors[0])["cel"])["expression"])
 	}
@@ -95,10 +96,14 @@ func NewRule(node string, since time.Time) *unstructured.Unstructured {
 
 // NewClass is a DeviceClass of the operator's.
 func NewClass(w Write) *unstructured.Unstructured {
-	return owned(w.Name, map[string]any{
+	class := owned(w.Name, map[string]any{
 		"extendedResourceName": w.Resource,
 		"selectors":            []any{map[string]any{"cel": map[string]any{"expression": w.Selector}}},
 	})
+	if w.Beside != "" {
+		class.SetAnnotations(map[string]string{v1alpha1.AnnotationBeside: w.Beside})
+	}
+	return class
 }
 
 func owned(name string, spec map[string]any) *unstructured.Unstructured {

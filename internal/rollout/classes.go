@@ -24,7 +24,7 @@ func (d *Decision) configureDRA(w *world.World, all []*group.Member) {
 			nodes[m.Node.Name] = true
 		}
 		if m.ByDriver() && !m.OnPaper() {
-			classes = append(classes, classesOn(m)...)
+			classes = append(classes, classesOn(w, m)...)
 		}
 	}
 	write, remove := dra.Classes(w.DRA.Classes, classes, func(c dra.Class) bool { return isNamed(w, c) })
@@ -44,10 +44,14 @@ func (d *Decision) configureDRA(w *world.World, all []*group.Member) {
 	}
 }
 
-// classesOn are the classes of what the operator offers on a node, or is to offer.
-func classesOn(m *group.Member) []dra.Write {
+// classesOn are the classes of what the operator offers on a node, or is to offer. Those that lost their resource are written again where the
+// node waits for it: another client may have taken the resource, or the API server drops it as yet.
+func classesOn(w *world.World, m *group.Member) []dra.Write {
 	if m.Unsupported != nil && m.Node.GPU.Spec.Baseline == nil {
-		return nil
+		return slices.DeleteFunc(nvidiadra.Classes(m.View), func(class dra.Write) bool {
+			lost := dra.ClassProblem(w.DRA.Classes, class)
+			return lost == nil || lost.Reason != v1alpha1.ReasonDRAUnavailable
+		})
 	}
 	return append(nvidiadra.ClassesOf(m.Node.GPU.Spec.Devices), nvidiadra.Classes(m.View)...)
 }

@@ -22,7 +22,6 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/clusterpolicy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
-	"github.com/gpusharing/gpu-sharing-operator/internal/dra"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
@@ -61,8 +60,9 @@ type cluster struct {
 	version map[string]int // of each Node
 	writes  map[string]int // by kind of action
 
-	dropsNames bool     // the feature gate DRAExtendedResource is off
-	orphans    []string // DeviceTaintRules of nodes that are gone
+	dropsNames bool              // the feature gate DRAExtendedResource is off
+	orphans    []string          // DeviceTaintRules of nodes that are gone
+	scheduler  map[string]string // the class by which the scheduler serves an extended resource
 }
 
 // crash is an end of NVIDIA's config-manager, because the label of its node names a key that it cannot see.
@@ -165,7 +165,7 @@ func (c *cluster) world() world.World {
 func (c *cluster) withoutNodes() world.World {
 	w := c.World
 	w.Configs, w.Policies, w.Nodes = maps.Clone(c.Configs), nil, nil
-	w.DRA.Ruled, w.DRA.Named = c.ruled(), c.named()
+	w.DRA.Ruled, w.DRA.Named, w.DRA.Edited = c.ruled(), c.named(), c.edited()
 	return w
 }
 
@@ -197,7 +197,7 @@ func (c *cluster) hold(h *host, name string, index, instance int) {
 // end lets a pod of a user end.
 func (c *cluster) end(h *host, name string) {
 	h.Pods = slices.DeleteFunc(h.Pods, func(p world.Pod) bool { return p.Name == name })
-	h.Claims = slices.DeleteFunc(h.Claims, func(claim dra.Claim) bool { return slices.Contains(claim.Pods, "uid-"+name) })
+	h.unclaim(name)
 	h.hardware.Update(func(n *sim.Node) {
 		for i := range n.GPUs {
 			n.GPUs[i].Holders = slices.DeleteFunc(n.GPUs[i].Holders, func(o gpu.Holder) bool { return o.Pod == name })
@@ -249,17 +249,17 @@ func (c *cluster) do(a action.Action) {
 	case action.AllowMPS:
 		h.features.ours = time.Time{}
 	case action.TaintDevices:
-		if c.DRA.ServesRules && !h.RuleTaken && !h.driver.refused {
+		if c.DRA.ServesRules && !h.RuleTaken && !h.driver.refused && !h.driver.edited {
 			h.Ruled = a.Since
 		}
 	case action.UntaintDevices:
 		if c.orphans = slices.DeleteFunc(c.orphans, func(node string) bool { return node == a.Node }); h != nil {
-			h.Ruled = time.Time{}
+			h.Ruled, h.driver.edited = time.Time{}, false
 		}
 	case action.WriteClass:
 		c.writeClass(a.Class)
 	case action.DeleteClass:
-		c.DRA.Classes = slices.DeleteFunc(slices.Clone(c.DRA.Classes), func(class dra.Class) bool { return class.Name == a.Name })
+		c.dropClass(a.Name)
 	case action.Report:
 		h.setReported(*a.Status.DeepCopy())
 		c.told = append(c.told, h.waits())

@@ -44,7 +44,7 @@ func (g gpuCluster) label(labels map[string]string) {
 func onGPUCluster(s v1alpha1.Sharing) (*cluster, *host, gpuCluster) {
 	c, h := onDRA(s, evicting)
 	c.Plugin = world.DevicePlugin{Reason: v1alpha1.ReasonDRAStackActive, Message: "a GPUCluster exists"}
-	c.DRA.Classes = []dra.Class{{Name: "gpu.nvidia.com"}}
+	c.setClass(dra.Class{Name: "gpu.nvidia.com"})
 	labeller := gpuCluster{swept: map[string]int{}}
 	labeller.label(h.Labels)
 	clear(labeller.swept)

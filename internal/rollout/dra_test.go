@@ -369,7 +369,7 @@ func TestAFeatureGateThatDropsTheResourceIsNamed(t *testing.T) {
 func TestAClassOfTheAdministratorIsUsed(t *testing.T) {
 	g := NewWithT(t)
 	c, h := onDRA(mig(count("1g", 7)), evicting)
-	c.DRA.Classes = append(c.DRA.Classes, dra.Class{Name: "small", Resource: "nvidia.com/mig-1g.5gb"})
+	c.setClass(dra.Class{Name: "small", Resource: "nvidia.com/mig-1g.5gb"})
 	d, _ := c.run(120)
 	g.Expect(one(d).State).To(Equal(state.UpToDate), one(d).Message)
 	g.Expect(c.classes()).To(HaveLen(2))
@@ -378,6 +378,48 @@ func TestAClassOfTheAdministratorIsUsed(t *testing.T) {
 	c.Policies = nil
 	c.run(120)
 	g.Expect(c.classes()).To(HaveKey("small"))
+}
+
+// TestTheSchedulerKnowsTheResourceAfterAnAdministratorsClassWent: the class of the operator, which is left, is written again.
+func TestTheSchedulerKnowsTheResourceAfterAnAdministratorsClassWent(t *testing.T) {
+	g := NewWithT(t)
+	c, h := onDRA(mig(count("1g", 7)), evicting)
+	c.run(120)
+	c.setClass(dra.Class{Name: "theirs", Resource: "nvidia.com/mig-1g.5gb", Age: 1 << 40})
+	d, _ := c.run(10)
+	g.Expect(one(d).Reason).To(Equal(v1alpha1.ReasonDeviceClassConflict))
+	c.dropClass("theirs")
+	g.Expect(c.allocate(h, "early", "nvidia.com/mig-1g.5gb")).To(BeEmpty(), "the scheduler has forgotten it")
+	d, _ = c.run(10)
+	g.Expect(one(d).Reason).To(Equal(v1alpha1.ReasonReady))
+	g.Expect(c.allocate(h, "train", "nvidia.com/mig-1g.5gb")).NotTo(BeEmpty())
+	clear(c.writes)
+	c.during(time.Minute, time.Second)
+	g.Expect(c.writes).NotTo(HaveKey("action.WriteClass"), "once")
+}
+
+// TestAClassStaysBesideAnAdministrators: the scheduler would forget the resource of both.
+func TestAClassStaysBesideAnAdministrators(t *testing.T) {
+	g := NewWithT(t)
+	c, _ := onDRA(mig(count("1g", 7)), evicting)
+	c.run(120)
+	c.setClass(dra.Class{Name: "theirs", Resource: "nvidia.com/mig-1g.5gb", Age: 1 << 40})
+	c.Policies = nil
+	c.run(300)
+	g.Expect(c.scheduler).To(HaveKeyWithValue("nvidia.com/mig-1g.5gb", "theirs"))
+	c.dropClass("theirs")
+	c.run(10)
+	g.Expect(c.classes()).To(Equal(map[string]string{"gpu.nvidia.com": "nvidia.com/gpu"}))
+}
+
+// TestAClassThatLostItsResourceBeforeTheFirstChangeIsWrittenAgain: its policy names it, and no node has anything of the operator's yet.
+func TestAClassThatLostItsResourceBeforeTheFirstChangeIsWrittenAgain(t *testing.T) {
+	g := NewWithT(t)
+	c, h := onDRA(mig(count("1g", 7)), evicting)
+	c.setClass(dra.Class{Name: "gpusharing-mig-1g.5gb", Own: true, Selector: dra.ForInstances("1g.5gb").Selector})
+	d, _ := c.run(120)
+	g.Expect(one(d).State).To(Equal(state.UpToDate), one(d).Message)
+	g.Expect(c.allocate(h, "train", "nvidia.com/mig-1g.5gb")).NotTo(BeEmpty())
 }
 
 // TestTwoClassesForOneResourceAreNamed, also those of others that come later: when one of them goes, the scheduler forgets the resource.
@@ -524,10 +566,9 @@ func TestARuleThatAnotherClientEditedIsMadeAnew(t *testing.T) {
 	for h.Ruled.IsZero() {
 		c.pass()
 	}
-	h.Ruled, c.DRA.Edited = time.Time{}, []string{"a"} // as the next pass reads it
+	h.Ruled, h.driver.edited = time.Time{}, true
 	clear(c.writes)
 	c.pass()
-	c.DRA.Edited = nil
 	g.Expect(h.Ruled).NotTo(BeZero())
 	g.Expect(c.writes).To(And(HaveKeyWithValue("action.UntaintDevices", 1), HaveKeyWithValue("action.TaintDevices", 1)))
 }

@@ -198,6 +198,12 @@ func (c *chronicle) draEvent(random *rand.Rand) {
 			continue
 		}
 		c.tell("the pod of NVIDIA's DRA driver of %s restarts", h.Name)
+		if h.driver.serves {
+			h.Pods[at].Terminating, h.Pods[at].EndsBy = true, c.Now.Add(30*time.Second)
+			c.passes(3 + random.IntN(8))
+			c.restartDriver(h)
+			continue
+		}
 		h.Pods[at].Terminating, h.Pods[at].EndsBy = true, c.Now.Add(30*time.Second)
 		c.passes(3 + random.IntN(8))
 		pod := world.Pod{}

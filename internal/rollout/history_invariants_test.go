@@ -239,6 +239,13 @@ func (c *chronicle) harmless() {
 		}
 	}
 	c.crashes, c.beside = nil, nil
+	defer func() {
+		for _, h := range c.all() {
+			if h.driver.serves {
+				c.stakesOf(h)
+			}
+		}
+	}()
 	for _, name := range slices.Sorted(maps.Keys(c.stakes)) {
 		s := c.stakes[name]
 		h := c.hosts[s.node]
@@ -274,10 +281,13 @@ func (c *chronicle) desired(h *host) (by *v1alpha1.GPUSharingPolicy, want policy
 	if err == nil && by != nil && n.Stack == dra.Driver && want.Config.Resources["nvidia.com/gpu"] > 0 && dra.Shares(by.Spec.Sharing) != h.driver.shares {
 		err = errShares
 	}
+	if err == nil && by != nil && n.Stack == dra.Driver && dra.Interval(by.Spec.Sharing) != "" {
+		err = errShares // nobody sets intervals in these histories
+	}
 	return by, want, err
 }
 
-// errShares is why a node of NVIDIA's DRA driver is not as its policy desires: the administrator has set another number of shares.
+// errShares is why a node of NVIDIA's DRA driver is not as its policy desires: the administrator has set another number of shares, or time slice.
 var errShares = errors.New("the driver gives each GPU another number of shares")
 
 // shared reports whether other controllers offer the GPUs of a node. NVIDIA's DRA driver alone is none.
@@ -372,7 +382,7 @@ func (c *chronicle) differs(h *host, want policy.Desired) string {
 func (c *chronicle) ended(d rollout.Decision) {
 	for _, h := range c.all() {
 		_, paused := h.Annotations[v1alpha1.AnnotationPaused]
-		if !h.off && (paused || len(withoutOurs(h.Taints)) < len(h.Taints) || !h.Ruled.IsZero()) {
+		if !h.off && (paused || len(withoutOurs(h.Taints)) < len(h.Taints) || !h.Ruled.IsZero() || h.driver.edited) {
 			c.breaks("progress", "node %s is left tainted or with NVIDIA's clients paused (%s)", h.Name, c.states[h.Name])
 		}
 	}

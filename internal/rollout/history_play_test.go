@@ -44,7 +44,7 @@ func playing(h history.History, tells bool, sum hash.Hash) (broken string, story
 		c.tell("policy %s: %s", c.Policies[i].Name, history.Says(&c.Policies[i]))
 	}
 	for _, e := range h.Events {
-		happenings()[e.Kind](c, e.Random())
+		happening(e.Kind)(c, e.Random())
 		c.passes(e.Passes)
 		if c.broken != "" {
 			return c.broken, c.story
@@ -123,6 +123,7 @@ func (c *chronicle) comesToRest() rollout.Decision {
 	}
 	c.bounded("in 8h in which nobody else does anything", mostAtRest)
 	c.ended(d)
+	c.restedOnDriver(d.Nodes)
 	return d
 }
 
@@ -279,8 +280,11 @@ func (c *chronicle) carryOut(a action.Action) {
 		c.count["pod "+a.Pod]++
 	case action.TaintDevices, action.UntaintDevices:
 		c.count["rule of "+h.Name]++
-	case action.WriteClass, action.DeleteClass:
-		c.count["DeviceClasses"]++
+	case action.WriteClass:
+		c.count["DeviceClass "+a.Class.Name]++
+	case action.DeleteClass:
+		c.count["DeviceClass "+a.Name]++
+		c.forgets(a)
 	case action.Report:
 		c.count["status of GPUNode "+h.Name]++
 	}
@@ -302,6 +306,7 @@ func (c *chronicle) evicts(h *host, a action.Evict) {
 		return
 	}
 	c.bystander(h, a)
+	c.spared(h, a)
 	switch {
 	case c.protected[a.Pod]:
 		return
@@ -355,6 +360,7 @@ func (c *chronicle) faultsEnd() {
 			h.upgrade.leaves = true
 		}
 		c.repairs(h)
+		c.driverFaultsEnd(h)
 	}
 	c.read(func() bool { return true })
 	d := c.comesToRest()
@@ -402,6 +408,9 @@ func (c *chronicle) settles() {
 		})
 		if !h.off && len(h.sick) > 0 {
 			h.sick, h.plugin.running = nil, false // a user has repaired it and restarted the plugin
+		}
+		if h.driver.serves {
+			c.driverSettles(h)
 		}
 		h.report()
 	}
@@ -483,7 +492,7 @@ func (c *chronicle) released() {
 		}
 	}
 	for _, class := range c.DRA.Classes {
-		if class.Own && !retains && !slices.ContainsFunc(c.all(), func(h *host) bool { return h.off || h.forsaken || h.waits() != "" }) {
+		if class.Own && !c.besideAnother(class) && !retains && !slices.ContainsFunc(c.all(), func(h *host) bool { return h.off || h.forsaken || h.waits() != "" }) {
 			c.breaks("restore", "DeviceClass %s is left", class.Name)
 		}
 	}

@@ -25,10 +25,35 @@ import (
 )
 
 // historyOf is the history of a seed.
-func historyOf(seed uint64) history.History { return history.Of(seed, kinds()) }
+func historyOf(seed uint64) history.History {
+	h := history.Of(seed, kindsOf(seed))
+	if seed >= onDriver { // more happens: only on such nodes
+		more := history.Of(^seed, slices.Sorted(maps.Keys(driverHappenings())))
+		h.Events = slices.Concat(more.Events, h.Events)
+	}
+	return h
+}
 
 // kinds are the names of all events, sorted.
-func kinds() []string { return slices.Sorted(maps.Keys(happenings())) }
+func kinds() []string { return kindsOf(onDriver) }
+
+// kindsOf are those that a history of that seed may have, sorted: those of NVIDIA's DRA driver only where it serves nodes.
+func kindsOf(seed uint64) []string {
+	all := slices.Collect(maps.Keys(happenings()))
+	if seed >= onDriver {
+		all = slices.AppendSeq(all, maps.Keys(driverHappenings()))
+	}
+	slices.Sort(all)
+	return all
+}
+
+// happening is the event of a kind.
+func happening(kind string) func(*chronicle, *rand.Rand) {
+	if event, is := happenings()[kind]; is {
+		return event
+	}
+	return driverHappenings()[kind]
+}
 
 // chronicle is a history as it takes place, in the cluster in miniature. The controller reads a cache that may be out of
 // date, and its passes may end early, as in TestRandomisedRollouts.
@@ -100,6 +125,9 @@ func newChronicle(seed uint64) *chronicle {
 		c.snapshot(h)
 	}
 	c.create(history.Policies(random))
+	if seed >= onDriver {
+		c.reshare(random)
+	}
 	c.lead()
 	return c
 }

@@ -126,7 +126,8 @@ func TestSlimClasses(t *testing.T) {
 	g := NewWithT(t)
 	class := &unstructured.Unstructured{}
 	g.Expect(yaml.Unmarshal([]byte(`{apiVersion: resource.k8s.io/v1, kind: DeviceClass,
-		metadata: {name: gpu.nvidia.com, creationTimestamp: "2026-11-22T10:00:00Z", labels: {app.kubernetes.io/managed-by: gpu-sharing-operator, team: a}},
+		metadata: {name: gpu.nvidia.com, creationTimestamp: "2026-11-22T10:00:00Z", labels: {app.kubernetes.io/managed-by: gpu-sharing-operator, team: a},
+			annotations: {gpusharing.io/beside: theirs, others: a}},
 		spec: {extendedResourceName: nvidia.com/gpu, selectors: [{cel: {expression: "device.driver == 'gpu.nvidia.com'"}}],
 			config: [{opaque: {driver: gpu.nvidia.com, parameters: {apiVersion: resource.nvidia.com/v1beta1, kind: GpuConfig,
 				sharing: {strategy: TimeSlicing, timeSlicingConfig: {interval: Long}}}}}]}}`), &class.Object)).To(Succeed())
@@ -134,7 +135,7 @@ func TestSlimClasses(t *testing.T) {
 	g.Expect(err).NotTo(HaveOccurred())
 	of := dra.ClassOf(slim.(*unstructured.Unstructured))
 	g.Expect(of).To(Equal(dra.ClassOf(class)))
-	g.Expect(of).To(And(HaveField("Interval", "Long"), HaveField("Own", true), HaveField("Resource", "nvidia.com/gpu"), HaveField("Age", Not(BeZero()))))
+	g.Expect(of).To(And(HaveField("Interval", "Long"), HaveField("Own", true), HaveField("Beside", "theirs"), HaveField("Resource", "nvidia.com/gpu"), HaveField("Age", Not(BeZero()))))
 	g.Expect(slim.(*unstructured.Unstructured).Object["spec"]).To(HaveKey("selectors"), "which tell whether another client edited one of the operator's")
 	class.SetLabels(nil)
 	slim, err = slimOthers(class.DeepCopy())

@@ -371,6 +371,9 @@ func slimOthers(cached any) (any, error) {
 		slim.Object["spec"] = dra.SlimClass(object)
 		slim.SetLabels(ownLabel(object))
 		slim.SetCreationTimestamp(object.GetCreationTimestamp())
+		if others := object.GetAnnotations()[v1alpha1.AnnotationBeside]; others != "" {
+			slim.SetAnnotations(map[string]string{v1alpha1.AnnotationBeside: others})
+		}
 	case ruleKind:
 		slim.Object["spec"] = object.Object["spec"]
 		slim.SetLabels(ownLabel(object))

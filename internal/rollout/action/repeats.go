@@ -108,7 +108,7 @@ func sameness(a Action) string {
 	case Report:
 		return fmt.Sprintf("report %s %s", a.Node, a.Why)
 	case WriteClass:
-		return "class " + a.Class.Name
+		return "class " + a.Class.Name + " " + a.Class.Beside
 	case DeleteClass:
 		return "no class " + a.Name
 	}
