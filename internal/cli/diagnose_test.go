@@ -219,8 +219,8 @@ func TestOneAgentIsExpectedOnANode(t *testing.T) {
 		g.Expect(is.nodes[i].draAgent).To(Equal(label != ""), label)
 	}
 	is.nodes[2].down = false
-	g.Expect(is.outdated(agentSet{nodes: 5, present: 5, updated: 1})).To(Equal(2))
-	g.Expect(is.outdated(agentSet{nodes: 5, present: 5, updated: 1, dra: true})).To(Equal(3))
+	g.Expect(is.outdated(agentSet{nodes: 5, present: 5, updated: 1})).To(Equal(3))
+	g.Expect(is.outdated(agentSet{nodes: 5, present: 5, updated: 1, dra: true})).To(Equal(2))
 }
 
 // TestCompatibilityIsThatOfTheREADME: the versions that doctor compares with stand in its table.
