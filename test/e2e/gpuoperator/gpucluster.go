@@ -58,8 +58,8 @@ func (o *Operator) cluster(ctx context.Context) (c *unstructured.Unstructured, e
 	return c, err == nil, nil
 }
 
-// runCluster does what the GPU Operator does for a GPUCluster, in every pass: it applies the objects of NVIDIA's DRA driver, whoever changed
-// them, and labels the nodes. It installs no DCGM and no validator here.
+// runCluster does what the GPU Operator does for a GPUCluster, in every pass: it applies the objects of NVIDIA's DRA driver, also if another
+// client changed them, and labels the nodes. It installs no DCGM and no validator here.
 func (o *Operator) runCluster(ctx context.Context, c *unstructured.Unstructured) error {
 	image, _, err := unstructured.NestedString(c.Object, "spec", "draDriver", "image")
 	if err != nil {
@@ -105,11 +105,14 @@ func draDaemonSet(image string) *appsv1.DaemonSet {
 	main := privileged("gpus", "bash", "-c", "set -o allexport; . "+validations+"/driver-ready; exec gpu-kubelet-plugin -v 4")
 	main.Image = image
 	main.Env = []corev1.EnvVar{
-		downward("NODE_NAME", "spec.nodeName"), downward("NAMESPACE", "metadata.namespace"),
+		downward("NODE_NAME", "spec.nodeName"),
+		downward("NAMESPACE", "metadata.namespace"),
 		{Name: "IMAGE_NAME", Value: image},
-		{Name: "NVIDIA_VISIBLE_DEVICES", Value: "void"}, {Name: "NVIDIA_MIG_CONFIG_DEVICES", Value: "all"},
+		{Name: "NVIDIA_VISIBLE_DEVICES", Value: "void"},
+		{Name: "NVIDIA_MIG_CONFIG_DEVICES", Value: "all"},
 		{Name: "CDI_ROOT", Value: "/var/run/cdi"},
-		{Name: "KUBELET_REGISTRAR_DIRECTORY_PATH", Value: registry}, {Name: "KUBELET_PLUGINS_DIRECTORY_PATH", Value: plugins},
+		{Name: "KUBELET_REGISTRAR_DIRECTORY_PATH", Value: registry},
+		{Name: "KUBELET_PLUGINS_DIRECTORY_PATH", Value: plugins},
 		{Name: "HEALTHCHECK_PORT", Value: fmt.Sprint(draHealth)},
 	}
 	main.VolumeMounts = []corev1.VolumeMount{
