@@ -80,9 +80,7 @@ func (c *cluster) switchOver(h *host, toDRA bool) {
 
 // publish is the driver's DaemonSet, its pod, and the kubelet that cleans up behind it.
 func (c *cluster) publish(h *host) {
-	h.Claims = slices.DeleteFunc(slices.Clone(h.Claims), func(claim dra.Claim) bool { // Kubernetes collects those of pods that are gone
-		return len(claim.Pods) > 0 && len(claim.Others) == 0 && !slices.ContainsFunc(h.Pods, func(p world.Pod) bool { return slices.Contains(claim.Pods, p.UID) })
-	})
+	h.collectClaims()
 	if boot := h.bootID(); h.driver.boot != boot {
 		if h.driver.boot != "" {
 			h.Pods = slices.DeleteFunc(h.Pods, func(p world.Pod) bool { return p.DRA && h.driver.serves })
@@ -99,6 +97,13 @@ func (c *cluster) publish(h *host) {
 		c.driverIsAway(h, at < 0)
 	}
 	c.prepare(h)
+}
+
+// collectClaims is Kubernetes, which deletes the claims of pods that are gone.
+func (h *host) collectClaims() {
+	h.Claims = slices.DeleteFunc(slices.Clone(h.Claims), func(claim dra.Claim) bool {
+		return len(claim.Pods) > 0 && len(claim.Others) == 0 && !slices.ContainsFunc(h.Pods, func(p world.Pod) bool { return slices.Contains(claim.Pods, p.UID) })
+	})
 }
 
 // driverStarts lets the driver look at the GPUs, and publish them.
@@ -260,18 +265,23 @@ func (c *cluster) allocate(h *host, name, resource string) (device string) {
 	}
 	for _, d := range h.Published.Devices {
 		matches := d.Type == "gpu" && resource == "nvidia.com/gpu" || d.Type == "mig" && dra.ResourceOf(d.Profile) == resource
-		used := int64(0)
-		for _, claim := range h.Claims {
-			if slices.Contains(claim.Of(h.Name), d.Name) {
-				used++
-			}
-		}
-		if matches && used < max(d.Shares, 1) && (used == 0 || d.Type == "gpu") && d.Tainted == "" && !h.driver.barred[d.Name] && d.UUID != "" {
+		if matches && h.free(d) && d.Tainted == "" && !h.driver.barred[d.Name] && d.UUID != "" {
 			c.claim(h, name, d.Name, class, resource)
 			return d.Name
 		}
 	}
 	return ""
+}
+
+// free reports whether a device can be allocated once more.
+func (h *host) free(d dra.Device) bool {
+	used := int64(0)
+	for _, claim := range h.Claims {
+		if slices.Contains(claim.Of(h.Name), d.Name) {
+			used++
+		}
+	}
+	return used < max(d.Shares, 1) && (used == 0 || d.Type == "gpu")
 }
 
 // claim allocates a device to a pod, which the kubelet prepares.
