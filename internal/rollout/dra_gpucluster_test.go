@@ -21,7 +21,7 @@ import (
 
 // gpuCluster is the GPU Operator v26.7.0 on a host where a GPUCluster has it run NVIDIA's DRA driver: it removes the labels that only programs of a
 // ClusterPolicy have, and sets its own where they are absent or empty (controllers/nodelabeling_controller.go).
-type gpuCluster struct{ swept map[string]int }
+type gpuCluster struct{ swept, reasons map[string]int }
 
 func (g gpuCluster) label(labels map[string]string) {
 	own := map[string]bool{}
@@ -45,7 +45,7 @@ func onGPUCluster(s v1alpha1.Sharing) (*cluster, *host, gpuCluster) {
 	c, h := onDRA(s, evicting)
 	c.Plugin = world.DevicePlugin{Reason: v1alpha1.ReasonDRAStackActive, Message: "a GPUCluster exists"}
 	c.setClass(dra.Class{Name: "gpu.nvidia.com"})
-	labeller := gpuCluster{swept: map[string]int{}}
+	labeller := gpuCluster{swept: map[string]int{}, reasons: map[string]int{}}
 	labeller.label(h.Labels)
 	clear(labeller.swept)
 	c.settle(h)
@@ -57,6 +57,7 @@ func (g gpuCluster) until(c *cluster, h *host, passes int) (last state.State) {
 	for range passes {
 		if d := c.pass(); len(d.Nodes) > 0 {
 			last = one(d).State
+			g.reasons[one(d).Reason]++
 		}
 		g.label(h.Labels)
 		c.tick(time.Second)
@@ -132,6 +133,7 @@ func TestADriverUpgradeOnAGPUCluster(t *testing.T) {
 			g.Expect(h.upgrade.stuck).To(BeEmpty())
 			g.Expect(h.upgrade.goesOn()).To(BeFalse())
 			g.Expect(labeller.until(c, h, 60)).To(Equal(state.UpToDate), one(c.pass()).Message)
+			g.Expect(labeller.reasons).To(And(HaveKey(v1alpha1.ReasonDriverUpgrade), Not(HaveKey(v1alpha1.ReasonAgentNotReporting))))
 			g.Expect(h.instances()).To(HaveLen(6), "three on each GPU")
 			delete(h.Labels, upgradeLabel)
 			for name, value := range h.Labels {
