@@ -349,3 +349,19 @@ func TestTheStackOfANodeIsTheControllersWhereTheGPUOperatorRunsNoDevicePlugin(t 
 	g.Expect(readClusterPolicy(t.Context(), c, &w)).To(Succeed())
 	g.Expect(w.StackOf(&w.Nodes[0])).To(Equal(dra.Driver))
 }
+
+// TestRestoreSaysThatAClassStaysBesideAnother: the operator deletes none of its own beside another of the same resource, since the scheduler would
+// forget the resource.
+func TestRestoreSaysThatAClassStaysBesideAnother(t *testing.T) {
+	g := NewWithT(t)
+	cluster := env.Start(t)
+	class, other := dra.NewClass(dra.ForGPUs()), ofChart()
+	class.SetGroupVersionKind(kindOf(draGroup, "v1", kindClass))
+	for _, o := range []*unstructured.Unstructured{class, &other} {
+		g.Expect(cluster.Client.Create(t.Context(), o)).To(Succeed())
+	}
+	left, err := leftOfDRA(t.Context(), cluster.Client)
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(left).To(ConsistOf(ContainSubstring("it stays beside gpu.nvidia.com, which serves the same resource, because the scheduler would forget that. Delete it, then have the " +
+		"scheduler read the other one again: kubectl delete deviceclass gpusharing-gpu && kubectl annotate deviceclass gpu.nvidia.com --overwrite read-again=")))
+}

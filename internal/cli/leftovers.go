@@ -21,6 +21,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/autoscaling"
 	"github.com/gpusharing/gpu-sharing-operator/internal/clusterpolicy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
+	"github.com/gpusharing/gpu-sharing-operator/internal/dra"
+	"github.com/gpusharing/gpu-sharing-operator/internal/format"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
@@ -246,20 +248,45 @@ func leftOfDRA(ctx context.Context, c client.Client) (left []string, err error) 
 	for _, of := range []struct{ kind, why string }{
 		{kindClass, "a pod or ResourceClaim may still name it"}, {kindRule, "it keeps new pods off the devices of its node"},
 	} {
-		all := &metav1.PartialObjectMetadataList{}
+		all := &unstructured.UnstructuredList{}
 		kind, err := listOf(c, kindOf(draGroup, "v1", of.kind))
 		if err == nil {
 			all.SetGroupVersionKind(kind)
-			err = c.List(ctx, all, managedByUs)
+			err = c.List(ctx, all)
 		}
 		if err := unlessNotServed(err, "reading "+of.kind+" objects"); err != nil {
 			return nil, err
 		}
 		for i := range all.Items {
-			left = append(left, fmt.Sprintf("%s/%s of the operator exists; %s", strings.ToLower(of.kind), all.Items[i].Name, of.why))
+			o := &all.Items[i]
+			if o.GetLabels()[v1alpha1.LabelManagedBy] != v1alpha1.ManagedByOperator {
+				continue
+			}
+			why := of.why
+			if others := classesBeside(all.Items, o); of.kind == kindClass && len(others) > 0 {
+				why = staysBeside(o.GetName(), others)
+			}
+			left = append(left, fmt.Sprintf("%s/%s of the operator exists; %s", strings.ToLower(of.kind), o.GetName(), why))
 		}
 	}
 	return left, nil
+}
+
+// classesBeside are the other DeviceClasses of the resource of one.
+func classesBeside(all []unstructured.Unstructured, class *unstructured.Unstructured) (others []string) {
+	resource := dra.ClassOf(class).Resource
+	for i := range all {
+		if resource != "" && dra.ClassOf(&all[i]).Resource == resource && all[i].GetName() != class.GetName() {
+			others = append(others, all[i].GetName())
+		}
+	}
+	return others
+}
+
+// staysBeside says what to do about a class of the operator's that it does not delete, since the scheduler would forget the resource.
+func staysBeside(name string, others []string) string {
+	return fmt.Sprintf("it stays beside %s, which serves the same resource, because the scheduler would forget that. Delete it, then have the scheduler read the other one "+
+		"again: kubectl delete deviceclass %s && kubectl annotate deviceclass %s --overwrite read-again=$(date +%%s)", format.List(others), name, others[0])
 }
 
 // unlessNotServed is no error where the API server has no such kind.

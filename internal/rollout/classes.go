@@ -65,8 +65,12 @@ func isNamed(w *world.World, c dra.Class) bool {
 		}
 	}
 	asks := func(p world.Pod) bool { return c.Resource != "" && p.Asks[c.Resource] > 0 }
-	return slices.Contains(w.DRA.Named, c.Name) || slices.ContainsFunc(w.Unscheduled, asks) ||
-		slices.ContainsFunc(w.Nodes, func(n world.Node) bool { return slices.ContainsFunc(n.Pods, asks) })
+	nodes := w.Nodes
+	if c.Name == dra.ForGPUs().Name { // pods request its resource of the device plugin too
+		nodes = slices.DeleteFunc(slices.Clone(nodes), func(n world.Node) bool { return w.StackOf(&n) == dra.DevicePlugin })
+	}
+	return slices.Contains(w.DRA.Named, c.Name) || len(nodes) > 0 && slices.ContainsFunc(w.Unscheduled, asks) ||
+		slices.ContainsFunc(nodes, func(n world.Node) bool { return slices.ContainsFunc(n.Pods, asks) })
 }
 
 // names reports whether a policy's sharing offers what a class of the operator's is for.

@@ -4,6 +4,7 @@
 package rollout_test
 
 import (
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -125,7 +126,7 @@ func TestADriverUpgradeOnAGPUCluster(t *testing.T) {
 	for name, u := range map[string]upgrade{"in full": {builds: 5 * time.Minute}, "of the pod only": {restart: true}} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
-			c, h, labeller := onGPUCluster(mig(count("2g", 3)))
+			c, h, labeller := onGPUCluster(onFirst(mig(count("2g", 3))))
 			g.Expect(labeller.until(c, h, 120)).To(Equal(state.UpToDate))
 			before := maps.Clone(h.Labels)
 			h.begins(u)
@@ -134,7 +135,7 @@ func TestADriverUpgradeOnAGPUCluster(t *testing.T) {
 			g.Expect(h.upgrade.goesOn()).To(BeFalse())
 			g.Expect(labeller.until(c, h, 60)).To(Equal(state.UpToDate), one(c.pass()).Message)
 			g.Expect(labeller.reasons).To(And(HaveKey(v1alpha1.ReasonDriverUpgrade), Not(HaveKey(v1alpha1.ReasonAgentNotReporting))))
-			g.Expect(h.instances()).To(HaveLen(6), "three on each GPU")
+			g.Expect(h.instances()).To(HaveLen(3))
 			delete(h.Labels, upgradeLabel)
 			for name, value := range h.Labels {
 				if value == "" {
@@ -145,4 +146,130 @@ func TestADriverUpgradeOnAGPUCluster(t *testing.T) {
 			g.Expect(h.Ruled).To(BeZero())
 		})
 	}
+}
+
+// onFirst leaves the GPUs but the first whole.
+func onFirst(s v1alpha1.Sharing) v1alpha1.Sharing {
+	s.MIG.Layouts[0].GPUs = &v1alpha1.GPUMatch{Indexes: []int32{0}}
+	return s
+}
+
+// TestAnUpgradeThatWaitsForAWholeGPUIsNamed: NVIDIA's validator claims one, so where there is none the upgrade waits for ever.
+func TestAnUpgradeThatWaitsForAWholeGPUIsNamed(t *testing.T) {
+	g := NewWithT(t)
+	c, h, labeller := onGPUCluster(mig(count("2g", 3)))
+	g.Expect(labeller.until(c, h, 120)).To(Equal(state.UpToDate))
+	h.begins(upgrade{builds: 5 * time.Minute})
+	labeller.until(c, h, 1500)
+	g.Expect(h.upgrade.state).To(Equal("validation-required"), "as NVIDIA's does")
+	g.Expect(one(c.pass())).To(And(HaveField("Reason", v1alpha1.ReasonDriverUpgrade), HaveField("State", state.UpToDate), HaveField("Message",
+		ContainSubstring("kubectl label node a --overwrite nvidia.com/gpu-driver-upgrade-state=uncordon-required"))))
+	h.upgradeTo("uncordon-required")
+	labeller.until(c, h, 10)
+	g.Expect(one(c.pass()).Reason).To(Equal(v1alpha1.ReasonReady))
+}
+
+// TestAnUpgradeDuringAChangeOnAGPUCluster: beside a GPU that stays whole, an upgrade that begins at any moment of a change ends.
+func TestAnUpgradeDuringAChangeOnAGPUCluster(t *testing.T) {
+	for passes := 0; passes < 24; passes += 3 {
+		t.Run(fmt.Sprint(passes), func(t *testing.T) {
+			g := NewWithT(t)
+			c, h, labeller := onGPUCluster(onFirst(mig(count("2g", 3))))
+			labeller.until(c, h, passes)
+			h.begins(upgrade{builds: 5 * time.Minute})
+			labeller.until(c, h, 1500)
+			g.Expect(h.upgrade.stuck).To(BeEmpty())
+			g.Expect(h.upgrade.state).To(Equal("upgrade-done"))
+			g.Expect(one(c.pass()).State).To(Equal(state.UpToDate))
+		})
+	}
+}
+
+// becomesClusterPolicy lets a ClusterPolicy take the place of the GPUCluster. The GPU Operator runs mig-manager then and, as its chart has it, asks it
+// for all-disabled, while it keeps the DRA driver for the claims that are left (controllers/nodelabeling_controller.go, updateGPUStateLabels).
+func (c *cluster) becomesClusterPolicy(h *host) {
+	c.Plugin = newCluster().Plugin
+	for _, name := range []string{"device-plugin", "gpu-feature-discovery", "dcgm", "dcgm-exporter", "client", "mig-manager", "container-toolkit"} {
+		h.Labels["nvidia.com/gpu.deploy."+name] = "true"
+	}
+	for _, name := range []string{"dra-validator", "dcgm-dra", "dcgm-exporter-dra"} {
+		delete(h.Labels, "nvidia.com/gpu.deploy."+name)
+	}
+	h.Labels[v1alpha1.LabelMIGConfig] = "all-disabled"
+}
+
+// TestMIGManagerIsKeptOffWhenAClusterPolicyComes, or it would disable MIG on GPUs that the operator partitioned.
+func TestMIGManagerIsKeptOffWhenAClusterPolicyComes(t *testing.T) {
+	g := NewWithT(t)
+	c, h, labeller := onGPUCluster(mig(count("1g", 7)))
+	c.Sightings = &world.Sightings{}
+	g.Expect(labeller.until(c, h, 120)).To(Equal(state.UpToDate))
+	g.Expect(c.allocate(h, "train", "nvidia.com/mig-1g.5gb")).NotTo(BeEmpty())
+	c.becomesClusterPolicy(h)
+	d := c.during(time.Minute, time.Second)
+	g.Expect(h.Labels[v1alpha1.LabelMIGManager]).To(Equal("false"), one(d).Message)
+}
+
+// TestTheClassForWholeGPUsGoesWithTheLastNodeOfTheDriver: pods of the device plugin request nvidia.com/gpu too.
+func TestTheClassForWholeGPUsGoesWithTheLastNodeOfTheDriver(t *testing.T) {
+	g := NewWithT(t)
+	c, h, labeller := onGPUCluster(timeSlicing(4))
+	h.driver.shares, h.Published, h.driver.uid = 4, nil, ""
+	g.Expect(labeller.until(c, h, 60)).To(Equal(state.UpToDate), one(c.pass()).Message)
+	g.Expect(c.classes()).To(HaveKey("gpusharing-gpu"))
+	c.becomesClusterPolicy(h)
+	c.switchOver(h, false)
+	delete(h.Labels, world.LabelDRADriver)
+	c.Policies = nil
+	h.Pods = append(h.Pods, world.Pod{
+		Namespace: "user", Name: "by-plugin", UID: "by-plugin", Controller: "ReplicaSet", GPU: true, Asks: map[string]int64{"nvidia.com/gpu": 1}, Scheduled: c.Now,
+	})
+	c.during(20*time.Minute, time.Second)
+	g.Expect(c.classes()).NotTo(HaveKey("gpusharing-gpu"))
+}
+
+// TestALivePolicyMovesToAGPUCluster from a ClusterPolicy, and is deleted there: nothing of the former stack is left.
+func TestALivePolicyMovesToAGPUCluster(t *testing.T) {
+	for name, s := range map[string]v1alpha1.Sharing{"MIG": mig(count("1g", 7)), "time-slicing": timeSlicing(4), "MPS": mps(4)} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			c := newCluster()
+			c.Sightings = &world.Sightings{}
+			h := c.add("a", sim.A100)
+			h.Labels[v1alpha1.LabelMIGManager] = "true"
+			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", s, evicting)}
+			c.during(4*time.Minute, time.Second)
+			g.Expect(one(c.pass()).State).To(Equal(state.UpToDate))
+
+			c.DRA.ServesClasses, c.DRA.ServesRules = true, true
+			c.setClass(dra.Class{Name: "gpu.nvidia.com"})
+			c.Plugin = world.DevicePlugin{Reason: v1alpha1.ReasonDRAStackActive, Message: "a GPUCluster exists"}
+			c.switchOver(h, true)
+			labeller := gpuCluster{swept: map[string]int{}, reasons: map[string]int{}}
+			h.driver.shares = 4
+			labeller.label(h.Labels)
+			clear(labeller.swept)
+			h.features.gfd = "" // its DaemonSet owns its NodeFeature, and goes with the ClusterPolicy
+			labeller.until(c, h, 1200)
+			c.Policies = nil
+			labeller.until(c, h, 1200)
+			g.Expect(labeller.swept).To(BeEmpty())
+			for key := range h.Annotations {
+				g.Expect(strings.HasPrefix(key, "gpusharing.io/") && key != v1alpha1.AnnotationClient).To(BeFalse(), key)
+			}
+			g.Expect(h.GPU.Spec.Baseline).To(BeNil())
+		})
+	}
+}
+
+// TestAFailedUpgradeNamesPodsThatExist: the driver of a GPUCluster is one of an NVIDIADriver.
+func TestAFailedUpgradeNamesPodsThatExist(t *testing.T) {
+	g := NewWithT(t)
+	c, h, labeller := onGPUCluster(mig(count("2g", 3)))
+	labeller.until(c, h, 20)
+	h.Labels[upgradeLabel] = "upgrade-failed"
+	c.reshare(mig(count("1g", 7)))
+	labeller.until(c, h, 20)
+	g.Expect(one(c.pass()).Message).To(And(ContainSubstring("upgrade of NVIDIA's driver failed"), ContainSubstring("app.kubernetes.io/component=nvidia-driver"),
+		Not(ContainSubstring("app=nvidia-driver-daemonset"))))
 }

@@ -14,6 +14,7 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/dra"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
@@ -103,12 +104,23 @@ func (c *cluster) upgrading(h *host) {
 	case "pod-restart-required":
 		c.manageDriver(h)
 	case "validation-required":
-		if h.plugin.running || h.driver.serves { // which takes no part
+		if h.plugin.running || h.driver.serves && h.validates() {
 			h.upgradeTo("uncordon-required")
 		}
 	case "uncordon-required":
 		h.upgradeTo("upgrade-done")
 	}
+}
+
+// validates reports whether NVIDIA's dra-validator of a GPUCluster can run, on which alone the upgrade controller waits: its claim is for one device of
+// the class gpu.nvidia.com, which is a whole GPU, and tolerates no taint (NVIDIA/gpu-operator v26.7.0 manifests/state-dra-validation). The driver's chart has
+// none.
+func (h *host) validates() bool {
+	if !world.OfGPUCluster(h.Node) {
+		return true
+	}
+	return h.Labels[draValidatorLabel] == "true" && h.driverRuns() && h.Ruled.IsZero() && h.Published != nil &&
+		slices.ContainsFunc(h.Published.Devices, func(d dra.Device) bool { return d.Type == "gpu" && d.Tainted == "" })
 }
 
 // goesOnFromLabel is what the upgrade controller does with a node whose label was restored from a backup. The label is all that it

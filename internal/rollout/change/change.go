@@ -48,7 +48,7 @@ func next(v *view.View) gate.Judgement {
 	if v.Unsupported != nil {
 		return gate.Judgement{
 			State: state.Unsupported, Reason: v.Unsupported.Reason, Message: v.Unsupported.Message,
-			Next: gate.AtOnce(gate.GiveBack(v, "the policy cannot be honoured here")...),
+			Next: gate.AtOnce(append(gate.GiveBack(v, "the policy cannot be honoured here"), nvidiamig.KeepOff(v)...)...),
 		}
 	}
 	j := progress(v)

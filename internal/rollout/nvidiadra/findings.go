@@ -13,10 +13,12 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/dra"
 	"github.com/gpusharing/gpu-sharing-operator/internal/format"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/gate"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/timing"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/view"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
 // Hanging finds pods that wait for a device which is gone: their claims keep it, and nothing allocates another one. Until the driver
@@ -63,6 +65,21 @@ func Duplicated(v *view.View, s state.State) gate.Finding {
 		return gate.Finding{}
 	}
 	return gate.Finding{Reason: v1alpha1.ReasonDeviceClassConflict, Beside: true, Message: strings.Join(says, ". ")}
+}
+
+// Unvalidated finds an upgrade of NVIDIA's driver that does not end by itself: with a GPUCluster it waits for NVIDIA's validator, whose pod claims a whole
+// GPU, and without a pod it waits without a deadline (NVIDIA/gpu-operator manifests/state-dra-validation, v26.7.0, and NVIDIA/k8s-operator-libs
+// pkg/upgrade/validation_manager.go).
+func Unvalidated(v *view.View, s state.State) gate.Finding {
+	whole := func(d gpu.Device) bool { return !d.State.MIG }
+	if s != state.UpToDate || !world.OfGPUCluster(v.Node) || v.Node.Labels[world.LabelUpgrade] != world.UpgradeValidates || slices.ContainsFunc(v.Devices, whole) {
+		return gate.Finding{}
+	}
+	return gate.Finding{
+		Reason: v1alpha1.ReasonDriverUpgrade, Beside: true,
+		Message: fmt.Sprintf("The upgrade of NVIDIA's driver does not end by itself: it waits for NVIDIA's validator, which claims a whole GPU, and all GPUs of the node "+
+			"are in MIG mode. The driver runs. End the upgrade: kubectl label node %s --overwrite %s=%s", v.Node.Name, world.LabelUpgrade, world.UpgradeUncordons),
+	}
 }
 
 // startsWithin is how long the DaemonSet of the driver may take to bring a pod to the node.

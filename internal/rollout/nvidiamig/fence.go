@@ -7,6 +7,7 @@ import (
 	"fmt"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/dra"
 	"github.com/gpusharing/gpu-sharing-operator/internal/format"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/baseline"
@@ -57,6 +58,21 @@ func FencesAgain(v *view.View, patch action.PatchNode) bool {
 	}
 	gate.Overrule(v, patch, v1alpha1.LabelMIGManager)
 	return true
+}
+
+// KeepOff keeps NVIDIA's mig-manager off a node on which nothing else is changed while both of NVIDIA's programs offer its GPUs: where a ClusterPolicy takes
+// the place of a GPUCluster, the GPU Operator starts it and asks it for no instances, also while pods use those that the operator made.
+func KeepOff(v *view.View) []action.Action {
+	spec := &v.Node.GPU.Spec
+	if v.Stack != dra.Both || spec.Baseline == nil || spec.MIGActuator != "" || !view.Fences(v) || v.Node.Labels[v1alpha1.LabelMIGManager] != "true" ||
+		gate.OverruledLeft(v, v1alpha1.LabelMIGManager) > 0 {
+		return nil
+	}
+	patch := v.Patch("keeping NVIDIA's mig-manager off instances that the operator made")
+	patch.Labels[v1alpha1.LabelMIGManager] = new("false")
+	patch.Locked = true
+	gate.Overrule(v, patch, v1alpha1.LabelMIGManager)
+	return []action.Action{patch}
 }
 
 // Unfenced finds that a user or another controller let NVIDIA's mig-manager back onto the node, again.

@@ -38,7 +38,7 @@ func Add(v *view.View, j gate.Judgement) (gate.Judgement, []action.Action) {
 		nvidiamig.Unfenced, nvidiamig.Stuck, leftPaused,
 	}
 	if _, is := view.UnderMaintenance(v); is {
-		checks = []check{nvidiamps.NotKeptOff, leftPaused} // all else follows from the maintenance
+		checks = []check{nvidiadra.Unvalidated, nvidiamps.NotKeptOff, leftPaused} // all else follows from the maintenance
 	}
 	for _, find := range checks {
 		f := find(v, j.State)

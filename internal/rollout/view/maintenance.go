@@ -40,8 +40,8 @@ func UnderMaintenance(v *View) (m Maintenance, is bool) {
 	switch {
 	case state == world.UpgradeFailed:
 		m.Message = fmt.Sprintf("The upgrade of NVIDIA's driver failed on the node (%s=%s). Look at the logs of the driver's pod there "+
-			"(app=nvidia-driver-daemonset), then retry: kubectl label node %s --overwrite %s=%s",
-			world.LabelUpgrade, state, v.Node.Name, world.LabelUpgrade, world.UpgradeRequired)
+			"(%s), then retry: kubectl label node %s --overwrite %s=%s",
+			world.LabelUpgrade, state, driverPods(v), v.Node.Name, world.LabelUpgrade, world.UpgradeRequired)
 	case state != "" && state != world.UpgradeDone && !waits:
 		m.Message = fmt.Sprintf("Paused for a driver upgrade (%s=%s)", world.LabelUpgrade, state)
 		m.Unloads = slices.Contains(unloading(), state)
@@ -57,6 +57,16 @@ func UnderMaintenance(v *View) (m Maintenance, is bool) {
 		return Maintenance{}, false
 	}
 	return m, true
+}
+
+// driverPods are the labels of the pods of NVIDIA's driver: those of a ClusterPolicy, or of an NVIDIADriver, which a GPUCluster needs
+// (NVIDIA/gpu-operator internal/state/driver.go, v26.7.0).
+func driverPods(v *View) string {
+	const ofNVIDIADriver = "app.kubernetes.io/component=nvidia-driver"
+	if world.OfGPUCluster(v.Node) {
+		return ofNVIDIADriver
+	}
+	return "app=nvidia-driver-daemonset, or with an NVIDIADriver " + ofNVIDIADriver
 }
 
 // unloading are the states of an upgrade in which the old driver may still be loaded.

@@ -54,6 +54,8 @@ const (
 	UpgradeRequired  = "upgrade-required"
 	UpgradeDone      = "upgrade-done"
 	UpgradeFailed    = "upgrade-failed"
+	UpgradeValidates = "validation-required"
+	UpgradeUncordons = "uncordon-required"
 	// PausedForUpgrade is in the value of each deploy label that k8s-driver-manager has paused.
 	PausedForUpgrade = "paused-for-driver-upgrade"
 )
