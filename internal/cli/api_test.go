@@ -164,6 +164,9 @@ func TestOnAnAPIServer(t *testing.T) {
 		g.Expect(err).NotTo(HaveOccurred())
 		g.Expect(out).To(HavePrefix("No controller runs, so nothing changes and what follows may be out of date: no Deployment with"))
 		g.Expect(cluster.Client.Create(t.Context(), deploymentIn("gpu-sharing-operator"))).To(Succeed())
+		leader := leaderIn("gpu-sharing-operator")
+		leader.Name = "one"
+		g.Expect(cluster.Client.Create(t.Context(), leader)).To(Succeed())
 		lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "gpu-sharing-operator", Name: controllerName}}
 		renewed := func(before time.Duration, holder string) string {
 			lease.ResourceVersion = ""
@@ -180,7 +183,7 @@ func TestOnAnAPIServer(t *testing.T) {
 		g.Expect(renewed(70*time.Second, "one")).NotTo(ContainSubstring("No controller runs"), "the clocks may differ")
 		g.Expect(renewed(-time.Hour, "one")).NotTo(ContainSubstring("No controller runs"), "the clocks may differ")
 		g.Expect(renewed(10*time.Minute, "one")).To(ContainSubstring(
-			"lease gpu-sharing-operator/gpu-sharing-controller was last renewed at 2027-01-15T07:50:00Z, by one; look at deployment/gpu-sharing-controller"))
+			"lease gpu-sharing-operator/gpu-sharing-controller was last renewed at 2027-01-15T07:50:00Z, by one; look at deployment gpu-sharing-operator/gpu-sharing-controller and the log"))
 		g.Expect(renewed(time.Second, "")).To(ContainSubstring("nobody holds lease gpu-sharing-operator/gpu-sharing-controller"))
 	})
 	t.Run("doctor names the fields that an old CRD lacks", func(t *testing.T) {

@@ -6,6 +6,7 @@ package cli
 import (
 	"context"
 	"errors"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -26,7 +27,7 @@ import (
 func leaseIn(namespace string, renewed time.Time) *coordinationv1.Lease {
 	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: controllerName}}
 	lease.Spec = coordinationv1.LeaseSpec{
-		HolderIdentity: new("controller-1"), LeaseDurationSeconds: new(int32(15)), RenewTime: &metav1.MicroTime{Time: renewed},
+		HolderIdentity: new("controller-1_6d0c"), LeaseDurationSeconds: new(int32(15)), RenewTime: &metav1.MicroTime{Time: renewed},
 	}
 	return lease
 }
@@ -42,11 +43,19 @@ func deploymentIn(namespace string) *appsv1.Deployment {
 	}
 }
 
+// leaderIn is the pod of that Deployment that holds that lease.
+func leaderIn(namespace string) *corev1.Pod {
+	return &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "controller-1", Labels: map[string]string{nameLabel: controllerName}},
+		Spec:       deploymentIn(namespace).Spec.Template.Spec,
+	}
+}
+
 func byFieldName(o client.Object) []string { return []string{o.GetName()} }
 
-// TestALeaseOfATenantIsNoController: restore deletes all policies if a controller runs. Kubernetes' ClusterRole edit lets each tenant write
-// leases, and Deployments, in his own namespace.
-func TestALeaseOfATenantIsNoController(t *testing.T) {
+// TestATenantNeitherStandsInForAControllerNorHidesOne: restore deletes all policies if a controller runs. Kubernetes' ClusterRole edit lets each
+// tenant write leases, and Deployments with any label, in his own namespace.
+func TestATenantNeitherStandsInForAControllerNorHidesOne(t *testing.T) {
 	scheme, err := newScheme()
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
 	alive, stopped := now, now.Add(-72*time.Hour)
@@ -55,27 +64,44 @@ func TestALeaseOfATenantIsNoController(t *testing.T) {
 	available.Status.AvailableReplicas = 1
 	for title, tc := range map[string]struct {
 		objects   []client.Object
-		forbidden bool // to read Deployments
-		says      string
+		forbidden client.ObjectList // what the user may not read
+		says, too string            // the message begins with says, and ends with too
 	}{
-		"the controller":                               {objects: []client.Object{deploymentIn(own), leaseIn(own, alive)}},
-		"a controller without leader election":         {objects: []client.Object{available}},
-		"one that stopped":                             {objects: []client.Object{deploymentIn(own), leaseIn(own, stopped)}, says: "lease " + own},
-		"one that stopped, and a lease of a tenant":    {objects: []client.Object{deploymentIn(own), leaseIn(own, stopped), leaseIn(tenant, alive)}, says: "lease " + own},
-		"an old lease elsewhere":                       {objects: []client.Object{deploymentIn(own), leaseIn(own, alive), leaseIn(tenant, stopped)}},
-		"one that stopped, and a Deployment beside it": {objects: []client.Object{deploymentIn(own), leaseIn(own, stopped), deploymentIn(tenant), leaseIn(tenant, alive)}, says: "lease " + own},
-		"an uninstalled one, and a lease of a tenant":  {objects: []client.Object{leaseIn(tenant, alive)}, says: "no Deployment"},
-		"an uninstalled one":                           {objects: []client.Object{leaseIn(own, stopped)}, says: "lease " + own},
-		"a Deployment without pods":                    {objects: []client.Object{deploymentIn(own), leaseIn(tenant, alive)}, says: "no Deployment"},
-		"a user who may not read Deployments":          {objects: []client.Object{leaseIn(own, alive)}, forbidden: true},
-		"that user, and one that stopped":              {objects: []client.Object{leaseIn(own, stopped)}, forbidden: true, says: "lease " + own},
+		"the controller":                              {objects: []client.Object{deploymentIn(own), leaseIn(own, alive), leaderIn(own)}},
+		"a controller without leader election":        {objects: []client.Object{available}},
+		"one that stopped":                            {objects: []client.Object{deploymentIn(own), leaseIn(own, stopped), leaderIn(own)}, says: "lease " + own},
+		"one that stopped, and a lease of a tenant":   {objects: []client.Object{deploymentIn(own), leaseIn(own, stopped), leaseIn(tenant, alive)}, says: "lease " + own},
+		"an old lease elsewhere":                      {objects: []client.Object{deploymentIn(own), leaseIn(own, alive), leaderIn(own), leaseIn(tenant, stopped)}},
+		"an uninstalled one, and a lease of a tenant": {objects: []client.Object{leaseIn(tenant, alive)}, says: "no Deployment"},
+		"an uninstalled one":                          {objects: []client.Object{leaseIn(own, stopped)}, says: "lease " + own},
+		"a Deployment without pods": {
+			objects: []client.Object{deploymentIn(own), leaseIn(tenant, alive)}, says: "no pod of deployment " + own + "/gpu-sharing-controller is available",
+		},
+		"a lease that another pod holds": {
+			objects: []client.Object{deploymentIn(own), leaseIn(own, alive)},
+			says:    "lease " + own + "/gpu-sharing-controller is held by controller-1_6d0c, which is no pod of deployment " + own + "/gpu-sharing-controller",
+		},
+		"one that stopped, and a Deployment and a lease of a tenant": {
+			objects: []client.Object{deploymentIn(own), leaseIn(own, stopped), leaderIn(own), deploymentIn(tenant), leaseIn(tenant, alive)},
+			says:    "lease " + own + "/gpu-sharing-controller was last renewed at ",
+			too:     ", and lease " + tenant + "/gpu-sharing-controller is held by controller-1_6d0c, which is no pod of deployment " + tenant + "/gpu-sharing-controller",
+		},
+		"the controller, and a Deployment of a tenant": {
+			objects: []client.Object{deploymentIn(own), leaseIn(own, alive), leaderIn(own), deploymentIn(tenant)},
+		},
+		"the controller, and a Deployment and a lease of a tenant, whose namespace is listed first": {
+			objects: []client.Object{deploymentIn(own), leaseIn(own, alive), leaderIn(own), deploymentIn("a"), leaseIn("a", stopped)},
+		},
+		"a user who may not read Deployments": {objects: []client.Object{leaseIn(own, alive)}, forbidden: &appsv1.DeploymentList{}},
+		"that user, and one that stopped":     {objects: []client.Object{leaseIn(own, stopped)}, forbidden: &appsv1.DeploymentList{}, says: "lease " + own},
+		"a user who may not read pods":        {objects: []client.Object{deploymentIn(own), leaseIn(own, alive)}, forbidden: &corev1.PodList{}},
 	} {
 		t.Run(title, func(t *testing.T) {
 			g := NewWithT(t)
 			c := fake.NewClientBuilder().WithScheme(scheme).WithObjects(tc.objects...).WithIndex(&coordinationv1.Lease{}, "metadata.name", byFieldName).
 				WithInterceptorFuncs(interceptor.Funcs{List: func(ctx context.Context, c client.WithWatch, list client.ObjectList, opts ...client.ListOption) error {
-					if _, is := list.(*appsv1.DeploymentList); is && tc.forbidden {
-						return apierrors.NewForbidden(schema.GroupResource{Resource: "deployments"}, "", errors.New("no"))
+					if tc.forbidden != nil && reflect.TypeOf(list) == reflect.TypeOf(tc.forbidden) {
+						return apierrors.NewForbidden(schema.GroupResource{}, "", errors.New("no"))
 					}
 					return c.List(ctx, list, opts...)
 				}}).Build()
@@ -84,8 +110,8 @@ func TestALeaseOfATenantIsNoController(t *testing.T) {
 			if tc.says == "" {
 				g.Expect(why).To(BeEmpty())
 			}
-			g.Expect(why).To(HavePrefix(tc.says))
-			g.Expect(strings.Contains(why, tenant)).To(BeFalse(), why)
+			g.Expect(why).To(And(HavePrefix(tc.says), HaveSuffix(tc.too)))
+			g.Expect(strings.Contains(why, tenant)).To(Equal(strings.Contains(tc.too, tenant)), why)
 		})
 	}
 }

@@ -177,7 +177,8 @@ func TestStatusTellsProgramsThatNoControllerRuns(t *testing.T) {
 			t.Run(output+says, func(t *testing.T) {
 				g := NewWithT(t)
 				lease, deployment := leaseIn("gpu-sharing-operator", renewed), deploymentIn("gpu-sharing-operator")
-				c := fake.NewClientBuilder().WithScheme(scheme).WithObjects(p.DeepCopy(), lease, deployment).WithIndex(lease, "metadata.name", byFieldName).Build()
+				c := fake.NewClientBuilder().WithScheme(scheme).WithObjects(p.DeepCopy(), lease, deployment, leaderIn("gpu-sharing-operator")).
+					WithIndex(lease, "metadata.name", byFieldName).Build()
 				render, err := (&Program{Clock: clocktesting.NewFakeClock(now)}).statusNow(t.Context(), c, query{}, output)
 				g.Expect(err).NotTo(HaveOccurred())
 				shown, err := render(now)

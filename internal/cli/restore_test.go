@@ -90,6 +90,7 @@ func newShared(t *testing.T, cluster *env.Cluster) *shared {
 		s.Expect(s.client.Apply(t.Context(), client.ApplyConfigurationFromUnstructured(o), client.FieldOwner(autoscaling.FieldManager))).To(Succeed())
 	}
 	s.create(deploymentIn("gpu-sharing-operator"))
+	s.create(leaderIn("gpu-sharing-operator"))
 	s.renew(s.clock.Now())
 	t.Cleanup(s.clean)
 	return s
@@ -359,7 +360,7 @@ func needsAController(s *shared) {
 		ContainSubstring("lease gpu-sharing-operator/gpu-sharing-controller was last renewed at 2027-01-15T07:50:00Z, by controller-1"))))
 	s.Expect(s.client.DeleteAllOf(s.t.Context(), &coordinationv1.Lease{}, client.InNamespace("gpu-sharing-operator"))).To(Succeed())
 	_, err = s.run("", "--yes")
-	s.Expect(err).To(MatchError(ContainSubstring("no Deployment with the label app.kubernetes.io/name=gpu-sharing-controller is available")))
+	s.Expect(err).To(MatchError(ContainSubstring("no pod of deployment gpu-sharing-operator/gpu-sharing-controller is available")))
 	s.Expect(s.policies()).To(Equal(1))
 }
 
@@ -445,7 +446,7 @@ func TestARestoreThatHasBegunDoesNotSayThatItDidNot(t *testing.T) {
 			a, b, lease := policy(t, "a", slicing), policy(t, "b", slicing), leaseIn("gpu-sharing-operator", now)
 			a.ResourceVersion, b.ResourceVersion = "", ""
 			deletions := 0
-			c := fake.NewClientBuilder().WithScheme(scheme).WithObjects(&a, &b, lease, deploymentIn("gpu-sharing-operator")).
+			c := fake.NewClientBuilder().WithScheme(scheme).WithObjects(&a, &b, lease, deploymentIn("gpu-sharing-operator"), leaderIn("gpu-sharing-operator")).
 				WithIndex(lease, "metadata.name", byFieldName).
 				WithInterceptorFuncs(interceptor.Funcs{
 					Delete: func(ctx context.Context, c client.WithWatch, o client.Object, opts ...client.DeleteOption) error {

@@ -208,7 +208,7 @@ func (i installation) play(t *testing.T, kubelet http.Handler) (agent *corev1.Po
 		return i.Client.Create(t.Context(), &v1alpha1.GPUNode{ObjectMeta: metav1.ObjectMeta{Name: node.Name}})
 	}, 30*time.Second).Should(Succeed())
 	g.Expect(client.IgnoreAlreadyExists(i.Client.Create(t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "default"}}))).To(Succeed())
-	for _, app := range []string{"gpu-sharing-agent", "nvidia-device-plugin"} {
+	for _, app := range []string{"gpu-sharing-agent", "gpu-sharing-controller", "nvidia-device-plugin"} {
 		pod := &corev1.Pod{
 			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: app, Labels: map[string]string{"app.kubernetes.io/name": app}},
 			Spec:       corev1.PodSpec{NodeName: node.Name, Containers: []corev1.Container{{Name: "main", Image: "example.invalid/x:v0.19.3"}}},
@@ -228,7 +228,7 @@ func (i installation) play(t *testing.T, kubelet http.Handler) (agent *corev1.Po
 	g.Expect(i.Client.Create(t.Context(), &coordinationv1.Lease{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "gpu-sharing-controller"},
 		Spec: coordinationv1.LeaseSpec{
-			HolderIdentity: new("controller"), LeaseDurationSeconds: new(int32(3600)), RenewTime: &metav1.MicroTime{Time: clock.RealClock{}.Now()},
+			HolderIdentity: new("gpu-sharing-controller_6d0c"), LeaseDurationSeconds: new(int32(3600)), RenewTime: &metav1.MicroTime{Time: clock.RealClock{}.Now()},
 		},
 	})).To(Succeed())
 	return agent
