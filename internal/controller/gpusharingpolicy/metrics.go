@@ -50,8 +50,8 @@ func newMetrics() *metrics {
 			"How many containers share what advertises one of an extended resource, the highest among the nodes; 1 if none do.",
 			[]string{"policy", "resource"}, nil),
 		started: prometheus.NewDesc("gpusharing_rollout_start_timestamp_seconds",
-			"Since when a policy is not ready, in seconds since 1970; absent for one that is, that is paused, or that waits for its maintenance window. "+
-				"Its age is time() minus this.",
+			"Since when a policy is not ready, in seconds since 1970; absent for one that is, and for one that is paused or waits for its "+
+				"maintenance window, unless a node is blocked. Its age is time() minus this.",
 			[]string{"policy"}, nil),
 		evictions: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "gpusharing_evictions_total",
@@ -185,14 +185,15 @@ func (m *metrics) collectPolicy(to chan<- prometheus.Metric, policy string, s v1
 		to <- gauge(m.advertised, float64(r.Advertised), policy, r.Name)
 		to <- gauge(m.oversubscription, float64(max(r.Oversubscription, 1)), policy, r.Name)
 	}
-	if c, found := condition.Find(s.Conditions, v1alpha1.ConditionReady); found && c.Status != metav1.ConditionTrue && !asAsked(c.Reason) {
+	if c, found := condition.Find(s.Conditions, v1alpha1.ConditionReady); found && c.Status != metav1.ConditionTrue && !asAsked(c.Reason, s.Nodes) {
 		to <- gauge(m.started, float64(c.LastTransitionTime.Unix()), policy)
 	}
 }
 
-// asAsked reports whether a policy is not ready because its user wants it so, for as long as he wants.
-func asAsked(reason string) bool {
-	return reason == v1alpha1.ReasonPaused || reason == v1alpha1.ReasonOutsideWindow
+// asAsked reports whether a policy is not ready with that reason because its user wants it so, for as long as he wants. Its reason is Paused as
+// soon as one of its nodes waits for that, but a node that is blocked, such as one that no longer advertises what it did, waits for something else.
+func asAsked(reason string, nodes v1alpha1.NodeCounts) bool {
+	return nodes.Blocked == 0 && (reason == v1alpha1.ReasonPaused || reason == v1alpha1.ReasonOutsideWindow)
 }
 
 func gauge(d *prometheus.Desc, value float64, labels ...string) prometheus.Metric {

@@ -97,7 +97,7 @@ gpusharing_rollbacks_total{policy="idle",reason="ApplyTimedOut"} 0
 gpusharing_rollbacks_total{policy="idle",reason="NotAdvertised"} 0
 gpusharing_rollbacks_total{policy="research",reason="ApplyTimedOut"} 0
 gpusharing_rollbacks_total{policy="research",reason="NotAdvertised"} 1
-# HELP gpusharing_rollout_start_timestamp_seconds Since when a policy is not ready, in seconds since 1970; absent for one that is, that is paused, or that waits for its maintenance window. Its age is time() minus this.
+# HELP gpusharing_rollout_start_timestamp_seconds Since when a policy is not ready, in seconds since 1970; absent for one that is, and for one that is paused or waits for its maintenance window, unless a node is blocked. Its age is time() minus this.
 # TYPE gpusharing_rollout_start_timestamp_seconds gauge
 gpusharing_rollout_start_timestamp_seconds{policy="research"} 1.8e+09
 `))).To(Succeed())
@@ -142,4 +142,23 @@ func TestAPolicyThatWaitsAsItsUserAskedIsNotOverdue(t *testing.T) {
 			g.Expect(testutil.GatherAndCount(registry, "gpusharing_rollout_start_timestamp_seconds")).To(Equal(series))
 		})
 	}
+}
+
+// TestAPausedPolicyWithABlockedNodeIsOverdue: Ready says Paused as soon as one node waits for that, whatever the others are. A node that no longer
+// advertises what it did is not as its user asked, and no other alert names it: GPUSharingNodesFailed is for Failed and Unsupported.
+func TestAPausedPolicyWithABlockedNodeIsOverdue(t *testing.T) {
+	g := NewWithT(t)
+	registry := prometheus.NewPedanticRegistry()
+	m, err := newMetrics().register(registry)
+	g.Expect(err).NotTo(HaveOccurred())
+	m.decided(rollout.Decision{Policies: map[string]v1alpha1.GPUSharingPolicyStatus{"mig": {
+		Nodes: v1alpha1.NodeCounts{Matched: 3, Ready: 1, Updated: 1, Blocked: 1},
+		Pending: []v1alpha1.PendingNode{
+			{NodeName: "a", State: string(state.Degraded), Reason: v1alpha1.ReasonNotAdvertised}, {NodeName: "b", Reason: v1alpha1.ReasonPaused},
+		},
+		Conditions: []metav1.Condition{{
+			Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonPaused, LastTransitionTime: metav1.NewTime(time.Unix(1_800_000_000, 0)),
+		}},
+	}}})
+	g.Expect(testutil.GatherAndCount(registry, "gpusharing_rollout_start_timestamp_seconds")).To(Equal(1))
 }
