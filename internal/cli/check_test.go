@@ -100,7 +100,7 @@ func TestACheckWaitsForAnUpdateThatGoesOn(t *testing.T) {
 	}
 	g := NewWithT(t)
 	is := healthy(t, 3)
-	is.agentSets, is.nodes[2].agents, is.updateGoesOn = []agentSet{{"x/agents", 3, 2, 1, true, false}}, nil, true
+	is.agentSets, is.nodes[2].agents, is.updateGoesOn = []agentSet{{"x/agents", 3, 2, 1, true, false, ""}}, nil, true
 	g.Expect(unhealthy(diagnose(is))).To(BeFalse(), "a release that is being upgraded is not rolled back")
 	g.Expect(diagnose(is)).To(ContainElement(finding{
 		levelWarning,

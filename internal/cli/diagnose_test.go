@@ -123,15 +123,15 @@ func TestDoctor(t *testing.T) {
 			"The update of deployment gpu-sharing-operator/gpu-sharing-controller to version 0.2.0 is not done",
 		},
 		"an update of the agents": {
-			func(is *installation) { is.agentSets = []agentSet{{"x/agents", 3, 3, 1, true, false}} }, levelError,
+			func(is *installation) { is.agentSets = []agentSet{{"x/agents", 3, 3, 1, true, false, ""}} }, levelError,
 			"The update of daemonset x/agents is not done: 2 agents of 3 nodes to be replaced",
 		},
 		"an update of the agents that Kubernetes has not seen": {
-			func(is *installation) { is.agentSets = []agentSet{{"x/agents", 3, 3, 3, false, false}} }, levelError, "The update of daemonset x/agents is not done",
+			func(is *installation) { is.agentSets = []agentSet{{"x/agents", 3, 3, 3, false, false, ""}} }, levelError, "The update of daemonset x/agents is not done",
 		},
 		"an update of the agents that is done but on a node that is down": {
 			func(is *installation) {
-				is.agentSets, is.nodes[0].down = []agentSet{{"x/agents", 3, 3, 2, true, false}}, true
+				is.agentSets, is.nodes[0].down, is.nodes[0].agents[0].outdated = []agentSet{{"x/agents", 3, 3, 2, true, false, ""}}, true, true
 			}, levelWarning, "1 node (node-0): not Ready",
 		},
 		"no agent beside the DRA driver of a GPUCluster": {
@@ -207,6 +207,60 @@ func TestDoctor(t *testing.T) {
 	compare(t, "doctor", func(shown *text) { shown.findings(diagnose(is)) })
 }
 
+// TestANodeThatIsDownHidesNoMissingAgent: the pod of a DaemonSet stays on a node that is down, and Kubernetes counts it as scheduled, and as
+// updated if it is. So such a node has its agent, and is neither the one that lacks it nor the one whose agent is to be replaced.
+func TestANodeThatIsDownHidesNoMissingAgent(t *testing.T) {
+	scheme, err := newScheme()
+	NewWithT(t).Expect(err).NotTo(HaveOccurred())
+	for title, tc := range map[string]struct {
+		present, updated int32
+		agents           []string // the generation of the agent of each node, of which the first is down; empty: none
+		says             string
+	}{
+		"another has none":             {1, 1, []string{"2", ""}, "has no pod on 1 of 2 nodes"},
+		"another has an old one":       {2, 1, []string{"2", "1"}, "1 agent of 2 nodes to be replaced"},
+		"it and another have old ones": {2, 0, []string{"1", "1"}, "1 agent of 2 nodes to be replaced"},
+		"it has none":                  {1, 1, []string{"", "2"}, ""},
+		"it has an old one":            {2, 1, []string{"1", "2"}, ""},
+		"all are as they should be":    {2, 2, []string{"2", "2"}, ""},
+	} {
+		t.Run(title, func(t *testing.T) {
+			g := NewWithT(t)
+			is := healthy(t, 2)
+			is.nodes[0].down = true
+			set := &appsv1.DaemonSet{
+				ObjectMeta: metav1.ObjectMeta{
+					Namespace: "gpu-sharing-operator", Name: "gpu-sharing-agent", Labels: map[string]string{nameLabel: agentName},
+					Annotations: map[string]string{appsv1.DeprecatedTemplateGeneration: "2"},
+				},
+				Status: appsv1.DaemonSetStatus{DesiredNumberScheduled: 2, CurrentNumberScheduled: tc.present, UpdatedNumberScheduled: tc.updated},
+			}
+			g.Expect(is.readAgentSets(t.Context(), fake.NewClientBuilder().WithScheme(scheme).WithObjects(set).Build())).To(Succeed())
+			for i, generation := range tc.agents {
+				is.nodes[i].agents = nil
+				if generation == "" {
+					continue
+				}
+				pod := agentOn("gpu-sharing-operator", is.nodes[i].name)
+				pod.Labels[podGeneration] = generation
+				pod.OwnerReferences = []metav1.OwnerReference{{Kind: "DaemonSet", Name: "gpu-sharing-agent", Controller: new(true)}}
+				is.place(pod, &is.nodes[i])
+			}
+			var told []string
+			for _, f := range diagnose(is) {
+				if strings.Contains(f.what, "daemonset gpu-sharing-operator/gpu-sharing-agent") {
+					told = append(told, f.what)
+				}
+			}
+			if tc.says == "" {
+				g.Expect(told).To(BeEmpty())
+				return
+			}
+			g.Expect(told).To(HaveExactElements(ContainSubstring(tc.says)))
+		})
+	}
+}
+
 // TestOneAgentIsExpectedOnANode: of the DaemonSet that NVIDIA's labels choose. A node that is down keeps only that one from being updated.
 func TestOneAgentIsExpectedOnANode(t *testing.T) {
 	g := NewWithT(t)
@@ -219,6 +273,9 @@ func TestOneAgentIsExpectedOnANode(t *testing.T) {
 		g.Expect(is.nodes[i].draAgent).To(Equal(label != ""), label)
 	}
 	is.nodes[2].down = false
+	for i := range is.nodes {
+		is.nodes[i].agents[0].outdated = true
+	}
 	g.Expect(is.outdated(agentSet{nodes: 5, present: 5, updated: 1})).To(Equal(3))
 	g.Expect(is.outdated(agentSet{nodes: 5, present: 5, updated: 1, dra: true})).To(Equal(2))
 }

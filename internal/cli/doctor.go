@@ -15,6 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/discovery"
@@ -74,6 +75,7 @@ type component struct {
 	name, version string
 	ready         bool
 	updating      bool // of a Deployment: pods of a former version may run
+	outdated      bool // of an agent: not as its DaemonSet is now
 	// config is of a device plugin the ConfigMap that it reads; without a name: none.
 	config types.NamespacedName
 }
@@ -82,8 +84,9 @@ type component struct {
 type agentSet struct {
 	name                    string
 	nodes, present, updated int
-	observed                bool // Kubernetes has seen what it is now
-	dra                     bool // of the nodes where a GPUCluster installs NVIDIA's DRA driver
+	observed                bool   // Kubernetes has seen what it is now
+	dra                     bool   // of the nodes where a GPUCluster installs NVIDIA's DRA driver
+	generation              string // of the pods as they should be, which the label podGeneration of a pod tells; empty: not known
 }
 
 // nodeParts are the programs on a node with GPUs that the operator works with.
@@ -228,20 +231,41 @@ func (is *installation) readAgentSets(ctx context.Context, c client.Client) erro
 			is.agentSets = append(is.agentSets, agentSet{
 				name: d.Namespace + "/" + d.Name, nodes: int(d.Status.DesiredNumberScheduled), present: int(d.Status.CurrentNumberScheduled),
 				updated: int(d.Status.UpdatedNumberScheduled), observed: d.Status.ObservedGeneration >= d.Generation, dra: d.Name == draAgentName,
+				generation: d.Annotations[appsv1.DeprecatedTemplateGeneration],
 			})
 		}
 	}
 	return nil
 }
 
-// outdated is how many agents an update of a DaemonSet has still to replace. That of a node that is down it cannot.
-func (is *installation) outdated(of agentSet) int { return max(of.present-of.updated-is.down(of), 0) }
+// podGeneration is the label that tells of which generation of its DaemonSet a pod is:
+// https://github.com/kubernetes/kubernetes/blob/v1.37.1/pkg/controller/daemon/util/daemonset_util.go
+const podGeneration = "pod-template-generation"
+
+// outdated is how many agents an update of a DaemonSet has still to replace. That of a node that is down it cannot. Kubernetes counts that one as
+// scheduled, and as updated if it is, because it stays there.
+func (is *installation) outdated(of agentSet) int {
+	return max(of.present-of.updated-is.down(of, func(n nodeParts) bool {
+		return slices.ContainsFunc(n.agents, func(c component) bool { return c.outdated })
+	}), 0)
+}
 
 // absent is on how many nodes that are up a DaemonSet has no agent though one is to run there.
-func (is *installation) absent(of agentSet) int { return max(of.nodes-of.present-is.down(of), 0) }
+func (is *installation) absent(of agentSet) int {
+	return max(of.nodes-of.present-is.down(of, func(n nodeParts) bool { return len(n.agents) == 0 }), 0)
+}
 
-func (is *installation) down(of agentSet) int {
-	return len(selected(is.nodes, func(n nodeParts) bool { return n.down && n.draAgent == of.dra }))
+// down counts the nodes of a DaemonSet that are down and for which something is true.
+func (is *installation) down(of agentSet, isTrue func(nodeParts) bool) int {
+	return len(selected(is.nodes, func(n nodeParts) bool { return n.down && n.draAgent == of.dra && isTrue(n) }))
+}
+
+// isOutdated reports whether a pod is one of an older generation of a DaemonSet of agents.
+func (is *installation) isOutdated(pod *corev1.Pod) bool {
+	return slices.ContainsFunc(is.agentSets, func(s agentSet) bool {
+		owner := metav1.GetControllerOf(pod)
+		return owner != nil && pod.Namespace+"/"+owner.Name == s.name && s.generation != "" && pod.Labels[podGeneration] != s.generation
+	})
 }
 
 // updated is how many agents are as they should be, and whether others are being updated, or made.
@@ -336,6 +360,7 @@ func (is *installation) place(pod *corev1.Pod, n *nodeParts) {
 	part := component{name: pod.Namespace + "/" + pod.Name, version: versionOf(pod.Labels, &pod.Spec), ready: isReady(pod)}
 	switch {
 	case world.IsAgent(pod) && is.isOf(pod.Namespace):
+		part.outdated = is.isOutdated(pod)
 		n.agents = append(n.agents, part)
 	case isDevicePlugin(pod):
 		part.config = configRead(pod)
