@@ -48,12 +48,14 @@ func newSigner(cosign, key string, keyless bool) (*signer, error) {
 	return &signer{cosign: cosign, key: key, public: public}, nil
 }
 
-// signing are the flags with which cosign signs. With a key nothing goes to a public log.
+// signing are the flags with which cosign signs. With a key nothing goes to a public log. Cosign 3 takes the addresses from a signing
+// config unless that is turned off, and refuses the former form of a signature beside one.
 func (c *signer) signing() []string {
+	flags := []string{"--yes", "--use-signing-config=false", "--new-bundle-format=false"}
 	if c.key == "" {
-		return []string{"--yes", "--new-bundle-format=false"}
+		return flags
 	}
-	return []string{"--yes", "--key", c.key, "--use-signing-config=false", "--tlog-upload=false", "--new-bundle-format=false"}
+	return append(flags, "--key", c.key, "--tlog-upload=false")
 }
 
 // verifying are the flags with which cosign verifies.

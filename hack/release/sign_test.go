@@ -4,12 +4,14 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
@@ -110,6 +112,33 @@ func TestSignaturesAndAttestationsVerifyWithCosign(t *testing.T) {
 		g.Expect(os.WriteFile(sums, content, 0o600)).To(Succeed())
 		g.Expect(ours.verifyFile(t.Context(), sums)).NotTo(Succeed())
 	})
+}
+
+// TestCosignTakesTheFlagsOfTheWorkflow: keyless, too, cosign gets as far as looking for an identity. Here is none, and every address is that
+// of a port on which nobody listens.
+func TestCosignTakesTheFlagsOfTheWorkflow(t *testing.T) {
+	g := NewWithT(t)
+	cosign, err := output(t.Context(), "../..", nil, "hack/cosign/build.sh")
+	g.Expect(err).NotTo(HaveOccurred())
+	t.Setenv("KEYLESS_IDENTITY", "https://example.com/workflow")
+	t.Setenv("HOME", t.TempDir())
+	for _, proxy := range []string{"HTTPS_PROXY", "HTTP_PROXY", "https_proxy", "http_proxy"} {
+		t.Setenv(proxy, "http://127.0.0.1:1")
+	}
+	s, err := newSigner(cosign, "", true)
+	g.Expect(err).NotTo(HaveOccurred())
+	file := filepath.Join(t.TempDir(), checksums)
+	g.Expect(os.WriteFile(file, []byte("sums"), 0o600)).To(Succeed())
+	ctx, stop := context.WithTimeout(t.Context(), time.Minute)
+	defer stop()
+	const reference = "127.0.0.1:1/x@sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+	for title, err := range map[string]error{
+		"sign-blob": s.signFile(ctx, file), "sign": s.sign(ctx, reference), "attest": s.attest(ctx, reference, "cyclonedx", file),
+	} {
+		t.Run(title, func(t *testing.T) {
+			NewWithT(t).Expect(err).To(MatchError(ContainSubstring("dial tcp 127.0.0.1:1: connect: connection refused")), "it is refused no flag, and so comes to an address")
+		})
+	}
 }
 
 // TestNothingIsReleasedThatTheRegistryDamages: make release verifies what it pushed as a user would. A registry may accept and lose.
