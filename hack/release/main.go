@@ -42,7 +42,7 @@ func main() {
 	flag.StringVar(&set.tag, "tag", "", "the tag that is released, where the commit has several; empty: the highest")
 	flag.StringVar(&set.key, "key", "", "private key that `cosign generate-key-pair` wrote; its password: environment variable COSIGN_PASSWORD")
 	flag.BoolVar(&set.keyless, "keyless", false, "sign with the identity of the workflow instead of a key")
-	flag.BoolVar(&set.unsigned, "unsigned", false, "push without signatures")
+	flag.BoolVar(&set.unsigned, "unsigned", false, "push without signatures: a trial, whose notes may be those of the section Unreleased")
 	flag.StringVar(&set.trial.images, "trial", "", "push the chart as it lies in the root with these images, and nothing else: NAME=ARCHIVE,NAME=ARCHIVE")
 	flag.StringVar(&set.trial.version, "as", "", "of -trial: the version; empty: that of the chart")
 	flag.StringVar(&set.trial.helm, "helm", "", "of -trial: the program helm")
@@ -78,11 +78,14 @@ func run(ctx context.Context, set settings) error {
 	if _, err := newSigner("", set.key, set.keyless); err != nil { // before minutes of building
 		return err
 	}
-	if err := checkCompilers(); err != nil {
-		return err
-	}
 	s, err := readSource(ctx, set.root, set.tag)
 	if err != nil {
+		return err
+	}
+	if _, err := readNotes(set.root, s.Version, set.unsigned); err != nil {
+		return err
+	}
+	if err := checkCompilers(); err != nil {
 		return err
 	}
 	work, err := os.MkdirTemp("", "release-")
@@ -111,7 +114,9 @@ func makeAll(ctx context.Context, set settings, s source, work string) (*release
 	if err != nil {
 		return nil, err
 	}
-	r := &release{source: s, tree: tree, registry: strings.TrimSuffix(set.registry, "/"), packages: packages, out: set.out, roots: map[string]string{}}
+	r := &release{
+		source: s, tree: tree, out: set.out, unsigned: set.unsigned, registry: strings.TrimSuffix(set.registry, "/"), packages: packages, roots: map[string]string{},
+	}
 	if r.registry == "" {
 		r.registry = defaultRegistry
 	}

@@ -5,17 +5,28 @@ package main
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 
 	"golang.org/x/mod/semver"
 )
 
+// readNotes reads the release notes of a version from the CHANGELOG.md of a folder.
+func readNotes(folder, version string, unsigned bool) (string, error) {
+	changelog, err := os.ReadFile(filepath.Join(folder, "CHANGELOG.md"))
+	if err != nil {
+		return "", fmt.Errorf("reading the changelog: %w", err)
+	}
+	return notes(string(changelog), version, unsigned)
+}
+
 // notes are the release notes: the section of a version in CHANGELOG.md, which has the format of Keep a Changelog. A version
-// between tags, or one before the release, has the section Unreleased.
-func notes(changelog, version string) (string, error) {
+// between tags, or one before the release, has the section Unreleased, and so has a trial, which nobody signs.
+func notes(changelog, version string, unsigned bool) (string, error) {
 	number := strings.TrimPrefix(version, "v")
 	wanted := []string{"## [" + number + "]", "## " + number}
-	if semver.Prerelease(version) != "" {
+	if semver.Prerelease(version) != "" || unsigned {
 		wanted = append(wanted, "## [Unreleased]", "## Unreleased")
 	}
 	for _, headline := range wanted {
@@ -35,5 +46,6 @@ func notes(changelog, version string) (string, error) {
 			return text + "\n", nil
 		}
 	}
-	return "", fmt.Errorf("CHANGELOG.md has no section %q with text; rename the section Unreleased in the commit that gets the tag", wanted[0])
+	return "", fmt.Errorf("CHANGELOG.md has no section %q with text; rename the section Unreleased in the commit that gets the tag, "+
+		"or make a trial with UNSIGNED=1", wanted[0])
 }

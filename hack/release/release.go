@@ -24,6 +24,7 @@ type release struct {
 	source   source
 	tree     string // folder with the files of the commit
 	out      string // folder that is made
+	unsigned bool   // a trial, which nobody signs
 	registry string
 	programs []program
 	packages []debianPackage
@@ -252,11 +253,7 @@ func (r *release) besidePlugin(p program) (map[string][]byte, error) {
 
 // texts writes the release notes, the provenance, which digest each image and artifact has, and the script that the docs name.
 func (r *release) texts(ctx context.Context, _ string) error {
-	changelog, err := os.ReadFile(filepath.Join(r.tree, "CHANGELOG.md"))
-	if err != nil {
-		return fmt.Errorf("reading the changelog: %w", err)
-	}
-	text, err := notes(string(changelog), r.source.Version)
+	text, err := readNotes(r.tree, r.source.Version, r.unsigned)
 	if err != nil {
 		return err
 	}

@@ -4,8 +4,11 @@
 package main
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
+	"strings"
 	"testing"
 	"time"
 
@@ -74,15 +77,53 @@ func TestOnlyACommitIsReleased(t *testing.T) {
 
 func TestReleaseNotesAreTheSectionOfTheVersion(t *testing.T) {
 	const changelog = "# Changelog\n\n## Unreleased\n\n- new\n\n## [0.2.0] - 2026-11-22\n\n- two\n\n## 0.1.0\n\n- one\n\n### Fixed\n\n- it\n"
-	for version, says := range map[string]string{
-		"v0.2.0": "- two\n", "v0.1.0": "- one\n\n### Fixed\n\n- it\n", "v0.3.0-rc.1": "- new\n",
+	for _, tc := range []struct {
+		version, says string
+		unsigned      bool
+	}{
+		{"v0.2.0", "- two\n", false},
+		{"v0.1.0", "- one\n\n### Fixed\n\n- it\n", false},
+		{"v0.3.0-rc.1", "- new\n", false},
+		{"v0.3.0", "- new\n", true},
+		{"v0.2.0", "- two\n", true},
 	} {
-		t.Run(version, func(t *testing.T) {
-			text, err := notes(changelog, version)
+		t.Run(fmt.Sprintf("%s, unsigned %t", tc.version, tc.unsigned), func(t *testing.T) {
+			text, err := notes(changelog, tc.version, tc.unsigned)
 			NewWithT(t).Expect(err).NotTo(HaveOccurred())
-			NewWithT(t).Expect(text).To(Equal(says))
+			NewWithT(t).Expect(text).To(Equal(tc.says))
 		})
 	}
-	_, err := notes(changelog, "v0.3.0")
+	_, err := notes(changelog, "v0.3.0", false)
 	NewWithT(t).Expect(err).To(MatchError(ContainSubstring(`CHANGELOG.md has no section "## [0.3.0]"`)))
+}
+
+// TestTheLineOfTheREADMEThatReleasesWorksAsWritten: it tags the commit that is checked out, whose changelog is this one, and releases that.
+func TestTheLineOfTheREADMEThatReleasesWorksAsWritten(t *testing.T) {
+	g := NewWithT(t)
+	readme, err := os.ReadFile("../../README.md")
+	g.Expect(err).NotTo(HaveOccurred())
+	line := regexp.MustCompile(`(?m)^git tag (v\S+) && (make release .*)$`).FindSubmatch(readme)
+	g.Expect(line).To(HaveLen(3))
+	command, err := output(t.Context(), "../..", []string{"MAKEFLAGS=--just-print", "REGISTRY=registry.example.com/x"}, "sh", "-e", "-c", string(line[2]))
+	g.Expect(err).NotTo(HaveOccurred())
+	_, err = readNotes("../..", string(line[1]), strings.Contains(command, " -unsigned"))
+	g.Expect(err).NotTo(HaveOccurred())
+}
+
+// TestNotesThatAreMissingAreNoticedBeforeAnythingIsBuilt: a build takes minutes, and what was in dist/ is deleted.
+func TestNotesThatAreMissingAreNoticedBeforeAnythingIsBuilt(t *testing.T) {
+	g := NewWithT(t)
+	folder := t.TempDir()
+	// There is no source beside the changelog, so that nothing can be built.
+	g.Expect(os.WriteFile(filepath.Join(folder, "CHANGELOG.md"), []byte("# Changelog\n\n## Unreleased\n\n- new\n"), 0o600)).To(Succeed())
+	for _, args := range [][]string{{"init", "-q"}, {"add", "."}, {"commit", "-q", "-m", "x"}, {"tag", "v0.1.0"}} {
+		_, err := output(t.Context(), folder, nil, "git", append([]string{"-c", "user.name=x", "-c", "user.email=x@example.com"}, args...)...)
+		g.Expect(err).NotTo(HaveOccurred())
+	}
+	set := settings{root: folder, out: filepath.Join(t.TempDir(), "dist")}
+	g.Expect(os.Mkdir(set.out, 0o700)).To(Succeed())
+	g.Expect(run(t.Context(), set)).To(MatchError(ContainSubstring(`CHANGELOG.md has no section "## [0.1.0]"`)))
+	g.Expect(set.out).To(BeADirectory())
+	set.unsigned = true
+	g.Expect(run(t.Context(), set)).To(MatchError(Not(ContainSubstring("CHANGELOG.md"))), "it comes to what is built")
 }
