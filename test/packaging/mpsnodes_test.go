@@ -130,6 +130,17 @@ func TestAnInstallationOverKeptMPSPodsLeavesOutNoNodes(t *testing.T) {
 	i.do(t, "upgrade", release, i.chart)
 }
 
+// TestALabelWithoutAValueIsOneMoreThatNodesMustHave: without the admission policy Helm alone keeps the MPS pods on the nodes without that label.
+func TestALabelWithoutAValueIsOneMoreThatNodesMustHave(t *testing.T) {
+	i := newInstallation(t, helmOf(t, helm4))
+	i.do(t, "install", release, i.chart, "--create-namespace", "--set", "agent.admissionPolicy.enabled=false")
+	const label = `gpuNodes.selector.node-role\.kubernetes\.io/gpu=`
+	_, err := i.try(t, "upgrade", release, i.chart, "--set", "agent.admissionPolicy.enabled=false", "--set-string", label)
+	NewWithT(t).Expect(err).To(MatchError(ContainSubstring("gpuNodes.selector changes from")))
+	i.do(t, "upgrade", release, i.chart, "--set", "agent.admissionPolicy.enabled=false,mps.changeSelector=true", "--set-string", label)
+	i.do(t, "upgrade", release, i.chart, "--set", "agent.admissionPolicy.enabled=false", "--set-string", label)
+}
+
 // TestArgoCDAppliesTheGuardOfTheMPSNodesBeforeTheMPSPods: an update of the DaemonSet that comes first is not denied. Argo CD applies wave
 // after wave, and in one wave the kinds that it does not know last.
 // https://github.com/argoproj/argo-cd/blob/master/gitops-engine/pkg/sync/sync_tasks.go
