@@ -125,7 +125,7 @@ func TestAnInstallationOverKeptMPSPodsLeavesOutNoNodes(t *testing.T) {
 
 	i.do(t, "install", release, i.chart, "--set", fewer+","+meant)
 	i.do(t, "upgrade", release, i.chart, "--set", fewer)
-	_, err = i.try(t, "upgrade", release, i.chart, "--set", strings.Replace(fewer, "1000000", "1000001", 1))
+	_, err = i.try(t, "upgrade", release, i.chart, "--set", strings.Replace(fewer, "1000000", "999999", 1))
 	refused(err, "gpuNodes.tolerations")
 	i.do(t, "upgrade", release, i.chart)
 }
@@ -139,6 +139,63 @@ func TestALabelWithoutAValueIsOneMoreThatNodesMustHave(t *testing.T) {
 	NewWithT(t).Expect(err).To(MatchError(ContainSubstring("gpuNodes.selector changes from")))
 	i.do(t, "upgrade", release, i.chart, "--set", "agent.admissionPolicy.enabled=false,mps.changeSelector=true", "--set-string", label)
 	i.do(t, "upgrade", release, i.chart, "--set", "agent.admissionPolicy.enabled=false", "--set-string", label)
+}
+
+// TestTolerationsOfTheMPSPodsAreComparedAsKubernetesComparesThemWithTaints: by Helm, and by the admission policy, which sees an upgrade when other
+// objects have changed already.
+func TestTolerationsOfTheMPSPodsAreComparedAsKubernetesComparesThemWithTaints(t *testing.T) {
+	// of are the values of a toleration.
+	of := func(fields ...string) string {
+		return "gpuNodes.tolerations[0]." + strings.Join(fields, ",gpuNodes.tolerations[0].")
+	}
+	i := newInstallation(t, helmOf(t, helm4))
+	i.do(t, "install", release, i.chart, "--create-namespace", "--set", of("key=gpu", "value=yes", "effect=NoExecute", "tolerationSeconds=60"))
+	applied := func(tolerations string) error {
+		return i.Client.Apply(t.Context(), client.ApplyConfigurationFromUnstructured(find(t, i.render(t, tolerations), "DaemonSet gpu-sharing-mps")),
+			client.ForceOwnership, client.FieldOwner("argocd-controller"), client.DryRunAll)
+	}
+	NewWithT(t).Eventually(func() error { return applied(of("key=other", "operator=Exists")) }, 30*time.Second).
+		ShouldNot(Succeed(), "an admission policy takes effect a moment after it was applied")
+
+	for title, tc := range map[string]struct {
+		tolerations string
+		fewer       bool
+	}{
+		"the same, with its operator":       {of("key=gpu", "operator=Equal", "value=yes", "effect=NoExecute", "tolerationSeconds=60"), false},
+		"longer":                            {of("key=gpu", "value=yes", "effect=NoExecute", "tolerationSeconds=61"), false},
+		"for ever":                          {of("key=gpu", "value=yes", "effect=NoExecute"), false},
+		"any value":                         {of("key=gpu", "operator=Exists", "effect=NoExecute", "tolerationSeconds=60"), false},
+		"any value and effect":              {of("key=gpu", "operator=Exists"), false},
+		"everything of the effect":          {of("operator=Exists", "effect=NoExecute"), false},
+		"everything":                        {of("operator=Exists"), false},
+		"less long":                         {of("key=gpu", "value=yes", "effect=NoExecute", "tolerationSeconds=59"), true},
+		"another value":                     {of("key=gpu", "value=no", "effect=NoExecute"), true},
+		"no value":                          {of("key=gpu", "effect=NoExecute"), true},
+		"another key":                       {of("key=other", "operator=Exists", "effect=NoExecute"), true},
+		"another effect":                    {of("key=gpu", "operator=Exists", "effect=NoSchedule"), true},
+		"everything of another effect":      {of("operator=Exists", "effect=NoSchedule"), true},
+		"everything of the effect, shorter": {of("operator=Exists", "effect=NoExecute", "tolerationSeconds=1"), true},
+	} {
+		t.Run(title, func(t *testing.T) {
+			g := NewWithT(t)
+			_, helm := i.try(t, "upgrade", release, i.chart, "--dry-run=server", "--set", tc.tolerations)
+			policy := applied(tc.tolerations)
+			if !tc.fewer {
+				g.Expect(helm).NotTo(HaveOccurred())
+				g.Expect(policy).NotTo(HaveOccurred())
+				return
+			}
+			g.Expect(helm).To(MatchError(ContainSubstring("gpuNodes.tolerations changes from")))
+			g.Expect(policy).To(MatchError(ContainSubstring("fewer tolerations")))
+		})
+	}
+	t.Run("one value instead of any", func(t *testing.T) {
+		g := NewWithT(t)
+		i.do(t, "upgrade", release, i.chart, "--set", of("key=gpu", "operator=Exists"))
+		_, helm := i.try(t, "upgrade", release, i.chart, "--dry-run=server", "--set", of("key=gpu", "value=yes"))
+		g.Expect(helm).To(MatchError(ContainSubstring("gpuNodes.tolerations changes from")))
+		g.Expect(applied(of("key=gpu", "value=yes"))).To(MatchError(ContainSubstring("fewer tolerations")))
+	})
 }
 
 // TestArgoCDAppliesTheGuardOfTheMPSNodesBeforeTheMPSPods: an update of the DaemonSet that comes first is not denied. Argo CD applies wave

@@ -97,17 +97,23 @@ imagePullSecrets:
 {{- end }}
 {{- end }}
 
-{{/* Tolerations as texts that are the same for the same toleration, as JSON. One of everything stands for all others. */}}
-{{- define "gpusharing.tolerations" -}}
-{{- $texts := list -}}
-{{- range . -}}
-{{- $seconds := "" -}}
-{{- if hasKey . "tolerationSeconds" }}{{ $seconds = int64 .tolerationSeconds | toString }}{{ end -}}
-{{- $text := printf "%s %s %s %s %s" (.operator | default "Equal") (.key | default "") (.value | default "") (.effect | default "") $seconds -}}
-{{- if eq (trim $text) "Exists" }}{{ $text = "Exists of all" }}{{ end -}}
-{{- $texts = append $texts $text -}}
+{{/*
+Not empty if one of tolerations tolerates whatever former does, and no less long, as Kubernetes compares a toleration with a taint:
+https://kubernetes.io/docs/concepts/scheduling-eviction/taint-and-toleration/. The admission policy gpu-sharing-mps-nodes does the same.
+*/}}
+{{- define "gpusharing.tolerate" -}}
+{{- $former := .former -}}
+{{- range .tolerations -}}
+{{- $key := or (not .key) (eq .key ($former.key | default "")) -}}
+{{- $effect := or (not .effect) (eq .effect ($former.effect | default "")) -}}
+{{- $operator := .operator | default "Equal" -}}
+{{- $same := and (eq $operator ($former.operator | default "Equal")) (eq (.value | default "") ($former.value | default "")) -}}
+{{- $forever := not (hasKey . "tolerationSeconds") -}}
+{{- $long := or $forever (and (hasKey $former "tolerationSeconds") (ge (int64 .tolerationSeconds) (int64 $former.tolerationSeconds))) -}}
+{{- if and $key $effect (or (eq $operator "Exists") $same) $long -}}
+true
 {{- end -}}
-{{ toJson $texts }}
+{{- end -}}
 {{- end }}
 
 {{/* gpuNodes.selector as kubectl writes it: a=b,c=d. */}}
