@@ -316,6 +316,8 @@ func TestRestoreNamesWhatIsLeftOfTheOperatorsClassesAndRules(t *testing.T) {
 	left, err := leftOfDRA(t.Context(), cluster.Client)
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(left).To(ConsistOf(HavePrefix("deviceclass/gpusharing-mig-1g.5gb of the operator exists"), HavePrefix("devicetaintrule/gpusharing-a of the operator exists")))
+	err = restoration{Program: &Program{Out: &strings.Builder{}, Clock: clocktesting.NewFakeClock(now)}, client: cluster.Client}.withoutKinds(t.Context())
+	g.Expect(err).To(MatchError(ContainSubstring("devicetaintrule/gpusharing-a of the operator exists")), "also where the operator's kinds are gone")
 }
 
 // TestANodeWithoutLabelsCanBeMovedInThought: the page of the dashboard previews policies for such nodes too.

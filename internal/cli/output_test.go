@@ -107,6 +107,18 @@ func TestPlanForPrograms(t *testing.T) {
 	text, err = marshal(planOf(w, change{applied: w.Policies}), outputJSON)
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(text).To(ContainSubstring(`"change": "Update"`))
+	g.Expect(text).NotTo(ContainSubstring("unread"))
+}
+
+// TestPlanTellsProgramsWhatItCouldNotRead: without it a plan on half of the cluster looks like one on all of it.
+func TestPlanTellsProgramsWhatItCouldNotRead(t *testing.T) {
+	g := NewWithT(t)
+	const lacks = "You may not list ResourceSlices, so it is not known what NVIDIA's DRA driver publishes"
+	text, err := marshal(planOf(worldOf(node(t, "a", sim.A100)), change{applied: []v1alpha1.GPUSharingPolicy{policy(t, "research", slicing)}, lacks: []string{lacks}}), outputJSON)
+	g.Expect(err).NotTo(HaveOccurred())
+	var shown planReport
+	g.Expect(json.Unmarshal([]byte(text), &shown)).To(Succeed())
+	g.Expect(shown.Unread).To(HaveExactElements(lacks))
 }
 
 // TestDoctorForPrograms: the findings, the worst first.

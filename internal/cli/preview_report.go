@@ -15,6 +15,8 @@ import (
 
 // planReport is what plan prints for programs.
 type planReport struct {
+	// Unread is what is not known, because the user may not read it.
+	Unread   []string        `json:"unread,omitempty"`
 	Policies []plannedPolicy `json:"policies"`
 	// Nodes are those that one of the policies governs before the change or after it.
 	Nodes []plannedNode `json:"nodes"`
@@ -54,7 +56,7 @@ type plannedNode struct {
 // planOf is what would happen after a change of the policies.
 func planOf(w world.World, c change) planReport {
 	before, after := rollout.Decide(w), rollout.Decide(c.of(w))
-	report := planReport{Policies: []plannedPolicy{}, Nodes: []plannedNode{}}
+	report := planReport{Unread: c.lacks, Policies: []plannedPolicy{}, Nodes: []plannedNode{}}
 	names := slices.Clone(c.deleted)
 	for _, policy := range c.applied {
 		names = append(names, policy.Name)

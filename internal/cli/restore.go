@@ -91,7 +91,7 @@ func (r restoration) run(ctx context.Context, f *flags) error {
 func (r restoration) withoutKinds(ctx context.Context) error {
 	var left []string
 	for _, find := range []func(context.Context, client.Client) ([]string, error){
-		leftNodes, leftNodeFeatures, leftClusterPolicies, leftConfigMaps, leftForAutoscalers,
+		leftNodes, leftNodeFeatures, leftClusterPolicies, leftConfigMaps, leftForAutoscalers, leftOfDRA,
 	} {
 		found, err := find(ctx, r.client)
 		if err != nil {
