@@ -74,7 +74,10 @@ func (r restoration) run(ctx context.Context, f *flags) error {
 	if err := r.confirm(policies, f.yes); err != nil {
 		return err
 	}
+	status := apierrors.APIStatus(nil)
 	switch deleted, err := r.deletePolicies(ctx, policies); {
+	case err != nil && deleted == 0 && !errors.As(err, &status):
+		return fmt.Errorf("%w, as far as is known: the API server did not answer whether it deleted a policy. Run the command again: %w", ErrNotRestored, err)
 	case err != nil && deleted > 0:
 		return fmt.Errorf("%w: %d of %s deleted, and the controller restores their nodes. Run the command again for the rest: %w",
 			ErrNotRestored, deleted, count(len(policies.Items), "GPUSharingPolicy object"), adviseRestore(err))
@@ -217,7 +220,26 @@ func (r restoration) whatIsLeft(ctx context.Context) (string, error) {
 	if why, err := noController(ctx, r.client, r.Clock.Now()); err == nil && why != "" {
 		left = append([]string{"no controller runs: " + why}, left...)
 	}
-	return indented(left), nil
+	return indented(slices.Concat(left, r.createdAgain(ctx))), nil
+}
+
+// createdAgain says what to do where there are policies again, although restore deleted all: while it waits, it deletes none.
+func (r restoration) createdAgain(ctx context.Context) []string {
+	policies := &v1alpha1.GPUSharingPolicyList{}
+	if err := r.client.List(ctx, policies); err != nil {
+		return nil
+	}
+	var names []string
+	for i := range policies.Items {
+		if policies.Items[i].DeletionTimestamp == nil {
+			names = append(names, policies.Items[i].Name)
+		}
+	}
+	if len(names) == 0 {
+		return nil
+	}
+	return []string{fmt.Sprintf("%s created after all policies were deleted: %s. Stop what creates policies, such as Argo CD or Flux, and run the command again",
+		count(len(names), "GPUSharingPolicy object"), firstOf(names))}
 }
 
 // adviseRestore adds to an error which rights restore needs.

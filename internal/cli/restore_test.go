@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"strings"
 	"testing"
 	"time"
@@ -229,6 +230,7 @@ func TestRestore(t *testing.T) {
 		"takes no failed call for restored":                takesNoFailedCall,
 		"ends with what is left when its time is over":     endsWithWhatIsLeft,
 		"names the taint that keeps a toleration":          namesTheTaint,
+		"says why a policy is there again":                 saysThatAPolicyIsThereAgain,
 		"deletes nothing under releasePolicy Retain":       refusesRetain,
 		"deletes nothing where no controller runs":         needsAController,
 		"reports a controller that ends meanwhile":         reportsAnEndedController,
@@ -330,6 +332,19 @@ func namesTheTaint(s *shared) {
 	s.patch(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a"}}, `{"spec":{"taints":[{"key":"example.com/gpu","effect":"NoSchedule"}]}}`)
 	_, err := s.run("", "--yes", "--timeout=10s")
 	s.Expect(err).To(MatchError(ContainSubstring("gpusharing.io/tolerations: node/a has the taint example.com/gpu:NoSchedule")))
+}
+
+// saysThatAPolicyIsThereAgain because a program such as Argo CD applies it from a repository.
+func saysThatAPolicyIsThereAgain(s *shared) {
+	s.clock.do = func(int) {
+		p := policy(s.t, "research", slicing)
+		s.create(&p)
+	}
+	out, err := s.run("", "--yes", "--timeout=10s")
+	s.Expect(err).To(MatchError(ErrNotRestored))
+	s.Expect(err).To(MatchError(ContainSubstring("1 GPUSharingPolicy object created after all policies were deleted: research. Stop what creates policies, such as Argo CD")))
+	before, _, _ := strings.Cut(out, "gpusharingpolicy/research exists")
+	s.Expect(before).NotTo(ContainSubstring("created after"), "before it was there again")
 }
 
 func refusesRetain(s *shared) {
@@ -434,6 +449,28 @@ func (n *noKinds) List(ctx context.Context, list client.ObjectList, opts ...clie
 		return &meta.NoKindMatchError{GroupKind: gvk.GroupKind(), SearchedVersions: []string{gvk.Version}}
 	}
 	return n.WithWatch.List(ctx, list, opts...)
+}
+
+// TestARestoreDoesNotSayThatItDidNotBeginWhereThatIsNotKnown: the connection is lost after the API server has deleted the first policy.
+func TestARestoreDoesNotSayThatItDidNotBeginWhereThatIsNotKnown(t *testing.T) {
+	g := NewWithT(t)
+	scheme, err := newScheme()
+	g.Expect(err).NotTo(HaveOccurred())
+	a, lease := policy(t, "a", slicing), leaseIn("gpu-sharing-operator", now)
+	a.ResourceVersion = ""
+	c := fake.NewClientBuilder().WithScheme(scheme).WithObjects(&a, lease, deploymentIn("gpu-sharing-operator"), leaderIn("gpu-sharing-operator")).
+		WithIndex(lease, "metadata.name", byFieldName).
+		WithInterceptorFuncs(interceptor.Funcs{
+			Delete: func(ctx context.Context, c client.WithWatch, o client.Object, opts ...client.DeleteOption) error {
+				return errors.Join(c.Delete(ctx, o, opts...), io.ErrUnexpectedEOF)
+			},
+		}).Build()
+	f := newFlags()
+	g.Expect(f.set.Parse([]string{"--yes"})).To(Succeed())
+	p := &Program{In: strings.NewReader(""), Out: &strings.Builder{}, Clock: &waiting{FakeClock: clocktesting.NewFakeClock(now)}}
+	err = restoration{Program: p, client: c}.run(t.Context(), f)
+	g.Expect(err).To(MatchError(And(ContainSubstring("unexpected EOF"), ContainSubstring("Run the command again"))))
+	g.Expect(errors.Is(err, ErrNotRestored)).To(BeTrue(), "exit code 2: %v", err)
 }
 
 // TestARestoreThatHasBegunDoesNotSayThatItDidNot: exit code 1 says that it did not begin. After the first policy is deleted a failure has code 2.

@@ -6,6 +6,7 @@ package packaging_test
 import (
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -230,6 +231,26 @@ func TestNotesNameTheCommandThatRestores(t *testing.T) {
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(string(notes)).To(ContainSubstring("\n     kubectl gpusharing restore\n"))
 	g.Expect(string(notes)).NotTo(ContainSubstring(".spec.policyName"), "a node without a policy may still be on its way back")
+	description, _, err := unstructured.NestedString(read(t, csvFile)[0].Object, "spec", "description")
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(description).To(And(ContainSubstring("`kubectl gpusharing restore`"), Not(ContainSubstring("kubectl get gpunodes"))), "of OLM's console")
+}
+
+// TestDocsNameTheReleaseThatTheReadmeInstalls: Helm knows no other.
+func TestDocsNameTheReleaseThatTheReadmeInstalls(t *testing.T) {
+	g := NewWithT(t)
+	files, err := filepath.Glob(path(t, "docs/*.md"))
+	g.Expect(err).NotTo(HaveOccurred())
+	named := map[string][]string{}
+	for _, file := range append(files, path(t, "README.md")) {
+		text, err := os.ReadFile(file)
+		g.Expect(err).NotTo(HaveOccurred())
+		for _, found := range regexp.MustCompile("helm (?:install|upgrade|uninstall|test|rollback) ([a-z][a-z0-9-]*)").FindAllStringSubmatch(string(text), -1) {
+			named[found[1]] = append(named[found[1]], filepath.Base(file))
+		}
+	}
+	g.Expect(named).To(HaveLen(1), "%v", named)
+	g.Expect(named["gpu-sharing-operator"]).To(ContainElements("README.md", "install.md", "monitoring.md"))
 }
 
 // TestOpenShiftIsDetected: a cluster that has the kind gets the SecurityContextConstraints, unless it is told otherwise.
