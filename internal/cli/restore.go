@@ -74,15 +74,8 @@ func (r restoration) run(ctx context.Context, f *flags) error {
 	if err := r.confirm(policies, f.yes); err != nil {
 		return err
 	}
-	status := apierrors.APIStatus(nil)
-	switch deleted, err := r.deletePolicies(ctx, policies); {
-	case err != nil && deleted == 0 && !errors.As(err, &status):
-		return fmt.Errorf("%w, as far as is known: the API server did not answer whether it deleted a policy. Run the command again: %w", ErrNotRestored, err)
-	case err != nil && deleted > 0:
-		return fmt.Errorf("%w: %d of %s deleted, and the controller restores their nodes. Run the command again for the rest: %w",
-			ErrNotRestored, deleted, count(len(policies.Items), "GPUSharingPolicy object"), adviseRestore(err))
-	case err != nil:
-		return adviseRestore(err)
+	if err := r.deletePolicies(ctx, policies); err != nil {
+		return err
 	}
 	if !f.wait {
 		return r.write("The controller restores the nodes now. `kubectl gpusharing restore` waits until it has.\n")
@@ -160,20 +153,31 @@ func (r restoration) confirm(policies *v1alpha1.GPUSharingPolicyList, yes bool) 
 	return nil
 }
 
-// deletePolicies deletes them one after another, and tells how many it has deleted.
-func (r restoration) deletePolicies(ctx context.Context, policies *v1alpha1.GPUSharingPolicyList) (deleted int, err error) {
+// deletePolicies deletes them one after another.
+func (r restoration) deletePolicies(ctx context.Context, policies *v1alpha1.GPUSharingPolicyList) error {
 	for i := range policies.Items {
 		policy := &policies.Items[i]
-		err := r.client.Delete(ctx, policy, client.Preconditions{UID: &policy.UID})
-		if client.IgnoreNotFound(err) != nil {
-			return deleted, fmt.Errorf("deleting policy %s: %w", policy.Name, err)
+		if err := client.IgnoreNotFound(r.client.Delete(ctx, policy, client.Preconditions{UID: &policy.UID})); err != nil {
+			return notDeleted(fmt.Errorf("deleting policy %s: %w", policy.Name, err), i, len(policies.Items))
 		}
-		deleted++
 		if err := r.write(fmt.Sprintf("gpusharingpolicy/%s deleted\n", policy.Name)); err != nil {
-			return deleted, err
+			return notDeleted(err, i+1, len(policies.Items))
 		}
 	}
-	return deleted, nil
+	return nil
+}
+
+// notDeleted says that not all policies were deleted, and whether some were, or may have been.
+func notDeleted(err error, deleted, all int) error {
+	status := apierrors.APIStatus(nil)
+	switch {
+	case deleted > 0:
+		return fmt.Errorf("%w: %d of %s deleted, and the controller restores their nodes. Run the command again for the rest: %w",
+			ErrNotRestored, deleted, count(all, "GPUSharingPolicy object"), adviseRestore(err))
+	case !errors.As(err, &status):
+		return fmt.Errorf("%w, as far as is known: the API server did not answer whether it deleted a policy. Run the command again: %w", ErrNotRestored, err)
+	}
+	return adviseRestore(err)
 }
 
 // awaitRestored waits until nothing is left, and prints what is whenever that changes. While the API server does not answer,
