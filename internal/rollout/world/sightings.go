@@ -38,19 +38,28 @@ func OfSlicer(resource string) bool {
 // driver serves compute domains only, which are no business of ours.
 const draContainer = "gpus"
 
-// DRALabels are the labels by which NVIDIA tells the programs of its DRA driver apart: those of the driver's chart, since and before the
-// driver was renamed, and the one of the GPU Operator, which runs the driver for a GPUCluster (manifests/state-dra-driver, v26.7.0).
-func DRALabels() []string {
-	return []string{"dra-driver-nvidia-gpu-component", "nvidia-dra-driver-gpu-component", LabelApp}
+// draPlugin has the labels by which NVIDIA tells the programs of its DRA driver apart, with their values on the kubelet plugin: those of the
+// driver's chart, since and before the driver was renamed, and the one of the GPU Operator, which runs the driver for a GPUCluster
+// (manifests/state-dra-driver, v26.7.0).
+var draPlugin = []struct{ label, value string }{
+	{"dra-driver-nvidia-gpu-component", "kubelet-plugin"},
+	{"nvidia-dra-driver-gpu-component", "kubelet-plugin"},
+	{LabelApp, "nvidia-dra-driver-kubelet-plugin"},
 }
 
-// draPlugins are the values that those labels have on the kubelet plugin of the driver.
-var draPlugins = []string{"kubelet-plugin", "kubelet-plugin", "nvidia-dra-driver-kubelet-plugin"}
+// DRALabels are the labels by which NVIDIA tells the programs of its DRA driver apart, first that of the driver's chart.
+func DRALabels() []string {
+	names := make([]string, len(draPlugin))
+	for i, l := range draPlugin {
+		names[i] = l.label
+	}
+	return names
+}
 
 // IsDRAPlugin reports whether labels of a pod are those of the kubelet plugin of NVIDIA's DRA driver.
 func IsDRAPlugin(labels map[string]string) bool {
-	for i, name := range DRALabels() {
-		if labels[name] == draPlugins[i] {
+	for _, l := range draPlugin {
+		if labels[l.label] == l.value {
 			return true
 		}
 	}
