@@ -53,9 +53,6 @@ func (s *sources) readBase() error {
 	return s.read("config/manifests/gpu-sharing-operator.clusterserviceversion.yaml", &s.base)
 }
 
-// chartImage is an image in the chart's values.
-type chartImage struct{ Repository string }
-
 // readChart takes version and images from the chart, so that both packages are of one release.
 func (s *sources) readChart() error {
 	var chart struct {
@@ -67,7 +64,7 @@ func (s *sources) readChart() error {
 	}
 	var values struct {
 		Images struct {
-			Controller, Agent chartImage
+			Controller, Agent struct{ Repository string }
 		}
 	}
 	if err := s.read("config/helm/values.yaml", &values); err != nil {
@@ -75,9 +72,9 @@ func (s *sources) readChart() error {
 	}
 	s.version = chart.Version
 	s.images = map[string]string{}
-	for name, image := range map[string]chartImage{"controller": values.Images.Controller, "agent": values.Images.Agent} {
+	for name, repository := range map[string]string{"controller": values.Images.Controller.Repository, "agent": values.Images.Agent.Repository} {
 		// The chart of a release names its images by their digests.
-		s.images["gpu-sharing-"+name] = cmp.Or(chart.Annotations["gpusharing.io/"+name+"-image"], image.Repository+":"+chart.Version)
+		s.images["gpu-sharing-"+name] = cmp.Or(chart.Annotations["gpusharing.io/"+name+"-image"], repository+":"+chart.Version)
 	}
 	return nil
 }
