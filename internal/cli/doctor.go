@@ -346,7 +346,7 @@ func (n *nodeParts) observe(node *corev1.Node) {
 	n.down = slices.ContainsFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
 		return c.Type == corev1.NodeReady && c.Status != corev1.ConditionTrue
 	})
-	n.draAgent = node.Labels[world.LabelDRADriver] != ""
+	n.draAgent = world.OfGPUCluster(node.Labels)
 	for label := range node.Labels {
 		n.nfd = n.nfd || strings.HasPrefix(label, "feature.node.kubernetes.io/")
 	}

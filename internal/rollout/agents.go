@@ -26,7 +26,7 @@ const (
 // allowAgent sets the label that the agent's DaemonSet selects where it is absent.
 func allowAgent(m *group.Member) {
 	labels := m.Node.Labels
-	if world.OfGPUCluster(m.Node) || labels[v1alpha1.LabelClient] != "" || labels[labelOperands] == "false" || labels[labelPresent] == "false" {
+	if world.OfGPUCluster(labels) || labels[v1alpha1.LabelClient] != "" || labels[labelOperands] == "false" || labels[labelPresent] == "false" {
 		return
 	}
 	if at, did := timing.Stamped(m.Node.Annotations[v1alpha1.AnnotationClient], clientSet); did && m.World.Now.Sub(at) < timing.Patience {

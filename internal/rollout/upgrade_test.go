@@ -116,7 +116,7 @@ func (c *cluster) upgrading(h *host) {
 // the class gpu.nvidia.com, which is a whole GPU, and tolerates no taint (NVIDIA/gpu-operator v26.7.0 manifests/state-dra-validation). The driver's chart has
 // none.
 func (h *host) validates() bool {
-	if !world.OfGPUCluster(h.Node) {
+	if !world.OfGPUCluster(h.Node.Labels) {
 		return true
 	}
 	return h.Labels[draValidatorLabel] == "true" && h.driverRuns() && h.Ruled.IsZero() && h.Published != nil &&

@@ -72,7 +72,7 @@ func Duplicated(v *view.View, s state.State) gate.Finding {
 // pkg/upgrade/validation_manager.go).
 func Unvalidated(v *view.View, s state.State) gate.Finding {
 	whole := func(d gpu.Device) bool { return !d.State.MIG }
-	if s != state.UpToDate || !world.OfGPUCluster(v.Node) || v.Node.Labels[world.LabelUpgrade] != world.UpgradeValidates || slices.ContainsFunc(v.Devices, whole) {
+	if s != state.UpToDate || !world.OfGPUCluster(v.Node.Labels) || v.Node.Labels[world.LabelUpgrade] != world.UpgradeValidates || slices.ContainsFunc(v.Devices, whole) {
 		return gate.Finding{}
 	}
 	return gate.Finding{

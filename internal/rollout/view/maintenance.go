@@ -63,7 +63,7 @@ func UnderMaintenance(v *View) (m Maintenance, is bool) {
 // (NVIDIA/gpu-operator internal/state/driver.go, v26.7.0).
 func driverPods(v *View) string {
 	const ofNVIDIADriver = "app.kubernetes.io/component=nvidia-driver"
-	if world.OfGPUCluster(v.Node) {
+	if world.OfGPUCluster(v.Node.Labels) {
 		return ofNVIDIADriver
 	}
 	return "app=nvidia-driver-daemonset, or with an NVIDIADriver " + ofNVIDIADriver

@@ -31,12 +31,12 @@ func MonitorLabels() []string {
 // (controllers/nodelabeling_controller.go, v26.7.0).
 const LabelDRADriver = DeployPrefix + "dra-driver"
 
-// OfGPUCluster reports whether the GPU Operator runs NVIDIA's DRA driver on a node, for a GPUCluster.
-func OfGPUCluster(n *Node) bool { return n.Labels[LabelDRADriver] != "" }
+// OfGPUCluster reports whether, by the labels of a node, the GPU Operator runs NVIDIA's DRA driver there, for a GPUCluster.
+func OfGPUCluster(labels map[string]string) bool { return labels[LabelDRADriver] != "" }
 
 // AgentLabel is the label that starts and stops the agent on a node.
 func AgentLabel(n *Node) string {
-	if OfGPUCluster(n) {
+	if OfGPUCluster(n.Labels) {
 		return LabelDRADriver
 	}
 	return v1alpha1.LabelClient
