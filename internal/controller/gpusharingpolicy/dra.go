@@ -94,6 +94,16 @@ type nodeDRA struct {
 	ruleTaken  bool
 }
 
+// draOf is what they told of a node last.
+func draOf(n *world.Node) nodeDRA {
+	return nodeDRA{sign: n.DRA, dynamicMIG: n.DynamicMIG, published: n.Published, claims: n.Claims, ruled: n.Ruled, ruleTaken: n.RuleTaken}
+}
+
+// addTo adds what they tell to the node.
+func (d nodeDRA) addTo(n *world.Node) {
+	n.DRA, n.DynamicMIG, n.Published, n.Claims, n.Ruled, n.RuleTaken = d.sign, d.dynamicMIG, d.published, d.claims, d.ruled, d.ruleTaken
+}
+
 // gatherDRA reads what is not read of each node by itself. Errors: pluginconfig.ErrNotSynced, while a node shows the driver and it is not
 // known yet what the API server serves.
 func (c *Controller) gatherDRA(ctx context.Context) (*seenDRA, error) {

@@ -74,10 +74,9 @@ func (k *known) tell(features map[string]world.NodeFeatures, dra map[string]node
 	for i := range k.world {
 		n := &k.world[i]
 		f, d := features[n.Name], dra[n.Name]
-		was := nodeDRA{sign: n.DRA, dynamicMIG: n.DynamicMIG, published: n.Published, claims: n.Claims, ruled: n.Ruled, ruleTaken: n.RuleTaken}
-		if n.Features != f || !reflect.DeepEqual(was, d) {
-			n.Features, n.DRA, n.Published, n.Claims, n.Ruled, n.Version = f, d.sign, d.published, d.claims, d.ruled, k.version()
-			n.RuleTaken, n.DynamicMIG = d.ruleTaken, d.dynamicMIG
+		if n.Features != f || !reflect.DeepEqual(draOf(n), d) {
+			n.Features, n.Version = f, k.version()
+			d.addTo(n)
 		}
 	}
 }
@@ -185,8 +184,8 @@ func (c *Controller) readNode(ctx context.Context, node *corev1.Node, gpuNode *v
 	n := world.NodeOf(node, gpuNode)
 	if at, found := slices.BinarySearchFunc(c.known.world, n.Name, byName); found {
 		was := &c.known.world[at]
-		n.Features, n.DRA, n.Published, n.Claims, n.Ruled, n.RuleTaken = was.Features, was.DRA, was.Published, was.Claims, was.Ruled, was.RuleTaken
-		n.DynamicMIG = was.DynamicMIG
+		n.Features = was.Features
+		draOf(was).addTo(&n)
 	}
 	pods := &corev1.PodList{}
 	if err := c.client.List(ctx, pods, client.MatchingFields{nodeNameField: n.Name}, client.UnsafeDisableDeepCopy); err != nil {
