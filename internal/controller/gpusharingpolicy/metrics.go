@@ -107,11 +107,9 @@ func (m *metrics) decided(d rollout.Decision) {
 }
 
 func (m *metrics) forget(policy string) {
-	of := prometheus.Labels{"policy": policy}
-	for _, c := range m.counters() {
-		c.DeletePartialMatch(of)
+	for _, kept := range m.kept() {
+		kept.DeletePartialMatch(prometheus.Labels{"policy": policy})
 	}
-	m.lastRollback.DeletePartialMatch(of)
 }
 
 // did counts an action that was carried out on a node. Before is the desired state that had failed there before; nil: none had.
@@ -136,18 +134,16 @@ func (m *metrics) Describe(to chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{m.nodes, m.released, m.expected, m.advertised, m.oversubscription, m.started} {
 		to <- d
 	}
-	for _, c := range m.counters() {
-		c.Describe(to)
+	for _, kept := range m.kept() {
+		kept.Describe(to)
 	}
-	m.lastRollback.Describe(to)
 }
 
 // Collect is part of prometheus.Collector.
 func (m *metrics) Collect(to chan<- prometheus.Metric) {
-	for _, c := range m.counters() {
-		c.Collect(to)
+	for _, kept := range m.kept() {
+		kept.Collect(to)
 	}
-	m.lastRollback.Collect(to)
 	d := m.last.Load()
 	if d == nil {
 		return
@@ -158,8 +154,15 @@ func (m *metrics) Collect(to chan<- prometheus.Metric) {
 	}
 }
 
-func (m *metrics) counters() []*prometheus.CounterVec {
-	return []*prometheus.CounterVec{m.evictions, m.refused, m.rollbacks}
+// vector has a series for each policy.
+type vector interface {
+	prometheus.Collector
+	DeletePartialMatch(labels prometheus.Labels) int
+}
+
+// kept are the metrics that outlive a decision.
+func (m *metrics) kept() []vector {
+	return []vector{m.evictions, m.refused, m.rollbacks, m.lastRollback}
 }
 
 func (m *metrics) collectNodes(to chan<- prometheus.Metric, nodes []group.NodeState) {
