@@ -158,8 +158,8 @@ func (d *diagnosis) agents(is installation) {
 	d.each(is.nodes, level, "no agent. The agent runs where the label nvidia.com/gpu.deploy.client is true: look at daemonset/"+agentName, func(n nodeParts) bool {
 		return len(n.agents) == 0 && !n.draAgent
 	})
-	d.each(is.nodes, level, "no agent. With a GPUCluster it runs where the label nvidia.com/gpu.deploy.dra-driver is true and nvidia.com/gpu.deploy.dra-validator is not paused: "+
-		"look at daemonset/"+draAgentName, func(n nodeParts) bool { return len(n.agents) == 0 && n.draAgent })
+	d.each(is.nodes, level, "no agent. With a GPUCluster it runs where the label nvidia.com/gpu.deploy.dra-driver is true and "+
+		"nvidia.com/gpu.deploy.dra-validator is not paused: look at daemonset/"+draAgentName, func(n nodeParts) bool { return len(n.agents) == 0 && n.draAgent })
 	d.each(is.nodes, level, "an agent that is not ready. Look at the log of its pod (app.kubernetes.io/name=gpu-sharing-agent)", func(n nodeParts) bool {
 		return len(n.agents) > 0 && !ready(n)
 	})
@@ -167,7 +167,8 @@ func (d *diagnosis) agents(is installation) {
 		d.ok("An agent is ready on %s with GPUs", count(len(running), "node"))
 	}
 	for _, c := range is.controllers {
-		d.each(is.nodes, levelWarning, fmt.Sprintf("an agent of another version than the controller, %s. Wait for the update of their DaemonSet, or finish the upgrade", known(c.version)),
+		d.each(is.nodes, levelWarning, fmt.Sprintf("an agent of another version than the controller, %s. Wait for the update of their DaemonSet, "+
+			"or finish the upgrade", known(c.version)),
 			func(n nodeParts) bool {
 				return slices.ContainsFunc(n.agents, func(a component) bool { return differ(a.version, c.version) })
 			})
@@ -231,7 +232,8 @@ func (d *diagnosis) dra(is installation) {
 		return slices.ContainsFunc(n.drivers, func(c component) bool { return c.ready })
 	}
 	d.each(is.nodes, levelError, "no pod of NVIDIA's DRA driver that is ready, so no new pod gets their GPUs. Look at its DaemonSet, whose pods have the label "+
-		world.DRALabels()[0]+"=kubelet-plugin, or with a GPUCluster app=nvidia-dra-driver-kubelet-plugin", func(n nodeParts) bool { return !usesPlugin(n) && !ready(n) })
+		world.DRALabels()[0]+"=kubelet-plugin, or with a GPUCluster app=nvidia-dra-driver-kubelet-plugin",
+		func(n nodeParts) bool { return !usesPlugin(n) && !ready(n) })
 	versions := map[string]bool{}
 	for _, n := range is.nodes {
 		for _, c := range n.drivers {

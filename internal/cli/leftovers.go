@@ -285,8 +285,9 @@ func classesBeside(all []unstructured.Unstructured, class *unstructured.Unstruct
 
 // staysBeside says what to do about a class of the operator's that it does not delete, since the scheduler would forget the resource.
 func staysBeside(name string, others []string) string {
-	return fmt.Sprintf("it stays beside %s, which serves the same resource, because the scheduler would forget that. Delete it, then have the scheduler read the other one "+
-		"again: kubectl delete deviceclass %s && kubectl annotate deviceclass %s --overwrite read-again=$(date +%%s)", format.List(others), name, others[0])
+	return fmt.Sprintf("it stays beside %s, which serves the same resource, because the scheduler would forget that. Delete it, then have the scheduler "+
+		"read the other one again: kubectl delete deviceclass %s && kubectl annotate deviceclass %s --overwrite read-again=$(date +%%s)",
+		format.List(others), name, others[0])
 }
 
 // unlessNotServed is no error where the API server has no such kind.

@@ -131,7 +131,8 @@ func (a *agents) gather(ctx context.Context, now time.Time, query string, into f
 		return p.Spec.NodeName == "" || !p.DeletionTimestamp.IsZero() || ended
 	})
 	if len(running) == 0 {
-		return nil, errors.New("no agent runs: look at the DaemonSets gpu-sharing-agent and gpu-sharing-agent-dra, and at the labels nvidia.com/gpu.present of the nodes")
+		return nil, errors.New("no agent runs: look at the DaemonSets " + agentName + " and " + draAgentName +
+			", and at the labels nvidia.com/gpu.present of the nodes")
 	}
 	nodes := make([]measuredNode, len(running))
 	// Who may create a pod may give it the label of the agents, so that one which cannot be asked must not hide the others.

@@ -85,7 +85,8 @@ func ForInstances(profile string) Write {
 // ForGPUs is the operator's class of whole GPUs. It is needed where the GPU Operator runs the driver for a GPUCluster: the class gpu.nvidia.com
 // that it keeps there serves no extended resource (manifests/state-dra-driver, v26.7.0). The one of the driver's chart does.
 func ForGPUs() Write {
-	return Write{Name: gpuClass, Resource: plan.ResourceGPU, Selector: fmt.Sprintf("device.driver == '%[1]s' && device.attributes['%[1]s'].type == 'gpu'", DriverName)}
+	return Write{Name: gpuClass, Resource: plan.ResourceGPU, Selector: fmt.Sprintf(
+		"device.driver == '%[1]s' && device.attributes['%[1]s'].type == 'gpu'", DriverName)}
 }
 
 // Class is a DeviceClass.

@@ -79,7 +79,8 @@ func IntervalProblem(classes []Class, want v1alpha1.TimeSliceInterval, policy, o
 	}
 	set := "set in spec.config of the class"
 	if class.Own {
-		set = fmt.Sprintf("make a DeviceClass of your own with the selector of %s and extendedResourceName %s, and set in its spec.config", class.Name, plan.ResourceGPU)
+		set = fmt.Sprintf("make a DeviceClass of your own with the selector of %s and extendedResourceName %s, and set in its spec.config",
+			class.Name, plan.ResourceGPU)
 	}
 	return intervalDiffers("DeviceClass %s gives GPUs %s by its config, and policy %s needs %s. First drain the pods that use GPUs from the nodes of NVIDIA's DRA "+
 		"driver, because a pod that shares a GPU with claims of another config hangs. Then %s, for driver %s, "+

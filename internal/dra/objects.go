@@ -47,7 +47,7 @@ func isOwn(object *unstructured.Unstructured) bool {
 }
 
 // RuleOf reads a DeviceTaintRule of the operator's: its node, and since when it taints the devices of it. ok is false if it is another's, or if
-// another client edited it so that it does not taint all devices of the node any more (Edited).
+// another client edited it so that it does not taint all devices of the node any more (EditedRule).
 func RuleOf(object *unstructured.Unstructured) (node string, since time.Time, ok bool) {
 	if node, ok = ruleOfOurs(object); !ok || !taintsAll(object, node) {
 		return "", time.Time{}, false

@@ -15,7 +15,8 @@ import (
 )
 
 // configureDRA decides which DeviceClasses must exist where NVIDIA's DRA driver serves nodes, and removes DeviceTaintRules of nodes that are
-// gone, and those that another client edited. A class stays while a node has instances of its profile, or is to have some, and while a policy, pod or ResourceClaim names it.
+// gone, and those that another client edited. A class stays while a node has instances of its profile, or is to have some, and while a policy, pod
+// or ResourceClaim names it.
 func (d *Decision) configureDRA(w *world.World, all []*group.Member) {
 	var classes []dra.Write
 	nodes := make(map[string]bool, len(w.DRA.Ruled))

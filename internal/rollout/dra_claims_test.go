@@ -69,7 +69,8 @@ func TestPodsThatShareAClaimAreNotEvictedForNothing(t *testing.T) {
 	d := c.during(5*time.Minute, time.Second)
 	g.Expect(one(d).State).To(Equal(state.Draining))
 	g.Expect(one(d).Message).To(And(ContainSubstring("ResourceClaim user/train, which pods can share"), ContainSubstring("Scale its workload down")))
-	g.Expect(h.GPU.Status.Rollout.Blockers).To(ContainElement(HaveField("Handling", ContainSubstring("is not evicted, because another would come by the same ResourceClaim"))))
+	g.Expect(h.GPU.Status.Rollout.Blockers).To(ContainElement(HaveField("Handling",
+		ContainSubstring("is not evicted, because another would come by the same ResourceClaim"))))
 	d = c.during(6*time.Minute, time.Second)
 	g.Expect(one(d).Reason).To(Equal(v1alpha1.ReasonDrainTimedOut))
 	g.Expect(h.Ruled).To(BeZero())

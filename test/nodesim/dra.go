@@ -500,7 +500,8 @@ func (s DRAScheduler) allocate(ctx context.Context, node string, claim *resource
 	return results, nil
 }
 
-// Run deletes the claims of pods that are gone, and gives back what pods that are gone had by claims that they shared, as Kubernetes' garbage collector does, until the context ends.
+// Run deletes the claims of pods that are gone, and gives back what pods that are gone had by claims that they shared, as Kubernetes' garbage
+// collector does, until the context ends.
 func (s DRAScheduler) Run(ctx context.Context, interval time.Duration) {
 	ticker := clock.RealClock{}.NewTicker(interval)
 	defer ticker.Stop()

@@ -65,7 +65,8 @@ func (o *GPUCluster) Swept() map[string]int {
 
 // Pass reconciles once.
 func (o *GPUCluster) Pass(ctx context.Context) error {
-	for _, object := range []client.Object{o.class(), o.daemonSet(draApp, "dra-driver", "gpus"), o.daemonSet("nvidia-dcgm-exporter-dra", "dcgm-exporter-dra", "nvidia-dcgm-exporter-dra")} {
+	const exporter = "nvidia-dcgm-exporter-dra"
+	for _, object := range []client.Object{o.class(), o.daemonSet(draApp, "dra-driver", "gpus"), o.daemonSet(exporter, "dcgm-exporter-dra", exporter)} {
 		if err := o.Client.Create(ctx, object); client.IgnoreAlreadyExists(err) != nil {
 			return fmt.Errorf("creating %s: %w", object.GetName(), err)
 		}

@@ -104,8 +104,8 @@ func Choose(v *view.View) (evict []action.Action, stay []string) {
 			stay = append(stay, fmt.Sprintf("pod %s/%s, because nobody reports which GPU it holds, and the change does not need all of them",
 				p.Namespace, p.Name))
 		case comesBackByClaim(v, p) != "":
-			stay = append(stay, fmt.Sprintf("pod %s/%s, because another would come in its place in spite of the DeviceTaintRule: ResourceClaim %s, which pods can share, "+
-				"stays allocated. Scale its workload down", p.Namespace, p.Name, comesBackByClaim(v, p)))
+			stay = append(stay, fmt.Sprintf("pod %s/%s, because another would come in its place in spite of the DeviceTaintRule: ResourceClaim %s, which pods "+
+				"can share, stays allocated. Scale its workload down", p.Namespace, p.Name, comesBackByClaim(v, p)))
 		case returnsDespiteTaint(v, p):
 			stay = append(stay, fmt.Sprintf("pod %s/%s, which came to the node in spite of the taint, as another would after it; "+
 				"scale its workload down", p.Namespace, p.Name))

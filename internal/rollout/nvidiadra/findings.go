@@ -72,13 +72,15 @@ func Duplicated(v *view.View, s state.State) gate.Finding {
 // pkg/upgrade/validation_manager.go).
 func Unvalidated(v *view.View, s state.State) gate.Finding {
 	whole := func(d gpu.Device) bool { return !d.State.MIG }
-	if s != state.UpToDate || !world.OfGPUCluster(v.Node.Labels) || v.Node.Labels[world.LabelUpgrade] != world.UpgradeValidates || slices.ContainsFunc(v.Devices, whole) {
+	validates := world.OfGPUCluster(v.Node.Labels) && v.Node.Labels[world.LabelUpgrade] == world.UpgradeValidates
+	if s != state.UpToDate || !validates || slices.ContainsFunc(v.Devices, whole) {
 		return gate.Finding{}
 	}
 	return gate.Finding{
 		Reason: v1alpha1.ReasonDriverUpgrade, Beside: true,
-		Message: fmt.Sprintf("The upgrade of NVIDIA's driver does not end by itself: it waits for NVIDIA's validator, which claims a whole GPU, and all GPUs of the node "+
-			"are in MIG mode. The driver runs. End the upgrade: kubectl label node %s --overwrite %s=%s", v.Node.Name, world.LabelUpgrade, world.UpgradeUncordons),
+		Message: fmt.Sprintf("The upgrade of NVIDIA's driver does not end by itself: it waits for NVIDIA's validator, which claims a whole GPU, and all "+
+			"GPUs of the node are in MIG mode. The driver runs. End the upgrade: kubectl label node %s --overwrite %s=%s",
+			v.Node.Name, world.LabelUpgrade, world.UpgradeUncordons),
 	}
 }
 

@@ -116,7 +116,8 @@ func draDaemonSet(image string) *appsv1.DaemonSet {
 		{Name: "HEALTHCHECK_PORT", Value: fmt.Sprint(draHealth)},
 	}
 	main.VolumeMounts = []corev1.VolumeMount{
-		driver, ready, volumeMount("registry", registry, ""), volumeMount("plugins", plugins, corev1.MountPropagationBidirectional), volumeMount("cdi", "/var/run/cdi", ""),
+		driver, ready, volumeMount("registry", registry, ""), volumeMount("plugins", plugins, corev1.MountPropagationBidirectional),
+		volumeMount("cdi", "/var/run/cdi", ""),
 	}
 	main.StartupProbe = &corev1.Probe{
 		ProbeHandler:     corev1.ProbeHandler{GRPC: &corev1.GRPCAction{Port: draHealth, Service: new("liveness")}},

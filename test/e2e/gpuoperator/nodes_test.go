@@ -50,12 +50,18 @@ func TestLabelsOfAGPUCluster(t *testing.T) {
 	for name, c := range map[string]struct {
 		labels, want map[string]string
 	}{
-		"no GPU":     {map[string]string{deployClient: "true"}, map[string]string{LabelPresent: "", deployDriver: "", deployClient: ""}},
-		"a GPU":      {onPCI, map[string]string{LabelPresent: "true", deployDriver: "true", validator: "true", deployPlugin: "", deployClient: ""}},
-		"swept":      {with(onPCI, deployClient, "paused-for-mig-change", deployPlugin, "true", migManager, "true"), map[string]string{deployClient: "", deployPlugin: "", migManager: ""}},
-		"paused":     {with(onPCI, validator, "paused-for-driver-upgrade"), map[string]string{validator: "paused-for-driver-upgrade", deployDriver: "true"}},
-		"empty":      {with(onPCI, validator, ""), map[string]string{validator: "true"}},
-		"others":     {with(onPCI, noOperands, "false", LabelDeploy+"vgpu-manager", "true"), map[string]string{deployDriver: "true", LabelDeploy + "vgpu-manager": "true"}},
+		"no GPU": {map[string]string{deployClient: "true"}, map[string]string{LabelPresent: "", deployDriver: "", deployClient: ""}},
+		"a GPU":  {onPCI, map[string]string{LabelPresent: "true", deployDriver: "true", validator: "true", deployPlugin: "", deployClient: ""}},
+		"swept": {
+			with(onPCI, deployClient, "paused-for-mig-change", deployPlugin, "true", migManager, "true"),
+			map[string]string{deployClient: "", deployPlugin: "", migManager: ""},
+		},
+		"paused": {with(onPCI, validator, "paused-for-driver-upgrade"), map[string]string{validator: "paused-for-driver-upgrade", deployDriver: "true"}},
+		"empty":  {with(onPCI, validator, ""), map[string]string{validator: "true"}},
+		"others": {
+			with(onPCI, noOperands, "false", LabelDeploy+"vgpu-manager", "true"),
+			map[string]string{deployDriver: "true", LabelDeploy + "vgpu-manager": "true"},
+		},
 		"a GPU gone": {map[string]string{LabelPresent: "true", deployDriver: "true"}, map[string]string{LabelPresent: "false", deployDriver: ""}},
 	} {
 		t.Run(name, func(t *testing.T) {
