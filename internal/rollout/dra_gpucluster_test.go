@@ -6,7 +6,6 @@ package rollout_test
 import (
 	"fmt"
 	"maps"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -18,25 +17,25 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/test/nodesim"
 )
 
-// gpuCluster is the GPU Operator v26.7.0 on a host where a GPUCluster has it run NVIDIA's DRA driver: it removes the labels that only programs of a
-// ClusterPolicy have, and sets its own where they are absent or empty (controllers/nodelabeling_controller.go).
+// gpuCluster is the GPU Operator v26.7.0 on a host where a GPUCluster has it run NVIDIA's DRA driver. It counts the labels that it removes, and the
+// reasons of the node that it sees.
 type gpuCluster struct{ swept, reasons map[string]int }
 
+// newGPUCluster has labelled a host once.
+func newGPUCluster(h *host) gpuCluster {
+	g := gpuCluster{swept: map[string]int{}, reasons: map[string]int{}}
+	h.Labels["nvidia.com/gpu.present"] = "true"
+	g.label(h.Labels)
+	clear(g.swept)
+	return g
+}
+
 func (g gpuCluster) label(labels map[string]string) {
-	own := map[string]bool{}
-	for _, name := range []string{"driver", "dra-driver", "dra-validator", "dcgm-dra", "dcgm-exporter-dra"} {
-		own[name] = true
-		if labels["nvidia.com/gpu.deploy."+name] == "" {
-			labels["nvidia.com/gpu.deploy."+name] = "true"
-		}
-	}
-	for _, name := range slices.Collect(maps.Keys(labels)) {
-		if rest, is := strings.CutPrefix(name, "nvidia.com/gpu.deploy."); is && !own[rest] && rest != "nvsm" && rest != "vgpu-manager" {
-			g.swept[name]++
-			delete(labels, name)
-		}
+	for _, name := range nodesim.LabelForGPUCluster(labels) {
+		g.swept[name]++
 	}
 }
 
@@ -46,9 +45,7 @@ func onGPUCluster(s v1alpha1.Sharing) (*cluster, *host, gpuCluster) {
 	c, h := onDRA(s, evicting)
 	c.Plugin = world.DevicePlugin{Reason: v1alpha1.ReasonDRAStackActive, Message: "a GPUCluster exists"}
 	c.setClass(dra.Class{Name: "gpu.nvidia.com"})
-	labeller := gpuCluster{swept: map[string]int{}, reasons: map[string]int{}}
-	labeller.label(h.Labels)
-	clear(labeller.swept)
+	labeller := newGPUCluster(h)
 	c.settle(h)
 	return c, h, labeller
 }
@@ -112,7 +109,7 @@ func TestTheAgentOfAGPUCluster(t *testing.T) {
 	c := newCluster()
 	h := c.addDRA("a", sim.A100)
 	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("1g", 7)))}
-	gpuCluster{swept: map[string]int{}}.label(h.Labels)
+	newGPUCluster(h)
 	h.Labels[world.LabelDRADriver], h.AgentReady = "false", false
 	c.Now = c.Now.Add(time.Hour)
 	d := one(c.pass())
@@ -245,10 +242,8 @@ func TestALivePolicyMovesToAGPUCluster(t *testing.T) {
 			c.setClass(dra.Class{Name: "gpu.nvidia.com"})
 			c.Plugin = world.DevicePlugin{Reason: v1alpha1.ReasonDRAStackActive, Message: "a GPUCluster exists"}
 			c.switchOver(h, true)
-			labeller := gpuCluster{swept: map[string]int{}, reasons: map[string]int{}}
+			labeller := newGPUCluster(h)
 			h.driver.shares = 4
-			labeller.label(h.Labels)
-			clear(labeller.swept)
 			h.features.gfd = "" // its DaemonSet owns its NodeFeature, and goes with the ClusterPolicy
 			labeller.until(c, h, 1200)
 			c.Policies = nil

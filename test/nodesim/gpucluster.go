@@ -32,17 +32,33 @@ type GPUCluster struct {
 // draApp is the label app of the driver's kubelet plugin there.
 const draApp = "nvidia-dra-driver-kubelet-plugin"
 
-// clusterLabels are set to true where they are absent or empty. Another value stays, since k8s-driver-manager pauses a program by one.
-func clusterLabels() []string {
-	return []string{"driver", "dra-driver", "dra-validator", "dcgm-dra", "dcgm-exporter-dra"}
+// clusterDeployed are the programs that run on a node of a GPUCluster.
+var clusterDeployed = []string{"driver", "dra-driver", "dra-validator", "dcgm-dra", "dcgm-exporter-dra"}
+
+// policyOnly are the programs that only a ClusterPolicy has.
+var policyOnly = []string{
+	"device-plugin", "gpu-feature-discovery", "container-toolkit", "dcgm", "dcgm-exporter", "node-status-exporter", "operator-validator", "client", "mig-manager",
+	"sandbox-device-plugin", "kata-sandbox-device-plugin", "sandbox-validator", "vfio-manager", "kata-manager", "cc-manager", "vgpu-device-manager",
 }
 
-// sweptLabels are removed, whatever their value: those that only programs of a ClusterPolicy have.
-func sweptLabels() []string {
-	return []string{
-		"device-plugin", "gpu-feature-discovery", "container-toolkit", "dcgm", "dcgm-exporter", "node-status-exporter", "operator-validator", "client", "mig-manager",
-		"sandbox-device-plugin", "kata-sandbox-device-plugin", "sandbox-validator", "vfio-manager", "kata-manager", "cc-manager", "vgpu-device-manager",
+// LabelForGPUCluster changes the labels of a node as the GPU Operator does for a GPUCluster, and returns those of a ClusterPolicy's programs, which it
+// removes whatever their value. Where a label of its own programs has a value, it stays: k8s-driver-manager pauses programs by it.
+func LabelForGPUCluster(labels map[string]string) (swept []string) {
+	for _, program := range policyOnly {
+		if _, has := labels[deployPrefix+program]; has {
+			swept = append(swept, deployPrefix+program)
+			delete(labels, deployPrefix+program)
+		}
 	}
+	for _, program := range clusterDeployed {
+		switch {
+		case labels[labelPresent] != "true":
+			delete(labels, deployPrefix+program)
+		case labels[deployPrefix+program] == "":
+			labels[deployPrefix+program] = "true"
+		}
+	}
+	return swept
 }
 
 // Run reconciles until the context ends.
@@ -85,25 +101,10 @@ func (o *GPUCluster) Pass(ctx context.Context) error {
 
 func (o *GPUCluster) label(ctx context.Context, n *corev1.Node) error {
 	base := n.DeepCopy()
-	if n.Labels["nvidia.com/gpu.present"] != "true" {
+	if n.Labels[labelPresent] != "true" {
 		return nil
 	}
-	for _, name := range sweptLabels() {
-		if _, has := n.Labels[deployPrefix+name]; has {
-			o.mu.Lock()
-			if o.swept == nil {
-				o.swept = map[string]int{}
-			}
-			o.swept[deployPrefix+name]++
-			o.mu.Unlock()
-			delete(n.Labels, deployPrefix+name)
-		}
-	}
-	for _, name := range clusterLabels() {
-		if n.Labels[deployPrefix+name] == "" {
-			n.Labels[deployPrefix+name] = "true"
-		}
-	}
+	o.count(LabelForGPUCluster(n.Labels))
 	if maps.Equal(n.Labels, base.Labels) {
 		return nil
 	}
@@ -111,6 +112,17 @@ func (o *GPUCluster) label(ctx context.Context, n *corev1.Node) error {
 		return fmt.Errorf("labelling node %s: %w", n.Name, err)
 	}
 	return nil
+}
+
+func (o *GPUCluster) count(swept []string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.swept == nil {
+		o.swept = map[string]int{}
+	}
+	for _, name := range swept {
+		o.swept[name]++
+	}
 }
 
 // class serves no extended resource.

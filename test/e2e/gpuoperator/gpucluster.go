@@ -20,6 +20,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/gpusharing/gpu-sharing-operator/test/nodesim"
 )
 
 const (
@@ -32,15 +34,6 @@ const (
 	// draHealth is the port on which the driver says whether it is registered with the kubelet.
 	draHealth = 51516
 )
-
-// clusterDeployed are the operands that run on a node of a GPUCluster.
-var clusterDeployed = []string{"driver", "dra-driver", "dra-validator", "dcgm-dra", "dcgm-exporter-dra"}
-
-// policyOnly are the operands whose labels the GPU Operator removes from the nodes of a GPUCluster, whatever their values.
-var policyOnly = []string{
-	"gpu-feature-discovery", "container-toolkit", "device-plugin", "dcgm", "dcgm-exporter", "node-status-exporter", "operator-validator", "client",
-	"mig-manager", "sandbox-device-plugin", "kata-sandbox-device-plugin", "sandbox-validator", "vfio-manager", "kata-manager", "cc-manager", "vgpu-device-manager",
-}
 
 // ClusterKind is the GPUCluster's.
 func ClusterKind() schema.GroupVersionKind {
@@ -72,25 +65,14 @@ func (o *Operator) runCluster(ctx context.Context, c *unstructured.Unstructured)
 	return errors.Join(append(errs, o.applySet(ctx, draDaemonSet(image)), o.labelNodes(ctx, clusterLabelled))...)
 }
 
-// clusterLabelled returns a node's labels as the GPU Operator writes them for a GPUCluster. Where a label of an operand there has a value, it
-// stays: k8s-driver-manager pauses operands by it.
+// clusterLabelled returns a node's labels as the GPU Operator writes them for a GPUCluster.
 func clusterLabelled(now map[string]string) map[string]string {
 	labels := maps.Clone(now)
 	if labels == nil {
 		labels = map[string]string{}
 	}
 	labelPresent(labels)
-	for _, operand := range policyOnly {
-		delete(labels, LabelDeploy+operand)
-	}
-	for _, operand := range clusterDeployed {
-		switch {
-		case labels[LabelPresent] != "true":
-			delete(labels, LabelDeploy+operand)
-		case labels[LabelDeploy+operand] == "":
-			labels[LabelDeploy+operand] = "true"
-		}
-	}
+	nodesim.LabelForGPUCluster(labels)
 	return labels
 }
 
