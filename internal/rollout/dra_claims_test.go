@@ -86,11 +86,7 @@ func TestAPodThatNobodyMakesAgainIsEvictedFromItsClaim(t *testing.T) {
 	c, h := onDRA(mig(count("1g", 7)), evicting)
 	c.claim(h, "train", "gpu-0", "gpu.nvidia.com", "nvidia.com/gpu")
 	h.Claims[0].Shared = true
-	for i := range h.Pods {
-		if h.Pods[i].Name == "train" {
-			h.Pods[i].Controller = ""
-		}
-	}
+	h.pod("train").Controller = ""
 	d, _ := c.run(240)
 	g.Expect(one(d).State).To(Equal(state.UpToDate), one(d).Message)
 	g.Expect(c.evicted).To(ConsistOf("train"))
@@ -137,11 +133,8 @@ func gang(c *cluster, h *host) {
 	c.claim(h, "worker", "gpu-0", "gpu.nvidia.com", "nvidia.com/gpu")
 	h.Claims[0].Shared, h.Claims[0].Pods = true, nil
 	h.Claims[0].Others = []dra.Consumer{{APIGroup: "scheduling.k8s.io", Resource: "podgroups", Name: "gang"}}
-	for i := range h.Pods {
-		if h.Pods[i].Name == "worker" {
-			h.Pods[i].PodGroup, h.Pods[i].Controller = "gang", "Job"
-		}
-	}
+	p := h.pod("worker")
+	p.PodGroup, p.Controller = "gang", "Job"
 }
 
 // TestAPodOfAPodGroupIsNamedInPlaceOfItsClaim: nobody is told to delete a claim that a pod uses.

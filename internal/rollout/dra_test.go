@@ -133,11 +133,7 @@ func TestAPodThatIsAllocatedJustBeforeTheRuleIsDrained(t *testing.T) {
 	h.Ruled = time.Time{}
 	g.Expect(c.allocate(h, "late", "nvidia.com/gpu")).NotTo(BeEmpty(), "by a scheduler that has not seen the rule")
 	h.Ruled = ruled
-	for i := range h.Pods {
-		if h.Pods[i].Name == "late" {
-			h.Pods[i].Starting = true
-		}
-	}
+	h.pod("late").Starting = true
 	h.hardware.Update(func(n *sim.Node) { n.GPUs[0].Holders = nil }) // no container of it has started, so the agent reports nothing
 	h.report()
 	d, _ := c.run(120)
@@ -259,7 +255,7 @@ func TestTheTimeSliceIsTheAdministrators(t *testing.T) {
 	g.Expect(c.writes).NotTo(HaveKey("action.SetSpec"))
 
 	h.driver.slices = true // a Helm upgrade restarts it
-	h.Pods = slices.DeleteFunc(h.Pods, func(p world.Pod) bool { return p.DRA })
+	h.restartDriver()
 	refused("DeviceClass gpu.nvidia.com gives GPUs no time slice")
 
 	c.DRA.Classes[0].Strategy, c.DRA.Classes[0].Interval = "TimeSlicing", "Medium"
@@ -680,7 +676,7 @@ func TestTheDaemonSetTellsOfDynamicMIGWhileItsPodIsAway(t *testing.T) {
 			c.run(120)
 			done := len(h.done)
 			h.DynamicMIG, h.driver.serves, h.Published = true, false, nil
-			h.Pods = slices.DeleteFunc(h.Pods, func(p world.Pod) bool { return p.DRA })
+			h.restartDriver()
 			c.reshare(sharing)
 			h.hardware.Update(func(n *sim.Node) { n.GPUs[0].Instances = nil }) // the driver has begun
 			d := c.during(10*time.Minute, time.Second)
@@ -707,7 +703,7 @@ func TestDynamicMIGThatIsOffAgainBringsThePolicyBack(t *testing.T) {
 			n.GPUs[i].Instances = nil
 		}
 	})
-	h.Pods = slices.DeleteFunc(h.Pods, func(p world.Pod) bool { return p.DRA })
+	h.restartDriver()
 	d := c.during(5*time.Minute, time.Second)
 	g.Expect(one(d).State).To(Equal(state.UpToDate), one(d).Message)
 	g.Expect(h.instances()).To(HaveLen(14))
@@ -768,7 +764,7 @@ func TestADriverThatIsUpgradedIsNotRestarted(t *testing.T) {
 
 // replaceDriver is an upgrade of the driver: another pod, which has not started yet.
 func (h *host) replaceDriver(c *cluster) {
-	h.Pods = slices.DeleteFunc(h.Pods, func(p world.Pod) bool { return p.DRA })
+	h.restartDriver()
 	h.Pods = append(h.Pods, world.Pod{Namespace: "nvidia-dra", Name: "new", UID: "dra-new", Controller: "DaemonSet", DRA: true, Serves: true, Scheduled: c.Now})
 }
 

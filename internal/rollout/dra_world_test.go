@@ -48,6 +48,24 @@ func (h *host) driverRuns() bool {
 	return h.driver.serves && slices.ContainsFunc(h.Pods, func(p world.Pod) bool { return p.DRA && p.UID == h.driver.uid && !p.Terminating })
 }
 
+// restartDriver ends the pod of the driver on a node. Its DaemonSet makes another.
+func (h *host) restartDriver() {
+	h.Pods = slices.DeleteFunc(h.Pods, func(p world.Pod) bool { return p.DRA })
+}
+
+// pod is a pod of the host, which must have it.
+func (h *host) pod(name string) *world.Pod {
+	return &h.Pods[slices.IndexFunc(h.Pods, func(p world.Pod) bool { return p.Name == name })]
+}
+
+// withKey is a copy of a map with one more entry.
+func withKey[V any](m map[string]V, key string, value V) map[string]V {
+	more := map[string]V{}
+	maps.Copy(more, m)
+	more[key] = value
+	return more
+}
+
 // addDRA adds a node that NVIDIA's DRA driver alone serves, and what its chart and Kubernetes 1.37 bring.
 func (c *cluster) addDRA(name string, models ...sim.Model) *host {
 	c.DRA.ServesClasses, c.DRA.ServesRules = true, true
@@ -74,7 +92,7 @@ func (c *cluster) switchOver(h *host, toDRA bool) {
 		h.Labels[pluginLabel], h.DRA = "false", "DaemonSet nvidia-dra/kubelet-plugin"
 		return
 	}
-	h.Pods = slices.DeleteFunc(h.Pods, func(p world.Pod) bool { return p.DRA })
+	h.restartDriver()
 	h.Published = nil
 }
 
@@ -173,10 +191,7 @@ func (c *cluster) prepareClaim(h *host, p *world.Pod, claim dra.Claim) {
 		uuid, instance, _ := h.located(device)
 		h.holds(uuid, instance.ID, p.Name)
 	}
-	if h.driver.prepared == nil {
-		h.driver.prepared = map[string]bool{}
-	}
-	h.driver.prepared[p.Name], p.Starting = true, h.driver.unready[p.Name]
+	h.driver.prepared, p.Starting = withKey(h.driver.prepared, p.Name, true), h.driver.unready[p.Name]
 	h.report()
 }
 
@@ -517,9 +532,7 @@ func (c *chronicle) stakesOf(h *host) {
 
 // waitsToStart lets a pod wait for its claim to be prepared: no container has started, so the kubelet reports no device of it.
 func (h *host) waitsToStart(name string) {
-	for i := range h.Pods {
-		h.Pods[i].Starting = h.Pods[i].Starting || h.Pods[i].Name == name
-	}
+	h.pod(name).Starting = true
 	h.driver.waits = map[string]bool{name: true}
 	delete(h.driver.prepared, name)
 	h.hardware.Update(func(n *sim.Node) {

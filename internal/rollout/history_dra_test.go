@@ -43,11 +43,6 @@ func (c *chronicle) onDRA(random *rand.Rand) *host {
 	return hosts[random.IntN(len(hosts))]
 }
 
-// restartDriver ends the pod of the driver on a node. Its DaemonSet makes another.
-func (c *cluster) restartDriver(h *host) {
-	h.Pods = slices.DeleteFunc(h.Pods, func(p world.Pod) bool { return p.DRA })
-}
-
 // slowEvent restarts the driver, which takes as long as to pull an image. Meanwhile nothing is prepared.
 func (c *chronicle) slowEvent(random *rand.Rand) {
 	h := c.onDRA(random)
@@ -55,7 +50,7 @@ func (c *chronicle) slowEvent(random *rand.Rand) {
 		return
 	}
 	h.driver.pulls = time.Duration(5+random.IntN(400)) * time.Second
-	c.restartDriver(h)
+	h.restartDriver()
 	c.tell("the driver of %s restarts, and takes %s to start", h.Name, h.driver.pulls)
 	if random.IntN(2) == 0 {
 		c.passes(random.IntN(3))
@@ -74,7 +69,7 @@ func (c *chronicle) slowEvent(random *rand.Rand) {
 func (c *chronicle) brokenEvent(random *rand.Rand) {
 	if h := c.onDRA(random); h != nil {
 		h.driver.broken = !h.driver.broken
-		c.restartDriver(h)
+		h.restartDriver()
 		c.tell("the driver of %s is broken: %v", h.Name, h.driver.broken)
 	}
 }
@@ -85,7 +80,7 @@ func (c *chronicle) sharesEvent(random *rand.Rand) {
 	for _, h := range c.all() {
 		if h.driver.serves {
 			h.driver.shares = shares
-			c.restartDriver(h)
+			h.restartDriver()
 		}
 	}
 	c.tell("the driver gives each GPU %d shares", shares)
@@ -104,11 +99,7 @@ func (c *chronicle) taintsEvent(random *rand.Rand) {
 		return
 	}
 	if h.driverRuns() && !h.driver.broken {
-		h.driver.tainted = maps.Clone(h.driver.tainted)
-		if h.driver.tainted == nil {
-			h.driver.tainted = map[string]string{}
-		}
-		h.driver.tainted[device] = "gpu.nvidia.com/xid=79"
+		h.driver.tainted = withKey(h.driver.tainted, device, "gpu.nvidia.com/xid=79")
 		h.republish()
 		c.tell("the driver of %s taints %s", h.Name, device)
 	}
@@ -144,7 +135,7 @@ func (c *chronicle) dynamicEvent(random *rand.Rand) {
 
 func (c *chronicle) setDynamic(h *host, on bool) {
 	h.driver.dynamic, h.DynamicMIG = on, on
-	c.restartDriver(h)
+	h.restartDriver()
 	c.tell("the driver of %s makes instances on demand: %v", h.Name, on)
 }
 
@@ -305,11 +296,7 @@ func (c *chronicle) claimsEvent(random *rand.Rand) {
 		had := len(h.Pods)
 		waits := random.IntN(4) == 0
 		if waits { // before it is allocated anything
-			h.driver.waits = maps.Clone(h.driver.waits)
-			if h.driver.waits == nil {
-				h.driver.waits = map[string]bool{}
-			}
-			h.driver.waits[fmt.Sprintf("claim-%d", c.serial+1)] = true
+			h.driver.waits = withKey(h.driver.waits, fmt.Sprintf("claim-%d", c.serial+1), true)
 		}
 		c.startByClaim(h, "replica", random)
 		if len(h.Pods) == had {
@@ -319,10 +306,7 @@ func (c *chronicle) claimsEvent(random *rand.Rand) {
 		claim := slices.IndexFunc(h.Claims, func(claim dra.Claim) bool { return p.Has(claim) })
 		switch random.IntN(6) {
 		case 0:
-			if h.driver.unready == nil {
-				h.driver.unready = map[string]bool{}
-			}
-			h.driver.unready[p.Name], p.Starting = true, true
+			h.driver.unready, p.Starting = withKey(h.driver.unready, p.Name, true), true
 			c.tell("pod %s is never Ready", p.Name)
 		case 1:
 			p.PodGroup, p.Controller = "gang", "Job"
@@ -446,7 +430,7 @@ func (c *chronicle) switchEvent(random *rand.Rand) {
 	if h.driver.serves {
 		h.driver.serves, h.DRA, h.driver.dynamic, h.DynamicMIG = false, "", false, false
 		h.driver.gone, h.driver.uid = c.Now, ""
-		c.restartDriver(h)
+		h.restartDriver()
 		for range 60 {
 			if c.passes(1); h.Published == nil {
 				break
@@ -472,13 +456,11 @@ func (c *chronicle) switchEvent(random *rand.Rand) {
 // driverFaultsEnd ends what others have done to nodes of the driver.
 func (c *chronicle) driverFaultsEnd(h *host) {
 	if h.driver.broken || len(h.driver.tainted) > 0 {
-		c.restartDriver(h) // who repairs it restarts it
+		h.restartDriver() // who repairs it restarts it
 	}
 	h.driver.broken, h.driver.pulls, h.driver.tainted, h.driver.barred, h.RuleTaken = false, 0, nil, nil, false
 	for _, p := range h.userPods() {
-		if h.driver.waits[p.Name] {
-			delete(h.driver.waits, p.Name)
-		}
+		delete(h.driver.waits, p.Name)
 	}
 }
 
@@ -488,7 +470,7 @@ func (c *chronicle) driverSettles(h *host) {
 	if h.driver.dynamic {
 		c.setDynamic(h, false)
 	}
-	c.restartDriver(h) // an upgrade of the chart
+	h.restartDriver() // an upgrade of the chart
 }
 
 // spared looks whether a pod is evicted that must not be: under another mode than Evict, that of a monitor, or one whose place another takes by
@@ -539,14 +521,8 @@ func (c *chronicle) besideAnother(class dra.Class) bool {
 
 // forgets looks whether the operator deletes a class beside another of the same resource, which the scheduler forgets then.
 func (c *chronicle) forgets(a action.DeleteClass) {
-	ours := c.class(a.Name)
-	if ours == nil || ours.Resource == "" {
-		return
-	}
-	for _, class := range c.DRA.Classes {
-		if class.Name != a.Name && class.Resource == ours.Resource {
-			c.breaks("harmless", "DeviceClass %s is deleted beside %s, so the scheduler forgets %s", a.Name, class.Name, class.Resource)
-		}
+	if ours := c.class(a.Name); ours != nil && c.besideAnother(*ours) {
+		c.breaks("harmless", "DeviceClass %s is deleted beside another of its resource, so the scheduler forgets %s", a.Name, ours.Resource)
 	}
 }
 

@@ -201,7 +201,7 @@ func (c *chronicle) draEvent(random *rand.Rand) {
 		if h.driver.serves {
 			h.Pods[at].Terminating, h.Pods[at].EndsBy = true, c.Now.Add(30*time.Second)
 			c.passes(3 + random.IntN(8))
-			c.restartDriver(h)
+			h.restartDriver()
 			continue
 		}
 		h.Pods[at].Terminating, h.Pods[at].EndsBy = true, c.Now.Add(30*time.Second)
