@@ -43,10 +43,7 @@ func draPolicySpecs() {
 
 		It("leaves ResourceSlices and DeviceClasses as they were when it is deleted", func(ctx SpecContext) {
 			stopPods(ctx)
-			Expect(kube.DeleteAllOf(ctx, &v1alpha1.GPUSharingPolicy{})).To(Succeed())
-			Eventually(published).WithContext(ctx).Should(Equal(devices))
-			Eventually(deviceClasses).WithContext(ctx).Should(ConsistOf(classes))
-			Eventually(taintRules).WithContext(ctx).Should(BeEmpty())
+			expectUndoneOnDRA(ctx, devices, classes)
 			startPod(ctx, "whole-again", "nvidia.com/gpu", 2)
 			Expect(expectRunning(ctx, "whole-again").uuids()).To(HaveLen(2))
 		})
@@ -92,16 +89,31 @@ func draPolicySpecs() {
 	})
 }
 
+// fillByDRA shares all GPUs as instances of one profile, and checks that an unchanged pod gets one.
+func fillByDRA(ctx context.Context) {
+	GinkgoHelper()
+	timed("from idle to Ready in", func() {
+		share(ctx, `{strategy: MIG, mig: {strategy: mixed, layouts: [{fill: 1g.5gb}]}}`)
+		expectReady(ctx, "shared")
+	})
+	Expect(published(ctx)).To(And(HaveLen(14), Equal(devicesOfDriver(0))))
+	Expect(deviceClasses(ctx)).To(ContainElement(ownClasses + "1g.5gb"))
+	startPod(ctx, "instance", resourceOf("1g.5gb"), 1)
+	Expect(expectRunning(ctx, "instance")).To(beExactly(allocatedUUID(ctx, "instance")))
+}
+
+// expectUndoneOnDRA deletes the policies, and checks that the driver publishes these devices, and that these DeviceClasses alone are left.
+func expectUndoneOnDRA(ctx context.Context, devices map[string]draDevice, classes []string) {
+	GinkgoHelper()
+	Expect(kube.DeleteAllOf(ctx, &v1alpha1.GPUSharingPolicy{})).To(Succeed())
+	Eventually(published).WithContext(ctx).Should(Equal(devices))
+	Eventually(deviceClasses).WithContext(ctx).Should(ConsistOf(classes))
+	Eventually(taintRules).WithContext(ctx).Should(BeEmpty())
+}
+
 func draMIGSpecs() {
 	It("makes MIG instances, and an unchanged pod gets one", func(ctx SpecContext) {
-		timed("from idle to Ready in", func() {
-			share(ctx, `{strategy: MIG, mig: {strategy: mixed, layouts: [{fill: 1g.5gb}]}}`)
-			expectReady(ctx, "shared")
-		})
-		Expect(published(ctx)).To(And(HaveLen(14), Equal(devicesOfDriver(0))))
-		Expect(deviceClasses(ctx)).To(ContainElement(ownClasses + "1g.5gb"))
-		startPod(ctx, "instance", resourceOf("1g.5gb"), 1)
-		Expect(expectRunning(ctx, "instance")).To(beExactly(allocatedUUID(ctx, "instance")))
+		fillByDRA(ctx)
 	})
 
 	It("keeps the device of a pod that runs when the layout changes", func(ctx SpecContext) {

@@ -13,7 +13,6 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/test/e2e/gpuoperator"
 )
@@ -52,14 +51,7 @@ func gpuClusterSpecs() {
 
 		It("makes MIG instances, and an unchanged pod gets one", func(ctx SpecContext) {
 			agent := agentPod(ctx)
-			timed("from idle to Ready in", func() {
-				share(ctx, `{strategy: MIG, mig: {strategy: mixed, layouts: [{fill: 1g.5gb}]}}`)
-				expectReady(ctx, "shared")
-			})
-			Expect(published(ctx)).To(And(HaveLen(14), Equal(devicesOfDriver(0))))
-			Expect(deviceClasses(ctx)).To(ContainElement(ownClasses + "1g.5gb"))
-			startPod(ctx, "instance", resourceOf("1g.5gb"), 1)
-			Expect(expectRunning(ctx, "instance")).To(beExactly(allocatedUUID(ctx, "instance")))
+			fillByDRA(ctx)
 			expectSameAgent(ctx, agent)
 		})
 
@@ -90,10 +82,7 @@ func gpuClusterSpecs() {
 
 		It("leaves ResourceSlices and DeviceClasses as they were when it is deleted", func(ctx SpecContext) {
 			stopPods(ctx)
-			Expect(kube.DeleteAllOf(ctx, &v1alpha1.GPUSharingPolicy{})).To(Succeed())
-			Eventually(published).WithContext(ctx).Should(Equal(devices))
-			Eventually(deviceClasses).WithContext(ctx).Should(ConsistOf(classes))
-			Eventually(taintRules).WithContext(ctx).Should(BeEmpty())
+			expectUndoneOnDRA(ctx, devices, classes)
 			startClaiming(ctx, "whole-again", "gpu.nvidia.com")
 			Eventually(phase).WithContext(ctx).WithArguments("whole-again").Should(Equal(corev1.PodRunning))
 		})
