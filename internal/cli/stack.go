@@ -82,11 +82,11 @@ func (t *text) stacks(policy string, w *world.World, now, moved []group.NodeStat
 	}
 }
 
-// sharesOf is the number of shares that a policy needs of each GPU on nodes of NVIDIA's DRA driver.
+// sharesOf is the number of shares that a policy needs of each GPU on nodes of NVIDIA's DRA driver; 0: any number.
 func sharesOf(policy string, w *world.World) int64 {
 	at := slices.IndexFunc(w.Policies, named(policy))
 	if at < 0 {
-		return 1
+		return 0
 	}
 	return dra.Shares(w.Policies[at].Spec.Sharing)
 }

@@ -4,10 +4,12 @@
 package dra
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"math"
 	"strings"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
@@ -22,17 +24,15 @@ const configPrefix = "dra:"
 func IsConfig(name string) bool { return strings.HasPrefix(name, configPrefix) }
 
 // Render is what a policy's sharing means on a node whose GPUs NVIDIA's DRA driver offers, in the form of the device plugin's
-// configuration: a name that differs whenever the resources do, and the resources that pods can request then. It has no document: nothing
-// on the node reads one. Errors: a *plan.Problem for what the driver lacks.
-func Render(s v1alpha1.Sharing, n deviceplugin.Node) (deviceplugin.Config, error) {
+// configuration: a name that differs whenever what is asked for does, and the resources that pods can request then. It has no document: nothing
+// on the node reads one. A sharing that asks for no number of shares takes the published one, which is no part of the name: it is the
+// administrator's, and changes nothing on the node. published is 0 if it is not known. Errors: a *plan.Problem for what the driver lacks.
+func Render(s v1alpha1.Sharing, n deviceplugin.Node, published int64) (deviceplugin.Config, error) {
 	if err := lacking(s, n.Replicas); err != nil {
 		return deviceplugin.Config{}, err
 	}
 	c := deviceplugin.Config{Resources: map[string]int64{}, Replicas: map[string]int32{}}
-	shares := int64(1)
-	if s.Strategy == v1alpha1.StrategyTimeSlicing {
-		shares = int64(s.TimeSlicing.Replicas)
-	}
+	whole := int64(0)
 	desired := map[string]v1alpha1.DeviceSharing{}
 	for _, d := range n.Desired {
 		desired[d.UUID] = d.Sharing
@@ -43,17 +43,21 @@ func Render(s v1alpha1.Sharing, n deviceplugin.Node) (deviceplugin.Config, error
 			sharing = n.Devices[i].Sharing
 		}
 		if sharing.MIGMode != v1alpha1.MIGModeEnabled {
-			c.Resources[plan.ResourceGPU] += shares
+			whole++
 			continue
 		}
 		for _, instance := range sharing.Instances {
 			c.Resources[ResourceOf(instance.Profile)] += int64(instance.Count)
 		}
 	}
-	if shares > 1 {
-		c.Replicas[plan.ResourceGPU] = s.TimeSlicing.Replicas
+	asked := max(Shares(s), 1)
+	if whole > 0 {
+		c.Resources[plan.ResourceGPU] = whole * asked
 	}
-	c.Key = nameOf(s.Strategy, c.Resources, shares)
+	c.Key = nameOf(s.Strategy, c.Resources, asked)
+	if shares := cmp.Or(Shares(s), published); whole > 0 && shares > 1 {
+		c.Resources[plan.ResourceGPU], c.Replicas[plan.ResourceGPU] = whole*shares, int32(min(shares, math.MaxInt32))
+	}
 	return c, nil
 }
 
@@ -72,12 +76,19 @@ func nameOf(strategy v1alpha1.Strategy, resources map[string]int64, shares int64
 	return configPrefix + hex.EncodeToString(sum[:hashed])
 }
 
-// Shares is how many claims a policy's sharing lets share a GPU.
+// Shares is how many claims must be able to share a GPU under a policy's sharing; 0: any number, as under MIG, which leaves it to the
+// administrator what GPUs without instances offer.
 func Shares(s v1alpha1.Sharing) int64 {
-	if s.Strategy == v1alpha1.StrategyTimeSlicing && s.TimeSlicing != nil {
-		return int64(s.TimeSlicing.Replicas)
+	switch s.Strategy {
+	case v1alpha1.StrategyTimeSlicing:
+		if s.TimeSlicing != nil {
+			return int64(s.TimeSlicing.Replicas)
+		}
+	case v1alpha1.StrategyExclusive:
+		return 1
+	case v1alpha1.StrategyMIG, v1alpha1.StrategyMPS:
 	}
-	return 1
+	return 0
 }
 
 // lacking says what in a policy's sharing NVIDIA's DRA driver cannot do. replicas are those of MIG instances, by profile.

@@ -42,13 +42,15 @@ func (c Cluster) driven(n *Node) (f found, why string) {
 	count, known := n.Driver.Pool.Shares()
 	partitioned := slices.ContainsFunc(gpus, func(s shape) bool { return s.mig })
 	switch {
+	case partitioned:
+		if count > 1 && slices.ContainsFunc(gpus, func(s shape) bool { return !s.mig }) {
+			f.notes = append(f.notes, fmt.Sprintf("the whole GPUs have %d shares each, as consumableShares of the chart of NVIDIA's DRA driver says. The policy asks for no number", count))
+		}
 	case known && count == 0:
 		return f, "consumableShares of NVIDIA's DRA driver is unlimited or memory, and a policy asks for a number of shares"
 	case count > maxReplicas:
 		return f, fmt.Sprintf("NVIDIA's DRA driver gives each GPU %d shares, but a policy can ask for at most %d", count, maxReplicas)
-	case count > 1 && partitioned && slices.ContainsFunc(gpus, func(s shape) bool { return !s.mig }):
-		return f, fmt.Sprintf("NVIDIA's DRA driver gives each whole GPU %d shares, which a policy cannot say beside MIG instances; partition all GPUs of the node or none", count)
-	case count > 1 && !partitioned:
+	case count > 1:
 		config.Sharing.TimeSlicing = &replicated{Resources: []resource{{Name: plan.ResourceGPU, Replicas: int32(count)}}}
 		f.notes = append(f.notes, fmt.Sprintf("the %d shares are consumableShares of the chart of NVIDIA's DRA driver, which stays as you set it. The operator compares", count))
 	}

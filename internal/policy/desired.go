@@ -85,7 +85,7 @@ func Ask(p *v1alpha1.GPUSharingPolicy, n Node) (Desired, error) {
 		devices = plan.WithoutIntervals(devices)
 	}
 	slices.SortFunc(devices, func(a, b v1alpha1.DeviceSpec) int { return cmp.Compare(a.UUID, b.UUID) })
-	config, err := render(p, n.Stack, deviceplugin.Node{Devices: n.Devices, Desired: devices, Replicas: replicas})
+	config, err := render(p, n, deviceplugin.Node{Devices: n.Devices, Desired: devices, Replicas: replicas})
 	if err != nil {
 		return Desired{}, err
 	}
@@ -93,9 +93,9 @@ func Ask(p *v1alpha1.GPUSharingPolicy, n Node) (Desired, error) {
 }
 
 // render is the configuration of the program that offers the GPUs of the node.
-func render(p *v1alpha1.GPUSharingPolicy, stack dra.Stack, n deviceplugin.Node) (deviceplugin.Config, error) {
-	if stack == dra.Driver {
-		return dra.Render(p.Spec.Sharing, n)
+func render(p *v1alpha1.GPUSharingPolicy, of Node, n deviceplugin.Node) (deviceplugin.Config, error) {
+	if of.Stack == dra.Driver {
+		return dra.Render(p.Spec.Sharing, n, of.Shares)
 	}
 	return deviceplugin.Render(p.Name, p.Spec.Sharing, n)
 }

@@ -34,6 +34,8 @@ type Node struct {
 	Changed []v1alpha1.DeviceSpec
 	// Stack is which of NVIDIA's programs offers its GPUs; empty: the device plugin.
 	Stack dra.Stack
+	// Shares is how many claims can share a GPU, as NVIDIA's DRA driver publishes it; 0: not known, or any number.
+	Shares int64
 	// Policy governs the node by what is recorded, and Numbering are the indexes of the GPUs as they were resolved for it.
 	Policy    string
 	Numbering *v1alpha1.Numbering

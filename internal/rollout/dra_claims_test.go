@@ -155,7 +155,7 @@ func TestAPodOfAPodGroupIsNamedInPlaceOfItsClaim(t *testing.T) {
 	c.end(h, "worker") // and another node has the group's other pods
 	c.during(time.Minute, time.Second)
 	g.Expect(h.GPU.Status.Rollout.Blockers).To(ConsistOf(And(HaveField("Name", "worker"), HaveField("Kind", v1alpha1.BlockerKindResourceClaim),
-		HaveField("Handling", "is waited for; it is reserved for PodGroup gang, so end its pods"))))
+		HaveField("Handling", "is waited for; no pod of the node uses it, but it is reserved for PodGroup gang. Delete that if its work is over"))))
 	h.Claims = nil // the group is over
 	d, _ = c.run(240)
 	g.Expect(one(d).State).To(Equal(state.UpToDate), one(d).Message)

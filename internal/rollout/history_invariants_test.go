@@ -271,6 +271,9 @@ func (c *chronicle) harmless() {
 // desired is what a policy desires of a node as it really is; an error where it cannot be.
 func (c *chronicle) desired(h *host) (by *v1alpha1.GPUSharingPolicy, want policy.Desired, err error) {
 	n := policy.Node{Name: h.Name, Labels: h.Labels, Stack: c.StackOf(h.Node)}
+	if n.Stack == dra.Driver {
+		n.Shares = h.driver.shares
+	}
 	for _, d := range c.slotted(h) {
 		n.Devices = append(n.Devices, reported(d))
 	}
@@ -278,13 +281,24 @@ func (c *chronicle) desired(h *host) (by *v1alpha1.GPUSharingPolicy, want policy
 	if by != nil {
 		want, err = policy.Ask(by, n)
 	}
-	if err == nil && by != nil && n.Stack == dra.Driver && want.Config.Resources["nvidia.com/gpu"] > 0 && dra.Shares(by.Spec.Sharing) != h.driver.shares {
+	if err == nil && by != nil && n.Stack == dra.Driver && want.Config.Resources["nvidia.com/gpu"] > 0 && asksOtherShares(by, h) {
 		err = errShares
 	}
 	if err == nil && by != nil && n.Stack == dra.Driver && dra.Interval(by.Spec.Sharing) != "" {
 		err = errShares // nobody sets intervals in these histories
 	}
 	return by, want, err
+}
+
+// asksOtherShares reports whether a policy asks for another number of shares than the driver has. Policies of strategy MIG ask for none.
+func asksOtherShares(p *v1alpha1.GPUSharingPolicy, h *host) bool {
+	switch s := p.Spec.Sharing; s.Strategy {
+	case v1alpha1.StrategyTimeSlicing:
+		return int64(s.TimeSlicing.Replicas) != h.driver.shares
+	case v1alpha1.StrategyExclusive:
+		return h.driver.shares != 1
+	}
+	return false
 }
 
 // errShares is why a node of NVIDIA's DRA driver is not as its policy desires: the administrator has set another number of shares, or time slice.
@@ -462,11 +476,18 @@ func (c *chronicle) alive(p *v1alpha1.GPUSharingPolicy, n v1alpha1.PendingNode, 
 		}
 	case v1alpha1.ReasonGPUInUse, v1alpha1.ReasonDrainTimedOut:
 		named := func(o world.Pod) bool { return strings.Contains(n.Message, o.Namespace+"/"+o.Name) }
-		if !slices.ContainsFunc(h.Pods, named) && !strings.Contains(n.Message, "process ") {
-			return "no pod that it names is there"
+		claimed := func(claim dra.Claim) bool { return h.blockedBy(claim) && strings.Contains(n.Message, "ResourceClaim "+claim.Name+" (") }
+		if !slices.ContainsFunc(h.Pods, named) && !slices.ContainsFunc(h.Claims, claimed) && !strings.Contains(n.Message, "process ") {
+			return "no pod or ResourceClaim that it names is there"
 		}
 	}
 	return ""
+}
+
+// blockedBy reports whether a ResourceClaim blocks a change by itself: it has a device of the node, and no pod of the node could be named in its
+// place.
+func (h *host) blockedBy(claim dra.Claim) bool {
+	return len(claim.Of(h.Name)) > 0 && !slices.ContainsFunc(h.Pods, func(p world.Pod) bool { return p.Has(claim) })
 }
 
 func pausedByOthers(h *host) bool {

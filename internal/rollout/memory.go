@@ -123,16 +123,10 @@ func (memory *Memory) rank(w *world.World, met []*remembered, ranking policy.Ran
 		if r.stack != dra.Driver {
 			continue
 		}
-		if by := ranking.Governed(r.positions).By; by != nil && asksWhole(by) {
+		if by := ranking.Governed(r.positions).By; by != nil && dra.Shares(by.Spec.Sharing) != 0 {
 			w.DRA.Asked.Add(dra.Shares(by.Spec.Sharing), by.Name)
 		}
 	}
-}
-
-// asksWhole reports whether a policy shares whole GPUs, so that the number of shares matters to it.
-func asksWhole(p *v1alpha1.GPUSharingPolicy) bool {
-	strategy := p.Spec.Sharing.Strategy
-	return strategy == v1alpha1.StrategyTimeSlicing || strategy == v1alpha1.StrategyExclusive
 }
 
 // meet finds what is remembered of a node.

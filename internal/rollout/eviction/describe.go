@@ -77,7 +77,7 @@ func fateOfClaim(v *view.View, name string) string {
 			for _, o := range c.Others {
 				others = append(others, o.String())
 			}
-			return fmt.Sprintf("is waited for; it is reserved for %s, so end its pods", format.List(others))
+			return fmt.Sprintf("is waited for; no pod of the node uses it, but it is reserved for %s. Delete that if its work is over", format.List(others))
 		}
 	}
 	return "is waited for; no pod of the node uses it, so delete it unless one is to come"

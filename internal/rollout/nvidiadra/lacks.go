@@ -116,9 +116,10 @@ func ClassesOf(devices []v1alpha1.DeviceSpec) []dra.Write {
 	return classes
 }
 
-// sharesDiffer compares the shares of whole GPUs with what the policy needs. Nodes without whole GPUs need no number.
+// sharesDiffer compares the shares of whole GPUs with what the policy needs. Nodes without whole GPUs need no number, and neither do
+// policies that only leave GPUs whole.
 func sharesDiffer(v *view.View) *plan.Problem {
-	if v.Target.Expected[plan.ResourceGPU] == 0 {
+	if v.Target.Expected[plan.ResourceGPU] == 0 || v.Target.Shares == 0 {
 		return nil
 	}
 	return dra.SharesProblem(v.Node.Published, v.Target.Shares, v.Policy.Name, v.World.DRA.Asked)

@@ -77,6 +77,7 @@ func PolicyNode(n *world.Node) policy.Node {
 func (v *View) AskedNode() policy.Node {
 	n := PolicyNode(v.Node)
 	n.Stack = v.Stack
+	n.Shares, _ = v.Node.Published.Shares()
 	return n
 }
 
