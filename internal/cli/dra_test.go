@@ -141,6 +141,7 @@ func TestPlanShowsTheStackOfEachNodeAndWhatAMoveWouldChange(t *testing.T) {
 		shares int64
 	}{
 		"MIG on both stacks":                    {policy: fmt.Sprintf(toMIG, "Evict"), shares: 1},
+		"MIG on one GPU beside shares":          {policy: `{sharing: {strategy: MIG, mig: {layouts: [{gpus: {indexes: [0]}, fill: 1g.5gb}]}}}`, shares: 4},
 		"time-slicing on both stacks":           {policy: slicing, shares: 1},
 		"time-slicing as the DRA driver is set": {policy: slicing, shares: 4},
 		"MPS on both stacks":                    {policy: `{sharing: {strategy: MPS, mps: {replicas: 4}}}`, shares: 1},

@@ -106,8 +106,11 @@ func afterMove(stack dra.Stack, now, then *group.NodeState, shares int64) string
 	default:
 		says += resources(then.Expected)
 	}
-	if to == dra.Driver && shares > 1 {
+	switch {
+	case to == dra.Driver && shares > 1:
 		says += ", with " + dra.Values(shares) + ", for all its nodes"
+	case to == dra.Driver && shares == 0 && then.Expected[plan.ResourceGPU] > 0:
+		says += ", and " + plan.ResourceGPU + " times consumableShares of its chart"
 	}
 	return says + ". docs/dra.md has the order"
 }

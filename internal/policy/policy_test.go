@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/deviceplugin"
 	"github.com/gpusharing/gpu-sharing-operator/internal/dra"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
@@ -409,6 +410,27 @@ func TestBothStacks(t *testing.T) {
 			g.Expect(driver.Hash()).NotTo(Equal(plugin.Hash()), "to move a node from one to the other is a change")
 		})
 	}
+	t.Run("the published shares count where a policy asks for none", func(t *testing.T) {
+		g := NewWithT(t)
+		ask := func(s v1alpha1.Sharing, published int64) deviceplugin.Config {
+			p, n := named("p", sharing(s)), nodeWith(t, sim.A100, sim.T4, sim.T4)
+			n.Stack, n.Shares = dra.Driver, published
+			desired, err := policy.Ask(&p, n)
+			g.Expect(err).NotTo(HaveOccurred())
+			return desired.Config
+		}
+		some := layouts(v1alpha1.MIGStrategyMixed, v1alpha1.MIGLayout{GPUs: &v1alpha1.GPUMatch{Products: []string{"*A100*"}}, Fill: "1g"})
+		for published, whole := range map[int64]int64{0: 2, 1: 2, 4: 8} { // 0: not known, or any number
+			is := ask(some, published)
+			g.Expect(is.Resources).To(Equal(map[string]int64{"nvidia.com/mig-1g.5gb": 7, "nvidia.com/gpu": whole}))
+			g.Expect(is.Key).To(Equal(ask(some, 0).Key), "the number is no part of what is asked of the node")
+		}
+		g.Expect(ask(some, 4).Replicas).To(Equal(map[string]int32{"nvidia.com/gpu": 4}))
+		g.Expect(ask(some, 1).Replicas).To(BeEmpty())
+		for _, s := range []v1alpha1.Sharing{slicing, {Strategy: v1alpha1.StrategyExclusive}} {
+			g.Expect(ask(s, 16)).To(Equal(ask(s, 0)), "it asks for a number of its own")
+		}
+	})
 	t.Run("a selection of some GPUs is refused on both", func(t *testing.T) {
 		for stack, program := range map[dra.Stack]string{dra.DevicePlugin: "device plugin", dra.Driver: "DRA driver"} {
 			p, n := named("p", sharing(slicing), onGPUs(v1alpha1.GPUMatch{Indexes: []int32{0}})), nodeWith(t, sim.A100, sim.T4)

@@ -287,6 +287,94 @@ func TestPoliciesThatNeedDifferentSharesAreNamed(t *testing.T) {
 	g.Expect(d.Nodes[1].Message).To(ContainSubstring("policy research needs 4 shares"))
 }
 
+// neighbour adds a node of the driver, which another policy governs, and gives each of the two policies its node.
+func (c *cluster) neighbour(name string, s v1alpha1.Sharing, with ...func(*v1alpha1.GPUSharingPolicy)) *host {
+	h := c.addDRA(name, sim.A100)
+	c.Policies = append(c.Policies, policyOf("other", s, with...))
+	for i, node := range []string{"a", name} {
+		c.Policies[i].Spec.NodeSelector = &v1alpha1.NodeSelector{MatchLabels: map[string]string{"kubernetes.io/hostname": node}}
+	}
+	return h
+}
+
+// shares lets an administrator give each GPU of all nodes so many shares. A Helm upgrade restarts the driver.
+func (c *cluster) shares(count int64) {
+	for _, h := range c.hosts {
+		h.driver.shares, h.driver.uid = count, ""
+	}
+	c.tick(time.Second)
+}
+
+// TestMIGOnSomeGPUsTakesTheSharesOfTheDriver, which has one number for all nodes: it is for a policy of another pool.
+func TestMIGOnSomeGPUsTakesTheSharesOfTheDriver(t *testing.T) {
+	for name, with := range map[string]func(*v1alpha1.GPUSharingPolicy){
+		"gpuSelector leaves a GPU out": func(p *v1alpha1.GPUSharingPolicy) { p.Spec.GPUSelector = &v1alpha1.GPUMatch{Indexes: []int32{0}} },
+		"no layout matches a GPU":      func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Sharing = onFirst(p.Spec.Sharing) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			c, h := onDRA(mig(count("1g", 7)), evicting, with)
+			c.neighbour("b", timeSlicing(4))
+			c.shares(4)
+			d, _ := c.run(240)
+			g.Expect(d.Nodes).To(HaveEach(HaveField("State", state.UpToDate)))
+			offered := map[string]int64{"nvidia.com/mig-1g.5gb": 7, "nvidia.com/gpu": 4}
+			g.Expect(one(d).Advertised).To(Equal(offered))
+			g.Expect(one(d).Expected).To(Equal(offered))
+			g.Expect(one(d).Replicas).To(Equal(map[string]int32{"nvidia.com/gpu": 4}))
+			g.Expect(d.Policies["research"].Resources).To(ContainElement(
+				v1alpha1.ResourceCount{Name: "nvidia.com/gpu", Expected: 4, Advertised: 4, Oversubscription: 4}))
+			g.Expect(c.allocate(h, "train", "nvidia.com/gpu")).To(Equal("gpu-1"))
+			g.Expect(c.allocate(h, "more", "nvidia.com/gpu")).To(Equal("gpu-1"))
+
+			asked, config := *h.GPU.Spec.DeepCopy(), one(d).ConfigName
+			for _, count := range []int64{8, 2, 0} {
+				clear(c.writes)
+				c.shares(count)
+				d = c.during(10*time.Minute, time.Second)
+				offered["nvidia.com/gpu"] = max(count, 1)
+				g.Expect(one(d).State).To(Equal(state.UpToDate), one(d).Message)
+				g.Expect(one(d).Advertised).To(Equal(offered))
+				g.Expect(one(d).Expected).To(Equal(offered))
+				g.Expect(one(d).ConfigName).To(Equal(config))
+				g.Expect(h.GPU.Spec).To(Equal(asked))
+				g.Expect(c.writes).NotTo(Or(HaveKey("action.DeletePod"), HaveKey("action.TaintDevices"), HaveKey("action.SetSpec")))
+			}
+			g.Expect(c.evicted).To(BeEmpty())
+			g.Expect(h.hanging()).To(BeEmpty())
+		})
+	}
+}
+
+// TestMIGOnSomeGPUsTakesTheTimeSliceOfTheDriver: policies of other pools ask for it.
+func TestMIGOnSomeGPUsTakesTheTimeSliceOfTheDriver(t *testing.T) {
+	g := NewWithT(t)
+	c, _ := onDRA(onFirst(mig(count("1g", 7))), evicting)
+	s := timeSlicing(4)
+	s.TimeSlicing.Interval = v1alpha1.TimeSliceIntervalMedium
+	c.neighbour("b", s)
+	c.shares(4)
+	d, _ := c.run(240)
+	g.Expect(d.Nodes).To(HaveExactElements(HaveField("State", state.UpToDate), HaveField("Reason", v1alpha1.ReasonDRAIntervalDiffers)))
+	for _, h := range c.hosts {
+		h.driver.slices = true
+		h.restartDriver()
+	}
+	c.DRA.Classes[0].Strategy, c.DRA.Classes[0].Interval = "TimeSlicing", "Medium"
+	d, _ = c.run(240)
+	g.Expect(d.Nodes).To(HaveEach(HaveField("State", state.UpToDate)))
+}
+
+// TestAPolicyThatPartitionsGPUsAsksForNoShares, so it is not named as the one that needs another number.
+func TestAPolicyThatPartitionsGPUsAsksForNoShares(t *testing.T) {
+	g := NewWithT(t)
+	c, _ := onDRA(timeSlicing(4))
+	c.neighbour("b", onFirst(mig(count("1g", 7))))
+	d := c.during(time.Minute, time.Second)
+	g.Expect(one(d).Reason).To(Equal(v1alpha1.ReasonDRASharesDiffer))
+	g.Expect(one(d).Message).To(And(ContainSubstring("consumableShares=4"), Not(ContainSubstring("policy other"))))
+}
+
 // TestNotOnDRA: a reason each, and the node stays as it was.
 func TestNotOnDRA(t *testing.T) {
 	dynamic := func(_ *cluster, h *host) {

@@ -476,7 +476,9 @@ func (c *chronicle) alive(p *v1alpha1.GPUSharingPolicy, n v1alpha1.PendingNode, 
 		}
 	case v1alpha1.ReasonGPUInUse, v1alpha1.ReasonDrainTimedOut:
 		named := func(o world.Pod) bool { return strings.Contains(n.Message, o.Namespace+"/"+o.Name) }
-		claimed := func(claim dra.Claim) bool { return h.blockedBy(claim) && strings.Contains(n.Message, "ResourceClaim "+claim.Name+" (") }
+		claimed := func(claim dra.Claim) bool {
+			return h.blockedBy(claim) && strings.Contains(n.Message, "ResourceClaim "+claim.Name+" (")
+		}
 		if !slices.ContainsFunc(h.Pods, named) && !slices.ContainsFunc(h.Claims, claimed) && !strings.Contains(n.Message, "process ") {
 			return "no pod or ResourceClaim that it names is there"
 		}
