@@ -297,6 +297,7 @@ func asksOtherShares(p *v1alpha1.GPUSharingPolicy, h *host) bool {
 		return int64(s.TimeSlicing.Replicas) != h.driver.shares
 	case v1alpha1.StrategyExclusive:
 		return h.driver.shares != 1
+	case v1alpha1.StrategyMIG, v1alpha1.StrategyMPS:
 	}
 	return false
 }
