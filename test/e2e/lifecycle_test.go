@@ -89,7 +89,7 @@ func lifecycleSpecs() {
 			policies := &v1alpha1.GPUSharingPolicyList{}
 			Expect(kube.List(ctx, policies)).To(Succeed())
 			Expect(policies.Items).To(BeEmpty())
-			Eventually(look).WithContext(ctx).Should(Equal(before), "restored while the operator runs, also what NVIDIA's programs set once they have read it")
+			Eventually(look).WithContext(ctx).Should(BeComparableTo(before), "restored while the operator runs, also what NVIDIA's programs set once they have read it")
 			expectOperandsReady(ctx)
 			Eventually(ending).WithContext(ctx).Should(BeEmpty())
 			restored, err := restarts(ctx)
@@ -99,7 +99,7 @@ func lifecycleSpecs() {
 			for _, name := range []string{"gpu-sharing-agent", "gpu-sharing-controller"} {
 				Eventually(podUIDs).WithContext(ctx).WithArguments(name).Should(BeEmpty())
 			}
-			Consistently(look, "3s").WithContext(ctx).Should(Equal(before))
+			Consistently(look, "3s").WithContext(ctx).Should(BeComparableTo(before))
 			Expect(restarts(ctx)).To(Equal(restored))
 			giveUpLease(ctx) // Helm took the right to do it before they had ended
 			installOperator(ctx)

@@ -5,11 +5,13 @@ package e2e
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -99,6 +101,7 @@ func previousSpecs() {
 					servers[name] = expectServed(ctx, name).Server
 				}
 				expectSettled(ctx)
+				expectLabelled(ctx, c.offers)
 				nothing := expectUntouched(ctx)
 
 				upgradeTo(ctx, "", documentedUpgrade()...)
@@ -257,9 +260,28 @@ func expectUntouched(ctx context.Context) (check func()) {
 	Expect(kube.Get(ctx, client.ObjectKey{Name: nodeName}, was)).To(Succeed())
 	return func() {
 		GinkgoHelper()
-		Expect(now()).To(Equal(before))
+		Expect(now()).To(BeComparableTo(before))
 		Expect(seen()).To(HaveEach(was.Spec), "the node takes pods all the time")
 	}
+}
+
+// expectLabelled waits until the node's labels count what it offers: NVIDIA's feature discovery starts anew with each change, and what it
+// finds reaches the node by NFD's worker and master, after the device plugin's resources.
+func expectLabelled(ctx context.Context, offers map[string]int64) {
+	GinkgoHelper()
+	Eventually(func() (map[string]int64, error) {
+		labels, err := nodeLabels(ctx)
+		counted := map[string]int64{}
+		for name, value := range labels {
+			resource, is := strings.CutSuffix(name, ".count")
+			if is && (offers[resource] > 0 || strings.HasPrefix(resource, "nvidia.com/mig-")) {
+				count, errOfCount := strconv.ParseInt(value, 10, 64)
+				replicas, errOfReplicas := strconv.ParseInt(labels[resource+".replicas"], 10, 64)
+				counted[resource], err = count*replicas, errors.Join(err, errOfCount, errOfReplicas)
+			}
+		}
+		return counted, err
+	}).WithContext(ctx).Should(Equal(offers))
 }
 
 // containers are those of users and of NVIDIA's programs, and of the MPS pods: their IDs, when they were started, and whether they run.

@@ -139,7 +139,7 @@ func safetySpecs() {
 
 		It("is undone with its policy: node, ConfigMaps and ClusterPolicy are as before, and so are the GPUs", func(ctx SpecContext) {
 			unshare(ctx, map[string]int64{"nvidia.com/gpu": 1})
-			Eventually(look).WithContext(ctx).Should(Equal(before))
+			Eventually(look).WithContext(ctx).Should(BeComparableTo(before))
 		})
 	})
 }

@@ -45,7 +45,7 @@ func settled(ctx context.Context) found {
 		g.Expect(err).NotTo(HaveOccurred())
 		g.Expect(now.ConfigMaps).NotTo(HaveKey(ourConfigMap))
 		g.Expect(now.Labels).To(HaveKeyWithValue("nvidia.com/gpu.count", strconv.Itoa(len(fitted))))
-		g.Consistently(look, "1s").WithContext(ctx).Should(Equal(now))
+		g.Consistently(look, "1s").WithContext(ctx).Should(BeComparableTo(now))
 		f = now
 	}).WithContext(ctx).Should(Succeed())
 	return f
