@@ -21,6 +21,9 @@ REGISTRY ?=
 VERSION ?= $(shell awk '/^appVersion:/ {print $$2}' config/helm/Chart.yaml)
 CONTROLLER_IMG ?= $(addsuffix /,$(REGISTRY))gpu-sharing-controller:$(VERSION)
 AGENT_IMG ?= $(addsuffix /,$(REGISTRY))gpu-sharing-agent:$(VERSION)
+# The parts of make e2e, by the labels of its specs.
+LABELS_core := !extended
+LABELS_extended := extended
 # What --version of the programs in the images prints.
 BUILD_ARGS = --build-arg VERSION=$$(git describe --tags --match 'v*' --always --dirty) --build-arg COMMIT=$$(git rev-parse HEAD)
 # Where make e2e leaves its report, and the logs if they are asked for.
@@ -46,17 +49,18 @@ test: kube ## Run every test of the operator's own module: pure, convergence, AP
 		go test -timeout 40m $(TESTFLAGS) $(SLOW_TESTS) ./...
 
 .PHONY: e2e
-e2e: ## Test on a real node: containerd, kubelet, NVIDIA's programs, our images and chart. As root, half an hour on a busy machine; the first time longer. FOCUS=MPS: a part. FAILED=1: what failed last.
-	hack/e2e/build.sh >/dev/null
+e2e: ## Test on a real node: containerd, kubelet, NVIDIA's programs, our images and chart. As root, an hour; the first time longer. PART=core: what CI runs of it; PART=extended: the others. FOCUS=MPS: specs of that name. FAILED=1: what failed last.
+	@case '$(PART)' in ''|core|extended) ;; *) echo "e2e: PART is core or extended, not $(PART)" >&2; exit 1 ;; esac
+	hack/e2e/build.sh $(if $(filter core,$(PART)),,previous) >/dev/null
 	@focus="$${FOCUS:-}"; [ -z '$(FAILED)' ] || focus=$$(go run ./hack/rerun $(E2E_LAST)/report.json); \
 	mkdir -p $(E2E_LAST) && rm -f $(E2E_LAST)/report.json && cd test/e2e && \
 	GPUSHARING_E2E=1 GPUSHARING_E2E_LOGS='$(if $(GPUSHARING_E2E_LOGS),$(E2E_LAST))' \
-		exec ../../bin/e2e/e2e.test -test.v -test.timeout=60m -ginkgo.v -ginkgo.no-color -ginkgo.timeout=55m \
-		-ginkgo.json-report=$(E2E_LAST)/report.json $${focus:+-ginkgo.focus="$$focus"}
+		exec ../../bin/e2e/e2e.test -test.v -test.timeout=100m -ginkgo.v -ginkgo.no-color -ginkgo.timeout=95m \
+		-ginkgo.json-report=$(E2E_LAST)/report.json -ginkgo.label-filter='$(LABELS_$(PART))' $${focus:+-ginkgo.focus="$$focus"}
 
 .PHONY: e2e-upgrade
-e2e-upgrade: ## Test on a real node the upgrade from the previous release, which is built from its commit and published, with live policies. As root, minutes.
-	GPUSHARING_E2E_PREVIOUS=1 $(MAKE) --no-print-directory e2e FOCUS='An upgrade from the previous release'
+e2e-upgrade: ## Of make e2e, the upgrade from the previous release, which is built from its commit and published, with live policies. As root, minutes.
+	@$(MAKE) --no-print-directory e2e FOCUS='An upgrade from the previous release'
 
 .PHONY: e2e-killed
 e2e-killed: ## End make e2e at several moments and in several ways, and compare what the machine holds before and after.

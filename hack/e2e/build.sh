@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Builds every program that a real node runs, and lays them side by side in bin/e2e of this checkout: Kubernetes' and
 # containerd's and NVIDIA's from their Go modules, once per version, in the cache of hack/kube/build.sh; ours from this
-# checkout; and for make e2e-upgrade those of the previous release. Only the folder goes to stdout; progress goes to stderr.
+# checkout; and if asked those of the previous release. Only the folder goes to stdout; progress goes to stderr.
 #
-#   hack/e2e/build.sh
+#   hack/e2e/build.sh [previous]
 set -euo pipefail
 
 top=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
@@ -97,7 +97,7 @@ CGO_ENABLED=1 CGO_CFLAGS="-g -O2 -Wno-deprecated-declarations" CGO_LDFLAGS_ALLOW
 	bin=$bin/dra build_all dra nvidia-toolkit $toolkit "-extldflags=-Wl,-z,lazy" $toolkit/cmd/nvidia-cdi-hook
 ln -sfn "$(cd "$top/hack/dra" && go mod download $dra && go list -m -f '{{.Dir}}' $dra)" "$bin/dra/module"
 
-if [ -n "${GPUSHARING_E2E_PREVIOUS:-}" ]; then
+if [ "${1:-}" = previous ]; then
 	ln -sfn "$("$top/hack/previous/build.sh")" "$bin/previous"
 fi
 

@@ -32,6 +32,9 @@ const (
 	patience = 4 * time.Minute
 )
 
+// extended marks the specs for which CI has no time: `make e2e` runs them, and `make e2e PART=core` does not.
+var extended = Label("extended")
+
 func TestMain(m *testing.M) {
 	if os.Getenv(askedVariable) == "" {
 		fmt.Println("skipped: the tests on a real node need root and take minutes; run `make e2e`")
@@ -95,9 +98,7 @@ var _ = Describe("On a real node", func() {
 	usageSpecs()
 	mistakeSpecs()
 	lifecycleSpecs()
-	if os.Getenv("GPUSHARING_E2E_PREVIOUS") != "" { // make e2e-upgrade: CI has no time for it
-		previousSpecs()
-	}
+	previousSpecs()
 	migSpecs()
 	mixtureSpecs()
 	openSpecs()
