@@ -5,13 +5,11 @@ package e2e
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -101,7 +99,6 @@ func previousSpecs() {
 					servers[name] = expectServed(ctx, name).Server
 				}
 				expectSettled(ctx)
-				expectLabelled(ctx, c.offers)
 				nothing := expectUntouched(ctx)
 
 				upgradeTo(ctx, "", documentedUpgrade()...)
@@ -229,7 +226,7 @@ func expectStillReady(ctx context.Context) {
 
 // expectUntouched notes what workloads depend on: all containers but those of controller and agents, the GPUs, what an administrator had,
 // and the desired state of the node. What it returns checks that nothing of it is another, and that the node was neither tainted nor
-// cordoned nor its labels changed at any moment.
+// cordoned at any moment. Labels that NFD sets do not count: those of NVIDIA's feature discovery come after the containers are there.
 func expectUntouched(ctx context.Context) (check func()) {
 	GinkgoHelper()
 	type state struct {
@@ -245,6 +242,7 @@ func expectUntouched(ctx context.Context) (check func()) {
 		Expect(err).NotTo(HaveOccurred())
 		s.Found, err = look(ctx)
 		Expect(err).NotTo(HaveOccurred())
+		s.Found.leaveOutFeatures()
 		n := &v1alpha1.GPUNode{}
 		Expect(kube.Get(ctx, client.ObjectKey{Name: nodeName}, n)).To(Succeed())
 		s.Devices, s.Config = n.Spec.Devices, n.Spec.ConfigName
@@ -263,25 +261,6 @@ func expectUntouched(ctx context.Context) (check func()) {
 		Expect(now()).To(BeComparableTo(before))
 		Expect(seen()).To(HaveEach(was.Spec), "the node takes pods all the time")
 	}
-}
-
-// expectLabelled waits until the node's labels count what it offers: NVIDIA's feature discovery starts anew with each change, and what it
-// finds reaches the node by NFD's worker and master, after the device plugin's resources.
-func expectLabelled(ctx context.Context, offers map[string]int64) {
-	GinkgoHelper()
-	Eventually(func() (map[string]int64, error) {
-		labels, err := nodeLabels(ctx)
-		counted := map[string]int64{}
-		for name, value := range labels {
-			resource, is := strings.CutSuffix(name, ".count")
-			if is && (offers[resource] > 0 || strings.HasPrefix(resource, "nvidia.com/mig-")) {
-				count, errOfCount := strconv.ParseInt(value, 10, 64)
-				replicas, errOfReplicas := strconv.ParseInt(labels[resource+".replicas"], 10, 64)
-				counted[resource], err = count*replicas, errors.Join(err, errOfCount, errOfReplicas)
-			}
-		}
-		return counted, err
-	}).WithContext(ctx).Should(Equal(offers))
 }
 
 // containers are those of users and of NVIDIA's programs, and of the MPS pods: their IDs, when they were started, and whether they run.

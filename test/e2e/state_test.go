@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -78,6 +79,16 @@ func look(ctx context.Context) (found, error) {
 	}
 	slices.Sort(f.GPUs)
 	return f, nil
+}
+
+// leaveOutFeatures leaves out the labels that NFD's master sets, which lists them in an annotation, without its own domain.
+func (f *found) leaveOutFeatures() {
+	const list, domain = "nfd.node.kubernetes.io/feature-labels", "feature.node.kubernetes.io/"
+	for name := range strings.SplitSeq(f.Annotations[list], ",") {
+		delete(f.Labels, name)
+		delete(f.Labels, domain+name)
+	}
+	delete(f.Annotations, list)
 }
 
 func (f *found) lookAtNVIDIA(ctx context.Context) error {
