@@ -42,10 +42,10 @@ demo: ## Share the GPUs of simulated A100, H100 and T4 nodes by MIG, MPS and tim
 	@hack/demo.sh
 
 .PHONY: test
-test: kube ## Run every test of the operator's own module: pure, convergence, API and reconcilers on a real API server, beside the real Karpenter. HISTORIES=100000 plays so many random histories instead of 5200.
+test: kube ## Run every test of the operator's own module: pure, convergence, API and reconcilers on a real API server, beside the real Karpenter. HISTORIES=100000 plays so many random histories instead of 800.
 	@hack/helm/build.sh >/dev/null && hack/helm3/build.sh >/dev/null && hack/prometheus/build.sh promtool >/dev/null
 	CGO_ENABLED=0 go build -trimpath -o $(BIN)/controller ./cmd/controller
-	HISTORIES="$${HISTORIES:-5200}" $(BESIDE_KARPENTER) KUBEBUILDER_ASSETS="$$(hack/kube/build.sh)" \
+	HISTORIES="$${HISTORIES:-800}" $(BESIDE_KARPENTER) KUBEBUILDER_ASSETS="$$(hack/kube/build.sh)" \
 		go test -timeout 40m $(TESTFLAGS) $(SLOW_TESTS) ./...
 
 .PHONY: e2e

@@ -18,7 +18,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
-// happenings are all events that a history may have, by name.
+// happenings are the events that a history of any seed may have, by name. Not one can be added: see history.Late.
 func happenings() map[string]func(*chronicle, *rand.Rand) {
 	return map[string]func(*chronicle, *rand.Rand){
 		"die": (*chronicle).dieEvent, "return": (*chronicle).returnEvent, "reboot": (*chronicle).rebootEvent,
@@ -33,6 +33,13 @@ func happenings() map[string]func(*chronicle, *rand.Rand) {
 		"agent": (*chronicle).agentEvent, "crash": (*chronicle).crashEvent, "lie": (*chronicle).lieEvent,
 		"destroy": (*chronicle).destroyEvent, "lead": (*chronicle).leadEvent, "wait": (*chronicle).waitEvent,
 		"dra": (*chronicle).draEvent, "plugin": (*chronicle).pluginEvent, "breaks": (*chronicle).breaksEvent,
+	}
+}
+
+// lateHappenings are events of seeds from history.Late up alone. A new kind of event is added here.
+func lateHappenings() map[string]func(*chronicle, *rand.Rand) {
+	return map[string]func(*chronicle, *rand.Rand){
+		"late-wait": (*chronicle).waitEvent,
 	}
 }
 

@@ -31,13 +31,16 @@ func historyOf(seed uint64) history.History {
 		more := history.Of(^seed, slices.Sorted(maps.Keys(driverHappenings())))
 		h.Events = slices.Concat(more.Events, h.Events)
 	}
+	if seed%onDriver >= history.Late {
+		h = h.WithLate(slices.Sorted(maps.Keys(lateHappenings())))
+	}
 	return h
 }
 
-// kinds are the names of all events, sorted.
-func kinds() []string { return kindsOf(onDriver) }
+// kinds are the names of all events.
+func kinds() []string { return slices.AppendSeq(kindsOf(onDriver), maps.Keys(lateHappenings())) }
 
-// kindsOf are those that a history of that seed may have, sorted: those of NVIDIA's DRA driver only where it serves nodes.
+// kindsOf are those, late ones excepted, that a history of that seed may have, sorted: those of NVIDIA's DRA driver only where it serves nodes.
 func kindsOf(seed uint64) []string {
 	all := slices.Collect(maps.Keys(happenings()))
 	if seed >= onDriver {
@@ -49,8 +52,10 @@ func kindsOf(seed uint64) []string {
 
 // happening is the event of a kind.
 func happening(kind string) func(*chronicle, *rand.Rand) {
-	if event, is := happenings()[kind]; is {
-		return event
+	for _, events := range []map[string]func(*chronicle, *rand.Rand){happenings(), lateHappenings()} {
+		if event, is := events[kind]; is {
+			return event
+		}
 	}
 	return driverHappenings()[kind]
 }

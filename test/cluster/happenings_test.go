@@ -49,6 +49,13 @@ func happenings() map[string]func(*story, *rand.Rand) {
 	}
 }
 
+// lateHappenings are events of seeds from history.Late up alone. A new kind of event is added here.
+func lateHappenings() map[string]func(*story, *rand.Rand) {
+	return map[string]func(*story, *rand.Rand){
+		"late-wait": (*story).waitEvent,
+	}
+}
+
 func (s *story) dieEvent(random *rand.Rand) {
 	p := s.some(random)
 	if p.off {

@@ -35,9 +35,12 @@ import (
 func TestHistories(t *testing.T) {
 	const usual = 16
 	if text := os.Getenv("CLUSTER_HISTORY"); text != "" {
-		h, err := history.Parse(text, kinds())
+		h, err := history.Parse(text, slices.Concat(kinds(), lateKinds()))
 		if err != nil {
 			t.Fatal(err)
+		}
+		if !strings.Contains(text, ":") {
+			h = historyOf(h.Seed)
 		}
 		site := newSite(t)
 		broken, told := play(t, site, h)
@@ -72,7 +75,7 @@ func playAll(t *testing.T, s *history.Study) {
 	t.Helper()
 	site := newSite(t)
 	for seed, more := s.Next(); more; seed, more = s.Next() {
-		h := history.Of(seed, kinds())
+		h := historyOf(seed)
 		broken, told := play(t, site, h)
 		s.Note(seed, broken)
 		switch {
@@ -96,8 +99,18 @@ func processorTime() time.Duration {
 	return time.Duration(used.Utime.Nano() + used.Stime.Nano())
 }
 
-// kinds are the names of all events, sorted.
-func kinds() []string { return slices.Sorted(maps.Keys(happenings())) }
+// historyOf is the history of a seed.
+func historyOf(seed uint64) history.History {
+	h := history.Of(seed, kinds())
+	if seed >= history.Late {
+		h = h.WithLate(lateKinds())
+	}
+	return h
+}
+
+// kinds are the names of all events that a history of any seed may have, sorted; lateKinds of those from history.Late up.
+func kinds() []string     { return slices.Sorted(maps.Keys(happenings())) }
+func lateKinds() []string { return slices.Sorted(maps.Keys(lateHappenings())) }
 
 // play lets a history take place in a cluster of its own. Broken names the invariant that does not hold and says how.
 func play(t *testing.T, site *fleet, h history.History) (broken string, told []string) {
@@ -118,7 +131,11 @@ func (s *story) plays(h history.History) {
 			return
 		}
 		random := e.Random()
-		happenings()[e.Kind](s, random)
+		if event, late := lateHappenings()[e.Kind]; late {
+			event(s, random)
+		} else {
+			happenings()[e.Kind](s, random)
+		}
 		s.rounds(e.Passes/3, random)
 	}
 	for _, end := range []func(){s.faultsEnd, s.settles, s.released} {

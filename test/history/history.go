@@ -33,10 +33,26 @@ func (e Event) Random() *rand.Rand { return rand.New(rand.NewPCG(e.Dice, 3)) }
 
 // Of is the history of a seed, of 2 to 10 events of these kinds, which are sorted.
 func Of(seed uint64, kinds []string) History {
-	random := rand.New(rand.NewPCG(seed, 1))
-	h := History{Seed: seed}
+	return History{Seed: seed, Events: events(rand.New(rand.NewPCG(seed, 1)), kinds)}
+}
+
+func events(random *rand.Rand, kinds []string) (of []Event) {
 	for range 2 + random.IntN(9) {
-		h.Events = append(h.Events, Event{Kind: kinds[random.IntN(len(kinds))], Dice: random.Uint64(), Passes: random.IntN(14)})
+		of = append(of, Event{Kind: kinds[random.IntN(len(kinds))], Dice: random.Uint64(), Passes: random.IntN(14)})
+	}
+	return of
+}
+
+// Late is the first seed whose history has events of late kinds too. Another kind among those of Of would change what every seed
+// plays; a late kind leaves the seeds below Late as they are.
+const Late = 10_000
+
+// WithLate adds 2 to 10 events of these late kinds, which are sorted, each at some place between the others.
+func (h History) WithLate(late []string) History {
+	random := rand.New(rand.NewPCG(h.Seed, 4))
+	h.Events = slices.Clone(h.Events)
+	for _, e := range events(random, late) {
+		h.Events = slices.Insert(h.Events, random.IntN(len(h.Events)+1), e)
 	}
 	return h
 }

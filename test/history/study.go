@@ -4,6 +4,7 @@
 package history
 
 import (
+	"fmt"
 	"os"
 	"strconv"
 	"sync"
@@ -16,15 +17,14 @@ import (
 //
 //	<Prefix>              so many histories
 //	<Prefix>_FOR=120s     as many as fit in that time, and at least AtLeast
-//	<Prefix>_FROM=7       the seed of the first
+//	<Prefix>_FROM=7       the seed of the first. Without it one half begins at seed 1, the other at Late
 //	<Prefix>_BREAKS=50    so many failures before the test ends, each in one line
 type Study struct {
-	// First is the seed of the first history.
-	First uint64
 	// Short is whether failures are reported in a line.
 	Short bool
 
 	began       time.Time
+	first       uint64        // seed; 0: the histories are of both halves
 	count       uint64        // so many histories
 	lasts       time.Duration // and as many as fit in this time
 	most        int           // failures
@@ -37,7 +37,7 @@ type Study struct {
 func NewStudy(t *testing.T, prefix string, usual, atLeast uint64) *Study {
 	t.Helper()
 	s := &Study{
-		began: time.Now(), First: number(t, prefix+"_FROM", 1), count: number(t, prefix, usual), most: int(number(t, prefix+"_BREAKS", 3)),
+		began: time.Now(), first: number(t, prefix+"_FROM", 0), count: number(t, prefix, usual), most: int(number(t, prefix+"_BREAKS", 3)),
 		Short: os.Getenv(prefix+"_BREAKS") != "", broken: map[uint64]string{},
 	}
 	if text := os.Getenv(prefix + "_FOR"); text != "" && os.Getenv(prefix) == "" {
@@ -58,7 +58,18 @@ func (s *Study) Next() (seed uint64, more bool) {
 		return 0, false
 	}
 	s.begun++
-	return s.First + s.begun - 1, true
+	return s.seed(s.begun - 1), true
+}
+
+// seed is the seed of the history number n, from 0.
+func (s *Study) seed(n uint64) uint64 {
+	switch {
+	case s.first > 0:
+		return s.first + n
+	case n%2 == 0:
+		return 1 + n/2
+	}
+	return Late + n/2
 }
 
 // Note notes what a history breaks, empty for nothing.
@@ -76,7 +87,11 @@ func (s *Study) Report(t *testing.T) map[uint64]string {
 	t.Helper()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	t.Logf("%d histories from seed %d in %s", s.done, s.First, time.Since(s.began).Round(time.Second))
+	from := fmt.Sprint(s.first)
+	if s.first == 0 {
+		from = fmt.Sprintf("1 and as many from %d", Late)
+	}
+	t.Logf("%d histories from seed %s in %s", s.done, from, time.Since(s.began).Round(time.Second))
 	return s.broken
 }
 
