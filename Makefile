@@ -21,9 +21,6 @@ REGISTRY ?=
 VERSION ?= $(shell awk '/^appVersion:/ {print $$2}' config/helm/Chart.yaml)
 CONTROLLER_IMG ?= $(addsuffix /,$(REGISTRY))gpu-sharing-controller:$(VERSION)
 AGENT_IMG ?= $(addsuffix /,$(REGISTRY))gpu-sharing-agent:$(VERSION)
-# The parts of make e2e, by the labels of its specs.
-LABELS_core := !extended
-LABELS_extended := extended
 # What --version of the programs in the images prints.
 BUILD_ARGS = --build-arg VERSION=$$(git describe --tags --match 'v*' --always --dirty) --build-arg COMMIT=$$(git rev-parse HEAD)
 # Where make e2e leaves its report, and the logs if they are asked for.
@@ -49,14 +46,10 @@ test: kube ## Run every test of the operator's own module: pure, convergence, AP
 		go test -timeout 40m $(TESTFLAGS) $(SLOW_TESTS) ./...
 
 .PHONY: e2e
-e2e: ## Test on a real node: containerd, kubelet, NVIDIA's programs, our images and chart. As root, an hour; the first time longer. PART=core: what CI runs of it; PART=extended: the others. FOCUS=MPS: specs of that name. FAILED=1: what failed last.
-	@case '$(PART)' in ''|core|extended) ;; *) echo "e2e: PART is core or extended, not $(PART)" >&2; exit 1 ;; esac
-	hack/e2e/build.sh $(if $(filter core,$(PART)),,previous) >/dev/null
-	@focus="$${FOCUS:-}"; [ -z '$(FAILED)' ] || focus=$$(go run ./hack/rerun $(E2E_LAST)/report.json); \
-	mkdir -p $(E2E_LAST) && rm -f $(E2E_LAST)/report.json && cd test/e2e && \
-	GPUSHARING_E2E=1 GPUSHARING_E2E_LOGS='$(if $(GPUSHARING_E2E_LOGS),$(E2E_LAST))' \
-		exec ../../bin/e2e/e2e.test -test.v -test.timeout=100m -ginkgo.v -ginkgo.no-color -ginkgo.timeout=95m \
-		-ginkgo.json-report=$(E2E_LAST)/report.json -ginkgo.label-filter='$(LABELS_$(PART))' $${focus:+-ginkgo.focus="$$focus"}
+e2e: ## Test on real nodes: containerd, kubelet, NVIDIA's programs, our images and chart, on several machines side by side. As root; the first time longer. FOCUS=MPS: specs of that name. FAILED=1: what failed last. MACHINES=1: one machine. WITHIN=30m: leaves specs out, by name, for which that is too short.
+	hack/e2e/build.sh previous >/dev/null
+	@exec $(BIN)/e2e/machines -test=$(abspath $(BIN))/e2e/e2e.test -last=$(E2E_LAST) -focus="$${FOCUS:-}" $(if $(FAILED),-failed) \
+		$(if $(MACHINES),-machines=$(MACHINES)) $(if $(WITHIN),-within=$(WITHIN)) $(if $(GPUSHARING_E2E_LOGS),-logs) $(if $(RECORD),-record=hack/e2e/seconds.json)
 
 .PHONY: e2e-upgrade
 e2e-upgrade: ## Of make e2e, the upgrade from the previous release, which is built from its commit and published, with live policies. As root, minutes.

@@ -119,6 +119,7 @@ CGO_ENABLED=0 go build -trimpath -ldflags "-s -w" -o "$bin/kubectl-gpusharing" .
 for program in $(cd test/e2e/programs && ls); do
 	CGO_ENABLED=0 go build -trimpath -ldflags "-s -w" -o "$bin/$program" "./test/e2e/programs/$program"
 done
+CGO_ENABLED=0 go build -trimpath -o "$bin/machines" ./hack/e2e
 # The tests themselves, so that no process of go test delays their end.
 go test -c -o "$bin/e2e.test" ./test/e2e
 echo "$bin"

@@ -32,7 +32,7 @@ mig-configs:
 
 // On H100, whose MIG mode needs no reset: how NVIDIA's programs reset a GPU is played by the specs of the agent.
 func migManagerSpecs() {
-	Describe("NVIDIA's mig-manager with a ConfigMap of the administrator's", Ordered, extended, Offset(1), func() {
+	Describe("NVIDIA's mig-manager with a ConfigMap of the administrator's", Ordered, Offset(1), func() {
 		const custom = "custom-mig-config"
 		mine := map[string]int64{"nvidia.com/gpu": 14}
 

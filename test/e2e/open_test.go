@@ -19,7 +19,7 @@ func openSpecs() {
 		thirds = `{strategy: MIG, mig: {strategy: mixed, layouts: [{gpus: {indexes: [0]}, fill: 2g.10gb}]}}`
 		both   = `{strategy: MIG, mig: {strategy: mixed, layouts: [{fill: 2g.10gb}]}}`
 	)
-	Describe("A GPU that another program has open", Ordered, extended, Offset(1), func() {
+	Describe("A GPU that another program has open", Ordered, Offset(1), func() {
 		BeforeAll(func(ctx SpecContext) {
 			begin(ctx, sim.A100, sim.A100)
 			share(ctx, halves)

@@ -63,7 +63,7 @@ func strategyCases() []strategyCase {
 
 // previousSpecs upgrade from the previous release, which is installed from the registry as the README installs today's.
 func previousSpecs() {
-	Describe("An upgrade from the previous release", Ordered, extended, Offset(1), func() {
+	Describe("An upgrade from the previous release", Ordered, Offset(1), func() {
 		BeforeAll(func(ctx SpecContext) {
 			begin(ctx, sim.A100, sim.A100)
 			for _, program := range []string{"controller", "agent"} {

@@ -5,6 +5,7 @@ package e2e
 
 import (
 	"fmt"
+	"os"
 	"strings"
 	"time"
 
@@ -12,37 +13,20 @@ import (
 	"github.com/onsi/ginkgo/v2/types"
 )
 
-const introduction = `
-What was proved on a real node. Real are etcd, the API server, controller manager, scheduler, containerd, runc, the
-kubelet, NVIDIA's device plugin with its config-manager and GPU Feature Discovery, NVIDIA's container toolkit, Helm, and the
-operator: its programs and its chart. Simulated are the NVIDIA driver with its GPUs, and the parts of the GPU Operator that
-start NVIDIA's programs.
-"pending" is what the operator cannot do yet.
-`
-
-// What was proved, for people to read: one line for each spec, under the heading of its container.
-var _ = ReportAfterSuite("what was proved", func(report Report) {
-	fmt.Print(introduction)
-	heading := ""
-	count := map[string]int{}
-	for _, spec := range report.SpecReports {
-		if spec.LeafNodeType != types.NodeTypeIt || notAsked(spec) {
-			continue
-		}
-		if h := strings.Join(spec.ContainerHierarchyTexts[1:], " "); h != heading {
-			heading = h
-			fmt.Printf("\n%s\n", heading)
-		}
-		count[outcome(spec.State)]++
-		fmt.Printf("  %-8s %s%s\n", outcome(spec.State), spec.LeafNodeText, details(spec))
+// A line for each spec, to the standard error, which hack/e2e shows while the specs run.
+var _ = ReportAfterEach(func(spec SpecReport) {
+	if !notAsked(spec) {
+		of := strings.Join(spec.ContainerHierarchyTexts[min(1, len(spec.ContainerHierarchyTexts)):], " ")
+		fmt.Fprintf(os.Stderr, "%-8s %s: %s%s\n", outcome(spec.State), of, spec.LeafNodeText, details(spec))
 	}
+})
+
+var _ = ReportAfterSuite("what the kubelet lost", func(Report) {
 	if machine != nil && lost+machine.Lost() > 0 {
-		fmt.Printf("\n%d times the kubelet lost NVIDIA's device plugin when that started anew (docs/install.md),\n"+
+		fmt.Fprintf(os.Stderr, "%d times the kubelet lost NVIDIA's device plugin when that started anew (docs/install.md),\n"+
 			"and was restarted, as an administrator must. That is the kubelet's own fault, and no program of ours could help it.\n",
 			lost+machine.Lost())
 	}
-	fmt.Printf("\n%d proved, %d pending, %d failed, %d skipped after a failure, in %s\n",
-		count["proved"], count["pending"], count["FAILED"], count["skipped"], report.RunTime.Round(time.Second))
 })
 
 // notAsked says whether a spec was left out since another part was asked for.

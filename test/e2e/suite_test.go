@@ -32,9 +32,6 @@ const (
 	patience = 4 * time.Minute
 )
 
-// extended marks the specs for which CI has no time: `make e2e` runs them, and `make e2e PART=core` does not.
-var extended = Label("extended")
-
 func TestMain(m *testing.M) {
 	if os.Getenv(askedVariable) == "" {
 		fmt.Println("skipped: the tests on a real node need root and take minutes; run `make e2e`")

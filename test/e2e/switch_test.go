@@ -21,7 +21,7 @@ import (
 
 // Behind NVSwitches an A100 is reset alone only while the fabric manager runs, which the driver container starts or not.
 func switchSpecs() {
-	Describe("GPUs that NVSwitches connect", Ordered, extended, Offset(1), func() {
+	Describe("GPUs that NVSwitches connect", Ordered, Offset(1), func() {
 		whole := map[string]int64{"nvidia.com/gpu": 2}
 
 		BeforeAll(func(ctx SpecContext) {

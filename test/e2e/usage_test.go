@@ -25,7 +25,7 @@ import (
 )
 
 func usageSpecs() {
-	Describe("Who uses the GPUs", Ordered, extended, Offset(1), func() {
+	Describe("Who uses the GPUs", Ordered, Offset(1), func() {
 		var metrics *prometheus
 		BeforeAll(func(ctx SpecContext) {
 			begin(ctx, sim.T4)

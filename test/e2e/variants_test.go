@@ -56,7 +56,7 @@ func variants() []variant {
 
 func variantSpecs() {
 	for _, v := range variants() {
-		Describe(v.title, Ordered, extended, Offset(1), func() { variantSpecsOf(v) })
+		Describe(v.title, Ordered, Offset(1), func() { variantSpecsOf(v) })
 	}
 }
 

@@ -17,7 +17,7 @@ import (
 )
 
 func vgpuSpecs() {
-	Describe("A vGPU guest", Ordered, extended, Offset(1), func() {
+	Describe("A vGPU guest", Ordered, Offset(1), func() {
 		BeforeAll(func(ctx SpecContext) { begin(ctx, sim.VGPU) })
 
 		It("shows as one, with its license", func(ctx SpecContext) {

@@ -1,12 +1,6 @@
 // Copyright The GPU Sharing Operator Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Command rerun reads the report of a run of Ginkgo and prints the focus that runs what failed again.
-//
-//	go run ./hack/rerun REPORT.json
-//
-// Specs of a container build on each other, so that it prints all specs of the innermost containers of those that failed. It
-// prints nothing, which focuses on everything, if there is no report, or if the run ended before all specs had their turn.
 package main
 
 import (
@@ -25,19 +19,6 @@ import (
 // depth is the number of containers, at least, around what can run again alone: all specs lie in one container of everything.
 const depth = 2
 
-func main() {
-	if len(os.Args) != 2 {
-		fmt.Fprintln(os.Stderr, "usage: rerun REPORT.json")
-		os.Exit(2)
-	}
-	reports, err := read(os.Args[1])
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "rerun:", err)
-		os.Exit(1)
-	}
-	_, _ = os.Stdout.WriteString(focus(reports) + "\n")
-}
-
 // read reads a report. One that is not there holds nothing.
 func read(path string) ([]types.Report, error) {
 	raw, err := os.ReadFile(path) //nolint:gosec // the report that the developer names
@@ -54,7 +35,9 @@ func read(path string) ([]types.Report, error) {
 	return reports, nil
 }
 
-// focus returns the regular expression of the specs whose container had a failure. Empty: run everything.
+// focus returns the regular expression of what failed: specs of a container build on each other, so it names all specs of the
+// innermost containers of those that failed. Empty, which focuses on everything, if nothing did, or if a run ended before all
+// specs had their turn.
 func focus(reports []types.Report) string {
 	var again []string
 	for i := range reports {
@@ -70,15 +53,27 @@ func focus(reports []types.Report) string {
 		for _, spec := range specs {
 			beside := func(other types.SpecReport) bool { return other.Failed() && container(other) == container(spec) }
 			if spec.LeafNodeType == types.NodeTypeIt && slices.ContainsFunc(specs, beside) {
-				again = append(again, regexp.QuoteMeta(container(spec)+" "+spec.LeafNodeText))
+				again = append(again, name(spec))
 			}
 		}
 	}
-	if len(again) == 0 {
+	return only(again)
+}
+
+// only returns the regular expression of the specs of these names. Empty: of all.
+func only(names []string) string {
+	if len(names) == 0 {
 		return ""
 	}
-	return "(" + strings.Join(again, "|") + ")$" // whole names: "MPS" is the beginning of "MPS clients" too
+	quoted := make([]string, len(names))
+	for i, n := range names {
+		quoted[i] = regexp.QuoteMeta(n)
+	}
+	return "(" + strings.Join(quoted, "|") + ")$" // whole names: "MPS" is the beginning of "MPS clients" too
 }
+
+// name is the whole name of a spec.
+func name(spec types.SpecReport) string { return container(spec) + " " + spec.LeafNodeText }
 
 // container names the innermost container of a spec, with those around it.
 func container(spec types.SpecReport) string { return strings.Join(spec.ContainerHierarchyTexts, " ") }

@@ -1,0 +1,107 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/onsi/ginkgo/v2/types"
+)
+
+const everything = "On a real node"
+
+func listedSpecs() []types.SpecReport {
+	return []types.SpecReport{
+		spec(types.SpecStatePassed, "a", everything, "MPS"), spec(types.SpecStatePassed, "b", everything, "MPS"),
+		spec(types.SpecStatePassed, "a", everything, "MIG"),
+		spec(types.SpecStatePassed, "step 1", everything, "Guides", "CERN"), spec(types.SpecStatePassed, "step 1", everything, "Guides", "AKS"),
+		spec(types.SpecStatePassed, "a", everything, "New"),
+	}
+}
+
+func namesOf(hands []hand) (names [][]string) {
+	for _, h := range hands {
+		var of []string
+		for _, u := range h.units {
+			of = append(of, u.name)
+		}
+		names = append(names, of)
+	}
+	return names
+}
+
+func TestTheLongestContainersAreDealtFirstAndRunInTheOrderOfTheProgram(t *testing.T) {
+	took := map[string]float64{"MPS": 40, "MIG": 90, "Guides": 60}
+	for machines, want := range map[int][][]string{
+		1: {{"MPS", "MIG", "Guides", "New"}},
+		2: {{"MIG", "New"}, {"MPS", "Guides"}},
+		9: {{"MIG"}, {"Guides"}, {"MPS"}, {"New"}},
+	} {
+		if got := namesOf(deal(unitsOf(listedSpecs(), took), machines)); !reflect.DeepEqual(got, want) {
+			t.Errorf("%d machines get %v, expected %v", machines, got, want)
+		}
+	}
+}
+
+func TestEachSpecIsDealtToOneMachine(t *testing.T) {
+	seen := map[string]int{}
+	for _, h := range deal(unitsOf(listedSpecs(), nil), 3) {
+		for _, s := range h.specs() {
+			seen[s]++
+		}
+	}
+	for _, s := range listedSpecs() {
+		if seen[name(s)] != 1 {
+			t.Errorf("%q is dealt %d times", name(s), seen[name(s)])
+		}
+	}
+}
+
+func TestNothingIsDealtWhereNoSpecMatches(t *testing.T) {
+	if hands := deal(nil, 3); len(hands) != 0 {
+		t.Errorf("%d machines have nothing to do", len(hands))
+	}
+}
+
+func TestTheSecondsOfAContainerAreThoseOfAllItsSpecs(t *testing.T) {
+	specs := listedSpecs()
+	for i := range specs {
+		specs[i].RunTime = 1500 * time.Millisecond
+	}
+	got := secondsOf([]types.Report{{SpecReports: specs[:4]}, {SpecReports: specs[4:]}})
+	if want := (map[string]float64{"MPS": 3, "MIG": 2, "Guides": 3, "New": 2}); !reflect.DeepEqual(got, want) {
+		t.Errorf("recorded are %v, expected %v", got, want)
+	}
+}
+
+func TestARunInWhichSpecsHadNoTurnHasNotPassed(t *testing.T) {
+	hands := deal(unitsOf(listedSpecs(), nil), 1)
+	for name, c := range map[string]struct {
+		report types.Report
+		passed bool
+	}{
+		"all passed":       {types.Report{SuiteSucceeded: true, SpecReports: listedSpecs()}, true},
+		"one had no turn":  {types.Report{SuiteSucceeded: true, SpecReports: listedSpecs()[1:]}, false},
+		"the suite failed": {types.Report{SpecReports: listedSpecs()}, false},
+	} {
+		var out strings.Builder
+		if passed := tell(&out, []types.Report{c.report}, hands, time.Minute); passed != c.passed {
+			t.Errorf("%s: passed is %v\n%s", name, passed, out.String())
+		}
+	}
+}
+
+func TestTheLastContainersAreLeftOutThatWouldEndTooLate(t *testing.T) {
+	units := unitsOf(listedSpecs(), map[string]float64{"MPS": 40, "MIG": 90, "Guides": 60})
+	for within, want := range map[time.Duration]int{0: 0, time.Hour: 0, (starts + 102) * time.Second: 1, (starts + 90) * time.Second: 2, time.Second: 4} {
+		hands, out := dealWithin(units, 2, within)
+		if len(out) != want || len(out)+len(slices.Concat(namesOf(hands)...)) != len(units) {
+			t.Errorf("within %s %d are left out and %v are dealt, expected %d left out", within, len(out), namesOf(hands), want)
+		}
+	}
+}
