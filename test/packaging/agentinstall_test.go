@@ -124,8 +124,12 @@ func grantAsOLM(t *testing.T, cluster *env.Cluster) {
 // namespacedRights are the Roles and RoleBindings of the bundle.
 func namespacedRights(t *testing.T) []*unstructured.Unstructured {
 	t.Helper()
-	objects, err := decode(contents(t, "config/bundle/manifests/*.role.yaml", "config/bundle/manifests/*.rolebinding.yaml"))
+	files, err := filepath.Glob(path(t, "config/bundle/manifests/*.role*.yaml"))
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
+	var objects []*unstructured.Unstructured
+	for _, file := range files {
+		objects = append(objects, read(t, filepath.Join("config/bundle/manifests", filepath.Base(file)))...)
+	}
 	return objects
 }
 
