@@ -52,7 +52,10 @@ func TestAgent(t *testing.T) {
 		"--cdi-root=", "--metrics-bind-address="+address, "--sampling-interval=5s",
 		"--health-probe-bind-address=0", "--kubeconfig="+kubeconfig(t, config))
 
-	n := node{T: t, client: cluster.Client}
+	g.Expect(cluster.Apply(t.Context(), "config/default/namespace.yaml", "config/rbac/role.yaml", "config/manager/rbac.yaml")).To(gomega.Succeed())
+	controller, err := cluster.ClientAs(t.Context(), env.Identity{Namespace: "gpu-sharing-operator", ServiceAccount: "gpu-sharing-controller"})
+	g.Expect(err).NotTo(gomega.HaveOccurred())
+	n := node{T: t, client: controller}
 	g.Eventually(n.ready, "60s", "100ms").Should(gomega.Succeed())
 	d := n.device()
 	g.Expect(d.Product).To(gomega.HavePrefix("NVIDIA-A100-"))

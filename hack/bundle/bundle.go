@@ -70,7 +70,7 @@ func (s *sources) bundle() (map[string][]byte, error) {
 	if err := s.userRoles(files); err != nil {
 		return nil, err
 	}
-	if err := s.topRole(files); err != nil {
+	if err := s.namespacedRights(files); err != nil {
 		return nil, err
 	}
 	files["bundle.Dockerfile"], err = s.dockerfile()
@@ -89,21 +89,36 @@ func (s *sources) userRoles(files map[string][]byte) error {
 	})
 }
 
-// topRole adds the Role that users of `kubectl gpusharing top` need. OLM puts it into the namespace of the operator.
-func (s *sources) topRole(files map[string][]byte) error {
-	return s.each("config/metrics/rbac.yaml", func(document []byte, kind string) error {
-		if kind != "Role" {
-			return nil
-		}
-		var role rbacv1.Role
-		if err := sigsyaml.UnmarshalStrict(document, &role); err != nil {
-			return fmt.Errorf("decoding a role: %w", err)
+// namespacedRights adds each Role and RoleBinding as a file of its own, without a namespace: OLM puts them into that of the operator, and
+// Kubernetes takes an account without a namespace for one of the binding's own. Of a CSV's permissions OLM makes ClusterRoles instead where
+// the operator watches all namespaces (operator-lifecycle-manager, pkg/controller/operators/olm/operatorgroup.go, ensureSingletonRBAC).
+func (s *sources) namespacedRights(files map[string][]byte) error {
+	for _, role := range s.rbac.roles {
+		if role.Kind != "Role" {
+			continue
 		}
 		role.Namespace = ""
 		content, err := marshal(role)
+		if err != nil {
+			return err
+		}
 		files["manifests/"+role.Name+".role.yaml"] = append([]byte(generated), content...)
-		return err
-	})
+	}
+	for _, binding := range s.rbac.bindings {
+		if binding.Kind != "RoleBinding" {
+			continue
+		}
+		binding.Namespace, binding.Subjects = "", slices.Clone(binding.Subjects)
+		for i := range binding.Subjects {
+			binding.Subjects[i].Namespace = ""
+		}
+		content, err := marshal(binding)
+		if err != nil {
+			return err
+		}
+		files["manifests/"+binding.Name+".rolebinding.yaml"] = append([]byte(generated), content...)
+	}
+	return nil
 }
 
 // agentFile is the agent's first DaemonSet, and draPatch is what the second one has otherwise.
@@ -152,7 +167,7 @@ func (s *sources) draAgent() ([]byte, error) {
 	return sigsyaml.Marshal(patched)
 }
 
-// keptAccount is the account of the MPS pods, which stay when the operator is uninstalled. OLM deletes the accounts to which it gives
+// keptAccount is the account of the MPS pods, which stay when the operator is uninstalled. OLM deletes the accounts to which a CSV gives
 // rights, so this one is none of them.
 const keptAccount = "gpu-sharing-mps"
 
@@ -163,8 +178,8 @@ const (
 	versionLabel = "app.kubernetes.io/version"
 )
 
-// withoutRBAC are the objects of files, without those that give rights: OLM gives these, but to keptAccount. What that account needs on
-// OpenShift, the SecurityContextConstraints gives it by its users.
+// withoutRBAC are the objects of files, without those that give rights: OLM makes these. What keptAccount needs on OpenShift, also the
+// SecurityContextConstraints gives it, by its users: OLM v1 deletes RoleBindings when the operator is uninstalled.
 func (s *sources) withoutRBAC(files []string) ([][]byte, error) {
 	var objects [][]byte
 	for _, file := range files {

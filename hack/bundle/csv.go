@@ -79,8 +79,7 @@ func (s *sources) installStrategy() operators.NamedInstallStrategy {
 		strategy.StrategySpec.DeploymentSpecs = append(strategy.StrategySpec.DeploymentSpecs,
 			operators.StrategyDeploymentSpec{Name: d.Name, Label: labels, Spec: d.Spec})
 	}
-	strategy.StrategySpec.ClusterPermissions = s.rbac.permissions("ClusterRole")
-	strategy.StrategySpec.Permissions = s.rbac.permissions("Role")
+	strategy.StrategySpec.ClusterPermissions = s.rbac.permissions()
 	return strategy
 }
 
@@ -96,18 +95,17 @@ func (s *sources) nameImages(container *corev1.Container) {
 	}
 }
 
-// permissions are what the bindings to roles of a kind give to each service account.
-func (r rbac) permissions(kind string) []operators.StrategyDeploymentPermissions {
+// permissions are what the ClusterRoleBindings give to each service account. What RoleBindings give is none of them: OLM would make
+// ClusterRoles of it, see namespacedRights.
+func (r rbac) permissions() []operators.StrategyDeploymentPermissions {
 	rules := map[string][]rbacv1.PolicyRule{}
 	for _, binding := range r.bindings {
 		for _, role := range r.roles {
-			if binding.RoleRef.Kind != kind || role.Kind != kind || role.Name != binding.RoleRef.Name {
+			if binding.Kind != "ClusterRoleBinding" || role.Kind != "ClusterRole" || role.Name != binding.RoleRef.Name {
 				continue
 			}
 			for _, subject := range binding.Subjects {
-				if subject.Name != keptAccount {
-					rules[subject.Name] = append(rules[subject.Name], role.Rules...)
-				}
+				rules[subject.Name] = append(rules[subject.Name], role.Rules...)
 			}
 		}
 	}

@@ -39,18 +39,22 @@ func TestGPUNode(t *testing.T) {
 	g := NewWithT(t)
 	g.Expect(cluster.Apply(t.Context(), "config/default/namespace.yaml", "config/rbac/role.yaml", "config/manager/rbac.yaml", "config/agent/rbac.yaml",
 		"config/agent/admission.yaml")).To(Succeed())
+	controller, err := cluster.ClientAs(t.Context(), env.Identity{Namespace: "gpu-sharing-operator", ServiceAccount: "gpu-sharing-controller"})
+	g.Expect(err).NotTo(HaveOccurred())
 	for _, name := range []string{"node-1", "node-2"} {
-		g.Expect(cluster.Client.Create(t.Context(), &v1alpha1.GPUNode{ObjectMeta: metav1.ObjectMeta{Name: name}})).To(Succeed())
+		g.Eventually(func() error {
+			return controller.Create(t.Context(), &v1alpha1.GPUNode{ObjectMeta: metav1.ObjectMeta{Name: name}})
+		}).WithTimeout(20*time.Second).Should(Succeed(), "a right takes effect a moment after it was given")
 	}
 	agent, err := cluster.ClientAs(t.Context(), env.Identity{
 		Namespace: "gpu-sharing-operator", ServiceAccount: "gpu-sharing-agent", Pod: "gpu-sharing-agent-x", Node: "node-1",
 	})
 	g.Expect(err).NotTo(HaveOccurred())
 
-	t.Run("is written by two without conflict", func(t *testing.T) { ownership(t, cluster.Client, agent) })
+	t.Run("is written by two without conflict", func(t *testing.T) { ownership(t, controller, agent) })
 	t.Run("belongs to one agent", func(t *testing.T) { ownNodeOnly(t, cluster, agent) })
-	t.Run("has a last good state that no agent forges", func(t *testing.T) { forging(t, cluster, agent) })
-	t.Run("refuses what no GPU can be", func(t *testing.T) { impossible(t, cluster.Client) })
+	t.Run("has a last good state that no agent forges", func(t *testing.T) { forging(t, cluster, agent, controller) })
+	t.Run("refuses what no GPU can be", func(t *testing.T) { impossible(t, controller) })
 }
 
 // ownership: the spec is the controller's, the status the agent's, and neither write disturbs the other's.
@@ -164,11 +168,9 @@ func ownNodeOnly(t *testing.T, cluster *env.Cluster, agent client.Client) {
 
 // forging: with the token of an agent nobody writes what the controller decides by and reports, and the controller writes nothing that
 // the agent observed.
-func forging(t *testing.T, cluster *env.Cluster, agent client.Client) {
+func forging(t *testing.T, cluster *env.Cluster, agent, controller client.Client) {
 	t.Helper()
 	g, ctx := NewWithT(t), t.Context()
-	controller, err := cluster.ClientAs(ctx, env.Identity{Namespace: "gpu-sharing-operator", ServiceAccount: "gpu-sharing-controller"})
-	g.Expect(err).NotTo(HaveOccurred())
 	condition := func(kind string, status metav1.ConditionStatus) *acmeta.ConditionApplyConfiguration {
 		return acmeta.Condition().WithType(kind).WithStatus(status).WithReason("Test").WithMessage("test").WithObservedGeneration(1).
 			WithLastTransitionTime(metav1.Now())

@@ -19,13 +19,14 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
 )
 
-// TestKubernetesRolesForUsers: a user with Kubernetes' role view, edit or admin in the whole cluster may do what docs/security.md says, and no more.
-func TestKubernetesRolesForUsers(t *testing.T) {
+// TestRolesForUsers: a user with Kubernetes' role view, edit or admin in the whole cluster, or with a role of ours, may do what docs/security.md
+// says, and no more.
+func TestRolesForUsers(t *testing.T) {
 	cluster := env.Start(t)
 	g := NewWithT(t)
 	g.Expect(cluster.Apply(t.Context(), "config/rbac/users.yaml")).To(Succeed())
 	aggregate(t, cluster.Client)
-	for _, role := range []string{"view", "edit", "admin"} {
+	for _, role := range []string{"view", "edit", "admin", "gpu-sharing-edit"} {
 		g.Expect(cluster.Client.Create(t.Context(), &rbacv1.ClusterRoleBinding{
 			ObjectMeta: metav1.ObjectMeta{Name: "users-" + role}, RoleRef: roleRef(role), Subjects: user(role),
 		})).To(Succeed())
@@ -40,7 +41,7 @@ func TestKubernetesRolesForUsers(t *testing.T) {
 	reads := []string{"read policies", "watch policies", "read GPUNodes"}
 	writes := []string{"create a policy", "update a policy", "patch a policy", "delete a policy"}
 	for name, may := range map[string][]string{
-		"nobody": nil, "admin of a namespace": nil, "view": reads, "edit": append(writes, reads...), "admin": append(writes, reads...),
+		"nobody": nil, "admin of a namespace": nil, "view": reads, "edit": reads, "admin": reads, "gpu-sharing-edit": writes,
 	} {
 		t.Run(name, func(t *testing.T) {
 			config := rest.CopyConfig(cluster.Config)

@@ -16,6 +16,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
+	"github.com/gpusharing/gpu-sharing-operator/test/env"
 	"github.com/gpusharing/gpu-sharing-operator/test/simdriver"
 )
 
@@ -96,15 +97,20 @@ func (m *machine) breakGPU(ctx context.Context, index int) error {
 	})
 }
 
-// dateBack lets the time of the agent be over soon. The agent goes on trying meanwhile, and the demo does not wait for it.
+// dateBack lets the time of the agent be over soon. The agent goes on trying meanwhile, and the demo does not wait for it. It writes as the
+// controller, since nobody else may write the spec.
 func (d *demo) dateBack(ctx context.Context) error {
+	controller, err := d.cluster.ClientAs(ctx, env.Identity{Namespace: ours, ServiceAccount: "gpu-sharing-controller"})
+	if err != nil {
+		return fmt.Errorf("writing as the controller: %w", err)
+	}
 	node := &v1alpha1.GPUNode{}
-	if err := d.cluster.Client.Get(ctx, client.ObjectKey{Name: changedNode}, node); err != nil {
+	if err := controller.Get(ctx, client.ObjectKey{Name: changedNode}, node); err != nil {
 		return fmt.Errorf("reading GPUNode %s: %w", changedNode, err)
 	}
 	base := node.DeepCopy()
 	node.Spec.ChangeTime = metav1.NewTime(time.Now().Add(left - agentsTime))
-	if err := d.cluster.Client.Patch(ctx, node, client.MergeFrom(base)); err != nil {
+	if err := controller.Patch(ctx, node, client.MergeFrom(base)); err != nil {
 		return fmt.Errorf("dating the change of %s back: %w", changedNode, err)
 	}
 	d.story.say(changedNode, "an agent has %s for a change; the demo does not wait for that and dates the change back", agentsTime)

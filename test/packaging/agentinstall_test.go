@@ -5,9 +5,11 @@ package packaging_test
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"testing"
 	"testing/fstest"
 	"time"
@@ -18,6 +20,7 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
@@ -49,9 +52,8 @@ func newUnderOLM(t *testing.T, openshift bool, metrics ...string) underOLM {
 		_, err := envtest.InstallCRDs(cluster.Config, envtest.CRDInstallOptions{CRDs: []*apiextensionsv1.CustomResourceDefinition{scc()}})
 		g.Expect(err).NotTo(HaveOccurred())
 	}
-	install := readCSV(t).Spec.Install.Spec
 	u := underOLM{Cluster: cluster}
-	for _, d := range install.Deployments {
+	for _, d := range readCSV(t).Spec.Install.Spec.Deployments {
 		u.owner = &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: olmNamespace, Name: d.Name}, Spec: d.Spec}
 		g.Expect(cluster.Client.Create(t.Context(), u.owner)).To(Succeed())
 	}
@@ -60,7 +62,7 @@ func newUnderOLM(t *testing.T, openshift bool, metrics ...string) underOLM {
 	u.account = env.Identity{Namespace: olmNamespace, ServiceAccount: account}
 	c, err := cluster.ClientAs(t.Context(), u.account)
 	g.Expect(err).NotTo(HaveOccurred())
-	grant(t, cluster, account, install.ClusterPermissions, install.Permissions)
+	grantAsOLM(t, cluster)
 
 	data := read(t, "config/bundle/manifests/gpu-sharing-operands.configmap.yaml")
 	manifests := fstest.MapFS{}
@@ -96,33 +98,39 @@ func scc() *apiextensionsv1.CustomResourceDefinition {
 	}
 }
 
-// grant gives a service account what the bundle asks for, as OLM does.
-func grant(t *testing.T, cluster *env.Cluster, account string, clusterWide, inNamespace []permissions) {
+// grantAsOLM gives the service accounts what the bundle asks for, as OLM does where the operator watches all namespaces: what a CSV permits in a
+// namespace it permits everywhere, and Roles and RoleBindings of the bundle are created in the operator's namespace.
+// https://github.com/operator-framework/operator-lifecycle-manager/blob/v0.45.0/pkg/controller/operators/olm/operatorgroup.go
+func grantAsOLM(t *testing.T, cluster *env.Cluster) {
 	t.Helper()
-	g := NewWithT(t)
-	subjects := []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: olmNamespace, Name: account}}
-	meta := metav1.ObjectMeta{Namespace: olmNamespace, Name: account}
+	install := readCSV(t).Spec.Install.Spec
 	var objects []client.Object
-	for _, p := range clusterWide {
-		if p.ServiceAccountName == account {
-			objects = append(objects, &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: account}, Rules: p.Rules},
-				&rbacv1.ClusterRoleBinding{
-					ObjectMeta: metav1.ObjectMeta{Name: account}, Subjects: subjects,
-					RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: account},
-				})
-		}
+	for i, p := range slices.Concat(install.ClusterPermissions, install.Permissions) {
+		meta := metav1.ObjectMeta{Name: fmt.Sprintf("gpu-sharing-operator.v1-%d", i)}
+		objects = append(objects, &rbacv1.ClusterRole{ObjectMeta: meta, Rules: p.Rules}, &rbacv1.ClusterRoleBinding{
+			ObjectMeta: meta, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: meta.Name},
+			Subjects: []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: olmNamespace, Name: p.ServiceAccountName}},
+		})
 	}
-	for _, p := range inNamespace {
-		if p.ServiceAccountName == account {
-			objects = append(objects, &rbacv1.Role{ObjectMeta: meta, Rules: p.Rules}, &rbacv1.RoleBinding{
-				ObjectMeta: meta, Subjects: subjects, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: account},
-			})
-		}
+	for _, o := range namespacedRights(t) {
+		o.SetNamespace(olmNamespace)
+		objects = append(objects, o)
 	}
-	g.Expect(objects).To(HaveLen(4))
 	for _, o := range objects {
-		g.Expect(cluster.Client.Create(t.Context(), o)).To(Succeed())
+		NewWithT(t).Expect(cluster.Client.Create(t.Context(), o)).To(Succeed())
 	}
+}
+
+// namespacedRights are the Roles and RoleBindings of the bundle.
+func namespacedRights(t *testing.T) []*unstructured.Unstructured {
+	t.Helper()
+	files, err := filepath.Glob(path(t, "config/bundle/manifests/*.role*.yaml"))
+	NewWithT(t).Expect(err).NotTo(HaveOccurred())
+	var objects []*unstructured.Unstructured
+	for _, file := range files {
+		objects = append(objects, read(t, filepath.Join("config/bundle/manifests", filepath.Base(file)))...)
+	}
+	return objects
 }
 
 func (u underOLM) daemonSet(t *testing.T, name string) *appsv1.DaemonSet {

@@ -204,8 +204,10 @@ func (i installation) play(t *testing.T, kubelet http.Handler) (agent *corev1.Po
 	node.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: address.IP.String()}}
 	node.Status.DaemonEndpoints.KubeletEndpoint.Port = int32(address.Port)
 	g.Expect(i.Client.Status().Update(t.Context(), node)).To(Succeed())
+	controller, err := i.ClientAs(t.Context(), env.Identity{Namespace: namespace, ServiceAccount: "gpu-sharing-controller"})
+	g.Expect(err).NotTo(HaveOccurred())
 	g.Eventually(func() error {
-		return i.Client.Create(t.Context(), &v1alpha1.GPUNode{ObjectMeta: metav1.ObjectMeta{Name: node.Name}})
+		return controller.Create(t.Context(), &v1alpha1.GPUNode{ObjectMeta: metav1.ObjectMeta{Name: node.Name}})
 	}, 30*time.Second).Should(Succeed())
 	g.Expect(client.IgnoreAlreadyExists(i.Client.Create(t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "default"}}))).To(Succeed())
 	for _, app := range []string{"gpu-sharing-agent", "gpu-sharing-controller", "nvidia-device-plugin"} {
