@@ -53,7 +53,7 @@ func (p *pass) reconcile(t *testing.T, name string) {
 			return c.Delete(ctx, o, opts...)
 		},
 	})
-	_, err = gpunode.New(counting, selector, p.clock()).Reconcile(t.Context(), request(name))
+	_, err = gpunode.New(counting, p.client, selector, p.clock()).Reconcile(t.Context(), request(name))
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
 }
 
