@@ -159,6 +159,6 @@ func (c *Controller) Reconcile(ctx context.Context, _ Pass) (reconcile.Result, e
 		}
 	}
 	c.undecided = time.Time{}
-	err = errors.Join(p.execute(ctx, decision), p.report(ctx, decision))
+	err = errors.Join(p.execute(ctx, decision), p.writer.disown(ctx), p.report(ctx, decision))
 	return reconcile.Result{RequeueAfter: p.again(decision.After)}, err
 }
