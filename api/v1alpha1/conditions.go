@@ -422,6 +422,9 @@ const (
 	EventClusterPolicyRestoreWaiting = "ClusterPolicyRestoreWaiting"
 	// EventClusterPolicyReverted: another client reverts the ClusterPolicy again and again. The operator waits an hour.
 	EventClusterPolicyReverted = "ClusterPolicyReverted"
+	// EventKindsGone: one of the operator's own CustomResourceDefinitions is being deleted, or is gone. The controller changes and
+	// restores nothing until both are back.
+	EventKindsGone = "KindsGone"
 )
 
 // Labels, annotations and taints.

@@ -134,10 +134,10 @@ func newScheme() (*runtime.Scheme, error) {
 // register wires the controllers to the manager.
 func register(ctx context.Context, mgr manager.Manager, f flags) error {
 	clk := clock.RealClock{}
-	if err := gpunode.New(mgr.GetClient(), f.nodeSelector, clk).Register(mgr); err != nil {
+	if err := gpunode.New(mgr.GetClient(), mgr.GetAPIReader(), f.nodeSelector, clk).Register(mgr); err != nil {
 		return err
 	}
-	err := gpusharingpolicy.New(mgr.GetClient(), gpusharingpolicy.Options{
+	policies := gpusharingpolicy.New(mgr.GetClient(), gpusharingpolicy.Options{
 		Reader:    mgr.GetAPIReader(),
 		Clock:     clk,
 		Events:    mgr.GetEventRecorder(name),
@@ -146,14 +146,14 @@ func register(ctx context.Context, mgr manager.Manager, f flags) error {
 		Writers:   writers,
 
 		ReadinessTaint: f.readinessTaint,
-	}).Register(ctx, mgr)
-	if err != nil {
+	})
+	if err := policies.Register(ctx, mgr); err != nil {
 		return err
 	}
 	if err := registerAutoscaling(mgr, clk, f); err != nil {
 		return err
 	}
-	err = memoryguard.New(mgr.GetClient(), memoryguard.Options{Reader: mgr.GetAPIReader(), Clock: clk, Events: mgr.GetEventRecorder(name)}).Register(mgr)
+	err := memoryguard.New(mgr.GetClient(), memoryguard.Options{Reader: mgr.GetAPIReader(), Clock: clk, Events: mgr.GetEventRecorder(name)}).Register(mgr)
 	if err != nil {
 		return err
 	}
@@ -164,6 +164,9 @@ func register(ctx context.Context, mgr manager.Manager, f flags) error {
 		if err := add("ping", healthz.Ping); err != nil {
 			return fmt.Errorf("adding the health checks: %w", err)
 		}
+	}
+	if err := mgr.AddReadyzCheck("kinds", policies.Ready); err != nil {
+		return fmt.Errorf("adding the readiness check: %w", err)
 	}
 	return nil
 }

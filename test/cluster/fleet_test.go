@@ -185,7 +185,7 @@ func (f *fleet) lead() (stop func()) {
 	})
 	selector, err := labels.Parse(gpunode.DefaultSelector)
 	f.Expect(err).NotTo(HaveOccurred())
-	f.Expect(gpunode.New(mgr.GetClient(), selector, clock.RealClock{}).Register(mgr)).To(Succeed())
+	f.Expect(gpunode.New(mgr.GetClient(), mgr.GetAPIReader(), selector, clock.RealClock{}).Register(mgr)).To(Succeed())
 	f.Expect(gpusharingpolicy.New(mgr.GetClient(), gpusharingpolicy.Options{
 		Reader: mgr.GetAPIReader(), Clock: f.paces, Events: mgr.GetEventRecorder("controller"), Namespace: ownNamespace,
 		Wiring: pluginconfig.New(mgr.GetClient(), mgr.GetAPIReader(), f.stamps, pluginconfig.StandAlone{}),

@@ -84,6 +84,8 @@ const (
 	minBackoff  = 500 * time.Millisecond
 	maxBackoff  = time.Minute
 	syncAgain   = 500 * time.Millisecond
+	// kindsAgain is how soon a pass looks again that cannot tell whether policies are gone.
+	kindsAgain = 2 * time.Second
 	// unreadDeadline is how long the objects of autoscalers may be unreadable before the policies report that.
 	unreadDeadline = time.Minute
 )
@@ -103,11 +105,16 @@ func (c *Controller) Reconcile(ctx context.Context, _ Pass) (reconcile.Result, e
 	if err != nil {
 		return reconcile.Result{}, errors.Join(fmt.Errorf("gathering node groups: %w", err), c.cannotRead(ctx, err))
 	}
-	c.unread = time.Time{}
 	if c.stale(w) {
 		return reconcile.Result{RequeueAfter: staleAgain}, nil
 	}
 	advice := w.Advise()
+	if len(advice.Writes) > 0 { // what no policy asks for is undone, and the policies may have gone with their kind
+		if _, err := c.kinds.wiring.OwnPolicies(ctx, w.Policies); err != nil {
+			return reconcile.Result{RequeueAfter: kindsAgain}, c.cannotRead(ctx, err)
+		}
+	}
+	c.unread = time.Time{}
 	after := c.write(ctx, w, advice.Writes)
 	if advice.After > 0 && (after == 0 || advice.After < after) {
 		after = advice.After

@@ -8,12 +8,14 @@ import (
 	"time"
 
 	. "github.com/onsi/gomega"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	pure "github.com/gpusharing/gpu-sharing-operator/internal/autoscaling"
+	"github.com/gpusharing/gpu-sharing-operator/internal/controller/pluginconfig"
 )
 
 const renamedReplicas = `
@@ -52,6 +54,27 @@ func TestANodeOverlayComesAndGoesWithThePolicy(t *testing.T) {
 	s.Expect(s.reports(v1alpha1.ReasonOwnedByOther)).To(ContainSubstring("kubectl-edit"))
 	s.deletePolicy()
 	s.Eventually(s.overlays, wait, poll).Should(BeEmpty())
+}
+
+// TestANodeOverlayStaysWhenThePoliciesGoWithTheirKind: nobody has released anything. (Garbage collection, which this cluster has not, deletes
+// it with its owner.)
+func TestANodeOverlayStaysWhenThePoliciesGoWithTheirKind(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, manage)
+	s.apply(nodePool)
+	s.start()
+	s.apply(renamedReplicas)
+	s.Eventually(s.overlays, wait, poll).Should(HaveLen(1))
+	was := s.overlays()[0].GetUID()
+	definition := pluginconfig.Definitions()
+	definition.SetName(pluginconfig.PolicyDefinition)
+	s.Expect(s.client.Delete(t.Context(), definition)).To(Succeed())
+	s.Eventually(func() bool {
+		return apierrors.IsNotFound(s.client.Get(t.Context(), client.ObjectKeyFromObject(definition), pluginconfig.Definitions()))
+	}, wait, poll).Should(BeTrue())
+	s.Consistently(s.overlays, 3*time.Second, poll).Should(ConsistOf(HaveField("GetUID()", was)))
+	s.Expect(s.cluster.Apply(t.Context(), "config/crd/gpusharing.io_gpusharingpolicies.yaml")).To(Succeed())
+	s.Eventually(s.overlays, time.Minute, poll).Should(BeEmpty(), "the kind is back, and no policy asks for it")
 }
 
 // TestKindsOfKarpenterThatComeLater: nothing is watched before, and everything is written in the version that is served.

@@ -22,10 +22,12 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/log"
@@ -34,6 +36,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	applyv1alpha1 "github.com/gpusharing/gpu-sharing-operator/api/v1alpha1/applyconfiguration/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/controller/pluginconfig"
 	"github.com/gpusharing/gpu-sharing-operator/internal/ssa"
 )
 
@@ -47,13 +50,14 @@ const DefaultSelector = "nvidia.com/gpu.present=true"
 // Controller keeps a GPUNode for each node with GPUs.
 type Controller struct {
 	client   client.Client
+	reader   client.Reader // not cached
 	selector labels.Selector
 	clock    clock.PassiveClock
 }
 
-// New returns a controller for the nodes that the selector matches.
-func New(c client.Client, selector labels.Selector, now clock.PassiveClock) *Controller {
-	return &Controller{client: c, selector: selector, clock: now}
+// New returns a controller for the nodes that the selector matches. The reader is not cached.
+func New(c client.Client, reader client.Reader, selector labels.Selector, now clock.PassiveClock) *Controller {
+	return &Controller{client: c, reader: reader, selector: selector, clock: now}
 }
 
 // Name of the controller.
@@ -63,6 +67,9 @@ func (*Controller) Name() string { return "gpunode" }
 func (c *Controller) Register(mgr ctrl.Manager) error {
 	return ctrl.NewControllerManagedBy(mgr).
 		Named(c.Name()).
+		WithOptions(controller.Options{
+			RateLimiter: workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](minBackoff, maxBackoff),
+		}).
 		For(&corev1.Node{}, builder.WithPredicates(c.nodes())).
 		Watches(&v1alpha1.GPUNode{}, &handler.EnqueueRequestForObject{}, builder.WithPredicates(gpuNodes())).
 		Complete(c)
@@ -87,7 +94,7 @@ func (c *Controller) Reconcile(ctx context.Context, request reconcile.Request) (
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	case have.UID != "" && c.selected(node) && ofAnother(have, node):
 		return reconcile.Result{}, c.remove(ctx, have, "another machine has its name")
-	case !c.selected(node) && (have.UID == "" || have.Annotations[v1alpha1.AnnotationOrphaned] == ""):
+	case !c.selected(node) && !lost(have, node) && have.Annotations[v1alpha1.AnnotationOrphaned] == "":
 		return reconcile.Result{}, nil
 	}
 	return reconcile.Result{}, c.apply(ctx, have, want(node.Name, machineOf(node)))
@@ -119,6 +126,9 @@ func (c *Controller) orphaned(ctx context.Context, have *v1alpha1.GPUNode) (reco
 	case have.Spec.Baseline == nil:
 		return reconcile.Result{}, c.remove(ctx, have, "its node is gone")
 	case len(policies.Items) == 0:
+		if err := pluginconfig.OwnKinds(ctx, c.reader); err != nil { // or the policies went with their kind
+			return reconcile.Result{}, err
+		}
 		return reconcile.Result{}, c.remove(ctx, have, "its node is gone, and no policy exists")
 	case c.clock.Since(since) >= remembered:
 		return reconcile.Result{}, c.remove(ctx, have, "its node has been gone for "+remembered.String())
@@ -160,6 +170,17 @@ func ofAnother(gpuNode *v1alpha1.GPUNode, node *corev1.Node) bool {
 	machine := gpuNode.Annotations[v1alpha1.AnnotationMachine]
 	return machine != "" && machine != machineOf(node) && machine != string(node.UID)
 }
+
+// lost reports whether a node has no GPUNode though the operator has changed it: its baseline is on the Node.
+func lost(have *v1alpha1.GPUNode, node *corev1.Node) bool {
+	return have.UID == "" && node.Annotations[v1alpha1.AnnotationBaseline] != "" && node.DeletionTimestamp == nil
+}
+
+// The limits of the time between two attempts after an error: the kind may be gone for long, and come back.
+const (
+	minBackoff = 50 * time.Millisecond
+	maxBackoff = 30 * time.Second
+)
 
 // remembered is how long the GPUNode of a node that is gone waits for the machine to come back. A node that is reinstalled,
 // or repaired, is back by then.

@@ -24,6 +24,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	applyv1alpha1 "github.com/gpusharing/gpu-sharing-operator/api/v1alpha1/applyconfiguration/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/gpunode"
+	"github.com/gpusharing/gpu-sharing-operator/internal/controller/pluginconfig"
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
 )
 
@@ -53,7 +54,7 @@ func (p *pass) reconcile(t *testing.T, name string) {
 			return c.Delete(ctx, o, opts...)
 		},
 	})
-	_, err = gpunode.New(counting, selector, p.clock()).Reconcile(t.Context(), request(name))
+	_, err = gpunode.New(counting, p.client, selector, p.clock()).Reconcile(t.Context(), request(name))
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
 }
 
@@ -180,6 +181,35 @@ func TestGPUNode(t *testing.T) {
 		g.Expect(c.Delete(t.Context(), policy)).To(Succeed())
 		p.reconcile(t, "reborn")
 		g.Expect(exists(t, c, "reborn")).To(BeFalse(), "no policy is left, and removing the operator must not wait for a machine that is gone")
+	})
+
+	t.Run("of a node that is gone stays while the policies may have gone with their kind", func(t *testing.T) {
+		g, p := NewWithT(t), &pass{client: c}
+		node := newMachine(t, c, "kept", "five")
+		p.reconcile(t, node.Name)
+		changed(t, c, node.Name)
+		g.Expect(c.Delete(t.Context(), node)).To(Succeed())
+		terminating := interceptor.NewClient(c, interceptor.Funcs{
+			Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, o client.Object, opts ...client.GetOption) error {
+				err := c.Get(ctx, key, o, opts...)
+				o.SetDeletionTimestamp(new(metav1.Now()))
+				return err
+			},
+		})
+		_, err := gpunode.New(c, terminating, labels.Everything(), p.clock()).Reconcile(t.Context(), request(node.Name))
+		g.Expect(err).To(MatchError(pluginconfig.ErrKindsGone))
+		g.Expect(exists(t, c, node.Name)).To(BeTrue())
+		p.reconcile(t, node.Name)
+		g.Expect(exists(t, c, node.Name)).To(BeFalse())
+	})
+
+	t.Run("is created again for a node that lost its label, if the node has the copy of a baseline", func(t *testing.T) {
+		g, p := NewWithT(t), &pass{client: c}
+		node := newNode(t, c, "unselected", nil)
+		patch := client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"annotations":{"gpusharing.io/baseline":"{}"}}}`))
+		g.Expect(c.Patch(t.Context(), node, patch)).To(Succeed())
+		p.reconcile(t, node.Name)
+		g.Expect(exists(t, c, node.Name)).To(BeTrue())
 	})
 
 	t.Run("goes with its node if there is nothing to restore", func(t *testing.T) {

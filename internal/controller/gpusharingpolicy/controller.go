@@ -6,6 +6,8 @@
 //
 //	gather (reads, from the cache) → rollout.Decide (pure) → carry out the actions → apply the policies' status
 //
+// Before it writes, it makes sure past the cache that no policy is absent because the operator's own kinds are being deleted (confirm).
+//
 // It begins only once the cache shows what was written before (catchUp).
 //
 // A pass is over all nodes, and what it costs is for those that have changed: see known and rollout.Memory.
@@ -43,7 +45,7 @@ type Pass struct{}
 
 // Options are what a controller needs beside a client.
 type Options struct {
-	// Reader is not cached: it is asked whether a policy is still as it was before something disruptive is done.
+	// Reader is not cached.
 	Reader client.Reader
 	Clock  clock.PassiveClock
 	Events events.EventRecorder
@@ -77,6 +79,7 @@ type Controller struct {
 	deletedRules map[types.UID]bool   // DeviceTaintRules of ours that the cache may still show
 	// undecided is when the first of the passes began that could not decide; zero if the last one did.
 	undecided time.Time
+	gone      kindsGone
 	Options
 }
 
@@ -121,6 +124,9 @@ func options() controller.TypedOptions[Pass] {
 
 // Reconcile moves the cluster one safe pass towards what the policies ask.
 func (c *Controller) Reconcile(ctx context.Context, _ Pass) (reconcile.Result, error) {
+	if err := pluginconfig.OwnKinds(ctx, c.client); err != nil { // the cache may lag behind: see confirm
+		return c.vanished(ctx, err)
+	}
 	lacking, err := c.catchUp.lacks(ctx, c.client, c.Clock.Now(), c.rules.served.Load())
 	if err != nil {
 		return c.wait(ctx, err, 0)
@@ -135,7 +141,6 @@ func (c *Controller) Reconcile(ctx context.Context, _ Pass) (reconcile.Result, e
 	if err != nil {
 		return c.wait(ctx, fmt.Errorf("gathering the cluster: %w", err), 0)
 	}
-	c.undecided = time.Time{}
 	seen.world.Repeats, seen.world.Sightings = &c.repeats, &c.sightings
 	decision := c.memory.Decide(seen.world)
 	c.metrics.decided(decision)
@@ -145,6 +150,15 @@ func (c *Controller) Reconcile(ctx context.Context, _ Pass) (reconcile.Result, e
 		}
 	}
 	p := newPass(c, seen)
-	err = errors.Join(p.execute(ctx, decision), p.report(ctx, decision))
+	if p.changes(decision) || c.Ready(nil) != nil {
+		if err := p.confirm(ctx); err != nil {
+			return c.vanished(ctx, err)
+		}
+		if c.gone.set(nil) {
+			log.FromContext(ctx).Info("The definitions of the operator are back")
+		}
+	}
+	c.undecided = time.Time{}
+	err = errors.Join(p.execute(ctx, decision), p.writer.disown(ctx), p.report(ctx, decision))
 	return reconcile.Result{RequeueAfter: p.again(decision.After)}, err
 }

@@ -158,12 +158,11 @@ func testOutdated(s *scenario) {
 	s.others()
 	// The policy changes after the pass has read it.
 	s.uncached = interceptor.NewClient(s.client, interceptor.Funcs{
-		Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, o client.Object, opts ...client.GetOption) error {
-			if policy, is := o.(*v1alpha1.GPUSharingPolicy); is {
-				s.policy(key.Name, timeSlicing(5))
-				return c.Get(ctx, key, policy, opts...)
+		List: func(ctx context.Context, c client.WithWatch, list client.ObjectList, opts ...client.ListOption) error {
+			if list.GetObjectKind().GroupVersionKind().Kind == "GPUSharingPolicyList" {
+				s.policy("research", timeSlicing(5))
 			}
-			return c.Get(ctx, key, o, opts...)
+			return c.List(ctx, list, opts...)
 		},
 	})
 	written, err := s.pass()

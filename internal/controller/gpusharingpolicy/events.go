@@ -47,6 +47,7 @@ var (
 	eventRestored      = announcement{corev1.EventTypeNormal, v1alpha1.EventClusterPolicyRestored, "RestoreClusterPolicy"}
 	eventRestoreWaits  = announcement{corev1.EventTypeWarning, v1alpha1.EventClusterPolicyRestoreWaiting, "RestoreClusterPolicy"}
 	eventReverted      = announcement{corev1.EventTypeWarning, v1alpha1.EventClusterPolicyReverted, "ConfigureClusterPolicy"}
+	eventKindsGone     = announcement{corev1.EventTypeWarning, v1alpha1.EventKindsGone, "Wait"}
 	eventReasonReached = announcement{Type: corev1.EventTypeNormal, Action: "Rollout"}
 	eventReasonWaits   = announcement{Type: corev1.EventTypeWarning, Action: "Rollout"}
 )

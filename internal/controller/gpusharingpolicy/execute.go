@@ -7,15 +7,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
+	"slices"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/types"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
-	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/timing"
@@ -30,9 +27,8 @@ type pass struct {
 	writer    *writer
 	announcer *announcer
 	left      bool // the time was up before all was done
-
-	mu      sync.Mutex                // guards what follows
-	current map[action.PolicyRef]bool // whether a policy still is at that generation, as far as it was asked
+	// current are the policies as the API server had them when the pass began to write.
+	current map[action.PolicyRef]bool
 }
 
 func newPass(c *Controller, s *seen) *pass {
@@ -77,9 +73,8 @@ func (p *pass) execute(ctx context.Context, d rollout.Decision) error {
 
 // carryOut does one thing, unless the policy that asked for it has changed meanwhile.
 func (p *pass) carryOut(ctx context.Context, a action.Action) error {
-	holds, err := p.holds(ctx, a.For())
-	if err != nil || !holds {
-		return err
+	if !p.holds(a.For()) {
+		return nil
 	}
 	wrote, err := p.writer.do(ctx, a)
 	if _, taints := a.(action.TaintDevices); taints && (apierrors.IsForbidden(err) || apierrors.IsInvalid(err)) {
@@ -113,24 +108,25 @@ func about(a action.Action) []any {
 	return pairs
 }
 
-// holds asks the API server, once in a pass for each policy, whether a policy is still as it was decided upon.
-func (p *pass) holds(ctx context.Context, ref action.PolicyRef) (bool, error) {
-	if ref.Name == "" {
-		return true, nil
+// holds reports whether a policy is still as it was decided upon.
+func (p *pass) holds(ref action.PolicyRef) bool { return ref.Name == "" || p.current[ref] }
+
+// changes reports whether a decision asks for more than reports.
+func (p *pass) changes(d rollout.Decision) bool {
+	return p.plugin.Restores(d.ConfigurePlugin, d.ConfigureMIGManager, d.Tolerations) || slices.ContainsFunc(d.Actions, func(a action.Action) bool {
+		_, reports := a.(action.Report)
+		return !reports
+	})
+}
+
+// confirm asks the API server, once before a pass writes, which policies there are, so that none is taken for released that the cache lacks
+// for another reason.
+func (p *pass) confirm(ctx context.Context) error {
+	policies, err := p.Wiring.OwnPolicies(ctx, p.world.Policies)
+	for name, policy := range policies {
+		p.current[action.PolicyRef{Name: name, Generation: policy.Generation}] = policy.DeletionTimestamp == nil
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if holds, known := p.current[ref]; known {
-		return holds, nil
-	}
-	policy := &v1alpha1.GPUSharingPolicy{}
-	err := p.Reader.Get(ctx, types.NamespacedName{Name: ref.Name}, policy)
-	if client.IgnoreNotFound(err) != nil {
-		return false, fmt.Errorf("reading policy %s again: %w", ref.Name, err)
-	}
-	holds := err == nil && policy.Generation == ref.Generation && policy.DeletionTimestamp == nil
-	p.current[ref] = holds
-	return holds, nil
+	return err
 }
 
 // wire points the device plugin at our ConfigMap, or back to where it was, with what NVIDIA's programs have to tolerate.

@@ -105,7 +105,7 @@ func (c *Controller) gatherNodes(ctx context.Context, s *seen) error {
 	s.dra, s.world.DRA = dra, dra.cluster
 	s.nodes, s.gpuNodes = k.nodes, k.gpuNodes
 	s.world.Nodes, s.world.Unscheduled, s.world.UnscheduledVersion = k.world, k.unscheduled, k.unscheduledVersion
-	return nil
+	return k.lacks()
 }
 
 func (c *Controller) isReadyAgent(pod *corev1.Pod) bool {

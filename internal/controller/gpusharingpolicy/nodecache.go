@@ -23,6 +23,8 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
+	"github.com/gpusharing/gpu-sharing-operator/internal/controller/pluginconfig"
+	"github.com/gpusharing/gpu-sharing-operator/internal/format"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
@@ -33,7 +35,8 @@ type known struct {
 	configMap types.NamespacedName // the operator's: whether a pod mounts it depends on its name
 	nodes     map[string]*corev1.Node
 	gpuNodes  map[string]*v1alpha1.GPUNode
-	world     []world.Node // nodes with a GPUNode, by name
+	world     []world.Node    // nodes with a GPUNode, by name
+	lost      map[string]bool // nodes that the operator changed and that have no GPUNode
 	versions  int64
 
 	claims map[string]string // by which pods have GPUs, by UID
@@ -65,6 +68,22 @@ func (k *known) put(read []world.Node, gone map[string]bool) {
 		k.world = append(k.world, added...)
 		slices.SortFunc(k.world, func(a, b world.Node) int { return cmp.Compare(a.Name, b.Name) })
 	}
+}
+
+// lose notes a node without a GPUNode, if the operator has changed it.
+func (k *known) lose(node *corev1.Node) {
+	if node.Annotations[v1alpha1.AnnotationBaseline] != "" && node.DeletionTimestamp == nil {
+		k.lost[node.Name] = true
+	}
+}
+
+// lacks is an error if a node that the operator changed has no GPUNode: it would be taken for one that was never changed, and what is
+// restored once no node is changed would be restored too early. The controller of GPUNodes makes it again.
+func (k *known) lacks() error {
+	if len(k.lost) == 0 {
+		return nil
+	}
+	return fmt.Errorf("GPUNode of %s is %w", format.List(slices.Sorted(maps.Keys(k.lost))), pluginconfig.ErrNotSynced)
 }
 
 func byName(n world.Node, name string) int { return cmp.Compare(n.Name, name) }
@@ -107,6 +126,7 @@ func (c *Controller) readAll(ctx context.Context) error {
 	}
 	k := &c.known
 	k.nodes, k.gpuNodes, k.world = map[string]*corev1.Node{}, make(map[string]*v1alpha1.GPUNode, len(gpuNodes.Items)), nil
+	k.lost = map[string]bool{}
 	for i := range gpuNodes.Items {
 		k.gpuNodes[gpuNodes.Items[i].Name] = &gpuNodes.Items[i]
 	}
@@ -115,6 +135,7 @@ func (c *Controller) readAll(ctx context.Context) error {
 		node := &nodes.Items[i]
 		gpuNode, hasGPUs := k.gpuNodes[node.Name]
 		if !hasGPUs {
+			k.lose(node)
 			continue
 		}
 		k.nodes[node.Name] = node
@@ -144,8 +165,11 @@ func (c *Controller) readAgain(ctx context.Context, changed changedNodes) error 
 		}
 		delete(k.nodes, name)
 		delete(k.gpuNodes, name)
+		delete(k.lost, name)
 		if hasGPUs {
 			k.gpuNodes[name] = gpuNode
+		} else if there {
+			k.lose(node)
 		}
 		if !there || !hasGPUs {
 			gone[name] = true

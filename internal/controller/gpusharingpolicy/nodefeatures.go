@@ -5,10 +5,10 @@ package gpusharingpolicy
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
@@ -28,6 +28,7 @@ type features struct {
 	served schema.GroupVersionKind // empty: the kind is not served
 	of     map[string]world.NodeFeatures
 	ours   map[string]types.UID
+	owned  []string // nodes of which the operator's own still has the owner that earlier versions set
 }
 
 // gatherFeatures reads the NodeFeatures. One of ours that was deleted is gone, also while the cache still shows it: a node
@@ -60,14 +61,17 @@ func (c *Controller) addFeature(to *features, feature *unstructured.Unstructured
 	is := was.With(feature, c.Namespace)
 	if is.OverriddenSince != was.OverriddenSince {
 		to.ours[node] = feature.GetUID()
+		if len(feature.GetOwnerReferences()) > 0 {
+			to.owned = append(to.owned, node)
+		}
 	}
 	to.of[node] = is
 }
 
-// keepMPSOff applies the operator's NodeFeature for a node. It goes with the GPUNode.
+// keepMPSOff applies the operator's NodeFeature for a node. It has no owner: garbage collection would let NVIDIA's MPS DaemonSet back beside
+// the operator's daemons when the GPUNodes go with their kind. Node Feature Discovery deletes it with the node.
 func (w *writer) keepMPSOff(ctx context.Context, a action.KeepMPSOff) (bool, error) {
-	owner, found := w.gpuNodes[a.Node]
-	if !found {
+	if _, found := w.gpuNodes[a.Node]; !found {
 		return false, nil
 	}
 	want := pluginconfig.NewNodeFeature(w.features.served)
@@ -75,9 +79,6 @@ func (w *writer) keepMPSOff(ctx context.Context, a action.KeepMPSOff) (bool, err
 	want.SetName(action.OverrideName(a.Node))
 	want.SetLabels(map[string]string{world.LabelNodeName: a.Node, "app.kubernetes.io/managed-by": "gpu-sharing-operator"})
 	want.SetAnnotations(map[string]string{v1alpha1.AnnotationMPSCapable: timing.Stamp(world.LabelFalse, w.world.Now)})
-	want.SetOwnerReferences([]metav1.OwnerReference{{
-		APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: "GPUNode", Name: owner.Name, UID: owner.UID,
-	}})
 	want.Object["spec"] = map[string]any{
 		"labels":   map[string]any{world.LabelMPSCapable: "false", v1alpha1.LabelOverridden: "true"},
 		"features": map[string]any{"flags": map[string]any{}, "attributes": map[string]any{}, "instances": map[string]any{}},
@@ -87,6 +88,23 @@ func (w *writer) keepMPSOff(ctx context.Context, a action.KeepMPSOff) (bool, err
 		return false, nil // the kind has gone since, and the next pass sees that
 	}
 	return ignoreGone(err)
+}
+
+// disown removes the owner of the operator's NodeFeatures that earlier versions set.
+func (w *writer) disown(ctx context.Context) error {
+	var errs []error
+	for _, node := range w.features.owned {
+		patch, err := mergePatch(map[string]any{"metadata": map[string]any{"uid": w.features.ours[node], "ownerReferences": nil}})
+		if err != nil {
+			return err
+		}
+		feature := pluginconfig.NewNodeFeature(w.features.served)
+		feature.SetNamespace(w.Namespace)
+		feature.SetName(action.OverrideName(node))
+		_, err = ignoreReplaced(w.client.Patch(ctx, feature, patch, client.FieldOwner(fieldManager)))
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
 }
 
 // allowMPS deletes the operator's NodeFeature for a node.

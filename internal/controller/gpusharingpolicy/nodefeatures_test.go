@@ -9,6 +9,7 @@ import (
 	"time"
 
 	. "github.com/onsi/gomega"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -28,6 +29,7 @@ func TestNodeFeatures(t *testing.T) {
 		"it comes before the agent is asked for MPS, and goes with the policy":                   testNodeFeature,
 		"where Node Feature Discovery ignores it, the policy names it and the node is as before": testNodeFeatureIgnored,
 		"it is written again where a user deletes it":                                            testNodeFeatureDeleted,
+		"it loses the owner that an earlier version gave it":                                     testNodeFeatureOwned,
 		"Node Feature Discovery has its time also if the clock of the controller is ahead":       testNodeFeatureAhead,
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -50,7 +52,7 @@ func testNodeFeature(s *scenario) {
 	s.Expect(s.gpuNode("t4").Spec.Devices[0].Sharing.MPS.Owner).To(Equal(v1alpha1.MPSDaemonOwnerGPUSharing))
 	s.Expect(s.node("t4").Labels).To(And(HaveKeyWithValue(world.LabelMPSCapable, "false"), HaveKeyWithValue(v1alpha1.LabelOverridden, "true")))
 	feature := s.nodeFeature("t4")
-	s.Expect(feature.GetOwnerReferences()).To(ConsistOf(And(HaveField("Kind", "GPUNode"), HaveField("UID", s.gpuNode("t4").UID))))
+	s.Expect(feature.GetOwnerReferences()).To(BeEmpty(), "it outlives the GPUNode, which may go with its kind")
 	s.Expect(world.AsksMPSCapable(feature)).To(Equal("false"))
 
 	s.Expect(s.client.Delete(s.ctx(), s.getPolicy("research"))).To(Succeed())
@@ -58,6 +60,23 @@ func testNodeFeature(s *scenario) {
 	s.Expect(s.nodeFeature("t4")).To(BeNil())
 	s.Expect(s.gpuNode("t4").Spec).To(Equal(v1alpha1.GPUNodeSpec{}))
 	s.expectNotOverridden("t4")
+}
+
+func testNodeFeatureOwned(s *scenario) {
+	s.machine("t4", sim.T4)
+	s.policy("research", byMPS)
+	s.settle()
+	was := s.nodeFeature("t4")
+	owned := was.DeepCopy()
+	owned.SetOwnerReferences([]metav1.OwnerReference{{
+		APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: "GPUNode", Name: "t4", UID: s.gpuNode("t4").UID,
+	}})
+	s.Expect(s.client.Update(s.ctx(), owned)).To(Succeed())
+	s.settle()
+	is := s.nodeFeature("t4")
+	s.Expect(is.GetUID()).To(Equal(was.GetUID()))
+	s.Expect(is.GetOwnerReferences()).To(BeEmpty())
+	s.Expect(is.Object["spec"]).To(Equal(was.Object["spec"]))
 }
 
 func testNodeFeatureIgnored(s *scenario) {

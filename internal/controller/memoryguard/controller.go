@@ -270,7 +270,7 @@ func (p *pass) evict(ctx context.Context, of incident) (fate string, err error) 
 	}
 	before := memoryguard.Counting(live.node.Status.MemoryEvictions, p.now)
 	err = p.record(ctx, live.node, memoryguard.Recorded(before, live.pressure, p.now), live.node.ResourceVersion)
-	if apierrors.IsConflict(err) {
+	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
 		p.lookAgain(time.Second)
 		return "the GPUNode has changed meanwhile", nil
 	}
@@ -295,7 +295,7 @@ func (p *pass) evict(ctx context.Context, of incident) (fate string, err error) 
 	case result.Outcome == drain.Blocked:
 		p.refuse(live, result.Message)
 	}
-	return result.Message, p.record(ctx, live.node, before, "")
+	return result.Message, client.IgnoreNotFound(p.record(ctx, live.node, before, ""))
 }
 
 // refuse notes an eviction that the API server refused for now, and announces it if it is news.
@@ -365,7 +365,7 @@ func (p *pass) record(ctx context.Context, node *v1alpha1.GPUNode, evictions []v
 		want.WithStatus(status)
 	}
 	err := p.client.Status().Apply(ctx, want, client.FieldOwner(FieldManager), client.ForceOwnership)
-	if client.IgnoreNotFound(err) != nil {
+	if err != nil {
 		return fmt.Errorf("recording evictions on GPUNode %s: %w", node.Name, err)
 	}
 	return nil

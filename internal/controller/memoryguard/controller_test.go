@@ -68,6 +68,7 @@ func TestMemoryGuard(t *testing.T) {
 		"a webhook that denies it counts as no eviction":          denied,
 		"a lost answer counts as an eviction":                     lostAnswer,
 		"a report that ended after the cache was read is ignored": endedMeanwhile,
+		"without its GPUNode an eviction has no record":           goneMeanwhile,
 		"an agent that does not know the guard is named":          olderAgent,
 	} {
 		t.Run(name, func(t *testing.T) { test(newSite(t, cluster)) })
@@ -489,6 +490,28 @@ func (e ended) Get(ctx context.Context, key client.ObjectKey, o client.Object, o
 	err := e.Reader.Get(ctx, key, o, opts...)
 	if n, is := o.(*v1alpha1.GPUNode); is {
 		n.Status.MemoryPressure = nil
+	}
+	return err
+}
+
+// goneMeanwhile: what cannot be recorded is not evicted, since it would not count.
+func goneMeanwhile(s *site) {
+	s.policy(v1alpha1.MemoryGuardEvict)
+	s.pod("greedy", nil)
+	s.over("GPU-1/greedy")
+	s.restartReading(vanishing{s.cluster.Client})
+	s.reconcile()
+	s.Expect(s.evictions).To(BeZero())
+	s.Expect(s.stays("greedy")).To(BeTrue())
+}
+
+// vanishing is an API server in which a GPUNode is deleted once it was read.
+type vanishing struct{ client.Client }
+
+func (v vanishing) Get(ctx context.Context, key client.ObjectKey, o client.Object, opts ...client.GetOption) error {
+	err := v.Client.Get(ctx, key, o, opts...)
+	if n, is := o.(*v1alpha1.GPUNode); is && err == nil {
+		err = v.Delete(ctx, n.DeepCopy())
 	}
 	return err
 }

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -83,8 +84,12 @@ type watcher struct {
 // definitions handles what happens to custom resource definitions.
 func (w *watcher) definitions() toolscache.ResourceEventHandler {
 	tell := func(definition any) {
+		name := nameOf(definition)
+		if slices.Contains(ownDefinitions(), name) {
+			w.wake()
+		}
 		select {
-		case w.changed[nameOf(definition)] <- struct{}{}:
+		case w.changed[name] <- struct{}{}:
 		default: // another one's, or told already
 		}
 	}

@@ -45,6 +45,9 @@ func SlimNodeFeature(cached any) (any, error) {
 	slim.SetUID(feature.GetUID())
 	slim.SetResourceVersion(feature.GetResourceVersion())
 	slim.SetCreationTimestamp(feature.GetCreationTimestamp())
+	if owners := feature.GetOwnerReferences(); len(owners) > 0 {
+		slim.SetOwnerReferences(owners)
+	}
 	slim.SetLabels(map[string]string{world.LabelNodeName: feature.GetLabels()[world.LabelNodeName]})
 	if at, stamped := feature.GetAnnotations()[v1alpha1.AnnotationMPSCapable]; stamped {
 		slim.SetAnnotations(map[string]string{v1alpha1.AnnotationMPSCapable: at})
