@@ -243,7 +243,7 @@ func (c *chronicle) breaksEvent(random *rand.Rand) {
 func (c *chronicle) pluginEvent(random *rand.Rand) {
 	h := c.some(random)
 	isPlugin := func(p world.Pod) bool {
-		return p.NodeSelector[pluginLabel] != "" || !c.Plugin.ClusterPolicy && p.MountsConfig
+		return playedBy(pluginLabel)(p) || !c.Plugin.ClusterPolicy && p.MountsConfig
 	}
 	at := slices.IndexFunc(h.Pods, isPlugin)
 	if h.off || at < 0 {

@@ -40,7 +40,7 @@ func (c *chronicle) breaks(invariant, format string, args ...any) {
 // pluginRestarts looks whether NVIDIA's device plugin is restarted though it has marked a GPU unhealthy, which it forgets then. Once
 // after each boot it may be: nobody can tell whether it started before the agent made the instances of that boot, or after.
 func (c *chronicle) pluginRestarts(h *host, a action.DeletePod) {
-	plugin := slices.ContainsFunc(h.Pods, func(p world.Pod) bool { return p.UID == a.UID && p.NodeSelector[pluginLabel] != "" })
+	plugin := slices.ContainsFunc(h.Pods, func(p world.Pod) bool { return p.UID == a.UID && playedBy(pluginLabel)(p) })
 	slices.Sort(h.plugin.uuids)
 	if plugin && h.booted {
 		h.booted = false

@@ -237,7 +237,7 @@ func (c *chronicle) standAlone() {
 		c.serial++
 		name := fmt.Sprint("plugin-", c.serial)
 		h.Pods = append(h.Pods, world.Pod{
-			Namespace: "nvidia", Name: name, UID: name, Controller: "DaemonSet", MountsConfig: true, Scheduled: c.Now, Serves: true,
+			Namespace: "nvidia", Name: name, UID: name, Controller: "DaemonSet", NVIDIA: true, MountsConfig: true, Scheduled: c.Now, Serves: true,
 			Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
 		})
 		h.plugin.running, h.plugin.seen = false, maps.Clone(c.Configs)

@@ -151,7 +151,7 @@ func (c *chronicle) machine(name string, random *rand.Rand) {
 	if !c.Plugin.ClusterPolicy {
 		h.Labels = map[string]string{"kubernetes.io/hostname": name, "pool": h.pool}
 		h.Pods = []world.Pod{{
-			Namespace: "nvidia", Name: "plugin-" + name, UID: "plugin-" + name, Controller: "DaemonSet", MountsConfig: true,
+			Namespace: "nvidia", Name: "plugin-" + name, UID: "plugin-" + name, Controller: "DaemonSet", NVIDIA: true, MountsConfig: true,
 			Scheduled: c.Now, Serves: true, Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
 		}}
 		h.plugin.running = false
