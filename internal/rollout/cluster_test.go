@@ -419,8 +419,8 @@ func (c *cluster) daemonSets(h *host) {
 	c.mpsDaemonSet(h)
 }
 
-// playedBy reports whether a pod is the one of NVIDIA's that a label keeps on its node. The cluster knows that of itself: a pod of a tenant
-// may select any label.
+// playedBy reports whether a pod is the one of NVIDIA's that a label keeps on its node. The cluster knows that of
+// itself: a pod of a tenant may select any label.
 func playedBy(label string) func(world.Pod) bool {
 	return func(p world.Pod) bool { return p.Namespace != tenant && p.NodeSelector[label] != "" }
 }

@@ -309,7 +309,8 @@ var errShares = errors.New("the driver gives each GPU another number of shares")
 func (c *chronicle) shared(h *host) bool { return offered(&c.World, h.Node) }
 
 func offered(w *world.World, n *world.Node) bool {
-	return n.Slicer != "" || w.StackOf(n) != dra.Driver && (n.DRA != "" || slices.ContainsFunc(n.Pods, func(p world.Pod) bool { return p.DRA }))
+	drives := func(p world.Pod) bool { return p.DRA && p.Namespace != tenant }
+	return n.Slicer != "" || w.StackOf(n) != dra.Driver && (n.DRA != "" || slices.ContainsFunc(n.Pods, drives))
 }
 
 // progressed: every machine that runs is as its policy desires, whatever became of the others.

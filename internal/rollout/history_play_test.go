@@ -123,6 +123,7 @@ func (c *chronicle) comesToRest() rollout.Decision {
 	}
 	c.bounded("in 8h in which nobody else does anything", mostAtRest)
 	c.ended(d)
+	c.impartial()
 	c.restedOnDriver(d.Nodes)
 	return d
 }
@@ -323,6 +324,7 @@ func (c *chronicle) evicts(h *host, a action.Evict) {
 			c.leaves(h, p)
 		}
 	}
+	h.Pods = slices.DeleteFunc(h.Pods, func(p world.Pod) bool { return p.Namespace == tenant && p.UID == a.UID })
 	c.evicted = append(c.evicted, a.Pod)
 	switch kind {
 	case "cpu-tolerant":

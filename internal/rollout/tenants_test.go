@@ -43,7 +43,7 @@ func (c *cluster) programs() *world.Programs {
 func tenantPod(name string, change ...func(*corev1.Pod)) *corev1.Pod {
 	p := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: tenant, Name: name, UID: types.UID(name), Labels: map[string]string{}},
-		Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "main", Image: "example.invalid/none"}}, NodeSelector: map[string]string{}},
+		Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "main"}}, NodeSelector: map[string]string{}},
 		Status:     corev1.PodStatus{Phase: corev1.PodPending},
 	}
 	for _, c := range change {
@@ -73,9 +73,12 @@ func disguises() map[string]func(*corev1.Pod) {
 	for _, label := range world.DeployLabels() {
 		all["nodeSelector "+label] = selects(label)
 	}
-	for name, label := range map[string]string{"DRA driver's chart": world.DRALabels()[0], "DRA driver of a GPUCluster": world.LabelApp} {
+	for name, label := range map[string]func(*corev1.Pod){
+		"DRA driver's chart":         labelled(world.DRALabels()[0], "kubelet-plugin"),
+		"DRA driver of a GPUCluster": labelled(world.LabelApp, "nvidia-dra-driver-kubelet-plugin"),
+	} {
 		all["labels and container of the "+name] = func(p *corev1.Pod) {
-			p.Labels[label] = map[bool]string{true: "nvidia-dra-driver-kubelet-plugin", false: "kubelet-plugin"}[label == world.LabelApp]
+			label(p)
 			p.Spec.Containers[0].Name = "gpus"
 			p.Spec.Containers[0].Env = []corev1.EnvVar{{Name: "FEATURE_GATES", Value: "DynamicMIG=true"}}
 		}
@@ -83,11 +86,13 @@ func disguises() map[string]func(*corev1.Pod) {
 	return all
 }
 
-// owners are the controllers that a pod of a tenant may name, by name: of its own, or one that it has nothing to do with.
+// owners are the controllers that a pod of a tenant may name, by name: the tenant's own, or another's.
 func owners() map[string]func(*corev1.Pod) {
 	owned := func(version, kind, name string, uid types.UID) func(*corev1.Pod) {
 		return func(p *corev1.Pod) {
-			p.OwnerReferences = []metav1.OwnerReference{{APIVersion: version, Kind: kind, Name: name, UID: uid, Controller: new(true)}}
+			p.OwnerReferences = []metav1.OwnerReference{{
+				APIVersion: version, Kind: kind, Name: name, UID: uid, Controller: new(true),
+			}}
 		}
 	}
 	apps := appsv1.SchemeGroupVersion.String()
@@ -117,7 +122,8 @@ func (c *cluster) runWith(h *host, pod *corev1.Pod, passes int) (d rollout.Decis
 	return d
 }
 
-// TestAPodOfATenantStopsNoChange: neither a change nor what restores a node waits for it, and it is not deleted as one of NVIDIA's.
+// TestAPodOfATenantStopsNoChange: neither a change nor what restores a node waits for it, and it is not deleted as
+// one of NVIDIA's.
 func TestAPodOfATenantStopsNoChange(t *testing.T) {
 	names := slices.Sorted(maps.Keys(owners()))
 	for i, disguise := range slices.Sorted(maps.Keys(disguises())) {
@@ -143,7 +149,7 @@ func TestAPodOfATenantStopsNoChange(t *testing.T) {
 	}
 }
 
-// TestAPodOfATenantStopsNoConfig: to select another config of the device plugin needs no step on the GPUs, and no pause of NVIDIA's programs.
+// TestAPodOfATenantStopsNoConfig: to select another config of the device plugin needs no pause of NVIDIA's programs.
 func TestAPodOfATenantStopsNoConfig(t *testing.T) {
 	g := NewWithT(t)
 	c := newCluster()
@@ -164,29 +170,42 @@ func TestADaemonSetOfATenantKeepsNoTaintOff(t *testing.T) {
 	g.Expect(h.Taints).To(ContainElement(native), c.condition("research").Message)
 }
 
-// TestProgramsAreKnownByNamespaceAndController tells NVIDIA's programs, and NFD's, as they are installed, from pods that look like them.
+// TestProgramsAreKnownByNamespaceAndController tells NVIDIA's programs, and NFD's, from pods that look like them.
 func TestProgramsAreKnownByNamespaceAndController(t *testing.T) {
 	looks, by := disguises(), owners()
+	const daemonSet, driver = "a DaemonSet of the tenant", "labels and container of the DRA driver"
+	serves := func(p world.Pod) bool { return p.Serves }
 	for name, test := range map[string]struct {
 		namespace   string
 		look, owner string
 		is          func(world.Pod) bool
 	}{
-		"device plugin": {"gpu-operator", "nodeSelector " + pluginLabel, "NVIDIA's DaemonSet", func(p world.Pod) bool { return p.KeptBy(pluginLabel) && p.Serves }},
-		"its ConfigMap": {"gpu-operator", "volume of our ConfigMap", "NVIDIA's DaemonSet", func(p world.Pod) bool { return p.MountsConfig && p.Serves }},
-		"workload of the validator": {
-			"gpu-operator", "label of the validator's workload", "the ClusterPolicy", func(p world.Pod) bool { return p.Validator && !p.Serves },
+		"the device plugin": {
+			"gpu-operator", "nodeSelector " + pluginLabel, daemonSet,
+			func(p world.Pod) bool { return p.KeptBy(pluginLabel) && p.Serves },
 		},
-		"NFD with the GPU Operator":          {"gpu-operator", "label of NFD", "a DaemonSet of the tenant", func(p world.Pod) bool { return p.Serves }},
-		"NFD by itself":                      {"nfd", "label of NFD", "a DaemonSet of the tenant", func(p world.Pod) bool { return p.Serves }},
-		"the DRA driver by itself":           {"nvidia-dra", "labels and container of the DRA driver's chart", "a DaemonSet of the tenant", func(p world.Pod) bool { return p.DRA && p.Serves }},
-		"the DRA driver of the GPU Operator": {"gpu-operator", "labels and container of the DRA driver of a GPUCluster", "NVIDIA's DaemonSet", func(p world.Pod) bool { return p.DRA }},
+		"one that reads our ConfigMap": {
+			"gpu-operator", "volume of our ConfigMap", daemonSet, func(p world.Pod) bool { return p.MountsConfig && p.Serves },
+		},
+		"the workload of the validator": {
+			"gpu-operator", "label of the validator's workload", "the ClusterPolicy",
+			func(p world.Pod) bool { return p.Validator && !p.Serves },
+		},
+		"NFD with the GPU Operator": {"gpu-operator", "label of NFD", daemonSet, serves},
+		"NFD by itself":             {"nfd", "label of NFD", daemonSet, serves},
+		"the DRA driver by itself": {
+			"nvidia-dra", driver + "'s chart", daemonSet, func(p world.Pod) bool { return p.DRA && p.Serves },
+		},
+		"the DRA driver of the GPU Operator": {
+			"gpu-operator", driver + " of a GPUCluster", daemonSet, func(p world.Pod) bool { return p.DRA },
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
 			pod := tenantPod("x", looks[test.look], by[test.owner])
 			g.Expect(test.is(world.PodOf(pod, newCluster().programs()))).To(BeFalse(), "in the namespace of a tenant")
-			g.Expect(test.is(world.PodOf(pod, &world.Programs{Unverified: true}))).To(Equal(test.look != "volume of our ConfigMap"), "for what may be one")
+			may := test.is(world.PodOf(pod, &world.Programs{Unverified: true}))
+			g.Expect(may).To(Equal(test.look != "volume of our ConfigMap"), "it may be one")
 			pod.Namespace = test.namespace
 			g.Expect(test.is(world.PodOf(pod, newCluster().programs()))).To(BeTrue())
 			if test.look != "volume of our ConfigMap" {

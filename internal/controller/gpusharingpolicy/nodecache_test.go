@@ -68,8 +68,8 @@ func newReading(t *testing.T) *reading {
 			}
 			r.asked++
 			asks := review.Spec.ResourceAttributes
-			review.Status.Allowed = r.publisher == review.Spec.User && asks.Resource == "resourceslices" && asks.Verb == "create" &&
-				asks.Group == "resource.k8s.io" && asks.Namespace == ""
+			publishes := asks.Group == "resource.k8s.io" && asks.Resource == "resourceslices" && asks.Verb == "create"
+			review.Status.Allowed = publishes && asks.Namespace == "" && r.publisher == review.Spec.User
 			return r.unanswered
 		},
 		List: func(ctx context.Context, c client.WithWatch, list client.ObjectList, opts ...client.ListOption) error {

@@ -23,8 +23,8 @@ import (
 
 // +kubebuilder:rbac:namespace=gpu-sharing-operator,groups=nfd.k8s-sigs.io,resources=nodefeatures,verbs=create;patch;delete
 
-// features are what the NodeFeatures of each node say, by node, the UIDs of the operator's own, the namespaces in which workers of NFD write
-// theirs, and the version that is served.
+// features are what the NodeFeatures of each node say, by node, the UIDs of the operator's own, the namespaces in
+// which workers of NFD write theirs, and the version that is served.
 type features struct {
 	served schema.GroupVersionKind // empty: the kind is not served
 	of     map[string]world.NodeFeatures
@@ -41,7 +41,9 @@ func (c *Controller) gatherFeatures(ctx context.Context, s *seen) error {
 		return err
 	}
 	s.world.Plugin.NodeFeatures = !served.Empty()
-	s.features = features{served: served, of: map[string]world.NodeFeatures{}, ours: map[string]types.UID{}, discovery: map[string]bool{}}
+	s.features = features{
+		served: served, of: map[string]world.NodeFeatures{}, ours: map[string]types.UID{}, discovery: map[string]bool{},
+	}
 	for i := range all {
 		c.addFeature(&s.features, &all[i])
 	}

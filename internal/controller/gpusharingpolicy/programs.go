@@ -21,10 +21,13 @@ import (
 
 // +kubebuilder:rbac:groups=authorization.k8s.io,resources=subjectaccessreviews,verbs=create
 
-// gatherPrograms finds the namespaces in which programs of NVIDIA's and of NFD run, and the DaemonSets of NVIDIA's DRA driver.
+// gatherPrograms finds the namespaces in which programs of NVIDIA's and of NFD run, and the DaemonSets of NVIDIA's
+// DRA driver. Errors: the API server does not answer what the account of such a DaemonSet may do, for the first
+// time.
 func (c *Controller) gatherPrograms(ctx context.Context, s *seen) (world.Programs, []appsv1.DaemonSet, error) {
 	programs := world.Programs{
-		ConfigMap: s.plugin.ConfigMap, GPUOperators: s.plugin.GPUOperators, Discovery: slices.Sorted(maps.Keys(s.features.discovery)),
+		ConfigMap: s.plugin.ConfigMap, GPUOperators: s.plugin.GPUOperators,
+		Discovery: slices.Sorted(maps.Keys(s.features.discovery)),
 	}
 	sets := &appsv1.DaemonSetList{}
 	if err := c.client.List(ctx, sets, client.UnsafeDisableDeepCopy); err != nil {
@@ -37,7 +40,8 @@ func (c *Controller) gatherPrograms(ctx context.Context, s *seen) (world.Program
 			continue
 		}
 		if !slices.Contains(programs.GPUOperators, set.Namespace) {
-			account := types.NamespacedName{Namespace: set.Namespace, Name: cmp.Or(set.Spec.Template.Spec.ServiceAccountName, "default")}
+			name := cmp.Or(set.Spec.Template.Spec.ServiceAccountName, "default")
+			account := types.NamespacedName{Namespace: set.Namespace, Name: name}
 			publishes, err := c.publishers.may(ctx, c.client, account, c.Clock.Now())
 			if err != nil {
 				return programs, nil, err
@@ -54,8 +58,9 @@ func (c *Controller) gatherPrograms(ctx context.Context, s *seen) (world.Program
 	return programs, drivers, nil
 }
 
-// publishers remembers which accounts may publish ResourceSlices: the API server has answered so. NVIDIA's DRA driver may be installed in any
-// namespace, where it is known by nothing else that a user of one namespace cannot imitate.
+// publishers remembers which accounts may publish ResourceSlices, as the API server has answered. NVIDIA's DRA
+// driver may be installed in any namespace, and nothing else tells it there that a user of one namespace cannot
+// imitate.
 type publishers map[types.NamespacedName]publisher
 
 type publisher struct {
@@ -69,8 +74,11 @@ const (
 	mayNotPublish = time.Minute
 )
 
-// may reports whether an account may publish ResourceSlices. While the API server does not answer, its last answer counts.
-func (p publishers) may(ctx context.Context, c client.Client, account types.NamespacedName, now time.Time) (bool, error) {
+// may reports whether an account may publish ResourceSlices. While the API server does not answer, its last answer
+// counts.
+func (p publishers) may(
+	ctx context.Context, c client.Client, account types.NamespacedName, now time.Time,
+) (bool, error) {
 	lasts := mayNotPublish
 	last, known := p[account]
 	if last.may {
@@ -80,8 +88,10 @@ func (p publishers) may(ctx context.Context, c client.Client, account types.Name
 		return last.may, nil
 	}
 	review := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
-		User:   fmt.Sprintf("system:serviceaccount:%s:%s", account.Namespace, account.Name),
-		Groups: []string{"system:serviceaccounts", "system:serviceaccounts:" + account.Namespace, "system:authenticated"},
+		User: fmt.Sprintf("system:serviceaccount:%s:%s", account.Namespace, account.Name),
+		Groups: []string{
+			"system:serviceaccounts", "system:serviceaccounts:" + account.Namespace, "system:authenticated",
+		},
 		ResourceAttributes: &authorizationv1.ResourceAttributes{
 			Group: sliceKind.Group, Resource: "resourceslices", Verb: "create",
 		},

@@ -73,7 +73,8 @@ type Observed struct {
 	world.DevicePlugin
 	// ConfigMap is ours; its name is empty if there is nowhere to put one.
 	ConfigMap types.NamespacedName
-	// GPUOperators are the namespaces of NVIDIA's GPU Operator, by the status of all ClusterPolicies and GPUClusters; sorted.
+	// GPUOperators are the namespaces of NVIDIA's GPU Operator, by the status of all ClusterPolicies and GPUClusters;
+	// sorted.
 	GPUOperators []string
 	// Applied are those of its keys that we applied; nil if it does not exist.
 	Applied map[string]string

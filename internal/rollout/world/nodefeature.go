@@ -38,9 +38,9 @@ const (
 	LabelMPSCapable = NvidiaDomain + "mps.capable"
 )
 
-// OfWorker reports whether a NodeFeature is the one that NFD's worker on a node writes in its own namespace: it has the name of the node
-// (kubernetes-sigs/node-feature-discovery pkg/nfd-worker). A user who may write NodeFeatures can set labels of any node by them, so where
-// they are tells as much as a Node would.
+// OfWorker reports whether a NodeFeature is the one that NFD's worker on a node writes in its own namespace: it has
+// the name of the node (kubernetes-sigs/node-feature-discovery pkg/nfd-worker). The roles view, edit and admin of
+// Kubernetes do not allow that, and who may write NodeFeatures can set labels of any node by them.
 func OfWorker(feature *unstructured.Unstructured) bool {
 	return feature.GetName() != "" && feature.GetName() == feature.GetLabels()[LabelNodeName]
 }

@@ -187,8 +187,9 @@ func Finished(pod *corev1.Pod) bool {
 // LabelApp tells the GPU Operator's programs from one another.
 const LabelApp = "app"
 
-// IsValidator reports whether a pod has the label of a test workload of the GPU Operator's validator, which creates it again with
-// the next validation (NVIDIA/gpu-operator cmd/nvidia-validator/main.go). Whether it is one, Programs know.
+// IsValidator reports whether a pod has the label of a test workload of the GPU Operator's validator, which creates
+// it again with the next validation (NVIDIA/gpu-operator cmd/nvidia-validator/main.go). Programs tell whether it is
+// one.
 func IsValidator(pod *corev1.Pod) bool {
 	return slices.Contains([]string{"nvidia-cuda-validator", "nvidia-device-plugin-validator"}, pod.Labels[LabelApp])
 }

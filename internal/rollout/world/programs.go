@@ -12,22 +12,24 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Programs knows which pods are programs of NVIDIA's, or of Node Feature Discovery (NFD). A user who may create pods in a namespace chooses
-// their labels, node selectors, containers and owner references, whatever these name, but not the namespace. So a program counts only in a
-// namespace that an object which such users cannot write names, and only with a controller. The zero value knows none.
+// Programs knows which pods are programs of NVIDIA's, or of Node Feature Discovery (NFD). A user who may create
+// pods in one namespace chooses their labels, node selectors, containers and owner references, also a reference to
+// an object of NVIDIA's. Only the namespace is not theirs to choose. So a program counts in a namespace that
+// something tells which such a user cannot write, and only with a controller. The zero value knows none.
 type Programs struct {
-	// ConfigMap is the operator's, which the device plugin reads; its name is empty if there is none. A stand-alone device plugin runs in its
-	// namespace.
+	// ConfigMap is the operator's, which the device plugin reads; its name is empty if there is none. A stand-alone device
+	// plugin runs in its namespace.
 	ConfigMap types.NamespacedName
-	// GPUOperators are the namespaces of NVIDIA's GPU Operator, as the status of a ClusterPolicy or GPUCluster names them; sorted.
+	// GPUOperators are the namespaces of NVIDIA's GPU Operator, as the status of a ClusterPolicy or GPUCluster names them;
+	// sorted.
 	GPUOperators []string
-	// Drivers are the namespaces in which NVIDIA's DRA driver runs from its own chart: it has a DaemonSet there, whose account may publish
-	// ResourceSlices; sorted.
+	// Drivers are the namespaces in which NVIDIA's DRA driver runs from its own chart: it has a DaemonSet there, whose
+	// account may publish ResourceSlices; sorted.
 	Drivers []string
 	// Discovery are the namespaces of NFD, in which its workers write NodeFeatures; sorted.
 	Discovery []string
-	// Unverified reports that nobody has asked for these namespaces. All pods count then that look like such programs: to the cache, which keeps
-	// what any of them may need, and to programs that only print.
+	// Unverified reports that these namespaces are not known, and all pods count that look like such programs: to the
+	// cache, which keeps what any of them may need, and to programs that only print.
 	Unverified bool
 }
 
@@ -41,8 +43,8 @@ func (o *Programs) tell(p *Pod, pod *corev1.Pod) {
 	p.Serves = p.DRA || discovers || p.NVIDIA && SelectsDeploy(pod.Spec.NodeSelector)
 }
 
-// verified reports whether a pod in a namespace that counts, or not, has a controller that runs such programs: a DaemonSet, or an object of
-// NVIDIA's, which owns the test workloads of the GPU Operator's validator.
+// verified reports whether a pod in a namespace that counts, or not, has a controller that runs such programs: a
+// DaemonSet, or an object of NVIDIA's, which owns the test workloads of the GPU Operator's validator.
 func (o *Programs) verified(pod *corev1.Pod, counts bool) bool {
 	if o.Unverified {
 		return true
@@ -54,8 +56,8 @@ func (o *Programs) verified(pod *corev1.Pod, counts bool) bool {
 // KeptBy reports whether it is a program of NVIDIA's that a label of the node keeps there.
 func (p *Pod) KeptBy(label string) bool { return p.NVIDIA && p.NodeSelector[label] != "" }
 
-// MayServe reports whether a pod looks like one of NVIDIA's programs, which a deploy label keeps on the node, of its DRA driver, or of NFD,
-// whose labels make NVIDIA's operator set those. Whether it is one, Programs know.
+// MayServe reports whether a pod looks like one of NVIDIA's programs, which a deploy label keeps on the node, of
+// its DRA driver, or of NFD, whose labels make NVIDIA's operator set those. Programs tell whether it is one.
 func MayServe(pod *corev1.Pod) bool {
 	return isDiscovery(pod) || SelectsDeploy(pod.Spec.NodeSelector) || OffersGPUs(pod)
 }

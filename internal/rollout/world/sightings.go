@@ -66,8 +66,8 @@ func IsDRAPlugin(labels map[string]string) bool {
 	return false
 }
 
-// OffersGPUs reports whether a pod looks like one that offers GPUs through ResourceClaims: the kubelet plugin of NVIDIA's DRA driver. Whether
-// it is one, Programs know.
+// OffersGPUs reports whether a pod looks like one that offers GPUs through ResourceClaims: the kubelet plugin of
+// NVIDIA's DRA driver. Programs tell whether it is one.
 func OffersGPUs(pod *corev1.Pod) bool { return offersGPUs(pod.Labels, &pod.Spec) }
 
 // MakesGPUOffers reports whether the pods of a DaemonSet look like that.

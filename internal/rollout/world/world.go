@@ -141,7 +141,8 @@ type Pod struct {
 	Own bool
 	// Scheduled is when it was bound to the node: the last transition of its condition PodScheduled. Zero if not known.
 	Scheduled time.Time
-	// NVIDIA reports that it belongs to a DaemonSet, or to an object of NVIDIA's, in a namespace in which NVIDIA's programs run.
+	// NVIDIA reports that it belongs to a DaemonSet, or to an object of NVIDIA's, in a namespace in which the GPU
+	// Operator or a stand-alone device plugin runs.
 	NVIDIA bool
 	// NodeSelector is spec.nodeSelector. NVIDIA's programs select the deploy label that starts and stops them (KeptBy).
 	NodeSelector map[string]string
