@@ -62,7 +62,7 @@ func (c *chronicle) impartial() {
 			}
 		}
 		d := rollout.Decide(w)
-		says = append(said(d.Actions), d.After.String())
+		says = said(d.Actions)
 		for _, n := range d.Nodes {
 			says = append(says, fmt.Sprintf("%s is %s (%s): %s", n.Node, n.State, n.Reason, n.Message))
 		}
@@ -71,7 +71,7 @@ func (c *chronicle) impartial() {
 				says = append(says, fmt.Sprintf("%s of %s is %s (%s): %s", o.Type, policy, o.Status, o.Reason, o.Message))
 			}
 		}
-		return says
+		return append(says, "look again after "+d.After.String())
 	}
 	is := decide(func(p world.Pod) world.Pod { return p })
 	would := decide(func(p world.Pod) world.Pod {
