@@ -53,6 +53,7 @@ func happenings() map[string]func(*story, *rand.Rand) {
 func lateHappenings() map[string]func(*story, *rand.Rand) {
 	return map[string]func(*story, *rand.Rand){
 		"late-wait": (*story).waitEvent,
+		"tenant":    (*story).tenantEvent,
 	}
 }
 

@@ -62,7 +62,7 @@ func (o *Operator) runCluster(ctx context.Context, c *unstructured.Unstructured)
 	for _, object := range draObjects() {
 		errs = append(errs, o.apply(ctx, object))
 	}
-	errs = append(errs, o.applySet(ctx, draDaemonSet(image)), o.labelNodes(ctx, clusterLabelled), o.report(ctx, c))
+	errs = append(errs, o.applySet(ctx, draDaemonSet(image), c), o.labelNodes(ctx, clusterLabelled), o.report(ctx, c))
 	return errors.Join(errs...)
 }
 
