@@ -16,7 +16,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
 	toolscache "k8s.io/client-go/tools/cache"
@@ -257,7 +256,7 @@ func (w *watches) node(name string, blind bool) (world.Node, bool) {
 	pods, _ := w.pods.GetIndexer().ByIndex(byNode, name) // the index exists
 	for _, o := range pods {
 		if pod, is := o.(*corev1.Pod); is && !world.Finished(pod) {
-			n.Pods = append(n.Pods, world.PodOf(pod, types.NamespacedName{}))
+			n.Pods = append(n.Pods, world.PodOf(pod, &world.Programs{Unverified: true}))
 			n.AgentReady = n.AgentReady || world.IsReadyAgent(pod)
 		}
 	}

@@ -127,7 +127,7 @@ func holdByClaim(n *world.Node, pod string) {
 func bothStacks(t *testing.T, shares int64) world.World {
 	t.Helper()
 	p, d := node(t, "p", sim.A100), driven(t, node(t, "d", sim.A100, sim.A100))
-	p.Pods = append(p.Pods, world.Pod{Namespace: "gpu-operator", Name: "plugin", NodeSelector: map[string]string{deployPlugin: "true"}, Controller: "DaemonSet", Serves: true})
+	p.Pods = append(p.Pods, world.Pod{Namespace: "gpu-operator", Name: "plugin", NVIDIA: true, NodeSelector: map[string]string{deployPlugin: "true"}, Controller: "DaemonSet", Serves: true})
 	holdByClaim(&d, "train")
 	w := worldOf(p, d)
 	o := inCluster(published(&d, shares), claimed("d", "train", "gpu-1"), ofChart())

@@ -13,7 +13,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
@@ -201,12 +200,12 @@ func readPods(ctx context.Context, c client.Client, w *world.World) error {
 			pod := &pods.Items[i]
 			n, has := at[pod.Spec.NodeName]
 			if pod.Spec.NodeName == "" && world.RequestsGPU(&pod.Spec) && !world.Finished(pod) {
-				w.Unscheduled = append(w.Unscheduled, world.PodOf(pod, types.NamespacedName{}))
+				w.Unscheduled = append(w.Unscheduled, world.PodOf(pod, &world.Programs{Unverified: true}))
 			}
 			if !has || world.Finished(pod) {
 				continue
 			}
-			n.Pods = append(n.Pods, world.PodOf(pod, types.NamespacedName{}))
+			n.Pods = append(n.Pods, world.PodOf(pod, &world.Programs{Unverified: true}))
 			n.AgentReady = n.AgentReady || world.IsReadyAgent(pod)
 		}
 	})

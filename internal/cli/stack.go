@@ -129,7 +129,7 @@ func movedOver(w world.World) world.World {
 		n.Labels, n.Annotations = labels, maps.Clone(n.Annotations)
 		delete(n.Annotations, v1alpha1.AnnotationOtherController)
 		n.Published, n.Claims, n.DRA, n.Allocatable = nil, nil, "", nil
-		offers := func(p world.Pod) bool { return p.DRA || p.NodeSelector[deployPlugin] != "" }
+		offers := func(p world.Pod) bool { return p.DRA || p.KeptBy(deployPlugin) }
 		n.Pods = slices.DeleteFunc(slices.Clone(n.Pods), offers)
 		if stack == dra.DevicePlugin {
 			n.DRA = "the move"

@@ -17,7 +17,6 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/migmanager"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
-	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
 // byManager asks for instances, and for NVIDIA's mig-manager to make them.
@@ -304,7 +303,7 @@ func TestMIGManagerThatDoesNotAnswerIsWaitedForWithinItsTime(t *testing.T) {
 	h.mishap = func(string) string { return "hangs" }
 	since := c.Now
 	w := c.world()
-	w.Nodes[0].Pods = slices.DeleteFunc(w.Nodes[0].Pods, func(p world.Pod) bool { return p.NodeSelector[v1alpha1.LabelMIGManager] != "" })
+	w.Nodes[0].Pods = slices.DeleteFunc(w.Nodes[0].Pods, playedBy(v1alpha1.LabelMIGManager))
 	g.Expect(rollout.Decide(w).ConfigureMIGManager).To(BeFalse(), "no pod is there that could be replaced")
 
 	d := c.during(19*time.Minute, 10*time.Second)

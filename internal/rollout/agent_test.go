@@ -14,7 +14,6 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/status"
-	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
 // converge is the agent's pass over the spec.
@@ -34,7 +33,7 @@ func (h *host) converge() {
 			return
 		}
 		step := steps[at]
-		held := step.Closes() && slices.ContainsFunc(h.Pods, func(p world.Pod) bool { return p.NodeSelector[pluginLabel] != "" })
+		held := step.Closes() && slices.ContainsFunc(h.Pods, playedBy(pluginLabel))
 		if held || h.leaked(step) || len(plan.Blockers(step, h.devices())) > 0 {
 			return
 		}

@@ -56,6 +56,7 @@ type cluster struct {
 	beside  []string // nodes on which NVIDIA's MPS DaemonSet started beside our daemons, and unmounted their shared memory
 	killed  []string // clients of an MPS daemon that ended before them
 	evicted []string
+	wronged []string // pods of tenants that the operator deletes as NVIDIA's
 	told    []string
 	version map[string]int // of each Node
 	writes  map[string]int // by kind of action
@@ -336,11 +337,15 @@ func (c *cluster) deletePod(h *host, uid string) {
 	if at < 0 {
 		return
 	}
+	if h.Pods[at].Namespace == tenant {
+		c.wronged = append(c.wronged, h.Pods[at].Name) // it comes back, or the admission policy keeps it
+		return
+	}
 	if h.Pods[at].Validator {
 		c.end(h, h.Pods[at].Name)
 		return
 	}
-	servesMPS := h.Pods[at].NodeSelector[mpsLabel] != ""
+	servesMPS := playedBy(mpsLabel)(h.Pods[at])
 	h.Pods = slices.Delete(h.Pods, at, at+1)
 	switch {
 	case h.dcgm[uid] != nil:
@@ -387,7 +392,7 @@ func (c *cluster) settle(h *host) {
 // of the ClusterPolicy is replaced; none comes to a node with a taint that it does not tolerate, and none goes for one.
 func (c *cluster) daemonSets(h *host) {
 	for _, label := range append([]string{pluginLabel, gfdLabel, v1alpha1.LabelMIGManager}, monitorLabels()...) {
-		at := slices.IndexFunc(h.Pods, func(p world.Pod) bool { return p.NodeSelector[label] != "" })
+		at := slices.IndexFunc(h.Pods, playedBy(label))
 		if at >= 0 && c.Plugin.Operands != nil && !slices.Equal(h.Pods[at].Tolerations, c.Plugin.Operands.Tolerations) {
 			h.Pods = slices.Delete(h.Pods, at, at+1)
 			h.plugin.running = false
@@ -399,7 +404,7 @@ func (c *cluster) daemonSets(h *host) {
 			c.pods++
 			h.Pods = append(h.Pods, world.Pod{
 				Namespace: "gpu-operator", Name: fmt.Sprintf("nvidia-%d", c.pods), UID: fmt.Sprintf("nvidia-%d", c.pods),
-				Controller: "DaemonSet", NodeSelector: map[string]string{label: "true"},
+				Controller: "DaemonSet", NVIDIA: true, NodeSelector: map[string]string{label: "true"},
 				MountsConfig: !monitors(label) && (label != v1alpha1.LabelMIGManager || c.Plugin.MIGReady), Scheduled: c.Now,
 				Serves: true, Tolerations: c.tolerations(),
 			})
@@ -412,6 +417,12 @@ func (c *cluster) daemonSets(h *host) {
 		}
 	}
 	c.mpsDaemonSet(h)
+}
+
+// playedBy reports whether a pod is the one of NVIDIA's that a label keeps on its node. The cluster knows that of
+// itself: a pod of a tenant may select any label.
+func playedBy(label string) func(world.Pod) bool {
+	return func(p world.Pod) bool { return p.Namespace != tenant && p.NodeSelector[label] != "" }
 }
 
 func (c *cluster) tolerations() []corev1.Toleration {
@@ -575,7 +586,7 @@ func (h *host) Stop(_ context.Context, resource string) error {
 // is selected, and never else.
 func (c *cluster) advertise(h *host) {
 	pod := slices.IndexFunc(h.Pods, func(p world.Pod) bool {
-		return p.NodeSelector[pluginLabel] != "" || !c.Plugin.ClusterPolicy && p.MountsConfig
+		return playedBy(pluginLabel)(p) || !c.Plugin.ClusterPolicy && p.MountsConfig
 	})
 	if pod < 0 || !h.upgrade.driver() {
 		h.plugin.running = false

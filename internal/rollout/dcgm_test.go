@@ -222,7 +222,7 @@ func TestNoLabelOfMIGManagersLies(t *testing.T) {
 	saw := false
 	for range 60 {
 		d := w.pass()
-		runs := slices.ContainsFunc(h.Pods, func(p world.Pod) bool { return p.NodeSelector[v1alpha1.LabelMIGManager] != "" })
+		runs := slices.ContainsFunc(h.Pods, playedBy(v1alpha1.LabelMIGManager))
 		if runs && h.Labels[v1alpha1.LabelMIGConfig] == "gpu-sharing-operator" {
 			h.Labels[v1alpha1.LabelMIGConfigState], saw = "failed", true // the value is no configuration, and its pod has not ended yet
 		}

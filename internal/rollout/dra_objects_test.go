@@ -10,7 +10,6 @@ import (
 	. "github.com/onsi/gomega"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/dra"
@@ -33,7 +32,7 @@ func TestAPodThatDoesNotStartOnItsDevice(t *testing.T) {
 		"on no node":            {corev1.Pod{Status: claimed}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			NewWithT(t).Expect(world.PodOf(&c.pod, types.NamespacedName{}).Starting).To(Equal(c.want))
+			NewWithT(t).Expect(world.PodOf(&c.pod, &world.Programs{}).Starting).To(Equal(c.want))
 		})
 	}
 }

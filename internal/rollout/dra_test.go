@@ -11,7 +11,6 @@ import (
 	. "github.com/onsi/gomega"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/dra"
@@ -546,7 +545,7 @@ func TestAClassStaysWhileAPodNamesItByItsImplicitResource(t *testing.T) {
 	one := resource.MustParse("1")
 	pod := world.PodOf(&corev1.Pod{Spec: corev1.PodSpec{Containers: []corev1.Container{{
 		Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{"deviceclass.resource.kubernetes.io/gpusharing-mig-1g.5gb": one}},
-	}}}}, types.NamespacedName{})
+	}}}}, &world.Programs{})
 	g.Expect(pod.GPU).To(BeTrue())
 	c.Unscheduled = []world.Pod{pod}
 	c.Policies = nil

@@ -65,7 +65,7 @@ func (c *cluster) returns(h *host) {
 	for uid := range h.dcgm {
 		h.dcgm[uid] = append([]string{}, h.instances()...)
 	}
-	if slices.ContainsFunc(h.Pods, func(p world.Pod) bool { return p.NodeSelector[mpsLabel] != "" }) {
+	if slices.ContainsFunc(h.Pods, playedBy(mpsLabel)) {
 		c.startMPS(h)
 	}
 	c.version[h.Name]++

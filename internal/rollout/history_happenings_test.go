@@ -40,6 +40,7 @@ func happenings() map[string]func(*chronicle, *rand.Rand) {
 func lateHappenings() map[string]func(*chronicle, *rand.Rand) {
 	return map[string]func(*chronicle, *rand.Rand){
 		"late-wait": (*chronicle).waitEvent,
+		"tenant":    (*chronicle).tenantEvent,
 	}
 }
 
@@ -243,7 +244,7 @@ func (c *chronicle) breaksEvent(random *rand.Rand) {
 func (c *chronicle) pluginEvent(random *rand.Rand) {
 	h := c.some(random)
 	isPlugin := func(p world.Pod) bool {
-		return p.NodeSelector[pluginLabel] != "" || !c.Plugin.ClusterPolicy && p.MountsConfig
+		return playedBy(pluginLabel)(p) || !c.Plugin.ClusterPolicy && p.MountsConfig
 	}
 	at := slices.IndexFunc(h.Pods, isPlugin)
 	if h.off || at < 0 {

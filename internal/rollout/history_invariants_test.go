@@ -40,7 +40,7 @@ func (c *chronicle) breaks(invariant, format string, args ...any) {
 // pluginRestarts looks whether NVIDIA's device plugin is restarted though it has marked a GPU unhealthy, which it forgets then. Once
 // after each boot it may be: nobody can tell whether it started before the agent made the instances of that boot, or after.
 func (c *chronicle) pluginRestarts(h *host, a action.DeletePod) {
-	plugin := slices.ContainsFunc(h.Pods, func(p world.Pod) bool { return p.UID == a.UID && p.NodeSelector[pluginLabel] != "" })
+	plugin := slices.ContainsFunc(h.Pods, func(p world.Pod) bool { return p.UID == a.UID && playedBy(pluginLabel)(p) })
 	slices.Sort(h.plugin.uuids)
 	if plugin && h.booted {
 		h.booted = false
@@ -309,7 +309,8 @@ var errShares = errors.New("the driver gives each GPU another number of shares")
 func (c *chronicle) shared(h *host) bool { return offered(&c.World, h.Node) }
 
 func offered(w *world.World, n *world.Node) bool {
-	return n.Slicer != "" || w.StackOf(n) != dra.Driver && (n.DRA != "" || slices.ContainsFunc(n.Pods, func(p world.Pod) bool { return p.DRA }))
+	drives := func(p world.Pod) bool { return p.DRA && p.Namespace != tenant }
+	return n.Slicer != "" || w.StackOf(n) != dra.Driver && (n.DRA != "" || slices.ContainsFunc(n.Pods, drives))
 }
 
 // progressed: every machine that runs is as its policy desires, whatever became of the others.

@@ -123,6 +123,7 @@ func (c *chronicle) comesToRest() rollout.Decision {
 	}
 	c.bounded("in 8h in which nobody else does anything", mostAtRest)
 	c.ended(d)
+	c.impartial()
 	c.restedOnDriver(d.Nodes)
 	return d
 }
@@ -237,7 +238,7 @@ func (c *chronicle) standAlone() {
 		c.serial++
 		name := fmt.Sprint("plugin-", c.serial)
 		h.Pods = append(h.Pods, world.Pod{
-			Namespace: "nvidia", Name: name, UID: name, Controller: "DaemonSet", MountsConfig: true, Scheduled: c.Now, Serves: true,
+			Namespace: "nvidia", Name: name, UID: name, Controller: "DaemonSet", NVIDIA: true, MountsConfig: true, Scheduled: c.Now, Serves: true,
 			Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
 		})
 		h.plugin.running, h.plugin.seen = false, maps.Clone(c.Configs)
@@ -323,6 +324,7 @@ func (c *chronicle) evicts(h *host, a action.Evict) {
 			c.leaves(h, p)
 		}
 	}
+	h.Pods = slices.DeleteFunc(h.Pods, func(p world.Pod) bool { return p.Namespace == tenant && p.UID == a.UID })
 	c.evicted = append(c.evicted, a.Pod)
 	switch kind {
 	case "cpu-tolerant":

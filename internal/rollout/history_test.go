@@ -85,8 +85,9 @@ type chronicle struct {
 	retained  map[string]bool
 	states    map[string]string // that the story has told of last
 	opensCRDs bool
-	sum       hash.Hash // of all that is decided; nil: nobody asks
-	meddled   bool      // another controller has changed what NVIDIA's config-manager reads
+	sum       hash.Hash              // of all that is decided; nil: nobody asks
+	tenants   map[string]*corev1.Pod // pods of tenants as they would look without a disguise, by UID
+	meddled   bool                   // another controller has changed what NVIDIA's config-manager reads
 }
 
 // stake is what a pod of a user uses.
@@ -103,6 +104,7 @@ func newChronicle(seed uint64) *chronicle {
 		stakes:     map[string]stake{}, kinds: map[string]string{}, protected: map[string]bool{}, hangs: map[string]bool{},
 		slots: map[string]int32{}, count: map[string]int{}, theirs: map[string][]string{}, before: map[string]world.Node{},
 		seed: seed, mentioned: map[string]bool{}, retained: map[string]bool{}, states: map[string]string{}, double: seed%32 == 0,
+		tenants: map[string]*corev1.Pod{},
 	}
 	c.Repeats, c.Sightings = &action.Repeats{}, &world.Sightings{}
 	random := rand.New(rand.NewPCG(seed, 2))
@@ -151,7 +153,7 @@ func (c *chronicle) machine(name string, random *rand.Rand) {
 	if !c.Plugin.ClusterPolicy {
 		h.Labels = map[string]string{"kubernetes.io/hostname": name, "pool": h.pool}
 		h.Pods = []world.Pod{{
-			Namespace: "nvidia", Name: "plugin-" + name, UID: "plugin-" + name, Controller: "DaemonSet", MountsConfig: true,
+			Namespace: "nvidia", Name: "plugin-" + name, UID: "plugin-" + name, Controller: "DaemonSet", NVIDIA: true, MountsConfig: true,
 			Scheduled: c.Now, Serves: true, Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
 		}}
 		h.plugin.running = false

@@ -10,7 +10,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
@@ -153,11 +152,11 @@ func TestWhatAPodAsksFor(t *testing.T) {
 			Containers: []corev1.Container{{Resources: limits("nvidia.com/gpu", 1)}, {Resources: limits("nvidia.com/gpu", 1)}},
 		},
 	}
-	p := world.PodOf(pod, types.NamespacedName{})
+	p := world.PodOf(pod, &world.Programs{})
 	g.Expect(p.Asks).To(Equal(map[string]int64{"nvidia.com/gpu": 3}), "two containers and a sidecar")
 	g.Expect(p.Workload).To(Equal("Deployment team/web"))
 	pod.Labels = nil
-	g.Expect(world.PodOf(pod, types.NamespacedName{}).Workload).To(Equal("ReplicaSet team/web-76c5"))
+	g.Expect(world.PodOf(pod, &world.Programs{}).Workload).To(Equal("ReplicaSet team/web-76c5"))
 	pod.OwnerReferences = nil
-	g.Expect(world.PodOf(pod, types.NamespacedName{}).Workload).To(Equal("pod team/web-76c5-x"))
+	g.Expect(world.PodOf(pod, &world.Programs{}).Workload).To(Equal("pod team/web-76c5-x"))
 }

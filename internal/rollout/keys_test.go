@@ -65,7 +65,8 @@ func TestTheFirstPolicyWaitsForClientsOfNVIDIAsMPSDaemons(t *testing.T) {
 	c.Plugin.Operands = &clusterpolicy.Operands{Name: "cluster-policy"}
 	c.Plugin.Ready = false
 	byHand.Pods = append(byHand.Pods, world.Pod{
-		Namespace: "gpu-operator", Name: "mps", UID: "mps", Controller: "DaemonSet", NodeSelector: map[string]string{mpsLabel: "true"},
+		Namespace: "gpu-operator", Name: "mps", UID: "mps", Controller: "DaemonSet", NVIDIA: true,
+		NodeSelector: map[string]string{mpsLabel: "true"},
 	})
 	c.hold(byHand, "client", 0, gpu.WholeGPU)
 	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", timeSlicing(4), onPool("other"))}
@@ -164,7 +165,8 @@ func TestPodsElsewhereAreNoNewsOfANode(t *testing.T) {
 	c.Plugin.Operands = &clusterpolicy.Operands{Name: "cluster-policy"}
 	c.Plugin.Ready = false
 	byHand.Pods = append(byHand.Pods, world.Pod{
-		Namespace: "gpu-operator", Name: "mps", UID: "mps", Controller: "DaemonSet", NodeSelector: map[string]string{mpsLabel: "true"},
+		Namespace: "gpu-operator", Name: "mps", UID: "mps", Controller: "DaemonSet", NVIDIA: true,
+		NodeSelector: map[string]string{mpsLabel: "true"},
 	})
 	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", timeSlicing(4), onPool("other"))}
 	for i := range 30 {

@@ -19,7 +19,6 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/migmanager"
 	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
-	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
 const managerPaused = "paused-for-mig-change"
@@ -43,7 +42,7 @@ func (c *cluster) partition(h *host) {
 	if !h.acts {
 		return
 	}
-	at := slices.IndexFunc(h.Pods, func(p world.Pod) bool { return p.NodeSelector[v1alpha1.LabelMIGManager] != "" })
+	at := slices.IndexFunc(h.Pods, playedBy(v1alpha1.LabelMIGManager))
 	if at >= 0 && h.Pods[at].MountsConfig != c.Plugin.MIGReady && len(h.Taints) == 0 {
 		if !h.began.IsZero() {
 			h.mistakes = append(h.mistakes, "the pod is replaced while it applies "+h.last)

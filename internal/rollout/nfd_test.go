@@ -76,7 +76,7 @@ func (c *cluster) mergeFeatures(h *host) {
 
 // discoverFeatures is GFD, which reads the configuration that the device plugin reads.
 func (c *cluster) discoverFeatures(h *host) {
-	discovers := slices.ContainsFunc(h.Pods, func(p world.Pod) bool { return p.NodeSelector[gfdLabel] != "" })
+	discovers := slices.ContainsFunc(h.Pods, playedBy(gfdLabel))
 	if !discovers || !h.plugin.running || !c.Plugin.NodeFeatures {
 		return
 	}
@@ -96,7 +96,7 @@ func sharesByMPS(data string) bool {
 // unmounts the shared memory of our daemons. Its daemon reads the default configuration, whatever the node selects
 // (NVIDIA/k8s-device-plugin v0.18.2 to v0.20.0), and never again.
 func (c *cluster) mpsDaemonSet(h *host) {
-	at := slices.IndexFunc(h.Pods, func(p world.Pod) bool { return p.NodeSelector[mpsLabel] != "" })
+	at := slices.IndexFunc(h.Pods, playedBy(mpsLabel))
 	wanted := h.Labels[mpsLabel] == "true" && (h.Labels[pluginLabel] == "true" || !c.Plugin.ClusterPolicy)
 	selector := map[string]string{mpsLabel: "true"}
 	if c.Plugin.ClusterPolicy {
@@ -106,7 +106,7 @@ func (c *cluster) mpsDaemonSet(h *host) {
 	case wanted && at < 0 && !c.keptOff(h):
 		c.pods++
 		h.Pods = append(h.Pods, world.Pod{
-			Namespace: "gpu-operator", Name: fmt.Sprintf("mps-%d", c.pods), UID: fmt.Sprintf("mps-%d", c.pods), Controller: "DaemonSet",
+			Namespace: "gpu-operator", Name: fmt.Sprintf("mps-%d", c.pods), UID: fmt.Sprintf("mps-%d", c.pods), Controller: "DaemonSet", NVIDIA: true,
 			NodeSelector: selector, MountsConfig: true, Scheduled: c.Now, Serves: c.Plugin.ClusterPolicy, Tolerations: c.tolerations(),
 		})
 		c.startMPS(h)

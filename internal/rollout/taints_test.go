@@ -227,7 +227,7 @@ func TestTolerationsAreNotAddedWhereThatHurts(t *testing.T) {
 				h.Pods = append(h.Pods, world.Pod{Namespace: "user", Name: "train", UID: "train", Claim: "user/one-gpu"})
 			}
 			if test.mps {
-				h.Pods = append(h.Pods, world.Pod{Name: "mps", NodeSelector: map[string]string{"nvidia.com/mps.capable": "true"}})
+				h.Pods = append(h.Pods, world.Pod{Name: "mps", NVIDIA: true, NodeSelector: map[string]string{mpsLabel: "true"}})
 			}
 			c.pass()
 			g.Expect(h.Taints).To(BeEmpty())
@@ -255,7 +255,7 @@ func TestTheDriversPodsTakeATolerationOverLater(t *testing.T) {
 	c, h := tainted(shared)
 	c.Plugin.Operands.Driver = true
 	h.Pods = append(h.Pods, world.Pod{
-		Name: "driver", UID: "driver", Serves: true, Controller: "DaemonSet",
+		Name: "driver", UID: "driver", Serves: true, Controller: "DaemonSet", NVIDIA: true,
 		NodeSelector: map[string]string{"nvidia.com/gpu.deploy.driver": "true"}, Tolerations: []corev1.Toleration{ofNVIDIA},
 	})
 	c.run(30)

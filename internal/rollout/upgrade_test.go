@@ -180,7 +180,7 @@ func (h *host) unload() {
 	case u.restart:
 	case h.AgentReady && !u.alone:
 		u.stuck = "the agent"
-	case slices.ContainsFunc(h.Pods, func(p world.Pod) bool { return p.NodeSelector[pluginLabel] != "" }):
+	case slices.ContainsFunc(h.Pods, playedBy(pluginLabel)):
 		u.stuck = "NVIDIA's device plugin"
 	default:
 		h.hardware.Update(func(n *sim.Node) {

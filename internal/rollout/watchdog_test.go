@@ -41,7 +41,7 @@ func sliced() (*cluster, *host) {
 // of is a pod of NVIDIA's on a node, by the deploy label that starts it.
 func (h *host) of(label string) *world.Pod {
 	for i := range h.Pods {
-		if h.Pods[i].NodeSelector[label] != "" {
+		if playedBy(label)(h.Pods[i]) {
 			return &h.Pods[i]
 		}
 	}

@@ -118,6 +118,9 @@ func podsOf(node string) []client.Object {
 	}
 	operand := func(deploy string) func(*corev1.Pod) {
 		return func(p *corev1.Pod) {
+			p.OwnerReferences = []metav1.OwnerReference{{
+				APIVersion: "apps/v1", Kind: "DaemonSet", Name: p.Labels["app"], UID: "set", Controller: new(true),
+			}}
 			p.Spec.NodeSelector = map[string]string{"nvidia.com/gpu.deploy." + deploy: "true"}
 			p.Spec.Volumes = []corev1.Volume{{Name: pluginconfig.ConfigMapName, VolumeSource: corev1.VolumeSource{
 				ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: corev1.LocalObjectReference{Name: pluginconfig.ConfigMapName}},

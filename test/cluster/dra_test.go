@@ -25,6 +25,9 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/nodesim"
 )
 
+// draSpace is the namespace of the chart of NVIDIA's DRA driver.
+const draSpace = "nvidia-dra-driver-gpu"
+
 // TestDRA: one policy for a node of NVIDIA's device plugin and one of its DRA driver, with the controllers and agents that ship, their
 // rights, and the API server's own DeviceClasses, DeviceTaintRules, ResourceSlices and ResourceClaims.
 func TestDRA(t *testing.T) {
@@ -32,9 +35,11 @@ func TestDRA(t *testing.T) {
 	f.apply(clusterPolicy)
 	f.record = newRecord(f)
 	f.runNVIDIA()
-	set, class := nodesim.NewDRADriver(nvidiaSpace, map[string]string{"test.example/dra": "true"})
-	f.Expect(f.client.Create(t.Context(), set)).To(Succeed())
-	f.Expect(f.client.Create(t.Context(), class)).To(Succeed())
+	set, class := nodesim.NewDRADriver(draSpace, map[string]string{"test.example/dra": "true"})
+	space := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: draSpace}}
+	for _, o := range append(nodesim.NewDRAAccess(draSpace), space, set, class) {
+		f.Expect(f.client.Create(t.Context(), o)).To(Succeed())
+	}
 	served := map[string]string{"test.example/dra": "true", "nvidia.com/gpu.deploy.device-plugin": "false"}
 	for name, labels := range map[string]map[string]string{"n01": nil, "n02": served} {
 		m := newMachine(f, name, labels, sim.A100)
@@ -91,7 +96,8 @@ func TestDRA(t *testing.T) {
 	f.step("the driver is upgraded, and its image is pulled for longer than its slices live", func() {
 		m := f.machines[1]
 		m.pulls.Store(true)
-		f.Expect(f.client.DeleteAllOf(t.Context(), &corev1.Pod{}, client.InNamespace(nvidiaSpace), client.HasLabels{world.DRALabels()[0]})).To(Succeed())
+		plugins := client.HasLabels{world.DRALabels()[0]}
+		f.Expect(f.client.DeleteAllOf(t.Context(), &corev1.Pod{}, client.InNamespace(draSpace), plugins)).To(Succeed())
 		f.Eventually(func() int { return f.driversStarting() }, time.Minute, pollEvery).Should(Equal(1))
 		f.Expect(schedule("late", "nvidia.com/mig-1g.5gb")).To(BeEmpty(), "the slices are still there")
 		f.Eventually(func() corev1.PodPhase { return f.phase("late") }, time.Minute, pollEvery).Should(Equal(corev1.PodPending))
@@ -173,7 +179,8 @@ func (f *fleet) claim(name, class string, admin bool) *resourcev1.ResourceClaim 
 // driversStarting is how many pods of NVIDIA's DRA driver are not ready.
 func (f *fleet) driversStarting() int {
 	list, starting := &corev1.PodList{}, 0
-	f.Expect(f.client.List(f.t.Context(), list, client.InNamespace(nvidiaSpace), client.HasLabels{world.DRALabels()[0]})).To(Succeed())
+	plugins := client.HasLabels{world.DRALabels()[0]}
+	f.Expect(f.client.List(f.t.Context(), list, client.InNamespace(draSpace), plugins)).To(Succeed())
 	for _, p := range list.Items {
 		for _, c := range p.Status.Conditions {
 			if c.Type == corev1.PodReady && c.Status == corev1.ConditionFalse {

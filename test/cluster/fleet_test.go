@@ -277,7 +277,7 @@ func (f *fleet) world() world.World {
 		for j := range gpuNodes.Items {
 			if gpuNodes.Items[j].Name == nodes.Items[i].Name {
 				n := world.NodeOf(&nodes.Items[i], &gpuNodes.Items[j])
-				addPods(&n, pods, key)
+				addPods(&n, pods, &world.Programs{ConfigMap: key, GPUOperators: []string{nvidiaSpace}})
 				w.Nodes = append(w.Nodes, n)
 			}
 		}
@@ -285,11 +285,11 @@ func (f *fleet) world() world.World {
 	return w
 }
 
-func addPods(n *world.Node, pods *corev1.PodList, configMap types.NamespacedName) {
+func addPods(n *world.Node, pods *corev1.PodList, programs *world.Programs) {
 	for i := range pods.Items {
 		pod := &pods.Items[i]
 		if pod.Spec.NodeName == n.Name && !world.Finished(pod) {
-			n.Pods = append(n.Pods, world.PodOf(pod, configMap))
+			n.Pods = append(n.Pods, world.PodOf(pod, programs))
 			n.AgentReady = n.AgentReady || world.IsReadyAgent(pod)
 		}
 	}

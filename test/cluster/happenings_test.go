@@ -53,6 +53,7 @@ func happenings() map[string]func(*story, *rand.Rand) {
 func lateHappenings() map[string]func(*story, *rand.Rand) {
 	return map[string]func(*story, *rand.Rand){
 		"late-wait": (*story).waitEvent,
+		"tenant":    (*story).tenantEvent,
 	}
 }
 
@@ -816,7 +817,12 @@ func (s *story) draEvent(random *rand.Rand) {
 
 func draPod(node string) *corev1.Pod {
 	return &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Namespace: nvidiaSpace, Name: "dra-" + node, Labels: map[string]string{world.DRALabels()[0]: "kubelet-plugin"}},
-		Spec:       corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{Name: "gpus", Image: "example.invalid/dra"}}},
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: nvidiaSpace, Name: "dra-" + node, Labels: map[string]string{world.DRALabels()[0]: "kubelet-plugin"},
+			OwnerReferences: []metav1.OwnerReference{{
+				APIVersion: "apps/v1", Kind: "DaemonSet", Name: "dra", UID: "dra", Controller: new(true),
+			}},
+		},
+		Spec: corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{Name: "gpus", Image: "example.invalid/dra"}}},
 	}
 }

@@ -39,7 +39,8 @@ func draLabels(node string) map[string]string {
 // installDRADriver installs NVIDIA's DRA driver, as far as its chart matters.
 func (d *demo) installDRADriver(ctx context.Context) error {
 	set, class := nodesim.NewDRADriver(draNamespace, map[string]string{"example.com/gpu-stack": "dra"})
-	for _, o := range []client.Object{&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: draNamespace}}, set, class} {
+	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: draNamespace}}
+	for _, o := range append(nodesim.NewDRAAccess(draNamespace), namespace, set, class) {
 		if err := d.cluster.Client.Create(ctx, o); err != nil {
 			return fmt.Errorf("installing NVIDIA's DRA driver: %w", err)
 		}

@@ -16,6 +16,7 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	resourcev1 "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -41,6 +42,25 @@ const (
 	slicesOutlive = 30 * time.Second
 )
 
+// draAccount is the account of its kubelet plugin, as its chart names it.
+const draAccount = "dra-driver-nvidia-gpu-service-account-kubeletplugin"
+
+// NewDRAAccess gives the account of NVIDIA's DRA driver the right to publish ResourceSlices, as its chart does.
+func NewDRAAccess(namespace string) []client.Object {
+	name := "dra-driver-nvidia-gpu-kubeletplugin"
+	return []client.Object{
+		&rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: name}, Rules: []rbacv1.PolicyRule{{
+			APIGroups: []string{"resource.k8s.io"}, Resources: []string{"resourceslices"},
+			Verbs: []string{"get", "list", "watch", "create", "update", "patch", "delete"},
+		}}},
+		&rbacv1.ClusterRoleBinding{
+			ObjectMeta: metav1.ObjectMeta{Name: name},
+			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: name},
+			Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: namespace, Name: draAccount}},
+		},
+	}
+}
+
 // NewDRADriver is the DaemonSet of NVIDIA's DRA driver for the nodes with these labels, and its class for whole GPUs.
 func NewDRADriver(namespace string, nodes map[string]string) (*appsv1.DaemonSet, *resourcev1.DeviceClass) {
 	labels := map[string]string{draComponent: draPlugin}
@@ -51,7 +71,7 @@ func NewDRADriver(namespace string, nodes map[string]string) (*appsv1.DaemonSet,
 			Template: corev1.PodTemplateSpec{
 				ObjectMeta: metav1.ObjectMeta{Labels: labels},
 				Spec: corev1.PodSpec{
-					NodeSelector: nodes, Containers: []corev1.Container{{Name: "gpus", Image: "example.invalid/simulated"}},
+					NodeSelector: nodes, ServiceAccountName: draAccount, Containers: []corev1.Container{{Name: "gpus", Image: "example.invalid/simulated"}},
 					Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
 				},
 			},

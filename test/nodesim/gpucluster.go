@@ -15,6 +15,8 @@ import (
 	resourcev1 "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
@@ -87,6 +89,9 @@ func (o *GPUCluster) Pass(ctx context.Context) error {
 			return fmt.Errorf("creating %s: %w", object.GetName(), err)
 		}
 	}
+	if err := o.report(ctx); err != nil {
+		return err
+	}
 	nodes := &corev1.NodeList{}
 	if err := o.Client.List(ctx, nodes); err != nil {
 		return fmt.Errorf("listing nodes: %w", err)
@@ -94,6 +99,27 @@ func (o *GPUCluster) Pass(ctx context.Context) error {
 	for i := range nodes.Items {
 		if err := o.label(ctx, &nodes.Items[i]); err != nil && !apierrors.IsConflict(err) {
 			return err
+		}
+	}
+	return nil
+}
+
+// report tells in the status of the GPUCluster where the GPU Operator runs.
+func (o *GPUCluster) report(ctx context.Context) error {
+	list := &unstructured.UnstructuredList{}
+	list.SetGroupVersionKind(schema.GroupVersionKind{Group: "nvidia.com", Version: "v1alpha1", Kind: "GPUClusterList"})
+	if err := o.Client.List(ctx, list); err != nil {
+		return fmt.Errorf("listing GPUClusters: %w", err)
+	}
+	for i := range list.Items {
+		c := &list.Items[i]
+		if namespace, _, _ := unstructured.NestedString(c.Object, "status", "namespace"); namespace == o.Namespace {
+			continue
+		}
+		base := c.DeepCopy()
+		c.Object["status"] = map[string]any{"state": "ready", "namespace": o.Namespace}
+		if err := o.Client.Status().Patch(ctx, c, client.MergeFrom(base)); err != nil {
+			return fmt.Errorf("reporting GPUCluster %s: %w", c.GetName(), err)
 		}
 	}
 	return nil

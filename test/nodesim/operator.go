@@ -138,7 +138,10 @@ const annotationHash = "nvidia.com/last-applied-hash"
 func (o *GPUOperator) daemonSet(policy *unstructured.Unstructured, operand operand) *appsv1.DaemonSet {
 	labels := map[string]string{"app": operand.app}
 	set := &appsv1.DaemonSet{
-		ObjectMeta: metav1.ObjectMeta{Namespace: o.Namespace, Name: operand.app, Labels: labels},
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: o.Namespace, Name: operand.app, Labels: labels,
+			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(policy, policy.GroupVersionKind())},
+		},
 		Spec: appsv1.DaemonSetSpec{
 			Selector: &metav1.LabelSelector{MatchLabels: labels},
 			Template: corev1.PodTemplateSpec{

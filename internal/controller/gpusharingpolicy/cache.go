@@ -157,7 +157,7 @@ func controllerOf(pod *corev1.Pod) []metav1.OwnerReference {
 // node with a taint. Of pods that may be drained it stands for all tolerations whether they tolerate the operator's taint.
 func serverTolerations(pod *corev1.Pod) []corev1.Toleration {
 	switch {
-	case world.Serves(pod) || len(configVolumes(pod.Spec.Volumes)) > 0:
+	case world.MayServe(pod) || len(configVolumes(pod.Spec.Volumes)) > 0:
 		return world.OwnTolerations(pod.Spec.Tolerations)
 	case world.Drains(pod) && world.ToleratesChange(pod.Spec.Tolerations):
 		return []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
@@ -220,7 +220,7 @@ func initHolder(pod *corev1.Pod) []corev1.Container {
 // troubled are the containers of one of NVIDIA's programs that do not run as they should. It is one if a deploy label
 // starts it, or it may read our ConfigMap; of others nothing is kept.
 func troubled(pod *corev1.Pod) []corev1.ContainerStatus {
-	if !world.Serves(pod) && len(configVolumes(pod.Spec.Volumes)) == 0 {
+	if !world.MayServe(pod) && len(configVolumes(pod.Spec.Volumes)) == 0 {
 		return nil
 	}
 	return world.TroubledContainers(pod)

@@ -104,7 +104,9 @@ func TestSlimPods(t *testing.T) {
 			slim, err := slimPod(pod.DeepCopy())
 			g.Expect(err).NotTo(HaveOccurred())
 			ours := types.NamespacedName{Namespace: "gpu-operator", Name: pluginconfig.ConfigMapName}
-			g.Expect(world.PodOf(slim.(*corev1.Pod), ours)).To(Equal(world.PodOf(pod, ours)))
+			for _, programs := range []*world.Programs{{ConfigMap: ours}, {ConfigMap: ours, Unverified: true}} {
+				g.Expect(world.PodOf(slim.(*corev1.Pod), programs)).To(Equal(world.PodOf(pod, programs)))
+			}
 			view, matters := c.podView(pod)
 			slimView, slimMatters := c.podView(slim.(*corev1.Pod))
 			g.Expect(slimView).To(Equal(view))

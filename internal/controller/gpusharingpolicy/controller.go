@@ -75,6 +75,7 @@ type Controller struct {
 	pools        map[string]knownPool // what is published of each node, from the last pass
 	nodePools    watchedKind          // nodePoolKind
 	refusals     refusals
+	publishers   publishers
 	deleted      map[string]types.UID // NodeFeatures of ours that the cache may still show, by node
 	deletedRules map[types.UID]bool   // DeviceTaintRules of ours that the cache may still show
 	// undecided is when the first of the passes began that could not decide; zero if the last one did.
@@ -86,7 +87,7 @@ type Controller struct {
 // New returns a controller.
 func New(c client.Client, o Options) *Controller {
 	return &Controller{
-		client: c, metrics: newMetrics(), Options: o, deleted: map[string]types.UID{},
+		client: c, metrics: newMetrics(), Options: o, deleted: map[string]types.UID{}, publishers: publishers{},
 		slices: watchedKind{GroupKind: sliceKind}, claims: watchedKind{GroupKind: claimKind},
 		classes: watchedKind{GroupKind: classKind}, rules: watchedKind{GroupKind: ruleKind}, deletedRules: map[types.UID]bool{},
 		nodePools: watchedKind{GroupKind: nodePoolKind},

@@ -116,15 +116,11 @@ func (c *Controller) gatherDRA(ctx context.Context) (*seenDRA, error) {
 	return d, nil
 }
 
-// gatherDaemonSets finds the nodes for which NVIDIA's DRA driver has a DaemonSet, also while its pod is away.
-func (c *Controller) gatherDaemonSets(ctx context.Context, d *seenDRA, nodes map[string]*corev1.Node) error {
-	sets := &appsv1.DaemonSetList{}
-	if err := c.client.List(ctx, sets, client.UnsafeDisableDeepCopy); err != nil {
-		return fmt.Errorf("reading DaemonSets: %w", err)
-	}
-	for i := range sets.Items {
-		set := &sets.Items[i]
-		if !world.MakesGPUOffers(set) || set.DeletionTimestamp != nil {
+// deploy finds the nodes for which NVIDIA's DRA driver has a DaemonSet, also while its pod is away.
+func (d *seenDRA) deploy(drivers []appsv1.DaemonSet, nodes map[string]*corev1.Node) {
+	for i := range drivers {
+		set := &drivers[i]
+		if set.DeletionTimestamp != nil {
 			continue
 		}
 		required := nodeaffinity.GetRequiredNodeAffinity(&corev1.Pod{Spec: set.Spec.Template.Spec})
@@ -136,7 +132,6 @@ func (c *Controller) gatherDaemonSets(ctx context.Context, d *seenDRA, nodes map
 			}
 		}
 	}
-	return nil
 }
 
 // gatherSlices reads what is published of each node. A pool is read again only where one of its slices has changed.
@@ -426,7 +421,7 @@ func slimDaemonSet(object any) (any, error) {
 	}}
 	if world.MakesGPUOffers(set) {
 		pod := &set.Spec.Template
-		slim.Spec.Template.Labels = pod.Labels
+		slim.Spec.Template.Labels, slim.Spec.Template.Spec.ServiceAccountName = pod.Labels, pod.Spec.ServiceAccountName
 		slim.Spec.Template.Spec.NodeSelector, slim.Spec.Template.Spec.Affinity = pod.Spec.NodeSelector, pod.Spec.Affinity
 		for i := range pod.Spec.Containers {
 			slim.Spec.Template.Spec.Containers = append(slim.Spec.Template.Spec.Containers, corev1.Container{Name: pod.Spec.Containers[i].Name})

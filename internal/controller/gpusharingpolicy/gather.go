@@ -6,6 +6,7 @@ package gpusharingpolicy
 import (
 	"context"
 	"fmt"
+	"reflect"
 	"slices"
 	"sync"
 
@@ -79,14 +80,19 @@ func (c *Controller) gatherNodes(ctx context.Context, s *seen) error {
 		c.changes.node(node, true)
 	}
 	changed, watched := c.changes.take()
-	complete := watched && k.complete && k.configMap == s.plugin.ConfigMap
-	k.complete, k.configMap = false, s.plugin.ConfigMap // an error below loses what was taken
+	was, complete := k.programs, watched && k.complete
+	k.complete = false // an error below loses what was taken
+	programs, drivers, err := c.gatherPrograms(ctx, s)
+	if err != nil {
+		return err
+	}
+	k.programs = programs
 	dra, err := c.gatherDRA(ctx)
 	if err != nil {
 		return err
 	}
 	k.claim(dra.claimed, changed)
-	if complete {
+	if complete && reflect.DeepEqual(was, programs) {
 		err = c.readAgain(ctx, changed)
 	} else {
 		err = c.readAll(ctx)
@@ -94,9 +100,7 @@ func (c *Controller) gatherNodes(ctx context.Context, s *seen) error {
 	if err != nil {
 		return err
 	}
-	if err := c.gatherDaemonSets(ctx, dra, k.nodes); err != nil {
-		return err
-	}
+	dra.deploy(drivers, k.nodes)
 	k.tell(s.features.of, dra.nodes)
 	if c.awaitsDRA(k.world) {
 		return fmt.Errorf("the kinds of resource.k8s.io: %w", pluginconfig.ErrNotSynced)

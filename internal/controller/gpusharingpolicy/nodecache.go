@@ -31,13 +31,13 @@ import (
 // known is what the controller has read of all nodes from the cache. A reconcile reads again only what has changed, and gives that
 // another version, by which rollout.Memory tells it. To list thousands of nodes costs more than to decide about them.
 type known struct {
-	complete  bool                 // everything was read, and no error came in between
-	configMap types.NamespacedName // the operator's: whether a pod mounts it depends on its name
-	nodes     map[string]*corev1.Node
-	gpuNodes  map[string]*v1alpha1.GPUNode
-	world     []world.Node    // nodes with a GPUNode, by name
-	lost      map[string]bool // nodes that the operator changed and that have no GPUNode
-	versions  int64
+	complete bool           // everything was read, and no error came in between
+	programs world.Programs // by which pods were read
+	nodes    map[string]*corev1.Node
+	gpuNodes map[string]*v1alpha1.GPUNode
+	world    []world.Node    // nodes with a GPUNode, by name
+	lost     map[string]bool // nodes that the operator changed and that have no GPUNode
+	versions int64
 
 	claims map[string]string // by which pods have GPUs, by UID
 
@@ -220,7 +220,7 @@ func (c *Controller) readNode(ctx context.Context, node *corev1.Node, gpuNode *v
 		if world.Finished(pod) {
 			continue
 		}
-		p := world.PodOf(pod, c.known.configMap)
+		p := world.PodOf(pod, &c.known.programs)
 		p.Refused, p.Claim = c.refusals.of(p.UID), claimOf(&p, c.known.claims)
 		n.Pods = append(n.Pods, p)
 		n.AgentReady = n.AgentReady || c.isReadyAgent(pod)
@@ -238,7 +238,7 @@ func (c *Controller) readUnscheduled(ctx context.Context) error {
 	k.unscheduled, k.unscheduledVersion = nil, k.version()
 	for i := range pods.Items {
 		if pod := &pods.Items[i]; world.RequestsGPU(&pod.Spec) && !world.Finished(pod) {
-			k.unscheduled = append(k.unscheduled, world.PodOf(pod, k.configMap))
+			k.unscheduled = append(k.unscheduled, world.PodOf(pod, &k.programs))
 		}
 	}
 	return nil
@@ -313,13 +313,16 @@ func (c *changes) due(o client.Object, gone bool) (wakes bool) {
 	return false
 }
 
+// whatever a pod may be: what it looks like wakes the controller, which then asks what it is.
+var whatever = &world.Programs{Unverified: true}
+
 // blocksAnew reports whether a pod differs in what the drain of its node depends on. Most updates of a pod, as of its readiness, are of
 // nothing else.
 func blocksAnew(e event.TypedUpdateEvent[client.Object]) bool {
 	old, isPod := e.ObjectOld.(*corev1.Pod)
 	updated, still := e.ObjectNew.(*corev1.Pod)
 	return !isPod || !still || old.UID != updated.UID || old.Spec.NodeName != updated.Spec.NodeName || world.Finished(old) != world.Finished(updated) ||
-		!reflect.DeepEqual(world.PodOf(old, types.NamespacedName{}), world.PodOf(updated, types.NamespacedName{}))
+		!reflect.DeepEqual(world.PodOf(old, whatever), world.PodOf(updated, whatever))
 }
 
 // watch begins to note. The handler notes every change, and triggers a reconcile for those that matter to a decision.

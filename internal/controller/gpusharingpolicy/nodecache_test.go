@@ -11,6 +11,7 @@ import (
 
 	. "github.com/onsi/gomega"
 	appsv1 "k8s.io/api/apps/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -38,13 +39,19 @@ type reading struct {
 	*WithT
 	*Controller
 
+	t *testing.T
+
 	lists, gets int
 	fail        error // of the next list of pods
+
+	publisher  string // the account that may publish ResourceSlices
+	asked      int    // how often the API server was asked whether one may
+	unanswered error  // its answer
 }
 
 func newReading(t *testing.T) *reading {
 	t.Helper()
-	r := &reading{WithT: NewWithT(t)}
+	r := &reading{WithT: NewWithT(t), t: t}
 	scheme := clientgoscheme.Scheme
 	r.Expect(v1alpha1.AddToScheme(scheme)).To(Succeed())
 	builder := fake.NewClientBuilder().WithScheme(scheme).WithIndex(&corev1.Pod{}, nodeNameField, nodeName)
@@ -54,6 +61,17 @@ func newReading(t *testing.T) *reading {
 		)
 	}
 	c := interceptor.NewClient(builder.Build(), interceptor.Funcs{
+		Create: func(ctx context.Context, c client.WithWatch, o client.Object, opts ...client.CreateOption) error {
+			review, is := o.(*authorizationv1.SubjectAccessReview)
+			if !is {
+				return c.Create(ctx, o, opts...)
+			}
+			r.asked++
+			asks := review.Spec.ResourceAttributes
+			publishes := asks.Group == "resource.k8s.io" && asks.Resource == "resourceslices" && asks.Verb == "create"
+			review.Status.Allowed = publishes && asks.Namespace == "" && r.publisher == review.Spec.User
+			return r.unanswered
+		},
 		List: func(ctx context.Context, c client.WithWatch, list client.ObjectList, opts ...client.ListOption) error {
 			switch list.(type) {
 			case *corev1.NodeList, *v1alpha1.GPUNodeList:
@@ -254,6 +272,7 @@ func TestPodsWithAGPUByAClaimAreKnown(t *testing.T) {
 // The cache keeps of the DaemonSet of NVIDIA's DRA driver what tells its nodes, and of others nothing.
 func TestNodesOfTheDaemonSetOfNVIDIAsDRADriverAreKnown(t *testing.T) {
 	r := newReading(t)
+	r.publisher = "system:serviceaccount:nvidia:default"
 	r.report(r.change("b", label))
 	store := func(name, component string, change func(*corev1.PodSpec)) {
 		set := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "nvidia", Name: name}}

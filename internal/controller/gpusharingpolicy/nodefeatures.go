@@ -23,12 +23,15 @@ import (
 
 // +kubebuilder:rbac:namespace=gpu-sharing-operator,groups=nfd.k8s-sigs.io,resources=nodefeatures,verbs=create;patch;delete
 
-// features are what the NodeFeatures of each node say, by node, the UIDs of the operator's own, and the version that is served.
+// features are what the NodeFeatures of each node say, by node, the UIDs of the operator's own, the namespaces in
+// which workers of NFD write theirs, and the version that is served.
 type features struct {
 	served schema.GroupVersionKind // empty: the kind is not served
 	of     map[string]world.NodeFeatures
 	ours   map[string]types.UID
 	owned  []string // nodes of which the operator's own still has the owner that earlier versions set
+
+	discovery map[string]bool
 }
 
 // gatherFeatures reads the NodeFeatures. One of ours that was deleted is gone, also while the cache still shows it: a node
@@ -39,7 +42,9 @@ func (c *Controller) gatherFeatures(ctx context.Context, s *seen) error {
 		return err
 	}
 	s.world.Plugin.NodeFeatures = !served.Empty()
-	s.features = features{served: served, of: map[string]world.NodeFeatures{}, ours: map[string]types.UID{}}
+	s.features = features{
+		served: served, of: map[string]world.NodeFeatures{}, ours: map[string]types.UID{}, discovery: map[string]bool{},
+	}
 	for i := range all {
 		c.addFeature(&s.features, &all[i])
 	}
@@ -57,6 +62,9 @@ func (c *Controller) gatherFeatures(ctx context.Context, s *seen) error {
 
 func (c *Controller) addFeature(to *features, feature *unstructured.Unstructured) {
 	node := feature.GetLabels()[world.LabelNodeName]
+	if world.OfWorker(feature) {
+		to.discovery[feature.GetNamespace()] = true
+	}
 	was := to.of[node]
 	is := was.With(feature, c.Namespace)
 	if is.OverriddenSince != was.OverriddenSince {

@@ -9,7 +9,6 @@ import (
 
 	"github.com/go-logr/logr"
 	. "github.com/onsi/gomega"
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/log"
@@ -17,6 +16,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
+	"github.com/gpusharing/gpu-sharing-operator/test/nodesim"
 )
 
 // testTwoBudgets: the API server cannot evict such a pod at all, and answers 500.
@@ -63,26 +63,15 @@ func testTwoBudgets(s *scenario) {
 func testDRADaemonSet(s *scenario) {
 	s.machine("t4", sim.T4)
 	s.machine("a100", sim.A100)
-	labels := map[string]string{"dra-driver-nvidia-gpu-component": "kubelet-plugin"}
-	set := &appsv1.DaemonSet{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "dra"},
-		Spec: appsv1.DaemonSetSpec{
-			Selector: &metav1.LabelSelector{MatchLabels: labels},
-			Template: corev1.PodTemplateSpec{
-				ObjectMeta: metav1.ObjectMeta{Labels: labels},
-				Spec: corev1.PodSpec{
-					NodeSelector: map[string]string{"kubernetes.io/hostname": "t4"},
-					Containers:   []corev1.Container{{Name: "gpus", Image: "example.invalid/dra"}},
-				},
-			},
-		},
+	set, _ := nodesim.NewDRADriver("default", map[string]string{"kubernetes.io/hostname": "t4"})
+	for _, o := range append(nodesim.NewDRAAccess("default"), set) {
+		s.Expect(s.client.Create(s.ctx(), o)).To(Succeed())
+		s.t.Cleanup(func() { _ = s.client.Delete(context.Background(), o) })
 	}
-	s.Expect(s.client.Create(s.ctx(), set)).To(Succeed())
-	s.t.Cleanup(func() { _ = s.client.Delete(context.Background(), set) })
 	s.policy("research", timeSlicing(4))
 	s.settle()
 	message := s.expectCondition("research", v1alpha1.ConditionReady, metav1.ConditionFalse, v1alpha1.ReasonDRADriverActive)
-	s.Expect(message).To(ContainSubstring("node t4: DaemonSet default/dra of NVIDIA's DRA driver"))
+	s.Expect(message).To(ContainSubstring("node t4: DaemonSet default/" + set.Name + " of NVIDIA's DRA driver"))
 	s.Expect(s.node("t4").Annotations).To(HaveKeyWithValue(v1alpha1.AnnotationOtherController, v1alpha1.ReasonDRADriverActive))
 	s.Expect(s.allocatable("a100")).To(Equal(map[string]int64{"nvidia.com/gpu": 4}))
 }

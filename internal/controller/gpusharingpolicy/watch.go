@@ -12,7 +12,6 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -145,11 +144,11 @@ func (c *Controller) podView(o client.Object) (podViewed, bool) {
 		return podViewed{}, false
 	}
 	v := podViewed{
-		Pod:  world.PodOf(pod, types.NamespacedName{}),
+		Pod:  world.PodOf(pod, whatever),
 		node: pod.Spec.NodeName, agent: c.isReadyAgent(pod), finished: world.Finished(pod),
 	}
 	v.MountsConfig = c.mayMount(pod)
-	return v, v.GPU || v.Starting || v.DRA || v.MountsConfig || world.IsAgent(pod) || world.Serves(pod) || v.Validator
+	return v, v.GPU || v.Starting || v.DRA || v.MountsConfig || world.IsAgent(pod) || v.Serves || v.Validator
 }
 
 // mayMount says whether a pod mounts our ConfigMap, wherever that is.

@@ -28,6 +28,18 @@ func namespaceOf(policy *unstructured.Unstructured) string {
 	return stringAt(policy, "status", "namespace")
 }
 
+// namespacesOf are the namespaces in which the GPU Operator of ClusterPolicies and GPUClusters runs, sorted.
+func namespacesOf(configs []unstructured.Unstructured) []string {
+	var namespaces []string
+	for i := range configs {
+		if namespace := namespaceOf(&configs[i]); namespace != "" {
+			namespaces = append(namespaces, namespace)
+		}
+	}
+	slices.Sort(namespaces)
+	return slices.Compact(namespaces)
+}
+
 // stringAt is the string at a path; empty if there is none.
 func stringAt(o *unstructured.Unstructured, path ...string) string {
 	value, _, err := unstructured.NestedString(o.Object, path...)

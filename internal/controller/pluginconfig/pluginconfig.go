@@ -73,6 +73,9 @@ type Observed struct {
 	world.DevicePlugin
 	// ConfigMap is ours; its name is empty if there is nowhere to put one.
 	ConfigMap types.NamespacedName
+	// GPUOperators are the namespaces of NVIDIA's GPU Operator, by the status of all ClusterPolicies and GPUClusters;
+	// sorted.
+	GPUOperators []string
 	// Applied are those of its keys that we applied; nil if it does not exist.
 	Applied map[string]string
 	// Copied are the keys of the copy of our ConfigMap in the operator's own namespace; nil if there is none.
@@ -108,13 +111,14 @@ func (w *Wiring) Observe(ctx context.Context) (*Observed, error) {
 	if err != nil {
 		return nil, err
 	}
-	if len(clusters) > 0 {
-		o.Reason, o.Message = draStackActive(clusters)
-		return o, nil
-	}
 	policies, err := w.list(ctx, clusterPolicy)
 	if err != nil {
 		return nil, err
+	}
+	o.GPUOperators = namespacesOf(slices.Concat(clusters, policies))
+	if len(clusters) > 0 {
+		o.Reason, o.Message = draStackActive(clusters)
+		return o, nil
 	}
 	w.locate(o, clusterpolicy.Oldest(policies))
 	if err := w.observeConfigMaps(ctx, o); err != nil {

@@ -91,7 +91,7 @@ func keepsPluginOff(v *view.View) (left time.Duration, is bool) {
 	if view.AdvertisesNoGPU(v) {
 		return 0, true
 	}
-	if slices.ContainsFunc(v.Node.Pods, func(p world.Pod) bool { return p.NodeSelector[world.DeployLabels()[0]] != "" }) {
+	if slices.ContainsFunc(v.Node.Pods, func(p world.Pod) bool { return p.KeptBy(world.DeployLabels()[0]) }) {
 		return 0, false
 	}
 	return view.SelectedAt(v).Add(timing.PluginAway).Sub(v.World.Now), true

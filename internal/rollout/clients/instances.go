@@ -64,7 +64,7 @@ func Monitors(v *view.View) []string {
 
 // IsMonitor reports whether a pod is one of Monitors.
 func IsMonitor(v *view.View, p world.Pod) bool {
-	selects := slices.ContainsFunc(world.MonitorLabels(), func(name string) bool { return p.NodeSelector[name] != "" })
+	selects := slices.ContainsFunc(world.MonitorLabels(), p.KeptBy)
 	return selects && p.Controller == "DaemonSet" && v.ByGPUOperator()
 }
 
@@ -112,5 +112,6 @@ func Plugins(v *view.View) []string {
 // IsPlugin says whether a pod is one of the device plugin, whichever ConfigMap it reads. A stand-alone one is known by ours,
 // and cannot be told from GPU Feature Discovery beside it, which may be started anew as well.
 func IsPlugin(v *view.View, p world.Pod) bool {
-	return p.NodeSelector[world.DeployLabels()[0]] != "" || !v.World.Plugin.ClusterPolicy && p.MountsConfig && p.Controller == "DaemonSet"
+	standAlone := !v.World.Plugin.ClusterPolicy && p.MountsConfig && p.Controller == "DaemonSet"
+	return standAlone || p.KeptBy(world.DeployLabels()[0])
 }

@@ -129,7 +129,7 @@ func ReadingOthers(v *view.View) []string {
 
 // ReadsOthers reports whether a pod of NVIDIA's device plugin or GPU Feature Discovery reads another ConfigMap than the operator's.
 func ReadsOthers(p world.Pod) bool {
-	reads := p.NodeSelector[world.DeployLabels()[0]] != "" || p.NodeSelector[world.DeployLabels()[1]] != ""
+	reads := p.KeptBy(world.DeployLabels()[0]) || p.KeptBy(world.DeployLabels()[1])
 	return reads && !p.MountsConfig
 }
 

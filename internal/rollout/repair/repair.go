@@ -128,7 +128,7 @@ func notEnding(v *view.View, s state.State) gate.Finding {
 	var names []string
 	f := gate.Finding{}
 	for _, p := range v.Node.Pods {
-		if !p.Terminating || !world.SelectsDeploy(p.NodeSelector) {
+		if !p.Terminating || !p.NVIDIA || !world.SelectsDeploy(p.NodeSelector) {
 			continue
 		}
 		if left := p.EndsBy.Add(timing.EndTimeout).Sub(v.World.Now); left > 0 {

@@ -261,7 +261,7 @@ func (t Tolerance) refusesOn(n *world.Node, taint corev1.Taint) (reason, message
 	o := t.world.Plugin.Operands
 	var pods []string
 	for _, p := range n.Pods {
-		driver := o != nil && o.Driver && p.NodeSelector[labelDriver] != ""
+		driver := o != nil && o.Driver && p.KeptBy(labelDriver)
 		if p.Serves && p.Controller == "DaemonSet" && !p.Terminating && !driver && !clusterpolicy.Tolerates(p.Tolerations, taint) {
 			pods = append(pods, p.Namespace+"/"+p.Name)
 		}

@@ -73,7 +73,7 @@ func (v *View) ByGPUOperator() bool {
 func Clients(v *View, deploy ...string) []string {
 	var names []string
 	for _, p := range v.Node.Pods {
-		if slices.ContainsFunc(deploy, func(name string) bool { return p.NodeSelector[name] != "" }) {
+		if slices.ContainsFunc(deploy, p.KeptBy) {
 			names = append(names, p.Namespace+"/"+p.Name)
 		}
 	}
@@ -140,7 +140,7 @@ func MustStayUntainted(v *View) bool {
 func ManagerPods(v *View) []world.Pod {
 	var pods []world.Pod
 	for _, p := range v.Node.Pods {
-		if p.NodeSelector[v1alpha1.LabelMIGManager] != "" && !p.Terminating {
+		if p.KeptBy(v1alpha1.LabelMIGManager) && !p.Terminating {
 			pods = append(pods, p)
 		}
 	}

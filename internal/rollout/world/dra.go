@@ -50,7 +50,7 @@ func (w *World) StackOf(n *Node) dra.Stack {
 	}
 	deploy := n.Labels[DeployLabels()[0]]
 	f.Plugin = w.Plugin.ClusterPolicy && deploy != "" && deploy != LabelFalse || slices.ContainsFunc(n.Pods, func(p Pod) bool {
-		return p.NodeSelector[DeployLabels()[0]] != "" || !w.Plugin.ClusterPolicy && p.MountsConfig && p.Controller == daemonSet
+		return p.KeptBy(DeployLabels()[0]) || !w.Plugin.ClusterPolicy && p.MountsConfig && p.Controller == daemonSet
 	})
 	for name, count := range n.Allocatable {
 		f.Allocatable = f.Allocatable || count > 0 && OfGPU(name)

@@ -38,6 +38,13 @@ const (
 	LabelMPSCapable = NvidiaDomain + "mps.capable"
 )
 
+// OfWorker reports whether a NodeFeature is the one that NFD's worker on a node writes in its own namespace: it has
+// the name of the node (kubernetes-sigs/node-feature-discovery pkg/nfd-worker). The roles view, edit and admin of
+// Kubernetes do not allow that, and who may write NodeFeatures can set labels of any node by them.
+func OfWorker(feature *unstructured.Unstructured) bool {
+	return feature.GetName() != "" && feature.GetName() == feature.GetLabels()[LabelNodeName]
+}
+
 // With adds what a NodeFeature says. The namespace is the operator's; empty if it is not known.
 func (f NodeFeatures) With(feature *unstructured.Unstructured, namespace string) NodeFeatures {
 	named := feature.GetName() == action.OverrideName(feature.GetLabels()[LabelNodeName])

@@ -12,7 +12,6 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/clusterpolicy"
@@ -118,31 +117,33 @@ func NodeAlone(node *corev1.Node) Node {
 	return n
 }
 
-// PodOf is what of a pod matters to a decision. The ConfigMap is ours; its name is empty if there is none.
-func PodOf(pod *corev1.Pod, configMap types.NamespacedName) Pod {
+// PodOf is what of a pod matters to a decision.
+func PodOf(pod *corev1.Pod, programs *Programs) Pod {
 	p := Pod{
 		Namespace: pod.Namespace, Name: pod.Name, UID: string(pod.UID),
 		Terminating:   pod.DeletionTimestamp != nil,
 		GPU:           RequestsGPU(&pod.Spec),
 		Scheduled:     scheduledAt(pod),
 		NodeSelector:  pod.Spec.NodeSelector,
-		MountsConfig:  pod.Namespace == configMap.Namespace && Mounts(pod, configMap.Name),
 		SyncTriggered: pod.Annotations[v1alpha1.AnnotationSync],
 	}
+	programs.tell(&p, pod)
 	if pod.DeletionTimestamp != nil {
 		p.EndsBy = pod.DeletionTimestamp.Time
 	}
-	if p.MountsConfig || SelectsDeploy(p.NodeSelector) || OffersGPUs(pod) {
+	if p.MountsConfig || p.DRA || p.NVIDIA && SelectsDeploy(p.NodeSelector) {
 		p.Troubles = troublesOf(pod)
 	}
-	p.Validator, p.ReadySince = IsValidator(pod), readySince(pod)
+	if p.Serves {
+		p.ReadySince = readySince(pod)
+	}
+	p.Serves = p.Serves || p.MountsConfig
 	addDRA(&p, pod)
 	if p.GPU {
 		p.Asks, p.Workload = asksOf(&pod.Spec), workloadOf(pod)
 		p.InitHolds = HoldsByInit(pod)
 	}
 	p.Own, p.Tolerates = IsOwn(pod), Drains(pod) && ToleratesChange(pod.Spec.Tolerations)
-	p.Serves = Serves(pod) || p.MountsConfig
 	if p.Serves {
 		p.Tolerations = OwnTolerations(pod.Spec.Tolerations)
 	}
@@ -155,7 +156,7 @@ func PodOf(pod *corev1.Pod, configMap types.NamespacedName) Pod {
 
 // addDRA adds what matters of a pod of NVIDIA's DRA driver, or of one that has devices by ResourceClaims.
 func addDRA(p *Pod, pod *corev1.Pod) {
-	if p.DRA = OffersGPUs(pod); p.DRA {
+	if p.DRA {
 		p.DynamicMIG, p.SetsTimeSlices = MakesInstances(&pod.Spec), SetsTimeSlices(&pod.Spec)
 	}
 	if !HasClaims(pod) {
@@ -186,17 +187,15 @@ func Finished(pod *corev1.Pod) bool {
 // LabelApp tells the GPU Operator's programs from one another.
 const LabelApp = "app"
 
-// IsValidator reports whether a pod is a test workload of the GPU Operator's validator. The operator creates it again with
-// the next validation (NVIDIA/gpu-operator cmd/nvidia-validator/main.go).
+// IsValidator reports whether a pod has the label of a test workload of the GPU Operator's validator, which creates
+// it again with the next validation (NVIDIA/gpu-operator cmd/nvidia-validator/main.go). Programs tell whether it is
+// one.
 func IsValidator(pod *corev1.Pod) bool {
 	return slices.Contains([]string{"nvidia-cuda-validator", "nvidia-device-plugin-validator"}, pod.Labels[LabelApp])
 }
 
-// readySince is when a pod became Ready; zero if it is not. Of NVIDIA's programs and the like only.
+// readySince is when a pod became Ready; zero if it is not.
 func readySince(pod *corev1.Pod) time.Time {
-	if !Serves(pod) {
-		return time.Time{}
-	}
 	for _, c := range pod.Status.Conditions {
 		if c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue {
 			return c.LastTransitionTime.Time
@@ -219,16 +218,6 @@ func IsOwn(pod *corev1.Pod) bool {
 func Drains(pod *corev1.Pod) bool {
 	owner := metav1.GetControllerOfNoCopy(pod)
 	return owner == nil || owner.Kind != daemonSet || RequestsGPU(&pod.Spec)
-}
-
-// featureDiscovery is the label app.kubernetes.io/name of Node Feature Discovery's pods.
-const featureDiscovery = "node-feature-discovery"
-
-// Serves says whether a pod is one of NVIDIA's programs, which a deploy label keeps on the node, of its DRA driver, or of Node Feature
-// Discovery, whose labels make NVIDIA's operator set those. A stand-alone device plugin is known by the ConfigMap that it
-// reads.
-func Serves(pod *corev1.Pod) bool {
-	return pod.Labels[labelName] == featureDiscovery || SelectsDeploy(pod.Spec.NodeSelector) || OffersGPUs(pod)
 }
 
 // OwnTolerations are the tolerations that a pod was given by its author. The others are about the state of a node, and the

@@ -66,10 +66,11 @@ func IsDRAPlugin(labels map[string]string) bool {
 	return false
 }
 
-// OffersGPUs says whether a pod offers GPUs through ResourceClaims: the kubelet plugin of NVIDIA's DRA driver.
+// OffersGPUs reports whether a pod looks like one that offers GPUs through ResourceClaims: the kubelet plugin of
+// NVIDIA's DRA driver. Programs tell whether it is one.
 func OffersGPUs(pod *corev1.Pod) bool { return offersGPUs(pod.Labels, &pod.Spec) }
 
-// MakesGPUOffers reports whether the pods of a DaemonSet offer GPUs through ResourceClaims.
+// MakesGPUOffers reports whether the pods of a DaemonSet look like that.
 func MakesGPUOffers(set *appsv1.DaemonSet) bool {
 	return offersGPUs(set.Spec.Template.Labels, &set.Spec.Template.Spec)
 }

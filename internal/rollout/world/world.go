@@ -141,7 +141,10 @@ type Pod struct {
 	Own bool
 	// Scheduled is when it was bound to the node: the last transition of its condition PodScheduled. Zero if not known.
 	Scheduled time.Time
-	// NodeSelector is spec.nodeSelector: NVIDIA's programs select the deploy label that starts and stops them.
+	// NVIDIA reports that it belongs to a DaemonSet, or to an object of NVIDIA's, in a namespace in which the GPU
+	// Operator or a stand-alone device plugin runs.
+	NVIDIA bool
+	// NodeSelector is spec.nodeSelector. NVIDIA's programs select the deploy label that starts and stops them (KeptBy).
 	NodeSelector map[string]string
 	// DRA says that it offers GPUs through ResourceClaims: the kubelet plugin of NVIDIA's DRA driver.
 	DRA bool
@@ -216,7 +219,7 @@ func UsersOn(n *Node) []string {
 // ServedByMPS reports whether a pod of NVIDIA's MPS DaemonSet is among the pods of a node.
 func ServedByMPS(pods []Pod) bool {
 	for p := range pods {
-		if pods[p].NodeSelector[LabelMPSCapable] != "" {
+		if pods[p].KeptBy(LabelMPSCapable) {
 			return true
 		}
 	}

@@ -62,7 +62,8 @@ func (o *Operator) runCluster(ctx context.Context, c *unstructured.Unstructured)
 	for _, object := range draObjects() {
 		errs = append(errs, o.apply(ctx, object))
 	}
-	return errors.Join(append(errs, o.applySet(ctx, draDaemonSet(image)), o.labelNodes(ctx, clusterLabelled))...)
+	errs = append(errs, o.applySet(ctx, draDaemonSet(image), c), o.labelNodes(ctx, clusterLabelled), o.report(ctx, c))
+	return errors.Join(errs...)
 }
 
 // clusterLabelled returns a node's labels as the GPU Operator writes them for a GPUCluster.

@@ -22,6 +22,7 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -106,7 +107,7 @@ func (o *Operator) reconcile(ctx context.Context) error {
 	errs := []error{o.keepRuntimeClass(ctx, p)}
 	off := operands()
 	for _, set := range render(p) {
-		errs = append(errs, o.applySet(ctx, set))
+		errs = append(errs, o.applySet(ctx, set, found))
 		off = slices.DeleteFunc(off, func(name string) bool { return name == set.Name })
 	}
 	errs = append(errs, o.remove(ctx, off...))
@@ -114,12 +115,13 @@ func (o *Operator) reconcile(ctx context.Context) error {
 }
 
 // applySet writes a DaemonSet if it differs from what was rendered last.
-func (o *Operator) applySet(ctx context.Context, set *appsv1.DaemonSet) error {
+func (o *Operator) applySet(ctx context.Context, set *appsv1.DaemonSet, owner *unstructured.Unstructured) error {
 	hash, err := hashOf(set)
 	if err != nil {
 		return err
 	}
 	set.Annotations = map[string]string{hashKey: hash}
+	set.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(owner, owner.GroupVersionKind())}
 	now := &appsv1.DaemonSet{}
 	err = o.client.Get(ctx, client.ObjectKeyFromObject(set), now)
 	if err == nil && now.Annotations[hashKey] == set.Annotations[hashKey] {
@@ -132,7 +134,7 @@ func (o *Operator) applySet(ctx context.Context, set *appsv1.DaemonSet) error {
 		return o.client.Create(ctx, set)
 	}
 	before := now.DeepCopy()
-	now.Annotations, now.Spec = set.Annotations, set.Spec
+	now.Annotations, now.Spec, now.OwnerReferences = set.Annotations, set.Spec, set.OwnerReferences
 	if err := o.client.Patch(ctx, now, client.MergeFrom(before)); err != nil {
 		return fmt.Errorf("writing the DaemonSet %s: %w", set.Name, err)
 	}

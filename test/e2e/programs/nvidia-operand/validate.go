@@ -9,6 +9,7 @@ import (
 	"os"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -53,7 +54,7 @@ func validate(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("reading the validator's DaemonSet: %w", err)
 	}
-	pod, err := pods.Create(ctx, workload(node, &set.Spec.Template.Spec), metav1.CreateOptions{})
+	pod, err := pods.Create(ctx, workload(node, set), metav1.CreateOptions{})
 	if err != nil {
 		return fmt.Errorf("creating the workload: %w", err)
 	}
@@ -64,7 +65,9 @@ func validate(ctx context.Context) error {
 }
 
 // workload is the pod that computes: in an init container, on all GPUs of the node and without asking for any.
-func workload(node string, validator *corev1.PodSpec) *corev1.Pod {
+// The owner of the validator's DaemonSet owns it.
+func workload(node string, set *appsv1.DaemonSet) *corev1.Pod {
+	validator := &set.Spec.Template.Spec
 	image := validator.Containers[0].Image
 	container := func(name string, command ...string) corev1.Container {
 		return corev1.Container{
@@ -76,7 +79,7 @@ func workload(node string, validator *corev1.PodSpec) *corev1.Pod {
 	computes.Env = []corev1.EnvVar{{Name: "NVIDIA_VISIBLE_DEVICES", Value: "all"}}
 	return &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
-			GenerateName: workloadName + "-", Labels: map[string]string{"app": workloadName},
+			GenerateName: workloadName + "-", Labels: map[string]string{"app": workloadName}, OwnerReferences: set.OwnerReferences,
 			Annotations: map[string]string{"nvidia.cdi.k8s.io/container.cuda-validation": "management.nvidia.com/gpu=all"},
 		},
 		Spec: corev1.PodSpec{

@@ -1,0 +1,131 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package gpusharingpolicy
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	clocktesting "k8s.io/utils/clock/testing"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/controller/pluginconfig"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
+)
+
+// driver makes a DaemonSet like the one of NVIDIA's DRA driver for all nodes, with a pod on node b.
+func (r *reading) driver(namespace, account string) *appsv1.DaemonSet {
+	labels := map[string]string{world.DRALabels()[0]: "kubelet-plugin"}
+	spec := corev1.PodSpec{NodeName: "b", ServiceAccountName: account, Containers: []corev1.Container{{Name: "gpus"}}}
+	set := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "plugin", UID: "set"}}
+	set.Spec.Template.Labels, set.Spec.Template.Spec = labels, spec
+	cached, err := slimDaemonSet(set)
+	r.Expect(err).NotTo(HaveOccurred())
+	slim, is := cached.(*appsv1.DaemonSet)
+	r.Expect(is).To(BeTrue())
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
+		Namespace: namespace, Name: "plugin", UID: "pod", Labels: labels,
+	}, Spec: spec}
+	owner := metav1.NewControllerRef(set, appsv1.SchemeGroupVersion.WithKind("DaemonSet"))
+	pod.OwnerReferences = []metav1.OwnerReference{*owner}
+	for _, o := range []client.Object{slim, pod} {
+		r.Expect(r.client.Create(r.t.Context(), o)).To(Succeed())
+	}
+	r.changes.note(pod, true)
+	return slim
+}
+
+// pass gathers after a time, and reports which nodes and how many pods NVIDIA's DRA driver has.
+func (r *reading) pass(after time.Duration) (nodes, pods int) {
+	r.Clock = clocktesting.NewFakePassiveClock(r.Clock.Now().Add(after))
+	for _, n := range r.nodes() {
+		if n.DRA != "" {
+			nodes++
+		}
+		for _, p := range n.Pods {
+			if p.DRA {
+				pods++
+			}
+		}
+	}
+	return nodes, pods
+}
+
+// A DaemonSet of a tenant with the labels of NVIDIA's DRA driver would take every GPU node from the operator.
+func TestADRADriverIsKnownByTheRightsOfItsAccount(t *testing.T) {
+	r := newReading(t)
+	r.publisher = "system:serviceaccount:nvidia:plugin"
+	r.driver("tenant", "plugin")
+	nodes, pods := r.pass(0)
+	r.Expect([]int{nodes, pods}).To(Equal([]int{0, 0}))
+
+	r.driver("nvidia", "plugin")
+	nodes, pods = r.pass(0)
+	r.Expect([]int{nodes, pods}).To(Equal([]int{3, 1}))
+	r.Expect(r.asked).To(Equal(2))
+	r.pass(mayNotPublish - time.Second)
+	r.Expect(r.asked).To(Equal(2), "the API server is not asked in each pass")
+	r.pass(time.Second)
+	r.Expect(r.asked).To(Equal(3), "about the tenant's")
+}
+
+// Helm makes an account's rights before a DaemonSet; others may not.
+func TestADRADriverCountsOnceItsAccountMayPublish(t *testing.T) {
+	r := newReading(t)
+	r.driver("nvidia", "")
+	nodes, _ := r.pass(0)
+	r.Expect(nodes).To(BeZero())
+	r.publisher = "system:serviceaccount:nvidia:default"
+	nodes, pods := r.pass(mayNotPublish)
+	r.Expect([]int{nodes, pods}).To(Equal([]int{3, 1}), "its pods are read again")
+}
+
+// Nobody is taken for NVIDIA's, nor for another, because the API server does not answer.
+func TestWithoutAnAnswerTheLastOneAboutADRADriverCounts(t *testing.T) {
+	r := newReading(t)
+	r.publisher = "system:serviceaccount:nvidia:plugin"
+	r.driver("nvidia", "plugin")
+	r.unanswered = errors.New("etcdserver: leader changed")
+	_, err := r.try()
+	r.Expect(err).To(MatchError(ContainSubstring("nvidia/plugin")), "nothing is decided")
+	r.unanswered = nil
+	nodes, _ := r.pass(0)
+	r.Expect(nodes).To(Equal(3))
+	r.unanswered = errors.New("etcdserver: leader changed")
+	nodes, pods := r.pass(mayPublish)
+	r.Expect([]int{nodes, pods}).To(Equal([]int{3, 1}))
+}
+
+// The GPU Operator runs the DRA driver in its own namespace for a GPUCluster.
+func TestTheDRADriverOfAGPUClusterNeedsNoQuestion(t *testing.T) {
+	r := newReading(t)
+	r.driver("gpu-operator", "plugin")
+	s := &seen{plugin: &pluginconfig.Observed{GPUOperators: []string{"gpu-operator"}}}
+	r.Expect(r.gatherNodes(t.Context(), s)).To(Succeed())
+	r.Expect(s.world.Nodes).To(HaveEach(HaveField("DRA", "DaemonSet gpu-operator/plugin")))
+	r.Expect(r.asked).To(BeZero())
+}
+
+// NFD's worker writes a NodeFeature with the name of its node in its own namespace. GPU Feature Discovery and the
+// operator write others.
+func TestTheNamespacesOfNFDAreThoseOfItsWorkers(t *testing.T) {
+	r, f := newReading(t), features{of: map[string]world.NodeFeatures{}, discovery: map[string]bool{}}
+	named := map[string]string{"nfd": "a", "gpu-operator": "nvidia-features-for-a", "own": "zz-gpu-sharing-a"}
+	for namespace, name := range named {
+		feature := &unstructured.Unstructured{Object: map[string]any{}}
+		feature.SetNamespace(namespace)
+		feature.SetName(name)
+		feature.SetLabels(map[string]string{world.LabelNodeName: "a"})
+		r.addFeature(&f, feature)
+	}
+	programs, _, err := r.gatherPrograms(t.Context(), &seen{plugin: &pluginconfig.Observed{}, features: f})
+	r.Expect(err).NotTo(HaveOccurred())
+	r.Expect(programs.Discovery).To(Equal([]string{"nfd"}))
+}
