@@ -66,7 +66,8 @@ func TestANodeOverlayStaysWhenThePoliciesGoWithTheirKind(t *testing.T) {
 	s.apply(renamedReplicas)
 	s.Eventually(s.overlays, wait, poll).Should(HaveLen(1))
 	was := s.overlays()[0].GetUID()
-	definition := pluginconfig.Definitions()
+	definition := &unstructured.Unstructured{}
+	definition.SetGroupVersionKind(pluginconfig.Definitions().GroupVersionKind())
 	definition.SetName(pluginconfig.PolicyDefinition)
 	s.Expect(s.client.Delete(t.Context(), definition)).To(Succeed())
 	s.Eventually(func() bool {

@@ -58,10 +58,11 @@ func testDefinitionGone(s *scenario) {
 				return apierrors.NewForbidden(resource, name, errors.New("no rights"))
 			},
 		} {
+			gone := true
 			s.uncached = interceptor.NewClient(s.client, interceptor.Funcs{
 				Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, o client.Object, opts ...client.GetOption) error {
 					definition, is := o.(*metav1.PartialObjectMetadata)
-					if !is || key.Name != name {
+					if !gone || !is || key.Name != name {
 						return c.Get(ctx, key, o, opts...)
 					}
 					return errors.Join(c.Get(ctx, key, o, opts...), answer(definition))
@@ -81,8 +82,8 @@ func testDefinitionGone(s *scenario) {
 			s.Expect(controller.Ready(nil)).To(MatchError(And(ContainSubstring(name+" "+says), MatchRegexp(`^.{1,200}$`))))
 			s.Expect(s.announced()).To(ConsistOf(HavePrefix("Warning KindsGone CustomResourceDefinition " + name + " " + says)))
 
-			s.uncached = s.client
-			s.fail = func(string) error { return errors.New("not yet") } // the next of these finds it as this one did
+			gone = false
+			s.fail = func(string) error { return errors.New("not yet") } // the next of these finds the cluster as this one did
 			_, _ = controller.Reconcile(log.IntoContext(s.ctx(), logr.Discard()), pass())
 			s.fail = nil
 			s.Expect(controller.Ready(nil)).To(Succeed(), "the definitions are back")
