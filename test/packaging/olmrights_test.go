@@ -45,7 +45,9 @@ func TestUnderOLMAccountsWriteInTheirNamespaceAlone(t *testing.T) {
 		return object("coordination.k8s.io/v1", "Lease", namespace, "gpu-sharing-controller")
 	}
 	feature := func(namespace string) *unstructured.Unstructured {
-		return object("nfd.k8s-sigs.io/v1alpha1", "NodeFeature", namespace, "zz-gpu-sharing-n1")
+		o := object("nfd.k8s-sigs.io/v1alpha1", "NodeFeature", namespace, "zz-gpu-sharing-n1")
+		o.Object["spec"] = map[string]any{}
+		return o
 	}
 	const mps, elsewhere = "gpu-sharing-mps", metav1.NamespaceSystem
 	apply, create, remove := dryRunApply, dryRunCreate, dryRunDelete
