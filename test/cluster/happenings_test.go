@@ -52,7 +52,7 @@ func happenings() map[string]func(*story, *rand.Rand) {
 // lateHappenings are events of seeds from history.Late up alone. A new kind of event is added here.
 func lateHappenings() map[string]func(*story, *rand.Rand) {
 	return map[string]func(*story, *rand.Rand){
-		"late-wait": (*story).waitEvent,
+		"late-wait": (*story).waitEvent, "late-recreate": (*story).recreateEvent, "late-chart": (*story).chartEvent,
 	}
 }
 

@@ -37,7 +37,7 @@ func (f *fixture) reports(policy *unstructured.Unstructured) func() {
 	n := 0
 	return func() {
 		n++
-		status := client.RawPatch(types.MergePatchType, fmt.Appendf(nil, `{"status":{"state":"state %d"}}`, n))
+		status := client.RawPatch(types.MergePatchType, fmt.Appendf(nil, `{"status":{"conditions":[{"type":"Ready","message":"%d"}]}}`, n))
 		f.Expect(f.client.Status().Patch(f.ctx(), nvidia("ClusterPolicy", policy.GetName()), status, client.FieldOwner("gpu-operator"))).To(Succeed())
 	}
 }
