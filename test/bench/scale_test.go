@@ -35,7 +35,7 @@ const gpusPerNode = 8
 const (
 	specWritesBound   = 1 // per changed node
 	recordWritesBound = 1 // that it was verified
-	statusWritesBound = 2 // by each agent: for the desired state, and for its key
+	statusWritesBound = 4 // by the agent for the desired state and for its key, by the controller for the stage and for the verification; a leaner GPUNode lowers it
 	residentAt1000    = 128 << 20
 	residentPerNode   = 60 << 10
 	steadyShareBound  = 0.01
