@@ -420,7 +420,8 @@ const (
 	EventClusterPolicyRestored = "ClusterPolicyRestored"
 	// EventClusterPolicyRestoreWaiting: the ClusterPolicy is not restored yet, because that would end pods.
 	EventClusterPolicyRestoreWaiting = "ClusterPolicyRestoreWaiting"
-	// EventClusterPolicyReverted: another client reverts the ClusterPolicy again and again. The operator waits an hour.
+	// EventClusterPolicyReverted: another client reverts the ClusterPolicy again and again. The operator waits before it sets its
+	// fields again: a minute, then twice as long each time, an hour at most.
 	EventClusterPolicyReverted = "ClusterPolicyReverted"
 	// EventKindsGone: one of the operator's own CustomResourceDefinitions is being deleted, or is gone. The controller changes and
 	// restores nothing until both are back.

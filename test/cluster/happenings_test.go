@@ -52,8 +52,9 @@ func happenings() map[string]func(*story, *rand.Rand) {
 // lateHappenings are events of seeds from history.Late up alone. A new kind of event is added here.
 func lateHappenings() map[string]func(*story, *rand.Rand) {
 	return map[string]func(*story, *rand.Rand){
-		"late-wait": (*story).waitEvent,
-		"tenant":    (*story).tenantEvent,
+		"late-chart":    (*story).chartEvent,
+		"late-recreate": (*story).recreateEvent,
+		"tenant":        (*story).tenantEvent,
 	}
 }
 

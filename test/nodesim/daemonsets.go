@@ -40,6 +40,21 @@ func (d daemonSets) runDaemonSets(ctx context.Context, node *corev1.Node, pods [
 			return err
 		}
 	}
+	return d.collectGarbage(ctx, sets.Items, pods)
+}
+
+// collectGarbage deletes the pods of the simulated DaemonSets that are gone, as Kubernetes' garbage collector does.
+func (d daemonSets) collectGarbage(ctx context.Context, sets []appsv1.DaemonSet, pods []corev1.Pod) error {
+	for i := range pods {
+		owner := metav1.GetControllerOf(&pods[i])
+		if owner == nil || owner.Kind != "DaemonSet" || pods[i].Labels[labelTemplate] == "" || pods[i].DeletionTimestamp != nil ||
+			slices.ContainsFunc(sets, func(set appsv1.DaemonSet) bool { return set.UID == owner.UID }) {
+			continue
+		}
+		if err := client.IgnoreNotFound(d.Client.Delete(ctx, &pods[i])); err != nil {
+			return fmt.Errorf("deleting pod %s, whose DaemonSet is gone: %w", pods[i].Name, err)
+		}
+	}
 	return nil
 }
 

@@ -15,6 +15,7 @@ import (
 	. "github.com/onsi/gomega"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -122,6 +123,7 @@ func TestNode(t *testing.T) {
 	policy := clusterPolicy(map[string]any{"mig": map[string]any{"strategy": "single"}})
 	g.Expect(c.Create(t.Context(), policy)).To(Succeed())
 
+	t.Run("reports a new ClusterPolicy again and again", func(t *testing.T) { reports(t, cluster, policy) })
 	t.Run("is as the GPU Operator leaves it", func(t *testing.T) {
 		w := newWorld(t, cluster, "fresh", sim.T4, sim.T4)
 		w.Expect(w.allocatable()).To(Equal(map[string]int64{"nvidia.com/gpu": 2}))
@@ -183,6 +185,37 @@ func TestNode(t *testing.T) {
 		w.Expect(w.allocatable()).To(HaveKeyWithValue("nvidia.com/gpu", int64(0)))
 		w.Expect(w.pod(plugin).Status.ContainerStatuses[0].State.Waiting.Message).To(ContainSubstring("unknown MIG strategy: double"))
 	})
+}
+
+// reports looks at what the GPU Operator writes of a new ClusterPolicy, and then deletes it and creates it again.
+func reports(t *testing.T, cluster *env.Cluster, policy *unstructured.Unstructured) {
+	t.Helper()
+	w := &world{WithT: NewWithT(t), ctx: t.Context(), c: cluster.Client, clock: clocktesting.NewFakeClock(time.Now())}
+	w.operator = &nodesim.GPUOperator{Client: w.c, Namespace: namespace, Clock: w.clock, Tell: t.Logf}
+	pass := func() (state, version string) {
+		w.Expect(w.operator.Pass(w.ctx)).To(Succeed())
+		w.Expect(w.c.Get(w.ctx, client.ObjectKeyFromObject(policy), policy)).To(Succeed())
+		state, _, _ = unstructured.NestedString(policy.Object, "status", "state")
+		return state, policy.GetResourceVersion()
+	}
+	for range 2 {
+		state, first := pass()
+		w.Expect(state).To(Equal("notReady"))
+		state, second := pass()
+		w.Expect(state).To(Equal("ready"))
+		w.Expect(second).NotTo(Equal(first))
+		_, third := pass()
+		w.Expect(third).To(Equal(second), "and then no more")
+
+		w.Expect(w.c.Delete(w.ctx, policy)).To(Succeed())
+		w.Expect(w.operator.Pass(w.ctx)).To(Succeed())
+		set := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: plugin}}
+		w.Expect(client.IgnoreNotFound(w.c.Get(w.ctx, client.ObjectKeyFromObject(set), set))).To(Succeed())
+		w.Expect(set.UID).To(BeEmpty(), "NVIDIA's DaemonSets go with it")
+		policy.SetResourceVersion("")
+		policy.SetUID("")
+		w.Expect(w.c.Create(w.ctx, policy)).To(Succeed())
+	}
 }
 
 func allocates(t *testing.T, w *world) {

@@ -66,7 +66,7 @@ func (o *GPUOperator) Run(ctx context.Context, interval time.Duration) {
 }
 
 // Pass renders the DaemonSets of the oldest ClusterPolicy (active_config.go, getSingletonClusterPolicy). Others it
-// ignores.
+// ignores. With the last one the DaemonSets go, which it owns.
 func (o *GPUOperator) Pass(ctx context.Context) error {
 	list := &unstructured.UnstructuredList{}
 	list.SetGroupVersionKind(schema.GroupVersionKind{Group: "nvidia.com", Version: "v1", Kind: "ClusterPolicyList"})
@@ -76,9 +76,12 @@ func (o *GPUOperator) Pass(ctx context.Context) error {
 	slices.SortFunc(list.Items, func(a, b unstructured.Unstructured) int {
 		return cmp.Or(a.GetCreationTimestamp().Compare(b.GetCreationTimestamp().Time), cmp.Compare(a.GetName(), b.GetName()))
 	})
+	if len(list.Items) == 0 {
+		return o.remove(ctx)
+	}
 	for i := range list.Items {
 		if i > 0 {
-			if err := o.setState(ctx, &list.Items[i], "ignored"); err != nil {
+			if err := o.setState(ctx, &list.Items[i], "ignored", ""); err != nil {
 				return err
 			}
 			continue
@@ -96,17 +99,39 @@ func (o *GPUOperator) render(ctx context.Context, policy *unstructured.Unstructu
 			return err
 		}
 	}
-	return o.setState(ctx, policy, "ready")
+	// Of a new ClusterPolicy it says at first where it runs, and that the pods are not there yet.
+	switch state, _, _ := unstructured.NestedString(policy.Object, "status", "state"); state {
+	case "notReady", "ready":
+		return o.setState(ctx, policy, "ready", "True")
+	}
+	return o.setState(ctx, policy, "notReady", "False")
 }
 
-func (o *GPUOperator) setState(ctx context.Context, policy *unstructured.Unstructured, state string) error {
+// setState writes state and, in another write, the condition Ready, as the real one does (clusterpolicy_controller.go:
+// updateCRState; internal/conditions). Each makes a patch fail that names the resource version before it.
+func (o *GPUOperator) setState(ctx context.Context, policy *unstructured.Unstructured, state, ready string) error {
 	if have, _, _ := unstructured.NestedString(policy.Object, "status", "state"); have == state {
 		return nil
 	}
-	base := policy.DeepCopy()
-	status := map[string]any{"state": state, "namespace": o.Namespace}
-	if err := unstructured.SetNestedMap(policy.Object, status, "status"); err != nil {
+	if err := o.setStatus(ctx, policy, state, map[string]any{"state": state, "namespace": o.Namespace}); err != nil {
 		return err
+	}
+	if ready == "" {
+		return nil
+	}
+	condition := map[string]any{
+		"type": "Ready", "status": ready, "reason": "Reconciled", "message": state,
+		"lastTransitionTime": o.Clock.Now().UTC().Format(time.RFC3339),
+	}
+	return o.setStatus(ctx, policy, state, map[string]any{"conditions": []any{condition}})
+}
+
+func (o *GPUOperator) setStatus(ctx context.Context, policy *unstructured.Unstructured, state string, fields map[string]any) error {
+	base := policy.DeepCopy()
+	for name, value := range fields {
+		if err := unstructured.SetNestedField(policy.Object, value, "status", name); err != nil {
+			return fmt.Errorf("reporting ClusterPolicy %s %s: %w", policy.GetName(), state, err)
+		}
 	}
 	if err := o.Client.Status().Patch(ctx, policy, client.MergeFrom(base)); err != nil {
 		return fmt.Errorf("reporting ClusterPolicy %s %s: %w", policy.GetName(), state, err)
@@ -129,6 +154,24 @@ func (o *GPUOperator) apply(ctx context.Context, want *appsv1.DaemonSet) error {
 	}
 	if err != nil {
 		return fmt.Errorf("applying DaemonSet %s: %w", want.Name, err)
+	}
+	return nil
+}
+
+// remove deletes the DaemonSets that were rendered.
+func (o *GPUOperator) remove(ctx context.Context) error {
+	sets := &appsv1.DaemonSetList{}
+	if err := o.Client.List(ctx, sets, client.InNamespace(o.Namespace)); err != nil {
+		return fmt.Errorf("listing the DaemonSets of the GPU Operator: %w", err)
+	}
+	for i := range sets.Items {
+		set := &sets.Items[i]
+		if set.Annotations[annotationHash] == "" || !slices.ContainsFunc(operands(), func(p operand) bool { return p.app == set.Name }) {
+			continue
+		}
+		if err := client.IgnoreNotFound(o.Client.Delete(ctx, set)); err != nil {
+			return fmt.Errorf("deleting DaemonSet %s: %w", set.Name, err)
+		}
 	}
 	return nil
 }

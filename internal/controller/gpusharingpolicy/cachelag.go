@@ -68,14 +68,15 @@ const (
 	pageSize = 500
 )
 
-// wrote notes a write of ours: the resource version of the object after it, or the error.
+// wrote notes a write of ours: the resource version of the object after it, or the error. What the cache lacked when another client was
+// faster, it has to show too.
 func (c *catchUp) wrote(kind schema.GroupVersionKind, name, version string, err error, now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch {
 	case err == nil:
 		c.expected[object{kind, name}] = expectation{version: version, since: now}
-	case inDoubt(err):
+	case inDoubt(err), apierrors.IsConflict(err):
 		c.expected[object{kind, name}] = expectation{since: now}
 	}
 }

@@ -47,7 +47,7 @@ func (p *pass) again(after time.Duration) time.Duration {
 		after = timing.Sooner(after, askAgain)
 	}
 	after = timing.Sooner(after, p.refusals.left(p.world.Now)) // the status names them until then
-	if p.left {
+	if p.left || p.writer.outdated {
 		after = lookAgain
 	}
 	if o := p.plugin.Overridden; o != nil {

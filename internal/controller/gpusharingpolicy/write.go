@@ -31,8 +31,9 @@ type writer struct {
 
 	announcer *announcer
 
-	mu      sync.Mutex // guards what follows, and Controller.deleted
-	blocked bool       // an eviction was refused for now
+	mu       sync.Mutex // guards what follows, and Controller.deleted
+	blocked  bool       // an eviction was refused for now
+	outdated bool       // a Node has changed since it was read: the next pass waits until the cache shows it, and decides anew
 }
 
 // do writes, and says whether it did.
@@ -99,6 +100,12 @@ func (w *writer) refused() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.blocked = true
+}
+
+func (w *writer) meetsOthers() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.outdated = true
 }
 
 func (w *writer) deletePod(ctx context.Context, a action.DeletePod) (bool, error) {

@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -100,6 +101,10 @@ func (w *writer) writeNode(ctx context.Context, have *corev1.Node, metadata, spe
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: have.Name}}
 	err = w.client.Patch(ctx, node, patch, client.FieldOwner(fieldManager))
 	w.note(nodeKind, have.Name, node.ResourceVersion, err)
+	if apierrors.IsConflict(err) { // kubelets and others write it all the time
+		w.meetsOthers()
+		return false, nil
+	}
 	wrote, err := ignoreGone(err)
 	if wrote {
 		w.wrote(node)

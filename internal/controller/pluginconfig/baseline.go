@@ -30,8 +30,8 @@ type baseline struct {
 	Adopted bool `json:"adopted,omitempty"`
 	// Keys are those keys of our ConfigMap.
 	Keys []string `json:"keys,omitempty"`
-	// Overridden are the field managers that set the ClusterPolicy back once and were overruled.
-	Overridden []string `json:"overridden,omitempty"`
+	// Overruled are the field managers that reverted what we had set in the ClusterPolicy, of late, and were overruled.
+	Overruled map[string]overruling `json:"overruled,omitempty"`
 	// Revision counts the changes: of several copies the one with the highest counts.
 	Revision int64 `json:"revision,omitempty"`
 }
@@ -85,14 +85,14 @@ func (b baseline) String() string {
 	return string(data)
 }
 
-// recorded is the baseline of a ClusterPolicy as the latest of the annotations has it. Those of another ClusterPolicy do not
+// recorded is the baseline of a ClusterPolicy as the latest of the annotations gpusharing.io/baseline has it. Those of another ClusterPolicy do not
 // count, unless this one was restored from a copy that was taken while the operator was in charge: then it holds the operator's
 // values, and the record is all that tells what was there before.
-func recorded(policy *unstructured.Unstructured, annotations ...map[string]string) baseline {
+func recorded(policy *unstructured.Unstructured, annotations ...string) baseline {
 	latest := baseline{Revision: -1}
-	for _, a := range annotations {
+	for _, annotation := range annotations {
 		var b baseline
-		if err := json.Unmarshal([]byte(a[v1alpha1.AnnotationBaseline]), &b); err != nil {
+		if err := json.Unmarshal([]byte(annotation), &b); err != nil {
 			continue
 		}
 		restored := b.ClusterPolicy == policy.GetName() && stringAt(policy, configNamePath()...) == ConfigMapName
@@ -130,15 +130,6 @@ func configAt(policy *unstructured.Unstructured, path ...string) *pluginConfig {
 		Name:    pointerAt(policy, slices.Concat(path, []string{"name"})...),
 		Default: pointerAt(policy, slices.Concat(path, []string{"default"})...),
 	}
-}
-
-// overrule returns the baseline with a field manager that was overruled.
-func (b baseline) overrule(manager string) baseline {
-	if !slices.Contains(b.Overridden, manager) {
-		b.Overridden = append(slices.Clone(b.Overridden), manager)
-		slices.Sort(b.Overridden)
-	}
-	return b
 }
 
 // keys are the keys that nodes which no policy governs need, given the content of the ConfigMap that was there before,

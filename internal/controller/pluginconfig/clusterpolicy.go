@@ -5,12 +5,9 @@ package pluginconfig
 
 import (
 	"fmt"
-	"slices"
-	"time"
+	"strings"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 )
@@ -75,9 +72,21 @@ func noDevicePlugin(policy *unstructured.Unstructured) string {
 
 // wired says that the ClusterPolicy makes the device plugin read our ConfigMap and follow the key that a node selects.
 func wired(policy *unstructured.Unstructured, defaultKey string) bool {
-	return stringAt(policy, configNamePath()...) == ConfigMapName &&
-		stringAt(policy, defaultKeyPath()...) == defaultKey &&
-		stringAt(policy, strategyPath()...) == ""
+	return len(differs(policy, defaultKey)) == 0
+}
+
+// differs lists the fields of the ClusterPolicy that keep it from that, with their values.
+func differs(policy *unstructured.Unstructured, defaultKey string) []string {
+	var fields []string
+	for _, field := range []struct {
+		path []string
+		want string
+	}{{configNamePath(), ConfigMapName}, {defaultKeyPath(), defaultKey}, {strategyPath(), ""}} {
+		if is := stringAt(policy, field.path...); is != field.want {
+			fields = append(fields, fmt.Sprintf("%s %q", strings.Join(field.path, "."), is))
+		}
+	}
+	return fields
 }
 
 // outdated says that the ClusterPolicy is as we set it, but names another of our keys for nodes without a label than it
@@ -128,85 +137,4 @@ func firstError(errs ...error) error {
 		}
 	}
 	return nil
-}
-
-// Overridden tells who keeps setting the fields of the ClusterPolicy back after we had set them.
-type Overridden struct {
-	Manager string // field manager
-	Until   time.Time
-	Message string
-}
-
-// patience is how long another controller is left alone that reverts the ClusterPolicy a second time. Each round restarts
-// NVIDIA's programs on every node.
-const patience = time.Hour
-
-// overridden says who overrode what the wiring had set, and that it is not to be set again now. Everybody is overruled
-// once: a chart that is upgraded writes its values over ours and then leaves them alone. Who does it again fights.
-func (o *Observed) overridden(now time.Time) *Overridden {
-	policy := o.clusterPolicy
-	manager, at := lastWriter(policy)
-	until := at.Add(patience)
-	if !o.wiredBefore() || !slices.Contains(o.baseline.Overridden, manager) || !now.Before(until) {
-		return nil
-	}
-	return &Overridden{Manager: manager, Until: until, Message: fmt.Sprintf("ClusterPolicy %s: field manager %q set "+
-		"spec.devicePlugin.config or spec.mig.strategy back again at %s, so the device plugin does not read ConfigMap %s; "+
-		"make it leave these fields alone (Helm: remove the values; Argo CD: ignoreDifferences); the operator sets them "+
-		"again at %s", policy.GetName(), manager, at.UTC().Format(time.RFC3339), ConfigMapName, until.UTC().Format(time.RFC3339))}
-}
-
-// wiredBefore reports whether we had pointed the ClusterPolicy at us: its copy of the baseline is written in the same patch. A
-// client that replaces the whole ClusterPolicy removes that copy too. Then its write is later than our ConfigMap, which we make
-// first.
-func (o *Observed) wiredBefore() bool {
-	if o.clusterPolicy.GetAnnotations()[v1alpha1.AnnotationBaseline] != "" {
-		return true
-	}
-	_, at := lastWriter(o.clusterPolicy)
-	return exists(o.configMap) && at.After(o.configMap.CreationTimestamp.Time)
-}
-
-// lastWriter is the field manager that owns our fields of a ClusterPolicy instead of us or, if nobody does since they
-// were removed, the last that wrote anything, and when it wrote.
-func lastWriter(policy *unstructured.Unstructured) (manager string, at time.Time) {
-	owners, others := []metav1.ManagedFieldsEntry{}, []metav1.ManagedFieldsEntry{}
-	for _, entry := range policy.GetManagedFields() {
-		switch {
-		case entry.Manager == fieldManager || entry.Subresource != "" || entry.Time == nil:
-		case ownsWiring(entry):
-			owners = append(owners, entry)
-		default:
-			others = append(others, entry)
-		}
-	}
-	if len(owners) == 0 {
-		owners = others
-	}
-	for _, entry := range owners {
-		if entry.Time.After(at) {
-			manager, at = entry.Manager, entry.Time.Time
-		}
-	}
-	return manager, at
-}
-
-func ownsWiring(entry metav1.ManagedFieldsEntry) bool {
-	if entry.FieldsV1 == nil {
-		return false
-	}
-	set := &fieldpath.Set{}
-	if err := set.FromJSON(entry.FieldsV1.GetRawReader()); err != nil {
-		return false
-	}
-	for _, path := range [][]string{configNamePath(), defaultKeyPath(), strategyPath()} {
-		parts := make([]any, len(path))
-		for i, name := range path {
-			parts[i] = name
-		}
-		if p, err := fieldpath.MakePath(parts...); err == nil && set.Has(p) {
-			return true
-		}
-	}
-	return false
 }

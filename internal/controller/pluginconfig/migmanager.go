@@ -48,7 +48,14 @@ func noManager(policy *unstructured.Unstructured, keys map[string]string) string
 // WireMIG points mig-manager at our ConfigMap, after the configurations that it read before were copied there. It comes
 // after Wire, and says whether it changed the ClusterPolicy.
 func (w *Wiring) WireMIG(ctx context.Context, o *Observed) (bool, error) {
-	if o.clusterPolicy == nil || o.NoMIGManager != "" || o.MIGReady || !o.Ready {
+	if o.clusterPolicy == nil {
+		return false, nil
+	}
+	return w.retry(ctx, o, func() (bool, error) { return w.wireMIG(ctx, o) })
+}
+
+func (w *Wiring) wireMIG(ctx context.Context, o *Observed) (bool, error) {
+	if o.NoMIGManager != "" || o.MIGReady || !o.Ready {
 		return false, nil
 	}
 	if _, filed := o.Applied[migmanager.FileKey]; !filed {
@@ -71,7 +78,14 @@ func (w *Wiring) WireMIG(ctx context.Context, o *Observed) (bool, error) {
 
 // UnwireMIG lets mig-manager read again what it read before us. It says whether it changed the ClusterPolicy.
 func (w *Wiring) UnwireMIG(ctx context.Context, o *Observed) (bool, error) {
-	if o.clusterPolicy == nil || !readsOurs(o.clusterPolicy) {
+	if o.clusterPolicy == nil {
+		return false, nil
+	}
+	return w.retry(ctx, o, func() (bool, error) { return w.unwireMIG(ctx, o) })
+}
+
+func (w *Wiring) unwireMIG(ctx context.Context, o *Observed) (bool, error) {
+	if !readsOurs(o.clusterPolicy) {
 		return false, nil
 	}
 	want := o.clusterPolicy.DeepCopy()

@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -25,10 +26,15 @@ func (w *Wiring) Wire(ctx context.Context, o *Observed, tolerations []corev1.Tol
 	if o.Reason != "" || o.clusterPolicy == nil {
 		return false, nil
 	}
-	want := o.clusterPolicy
+	return w.retry(ctx, o, func() (bool, error) { return w.wire(ctx, o, tolerations) })
+}
+
+func (w *Wiring) wire(ctx context.Context, o *Observed, tolerations []corev1.Toleration) (bool, error) {
+	want, record := o.clusterPolicy, o.baseline
 	o.keepStrategy()
 	if !o.Ready && o.Overridden == nil && (o.Held == "" || !o.repoints()) {
-		pointed, err := w.point(ctx, o)
+		record = o.overruled(w.clock.Now())
+		pointed, err := w.point(ctx, o, record)
 		if err != nil {
 			return false, err
 		}
@@ -41,18 +47,18 @@ func (w *Wiring) Wire(ctx context.Context, o *Observed, tolerations []corev1.Tol
 		}
 		want = tolerated
 	}
-	return w.patch(ctx, o.clusterPolicy, want)
+	changed, err := w.patch(ctx, o.clusterPolicy, want)
+	if !changed || record.Revision == o.baseline.Revision {
+		return changed, err
+	}
+	// Only now has anybody been overruled. Our ConfigMap has to tell it too, for a client may replace the whole ClusterPolicy.
+	o.baseline = record
+	_, err = w.WriteKeys(ctx, o, o.Applied)
+	return true, err
 }
 
-// point is the ClusterPolicy as it has to be, once all that it will name is written.
-func (w *Wiring) point(ctx context.Context, o *Observed) (*unstructured.Unstructured, error) {
-	if o.wiredBefore() && !wired(o.clusterPolicy, o.defaultKey) && !outdated(o.clusterPolicy, o.Configs) {
-		manager, _ := lastWriter(o.clusterPolicy)
-		if overruled := o.baseline.overrule(manager); len(overruled.Overridden) > len(o.baseline.Overridden) {
-			o.baseline = overruled
-			o.baseline.Revision++
-		}
-	}
+// point is the ClusterPolicy as it has to be, once all that it will name is written, with a record of what was there before.
+func (w *Wiring) point(ctx context.Context, o *Observed, record baseline) (*unstructured.Unstructured, error) {
 	if !contains(o.Applied, o.Configs) || o.record != o.baseline.String() {
 		keys := maps.Clone(o.Configs)
 		maps.Copy(keys, o.Applied)
@@ -61,7 +67,7 @@ func (w *Wiring) point(ctx context.Context, o *Observed) (*unstructured.Unstruct
 			return nil, err
 		}
 	}
-	want, err := pointed(o.clusterPolicy, o.defaultKey, o.record)
+	want, err := pointed(o.clusterPolicy, o.defaultKey, record.String())
 	if err != nil {
 		return nil, fmt.Errorf("pointing ClusterPolicy %s at ConfigMap %s: %w", o.clusterPolicy.GetName(), o.ConfigMap, err)
 	}
@@ -101,7 +107,7 @@ func (w *Wiring) Unwire(ctx context.Context, o *Observed, mounted bool, tolerati
 	if o.Waits() != "" {
 		return false, nil
 	}
-	changed, err := w.restore(ctx, o, tolerations)
+	changed, err := w.retry(ctx, o, func() (bool, error) { return w.restore(ctx, o, tolerations) })
 	if err != nil {
 		return false, err
 	}
@@ -145,6 +151,33 @@ func (w *Wiring) restore(ctx context.Context, o *Observed, tolerations []corev1.
 		return false, err
 	}
 	return w.patch(ctx, o.clusterPolicy, want)
+}
+
+// tries is how often a write of the ClusterPolicy is tried that meets one of another client. NVIDIA's operator writes the status of a
+// new one several times within seconds, and whatever it writes makes the API server refuse ours.
+const tries = 5
+
+// retry tries a write of the ClusterPolicy again at once if another client has written it since it was read: with what that client
+// wrote, which may have to be recorded. A ClusterPolicy that another one has replaced is left to the next pass.
+func (w *Wiring) retry(ctx context.Context, o *Observed, write func() (bool, error)) (bool, error) {
+	for try := 1; ; try++ {
+		changed, err := write()
+		if !apierrors.IsConflict(err) || try == tries {
+			return changed, err
+		}
+		now := object(o.clusterPolicy.GroupVersionKind())
+		if err := w.reader.Get(ctx, client.ObjectKeyFromObject(o.clusterPolicy), now); err != nil {
+			return false, fmt.Errorf("reading ClusterPolicy %s again: %w", o.clusterPolicy.GetName(), err)
+		}
+		if now.GetUID() != o.clusterPolicy.GetUID() || !clusterpolicy.RunsPlugin(now) || namespaceOf(now) != namespaceOf(o.clusterPolicy) {
+			return false, err
+		}
+		operands := clusterpolicy.OperandsOf(now)
+		o.clusterPolicy, o.Operands, o.did = now, &operands, nil
+		if err := w.observeClusterPolicy(ctx, o); err != nil {
+			return false, err
+		}
+	}
 }
 
 // patch changes an object from have to want by one merge patch, unless they are the same. It fails if another client

@@ -138,9 +138,8 @@ func (w *Wiring) Observe(ctx context.Context) (*Observed, error) {
 // observeClusterPolicy compares the ClusterPolicy with what it has to say, and remembers what it said before.
 func (w *Wiring) observeClusterPolicy(ctx context.Context, o *Observed) error {
 	policy := o.clusterPolicy
-	b := recorded(policy, o.configMap.Annotations, policy.GetAnnotations(), o.copied.Annotations)
+	b := recorded(policy, o.record, policy.GetAnnotations()[v1alpha1.AnnotationBaseline], o.copied.Annotations[v1alpha1.AnnotationBaseline])
 	before := b.String()
-	o.record = o.configMap.Annotations[v1alpha1.AnnotationBaseline]
 	o.baseline = b.remember(policy)
 	found, err := w.keysBefore(ctx, o)
 	if err != nil {
@@ -158,11 +157,8 @@ func (w *Wiring) observeClusterPolicy(ctx context.Context, o *Observed) error {
 	o.NoMIGManager = noManager(policy, o.Configs)
 	_, filed := o.Applied[migmanager.FileKey]
 	o.MIGReady = filed && readsOurs(policy)
-	inPlace := wired(policy, o.defaultKey)
-	o.Ready = inPlace && contains(o.Applied, o.Configs)
-	if !inPlace && !outdated(policy, o.Configs) {
-		o.Overridden = o.overridden(w.clock.Now())
-	}
+	o.Ready = wired(policy, o.defaultKey) && contains(o.Applied, o.Configs)
+	o.Overridden = o.overridden(w.clock.Now())
 	if o.Overridden != nil {
 		o.Message = o.Overridden.Message
 	}
@@ -234,7 +230,7 @@ func (w *Wiring) observeConfigMaps(ctx context.Context, o *Observed) error {
 		}
 	}
 	applied, err := appliedKeys(o.configMap)
-	o.Applied = applied
+	o.Applied, o.record = applied, o.configMap.Annotations[v1alpha1.AnnotationBaseline]
 	return err
 }
 

@@ -161,14 +161,33 @@ func (o *Operator) remove(ctx context.Context, names ...string) error {
 	return errors.Join(errs...)
 }
 
-// report says in the ClusterPolicy's status where the operator lives, as the real one does.
+// report says in the ClusterPolicy's status where the operator lives, as the real one does: of a new one at first that its pods are not
+// there yet, and the condition in a write of its own each time (clusterpolicy_controller.go: updateCRState; internal/conditions). Each
+// makes a patch fail that names the resource version before it.
 func (o *Operator) report(ctx context.Context, policy *unstructured.Unstructured) error {
-	if namespace, _, _ := unstructured.NestedString(policy.Object, "status", "namespace"); namespace == Namespace {
+	state, ready := "ready", "True"
+	switch is, _, _ := unstructured.NestedString(policy.Object, "status", "state"); is {
+	case "ready":
 		return nil
+	case "":
+		state, ready = "notReady", "False"
 	}
+	condition := map[string]any{
+		"type": "Ready", "status": ready, "reason": "Reconciled", "message": state,
+		"lastTransitionTime": time.Now().UTC().Format(time.RFC3339),
+	}
+	if err := o.setStatus(ctx, policy, map[string]any{"namespace": Namespace, "state": state}); err != nil {
+		return err
+	}
+	return o.setStatus(ctx, policy, map[string]any{"conditions": []any{condition}})
+}
+
+func (o *Operator) setStatus(ctx context.Context, policy *unstructured.Unstructured, fields map[string]any) error {
 	before := policy.DeepCopy()
-	if err := unstructured.SetNestedMap(policy.Object, map[string]any{"namespace": Namespace, "state": "ready"}, "status"); err != nil {
-		return fmt.Errorf("writing the status of the ClusterPolicy: %w", err)
+	for name, value := range fields {
+		if err := unstructured.SetNestedField(policy.Object, value, "status", name); err != nil {
+			return fmt.Errorf("writing the status of the ClusterPolicy: %w", err)
+		}
 	}
 	if err := o.client.Status().Patch(ctx, policy, client.MergeFrom(before)); err != nil {
 		return fmt.Errorf("writing the status of the ClusterPolicy: %w", err)

@@ -1,0 +1,159 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package pluginconfig
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/format"
+)
+
+// Overridden names another controller that keeps reverting what we set in the ClusterPolicy.
+type Overridden struct {
+	Manager string // field manager
+	Until   time.Time
+	Message string
+}
+
+// overruling is that our fields were set again after a field manager had reverted them.
+type overruling struct {
+	At time.Time `json:"at"`
+	// Times is how often in a row, each within longestWait after the one before.
+	Times int `json:"times"`
+}
+
+// While another controller and we revert each other, NVIDIA's programs restart on every node in each round. While we wait, nodes may
+// offer nothing: spec.mig.strategy single does not fit a node with a mixed MIG layout. So the first wait is short, each is twice
+// as long as the one before, and a revert that comes later than the longest one begins anew: a user upgrades a Helm release.
+const (
+	firstWait   = time.Minute
+	longestWait = time.Hour
+)
+
+// wait is how long a revert stays in force after so many rounds.
+func wait(rounds int) time.Duration {
+	d := firstWait
+	for ; rounds > 1 && d < longestWait; rounds-- {
+		d *= 2
+	}
+	return min(d, longestWait)
+}
+
+// reverted returns the field manager that reverted what we had set in the ClusterPolicy, and when; ok is false if none has.
+func (o *Observed) reverted() (manager string, at time.Time, ok bool) {
+	if wired(o.clusterPolicy, o.defaultKey) || outdated(o.clusterPolicy, o.Configs) {
+		return "", time.Time{}, false
+	}
+	manager, at = lastWriter(o.clusterPolicy)
+	return manager, at, o.wiredBefore(at)
+}
+
+// wiredBefore reports whether we had pointed the ClusterPolicy at us: its copy of the baseline is written in the same patch. A
+// client that replaces the whole ClusterPolicy removes that copy too. Then our ConfigMap has the record of this very ClusterPolicy,
+// and the last write is later than both: who created it has reverted nothing.
+func (o *Observed) wiredBefore(lastWrite time.Time) bool {
+	if o.clusterPolicy.GetAnnotations()[v1alpha1.AnnotationBaseline] != "" {
+		return true
+	}
+	var ours baseline
+	known := exists(o.configMap) && json.Unmarshal([]byte(o.record), &ours) == nil && ours.UID == o.clusterPolicy.GetUID()
+	return known && lastWrite.After(o.configMap.CreationTimestamp.Time) && lastWrite.After(o.clusterPolicy.GetCreationTimestamp().Time)
+}
+
+// again returns how the manager was overruled before, if its revert at a time follows that quickly enough to be another round.
+func (b baseline) again(manager string, at time.Time) (overruling, bool) {
+	before, was := b.Overruled[manager]
+	return before, was && at.Sub(before.At) < longestWait
+}
+
+// overridden returns who reverted what we had set, and that it is not to be set again now; nil if it may be.
+func (o *Observed) overridden(now time.Time) *Overridden {
+	manager, at, reverted := o.reverted()
+	if !reverted {
+		return nil
+	}
+	before, again := o.baseline.again(manager, at)
+	until := at.Add(wait(before.Times))
+	if !again || !now.Before(until) {
+		return nil
+	}
+	return &Overridden{Manager: manager, Until: until, Message: fmt.Sprintf("ClusterPolicy %s: field manager %q set %s again "+
+		"at %s, so nodes may not offer what their policy asks for; make it leave that alone (Helm: empty the values; Argo CD: "+
+		"ignoreDifferences); the operator reverts it at %s", o.clusterPolicy.GetName(), manager,
+		format.List(differs(o.clusterPolicy, o.defaultKey)), at.UTC().Format(time.RFC3339), until.UTC().Format(time.RFC3339))}
+}
+
+// overruled returns the baseline once our fields are set again: with the manager that had reverted them, if one had, and without those
+// whose reverts are long ago.
+func (o *Observed) overruled(now time.Time) baseline {
+	b := o.baseline
+	manager, at, reverted := o.reverted()
+	if !reverted {
+		return b
+	}
+	before, again := b.again(manager, at)
+	if !again {
+		before.Times = 0
+	}
+	b.Overruled = maps.Clone(b.Overruled)
+	maps.DeleteFunc(b.Overruled, func(_ string, r overruling) bool { return now.Sub(r.At) >= longestWait })
+	if b.Overruled == nil {
+		b.Overruled = map[string]overruling{}
+	}
+	b.Overruled[manager] = overruling{At: now.UTC().Truncate(time.Second), Times: before.Times + 1}
+	b.Revision++
+	return b
+}
+
+// lastWriter is the field manager that owns our fields of a ClusterPolicy instead of us or, if nobody does since they
+// were removed, the last that wrote anything, and when it wrote.
+func lastWriter(policy *unstructured.Unstructured) (manager string, at time.Time) {
+	owners, others := []metav1.ManagedFieldsEntry{}, []metav1.ManagedFieldsEntry{}
+	for _, entry := range policy.GetManagedFields() {
+		switch {
+		case entry.Manager == fieldManager || entry.Subresource != "" || entry.Time == nil:
+		case ownsWiring(entry):
+			owners = append(owners, entry)
+		default:
+			others = append(others, entry)
+		}
+	}
+	if len(owners) == 0 {
+		owners = others
+	}
+	for _, entry := range owners {
+		if entry.Time.After(at) {
+			manager, at = entry.Manager, entry.Time.Time
+		}
+	}
+	return manager, at
+}
+
+func ownsWiring(entry metav1.ManagedFieldsEntry) bool {
+	if entry.FieldsV1 == nil {
+		return false
+	}
+	set := &fieldpath.Set{}
+	if err := set.FromJSON(entry.FieldsV1.GetRawReader()); err != nil {
+		return false
+	}
+	for _, path := range [][]string{configNamePath(), defaultKeyPath(), strategyPath()} {
+		parts := make([]any, len(path))
+		for i, name := range path {
+			parts[i] = name
+		}
+		if p, err := fieldpath.MakePath(parts...); err == nil && set.Has(p) {
+			return true
+		}
+	}
+	return false
+}

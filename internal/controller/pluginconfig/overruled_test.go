@@ -1,0 +1,184 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package pluginconfig_test
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/controller/pluginconfig"
+)
+
+// upgrade is what each upgrade of a Helm 4 release of the GPU Operator writes: the chart's default.
+const upgrade = `{"spec":{"mig":{"strategy":"single"}}}`
+
+// meets lets another client write the ClusterPolicy so often just before the operator does.
+func (f *fixture) meets(times int, write func()) {
+	f.fail = func(what string) error {
+		if what == "patch ClusterPolicy" && times > 0 {
+			times--
+			write()
+		}
+		return nil
+	}
+}
+
+// reports is a status that NVIDIA's operator writes.
+func (f *fixture) reports(policy *unstructured.Unstructured) func() {
+	n := 0
+	return func() {
+		n++
+		status := client.RawPatch(types.MergePatchType, fmt.Appendf(nil, `{"status":{"conditions":[{"type":"Ready","message":"%d"}]}}`, n))
+		f.Expect(f.client.Status().Patch(f.ctx(), nvidia("ClusterPolicy", policy.GetName()), status, client.FieldOwner("gpu-operator"))).To(Succeed())
+	}
+}
+
+// again deletes the ClusterPolicy and creates another one of that name, in a later second: the API server's times are in seconds.
+func (f *fixture) again(policy *unstructured.Unstructured) *unstructured.Unstructured {
+	f.t.Helper()
+	before := f.get(policy).GetCreationTimestamp()
+	f.Expect(f.client.Delete(f.ctx(), policy)).To(Succeed())
+	f.wire(research)
+	f.Eventually(func() time.Time { return time.Now().Truncate(time.Second) }, "10s", "50ms").Should(BeTemporally(">", before.Time))
+	f.clock.SetTime(time.Now())
+	return f.policy(policy.GetName(), installed)
+}
+
+// testMeetsStatusWrites: NVIDIA's operator writes the status of a new ClusterPolicy several times within seconds.
+func testMeetsStatusWrites(f *fixture) {
+	policy := f.policy("cluster-policy", installed)
+	f.meets(3, f.reports(policy))
+	f.Expect(f.wire(research)).To(ContainElement("patch ClusterPolicy"))
+	f.Expect(f.observe().Ready).To(BeTrue(), "in the same pass")
+
+	policy = f.again(policy)
+	f.meets(3, f.reports(policy))
+	f.wire(research)
+	o := f.observe()
+	f.Expect(o.Overridden).To(BeNil(), "who created the ClusterPolicy has reverted nothing")
+	f.Expect(o.Ready).To(BeTrue())
+
+	f.patch(policy, "helm", upgrade)
+	f.meets(3, f.reports(policy))
+	f.wire(research)
+	f.Expect(f.observe().Ready).To(BeTrue())
+
+	f.tolerations = []corev1.Toleration{{Key: "example.com/shared", Operator: corev1.TolerationOpExists}}
+	f.meets(1, f.reports(policy))
+	f.wire(research)
+	f.Expect(f.observe().Operands.Ours).To(Equal(f.tolerations))
+	f.meets(1, f.reports(policy))
+	f.wireMIG()
+	f.Expect(f.observe().MIGReady).To(BeTrue())
+	f.meets(1, f.reports(policy))
+	f.unwireMIG()
+	f.Expect(f.observe().MIGReady).To(BeFalse())
+
+	f.tolerations = nil
+	f.meets(1, f.reports(policy))
+	f.unwire(false)
+	f.Expect(f.spec(policy)).To(MatchYAML(`
+daemonsets: {updateStrategy: RollingUpdate}
+devicePlugin: {enabled: true}
+mig: {strategy: single}
+`), "NVIDIA's definition fills in daemonsets")
+}
+
+// testMeetsTooManyWrites: who was not overruled in the end has no revert on record.
+func testMeetsTooManyWrites(f *fixture) {
+	policy := f.policy("cluster-policy", installed)
+	f.wire(research)
+	policy = f.again(policy)
+	for range 2 {
+		f.meets(100, f.reports(policy))
+		f.Expect(apierrors.IsConflict(f.tryWire(research))).To(BeTrue())
+		patches := slices.DeleteFunc(slices.Clone(f.writes), func(w string) bool { return w != "patch ClusterPolicy" })
+		f.Expect(patches).To(HaveLen(5), "at once, and not without end")
+		f.fail = nil
+		f.Expect(f.observe().Overridden).To(BeNil())
+		f.wire(research)
+		f.Expect(f.observe().Ready).To(BeTrue())
+		f.patch(policy, "helm", upgrade)
+	}
+}
+
+// testMeetsUser: what a user writes in the very moment is what they want once the operator is gone.
+func testMeetsUser(f *fixture) {
+	policy := f.policy("cluster-policy", installed)
+	f.meets(1, func() { f.patch(policy, "kubectl-edit", `{"spec":{"mig":{"strategy":"mixed"}}}`) })
+	f.wire(research)
+	f.Expect(f.observe().Ready).To(BeTrue())
+	f.unwire(false)
+	f.Expect(f.spec(policy)).To(ContainSubstring("strategy: mixed"))
+}
+
+// testMeetsDeletion leaves a ClusterPolicy alone that took the place of the one that was read, and one that disables the plugin.
+func testMeetsDeletion(f *fixture) {
+	policy := f.policy("cluster-policy", installed)
+	f.meets(1, func() {
+		f.Expect(f.client.Delete(f.ctx(), f.get(policy))).To(Succeed())
+		f.policy("cluster-policy", "spec: {devicePlugin: {enabled: false}}")
+	})
+	f.Expect(apierrors.IsConflict(f.tryWire(research))).To(BeTrue())
+	f.Expect(f.spec(policy)).To(MatchYAML("{devicePlugin: {enabled: false}}"))
+
+	f.meets(0, nil)
+	f.patch(policy, "helm", `{"spec":{"devicePlugin":{"enabled":true}}}`)
+	f.meets(1, func() { f.patch(policy, "helm", `{"spec":{"devicePlugin":{"enabled":false}}}`) })
+	f.Expect(apierrors.IsConflict(f.tryWire(research))).To(BeTrue())
+	f.Expect(f.spec(policy)).To(MatchYAML("{devicePlugin: {enabled: false}}"))
+}
+
+// testUpgradedEachMonth: MIG_STRATEGY=single overrules the configuration of each node, and NVIDIA's device plugin ends where the layout
+// is a mixed one.
+func testUpgradedEachMonth(f *fixture) {
+	policy, now := f.policy("cluster-policy", installed), time.Now()
+	for month := -3; month <= 0; month++ {
+		f.clock.SetTime(now.AddDate(0, month, 0))
+		f.wire(research)
+		f.patch(policy, "helm", upgrade)
+		f.wire(research)
+		f.Expect(f.observe().Overridden).To(BeNil(), "a month lies between two upgrades")
+		f.Expect(f.observe().Ready).To(BeTrue())
+	}
+}
+
+// testFightCalms lets another controller revert the ClusterPolicy whenever the operator has set it.
+func testFightCalms(f *fixture) {
+	policy := f.policy("cluster-policy", installed)
+	f.wire(research)
+	f.patch(policy, "argocd-controller", upgrade)
+	f.wire(research)
+	for _, minutes := range []time.Duration{1, 2, 4, 8, 16, 32, 60, 60} {
+		f.clock.SetTime(time.Now()) // by which the API server says when a field was written
+		f.patch(policy, "argocd-controller", upgrade)
+		f.Expect(f.wire(research)).NotTo(ContainElement("patch ClusterPolicy"))
+		overridden := f.observe().Overridden
+		f.Expect(overridden.Until).To(BeTemporally("~", time.Now().Add(minutes*time.Minute), 10*time.Second))
+		f.Expect(overridden.Message).To(ContainSubstring(`set spec.mig.strategy "single" again`))
+		f.clock.SetTime(overridden.Until)
+		f.wire(research)
+		f.Expect(f.observe().Ready).To(BeTrue())
+	}
+}
+
+// testRecordIsLost: the record of who was overruled survives a client that replaces the whole ClusterPolicy, and the loss of the ConfigMap.
+func testRecordIsLost(f *fixture) {
+	policy := f.policy("cluster-policy", installed)
+	f.wire(research)
+	f.patch(policy, "argocd-controller", upgrade)
+	f.Expect(f.wire(research)).To(Equal([]string{"patch ClusterPolicy", "apply ConfigMap"}))
+	f.Expect(f.client.Delete(f.ctx(), f.configMap(pluginconfig.ConfigMapName))).To(Succeed())
+	f.wire(research)
+	f.patch(policy, "argocd-controller", upgrade)
+	f.Expect(f.observe().Overridden).NotTo(BeNil())
+}
