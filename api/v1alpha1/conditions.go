@@ -467,9 +467,9 @@ const (
 	// AnnotationPaused lists, on a Node, the deploy labels of NVIDIA's clients that the operator paused, by comma: those
 	// and no others are set to true again.
 	AnnotationPaused = Group + "/paused"
-	// AnnotationTimedOut records, on a Node, that a change which has nothing to fall back to did not end in time, so that the operator removed
-	// its taint and resumed NVIDIA's programs, and when: <reason>.<change>.<times in succession>@<seconds since 1970>. The operator takes
-	// neither from the node for that change before an hour later, then two hours later, and so on up to eight.
+	// AnnotationTimedOut records, on a Node, that a change with nothing to fall back to did not end in time, and when:
+	// <reason>.<change>.<times in succession>@<seconds since 1970>. The operator has removed its taint and resumed NVIDIA's
+	// programs then, and begins that change again an hour later, the next time two hours later, and so on up to eight.
 	AnnotationTimedOut = Group + "/timed-out"
 	// AnnotationInterrupted records, on a Node, that a driver upgrade or other maintenance interrupted a change there, or that
 	// its agent was lost, and when: maintenance@<seconds since 1970> or agent-lost@<seconds since 1970>. The change continues

@@ -105,8 +105,8 @@ func Reclaim(m *group.Member) {
 	}
 }
 
-// giveBack ends a change that has made no step in time. Where the agent is away the change goes on once it is back; else, with a step left that
-// would take the same from the node again, not at once.
+// giveBack ends a change that has made no step in time. Where the agent is away the change goes on once it is back;
+// else, with a step left that would take the same from the node again, not at once.
 func giveBack(m *group.Member) []action.Action {
 	const why = "the change has made no step in time"
 	if m.State == state.Unknown || !m.Disruptive() {

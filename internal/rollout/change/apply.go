@@ -78,9 +78,9 @@ func applying(v *view.View) gate.Judgement {
 	return j
 }
 
-// timeLeft returns how much is left of the time that the agent has for what it was asked, and how long that is. It is not limited
-// for what was reached before, which is waited for, unless the node is kept from its users meanwhile. What was asked for before that counts
-// from then on.
+// timeLeft returns how much is left of the time that the agent has for what it was asked, and how long that is. It is
+// not limited for what was reached before, which is waited for, unless the node is kept from its users meanwhile. What
+// was asked for before that counts from then on.
 func timeLeft(v *view.View) (left, timeout time.Duration, limited bool) {
 	since := v.Node.GPU.Spec.ChangeTime.Time
 	if since.IsZero() || v.Reached() && !v.Disturbed() {
@@ -112,12 +112,18 @@ func gaveUp(v *view.View) bool {
 
 // resting leaves a node to its users for a while, because a change with nothing to fall back to did not end in time.
 func resting(v *view.View, t view.Timeout) gate.Judgement {
-	j := gate.Judgement{State: state.Failed, Reason: t.Reason, Next: gate.AtOnce(gate.LetGo(v, "the change did not end in time")...)}
-	j.Message = fmt.Sprintf("The change did not end in time. At %s the operator removed its taint and resumed NVIDIA's programs", format.Clock(t.At))
+	j := gate.Judgement{State: state.Failed, Reason: t.Reason}
+	j.Next = gate.AtOnce(gate.LetGo(v, "the change did not end in time")...)
+	j.Message = fmt.Sprintf("The change did not end in time. At %s the operator removed its taint and resumed NVIDIA's programs",
+		format.Clock(t.At))
 	if pods := clients.NotEnding(v); len(pods) > 0 {
 		j.Message += "; these pods of NVIDIA's do not end: " + format.List(pods)
 	}
 	j.Message = gate.AgentMessage(v, j.Message)
+	if _, reboot := view.WaitsForReboot(v); reboot {
+		j.Message += ". A GPU takes its MIG mode only at a reboot. Reboot the node"
+		return j
+	}
 	left := t.Until().Sub(v.World.Now)
 	if j.After = max(left, 0); left <= 0 {
 		j.Message += "; the operator tries again when nobody uses what must be changed: " + eviction.Describe(v)

@@ -105,8 +105,9 @@ func pausing(v *view.View, j gate.Judgement, asks bool) gate.Judgement {
 	return gate.Fail(v, j, j.Reason, message)
 }
 
-// pauseLeft is how much of their time is left, and how long that is. It begins with the pause, or where nothing is paused yet with the end of
-// the time for draining, and anew on the way back. While the agent is at work its time counts.
+// pauseLeft is how much of their time is left, and how long that is. It begins with the pause, or where nothing is
+// paused yet with the end of the time for draining, and anew on the way back. While the agent is at work its time
+// counts.
 func pauseLeft(v *view.View, asks bool) (left, timeout time.Duration) {
 	if left, timeout, limited := timeLeft(v); asks && limited {
 		return left, timeout

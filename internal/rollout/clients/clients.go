@@ -53,8 +53,8 @@ func Resume(v *view.View) (patch action.PatchNode, resumes bool) {
 	return patch, true
 }
 
-// NotEnding are the pods of NVIDIA's on the node that must end and have not: those that are being deleted, and the test workloads of its
-// validator, which is asked for at each pause.
+// NotEnding are the pods of NVIDIA's on the node that must end and have not: those that are being deleted, and the test
+// workloads of its validator, which is asked for at each pause.
 func NotEnding(v *view.View) []string {
 	var names []string
 	for _, p := range v.Node.Pods {

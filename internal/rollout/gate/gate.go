@@ -67,12 +67,13 @@ func Fail(v *view.View, j Judgement, reason, message string) Judgement {
 	return j
 }
 
-// HasFallback reports whether the node falls back when the change fails. A release, a node that falls back already and one that reached
-// its target before do not: they are waited for, and hold nobody up.
+// HasFallback reports whether the node falls back when the change fails. A release, a node that falls back already and
+// one that reached its target before do not: they are waited for, and hold nobody up.
 func HasFallback(v *view.View) bool { return v.Desired != nil && !v.FallsBack && !v.Reached() }
 
-// TimeOut is LetGo for a change that did not end in time and has nothing to fall back to. It records that in the write that resumes NVIDIA's
-// programs, which comes first: a node without our taint and without the record would be tainted again at once.
+// TimeOut is LetGo for a change that did not end in time and has nothing to fall back to. It records that in the write
+// that resumes NVIDIA's programs, which comes first: a node without our taint and without the record would be tainted
+// again at once.
 func TimeOut(v *view.View, reason, why string) []action.Action {
 	if v.Managed() {
 		return LetGo(v, why)

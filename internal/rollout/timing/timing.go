@@ -38,8 +38,8 @@ const Patience = time.Hour
 // mostPatience is the longest that Backoff returns.
 const mostPatience = 8 * Patience
 
-// Backoff returns how long a node is left to its users after a change has timed out so many times in succession: Patience, then twice as
-// long each time, up to eight hours.
+// Backoff returns how long a node is left to its users after a change has timed out so many times in succession:
+// Patience, then twice as long each time, up to eight hours.
 func Backoff(times int) time.Duration {
 	rest := Patience
 	for range times - 1 {

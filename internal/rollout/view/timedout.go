@@ -15,9 +15,10 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/timing"
 )
 
-// A change that fails falls back. A release, the way back itself and what was reached before have nothing to fall back to. When a stage
-// of theirs does not end in time, the operator removes its taint, resumes NVIDIA's programs and records that in the same write
-// (v1alpha1.AnnotationTimedOut). Until the rest is over it takes neither again, whatever the stage.
+// A change that fails falls back. A release, the way back itself and what was reached before have nothing to fall back
+// to. When a stage of theirs does not end in time, the operator removes its taint, resumes NVIDIA's programs and
+// records that in the same write (v1alpha1.AnnotationTimedOut). Until the rest is over it takes neither again, whatever
+// the stage.
 
 // Timeout is the record that a change with nothing to fall back to did not end in time.
 type Timeout struct {
@@ -29,19 +30,21 @@ type Timeout struct {
 // Until is when the operator may begin again.
 func (t Timeout) Until() time.Time { return t.At.Add(timing.Backoff(t.Times)) }
 
-// TimedOut returns that record; ok is false if the change of the node has not timed out since the agent was last asked for it, or needs
-// nothing from the node any more. NVIDIA's mig-manager is not asked for the same config again, and a node that needs a reboot needs a
-// person.
+// TimedOut returns that record; ok is false if the change of the node has not timed out since the agent was last asked
+// for it, or needs nothing from the node any more. NVIDIA's mig-manager is not asked for the same config again, and a
+// node that needs a reboot needs a person.
 func TimedOut(v *View) (t Timeout, ok bool) {
 	t, ok = lastTimeout(v)
 	ok = ok && !v.Node.GPU.Spec.ChangeTime.After(t.At) && v.Disruptive() && !v.Managed() && !Stranded(v)
 	return t, ok
 }
 
-// Rests reports whether the node is left to its users after a timeout. A release also waits until nobody uses what must be changed.
+// Rests reports whether the node is left to its users after a timeout. A release also waits until nobody uses what must
+// be changed, and a node that only a reboot helps, which the operator may not make, waits for that.
 func Rests(v *View) (t Timeout, is bool) {
 	t, timedOut := TimedOut(v)
-	return t, timedOut && (v.World.Now.Before(t.Until()) || v.Policy == nil && len(v.Blockers) > 0)
+	_, reboot := WaitsForReboot(v)
+	return t, timedOut && (reboot || v.World.Now.Before(t.Until()) || v.Policy == nil && len(v.Blockers) > 0)
 }
 
 // NextTimeout is the value of v1alpha1.AnnotationTimedOut for a change that times out now.
