@@ -245,7 +245,7 @@ const (
 	// ReasonClientsLeftPaused: NVIDIA's GPU clients are paused by their deploy labels though nobody changes anything any more;
 	// they are resumed.
 	ReasonClientsLeftPaused = "ClientsLeftPaused"
-	// ReasonClientsNotEnding: a pod of NVIDIA's was deleted and does not end, and the change waits for it.
+	// ReasonClientsNotEnding: a pod of NVIDIA's was deleted and does not end, and the change waits for it or failed by it.
 	ReasonClientsNotEnding = "ClientsNotEnding"
 	// ReasonMIGManagerBusy: NVIDIA's mig-manager is changing the node; nothing else is changed meanwhile.
 	ReasonMIGManagerBusy = "MIGManagerBusy"
@@ -471,6 +471,10 @@ const (
 	// AnnotationPaused lists, on a Node, the deploy labels of NVIDIA's clients that the operator paused, by comma: those
 	// and no others are set to true again.
 	AnnotationPaused = Group + "/paused"
+	// AnnotationTimedOut records, on a Node, that a change with nothing to fall back to did not end in time, and when:
+	// <reason>.<change>.<times in succession>@<seconds since 1970>. The operator has removed its taint and resumed NVIDIA's
+	// programs then, and begins that change again an hour later, the next time two hours later, and so on up to eight.
+	AnnotationTimedOut = Group + "/timed-out"
 	// AnnotationInterrupted records, on a Node, that a driver upgrade or other maintenance interrupted a change there, or that
 	// its agent was lost, and when: maintenance@<seconds since 1970> or agent-lost@<seconds since 1970>. The change continues
 	// after that, with new deadlines.

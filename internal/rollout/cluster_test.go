@@ -341,6 +341,10 @@ func (c *cluster) deletePod(h *host, uid string) {
 		c.wronged = append(c.wronged, h.Pods[at].Name) // it comes back, or the admission policy keeps it
 		return
 	}
+	if h.stuck[uid] {
+		c.hang(h, at)
+		return
+	}
 	if h.Pods[at].Validator {
 		c.end(h, h.Pods[at].Name)
 		return
@@ -353,6 +357,13 @@ func (c *cluster) deletePod(h *host, uid string) {
 		h.plugin.running = false
 	default:
 		c.endMPS(h)
+	}
+}
+
+// hang tells a pod of NVIDIA's to end that does not. The deletion of a test workload of its validator is refused.
+func (c *cluster) hang(h *host, at int) {
+	if p := &h.Pods[at]; !p.Validator && !p.Terminating {
+		p.Terminating, p.EndsBy = true, c.Now.Add(30*time.Second)
 	}
 }
 
@@ -393,6 +404,12 @@ func (c *cluster) settle(h *host) {
 func (c *cluster) daemonSets(h *host) {
 	for _, label := range append([]string{pluginLabel, gfdLabel, v1alpha1.LabelMIGManager}, monitorLabels()...) {
 		at := slices.IndexFunc(h.Pods, playedBy(label))
+		if at >= 0 && h.stuck[h.Pods[at].UID] {
+			if h.Labels[label] != "true" {
+				c.hang(h, at)
+			}
+			continue
+		}
 		if at >= 0 && c.Plugin.Operands != nil && !slices.Equal(h.Pods[at].Tolerations, c.Plugin.Operands.Tolerations) {
 			h.Pods = slices.Delete(h.Pods, at, at+1)
 			h.plugin.running = false

@@ -17,6 +17,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/timing"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
@@ -527,17 +528,20 @@ func TestAChangeThatHasNotBegunIsNotPausingClients(t *testing.T) {
 // TestAReleaseThatFailsIsTriedAgainInAnHour: meanwhile the node is neither tainted again nor are NVIDIA's clients paused again, and
 // nobody is evicted for another attempt.
 func TestAReleaseThatFailsIsTriedAgainInAnHour(t *testing.T) {
-	for name, strike := range map[string]func(*host){
-		"the agent lags": func(h *host) { h.lags = true },
-		"NVML refuses a step": func(h *host) {
+	for name, test := range map[string]struct {
+		strike func(*host)
+		after  time.Duration // the agent is given up
+	}{
+		"the agent lags": {func(h *host) { h.lags = true }, timing.ApplyTimeout},
+		"NVML refuses a step": {func(h *host) {
 			h.hardware.Fail = func(op sim.Op, _ string) error {
 				if op == sim.OpObserve {
 					return nil
 				}
 				return gpu.ErrBusy
 			}
-		},
-		"the agent is stalled": func(h *host) { h.lags = true; h.stalls() },
+		}, timing.ApplyTimeout},
+		"the agent is stalled": {func(h *host) { h.lags = true; h.stalls() }, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
@@ -547,7 +551,7 @@ func TestAReleaseThatFailsIsTriedAgainInAnHour(t *testing.T) {
 			for h.GPU.Spec.PolicyName != "" {
 				c.pass()
 				if h.GPU.Spec.PolicyName == "" {
-					strike(h)
+					test.strike(h)
 				}
 				c.tick(time.Second)
 			}
@@ -565,8 +569,9 @@ func TestAReleaseThatFailsIsTriedAgainInAnHour(t *testing.T) {
 			g.Expect(attempts(50 * time.Minute)).To(BeZero())
 			g.Expect(h.Taints).To(BeEmpty())
 			g.Expect(h.Labels[pluginLabel]).To(Equal("true"))
-			g.Expect(rollout.Decide(c.world()).After).To(BeNumerically("~", 10*time.Minute, time.Minute))
-			g.Expect(h.waits()).To(ContainSubstring("; the operator tries again at 09:00:"))
+			g.Expect(rollout.Decide(c.world()).After).To(BeNumerically("~", 10*time.Minute+test.after, time.Minute))
+			again := time.Date(0, 1, 1, 9, 0, 0, 0, time.UTC).Add(test.after)
+			g.Expect(h.waits()).To(ContainSubstring("; the operator tries again at " + again.Format("15:04")))
 			g.Expect(attempts(time.Hour)).To(Equal(1))
 			c.hold(h, "train", 0, gpu.WholeGPU)
 			h.lags, h.hardware.Fail = false, nil

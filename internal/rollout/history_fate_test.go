@@ -27,6 +27,8 @@ type fate struct {
 	sick       map[string]bool // UUIDs of the GPUs that NVIDIA's device plugin has marked unhealthy since it started
 	slots      map[string]int  // by UUID: where in the machine the GPU is, which never changes. The index does, when others die.
 	born       map[string]born // by UUID: how the GPU was when it came
+	stuck      map[string]bool // UIDs of pods of NVIDIA's that do not end, or whose deletion is refused
+	taken      onego           // in which the node is kept from its users
 	pool       string
 	booted     bool            // since NVIDIA's device plugin was started on purpose
 	lastPolicy string          // that governed the node

@@ -40,6 +40,7 @@ func happenings() map[string]func(*chronicle, *rand.Rand) {
 func lateHappenings() map[string]func(*chronicle, *rand.Rand) {
 	return map[string]func(*chronicle, *rand.Rand){
 		"late-chart":    (*chronicle).chartEvent,
+		"late-hang":     (*chronicle).hangEvent,
 		"late-recreate": (*chronicle).recreateEvent,
 		"tenant":        (*chronicle).tenantEvent,
 	}

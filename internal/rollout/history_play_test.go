@@ -44,6 +44,7 @@ func playing(h history.History, tells bool, sum hash.Hash) (broken string, story
 		c.tell("policy %s: %s", c.Policies[i].Name, history.Says(&c.Policies[i]))
 	}
 	for _, e := range h.Events {
+		c.begin()
 		happening(e.Kind)(c, e.Random())
 		c.passes(e.Passes)
 		if c.broken != "" {
@@ -51,6 +52,7 @@ func playing(h history.History, tells bool, sum hash.Hash) (broken string, story
 		}
 	}
 	for _, end := range []func(){c.faultsEnd, c.settles, c.released} {
+		c.begin()
 		if end(); c.broken != "" {
 			break
 		}
@@ -73,6 +75,7 @@ func (c *chronicle) passes(n int) {
 func (c *chronicle) lapse(d time.Duration) {
 	c.tick(d)
 	c.harmless()
+	c.givesBack()
 }
 
 // rest passes as a controller does that wakes up when something changes and when a deadline of its own passes, until
@@ -118,6 +121,9 @@ func (c *chronicle) refuses(d rollout.Decision) bool {
 func (c *chronicle) comesToRest() rollout.Decision {
 	clear(c.count)
 	d, rests := c.rest(8*time.Hour, 700)
+	if rests && slices.ContainsFunc(c.all(), (*host).isKept) { // what timed out is tried again just now
+		d, rests = c.rest(mostInOneGo, 200)
+	}
 	if !rests {
 		c.breaks("bounded", "700 passes in 8h do not come to rest: %v", said(d.Actions))
 	}
@@ -345,6 +351,7 @@ func (c *chronicle) faultsEnd() {
 			h.plugin.running = false // who repairs it restarts it
 		}
 		h.hardware.Fail, h.broken, h.lags = nil, nil, false
+		c.hangsNoMore(h)
 		switch {
 		case h.off && h.lost:
 			continue

@@ -35,6 +35,11 @@ func retain(m *group.Member) []action.Action {
 	if m.Node.GPU.Spec.Baseline == nil && view.Overridden(m.View) {
 		actions = append(actions, nvidiamps.Allow(m.View, true)...)
 	}
+	if _, timedOut := m.Node.Annotations[v1alpha1.AnnotationTimedOut]; timedOut {
+		patch := m.Patch("forgetting a change that did not end in time")
+		patch.Annotations[v1alpha1.AnnotationTimedOut] = nil
+		actions = append(actions, patch)
+	}
 	if spec := m.Node.GPU.Spec; !m.NoPlugin() && spec.PolicyName != "" {
 		spec = *spec.DeepCopy()
 		spec.PolicyName, spec.Strategy, spec.MemoryGuard = "", "", nil

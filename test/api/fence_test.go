@@ -394,6 +394,18 @@ func (f *fence) others(cases map[string]fenceCase) {
 	pod := func(patch string) func(context.Context) error {
 		return f.patch(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default"}}, "workload", patch)
 	}
+	const cuda = "nvidia-cuda-validator"
+	const deletesOnly = "may delete pods of DaemonSets and NVIDIA's validator pods of the ClusterPolicy only"
+	ofClusterPolicy := ownedBy("nvidia.com/v1", "ClusterPolicy")
+	deletes := func(name string, owner []metav1.OwnerReference, app string) func(context.Context) error {
+		return func(ctx context.Context) error {
+			p := validatorsPod(name, owner, app)
+			if err := f.cluster.Client.Create(ctx, p); err != nil {
+				return err
+			}
+			return f.controller.Delete(ctx, p)
+		}
+	}
 	configMap := func(name string) *corev1.ConfigMap {
 		return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{
 			Namespace: "default", Name: name, Labels: map[string]string{"app.kubernetes.io/managed-by": "gpu-sharing-operator"},
@@ -408,8 +420,25 @@ func (f *fence) others(cases map[string]fenceCase) {
 			do: func(ctx context.Context) error {
 				return f.controller.Delete(ctx, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "workload"}})
 			},
-			says: "may delete pods of DaemonSets only",
+			says: deletesOnly,
 		},
+		"deletes a test workload of NVIDIA's validator": {do: deletes("nvidia-cuda-validator-x", ofClusterPolicy, cuda)},
+		"deletes the other test workload of NVIDIA's validator": {
+			do: deletes("nvidia-device-plugin-validator-x", ofClusterPolicy, "nvidia-device-plugin-validator"),
+		},
+		"deletes a pod with the label of NVIDIA's validator and no owner": {
+			do: deletes("nvidia-cuda-validator-y", nil, cuda), says: deletesOnly,
+		},
+		"deletes a pod with the label of NVIDIA's validator that a ReplicaSet owns": {
+			do: deletes("nvidia-cuda-validator-z", ownedBy("apps/v1", "ReplicaSet"), cuda), says: deletesOnly,
+		},
+		"deletes a pod of another kind named ClusterPolicy": {
+			do: deletes("nvidia-cuda-validator-k", ownedBy("kyverno.io/v1", "ClusterPolicy"), cuda), says: deletesOnly,
+		},
+		"deletes another pod of the ClusterPolicy": {
+			do: deletes("nvidia-cuda-validator-w", ofClusterPolicy, "nvidia-driver"), says: deletesOnly,
+		},
+		"deletes a pod of the ClusterPolicy by another name": {do: deletes("train", ofClusterPolicy, cuda), says: deletesOnly},
 		"deletes a pod of a DaemonSet": {do: func(ctx context.Context) error {
 			return f.controller.Delete(ctx, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "plugin"}})
 		}},
@@ -447,4 +476,21 @@ func (f *fence) patch(o client.Object, name, body string) func(context.Context) 
 		target.SetName(name)
 		return f.controller.Patch(ctx, target, client.RawPatch(types.MergePatchType, []byte(body)), client.DryRunAll)
 	}
+}
+
+// validatorsPod is a pod in the form of a test workload of NVIDIA's validator. Its owner is that of the validator's DaemonSet
+// (NVIDIA/gpu-operator cmd/nvidia-validator/main.go).
+func validatorsPod(name string, owner []metav1.OwnerReference, app string) *corev1.Pod {
+	labels := map[string]string{"app": app}
+	return &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, Labels: labels, OwnerReferences: owner},
+		Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "main", Image: "example.invalid/main"}}},
+	}
+}
+
+// ownedBy is a reference to the controller of an object.
+func ownedBy(apiVersion, kind string) []metav1.OwnerReference {
+	return []metav1.OwnerReference{{
+		APIVersion: apiVersion, Kind: kind, Name: "owner", UID: "1", Controller: new(true), BlockOwnerDeletion: new(true),
+	}}
 }

@@ -95,7 +95,7 @@ func Reclaim(m *group.Member) {
 		}
 		m.Next = nil
 		if !slices.ContainsFunc(m.Actions, action.Frees) {
-			m.Actions = append(m.Actions, gate.LetGo(m.View, "the change has made no step in time")...)
+			m.Actions = append(m.Actions, giveBack(m)...)
 		}
 	}
 	if m.State == state.Unknown && m.InFlight() && !view.WasInterrupted(m.View) {
@@ -103,6 +103,16 @@ func Reclaim(m *group.Member) {
 		patch.Annotations[v1alpha1.AnnotationInterrupted] = new(timing.Stamp(view.StampAgentLost, m.World.Now))
 		m.Actions = append(m.Actions, patch)
 	}
+}
+
+// giveBack ends a change that has made no step in time. Where the agent is away the change goes on once it is back;
+// else, with a step left that would take the same from the node again, not at once.
+func giveBack(m *group.Member) []action.Action {
+	const why = "the change has made no step in time"
+	if m.State == state.Unknown || !m.Disruptive() {
+		return gate.LetGo(m.View, why)
+	}
+	return gate.TimeOut(m.View, m.Reason, why)
 }
 
 // UntilExpired decides again once the slot expires, because nothing else may happen until then.

@@ -8,8 +8,11 @@ import (
 	"time"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/format"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/baseline"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/clients"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/desired"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/eviction"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/gate"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/nvidiamig"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/nvidiamps"
@@ -75,12 +78,16 @@ func applying(v *view.View) gate.Judgement {
 	return j
 }
 
-// timeLeft returns how much is left of the time that the agent has for what it was asked, and how long that is. It is not limited
-// for what was reached before, which is waited for.
+// timeLeft returns how much is left of the time that the agent has for what it was asked, and how long that is. It is
+// not limited for what was reached before, which is waited for, unless the node is kept from its users meanwhile. What
+// was asked for before that counts from then on.
 func timeLeft(v *view.View) (left, timeout time.Duration, limited bool) {
-	since := v.Node.GPU.Spec.ChangeTime
-	if since.IsZero() || v.Reached() {
+	since := v.Node.GPU.Spec.ChangeTime.Time
+	if since.IsZero() || v.Reached() && !v.Disturbed() {
 		return 0, 0, false
+	}
+	if v.Reached() || v.FallsBack {
+		since = timing.Latest(since, gate.TakenSince(v))
 	}
 	timeout = timing.ApplyTimeout
 	if _, waits := view.WaitsForReboot(v); !waits && view.Permitted(v) {
@@ -101,6 +108,32 @@ func gaveUp(v *view.View) bool {
 	left, _, limited := timeLeft(v)
 	_, _, stalled := v.Stalled()
 	return stalled || limited && left <= 0
+}
+
+// resting leaves a node to its users for a while, because a change with nothing to fall back to did not end in time.
+func resting(v *view.View, t view.Timeout) gate.Judgement {
+	j := gate.Judgement{State: state.Failed, Reason: t.Reason}
+	j.Next = gate.AtOnce(gate.LetGo(v, "the change did not end in time")...)
+	j.Message = fmt.Sprintf("The change did not end in time. At %s the operator removed its taint and resumed NVIDIA's programs",
+		format.Clock(t.At))
+	if pods := clients.NotEnding(v); len(pods) > 0 {
+		j.Message += "; these pods of NVIDIA's do not end: " + format.List(pods)
+	}
+	j.Message = gate.AgentMessage(v, j.Message)
+	if _, reboot := view.WaitsForReboot(v); reboot {
+		j.Message += ". A GPU takes its MIG mode only at a reboot. Reboot the node"
+		return j
+	}
+	left := t.Until().Sub(v.World.Now)
+	if j.After = max(left, 0); left <= 0 {
+		j.Message += "; the operator tries again when nobody uses what must be changed: " + eviction.Describe(v)
+		return j
+	}
+	j.Message += fmt.Sprintf("; the operator tries again at %s", format.Clock(t.Until()))
+	if v.Policy == nil {
+		j.Message += " if nobody uses the GPUs then"
+	}
+	return j
 }
 
 // rebooting lets the agent reboot a node that nobody uses, then waits for it.

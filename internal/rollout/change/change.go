@@ -88,6 +88,7 @@ func progress(v *view.View) gate.Judgement {
 	if j, pending := byManager(v, asks); pending {
 		return j
 	}
+	timeout, rests := view.Rests(v)
 	switch {
 	case conflicts.LeavesInstances(v):
 		return applying(v)
@@ -95,6 +96,8 @@ func progress(v *view.View) gate.Judgement {
 		return maintenance.AwaitReboot(v)
 	case v.OnlyComputeMode():
 		return afterApplying(v)
+	case rests:
+		return resting(v, timeout)
 	case asks && gaveUp(v):
 		return applying(v)
 	case disrupts(v, asks):

@@ -6,6 +6,7 @@ package change
 import (
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/format"
@@ -66,7 +67,7 @@ func pauseClients(v *view.View, j gate.Judgement, asks bool) gate.Judgement {
 	}
 	for _, gate := range gates {
 		if g, pending := gate(v); pending {
-			return pausing(v, g)
+			return pausing(v, g, asks)
 		}
 	}
 	switch {
@@ -84,22 +85,39 @@ func pauseClients(v *view.View, j gate.Judgement, asks bool) gate.Judgement {
 	return j
 }
 
-// pausing gives NVIDIA's programs their time to end, after that for draining.
-func pausing(v *view.View, j gate.Judgement) gate.Judgement {
-	left := gate.DrainLeft(v) + timing.PauseTimeout
+// pausing gives NVIDIA's programs their time to end.
+func pausing(v *view.View, j gate.Judgement, asks bool) gate.Judgement {
 	if _, step := gate.Split(j.Next); len(step.Start) > 0 || j.State == state.Failed {
 		return j
 	}
+	left, timeout := pauseLeft(v, asks)
 	if left > 0 {
 		j.After = timing.Sooner(j.After, left)
 		return j
 	}
-	if v.FallsBack { // there is no other way back
-		j.Message += fmt.Sprintf("; for more than %s now: delete those pods, or set back that label", timing.PauseTimeout)
-		return j
+	message := fmt.Sprintf("not within %s: %s", timeout, j.Message)
+	if len(clients.NotEnding(v)) > 0 {
+		j.Reason = v1alpha1.ReasonClientsNotEnding
 	}
-	message := fmt.Sprintf("not within %s: %s", timing.PauseTimeout, j.Message)
-	j.Next = gate.WithSlot(v, append(gate.LetGo(v, "they did not end in time"), desired.RecordFailure(v, j.Reason, message)...)...)
-	j.Message = message
-	return j
+	if j.Next = nil; gate.HasFallback(v) {
+		j.Next = gate.AtOnce(gate.LetGo(v, "they did not end in time")...)
+	}
+	return gate.Fail(v, j, j.Reason, message)
+}
+
+// pauseLeft is how much of their time is left, and how long that is. It begins with the pause, or where nothing is
+// paused yet with the end of the time for draining, and anew on the way back. While the agent is at work its time
+// counts.
+func pauseLeft(v *view.View, asks bool) (left, timeout time.Duration) {
+	if left, timeout, limited := timeLeft(v); asks && limited {
+		return left, timeout
+	}
+	since := v.World.Now.Add(gate.DrainLeft(v))
+	if len(view.Ours(v)) > 0 && !v.Node.HeldSince.IsZero() {
+		since = v.Node.HeldSince
+	}
+	if f := view.Failed(v); f != nil {
+		since = timing.Latest(since, f.Time.Time)
+	}
+	return since.Add(timing.PauseTimeout).Sub(v.World.Now), timing.PauseTimeout
 }

@@ -128,6 +128,9 @@ func selectPatch(v *view.View) (patch action.PatchNode, resumes, complete bool) 
 		}
 	}
 	stampSelected(v, patch)
+	if _, timedOut := v.Node.Annotations[v1alpha1.AnnotationTimedOut]; timedOut {
+		patch.Annotations[v1alpha1.AnnotationTimedOut] = nil
+	}
 	stampSeen(v, patch)
 	if !v.Target.Final && !v.HeldByOther() {
 		baseline.SaveBaseline(v, patch)

@@ -38,15 +38,20 @@ func verifying(v *view.View) (gate.Judgement, bool) {
 		}
 		return j, true
 	}
+	since := timing.Latest(view.SelectedAt(v), v.Node.GPU.Spec.ChangeTime.Time) // another attempt may find its config selected since the former one
+	left := since.Add(timing.VerifyTimeout).Sub(v.World.Now)
 	if v.Reached() || v.Target.Expected == nil {
 		j.State, j.Reason = state.Degraded, v1alpha1.ReasonNotAdvertised
 		j.Message += cmp.Or(plugin.Unhealthy(v), "; look at the pods of NVIDIA's device plugin on the node")
-		restarts, after := plugin.RestartOnce(v)
-		j.Next, j.After = gate.AtOnce(restarts...), after
+		actions, after := plugin.RestartOnce(v)
+		if left <= 0 {
+			actions = append(actions, gate.Untaint(v)...)
+		} else if v.Taint() != nil {
+			after = timing.Sooner(after, left)
+		}
+		j.Next, j.After = gate.AtOnce(actions...), after
 		return j, true
 	}
-	since := timing.Latest(view.SelectedAt(v), v.Node.GPU.Spec.ChangeTime.Time) // another attempt may find its config selected since the former one
-	left := since.Add(timing.VerifyTimeout).Sub(v.World.Now)
 	if left <= 0 {
 		message := fmt.Sprintf("not advertised within %s: %s; %s", timing.VerifyTimeout, strings.Join(differs, ", "), cmp.Or(plugin.Troubles(v),
 			"look at the pods of NVIDIA's device plugin on the node: if they log \"device plugin already connected\", the kubelet has "+

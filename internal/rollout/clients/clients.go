@@ -53,6 +53,19 @@ func Resume(v *view.View) (patch action.PatchNode, resumes bool) {
 	return patch, true
 }
 
+// NotEnding are the pods of NVIDIA's on the node that must end and have not: those that are being deleted, and the test
+// workloads of its validator, which is asked for at each pause.
+func NotEnding(v *view.View) []string {
+	var names []string
+	for _, p := range v.Node.Pods {
+		if p.Validator || p.Terminating && world.SelectsDeploy(p.NodeSelector) {
+			names = append(names, p.Namespace+"/"+p.Name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
 // KeepPluginAway pauses NVIDIA's clients where the device plugin runs, or may start, before the agent has made its instances.
 func KeepPluginAway(v *view.View) (patch action.PatchNode, pauses bool) {
 	if !view.MakesInstances(v) || v.Node.Labels[world.DeployLabels()[0]] != "true" {

@@ -12,7 +12,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/format"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/clients"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/desired"
@@ -58,18 +57,30 @@ func Fail(v *view.View, j Judgement, reason, message string) Judgement {
 	}
 	j.State, j.Reason, j.Message = state.Failed, reason, message
 	actions, _ := Split(j.Next)
-	if v.Desired != nil && !v.FallsBack && !v.Reached() {
+	switch {
+	case HasFallback(v):
 		actions = append(actions, desired.RecordFailure(v, reason, message)...)
-	}
-	if v.Desired == nil { // there is nothing to fall back to: it waits, and holds nobody up
-		actions = append(actions, LetGo(v, "it did not get back to its state in time")...)
-		if again := v.Node.GPU.Spec.ChangeTime.Add(timing.Patience).Sub(v.World.Now); again > 0 && !v.Managed() {
-			j.After = again
-			j.Message += fmt.Sprintf("; the operator tries again at %s if nobody uses the GPUs then", format.Clock(v.World.Now.Add(again)))
-		}
+	case v.Disturbed() || v.Desired == nil && v.Disruptive() && v.Asks():
+		actions = append(actions, TimeOut(v, reason, "the change did not end in time")...)
 	}
 	j.Next = AtOnce(actions...)
 	return j
+}
+
+// HasFallback reports whether the node falls back when the change fails. A release, a node that falls back already and
+// one that reached its target before do not: they are waited for, and hold nobody up.
+func HasFallback(v *view.View) bool { return v.Desired != nil && !v.FallsBack && !v.Reached() }
+
+// TimeOut is LetGo for a change that did not end in time and has nothing to fall back to. It records that in the write
+// that resumes NVIDIA's programs, which comes first: a node without our taint and without the record would be tainted
+// again at once.
+func TimeOut(v *view.View, reason, why string) []action.Action {
+	if v.Managed() {
+		return LetGo(v, why)
+	}
+	patch, _ := resume(v, why)
+	patch.Annotations[v1alpha1.AnnotationTimedOut] = new(view.NextTimeout(v, reason))
+	return append([]action.Action{patch}, Untaint(v)...)
 }
 
 // GiveBack is LetGo unless the agent is at work on an earlier desired state, which holds the node for good reason.
@@ -95,12 +106,31 @@ func Untaint(v *view.View) []action.Action {
 // LetGo takes back what holds a node though its GPUs are not being changed: our taint and our pauses.
 func LetGo(v *view.View, why string) []action.Action {
 	actions := Untaint(v)
-	if patch, resumes := clients.Resume(v); resumes {
-		patch.Why = "resuming NVIDIA's GPU clients: " + why
-		clients.StampResumed(v, patch)
+	if patch, resumes := resume(v, why); resumes {
 		actions = append(actions, patch)
 	}
 	return actions
+}
+
+// resume is the patch that resumes NVIDIA's clients, if we paused any.
+func resume(v *view.View, why string) (patch action.PatchNode, resumes bool) {
+	if patch, resumes = clients.Resume(v); !resumes {
+		return v.Patch(why), false
+	}
+	patch.Why = "resuming NVIDIA's GPU clients: " + why
+	clients.StampResumed(v, patch)
+	return patch, true
+}
+
+// TakenSince is since when the node is kept from its users: the later of our taint and our pauses; zero if it is not.
+func TakenSince(v *view.View) (since time.Time) {
+	if t := v.Taint(); t != nil && t.TimeAdded != nil {
+		since = t.TimeAdded.Time
+	}
+	if len(view.Ours(v)) > 0 {
+		since = timing.Latest(since, v.Node.HeldSince)
+	}
+	return since
 }
 
 // AgentMessage adds to a message what the agent says of why it is not done.

@@ -155,7 +155,7 @@ func labelByHand(v *view.View, j gate.Judgement) (gate.Judgement, bool) {
 // failKeepingOff gives the change up: the node stays as it was.
 func failKeepingOff(v *view.View, j gate.Judgement, reason, message string) (gate.Judgement, bool) {
 	j.After = 0
-	if v.Desired != nil {
+	if j.Next = nil; gate.HasFallback(v) {
 		j.Next = gate.AtOnce(gate.LetGo(v, "NVIDIA's MPS DaemonSet cannot be kept off the node")...)
 	}
 	return gate.Fail(v, j, reason, message), true

@@ -35,6 +35,19 @@ func Parse(value string) (key string, at time.Time, ok bool) {
 // the ClusterPolicy.
 const Patience = time.Hour
 
+// mostPatience is the longest that Backoff returns.
+const mostPatience = 8 * Patience
+
+// Backoff returns how long a node is left to its users after a change has timed out so many times in succession:
+// Patience, then twice as long each time, up to eight hours.
+func Backoff(times int) time.Duration {
+	rest := Patience
+	for range times - 1 {
+		rest = min(2*rest, mostPatience)
+	}
+	return rest
+}
+
 // Deadlines of the states that wait for another program.
 const (
 	// ApplyTimeout is how long an agent may take. NVIDIA's own tools wait five minutes for each client and reset GPUs in

@@ -16,7 +16,6 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/migmanager"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
-	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/timing"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
@@ -104,17 +103,6 @@ func (v *View) Patch(why string) action.PatchNode {
 		Node: v.Node.Name, Policy: v.Ref(), Why: why,
 		Labels: map[string]*string{}, Annotations: map[string]*string{},
 	}
-}
-
-// releasesAgain reports whether the release of the node is to be tried again: patience after the agent was asked for it, and only
-// while nobody uses what must be changed. NVIDIA's mig-manager is not asked for the same config again, and a node that needs a
-// reboot needs a person.
-func releasesAgain(v *View) bool {
-	since := v.Node.GPU.Spec.ChangeTime
-	if v.Policy != nil || since.IsZero() || v.World.Now.Sub(since.Time) < timing.Patience {
-		return false
-	}
-	return v.Disruptive() && len(v.Blockers) == 0 && !v.Managed() && !Stranded(v)
 }
 
 // AdvertisesNoGPU says whether the node offers nothing that a pod could get. NVIDIA's DaemonSets do not tolerate our

@@ -108,11 +108,11 @@ func Unpartitioned(uuid string) v1alpha1.DeviceSpec {
 }
 
 // Asks says whether the spec asks for the target already, and mig-manager, where that is its business, was asked for it. A spec with
-// the record that the target failed asks for nothing until it is written again: the deadlines of another attempt begin with that.
+// the record that the target failed or timed out asks for nothing until it is written again: the deadlines of another attempt begin with that.
 func (v *View) Asks() bool {
 	f := v.Node.GPU.Status.Rollout.Failed
 	again := f != nil && !v.FallsBack && f.Hash == v.DesiredHash() && !Superseded(v, *f)
-	if again || releasesAgain(v) || !AsksFor(v.Node.GPU.Spec, v.Target) {
+	if _, timedOut := TimedOut(v); again || timedOut || !AsksFor(v.Node.GPU.Spec, v.Target) {
 		return false
 	}
 	if !v.Partitions() {
