@@ -40,6 +40,7 @@ func happenings() map[string]func(*chronicle, *rand.Rand) {
 func lateHappenings() map[string]func(*chronicle, *rand.Rand) {
 	return map[string]func(*chronicle, *rand.Rand){
 		"late-wait": (*chronicle).waitEvent,
+		"nights":    (*chronicle).nightsEvent, "pools": (*chronicle).poolsEvent, "jobs": (*chronicle).jobsEvent,
 	}
 }
 

@@ -86,6 +86,7 @@ type chronicle struct {
 	states    map[string]string // that the story has told of last
 	opensCRDs bool
 	sum       hash.Hash // of all that is decided; nil: nobody asks
+	nights    bool      // a machine has started with other GPUs each night; once is enough
 	meddled   bool      // another controller has changed what NVIDIA's config-manager reads
 }
 
