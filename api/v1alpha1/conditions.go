@@ -405,6 +405,9 @@ const (
 	// EventDesiredStateChanged: the controller changed the spec of a GPUNode. Nodes that change together for the same reason have
 	// one Event.
 	EventDesiredStateChanged = "DesiredStateChanged"
+	// EventBaselineForgotten: a node has had so many GPUs that spec.baseline of its GPUNode has no room for those that are gone. Such a GPU
+	// counts as a new one if it comes back: its baseline is then the state in which it comes.
+	EventBaselineForgotten = "BaselineForgotten"
 	// EventNodeLabelsChanged: labels or annotations of a node were changed: a configuration was selected, or NVIDIA's programs
 	// were paused or resumed. Nodes that change together for the same reason have one Event.
 	EventNodeLabelsChanged = "NodeLabelsChanged"

@@ -222,7 +222,7 @@ type Baseline struct {
 	// +kubebuilder:validation:MaxProperties=16
 	Labels map[string]string `json:"labels,omitempty"`
 
-	// devices are the GPUs and how each was shared.
+	// devices are the GPUs and how each was shared, also those that are gone, of which the newest are kept.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=64

@@ -4,7 +4,9 @@
 package rollout_test
 
 import (
+	"fmt"
 	"maps"
+	"slices"
 	"testing"
 	"time"
 
@@ -14,6 +16,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
 // loseGPUNode deletes the GPUNode of a node, and a new one takes its place.
@@ -204,4 +207,72 @@ func TestARestoreSetsNoLabelThatTheOperatorDidNotChange(t *testing.T) {
 	c.run(200)
 	g.Expect(h.GPU.Spec.Baseline).To(BeNil())
 	g.Expect(h.Labels).NotTo(HaveKey(v1alpha1.LabelMIGManager))
+}
+
+// TestANodeThatGetsOtherGPUsEachDay, as a virtual machine that is stopped each night and starts on another host: the baseline never outgrows
+// its schema. It lists the GPUs that are there and those that went last.
+func TestANodeThatGetsOtherGPUsEachDay(t *testing.T) {
+	for strategy, sharing := range map[string]v1alpha1.Sharing{"time-slicing": timeSlicing(4), "MIG": mig(count("3g.20gb", 2))} {
+		t.Run(strategy, func(t *testing.T) {
+			g := NewWithT(t)
+			c := newCluster()
+			h := c.add("vm", slices.Repeat([]sim.Model{sim.A100}, 8)...)
+			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", sharing)}
+			uuids := func() (all []string) {
+				for _, d := range h.devices() {
+					all = append(all, d.UUID)
+				}
+				return all
+			}
+			var before []string
+			for day := range 12 {
+				if day > 0 {
+					before = uuids()
+					c.dies(h)
+					h.getsOther(8, day)
+					c.returns(h)
+					c.tick(time.Second)
+				}
+				c.run(300)
+				g.Expect(c.refused).To(BeEmpty())
+				g.Expect(c.ready()).To(Equal(1), "on day %d: %s", day, h.waits())
+				var listed []string
+				for _, d := range h.GPU.Spec.Baseline.Devices {
+					listed = append(listed, d.UUID)
+				}
+				g.Expect(len(listed)).To(BeNumerically("<=", world.MostGPUs))
+				g.Expect(listed).To(ContainElements(append(before, uuids()...)), "on day %d", day)
+				g.Expect(h.Annotations[v1alpha1.AnnotationBaseline]).To(Equal(world.CopyOf(h.GPU.Spec)))
+			}
+			c.Policies = nil
+			c.run(300)
+			g.Expect(h.GPU.Spec).To(Equal(v1alpha1.GPUNodeSpec{}))
+			g.Expect(h.Annotations).To(BeEmpty())
+			g.Expect(h.instances()).To(BeEmpty())
+		})
+	}
+}
+
+// TestABaselineThatIsFullTakesNoGoneGPUFromItsCopy, or the two records would exchange their entries for ever.
+func TestABaselineThatIsFullTakesNoGoneGPUFromItsCopy(t *testing.T) {
+	g := NewWithT(t)
+	c, h := toMIG()
+	c.run(200)
+	spec, older := h.GPU.Spec.DeepCopy(), h.GPU.Spec.DeepCopy()
+	for i := len(spec.Baseline.Devices); i < world.MostGPUs; i++ {
+		spec.Baseline.Devices = append(spec.Baseline.Devices, v1alpha1.DeviceSpec{UUID: fmt.Sprint("GPU-gone-", i)})
+	}
+	older.Baseline.Devices = append(older.Baseline.Devices, v1alpha1.DeviceSpec{UUID: "GPU-of-the-copy"})
+	n := *h.Node
+	n.GPU.Spec, n.Annotations = *spec, map[string]string{v1alpha1.AnnotationBaseline: world.CopyOf(*older)}
+	joined := n.WithCopy(&n.GPU)
+	g.Expect(joined.BaselineLost).To(BeFalse())
+	g.Expect(joined.GPU.Spec.Baseline).To(Equal(spec.Baseline))
+
+	n.GPU.Spec.Baseline.Devices = slices.DeleteFunc(n.GPU.Spec.Baseline.Devices, func(d v1alpha1.DeviceSpec) bool { return d.UUID == h.devices()[1].UUID })
+	n.GPU.Spec.Baseline.Devices = append(n.GPU.Spec.Baseline.Devices, v1alpha1.DeviceSpec{UUID: "GPU-gone-last"})
+	joined = n.WithCopy(&n.GPU)
+	g.Expect(joined.BaselineLost).To(BeTrue(), "a GPU that is there has its entry in the copy alone")
+	g.Expect(joined.GPU.Spec.Baseline.Devices).To(And(HaveLen(world.MostGPUs), ContainElement(HaveField("UUID", h.devices()[1].UUID)),
+		ContainElement(HaveField("UUID", "GPU-gone-last")), Not(ContainElement(HaveField("UUID", "GPU-of-the-copy")))))
 }

@@ -36,7 +36,7 @@ func (d *Decision) configureDRA(w *world.World, all []*group.Member) {
 		d.Actions, d.After = w.Repeats.Admit(d.Actions, action.DeleteClass{Name: name}, w.Now, d.After)
 	}
 	for _, node := range w.DRA.Edited { // the change that needs it makes another one
-		d.Actions, d.After = w.Repeats.Admit(d.Actions, action.UntaintDevices{Node: node}, w.Now, d.After)
+		d.Actions, d.After = w.Repeats.Admit(d.Actions, action.UntaintDevices{Node: node, Edited: true}, w.Now, d.After)
 	}
 	for _, node := range w.DRA.Ruled {
 		if !nodes[node] {

@@ -60,6 +60,7 @@ type cluster struct {
 	told    []string
 	version map[string]int // of each Node
 	writes  map[string]int // by kind of action
+	refused []string       // what the API server has refused, and why
 
 	dropsNames bool              // the feature gate DRAExtendedResource is off
 	orphans    []string          // DeviceTaintRules of nodes that are gone
@@ -262,11 +263,26 @@ func (c *cluster) do(a action.Action) {
 	case action.DeleteClass:
 		c.dropClass(a.Name)
 	case action.Report:
+		if !c.takes(a, v1alpha1.GPUNode{Status: a.Status}) {
+			return
+		}
 		h.setReported(*a.Status.DeepCopy())
 		c.told = append(c.told, h.waits())
 	case action.SetSpec:
+		if !c.takes(a, v1alpha1.GPUNode{Spec: a.Spec}) {
+			return
+		}
 		h.setSpec(*a.Spec.DeepCopy())
 	}
+}
+
+// takes reports whether the API server takes what an action writes, which must not exceed the schema.
+func (c *cluster) takes(a action.Action, n v1alpha1.GPUNode) bool {
+	why := refusal(n)
+	if why != "" {
+		c.refused = append(c.refused, fmt.Sprintf("%s: %s", a, why))
+	}
+	return why == ""
 }
 
 // SetSpec stores a spec as the API server does, whose generations count what the agent looks at.

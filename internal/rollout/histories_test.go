@@ -25,7 +25,7 @@ import (
 //
 //	progress  every node whose machine runs reaches its desired state, whatever becomes of the others
 //	restore   without policies everything is as it was before the operator, or the GPUNode reports what is not
-//	bounded   no fight with another controller goes on without end
+//	bounded   no fight with another controller goes on without end, and nothing grows until the API server refuses it
 //	truth     Ready is true only if everything is as desired, and each reason to wait has a live cause
 //	harmless  no pod loses what it uses, no bystander is evicted, no unselected GPU is changed, and the budget holds
 //

@@ -39,9 +39,12 @@ func happenings() map[string]func(*chronicle, *rand.Rand) {
 // lateHappenings are events of seeds from history.Late up alone. A new kind of event is added here.
 func lateHappenings() map[string]func(*chronicle, *rand.Rand) {
 	return map[string]func(*chronicle, *rand.Rand){
+		"jobs":          (*chronicle).jobsEvent,
 		"late-chart":    (*chronicle).chartEvent,
 		"late-hang":     (*chronicle).hangEvent,
 		"late-recreate": (*chronicle).recreateEvent,
+		"nights":        (*chronicle).nightsEvent,
+		"pools":         (*chronicle).poolsEvent,
 		"tenant":        (*chronicle).tenantEvent,
 	}
 }

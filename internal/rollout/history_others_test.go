@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -171,6 +172,23 @@ func (c *chronicle) bounded(when string, most int) {
 		if c.count[what] > limit {
 			c.breaks("bounded", "%s: %d times %s", what, c.count[what], when)
 		}
+	}
+}
+
+// accepts looks whether the API server has refused what the operator wrote. What it refuses once it refuses for ever.
+func (c *chronicle) accepts() {
+	for _, refused := range c.refused {
+		c.breaks("bounded", "the API server refuses: %s", refused)
+	}
+}
+
+// acceptsStatus looks whether the API server would refuse the status of a policy.
+func (c *chronicle) acceptsStatus(p *v1alpha1.GPUSharingPolicy, s v1alpha1.GPUSharingPolicyStatus) {
+	if reflect.DeepEqual(p.Status, s) {
+		return
+	}
+	if why := refusal(v1alpha1.GPUSharingPolicy{Status: s}); why != "" {
+		c.breaks("bounded", "the API server refuses the status of policy %s: %s", p.Name, why)
 	}
 }
 

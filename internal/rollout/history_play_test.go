@@ -200,6 +200,7 @@ func (c *chronicle) step(faithful bool) rollout.Decision {
 	}
 	for i := range c.Policies {
 		if s, decided := d.Policies[c.Policies[i].Name]; decided {
+			c.acceptsStatus(&c.Policies[i], s)
 			c.Policies[i].Status = s
 		}
 	}
@@ -296,6 +297,7 @@ func (c *chronicle) carryOut(a action.Action) {
 		c.count["status of GPUNode "+h.Name]++
 	}
 	c.do(a)
+	c.accepts()
 	c.wrote(a)
 	c.Repeats.Note(a, c.Now)
 	c.inBudget(h, a)

@@ -87,6 +87,7 @@ type chronicle struct {
 	opensCRDs bool
 	sum       hash.Hash              // of all that is decided; nil: nobody asks
 	tenants   map[string]*corev1.Pod // pods of tenants as they would look without a disguise, by UID
+	nights    bool                   // a machine has started with other GPUs each night; once is enough
 	meddled   bool                   // another controller has changed what NVIDIA's config-manager reads
 }
 

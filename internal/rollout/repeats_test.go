@@ -4,6 +4,7 @@
 package rollout_test
 
 import (
+	"fmt"
 	"regexp"
 	"slices"
 	"testing"
@@ -14,11 +15,13 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/clusterpolicy"
+	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
 // TestNoFightGoesOnWithoutEnd: what another controller undoes again and again is written a few times in an hour. The status names
@@ -138,4 +141,124 @@ func TestAFightIsReportedWithTheTimeAtWhichItGoesOn(t *testing.T) {
 	now, err := time.Parse(time.TimeOnly, c.Now.UTC().Format(time.TimeOnly))
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(until.Sub(now)).To(BeNumerically(">", 50*time.Minute), d.Nodes[0].Message)
+}
+
+// TestOurOwnWritesAreNoFight: what the operator itself has undone it writes again as often as it takes, and withholds nothing from a node.
+func TestOurOwnWritesAreNoFight(t *testing.T) {
+	t.Run("pools scale to zero and back, so that the config of one goes with that of another", func(t *testing.T) {
+		g := NewWithT(t)
+		c := pools(6, func(int) v1alpha1.Sharing { return timeSlicing(4) })
+		for n := range 24 {
+			h := c.addTo(n%6, n)
+			g.Expect(c.readyWithin(h, 4*time.Minute)).To(BeTrue(), "%s: %s", h.Name, h.waits())
+			delete(c.hosts, h.Name)
+			c.counts(4, 15*time.Second)
+		}
+	})
+	t.Run("a node joins each of nine pools, so that each needs another config", func(t *testing.T) {
+		g := NewWithT(t)
+		c := pools(9, func(i int) v1alpha1.Sharing { return mig(count("1g", int32(1+i%7))) })
+		for n := range 9 {
+			h := c.addTo(n, n)
+			g.Expect(c.readyWithin(h, 2*time.Minute)).To(BeTrue(), "%s: %s", h.Name, h.waits())
+		}
+	})
+	t.Run("short jobs follow one another under drain mode Never", func(t *testing.T) {
+		g := NewWithT(t)
+		c, h := toMIG(func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Rollout.Drain.Mode = v1alpha1.DrainModeNever })
+		c.Repeats = &action.Repeats{}
+		for n := range 30 {
+			c.job(h, n, 100*time.Second)
+			g.Expect(h.waits()).To(ContainSubstring(v1alpha1.ReasonGPUInUse), "after %d jobs", n)
+		}
+		g.Expect(c.writes).NotTo(HaveKey("action.Taint"), "a pod that was bound just now is known before it is reported")
+	})
+	t.Run("another controller undoes a write that the operator itself undoes now and then", func(t *testing.T) {
+		g := NewWithT(t)
+		repeats := &action.Repeats{}
+		taint, untaint := action.Taint{Node: "a"}, action.Untaint{Node: "a"}
+		now := time.Unix(0, 0)
+		for range 20 {
+			repeats.Note(taint, now)
+			repeats.Note(untaint, now)
+		}
+		g.Expect(repeats.Left(taint, now)).To(BeZero())
+		for range 8 {
+			repeats.Note(taint, now)
+		}
+		g.Expect(repeats.Left(taint, now)).To(Equal(time.Hour))
+	})
+	t.Run("a patch of which one part is new", func(t *testing.T) {
+		g := NewWithT(t)
+		repeats := &action.Repeats{}
+		patch := func(labels map[string]*string) action.PatchNode { return action.PatchNode{Node: "a", Labels: labels} }
+		for range 8 {
+			repeats.Note(patch(map[string]*string{"a": new("1"), "b": nil}), time.Unix(0, 0))
+		}
+		g.Expect(repeats.Left(patch(map[string]*string{"a": new("1")}), time.Unix(0, 0))).To(Equal(time.Hour))
+		g.Expect(repeats.Left(patch(map[string]*string{"a": new("1"), "b": new("2")}), time.Unix(0, 0))).To(BeZero())
+	})
+	t.Run("claims of monitors come and go", func(t *testing.T) {
+		g := NewWithT(t)
+		repeats := &action.Repeats{}
+		for range 20 {
+			for _, claims := range [][]string{{"monitoring/dcgm"}, nil} {
+				set := action.SetSpec{Node: "a", Spec: v1alpha1.GPUNodeSpec{AdminClaims: claims}, Why: "recording the ResourceClaims of monitors"}
+				g.Expect(repeats.Left(set, time.Unix(0, 0))).To(BeZero())
+				repeats.Note(set, time.Unix(0, 0))
+			}
+		}
+	})
+}
+
+// pools is a cluster with so many policies, each for a pool of its own, as yet without nodes.
+func pools(many int, sharing func(pool int) v1alpha1.Sharing) *cluster {
+	c := newCluster()
+	c.Repeats = &action.Repeats{}
+	for i := range many {
+		name := fmt.Sprint("pool-", i)
+		c.Policies = append(c.Policies, policyOf(name, sharing(i), func(p *v1alpha1.GPUSharingPolicy) {
+			p.Spec.NodeSelector = &v1alpha1.NodeSelector{MatchLabels: map[string]string{"pool": name}}
+		}))
+	}
+	return c
+}
+
+// addTo adds a node to a pool.
+func (c *cluster) addTo(pool, node int) *host {
+	h := c.add(fmt.Sprint("node-", node), sim.A100)
+	h.Labels["pool"], h.Created = fmt.Sprint("pool-", pool), c.Now
+	return h
+}
+
+// counts lets so many passes follow one another, and counts what they write.
+func (c *cluster) counts(passes int, each time.Duration) {
+	for range passes {
+		c.noted(each)
+	}
+}
+
+// readyWithin reports whether a node is in its desired state within a time.
+func (c *cluster) readyWithin(h *host, d time.Duration) bool {
+	for end := c.Now.Add(d); c.Now.Before(end); {
+		c.noted(2 * time.Second)
+		if ready, _ := condition.Find(h.GPU.Status.Conditions, v1alpha1.ConditionReady); ready.Reason == v1alpha1.ReasonReady {
+			return true
+		}
+	}
+	return false
+}
+
+// job is one of a queue: its pod is bound as soon as the one before has ended, and the agent reports it 2 s later.
+func (c *cluster) job(h *host, n int, lasts time.Duration) {
+	name := fmt.Sprint("job-", n)
+	pod := world.Pod{Namespace: "user", Name: name, UID: "uid-" + name, Controller: "Job", GPU: true, Scheduled: c.Now}
+	if len(h.Taints) == 0 {
+		h.Pods = append(h.Pods, pod)
+	}
+	c.noted(2 * time.Second)
+	h.Pods = slices.DeleteFunc(h.Pods, func(p world.Pod) bool { return p.Name == name })
+	c.hold(h, name, 0, gpu.WholeGPU)
+	c.counts(int(lasts/(10*time.Second)), 10*time.Second)
+	c.end(h, name)
 }

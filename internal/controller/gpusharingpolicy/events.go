@@ -22,6 +22,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
 	"github.com/gpusharing/gpu-sharing-operator/internal/format"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
 // announcement is the kind of a thing that is announced: always the same reason, for the same action.
@@ -39,6 +40,7 @@ var (
 	eventEvicting      = announcement{corev1.EventTypeNormal, v1alpha1.EventEvicting, "Evict"}
 	eventEvictBlocked  = announcement{corev1.EventTypeWarning, v1alpha1.EventEvictionBlocked, "Evict"}
 	eventDesiredState  = announcement{corev1.EventTypeNormal, v1alpha1.EventDesiredStateChanged, "SetSpec"}
+	eventForgotten     = announcement{corev1.EventTypeWarning, v1alpha1.EventBaselineForgotten, "SetSpec"}
 	eventNodeLabels    = announcement{corev1.EventTypeNormal, v1alpha1.EventNodeLabelsChanged, "PatchNode"}
 	eventPodRestarted  = announcement{corev1.EventTypeNormal, v1alpha1.EventNVIDIAPodRestarted, "DeletePod"}
 	eventMPSDisabled   = announcement{corev1.EventTypeNormal, v1alpha1.EventNVIDIAMPSDisabled, "KeepMPSOff"}
@@ -75,6 +77,9 @@ func (an *announcer) announce(a action.Action) {
 		an.announceReport(report)
 		return
 	}
+	if set, is := a.(action.SetSpec); is {
+		an.announceForgotten(set)
+	}
 	e, announced := eventOf(a)
 	if !announced || an.records(a) {
 		return
@@ -101,6 +106,24 @@ func (an *announcer) announceReport(a action.Report) {
 		return
 	}
 	an.emit(e, an.nodeNamed(a.Node), nil, note)
+}
+
+// announceForgotten tells which GPUs lost their entry in the baseline of a node to newer ones (world.Bounded).
+func (an *announcer) announceForgotten(a action.SetSpec) {
+	was, is := an.specOf(a.Node).Baseline, a.Spec.Baseline
+	if was == nil || is == nil || len(is.Devices) < world.MostGPUs {
+		return
+	}
+	var forgotten []string
+	for _, d := range was.Devices {
+		if !world.Lists(is.Devices, d.UUID) {
+			forgotten = append(forgotten, d.UUID)
+		}
+	}
+	if len(forgotten) > 0 {
+		an.emit(eventForgotten, an.nodeNamed(a.Node), nil, fmt.Sprintf("Node %s: GPUNode.spec.baseline lists %d GPUs at most, so the baseline of GPUs that are gone "+
+			"is forgotten: %s. One that comes back counts as a new GPU", a.Node, world.MostGPUs, format.List(forgotten)))
+	}
 }
 
 // likewise is what a pass does to nodes of a policy for the same reason. It is announced once for all of them: an Event for each of

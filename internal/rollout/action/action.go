@@ -126,7 +126,8 @@ type TaintDevices struct {
 
 // UntaintDevices deletes that rule. One that is gone is no error.
 type UntaintDevices struct {
-	Node string
+	Node   string
+	Edited bool // another client edited the rule, so the change that needs one makes another
 }
 
 // WriteClass applies the operator's DeviceClass for a MIG profile, so that pods get its instances by an extended resource.

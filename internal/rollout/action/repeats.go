@@ -4,12 +4,15 @@
 package action
 
 import (
+	"encoding/json"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
 	"sync"
 	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/timing"
@@ -20,26 +23,36 @@ import (
 const mostRepeats = 8
 
 // Repeats counts what was written, so that no fight with another controller goes on without end: what was written mostRepeats times
-// within an hour waits until that hour is over. It is kept by the program that carries decisions out, and is lost with it. The zero
-// value has counted nothing. Note may be called by several goroutines.
+// within an hour waits until that hour is over. Only what another writer undid counts: once the operator itself has written another
+// value to a field, the count of that field begins anew. It is kept by the program that carries decisions out, and is lost with it.
+// The zero value has counted nothing. Note may be called by several goroutines.
 type Repeats struct {
 	mu       sync.Mutex
 	policies string // the signature of the policies; others begin anew
-	writes   map[string][]time.Time
+	fields   map[string]written
+}
+
+// written is the value that the operator wrote to a field last, and when: each time since it wrote another one.
+type written struct {
+	value string
+	at    []time.Time
 }
 
 // Note counts an action that was carried out.
 func (r *Repeats) Note(a Action, now time.Time) {
-	what := sameness(a)
-	if what == "" {
-		return
-	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.writes == nil {
-		r.writes = map[string][]time.Time{}
+	if r.fields == nil {
+		r.fields = map[string]written{}
 	}
-	r.writes[what] = append(r.writes[what], now)
+	for field, value := range valuesOf(a) {
+		last := r.fields[field]
+		if last.value != value {
+			last = written{value: value}
+		}
+		last.at = append(last.at, now)
+		r.fields[field] = last
+	}
 }
 
 // Begin forgets what is past, and everything if the policies have changed.
@@ -50,32 +63,35 @@ func (r *Repeats) Begin(policies string, now time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.policies != policies {
-		r.policies, r.writes = policies, nil
+		r.policies, r.fields = policies, nil
 	}
-	for what, at := range r.writes {
-		r.writes[what] = slices.DeleteFunc(at, func(t time.Time) bool { return now.Sub(t) >= timing.Patience })
+	for field, last := range r.fields {
+		last.at = slices.DeleteFunc(last.at, func(t time.Time) bool { return now.Sub(t) >= timing.Patience })
+		r.fields[field] = last
 	}
-	maps.DeleteFunc(r.writes, func(_ string, at []time.Time) bool { return len(at) == 0 })
+	maps.DeleteFunc(r.fields, func(_ string, last written) bool { return len(last.at) == 0 })
 }
 
-// Left is how long an action still has to wait; 0: it may be carried out.
+// Left is how long an action still has to wait; 0: it may be carried out. It waits if all that it writes was written too often.
 func (r *Repeats) Left(a Action, now time.Time) time.Duration {
 	if r == nil {
 		return 0
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	at, most := r.writes[sameness(a)], mostRepeats
+	most := mostRepeats
 	if GivesBack(a) {
 		most *= 2 // what was taken before the taking had to wait is given back
 	}
-	if _, reports := a.(Report); reports {
-		most *= 8 // the pods that block a drain end one by one
+	var left time.Duration
+	for field, value := range valuesOf(a) {
+		last := r.fields[field]
+		if last.value != value || len(last.at) < most {
+			return 0
+		}
+		left = timing.Sooner(left, max(last.at[len(last.at)-most].Add(timing.Patience).Sub(now), time.Second))
 	}
-	if len(at) < most {
-		return 0
-	}
-	return max(at[0].Add(timing.Patience).Sub(now), time.Second)
+	return left
 }
 
 // GivesBack reports whether an action lets a node take pods again, or resumes NVIDIA's clients.
@@ -93,38 +109,75 @@ func (r *Repeats) Admit(actions []Action, a Action, now time.Time, after time.Du
 	return append(actions, a), after
 }
 
-// sameness is the same for actions that write the same to the same object, whenever they do. It is empty for those that have limits
-// of their own: evictions, and triggers for the kubelet.
-func sameness(a Action) string {
+// valuesOf is what an action writes: the value of each field, without the time at which it is written. It is empty for actions that
+// have limits of their own: evictions, and triggers for the kubelet.
+func valuesOf(a Action) map[string]string {
+	one := func(field string, value ...any) map[string]string {
+		return map[string]string{field + " " + a.Target(): fmt.Sprint(value...)}
+	}
 	switch a := a.(type) {
 	case Evict, TriggerSync:
-		return ""
+		return nil
 	case WriteConfigs:
-		return "keys"
+		return one("configs", a.Data)
 	case PatchNode:
-		return "patch " + a.Node + entries(a.Labels) + entries(a.Annotations)
-	case SetSpec:
-		return fmt.Sprintf("spec %s %s %s", a.Node, a.Why, a.Spec.ConfigName)
-	case Report:
-		return fmt.Sprintf("report %s %s", a.Node, a.Why)
-	case WriteClass:
-		return "class " + a.Class.Name + " " + a.Class.Beside
+		return entriesOf(a)
+	case Taint:
+		return one("taint", true)
+	case Untaint:
+		return one("taint", false)
+	case KeepTaints:
+		return one("taints of policies", Names(a.Want))
+	case KeepMPSOff:
+		return one("NodeFeature", true)
+	case AllowMPS:
+		return one("NodeFeature", false)
+	case TaintDevices:
+		return one("rule", true)
+	case UntaintDevices:
+		if a.Edited {
+			return one("edited rule", false) // the operator still wants one
+		}
+		return one("rule", false)
+	case WriteClass: // one that another client edited is deleted and written again, which are two writes against that client
+		return one("class "+a.Class.Name, a.Class.Beside)
 	case DeleteClass:
-		return "no class " + a.Name
+		return one("no class " + a.Name)
+	case SetSpec: // a change and its record are two writes, of which none undoes the other
+		return one("spec for "+a.Why, a.Spec.ConfigName, a.Spec.AdminClaims)
+	case Report:
+		return one("status", a.Why, contentOf(a.Status))
 	}
-	return fmt.Sprintf("%T %s", a, a.Target())
+	return one(fmt.Sprintf("%T", a))
 }
 
-// entries lists labels or annotations without the times in their values.
-func entries(of map[string]*string) string {
-	var list strings.Builder
-	for _, name := range slices.Sorted(maps.Keys(of)) {
-		list.WriteString(" " + name)
-		if of[name] != nil {
-			list.WriteString("=" + untimed(*of[name]))
+// entriesOf is the value of each label and annotation that a patch writes; of one with a time that it has one.
+func entriesOf(a PatchNode) map[string]string {
+	values := map[string]string{}
+	for _, of := range []map[string]*string{a.Labels, a.Annotations} {
+		for name, value := range of {
+			field := name + " " + a.Node
+			if values[field] = "-"; value != nil {
+				text, _, timed := strings.Cut(*value, "@")
+				values[field] = fmt.Sprint("=", text, timed)
+			}
 		}
 	}
-	return list.String()
+	return values
+}
+
+// contentOf is a status without the times and generations of its conditions.
+func contentOf(s v1alpha1.GPUNodeStatus) string {
+	s = *s.DeepCopy()
+	s.ObservedGeneration = 0
+	for i := range s.Conditions {
+		s.Conditions[i].ObservedGeneration, s.Conditions[i].LastTransitionTime = 0, metav1.Time{}
+	}
+	text, err := json.Marshal(s)
+	if err != nil { // cannot be: the types hold strings and numbers only
+		return ""
+	}
+	return string(text)
 }
 
 func untimed(value string) string {

@@ -14,7 +14,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
-// Record adds to the baseline the GPUs of the target that it does not list.
+// Record adds to the baseline the GPUs of the target that it does not list. Those that it lists keep their order, so that the ones that
+// were recorded first can be forgotten first once there are too many (world.Bounded).
 func Record(v *view.View, spec *v1alpha1.GPUNodeSpec) {
 	if spec.Baseline == nil {
 		spec.Baseline = found(v)
@@ -26,12 +27,13 @@ func Record(v *view.View, spec *v1alpha1.GPUNodeSpec) {
 	if view.LeftAsIs(*spec) {
 		devices = slices.DeleteFunc(devices, func(d v1alpha1.DeviceSpec) bool { return !world.Lists(v.Target.Devices, d.UUID) })
 	}
+	var added []v1alpha1.DeviceSpec
 	for _, d := range v.Devices {
 		if world.Lists(v.Target.Devices, d.UUID) && !world.Lists(devices, d.UUID) {
-			devices = append(devices, before(v, d))
+			added = append(added, before(v, d))
 		}
 	}
-	spec.Baseline.Devices = world.SortedByUUID(devices)
+	spec.Baseline.Devices = world.Bounded(append(devices, world.SortedByUUID(added)...), v.Node.GPU.Status.Devices)
 }
 
 // The agent sets an interval as soon as GPUNode.spec has the former one, and then nothing else tells what that was. So the copy on the Node

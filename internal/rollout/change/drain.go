@@ -5,6 +5,7 @@ package change
 
 import (
 	"fmt"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -28,6 +29,7 @@ func disrupt(v *view.View, asks bool) gate.Judgement {
 	j := gate.Judgement{State: state.PendingDisruptive, Reason: gate.Underway(v), Next: gate.WithSlot(v)}
 	blocked := len(v.Blockers) > 0
 	tainted := v.Tainted() || view.MustStayUntainted(v) && !blocked
+	pod, age := eviction.JustBound(v)
 	switch {
 	case view.Ousts(v) && v.Reached() && nvidiamps.LabelLeft(v) > 0:
 		return nvidiamps.LeaveToNVIDIA(v)
@@ -38,6 +40,8 @@ func disrupt(v *view.View, asks bool) gate.Judgement {
 	case blocked && !tainted && v.FallsBack: // its time is over: nobody is kept off or evicted any more
 		j.Reason, j.Message = v1alpha1.ReasonGPUInUse, "waiting until nobody uses what must be changed: "+eviction.Describe(v)
 		return j
+	case pod != "" && !tainted && v.DrainMode() == v1alpha1.DrainModeNever: // the taint would go again as soon as the agent reports the pod
+		return justBound(j, pod, age)
 	case !tainted:
 		return tainting(v, j)
 	case blocked:
@@ -46,13 +50,18 @@ func disrupt(v *view.View, asks bool) gate.Judgement {
 	if g, waits := settlingClaims(v, j); waits {
 		return g
 	}
-	if pod, age := eviction.JustBound(v); pod != "" {
-		j.State, j.Reason = state.Draining, v1alpha1.ReasonGPUInUse
-		j.Message = fmt.Sprintf("pod %s was placed on the node just now; waiting for the agent to report what it holds", pod)
-		j.After = timing.ReportAfter - age
-		return j
+	if pod != "" {
+		j.State = state.Draining
+		return justBound(j, pod, age)
 	}
 	return pauseClients(v, j, asks)
+}
+
+// justBound waits for the agent to report what a pod holds that was bound to the node so long ago.
+func justBound(j gate.Judgement, pod string, age time.Duration) gate.Judgement {
+	j.Reason, j.After = v1alpha1.ReasonGPUInUse, timing.ReportAfter-age
+	j.Message = fmt.Sprintf("pod %s was placed on the node just now; waiting for the agent to report what it holds", pod)
+	return j
 }
 
 // tainting begins a change: nothing new may come to the node.

@@ -19,6 +19,8 @@ import (
 //	labels   are those of the GPUNode; those of the copy count if the GPUNode has no baseline
 //	GPUs     are those of both; the entry of the GPUNode counts where both have one, with the time-slice interval of the copy if it has none
 //
+// A GPU that the node does not have now may come back, so its entry stays as long as there is room (Bounded).
+//
 // What is missing in either is written again. If both are lost, what the operator itself has written is not taken for what was
 // found (theirs).
 
@@ -51,6 +53,7 @@ func (n Node) WithCopy(gpuNode *v1alpha1.GPUNode) Node {
 		if saved.Untouched == Version(gpuNode) {
 			saved.Devices = nil
 		}
+		saved.Devices = Bounded(saved.Devices, gpuNode.Status.Devices)
 		spec.Baseline, n.BaselineLost = &saved.Baseline, true
 		if saved.Retain && spec.Release == nil {
 			spec.Release = &v1alpha1.Release{ReleasePolicy: v1alpha1.ReleasePolicyRetain}
@@ -58,17 +61,38 @@ func (n Node) WithCopy(gpuNode *v1alpha1.GPUNode) Node {
 		return n
 	}
 	both := spec.Baseline.DeepCopy()
+	lost := addIntervals(both.Devices, saved.Devices)
 	for _, d := range saved.Devices {
-		if !Lists(both.Devices, d.UUID) {
-			both.Devices = append(both.Devices, d)
+		if !Lists(both.Devices, d.UUID) && (len(both.Devices) < MostGPUs || has(gpuNode.Status.Devices, d.UUID)) {
+			both.Devices, lost = append(both.Devices, d), true
 		}
 	}
-	intervals := addIntervals(both.Devices, saved.Devices)
-	if intervals || len(both.Devices) > len(spec.Baseline.Devices) {
-		both.Devices = SortedByUUID(both.Devices)
+	if lost {
+		both.Devices = Bounded(both.Devices, gpuNode.Status.Devices)
 		spec.Baseline, n.BaselineLost = both, true
 	}
 	return n
+}
+
+// MostGPUs is how many GPUs a baseline lists at most: the API server refuses a GPUNode with more.
+const MostGPUs = 64
+
+// Bounded returns at most MostGPUs entries of a baseline, in their order. Those of GPUs that the node does not have go first, and of
+// these the ones that were recorded first. What is lost with them: if such a GPU comes back, it counts as a new one, whose baseline
+// is the state in which it comes.
+func Bounded(devices []v1alpha1.DeviceSpec, have []v1alpha1.DeviceStatus) []v1alpha1.DeviceSpec {
+	excess := len(devices) - MostGPUs
+	return slices.DeleteFunc(slices.Clone(devices), func(d v1alpha1.DeviceSpec) bool {
+		goes := excess > 0 && !has(have, d.UUID)
+		if goes {
+			excess--
+		}
+		return goes
+	})
+}
+
+func has(devices []v1alpha1.DeviceStatus, uuid string) bool {
+	return slices.ContainsFunc(devices, func(d v1alpha1.DeviceStatus) bool { return d.UUID == uuid })
 }
 
 // addIntervals adds the time-slice intervals that entries lack, and reports whether there are any.
