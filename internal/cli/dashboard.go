@@ -50,7 +50,7 @@ func (p *Program) dashboard(ctx context.Context, f *flags, rest []string) error 
 	if err != nil {
 		return err
 	}
-	b := &board{program: p, agents: asked, seen: seen, hub: dashboard.NewHub(), cluster: clusterOf(f, config.Host)}
+	b := &board{program: p, agents: asked, seen: seen, hub: dashboard.NewHub(), cluster: clusterOf(f, config.Host), namespace: f.namespace}
 	server := &dashboard.Server{Hub: b.hub, Clock: p.Clock, Preview: b.preview}
 	listener, address, err := server.Listen(ctx, f.port)
 	if err != nil {
@@ -91,6 +91,8 @@ type board struct {
 	seen    *watches
 	hub     *dashboard.Hub
 	cluster string
+	// namespace is that of the controller, as leadershipOf takes it.
+	namespace string
 
 	mu       sync.Mutex
 	measured map[string]measuredNode
@@ -124,13 +126,11 @@ func (b *board) draw(ctx context.Context) {
 // measure asks the agents who uses the GPUs, as long as a browser shows the page: agents measure only while they are asked.
 func (b *board) measure(ctx context.Context) {
 	for b.hub.Read(ctx) == nil {
-		stopped, leaderErr := noController(ctx, b.agents.client, b.program.Clock.Now())
-		if leaderErr != nil {
-			stopped = "" // not known; the note about what else cannot be read is there
-		}
+		// Of an error the note about what else cannot be read tells.
+		leader, _ := leadershipOf(ctx, b.agents.client, b.namespace, b.program.Clock.Now())
 		driver, driverErr := readDRA(ctx, b.agents.client)
 		b.note(func() { // many agents that do not answer take minutes
-			if b.stopped = stopped; driverErr == nil {
+			if b.stopped = leader.absent; driverErr == nil {
 				b.driver = driver
 			}
 		})
@@ -184,7 +184,7 @@ func (b *board) sight() sight {
 	lacks := b.driver.tell(&w)
 	s := sight{cluster: b.cluster, world: w, measured: b.measured, blind: blind}
 	if b.stopped != "" {
-		s.notes = append(s.notes, fmt.Sprintf("No controller runs, so nothing changes and what is shown may be out of date: %s.", b.stopped))
+		s.notes = append(s.notes, b.stopped+". Nothing changes, and what is shown may be out of date.")
 	}
 	s.notes = slices.Concat(s.notes, missing, lacks)
 	if b.unmeasured != "" {
