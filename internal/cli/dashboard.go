@@ -12,6 +12,8 @@ import (
 	"sync"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/tools/clientcmd"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -26,6 +28,9 @@ const (
 	drawEvery = 200 * time.Millisecond
 	// previewWidth is how wide the text of a preview is, in characters.
 	previewWidth = 110
+	// heartbeat is how often the API server is asked whether it still answers, and how long it may take: a watch hears nothing, neither of
+	// objects that do not change nor of a network that is gone.
+	heartbeat = 5 * time.Second
 )
 
 // dashboard serves a page of the cluster on this machine, until it is interrupted.
@@ -66,6 +71,7 @@ func (p *Program) dashboard(ctx context.Context, f *flags, rest []string) error 
 	defer stop()
 	parts.Go(func() { seen.run(ctx) })
 	parts.Go(func() { b.draw(ctx) })
+	parts.Go(func() { b.listen(ctx) })
 	parts.Go(func() { b.measure(ctx) })
 	return server.Serve(ctx, listener)
 }
@@ -98,6 +104,8 @@ type board struct {
 	measured map[string]measuredNode
 	// driver is what NVIDIA's DRA driver publishes, and what is around it.
 	driver driverObjects
+	// stale is since when the API server does not answer; nil: it does.
+	stale *dashboard.Stale
 	// unmeasured is why nothing is measured, and stopped why no controller acts; empty: something is, one does.
 	unmeasured, stopped string
 }
@@ -156,6 +164,41 @@ func (b *board) measure(ctx context.Context) {
 	}
 }
 
+// listen asks the API server again and again whether it still answers.
+func (b *board) listen(ctx context.Context) {
+	for last, why := b.program.Clock.Now(), ""; ; { // the command has just read from it
+		began, was := b.program.Clock.Now(), why
+		limited, cancel := context.WithTimeout(ctx, heartbeat)
+		err := b.agents.client.List(limited, &v1alpha1.GPUSharingPolicyList{}, client.Limit(1))
+		cancel()
+		var stale *dashboard.Stale
+		if why = unanswered(err); why == "" {
+			last = began
+		} else {
+			stale = &dashboard.Stale{Since: last, Why: why}
+		}
+		if why != was {
+			b.note(func() { b.stale = stale })
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-b.program.Clock.After(heartbeat):
+		}
+	}
+}
+
+// unanswered is why the API server has not answered what it was asked, by the error; empty: it has.
+func unanswered(err error) string {
+	if err == nil {
+		return ""
+	}
+	if reason := apierrors.ReasonForError(err); reason != metav1.StatusReasonUnknown {
+		return fmt.Sprintf("the API server answers %q", reason)
+	}
+	return "the API server does not answer"
+}
+
 // measuredByNode are the nodes by their names. Who may create a pod may give it the label of the agents: one that was not measured must not
 // hide the agent of its node.
 func measuredByNode(nodes []measuredNode) map[string]measuredNode {
@@ -182,7 +225,10 @@ func (b *board) sight() sight {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	lacks := b.driver.tell(&w)
-	s := sight{cluster: b.cluster, world: w, measured: b.measured, blind: blind}
+	s := sight{cluster: b.cluster, world: w, measured: b.measured, blind: blind, stale: b.stale}
+	if failing := b.seen.failing(); failing != nil && (s.stale == nil || failing.Since.Before(s.stale.Since)) {
+		s.stale = failing
+	}
 	if b.stopped != "" {
 		s.notes = append(s.notes, b.stopped+". Nothing changes, and what is shown may be out of date.")
 	}

@@ -31,13 +31,14 @@ type sight struct {
 	world    world.World
 	measured map[string]measuredNode // by node; nil: nothing is measured
 	notes    []string
+	stale    *dashboard.Stale // nil: the API server answers
 	// blind reports that the Nodes cannot be read, so that what they advertise is not known.
 	blind bool
 }
 
 // page is what the page shows: what status prints, and what top prints.
 func (s sight) page() dashboard.Page {
-	p := dashboard.Page{Cluster: s.cluster, Policies: []dashboard.Policy{}, Notes: append([]string{}, s.notes...), Nodes: []dashboard.Node{}}
+	p := dashboard.Page{Cluster: s.cluster, Stale: s.stale, Policies: []dashboard.Policy{}, Notes: append([]string{}, s.notes...), Nodes: []dashboard.Node{}}
 	for i := range s.world.Policies {
 		p.Policies = append(p.Policies, policyCard(&s.world.Policies[i]))
 	}
