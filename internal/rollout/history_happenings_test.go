@@ -39,7 +39,7 @@ func happenings() map[string]func(*chronicle, *rand.Rand) {
 // lateHappenings are events of seeds from history.Late up alone. A new kind of event is added here.
 func lateHappenings() map[string]func(*chronicle, *rand.Rand) {
 	return map[string]func(*chronicle, *rand.Rand){
-		"late-wait": (*chronicle).waitEvent,
+		"late-wait": (*chronicle).waitEvent, "rename": (*chronicle).renameEvent,
 	}
 }
 
