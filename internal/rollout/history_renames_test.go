@@ -13,7 +13,7 @@ import (
 )
 
 // renameEvent has a policy advertise replicas under another name. While the kubelet still lists the devices of the former one as capacity, the
-// plugin of a node advertises one device less than it must.
+// plugin of a node advertises one device less than it must for a moment.
 func (c *chronicle) renameEvent(random *rand.Rand) {
 	h := c.some(random)
 	by, _, _ := c.desired(h)
@@ -34,15 +34,22 @@ func (c *chronicle) renameEvent(random *rand.Rand) {
 		return
 	}
 	for _, name := range []string{"nvidia.com/gpu", "nvidia.com/gpu.shared"} {
-		if h.Allocatable[name] > 1 {
-			h.Allocatable[name]--
-			c.version[h.Name]++
-			c.tell("the device plugin of %s advertises %d %s", h.Name, h.Allocatable[name], name)
+		all := h.Allocatable[name]
+		if all < 2 {
+			continue
 		}
-	}
-	for range 3 {
-		c.step(true)
-		c.lapse(time.Second)
+		h.Allocatable[name] = all - 1
+		c.version[h.Name]++
+		c.tell("the device plugin of %s advertises %d %s", h.Name, h.Allocatable[name], name)
+		for range 3 {
+			c.step(true)
+			c.lapse(time.Second)
+		}
+		if h.Allocatable[name] == all-1 {
+			h.Allocatable[name] = all
+			c.version[h.Name]++
+		}
+		return
 	}
 }
 
