@@ -129,8 +129,10 @@ build: ## Build controller, agent and kubectl plugin into bin/. The agent needs 
 	CGO_ENABLED=1 go build -trimpath -tags grpcnotrace -o $(BIN)/agent ./cmd/agent
 
 .PHONY: run
-run: ## Run the controller on this machine against the cluster of KUBECONFIG, without agents, once make install was run there.
-	POD_NAMESPACE="$${POD_NAMESPACE:-gpu-sharing-operator}" go run ./cmd/controller --leader-elect=false
+run: ## Run the controller on this machine against the cluster of KUBECONFIG, without agents, once make install was run there. Its lease is in POD_NAMESPACE.
+	@namespace="$${POD_NAMESPACE:-gpu-sharing-operator}" && \
+		{ $(KUBECTL) get namespace "$$namespace" >/dev/null 2>&1 || $(KUBECTL) create namespace "$$namespace"; } && \
+		echo "In another terminal: kubectl gpusharing status --namespace $$namespace" && POD_NAMESPACE="$$namespace" go run ./cmd/controller
 
 .PHONY: generate
 generate: ## Generate deep copies and apply configurations from api/.

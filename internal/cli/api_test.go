@@ -4,6 +4,7 @@
 package cli
 
 import (
+	"context"
 	"os"
 	"path/filepath"
 	"strings"
@@ -162,11 +163,11 @@ func TestOnAnAPIServer(t *testing.T) {
 		g := NewWithT(t)
 		out, err := run("", "status")
 		g.Expect(err).NotTo(HaveOccurred())
-		g.Expect(out).To(HavePrefix("No controller runs, so nothing changes and what follows may be out of date: no Deployment with"))
-		g.Expect(cluster.Client.Create(t.Context(), deploymentIn("gpu-sharing-operator"))).To(Succeed())
-		leader := leaderIn("gpu-sharing-operator")
-		leader.Name = "one"
-		g.Expect(cluster.Client.Create(t.Context(), leader)).To(Succeed())
+		g.Expect(out).To(HavePrefix("No controller is installed: no ClusterRoleBinding names service account gpu-sharing-controller. If one runs outside"))
+		g.Expect(cluster.Client.Create(t.Context(), bindingOf("gpu-sharing-operator"))).To(Succeed())
+		t.Cleanup(func() {
+			g.Expect(cluster.Client.Delete(context.Background(), bindingOf("gpu-sharing-operator"))).To(Succeed())
+		})
 		lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "gpu-sharing-operator", Name: controllerName}}
 		renewed := func(before time.Duration, holder string) string {
 			lease.ResourceVersion = ""

@@ -83,7 +83,7 @@ func (w *checkWait) look(now time.Time, updated int, updating bool) (again, goes
 
 // checkOnce reads what doctor reads, and finds what rights are missing.
 func (p *Program) checkOnce(ctx context.Context, config *rest.Config, granted []grant) (installation, []finding, error) {
-	is, err := p.examineCluster(ctx, config)
+	is, err := p.examineCluster(ctx, config, namespaceOf(granted))
 	if err != nil {
 		return is, nil, err
 	}
@@ -93,6 +93,16 @@ func (p *Program) checkOnce(ctx context.Context, config *rest.Config, granted []
 	}
 	missing, err := missingGrants(ctx, c, granted)
 	return is, rightsFindings(granted, missing), err
+}
+
+// namespaceOf is the namespace of the controller's account; empty: it has no rights.
+func namespaceOf(granted []grant) string {
+	for _, g := range granted {
+		if g.account.Name == controllerName {
+			return g.account.Namespace
+		}
+	}
+	return ""
 }
 
 // grant is one right of a ServiceAccount. One of resource and path is set.

@@ -128,6 +128,7 @@ type flags struct {
 	prometheus          string
 	window, minAge      time.Duration
 	port                uint16
+	namespace           string
 }
 
 func newFlags() *flags {
@@ -151,6 +152,8 @@ func newFlags() *flags {
 	f.set.StringVar(&f.prometheus, "prometheus", "", "of advise: URL of a Prometheus that reads the agents; default: what the agents keep in memory")
 	f.set.DurationVar(&f.window, "window", adviseWindow, "of advise: how far back Prometheus is asked")
 	f.set.DurationVar(&f.minAge, "min-age", adviseMinAge, "of advise: how long a node must have been observed at the least")
+	f.set.StringVar(&f.namespace, "namespace", "",
+		"of status, dashboard, doctor and restore: namespace of the controller; default: that of its ClusterRoleBinding")
 	f.set.StringVar(&f.context, "context", "", "context of the kubeconfig to use; default: the current one")
 	f.set.StringVar(&f.kubeconfig, "kubeconfig", "", "kubeconfig to use; default: the environment variable KUBECONFIG, then ~/.kube/config")
 	f.set.BoolVarP(&f.help, "help", "h", false, "show the help")
@@ -164,6 +167,7 @@ var takenBy = map[string][]string{
 	"output": {"status", "top", "plan", "doctor", "must-gather"}, "nodes": {"must-gather"}, "port": {"dashboard"},
 	"filename": {"plan"}, "delete": {"plan"}, "configmap": {"import"}, "wait": {"restore"}, "timeout": {"restore"}, "yes": {"restore"},
 	"prometheus": {"advise"}, "window": {"advise"}, "min-age": {"advise"},
+	"namespace": {"status", "dashboard", "doctor", "restore"},
 }
 
 // takes reports whether a command takes a flag.

@@ -259,6 +259,16 @@ func TestStatuses(t *testing.T) {
 			w.Policies[0].Generation = 2
 			return w, nil
 		},
+		"a GPU shared by time-slicing": func(t *testing.T) (world.World, []string) {
+			a := ready(node(t, "a", sim.T4, sim.T4))
+			a.Allocatable = map[string]int64{"nvidia.com/gpu.shared": 16}
+			a.Unallocatable = map[string]int64{"nvidia.com/gpu": 2} // of the former plugin
+			for i := range 4 {
+				hold(&a, fmt.Sprintf("notebook-%d", i), 0, nil)
+			}
+			hold(&a, "notebook-3", 0, nil)
+			return worldOf(a), nil
+		},
 		"a GPU shared by MPS": func(t *testing.T) (world.World, []string) {
 			a := node(t, "a", sim.H100)
 			a.Allocatable = map[string]int64{"nvidia.com/gpu.shared": 10}

@@ -12,6 +12,8 @@ import (
 	"sync"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/tools/clientcmd"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -26,6 +28,9 @@ const (
 	drawEvery = 200 * time.Millisecond
 	// previewWidth is how wide the text of a preview is, in characters.
 	previewWidth = 110
+	// heartbeat is how often the API server is asked whether it still answers, and how long it may take: a watch hears nothing, neither of
+	// objects that do not change nor of a network that is gone.
+	heartbeat = 5 * time.Second
 )
 
 // dashboard serves a page of the cluster on this machine, until it is interrupted.
@@ -50,7 +55,7 @@ func (p *Program) dashboard(ctx context.Context, f *flags, rest []string) error 
 	if err != nil {
 		return err
 	}
-	b := &board{program: p, agents: asked, seen: seen, hub: dashboard.NewHub(), cluster: clusterOf(f, config.Host)}
+	b := &board{program: p, agents: asked, seen: seen, hub: dashboard.NewHub(), cluster: clusterOf(f, config.Host), namespace: f.namespace}
 	server := &dashboard.Server{Hub: b.hub, Clock: p.Clock, Preview: b.preview}
 	listener, address, err := server.Listen(ctx, f.port)
 	if err != nil {
@@ -66,6 +71,7 @@ func (p *Program) dashboard(ctx context.Context, f *flags, rest []string) error 
 	defer stop()
 	parts.Go(func() { seen.run(ctx) })
 	parts.Go(func() { b.draw(ctx) })
+	parts.Go(func() { b.listen(ctx) })
 	parts.Go(func() { b.measure(ctx) })
 	return server.Serve(ctx, listener)
 }
@@ -91,11 +97,15 @@ type board struct {
 	seen    *watches
 	hub     *dashboard.Hub
 	cluster string
+	// namespace is that of the controller, as leadershipOf takes it.
+	namespace string
 
 	mu       sync.Mutex
 	measured map[string]measuredNode
 	// driver is what NVIDIA's DRA driver publishes, and what is around it.
 	driver driverObjects
+	// stale is since when the API server does not answer; nil: it does.
+	stale *dashboard.Stale
 	// unmeasured is why nothing is measured, and stopped why no controller acts; empty: something is, one does.
 	unmeasured, stopped string
 }
@@ -124,13 +134,11 @@ func (b *board) draw(ctx context.Context) {
 // measure asks the agents who uses the GPUs, as long as a browser shows the page: agents measure only while they are asked.
 func (b *board) measure(ctx context.Context) {
 	for b.hub.Read(ctx) == nil {
-		stopped, leaderErr := noController(ctx, b.agents.client, b.program.Clock.Now())
-		if leaderErr != nil {
-			stopped = "" // not known; the note about what else cannot be read is there
-		}
+		// Of an error the note about what else cannot be read tells.
+		leader, _ := leadershipOf(ctx, b.agents.client, b.namespace, b.program.Clock.Now())
 		driver, driverErr := readDRA(ctx, b.agents.client)
 		b.note(func() { // many agents that do not answer take minutes
-			if b.stopped = stopped; driverErr == nil {
+			if b.stopped = leader.absent; driverErr == nil {
 				b.driver = driver
 			}
 		})
@@ -154,6 +162,41 @@ func (b *board) measure(ctx context.Context) {
 			b.note(func() { b.measured, b.unmeasured, b.stopped = nil, "", "" }) // the next reader is not shown what was so long ago
 		}
 	}
+}
+
+// listen asks the API server again and again whether it still answers.
+func (b *board) listen(ctx context.Context) {
+	for last, why := b.program.Clock.Now(), ""; ; { // the command has just read from it
+		began, was := b.program.Clock.Now(), why
+		limited, cancel := context.WithTimeout(ctx, heartbeat)
+		err := b.agents.client.List(limited, &v1alpha1.GPUSharingPolicyList{}, client.Limit(1))
+		cancel()
+		var stale *dashboard.Stale
+		if why = unanswered(err); why == "" {
+			last = began
+		} else {
+			stale = &dashboard.Stale{Since: last, Why: why}
+		}
+		if why != was {
+			b.note(func() { b.stale = stale })
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-b.program.Clock.After(heartbeat):
+		}
+	}
+}
+
+// unanswered is why the API server has not answered what it was asked, by the error; empty: it has.
+func unanswered(err error) string {
+	if err == nil {
+		return ""
+	}
+	if reason := apierrors.ReasonForError(err); reason != metav1.StatusReasonUnknown {
+		return fmt.Sprintf("the API server answers %q", reason)
+	}
+	return "the API server does not answer"
 }
 
 // measuredByNode are the nodes by their names. Who may create a pod may give it the label of the agents: one that was not measured must not
@@ -182,9 +225,12 @@ func (b *board) sight() sight {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	lacks := b.driver.tell(&w)
-	s := sight{cluster: b.cluster, world: w, measured: b.measured, blind: blind}
+	s := sight{cluster: b.cluster, world: w, measured: b.measured, blind: blind, stale: b.stale}
+	if failing := b.seen.failing(); failing != nil && (s.stale == nil || failing.Since.Before(s.stale.Since)) {
+		s.stale = failing
+	}
 	if b.stopped != "" {
-		s.notes = append(s.notes, fmt.Sprintf("No controller runs, so nothing changes and what is shown may be out of date: %s.", b.stopped))
+		s.notes = append(s.notes, b.stopped+". Nothing changes, and what is shown may be out of date.")
 	}
 	s.notes = slices.Concat(s.notes, missing, lacks)
 	if b.unmeasured != "" {

@@ -31,13 +31,14 @@ type sight struct {
 	world    world.World
 	measured map[string]measuredNode // by node; nil: nothing is measured
 	notes    []string
+	stale    *dashboard.Stale // nil: the API server answers
 	// blind reports that the Nodes cannot be read, so that what they advertise is not known.
 	blind bool
 }
 
 // page is what the page shows: what status prints, and what top prints.
 func (s sight) page() dashboard.Page {
-	p := dashboard.Page{Cluster: s.cluster, Policies: []dashboard.Policy{}, Notes: append([]string{}, s.notes...), Nodes: []dashboard.Node{}}
+	p := dashboard.Page{Cluster: s.cluster, Stale: s.stale, Policies: []dashboard.Policy{}, Notes: append([]string{}, s.notes...), Nodes: []dashboard.Node{}}
 	for i := range s.world.Policies {
 		p.Policies = append(p.Policies, policyCard(&s.world.Policies[i]))
 	}
@@ -105,8 +106,13 @@ func (s sight) card(r *report) dashboard.Node {
 	if m.report.Incomplete != "" {
 		card.Notes = append(card.Notes, "Measured in part: "+m.report.Incomplete)
 	}
-	for _, name := range slices.Sorted(maps.Keys(n.Unhealthy)) {
-		card.Notes = append(card.Notes, fmt.Sprintf("%d of %s are unhealthy, so no pod gets them: look at the log of NVIDIA's device plugin", n.Unhealthy[name], name))
+	unhealthy := n.Unhealthy(expectedOn(n))
+	for _, name := range slices.Sorted(maps.Keys(unhealthy)) {
+		says := "%d of %s are unhealthy, so no pod gets them: look at the log of NVIDIA's device plugin"
+		if n.Allocatable[name] == 0 {
+			says = "No pod gets any of %d %s: NVIDIA's device plugin restarts, has stopped, or reports all as unhealthy. If this lasts, look at its log"
+		}
+		card.Notes = append(card.Notes, fmt.Sprintf(says, unhealthy[name], name))
 	}
 	for _, d := range m.report.Daemons {
 		if d.OutdatedClients > 0 {
@@ -162,11 +168,21 @@ func (s sight) resources(r *report) []dashboard.Resource {
 	return sorted
 }
 
+// expectedOn are the resources that the controller expects a node to advertise.
+func expectedOn(n *world.Node) map[string]int64 {
+	expected := map[string]int64{}
+	for _, c := range n.GPU.Status.Rollout.Resources {
+		expected[c.Name] = c.Expected
+	}
+	return expected
+}
+
 // replicasOn is how often each GPU that is not in MIG mode is advertised, by UUID, as far as what the node advertises tells: GPUs of the
 // same resource have the same number. 0: not known.
 func replicasOn(n *world.Node, offered map[string]int64, devices []gpu.Device) map[string]int {
 	of, gpus := map[string]string{}, map[string]int{}
-	all := func(resource string) int { return int(offered[resource] + n.Unhealthy[resource]) }
+	unhealthy := n.Unhealthy(expectedOn(n))
+	all := func(resource string) int { return int(offered[resource] + unhealthy[resource]) }
 	shared := all(plan.ResourceGPU) == 0
 	for _, d := range devices {
 		switch {

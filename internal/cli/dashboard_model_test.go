@@ -89,11 +89,33 @@ func TestReplicasAreDrawnEachWithItsHolder(t *testing.T) {
 	t.Run("with those of a GPU that is unhealthy", func(t *testing.T) {
 		g := NewWithT(t)
 		sick := n
-		sick.Allocatable, sick.Unhealthy = map[string]int64{"nvidia.com/gpu": 4}, map[string]int64{"nvidia.com/gpu": 4}
+		sick.Allocatable, sick.Unallocatable = map[string]int64{"nvidia.com/gpu": 4}, map[string]int64{"nvidia.com/gpu": 4}
 		card := sight{world: worldOf(sick)}.page().Nodes[0]
 		g.Expect(card.GPUs[0].Sharing).To(Equal("TimeSlicing, 4 replicas"))
 		g.Expect(card.GPUs[1].Sharing).To(Equal("TimeSlicing, 4 replicas"))
 		g.Expect(card.Notes).To(Equal([]string{"4 of nvidia.com/gpu are unhealthy, so no pod gets them: look at the log of NVIDIA's device plugin"}))
+	})
+	t.Run("under a new name, while the kubelet lists the former one", func(t *testing.T) {
+		g := NewWithT(t)
+		renamed := n
+		renamed.GPU = *n.GPU.DeepCopy()
+		renamed.Allocatable = map[string]int64{"nvidia.com/gpu": 0, "nvidia.com/gpu.shared": 8}
+		renamed.Unallocatable = map[string]int64{"nvidia.com/gpu": 2}
+		renamed.GPU.Status.Rollout.Resources = []v1alpha1.ResourceCount{{Name: "nvidia.com/gpu.shared", Expected: 8, Advertised: 8}}
+		card := sight{world: worldOf(renamed)}.page().Nodes[0]
+		g.Expect(card.GPUs[0].Sharing).To(Equal("TimeSlicing, 4 replicas"))
+		g.Expect(card.GPUs[1].Drawing.Blocks).To(Equal([]dashboard.Block{drawn(4, "4 replicas")}))
+		g.Expect(card.Notes).To(BeEmpty(), "no GPU is unhealthy")
+	})
+	t.Run("of an expected resource without any device, whose plugin restarts or reports them all", func(t *testing.T) {
+		g := NewWithT(t)
+		gone := n
+		gone.GPU = *n.GPU.DeepCopy()
+		gone.Allocatable, gone.Unallocatable = map[string]int64{"nvidia.com/gpu": 0}, map[string]int64{"nvidia.com/gpu": 8}
+		gone.GPU.Status.Rollout.Resources = []v1alpha1.ResourceCount{{Name: "nvidia.com/gpu", Expected: 8}}
+		card := sight{world: worldOf(gone)}.page().Nodes[0]
+		g.Expect(card.GPUs[0].Sharing).To(Equal("TimeSlicing, 4 replicas"))
+		g.Expect(card.Notes).To(ConsistOf(HavePrefix("No pod gets any of 8 nvidia.com/gpu: NVIDIA's device plugin restarts, has stopped, or ")))
 	})
 	t.Run("a process that holds no replica is named", func(t *testing.T) {
 		g := NewWithT(t)

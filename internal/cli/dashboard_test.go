@@ -111,6 +111,12 @@ func (s *shownPage) node(name string) dashboard.Node {
 	return s.nodes[name]
 }
 
+func (s *shownPage) stale() *dashboard.Stale {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.page.Stale
+}
+
 func (s *shownPage) notes() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -257,7 +263,7 @@ func TestDashboardOnAnAPIServer(t *testing.T) {
 	g.Expect(before.Nodes).To(HaveLen(1))
 	g.Expect(s.node("a").GPUs[0].Drawing.Blocks).To(Equal([]dashboard.Block{drawn(wholeSlices, wholeGPU, "team/train")}))
 	g.Expect(s.notes()).To(ContainElement(HavePrefix("Memory and utilization: the agents serve no usage: turn it on with metrics.enabled=true")))
-	g.Expect(s.notes()).To(ContainElement(HavePrefix("No controller runs, so nothing changes")))
+	g.Expect(s.notes()).To(ContainElement(HavePrefix("No controller is installed: ")))
 
 	t.Run("a preview is what plan prints, and changes nothing", func(t *testing.T) {
 		g := NewWithT(t)
@@ -319,7 +325,11 @@ func TestDashboardOnAnAPIServer(t *testing.T) {
 		}
 		g.Eventually(func() string { return s.node("a").Name }, patience).Should(Equal("a"))
 		g.Expect(s.notes()).NotTo(ContainElement(Or(HavePrefix("Policies are not"), HavePrefix("GPUs are not"))))
+		g.Expect(s.stale()).To(BeNil())
+		gone := time.Now()
 		between.open(false)
+		g.Eventually(s.stale, patience).Should(HaveField("Why", "the API server does not answer"))
+		g.Expect(s.stale().Since).To(BeTemporally("~", gone, heartbeat+time.Second))
 		g.Eventually(s.notes, patience).Should(ContainElements(stale...))
 		g.Expect(s.node("a").Name).To(Equal("a"), "what was so last is shown still")
 		third := node(t, "c", sim.T4)
@@ -328,6 +338,7 @@ func TestDashboardOnAnAPIServer(t *testing.T) {
 		between.open(true)
 		g.Eventually(func() string { return s.node("c").Name }, 2*patience).Should(Equal("c"))
 		g.Eventually(s.notes, patience).ShouldNot(ContainElement(Or(HavePrefix("Policies are not"), HavePrefix("GPUs are not"))))
+		g.Eventually(s.stale, 2*patience).Should(BeNil())
 		g.Expect(cluster.Client.Delete(t.Context(), &v1alpha1.GPUNode{ObjectMeta: metav1.ObjectMeta{Name: "c"}})).To(Succeed())
 	})
 	t.Run("without a right it says what is missing", func(t *testing.T) {

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
@@ -22,6 +23,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/dashboard"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
@@ -45,7 +47,8 @@ type kind struct {
 	without string
 
 	mu     sync.Mutex
-	failed error // of the last list or watch
+	failed error     // of the last list or watch
+	since  time.Time // of failed: the first of several in a row
 }
 
 func newWatches(config *rest.Config) (*watches, error) {
@@ -124,6 +127,9 @@ func (w *watches) ask(ctx context.Context, k *kind) (answered func(error)) {
 	over := false
 	note := func(err error) {
 		if ctx.Err() == nil {
+			if err != nil && k.failed == nil {
+				k.since = time.Now()
+			}
 			k.failed = err
 			w.mark()
 		}
@@ -170,6 +176,18 @@ func (k *kind) missing() error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.failed
+}
+
+// failing is since when, and why, kinds that the user may read are not read; nil: all are.
+func (w *watches) failing() (stale *dashboard.Stale) {
+	for _, k := range w.kinds() {
+		k.mu.Lock()
+		if k.failed != nil && !apierrors.IsForbidden(k.failed) && (stale == nil || k.since.Before(stale.Since)) {
+			stale = &dashboard.Stale{Since: k.since, Why: unanswered(k.failed)}
+		}
+		k.mu.Unlock()
+	}
+	return stale
 }
 
 // settled reports whether each kind was read, or cannot be.

@@ -78,23 +78,26 @@ func diagnose(is installation) []finding {
 // controller diagnoses the controller, and its version beside that of this program.
 func (d *diagnosis) controller(is installation) {
 	switch {
-	case is.noController != "":
-		d.error("No controller runs: %s", is.noController)
+	case is.leader.absent != "":
+		d.error("%s", is.leader.absent)
+	case is.leader.proof == "":
+		d.warn("Not known whether a controller runs: you may not read ClusterRoleBindings, or leases and Deployments. Ask an administrator to " +
+			"bind the ClusterRole gpu-sharing-cli to you")
 	case len(is.controllers) == 0:
-		d.ok("A controller runs")
+		d.ok("A controller runs: %s", is.leader.proof)
 	}
 	if len(is.controllers) > 1 {
 		d.error("The operator is installed %d times: %s. Uninstall all but one", len(is.controllers), strings.Join(namesOf(is.controllers), ", "))
 	}
 	for _, c := range is.controllers {
-		if !c.ready && is.noController == "" {
+		if !c.ready && is.leader.proof != "" {
 			d.error("No pod of deployment %s is available, though the lease of the controller is held: look at the log of its pods", c.name)
 		}
 		if c.ready && c.updating {
 			d.error("The update of deployment %s to version %s is not done: its former pods may still act. Wait for it, or look at its pods", c.name, known(c.version))
 			continue
 		}
-		if c.ready && is.noController == "" {
+		if c.ready && is.leader.absent == "" {
 			d.ok("The controller runs: deployment %s, version %s", c.name, known(c.version))
 		}
 		own, _, _ := strings.Cut(is.program, " ")

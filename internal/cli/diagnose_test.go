@@ -24,7 +24,8 @@ import (
 func healthy(t *testing.T, nodes int) installation {
 	t.Helper()
 	is := installation{
-		program: "v0.2.0 (commit 0123)", clusterPolicy: "cluster-policy", gpuOperator: "v26.7.0",
+		program: "v0.2.0 (commit 0123)", leader: leadership{proof: "lease gpu-sharing-operator/gpu-sharing-controller is renewed"},
+		clusterPolicy: "cluster-policy", gpuOperator: "v26.7.0",
 		controllers: []component{{name: "gpu-sharing-operator/gpu-sharing-controller", version: "0.2.0", ready: true}},
 	}
 	for i := range nodes {
@@ -98,9 +99,10 @@ func TestDoctor(t *testing.T) {
 		level string
 		says  string
 	}{
-		"nothing":                 {func(*installation) {}, "", ""},
-		"the operator is missing": {func(is *installation) { is.missing = "no kind" }, levelError, "not installed: no kind. Install it"},
-		"no controller runs":      {func(is *installation) { is.noController = "nobody holds the lease" }, levelError, "No controller runs: nobody holds the lease"},
+		"nothing":                    {func(*installation) {}, "", ""},
+		"the operator is missing":    {func(is *installation) { is.missing = "no kind" }, levelError, "not installed: no kind. Install it"},
+		"no controller runs":         {func(is *installation) { is.leader = leadership{absent: "No controller runs: nobody holds the lease"} }, levelError, "No controller runs: nobody holds the lease"},
+		"not known whether one runs": {func(is *installation) { is.leader = leadership{} }, levelWarning, "Not known whether a controller runs"},
 		"two installations": {func(is *installation) {
 			is.controllers = append(is.controllers, component{name: "b/c", version: "0.2.0", ready: true})
 		}, levelError, "installed 2 times: gpu-sharing-operator/gpu-sharing-controller, b/c"},

@@ -36,11 +36,10 @@ type installation struct {
 	// program is the version of the plugin.
 	program string
 	// missing is why the kinds of the operator cannot be read; empty: they can.
-	missing string
-	// noController is why no controller runs; empty: one does, or the user may not know.
-	noController string
-	controllers  []component
-	agentSets    []agentSet
+	missing     string
+	leader      leadership
+	controllers []component
+	agentSets   []agentSet
 	// updateGoesOn says that the agents of further nodes were updated a short while ago.
 	updateGoesOn bool
 	skews        []skew
@@ -111,15 +110,15 @@ func (p *Program) doctor(ctx context.Context, f *flags, rest []string) error {
 	if err != nil {
 		return err
 	}
-	is, err := p.examineCluster(ctx, config)
+	is, err := p.examineCluster(ctx, config, f.namespace)
 	if err != nil {
 		return advise(err)
 	}
 	return p.report(diagnose(is), f.output)
 }
 
-// examineCluster reads the cluster of a configuration.
-func (p *Program) examineCluster(ctx context.Context, config *rest.Config) (installation, error) {
+// examineCluster reads the cluster of a configuration, with the controller of a namespace as leadershipOf takes it.
+func (p *Program) examineCluster(ctx context.Context, config *rest.Config, namespace string) (installation, error) {
 	c, err := clientOf(config)
 	if err != nil {
 		return installation{}, err
@@ -128,7 +127,7 @@ func (p *Program) examineCluster(ctx context.Context, config *rest.Config) (inst
 	if err != nil {
 		return installation{}, fmt.Errorf("connecting to %s: %w", config.Host, err)
 	}
-	return p.examine(ctx, c, server.OpenAPIV3())
+	return p.examine(ctx, c, namespace, server.OpenAPIV3())
 }
 
 // report prints findings; output is json, yaml, or empty for text. It is an error if one of them is.
@@ -160,8 +159,8 @@ func unhealthy(found []finding) bool {
 	return slices.ContainsFunc(found, func(f finding) bool { return f.level == levelError })
 }
 
-// examine reads a cluster, whose API server publishes the schemas of its kinds.
-func (p *Program) examine(ctx context.Context, c client.Client, published openapi.Client) (installation, error) {
+// examine reads a cluster, whose API server publishes the schemas of its kinds, with the controller of a namespace as leadershipOf takes it.
+func (p *Program) examine(ctx context.Context, c client.Client, namespace string, published openapi.Client) (installation, error) {
 	is := installation{program: p.Version}
 	w, lacks, err := p.read(ctx, c)
 	if meta.IsNoMatchError(err) {
@@ -175,7 +174,7 @@ func (p *Program) examine(ctx context.Context, c client.Client, published openap
 	if is.skews, err = readSkews(published); err != nil && !apierrors.IsForbidden(err) {
 		return is, err
 	}
-	if is.noController, err = noController(ctx, c, p.Clock.Now()); err != nil {
+	if is.leader, err = leadershipOf(ctx, c, namespace, p.Clock.Now()); err != nil {
 		return is, err
 	}
 	if err := is.readControllers(ctx, c); err != nil {

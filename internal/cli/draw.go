@@ -10,6 +10,8 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/dra"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
@@ -35,25 +37,55 @@ type block struct {
 	users       []string
 }
 
-// picture draws each GPU of a node: a row with its instances to the scale of their memory slices, below it who holds
-// them, and the names that did not fit.
-func (t *text) picture(n *world.Node) {
-	pods := podsByUID(n)
-	for _, d := range devicesOf(n) {
-		t.row(2, "", heading(d))
+// picture draws each GPU of a node, whose GPUs a stack offers: a row with its instances to the scale of their memory slices, or with its
+// replicas, below it who holds them, and the names that did not fit.
+func (t *text) picture(n *world.Node, stack dra.Stack) {
+	devices, pods := devicesOf(n), podsByUID(n)
+	replicas := replicasOn(n, n.Offered(stack), devices)
+	for _, d := range devices {
+		t.row(2, "", heading(d, replicas[d.UUID]))
 		total, blocks := blocksOf(d, pods)
+		if used := len(holdersOf(d)); !d.State.MIG && replicas[d.UUID] > 1 && used <= replicas[d.UUID] {
+			total, blocks = replicaBlocks(replicas[d.UUID], used, usersOf(d, gpu.WholeGPU, pods))
+		}
 		t.draw(total, blocks)
 	}
 }
 
-// heading says what a GPU is and how it is shared.
-func heading(d gpu.Device) string {
+// replicaBlocks divides a GPU into the replicas that containers hold, and the others. They are drawn to scale as far as a picture of
+// wholeSlices can.
+func replicaBlocks(replicas, used int, users []string) (total int, blocks []block) {
+	held := (used*wholeSlices + replicas/2) / replicas
+	if used > 0 || len(users) > 0 {
+		held = max(held, 1)
+	}
+	if used < replicas {
+		held = min(held, wholeSlices-1)
+	}
+	if held > 0 {
+		blocks = append(blocks, block{size: held, name: count(used, "replica"), instance: gpu.WholeGPU, users: users})
+	}
+	if held < wholeSlices {
+		blocks = append(blocks, block{size: wholeSlices - held, name: count(replicas-used, "replica"), instance: gpu.WholeGPU})
+	}
+	return wholeSlices, blocks
+}
+
+// heading says what a GPU is, how it is shared, and how many containers hold one of its replicas.
+func heading(d gpu.Device, replicas int) string {
 	parts := []string{fmt.Sprintf("GPU %d", d.Index), d.Product}
 	if d.MemoryMiB > 0 {
 		const mibPerGiB = 1024
 		parts = append(parts, fmt.Sprintf("%.0f GiB", float64(d.MemoryMiB)/mibPerGiB))
 	}
-	return strings.Join(append(parts, modes(d)...), "   ")
+	parts = append(parts, modes(d)...)
+	if !d.State.MIG && replicas > 1 {
+		if d.State.MPS == nil {
+			parts = append(parts, string(v1alpha1.StrategyTimeSlicing))
+		}
+		parts = append(parts, fmt.Sprintf("%d of %d replicas used", len(holdersOf(d)), replicas))
+	}
+	return strings.Join(parts, "   ")
 }
 
 // modes are how a GPU is shared, as far as the GPU itself shows it: of time-slicing the interval alone, where a policy names one.
@@ -161,7 +193,7 @@ func (t *text) draw(total int, blocks []block) {
 
 // place says which part of the GPU a block is.
 func (b block) place() string {
-	if b.name == wholeGPU {
+	if b.instance == gpu.WholeGPU {
 		return b.name
 	}
 	return fmt.Sprintf("%s at %d:%d", b.name, b.start, b.size)

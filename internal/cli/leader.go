@@ -4,7 +4,6 @@
 package cli
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -13,9 +12,8 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
-	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
@@ -28,101 +26,97 @@ const (
 	clocksDiffer = time.Minute
 )
 
-// noController is why no controller acts: empty if one does, or if who asks may not know. One Deployment with the controller's label that is active
-// suffices, because a tenant may create a Deployment with that label in a namespace of his own, and must stop nothing by it. The lease of a
-// controller is in the namespace of its Deployment, and one of its pods holds it, so that a tenant's lease is no controller, nor is his Deployment
-// without pods. A tenant who runs a pod of such a Deployment that holds such a lease, or that needs none, passes for a controller. While none
-// runs, status then lacks its warning and `restore` deletes the policies. The nodes stay as they are, the GPUNodes keep the records of how they
-// were, and `restore` reports what is left when its timeout is over.
-func noController(ctx context.Context, c client.Client, now time.Time) (string, error) {
-	leases, deployments := &coordinationv1.LeaseList{}, &appsv1.DeploymentList{}
-	named := client.MatchingFieldsSelector{Selector: fields.OneTermEqualSelector("metadata.name", controllerName)}
-	err := c.List(ctx, leases, named)
-	switch {
-	case apierrors.IsForbidden(err):
-		return "", nil
-	case err != nil:
-		return "", fmt.Errorf("reading the lease of the controller: %w", err)
+// leadership is whether a controller acts. Both are empty if that is not known, because the user may not read what would tell.
+type leadership struct {
+	proof  string // by which it is known that one does
+	absent string // a sentence that says why none does, without its full stop
+}
+
+// leadershipOf reads whether a controller acts: one that renews its lease does, wherever it runs. A lease counts only in the namespace of the
+// controller, or in those that namespacesOf names if that is empty: tenants can create leases and Deployments in their own namespaces.
+// Without a lease there, as with --leader-elect=false, a Deployment of which a pod is available tells.
+func leadershipOf(ctx context.Context, c client.Client, namespace string, now time.Time) (leadership, error) {
+	namespaces := []string{namespace}
+	if namespace == "" {
+		var err error
+		if namespaces, err = namespacesOf(ctx, c); err != nil {
+			return leadership{}, unlessForbidden(err)
+		}
 	}
-	err = c.List(ctx, deployments, client.MatchingLabels{nameLabel: controllerName})
-	switch {
-	case apierrors.IsForbidden(err):
-		return noLease(leases.Items, now), nil
-	case err != nil:
+	leases := &coordinationv1.LeaseList{}
+	named := client.MatchingFieldsSelector{Selector: fields.OneTermEqualSelector("metadata.name", controllerName)}
+	if err := c.List(ctx, leases, named); err != nil {
+		return leadership{}, unlessForbidden(fmt.Errorf("reading the lease of the controller: %w", err))
+	}
+	var absent []string
+	for _, own := range namespaces {
+		at := slices.IndexFunc(leases.Items, func(l coordinationv1.Lease) bool { return l.Namespace == own })
+		if at >= 0 {
+			why := stale(&leases.Items[at], now)
+			if why == "" {
+				return leadership{proof: fmt.Sprintf("lease %s/%s is renewed", own, controllerName)}, nil
+			}
+			absent = append(absent, why)
+			continue
+		}
+		deployment, err := availableIn(ctx, c, own)
+		if err != nil {
+			return leadership{}, unlessForbidden(err)
+		}
+		if deployment != "" {
+			return leadership{proof: fmt.Sprintf("deployment %s/%s is available", own, deployment)}, nil
+		}
+		absent = append(absent, fmt.Sprintf("namespace %s has neither lease %s nor an available Deployment with the label %s=%s",
+			own, controllerName, nameLabel, controllerName))
+	}
+	if len(absent) == 0 {
+		return leadership{absent: notInstalled}, nil
+	}
+	return leadership{absent: "No controller runs: " + strings.Join(absent, ", and ")}, nil
+}
+
+// notInstalled is why no controller acts where namespacesOf names none.
+const notInstalled = "No controller is installed: no ClusterRoleBinding names service account " + controllerName +
+	". If one runs outside of the cluster, add --namespace with the namespace of its lease"
+
+func unlessForbidden(err error) error {
+	if apierrors.IsForbidden(err) {
+		return nil
+	}
+	return err
+}
+
+// namespacesOf are those of the controller's service account by the ClusterRoleBindings, which no tenant can create. Their own names are
+// generated where OLM installs the operator.
+func namespacesOf(ctx context.Context, c client.Client) ([]string, error) {
+	bindings := &rbacv1.ClusterRoleBindingList{}
+	if err := c.List(ctx, bindings); err != nil {
+		return nil, fmt.Errorf("reading the ClusterRoleBinding of the controller: %w", err)
+	}
+	var namespaces []string
+	for i := range bindings.Items {
+		for _, s := range bindings.Items[i].Subjects {
+			if s.Kind == rbacv1.ServiceAccountKind && s.Name == controllerName {
+				namespaces = append(namespaces, s.Namespace)
+			}
+		}
+	}
+	slices.Sort(namespaces)
+	return slices.Compact(namespaces), nil
+}
+
+// availableIn names a Deployment of the controller in a namespace of which a pod is available; empty: there is none.
+func availableIn(ctx context.Context, c client.Client, namespace string) (string, error) {
+	deployments := &appsv1.DeploymentList{}
+	if err := c.List(ctx, deployments, client.InNamespace(namespace), client.MatchingLabels{nameLabel: controllerName}); err != nil {
 		return "", fmt.Errorf("reading the Deployment of the controller: %w", err)
 	}
-	if len(deployments.Items) == 0 {
-		return cmp.Or(noLease(leases.Items, now), unavailable), nil
-	}
-	var inactiveOnes []string
 	for i := range deployments.Items {
-		d := &deployments.Items[i]
-		isPod, err := podsOf(ctx, c, d)
-		if err != nil {
-			return "", err
-		}
-		why := inactive(d, leases.Items, isPod, now)
-		if why == "" {
-			return "", nil
-		}
-		inactiveOnes = append(inactiveOnes, why)
-	}
-	return strings.Join(inactiveOnes, ", and "), nil
-}
-
-// unavailable is why no controller acts where no Deployment runs one.
-const unavailable = "no Deployment with the label " + nameLabel + "=" + controllerName + " is available"
-
-// podsOf returns what reports whether a Deployment has a pod of a name: for each name if who asks may not know.
-func podsOf(ctx context.Context, c client.Client, d *appsv1.Deployment) (func(string) bool, error) {
-	selector, err := metav1.LabelSelectorAsSelector(d.Spec.Selector)
-	if err != nil {
-		return nil, fmt.Errorf("reading the selector of deployment %s/%s: %w", d.Namespace, d.Name, err)
-	}
-	pods := &corev1.PodList{}
-	err = c.List(ctx, pods, client.InNamespace(d.Namespace), client.MatchingLabelsSelector{Selector: selector})
-	switch {
-	case apierrors.IsForbidden(err):
-		return func(string) bool { return true }, nil
-	case err != nil:
-		return nil, fmt.Errorf("reading the pods of deployment %s/%s: %w", d.Namespace, d.Name, err)
-	}
-	return func(name string) bool {
-		return slices.ContainsFunc(pods.Items, func(p corev1.Pod) bool { return p.Name == name })
-	}, nil
-}
-
-// inactive is why the controller of a Deployment, whose pods isPod knows, does not act; empty if it does. It has no lease where it runs with
-// --leader-elect=false.
-func inactive(d *appsv1.Deployment, leases []coordinationv1.Lease, isPod func(string) bool, now time.Time) string {
-	own := slices.IndexFunc(leases, func(l coordinationv1.Lease) bool { return l.Namespace == d.Namespace })
-	if own < 0 {
-		if d.Status.AvailableReplicas == 0 {
-			return fmt.Sprintf("no pod of deployment %s/%s is available", d.Namespace, d.Name)
-		}
-		return ""
-	}
-	lease := &leases[own]
-	if why := stale(lease, now); why != "" {
-		return why
-	}
-	// The identity is the host name of the pod, which is its own name, and a UID:
-	// https://github.com/kubernetes-sigs/controller-runtime/blob/v0.25.2/pkg/leaderelection/leader_election.go
-	if pod, _, _ := strings.Cut(*lease.Spec.HolderIdentity, "_"); !isPod(pod) {
-		return fmt.Sprintf("lease %s/%s is held by %s, which is no pod of deployment %s/%s",
-			lease.Namespace, lease.Name, *lease.Spec.HolderIdentity, d.Namespace, d.Name)
-	}
-	return ""
-}
-
-// noLease is why nobody holds any of some leases; empty if one is held, or there is none.
-func noLease(leases []coordinationv1.Lease, now time.Time) (why string) {
-	for i := range leases {
-		if why = stale(&leases[i], now); why == "" {
-			return ""
+		if deployments.Items[i].Status.AvailableReplicas > 0 {
+			return deployments.Items[i].Name, nil
 		}
 	}
-	return why
+	return "", nil
 }
 
 // stale is why no process holds a lease; empty if one does.

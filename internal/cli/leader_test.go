@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"reflect"
-	"strings"
 	"testing"
 	"time"
 
@@ -15,6 +14,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -43,58 +43,69 @@ func deploymentIn(namespace string) *appsv1.Deployment {
 	}
 }
 
-// leaderIn is the pod of that Deployment that holds that lease.
-func leaderIn(namespace string) *corev1.Pod {
-	return &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "controller-1", Labels: map[string]string{nameLabel: controllerName}},
-		Spec:       deploymentIn(namespace).Spec.Template.Spec,
+// bindingOf is the ClusterRoleBinding of the controller's account in a namespace.
+func bindingOf(namespace string) *rbacv1.ClusterRoleBinding {
+	return &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: controllerName + "-" + namespace},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: controllerName},
+		Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: namespace, Name: controllerName}},
 	}
 }
 
 func byFieldName(o client.Object) []string { return []string{o.GetName()} }
 
-// TestATenantNeitherStandsInForAControllerNorHidesOne: restore deletes all policies if a controller runs. Kubernetes' ClusterRole edit lets each
-// tenant write leases, and Deployments with any label, in his own namespace.
-func TestATenantNeitherStandsInForAControllerNorHidesOne(t *testing.T) {
+// TestARenewedLeaseProvesAController: wherever it runs, so also without a Deployment. Kubernetes' ClusterRole edit lets each tenant write leases,
+// and Deployments with any label, in his own namespace: they neither stand in for a controller, of which restore would then expect that it
+// restores the nodes, nor hide one.
+func TestARenewedLeaseProvesAController(t *testing.T) {
 	scheme, err := newScheme()
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
 	alive, stopped := now, now.Add(-72*time.Hour)
 	const own, tenant = "gpu-sharing-operator", "team"
-	available := deploymentIn(own)
-	available.Status.AvailableReplicas = 1
+	available := func(namespace string) *appsv1.Deployment {
+		d := deploymentIn(namespace)
+		d.Status.AvailableReplicas = 1
+		return d
+	}
+	nobodys := leaseIn(own, alive)
+	nobodys.Spec.HolderIdentity = new("")
+	const renewed, isAvailable = "lease " + own + "/gpu-sharing-controller is renewed", "deployment " + own + "/gpu-sharing-controller is available"
 	for title, tc := range map[string]struct {
-		objects   []client.Object
-		forbidden client.ObjectList // what the user may not read
-		says, too string            // the message begins with says, and ends with too
+		objects       []client.Object
+		namespace     string            // of --namespace
+		forbidden     client.ObjectList // what the user may not read
+		proof, absent string            // absent begins so
 	}{
-		"the controller":                              {objects: []client.Object{deploymentIn(own), leaseIn(own, alive), leaderIn(own)}},
-		"a controller without leader election":        {objects: []client.Object{available}},
-		"one that stopped":                            {objects: []client.Object{deploymentIn(own), leaseIn(own, stopped), leaderIn(own)}, says: "lease " + own},
-		"one that stopped, and a lease of a tenant":   {objects: []client.Object{deploymentIn(own), leaseIn(own, stopped), leaseIn(tenant, alive)}, says: "lease " + own},
-		"an old lease elsewhere":                      {objects: []client.Object{deploymentIn(own), leaseIn(own, alive), leaderIn(own), leaseIn(tenant, stopped)}},
-		"an uninstalled one, and a lease of a tenant": {objects: []client.Object{leaseIn(tenant, alive)}, says: "no Deployment"},
-		"an uninstalled one":                          {objects: []client.Object{leaseIn(own, stopped)}, says: "lease " + own},
-		"a Deployment without pods": {
-			objects: []client.Object{deploymentIn(own), leaseIn(tenant, alive)}, says: "no pod of deployment " + own + "/gpu-sharing-controller is available",
+		"a controller without a Deployment": {objects: []client.Object{bindingOf(own), leaseIn(own, alive)}, proof: renewed},
+		"a controller with one of which no pod is available": {
+			objects: []client.Object{bindingOf(own), deploymentIn(own), leaseIn(own, alive)}, proof: renewed,
 		},
-		"a lease that another pod holds": {
-			objects: []client.Object{deploymentIn(own), leaseIn(own, alive)},
-			says:    "lease " + own + "/gpu-sharing-controller is held by controller-1_6d0c, which is no pod of deployment " + own + "/gpu-sharing-controller",
+		"a controller without leader election": {objects: []client.Object{bindingOf(own), available(own)}, proof: isAvailable},
+		"one that OLM has installed, under a name of its own": {
+			objects: []client.Object{func() client.Object { b := bindingOf(own); b.Name = "gpu-sharing-operator.v0.1.0-6cd9x"; return b }(), leaseIn(own, alive)},
+			proof:   renewed,
 		},
+		"one outside of the cluster, whose namespace the user names": {objects: []client.Object{leaseIn(own, alive)}, namespace: own, proof: renewed},
+		"one that stopped":       {objects: []client.Object{bindingOf(own), leaseIn(own, stopped)}, absent: "No controller runs: lease " + own + "/gpu-sharing-controller was last renewed at "},
+		"one that gave up":       {objects: []client.Object{bindingOf(own), nobodys}, absent: "No controller runs: nobody holds lease " + own},
+		"one that never started": {objects: []client.Object{bindingOf(own), deploymentIn(own)}, absent: "No controller runs: namespace " + own + " has neither lease "},
 		"one that stopped, and a Deployment and a lease of a tenant": {
-			objects: []client.Object{deploymentIn(own), leaseIn(own, stopped), leaderIn(own), deploymentIn(tenant), leaseIn(tenant, alive)},
-			says:    "lease " + own + "/gpu-sharing-controller was last renewed at ",
-			too:     ", and lease " + tenant + "/gpu-sharing-controller is held by controller-1_6d0c, which is no pod of deployment " + tenant + "/gpu-sharing-controller",
-		},
-		"the controller, and a Deployment of a tenant": {
-			objects: []client.Object{deploymentIn(own), leaseIn(own, alive), leaderIn(own), deploymentIn(tenant)},
+			objects: []client.Object{bindingOf(own), leaseIn(own, stopped), available(tenant), leaseIn(tenant, alive)}, absent: "No controller runs: lease " + own,
 		},
 		"the controller, and a Deployment and a lease of a tenant, whose namespace is listed first": {
-			objects: []client.Object{deploymentIn(own), leaseIn(own, alive), leaderIn(own), deploymentIn("a"), leaseIn("a", stopped)},
+			objects: []client.Object{bindingOf(own), leaseIn(own, alive), deploymentIn("a"), leaseIn("a", stopped)}, proof: renewed,
 		},
-		"a user who may not read Deployments": {objects: []client.Object{leaseIn(own, alive)}, forbidden: &appsv1.DeploymentList{}},
-		"that user, and one that stopped":     {objects: []client.Object{leaseIn(own, stopped)}, forbidden: &appsv1.DeploymentList{}, says: "lease " + own},
-		"a user who may not read pods":        {objects: []client.Object{deploymentIn(own), leaseIn(own, alive)}, forbidden: &corev1.PodList{}},
+		"an uninstalled one, and a Deployment and a lease of a tenant": {
+			objects: []client.Object{available(tenant), leaseIn(tenant, alive)}, absent: "No controller is installed: no ClusterRoleBinding ",
+		},
+		"one of two that are installed":                {objects: []client.Object{bindingOf("a"), bindingOf(own), leaseIn("a", stopped), leaseIn(own, alive)}, proof: renewed},
+		"a user who may not read Deployments":          {objects: []client.Object{bindingOf(own), leaseIn(own, alive)}, forbidden: &appsv1.DeploymentList{}, proof: renewed},
+		"that user, where a controller needs no lease": {objects: []client.Object{bindingOf(own), available(own)}, forbidden: &appsv1.DeploymentList{}},
+		"a user who may not read leases":               {objects: []client.Object{bindingOf(own), leaseIn(own, stopped)}, forbidden: &coordinationv1.LeaseList{}},
+		"a user who may not read ClusterRoleBindings":  {objects: []client.Object{bindingOf(own), leaseIn(own, stopped)}, forbidden: &rbacv1.ClusterRoleBindingList{}},
+		"that user, who names the namespace of a controller": {
+			objects: []client.Object{bindingOf(own), leaseIn(own, alive)}, namespace: own, forbidden: &rbacv1.ClusterRoleBindingList{}, proof: renewed,
+		},
 	} {
 		t.Run(title, func(t *testing.T) {
 			g := NewWithT(t)
@@ -105,13 +116,13 @@ func TestATenantNeitherStandsInForAControllerNorHidesOne(t *testing.T) {
 					}
 					return c.List(ctx, list, opts...)
 				}}).Build()
-			why, err := noController(t.Context(), c, now)
+			leader, err := leadershipOf(t.Context(), c, tc.namespace, now)
 			g.Expect(err).NotTo(HaveOccurred())
-			if tc.says == "" {
-				g.Expect(why).To(BeEmpty())
+			g.Expect(leader.proof).To(Equal(tc.proof))
+			if tc.absent == "" {
+				g.Expect(leader.absent).To(BeEmpty())
 			}
-			g.Expect(why).To(And(HavePrefix(tc.says), HaveSuffix(tc.too)))
-			g.Expect(strings.Contains(why, tenant)).To(Equal(strings.Contains(tc.too, tenant)), why)
+			g.Expect(leader.absent).To(And(HavePrefix(tc.absent), Not(ContainSubstring(tenant))))
 		})
 	}
 }

@@ -108,7 +108,7 @@ func (g *gathering) gather(ctx context.Context, p *Program, server discovery.Dis
 	if err != nil {
 		return advise(fmt.Errorf("reading the version of the API server: %w", err))
 	}
-	is, err := p.examine(ctx, g.client, server.OpenAPIV3())
+	is, err := p.examine(ctx, g.client, "", server.OpenAPIV3())
 	found := diagnose(is)
 	if status := apierrors.APIStatus(nil); err != nil {
 		if !errors.As(err, &status) || apierrors.IsUnauthorized(err) {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/dra"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
@@ -102,6 +103,54 @@ type report struct {
 	Advertised map[string]int64 `json:"advertised"`
 	Plan       []string         `json:"plan,omitempty"`
 	BlockedBy  []string         `json:"blockedBy,omitempty"`
+	GPUs       []gpuReport      `json:"gpus"`
+}
+
+// gpuReport is how a GPU is shared, and who has it.
+type gpuReport struct {
+	Index   int               `json:"index"`
+	UUID    string            `json:"uuid"`
+	Product string            `json:"product"`
+	Sharing v1alpha1.Strategy `json:"sharing,omitempty"` // empty: it is not shared, or that is not known
+	// Replicas is how often the GPU is advertised, and Used how many of these a container holds; nil: not known, or in MIG mode.
+	Replicas *int `json:"replicas,omitempty"`
+	Used     *int `json:"used,omitempty"`
+	// Users are the pods and processes that hold or use the GPU outside of instances, each once.
+	Users     []string         `json:"users,omitempty"`
+	Instances []instanceReport `json:"instances,omitempty"`
+}
+
+// instanceReport is a MIG instance, and who has it.
+type instanceReport struct {
+	Profile string   `json:"profile"`
+	Start   int      `json:"start"` // memory slices
+	Size    int      `json:"size"`
+	Users   []string `json:"users,omitempty"`
+}
+
+func gpuReports(n *world.Node, stack dra.Stack) []gpuReport {
+	devices, pods := devicesOf(n), podsByUID(n)
+	replicas := replicasOn(n, n.Offered(stack), devices)
+	all := make([]gpuReport, 0, len(devices))
+	for _, d := range devices {
+		r := gpuReport{Index: d.Index, UUID: d.UUID, Product: gpu.ProductLabel(d.Product), Users: usersOf(d, gpu.WholeGPU, pods)}
+		if often := replicas[d.UUID]; often > 0 {
+			r.Replicas, r.Used = &often, new(len(holdersOf(d)))
+		}
+		switch {
+		case d.State.MIG:
+			r.Sharing = v1alpha1.StrategyMIG
+		case d.State.MPS != nil:
+			r.Sharing = v1alpha1.StrategyMPS
+		case replicas[d.UUID] > 1:
+			r.Sharing = v1alpha1.StrategyTimeSlicing
+		}
+		for _, i := range d.State.Instances {
+			r.Instances = append(r.Instances, instanceReport{i.Profile, i.Placement.Start, i.Placement.Size, usersOf(d, i.ID, pods)})
+		}
+		all = append(all, r)
+	}
+	return all
 }
 
 // reports are those of the nodes that are asked for, by name.
@@ -124,7 +173,7 @@ func reports(w world.World, q query) []report {
 func reportOf(n *world.Node, stack dra.Stack, pending pendingNode) report {
 	r := report{
 		node: n, Name: n.Name, Policy: cmp.Or(pending.policy, n.GPU.Spec.PolicyName), Products: []string{}, Advertised: offers(n, stack),
-		Stack: stack, Plan: pending.steps, BlockedBy: blockers(&n.GPU),
+		Stack: stack, Plan: pending.steps, BlockedBy: blockers(&n.GPU), GPUs: gpuReports(n, stack),
 	}
 	r.State, r.Message = stateOf(n.GPU.Status.Conditions)
 	r.standing = state.StandingOf("", r.State)
@@ -185,8 +234,8 @@ func (t *text) summary(all []report) {
 
 // doubts are why the status may not be what is so.
 type doubts struct {
-	// NoController is why no controller runs, so that nothing changes and what the objects say may be out of date; empty: one does, or the
-	// user may not know.
+	// NoController says why no controller runs, so that nothing changes and the objects may be out of date; empty: one does, or the user may
+	// not know.
 	NoController string `json:"noController,omitempty"`
 	// Unread is what is not known, because the user may not read it.
 	Unread []string `json:"unread,omitempty"`

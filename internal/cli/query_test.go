@@ -12,7 +12,6 @@ import (
 	"time"
 
 	. "github.com/onsi/gomega"
-	coordinationv1 "k8s.io/api/coordination/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	clocktesting "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -110,6 +109,37 @@ func TestStatusForPrograms(t *testing.T) {
 	g.Expect(empty).To(MatchJSON(`{"policies": [], "nodes": []}`), "lists, not null")
 }
 
+// TestProgramsReadHowGPUsAreShared: by status -o json, with who has which share.
+func TestProgramsReadHowGPUsAreShared(t *testing.T) {
+	g := NewWithT(t)
+	a := node(t, "a", sim.T4, sim.T4)
+	a.Allocatable = map[string]int64{"nvidia.com/gpu": 16}
+	hold(&a, "notebook", 0, nil)
+	hold(&a, "notebook", 0, nil)
+	hold(&a, "train", 0, nil)
+	b := node(t, "b", sim.H100)
+	b.Allocatable = map[string]int64{"nvidia.com/gpu.shared": 10}
+	b.GPU.Status.Devices[0].Sharing.MPS = &v1alpha1.MPSDaemon{ResourceName: "nvidia.com/gpu.shared", Owner: v1alpha1.MPSDaemonOwnerGPUSharing}
+	hold(&b, "inference", 0, nil)
+	c := partitioned(t)
+	hold(&c, "web", 0, new(int32(c.GPU.Status.Devices[0].Instances[0].ID)))
+	c.Name, c.GPU.Name = "c", "c"
+	shown, err := encoded(worldOf(a, b, c, node(t, "d", sim.T4)), query{}, doubts{}, outputJSON)
+	g.Expect(err).NotTo(HaveOccurred())
+	var read struct{ Nodes []report }
+	g.Expect(json.Unmarshal([]byte(shown), &read)).To(Succeed())
+	uuid := func(n world.Node, i int) string { return n.GPU.Status.Devices[i].UUID }
+	g.Expect(read.Nodes[0].GPUs).To(Equal([]gpuReport{
+		{Index: 0, UUID: uuid(a, 0), Product: "Tesla-T4", Sharing: "TimeSlicing", Replicas: new(8), Used: new(3), Users: []string{"team/notebook", "team/train"}},
+		{Index: 1, UUID: uuid(a, 1), Product: "Tesla-T4", Sharing: "TimeSlicing", Replicas: new(8), Used: new(0)},
+	}))
+	g.Expect(read.Nodes[1].GPUs).To(ConsistOf(And(HaveField("Sharing", v1alpha1.StrategyMPS), HaveField("Replicas", HaveValue(Equal(10))),
+		HaveField("Used", HaveValue(Equal(1))), HaveField("Users", []string{"team/inference"}))))
+	g.Expect(read.Nodes[2].GPUs).To(ConsistOf(And(HaveField("Sharing", v1alpha1.StrategyMIG), HaveField("Replicas", BeNil()),
+		HaveField("Instances", HaveLen(3)), HaveField("Instances", ContainElement(HaveField("Users", []string{"team/web"}))))))
+	g.Expect(read.Nodes[3].GPUs).To(ConsistOf(And(HaveField("Sharing", BeEmpty()), HaveField("Replicas", HaveValue(Equal(1))))))
+}
+
 // watched is a clock that lets a test act whenever the program waits, and ends the program when the test is done.
 type watched struct {
 	*clocktesting.FakeClock
@@ -137,12 +167,9 @@ func TestStatusWatchPrintsWhatChanges(t *testing.T) {
 	g.Expect(err).NotTo(HaveOccurred())
 	p := policy(t, "research", slicing)
 	p.ResourceVersion, p.CreationTimestamp = "", metav1.NewTime(now.Add(-time.Minute))
-	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "gpu-sharing-operator", Name: controllerName}}
-	lease.Spec = coordinationv1.LeaseSpec{
-		HolderIdentity: new("controller-1"), LeaseDurationSeconds: new(int32(15)), RenewTime: &metav1.MicroTime{Time: now.Add(-time.Hour)},
-	}
+	lease := leaseIn("gpu-sharing-operator", now.Add(-time.Hour))
 	for output, first := range map[string]string{"": "POLICY", outputWide: "POLICY", outputYAML: "nodes:"} {
-		c := fake.NewClientBuilder().WithScheme(scheme).WithObjects(p.DeepCopy(), lease).
+		c := fake.NewClientBuilder().WithScheme(scheme).WithObjects(p.DeepCopy(), lease, bindingOf("gpu-sharing-operator")).
 			WithIndex(lease, "metadata.name", func(o client.Object) []string { return []string{o.GetName()} }).Build()
 		ctx, cancel := context.WithCancel(t.Context())
 		var out strings.Builder
@@ -176,10 +203,11 @@ func TestStatusTellsProgramsThatNoControllerRuns(t *testing.T) {
 		for says, renewed := range map[string]time.Time{"": now, "last renewed at 2027-01-12T08:00:00Z": now.Add(-72 * time.Hour)} {
 			t.Run(output+says, func(t *testing.T) {
 				g := NewWithT(t)
-				lease, deployment := leaseIn("gpu-sharing-operator", renewed), deploymentIn("gpu-sharing-operator")
-				c := fake.NewClientBuilder().WithScheme(scheme).WithObjects(p.DeepCopy(), lease, deployment, leaderIn("gpu-sharing-operator")).
+				lease, f := leaseIn("gpu-sharing-operator", renewed), newFlags()
+				f.output = output
+				c := fake.NewClientBuilder().WithScheme(scheme).WithObjects(p.DeepCopy(), lease, bindingOf("gpu-sharing-operator")).
 					WithIndex(lease, "metadata.name", byFieldName).Build()
-				render, err := (&Program{Clock: clocktesting.NewFakeClock(now)}).statusNow(t.Context(), c, query{}, output)
+				render, err := (&Program{Clock: clocktesting.NewFakeClock(now)}).statusNow(t.Context(), c, query{}, f)
 				g.Expect(err).NotTo(HaveOccurred())
 				shown, err := render(now)
 				g.Expect(err).NotTo(HaveOccurred())

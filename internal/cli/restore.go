@@ -37,14 +37,15 @@ func (p *Program) restore(ctx context.Context, f *flags, rest []string) error {
 	if err != nil {
 		return err
 	}
-	return restoration{Program: p, client: c}.run(ctx, f)
+	return restoration{Program: p, client: c, namespace: f.namespace}.run(ctx, f)
 }
 
 // restoration is one run of restore on a cluster.
 type restoration struct {
 	*Program
 
-	client client.Client
+	client    client.Client
+	namespace string // of the controller, as leadershipOf takes it
 }
 
 func (r restoration) run(ctx context.Context, f *flags) error {
@@ -64,12 +65,12 @@ func (r restoration) run(ctx context.Context, f *flags) error {
 	if len(left) == 0 {
 		return r.write("Restored: there was nothing to restore.\n")
 	}
-	why, err := noController(ctx, r.client, r.Clock.Now())
+	leader, err := leadershipOf(ctx, r.client, r.namespace, r.Clock.Now())
 	if err != nil {
 		return err
 	}
-	if why != "" {
-		return fmt.Errorf("no controller runs, and only the controller restores nodes: %s. Nothing was deleted. Left:\n%s", why, indented(left))
+	if leader.absent != "" {
+		return fmt.Errorf("nothing was deleted, because only a controller restores nodes. %s. Left:\n%s", leader.absent, indented(left))
 	}
 	if err := r.confirm(policies, f.yes); err != nil {
 		return err
@@ -221,8 +222,8 @@ func (r restoration) whatIsLeft(ctx context.Context) (string, error) {
 	case len(left) == 0:
 		return "", nil
 	}
-	if why, err := noController(ctx, r.client, r.Clock.Now()); err == nil && why != "" {
-		left = append([]string{"no controller runs: " + why}, left...)
+	if leader, err := leadershipOf(ctx, r.client, r.namespace, r.Clock.Now()); err == nil && leader.absent != "" {
+		left = append([]string{leader.absent}, left...)
 	}
 	return indented(slices.Concat(left, r.createdAgain(ctx))), nil
 }

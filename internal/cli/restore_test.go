@@ -90,8 +90,7 @@ func newShared(t *testing.T, cluster *env.Cluster) *shared {
 	for _, o := range []*unstructured.Unstructured{overlay, set} {
 		s.Expect(s.client.Apply(t.Context(), client.ApplyConfigurationFromUnstructured(o), client.FieldOwner(autoscaling.FieldManager))).To(Succeed())
 	}
-	s.create(deploymentIn("gpu-sharing-operator"))
-	s.create(leaderIn("gpu-sharing-operator"))
+	s.create(bindingOf("gpu-sharing-operator"))
 	s.renew(s.clock.Now())
 	t.Cleanup(s.clean)
 	return s
@@ -458,7 +457,7 @@ func TestARestoreDoesNotSayThatItDidNotBeginWhereThatIsNotKnown(t *testing.T) {
 	g.Expect(err).NotTo(HaveOccurred())
 	a, lease := policy(t, "a", slicing), leaseIn("gpu-sharing-operator", now)
 	a.ResourceVersion = ""
-	c := fake.NewClientBuilder().WithScheme(scheme).WithObjects(&a, lease, deploymentIn("gpu-sharing-operator"), leaderIn("gpu-sharing-operator")).
+	c := fake.NewClientBuilder().WithScheme(scheme).WithObjects(&a, lease, bindingOf("gpu-sharing-operator")).
 		WithIndex(lease, "metadata.name", byFieldName).
 		WithInterceptorFuncs(interceptor.Funcs{
 			Delete: func(ctx context.Context, c client.WithWatch, o client.Object, opts ...client.DeleteOption) error {
@@ -483,7 +482,7 @@ func TestARestoreThatHasBegunDoesNotSayThatItDidNot(t *testing.T) {
 			a, b, lease := policy(t, "a", slicing), policy(t, "b", slicing), leaseIn("gpu-sharing-operator", now)
 			a.ResourceVersion, b.ResourceVersion = "", ""
 			deletions := 0
-			c := fake.NewClientBuilder().WithScheme(scheme).WithObjects(&a, &b, lease, deploymentIn("gpu-sharing-operator"), leaderIn("gpu-sharing-operator")).
+			c := fake.NewClientBuilder().WithScheme(scheme).WithObjects(&a, &b, lease, bindingOf("gpu-sharing-operator")).
 				WithIndex(lease, "metadata.name", byFieldName).
 				WithInterceptorFuncs(interceptor.Funcs{
 					Delete: func(ctx context.Context, c client.WithWatch, o client.Object, opts ...client.DeleteOption) error {

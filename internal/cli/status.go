@@ -36,7 +36,7 @@ func (p *Program) status(ctx context.Context, f *flags, names []string) error {
 
 func (p *Program) statusBy(ctx context.Context, c client.Client, f *flags, q query) error {
 	for printed := ""; ; {
-		render, err := p.statusNow(ctx, c, q, f.output)
+		render, err := p.statusNow(ctx, c, q, f)
 		if f.watch && errors.Is(ctx.Err(), context.Canceled) {
 			return nil // the user ends a watch so
 		}
@@ -75,7 +75,7 @@ func separator(printed, output string) string {
 }
 
 // statusNow reads the cluster and returns what status prints of it, with the ages that policies have at a time.
-func (p *Program) statusNow(ctx context.Context, c client.Client, q query, output string) (render func(ages time.Time) (string, error), err error) {
+func (p *Program) statusNow(ctx context.Context, c client.Client, q query, f *flags) (render func(ages time.Time) (string, error), err error) {
 	w, lacks, err := p.read(ctx, c)
 	if err != nil {
 		return nil, advise(err)
@@ -83,19 +83,19 @@ func (p *Program) statusNow(ctx context.Context, c client.Client, q query, outpu
 	if err := q.check(w); err != nil {
 		return nil, err
 	}
-	why, err := noController(ctx, c, p.Clock.Now())
+	leader, err := leadershipOf(ctx, c, f.namespace, p.Clock.Now())
 	if err != nil {
 		return nil, advise(err)
 	}
-	if output == outputJSON || output == outputYAML {
+	if f.output == outputJSON || f.output == outputYAML {
 		return func(time.Time) (string, error) {
-			return encoded(w, q, doubts{NoController: why, Unread: lacks}, output)
+			return encoded(w, q, doubts{NoController: leader.absent, Unread: lacks}, f.output)
 		}, nil
 	}
 	return func(ages time.Time) (string, error) {
 		shown := text{width: p.Width}
-		if why != "" {
-			shown.row(0, "", fmt.Sprintf("No controller runs, so nothing changes and what follows may be out of date: %s.", why))
+		if leader.absent != "" {
+			shown.row(0, "", leader.absent+". Nothing changes, and what follows may be out of date.")
 			shown.WriteString("\n")
 		}
 		shown.lacking(lacks)
@@ -230,7 +230,7 @@ func (t *text) statusOf(r *report) {
 	t.row(2, "advertises", resources(r.Advertised))
 	t.rows("plan", r.Plan)
 	t.rows("blocked by", r.BlockedBy)
-	t.picture(r.node)
+	t.picture(r.node, r.Stack)
 }
 
 // blockers are the pods and processes that block the change of a node, a line for each.

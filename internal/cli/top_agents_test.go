@@ -150,5 +150,5 @@ func TestThePageSaysThatNoControllerRunsBeforeAgentsAnswer(t *testing.T) {
 		b.mu.Lock()
 		defer b.mu.Unlock()
 		return b.stopped
-	}, measureTimeout/2).Should(ContainSubstring("no Deployment"))
+	}, measureTimeout/2).Should(ContainSubstring("no ClusterRoleBinding"))
 }

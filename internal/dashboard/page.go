@@ -5,14 +5,24 @@
 // knows no cluster: it is given what the page shows, and hands each browser what has changed.
 package dashboard
 
+import "time"
+
 // Page is what the page shows. The JSON of its parts is what the browser gets.
 type Page struct {
 	// Cluster names the cluster: the context of the kubeconfig, or the address of the API server.
 	Cluster  string   `json:"cluster"`
 	Policies []Policy `json:"policies"`
+	// Stale is why the page may not be what the API server has now; nil: the API server has just answered.
+	Stale *Stale `json:"stale,omitempty"`
 	// Notes are what the page cannot show, each with the reason and what to do about it.
 	Notes []string `json:"notes"`
 	Nodes []Node   `json:"-"`
+}
+
+// Stale is since when a page may not be what the API server has, and why, as the end of a sentence.
+type Stale struct {
+	Since time.Time `json:"since"`
+	Why   string    `json:"why"`
 }
 
 // Tone is how a state is marked, beside its text.

@@ -100,7 +100,8 @@ type host struct {
 		behind    bool                 // that is not what the ConfigMap holds
 		projected time.Time            // when it last was
 		running   bool
-		uuids     []string // of the MIG instances that it advertises
+		uuids     []string             // of the MIG instances that it advertises
+		gone      map[string]time.Time // since when the kubelet has no plugin for a resource that it lists
 	}
 }
 
@@ -132,7 +133,7 @@ func (c *cluster) add(name string, models ...sim.Model) *host {
 			"kubernetes.io/hostname": name, pluginLabel: "true", gfdLabel: "true", v1alpha1.LabelClient: "true",
 		},
 	}
-	h.plugin.synced = map[string]time.Time{}
+	h.plugin.synced, h.plugin.gone = map[string]time.Time{}, map[string]time.Time{}
 	h.makeGPUNode()
 	c.hosts[name] = h
 	c.settle(h)
@@ -174,7 +175,8 @@ func (c *cluster) withoutNodes() world.World {
 // copied is the node as it is now.
 func (h *host) copied() world.Node {
 	n := *h.Node
-	n.Labels, n.Annotations, n.Allocatable, n.Unhealthy = maps.Clone(n.Labels), maps.Clone(n.Annotations), maps.Clone(n.Allocatable), maps.Clone(n.Unhealthy)
+	n.Labels, n.Annotations, n.Allocatable = maps.Clone(n.Labels), maps.Clone(n.Annotations), maps.Clone(n.Allocatable)
+	n.Unallocatable = maps.Clone(n.Unallocatable)
 	n.Taints, n.Pods, n.Claims = slices.Clone(n.Taints), slices.Clone(n.Pods), slices.Clone(n.Claims)
 	n.Features = h.features.seen()
 	return n.WithCopy(n.GPU.DeepCopy())
@@ -618,12 +620,13 @@ func (h *host) Stop(_ context.Context, resource string) error {
 // advertise is NVIDIA's device plugin with its config-manager. It enumerates the GPUs when it starts and when another key
 // is selected, and never else.
 func (c *cluster) advertise(h *host) {
+	c.forgetGone(h)
 	pod := slices.IndexFunc(h.Pods, func(p world.Pod) bool {
 		return playedBy(pluginLabel)(p) || !c.Plugin.ClusterPolicy && p.MountsConfig
 	})
 	if pod < 0 || !h.upgrade.driver() {
 		h.plugin.running = false
-		h.offerNothing()
+		c.offerNothing(h)
 		return
 	}
 	key := h.Labels[v1alpha1.LabelConfig]
@@ -631,8 +634,7 @@ func (c *cluster) advertise(h *host) {
 		h.Pods[pod].ReadySince = c.Now
 		h.plugin.running, h.plugin.selected = true, "default"
 		h.forgetHealth()
-		maps.Copy(h.Allocatable, enumerate(c.Configs["default"], h.healthy()))
-		c.version[h.Name]++
+		c.offer(h, c.Configs["default"])
 		return
 	}
 	if h.plugin.running && key == h.plugin.selected {
@@ -648,20 +650,58 @@ func (c *cluster) advertise(h *host) {
 	}
 	h.plugin.running, h.plugin.selected = true, key
 	h.forgetHealth()
-	h.offerNothing()
 	if h.broken != nil && h.broken(c.World) {
+		c.offerNothing(h)
 		return
 	}
-	maps.Copy(h.Allocatable, enumerate(data, h.healthy()))
+	c.offer(h, data)
 	h.plugin.uuids = h.instances()
+}
+
+// keepsCapacity is how long the kubelet lists the devices of a plugin that is gone as capacity: endpointStopGracePeriod of
+// https://github.com/kubernetes/kubernetes/blob/v1.37.1/pkg/kubelet/cm/devicemanager/types.go
+const keepsCapacity = 5 * time.Minute
+
+// offer is NVIDIA's device plugin that registers what it makes of a configuration: its former resources are gone.
+func (c *cluster) offer(h *host, data string) {
+	c.offerNothing(h)
+	healthy := enumerate(data, h.healthy())
+	for name, all := range enumerate(data, h.devices()) {
+		delete(h.plugin.gone, name)
+		h.Allocatable[name] = healthy[name]
+		h.unallocatable(name, all-healthy[name])
+	}
 	c.version[h.Name]++
 }
 
-// offerNothing leaves each resource with 0: the kubelet never forgets one.
-func (h *host) offerNothing() {
-	h.Unhealthy = nil
-	for name := range h.Allocatable {
+// offerNothing leaves each resource with 0, because the kubelet never forgets one, and with its devices as capacity for a while.
+func (c *cluster) offerNothing(h *host) {
+	for name, n := range h.Allocatable {
+		if _, gone := h.plugin.gone[name]; !gone {
+			h.plugin.gone[name] = c.Now
+			h.unallocatable(name, n+h.Unallocatable[name])
+		}
 		h.Allocatable[name] = 0
+	}
+}
+
+// forgetGone is the kubelet that lists the devices of a plugin that is gone no longer.
+func (c *cluster) forgetGone(h *host) {
+	for name, since := range h.plugin.gone {
+		if h.Unallocatable[name] > 0 && c.Now.Sub(since) >= keepsCapacity {
+			h.unallocatable(name, 0)
+			c.version[h.Name]++
+		}
+	}
+}
+
+// unallocatable sets how many devices of a resource are capacity and cannot be allocated.
+func (h *host) unallocatable(name string, n int64) {
+	if h.Unallocatable == nil {
+		h.Unallocatable = map[string]int64{}
+	}
+	if h.Unallocatable[name] = n; n == 0 {
+		delete(h.Unallocatable, name)
 	}
 }
 

@@ -74,7 +74,7 @@ func (c *cluster) returns(h *host) {
 }
 
 // forgetHealth is NVIDIA's device plugin when it starts: it takes every GPU for healthy until it hears of an error.
-func (h *host) forgetHealth() { h.sick, h.Unhealthy = nil, nil }
+func (h *host) forgetHealth() { h.sick = nil }
 
 // healthy are the GPUs that NVIDIA's device plugin offers.
 func (h *host) healthy() []gpu.Device {
@@ -97,15 +97,7 @@ func (c *cluster) fallsIll(h *host, uuid string) {
 		data = c.byHand
 	}
 	h.sick = sick
-	h.offerNothing()
-	maps.Copy(h.Allocatable, enumerate(data, h.healthy()))
-	h.Unhealthy = map[string]int64{}
-	for name, n := range enumerate(data, h.devices()) {
-		if lost := n - h.Allocatable[name]; lost > 0 {
-			h.Unhealthy[name] = lost
-		}
-	}
-	c.version[h.Name]++
+	c.offer(h, data)
 }
 
 // swap replaces the GPU at an index by a new one of a model; an empty model takes it out.

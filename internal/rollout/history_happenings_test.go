@@ -45,6 +45,7 @@ func lateHappenings() map[string]func(*chronicle, *rand.Rand) {
 		"late-recreate": (*chronicle).recreateEvent,
 		"nights":        (*chronicle).nightsEvent,
 		"pools":         (*chronicle).poolsEvent,
+		"rename":        (*chronicle).renameEvent,
 		"tenant":        (*chronicle).tenantEvent,
 	}
 }

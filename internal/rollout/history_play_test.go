@@ -181,6 +181,9 @@ func (c *chronicle) step(faithful bool) rollout.Decision {
 		d = rollout.Decide(w)
 	}
 	digest(c.sum, d)
+	if faithful {
+		c.calledUnhealthy(d)
+	}
 	c.tolerate(d.Tolerations)
 	c.tellStates(d)
 	for _, a := range d.Actions {

@@ -24,11 +24,11 @@ func TestAGPUThatThePluginReportsUnhealthyStaysOut(t *testing.T) {
 	c.run(200)
 	h := c.hosts["n0"]
 	h.Allocatable["nvidia.com/mig-3g.20gb"] = 0
-	h.Unhealthy = map[string]int64{"nvidia.com/mig-3g.20gb": 2}
+	h.Unallocatable = map[string]int64{"nvidia.com/mig-3g.20gb": 2}
 	d := c.during(2*time.Hour, time.Minute)
 	g.Expect(c.writes).NotTo(HaveKey("action.DeletePod"))
 	g.Expect(d.Nodes[0].State).To(Equal(state.Degraded))
-	g.Expect(d.Nodes[0].Message).To(ContainSubstring("reports devices as unhealthy (2 of nvidia.com/mig-3g.20gb)"))
+	g.Expect(d.Nodes[0].Message).To(ContainSubstring("has stopped, or reports devices as unhealthy (2 of nvidia.com/mig-3g.20gb)"))
 }
 
 // TestThePluginIsRestartedOnceForTheInstancesOfABoot: a second time would not help, but another boot is another matter.
@@ -109,7 +109,43 @@ func TestUnhealthyDevicesAreCapacityThatIsNotAllocatable(t *testing.T) {
 		Capacity:    corev1.ResourceList{"nvidia.com/gpu": resource.MustParse("8"), "nvidia.com/hostdev": resource.MustParse("2"), "cpu": resource.MustParse("8")},
 		Allocatable: corev1.ResourceList{"nvidia.com/gpu": resource.MustParse("7"), "cpu": resource.MustParse("7")},
 	}}
-	g.Expect(world.NodeOf(node, &v1alpha1.GPUNode{}).Unhealthy).To(Equal(map[string]int64{"nvidia.com/gpu": 1}))
+	n := world.NodeOf(node, &v1alpha1.GPUNode{})
+	g.Expect(n.Unhealthy(nil)).To(Equal(map[string]int64{"nvidia.com/gpu": 1}))
+}
+
+// TestAResourceWithoutAPluginIsNotUnhealthy: the kubelet lists the devices of a plugin that is gone as capacity for 5 minutes.
+func TestAResourceWithoutAPluginIsNotUnhealthy(t *testing.T) {
+	n := world.Node{
+		Allocatable:   map[string]int64{"nvidia.com/gpu": 0, "nvidia.com/gpu.shared": 8},
+		Unallocatable: map[string]int64{"nvidia.com/gpu": 2},
+	}
+	g := NewWithT(t)
+	g.Expect(n.Unhealthy(map[string]int64{"nvidia.com/gpu.shared": 8})).To(BeEmpty(), "of a former name")
+	g.Expect(n.Unhealthy(nil)).To(BeEmpty())
+	g.Expect(n.Unhealthy(map[string]int64{"nvidia.com/gpu": 2})).To(Equal(n.Unallocatable), "of the name that it must have")
+	n.Allocatable["nvidia.com/gpu"] = 6
+	g.Expect(n.Unhealthy(map[string]int64{"nvidia.com/gpu.shared": 8})).To(Equal(n.Unallocatable), "its plugin is there")
+}
+
+// TestThePluginIsRestartedThoughAFormerResourceHasCapacity: a plugin that offers nothing after a change of names is no sick GPU.
+func TestThePluginIsRestartedThoughAFormerResourceHasCapacity(t *testing.T) {
+	g := NewWithT(t)
+	c := fleet(1, timeSlicing(4))
+	c.during(time.Hour, time.Minute)
+	h := c.hosts["n0"]
+	c.Policies[0].Spec.Sharing.TimeSlicing.RenameByDefault = new(true)
+	c.Policies[0].Generation++
+	d, _ := c.run(200)
+	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
+	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu.shared": 4}))
+	g.Expect(h.Unallocatable).To(Equal(map[string]int64{"nvidia.com/gpu": 4}))
+	h.Allocatable["nvidia.com/gpu.shared"] = 3
+	d = c.pass()
+	g.Expect(d.Nodes[0].State).To(Equal(state.Degraded))
+	g.Expect(d.Nodes[0].Message).NotTo(ContainSubstring("unhealthy"))
+	d = c.during(time.Minute, time.Second)
+	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
+	g.Expect(c.writes["action.DeletePod"]).To(Equal(1))
 }
 
 // TestWhatAnotherControllerWritesIntoARecordRestartsNoPlugin: such a value tells nothing of what the plugin has seen, and a plugin that
@@ -121,7 +157,7 @@ func TestWhatAnotherControllerWritesIntoARecordRestartsNoPlugin(t *testing.T) {
 		c.run(200)
 		h := c.hosts["n0"]
 		seen := h.Annotations[v1alpha1.AnnotationInstances]
-		h.Unhealthy = map[string]int64{"nvidia.com/mig-3g.20gb": 1}
+		h.Unallocatable = map[string]int64{"nvidia.com/mig-3g.20gb": 1}
 		h.Annotations[v1alpha1.AnnotationInstances] = value
 		c.run(200)
 		g.Expect(c.writes).NotTo(HaveKey("action.DeletePod"), "%q", value)
@@ -147,7 +183,7 @@ func TestThePluginIsNotRestartedForInstancesThatItSawWhenItWasResumed(t *testing
 	c.pass()
 	g.Expect(h.Labels).To(HaveKeyWithValue(pluginLabel, "true"))
 	c.tick(time.Second)
-	h.Unhealthy = map[string]int64{"nvidia.com/mig-3g.20gb": 1}
+	h.Unallocatable = map[string]int64{"nvidia.com/mig-3g.20gb": 1}
 	c.Plugin.Reason, c.Plugin.Message = "", ""
 	c.run(200)
 	g.Expect(c.writes).NotTo(HaveKey("action.DeletePod"))

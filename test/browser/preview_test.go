@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/chromedp/chromedp"
 	. "github.com/onsi/gomega"
@@ -61,6 +62,25 @@ func TestThePageIsNotLiveBeforeItKnowsTheCluster(t *testing.T) {
 	b.eventually(`document.querySelector("#live").textContent`, "Reading the cluster…")
 	NewWithT(t).Expect(hub.Show(dashboard.Page{Cluster: "x", Notes: []string{}, Policies: []dashboard.Policy{}})).To(Succeed())
 	b.eventually(`document.querySelector("#live").textContent`, "Live")
+}
+
+// TestThePageIsNotLiveWhileTheAPIServerDoesNotAnswer: that the command answers the browser shows nothing of that.
+func TestThePageIsNotLiveWhileTheAPIServerDoesNotAnswer(t *testing.T) {
+	g := NewWithT(t)
+	hub := dashboard.NewHub()
+	b := open(t, serve(t, hub))
+	stale := &dashboard.Stale{Since: time.Now().Add(-96 * time.Second), Why: "the API server does not answer"}
+	page := dashboard.Page{Cluster: "x", Notes: []string{}, Policies: []dashboard.Policy{}, Stale: stale}
+	g.Expect(hub.Show(page)).To(Succeed())
+	b.eventually(`document.querySelector("#live").textContent`, "Not live: the API server does not answer")
+	g.Expect(read[string](b, `document.querySelector("#live").dataset.tone`)).To(Equal("failed"))
+	b.eventually(`(/^shown as of (9[6-9]|1\d\d) s ago$/).test(document.querySelector("#age").textContent) && !document.querySelector("#age").hidden`, true)
+	before := b.text("#age")
+	b.eventually(`document.querySelector("#age").textContent !== `+quoted(before), true) // it counts on
+	page.Stale = nil
+	g.Expect(hub.Show(page)).To(Succeed())
+	b.eventually(`document.querySelector("#live").textContent`, "Live")
+	g.Expect(read[bool](b, `document.querySelector("#age").hidden`)).To(BeTrue())
 }
 
 // TestAPreviewSaysThatTheCommandHasEnded: the browser's own words say nothing to a user.

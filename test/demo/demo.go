@@ -169,6 +169,17 @@ func (d *demo) startCluster(ctx, background context.Context, running *sync.WaitG
 		Tell: func(format string, args ...any) { d.story.say("NVIDIA", format, args...) },
 	}
 	running.Go(func() { operator.Run(background, 200*time.Millisecond) })
+	running.Go(func() {
+		for background.Err() == nil {
+			if err := nodesim.ReportDaemonSets(background, cluster.Client); err != nil && background.Err() == nil {
+				d.story.say("cluster", "%v", err)
+			}
+			select {
+			case <-background.Done():
+			case <-time.After(time.Second):
+			}
+		}
+	})
 	return nil
 }
 

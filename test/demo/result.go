@@ -5,6 +5,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"path/filepath"
@@ -33,7 +34,21 @@ func (d *demo) noteResult(ctx, _ context.Context, _ *sync.WaitGroup) error {
 		}
 		d.result = append(d.result, r)
 	}
-	return d.showKubectl(ctx, "get", "gpusharingpolicies")
+	if err := d.showKubectl(ctx, "get", "gpusharingpolicies"); err != nil {
+		return err
+	}
+	return d.isHealthy(ctx)
+}
+
+// isHealthy waits until `kubectl gpusharing doctor` finds no error.
+func (d *demo) isHealthy(ctx context.Context) (err error) {
+	if ended := until(ctx, func() (bool, error) {
+		_, err = d.askKubectl(ctx, "gpusharing", "doctor")
+		return err == nil, nil
+	}); ended != nil {
+		return errors.Join(ended, err)
+	}
+	return nil
 }
 
 func (d *demo) row(ctx context.Context, name string) (row, error) {

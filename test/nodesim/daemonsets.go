@@ -13,6 +13,8 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -112,6 +114,44 @@ func (d daemonSets) createPod(ctx context.Context, set *appsv1.DaemonSet, templa
 	pod.Spec.NodeName = d.Name
 	if err := d.Client.Create(ctx, pod); err != nil {
 		return fmt.Errorf("creating a pod of DaemonSet %s on node %s: %w", set.Name, d.Name, err)
+	}
+	return nil
+}
+
+// ReportDaemonSets writes the status of each DaemonSet, as the DaemonSet controller does for all nodes together.
+func ReportDaemonSets(ctx context.Context, c client.Client) error {
+	sets, nodes, pods := &appsv1.DaemonSetList{}, &corev1.NodeList{}, &corev1.PodList{}
+	for _, list := range []client.ObjectList{sets, nodes, pods} {
+		if err := c.List(ctx, list); err != nil {
+			return fmt.Errorf("reading what DaemonSets run: %w", err)
+		}
+	}
+	for i := range sets.Items {
+		set := &sets.Items[i]
+		status := appsv1.DaemonSetStatus{ObservedGeneration: set.Generation}
+		for n := range nodes.Items {
+			spec := &set.Spec.Template.Spec
+			if labels.SelectorFromSet(spec.NodeSelector).Matches(labels.Set(nodes.Items[n].Labels)) && tolerates(spec.Tolerations, nodes.Items[n].Spec.Taints) {
+				status.DesiredNumberScheduled++
+			}
+		}
+		for _, p := range podsOf(set, pods.Items) {
+			status.CurrentNumberScheduled++
+			if p.Labels[labelTemplate] == templateHash(set) {
+				status.UpdatedNumberScheduled++
+			}
+			if slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue }) {
+				status.NumberReady++
+				status.NumberAvailable++
+			}
+		}
+		if equality.Semantic.DeepEqual(set.Status, status) {
+			continue
+		}
+		set.Status = status
+		if err := c.Status().Update(ctx, set); client.IgnoreNotFound(err) != nil && !apierrors.IsConflict(err) {
+			return fmt.Errorf("reporting the status of DaemonSet %s: %w", set.Name, err)
+		}
 	}
 	return nil
 }

@@ -387,10 +387,21 @@ async function ask() {
 
 // --- The stream of changes ---
 
-function live(text, tone) {
-  by("live").textContent = text;
+function live(text, tone, stale = null) {
+  if (by("live").textContent !== text) by("live").textContent = text;
   by("live").dataset.tone = tone;
+  by("age").hidden = !stale;
+  since = stale && Date.parse(stale.since);
+  aged();
 }
+
+// The age is outside of what a screen reader reads out, because it changes each second.
+let since = null;
+function aged() {
+  if (since !== null) by("age").textContent = `shown as of ${Math.max(0, Math.round((Date.now() - since) / 1000))} s ago`;
+}
+setInterval(aged, 1000);
+
 
 function take(update, first) {
   if (update.page) {
@@ -430,7 +441,9 @@ async function follow(signal, heard) {
       take(JSON.parse(line), first);
       first = false;
     }
-    live(first ? "Reading the cluster…" : "Live", first ? "working" : "ready");
+    if (first) live("Reading the cluster…", "working");
+    else if (page.stale) live("Not live: " + page.stale.why, "failed", page.stale); // that the command answers does not show that the API server does
+    else live("Live", "ready");
   }
 }
 

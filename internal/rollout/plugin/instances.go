@@ -119,7 +119,7 @@ func withMonitors(v *view.View, now, seen string) string {
 // left alone: then that is not why. The patch has enumerating delete the pods.
 func RestartOnce(v *view.View) (actions []action.Action, after time.Duration) {
 	applied := condition.IsTrue(v.Node.GPU.Status.Conditions, v1alpha1.ConditionApplied)
-	if v.Node.Annotations[v1alpha1.AnnotationRestarted] == occasion(v) || len(v.Node.Unhealthy) > 0 || !applied || !visible(v) {
+	if v.Node.Annotations[v1alpha1.AnnotationRestarted] == occasion(v) || len(v.Node.Unhealthy(v.Target.Expected)) > 0 || !applied || !visible(v) {
 		return nil, 0
 	}
 	restarts, after := Restart(v, rereads, func(p world.Pod) bool { return clients.IsPlugin(v, p) })
@@ -145,13 +145,18 @@ func visible(v *view.View) bool {
 
 // Unhealthy adds to a message how many devices NVIDIA's device plugin reports as unhealthy; empty if it reports none.
 func Unhealthy(v *view.View) string {
+	all := v.Node.Unhealthy(v.Target.Expected)
 	var sick []string
-	for _, name := range slices.Sorted(maps.Keys(v.Node.Unhealthy)) {
-		sick = append(sick, fmt.Sprintf("%d of %s", v.Node.Unhealthy[name], name))
+	reports := "reports devices as unhealthy"
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		sick = append(sick, fmt.Sprintf("%d of %s", all[name], name))
+		if v.Node.Allocatable[name] == 0 {
+			reports = "has stopped, or reports devices as unhealthy"
+		}
 	}
 	if len(sick) == 0 {
 		return ""
 	}
-	return fmt.Sprintf("; NVIDIA's device plugin reports devices as unhealthy (%s): look at the GPU (nvidia-smi, XID errors in "+
-		"the kernel's log), then restart the plugin's pod", format.List(sick))
+	return fmt.Sprintf("; NVIDIA's device plugin %s (%s): look at the GPU (nvidia-smi, XID errors in the kernel's log), then restart the "+
+		"plugin's pod", reports, format.List(sick))
 }

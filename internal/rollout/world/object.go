@@ -94,10 +94,10 @@ func NodeAlone(node *corev1.Node) Node {
 	for name, quantity := range node.Status.Capacity {
 		healthy := node.Status.Allocatable[name]
 		if sick := quantity.Value() - healthy.Value(); sick > 0 && OfGPU(string(name)) {
-			if n.Unhealthy == nil {
-				n.Unhealthy = map[string]int64{}
+			if n.Unallocatable == nil {
+				n.Unallocatable = map[string]int64{}
 			}
-			n.Unhealthy[string(name)] = sick
+			n.Unallocatable[string(name)] = sick
 		}
 	}
 	for name, quantity := range node.Status.Allocatable {
@@ -115,6 +115,20 @@ func NodeAlone(node *corev1.Node) Node {
 		}
 	}
 	return n
+}
+
+// Unhealthy returns, by resource, how many devices NVIDIA's device plugin reports as unhealthy on a node that is expected to advertise some
+// resources. If nothing of a resource is allocatable, its plugin may have stopped as well. If the resource is not expected either, it has:
+// the kubelet keeps the capacity of a plugin that is gone for 5 minutes, see endpointStopGracePeriod in
+// https://github.com/kubernetes/kubernetes/blob/v1.37.1/pkg/kubelet/cm/devicemanager/types.go
+func (n *Node) Unhealthy(expected map[string]int64) map[string]int64 {
+	sick := map[string]int64{}
+	for name, count := range n.Unallocatable {
+		if n.Allocatable[name] > 0 || expected[name] > 0 {
+			sick[name] = count
+		}
+	}
+	return sick
 }
 
 // PodOf is what of a pod matters to a decision.

@@ -61,9 +61,9 @@ type Node struct {
 	Created time.Time
 	// Allocatable is Node.status.allocatable of the extended resources nvidia.com/*.
 	Allocatable map[string]int64
-	// Unhealthy is, by resource, the number of devices that NVIDIA's device plugin has registered and reports as unhealthy:
-	// capacity less allocatable. Nil if there are none.
-	Unhealthy map[string]int64
+	// Unallocatable is, by resource of GPUs and instances, Node.status.capacity less allocatable: the devices that NVIDIA's device plugin
+	// reports as unhealthy and, for 5 minutes, all that a plugin which has stopped had registered. Nil if there are none.
+	Unallocatable map[string]int64
 	// GPU is the GPUNode of the node: its spec and status.rollout as last written by the controller, the rest of its status as last
 	// written by its agent.
 	GPU v1alpha1.GPUNode
