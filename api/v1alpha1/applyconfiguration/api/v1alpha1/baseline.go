@@ -13,7 +13,7 @@ type BaselineApplyConfiguration struct {
 	// labels are the node's labels that the operator writes, with the values that they had; one that was absent is not
 	// listed.
 	Labels map[string]string `json:"labels,omitempty"`
-	// devices are the GPUs and how each was shared.
+	// devices are the GPUs and how each was shared, also those that are gone, of which the newest are kept.
 	Devices []DeviceSpecApplyConfiguration `json:"devices,omitempty"`
 }
 
