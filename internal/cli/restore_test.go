@@ -370,7 +370,7 @@ func refusesRetain(s *shared) {
 func needsAController(s *shared) {
 	s.renew(s.clock.Now().Add(-10 * time.Minute))
 	_, err := s.run("", "--yes")
-	s.Expect(err).To(MatchError(And(ContainSubstring("no controller runs"), ContainSubstring("Nothing was deleted"),
+	s.Expect(err).To(MatchError(And(ContainSubstring("No controller runs"), ContainSubstring("nothing was deleted"),
 		ContainSubstring("lease gpu-sharing-operator/gpu-sharing-controller was last renewed at 2027-01-15T07:50:00Z, by controller-1"))))
 	s.Expect(s.client.DeleteAllOf(s.t.Context(), &coordinationv1.Lease{}, client.InNamespace("gpu-sharing-operator"))).To(Succeed())
 	_, err = s.run("", "--yes")
@@ -381,7 +381,7 @@ func needsAController(s *shared) {
 func reportsAnEndedController(s *shared) {
 	out, err := s.run("", "--yes", "--timeout=3m")
 	s.Expect(err).To(MatchError(ErrNotRestored))
-	s.Expect(out).To(ContainSubstring("no controller runs: lease"))
+	s.Expect(out).To(ContainSubstring("No controller runs: lease"))
 }
 
 func asksFirst(s *shared) {

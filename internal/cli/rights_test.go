@@ -101,6 +101,7 @@ func TestUsersNeedTheRolesThatErrorsNameAndNoOthers(t *testing.T) {
 	t.Run("doctor finds with these roles what an administrator finds", func(t *testing.T) {
 		g := NewWithT(t)
 		g.Expect(cluster.Client.Create(t.Context(), object("nvidia.com/v1", "ClusterPolicy", "", "cluster-policy", map[string]any{}))).To(Succeed())
+		g.Expect(cluster.Client.Create(t.Context(), bindingOf("gpu-sharing-operator"))).To(Succeed())
 		g.Expect(cluster.Client.Create(t.Context(), &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "gpu-sharing-operator", Name: controllerName}})).To(Succeed())
 		found, err := printed("", []string{"doctor"})
 		g.Expect(err).To(MatchError(ErrUnhealthy))
