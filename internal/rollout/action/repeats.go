@@ -105,6 +105,8 @@ func sameness(a Action) string {
 		return "patch " + a.Node + entries(a.Labels) + entries(a.Annotations)
 	case SetSpec:
 		return fmt.Sprintf("spec %s %s %s", a.Node, a.Why, a.Spec.ConfigName)
+	case DeletePod: // one whose deletion is refused keeps no other from being deleted
+		return fmt.Sprintf("delete pod %s %s", a.Node, a.Why)
 	case Report:
 		return fmt.Sprintf("report %s %s", a.Node, a.Why)
 	case WriteClass:
