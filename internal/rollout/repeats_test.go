@@ -262,3 +262,18 @@ func (c *cluster) job(h *host, n int, lasts time.Duration) {
 	c.counts(int(lasts/(10*time.Second)), 10*time.Second)
 	c.end(h, name)
 }
+
+// TestADeletionThatIsRefusedHoldsUpNoOther: a test workload of NVIDIA's validator stays, and NVIDIA's DRA driver must be restarted.
+func TestADeletionThatIsRefusedHoldsUpNoOther(t *testing.T) {
+	g := NewWithT(t)
+	now := time.Unix(0, 0)
+	refused := action.DeletePod{Node: "a", Pod: "nvidia-cuda-validator-x", Why: "it is a test"}
+	driver := action.DeletePod{Node: "a", Pod: "dra-1", Why: "it has not seen the instances"}
+	r := &action.Repeats{}
+	r.Begin("", now)
+	for range 20 {
+		r.Note(refused, now)
+	}
+	g.Expect(r.Left(refused, now)).To(Equal(time.Hour))
+	g.Expect(r.Left(driver, now)).To(BeZero())
+}

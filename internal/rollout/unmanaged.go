@@ -35,11 +35,7 @@ func retain(m *group.Member) []action.Action {
 	if m.Node.GPU.Spec.Baseline == nil && view.Overridden(m.View) {
 		actions = append(actions, nvidiamps.Allow(m.View, true)...)
 	}
-	if _, timedOut := m.Node.Annotations[v1alpha1.AnnotationTimedOut]; timedOut {
-		patch := m.Patch("forgetting a change that did not end in time")
-		patch.Annotations[v1alpha1.AnnotationTimedOut] = nil
-		actions = append(actions, patch)
-	}
+	actions = append(actions, forgetRecords(m)...)
 	if spec := m.Node.GPU.Spec; !m.NoPlugin() && spec.PolicyName != "" {
 		spec = *spec.DeepCopy()
 		spec.PolicyName, spec.Strategy, spec.MemoryGuard = "", "", nil
@@ -55,6 +51,25 @@ func retain(m *group.Member) []action.Action {
 		}
 	}
 	return actions
+}
+
+// forgetRecords removes what is recorded of a change that did not end in time, and of restarts that a release did not
+// wait for.
+func forgetRecords(m *group.Member) []action.Action {
+	records := []string{v1alpha1.AnnotationTimedOut}
+	if m.Node.GPU.Spec.Baseline == nil {
+		records = append(records, v1alpha1.AnnotationInstances, v1alpha1.AnnotationRestarted)
+	}
+	patch := m.Patch("forgetting a change that did not end in time")
+	for _, name := range records {
+		if _, has := m.Node.Annotations[name]; has {
+			patch.Annotations[name] = nil
+		}
+	}
+	if len(patch.Annotations) == 0 {
+		return nil
+	}
+	return []action.Action{patch}
 }
 
 // keepBaseline writes again what either object has lost of the baseline of a node that stays as it is.

@@ -141,6 +141,8 @@ func valuesOf(a Action) map[string]string {
 		return one("rule", false)
 	case WriteClass: // one that another client edited is deleted and written again, which are two writes against that client
 		return one("class "+a.Class.Name, a.Class.Beside)
+	case DeletePod: // one whose deletion is refused keeps no other from being deleted
+		return one("no pod " + a.Why)
 	case DeleteClass:
 		return one("no class " + a.Name)
 	case SetSpec: // a change and its record are two writes, of which none undoes the other
