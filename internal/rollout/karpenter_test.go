@@ -17,6 +17,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/timing"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
@@ -242,7 +243,7 @@ func TestAChangeWithoutTheTaintHasADeadline(t *testing.T) {
 			d = rollout.Decide(c.world())
 		}
 		g.Expect(d.Actions).To(ContainElement(HaveField("Why", "recording that the change failed")), "after %s", c.Now.Sub(paused))
-		g.Expect(c.Now).To(BeTemporally("~", paused.Add(time.Duration(max(drain, 600))*time.Second+5*time.Minute), time.Minute))
+		g.Expect(c.Now).To(BeTemporally("~", paused.Add(timing.PauseTimeout), time.Minute))
 	}
 }
 

@@ -18,6 +18,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/timing"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
@@ -265,7 +266,7 @@ func TestAReleasedNodeThatWaitsForItsPodsNamesThem(t *testing.T) {
 	c.during(3*time.Hour, 10*time.Second)
 	g.Expect(c.version["a"]).To(Equal(version), "nothing is written again and again")
 	c.end(h, "web")
-	c.during(10*time.Minute, time.Second)
+	c.during(timing.Patience+10*time.Minute, time.Second)
 	g.Expect(h.reboots).To(HaveLen(2))
 	g.Expect(h.GPU.Spec).To(Equal(v1alpha1.GPUNodeSpec{}), "it is back")
 }
