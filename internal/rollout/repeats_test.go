@@ -188,15 +188,19 @@ func TestOurOwnWritesAreNoFight(t *testing.T) {
 		}
 		g.Expect(repeats.Left(taint, now)).To(Equal(time.Hour))
 	})
-	t.Run("a patch of which one part is new", func(t *testing.T) {
+	t.Run("a patch of which another controller undoes a part, and the operator itself the rest", func(t *testing.T) {
 		g := NewWithT(t)
 		repeats := &action.Repeats{}
+		now := time.Unix(0, 0)
 		patch := func(labels map[string]*string) action.PatchNode { return action.PatchNode{Node: "a", Labels: labels} }
+		pauses := patch(map[string]*string{"plugin": new("paused"), "discovery": new("paused")})
 		for range 8 {
-			repeats.Note(patch(map[string]*string{"a": new("1"), "b": nil}), time.Unix(0, 0))
+			g.Expect(repeats.Left(pauses, now)).To(BeZero())
+			repeats.Note(pauses, now)
+			repeats.Note(patch(map[string]*string{"discovery": new("true")}), now)
 		}
-		g.Expect(repeats.Left(patch(map[string]*string{"a": new("1")}), time.Unix(0, 0))).To(Equal(time.Hour))
-		g.Expect(repeats.Left(patch(map[string]*string{"a": new("1"), "b": new("2")}), time.Unix(0, 0))).To(BeZero())
+		g.Expect(repeats.Left(pauses, now)).To(Equal(time.Hour))
+		g.Expect(repeats.Left(patch(map[string]*string{"discovery": new("paused")}), now)).To(BeZero())
 	})
 	t.Run("claims of monitors come and go", func(t *testing.T) {
 		g := NewWithT(t)

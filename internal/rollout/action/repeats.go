@@ -72,7 +72,7 @@ func (r *Repeats) Begin(policies string, now time.Time) {
 	maps.DeleteFunc(r.fields, func(_ string, last written) bool { return len(last.at) == 0 })
 }
 
-// Left is how long an action still has to wait; 0: it may be carried out. It waits if all that it writes was written too often.
+// Left is how long an action still has to wait; 0: it may be carried out. It waits if any value that it writes was written too often.
 func (r *Repeats) Left(a Action, now time.Time) time.Duration {
 	if r == nil {
 		return 0
@@ -86,10 +86,9 @@ func (r *Repeats) Left(a Action, now time.Time) time.Duration {
 	var left time.Duration
 	for field, value := range valuesOf(a) {
 		last := r.fields[field]
-		if last.value != value || len(last.at) < most {
-			return 0
+		if last.value == value && len(last.at) >= most {
+			left = max(left, last.at[len(last.at)-most].Add(timing.Patience).Sub(now), time.Second)
 		}
-		left = timing.Sooner(left, max(last.at[len(last.at)-most].Add(timing.Patience).Sub(now), time.Second))
 	}
 	return left
 }
