@@ -374,7 +374,7 @@ func needsAController(s *shared) {
 		ContainSubstring("lease gpu-sharing-operator/gpu-sharing-controller was last renewed at 2027-01-15T07:50:00Z, by controller-1"))))
 	s.Expect(s.client.DeleteAllOf(s.t.Context(), &coordinationv1.Lease{}, client.InNamespace("gpu-sharing-operator"))).To(Succeed())
 	_, err = s.run("", "--yes")
-	s.Expect(err).To(MatchError(ContainSubstring("no pod of deployment gpu-sharing-operator/gpu-sharing-controller is available")))
+	s.Expect(err).To(MatchError(ContainSubstring("namespace gpu-sharing-operator has neither lease gpu-sharing-controller nor an available Deployment")))
 	s.Expect(s.policies()).To(Equal(1))
 }
 
