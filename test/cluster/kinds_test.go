@@ -24,9 +24,9 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/pluginconfig"
 )
 
-// TestNothingIsReleasedWhenTheKindsVanish deletes the operator's definitions with a live policy, as an uninstallation by OLM v1 does, in
-// both orders in which garbage collection may take them. The API server deletes their objects, one after the other. The controllers live
-// on, and take up everything again when definitions and policy are back.
+// TestNothingIsReleasedWhenTheKindsVanish deletes the operator's definitions with a live policy, as an uninstallation
+// by OLM v1 does, in both orders in which garbage collection may take them. The API server deletes their objects, one
+// after the other. The controllers live on, and take up everything again when definitions and policy are back.
 func TestNothingIsReleasedWhenTheKindsVanish(t *testing.T) {
 	const (
 		policies, gpuNodes = "gpusharingpolicies.gpusharing.io", "gpunodes.gpusharing.io"
@@ -162,7 +162,8 @@ func (f *fleet) watchNodes() (disturbed func() []string) {
 	for i := range list.Items {
 		before[list.Items[i].Name] = of(&list.Items[i])
 	}
-	w, err := f.client.Watch(context.Background(), &corev1.NodeList{}, &client.ListOptions{Raw: &metav1.ListOptions{ResourceVersion: list.ResourceVersion}})
+	from := &client.ListOptions{Raw: &metav1.ListOptions{ResourceVersion: list.ResourceVersion}}
+	w, err := f.client.Watch(context.Background(), &corev1.NodeList{}, from)
 	f.Expect(err).NotTo(HaveOccurred())
 	f.t.Cleanup(w.Stop)
 	return func() []string {

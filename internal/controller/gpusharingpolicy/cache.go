@@ -74,7 +74,9 @@ func nameOnly(object any) (any, error) {
 	if !isMetadata {
 		return object, nil
 	}
-	o.ObjectMeta = metav1.ObjectMeta{Name: o.Name, UID: o.UID, ResourceVersion: o.ResourceVersion, DeletionTimestamp: o.DeletionTimestamp}
+	o.ObjectMeta = metav1.ObjectMeta{
+		Name: o.Name, UID: o.UID, ResourceVersion: o.ResourceVersion, DeletionTimestamp: o.DeletionTimestamp,
+	}
 	return o, nil
 }
 

@@ -6,7 +6,8 @@
 //
 //	gather (reads, from the cache) → rollout.Decide (pure) → carry out the actions → apply the policies' status
 //
-// Before it writes, it makes sure past the cache that no policy is absent because the operator's own kinds are being deleted (confirm).
+// Before it writes, it makes sure past the cache that no policy is absent because the operator's own kinds are being
+// deleted (confirm).
 //
 // It begins only once the cache shows what was written before (catchUp).
 //

@@ -113,14 +113,15 @@ func (p *pass) holds(ref action.PolicyRef) bool { return ref.Name == "" || p.cur
 
 // changes reports whether a decision asks for more than reports.
 func (p *pass) changes(d rollout.Decision) bool {
-	return p.plugin.Restores(d.ConfigurePlugin, d.ConfigureMIGManager, d.Tolerations) || slices.ContainsFunc(d.Actions, func(a action.Action) bool {
+	acts := func(a action.Action) bool {
 		_, reports := a.(action.Report)
 		return !reports
-	})
+	}
+	return slices.ContainsFunc(d.Actions, acts) || p.plugin.Restores(d.ConfigurePlugin, d.ConfigureMIGManager, d.Tolerations)
 }
 
-// confirm asks the API server, once before a pass writes, which policies there are, so that none is taken for released that the cache lacks
-// for another reason.
+// confirm asks the API server, once before a pass writes, which policies there are, so that none is taken for released
+// that the cache lacks for another reason.
 func (p *pass) confirm(ctx context.Context) error {
 	policies, err := p.Wiring.OwnPolicies(ctx, p.world.Policies)
 	for name, policy := range policies {

@@ -77,8 +77,8 @@ func (k *known) lose(node *corev1.Node) {
 	}
 }
 
-// lacks is an error if a node that the operator changed has no GPUNode: it would be taken for one that was never changed, and what is
-// restored once no node is changed would be restored too early. The controller of GPUNodes makes it again.
+// lacks is an error if a node that the operator changed has no GPUNode: it would be taken for one that was never changed,
+// and what is restored once no node is changed would be restored too early. The controller of GPUNodes makes it again.
 func (k *known) lacks() error {
 	if len(k.lost) == 0 {
 		return nil

@@ -76,8 +76,9 @@ func (c *Controller) addFeature(to *features, feature *unstructured.Unstructured
 	to.of[node] = is
 }
 
-// keepMPSOff applies the operator's NodeFeature for a node. It has no owner: garbage collection would let NVIDIA's MPS DaemonSet back beside
-// the operator's daemons when the GPUNodes go with their kind. Node Feature Discovery deletes it with the node.
+// keepMPSOff applies the operator's NodeFeature for a node. It has no owner: garbage collection would let NVIDIA's MPS
+// DaemonSet back beside the operator's daemons when the GPUNodes go with their kind. Node Feature Discovery deletes it with
+// the node.
 func (w *writer) keepMPSOff(ctx context.Context, a action.KeepMPSOff) (bool, error) {
 	if _, found := w.gpuNodes[a.Node]; !found {
 		return false, nil
@@ -102,7 +103,8 @@ func (w *writer) keepMPSOff(ctx context.Context, a action.KeepMPSOff) (bool, err
 func (w *writer) disown(ctx context.Context) error {
 	var errs []error
 	for _, node := range w.features.owned {
-		patch, err := mergePatch(map[string]any{"metadata": map[string]any{"uid": w.features.ours[node], "ownerReferences": nil}})
+		metadata := map[string]any{"uid": w.features.ours[node], "ownerReferences": nil}
+		patch, err := mergePatch(map[string]any{"metadata": metadata})
 		if err != nil {
 			return err
 		}

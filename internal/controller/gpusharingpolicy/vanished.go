@@ -16,8 +16,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/pluginconfig"
 )
 
-// kindsAgain is how soon a controller looks again whose own kinds are gone, or whose cache lacks an object of theirs. A watch on a kind that
-// came back begins again within a minute.
+// kindsAgain is how soon a controller looks again whose own kinds are gone, or whose cache lacks an object of theirs.
+// A watch on a kind that came back begins again within a minute.
 const kindsAgain = 2 * time.Second
 
 // kindsGone is why the controller of a cluster without the operator's own kinds changes nothing; nil: they are there.
@@ -42,8 +42,8 @@ func (c *Controller) Ready(*http.Request) error {
 	return c.gone.why
 }
 
-// vanished ends a pass that changes nothing, because the operator's own kinds are gone, the cache lacks one of their objects, or neither
-// can be told.
+// vanished ends a pass that changes nothing, because the operator's own kinds are gone, the cache lacks one of their
+// objects, or neither can be told.
 func (c *Controller) vanished(ctx context.Context, why error) (reconcile.Result, error) {
 	switch {
 	case errors.Is(why, pluginconfig.ErrNotSynced):

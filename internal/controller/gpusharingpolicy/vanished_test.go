@@ -23,8 +23,9 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
 )
 
-// TestPoliciesThatVanishAreNotReleased: only policies that were deleted by themselves are. The cache may show that they are gone before it
-// shows what became of their definition, and it may show none while a watch on definitions that came back has not begun again.
+// TestPoliciesThatVanishAreNotReleased: only policies that were deleted by themselves are. The cache may show that
+// they are gone before it shows what became of their definition, and it may show none while a watch on definitions
+// that came back has not begun again.
 func TestPoliciesThatVanishAreNotReleased(t *testing.T) {
 	cluster := env.Start(t, env.WithNVIDIA())
 	t.Run("the definition may be gone", func(t *testing.T) { testDefinitionGone(newScenario(t, cluster)) })

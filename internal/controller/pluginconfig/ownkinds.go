@@ -20,18 +20,19 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 )
 
-// ErrKindsGone says that one of the operator's own kinds is being deleted, or is absent. The API server deletes the objects of a kind
-// after their definition got its deletionTimestamp, so that policies vanish which nobody deleted.
-var ErrKindsGone = errors.New("the controller changes and restores nothing. Create the definitions of the operator and your policies again")
+// ErrKindsGone says that one of the operator's own kinds is being deleted, or is absent. The API server deletes the
+// objects of a kind after their definition got its deletionTimestamp, so that policies vanish which nobody deleted.
+var ErrKindsGone = errors.New("the controller changes and restores nothing. " +
+	"Create the definitions of the operator and your policies again")
 
 // PolicyDefinition is the name of the definition of policies.
 const PolicyDefinition = "gpusharingpolicies." + v1alpha1.Group
 
 func ownDefinitions() []string { return []string{PolicyDefinition, "gpunodes." + v1alpha1.Group} }
 
-// OwnKinds returns nil if the definitions of the operator's own kinds are there to stay. A reader with a cache may lag behind the
-// objects of the kinds: only one without tells that an absent policy was released. Errors: ErrKindsGone; any other error, such as
-// that of a refusal, says that nothing is known.
+// OwnKinds returns nil if the definitions of the operator's own kinds are there to stay. A reader with a cache may
+// lag behind the objects of the kinds: only one without tells that an absent policy was released. Errors:
+// ErrKindsGone; any other error, such as that of a refusal, says that nothing is known.
 func OwnKinds(ctx context.Context, reader client.Reader) error {
 	for _, name := range ownDefinitions() {
 		definition := Definitions()
@@ -47,10 +48,12 @@ func OwnKinds(ctx context.Context, reader client.Reader) error {
 	return nil
 }
 
-// OwnPolicies returns the policies as the API server has them. It is asked before anything is changed because a policy is absent, and
-// is an error if that may have another cause than its deletion: OwnKinds, or that known, which the cache shows, lacks one, since a
-// watch on a kind whose definition was made anew begins again only after a while.
-func (w *Wiring) OwnPolicies(ctx context.Context, known []v1alpha1.GPUSharingPolicy) (map[string]metav1.PartialObjectMetadata, error) {
+// OwnPolicies returns the policies as the API server has them. It is asked before anything is changed because a
+// policy is absent, and is an error if that may have another cause than its deletion: OwnKinds, or that known, which
+// the cache shows, lacks one, since a watch on a kind whose definition was made anew begins again only after a while.
+func (w *Wiring) OwnPolicies(
+	ctx context.Context, known []v1alpha1.GPUSharingPolicy,
+) (map[string]metav1.PartialObjectMetadata, error) {
 	if err := OwnKinds(ctx, w.reader); err != nil {
 		return nil, err
 	}
@@ -82,7 +85,10 @@ func (o *Observed) Restores(wire, wireMIG bool, tolerations []corev1.Toleration)
 	if o.Reason == v1alpha1.ReasonDRAStackActive {
 		return false
 	}
-	if cluster != nil && (pointsAtOurs(cluster) || readsOurs(cluster) || o.Operands.Taken != "" || !slices.Equal(tolerations, o.Operands.Ours)) {
+	if cluster != nil && (pointsAtOurs(cluster) || readsOurs(cluster)) {
+		return true
+	}
+	if cluster != nil && (o.Operands.Taken != "" || !slices.Equal(tolerations, o.Operands.Ours)) {
 		return true
 	}
 	if exists(o.copied) || len(o.leftovers) > 0 {
