@@ -210,7 +210,7 @@ func (s *scenario) others() {
 	s.Expect(err).NotTo(HaveOccurred())
 	s.Expect(s.operator.Pass(s.ctx())).To(Succeed())
 	for _, m := range s.nodes {
-		_, err := gpunode.New(s.client, s.client, selector, s.clock).Reconcile(s.ctx(), reconcile.Request{NamespacedName: types.NamespacedName{Name: m.name}})
+		_, err := gpunode.New(s.acts, s.client, selector, s.clock).Reconcile(s.ctx(), reconcile.Request{NamespacedName: types.NamespacedName{Name: m.name}})
 		s.Expect(err).NotTo(HaveOccurred())
 		s.Expect(m.node.Pass(s.ctx())).To(Succeed())
 		gpuNode := s.gpuNode(m.name)
