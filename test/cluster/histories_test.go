@@ -33,7 +33,7 @@ import (
 //	CLUSTER_HISTORY=<history>    only this one, or the one of this seed
 //	CLUSTER_SHRINK=1             and the shortest one that still breaks the same invariant
 func TestHistories(t *testing.T) {
-	const usual = 16
+	const usual = 8
 	if text := os.Getenv("CLUSTER_HISTORY"); text != "" {
 		h, err := history.Parse(text, slices.Concat(kinds(), lateKinds()))
 		if err != nil {

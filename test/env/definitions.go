@@ -14,6 +14,7 @@ import (
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
 )
@@ -89,8 +90,9 @@ func (s *server) served(ctx context.Context) error {
 
 // undefine deletes a CRD and waits until it is gone.
 func (s *server) undefine(ctx context.Context, name string) error {
-	crd := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	crd := &unstructured.Unstructured{}
 	crd.SetGroupVersionKind(apiextensionsv1.SchemeGroupVersion.WithKind("CustomResourceDefinition"))
+	crd.SetName(name)
 	if err := client.IgnoreNotFound(s.Client.Delete(ctx, crd)); err != nil {
 		return fmt.Errorf("deleting CRD %s: %w", name, err)
 	}

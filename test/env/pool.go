@@ -10,6 +10,7 @@ import (
 	"maps"
 	"net"
 	"os"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -31,6 +32,7 @@ type server struct {
 	*Cluster
 
 	dir     string
+	flags   map[string]string
 	own     map[string]record // in etcd, when its tests began
 	defined map[string]string // CRDs by name, as JSON
 	crds    []*apiextensionsv1.CustomResourceDefinition
@@ -44,17 +46,17 @@ const emptyingTime = time.Minute
 // Start gives a test an API server that has the CRDs of the options, and nothing else, until the test ends. A start takes
 // 3.6 seconds of CPU, so the tests of a process get the same server one after the other: when a test ends, its clients are
 // cut off and everything that it left on the server is deleted. Tests that run at the same time have a server each, as
-// have those that need flags, interruptions or a folder of their own.
+// have those that need other flags, interruptions or a folder of their own.
 func Start(tb testing.TB, opts ...Option) *Cluster {
 	tb.Helper()
 	o, err := newOptions(opts)
 	if err != nil {
 		tb.Fatal(err)
 	}
-	if o.brief || o.dir != "" || len(o.flags) > 0 {
+	if o.brief || o.dir != "" {
 		return startAlone(tb, o)
 	}
-	s, err := take(tb.Context(), o.crds)
+	s, err := take(tb.Context(), o)
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -89,36 +91,44 @@ func startAlone(tb testing.TB, o options) *Cluster {
 	return c
 }
 
-// take returns a server that no test uses, with these CRDs.
-func take(ctx context.Context, folders []string) (*server, error) {
-	idle.Lock()
-	var s *server
-	if last := len(idle.servers) - 1; last >= 0 {
-		s, idle.servers = idle.servers[last], idle.servers[:last]
-	}
-	idle.Unlock()
+// take returns a server that no test uses, with these flags and CRDs.
+func take(ctx context.Context, o options) (*server, error) {
+	s := takeIdle(o.flags)
 	if s == nil {
 		var err error
-		if s, err = newServer(ctx); err != nil {
+		if s, err = newServer(ctx, o.flags); err != nil {
 			return nil, err
 		}
 	}
-	if err := s.define(ctx, folders); err != nil {
+	if err := s.define(ctx, o.crds); err != nil {
 		return nil, errors.Join(err, s.stop())
 	}
 	return s, nil
 }
 
-func newServer(ctx context.Context) (*server, error) {
+// takeIdle returns nil if no idle server has these flags.
+func takeIdle(flags map[string]string) *server {
+	idle.Lock()
+	defer idle.Unlock()
+	at := slices.IndexFunc(idle.servers, func(s *server) bool { return maps.Equal(s.flags, flags) })
+	if at < 0 {
+		return nil
+	}
+	s := idle.servers[at]
+	idle.servers = slices.Delete(idle.servers, at, at+1)
+	return s
+}
+
+func newServer(ctx context.Context, flags map[string]string) (*server, error) {
 	dir, err := os.MkdirTemp("", "gpusharing-test-")
 	if err != nil {
 		return nil, fmt.Errorf("making the folder of the control plane: %w", err)
 	}
-	c, err := startUntilEnd(ctx, options{dir: dir})
+	c, err := startUntilEnd(ctx, options{dir: dir, flags: flags})
 	if err != nil {
 		return nil, err
 	}
-	return &server{Cluster: c, dir: dir}, nil
+	return &server{Cluster: c, dir: dir, flags: flags}, nil
 }
 
 // startUntilEnd starts a cluster that ends with this process at the latest.
@@ -139,9 +149,12 @@ func startUntilEnd(ctx context.Context, o options) (*Cluster, error) {
 
 // lend makes the clients of one test.
 func (s *server) lend(lent *gate) (*Cluster, error) {
-	c := &Cluster{Config: rest.CopyConfig(s.Config), Scheme: s.Scheme, environment: s.environment, denied: maps.Clone(s.denied)}
+	scheme, err := newScheme()
+	if err != nil {
+		return nil, err
+	}
+	c := &Cluster{Config: rest.CopyConfig(s.Config), Scheme: scheme, environment: s.environment, denied: maps.Clone(s.denied)}
 	c.Config.Dial = lent.dial
-	var err error
 	if c.Client, err = client.NewWithWatch(c.Config, client.Options{Scheme: c.Scheme}); err != nil {
 		return nil, fmt.Errorf("making a client: %w", err)
 	}
