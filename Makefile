@@ -56,6 +56,10 @@ test: kube ## Run every test of the operator's own module: pure, convergence, AP
 histories: ## Play 20,000 random histories of clusters, on NVIDIA's device plugin and on its DRA driver. Ended, it goes on where it was. HISTORIES=1000000 FIRST=10000: so many, from that seed.
 	@hack/histories.sh "$${HISTORIES:-20000}" "$${FIRST:-1}"
 
+.PHONY: effects
+effects: ## Compare what the controller writes in 5,350 recorded histories with the record: minutes. EFFECTS=record writes the record anew.
+	EFFECTS="$${EFFECTS:-compare}" go test -count=1 -v -timeout 60m -run '^TestEffects$$' ./internal/rollout
+
 .PHONY: e2e
 e2e: ## Test on a real node: containerd, kubelet, NVIDIA's programs, our images and chart. As root, an hour; the first time longer. PART=core: what CI runs of it; PART=extended: the others. FOCUS=MPS: specs of that name. FAILED=1: what failed last.
 	@case '$(PART)' in ''|core|extended) ;; *) echo "e2e: PART is core or extended, not $(PART)" >&2; exit 1 ;; esac

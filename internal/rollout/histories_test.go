@@ -49,7 +49,7 @@ func TestHistories(t *testing.T) {
 		replay(t, text)
 		return
 	}
-	s := history.NewStudy(t, "HISTORIES", 300, 5000)  // few of a test during development
+	s := history.NewStudy(t, "HISTORIES", 300, 5000) // few of a test during development
 	d := newDigests()
 	var workers sync.WaitGroup
 	for range runtime.GOMAXPROCS(0) {

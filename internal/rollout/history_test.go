@@ -6,7 +6,6 @@ package rollout_test
 import (
 	"context"
 	"fmt"
-	"hash"
 	"maps"
 	"math/rand/v2"
 	"slices"
@@ -85,8 +84,8 @@ type chronicle struct {
 	retained  map[string]bool
 	states    map[string]string // that the story has told of last
 	opensCRDs bool
-	sum       hash.Hash // of all that is decided; nil: nobody asks
-	meddled   bool      // another controller has changed what NVIDIA's config-manager reads
+	watching
+	meddled bool // another controller has changed what NVIDIA's config-manager reads
 }
 
 // stake is what a pod of a user uses.
