@@ -6,10 +6,13 @@ SHELL := /usr/bin/env bash
 TOOL := go tool -modfile=hack/tools/go.mod
 BIN  := bin
 TESTFLAGS ?=
-# They wait most of the time, so they begin first and the others run beside them.
-SLOW_TESTS := ./test/cluster ./test/autoscaling ./internal/controller/gpusharingpolicy
-# What the tests beside the real Karpenter run.
-BESIDE_KARPENTER = GPUSHARING_KARPENTER="$$(hack/karpenter/build.sh)" GPUSHARING_CONTROLLER=$(abspath $(BIN))/controller
+# They wait most of the time, so they begin first, the longest of them before the others.
+SLOW_TESTS := ./test/cluster ./internal/controller/gpusharingpolicy ./test/packaging ./internal/cli ./test/autoscaling ./internal/rollout
+# So many packages are tested at a time: on two cores six, of which most wait. Each has an API server of 0.45 GB.
+TESTED_AT_ONCE ?= $(shell echo $$((3 * $$(nproc))))
+# The controller beside the real Karpenter. It is built in the settings of the tests, from which go build has nearly all of it, and
+# without a commit in it, so that results of tests stay cached.
+BESIDE_KARPENTER = GPUSHARING_CONTROLLER=$(abspath $(BIN))/test/controller
 KUBECTL ?= kubectl
 # The key with which make release signs, of cosign generate-key-pair.
 KEY ?=
@@ -40,10 +43,19 @@ demo: ## Share the GPUs of simulated A100, H100 and T4 nodes by MIG, MPS and tim
 
 .PHONY: test
 test: kube ## Run every test of the operator's own module: pure, convergence, API and reconcilers on a real API server, beside the real Karpenter. HISTORIES=100000 plays so many random histories instead of 800.
-	@hack/helm/build.sh >/dev/null && hack/helm3/build.sh >/dev/null && hack/prometheus/build.sh promtool >/dev/null
-	CGO_ENABLED=0 go build -trimpath -o $(BIN)/controller ./cmd/controller
+	go build -buildvcs=false -o $(BIN)/test/controller ./cmd/controller
+	@{ hack/helm/build.sh && hack/helm3/build.sh && hack/prometheus/build.sh promtool && hack/karpenter/build.sh; } >/dev/null & \
+	trap "kill $$! 2>/dev/null || true" EXIT; \
 	HISTORIES="$${HISTORIES:-800}" $(BESIDE_KARPENTER) KUBEBUILDER_ASSETS="$$(hack/kube/build.sh)" \
-		go test -timeout 40m $(TESTFLAGS) $(SLOW_TESTS) ./...
+		go test -p $(TESTED_AT_ONCE) -timeout 40m $(TESTFLAGS) $(SLOW_TESTS) ./...
+
+.PHONY: histories
+histories: ## Play 20,000 random histories of clusters, on NVIDIA's device plugin and on its DRA driver. Ended, it goes on where it was. HISTORIES=1000000 FIRST=10000: so many, from that seed.
+	@hack/histories.sh "$${HISTORIES:-20000}" "$${FIRST:-1}"
+
+.PHONY: effects
+effects: ## Compare what the controller writes in 5,350 recorded histories with the record: minutes. EFFECTS=record writes the record anew.
+	EFFECTS="$${EFFECTS:-compare}" go test -count=1 -v -timeout 60m -run '^TestEffects$$' ./internal/rollout
 
 .PHONY: e2e
 e2e: ## Test on real nodes: containerd, kubelet, NVIDIA's programs, our images and chart, on several machines side by side. As root; the first time longer. FOCUS=MPS: specs of that name. FAILED=1: what failed last. MACHINES=1: one machine. WITHIN=30m: leaves specs out, by name, for which that is too short.
@@ -61,7 +73,7 @@ e2e-killed: ## End make e2e at several moments and in several ways, and compare 
 
 .PHONY: autoscaling
 autoscaling: kube ## Of make test, what runs beside the real Karpenter. A few minutes; the first time longer.
-	CGO_ENABLED=0 go build -trimpath -o $(BIN)/controller ./cmd/controller
+	go build -buildvcs=false -o $(BIN)/test/controller ./cmd/controller
 	$(BESIDE_KARPENTER) KUBEBUILDER_ASSETS="$$(hack/kube/build.sh)" go test -count=1 -v -timeout 30m $(TESTFLAGS) ./test/autoscaling
 
 .PHONY: browser-test

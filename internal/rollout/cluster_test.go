@@ -48,6 +48,7 @@ type cluster struct {
 	world.World
 	hosts   map[string]*host
 	memory  remembering
+	sleeps  sleeping
 	pods    int     // given out so far
 	rewired bool    // by the last pass: what mig-manager reads
 	crashes []crash // of NVIDIA's config-manager
@@ -766,9 +767,9 @@ func (c *cluster) tick(d time.Duration) {
 	}
 }
 
-// pass decides, acts, and keeps the statuses.
+// pass decides, if anything wakes the controller, acts, and keeps the statuses.
 func (c *cluster) pass() rollout.Decision {
-	d := c.memory.decide(c.world())
+	d := c.sleeps.decide(c.world(), c.memory.decide)
 	c.tolerate(d.Tolerations)
 	for _, a := range d.Actions {
 		c.do(a)

@@ -44,7 +44,7 @@ func (d *digests) breaks(h history.History) string {
 		return breaks(h)
 	}
 	sum := sha256.New()
-	broken, _ := playing(h, false, sum)
+	broken, _ := playing(h, false, watching{sum: sum})
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.seed[h.Seed] = hex.EncodeToString(sum.Sum(nil))

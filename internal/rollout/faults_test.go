@@ -231,7 +231,7 @@ func withoutOurs(taints []corev1.Taint) []corev1.Taint {
 
 // pass is a pass with its faults, and a second in which others act every other time, so that each state is met.
 func (o *ordeal) pass() {
-	o.last = rollout.Decide(o.world())
+	o.last = o.sleeps.decide(o.world(), rollout.Decide)
 	for _, a := range o.last.Actions {
 		if o.refused(a) {
 			continue

@@ -19,6 +19,12 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/history"
 )
 
+// TestMain lets more garbage lie: histories are short and leave much.
+func TestMain(m *testing.M) {
+	debug.SetGCPercent(400)
+	os.Exit(m.Run())
+}
+
 // TestHistories plays histories of clusters that are made by chance: machines die and return with other GPUs, pods of every kind
 // come and go, other controllers rewrite what the operator has written, objects are deleted and restored from backups, policies
 // are edited and deleted. These invariants hold:
@@ -43,8 +49,7 @@ func TestHistories(t *testing.T) {
 		replay(t, text)
 		return
 	}
-	defer debug.SetGCPercent(debug.SetGCPercent(400)) // histories are short and leave much garbage
-	s := history.NewStudy(t, "HISTORIES", 300, 5000)  // few of a test during development
+	s := history.NewStudy(t, "HISTORIES", 300, 5000) // few of a test during development
 	d := newDigests()
 	var workers sync.WaitGroup
 	for range runtime.GOMAXPROCS(0) {
@@ -75,7 +80,6 @@ const onDriver = uint64(1) << 40
 // by 30 s, a scheduler allocates what they show, and a pod that was allocated a device which is gone waits for ever. The invariants are
 // those of TestHistories. Half of the seeds begin at history.Late. HISTORIES_OF_DRA=1000 plays so many, and HISTORIES_BREAKS=1 prints each failure in one line.
 func TestHistoriesOfTheDRADriver(t *testing.T) {
-	defer debug.SetGCPercent(debug.SetGCPercent(400))
 	many, err := strconv.ParseUint(cmp.Or(os.Getenv("HISTORIES_OF_DRA"), "150"), 10, 64)
 	if err != nil {
 		t.Fatal(err)

@@ -24,13 +24,19 @@ import (
 
 // play lets a history take place. Broken names the invariant that does not hold and says how; it is empty if all hold.
 func play(h history.History, tells bool) (broken string, story []string) {
-	return playing(h, tells, nil)
+	return playing(h, tells, watching{})
 }
 
-// playing is play, and adds each decision to a digest.
-func playing(h history.History, tells bool, sum hash.Hash) (broken string, story []string) {
+// watching is what looks at all that is decided and written in a history.
+type watching struct {
+	sum     hash.Hash // of all that is decided; nil: nobody asks
+	effects *effects  // nil: nobody asks
+}
+
+// playing is play, with somebody who watches.
+func playing(h history.History, tells bool, by watching) (broken string, story []string) {
 	c := newChronicle(h.Seed)
-	c.tells, c.sum = tells, sum
+	c.tells, c.watching = tells, by
 	defer func() {
 		if r := recover(); r != nil {
 			broken, story = fmt.Sprintf("panic: %v\n%s", r, debug.Stack()), c.story
@@ -184,6 +190,7 @@ func (c *chronicle) step(faithful bool) rollout.Decision {
 	if faithful {
 		c.calledUnhealthy(d)
 	}
+	c.effects.begin(c, d)
 	c.tolerate(d.Tolerations)
 	c.tellStates(d)
 	for _, a := range d.Actions {
@@ -196,6 +203,7 @@ func (c *chronicle) step(faithful bool) rollout.Decision {
 		}
 	}
 	c.wireMIG(d)
+	c.effects.end(c)
 	c.standAlone()
 	c.fought()
 	if !d.ConfigurePlugin {
@@ -276,6 +284,7 @@ func (c *chronicle) carryOut(a action.Action) {
 		c.evicts(h, a)
 		return
 	case action.DeletePod:
+		c.effects.did("delete %s of Node %s", a.Pod, h.Name)
 		c.count["restart a pod of "+h.Name]++
 		c.pluginRestarts(h, a)
 	case action.SetSpec:
@@ -319,6 +328,9 @@ func (c *chronicle) evicts(h *host, a action.Evict) {
 	}
 	c.bystander(h, a)
 	c.spared(h, a)
+	if !c.protected[a.Pod] {
+		c.effects.did("evict %s of Node %s", a.Pod, h.Name)
+	}
 	switch {
 	case c.protected[a.Pod]:
 		return

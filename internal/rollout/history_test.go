@@ -6,7 +6,6 @@ package rollout_test
 import (
 	"context"
 	"fmt"
-	"hash"
 	"maps"
 	"math/rand/v2"
 	"slices"
@@ -85,10 +84,10 @@ type chronicle struct {
 	retained  map[string]bool
 	states    map[string]string // that the story has told of last
 	opensCRDs bool
-	sum       hash.Hash              // of all that is decided; nil: nobody asks
-	tenants   map[string]*corev1.Pod // pods of tenants as they would look without a disguise, by UID
-	nights    bool                   // a machine has started with other GPUs each night; once is enough
-	meddled   bool                   // another controller has changed what NVIDIA's config-manager reads
+	watching
+	tenants map[string]*corev1.Pod // pods of tenants as they would look without a disguise, by UID
+	nights  bool                   // a machine has started with other GPUs each night; once is enough
+	meddled bool                   // another controller has changed what NVIDIA's config-manager reads
 }
 
 // stake is what a pod of a user uses.

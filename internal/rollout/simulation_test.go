@@ -19,6 +19,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
@@ -51,7 +52,7 @@ func TestTheBudgetNeedsTheOwnWrites(t *testing.T) {
 		s.cache.forgets = true
 		for range 80 {
 			s.fault()
-			s.act()
+			s.act(rollout.Decide)
 			if s.exceeded != "" {
 				t.Log(seed, s.exceeded)
 				return
@@ -311,13 +312,13 @@ func (s *simulation) place(h *host) {
 // pass decides on a world that may be out of date, and may end in the middle of what follows.
 func (s *simulation) pass() {
 	before := s.users()
-	s.act()
+	s.act(s.memory.decide)
 	s.check(before)
 }
 
-func (s *simulation) act() {
+func (s *simulation) act(decide func(world.World) rollout.Decision) {
 	s.read(func() bool { return s.random.IntN(s.fresh) > 0 })
-	for _, a := range s.memory.decide(s.known()).Actions {
+	for _, a := range decide(s.known()).Actions {
 		if s.random.IntN(10) == 0 {
 			continue
 		}

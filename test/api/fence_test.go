@@ -62,10 +62,10 @@ func TestFenceAroundTheController(t *testing.T) {
 	}
 	t.Run("counts what it denies", func(t *testing.T) {
 		g := NewWithT(t)
-		before, err := env.Denied(t.Context(), cluster.Config, env.Fence)
+		before, err := cluster.Denied(t.Context(), env.Fence)
 		g.Expect(err).NotTo(HaveOccurred())
 		g.Expect(f.patch(&corev1.Node{}, "node-1", `{"metadata": {"labels": {"a": "b"}}}`)(t.Context())).NotTo(Succeed())
-		g.Expect(env.Denied(t.Context(), cluster.Config, env.Fence)).To(BeNumerically(">", before))
+		g.Expect(cluster.Denied(t.Context(), env.Fence)).To(BeNumerically(">", before))
 	})
 	t.Run("concerns nobody else", func(t *testing.T) {
 		f.controller = as("another")

@@ -36,9 +36,13 @@ func (s *site) noMore(nodes int, when string) {
 // TestMain silences what controller-runtime would say of not being told where to log to, and gives the tests a network of their own.
 func TestMain(m *testing.M) {
 	log.SetLogger(logr.Discard())
-	if os.Getenv("GPUSHARING_KARPENTER") != "" {
+	if os.Getenv("GPUSHARING_CONTROLLER") != "" {
 		if err := flag.Set("test.parallel", "4"); err != nil { // they wait most of the time
 			fmt.Fprintln(os.Stderr, "setting how many tests run at a time:", err)
+			os.Exit(1)
+		}
+		if _, err := karpenterProgram(); err != nil {
+			fmt.Fprintln(os.Stderr, "building Karpenter:", err)
 			os.Exit(1)
 		}
 		code, done, err := inNetworkOfItsOwn()

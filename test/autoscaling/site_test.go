@@ -75,18 +75,19 @@ type tainted struct {
 // newSite starts a cluster in which Karpenter makes nodes with an A100 for pending pods. The nodes start with these taints, a list in YAML.
 func newSite(t *testing.T, startupTaints string, flags ...string) *site {
 	t.Helper()
-	karpenter := os.Getenv("GPUSHARING_KARPENTER")
-	if karpenter == "" {
+	if os.Getenv("GPUSHARING_CONTROLLER") == "" {
 		t.Skip("run by make test and make autoscaling")
 	}
+	karpenter, err := karpenterProgram()
+	NewWithT(t).Expect(err).NotTo(HaveOccurred())
 	module := moduleOf(t, "sigs.k8s.io/karpenter")
 	s := &site{WithT: NewWithT(t), t: t, dir: t.TempDir(), changing: make(chan struct{}), driver: make(chan struct{}), toolkit: make(chan struct{}), tainted: tainted{keys: map[string]bool{}}}
 	root, err := os.OpenRoot(s.dir)
 	s.Expect(err).NotTo(HaveOccurred())
 	t.Cleanup(func() { _ = root.Close() })
 	s.root = root
-	s.cluster = env.Start(t, env.WithNVIDIA(), env.WithDir(filepath.Join(s.dir, "api")), env.WithFlag("advertise-address", "192.0.2.1"), // there is no route by which it could find one
-
+	s.cluster = env.Start(t, env.WithNVIDIA(),
+		env.WithFlag("advertise-address", "192.0.2.1"), // there is no route by which it could find one
 		env.WithCRDs(filepath.Join(module, "pkg", "apis", "crds"), filepath.Join(module, "kwok", "apis", "crds")))
 	s.client = s.cluster.Client
 	for _, name := range []string{own, nvidia} {
@@ -142,6 +143,18 @@ const instanceTypes = `[{"name": "gpu.one", "architecture": "amd64", "operatingS
 	"offerings": [{"Price": 1.5, "Available": true, "Requirements": [
 		{"key": "karpenter.sh/capacity-type", "operator": "In", "values": ["on-demand"]},
 		{"key": "topology.kubernetes.io/zone", "operator": "In", "values": ["zone-a"]}]}]}]`
+
+// karpenterProgram is the path of Karpenter, which is built if it was not yet. That needs a network.
+var karpenterProgram = sync.OnceValues(func() (string, error) {
+	root, err := env.Root()
+	if err != nil {
+		return "", err
+	}
+	build := exec.Command(filepath.Join(root, "hack", "karpenter", "build.sh"))
+	build.Stderr = os.Stderr
+	path, err := build.Output()
+	return strings.TrimSpace(string(path)), err
+})
 
 // moduleOf is the folder with the source of a module that hack/karpenter names.
 func moduleOf(t *testing.T, path string) string {

@@ -9,7 +9,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"path/filepath"
 	"sync"
 	"testing"
 	"time"
@@ -129,7 +128,7 @@ func newSite(t *testing.T, options ...env.Option) *fleet {
 	t.Helper()
 	dir := t.TempDir()
 	f := &fleet{WithT: NewWithT(t), t: t, dir: dir, clock: &skewed{}}
-	f.cluster = env.Start(t, append(options, env.WithNVIDIA(), env.WithDir(filepath.Join(dir, "api")))...)
+	f.cluster = env.Start(t, append(options, env.WithNVIDIA())...)
 	f.cluster.Config.QPS = -1
 	var err error
 	f.client, err = client.NewWithWatch(f.cluster.Config, client.Options{Scheme: f.cluster.Scheme})

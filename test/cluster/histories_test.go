@@ -33,7 +33,7 @@ import (
 //	CLUSTER_HISTORY=<history>    only this one, or the one of this seed
 //	CLUSTER_SHRINK=1             and the shortest one that still breaks the same invariant
 func TestHistories(t *testing.T) {
-	const usual = 16
+	const usual = 8
 	if text := os.Getenv("CLUSTER_HISTORY"); text != "" {
 		h, err := history.Parse(text, slices.Concat(kinds(), lateKinds()))
 		if err != nil {
@@ -85,7 +85,7 @@ func playAll(t *testing.T, s *history.Study) {
 			t.Errorf("seed %d breaks %s\n%s\n\nPlay it again: CLUSTER_HISTORY='%s' go test ./test/cluster -run '^TestHistories$' -v", seed, broken, strings.Join(told, "\n"), h)
 		}
 	}
-	if denied, err := env.Denied(t.Context(), site.cluster.Config, env.Fence); err != nil || denied > 0 {
+	if denied, err := site.cluster.Denied(t.Context(), env.Fence); err != nil || denied > 0 {
 		t.Errorf("%d writes that config/manager/admission.yaml does not list, %v", denied, err)
 	}
 }

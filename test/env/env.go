@@ -17,7 +17,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"testing"
 	"time"
 
 	"k8s.io/apimachinery/pkg/runtime"
@@ -39,6 +38,7 @@ type Cluster struct {
 	Scheme *runtime.Scheme
 
 	environment *envtest.Environment
+	denied      map[string]int // requests that admission policies had denied when a test got it, by policy
 }
 
 // Option changes how a cluster starts.
@@ -84,27 +84,23 @@ func WithFlag(name, value string) Option {
 // a temporary one and go with Stop.
 func WithDir(dir string) Option { return func(o *options) { o.dir = dir } }
 
-// Start starts a cluster for a test and stops it when the test ends. A cluster takes about four seconds: start one for
-// each top-level test and let its subtests share it.
-func Start(tb testing.TB, opts ...Option) *Cluster {
-	tb.Helper()
-	c, err := New(tb.Context(), opts...)
-	if err != nil {
-		tb.Fatal(err)
-	}
-	tb.Cleanup(func() {
-		if err := c.Stop(); err != nil {
-			tb.Errorf("stopping the API server: %v", err)
-		}
-	})
-	return c
-}
-
 // New starts a cluster. The caller stops it.
 func New(ctx context.Context, opts ...Option) (*Cluster, error) {
-	root, err := Root()
+	o, err := newOptions(opts)
 	if err != nil {
 		return nil, err
+	}
+	assets, err := Assets(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return start(o, assets)
+}
+
+func newOptions(opts []Option) (options, error) {
+	root, err := Root()
+	if err != nil {
+		return options{}, err
 	}
 	o := options{crds: []string{filepath.Join(root, "config", "crd")}}
 	for _, opt := range opts {
@@ -116,11 +112,7 @@ func New(ctx context.Context, opts ...Option) (*Cluster, error) {
 	if o.autoscalers {
 		o.crds = append(o.crds, filepath.Join(root, "test", "env", "autoscalers"))
 	}
-	assets, err := Assets(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return start(o, assets)
+	return o, nil
 }
 
 func start(o options, assets string) (*Cluster, error) {
@@ -189,8 +181,8 @@ func newScheme() (*runtime.Scheme, error) {
 	return scheme, nil
 }
 
-// Interrupt stops the API server and leaves etcd running. It needs WithDir, since its certificates would be
-// lost, and WithInterruptions.
+// Interrupt stops the API server and leaves etcd running. It needs WithInterruptions and, of a cluster of New, WithDir,
+// since its certificates would be lost.
 func (c *Cluster) Interrupt() error { return c.environment.ControlPlane.GetAPIServer().Stop() }
 
 // Resume starts the API server again, at the same address.

@@ -91,7 +91,7 @@ func (s *site) start() {
 	s.t.Cleanup(func() {
 		stop()
 		s.Expect(<-done).To(Succeed())
-		denied, err := env.Denied(context.Background(), s.cluster.Config, env.Fence)
+		denied, err := s.cluster.Denied(context.Background(), env.Fence)
 		s.Expect(err).NotTo(HaveOccurred())
 		s.Expect(denied).To(BeEquivalentTo(s.denied), "writes that the fence denied")
 	})

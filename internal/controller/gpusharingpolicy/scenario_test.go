@@ -87,7 +87,7 @@ func newScenario(t *testing.T, cluster *env.Cluster) *scenario {
 	t.Helper()
 	s := newOpenScenario(t, cluster)
 	s.acts = s.fenced(cluster)
-	t.Cleanup(func() { s.Expect(env.Denied(context.Background(), cluster.Config, env.Fence)).To(BeZero()) })
+	t.Cleanup(func() { s.Expect(cluster.Denied(context.Background(), env.Fence)).To(BeZero()) })
 	return s
 }
 
