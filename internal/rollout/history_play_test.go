@@ -33,7 +33,7 @@ type watching struct {
 	effects *effects  // nil: nobody asks
 }
 
-// playing is play, with somebody who watches.
+// playing is play, with what looks at all that is decided and written.
 func playing(h history.History, tells bool, by watching) (broken string, story []string) {
 	c := newChronicle(h.Seed)
 	c.tells, c.watching = tells, by

@@ -58,7 +58,7 @@ func (c *cluster) keeps(h *host, hours int, strike func()) (k kept) {
 
 const validatorsPod = "nvidia-cuda-validator-x"
 
-// stays lets a test workload of NVIDIA's validator stay on a node, whoever deletes it.
+// stays lets a test workload of NVIDIA's validator stay on a node, also if it is deleted.
 func (c *cluster) stays(h *host) {
 	if h.stuck["validator"] {
 		return

@@ -28,7 +28,7 @@ type record struct {
 }
 
 // empty takes a server back to what it was when its tests began: what they made is deleted, and what they changed or deleted is as it
-// was. That is done in etcd, where neither finalizers nor admission policies stand in the way. It returns once the API
+// was. That is done in etcd, where neither finalizers nor admission policies hold it up. It returns once the API
 // server acts accordingly.
 func (s *server) empty(ctx context.Context) error {
 	e := &emptied{server: s, revisions: map[string]string{}}
