@@ -100,7 +100,7 @@ func TestOnAnAPIServer(t *testing.T) {
 		g := NewWithT(t)
 		out, err := run("", "doctor")
 		g.Expect(err).To(MatchError(ErrUnhealthy))
-		g.Expect(strings.Join(strings.Fields(out), " ")).To(And(ContainSubstring("error No controller runs: "),
+		g.Expect(strings.Join(strings.Fields(out), " ")).To(And(ContainSubstring("error No controller is installed: "),
 			ContainSubstring("error 1 node (a): no pod of NVIDIA's device plugin that is ready"), ContainSubstring("warning Policy research is not ready")))
 		_, err = run("", "doctor", "a")
 		g.Expect(err).To(MatchError(ContainSubstring("doctor takes no argument")))
@@ -163,7 +163,7 @@ func TestOnAnAPIServer(t *testing.T) {
 		g := NewWithT(t)
 		out, err := run("", "status")
 		g.Expect(err).NotTo(HaveOccurred())
-		g.Expect(out).To(HavePrefix("No controller is installed: no ClusterRoleBinding names service account gpu-sharing-controller. If one runs outside"))
+		g.Expect(strings.Join(strings.Fields(out), " ")).To(HavePrefix("No controller is installed: no ClusterRoleBinding names service account gpu-sharing-controller. If one runs outside"))
 		g.Expect(cluster.Client.Create(t.Context(), bindingOf("gpu-sharing-operator"))).To(Succeed())
 		t.Cleanup(func() {
 			g.Expect(cluster.Client.Delete(context.Background(), bindingOf("gpu-sharing-operator"))).To(Succeed())
