@@ -58,7 +58,7 @@ func (c *chronicle) underChart(random *rand.Rand) {
 // rollsOut replaces the pods of NVIDIA's device plugin.
 func (c *chronicle) rollsOut() {
 	for _, h := range c.all() {
-		at := slices.IndexFunc(h.Pods, func(p world.Pod) bool { return p.NodeSelector[pluginLabel] != "" })
+		at := slices.IndexFunc(h.Pods, playedBy(pluginLabel))
 		if !h.off && at >= 0 {
 			c.deletePod(h, h.Pods[at].UID)
 			c.version[h.Name]++

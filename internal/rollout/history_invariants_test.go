@@ -325,7 +325,8 @@ func (c *chronicle) progressed(d rollout.Decision) {
 		}
 		by, want, err := c.desired(h)
 		s := states[h.Name]
-		if by == nil || err != nil || c.shared(h) || s.Reason == v1alpha1.ReasonNoNodeFeatures || h.missesGPU(s) || c.keptFromReboot(h, s) {
+		if by == nil || err != nil || c.shared(h) || s.Reason == v1alpha1.ReasonNoNodeFeatures || h.missesGPU(s) || c.keptFromReboot(h, s) ||
+			c.keptByTenant(h, s) {
 			continue
 		}
 		if s.State != state.UpToDate {
@@ -364,6 +365,14 @@ func (c *chronicle) keptFromReboot(h *host, s group.NodeState) bool {
 	return slices.ContainsFunc(h.devices(), func(d gpu.Device) bool {
 		return len(d.State.Instances) > 0 && strings.Contains(s.Message, fmt.Sprint(destroys, d.Index)) && !h.changedByUs(d.UUID)
 	})
+}
+
+// keptByTenant reports whether a pod of a tenant keeps the node from a reboot, as any user's pod does that stays under drain mode
+// Never. That it does so by its looks is what impartial finds.
+func (c *chronicle) keptByTenant(h *host, s group.NodeState) bool {
+	by, _, _ := c.desired(h)
+	return s.Reason == v1alpha1.ReasonGPUInUse && by.Spec.Rollout.Drain.Mode == v1alpha1.DrainModeNever &&
+		strings.Contains(s.Message, "pod "+tenant+"/") && strings.Contains(s.Message, "the node, which must be rebooted")
 }
 
 // differs says how a node differs from what is desired; empty: it does not.

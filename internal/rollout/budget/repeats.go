@@ -48,6 +48,12 @@ func Withhold(m *group.Member, w *world.World) {
 			"until %s. Look for an admission webhook or policy that refuses it: the log of the operator's controller has the error; %s",
 			action.Unstamped(held), format.Clock(w.Now.Add(again)), m.Message), "; ")
 	}
+	if deletion, is := held.(action.DeletePod); is { // the operator's own deletions are no other controller's doing
+		m.Reason = v1alpha1.ReasonClientsNotEnding
+		m.Message = strings.TrimSuffix(fmt.Sprintf("The operator deleted pod %s/%s again and again (%s), and it does not end or comes back as "+
+			"it was. It is deleted again at %s. Look at its events and finalizers: kubectl describe pod -n %s %s; %s", deletion.Namespace,
+			deletion.Pod, deletion.Why, format.Clock(w.Now.Add(again)), deletion.Namespace, deletion.Pod, m.Message), "; ")
+	}
 	if !policyTaints {
 		return
 	}
