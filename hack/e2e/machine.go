@@ -38,7 +38,7 @@ func (m machine) log() string    { return filepath.Join(m.folder(), "log") }
 // run runs the specs of the machine. What it prints of each spec goes to progress, everything else to its log. That a spec
 // failed is no error; the report has it.
 func (m machine) run(ctx context.Context, progress io.Writer) error {
-	if err := os.MkdirAll(m.folder(), 0o755); err != nil {
+	if err := os.MkdirAll(m.folder(), 0o750); err != nil {
 		return fmt.Errorf("making a folder for the machine: %w", err)
 	}
 	log, err := os.Create(m.log())
@@ -107,7 +107,7 @@ func prefixed(prefix string, terminal *sync.Mutex) (io.Writer, func()) {
 		defer close(done)
 		for s := bufio.NewScanner(from); s.Scan(); {
 			terminal.Lock()
-			fmt.Println(prefix + s.Text())
+			say(prefix + s.Text() + "\n")
 			terminal.Unlock()
 		}
 		_, _ = io.Copy(io.Discard, from) // what the scanner gave up on must not hold the machine up

@@ -26,6 +26,7 @@ import (
 	"time"
 
 	"github.com/onsi/ginkgo/v2/types"
+	"k8s.io/utils/clock"
 )
 
 type options struct {
@@ -47,7 +48,9 @@ func main() {
 	flag.BoolVar(&o.failed, "failed", false, "run what failed in the run before")
 	flag.BoolVar(&o.logs, "logs", false, "keep the logs of every program and pod")
 	flag.Parse()
-	passed, err := run(o)
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP) //nolint:forbidigo // there is no caller
+	passed, err := run(ctx, o)
+	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "e2e:", err)
 	}
@@ -57,7 +60,7 @@ func main() {
 }
 
 // run runs the specs, and reports whether all passed.
-func run(o options) (passed bool, err error) {
+func run(ctx context.Context, o options) (passed bool, err error) {
 	if o.failed {
 		before, err := read(filepath.Join(o.last, "report.json"))
 		if err != nil {
@@ -68,9 +71,8 @@ func run(o options) (passed bool, err error) {
 	if err := os.RemoveAll(o.last); err != nil {
 		return false, fmt.Errorf("removing what is left of the run before: %w", err)
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
-	defer stop()
-	began := time.Now()
+	now := clock.RealClock{}
+	began := now.Now()
 	specs, err := listed(ctx, o)
 	if err != nil {
 		return false, err
@@ -85,7 +87,7 @@ func run(o options) (passed bool, err error) {
 	}
 	hands, out := dealWithin(units, o.machines, o.within)
 	for _, u := range out {
-		fmt.Printf("left out, because it would not end within %s: %q, %d specs\n", o.within, u.name, len(u.specs))
+		say(fmt.Sprintf("left out, because it would not end within %s: %q, %d specs\n", o.within, u.name, len(u.specs)))
 	}
 	if len(hands) == 0 {
 		return false, fmt.Errorf("%s is too short for any spec", o.within)
@@ -102,8 +104,14 @@ func run(o options) (passed bool, err error) {
 			return false, err
 		}
 	}
-	return tell(os.Stdout, reports, hands, time.Since(began)), nil
+	var told strings.Builder
+	passed = tell(&told, reports, hands, now.Since(began))
+	say(told.String())
+	return passed, nil
 }
+
+// say prints for the user.
+func say(text string) { _, _ = os.Stdout.WriteString(text) }
 
 // listed returns the specs that are to run, in the order in which they stand in the program.
 func listed(ctx context.Context, o options) ([]types.SpecReport, error) {

@@ -5,7 +5,6 @@ package main
 
 import (
 	"fmt"
-	"io"
 	"strings"
 	"time"
 
@@ -23,7 +22,7 @@ const shown = 150
 
 // tell prints what failed, how long each machine took, and how many specs passed. It reports whether all that ran did, and
 // whether all had their turn.
-func tell(to io.Writer, reports []types.Report, hands []hand, took time.Duration) (passed bool) {
+func tell(to *strings.Builder, reports []types.Report, hands []hand, took time.Duration) (passed bool) {
 	passed = true
 	var ran, pending, failed, skipped, asked int
 	for _, h := range hands {
@@ -74,7 +73,7 @@ func runTime(reports []types.Report, i int) time.Duration {
 }
 
 // failure prints what is known of a spec that failed, and how to run it again.
-func failure(to io.Writer, s types.SpecReport) {
+func failure(to *strings.Builder, s types.SpecReport) {
 	fmt.Fprintf(to, "\n== FAILED: %s\n%s\n", name(s), lastLines(s.CapturedGinkgoWriterOutput, shown))
 	fmt.Fprintf(to, "%s\n%s\nRun it again, with what it builds on: make e2e FAILED=1\n", s.Failure.Location, s.Failure.Message)
 }

@@ -85,6 +85,19 @@ func toneOf(s state.Standing) dashboard.Tone {
 	return dashboard.ToneFailed
 }
 
+// unhealthyNotes are what is to be known of the resources that NVIDIA's device plugin reports as unhealthy on a node.
+func unhealthyNotes(n *world.Node) (notes []string) {
+	unhealthy := n.Unhealthy(expectedOn(n))
+	for _, name := range slices.Sorted(maps.Keys(unhealthy)) {
+		says := "%d of %s are unhealthy, so no pod gets them: look at the log of NVIDIA's device plugin"
+		if n.Allocatable[name] == 0 {
+			says = "No pod gets any of %d %s: NVIDIA's device plugin restarts, has stopped, or reports all as unhealthy. If this lasts, look at its log"
+		}
+		notes = append(notes, fmt.Sprintf(says, unhealthy[name], name))
+	}
+	return notes
+}
+
 // card is that of a node.
 func (s sight) card(r *report) dashboard.Node {
 	n := r.node
@@ -106,14 +119,7 @@ func (s sight) card(r *report) dashboard.Node {
 	if m.report.Incomplete != "" {
 		card.Notes = append(card.Notes, "Measured in part: "+m.report.Incomplete)
 	}
-	unhealthy := n.Unhealthy(expectedOn(n))
-	for _, name := range slices.Sorted(maps.Keys(unhealthy)) {
-		says := "%d of %s are unhealthy, so no pod gets them: look at the log of NVIDIA's device plugin"
-		if n.Allocatable[name] == 0 {
-			says = "No pod gets any of %d %s: NVIDIA's device plugin restarts, has stopped, or reports all as unhealthy. If this lasts, look at its log"
-		}
-		card.Notes = append(card.Notes, fmt.Sprintf(says, unhealthy[name], name))
-	}
+	card.Notes = append(card.Notes, unhealthyNotes(n)...)
 	for _, d := range m.report.Daemons {
 		if d.OutdatedClients > 0 {
 			card.Notes = append(card.Notes, fmt.Sprintf("%s: %d of %s keep the former limits until they end", d.Resource, d.OutdatedClients, count(int(d.Clients), "MPS client")))

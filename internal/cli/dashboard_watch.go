@@ -128,7 +128,7 @@ func (w *watches) ask(ctx context.Context, k *kind) (answered func(error)) {
 	note := func(err error) {
 		if ctx.Err() == nil {
 			if err != nil && k.failed == nil {
-				k.since = time.Now()
+				k.since = time.Now() //nolint:forbidigo // the page counts from the real time at which answers stopped
 			}
 			k.failed = err
 			w.mark()

@@ -122,7 +122,7 @@ func TestProgramsReadHowGPUsAreShared(t *testing.T) {
 	b.GPU.Status.Devices[0].Sharing.MPS = &v1alpha1.MPSDaemon{ResourceName: "nvidia.com/gpu.shared", Owner: v1alpha1.MPSDaemonOwnerGPUSharing}
 	hold(&b, "inference", 0, nil)
 	c := partitioned(t)
-	hold(&c, "web", 0, new(int32(c.GPU.Status.Devices[0].Instances[0].ID)))
+	hold(&c, "web", 0, new(c.GPU.Status.Devices[0].Instances[0].ID))
 	c.Name, c.GPU.Name = "c", "c"
 	shown, err := encoded(worldOf(a, b, c, node(t, "d", sim.T4)), query{}, doubts{}, outputJSON)
 	g.Expect(err).NotTo(HaveOccurred())

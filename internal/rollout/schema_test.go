@@ -76,14 +76,20 @@ func exceeds(path string, schema *apiextensionsv1.JSONSchemaProps, value any) st
 		if why := over(len(value), schema.MaxProperties, "entries"); why != "" {
 			return why
 		}
-		for _, name := range slices.Sorted(maps.Keys(value)) {
-			of, known := schema.Properties[name]
-			if a := schema.AdditionalProperties; !known && a != nil && a.Schema != nil {
-				of = *a.Schema
-			}
-			if why := exceeds(path+"."+name, &of, value[name]); why != "" {
-				return why
-			}
+		return propertyExceeds(path, schema, value)
+	}
+	return ""
+}
+
+// propertyExceeds is which bound a property of an object exceeds, and where.
+func propertyExceeds(path string, schema *apiextensionsv1.JSONSchemaProps, value map[string]any) string {
+	for _, name := range slices.Sorted(maps.Keys(value)) {
+		of, known := schema.Properties[name]
+		if a := schema.AdditionalProperties; !known && a != nil && a.Schema != nil {
+			of = *a.Schema
+		}
+		if why := exceeds(path+"."+name, &of, value[name]); why != "" {
+			return why
 		}
 	}
 	return ""

@@ -126,7 +126,7 @@ func (s *server) etcd(ctx context.Context, method string, request, answer any) e
 	if err != nil {
 		return err
 	}
-	defer response.Body.Close() //nolint:errcheck // it was read
+	defer response.Body.Close()
 	data, err := io.ReadAll(response.Body)
 	if err != nil {
 		return err

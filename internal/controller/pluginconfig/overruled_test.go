@@ -158,12 +158,12 @@ func testFightCalms(f *fixture) {
 	f.wire(research)
 	f.patch(policy, "argocd-controller", upgrade)
 	f.wire(research)
-	for _, minutes := range []time.Duration{1, 2, 4, 8, 16, 32, 60, 60} {
+	for _, minutes := range []int{1, 2, 4, 8, 16, 32, 60, 60} {
 		f.clock.SetTime(time.Now()) // by which the API server says when a field was written
 		f.patch(policy, "argocd-controller", upgrade)
 		f.Expect(f.wire(research)).NotTo(ContainElement("patch ClusterPolicy"))
 		overridden := f.observe().Overridden
-		f.Expect(overridden.Until).To(BeTemporally("~", time.Now().Add(minutes*time.Minute), 10*time.Second))
+		f.Expect(overridden.Until).To(BeTemporally("~", time.Now().Add(time.Duration(minutes)*time.Minute), 10*time.Second))
 		f.Expect(overridden.Message).To(ContainSubstring(`set spec.mig.strategy "single" again`))
 		f.clock.SetTime(overridden.Until)
 		f.wire(research)

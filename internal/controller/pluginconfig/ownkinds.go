@@ -85,10 +85,7 @@ func (o *Observed) Restores(wire, wireMIG bool, tolerations []corev1.Toleration)
 	if o.Reason == v1alpha1.ReasonDRAStackActive {
 		return false
 	}
-	if cluster != nil && (pointsAtOurs(cluster) || readsOurs(cluster)) {
-		return true
-	}
-	if cluster != nil && (o.Operands.Taken != "" || !slices.Equal(tolerations, o.Operands.Ours)) {
+	if cluster != nil && (pointsAtOurs(cluster) || readsOurs(cluster) || o.keepsOperands(tolerations)) {
 		return true
 	}
 	if exists(o.copied) || len(o.leftovers) > 0 {
@@ -100,4 +97,9 @@ func (o *Observed) Restores(wire, wireMIG bool, tolerations []corev1.Toleration)
 // pointsAtOurs reports whether the ClusterPolicy makes the device plugin read our ConfigMap, or has a record of ours.
 func pointsAtOurs(policy *unstructured.Unstructured) bool {
 	return stringAt(policy, configNamePath()...) == ConfigMapName || stringAt(policy, annotationPath()...) != ""
+}
+
+// keepsOperands reports whether NVIDIA's programs have something of the operator's besides these tolerations.
+func (o *Observed) keepsOperands(tolerations []corev1.Toleration) bool {
+	return o.Operands.Taken != "" || !slices.Equal(tolerations, o.Operands.Ours)
 }

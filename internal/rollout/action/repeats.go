@@ -121,16 +121,14 @@ func valuesOf(a Action) map[string]string {
 		return one("configs", a.Data)
 	case PatchNode:
 		return entriesOf(a)
-	case Taint:
-		return one("taint", true)
-	case Untaint:
-		return one("taint", false)
+	case Taint, Untaint:
+		_, taints := a.(Taint)
+		return one("taint", taints)
 	case KeepTaints:
 		return one("taints of policies", Names(a.Want))
-	case KeepMPSOff:
-		return one("NodeFeature", true)
-	case AllowMPS:
-		return one("NodeFeature", false)
+	case KeepMPSOff, AllowMPS:
+		_, keepsOff := a.(KeepMPSOff)
+		return one("NodeFeature", keepsOff)
 	case TaintDevices:
 		return one("rule", true)
 	case UntaintDevices:

@@ -47,10 +47,15 @@ func disrupt(v *view.View, asks bool) gate.Judgement {
 	case blocked:
 		return draining(v, j)
 	}
+	return drained(v, j, asks)
+}
+
+// drained goes on with a node that nobody uses any more: what was placed on it just now is looked at first.
+func drained(v *view.View, j gate.Judgement, asks bool) gate.Judgement {
 	if g, waits := settlingClaims(v, j); waits {
 		return g
 	}
-	if pod != "" {
+	if pod, age := eviction.JustBound(v); pod != "" {
 		j.State = state.Draining
 		return justBound(j, pod, age)
 	}
