@@ -28,7 +28,7 @@ import (
 func disrupt(v *view.View, asks bool) gate.Judgement {
 	j := gate.Judgement{State: state.PendingDisruptive, Reason: gate.Underway(v), Next: gate.WithSlot(v)}
 	blocked := len(v.Blockers) > 0
-	tainted := v.Tainted() || view.MustStayUntainted(v) && !blocked
+	tainted := keepsPodsOff(v, blocked)
 	pod, age := eviction.JustBound(v)
 	switch {
 	case view.Ousts(v) && v.Reached() && nvidiamps.LabelLeft(v) > 0:
@@ -48,6 +48,11 @@ func disrupt(v *view.View, asks bool) gate.Judgement {
 		return draining(v, j)
 	}
 	return drained(v, j, asks)
+}
+
+// keepsPodsOff reports whether the node has the operator's taint, or must do without it and is not in use.
+func keepsPodsOff(v *view.View, blocked bool) bool {
+	return v.Tainted() || view.MustStayUntainted(v) && !blocked
 }
 
 // drained goes on with a node that nobody uses any more: what was placed on it just now is looked at first.
