@@ -112,6 +112,12 @@ if [ -n "${KUBEBUILDER_ASSETS:-}" ] && complete "$KUBEBUILDER_ASSETS"; then
 	exit
 fi
 
+# What is there needs no lock, which a build of other programs may hold for minutes.
+if complete "$built"; then
+	echo "$built"
+	exit
+fi
+
 # Two runs in one checkout may stand side by side (tests and the demo): the second waits for the first.
 mkdir -p "$built"
 exec 9>"$built/.lock"
