@@ -241,7 +241,7 @@ func TestAChangeWithoutTheTaintHasADeadline(t *testing.T) {
 			d = rollout.Decide(c.world())
 		}
 		g.Expect(d.Actions).To(ContainElement(HaveField("Why", "recording that the change failed")), "after %s", c.Now.Sub(paused))
-		g.Expect(c.Now).To(BeTemporally("~", paused.Add(time.Duration(max(drain, 600))*time.Second+5*time.Minute), time.Minute))
+		g.Expect(c.Now).To(BeTemporally("~", paused.Add(5*time.Minute), time.Minute), "whatever the time for draining")
 	}
 }
 

@@ -107,9 +107,8 @@ func TestANodeUnderMaintenanceReportsWhyItIsNotRestored(t *testing.T) {
 	}
 }
 
-// TestANodeWhoseReleaseFailsIsNeverAnHourInOneState, since it is tried again each hour. So what waits an hour for it must not ask for
-// a state.
-func TestANodeWhoseReleaseFailsIsNeverAnHourInOneState(t *testing.T) {
+// TestANodeWhoseReleaseFailsIsNotInOneState: it is tried again. So what waits for it must not ask for a state.
+func TestANodeWhoseReleaseFailsIsNotInOneState(t *testing.T) {
 	g := NewWithT(t)
 	c := fleet(1, mig(count("3g", 2)))
 	c.run(200)
@@ -125,5 +124,5 @@ func TestANodeWhoseReleaseFailsIsNeverAnHourInOneState(t *testing.T) {
 		}
 		longest = max(longest, c.Now.Sub(since))
 	}
-	g.Expect(longest).To(BeNumerically("<", time.Hour))
+	g.Expect(longest).To(BeNumerically("<=", 2*time.Hour), "an hour, then two")
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/timing"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
@@ -184,7 +185,7 @@ func TestStates(t *testing.T) {
 			situation: func() *cluster { c, _ := toMIG(); c.steps(1); c.pass(); return c },
 			state:     state.PausingClients, reason: v1alpha1.ReasonPausingClients,
 			message: "waiting until NVIDIA's GPU clients are gone: gpu-operator/nvidia-1, gpu-operator/nvidia-2", actions: []string{noActions},
-			after: 899 * time.Second,
+			after: timing.PauseTimeout,
 		},
 		"nothing blocks the change": {
 			situation: func() *cluster { c, _ := toMIG(); c.steps(2); return c },
