@@ -13,7 +13,6 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
-	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/timing"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
@@ -108,31 +107,22 @@ func TestANodeUnderMaintenanceReportsWhyItIsNotRestored(t *testing.T) {
 	}
 }
 
-// TestANodeWhoseReleaseFailsRestsAsLongAsTheBackOffAllows: it is tried again after an hour, then after two, and so on. Meanwhile its
-// state is Failed.
-func TestANodeWhoseReleaseFailsRestsAsLongAsTheBackOffAllows(t *testing.T) {
+// TestANodeWhoseReleaseFailsIsNotInOneState: it is tried again. So what waits for it must not ask for a state.
+func TestANodeWhoseReleaseFailsIsNotInOneState(t *testing.T) {
 	g := NewWithT(t)
 	c := fleet(1, mig(count("3g", 2)))
 	c.run(200)
 	c.Policies, c.hosts["n0"].lags = nil, true
 	var last state.State
 	since, longest := c.Now, time.Duration(0)
-	attempts := 0
 	for end := c.Now.Add(5 * time.Hour); c.Now.Before(end); c.tick(10 * time.Second) {
 		d := c.pass()
 		g.Expect(d.Nodes).To(HaveLen(1))
 		g.Expect(d.Nodes[0].State).NotTo(Equal(state.UpToDate))
 		if d.Nodes[0].State != last {
-			if last == state.Failed {
-				attempts++
-			}
 			last, since = d.Nodes[0].State, c.Now
 		}
 		longest = max(longest, c.Now.Sub(since))
-		if last != state.Failed {
-			g.Expect(c.Now.Sub(since)).To(BeNumerically("<", time.Hour), string(last))
-		}
 	}
-	g.Expect(attempts).To(Equal(2), "within five hours")
-	g.Expect(longest).To(BeNumerically("<=", timing.Backoff(2)))
+	g.Expect(longest).To(BeNumerically("<=", 2*time.Hour), "an hour, then two")
 }

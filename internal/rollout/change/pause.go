@@ -105,13 +105,9 @@ func pausing(v *view.View, j gate.Judgement, asks bool) gate.Judgement {
 	return gate.Fail(v, j, j.Reason, message)
 }
 
-// pauseLeft is how much of their time is left, and how long that is. It begins with the pause, or where nothing is
-// paused yet with the end of the time for draining, and anew on the way back. While the agent is at work its time
-// counts.
+// pauseLeft is how much of their time is left, and how long that is. It begins with the pause, or where nothing is paused yet
+// with the end of the time for draining, and anew on the way back. While the agent is at work its time counts, if that is longer.
 func pauseLeft(v *view.View, asks bool) (left, timeout time.Duration) {
-	if left, timeout, limited := timeLeft(v); asks && limited {
-		return left, timeout
-	}
 	since := v.World.Now.Add(gate.DrainLeft(v))
 	if len(view.Ours(v)) > 0 && !v.Node.HeldSince.IsZero() {
 		since = v.Node.HeldSince
@@ -119,5 +115,9 @@ func pauseLeft(v *view.View, asks bool) (left, timeout time.Duration) {
 	if f := view.Failed(v); f != nil {
 		since = timing.Latest(since, f.Time.Time)
 	}
-	return since.Add(timing.PauseTimeout).Sub(v.World.Now), timing.PauseTimeout
+	left, timeout = since.Add(timing.PauseTimeout).Sub(v.World.Now), timing.PauseTimeout
+	if agents, most, limited := timeLeft(v); asks && limited && agents > left {
+		return agents, most
+	}
+	return left, timeout
 }

@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/format"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/clients"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/desired"
@@ -60,8 +61,13 @@ func Fail(v *view.View, j Judgement, reason, message string) Judgement {
 	switch {
 	case HasFallback(v):
 		actions = append(actions, desired.RecordFailure(v, reason, message)...)
-	case v.Disturbed() || v.Desired == nil && v.Disruptive() && v.Asks():
+	case v.Disturbed():
 		actions = append(actions, TimeOut(v, reason, "the change did not end in time")...)
+	case v.Desired == nil && !v.Managed():
+		if again := v.Node.GPU.Spec.ChangeTime.Add(timing.Patience); again.After(v.World.Now) {
+			j.After = again.Sub(v.World.Now)
+			j.Message += fmt.Sprintf("; the operator tries again at %s if nobody uses the GPUs then", format.Clock(again))
+		}
 	}
 	j.Next = AtOnce(actions...)
 	return j

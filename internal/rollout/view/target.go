@@ -112,7 +112,7 @@ func Unpartitioned(uuid string) v1alpha1.DeviceSpec {
 func (v *View) Asks() bool {
 	f := v.Node.GPU.Status.Rollout.Failed
 	again := f != nil && !v.FallsBack && f.Hash == v.DesiredHash() && !Superseded(v, *f)
-	if _, timedOut := TimedOut(v); again || timedOut || !AsksFor(v.Node.GPU.Spec, v.Target) {
+	if _, timedOut := TimedOut(v); again || timedOut || releasesAgain(v) || !AsksFor(v.Node.GPU.Spec, v.Target) {
 		return false
 	}
 	if !v.Partitions() {

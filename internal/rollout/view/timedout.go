@@ -39,6 +39,19 @@ func TimedOut(v *View) (t Timeout, ok bool) {
 	return t, ok
 }
 
+// releasesAgain reports whether the release of a node from which nothing had to be taken back is to be tried again: Patience after
+// the agent was asked for it, and only while nobody uses what must be changed.
+func releasesAgain(v *View) bool {
+	since := v.Node.GPU.Spec.ChangeTime
+	if t, recorded := lastTimeout(v); recorded && !since.After(t.At) {
+		return false
+	}
+	if v.Policy != nil || since.IsZero() || v.World.Now.Sub(since.Time) < timing.Patience {
+		return false
+	}
+	return v.Disruptive() && len(v.Blockers) == 0 && !v.Managed() && !Stranded(v)
+}
+
 // Rests reports whether the node is left to its users after a timeout. A release also waits until nobody uses what must
 // be changed, and a node that only a reboot helps, which the operator may not make, waits for that.
 func Rests(v *View) (t Timeout, is bool) {
