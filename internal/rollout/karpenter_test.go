@@ -227,7 +227,8 @@ func TestAChangeWithoutTheTaintHasADeadline(t *testing.T) {
 			c.pass()
 		}
 		h.Pods = append(h.Pods, world.Pod{
-			Namespace: "gpu-operator", Name: "stuck", UID: "stuck", Controller: "DaemonSet", NodeSelector: map[string]string{pluginLabel: "true"},
+			Namespace: "gpu-operator", Name: "stuck", UID: "stuck", Controller: "DaemonSet", NVIDIA: true,
+			NodeSelector: map[string]string{pluginLabel: "true"},
 		})
 		paused := c.Now
 		d := rollout.Decide(c.world())
