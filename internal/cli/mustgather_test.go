@@ -66,7 +66,7 @@ func TestMustGather(t *testing.T) {
 		g.Expect(err).NotTo(HaveOccurred())
 		g.Expect(files).To(HaveLen(18), "%v", out)
 		for name, has := range map[string]string{
-			"doctor.yaml": "No controller runs", "versions.yaml": "kubectl-gpusharing: v0.2.0", "gpusharingpolicies/research.yaml": "2g.10gb",
+			"doctor.yaml": "No controller is installed", "versions.yaml": "kubectl-gpusharing: v0.2.0", "gpusharingpolicies/research.yaml": "2g.10gb",
 			"gpunodes/a.yaml": "uuid:", "nodes/a.yaml": "allocatable:", "nodes/b.yaml": "nvidia.com/gpu.present",
 			"customresourcedefinitions/gpunodes.gpusharing.io.yaml": "storedVersions:", "customresourcedefinitions/gpusharingpolicies.gpusharing.io.yaml": "v1alpha1",
 			"clusterpolicies/cluster-policy.yaml": "by-hand", "configmaps/default/by-hand.yaml": "timeSlicing", "configmaps/default/alone.yaml": "version: v1",
