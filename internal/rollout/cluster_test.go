@@ -63,6 +63,7 @@ type cluster struct {
 	writes  map[string]int // by kind of action
 	refused []string       // what the API server has refused, and why
 
+	behind     time.Duration     // by which the API server's clock is behind the controller's
 	dropsNames bool              // the feature gate DRAExtendedResource is off
 	orphans    []string          // DeviceTaintRules of nodes that are gone
 	scheduler  map[string]string // the class by which the scheduler serves an extended resource
@@ -345,7 +346,7 @@ func (c *cluster) held(h *host) {
 	for name, value := range h.Labels {
 		if name == "nvidia.com/mig.config.state" && value == "pending" || name == upgradeLabel && value != "upgrade-done" ||
 			strings.HasPrefix(name, "nvidia.com/gpu.deploy.") && value != "true" && value != "false" {
-			h.HeldSince = c.Now
+			h.HeldSince = c.Now.Add(-c.behind)
 		}
 	}
 }

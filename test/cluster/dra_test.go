@@ -31,6 +31,7 @@ const draSpace = "nvidia-dra-driver-gpu"
 // TestDRA: one policy for a node of NVIDIA's device plugin and one of its DRA driver, with the controllers and agents that ship, their
 // rights, and the API server's own DeviceClasses, DeviceTaintRules, ResourceSlices and ResourceClaims.
 func TestDRA(t *testing.T) {
+	t.Parallel()
 	f := newSite(t)
 	f.apply(clusterPolicy)
 	f.record = newRecord(f)

@@ -20,6 +20,7 @@ import (
 // TestFaults strikes rollouts where only a real API server, real caches and real agents show what becomes of it. What is
 // decided under each fault in each state is shown by TestEveryFaultInEveryState of internal/rollout.
 func TestFaults(t *testing.T) {
+	t.Parallel()
 	f := newFleet(t, 3, env.WithInterruptions())
 	f.step("the leader is replaced again and again", func() {
 		f.policy(sevenEach, "{maxUnavailable: 1}")
@@ -45,7 +46,9 @@ func TestFaults(t *testing.T) {
 		f.Expect(f.client.Create(t.Context(), slice)).To(Succeed())
 		f.Eventually(func() string { return f.waits("n02") }, time.Minute, pollEvery).Should(And(HavePrefix(v1alpha1.ReasonDRADriverActive), ContainSubstring("ResourceSlice "+slice.Name)))
 		f.policy(timeSlicing("3"), "{maxUnavailable: 1}")
-		f.Eventually(func() bool { return f.key("n01") == f.key("n03") && f.key("n01") != f.key("n02") }, time.Minute, pollEvery).Should(BeTrue())
+		f.Eventually(f.keys, time.Minute, pollEvery).Should(Satisfy(func(keys map[string]string) bool {
+			return keys["n01"] == keys["n03"] && keys["n01"] != keys["n02"]
+		}))
 		f.Eventually(func() bool { return f.verified("n01") && f.verified("n03") }, time.Minute, pollEvery).Should(BeTrue(),
 			"the time that is skipped below is none of their deadlines")
 		f.Expect(f.client.Delete(t.Context(), slice)).To(Succeed())

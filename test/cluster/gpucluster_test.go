@@ -23,6 +23,7 @@ import (
 // TestGPUCluster: the GPU Operator runs NVIDIA's DRA driver for a GPUCluster. It removes the labels of a ClusterPolicy's programs again and again,
 // and its class for whole GPUs serves no extended resource.
 func TestGPUCluster(t *testing.T) {
+	t.Parallel()
 	f := newSite(t)
 	f.apply("{apiVersion: nvidia.com/v1alpha1, kind: GPUCluster, metadata: {name: gpu-cluster}, spec: {draDriver: {version: v0.5.0}}}")
 	f.record = newRecord(f)

@@ -56,6 +56,7 @@ func TestHistories(t *testing.T) {
 		}
 		return
 	}
+	t.Parallel()
 	s := history.NewStudy(t, "CLUSTER_HISTORIES", usual, usual)
 	cpu := processorTime()
 	t.Run("beside each other", func(t *testing.T) { // each of them waits most of its time

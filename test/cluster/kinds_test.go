@@ -28,6 +28,7 @@ import (
 // by OLM v1 does, in both orders in which garbage collection may take them. The API server deletes their objects, one
 // after the other. The controllers live on, and take up everything again when definitions and policy are back.
 func TestNothingIsReleasedWhenTheKindsVanish(t *testing.T) {
+	t.Parallel()
 	const (
 		policies, gpuNodes = "gpusharingpolicies.gpusharing.io", "gpunodes.gpusharing.io"
 		shares             = "{strategy: MPS, mps: {replicas: 4}}"

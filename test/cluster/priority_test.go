@@ -15,6 +15,7 @@ import (
 // TestADefaultBesideAPolicyForSomeNodes: on two nodes a cluster-wide default and a policy for one of them stand side by side, and
 // the default governs both when that policy goes.
 func TestADefaultBesideAPolicyForSomeNodes(t *testing.T) {
+	t.Parallel()
 	f := newFleet(t, 2)
 	f.policy(timeSlicing("2"), "{maxUnavailable: 2}")
 	f.ready()

@@ -23,6 +23,7 @@ const sevenEach = "{strategy: MIG, mig: {layouts: [{fill: 1g.5gb}]}}"
 // TestTwentyNodes is the life of a policy on 20 nodes. How many of them change at the same moment is counted at every
 // event of a Node or GPUNode.
 func TestTwentyNodes(t *testing.T) {
+	t.Parallel()
 	f := newFleet(t, 20)
 
 	f.step("time-slicing, 40% at a time", func() {
@@ -99,12 +100,17 @@ func (f *fleet) step(name string, do func()) {
 // key is the key that a node selects.
 func (f *fleet) key(node string) string {
 	f.t.Helper()
+	return f.keys()[node]
+}
+
+// keys are the keys that the nodes select at one moment, by node.
+func (f *fleet) keys() map[string]string {
+	f.t.Helper()
+	keys := map[string]string{}
 	for _, n := range f.world().Nodes {
-		if n.Name == node {
-			return n.Labels[v1alpha1.LabelConfig]
-		}
+		keys[n.Name] = n.Labels[v1alpha1.LabelConfig]
 	}
-	return ""
+	return keys
 }
 
 func (f *fleet) spec(node string) v1alpha1.GPUNodeSpec { return f.gpuNode(node).Spec }

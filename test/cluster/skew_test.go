@@ -47,6 +47,7 @@ var everyStrategy = []string{
 // TestTodaysProgramsWorkWithThePreviousCRDs: Helm with crds.install=false, or a user who applies the CRDs in another way, may leave them as
 // they were.
 func TestTodaysProgramsWorkWithThePreviousCRDs(t *testing.T) {
+	t.Parallel()
 	f := newFleet(t, 2, env.WithOwnCRDs(crdFolder(t, gpuNodesCRD, policiesCRD)))
 	for _, sharing := range everyStrategy {
 		f.step(sharing, func() {

@@ -106,11 +106,12 @@ func pausing(v *view.View, j gate.Judgement, asks bool) gate.Judgement {
 }
 
 // pauseLeft is how much of their time is left, and how long that is. It begins with the pause, or where nothing is paused yet
-// with the end of the time for draining, and anew on the way back. While the agent is at work its time counts, if that is longer.
+// with the end of the time for draining, and anew on the way back. The API server's clock says when the pause was; should it be
+// behind ours, the time begins no earlier than our taint. While the agent is at work its time counts, if that is longer.
 func pauseLeft(v *view.View, asks bool) (left, timeout time.Duration) {
 	since := v.World.Now.Add(gate.DrainLeft(v))
-	if len(view.Ours(v)) > 0 && !v.Node.HeldSince.IsZero() {
-		since = v.Node.HeldSince
+	if taken := gate.TakenSince(v); len(view.Ours(v)) > 0 && !taken.IsZero() {
+		since = taken
 	}
 	if f := view.Failed(v); f != nil {
 		since = timing.Latest(since, f.Time.Time)
