@@ -11,6 +11,7 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/clusterpolicy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/format"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
@@ -233,6 +234,49 @@ func TestMIGManagerSurvivesAnInterruptionAfterEveryAction(t *testing.T) {
 			g.Expect(cut).To(BeNumerically(">", 8))
 			return
 		}
+	}
+}
+
+// The DaemonSet of mig-manager does not tolerate the operator's taint, so no pod of it came back before the change had failed.
+func TestMIGManagerWhosePodIsDeletedInTheMiddleOfAChangeComesBack(t *testing.T) {
+	for _, when := range []struct {
+		moment string
+		is     func(h *host) bool
+	}{
+		{"before it has begun", func(h *host) bool { return h.GPU.Spec.MIGConfigName != "" }},
+		{"while NVIDIA's clients are paused", func(h *host) bool { return h.Labels[v1alpha1.LabelMIGConfigState] == "pending" }},
+	} {
+		g := NewWithT(t)
+		c := newCluster()
+		c.Plugin.Operands = &clusterpolicy.Operands{}
+		h := withManager(c, sim.A100)
+		c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", byManager(count("1g", 7)), evicting)}
+		for range 200 {
+			if c.pass(); when.is(h) {
+				break
+			}
+			c.tick(time.Second)
+		}
+		g.Expect(when.is(h)).To(BeTrue(), when.moment)
+		at := slices.IndexFunc(h.Pods, playedBy(v1alpha1.LabelMIGManager))
+		g.Expect(at).To(BeNumerically(">=", 0), when.moment)
+		g.Expect(h.Taints).NotTo(BeEmpty(), when.moment)
+		h.Pods = slices.Delete(h.Pods, at, at+1)
+		began := c.Now
+		for range 400 {
+			d := c.pass()
+			open := slices.ContainsFunc(h.Pods, playedBy(pluginLabel)) && len(h.Taints) == 0
+			if d.Nodes[0].State == state.UpToDate {
+				break
+			}
+			g.Expect(open && h.GPU.Spec.MIGConfigName != "").To(BeFalse(), "%s: the device plugin runs, and the taint is gone", when.moment)
+			c.tick(time.Second)
+		}
+		g.Expect(c.Now.Sub(began)).To(BeNumerically("<", 2*time.Minute), when.moment)
+		g.Expect(h.mistakes).To(BeEmpty(), when.moment)
+		g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/mig-1g.5gb": 7}), when.moment)
+		g.Expect(h.Taints).To(BeEmpty(), when.moment)
+		g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationPaused), when.moment)
 	}
 }
 

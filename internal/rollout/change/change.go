@@ -7,6 +7,8 @@ import (
 	"fmt"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/format"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/clients"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/conflicts"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/desired"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/eviction"
@@ -17,6 +19,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/plugin"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/view"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
 // Next derives the state of a node and what to do about it.
@@ -138,9 +141,36 @@ func afterApplying(v *view.View) gate.Judgement {
 func byManager(v *view.View, asks bool) (gate.Judgement, bool) {
 	switch {
 	case v.Partitions() && asks && v.Node.GPU.Spec.MIGConfigName != "":
-		return nvidiamig.Drive(v), true
+		return managerReturns(v, nvidiamig.Drive(v)), true
 	case v.Partitions() && !asks && v.Taint() == nil:
 		return nvidiamig.Prepare(v)
 	}
 	return gate.Judgement{}, false
+}
+
+// managerReturns lets a pod of mig-manager come to a node on which it is to change the GPUs and has none, since it was deleted or
+// its DaemonSet changed. Its DaemonSet does not tolerate our taint, so that goes as long as there is no pod: NVIDIA's device
+// plugin is paused before that, as mig-manager does it, so the node advertises no GPU to the users' pods that may come meanwhile.
+// The new pod applies what the label names.
+func managerReturns(v *view.View, j gate.Judgement) gate.Judgement {
+	if act, step := gate.Split(j.Next); len(act)+len(step.Start) > 0 || j.State == state.Failed {
+		return j
+	}
+	switch gone := len(view.ManagerPods(v)) == 0; {
+	case !gone && !v.Tainted() && !view.MustStayUntainted(v):
+		j.Next = gate.WithSlot(v, taintNode(v)...)
+	case gone && v.Tainted():
+		j.Message = "waiting until NVIDIA's mig-manager, which has no pod on the node, comes back to apply " + v.Node.GPU.Spec.MIGConfigName
+		patch, pauses := clients.Pause(v)
+		plugins := view.Clients(v, world.DeployLabels()[0])
+		switch {
+		case pauses:
+			j.Next = gate.AtOnce(patch)
+		case len(plugins) > 0:
+			j.Message += ", for which NVIDIA's device plugin has to end first: " + format.List(plugins)
+		default:
+			j.Next = gate.AtOnce(gate.Untaint(v)...)
+		}
+	}
+	return j
 }
