@@ -73,7 +73,7 @@ CGO_ENABLED=1 CGO_CFLAGS="-g -O2 -Wno-deprecated-declarations" CGO_LDFLAGS_ALLOW
 
 parted=github.com/NVIDIA/mig-parted
 CGO_ENABLED=1 CGO_CFLAGS="-g -O2 -Wno-deprecated-declarations" CGO_LDFLAGS_ALLOW='-Wl,--unresolved-symbols=ignore-in-object-files' \
-	build_all nvidia nvidia-mig $parted "-extldflags=-Wl,-z,lazy" $parted/cmd/nvidia-mig-parted
+	build_all nvidia nvidia-mig $parted "-extldflags=-Wl,-z,lazy" $parted/cmd/nvidia-mig-parted $parted/cmd/nvidia-mig-manager
 
 # As its own image has it, which looks at the node below /host-…; its chart is the one that the GPU Operator's chart has in it.
 nfd=sigs.k8s.io/node-feature-discovery

@@ -7,6 +7,7 @@ tool (
 	github.com/NVIDIA/k8s-device-plugin/cmd/gpu-feature-discovery
 	github.com/NVIDIA/k8s-device-plugin/cmd/mps-control-daemon
 	github.com/NVIDIA/k8s-device-plugin/cmd/nvidia-device-plugin
+	github.com/NVIDIA/mig-parted/cmd/nvidia-mig-manager
 	github.com/NVIDIA/mig-parted/cmd/nvidia-mig-parted
 	github.com/NVIDIA/nvidia-container-toolkit/cmd/nvidia-cdi-hook
 	github.com/NVIDIA/nvidia-container-toolkit/cmd/nvidia-container-runtime
@@ -24,6 +25,7 @@ require (
 	github.com/containerd/log v0.1.0 // indirect
 	github.com/containerd/nri v0.11.0 // indirect
 	github.com/containerd/ttrpc v1.2.7 // indirect
+	github.com/coreos/go-systemd/v22 v22.7.0 // indirect
 	github.com/cpuguy83/go-md2man/v2 v2.0.7 // indirect
 	github.com/cyphar/filepath-securejoin v0.6.1 // indirect
 	github.com/davecgh/go-spew v1.1.2-0.20180830191138-d8f796af33cc // indirect
@@ -34,6 +36,7 @@ require (
 	github.com/go-openapi/jsonpointer v0.21.0 // indirect
 	github.com/go-openapi/jsonreference v0.20.4 // indirect
 	github.com/go-openapi/swag v0.23.0 // indirect
+	github.com/godbus/dbus/v5 v5.1.0 // indirect
 	github.com/google/gnostic-models v0.7.0 // indirect
 	github.com/google/go-cmp v0.7.0 // indirect
 	github.com/google/renameio v1.0.1 // indirect

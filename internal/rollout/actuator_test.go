@@ -237,14 +237,17 @@ func TestMIGManagerSurvivesAnInterruptionAfterEveryAction(t *testing.T) {
 	}
 }
 
-// The DaemonSet of mig-manager does not tolerate the operator's taint, so no pod of it came back before the change had failed.
+// The DaemonSet of mig-manager does not tolerate the operator's taint, so no pod of it came back before the change had
+// failed.
 func TestMIGManagerWhosePodIsDeletedInTheMiddleOfAChangeComesBack(t *testing.T) {
 	for _, when := range []struct {
 		moment string
 		is     func(h *host) bool
 	}{
 		{"before it has begun", func(h *host) bool { return h.GPU.Spec.MIGConfigName != "" }},
-		{"while NVIDIA's clients are paused", func(h *host) bool { return h.Labels[v1alpha1.LabelMIGConfigState] == "pending" }},
+		{"while NVIDIA's clients are paused", func(h *host) bool {
+			return h.Labels[v1alpha1.LabelMIGConfigState] == "pending"
+		}},
 	} {
 		g := NewWithT(t)
 		c := newCluster()
@@ -269,7 +272,8 @@ func TestMIGManagerWhosePodIsDeletedInTheMiddleOfAChangeComesBack(t *testing.T) 
 			if d.Nodes[0].State == state.UpToDate {
 				break
 			}
-			g.Expect(open && h.GPU.Spec.MIGConfigName != "").To(BeFalse(), "%s: the device plugin runs, and the taint is gone", when.moment)
+			g.Expect(open && h.GPU.Spec.MIGConfigName != "").To(BeFalse(),
+				"%s: the device plugin runs, and the taint is gone", when.moment)
 			c.tick(time.Second)
 		}
 		g.Expect(c.Now.Sub(began)).To(BeNumerically("<", 2*time.Minute), when.moment)

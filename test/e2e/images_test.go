@@ -5,10 +5,12 @@ package e2e
 
 import (
 	"context"
+	"os"
 	"path/filepath"
 
 	. "github.com/onsi/gomega"
 
+	"github.com/gpusharing/gpu-sharing-operator/test/e2e/driver"
 	"github.com/gpusharing/gpu-sharing-operator/test/e2e/gpuoperator"
 	"github.com/gpusharing/gpu-sharing-operator/test/e2e/image"
 )
@@ -34,6 +36,42 @@ func images(ctx context.Context) []image.Image {
 	}
 	return []image.Image{workload, nvidiaImage(ctx), operand, nfdPrograms()}
 }
+
+// managerImage has NVIDIA's mig-manager, what it runs, and the shell that the GPU Operator's script needs. Only its specs
+// need it.
+func managerImage(ctx context.Context) image.Image {
+	parted := filepath.Join(os.TempDir(), "nvidia-mig-parted")
+	Expect(os.WriteFile(parted, []byte(partedWithModules), 0o755)).To(Succeed())
+	i, err := image.Image{
+		Name: gpuoperator.ManagerImage,
+		Env: []string{
+			"PATH=/usr/local/bin:/usr/bin:/bin", "NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=utility",
+		},
+		Files: map[string]string{
+			"/etc/ld.so.cache": "/etc/ld.so.cache", "/usr/bin/nvidia-mig-parted": parted,
+			realParted: filepath.Join(bin, "nvidia-mig-parted"),
+		},
+		Links: map[string]string{"/bin/sh": "/usr/bin/bash"},
+	}.WithPrograms(ctx,
+		filepath.Join(bin, "nvidia-mig-manager"), filepath.Join(bin, "nvidia-ctk"), "/bin/bash", "/bin/sleep", "/bin/cat",
+		"/bin/mount", "/usr/bin/unshare", "/usr/sbin/chroot")
+	Expect(err).NotTo(HaveOccurred())
+	i, err = i.WithLibrariesOf(ctx, filepath.Join(bin, "nvidia-mig-parted"))
+	Expect(err).NotTo(HaveOccurred())
+	return i
+}
+
+const realParted = "/usr/libexec/nvidia-mig-parted"
+
+// partedWithModules runs nvidia-mig-parted where it sees the kernel modules of the simulated machine, among which it looks
+// for NVIDIA's. The kernel of this machine may have none, and then no place to show them.
+const partedWithModules = `#!/bin/sh
+exec unshare --mount sh -c 'set -e
+modules=$(cat ` + driver.Hardware + `/proc/modules)
+mount -t tmpfs none /proc
+echo "$modules" >/proc/modules
+exec ` + realParted + ` "$@"' sh "$@"
+`
 
 // nvidiaImage has NVIDIA's programs, the C library that they need, and the shell that the GPU Operator's scripts need:
 // as in NVIDIA's image one that becomes the script which it is told to run, so that signals reach the program. Its

@@ -6,7 +6,6 @@ package e2e
 import (
 	"context"
 	"fmt"
-	"path/filepath"
 	"strconv"
 	"sync/atomic"
 
@@ -19,6 +18,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/test/e2e/gpuoperator"
+	"github.com/gpusharing/gpu-sharing-operator/test/e2e/node"
+	"github.com/gpusharing/gpu-sharing-operator/test/simdriver"
 )
 
 // customLayouts is what an administrator has written for mig-manager: layouts of their own.
@@ -28,33 +29,34 @@ mig-configs:
   - {devices: all, mig-enabled: false}
   mine:
   - {devices: all, mig-enabled: true, mig-devices: {1g.10gb: 7}}
+  too-many:
+  - {devices: all, mig-enabled: true, mig-devices: {3g.40gb: 3}}
 `
 
 // On H100, whose MIG mode needs no reset: how NVIDIA's programs reset a GPU is played by the specs of the agent.
 func migManagerSpecs() {
 	Describe("NVIDIA's mig-manager with a ConfigMap of the administrator's", Ordered, Offset(1), func() {
 		const custom = "custom-mig-config"
-		mine := map[string]int64{"nvidia.com/gpu": 14}
+		mine, large := map[string]int64{"nvidia.com/gpu": 14}, map[string]int64{"nvidia.com/mig-3g.40gb": 4}
 
 		BeforeAll(func(ctx SpecContext) {
 			begin(ctx, sim.H100, sim.H100)
+			Expect(machine.Import(ctx, write(managerImage(ctx)))).To(Succeed())
+			stopBus, err := node.ServeBus()
+			Expect(err).NotTo(HaveOccurred())
 			configMap := handMade(custom, map[string]string{"config.yaml": customLayouts})
 			Expect(kube.Create(ctx, configMap)).To(Succeed())
 			// node-status-exporter, which NVIDIA's chart leaves off, may have a GPU open just when mig-manager changes its mode.
 			mergeClusterPolicy(ctx, fmt.Sprintf(`{"spec":{"nodeStatusExporter":{"enabled":false},"migManager":{"config":{"name":%q}}}}`, custom))
-			running, stop := context.WithCancel(context.Background())
-			manager := gpuoperator.Manager{Client: kube, Node: nodeName, Program: filepath.Join(bin, "nvidia-mig-parted"), Log: func(format string, args ...any) {
-				_, _ = fmt.Fprintf(GinkgoWriter, "   "+format+"\n", args...)
-			}}
-			go manager.Run(running)
 			DeferCleanup(func(ctx SpecContext) {
 				Expect(client.IgnoreNotFound(kube.DeleteAllOf(ctx, &v1alpha1.GPUSharingPolicy{}))).To(Succeed())
 				label(ctx, gpuoperator.LabelMIGConfig, "all-disabled")
 				expectAllocatable(ctx, map[string]int64{"nvidia.com/gpu": 2})
-				stop()
 				mergeClusterPolicy(ctx, `{"spec":{"nodeStatusExporter":{"enabled":true},"migManager":{"config":{"name":null}}}}`)
 				Expect(kube.Delete(ctx, configMap)).To(Succeed())
 				label(ctx, gpuoperator.LabelMIGState, "")
+				label(ctx, gpuoperator.LabelDeploy+"nvsm", "")
+				Expect(stopBus()).To(Succeed())
 			})
 		})
 
@@ -64,9 +66,18 @@ func migManagerSpecs() {
 			Eventually(nodeLabels).WithContext(ctx).Should(HaveKeyWithValue(gpuoperator.LabelMIGState, "success"))
 		})
 
+		It("reports by hand a layout that does not fit, empties the GPU on which it tried, and leaves the others", func(ctx SpecContext) {
+			label(ctx, gpuoperator.LabelMIGConfig, "too-many")
+			Eventually(nodeLabels).WithContext(ctx).Should(HaveKeyWithValue(gpuoperator.LabelMIGState, "failed"))
+			Expect(instances()).To(HaveLen(7))
+			label(ctx, gpuoperator.LabelMIGConfig, "mine")
+			expectAllocatable(ctx, mine)
+			Eventually(nodeLabels).WithContext(ctx).Should(HaveKeyWithValue(gpuoperator.LabelMIGState, "success"))
+		})
+
 		It("partitions as a policy asks, and the operator keeps the administrator's layouts beside its own", func(ctx SpecContext) {
-			share(ctx, `{strategy: MIG, mig: {actuator: MIGManager, strategy: mixed, layouts: [{fill: 3g.40gb}]}}`)
-			expectAllocatable(ctx, map[string]int64{"nvidia.com/mig-3g.40gb": 4})
+			share(ctx, managed("{fill: 3g.40gb}"))
+			expectAllocatable(ctx, large)
 			expectReady(ctx, "shared")
 			Expect(nodeLabels(ctx)).To(And(HaveKeyWithValue(gpuoperator.LabelMIGConfig, HavePrefix("gpusharing-")),
 				HaveKeyWithValue(gpuoperator.LabelMIGState, "success")))
@@ -79,6 +90,33 @@ func migManagerSpecs() {
 			startPod(ctx, "instance", resourceOf("3g.40gb"), 1)
 			Expect(expectRunning(ctx, "instance").uuid()).To(HavePrefix("MIG-"))
 			stopPods(ctx)
+		})
+
+		// The driver refuses it: what does not fit by NVIDIA's table, the operator asks nobody for.
+		It("returns to the last layout when mig-manager fails, and names it", func(ctx SpecContext) {
+			failed := watchState(ctx, "failed")
+			refused := simdriver.Fault{Call: "nvmlDeviceCreateGpuInstance", Return: sim.InsufficientResources}
+			Expect(gpus.AddFault(refused)).To(Succeed())
+			DeferCleanup(func() error { return gpus.ClearFaults() })
+			share(ctx, managed("{fill: 2g.20gb}"))
+			Eventually(failed).WithContext(ctx).Should(BeTrue())
+			Expect(gpus.ClearFaults()).To(Succeed())
+			Eventually(func() error { return ready(ctx, "shared") }).WithContext(ctx).Should(MatchError(And(
+				ContainSubstring(v1alpha1.ReasonMIGManagerFailed), ContainSubstring("kubectl logs -n "+gpuoperator.Namespace))))
+			expectAllocatable(ctx, large)
+			share(ctx, managed("{fill: 3g.40gb}"))
+			expectReady(ctx, "shared")
+		})
+
+		It("goes on with another pod of mig-manager when its pod is deleted in the middle of a change", func(ctx SpecContext) {
+			pending := watchState(ctx, "pending")
+			share(ctx, managed("{fill: 2g.20gb}"))
+			Eventually(pending).WithContext(ctx).Should(BeTrue())
+			Expect(kube.DeleteAllOf(ctx, &corev1.Pod{}, client.InNamespace(gpuoperator.Namespace),
+				client.MatchingLabels{"app": gpuoperator.ManagerName})).To(Succeed())
+			expectAllocatable(ctx, map[string]int64{"nvidia.com/mig-2g.20gb": 6})
+			expectReady(ctx, "shared")
+			Expect(nodeLabels(ctx)).To(HaveKeyWithValue(gpuoperator.LabelMIGState, "success"))
 		})
 
 		It("returns to the administrator's layout and ConfigMap when the policy goes, and answers before its pod is replaced", func(ctx SpecContext) {
@@ -101,6 +139,21 @@ func migManagerSpecs() {
 			Expect(answered()).To(BeNumerically("<", restored()), "resource versions are the order in which it happened")
 		})
 	})
+}
+
+// managed is the sharing of a policy with a layout that mig-manager makes.
+func managed(layout string) string {
+	return "{strategy: MIG, mig: {actuator: MIGManager, strategy: mixed, layouts: [" + layout + "]}}"
+}
+
+// watchState watches from now on what mig-manager reports. What it returns reports whether that once was as asked.
+func watchState(ctx context.Context, state string) func() bool {
+	GinkgoHelper()
+	Expect(nodeLabels(ctx)).NotTo(HaveKeyWithValue(gpuoperator.LabelMIGState, state))
+	first := firstVersion(ctx, &corev1.NodeList{}, func(o client.Object) bool {
+		return o.GetLabels()[gpuoperator.LabelMIGState] == state
+	})
+	return func() bool { return first() > 0 }
 }
 
 // managerConfig is the name of the ConfigMap that mig-manager reads.

@@ -148,10 +148,10 @@ func byManager(v *view.View, asks bool) (gate.Judgement, bool) {
 	return gate.Judgement{}, false
 }
 
-// managerReturns lets a pod of mig-manager come to a node on which it is to change the GPUs and has none, since it was deleted or
-// its DaemonSet changed. Its DaemonSet does not tolerate our taint, so that goes as long as there is no pod: NVIDIA's device
-// plugin is paused before that, as mig-manager does it, so the node advertises no GPU to the users' pods that may come meanwhile.
-// The new pod applies what the label names.
+// managerReturns lets a pod of mig-manager come to a node on which it must change the GPUs and has none, because it was
+// deleted or its DaemonSet changed. The DaemonSet does not tolerate our taint, so the taint is off as long as there is no
+// pod. NVIDIA's device plugin is paused before that, as mig-manager does it, so the node advertises no GPU to users' pods
+// that come meanwhile. The new pod applies what the label names.
 func managerReturns(v *view.View, j gate.Judgement) gate.Judgement {
 	if act, step := gate.Split(j.Next); len(act)+len(step.Start) > 0 || j.State == state.Failed {
 		return j
@@ -160,7 +160,8 @@ func managerReturns(v *view.View, j gate.Judgement) gate.Judgement {
 	case !gone && !v.Tainted() && !view.MustStayUntainted(v):
 		j.Next = gate.WithSlot(v, taintNode(v)...)
 	case gone && v.Tainted():
-		j.Message = "waiting until NVIDIA's mig-manager, which has no pod on the node, comes back to apply " + v.Node.GPU.Spec.MIGConfigName
+		j.Message = "waiting until NVIDIA's mig-manager, which has no pod on the node, comes back to apply " +
+			v.Node.GPU.Spec.MIGConfigName
 		patch, pauses := clients.Pause(v)
 		plugins := view.Clients(v, world.DeployLabels()[0])
 		switch {

@@ -14,16 +14,17 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// entrypoint is the script that starts the device plugin once the driver is there.
-const entrypoint = `#!/bin/sh
+// entrypoint is the script that starts one of NVIDIA's programs once the driver is there.
+func entrypoint(start string) string {
+	return `#!/bin/sh
 until [ -f /run/nvidia/validations/driver-ready ]; do
   echo "waiting for the driver"
   sleep 1
 done
 set -o allexport
 . /run/nvidia/validations/driver-ready
-exec nvidia-device-plugin
-`
+` + start + "\n"
+}
 
 // installed are the objects that are there before any ClusterPolicy.
 func installed() []client.Object {
@@ -31,7 +32,7 @@ func installed() []client.Object {
 		&corev1.Namespace{TypeMeta: kind("v1", "Namespace"), ObjectMeta: metav1.ObjectMeta{Name: Namespace}},
 		&corev1.ConfigMap{
 			TypeMeta: kind("v1", "ConfigMap"), ObjectMeta: named(entrypointName),
-			Data: map[string]string{"entrypoint.sh": entrypoint},
+			Data: map[string]string{"entrypoint.sh": entrypoint("exec nvidia-device-plugin")},
 		},
 	}
 	for _, account := range []string{pluginAccount, featureAccount, validatorName} {
@@ -46,6 +47,7 @@ func installed() []client.Object {
 		rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"get", "list", "watch", "create", "update", "patch", "delete"}},
 		rbacv1.PolicyRule{APIGroups: []string{"apps"}, Resources: []string{"daemonsets"}, Verbs: []string{"get", "list", "watch"}},
 	)...)
+	objects = append(objects, forManager()...)
 	for _, account := range []string{dcgmName, exporterName, statusName} {
 		objects = append(objects, &corev1.ServiceAccount{TypeMeta: kind("v1", "ServiceAccount"), ObjectMeta: named(account)})
 	}

@@ -60,16 +60,12 @@ func plugin(p *clusterPolicy) operand {
 		volumeMount("mps-shm", "/dev/shm", ""),
 		volumeMount("mps-root", "/mps", ""),
 	}
-	mode := int32(0o700)
-	script := corev1.Volume{Name: entrypointName, VolumeSource: corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{
-		LocalObjectReference: corev1.LocalObjectReference{Name: entrypointName}, DefaultMode: &mode,
-	}}}
 	return operand{
 		name: PluginName, account: pluginAccount,
 		nodeSelector: map[string]string{"nvidia.com/gpu.deploy.device-plugin": "true"},
 		main:         main, process: "nvidia-device-plugin",
 		volumes: append([]corev1.Volume{
-			script,
+			configMap(entrypointName, entrypointName, new(int32(0o700))),
 			hostPath("device-plugin", "/var/lib/kubelet/device-plugins", ""),
 			hostPath("driver-install-dir", "/run/nvidia/driver", corev1.HostPathDirectoryOrCreate),
 			hostPath("host-root", "/", ""),
