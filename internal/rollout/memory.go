@@ -234,10 +234,15 @@ func (r *remembered) consider(w *world.World, selected, governed policy.Governed
 	awaited, settled := in.ranking.Awaits(view.PolicyNode(n)), true
 	var released bool
 	unserved := w.Plugin.Reason != "" && r.stack != dra.Driver
-	if governed.By == nil && (unserved || view.Retained(n.GPU.Spec)) {
+	returns, awaits := policiesReturn(w, n)
+	switch {
+	case governed.By == nil && (unserved || view.Retained(n.GPU.Spec)):
 		r.derived, released = nil, view.Releases(n, selected.By)
 		*m = staying(w, n, selected)
-	} else {
+	case governed.By == nil && awaits:
+		r.derived, released = nil, true
+		*m = awaiting(w, n, returns)
+	default:
 		d := r.recall(w, governed)
 		*m = group.Member{View: d.view, Judgement: d.judgement, Actions: d.actions, Slot: d.slot, Tally: d.tally}
 		settled, released = d.settled, d.released

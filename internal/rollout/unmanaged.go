@@ -4,7 +4,10 @@
 package rollout
 
 import (
+	"time"
+
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/format"
 	"github.com/gpusharing/gpu-sharing-operator/internal/policy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/budget"
@@ -13,6 +16,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/nvidiamig"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/nvidiamps"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/timing"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/view"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
@@ -25,6 +29,28 @@ func staying(w *world.World, n *world.Node, selected policy.Governed) group.Memb
 		m.State, m.Reason, m.Message = state.Unsupported, w.Plugin.Reason, w.Plugin.Message
 	}
 	m.Unserved = selected.By != nil && m.NoPlugin()
+	m.Slot = budget.SlotOf(&m)
+	return m
+}
+
+// policiesReturn reports whether a GPUNode was made anew or restored from a backup, and until when its policy may still follow: it is
+// younger than what was done to its node, or lacks what the node has a copy of. A policy that is absent meanwhile was not deleted.
+func policiesReturn(w *world.World, n *world.Node) (until time.Time, may bool) {
+	created := n.GPU.CreationTimestamp.Time
+	_, selected, _ := timing.Parse(n.Annotations[v1alpha1.AnnotationSelected])
+	until = created.Add(timing.PoliciesReturn)
+	anew := n.GPU.Spec.PolicyName == "" || !selected.IsZero() && selected.Before(created)
+	return until, anew && n.GPU.Spec.Baseline != nil && until.After(w.Now)
+}
+
+// awaiting is a node that is left as it is until its policy is back, or until then.
+func awaiting(w *world.World, n *world.Node, until time.Time) group.Member {
+	m := group.Member{View: &view.View{World: w, Node: n, Stack: w.StackOf(n)}}
+	m.Judgement = gate.Judgement{
+		State: state.UpToDate, Reason: v1alpha1.ReasonNoPolicy, After: until.Sub(w.Now),
+		Message: "The GPUNode was made anew, and no policy governs the node yet; without one the node is restored at " + format.Clock(until),
+	}
+	m.Actions = gate.LetGo(m.View, "no policy governs the node")
 	m.Slot = budget.SlotOf(&m)
 	return m
 }

@@ -22,6 +22,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/pluginconfig"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/timing"
 )
 
 // TestNothingIsReleasedWhenTheKindsVanish deletes the operator's definitions with a live policy, as an uninstallation
@@ -67,10 +68,12 @@ func TestNothingIsReleasedWhenTheKindsVanish(t *testing.T) {
 		})
 	}
 
-	f.step("the definitions are back without policies, so each node goes back to its baseline", func() {
+	f.step("the definitions are back without policies, so each node goes back to its baseline, minutes later", func() {
 		f.removeDefinition(policies)
 		f.removeDefinition(gpuNodes)
 		f.restoreDefinitions()
+		f.Consistently(undisturbed, while, pollEvery).Should(Succeed())
+		f.later(timing.PoliciesReturn)
 		f.Eventually(func(g Gomega) {
 			for _, m := range f.machines {
 				node := f.nodeNamed(m.name)

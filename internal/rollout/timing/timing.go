@@ -48,6 +48,10 @@ func Backoff(times int) time.Duration {
 	return rest
 }
 
+// PoliciesReturn is how long after a GPUNode was made anew its node waits for a policy before it is restored. Who restores a
+// cluster from a backup, or installs definitions again, creates the policies in the minutes after them.
+const PoliciesReturn = 10 * time.Minute
+
 // Deadlines of the states that wait for another program.
 const (
 	// ApplyTimeout is how long an agent may take. NVIDIA's own tools wait five minutes for each client and reset GPUs in
