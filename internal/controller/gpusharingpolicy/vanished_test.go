@@ -27,6 +27,7 @@ import (
 // they are gone before it shows what became of their definition, and it may show none while a watch on definitions
 // that came back has not begun again.
 func TestPoliciesThatVanishAreNotReleased(t *testing.T) {
+	t.Parallel()
 	cluster := env.Start(t, env.WithNVIDIA())
 	t.Run("the definition may be gone", func(t *testing.T) { testDefinitionGone(newScenario(t, cluster)) })
 	t.Run("the cache lacks the policy", func(t *testing.T) { testPolicyNotCached(newScenario(t, cluster)) })
