@@ -31,8 +31,12 @@ func TestAGPUNodeThatWasMadeAnewWaitsForItsPolicy(t *testing.T) {
 				return h.Labels[v1alpha1.LabelConfig] == selected && h.Labels[pluginLabel] == "true" && len(h.Taints) == 0 && h.devices()[0].State.MIG
 			}
 			c.Policies = nil
-			h.GPU.UID, h.GPU.CreationTimestamp = "another", metav1.NewTime(c.Now)
-			lost(h)
+			anew := func() {
+				h.GPU.UID, h.GPU.CreationTimestamp = "another", metav1.NewTime(c.Now)
+				h.GPU.Status.Rollout = v1alpha1.RolloutStatus{}
+				lost(h)
+			}
+			anew()
 			for ends := c.Now.Add(timing.PoliciesReturn - time.Minute); c.Now.Before(ends); c.tick(10 * time.Second) {
 				c.pass()
 				g.Expect(stands()).To(BeTrue(), "after %s", c.Now.Sub(h.GPU.CreationTimestamp.Time))
@@ -52,8 +56,7 @@ func TestAGPUNodeThatWasMadeAnewWaitsForItsPolicy(t *testing.T) {
 			c.run(90)
 			c.tick(time.Hour)
 			c.Policies = nil
-			h.GPU.CreationTimestamp = metav1.NewTime(c.Now)
-			lost(h)
+			anew()
 			c.tick(timing.PoliciesReturn)
 			c.run(90)
 			g.Expect(h.Labels).NotTo(HaveKey(v1alpha1.LabelConfig), "none has come back")

@@ -33,14 +33,18 @@ func staying(w *world.World, n *world.Node, selected policy.Governed) group.Memb
 	return m
 }
 
-// policiesReturn reports whether a GPUNode was made anew or restored from a backup, and until when its policy may still follow: it is
-// younger than what was done to its node, or lacks what the node has a copy of. A policy that is absent meanwhile was not deleted.
+// clocksDiffer is by how much the controller's clock may be behind the API server's.
+const clocksDiffer = time.Minute
+
+// policiesReturn reports whether a GPUNode was made anew or restored from a backup, and until when its policy may still follow: no policy
+// has reached its aim under it, and it is younger than what was done to its node, or lacks what the node has a copy of. A policy that is
+// absent meanwhile was not deleted.
 func policiesReturn(w *world.World, n *world.Node) (until time.Time, may bool) {
-	created := n.GPU.CreationTimestamp.Time
-	_, selected, _ := timing.Parse(n.Annotations[v1alpha1.AnnotationSelected])
+	spec, created := &n.GPU.Spec, n.GPU.CreationTimestamp.Time
+	_, selected, stamped := timing.Parse(n.Annotations[v1alpha1.AnnotationSelected])
+	anew := spec.PolicyName == "" || stamped && selected.Add(clocksDiffer).Before(created)
 	until = created.Add(timing.PoliciesReturn)
-	anew := n.GPU.Spec.PolicyName == "" || !selected.IsZero() && selected.Before(created)
-	return until, anew && n.GPU.Spec.Baseline != nil && until.After(w.Now)
+	return until, anew && spec.Baseline != nil && n.GPU.Status.Rollout.LastGood == nil && until.After(w.Now)
 }
 
 // awaiting is a node that is left as it is until its policy is back, or until then.

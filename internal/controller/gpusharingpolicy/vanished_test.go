@@ -20,6 +20,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/pluginconfig"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/timing"
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
 )
 
@@ -125,6 +126,9 @@ func testGPUNodeGone(s *scenario) {
 	s.Expect(err).NotTo(HaveOccurred())
 	s.Expect(written).To(BeEmpty())
 	s.Expect(s.clusterSpec()).To(Equal(plugin))
+	s.settle()
+	s.Expect(s.clusterSpec()).To(Equal(plugin), "its policy may follow")
+	s.clock.Step(timing.PoliciesReturn)
 	s.settle()
 	s.Expect(s.footprint()).To(Equal(before))
 }

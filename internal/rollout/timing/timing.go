@@ -42,8 +42,8 @@ const mostPatience = 8 * Patience
 // Patience, then twice as long each time, up to eight hours.
 func Backoff(times int) time.Duration {
 	rest := Patience
-	for range times - 1 {
-		rest = min(2*rest, mostPatience)
+	for i := 1; i < times && rest < mostPatience; i++ {
+		rest *= 2
 	}
 	return rest
 }
