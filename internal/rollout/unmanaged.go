@@ -10,6 +10,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/format"
 	"github.com/gpusharing/gpu-sharing-operator/internal/policy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/baseline"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/budget"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/gate"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/group"
@@ -37,14 +38,17 @@ func staying(w *world.World, n *world.Node, selected policy.Governed) group.Memb
 const clocksDiffer = time.Minute
 
 // policiesReturn reports whether a GPUNode was made anew or restored from a backup, and until when its policy may still follow: no policy
-// has reached its aim under it, and it is younger than what was done to its node, or lacks what the node has a copy of. A policy that is
-// absent meanwhile was not deleted.
+// has reached its aim under it, and it is younger than what was done to its node, or the agent was asked only under another one. A policy
+// that is absent meanwhile was not deleted.
 func policiesReturn(w *world.World, n *world.Node) (until time.Time, may bool) {
 	spec, created := &n.GPU.Spec, n.GPU.CreationTimestamp.Time
-	_, selected, stamped := timing.Parse(n.Annotations[v1alpha1.AnnotationSelected])
-	anew := spec.PolicyName == "" || stamped && selected.Add(clocksDiffer).Before(created)
 	until = created.Add(timing.PoliciesReturn)
-	return until, anew && spec.Baseline != nil && n.GPU.Status.Rollout.LastGood == nil && until.After(w.Now)
+	if spec.Baseline == nil || n.GPU.Status.Rollout.LastGood != nil || !until.After(w.Now) {
+		return until, false
+	}
+	_, selected, stamped := timing.Parse(n.Annotations[v1alpha1.AnnotationSelected])
+	younger := stamped && selected.Add(clocksDiffer).Before(created)
+	return until, younger || spec.ChangeTime.IsZero() && !baseline.NeverAsked(&view.View{World: w, Node: n})
 }
 
 // awaiting is a node that is left as it is until its policy is back, or until then.
