@@ -184,7 +184,7 @@ func (f *fleet) driversStarting() int {
 	f.Expect(f.client.List(f.t.Context(), list, client.InNamespace(draSpace), plugins)).To(Succeed())
 	for _, p := range list.Items {
 		for _, c := range p.Status.Conditions {
-			if c.Type == corev1.PodReady && c.Status == corev1.ConditionFalse {
+			if p.DeletionTimestamp.IsZero() && c.Type == corev1.PodReady && c.Status == corev1.ConditionFalse {
 				starting++
 			}
 		}
