@@ -22,6 +22,24 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
+// ungoverned is a node that no policy governs, or can, and that stays as it is, if only for now. Released: how a policy releases it is on
+// record, or nothing is.
+func ungoverned(
+	w *world.World, n *world.Node, selected, governed policy.Governed, unserved bool,
+) (m group.Member, released, is bool) {
+	if governed.By != nil {
+		return m, false, false
+	}
+	if unserved || view.Retained(n.GPU.Spec) {
+		return staying(w, n, selected), view.Releases(n, selected.By), true
+	}
+	until, may := policiesReturn(w, n)
+	if may {
+		m = awaiting(w, n, until)
+	}
+	return m, may, may
+}
+
 // staying is a node that no policy governs, or can, and that stays as it is.
 func staying(w *world.World, n *world.Node, selected policy.Governed) group.Member {
 	m := group.Member{View: &view.View{World: w, Node: n, Stack: w.StackOf(n)}}
