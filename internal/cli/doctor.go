@@ -195,8 +195,8 @@ func (p *Program) examine(ctx context.Context, c client.Client, namespace string
 	return is, is.readNodes(ctx, c)
 }
 
-// readControllers reads the Deployments of the controller. Kubernetes' ClusterRole edit lets each tenant create one with the
-// same label, in a namespace that is none of the controller's.
+// readControllers reads the Deployments of the controller. Kubernetes' ClusterRole edit lets each tenant create one with
+// the same label, in a namespace that is none of the controller's.
 func (is *installation) readControllers(ctx context.Context, c client.Client) error {
 	deployments, err := deploymentsIn(ctx, c, is.leader.namespaces)
 	if err != nil {

@@ -28,7 +28,8 @@ const (
 	clocksDiffer = time.Minute
 )
 
-// leadership is whether a controller acts. proof and absent are both empty if that is not known, because the user may not read what would tell.
+// leadership is whether a controller acts. proof and absent are both empty if that is not known, because the user may not read
+// what would tell.
 type leadership struct {
 	proof  string // by which it is known that one does
 	absent string // a sentence that says why none does, without its full stop
@@ -36,8 +37,8 @@ type leadership struct {
 	namespaces []string
 }
 
-// leadershipOf reads whether a controller acts: one that renews its lease does, wherever it runs. A lease counts only in ownNamespaces. Without
-// one there, as with --leader-elect=false, a Deployment of which a pod is available tells.
+// leadershipOf reads whether a controller acts: one that renews its lease does, wherever it runs. A lease counts only in
+// ownNamespaces. Without one there, as with --leader-elect=false, a Deployment of which a pod is available tells.
 func leadershipOf(ctx context.Context, c client.Client, namespace string, now time.Time) (leadership, error) {
 	namespaces, err := ownNamespaces(ctx, c, namespace)
 	if err != nil || namespaces == nil {
@@ -48,8 +49,9 @@ func leadershipOf(ctx context.Context, c client.Client, namespace string, now ti
 	return l, unlessForbidden(err)
 }
 
-// ownNamespaces are those in which the controller and its agents run: the one that the user names, or those of namespacesOf. Tenants can create
-// leases, Deployments and pods in their own namespaces. nil: not known, because the user may not read what would tell.
+// ownNamespaces are those in which the controller and its agents run: the one that the user names, or those of namespacesOf.
+// Tenants can create leases, Deployments and pods in their own namespaces. nil: not known, because the user may not read what
+// would tell.
 func ownNamespaces(ctx context.Context, c client.Client, named string) ([]string, error) {
 	if named != "" {
 		return []string{named}, nil
@@ -59,7 +61,9 @@ func ownNamespaces(ctx context.Context, c client.Client, named string) ([]string
 }
 
 // actsIn is the proof that a controller of some namespaces acts, or why none does.
-func actsIn(ctx context.Context, c client.Client, namespaces []string, now time.Time) (proof, absent string, err error) {
+func actsIn(
+	ctx context.Context, c client.Client, namespaces []string, now time.Time,
+) (proof, absent string, err error) {
 	leases := &coordinationv1.LeaseList{}
 	named := client.MatchingFieldsSelector{Selector: fields.OneTermEqualSelector("metadata.name", controllerName)}
 	if err := c.List(ctx, leases, named); err != nil {
@@ -123,8 +127,8 @@ func namespacesOf(ctx context.Context, c client.Client) ([]string, error) {
 	return slices.Compact(namespaces), nil
 }
 
-// availableIn names a Deployment of the controller in a namespace of which a pod is available; empty: there is none. Beside an old lease, which
-// stays after leader election was turned off, only one without leader election counts.
+// availableIn names a Deployment of the controller in a namespace of which a pod is available; empty: there is none. Beside an
+// old lease, which stays after leader election was turned off, only one without leader election counts.
 func availableIn(ctx context.Context, c client.Client, namespace string, besideLease bool) (string, error) {
 	deployments, err := deploymentsIn(ctx, c, []string{namespace})
 	if err != nil {
@@ -145,7 +149,8 @@ func deploymentsIn(ctx context.Context, c client.Client, namespaces []string) (f
 	}
 	for _, namespace := range namespaces {
 		list := &appsv1.DeploymentList{}
-		if err := c.List(ctx, list, client.InNamespace(namespace), client.MatchingLabels{nameLabel: controllerName}); err != nil {
+		err := c.List(ctx, list, client.InNamespace(namespace), client.MatchingLabels{nameLabel: controllerName})
+		if err != nil {
 			return nil, fmt.Errorf("reading the Deployment of the controller: %w", err)
 		}
 		found = append(found, list.Items...)

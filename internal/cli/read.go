@@ -133,7 +133,8 @@ func clusterPolicy(ctx context.Context, c client.Client) (*unstructured.Unstruct
 	return clusterpolicy.Oldest(all), err
 }
 
-// configsOf are the objects of a kind by which NVIDIA's GPU Operator is configured; none if the API server does not serve it.
+// configsOf are the objects of a kind by which NVIDIA's GPU Operator is configured; none if the API server does not serve
+// it.
 func configsOf(ctx context.Context, c client.Client, of schema.GroupVersionKind) ([]unstructured.Unstructured, error) {
 	all := &unstructured.UnstructuredList{}
 	kind, err := listOf(c, of)
@@ -247,8 +248,8 @@ func wiringOf(w *world.World) world.DevicePlugin {
 	return wiring
 }
 
-// readNodeFeatures reads what the NodeFeatures of Node Feature Discovery say, and in which namespaces it runs, if there are any.
-// To users who may not read them, the plan shows what happens where they do not forbid anything.
+// readNodeFeatures reads what the NodeFeatures of Node Feature Discovery say, and in which namespaces it runs, if there are
+// any. To users who may not read them, the plan shows what happens where they do not forbid anything.
 func readNodeFeatures(ctx context.Context, c client.Client, w *world.World, programs *programs) error {
 	at := make(map[string]*world.Node, len(w.Nodes))
 	for i := range w.Nodes {
@@ -275,8 +276,9 @@ func readNodeFeatures(ctx context.Context, c client.Client, w *world.World, prog
 			if n, found := at[list.Items[i].GetLabels()[world.LabelNodeName]]; found {
 				n.Features = n.Features.With(&list.Items[i], "")
 			}
-			if namespace := list.Items[i].GetNamespace(); world.OfWorker(&list.Items[i]) && !slices.Contains(programs.Discovery, namespace) {
-				programs.Discovery = append(programs.Discovery, namespace)
+			runs := list.Items[i].GetNamespace()
+			if world.OfWorker(&list.Items[i]) && !slices.Contains(programs.Discovery, runs) {
+				programs.Discovery = append(programs.Discovery, runs)
 			}
 		}
 		next = list.GetContinue()

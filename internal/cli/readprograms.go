@@ -11,7 +11,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/clusterpolicy"
@@ -19,15 +18,15 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
-// programs tell which pods are the operator's agents, and which are programs of NVIDIA's or of Node Feature Discovery. A tenant
-// chooses the labels of a pod, but not its namespace.
+// programs tell which pods are the operator's agents, and which are programs of NVIDIA's or of Node Feature Discovery. A
+// tenant chooses the labels of a pod, but not its namespace.
 type programs struct {
 	world.Programs
 
 	// agents are the namespaces of the agents; empty: not known, so that any counts.
 	agents []string
-	// published are the nodes for which NVIDIA's DRA driver publishes ResourceSlices. Users may not ask what the controller asks the
-	// API server: which accounts may publish some.
+	// published are the nodes for which NVIDIA's DRA driver publishes ResourceSlices. Users may not ask what the controller
+	// asks the API server: which accounts may publish some.
 	published map[string]bool
 }
 
@@ -45,8 +44,8 @@ func (o *programs) isReadyAgent(pod *corev1.Pod) bool {
 	return world.IsReadyAgent(pod) && (len(o.agents) == 0 || slices.Contains(o.agents, pod.Namespace))
 }
 
-// readPrograms reads where the agents and NVIDIA's programs run. What the user may not read leaves NVIDIA's unverified. The namespace
-// is that of ownNamespaces.
+// readPrograms reads where the agents and NVIDIA's programs run. What the user may not read leaves NVIDIA's unverified. The
+// namespace is that of ownNamespaces.
 func readPrograms(ctx context.Context, c client.Client, namespace string, driver *driverObjects) (programs, error) {
 	o := programs{published: driver.nodes()}
 	o.Unverified = driver.unread[kindSlice]
@@ -65,11 +64,12 @@ func readPrograms(ctx context.Context, c client.Client, namespace string, driver
 }
 
 // readGPUOperators reads in which namespaces NVIDIA's GPU Operator runs. It returns the ClusterPolicies.
-func (o *programs) readGPUOperators(ctx context.Context, c client.Client) (policies []unstructured.Unstructured, err error) {
-	if policies, err = configsOf(ctx, c, clusterPolicyKind()); err != nil {
+func (o *programs) readGPUOperators(ctx context.Context, c client.Client) ([]unstructured.Unstructured, error) {
+	policies, err := configsOf(ctx, c, clusterPolicyKind())
+	if err != nil {
 		return nil, err
 	}
-	clusters, err := configsOf(ctx, c, schema.GroupVersionKind{Group: "nvidia.com", Version: "v1alpha1", Kind: "GPUCluster"})
+	clusters, err := configsOf(ctx, c, kindOf("nvidia.com", "v1alpha1", "GPUCluster"))
 	if err != nil {
 		return nil, err
 	}
@@ -81,7 +81,8 @@ func (o *programs) readGPUOperators(ctx context.Context, c client.Client) (polic
 	return policies, nil
 }
 
-// readStandAlone reads in which namespace a device plugin runs that the GPU Operator does not run, as the controller is told.
+// readStandAlone reads in which namespace a device plugin runs that the GPU Operator does not run, as the controller is
+// told.
 func (o *programs) readStandAlone(ctx context.Context, c client.Client) error {
 	if o.agents == nil {
 		o.Unverified = true // a Deployment of a tenant could name any namespace
