@@ -192,7 +192,8 @@ func (p *Program) examine(ctx context.Context, c client.Client, namespace string
 	if policy != nil {
 		is.clusterPolicy, is.gpuOperator = policy.GetName(), policy.GetLabels()["app.kubernetes.io/version"]
 	}
-	return is, is.readNodes(ctx, c)
+	err = is.readNodes(ctx, c)
+	return is, err
 }
 
 // readControllers reads the Deployments of the controller. Kubernetes' ClusterRole edit lets each tenant create one with
