@@ -8,8 +8,8 @@ BIN  := bin
 TESTFLAGS ?=
 # They wait most of the time, so they begin first, the longest of them before the others.
 SLOW_TESTS := ./test/cluster ./internal/controller/gpusharingpolicy ./test/packaging ./internal/cli ./test/autoscaling ./internal/rollout
-# So many packages are tested at a time: on two cores six, of which most wait. Each has an API server of 0.45 GB.
-TESTED_AT_ONCE ?= $(shell echo $$((3 * $$(nproc))))
+# So many packages are tested at a time: on two cores four, of which most wait. Each has an API server of 0.45 GB.
+TESTED_AT_ONCE ?= $(shell echo $$((2 * $$(nproc))))
 # The controller beside the real Karpenter. It is built in the settings of the tests, from which go build has nearly all of it, and
 # without a commit in it, so that results of tests stay cached.
 BESIDE_KARPENTER = GPUSHARING_CONTROLLER=$(abspath $(BIN))/test/controller

@@ -40,7 +40,7 @@ func (p *Program) adviseSharing(ctx context.Context, f *flags, args []string) er
 	if err != nil {
 		return err
 	}
-	w, _, err := p.read(ctx, agents.client)
+	w, _, err := p.read(ctx, agents.client, f.namespace)
 	if err != nil {
 		return advise(err)
 	}

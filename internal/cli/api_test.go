@@ -249,9 +249,9 @@ func waitsForMPSClients(t *testing.T, c client.Client, run func(string, ...strin
 	g.Expect(printed("", "import")).NotTo(ContainSubstring(v1alpha1.ReasonMPSClientsRunning))
 	g.Expect(printed(research, "plan", "-f", "-")).NotTo(ContainSubstring(v1alpha1.ReasonMPSClientsRunning))
 
-	daemon := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "daemon"}, Spec: corev1.PodSpec{
+	daemon := ofDaemonSet(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "daemon"}, Spec: corev1.PodSpec{
 		NodeName: "a", NodeSelector: map[string]string{world.LabelMPSCapable: "true"}, Containers: []corev1.Container{{Name: "main", Image: "example.invalid/x"}},
-	}}
+	}})
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "infer"}, Spec: corev1.PodSpec{
 		NodeName: "a", Containers: []corev1.Container{{Name: "main", Image: "example.invalid/x", Resources: corev1.ResourceRequirements{
 			Limits: corev1.ResourceList{"nvidia.com/gpu": resource.MustParse("1")},

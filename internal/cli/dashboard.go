@@ -137,6 +137,9 @@ func (b *board) measure(ctx context.Context) {
 		// Of an error the note about what else cannot be read tells.
 		leader, _ := leadershipOf(ctx, b.agents.client, b.namespace, b.program.Clock.Now())
 		driver, driverErr := readDRA(ctx, b.agents.client)
+		if programs, err := readPrograms(ctx, b.agents.client, b.namespace, &driver); driverErr == nil && err == nil {
+			b.seen.know(programs)
+		}
 		b.note(func() { // many agents that do not answer take minutes
 			if b.stopped = leader.absent; driverErr == nil {
 				b.driver = driver
@@ -251,7 +254,7 @@ func (b *board) preview(ctx context.Context, q dashboard.Question) (dashboard.An
 	if len(submitted)+len(q.Delete) == 0 {
 		return dashboard.Answer{}, errors.New("a preview needs a policy to apply, or one to delete")
 	}
-	asked, w, err := b.program.ask(ctx, b.agents.client, submitted, q.Delete)
+	asked, w, err := b.program.ask(ctx, b.agents.client, b.namespace, submitted, q.Delete)
 	if err != nil {
 		return dashboard.Answer{}, err
 	}

@@ -35,9 +35,10 @@ type watches struct {
 	policies, gpuNodes, nodes, pods *kind
 	changed                         chan struct{} // has a value once something has changed
 
-	mu    sync.Mutex
-	stale map[string]bool // nodes of which something has changed
-	known map[string]world.Node
+	mu       sync.Mutex
+	stale    map[string]bool // nodes of which something has changed
+	programs programs
+	known    map[string]world.Node
 }
 
 // kind is a kind of objects that the page is made of.
@@ -60,7 +61,10 @@ func newWatches(config *rest.Config) (*watches, error) {
 	if err != nil {
 		return nil, fmt.Errorf("connecting to %s: %w", config.Host, err)
 	}
-	w := &watches{changed: make(chan struct{}, 1), stale: map[string]bool{}, known: map[string]world.Node{}}
+	w := &watches{
+		changed: make(chan struct{}, 1), stale: map[string]bool{}, known: map[string]world.Node{},
+		programs: programs{Programs: world.Programs{Unverified: true}}, // until they are read
+	}
 	w.policies = w.kindOf(c, "policies are not shown as they are now", &v1alpha1.GPUSharingPolicy{}, &v1alpha1.GPUSharingPolicyList{}, nil)
 	w.gpuNodes = w.kindOf(c, "GPUs are not shown as they are now", &v1alpha1.GPUNode{}, &v1alpha1.GPUNodeList{}, nil)
 	w.nodes = w.kindOf(c, "what the nodes advertise is not shown as it is now", &corev1.Node{}, &corev1.NodeList{}, nil)
@@ -221,6 +225,20 @@ func (w *watches) touch(o any) {
 	w.mark()
 }
 
+// know takes over where programs run. If that has changed, what the pods of each node are is decided again.
+func (w *watches) know(programs programs) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if reflect.DeepEqual(w.programs, programs) {
+		return
+	}
+	w.programs = programs
+	for _, name := range w.gpuNodes.GetStore().ListKeys() {
+		w.stale[name] = true
+	}
+	w.mark()
+}
+
 // world is the cluster as it is known now, as read returns it, with what is missing. blind reports that the Nodes are missing.
 func (w *watches) world(now time.Time) (known world.World, blind bool, missing []string) {
 	for _, k := range w.kinds() {
@@ -231,10 +249,11 @@ func (w *watches) world(now time.Time) (known world.World, blind bool, missing [
 	blind = !w.nodes.HasSynced()
 	w.mu.Lock()
 	stale := w.stale
+	programs := w.programs
 	w.stale = map[string]bool{}
 	w.mu.Unlock()
 	for name := range stale {
-		if n, found := w.node(name, blind); found {
+		if n, found := w.node(name, blind, &programs); found {
 			w.known[name] = n
 		} else {
 			delete(w.known, name)
@@ -258,7 +277,7 @@ func (w *watches) world(now time.Time) (known world.World, blind bool, missing [
 }
 
 // node is a node with its GPUs and pods, if it has GPUs.
-func (w *watches) node(name string, blind bool) (world.Node, bool) {
+func (w *watches) node(name string, blind bool, programs *programs) (world.Node, bool) {
 	o, found, _ := w.gpuNodes.GetStore().GetByKey(name) // a store in memory has no errors
 	gpuNode, is := o.(*v1alpha1.GPUNode)
 	if !found || !is {
@@ -274,8 +293,8 @@ func (w *watches) node(name string, blind bool) (world.Node, bool) {
 	pods, _ := w.pods.GetIndexer().ByIndex(byNode, name) // the index exists
 	for _, o := range pods {
 		if pod, is := o.(*corev1.Pod); is && !world.Finished(pod) {
-			n.Pods = append(n.Pods, world.PodOf(pod, &world.Programs{Unverified: true}))
-			n.AgentReady = n.AgentReady || world.IsReadyAgent(pod)
+			n.Pods = append(n.Pods, programs.podOf(pod))
+			n.AgentReady = n.AgentReady || programs.isReadyAgent(pod)
 		}
 	}
 	return n, true

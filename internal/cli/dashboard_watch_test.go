@@ -16,11 +16,18 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
+// watching are watches of an API server that does not answer.
+func watching(t *testing.T) *watches {
+	t.Helper()
+	seen, err := newWatches(&rest.Config{Host: "http://127.0.0.1:1"})
+	NewWithT(t).Expect(err).NotTo(HaveOccurred())
+	return seen
+}
+
 // TestThePageForbidsNothingThatItHasNotRead: the page reads no NodeFeatures, which says nothing about whether there are any.
 func TestThePageForbidsNothingThatItHasNotRead(t *testing.T) {
 	g := NewWithT(t)
-	seen, err := newWatches(&rest.Config{Host: "http://127.0.0.1:1"})
-	g.Expect(err).NotTo(HaveOccurred())
+	seen := watching(t)
 	n := node(t, "a", sim.T4)
 	n.Labels[world.LabelMPSCapable] = "false"
 	object := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a", Labels: n.Labels}}

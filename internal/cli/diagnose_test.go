@@ -76,8 +76,7 @@ func TestTheConfigMapOfADevicePluginIsThatOfItsConfigManager(t *testing.T) {
 	mounts := []corev1.VolumeMount{{Name: "config", MountPath: "/config"}, {Name: "certificates", MountPath: "/etc"}, {Name: "available-configs", MountPath: "/available"}}
 	pod.Spec.Containers = []corev1.Container{{Name: "plugin", VolumeMounts: mounts}}
 	read := func() string {
-		var is installation
-		var n nodeParts
+		is, n := installation{standAlone: true}, nodeParts{}
 		is.place(pod, &n)
 		return n.plugins[0].config.String()
 	}

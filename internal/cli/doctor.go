@@ -45,6 +45,7 @@ type installation struct {
 	skews        []skew
 	world        world.World
 	lacks        []string // what is not known of NVIDIA's DRA driver, because the user may not read it
+	programs     programs
 	nodes        []nodeParts
 	// nodeSelector is which nodes have GPUs as the controller is told; nil: not known.
 	nodeSelector labels.Selector
@@ -162,7 +163,7 @@ func unhealthy(found []finding) bool {
 // examine reads a cluster, whose API server publishes the schemas of its kinds, with the controller of a namespace as leadershipOf takes it.
 func (p *Program) examine(ctx context.Context, c client.Client, namespace string, published openapi.Client) (installation, error) {
 	is := installation{program: p.Version}
-	w, lacks, err := p.read(ctx, c)
+	w, told, err := p.read(ctx, c, namespace)
 	if meta.IsNoMatchError(err) {
 		is.missing = err.Error()
 		return is, nil
@@ -170,7 +171,7 @@ func (p *Program) examine(ctx context.Context, c client.Client, namespace string
 	if err != nil {
 		return is, err
 	}
-	is.world, is.lacks = w, lacks
+	is.world, is.lacks, is.programs = w, told.lacks, told.programs
 	if is.skews, err = readSkews(published); err != nil && !apierrors.IsForbidden(err) {
 		return is, err
 	}
@@ -183,30 +184,27 @@ func (p *Program) examine(ctx context.Context, c client.Client, namespace string
 	if err := is.readAgentSets(ctx, c); err != nil {
 		return is, err
 	}
-	if err := is.readNodes(ctx, c); err != nil {
-		return is, err
-	}
 	policy, err := clusterPolicy(ctx, c)
-	switch {
-	case apierrors.IsForbidden(err):
-		return is, nil
-	case err != nil:
+	if err != nil && !apierrors.IsForbidden(err) {
 		return is, err
 	}
-	is.standAlone = !clusterpolicy.RunsPlugin(policy)
+	is.standAlone = err == nil && !clusterpolicy.RunsPlugin(policy)
 	if policy != nil {
 		is.clusterPolicy, is.gpuOperator = policy.GetName(), policy.GetLabels()["app.kubernetes.io/version"]
 	}
-	return is, nil
+	err = is.readNodes(ctx, c)
+	return is, err
 }
 
+// readControllers reads the Deployments of the controller. Kubernetes' ClusterRole edit lets each tenant create one with
+// the same label, in a namespace that is none of the controller's.
 func (is *installation) readControllers(ctx context.Context, c client.Client) error {
-	deployments := &appsv1.DeploymentList{}
-	if err := c.List(ctx, deployments, client.MatchingLabels{nameLabel: controllerName}); err != nil {
-		return fmt.Errorf("reading the Deployment of the controller: %w", err)
+	deployments, err := deploymentsIn(ctx, c, is.leader.namespaces)
+	if err != nil {
+		return err
 	}
-	for i := range deployments.Items {
-		d := &deployments.Items[i]
+	for i := range deployments {
+		d := &deployments[i]
 		is.controllers = append(is.controllers, component{
 			name: d.Namespace + "/" + d.Name, version: versionOf(d.Labels, &d.Spec.Template.Spec), ready: d.Status.AvailableReplicas > 0,
 			updating: isUpdating(d),
@@ -356,23 +354,27 @@ func (is *installation) place(pod *corev1.Pod, n *nodeParts) {
 	if world.Finished(pod) {
 		return
 	}
+	of := is.programs.podOf(pod)
 	part := component{name: pod.Namespace + "/" + pod.Name, version: versionOf(pod.Labels, &pod.Spec), ready: isReady(pod)}
 	switch {
 	case world.IsAgent(pod) && is.isOf(pod.Namespace):
 		part.outdated = is.isOutdated(pod)
 		n.agents = append(n.agents, part)
-	case isDevicePlugin(pod):
+	case isDevicePlugin(pod) && (of.NVIDIA || is.standAlone): // without the GPU Operator it may run in any namespace
 		part.config = configRead(pod)
 		n.plugins = append(n.plugins, part)
-	case pod.Labels[nameLabel] == featureDiscovery:
+	case pod.Labels[nameLabel] == featureDiscovery && (of.Serves || !is.world.Plugin.NodeFeatures):
 		n.discovery = append(n.discovery, part)
-	case world.OffersGPUs(pod):
+	case n.stack != dra.DevicePlugin && world.OffersGPUs(pod):
 		n.drivers = append(n.drivers, part)
 	}
 }
 
 // isOf reports whether the agents of the controller run in a namespace: in its own. Who may create a pod elsewhere may give it their label.
 func (is *installation) isOf(namespace string) bool {
+	if len(is.leader.namespaces) > 0 {
+		return slices.Contains(is.leader.namespaces, namespace)
+	}
 	return len(is.controllers) == 0 || slices.ContainsFunc(is.controllers, func(c component) bool { return strings.HasPrefix(c.name, namespace+"/") })
 }
 

@@ -82,11 +82,15 @@ func readShared(ctx context.Context, c client.Client, standAlone string) (import
 
 // readDriven reads what NVIDIA's DRA driver shows of the nodes, and the pods.
 func readDriven(ctx context.Context, c client.Client, shared *importer.Cluster, w *world.World) error {
-	if err := readPods(ctx, c, w); err != nil {
-		return err
-	}
 	driver, err := readDRA(ctx, c)
 	if err != nil {
+		return err
+	}
+	programs, err := readPrograms(ctx, c, "", &driver)
+	if err != nil {
+		return err
+	}
+	if err := readPods(ctx, c, w, &programs); err != nil {
 		return err
 	}
 	shared.Lacks = driver.tell(w)

@@ -67,6 +67,12 @@ func TestARenewedLeaseProvesAController(t *testing.T) {
 		d.Status.AvailableReplicas = 1
 		return d
 	}
+	unelected := func(replicas int32) *appsv1.Deployment {
+		d := deploymentIn(own)
+		d.Spec.Template.Spec.Containers[0].Args = []string{"--leader-elect=false"}
+		d.Status.AvailableReplicas = replicas
+		return d
+	}
 	nobodys := leaseIn(own, alive)
 	nobodys.Spec.HolderIdentity = new("")
 	const renewed, isAvailable = "lease " + own + "/gpu-sharing-controller is renewed", "deployment " + own + "/gpu-sharing-controller is available"
@@ -81,6 +87,18 @@ func TestARenewedLeaseProvesAController(t *testing.T) {
 			objects: []client.Object{bindingOf(own), deploymentIn(own), leaseIn(own, alive)}, proof: renewed,
 		},
 		"a controller without leader election": {objects: []client.Object{bindingOf(own), available(own)}, proof: isAvailable},
+		"a controller without leader election, where an earlier one with it left its lease": {
+			objects: []client.Object{bindingOf(own), leaseIn(own, stopped), unelected(1)}, proof: isAvailable,
+		},
+		"a controller without leader election of which no pod is available, and an old lease": {
+			objects: []client.Object{bindingOf(own), leaseIn(own, stopped), unelected(0)}, absent: "No controller runs: lease " + own,
+		},
+		"one that cannot get its lease, though a pod of it is available": {
+			objects: []client.Object{bindingOf(own), leaseIn(own, stopped), available(own)}, absent: "No controller runs: lease " + own,
+		},
+		"a user who may not read Deployments, where a lease is old": {
+			objects: []client.Object{bindingOf(own), leaseIn(own, stopped)}, forbidden: &appsv1.DeploymentList{}, absent: "No controller runs: lease " + own,
+		},
 		"one that OLM has installed, under a name of its own": {
 			objects: []client.Object{func() client.Object { b := bindingOf(own); b.Name = "gpu-sharing-operator.v0.1.0-6cd9x"; return b }(), leaseIn(own, alive)},
 			proof:   renewed,

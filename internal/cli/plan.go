@@ -37,7 +37,7 @@ func (p *Program) plan(ctx context.Context, f *flags, rest []string) error {
 	if err != nil {
 		return err
 	}
-	asked, w, err := p.ask(ctx, c, submitted, f.deleted)
+	asked, w, err := p.ask(ctx, c, f.namespace, submitted, f.deleted)
 	if err != nil {
 		return err
 	}
@@ -54,7 +54,10 @@ func (p *Program) plan(ctx context.Context, f *flags, rest []string) error {
 }
 
 // ask lets the API server check policies in a dry run, and reads the cluster that they and the deletion of others would change.
-func (p *Program) ask(ctx context.Context, c client.Client, submitted []*unstructured.Unstructured, deleted []string) (change, world.World, error) {
+// The namespace is that of ownNamespaces.
+func (p *Program) ask(
+	ctx context.Context, c client.Client, namespace string, submitted []*unstructured.Unstructured, deleted []string,
+) (change, world.World, error) {
 	asked := change{deleted: deleted}
 	for _, u := range submitted {
 		policy, err := admit(ctx, c, u)
@@ -63,11 +66,11 @@ func (p *Program) ask(ctx context.Context, c client.Client, submitted []*unstruc
 		}
 		asked.applied = append(asked.applied, *policy)
 	}
-	w, lacks, err := p.read(ctx, c)
+	w, told, err := p.read(ctx, c, namespace)
 	if err != nil {
 		return asked, w, advise(err)
 	}
-	asked.lacks = lacks
+	asked.lacks = told.lacks
 	if err := knows(w, asked); err != nil {
 		return asked, w, err
 	}

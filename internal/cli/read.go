@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -32,36 +33,45 @@ const (
 
 // read reads the cluster as the controller sees it, but for our ConfigMap, which decides when something is done and not
 // what. Everybody who may look at nodes and pods may read that; NVIDIA's ClusterPolicy and what its DRA driver publishes are read by those
-// who may. lacks is what is not known of the latter to others.
-func (p *Program) read(ctx context.Context, c client.Client) (w world.World, lacks []string, err error) {
+// who may. The namespace is that of ownNamespaces.
+func (p *Program) read(ctx context.Context, c client.Client, namespace string) (w world.World, told readAs, err error) {
 	w = world.World{Now: p.Clock.Now()}
 	policies, gpuNodes := &v1alpha1.GPUSharingPolicyList{}, &v1alpha1.GPUNodeList{}
 	if err := c.List(ctx, policies); err != nil {
-		return w, nil, fmt.Errorf("reading policies: %w", err)
+		return w, told, fmt.Errorf("reading policies: %w", err)
 	}
 	if err := c.List(ctx, gpuNodes); err != nil {
-		return w, nil, fmt.Errorf("reading GPUNodes: %w", err)
+		return w, told, fmt.Errorf("reading GPUNodes: %w", err)
 	}
 	w.Policies = policies.Items
 	if err := readNodes(ctx, c, &w, byName(gpuNodes)); err != nil {
-		return w, nil, err
-	}
-	if err := readPods(ctx, c, &w); err != nil {
-		return w, nil, err
-	}
-	w.Plugin = wiringOf(&w)
-	if err := readNodeFeatures(ctx, c, &w); err != nil {
-		return w, nil, err
+		return w, told, err
 	}
 	driver, err := readDRA(ctx, c)
 	if err != nil {
-		return w, nil, err
+		return w, told, err
+	}
+	if told.programs, err = readPrograms(ctx, c, namespace, &driver); err != nil {
+		return w, told, err
+	}
+	w.Plugin = wiringOf(&w)
+	if err := readNodeFeatures(ctx, c, &w, &told.programs); err != nil {
+		return w, told, err
+	}
+	if err := readPods(ctx, c, &w, &told.programs); err != nil {
+		return w, told, err
 	}
 	if err := readClusterPolicy(ctx, c, &w); err != nil {
-		return w, nil, err
+		return w, told, err
 	}
-	lacks = driver.tell(&w)
-	return w, lacks, nil
+	told.lacks = driver.tell(&w)
+	return w, told, nil
+}
+
+// readAs is how a cluster was read.
+type readAs struct {
+	lacks    []string // what is not known of NVIDIA's DRA driver, because the user may not read it
+	programs programs
 }
 
 // readClusterPolicy reads what NVIDIA's ClusterPolicy says of its programs, if there is one and who asks may know.
@@ -119,16 +129,23 @@ func configRecorded(policy *unstructured.Unstructured) string {
 
 // clusterPolicy is the ClusterPolicy that the GPU Operator follows; nil where there is none.
 func clusterPolicy(ctx context.Context, c client.Client) (*unstructured.Unstructured, error) {
+	all, err := configsOf(ctx, c, clusterPolicyKind())
+	return clusterpolicy.Oldest(all), err
+}
+
+// configsOf are the objects of a kind by which NVIDIA's GPU Operator is configured; none if the API server does not serve
+// it.
+func configsOf(ctx context.Context, c client.Client, of schema.GroupVersionKind) ([]unstructured.Unstructured, error) {
 	all := &unstructured.UnstructuredList{}
-	kind, err := listOf(c, clusterPolicyKind())
+	kind, err := listOf(c, of)
 	if err == nil {
 		all.SetGroupVersionKind(kind)
 		err = c.List(ctx, all)
 	}
 	if err != nil && !meta.IsNoMatchError(err) && !apierrors.IsNotFound(err) {
-		return nil, fmt.Errorf("reading NVIDIA's ClusterPolicy: %w", err)
+		return nil, fmt.Errorf("reading NVIDIA's %s: %w", of.Kind, err)
 	}
-	return clusterpolicy.Oldest(all.Items), nil
+	return all.Items, nil
 }
 
 // clusterPolicyKind is the kind of NVIDIA's ClusterPolicy, in the version that we know.
@@ -190,7 +207,7 @@ func readNodes(ctx context.Context, c client.Client, w *world.World, of map[stri
 }
 
 // readPods puts the pods on their nodes.
-func readPods(ctx context.Context, c client.Client, w *world.World) error {
+func readPods(ctx context.Context, c client.Client, w *world.World, programs *programs) error {
 	at := make(map[string]*world.Node, len(w.Nodes))
 	for i := range w.Nodes {
 		at[w.Nodes[i].Name] = &w.Nodes[i]
@@ -200,13 +217,13 @@ func readPods(ctx context.Context, c client.Client, w *world.World) error {
 			pod := &pods.Items[i]
 			n, has := at[pod.Spec.NodeName]
 			if pod.Spec.NodeName == "" && world.RequestsGPU(&pod.Spec) && !world.Finished(pod) {
-				w.Unscheduled = append(w.Unscheduled, world.PodOf(pod, &world.Programs{Unverified: true}))
+				w.Unscheduled = append(w.Unscheduled, programs.podOf(pod))
 			}
 			if !has || world.Finished(pod) {
 				continue
 			}
-			n.Pods = append(n.Pods, world.PodOf(pod, &world.Programs{Unverified: true}))
-			n.AgentReady = n.AgentReady || world.IsReadyAgent(pod)
+			n.Pods = append(n.Pods, programs.podOf(pod))
+			n.AgentReady = n.AgentReady || programs.isReadyAgent(pod)
 		}
 	})
 	if err != nil {
@@ -231,9 +248,9 @@ func wiringOf(w *world.World) world.DevicePlugin {
 	return wiring
 }
 
-// readNodeFeatures reads what the NodeFeatures of Node Feature Discovery say, if there are any. To users who may not read them,
-// the plan shows what happens where they do not forbid anything.
-func readNodeFeatures(ctx context.Context, c client.Client, w *world.World) error {
+// readNodeFeatures reads what the NodeFeatures of Node Feature Discovery say, and in which namespaces it runs, if there are
+// any. To users who may not read them, the plan shows what happens where they do not forbid anything.
+func readNodeFeatures(ctx context.Context, c client.Client, w *world.World, programs *programs) error {
 	at := make(map[string]*world.Node, len(w.Nodes))
 	for i := range w.Nodes {
 		at[w.Nodes[i].Name] = &w.Nodes[i]
@@ -249,6 +266,7 @@ func readNodeFeatures(ctx context.Context, c client.Client, w *world.World) erro
 			return nil
 		}
 		if w.Plugin.NodeFeatures = true; apierrors.IsForbidden(err) {
+			programs.Unverified = true
 			return nil
 		}
 		if err != nil {
@@ -257,6 +275,10 @@ func readNodeFeatures(ctx context.Context, c client.Client, w *world.World) erro
 		for i := range list.Items {
 			if n, found := at[list.Items[i].GetLabels()[world.LabelNodeName]]; found {
 				n.Features = n.Features.With(&list.Items[i], "")
+			}
+			runs := list.Items[i].GetNamespace()
+			if world.OfWorker(&list.Items[i]) && !slices.Contains(programs.Discovery, runs) {
+				programs.Discovery = append(programs.Discovery, runs)
 			}
 		}
 		next = list.GetContinue()

@@ -76,7 +76,7 @@ func separator(printed, output string) string {
 
 // statusNow reads the cluster and returns what status prints of it, with the ages that policies have at a time.
 func (p *Program) statusNow(ctx context.Context, c client.Client, q query, f *flags) (render func(ages time.Time) (string, error), err error) {
-	w, lacks, err := p.read(ctx, c)
+	w, told, err := p.read(ctx, c, f.namespace)
 	if err != nil {
 		return nil, advise(err)
 	}
@@ -89,7 +89,7 @@ func (p *Program) statusNow(ctx context.Context, c client.Client, q query, f *fl
 	}
 	if f.output == outputJSON || f.output == outputYAML {
 		return func(time.Time) (string, error) {
-			return encoded(w, q, doubts{NoController: leader.absent, Unread: lacks}, f.output)
+			return encoded(w, q, doubts{NoController: leader.absent, Unread: told.lacks}, f.output)
 		}, nil
 	}
 	return func(ages time.Time) (string, error) {
@@ -98,7 +98,7 @@ func (p *Program) statusNow(ctx context.Context, c client.Client, q query, f *fl
 			shown.row(0, "", leader.absent+". Nothing changes, and what follows may be out of date.")
 			shown.WriteString("\n")
 		}
-		shown.lacking(lacks)
+		shown.lacking(told.lacks)
 		q.ages = ages
 		shown.status(w, q)
 		return shown.String(), nil

@@ -130,7 +130,7 @@ func TestThePageSaysThatNoControllerRunsBeforeAgentsAnswer(t *testing.T) {
 	host, err := url.Parse(hangs.URL)
 	g.Expect(err).NotTo(HaveOccurred())
 	asked.host = host
-	b := &board{program: &Program{Clock: clock.RealClock{}}, agents: asked, seen: &watches{changed: make(chan struct{}, 1)}, hub: dashboard.NewHub()}
+	b := &board{program: &Program{Clock: clock.RealClock{}}, agents: asked, seen: watching(t), hub: dashboard.NewHub()}
 	server := &dashboard.Server{Hub: b.hub, Clock: clock.RealClock{}}
 	ctx, stop := context.WithCancel(t.Context())
 	listener, address, err := server.Listen(ctx, 0)

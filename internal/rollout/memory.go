@@ -232,11 +232,10 @@ func (memory *Memory) place(w *world.World, r *remembered, in placing) *group.Me
 func (r *remembered) consider(w *world.World, selected, governed policy.Governed, in placing) {
 	n, m := r.node, &r.member
 	awaited, settled := in.ranking.Awaits(view.PolicyNode(n)), true
-	var released bool
 	unserved := w.Plugin.Reason != "" && r.stack != dra.Driver
-	if governed.By == nil && (unserved || view.Retained(n.GPU.Spec)) {
-		r.derived, released = nil, view.Releases(n, selected.By)
-		*m = staying(w, n, selected)
+	stays, released, is := ungoverned(w, n, selected, governed, unserved)
+	if is {
+		r.derived, *m = nil, stays
 	} else {
 		d := r.recall(w, governed)
 		*m = group.Member{View: d.view, Judgement: d.judgement, Actions: d.actions, Slot: d.slot, Tally: d.tally}

@@ -216,3 +216,24 @@ func TestProgramsAreKnownByNamespaceAndController(t *testing.T) {
 		})
 	}
 }
+
+// TestAPodOfATenantIsNotNamedAsNVIDIAsThatDoesNotEnd: a tenant's pod with NVIDIA's deploy label as nodeSelector, which a finalizer of
+// his keeps from ending.
+func TestAPodOfATenantIsNotNamedAsNVIDIAsThatDoesNotEnd(t *testing.T) {
+	g := NewWithT(t)
+	c, h := toMIG()
+	c.run(90)
+	c.Policies = nil
+	pod := tenantPod("x", func(p *corev1.Pod) {
+		p.Spec.NodeSelector[pluginLabel] = "true"
+		p.DeletionTimestamp = &metav1.Time{Time: c.Now}
+	})
+	c.keep(h, pod)
+	c.keeps(h, 1, func() {
+		if h.Labels[pluginLabel] != "true" {
+			h.lags = true
+		}
+	})
+	g.Expect(h.waits()).To(HavePrefix("ApplyTimedOut:"), "the agent never answers")
+	g.Expect(h.waits()).NotTo(ContainSubstring("tenant/x"))
+}

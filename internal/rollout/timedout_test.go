@@ -5,6 +5,7 @@ package rollout_test
 
 import (
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -227,4 +228,46 @@ func TestEachTimeoutInSuccessionLeavesTheNodeAloneForLonger(t *testing.T) {
 	for times, rest := range map[int]int{1: 1, 2: 2, 3: 4, 4: 8, 5: 8, 1000: 8} {
 		NewWithT(t).Expect(timing.Backoff(times)).To(Equal(time.Duration(rest) * time.Hour))
 	}
+}
+
+// timedOutRelease is a release that has timed out.
+func timedOutRelease(g Gomega) (*cluster, *host) {
+	c, h := toMIG()
+	c.run(90)
+	c.Policies = nil
+	for range 2000 {
+		c.stays(h)
+		c.pass()
+		c.tick(time.Second)
+		if h.Annotations[v1alpha1.AnnotationTimedOut] != "" {
+			break
+		}
+	}
+	g.Expect(h.Annotations).To(HaveKey(v1alpha1.AnnotationTimedOut))
+	return c, h
+}
+
+// TestAnEditedRecordHangsNoController: each kubelet may write the annotations of its Node. One number there must not stop
+// the decisions for all nodes.
+func TestAnEditedRecordHangsNoController(t *testing.T) {
+	g := NewWithT(t)
+	c, h := timedOutRelease(g)
+	value := h.Annotations[v1alpha1.AnnotationTimedOut]
+	h.Annotations[v1alpha1.AnnotationTimedOut] = strings.Replace(value, ".1@", ".9000000000000000000@", 1)
+	g.Expect(h.Annotations[v1alpha1.AnnotationTimedOut]).NotTo(Equal(value))
+	done := make(chan struct{})
+	go func() { c.pass(); close(done) }()
+	g.Eventually(done, 30*time.Second).Should(BeClosed(), "one pass")
+}
+
+// TestARecordFromTheFutureHoldsNoNode: the clock of the controller was wrong when it wrote, or another client wrote.
+func TestARecordFromTheFutureHoldsNoNode(t *testing.T) {
+	g := NewWithT(t)
+	c, h := timedOutRelease(g)
+	key, _, _ := strings.Cut(h.Annotations[v1alpha1.AnnotationTimedOut], "@")
+	h.Annotations[v1alpha1.AnnotationTimedOut] = timing.Stamp(key, c.Now.AddDate(10, 0, 0))
+	h.stuck = nil
+	c.deletePod(h, "validator")
+	c.keeps(h, 24, func() {})
+	g.Expect(h.GPU.Spec).To(BeZero(), "restored")
 }

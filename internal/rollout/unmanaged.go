@@ -4,18 +4,41 @@
 package rollout
 
 import (
+	"time"
+
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/format"
 	"github.com/gpusharing/gpu-sharing-operator/internal/policy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/baseline"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/budget"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/gate"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/group"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/nvidiamig"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/nvidiamps"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/timing"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/view"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
+
+// ungoverned is a node that no policy governs, or can, and that stays as it is, if only for now. Released: how a policy releases it is on
+// record, or nothing is.
+func ungoverned(
+	w *world.World, n *world.Node, selected, governed policy.Governed, unserved bool,
+) (m group.Member, released, is bool) {
+	if governed.By != nil {
+		return m, false, false
+	}
+	if unserved || view.Retained(n.GPU.Spec) {
+		return staying(w, n, selected), view.Releases(n, selected.By), true
+	}
+	until, may := policiesReturn(w, n)
+	if may {
+		m = awaiting(w, n, until)
+	}
+	return m, may, may
+}
 
 // staying is a node that no policy governs, or can, and that stays as it is.
 func staying(w *world.World, n *world.Node, selected policy.Governed) group.Member {
@@ -25,6 +48,35 @@ func staying(w *world.World, n *world.Node, selected policy.Governed) group.Memb
 		m.State, m.Reason, m.Message = state.Unsupported, w.Plugin.Reason, w.Plugin.Message
 	}
 	m.Unserved = selected.By != nil && m.NoPlugin()
+	m.Slot = budget.SlotOf(&m)
+	return m
+}
+
+// clocksDiffer is by how much the controller's clock may be behind the API server's.
+const clocksDiffer = time.Minute
+
+// policiesReturn reports whether a GPUNode was made anew or restored from a backup, and until when its policy may still follow: no policy
+// has reached its aim under it, and it is younger than what was done to its node, or the agent was asked only under another one. A policy
+// that is absent meanwhile was not deleted.
+func policiesReturn(w *world.World, n *world.Node) (until time.Time, may bool) {
+	spec, created := &n.GPU.Spec, n.GPU.CreationTimestamp.Time
+	until = created.Add(timing.PoliciesReturn)
+	if spec.Baseline == nil || n.GPU.Status.Rollout.LastGood != nil || !until.After(w.Now) {
+		return until, false
+	}
+	_, selected, stamped := timing.Parse(n.Annotations[v1alpha1.AnnotationSelected])
+	younger := stamped && selected.Add(clocksDiffer).Before(created)
+	return until, younger || spec.ChangeTime.IsZero() && !baseline.NeverAsked(&view.View{World: w, Node: n})
+}
+
+// awaiting is a node that is left as it is until its policy is back, or until then.
+func awaiting(w *world.World, n *world.Node, until time.Time) group.Member {
+	m := group.Member{View: &view.View{World: w, Node: n, Stack: w.StackOf(n)}}
+	m.Judgement = gate.Judgement{
+		State: state.UpToDate, Reason: v1alpha1.ReasonNoPolicy, After: until.Sub(w.Now),
+		Message: "The GPUNode was made anew, and no policy governs the node yet; without one the node is restored at " + format.Clock(until),
+	}
+	m.Actions = gate.LetGo(m.View, "no policy governs the node")
 	m.Slot = budget.SlotOf(&m)
 	return m
 }

@@ -58,7 +58,7 @@ func TestDRA(t *testing.T) {
 		f.Expect(err).NotTo(HaveOccurred())
 		return why
 	}
-	f.Eventually(func() []string { return f.devices("n02") }, time.Minute, pollEvery).Should(Equal([]string{"gpu-0"}))
+	f.Eventually(func() []string { return f.devices("n02") }, patience, pollEvery).Should(Equal([]string{"gpu-0"}))
 
 	byClaim := func(pod *corev1.Pod, claim *resourcev1.ResourceClaim) {
 		t.Helper()
@@ -75,7 +75,7 @@ func TestDRA(t *testing.T) {
 		byClaim(requesting("monitor", ""), f.claim("monitor", "gpu.nvidia.com", true))
 		byClaim(requesting("network", ""), f.claim("network", "nic.example.com", false))
 		byClaim(requesting("domain", ""), f.claim("domain", "compute-domain.nvidia.com", false))
-		f.Eventually(func() corev1.PodPhase { return f.phase("monitor") }, time.Minute, pollEvery).Should(Equal(corev1.PodRunning))
+		f.Eventually(func() corev1.PodPhase { return f.phase("monitor") }, patience, pollEvery).Should(Equal(corev1.PodRunning))
 	})
 	beside := func() []corev1.PodPhase {
 		return []corev1.PodPhase{f.phase("monitor"), f.phase("network"), f.phase("domain")}
@@ -83,9 +83,9 @@ func TestDRA(t *testing.T) {
 	besides := []corev1.PodPhase{corev1.PodRunning, corev1.PodPending, corev1.PodPending}
 	f.step("instances on both, under the same names", func() {
 		f.Expect(schedule("whole", "nvidia.com/gpu")).To(BeEmpty())
-		f.Eventually(func() corev1.PodPhase { return f.phase("whole") }, time.Minute, pollEvery).Should(Equal(corev1.PodRunning))
+		f.Eventually(func() corev1.PodPhase { return f.phase("whole") }, patience, pollEvery).Should(Equal(corev1.PodRunning))
 		f.policy(sevenEach, "{maxUnavailable: 2, drain: {mode: Evict}}")
-		f.Eventually(func() corev1.PodPhase { return f.phase("whole") }, time.Minute, pollEvery).Should(BeEmpty(), "its claim tells that it holds the GPU")
+		f.Eventually(func() corev1.PodPhase { return f.phase("whole") }, patience, pollEvery).Should(BeEmpty(), "its claim tells that it holds the GPU")
 		f.ready()
 		f.Expect(f.devices("n02")).To(HaveLen(7))
 		f.Expect(f.resources("n01")).To(Equal(map[string]int64{"nvidia.com/mig-1g.5gb": 7}))
@@ -99,15 +99,15 @@ func TestDRA(t *testing.T) {
 		m.pulls.Store(true)
 		plugins := client.HasLabels{world.DRALabels()[0]}
 		f.Expect(f.client.DeleteAllOf(t.Context(), &corev1.Pod{}, client.InNamespace(draSpace), plugins)).To(Succeed())
-		f.Eventually(func() int { return f.driversStarting() }, time.Minute, pollEvery).Should(Equal(1))
+		f.Eventually(func() int { return f.driversStarting() }, patience, pollEvery).Should(Equal(1))
 		f.Expect(schedule("late", "nvidia.com/mig-1g.5gb")).To(BeEmpty(), "the slices are still there")
-		f.Eventually(func() corev1.PodPhase { return f.phase("late") }, time.Minute, pollEvery).Should(Equal(corev1.PodPending))
+		f.Eventually(func() corev1.PodPhase { return f.phase("late") }, patience, pollEvery).Should(Equal(corev1.PodPending))
 		f.later(31 * time.Second)
-		f.Eventually(func() []string { return f.devices("n02") }, time.Minute, pollEvery).Should(BeEmpty())
+		f.Eventually(func() []string { return f.devices("n02") }, patience, pollEvery).Should(BeEmpty())
 		f.later(30 * time.Second)
 		f.Consistently(func() corev1.PodPhase { return f.phase("late") }, 2*time.Second, pollEvery).Should(Equal(corev1.PodPending), "no driver prepares its claim")
 		m.pulls.Store(false)
-		f.Eventually(func() corev1.PodPhase { return f.phase("late") }, time.Minute, pollEvery).Should(Equal(corev1.PodRunning))
+		f.Eventually(func() corev1.PodPhase { return f.phase("late") }, patience, pollEvery).Should(Equal(corev1.PodRunning))
 		f.ready()
 		f.Expect(f.devices("n02")).To(HaveLen(7))
 		f.Expect(f.client.Delete(t.Context(), requesting("late", ""), client.GracePeriodSeconds(0))).To(Succeed())
@@ -115,12 +115,12 @@ func TestDRA(t *testing.T) {
 	f.step("unchanged pods get them, and one more than there are does not", func() {
 		for _, name := range []string{"a", "b", "c", "d", "e", "f", "g"} {
 			f.Expect(schedule(name, "nvidia.com/mig-1g.5gb")).To(BeEmpty())
-			f.Eventually(func() corev1.PodPhase { return f.phase(name) }, time.Minute, pollEvery).Should(Equal(corev1.PodRunning))
+			f.Eventually(func() corev1.PodPhase { return f.phase(name) }, patience, pollEvery).Should(Equal(corev1.PodRunning))
 		}
 		f.Expect(schedule("h", "nvidia.com/mig-1g.5gb")).To(Equal("cannot allocate all claims"))
 	})
 	f.step("the agent knows by the claims which container has which instance", func() {
-		f.Eventually(func() map[string]int { return f.held("n02") }, time.Minute, pollEvery).Should(Equal(
+		f.Eventually(func() map[string]int { return f.held("n02") }, patience, pollEvery).Should(Equal(
 			map[string]int{"a": 1, "b": 1, "c": 1, "d": 1, "e": 1, "f": 1, "g": 1}), "each one instance")
 	})
 	f.step("a repartition, with a pod on an instance", func() {
@@ -135,10 +135,10 @@ func TestDRA(t *testing.T) {
 	})
 	f.step("undo leaves slices and classes as before", func() {
 		f.Expect(f.client.Delete(t.Context(), &v1alpha1.GPUSharingPolicy{ObjectMeta: metav1.ObjectMeta{Name: "research"}})).To(Succeed())
-		f.Eventually(func() []string { return f.devices("n02") }, time.Minute, pollEvery).Should(Equal([]string{"gpu-0"}))
-		f.Eventually(f.classes, time.Minute, pollEvery).Should(Equal(map[string]string{"gpu.nvidia.com": "nvidia.com/gpu"}))
-		f.Eventually(f.rules, time.Minute, pollEvery).Should(BeEmpty())
-		f.Eventually(func() map[string]string { return f.ours("n02") }, time.Minute, pollEvery).Should(BeEmpty())
+		f.Eventually(func() []string { return f.devices("n02") }, patience, pollEvery).Should(Equal([]string{"gpu-0"}))
+		f.Eventually(f.classes, patience, pollEvery).Should(Equal(map[string]string{"gpu.nvidia.com": "nvidia.com/gpu"}))
+		f.Eventually(f.rules, patience, pollEvery).Should(BeEmpty())
+		f.Eventually(func() map[string]string { return f.ours("n02") }, patience, pollEvery).Should(BeEmpty())
 	})
 	f.step("pods that share a claim", func() {
 		claim := f.claim("shared", "gpu.nvidia.com", false)
@@ -146,10 +146,10 @@ func TestDRA(t *testing.T) {
 			pod := requesting(name, "")
 			pod.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "training", UID: "training", Controller: new(true)}}
 			byClaim(pod, claim)
-			f.Eventually(func() corev1.PodPhase { return f.phase(name) }, time.Minute, pollEvery).Should(Equal(corev1.PodRunning))
+			f.Eventually(func() corev1.PodPhase { return f.phase(name) }, patience, pollEvery).Should(Equal(corev1.PodRunning))
 		}
 		f.policy(sevenEach, "{maxUnavailable: 2, drain: {mode: Evict}}")
-		f.Eventually(func() string { return f.waits("n02") }, time.Minute, pollEvery).Should(ContainSubstring("ResourceClaim %s/shared, which pods can share", users))
+		f.Eventually(func() string { return f.waits("n02") }, patience, pollEvery).Should(ContainSubstring("ResourceClaim %s/shared, which pods can share", users))
 		for _, name := range []string{"first", "second"} {
 			f.Expect(f.phase(name)).To(Equal(corev1.PodRunning))
 			f.Expect(f.client.Delete(t.Context(), requesting(name, ""), client.GracePeriodSeconds(0))).To(Succeed())
@@ -184,7 +184,7 @@ func (f *fleet) driversStarting() int {
 	f.Expect(f.client.List(f.t.Context(), list, client.InNamespace(draSpace), plugins)).To(Succeed())
 	for _, p := range list.Items {
 		for _, c := range p.Status.Conditions {
-			if c.Type == corev1.PodReady && c.Status == corev1.ConditionFalse {
+			if p.DeletionTimestamp.IsZero() && c.Type == corev1.PodReady && c.Status == corev1.ConditionFalse {
 				starting++
 			}
 		}

@@ -44,15 +44,15 @@ func TestFaults(t *testing.T) {
 	f.step("NVIDIA's DRA driver offers the GPUs of a node, and shows by its ResourceSlice alone", func() {
 		slice := draSlice("n02")
 		f.Expect(f.client.Create(t.Context(), slice)).To(Succeed())
-		f.Eventually(func() string { return f.waits("n02") }, time.Minute, pollEvery).Should(And(HavePrefix(v1alpha1.ReasonDRADriverActive), ContainSubstring("ResourceSlice "+slice.Name)))
+		f.Eventually(func() string { return f.waits("n02") }, patience, pollEvery).Should(And(HavePrefix(v1alpha1.ReasonDRADriverActive), ContainSubstring("ResourceSlice "+slice.Name)))
 		f.policy(timeSlicing("3"), "{maxUnavailable: 1}")
-		f.Eventually(f.keys, time.Minute, pollEvery).Should(Satisfy(func(keys map[string]string) bool {
+		f.Eventually(f.keys, patience, pollEvery).Should(Satisfy(func(keys map[string]string) bool {
 			return keys["n01"] == keys["n03"] && keys["n01"] != keys["n02"]
 		}))
-		f.Eventually(func() bool { return f.verified("n01") && f.verified("n03") }, time.Minute, pollEvery).Should(BeTrue(),
+		f.Eventually(func() bool { return f.verified("n01") && f.verified("n03") }, patience, pollEvery).Should(BeTrue(),
 			"the time that is skipped below is none of their deadlines")
 		f.Expect(f.client.Delete(t.Context(), slice)).To(Succeed())
-		f.Eventually(func() string { return f.waits("n02") }, time.Minute, pollEvery).Should(ContainSubstring("takes the node over at"))
+		f.Eventually(func() string { return f.waits("n02") }, patience, pollEvery).Should(ContainSubstring("takes the node over at"))
 		f.later(6 * time.Minute)
 		f.ready()
 	})
@@ -114,5 +114,5 @@ func (f *fleet) tainted() {
 			done = done && !underway(&n.GPU) && n.GPU.Status.Rollout.LastGood != nil
 		}
 		return done
-	}, time.Minute, pollEvery).Should(BeTrue())
+	}, patience, pollEvery).Should(BeTrue())
 }

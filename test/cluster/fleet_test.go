@@ -47,13 +47,13 @@ const (
 	users        = "default"
 )
 
-// TestMain silences what controller-runtime would say of not being told where to log to, and runs twice as many tests at
-// once as Go would: each waits most of its time.
+// TestMain silences what controller-runtime would say of not being told where to log to, and runs one test more at once than
+// Go would: each waits most of its time.
 func TestMain(m *testing.M) {
 	silence()
 	flag.Parse()
 	if parallel := flag.Lookup("test.parallel"); parallel.Value.String() == parallel.DefValue {
-		if err := parallel.Value.Set(strconv.Itoa(2 * runtime.GOMAXPROCS(0))); err != nil {
+		if err := parallel.Value.Set(strconv.Itoa(1 + runtime.GOMAXPROCS(0))); err != nil {
 			panic(err)
 		}
 	}
@@ -124,7 +124,7 @@ func newFleet(t *testing.T, nodes int, options ...env.Option) *fleet {
 	}
 	f.runAgents()
 	f.leader = f.lead()
-	f.Eventually(f.discovered, time.Minute, pollEvery).Should(BeTrue())
+	f.Eventually(f.discovered, patience, pollEvery).Should(BeTrue())
 	f.before = f.world()
 	return f
 }
@@ -235,7 +235,7 @@ func (f *fleet) ready() {
 		g.Expect(f.client.Get(f.t.Context(), types.NamespacedName{Name: "research"}, p)).To(Succeed())
 		c, _ := condition.Find(p.Status.Conditions, v1alpha1.ConditionReady)
 		g.Expect(condition.IsTrueAt(p.Status.Conditions, v1alpha1.ConditionReady, p.Generation)).To(BeTrue(), c.Message)
-	}, 2*time.Minute, pollEvery).Should(Succeed())
+	}, patience, pollEvery).Should(Succeed())
 }
 
 // later moves the clock on, and lets the controller look at it.
@@ -256,7 +256,10 @@ func (f *fleet) patch(o client.Object, patch string) {
 	f.Expect(f.client.Patch(f.t.Context(), o, client.RawPatch(types.MergePatchType, []byte(patch)))).To(Succeed())
 }
 
-const pollEvery = 50 * time.Millisecond
+const (
+	pollEvery = 50 * time.Millisecond
+	patience  = 5 * time.Minute // for what takes seconds where the machine does nothing else
+)
 
 func (f *fleet) discovered() bool {
 	w := f.world()
@@ -319,7 +322,7 @@ func (f *fleet) pod(name, node, resource string, change ...func(*corev1.Pod)) {
 	}
 	f.Expect(f.client.Create(f.t.Context(), pod)).To(Succeed())
 	if resource != "" {
-		f.Eventually(func() bool { return f.holds(node, name) }, time.Minute, pollEvery).Should(BeTrue(), "%s holds a GPU", name)
+		f.Eventually(func() bool { return f.holds(node, name) }, patience, pollEvery).Should(BeTrue(), "%s holds a GPU", name)
 	}
 }
 

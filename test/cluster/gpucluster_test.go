@@ -43,11 +43,11 @@ func TestGPUCluster(t *testing.T) {
 		why, err := scheduler.Schedule(t.Context(), requesting(name, resource), "n01")
 		f.Expect(err).NotTo(HaveOccurred())
 		f.Expect(why).To(BeEmpty())
-		f.Eventually(func() corev1.PodPhase { return f.phase(name) }, time.Minute, pollEvery).Should(Equal(corev1.PodRunning))
+		f.Eventually(func() corev1.PodPhase { return f.phase(name) }, patience, pollEvery).Should(Equal(corev1.PodRunning))
 		f.Expect(f.client.Delete(t.Context(), requesting(name, ""), client.GracePeriodSeconds(0))).To(Succeed())
-		f.Eventually(func() corev1.PodPhase { return f.phase(name) }, time.Minute, pollEvery).Should(BeEmpty())
+		f.Eventually(func() corev1.PodPhase { return f.phase(name) }, patience, pollEvery).Should(BeEmpty())
 	}
-	f.Eventually(func() []string { return f.devices("n01") }, time.Minute, pollEvery).Should(Equal([]string{"gpu-0"}))
+	f.Eventually(func() []string { return f.devices("n01") }, patience, pollEvery).Should(Equal([]string{"gpu-0"}))
 	f.step("instances", func() {
 		f.policy(sevenEach, "{drain: {mode: Evict}}")
 		f.ready()
@@ -62,8 +62,8 @@ func TestGPUCluster(t *testing.T) {
 	})
 	f.step("undo leaves slices, classes and labels as before", func() {
 		f.Expect(f.client.Delete(t.Context(), &v1alpha1.GPUSharingPolicy{ObjectMeta: metav1.ObjectMeta{Name: "research"}})).To(Succeed())
-		f.Eventually(f.classes, time.Minute, pollEvery).Should(Equal(map[string]string{"gpu.nvidia.com": ""}))
-		f.Eventually(func() map[string]string { return f.ours("n01") }, time.Minute, pollEvery).Should(BeEmpty())
+		f.Eventually(f.classes, patience, pollEvery).Should(Equal(map[string]string{"gpu.nvidia.com": ""}))
+		f.Eventually(func() map[string]string { return f.ours("n01") }, patience, pollEvery).Should(BeEmpty())
 		f.Expect(f.devices("n01")).To(Equal([]string{"gpu-0"}))
 		f.Expect(operator.Swept()).To(BeEmpty(), "the operator sets no label that the GPU Operator removes")
 	})

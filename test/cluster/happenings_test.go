@@ -104,7 +104,7 @@ func (s *story) change(o client.Object, change func(client.Object)) (changed boo
 			return nil
 		}
 		return client.IgnoreNotFound(s.client.Update(s.t.Context(), o))
-	}, time.Minute, pollEvery).Should(Succeed())
+	}, patience, pollEvery).Should(Succeed())
 	return changed
 }
 
@@ -810,7 +810,7 @@ func (s *story) draEvent(random *rand.Rand) {
 		s.rounds(1+random.IntN(3), random)
 	}
 	if random.IntN(3) > 0 && !p.off {
-		s.Eventually(func() error { return s.client.Create(s.t.Context(), sign.DeepCopyObject().(client.Object)) }, time.Minute, pollEvery).
+		s.Eventually(func() error { return s.client.Create(s.t.Context(), sign.DeepCopyObject().(client.Object)) }, patience, pollEvery).
 			Should(Or(Succeed(), Satisfy(apierrors.IsAlreadyExists)))
 		s.tell("NVIDIA's DRA driver of %s runs, which shows by a %T", p.name, sign)
 	}

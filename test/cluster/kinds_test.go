@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
-	"time"
 
 	. "github.com/onsi/gomega"
 	corev1 "k8s.io/api/core/v1"
@@ -22,6 +21,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/pluginconfig"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/timing"
 )
 
 // TestNothingIsReleasedWhenTheKindsVanish deletes the operator's definitions with a live policy, as an uninstallation
@@ -58,7 +58,7 @@ func TestNothingIsReleasedWhenTheKindsVanish(t *testing.T) {
 				f.removeDefinition(definition)
 				f.Consistently(undisturbed, while, pollEvery).Should(Succeed())
 			}
-			f.Eventually(f.announcesGone, time.Minute, pollEvery).Should(BeTrue())
+			f.Eventually(f.announcesGone, patience, pollEvery).Should(BeTrue())
 			f.restoreDefinitions()
 			f.policy(shares, rollout)
 			f.ready()
@@ -67,10 +67,12 @@ func TestNothingIsReleasedWhenTheKindsVanish(t *testing.T) {
 		})
 	}
 
-	f.step("the definitions are back without policies, so each node goes back to its baseline", func() {
+	f.step("the definitions are back without policies, so each node goes back to its baseline, minutes later", func() {
 		f.removeDefinition(policies)
 		f.removeDefinition(gpuNodes)
 		f.restoreDefinitions()
+		f.Consistently(undisturbed, while, pollEvery).Should(Succeed())
+		f.later(timing.PoliciesReturn)
 		f.Eventually(func(g Gomega) {
 			for _, m := range f.machines {
 				node := f.nodeNamed(m.name)
@@ -79,7 +81,7 @@ func TestNothingIsReleasedWhenTheKindsVanish(t *testing.T) {
 			}
 			g.Expect(f.configs()).To(BeEmpty())
 			g.Expect(f.daemons()).To(HaveEach(BeNil()))
-		}, 3*time.Minute, 5*pollEvery).Should(Succeed())
+		}, patience, 5*pollEvery).Should(Succeed())
 	})
 }
 
@@ -90,7 +92,7 @@ func (f *fleet) restoreDefinitions() {
 	f.Expect(f.cluster.Apply(ctx, "config/crd/gpusharing.io_gpunodes.yaml", "config/crd/gpusharing.io_gpusharingpolicies.yaml")).To(Succeed())
 	f.Eventually(func() error {
 		return errors.Join(f.client.List(ctx, &v1alpha1.GPUSharingPolicyList{}), f.client.List(ctx, &v1alpha1.GPUNodeList{}))
-	}, time.Minute, pollEvery).Should(Succeed())
+	}, patience, pollEvery).Should(Succeed())
 	f.record.resume()
 }
 
@@ -103,7 +105,7 @@ func (f *fleet) removeDefinition(name string) {
 	f.Expect(f.client.Delete(f.t.Context(), definition)).To(Succeed())
 	f.Eventually(func() bool {
 		return apierrors.IsNotFound(f.client.Get(f.t.Context(), client.ObjectKeyFromObject(definition), definition))
-	}, time.Minute, pollEvery).Should(BeTrue())
+	}, patience, pollEvery).Should(BeTrue())
 }
 
 // announcesGone reports whether an Event tells that the kinds are gone.

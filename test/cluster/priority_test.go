@@ -5,7 +5,6 @@ package cluster_test
 
 import (
 	"testing"
-	"time"
 
 	. "github.com/onsi/gomega"
 
@@ -32,7 +31,7 @@ func TestADefaultBesideAPolicyForSomeNodes(t *testing.T) {
 		gone.Name = "some"
 		f.Expect(f.client.Delete(t.Context(), gone)).To(Succeed())
 		f.advertise(map[string]int64{"n01": 4, "n02": 4})
-		f.Eventually(func() string { return f.spec("n02").PolicyName }, time.Minute, pollEvery).Should(Equal("research"))
+		f.Eventually(func() string { return f.spec("n02").PolicyName }, patience, pollEvery).Should(Equal("research"))
 	})
 }
 
@@ -45,5 +44,5 @@ func (f *fleet) advertise(want map[string]int64) {
 			have[n.Name] = n.Allocatable["nvidia.com/gpu"]
 		}
 		return have
-	}, 2*time.Minute, pollEvery).Should(Equal(want))
+	}, patience, pollEvery).Should(Equal(want))
 }

@@ -187,7 +187,7 @@ func (f *fleet) settled() {
 			last, since = now, time.Now()
 		}
 		return time.Since(since) > 1500*time.Millisecond
-	}, 2*time.Minute, pollEvery).Should(BeTrue())
+	}, patience, pollEvery).Should(BeTrue())
 }
 
 // intact checks what holds once nothing goes on any more.
@@ -195,5 +195,5 @@ func (f *fleet) intact() {
 	f.t.Helper()
 	f.settled()
 	f.Expect(f.cluster.Denied(f.t.Context(), env.Fence)).To(BeZero(), "writes that config/manager/admission.yaml does not list")
-	f.Eventually(func() []string { return invariant.Broken(f.before, f.world(), f.evicted...) }, time.Minute, pollEvery).Should(BeEmpty())
+	f.Eventually(func() []string { return invariant.Broken(f.before, f.world(), f.evicted...) }, patience, pollEvery).Should(BeEmpty())
 }

@@ -65,11 +65,11 @@ func TestTwentyNodes(t *testing.T) {
 	f.step("a node that fails halts the rollout and goes back", func() {
 		f.machines[0].deaf.Store(true)
 		f.policy("{strategy: MIG, mig: {layouts: [{fill: 2g.10gb}]}}", `{maxUnavailable: 7, maxFailures: 1}`)
-		f.Eventually(func() string { return f.key("n01") }, time.Minute, pollEvery).ShouldNot(Equal(f.key("n02")))
+		f.Eventually(func() string { return f.key("n01") }, patience, pollEvery).ShouldNot(Equal(f.key("n02")))
 		f.later(6 * time.Minute)
-		f.Eventually(func() *v1alpha1.FailedChange { return f.gpuNode("n01").Status.Rollout.Failed }, time.Minute, pollEvery).ShouldNot(BeNil())
+		f.Eventually(func() *v1alpha1.FailedChange { return f.gpuNode("n01").Status.Rollout.Failed }, patience, pollEvery).ShouldNot(BeNil())
 		f.machines[0].deaf.Store(false)
-		f.Eventually(func() string { return f.key("n01") }, time.Minute, pollEvery).Should(Equal(f.key("n02")))
+		f.Eventually(func() string { return f.key("n01") }, patience, pollEvery).Should(Equal(f.key("n02")))
 		f.settled()
 		a := f.record.account()
 		f.Expect(a.order).To(Equal([]string{"n01"}), "no other node was started")
@@ -82,7 +82,7 @@ func TestTwentyNodes(t *testing.T) {
 			for _, n := range f.world().Nodes {
 				g.Expect(n.GPU.Spec).To(Equal(v1alpha1.GPUNodeSpec{}), n.Name)
 			}
-		}, 2*time.Minute, 5*pollEvery).Should(Succeed())
+		}, patience, 5*pollEvery).Should(Succeed())
 		f.Expect(f.record.account().most).To(BeNumerically("<=", 7))
 	})
 }

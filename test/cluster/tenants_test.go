@@ -7,7 +7,6 @@ import (
 	"maps"
 	"math/rand/v2"
 	"slices"
-	"time"
 
 	. "github.com/onsi/gomega"
 	corev1 "k8s.io/api/core/v1"
@@ -50,8 +49,8 @@ func (s *story) tenantEvent(random *rand.Rand) {
 		}}
 	}
 	space := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: tenant}}
-	s.Eventually(func() error { return s.client.Create(s.t.Context(), space) }, time.Minute, pollEvery).
+	s.Eventually(func() error { return s.client.Create(s.t.Context(), space) }, patience, pollEvery).
 		Should(Or(Succeed(), Satisfy(apierrors.IsAlreadyExists)))
-	s.Eventually(func() error { return s.client.Create(s.t.Context(), pod) }, time.Minute, pollEvery).Should(Succeed())
+	s.Eventually(func() error { return s.client.Create(s.t.Context(), pod) }, patience, pollEvery).Should(Succeed())
 	s.tell("pod %s of a tenant comes to %s, and looks like %s; with a controller: %v", pod.Name, p.name, look, owned)
 }

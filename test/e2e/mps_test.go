@@ -120,7 +120,7 @@ func mpsDeniedSpecs() {
 			share(ctx, `{strategy: MPS, mps: {replicas: 4}}`)
 			Eventually(statusOf).WithContext(ctx).WithArguments("shared").Should(And(
 				ContainSubstring("reason: "+v1alpha1.ReasonNodeFeatureIgnored), ContainSubstring("restrictions.denyNodeFeatureLabels")))
-			Expect(offered(ctx)).To(Equal(map[string]int64{"nvidia.com/gpu": 2}))
+			Eventually(offered).WithContext(ctx).Should(Equal(map[string]int64{"nvidia.com/gpu": 2}))
 			after, err := nodeLabels(ctx)
 			Expect(err).NotTo(HaveOccurred())
 			Expect(after[configLabel]).To(Equal(before[configLabel]))

@@ -239,6 +239,7 @@ func TestSlimNodesTellSinceWhenAnotherControllerWorks(t *testing.T) {
 // TestStandAloneCache: with the rights that the manifests give for it, the cache holds the ConfigMap of a stand-alone
 // device plugin, and none of anybody else's but those of our name.
 func TestStandAloneCache(t *testing.T) {
+	t.Parallel()
 	g, cluster := NewWithT(t), env.Start(t)
 	const theirs = "nvidia-device-plugin"
 	for _, namespace := range []string{theirs, "gpu-sharing-operator", "elsewhere"} {

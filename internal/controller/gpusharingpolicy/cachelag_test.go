@@ -21,6 +21,7 @@ import (
 
 // TestTheCacheCatchesUp is about passes that read Nodes or GPUNodes late.
 func TestTheCacheCatchesUp(t *testing.T) {
+	t.Parallel()
 	cluster := env.Start(t, env.WithNVIDIA())
 	for name, test := range map[string]func(*scenario){
 		"a pass waits for what the last one wrote":                       testOwnWrites,

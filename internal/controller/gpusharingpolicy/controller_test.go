@@ -31,6 +31,7 @@ import (
 )
 
 func TestRollout(t *testing.T) {
+	t.Parallel()
 	cluster := env.Start(t, env.WithNVIDIA())
 	for name, test := range map[string]func(*scenario){
 		"time-slicing is keys, then the ClusterPolicy, then a label, each once":  testTimeSlicing,

@@ -23,6 +23,7 @@ var errKilled = errors.New("killed")
 // before it is killed. Each ends as a life without faults does. What is decided under each fault in each state is shown
 // by TestEveryFaultInEveryState of internal/rollout.
 func TestFaults(t *testing.T) {
+	t.Parallel()
 	cluster := env.Start(t, env.WithNVIDIA())
 	nodes := schema.GroupResource{Resource: "nodes"}
 	for name, answer := range map[string]error{

@@ -15,6 +15,7 @@ import (
 
 // TestNodesThatWorry: what a person should look at is told once on the policy and once on the node, and so is its end.
 func TestNodesThatWorry(t *testing.T) {
+	t.Parallel()
 	s := newScenario(t, env.Start(t, env.WithNVIDIA()))
 	s.machine("t4", sim.T4)
 	s.policy("t4s", timeSlicing(2))

@@ -24,6 +24,7 @@ import (
 
 // TestNodeFeatures is about the NodeFeature that keeps NVIDIA's MPS DaemonSet off a node.
 func TestNodeFeatures(t *testing.T) {
+	t.Parallel()
 	cluster := env.Start(t, env.WithNVIDIA())
 	for name, test := range map[string]func(*scenario){
 		"it comes before the agent is asked for MPS, and goes with the policy":                   testNodeFeature,

@@ -19,6 +19,7 @@ import (
 // TestAVirtualMachineThatGetsOtherGPUsEachDay keeps its Node, as on a cloud that stops it each night. The API server takes every spec of its
 // GPUNode, also the last one: the node returns to its baseline when its policy is deleted.
 func TestAVirtualMachineThatGetsOtherGPUsEachDay(t *testing.T) {
+	t.Parallel()
 	s := newOpenScenario(t, env.Start(t, env.WithNVIDIA()))
 	sixteen := slices.Repeat([]sim.Model{sim.T4}, 16)
 	m := s.machine("vm", sixteen...)

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -33,6 +34,15 @@ func (c *Controller) gatherPrograms(ctx context.Context, s *seen) (world.Program
 	if err := c.client.List(ctx, sets, client.UnsafeDisableDeepCopy); err != nil {
 		return programs, nil, fmt.Errorf("reading DaemonSets: %w", err)
 	}
+	elsewhere := map[types.NamespacedName]bool{}
+	for i := range sets.Items {
+		if set := &sets.Items[i]; world.MakesGPUOffers(set) && !slices.Contains(programs.GPUOperators, set.Namespace) {
+			elsewhere[accountOf(set)] = true
+		}
+	}
+	if err := c.publishers.ask(ctx, c.client, elsewhere, c.Clock.Now()); err != nil {
+		return programs, nil, err
+	}
 	var drivers []appsv1.DaemonSet
 	for i := range sets.Items {
 		set := &sets.Items[i]
@@ -40,13 +50,7 @@ func (c *Controller) gatherPrograms(ctx context.Context, s *seen) (world.Program
 			continue
 		}
 		if !slices.Contains(programs.GPUOperators, set.Namespace) {
-			name := cmp.Or(set.Spec.Template.Spec.ServiceAccountName, "default")
-			account := types.NamespacedName{Namespace: set.Namespace, Name: name}
-			publishes, err := c.publishers.may(ctx, c.client, account, c.Clock.Now())
-			if err != nil {
-				return programs, nil, err
-			}
-			if !publishes {
+			if !c.publishers[accountOf(set)].may {
 				continue
 			}
 			programs.Drivers = append(programs.Drivers, set.Namespace)
@@ -58,35 +62,80 @@ func (c *Controller) gatherPrograms(ctx context.Context, s *seen) (world.Program
 	return programs, drivers, nil
 }
 
+// accountOf is the account of a DaemonSet's pods.
+func accountOf(set *appsv1.DaemonSet) types.NamespacedName {
+	return types.NamespacedName{Namespace: set.Namespace, Name: cmp.Or(set.Spec.Template.Spec.ServiceAccountName, "default")}
+}
+
 // publishers remembers which accounts may publish ResourceSlices, as the API server has answered. NVIDIA's DRA
 // driver may be installed in any namespace, and nothing else tells it there that a user of one namespace cannot
 // imitate.
 type publishers map[types.NamespacedName]publisher
 
 type publisher struct {
-	may   bool
-	asked time.Time
+	may     bool
+	asked   time.Time
+	refused int // answers in succession that it may not
 }
 
-// How long an answer of the API server counts. The driver's chart may make the account's rights after its DaemonSet.
+// How long an answer of the API server counts: one that an account may not first for a minute, because the driver's chart may make the
+// account's rights after its DaemonSet, then for twice as long each time.
 const (
 	mayPublish    = 10 * time.Minute
 	mayNotPublish = time.Minute
 )
 
-// may reports whether an account may publish ResourceSlices. While the API server does not answer, its last answer
-// counts.
-func (p publishers) may(
-	ctx context.Context, c client.Client, account types.NamespacedName, now time.Time,
-) (bool, error) {
-	lasts := mayNotPublish
-	last, known := p[account]
-	if last.may {
-		lasts = mayPublish
+// mostQuestions is how many accounts are asked about in one pass: every user of a namespace can make DaemonSets that look like the driver's.
+const mostQuestions = 20
+
+// isDue reports whether the answer counts no more.
+func (p publisher) isDue(now time.Time) bool {
+	lasts := mayPublish
+	if !p.may {
+		lasts = mayNotPublish
+		for i := 1; i < p.refused && lasts < mayPublish; i++ {
+			lasts *= 2
+		}
 	}
-	if known && now.Sub(last.asked) < lasts {
-		return last.may, nil
+	return now.Sub(p.asked) >= min(lasts, mayPublish)
+}
+
+// ask asks about those of the accounts whose answers are too old, and forgets all others. The accounts of one namespace wait for one
+// another and not for those of others. While the API server does not answer, its last answer counts.
+func (p publishers) ask(ctx context.Context, c client.Client, accounts map[types.NamespacedName]bool, now time.Time) error {
+	maps.DeleteFunc(p, func(account types.NamespacedName, _ publisher) bool { return !accounts[account] })
+	var due []types.NamespacedName
+	for account := range accounts {
+		if p[account].isDue(now) {
+			due = append(due, account)
+		}
 	}
+	slices.SortFunc(due, func(a, b types.NamespacedName) int {
+		return cmp.Or(p[a].asked.Compare(p[b].asked), strings.Compare(a.String(), b.String()))
+	})
+	turn, taken := map[types.NamespacedName]int{}, map[string]int{}
+	for _, account := range due {
+		turn[account] = taken[account.Namespace]
+		taken[account.Namespace]++
+	}
+	slices.SortStableFunc(due, func(a, b types.NamespacedName) int { return cmp.Compare(turn[a], turn[b]) })
+	for _, account := range due[:min(len(due), mostQuestions)] {
+		last, known := p[account]
+		may, err := mayPublishSlices(ctx, c, account)
+		switch {
+		case err == nil && may:
+			p[account] = publisher{may: true, asked: now}
+		case err == nil:
+			p[account] = publisher{asked: now, refused: last.refused + 1}
+		case !known:
+			return fmt.Errorf("asking whether account %s may publish ResourceSlices: %w", account, err)
+		}
+	}
+	return nil
+}
+
+// mayPublishSlices asks the API server whether an account may publish ResourceSlices.
+func mayPublishSlices(ctx context.Context, c client.Client, account types.NamespacedName) (bool, error) {
 	review := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
 		User: fmt.Sprintf("system:serviceaccount:%s:%s", account.Namespace, account.Name),
 		Groups: []string{
@@ -96,12 +145,6 @@ func (p publishers) may(
 			Group: sliceKind.Group, Resource: "resourceslices", Verb: "create",
 		},
 	}}
-	if err := c.Create(ctx, review); err != nil {
-		if known {
-			return last.may, nil
-		}
-		return false, fmt.Errorf("asking whether account %s may publish ResourceSlices: %w", account, err)
-	}
-	p[account] = publisher{may: review.Status.Allowed, asked: now}
-	return review.Status.Allowed, nil
+	err := c.Create(ctx, review)
+	return review.Status.Allowed, err
 }

@@ -5,6 +5,7 @@ package gpusharingpolicy
 
 import (
 	"errors"
+	"fmt"
 	"testing"
 	"time"
 
@@ -101,6 +102,38 @@ func TestWithoutAnAnswerTheLastOneAboutADRADriverCounts(t *testing.T) {
 	r.unanswered = errors.New("etcdserver: leader changed")
 	nodes, pods := r.pass(mayPublish)
 	r.Expect([]int{nodes, pods}).To(Equal([]int{3, 1}))
+}
+
+// A tenant can make any number of DaemonSets that look like the driver's, each with an account of its own, which need not exist.
+func TestATenantsDaemonSetsDelayNoPass(t *testing.T) {
+	r := newReading(t)
+	r.publisher = "system:serviceaccount:nvidia:plugin"
+	first := r.driver("a-tenant", "first")
+	sets := []*appsv1.DaemonSet{first}
+	for i := range 5 * mostQuestions {
+		set := first.DeepCopy()
+		set.ResourceVersion, set.Name, set.UID = "", fmt.Sprint("x-", i), ""
+		set.Spec.Template.Spec.ServiceAccountName = set.Name
+		r.Expect(r.client.Create(t.Context(), set)).To(Succeed())
+		sets = append(sets, set)
+	}
+	r.driver("nvidia", "plugin")
+	nodes, _ := r.pass(0)
+	r.Expect(r.asked).To(Equal(mostQuestions))
+	r.Expect(nodes).To(Equal(3), "the tenant's accounts wait for one another, and the driver's for none of them")
+	for range 5 {
+		r.pass(0)
+	}
+	r.Expect(r.asked).To(Equal(len(sets) + 1))
+	for range 24 * 60 {
+		r.pass(time.Minute)
+	}
+	r.Expect(r.asked).To(BeNumerically("<", len(sets)*(24*6+8)), "about an account that may not at most every ten minutes")
+	for _, set := range sets {
+		r.Expect(r.client.Delete(t.Context(), set)).To(Succeed())
+	}
+	r.pass(0)
+	r.Expect(r.publishers).To(HaveLen(1), "the accounts that no DaemonSet has are forgotten")
 }
 
 // The GPU Operator runs the DRA driver in its own namespace for a GPUCluster.

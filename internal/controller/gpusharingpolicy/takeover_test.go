@@ -46,6 +46,7 @@ data:
 // TestImportChangesNothing: what `kubectl gpusharing import` prints of a cluster that was shared by hand, applied, leaves
 // every node as it was: nobody is evicted or kept off, the same is advertised, no instance is touched.
 func TestImportChangesNothing(t *testing.T) {
+	t.Parallel()
 	cluster := env.Start(t, env.WithNVIDIA())
 	s := newScenario(t, cluster)
 	s.apply(byHand)
@@ -97,6 +98,7 @@ func TestImportChangesNothing(t *testing.T) {
 
 // TestASecondImportKeepsThePoliciesOfTheFirst: a node that is shared by hand later is described by a policy of another name.
 func TestASecondImportKeepsThePoliciesOfTheFirst(t *testing.T) {
+	t.Parallel()
 	cluster := env.Start(t, env.WithNVIDIA())
 	s := newScenario(t, cluster)
 	s.apply(byHand)

@@ -19,6 +19,7 @@ import (
 
 // TestUndecided: a definition of NVIDIA's serves no version, so that nobody can tell whether the DRA driver has taken over.
 func TestUndecided(t *testing.T) {
+	t.Parallel()
 	cluster := env.Start(t, env.WithNVIDIA())
 	s := newScenario(t, cluster)
 	s.machine("t4", sim.T4)

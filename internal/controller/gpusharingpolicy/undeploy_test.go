@@ -33,6 +33,7 @@ func kinds() []string { return []string{"gpunodes.gpusharing.io", "gpusharingpol
 
 // TestUndeploy: `make undeploy` leaves nothing of ours, and nothing of anybody else's as it was not before `make deploy`.
 func TestUndeploy(t *testing.T) {
+	t.Parallel()
 	cluster := env.Start(t, env.WithNVIDIA())
 	i := &installation{scenario: newOpenScenario(t, cluster), cluster: cluster}
 	i.prepare()
@@ -78,6 +79,7 @@ func TestUndeploy(t *testing.T) {
 // TestRestoreEndsWhenEverythingIsAsBefore: at no moment of the way back does the plugin find nothing left, while something
 // still differs from how it was.
 func TestRestoreEndsWhenEverythingIsAsBefore(t *testing.T) {
+	t.Parallel()
 	cluster := env.Start(t, env.WithNVIDIA())
 	i := &installation{scenario: newOpenScenario(t, cluster), cluster: cluster}
 	i.machine("a100", sim.A100)

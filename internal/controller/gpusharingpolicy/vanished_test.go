@@ -20,6 +20,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/pluginconfig"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/timing"
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
 )
 
@@ -27,6 +28,7 @@ import (
 // they are gone before it shows what became of their definition, and it may show none while a watch on definitions
 // that came back has not begun again.
 func TestPoliciesThatVanishAreNotReleased(t *testing.T) {
+	t.Parallel()
 	cluster := env.Start(t, env.WithNVIDIA())
 	t.Run("the definition may be gone", func(t *testing.T) { testDefinitionGone(newScenario(t, cluster)) })
 	t.Run("the cache lacks the policy", func(t *testing.T) { testPolicyNotCached(newScenario(t, cluster)) })
@@ -124,6 +126,9 @@ func testGPUNodeGone(s *scenario) {
 	s.Expect(err).NotTo(HaveOccurred())
 	s.Expect(written).To(BeEmpty())
 	s.Expect(s.clusterSpec()).To(Equal(plugin))
+	s.settle()
+	s.Expect(s.clusterSpec()).To(Equal(plugin), "its policy may follow")
+	s.clock.Step(timing.PoliciesReturn)
 	s.settle()
 	s.Expect(s.footprint()).To(Equal(before))
 }

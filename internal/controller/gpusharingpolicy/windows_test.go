@@ -17,6 +17,7 @@ import (
 
 // TestAMaintenanceWindowWakesTheController: until it opens nothing is written, and nothing but the clock tells that it is open.
 func TestAMaintenanceWindowWakesTheController(t *testing.T) {
+	t.Parallel()
 	s := newScenario(t, env.Start(t, env.WithNVIDIA()))
 	s.machine("a100", sim.A100)
 	opens := s.clock.Now().UTC().Add(6 * time.Hour).Truncate(time.Hour)

@@ -32,15 +32,15 @@ func copyAtTarget(v *view.View) string {
 	spec.Baseline.Devices, _ = withFound(v, spec.Baseline.Devices)
 	spec.Release = view.ReleaseOf(v.Policy)
 	saved := world.SavedOf(spec)
-	if neverAsked(v) {
+	if NeverAsked(v) {
 		saved.Untouched = world.Version(&v.Node.GPU)
 	}
 	return saved.Text()
 }
 
-// neverAsked reports whether the agent has not been asked for anything yet. If both objects lost the baseline, the labels of the
+// NeverAsked reports whether the agent has not been asked for anything yet. If both objects lost the baseline, the labels of the
 // operator on the Node tell that it was.
-func neverAsked(v *view.View) bool {
+func NeverAsked(v *view.View) bool {
 	if v.Node.GPU.Spec.Baseline == nil {
 		return !inCharge(v)
 	}

@@ -58,7 +58,7 @@ func Resume(v *view.View) (patch action.PatchNode, resumes bool) {
 func NotEnding(v *view.View) []string {
 	var names []string
 	for _, p := range v.Node.Pods {
-		if p.Validator || p.Terminating && world.SelectsDeploy(p.NodeSelector) {
+		if p.Validator || p.Terminating && p.NVIDIA && world.SelectsDeploy(p.NodeSelector) {
 			names = append(names, p.Namespace+"/"+p.Name)
 		}
 	}

@@ -42,11 +42,15 @@ const mostPatience = 8 * Patience
 // Patience, then twice as long each time, up to eight hours.
 func Backoff(times int) time.Duration {
 	rest := Patience
-	for range times - 1 {
-		rest = min(2*rest, mostPatience)
+	for i := 1; i < times && rest < mostPatience; i++ {
+		rest *= 2
 	}
 	return rest
 }
+
+// PoliciesReturn is how long after a GPUNode was made anew its node waits for a policy before it is restored. Who restores a
+// cluster from a backup, or installs definitions again, creates the policies in the minutes after them.
+const PoliciesReturn = 10 * time.Minute
 
 // Deadlines of the states that wait for another program.
 const (

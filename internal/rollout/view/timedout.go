@@ -66,14 +66,24 @@ func NextTimeout(v *View, reason string) string {
 	return timing.Stamp(fmt.Sprintf("%s.%s.%d", reason, change(v), last.Times+1), v.World.Now)
 }
 
+// mostTimes is the highest count that is read: the rest is as long as it gets well before.
+const mostTimes = 100
+
+// lastTimeout reads the record. Kubelets may write the annotations of their Nodes, and the clock of the controller that wrote it may have
+// been wrong: a record from the future is none.
 func lastTimeout(v *View) (t Timeout, ok bool) {
 	value, at, ok := timing.Parse(v.Node.Annotations[v1alpha1.AnnotationTimedOut])
 	parts := strings.Split(value, ".")
-	if !ok || len(parts) != 3 || parts[1] != change(v) {
+	if !ok || len(parts) != 3 || parts[1] != change(v) || fromFuture(v, at) {
 		return Timeout{}, false
 	}
 	times, err := strconv.Atoi(parts[2])
-	return Timeout{Reason: parts[0], Times: times, At: at}, err == nil && times > 0
+	return Timeout{Reason: parts[0], Times: min(times, mostTimes), At: at}, err == nil && times > 0
+}
+
+func fromFuture(v *View, at time.Time) bool {
+	now := v.World.Now // zero where nothing may depend on it
+	return !now.IsZero() && at.After(now.Add(time.Minute))
 }
 
 // change names one attempt at what is asked of the node.
