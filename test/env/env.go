@@ -115,7 +115,19 @@ func newOptions(opts []Option) (options, error) {
 	return o, nil
 }
 
-func start(o options, assets string) (*Cluster, error) {
+// start starts a cluster. envtest gives a new API server five seconds for its first namespace, whatever else the machine does; one
+// that takes longer is started again, on the same folder.
+func start(o options, assets string) (c *Cluster, err error) {
+	for range 5 {
+		c, err = startOnce(o, assets)
+		if err == nil || !strings.Contains(err.Error(), "default namespace didn't register") {
+			break
+		}
+	}
+	return c, err
+}
+
+func startOnce(o options, assets string) (*Cluster, error) {
 	scheme, err := newScheme()
 	if err != nil {
 		return nil, err

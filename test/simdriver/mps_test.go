@@ -146,9 +146,9 @@ func TestAnMPSServerServesOneUserAtATime(t *testing.T) {
 	g.Expect(other.Server).NotTo(Equal(got.Server))
 	second.end()
 
-	g.Eventually(func() []string { return names(t, d) }).Should(Equal([]string{simdriver.MPSServerName}), "an idle server holds the GPU")
+	g.Eventually(func() []string { return names(t, d) }, time.Minute, 10*time.Millisecond).Should(Equal([]string{simdriver.MPSServerName}), "an idle server holds the GPU")
 	mps(t, d, dir, fmt.Sprintf("shutdown_server %d\n", other.Server))
-	g.Eventually(func() []string { return names(t, d) }).Should(BeEmpty())
+	g.Eventually(func() []string { return names(t, d) }, time.Minute, 10*time.Millisecond).Should(BeEmpty())
 }
 
 func TestOneMPSServerServesAllUsers(t *testing.T) {
@@ -182,7 +182,7 @@ func TestMPSClientsFailWithTheirServer(t *testing.T) {
 	ended := make(chan error, 1)
 	go func() { ended <- c.Wait() }()
 	g.Eventually(ended, 20*time.Second).Should(Receive(HaveOccurred()))
-	g.Eventually(func() []string { return names(t, d) }).Should(BeEmpty())
+	g.Eventually(func() []string { return names(t, d) }, time.Minute, 10*time.Millisecond).Should(BeEmpty())
 	g.Expect(startClient(t, dir, os.Getuid()).expectServed(t).Server).NotTo(Equal(server))
 }
 

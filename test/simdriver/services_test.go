@@ -59,7 +59,7 @@ func TestPersistencedLetsGoOnlyForProgramsThatReachIt(t *testing.T) {
 
 	out, status = inRoot(t, d, 0, "nvidia-smi", "--gpu-reset", "-i", uuid)
 	g.Expect(status).To(Equal(0), out)
-	g.Eventually(func() bool { return d.Persistent(uuid) }).Should(BeTrue(), "it takes the GPU back")
+	g.Eventually(func() bool { return d.Persistent(uuid) }, time.Minute, 10*time.Millisecond).Should(BeTrue(), "it takes the GPU back")
 
 	g.Expect(d.AddFault(simdriver.Fault{Call: simdriver.PersistencedReleases, Return: sim.Unknown})).To(Succeed())
 	_, status = inRoot(t, d, 0, "nvidia-smi", "--gpu-reset", "-i", uuid)

@@ -83,8 +83,8 @@ func answerCalls(in io.Reader, out io.Writer) {
 		reply := []byte{'l', 2, 0, 1, 9, 0, 0, 0, 1, 0, 0, 0, 15, 0, 0, 0} // a return with 9 bytes of body and 15 of fields
 		reply = append(reply, 5, 1, 'u', 0)                                // to the call with this serial number
 		reply = append(reply, header[8:12]...)
-		reply = append(reply, 8, 1, 'g', 0, 1, 's', 0, 0) // the body is a string
-		reply = append(reply, 4, 0, 0, 0, ':', '1', '.', '1', 0)
+		reply = append(reply, 8, 1, 'g', 0, 1, 's', 0, 0, // the body is a string
+			4, 0, 0, 0, ':', '1', '.', '1', 0)
 		if _, err := out.Write(reply); err != nil {
 			return
 		}

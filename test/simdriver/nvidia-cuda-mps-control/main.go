@@ -32,7 +32,7 @@ const (
 	pidName    = program + ".pid"
 
 	// startTime is how long a daemon may take to answer for the first time.
-	startTime = 10 * time.Second
+	startTime = time.Minute
 	pollTime  = 10 * time.Millisecond
 )
 
