@@ -30,53 +30,51 @@ func ungoverned(
 	if governed.By != nil {
 		return m, false, false
 	}
+	v := &view.View{World: w, Node: n, Stack: w.StackOf(n)}
 	if unserved || view.Retained(n.GPU.Spec) {
-		return staying(w, n, selected), view.Releases(n, selected.By), true
+		return staying(v, selected), view.Releases(n, selected.By), true
 	}
-	until, may := policiesReturn(w, n)
+	until, may := policiesReturn(v)
 	if may {
-		m = awaiting(w, n, until)
+		m = awaiting(v, until)
 	}
 	return m, may, may
 }
 
 // staying is a node that no policy governs, or can, and that stays as it is.
-func staying(w *world.World, n *world.Node, selected policy.Governed) group.Member {
-	m := group.Member{View: &view.View{World: w, Node: n, Stack: w.StackOf(n)}}
+func staying(v *view.View, selected policy.Governed) group.Member {
+	m := group.Member{View: v}
 	m.Judgement, m.Actions = gate.Judgement{State: state.UpToDate, Reason: v1alpha1.ReasonReady}, retain(&m)
-	if selected.By == nil && !view.Retained(n.GPU.Spec) { // no status of a policy reports why it is not restored
-		m.State, m.Reason, m.Message = state.Unsupported, w.Plugin.Reason, w.Plugin.Message
+	if selected.By == nil && !view.Retained(v.Node.GPU.Spec) { // no status of a policy reports why it is not restored
+		m.State, m.Reason, m.Message = state.Unsupported, v.World.Plugin.Reason, v.World.Plugin.Message
 	}
 	m.Unserved = selected.By != nil && m.NoPlugin()
 	m.Slot = budget.SlotOf(&m)
 	return m
 }
 
-// clocksDiffer is by how much the controller's clock may be behind the API server's.
-const clocksDiffer = time.Minute
-
 // policiesReturn reports whether a GPUNode was made anew or restored from a backup, and until when its policy may still follow: no policy
 // has reached its aim under it, and it is younger than what was done to its node, or the agent was asked only under another one. A policy
 // that is absent meanwhile was not deleted.
-func policiesReturn(w *world.World, n *world.Node) (until time.Time, may bool) {
-	spec, created := &n.GPU.Spec, n.GPU.CreationTimestamp.Time
+func policiesReturn(v *view.View) (until time.Time, may bool) {
+	n, spec, created := v.Node, &v.Node.GPU.Spec, v.Node.GPU.CreationTimestamp.Time
 	until = created.Add(timing.PoliciesReturn)
-	if spec.Baseline == nil || n.GPU.Status.Rollout.LastGood != nil || !until.After(w.Now) {
+	if spec.Baseline == nil || n.GPU.Status.Rollout.LastGood != nil || !until.After(v.World.Now) {
 		return until, false
 	}
 	_, selected, stamped := timing.Parse(n.Annotations[v1alpha1.AnnotationSelected])
-	younger := stamped && selected.Add(clocksDiffer).Before(created)
-	return until, younger || spec.ChangeTime.IsZero() && !baseline.NeverAsked(&view.View{World: w, Node: n})
+	younger := stamped && selected.Add(timing.ClocksDiffer).Before(created)
+	return until, younger || spec.ChangeTime.IsZero() && !baseline.NeverAsked(v)
 }
 
 // awaiting is a node that is left as it is until its policy is back, or until then.
-func awaiting(w *world.World, n *world.Node, until time.Time) group.Member {
-	m := group.Member{View: &view.View{World: w, Node: n, Stack: w.StackOf(n)}}
+func awaiting(v *view.View, until time.Time) group.Member {
+	m := group.Member{View: v}
 	m.Judgement = gate.Judgement{
-		State: state.UpToDate, Reason: v1alpha1.ReasonNoPolicy, After: until.Sub(w.Now),
+		State: state.UpToDate, Reason: v1alpha1.ReasonNoPolicy, After: until.Sub(v.World.Now),
 		Message: "The GPUNode was made anew, and no policy governs the node yet; without one the node is restored at " + format.Clock(until),
 	}
-	m.Actions = gate.LetGo(m.View, "no policy governs the node")
+	m.Actions = gate.LetGo(v, "no policy governs the node")
 	m.Slot = budget.SlotOf(&m)
 	return m
 }

@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/timing"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
@@ -35,8 +36,9 @@ func (c *Controller) gatherPrograms(ctx context.Context, s *seen) (world.Program
 		return programs, nil, fmt.Errorf("reading DaemonSets: %w", err)
 	}
 	elsewhere := map[types.NamespacedName]bool{}
-	for i := range sets.Items {
-		if set := &sets.Items[i]; world.MakesGPUOffers(set) && !slices.Contains(programs.GPUOperators, set.Namespace) {
+	offers := slices.DeleteFunc(sets.Items, func(set appsv1.DaemonSet) bool { return !world.MakesGPUOffers(&set) })
+	for i := range offers {
+		if set := &offers[i]; !slices.Contains(programs.GPUOperators, set.Namespace) {
 			elsewhere[accountOf(set)] = true
 		}
 	}
@@ -44,16 +46,14 @@ func (c *Controller) gatherPrograms(ctx context.Context, s *seen) (world.Program
 		return programs, nil, err
 	}
 	var drivers []appsv1.DaemonSet
-	for i := range sets.Items {
-		set := &sets.Items[i]
-		if !world.MakesGPUOffers(set) {
-			continue
-		}
-		if !slices.Contains(programs.GPUOperators, set.Namespace) {
-			if !c.publishers[accountOf(set)].may {
-				continue
-			}
+	for i := range offers {
+		set, account := &offers[i], accountOf(&offers[i])
+		switch {
+		case !elsewhere[account]:
+		case c.publishers[account].may:
 			programs.Drivers = append(programs.Drivers, set.Namespace)
+		default:
+			continue
 		}
 		drivers = append(drivers, *set)
 	}
@@ -92,12 +92,9 @@ const mostQuestions = 20
 func (p publisher) isDue(now time.Time) bool {
 	lasts := mayPublish
 	if !p.may {
-		lasts = mayNotPublish
-		for i := 1; i < p.refused && lasts < mayPublish; i++ {
-			lasts *= 2
-		}
+		lasts = timing.Doubled(mayNotPublish, mayPublish, p.refused)
 	}
-	return now.Sub(p.asked) >= min(lasts, mayPublish)
+	return now.Sub(p.asked) >= lasts
 }
 
 // ask asks about those of the accounts whose answers are too old, and forgets all others. The accounts of one namespace wait for one

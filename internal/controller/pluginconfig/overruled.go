@@ -15,6 +15,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/format"
+	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/timing"
 )
 
 // Overridden names another controller that keeps reverting what we set in the ClusterPolicy.
@@ -38,15 +39,6 @@ const (
 	firstWait   = time.Minute
 	longestWait = time.Hour
 )
-
-// wait is how long a revert stays in force after so many rounds.
-func wait(rounds int) time.Duration {
-	d := firstWait
-	for ; rounds > 1 && d < longestWait; rounds-- {
-		d *= 2
-	}
-	return min(d, longestWait)
-}
 
 // reverted returns the field manager that reverted what we had set in the ClusterPolicy, and when; ok is false if none has.
 func (o *Observed) reverted() (manager string, at time.Time, ok bool) {
@@ -82,7 +74,7 @@ func (o *Observed) overridden(now time.Time) *Overridden {
 		return nil
 	}
 	before, again := o.baseline.again(manager, at)
-	until := at.Add(wait(before.Times))
+	until := at.Add(timing.Doubled(firstWait, longestWait, before.Times))
 	if !again || !now.Before(until) {
 		return nil
 	}

@@ -41,12 +41,21 @@ const mostPatience = 8 * Patience
 // Backoff returns how long a node is left to its users after a change has timed out so many times in succession:
 // Patience, then twice as long each time, up to eight hours.
 func Backoff(times int) time.Duration {
-	rest := Patience
-	for i := 1; i < times && rest < mostPatience; i++ {
-		rest *= 2
-	}
-	return rest
+	return Doubled(Patience, mostPatience, times)
 }
+
+// Doubled is how long is waited after something has failed so many times in succession: first, then twice as long each time, up to
+// longest.
+func Doubled(first, longest time.Duration, times int) time.Duration {
+	wait := first
+	for i := 1; i < times && wait < longest; i++ {
+		wait *= 2
+	}
+	return min(wait, longest)
+}
+
+// ClocksDiffer is by how much the clocks of two machines may differ.
+const ClocksDiffer = time.Minute
 
 // PoliciesReturn is how long after a GPUNode was made anew its node waits for a policy before it is restored. Who restores a
 // cluster from a backup, or installs definitions again, creates the policies in the minutes after them.

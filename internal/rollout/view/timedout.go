@@ -83,7 +83,7 @@ func lastTimeout(v *View) (t Timeout, ok bool) {
 
 func fromFuture(v *View, at time.Time) bool {
 	now := v.World.Now // zero where nothing may depend on it
-	return !now.IsZero() && at.After(now.Add(time.Minute))
+	return !now.IsZero() && at.After(now.Add(timing.ClocksDiffer))
 }
 
 // change names one attempt at what is asked of the node.

@@ -39,10 +39,8 @@ func manager(p *clusterPolicy) operand {
 		setEnv(&main, "CDI_ENABLED", "true")
 		setEnv(&main, "NVIDIA_CDI_HOOK_PATH", driver.HookPath)
 	}
-	script := volumeMount(managerScript, "/bin/entrypoint.sh", "")
-	script.SubPath, script.ReadOnly = "entrypoint.sh", true
 	main.VolumeMounts = []corev1.VolumeMount{
-		script,
+		entrypointMount(managerScript),
 		volumeMount("run-nvidia-validations", "/run/nvidia/validations", ""),
 		volumeMount("host-sys", "/sys", ""),
 		volumeMount("mig-parted-config", "/mig-parted-config", ""),
@@ -101,4 +99,11 @@ func configMap(volume, name string, mode *int32) corev1.Volume {
 	return corev1.Volume{Name: volume, VolumeSource: corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{
 		LocalObjectReference: corev1.LocalObjectReference{Name: name}, DefaultMode: mode,
 	}}}
+}
+
+// entrypointMount is where a container finds the script that starts it.
+func entrypointMount(volume string) corev1.VolumeMount {
+	mount := volumeMount(volume, "/bin/entrypoint.sh", "")
+	mount.SubPath, mount.ReadOnly = "entrypoint.sh", true
+	return mount
 }

@@ -48,10 +48,8 @@ func plugin(p *clusterPolicy) operand {
 		{Name: "MPS_ROOT", Value: p.DevicePlugin.MPS.Root},
 	}, p.DevicePlugin.Env...)
 	setCDI(&main, p)
-	entrypoint := volumeMount(entrypointName, "/bin/entrypoint.sh", "")
-	entrypoint.SubPath, entrypoint.ReadOnly = "entrypoint.sh", true
 	main.VolumeMounts = []corev1.VolumeMount{
-		entrypoint,
+		entrypointMount(entrypointName),
 		volumeMount("device-plugin", "/var/lib/kubelet/device-plugins", ""),
 		volumeMount("run-nvidia-validations", "/run/nvidia/validations", ""),
 		volumeMount("driver-install-dir", "/driver-root", corev1.MountPropagationHostToContainer),
