@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/go-logr/logr"
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 	corev1 "k8s.io/api/core/v1"
@@ -21,6 +22,7 @@ import (
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
+	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
@@ -49,6 +51,7 @@ var (
 )
 
 var _ = BeforeSuite(func(ctx SpecContext) {
+	ctrllog.SetLogger(logr.Discard())
 	var err error
 	root, err = env.Root()
 	Expect(err).NotTo(HaveOccurred())
@@ -168,7 +171,8 @@ func installCRDs() {
 // installGPUOperator installs Node Feature Discovery and what stands for the GPU Operator, in one namespace as the GPU
 // Operator's chart does, with the ClusterPolicy or the GPUCluster, and waits for nothing.
 func installGPUOperator(ctx context.Context, with *unstructured.Unstructured) {
-	operator := gpuoperator.New(kube, GinkgoWriter)
+	operator, err := gpuoperator.New(machine.Config, kube.Scheme(), GinkgoWriter)
+	Expect(err).NotTo(HaveOccurred())
 	Expect(operator.Install(ctx)).To(Succeed())
 	installNFD(ctx, gpuoperator.Namespace)
 	Expect(kube.Create(ctx, with)).To(Succeed())

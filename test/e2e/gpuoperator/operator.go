@@ -18,6 +18,7 @@ import (
 	"hash/fnv"
 	"io"
 	"slices"
+	"sync"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -26,6 +27,8 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
@@ -37,7 +40,8 @@ const (
 
 	fieldManager = "gpu-operator"
 	hashKey      = "nvidia.com/last-applied-hash"
-	// poll is how often the operator looks; the real one is told by watches.
+	// poll is how often the operator looks; the real one is told by watches. What it looks at comes from watches all the same, but for
+	// the ClusterPolicy and the GPUCluster, whose definitions may be missing.
 	poll = 200 * time.Millisecond
 )
 
@@ -48,13 +52,24 @@ func PolicyKind() schema.GroupVersionKind {
 
 // Operator is the stand-in.
 type Operator struct {
+	cache  cache.Cache
 	client client.Client
 	log    io.Writer
 	said   string
 }
 
-// New makes an operator that tells on log what it could not do.
-func New(c client.Client, log io.Writer) *Operator { return &Operator{client: c, log: log} }
+// New makes an operator of the cluster that tells on log what it could not do.
+func New(of *rest.Config, scheme *runtime.Scheme, log io.Writer) (*Operator, error) {
+	watched, err := cache.New(of, cache.Options{Scheme: scheme})
+	if err != nil {
+		return nil, fmt.Errorf("making the cache of the GPU Operator's stand-in: %w", err)
+	}
+	c, err := client.New(of, client.Options{Scheme: scheme, Cache: &client.CacheOptions{Reader: watched}})
+	if err != nil {
+		return nil, fmt.Errorf("making the client of the GPU Operator's stand-in: %w", err)
+	}
+	return &Operator{cache: watched, client: c, log: log}, nil
+}
 
 // Install creates what NVIDIA's Helm chart does: namespace, accounts, the runtime class.
 func (o *Operator) Install(ctx context.Context) error {
@@ -68,18 +83,28 @@ func (o *Operator) Install(ctx context.Context) error {
 
 // Run works until the context ends.
 func (o *Operator) Run(ctx context.Context) {
+	var watches sync.WaitGroup
+	watches.Go(func() { o.tell(ctx, o.cache.Start(ctx)) })
+	defer watches.Wait()
+	o.cache.WaitForCacheSync(ctx)
 	tick := time.NewTicker(poll)
 	defer tick.Stop()
 	for {
 		if err := o.reconcile(ctx); err != nil && ctx.Err() == nil && err.Error() != o.said {
 			o.said = err.Error()
-			_, _ = fmt.Fprintln(o.log, "   gpu-operator stand-in:", err)
+			o.tell(ctx, err)
 		}
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
 		}
+	}
+}
+
+func (o *Operator) tell(ctx context.Context, err error) {
+	if err != nil && ctx.Err() == nil {
+		_, _ = fmt.Fprintln(o.log, "   gpu-operator stand-in:", err)
 	}
 }
 
@@ -131,7 +156,7 @@ func (o *Operator) applySet(ctx context.Context, set *appsv1.DaemonSet, owner *u
 		return fmt.Errorf("reading the DaemonSet %s: %w", set.Name, err)
 	}
 	if err != nil {
-		return o.client.Create(ctx, set)
+		return client.IgnoreAlreadyExists(o.client.Create(ctx, set)) // the cache may be behind
 	}
 	before := now.DeepCopy()
 	now.Annotations, now.Spec, now.OwnerReferences = set.Annotations, set.Spec, set.OwnerReferences
@@ -155,8 +180,11 @@ func (o *Operator) remove(ctx context.Context, names ...string) error {
 	var errs []error
 	for _, name := range names {
 		set := &appsv1.DaemonSet{}
-		set.Namespace, set.Name = Namespace, name
-		errs = append(errs, client.IgnoreNotFound(o.client.Delete(ctx, set)))
+		err := o.client.Get(ctx, client.ObjectKey{Namespace: Namespace, Name: name}, set)
+		if err == nil {
+			err = o.client.Delete(ctx, set)
+		}
+		errs = append(errs, client.IgnoreNotFound(err))
 	}
 	return errors.Join(errs...)
 }
