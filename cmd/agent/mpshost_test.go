@@ -15,8 +15,8 @@ import (
 	"github.com/onsi/gomega"
 	"golang.org/x/sys/unix"
 
-	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/internal/host"
+	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
 
 // While the driver's container restarts, no program can tell a daemon to quit, and the daemon keeps the old driver.

@@ -27,13 +27,13 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/agent"
 	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
-	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/internal/host"
-	hostfake "github.com/gpusharing/gpu-sharing-operator/internal/host/fake"
 	"github.com/gpusharing/gpu-sharing-operator/internal/mps"
-	mpsfake "github.com/gpusharing/gpu-sharing-operator/internal/mps/fake"
 	"github.com/gpusharing/gpu-sharing-operator/internal/ssa"
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
+	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
+	hostfake "github.com/gpusharing/gpu-sharing-operator/test/host/fake"
+	mpsfake "github.com/gpusharing/gpu-sharing-operator/test/mps/fake"
 )
 
 const resync = time.Minute

@@ -16,11 +16,11 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
-	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
-	hostfake "github.com/gpusharing/gpu-sharing-operator/internal/host/fake"
 	"github.com/gpusharing/gpu-sharing-operator/internal/mps"
-	mpsfake "github.com/gpusharing/gpu-sharing-operator/internal/mps/fake"
 	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
+	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
+	hostfake "github.com/gpusharing/gpu-sharing-operator/test/host/fake"
+	mpsfake "github.com/gpusharing/gpu-sharing-operator/test/mps/fake"
 )
 
 var errInjected = errors.New("nvmlSomething: ERROR_UNKNOWN")

@@ -17,7 +17,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/driver"
 	"github.com/gpusharing/gpu-sharing-operator/internal/host"
-	"github.com/gpusharing/gpu-sharing-operator/internal/host/fake"
+	"github.com/gpusharing/gpu-sharing-operator/test/host/fake"
 )
 
 const (

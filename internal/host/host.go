@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package host is the node beside its GPUs: programs that are run, processes, the boot, device nodes. One
-// small interface for each need, its Linux version beside it and its fake in internal/host/fake; only this package
+// small interface for each need, its Linux version beside it and its fake in test/host/fake; only this package
 // imports os/exec and syscall.
 package host
 

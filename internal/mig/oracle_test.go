@@ -15,8 +15,8 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
-	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/internal/mig"
+	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
 
 // layout is a set of instances that the simulated hardware accepts, by start, and the room beside them.

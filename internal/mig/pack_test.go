@@ -13,8 +13,8 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
-	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/internal/mig"
+	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
 
 const rtxPro6000 sim.Model = "rtx-pro-6000-blackwell-96gb"

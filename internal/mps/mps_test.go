@@ -17,10 +17,10 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/host"
-	hostfake "github.com/gpusharing/gpu-sharing-operator/internal/host/fake"
 	"github.com/gpusharing/gpu-sharing-operator/internal/mps"
-	"github.com/gpusharing/gpu-sharing-operator/internal/mps/fake"
 	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
+	hostfake "github.com/gpusharing/gpu-sharing-operator/test/host/fake"
+	"github.com/gpusharing/gpu-sharing-operator/test/mps/fake"
 )
 
 const resource = "nvidia.com/gpu"

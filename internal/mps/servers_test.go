@@ -16,8 +16,8 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/host"
 	"github.com/gpusharing/gpu-sharing-operator/internal/mps"
-	"github.com/gpusharing/gpu-sharing-operator/internal/mps/sim"
 	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
+	"github.com/gpusharing/gpu-sharing-operator/test/mps/sim"
 )
 
 // client starts a process of a pod and connects it, and returns its PID and the limits that it got.

@@ -9,7 +9,7 @@ import (
 	"strings"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
-	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
+	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
 
 func (c *chronicle) dieEvent(random *rand.Rand) {

@@ -15,10 +15,10 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
-	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/status"
+	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
 
 // kstatusOf is what Flux, Argo CD and kpt conclude from a policy with the status that was decided.

@@ -3,7 +3,7 @@
 
 // Package autoscaling runs the controller that ships beside the real Karpenter, on a real API server. Karpenter is the program of
 // its Go module with the kwok provider, whose machines are Node objects and nothing else. The tests play the rest of a machine: the kubelet,
-// NVIDIA's programs (test/nodesim) and a GPU (internal/gpu/sim), which the operator's agent partitions.
+// NVIDIA's programs (test/nodesim) and a GPU (test/gpu/sim), which the operator's agent partitions.
 //
 // `make test` runs these tests, and `make autoscaling` only these. Building Karpenter takes three minutes of CPU time, once, and each test
 // waits for as long as Karpenter takes to look at a pending pod several times: it looks every 10 s.

@@ -26,12 +26,12 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/agent"
 	drivers "github.com/gpusharing/gpu-sharing-operator/internal/driver"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/nvml"
-	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
-	hostfake "github.com/gpusharing/gpu-sharing-operator/internal/host/fake"
 	"github.com/gpusharing/gpu-sharing-operator/internal/mig"
 	"github.com/gpusharing/gpu-sharing-operator/internal/mps"
 	"github.com/gpusharing/gpu-sharing-operator/internal/ssa"
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
+	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
+	hostfake "github.com/gpusharing/gpu-sharing-operator/test/host/fake"
 	"github.com/gpusharing/gpu-sharing-operator/test/simdriver"
 )
 

@@ -23,13 +23,13 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/agent"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
-	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/internal/host"
-	hostfake "github.com/gpusharing/gpu-sharing-operator/internal/host/fake"
 	"github.com/gpusharing/gpu-sharing-operator/internal/mps"
-	mpsfake "github.com/gpusharing/gpu-sharing-operator/internal/mps/fake"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 	"github.com/gpusharing/gpu-sharing-operator/internal/usage"
+	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
+	hostfake "github.com/gpusharing/gpu-sharing-operator/test/host/fake"
+	mpsfake "github.com/gpusharing/gpu-sharing-operator/test/mps/fake"
 	"github.com/gpusharing/gpu-sharing-operator/test/nodesim"
 )
 

@@ -32,9 +32,9 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
-	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
-	hostfake "github.com/gpusharing/gpu-sharing-operator/internal/host/fake"
+	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/test/history"
+	hostfake "github.com/gpusharing/gpu-sharing-operator/test/host/fake"
 	"github.com/gpusharing/gpu-sharing-operator/test/nodesim"
 )
 

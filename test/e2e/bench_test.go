@@ -23,9 +23,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/test/e2e/gpuoperator"
 	"github.com/gpusharing/gpu-sharing-operator/test/e2e/node"
+	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
 
 // The environment of the measurement. GPUSHARING_BENCH=1 runs it; GPUSHARING_BENCH=a=5,b=3 says how often each way is

@@ -13,8 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/test/e2e/gpuoperator"
+	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
 
 // ownWholeClass is the operator's DeviceClass of whole GPUs, where no other class has their resource.

@@ -139,7 +139,7 @@ func contentKey(ctx context.Context, module string) (string, error) {
 	digest := sha256.New()
 	digest.Write(version)
 	files := []string{filepath.Join(module, "internal", "gpu", "gpu.go")}
-	for _, folder := range []string{"internal/gpu/sim", "test/simdriver"} {
+	for _, folder := range []string{"test/gpu/sim", "test/simdriver"} {
 		found, err := sources(filepath.Join(module, folder))
 		if err != nil {
 			return "", err

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
-	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
+	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
 
 // injector makes happen what no program of the root does: processes on GPUs, faults, latencies and events.

@@ -8,7 +8,7 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
+	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
 
 // ErrModuleInUse is the error that a program has the driver open.

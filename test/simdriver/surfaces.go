@@ -11,7 +11,7 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
+	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
 
 // Character device numbers. The kernel has given NVIDIA the first one. The others are dynamic, so that programs must read

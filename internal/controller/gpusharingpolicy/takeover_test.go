@@ -16,8 +16,8 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/cli"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
-	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
+	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
 
 // byHand shares GPUs as an administrator does: a ConfigMap that the ClusterPolicy names, and labels on nodes.

@@ -12,8 +12,8 @@ import (
 	. "github.com/onsi/gomega"
 
 	drivers "github.com/gpusharing/gpu-sharing-operator/internal/driver"
-	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/gputest"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/nvml"
+	"github.com/gpusharing/gpu-sharing-operator/test/gpu/gputest"
 )
 
 // The contract's cases that only read, on the GPUs of this machine:

@@ -17,7 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/gpusharing/gpu-sharing-operator/internal/mps/sim"
+	"github.com/gpusharing/gpu-sharing-operator/test/mps/sim"
 	"github.com/gpusharing/gpu-sharing-operator/test/simdriver"
 )
 

@@ -8,8 +8,8 @@ import (
 	"testing"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
-	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/gputest"
-	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/sim"
+	"github.com/gpusharing/gpu-sharing-operator/test/gpu/gputest"
+	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
 
 func TestContract(t *testing.T) {

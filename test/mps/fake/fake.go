@@ -19,7 +19,7 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/host"
-	"github.com/gpusharing/gpu-sharing-operator/internal/mps/sim"
+	"github.com/gpusharing/gpu-sharing-operator/test/mps/sim"
 )
 
 // GPUs is the number of GPUs of the node.
