@@ -19,7 +19,7 @@ COPY internal internal
 # Kubernetes' API: the agent, and what it takes of the memory, would be larger by 10 MB.
 ARG VERSION
 ARG COMMIT
-RUN symbols=github.com/gpusharing/gpu-sharing-operator/internal/version && \
+RUN symbols=github.com/gpusharing/gpu-sharing-operator/internal/kube/version && \
     flags="-s -w -X $symbols.version=$VERSION -X $symbols.commit=$COMMIT" && \
     CGO_ENABLED=0 go build -trimpath -ldflags="$flags" -o /out/controller ./cmd/controller && \
     CGO_ENABLED=1 go build -trimpath -tags grpcnotrace -ldflags="$flags" -o /out/agent ./cmd/agent

@@ -17,7 +17,7 @@ import (
 
 	ctrl "sigs.k8s.io/controller-runtime"
 
-	"github.com/gpusharing/gpu-sharing-operator/internal/version"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/version"
 )
 
 // garbage is how much more memory than it holds the program takes before it collects garbage, in percent, unless GOGC says so. It runs on

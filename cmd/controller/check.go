@@ -16,7 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/config"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/cli"
-	"github.com/gpusharing/gpu-sharing-operator/internal/version"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/version"
 )
 
 type checkFlags struct {

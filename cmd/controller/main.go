@@ -35,7 +35,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/memoryguard"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/metrics"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/pluginconfig"
-	"github.com/gpusharing/gpu-sharing-operator/internal/version"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/version"
 )
 
 // name of the program, as events, leases and API server logs show it.

@@ -21,7 +21,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/cli"
-	"github.com/gpusharing/gpu-sharing-operator/internal/version"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/version"
 )
 
 func main() {

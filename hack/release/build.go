@@ -65,7 +65,7 @@ func build(ctx context.Context, s source, folder, to string, p program) (program
 	if p.OS == windows {
 		p.File += ".exe"
 	}
-	const symbols = "github.com/gpusharing/gpu-sharing-operator/internal/version"
+	const symbols = "github.com/gpusharing/gpu-sharing-operator/internal/kube/version"
 	env := []string{
 		"GOOS=" + p.OS, "GOARCH=" + p.Arch, "CGO_ENABLED=0", "GOFLAGS=", "GOAMD64=v1", "GOARM64=v8.0", "GOEXPERIMENT=", "GOWORK=off",
 	}

@@ -22,7 +22,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	ac "github.com/gpusharing/gpu-sharing-operator/api/v1alpha1/applyconfiguration/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/host"
-	"github.com/gpusharing/gpu-sharing-operator/internal/ssa"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/ssa"
 )
 
 // NVIDIA's config-manager and what of its environment matters (NVIDIA/k8s-device-plugin, cmd/config-manager/main.go).

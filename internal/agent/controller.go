@@ -37,8 +37,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/driver"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/host"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/ssa"
 	"github.com/gpusharing/gpu-sharing-operator/internal/mps"
-	"github.com/gpusharing/gpu-sharing-operator/internal/ssa"
 )
 
 const (

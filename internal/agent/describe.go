@@ -6,7 +6,7 @@ package agent
 import (
 	"fmt"
 
-	"github.com/gpusharing/gpu-sharing-operator/internal/format"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
 )
 

@@ -9,8 +9,8 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/gpusharing/gpu-sharing-operator/internal/format"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 )
 
 // stopMPS stops the daemon of a resource.

@@ -256,7 +256,7 @@ func (o *ordeal) pass() {
 func (o *ordeal) refused(a action.Action) bool {
 	if e, evicts := a.(action.Evict); evicts {
 		if e.Pod == o.unanswered {
-			const answerTime = 5 * time.Second // of internal/drain
+			const answerTime = 5 * time.Second // of internal/kube/drain
 			o.Now = o.Now.Add(answerTime)
 		}
 		if e.Pod == o.protected || e.Pod == o.hangs {

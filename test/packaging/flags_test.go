@@ -14,7 +14,7 @@ import (
 
 func TestPrograms(t *testing.T) {
 	bin := t.TempDir()
-	const symbols = "github.com/gpusharing/gpu-sharing-operator/internal/version"
+	const symbols = "github.com/gpusharing/gpu-sharing-operator/internal/kube/version"
 	build := exec.CommandContext(t.Context(), "go", "build", "-o", bin,
 		"-ldflags", "-X "+symbols+".version=v9.8.7 -X "+symbols+".commit=abcdef", "./cmd/...")
 	build.Dir = path(t)

@@ -16,9 +16,9 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	applyv1alpha1 "github.com/gpusharing/gpu-sharing-operator/api/v1alpha1/applyconfiguration/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/autoscaling"
-	"github.com/gpusharing/gpu-sharing-operator/internal/condition"
-	"github.com/gpusharing/gpu-sharing-operator/internal/format"
-	"github.com/gpusharing/gpu-sharing-operator/internal/ssa"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/ssa"
 )
 
 // report applies what each policy reports of its node groups: status.nodeGroups and the condition AutoscalingConfigured, and nothing else of

@@ -37,7 +37,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	applyv1alpha1 "github.com/gpusharing/gpu-sharing-operator/api/v1alpha1/applyconfiguration/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/pluginconfig"
-	"github.com/gpusharing/gpu-sharing-operator/internal/ssa"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/ssa"
 )
 
 // fieldManager owns the metadata of GPUNodes. It is not the one that applies their spec: what an apply leaves out it

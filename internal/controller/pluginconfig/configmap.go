@@ -12,7 +12,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/ssa"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/ssa"
 )
 
 // The label by which a ConfigMap is known as ours.

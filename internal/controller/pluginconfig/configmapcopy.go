@@ -11,7 +11,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/deviceplugin"
-	"github.com/gpusharing/gpu-sharing-operator/internal/ssa"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/ssa"
 )
 
 // KeepCopy keeps a copy of our keys, and of the record of what the ClusterPolicy said before, in the operator's own namespace. A

@@ -18,7 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
-	"github.com/gpusharing/gpu-sharing-operator/internal/drain"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/drain"
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
 )
 
