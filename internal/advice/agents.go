@@ -9,7 +9,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/gpusharing/gpu-sharing-operator/internal/usage"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/usage"
 )
 
 // often is the part of the reported samples that the usual utilization of a container does not exceed.

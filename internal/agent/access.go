@@ -22,7 +22,7 @@ import (
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
-	"github.com/gpusharing/gpu-sharing-operator/internal/usage"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/usage"
 )
 
 const (

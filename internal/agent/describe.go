@@ -6,8 +6,8 @@ package agent
 import (
 	"fmt"
 
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
-	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
 )
 
 // maxNamed is how many users of a GPU a message names.

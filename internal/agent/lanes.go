@@ -11,7 +11,7 @@ import (
 	"sync"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
-	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 )
 
 // run carries out steps, those of different GPUs side by side. A step that a pod or process blocks, or that fails, ends the

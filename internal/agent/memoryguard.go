@@ -18,9 +18,9 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	ac "github.com/gpusharing/gpu-sharing-operator/api/v1alpha1/applyconfiguration/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/memoryguard"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/usage"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/ssa"
-	"github.com/gpusharing/gpu-sharing-operator/internal/memoryguard"
-	"github.com/gpusharing/gpu-sharing-operator/internal/usage"
 )
 
 // guardFieldManager owns status.memoryPressure, which is reported apart from the rest: it comes from samples, not from reconciles.

@@ -9,8 +9,8 @@ import (
 	"slices"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/mps"
-	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
 )
 
 // rollBack makes the GPUs on which a step failed what they were before the pass, as far as that can be done, so that what

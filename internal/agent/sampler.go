@@ -12,7 +12,7 @@ import (
 
 	"k8s.io/utils/clock"
 
-	"github.com/gpusharing/gpu-sharing-operator/internal/usage"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/usage"
 )
 
 // Sampler measures the GPUs at an interval and keeps in memory, while the agent runs, what the samples come to. It writes nothing.

@@ -10,7 +10,7 @@ import (
 	"strings"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 )
 
 // cloud prints the tags or labels of a node group of a cloud. The operator has no credentials of clouds, so it neither reads nor writes them.

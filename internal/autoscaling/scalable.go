@@ -13,7 +13,7 @@ import (
 	"strings"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 )
 
 // The annotations by which Cluster Autoscaler knows the GPUs of a node of an empty group (kubernetes/autoscaler

@@ -10,7 +10,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/gpusharing/gpu-sharing-operator/internal/usage"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/usage"
 )
 
 // topInterval is how often top --watch measures.

@@ -10,7 +10,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
-	"github.com/gpusharing/gpu-sharing-operator/internal/usage"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/usage"
 )
 
 func using(pod string, used, share int64, compute float64) usage.Container {

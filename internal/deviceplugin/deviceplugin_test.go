@@ -14,7 +14,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/deviceplugin"
-	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 )
 
 var whole = v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeDisabled}

@@ -8,7 +8,7 @@ import (
 	"strings"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 )
 
 // NVIDIA's DRA driver sets the time slice of a GPU when it prepares a claim, as the config of the claim's DeviceClass says, and sets the default

@@ -10,8 +10,8 @@ import (
 	"strings"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
-	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
 )
 
 // The driver has one number of shares for all GPUs of all nodes, since its chart has one DaemonSet. To change it restarts the driver on

@@ -14,7 +14,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 )
 
 const (

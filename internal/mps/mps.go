@@ -30,7 +30,7 @@ package mps
 import (
 	"errors"
 
-	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 )
 
 // ServerProgram is the name of NVIDIA's MPS server, which holds a GPU in place of its clients.

@@ -16,9 +16,9 @@ import (
 	"github.com/onsi/gomega/types"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/host"
 	"github.com/gpusharing/gpu-sharing-operator/internal/mps"
-	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
 	hostfake "github.com/gpusharing/gpu-sharing-operator/test/host/fake"
 	"github.com/gpusharing/gpu-sharing-operator/test/mps/fake"
 )

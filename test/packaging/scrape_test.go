@@ -21,7 +21,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/agent"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/metrics"
-	"github.com/gpusharing/gpu-sharing-operator/internal/usage"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/usage"
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
 )
 

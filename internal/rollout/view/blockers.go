@@ -6,7 +6,7 @@ package view
 import (
 	"slices"
 
-	"github.com/gpusharing/gpu-sharing-operator/internal/plan"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 

@@ -3,7 +3,7 @@
 
 package sim
 
-import "github.com/gpusharing/gpu-sharing-operator/internal/catalogue"
+import "github.com/gpusharing/gpu-sharing-operator/internal/gpu/catalogue"
 
 // What a GPU of a model is, and which models there are.
 type (

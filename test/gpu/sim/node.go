@@ -7,7 +7,7 @@
 // fails on request and records what was changed.
 //
 // Rules and their sources: NVML API reference (device, MIG and GPU instance commands), MIG User Guide, and the facts in
-// the catalogue (internal/catalogue). What is not simulated: memory contents, clocks, NVLink, performance.
+// the catalogue (internal/gpu/catalogue). What is not simulated: memory contents, clocks, NVLink, performance.
 package sim
 
 import (

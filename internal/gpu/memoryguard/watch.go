@@ -1,0 +1,154 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package memoryguard decides for the memory guard of time-slicing. It is pure.
+//
+//	agent       samples over time → Watch.Next → Kept → GPUNode.status.memoryPressure
+//	controller  what agents report, the pod and what was evicted → Judge → eviction or the reason for none
+package memoryguard
+
+import (
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/usage"
+)
+
+const (
+	// maxNeighbours is the bound of the API's list.
+	maxNeighbours = 16
+	// maxGap is the longest time between two samples of a GPU that count as one stretch: what was between them is not known.
+	maxGap = 30 * time.Second
+	// RenewEvery is how often a report is written again while the pressure lasts, if pods are evicted.
+	RenewEvery = time.Minute
+	// The intervals between two samples: while the free memory of a GPU is low, and otherwise.
+	lowInterval, interval = 5 * time.Second, 15 * time.Second
+)
+
+// Watch is since when GPUs, by UUID, have been almost full in each sample.
+type Watch map[string]stretch
+
+type stretch struct {
+	since, seen time.Time
+	named       usage.Name // the container that was found last
+}
+
+// names reports whether a container was found last and exceeds its share still.
+func (s stretch) names(c usage.Container) bool { return c.Name == s.named && c.Over() }
+
+// Interval is how long after a sample the next one is due.
+func (w Watch) Interval() time.Duration {
+	if len(w) > 0 {
+		return lowInterval
+	}
+	return interval
+}
+
+// Next adds a sample and returns the GPUs that are under pressure: almost full for the whole grace period, while a container uses more
+// than its share. A GPU whose memory is not known begins anew. If what a container uses is not known, none on that GPU is reported.
+func (w Watch) Next(spec v1alpha1.MemoryGuard, units []usage.Unit, now time.Time) (Watch, []v1alpha1.MemoryPressure) {
+	next := Watch{}
+	var found []v1alpha1.MemoryPressure
+	for i := range units {
+		u := &units[i]
+		if !timeSliced(u) || !almostFull(spec, u.Memory.Free, u.Memory.Total) {
+			continue
+		}
+		s, was := w[u.GPU]
+		if !was || now.Sub(s.seen) > maxGap || now.Before(s.seen) {
+			s = stretch{since: now}
+		}
+		s.seen = now
+		worst, known := offender(u.Containers)
+		if i := slices.IndexFunc(u.Containers, s.names); known && i >= 0 && spec.Mode != v1alpha1.MemoryGuardEvict {
+			worst = u.Containers[i] // or two that take turns are a new report with each sample
+		}
+		s.named = worst.Name
+		next[u.GPU] = s
+		if !known || now.Sub(s.since) < grace(spec) {
+			continue
+		}
+		found = append(found, v1alpha1.MemoryPressure{
+			DeviceUUID: u.GPU, SinceTime: seconds(s.since), ObservedTime: seconds(now), TotalBytes: u.Memory.Total, FreeBytes: u.Memory.Free,
+			Container: v1alpha1.MemoryUser{
+				Namespace: worst.Namespace, PodName: worst.Pod, ContainerName: worst.Container,
+				UsedBytes: *worst.MemoryBytes, ShareBytes: *worst.ShareBytes,
+			},
+			Neighbours: neighbours(u.Containers, worst.Name),
+		})
+	}
+	return next, found
+}
+
+// Kept returns what to report of the GPUs that are under pressure: what was reported before of those with the same container, so that
+// figures alone cause no write. One that does not show what the policy asks for now is replaced. In mode Evict a report is renewed, because the controller evicts for no report that is old.
+func Kept(spec v1alpha1.MemoryGuard, reported, found []v1alpha1.MemoryPressure, now time.Time) []v1alpha1.MemoryPressure {
+	last := map[string]v1alpha1.MemoryPressure{}
+	for _, p := range reported {
+		last[p.DeviceUUID] = p
+	}
+	var kept []v1alpha1.MemoryPressure
+	for _, p := range found {
+		was, is := last[p.DeviceUUID]
+		if is && Exceeds(spec, was) && sameShare(was.Container, p.Container) && (spec.Mode != v1alpha1.MemoryGuardEvict || now.Sub(was.ObservedTime.Time) < RenewEvery) {
+			p = was
+		}
+		kept = append(kept, p)
+	}
+	return kept
+}
+
+func sameShare(a, b v1alpha1.MemoryUser) bool {
+	return a.Namespace == b.Namespace && a.PodName == b.PodName && a.ContainerName == b.ContainerName && a.ShareBytes == b.ShareBytes
+}
+
+func timeSliced(u *usage.Unit) bool {
+	return u.Strategy == v1alpha1.StrategyTimeSlicing && u.Instance == nil && !u.Partitioned && u.Memory != nil && u.Memory.Total > 0
+}
+
+// almostFull reports whether the free memory is below the threshold.
+func almostFull(spec v1alpha1.MemoryGuard, free, total int64) bool {
+	percent, err := strconv.ParseInt(strings.TrimSuffix(spec.Pressure.FreeBelow, "%"), 10, 64)
+	return err == nil && free < total/100*percent
+}
+
+func grace(spec v1alpha1.MemoryGuard) time.Duration {
+	return time.Duration(spec.GracePeriodSeconds) * time.Second
+}
+
+// offender is the container that exceeds its share the most; of equals the first. It is known only if the use and the share of every
+// container on the GPU are.
+func offender(containers []usage.Container) (worst usage.Container, known bool) {
+	for _, c := range containers {
+		switch {
+		case c.MemoryBytes == nil || c.ShareBytes == nil || *c.ShareBytes <= 0:
+			return usage.Container{}, false
+		case c.Over() && (!known || excess(c) > excess(worst)):
+			worst, known = c, true
+		}
+	}
+	return worst, known
+}
+
+func excess(c usage.Container) int64 { return *c.MemoryBytes - *c.ShareBytes }
+
+func neighbours(containers []usage.Container, of usage.Name) []string {
+	var names []string
+	seen := map[string]bool{of.Namespace + "/" + of.Pod: true}
+	for _, c := range containers {
+		name := c.Namespace + "/" + c.Pod
+		if !seen[name] && len(names) < maxNeighbours {
+			seen[name] = true
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// seconds is a time as the API server keeps it.
+func seconds(t time.Time) metav1.Time { return metav1.NewTime(t.Truncate(time.Second)) }
