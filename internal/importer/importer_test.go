@@ -15,8 +15,8 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/dra"
 	"github.com/gpusharing/gpu-sharing-operator/internal/importer"
+	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 )
 
 var update = flag.Bool("update", false, "write the golden files anew")

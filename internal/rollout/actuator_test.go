@@ -11,10 +11,10 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/clusterpolicy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
-	"github.com/gpusharing/gpu-sharing-operator/internal/migmanager"
+	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/clusterpolicy"
+	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/migmanager"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"

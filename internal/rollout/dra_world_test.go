@@ -13,8 +13,8 @@ import (
 	"time"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/dra"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )

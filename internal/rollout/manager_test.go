@@ -16,7 +16,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
-	"github.com/gpusharing/gpu-sharing-operator/internal/migmanager"
+	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/migmanager"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )

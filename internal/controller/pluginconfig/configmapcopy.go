@@ -10,8 +10,8 @@ import (
 	corev1ac "k8s.io/client-go/applyconfigurations/core/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/deviceplugin"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/ssa"
+	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/deviceplugin"
 )
 
 // KeepCopy keeps a copy of our keys, and of the record of what the ClusterPolicy said before, in the operator's own namespace. A

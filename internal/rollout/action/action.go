@@ -9,7 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/dra"
+	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 )
 
 // Action is one change of the API. Actions are a closed set: WriteConfigs, TriggerSync, PatchNode, Taint, Untaint, KeepTaints, Evict,

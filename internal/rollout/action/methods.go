@@ -10,8 +10,8 @@ import (
 	"strings"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/dra"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
+	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 )
 
 func (WriteConfigs) isAction() {}

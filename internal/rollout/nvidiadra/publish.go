@@ -12,9 +12,9 @@ import (
 	"time"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/dra"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
+	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/clients"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/gate"

@@ -12,7 +12,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
-	"github.com/gpusharing/gpu-sharing-operator/internal/migmanager"
+	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/migmanager"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/baseline"
 	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/desired"

@@ -13,7 +13,7 @@ import (
 	"k8s.io/klog/v2"
 	"sigs.k8s.io/yaml"
 
-	"github.com/gpusharing/gpu-sharing-operator/internal/deviceplugin"
+	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/deviceplugin"
 )
 
 // TestNVIDIAUnderstandsEveryWord reads each document with NVIDIA's own types, strictly, and finds nothing lost: neither

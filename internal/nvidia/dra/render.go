@@ -13,8 +13,8 @@ import (
 	"strings"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/deviceplugin"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
+	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/deviceplugin"
 )
 
 // configPrefix begins the names of what nodes of the DRA driver are asked for. No ConfigMap may have such a key, and no label such a value.

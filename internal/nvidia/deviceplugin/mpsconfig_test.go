@@ -8,7 +8,7 @@ import (
 
 	. "github.com/onsi/gomega"
 
-	"github.com/gpusharing/gpu-sharing-operator/internal/deviceplugin"
+	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/deviceplugin"
 )
 
 func TestSameMPS(t *testing.T) {
