@@ -15,7 +15,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/config"
 	"sigs.k8s.io/controller-runtime/pkg/log/zap"
 
-	"github.com/gpusharing/gpu-sharing-operator/internal/driver"
+	"github.com/gpusharing/gpu-sharing-operator/internal/agent/driver"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/usage"
 )
 

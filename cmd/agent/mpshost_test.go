@@ -15,7 +15,7 @@ import (
 	"github.com/onsi/gomega"
 	"golang.org/x/sys/unix"
 
-	"github.com/gpusharing/gpu-sharing-operator/internal/host"
+	"github.com/gpusharing/gpu-sharing-operator/internal/agent/host"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
 

@@ -6,8 +6,8 @@ package main
 import (
 	"flag"
 
-	"github.com/gpusharing/gpu-sharing-operator/internal/host"
-	"github.com/gpusharing/gpu-sharing-operator/internal/mps"
+	"github.com/gpusharing/gpu-sharing-operator/internal/agent/host"
+	"github.com/gpusharing/gpu-sharing-operator/internal/agent/mps"
 )
 
 // runMPSPrepare makes the MPS root ready for daemons and clients, as the first container of NVIDIA's MPS pod does: with

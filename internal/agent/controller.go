@@ -34,11 +34,11 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/driver"
+	"github.com/gpusharing/gpu-sharing-operator/internal/agent/driver"
+	"github.com/gpusharing/gpu-sharing-operator/internal/agent/host"
+	"github.com/gpusharing/gpu-sharing-operator/internal/agent/mps"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
-	"github.com/gpusharing/gpu-sharing-operator/internal/host"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/ssa"
-	"github.com/gpusharing/gpu-sharing-operator/internal/mps"
 )
 
 const (

@@ -15,9 +15,9 @@ import (
 	testclock "k8s.io/utils/clock/testing"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/agent"
-	"github.com/gpusharing/gpu-sharing-operator/internal/driver"
+	"github.com/gpusharing/gpu-sharing-operator/internal/agent/driver"
+	"github.com/gpusharing/gpu-sharing-operator/internal/agent/host"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
-	"github.com/gpusharing/gpu-sharing-operator/internal/host"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 	hostfake "github.com/gpusharing/gpu-sharing-operator/test/host/fake"
 )

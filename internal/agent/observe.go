@@ -12,10 +12,10 @@ import (
 	"time"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/driver"
+	"github.com/gpusharing/gpu-sharing-operator/internal/agent/driver"
+	"github.com/gpusharing/gpu-sharing-operator/internal/agent/mps"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
-	"github.com/gpusharing/gpu-sharing-operator/internal/mps"
 )
 
 // observation is one look at the node, complete or not at all: who decides on half of it destroys what is in use.

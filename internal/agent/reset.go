@@ -7,8 +7,8 @@ import (
 	"context"
 	"time"
 
-	"github.com/gpusharing/gpu-sharing-operator/internal/driver"
-	"github.com/gpusharing/gpu-sharing-operator/internal/host"
+	"github.com/gpusharing/gpu-sharing-operator/internal/agent/driver"
+	"github.com/gpusharing/gpu-sharing-operator/internal/agent/host"
 )
 
 // smiTimeout bounds a run of nvidia-smi, the longest of which resets GPUs, which takes seconds.

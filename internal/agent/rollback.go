@@ -8,9 +8,9 @@ import (
 	"errors"
 	"slices"
 
+	"github.com/gpusharing/gpu-sharing-operator/internal/agent/mps"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
-	"github.com/gpusharing/gpu-sharing-operator/internal/mps"
 )
 
 // rollBack makes the GPUs on which a step failed what they were before the pass, as far as that can be done, so that what

@@ -20,8 +20,8 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/agent"
+	"github.com/gpusharing/gpu-sharing-operator/internal/agent/mps"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
-	"github.com/gpusharing/gpu-sharing-operator/internal/mps"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 	hostfake "github.com/gpusharing/gpu-sharing-operator/test/host/fake"
 	mpsfake "github.com/gpusharing/gpu-sharing-operator/test/mps/fake"

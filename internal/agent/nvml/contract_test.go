@@ -15,8 +15,8 @@ import (
 	"testing"
 	"time"
 
+	drivers "github.com/gpusharing/gpu-sharing-operator/internal/agent/driver"
 	"github.com/gpusharing/gpu-sharing-operator/internal/agent/nvml"
-	drivers "github.com/gpusharing/gpu-sharing-operator/internal/driver"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/gputest"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"

@@ -11,8 +11,8 @@ import (
 
 	. "github.com/onsi/gomega"
 
+	drivers "github.com/gpusharing/gpu-sharing-operator/internal/agent/driver"
 	"github.com/gpusharing/gpu-sharing-operator/internal/agent/nvml"
-	drivers "github.com/gpusharing/gpu-sharing-operator/internal/driver"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/gputest"
 )
 

@@ -14,8 +14,8 @@ import (
 
 	. "github.com/onsi/gomega"
 
+	drivers "github.com/gpusharing/gpu-sharing-operator/internal/agent/driver"
 	"github.com/gpusharing/gpu-sharing-operator/internal/agent/nvml"
-	drivers "github.com/gpusharing/gpu-sharing-operator/internal/driver"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/test/simdriver"

@@ -13,7 +13,7 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/gpusharing/gpu-sharing-operator/internal/host"
+	"github.com/gpusharing/gpu-sharing-operator/internal/agent/host"
 )
 
 // Program is what a program does when it is run.

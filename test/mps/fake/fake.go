@@ -18,7 +18,7 @@ import (
 
 	clocktesting "k8s.io/utils/clock/testing"
 
-	"github.com/gpusharing/gpu-sharing-operator/internal/host"
+	"github.com/gpusharing/gpu-sharing-operator/internal/agent/host"
 	"github.com/gpusharing/gpu-sharing-operator/test/mps/sim"
 )
 

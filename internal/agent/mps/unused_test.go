@@ -14,8 +14,8 @@ import (
 
 	"github.com/onsi/gomega"
 
-	"github.com/gpusharing/gpu-sharing-operator/internal/host"
-	"github.com/gpusharing/gpu-sharing-operator/internal/mps"
+	"github.com/gpusharing/gpu-sharing-operator/internal/agent/host"
+	"github.com/gpusharing/gpu-sharing-operator/internal/agent/mps"
 )
 
 // A daemon that was told to end a server lets it serve the clients that it has, and no others: they would wait without an error.

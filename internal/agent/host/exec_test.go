@@ -15,7 +15,7 @@ import (
 
 	"github.com/onsi/gomega"
 
-	"github.com/gpusharing/gpu-sharing-operator/internal/host"
+	"github.com/gpusharing/gpu-sharing-operator/internal/agent/host"
 )
 
 func script(text string) host.Command {

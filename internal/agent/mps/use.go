@@ -9,8 +9,8 @@ import (
 	"path"
 	"slices"
 
+	"github.com/gpusharing/gpu-sharing-operator/internal/agent/host"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
-	"github.com/gpusharing/gpu-sharing-operator/internal/host"
 )
 
 // clientRoot is where NVIDIA's device plugin mounts the pipe directories in the containers of clients

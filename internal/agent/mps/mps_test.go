@@ -15,10 +15,10 @@ import (
 	"github.com/onsi/gomega"
 	"github.com/onsi/gomega/types"
 
+	"github.com/gpusharing/gpu-sharing-operator/internal/agent/host"
+	"github.com/gpusharing/gpu-sharing-operator/internal/agent/mps"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
-	"github.com/gpusharing/gpu-sharing-operator/internal/host"
-	"github.com/gpusharing/gpu-sharing-operator/internal/mps"
 	hostfake "github.com/gpusharing/gpu-sharing-operator/test/host/fake"
 	"github.com/gpusharing/gpu-sharing-operator/test/mps/fake"
 )

@@ -12,8 +12,8 @@ import (
 
 	"github.com/onsi/gomega"
 
-	"github.com/gpusharing/gpu-sharing-operator/internal/host"
-	"github.com/gpusharing/gpu-sharing-operator/internal/mps"
+	"github.com/gpusharing/gpu-sharing-operator/internal/agent/host"
+	"github.com/gpusharing/gpu-sharing-operator/internal/agent/mps"
 )
 
 // programsAreAway lets no program of the driver run, as between the unmounting of the driver's root and the next driver.

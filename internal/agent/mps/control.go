@@ -16,8 +16,8 @@ import (
 
 	"k8s.io/utils/clock"
 
+	"github.com/gpusharing/gpu-sharing-operator/internal/agent/host"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
-	"github.com/gpusharing/gpu-sharing-operator/internal/host"
 )
 
 const (

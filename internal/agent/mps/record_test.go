@@ -9,8 +9,8 @@ import (
 
 	"github.com/onsi/gomega"
 
+	"github.com/gpusharing/gpu-sharing-operator/internal/agent/mps"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
-	"github.com/gpusharing/gpu-sharing-operator/internal/mps"
 )
 
 // TestAnAgentThatCannotReadTheRecordReportsNoGPUWithoutItsDaemon: the daemon runs.

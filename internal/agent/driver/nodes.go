@@ -15,7 +15,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/gpusharing/gpu-sharing-operator/internal/host"
+	"github.com/gpusharing/gpu-sharing-operator/internal/agent/host"
 )
 
 // listTimeout bounds a run of nvidia-smi -L, which takes seconds for each GPU that nothing has open.

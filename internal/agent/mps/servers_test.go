@@ -14,9 +14,9 @@ import (
 
 	"github.com/onsi/gomega"
 
+	"github.com/gpusharing/gpu-sharing-operator/internal/agent/host"
+	"github.com/gpusharing/gpu-sharing-operator/internal/agent/mps"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
-	"github.com/gpusharing/gpu-sharing-operator/internal/host"
-	"github.com/gpusharing/gpu-sharing-operator/internal/mps"
 	"github.com/gpusharing/gpu-sharing-operator/test/mps/sim"
 )
 

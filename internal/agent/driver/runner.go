@@ -7,7 +7,7 @@ import (
 	"context"
 	"path/filepath"
 
-	"github.com/gpusharing/gpu-sharing-operator/internal/host"
+	"github.com/gpusharing/gpu-sharing-operator/internal/agent/host"
 )
 
 // Runner runs the driver's programs in this container, from wherever the driver is when they are run. The path of a command
