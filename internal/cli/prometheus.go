@@ -13,7 +13,7 @@ import (
 	prometheus "github.com/prometheus/client_golang/api/prometheus/v1"
 	"github.com/prometheus/common/model"
 
-	"github.com/gpusharing/gpu-sharing-operator/internal/advice"
+	"github.com/gpusharing/gpu-sharing-operator/internal/cli/advice"
 )
 
 // queryTimeout bounds one question to Prometheus, which may have to look through days of samples.

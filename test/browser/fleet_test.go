@@ -17,7 +17,7 @@ import (
 	. "github.com/onsi/gomega"
 	"k8s.io/utils/clock"
 
-	"github.com/gpusharing/gpu-sharing-operator/internal/dashboard"
+	"github.com/gpusharing/gpu-sharing-operator/internal/cli/dashboard"
 )
 
 // serve serves a page that the test itself fills, and returns its address.

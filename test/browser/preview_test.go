@@ -13,7 +13,7 @@ import (
 	"github.com/chromedp/chromedp"
 	. "github.com/onsi/gomega"
 
-	"github.com/gpusharing/gpu-sharing-operator/internal/dashboard"
+	"github.com/gpusharing/gpu-sharing-operator/internal/cli/dashboard"
 )
 
 // TestAPreviewIsOfWhatWasAskedLast: an answer that comes late is of another question, and one of a question that was changed is of none.

@@ -3,7 +3,7 @@
 
 package browser
 
-import "github.com/gpusharing/gpu-sharing-operator/internal/dashboard"
+import "github.com/gpusharing/gpu-sharing-operator/internal/cli/dashboard"
 
 func held(name string, pods ...string) dashboard.Block {
 	return dashboard.Block{Size: 1, Name: name, Holders: pods}

@@ -15,7 +15,7 @@ import (
 	. "github.com/onsi/gomega"
 	"sigs.k8s.io/yaml"
 
-	"github.com/gpusharing/gpu-sharing-operator/internal/advice"
+	"github.com/gpusharing/gpu-sharing-operator/internal/cli/advice"
 )
 
 // series is a series of the agents, scraped once a minute from an agent at an address.

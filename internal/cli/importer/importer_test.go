@@ -15,7 +15,7 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/importer"
+	"github.com/gpusharing/gpu-sharing-operator/internal/cli/importer"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 )
 

@@ -10,7 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/advice"
+	"github.com/gpusharing/gpu-sharing-operator/internal/cli/advice"
 	"github.com/gpusharing/gpu-sharing-operator/internal/policy"
 )
 
