@@ -7,7 +7,7 @@ TOOL := go tool -modfile=hack/tools/go.mod
 BIN  := bin
 TESTFLAGS ?=
 # They wait most of the time, so they begin first, the longest of them before the others.
-SLOW_TESTS := ./test/cluster ./internal/controller/gpusharingpolicy ./test/packaging ./internal/cli ./test/autoscaling ./internal/rollout
+SLOW_TESTS := ./test/cluster ./internal/controller/gpusharingpolicy ./test/packaging ./internal/cli ./test/autoscaling ./internal/engine/rollout
 # So many packages are tested at a time: on two cores four, of which most wait. Each has an API server of 0.45 GB.
 TESTED_AT_ONCE ?= $(shell echo $$((2 * $$(nproc))))
 # The controller beside the real Karpenter. It is built in the settings of the tests, from which go build has nearly all of it, and
@@ -55,7 +55,7 @@ histories: ## Play 20,000 random histories of clusters, on NVIDIA's device plugi
 
 .PHONY: effects
 effects: ## Compare what the controller writes in 5,350 recorded histories with the record: minutes. EFFECTS=record writes the record anew.
-	EFFECTS="$${EFFECTS:-compare}" go test -count=1 -v -timeout 60m -run '^TestEffects$$' ./internal/rollout
+	EFFECTS="$${EFFECTS:-compare}" go test -count=1 -v -timeout 60m -run '^TestEffects$$' ./internal/engine/rollout
 
 .PHONY: e2e
 e2e: ## Test on real nodes: containerd, kubelet, NVIDIA's programs, our images and chart, on several machines side by side. As root; the first time longer. FOCUS=MPS: specs of that name. FAILED=1: what failed last. MACHINES=1: one machine. WITHIN=30m: leaves specs out, by name, for which that is too short.

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Plays random histories in the cluster in miniature of internal/rollout, on all cores: so many seeds from a first one, each where
+# Plays random histories in the cluster in miniature of internal/engine/rollout, on all cores: so many seeds from a first one, each where
 # NVIDIA's device plugin serves all nodes and where NVIDIA's DRA driver serves most of them. Prints each seed that fails, with the
 # command that plays it again. It can be ended at any time: the same call goes on where it was, as long as the code is the same.
 #
@@ -13,7 +13,7 @@ driver=$((1 << 40)) # the first seed of histories on the DRA driver
 program=bin/histories.test state=bin/histories.state
 
 mkdir -p bin
-go test -c -o "$program" ./internal/rollout
+go test -c -o "$program" ./internal/engine/rollout
 program=$(realpath "$program") state=$(realpath "$state")
 asked="$many $first $(sha256sum <"$program" | cut -d' ' -f1)"
 next=$first failed=()
@@ -32,12 +32,12 @@ save() {
 # play plays so many seeds from one, and adds to failed.
 play() {
 	local out line seed
-	out=$(cd internal/rollout && HISTORIES=$2 HISTORIES_FROM=$1 HISTORIES_BREAKS=$2 "$program" -test.run '^TestHistories$' -test.timeout 0) && return
+	out=$(cd internal/engine/rollout && HISTORIES=$2 HISTORIES_FROM=$1 HISTORIES_BREAKS=$2 "$program" -test.run '^TestHistories$' -test.timeout 0) && return
 	local found=0
 	while IFS= read -r line; do
 		[[ $line =~ ^\ +histories_test\.go:[0-9]+:\ ([0-9]+)\ ([a-z]+:.*)$ ]] || continue
 		seed=${BASH_REMATCH[1]} found=1
-		failed+=("HISTORY=$seed go test ./internal/rollout -run '^TestHistories\$' -v # ${BASH_REMATCH[2]}")
+		failed+=("HISTORY=$seed go test ./internal/engine/rollout -run '^TestHistories\$' -v # ${BASH_REMATCH[2]}")
 		echo "${failed[-1]}"
 	done <<<"$out"
 	if [ "$found" = 0 ]; then

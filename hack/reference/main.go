@@ -19,7 +19,7 @@ import (
 
 const (
 	constants = "api/v1alpha1/conditions.go"
-	states    = "internal/rollout/state/state.go"
+	states    = "internal/engine/rollout/state/state.go"
 )
 
 func metricSources() []string {

@@ -11,11 +11,11 @@ import (
 	"strings"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/group"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/state"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/deviceplugin"
-	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/group"
-	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
-	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
 // afterwards is what a node offers to pods once policies are deleted. The operator does not read an administrator's own configuration of

@@ -9,9 +9,9 @@ import (
 	"strings"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/group"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
-	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/group"
 )
 
 // parts are what a node's GPUs are worth to a container: what an administrator works out before applying a policy.

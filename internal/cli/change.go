@@ -9,9 +9,9 @@ import (
 	"strings"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
-	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/group"
-	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/group"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
 )
 
 // change is what plan is asked about: policies that are created or get another spec, and the names of those that are deleted.

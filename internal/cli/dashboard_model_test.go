@@ -14,10 +14,10 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/cli/dashboard"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/usage"
-	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
 

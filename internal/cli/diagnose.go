@@ -12,8 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/version"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
-	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
 // The oldest versions that should work, and those of the device plugin that were tested or should work: the table "Compatibility" of README.md.

@@ -10,14 +10,14 @@ import (
 	"strings"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/group"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/state"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
-	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
-	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
-	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/group"
-	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
-	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
 // programOf names what offers the GPUs of a node.

@@ -9,11 +9,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/group"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/state"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
-	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
-	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/group"
-	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
-	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
 // notListed is the state of a node that may be one of those which its policy counts as not ready and does not list.

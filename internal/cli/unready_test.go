@@ -11,11 +11,11 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/group"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/state"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
-	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
-	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/group"
-	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/state"
-	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
 

@@ -13,12 +13,12 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
 )
 
 // TestFaults strikes rollouts where only a real API server, real caches and real agents show what becomes of it. What is
-// decided under each fault in each state is shown by TestEveryFaultInEveryState of internal/rollout.
+// decided under each fault in each state is shown by TestEveryFaultInEveryState of internal/engine/rollout.
 func TestFaults(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, 3, env.WithInterruptions())

@@ -20,7 +20,7 @@ import (
 )
 
 // TestHistories plays random histories of clusters with the controllers and agents that ship, their caches, watches and queues, on
-// a real API server. The invariants are those of TestHistories of internal/rollout, which plays hundreds of such histories in the
+// a real API server. The invariants are those of TestHistories of internal/engine/rollout, which plays hundreds of such histories in the
 // time that one takes here, and has what the nodes of this package have not: upgrades of the driver, unhealthy GPUs, ResourceClaims
 // and init containers.
 //

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package history makes random histories of clusters: what happens, to which policies, and what other controllers write. Two
-// worlds play them: the cluster in miniature of internal/rollout, where a history takes milliseconds, and the real controllers
+// worlds play them: the cluster in miniature of internal/engine/rollout, where a history takes milliseconds, and the real controllers
 // and agents on a real API server of test/cluster.
 package history
 

@@ -11,7 +11,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/cli/advice"
-	"github.com/gpusharing/gpu-sharing-operator/internal/policy"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/policy"
 )
 
 // governs names the policy that would govern a node once the printed ones are applied.

@@ -14,7 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	pure "github.com/gpusharing/gpu-sharing-operator/internal/autoscaling"
+	pure "github.com/gpusharing/gpu-sharing-operator/internal/engine/autoscaling"
 )
 
 // TestAnnotationsThatClusterAPICopies: the MachineDeployment controller copies all annotations of a MachineDeployment to its MachineSets

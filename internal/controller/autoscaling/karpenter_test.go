@@ -14,8 +14,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	pure "github.com/gpusharing/gpu-sharing-operator/internal/autoscaling"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/pluginconfig"
+	pure "github.com/gpusharing/gpu-sharing-operator/internal/engine/autoscaling"
 )
 
 const renamedReplicas = `

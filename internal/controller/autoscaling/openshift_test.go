@@ -17,7 +17,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	pure "github.com/gpusharing/gpu-sharing-operator/internal/autoscaling"
+	pure "github.com/gpusharing/gpu-sharing-operator/internal/engine/autoscaling"
 )
 
 // The controllers of OpenShift that write to MachineSets, as stubborn as they are.

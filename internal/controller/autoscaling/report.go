@@ -15,7 +15,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	applyv1alpha1 "github.com/gpusharing/gpu-sharing-operator/api/v1alpha1/applyconfiguration/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/autoscaling"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/autoscaling"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/ssa"

@@ -26,10 +26,10 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	pure "github.com/gpusharing/gpu-sharing-operator/internal/autoscaling"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/autoscaling"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/gpusharingpolicy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/pluginconfig"
+	pure "github.com/gpusharing/gpu-sharing-operator/internal/engine/autoscaling"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
 )

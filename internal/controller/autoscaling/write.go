@@ -17,8 +17,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
-	"github.com/gpusharing/gpu-sharing-operator/internal/autoscaling"
-	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/timing"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/autoscaling"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/timing"
 )
 
 const (

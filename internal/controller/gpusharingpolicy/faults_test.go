@@ -21,7 +21,7 @@ var errKilled = errors.New("killed")
 
 // TestFaults is a whole life in which every write fails once before it succeeds, or is the last that a controller makes
 // before it is killed. Each ends as a life without faults does. What is decided under each fault in each state is shown
-// by TestEveryFaultInEveryState of internal/rollout.
+// by TestEveryFaultInEveryState of internal/engine/rollout.
 func TestFaults(t *testing.T) {
 	t.Parallel()
 	cluster := env.Start(t, env.WithNVIDIA())

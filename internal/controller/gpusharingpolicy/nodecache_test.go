@@ -30,8 +30,8 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/pluginconfig"
-	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
-	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
 )
 
 // reading is a controller that gathers three nodes with a GPUNode each, and what it reads.

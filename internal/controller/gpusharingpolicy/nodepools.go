@@ -9,7 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
-	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
 )
 
 // +kubebuilder:rbac:groups=karpenter.sh,resources=nodepools,verbs=list;watch

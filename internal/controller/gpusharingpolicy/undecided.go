@@ -12,8 +12,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
-	"github.com/gpusharing/gpu-sharing-operator/internal/rollout"
-	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/status"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/status"
 )
 
 // undecidedDeadline is how long the controller may go without a decision before every policy reports what it waits for. What it

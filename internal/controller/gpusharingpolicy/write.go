@@ -19,8 +19,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/action"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/drain"
-	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
 )
 
 // writer writes what actions say: of Nodes in writenode.go, of GPUNodes in writegpunode.go, of NodeFeatures in nodefeatures.go, of resource.k8s.io in writedra.go, the rest

@@ -11,8 +11,8 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	applyv1alpha1 "github.com/gpusharing/gpu-sharing-operator/api/v1alpha1/applyconfiguration/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/action"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/ssa"
-	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/action"
 )
 
 // setSpec applies the spec of a GPUNode. Its UID keeps the apply from creating a GPUNode that was removed with its node.

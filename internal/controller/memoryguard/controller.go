@@ -29,10 +29,10 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	ac "github.com/gpusharing/gpu-sharing-operator/api/v1alpha1/applyconfiguration/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/memoryguard"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/drain"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/ssa"
-	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
 // FieldManager owns status.memoryEvictions of the GPUNodes and the condition MemoryPressure of the policies.

@@ -28,10 +28,10 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/clusterpolicy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/deviceplugin"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/migmanager"
-	"github.com/gpusharing/gpu-sharing-operator/internal/rollout/world"
 )
 
 // ConfigMapName is the name of our ConfigMap. The GPU Operator makes it the name of a volume, so it has to be a DNS label

@@ -1,0 +1,410 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package autoscaling
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/policy"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
+)
+
+// Advice is what to write for autoscalers, and what to report.
+type Advice struct {
+	// Groups are the node groups of each policy, by its name.
+	Groups map[string][]Group
+	// Writes bring the objects of autoscalers to what the policies ask for. Each stands alone.
+	Writes []Write
+	// After is when to decide again though nothing changes; 0: not before something does.
+	After time.Duration
+}
+
+// Group is a node group of a policy.
+type Group struct {
+	v1alpha1.NodeGroupStatus
+	// Paste is what a user can paste: YAML for kubectl apply, commands, or tags.
+	Paste []string
+}
+
+// entry is a group as one policy reports it: with one shape of its nodes.
+type entry struct {
+	w         *World
+	g         *group
+	by        *v1alpha1.GPUSharingPolicy
+	shape     shape
+	resources map[string]int64
+	findings  []finding
+	written   []string
+	paste     []string
+	after     time.Duration
+}
+
+// finding is what a user should know about a group.
+type finding struct{ reason, message string }
+
+func (e *entry) find(reason, format string, args ...any) {
+	e.findings = append(e.findings, finding{reason, fmt.Sprintf(format, args...)})
+}
+
+// Advise decides what autoscalers must be told.
+func (w *World) Advise() Advice {
+	ranking, known := policy.Rank(w.Policies), hardwareOf(w.Nodes)
+	advice := Advice{Groups: map[string][]Group{}}
+	var wanted wants
+	var entries []*entry
+	groups := w.groups()
+	of := make(map[*group][]*entry, len(groups))
+	for _, g := range groups {
+		of[g] = w.entries(g, ranking, known)
+		entries = append(entries, of[g]...)
+	}
+	entries = append(entries, w.missing(groups, of)...)
+	for _, e := range entries {
+		if len(e.findings) == 0 {
+			e.announce(&wanted)
+			if e.after > 0 && (advice.After == 0 || e.after < advice.After) {
+				advice.After = e.after
+			}
+		}
+		advice.Groups[e.by.Name] = append(advice.Groups[e.by.Name], Group{NodeGroupStatus: e.status(), Paste: e.paste})
+	}
+	advice.Writes = w.writes(wanted)
+	return advice
+}
+
+// entries are what policies report of a group: one for each shape of its nodes.
+func (w *World) entries(g *group, ranking policy.Ranking, known hardware) []*entry {
+	shapes, ambiguous := w.shapes(g, known)
+	if len(shapes) == 0 {
+		by := selects(ranking, g, ambiguous != "")
+		if by == nil {
+			return nil
+		}
+		e := &entry{w: w, g: g, by: by, shape: shape{nodes: len(g.nodes)}}
+		if ambiguous != "" {
+			e.find(v1alpha1.ReasonAmbiguousShape, "%s, and the autoscaler takes them for alike. Give each kind of node a group of its own", ambiguous)
+		} else {
+			e.find(v1alpha1.ReasonUnknownShape, "No node of %s has reported its GPUs. Declare them in spec.autoscaling.nodeShapes: %s", g.Ref, example(g.Ref))
+		}
+		return []*entry{e}
+	}
+	var all []*entry
+	for _, s := range shapes {
+		e := &entry{w: w, g: g, shape: s}
+		e.govern(ranking, known)
+		if e.by != nil {
+			all = append(all, e)
+		}
+	}
+	return all
+}
+
+// example is an entry of nodeShapes for a group.
+func example(r Ref) string {
+	types, namespace := "", ""
+	if r.Kind == v1alpha1.NodeGroupNodePool {
+		types = "instanceTypes: [TYPE], "
+	}
+	if r.Namespace != "" {
+		namespace = "namespace: " + r.Namespace + ", "
+	}
+	return fmt.Sprintf("{product: PRODUCT, gpusPerNode: N, %snodeGroups: [{kind: %s, %sname: %s}]}", types, r.Kind, namespace, r.Name)
+}
+
+// selects is the policy whose nodeSelector selects the nodes of a group whose GPUs are not known. A policy without a selector is for GPU
+// nodes, and whether these are some is not known, unless hasGPUs.
+func selects(ranking policy.Ranking, g *group, hasGPUs bool) *v1alpha1.GPUSharingPolicy {
+	labels := maps.Clone(g.labels())
+	if len(g.nodes) > 0 {
+		labels = withAll(labels, shapeLabels(g.nodes))
+	}
+	by := ranking.Awaits(policy.Node{Labels: labels})
+	if by == nil || hasGPUs {
+		return by
+	}
+	if by.Spec.NodeSelector == nil || len(by.Spec.NodeSelector.MatchLabels)+len(by.Spec.NodeSelector.MatchExpressions) == 0 {
+		return nil
+	}
+	return by
+}
+
+// shapeLabels are the labels that nodes have in common.
+func shapeLabels(nodes []*Node) map[string]string {
+	labels := nodes[0].Labels
+	for _, n := range nodes[1:] {
+		labels = common(labels, n.Labels)
+	}
+	return labels
+}
+
+func withAll(a, b map[string]string) map[string]string {
+	all := map[string]string{}
+	maps.Copy(all, a)
+	maps.Copy(all, b)
+	return all
+}
+
+// labelPresent is on each node with GPUs: NVIDIA's GPU Operator or Node Feature Discovery puts it there.
+const labelPresent = "nvidia.com/gpu.present"
+
+// govern finds the policy that will govern a new node of the shape, and what the node will advertise.
+func (e *entry) govern(ranking policy.Ranking, known hardware) {
+	node := policy.Node{Labels: withAll(e.g.labels(), e.shape.labels), Devices: e.shape.devices}
+	for label, value := range map[string]string{labelPresent: "true", "kubernetes.io/os": "linux"} {
+		if node.Labels[label] == "" {
+			node.Labels[label] = value
+		}
+	}
+	e.by = ranking.Govern(node).By
+	if e.by == nil && e.shape.nodes == 0 && (!e.shape.declared || isCloud(e.g.Kind)) {
+		if by := e.w.policy(e.shape.by); by != nil && mayGovern(by, node) {
+			e.by = by // the labels of the nodes that it governed are not known any more, or never were
+		}
+	}
+	if e.by == nil {
+		return
+	}
+	if e.shape.nodes == 0 && e.by.Spec.Sharing.Strategy == v1alpha1.StrategyMIG {
+		if _, is := known.gpus(e.shape.product, 1); !is {
+			e.find(v1alpha1.ReasonUnknownShape, "The MIG profiles of product %s are not known: no node has such a GPU, and the operator does not know it. "+
+				"Check the name in spec.autoscaling.nodeShapes, or start one node of %s", e.shape.product, e.g.Ref)
+			return
+		}
+	}
+	want, err := policy.Ask(e.by, node)
+	if err != nil {
+		reason := v1alpha1.ReasonUnknownShape
+		if problem, is := errors.AsType[*plan.Problem](err); is {
+			reason = problem.Reason
+		}
+		e.find(reason, "A node of %s with %d × %s cannot have the policy: %v", e.g.Ref, e.shape.count, e.shape.product, err)
+		return
+	}
+	e.resources = want.Config.Resources
+}
+
+// mayGovern reports whether a policy selects the GPUs of a node and, as far as they are known, its labels.
+func mayGovern(p *v1alpha1.GPUSharingPolicy, n policy.Node) bool {
+	n.Labels = maps.Clone(n.Labels)
+	suppose := func(label, value string) {
+		if _, known := n.Labels[label]; !known {
+			n.Labels[label] = value
+		}
+	}
+	if s := p.Spec.NodeSelector; s != nil {
+		for label, value := range s.MatchLabels {
+			suppose(label, value)
+		}
+		for _, r := range s.MatchExpressions {
+			switch {
+			case r.Operator == v1alpha1.NodeSelectorOperator(metav1.LabelSelectorOpIn) && len(r.Values) > 0:
+				suppose(r.Key, r.Values[0])
+			case r.Operator == v1alpha1.NodeSelectorOperator(metav1.LabelSelectorOpExists):
+				suppose(r.Key, "")
+			}
+		}
+	}
+	return policy.Rank([]v1alpha1.GPUSharingPolicy{*p}).Govern(n).By != nil
+}
+
+func (w *World) policy(name string) *v1alpha1.GPUSharingPolicy {
+	for i := range w.Policies {
+		if p := &w.Policies[i]; p.Name == name && p.DeletionTimestamp.IsZero() {
+			return p
+		}
+	}
+	return nil
+}
+
+// missing are the groups that policies declare and that either do not exist, or whose nodes the policy will not govern. of are the entries
+// of each group.
+func (w *World) missing(groups []*group, of map[*group][]*entry) []*entry {
+	var all []*entry
+	for i := range w.Policies {
+		p := &w.Policies[i]
+		if !p.DeletionTimestamp.IsZero() {
+			continue
+		}
+		for _, s := range p.Spec.Autoscaling.NodeShapes {
+			for _, r := range s.NodeGroups {
+				if e := w.declaredGroup(p, r, groups, of); e != nil {
+					all = append(all, e)
+				}
+			}
+		}
+	}
+	return all
+}
+
+// declaredGroup is what is wrong with the name of a group in nodeShapes; nil if nothing is.
+func (w *World) declaredGroup(p *v1alpha1.GPUSharingPolicy, r v1alpha1.NodeGroupReference, groups []*group, of map[*group][]*entry) *entry {
+	at := slices.IndexFunc(groups, func(g *group) bool { return g.is(r.Kind, r.Namespace, r.Name) })
+	ref := Ref{Kind: r.Kind, Namespace: r.Namespace, Name: r.Name}
+	if r.Kind == v1alpha1.NodeGroupNodePool {
+		ref.Group = GroupKarpenter
+	}
+	e := &entry{w: w, g: &group{Ref: ref}, by: p}
+	if at < 0 {
+		if owned := slices.IndexFunc(w.Scalables, func(s Scalable) bool { return s.is(r.Kind, r.Namespace, r.Name) && s.Owner != nil }); owned >= 0 {
+			e.find(v1alpha1.ReasonNodeGroupNotFound, "%s belongs to %s. Name that in spec.autoscaling.nodeShapes", ref, w.Scalables[owned].Owner)
+			return e
+		}
+		e.find(v1alpha1.ReasonNodeGroupNotFound, "The cluster has no %s, which spec.autoscaling.nodeShapes names. Correct the name, or remove it", ref)
+		return e
+	}
+	e.g = groups[at]
+	entries := of[groups[at]]
+	if len(entries) == 0 {
+		e.find(v1alpha1.ReasonNodeGroupNotSelected, "nodeSelector of the policy does not select the labels that new nodes of %s get. Add the labels to the "+
+			"node group, or correct nodeSelector", ref)
+		return e
+	}
+	if slices.ContainsFunc(entries, func(e *entry) bool { return e.by == p }) {
+		return nil
+	}
+	e.find(v1alpha1.ReasonNodeGroupNotSelected, "Policy %s will govern the nodes of %s. Give this policy a higher priority, or remove the node group "+
+		"from its spec.autoscaling.nodeShapes", entries[0].by.Name, ref)
+	return e
+}
+
+// whole reports whether a new node advertises its whole GPUs and nothing else, which autoscalers know by themselves.
+func (e *entry) whole() bool {
+	return len(e.resources) == 1 && e.resources[plan.ResourceGPU] == int64(e.shape.count)
+}
+
+// managed reports whether the operator writes for the policy.
+func (e *entry) managed() bool { return e.by.Spec.Autoscaling.Mode == v1alpha1.AutoscalingModeManage }
+
+// announce finds out what the autoscaler of the group must be told.
+func (e *entry) announce(wanted *wants) {
+	if e.whole() {
+		e.find(v1alpha1.ReasonConfigured, "New nodes advertise whole GPUs, which autoscalers know")
+		return
+	}
+	if e.by.Spec.Rollout.Paused {
+		e.find(v1alpha1.ReasonPaused, "The rollout is paused, so new nodes of %s keep whole GPUs, and the autoscaler is told of nothing else. Set rollout.paused: false", e.g.Ref)
+		return
+	}
+	switch e.g.Group {
+	case GroupKarpenter:
+		e.karpenter(wanted)
+	case GroupClusterAPI:
+		e.clusterAPI(wanted)
+		e.clusterAutoscaler()
+	case GroupOpenShift:
+		e.openShift(wanted)
+		e.clusterAutoscaler()
+	default:
+		e.cloud()
+		e.clusterAutoscaler()
+	}
+}
+
+// severity lists the reasons of groups, what matters most first. Those that it does not list are why a node cannot have the policy.
+var severity = []string{
+	v1alpha1.ReasonNotPermitted, v1alpha1.ReasonWriteFailed, v1alpha1.ReasonInvalidValue, v1alpha1.ReasonOwnedByOther, v1alpha1.ReasonRemovedByOther,
+	v1alpha1.ReasonNodeGroupNotFound, v1alpha1.ReasonNodeGroupNotSelected, v1alpha1.ReasonAmbiguousShape, v1alpha1.ReasonUnknownShape, v1alpha1.ReasonPaused,
+	v1alpha1.ReasonOverlayNotServed, v1alpha1.ReasonFeatureGateOff, v1alpha1.ReasonOverlayConflict, v1alpha1.ReasonAcceleratorLabel,
+	v1alpha1.ReasonGPUCountRises, v1alpha1.ReasonResourceNotSupported, v1alpha1.ReasonStaleTemplate, v1alpha1.ReasonMultipleResources,
+	v1alpha1.ReasonAdviceOnly, v1alpha1.ReasonConfiguring, v1alpha1.ReasonLimitsNotCounted, v1alpha1.ReasonScaleDownCandidate,
+	v1alpha1.ReasonConfigured,
+}
+
+// bySeverity orders reasons, the worst first.
+func bySeverity(a, b string) int {
+	return cmp.Compare(slices.Index(severity, a), slices.Index(severity, b)) // -1, the worst: a node cannot have the policy
+}
+
+// status is what is reported of the group.
+func (e *entry) status() v1alpha1.NodeGroupStatus {
+	const longest = 2048 // of the schema
+	findings := slices.Clone(e.findings)
+	slices.SortStableFunc(findings, func(a, b finding) int { return bySeverity(a.reason, b.reason) })
+	messages := make([]string, 0, len(findings))
+	for i, f := range findings {
+		if i > 0 && f.reason == v1alpha1.ReasonConfigured {
+			continue
+		}
+		if i > 0 && f.reason != findings[0].reason {
+			f.message = f.reason + ": " + f.message
+		}
+		messages = append(messages, f.message)
+	}
+	uid := ""
+	if e.g.scalable != nil {
+		uid = e.g.scalable.UID
+	}
+	return v1alpha1.NodeGroupStatus{
+		Kind: e.g.Kind, Namespace: e.g.Namespace, Name: e.g.Name, UID: uid, Autoscaler: e.g.autoscaler(), Nodes: int32(e.shape.nodes),
+		Product: e.shape.product, GPUsPerNode: int32(e.shape.count), InstanceTypes: e.shape.instanceTypes[:min(len(e.shape.instanceTypes), 32)],
+		Resources: listed(e.resources), Advertised: listed(e.shape.advertised), Written: e.written,
+		Reason: findings[0].reason, Message: format.Cut(strings.Join(messages, ". "), longest),
+	}
+}
+
+func listed(counts map[string]int64) []v1alpha1.NodeResource {
+	const most = 16 // of the schema
+	var all []v1alpha1.NodeResource
+	for _, name := range slices.Sorted(maps.Keys(counts)) {
+		if counts[name] > 0 && len(all) < most {
+			all = append(all, v1alpha1.NodeResource{Name: name, Count: counts[name]})
+		}
+	}
+	return all
+}
+
+// Listed are the node groups as the status of a policy lists them. If they are too many, those to which the operator has written come first:
+// it must know them again.
+func Listed(groups []Group) []v1alpha1.NodeGroupStatus {
+	var list []v1alpha1.NodeGroupStatus
+	for i := range groups {
+		list = append(list, groups[i].NodeGroupStatus)
+	}
+	if len(list) <= v1alpha1.MostNodeGroups {
+		return list
+	}
+	slices.SortStableFunc(list, func(a, b v1alpha1.NodeGroupStatus) int {
+		return cmp.Compare(min(len(b.Written), 1), min(len(a.Written), 1))
+	})
+	return list[:v1alpha1.MostNodeGroups]
+}
+
+// Condition sums up the node groups of a policy; asked is false if there are none.
+func Condition(groups []Group) (c metav1.Condition, asked bool) {
+	if len(groups) == 0 {
+		return c, false
+	}
+	worst := slices.MinFunc(groups, func(a, b Group) int { return bySeverity(a.Reason, b.Reason) })
+	c = metav1.Condition{Type: v1alpha1.ConditionAutoscalingConfigured, Status: metav1.ConditionFalse, Reason: worst.Reason}
+	switch worst.Reason {
+	case v1alpha1.ReasonConfigured, v1alpha1.ReasonScaleDownCandidate, v1alpha1.ReasonLimitsNotCounted:
+		c.Status = metav1.ConditionTrue
+	case v1alpha1.ReasonConfiguring:
+		c.Status = metav1.ConditionUnknown
+	}
+	same := 0
+	for i := range groups {
+		if groups[i].Reason == worst.Reason {
+			same++
+		}
+	}
+	c.Message = fmt.Sprintf("%s %s: %s", worst.Kind, strings.TrimPrefix(worst.Namespace+"/"+worst.Name, "/"), worst.Message)
+	if same > 1 {
+		c.Message += fmt.Sprintf(". The same holds for %d more node groups, see status.nodeGroups", same-1)
+	}
+	if len(groups) > v1alpha1.MostNodeGroups {
+		c.Message += fmt.Sprintf(". status.nodeGroups lists %d of %d node groups", v1alpha1.MostNodeGroups, len(groups))
+	}
+	return c, true
+}

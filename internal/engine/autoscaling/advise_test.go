@@ -1,0 +1,347 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package autoscaling_test
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/yaml"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/autoscaling"
+)
+
+func TestWhatANewNodeAdvertises(t *testing.T) {
+	for name, c := range map[string]struct {
+		spec    string
+		product string
+		count   int
+		want    map[string]int64
+	}{
+		"time-slicing, renamed": {renamed, t4, 4, map[string]int64{shared: 40}},
+		"time-slicing":          {unrenamed, t4, 4, map[string]int64{"nvidia.com/gpu": 32}},
+		"MPS":                   {mps, a100, 1, map[string]int64{shared: 4}},
+		"MIG, one profile":      {filled, a100, 2, map[string]int64{"nvidia.com/mig-1g.5gb": 14}},
+		"MIG, strategy single":  {single, a100, 2, map[string]int64{"nvidia.com/gpu": 14}},
+		"MIG, a layout":         {layout, a100, 1, map[string]int64{"nvidia.com/mig-1g.5gb": 2, "nvidia.com/mig-3g.20gb": 1}},
+		"MIG beside whole GPUs": {"sharing: {strategy: MIG, mig: {layouts: [{gpus: {indexes: [0]}, fill: 1g.5gb}]}}", a100, 2, map[string]int64{
+			"nvidia.com/mig-1g.5gb": 7, "nvidia.com/gpu": 1,
+		}},
+		"whole GPUs": {exclusive, a100, 8, map[string]int64{"nvidia.com/gpu": 8}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			live := only(t, karpenter(t, c.spec, node("a", c.product, c.count, inPool("type"))))
+			g.Expect(offers(live)).To(Equal(c.want), live.Message)
+			g.Expect(live.Product).To(Equal(c.product))
+			g.Expect(live.GPUsPerNode).To(BeEquivalentTo(c.count))
+
+			empty := karpenter(t, c.spec)
+			empty.Policies[0].Spec.Autoscaling.NodeShapes = []v1alpha1.NodeShape{{
+				Product: c.product, GPUsPerNode: int32(c.count), InstanceTypes: []string{"type"},
+				NodeGroups: []v1alpha1.NodeGroupReference{{Kind: v1alpha1.NodeGroupNodePool, Name: "gpu"}},
+			}}
+			g.Expect(offers(only(t, empty))).To(Equal(c.want), "the same at zero nodes")
+		})
+	}
+}
+
+// A node that is shared already shows what its machine has. How it is shared now does not matter, on GPUs that the policy leaves alone either.
+func TestANodeThatIsSharedAlreadyIsTakenAsNew(t *testing.T) {
+	n := node("a", a100, 2, inPool("type"))
+	n.Devices[1].Sharing = v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeEnabled, Instances: []v1alpha1.InstanceCount{{Profile: "7g.40gb", Count: 1}}}
+	n.Advertised = map[string]int64{"nvidia.com/mig-7g.40gb": 1}
+	g := only(t, karpenter(t, "sharing: {strategy: MIG, mig: {layouts: [{fill: 1g.5gb}]}}\ngpuSelector: {indexes: [0]}", n))
+	NewWithT(t).Expect(offers(g)).To(Equal(map[string]int64{"nvidia.com/mig-1g.5gb": 7, "nvidia.com/gpu": 1}), g.Message)
+}
+
+func TestShapes(t *testing.T) {
+	type world = autoscaling.World
+	two := func(t *testing.T) world { t.Helper(); return karpenter(t, renamed+declared) }
+	for name, c := range map[string]struct {
+		world  func(t *testing.T) world
+		reason string
+		says   string
+	}{
+		"nothing is known of a NodePool that is selected": {func(t *testing.T) world {
+			t.Helper()
+			w := karpenter(t, renamed+"\nnodeSelector: {matchLabels: {team: a}}")
+			w.Pools[0].Labels["team"] = "a"
+			return w
+		}, v1alpha1.ReasonUnknownShape, "nodeShapes: {product: PRODUCT, gpusPerNode: N, instanceTypes: [TYPE], nodeGroups: [{kind: NodePool, name: gpu}]}"},
+		"the nodes of a MachineSet differ": {func(t *testing.T) world {
+			t.Helper()
+			a, b := node("a", t4, 1, nil), node("b", a100, 1, nil)
+			a.Annotations["machine.openshift.io/machine"], b.Annotations["machine.openshift.io/machine"] = "ns/m-a", "ns/m-b"
+			return world{
+				Now: now, Policies: []v1alpha1.GPUSharingPolicy{policy(t, "research", renamed+"\nnodeSelector: {matchLabels: {nvidia.com/gpu.present: \"true\"}}")},
+				Nodes: []autoscaling.Node{a, b}, MachineSets: map[string]string{"ns/m-a": "ns/set", "ns/m-b": "ns/set"},
+				Scalables: []autoscaling.Scalable{machineSet(autoscaling.GroupOpenShift, nil)},
+			}
+		}, v1alpha1.ReasonAmbiguousShape, "NVIDIA-A100-SXM4-40GB"},
+		"a product that nobody knows cannot be partitioned": {func(t *testing.T) world {
+			t.Helper()
+			w := two(t)
+			w.Policies[0].Spec.Sharing = policy(t, "x", filled).Spec.Sharing
+			w.Policies[0].Spec.Autoscaling.NodeShapes[0].Product = "NVIDIA-A100-SXM4-39GB"
+			return w
+		}, v1alpha1.ReasonUnknownShape, "NVIDIA-A100-SXM4-39GB"},
+		"a GPU without MIG": {func(t *testing.T) world {
+			t.Helper()
+			w := two(t)
+			w.Policies[0].Spec.Sharing = policy(t, "x", filled).Spec.Sharing
+			w.Policies[0].Spec.Autoscaling.NodeShapes[0].Product = t4
+			return w
+		}, v1alpha1.ReasonMIGNotSupported, "has no MIG"},
+		"a layout that does not fit": {func(t *testing.T) world {
+			t.Helper()
+			w := two(t)
+			w.Policies[0].Spec.Sharing = policy(t, "x", "sharing: {strategy: MIG, mig: {layouts: [{instances: [{profile: 4g.20gb, count: 2}]}]}}").Spec.Sharing
+			return w
+		}, v1alpha1.ReasonLayoutDoesNotFit, "NodePool gpu"},
+		"a group that does not exist": {func(t *testing.T) world {
+			t.Helper()
+			w := two(t)
+			w.Pools = nil
+			return w
+		}, v1alpha1.ReasonNodeGroupNotFound, "no NodePool gpu"},
+		"a group that the policy does not select": {func(t *testing.T) world {
+			t.Helper()
+			w := two(t)
+			w.Policies[0].Spec.NodeSelector = &v1alpha1.NodeSelector{MatchLabels: map[string]string{"team": "a"}}
+			return w
+		}, v1alpha1.ReasonNodeGroupNotSelected, "labels"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g, w := NewWithT(t), c.world(t)
+			group := only(t, w)
+			g.Expect(group.Reason).To(Equal(c.reason), group.Message)
+			g.Expect(group.Message).To(ContainSubstring(c.says))
+			g.Expect(group.Resources).To(BeEmpty(), "no value")
+			g.Expect(w.Advise().Writes).To(BeEmpty())
+		})
+	}
+}
+
+func TestAShapeIsRememberedWhenTheNodesAreGone(t *testing.T) {
+	g := NewWithT(t)
+	w := karpenter(t, renamed+"\nautoscaling: {mode: Manage}", node("a", t4, 4, inPool("t4.four")))
+	w.Nodes[0].Advertised = map[string]int64{shared: 40}
+	before := only(t, w)
+	g.Expect(before.Nodes).To(BeEquivalentTo(1))
+	wrote := w.Advise().Writes[0].Overlay
+
+	w.Nodes, w.Policies[0].Status.NodeGroups = nil, []v1alpha1.NodeGroupStatus{before.NodeGroupStatus}
+	after := only(t, w)
+	g.Expect(after.Nodes).To(BeZero())
+	g.Expect(offers(after)).To(Equal(map[string]int64{shared: 40}))
+	g.Expect(w.Advise().Writes[0].Overlay).To(Equal(wrote), "a NodeOverlay that changes makes Karpenter think about all nodes again")
+}
+
+// GPUs die. A new node has all of them.
+func TestANodeThatLostAGPUIsNoOtherShape(t *testing.T) {
+	g := NewWithT(t)
+	group := only(t, karpenter(t, renamed, node("a", t4, 3, inPool("t4.four")), node("b", t4, 4, inPool("t4.four"))))
+	g.Expect(group.Nodes).To(BeEquivalentTo(2))
+	g.Expect(offers(group)).To(Equal(map[string]int64{shared: 40}))
+}
+
+func TestANodePoolHasANodeOverlayForEachShape(t *testing.T) {
+	g := NewWithT(t)
+	w := karpenter(t, renamed+"\nautoscaling: {mode: Manage}", node("a", t4, 1, inPool("t4.one")), node("b", t4, 4, inPool("t4.four")), node("c", t4, 1, inPool("t4.big")))
+	advice := w.Advise()
+	g.Expect(advice.Groups["research"]).To(HaveLen(2))
+	g.Expect(advice.Writes).To(HaveLen(2))
+	var types [][]any
+	for _, write := range advice.Writes {
+		spec := asMap(write.Overlay.Object["spec"])
+		types = append(types, asMap(spec["requirements"].([]any)[1])["values"].([]any))
+		g.Expect(spec["capacity"]).To(HaveKeyWithValue("nvidia.com/gpu", "0"), "whole GPUs are hidden")
+		owner := asMap(write.Overlay.Object["metadata"])["ownerReferences"].([]any)[0]
+		g.Expect(owner).To(And(HaveKeyWithValue("name", "research"), HaveKeyWithValue("uid", "uid-research")))
+	}
+	g.Expect(types).To(ConsistOf([]any{"t4.big", "t4.one"}, []any{"t4.four"}))
+}
+
+func TestInstanceTypesOfANodePool(t *testing.T) {
+	g := NewWithT(t)
+	w := karpenter(t, renamed+declared)
+	w.Policies[0].Spec.Autoscaling.NodeShapes[0].InstanceTypes = nil
+	group := only(t, w)
+	g.Expect(group.Reason).To(Equal(v1alpha1.ReasonUnknownShape))
+	g.Expect(group.Message).To(ContainSubstring("nodeShapes[].instanceTypes"))
+	g.Expect(w.Advise().Writes).To(BeEmpty(), "a NodeOverlay would be for nodes without GPUs too")
+	w.Pools[0].InstanceTypes = []string{"gpu.two", "gpu.deux"}
+	g.Expect(only(t, w).InstanceTypes).To(Equal([]string{"gpu.deux", "gpu.two"}))
+	g.Expect(w.Advise().Writes).To(HaveLen(1), "the NodePool names them")
+}
+
+func TestOnAWSAGPUIsSelectedByNameAndCount(t *testing.T) {
+	g := NewWithT(t)
+	w := karpenter(t, renamed+declared)
+	w.Policies[0].Spec.Autoscaling.NodeShapes[0].InstanceTypes = nil
+	w.Pools[0].NodeClassGroup = "karpenter.k8s.aws"
+	requirements := asMap(w.Advise().Writes[0].Overlay.Object["spec"])["requirements"]
+	text, err := yaml.Marshal(requirements)
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(string(text)).To(MatchYAML(`
+- {key: karpenter.sh/nodepool, operator: In, values: [gpu]}
+- {key: karpenter.k8s.aws/instance-gpu-name, operator: In, values: [a100]}
+- {key: karpenter.k8s.aws/instance-gpu-count, operator: In, values: ["2"]}
+- {key: karpenter.k8s.aws/instance-gpu-memory, operator: In, values: ["40960"]}
+`))
+}
+
+// made is the NodeOverlay that the operator writes, as the cluster has it.
+func made(t *testing.T, w autoscaling.World) autoscaling.Overlay {
+	t.Helper()
+	NewWithT(t).Expect(w.Advise().Writes).To(HaveLen(1))
+	applied := unstructuredOf(w.Advise().Writes[0].Overlay.Object)
+	applied.SetManagedFields([]metav1.ManagedFieldsEntry{{Manager: autoscaling.FieldManager, Operation: metav1.ManagedFieldsOperationApply}})
+	o := autoscaling.OverlayOf(applied)
+	o.UID, o.Created = "1", now.Add(-time.Minute)
+	return o
+}
+
+func TestWhatKarpenterMakesOfANodeOverlay(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(w *autoscaling.World, o *autoscaling.Overlay)
+		reason string
+		says   string
+	}{
+		"applies it":       {func(_ *autoscaling.World, o *autoscaling.Overlay) { o.Observed = true }, v1alpha1.ReasonConfigured, "knows by NodeOverlay"},
+		"has just seen it": {func(_ *autoscaling.World, o *autoscaling.Overlay) { o.Created = now }, v1alpha1.ReasonConfiguring, "yet"},
+		"does not look":    {func(*autoscaling.World, *autoscaling.Overlay) {}, v1alpha1.ReasonFeatureGateOff, "--feature-gates=NodeOverlay=true"},
+		"finds a conflict": {func(_ *autoscaling.World, o *autoscaling.Overlay) {
+			o.Observed, o.NotReady = true, "Conflict: conflict with another overlay"
+		}, v1alpha1.ReasonOverlayConflict, "conflict with another overlay"},
+		"prefers one of a higher weight": {func(w *autoscaling.World, o *autoscaling.Overlay) {
+			o.Observed = true
+			w.Overlays = append(w.Overlays, autoscaling.Overlay{Name: "theirs", Weight: 9000, Observed: true, Capacity: map[string]string{shared: "2"}})
+		}, v1alpha1.ReasonOverlayConflict, "NodeOverlay theirs has weight 9000"},
+		"prefers one for other nodes": {func(w *autoscaling.World, o *autoscaling.Overlay) {
+			o.Observed = true
+			w.Overlays = append(w.Overlays, autoscaling.Overlay{
+				Name: "theirs", Weight: 9000, Observed: true, Capacity: map[string]string{shared: "2"},
+				Requirements: []autoscaling.Requirement{{Key: "karpenter.sh/nodepool", Operator: "In", Values: []string{"cpu"}}},
+			})
+		}, v1alpha1.ReasonConfigured, "knows by NodeOverlay"},
+		"has one of that name of another": {func(_ *autoscaling.World, o *autoscaling.Overlay) { o.Policy, o.Weight = "", 1 }, v1alpha1.ReasonOwnedByOther, "Delete it"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g, w := NewWithT(t), karpenter(t, renamed+declared)
+			o := made(t, w)
+			c.change(&w, &o)
+			w.Overlays = append(w.Overlays, o)
+			group := only(t, w)
+			g.Expect(group.Reason).To(Equal(c.reason), group.Message)
+			g.Expect(group.Message).To(ContainSubstring(c.says))
+			g.Expect(w.Advise().Writes).To(BeEmpty(), "it is as the operator wants it, or not the operator's")
+		})
+	}
+}
+
+func TestANodeOverlayGoesWhenNobodyWantsIt(t *testing.T) {
+	w := karpenter(t, renamed+declared)
+	w.Overlays = []autoscaling.Overlay{made(t, w), {Name: "theirs", UID: "2"}}
+	for name, change := range map[string]func(w *autoscaling.World){
+		"the policy is deleted":      func(w *autoscaling.World) { w.Policies = nil },
+		"the policy ends":            func(w *autoscaling.World) { w.Policies[0].DeletionTimestamp = &metav1.Time{Time: now} },
+		"the operator only advises":  func(w *autoscaling.World) { w.Policies[0].Spec.Autoscaling.Mode = v1alpha1.AutoscalingModeAdvise },
+		"the NodePool is gone":       func(w *autoscaling.World) { w.Pools = nil },
+		"the nodes offer whole GPUs": func(w *autoscaling.World) { w.Policies[0].Spec.Sharing = policy(t, "x", exclusive).Spec.Sharing },
+	} {
+		t.Run(name, func(t *testing.T) {
+			g, w := NewWithT(t), w
+			w.Policies = append([]v1alpha1.GPUSharingPolicy{}, w.Policies...)
+			change(&w)
+			writes := w.Advise().Writes
+			g.Expect(writes).To(HaveLen(1))
+			g.Expect(writes[0].Delete).To(HaveValue(Equal(autoscaling.DeleteOverlay{Name: w.Overlays[0].Name, UID: "1"})))
+		})
+	}
+}
+
+func TestAdviseWritesNothing(t *testing.T) {
+	g := NewWithT(t)
+	w := karpenter(t, strings.Replace(renamed+declared, "Manage", "Advise", 1))
+	group := only(t, w)
+	g.Expect(w.Advise().Writes).To(BeEmpty())
+	g.Expect(group.Reason).To(Equal(v1alpha1.ReasonAdviceOnly))
+	g.Expect(group.Paste).To(HaveLen(1))
+	pasted := &unstructured.Unstructured{}
+	text, err := yaml.YAMLToJSON([]byte(group.Paste[0]))
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(pasted.UnmarshalJSON(text)).To(Succeed())
+	o := autoscaling.OverlayOf(pasted)
+	o.Observed = true
+	w.Overlays = []autoscaling.Overlay{o}
+	g.Expect(only(t, w).Reason).To(Equal(v1alpha1.ReasonConfigured), "a user has pasted it")
+}
+
+func TestReplicasThatKeepTheNameNeedConsent(t *testing.T) {
+	for _, spec := range []string{unrenamed, single} {
+		g := NewWithT(t)
+		w := karpenter(t, spec+declared)
+		w.Pools[0].Limits["nvidia.com/gpu"] = "16"
+		group := only(t, w)
+		g.Expect(group.Reason).To(Equal(v1alpha1.ReasonGPUCountRises))
+		g.Expect(group.Message).To(And(ContainSubstring("renameByDefault"), ContainSubstring("Multiply it by")))
+		g.Expect(w.Advise().Writes).To(BeEmpty())
+		w.Policies[0].Spec.Autoscaling.UnrenamedReplicas = v1alpha1.UnrenamedReplicasAnnounce
+		capacity := asMap(asMap(w.Advise().Writes[0].Overlay.Object["spec"])["capacity"])
+		g.Expect(capacity).To(HaveLen(1))
+		g.Expect(capacity["nvidia.com/gpu"]).To(BeElementOf("16", "14"))
+	}
+}
+
+func TestAnotherVersionOfTheKind(t *testing.T) {
+	g := NewWithT(t)
+	w := karpenter(t, renamed+declared)
+	w.OverlayVersion = "karpenter.sh/v1beta1"
+	g.Expect(w.Advise().Writes[0].Overlay.Object).To(HaveKeyWithValue("apiVersion", "karpenter.sh/v1beta1"))
+	w.OverlayVersion = ""
+	g.Expect(only(t, w).Reason).To(Equal(v1alpha1.ReasonOverlayNotServed))
+	g.Expect(w.Advise().Writes).To(BeEmpty())
+}
+
+func TestWhatTheAPIServerRefuses(t *testing.T) {
+	w := karpenter(t, renamed+declared)
+	name := made(t, w).Name
+	for reason, r := range map[string]autoscaling.Refusal{
+		v1alpha1.ReasonNotPermitted: {Forbidden: true, Message: "no"}, v1alpha1.ReasonOwnedByOther: {Conflict: true, Message: "conflict with kubectl-edit"},
+		v1alpha1.ReasonWriteFailed: {Message: "no"},
+	} {
+		w.Refused = map[string]autoscaling.Refusal{"NodeOverlay/" + name: r}
+		group := only(t, w)
+		NewWithT(t).Expect(group.Reason).To(Equal(reason))
+		NewWithT(t).Expect(group.Message).To(And(ContainSubstring(r.Message), ContainSubstring(name)))
+	}
+}
+
+func TestConditionOfGroups(t *testing.T) {
+	g := NewWithT(t)
+	of := func(reasons ...string) metav1.Condition {
+		var groups []autoscaling.Group
+		for _, r := range reasons {
+			groups = append(groups, autoscaling.Group{NodeGroupStatus: v1alpha1.NodeGroupStatus{Kind: v1alpha1.NodeGroupNodePool, Name: "n-" + r, Reason: r, Message: "m"}})
+		}
+		c, asked := autoscaling.Condition(groups)
+		g.Expect(asked).To(Equal(len(reasons) > 0))
+		return c
+	}
+	of()
+	g.Expect(of(v1alpha1.ReasonConfigured).Status).To(Equal(metav1.ConditionTrue))
+	g.Expect(of(v1alpha1.ReasonConfigured, v1alpha1.ReasonConfiguring).Status).To(Equal(metav1.ConditionUnknown))
+	worst := of(v1alpha1.ReasonAdviceOnly, v1alpha1.ReasonConfigured, v1alpha1.ReasonFeatureGateOff)
+	g.Expect(worst.Reason).To(Equal(v1alpha1.ReasonFeatureGateOff))
+	g.Expect(worst.Status).To(Equal(metav1.ConditionFalse))
+	g.Expect(worst.Message).To(Equal("NodePool n-FeatureGateOff: m"))
+	g.Expect(of(v1alpha1.ReasonAdviceOnly, v1alpha1.ReasonAdviceOnly).Message).To(ContainSubstring("1 more node group"))
+}

@@ -1,0 +1,288 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package autoscaling_test
+
+import (
+	"maps"
+	"testing"
+
+	. "github.com/onsi/gomega"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/autoscaling"
+)
+
+func asMap(v any) map[string]any {
+	m, _ := v.(map[string]any)
+	return m
+}
+
+func unstructuredOf(o map[string]any) *unstructured.Unstructured {
+	return &unstructured.Unstructured{Object: o}
+}
+
+// machineSet is MachineSet ns/set.
+func machineSet(group string, annotations map[string]string) autoscaling.Scalable {
+	s := autoscaling.Scalable{
+		Ref:     autoscaling.Ref{Group: group, Kind: v1alpha1.NodeGroupMachineSet, Namespace: "ns", Name: "set"},
+		Version: group + "/v1beta1", UID: "set-1", ResourceVersion: "7", Labels: map[string]string{"pool": "gpu"}, Annotations: map[string]string{}, Managers: map[string][]string{},
+	}
+	maps.Copy(s.Annotations, annotations)
+	for key := range annotations {
+		s.Managers[key] = []string{"kubectl-edit"}
+	}
+	return s
+}
+
+const shapeOfSet = `
+nodeSelector: {matchLabels: {pool: gpu}}
+autoscaling: {mode: Manage, nodeShapes: [{product: NVIDIA-A100-SXM4-40GB, gpusPerNode: 1, nodeGroups: [{kind: MachineSet, namespace: ns, name: set}]}]}`
+
+// scalable is a world with MachineSet ns/set.
+func scalable(t *testing.T, group, spec string, annotations map[string]string) autoscaling.World {
+	t.Helper()
+	return autoscaling.World{
+		Now: now, Policies: []v1alpha1.GPUSharingPolicy{policy(t, "research", spec+shapeOfSet)}, OpenShift: "4.19.3",
+		Scalables: []autoscaling.Scalable{machineSet(group, annotations)},
+	}
+}
+
+// apply plays the API server: the annotations of the operator are exactly these afterwards.
+func apply(t *testing.T, s *autoscaling.Scalable, a *autoscaling.Annotate) {
+	t.Helper()
+	g := NewWithT(t)
+	g.Expect(a).NotTo(BeNil())
+	g.Expect(a.UID).To(Equal(s.UID))
+	g.Expect(a.ResourceVersion).To(Equal(s.ResourceVersion))
+	for key, managers := range s.Managers {
+		kept := []string{}
+		for _, m := range managers {
+			if m != autoscaling.FieldManager {
+				kept = append(kept, m)
+			}
+		}
+		if _, applied := a.Annotations[key]; !applied && len(kept) == 0 {
+			delete(s.Annotations, key)
+			delete(s.Managers, key)
+			continue
+		}
+		s.Managers[key] = kept
+	}
+	for key, value := range a.Annotations {
+		if have, found := s.Annotations[key]; found && have != value && len(s.Managers[key]) > 0 {
+			g.Expect(a.Force).To(BeTrue(), "conflict with %v about %s", s.Managers[key], key)
+			s.Managers[key] = nil
+		}
+		s.Annotations[key] = value
+		s.Managers[key] = append(s.Managers[key], autoscaling.FieldManager)
+	}
+	s.ResourceVersion += "1"
+}
+
+func TestAnnotationsOfClusterAPI(t *testing.T) {
+	g := NewWithT(t)
+	w := scalable(t, autoscaling.GroupClusterAPI, renamed, nil)
+	apply(t, &w.Scalables[0], w.Advise().Writes[0].Annotate)
+	g.Expect(w.Scalables[0].Annotations).To(And(
+		HaveKeyWithValue(autoscaling.AnnotationGPUType, shared), HaveKeyWithValue(autoscaling.AnnotationGPUCount, "10"), HaveLen(3)))
+	g.Expect(w.Advise().Writes).To(BeEmpty())
+	group := only(t, w)
+	g.Expect(group.Reason).To(Equal(v1alpha1.ReasonScaleDownCandidate))
+	g.Expect(group.Written).To(Equal([]string{autoscaling.AnnotationGPUCount + "=10", autoscaling.AnnotationGPUType + "=" + shared}))
+
+	w.Policies[0].Spec.Sharing.TimeSlicing.Replicas = 4
+	apply(t, &w.Scalables[0], w.Advise().Writes[0].Annotate)
+	g.Expect(w.Scalables[0].Annotations).To(HaveKeyWithValue(autoscaling.AnnotationGPUCount, "4"))
+	w.Policies = nil
+	apply(t, &w.Scalables[0], w.Advise().Writes[0].Annotate)
+	g.Expect(w.Scalables[0].Annotations).To(BeEmpty(), "there was nothing before")
+	g.Expect(w.Advise().Writes).To(BeEmpty())
+}
+
+func TestAMixedLayoutAnnouncesOneProfile(t *testing.T) {
+	g := NewWithT(t)
+	w := scalable(t, autoscaling.GroupClusterAPI, layout, nil)
+	group := only(t, w)
+	g.Expect(w.Advise().Writes[0].Annotate.Annotations).To(And(
+		HaveKeyWithValue(autoscaling.AnnotationGPUType, "nvidia.com/mig-1g.5gb"), HaveKeyWithValue(autoscaling.AnnotationGPUCount, "2")))
+	g.Expect(group.Reason).To(Equal(v1alpha1.ReasonMultipleResources))
+	g.Expect(group.Message).To(And(ContainSubstring("which is nvidia.com/mig-1g.5gb"), ContainSubstring("nvidia.com/mig-3g.20gb starts"), ContainSubstring("minimum size 1")))
+}
+
+func TestOpenShiftKnowsOneResource(t *testing.T) {
+	for name, c := range map[string]struct {
+		spec, version string
+		reason        string
+		says          string
+		count         string
+	}{
+		"replicas that keep the name":    {unrenamed, "4.19.3", v1alpha1.ReasonConfiguring, "gpu-count=8", "8"},
+		"MIG strategy single":            {single, "4.21.0", v1alpha1.ReasonConfiguring, "gpu-count=7", "7"},
+		"renamed":                        {renamed, "4.19.3", v1alpha1.ReasonResourceNotSupported, "minReplicas: 1", ""},
+		"MIG profiles":                   {filled, "4.19.3", v1alpha1.ReasonResourceNotSupported, "minReplicas: 1", ""},
+		"before 4.19":                    {unrenamed, "4.18.30", v1alpha1.ReasonResourceNotSupported, "OpenShift is 4.18.30", ""},
+		"a version that is not readable": {unrenamed, "", v1alpha1.ReasonResourceNotSupported, "not known", ""},
+		"5.0":                            {unrenamed, "5.0.0", v1alpha1.ReasonConfiguring, "gpu-count=8", "8"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			w := scalable(t, autoscaling.GroupOpenShift, c.spec, nil)
+			w.OpenShift = c.version
+			group := only(t, w)
+			g.Expect(group.Reason).To(Equal(c.reason), group.Message)
+			g.Expect(group.Message).To(ContainSubstring(c.says))
+			if c.count == "" {
+				g.Expect(w.Advise().Writes).To(BeEmpty())
+				return
+			}
+			g.Expect(w.Advise().Writes[0].Annotate.Annotations).To(And(HaveKeyWithValue(autoscaling.AnnotationGPUCount, c.count), Not(HaveKey(autoscaling.AnnotationGPUType))))
+			g.Expect(group.Paste[0]).To(And(ContainSubstring("resourceLimits.gpus"), ContainSubstring("delayAfterAdd")))
+		})
+	}
+}
+
+// Values of another are reported. Defaults of cluster-autoscaler-operator are taken over, and restored.
+func TestValuesOfOthers(t *testing.T) {
+	g := NewWithT(t)
+	w := scalable(t, autoscaling.GroupOpenShift, unrenamed, map[string]string{autoscaling.AnnotationGPUCount: "1"})
+	group := only(t, w)
+	g.Expect(group.Reason).To(Equal(v1alpha1.ReasonOwnedByOther))
+	g.Expect(group.Message).To(ContainSubstring("kubectl-edit"))
+	g.Expect(w.Advise().Writes).To(BeEmpty())
+
+	s := &w.Scalables[0]
+	s.Managers[autoscaling.AnnotationGPUCount] = []string{"cluster-autoscaler-operator"}
+	apply(t, s, w.Advise().Writes[0].Annotate)
+	g.Expect(s.Annotations).To(HaveKeyWithValue(autoscaling.AnnotationGPUCount, "8"))
+	g.Expect(w.Advise().Writes).To(BeEmpty())
+	w.Policies[0].Spec.Autoscaling.Mode = v1alpha1.AutoscalingModeAdvise
+	apply(t, s, w.Advise().Writes[0].Annotate)
+	g.Expect(s.Annotations).To(Equal(map[string]string{autoscaling.AnnotationGPUCount: "1"}), "nobody fills a default in again")
+	w.Policies[0].Spec.Autoscaling.Mode = v1alpha1.AutoscalingModeManage
+	apply(t, s, w.Advise().Writes[0].Annotate)
+	w.Policies = nil
+	apply(t, s, w.Advise().Writes[0].Annotate)
+	g.Expect(s.Annotations).To(Equal(map[string]string{autoscaling.AnnotationGPUCount: "1"}), "also the second time")
+}
+
+func TestAValueThatAnotherHasTakenOverStays(t *testing.T) {
+	g := NewWithT(t)
+	w := scalable(t, autoscaling.GroupOpenShift, unrenamed, nil)
+	s := &w.Scalables[0]
+	apply(t, s, w.Advise().Writes[0].Annotate)
+	s.Annotations[autoscaling.AnnotationGPUCount], s.Managers[autoscaling.AnnotationGPUCount] = "3", []string{"argocd-controller"}
+	g.Expect(only(t, w).Reason).To(Equal(v1alpha1.ReasonOwnedByOther))
+	w.Policies = nil
+	apply(t, s, w.Advise().Writes[0].Annotate)
+	g.Expect(s.Annotations).To(Equal(map[string]string{autoscaling.AnnotationGPUCount: "3"}))
+}
+
+func TestAValueThatAnotherAppliesTooStays(t *testing.T) {
+	g := NewWithT(t)
+	w := scalable(t, autoscaling.GroupOpenShift, unrenamed, map[string]string{autoscaling.AnnotationGPUCount: "1"})
+	s := &w.Scalables[0]
+	s.Managers[autoscaling.AnnotationGPUCount] = []string{"cluster-autoscaler-operator"}
+	apply(t, s, w.Advise().Writes[0].Annotate)
+	s.Managers[autoscaling.AnnotationGPUCount] = append(s.Managers[autoscaling.AnnotationGPUCount], "argocd-controller") // with the value of the operator
+	w.Policies = nil
+	apply(t, s, w.Advise().Writes[0].Annotate)
+	g.Expect(s.Annotations).To(Equal(map[string]string{autoscaling.AnnotationGPUCount: "8"}))
+}
+
+func TestAToolThatRemovesTheAnnotationsIsLeftAlone(t *testing.T) {
+	g := NewWithT(t)
+	w := scalable(t, autoscaling.GroupOpenShift, unrenamed, nil)
+	s := &w.Scalables[0]
+	apply(t, s, w.Advise().Writes[0].Annotate)
+	w.Policies[0].Status.NodeGroups = []v1alpha1.NodeGroupStatus{only(t, w).NodeGroupStatus}
+	s.Annotations, s.Managers, s.LastManager = map[string]string{}, map[string][]string{}, "argocd-controller"
+	for range 2 { // it stays so
+		group := only(t, w)
+		g.Expect(group.Reason).To(Equal(v1alpha1.ReasonRemovedByOther), group.Message)
+		g.Expect(group.Message).To(ContainSubstring("argocd-controller"))
+		g.Expect(w.Advise().Writes).To(BeEmpty())
+		w.Policies[0].Status.NodeGroups = []v1alpha1.NodeGroupStatus{group.NodeGroupStatus}
+	}
+	w.Policies[0].Spec.Sharing.TimeSlicing.Replicas = 4
+	g.Expect(w.Advise().Writes).To(HaveLen(1), "another policy is another matter")
+}
+
+func TestAnAnnotationThatIsNoNumber(t *testing.T) {
+	g := NewWithT(t)
+	w := scalable(t, autoscaling.GroupClusterAPI, renamed, map[string]string{autoscaling.AnnotationGPUCount: "ten"})
+	group := only(t, w)
+	g.Expect(group.Reason).To(Equal(v1alpha1.ReasonInvalidValue))
+	g.Expect(group.Message).To(And(ContainSubstring(`"ten"`), ContainSubstring("kubectl-edit"), ContainSubstring("MachineSet ns/set")))
+	g.Expect(w.Advise().Writes).To(BeEmpty())
+}
+
+// The record is all that tells what was there before; without it, what is ours goes.
+func TestARecordThatCannotBeRead(t *testing.T) {
+	g := NewWithT(t)
+	w := scalable(t, autoscaling.GroupClusterAPI, renamed, nil)
+	s := &w.Scalables[0]
+	apply(t, s, w.Advise().Writes[0].Annotate)
+	s.Annotations[v1alpha1.AnnotationAutoscaling] = "{"
+	w.Policies = nil
+	apply(t, s, w.Advise().Writes[0].Annotate)
+	g.Expect(s.Annotations).To(BeEmpty())
+}
+
+func TestCloudsGetTags(t *testing.T) {
+	for label, c := range map[string]struct {
+		spec string
+		want []string
+	}{
+		"eks.amazonaws.com/nodegroup": {renamed, []string{
+			"k8s.io/cluster-autoscaler/node-template/resources/nvidia.com/gpu=0", "k8s.io/cluster-autoscaler/node-template/resources/nvidia.com/gpu.shared=10",
+		}},
+		"kubernetes.azure.com/agentpool": {unrenamed, []string{"k8s.io_cluster-autoscaler_node-template_resources_nvidia.com_gpu=8"}},
+		"cloud.google.com/gke-nodepool": {layout, []string{
+			"clusterautoscaler-nodetemplate-resources.nvidia.com/gpu=0", "clusterautoscaler-nodetemplate-resources.nvidia.com/mig-1g.5gb=2",
+			"clusterautoscaler-nodetemplate-resources.nvidia.com/mig-3g.20gb=1",
+		}},
+	} {
+		g := NewWithT(t)
+		n := node("a", a100, 1, map[string]string{label: "gpu"})
+		n.Advertised = map[string]int64{shared: 1}
+		w := autoscaling.World{Now: now, Policies: []v1alpha1.GPUSharingPolicy{policy(t, "research", c.spec+"\nautoscaling: {mode: Manage}")}, Nodes: []autoscaling.Node{n}}
+		group := only(t, w)
+		g.Expect(group.Reason).To(Equal(v1alpha1.ReasonAdviceOnly))
+		g.Expect(group.Paste).To(Equal(c.want))
+		g.Expect(w.Advise().Writes).To(BeEmpty())
+		w.Nodes, w.Policies[0].Status.NodeGroups = nil, []v1alpha1.NodeGroupStatus{group.NodeGroupStatus}
+		g.Expect(only(t, w).Paste).To(Equal(c.want), "at zero nodes, which the cloud does not show")
+	}
+}
+
+func TestAMachineSetOfAMachineDeploymentIsNoGroup(t *testing.T) {
+	g := NewWithT(t)
+	w := scalable(t, autoscaling.GroupClusterAPI, renamed, nil)
+	deployment := machineSet(autoscaling.GroupClusterAPI, nil)
+	deployment.Kind, deployment.Name = v1alpha1.NodeGroupMachineDeployment, "deployment"
+	w.Scalables[0].Owner = &deployment.Ref
+	w.Scalables = append(w.Scalables, deployment)
+	n := node("a", a100, 1, nil)
+	n.Annotations = map[string]string{"cluster.x-k8s.io/owner-kind": "MachineSet", "cluster.x-k8s.io/owner-name": "set", "cluster.x-k8s.io/cluster-namespace": "ns"}
+	n.Labels["pool"] = "gpu"
+	w.Nodes = []autoscaling.Node{n}
+	groups := w.Advise().Groups["research"]
+	g.Expect(groups).To(HaveLen(2))
+	g.Expect(groups[0].Name).To(Equal("deployment"))
+	g.Expect(groups[0].Nodes).To(BeEquivalentTo(1))
+	g.Expect(groups[1].Reason).To(Equal(v1alpha1.ReasonNodeGroupNotFound))
+	g.Expect(groups[1].Message).To(ContainSubstring("belongs to MachineDeployment ns/deployment"))
+	g.Expect(w.Advise().Writes[0].Annotate.Ref).To(Equal(deployment.Ref))
+}
+
+// Cluster API copies the annotations of a MachineDeployment to its MachineSets, and users copy MachineSets of OpenShift.
+func TestAnnotationsOnACopyAreNotTheOperators(t *testing.T) {
+	g := NewWithT(t)
+	w := scalable(t, autoscaling.GroupOpenShift, unrenamed, map[string]string{
+		autoscaling.AnnotationGPUCount: "8", v1alpha1.AnnotationAutoscaling: `{"policy":"research","previous":{"` + autoscaling.AnnotationGPUCount + `":"1"}}`,
+	})
+	w.Policies = nil
+	g.Expect(w.Advise().Writes).To(BeEmpty())
+}

@@ -1,0 +1,387 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout_test
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/state"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
+	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/clusterpolicy"
+	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/migmanager"
+	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
+)
+
+// byManager asks for instances, and for NVIDIA's mig-manager to make them.
+func byManager(instances ...v1alpha1.MIGInstances) v1alpha1.Sharing {
+	s := mig(instances...)
+	s.MIG.Actuator = v1alpha1.MIGActuatorMIGManager
+	return s
+}
+
+// withManager is a node as the GPU Operator leaves it, with mig-manager at rest.
+func withManager(c *cluster, models ...sim.Model) *host {
+	h := c.add("a", models...)
+	h.acts = true
+	h.Labels[v1alpha1.LabelMIGManager], h.Labels[v1alpha1.LabelMIGConfig] = "true", "all-disabled"
+	c.tick(time.Second)
+	c.tick(time.Second)
+	return h
+}
+
+func TestMIGManagerPartitionsANodeWithNobodyOnIt(t *testing.T) {
+	g := NewWithT(t)
+	c := newCluster()
+	h := withManager(c, sim.A100, sim.A100)
+	c.hold(h, "train", 1, gpu.WholeGPU)
+	sharing := byManager(count("3g", 1), count("1g", 2))
+	sharing.MIG.Layouts[0].GPUs = &v1alpha1.GPUMatch{Indexes: []int32{0}}
+	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", sharing, evicting)}
+	d := c.pass()
+	g.Expect(d.Nodes[0].Plan).To(HaveExactElements(
+		MatchRegexp(`^NVIDIA's mig-manager: apply gpusharing-[0-9a-f]{12}, which clears GPU 0, GPU 1$`)), "a mode that changes concerns all GPUs")
+	g.Expect(d.ConfigureMIGManager).To(BeTrue())
+	c.tick(time.Second)
+	d, _ = c.run(400)
+	g.Expect(c.evicted).To(Equal([]string{"train"}))
+	g.Expect(h.mistakes).To(BeEmpty())
+	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), "%+v", d.Nodes[0])
+	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 1, "nvidia.com/mig-3g.20gb": 1, "nvidia.com/mig-1g.5gb": 2}))
+	g.Expect(h.applied).To(HaveLen(1))
+	g.Expect(h.Labels).To(HaveKeyWithValue(v1alpha1.LabelMIGManager, "true"), "it is not fenced off")
+	g.Expect(h.Labels).To(HaveKeyWithValue(v1alpha1.LabelMIGConfig, h.applied[0]))
+	g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationMIGConfig))
+	g.Expect(h.GPU.Spec.MIGConfigName).To(BeEmpty(), "the agent looks at the driver again")
+	g.Expect(h.Taints).To(BeEmpty())
+
+	c.Policies = nil
+	d, _ = c.run(400)
+	g.Expect(d.Nodes).To(BeEmpty(), "%+v", d.Nodes)
+	g.Expect(h.mistakes).To(BeEmpty())
+	g.Expect(h.devices()[0].State.MIG).To(BeFalse())
+	g.Expect(h.Labels).To(HaveKeyWithValue(v1alpha1.LabelMIGConfig, "all-disabled"))
+	g.Expect(d.ConfigureMIGManager).To(BeFalse())
+	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 2}))
+}
+
+func TestMIGManagerLeavesAloneWhatIsNotItsBusiness(t *testing.T) {
+	g := NewWithT(t)
+	c := newCluster()
+	h := withManager(c, sim.A100, sim.A100)
+	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", byManager(count("1g", 7)), evicting)}
+	c.run(400)
+	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/mig-1g.5gb": 14}))
+	c.hold(h, "one", 0, h.devices()[0].State.Instances[0].ID)
+	c.hold(h, "other", 1, h.devices()[1].State.Instances[0].ID)
+
+	sharing := byManager(count("1g", 6))
+	sharing.MIG.Layouts[0].GPUs = &v1alpha1.GPUMatch{Indexes: []int32{1}}
+	sharing.MIG.Layouts = append(sharing.MIG.Layouts, byManager(count("1g", 7)).MIG.Layouts...)
+	c.Policies[0].Spec.Sharing, c.Policies[0].Generation = sharing, 2
+	d, _ := c.run(400)
+	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), "%+v", d.Nodes[0])
+	g.Expect(c.evicted).To(Equal([]string{"other"}), "the GPU whose layout changes is cleared, the other one is not")
+	g.Expect(h.mistakes).To(BeEmpty())
+	g.Expect(h.devices()[0].Holders).To(HaveLen(1))
+}
+
+func TestANodeThatMIGManagerHasPartitionedIsAdoptedAsItIs(t *testing.T) {
+	g := NewWithT(t)
+	c := newCluster()
+	h := withManager(c, sim.A100)
+	h.Labels[v1alpha1.LabelMIGConfig] = "all-1g.5gb"
+	c.tick(time.Second)
+	c.tick(20 * time.Second)
+	c.tick(time.Second)
+	g.Expect(h.devices()[0].State.Instances).To(HaveLen(7))
+	c.hold(h, "train", 0, h.devices()[0].State.Instances[3].ID)
+	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", byManager(count("1g", 7)), evicting)}
+	d, states := c.run(100)
+	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), "%+v", d.Nodes[0])
+	g.Expect(states["a"]).NotTo(ContainElement(state.Draining))
+	g.Expect(h.Labels).To(HaveKeyWithValue(v1alpha1.LabelMIGConfig, "all-1g.5gb"))
+	g.Expect(h.applied).To(Equal([]string{"all-1g.5gb"}), "nothing is applied anew")
+	g.Expect(d.ConfigureMIGManager).To(BeFalse(), "and what mig-manager reads is left alone")
+	g.Expect(c.evicted).To(BeEmpty())
+}
+
+func TestWhatMIGManagerDoesNotReachGoesBack(t *testing.T) {
+	for breaks, says := range map[string]string{
+		"fails": "NVIDIA's mig-manager failed to apply gpusharing-",
+		"hangs": "within 20m0s (nvidia.com/mig.config=gpusharing-",
+		"lies":  "NVIDIA's mig-manager has not brought the GPUs to what was asked for",
+	} {
+		t.Run("it "+breaks, func(t *testing.T) {
+			g := NewWithT(t)
+			c := newCluster()
+			h := withManager(c, sim.A100)
+			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", byManager(count("1g", 7)), evicting)}
+			c.run(400)
+			good := h.Labels[v1alpha1.LabelMIGConfig]
+			h.mishap = func(name string) string {
+				if name == good {
+					return ""
+				}
+				return breaks
+			}
+			c.Policies[0].Spec.Sharing, c.Policies[0].Generation = byManager(count("2g", 3)), 2
+			d, _ := c.run(2500)
+			g.Expect(d.Nodes[0].State).To(Equal(state.Failed), "%+v", d.Nodes[0])
+			g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonMIGManagerFailed))
+			g.Expect(d.Nodes[0].Message).To(And(ContainSubstring(says), ContainSubstring("rolled back to its last good state")))
+			g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/mig-1g.5gb": 7}))
+			g.Expect(h.Labels).To(HaveKeyWithValue(pluginLabel, "true"))
+			g.Expect(h.GPU.Spec.MIGConfigName).To(BeEmpty())
+			g.Expect(h.Taints).To(BeEmpty())
+			g.Expect(h.mistakes).To(BeEmpty())
+		})
+	}
+}
+
+func TestAMIGManagerThatDoesNotRunIsNamed(t *testing.T) {
+	for name, tt := range map[string]struct {
+		prevent func(*cluster, *host)
+		says    string
+	}{
+		"a stand-alone plugin": {
+			prevent: func(c *cluster, _ *host) { c.Plugin.ClusterPolicy = false }, says: "there is no ClusterPolicy",
+		},
+		"disabled": {
+			prevent: func(c *cluster, _ *host) { c.Plugin.NoMIGManager = "spec.migManager.enabled is false" },
+			says:    "spec.migManager.enabled is false",
+		},
+		"kept off the node": {
+			prevent: func(_ *cluster, h *host) { h.Labels[v1alpha1.LabelMIGManager] = "false" },
+			says:    "the node carries nvidia.com/gpu.deploy.mig-manager=false; remove that label",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			c := newCluster()
+			h := withManager(c, sim.A100)
+			tt.prevent(c, h)
+			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", byManager(count("1g", 7)), evicting)}
+			d, _ := c.run(10)
+			g.Expect(d.Nodes[0].State).To(Equal(state.Unsupported))
+			g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonNoMIGManager))
+			g.Expect(d.Nodes[0].Message).To(And(ContainSubstring(tt.says), ContainSubstring("actuator: Agent")))
+			g.Expect(h.Taints).To(BeEmpty())
+		})
+	}
+}
+
+func TestTheActuatorMayChange(t *testing.T) {
+	g := NewWithT(t)
+	c := newCluster()
+	h := withManager(c, sim.A100, sim.A100)
+	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("1g", 7)), evicting)}
+	c.run(400)
+	g.Expect(h.Labels).To(HaveKeyWithValue(v1alpha1.LabelMIGManager, "false"))
+	kept := h.devices()[0].State.Instances[0]
+	c.hold(h, "train", 0, kept.ID)
+
+	sharing := byManager(count("2g", 3))
+	sharing.MIG.Layouts[0].GPUs = &v1alpha1.GPUMatch{Indexes: []int32{1}}
+	sharing.MIG.Layouts = append(sharing.MIG.Layouts, byManager(count("1g", 7)).MIG.Layouts...)
+	c.Policies[0].Spec.Sharing, c.Policies[0].Generation = sharing, 2
+	d, _ := c.run(400)
+	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), "%+v", d.Nodes[0])
+	g.Expect(h.Labels).To(HaveKeyWithValue(v1alpha1.LabelMIGManager, "true"))
+	g.Expect(h.mistakes).To(BeEmpty())
+	g.Expect(h.devices()[0].State.Instances[0].UUID).To(Equal(kept.UUID), "when it comes back it finds that nothing is to be done")
+	g.Expect(c.evicted).To(BeEmpty())
+
+	c.Policies[0].Spec.Sharing, c.Policies[0].Generation = mig(count("1g", 7)), 3
+	d, _ = c.run(400)
+	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), "%+v", d.Nodes[0])
+	g.Expect(h.Labels).To(HaveKeyWithValue(v1alpha1.LabelMIGManager, "false"))
+	g.Expect(h.Labels).To(HaveKeyWithValue(v1alpha1.LabelMIGConfig, "gpu-sharing-operator"), "nothing of mig-manager's is there")
+	g.Expect(h.Labels).NotTo(HaveKey(v1alpha1.LabelMIGConfigState))
+	g.Expect(h.devices()[0].State.Instances[0].UUID).To(Equal(kept.UUID))
+}
+
+func TestMIGManagerSurvivesAnInterruptionAfterEveryAction(t *testing.T) {
+	for cut := 1; ; cut++ {
+		g := NewWithT(t)
+		c := newCluster()
+		h := withManager(c, sim.A100)
+		c.hold(h, "train", 0, gpu.WholeGPU)
+		c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", byManager(count("1g", 7)), evicting)}
+		done := 0
+		for range 200 {
+			d := rollout.Decide(c.world())
+			for _, a := range d.Actions {
+				if done++; done == cut {
+					break // what is left of the pass is not carried out
+				}
+				c.do(a)
+			}
+			c.wireMIG(d)
+			c.tick(time.Second)
+		}
+		g.Expect(h.mistakes).To(BeEmpty(), "ended after action %d", cut)
+		g.Expect(rollout.Decide(c.world()).Nodes[0].State).To(Equal(state.UpToDate), "ended after action %d", cut)
+		g.Expect(migmanager.Ours(h.Labels[v1alpha1.LabelMIGConfig])).To(BeTrue())
+		if done < cut {
+			g.Expect(cut).To(BeNumerically(">", 8))
+			return
+		}
+	}
+}
+
+// The DaemonSet of mig-manager does not tolerate the operator's taint, so no pod of it came back before the change had
+// failed.
+func TestMIGManagerWhosePodIsDeletedInTheMiddleOfAChangeComesBack(t *testing.T) {
+	for _, when := range []struct {
+		moment string
+		is     func(h *host) bool
+	}{
+		{"before it has begun", func(h *host) bool { return h.GPU.Spec.MIGConfigName != "" }},
+		{"while NVIDIA's clients are paused", func(h *host) bool {
+			return h.Labels[v1alpha1.LabelMIGConfigState] == "pending"
+		}},
+	} {
+		g := NewWithT(t)
+		c := newCluster()
+		c.Plugin.Operands = &clusterpolicy.Operands{}
+		h := withManager(c, sim.A100)
+		c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", byManager(count("1g", 7)), evicting)}
+		for range 200 {
+			if c.pass(); when.is(h) {
+				break
+			}
+			c.tick(time.Second)
+		}
+		g.Expect(when.is(h)).To(BeTrue(), when.moment)
+		at := slices.IndexFunc(h.Pods, playedBy(v1alpha1.LabelMIGManager))
+		g.Expect(at).To(BeNumerically(">=", 0), when.moment)
+		g.Expect(h.Taints).NotTo(BeEmpty(), when.moment)
+		h.Pods = slices.Delete(h.Pods, at, at+1)
+		began := c.Now
+		for range 400 {
+			d := c.pass()
+			open := slices.ContainsFunc(h.Pods, playedBy(pluginLabel)) && len(h.Taints) == 0
+			if d.Nodes[0].State == state.UpToDate {
+				break
+			}
+			g.Expect(open && h.GPU.Spec.MIGConfigName != "").To(BeFalse(),
+				"%s: the device plugin runs, and the taint is gone", when.moment)
+			c.tick(time.Second)
+		}
+		g.Expect(c.Now.Sub(began)).To(BeNumerically("<", 2*time.Minute), when.moment)
+		g.Expect(h.mistakes).To(BeEmpty(), when.moment)
+		g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/mig-1g.5gb": 7}), when.moment)
+		g.Expect(h.Taints).To(BeEmpty(), when.moment)
+		g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationPaused), when.moment)
+	}
+}
+
+// releasedTo is a node that a policy had mig-manager partition, and that has just got the label back that it had before: one that mig-manager
+// failed to apply before, if it asks for instances, and can apply now.
+func releasedTo(g Gomega, c *cluster, name string) *host {
+	h := withManager(c, sim.A100)
+	h.mishap = func(of string) string { return map[string]string{name: "fails"}[of] }
+	h.Labels[v1alpha1.LabelMIGConfig] = name
+	for range 20 {
+		c.tick(time.Second)
+	}
+	g.Expect(h.devices()[0].State.MIG).To(BeFalse())
+	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", byManager(count("2g", 3)), evicting)}
+	d := c.during(5*time.Minute, time.Second)
+	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), "%+v", d.Nodes[0])
+	c.Policies = nil
+	for range 400 {
+		if c.pass(); h.Labels[v1alpha1.LabelMIGConfig] == name {
+			break
+		}
+		c.tick(time.Second)
+	}
+	g.Expect(h.Labels).To(HaveKeyWithValue(v1alpha1.LabelMIGConfig, name))
+	g.Expect(h.Labels).NotTo(HaveKey(v1alpha1.LabelMIGConfigState), "what it says next is its answer")
+	h.mishap = nil
+	return h
+}
+
+// TestMIGManagerKeepsItsPodUntilItHasAppliedTheLabelOfBefore: a pod that is replaced in the middle leaves NVIDIA's clients paused.
+func TestMIGManagerKeepsItsPodUntilItHasAppliedTheLabelOfBefore(t *testing.T) {
+	for outcome, layout := range map[string]int{"": 7, "fails": 0} {
+		t.Run("it "+outcome, func(t *testing.T) {
+			g := NewWithT(t)
+			c := newCluster()
+			h := releasedTo(g, c, "all-1g.5gb")
+			h.mishap = func(string) string { return outcome }
+			c.tick(time.Second)
+			g.Expect(h.began).NotTo(BeZero())
+			for !h.began.IsZero() {
+				d := c.pass()
+				g.Expect(d.ConfigureMIGManager).To(BeTrue())
+				g.Expect(d.Nodes).To(HaveLen(1))
+				g.Expect(d.Nodes[0].State).To(Equal(state.Releasing))
+				g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonMIGManagerBusy))
+				g.Expect(d.Nodes[0].Message).To(ContainSubstring("nvidia.com/mig.config=all-1g.5gb, nvidia.com/mig.config.state=pending"))
+				g.Expect(d.Nodes[0].Blockers).To(BeEmpty(), "the GPUs are not the operator's any more")
+				c.tick(time.Second)
+			}
+			d := c.during(time.Minute, time.Second) // its pod that comes then tries again what failed
+			g.Expect(h.mistakes).To(BeEmpty())
+			g.Expect(d.Nodes).To(BeEmpty(), "%+v", d.Nodes)
+			g.Expect(d.ConfigureMIGManager).To(BeFalse())
+			g.Expect(h.GPU.Spec).To(Equal(v1alpha1.GPUNodeSpec{}))
+			g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationMIGConfig))
+			g.Expect(h.Labels).To(And(HaveKeyWithValue(v1alpha1.LabelMIGConfig, "all-1g.5gb"), HaveKeyWithValue(pluginLabel, "true")))
+			g.Expect(h.Taints).To(BeEmpty())
+			g.Expect(h.devices()[0].State.Instances).To(HaveLen(layout), "what it made of the GPUs stays")
+		})
+	}
+}
+
+// TestMIGManagerThatDoesNotAnswerIsWaitedForWithinItsTime, and one that has no pod on the node is not.
+func TestMIGManagerThatDoesNotAnswerIsWaitedForWithinItsTime(t *testing.T) {
+	g := NewWithT(t)
+	c := newCluster()
+	h := releasedTo(g, c, "all-1g.5gb")
+	h.mishap = func(string) string { return "hangs" }
+	since := c.Now
+	w := c.world()
+	w.Nodes[0].Pods = slices.DeleteFunc(w.Nodes[0].Pods, playedBy(v1alpha1.LabelMIGManager))
+	g.Expect(rollout.Decide(w).ConfigureMIGManager).To(BeFalse(), "no pod is there that could be replaced")
+
+	d := c.during(19*time.Minute, 10*time.Second)
+	g.Expect(d.ConfigureMIGManager).To(BeTrue())
+	g.Expect(d.Nodes[0].Message).To(ContainSubstring(", until " + format.Clock(since.Add(20*time.Minute)) + " at the latest"))
+	g.Expect(d.After).To(And(BeNumerically(">", 0), BeNumerically("<=", 70*time.Second)), "it needs no event")
+	for d.ConfigureMIGManager {
+		g.Expect(c.Now).To(BeTemporally("<", since.Add(21*time.Minute)))
+		c.tick(time.Second)
+		d = c.pass()
+	}
+	c.pass()
+	g.Expect(h.Labels).To(And(HaveKeyWithValue(pluginLabel, "true"), HaveKeyWithValue(v1alpha1.LabelClient, "true")), "nothing is left paused")
+	d, _ = c.run(10)
+	g.Expect(d.Nodes).To(BeEmpty(), "%+v", d.Nodes)
+	g.Expect(h.GPU.Spec).To(Equal(v1alpha1.GPUNodeSpec{}))
+	g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationMIGConfig))
+	g.Expect(h.Taints).To(BeEmpty())
+}
+
+// TestALabelThatChangesWhileMIGManagerAnswersStays: it is the administrator's, and so is what becomes of the GPUs.
+func TestALabelThatChangesWhileMIGManagerAnswersStays(t *testing.T) {
+	g := NewWithT(t)
+	c := newCluster()
+	h := releasedTo(g, c, "all-disabled")
+	h.Labels[v1alpha1.LabelMIGConfig] = "all-1g.5gb"
+	d := c.during(2*time.Minute, time.Second)
+	g.Expect(d.Nodes).To(BeEmpty(), "%+v", d.Nodes)
+	g.Expect(h.mistakes).To(BeEmpty())
+	g.Expect(h.Labels).To(HaveKeyWithValue(v1alpha1.LabelMIGConfig, "all-1g.5gb"))
+	g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationMIGConfig))
+	g.Expect(h.devices()[0].State.Instances).To(HaveLen(7))
+}

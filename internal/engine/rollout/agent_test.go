@@ -1,0 +1,150 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/status"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
+)
+
+// converge is the agent's pass over the spec.
+func (h *host) converge() {
+	if !h.AgentReady || h.lags || h.blind() || h.GPU.Spec.MIGConfigName != "" || h.now.Sub(h.upgrade.returned) < resetTime {
+		return
+	}
+	h.required = h.required && slices.ContainsFunc(h.devices(), func(d gpu.Device) bool { return d.PendingMIG != d.State.MIG })
+	failed := map[string]bool{} // GPUs whose steps have ended early
+	for {
+		steps, err := plan.Node(h.allowed(), h.devices())
+		if h.GPU.Spec.MIGActuator == v1alpha1.MIGActuatorMIGManager {
+			steps = plan.WithoutMIG(steps)
+		}
+		at := slices.IndexFunc(steps, func(s plan.Step) bool { return !failed[s.Device()] })
+		if err != nil || at < 0 {
+			return
+		}
+		step := steps[at]
+		held := step.Closes() && slices.ContainsFunc(h.Pods, playedBy(pluginLabel))
+		if held || h.leaked(step) || len(plan.Blockers(step, h.devices())) > 0 {
+			return
+		}
+		h.done = append(h.done, step.String())
+		if err := step.Do(context.Background(), plan.Tools{Hardware: h.hardware, MPS: h}); err != nil {
+			h.required = h.required || errors.Is(err, gpu.ErrResetRequired) && errors.Is(err, gpu.ErrNotSupported)
+			failed[step.Device()] = true
+		}
+	}
+}
+
+// allowed is the desired state as far as the agent may set it now.
+func (h *host) allowed() []v1alpha1.DeviceSpec {
+	var baseline []v1alpha1.DeviceSpec
+	if h.GPU.Spec.Baseline != nil {
+		baseline = h.GPU.Spec.Baseline.Devices
+	}
+	now, _ := plan.WithoutUnrecorded(h.GPU.Spec.Devices, baseline, h.devices())
+	return now
+}
+
+// report is the agent's status of the node.
+func (h *host) report() {
+	if !h.AgentReady || h.lags || h.blind() {
+		return
+	}
+	if h.GPU.Spec.MIGConfigName != "" {
+		h.reportAside()
+		return
+	}
+	devices := h.devices()
+	applied := metav1.Condition{
+		Type: v1alpha1.ConditionApplied, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonApplied, ObservedGeneration: h.GPU.Generation,
+	}
+	steps, err := plan.Node(h.allowed(), devices)
+	h.GPU.Status.Conditions = status.Reported(h.GPU.Status).Conditions
+	if err != nil || len(steps) > 0 || !h.same(devices) {
+		applied.Status, applied.Reason, applied.Message = metav1.ConditionFalse, v1alpha1.ReasonStepFailed, "it is tried again"
+	}
+	h.GPU.Status.CanReboot, h.GPU.Status.BootID = h.canReboot, h.bootID()
+	h.reportReboot()
+	if err != nil {
+		h.GPU.Status.Conditions = append(h.GPU.Status.Conditions, metav1.Condition{
+			Type: v1alpha1.ConditionApplyStalled, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonLayoutDoesNotFit,
+			Message: err.Error(), ObservedGeneration: h.GPU.Generation,
+		})
+	}
+	h.GPU.Status.Conditions = append(h.GPU.Status.Conditions, applied, metav1.Condition{
+		Type: v1alpha1.ConditionDiscovered, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonDiscovered, ObservedGeneration: h.GPU.Generation,
+	})
+	h.GPU.Status.Devices = nil
+	for _, d := range devices {
+		h.GPU.Status.Devices = append(h.GPU.Status.Devices, reported(d))
+	}
+}
+
+// same reports whether the GPUs match the desired state; with nothing left to do for the agent they may still wait for NVIDIA.
+func (h *host) same(devices []gpu.Device) bool {
+	for _, d := range devices {
+		for _, desired := range h.GPU.Spec.Devices {
+			if desired.UUID == d.UUID && !plan.Met(desired.Sharing, plan.Observed(d)) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// reported is a GPU as the agent reports it.
+func reported(d gpu.Device) v1alpha1.DeviceStatus {
+	s := v1alpha1.DeviceStatus{
+		UUID: d.UUID, Index: int32(d.Index), Product: gpu.ProductLabel(d.Product), MemoryMiB: d.MemoryMiB,
+		ComputeCapability: d.ComputeCapability.String(), Virtual: d.Virtual, MIGCapable: d.MIGCapable, Sharing: plan.Observed(d),
+		ComputeMode: v1alpha1.ComputeModeDefault, ResetPeers: d.ResetPeers,
+	}
+	if d.State.ComputeMode == gpu.ComputeExclusiveProcess {
+		s.ComputeMode = v1alpha1.ComputeModeExclusiveProcess
+	}
+	if d.PendingMIG != d.State.MIG {
+		s.PendingMIGMode = map[bool]v1alpha1.MIGMode{true: v1alpha1.MIGModeEnabled, false: v1alpha1.MIGModeDisabled}[d.PendingMIG]
+	}
+	for _, i := range d.State.Instances {
+		s.Instances = append(s.Instances, v1alpha1.InstanceStatus{
+			ID: int32(i.ID), Profile: i.Profile, Start: int32(i.Placement.Start), Size: int32(i.Placement.Size), UUID: i.UUID,
+		})
+	}
+	for _, p := range d.Profiles {
+		profile := v1alpha1.ProfileStatus{
+			Name: p.Name, ID: int32(p.ID), Slices: int32(p.Slices), MemoryMiB: p.MemoryMiB, Max: int32(p.Max), Size: int32(p.Size),
+		}
+		for _, start := range p.Starts {
+			profile.Starts = append(profile.Starts, int32(start))
+		}
+		s.Profiles = append(s.Profiles, profile)
+	}
+	instance := func(id int) *int32 {
+		if id == gpu.WholeGPU {
+			return nil
+		}
+		n := int32(id)
+		return &n
+	}
+	for _, p := range d.Processes {
+		s.Processes = append(s.Processes, v1alpha1.ProcessStatus{
+			PID: int64(p.PID), Name: p.Name, PodUID: p.PodUID, Instance: instance(p.Instance),
+		})
+	}
+	for _, o := range d.Holders {
+		s.Holders = append(s.Holders, v1alpha1.HolderStatus{
+			Namespace: o.Namespace, PodName: o.Pod, ContainerName: o.Container, Instance: instance(o.Instance),
+		})
+	}
+	return s
+}

@@ -1,0 +1,42 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout
+
+import (
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/group"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/timing"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+)
+
+// The agent has the driver open, so it runs where v1alpha1.LabelClient is true: k8s-driver-manager and mig-manager pause that
+// label and wait until the pods that select it are gone. The GPU Operator sets it since v26.7. On other nodes we do, once in
+// an hour at most, and never change another value. For a GPUCluster the GPU Operator removes it, and the agent runs by
+// world.LabelDRADriver.
+
+const (
+	labelOperands = world.DeployPrefix + "operands" // false: no deploy label stays on the node
+	labelPresent  = world.NvidiaDomain + "gpu.present"
+	// clientSet begins the value of v1alpha1.AnnotationClient.
+	clientSet = "true"
+)
+
+// allowAgent sets the label that the agent's DaemonSet selects where it is absent.
+func allowAgent(m *group.Member) {
+	labels := m.Node.Labels
+	if world.OfGPUCluster(labels) || labels[v1alpha1.LabelClient] != "" || labels[labelOperands] == "false" || labels[labelPresent] == "false" {
+		return
+	}
+	if at, did := timing.Stamped(m.Node.Annotations[v1alpha1.AnnotationClient], clientSet); did && m.World.Now.Sub(at) < timing.Patience {
+		m.After = timing.Sooner(m.After, at.Add(timing.Patience).Sub(m.World.Now)) // another controller removed it
+		return
+	}
+	patch := action.PatchNode{
+		Node: m.Node.Name, Why: "allowing the agent on the node",
+		Labels:      map[string]*string{v1alpha1.LabelClient: new("true")},
+		Annotations: map[string]*string{v1alpha1.AnnotationClient: new(timing.Stamp(clientSet, m.World.Now))},
+	}
+	m.Actions = append(m.Actions, patch)
+}

@@ -1,0 +1,95 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout_test
+
+import (
+	"maps"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/state"
+	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
+)
+
+// TestTheAgentIsAllowed: the label that the agent's DaemonSet selects is set where no GPU Operator does, with a record, and
+// no value of another author is ever changed.
+func TestTheAgentIsAllowed(t *testing.T) {
+	for name, c := range map[string]struct {
+		labels  map[string]string
+		sets    bool
+		message string
+	}{
+		"absent":                            {sets: true},
+		"empty":                             {labels: map[string]string{v1alpha1.LabelClient: ""}, sets: true},
+		"false":                             {labels: map[string]string{v1alpha1.LabelClient: "false"}, message: `is "false"; set it to true`},
+		"paused by driver-manager":          {labels: map[string]string{v1alpha1.LabelClient: driverPaused}, message: "Paused for a driver upgrade"},
+		"paused by mig-manager":             {labels: map[string]string{v1alpha1.LabelClient: managerPaused}, message: "mig-manager is changing"},
+		"set already":                       {labels: map[string]string{v1alpha1.LabelClient: "true"}, message: "the agent on the node is not Ready"},
+		"the node has opted out":            {labels: map[string]string{optOutLabel: "false"}, message: `is ""`},
+		"the node has lost its GPUs":        {labels: map[string]string{"nvidia.com/gpu.present": "false"}, message: `is ""`},
+		"without a policy, nothing is said": {sets: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			w, h := toMIG()
+			delete(h.Labels, v1alpha1.LabelClient)
+			h.AgentReady = false
+			maps.Copy(h.Labels, c.labels)
+			if c.message == "" && !c.sets {
+				t.Fatal("the case expects nothing")
+			}
+			was := h.Labels[v1alpha1.LabelClient]
+			d := w.pass()
+			if c.sets {
+				g.Expect(h.Labels).To(HaveKeyWithValue(v1alpha1.LabelClient, "true"))
+				g.Expect(h.Annotations).To(HaveKey(v1alpha1.AnnotationClient))
+				return
+			}
+			g.Expect(h.Labels[v1alpha1.LabelClient]).To(Equal(was))
+			g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationClient))
+			g.Expect(d.Nodes[0].Message).To(ContainSubstring(c.message))
+		})
+	}
+}
+
+func TestTheAgentIsAllowedWithoutAPolicy(t *testing.T) {
+	g := NewWithT(t)
+	w := newCluster()
+	h := w.add("a", sim.A100)
+	delete(h.Labels, v1alpha1.LabelClient)
+	w.pass()
+	g.Expect(h.Labels).To(HaveKeyWithValue(v1alpha1.LabelClient, "true"))
+	delete(h.Labels, v1alpha1.LabelClient)
+	w.steps(3)
+	g.Expect(h.Labels).NotTo(HaveKey(v1alpha1.LabelClient), "it is not fought over")
+	w.Now = w.Now.Add(time.Hour)
+	w.pass()
+	g.Expect(h.Labels).To(HaveKeyWithValue(v1alpha1.LabelClient, "true"))
+}
+
+// TestMIGManagerMayTakeTheAgentAway: NVIDIA's mig-manager v0.15 pauses the label of clients, too, while it does what it is
+// asked for.
+func TestMIGManagerMayTakeTheAgentAway(t *testing.T) {
+	g := NewWithT(t)
+	w := newCluster()
+	h := withManager(w, sim.A100)
+	w.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", byManager(count("2g", 3)))}
+	reasons, away := map[string]bool{}, false
+	for range 90 {
+		paused := h.Labels[v1alpha1.LabelClient] == managerPaused
+		for _, n := range w.pass().Nodes {
+			reasons[n.Reason] = reasons[n.Reason] || paused
+		}
+		w.tick(time.Second)
+		away = away || !h.AgentReady
+	}
+	g.Expect(away).To(BeTrue())
+	d, _ := w.run(10)
+	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
+	g.Expect(reasons[v1alpha1.ReasonAgentNotReporting]).To(BeFalse())
+	g.Expect(h.applied).NotTo(BeEmpty())
+}

@@ -1,0 +1,214 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/state"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
+)
+
+// onGPUs selects GPUs by index.
+func onGPUs(indexes ...int32) func(*v1alpha1.GPUSharingPolicy) {
+	return func(p *v1alpha1.GPUSharingPolicy) { p.Spec.GPUSelector = &v1alpha1.GPUMatch{Indexes: indexes} }
+}
+
+// edit changes the first policy.
+func (c *cluster) edit(change func(*v1alpha1.GPUSharingPolicy)) {
+	change(&c.Policies[0])
+	c.Policies[0].Generation++
+}
+
+// replace puts another GPU of the same model into the slot of one, as after a repair, and starts the machine again.
+func (c *cluster) replace(h *host, index int) {
+	fresh, err := sim.NewNode("spare", sim.A100)
+	if err != nil {
+		panic(err)
+	}
+	h.hardware.Update(func(n *sim.Node) { n.GPUs[index] = fresh.GPUs[0] })
+	h.plugin.running = false
+	c.tick(time.Second)
+}
+
+// byHand lets a user make one instance of a profile on a GPU, with nvidia-smi.
+func (h *host) byHand(index int, profile string) {
+	d, ctx := h.devices()[index], context.Background()
+	p := d.Profiles[slices.IndexFunc(d.Profiles, func(p gpu.Profile) bool { return p.Name == profile })]
+	err := errors.Join(h.hardware.SetMIG(ctx, d.UUID, true), h.hardware.Reset(ctx, d.UUID),
+		h.hardware.CreateInstance(ctx, d.UUID, profile, gpu.Placement{Start: p.Starts[0], Size: p.Size}))
+	if err != nil {
+		panic(err)
+	}
+	h.report()
+}
+
+// TestAReplacedGPUReturnsToTheStateInWhichItCame: it has a baseline of its own.
+func TestAReplacedGPUReturnsToTheStateInWhichItCame(t *testing.T) {
+	g := NewWithT(t)
+	c := newCluster()
+	h := c.add("a", sim.A100, sim.A100)
+	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("3g.20gb", 2)))}
+	c.run(200)
+	g.Expect(c.ready()).To(Equal(1))
+	c.replace(h, 1)
+	c.run(400)
+	g.Expect(c.ready()).To(Equal(1))
+	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/mig-3g.20gb": 4}))
+
+	c.Policies = nil
+	c.run(400)
+	g.Expect(h.GPU.Spec).To(Equal(v1alpha1.GPUNodeSpec{}))
+	g.Expect(h.devices()[1].State.MIG).To(BeFalse())
+	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 2}))
+}
+
+// TestAChangedGPUWithoutABaselineReturnsToNoMIG: an earlier version of the operator did not record it.
+func TestAChangedGPUWithoutABaselineReturnsToNoMIG(t *testing.T) {
+	g := NewWithT(t)
+	c, h := toMIG()
+	c.run(200)
+	h.GPU.Spec.Baseline.Devices = h.GPU.Spec.Baseline.Devices[:1]
+	h.GPU.Generation++
+	c.Policies = nil
+	c.run(400)
+	g.Expect(h.GPU.Spec).To(Equal(v1alpha1.GPUNodeSpec{}))
+	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 2}))
+}
+
+// TestADeselectedGPUReturnsToItsBaseline before the node is ready again, and is the user's from then on.
+func TestADeselectedGPUReturnsToItsBaseline(t *testing.T) {
+	for name, profile := range map[string]string{"whole": "", "partitioned by hand": "2g.10gb"} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			c := newCluster()
+			h := c.add("a", sim.A100, sim.A100)
+			if profile != "" {
+				h.byHand(1, profile)
+			}
+			before := h.GPU.Status.Devices[1].Sharing
+			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("3g.20gb", 2)))}
+			c.run(200)
+			g.Expect(c.ready()).To(Equal(1))
+
+			c.edit(onGPUs(0))
+			d := rollout.Decide(c.world())
+			g.Expect(d.Policies["research"].Nodes.Ready).To(BeZero(), "GPU 1 is partitioned still")
+			d, _ = c.run(400)
+			g.Expect(d.Policies["research"].Nodes.Ready).To(Equal(int32(1)))
+			g.Expect(h.GPU.Status.Devices[1].Sharing).To(Equal(before))
+			g.Expect(advertised(h)).To(HaveKeyWithValue("nvidia.com/mig-3g.20gb", int64(2)))
+			g.Expect(h.GPU.Spec.Devices).To(HaveLen(1))
+			g.Expect(h.GPU.Spec.Baseline.Devices).To(HaveLen(1))
+
+			writes := c.writes["action.SetSpec"]
+			c.run(60)
+			g.Expect(c.writes["action.SetSpec"]).To(Equal(writes), "there is nothing left to do")
+		})
+	}
+}
+
+// TestADeselectedGPUInUseKeepsThePolicyFromReady until nobody uses it.
+func TestADeselectedGPUInUseKeepsThePolicyFromReady(t *testing.T) {
+	g := NewWithT(t)
+	c, h := toMIG()
+	c.run(200)
+	instance := h.devices()[1].State.Instances[0].ID
+	c.hold(h, "train", 1, instance)
+	c.edit(onGPUs(0))
+	c.steps(30)
+	d := rollout.Decide(c.world())
+	g.Expect(d.Policies["research"].Nodes.Ready).To(BeZero())
+	g.Expect(d.Nodes[0].Message).To(ContainSubstring("pod user/train (GPU 1"))
+	g.Expect(c.evicted).To(BeEmpty())
+	c.end(h, "train")
+	d, _ = c.run(400)
+	g.Expect(d.Policies["research"].Nodes.Ready).To(Equal(int32(1)))
+	g.Expect(h.devices()[1].State.MIG).To(BeFalse())
+}
+
+// TestAGPUThatWasAwayReturnsToItsBaselineOnceItIsBack, though it was deselected meanwhile.
+func TestAGPUThatWasAwayReturnsToItsBaselineOnceItIsBack(t *testing.T) {
+	g := NewWithT(t)
+	c, h := toMIG()
+	c.run(200)
+	var away []sim.GPU
+	h.hardware.Update(func(n *sim.Node) { away = n.GPUs[1:]; n.GPUs = n.GPUs[:1] })
+	c.edit(onGPUs(0))
+	h.plugin.running = false
+	c.tick(time.Second)
+	c.run(400)
+	h.hardware.Update(func(n *sim.Node) { n.GPUs = append(n.GPUs, away...) })
+	h.plugin.running = false
+	c.tick(time.Second)
+	c.run(400)
+	g.Expect(c.ready()).To(Equal(1))
+	g.Expect(h.devices()[1].State.MIG).To(BeFalse())
+}
+
+// TestAGPUThatNoPolicySelectedIsLeftAlone by the way back too: what is on it is the user's.
+func TestAGPUThatNoPolicySelectedIsLeftAlone(t *testing.T) {
+	g := NewWithT(t)
+	c, h := toMIG(onGPUs(0))
+	c.run(200)
+	g.Expect(c.ready()).To(Equal(1))
+	h.byHand(1, "7g.40gb")
+	by := h.GPU.Status.Devices[1].Sharing
+	c.Policies = nil
+	c.run(400)
+	g.Expect(h.GPU.Spec).To(Equal(v1alpha1.GPUNodeSpec{}))
+	g.Expect(h.devices()[0].State.MIG).To(BeFalse())
+	g.Expect(h.GPU.Status.Devices[1].Sharing).To(Equal(by))
+}
+
+// TestAGPUThatAFailedPolicyChangedReturnsToItsBaseline, though the last good state does not list it.
+func TestAGPUThatAFailedPolicyChangedReturnsToItsBaseline(t *testing.T) {
+	g := NewWithT(t)
+	c, h := toMIG(onGPUs(0))
+	c.run(200)
+	h.breaks(h.Labels[v1alpha1.LabelConfig])
+	c.edit(func(p *v1alpha1.GPUSharingPolicy) { p.Spec.GPUSelector, p.Spec.Sharing = nil, mig(count("1g", 7)) })
+	d, _ := c.run(600)
+	g.Expect(d.Nodes[0].State).To(Equal(state.Failed))
+	g.Expect(h.devices()[1].State.MIG).To(BeFalse())
+	g.Expect(h.devices()[0].State.Instances).To(HaveLen(3))
+}
+
+// TestWhatARetainingPolicyLeftIsNotTakenDownByAnother that selects other GPUs.
+func TestWhatARetainingPolicyLeftIsNotTakenDownByAnother(t *testing.T) {
+	g := NewWithT(t)
+	c, h := toMIG(func(p *v1alpha1.GPUSharingPolicy) { p.Spec.ReleasePolicy = v1alpha1.ReleasePolicyRetain })
+	c.run(200)
+	c.Policies = nil
+	c.run(60)
+	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("other", mig(count("3g.20gb", 2)), onGPUs(0))}
+	c.hold(h, "train", 1, h.devices()[1].State.Instances[0].ID)
+	c.run(400)
+	g.Expect(c.ready()).To(Equal(1))
+	g.Expect(h.devices()[0].State.Instances).To(HaveLen(2))
+	g.Expect(h.devices()[1].State.Instances).To(HaveLen(3))
+}
+
+// TestADeselectedGPUWithSharedInstancesReturns: NVIDIA's device plugin would share its instances too, but they go.
+func TestADeselectedGPUWithSharedInstancesReturns(t *testing.T) {
+	g := NewWithT(t)
+	c, h := toMIG(func(p *v1alpha1.GPUSharingPolicy) {
+		p.Spec.Sharing.MIG.Layouts[0].TimeSlicing = []v1alpha1.MIGReplicas{{Profile: "2g", Replicas: 2}}
+	})
+	c.run(200)
+	g.Expect(c.ready()).To(Equal(1))
+	c.edit(onGPUs(0))
+	c.run(400)
+	g.Expect(c.ready()).To(Equal(1))
+	g.Expect(h.devices()[1].State.MIG).To(BeFalse())
+}

@@ -1,0 +1,357 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout_test
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/group"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/state"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+)
+
+// partitioned is a cluster of one node that a policy has partitioned, with NVIDIA's mig-manager kept off it.
+func partitioned() (*cluster, *host) {
+	c, h := toMIG()
+	h.Labels[v1alpha1.LabelMIGManager] = "true"
+	h.Labels["nvidia.com/mig.config"] = "all-disabled"
+	c.run(60)
+	return c, h
+}
+
+func TestAMIGManagerThatAUserLetsBackIsOverruledOnceInAnHour(t *testing.T) {
+	g := NewWithT(t)
+	c, h := partitioned()
+	g.Expect(h.Labels[v1alpha1.LabelMIGManager]).To(Equal("false"))
+	lets := func() group.NodeState {
+		h.Labels[v1alpha1.LabelMIGManager] = "true"
+		c.steps(3)
+		return rollout.Decide(c.world()).Nodes[0]
+	}
+	g.Expect(lets().Reason).To(Equal(v1alpha1.ReasonReady))
+	g.Expect(h.Labels[v1alpha1.LabelMIGManager]).To(Equal("false"), "everybody is overruled once")
+
+	n := lets()
+	g.Expect(h.Labels[v1alpha1.LabelMIGManager]).To(Equal("true"), "it is not fought over")
+	g.Expect(n.Reason).To(Equal(v1alpha1.ReasonMIGManagerUnfenced))
+	g.Expect(n.State).To(Equal(state.UpToDate), "what is advertised matches the desired state")
+	g.Expect(n.Message).To(ContainSubstring("it is set back to false at 09:"))
+	d := rollout.Decide(c.world())
+	g.Expect(d.After).To(BeNumerically("~", time.Hour, time.Minute))
+	g.Expect(d.Policies["research"].Pending[0].Reason).To(Equal(v1alpha1.ReasonMIGManagerUnfenced))
+
+	c.tick(d.After)
+	c.steps(2)
+	g.Expect(h.Labels[v1alpha1.LabelMIGManager]).To(Equal("false"), "after an hour again")
+
+	c.Policies = nil
+	c.run(60)
+	g.Expect(h.Annotations).To(BeEmpty())
+	g.Expect(h.Labels[v1alpha1.LabelMIGManager]).To(Equal("true"))
+}
+
+func TestALayoutForAMIGManagerThatIsNotThereIsTold(t *testing.T) {
+	g := NewWithT(t)
+	c, h := partitioned()
+	h.Labels["nvidia.com/mig.config"] = "all-1g.5gb"
+	d := rollout.Decide(c.world())
+	g.Expect(changes(d.Actions)).To(BeEmpty())
+	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonMIGConfigIgnored))
+	g.Expect(d.Nodes[0].Message).To(ContainSubstring(`a user or another controller set nvidia.com/mig.config=all-1g.5gb (it was "all-disabled" before the operator)`))
+	h.Labels["nvidia.com/mig.config"] = "all-disabled"
+	g.Expect(rollout.Decide(c.world()).Nodes[0].Reason).To(Equal(v1alpha1.ReasonReady))
+}
+
+func TestNodesOfOthersAreLeftAlone(t *testing.T) {
+	for name, test := range map[string]struct {
+		taken  func(*host)
+		reason string
+		says   string
+	}{
+		"the Dynamic Accelerator Slicer": {
+			func(h *host) { h.Slicer = "mig.das.com/1g.5gb" }, v1alpha1.ReasonSlicerActive, "the node lists the resource mig.das.com/1g.5gb",
+		},
+		"NVIDIA's DRA driver": {
+			func(h *host) { h.Pods = append(h.Pods, world.Pod{Namespace: "dra", Name: "plugin", DRA: true}) },
+			v1alpha1.ReasonDRADriverActive, "pod dra/plugin of NVIDIA's DRA driver",
+		},
+		"NVIDIA's DRA driver, whose pod ends": {
+			func(h *host) {
+				h.Pods = append(h.Pods, world.Pod{Namespace: "dra", Name: "plugin", DRA: true, Terminating: true})
+			},
+			v1alpha1.ReasonDRADriverActive, "pod dra/plugin of NVIDIA's DRA driver",
+		},
+		"the DaemonSet of NVIDIA's DRA driver": {
+			func(h *host) { h.DRA = "DaemonSet dra/plugin" }, v1alpha1.ReasonDRADriverActive, "DaemonSet dra/plugin of NVIDIA's DRA driver",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			c, h := toMIG()
+			test.taken(h)
+			d := c.pass()
+			g.Expect(d.Nodes[0].State).To(Equal(state.Unsupported))
+			g.Expect(d.Nodes[0].Reason).To(Equal(test.reason))
+			g.Expect(d.Nodes[0].Message).To(ContainSubstring(test.says))
+			c.run(10)
+			g.Expect(h.Taints).To(BeEmpty())
+			g.Expect(h.GPU.Spec.Devices).To(BeEmpty())
+			g.Expect(h.Annotations).To(Equal(map[string]string{v1alpha1.AnnotationOtherController: test.reason}))
+			c.Policies = nil
+			c.run(10)
+			g.Expect(h.Annotations).To(BeEmpty())
+		})
+	}
+}
+
+// TestAResourceThatTheSlicerLeftBehindCountsForMinutes: the operator comes to a node from which the slicer was uninstalled, and whose
+// kubelet still lists its resource. The plugin may also restart just then.
+func TestAResourceThatTheSlicerLeftBehindCountsForMinutes(t *testing.T) {
+	g := NewWithT(t)
+	c, h := toMIG(evicting)
+	h.SlicerLeft = "mig.das.com/1g.5gb"
+	d := c.during(4*time.Minute, 10*time.Second)
+	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonSlicerActive))
+	g.Expect(d.Nodes[0].Message).To(ContainSubstring("The operator takes the node over at"))
+	g.Expect(h.Taints).To(BeEmpty())
+	d = c.during(4*time.Minute, 10*time.Second)
+	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
+	h.Slicer = "mig.das.com/1g.5gb"
+	g.Expect(c.pass().Nodes[0].State).To(Equal(state.Unsupported), "it is back")
+}
+
+// TestASignCountsThoughItsRecordFails: the write that records the other controller fails, and then its plugin restarts.
+func TestASignCountsThoughItsRecordFails(t *testing.T) {
+	g := NewWithT(t)
+	c, h := toMIG(evicting)
+	c.Sightings = &world.Sightings{}
+	h.Slicer = "mig.das.com/1g.5gb"
+	g.Expect(said(rollout.Decide(c.world()).Actions)).To(ContainElement(ContainSubstring("recording that another controller")))
+	h.Slicer = ""
+	c.tick(time.Second)
+	g.Expect(rollout.Decide(c.world()).Nodes[0].State).To(Equal(state.Unsupported), "neither of these writes succeeds")
+	d := c.during(4*time.Minute, 10*time.Second)
+	g.Expect(d.Nodes[0].State).To(Equal(state.Unsupported))
+	g.Expect(h.Annotations[v1alpha1.AnnotationOtherController]).To(HavePrefix(v1alpha1.ReasonSlicerActive + "@"))
+	d = c.during(3*time.Minute, 10*time.Second)
+	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), "five minutes after it was last seen")
+	g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationOtherController))
+}
+
+// TestASignCountsThoughAnEarlierOneIsRecorded: its plugin comes back for a moment, and the write that records that fails.
+func TestASignCountsThoughAnEarlierOneIsRecorded(t *testing.T) {
+	g := NewWithT(t)
+	c, h := toMIG(evicting)
+	c.Sightings = &world.Sightings{}
+	h.Slicer = "mig.das.com/1g.5gb"
+	c.run(10)
+	h.Slicer = ""
+	c.during(4*time.Minute, 10*time.Second)
+	h.Slicer = "mig.das.com/1g.5gb"
+	rollout.Decide(c.world())
+	h.Slicer = ""
+	d := c.during(4*time.Minute, 10*time.Second)
+	g.Expect(d.Nodes[0].State).To(Equal(state.Unsupported))
+	d = c.during(3*time.Minute, 10*time.Second)
+	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
+}
+
+// TestASignCountsForAPolicyThatComesJustAfterIt: the record of the other controller went with the policy that was there before.
+func TestASignCountsForAPolicyThatComesJustAfterIt(t *testing.T) {
+	g := NewWithT(t)
+	c, h := toMIG(evicting)
+	c.Sightings = &world.Sightings{}
+	h.Slicer = "mig.das.com/1g.5gb"
+	c.run(10)
+	policies := c.Policies
+	c.Policies, h.Slicer = nil, ""
+	c.run(10)
+	g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationOtherController))
+	c.Policies = policies
+	d := c.during(4*time.Minute, 10*time.Second)
+	g.Expect(d.Nodes[0].State).To(Equal(state.Unsupported))
+}
+
+// TestANodeIsTakenOverOnlyMinutesAfterTheOtherControllerLeft: its plugin restarts, and for a moment nothing shows it.
+func TestANodeIsTakenOverOnlyMinutesAfterTheOtherControllerLeft(t *testing.T) {
+	for name, test := range map[string]struct{ comes, goes func(*host) }{
+		"the Dynamic Accelerator Slicer": {
+			func(h *host) { h.Slicer = "mig.das.com/1g.5gb" }, func(h *host) { h.Slicer = "" },
+		},
+		"the Dynamic Accelerator Slicer, whose resource the kubelet lists for ever": {
+			func(h *host) { h.Slicer, h.SlicerLeft = "mig.das.com/1g.5gb", "" }, func(h *host) { h.Slicer, h.SlicerLeft = "", "mig.das.com/1g.5gb" },
+		},
+		"NVIDIA's DRA driver": {
+			func(h *host) {
+				h.Pods = append(h.Pods, world.Pod{Namespace: "dra", Name: "plugin", UID: "dra", DRA: true})
+			},
+			func(h *host) { h.Pods = slices.DeleteFunc(h.Pods, func(p world.Pod) bool { return p.DRA }) },
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			c, h := toMIG(evicting)
+			test.comes(h)
+			c.during(time.Hour, time.Minute)
+			clear(c.writes)
+			for range 5 { // restarts
+				test.goes(h)
+				d := c.during(4*time.Minute, 10*time.Second)
+				g.Expect(d.Nodes[0].State).To(Equal(state.Unsupported))
+				g.Expect(d.Nodes[0].Message).To(ContainSubstring("The operator takes the node over at"))
+				test.comes(h)
+				c.during(time.Minute, 10*time.Second)
+			}
+			g.Expect(h.Taints).To(BeEmpty())
+			g.Expect(h.GPU.Spec.Devices).To(BeEmpty())
+			g.Expect(c.writes).To(Equal(map[string]int{"action.PatchNode": 10, "action.Report": 10}), "two of each for each restart")
+			test.goes(h)
+			d := c.during(10*time.Minute, 10*time.Second)
+			g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
+			clear(c.writes)
+			c.during(time.Hour, time.Minute)
+			g.Expect(c.writes).To(BeEmpty(), "it stays so")
+			h.SlicerLeft = ""
+			c.run(10)
+			g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationOtherController))
+		})
+	}
+}
+
+// TestALabelThatAnotherControllerSetsAgainIsLeft for an hour, and the policy names who does it and where to end that.
+func TestALabelThatAnotherControllerSetsAgainIsLeft(t *testing.T) {
+	g := NewWithT(t)
+	c, h := slicing()
+	c.Configs = map[string]string{"theirs": "version: v1\n"}
+	c.Plugin.Configs = c.Configs
+	c.run(200)
+	clear(c.writes)
+	h.ConfigWriter = "nodelink-controller"
+	var d rollout.Decision
+	for range 600 {
+		h.Labels[v1alpha1.LabelConfig] = "theirs"
+		c.tick(time.Second)
+		d = c.pass()
+		c.tick(time.Second)
+	}
+	g.Expect(c.writes["action.PatchNode"]).To(BeNumerically("<=", 2))
+	g.Expect(d.Nodes[0].State).To(Equal(state.Degraded))
+	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonConfigLabelReset))
+	g.Expect(d.Nodes[0].Message).To(And(
+		ContainSubstring(`Field manager "nodelink-controller" sets nvidia.com/device-plugin.config=theirs on the node again`),
+		ContainSubstring("remove the label from the MachineSet")))
+	h.Annotations[world.AnnotationMachine] = "openshift-machine-api/gpu-1"
+	g.Expect(c.pass().Nodes[0].Message).To(ContainSubstring("remove the label from the MachineSet of Machine openshift-machine-api/gpu-1"))
+
+	h.ConfigWriter = ""
+	c.tick(d.After)
+	d, _ = c.run(60)
+	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), "set again after an hour, and nobody objects any more")
+	c.Policies = nil
+	c.run(200)
+	delete(h.Annotations, world.AnnotationMachine)
+	g.Expect(h.Annotations).To(BeEmpty())
+}
+
+// TestALabelThatIsSetAgainBeforeTheNodeIsVerifiedFailsTheChange: nobody waits for it, and the node returns to what it was.
+func TestALabelThatIsSetAgainBeforeTheNodeIsVerifiedFailsTheChange(t *testing.T) {
+	g := NewWithT(t)
+	c, h := toMIG()
+	c.Configs = map[string]string{"theirs": "version: v1\n"}
+	c.Plugin.Configs = c.Configs
+	h.Labels[v1alpha1.LabelConfig] = "theirs"
+	c.tick(time.Second)
+	var d rollout.Decision
+	for range 1200 {
+		d = c.pass()
+		h.Labels[v1alpha1.LabelConfig] = "theirs"
+		c.tick(time.Second)
+	}
+	g.Expect(d.Nodes[0].State).To(Equal(state.Failed))
+	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonConfigLabelReset))
+	g.Expect(h.Taints).To(BeEmpty())
+	g.Expect(h.devices()[0].State.MIG).To(BeFalse())
+}
+
+func TestTheWriterOfTheConfigLabelIsKnownByTheManagedFields(t *testing.T) {
+	g := NewWithT(t)
+	fields := func(label string) *metav1.FieldsV1 {
+		f := &metav1.FieldsV1{}
+		f.SetRawString(`{"f:metadata":{"f:labels":{"f:` + label + `":{}}}}`)
+		return f
+	}
+	at := func(seconds int64) *metav1.Time { return new(metav1.Unix(seconds, 0)) }
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{ManagedFields: []metav1.ManagedFieldsEntry{
+		{Manager: "kubelet", Time: at(9), FieldsV1: fields("kubernetes.io/hostname")},
+		{Manager: "kubectl-label", Time: at(1), FieldsV1: fields(v1alpha1.LabelConfig)},
+		{Manager: "nodelink-controller", Time: at(2), FieldsV1: fields(v1alpha1.LabelConfig)},
+		{Manager: "gpusharing-controller", Time: at(3), FieldsV1: fields(v1alpha1.LabelConfig)},
+	}}}
+	g.Expect(world.NodeOf(node, &v1alpha1.GPUNode{}).ConfigWriter).To(Equal("nodelink-controller"))
+	node.ManagedFields = append(world.Holding(node), world.ConfigWriters(node)...)
+	g.Expect(world.NodeOf(node, &v1alpha1.GPUNode{}).ConfigWriter).To(Equal("nodelink-controller"), "as the cache keeps it")
+}
+
+func TestInstancesThatOthersKeepChangingAreLeft(t *testing.T) {
+	g := NewWithT(t)
+	c, h := partitioned()
+	evicting(&c.Policies[0])
+	c.run(10) // the node records how it is released, as the policy says now
+	uuid := h.devices()[0].UUID
+	id := h.devices()[0].State.Instances[0].ID
+	g.Expect(h.hardware.DestroyInstance(t.Context(), uuid, id)).To(Succeed())
+	g.Expect(h.hardware.CreateInstance(t.Context(), uuid, "1g.5gb", gpu.Placement{Start: 0, Size: 1})).To(Succeed())
+	c.hold(h, "theirs", 0, h.devices()[0].State.Instances[0].ID)
+	h.GPU.Status.Conditions = []metav1.Condition{
+		{Type: v1alpha1.ConditionApplied, Status: metav1.ConditionFalse, ObservedGeneration: h.GPU.Generation, Reason: v1alpha1.ReasonChangedByOthers},
+		{
+			Type: v1alpha1.ConditionApplyStalled, Status: metav1.ConditionTrue, ObservedGeneration: h.GPU.Generation,
+			Reason: v1alpha1.ReasonChangedByOthers, Message: "another program keeps changing MIG on GPU 0",
+		},
+	}
+	d := rollout.Decide(c.world())
+	g.Expect(changes(d.Actions)).To(BeEmpty(), "nobody is kept off or evicted for that")
+	g.Expect(d.Nodes[0].State).To(Equal(state.Failed))
+	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonChangedByOthers))
+	g.Expect(d.Nodes[0].Message).To(ContainSubstring("another program keeps changing MIG on GPU 0"))
+}
+
+func TestOthersAreKnownByWhatTheyPutOnANode(t *testing.T) {
+	g := NewWithT(t)
+	node := &corev1.Node{Status: corev1.NodeStatus{Allocatable: corev1.ResourceList{
+		"mig.das.com/2g.10gb": resource.MustParse("3"), "mig.das.com/1g.5gb": resource.MustParse("7"),
+		"instaslice.redhat.com/mig-1g.5gb": resource.MustParse("0"), "nvidia.com/gpu": resource.MustParse("1"),
+	}}}
+	n := world.NodeOf(node, &v1alpha1.GPUNode{})
+	g.Expect(n.Slicer).To(Equal("mig.das.com/1g.5gb"))
+	g.Expect(n.SlicerLeft).To(Equal("instaslice.redhat.com/mig-1g.5gb"), "it offers nothing")
+	node.Status.Capacity = corev1.ResourceList{"instaslice.redhat.com/mig-1g.5gb": resource.MustParse("2")}
+	g.Expect(world.NodeOf(node, &v1alpha1.GPUNode{}).Slicer).To(Equal("instaslice.redhat.com/mig-1g.5gb"), "its devices are unhealthy, and there")
+	g.Expect(n.Allocatable).To(Equal(map[string]int64{"nvidia.com/gpu": 1}))
+
+	pod := func(label string, containers ...string) *corev1.Pod {
+		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{label: "kubelet-plugin"}}}
+		for _, name := range containers {
+			p.Spec.Containers = append(p.Spec.Containers, corev1.Container{Name: name})
+		}
+		return p
+	}
+	g.Expect(world.OffersGPUs(pod("nvidia-dra-driver-gpu-component", "compute-domains", "gpus"))).To(BeTrue())
+	g.Expect(world.OffersGPUs(pod("dra-driver-nvidia-gpu-component", "gpus"))).To(BeTrue())
+	g.Expect(world.OffersGPUs(pod("nvidia-dra-driver-gpu-component", "compute-domains"))).To(BeFalse(), "compute domains only")
+	g.Expect(world.OffersGPUs(pod("app", "gpus"))).To(BeFalse())
+	managed := pod("app", "compute-domains", "gpus")
+	managed.Labels["app"] = "nvidia-dra-driver-kubelet-plugin"
+	g.Expect(world.OffersGPUs(managed)).To(BeTrue(), "the GPU Operator runs it for a GPUCluster")
+}

@@ -1,0 +1,70 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout_test
+
+import (
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/yaml"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
+)
+
+// TestAPodThatDoesNotStartOnItsDevice is known by its claims: also one that ran before its node was rebooted.
+func TestAPodThatDoesNotStartOnItsDevice(t *testing.T) {
+	ready := []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
+	claimed := corev1.PodStatus{ExtendedResourceClaimStatus: &corev1.PodExtendedResourceClaimStatus{}}
+	for name, c := range map[string]struct {
+		pod  corev1.Pod
+		want bool
+	}{
+		"created just now":      {corev1.Pod{Spec: corev1.PodSpec{NodeName: "a"}, Status: claimed}, true},
+		"running and ready":     {corev1.Pod{Spec: corev1.PodSpec{NodeName: "a"}, Status: corev1.PodStatus{Phase: corev1.PodRunning, ExtendedResourceClaimStatus: claimed.ExtendedResourceClaimStatus, Conditions: ready}}, false},
+		"after a reboot":        {corev1.Pod{Spec: corev1.PodSpec{NodeName: "a"}, Status: corev1.PodStatus{Phase: corev1.PodRunning, ExtendedResourceClaimStatus: claimed.ExtendedResourceClaimStatus}}, true},
+		"by a claim of its own": {corev1.Pod{Spec: corev1.PodSpec{NodeName: "a", ResourceClaims: []corev1.PodResourceClaim{{}}}}, true},
+		"without a claim":       {corev1.Pod{Spec: corev1.PodSpec{NodeName: "a"}}, false},
+		"on no node":            {corev1.Pod{Status: claimed}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			NewWithT(t).Expect(world.PodOf(&c.pod, &world.Programs{}).Starting).To(Equal(c.want))
+		})
+	}
+}
+
+// TestTheObjectsOfDRAAreJoined to what a decision needs of the cluster, of each node and of its pods.
+func TestTheObjectsOfDRAAreJoined(t *testing.T) {
+	g := NewWithT(t)
+	read := func(text string) []unstructured.Unstructured {
+		var o unstructured.Unstructured
+		g.Expect(yaml.Unmarshal([]byte(text), &o.Object)).To(Succeed())
+		return []unstructured.Unstructured{o}
+	}
+	rule := dra.NewRule("a", time.Unix(1_800_000_000, 0))
+	w := world.World{Nodes: []world.Node{{Name: "a", Pods: []world.Pod{{Namespace: "team", Name: "train", UID: "uid-1"}, {UID: "uid-2"}}}, {Name: "b"}}}
+	world.DRAObjects{
+		ServesClasses: true, ServesRules: true, Rules: []unstructured.Unstructured{*rule},
+		Slices: read(`{metadata: {name: s}, spec: {driver: gpu.nvidia.com, nodeName: a, pool: {name: a, generation: 1, resourceSliceCount: 1},
+			devices: [{name: gpu-0, attributes: {type: {string: gpu}, uuid: {string: GPU-a}}}]}}`),
+		Claims: read(`{metadata: {namespace: team, name: one}, spec: {devices: {requests: [{name: r, exactly: {deviceClassName: gpu.nvidia.com}}]}},
+			status: {reservedFor: [{resource: pods, name: train, uid: uid-1}],
+			allocation: {devices: {results: [{driver: gpu.nvidia.com, pool: a, device: gpu-0}]}}}}`),
+		Classes: read(`{metadata: {name: gpu.nvidia.com}, spec: {extendedResourceName: nvidia.com/gpu}}`),
+	}.AddTo(&w)
+	a, b := w.Nodes[0], w.Nodes[1]
+	g.Expect(w.StackOf(&a)).To(Equal(dra.Driver))
+	g.Expect(w.StackOf(&b)).To(Equal(dra.DevicePlugin))
+	g.Expect(a.Offered(dra.Driver)).To(Equal(map[string]int64{"nvidia.com/gpu": 1}))
+	g.Expect(a.Claims).To(HaveLen(1))
+	g.Expect([]string{a.Pods[0].Claim, a.Pods[1].Claim}).To(Equal([]string{"team/one", ""}))
+	g.Expect(a.Ruled.Unix()).To(Equal(int64(1_800_000_000)))
+	g.Expect(w.DRA.Ruled).To(Equal([]string{"a"}))
+	g.Expect(w.DRA.Named).To(Equal([]string{"gpu.nvidia.com"}))
+	g.Expect(w.DRA.Classes).To(ConsistOf(HaveField("Resource", "nvidia.com/gpu")))
+	g.Expect(b).To(Equal(world.Node{Name: "b"}))
+}

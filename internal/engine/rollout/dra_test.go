@@ -1,0 +1,888 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout_test
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/group"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/state"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
+	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
+)
+
+// onDRA is a cluster with one node that NVIDIA's DRA driver serves, and a policy for it.
+func onDRA(s v1alpha1.Sharing, with ...func(*v1alpha1.GPUSharingPolicy)) (*cluster, *host) {
+	c := newCluster()
+	c.Plugin = world.DevicePlugin{Reason: v1alpha1.ReasonNoDevicePlugin, Message: "there is no ClusterPolicy"}
+	h := c.addDRA("a", sim.A100, sim.A100)
+	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", s, with...)}
+	return c, h
+}
+
+// reshare gives the only policy another sharing.
+func (c *cluster) reshare(s v1alpha1.Sharing) {
+	c.Policies[0].Spec.Sharing = s
+	c.Policies[0].Generation++
+}
+
+// noted is a pass of a controller that counts what it writes.
+func (c *cluster) noted(step time.Duration) rollout.Decision {
+	d := c.pass()
+	for _, a := range d.Actions {
+		c.Repeats.Note(a, c.Now)
+	}
+	c.tick(step)
+	return d
+}
+
+func one(d rollout.Decision) group.NodeState { return d.Nodes[0] }
+
+func TestMIGWhereTheDRADriverServes(t *testing.T) {
+	g := NewWithT(t)
+	c, h := onDRA(mig(count("1g", 7)), evicting)
+	before := h.Published
+	g.Expect(c.allocate(h, "train", "nvidia.com/gpu")).To(Equal("gpu-0"))
+	d, states := c.run(120)
+	g.Expect(one(d).State).To(Equal(state.UpToDate), one(d).Message)
+	g.Expect(states["a"]).To(ContainElements(state.Draining, state.Verifying, state.Releasing))
+	g.Expect(c.evicted).To(ConsistOf("train"))
+	g.Expect(c.classes()).To(Equal(map[string]string{"gpu.nvidia.com": "nvidia.com/gpu", "gpusharing-mig-1g.5gb": "nvidia.com/mig-1g.5gb"}))
+	g.Expect(h.Published.Published()).To(Equal(map[string]int64{"nvidia.com/mig-1g.5gb": 14}))
+	g.Expect(one(d).Advertised).To(Equal(one(d).Expected))
+	g.Expect(h.Ruled).To(BeZero())
+	g.Expect(h.untouched()).To(BeEmpty())
+	g.Expect(c.Configs).To(BeNil(), "nothing reads a configuration")
+	g.Expect(c.writes["action.DeletePod"]).To(Equal(1), "the driver is restarted once")
+	g.Expect(d.Policies["research"].Resources).To(ConsistOf(v1alpha1.ResourceCount{Name: "nvidia.com/mig-1g.5gb", Expected: 14, Advertised: 14}))
+	for range 14 {
+		c.pods++
+		g.Expect(c.allocate(h, "p"+string(rune('a'+c.pods)), "nvidia.com/mig-1g.5gb")).NotTo(BeEmpty())
+	}
+	g.Expect(c.allocate(h, "onemore", "nvidia.com/mig-1g.5gb")).To(BeEmpty())
+	g.Expect(h.hanging()).To(BeEmpty())
+	clear(c.writes)
+	c.during(time.Hour, time.Minute)
+	g.Expect(c.writes).To(BeEmpty(), "it stays so")
+
+	c.Policies = nil
+	d, _ = c.run(120)
+	g.Expect(d.Nodes).To(BeEmpty())
+	g.Expect(h.Published).To(Equal(before))
+	g.Expect(c.classes()).To(Equal(map[string]string{"gpu.nvidia.com": "nvidia.com/gpu"}))
+	g.Expect(h.Ruled).To(BeZero())
+	g.Expect(h.Annotations).To(BeEmpty())
+	g.Expect(h.GPU.Spec).To(Equal(v1alpha1.GPUNodeSpec{}))
+}
+
+// TestInstancesAreAddedBesidePodsThatRun: nobody is kept off or evicted, and the restart of the driver disturbs none.
+func TestInstancesAreAddedBesidePodsThatRun(t *testing.T) {
+	g := NewWithT(t)
+	c, h := onDRA(mig(count("1g", 3)), evicting)
+	c.run(120)
+	device := c.allocate(h, "train", "nvidia.com/mig-1g.5gb")
+	was, _ := h.Published.Named(device)
+	clear(c.writes)
+	c.reshare(mig(count("1g", 4)))
+	d, _ := c.run(120)
+	g.Expect(one(d).State).To(Equal(state.UpToDate), one(d).Message)
+	g.Expect(c.writes).NotTo(HaveKey("action.TaintDevices"))
+	g.Expect(c.evicted).To(BeEmpty())
+	is, _ := h.Published.Named(device)
+	g.Expect(is).To(Equal(was))
+	g.Expect(h.Published.Published()).To(Equal(map[string]int64{"nvidia.com/mig-1g.5gb": 8}))
+}
+
+// TestARepartitionKeepsAPodOnItsInstance that the new layout has too.
+func TestARepartitionKeepsAPodOnItsInstance(t *testing.T) {
+	g := NewWithT(t)
+	c, h := onDRA(mig(count("1g", 7)), evicting)
+	c.run(120)
+	device := c.allocate(h, "train", "nvidia.com/mig-1g.5gb")
+	was, _ := h.Published.Named(device)
+	c.reshare(mig(count("1g", 1), count("2g", 2)))
+	d, _ := c.run(120)
+	g.Expect(one(d).State).To(Equal(state.UpToDate), one(d).Message)
+	g.Expect(c.evicted).To(BeEmpty())
+	is, _ := h.Published.Named(device)
+	g.Expect(is).To(Equal(was))
+	g.Expect(c.classes()).To(HaveKey("gpusharing-mig-2g.10gb"))
+}
+
+// TestAPodThatIsAllocatedJustBeforeTheRuleIsDrained: its claim shows a moment after the taint.
+func TestAPodThatIsAllocatedJustBeforeTheRuleIsDrained(t *testing.T) {
+	g := NewWithT(t)
+	c, h := onDRA(mig(count("1g", 7)), evicting)
+	for h.Ruled.IsZero() {
+		c.pass()
+	}
+	ruled := h.Ruled
+	h.Ruled = time.Time{}
+	g.Expect(c.allocate(h, "late", "nvidia.com/gpu")).NotTo(BeEmpty(), "by a scheduler that has not seen the rule")
+	h.Ruled = ruled
+	h.pod("late").Starting = true
+	h.hardware.Update(func(n *sim.Node) { n.GPUs[0].Holders = nil }) // no container of it has started, so the agent reports nothing
+	h.report()
+	d, _ := c.run(120)
+	g.Expect(c.evicted).To(ConsistOf("late"))
+	g.Expect(one(d).State).To(Equal(state.UpToDate), one(d).Message)
+	g.Expect(h.hanging()).To(BeEmpty())
+}
+
+func TestAClaimThatHoldsADeviceBlocksAndIsNamed(t *testing.T) {
+	g := NewWithT(t)
+	c, h := onDRA(mig(count("1g", 7)), evicting)
+	h.Claims = []dra.Claim{{Name: "team/reserved", Devices: []dra.Allocated{{Pool: "a", Device: "gpu-0"}}}}
+	d := c.during(time.Minute, time.Second)
+	g.Expect(one(d).State).To(Equal(state.Draining))
+	g.Expect(one(d).Message).To(ContainSubstring("ResourceClaim team/reserved (GPU 0)"))
+	g.Expect(h.GPU.Status.Rollout.Blockers).To(ContainElement(And(
+		HaveField("Kind", v1alpha1.BlockerKindResourceClaim), HaveField("Namespace", "team"), HaveField("Name", "reserved"),
+		HaveField("Handling", ContainSubstring("delete it unless one is to come")))))
+	g.Expect(h.GPU.Spec.Devices).To(BeEmpty())
+	h.Claims = nil
+	d, _ = c.run(120)
+	g.Expect(one(d).State).To(Equal(state.UpToDate), one(d).Message)
+}
+
+// TestAnUnknownDeviceCountsAsAnyGPU: the driver restarts without one that a claim still has.
+func TestAnUnknownDeviceCountsAsAnyGPU(t *testing.T) {
+	g := NewWithT(t)
+	c, h := onDRA(mig(count("1g", 7)), evicting)
+	h.Claims = []dra.Claim{{Name: "team/reserved", Devices: []dra.Allocated{{Pool: "a", Device: "gpu-9"}}}, {Name: "team/elsewhere", Devices: []dra.Allocated{{Pool: "b", Device: "gpu-0"}}}}
+	d := c.during(time.Minute, time.Second)
+	g.Expect(one(d).Message).To(And(ContainSubstring("ResourceClaim team/reserved (GPUs that the node does not publish)"), Not(ContainSubstring("elsewhere"))))
+	g.Expect(h.GPU.Spec.Devices).To(BeEmpty())
+}
+
+// TestADriverThatDoesNotComeBackFailsTheChange, and the node returns to what it was.
+func TestADriverThatDoesNotComeBackFailsTheChange(t *testing.T) {
+	g := NewWithT(t)
+	c, h := onDRA(mig(count("1g", 7)), evicting)
+	h.driver.broken = true
+	d := c.during(5*time.Minute, time.Second)
+	g.Expect(one(d).State).To(Equal(state.Verifying))
+	g.Expect(one(d).Message).To(ContainSubstring("instance 1g.5gb at 0 of GPU 0"))
+	d = c.during(5*time.Minute, time.Second)
+	g.Expect(one(d).State).To(Equal(state.Failed))
+	g.Expect(one(d).Reason).To(Equal(v1alpha1.ReasonNotPublished))
+	g.Expect(h.devices()[0].State.MIG).To(BeFalse(), "rolled back")
+	g.Expect(h.Ruled).To(BeZero())
+	g.Expect(h.Published.Differs(h.GPU.Status.Devices, 1)).To(BeEmpty())
+
+	h.driver.broken = false
+	h.annotate(v1alpha1.AnnotationRetry, "1")
+	d, _ = c.run(120)
+	g.Expect(one(d).State).To(Equal(state.UpToDate), one(d).Message)
+}
+
+// TestTheDriverIsRestartedAfterARebootOnly where it started before the agent had made the instances again.
+func TestTheDriverIsRestartedAfterARebootOnly(t *testing.T) {
+	g := NewWithT(t)
+	c, h := onDRA(mig(count("1g", 7)), evicting)
+	c.run(120)
+	names := func() (names []string) {
+		for _, d := range h.Published.Devices {
+			names = append(names, d.Name)
+		}
+		return names
+	}
+	before := names()
+	h.hardware.Reboot()
+	h.Pods, h.Published = nil, h.shown() // as a driver that started first
+	c.tick(time.Second)
+	c.tick(time.Second)
+	h.Published = &dra.Pool{Complete: true}
+	clear(c.writes)
+	d, _ := c.run(240)
+	g.Expect(one(d).State).To(Equal(state.UpToDate), one(d).Message)
+	g.Expect(names()).To(Equal(before), "so that the same pods run again on the same claims")
+	g.Expect(c.writes["action.DeletePod"]).To(Equal(1))
+	g.Expect(c.writes).NotTo(HaveKey("action.TaintDevices"))
+}
+
+func TestSharesAreTheAdministrators(t *testing.T) {
+	g := NewWithT(t)
+	c, h := onDRA(timeSlicing(4))
+	d := c.during(time.Minute, time.Second)
+	g.Expect(one(d).State).To(Equal(state.Unsupported))
+	g.Expect(one(d).Reason).To(Equal(v1alpha1.ReasonDRASharesDiffer))
+	g.Expect(one(d).Message).To(ContainSubstring("featureGates.ConsumableShares=true and consumableShares=4"))
+	g.Expect(c.writes).NotTo(HaveKey("action.SetSpec"))
+
+	h.driver.shares, h.driver.uid = 4, "" // a Helm upgrade restarts it
+	c.tick(time.Second)
+	d, _ = c.run(120)
+	g.Expect(one(d).State).To(Equal(state.UpToDate), one(d).Message)
+	g.Expect(one(d).Advertised).To(Equal(map[string]int64{"nvidia.com/gpu": 8}))
+	g.Expect(h.GPU.Status.Rollout.Shares).To(Equal(int64(4)), "of which the agent learns the share of a container")
+	g.Expect(c.writes).NotTo(HaveKey("action.TaintDevices"))
+
+	c.reshare(v1alpha1.Sharing{Strategy: v1alpha1.StrategyExclusive})
+	d = c.during(time.Minute, time.Second)
+	g.Expect(one(d).Message).To(And(ContainSubstring("First drain the pods"), ContainSubstring("consumableShares=disabled")))
+}
+
+// TestTheTimeSliceIsTheAdministrators: it is the config of the class that offers GPUs, and the agent sets none.
+func TestTheTimeSliceIsTheAdministrators(t *testing.T) {
+	g := NewWithT(t)
+	s := timeSlicing(4)
+	s.TimeSlicing.Interval = v1alpha1.TimeSliceIntervalMedium
+	c, h := onDRA(s)
+	h.driver.shares, h.driver.uid = 4, ""
+	c.tick(time.Second)
+	refused := func(why string) {
+		t.Helper()
+		d := c.during(time.Minute, time.Second)
+		g.Expect(one(d).State).To(Equal(state.Unsupported))
+		g.Expect(one(d).Reason).To(Equal(v1alpha1.ReasonDRAIntervalDiffers))
+		g.Expect(one(d).Message).To(ContainSubstring(why))
+	}
+	refused("feature gate TimeSlicingSettings of NVIDIA's DRA driver is off")
+	g.Expect(c.writes).NotTo(HaveKey("action.SetSpec"))
+
+	h.driver.slices = true // a Helm upgrade restarts it
+	h.restartDriver()
+	refused("DeviceClass gpu.nvidia.com gives GPUs no time slice")
+
+	c.DRA.Classes[0].Strategy, c.DRA.Classes[0].Interval = "TimeSlicing", "Medium"
+	d, _ := c.run(120)
+	g.Expect(one(d).State).To(Equal(state.UpToDate), one(d).Message)
+	g.Expect(h.GPU.Spec.Devices).To(HaveEach(HaveField("Sharing.TimeSliceInterval", BeEmpty())), "the driver sets it")
+	g.Expect(h.GPU.Spec.Devices).NotTo(BeEmpty())
+
+	c.DRA.Classes[0].Interval = "Long"
+	refused("gives GPUs time slice Long")
+}
+
+func TestPoliciesThatNeedDifferentSharesAreNamed(t *testing.T) {
+	g := NewWithT(t)
+	c, h := onDRA(timeSlicing(4))
+	c.addDRA("b", sim.T4)
+	for name, of := range map[string]*v1alpha1.GPUSharingPolicy{"a": &c.Policies[0]} {
+		of.Spec.NodeSelector = &v1alpha1.NodeSelector{MatchLabels: map[string]string{"kubernetes.io/hostname": name}}
+	}
+	other := policyOf("other", timeSlicing(2), func(p *v1alpha1.GPUSharingPolicy) {
+		p.Spec.NodeSelector = &v1alpha1.NodeSelector{MatchLabels: map[string]string{"kubernetes.io/hostname": "b"}}
+	})
+	c.Policies = append(c.Policies, other)
+	h.driver.shares, h.driver.uid, c.hosts["b"].driver.shares, c.hosts["b"].driver.uid = 4, "", 4, ""
+	c.tick(time.Second)
+	d := c.during(time.Minute, time.Second)
+	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
+	g.Expect(d.Nodes[1].Reason).To(Equal(v1alpha1.ReasonDRASharesDiffer))
+	g.Expect(d.Nodes[1].Message).To(ContainSubstring("policy research needs 4 shares"))
+}
+
+// neighbour adds a node of the driver, which another policy governs, and gives each of the two policies its node.
+func (c *cluster) neighbour(name string, s v1alpha1.Sharing, with ...func(*v1alpha1.GPUSharingPolicy)) *host {
+	h := c.addDRA(name, sim.A100)
+	c.Policies = append(c.Policies, policyOf("other", s, with...))
+	for i, node := range []string{"a", name} {
+		c.Policies[i].Spec.NodeSelector = &v1alpha1.NodeSelector{MatchLabels: map[string]string{"kubernetes.io/hostname": node}}
+	}
+	return h
+}
+
+// shares lets an administrator give each GPU of all nodes so many shares. A Helm upgrade restarts the driver.
+func (c *cluster) shares(count int64) {
+	for _, h := range c.hosts {
+		h.driver.shares, h.driver.uid = count, ""
+	}
+	c.tick(time.Second)
+}
+
+// TestMIGOnSomeGPUsTakesTheSharesOfTheDriver, which has one number for all nodes: it is for a policy of another pool.
+func TestMIGOnSomeGPUsTakesTheSharesOfTheDriver(t *testing.T) {
+	for name, with := range map[string]func(*v1alpha1.GPUSharingPolicy){
+		"gpuSelector leaves a GPU out": func(p *v1alpha1.GPUSharingPolicy) { p.Spec.GPUSelector = &v1alpha1.GPUMatch{Indexes: []int32{0}} },
+		"no layout matches a GPU":      func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Sharing = onFirst(p.Spec.Sharing) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			c, h := onDRA(mig(count("1g", 7)), evicting, with)
+			c.neighbour("b", timeSlicing(4))
+			c.shares(4)
+			d, _ := c.run(240)
+			g.Expect(d.Nodes).To(HaveEach(HaveField("State", state.UpToDate)))
+			offered := map[string]int64{"nvidia.com/mig-1g.5gb": 7, "nvidia.com/gpu": 4}
+			g.Expect(one(d).Advertised).To(Equal(offered))
+			g.Expect(one(d).Expected).To(Equal(offered))
+			g.Expect(one(d).Replicas).To(Equal(map[string]int32{"nvidia.com/gpu": 4}))
+			g.Expect(d.Policies["research"].Resources).To(ContainElement(
+				v1alpha1.ResourceCount{Name: "nvidia.com/gpu", Expected: 4, Advertised: 4, Oversubscription: 4}))
+			g.Expect(c.allocate(h, "train", "nvidia.com/gpu")).To(Equal("gpu-1"))
+			g.Expect(c.allocate(h, "more", "nvidia.com/gpu")).To(Equal("gpu-1"))
+
+			asked, config := *h.GPU.Spec.DeepCopy(), one(d).ConfigName
+			for _, count := range []int64{8, 2, 0} {
+				clear(c.writes)
+				c.shares(count)
+				d = c.during(10*time.Minute, time.Second)
+				offered["nvidia.com/gpu"] = max(count, 1)
+				g.Expect(one(d).State).To(Equal(state.UpToDate), one(d).Message)
+				g.Expect(one(d).Advertised).To(Equal(offered))
+				g.Expect(one(d).Expected).To(Equal(offered))
+				g.Expect(one(d).ConfigName).To(Equal(config))
+				g.Expect(h.GPU.Spec).To(Equal(asked))
+				g.Expect(c.writes).NotTo(Or(HaveKey("action.DeletePod"), HaveKey("action.TaintDevices"), HaveKey("action.SetSpec")))
+			}
+			g.Expect(c.evicted).To(BeEmpty())
+			g.Expect(h.hanging()).To(BeEmpty())
+		})
+	}
+}
+
+// TestMIGOnSomeGPUsTakesTheTimeSliceOfTheDriver: policies of other pools ask for it.
+func TestMIGOnSomeGPUsTakesTheTimeSliceOfTheDriver(t *testing.T) {
+	g := NewWithT(t)
+	c, _ := onDRA(onFirst(mig(count("1g", 7))), evicting)
+	s := timeSlicing(4)
+	s.TimeSlicing.Interval = v1alpha1.TimeSliceIntervalMedium
+	c.neighbour("b", s)
+	c.shares(4)
+	d, _ := c.run(240)
+	g.Expect(d.Nodes).To(HaveExactElements(HaveField("State", state.UpToDate), HaveField("Reason", v1alpha1.ReasonDRAIntervalDiffers)))
+	for _, h := range c.hosts {
+		h.driver.slices = true
+		h.restartDriver()
+	}
+	c.DRA.Classes[0].Strategy, c.DRA.Classes[0].Interval = "TimeSlicing", "Medium"
+	d, _ = c.run(240)
+	g.Expect(d.Nodes).To(HaveEach(HaveField("State", state.UpToDate)))
+}
+
+// TestAPolicyThatPartitionsGPUsAsksForNoShares, so it is not named as the one that needs another number.
+func TestAPolicyThatPartitionsGPUsAsksForNoShares(t *testing.T) {
+	g := NewWithT(t)
+	c, _ := onDRA(timeSlicing(4))
+	c.neighbour("b", onFirst(mig(count("1g", 7))))
+	d := c.during(time.Minute, time.Second)
+	g.Expect(one(d).Reason).To(Equal(v1alpha1.ReasonDRASharesDiffer))
+	g.Expect(one(d).Message).To(And(ContainSubstring("consumableShares=4"), Not(ContainSubstring("policy other"))))
+}
+
+// TestNotOnDRA: a reason each, and the node stays as it was.
+func TestNotOnDRA(t *testing.T) {
+	dynamic := func(_ *cluster, h *host) {
+		h.Pods = append(h.Pods, world.Pod{Namespace: "nvidia-dra", Name: "p", UID: "p", DRA: true, DynamicMIG: true})
+	}
+	for name, c := range map[string]struct {
+		sharing v1alpha1.Sharing
+		with    func(*cluster, *host)
+		reason  string
+		says    string
+	}{
+		"MPS":        {sharing: mps(4), reason: v1alpha1.ReasonNotOnDRA, says: "serves one ResourceClaim"},
+		"DynamicMIG": {sharing: mig(count("1g", 7)), with: dynamic, reason: v1alpha1.ReasonDynamicMIGActive, says: "featureGates.DynamicMIG=false"},
+		"a Kubernetes without DeviceTaintRules": {
+			sharing: mig(count("1g", 7)), with: func(c *cluster, _ *host) { c.DRA.ServesRules = false }, reason: v1alpha1.ReasonDRAUnavailable, says: "Kubernetes 1.37",
+		},
+		"a Kubernetes without extended resources of classes": {
+			sharing: mig(count("1g", 7)), with: func(c *cluster, _ *host) { c.DRA.ServesClasses = false }, reason: v1alpha1.ReasonDRAUnavailable, says: "Kubernetes 1.36",
+		},
+		"a class of another owner": {
+			sharing: mig(count("1g", 7)), with: func(c *cluster, _ *host) {
+				c.DRA.Classes = append(c.DRA.Classes, dra.Class{Name: "gpusharing-mig-1g.5gb"})
+			},
+			reason: v1alpha1.ReasonDeviceClassConflict, says: "is not the operator's",
+		},
+		"a class of another owner for whole GPUs": {
+			sharing: v1alpha1.Sharing{Strategy: v1alpha1.StrategyExclusive}, with: func(c *cluster, _ *host) { c.DRA.Classes = []dra.Class{{Name: "gpusharing-gpu"}} },
+			reason: v1alpha1.ReasonDeviceClassConflict, says: "DeviceClass gpusharing-gpu exists and is not the operator's, and it does not serve nvidia.com/gpu",
+		},
+		"a driver of an unknown version": {
+			sharing: mig(count("1g", 7)), with: func(_ *cluster, h *host) {
+				h.Published = &dra.Pool{Complete: true, Devices: []dra.Device{{Name: "gpu-0"}}}
+			},
+			reason: v1alpha1.ReasonDRADriverUnknown, says: "v0.5.0",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			cluster, h := onDRA(c.sharing, evicting)
+			if c.with != nil {
+				c.with(cluster, h)
+			}
+			d := cluster.during(10*time.Minute, 10*time.Second)
+			g.Expect(one(d).State).To(Equal(state.Unsupported))
+			g.Expect(one(d).Reason).To(Equal(c.reason))
+			g.Expect(one(d).Message).To(ContainSubstring(c.says))
+			g.Expect(cluster.evicted).To(BeEmpty())
+			g.Expect(h.GPU.Spec.Devices).To(BeEmpty())
+			g.Expect(h.Ruled).To(BeZero())
+			g.Expect(cluster.writes["action.DeletePod"]).To(BeZero())
+		})
+	}
+}
+
+func TestAFeatureGateThatDropsTheResourceIsNamed(t *testing.T) {
+	g := NewWithT(t)
+	c, h := onDRA(mig(count("1g", 7)), evicting)
+	c.dropsNames, c.Repeats = true, &action.Repeats{}
+	var d rollout.Decision
+	for range 60 {
+		d = c.noted(10 * time.Second)
+	}
+	g.Expect(one(d).Reason).To(Equal(v1alpha1.ReasonDRAUnavailable))
+	g.Expect(one(d).Message).To(ContainSubstring("DRAExtendedResource"))
+	g.Expect(h.Ruled).To(BeZero())
+	g.Expect(c.writes["action.WriteClass"]).To(BeNumerically("<", 10))
+	g.Expect(c.writes).NotTo(HaveKey("action.DeleteClass"))
+	c.dropsNames = false
+	c.Policies = nil
+	c.run(300)
+	g.Expect(c.classes()).NotTo(HaveKey("gpusharing-mig-1g.5gb"))
+	g.Expect(h.devices()[0].State.MIG).To(BeFalse())
+}
+
+// TestAClassOfTheAdministratorIsUsed, since two classes with one resource make the scheduler forget it.
+func TestAClassOfTheAdministratorIsUsed(t *testing.T) {
+	g := NewWithT(t)
+	c, h := onDRA(mig(count("1g", 7)), evicting)
+	c.setClass(dra.Class{Name: "small", Resource: "nvidia.com/mig-1g.5gb"})
+	d, _ := c.run(120)
+	g.Expect(one(d).State).To(Equal(state.UpToDate), one(d).Message)
+	g.Expect(c.classes()).To(HaveLen(2))
+	g.Expect(c.allocate(h, "train", "nvidia.com/mig-1g.5gb")).NotTo(BeEmpty())
+	c.end(h, "train")
+	c.Policies = nil
+	c.run(120)
+	g.Expect(c.classes()).To(HaveKey("small"))
+}
+
+// TestTheSchedulerKnowsTheResourceAfterAnAdministratorsClassWent: the class of the operator, which is left, is written again.
+func TestTheSchedulerKnowsTheResourceAfterAnAdministratorsClassWent(t *testing.T) {
+	g := NewWithT(t)
+	c, h := onDRA(mig(count("1g", 7)), evicting)
+	c.run(120)
+	c.setClass(dra.Class{Name: "theirs", Resource: "nvidia.com/mig-1g.5gb", Age: 1 << 40})
+	d, _ := c.run(10)
+	g.Expect(one(d).Reason).To(Equal(v1alpha1.ReasonDeviceClassConflict))
+	c.dropClass("theirs")
+	g.Expect(c.allocate(h, "early", "nvidia.com/mig-1g.5gb")).To(BeEmpty(), "the scheduler has forgotten it")
+	d, _ = c.run(10)
+	g.Expect(one(d).Reason).To(Equal(v1alpha1.ReasonReady))
+	g.Expect(c.allocate(h, "train", "nvidia.com/mig-1g.5gb")).NotTo(BeEmpty())
+	clear(c.writes)
+	c.during(time.Minute, time.Second)
+	g.Expect(c.writes).NotTo(HaveKey("action.WriteClass"), "once")
+}
+
+// TestAClassStaysBesideAnAdministrators: the scheduler would forget the resource of both.
+func TestAClassStaysBesideAnAdministrators(t *testing.T) {
+	g := NewWithT(t)
+	c, _ := onDRA(mig(count("1g", 7)), evicting)
+	c.run(120)
+	c.setClass(dra.Class{Name: "theirs", Resource: "nvidia.com/mig-1g.5gb", Age: 1 << 40})
+	c.Policies = nil
+	c.run(300)
+	g.Expect(c.scheduler).To(HaveKeyWithValue("nvidia.com/mig-1g.5gb", "theirs"))
+	c.dropClass("theirs")
+	c.run(10)
+	g.Expect(c.classes()).To(Equal(map[string]string{"gpu.nvidia.com": "nvidia.com/gpu"}))
+}
+
+// TestAClassThatLostItsResourceBeforeTheFirstChangeIsWrittenAgain: its policy names it, and no node has anything of the operator's yet.
+func TestAClassThatLostItsResourceBeforeTheFirstChangeIsWrittenAgain(t *testing.T) {
+	g := NewWithT(t)
+	c, h := onDRA(mig(count("1g", 7)), evicting)
+	c.setClass(dra.Class{Name: "gpusharing-mig-1g.5gb", Own: true, Selector: dra.ForInstances("1g.5gb").Selector})
+	d, _ := c.run(120)
+	g.Expect(one(d).State).To(Equal(state.UpToDate), one(d).Message)
+	g.Expect(c.allocate(h, "train", "nvidia.com/mig-1g.5gb")).NotTo(BeEmpty())
+}
+
+// TestTwoClassesForOneResourceAreNamed, also those of others that come later: when one of them goes, the scheduler forgets the resource.
+func TestTwoClassesForOneResourceAreNamed(t *testing.T) {
+	g := NewWithT(t)
+	c, _ := onDRA(v1alpha1.Sharing{Strategy: v1alpha1.StrategyExclusive})
+	d, _ := c.run(120)
+	g.Expect(one(d).Reason).To(Equal(v1alpha1.ReasonReady))
+	c.DRA.Classes = append(c.DRA.Classes, dra.Class{Name: "mine", Resource: "nvidia.com/gpu", Age: 1 << 40}, dra.Class{Name: "small", Resource: "nvidia.com/mig-1g.5gb"})
+	d = c.pass()
+	g.Expect(one(d).State).To(Equal(state.UpToDate))
+	g.Expect(one(d).Reason).To(Equal(v1alpha1.ReasonDeviceClassConflict))
+	g.Expect(one(d).Message).To(And(ContainSubstring("DeviceClasses gpu.nvidia.com, mine all serve nvidia.com/gpu, and the scheduler uses mine"),
+		ContainSubstring("kubectl annotate deviceclass mine"), Not(ContainSubstring("mig-1g.5gb"))))
+	c.DRA.Classes = slices.DeleteFunc(c.DRA.Classes, func(c dra.Class) bool { return c.Name == "mine" })
+	g.Expect(one(c.pass()).Reason).To(Equal(v1alpha1.ReasonReady))
+}
+
+func TestAClassStaysWhileAPodOrClaimNamesIt(t *testing.T) {
+	g := NewWithT(t)
+	c, h := onDRA(mig(count("1g", 7)), evicting)
+	c.run(120)
+	c.Unscheduled = []world.Pod{{Namespace: "user", Name: "waits", Asks: map[string]int64{"nvidia.com/mig-1g.5gb": 1}}}
+	c.Policies = nil
+	c.run(120)
+	g.Expect(c.classes()).To(HaveKey("gpusharing-mig-1g.5gb"))
+	c.Unscheduled, h.Claims = nil, []dra.Claim{{Name: "team/waits", Classes: []string{"gpusharing-mig-1g.5gb"}}}
+	c.run(10)
+	g.Expect(c.classes()).To(HaveKey("gpusharing-mig-1g.5gb"), "a claim that is not allocated names it")
+	h.Claims = nil
+	c.run(10)
+	g.Expect(c.classes()).NotTo(HaveKey("gpusharing-mig-1g.5gb"))
+}
+
+// TestAClassStaysWhileAPodNamesItByItsImplicitResource: each class also serves deviceclass.resource.kubernetes.io/<class>.
+func TestAClassStaysWhileAPodNamesItByItsImplicitResource(t *testing.T) {
+	g := NewWithT(t)
+	c, _ := onDRA(mig(count("1g", 7)), evicting)
+	c.run(120)
+	one := resource.MustParse("1")
+	pod := world.PodOf(&corev1.Pod{Spec: corev1.PodSpec{Containers: []corev1.Container{{
+		Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{"deviceclass.resource.kubernetes.io/gpusharing-mig-1g.5gb": one}},
+	}}}}, &world.Programs{})
+	g.Expect(pod.GPU).To(BeTrue())
+	c.Unscheduled = []world.Pod{pod}
+	c.Policies = nil
+	c.run(120)
+	g.Expect(c.classes()).To(HaveKey("gpusharing-mig-1g.5gb"))
+	c.Unscheduled = nil
+	c.run(10)
+	g.Expect(c.classes()).NotTo(HaveKey("gpusharing-mig-1g.5gb"))
+}
+
+// TestAClassStaysWhileAPolicyNamesIt: a pool of nodes scales to zero. Without the class no autoscaler can tell that a new node would serve a
+// pod, and nothing creates it before there is one.
+func TestAClassStaysWhileAPolicyNamesIt(t *testing.T) {
+	g := NewWithT(t)
+	c, _ := onDRA(mig(count("1g", 7)), evicting)
+	c.run(120)
+	g.Expect(c.classes()).To(HaveKey("gpusharing-mig-1g.5gb"))
+	c.hosts = map[string]*host{}
+	c.run(10)
+	g.Expect(c.classes()).To(HaveKey("gpusharing-mig-1g.5gb"))
+	c.reshare(mig(count("2g", 3)))
+	c.run(10)
+	g.Expect(c.classes()).NotTo(HaveKey("gpusharing-mig-1g.5gb"))
+}
+
+func TestAPodThatHangsOnADeviceThatIsGoneIsNamed(t *testing.T) {
+	g := NewWithT(t)
+	c, h := onDRA(mig(count("1g", 7)), evicting)
+	c.run(120)
+	c.claim(h, "stuck", "gpu-0-mig-7g40gb-0-0", "gpusharing-mig-7g.40gb", "nvidia.com/mig-7g.40gb")
+	d := c.pass()
+	g.Expect(one(d).State).To(Equal(state.UpToDate))
+	g.Expect(one(d).Reason).To(Equal(v1alpha1.ReasonDeviceGone))
+	g.Expect(one(d).Message).To(And(ContainSubstring("pod user/stuck (gpu-0-mig-7g40gb-0-0)"), ContainSubstring("Delete them")))
+	c.end(h, "stuck")
+	g.Expect(one(c.pass()).Reason).To(Equal(v1alpha1.ReasonReady))
+}
+
+// TestEachNodeByWhatServesIt: a policy for a node of the device plugin and one of the DRA driver, and what becomes of a node that moves.
+func TestEachNodeByWhatServesIt(t *testing.T) {
+	g := NewWithT(t)
+	c := newCluster()
+	c.Sightings = &world.Sightings{}
+	plugin, driver := c.add("a", sim.A100), c.addDRA("b", sim.A100)
+	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("1g", 7)), evicting)}
+	d, _ := c.run(240)
+	for _, n := range d.Nodes {
+		g.Expect(n.State).To(Equal(state.UpToDate), n.Message)
+		g.Expect(n.Advertised).To(Equal(map[string]int64{"nvidia.com/mig-1g.5gb": 7}))
+	}
+	g.Expect(plugin.Labels).To(HaveKey(v1alpha1.LabelConfig))
+	g.Expect(driver.untouched()).To(BeEmpty())
+	g.Expect(plugin.Ruled).To(BeZero())
+
+	c.switchOver(plugin, true)
+	d = c.during(2*time.Minute, time.Second)
+	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
+	g.Expect(plugin.Labels).NotTo(HaveKey(v1alpha1.LabelConfig), "nothing reads it there any more")
+
+	plugin.Labels[pluginLabel] = "true"
+	d = c.during(time.Minute, time.Second)
+	g.Expect(d.Nodes[0].State).To(Equal(state.Unsupported))
+	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonDRADriverActive))
+	g.Expect(d.Nodes[0].Message).To(ContainSubstring("the device plugin offers them too"))
+
+	c.switchOver(plugin, false)
+	d = c.during(10*time.Minute, time.Second)
+	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
+	g.Expect(plugin.Labels).To(HaveKey(v1alpha1.LabelConfig))
+
+	c.Policies = nil
+	c.run(240)
+	for _, h := range []*host{plugin, driver} {
+		g.Expect(h.Annotations).To(BeEmpty())
+		g.Expect(h.devices()[0].State.MIG).To(BeFalse())
+		g.Expect(h.Labels).NotTo(HaveKey(v1alpha1.LabelConfig))
+	}
+}
+
+// TestAClusterWithoutADevicePlugin: nodes of the driver are governed, and others report that there is none.
+func TestAClusterWithoutADevicePlugin(t *testing.T) {
+	g := NewWithT(t)
+	c, _ := onDRA(mig(count("1g", 7)), evicting)
+	bare := c.add("bare", sim.A100)
+	d, _ := c.run(240)
+	g.Expect(d.Nodes).To(HaveLen(1))
+	g.Expect(one(d).State).To(Equal(state.UpToDate), one(d).Message)
+	g.Expect(d.Policies["research"].Conditions).To(ContainElement(And(HaveField("Type", v1alpha1.ConditionAccepted), HaveField("Status", BeEquivalentTo("True")))))
+	g.Expect(bare.waits()).To(HavePrefix(v1alpha1.ReasonNoDevicePlugin))
+	c.hosts = map[string]*host{"bare": bare}
+	d = c.pass()
+	g.Expect(d.Policies["research"].Conditions).To(ContainElement(And(HaveField("Type", v1alpha1.ConditionAccepted), HaveField("Reason", v1alpha1.ReasonNoDevicePlugin))))
+}
+
+// TestARuleThatAnotherClientEditedIsMadeAnew: it does not taint all devices of the node, so the node counts as not tainted.
+func TestARuleThatAnotherClientEditedIsMadeAnew(t *testing.T) {
+	g := NewWithT(t)
+	c, h := onDRA(mig(count("1g", 7)))
+	c.Repeats = &action.Repeats{}
+	c.allocate(h, "train", "nvidia.com/gpu")
+	for h.Ruled.IsZero() {
+		c.pass()
+	}
+	h.Ruled, h.driver.edited = time.Time{}, true
+	clear(c.writes)
+	c.pass()
+	g.Expect(h.Ruled).NotTo(BeZero())
+	g.Expect(c.writes).To(And(HaveKeyWithValue("action.UntaintDevices", 1), HaveKeyWithValue("action.TaintDevices", 1)))
+}
+
+// TestAClassThatAnotherClientEditsIsRepairedNotForEver.
+func TestAClassThatAnotherClientEditsIsRepairedNotForEver(t *testing.T) {
+	g := NewWithT(t)
+	c, _ := onDRA(mig(count("1g", 7)), evicting)
+	c.run(120)
+	c.Repeats = &action.Repeats{}
+	for range 120 {
+		for i := range c.DRA.Classes {
+			if c.DRA.Classes[i].Own {
+				c.DRA.Classes[i].Selector = dra.ForInstances("7g.40gb").Selector
+			}
+		}
+		c.noted(10 * time.Second)
+	}
+	g.Expect(c.writes["action.WriteClass"]).To(And(BeNumerically(">", 3), BeNumerically("<", 10)))
+}
+
+func TestARuleOfANodeThatIsGoneIsDeleted(t *testing.T) {
+	g := NewWithT(t)
+	c, _ := onDRA(mig(count("1g", 7)))
+	c.orphans = []string{"gone"}
+	c.run(10)
+	g.Expect(c.orphans).To(BeEmpty())
+}
+
+// TestTheBudgetCountsTaintedDevices: a second node waits, and the first with a new layout goes alone.
+func TestTheBudgetCountsTaintedDevices(t *testing.T) {
+	g := NewWithT(t)
+	c, a := onDRA(mig(count("1g", 7)), evicting)
+	b := c.addDRA("b", sim.A100)
+	most := 0
+	for range 120 {
+		c.pass()
+		c.tick(time.Second)
+		ruled := 0
+		for _, h := range []*host{a, b} {
+			if !h.Ruled.IsZero() {
+				ruled++
+			}
+		}
+		most = max(most, ruled)
+	}
+	g.Expect(most).To(Equal(1))
+	for _, n := range c.pass().Nodes {
+		g.Expect(n.State).To(Equal(state.UpToDate), n.Message)
+	}
+}
+
+// TestADrainThatEndsInVainLiftsTheRule.
+func TestADrainThatEndsInVainLiftsTheRule(t *testing.T) {
+	g := NewWithT(t)
+	c, h := onDRA(mig(count("1g", 7)))
+	c.allocate(h, "train", "nvidia.com/gpu")
+	c.during(time.Minute, time.Second)
+	g.Expect(h.Ruled).NotTo(BeZero())
+	d := c.during(11*time.Minute, time.Second)
+	g.Expect(one(d).Reason).To(Equal(v1alpha1.ReasonDrainTimedOut))
+	g.Expect(h.Ruled).To(BeZero())
+	g.Expect(c.evicted).To(BeEmpty())
+	g.Expect(h.devices()[0].Holders).To(ContainElement(HaveField("Pod", "train")))
+	g.Expect(h.devices()[0].State.MIG).To(BeFalse())
+	g.Expect(h.devices()[0].Holders[0].Instance).To(Equal(gpu.WholeGPU))
+}
+
+// TestTheDriversInstancesAreItsOwnOnceDynamicMIGIsOn: an administrator turns the gate on where a policy is in force. The driver destroys all
+// instances when it starts and makes others later. The agent makes none and destroys none, also when the policy goes.
+func TestTheDriversInstancesAreItsOwnOnceDynamicMIGIsOn(t *testing.T) {
+	g := NewWithT(t)
+	c, h := onDRA(mig(count("1g", 7)), evicting)
+	c.run(120)
+	for i := range h.Pods {
+		h.Pods[i].DynamicMIG = h.Pods[i].DRA
+	}
+	g.Expect(one(c.pass()).Reason).To(Equal(v1alpha1.ReasonDynamicMIGActive))
+	c.during(time.Minute, time.Second)
+	g.Expect(h.GPU.Spec.Devices).To(BeEmpty())
+	g.Expect(h.GPU.Spec.Baseline).NotTo(BeNil())
+	h.hardware.Update(func(n *sim.Node) {
+		for i := range n.GPUs {
+			n.GPUs[i].Instances = nil
+		}
+	})
+	d := c.during(2*time.Minute, time.Second)
+	g.Expect(one(d).Reason).To(Equal(v1alpha1.ReasonDynamicMIGActive))
+	g.Expect(h.instances()).To(BeEmpty(), "the agent has made them again: %v", h.done)
+	g.Expect(c.classes()).To(HaveKey("gpusharing-mig-1g.5gb"))
+
+	done := len(h.done)
+	c.Policies = nil
+	clear(c.writes)
+	c.during(10*time.Minute, time.Second)
+	g.Expect(h.done[done:]).To(BeEmpty())
+	g.Expect(h.GPU.Spec).To(BeZero())
+	g.Expect(h.Annotations).To(BeEmpty())
+	g.Expect(c.writes).NotTo(HaveKey("action.DeletePod"))
+}
+
+// TestTheDaemonSetTellsOfDynamicMIGWhileItsPodIsAway: the gate is turned on by an upgrade, and the image of the new pod takes minutes. The kubelet has
+// deleted the slices, so that neither they nor a pod tell of the gate.
+func TestTheDaemonSetTellsOfDynamicMIGWhileItsPodIsAway(t *testing.T) {
+	for name, sharing := range map[string]v1alpha1.Sharing{"a layout in force": mig(count("1g", 7)), "another one": mig(count("3g", 2))} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			c, h := onDRA(mig(count("1g", 7)), evicting)
+			c.run(120)
+			done := len(h.done)
+			h.DynamicMIG, h.driver.serves, h.Published = true, false, nil
+			h.restartDriver()
+			c.reshare(sharing)
+			h.hardware.Update(func(n *sim.Node) { n.GPUs[0].Instances = nil }) // the driver has begun
+			d := c.during(10*time.Minute, time.Second)
+			g.Expect(one(d).Reason).To(Equal(v1alpha1.ReasonDynamicMIGActive))
+			g.Expect(one(d).Message).To(ContainSubstring("FEATURE_GATES of DaemonSet nvidia-dra/kubelet-plugin"))
+			g.Expect(h.GPU.Spec.Devices).To(BeEmpty())
+			g.Expect(h.done[done:]).To(BeEmpty())
+			g.Expect(h.Ruled).To(BeZero())
+		})
+	}
+}
+
+// TestDynamicMIGThatIsOffAgainBringsThePolicyBack, with the baseline that was recorded before.
+func TestDynamicMIGThatIsOffAgainBringsThePolicyBack(t *testing.T) {
+	g := NewWithT(t)
+	c, h := onDRA(mig(count("1g", 7)), evicting)
+	c.run(120)
+	for i := range h.Pods {
+		h.Pods[i].DynamicMIG = h.Pods[i].DRA
+	}
+	c.during(time.Minute, time.Second)
+	h.hardware.Update(func(n *sim.Node) {
+		for i := range n.GPUs {
+			n.GPUs[i].Instances = nil
+		}
+	})
+	h.restartDriver()
+	d := c.during(5*time.Minute, time.Second)
+	g.Expect(one(d).State).To(Equal(state.UpToDate), one(d).Message)
+	g.Expect(h.instances()).To(HaveLen(14))
+	c.Policies = nil
+	c.run(240)
+	g.Expect(h.devices()[0].State.MIG).To(BeFalse())
+	g.Expect(h.GPU.Spec).To(BeZero())
+}
+
+// TestTheTaintsOfAPolicyComeToNodesOfTheDriver, in a cluster without a device plugin: the pods of the driver tell what they tolerate.
+func TestTheTaintsOfAPolicyComeToNodesOfTheDriver(t *testing.T) {
+	g := NewWithT(t)
+	c, h := onDRA(v1alpha1.Sharing{Strategy: v1alpha1.StrategyExclusive}, func(p *v1alpha1.GPUSharingPolicy) {
+		p.Spec.Taints = []v1alpha1.Taint{{Key: "nvidia.com/gpu", Value: "whole", Effect: "NoSchedule"}}
+	})
+	d := c.during(time.Minute, time.Second)
+	g.Expect(h.Taints).To(BeEmpty())
+	g.Expect(d.Policies["research"].Conditions).To(ContainElement(And(
+		HaveField("Reason", v1alpha1.ReasonTolerationMissing), HaveField("Message", ContainSubstring("kubeletPlugin.tolerations")))))
+	for i := range h.Pods {
+		h.Pods[i].Tolerations = []corev1.Toleration{{Key: "nvidia.com/gpu", Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule}}
+	}
+	d = c.during(time.Minute, time.Second)
+	g.Expect(h.Taints).To(ContainElement(HaveField("Key", "nvidia.com/gpu")), "%v", d.Policies["research"].Conditions)
+	g.Expect(d.Policies["research"].Conditions).To(ContainElement(And(HaveField("Type", v1alpha1.ConditionTainted), HaveField("Status", BeEquivalentTo("True")))))
+
+	for i := range h.Pods {
+		h.Pods[i].Tolerations = nil
+	}
+	c.during(time.Minute, time.Second)
+	g.Expect(h.Taints).To(BeEmpty(), "the next pod of the driver could not come")
+}
+
+// TestADriverThatIsUpgradedIsNotRestarted: its pod is replaced and takes a minute to start, as an image does that is pulled. The kubelet
+// deletes the slices meanwhile. Nothing of the GPUs has changed.
+func TestADriverThatIsUpgradedIsNotRestarted(t *testing.T) {
+	g := NewWithT(t)
+	c, h := onDRA(v1alpha1.Sharing{Strategy: v1alpha1.StrategyExclusive})
+	d, _ := c.run(120)
+	g.Expect(one(d).State).To(Equal(state.UpToDate), one(d).Message)
+	clear(c.writes)
+	h.replaceDriver(c)
+	h.driver.serves = false // its container starts
+	for i := range 90 {
+		if i == 30 {
+			h.Published = nil
+		}
+		if i == 60 {
+			h.driver.serves = true
+		}
+		c.pass()
+		c.tick(time.Second)
+	}
+	d, _ = c.run(60)
+	g.Expect(one(d).State).To(Equal(state.UpToDate), one(d).Message)
+	g.Expect(c.writes).NotTo(HaveKey("action.DeletePod"), "%v", c.writes)
+}
+
+// replaceDriver is an upgrade of the driver: another pod, which has not started yet.
+func (h *host) replaceDriver(c *cluster) {
+	h.restartDriver()
+	h.Pods = append(h.Pods, world.Pod{Namespace: "nvidia-dra", Name: "new", UID: "dra-new", Controller: "DaemonSet", DRA: true, Serves: true, Scheduled: c.Now})
+}
+
+// TestADriverThatStartsAfterARebootIsNotRestarted: the agent reports before the driver has started, which waits for the GPU driver. It sees
+// the GPUs that are there when it starts.
+func TestADriverThatStartsAfterARebootIsNotRestarted(t *testing.T) {
+	g := NewWithT(t)
+	c, h := onDRA(mig(count("1g", 7)), evicting)
+	c.run(120)
+	clear(c.writes)
+	h.hardware.Reboot()
+	c.tick(time.Second)
+	h.replaceDriver(c)
+	h.driver.serves, h.driver.boot, h.Published = false, h.bootID(), nil // the kubelet has deleted the slices, and its container starts
+	c.during(time.Minute, time.Second)
+	h.driver.serves = true
+	d := c.during(5*time.Minute, time.Second)
+	g.Expect(one(d).State).To(Equal(state.UpToDate), one(d).Message)
+	g.Expect(c.writes["action.DeletePod"]).To(BeZero(), "%v", c.writes)
+}
+
+// TestAGPUThatIsLostRestartsNoDriver: a GPU falls off the bus, in the same boot. The driver has tainted it (GPU_LOST) and serves the others. A driver
+// that starts anew enumerates all GPUs, and ends if one of them answers with an error (cmd/gpu-kubelet-plugin/nvlib.go). docs/faults.md: "does not
+// restart the plugin, because that would offer the GPU again".
+func TestAGPUThatIsLostRestartsNoDriver(t *testing.T) {
+	g := NewWithT(t)
+	c, h := onDRA(v1alpha1.Sharing{Strategy: v1alpha1.StrategyExclusive})
+	c.run(120)
+	clear(c.writes)
+	h.hardware.Update(func(n *sim.Node) { n.GPUs = n.GPUs[:1] })
+	c.during(10*time.Minute, time.Second)
+	g.Expect(h.GPU.Status.Devices).To(HaveLen(1))
+	g.Expect(c.writes["action.DeletePod"]).To(BeZero(), "%v", c.writes)
+}

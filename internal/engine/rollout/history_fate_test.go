@@ -1,0 +1,212 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout_test
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
+)
+
+// fate is what happens to a machine that nobody asked for.
+type fate struct {
+	off        bool            // the machine does not run
+	lost       bool            // and never will
+	forsaken   bool            // no agent will ever run there again
+	lags       bool            // the agent runs, and neither acts nor reports
+	sick       map[string]bool // UUIDs of the GPUs that NVIDIA's device plugin has marked unhealthy since it started
+	slots      map[string]int  // by UUID: where in the machine the GPU is, which never changes. The index does, when others die.
+	born       map[string]born // by UUID: how the GPU was when it came
+	stuck      map[string]bool // UIDs of pods of NVIDIA's that do not end, or whose deletion is refused
+	taken      onego           // in which the node is kept from its users
+	pool       string
+	booted     bool            // since NVIDIA's device plugin was started on purpose
+	lastPolicy string          // that governed the node
+	sharedAt   time.Time       // when the controller last saw that another one offers the GPUs
+	recorded   bool            // the Node has named that controller
+	looked     int             // so many writes to the hardware were looked at
+	manual     map[int]bool    // which of them a person made
+	wrote      map[string]bool // UUIDs of the GPUs that the agent has written to
+}
+
+const unreachable = "node.kubernetes.io/unreachable"
+
+// dies switches a machine off, as far as the API server shows it: the agent and the node are not Ready, everything else is
+// as it was last reported.
+func (c *cluster) dies(h *host) {
+	h.off, h.AgentReady = true, false
+	h.Taints = append(slices.Clone(h.Taints), corev1.Taint{Key: unreachable, Effect: corev1.TaintEffectNoSchedule})
+	c.version[h.Name]++
+}
+
+// returns boots a machine. Its pods are gone, except those that a controller of the node brings back.
+func (c *cluster) returns(h *host) {
+	h.off, h.AgentReady, h.lags = false, true, false
+	h.down, h.hardware.Fail = c.Now.Add(-bootTime), nil
+	h.Taints = slices.DeleteFunc(slices.Clone(h.Taints), func(t corev1.Taint) bool { return t.Key == unreachable })
+	for _, p := range slices.Clone(h.Pods) {
+		if p.Namespace == "user" {
+			c.end(h, p.Name)
+		}
+	}
+	h.theirs = nil
+	clear(h.daemons)
+	h.booted = true
+	h.boot()
+	h.reborn()
+	for uid := range h.dcgm {
+		h.dcgm[uid] = append([]string{}, h.instances()...)
+	}
+	if slices.ContainsFunc(h.Pods, playedBy(mpsLabel)) {
+		c.startMPS(h)
+	}
+	c.version[h.Name]++
+}
+
+// forgetHealth is NVIDIA's device plugin when it starts: it takes every GPU for healthy until it hears of an error.
+func (h *host) forgetHealth() { h.sick = nil }
+
+// healthy are the GPUs that NVIDIA's device plugin offers.
+func (h *host) healthy() []gpu.Device {
+	return slices.DeleteFunc(h.devices(), func(d gpu.Device) bool { return h.sick[d.UUID] })
+}
+
+// fallsIll lets NVIDIA's device plugin mark a GPU unhealthy, after an error that the driver has reported (XID). It offers
+// the others as before.
+func (c *cluster) fallsIll(h *host, uuid string) {
+	if !h.plugin.running {
+		return
+	}
+	sick := maps.Clone(h.sick)
+	if sick == nil {
+		sick = map[string]bool{}
+	}
+	sick[uuid] = true
+	data := h.plugin.seen[h.plugin.selected]
+	if h.plugin.selected == "" {
+		data = c.byHand
+	}
+	h.sick = sick
+	c.offer(h, data)
+}
+
+// swap replaces the GPU at an index by a new one of a model; an empty model takes it out.
+func (h *host) swap(index int, model sim.Model, serial int) {
+	h.hardware.Update(func(n *sim.Node) {
+		old := n.GPUs[index]
+		slot := h.slots[old.UUID]
+		if model == "" {
+			n.GPUs = slices.Delete(n.GPUs, index, index+1)
+			return
+		}
+		spare, err := sim.NewNode(fmt.Sprintf("spare-%s-%d", h.Name, serial), model)
+		if err != nil {
+			panic(err)
+		}
+		fresh := spare.GPUs[0]
+		fresh.PCIBusID, fresh.NoReset = old.PCIBusID, old.NoReset
+		n.GPUs[index] = fresh
+		h.slots[fresh.UUID] = slot
+	})
+	h.remember()
+}
+
+// remember notes where each GPU is, and how it was when it came.
+func (h *host) remember() {
+	if h.slots == nil {
+		h.slots, h.born = map[string]int{}, map[string]born{}
+	}
+	for _, d := range h.devices() {
+		if _, known := h.slots[d.UUID]; !known {
+			h.slots[d.UUID] = d.Index
+		}
+		if _, known := h.born[d.UUID]; !known {
+			h.born[d.UUID] = bornAs(d)
+		}
+	}
+}
+
+// reborn notes how GPUs are that another controller, or a boot, has changed while the operator had no part in them: it has recorded
+// no baseline of the node, or none of the GPU, which its policy does not select.
+func (h *host) reborn() {
+	baseline := h.GPU.Spec.Baseline
+	for _, d := range h.devices() {
+		recorded := baseline != nil && (h.changedByUs(d.UUID) ||
+			slices.ContainsFunc(baseline.Devices, func(b v1alpha1.DeviceSpec) bool { return b.UUID == d.UUID }))
+		if is := bornAs(d); !recorded && !is.equal(h.born[d.UUID]) {
+			is.before = new(h.born[d.UUID])
+			h.born[d.UUID] = is
+		}
+	}
+	if baseline == nil {
+		h.countsAnew()
+	}
+}
+
+// countsAnew takes the present indexes of the GPUs for their places, as who writes indexes into a policy does.
+func (h *host) countsAnew() {
+	for _, d := range h.devices() {
+		h.slots[d.UUID] = d.Index
+	}
+}
+
+// changedByUs reports whether the agent has changed the mode or the instances of a GPU.
+func (h *host) changedByUs(uuid string) bool {
+	for i, write := range h.hardware.Writes() {
+		ofMIG := !strings.HasPrefix(write, string(sim.OpSetComputeMode)) && !strings.HasPrefix(write, string(sim.OpSetTimeSlice))
+		if !h.manual[i] && strings.Contains(write, uuid) && ofMIG {
+			return true
+		}
+	}
+	return false
+}
+
+// nextByHand notes that a person makes the next write to the hardware.
+func (h *host) nextByHand() {
+	if h.manual == nil {
+		h.manual = map[int]bool{}
+	}
+	h.manual[len(h.hardware.Writes())] = true
+}
+
+// born is how a GPU was when it came into the machine.
+type born struct {
+	mig       bool
+	instances []string // profiles, sorted
+	before    *born    // as the controller may still have it in its cache
+}
+
+func bornAs(d gpu.Device) born {
+	b := born{mig: d.State.MIG}
+	for _, i := range d.State.Instances {
+		b.instances = append(b.instances, i.Profile)
+	}
+	slices.Sort(b.instances)
+	return b
+}
+
+// equal reports whether a GPU is as it came.
+func (b born) equal(o born) bool {
+	return b.mig == o.mig && slices.Equal(b.instances, o.instances) || o.before != nil && b.equal(*o.before)
+}
+
+// userPods are the pods of users on a host.
+func (h *host) userPods() []world.Pod {
+	var pods []world.Pod
+	for _, p := range h.Pods {
+		if p.Namespace == "user" {
+			pods = append(pods, p)
+		}
+	}
+	return pods
+}

@@ -1,0 +1,121 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/timing"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/test/history"
+)
+
+// onego is for how long a node is kept from its users, by our taint or our pauses, with breaks that are too short to be
+// any.
+type onego struct{ since, until time.Time }
+
+// mostInOneGo is how long that may last: the drain, the pause, the agent's time with one reboot, the verification, and
+// the same once more without a drain on the way back.
+const mostInOneGo = 10*time.Minute + timing.RebootTimeout +
+	2*(timing.PauseTimeout+timing.ApplyTimeout+timing.VerifyTimeout)
+
+// shortBreak is a break that is none: who is told that the node takes pods again could hardly start one.
+const shortBreak = timing.Patience / 2
+
+// isKept reports whether the operator keeps a node from its users.
+func (h *host) isKept() bool {
+	_, paused := h.Annotations[v1alpha1.AnnotationPaused]
+	return paused || !h.Ruled.IsZero() || len(withoutOurs(h.Taints)) < len(h.Taints)
+}
+
+// begin begins the time anew in which nodes may be kept from their users: something else happens.
+func (c *chronicle) begin() {
+	for _, h := range c.all() {
+		h.taken = onego{}
+	}
+}
+
+// givesBack looks whether a node is kept from its users for longer in one go than the deadlines of the stages allow.
+// Maintenance, and who undoes what the operator writes, have no deadline.
+func (c *chronicle) givesBack() {
+	for _, h := range c.all() {
+		switch {
+		case h.off || h.upgrade.goesOn() || len(c.fights) > 0 || c.Now.Sub(h.taken.until) > shortBreak:
+			h.taken = onego{since: c.Now, until: c.Now}
+		case h.isKept():
+			h.taken.until = c.Now
+		}
+		if lasts := h.taken.until.Sub(h.taken.since); lasts > mostInOneGo {
+			c.breaks("bounded", "node %s is kept from its users for %s in one go (%s)", h.Name, lasts, c.states[h.Name])
+		}
+	}
+}
+
+// hangEvent lets a pod of NVIDIA's hang on a node: it is told to end and does not, or its deletion is refused.
+// Meanwhile something else is asked of the node, nothing any more, or what was asked before. The pod may stay until the
+// faults end.
+func (c *chronicle) hangEvent(random *rand.Rand) {
+	h := c.some(random)
+	if h.off || !c.Plugin.ClusterPolicy {
+		return
+	}
+	c.hangsOn(h, random.IntN(2) == 0)
+	asked := c.Policies
+	switch what := random.IntN(3); {
+	case what == 0:
+		c.Policies = nil
+		c.tell("every policy is deleted")
+	case what == 1 && len(c.Policies) > 0:
+		c.editEvent(random)
+	}
+	c.rest([]time.Duration{20 * time.Minute, 3 * time.Hour, 6 * time.Hour}[random.IntN(3)], 300)
+	if c.Policies == nil && len(asked) > 0 {
+		for i := range asked {
+			asked[i] = *asked[i].DeepCopy()
+			asked[i].Status = v1alpha1.GPUSharingPolicyStatus{}
+		}
+		c.create(asked)
+		c.countsAnew()
+		c.tell("the policies are created again: %s", history.Says(&c.Policies[0]))
+	}
+	if random.IntN(2) == 0 {
+		c.hangsNoMore(h)
+		c.tell("what hangs on %s ends", h.Name)
+	}
+}
+
+// hangsOn lets a test workload of NVIDIA's validator stay on a host, or the pod of the device plugin that is there.
+func (c *chronicle) hangsOn(h *host, validator bool) {
+	if h.stuck == nil {
+		h.stuck = map[string]bool{}
+	}
+	at := slices.IndexFunc(h.Pods, func(p world.Pod) bool { return p.NodeSelector[pluginLabel] != "" })
+	if !validator && at >= 0 {
+		h.stuck[h.Pods[at].UID] = true
+		c.tell("pod %s of %s will not end when it is told to", h.Pods[at].Name, h.Name)
+		return
+	}
+	c.serial++
+	name := fmt.Sprint("nvidia-cuda-validator-", c.serial)
+	h.Pods = append(h.Pods, world.Pod{
+		Namespace: "gpu-operator", Name: name, UID: name, Controller: "ClusterPolicy", Validator: true, Scheduled: c.Now,
+	})
+	h.stuck[name], c.hangs[name] = true, true
+	c.tell("pod %s of %s hangs, and its deletion is refused", name, h.Name)
+}
+
+// hangsNoMore ends the pods of NVIDIA's that hang on a host and were told to end.
+func (c *chronicle) hangsNoMore(h *host) {
+	hung := h.stuck
+	h.stuck = nil
+	for _, p := range slices.Clone(h.Pods) {
+		if hung[p.UID] && (p.Validator || p.Terminating) {
+			c.deletePod(h, p.UID)
+		}
+	}
+}

@@ -1,0 +1,264 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/status"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
+)
+
+// happenings are the events that a history of any seed may have, by name. Not one can be added: see history.Late.
+func happenings() map[string]func(*chronicle, *rand.Rand) {
+	return map[string]func(*chronicle, *rand.Rand){
+		"die": (*chronicle).dieEvent, "return": (*chronicle).returnEvent, "reboot": (*chronicle).rebootEvent,
+		"sick": (*chronicle).sickEvent, "lost": (*chronicle).lostEvent, "join": (*chronicle).joinEvent,
+		"replace-node": (*chronicle).replaceNodeEvent,
+		"pod":          (*chronicle).podEvent, "pods": (*chronicle).podEvent, "leave": (*chronicle).leaveEvent,
+		"rewrite": (*chronicle).rewriteEvent, "rewrites": (*chronicle).rewriteEvent, "fight": (*chronicle).fightEvent,
+		"back-up": (*chronicle).backUpEvent, "restore": (*chronicle).restoreEvent, "delete": (*chronicle).deleteEvent,
+		"edit": (*chronicle).editEvent, "edits": (*chronicle).editEvent, "split": (*chronicle).splitEvent, "drop": (*chronicle).dropEvent,
+		"create": (*chronicle).createEvent, "relabel": (*chronicle).relabelEvent,
+		"upgrade": (*chronicle).upgradeEvent, "crd": (*chronicle).crdEvent,
+		"agent": (*chronicle).agentEvent, "crash": (*chronicle).crashEvent, "lie": (*chronicle).lieEvent,
+		"destroy": (*chronicle).destroyEvent, "lead": (*chronicle).leadEvent, "wait": (*chronicle).waitEvent,
+		"dra": (*chronicle).draEvent, "plugin": (*chronicle).pluginEvent, "breaks": (*chronicle).breaksEvent,
+	}
+}
+
+// lateHappenings are events of seeds from history.Late up alone. A new kind of event is added here.
+func lateHappenings() map[string]func(*chronicle, *rand.Rand) {
+	return map[string]func(*chronicle, *rand.Rand){
+		"jobs":          (*chronicle).jobsEvent,
+		"late-chart":    (*chronicle).chartEvent,
+		"late-hang":     (*chronicle).hangEvent,
+		"late-recreate": (*chronicle).recreateEvent,
+		"nights":        (*chronicle).nightsEvent,
+		"pools":         (*chronicle).poolsEvent,
+		"rename":        (*chronicle).renameEvent,
+		"tenant":        (*chronicle).tenantEvent,
+	}
+}
+
+func (c *chronicle) tell(format string, args ...any) {
+	if c.tells {
+		c.story = append(c.story, fmt.Sprintf("%s %s", c.Now.UTC().Format("15:04:05"), fmt.Sprintf(format, args...)))
+	}
+}
+
+func (c *chronicle) upgradeEvent(random *rand.Rand) {
+	h := c.some(random)
+	if h.off || h.upgrade.goesOn() || !c.Plugin.ClusterPolicy {
+		return
+	}
+	restart := random.IntN(2) == 0
+	if !restart {
+		for _, p := range h.userPods() {
+			c.leaves(h, p)
+		}
+		h.hardware.Update(func(n *sim.Node) {
+			for i := range n.GPUs {
+				n.GPUs[i].Processes = nil
+			}
+		})
+	}
+	h.begins(upgrade{restart: restart, builds: time.Duration(random.IntN(20)) * time.Second})
+	c.version[h.Name]++
+	c.tell("NVIDIA's driver is upgraded on %s, the pod only: %v", h.Name, restart)
+}
+
+// crdEvent lets the kind NodeFeature or NVIDIA's ClusterPolicy go, or come back.
+func (c *chronicle) crdEvent(random *rand.Rand) {
+	if random.IntN(2) == 0 {
+		c.Plugin.NodeFeatures = !c.Plugin.NodeFeatures && c.opensCRDs
+		if !c.Plugin.NodeFeatures {
+			for _, h := range c.all() {
+				h.features = features{merged: h.features.merged}
+			}
+		}
+		c.tell("the kind NodeFeature is served: %v", c.Plugin.NodeFeatures)
+		return
+	}
+	if c.Plugin.Reason == "" {
+		c.Plugin.Reason, c.Plugin.Message = v1alpha1.ReasonNoDevicePlugin, "there is no ClusterPolicy"
+	} else {
+		c.Plugin.Reason, c.Plugin.Message = "", ""
+	}
+	c.Plugin.Ready = c.Plugin.Reason == ""
+	c.tell("there is a device plugin that the operator can configure: %v", c.Plugin.Ready)
+}
+
+// agentEvent takes the agent of a node away, lets it lag, or brings it back.
+func (c *chronicle) agentEvent(random *rand.Rand) {
+	h := c.some(random)
+	if h.off || !h.down.IsZero() || h.upgrade.leaves {
+		return
+	}
+	if random.IntN(2) == 0 {
+		h.lags = !h.lags
+		c.tell("the agent of %s lags: %v", h.Name, h.lags)
+		return
+	}
+	h.AgentReady = !h.AgentReady
+	h.forsaken = !h.AgentReady && random.IntN(4) == 0
+	c.tell("the agent of %s is Ready: %v, and will never be: %v", h.Name, h.AgentReady, h.forsaken)
+}
+
+// crashEvent lets the agent of a node end in the middle of its steps.
+func (c *chronicle) crashEvent(random *rand.Rand) {
+	h := c.some(random)
+	after := random.IntN(4)
+	h.hardware.Fail = func(op sim.Op, _ string) error {
+		if op == sim.OpObserve {
+			return nil
+		}
+		if after--; after < 0 {
+			h.AgentReady = false
+			return sim.ErrCrash
+		}
+		return nil
+	}
+	c.tell("the agent of %s will end after %d operations", h.Name, after)
+}
+
+// lieEvent lets the agent of a node report that all is as desired, and then lag.
+func (c *chronicle) lieEvent(random *rand.Rand) {
+	h := c.some(random)
+	if h.off {
+		return
+	}
+	agents := h.agents()
+	for i := range agents {
+		agents[i].ObservedGeneration = h.GPU.Generation
+		if agents[i].Type == v1alpha1.ConditionApplied {
+			agents[i].Status = metav1.ConditionTrue
+		}
+	}
+	h.GPU.Status.Conditions = slices.Concat(status.Reported(h.GPU.Status).Conditions, agents)
+	h.lags = true
+	c.tell("the agent of %s reports that all is well, and then nothing any more", h.Name)
+}
+
+// destroyEvent takes an idle instance away.
+func (c *chronicle) destroyEvent(random *rand.Rand) {
+	h := c.some(random)
+	if h.off || h.hardware.Fail != nil {
+		return
+	}
+	for i, d := range h.devices() {
+		uses := func(s stake) bool { return s.uuid == d.UUID }
+		if d.State.MIG && len(d.State.Instances) > 0 && len(d.Holders) == 0 && len(d.Processes) == 0 && !c.staked(uses) && d.State.Instances[0].UUID != "" {
+			h.nextByHand()
+			h.destroy(i)
+			h.reborn()
+			c.tell("an instance of GPU %d of %s is destroyed by hand", i, h.Name)
+			return
+		}
+	}
+}
+
+func (c *chronicle) staked(which func(stake) bool) bool {
+	for _, s := range c.stakes {
+		if which(s) {
+			return true
+		}
+	}
+	return false
+}
+
+func (c *chronicle) leadEvent(*rand.Rand) {
+	c.lead()
+	c.memory, c.Repeats, c.Sightings = remembering{}, &action.Repeats{}, &world.Sightings{}
+	for _, h := range c.all() {
+		if h.Annotations[v1alpha1.AnnotationOtherController] == "" {
+			h.sharedAt = time.Time{} // of that a new leader can know nothing
+		}
+	}
+	c.tell("another controller leads")
+}
+
+// waitEvent lets time pass, as if nobody looked.
+func (c *chronicle) waitEvent(random *rand.Rand) {
+	d := []time.Duration{time.Minute, 6 * time.Minute, 20 * time.Minute, 2 * time.Hour}[random.IntN(4)]
+	c.tell("%s pass", d)
+	c.rest(d, 60)
+}
+
+// draEvent restarts what offers GPUs beside the operator: the pod of NVIDIA's DRA driver, or the slicer's.
+func (c *chronicle) draEvent(random *rand.Rand) {
+	for _, h := range c.all() {
+		if h.Slicer != "" {
+			was := h.Slicer
+			h.Slicer = ""
+			if random.IntN(2) == 0 {
+				h.SlicerLeft = was
+			}
+			c.tell("the slicer's plugin of %s restarts; it is listed with quantity 0: %v", h.Name, h.SlicerLeft != "")
+			c.passes(3 + random.IntN(8))
+			h.Slicer, h.SlicerLeft = was, ""
+		}
+		at := slices.IndexFunc(h.Pods, func(p world.Pod) bool { return p.DRA })
+		if at < 0 {
+			continue
+		}
+		c.tell("the pod of NVIDIA's DRA driver of %s restarts", h.Name)
+		if h.driver.serves {
+			h.Pods[at].Terminating, h.Pods[at].EndsBy = true, c.Now.Add(30*time.Second)
+			c.passes(3 + random.IntN(8))
+			h.restartDriver()
+			continue
+		}
+		h.Pods[at].Terminating, h.Pods[at].EndsBy = true, c.Now.Add(30*time.Second)
+		c.passes(3 + random.IntN(8))
+		pod := world.Pod{}
+		h.Pods = slices.DeleteFunc(h.Pods, func(p world.Pod) bool {
+			if p.DRA {
+				pod = p
+			}
+			return p.DRA
+		})
+		c.passes(random.IntN(3))
+		c.serial++
+		pod.UID, pod.Name, pod.Terminating, pod.EndsBy, pod.Scheduled = fmt.Sprint("dra-", c.serial), fmt.Sprint("dra-", c.serial), false, time.Time{}, c.Now
+		h.Pods = append(h.Pods, pod)
+	}
+}
+
+// breaksEvent lets the device plugin of a node advertise nothing under the keys that come, until it is repaired.
+func (c *chronicle) breaksEvent(random *rand.Rand) {
+	h := c.some(random)
+	if h.broken != nil {
+		h.broken, h.plugin.running = nil, false
+		c.tell("the device plugin of %s is repaired", h.Name)
+		return
+	}
+	h.breaks(h.Labels[v1alpha1.LabelConfig])
+	c.tell("the device plugin of %s advertises nothing under any other config", h.Name)
+}
+
+// pluginEvent restarts the pod of NVIDIA's device plugin, as a person does. For a moment there is none that is not ending.
+func (c *chronicle) pluginEvent(random *rand.Rand) {
+	h := c.some(random)
+	isPlugin := func(p world.Pod) bool {
+		return playedBy(pluginLabel)(p) || !c.Plugin.ClusterPolicy && p.MountsConfig
+	}
+	at := slices.IndexFunc(h.Pods, isPlugin)
+	if h.off || at < 0 {
+		return
+	}
+	c.tell("the device plugin of %s restarts", h.Name)
+	uid := h.Pods[at].UID
+	h.Pods[at].Terminating, h.Pods[at].EndsBy = true, c.Now
+	c.passes(1 + random.IntN(2))
+	c.deletePod(h, uid)
+}

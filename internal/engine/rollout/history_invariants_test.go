@@ -1,0 +1,557 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout_test
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/policy"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/group"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/state"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
+	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/clusterpolicy"
+	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
+)
+
+// breaks notes that an invariant does not hold. The first one counts.
+func (c *chronicle) breaks(invariant, format string, args ...any) {
+	if c.broken != "" {
+		return
+	}
+	c.broken = invariant + ": " + fmt.Sprintf(format, args...)
+	c.tell("BROKEN %s", c.broken)
+}
+
+// pluginRestarts looks whether NVIDIA's device plugin is restarted though it has marked a GPU unhealthy, which it forgets then. Once
+// after each boot it may be: nobody can tell whether it started before the agent made the instances of that boot, or after.
+func (c *chronicle) pluginRestarts(h *host, a action.DeletePod) {
+	plugin := slices.ContainsFunc(h.Pods, func(p world.Pod) bool { return p.UID == a.UID && playedBy(pluginLabel)(p) })
+	slices.Sort(h.plugin.uuids)
+	if plugin && h.booted {
+		h.booted = false
+		return
+	}
+	if plugin && len(h.sick) > 0 && slices.Equal(h.plugin.uuids, slices.Sorted(slices.Values(h.instances()))) {
+		c.breaks("harmless", "the device plugin of %s is restarted again (%s), which offers an unhealthy GPU", h.Name, a.Why)
+	}
+}
+
+// takesOver looks whether a change begins on a node whose GPUs another controller offers, of which a pod or a resource may be
+// away for a moment.
+func (c *chronicle) takesOver(h *host, a action.Action) {
+	spec, sets := a.(action.SetSpec)
+	taints := action.KeepsOff(a)
+	if h != nil && h.Slicer == "" && c.StackOf(h.Node) == dra.Driver {
+		return // the device plugin has left: its pods block the change until they end, and no other comes
+	}
+	if a.For().Name != "" && (taints || sets && spec.Why != "" && len(spec.Spec.Devices) > len(h.GPU.Spec.Devices)) && c.Now.Sub(h.sharedAt) < 5*time.Minute {
+		c.breaks("harmless", "node %s is taken over, whose GPUs another controller offers (recorded: %v): %s", h.Name, h.recorded, a)
+	}
+}
+
+// opens looks whether a taint that a policy keeps on a node is taken off though the policy still asks for it, and nothing else has
+// changed than that NVIDIA's stand-alone plugin restarts. The taint goes where a program of NVIDIA's does not tolerate it.
+func (c *chronicle) opens(h *host, a action.Action) {
+	keep, keeps := a.(action.KeepTaints)
+	isShared := func(t corev1.Taint) bool { return t.Key == shared.Key }
+	if !keeps || keep.Policy.Name == "" || c.Plugin.ClusterPolicy || c.Plugin.Reason != "" || slices.ContainsFunc(keep.Want, isShared) || !slices.ContainsFunc(h.Taints, isShared) {
+		return
+	}
+	refuses := func(p world.Pod) bool {
+		return (p.Serves || p.MountsConfig) && !clusterpolicy.Tolerates(p.Tolerations, shared)
+	}
+	if slices.ContainsFunc(c.all(), func(o *host) bool { return slices.ContainsFunc(o.Pods, refuses) }) {
+		return
+	}
+	for i := range c.Policies {
+		if p := &c.Policies[i]; p.Name == keep.Policy.Name && len(p.Spec.Taints) > 0 && !p.Spec.Rollout.Paused {
+			c.breaks("harmless", "node %s loses the taint of policy %s, which asks for it", h.Name, p.Name)
+		}
+	}
+}
+
+// empties reports whether a node is to be drained of all pods before its reboot, by the policy on whose behalf something is done, or the
+// last one that governed it.
+func (c *chronicle) empties(h *host, by string) bool {
+	drain := v1alpha1.Drain{}
+	if r := h.GPU.Spec.Release; r != nil && by == "" {
+		drain = r.Drain
+	}
+	for i := range c.Policies {
+		if c.Policies[i].Name == by {
+			drain = c.Policies[i].Spec.Rollout.Drain
+		}
+	}
+	return drain.BeforeReboot == v1alpha1.BeforeRebootAllPods
+}
+
+// rebootsEmpty looks whether a node that is to be drained of all pods before its reboot has one, as the controller sees it, when the
+// reboot is permitted.
+func (c *chronicle) rebootsEmpty(h *host, a action.SetSpec) {
+	if p := a.Spec.Reboot; p == nil || h.GPU.Spec.Reboot != nil && *h.GPU.Spec.Reboot == *p || !c.empties(h, a.For().Name) {
+		return
+	}
+	for _, p := range c.cache.pods[h.Name].Pods {
+		if p.Controller != "DaemonSet" && !p.Mirror {
+			c.breaks("harmless", "node %s is rebooted under pod %s, and its policy drains it of all pods", h.Name, p.Name)
+		}
+	}
+}
+
+// bystander looks whether a pod that is evicted uses a GPU that the policy selects, or that the operator has changed. Others are evicted
+// before a reboot alone.
+func (c *chronicle) bystander(h *host, a action.Evict) {
+	known := c.cache.gpus[h.Name]
+	if strings.HasPrefix(c.kinds[a.Pod], "cpu") && (!condition.IsTrue(known.Status.Conditions, v1alpha1.ConditionRebootRequired) || !c.empties(h, a.For().Name)) {
+		c.breaks("harmless", "%s is evicted for policy %q, which uses no GPU", a.Pod, a.Policy.Name)
+	}
+	s, holds := c.stakes[a.Pod]
+	if !holds {
+		return
+	}
+	if c.kinds[a.Pod] == "claim" {
+		c.breaks("harmless", "%s is evicted, which has its GPU by a claim", a.Pod)
+	}
+	if h.required || h.GPU.Spec.MIGActuator != "" || c.mayChange(h, s.uuid) {
+		return
+	}
+	c.breaks("harmless", "%s is evicted for policy %q, which does not select its GPU (%s)", a.Pod, a.Policy.Name, s.uuid)
+}
+
+// mayChange reports whether a GPU is the operator's to change: a policy selects it, by where it is in the machine, or it is not
+// as it came any more.
+func (c *chronicle) mayChange(h *host, uuid string) bool {
+	for _, d := range h.devices() {
+		if d.UUID == uuid && !bornAs(d).equal(h.born[uuid]) {
+			return true
+		}
+	}
+	if h.GPU.Spec.PolicyName == "" && h.GPU.Spec.Baseline == nil && len(c.Policies) == 0 {
+		return false
+	}
+	slotted := c.slotted(h)
+	for i := range c.Policies {
+		for _, d := range slotted {
+			if d.UUID == uuid && plan.Matches(c.Policies[i].Spec.GPUSelector, d) {
+				return true
+			}
+		}
+	}
+	for _, d := range h.GPU.Spec.Devices {
+		if d.UUID == uuid && d.Sharing.MPS != nil {
+			return true // its daemon goes
+		}
+	}
+	return false
+}
+
+// restored reports whether a GPU that a policy had selected is as it came: a boot or a person changed it after its baseline was recorded,
+// so that its return to that is the first that the agent does with it.
+func (h *host) restored(uuid string) bool {
+	recorded := h.GPU.Spec.Baseline != nil && slices.ContainsFunc(h.GPU.Spec.Baseline.Devices, func(d v1alpha1.DeviceSpec) bool { return d.UUID == uuid })
+	return recorded && slices.ContainsFunc(h.devices(), func(d gpu.Device) bool { return d.UUID == uuid && bornAs(d).equal(h.born[uuid]) })
+}
+
+// slotted are the GPUs of a host with their places in the machine for indexes, which do not shift when one dies.
+func (c *chronicle) slotted(h *host) []gpu.Device {
+	devices := h.devices()
+	for i := range devices {
+		devices[i].Index = h.slots[devices[i].UUID]
+	}
+	return devices
+}
+
+// inBudget looks whether a write disturbs more nodes of a policy than it allows. A policy takes a node over with its first write
+// that taints the node, pauses NVIDIA's clients, sets the spec or names the policy in the copy of the baseline. From then on the
+// node counts in its budget, also while it goes back, and in no other.
+func (c *chronicle) inBudget(h *host, a action.Action) {
+	disturbs, takes := false, false
+	switch a := a.(type) {
+	case action.Taint:
+		disturbs = true
+	case action.TaintDevices:
+		disturbs = true
+	case action.PatchNode:
+		disturbs, takes = a.Annotations[v1alpha1.AnnotationPaused] != nil, a.Annotations[v1alpha1.AnnotationBaseline] != nil
+	case action.SetSpec:
+		takes = a.Spec.PolicyName != ""
+	}
+	if by := a.For().Name; (disturbs || takes) && by != "" && by != h.lastPolicy {
+		h.lastPolicy, disturbs = by, true
+		h.countsAnew() // the indexes of a policy are those that the GPUs have when it is first applied on a node
+	}
+	if !disturbs {
+		return
+	}
+	owner := h.lastPolicy
+	disturbed := int32(0)
+	for _, o := range c.hosts {
+		if o.lastPolicy != owner || o.off || !o.AgentReady || o.upgrade.goesOn() {
+			continue
+		}
+		_, paused := o.Annotations[v1alpha1.AnnotationPaused]
+		if paused || !o.Ruled.IsZero() || slices.ContainsFunc(o.Taints, func(t corev1.Taint) bool { return t.Key == v1alpha1.TaintChanging }) {
+			disturbed++
+		}
+	}
+	if disturbed > c.slots[owner] {
+		c.breaks("harmless", "%d nodes of policy %s are disturbed, and it allows %d: %s", disturbed, owner, c.slots[owner], a)
+	}
+}
+
+// harmless looks whether pods still have what they use, and whether nobody but NVIDIA has harmed anything of NVIDIA's.
+func (c *chronicle) harmless() {
+	for _, crash := range c.crashes {
+		// In a pod that is being deleted the kubelet has told it to end anyway, does not start it again, and shows it no key any more.
+		if !c.meddled && crash.key != "theirs" && !crash.leaving {
+			c.breaks("harmless", "NVIDIA's config-manager ended on node %s, which selects config %q", crash.node, crash.key)
+		}
+	}
+	for _, h := range c.all() {
+		for _, write := range h.hardware.Writes()[h.looked:] {
+			h.looked++
+			if h.manual[h.looked-1] {
+				continue
+			}
+			uuid, _, _ := strings.Cut(strings.SplitN(write, " ", 2)[1], " ")
+			if !h.wrote[uuid] && h.GPU.Spec.MIGActuator == "" && !c.mayChange(h, uuid) && !h.restored(uuid) {
+				c.breaks("harmless", "GPU %s of %s is changed, which no policy selects: %s", uuid, h.Name, write)
+			}
+			if h.wrote == nil {
+				h.wrote = map[string]bool{}
+			}
+			h.wrote[uuid] = true
+		}
+	}
+	c.crashes, c.beside = nil, nil
+	defer func() {
+		for _, h := range c.all() {
+			if h.driver.serves {
+				c.stakesOf(h)
+			}
+		}
+	}()
+	for _, name := range slices.Sorted(maps.Keys(c.stakes)) {
+		s := c.stakes[name]
+		h := c.hosts[s.node]
+		if h == nil || !slices.ContainsFunc(h.Pods, func(p world.Pod) bool { return p.Name == name && p.Namespace == "user" }) || h.bootID() != s.boot {
+			delete(c.stakes, name)
+			continue
+		}
+		for _, d := range h.devices() {
+			if d.UUID != s.uuid {
+				continue
+			}
+			lost := d.State.MIG != s.mig
+			if s.instance != "" {
+				lost = !slices.ContainsFunc(d.State.Instances, func(i gpu.Instance) bool { return i.UUID == s.instance })
+			}
+			if lost {
+				c.breaks("harmless", "what %s uses (GPU %s of %s) was taken from it", name, s.uuid, s.node)
+			}
+		}
+	}
+}
+
+// desired is what a policy desires of a node as it really is; an error where it cannot be.
+func (c *chronicle) desired(h *host) (by *v1alpha1.GPUSharingPolicy, want policy.Desired, err error) {
+	n := policy.Node{Name: h.Name, Labels: h.Labels, Stack: c.StackOf(h.Node)}
+	if n.Stack == dra.Driver {
+		n.Shares = h.driver.shares
+	}
+	for _, d := range c.slotted(h) {
+		n.Devices = append(n.Devices, reported(d))
+	}
+	by = policy.Rank(c.Policies).Govern(n).By
+	if by != nil {
+		want, err = policy.Ask(by, n)
+	}
+	if err == nil && by != nil && n.Stack == dra.Driver && want.Config.Resources["nvidia.com/gpu"] > 0 && asksOtherShares(by, h) {
+		err = errShares
+	}
+	if err == nil && by != nil && n.Stack == dra.Driver && dra.Interval(by.Spec.Sharing) != "" {
+		err = errShares // nobody sets intervals in these histories
+	}
+	return by, want, err
+}
+
+// asksOtherShares reports whether a policy asks for another number of shares than the driver has. Policies of strategy MIG ask for none.
+func asksOtherShares(p *v1alpha1.GPUSharingPolicy, h *host) bool {
+	switch s := p.Spec.Sharing; s.Strategy {
+	case v1alpha1.StrategyTimeSlicing:
+		return int64(s.TimeSlicing.Replicas) != h.driver.shares
+	case v1alpha1.StrategyExclusive:
+		return h.driver.shares != 1
+	case v1alpha1.StrategyMIG, v1alpha1.StrategyMPS:
+	}
+	return false
+}
+
+// errShares is why a node of NVIDIA's DRA driver is not as its policy desires: the administrator has set another number of shares, or time slice.
+var errShares = errors.New("the driver gives each GPU another number of shares")
+
+// shared reports whether other controllers offer the GPUs of a node. NVIDIA's DRA driver alone is none.
+func (c *chronicle) shared(h *host) bool { return offered(&c.World, h.Node) }
+
+func offered(w *world.World, n *world.Node) bool {
+	drives := func(p world.Pod) bool { return p.DRA && p.Namespace != tenant }
+	return n.Slicer != "" || w.StackOf(n) != dra.Driver && (n.DRA != "" || slices.ContainsFunc(n.Pods, drives))
+}
+
+// progressed: every machine that runs is as its policy desires, whatever became of the others.
+func (c *chronicle) progressed(d rollout.Decision) {
+	states := map[string]group.NodeState{}
+	for _, n := range d.Nodes {
+		states[n.Node] = n
+	}
+	for _, h := range c.all() {
+		if h.off || h.forsaken {
+			continue
+		}
+		by, want, err := c.desired(h)
+		s := states[h.Name]
+		if by == nil || err != nil || c.shared(h) || s.Reason == v1alpha1.ReasonNoNodeFeatures || h.missesGPU(s) || c.keptFromReboot(h, s) ||
+			c.keptByTenant(h, s) {
+			continue
+		}
+		if s.State != state.UpToDate {
+			c.breaks("progress", "node %s is %s (%s) under policy %s: %s", h.Name, s.State, s.Reason, by.Name, s.Message)
+			return
+		}
+		if problem := c.differs(h, want); problem != "" {
+			c.breaks("progress", "node %s: %s", h.Name, problem)
+			return
+		}
+	}
+}
+
+// missesGPU reports whether a node waits for a GPU that its policy selects by index, that was in the machine and is not any more. Until
+// it is replaced the policy keeps the node, also where another policy selects the GPUs that are left.
+func (h *host) missesGPU(s group.NodeState) bool {
+	if s.Reason != v1alpha1.ReasonGPUMissing {
+		return false
+	}
+	for uuid := range h.born {
+		is := func(d gpu.Device) bool { return d.UUID == uuid }
+		if strings.Contains(s.Message, uuid) && !slices.ContainsFunc(h.devices(), is) {
+			return true
+		}
+	}
+	return false
+}
+
+// keptFromReboot reports whether a node is not rebooted because that destroys MIG instances on a GPU that its policy does not select,
+// which a person has made there.
+func (c *chronicle) keptFromReboot(h *host, s group.NodeState) bool {
+	const destroys = "because that destroys the MIG instances of GPU "
+	if s.Reason != v1alpha1.ReasonRebootRequired || !h.hardwareNoReset() || !strings.Contains(s.Message, destroys) {
+		return false
+	}
+	return slices.ContainsFunc(h.devices(), func(d gpu.Device) bool {
+		return len(d.State.Instances) > 0 && strings.Contains(s.Message, fmt.Sprint(destroys, d.Index)) && !h.changedByUs(d.UUID)
+	})
+}
+
+// keptByTenant reports whether a pod of a tenant keeps the node from a reboot, as any user's pod does that stays under drain mode
+// Never. That it does so by its looks is what impartial finds.
+func (c *chronicle) keptByTenant(h *host, s group.NodeState) bool {
+	by, _, _ := c.desired(h)
+	return s.Reason == v1alpha1.ReasonGPUInUse && by.Spec.Rollout.Drain.Mode == v1alpha1.DrainModeNever &&
+		strings.Contains(s.Message, "pod "+tenant+"/") && strings.Contains(s.Message, "the node, which must be rebooted")
+}
+
+// differs says how a node differs from what is desired; empty: it does not.
+func (c *chronicle) differs(h *host, want policy.Desired) string {
+	has := advertised(h)
+	if c.StackOf(h.Node) == dra.Driver {
+		if stale := h.Published.Differs(h.GPU.Status.Devices, 0); len(stale) > 0 {
+			return fmt.Sprintf("its slices are stale: %v", stale)
+		}
+		has = h.Published.Published()
+	}
+	if !maps.Equal(has, want.Config.Resources) {
+		return fmt.Sprintf("it advertises %v and not %v", has, want.Config.Resources)
+	}
+	desired := map[string]v1alpha1.DeviceSharing{}
+	for _, w := range want.Devices {
+		desired[w.UUID] = w.Sharing
+	}
+	for _, d := range h.devices() {
+		want, selected := desired[d.UUID]
+		if selected && !plan.Met(want, plan.Observed(d)) {
+			return fmt.Sprintf("GPU %d is %+v and not %+v", d.Index, plan.Observed(d), want)
+		}
+		if !selected && h.changedByUs(d.UUID) && !bornAs(d).equal(h.born[d.UUID]) {
+			return fmt.Sprintf("GPU %d, which is not selected, is %+v and came as %+v", d.Index, bornAs(d), h.born[d.UUID])
+		}
+	}
+	return ""
+}
+
+// ended: nothing that has begun on a machine that runs is left as it is, and no deadline is forgotten.
+func (c *chronicle) ended(d rollout.Decision) {
+	for _, h := range c.all() {
+		_, paused := h.Annotations[v1alpha1.AnnotationPaused]
+		if !h.off && (paused || len(withoutOurs(h.Taints)) < len(h.Taints) || !h.Ruled.IsZero() || h.driver.edited) {
+			c.breaks("progress", "node %s is left tainted or with NVIDIA's clients paused (%s)", h.Name, c.states[h.Name])
+		}
+	}
+	passing := []state.State{
+		state.Draining, state.PausingClients, state.Idle, state.Applying, state.Selecting, state.Releasing,
+	}
+	for _, n := range d.Nodes {
+		if h := c.hosts[n.Node]; h != nil && !h.off && h.AgentReady && slices.Contains(passing, n.State) && n.Reason != v1alpha1.ReasonPaused {
+			c.breaks("progress", "node %s is %s (%s) at rest: %s", n.Node, n.State, n.Reason, n.Message)
+		}
+	}
+}
+
+// truthful: what is said of each policy and each node at rest is so.
+func (c *chronicle) truthful(d rollout.Decision) {
+	states := map[string]group.NodeState{}
+	for _, n := range d.Nodes {
+		states[n.Node] = n
+	}
+	for i := range c.Policies {
+		p := &c.Policies[i]
+		ready := slices.ContainsFunc(d.Policies[p.Name].Conditions, func(o metav1.Condition) bool {
+			return o.Type == v1alpha1.ConditionReady && o.Status == "True" && o.ObservedGeneration == p.Generation
+		})
+		for _, h := range c.all() {
+			by, want, err := c.desired(h)
+			if !ready || by == nil || by.Name != p.Name || states[h.Name].Policy != p.Name && h.missesGPU(states[h.Name]) {
+				continue
+			}
+			if p.Spec.GPUSelector != nil && len(h.GPU.Status.Devices) == 0 {
+				continue // nobody knows whether the policy selects the node: no agent has ever reported its GPUs
+			}
+			if problem := c.differs(h, want); err != nil || h.off || problem != "" {
+				c.breaks("truth", "policy %s is Ready, and node %s is not (off %v, %v): %s", p.Name, h.Name, h.off, err, problem)
+				return
+			}
+		}
+		for _, n := range d.Policies[p.Name].Pending {
+			if problem := c.alive(p, n, d.Policies[p.Name]); problem != "" {
+				c.breaks("truth", "node %s under policy %s, %s (%s), at rest: %s: %s", n.NodeName, p.Name, n.State, n.Reason, problem, n.Message)
+				return
+			}
+		}
+	}
+}
+
+// alive says why the reason of a node that waits at rest is none; empty: it is one.
+func (c *chronicle) alive(p *v1alpha1.GPUSharingPolicy, n v1alpha1.PendingNode, s v1alpha1.GPUSharingPolicyStatus) string {
+	h := c.hosts[n.NodeName]
+	if h == nil {
+		return "there is no such node"
+	}
+	switch n.Reason {
+	case v1alpha1.ReasonWaitingForBudget, v1alpha1.ReasonWaitingForFirst:
+		return "nothing goes on that it could wait for"
+	case v1alpha1.ReasonAgentNotReporting:
+		if h.AgentReady && !h.off {
+			return "the agent is Ready"
+		}
+	case v1alpha1.ReasonPaused:
+		if !p.Spec.Rollout.Paused {
+			return "it is not paused"
+		}
+	case v1alpha1.ReasonRolloutHalted:
+		if s.Nodes.Failed < p.Spec.Rollout.MaxFailures {
+			return fmt.Sprintf("%d failed and %d may", s.Nodes.Failed, p.Spec.Rollout.MaxFailures)
+		}
+	case v1alpha1.ReasonConfiguringDevicePlugin:
+		return "all is configured"
+	case v1alpha1.ReasonDRADriverActive, v1alpha1.ReasonSlicerActive:
+		if !c.shared(h) {
+			return "nobody else offers the GPUs"
+		}
+	case v1alpha1.ReasonDriverUpgrade, v1alpha1.ReasonNodeMaintenance:
+		if !h.upgrade.goesOn() && !pausedByOthers(h) {
+			return "there is no maintenance"
+		}
+	case v1alpha1.ReasonGPUInUse, v1alpha1.ReasonDrainTimedOut:
+		named := func(o world.Pod) bool { return strings.Contains(n.Message, o.Namespace+"/"+o.Name) }
+		claimed := func(claim dra.Claim) bool {
+			return h.blockedBy(claim) && strings.Contains(n.Message, "ResourceClaim "+claim.Name+" (")
+		}
+		if !slices.ContainsFunc(h.Pods, named) && !slices.ContainsFunc(h.Claims, claimed) && !strings.Contains(n.Message, "process ") {
+			return "no pod or ResourceClaim that it names is there"
+		}
+	}
+	return ""
+}
+
+// blockedBy reports whether a ResourceClaim blocks a change by itself: it has a device of the node, and no pod of the node could be named in its
+// place.
+func (h *host) blockedBy(claim dra.Claim) bool {
+	return len(claim.Of(h.Name)) > 0 && !slices.ContainsFunc(h.Pods, func(p world.Pod) bool { return p.Has(claim) })
+}
+
+func pausedByOthers(h *host) bool {
+	for name, value := range h.Labels {
+		if isDeploy(name) && strings.HasPrefix(value, "paused") {
+			return true
+		}
+	}
+	return false
+}
+
+// unrestored says how a node differs from what it was before the operator; empty: it does not.
+func (c *chronicle) unrestored(h *host) string {
+	was := c.before[h.Name]
+	for _, label := range []string{v1alpha1.LabelConfig, v1alpha1.LabelMIGManager, v1alpha1.LabelMIGConfig, pluginLabel, gfdLabel, v1alpha1.LabelOverridden} {
+		is := h.Labels[label]
+		if is != was.Labels[label] && !slices.Contains(c.theirs[h.Name], label+"="+is) {
+			return fmt.Sprintf("label %s is %q and was %q", label, is, was.Labels[label])
+		}
+	}
+	for name := range h.Annotations {
+		if strings.HasPrefix(name, v1alpha1.Group+"/") && name != v1alpha1.AnnotationClient && !slices.Contains(c.theirs[h.Name], name+"="+h.Annotations[name]) {
+			return fmt.Sprintf("annotation %s is left: %q", name, h.Annotations[name])
+		}
+	}
+	for _, t := range h.Taints {
+		if !slices.ContainsFunc(was.Taints, func(o corev1.Taint) bool { return o.MatchTaint(&t) }) && t.Key != unreachable &&
+			!slices.Contains(c.theirs[h.Name], v1alpha1.AnnotationTaints+"=") {
+			return fmt.Sprintf("taint %s is left", t.Key)
+		}
+	}
+	for _, d := range h.devices() {
+		if is, born := bornAs(d), h.born[d.UUID]; !is.equal(born) {
+			return fmt.Sprintf("GPU %d (%s) is %+v and came as %+v", d.Index, d.UUID, is, born)
+		}
+		if d.State.ComputeMode != gpu.ComputeDefault && h.theirs == nil {
+			return fmt.Sprintf("GPU %d is in compute mode %s", d.Index, d.State.ComputeMode)
+		}
+		if slice := h.timeSlice(d.UUID); slice != gpu.TimeSliceDefault && slice != gpu.TimeSliceNone {
+			return fmt.Sprintf("GPU %d has time slice %s", d.Index, slice)
+		}
+	}
+	switch {
+	case !h.Ruled.IsZero():
+		return "a DeviceTaintRule is left"
+	case len(h.daemons) > 0:
+		return "MPS daemons of the operator run"
+	case !h.features.ours.IsZero():
+		return "our NodeFeature is left"
+	case h.GPU.Spec.Baseline != nil || len(h.GPU.Spec.Devices) > 0:
+		return fmt.Sprintf("GPUNode.spec is not empty: %+v", h.GPU.Spec)
+	}
+	return ""
+}

@@ -1,0 +1,528 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout_test
+
+import (
+	"fmt"
+	"hash"
+	"maps"
+	"math/rand/v2"
+	"runtime/debug"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
+	"github.com/gpusharing/gpu-sharing-operator/test/history"
+)
+
+// play lets a history take place. Broken names the invariant that does not hold and says how; it is empty if all hold.
+func play(h history.History, tells bool) (broken string, story []string) {
+	return playing(h, tells, watching{})
+}
+
+// watching is what looks at all that is decided and written in a history.
+type watching struct {
+	sum     hash.Hash // of all that is decided; nil: nobody asks
+	effects *effects  // nil: nobody asks
+}
+
+// playing is play, with what looks at all that is decided and written.
+func playing(h history.History, tells bool, by watching) (broken string, story []string) {
+	c := newChronicle(h.Seed)
+	c.tells, c.watching = tells, by
+	defer func() {
+		if r := recover(); r != nil {
+			broken, story = fmt.Sprintf("panic: %v\n%s", r, debug.Stack()), c.story
+		}
+	}()
+	for _, n := range c.all() {
+		c.tell("node %s in pool %s: %s; slicer %q, labels %v", n.Name, n.pool, n.hardwareSays(), n.Slicer, n.Labels)
+	}
+	c.tell("ClusterPolicy %v, NodeFeature %v, Operands %v", c.Plugin.ClusterPolicy, c.Plugin.NodeFeatures, c.Plugin.Operands != nil)
+	for i := range c.Policies {
+		c.tell("policy %s: %s", c.Policies[i].Name, history.Says(&c.Policies[i]))
+	}
+	for _, e := range h.Events {
+		c.begin()
+		happening(e.Kind)(c, e.Random())
+		c.passes(e.Passes)
+		if c.broken != "" {
+			return c.broken, c.story
+		}
+	}
+	for _, end := range []func(){c.faultsEnd, c.settles, c.released} {
+		c.begin()
+		if end(); c.broken != "" {
+			break
+		}
+	}
+	return c.broken, c.story
+}
+
+// passes lets so many passes follow one another, on what the cache happens to hold.
+func (c *chronicle) passes(n int) {
+	for range n {
+		if c.broken != "" {
+			return
+		}
+		c.step(false)
+		c.lapse(time.Duration(1+c.random.IntN(3)) * time.Second)
+	}
+}
+
+// lapse lets time pass, and looks at what the agents do, before anything else happens.
+func (c *chronicle) lapse(d time.Duration) {
+	c.tick(d)
+	c.harmless()
+	c.givesBack()
+}
+
+// rest passes as a controller does that wakes up when something changes and when a deadline of its own passes, until
+// nothing goes on, or for a time. It reports whether it came to rest.
+func (c *chronicle) rest(horizon time.Duration, most int) (d rollout.Decision, rests bool) {
+	end := c.Now.Add(horizon)
+	idle := 0
+	for range most {
+		if d = c.step(true); c.broken != "" {
+			return d, true
+		}
+		if len(d.Actions) > 0 {
+			idle = 0
+		}
+		step := time.Second
+		if idle++; idle > 3 {
+			if step = c.waitsFor(d, 0); step == 0 || !c.Now.Before(end) {
+				return d, true
+			}
+			idle = 2
+		}
+		if c.refuses(d) {
+			step = askAgain
+		}
+		c.lapse(step)
+	}
+	return d, false
+}
+
+// askAgain is when the controller asks again for an eviction that was refused, as internal/controller/gpusharingpolicy does.
+const askAgain = 10 * time.Second
+
+// refuses reports whether a PodDisruptionBudget has refused all that was decided, so that nothing wakes the controller.
+func (c *chronicle) refuses(d rollout.Decision) bool {
+	isRefused := func(a action.Action) bool {
+		e, is := a.(action.Evict)
+		return is && c.protected[e.Pod]
+	}
+	return len(d.Actions) > 0 && !slices.ContainsFunc(d.Actions, func(a action.Action) bool { return !isRefused(a) })
+}
+
+// comesToRest rests for eight hours, in which nothing may go on all the time.
+func (c *chronicle) comesToRest() rollout.Decision {
+	clear(c.count)
+	d, rests := c.rest(8*time.Hour, 700)
+	if rests && slices.ContainsFunc(c.all(), (*host).isKept) { // what timed out is tried again just now
+		d, rests = c.rest(mostInOneGo, 200)
+	}
+	if !rests {
+		c.breaks("bounded", "700 passes in 8h do not come to rest: %v", said(d.Actions))
+	}
+	c.bounded("in 8h in which nobody else does anything", mostAtRest)
+	c.ended(d)
+	c.impartial()
+	c.restedOnDriver(d.Nodes)
+	return d
+}
+
+// waitsFor is when something happens next though nobody acts; usual if nothing does.
+func (c *chronicle) waitsFor(d rollout.Decision, usual time.Duration) time.Duration {
+	step := usual
+	sooner := func(o time.Duration) {
+		if o > 0 && (step == 0 || o < step) {
+			step = max(o, time.Second)
+		}
+	}
+	sooner(d.After)
+	for _, h := range c.hosts {
+		if h.off {
+			continue
+		}
+		if h.upgrade.goesOn() || !h.began.IsZero() && h.acts {
+			sooner(10 * time.Second)
+		}
+		if !h.down.IsZero() {
+			sooner(30 * time.Second)
+		}
+		if left := resetTime - c.Now.Sub(h.upgrade.returned); h.AgentReady && left > 0 {
+			sooner(left)
+		}
+		if h.plugin.behind {
+			sooner(10 * time.Second)
+		}
+	}
+	return step
+}
+
+// step is one pass: it reads the cache, decides, and acts. A faithful one reads all that is there and does all that is decided.
+func (c *chronicle) step(faithful bool) rollout.Decision {
+	for _, h := range c.all() {
+		if h.upgrade.goesOn() {
+			h.reborn()
+		}
+	}
+	c.fought()
+	c.read(func() bool { return faithful || c.random.IntN(c.fresh+1) > 0 })
+	w := c.known()
+	c.seesOthers(w)
+	var d rollout.Decision
+	if c.double {
+		d = c.memory.decide(w)
+	} else {
+		d = rollout.Decide(w)
+	}
+	digest(c.sum, d)
+	if faithful {
+		c.calledUnhealthy(d)
+	}
+	c.effects.begin(c, d)
+	c.tolerate(d.Tolerations)
+	c.tellStates(d)
+	for _, a := range d.Actions {
+		if !faithful && c.random.IntN(10) == 0 || !c.asked(a.For()) || locked(a) && c.cache.version[a.Target()] != c.version[a.Target()] {
+			continue
+		}
+		c.carryOut(a)
+		if c.broken != "" {
+			return d
+		}
+	}
+	c.wireMIG(d)
+	c.effects.end(c)
+	c.standAlone()
+	c.fought()
+	if !d.ConfigurePlugin {
+		c.Configs = maps.Clone(c.Plugin.Configs)
+	}
+	for i := range c.Policies {
+		if s, decided := d.Policies[c.Policies[i].Name]; decided {
+			c.acceptsStatus(&c.Policies[i], s)
+			c.Policies[i].Status = s
+		}
+	}
+	c.cache.policies = nil
+	for i := range c.Policies {
+		c.cache.policies = append(c.cache.policies, *c.Policies[i].DeepCopy())
+	}
+	c.harmless()
+	return d
+}
+
+// seesOthers notes on which nodes the controller sees that another one offers the GPUs.
+func (c *chronicle) seesOthers(w world.World) {
+	for i := range w.Nodes {
+		h := c.hosts[w.Nodes[i].Name]
+		if h == nil {
+			continue
+		}
+		if offered(&w, &w.Nodes[i]) {
+			h.sharedAt = c.Now
+		}
+		h.recorded = h.recorded || h.Annotations[v1alpha1.AnnotationOtherController] != ""
+	}
+}
+
+// tellStates tells which nodes have come into another state.
+func (c *chronicle) tellStates(d rollout.Decision) {
+	for _, n := range d.Nodes {
+		if state := fmt.Sprintf("%s (%s) %q: %s", n.State, n.Reason, n.Plan, n.Message); c.states[n.Node] != state {
+			c.states[n.Node] = state
+			c.tell("    %s under %q: %s", n.Node, n.Policy, state)
+		}
+	}
+}
+
+// standAlone is the DaemonSet of a stand-alone device plugin.
+func (c *chronicle) standAlone() {
+	for _, h := range c.all() {
+		if c.Plugin.ClusterPolicy || h.off || slices.ContainsFunc(h.Pods, func(p world.Pod) bool { return p.MountsConfig }) {
+			continue
+		}
+		c.serial++
+		name := fmt.Sprint("plugin-", c.serial)
+		h.Pods = append(h.Pods, world.Pod{
+			Namespace: "nvidia", Name: name, UID: name, Controller: "DaemonSet", NVIDIA: true, MountsConfig: true, Scheduled: c.Now, Serves: true,
+			Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
+		})
+		h.plugin.running, h.plugin.seen = false, maps.Clone(c.Configs)
+	}
+}
+
+// asked reports whether a policy still asks for what is done on its behalf, as the API server says.
+func (c *chronicle) asked(ref action.PolicyRef) bool {
+	return ref.Name == "" || slices.ContainsFunc(c.Policies, func(p v1alpha1.GPUSharingPolicy) bool {
+		return p.Name == ref.Name && p.Generation == ref.Generation
+	})
+}
+
+// carryOut carries an action out, as the API server and what is behind it allow.
+func (c *chronicle) carryOut(a action.Action) {
+	h := c.hosts[a.Target()]
+	if a.Target() != "" && h == nil {
+		return
+	}
+	c.tell("  %s", a)
+	c.takesOver(h, a)
+	c.opens(h, a)
+	switch a := a.(type) {
+	case action.Evict:
+		c.evicts(h, a)
+		return
+	case action.DeletePod:
+		c.effects.did("delete %s of Node %s", a.Pod, h.Name)
+		c.count["restart a pod of "+h.Name]++
+		c.pluginRestarts(h, a)
+	case action.SetSpec:
+		c.count["GPUNode "+h.Name]++
+		c.rebootsEmpty(h, a)
+	case action.PatchNode, action.Taint, action.Untaint, action.KeepTaints:
+		c.count["Node "+h.Name]++
+	case action.KeepMPSOff, action.AllowMPS:
+		c.count["NodeFeature of "+h.Name]++
+	case action.WriteConfigs:
+		c.count["our ConfigMap"]++
+	case action.TriggerSync:
+		c.count["pod "+a.Pod]++
+	case action.TaintDevices, action.UntaintDevices:
+		c.count["rule of "+h.Name]++
+	case action.WriteClass:
+		c.count["DeviceClass "+a.Class.Name]++
+	case action.DeleteClass:
+		c.count["DeviceClass "+a.Name]++
+		c.forgets(a)
+	case action.Report:
+		c.count["status of GPUNode "+h.Name]++
+	}
+	c.do(a)
+	c.accepts()
+	c.wrote(a)
+	c.Repeats.Note(a, c.Now)
+	c.inBudget(h, a)
+}
+
+// evicts is the Eviction API. A pod that tolerates every taint comes back at once, by another name.
+func (c *chronicle) evicts(h *host, a action.Evict) {
+	kind := c.kinds[a.Pod]
+	if c.protected[a.Pod] {
+		c.count["ask to evict a pod of "+h.Name]++
+	} else {
+		c.count[fmt.Sprintf("evict %s of %s", kind, h.Name)]++
+	}
+	if !slices.ContainsFunc(h.Pods, func(p world.Pod) bool { return p.UID == a.UID }) {
+		return
+	}
+	c.bystander(h, a)
+	c.spared(h, a)
+	if !c.protected[a.Pod] {
+		c.effects.did("evict %s of Node %s", a.Pod, h.Name)
+	}
+	switch {
+	case c.protected[a.Pod]:
+		return
+	case c.hangs[a.Pod]:
+		for i := range h.Pods {
+			if h.Pods[i].UID == a.UID && !h.Pods[i].Terminating {
+				h.Pods[i].Terminating, h.Pods[i].EndsBy = true, c.Now.Add(30*time.Second)
+			}
+		}
+		return
+	}
+	for _, p := range h.userPods() {
+		if p.UID == a.UID {
+			c.leaves(h, p)
+		}
+	}
+	h.Pods = slices.DeleteFunc(h.Pods, func(p world.Pod) bool { return p.Namespace == tenant && p.UID == a.UID })
+	c.evicted = append(c.evicted, a.Pod)
+	switch kind {
+	case "cpu-tolerant":
+		c.startBeside(h, kind)
+	case "tolerant", "daemon", "static":
+		c.start(h, kind, rand.New(rand.NewPCG(uint64(len(c.evicted)), 4)))
+	}
+}
+
+// faultsEnd ends every fault but the death of the machines that never return. Pods of users stay: what is reported at rest has a
+// cause.
+func (c *chronicle) faultsEnd() {
+	c.tell("the faults end")
+	c.fights = nil
+	c.Plugin.Reason, c.Plugin.Message, c.Plugin.Ready, c.Plugin.NodeFeatures = "", "", true, c.opensCRDs
+	for _, h := range c.all() {
+		if h.broken != nil {
+			h.plugin.running = false // who repairs it restarts it
+		}
+		h.hardware.Fail, h.broken, h.lags = nil, nil, false
+		c.hangsNoMore(h)
+		switch {
+		case h.off && h.lost:
+			continue
+		case h.off:
+			c.returns(h)
+			h.AgentReady = !h.forsaken
+		case !h.AgentReady && h.Labels[v1alpha1.LabelClient] == "false":
+			h.Labels[v1alpha1.LabelClient], h.AgentReady = "true", true
+		case h.forsaken:
+			h.AgentReady = false
+			continue
+		case h.down.IsZero() && h.Labels[v1alpha1.LabelClient] == "true" && h.upgrade.driver():
+			h.AgentReady = true
+		case !h.AgentReady && h.upgrade.goesOn():
+			h.upgrade.leaves = true
+		}
+		c.repairs(h)
+		c.driverFaultsEnd(h)
+	}
+	c.read(func() bool { return true })
+	d := c.comesToRest()
+	c.truthful(d)
+}
+
+// repairs ends what others have done to a node and would not leave so.
+func (c *chronicle) repairs(h *host) {
+	was := c.before[h.Name]
+	for _, label := range []string{pluginLabel, gfdLabel, v1alpha1.LabelClient, dcgmLabel, exporterLabel} {
+		value, had := was.Labels[label]
+		is := h.Labels[label]
+		paused := h.Annotations[v1alpha1.AnnotationPaused] != "" || h.upgrade.goesOn()
+		if had && is != value && (!paused || is == "" || is == "false") {
+			h.Labels[label] = value
+		}
+	}
+	if _, had := was.Labels[v1alpha1.LabelClient]; !had && h.Labels[v1alpha1.LabelClient] == "false" {
+		delete(h.Labels, v1alpha1.LabelClient)
+	}
+	if h.Labels[v1alpha1.LabelConfig] == "theirs" { // there is no such config
+		delete(h.Labels, v1alpha1.LabelConfig)
+		if key, had := was.Labels[v1alpha1.LabelConfig]; had {
+			h.Labels[v1alpha1.LabelConfig] = key
+		}
+	}
+	if h.Labels[v1alpha1.LabelMIGConfigState] == "pending" && !h.acts {
+		delete(h.Labels, v1alpha1.LabelMIGConfigState)
+	}
+	c.version[h.Name]++
+	c.held(h)
+}
+
+// settles ends the users, edits the policies so that what failed is tried again, and looks whether every node gets there.
+func (c *chronicle) settles() {
+	c.tell("the users leave, and the policies are edited")
+	for _, h := range c.all() {
+		for _, p := range h.userPods() {
+			c.leaves(h, p)
+		}
+		h.hardware.Update(func(n *sim.Node) {
+			for i := range n.GPUs {
+				n.GPUs[i].Processes = nil
+			}
+		})
+		if !h.off && len(h.sick) > 0 {
+			h.sick, h.plugin.running = nil, false // a user has repaired it and restarted the plugin
+		}
+		if h.driver.serves {
+			c.driverSettles(h)
+		}
+		h.report()
+	}
+	for i := range c.Policies {
+		c.Policies[i].Generation++
+		c.Policies[i].Spec.Rollout.Paused = false
+		c.Policies[i].Spec.Rollout.MaxFailures = 10
+		c.Policies[i].Spec.Rollout.Reboot = v1alpha1.RebootModeIfRequired
+	}
+	for _, h := range c.all() {
+		if h.hardwareNoReset() && !h.canReboot {
+			h.canReboot = true
+			h.report()
+		}
+	}
+	d := c.comesToRest()
+	c.truthful(d)
+	c.progressed(d)
+}
+
+func (h *host) hardwareNoReset() (virtual bool) {
+	h.hardware.Update(func(n *sim.Node) { virtual = slices.ContainsFunc(n.GPUs, func(g sim.GPU) bool { return g.NoReset }) })
+	return virtual
+}
+
+// released deletes every policy, and looks whether every node is as it was before the operator.
+func (c *chronicle) released() {
+	retains := c.random.IntN(4) == 0
+	kept := map[string]string{}
+	if retains {
+		for i := range c.Policies {
+			c.Policies[i].Generation++
+			c.Policies[i].Spec.ReleasePolicy = v1alpha1.ReleasePolicyRetain
+		}
+		for _, h := range c.all() {
+			h.AgentReady = h.AgentReady && c.random.IntN(3) > 0
+		}
+		d := c.step(true)
+		for _, h := range c.all() {
+			by, _, err := c.desired(h)
+			if by == nil || err != nil || h.off || c.shared(h) {
+				continue
+			}
+			for _, o := range d.Policies[by.Name].Conditions {
+				if o.Type == v1alpha1.ConditionAccepted && o.Status == "True" && o.ObservedGeneration == by.Generation {
+					kept[h.Name] = h.Labels[v1alpha1.LabelConfig]
+				}
+			}
+		}
+		for _, h := range c.all() {
+			h.AgentReady = !h.off && !h.forsaken
+		}
+	}
+	c.tell("every policy is deleted, after releasePolicy Retain: %v", retains)
+	c.Policies = nil
+	d := c.comesToRest()
+	for _, h := range c.all() {
+		if h.off || h.forsaken {
+			continue
+		}
+		if key, retained := kept[h.Name]; retained {
+			if is := h.Labels[v1alpha1.LabelConfig]; is != key {
+				c.breaks("restore", "node %s was to keep config %q, as its policy's status said, and has %q", h.Name, key, is)
+			}
+			continue
+		}
+		if retains {
+			continue
+		}
+		if problem := c.unrestored(h); problem != "" && h.waits() == "" {
+			c.breaks("restore", "node %s: %s; nothing says so", h.Name, problem)
+		}
+	}
+	for _, h := range c.all() {
+		if key := h.Labels[v1alpha1.LabelConfig]; key != "" && !h.off && !slices.Contains(c.theirs[h.Name], v1alpha1.LabelConfig+"="+key) {
+			if _, written := c.Configs[key]; !written {
+				c.breaks("restore", "node %s selects config %q, which no ConfigMap holds", h.Name, key)
+			}
+		}
+	}
+	for _, class := range c.DRA.Classes {
+		if class.Own && !c.besideAnother(class) && !retains && !slices.ContainsFunc(c.all(), func(h *host) bool { return h.off || h.forsaken || h.waits() != "" }) {
+			c.breaks("restore", "DeviceClass %s is left", class.Name)
+		}
+	}
+	if d.ConfigurePlugin && !retains && !slices.ContainsFunc(c.all(), func(h *host) bool { return h.off || h.forsaken || h.waits() != "" }) {
+		c.breaks("restore", "the ClusterPolicy still names our ConfigMap")
+	}
+}

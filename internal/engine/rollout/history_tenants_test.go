@@ -1,0 +1,89 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout_test
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+)
+
+// tenantEvent lets a pod of a tenant come to a node that uses no GPU, and looks like one of NVIDIA's or NFD's. It stays,
+// whatever ends others.
+func (c *chronicle) tenantEvent(random *rand.Rand) {
+	h := c.some(random)
+	c.serial++
+	name := fmt.Sprint("tenant-", c.serial)
+	looks := slices.Sorted(maps.Keys(disguises()))
+	look, owner := looks[random.IntN(len(looks))], slices.Sorted(maps.Keys(owners()))[random.IntN(len(owners()))]
+	plain := tenantPod(name, owners()[owner])
+	if strings.Contains(owner, "DaemonSet") && random.IntN(4) == 0 { // a finalizer keeps it, and no drain waits for it
+		plain.DeletionTimestamp = &metav1.Time{Time: c.Now.Add(-time.Hour)}
+	}
+	if random.IntN(2) == 0 {
+		plain.Status.ContainerStatuses = []corev1.ContainerStatus{{
+			Name: "main", State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ImagePullBackOff"}},
+		}}
+	}
+	pod := plain.DeepCopy()
+	disguises()[look](pod)
+	h.Pods = append(h.Pods, world.PodOf(pod, c.programs()))
+	c.tenants[string(pod.UID)] = plain
+	c.kinds[name] = "cpu-tenant"
+	c.tell("pod %s of a tenant comes to %s: %s, controller: %s", name, h.Name, look, owner)
+}
+
+// impartial looks whether the pods of tenants are treated as they would be if they looked like any other pod.
+func (c *chronicle) impartial() {
+	if len(c.wronged) > 0 {
+		c.breaks("harmless", "%s are deleted as pods of NVIDIA's", strings.Join(c.wronged, ", "))
+	}
+	if len(c.tenants) == 0 || c.broken != "" {
+		return
+	}
+	decide := func(look func(world.Pod) world.Pod) (says []string) {
+		w := c.known()
+		sightings := *c.Sightings
+		w.Sightings = &sightings
+		for i := range w.Nodes {
+			w.Nodes[i].Pods = slices.Clone(w.Nodes[i].Pods)
+			for p := range w.Nodes[i].Pods {
+				w.Nodes[i].Pods[p] = look(w.Nodes[i].Pods[p])
+			}
+		}
+		d := rollout.Decide(w)
+		says = said(d.Actions)
+		for _, n := range d.Nodes {
+			says = append(says, fmt.Sprintf("%s is %s (%s): %s", n.Node, n.State, n.Reason, n.Message))
+		}
+		for _, policy := range slices.Sorted(maps.Keys(d.Policies)) {
+			for _, o := range d.Policies[policy].Conditions {
+				says = append(says, fmt.Sprintf("%s of %s is %s (%s): %s", o.Type, policy, o.Status, o.Reason, o.Message))
+			}
+		}
+		return append(says, "look again after "+d.After.String())
+	}
+	is := decide(func(p world.Pod) world.Pod { return p })
+	would := decide(func(p world.Pod) world.Pod {
+		if plain, ofTenant := c.tenants[p.UID]; ofTenant {
+			return world.PodOf(plain, c.programs())
+		}
+		return p
+	})
+	for i := range is {
+		if i >= len(would) || is[i] != would[i] {
+			c.breaks("harmless", "by the looks of a tenant's pod: %s", is[i])
+			return
+		}
+	}
+}

@@ -1,0 +1,162 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout_test
+
+import (
+	"testing"
+
+	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
+	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
+)
+
+func renamed(replicas int32) v1alpha1.Sharing {
+	s := timeSlicing(replicas)
+	s.TimeSlicing.RenameByDefault = new(true)
+	return s
+}
+
+// instancesSliced advertises each instance 2g four times.
+func instancesSliced(s v1alpha1.Sharing, failRequestsGreaterThanOne *bool) v1alpha1.Sharing {
+	s.MIG.Layouts[0].TimeSlicing = []v1alpha1.MIGReplicas{{Profile: "2g", Replicas: 4}}
+	s.MIG.TimeSlicing = &v1alpha1.MIGTimeSlicing{FailRequestsGreaterThanOne: failRequestsGreaterThanOne}
+	return s
+}
+
+// asking is a pod of a Deployment that waits for a node.
+func asking(name string, asks map[string]int64) world.Pod {
+	return world.Pod{Namespace: "team", Name: name, UID: name, GPU: true, Asks: asks, Workload: "Deployment team/" + name}
+}
+
+func TestImpact(t *testing.T) {
+	gpus := func(n int64) map[string]int64 { return map[string]int64{"nvidia.com/gpu": n} }
+	for name, test := range map[string]struct {
+		sharing v1alpha1.Sharing
+		pod     world.Pod
+		other   bool // a second node, of no policy
+		line    string
+	}{
+		"what is offered": {sharing: timeSlicing(4), pod: asking("web", gpus(1))},
+		"what was renamed": {
+			sharing: renamed(4), pod: asking("web", gpus(1)),
+			line: "Deployment team/web asks for nvidia.com/gpu: 1, which no node offers then; ask for nvidia.com/gpu.shared instead, or " +
+				"set renameByDefault to false in the policy",
+		},
+		"what is not renamed any more": {
+			sharing: timeSlicing(4), pod: asking("web", map[string]int64{"nvidia.com/gpu.shared": 1}),
+			line: "Deployment team/web asks for nvidia.com/gpu.shared: 1, which no node offers then; ask for nvidia.com/gpu instead, or " +
+				"set renameByDefault to true in the policy",
+		},
+		"another node offers it": {sharing: renamed(4), pod: asking("web", gpus(1)), other: true},
+		"another node, which the pod does not select": {
+			sharing: renamed(4), other: true, pod: func() world.Pod {
+				p := asking("web", gpus(1))
+				p.NodeSelector = map[string]string{"kubernetes.io/hostname": "a", "nvidia.com/gpu.product": "Tesla-T4"}
+				return p
+			}(),
+			line: "Deployment team/web asks for nvidia.com/gpu: 1, which no node offers then; ask for nvidia.com/gpu.shared instead, or " +
+				"set renameByDefault to false in the policy",
+		},
+		"whole GPUs under MIG": {
+			sharing: mig(count("2g", 3)), pod: asking("web", gpus(1)),
+			line: "Deployment team/web asks for nvidia.com/gpu: 1, which no node offers then; the nodes of the policy offer " +
+				"nvidia.com/mig-2g.10gb: ask for one of these, or change the policy",
+		},
+		"a profile that is gone": {
+			sharing: mig(count("2g", 3)), pod: asking("web", map[string]int64{"nvidia.com/mig-1g.5gb": 1}),
+			line: "Deployment team/web asks for nvidia.com/mig-1g.5gb: 1, which no node offers then; the nodes of the policy offer " +
+				"nvidia.com/mig-2g.10gb: ask for one of these, or change the policy",
+		},
+		"more than a node has": {
+			sharing: mig(count("2g", 3)), pod: asking("web", map[string]int64{"nvidia.com/mig-2g.10gb": 4}),
+			line: "Deployment team/web asks for nvidia.com/mig-2g.10gb: 4, which no node offers then; the nodes of the policy offer at most " +
+				"3 of nvidia.com/mig-2g.10gb each: ask for no more, or leave some nodes out of the policy",
+		},
+		"more than one of what is shared": {
+			sharing: mps(4), pod: asking("web", gpus(2)),
+			line: "Deployment team/web asks for nvidia.com/gpu: 2, which no node offers then; a container may ask for one of what is " +
+				"shared: ask for 1, or for GPUs that are not shared",
+		},
+		"more than one replica of an instance": {
+			sharing: instancesSliced(mig(count("2g", 3)), nil), pod: asking("web", map[string]int64{"nvidia.com/mig-2g.10gb": 2}),
+			line: "Deployment team/web asks for nvidia.com/mig-2g.10gb: 2, which no node offers then; a container may ask for one of what is " +
+				"shared: ask for 1, or for GPUs that are not shared",
+		},
+		"more than one replica of an instance, which the policy admits": {
+			sharing: instancesSliced(mig(count("2g", 3)), new(false)), pod: asking("web", map[string]int64{"nvidia.com/mig-2g.10gb": 2}),
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			c := newCluster()
+			c.add("a", sim.A100).Labels["pool"] = "a"
+			if test.other {
+				c.add("b", sim.A100)
+			}
+			c.Unscheduled = []world.Pod{test.pod}
+			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", test.sharing, func(p *v1alpha1.GPUSharingPolicy) {
+				p.Spec.NodeSelector = &v1alpha1.NodeSelector{MatchLabels: map[string]string{"pool": "a"}}
+			})}
+			for range 2 { // before the change, and after it
+				d := rollout.Decide(c.world())
+				found, says := condition.Find(d.Policies["research"].Conditions, v1alpha1.ConditionWorkloadsAffected)
+				g.Expect(says).To(Equal(test.line != ""))
+				g.Expect(found.Message).To(Equal(test.line))
+				if test.line != "" {
+					g.Expect(d.Unmet).To(Equal(map[string][]string{"research": {test.line}}))
+				}
+				c.run(60)
+			}
+		})
+	}
+}
+
+func TestPodsOfOneWorkloadAreToldOnce(t *testing.T) {
+	g := NewWithT(t)
+	c := newCluster()
+	h := c.add("a", sim.T4)
+	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", renamed(4))}
+	c.hold(h, "web-1", 0, gpu.WholeGPU)
+	h.Pods[len(h.Pods)-1].Asks, h.Pods[len(h.Pods)-1].Workload = map[string]int64{"nvidia.com/gpu": 1}, "Deployment team/web"
+	ending := asking("web", map[string]int64{"nvidia.com/gpu": 1})
+	ending.Terminating = true
+	c.Unscheduled = []world.Pod{asking("web", map[string]int64{"nvidia.com/gpu": 1}), ending}
+	g.Expect(rollout.Decide(c.world()).Unmet["research"]).To(ConsistOf(HavePrefix("Deployment team/web (2 pods) asks for nvidia.com/gpu: 1,")))
+}
+
+func TestWhatAPodAsksFor(t *testing.T) {
+	g := NewWithT(t)
+	limits := func(name string, n int64) corev1.ResourceRequirements {
+		return corev1.ResourceRequirements{Limits: corev1.ResourceList{corev1.ResourceName(name): *resource.NewQuantity(n, resource.DecimalSI), "cpu": resource.MustParse("1")}}
+	}
+	always := corev1.ContainerRestartPolicyAlways
+	yes := true
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: "team", Name: "web-76c5-x", Labels: map[string]string{"pod-template-hash": "76c5"},
+			OwnerReferences: []metav1.OwnerReference{{Kind: "ReplicaSet", Name: "web-76c5", Controller: &yes}},
+		},
+		Spec: corev1.PodSpec{
+			InitContainers: []corev1.Container{
+				{Resources: limits("nvidia.com/gpu", 1), RestartPolicy: &always}, {Resources: limits("nvidia.com/gpu", 2)},
+			},
+			Containers: []corev1.Container{{Resources: limits("nvidia.com/gpu", 1)}, {Resources: limits("nvidia.com/gpu", 1)}},
+		},
+	}
+	p := world.PodOf(pod, &world.Programs{})
+	g.Expect(p.Asks).To(Equal(map[string]int64{"nvidia.com/gpu": 3}), "two containers and a sidecar")
+	g.Expect(p.Workload).To(Equal("Deployment team/web"))
+	pod.Labels = nil
+	g.Expect(world.PodOf(pod, &world.Programs{}).Workload).To(Equal("ReplicaSet team/web-76c5"))
+	pod.OwnerReferences = nil
+	g.Expect(world.PodOf(pod, &world.Programs{}).Workload).To(Equal("pod team/web-76c5-x"))
+}

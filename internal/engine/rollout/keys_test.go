@@ -1,0 +1,183 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout_test
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/state"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
+	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/clusterpolicy"
+	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
+)
+
+// onPool selects nodes by their label pool.
+func onPool(name string) func(*v1alpha1.GPUSharingPolicy) {
+	return func(p *v1alpha1.GPUSharingPolicy) {
+		p.Spec.NodeSelector = &v1alpha1.NodeSelector{MatchLabels: map[string]string{"pool": name}}
+	}
+}
+
+// TestADeletedConfigMapGetsBackWhatOnlyANodeNames: nothing renders the config of a node that was left as it is, nor that of a
+// last good state.
+func TestADeletedConfigMapGetsBackWhatOnlyANodeNames(t *testing.T) {
+	g := NewWithT(t)
+	c := newCluster()
+	a, b := c.add("a", sim.A100), c.add("b", sim.T4)
+	a.Labels["pool"], b.Labels["pool"] = "a", "b"
+	c.Policies = []v1alpha1.GPUSharingPolicy{
+		policyOf("other", timeSlicing(2), onPool("b")), policyOf("research", timeSlicing(4), onPool("a"), retaining),
+	}
+	c.run(200)
+	g.Expect(c.ready()).To(Equal(2))
+	c.Policies = c.Policies[:1]
+	c.run(60)
+	good := b.Labels[v1alpha1.LabelConfig]
+	b.breaks(good)
+	c.edit(func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Sharing = timeSlicing(8) })
+	c.run(400)
+	g.Expect(c.Configs).To(And(HaveKey(a.Labels[v1alpha1.LabelConfig]), HaveKey(good)))
+	c.Configs = nil // kubectl delete configmap
+	c.run(20)
+	g.Expect(c.Configs).To(And(HaveKey(a.Labels[v1alpha1.LabelConfig]), HaveKey(good)))
+	a.plugin.running, b.plugin.running = false, false
+	c.run(20)
+	g.Expect(c.crashes).To(BeEmpty())
+}
+
+// TestTheFirstPolicyWaitsForClientsOfNVIDIAsMPSDaemons, which would end with a changed ClusterPolicy on every node.
+func TestTheFirstPolicyWaitsForClientsOfNVIDIAsMPSDaemons(t *testing.T) {
+	g := NewWithT(t)
+	c := newCluster()
+	byHand, other := c.add("by-hand", sim.T4), c.add("other", sim.T4)
+	other.Labels["pool"] = "other"
+	c.Plugin.Operands = &clusterpolicy.Operands{Name: "cluster-policy"}
+	c.Plugin.Ready = false
+	byHand.Pods = append(byHand.Pods, world.Pod{
+		Namespace: "gpu-operator", Name: "mps", UID: "mps", Controller: "DaemonSet", NVIDIA: true,
+		NodeSelector: map[string]string{mpsLabel: "true"},
+	})
+	c.hold(byHand, "client", 0, gpu.WholeGPU)
+	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", timeSlicing(4), onPool("other"))}
+	d := c.pass()
+	g.Expect(d.Held).To(ContainSubstring("pod user/client"))
+	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonMPSClientsRunning))
+	ready, _ := condition.Find(d.Policies["research"].Conditions, v1alpha1.ConditionReady)
+	g.Expect(ready.Reason).To(Equal(v1alpha1.ReasonMPSClientsRunning))
+	g.Expect(ready.Message).To(ContainSubstring("restarts NVIDIA's MPS daemons, which ends their clients: pod user/client"))
+
+	c.end(byHand, "client")
+	d = c.pass()
+	g.Expect(d.Held).To(BeEmpty())
+	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonConfiguringDevicePlugin))
+}
+
+// TestTheDefaultConfigKeepsTheStrategyForNodesThatNoPolicyChanges, and for no others.
+func TestTheDefaultConfigKeepsTheStrategyForNodesThatNoPolicyChanges(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*cluster, *host)
+		keeps  bool
+	}{
+		"no policy governs it":    {change: func(*cluster, *host) {}, keeps: true},
+		"it is without MIG":       {change: func(c *cluster, h *host) { h.hardware.Update(func(n *sim.Node) { n.GPUs[0].MIG = false }); c.tick(0) }},
+		"it has a config already": {change: func(_ *cluster, h *host) { h.Labels[v1alpha1.LabelConfig] = "by-hand" }},
+		"a policy governs it": {change: func(c *cluster, _ *host) {
+			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("1g", 7)))}
+		}},
+		"its policy is paused": {keeps: true, change: func(c *cluster, _ *host) {
+			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("1g", 7)), paused)}
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			cl := newCluster()
+			h := cl.add("a", sim.A100)
+			h.hardware.Update(func(n *sim.Node) { n.GPUs[0].MIG, n.GPUs[0].PendingMIG = true, true })
+			h.report()
+			c.change(cl, h)
+			g.Expect(rollout.Decide(cl.world()).KeepStrategy).To(Equal(c.keeps))
+		})
+	}
+}
+
+// TestAPluginThatTheCacheDoesNotShowYetIsWaitedFor: its pod runs, or just starts and advertises nothing yet, and need not see the config
+// that the Node is to select. A plugin that is not on the node is not waited for any longer than that.
+func TestAPluginThatTheCacheDoesNotShowYetIsWaitedFor(t *testing.T) {
+	for name, of := range map[string]struct{ standAlone, starts bool }{
+		"GPU Operator": {}, "GPU Operator, the plugin starts": {starts: true},
+		"stand-alone plugin": {standAlone: true}, "stand-alone plugin, which starts": {standAlone: true, starts: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			c := fleet(1, timeSlicing(4))
+			h := c.hosts["n0"]
+			if of.standAlone {
+				c.Plugin.ClusterPolicy = false
+				h.Labels, h.Pods = map[string]string{v1alpha1.LabelClient: "true"}, []world.Pod{{
+					Namespace: "nvidia", Name: "plugin", UID: "plugin", Controller: "DaemonSet", MountsConfig: true, Scheduled: c.Now, Serves: true,
+				}}
+			}
+			c.steps(1)
+			late := func() rollout.Decision {
+				w := c.world()
+				w.Nodes[0].Pods = nil
+				if of.starts {
+					w.Nodes[0].Allocatable = map[string]int64{"nvidia.com/gpu": 0}
+				}
+				return rollout.Decide(w)
+			}
+			selects := func(d rollout.Decision) bool {
+				return slices.ContainsFunc(d.Actions, func(a action.Action) bool {
+					patch, is := a.(action.PatchNode)
+					return is && patch.Labels[v1alpha1.LabelConfig] != nil
+				})
+			}
+			d := late()
+			g.Expect(selects(d)).To(BeFalse(), "%v", d.Actions)
+			g.Expect(d.Nodes[0].State).To(Equal(state.Selecting))
+			g.Expect(d.After).To(And(BeNumerically(">", 0), BeNumerically("<=", 30*time.Second)))
+			c.tick(d.After)
+			g.Expect(selects(late())).To(BeTrue())
+		})
+	}
+}
+
+// TestPodsElsewhereAreNoNewsOfANode: a client of NVIDIA's MPS daemon that begins or ends on one node is reported once, on the policy, and not
+// on each of the nodes that wait for it.
+func TestPodsElsewhereAreNoNewsOfANode(t *testing.T) {
+	g := NewWithT(t)
+	c := newCluster()
+	byHand := c.add("by-hand", sim.T4)
+	for i := range 10 {
+		c.add(fmt.Sprint("n", i), sim.T4).Labels["pool"] = "other"
+	}
+	c.Plugin.Operands = &clusterpolicy.Operands{Name: "cluster-policy"}
+	c.Plugin.Ready = false
+	byHand.Pods = append(byHand.Pods, world.Pod{
+		Namespace: "gpu-operator", Name: "mps", UID: "mps", Controller: "DaemonSet", NVIDIA: true,
+		NodeSelector: map[string]string{mpsLabel: "true"},
+	})
+	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", timeSlicing(4), onPool("other"))}
+	for i := range 30 {
+		name := fmt.Sprint("client-", i)
+		c.hold(byHand, name, 0, gpu.WholeGPU)
+		d := c.pass()
+		g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonMPSClientsRunning))
+		ready, _ := condition.Find(d.Policies["research"].Conditions, v1alpha1.ConditionReady)
+		g.Expect(ready.Message).To(ContainSubstring("pod user/" + name))
+		c.end(byHand, name)
+		c.Now = c.Now.Add(time.Second)
+	}
+	g.Expect(c.writes["action.Report"]).To(BeNumerically("<=", 2*11))
+}

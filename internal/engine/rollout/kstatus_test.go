@@ -1,0 +1,206 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout_test
+
+import (
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	kstatus "sigs.k8s.io/cli-utils/pkg/kstatus/status"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/state"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/status"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
+)
+
+// kstatusOf is what Flux, Argo CD and kpt conclude from a policy with the status that was decided.
+func kstatusOf(t *testing.T, p v1alpha1.GPUSharingPolicy, s v1alpha1.GPUSharingPolicyStatus) kstatus.Status {
+	t.Helper()
+	g := NewWithT(t)
+	p.TypeMeta, p.Status = metav1.TypeMeta{APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: "GPUSharingPolicy"}, s
+	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&p)
+	g.Expect(err).NotTo(HaveOccurred())
+	result, err := kstatus.Compute(&unstructured.Unstructured{Object: content})
+	g.Expect(err).NotTo(HaveOccurred())
+	return result.Status
+}
+
+// TestKstatusOfEachState brings the only node of a policy into each state of the state table, and asks kstatus how the policy is doing.
+func TestKstatusOfEachState(t *testing.T) {
+	for state, c := range map[state.State]struct {
+		situation func() *cluster
+		want      kstatus.Status
+	}{
+		state.Unknown: {func() *cluster { c, h := toMIG(); h.AgentReady = false; return c }, kstatus.InProgressStatus},
+		state.Unsupported: {func() *cluster {
+			c, _ := toMIG(func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Sharing = mig(count("1g.99gb", 1)) })
+			return c
+		}, kstatus.FailedStatus},
+		state.PendingNonDisruptive: {func() *cluster {
+			c, _ := toMIG(func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Sharing = timeSlicing(4) })
+			return c
+		}, kstatus.InProgressStatus},
+		state.PendingDisruptive: {func() *cluster { c, _ := toMIG(); return c }, kstatus.InProgressStatus},
+		state.Draining: {func() *cluster {
+			c, h := toMIG()
+			c.hold(h, "train", 1, gpu.WholeGPU)
+			c.pass()
+			c.tick(time.Minute)
+			return c
+		}, kstatus.InProgressStatus},
+		state.PausingClients: {func() *cluster { c, _ := toMIG(); c.steps(1); return c }, kstatus.InProgressStatus},
+		state.Idle:           {func() *cluster { c, _ := toMIG(); c.steps(2); return c }, kstatus.InProgressStatus},
+		state.Applying:       {func() *cluster { c, _ := toMIG(); c.steps(2); c.pass(); return c }, kstatus.InProgressStatus},
+		state.Selecting:      {func() *cluster { c, _ := slicing(); c.steps(3); return c }, kstatus.InProgressStatus},
+		state.Verifying:      {func() *cluster { c, _ := slicing(); c.steps(3); c.pass(); return c }, kstatus.InProgressStatus},
+		state.Releasing: {func() *cluster {
+			c, _ := toMIG()
+			for range 60 {
+				if rollout.Decide(c.world()).Nodes[0].State == state.Releasing {
+					break
+				}
+				c.steps(1)
+			}
+			return c
+		}, kstatus.InProgressStatus},
+		state.Failed: {func() *cluster { // and rolled back
+			c, h := slicing()
+			c.run(60)
+			h.breaks(h.GPU.Spec.ConfigName)
+			c.Policies[0].Spec.Sharing, c.Policies[0].Generation = timeSlicing(8), 2
+			c.run(400)
+			return c
+		}, kstatus.FailedStatus},
+		state.Degraded: {func() *cluster {
+			c, h := slicing()
+			c.run(60)
+			h.Allocatable["nvidia.com/gpu"] = 1
+			return c
+		}, kstatus.InProgressStatus},
+		state.UpToDate: {func() *cluster { c, _ := slicing(); c.run(60); return c }, kstatus.CurrentStatus},
+	} {
+		t.Run(string(state), func(t *testing.T) {
+			g := NewWithT(t)
+			cl := c.situation()
+			d := rollout.Decide(cl.world())
+			g.Expect(d.Nodes[0].State).To(Equal(state), d.Nodes[0].Message)
+			sane(g, d.Policies["research"], cl.Policies[0].Generation)
+			g.Expect(kstatusOf(t, cl.Policies[0], d.Policies["research"])).To(Equal(c.want), "%+v", d.Policies["research"].Conditions)
+			for _, a := range d.Actions {
+				cl.do(a)
+			}
+			node := cl.hosts[d.Nodes[0].Node].kstatus(t)
+			g.Expect(node).To(Or(Equal(c.want), Equal(kstatus.InProgressStatus)), "%+v", cl.hosts[d.Nodes[0].Node].GPU.Status.Conditions)
+			if c.want != kstatus.InProgressStatus {
+				g.Expect(node).To(Equal(c.want))
+			}
+			cl.Policies[0].Generation++
+			g.Expect(kstatusOf(t, cl.Policies[0], d.Policies["research"])).To(Equal(kstatus.InProgressStatus), "of an edit that nobody has seen")
+		})
+	}
+}
+
+// TestKstatusOfAPolicyThatWaits: what ends by itself is in progress, what needs a change has failed.
+func TestKstatusOfAPolicyThatWaits(t *testing.T) {
+	twoNodes := func(change ...func(*v1alpha1.GPUSharingPolicy)) *cluster {
+		c, _ := toMIG(change...)
+		c.add("b", sim.A100)
+		return c
+	}
+	for name, c := range map[string]struct {
+		situation func() *cluster
+		reason    string // of Ready
+		want      kstatus.Status
+	}{
+		"for the budget":        {func() *cluster { c := twoNodes(); c.pass(); return c }, v1alpha1.ReasonProgressing, kstatus.InProgressStatus},
+		"for a window":          {func() *cluster { c, _ := toMIG(inWindows(tonight)); c.at("2027-03-01T12:00:00Z"); return c }, v1alpha1.ReasonOutsideWindow, kstatus.InProgressStatus},
+		"for nobody's pod":      {func() *cluster { c, h := toMIG(neverEvicting); c.hold(h, "train", 1, gpu.WholeGPU); return c }, v1alpha1.ReasonGPUInUse, kstatus.InProgressStatus},
+		"for its user":          {func() *cluster { c, _ := toMIG(paused); return c }, v1alpha1.ReasonPaused, kstatus.InProgressStatus},
+		"for the ClusterPolicy": {func() *cluster { c, _ := toMIG(); c.Plugin.Ready = false; return c }, v1alpha1.ReasonConfiguringDevicePlugin, kstatus.InProgressStatus},
+		"for other nodes":       {func() *cluster { c, h := toMIG(); h.Labels["pool"] = "x"; return elsewhere(c) }, v1alpha1.ReasonNoMatchingNodes, kstatus.CurrentStatus},
+		"for an edit of its windows, with its nodes as desired": {func() *cluster {
+			c, _ := slicing()
+			c.run(60)
+			c.edit(inWindows(window("0 0 30 2 *", "1h")))
+			return c
+		}, v1alpha1.ReasonInvalidWindow, kstatus.FailedStatus},
+		"for an agent on a node that its gpuSelector may select": {func() *cluster {
+			c, _ := slicing()
+			c.Policies[0].Spec.GPUSelector = &v1alpha1.GPUMatch{Products: []string{"NVIDIA-A100-SXM4-40GB"}}
+			c.run(60)
+			c.add("b", sim.A100).GPU.Status.Devices = nil
+			return c
+		}, v1alpha1.ReasonAgentNotReporting, kstatus.InProgressStatus},
+		"for an edit of its windows": {func() *cluster {
+			c, _ := toMIG(inWindows(window("0 0 30 2 *", "1h")))
+			return c
+		}, v1alpha1.ReasonInvalidWindow, kstatus.FailedStatus},
+		"for the roll back of a node that failed": {func() *cluster {
+			c, h := slicing()
+			c.run(60)
+			h.breaks(h.GPU.Spec.ConfigName)
+			c.Policies[0].Spec.Sharing, c.Policies[0].Generation = timeSlicing(8), 2
+			for range 400 {
+				d := c.pass()
+				c.tick(time.Second)
+				if d.Nodes[0].State == state.Failed {
+					break
+				}
+			}
+			return c
+		}, v1alpha1.ReasonNotAdvertised, kstatus.InProgressStatus},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			cl := c.situation()
+			s := rollout.Decide(cl.world()).Policies["research"]
+			g.Expect(s.Conditions).To(ContainElement(And(HaveField("Type", v1alpha1.ConditionReady), HaveField("Reason", c.reason))))
+			g.Expect(kstatusOf(t, cl.Policies[0], s)).To(Equal(c.want), "%+v", s.Conditions)
+		})
+	}
+	t.Run("for a decision", func(t *testing.T) {
+		g := NewWithT(t)
+		cl, _ := slicing()
+		cl.run(60)
+		cl.Policies[0].Status = rollout.Decide(cl.world()).Policies["research"]
+		s := status.Undecided(cl.Policies, "Waiting for the cache", cl.Now)["research"]
+		g.Expect(kstatusOf(t, cl.Policies[0], s)).To(Equal(kstatus.InProgressStatus), "%+v", s.Conditions)
+	})
+}
+
+func elsewhere(c *cluster) *cluster {
+	c.Policies[0].Spec.NodeSelector = &v1alpha1.NodeSelector{MatchLabels: map[string]string{"pool": "none"}}
+	return c
+}
+
+// TestAPolicyOfAnEarlierVersionCanBeReportedAsUndecided: its status may list 32 nodes, and the API server refuses more than ten now.
+func TestAPolicyOfAnEarlierVersionCanBeReportedAsUndecided(t *testing.T) {
+	g := NewWithT(t)
+	p := policyOf("research", timeSlicing(4))
+	p.Status.Pending = make([]v1alpha1.PendingNode, 32)
+	s := status.Undecided([]v1alpha1.GPUSharingPolicy{p}, "Waiting for the cache", newCluster().Now)["research"]
+	g.Expect(len(s.Pending)).To(BeNumerically("<=", v1alpha1.MostPending))
+}
+
+// TestAPolicyOfAnEarlierVersionIsNotTakenForObserved: its status has no observedGeneration, only its conditions have.
+func TestAPolicyOfAnEarlierVersionIsNotTakenForObserved(t *testing.T) {
+	g := NewWithT(t)
+	c, _ := slicing()
+	c.run(60)
+	p := &c.Policies[0]
+	p.Status = rollout.Decide(c.world()).Policies["research"]
+	p.Status.ObservedGeneration = 0
+	retaining(p)
+	p.Generation++
+	s := rollout.Decide(c.world()).Policies["research"]
+	g.Expect(s.ObservedGeneration).To(BeEquivalentTo(1))
+	g.Expect(kstatusOf(t, *p, s)).To(Equal(kstatus.InProgressStatus), "the release is not recorded yet")
+}

@@ -1,0 +1,236 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
+	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/migmanager"
+	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
+)
+
+const managerPaused = "paused-for-mig-change"
+
+// manager is NVIDIA's mig-manager on a host, as its sources have it (NVIDIA/mig-parted, pkg/mig/reconfigure): it notices
+// another value of its label and applies what the label says when it starts; it pauses NVIDIA's clients and waits until
+// they are gone; it clears a GPU before it makes instances, and all GPUs where the mode of one changes; it drains nobody.
+type manager struct {
+	acts     bool          // otherwise its pod does nothing
+	starts   time.Duration // how long its pod takes to start
+	runs     bool
+	last     string    // what it was asked for last
+	began    time.Time // when it began with that; zero: it is at rest
+	applied  []string  // what it has applied, in order
+	mishap   func(name string) string
+	mistakes []string // what it was let do and must not
+}
+
+// partition is mig-manager's part of what happens on a node.
+func (c *cluster) partition(h *host) {
+	if !h.acts {
+		return
+	}
+	at := slices.IndexFunc(h.Pods, playedBy(v1alpha1.LabelMIGManager))
+	if at >= 0 && h.Pods[at].MountsConfig != c.Plugin.MIGReady && len(h.Taints) == 0 {
+		if !h.began.IsZero() {
+			h.mistakes = append(h.mistakes, "the pod is replaced while it applies "+h.last)
+		}
+		h.Pods = slices.Delete(h.Pods, at, at+1) // the DaemonSet has changed; it does not tolerate our taint
+		at = -1
+	}
+	if at < 0 {
+		h.runs, h.last, h.began = false, "", time.Time{}
+		return
+	}
+	if c.Now.Sub(h.Pods[at].Scheduled) < h.starts {
+		return
+	}
+	if name := h.Labels[v1alpha1.LabelMIGConfig]; name != h.last {
+		h.last = name
+		if name != "" {
+			h.began = c.Now
+			h.begin(c.file(h, at))
+		}
+	}
+	h.runs = true
+	if !h.began.IsZero() && c.Now.Sub(h.began) >= 10*time.Second {
+		h.work(c.file(h, at))
+	}
+}
+
+// file are the configurations as its pod sees them.
+func (c *cluster) file(h *host, pod int) map[string]migConfig {
+	data := h.plugin.seen[migmanager.FileKey]
+	if !h.Pods[pod].MountsConfig {
+		data = builtIn
+	}
+	var file struct {
+		Configs map[string]migConfig `json:"mig-configs"`
+	}
+	if err := yaml.Unmarshal([]byte(data), &file); err != nil {
+		panic(err)
+	}
+	return file.Configs
+}
+
+type migConfig []struct {
+	Devices    any              `json:"devices"`
+	MIGEnabled bool             `json:"mig-enabled"`
+	MIGDevices map[string]int32 `json:"mig-devices"`
+}
+
+// builtIn is what mig-manager reads unless it is told otherwise.
+const builtIn = `version: v1
+mig-configs:
+  all-disabled:
+  - devices: all
+    mig-enabled: false
+  all-1g.5gb:
+  - devices: all
+    mig-enabled: true
+    mig-devices: {1g.5gb: 7}
+`
+
+// asked is what a configuration asks for; nil if it does not cover every GPU.
+func (m migConfig) asked(devices []gpu.Device) []v1alpha1.DeviceSpec {
+	var asked []v1alpha1.DeviceSpec
+	for _, d := range devices {
+		for _, e := range m {
+			indexes, some := e.Devices.([]any)
+			if some && !slices.Contains(indexes, any(float64(d.Index))) {
+				continue
+			}
+			s := v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeDisabled}
+			if e.MIGEnabled {
+				s.MIGMode = v1alpha1.MIGModeEnabled
+			}
+			for profile, n := range e.MIGDevices {
+				s.Instances = append(s.Instances, v1alpha1.InstanceCount{Profile: profile, Count: n})
+			}
+			asked = append(asked, v1alpha1.DeviceSpec{UUID: d.UUID, Sharing: s})
+		}
+	}
+	if len(asked) != len(devices) {
+		return nil
+	}
+	return asked
+}
+
+func (h *host) state(state string) {
+	h.Labels[v1alpha1.LabelMIGConfigState] = state
+	if state == "success" || state == "failed" {
+		h.began = time.Time{}
+	}
+}
+
+func (h *host) begin(file map[string]migConfig) {
+	asked := file[h.last].asked(h.devices())
+	switch {
+	case asked == nil:
+		h.state("failed") // an unknown name
+	case len(migmanager.Clears(asked, h.devices())) == 0:
+		h.state("success")
+	default:
+		h.state("pending")
+		for _, label := range managerLabels() {
+			if h.Labels[label] != "false" && (label != v1alpha1.LabelClient || h.Labels[label] != "") {
+				h.Labels[label] = managerPaused
+			}
+		}
+	}
+}
+
+// managerLabels are the labels that mig-manager v0.15 pauses, that of clients where it has a value.
+func managerLabels() []string {
+	return []string{pluginLabel, gfdLabel, dcgmLabel, v1alpha1.LabelClient}
+}
+
+func (h *host) work(file map[string]migConfig) {
+	outcome := ""
+	if h.mishap != nil {
+		outcome = h.mishap(h.last)
+	}
+	switch outcome {
+	case "hangs": // a client that did not end: nothing is restored
+		return
+	case "fails":
+	case "lies":
+		outcome = ""
+	default:
+		outcome = h.apply(file[h.last].asked(h.devices()))
+	}
+	for _, label := range managerLabels() {
+		if h.Labels[label] == managerPaused {
+			h.Labels[label] = "true"
+		}
+	}
+	if outcome != "" {
+		h.state("failed")
+		return
+	}
+	h.applied = append(h.applied, h.last)
+	h.state("success")
+}
+
+// apply changes the GPUs, and returns what blocked that.
+func (h *host) apply(asked []v1alpha1.DeviceSpec) (failed string) {
+	if h.AgentReady && h.GPU.Spec.PolicyName != "" && h.GPU.Spec.MIGConfigName == "" && migmanager.Ours(h.last) {
+		h.mistakes = append(h.mistakes, "the agent has the driver open")
+	}
+	for _, d := range migmanager.Clears(asked, h.devices()) {
+		if len(d.Holders) > 0 {
+			h.mistakes = append(h.mistakes, fmt.Sprintf("pod %s holds GPU %d", d.Holders[0].Pod, d.Index))
+			return "In use by another client"
+		}
+		h.hardware.Update(func(n *sim.Node) {
+			g, err := n.GPU(d.UUID)
+			if err != nil {
+				panic(err)
+			}
+			g.Instances = nil
+		})
+	}
+	steps, err := plan.Node(asked, h.devices())
+	for err == nil && len(steps) > 0 {
+		if err := steps[0].Do(context.Background(), plan.Tools{Hardware: h.hardware, MPS: h}); err != nil {
+			return err.Error()
+		}
+		steps, err = plan.Node(asked, h.devices())
+	}
+	return ""
+}
+
+// wireMIG is what the executor does with the ClusterPolicy.
+func (c *cluster) wireMIG(d rollout.Decision) {
+	c.rewired = d.ConfigureMIGManager != c.Plugin.MIGReady
+	if !c.rewired {
+		return
+	}
+	c.Plugin.MIGReady = d.ConfigureMIGManager
+	if d.ConfigureMIGManager {
+		if c.Configs == nil {
+			c.Configs = map[string]string{}
+		}
+		c.Configs[migmanager.FileKey] = builtIn
+	}
+}
+
+// reportAside is what the agent reports while it leaves the driver closed.
+func (h *host) reportAside() {
+	h.GPU.Status.Conditions = condition.Set(h.GPU.Status.Conditions, metav1.Condition{
+		Type: v1alpha1.ConditionApplied, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonMIGManagerPartitioning,
+		ObservedGeneration: h.GPU.Generation,
+	}, h.now)
+}

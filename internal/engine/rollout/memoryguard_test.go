@@ -1,0 +1,82 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout_test
+
+import (
+	"testing"
+
+	. "github.com/onsi/gomega"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/state"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/status"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
+)
+
+// TestTheMemoryGuardReachesNodesWithoutDisruption: the spec of the GPUNodes alone changes, and what the node advertises stays.
+func TestTheMemoryGuardReachesNodesWithoutDisruption(t *testing.T) {
+	g := NewWithT(t)
+	c := fleet(2, timeSlicing(4))
+	c.run(60)
+	before := *c.hosts["n0"].GPU.Spec.DeepCopy()
+	g.Expect(before.MemoryGuard).To(BeNil(), "off by default")
+
+	guarded := timeSlicing(4)
+	guarded.TimeSlicing.MemoryGuard = &v1alpha1.MemoryGuard{Mode: v1alpha1.MemoryGuardEvict, MemoryPerContainer: new(resource.MustParse("4Gi"))}
+	c.ask(guarded)
+	for range 30 {
+		d := c.pass()
+		for _, a := range d.Actions {
+			g.Expect(a).To(Or(BeAssignableToTypeOf(action.SetSpec{}), BeAssignableToTypeOf(action.Report{})), "%v", a)
+		}
+		for _, n := range d.Nodes {
+			g.Expect(n.State).To(Equal(state.UpToDate))
+		}
+	}
+	for _, name := range []string{"n0", "n1"} {
+		g.Expect(c.hosts[name].GPU.Spec.MemoryGuard).To(Equal(guarded.TimeSlicing.MemoryGuard))
+	}
+	after := *c.hosts["n0"].GPU.Spec.DeepCopy()
+	after.MemoryGuard = nil
+	g.Expect(after).To(Equal(before))
+
+	c.ask(timeSlicing(4))
+	c.run(30)
+	g.Expect(c.hosts["n0"].GPU.Spec).To(Equal(before), "the guard goes with the policy's")
+}
+
+// TestAReleasedNodeHasNoMemoryGuard: its policy is deleted, and the node keeps what it has.
+func TestAReleasedNodeHasNoMemoryGuard(t *testing.T) {
+	g := NewWithT(t)
+	guarded := timeSlicing(4)
+	guarded.TimeSlicing.MemoryGuard = &v1alpha1.MemoryGuard{Mode: v1alpha1.MemoryGuardReport}
+	c := fleet(1, guarded, func(p *v1alpha1.GPUSharingPolicy) { p.Spec.ReleasePolicy = v1alpha1.ReleasePolicyRetain })
+	c.run(60)
+	g.Expect(c.hosts["n0"].GPU.Spec.MemoryGuard).NotTo(BeNil())
+	c.Policies = nil
+	c.run(60)
+	g.Expect(c.hosts["n0"].GPU.Spec.MemoryGuard).To(BeNil())
+}
+
+// TestWhatTheMemoryGuardReportsIsNotTheRollouts: another controller writes it, with a field manager of its own.
+func TestWhatTheMemoryGuardReportsIsNotTheRollouts(t *testing.T) {
+	g := NewWithT(t)
+	c := fleet(1, timeSlicing(4))
+	p := &c.Policies[0]
+	p.Status.Conditions = append(p.Status.Conditions, metav1.Condition{
+		Type: v1alpha1.ConditionMemoryPressure, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonContainerOverShare,
+	})
+	for _, s := range []v1alpha1.GPUSharingPolicyStatus{
+		rollout.Decide(c.world()).Policies[p.Name], status.Undecided(c.Policies, "no", c.Now)[p.Name],
+	} {
+		_, found := condition.Find(s.Conditions, v1alpha1.ConditionMemoryPressure)
+		g.Expect(found).To(BeFalse())
+		_, found = condition.Find(s.Conditions, v1alpha1.ConditionReady)
+		g.Expect(found).To(BeTrue())
+	}
+}

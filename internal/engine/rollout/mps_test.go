@@ -1,0 +1,390 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout_test
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/state"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
+)
+
+// settled lets one policy ask for a sharing, and runs until nothing is left to do.
+func settled(t *testing.T, c *cluster, s v1alpha1.Sharing) (rollout.Decision, []state.State) {
+	t.Helper()
+	p := policyOf("research", s, evicting)
+	p.Generation = c.Now.Unix()
+	c.Policies = []v1alpha1.GPUSharingPolicy{p}
+	d, states := c.run(100)
+	NewWithT(t).Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
+	NewWithT(t).Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonReady), d.Nodes[0].Message)
+	return d, states["a"]
+}
+
+// released deletes the policies, and runs until nothing is left to do.
+func released(t *testing.T, c *cluster) {
+	t.Helper()
+	c.Policies = nil
+	d, _ := c.run(100)
+	NewWithT(t).Expect(d.Nodes).To(BeEmpty())
+}
+
+// TestNVIDIAsMPSDaemonSetIsKeptOff: while the operator's MPS daemons serve a node, NVIDIA's DaemonSet has no pod there, and
+// afterwards nothing overrides its label.
+func TestNVIDIAsMPSDaemonSetIsKeptOff(t *testing.T) {
+	g := NewWithT(t)
+	c := newCluster()
+	h := c.add("a", sim.A100)
+	limited := mps(4)
+	limited.MPS.PinnedMemoryLimit = new(resource.MustParse("2Gi"))
+	for name, next := range map[string]v1alpha1.Sharing{
+		"other limits": limited, "more replicas": mps(10), "MIG": mig(count("1g", 7)), "time-slicing": timeSlicing(2),
+	} {
+		settled(t, c, mps(4))
+		g.Expect(h.daemons).To(HaveLen(1))
+		g.Expect(h.features.ours).NotTo(BeZero())
+		g.Expect(h.features.gfd).To(Equal("true"), "our own configuration makes GFD say so")
+		g.Expect(h.Labels[mpsLabel]).To(Equal("false"))
+		settled(t, c, next)
+		if next.MPS == nil {
+			g.Expect(h.features.ours).To(BeZero(), name)
+			g.Expect(h.daemons).To(BeEmpty(), name)
+		}
+	}
+	settled(t, c, mps(4))
+	released(t, c)
+	g.Expect(h.features.ours).To(BeZero())
+	g.Expect(h.daemons).To(BeEmpty())
+	g.Expect(h.devices()[0].State.ComputeMode).To(Equal(gpu.ComputeDefault))
+	g.Expect(c.crashes).To(BeEmpty())
+	g.Expect(c.beside).To(BeEmpty())
+}
+
+// TestNVIDIAsMPSByHand: a node that NVIDIA's daemon serves, since the default configuration says so, is drained before that
+// ends, and served by it again when no policy governs the node any more.
+func TestNVIDIAsMPSByHand(t *testing.T) {
+	for name, next := range map[string]v1alpha1.Sharing{"MPS": mps(10), "MIG": mig(count("1g", 7)), "time-slicing": timeSlicing(2)} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			c := newCluster()
+			c.byHand = mpsByHand(4)
+			h := c.add("a", sim.A100)
+			c.tick(time.Second)
+			c.tick(time.Second)
+			g.Expect(h.theirs).NotTo(BeNil())
+			c.hold(h, "client", 0, gpu.WholeGPU)
+			c.tick(time.Minute)
+
+			_, states := settled(t, c, next)
+			g.Expect(states).To(ContainElement(state.Draining))
+			g.Expect(c.evicted).To(Equal([]string{"client"}))
+			g.Expect(h.theirs).To(BeNil())
+			g.Expect(h.features.ours.IsZero()).To(Equal(next.MPS == nil))
+
+			released(t, c)
+			c.tick(time.Second)
+			c.tick(time.Second)
+			g.Expect(h.theirs).NotTo(BeNil())
+			g.Expect(h.daemons).To(BeEmpty())
+			g.Expect(h.features.ours).To(BeZero())
+			g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 4}))
+			g.Expect(c.killed).To(BeEmpty())
+			g.Expect(c.beside).To(BeEmpty())
+		})
+	}
+}
+
+// TestNVIDIAsMPSThatStartsOnTheWayBackIsNotFought: its daemon was away when the node was found, and the configuration to which the node
+// returns asks for it.
+func TestNVIDIAsMPSThatStartsOnTheWayBackIsNotFought(t *testing.T) {
+	g := NewWithT(t)
+	c := newCluster()
+	c.byHand = mpsByHand(4)
+	h := c.add("a", sim.A100)
+	h.Labels[pluginLabel] = "false" // another controller works on the device plugin
+	c.tick(time.Second)
+	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("2g", 3)))}
+	c.run(1000)
+	g.Expect(h.GPU.Status.Rollout.Failed).NotTo(BeNil())
+	h.Labels[pluginLabel] = "true"
+	c.during(2*time.Hour, 10*time.Second)
+	g.Expect(h.theirs).NotTo(BeNil())
+	g.Expect(h.Taints).To(BeEmpty())
+	version := c.version["a"]
+	c.during(8*time.Hour, time.Minute)
+	g.Expect(c.version["a"]).To(Equal(version), "nothing is written again and again")
+	g.Expect(h.theirs).NotTo(BeNil())
+	c.Policies = nil
+	d, _ := c.run(400)
+	g.Expect(d.Nodes).To(BeEmpty())
+	g.Expect(h.theirs).NotTo(BeNil())
+}
+
+// TestNVIDIAsMPSThatIsLetBackIsKeptOff: another client sets the label that starts NVIDIA's MPS DaemonSet, which reads the default
+// configuration whatever the node selects.
+func TestNVIDIAsMPSThatIsLetBackIsKeptOff(t *testing.T) {
+	g := NewWithT(t)
+	c := newCluster()
+	c.byHand, c.Plugin.NodeFeatures, c.nfd.absent = mpsByHand(4), false, true
+	h := c.add("a", sim.A100)
+	settled(t, c, timeSlicing(2))
+	clear(c.writes)
+	h.labelledByHand("true")
+	c.tick(time.Second)
+	g.Expect(h.theirs).NotTo(BeNil())
+	d := c.during(10*time.Minute, 10*time.Second)
+	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
+	g.Expect(h.theirs).To(BeNil())
+	g.Expect(h.Taints).To(BeEmpty())
+	g.Expect(c.writes["action.PatchNode"]).To(BeNumerically("<=", 4), "%v", c.writes)
+	g.Expect(h.Labels).To(HaveKeyWithValue(mpsLabel, "false"))
+
+	h.labelledByHand("true")
+	c.tick(time.Second)
+	clear(c.writes)
+	d = c.during(10*time.Minute, 10*time.Second)
+	g.Expect(c.writes).To(Equal(map[string]int{"action.Report": 1}))
+	g.Expect(d.Nodes[0].State).To(Equal(state.Degraded))
+	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonMPSCapableReset), d.Nodes[0].Message)
+
+	released(t, c)
+	g.Expect(h.Labels).To(HaveKeyWithValue(mpsLabel, "true"), "as it was before the operator changed it")
+}
+
+// TestAGPUThatNVIDIAsMPSServedIsDeselected: the configuration of the node asks for no MPS, so the daemon does not come back before the
+// policy goes. The node is ready without it.
+func TestAGPUThatNVIDIAsMPSServedIsDeselected(t *testing.T) {
+	g := NewWithT(t)
+	c := newCluster()
+	c.byHand = mpsByHand(4)
+	h := c.add("a", sim.A100, sim.A100)
+	c.tick(time.Second)
+	c.tick(time.Second)
+	g.Expect(h.theirs).NotTo(BeNil())
+	settled(t, c, v1alpha1.Sharing{Strategy: v1alpha1.StrategyExclusive})
+
+	c.edit(func(p *v1alpha1.GPUSharingPolicy) {
+		p.Spec.Sharing = mig(count("3g", 2))
+		onGPUs(0)(p)
+	})
+	d, _ := c.run(400)
+	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
+	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/mig-3g.20gb": 2, "nvidia.com/gpu": 1}))
+
+	released(t, c)
+	c.tick(time.Second)
+	c.tick(time.Second)
+	g.Expect(h.theirs).NotTo(BeNil())
+	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 8}))
+}
+
+// TestAPlanForetellsTheEvictionsUnderMPS: the kubectl plugin, which does not read the operator's ConfigMap, foretells the pods that
+// the controller evicts and no others, whichever daemon serves the GPUs by MPS now.
+func TestAPlanForetellsTheEvictionsUnderMPS(t *testing.T) {
+	renamed := mps(4)
+	renamed.MPS.RenameByDefault = new(true)
+	byPolicy := func(t *testing.T, c *cluster) { t.Helper(); settled(t, c, mps(4)) }
+	byNVIDIA := func(_ *testing.T, c *cluster) { c.byHand = mpsByHand(4); c.tick(time.Second); c.tick(time.Second) }
+	for name, test := range map[string]struct {
+		served func(*testing.T, *cluster)
+		next   v1alpha1.Sharing
+		evicts []string
+	}{
+		"the operator's daemon stays under another policy": {byPolicy, mps(4), nil},
+		"the operator's daemon serves another resource":    {byPolicy, renamed, []string{"client"}},
+		"the operator's daemon ends for MIG":               {byPolicy, mig(count("1g", 7)), []string{"client"}},
+		"NVIDIA's daemon hands over":                       {byNVIDIA, mps(4), []string{"client"}},
+		"NVIDIA's daemon ends for time-slicing":            {byNVIDIA, timeSlicing(2), []string{"client"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			c := newCluster()
+			h := c.add("a", sim.A100)
+			test.served(t, c)
+			c.hold(h, "client", 0, gpu.WholeGPU)
+			c.tick(time.Minute)
+			other := policyOf("other", test.next, evicting)
+			other.Spec.Priority, other.CreationTimestamp = 5, metav1.NewTime(c.Now)
+			c.Policies = append(c.Policies, other)
+
+			w := c.world()
+			w.Configs = nil
+			foretold := rollout.Decide(w).Nodes[0]
+			evicts := []string{}
+			for _, u := range foretold.Blockers {
+				g.Expect(u.Fate).To(HavePrefix("is evicted"))
+				evicts = append(evicts, strings.TrimPrefix(u.Name, "pod user/"))
+			}
+			g.Expect(evicts).To(ConsistOf(test.evicts))
+			d, _ := c.run(300)
+			g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
+			g.Expect(d.Nodes[0].Policy).To(Equal("other"))
+			g.Expect(c.evicted).To(ConsistOf(test.evicts))
+		})
+	}
+}
+
+// TestNFDForbidsTheOverride: MPS is not started where the label stays what GFD says, and nobody is evicted for it.
+func TestNFDForbidsTheOverride(t *testing.T) {
+	g := NewWithT(t)
+	c := newCluster()
+	c.nfd.denies = true
+	c.byHand = mpsByHand(4)
+	h := c.add("a", sim.A100)
+	c.tick(time.Second)
+	before := h.copied()
+	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mps(10), evicting)}
+	d, _ := c.run(300)
+	g.Expect(d.Nodes[0].State).To(Equal(state.Failed))
+	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonNodeFeatureIgnored))
+	g.Expect(d.Nodes[0].Message).To(And(ContainSubstring("zz-gpu-sharing-a"), ContainSubstring("denyNodeFeatureLabels"),
+		ContainSubstring("nvidia-features-for-a")))
+	g.Expect(h.daemons).To(BeEmpty())
+	g.Expect(h.features.ours).To(BeZero())
+	g.Expect(h.theirs).NotTo(BeNil(), "it is as it was")
+	g.Expect(h.Labels[v1alpha1.LabelConfig]).To(BeEmpty())
+	g.Expect(h.Taints).To(BeEmpty())
+	g.Expect(advertised(h)).To(Equal(before.Allocatable))
+	g.Expect(c.beside).To(BeEmpty())
+}
+
+// TestWithoutNodeFeatures: without the kind NodeFeature nothing overrides a label that NFD keeps, so MPS is refused; a label
+// that nobody sets stays unset.
+func TestWithoutNodeFeatures(t *testing.T) {
+	g := NewWithT(t)
+	c := newCluster()
+	c.Plugin.NodeFeatures = false
+	h := c.add("a", sim.A100).labelledByHand("false")
+	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mps(4))}
+	d, _ := c.run(10)
+	g.Expect(d.Nodes[0].State).To(Equal(state.Unsupported))
+	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonNoNodeFeatures))
+	g.Expect(d.Nodes[0].Message).To(And(ContainSubstring(mpsLabel+"=false"), ContainSubstring("Install Node Feature Discovery")))
+	g.Expect(h.Labels).NotTo(HaveKey(v1alpha1.LabelConfig))
+
+	delete(h.Labels, mpsLabel)
+	settled(t, c, mps(4))
+	g.Expect(h.daemons).To(HaveLen(1))
+	g.Expect(h.Labels).NotTo(HaveKey(mpsLabel))
+}
+
+// TestNFDDoesNotRun: where no NodeFeature but ours names the label and NFD does not act, the operator sets the label itself.
+func TestNFDDoesNotRun(t *testing.T) {
+	g := NewWithT(t)
+	c := newCluster()
+	c.nfd.absent = true
+	h := c.add("a", sim.A100)
+	h.Labels[gfdLabel], h.features.gfd = "false", ""
+	settled(t, c, mps(4))
+	g.Expect(h.daemons).To(HaveLen(1))
+	g.Expect(h.Labels[mpsLabel]).To(Equal("false"))
+	released(t, c)
+	g.Expect(h.Labels).NotTo(HaveKey(mpsLabel))
+	g.Expect(h.features.ours).To(BeZero())
+}
+
+// standAlone is a cluster without the GPU Operator: no deploy label stops anything, and NVIDIA's MPS DaemonSet needs only
+// its own label.
+func standAlone() (*cluster, *host) {
+	c := newCluster()
+	c.Plugin.ClusterPolicy, c.Plugin.NodeFeatures = false, false
+	h := c.add("a", sim.A100)
+	h.Labels = map[string]string{"kubernetes.io/hostname": "a"}
+	h.Pods = []world.Pod{{
+		Namespace: "nvidia", Name: "plugin", UID: "plugin", Controller: "DaemonSet", MountsConfig: true, Scheduled: c.Now,
+	}}
+	c.advertise(h)
+	return c, h
+}
+
+func TestAStandAlonePluginWithoutNFD(t *testing.T) {
+	g := NewWithT(t)
+	c, h := standAlone()
+	settled(t, c, mps(4))
+	g.Expect(h.daemons).To(HaveLen(1))
+	g.Expect(h.Labels).NotTo(HaveKey(mpsLabel), "nobody sets it")
+	released(t, c)
+	g.Expect(h.Labels).NotTo(HaveKey(mpsLabel))
+}
+
+// TestAStandAlonePluginLabelledByHand: the label that a user has set is set to false for as long as a policy governs the
+// node, and restored afterwards.
+func TestAStandAlonePluginLabelledByHand(t *testing.T) {
+	for name, next := range map[string]v1alpha1.Sharing{"MPS": mps(10), "time-slicing": timeSlicing(2)} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			c, h := standAlone()
+			c.byHand = mpsByHand(4)
+			h.plugin.running = false
+			h.labelledByHand("true")
+			c.tick(time.Second)
+			g.Expect(h.theirs).NotTo(BeNil())
+			c.hold(h, "client", 0, gpu.WholeGPU)
+			c.tick(time.Minute)
+
+			settled(t, c, next)
+			g.Expect(c.evicted).To(Equal([]string{"client"}))
+			g.Expect(h.theirs).To(BeNil())
+			g.Expect(h.Labels[mpsLabel]).To(Equal("false"))
+			released(t, c)
+			c.tick(time.Second)
+			g.Expect(h.Labels[mpsLabel]).To(Equal("true"))
+			g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationMPSCapable))
+			g.Expect(h.theirs).NotTo(BeNil())
+			g.Expect(c.killed).To(BeEmpty())
+			g.Expect(c.beside).To(BeEmpty())
+		})
+	}
+}
+
+// TestALabelThatIsSetBackIsNotFoughtOver: who sets the label back is overruled once in an hour, and named.
+func TestALabelThatIsSetBackIsNotFoughtOver(t *testing.T) {
+	g := NewWithT(t)
+	c, h := standAlone()
+	h.labelledByHand("true")
+	settled(t, c, mps(4))
+	patched := c.writes["action.PatchNode"]
+	for range 20 {
+		h.labelledByHand("true")
+		c.run(3)
+	}
+	g.Expect(c.writes["action.PatchNode"]).To(Equal(patched), "not within an hour")
+	d := c.pass()
+	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonMPSCapableReset))
+	g.Expect(d.Nodes[0].Message).To(ContainSubstring("kubectl get node a --show-managed-fields"))
+	c.tick(time.Hour)
+	c.run(3)
+	g.Expect(h.Labels[mpsLabel]).To(Equal("false"))
+}
+
+// TestGFDThatNeverCorrectsItself: a node is not forgotten, and holds nobody up, while GFD says that it shares by MPS.
+func TestGFDThatNeverCorrectsItself(t *testing.T) {
+	g := NewWithT(t)
+	c := newCluster()
+	h := c.add("a", sim.A100)
+	settled(t, c, mps(4))
+	h.Labels[gfdLabel] = "false" // its pod ends, and what it said stays
+	c.Policies = nil
+	d, _ := c.run(600)
+	g.Expect(d.Nodes[0].State).To(Equal(state.Failed))
+	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonMPSCapableStale))
+	g.Expect(d.Nodes[0].Message).To(ContainSubstring("gpu-operator/nvidia-features-for-a"))
+	g.Expect(h.waits()).To(ContainSubstring(v1alpha1.ReasonMPSCapableStale))
+	g.Expect(h.Taints).To(BeEmpty())
+	h.Labels[gfdLabel] = "true"
+	c.tick(time.Second)
+	d, _ = c.run(100)
+	g.Expect(d.Nodes).To(BeEmpty())
+	g.Expect(h.features.ours).To(BeZero())
+}

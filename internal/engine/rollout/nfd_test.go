@@ -1,0 +1,144 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout_test
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"time"
+
+	nvidia "github.com/NVIDIA/k8s-device-plugin/api/config/v1"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+)
+
+// nfd is Node Feature Discovery (NFD) in the simulated cluster.
+type nfd struct {
+	absent bool // it does not run
+	denies bool // its options drop the labels of our objects, as with restrictions.nodeFeatureNamespaceSelector
+}
+
+// features are the NodeFeature objects of a node, as far as they concern the label nvidia.com/mps.capable.
+type features struct {
+	ours   time.Time       // when our object was created; zero: there is none
+	gfd    string          // the value in the object of GPU Feature Discovery (GFD); empty: there is none
+	merged map[string]bool // the labels on the node that are NFD's
+}
+
+// seen is what the controller knows of the objects.
+func (f features) seen() world.NodeFeatures {
+	n := world.NodeFeatures{OverriddenSince: f.ours, Others: f.gfd}
+	if f.gfd != "" {
+		n.Author = "gpu-operator/nvidia-features-for-a"
+	}
+	return n
+}
+
+// KeepOff creates our NodeFeature, if the API server has the kind.
+func (c *cluster) keepMPSOff(h *host) {
+	if c.Plugin.NodeFeatures && h.features.ours.IsZero() {
+		h.features.ours = c.Now
+	}
+}
+
+// mergeFeatures is nfd-master: once per second it makes one label of all NodeFeatures of a node. Objects outside its own
+// namespace come in the order of their names, a later one overwrites an earlier one, and ours is the last. A label that
+// no object names any more it removes, if it set it.
+func (c *cluster) mergeFeatures(h *host) {
+	if c.nfd.absent || !c.Plugin.NodeFeatures {
+		return
+	}
+	want := map[string]string{}
+	if h.features.gfd != "" {
+		want[mpsLabel] = h.features.gfd
+	}
+	if !h.features.ours.IsZero() && !c.nfd.denies {
+		want[mpsLabel], want[v1alpha1.LabelOverridden] = "false", "true"
+	}
+	for _, name := range []string{mpsLabel, v1alpha1.LabelOverridden} {
+		have, labelled := h.Labels[name]
+		value, wanted := want[name]
+		switch {
+		case wanted && have != value:
+			h.Labels[name] = value
+			c.version[h.Name]++
+		case !wanted && labelled && h.features.merged[name]:
+			delete(h.Labels, name)
+			c.version[h.Name]++
+		}
+		h.features.merged[name] = wanted
+	}
+}
+
+// discoverFeatures is GFD, which reads the configuration that the device plugin reads.
+func (c *cluster) discoverFeatures(h *host) {
+	discovers := slices.ContainsFunc(h.Pods, playedBy(gfdLabel))
+	if !discovers || !h.plugin.running || !c.Plugin.NodeFeatures {
+		return
+	}
+	data := h.plugin.seen[h.plugin.selected]
+	if h.plugin.selected == "" {
+		data = c.byHand
+	}
+	h.features.gfd = strconv.FormatBool(sharesByMPS(data) && !slices.ContainsFunc(h.devices(), func(d gpu.Device) bool { return d.State.MIG }))
+}
+
+func sharesByMPS(data string) bool {
+	config := parse(data)
+	return config.Sharing.SharingStrategy() == nvidia.SharingStrategyMPS
+}
+
+// mpsDaemonSet runs NVIDIA's MPS DaemonSet, which is always rendered, where its node selector matches. Its init container
+// unmounts the shared memory of our daemons. Its daemon reads the default configuration, whatever the node selects
+// (NVIDIA/k8s-device-plugin v0.18.2 to v0.20.0), and never again.
+func (c *cluster) mpsDaemonSet(h *host) {
+	at := slices.IndexFunc(h.Pods, playedBy(mpsLabel))
+	wanted := h.Labels[mpsLabel] == "true" && (h.Labels[pluginLabel] == "true" || !c.Plugin.ClusterPolicy)
+	selector := map[string]string{mpsLabel: "true"}
+	if c.Plugin.ClusterPolicy {
+		selector[pluginLabel] = "true"
+	}
+	switch {
+	case wanted && at < 0 && !c.keptOff(h):
+		c.pods++
+		h.Pods = append(h.Pods, world.Pod{
+			Namespace: "gpu-operator", Name: fmt.Sprintf("mps-%d", c.pods), UID: fmt.Sprintf("mps-%d", c.pods), Controller: "DaemonSet", NVIDIA: true,
+			NodeSelector: selector, MountsConfig: true, Scheduled: c.Now, Serves: c.Plugin.ClusterPolicy, Tolerations: c.tolerations(),
+		})
+		c.startMPS(h)
+	case !wanted && at >= 0:
+		h.Pods = slices.Delete(h.Pods, at, at+1)
+		c.endMPS(h)
+	case at < 0 && h.theirs != nil:
+		c.endMPS(h)
+	}
+}
+
+// startMPS starts what is in a pod of NVIDIA's MPS DaemonSet.
+func (c *cluster) startMPS(h *host) {
+	if len(h.daemons) > 0 {
+		c.beside = append(c.beside, h.Name)
+	}
+	if !sharesByMPS(c.byHand) {
+		return // "No devices are configured for MPS sharing; Waiting indefinitely"
+	}
+	h.theirs = &gpu.MPSDaemon{
+		Resource: "nvidia.com/gpu", External: true, ActiveThreadPercentage: 100 / parse(c.byHand).Sharing.MPS.Resources[0].Replicas,
+	}
+	h.computeMode(gpu.ComputeExclusiveProcess)
+}
+
+// mpsByHand is a default configuration that shares by MPS, as clusters have it that used NVIDIA's own DaemonSet.
+func mpsByHand(replicas int) string {
+	return fmt.Sprintf("version: v1\nsharing:\n  mps:\n    resources:\n    - name: nvidia.com/gpu\n      replicas: %d\n", replicas)
+}
+
+// labelledByHand lets a person set the label of a node where nobody else does.
+func (h *host) labelledByHand(value string) *host {
+	h.Labels[mpsLabel] = value
+	return h
+}

@@ -1,0 +1,347 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/state"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
+)
+
+// firstGPU asks for MIG on the first GPU of a node alone.
+func firstGPU() v1alpha1.Sharing {
+	sharing := mig(count("1g", 7))
+	sharing.MIG.Layouts[0].GPUs = &v1alpha1.GPUMatch{Indexes: []int32{0}}
+	return sharing
+}
+
+// rebooting is a policy that lets nodes be rebooted.
+func rebooting(mode v1alpha1.DrainMode) v1alpha1.GPUSharingPolicy {
+	return policyOf("research", firstGPU(), func(p *v1alpha1.GPUSharingPolicy) {
+		p.Spec.Rollout.Reboot = v1alpha1.RebootModeIfRequired
+		p.Spec.Rollout.Drain.Mode = mode
+	})
+}
+
+func TestANodeIsRebootedWhereAGPUCannotBeReset(t *testing.T) {
+	g := NewWithT(t)
+	c := newCluster()
+	h := c.add("a", sim.A100, sim.A100).virtual()
+	c.hold(h, "train", 1, gpu.WholeGPU)
+	c.Policies = []v1alpha1.GPUSharingPolicy{rebooting(v1alpha1.DrainModeEvict)}
+	for range 60 {
+		c.pass()
+		c.tick(time.Second)
+		if h.required {
+			break
+		}
+		g.Expect(c.evicted).To(BeEmpty(), "the other GPU is not concerned before it is known that a reboot is needed")
+	}
+	d := c.pass()
+	g.Expect(d.Nodes[0].Plan).To(And(ContainElement(HaveSuffix("reset, which enables MIG mode")), ContainElement("reboot the node")))
+	g.Expect(d.Nodes[0].Message).To(ContainSubstring("pod user/train (GPU 1)"))
+	d, states := c.run(400)
+	g.Expect(c.evicted).To(Equal([]string{"train"}), "all GPUs are idle when the node goes down")
+	g.Expect(h.reboots).To(HaveLen(1))
+	g.Expect(states["a"]).To(ContainElements(state.Unknown, state.Selecting, state.UpToDate))
+	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), "%+v", d.Nodes[0])
+	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 1, "nvidia.com/mig-1g.5gb": 7}))
+	g.Expect(h.GPU.Spec.Reboot).To(BeNil(), "the permission ends with the desired state that it was for")
+	g.Expect(h.Taints).To(BeEmpty())
+
+	c.Policies = nil
+	d, _ = c.run(400)
+	g.Expect(d.Nodes).To(BeEmpty(), "going back reboots too, as the last policy allowed: %+v", d.Nodes)
+	g.Expect(h.reboots).To(HaveLen(2))
+	g.Expect(h.devices()[0].State.MIG).To(BeFalse())
+}
+
+// TestNoRebootDestroysInstancesOfOtherGPUs: the agent makes only those of the GPUs that a policy selects.
+func TestNoRebootDestroysInstancesOfOtherGPUs(t *testing.T) {
+	g := NewWithT(t)
+	c := newCluster()
+	h := c.add("a", sim.A100, sim.A100).virtual()
+	h.partitionedByHand()
+	h.report()
+	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("1g", 7)), onGPUs(1), func(p *v1alpha1.GPUSharingPolicy) {
+		p.Spec.Rollout.Reboot = v1alpha1.RebootModeIfRequired
+	})}
+	d := c.during(5*time.Minute, time.Second)
+	g.Expect(h.required).To(BeTrue())
+	g.Expect(h.reboots).To(BeEmpty())
+	g.Expect(d.Nodes[0].Message).To(ContainSubstring("that destroys the MIG instances of GPU 0, which the policy does not select"))
+	c.during(time.Hour, 10*time.Second)
+	g.Expect(h.reboots).To(BeEmpty())
+	g.Expect(h.Taints).To(BeEmpty())
+	g.Expect(h.devices()[0].State.Instances).To(HaveLen(1))
+}
+
+// TestARebootSurvivesAnInterruptionAfterEveryAction lets the controller end after each action of the whole way.
+func TestARebootSurvivesAnInterruptionAfterEveryAction(t *testing.T) {
+	for cut := 1; ; cut++ {
+		g := NewWithT(t)
+		c := newCluster()
+		h := c.add("a", sim.A100, sim.A100).virtual()
+		c.hold(h, "train", 1, gpu.WholeGPU)
+		c.Policies = []v1alpha1.GPUSharingPolicy{rebooting(v1alpha1.DrainModeEvict)}
+		done := 0
+		for range 300 {
+			for _, a := range rollout.Decide(c.world()).Actions {
+				if done++; done == cut {
+					break // what is left of the pass is not carried out
+				}
+				c.do(a)
+			}
+			c.tick(time.Second)
+		}
+		g.Expect(h.reboots).To(HaveLen(1), "ended after action %d", cut)
+		g.Expect(rollout.Decide(c.world()).Nodes[0].State).To(Equal(state.UpToDate))
+		if done < cut {
+			g.Expect(cut).To(BeNumerically(">", 8))
+			return
+		}
+	}
+}
+
+func TestNoNodeIsRebootedTwiceForOneDesiredState(t *testing.T) {
+	g := NewWithT(t)
+	c := newCluster()
+	h := c.add("a", sim.A100, sim.A100).virtual()
+	h.forgets = true
+	c.Policies = []v1alpha1.GPUSharingPolicy{rebooting(v1alpha1.DrainModeEvict)}
+	d, _ := c.run(2000)
+	g.Expect(h.reboots).To(HaveLen(1))
+	g.Expect(d.Nodes[0].State).To(Equal(state.Failed))
+	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonRebootInVain))
+	g.Expect(d.Nodes[0].Message).To(And(ContainSubstring("rebooted in vain"), ContainSubstring("rolled back to its last good state")))
+	g.Expect(h.devices()[0].PendingMIG).To(BeFalse(), "what was asked of the GPU is taken back")
+	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 2}))
+	g.Expect(h.Taints).To(BeEmpty())
+	c.tick(time.Hour)
+	c.run(100)
+	g.Expect(h.reboots).To(HaveLen(1))
+
+	h.forgets = false
+	c.Policies[0].Spec.Sharing.MIG.Layouts[0].Fill, c.Policies[0].Generation = "", 2
+	c.Policies[0].Spec.Sharing.MIG.Layouts[0].Instances = []v1alpha1.MIGInstances{count("2g", 3)}
+	d, _ = c.run(400)
+	g.Expect(h.reboots).To(HaveLen(2), "another desired state is another reboot")
+	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate))
+}
+
+func TestWhatANodeThatMustNotBeRebootedSays(t *testing.T) {
+	for name, tt := range map[string]struct {
+		forbid func(*v1alpha1.GPUSharingPolicy, *host)
+		allow  func(*v1alpha1.GPUSharingPolicy, *host)
+		says   string
+	}{
+		"by the policy": {
+			forbid: func(p *v1alpha1.GPUSharingPolicy, _ *host) { p.Spec.Rollout.Reboot = v1alpha1.RebootModeNever },
+			allow:  func(p *v1alpha1.GPUSharingPolicy, _ *host) { p.Spec.Rollout.Reboot = v1alpha1.RebootModeIfRequired },
+			says:   "the policy does not let the operator do it (rollout.reboot: Never): set it to IfRequired",
+		},
+		"by its agent": {
+			forbid: func(_ *v1alpha1.GPUSharingPolicy, h *host) { h.canReboot = false },
+			allow:  func(_ *v1alpha1.GPUSharingPolicy, h *host) { h.canReboot = true },
+			says:   "but its agent cannot: let it, as it says",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			c := newCluster()
+			h := c.add("a", sim.A100, sim.A100).virtual()
+			c.hold(h, "train", 1, gpu.WholeGPU)
+			c.Policies = []v1alpha1.GPUSharingPolicy{rebooting(v1alpha1.DrainModeEvict)}
+			tt.forbid(&c.Policies[0], h)
+			d, _ := c.run(30)
+			g.Expect(d.Nodes[0].State).To(Equal(state.Applying))
+			g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonRebootRequired))
+			g.Expect(d.Nodes[0].Message).To(ContainSubstring(tt.says))
+
+			c.tick(15 * time.Minute)
+			d, _ = c.run(100)
+			g.Expect(d.Nodes[0].State).To(Equal(state.Failed))
+			g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonRebootRequired))
+			g.Expect(d.Nodes[0].Message).To(ContainSubstring(tt.says))
+			g.Expect(h.devices()[0].PendingMIG).To(BeFalse())
+			g.Expect(c.evicted).To(BeEmpty(), "nobody is evicted for a reboot that does not come")
+			g.Expect(h.reboots).To(BeEmpty())
+
+			tt.allow(&c.Policies[0], h)
+			c.Policies[0].Generation++
+			c.tick(time.Second)
+			d, _ = c.run(400)
+			g.Expect(h.reboots).To(HaveLen(1), "once it is allowed the same desired state is tried again")
+			g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), "%+v", d.Nodes[0])
+		})
+	}
+}
+
+func TestARebootWaitsForWhoMustNotBeEvicted(t *testing.T) {
+	for _, mode := range []v1alpha1.DrainMode{v1alpha1.DrainModeNever, v1alpha1.DrainModeWaitForIdle} {
+		t.Run(string(mode), func(t *testing.T) {
+			g := NewWithT(t)
+			c := newCluster()
+			h := c.add("a", sim.A100, sim.A100).virtual()
+			c.hold(h, "train", 1, gpu.WholeGPU)
+			c.Policies = []v1alpha1.GPUSharingPolicy{rebooting(mode)}
+			d, _ := c.run(1500)
+			g.Expect(h.reboots).To(BeEmpty())
+			g.Expect(c.evicted).To(BeEmpty())
+			g.Expect(d.Nodes[0].Message).To(ContainSubstring("pod user/train (GPU 1)"))
+			g.Expect(h.Taints).To(BeEmpty(), "the node is not held out for ever")
+			g.Expect(h.Labels[pluginLabel]).To(Equal("true"))
+
+			c.end(h, "train")
+			c.tick(time.Minute)
+			d, _ = c.run(400)
+			g.Expect(h.reboots).To(HaveLen(1))
+			g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), "%+v", d.Nodes[0])
+		})
+	}
+}
+
+func TestRebootsKeepToTheBudget(t *testing.T) {
+	g := NewWithT(t)
+	c := newCluster()
+	for i := range 4 {
+		c.add(fmt.Sprintf("n%d", i), sim.A100).virtual()
+	}
+	c.Policies = []v1alpha1.GPUSharingPolicy{rebooting(v1alpha1.DrainModeEvict)}
+	for range 1500 {
+		c.pass()
+		c.tick(time.Second)
+		down := 0
+		for _, h := range c.hosts {
+			if !h.AgentReady {
+				down++
+			}
+		}
+		g.Expect(down).To(BeNumerically("<=", 1))
+	}
+	for _, h := range c.hosts {
+		g.Expect(h.reboots).To(HaveLen(1))
+	}
+}
+
+// TestAPausedRolloutKeepsNoNodeThatAwaitsItsReboot: the agent can do no more before the reboot, which the pause holds back. So the
+// node takes pods again meanwhile, and NVIDIA's clients run; afterwards the change goes on.
+func TestAPausedRolloutKeepsNoNodeThatAwaitsItsReboot(t *testing.T) {
+	g := NewWithT(t)
+	c := newCluster()
+	h := c.add("a", sim.A100).virtual()
+	c.Policies = []v1alpha1.GPUSharingPolicy{rebooting(v1alpha1.DrainModeEvict)}
+	for !h.required {
+		c.steps(1)
+	}
+	c.Policies[0].Spec.Rollout.Paused = true
+	c.run(60)
+	g.Expect(h.Taints).To(BeEmpty())
+	g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationPaused))
+	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 1}))
+	g.Expect(h.reboots).To(BeEmpty())
+	c.Policies[0].Spec.Rollout.Paused = false
+	d, _ := c.run(400)
+	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
+	g.Expect(h.reboots).To(HaveLen(1))
+}
+
+// TestARollBackToMPSThatNeedsARebootIsLeftToItsUsers: the daemon of several GPUs cannot start before the reboot either.
+func TestARollBackToMPSThatNeedsARebootIsLeftToItsUsers(t *testing.T) {
+	g := NewWithT(t)
+	c := newCluster()
+	h := c.add("a", sim.A100, sim.A100).virtual()
+	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mps(4))}
+	c.run(60)
+	g.Expect(h.daemons).To(HaveLen(1))
+	h.breaks(h.Labels[v1alpha1.LabelConfig]) // what the GPUs offer in their new mode is not advertised
+	c.edit(func(p *v1alpha1.GPUSharingPolicy) {
+		p.Spec.Sharing, p.Spec.Rollout.Reboot = mig(count("2g", 3)), v1alpha1.RebootModeIfRequired
+	})
+	for !h.devices()[0].State.MIG {
+		c.steps(1)
+	}
+	c.Policies[0].Spec.Rollout.Reboot = v1alpha1.RebootModeNever
+	c.during(30*time.Minute, time.Second)
+	version := c.version["a"]
+	d := c.during(2*time.Hour, 10*time.Second)
+	g.Expect(d.Nodes[0].State).To(Equal(state.Failed), d.Nodes[0].Message)
+	g.Expect(d.Nodes[0].Message).To(ContainSubstring("Reboot the node, or set rollout.reboot to IfRequired"))
+	g.Expect(h.Taints).To(BeEmpty())
+	g.Expect(c.version["a"]).To(Equal(version), "nothing is written again and again")
+}
+
+// TestANodeThatWaitsForARebootOfAnotherPolicyIsGivenBack: the policy that governs it now holds its change back, and the agent can do
+// no more for the one before.
+func TestANodeThatWaitsForARebootOfAnotherPolicyIsGivenBack(t *testing.T) {
+	g := NewWithT(t)
+	c := newCluster()
+	h := c.add("a", sim.A100).virtual()
+	first := rebooting(v1alpha1.DrainModeEvict)
+	first.Spec.Rollout.Reboot = v1alpha1.RebootModeNever
+	c.Policies = []v1alpha1.GPUSharingPolicy{first}
+	for !h.required {
+		c.steps(1)
+	}
+	c.steps(2)
+	g.Expect(h.Taints).NotTo(BeEmpty())
+	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("other", mig(count("2g", 3)), paused)}
+	d, _ := c.run(60)
+	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonPaused), d.Nodes[0].Message)
+	g.Expect(h.Taints).To(BeEmpty())
+	g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationPaused))
+}
+
+// TestANodeThatOnlyARebootBringsBackIsLeftToItsUsers: the way back needs a reboot that the operator does not make. So the node takes
+// pods again, NVIDIA's clients run, nothing is written to the Node any more, and a message names what helps.
+func TestANodeThatOnlyARebootBringsBackIsLeftToItsUsers(t *testing.T) {
+	never := func(c *cluster, _ *host) {
+		c.Policies[0].Spec.Rollout.Reboot = v1alpha1.RebootModeNever
+		c.Policies[0].Generation++
+		c.run(60)
+	}
+	remove := func(c *cluster, _ *host) { c.Policies = nil }
+	for name, tt := range map[string]struct {
+		back func(*cluster, *host)
+		says string
+	}{
+		"after the policy": {func(c *cluster, h *host) { never(c, h); remove(c, h) }, "The last policy did not let the operator reboot the node"},
+		"after the policy, without an agent that can": {func(c *cluster, h *host) { h.canReboot = false; remove(c, h) }, "but the agent cannot"},
+		"after the policy, in vain":                   {func(c *cluster, h *host) { h.forgets = true; remove(c, h) }, "rebooted in vain"},
+		"after a failure":                             {never, "Reboot the node, or set rollout.reboot to IfRequired"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			c := newCluster()
+			h := c.add("a", sim.A100).virtual()
+			c.Policies = []v1alpha1.GPUSharingPolicy{rebooting(v1alpha1.DrainModeEvict)}
+			if name == "after a failure" {
+				h.breaks("") // what the GPU offers in its new mode is not advertised
+			}
+			for !h.devices()[0].State.MIG {
+				c.steps(1)
+			}
+			tt.back(c, h)
+			c.run(4000)
+			reboots := len(h.reboots)
+			version := c.version["a"]
+			d, _ := c.run(4000)
+			g.Expect(d.Nodes).To(HaveLen(1))
+			g.Expect(d.Nodes[0].State).To(Equal(state.Failed), d.Nodes[0].Message)
+			g.Expect(d.Nodes[0].Message).To(ContainSubstring(tt.says))
+			g.Expect(h.Taints).To(BeEmpty())
+			g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationPaused))
+			g.Expect(c.version["a"]).To(Equal(version), "nothing is written again and again")
+			g.Expect(h.reboots).To(HaveLen(reboots))
+		})
+	}
+}

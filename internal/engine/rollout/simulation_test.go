@@ -1,0 +1,427 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout_test
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strconv"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/state"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
+)
+
+// TestRandomisedRollouts lets controllers decide on worlds of which any object may be out of date, end in the middle of
+// their actions and be followed by others, and find agents gone, nodes replaced and users coming and going, while the
+// policy is edited, deleted and written anew. Whatever happens: no more nodes than the budget allows are disturbed, no
+// node loses what a pod uses, NVIDIA's config-manager never meets a key that it cannot see; and once the faults end
+// everything is in the desired state, or as it was before.
+func TestRandomisedRollouts(t *testing.T) {
+	for seed := range seeds(t, 40) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			s := newSimulation(t, seed)
+			for range 80 {
+				s.fault()
+				s.pass()
+				NewWithT(t).Expect(s.exceeded).To(BeEmpty())
+			}
+			s.calm()
+		})
+	}
+}
+
+// TestTheBudgetNeedsTheOwnWrites: were a pass to begin before the cache shows what the last one wrote, the same place
+// would be given away twice. So the simulation above would see it.
+func TestTheBudgetNeedsTheOwnWrites(t *testing.T) {
+	for seed := range seeds(t, 400) {
+		s := newSimulation(t, seed)
+		s.cache.forgets = true
+		for range 80 {
+			s.fault()
+			s.act(rollout.Decide)
+			if s.exceeded != "" {
+				t.Log(seed, s.exceeded)
+				return
+			}
+		}
+	}
+	t.Error("no budget was exceeded")
+}
+
+// seeds are that many, or as many as GPUSHARING_SEEDS says.
+func seeds(t *testing.T, usual uint64) uint64 {
+	t.Helper()
+	asked := os.Getenv("GPUSHARING_SEEDS")
+	if asked == "" {
+		return usual
+	}
+	n, err := strconv.ParseUint(asked, 10, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+type simulation struct {
+	*cluster
+	t        *testing.T
+	random   *rand.Rand
+	budget   int
+	fresh    int // of so many objects one is read late
+	cache    cached
+	exceeded string // how the budget was, if it was
+}
+
+// cached is what the controller knows: of each object what it was at some time, no earlier than when the controller last
+// wrote it. What others write, it may learn at any time later, of one object before another.
+type cached struct {
+	nodes    map[string]world.Node // labels, annotations, taints and what is advertised
+	gpus     map[string]v1alpha1.GPUNode
+	pods     map[string]world.Node // the pods on the node, and whether its agent is Ready
+	features map[string]world.NodeFeatures
+	version  map[string]int // of each Node
+	policies []v1alpha1.GPUSharingPolicy
+	forgets  bool // it may lack even what the controller wrote itself: what must not be
+}
+
+func newSimulation(t *testing.T, seed uint64) *simulation {
+	t.Helper()
+	s := &simulation{cluster: newCluster(), t: t, random: rand.New(rand.NewPCG(seed, 0))}
+	s.Plugin.NodeFeatures = s.random.IntN(3) > 0
+	if s.random.IntN(3) == 0 {
+		s.byHand = mpsByHand(3)
+	}
+	for i := range 5 {
+		s.host(fmt.Sprintf("n%d", i))
+	}
+	s.budget = 1 + s.random.IntN(3)
+	s.fresh = 2 + s.random.IntN(2)
+	s.edit()
+	s.lead()
+	return s
+}
+
+func (s *simulation) host(name string) {
+	h := s.add(name, []sim.Model{sim.A100, sim.H100}[s.random.IntN(2)], sim.A100)
+	h.Labels[v1alpha1.LabelMIGManager] = "true"
+	if s.random.IntN(3) == 0 {
+		h.virtual()
+	}
+	h.watches, h.plugin.slow = s.random.IntN(2) == 0, time.Duration(s.random.IntN(5))*time.Second
+}
+
+// lead lets a new controller lead, which waits until its cache shows what the last one wrote.
+func (s *simulation) lead() {
+	s.cache = cached{
+		nodes: map[string]world.Node{}, gpus: map[string]v1alpha1.GPUNode{}, pods: map[string]world.Node{},
+		features: map[string]world.NodeFeatures{}, version: map[string]int{}, forgets: s.cache.forgets,
+	}
+	s.read(func() bool { return true })
+}
+
+// read brings some objects of the cache up to date.
+func (s *simulation) read(some func() bool) {
+	w := s.world()
+	c := &s.cache
+	here := map[string]bool{}
+	for _, n := range w.Nodes {
+		here[n.Name] = true
+		_, known := c.nodes[n.Name]
+		if some() || !known {
+			c.nodes[n.Name], c.version[n.Name] = n, s.version[n.Name]
+		}
+		if some() || !known {
+			c.gpus[n.Name] = *s.hosts[n.Name].GPU.DeepCopy() // as it is stored, without the copy of its baseline on the Node
+		}
+		if some() || !known {
+			c.pods[n.Name] = n
+		}
+		if some() || !known {
+			c.features[n.Name] = n.Features
+		}
+	}
+	maps.DeleteFunc(c.nodes, func(name string, _ world.Node) bool { return !here[name] })
+	if some() {
+		c.policies = w.Policies
+	}
+}
+
+// wrote shows the cache an object as the controller has just written it.
+func (s *simulation) wrote(a action.Action) {
+	h := s.hosts[a.Target()]
+	if h == nil || s.cache.forgets {
+		return
+	}
+	switch a.(type) {
+	case action.PatchNode, action.Taint, action.Untaint, action.TaintDevices, action.UntaintDevices:
+		s.cache.nodes[h.Name], s.cache.version[h.Name] = h.copied(), s.version[h.Name]
+	case action.AllowMPS:
+		f := s.cache.features[h.Name]
+		f.OverriddenSince = time.Time{}
+		s.cache.features[h.Name] = f
+	case action.SetSpec:
+		s.cache.gpus[h.Name] = *h.GPU.DeepCopy()
+	}
+}
+
+// known is the world as the cache has it.
+func (s *simulation) known() world.World {
+	w := s.withoutNodes()
+	w.Policies = s.cache.policies
+	for _, name := range slices.Sorted(maps.Keys(s.cache.nodes)) {
+		n := s.cache.nodes[name]
+		n.Pods, n.AgentReady = s.cache.pods[name].Pods, s.cache.pods[name].AgentReady
+		n.Features = s.cache.features[name]
+		w.Nodes = append(w.Nodes, n.WithCopy(new(s.cache.gpus[name]))) // as NodeOf joins a Node and its GPUNode
+	}
+	return w
+}
+
+// edit writes a policy of some strategy.
+func (s *simulation) edit() {
+	sharings := []v1alpha1.Sharing{
+		{Strategy: v1alpha1.StrategyExclusive},
+		timeSlicing(2), timeSlicing(4), mps(4), mps(10),
+		mig(count("1g", 7)), mig(count("3g", 1), count("1g", 2)), mig(count("2g", 3)),
+	}
+	modes := []v1alpha1.DrainMode{v1alpha1.DrainModeEvict, v1alpha1.DrainModeWaitForIdle, v1alpha1.DrainModeNever}
+	p := policyOf("research", sharings[s.random.IntN(len(sharings))], func(p *v1alpha1.GPUSharingPolicy) {
+		p.Spec.Rollout.MaxUnavailable = new(intstr.FromInt32(int32(s.budget)))
+		p.Spec.Rollout.Drain.Mode = modes[s.random.IntN(len(modes))]
+		p.Spec.Rollout.MaxFailures = 5
+		p.Spec.Rollout.Reboot = v1alpha1.RebootModeIfRequired
+	})
+	if len(s.Policies) > 0 {
+		p.Generation = s.Policies[0].Generation + 1
+	}
+	s.Policies = []v1alpha1.GPUSharingPolicy{p}
+}
+
+// fault makes something happen that nobody asked for.
+func (s *simulation) fault() {
+	h := s.hosts[fmt.Sprintf("n%d", s.random.IntN(5))]
+	switch s.random.IntN(22) {
+	case 0, 1:
+		s.rethink()
+	case 2:
+		if h.down.IsZero() {
+			h.AgentReady = !h.AgentReady
+		}
+	case 3, 4:
+		s.place(h)
+	case 5, 6, 7:
+		s.leave(h)
+	case 8:
+		if s.random.IntN(8) == 0 {
+			s.replace(h)
+		}
+	case 9:
+		if !h.upgrade.goesOn() {
+			h.begins(upgrade{restart: s.random.IntN(2) == 0, builds: time.Duration(s.random.IntN(20)) * time.Second})
+			s.version[h.Name]++
+		}
+	case 10:
+		s.toggle(h, optOutLabel, "false")
+	case 11:
+		s.lead()
+	case 12:
+		s.destroy(h)
+	}
+}
+
+// destroy takes an idle instance away.
+func (s *simulation) destroy(h *host) {
+	for i, d := range h.devices() {
+		if d.State.MIG && len(d.State.Instances) > 0 && len(d.Holders) == 0 {
+			h.destroy(i)
+			return
+		}
+	}
+}
+
+// rethink edits the policy, deletes it or writes it anew.
+func (s *simulation) rethink() {
+	switch {
+	case len(s.Policies) == 0 || s.random.IntN(8) == 0:
+		s.edit()
+	case s.random.IntN(11) == 0:
+		s.Policies = nil
+	}
+}
+
+// leave ends a pod of a user.
+func (s *simulation) leave(h *host) {
+	for _, p := range h.Pods {
+		if p.Namespace == "user" {
+			s.end(h, p.Name)
+			return
+		}
+	}
+}
+
+// toggle sets a label, or removes it.
+func (s *simulation) toggle(h *host, label, value string) {
+	s.version[h.Name]++
+	if _, has := h.Labels[label]; has {
+		delete(h.Labels, label)
+		return
+	}
+	h.Labels[label] = value
+}
+
+// replace deletes a node with all that is on it, and registers it anew.
+func (s *simulation) replace(h *host) {
+	version := s.version[h.Name]
+	s.host(h.Name)
+	s.version[h.Name] = version + 1
+	delete(s.cache.nodes, h.Name)
+}
+
+// place lets the scheduler bring a pod to a node that is not tainted and advertises something.
+func (s *simulation) place(h *host) {
+	if len(h.Taints) > 0 || len(advertised(h)) == 0 || h.upgrade.goesOn() {
+		return
+	}
+	s.pods++
+	devices := h.devices()
+	index := s.random.IntN(len(devices))
+	instance := gpu.WholeGPU
+	if d := devices[index]; d.State.MIG {
+		if len(d.State.Instances) == 0 {
+			return
+		}
+		instance = d.State.Instances[s.random.IntN(len(d.State.Instances))].ID
+	}
+	s.hold(h, fmt.Sprintf("user-%d", s.pods), index, instance)
+}
+
+// pass decides on a world that may be out of date, and may end in the middle of what follows.
+func (s *simulation) pass() {
+	before := s.users()
+	s.act(s.memory.decide)
+	s.check(before)
+}
+
+func (s *simulation) act(decide func(world.World) rollout.Decision) {
+	s.read(func() bool { return s.random.IntN(s.fresh) > 0 })
+	for _, a := range decide(s.known()).Actions {
+		if s.random.IntN(10) == 0 {
+			continue
+		}
+		if p := a.For(); p.Name != "" && (len(s.Policies) == 0 || s.Policies[0].Generation != p.Generation) {
+			continue // the executor has asked the API server whether the policy is still so
+		}
+		if locked(a) && s.cache.version[a.Target()] != s.version[a.Target()] {
+			continue // the API server has refused it
+		}
+		s.do(a)
+		s.wrote(a)
+		s.withinBudget(a)
+	}
+	s.tick(time.Duration(1+s.random.IntN(3)) * time.Second)
+}
+
+// locked says whether the API server refuses an action when the Node has changed since it was read.
+func locked(a action.Action) bool {
+	switch a := a.(type) {
+	case action.Taint, action.Untaint, action.KeepTaints:
+		return true
+	case action.PatchNode:
+		return a.Locked
+	}
+	return false
+}
+
+// users are the holders of instances with the UUIDs of what they hold.
+func (s *simulation) users() map[string]string {
+	users := map[string]string{}
+	for _, h := range s.hosts {
+		for _, d := range h.devices() {
+			for _, o := range d.Holders {
+				users[o.Pod] = d.UUID
+				for _, i := range d.State.Instances {
+					if i.ID == o.Instance {
+						users[o.Pod] = i.UUID
+					}
+				}
+			}
+		}
+	}
+	return users
+}
+
+func (s *simulation) check(before map[string]string) {
+	s.t.Helper()
+	g := NewWithT(s.t)
+	g.Expect(s.crashes).To(BeEmpty())
+	g.Expect(s.killed).To(BeEmpty())
+	g.Expect(s.beside).To(BeEmpty())
+	for pod, what := range s.users() {
+		if was, known := before[pod]; known {
+			g.Expect(what).To(Equal(was), "what pod %s holds was taken away from it", pod)
+		}
+	}
+}
+
+// withinBudget counts the nodes that are disturbed after an action.
+func (s *simulation) withinBudget(a action.Action) {
+	disturbed := 0
+	for _, h := range s.hosts {
+		if !h.upgrade.goesOn() && (len(h.Taints) > 0 || h.Labels[pluginLabel] != "true") {
+			disturbed++
+		}
+	}
+	if disturbed > s.budget {
+		s.exceeded = fmt.Sprintf("%d nodes are disturbed, and the budget is %d: %s", disturbed, s.budget, a)
+	}
+}
+
+// calm ends the faults and the users, and looks what becomes of it.
+func (s *simulation) calm() {
+	s.t.Helper()
+	g := NewWithT(s.t)
+	for _, h := range s.hosts {
+		h.AgentReady = h.down.IsZero()
+		delete(h.Labels, optOutLabel)
+		for _, p := range slices.Clone(h.Pods) {
+			if p.Namespace == "user" {
+				s.end(h, p.Name)
+			}
+		}
+	}
+	s.tick(30 * time.Second)
+	d, _ := s.run(600)
+	g.Expect(d.Actions).To(BeEmpty(), "%v", d.Nodes)
+	g.Expect(s.crashes).To(BeEmpty())
+	for _, n := range d.Nodes {
+		g.Expect(n.State).To(Equal(state.UpToDate), "%+v", n)
+		if n.Policy != "" {
+			g.Expect(advertised(s.hosts[n.Node])).To(Equal(n.Expected), n.Node)
+		}
+	}
+	for _, h := range s.hosts {
+		g.Expect(h.Taints).To(BeEmpty())
+		g.Expect(h.Labels[pluginLabel]).To(Equal("true"))
+		g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationPaused))
+		g.Expect(h.plugin.uuids).To(ConsistOf(h.instances()), h.Name)
+		g.Expect(h.features.ours.IsZero()).To(Equal(len(h.daemons) == 0 || !s.Plugin.NodeFeatures), "%s: %v", h.Name, h.features)
+	}
+	if len(s.Policies) == 0 {
+		g.Expect(d.Nodes).To(BeEmpty())
+		g.Expect(d.ConfigurePlugin).To(BeFalse())
+	}
+}

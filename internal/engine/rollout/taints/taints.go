@@ -1,0 +1,218 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package taints
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/policy"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/group"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/view"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
+)
+
+// Keep decides which taints a node has for its policy's sake.
+func Keep(m *group.Member, g policy.Governed, awaited *v1alpha1.GPUSharingPolicy, t Tolerance) {
+	if g.By != nil && g.By.Spec.Rollout.Paused {
+		m.Kept.Reason, m.Kept.Message = v1alpha1.ReasonPaused, "the rollout is paused (rollout.paused)"
+		return
+	}
+	if g.By == nil && m.Node.GPU.Spec.Baseline != nil && view.Retained(m.Node.GPU.Spec) {
+		return // the last policy says that the node stays as it is
+	}
+	var want []corev1.Taint
+	if g.By != nil {
+		want = wantTaints(m, g.By, t)
+	}
+	if wantStartup(m, g, awaited, t) {
+		want = append(want, startupTaint(m.View))
+		explainStartup(m, g, t)
+	}
+	if len(want) == 0 && m.Node.Annotations[v1alpha1.AnnotationTaints] == "" && StartingUp(m.View) == nil {
+		return
+	}
+	taints, record := Retaint(m.Node.Taints, m.Node.Annotations[v1alpha1.AnnotationTaints], want)
+	if record == m.Node.Annotations[v1alpha1.AnnotationTaints] && slices.Equal(taints, m.Node.Taints) {
+		return
+	}
+	keep := action.KeepTaints{Node: m.Node.Name, Want: want}
+	if g.By != nil {
+		keep.Policy = action.PolicyRef{Name: g.By.Name, Generation: g.By.Generation}
+	}
+	m.Actions = append(m.Actions, keep)
+}
+
+// wantTaints are the taints of a policy that the node is to have now: those that NVIDIA's programs tolerate.
+func wantTaints(m *group.Member, by *v1alpha1.GPUSharingPolicy, t Tolerance) []corev1.Taint {
+	var want []corev1.Taint
+	record := m.Node.Annotations[v1alpha1.AnnotationTaints]
+	for _, taint := range Of(by) {
+		at := slices.IndexFunc(m.Node.Taints, func(have corev1.Taint) bool { return have.MatchTaint(&taint) })
+		there := at >= 0 && recordedIn(record, taint)
+		reason, message := "", ""
+		switch {
+		case at >= 0 && !there: // it was there before us and stays
+			if has := m.Node.Taints[at]; has.Value != taint.Value {
+				reason, message = v1alpha1.ReasonTaintConflict, fmt.Sprintf("a user or another controller has put the taint %s on the node, which "+
+					"takes the place of %s; remove theirs, or this one from the policy", action.WithValue(has), action.WithValue(taint))
+			}
+		case !there && view.MustStayUntainted(m.View):
+			reason, message = v1alpha1.ReasonNodeNotInitialized, "Karpenter has not initialized the node yet, and would start another one for a node with the taint "+
+				action.WithValue(taint)+". The taint follows"
+		case !m.NoPlugin():
+			switch reason, message = t.refuses(taint, t.byDriver(m.View)); {
+			case there && t.unknown(taint, t.byDriver(m.View)):
+				reason = ""
+			case reason == "" && !there:
+				reason, message = t.refusesOn(m.Node, taint)
+			}
+		case !there:
+			reason, message = m.World.Plugin.Reason, m.World.Plugin.Message
+		}
+		if reason == "" {
+			want = append(want, taint)
+			continue
+		}
+		m.Kept.Reason, m.Kept.Message = reason, message
+	}
+	return want
+}
+
+// startupTaints are the startup taints that nodes of the policy have or may get; none if it asks for none.
+func startupTaintsOf(g *group.Group) []corev1.Taint {
+	if !taintsNewNodes(g.By) {
+		return nil
+	}
+	var taints []corev1.Taint
+	for _, m := range g.Members {
+		taint := startupTaint(m.View)
+		if StartingUp(m.View) == nil && !karpenterIgnoresStartup(m.View) {
+			continue // it gets none
+		}
+		if !slices.Contains(taints, taint) {
+			taints = append(taints, taint)
+		}
+	}
+	if len(taints) == 0 {
+		taints = []corev1.Taint{{Key: v1alpha1.TaintStartup, Effect: corev1.TaintEffectNoSchedule}}
+	}
+	return taints
+}
+
+// Condition reports whether the taints of the policy are on its nodes; asked is false if it has none.
+func Condition(g *group.Group, t Tolerance) (c metav1.Condition, asked bool) {
+	taints, starting := Of(g.By), startupTaintsOf(g)
+	if len(taints)+len(starting) == 0 {
+		return c, false
+	}
+	var has []string
+	if len(taints) > 0 {
+		has = append(has, "the nodes of the policy have its taints: "+strings.Join(action.Names(taints), ", "))
+	}
+	if len(starting) > 0 {
+		has = append(has, "new nodes have a startup taint until they are ready: "+strings.Join(action.Names(starting), ", "))
+	}
+	c = metav1.Condition{
+		Type: v1alpha1.ConditionTainted, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonTaintsPresent, Message: strings.Join(has, "; "),
+	}
+	lacking := lacking(g, t, slices.Concat(taints, starting))
+	if len(lacking) == 0 {
+		return c, true
+	}
+	const most, length = 3, 2048
+	var messages []string
+	for _, k := range lacking[:min(len(lacking), most)] {
+		messages = append(messages, k.Message)
+	}
+	c.Status, c.Reason, c.Message = metav1.ConditionFalse, lacking[0].Reason, format.Cut(strings.Join(messages, "; "), length)
+	if more := len(lacking) - most; more > 0 {
+		c.Message += fmt.Sprintf("; and %d more nodes", more)
+	}
+	return c, true
+}
+
+// lacking is why nodes lack taints of the policy: for all of them, or otherwise for single ones.
+func lacking(g *group.Group, t Tolerance, taints []corev1.Taint) []group.Kept {
+	var all []group.Kept
+	add := func(reason, message string) {
+		if k := (group.Kept{Reason: reason, Message: message}); reason != "" && !slices.Contains(all, k) {
+			all = append(all, k)
+		}
+	}
+	if len(g.Members) == 0 { // otherwise NVIDIA's DRA driver serves all of them
+		add(t.world.Plugin.Reason, t.world.Plugin.Message)
+	}
+	if g.Invalid != nil {
+		add(v1alpha1.ReasonInvalidWindow, g.InvalidWindow())
+	}
+	if len(all) == 0 {
+		for _, taint := range taints {
+			for _, byDriver := range t.programsOf(g) {
+				add(t.refuses(taint, byDriver))
+			}
+		}
+	}
+	for _, message := range startupMissing(g, t.world) {
+		add(v1alpha1.ReasonStartupTaintMissing, message)
+	}
+	if len(all) > 0 {
+		return all
+	}
+	for _, m := range g.Members {
+		if m.Kept.Reason != "" {
+			add(m.Kept.Reason, fmt.Sprintf("node %s: %s", m.Node.Name, m.Kept.Message))
+		}
+	}
+	return all
+}
+
+// Retaint is what the taints of a node and the record of ours become when these are to be ours. A taint that is there
+// without being recorded is another controller's and stays as it is, but for the startup taint: no matter what put it there, it is
+// taken off when it is not wanted any more.
+func Retaint(have []corev1.Taint, record string, want []corev1.Taint) (taints []corev1.Taint, newRecord string) {
+	var ours []string
+	wanted := slices.Clone(want)
+	for _, t := range have {
+		mine := recordedIn(record, t)
+		at := slices.IndexFunc(wanted, func(w corev1.Taint) bool { return stands(t, w) })
+		switch {
+		case at < 0 && (mine || IsStartup(t)):
+			continue
+		case at >= 0 && mine:
+			t.Value = wanted[at].Value
+			ours = append(ours, action.NameOf(t))
+		}
+		taints = append(taints, t)
+		if at >= 0 && !IsStartup(t) {
+			wanted = slices.Delete(wanted, at, at+1)
+		}
+	}
+	for _, w := range wanted {
+		if !slices.ContainsFunc(taints, func(t corev1.Taint) bool { return stands(t, w) }) {
+			taints = append(taints, w)
+			if !IsStartup(w) {
+				ours = append(ours, action.NameOf(w))
+			}
+		}
+	}
+	slices.Sort(ours)
+	return taints, strings.Join(ours, ",")
+}
+
+// stands reports whether a taint takes the place of one that is wanted. A startup taint may have any key and effect.
+func stands(have, want corev1.Taint) bool {
+	return have.MatchTaint(&want) || IsStartup(have) && IsStartup(want)
+}
+
+// recordedIn says whether the record names a taint as ours.
+func recordedIn(record string, t corev1.Taint) bool {
+	return record != "" && slices.Contains(strings.Split(record, ","), action.NameOf(t))
+}

@@ -1,0 +1,371 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout_test
+
+import (
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
+	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/clusterpolicy"
+	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
+)
+
+var (
+	ofNVIDIA = corev1.Toleration{Key: "nvidia.com/gpu", Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule}
+	ofShared = corev1.Toleration{Key: "example.com/shared", Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule}
+	shared   = corev1.Taint{Key: "example.com/shared", Value: "a", Effect: corev1.TaintEffectNoSchedule}
+	native   = corev1.Taint{Key: "nvidia.com/gpu", Effect: corev1.TaintEffectNoSchedule}
+)
+
+func tainting(taints ...corev1.Taint) func(*v1alpha1.GPUSharingPolicy) {
+	return func(p *v1alpha1.GPUSharingPolicy) {
+		p.Spec.Taints = nil
+		for _, t := range taints {
+			p.Spec.Taints = append(p.Spec.Taints, v1alpha1.Taint{Key: t.Key, Value: t.Value, Effect: v1alpha1.TaintEffect(t.Effect)})
+		}
+	}
+}
+
+// tainted is a cluster of one node under a policy with taints. NVIDIA's operator runs neither driver nor toolkit.
+func tainted(taints ...corev1.Taint) (*cluster, *host) {
+	c := newCluster()
+	c.Plugin.Operands = &clusterpolicy.Operands{Name: "cluster-policy", Tolerations: []corev1.Toleration{ofNVIDIA}}
+	h := c.add("a", sim.T4)
+	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", timeSlicing(4), tainting(taints...))}
+	return c, h
+}
+
+func (c *cluster) condition(policy string) metav1.Condition {
+	found, _ := condition.Find(rollout.Decide(c.world()).Policies[policy].Conditions, v1alpha1.ConditionTainted)
+	return found
+}
+
+func TestATaintThatNVIDIATolerates(t *testing.T) {
+	g := NewWithT(t)
+	c, h := tainted(native)
+	theirs := corev1.Taint{Key: "team", Value: "x", Effect: corev1.TaintEffectNoSchedule}
+	h.Taints = []corev1.Taint{theirs}
+	c.run(60)
+	g.Expect(h.Taints).To(Equal([]corev1.Taint{theirs, native}))
+	g.Expect(h.Annotations).To(HaveKeyWithValue(v1alpha1.AnnotationTaints, "nvidia.com/gpu:NoSchedule"))
+	g.Expect(c.condition("research")).To(And(HaveField("Status", metav1.ConditionTrue), HaveField("Reason", v1alpha1.ReasonTaintsPresent),
+		HaveField("Message", "the nodes of the policy have its taints: nvidia.com/gpu:NoSchedule")))
+	g.Expect(c.Plugin.Operands.Ours).To(BeEmpty(), "NVIDIA's own toleration does")
+
+	h.Taints = []corev1.Taint{theirs}
+	c.run(5)
+	g.Expect(h.Taints).To(Equal([]corev1.Taint{theirs, native}), "set again when a user removed it")
+
+	c.Policies[0].Generation = 2
+	tainting(corev1.Taint{Key: "nvidia.com/gpu", Value: "shared", Effect: corev1.TaintEffectNoSchedule})(&c.Policies[0])
+	c.run(5)
+	g.Expect(h.Taints[1].Value).To(Equal("shared"), "edited")
+
+	tainting()(&c.Policies[0])
+	c.run(5)
+	g.Expect(h.Taints).To(Equal([]corev1.Taint{theirs}))
+	g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationTaints))
+	g.Expect(c.condition("research").Type).To(BeEmpty(), "a policy without taints says nothing of them")
+}
+
+// TestATaintThatAnotherControllerRemovesIsNotReportedAsThere: the operator does not write it without end, and says so.
+func TestATaintThatAnotherControllerRemovesIsNotReportedAsThere(t *testing.T) {
+	g := NewWithT(t)
+	c, h := tainted(native)
+	c.Repeats = &action.Repeats{}
+	var d rollout.Decision
+	for range 60 {
+		d = c.memory.decide(c.world())
+		for _, a := range d.Actions {
+			c.do(a)
+			c.Repeats.Note(a, c.Now)
+		}
+		h.Taints = nil
+		c.version[h.Name]++
+		c.tick(time.Second)
+	}
+	found, _ := condition.Find(d.Policies["research"].Conditions, v1alpha1.ConditionTainted)
+	g.Expect(found).To(And(HaveField("Status", metav1.ConditionFalse), HaveField("Reason", v1alpha1.ReasonChangedByOthers),
+		HaveField("Message", ContainSubstring("node a: Another controller undoes"))))
+}
+
+func TestATaintThatWasThereStays(t *testing.T) {
+	g := NewWithT(t)
+	c, h := tainted(native)
+	h.Taints = []corev1.Taint{native}
+	c.run(60)
+	g.Expect(c.condition("research").Status).To(Equal(metav1.ConditionTrue))
+	c.Policies = nil
+	d, _ := c.run(60)
+	g.Expect(h.Taints).To(Equal([]corev1.Taint{native}))
+	g.Expect(d.Nodes).To(BeEmpty())
+
+	c, h = tainted(native)
+	h.Taints = []corev1.Taint{{Key: "nvidia.com/gpu", Value: "mine", Effect: corev1.TaintEffectNoSchedule}}
+	c.run(60)
+	g.Expect(h.Taints[0].Value).To(Equal("mine"))
+	g.Expect(c.condition("research")).To(And(HaveField("Reason", v1alpha1.ReasonTaintConflict), HaveField("Message",
+		"node a: a user or another controller has put the taint nvidia.com/gpu=mine:NoSchedule on the node, which takes the place of "+
+			"nvidia.com/gpu:NoSchedule; remove theirs, or this one from the policy")))
+}
+
+func TestOfTwoPoliciesTheGoverningOnesTaintsAreKept(t *testing.T) {
+	g := NewWithT(t)
+	c, h := tainted(native)
+	c.run(60)
+	prefer := corev1.Taint{Key: "example.com/other", Effect: corev1.TaintEffectPreferNoSchedule}
+	c.Policies = append(c.Policies, policyOf("better", timeSlicing(2), tainting(prefer), func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Priority = 1 }))
+	c.run(60)
+	g.Expect(h.Taints).To(Equal([]corev1.Taint{prefer}), "and a preference needs no toleration")
+	g.Expect(c.Plugin.Operands.Ours).To(BeEmpty())
+}
+
+// TestTolerationsComeBeforeTaintsAndGoAfterThem watches the order: at no time has a node a taint under which NVIDIA's pods
+// could not come back.
+func TestTolerationsComeBeforeTaintsAndGoAfterThem(t *testing.T) {
+	g := NewWithT(t)
+	c, h := tainted(shared)
+	said := map[string]bool{}
+	watch := func(passes int) {
+		for range passes {
+			said[c.condition("research").Reason] = true
+			c.pass()
+			g.Expect(c.keptOff(h)).To(BeFalse())
+			c.tick(time.Second)
+		}
+	}
+	watch(30)
+	g.Expect(h.Taints).To(Equal([]corev1.Taint{shared}))
+	g.Expect(c.Plugin.Operands.Tolerations).To(Equal([]corev1.Toleration{ofNVIDIA, ofShared}))
+	g.Expect(said).To(HaveKey(v1alpha1.ReasonTolerationsChanging))
+	g.Expect(said).To(HaveKey(v1alpha1.ReasonTaintsPresent))
+	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 4}))
+
+	c.Policies = nil
+	watch(60)
+	g.Expect(h.Taints).To(BeEmpty())
+	g.Expect(c.Plugin.Operands.Tolerations).To(Equal([]corev1.Toleration{ofNVIDIA}))
+	g.Expect(rollout.Decide(c.world()).Nodes).To(BeEmpty())
+}
+
+// TestATolerationStaysWhileATaintNeedsIt: another controller has removed the record of the operator's taints, so the taint is not
+// the operator's to take off. Without its toleration NVIDIA's device plugin could not come back to the node.
+func TestATolerationStaysWhileATaintNeedsIt(t *testing.T) {
+	g := NewWithT(t)
+	c, h := tainted(shared)
+	c.run(30)
+	delete(h.Annotations, v1alpha1.AnnotationTaints)
+	c.edit(tainting())
+	for range 30 {
+		c.pass()
+		g.Expect(c.keptOff(h)).To(BeFalse())
+		c.tick(time.Second)
+	}
+	g.Expect(h.Taints).To(Equal([]corev1.Taint{shared}))
+	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 4}))
+
+	c.Policies = nil
+	for range 60 {
+		c.pass()
+		g.Expect(c.keptOff(h)).To(BeFalse())
+		c.tick(time.Second)
+	}
+	g.Expect(h.GPU.Spec.Baseline).To(BeNil(), "the node is released")
+	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 1}))
+
+	h.Taints = nil
+	c.run(30)
+	g.Expect(c.Plugin.Operands.Tolerations).To(Equal([]corev1.Toleration{ofNVIDIA}), "it goes with the taint")
+}
+
+// TestTolerationsAreNotAddedWhereThatHurts: what would restart the driver, or fail what runs, is left to the user, who is
+// told what to add.
+func TestTolerationsAreNotAddedWhereThatHurts(t *testing.T) {
+	for name, test := range map[string]struct {
+		operands clusterpolicy.Operands
+		mps      bool
+		users    bool // pods hold GPUs
+		claims   bool // by ResourceClaims
+		since    string
+	}{
+		"NVIDIA's operator upgrades the driver": {
+			operands: clusterpolicy.Operands{Driver: true, Upgrades: true}, since: "NVIDIA's operator would take the change for an upgrade of its driver",
+		},
+		"the container toolkit, while pods hold GPUs": {
+			operands: clusterpolicy.Operands{Toolkit: true}, users: true,
+			since: "NVIDIA's container toolkit and device plugin would restart together on every node, at which some kubelets fail " +
+				"the pods that hold GPUs; now pod user/train",
+		},
+		"the container toolkit, while pods have GPUs by claims": {
+			operands: clusterpolicy.Operands{Toolkit: true}, claims: true,
+			since: "NVIDIA's container toolkit and device plugin would restart together on every node, at which some kubelets fail " +
+				"the pods that hold GPUs; now pod user/train",
+		},
+		"NVIDIA's MPS daemons, while pods hold GPUs": {mps: true, users: true, since: "NVIDIA's MPS daemons would restart and end their clients; now pod user/train"},
+		"who wrote the list after us":                {operands: clusterpolicy.Operands{Taken: "helm"}, since: `field manager "helm" has written that list since`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			c, h := tainted(shared)
+			test.operands.Name, test.operands.Tolerations = "cluster-policy", []corev1.Toleration{ofNVIDIA}
+			c.Plugin.Operands = &test.operands
+			if test.users {
+				c.hold(h, "train", 0, gpu.WholeGPU)
+			}
+			if test.claims {
+				h.Pods = append(h.Pods, world.Pod{Namespace: "user", Name: "train", UID: "train", Claim: "user/one-gpu"})
+			}
+			if test.mps {
+				h.Pods = append(h.Pods, world.Pod{Name: "mps", NVIDIA: true, NodeSelector: map[string]string{mpsLabel: "true"}})
+			}
+			c.pass()
+			g.Expect(h.Taints).To(BeEmpty())
+			g.Expect(c.Plugin.Operands.Tolerations).To(Equal([]corev1.Toleration{ofNVIDIA}))
+			g.Expect(c.condition("research")).To(And(HaveField("Reason", v1alpha1.ReasonTolerationMissing), HaveField("Message", HavePrefix(
+				"NVIDIA's programs do not tolerate the taint example.com/shared:NoSchedule, so their pods could not come back to a node "+
+					"that has it; add {key: example.com/shared, operator: Exists, effect: NoSchedule} to spec.daemonsets.tolerations of "+
+					"ClusterPolicy cluster-policy (with Helm: to daemonsets.tolerations) when it suits; the operator does not do so by "+
+					"itself, since "+test.since))))
+
+			o := *c.Plugin.Operands
+			o.Tolerations = append(o.Tolerations, ofShared)
+			c.Plugin.Operands = &o // the user does it
+			c.run(30)
+			g.Expect(h.Taints).To(Equal([]corev1.Taint{shared}))
+			c.Policies = nil
+			c.run(60)
+			g.Expect(c.Plugin.Operands.Tolerations).To(ContainElement(ofShared), "what the user added stays")
+		})
+	}
+}
+
+func TestTheDriversPodsTakeATolerationOverLater(t *testing.T) {
+	g := NewWithT(t)
+	c, h := tainted(shared)
+	c.Plugin.Operands.Driver = true
+	h.Pods = append(h.Pods, world.Pod{
+		Name: "driver", UID: "driver", Serves: true, Controller: "DaemonSet", NVIDIA: true,
+		NodeSelector: map[string]string{"nvidia.com/gpu.deploy.driver": "true"}, Tolerations: []corev1.Toleration{ofNVIDIA},
+	})
+	c.run(30)
+	g.Expect(h.Taints).To(Equal([]corev1.Taint{shared}))
+}
+
+func TestAPodThatDoesNotTolerateATaintKeepsItOff(t *testing.T) {
+	g := NewWithT(t)
+	c, h := tainted(native)
+	h.Pods = append(h.Pods, world.Pod{Namespace: "nfd", Name: "worker", UID: "worker", Serves: true, Controller: "DaemonSet"})
+	c.run(30)
+	g.Expect(h.Taints).To(BeEmpty())
+	g.Expect(c.condition("research")).To(And(HaveField("Reason", v1alpha1.ReasonTolerationsChanging),
+		HaveField("Message", HavePrefix("node a: waiting until these pods tolerate the taint nvidia.com/gpu:NoSchedule: nfd/worker; "))))
+}
+
+// TestATaintGoesWithItsToleration: when a user takes the toleration back, the taint goes too, before NVIDIA's pods are
+// replaced and cannot come back.
+func TestATaintGoesWithItsToleration(t *testing.T) {
+	g := NewWithT(t)
+	c, h := tainted(shared)
+	c.run(30)
+	o := *c.Plugin.Operands
+	o.Tolerations, o.Ours, o.Taken = []corev1.Toleration{ofNVIDIA}, nil, "helm"
+	c.Plugin.Operands = &o
+	c.pass()
+	g.Expect(h.Taints).To(BeEmpty())
+	g.Expect(c.condition("research").Reason).To(Equal(v1alpha1.ReasonTolerationMissing))
+	c.run(30)
+	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 4}))
+}
+
+func TestAStandAlonePluginIsItsOwnersToChange(t *testing.T) {
+	g := NewWithT(t)
+	c, h := tainted(shared)
+	c.Plugin.ClusterPolicy, c.Plugin.Operands = false, nil
+	for i := range h.Pods {
+		h.Pods[i].NodeSelector, h.Pods[i].Tolerations = nil, nil
+	}
+	h.Pods = h.Pods[:1]
+	c.pass()
+	g.Expect(h.Taints).To(BeEmpty())
+	g.Expect(c.condition("research").Message).To(Equal("NVIDIA's programs do not tolerate the taint example.com/shared:NoSchedule, so " +
+		"their pods could not come back to a node that has it; add {key: example.com/shared, operator: Exists, effect: NoSchedule} to " +
+		"the DaemonSet of pod gpu-operator/nvidia-1 (with Helm: to tolerations)"))
+	h.Pods[0].Tolerations = []corev1.Toleration{ofShared}
+	c.pass()
+	g.Expect(h.Taints).To(Equal([]corev1.Taint{shared}))
+}
+
+func TestAPausedPolicyChangesNoTaint(t *testing.T) {
+	g := NewWithT(t)
+	c, h := tainted(native)
+	paused(&c.Policies[0])
+	c.run(5)
+	g.Expect(h.Taints).To(BeEmpty())
+	g.Expect(c.condition("research").Reason).To(Equal(v1alpha1.ReasonPaused))
+
+	tainting(shared)(&c.Policies[0])
+	g.Expect(c.condition("research")).To(And(HaveField("Reason", v1alpha1.ReasonPaused), HaveField("Message",
+		"the toleration of example.com/shared:NoSchedule is to be added to ClusterPolicy cluster-policy first, which replaces the "+
+			"pods of NVIDIA's programs node by node")))
+	c.Plugin.Reason, c.Plugin.Message = v1alpha1.ReasonNoDevicePlugin, "there is no ClusterPolicy"
+	g.Expect(c.condition("research")).To(And(HaveField("Reason", v1alpha1.ReasonNoDevicePlugin), HaveField("Message", "there is no ClusterPolicy")))
+}
+
+func TestWithoutADevicePluginTaintsStayAndGoWithTheirPolicy(t *testing.T) {
+	g := NewWithT(t)
+	c, h := tainted(native)
+	c.run(60)
+	c.Plugin.Reason, c.Plugin.Message = v1alpha1.ReasonNoDevicePlugin, "there is no ClusterPolicy"
+	c.pass()
+	g.Expect(h.Taints).To(Equal([]corev1.Taint{native}))
+	c.Policies = nil
+	c.pass()
+	g.Expect(h.Taints).To(BeEmpty())
+}
+
+func TestRetainKeepsTheTaints(t *testing.T) {
+	g := NewWithT(t)
+	c, h := tainted(shared)
+	c.Policies[0].Spec.ReleasePolicy = v1alpha1.ReleasePolicyRetain
+	c.run(60)
+	c.Policies = nil
+	c.run(60)
+	g.Expect(h.Taints).To(Equal([]corev1.Taint{shared}))
+	g.Expect(c.Plugin.Operands.Ours).To(Equal([]corev1.Toleration{ofShared}))
+}
+
+// TestATaintStaysWhileAStandAlonePluginHasNoPod, as while its DaemonSet replaces it, and goes once a pod is there that does not
+// tolerate it.
+func TestATaintStaysWhileAStandAlonePluginHasNoPod(t *testing.T) {
+	g := NewWithT(t)
+	c, h := standAlone()
+	h.Pods[0].Tolerations, h.Pods[0].Serves = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}, true
+	apart := corev1.Taint{Key: "team", Value: "ml", Effect: corev1.TaintEffectNoSchedule}
+	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", timeSlicing(4), tainting(apart))}
+	c.run(100)
+	g.Expect(h.Taints).To(HaveLen(1))
+
+	h.Pods[0].Terminating = true
+	c.pass()
+	g.Expect(h.Taints).To(HaveLen(1))
+	pod := h.Pods[0]
+	h.Pods = h.Pods[1:]
+	c.pass()
+	g.Expect(h.Taints).To(HaveLen(1))
+
+	pod.Terminating, pod.Tolerations = false, nil
+	h.Pods = append(h.Pods, pod)
+	c.pass()
+	g.Expect(h.Taints).To(BeEmpty())
+}

@@ -1,0 +1,239 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout_test
+
+import (
+	"maps"
+	"slices"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/state"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
+)
+
+// tenant is a namespace in which a user with the role edit creates what they like.
+const tenant = "tenant"
+
+const ourConfigMap = "gpu-sharing-device-plugin"
+
+// programs are the namespaces in which this cluster plays the programs of NVIDIA and of NFD.
+func (c *cluster) programs() *world.Programs {
+	p := &world.Programs{
+		ConfigMap:    types.NamespacedName{Namespace: "gpu-operator", Name: ourConfigMap},
+		GPUOperators: []string{"gpu-operator"}, Drivers: []string{"nvidia-dra"}, Discovery: []string{"nfd"},
+	}
+	if !c.Plugin.ClusterPolicy {
+		p.ConfigMap.Namespace, p.GPUOperators = "nvidia", nil
+	}
+	return p
+}
+
+// tenantPod is a pod of a tenant that asks for no GPU and does not start.
+func tenantPod(name string, change ...func(*corev1.Pod)) *corev1.Pod {
+	p := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: tenant, Name: name, UID: types.UID(name), Labels: map[string]string{}},
+		Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "main"}}, NodeSelector: map[string]string{}},
+		Status:     corev1.PodStatus{Phase: corev1.PodPending},
+	}
+	for _, c := range change {
+		c(p)
+	}
+	return p
+}
+
+// disguises are what makes a pod look like one of NVIDIA's or NFD's, by name: all of it the author of a pod chooses.
+func disguises() map[string]func(*corev1.Pod) {
+	labelled := func(label, value string) func(*corev1.Pod) { return func(p *corev1.Pod) { p.Labels[label] = value } }
+	selects := func(label string) func(*corev1.Pod) {
+		return func(p *corev1.Pod) { p.Spec.NodeSelector[label] = "true" }
+	}
+	all := map[string]func(*corev1.Pod){
+		"label of the validator's workload": labelled(world.LabelApp, "nvidia-cuda-validator"),
+		"label of NFD":                      labelled("app.kubernetes.io/name", "node-feature-discovery"),
+		"nodeSelector of the MPS DaemonSet": selects(mpsLabel),
+		"nodeSelector of mig-manager":       selects(v1alpha1.LabelMIGManager),
+		"nodeSelector of the driver":        selects("nvidia.com/gpu.deploy.driver"),
+		"volume of our ConfigMap": func(p *corev1.Pod) {
+			p.Spec.Volumes = []corev1.Volume{{Name: "config", VolumeSource: corev1.VolumeSource{
+				ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: corev1.LocalObjectReference{Name: ourConfigMap}},
+			}}}
+		},
+	}
+	for _, label := range world.DeployLabels() {
+		all["nodeSelector "+label] = selects(label)
+	}
+	for name, label := range map[string]func(*corev1.Pod){
+		"DRA driver's chart":         labelled(world.DRALabels()[0], "kubelet-plugin"),
+		"DRA driver of a GPUCluster": labelled(world.LabelApp, "nvidia-dra-driver-kubelet-plugin"),
+	} {
+		all["labels and container of the "+name] = func(p *corev1.Pod) {
+			label(p)
+			p.Spec.Containers[0].Name = "gpus"
+			p.Spec.Containers[0].Env = []corev1.EnvVar{{Name: "FEATURE_GATES", Value: "DynamicMIG=true"}}
+		}
+	}
+	return all
+}
+
+// owners are the controllers that a pod of a tenant may name, by name: the tenant's own, or another's.
+func owners() map[string]func(*corev1.Pod) {
+	owned := func(version, kind, name string, uid types.UID) func(*corev1.Pod) {
+		return func(p *corev1.Pod) {
+			p.OwnerReferences = []metav1.OwnerReference{{
+				APIVersion: version, Kind: kind, Name: name, UID: uid, Controller: new(true),
+			}}
+		}
+	}
+	apps := appsv1.SchemeGroupVersion.String()
+	return map[string]func(*corev1.Pod){
+		"none":                      func(*corev1.Pod) {},
+		"a DaemonSet of the tenant": owned(apps, "DaemonSet", "mine", "mine"),
+		"NVIDIA's DaemonSet":        owned(apps, "DaemonSet", "nvidia-device-plugin-daemonset", "theirs"),
+		"the ClusterPolicy":         owned("nvidia.com/v1", "ClusterPolicy", "cluster-policy", "theirs"),
+	}
+}
+
+// keep lets a pod of a tenant come to a node and stay, whatever deletes it.
+func (c *cluster) keep(h *host, pod *corev1.Pod) {
+	p := world.PodOf(pod, c.programs())
+	if !slices.ContainsFunc(h.Pods, func(o world.Pod) bool { return o.UID == p.UID }) {
+		h.Pods = append(h.Pods, p)
+	}
+}
+
+// runWith passes once a second while a pod stays on a node.
+func (c *cluster) runWith(h *host, pod *corev1.Pod, passes int) (d rollout.Decision) {
+	for range passes {
+		c.keep(h, pod)
+		d = c.pass()
+		c.tick(time.Second)
+	}
+	return d
+}
+
+// TestAPodOfATenantStopsNoChange: neither a change nor what restores a node waits for it, and it is not deleted as
+// one of NVIDIA's.
+func TestAPodOfATenantStopsNoChange(t *testing.T) {
+	names := slices.Sorted(maps.Keys(owners()))
+	for i, disguise := range slices.Sorted(maps.Keys(disguises())) {
+		owner := names[i%len(names)]
+		t.Run(disguise+", controller: "+owner, func(t *testing.T) {
+			g := NewWithT(t)
+			c, h := toMIG()
+			h.monitored()
+			c.run(90)
+			pod := tenantPod("x", disguises()[disguise], owners()[owner])
+			c.Policies[0].Spec.Sharing, c.Policies[0].Generation = mig(count("3g", 2)), 2
+			d := c.runWith(h, pod, 300)
+			g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
+
+			c.Policies = nil
+			d = c.runWith(h, pod, 300)
+			g.Expect(d.Nodes).To(BeEmpty())
+			g.Expect(h.GPU.Spec).To(BeZero(), "restored")
+			g.Expect(h.devices()[0].State.MIG).To(BeFalse(), "restored")
+			g.Expect(h.Labels).To(HaveKeyWithValue(pluginLabel, "true"))
+			g.Expect(c.wronged).To(BeEmpty())
+		})
+	}
+}
+
+// TestAPodOfATenantStopsNoConfig: to select another config of the device plugin needs no pause of NVIDIA's programs.
+func TestAPodOfATenantStopsNoConfig(t *testing.T) {
+	g := NewWithT(t)
+	c := newCluster()
+	h := c.add("a", sim.T4)
+	c.add("b", sim.T4)
+	c.add("c", sim.T4)
+	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", timeSlicing(4))}
+	d := c.runWith(h, tenantPod("x", disguises()["nodeSelector "+pluginLabel]), 600)
+	g.Expect(d.Nodes).To(HaveLen(3))
+	g.Expect(d.Nodes).To(HaveEach(HaveField("State", state.UpToDate)))
+}
+
+// TestADaemonSetOfATenantKeepsNoTaintOff: its pods have NFD's label and tolerate nothing.
+func TestADaemonSetOfATenantKeepsNoTaintOff(t *testing.T) {
+	g := NewWithT(t)
+	c, h := tainted(native)
+	c.runWith(h, tenantPod("x", disguises()["label of NFD"], owners()["a DaemonSet of the tenant"]), 60)
+	g.Expect(h.Taints).To(ContainElement(native), c.condition("research").Message)
+}
+
+// TestProgramsAreKnownByNamespaceAndController tells NVIDIA's programs, and NFD's, from pods that look like them.
+func TestProgramsAreKnownByNamespaceAndController(t *testing.T) {
+	looks, by := disguises(), owners()
+	const daemonSet, driver = "a DaemonSet of the tenant", "labels and container of the DRA driver"
+	serves := func(p world.Pod) bool { return p.Serves }
+	for name, test := range map[string]struct {
+		namespace   string
+		look, owner string
+		is          func(world.Pod) bool
+	}{
+		"the device plugin": {
+			"gpu-operator", "nodeSelector " + pluginLabel, daemonSet,
+			func(p world.Pod) bool { return p.KeptBy(pluginLabel) && p.Serves },
+		},
+		"one that reads our ConfigMap": {
+			"gpu-operator", "volume of our ConfigMap", daemonSet, func(p world.Pod) bool { return p.MountsConfig && p.Serves },
+		},
+		"the workload of the validator": {
+			"gpu-operator", "label of the validator's workload", "the ClusterPolicy",
+			func(p world.Pod) bool { return p.Validator && !p.Serves },
+		},
+		"NFD with the GPU Operator": {"gpu-operator", "label of NFD", daemonSet, serves},
+		"NFD by itself":             {"nfd", "label of NFD", daemonSet, serves},
+		"the DRA driver by itself": {
+			"nvidia-dra", driver + "'s chart", daemonSet, func(p world.Pod) bool { return p.DRA && p.Serves },
+		},
+		"the DRA driver of the GPU Operator": {
+			"gpu-operator", driver + " of a GPUCluster", daemonSet, func(p world.Pod) bool { return p.DRA },
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			pod := tenantPod("x", looks[test.look], by[test.owner])
+			g.Expect(test.is(world.PodOf(pod, newCluster().programs()))).To(BeFalse(), "in the namespace of a tenant")
+			may := test.is(world.PodOf(pod, &world.Programs{Unverified: true}))
+			g.Expect(may).To(Equal(test.look != "volume of our ConfigMap"), "it may be one")
+			pod.Namespace = test.namespace
+			g.Expect(test.is(world.PodOf(pod, newCluster().programs()))).To(BeTrue())
+			if test.look != "volume of our ConfigMap" {
+				pod.OwnerReferences = nil
+				g.Expect(test.is(world.PodOf(pod, newCluster().programs()))).To(BeFalse(), "without a controller")
+			}
+			g.Expect(test.is(world.PodOf(pod, &world.Programs{}))).To(BeFalse(), "where no namespace is known")
+		})
+	}
+}
+
+// TestAPodOfATenantIsNotNamedAsNVIDIAsThatDoesNotEnd: a tenant's pod with NVIDIA's deploy label as nodeSelector, which a finalizer of
+// his keeps from ending.
+func TestAPodOfATenantIsNotNamedAsNVIDIAsThatDoesNotEnd(t *testing.T) {
+	g := NewWithT(t)
+	c, h := toMIG()
+	c.run(90)
+	c.Policies = nil
+	pod := tenantPod("x", func(p *corev1.Pod) {
+		p.Spec.NodeSelector[pluginLabel] = "true"
+		p.DeletionTimestamp = &metav1.Time{Time: c.Now}
+	})
+	c.keep(h, pod)
+	c.keeps(h, 1, func() {
+		if h.Labels[pluginLabel] != "true" {
+			h.lags = true
+		}
+	})
+	g.Expect(h.waits()).To(HavePrefix("ApplyTimedOut:"), "the agent never answers")
+	g.Expect(h.waits()).NotTo(ContainSubstring("tenant/x"))
+}

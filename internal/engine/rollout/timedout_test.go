@@ -1,0 +1,273 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/timing"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
+)
+
+// kept is how long a node was kept from its users.
+type kept struct {
+	paused, tainted time.Duration // NVIDIA's device plugin, and the node
+	longest         time.Duration // in one go
+	times           int
+	soonest         time.Duration // the shortest time between two
+}
+
+// keeps lets some hours pass, strikes in each step, and looks how long the node is kept from its users.
+func (c *cluster) keeps(h *host, hours int, strike func()) (k kept) {
+	const step = 15 * time.Second
+	began, ended := time.Time{}, time.Time{}
+	k.soonest = time.Duration(hours) * time.Hour
+	for range time.Duration(hours) * time.Hour / step {
+		strike()
+		c.pass()
+		c.tick(step)
+		if h.Labels[pluginLabel] != "true" {
+			k.paused += step
+		}
+		if len(h.Taints) > 0 {
+			k.tainted += step
+		}
+		switch is := h.isKept(); {
+		case is && began.IsZero():
+			if began = c.Now; !ended.IsZero() {
+				k.soonest = min(k.soonest, c.Now.Sub(ended))
+			}
+			k.times++
+		case !is && !began.IsZero():
+			began, ended = time.Time{}, c.Now
+		}
+		if !began.IsZero() {
+			k.longest = max(k.longest, c.Now.Sub(began)+step)
+		}
+	}
+	return k
+}
+
+const validatorsPod = "nvidia-cuda-validator-x"
+
+// stays lets a test workload of NVIDIA's validator stay on a node, also if it is deleted.
+func (c *cluster) stays(h *host) {
+	if h.stuck["validator"] {
+		return
+	}
+	h.stuck = map[string]bool{"validator": true}
+	h.Pods = append(h.Pods, world.Pod{
+		Namespace: "gpu-operator", Name: validatorsPod, UID: "validator", Controller: "ClusterPolicy", Validator: true,
+		Scheduled: c.Now,
+	})
+}
+
+// TestWhatDoesNotEndKeepsNoNodeFromItsUsers: a stage that does not end in time, of a change, of the way back or of a
+// release, gives the node back once, and the next attempt is an hour later at the soonest.
+func TestWhatDoesNotEndKeepsNoNodeFromItsUsers(t *testing.T) {
+	pluginStays := func(_ *cluster, h *host) {
+		at := slices.IndexFunc(h.Pods, func(p world.Pod) bool { return p.NodeSelector[pluginLabel] != "" })
+		if h.stuck == nil && at >= 0 {
+			h.stuck = map[string]bool{h.Pods[at].UID: true}
+		}
+	}
+	agentLags := func(_ *cluster, h *host) { h.lags = true }
+	failing := func(_ *cluster, h *host) {
+		h.hardware.Fail = func(op sim.Op, _ string) error {
+			if op == sim.OpCreateInstance {
+				return gpu.ErrBusy
+			}
+			return nil
+		}
+	}
+	refusing := func(_ *cluster, h *host) {
+		h.hardware.Fail = func(op sim.Op, _ string) error {
+			if op == sim.OpObserve {
+				return nil
+			}
+			return gpu.ErrBusy
+		}
+	}
+	released := func(c *cluster, _ *host) { c.run(90); c.Policies = nil }
+	wayBack := func(c *cluster, h *host) {
+		failing(c, h)
+		for range 2000 {
+			if h.GPU.Status.Rollout.Failed != nil {
+				return
+			}
+			c.pass()
+			c.tick(time.Second)
+		}
+		t.Fatal("the change did not fail")
+	}
+	lost := func(c *cluster, h *host) { // the mode and the instances of a verified node
+		c.run(90)
+		h.hardware.Update(func(n *sim.Node) {
+			for i := range n.GPUs {
+				n.GPUs[i].MIG, n.GPUs[i].PendingMIG, n.GPUs[i].Instances = false, false, nil
+			}
+		})
+		h.report()
+	}
+	whilePaused := func(strike func(*cluster, *host)) func(*cluster, *host) {
+		return func(c *cluster, h *host) {
+			if h.Labels[pluginLabel] != "true" {
+				strike(c, h)
+			}
+		}
+	}
+	stays := (*cluster).stays
+	nothing := func(*cluster, *host) {}
+	staysUnanswered := func(c *cluster, h *host) { stays(c, h); agentLags(c, h) }
+	const pause, apply = timing.PauseTimeout, timing.ApplyTimeout
+	for name, test := range map[string]struct {
+		begin, strike func(*cluster, *host)
+		longest       time.Duration
+		waits         string // begins what the node reports
+		says          string
+	}{
+		"a validator's pod stays, in a change":     {nothing, stays, pause, "ClientsNotEnding:", validatorsPod},
+		"a validator's pod stays, on the way back": {wayBack, stays, pause, "ApplyTimedOut:", validatorsPod},
+		"a validator's pod stays, in a release":    {released, stays, pause, "ClientsNotEnding:", validatorsPod},
+		"a validator's pod stays and the agent never answers, after a loss": {
+			lost, staysUnanswered, apply, "ClientsNotEnding:", validatorsPod,
+		},
+		"the plugin's pod does not end, in a change":  {nothing, pluginStays, pause, "ClientsNotEnding:", "nvidia-1"},
+		"the plugin's pod does not end, in a release": {released, pluginStays, pause, "ClientsNotEnding:", "/nvidia-"},
+		"the agent never answers, in a change": {
+			nothing, whilePaused(agentLags), apply, "ApplyTimedOut:", "within 15m0s",
+		},
+		"the agent never answers, on the way back": {wayBack, agentLags, apply, "ApplyTimedOut:", "tries again at"},
+		"the agent never answers, in a release": {
+			released, whilePaused(agentLags), apply, "ApplyTimedOut:", "tries again at",
+		},
+		"the agent never answers, after a loss": {lost, agentLags, apply, "ApplyTimedOut:", "tries again at"},
+		"NVML refuses each step, after a loss":  {lost, refusing, apply, "ApplyTimedOut:", "the agent says StepFailed"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			c, h := toMIG()
+			c.tick(time.Minute)
+			test.begin(c, h)
+			const hours, moment = 6, 2 * time.Minute
+			k := c.keeps(h, hours, func() { test.strike(c, h) })
+			t.Logf("in %d h: %+v; %s", hours, k, h.waits())
+			g.Expect(k.longest).To(BeNumerically("<=", test.longest+moment), "in one go")
+			g.Expect(k.soonest).To(BeNumerically(">=", timing.Patience-moment), "until it begins again")
+			g.Expect(k.times).To(BeNumerically("<=", 4), "an hour later, then two hours, then four")
+			g.Expect(h.waits()).To(And(HavePrefix(test.waits), ContainSubstring(test.says)))
+		})
+	}
+}
+
+// TestAPauseHasItsTimeWhateverTheAPIServersClockSays: the API server says when NVIDIA's programs were paused, and its clock
+// is behind the controller's by more than the time that they have to end.
+func TestAPauseHasItsTimeWhateverTheAPIServersClockSays(t *testing.T) {
+	g := NewWithT(t)
+	c, h := toMIG()
+	c.behind = 2 * timing.PauseTimeout
+	h.stuck = map[string]bool{h.Pods[slices.IndexFunc(h.Pods, func(p world.Pod) bool { return p.NodeSelector[pluginLabel] != "" })].UID: true}
+	c.keeps(h, 1, func() {
+		if len(h.Taints) > 0 && c.Now.Sub(h.Taints[0].TimeAdded.Time) > time.Minute {
+			h.stuck = nil
+		}
+	})
+	g.Expect(h.GPU.Status.Rollout.Failed).To(BeNil())
+	g.Expect(h.devices()[0].State.MIG).To(BeTrue())
+	c.Policies = nil
+	c.run(90)
+	g.Expect(h.GPU.Spec).To(BeZero(), "restored")
+}
+
+// TestAValidatorThatStaysDelaysARelease: NVIDIA's validator is in ImagePullBackOff, and the deletion of its pod is
+// refused.
+func TestAValidatorThatStaysDelaysARelease(t *testing.T) {
+	g := NewWithT(t)
+	c, h := toMIG()
+	h.monitored()
+	c.run(90)
+	c.Policies = nil
+	k := c.keeps(h, 6, func() { c.stays(h) })
+	g.Expect(k.paused).To(BeNumerically("<", 30*time.Minute), "without GPUs on the node")
+	g.Expect(k.tainted).To(BeNumerically("<", 30*time.Minute))
+	g.Expect(h.waits()).To(HavePrefix("ClientsNotEnding:"))
+	g.Expect(h.waits()).To(And(ContainSubstring(validatorsPod), ContainSubstring("tries again at")))
+	g.Expect(h.devices()[0].State.MIG).To(BeTrue())
+	h.stuck = nil
+	c.keeps(h, 6, func() {})
+	g.Expect(h.GPU.Spec).To(BeZero(), "restored")
+	g.Expect(h.Annotations).To(BeEmpty())
+}
+
+// TestARetryEndsTheRest: who annotates the GPUNode does not wait for the next attempt.
+func TestARetryEndsTheRest(t *testing.T) {
+	g := NewWithT(t)
+	c, h := toMIG()
+	c.run(90)
+	c.Policies = nil
+	c.keeps(h, 1, func() { c.stays(h) })
+	g.Expect(h.GPU.Spec).NotTo(BeZero())
+	c.deletePod(h, "validator")
+	h.stuck = nil
+	h.Pods = slices.DeleteFunc(h.Pods, func(p world.Pod) bool { return p.Validator })
+	h.annotate(v1alpha1.AnnotationRetry, "now")
+	c.run(90)
+	g.Expect(h.GPU.Spec).To(BeZero())
+}
+
+func TestEachTimeoutInSuccessionLeavesTheNodeAloneForLonger(t *testing.T) {
+	for times, rest := range map[int]int{1: 1, 2: 2, 3: 4, 4: 8, 5: 8, 1000: 8} {
+		NewWithT(t).Expect(timing.Backoff(times)).To(Equal(time.Duration(rest) * time.Hour))
+	}
+}
+
+// timedOutRelease is a release that has timed out.
+func timedOutRelease(g Gomega) (*cluster, *host) {
+	c, h := toMIG()
+	c.run(90)
+	c.Policies = nil
+	for range 2000 {
+		c.stays(h)
+		c.pass()
+		c.tick(time.Second)
+		if h.Annotations[v1alpha1.AnnotationTimedOut] != "" {
+			break
+		}
+	}
+	g.Expect(h.Annotations).To(HaveKey(v1alpha1.AnnotationTimedOut))
+	return c, h
+}
+
+// TestAnEditedRecordHangsNoController: each kubelet may write the annotations of its Node. One number there must not stop
+// the decisions for all nodes.
+func TestAnEditedRecordHangsNoController(t *testing.T) {
+	g := NewWithT(t)
+	c, h := timedOutRelease(g)
+	value := h.Annotations[v1alpha1.AnnotationTimedOut]
+	h.Annotations[v1alpha1.AnnotationTimedOut] = strings.Replace(value, ".1@", ".9000000000000000000@", 1)
+	g.Expect(h.Annotations[v1alpha1.AnnotationTimedOut]).NotTo(Equal(value))
+	done := make(chan struct{})
+	go func() { c.pass(); close(done) }()
+	g.Eventually(done, 30*time.Second).Should(BeClosed(), "one pass")
+}
+
+// TestARecordFromTheFutureHoldsNoNode: the clock of the controller was wrong when it wrote, or another client wrote.
+func TestARecordFromTheFutureHoldsNoNode(t *testing.T) {
+	g := NewWithT(t)
+	c, h := timedOutRelease(g)
+	key, _, _ := strings.Cut(h.Annotations[v1alpha1.AnnotationTimedOut], "@")
+	h.Annotations[v1alpha1.AnnotationTimedOut] = timing.Stamp(key, c.Now.AddDate(10, 0, 0))
+	h.stuck = nil
+	c.deletePod(h, "validator")
+	c.keeps(h, 24, func() {})
+	g.Expect(h.GPU.Spec).To(BeZero(), "restored")
+}

@@ -1,0 +1,107 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout_test
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/state"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
+)
+
+func interval(i v1alpha1.TimeSliceInterval) v1alpha1.Sharing {
+	s := timeSlicing(4)
+	s.TimeSlicing.Interval = i
+	return s
+}
+
+// slices are the time slices of the GPUs of a host.
+func (h *host) slices() []gpu.TimeSlice {
+	var all []gpu.TimeSlice
+	for _, d := range h.devices() {
+		all = append(all, h.timeSlice(d.UUID))
+	}
+	return all
+}
+
+// found sets the time slices that the GPUs of a host have before any policy.
+func (h *host) found(slice gpu.TimeSlice) {
+	h.hardware.Update(func(n *sim.Node) {
+		for i := range n.GPUs {
+			n.GPUs[i].Slice = slice
+		}
+	})
+}
+
+// TestAnIntervalComesAndGoesWithoutDisruption: what was found is recorded before anything is set, and restored.
+func TestAnIntervalComesAndGoesWithoutDisruption(t *testing.T) {
+	for name, leave := range map[string]func(c *cluster){
+		"the field is removed":      func(c *cluster) { c.ask(timeSlicing(4)) },
+		"another strategy is asked": func(c *cluster) { c.ask(v1alpha1.Sharing{Strategy: v1alpha1.StrategyExclusive}) },
+		"the policy is deleted":     func(c *cluster) { c.Policies = nil },
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			c := fleet(2, timeSlicing(4))
+			for _, h := range c.hosts {
+				h.found(gpu.TimeSliceMedium)
+			}
+			c.run(60)
+			h := c.hosts["n0"]
+			g.Expect(h.hardware.Writes()).To(BeEmpty())
+			g.Expect(h.GPU.Status.Devices[0].Sharing.TimeSliceInterval).To(BeEmpty(), "nobody asked for it")
+			config := h.GPU.Spec.ConfigName
+
+			c.ask(interval(v1alpha1.TimeSliceIntervalShort))
+			for range 60 {
+				d := c.pass()
+				for _, a := range d.Actions {
+					g.Expect(a).NotTo(Or(BeAssignableToTypeOf(action.Taint{}), BeAssignableToTypeOf(action.Evict{})))
+				}
+				c.tick(time.Second)
+			}
+			g.Expect(h.slices()).To(HaveEach(gpu.TimeSliceShort))
+			g.Expect(c.pass().Nodes[0].State).To(Equal(state.UpToDate))
+			g.Expect(h.GPU.Spec.ConfigName).To(Equal(config), "the device plugin is not concerned")
+			for _, b := range h.GPU.Spec.Baseline.Devices {
+				g.Expect(b.Sharing.TimeSliceInterval).To(Equal(v1alpha1.TimeSliceIntervalMedium))
+			}
+			g.Expect(h.Annotations[v1alpha1.AnnotationBaseline]).To(ContainSubstring("Medium"), "in both records")
+
+			h.hardware.Reboot()
+			c.tick(time.Second)
+			c.run(10)
+			g.Expect(h.slices()).To(HaveEach(gpu.TimeSliceShort), "the driver forgets it")
+
+			leave(c)
+			c.run(80)
+			g.Expect(h.slices()).To(HaveEach(gpu.TimeSliceMedium))
+		})
+	}
+}
+
+// TestAnIntervalThatTheDriverDoesNotHaveFailsTheNodeAndChangesNothing: it is known only once the agent has asked the driver.
+func TestAnIntervalThatTheDriverDoesNotHaveFailsTheNodeAndChangesNothing(t *testing.T) {
+	g := NewWithT(t)
+	c := fleet(1, timeSlicing(4))
+	c.run(60)
+	h := c.hosts["n0"]
+	h.noTimeSlice = true
+	before := *h.GPU.Spec.DeepCopy()
+	c.ask(interval(v1alpha1.TimeSliceIntervalLong))
+	_, states := c.run(60)
+	g.Expect(states["n0"]).To(ContainElement(state.Failed))
+	g.Expect(h.GPU.Status.Rollout.Failed.Message).To(ContainSubstring("has no time slice to set"))
+	g.Expect(h.hardware.Writes()).To(BeEmpty())
+	g.Expect(h.GPU.Spec.Devices).To(Equal(before.Devices), "rolled back")
+	g.Expect(h.GPU.Spec.Baseline).To(Equal(before.Baseline))
+	g.Expect(slices.Max(h.slices())).To(Equal(gpu.TimeSliceNone))
+}

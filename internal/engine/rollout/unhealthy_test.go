@@ -1,0 +1,191 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout_test
+
+import (
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/state"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
+)
+
+// TestAGPUThatThePluginReportsUnhealthyStaysOut: a plugin that starts anew would offer it again.
+func TestAGPUThatThePluginReportsUnhealthyStaysOut(t *testing.T) {
+	g := NewWithT(t)
+	c := fleet(1, mig(count("3g", 2)))
+	c.run(200)
+	h := c.hosts["n0"]
+	h.Allocatable["nvidia.com/mig-3g.20gb"] = 0
+	h.Unallocatable = map[string]int64{"nvidia.com/mig-3g.20gb": 2}
+	d := c.during(2*time.Hour, time.Minute)
+	g.Expect(c.writes).NotTo(HaveKey("action.DeletePod"))
+	g.Expect(d.Nodes[0].State).To(Equal(state.Degraded))
+	g.Expect(d.Nodes[0].Message).To(ContainSubstring("has stopped, or reports devices as unhealthy (2 of nvidia.com/mig-3g.20gb)"))
+}
+
+// TestThePluginIsRestartedOnceForTheInstancesOfABoot: a second time would not help, but another boot is another matter.
+func TestThePluginIsRestartedOnceForTheInstancesOfABoot(t *testing.T) {
+	g := NewWithT(t)
+	c := fleet(1, mig(count("3g", 2)))
+	c.run(200)
+	h := c.hosts["n0"]
+	silent := func() {
+		for range 120 {
+			h.Allocatable["nvidia.com/mig-3g.20gb"] = 0
+			c.pass()
+			c.tick(time.Minute)
+		}
+	}
+	silent()
+	g.Expect(c.writes["action.DeletePod"]).To(Equal(1))
+	h.hardware.Update(func(n *sim.Node) { n.Boot++ })
+	silent()
+	g.Expect(c.writes["action.DeletePod"]).To(Equal(2))
+	c.Policies = nil
+	c.run(200)
+	g.Expect(h.Annotations).To(BeEmpty())
+}
+
+// TestThePluginIsRestartedOnceIfItReadWhatAnotherControllerWrote: it reads the ConfigMap only when it starts or another key is selected.
+func TestThePluginIsRestartedOnceIfItReadWhatAnotherControllerWrote(t *testing.T) {
+	g := NewWithT(t)
+	c := fleet(1, timeSlicing(4))
+	c.run(200)
+	h := c.hosts["n0"]
+	ours := c.Configs[h.Labels[v1alpha1.LabelConfig]]
+	c.Configs[h.Labels[v1alpha1.LabelConfig]] = "version: v1\n"
+	for _, uid := range h.readers() {
+		c.deletePod(h, uid)
+	}
+	c.tick(time.Second)
+	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 1}))
+	d := c.during(time.Hour, time.Minute)
+	g.Expect(c.Configs[h.Labels[v1alpha1.LabelConfig]]).To(Equal(ours))
+	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
+	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 4}))
+	g.Expect(c.writes["action.DeletePod"]).To(Equal(1))
+
+	for range 120 { // and it does not help
+		h.Allocatable["nvidia.com/gpu"] = 1
+		c.pass()
+		c.tick(time.Minute)
+	}
+	g.Expect(c.writes["action.DeletePod"]).To(Equal(1))
+	c.Policies = nil
+	c.run(200)
+	g.Expect(h.Annotations).To(BeEmpty())
+}
+
+// TestThePluginIsRestartedBeforeAChangeFailsByWhatItRead: another controller writes into the ConfigMap, and stops.
+func TestThePluginIsRestartedBeforeAChangeFailsByWhatItRead(t *testing.T) {
+	g := NewWithT(t)
+	c := fleet(1, timeSlicing(4))
+	h := c.hosts["n0"]
+	c.tick(time.Hour)
+	for h.Labels[v1alpha1.LabelConfig] == "" {
+		c.pass()
+		for key := range c.Configs {
+			c.Configs[key] = "version: v1\n"
+		}
+		c.tick(time.Second)
+	}
+	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 1}))
+	d := c.during(10*time.Minute, 10*time.Second)
+	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
+	g.Expect(c.writes["action.DeletePod"]).To(Equal(1))
+}
+
+func TestUnhealthyDevicesAreCapacityThatIsNotAllocatable(t *testing.T) {
+	g := NewWithT(t)
+	node := &corev1.Node{Status: corev1.NodeStatus{
+		Capacity:    corev1.ResourceList{"nvidia.com/gpu": resource.MustParse("8"), "nvidia.com/hostdev": resource.MustParse("2"), "cpu": resource.MustParse("8")},
+		Allocatable: corev1.ResourceList{"nvidia.com/gpu": resource.MustParse("7"), "cpu": resource.MustParse("7")},
+	}}
+	n := world.NodeOf(node, &v1alpha1.GPUNode{})
+	g.Expect(n.Unhealthy(nil)).To(Equal(map[string]int64{"nvidia.com/gpu": 1}))
+}
+
+// TestAResourceWithoutAPluginIsNotUnhealthy: the kubelet lists the devices of a plugin that is gone as capacity for 5 minutes.
+func TestAResourceWithoutAPluginIsNotUnhealthy(t *testing.T) {
+	n := world.Node{
+		Allocatable:   map[string]int64{"nvidia.com/gpu": 0, "nvidia.com/gpu.shared": 8},
+		Unallocatable: map[string]int64{"nvidia.com/gpu": 2},
+	}
+	g := NewWithT(t)
+	g.Expect(n.Unhealthy(map[string]int64{"nvidia.com/gpu.shared": 8})).To(BeEmpty(), "of a former name")
+	g.Expect(n.Unhealthy(nil)).To(BeEmpty())
+	g.Expect(n.Unhealthy(map[string]int64{"nvidia.com/gpu": 2})).To(Equal(n.Unallocatable), "of the name that it must have")
+	n.Allocatable["nvidia.com/gpu"] = 6
+	g.Expect(n.Unhealthy(map[string]int64{"nvidia.com/gpu.shared": 8})).To(Equal(n.Unallocatable), "its plugin is there")
+}
+
+// TestThePluginIsRestartedThoughAFormerResourceHasCapacity: a plugin that offers nothing after a change of names is no sick GPU.
+func TestThePluginIsRestartedThoughAFormerResourceHasCapacity(t *testing.T) {
+	g := NewWithT(t)
+	c := fleet(1, timeSlicing(4))
+	c.during(time.Hour, time.Minute)
+	h := c.hosts["n0"]
+	c.Policies[0].Spec.Sharing.TimeSlicing.RenameByDefault = new(true)
+	c.Policies[0].Generation++
+	d, _ := c.run(200)
+	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
+	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu.shared": 4}))
+	g.Expect(h.Unallocatable).To(Equal(map[string]int64{"nvidia.com/gpu": 4}))
+	h.Allocatable["nvidia.com/gpu.shared"] = 3
+	d = c.pass()
+	g.Expect(d.Nodes[0].State).To(Equal(state.Degraded))
+	g.Expect(d.Nodes[0].Message).NotTo(ContainSubstring("unhealthy"))
+	d = c.during(time.Minute, time.Second)
+	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
+	g.Expect(c.writes["action.DeletePod"]).To(Equal(1))
+}
+
+// TestWhatAnotherControllerWritesIntoARecordRestartsNoPlugin: such a value tells nothing of what the plugin has seen, and a plugin that
+// starts anew offers the GPU again that it reports unhealthy.
+func TestWhatAnotherControllerWritesIntoARecordRestartsNoPlugin(t *testing.T) {
+	for _, value := range []string{"garbage", "", "0123", "0123456789abcdef0", "garbage@uid"} {
+		g := NewWithT(t)
+		c := fleet(1, mig(count("3g", 2)))
+		c.run(200)
+		h := c.hosts["n0"]
+		seen := h.Annotations[v1alpha1.AnnotationInstances]
+		h.Unallocatable = map[string]int64{"nvidia.com/mig-3g.20gb": 1}
+		h.Annotations[v1alpha1.AnnotationInstances] = value
+		c.run(200)
+		g.Expect(c.writes).NotTo(HaveKey("action.DeletePod"), "%q", value)
+		g.Expect(h.Annotations[v1alpha1.AnnotationInstances]).To(Equal(seen), "%q", value)
+	}
+}
+
+// TestThePluginIsNotRestartedForInstancesThatItSawWhenItWasResumed: it was resumed because no change is possible any more, and it starts
+// after the agent has made the instances of a new driver.
+func TestThePluginIsNotRestartedForInstancesThatItSawWhenItWasResumed(t *testing.T) {
+	g := NewWithT(t)
+	c := fleet(1, mig(count("3g", 2)))
+	c.run(200)
+	h := c.hosts["n0"]
+	seen := h.Annotations[v1alpha1.AnnotationInstances]
+	h.Annotations[v1alpha1.AnnotationInstances] = "0123456789abcdef"
+	for _, label := range []string{pluginLabel, gfdLabel} {
+		h.Labels[label] = "paused-for-mig-change"
+	}
+	h.Annotations[v1alpha1.AnnotationPaused] = pluginLabel + "," + gfdLabel
+	c.tick(time.Second)
+	c.Plugin.Reason, c.Plugin.Message = v1alpha1.ReasonNoDevicePlugin, "there is no ClusterPolicy"
+	c.pass()
+	g.Expect(h.Labels).To(HaveKeyWithValue(pluginLabel, "true"))
+	c.tick(time.Second)
+	h.Unallocatable = map[string]int64{"nvidia.com/mig-3g.20gb": 1}
+	c.Plugin.Reason, c.Plugin.Message = "", ""
+	c.run(200)
+	g.Expect(c.writes).NotTo(HaveKey("action.DeletePod"))
+	g.Expect(h.Annotations).To(HaveKeyWithValue(v1alpha1.AnnotationInstances, seen))
+}

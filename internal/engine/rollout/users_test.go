@@ -1,0 +1,350 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout_test
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/state"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/timing"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
+)
+
+// TestAPodThatComesInSpiteOfTheTaintIsNotEvictedForEver: its workload would bring it back each time.
+func TestAPodThatComesInSpiteOfTheTaintIsNotEvictedForEver(t *testing.T) {
+	for name, test := range map[string]struct {
+		tolerates bool
+		evictions int // at most
+	}{
+		"a pod that tolerates every taint":  {true, 2},
+		"a pod whose author names the node": {false, 4}, // as many as come while a scheduler may not have seen the taint
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			c, h := toMIG(evicting)
+			comes := func() {
+				c.hold(h, fmt.Sprintf("web-%d", len(c.evicted)), 0, gpu.WholeGPU)
+				h.Pods[len(h.Pods)-1].Tolerates = test.tolerates
+			}
+			comes()
+			c.tick(time.Minute)
+			var d rollout.Decision
+			for range 700 {
+				before := len(c.evicted)
+				if d = c.pass(); len(c.evicted) > before {
+					comes()
+				}
+				c.tick(time.Second)
+			}
+			g.Expect(len(c.evicted)).To(BeNumerically("<=", test.evictions))
+			g.Expect(c.evicted).NotTo(BeEmpty())
+			g.Expect(d.Nodes[0].State).To(Equal(state.Failed))
+			g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonDrainTimedOut))
+			g.Expect(d.Nodes[0].Message).To(ContainSubstring("which came to the node in spite of the taint"))
+			g.Expect(h.Taints).To(BeEmpty())
+		})
+	}
+}
+
+// TestAReleaseKeepsTheBudgetOfItsPolicy: that another policy was careless does not make this one so.
+func TestAReleaseKeepsTheBudgetOfItsPolicy(t *testing.T) {
+	g := NewWithT(t)
+	c := newCluster()
+	for _, n := range []string{"a0", "a1", "a2", "b0", "b1"} {
+		c.add(n, sim.A100).Labels["pool"] = n[:1]
+	}
+	c.Policies = []v1alpha1.GPUSharingPolicy{
+		policyOf("careful", mig(count("3g", 2)), ofPool("a"), unavailable("1")),
+		policyOf("test", mig(count("1g", 7)), ofPool("b"), unavailable("100%")),
+	}
+	c.run(400)
+	g.Expect(c.ready()).To(Equal(5))
+	c.Policies = nil
+	most := map[string]int{}
+	for range 60 {
+		c.pass()
+		tainted := map[string]int{}
+		for name, h := range c.hosts {
+			if len(h.Taints) > 0 {
+				tainted[name[:1]]++
+			}
+		}
+		most["a"], most["b"] = max(most["a"], tainted["a"]), max(most["b"], tainted["b"])
+		most["together"] = max(most["together"], tainted["a"]+tainted["b"])
+		c.tick(time.Second)
+	}
+	g.Expect(most).To(Equal(map[string]int{"a": 1, "b": 2, "together": 3}))
+	g.Expect(c.ready()).To(BeZero())
+}
+
+func ofPool(pool string) func(*v1alpha1.GPUSharingPolicy) {
+	return func(p *v1alpha1.GPUSharingPolicy) {
+		p.Spec.NodeSelector = &v1alpha1.NodeSelector{MatchLabels: map[string]string{"pool": pool}}
+	}
+}
+
+// TestReleasedNodesCountInTheBudgetOfTheirPolicy: a node that a policy no longer selects, or that another policy selects now, is in
+// the middle of a change. Until it is schedulable again the policy disturbs no other node, whatever was written when it lost that one.
+func TestReleasedNodesCountInTheBudgetOfTheirPolicy(t *testing.T) {
+	for name, test := range map[string]struct {
+		passes int  // before the node is lost
+		taint  bool // of the writes to the node only that fails which removes the taint; otherwise each does
+		before []v1alpha1.GPUSharingPolicy
+		pool   string // to which the node moves
+	}{
+		"tainted, nothing else recorded":                    {passes: 2, pool: "none"},
+		"back at its baseline, but for the taint":           {passes: 1, pool: "none", taint: true},
+		"the agent is at work":                              {passes: 4, pool: "none"},
+		"another policy governs it":                         {passes: 2, pool: "b"},
+		"another policy governed it before, and is deleted": {passes: 2, pool: "none", before: []v1alpha1.GPUSharingPolicy{policyOf("former", timeSlicing(2), unavailable("100%"))}},
+		"another policy left it as it is":                   {passes: 2, pool: "none", before: []v1alpha1.GPUSharingPolicy{policyOf("former", timeSlicing(2), retaining)}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			c := newCluster()
+			lost, next := c.add("n0", sim.A100), c.add("n1", sim.A100)
+			lost.Labels["pool"], next.Labels["pool"] = "a", "a"
+			c.Policies = test.before
+			c.run(100)
+			c.Policies = []v1alpha1.GPUSharingPolicy{
+				policyOf("careful", mig(count("1g", 7)), ofPool("a"), unavailable("1")), policyOf("other", mig(count("3g", 2)), ofPool("b"), paused),
+			}
+			c.steps(test.passes)
+			g.Expect(c.changing()).To(Equal([]string{"n0"}))
+			lost.Labels["pool"] = test.pool
+			for range 120 {
+				for _, a := range rollout.Decide(c.world()).Actions {
+					if _, frees := a.(action.Untaint); a.Target() != "n0" || test.taint && !frees {
+						c.do(a)
+					}
+				}
+				c.tick(time.Second)
+				g.Expect(c.changing()).To(Equal([]string{"n0"}))
+			}
+			for range 100 {
+				c.pass()
+				g.Expect(len(c.changing())).To(BeNumerically("<=", 1))
+				c.tick(time.Second)
+			}
+			g.Expect(next.devices()[0].State.MIG).To(BeTrue(), "it is its turn in the end")
+		})
+	}
+}
+
+// TestANodeThatComesInTheMiddleOfAChangeNeedsASlot: it moves to a policy whose only slot is taken, and is schedulable until it has one.
+func TestANodeThatComesInTheMiddleOfAChangeNeedsASlot(t *testing.T) {
+	g := NewWithT(t)
+	c := newCluster()
+	comes, there := c.add("n0", sim.A100), c.add("n1", sim.A100)
+	comes.Labels["pool"], there.Labels["pool"] = "a", "b"
+	c.Policies = []v1alpha1.GPUSharingPolicy{
+		policyOf("research", mig(count("1g", 7)), ofPool("a"), unavailable("1")), policyOf("test", mig(count("3g", 2)), ofPool("b"), unavailable("1")),
+	}
+	c.steps(1)
+	g.Expect(c.changing()).To(Equal([]string{"n0", "n1"}))
+	comes.Labels["pool"] = "b"
+	for range 100 {
+		c.pass()
+		g.Expect(len(c.changing())).To(BeNumerically("<=", 1))
+		c.tick(time.Second)
+	}
+	g.Expect(c.ready()).To(Equal(2))
+}
+
+// TestANodeThatComesBackInTheMiddleOfAChangeTakesNoSlot: it left a policy, and returns while the policy that it came to has tainted it
+// and changed nothing yet. To give it back needs no slot of the former policy, where another node is changed. Until it is given back it
+// counts for the policy that has tainted it.
+func TestANodeThatComesBackInTheMiddleOfAChangeTakesNoSlot(t *testing.T) {
+	for name, verified := range map[string]bool{"verified before": true, "not verified yet": false} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			c := newCluster()
+			returns, there := c.add("n0", sim.A100), c.add("n1", sim.A100)
+			there.byHand(0, "2g.10gb")
+			returns.Labels["pool"], there.Labels["pool"] = "b", "none"
+			c.Policies = []v1alpha1.GPUSharingPolicy{
+				policyOf("research", mig(count("1g", 7)), ofPool("a"), unavailable("1")), policyOf("test", timeSlicing(2), ofPool("b"), unavailable("1")),
+			}
+			for returns.Labels[v1alpha1.LabelConfig] == "" || verified && c.ready() == 0 {
+				c.steps(1)
+			}
+			returns.Labels["pool"] = "a"
+			c.steps(1)
+			there.Labels["pool"] = "b"
+			c.steps(1)
+			g.Expect(c.changing()).To(ConsistOf("n0", "n1"))
+			g.Expect(returns.Annotations).To(HaveKey(v1alpha1.AnnotationPaused))
+			returns.Labels["pool"] = "b"
+			for pass := range 100 {
+				there.lags = pass < 20
+				for _, a := range c.memory.decide(c.world()).Actions {
+					if frees(a) && pass < 10 {
+						continue // the write fails
+					}
+					c.do(a)
+					of := 0
+					for _, h := range c.hosts {
+						if n := h.copied(); n.ChangedFor == "test" && (slices.Contains(c.changing(), n.Name) || n.Annotations[v1alpha1.AnnotationPaused] != "") {
+							of++
+						}
+					}
+					g.Expect(of).To(BeNumerically("<=", 1), "after: %s", a)
+				}
+				c.tick(time.Second)
+			}
+			g.Expect(c.ready()).To(Equal(2))
+			g.Expect(returns.copied().ChangedFor).To(Equal("test"))
+		})
+	}
+}
+
+// changing are the nodes with the operator's taint.
+func (c *cluster) changing() []string {
+	var nodes []string
+	for name, h := range c.hosts {
+		if slices.ContainsFunc(h.Taints, func(t corev1.Taint) bool { return t.Key == v1alpha1.TaintChanging }) {
+			nodes = append(nodes, name)
+		}
+	}
+	slices.Sort(nodes)
+	return nodes
+}
+
+func TestNetworkCardsAreNoGPUs(t *testing.T) {
+	g := NewWithT(t)
+	of := func(name corev1.ResourceName) *corev1.PodSpec {
+		return &corev1.PodSpec{Containers: []corev1.Container{{Resources: corev1.ResourceRequirements{
+			Limits: corev1.ResourceList{name: resource.MustParse("1")},
+		}}}}
+	}
+	g.Expect(world.RequestsGPU(of("nvidia.com/hostdev"))).To(BeFalse(), "NVIDIA Network Operator")
+	g.Expect(world.RequestsGPU(of("nvidia.com/gpu.shared"))).To(BeTrue())
+	g.Expect(world.RequestsGPU(of("nvidia.com/mig-1g.5gb"))).To(BeTrue())
+}
+
+// TestWhatAPodAsksForIsCountedAsTheSchedulerDoes: in the order in which init containers and sidecars start.
+func TestWhatAPodAsksForIsCountedAsTheSchedulerDoes(t *testing.T) {
+	gpus := func(n int, restarts ...corev1.ContainerRestartPolicy) corev1.Container {
+		c := corev1.Container{Resources: corev1.ResourceRequirements{
+			Limits: corev1.ResourceList{"nvidia.com/gpu": *resource.NewQuantity(int64(n), resource.DecimalSI)},
+		}}
+		if len(restarts) > 0 {
+			c.RestartPolicy = &restarts[0]
+		}
+		return c
+	}
+	const always = corev1.ContainerRestartPolicyAlways
+	for name, test := range map[string]struct {
+		init []corev1.Container
+		main int
+		want int64
+	}{
+		"containers only":                    {nil, 2, 2},
+		"a larger init container":            {[]corev1.Container{gpus(3)}, 1, 3},
+		"an init container before a sidecar": {[]corev1.Container{gpus(2), gpus(1, always)}, 1, 2},
+		"an init container after a sidecar":  {[]corev1.Container{gpus(1, always), gpus(2)}, 1, 3},
+		"two sidecars":                       {[]corev1.Container{gpus(1, always), gpus(1, always)}, 1, 3},
+	} {
+		t.Run(name, func(t *testing.T) {
+			spec := &corev1.PodSpec{InitContainers: test.init, Containers: []corev1.Container{gpus(test.main)}}
+			NewWithT(t).Expect(world.Asks(spec)).To(Equal(map[string]int64{"nvidia.com/gpu": test.want}))
+		})
+	}
+}
+
+func TestTheSoonerOfTwoTimesIsNeverNever(t *testing.T) {
+	g := NewWithT(t)
+	g.Expect(timing.Sooner(0, 0)).To(BeZero())
+	g.Expect(timing.Sooner(time.Minute, 0)).To(Equal(time.Minute))
+	g.Expect(timing.Sooner(0, time.Minute)).To(Equal(time.Minute))
+	g.Expect(timing.Sooner(time.Minute, time.Second)).To(Equal(time.Second))
+	g.Expect(timing.Sooner(-time.Second, time.Minute)).To(Equal(time.Minute))
+}
+
+// TestAGPUThatAnInitContainerHoldsIsInUse however long it runs, though no agent reports it.
+func TestAGPUThatAnInitContainerHoldsIsInUse(t *testing.T) {
+	g := NewWithT(t)
+	c, h := toMIG()
+	h.Pods = append(h.Pods, world.Pod{Namespace: "user", Name: "warm-up", UID: "warm-up", GPU: true, InitHolds: true, Scheduled: c.Now})
+	c.tick(time.Minute)
+	d := c.during(5*time.Minute, 10*time.Second)
+	g.Expect(h.done).To(BeEmpty())
+	g.Expect(d.Nodes[0].State).To(Equal(state.Draining))
+	g.Expect(d.Nodes[0].Message).To(ContainSubstring("pod user/warm-up (a GPU, by an init container)"))
+	h.Pods[len(h.Pods)-1].InitHolds = false
+	d, _ = c.run(60)
+	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
+}
+
+// TestAPodWhoseGPUsAreNotReportedIsEvictedOnlyIfItBlocksForSure: it may use a GPU that the policy does not select.
+func TestAPodWhoseGPUsAreNotReportedIsEvictedOnlyIfItBlocksForSure(t *testing.T) {
+	for name, test := range map[string]struct {
+		with    func(*v1alpha1.GPUSharingPolicy)
+		evicted []string
+		says    string
+	}{
+		"every GPU is needed": {func(*v1alpha1.GPUSharingPolicy) {}, []string{"warm-up"}, "is evicted"},
+		"one GPU is needed":   {onGPUs(0), nil, "is not evicted, because nobody reports which GPU it holds"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			c, h := toMIG(evicting, test.with)
+			h.Pods = append(h.Pods, world.Pod{Namespace: "user", Name: "warm-up", UID: "warm-up", GPU: true, InitHolds: true, Scheduled: c.Now})
+			c.tick(time.Minute)
+			g.Expect(rollout.Decide(c.world()).Nodes[0].Blockers[0].Fate).To(HavePrefix(test.says))
+			d := c.during(5*time.Minute, 10*time.Second)
+			g.Expect(c.evicted).To(Equal(test.evicted))
+			if test.evicted == nil {
+				g.Expect(d.Nodes[0].State).To(Equal(state.Draining))
+				g.Expect(d.Nodes[0].Message).To(ContainSubstring("because nobody reports which GPU it holds"))
+				h.Pods[len(h.Pods)-1].InitHolds = false
+				d, _ = c.run(60)
+			}
+			g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
+		})
+	}
+}
+
+// TestAGPUThatAClaimHoldsIsInUse though the agent reports nobody: NVIDIA's DRA driver was uninstalled under its pods.
+func TestAGPUThatAClaimHoldsIsInUse(t *testing.T) {
+	g := NewWithT(t)
+	c, h := toMIG()
+	h.Pods = append(h.Pods, world.Pod{Namespace: "user", Name: "train", UID: "train", Claim: "user/one-gpu", Scheduled: c.Now})
+	c.tick(time.Minute)
+	d := c.during(5*time.Minute, 10*time.Second)
+	g.Expect(h.done).To(BeEmpty())
+	g.Expect(d.Nodes[0].State).To(Equal(state.Draining))
+	g.Expect(d.Nodes[0].Message).To(ContainSubstring("pod user/train (GPUs, by ResourceClaim user/one-gpu)"))
+	h.Pods[len(h.Pods)-1].Claim = ""
+	c.version[h.Name]++
+	d, _ = c.run(60)
+	g.Expect(d.Nodes[0].State).To(Equal(state.UpToDate), d.Nodes[0].Message)
+}
+
+func TestOnlyInitContainersBeforeTheirEndHoldUnreportedGPUs(t *testing.T) {
+	g := NewWithT(t)
+	always := corev1.ContainerRestartPolicyAlways
+	pod := &corev1.Pod{Spec: corev1.PodSpec{InitContainers: []corev1.Container{{Resources: corev1.ResourceRequirements{
+		Limits: corev1.ResourceList{"nvidia.com/gpu": resource.MustParse("1")},
+	}}}}}
+	g.Expect(world.HoldsByInit(pod)).To(BeTrue())
+	pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodInitialized, Status: corev1.ConditionTrue}}
+	g.Expect(world.HoldsByInit(pod)).To(BeFalse())
+	pod.Status.Conditions[0].Status = corev1.ConditionFalse
+	g.Expect(world.HoldsByInit(pod)).To(BeTrue())
+	pod.Spec.InitContainers[0].RestartPolicy = &always
+	g.Expect(world.HoldsByInit(pod)).To(BeFalse(), "the kubelet reports what sidecars hold")
+}

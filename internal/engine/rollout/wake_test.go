@@ -1,0 +1,94 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout_test
+
+import (
+	"bytes"
+	"reflect"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/state"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
+)
+
+// sleeping is a controller between two decisions. It wakes as the real one does: when something that it reads has changed, or
+// when the time is there that its decision named. In the seconds between it would decide the same again.
+type sleeping struct {
+	last    rollout.Decision
+	nodes   world.World // of which the last decision was made
+	rest    []byte      // of that world, since others may write into it
+	decided bool
+}
+
+// decide returns a new decision on the world, or the last one if nobody would have woken the controller.
+func (s *sleeping) decide(w world.World, decide func(world.World) rollout.Decision) rollout.Decision {
+	rest := others(w)
+	passed := w.Now.Sub(s.nodes.Now)
+	if s.decided && passed >= 0 && w.Repeats == nil && w.Sightings == nil && len(s.last.Actions) == 0 &&
+		(s.last.After == 0 || passed < s.last.After) && bytes.Equal(rest, s.rest) &&
+		reflect.DeepEqual(w.Policies, s.nodes.Policies) && reflect.DeepEqual(w.Nodes, s.nodes.Nodes) {
+		d := s.last
+		if d.After > 0 {
+			d.After -= passed
+		}
+		return d
+	}
+	s.last, s.decided = decide(w), true
+	for i := range w.Nodes {
+		w.Nodes[i].Version = 0 // of remembering
+	}
+	s.nodes, s.rest = w, rest
+	return s.last
+}
+
+// others is what a world holds besides its nodes, policies and time.
+func others(w world.World) []byte {
+	w.Nodes, w.Policies, w.Now = nil, nil, time.Time{}
+	return values(nil, reflect.ValueOf(w))
+}
+
+// TestTheSimulatedControllerWakes: when anything that it reads has changed, when its time has come, and not else.
+func TestTheSimulatedControllerWakes(t *testing.T) {
+	g := NewWithT(t)
+	decisions := 0
+	counted := func(w world.World) rollout.Decision {
+		decisions++
+		return rollout.Decide(w)
+	}
+	c := fleet(1, timeSlicing(4))
+	c.steps(60)
+	var s sleeping
+	for range 3 {
+		g.Expect(s.decide(c.world(), counted).Nodes[0].State).To(Equal(state.UpToDate))
+		c.tick(time.Second)
+	}
+	g.Expect(decisions).To(Equal(1))
+
+	for _, change := range []func(){
+		func() { c.hosts["n0"].Labels["team.example/label"] = "other" },
+		func() { c.hosts["n0"].AgentReady = false },
+		func() { c.Policies[0].Generation++ },
+		func() { c.Configs["another"] = "version: v1\n" },
+		func() { c.Plugin.Ready = false },
+	} {
+		s.last.Actions = nil
+		decisions = 0
+		change()
+		s.decide(c.world(), counted)
+		g.Expect(decisions).To(Equal(1))
+	}
+
+	s.last.Actions, s.last.After = nil, 10*time.Second
+	decisions = 0
+	c.Now = c.Now.Add(9 * time.Second)
+	g.Expect(s.decide(c.world(), counted).After).To(Equal(time.Second))
+	g.Expect(decisions).To(BeZero())
+	c.Now = c.Now.Add(time.Second)
+	s.decide(c.world(), counted)
+	g.Expect(decisions).To(Equal(1))
+}
