@@ -152,7 +152,7 @@ func TestRules(t *testing.T) {
 			says: "not known: whether the pods run as one user ID",
 		},
 	}
-	docs, err := os.ReadFile("../../docs/choosing.md")
+	docs, err := os.ReadFile("../../../docs/choosing.md")
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
 	for _, r := range advice.Rules() {
 		t.Run(r.Name, func(t *testing.T) {

@@ -22,7 +22,7 @@ import (
 var schemas = sync.OnceValue(func() map[string]*apiextensionsv1.JSONSchemaProps {
 	all := map[string]*apiextensionsv1.JSONSchemaProps{}
 	for _, kind := range []string{"gpunodes", "gpusharingpolicies"} {
-		text, err := os.ReadFile("../../config/crd/gpusharing.io_" + kind + ".yaml")
+		text, err := os.ReadFile("../../../config/crd/gpusharing.io_" + kind + ".yaml")
 		if err != nil {
 			panic(err)
 		}
