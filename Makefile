@@ -58,10 +58,10 @@ effects: ## Compare what the controller writes in 5,350 recorded histories with 
 	EFFECTS="$${EFFECTS:-compare}" go test -count=1 -v -timeout 60m -run '^TestEffects$$' ./internal/engine/rollout
 
 .PHONY: e2e
-e2e: ## Test on real nodes: containerd, kubelet, NVIDIA's programs, our images and chart, on several machines side by side. As root; the first time longer. FOCUS=MPS: specs of that name. FAILED=1: what failed last. MACHINES=1: one machine. WITHIN=30m: leaves specs out, by name, for which that is too short.
+e2e: ## Test on real nodes: containerd, kubelet, NVIDIA's programs, our images and chart, on several machines side by side. As root; the first time longer. FOCUS=MPS: specs of that name. FAILED=1: what failed last. MACHINES=1: one machine. WITHIN=30m: leaves specs out, by name, for which that is too short; TURN=7: others.
 	hack/e2e/build.sh previous >/dev/null
 	@exec $(BIN)/e2e/machines -test=$(abspath $(BIN))/e2e/e2e.test -last=$(E2E_LAST) -focus="$${FOCUS:-}" $(if $(FAILED),-failed) \
-		$(if $(MACHINES),-machines=$(MACHINES)) $(if $(WITHIN),-within=$(WITHIN)) $(if $(GPUSHARING_E2E_LOGS),-logs) $(if $(RECORD),-record=hack/e2e/seconds.json)
+		$(if $(MACHINES),-machines=$(MACHINES)) $(if $(WITHIN),-within=$(WITHIN)) $(if $(TURN),-turn=$(TURN)) $(if $(GPUSHARING_E2E_LOGS),-logs) $(if $(RECORD),-record=hack/e2e/seconds.json)
 
 .PHONY: e2e-upgrade
 e2e-upgrade: ## Of make e2e, the upgrade from the previous release, which is built from its commit and published, with live policies. As root, minutes.

@@ -48,6 +48,20 @@ func TestTheLongestContainersAreDealtFirstAndRunInTheOrderOfTheProgram(t *testin
 	}
 }
 
+func TestRunsWithoutTimeForAllLeaveOthersOut(t *testing.T) {
+	took := map[string]float64{"MPS": 100, "MIG": 100, "Guides": 100, "New": 100}
+	left := map[string]int{}
+	for by := range 8 {
+		_, out := dealWithin(turned(unitsOf(listedSpecs(), took), by), 1, (starts+250)*time.Second)
+		for _, u := range out {
+			left[u.name]++
+		}
+	}
+	if want := (map[string]int{"MPS": 4, "MIG": 4, "Guides": 4, "New": 4}); !reflect.DeepEqual(left, want) {
+		t.Errorf("of eight runs with time for half of the containers, so many left each out: %v, expected %v", left, want)
+	}
+}
+
 func TestEachSpecIsDealtToOneMachine(t *testing.T) {
 	seen := map[string]int{}
 	for _, h := range deal(unitsOf(listedSpecs(), nil), 3) {

@@ -6,7 +6,7 @@
 // Specs that build on each other stay together, on one machine.
 //
 //	e2e -test bin/e2e/e2e.test -last bin/e2e/last [-machines N] [-focus REGEXP | -failed] [-labels FILTER] [-within DURATION]
-//	    [-logs] [-record FILE]
+//	    [-turn N] [-logs] [-record FILE]
 //
 // It prints a line for each spec as it ends, what is known of each that fails, and at the end how long each machine took. The
 // whole output of a machine is in LAST/N/log, and the report of all in LAST/report.json.
@@ -31,7 +31,7 @@ import (
 
 type options struct {
 	test, last, focus, labels, record string
-	machines                          int
+	machines, turn                    int
 	within                            time.Duration
 	failed, logs                      bool
 }
@@ -44,6 +44,7 @@ func main() {
 	flag.StringVar(&o.labels, "labels", "", "run the specs with these labels, as Ginkgo filters them")
 	flag.StringVar(&o.record, "record", "", "write to this file how many seconds each container took")
 	flag.IntVar(&o.machines, "machines", runtime.NumCPU()+1, "how many machines run side by side, at most")
+	flag.IntVar(&o.turn, "turn", 0, "with which container of the program to begin, counted on from the first again: -within leaves out the last")
 	flag.DurationVar(&o.within, "within", 0, "leave containers out, the last first, that are expected to end after this time; 0: none")
 	flag.BoolVar(&o.failed, "failed", false, "run what failed in the run before")
 	flag.BoolVar(&o.logs, "logs", false, "keep the logs of every program and pod")
@@ -81,7 +82,7 @@ func run(ctx context.Context, o options) (passed bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	units := unitsOf(specs, took)
+	units := turned(unitsOf(specs, took), o.turn)
 	if len(units) == 0 {
 		return false, fmt.Errorf("no spec matches focus %q and labels %q", o.focus, o.labels)
 	}

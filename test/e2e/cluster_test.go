@@ -111,7 +111,12 @@ var broken bool
 // onDRA says that the node has NVIDIA's DRA driver, and not its device plugin; onGPUCluster, that the GPU Operator runs the driver.
 var onDRA, onGPUCluster bool
 
-var _ = ReportAfterEach(func(spec SpecReport) { broken = broken || spec.Failed() })
+var _ = ReportAfterEach(func(spec SpecReport) {
+	broken = broken || spec.Failed()
+	if spec.Failed() && machine != nil {
+		GinkgoWriter.Printf("What the kubelet said last of device plugins, which it lost %d times on this node:\n%s", machine.Lost(), machine.DevicePlugins(60))
+	}
+})
 
 // rebuild makes the cluster anew, so that what a spec leaves when it fails is no other's failure.
 func rebuild(ctx context.Context) {

@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 )
 
@@ -28,9 +29,8 @@ const healEvery = 500 * time.Millisecond
 // Heal restarts a kubelet that has lost a device plugin, as an administrator must, until the context ends. Lost says how
 // often that was.
 func (n *Node) Heal(ctx context.Context) {
-	log := filepath.Join(logs, "kubelet.log")
-	_, read := readFrom(log, 0) // what a node that is gone has said
-	open, since, kubelet := 0, time.Time{}, n.kubelets.Load()
+	var open ended
+	var read, kubelet int64
 	for tick := time.NewTicker(healEvery); ; {
 		select {
 		case <-ctx.Done():
@@ -38,38 +38,72 @@ func (n *Node) Heal(ctx context.Context) {
 		case <-tick.C:
 		}
 		if now := n.kubelets.Load(); now != kubelet { // what the one before has said is of no consequence
-			_, read = readFrom(log, read)
-			open, kubelet = 0, now
-			continue
+			open, read, kubelet = ended{}, n.kubeletSays.Load(), now
 		}
-		var said []byte
-		said, read = readFrom(log, read)
-		was := open
-		open += bytes.Count(said, []byte(connectionEnded)) - bytes.Count(said, []byte(pluginTakenAway))
-		if was <= 0 && open > 0 {
-			since = time.Now()
-		}
-		if open <= 0 || time.Since(since) < consequenceAfter {
+		said := readFrom(kubeletLog(), read)
+		read += int64(len(said))
+		open.hear(said, time.Now())
+		if !open.before(time.Now().Add(-consequenceAfter)) {
 			continue
 		}
 		n.lost.Add(1)
 		if err := n.RestartKubelet(ctx); err != nil {
 			n.say("restarting the kubelet that has lost a device plugin: %v", err)
+			open = ended{}
 		}
-		open = 0
 	}
+}
+
+// ended has, for each resource, when the connections of its plugin ended that had no consequence so far.
+type ended map[string][]time.Time
+
+// hear takes in whole lines of a kubelet's log.
+func (e ended) hear(said []byte, now time.Time) {
+	for line := range bytes.Lines(said) {
+		_, resource, _ := strings.Cut(string(line), ` resource="`)
+		resource, _, _ = strings.Cut(resource, `"`)
+		switch {
+		case bytes.Contains(line, []byte(connectionEnded)):
+			e[resource] = append(e[resource], now)
+		case bytes.Contains(line, []byte(pluginTakenAway)) && len(e[resource]) > 0:
+			e[resource] = e[resource][1:]
+		}
+	}
+}
+
+// before reports whether a connection ended before a moment and had no consequence.
+func (e ended) before(t time.Time) bool {
+	for _, times := range e {
+		if len(times) > 0 && times[0].Before(t) {
+			return true
+		}
+	}
+	return false
 }
 
 // Lost is how often the kubelet has lost a device plugin.
 func (n *Node) Lost() int { return int(n.lost.Load()) }
 
-// readFrom is what a file holds from an offset on, and the offset of its end.
-func readFrom(path string, offset int64) ([]byte, int64) {
+// DevicePlugins is what the kubelet said of device plugins last, so many lines.
+func (n *Node) DevicePlugins(lines int) string {
+	var said []string
+	for line := range bytes.Lines(readFrom(kubeletLog(), 0)) {
+		if bytes.Contains(bytes.ToLower(line), []byte("device plugin")) || bytes.Contains(line, []byte("Starting to listen")) {
+			said = append(said, string(line))
+		}
+	}
+	return strings.Join(said[max(0, len(said)-lines):], "")
+}
+
+func kubeletLog() string { return filepath.Join(logs, "kubelet.log") }
+
+// readFrom is what a file holds from an offset on, as far as its lines are whole.
+func readFrom(path string, offset int64) []byte {
 	f, err := os.Open(path)
 	if err != nil {
-		return nil, offset
+		return nil
 	}
 	defer f.Close()                                              //nolint:errcheck // only read
 	said, _ := io.ReadAll(io.NewSectionReader(f, offset, 1<<62)) // what could not be read is read next time
-	return said, offset + int64(len(said))
+	return said[:bytes.LastIndexByte(said, '\n')+1]
 }

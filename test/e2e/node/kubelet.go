@@ -13,6 +13,9 @@ import (
 const kubeletConfig = etc + "/kubelet.yaml"
 
 func (n *Node) startKubelet() error {
+	if log, err := os.Stat(kubeletLog()); err == nil {
+		n.kubeletSays.Store(log.Size())
+	}
 	kubelet, err := n.run("kubelet",
 		"--config="+kubeletConfig, "--kubeconfig="+etc+"/kubelet.conf",
 		"--hostname-override="+n.options.Name, "--node-ip="+Address,

@@ -67,6 +67,8 @@ type Node struct {
 	lost  atomic.Int64
 	// kubelets counts those that were started.
 	kubelets atomic.Int64
+	// kubeletSays is where in its log the last of them begins.
+	kubeletSays atomic.Int64
 	// programs in the order in which they were started.
 	programs []*program
 	kubelet  *program
