@@ -35,10 +35,12 @@ const (
 	statusVariable = "GPUSHARING_BENCH_STATUS"
 )
 
-// statusEvery is how often the kubelet publishes what it offers: Kubernetes' default, where that is measured.
+// statusEvery is how often the kubelet publishes what it offers: Kubernetes' default, where that is measured. It waits no longer for
+// the answer than until it publishes again. If an API server is slower than that at the moment when a resource that was removed is set
+// to zero, which the kubelet does once, the node offers what the resource had for ever.
 func statusEvery() time.Duration {
 	if os.Getenv(benchVariable) == "" {
-		return 250 * time.Millisecond
+		return time.Second
 	}
 	if every, err := time.ParseDuration(os.Getenv(statusVariable)); err == nil {
 		return every
