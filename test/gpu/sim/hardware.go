@@ -54,7 +54,7 @@ var _ gpu.Hardware = (*Hardware)(nil)
 func New(models ...Model) *Hardware {
 	n, err := NewNode("sim", models...)
 	if err != nil {
-		panic(err) //nolint:forbidigo // a mistake in a test, which it ends
+		panic(err) // a mistake in a test, which it ends
 	}
 	return On(n)
 }
@@ -107,7 +107,7 @@ func (n *Node) Clone() *Node {
 		err = json.Unmarshal(raw, c)
 	}
 	if err != nil {
-		panic(err) //nolint:forbidigo // the state is plain data
+		panic(err) // the state is plain data
 	}
 	return c
 }
