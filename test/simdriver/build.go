@@ -138,8 +138,11 @@ func contentKey(ctx context.Context, module string) (string, error) {
 	}
 	digest := sha256.New()
 	digest.Write(version)
-	files := []string{filepath.Join(module, "internal", "gpu", "gpu.go")}
-	for _, folder := range []string{"test/gpu/sim", "test/simdriver"} {
+	files, err := filepath.Glob(filepath.Join(module, "internal", "gpu", "*.go"))
+	if err != nil {
+		return "", fmt.Errorf("listing the vocabulary of the hardware: %w", err)
+	}
+	for _, folder := range []string{"internal/gpu/catalogue", "test/gpu/sim", "test/simdriver"} {
 		found, err := sources(filepath.Join(module, folder))
 		if err != nil {
 			return "", err

@@ -191,7 +191,7 @@ func migParted(t *testing.T) string {
 func builtinConfigs(t *testing.T) map[sim.Model]map[string]map[string]int {
 	t.Helper()
 	g := NewWithT(t)
-	raw, err := os.ReadFile(filepath.Join("..", "..", "internal", "catalogue", "mig-profiles.json"))
+	raw, err := os.ReadFile(filepath.Join("..", "..", "internal", "gpu", "catalogue", "mig-profiles.json"))
 	g.Expect(err).NotTo(HaveOccurred())
 	var table struct {
 		GPUs []struct {
