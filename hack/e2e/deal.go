@@ -98,13 +98,11 @@ func deal(units []unit, machines int) []hand {
 	return slices.DeleteFunc(hands, func(h hand) bool { return len(h.units) == 0 })
 }
 
-// turned returns the units from another one on, the first after the last: runs for which there is not enough time leave others out.
-func turned(units []unit, by int) []unit {
-	if len(units) == 0 {
-		return units
-	}
-	by %= len(units)
-	return append(slices.Clone(units[by:]), units[:by]...)
+// turned returns the units, of which there is one at least, from another one on, with the first after the last: runs without time for all
+// leave others out.
+func turned(units []unit, by uint) []unit {
+	by %= uint(len(units))
+	return slices.Concat(units[by:], units[:by])
 }
 
 // dealWithin deals without the last units, in the order of the program, as long as a machine is expected to end after within. It

@@ -51,7 +51,7 @@ func TestTheLongestContainersAreDealtFirstAndRunInTheOrderOfTheProgram(t *testin
 func TestRunsWithoutTimeForAllLeaveOthersOut(t *testing.T) {
 	took := map[string]float64{"MPS": 100, "MIG": 100, "Guides": 100, "New": 100}
 	left := map[string]int{}
-	for by := range 8 {
+	for by := range uint(8) {
 		_, out := dealWithin(turned(unitsOf(listedSpecs(), took), by), 1, (starts+250)*time.Second)
 		for _, u := range out {
 			left[u.name]++

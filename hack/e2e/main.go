@@ -31,7 +31,8 @@ import (
 
 type options struct {
 	test, last, focus, labels, record string
-	machines, turn                    int
+	machines                          int
+	turn                              uint
 	within                            time.Duration
 	failed, logs                      bool
 }
@@ -44,7 +45,7 @@ func main() {
 	flag.StringVar(&o.labels, "labels", "", "run the specs with these labels, as Ginkgo filters them")
 	flag.StringVar(&o.record, "record", "", "write to this file how many seconds each container took")
 	flag.IntVar(&o.machines, "machines", runtime.NumCPU()+1, "how many machines run side by side, at most")
-	flag.IntVar(&o.turn, "turn", 0, "with which container of the program to begin, counted on from the first again: -within leaves out the last")
+	flag.UintVar(&o.turn, "turn", 0, "with which container of the program to begin, counted on from the first again: -within leaves out the last")
 	flag.DurationVar(&o.within, "within", 0, "leave containers out, the last first, that are expected to end after this time; 0: none")
 	flag.BoolVar(&o.failed, "failed", false, "run what failed in the run before")
 	flag.BoolVar(&o.logs, "logs", false, "keep the logs of every program and pod")
@@ -82,11 +83,11 @@ func run(ctx context.Context, o options) (passed bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	units := turned(unitsOf(specs, took), o.turn)
+	units := unitsOf(specs, took)
 	if len(units) == 0 {
 		return false, fmt.Errorf("no spec matches focus %q and labels %q", o.focus, o.labels)
 	}
-	hands, out := dealWithin(units, o.machines, o.within)
+	hands, out := dealWithin(turned(units, o.turn), o.machines, o.within)
 	for _, u := range out {
 		say(fmt.Sprintf("left out, because it would not end within %s: %q, %d specs\n", o.within, u.name, len(u.specs)))
 	}

@@ -13,8 +13,8 @@ version=$(sed -n 's/^const Version = "\(.*\)"$/\1/p' "$top/test/previous/previou
 cache=${GPUSHARING_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/gpu-sharing-operator}
 folder=$cache/previous-$commit
 release=$folder/v$version
-# Go sees no commit in a worktree.
-package=github.com/gpusharing/gpu-sharing-operator/internal/version 
+# Go sees no commit in a worktree. The package lies where that commit has it.
+package=github.com/gpusharing/gpu-sharing-operator/internal/version
 ldflags="-s -w -X $package.version=v$version -X $package.commit=$commit"
 mkdir -p "$folder"
 

@@ -47,10 +47,8 @@ func settled(ctx context.Context) found {
 		g.Expect(err).NotTo(HaveOccurred())
 		g.Expect(now.ConfigMaps).NotTo(HaveKey(ourConfigMap))
 		g.Expect(now.Labels).To(HaveKeyWithValue("nvidia.com/gpu.count", strconv.Itoa(len(fitted))))
-		if !strings.Contains(strings.Join(now.GPUs, "\n"), "MIG mode true") {
-			// GPU Feature Discovery looks once a minute, and until then tells of instances that are gone.
-			g.Expect(slices.Collect(maps.Keys(now.Labels))).NotTo(ContainElement(MatchRegexp(`^nvidia\.com/mig-\d`)))
-		}
+		// GPU Feature Discovery looks once a minute. Until then it reports instances that are gone; after begin there are none.
+		g.Expect(slices.Collect(maps.Keys(now.Labels))).NotTo(ContainElement(MatchRegexp(`^nvidia\.com/mig-\d`)))
 		g.Consistently(look, "1s").WithContext(ctx).Should(BeComparableTo(now))
 		f = now
 	}).WithContext(ctx).Should(Succeed())

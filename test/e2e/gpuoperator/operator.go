@@ -90,7 +90,7 @@ func (o *Operator) Run(ctx context.Context) {
 	tick := time.NewTicker(poll)
 	defer tick.Stop()
 	for {
-		if err := o.reconcile(ctx); err != nil && ctx.Err() == nil && err.Error() != o.said {
+		if err := o.reconcile(ctx); err != nil && err.Error() != o.said {
 			o.said = err.Error()
 			o.tell(ctx, err)
 		}

@@ -30,15 +30,15 @@ const healEvery = 500 * time.Millisecond
 // often that was.
 func (n *Node) Heal(ctx context.Context) {
 	var open ended
-	var read, kubelet int64
+	began, read := int64(-1), int64(0)
 	for tick := time.NewTicker(healEvery); ; {
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
 		}
-		if now := n.kubelets.Load(); now != kubelet { // what the one before has said is of no consequence
-			open, read, kubelet = ended{}, n.kubeletSays.Load(), now
+		if now := n.kubeletBegan.Load(); now != began { // what the one before has said is of no consequence
+			open, began, read = ended{}, now, now
 		}
 		said := readFrom(kubeletLog(), read)
 		read += int64(len(said))

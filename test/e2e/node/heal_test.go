@@ -26,7 +26,7 @@ func TestAKubeletHasLostAPluginWhoseEndHadNoConsequence(t *testing.T) {
 		"nothing":                                     {"", false},
 		"each end had its consequence":                {gpu(end) + gpu(away) + mig(end) + mig(away), false},
 		"an end without one":                          {gpu(end) + mig(end) + mig(away), true},
-		"another's consequence is not its own":        {mig(away) + mig(away) + gpu(end), true},
+		"another's consequence is not its own":        {gpu(end) + mig(away), true},
 		"one of two ends of the same":                 {gpu(end) + gpu(end) + gpu(away), true},
 		"a consequence before the end proves nothing": {gpu(away) + gpu(end), true},
 	} {

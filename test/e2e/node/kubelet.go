@@ -14,7 +14,7 @@ const kubeletConfig = etc + "/kubelet.yaml"
 
 func (n *Node) startKubelet() error {
 	if log, err := os.Stat(kubeletLog()); err == nil {
-		n.kubeletSays.Store(log.Size())
+		n.kubeletBegan.Store(log.Size())
 	}
 	kubelet, err := n.run("kubelet",
 		"--config="+kubeletConfig, "--kubeconfig="+etc+"/kubelet.conf",
@@ -24,7 +24,6 @@ func (n *Node) startKubelet() error {
 		return err
 	}
 	n.kubelet = kubelet
-	n.kubelets.Add(1)
 	return nil
 }
 

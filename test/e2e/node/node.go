@@ -65,10 +65,8 @@ type Node struct {
 	// power is held while programs are stopped or started.
 	power sync.Mutex
 	lost  atomic.Int64
-	// kubelets counts those that were started.
-	kubelets atomic.Int64
-	// kubeletSays is where in its log the last of them begins.
-	kubeletSays atomic.Int64
+	// kubeletBegan is where in the log the last kubelet began, in bytes.
+	kubeletBegan atomic.Int64
 	// programs in the order in which they were started.
 	programs []*program
 	kubelet  *program
