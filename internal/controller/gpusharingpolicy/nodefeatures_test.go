@@ -17,6 +17,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/pluginconfig"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/action"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/state"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/timing"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
@@ -84,11 +85,16 @@ func testNodeFeatureIgnored(s *scenario) {
 	m := s.machine("t4", sim.T4)
 	m.node.NFD.Ignores = []string{ownNamespace}
 	s.policy("research", byMPS)
+	made := s.clock.Now()
 	for range 40 { // until the deadline
 		_, err := s.pass()
 		s.Expect(err).NotTo(HaveOccurred())
 		s.others()
+		if feature := s.nodeFeature("t4"); feature != nil { // by the API server's clock, from which the deadline counts
+			made = feature.GetCreationTimestamp().Time
+		}
 	}
+	s.clock.Step(max(0, made.Sub(s.clock.Now())) + timing.NodeFeatureTimeout)
 	s.settle()
 	pending := s.getPolicy("research").Status.Pending
 	s.Expect(pending).To(ConsistOf(HaveField("Reason", v1alpha1.ReasonNodeFeatureIgnored)))
