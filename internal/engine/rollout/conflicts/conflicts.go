@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/group"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/timing"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/view"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout/world"
@@ -92,24 +91,6 @@ func OfferedBy(v *view.View) *plan.Problem {
 
 // forgetsOthers is why the annotation goes.
 const forgetsOthers = "forgetting the controller that offered the GPUs"
-
-// Record keeps the annotation true on a node that a policy governs, and removes it from others.
-func Record(m *group.Member, governed bool) {
-	value, why, left := "", forgetsOthers, time.Duration(0)
-	if governed {
-		value, why, left = noteOfOthers(m.View)
-	}
-	m.After = timing.Sooner(m.After, left)
-	if value == m.Node.Annotations[v1alpha1.AnnotationOtherController] {
-		return
-	}
-	patch := m.Patch(why)
-	patch.Annotations[v1alpha1.AnnotationOtherController] = nil
-	if value != "" {
-		patch.Annotations[v1alpha1.AnnotationOtherController] = &value
-	}
-	m.Actions = append(m.Actions, patch)
-}
 
 // noteOfOthers is what the annotation is to hold on a node that a policy governs, empty: there is to be none; why it changes, and when
 // it changes next by itself.
